@@ -1,0 +1,97 @@
+# make demo | test | lint | bench | wheel | clean, each from a clean clone. Everything made here is in .gitignore.
+#   PYTHON=python3.12   use this Python (default: python3.11 where it exists, else any from 3.10 on)
+#   ARGS="..."          passed on to pytest, the demo or the benchmark
+SHELL := /bin/bash -o pipefail
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := help
+
+VENV := .venv
+PY := $(VENV)/bin/python
+# Python 3.11 first: for it the torch of constraints.txt may be had as a CPU build.
+PYTHONS := $(if $(PYTHON),$(PYTHON),python3.11 python3.12 python3.13 python3.10 python3)
+CPP_FILES := $(shell find cpp device_kernels gpu_kernels \
+    \( -name '*.cpp' -o -name '*.hpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh' \) 2>/dev/null)
+BUILD_INPUTS := pyproject.toml constraints.txt CMakeLists.txt $(shell find cpp -type f 2>/dev/null)
+
+# The constraints hold in pip's build environments too (the second name is that of newer pips).
+export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
+export PIP_BUILD_CONSTRAINT := $(CURDIR)/constraints.txt
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.PHONY: help demo test lint format bench wheel clean
+
+help:
+	@echo "make demo    generate text with the bundled model"
+	@echo "make test    checks and tests"
+	@echo "make lint    the checks alone;  make format applies the formatters"
+	@echo "make bench   measure (ARGS=... as for python -m models.qwen3.bench)"
+	@echo "make wheel   build dist/*.whl"
+	@echo "make clean   remove what was made"
+
+demo: $(VENV)/.installed
+	$(PY) -m models.qwen3.demo $(ARGS)
+
+# One thread a test worker: there are as many workers as two cores want.
+test: lint
+	@echo "==> pytest"
+	OMP_NUM_THREADS=1 $(PY) -m pytest $(ARGS)
+
+lint: $(VENV)/.installed-dev
+	@echo "==> ruff"
+	@$(PY) -m ruff check .
+	@$(PY) -m ruff format --check .
+	@echo "==> clang-format"
+	@$(if $(CPP_FILES),$(VENV)/bin/clang-format --dry-run --Werror $(CPP_FILES))
+	@echo "==> mypy"
+	@$(PY) -m mypy
+
+format: $(VENV)/.installed-dev
+	$(PY) -m ruff check --fix .
+	$(PY) -m ruff format .
+	$(if $(CPP_FILES),$(VENV)/bin/clang-format -i $(CPP_FILES))
+
+bench: $(VENV)/.installed
+	$(PY) -m models.qwen3.bench $(ARGS)
+
+wheel: $(VENV)/.installed-dev
+	$(PY) -m build --outdir dist
+
+clean:
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# Installed from the checkout as it is (editable): Python and kernel sources need no second install; C++ is built
+# again when it changes. The longer list of packages serves the demo too.
+$(VENV)/.installed: $(BUILD_INPUTS) | $(VENV)/bin/pip
+	@test $(VENV)/.installed-dev -nt $(firstword $?) || { $(call install,.); }
+	@touch $@
+
+$(VENV)/.installed-dev: $(BUILD_INPUTS) | $(VENV)/bin/pip
+	@$(call install,.[dev])
+	@touch $@ $(VENV)/.installed
+
+define install
+python=$$($(PY) -c 'import sys; print("%d.%d" % sys.version_info[:2])'); options=; \
+command -v "$${CXX:-c++}" >/dev/null || command -v g++ >/dev/null || command -v clang++ >/dev/null || { \
+    echo "No C++ compiler: got none of $${CXX:-c++}, g++, clang++ on PATH." \
+        "Install one (Debian and Ubuntu: apt install g++) or set CXX=." >&2; exit 1; }; \
+headers=$$($(PY) -c 'import sysconfig; print(sysconfig.get_path("include"))'); \
+if ! test -f "$$headers/Python.h"; then \
+    echo "NOTE: $$headers/Python.h is missing, so the native planner is left out; everything else works." \
+        "To have it: install Python's headers (Debian and Ubuntu: apt install python$$python-dev), make clean." >&2; \
+    options="--config-settings=cmake.define.TTNN_MOE_PLANNER=OFF"; \
+fi; \
+echo "==> installing '$(1)' for Python $$python into $(VENV) (the first time: torch and more, some minutes)"; \
+$(PY) -m pip install $$options --editable '$(1)'
+endef
+
+$(VENV)/bin/pip:
+	@for python in $(PYTHONS); do \
+	    if "$$python" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 10))' 2>/dev/null; then \
+	        echo "==> $(VENV) with $$("$$python" --version), $$(command -v "$$python")"; \
+	        exec "$$python" -m venv $(VENV); \
+	    fi; \
+	done; \
+	echo "No Python to use: tried $(PYTHONS); expected Python 3.10 or newer with venv and pip" \
+	    "(Debian and Ubuntu: apt install python3 python3-venv python3-dev); or say which: make PYTHON=/path/to/python" >&2; \
+	exit 1
