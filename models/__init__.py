@@ -1,0 +1,1 @@
+"""Models whose experts run on ttnn_moe."""

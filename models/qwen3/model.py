@@ -1,0 +1,205 @@
+"""Qwen3-MoE for inference: plain torch around one mixture-of-experts operator.
+
+Tokens are rows throughout: [T, H], T counting the tokens of all sequences, packed. Nothing here reads a value back to
+the host, and every shape follows from sizes the host knows.
+Architecture: Qwen3 Technical Report, https://arxiv.org/abs/2505.09388.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import ttnn_moe
+from ttnn_moe.errors import RequestError
+
+from .cache import AttentionCache, Step, Uncached
+from .config import Qwen3MoeConfig
+
+
+class RMSNorm(nn.Module):
+    """x / rms(x) * weight over the last dimension; fp32 inside, one rounding."""
+
+    def __init__(self, size: int, eps: float):
+        super().__init__()
+        self.weight, self.eps = nn.Parameter(torch.ones(size)), eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """RoPE: turn the pairs (x[i], x[i + head_dim / 2]). x [T, heads, head_dim]; cos, sin [T, 1, head_dim / 2]."""
+    a, b = x.chunk(2, dim=-1)
+    return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
+
+
+class Attention(nn.Module):
+    """Grouped-query attention with normalised queries and keys."""
+
+    def __init__(self, config: Qwen3MoeConfig, layer: int):
+        super().__init__()
+        self.layer, self.head_dim = layer, config.head_dim
+        self.heads, self.kv_heads = config.num_attention_heads, config.num_key_value_heads
+        rows = (self.heads + 2 * self.kv_heads) * self.head_dim
+        # rows of q, then k, then v: one GEMM
+        self.qkv = nn.Linear(config.hidden_size, rows, bias=config.attention_bias)
+        self.out = nn.Linear(self.heads * self.head_dim, config.hidden_size, bias=config.attention_bias)
+        self.q_norm = RMSNorm(self.head_dim, config.rms_norm_eps)
+        self.k_norm = RMSNorm(self.head_dim, config.rms_norm_eps)
+
+    def forward(self, x: Tensor, rope: tuple[Tensor, Tensor], cache: AttentionCache, step: Step) -> Tensor:
+        T = x.shape[0]
+        heads = self.qkv(x).view(T, -1, self.head_dim)
+        q, k, v = heads.split((self.heads, self.kv_heads, self.kv_heads), dim=1)
+        q, k = rotate(self.q_norm(q), *rope), rotate(self.k_norm(k), *rope)
+        return self.out(cache.attend(self.layer, q, k, v, step).view(T, -1))
+
+
+class DenseMLP(nn.Module):
+    """SwiGLU without experts."""
+
+    def __init__(self, config: Qwen3MoeConfig):
+        super().__init__()
+        self.gate_up = nn.Linear(config.hidden_size, 2 * config.intermediate_size, bias=False)
+        self.down = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
+
+    def forward(self, x: Tensor, step: Step) -> Tensor:
+        gate, up = self.gate_up(x).chunk(2, dim=-1)
+        return self.down(F.silu(gate) * up)
+
+
+class MoE(nn.Module):
+    """Router and experts. The only place that knows ttnn_moe."""
+
+    def __init__(self, config: Qwen3MoeConfig, backend: str):
+        super().__init__()
+        E, H, I = config.num_experts, config.hidden_size, config.moe_intermediate_size
+        self.K, self.norm_topk_prob, self.backend = config.num_experts_per_tok, config.norm_topk_prob, backend
+        self.router = nn.Linear(H, E, bias=False)
+        self.gate_up = nn.Parameter(torch.empty(E, 2 * I, H), requires_grad=False)
+        self.down = nn.Parameter(torch.empty(E, H, I), requires_grad=False)
+        self._experts: ttnn_moe.Experts | None = None
+
+    @property
+    def experts(self) -> ttnn_moe.Experts:
+        """The weights as the operator takes them: the same memory."""
+        if self._experts is None:
+            self._experts = ttnn_moe.Experts.dense(self.gate_up.data, self.down.data)
+        return self._experts
+
+    def _apply(self, fn: Any, recurse: bool = True) -> MoE:
+        self._experts = None  # .to(), .cuda(), .bfloat16() put other memory behind the parameters
+        return super()._apply(fn, recurse)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_experts": None}  # a copy's experts are made from the copy's parameters
+
+    def route(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """topk_ids [T, K] int64 and topk_weights [T, K] fp32 of x [T, H]."""
+        probabilities = torch.softmax(self.router(x), dim=-1, dtype=torch.float32)
+        weights, ids = torch.topk(probabilities, self.K, dim=-1)
+        if self.norm_topk_prob:
+            weights = weights / weights.sum(dim=-1, keepdim=True)
+        return ids, weights
+
+    def forward(self, x: Tensor, step: Step) -> Tensor:
+        ids, weights = self.route(x)
+        routing = ttnn_moe.Routing.from_topk(ids, weights, self.router.out_features, num_tokens=step.num_tokens)
+        return ttnn_moe.moe(x, routing, self.experts, backend=self.backend)
+
+
+class Layer(nn.Module):
+    def __init__(self, config: Qwen3MoeConfig, layer: int, backend: str):
+        super().__init__()
+        self.attention_norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.attention = Attention(config, layer)
+        self.mlp_norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.mlp: nn.Module = MoE(config, backend) if config.is_sparse(layer) else DenseMLP(config)
+
+    def forward(self, x: Tensor, rope: tuple[Tensor, Tensor], cache: AttentionCache, step: Step) -> Tensor:
+        x = x + self.attention(self.attention_norm(x), rope, cache, step)
+        return x + self.mlp(self.mlp_norm(x), step)
+
+
+class Qwen3Moe(nn.Module):
+    """The whole model. Weights are uninitialised: `load_model` or `weights.randomize` fills them.
+
+    Args:
+        config: sizes and switches.
+        backend: the ttnn_moe backend that runs the experts.
+    """
+
+    def __init__(self, config: Qwen3MoeConfig, backend: str = "auto"):
+        super().__init__()
+        self.config = config
+        self.embed = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.layers = nn.ModuleList(Layer(config, i, backend) for i in range(config.num_hidden_layers))
+        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        tied = config.tie_word_embeddings
+        self.head = None if tied else nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.requires_grad_(False)
+
+    @classmethod
+    def empty(cls, config: Qwen3MoeConfig, backend: str, dtype: torch.dtype, device: torch.device | str) -> Qwen3Moe:
+        """A model whose weights are allocated once, in their final place, and hold anything."""
+        with torch.device("meta"):
+            model = cls(config, backend)
+        return model.to(dtype).to_empty(device=device).eval()
+
+    @property
+    def device(self) -> torch.device:
+        return self.embed.weight.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.embed.weight.dtype
+
+    def rope(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """cos and sin [T, 1, head_dim / 2] in the model's dtype, computed in fp32 from positions [T]."""
+        half = torch.arange(0, self.config.head_dim, 2, device=positions.device, dtype=torch.float32)
+        angles = positions[:, None].float() * (1.0 / self.config.rope_theta ** (half / self.config.head_dim))
+        return angles.cos()[:, None].to(self.dtype), angles.sin()[:, None].to(self.dtype)
+
+    @torch.no_grad()
+    def forward(self, ids: Tensor, cache: AttentionCache | None = None, step: Step | None = None) -> Tensor:
+        """Logits of the next token.
+
+        Args:
+            ids: [B, S] int64, B whole sequences (causal, nothing kept); or with a cache [T], the tokens of `step`.
+            cache: keeps keys and values, and attends to them.
+            step: from the cache: where each of the T tokens stands.
+
+        Returns:
+            [B, S, vocab_size], or with a cache [R, vocab_size] for the tokens step.logits_at (all, if None).
+
+        Raises:
+            RequestError: without a cache: sequences longer than the context, or ids outside the vocabulary.
+        """
+        shape = ids.shape
+        if cache is None or step is None:
+            cache, step = self._whole(ids)
+        x = self.embed(ids.flatten())
+        rope = self.rope(step.positions)
+        for layer in self.layers:
+            x = layer(x, rope, cache, step)
+        if step.logits_at is not None:
+            x = x[step.logits_at]
+        logits = F.linear(self.norm(x), (self.head or self.embed).weight)
+        return logits if len(shape) == 1 else logits.view(*shape, -1)
+
+    def _whole(self, ids: Tensor) -> tuple[Uncached, Step]:
+        if ids.dim() != 2 or ids.dtype not in (torch.int32, torch.int64):
+            raise RequestError("ids have the wrong form", got=f"{tuple(ids.shape)} {ids.dtype}", expected="[B, S] int64")
+        B, S = ids.shape
+        if S > self.config.max_position_embeddings:
+            raise RequestError("sequences exceed the context", got=S, expected=self.config.max_position_embeddings)
+        if ids.numel() and not torch.compiler.is_compiling():
+            low, high = int(ids.min()), int(ids.max())
+            if low < 0 or high >= self.config.vocab_size:
+                raise RequestError("ids out of range", got=f"{low} .. {high}", expected=f"0 .. {self.config.vocab_size - 1}")
+        rows, positions = (torch.arange(n, device=ids.device) for n in (B, S))
+        return Uncached(B, S), Step(rows=rows.repeat_interleave(S), positions=positions.repeat(B))

@@ -1,0 +1,258 @@
+"""Weights: from safetensors into the model's own tensors, a piece at a time; or random."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from ttnn_moe import registry
+from ttnn_moe.errors import CheckpointError
+
+from .config import DTYPES, Qwen3MoeConfig, read_json
+from .model import Attention, DenseMLP, MoE, Qwen3Moe
+
+INDEX = "model.safetensors.index.json"
+SINGLE = "model.safetensors"
+HEAD = "lm_head.weight"
+EMBED = "model.embed_tokens.weight"
+# mapped pages of a file count as ours until it is closed
+_CHUNK_BYTES = 32 << 20
+_FILE_DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
+
+Progress = Callable[[int, int], None]
+"""Called with bytes read so far and bytes in all."""
+
+
+def slots(model: Qwen3Moe, fused: frozenset[str] = frozenset()) -> dict[str, Tensor]:
+    """Every tensor of a checkpoint by its Hugging Face name, as a view of the model's memory.
+
+    Args:
+        fused: prefixes "model.layers.N.mlp.experts." whose experts are stored fused (transformers 5 in memory)
+            rather than one by one.
+    """
+    out = {EMBED: model.embed.weight, "model.norm.weight": model.norm.weight}
+    if model.head is not None:
+        out[HEAD] = model.head.weight
+    for i, layer in enumerate(model.layers):
+        name = f"model.layers.{i}."
+        out[name + "input_layernorm.weight"] = layer.attention_norm.weight
+        out[name + "post_attention_layernorm.weight"] = layer.mlp_norm.weight
+        out.update(_attention_slots(layer.attention, name + "self_attn."))
+        mlp = layer.mlp
+        if isinstance(mlp, MoE):
+            out[name + "mlp.gate.weight"] = mlp.router.weight
+            out.update(_expert_slots(mlp, name + "mlp.experts.", name + "mlp.experts." in fused))
+        elif isinstance(mlp, DenseMLP):
+            gate, up = mlp.gate_up.weight.chunk(2)
+            out[name + "mlp.gate_proj.weight"], out[name + "mlp.up_proj.weight"] = gate, up
+            out[name + "mlp.down_proj.weight"] = mlp.down.weight
+    return out
+
+
+def _attention_slots(attention: Attention, name: str) -> dict[str, Tensor]:
+    sizes = [heads * attention.head_dim for heads in (attention.heads, attention.kv_heads, attention.kv_heads)]
+    out = {name + "q_norm.weight": attention.q_norm.weight, name + "k_norm.weight": attention.k_norm.weight}
+    for kind in ("weight", "bias") if attention.qkv.bias is not None else ("weight",):
+        for letter, part in zip("qkv", getattr(attention.qkv, kind).split(sizes), strict=True):
+            out[f"{name}{letter}_proj.{kind}"] = part
+        out[f"{name}o_proj.{kind}"] = getattr(attention.out, kind)
+    return out
+
+
+def _expert_slots(mlp: MoE, name: str, fused: bool) -> dict[str, Tensor]:
+    if fused:
+        return {name + "gate_up_proj": mlp.gate_up, name + "down_proj": mlp.down}
+    out = {}
+    for e, (gate_up, down) in enumerate(zip(mlp.gate_up.unbind(), mlp.down.unbind(), strict=True)):
+        gate, up = gate_up.chunk(2)
+        out[f"{name}{e}.gate_proj.weight"], out[f"{name}{e}.up_proj.weight"] = gate, up
+        out[f"{name}{e}.down_proj.weight"] = down
+    return out
+
+
+def load_model(
+    directory: str | Path,
+    backend: str = "auto",
+    device: torch.device | str | None = None,
+    dtype: torch.dtype | str | None = None,
+    progress: Progress | None = None,
+) -> Qwen3Moe:
+    """Load a Qwen3-MoE checkpoint in Hugging Face format (one safetensors file, or shards with an index).
+
+    Everything is checked before memory is taken; each tensor is then copied from the file to its final place, so that
+    the peak stays near the size of the weights.
+
+    Args:
+        directory: holds config.json and the weights.
+        backend: the ttnn_moe backend that runs the experts, or "auto".
+        device: default "cuda" if torch sees one and backend is "auto" or "cuda", else "cpu".
+        dtype: bfloat16, float16 or float32 (torch dtype or its name); default: that of the checkpoint.
+        progress: called with bytes read and bytes in all.
+
+    Raises:
+        CheckpointError: not a checkpoint, another architecture, damaged files, or tensors that do not match: every
+            missing, unexpected and mis-shaped one is named.
+        BackendUnavailable: the backend cannot run here.
+    """
+    directory = Path(directory)
+    config = Qwen3MoeConfig.from_directory(directory)
+    found = _headers(directory)
+    with torch.device("meta"):
+        shapes = Qwen3Moe(config)
+    fused = _check(found, shapes, directory)
+    tied_head = config.tie_word_embeddings and HEAD in found
+    chosen = _dtype(dtype) or config.dtype or _FILE_DTYPES[found[EMBED]["dtype"]]
+    registry.resolve(backend)
+    model = Qwen3Moe.empty(config, backend, chosen, device or default_device(backend))
+    if config.tie_word_embeddings:
+        found.pop(HEAD, None)
+    with torch.inference_mode():
+        _copy(directory, found, slots(model, fused), progress)
+    if tied_head:
+        _check_tied_head(directory, model)
+    return model
+
+
+def default_device(backend: str) -> str:
+    """Where a model lives unless told otherwise."""
+    return "cuda" if backend in ("auto", "cuda") and torch.cuda.is_available() else "cpu"
+
+
+def randomize(model: Qwen3Moe, seed: int = 0, std: float = 0.02) -> None:
+    """Fill the weights in place: norms with 1, biases with 0, all else from a normal distribution."""
+    generator = torch.Generator(model.device).manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith("norm.weight"):
+                parameter.fill_(1)
+            elif name.endswith("bias"):
+                parameter.zero_()
+            else:
+                parameter.normal_(0, std, generator=generator)
+
+
+def _dtype(dtype: torch.dtype | str | None) -> torch.dtype | None:
+    named = DTYPES.get(dtype) if isinstance(dtype, str) else dtype
+    if dtype is not None and named not in DTYPES.values():
+        raise CheckpointError("a model cannot be loaded in this dtype", got=dtype, expected=f"one of {list(DTYPES)}")
+    return named
+
+
+@contextmanager
+def _opened(path: Path) -> Any:
+    try:
+        with safe_open(path, framework="pt") as file:
+            yield file
+    except (SafetensorError, OSError) as error:
+        size = f"{path.stat().st_size} bytes" if path.is_file() else "no such file"
+        raise CheckpointError(
+            f"{path} is not a whole safetensors file", got=f"{size}: {error}", remedy="download or copy it again"
+        ) from error
+
+
+def _headers(directory: Path) -> dict[str, dict[str, Any]]:
+    """Per tensor name: its file, shape and dtype, from the headers alone."""
+    index = directory / INDEX
+    if index.is_file():
+        where = read_json(index).get("weight_map")
+        if not isinstance(where, dict) or not all(isinstance(name, str) for name in where.values()):
+            raise CheckpointError(f"{index} has the wrong form", expected="an object weight_map of file names")
+        if outside := sorted({name for name in where.values() if Path(name).name != name}):
+            raise CheckpointError(f"{index} names files outside the checkpoint", got=outside)
+        if absent := sorted({name for name in where.values() if not (directory / name).is_file()}):
+            raise CheckpointError(
+                f"{directory} lacks files that {INDEX} names", got=f"no {', '.join(absent)}", remedy="fetch them"
+            )
+    elif (directory / SINGLE).is_file():
+        where = None
+    else:
+        there = sorted(path.name for path in directory.glob("*.safetensors"))
+        raise CheckpointError(
+            f"{directory} is not a checkpoint: it has no weights",
+            got=f"{', '.join(there[:3])}... without an index" if there else "no *.safetensors",
+            expected=f"{SINGLE}, or {INDEX} and its shards",
+        )
+    out: dict[str, dict[str, Any]] = {}
+    for name in sorted(set(where.values())) if where is not None else [SINGLE]:
+        path = directory / name
+        with _opened(path) as file:
+            for key in file.offset_keys():
+                if where is not None and where.get(key, name) != name:
+                    continue  # the index says that another file holds it
+                view = file.get_slice(key)
+                out[key] = {"file": path, "shape": tuple(view.get_shape()), "dtype": view.get_dtype()}
+    return out
+
+
+def _check(found: dict[str, dict[str, Any]], shapes: Qwen3Moe, directory: Path) -> frozenset[str]:
+    """Compare names, shapes and dtypes with the model; returns the prefixes of fused experts."""
+    pattern = re.compile(r"(model\.layers\.\d+\.mlp\.experts\.)(gate_up_proj|down_proj)$")
+    fused = frozenset(match[1] for match in map(pattern.match, found) if match)
+    wanted = slots(shapes, fused)
+    problems = [f"missing {name} {list(wanted[name].shape)}" for name in wanted if name not in found]
+    for name, header in found.items():
+        expected = shapes.embed.weight if name == HEAD and shapes.head is None else wanted.get(name)
+        if expected is None:
+            problems.append(f"unexpected {name} {list(header['shape'])}")
+        elif tuple(expected.shape) != header["shape"]:
+            problems.append(f"mis-shaped {name}: {list(header['shape'])}, expected {list(expected.shape)}")
+        elif header["dtype"] not in _FILE_DTYPES:
+            problems.append(f"wrong dtype of {name}: {header['dtype']}, expected one of {list(_FILE_DTYPES)}")
+    if problems:
+        raise CheckpointError(
+            f"{directory} does not match its config.json, {len(problems)} tensors differ:\n  "
+            + "\n  ".join(problems)
+            + "\n"
+        )
+    return fused
+
+
+def _copy(
+    directory: Path, found: dict[str, dict[str, Any]], into: dict[str, Tensor], progress: Progress | None
+) -> None:
+    """Copy every tensor to its slot, reopening files as it goes so that few of their pages stay mapped."""
+    total = sum(into[name].numel() * _FILE_DTYPES[header["dtype"]].itemsize for name, header in found.items())
+    done = 0
+    pieces = _pieces(found, into)
+    while pieces:
+        path, opened = pieces[-1][0], 0
+        with _opened(path) as file:
+            while pieces and pieces[-1][0] == path and opened < _CHUNK_BYTES:
+                _, name, start, stop, nbytes = pieces.pop()
+                into[name][start:stop].copy_(file.get_slice(name)[start:stop])
+                opened += nbytes
+        done += opened
+        if progress is not None:
+            progress(done, total)
+
+
+def _pieces(found: dict[str, dict[str, Any]], into: dict[str, Tensor]) -> list[tuple[Path, str, int, int, int]]:
+    """(file, tensor, first row, last row + 1, bytes) in file order, last first; big tensors in several pieces."""
+    out = []
+    for name, header in found.items():
+        rows = into[name].shape[0]
+        row_bytes = into[name][0].numel() * _FILE_DTYPES[header["dtype"]].itemsize
+        height = max(1, _CHUNK_BYTES // row_bytes)
+        for start in range(0, rows, height):
+            stop = min(rows, start + height)
+            out.append((header["file"], name, start, stop, (stop - start) * row_bytes))
+    return out[::-1]
+
+
+def _check_tied_head(directory: Path, model: Qwen3Moe) -> None:
+    found = _headers(directory)
+    for path, name, start, stop, _ in _pieces({HEAD: found[HEAD]}, {HEAD: model.embed.weight}):
+        with _opened(path) as file:
+            part = file.get_slice(name)[start:stop].to(model.device, model.dtype)
+        if not torch.equal(part, model.embed.weight[start:stop]):
+            raise CheckpointError(
+                f"{directory} holds a {HEAD} of its own, though its config ties it to {EMBED}",
+                remedy="set tie_word_embeddings to false in config.json, or remove the tensor",
+            )
