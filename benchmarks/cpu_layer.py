@@ -1,0 +1,138 @@
+"""Qwen3-30B-A3B's MoE layer on the CPU: the reference backend beside transformers' experts implementations.
+
+    python benchmarks/cpu_layer.py --tokens 1,32,512,4096 --dtype bf16,fp32 --json benchmarks/results/cpu_layer.json
+
+Every implementation's output is compared with an fp64 oracle on sampled tokens in the same run before it is timed.
+Implementations take turns within a round, so that a slow spell of the machine hits all of them; medians are reported.
+peak_over_need is the process's high-water mark during the reference call, less what it held before weights and
+activations were made, over the bytes of weights and activations (hidden, activations, expert outputs, output).
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+import statistics
+import time
+from pathlib import Path
+
+import torch
+import transformers
+import typer
+from torch import Tensor
+
+from ttnn_moe import Experts, Routing, moe
+
+E, K, H, I = 128, 8, 2048, 768
+DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
+
+
+def layer(dtype: torch.dtype) -> torch.nn.Module:
+    """transformers' experts module with random weights; ours takes the same tensors."""
+    from transformers import Qwen3MoeConfig
+    from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeExperts
+
+    config = Qwen3MoeConfig(num_experts=E, num_experts_per_tok=K, hidden_size=H, moe_intermediate_size=I)
+    with torch.device("meta"):
+        experts = Qwen3MoeExperts(config)
+    for name, shape in (("gate_up_proj", (E, 2 * I, H)), ("down_proj", (E, H, I))):
+        weight = torch.empty(shape, dtype=dtype)
+        for e in range(E):  # one expert at a time: no second full-size tensor
+            weight[e] = torch.randn(shape[1:]) * 0.02
+        setattr(experts, name, torch.nn.Parameter(weight, requires_grad=False))
+    return experts
+
+
+def worst_error(out: Tensor, x: Tensor, ids: Tensor, weights: Tensor, experts: torch.nn.Module) -> float:
+    """Largest relative error of eight sampled tokens against fp64."""
+    worst = 0.0
+    for t in torch.linspace(0, len(x) - 1, min(8, len(x))).long().tolist():
+        want = torch.zeros(H, dtype=torch.float64)
+        for e, w in zip(ids[t].tolist(), weights[t].tolist(), strict=True):
+            gate, up = (experts.gate_up_proj[e].double() @ x[t].double()).chunk(2)
+            want += w * (experts.down_proj[e].double() @ (torch.nn.functional.silu(gate) * up))
+        error = float((out[t].double() - want).norm() / want.norm())
+        worst = max(worst, error if error == error else float("inf"))
+    return worst
+
+
+def memory(field: str) -> int:
+    """VmRSS or VmHWM of this process, bytes."""
+    status = Path("/proc/self/status").read_text()
+    return next(int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith(field))
+
+
+def main(
+    tokens: str = "1,8,32,128,512,4096", dtype: str = "bf16,fp32", rounds: int = 5, threads: int = 2,
+    json_file: Path = typer.Option(None, "--json"),
+) -> None:  # fmt: skip
+    """Measure, print a table, write JSON."""
+    torch.set_num_threads(threads)
+    rows = []
+    for name in dtype.split(","):
+        torch.manual_seed(0)
+        held = memory("VmRSS")
+        experts = layer(DTYPES[name])
+        ours = Experts.dense(experts.gate_up_proj, experts.down_proj)
+        for T in sorted(map(int, tokens.split(",")), reverse=True):
+            x = torch.randn(T, H).to(DTYPES[name])
+            weights, ids = torch.rand(T, E).softmax(-1).topk(K)
+            weights = weights / weights.sum(-1, keepdim=True)
+            routing = Routing.from_topk(ids, weights, E)
+            calls = {"ttnn_moe reference": lambda x=x, routing=routing: moe(x, routing, ours, backend="reference")}
+            for peer in ("eager", "batched_mm", "grouped_mm"):
+                if peer == "batched_mm" and T > 128:
+                    continue  # it copies the weights once per pair
+                calls[f"transformers {peer}"] = peer_call(experts, peer, x, ids, weights)
+            need = sum(t.numel() * t.element_size() for t in (experts.gate_up_proj, experts.down_proj))
+            need += x.element_size() * (2 * T * H + T * K * (H + I))
+            times: dict[str, list[float]] = {call: [] for call in calls}
+            errors, peak = {}, 0
+            with torch.inference_mode():
+                for call, run in calls.items():
+                    Path("/proc/self/clear_refs").write_text("5")
+                    out = run()
+                    if call.startswith("ttnn_moe"):
+                        peak = memory("VmHWM") - held
+                    errors[call] = worst_error(out, x, ids, weights, experts)
+                    if errors[call] > (1e-2 if name == "bf16" else 1e-5):
+                        raise SystemExit(f"{call} is wrong at T={T} {name}: relative error {errors[call]:.2e}")
+                for _ in range(rounds):
+                    for call, run in calls.items():
+                        start = time.perf_counter()
+                        run()
+                        times[call].append(time.perf_counter() - start)
+            best_peer = min(statistics.median(t) for c, t in times.items() if c.startswith("transformers"))
+            for call, seconds in times.items():
+                median = statistics.median(seconds)
+                row = {
+                    "dtype": name, "T": T, "implementation": call, "median_ms": median * 1e3,
+                    "min_ms": min(seconds) * 1e3, "max_ms": max(seconds) * 1e3, "worst_error": errors[call],
+                    "best_peer_over_this": best_peer / median,
+                }  # fmt: skip
+                if call.startswith("ttnn_moe"):
+                    row["peak_over_need"] = peak / need
+                rows.append(row)
+                print({k: round(v, 5) if isinstance(v, float) else v for k, v in row.items()}, flush=True)
+        del experts, ours, calls
+    cpu = next((x for x in Path("/proc/cpuinfo").read_text().splitlines() if x.startswith("model name")), "")
+    machine = {
+        "cpu": cpu.partition(": ")[2] or platform.processor(), "threads": threads, "torch": torch.__version__,
+        "transformers": transformers.__version__, "E": E, "K": K, "H": H, "I": I, "rounds": rounds,
+    }  # fmt: skip
+    if json_file:
+        json_file.write_text(json.dumps({"machine": machine, "rows": rows}, indent=1) + "\n")
+
+
+def peer_call(experts: torch.nn.Module, peer: str, x: Tensor, ids: Tensor, weights: Tensor):  # type: ignore[no-untyped-def]
+    """A call of transformers' experts module with one of its implementations."""
+
+    def run() -> Tensor:
+        experts.config._experts_implementation = peer
+        return experts(x, ids, weights.to(x.dtype))
+
+    return run
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,13 @@
+"""ttnn-moe: one Mixture-of-Experts operator, one interface, several machines."""
+
+from .api import down_projection, gate_projection, gate_up, moe, prepare, silu_mul, up_projection
+from .contract import Experts, Placement, Problem, Routing
+from .errors import BackendUnavailable, CheckpointError, ContractError, RequestError, TtnnMoeError
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "BackendUnavailable", "CheckpointError", "ContractError", "Experts", "Placement", "Problem", "RequestError",
+    "Routing", "TtnnMoeError", "down_projection", "gate_projection", "gate_up", "moe", "prepare", "silu_mul",
+    "up_projection",
+]  # fmt: skip

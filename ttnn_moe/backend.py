@@ -1,0 +1,98 @@
+"""What a backend is: a probe, a capability gate, declared roundings, the operator and its steps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from .contract import Experts, Placement, Problem, Routing
+
+
+@dataclass(frozen=True)
+class Probe:
+    """Whether a backend can run on this machine; if not, why, and what would make it."""
+
+    available: bool
+    reason: str = ""
+    remedy: str = ""
+    devices: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Numerics:
+    """Where a path rounds, beside its fp32 accumulators and the one rounding to out. None = not rounded there.
+
+    Attributes:
+        gate_up: dtype of the gate and up projections before SiLU.
+        silu: dtype of silu(gate) before the product with up.
+        activation: dtype of silu(gate) * up before the down projection.
+        expert_out: dtype of each expert's output before the routing weight.
+        weighted: dtype of an expert's output times its routing weight.
+    """
+
+    gate_up: torch.dtype | None = None
+    silu: torch.dtype | None = None
+    activation: torch.dtype | None = None
+    expert_out: torch.dtype | None = None
+    weighted: torch.dtype | None = None
+
+
+class Prepared(Protocol):
+    """One layer made ready by `prepare`: it owns workspace and compiled kernels; calls allocate the output only."""
+
+    problem: Problem
+
+    def __call__(
+        self,
+        hidden: Tensor,
+        topk_ids: Tensor,
+        topk_weights: Tensor,
+        *,
+        out: Tensor | None = None,
+        accumulate: bool = False,
+        num_tokens: Tensor | None = None,
+    ) -> Tensor:
+        """hidden [T, H], topk_ids and topk_weights [T, K] with T <= problem.T -> out [T, H]."""
+
+
+@runtime_checkable
+class Backend(Protocol):
+    """One machine's way to run the operator. Arguments are checked before they get here."""
+
+    name: str
+
+    @classmethod
+    def probe(cls) -> Probe:
+        """Look at this machine, cheaply, and never raise."""
+
+    def why_not(self, problem: Problem) -> str | None:
+        """None if this backend can run the problem, else the reason, with the remedy."""
+
+    def numerics(self, problem: Problem) -> Numerics:
+        """Where the fused path rounds."""
+
+    def prepare(self, problem: Problem, experts: Experts, placement: Placement | None) -> Prepared:
+        """Allocate and compile all that calls of up to problem.T tokens need."""
+
+    def moe(self, hidden: Tensor, routing: Routing, experts: Experts, out: Tensor, accumulate: bool) -> None:
+        """Write (or add) the whole operator's result to out [T, H]."""
+
+    def gate_projection(self, hidden: Tensor, routing: Routing, experts: Experts, row_align: int) -> Tensor:
+        """Step 1: [capacity, I] in the dtype of hidden."""
+
+    def up_projection(self, hidden: Tensor, routing: Routing, experts: Experts, row_align: int) -> Tensor:
+        """Step 2: [capacity, I] in the dtype of hidden."""
+
+    def silu_mul(self, gate: Tensor, up: Tensor) -> Tensor:
+        """Step 3: silu(gate) * up, rounded once."""
+
+    def gate_up(self, hidden: Tensor, routing: Routing, experts: Experts, row_align: int) -> Tensor:
+        """Steps 1 to 3 in one: activations [capacity, I]."""
+
+    def down_projection(
+        self, activations: Tensor, routing: Routing, experts: Experts, row_align: int, out: Tensor, accumulate: bool
+    ) -> None:
+        """Step 4: activations [capacity, I] through the down weights, weighted, written or added to out [T, H]."""

@@ -1,0 +1,91 @@
+"""The `ttnn-moe` command. Each subcommand imports what it needs when it runs."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from .errors import TtnnMoeError
+
+app = typer.Typer(
+    name="ttnn-moe",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        from . import __version__
+
+        typer.echo(__version__)
+        raise typer.Exit()
+
+
+@app.callback()
+def _common(
+    verbose: Annotated[
+        bool,
+        typer.Option(
+            "--verbose", "-v", help="Log to stderr what is chosen and why (TTNN_MOE_LOG sets a level)."
+        ),
+    ] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """One mixture-of-experts operator on several machines."""
+    if verbose:
+        from . import logs
+
+        logs.enable("debug")
+
+
+@app.command()
+def doctor(
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
+) -> None:
+    """Show which backends are here, why the others are not, versions and devices."""
+    from . import doctor as doctor_
+
+    found = doctor_.examine()
+    if as_json:
+        typer.echo(json.dumps(found, indent=2))
+    else:
+        doctor_.render(found, Console())
+
+
+@app.command(
+    # the demo's own parser takes every option, --help too: they are defined once
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []},
+    add_help_option=False,
+)
+def generate(context: typer.Context) -> None:
+    """Generate text with a Qwen3-MoE checkpoint (options: ttnn-moe generate --help)."""
+    from models.qwen3 import demo
+
+    raise typer.Exit(demo.main(context.args) or 0)
+
+
+def main() -> None:
+    """Entry point of the `ttnn-moe` script: what a user got wrong is one message and exit code 2."""
+    try:
+        app(prog_name="ttnn-moe")
+    except TtnnMoeError as error:
+        typer.echo(f"ttnn-moe: {error}", err=True)
+        sys.exit(2)
+    except BrokenPipeError:
+        # the reader (head, less) went away; without this, Python complains again when it flushes at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,183 @@
+"""The operator's contract: every shape and dtype rule, checked once per call on the host, without a device sync.
+
+    out[t] = sum over k of  w[t,k] * (silu(x[t] Wg_e) * (x[t] Wu_e)) Wd_e,   e = ids[t,k],  silu(z) = z / (1 + exp(-z))
+
+Names: T tokens, E experts, K experts per token, H hidden size, I expert intermediate size, D devices.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .errors import ContractError
+from .experts import Experts
+from .placement import Placement
+from .routing import PaddedView, Routing, SortedView, StepLayout, step_capacity
+
+__all__ = [
+    "Experts", "PaddedView", "Placement", "Problem", "Routing", "SortedView", "StepLayout",
+    "check", "check_hidden", "check_out", "check_prepared", "check_rows", "step_capacity",
+]  # fmt: skip
+
+HIDDEN_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What a backend must know to choose and to plan: sizes and formats known on the host, no tensor.
+
+    Attributes:
+        T: tokens, or a bound on them. E, K, H, I: sizes of the layer (E counts the experts of all devices).
+        dtype: of hidden. out_dtype: of the output, dtype or fp32.
+        weight_format, layout, gate_up_order, activation, activation_format, bias: as in Experts.
+        device: device type of the tensors ("cpu", "cuda", ...).
+        D: devices that share the experts.
+    """
+
+    T: int
+    E: int
+    K: int
+    H: int
+    I: int
+    dtype: torch.dtype = torch.bfloat16
+    out_dtype: torch.dtype | None = None
+    weight_format: str = "dense"
+    layout: str = "hf"
+    gate_up_order: str = "halves"
+    activation: str = "silu"
+    activation_format: str | None = None
+    bias: bool = False
+    device: str = "cpu"
+    D: int = 1
+
+    def __post_init__(self) -> None:
+        if self.T < 0 or min(self.E, self.K, self.H, self.I, self.D) < 1:
+            raise ContractError("sizes are out of range", got=self, expected="T >= 0 and E, K, H, I, D >= 1")
+        if self.dtype not in HIDDEN_DTYPES:
+            raise ContractError("hidden has an unsupported dtype", got=self.dtype, expected=list(HIDDEN_DTYPES))
+        if self.out_dtype is None:
+            object.__setattr__(self, "out_dtype", self.dtype)
+        if self.out_dtype not in (self.dtype, torch.float32):
+            raise ContractError(
+                "out has the wrong dtype", got=self.out_dtype, expected=f"{self.dtype} (that of hidden) or float32"
+            )
+        if self.E % self.D:
+            raise ContractError(
+                "E experts cannot be shared evenly by D devices",
+                got=f"E={self.E}, D={self.D}",
+                expected="E divisible by D",
+            )
+
+    @classmethod
+    def of(
+        cls, T: int, K: int, experts: Experts, dtype: torch.dtype, out_dtype: torch.dtype | None = None, D: int = 1
+    ) -> Problem:
+        """The problem of T tokens, K experts each, on these experts (all E of them)."""
+        return cls(
+            T, experts.E, K, experts.H, experts.I, dtype, out_dtype, experts.format, experts.layout,
+            experts.gate_up_order, experts.activation, experts.activation_format, experts.bias,
+            experts.device.type, D,
+        )  # fmt: skip
+
+
+def check(hidden: Tensor, routing: Routing, experts: Experts, out: Tensor | None = None) -> Problem:
+    """Check one call and describe it. Never reads a tensor's values.
+
+    Raises:
+        ContractError: naming what is wrong, what was expected, and the remedy.
+    """
+    check_hidden(hidden, routing, experts)
+    if out is not None:
+        check_out(out, hidden, experts.H)
+    return Problem.of(routing.T, routing.K, experts, hidden.dtype, None if out is None else out.dtype)
+
+
+def check_hidden(hidden: Tensor, routing: Routing, experts: Experts) -> None:
+    """hidden [T, H] must fit the routing and the experts, in sizes, dtype and device."""
+    if hidden.dim() != 2 or hidden.shape[1] != experts.H or hidden.shape[0] != routing.T:
+        raise ContractError(
+            "hidden has the wrong shape",
+            got=tuple(hidden.shape),
+            expected=f"[T, H] = ({routing.T}, {experts.H})",
+            remedy="flatten batch and sequence to T: hidden.reshape(-1, H)" if hidden.dim() == 3 else None,
+        )
+    if hidden.dtype not in HIDDEN_DTYPES:
+        raise ContractError("hidden has an unsupported dtype", got=hidden.dtype, expected=list(HIDDEN_DTYPES))
+    if experts.dtype is not None and hidden.dtype != experts.dtype:
+        raise ContractError(
+            "hidden and the expert weights have different dtypes",
+            got=f"{hidden.dtype} and {experts.dtype}",
+            expected="one dtype",
+            remedy=f"hidden.to({experts.dtype})",
+        )
+    if routing.E != experts.E:
+        raise ContractError(
+            "routing and experts disagree on E",
+            got=f"{routing.E} and {experts.E}",
+            expected="the same number of experts",
+            remedy="Routing.for_device and Experts.for_device go together",
+        )
+    if not hidden.device == routing.topk_ids.device == experts.device:
+        raise ContractError(
+            "tensors are on different devices",
+            got=f"hidden {hidden.device}, topk_ids {routing.topk_ids.device}, experts {experts.device}",
+            expected="one device",
+        )
+
+
+def check_out(out: Tensor, hidden: Tensor, H: int) -> None:
+    """out [T, H] must be writable in place: dtype of hidden or fp32, contiguous, no memory shared with hidden."""
+    if tuple(out.shape) != (hidden.shape[0], H) or out.device != hidden.device:
+        raise ContractError(
+            "out has the wrong shape or device",
+            got=f"{tuple(out.shape)} on {out.device}",
+            expected=f"{(hidden.shape[0], H)} on {hidden.device}",
+        )
+    if out.dtype not in (hidden.dtype, torch.float32):
+        raise ContractError("out has the wrong dtype", got=out.dtype, expected=f"{hidden.dtype} or torch.float32")
+    if not out.is_contiguous():
+        raise ContractError("out is not contiguous", got=f"strides {out.stride()}", expected="row-major [T, H]")
+    if not torch.compiler.is_compiling() and _overlap(out, hidden):
+        raise ContractError(
+            "out shares memory with hidden", expected="separate memory", remedy="pass another out, or none"
+        )
+
+
+def check_prepared(problem: Problem, hidden: Tensor, routing: Routing, out: Tensor | None, accumulate: bool) -> None:
+    """What a prepared layer checks on every call."""
+    if hidden.dim() != 2 or hidden.shape != (routing.T, problem.H) or hidden.dtype != problem.dtype:
+        raise ContractError(
+            "hidden does not fit the prepared problem",
+            got=f"{tuple(hidden.shape)} {hidden.dtype}",
+            expected=f"{(routing.T, problem.H)} {problem.dtype}",
+        )
+    if routing.T > problem.T or routing.K != problem.K:
+        raise ContractError(
+            "the call is larger than the prepared problem",
+            got=f"T={routing.T}, K={routing.K}",
+            expected=f"T <= {problem.T}, K = {problem.K}",
+            remedy="prepare for the largest T that will be used",
+        )
+    if accumulate and out is None:
+        raise ContractError("accumulate=True needs something to add to", got="out=None", expected="out [T, H]")
+
+
+def check_rows(name: str, rows: Tensor, capacity: int, width: int, dtype: torch.dtype) -> None:
+    """A step tensor must be [capacity, width]."""
+    if tuple(rows.shape) != (capacity, width) or rows.dtype != dtype:
+        raise ContractError(
+            f"{name} has the wrong form",
+            got=f"{tuple(rows.shape)} {rows.dtype}",
+            expected=f"[capacity, width] = {(capacity, width)} {dtype}",
+        )
+
+
+def _overlap(a: Tensor, b: Tensor) -> bool:
+    if a.numel() == 0 or b.numel() == 0 or a.device.type == "meta":
+        return False
+    a0, b0 = a.data_ptr(), b.data_ptr()
+    b_bytes = sum((size - 1) * stride for size, stride in zip(b.shape, b.stride(), strict=True)) + 1
+    return a0 < b0 + b_bytes * b.element_size() and b0 < a0 + a.numel() * a.element_size()

@@ -1,0 +1,193 @@
+"""What this machine has and lacks: backends, versions, CPU features, the native planner, TTNN_MOE_* settings."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import importlib.util
+import os
+import platform
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from . import __version__, registry
+
+# module that is imported -> the distribution that brings it
+PACKAGES = {
+    "torch": "torch",
+    "transformers": "transformers",
+    "tokenizers": "tokenizers",
+    "safetensors": "safetensors",
+    "triton": "triton",
+    "cuda.core": "cuda-core",
+    "cuda.bindings": "cuda-bindings",
+    "ttnn": "ttnn",
+    "torch_npu": "torch-npu",
+}
+# what torch's CPU kernels choose by: x86 names, then Arm's
+CPU_FLAGS = (
+    "avx2", "fma", "avx512f", "avx512_bf16", "avx512_vnni", "avx512_fp16", "amx_tile", "amx_bf16", "amx_int8",
+    "asimd", "asimddp", "bf16", "i8mm", "sve", "sve2",
+)  # fmt: skip
+PLANNER_REMEDY = "install the project (`make demo`, or `pip install -e .`): that builds ttnn_moe._planner"
+
+
+def examine() -> dict[str, Any]:
+    """Everything `doctor` shows, as plain values that JSON can hold.
+
+    Never raises for what a machine lacks: a part that is absent or broken is described as such.
+    """
+    return {
+        "ttnn_moe": __version__,
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
+        "cpu": _cpu(),
+        "packages": {module: _version(module, package) for module, package in PACKAGES.items()},
+        "torch_cuda": torch.version.cuda,
+        "backends": {name: _backend(name) for name in registry.backends()},
+        "planner": _planner(),
+        "environment": {k: v for k, v in sorted(os.environ.items()) if k.startswith("TTNN_MOE_")},
+    }
+
+
+def _backend(name: str) -> dict[str, Any]:
+    probe = registry.probe(name)
+    return {
+        "available": probe.available,
+        "devices": list(probe.devices),
+        "reason": probe.reason,
+        "remedy": probe.remedy,
+    }
+
+
+def _version(module: str, package: str) -> str | None:
+    """Version of an installed package, None if absent. Not imported: some start a device when they are."""
+    try:
+        if importlib.util.find_spec(module) is None:
+            return None
+        return importlib.metadata.version(package)
+    except ModuleNotFoundError:  # a parent package is absent, or the module has no distribution
+        return None
+
+
+def _cpu() -> dict[str, Any]:
+    info = _cpuinfo()
+    flags = set((info.get("flags") or info.get("Features") or "").split())
+    return {
+        "model": info.get("model name") or platform.processor() or platform.machine(),
+        "logical_cores": os.cpu_count(),
+        "usable_cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "torch_threads": torch.get_num_threads(),
+        "torch_capability": torch.backends.cpu.get_cpu_capability(),
+        "features": [flag for flag in CPU_FLAGS if flag in flags],
+    }
+
+
+def _cpuinfo() -> dict[str, str]:
+    """The first processor's lines of /proc/cpuinfo; empty where there is none."""
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return {}
+    lines = (line.partition(":") for line in text.split("\n\n", 1)[0].splitlines())
+    return {key.strip(): value.strip() for key, _, value in lines}
+
+
+def _planner() -> dict[str, Any]:
+    try:
+        planner = importlib.import_module("ttnn_moe._planner")
+    except ImportError as error:
+        absent = isinstance(error, ModuleNotFoundError)
+        return {
+            "built": False,
+            "reason": "not built" if absent else f"built, but it does not load: {error}",
+            "remedy": PLANNER_REMEDY,
+            "chips": [],
+        }
+    return {"built": True, "reason": "", "remedy": "", "chips": [_chip(chip) for chip in planner.chips()]}
+
+
+def _chip(chip: Any) -> dict[str, Any]:
+    return {
+        "name": chip.name,
+        "arch": chip.arch,
+        "chips_per_board": chip.chips_per_board,
+        "tensix_grid": list(chip.tensix_grid),
+        "compute_grid": list(chip.compute_grid),
+        "l1_bytes": chip.l1_bytes,
+        "dram_bytes": chip.dram_bytes,
+        "dram_bytes_per_s": chip.dram_bytes_per_s,
+        "clock_hz": chip.clock_hz,
+    }
+
+
+def render(found: dict[str, Any], console: Console) -> None:
+    """Print what `examine` returned, for people."""
+    console.print(f"[bold]ttnn-moe {found['ttnn_moe']}[/] on Python {found['python']}, {found['system']}")
+    cpu = found["cpu"]
+    console.print(
+        f"CPU: {escape(cpu['model'])}, {cpu['usable_cores']} of {cpu['logical_cores']} cores usable, "
+        f"{cpu['torch_threads']} torch threads, torch kernels for {cpu['torch_capability']}"
+    )
+    console.print(f"     {' '.join(cpu['features']) or 'no features of interest found'}", highlight=False)
+
+    rows = []
+    for name, backend in found["backends"].items():
+        if backend["available"]:
+            rows.append((name, "[green]yes[/]", escape(", ".join(backend["devices"])), ""))
+        else:
+            rows.append((name, "[red]no[/]", escape(backend["reason"]), escape(backend["remedy"])))
+    _table(console, "Backends", ("backend", "here", "devices, or why not", "to have it"), rows)
+
+    packages = dict(found["packages"])
+    if packages.get("torch") and found["torch_cuda"]:
+        packages["torch"] += f" (CUDA {found['torch_cuda']})"
+    _table(
+        console,
+        "Packages",
+        ("package", "version"),
+        [(k, v or "[dim]not installed[/]") for k, v in packages.items()],
+    )
+
+    planner = found["planner"]
+    if planner["built"]:
+        chips = [
+            (
+                chip["name"], chip["arch"], _grid(chip["tensix_grid"]), _grid(chip["compute_grid"]),
+                f"{chip['l1_bytes'] / 2**10:.0f} KiB", f"{chip['dram_bytes'] / 2**30:.1f} GiB",
+                f"{chip['dram_bytes_per_s'] / 1e9:.0f} GB/s", f"{chip['clock_hz'] / 1e9:.2f} GHz",
+            )
+            for chip in planner["chips"]
+        ]  # fmt: skip
+        columns = ("chip", "architecture", "Tensix", "to programs", "L1 a core", "DRAM", "bandwidth", "clock")
+        _table(console, "Chips that Tenstorrent programs can be planned for", columns, chips)
+    else:
+        console.print(f"\n[bold]Native planner[/]: {escape(planner['reason'])}")
+        console.print(f"  to have it: {escape(planner['remedy'])}")
+
+    if found["environment"]:
+        _table(
+            console,
+            "Settings",
+            ("variable", "value"),
+            [(k, escape(v)) for k, v in found["environment"].items()],
+        )
+
+
+def _grid(grid: list[int]) -> str:
+    return f"{grid[0]}x{grid[1]}"
+
+
+def _table(console: Console, title: str, columns: Iterable[str], rows: Iterable[tuple[str, ...]]) -> None:
+    table = Table(
+        *columns, title=f"\n[bold]{title}[/]", title_justify="left", title_style="", box=None, pad_edge=False
+    )
+    for row in rows:
+        table.add_row(*row)
+    console.print(table)

@@ -1,0 +1,127 @@
+"""Experts: one layer's expert weights, in any format, opaque to the front-end."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from .errors import ContractError
+from .formats import get_format
+from .placement import Placement
+
+ACTIVATIONS = ("silu",)
+GATE_UP_ORDERS = ("halves", "interleaved")
+
+
+@dataclass(frozen=True, eq=False)
+class Experts:
+    """Weights of E experts that each compute (silu(x Wg) * (x Wu)) Wd.
+
+    Attributes:
+        format: a name in ttnn_moe.formats.FORMATS.
+        E, H, I: logical sizes.
+        tensors: the format's named tensors (64-bit words are held as int64).
+        layout: how the format's tensors are laid out; "hf" is what checkpoints hold.
+        gate_up_order: "halves" (gate rows, then up rows) or "interleaved".
+        activation: "silu".
+        bias: whether the tensors include biases.
+        activation_format: the format activations are multiplied in; None = the dtype of hidden.
+
+    Raises:
+        ContractError: unknown format or option, or tensors that break the format.
+    """
+
+    format: str
+    E: int
+    H: int
+    I: int
+    tensors: Mapping[str, Tensor]
+    layout: str = "hf"
+    gate_up_order: str = "halves"
+    activation: str = "silu"
+    bias: bool = False
+    activation_format: str | None = None
+
+    def __post_init__(self) -> None:
+        if min(self.E, self.H, self.I) < 1:
+            raise ContractError(
+                "sizes must be positive", got=f"E={self.E}, H={self.H}, I={self.I}", expected="E, H, I >= 1"
+            )
+        for name, value, known in (
+            ("activation", self.activation, ACTIVATIONS),
+            ("gate_up_order", self.gate_up_order, GATE_UP_ORDERS),
+        ):
+            if value not in known:
+                raise ContractError(f"unknown {name}", got=repr(value), expected=f"one of {list(known)}")
+        get_format(self.format).check(self)
+
+    @classmethod
+    def dense(cls, gate_up: Tensor, down: Tensor, *, gate_up_order: str = "halves") -> Experts:
+        """From gate_up [E, 2I, H] (gate rows first) and down [E, H, I], zero-copy; bf16, fp16 or fp32.
+
+        gate_up_order="interleaved": rows alternate gate, up instead.
+
+        Raises:
+            ContractError: shapes, dtypes, devices or strides that do not fit.
+        """
+        if gate_up.dim() != 3 or down.dim() != 3:
+            raise ContractError(
+                "expert weights must have three dimensions",
+                got=f"gate_up {tuple(gate_up.shape)}, down {tuple(down.shape)}",
+                expected="gate_up [E, 2I, H], down [E, H, I]",
+            )
+        E, H, I = down.shape
+        return cls("dense", E, H, I, {"gate_up": gate_up, "down": down}, gate_up_order=gate_up_order)
+
+    @classmethod
+    def from_projections(cls, gate: Tensor, up: Tensor, down: Tensor) -> Experts:
+        """From seed 004's weights, gate and up [E, H, I] and down [E, I, H]: one copy into the dense layout."""
+        if gate.dim() != 3 or gate.shape != up.shape or tuple(down.transpose(1, 2).shape) != tuple(gate.shape):
+            raise ContractError(
+                "projection weights do not fit together",
+                got=f"gate {tuple(gate.shape)}, up {tuple(up.shape)}, down {tuple(down.shape)}",
+                expected="gate and up [E, H, I], down [E, I, H]",
+            )
+        gate_up = torch.cat([gate.transpose(1, 2), up.transpose(1, 2)], dim=1)
+        return cls.dense(gate_up, down.transpose(1, 2).contiguous())
+
+    @property
+    def dtype(self) -> torch.dtype | None:
+        """The dtype hidden must have (dense: that of the weights); None where the format takes any."""
+        return self.tensors["down"].dtype if self.format == "dense" else None
+
+    @property
+    def device(self) -> torch.device:
+        return next(iter(self.tensors.values())).device
+
+    def dequantize(self, e: int) -> tuple[Tensor, Tensor]:
+        """Logical weights of expert e: gate_up [2I, H] (gate rows first) and down [H, I]."""
+        return get_format(self.format).dequantize(self, e)
+
+    def for_device(self, placement: Placement, d: int | None = None) -> Experts:
+        """The E/D experts of device d (default: placement.rank), in device_expert_mapping order.
+
+        Contiguous runs of experts are views; any other partition is one copy, made here, at load.
+        """
+        if placement.E != self.E:
+            raise ContractError("placement is for another number of experts", got=placement.E, expected=self.E)
+        index = placement.device_expert_mapping[placement._device(d)].long()
+        return replace(self, E=len(index), tensors=get_format(self.format).select(self, index))
+
+    @property
+    def spec(self) -> str:
+        """Everything but the tensors' contents, as a string that `from_spec` reads (for torch.library ops)."""
+        fields = (self.format, self.E, self.H, self.I, self.layout, self.gate_up_order, self.activation)
+        return "|".join(map(str, (*fields, int(self.bias), self.activation_format or "", ",".join(self.tensors))))
+
+    @classmethod
+    def from_spec(cls, spec: str, tensors: list[Tensor]) -> Experts:
+        """Inverse of `spec`; tensors in the order of the names in spec."""
+        fmt, E, H, I, layout, order, activation, bias, activation_format, names = spec.split("|")
+        named = dict(zip(names.split(","), tensors, strict=True))
+        return cls(
+            fmt, int(E), int(H), int(I), named, layout, order, activation, bias == "1", activation_format or None
+        )

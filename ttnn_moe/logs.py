@@ -1,0 +1,70 @@
+"""Logging through loguru: silent as a library, on stderr when asked.
+
+Ask with TTNN_MOE_LOG=debug (or info, warning, ...) before the first import, with `logs.enable("debug")`, or with
+`ttnn-moe --verbose`. An application that has its own loguru sinks may call `logger.enable("ttnn_moe")` instead.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING
+
+from loguru import logger
+
+from .errors import ContractError
+
+if TYPE_CHECKING:
+    from loguru import Record
+
+ENV = "TTNN_MOE_LOG"
+LEVELS = ("trace", "debug", "info", "success", "warning", "error", "critical")
+_OURS = ("ttnn_moe", "models.qwen3")
+
+_sink: int | None = None
+
+
+def setup() -> None:
+    """Silence this package's records unless TTNN_MOE_LOG asks for them. Called once, when ttnn_moe is imported."""
+    for name in _OURS:
+        logger.disable(name)
+    level = os.environ.get(ENV, "")
+    if level:
+        enable(level)
+
+
+def enable(level: str = "debug") -> None:
+    """Print this package's records from `level` on to stderr; a second call replaces the level.
+
+    Raises:
+        ContractError: no such level.
+    """
+    global _sink
+    if level.lower() not in LEVELS:
+        raise ContractError(
+            f"no such log level ({ENV})", got=repr(level), expected=f"one of {', '.join(LEVELS)}"
+        )
+    if _sink is not None:
+        logger.remove(_sink)
+    else:
+        _narrow_default_sink()
+    _sink = logger.add(sys.stderr, level=level.upper(), filter=_is_ours, format=_FORMAT)
+    for name in _OURS:
+        logger.enable(name)
+
+
+_FORMAT = "<dim>{time:HH:mm:ss.SSS}</dim> <level>{level: <7}</level> {name}: {message}"
+
+
+def _is_ours(record: Record) -> bool:
+    name = record["name"] or ""
+    return any(name == ours or name.startswith(ours + ".") for ours in _OURS)
+
+
+def _narrow_default_sink() -> None:
+    """Loguru's own sink, number 0, would print each of our records a second time; others' it must still print."""
+    try:
+        logger.remove(0)
+    except ValueError:
+        return  # the application took it away: its sinks are its own affair
+    logger.add(sys.stderr, filter=lambda record: not _is_ours(record))

@@ -1,0 +1,106 @@
+"""Where experts live: the device_expert_mapping of seed 004 and what follows from it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from .errors import ContractError
+
+
+@dataclass(frozen=True, eq=False)
+class Placement:
+    """A partition of E experts over D devices, E/D each, in any order.
+
+    Attributes:
+        device_expert_mapping: [D, E/D] int32 on the CPU; row d holds the global expert index of each local
+            expert of device d.
+        rank: the device this process is, or None where one process drives the whole mesh.
+
+    Raises:
+        ContractError: not a partition of 0 .. E-1, or rank outside 0 .. D-1.
+    """
+
+    device_expert_mapping: Tensor
+    rank: int | None = None
+
+    def __post_init__(self) -> None:
+        mapping = self.device_expert_mapping
+        if mapping.dim() != 2 or mapping.numel() == 0 or mapping.dtype != torch.int32 or mapping.device.type != "cpu":
+            raise ContractError(
+                "device_expert_mapping has the wrong form",
+                got=f"shape {tuple(mapping.shape)}, {mapping.dtype}, on {mapping.device}",
+                expected="[D, E/D] int32 on the CPU",
+            )
+        if not torch.equal(mapping.flatten().sort().values, torch.arange(self.E, dtype=torch.int32)):
+            raise ContractError(
+                "device_expert_mapping is not a partition of the experts",
+                got=mapping.tolist(),
+                expected=f"each of 0 .. {self.E - 1} exactly once",
+            )
+        if self.rank is not None and not 0 <= self.rank < self.D:
+            raise ContractError("rank is not a device of this placement", got=self.rank, expected=f"0 .. {self.D - 1}")
+
+    @classmethod
+    def uniform(cls, E: int, D: int = 1, rank: int | None = None) -> Placement:
+        """Device d holds experts d*E/D .. (d+1)*E/D - 1. E must be divisible by D."""
+        if E < 1 or D < 1 or E % D:
+            raise ContractError(
+                "E experts cannot be shared evenly by D devices",
+                got=f"E={E}, D={D}",
+                expected="E >= 1 divisible by D >= 1",
+                remedy="choose a D that divides E",
+            )
+        return cls(torch.arange(E, dtype=torch.int32).reshape(D, E // D), rank)
+
+    @classmethod
+    def from_mapping(cls, mapping: Sequence[Sequence[int]] | Tensor, rank: int | None = None) -> Placement:
+        """From D rows of E/D global expert indices each; rows must be equally long."""
+        if isinstance(mapping, Tensor):
+            return cls(mapping.to("cpu", torch.int32), rank)
+        if len({len(row) for row in mapping}) != 1:
+            raise ContractError(
+                "devices hold different numbers of experts",
+                got=[len(row) for row in mapping],
+                expected="E/D experts on each of D devices",
+            )
+        return cls(torch.tensor(mapping, dtype=torch.int32), rank)
+
+    @property
+    def D(self) -> int:
+        return self.device_expert_mapping.shape[0]
+
+    @property
+    def E(self) -> int:
+        return self.device_expert_mapping.numel()
+
+    @property
+    def E_local(self) -> int:
+        return self.device_expert_mapping.shape[1]
+
+    @cached_property
+    def device_of(self) -> Tensor:
+        """[E] int32: the device that holds each global expert."""
+        out = torch.empty(self.E, dtype=torch.int32)
+        devices = torch.arange(self.D, dtype=torch.int32)[:, None].expand(self.D, self.E_local)
+        out[self.device_expert_mapping.long()] = devices
+        return out
+
+    def local_of(self, d: int | None = None) -> Tensor:
+        """[E] int32: index of each global expert among device d's (default: rank's); -1 = not there."""
+        d = self._device(d)
+        out = torch.full((self.E,), -1, dtype=torch.int32)
+        out[self.device_expert_mapping[d].long()] = torch.arange(self.E_local, dtype=torch.int32)
+        return out
+
+    def _device(self, d: int | None) -> int:
+        d = self.rank if d is None else d
+        if d is None and self.D == 1:
+            d = 0
+        if d is None or not 0 <= d < self.D:
+            raise ContractError("no such device in this placement", got=d, expected=f"0 .. {self.D - 1}")
+        return d

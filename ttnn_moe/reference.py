@@ -1,0 +1,221 @@
+"""The CPU backend: plain torch, one matrix product per expert, fast enough to be the default on a CPU.
+
+bf16 and fp16 products accumulate in fp32 and round once per product; fp32 is fp32 throughout. SiLU, the product with
+up, the routing weights and the sum over k are fp32 everywhere. Weights are read in place, once per expert and block
+of rows; weights of an expert without a token are not read.
+"""
+
+from __future__ import annotations
+
+import platform
+
+import torch
+from torch import Tensor
+
+from .backend import Numerics, Probe
+from .contract import Experts, Placement, Problem, Routing, check_prepared
+
+# rows of one expert worked on at a time: past 256 the products gain nothing, and their buffers leave the cache
+BLOCK_ROWS = 512
+# tokens combined at a time: keeps the fp32 sums in the cache
+BLOCK_TOKENS = 64
+
+
+class Workspace:
+    """Buffers of one call of up to `pairs` token-expert pairs; reused by later calls."""
+
+    def __init__(self, pairs: int, T: int, H: int, I: int, dtype: torch.dtype):
+        rows = min(pairs, BLOCK_ROWS)
+        self.hidden = torch.empty(rows, H, dtype=dtype)
+        self.gate_up = torch.empty(rows, 2 * I, dtype=dtype)
+        self.product = torch.empty(rows, I, dtype=torch.float32)
+        self.activations = torch.empty(rows, I, dtype=dtype)
+        # the spare last row is zero: pairs that name no expert point at it
+        self.expert_out = torch.empty(pairs + 1, H, dtype=dtype)
+        tokens = min(T, BLOCK_TOKENS)
+        self.total = torch.empty(tokens, H, dtype=torch.float32)
+        self.picked = torch.empty(tokens, H, dtype=dtype)
+
+
+class ReferenceBackend:
+    """See the module's docstring."""
+
+    name = "reference"
+
+    @classmethod
+    def probe(cls) -> Probe:
+        return Probe(True, devices=(f"cpu ({platform.machine()}, {torch.get_num_threads()} threads)",))
+
+    def why_not(self, problem: Problem) -> str | None:
+        if problem.device != "cpu":
+            return f"it runs on the CPU, and the tensors are on {problem.device!r}; to fix it: move them with .cpu()"
+        if problem.weight_format != "dense":
+            return f"it runs dense weights, not {problem.weight_format!r}"
+        if problem.activation_format is not None:
+            return f"it multiplies activations in the dtype of hidden, not in {problem.activation_format!r}"
+        return None
+
+    def numerics(self, problem: Problem) -> Numerics:
+        if problem.dtype == torch.float32:
+            return Numerics()
+        return Numerics(gate_up=problem.dtype, activation=problem.dtype, expert_out=problem.dtype)
+
+    def prepare(self, problem: Problem, experts: Experts, placement: Placement | None) -> PreparedReference:
+        return PreparedReference(self, problem, experts, placement)
+
+    def moe(self, hidden: Tensor, routing: Routing, experts: Experts, out: Tensor, accumulate: bool) -> None:
+        T, K = routing.T, routing.K
+        space = Workspace(T * K, T, experts.H, experts.I, hidden.dtype)
+        self.run(hidden, routing, experts, out, accumulate, space)
+
+    def run(
+        self, hidden: Tensor, routing: Routing, experts: Experts, out: Tensor, accumulate: bool, space: Workspace
+    ) -> None:
+        """The whole operator in a given workspace."""
+        view = routing.sorted
+        starts = view.expert_offsets.tolist()
+        tokens = view.pairs // routing.K
+        pairs = routing.T * routing.K
+        gate_up, down = experts.tensors["gate_up"], experts.tensors["down"]
+        for e, start, end in _blocks(starts):
+            n = end - start
+            x = torch.index_select(hidden, 0, tokens[start:end], out=space.hidden[:n])
+            both = torch.mm(x, gate_up[e].t(), out=space.gate_up[:n])
+            gate, up = _split(both, experts)
+            act = _silu_mul(gate, up, space.product[:n], space.activations[:n])
+            torch.mm(act, down[e].t(), out=space.expert_out[start:end])
+        _combine(space.expert_out[: pairs + 1], view.inverse, routing, routing.topk_weights, out, accumulate, space)
+
+    def gate_projection(self, hidden: Tensor, routing: Routing, experts: Experts, row_align: int) -> Tensor:
+        return self._project(hidden, routing, experts, row_align, 0)
+
+    def up_projection(self, hidden: Tensor, routing: Routing, experts: Experts, row_align: int) -> Tensor:
+        return self._project(hidden, routing, experts, row_align, 1)
+
+    def _project(self, hidden: Tensor, routing: Routing, experts: Experts, row_align: int, which: int) -> Tensor:
+        layout = routing.step_layout(row_align)
+        out = hidden.new_zeros(layout.capacity, experts.I)
+        for e, rows, tokens in _real_rows(layout.row_start.tolist(), layout.row_tokens):
+            weight = _split(experts.tensors["gate_up"][e].t(), experts)[which]
+            out[rows] = hidden[tokens] @ weight
+        return out
+
+    def silu_mul(self, gate: Tensor, up: Tensor) -> Tensor:
+        return _silu_mul(gate, up, torch.empty(gate.shape, dtype=torch.float32), torch.empty_like(gate))
+
+    def gate_up(self, hidden: Tensor, routing: Routing, experts: Experts, row_align: int) -> Tensor:
+        layout = routing.step_layout(row_align)
+        out = hidden.new_zeros(layout.capacity, experts.I)
+        for e, rows, tokens in _real_rows(layout.row_start.tolist(), layout.row_tokens):
+            gate, up = _split(hidden[tokens] @ experts.tensors["gate_up"][e].t(), experts)
+            out[rows] = self.silu_mul(gate, up)
+        return out
+
+    def down_projection(
+        self, activations: Tensor, routing: Routing, experts: Experts, row_align: int, out: Tensor, accumulate: bool
+    ) -> None:
+        layout = routing.step_layout(row_align)
+        space = Workspace(layout.capacity, routing.T, experts.H, 1, activations.dtype)
+        for e, rows, _ in _real_rows(layout.row_start.tolist(), layout.row_tokens):
+            space.expert_out[rows] = activations[rows] @ experts.tensors["down"][e].t()
+        _combine(space.expert_out, layout.inverse, routing, layout.weights, out, accumulate, space)
+
+
+class PreparedReference:
+    """A layer with its workspace. With a placement, D devices are run one after the other, as a mesh would."""
+
+    def __init__(
+        self, backend: ReferenceBackend, problem: Problem, experts: Experts, placement: Placement | None
+    ):
+        self.problem, self.placement = problem, placement
+        self._backend = backend
+        whole_mesh = placement is not None and placement.rank is None
+        devices = range(placement.D) if placement is not None and whole_mesh else [None]
+        self._experts = [
+            experts.for_device(placement, d) if placement is not None and whole_mesh else experts for d in devices
+        ]
+        self._space = Workspace(problem.T * problem.K, problem.T, problem.H, problem.I, problem.dtype)
+        self._partial = torch.empty(problem.T, problem.H, dtype=torch.float32) if len(self._experts) > 1 else None
+
+    def __call__(
+        self,
+        hidden: Tensor,
+        topk_ids: Tensor,
+        topk_weights: Tensor,
+        *,
+        out: Tensor | None = None,
+        accumulate: bool = False,
+        num_tokens: Tensor | None = None,
+    ) -> Tensor:
+        problem, placement = self.problem, self.placement
+        routing = Routing.from_topk(topk_ids, topk_weights, problem.E, placement=placement, num_tokens=num_tokens)
+        check_prepared(problem, hidden, routing, out, accumulate)
+        if out is None:
+            out = torch.empty(routing.T, problem.H, dtype=problem.out_dtype)
+        hidden = hidden.contiguous()
+        if self._partial is None:
+            local = routing if placement is None else routing.for_device()
+            self._backend.run(hidden, local, self._experts[0], out, accumulate, self._space)
+            return out
+        # partial sums in fp32, ascending device, one rounding to out
+        partial = self._partial[: routing.T]
+        for d, experts in enumerate(self._experts):
+            self._backend.run(hidden, routing.for_device(d), experts, partial, d > 0, self._space)
+        n = routing.T if num_tokens is None else int(num_tokens)
+        out[:n] = out[:n] + partial[:n] if accumulate else partial[:n]
+        return out
+
+
+def _blocks(starts: list[int]) -> list[tuple[int, int, int]]:
+    """(expert, first row, end row) of each block of at most BLOCK_ROWS rows."""
+    return [
+        (e, row, min(row + BLOCK_ROWS, end))
+        for e, (start, end) in enumerate(zip(starts, starts[1:], strict=False))
+        for row in range(start, end, BLOCK_ROWS)
+    ]
+
+
+def _real_rows(starts: list[int], row_tokens: Tensor) -> list[tuple[int, slice, Tensor]]:
+    """(expert, its rows without padding, their tokens) of each expert that has a token."""
+    found = []
+    for e, (start, end) in enumerate(zip(starts, starts[1:], strict=False)):
+        tokens = row_tokens[start:end]
+        tokens = tokens[tokens >= 0]
+        if len(tokens):
+            found.append((e, slice(start, start + len(tokens)), tokens))
+    return found
+
+
+def _split(both: Tensor, experts: Experts) -> tuple[Tensor, Tensor]:
+    """gate and up halves of [..., 2I]."""
+    if experts.gate_up_order == "interleaved":
+        return both[..., 0::2], both[..., 1::2]
+    return both[..., : experts.I], both[..., experts.I :]
+
+
+def _silu_mul(gate: Tensor, up: Tensor, product: Tensor, out: Tensor) -> Tensor:
+    """silu(gate) * up in fp32 (product is scratch), rounded once to out."""
+    product.copy_(gate)
+    torch.nn.functional.silu(product, inplace=True)
+    product.mul_(up)
+    return out.copy_(product)
+
+
+def _combine(
+    rows: Tensor, inverse: Tensor, routing: Routing, weights: Tensor, out: Tensor, accumulate: bool, space: Workspace
+) -> None:
+    """out[t] (+)= sum over ascending k of weights[t, k] * rows[inverse[t, k]], in fp32; -1 adds nothing."""
+    T = routing.T if routing.num_tokens is None else min(int(routing.num_tokens), routing.T)
+    rows[-1].zero_()
+    none = inverse < 0
+    inverse = torch.where(none, len(rows) - 1, inverse).long()
+    weights = torch.where(none, 0.0, weights)
+    for first in range(0, T, BLOCK_TOKENS):
+        block = slice(first, min(first + BLOCK_TOKENS, T))
+        n = block.stop - first
+        total, picked = space.total[:n], space.picked[:n]
+        total.copy_(out[block]) if accumulate else total.zero_()
+        for k in range(routing.K):
+            torch.index_select(rows, 0, inverse[block, k], out=picked)
+            total.addcmul_(picked, weights[block, k, None])
+        out[block] = total

@@ -1,0 +1,131 @@
+"""The table of backends: found by name, loaded when first asked for, chosen by what they can run.
+
+TTNN_MOE_BACKEND names the backend that "auto" must use.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+from functools import cache
+
+from loguru import logger
+
+from .backend import Backend, Probe
+from .contract import Problem
+from .errors import BackendUnavailable
+
+# in the order in which "auto" tries them
+_TARGETS: dict[str, str] = {
+    "reference": "ttnn_moe.reference:ReferenceBackend",
+}
+
+AUTO = "auto"
+ENV = "TTNN_MOE_BACKEND"
+
+
+def backends() -> list[str]:
+    """Names of all backends, in the order in which "auto" tries them."""
+    return list(_TARGETS)
+
+
+def register(name: str, target: str) -> None:
+    """Add a backend, or replace one: target is "module:Class" and is imported when first asked for.
+
+    A new name is tried by "auto" before the ones that are there.
+    """
+    global _TARGETS
+    _TARGETS = {name: target, **{n: t for n, t in _TARGETS.items() if n != name}}
+    for cached in (_class, _instance, probe, _choose):
+        cached.cache_clear()
+
+
+@cache
+def _class(name: str) -> type[Backend]:
+    module, _, attribute = _TARGETS[name].partition(":")
+    return getattr(importlib.import_module(module), attribute)
+
+
+@cache
+def _instance(name: str) -> Backend:
+    return _class(name)()
+
+
+@cache
+def probe(name: str) -> Probe:
+    """Whether a backend can run on this machine. Never raises for a known name; the answer is kept.
+
+    Raises:
+        BackendUnavailable: no backend of that name.
+    """
+    if name not in _TARGETS:
+        raise BackendUnavailable("no such backend", got=repr(name), expected=f"one of {[AUTO, *_TARGETS]}")
+    try:
+        return _class(name).probe()
+    except Exception as error:  # a broken optional package must not take the others down
+        return Probe(False, f"its probe failed: {type(error).__name__}: {error}")
+
+
+def why_not(problem: Problem | None = None) -> dict[str, str]:
+    """For each backend that cannot run the problem (or, without one, anything here): the reason and the remedy."""
+    return {name: reason for name in _TARGETS if (reason := _reason(name, problem)) is not None}
+
+
+def _reason(name: str, problem: Problem | None) -> str | None:
+    found = probe(name)
+    if not found.available:
+        return found.reason + (f"; to fix it: {found.remedy}" if found.remedy else "")
+    return None if problem is None else _instance(name).why_not(problem)
+
+
+def choose(problem: Problem, name: str = AUTO) -> Backend:
+    """The backend to run a problem: the one named, or the first that can.
+
+    Args:
+        problem: what is to run.
+        name: a backend, or "auto": then TTNN_MOE_BACKEND if set, else the first in `backends()` that can.
+
+    Raises:
+        BackendUnavailable: which was asked, why it cannot, and which others could.
+    """
+    return _choose(problem, os.environ.get(ENV) or AUTO if name == AUTO else name)
+
+
+@cache
+def _choose(problem: Problem, name: str) -> Backend:
+    if name == AUTO:
+        rejected = {}
+        for candidate in _TARGETS:
+            reason = _reason(candidate, problem)
+            if reason is None:
+                logger.debug("auto chose backend {} for {}; rejected: {}", candidate, problem, rejected or "none")
+                return _instance(candidate)
+            rejected[candidate] = reason
+        raise BackendUnavailable(
+            f"no backend can run this problem: {rejected}", got=problem, remedy="`ttnn-moe doctor` lists what is here"
+        )
+    reason = _reason(name, problem)
+    if reason is None:
+        return _instance(name)
+    able = [other for other in _TARGETS if other != name and _reason(other, problem) is None]
+    raise BackendUnavailable(f"backend {name!r} cannot run here: {reason}", remedy=f"backends that can: {able or 'none'}")
+
+
+def resolve(name: str = AUTO) -> str:
+    """The name of the backend that a model should ask for: checks that it is here, before any work.
+
+    Raises:
+        BackendUnavailable: not here, or no such backend.
+    """
+    if name == AUTO:
+        name = os.environ.get(ENV) or AUTO
+    if name == AUTO:
+        return next(candidate for candidate in _TARGETS if probe(candidate).available)
+    found = probe(name)
+    if not found.available:
+        here = [other for other in _TARGETS if probe(other).available]
+        raise BackendUnavailable(
+            f"backend {name!r} is not available: {found.reason}", expected=f"one that is here: {here}",
+            remedy=found.remedy or None,
+        )  # fmt: skip
+    return name

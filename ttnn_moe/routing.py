@@ -1,0 +1,256 @@
+"""One routing of T tokens to E experts, in whichever view a kernel reads.
+
+Every view is built by torch operators alone, on the device of the ids, without a host synchronisation and with
+shapes that follow from T, K and E only. Order is stable: pairs of one expert stand in ascending (t, k).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from .errors import ContractError
+from .placement import Placement
+
+
+@dataclass(frozen=True, eq=False)
+class PaddedView:
+    """Seed 004's view: one row of tokens per expert. Duplicates of one (t, e) are merged, so T_e <= T.
+
+    Attributes:
+        num_routed_tokens: [E] int32, T_e.
+        routed_tokens: [E, T] int32; entries past T_e are undefined and never read.
+        routed_token_weights: [E, T] fp32, aligned with routed_tokens.
+    """
+
+    num_routed_tokens: Tensor
+    routed_tokens: Tensor
+    routed_token_weights: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class SortedView:
+    """Seed 000's view: pairs sorted by expert, duplicates kept.
+
+    Attributes:
+        expert_offsets: [E+1] int32; expert e owns sorted rows expert_offsets[e] .. expert_offsets[e+1] - 1.
+        pairs: [T*K] int32; t*K + k of each sorted row; rows past expert_offsets[E] are undefined.
+        inverse: [T, K] int32; the sorted row of pair (t, k), -1 where it names no expert.
+    """
+
+    expert_offsets: Tensor
+    pairs: Tensor
+    inverse: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class StepLayout:
+    """Rows of the step tensors (gate, up, activations): experts in order, each start a multiple of row_align.
+
+    Attributes:
+        row_align: 1, or 32 for tiled machines.
+        capacity: rows of a step tensor, T*K + (row_align - 1) * min(E, T*K): enough for every routing.
+        row_start: [E+1] int32; row_start[e+1] - row_start[e] is T_e rounded up to row_align.
+        row_tokens: [capacity] int32; the token of each row, -1 where the row is padding.
+        inverse: [T, K] int32; the row of pair (t, k), -1 where there is none or an earlier k names the same expert.
+        weights: [T, K] fp32; routing weights with duplicates summed into the first.
+    """
+
+    row_align: int
+    capacity: int
+    row_start: Tensor
+    row_tokens: Tensor
+    inverse: Tensor
+    weights: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Routing:
+    """topk_ids [T, K] and topk_weights [T, K] of one call. Make it with `from_topk`.
+
+    ids are global expert ids, int32 or int64, as given: an id outside 0 .. E-1 means "no expert" to every reader.
+    num_tokens, if set, is the true number of tokens when T is only a bound: int32 [] on the same device; rows past
+    it route nowhere and their output is not written.
+    """
+
+    topk_ids: Tensor
+    topk_weights: Tensor
+    E: int
+    placement: Placement | None = None
+    num_tokens: Tensor | None = None
+    _cache: dict[int, StepLayout] = field(default_factory=dict, repr=False)
+
+    @classmethod
+    def from_topk(
+        cls,
+        ids: Tensor,
+        weights: Tensor,
+        E: int,
+        *,
+        placement: Placement | None = None,
+        num_tokens: Tensor | None = None,
+        check: bool = False,
+    ) -> Routing:
+        """Check shapes and dtypes (never values, unless asked) and hold the routing.
+
+        Args:
+            ids: [T, K] int32 or int64; -1, or any id outside 0 .. E-1, names no expert. Naming an expert twice
+                counts twice. Non-contiguous ids and weights are copied.
+            weights: [T, K] fp32 (bf16 and fp16 are converted).
+            E: number of experts.
+            placement: where experts live; needed by `device_expert_mapping` and `for_device`.
+            num_tokens: true number of tokens, int32 [] or [1], where T is a bound.
+            check: read the ids back (a host synchronisation) and raise on the first that is neither -1 nor valid.
+
+        Raises:
+            ContractError: a shape, dtype or device that does not fit; with check, an id out of range.
+        """
+        if ids.dim() != 2 or ids.shape != weights.shape or ids.shape[1] < 1:
+            raise ContractError(
+                "topk_ids and topk_weights do not fit together",
+                got=f"{tuple(ids.shape)} and {tuple(weights.shape)}",
+                expected="both [T, K] with K >= 1",
+            )
+        if ids.dtype not in (torch.int32, torch.int64):
+            raise ContractError("topk_ids has the wrong dtype", got=ids.dtype, expected="int32 or int64")
+        if weights.dtype not in (torch.float32, torch.bfloat16, torch.float16):
+            raise ContractError("topk_weights has the wrong dtype", got=weights.dtype, expected="float32")
+        if ids.device != weights.device:
+            raise ContractError(
+                "topk_ids and topk_weights are on different devices",
+                got=f"{ids.device} and {weights.device}",
+                expected="one device",
+            )
+        if E < 1:
+            raise ContractError("E must be positive", got=E, expected="E >= 1")
+        if placement is not None and placement.E != E:
+            raise ContractError("placement is for another number of experts", got=placement.E, expected=E)
+        if num_tokens is not None:
+            if num_tokens.numel() != 1 or num_tokens.dtype != torch.int32 or num_tokens.device != ids.device:
+                raise ContractError(
+                    "num_tokens has the wrong form",
+                    got=f"{tuple(num_tokens.shape)} {num_tokens.dtype} on {num_tokens.device}",
+                    expected=f"[] int32 on {ids.device}",
+                )
+            num_tokens = num_tokens.reshape(())
+        if check:
+            check_ids(ids, E)
+        return cls(ids.contiguous(), weights.float().contiguous(), E, placement, num_tokens)
+
+    @property
+    def T(self) -> int:
+        return self.topk_ids.shape[0]
+
+    @property
+    def K(self) -> int:
+        return self.topk_ids.shape[1]
+
+    @cached_property
+    def ids(self) -> Tensor:
+        """[T, K] int32 with every id that names no expert replaced by -1."""
+        valid = (self.topk_ids >= 0) & (self.topk_ids < self.E)
+        if self.num_tokens is not None:
+            rows = torch.arange(self.T, device=self.topk_ids.device, dtype=torch.int32)
+            valid &= (rows < self.num_tokens)[:, None]
+        return torch.where(valid, self.topk_ids, -1).int()
+
+    @cached_property
+    def _merged(self) -> tuple[Tensor, Tensor]:
+        """(ids, weights) [T, K]: later duplicates of a (t, e) get id -1, their weights summed into the first."""
+        ids = self.ids
+        same = ids[:, :, None] == ids[:, None, :]
+        weights = torch.zeros_like(self.topk_weights)
+        for k in range(self.K):  # ascending k, in fp32; where() keeps another pair's NaN out
+            weights = torch.where(same[:, :, k], weights + self.topk_weights[:, k, None], weights)
+        earlier = torch.ones(self.K, self.K, dtype=torch.bool, device=ids.device).tril(-1)
+        return torch.where((same & earlier).any(-1), -1, ids), weights
+
+    def _sort(self, ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Stable sort of pairs by expert: order [T*K] int64, counts [E] int64, sorted ids [T*K] (E = none)."""
+        keys = torch.where(ids < 0, self.E, ids).flatten()
+        keys, order = torch.sort(keys, stable=True)
+        bounds = torch.searchsorted(keys, torch.arange(self.E + 1, device=keys.device, dtype=keys.dtype))
+        return order, bounds.diff(), keys
+
+    @cached_property
+    def sorted(self) -> SortedView:
+        order, counts, _ = self._sort(self.ids)
+        offsets = _starts(counts)
+        inverse = torch.empty_like(order)
+        inverse[order] = torch.arange(len(order), device=order.device)
+        inverse = torch.where(self.ids < 0, -1, inverse.view(self.T, self.K))
+        return SortedView(offsets.int(), order.int(), inverse.int())
+
+    @cached_property
+    def padded(self) -> PaddedView:
+        ids, weights = self._merged
+        order, counts, keys = self._sort(ids)
+        # one spare column takes the pairs that name no expert
+        rank = torch.arange(len(order), device=order.device) - _starts(counts)[keys]
+        slot = torch.where(keys < self.E, keys * self.T + rank, self.E * self.T)
+        tokens = torch.full((self.E * self.T + 1,), -1, dtype=torch.int32, device=ids.device)
+        token_weights = torch.zeros(self.E * self.T + 1, dtype=torch.float32, device=ids.device)
+        tokens[slot] = (order // self.K).int()
+        token_weights[slot] = weights.flatten()[order]
+        shape = (self.E, self.T)
+        return PaddedView(counts.int(), tokens[:-1].view(shape), token_weights[:-1].view(shape))
+
+    def step_layout(self, row_align: int = 1) -> StepLayout:
+        """Rows of the step tensors; kept for later calls."""
+        if row_align < 1:
+            raise ContractError("row_align must be positive", got=row_align, expected="1 or 32")
+        if row_align not in self._cache:
+            ids, weights = self._merged
+            order, counts, keys = self._sort(ids)
+            capacity = step_capacity(self.T, self.K, self.E, row_align)
+            row_start = _starts((counts + row_align - 1) // row_align * row_align)
+            rank = torch.arange(len(order), device=order.device) - _starts(counts)[keys]
+            row = torch.where(keys < self.E, row_start[keys] + rank, capacity)
+            row_tokens = torch.full((capacity + 1,), -1, dtype=torch.int32, device=ids.device)
+            row_tokens[row] = (order // self.K).int()
+            inverse = torch.empty_like(order)
+            inverse[order] = row
+            inverse = torch.where(ids < 0, -1, inverse.view(self.T, self.K)).int()
+            self._cache[row_align] = StepLayout(
+                row_align, capacity, row_start.int(), row_tokens[:-1], inverse, weights
+            )
+        return self._cache[row_align]
+
+    @property
+    def device_expert_mapping(self) -> Tensor:
+        """[D, E/D] int32 on the CPU: global expert index of each local expert (D = 1 without a placement)."""
+        return (self.placement or Placement.uniform(self.E)).device_expert_mapping
+
+    def for_device(self, d: int | None = None) -> Routing:
+        """This routing as device d (default: placement.rank) sees it: local expert ids, E/D experts, -1 elsewhere."""
+        placement = self.placement or Placement.uniform(self.E)
+        local = placement.local_of(d).to(self.topk_ids.device)
+        # the spare last entry answers for "no expert"
+        table = torch.cat([local, local.new_full((1,), -1)])
+        ids = table[torch.where(self.ids < 0, self.E, self.ids)]
+        return Routing(ids, self.topk_weights, placement.E_local, None, self.num_tokens)
+
+
+def step_capacity(T: int, K: int, E: int, row_align: int) -> int:
+    """Rows that any routing of T tokens to K of E experts can need when every expert starts aligned."""
+    return T * K + (row_align - 1) * min(E, T * K)
+
+
+def check_ids(ids: Tensor, E: int) -> None:
+    """Raise ContractError naming the first (t, k) whose id is neither -1 nor in 0 .. E-1. Reads ids back."""
+    bad = ((ids < -1) | (ids >= E)).nonzero()
+    if len(bad):
+        t, k = bad[0].tolist()
+        raise ContractError(
+            f"expert id out of range at t={t}, k={k} ({len(bad)} in all)",
+            got=int(ids[t, k]),
+            expected=f"-1 (no expert) or 0 .. {E - 1}",
+        )
+
+
+def _starts(counts: Tensor) -> Tensor:
+    """[n+1] int64: 0 and the running sums of counts [n]."""
+    return torch.cat([counts.new_zeros(1), counts.cumsum(0)])

@@ -1,0 +1,160 @@
+"""The operator and its steps as torch.library custom ops, so that torch.compile and export see one opaque node.
+
+    ttnn_moe::moe(hidden, topk_ids, topk_weights, weights, spec, backend) -> out
+    ttnn_moe::moe_out(hidden, topk_ids, topk_weights, num_tokens, weights, spec, backend, accumulate, out)  # writes out
+    ttnn_moe::gate_projection | up_projection | gate_up (hidden, ..., row_align) -> [capacity, I]
+    ttnn_moe::silu_mul(gate, up, backend) -> [rows, I]
+    ttnn_moe::down_projection(activations, ..., row_align, accumulate, out)  # writes out
+
+weights are the expert format's tensors in the order that spec (Experts.spec) names them. No op has an autograd
+formula: a backward pass through one raises.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Optional
+
+import torch
+from torch import Tensor
+from torch.library import custom_op
+
+from . import api
+from .contract import Experts, Routing, step_capacity
+
+# torch.library reads these annotations at run time, and needs Optional spelled out
+# ruff: noqa: UP045
+
+
+def _inputs(
+    ids: Tensor, topk_weights: Tensor, weights: Sequence[Tensor], spec: str, num_tokens: Tensor | None = None
+) -> tuple[Routing, Experts]:
+    experts = Experts.from_spec(spec, list(weights))
+    return Routing.from_topk(ids, topk_weights, experts.E, num_tokens=num_tokens), experts
+
+
+@custom_op("ttnn_moe::moe", mutates_args=())
+def _moe(
+    hidden: Tensor, topk_ids: Tensor, topk_weights: Tensor, weights: Sequence[Tensor], spec: str, backend: str
+) -> Tensor:
+    routing, experts = _inputs(topk_ids, topk_weights, weights, spec)
+    return api.moe(hidden, routing, experts, backend=backend)
+
+
+@_moe.register_fake
+def _(hidden, topk_ids, topk_weights, weights, spec, backend):  # type: ignore[no-untyped-def]
+    return hidden.new_empty(hidden.shape)
+
+
+@custom_op("ttnn_moe::moe_out", mutates_args=("out",))
+def _moe_out(
+    hidden: Tensor,
+    topk_ids: Tensor,
+    topk_weights: Tensor,
+    num_tokens: Optional[Tensor],
+    weights: Sequence[Tensor],
+    spec: str,
+    backend: str,
+    accumulate: bool,
+    out: Tensor,
+) -> None:
+    routing, experts = _inputs(topk_ids, topk_weights, weights, spec, num_tokens)
+    api.moe(hidden, routing, experts, out=out, accumulate=accumulate, backend=backend)
+
+
+def _define_step(name: str):  # type: ignore[no-untyped-def]
+    @custom_op(f"ttnn_moe::{name}", mutates_args=())
+    def op(
+        hidden: Tensor,
+        topk_ids: Tensor,
+        topk_weights: Tensor,
+        weights: Sequence[Tensor],
+        spec: str,
+        backend: str,
+        row_align: int,
+    ) -> Tensor:
+        routing, experts = _inputs(topk_ids, topk_weights, weights, spec)
+        return getattr(api, name)(hidden, routing, experts, row_align=row_align, backend=backend)
+
+    @op.register_fake
+    def _(hidden, topk_ids, topk_weights, weights, spec, backend, row_align):  # type: ignore[no-untyped-def]
+        experts = Experts.from_spec(spec, list(weights))
+        T, K = topk_ids.shape
+        return hidden.new_empty(step_capacity(T, K, experts.E, row_align), experts.I)
+
+    return op
+
+
+STEPS = {name: _define_step(name) for name in ("gate_projection", "up_projection", "gate_up")}
+
+
+@custom_op("ttnn_moe::silu_mul", mutates_args=())
+def _silu_mul(gate: Tensor, up: Tensor, backend: str) -> Tensor:
+    return api.silu_mul(gate, up, backend=backend)
+
+
+@_silu_mul.register_fake
+def _(gate, up, backend):  # type: ignore[no-untyped-def]
+    return gate.new_empty(gate.shape)
+
+
+@custom_op("ttnn_moe::down_projection", mutates_args=("out",))
+def _down_projection(
+    activations: Tensor,
+    topk_ids: Tensor,
+    topk_weights: Tensor,
+    weights: Sequence[Tensor],
+    spec: str,
+    backend: str,
+    row_align: int,
+    accumulate: bool,
+    out: Tensor,
+) -> None:
+    routing, experts = _inputs(topk_ids, topk_weights, weights, spec)
+    api.down_projection(
+        activations, routing, experts, row_align=row_align, out=out, accumulate=accumulate, backend=backend
+    )
+
+
+def moe(
+    hidden: Tensor, routing: Routing, experts: Experts, out: Tensor | None, accumulate: bool, backend: str
+) -> Tensor:
+    """api.moe through the custom op."""
+    ids, topk_weights, weights = routing.topk_ids, routing.topk_weights, list(experts.tensors.values())
+    if out is None and routing.num_tokens is None:
+        return _moe(hidden, ids, topk_weights, weights, experts.spec, backend)
+    out = hidden.new_empty(hidden.shape) if out is None else out
+    _moe_out(
+        hidden, ids, topk_weights, routing.num_tokens, weights, experts.spec, backend, accumulate, out
+    )
+    return out
+
+
+def step(name: str, hidden: Tensor, routing: Routing, experts: Experts, row_align: int, backend: str) -> Tensor:
+    """api.gate_projection, up_projection or gate_up through the custom op."""
+    weights = list(experts.tensors.values())
+    return STEPS[name](
+        hidden, routing.topk_ids, routing.topk_weights, weights, experts.spec, backend, row_align
+    )
+
+
+def silu_mul(gate: Tensor, up: Tensor, backend: str) -> Tensor:
+    """api.silu_mul through the custom op."""
+    return _silu_mul(gate, up, backend)
+
+
+def down_projection(
+    activations: Tensor,
+    routing: Routing,
+    experts: Experts,
+    row_align: int,
+    out: Tensor,
+    accumulate: bool,
+    backend: str,
+) -> Tensor:
+    """api.down_projection through the custom op."""
+    weights = list(experts.tensors.values())
+    _down_projection(
+        activations, routing.topk_ids, routing.topk_weights, weights, experts.spec, backend, row_align, accumulate, out
+    )
+    return out
