@@ -108,7 +108,7 @@ def load_model(
         shapes = Qwen3Moe(config)
     fused = _check(found, shapes, directory)
     tied_head = config.tie_word_embeddings and HEAD in found
-    chosen = _dtype(dtype) or config.dtype or _FILE_DTYPES[found[EMBED]["dtype"]]
+    chosen = dtype_of(dtype) or config.dtype or _FILE_DTYPES[found[EMBED]["dtype"]]
     registry.resolve(backend)
     model = Qwen3Moe.empty(config, backend, chosen, device or default_device(backend))
     if config.tie_word_embeddings:
@@ -138,7 +138,7 @@ def randomize(model: Qwen3Moe, seed: int = 0, std: float = 0.02) -> None:
                 parameter.normal_(0, std, generator=generator)
 
 
-def _dtype(dtype: torch.dtype | str | None) -> torch.dtype | None:
+def dtype_of(dtype: torch.dtype | str | None) -> torch.dtype | None:
     named = DTYPES.get(dtype) if isinstance(dtype, str) else dtype
     if dtype is not None and named not in DTYPES.values():
         raise CheckpointError("a model cannot be loaded in this dtype", got=dtype, expected=f"one of {list(DTYPES)}")

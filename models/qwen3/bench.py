@@ -1,0 +1,198 @@
+"""Measure a size: python -m models.qwen3.bench --config qwen3-30b-a3b --random-weights [--layers N] [--json FILE]."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import platform
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+from rich.console import Console
+
+from ttnn_moe import registry
+from ttnn_moe.errors import RequestError
+
+from . import terminal
+from .cache import StaticCache
+from .config import PRESETS, Qwen3MoeConfig
+from .generate import check_request, generate
+from .model import Qwen3Moe
+from .weights import default_device, dtype_of, load_model, randomize
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+PREFILL_CHUNK = 2048
+
+
+@app.command()
+def bench(
+    config: Annotated[str, typer.Option(help=f"One of {sorted(PRESETS)}, or a checkpoint's directory.")],
+    random_weights: Annotated[bool, typer.Option(help="Make weights instead of loading them.")] = False,
+    layers: Annotated[int | None, typer.Option(help="Keep this many layers only.")] = None,
+    batch: Annotated[int, typer.Option(help="Sequences.")] = 1,
+    prompt_len: Annotated[int, typer.Option(help="Prompt tokens per sequence.")] = 128,
+    new_tokens: Annotated[int, typer.Option(help="New tokens per sequence.")] = 32,
+    backend: Annotated[str, typer.Option(help="What runs the experts: auto, reference, ...")] = "auto",
+    device: Annotated[str | None, typer.Option(help="torch device; default: what suits the backend.")] = None,
+    dtype: Annotated[str | None, typer.Option(help="bfloat16, float16 or float32.")] = None,
+    seed: Annotated[int, typer.Option(help="Of the weights and the prompts.")] = 0,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write the figures to this file.")] = None,
+) -> None:
+    """Time prefill and decode of a Qwen3-MoE of a given size."""
+    registry.resolve(backend)
+    if json_file is not None and not json_file.parent.is_dir():
+        raise RequestError("cannot write the figures", got=f"no directory {json_file.parent}")
+    sizes = _sizes(config, layers, random_weights)
+    place = torch.device(device or default_device(backend))
+    kind = dtype_of(dtype) or sizes.dtype or torch.bfloat16
+    prompt_tokens, context = batch * prompt_len, prompt_len + new_tokens
+    if min(batch, prompt_len, new_tokens) < 1:
+        raise RequestError("batch, prompt-len and new-tokens must be positive")
+    needed = memory_needed(sizes, kind, batch, prompt_len, new_tokens)
+    _check_memory(needed, place, batch)
+    start = time.perf_counter()
+    if random_weights:
+        model = Qwen3Moe.empty(sizes, backend, kind, place)
+        randomize(model, seed)
+    else:
+        with terminal.loading(f"loading {config}") as progress:
+            model = load_model(config, backend, place, kind, progress)
+    load_s = time.perf_counter() - start
+    generator = torch.Generator().manual_seed(seed)
+    prompts = torch.randint(sizes.vocab_size, (batch, prompt_len), generator=generator).tolist()
+    check_request(model, prompts, new_tokens)
+    start = time.perf_counter()
+    generate(model, prompts, max_new_tokens=min(2, new_tokens), stop_ids=(), prefill_chunk=PREFILL_CHUNK)
+    warm_up_s = time.perf_counter() - start
+    stats = generate(
+        model, prompts, max_new_tokens=new_tokens, stop_ids=(), prefill_chunk=PREFILL_CHUNK
+    ).stats
+    figures: dict[str, Any] = {
+        "config": config, "layers": sizes.num_hidden_layers, "random_weights": random_weights,
+        "dtype": str(kind).removeprefix("torch."), "backend": registry.resolve(backend), "device": _device_name(place),
+        "torch": torch.__version__, "threads": torch.get_num_threads(),
+        "batch": batch, "prompt_len": prompt_len, "new_tokens": new_tokens,
+        "weight_bytes": needed["weights"], "kv_cache_bytes": needed["KV cache"],
+        "load_s": load_s, "warm_up_s": warm_up_s, "time_to_first_token_s": stats.first_token_s,
+        "prefill_tokens_per_s": prompt_tokens / stats.first_token_s,
+        "tokens_per_s_user": stats.tokens_per_s_user, "tokens_per_s": stats.tokens_per_s,
+    }  # fmt: skip
+    rows = {
+        "weights": f"{needed['weights'] / 2**30:.2f} GiB",
+        "KV cache": f"{needed['KV cache'] / 2**30:.3f} GiB for {batch} x {context} tokens",
+        "load": terminal.seconds(load_s),
+        "compile and warm up": terminal.seconds(warm_up_s),
+        "time to first token": f"{terminal.seconds(stats.first_token_s)} for {batch} x {prompt_len} tokens",
+    }
+    if stats.decode_steps:
+        rows["tokens/s/user"] = f"{stats.tokens_per_s_user:.2f}"
+        rows["tokens/s"] = f"{stats.tokens_per_s:.2f}"
+    title = f"{config}, {sizes.num_hidden_layers} layers: {figures['backend']} on {figures['device']}, {figures['dtype']}"
+    Console().print(terminal.table(title, rows))
+    if json_file is not None:
+        _write(json_file, figures)
+
+
+def _sizes(name: str, layers: int | None, random_weights: bool) -> Qwen3MoeConfig:
+    if name in PRESETS:
+        sizes = PRESETS[name]
+        if not random_weights:
+            raise RequestError(
+                f"{name} is a size without weights", remedy="add --random-weights, or give a checkpoint's directory"
+            )
+    elif Path(name).is_dir():
+        sizes = Qwen3MoeConfig.from_directory(name)
+    else:
+        raise RequestError("no such config", got=repr(name), expected=f"one of {sorted(PRESETS)}, or a directory")
+    if layers is None:
+        return sizes
+    if not random_weights:
+        raise RequestError("--layers cuts a model that is made, not loaded", remedy="add --random-weights")
+    if not 1 <= layers <= sizes.num_hidden_layers:
+        raise RequestError("--layers is out of range", got=layers, expected=f"1 .. {sizes.num_hidden_layers}")
+    return dataclasses.replace(sizes, num_hidden_layers=layers)
+
+
+def memory_needed(
+    config: Qwen3MoeConfig, dtype: torch.dtype, batch: int, prompt_len: int, new_tokens: int
+) -> dict[str, int]:
+    """Bytes of each kind: weights and KV cache exactly; activations as a generous estimate in fp32."""
+    with torch.device("meta"):
+        parameters = sum(p.numel() for p in Qwen3Moe(config).parameters())
+    T = min(batch * prompt_len, PREFILL_CHUNK)
+    K, I, H = config.num_experts_per_tok, config.moe_intermediate_size, config.hidden_size
+    heads = (config.num_attention_heads + 2 * config.num_key_value_heads) * config.head_dim
+    activations = 4 * (T * (K * (3 * I + H) + 4 * H + 3 * heads) + 3 * batch * config.vocab_size)
+    return {
+        "weights": parameters * dtype.itemsize,
+        "KV cache": StaticCache.nbytes(config, batch, prompt_len + new_tokens - 1, dtype),
+        "activations": activations,
+    }
+
+
+def _check_memory(needed: dict[str, int], device: torch.device, batch: int) -> None:
+    free = _free_bytes(device)
+    total = sum(needed.values())
+    if free is not None and total > free:
+        parts = ", ".join(f"{name} {value / 2**30:.1f}" for name, value in needed.items())
+        raise RequestError(
+            f"this does not fit the memory of {device}",
+            got=f"a need of {total / 2**30:.1f} GiB ({parts})",
+            expected=f"at most {free / 2**30:.1f} GiB, what is free now",
+            remedy="lower --layers" + (", --batch" if batch > 1 else "") + " or --prompt-len, or use a larger device",
+        )
+
+
+def _free_bytes(device: torch.device) -> int | None:
+    """Free memory of a device; None where it cannot be told."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    if device.type != "cpu":
+        return None
+    free = []
+    try:
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                free.append(int(line.split()[1]) * 1024)
+        group = Path("/sys/fs/cgroup")  # a container may get less than the machine has
+        limit = (group / "memory.max").read_text().strip()
+        if limit != "max":
+            free.append(int(limit) - int((group / "memory.current").read_text()))
+    except (OSError, ValueError):
+        pass
+    return min(free, default=None)
+
+
+def _device_name(device: torch.device) -> str:
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return platform.processor() or platform.machine() if device.type == "cpu" else str(device)
+
+
+def _write(path: Path, figures: dict[str, Any]) -> None:
+    """The whole file or none of it."""
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".tmp")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(json.dumps(figures, indent=2) + "\n")
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise
+
+
+def main(args: Sequence[str] | None = None) -> int:
+    """Run the benchmark with these arguments (default: the command line); returns the exit code."""
+    return terminal.run(app, args, "python -m models.qwen3.bench")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,146 @@
+"""Generate text: python -m models.qwen3.demo [--model DIR] [--prompt TEXT ...] [--backend NAME]."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import typer
+from rich.console import Console, Group
+from rich.live import Live
+from rich.panel import Panel
+from rich.text import Text
+
+from ttnn_moe import registry
+
+from . import TINY, terminal
+from .generate import Generation, Stats, Token, check_request, generate
+from .tokenizer import Tokenizer
+from .weights import load_model
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+
+@app.command()
+def demo(
+    model: Annotated[
+        Path, typer.Option(help="Checkpoint in Hugging Face format.", show_default="the bundled tiny one")
+    ] = TINY,
+    prompt: Annotated[
+        list[str] | None, typer.Option(help="Text to continue or answer; several make a batch.")
+    ] = None,
+    backend: Annotated[str, typer.Option(help="What runs the experts: auto, reference, ...")] = "auto",
+    device: Annotated[str | None, typer.Option(help="torch device; default: what suits the backend.")] = None,
+    dtype: Annotated[
+        str | None, typer.Option(help="bfloat16, float16 or float32; default: the checkpoint's.")
+    ] = None,
+    max_new_tokens: Annotated[int, typer.Option(help="Per prompt.")] = 128,
+    temperature: Annotated[float, typer.Option(help="0 = greedy.")] = 0.0,
+    top_k: Annotated[int, typer.Option(help="Keep the k most probable tokens; 0 = all.")] = 0,
+    top_p: Annotated[float, typer.Option(help="Keep the fewest tokens that reach this probability.")] = 1.0,
+    seed: Annotated[int | None, typer.Option(help="Same seed, same text; prompt i draws from seed + i.")] = None,
+    chat: Annotated[bool, typer.Option(help="Wrap prompts in the checkpoint's chat template.")] = True,
+) -> None:
+    """Generate text with a Qwen3-MoE checkpoint, and show how fast."""
+    console = Console()
+    tokenizer = Tokenizer.from_directory(model) if model.is_dir() else None
+    start = time.perf_counter()
+    with terminal.loading(f"loading {model.name}") as progress:
+        network = load_model(model, backend, device, dtype, progress)
+    load_s = time.perf_counter() - start
+    assert tokenizer is not None  # load_model refuses what is no directory
+    texts = list(prompt or _task_prompts(model))
+    ids = [_encode(tokenizer, text, chat) for text in texts]
+    check_request(network, ids, max_new_tokens)
+    start = time.perf_counter()
+    generate(network, ids, max_new_tokens=min(2, max_new_tokens), stop_ids=())
+    warm_up_s = time.perf_counter() - start
+    shown = _Single(console) if len(texts) == 1 else _Batch(console, texts)
+    with shown:
+        result = generate(
+            network,
+            ids,
+            max_new_tokens=max_new_tokens,
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            seed=seed,
+            tokenizer=tokenizer,
+            on_token=shown.show,
+        )
+    where = f"{registry.resolve(backend)} on {network.device}, {str(network.dtype).removeprefix('torch.')}"
+    console.print(terminal.table(where, _figures(result, load_s, warm_up_s)))
+
+
+def _encode(tokenizer: Tokenizer, text: str, chat: bool) -> list[int]:
+    if not chat:
+        return tokenizer.encode(text)
+    rendered = tokenizer.apply_chat_template([{"role": "user", "content": text}], add_generation_prompt=True)
+    return tokenizer.encode(rendered, add_special_tokens=False)
+
+
+def _figures(result: Generation, load_s: float, warm_up_s: float) -> dict[str, str]:
+    stats: Stats = result.stats
+    rows = {
+        "load": terminal.seconds(load_s),
+        "compile and warm up": terminal.seconds(warm_up_s),
+        "prompt tokens": f"{stats.prompt_tokens} in {len(result.tokens)} prompts",
+        "new tokens": str(stats.new_tokens),
+        "time to first token": terminal.seconds(stats.first_token_s),
+    }
+    if stats.decode_steps:
+        rows["tokens/s/user"] = f"{stats.tokens_per_s_user:.1f}"
+        rows["tokens/s"] = f"{stats.tokens_per_s:.1f}"
+    return rows
+
+
+class _Single:
+    """One answer, written piece by piece; nothing but the text goes to stdout until it ends."""
+
+    def __init__(self, console: Console):
+        self.console = console
+
+    def __enter__(self) -> _Single:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.console.print()
+
+    def show(self, token: Token) -> None:
+        self.console.print(token.text, end="", markup=False, highlight=False, soft_wrap=True)
+
+
+class _Batch:
+    """One panel per prompt, growing in place on a terminal, printed at the end elsewhere."""
+
+    def __init__(self, console: Console, prompts: Sequence[str]):
+        self.prompts, self.answers = prompts, ["" for _ in prompts]
+        self.live = Live(console=console, refresh_per_second=12, get_renderable=self._render)
+
+    def __enter__(self) -> _Batch:
+        self.live.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.live.vertical_overflow = "visible"  # the last frame is not cut to the height of the terminal
+        self.live.stop()
+
+    def show(self, token: Token) -> None:
+        self.answers[token.sequence] += token.text
+
+    def _render(self) -> Group:
+        pairs = zip(self.prompts, self.answers, strict=True)
+        return Group(*(Panel(Text(answer), title=Text(prompt[-60:]), title_align="left") for prompt, answer in pairs))
+
+
+def main(args: Sequence[str] | None = None) -> int:
+    """Run the demo with these arguments (default: the command line); returns the exit code."""
+    return terminal.run(app, args, "generate" if args is not None else "python -m models.qwen3.demo")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,67 @@
+"""What the command-line programs share: errors as one message, a progress bar, tables."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+from rich.table import Table
+from rich.text import Text
+
+from ttnn_moe.errors import TtnnMoeError
+
+USER_ERROR = 2
+INTERRUPTED = 130
+
+
+def run(app: typer.Typer, args: Sequence[str] | None, name: str) -> int:
+    """Run a typer application and return its exit code; what a user got wrong is one message on stderr and code 2.
+
+    Args:
+        args: the command line, without the program's name; None = that of this process.
+    """
+    try:
+        app(args=None if args is None else list(args), prog_name=name)
+    except SystemExit as stop:  # typer ends every command this way
+        return stop.code if isinstance(stop.code, int) else 0 if stop.code is None else 1
+    except (TtnnMoeError, OSError, MemoryError) as error:
+        if isinstance(error, BrokenPipeError):
+            # the reader (head, less) went away; Python would complain again when it flushes at exit
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return 1
+        text = str(error) or "out of memory"
+        Console(stderr=True).print(Text.assemble(("error: ", "bold red"), text), soft_wrap=True)
+        return USER_ERROR
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    return 0
+
+
+@contextmanager
+def loading(what: str) -> Iterator[Callable[[int, int], None]]:
+    """A progress bar on stderr; yields what `load_model` takes as `progress`. Shown on a terminal only."""
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task(what, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+def table(title: str, rows: Mapping[str, str]) -> Table:
+    """Two columns: what, and how much."""
+    out = Table(title=title, title_justify="left", show_header=False)
+    out.add_column()
+    out.add_column(justify="right")
+    for name, value in rows.items():
+        out.add_row(name, value)
+    return out
+
+
+def seconds(value: float) -> str:
+    """A time for people: ms below one second."""
+    return f"{value * 1e3:.1f} ms" if value < 1 else f"{value:.2f} s"
