@@ -13,6 +13,6 @@ TINY = Path(__file__).parent / "tiny"
 """Directory of the bundled checkpoint."""
 
 __all__ = [
-    "PRESETS", "TINY", "Generation", "Qwen3Moe", "Qwen3MoeConfig", "StaticCache", "Stats", "Token", "Tokenizer",
-    "generate", "load_model", "stream",
+    "PRESETS", "TINY", "Generation", "Qwen3Moe", "Qwen3MoeConfig", "StaticCache", "Stats", "Token",
+    "Tokenizer", "generate", "load_model", "stream",
 ]  # fmt: skip

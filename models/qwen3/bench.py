@@ -1,4 +1,4 @@
-"""Measure a size: python -m models.qwen3.bench --config qwen3-30b-a3b --random-weights [--layers N] [--json FILE]."""
+"""Measure a size: python -m models.qwen3.bench --config qwen3-30b-a3b --random-weights [--layers N]."""
 
 from __future__ import annotations
 
@@ -77,8 +77,8 @@ def bench(
     ).stats
     figures: dict[str, Any] = {
         "config": config, "layers": sizes.num_hidden_layers, "random_weights": random_weights,
-        "dtype": str(kind).removeprefix("torch."), "backend": registry.resolve(backend), "device": _device_name(place),
-        "torch": torch.__version__, "threads": torch.get_num_threads(),
+        "dtype": str(kind).removeprefix("torch."), "backend": registry.resolve(backend),
+        "device": _device_name(place), "torch": torch.__version__, "threads": torch.get_num_threads(),
         "batch": batch, "prompt_len": prompt_len, "new_tokens": new_tokens,
         "weight_bytes": needed["weights"], "kv_cache_bytes": needed["KV cache"],
         "load_s": load_s, "warm_up_s": warm_up_s, "time_to_first_token_s": stats.first_token_s,
@@ -95,7 +95,8 @@ def bench(
     if stats.decode_steps:
         rows["tokens/s/user"] = f"{stats.tokens_per_s_user:.2f}"
         rows["tokens/s"] = f"{stats.tokens_per_s:.2f}"
-    title = f"{config}, {sizes.num_hidden_layers} layers: {figures['backend']} on {figures['device']}, {figures['dtype']}"
+    where = f"{figures['backend']} on {figures['device']}, {figures['dtype']}"
+    title = f"{config}, {sizes.num_hidden_layers} layers: {where}"
     Console().print(terminal.table(title, rows))
     if json_file is not None:
         _write(json_file, figures)
@@ -106,12 +107,15 @@ def _sizes(name: str, layers: int | None, random_weights: bool) -> Qwen3MoeConfi
         sizes = PRESETS[name]
         if not random_weights:
             raise RequestError(
-                f"{name} is a size without weights", remedy="add --random-weights, or give a checkpoint's directory"
+                f"{name} is a size without weights",
+                remedy="add --random-weights, or give a checkpoint's directory",
             )
     elif Path(name).is_dir():
         sizes = Qwen3MoeConfig.from_directory(name)
     else:
-        raise RequestError("no such config", got=repr(name), expected=f"one of {sorted(PRESETS)}, or a directory")
+        raise RequestError(
+            "no such config", got=repr(name), expected=f"one of {sorted(PRESETS)}, or a directory"
+        )
     if layers is None:
         return sizes
     if not random_weights:
@@ -147,7 +151,9 @@ def _check_memory(needed: dict[str, int], device: torch.device, batch: int) -> N
             f"this does not fit the memory of {device}",
             got=f"a need of {total / 2**30:.1f} GiB ({parts})",
             expected=f"at most {free / 2**30:.1f} GiB, what is free now",
-            remedy="lower --layers" + (", --batch" if batch > 1 else "") + " or --prompt-len, or use a larger device",
+            remedy="lower --layers"
+            + (", --batch" if batch > 1 else "")
+            + " or --prompt-len, or use a larger device",
         )
 
 

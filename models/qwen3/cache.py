@@ -1,7 +1,7 @@
 """The KV cache, which owns attention: the model hands it q, k and v and gets the attended values back.
 
-A step's tokens stand packed, one after the other, whatever sequence they belong to: no padding exists, so none can
-be attended to or routed to an expert. Only this file knows which token belongs to which sequence.
+A step's tokens stand packed, one after the other, whatever sequence they belong to: no padding exists, so none
+can be attended to or routed to an expert. Only this file knows which token belongs to which sequence.
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ class Span:
 
 @dataclass(frozen=True)
 class Step:
-    """The T tokens of one forward pass: where each stands, as tensors on the device, and sizes known on the host.
+    """The T tokens of one forward pass: where each stands (on the device), and sizes known on the host.
 
     Attributes:
         rows: [T] int64, cache row of each token.
         positions: [T] int64, position of each token in its sequence.
         logits_at: [R] int64, tokens whose logits are wanted; None = all.
-        spans: the sequences of a prefill; None in a decode step, where token t is the next one of cache row t.
+        spans: the sequences of a prefill; None in a decode step: token t is the next of cache row t.
         bound: decode: keys 0 .. bound - 1 are looked at; at least every position + 1.
         mask: decode: [T, 1, 1, bound] bool, True = attend.
-        num_tokens: [] int32 on the device, tokens that count where T is only a bound (a captured graph); the others
-            are routed to no expert and their output means nothing. None = all T.
+        num_tokens: [] int32 on the device, tokens that count where T is only a bound (a captured graph); the
+            others are routed to no expert and their output means nothing. None = all T.
     """
 
     rows: Tensor
@@ -64,7 +64,7 @@ class AttentionCache(Protocol):
     """What the model needs: attention over everything seen so far. Nobody asks for dense keys and values."""
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, step: Step) -> Tensor:
-        """Keep k and v [T, kv heads, head_dim] of this layer and attend with q [T, heads, head_dim] -> as q."""
+        """Keep this layer's k and v [T, kv heads, head_dim]; attend with q [T, heads, head_dim] -> as q."""
 
 
 class Uncached:
@@ -87,7 +87,12 @@ class StaticCache:
     """
 
     def __init__(
-        self, config: Qwen3MoeConfig, B: int, capacity: int, dtype: torch.dtype, device: torch.device | str = "cpu"
+        self,
+        config: Qwen3MoeConfig,
+        B: int,
+        capacity: int,
+        dtype: torch.dtype,
+        device: torch.device | str = "cpu",
     ):
         shape = (config.num_hidden_layers, B, config.num_key_value_heads, capacity, config.head_dim)
         # zeros, not empty: a masked key still meets its value as 0 * value, which must not be NaN

@@ -83,7 +83,9 @@ class Qwen3MoeConfig:
         if self.head_dim % 2:
             raise CheckpointError("head_dim must be even for RoPE", got=self.head_dim)
         sparse = [i for i in range(self.num_hidden_layers) if self.is_sparse(i)]
-        if sparse and not (self.moe_intermediate_size >= 1 and 1 <= self.num_experts_per_tok <= self.num_experts):
+        if sparse and not (
+            self.moe_intermediate_size >= 1 and 1 <= self.num_experts_per_tok <= self.num_experts
+        ):
             raise CheckpointError(
                 "expert sizes do not fit together",
                 got=f"num_experts={self.num_experts}, num_experts_per_tok={self.num_experts_per_tok}, "
@@ -108,7 +110,7 @@ class Qwen3MoeConfig:
         """Read config.json, and the stop tokens of generation_config.json where there is one.
 
         Raises:
-            CheckpointError: not a directory, no config.json, unreadable JSON, or a model this code does not compute.
+            CheckpointError: not a directory, no config.json, bad JSON, or a model this code does not compute.
         """
         directory = Path(directory)
         if not directory.is_dir():
@@ -136,7 +138,7 @@ class Qwen3MoeConfig:
         """From the contents of config.json, as transformers 4 or 5 writes it.
 
         Raises:
-            CheckpointError: another architecture, a missing field, or a feature this model code does not compute.
+            CheckpointError: another architecture, a missing field, or a feature not computed here.
         """
         _refuse_other_models(values, source)
         theta = _rope_theta(values, source)
@@ -194,7 +196,9 @@ def _refuse_other_models(values: Mapping[str, Any], source: str) -> None:
             remedy="give a Qwen3-MoE checkpoint",
         )
     if values.get("hidden_act", "silu") != "silu":
-        raise CheckpointError(f"{source} asks for another activation", got=values["hidden_act"], expected="silu")
+        raise CheckpointError(
+            f"{source} asks for another activation", got=values["hidden_act"], expected="silu"
+        )
     if values.get("use_sliding_window") and values.get("sliding_window"):
         raise CheckpointError(
             f"{source} enables sliding-window attention, which this model does not compute",
@@ -211,7 +215,7 @@ def _refuse_other_models(values: Mapping[str, Any], source: str) -> None:
 
 
 def _rope_theta(values: Mapping[str, Any], source: str) -> Any:
-    """RoPE base: at the top level (transformers 4) or in rope_parameters (5). Only default RoPE is computed."""
+    """RoPE base: at the top level (transformers 4) or in rope_parameters (5). Default RoPE only."""
     theta = values.get("rope_theta")
     for key in ("rope_parameters", "rope_scaling"):
         rope = values.get(key)
@@ -240,7 +244,9 @@ def _number(name: str, value: Any, source: str) -> float:
 def _ids(value: Any, source: str | Path) -> list[int]:
     ids = [] if value is None else list(value) if isinstance(value, list | tuple) else [value]
     if any(isinstance(i, bool) or not isinstance(i, int) for i in ids):
-        raise CheckpointError(f"eos_token_id in {source} must be an integer or a list of them", got=repr(value))
+        raise CheckpointError(
+            f"eos_token_id in {source} must be an integer or a list of them", got=repr(value)
+        )
     return ids
 
 
@@ -255,7 +261,9 @@ def read_json(path: Path) -> dict[str, Any]:
     except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
         raise CheckpointError(f"{path} cannot be read", got=str(error), expected="a JSON object") from error
     if not isinstance(value, dict):
-        raise CheckpointError(f"{path} has the wrong form", got=type(value).__name__, expected="a JSON object")
+        raise CheckpointError(
+            f"{path} has the wrong form", got=type(value).__name__, expected="a JSON object"
+        )
     return value
 
 

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
-import torch
 import typer
 from rich.console import Console, Group
 from rich.live import Live
@@ -16,6 +15,7 @@ from rich.panel import Panel
 from rich.text import Text
 
 from ttnn_moe import registry
+from ttnn_moe.errors import RequestError
 
 from . import TINY, terminal
 from .generate import Generation, Stats, Token, check_request, generate
@@ -42,7 +42,9 @@ def demo(
     temperature: Annotated[float, typer.Option(help="0 = greedy.")] = 0.0,
     top_k: Annotated[int, typer.Option(help="Keep the k most probable tokens; 0 = all.")] = 0,
     top_p: Annotated[float, typer.Option(help="Keep the fewest tokens that reach this probability.")] = 1.0,
-    seed: Annotated[int | None, typer.Option(help="Same seed, same text; prompt i draws from seed + i.")] = None,
+    seed: Annotated[
+        int | None, typer.Option(help="Same seed, same text; prompt i draws from seed + i.")
+    ] = None,
     chat: Annotated[bool, typer.Option(help="Wrap prompts in the checkpoint's chat template.")] = True,
 ) -> None:
     """Generate text with a Qwen3-MoE checkpoint, and show how fast."""
@@ -74,6 +76,20 @@ def demo(
         )
     where = f"{registry.resolve(backend)} on {network.device}, {str(network.dtype).removeprefix('torch.')}"
     console.print(terminal.table(where, _figures(result, load_s, warm_up_s)))
+
+
+def _task_prompts(model: Path) -> list[str]:
+    """One held-out example of a few tasks that the bundled checkpoint was trained on."""
+    if model.resolve() != TINY.resolve():
+        raise RequestError(
+            "nothing to generate from", got="no --prompt", remedy="give one or more --prompt TEXT"
+        )
+    from .tiny import tasks
+
+    prompts = [tasks.examples("recall", "heldout", 1, context=(60, 100))[0].prompt]
+    return prompts + [
+        tasks.examples(task, "heldout", 1)[0].prompt for task in tasks.TASKS if task != "recall"
+    ]
 
 
 def _encode(tokenizer: Tokenizer, text: str, chat: bool) -> list[int]:
@@ -134,7 +150,9 @@ class _Batch:
 
     def _render(self) -> Group:
         pairs = zip(self.prompts, self.answers, strict=True)
-        return Group(*(Panel(Text(answer), title=Text(prompt[-60:]), title_align="left") for prompt, answer in pairs))
+        return Group(
+            *(Panel(Text(answer), title=Text(prompt[-60:]), title_align="left") for prompt, answer in pairs)
+        )
 
 
 def main(args: Sequence[str] | None = None) -> int:

@@ -1,4 +1,4 @@
-"""Generation: packed, chunked prefill; decoding in a batch that shrinks as sequences end; tokens as they come."""
+"""Generation: packed, chunked prefill; decoding in a batch that shrinks as sequences end; streaming."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def generate(
     on_token: Callable[[Token], None] | None = None,
     prefill_chunk: int = 2048,
 ) -> Generation:
-    """Continue each prompt; arguments and errors as `stream`. on_token is called with every token as it comes."""
+    """Continue each prompt; arguments and errors as `stream`. on_token gets every token as it comes."""
     result = Generation([[] for _ in prompts], ["" for _ in prompts], [None for _ in prompts])
     for token in stream(
         model,
@@ -138,7 +138,7 @@ def stream(
         stats: filled in as tokens come.
 
     Raises (before any work):
-        RequestError: an empty prompt, ids out of range, a prompt too long for the context, options out of range.
+        RequestError: an empty prompt, one too long for the context, ids or options out of range.
     """
     sampling = Sampling(temperature, top_k, top_p)
     check_request(model, prompts, max_new_tokens, prefill_chunk)
@@ -158,7 +158,8 @@ def check_request(
     context, V = model.config.max_position_embeddings, model.config.vocab_size
     if max_new_tokens < 1 or prefill_chunk < 1:
         raise RequestError(
-            "token counts must be positive", got=f"max_new_tokens={max_new_tokens}, prefill_chunk={prefill_chunk}"
+            "token counts must be positive",
+            got=f"max_new_tokens={max_new_tokens}, prefill_chunk={prefill_chunk}",
         )
     for i, prompt in enumerate(prompts):
         if len(prompt) == 0:

@@ -1,7 +1,7 @@
 """Qwen3-MoE for inference: plain torch around one mixture-of-experts operator.
 
-Tokens are rows throughout: [T, H], T counting the tokens of all sequences, packed. Nothing here reads a value back to
-the host, and every shape follows from sizes the host knows.
+Tokens are rows throughout: [T, H], T counting the tokens of all sequences, packed. Nothing here reads a value
+back to the host, and every shape follows from sizes the host knows.
 Architecture: Qwen3 Technical Report, https://arxiv.org/abs/2505.09388.
 """
 
@@ -32,7 +32,7 @@ class RMSNorm(nn.Module):
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """RoPE: turn the pairs (x[i], x[i + head_dim / 2]). x [T, heads, head_dim]; cos, sin [T, 1, head_dim / 2]."""
+    """RoPE: turn pairs (x[i], x[i + head_dim/2]). x [T, heads, head_dim]; cos, sin [T, 1, head_dim/2]."""
     a, b = x.chunk(2, dim=-1)
     return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
 
@@ -108,7 +108,9 @@ class MoE(nn.Module):
 
     def forward(self, x: Tensor, step: Step) -> Tensor:
         ids, weights = self.route(x)
-        routing = ttnn_moe.Routing.from_topk(ids, weights, self.router.out_features, num_tokens=step.num_tokens)
+        routing = ttnn_moe.Routing.from_topk(
+            ids, weights, self.router.out_features, num_tokens=step.num_tokens
+        )
         return ttnn_moe.moe(x, routing, self.experts, backend=self.backend)
 
 
@@ -144,7 +146,9 @@ class Qwen3Moe(nn.Module):
         self.requires_grad_(False)
 
     @classmethod
-    def empty(cls, config: Qwen3MoeConfig, backend: str, dtype: torch.dtype, device: torch.device | str) -> Qwen3Moe:
+    def empty(
+        cls, config: Qwen3MoeConfig, backend: str, dtype: torch.dtype, device: torch.device | str
+    ) -> Qwen3Moe:
         """A model whose weights are allocated once, in their final place, and hold anything."""
         with torch.device("meta"):
             model = cls(config, backend)
@@ -169,7 +173,7 @@ class Qwen3Moe(nn.Module):
         """Logits of the next token.
 
         Args:
-            ids: [B, S] int64, B whole sequences (causal, nothing kept); or with a cache [T], the tokens of `step`.
+            ids: [B, S] int64, B whole sequences (causal, nothing kept); with a cache [T], the tokens of `step`.
             cache: keeps keys and values, and attends to them.
             step: from the cache: where each of the T tokens stands.
 
@@ -193,13 +197,19 @@ class Qwen3Moe(nn.Module):
 
     def _whole(self, ids: Tensor) -> tuple[Uncached, Step]:
         if ids.dim() != 2 or ids.dtype not in (torch.int32, torch.int64):
-            raise RequestError("ids have the wrong form", got=f"{tuple(ids.shape)} {ids.dtype}", expected="[B, S] int64")
+            raise RequestError(
+                "ids have the wrong form", got=f"{tuple(ids.shape)} {ids.dtype}", expected="[B, S] int64"
+            )
         B, S = ids.shape
         if S > self.config.max_position_embeddings:
-            raise RequestError("sequences exceed the context", got=S, expected=self.config.max_position_embeddings)
+            raise RequestError(
+                "sequences exceed the context", got=S, expected=self.config.max_position_embeddings
+            )
         if ids.numel() and not torch.compiler.is_compiling():
             low, high = int(ids.min()), int(ids.max())
             if low < 0 or high >= self.config.vocab_size:
-                raise RequestError("ids out of range", got=f"{low} .. {high}", expected=f"0 .. {self.config.vocab_size - 1}")
+                raise RequestError(
+                    "ids out of range", got=f"{low} .. {high}", expected=f"0 .. {self.config.vocab_size - 1}"
+                )
         rows, positions = (torch.arange(n, device=ids.device) for n in (B, S))
         return Uncached(B, S), Step(rows=rows.repeat_interleave(S), positions=positions.repeat(B))

@@ -20,7 +20,7 @@ INTERRUPTED = 130
 
 
 def run(app: typer.Typer, args: Sequence[str] | None, name: str) -> int:
-    """Run a typer application and return its exit code; what a user got wrong is one message on stderr and code 2.
+    """Run a typer application and return its exit code; user errors are one message on stderr and code 2.
 
     Args:
         args: the command line, without the program's name; None = that of this process.

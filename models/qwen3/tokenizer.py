@@ -108,7 +108,9 @@ class Tokenizer:
         if not messages:
             raise RequestError("a conversation needs at least one message", got="none")
         if self.chat_template is None:
-            raise RequestError("this checkpoint has no chat template", remedy="give the text as it is (--no-chat)")
+            raise RequestError(
+                "this checkpoint has no chat template", remedy="give the text as it is (--no-chat)"
+            )
         try:
             return self._compiled.render(
                 messages=[{k: v for k, v in message.items() if v is not None} for message in messages],
@@ -140,7 +142,7 @@ class TextStream:
 
     def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool = True):
         self._tokenizer, self._skip = tokenizer, skip_special_tokens
-        # the text of `_before` was handed out; it stays as context, for some decoders treat the first token apart
+        # the text of `_before` was handed out; it stays as context: some decoders treat the first token apart
         self._before: list[int] = []
         self._pending: list[int] = []
         self._shown = 0
@@ -170,7 +172,7 @@ class TextStream:
 
 
 class _GenerationBlock(Extension):
-    """{% generation %} ... {% endgeneration %}: marks the assistant's text for training; rendered as it is."""
+    """{% generation %} ... {% endgeneration %}: marks the assistant's text for training; rendered as is."""
 
     tags = {"generation"}
 
@@ -180,9 +182,17 @@ class _GenerationBlock(Extension):
         return nodes.Scope(body, lineno=line)
 
 
-def _tojson(value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False):
+def _tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: Any = None,
+    separators: Any = None,
+    sort_keys: bool = False,
+):
     # Jinja's own filter escapes HTML, which no prompt wants
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
 
 
 def _raise_exception(message: str) -> None:
@@ -213,5 +223,8 @@ def _add_missing_tokens(fast: FastTokenizer, added: Mapping[str, Any]) -> None:
     for key in sorted(added, key=int):
         entry = added[key]
         if fast.token_to_id(entry["content"]) is None:
-            flags = {f: bool(entry.get(f, False)) for f in ("single_word", "lstrip", "rstrip", "normalized", "special")}
+            flags = {
+                f: bool(entry.get(f, False))
+                for f in ("single_word", "lstrip", "rstrip", "normalized", "special")
+            }
             fast.add_tokens([AddedToken(entry["content"], **flags)])

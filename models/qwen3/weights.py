@@ -16,7 +16,7 @@ from ttnn_moe import registry
 from ttnn_moe.errors import CheckpointError
 
 from .config import DTYPES, Qwen3MoeConfig, read_json
-from .model import Attention, DenseMLP, MoE, Qwen3Moe
+from .model import Attention, DenseMLP, Layer, MoE, Qwen3Moe
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
@@ -34,13 +34,14 @@ def slots(model: Qwen3Moe, fused: frozenset[str] = frozenset()) -> dict[str, Ten
     """Every tensor of a checkpoint by its Hugging Face name, as a view of the model's memory.
 
     Args:
-        fused: prefixes "model.layers.N.mlp.experts." whose experts are stored fused (transformers 5 in memory)
-            rather than one by one.
+        fused: prefixes "model.layers.N.mlp.experts." whose experts are stored fused (as transformers 5 holds
+            them) rather than one by one.
     """
-    out = {EMBED: model.embed.weight, "model.norm.weight": model.norm.weight}
+    out: dict[str, Tensor] = {EMBED: model.embed.weight, "model.norm.weight": model.norm.weight}
     if model.head is not None:
         out[HEAD] = model.head.weight
     for i, layer in enumerate(model.layers):
+        assert isinstance(layer, Layer)
         name = f"model.layers.{i}."
         out[name + "input_layernorm.weight"] = layer.attention_norm.weight
         out[name + "post_attention_layernorm.weight"] = layer.mlp_norm.weight
@@ -57,8 +58,13 @@ def slots(model: Qwen3Moe, fused: frozenset[str] = frozenset()) -> dict[str, Ten
 
 
 def _attention_slots(attention: Attention, name: str) -> dict[str, Tensor]:
-    sizes = [heads * attention.head_dim for heads in (attention.heads, attention.kv_heads, attention.kv_heads)]
-    out = {name + "q_norm.weight": attention.q_norm.weight, name + "k_norm.weight": attention.k_norm.weight}
+    sizes = [
+        heads * attention.head_dim for heads in (attention.heads, attention.kv_heads, attention.kv_heads)
+    ]
+    out: dict[str, Tensor] = {
+        name + "q_norm.weight": attention.q_norm.weight,
+        name + "k_norm.weight": attention.k_norm.weight,
+    }
     for kind in ("weight", "bias") if attention.qkv.bias is not None else ("weight",):
         for letter, part in zip("qkv", getattr(attention.qkv, kind).split(sizes), strict=True):
             out[f"{name}{letter}_proj.{kind}"] = part
@@ -86,8 +92,8 @@ def load_model(
 ) -> Qwen3Moe:
     """Load a Qwen3-MoE checkpoint in Hugging Face format (one safetensors file, or shards with an index).
 
-    Everything is checked before memory is taken; each tensor is then copied from the file to its final place, so that
-    the peak stays near the size of the weights.
+    Everything is checked before memory is taken; each tensor is then copied from the file to its final place, so
+    that the peak stays near the size of the weights.
 
     Args:
         directory: holds config.json and the weights.
@@ -97,8 +103,8 @@ def load_model(
         progress: called with bytes read and bytes in all.
 
     Raises:
-        CheckpointError: not a checkpoint, another architecture, damaged files, or tensors that do not match: every
-            missing, unexpected and mis-shaped one is named.
+        CheckpointError: not a checkpoint, another architecture, damaged files, or tensors that do not match:
+            every missing, unexpected and mis-shaped one is named.
         BackendUnavailable: the backend cannot run here.
     """
     directory = Path(directory)
@@ -141,7 +147,9 @@ def randomize(model: Qwen3Moe, seed: int = 0, std: float = 0.02) -> None:
 def dtype_of(dtype: torch.dtype | str | None) -> torch.dtype | None:
     named = DTYPES.get(dtype) if isinstance(dtype, str) else dtype
     if dtype is not None and named not in DTYPES.values():
-        raise CheckpointError("a model cannot be loaded in this dtype", got=dtype, expected=f"one of {list(DTYPES)}")
+        raise CheckpointError(
+            "a model cannot be loaded in this dtype", got=dtype, expected=f"one of {list(DTYPES)}"
+        )
     return named
 
 
@@ -153,7 +161,9 @@ def _opened(path: Path) -> Any:
     except (SafetensorError, OSError) as error:
         size = f"{path.stat().st_size} bytes" if path.is_file() else "no such file"
         raise CheckpointError(
-            f"{path} is not a whole safetensors file", got=f"{size}: {error}", remedy="download or copy it again"
+            f"{path} is not a whole safetensors file",
+            got=f"{size}: {error}",
+            remedy="download or copy it again",
         ) from error
 
 
@@ -163,12 +173,16 @@ def _headers(directory: Path) -> dict[str, dict[str, Any]]:
     if index.is_file():
         where = read_json(index).get("weight_map")
         if not isinstance(where, dict) or not all(isinstance(name, str) for name in where.values()):
-            raise CheckpointError(f"{index} has the wrong form", expected="an object weight_map of file names")
+            raise CheckpointError(
+                f"{index} has the wrong form", expected="an object weight_map of file names"
+            )
         if outside := sorted({name for name in where.values() if Path(name).name != name}):
             raise CheckpointError(f"{index} names files outside the checkpoint", got=outside)
         if absent := sorted({name for name in where.values() if not (directory / name).is_file()}):
             raise CheckpointError(
-                f"{directory} lacks files that {INDEX} names", got=f"no {', '.join(absent)}", remedy="fetch them"
+                f"{directory} lacks files that {INDEX} names",
+                got=f"no {', '.join(absent)}",
+                remedy="fetch them",
             )
     elif (directory / SINGLE).is_file():
         where = None
@@ -233,8 +247,10 @@ def _copy(
             progress(done, total)
 
 
-def _pieces(found: dict[str, dict[str, Any]], into: dict[str, Tensor]) -> list[tuple[Path, str, int, int, int]]:
-    """(file, tensor, first row, last row + 1, bytes) in file order, last first; big tensors in several pieces."""
+def _pieces(
+    found: dict[str, dict[str, Any]], into: dict[str, Tensor]
+) -> list[tuple[Path, str, int, int, int]]:
+    """(file, tensor, first row, last row + 1, bytes) in file order, last first; big tensors in pieces."""
     out = []
     for name, header in found.items():
         rows = into[name].shape[0]
