@@ -1,7 +1,7 @@
 """The KV cache, which owns attention: the model hands it q, k and v and gets the attended values back.
 
-A step's tokens stand packed, one after the other, whatever sequence they belong to: no padding exists, so none
-can be attended to or routed to an expert. Only this file knows which token belongs to which sequence.
+A step's tokens stand packed, one after the other, whatever sequence they belong to: no padding exists, so
+none can be attended to or routed to an expert. Only this file knows which token belongs to which sequence.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console, Group
@@ -79,17 +79,15 @@ def demo(
 
 
 def _task_prompts(model: Path) -> list[str]:
-    """One held-out example of a few tasks that the bundled checkpoint was trained on."""
+    """One held-out example of each task that the bundled checkpoint was trained on."""
     if model.resolve() != TINY.resolve():
         raise RequestError(
             "nothing to generate from", got="no --prompt", remedy="give one or more --prompt TEXT"
         )
     from .tiny import tasks
 
-    prompts = [tasks.examples("recall", "heldout", 1, context=(60, 100))[0].prompt]
-    return prompts + [
-        tasks.examples(task, "heldout", 1)[0].prompt for task in tasks.TASKS if task != "recall"
-    ]
+    options: dict[str, dict[str, Any]] = {"recall": {"context": (60, 100)}}
+    return [tasks.examples(t, "heldout", 1, **options.get(t, {}))[0].prompt for t in tasks.TASKS]
 
 
 def _encode(tokenizer: Tokenizer, text: str, chat: bool) -> list[int]:

@@ -41,7 +41,7 @@ class Stats:
     Attributes:
         prompt_tokens, new_tokens: over all sequences.
         first_token_s: from the start until every sequence has its first token.
-        decode_s: from then to the end. decode_tokens: tokens made in it. decode_steps: batches of them.
+        decode_s: in decode steps. decode_tokens: tokens made in them. decode_steps: their number.
     """
 
     prompt_tokens: int = 0
@@ -206,7 +206,6 @@ class _Run:
             if made > 1:
                 stats.decode_steps += 1
                 stats.decode_tokens += len(rows)
-                stats.decode_s = time.perf_counter() - start - stats.first_token_s
             going = []
             for row, (sequence, token) in enumerate(zip(rows, last, strict=True)):
                 event = self._event(sequence, token, made)
@@ -218,8 +217,10 @@ class _Run:
             if len(going) < len(rows):
                 cache.keep(going)
                 rows, last = [rows[row] for row in going], [last[row] for row in going]
+            start = time.perf_counter()
             ids = torch.tensor(last, device=model.device)
             last = self._choose(model(ids, cache, cache.decode()), rows)
+            stats.decode_s += time.perf_counter() - start  # what the caller does with a token is not ours
 
     def _prefill(self, cache: StaticCache, chunk: int) -> list[int]:
         """Run the prompts, `chunk` packed tokens at a time; the first new token of each sequence."""

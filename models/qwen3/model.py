@@ -83,11 +83,13 @@ class MoE(nn.Module):
         self.gate_up = nn.Parameter(torch.empty(E, 2 * I, H), requires_grad=False)
         self.down = nn.Parameter(torch.empty(E, H, I), requires_grad=False)
         self._experts: ttnn_moe.Experts | None = None
+        self._experts_of: Tensor | None = None
 
     @property
     def experts(self) -> ttnn_moe.Experts:
         """The weights as the operator takes them: the same memory."""
-        if self._experts is None:
+        if self._experts is None or self._experts_of is not self.gate_up:
+            self._experts_of = self.gate_up
             self._experts = ttnn_moe.Experts.dense(self.gate_up.data, self.down.data)
         return self._experts
 
@@ -173,7 +175,7 @@ class Qwen3Moe(nn.Module):
         """Logits of the next token.
 
         Args:
-            ids: [B, S] int64, B whole sequences (causal, nothing kept); with a cache [T], the tokens of `step`.
+            ids: [B, S] int64, B whole sequences (causal, nothing kept); with a cache [T], those of `step`.
             cache: keeps keys and values, and attends to them.
             step: from the cache: where each of the T tokens stands.
 

@@ -92,8 +92,8 @@ def load_model(
 ) -> Qwen3Moe:
     """Load a Qwen3-MoE checkpoint in Hugging Face format (one safetensors file, or shards with an index).
 
-    Everything is checked before memory is taken; each tensor is then copied from the file to its final place, so
-    that the peak stays near the size of the weights.
+    Everything is checked before memory is taken; each tensor is then copied from the file to its final place,
+    so that the peak stays near the size of the weights.
 
     Args:
         directory: holds config.json and the weights.

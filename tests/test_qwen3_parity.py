@@ -1,0 +1,202 @@
+"""The model against transformers' Qwen3MoeForCausalLM, from the same files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from qwen3_checkpoints import (
+    CONFIGS,
+    HAS_TINY,
+    TINY,
+    make,
+    prompts,
+    reference,
+    reference_logits,
+    relative_error,
+)
+
+from models.qwen3 import StaticCache, generate, load_model
+from models.qwen3.cache import Step
+
+LENGTHS = [1, 17, 5, 40, 2]
+FP32 = 1e-4
+
+
+@pytest.fixture(params=list(CONFIGS))
+def checkpoint(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    return make(tmp_path / request.param, **CONFIGS[request.param])
+
+
+def check_fp32(directory: Path) -> None:
+    """Whole sequences, then a ragged batch through the cache: packed prefill and decode steps."""
+    ours, theirs = load_model(directory, dtype=torch.float32), reference(directory)
+    vocab = ours.config.vocab_size
+    whole = prompts([33, 33], vocab)
+    expected = torch.stack([reference_logits(theirs, ids) for ids in whole])
+    assert relative_error(ours(torch.tensor(whole)), expected) <= FP32
+
+    texts = prompts([n + 6 for n in LENGTHS], vocab)  # prompts and six forced tokens each
+    expected = [reference_logits(theirs, ids) for ids in texts]
+    cache = StaticCache(ours.config, len(LENGTHS), max(LENGTHS) + 6, torch.float32)
+    ids = [token for text, n in zip(texts, LENGTHS, strict=True) for token in text[:n]]
+    step = cache.prefill(list(enumerate(LENGTHS)), range(len(ids)))
+    got = ours(torch.tensor(ids), cache, step)
+    for logits, want, n in zip(got.split(LENGTHS), expected, LENGTHS, strict=True):
+        assert relative_error(logits, want[:n]) <= FP32
+    for i in range(6):
+        ids = [text[n + i] for text, n in zip(texts, LENGTHS, strict=True)]
+        got = ours(torch.tensor(ids), cache, cache.decode())
+        want = torch.stack([logits[n + i] for logits, n in zip(expected, LENGTHS, strict=True)])
+        assert relative_error(got, want) <= FP32
+
+
+def check_bf16_greedy(directory: Path, texts: list[list[int]], new: int = 64) -> None:
+    """Greedy tokens equal transformers', except where its own two best logits are closer than bf16 can tell.
+
+    The reference reads our tokens (teacher forcing). What bf16 can tell is measured, not assumed: the largest
+    distance, over all logits of all those steps, between the reference in bf16 and in fp32. Two logits that both
+    move by it can change places when their gap is below twice that.
+    """
+    ours = load_model(directory, dtype=torch.bfloat16)
+    made = generate(ours, texts, max_new_tokens=new, stop_ids=()).tokens
+    bf16, fp32 = reference(directory, torch.bfloat16), reference(directory, torch.float32)
+    agreed = 0
+    for text, tokens in zip(texts, made, strict=True):
+        assert len(tokens) == new
+        low = reference_logits(bf16, text + tokens)[len(text) - 1 : -1].float()
+        high = reference_logits(fp32, text + tokens)[len(text) - 1 : -1]
+        bound = 2 * (low - high).abs().max().item()
+        assert bound < 0.25 * high.std().item(), "so loose a bound would show nothing"
+        best = low.topk(2)
+        for i, token in enumerate(tokens):
+            if token == int(best.indices[i, 0]):
+                agreed += 1
+                continue
+            gap = float(best.values[i, 0] - low[i, token])
+            assert gap <= bound, f"token {i}: {token}, the reference's is better by {gap}, bf16 error {bound}"
+            assert float(best.values[i, 0] - best.values[i, 1]) <= bound
+    assert agreed >= 0.9 * new * len(texts)
+
+
+def test_fp32_logits(checkpoint: Path) -> None:
+    check_fp32(checkpoint)
+
+
+@pytest.mark.parametrize("name", ["untied", "dense-layer", "no-norm-topk"])
+def test_bf16_greedy_tokens(name: str, tmp_path: Path) -> None:
+    directory = make(tmp_path, torch.bfloat16, **CONFIGS[name])
+    check_bf16_greedy(directory, prompts([7, 30]))
+
+
+# no silent skip once it is here: a checkout without it deselects nothing else
+@pytest.mark.skipif(not HAS_TINY, reason="the bundled checkpoint is not built")
+class TestBundled:
+    def test_fp32_logits(self) -> None:
+        check_fp32(TINY)
+
+    def test_bf16_greedy_tokens(self) -> None:
+        from models.qwen3 import Tokenizer
+
+        tokenizer = Tokenizer.from_directory(TINY)
+        chats = [
+            tokenizer.apply_chat_template([{"role": "user", "content": text}], add_generation_prompt=True)
+            for text in ("Copy: ABC123", "What is 12+30?")
+        ]
+        check_bf16_greedy(TINY, [tokenizer.encode(chat, add_special_tokens=False) for chat in chats])
+
+
+def test_a_ragged_batch_is_what_each_prompt_is_alone(tmp_path: Path) -> None:
+    model = load_model(make(tmp_path))
+    texts = prompts(LENGTHS)
+    together = generate(model, texts, max_new_tokens=12, stop_ids=())
+    for text, tokens in zip(texts, together.tokens, strict=True):
+        assert generate(model, [text], max_new_tokens=12, stop_ids=()).tokens[0] == tokens
+
+
+@pytest.mark.parametrize("chunk", [1, 3, 16, 29, 1000])
+def test_chunked_prefill_is_whole_prefill(chunk: int, tmp_path: Path) -> None:
+    model = load_model(make(tmp_path))
+    texts = prompts(LENGTHS)
+    expected = [model(torch.tensor([text]))[0, -1] for text in texts]
+    cache = StaticCache(model.config, len(texts), max(LENGTHS), torch.float32)
+    from models.qwen3.generate import Stats, _Run
+    from models.qwen3.sampling import Draws, Sampling
+
+    seen: list[torch.Tensor] = []
+
+    class Spy(_Run):
+        def _choose(self, logits: torch.Tensor, sequences: list[int]) -> list[int]:
+            seen.extend(logits)
+            return super()._choose(logits, sequences)
+
+    run = Spy(model, texts, 1, Sampling(), Draws([]), frozenset(), None, Stats())
+    assert run._prefill(cache, chunk) == [int(logits.argmax()) for logits in expected]
+    assert relative_error(torch.stack(seen), torch.stack(expected)) <= 1e-5
+    assert cache.lengths == LENGTHS
+
+
+def test_rows_past_num_tokens_do_not_reach_the_others(tmp_path: Path) -> None:
+    """What a captured graph does: a batch of fixed size, a bound for the keys, only the first rows in use."""
+    model = load_model(make(tmp_path))
+    texts = prompts([9, 4])
+    expected = torch.stack([model(torch.tensor([text]))[0, -1] for text in texts])
+    cache = StaticCache(model.config, 4, 16, torch.float32)
+    ids = [token for text in texts for token in text[:-1]]
+    model(torch.tensor(ids), cache, cache.prefill([(0, 8), (1, 3)], []))
+    positions = torch.tensor([8, 3, 0, 0])
+    mask = torch.arange(16) <= positions[:, None]
+    step = Step(
+        rows=torch.arange(4),
+        positions=positions,
+        bound=16,
+        mask=mask[:, None, None],
+        num_tokens=torch.tensor(2, dtype=torch.int32),
+    )
+    got = model(torch.tensor([texts[0][-1], texts[1][-1], 0, 0]), cache, step)[:2]
+    assert relative_error(got, expected) <= 1e-5
+
+
+def test_keep_drops_rows_without_leaving_anything_behind(tmp_path: Path) -> None:
+    model = load_model(make(tmp_path))
+    texts = prompts([20, 3, 6])
+    cache = StaticCache(model.config, 3, 24, torch.float32)
+    model(torch.tensor(sum(texts, [])), cache, cache.prefill([(0, 20), (1, 3), (2, 6)], []))
+    cache.v[:, 0] = float("nan")  # whatever a finished sequence held must not reach another
+    cache.keep([1, 2])
+    assert cache.lengths == [3, 6]
+    got = model(torch.tensor([7, 7]), cache, cache.decode())
+    expected = torch.stack([model(torch.tensor([text + [7]]))[0, -1] for text in texts[1:]])
+    assert relative_error(got, expected) <= 1e-5
+
+
+def test_moving_the_model_moves_its_experts(tmp_path: Path) -> None:
+    """The operator must see the weights that .to() left behind the parameters, not those before it."""
+    directory = make(tmp_path)
+    model = load_model(directory)
+    ids = torch.tensor(prompts([9]))
+    model(ids)
+    moved = model.to(torch.bfloat16)(ids)
+    assert moved.dtype == torch.bfloat16
+    assert torch.equal(moved, load_model(directory, dtype="bfloat16")(ids))
+    import copy
+
+    twin = copy.deepcopy(model)
+    with torch.no_grad():
+        for layer in twin.layers:
+            layer.mlp.down.zero_()
+    assert torch.equal(model(ids), moved)
+    assert not torch.equal(twin(ids), moved)
+
+
+def test_forward_compiles_without_a_graph_break(tmp_path: Path) -> None:
+    """No value is read back and no shape depends on data, so that a decode step can be captured."""
+    model = load_model(make(tmp_path, num_hidden_layers=1))
+    cache = StaticCache(model.config, 2, 16, torch.float32)
+    model(torch.tensor([3, 4, 5]), cache, cache.prefill([(0, 2), (1, 1)], []))
+    step = cache.decode()
+    ids = torch.tensor([8, 9])
+    expected = model(ids, cache, step)
+    compiled = torch.compile(model, fullgraph=True, backend="eager")
+    assert relative_error(compiled(ids, cache, step), expected) <= 1e-6
