@@ -15,7 +15,8 @@ from torch import Tensor
 from .backend import Numerics, Probe
 from .contract import Experts, Placement, Problem, Routing, check_prepared
 
-# rows of one expert worked on at a time: past 256 the products gain nothing, and their buffers leave the cache
+# sorted rows worked on at a time, of one expert or of several: past 512 the products gain nothing, and their
+# buffers leave the cache; below, the calls between the products weigh more
 BLOCK_ROWS = 512
 # tokens combined at a time: keeps the fp32 sums in the cache
 BLOCK_TOKENS = 64
@@ -77,13 +78,16 @@ class ReferenceBackend:
         tokens = view.pairs // routing.K
         pairs = routing.T * routing.K
         gate_up, down = experts.tensors["gate_up"], experts.tensors["down"]
-        for e, start, end in _blocks(starts):
-            n = end - start
-            x = torch.index_select(hidden, 0, tokens[start:end], out=space.hidden[:n])
-            both = torch.mm(x, gate_up[e].t(), out=space.gate_up[:n])
-            gate, up = _split(both, experts)
-            act = _silu_mul(gate, up, space.product[:n], space.activations[:n])
-            torch.mm(act, down[e].t(), out=space.expert_out[start:end])
+        for block in _blocks(starts):
+            first, n = block[0][1], block[-1][2] - block[0][1]
+            x = torch.index_select(hidden, 0, tokens[first : first + n], out=space.hidden[:n])
+            both, act = space.gate_up[:n], space.activations[:n]
+            for e, start, end in block:
+                rows = slice(start - first, end - first)
+                torch.mm(x[rows], gate_up[e].t(), out=both[rows])
+            _silu_mul(*_split(both, experts), space.product[:n], act)
+            for e, start, end in block:
+                torch.mm(act[start - first : end - first], down[e].t(), out=space.expert_out[start:end])
         _combine(space.expert_out[: pairs + 1], view.inverse, routing, routing.topk_weights, out, accumulate, space)
 
     def gate_projection(self, hidden: Tensor, routing: Routing, experts: Experts, row_align: int) -> Tensor:
@@ -166,13 +170,20 @@ class PreparedReference:
         return out
 
 
-def _blocks(starts: list[int]) -> list[tuple[int, int, int]]:
-    """(expert, first row, end row) of each block of at most BLOCK_ROWS rows."""
-    return [
-        (e, row, min(row + BLOCK_ROWS, end))
-        for e, (start, end) in enumerate(zip(starts, starts[1:], strict=False))
-        for row in range(start, end, BLOCK_ROWS)
-    ]
+def _blocks(starts: list[int]) -> list[list[tuple[int, int, int]]]:
+    """Sorted rows in blocks of at most BLOCK_ROWS, each a list of (expert, first row, end row).
+
+    Only an expert with more rows than that is cut, so that weights are read once.
+    """
+    blocks: list[list[tuple[int, int, int]]] = []
+    for e, (start, end) in enumerate(zip(starts, starts[1:], strict=False)):
+        for row in range(start, end, BLOCK_ROWS):
+            piece = (e, row, min(row + BLOCK_ROWS, end))
+            if blocks and piece[2] - blocks[-1][0][1] <= BLOCK_ROWS:
+                blocks[-1].append(piece)
+            else:
+                blocks.append([piece])
+    return blocks
 
 
 def _real_rows(starts: list[int], row_tokens: Tensor) -> list[tuple[int, slice, Tensor]]:
