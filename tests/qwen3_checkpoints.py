@@ -44,8 +44,18 @@ CONFIGS = {
 }
 
 
-def make(directory: Path, dtype: torch.dtype = torch.float32, shards: str = "5GB", **changes) -> Path:
-    """Save a random checkpoint in which every parameter, norms and biases too, is random."""
+def make(
+    directory: Path,
+    dtype: torch.dtype = torch.float32,
+    shards: str = "5GB",
+    router_scale: float = 1.0,
+    **changes,
+) -> Path:
+    """Save a random checkpoint in which every parameter, norms and biases too, is random.
+
+    router_scale: a large one makes the last of the K experts weigh little, as in trained models, so that rounding
+        which swaps it for the next one changes little.
+    """
     torch.manual_seed(0)
     model = Qwen3MoeForCausalLM(HfConfig(**{**BASE, **changes}))
     with torch.no_grad():
@@ -54,6 +64,8 @@ def make(directory: Path, dtype: torch.dtype = torch.float32, shards: str = "5GB
                 parameter.uniform_(0.5, 1.5)
             elif name.endswith("bias"):
                 parameter.normal_(0, 0.1)
+            elif name.endswith("mlp.gate.weight"):
+                parameter.mul_(router_scale)
     model.to(dtype).save_pretrained(directory, max_shard_size=shards)
     return directory
 
