@@ -53,8 +53,8 @@ def make(
 ) -> Path:
     """Save a random checkpoint in which every parameter, norms and biases too, is random.
 
-    router_scale: a large one makes the last of the K experts weigh little, as in trained models, so that rounding
-        which swaps it for the next one changes little.
+    router_scale: a large one makes the last of the K experts weigh little, as in trained models, so that
+        rounding which swaps it for the next one changes little.
     """
     torch.manual_seed(0)
     model = Qwen3MoeForCausalLM(HfConfig(**{**BASE, **changes}))

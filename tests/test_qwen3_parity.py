@@ -59,9 +59,9 @@ def check_bf16_greedy(directory: Path, texts: list[list[int]], new: int = 64) ->
     """Greedy tokens equal transformers', except where its own best logits are closer than bf16 can tell.
 
     The reference reads our tokens (teacher forcing). What bf16 can tell is measured, not assumed: the largest
-    distance, over all logits of those steps, between the reference in bf16 and in fp32. Two logits that both move by
-    it can change places when their gap is at most twice that. So that this excuses nothing else, nine tokens in ten
-    must agree all the same, and our bf16 logits must be about as near to the fp32 ones as the reference's.
+    distance, over all logits of those steps, between the reference in bf16 and in fp32. Two logits that both move
+    by it can change places when their gap is at most twice that. So that this excuses nothing else, nine tokens in
+    ten must agree all the same, and our bf16 logits must be about as near to the fp32 ones as the reference's.
     """
     ours = load_model(directory, dtype=torch.bfloat16)
     made = generate(ours, texts, max_new_tokens=new, stop_ids=()).tokens
@@ -82,7 +82,7 @@ def check_bf16_greedy(directory: Path, texts: list[list[int]], new: int = 64) ->
                 agreed += 1
                 continue
             assert best - second <= bound and best - low[i, token] <= bound, (
-                f"token {i} of {tokens}: the reference's own gap is {best - second}, its bf16 error {bound / 2}"
+                f"token {i}: the reference's own gap is {best - second}, its bf16 error {bound / 2}"
             )
     assert agreed >= 0.9 * new * len(texts)
     assert own_error <= 1.5**2 * their_error

@@ -1,4 +1,4 @@
-"""Reading config.json and safetensors: what loads, what is refused and with which words, and how much memory."""
+"""Reading config.json and safetensors: what loads, what is refused with which words, and how much memory."""
 
 from __future__ import annotations
 
@@ -39,6 +39,18 @@ def rewrite(directory: Path, change) -> None:
     save_file(tensors, path)
 
 
+def fuse(tensors: dict[str, torch.Tensor], layers, E: int) -> None:
+    """Rename the experts of these layers to transformers 5's fused form."""
+    for layer in layers:
+        name = f"model.layers.{layer}.mlp.experts."
+        gate, up, down = (
+            torch.stack([tensors.pop(f"{name}{e}.{part}_proj.weight") for e in range(E)])
+            for part in ("gate", "up", "down")
+        )
+        tensors[name + "gate_up_proj"] = torch.cat((gate, up), dim=1)
+        tensors[name + "down_proj"] = down
+
+
 def test_shards_hold_the_same_model(directory: Path, tmp_path: Path) -> None:
     sharded = make(tmp_path / "sharded", shards="100KB")
     assert len(list(sharded.glob("*.safetensors"))) > 3
@@ -48,18 +60,8 @@ def test_shards_hold_the_same_model(directory: Path, tmp_path: Path) -> None:
 def test_fused_expert_names_hold_the_same_model(directory: Path) -> None:
     expected = load_model(directory)(IDS)
 
-    def fuse(tensors: dict[str, torch.Tensor]) -> None:
-        for layer in (0, 2):  # one layer stays as it is
-            name = f"model.layers.{layer}.mlp.experts."
-            parts = {
-                p: [tensors.pop(f"{name}{e}.{p}_proj.weight") for e in range(8)]
-                for p in ("gate", "up", "down")
-            }
-            both = [torch.cat(pair) for pair in zip(parts["gate"], parts["up"], strict=True)]
-            tensors[name + "gate_up_proj"] = torch.stack(both)
-            tensors[name + "down_proj"] = torch.stack(parts["down"])
-
-    rewrite(directory, fuse)
+    # one layer stays as it is
+    rewrite(directory, lambda tensors: fuse(tensors, layers=(0, 2), E=8))
     assert torch.equal(load_model(directory)(IDS), expected)
 
 
@@ -225,17 +227,7 @@ def test_peak_memory_of_loading(fused: bool, tmp_path: Path) -> None:
     sizes = {"hidden_size": 512, "moe_intermediate_size": 768, "num_experts": 40, "num_hidden_layers": 3}
     directory = make(tmp_path, torch.bfloat16, **sizes)
     if fused:
-
-        def fuse(tensors: dict[str, torch.Tensor]) -> None:
-            for layer in range(3):
-                name = f"model.layers.{layer}.mlp.experts."
-                take = lambda p, name=name: [tensors.pop(f"{name}{e}.{p}_proj.weight") for e in range(40)]  # noqa: E731
-                tensors[name + "gate_up_proj"] = torch.stack(
-                    [torch.cat(pair) for pair in zip(take("gate"), take("up"), strict=True)]
-                )
-                tensors[name + "down_proj"] = torch.stack(take("down"))
-
-        rewrite(directory, fuse)
+        rewrite(directory, lambda tensors: fuse(tensors, layers=range(3), E=40))
     done = subprocess.run(
         [sys.executable, "-c", MEASURE, str(directory)],
         capture_output=True, text=True, cwd=Path(__file__).parents[1], timeout=120,

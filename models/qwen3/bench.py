@@ -72,9 +72,7 @@ def bench(
     start = time.perf_counter()
     generate(model, prompts, max_new_tokens=min(2, new_tokens), stop_ids=(), prefill_chunk=PREFILL_CHUNK)
     warm_up_s = time.perf_counter() - start
-    stats = generate(
-        model, prompts, max_new_tokens=new_tokens, stop_ids=(), prefill_chunk=PREFILL_CHUNK
-    ).stats
+    stats = generate(model, prompts, max_new_tokens=new_tokens, stop_ids=(), prefill_chunk=PREFILL_CHUNK).stats
     figures: dict[str, Any] = {
         "config": config, "layers": sizes.num_hidden_layers, "random_weights": random_weights,
         "dtype": str(kind).removeprefix("torch."), "backend": registry.resolve(backend),
@@ -113,9 +111,7 @@ def _sizes(name: str, layers: int | None, random_weights: bool) -> Qwen3MoeConfi
     elif Path(name).is_dir():
         sizes = Qwen3MoeConfig.from_directory(name)
     else:
-        raise RequestError(
-            "no such config", got=repr(name), expected=f"one of {sorted(PRESETS)}, or a directory"
-        )
+        raise RequestError("no such config", got=repr(name), expected=f"one of {sorted(PRESETS)}, or a directory")
     if layers is None:
         return sizes
     if not random_weights:
@@ -151,9 +147,7 @@ def _check_memory(needed: dict[str, int], device: torch.device, batch: int) -> N
             f"this does not fit the memory of {device}",
             got=f"a need of {total / 2**30:.1f} GiB ({parts})",
             expected=f"at most {free / 2**30:.1f} GiB, what is free now",
-            remedy="lower --layers"
-            + (", --batch" if batch > 1 else "")
-            + " or --prompt-len, or use a larger device",
+            remedy="lower --layers" + (", --batch" if batch > 1 else "") + " or --prompt-len, or use a larger device",
         )
 
 

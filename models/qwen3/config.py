@@ -83,9 +83,7 @@ class Qwen3MoeConfig:
         if self.head_dim % 2:
             raise CheckpointError("head_dim must be even for RoPE", got=self.head_dim)
         sparse = [i for i in range(self.num_hidden_layers) if self.is_sparse(i)]
-        if sparse and not (
-            self.moe_intermediate_size >= 1 and 1 <= self.num_experts_per_tok <= self.num_experts
-        ):
+        if sparse and not (self.moe_intermediate_size >= 1 and 1 <= self.num_experts_per_tok <= self.num_experts):
             raise CheckpointError(
                 "expert sizes do not fit together",
                 got=f"num_experts={self.num_experts}, num_experts_per_tok={self.num_experts_per_tok}, "
@@ -100,9 +98,7 @@ class Qwen3MoeConfig:
     def is_sparse(self, layer: int) -> bool:
         """Whether this layer is a mixture of experts (else a dense SwiGLU)."""
         return (
-            layer not in self.mlp_only_layers
-            and self.num_experts > 0
-            and (layer + 1) % self.decoder_sparse_step == 0
+            layer not in self.mlp_only_layers and self.num_experts > 0 and (layer + 1) % self.decoder_sparse_step == 0
         )
 
     @classmethod
@@ -196,9 +192,7 @@ def _refuse_other_models(values: Mapping[str, Any], source: str) -> None:
             remedy="give a Qwen3-MoE checkpoint",
         )
     if values.get("hidden_act", "silu") != "silu":
-        raise CheckpointError(
-            f"{source} asks for another activation", got=values["hidden_act"], expected="silu"
-        )
+        raise CheckpointError(f"{source} asks for another activation", got=values["hidden_act"], expected="silu")
     if values.get("use_sliding_window") and values.get("sliding_window"):
         raise CheckpointError(
             f"{source} enables sliding-window attention, which this model does not compute",
@@ -244,9 +238,7 @@ def _number(name: str, value: Any, source: str) -> float:
 def _ids(value: Any, source: str | Path) -> list[int]:
     ids = [] if value is None else list(value) if isinstance(value, list | tuple) else [value]
     if any(isinstance(i, bool) or not isinstance(i, int) for i in ids):
-        raise CheckpointError(
-            f"eos_token_id in {source} must be an integer or a list of them", got=repr(value)
-        )
+        raise CheckpointError(f"eos_token_id in {source} must be an integer or a list of them", got=repr(value))
     return ids
 
 
@@ -261,9 +253,7 @@ def read_json(path: Path) -> dict[str, Any]:
     except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
         raise CheckpointError(f"{path} cannot be read", got=str(error), expected="a JSON object") from error
     if not isinstance(value, dict):
-        raise CheckpointError(
-            f"{path} has the wrong form", got=type(value).__name__, expected="a JSON object"
-        )
+        raise CheckpointError(f"{path} has the wrong form", got=type(value).__name__, expected="a JSON object")
     return value
 
 

@@ -30,21 +30,15 @@ def demo(
     model: Annotated[
         Path, typer.Option(help="Checkpoint in Hugging Face format.", show_default="the bundled tiny one")
     ] = TINY,
-    prompt: Annotated[
-        list[str] | None, typer.Option(help="Text to continue or answer; several make a batch.")
-    ] = None,
+    prompt: Annotated[list[str] | None, typer.Option(help="Text to continue or answer; several make a batch.")] = None,
     backend: Annotated[str, typer.Option(help="What runs the experts: auto, reference, ...")] = "auto",
     device: Annotated[str | None, typer.Option(help="torch device; default: what suits the backend.")] = None,
-    dtype: Annotated[
-        str | None, typer.Option(help="bfloat16, float16 or float32; default: the checkpoint's.")
-    ] = None,
+    dtype: Annotated[str | None, typer.Option(help="bfloat16, float16 or float32; default: the checkpoint's.")] = None,
     max_new_tokens: Annotated[int, typer.Option(help="Per prompt.")] = 128,
     temperature: Annotated[float, typer.Option(help="0 = greedy.")] = 0.0,
     top_k: Annotated[int, typer.Option(help="Keep the k most probable tokens; 0 = all.")] = 0,
     top_p: Annotated[float, typer.Option(help="Keep the fewest tokens that reach this probability.")] = 1.0,
-    seed: Annotated[
-        int | None, typer.Option(help="Same seed, same text; prompt i draws from seed + i.")
-    ] = None,
+    seed: Annotated[int | None, typer.Option(help="Same seed, same text; prompt i draws from seed + i.")] = None,
     chat: Annotated[bool, typer.Option(help="Wrap prompts in the checkpoint's chat template.")] = True,
 ) -> None:
     """Generate text with a Qwen3-MoE checkpoint, and show how fast."""
@@ -81,9 +75,7 @@ def demo(
 def _task_prompts(model: Path) -> list[str]:
     """One held-out example of each task that the bundled checkpoint was trained on."""
     if model.resolve() != TINY.resolve():
-        raise RequestError(
-            "nothing to generate from", got="no --prompt", remedy="give one or more --prompt TEXT"
-        )
+        raise RequestError("nothing to generate from", got="no --prompt", remedy="give one or more --prompt TEXT")
     from .tiny import tasks
 
     options: dict[str, dict[str, Any]] = {"recall": {"context": (60, 100)}}
@@ -148,9 +140,7 @@ class _Batch:
 
     def _render(self) -> Group:
         pairs = zip(self.prompts, self.answers, strict=True)
-        return Group(
-            *(Panel(Text(answer), title=Text(prompt[-60:]), title_align="left") for prompt, answer in pairs)
-        )
+        return Group(*(Panel(Text(answer), title=Text(prompt[-60:]), title_align="left") for prompt, answer in pairs))
 
 
 def main(args: Sequence[str] | None = None) -> int:

@@ -20,12 +20,22 @@ from .cache import AttentionCache, Step, Uncached
 from .config import Qwen3MoeConfig
 
 
+class Linear(nn.Linear):
+    def reset_parameters(self) -> None:
+        """Weights come from a file: drawing random ones first would cost time and memory."""
+
+
+class Embedding(nn.Embedding):
+    def reset_parameters(self) -> None:
+        """As in Linear."""
+
+
 class RMSNorm(nn.Module):
     """x / rms(x) * weight over the last dimension; fp32 inside, one rounding."""
 
     def __init__(self, size: int, eps: float):
         super().__init__()
-        self.weight, self.eps = nn.Parameter(torch.ones(size)), eps
+        self.weight, self.eps = nn.Parameter(torch.empty(size)), eps
 
     def forward(self, x: Tensor) -> Tensor:
         return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
@@ -46,8 +56,8 @@ class Attention(nn.Module):
         self.heads, self.kv_heads = config.num_attention_heads, config.num_key_value_heads
         rows = (self.heads + 2 * self.kv_heads) * self.head_dim
         # rows of q, then k, then v: one GEMM
-        self.qkv = nn.Linear(config.hidden_size, rows, bias=config.attention_bias)
-        self.out = nn.Linear(self.heads * self.head_dim, config.hidden_size, bias=config.attention_bias)
+        self.qkv = Linear(config.hidden_size, rows, bias=config.attention_bias)
+        self.out = Linear(self.heads * self.head_dim, config.hidden_size, bias=config.attention_bias)
         self.q_norm = RMSNorm(self.head_dim, config.rms_norm_eps)
         self.k_norm = RMSNorm(self.head_dim, config.rms_norm_eps)
 
@@ -64,8 +74,8 @@ class DenseMLP(nn.Module):
 
     def __init__(self, config: Qwen3MoeConfig):
         super().__init__()
-        self.gate_up = nn.Linear(config.hidden_size, 2 * config.intermediate_size, bias=False)
-        self.down = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
+        self.gate_up = Linear(config.hidden_size, 2 * config.intermediate_size, bias=False)
+        self.down = Linear(config.intermediate_size, config.hidden_size, bias=False)
 
     def forward(self, x: Tensor, step: Step) -> Tensor:
         gate, up = self.gate_up(x).chunk(2, dim=-1)
@@ -79,7 +89,7 @@ class MoE(nn.Module):
         super().__init__()
         E, H, I = config.num_experts, config.hidden_size, config.moe_intermediate_size
         self.K, self.norm_topk_prob, self.backend = config.num_experts_per_tok, config.norm_topk_prob, backend
-        self.router = nn.Linear(H, E, bias=False)
+        self.router = Linear(H, E, bias=False)
         self.gate_up = nn.Parameter(torch.empty(E, 2 * I, H), requires_grad=False)
         self.down = nn.Parameter(torch.empty(E, H, I), requires_grad=False)
         self._experts: ttnn_moe.Experts | None = None
@@ -110,9 +120,7 @@ class MoE(nn.Module):
 
     def forward(self, x: Tensor, step: Step) -> Tensor:
         ids, weights = self.route(x)
-        routing = ttnn_moe.Routing.from_topk(
-            ids, weights, self.router.out_features, num_tokens=step.num_tokens
-        )
+        routing = ttnn_moe.Routing.from_topk(ids, weights, self.router.out_features, num_tokens=step.num_tokens)
         return ttnn_moe.moe(x, routing, self.experts, backend=self.backend)
 
 
@@ -140,17 +148,15 @@ class Qwen3Moe(nn.Module):
     def __init__(self, config: Qwen3MoeConfig, backend: str = "auto"):
         super().__init__()
         self.config = config
-        self.embed = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.embed = Embedding(config.vocab_size, config.hidden_size)
         self.layers = nn.ModuleList(Layer(config, i, backend) for i in range(config.num_hidden_layers))
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         tied = config.tie_word_embeddings
-        self.head = None if tied else nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.head = None if tied else Linear(config.hidden_size, config.vocab_size, bias=False)
         self.requires_grad_(False)
 
     @classmethod
-    def empty(
-        cls, config: Qwen3MoeConfig, backend: str, dtype: torch.dtype, device: torch.device | str
-    ) -> Qwen3Moe:
+    def empty(cls, config: Qwen3MoeConfig, backend: str, dtype: torch.dtype, device: torch.device | str) -> Qwen3Moe:
         """A model whose weights are allocated once, in their final place, and hold anything."""
         with torch.device("meta"):
             model = cls(config, backend)
@@ -204,9 +210,7 @@ class Qwen3Moe(nn.Module):
             )
         B, S = ids.shape
         if S > self.config.max_position_embeddings:
-            raise RequestError(
-                "sequences exceed the context", got=S, expected=self.config.max_position_embeddings
-            )
+            raise RequestError("sequences exceed the context", got=S, expected=self.config.max_position_embeddings)
         if ids.numel() and not torch.compiler.is_compiling():
             low, high = int(ids.min()), int(ids.max())
             if low < 0 or high >= self.config.vocab_size:

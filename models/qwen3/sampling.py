@@ -88,9 +88,7 @@ class Draws:
             seed = torch.Generator().seed() >> 1
         seeds = [seed + i for i in range(B)] if isinstance(seed, int) else list(seed)
         if len(seeds) != B or any(not 0 <= s < 2**63 for s in seeds):
-            raise RequestError(
-                "bad seeds", got=seed, expected=f"one integer, or {B} of them, each 0 .. 2^63 - 1"
-            )
+            raise RequestError("bad seeds", got=seed, expected=f"one integer, or {B} of them, each 0 .. 2^63 - 1")
         return cls(seeds)
 
     def next(self, sequences: Sequence[int]) -> Tensor:

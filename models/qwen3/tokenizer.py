@@ -108,9 +108,7 @@ class Tokenizer:
         if not messages:
             raise RequestError("a conversation needs at least one message", got="none")
         if self.chat_template is None:
-            raise RequestError(
-                "this checkpoint has no chat template", remedy="give the text as it is (--no-chat)"
-            )
+            raise RequestError("this checkpoint has no chat template", remedy="give the text as it is (--no-chat)")
         try:
             return self._compiled.render(
                 messages=[{k: v for k, v in message.items() if v is not None} for message in messages],
@@ -190,9 +188,7 @@ def _tojson(
     sort_keys: bool = False,
 ):
     # Jinja's own filter escapes HTML, which no prompt wants
-    return json.dumps(
-        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
-    )
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
 def _raise_exception(message: str) -> None:
@@ -223,8 +219,5 @@ def _add_missing_tokens(fast: FastTokenizer, added: Mapping[str, Any]) -> None:
     for key in sorted(added, key=int):
         entry = added[key]
         if fast.token_to_id(entry["content"]) is None:
-            flags = {
-                f: bool(entry.get(f, False))
-                for f in ("single_word", "lstrip", "rstrip", "normalized", "special")
-            }
+            flags = {f: bool(entry.get(f, False)) for f in ("single_word", "lstrip", "rstrip", "normalized", "special")}
             fast.add_tokens([AddedToken(entry["content"], **flags)])

@@ -23,7 +23,7 @@ SINGLE = "model.safetensors"
 HEAD = "lm_head.weight"
 EMBED = "model.embed_tokens.weight"
 # mapped pages of a file count as ours until it is closed
-_CHUNK_BYTES = 32 << 20
+_CHUNK_BYTES = 16 << 20
 _FILE_DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 
 Progress = Callable[[int, int], None]
@@ -58,9 +58,7 @@ def slots(model: Qwen3Moe, fused: frozenset[str] = frozenset()) -> dict[str, Ten
 
 
 def _attention_slots(attention: Attention, name: str) -> dict[str, Tensor]:
-    sizes = [
-        heads * attention.head_dim for heads in (attention.heads, attention.kv_heads, attention.kv_heads)
-    ]
+    sizes = [heads * attention.head_dim for heads in (attention.heads, attention.kv_heads, attention.kv_heads)]
     out: dict[str, Tensor] = {
         name + "q_norm.weight": attention.q_norm.weight,
         name + "k_norm.weight": attention.k_norm.weight,
@@ -147,9 +145,7 @@ def randomize(model: Qwen3Moe, seed: int = 0, std: float = 0.02) -> None:
 def dtype_of(dtype: torch.dtype | str | None) -> torch.dtype | None:
     named = DTYPES.get(dtype) if isinstance(dtype, str) else dtype
     if dtype is not None and named not in DTYPES.values():
-        raise CheckpointError(
-            "a model cannot be loaded in this dtype", got=dtype, expected=f"one of {list(DTYPES)}"
-        )
+        raise CheckpointError("a model cannot be loaded in this dtype", got=dtype, expected=f"one of {list(DTYPES)}")
     return named
 
 
@@ -173,9 +169,7 @@ def _headers(directory: Path) -> dict[str, dict[str, Any]]:
     if index.is_file():
         where = read_json(index).get("weight_map")
         if not isinstance(where, dict) or not all(isinstance(name, str) for name in where.values()):
-            raise CheckpointError(
-                f"{index} has the wrong form", expected="an object weight_map of file names"
-            )
+            raise CheckpointError(f"{index} has the wrong form", expected="an object weight_map of file names")
         if outside := sorted({name for name in where.values() if Path(name).name != name}):
             raise CheckpointError(f"{index} names files outside the checkpoint", got=outside)
         if absent := sorted({name for name in where.values() if not (directory / name).is_file()}):
@@ -247,9 +241,7 @@ def _copy(
             progress(done, total)
 
 
-def _pieces(
-    found: dict[str, dict[str, Any]], into: dict[str, Tensor]
-) -> list[tuple[Path, str, int, int, int]]:
+def _pieces(found: dict[str, dict[str, Any]], into: dict[str, Tensor]) -> list[tuple[Path, str, int, int, int]]:
     """(file, tensor, first row, last row + 1, bytes) in file order, last first; big tensors in pieces."""
     out = []
     for name, header in found.items():
