@@ -15,6 +15,7 @@ import platform
 import statistics
 import time
 from pathlib import Path
+from typing import Annotated
 
 import torch
 import transformers
@@ -63,9 +64,12 @@ def memory(field: str) -> int:
 
 
 def main(
-    tokens: str = "1,8,32,128,512,4096", dtype: str = "bf16,fp32", rounds: int = 5, threads: int = 2,
-    json_file: Path = typer.Option(None, "--json"),
-) -> None:  # fmt: skip
+    tokens: str = "1,8,32,128,512,4096",
+    dtype: str = "bf16,fp32",
+    rounds: int = 5,
+    threads: int = 2,
+    json_file: Annotated[Path | None, typer.Option("--json")] = None,
+) -> None:
     """Measure, print a table, write JSON."""
     torch.set_num_threads(threads)
     rows = []
@@ -114,7 +118,7 @@ def main(
                     row["peak_over_need"] = peak / need
                 rows.append(row)
                 print({k: round(v, 5) if isinstance(v, float) else v for k, v in row.items()}, flush=True)
-        del experts, ours, calls
+        del experts, ours, calls  # before the next dtype's weights are made
     cpu = next((x for x in Path("/proc/cpuinfo").read_text().splitlines() if x.startswith("model name")), "")
     machine = {
         "cpu": cpu.partition(": ")[2] or platform.processor(), "threads": threads, "torch": torch.__version__,

@@ -10,8 +10,19 @@ from torch import Tensor
 
 from . import registry
 from .backend import Prepared
-from .contract import Experts, Placement, Problem, Routing, check, check_hidden, check_out, check_rows, step_capacity
-from .errors import BackendUnavailable, ContractError
+from .contract import (
+    Experts,
+    Placement,
+    Problem,
+    Routing,
+    check,
+    check_accumulate,
+    check_hidden,
+    check_out,
+    check_rows,
+    step_capacity,
+)  # fmt: skip
+from .errors import ContractError
 
 
 def moe(
@@ -40,7 +51,7 @@ def moe(
         ContractError: inputs that break the contract. BackendUnavailable: nothing can run it.
     """
     problem = check(hidden, routing, experts, out)
-    _check_accumulate(out, accumulate)
+    check_accumulate(out, accumulate)
     if _through_torch_op(hidden, routing.topk_weights, *experts.tensors.values()):
         from . import torch_ops
 
@@ -52,9 +63,7 @@ def moe(
     return out
 
 
-def prepare(
-    problem: Problem, experts: Experts, placement: Placement | None = None, backend: str = "auto"
-) -> Prepared:
+def prepare(problem: Problem, experts: Experts, placement: Placement | None = None, backend: str = "auto") -> Prepared:
     """Make one layer ready for calls of up to problem.T tokens: op(hidden, topk_ids, topk_weights) -> out.
 
     It owns workspace, compiled kernels and peer buffers; a call allocates nothing but its output. ids in calls are
@@ -141,7 +150,7 @@ def down_projection(
     """
     capacity = step_capacity(routing.T, routing.K, routing.E, row_align)
     check_rows("activations", activations, capacity, experts.I, experts.dtype or activations.dtype)
-    _check_accumulate(out, accumulate)
+    check_accumulate(out, accumulate)
     if out is None:
         out = activations.new_empty(routing.T, experts.H)
     check_out(out, activations.new_empty(routing.T, 0), experts.H)
@@ -165,18 +174,8 @@ def _step(name: str, hidden: Tensor, routing: Routing, experts: Experts, row_ali
     return getattr(registry.choose(problem, backend), name)(hidden.contiguous(), routing, experts, row_align)
 
 
-def _check_accumulate(out: Tensor | None, accumulate: bool) -> None:
-    if accumulate and out is None:
-        raise ContractError("accumulate=True needs something to add to", got="out=None", expected="out [T, H]")
-
-
 def _through_torch_op(*tensors: Tensor) -> bool:
     """Under torch.compile, and where autograd is recording (so that a backward pass is refused, not wrong)."""
     if torch.compiler.is_compiling():
         return True
     return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
-
-
-__all__ = [
-    "BackendUnavailable", "down_projection", "gate_projection", "gate_up", "moe", "prepare", "silu_mul", "up_projection",
-]  # fmt: skip

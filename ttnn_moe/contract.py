@@ -19,7 +19,7 @@ from .routing import PaddedView, Routing, SortedView, StepLayout, step_capacity
 
 __all__ = [
     "Experts", "PaddedView", "Placement", "Problem", "Routing", "SortedView", "StepLayout",
-    "check", "check_hidden", "check_out", "check_prepared", "check_rows", "step_capacity",
+    "check", "check_accumulate", "check_hidden", "check_out", "check_prepared", "check_rows", "step_capacity",
 ]  # fmt: skip
 
 HIDDEN_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
@@ -62,7 +62,9 @@ class Problem:
             object.__setattr__(self, "out_dtype", self.dtype)
         if self.out_dtype not in (self.dtype, torch.float32):
             raise ContractError(
-                "out has the wrong dtype", got=self.out_dtype, expected=f"{self.dtype} (that of hidden) or float32"
+                "out has the wrong dtype",
+                got=self.out_dtype,
+                expected=f"{self.dtype} (that of hidden) or float32",
             )
         if self.E % self.D:
             raise ContractError(
@@ -73,7 +75,13 @@ class Problem:
 
     @classmethod
     def of(
-        cls, T: int, K: int, experts: Experts, dtype: torch.dtype, out_dtype: torch.dtype | None = None, D: int = 1
+        cls,
+        T: int,
+        K: int,
+        experts: Experts,
+        dtype: torch.dtype,
+        out_dtype: torch.dtype | None = None,
+        D: int = 1,
     ) -> Problem:
         """The problem of T tokens, K experts each, on these experts (all E of them)."""
         return cls(
@@ -161,6 +169,13 @@ def check_prepared(problem: Problem, hidden: Tensor, routing: Routing, out: Tens
             expected=f"T <= {problem.T}, K = {problem.K}",
             remedy="prepare for the largest T that will be used",
         )
+    check_accumulate(out, accumulate)
+    if out is not None:
+        check_out(out, hidden, problem.H)
+
+
+def check_accumulate(out: Tensor | None, accumulate: bool) -> None:
+    """Adding needs an out to add to."""
     if accumulate and out is None:
         raise ContractError("accumulate=True needs something to add to", got="out=None", expected="out [T, H]")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -112,16 +112,20 @@ class Experts:
         return replace(self, E=len(index), tensors=get_format(self.format).select(self, index))
 
     @property
+    def sizes(self) -> list[int]:
+        """[E, H, I]."""
+        return [self.E, self.H, self.I]
+
+    @property
     def spec(self) -> str:
-        """Everything but the tensors' contents, as a string that `from_spec` reads (for torch.library ops)."""
-        fields = (self.format, self.E, self.H, self.I, self.layout, self.gate_up_order, self.activation)
-        return "|".join(map(str, (*fields, int(self.bias), self.activation_format or "", ",".join(self.tensors))))
+        """Format and options as a string that `from_spec` reads. Without sizes, which torch.compile may hold open."""
+        fields = (self.format, self.layout, self.gate_up_order, self.activation, "bias" if self.bias else "")
+        return "|".join((*fields, self.activation_format or "", ",".join(self.tensors)))
 
     @classmethod
-    def from_spec(cls, spec: str, tensors: list[Tensor]) -> Experts:
-        """Inverse of `spec`; tensors in the order of the names in spec."""
-        fmt, E, H, I, layout, order, activation, bias, activation_format, names = spec.split("|")
+    def from_spec(cls, spec: str, sizes: Sequence[int], tensors: Sequence[Tensor]) -> Experts:
+        """Inverse of `spec` and `sizes`; tensors in the order of the names in spec."""
+        fmt, layout, order, activation, bias, activation_format, names = spec.split("|")
         named = dict(zip(names.split(","), tensors, strict=True))
-        return cls(
-            fmt, int(E), int(H), int(I), named, layout, order, activation, bias == "1", activation_format or None
-        )
+        E, H, I = sizes
+        return cls(fmt, E, H, I, named, layout, order, activation, bool(bias), activation_format or None)

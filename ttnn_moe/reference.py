@@ -70,7 +70,13 @@ class ReferenceBackend:
         self.run(hidden, routing, experts, out, accumulate, space)
 
     def run(
-        self, hidden: Tensor, routing: Routing, experts: Experts, out: Tensor, accumulate: bool, space: Workspace
+        self,
+        hidden: Tensor,
+        routing: Routing,
+        experts: Experts,
+        out: Tensor,
+        accumulate: bool,
+        space: Workspace,
     ) -> None:
         """The whole operator in a given workspace."""
         view = routing.sorted
@@ -116,7 +122,13 @@ class ReferenceBackend:
         return out
 
     def down_projection(
-        self, activations: Tensor, routing: Routing, experts: Experts, row_align: int, out: Tensor, accumulate: bool
+        self,
+        activations: Tensor,
+        routing: Routing,
+        experts: Experts,
+        row_align: int,
+        out: Tensor,
+        accumulate: bool,
     ) -> None:
         layout = routing.step_layout(row_align)
         space = Workspace(layout.capacity, routing.T, experts.H, 1, activations.dtype)
@@ -128,9 +140,7 @@ class ReferenceBackend:
 class PreparedReference:
     """A layer with its workspace. With a placement, D devices are run one after the other, as a mesh would."""
 
-    def __init__(
-        self, backend: ReferenceBackend, problem: Problem, experts: Experts, placement: Placement | None
-    ):
+    def __init__(self, backend: ReferenceBackend, problem: Problem, experts: Experts, placement: Placement | None):
         self.problem, self.placement = problem, placement
         self._backend = backend
         whole_mesh = placement is not None and placement.rank is None
@@ -139,7 +149,8 @@ class PreparedReference:
             experts.for_device(placement, d) if placement is not None and whole_mesh else experts for d in devices
         ]
         self._space = Workspace(problem.T * problem.K, problem.T, problem.H, problem.I, problem.dtype)
-        self._partial = torch.empty(problem.T, problem.H, dtype=torch.float32) if len(self._experts) > 1 else None
+        # fp32 sums over devices, and the partial sum of one
+        self._sums = torch.empty(2, problem.T, problem.H) if len(self._experts) > 1 else None
 
     def __call__(
         self,
@@ -157,16 +168,17 @@ class PreparedReference:
         if out is None:
             out = torch.empty(routing.T, problem.H, dtype=problem.out_dtype)
         hidden = hidden.contiguous()
-        if self._partial is None:
+        if self._sums is None:
             local = routing if placement is None else routing.for_device()
             self._backend.run(hidden, local, self._experts[0], out, accumulate, self._space)
             return out
-        # partial sums in fp32, ascending device, one rounding to out
-        partial = self._partial[: routing.T]
-        for d, experts in enumerate(self._experts):
-            self._backend.run(hidden, routing.for_device(d), experts, partial, d > 0, self._space)
         n = routing.T if num_tokens is None else int(num_tokens)
-        out[:n] = out[:n] + partial[:n] if accumulate else partial[:n]
+        total, partial = self._sums[:, :n]
+        total.copy_(out[:n]) if accumulate else total.zero_()
+        for d, experts in enumerate(self._experts):
+            self._backend.run(hidden, routing.for_device(d), experts, partial, False, self._space)
+            total += partial
+        out[:n] = total
         return out
 
 
@@ -213,7 +225,13 @@ def _silu_mul(gate: Tensor, up: Tensor, product: Tensor, out: Tensor) -> Tensor:
 
 
 def _combine(
-    rows: Tensor, inverse: Tensor, routing: Routing, weights: Tensor, out: Tensor, accumulate: bool, space: Workspace
+    rows: Tensor,
+    inverse: Tensor,
+    routing: Routing,
+    weights: Tensor,
+    out: Tensor,
+    accumulate: bool,
+    space: Workspace,
 ) -> None:
     """out[t] (+)= sum over ascending k of weights[t, k] * rows[inverse[t, k]], in fp32; -1 adds nothing."""
     T = routing.T if routing.num_tokens is None else min(int(routing.num_tokens), routing.T)

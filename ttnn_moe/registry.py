@@ -94,7 +94,7 @@ def choose(problem: Problem, name: str = AUTO) -> Backend:
 @cache
 def _choose(problem: Problem, name: str) -> Backend:
     if name == AUTO:
-        rejected = {}
+        rejected: dict[str, str] = {}
         for candidate in _TARGETS:
             reason = _reason(candidate, problem)
             if reason is None:
@@ -102,13 +102,17 @@ def _choose(problem: Problem, name: str) -> Backend:
                 return _instance(candidate)
             rejected[candidate] = reason
         raise BackendUnavailable(
-            f"no backend can run this problem: {rejected}", got=problem, remedy="`ttnn-moe doctor` lists what is here"
+            f"no backend can run this problem: {rejected}",
+            got=problem,
+            remedy="`ttnn-moe doctor` lists what is here",
         )
     reason = _reason(name, problem)
     if reason is None:
         return _instance(name)
     able = [other for other in _TARGETS if other != name and _reason(other, problem) is None]
-    raise BackendUnavailable(f"backend {name!r} cannot run here: {reason}", remedy=f"backends that can: {able or 'none'}")
+    raise BackendUnavailable(
+        f"backend {name!r} cannot run here: {reason}", remedy=f"backends that can: {able or 'none'}"
+    )
 
 
 def resolve(name: str = AUTO) -> str:

@@ -214,9 +214,7 @@ class Routing:
             inverse = torch.empty_like(order)
             inverse[order] = row
             inverse = torch.where(ids < 0, -1, inverse.view(self.T, self.K)).int()
-            self._cache[row_align] = StepLayout(
-                row_align, capacity, row_start.int(), row_tokens[:-1], inverse, weights
-            )
+            self._cache[row_align] = StepLayout(row_align, capacity, row_start.int(), row_tokens[:-1], inverse, weights)
         return self._cache[row_align]
 
     @property

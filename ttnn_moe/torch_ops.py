@@ -1,13 +1,13 @@
 """The operator and its steps as torch.library custom ops, so that torch.compile and export see one opaque node.
 
-    ttnn_moe::moe(hidden, topk_ids, topk_weights, weights, spec, backend) -> out
-    ttnn_moe::moe_out(hidden, topk_ids, topk_weights, num_tokens, weights, spec, backend, accumulate, out)  # writes out
+    ttnn_moe::moe(hidden, topk_ids, topk_weights, *experts, backend) -> out
+    ttnn_moe::moe_out(hidden, topk_ids, topk_weights, num_tokens, *experts, backend, accumulate, out)
     ttnn_moe::gate_projection | up_projection | gate_up (hidden, ..., row_align) -> [capacity, I]
     ttnn_moe::silu_mul(gate, up, backend) -> [rows, I]
-    ttnn_moe::down_projection(activations, ..., row_align, accumulate, out)  # writes out
+    ttnn_moe::down_projection(activations, ..., row_align, accumulate, out)
 
-weights are the expert format's tensors in the order that spec (Experts.spec) names them. No op has an autograd
-formula: a backward pass through one raises.
+*experts stands for weights, sizes, spec: the format's tensors in the order that spec (Experts.spec) names them, and
+[E, H, I]. An op with out writes it. No op has an autograd formula: a backward pass through one raises.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Optional
 
-import torch
 from torch import Tensor
 from torch.library import custom_op
 
@@ -27,22 +26,33 @@ from .contract import Experts, Routing, step_capacity
 
 
 def _inputs(
-    ids: Tensor, topk_weights: Tensor, weights: Sequence[Tensor], spec: str, num_tokens: Tensor | None = None
+    ids: Tensor,
+    topk_weights: Tensor,
+    weights: Sequence[Tensor],
+    sizes: Sequence[int],
+    spec: str,
+    num_tokens: Tensor | None = None,
 ) -> tuple[Routing, Experts]:
-    experts = Experts.from_spec(spec, list(weights))
+    experts = Experts.from_spec(spec, sizes, weights)
     return Routing.from_topk(ids, topk_weights, experts.E, num_tokens=num_tokens), experts
 
 
 @custom_op("ttnn_moe::moe", mutates_args=())
 def _moe(
-    hidden: Tensor, topk_ids: Tensor, topk_weights: Tensor, weights: Sequence[Tensor], spec: str, backend: str
+    hidden: Tensor,
+    topk_ids: Tensor,
+    topk_weights: Tensor,
+    weights: Sequence[Tensor],
+    sizes: Sequence[int],
+    spec: str,
+    backend: str,
 ) -> Tensor:
-    routing, experts = _inputs(topk_ids, topk_weights, weights, spec)
+    routing, experts = _inputs(topk_ids, topk_weights, weights, sizes, spec)
     return api.moe(hidden, routing, experts, backend=backend)
 
 
 @_moe.register_fake
-def _(hidden, topk_ids, topk_weights, weights, spec, backend):  # type: ignore[no-untyped-def]
+def _(hidden, topk_ids, topk_weights, weights, sizes, spec, backend):  # type: ignore[no-untyped-def]
     return hidden.new_empty(hidden.shape)
 
 
@@ -53,12 +63,13 @@ def _moe_out(
     topk_weights: Tensor,
     num_tokens: Optional[Tensor],
     weights: Sequence[Tensor],
+    sizes: Sequence[int],
     spec: str,
     backend: str,
     accumulate: bool,
     out: Tensor,
 ) -> None:
-    routing, experts = _inputs(topk_ids, topk_weights, weights, spec, num_tokens)
+    routing, experts = _inputs(topk_ids, topk_weights, weights, sizes, spec, num_tokens)
     api.moe(hidden, routing, experts, out=out, accumulate=accumulate, backend=backend)
 
 
@@ -69,18 +80,18 @@ def _define_step(name: str):  # type: ignore[no-untyped-def]
         topk_ids: Tensor,
         topk_weights: Tensor,
         weights: Sequence[Tensor],
+        sizes: Sequence[int],
         spec: str,
         backend: str,
         row_align: int,
     ) -> Tensor:
-        routing, experts = _inputs(topk_ids, topk_weights, weights, spec)
+        routing, experts = _inputs(topk_ids, topk_weights, weights, sizes, spec)
         return getattr(api, name)(hidden, routing, experts, row_align=row_align, backend=backend)
 
     @op.register_fake
-    def _(hidden, topk_ids, topk_weights, weights, spec, backend, row_align):  # type: ignore[no-untyped-def]
-        experts = Experts.from_spec(spec, list(weights))
-        T, K = topk_ids.shape
-        return hidden.new_empty(step_capacity(T, K, experts.E, row_align), experts.I)
+    def _(hidden, topk_ids, topk_weights, weights, sizes, spec, backend, row_align):  # type: ignore[no-untyped-def]
+        (T, K), (E, _, I) = topk_ids.shape, sizes
+        return hidden.new_empty(step_capacity(T, K, E, row_align), I)
 
     return op
 
@@ -104,13 +115,14 @@ def _down_projection(
     topk_ids: Tensor,
     topk_weights: Tensor,
     weights: Sequence[Tensor],
+    sizes: Sequence[int],
     spec: str,
     backend: str,
     row_align: int,
     accumulate: bool,
     out: Tensor,
 ) -> None:
-    routing, experts = _inputs(topk_ids, topk_weights, weights, spec)
+    routing, experts = _inputs(topk_ids, topk_weights, weights, sizes, spec)
     api.down_projection(
         activations, routing, experts, row_align=row_align, out=out, accumulate=accumulate, backend=backend
     )
@@ -122,10 +134,19 @@ def moe(
     """api.moe through the custom op."""
     ids, topk_weights, weights = routing.topk_ids, routing.topk_weights, list(experts.tensors.values())
     if out is None and routing.num_tokens is None:
-        return _moe(hidden, ids, topk_weights, weights, experts.spec, backend)
+        return _moe(hidden, ids, topk_weights, weights, experts.sizes, experts.spec, backend)
     out = hidden.new_empty(hidden.shape) if out is None else out
     _moe_out(
-        hidden, ids, topk_weights, routing.num_tokens, weights, experts.spec, backend, accumulate, out
+        hidden,
+        ids,
+        topk_weights,
+        routing.num_tokens,
+        weights,
+        experts.sizes,
+        experts.spec,
+        backend,
+        accumulate,
+        out,
     )
     return out
 
@@ -134,7 +155,14 @@ def step(name: str, hidden: Tensor, routing: Routing, experts: Experts, row_alig
     """api.gate_projection, up_projection or gate_up through the custom op."""
     weights = list(experts.tensors.values())
     return STEPS[name](
-        hidden, routing.topk_ids, routing.topk_weights, weights, experts.spec, backend, row_align
+        hidden,
+        routing.topk_ids,
+        routing.topk_weights,
+        weights,
+        experts.sizes,
+        experts.spec,
+        backend,
+        row_align,
     )
 
 
@@ -155,6 +183,15 @@ def down_projection(
     """api.down_projection through the custom op."""
     weights = list(experts.tensors.values())
     _down_projection(
-        activations, routing.topk_ids, routing.topk_weights, weights, experts.spec, backend, row_align, accumulate, out
+        activations,
+        routing.topk_ids,
+        routing.topk_weights,
+        weights,
+        experts.sizes,
+        experts.spec,
+        backend,
+        row_align,
+        accumulate,
+        out,
     )
     return out

@@ -1,0 +1,38 @@
+"""Options and fixtures that every test shares."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from cases import TARGETS, Target
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--backend", action="append", default=None, help="run the cases on this backend only")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "target" in metafunc.fixturenames:
+        asked = metafunc.config.getoption("--backend")
+        unknown = set(asked or ()) - {target.backend for target in TARGETS}
+        if unknown:
+            raise pytest.UsageError(f"--backend: no such target {sorted(unknown)}")
+        chosen = [target for target in TARGETS if asked is None or target.backend in asked]
+        metafunc.parametrize("target", chosen, ids=str)
+
+
+@pytest.fixture(autouse=True)
+def _seeded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TTNN_MOE_BACKEND", raising=False)
+    torch.manual_seed(0)
+
+
+@pytest.fixture
+def runnable(target: Target) -> Target:
+    """The target, or a skip that says why this machine cannot run it."""
+    from ttnn_moe import registry
+
+    found = registry.probe(target.backend)
+    if not found.available:
+        pytest.skip(f"{target.backend}: {found.reason}")
+    return target

@@ -1,0 +1,112 @@
+"""Choosing a backend: named, automatic, by environment; and what is said when one cannot run."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from ttnn_moe import BackendUnavailable, Problem, registry
+from ttnn_moe.backend import Backend, Probe
+from ttnn_moe.reference import ReferenceBackend
+
+PROBLEM = Problem(4, 8, 2, 64, 64, torch.float32)
+
+
+class Picky(ReferenceBackend):
+    """Refuses all but T = 1."""
+
+    name = "picky"
+
+    def why_not(self, problem: Problem) -> str | None:
+        return None if problem.T == 1 else "it runs T = 1 only"
+
+
+class Absent(ReferenceBackend):
+    name = "absent"
+
+    @classmethod
+    def probe(cls) -> Probe:
+        return Probe(False, "there is no such card here", "plug one in")
+
+
+class Broken(ReferenceBackend):
+    name = "broken"
+
+    @classmethod
+    def probe(cls) -> Probe:
+        raise OSError("libfoo.so: cannot open")
+
+
+@pytest.fixture
+def others(monkeypatch: pytest.MonkeyPatch):
+    """Three more backends; the table is put back afterwards."""
+    monkeypatch.setattr(registry, "_TARGETS", dict(registry._TARGETS))
+    for name in ("Broken", "Absent", "Picky"):
+        registry.register(name.lower(), f"{__name__}:{name}")
+    yield
+    monkeypatch.undo()
+    for cached in (registry._class, registry._instance, registry.probe, registry._choose):
+        cached.cache_clear()
+
+
+def test_reference_is_always_here() -> None:
+    assert "reference" in registry.backends()
+    assert registry.probe("reference").available
+    assert isinstance(registry.choose(PROBLEM, "reference"), Backend)
+
+
+def test_auto_takes_the_first_that_can(others) -> None:
+    assert registry.backends()[:3] == ["picky", "absent", "broken"]
+    assert registry.choose(Problem(1, 8, 2, 64, 64, torch.float32)).name == "picky"
+    assert registry.choose(PROBLEM).name == "reference"
+
+
+def test_why_not_lists_reasons_and_remedies(others) -> None:
+    assert registry.why_not().keys() >= {"absent", "broken"}
+    reasons = registry.why_not(PROBLEM)
+    assert reasons["picky"] == "it runs T = 1 only"
+    assert reasons["absent"] == "there is no such card here; to fix it: plug one in"
+    assert "OSError: libfoo.so" in reasons["broken"]
+    assert "reference" not in reasons
+
+
+def test_a_named_backend_never_falls_back(others) -> None:
+    for name, reason in (("picky", "T = 1 only"), ("absent", "plug one in"), ("broken", "libfoo")):
+        with pytest.raises(BackendUnavailable, match=reason) as error:
+            registry.choose(PROBLEM, name)
+        assert repr(name) in str(error.value)
+        assert "reference" in str(error.value), "the error must name the backends that can"
+
+
+def test_unknown_name_lists_the_known() -> None:
+    for call in (registry.choose, lambda _, name: registry.resolve(name)):
+        with pytest.raises(BackendUnavailable, match="reference"):
+            call(PROBLEM, "cdua")
+
+
+def test_environment_names_the_default(others, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TTNN_MOE_BACKEND", "absent")
+    with pytest.raises(BackendUnavailable, match="no such card"):
+        registry.choose(PROBLEM)
+    with pytest.raises(BackendUnavailable, match="no such card"):
+        registry.resolve()
+    assert registry.choose(PROBLEM, "reference").name == "reference", "an explicit name wins"
+    monkeypatch.setenv("TTNN_MOE_BACKEND", "reference")
+    assert registry.resolve() == "reference"
+    monkeypatch.delenv("TTNN_MOE_BACKEND")
+    assert registry.resolve() == "picky"
+
+
+def test_nothing_can_run_it() -> None:
+    with pytest.raises(BackendUnavailable, match="the tensors are on 'xpu'"):
+        registry.choose(Problem(1, 2, 1, 8, 8, device="xpu"))
+
+
+def test_backends_load_when_first_asked_for() -> None:
+    """Importing the package imports no backend."""
+    import subprocess
+    import sys
+
+    code = "import sys, ttnn_moe; print([m for m in sys.modules if m in ('ttnn_moe.reference', 'triton', 'ttnn')])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
