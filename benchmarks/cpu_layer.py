@@ -14,6 +14,7 @@ import json
 import platform
 import statistics
 import time
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -83,7 +84,7 @@ def main(
             weights, ids = torch.rand(T, E).softmax(-1).topk(K)
             weights = weights / weights.sum(-1, keepdim=True)
             routing = Routing.from_topk(ids, weights, E)
-            calls = {"ttnn_moe reference": lambda x=x, routing=routing: moe(x, routing, ours, backend="reference")}
+            calls = {"ttnn_moe reference": partial(moe, x, routing, ours, backend="reference")}
             for peer in ("eager", "batched_mm", "grouped_mm"):
                 if peer == "batched_mm" and T > 128:
                     continue  # it copies the weights once per pair

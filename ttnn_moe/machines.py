@@ -1,0 +1,54 @@
+"""Machines that the package knows by name and that this version holds no kernels for.
+
+Asking for one is refused with what the machine lacks, and `ttnn-moe doctor` lists them. A backend's own module takes
+the name over in registry.py.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+
+import torch
+
+from .backend import Probe
+
+
+class NoKernels:
+    """A name without kernels: its probe says so, after what it saw of the machine."""
+
+    name = ""
+
+    @classmethod
+    def seen(cls) -> str:
+        """What of this machine is here or is missing."""
+        raise NotImplementedError
+
+    @classmethod
+    def probe(cls) -> Probe:
+        return Probe(False, f"this version has no {cls.name} kernels ({cls.seen()})", "use the reference backend")
+
+
+class Cuda(NoKernels):
+    name = "cuda"
+
+    @classmethod
+    def seen(cls) -> str:
+        if torch.version.cuda is None:
+            return f"torch {torch.__version__} is built without CUDA"
+        return "a CUDA device is here" if torch.cuda.is_available() else "no CUDA device is here"
+
+
+class Tenstorrent(NoKernels):
+    name = "tenstorrent"
+
+    @classmethod
+    def seen(cls) -> str:
+        return "ttnn is installed" if importlib.util.find_spec("ttnn") else "ttnn is not installed"
+
+
+class Ascend(NoKernels):
+    name = "ascend"
+
+    @classmethod
+    def seen(cls) -> str:
+        return "torch_npu is installed" if importlib.util.find_spec("torch_npu") else "torch_npu is not installed"
