@@ -48,7 +48,8 @@ TEMPLATE = """
 
 TEXTS = [
     "", " ", "hello world", "  two  spaces\n\n\ttab", "It's 12+30=42, isn't it?", "naïve café — ½ ﬁ",
-    "日本語のテキスト", "emoji 👩‍👩‍👧 and flags 🇩🇪", "<|im_start|>user\nhi<|im_end|>\n", "a<|endoftext|>b", "\x00\x7f\ufeff",
+    "日本語のテキスト", "emoji 👩‍👩‍👧 and flags 🇩🇪", "<|im_start|>user\nhi<|im_end|>\n",
+    "a<|endoftext|>b", "\x00\x7f\ufeff",
     "e\u0301 vs é",
     "Copy: AB12", "x" * 500,
 ]  # fmt: skip

@@ -25,7 +25,7 @@ from .cache import StaticCache
 from .config import PRESETS, Qwen3MoeConfig
 from .generate import check_request, generate
 from .model import Qwen3Moe
-from .weights import default_device, dtype_of, load_model, randomize
+from .weights import device_of, dtype_of, load_model, randomize
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -51,11 +51,12 @@ def bench(
     if json_file is not None and not json_file.parent.is_dir():
         raise RequestError("cannot write the figures", got=f"no directory {json_file.parent}")
     sizes = _sizes(config, layers, random_weights)
-    place = torch.device(device or default_device(backend))
+    place = device_of(device, backend)
     kind = dtype_of(dtype) or sizes.dtype or torch.bfloat16
     prompt_tokens, context = batch * prompt_len, prompt_len + new_tokens
     if min(batch, prompt_len, new_tokens) < 1:
         raise RequestError("batch, prompt-len and new-tokens must be positive")
+    check_request(sizes, [[0] * prompt_len], new_tokens)
     needed = memory_needed(sizes, kind, batch, prompt_len, new_tokens)
     _check_memory(needed, place, batch)
     start = time.perf_counter()
@@ -68,7 +69,6 @@ def bench(
     load_s = time.perf_counter() - start
     generator = torch.Generator().manual_seed(seed)
     prompts = torch.randint(sizes.vocab_size, (batch, prompt_len), generator=generator).tolist()
-    check_request(model, prompts, new_tokens)
     start = time.perf_counter()
     generate(model, prompts, max_new_tokens=min(2, new_tokens), stop_ids=(), prefill_chunk=PREFILL_CHUNK)
     warm_up_s = time.perf_counter() - start

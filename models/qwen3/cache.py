@@ -162,7 +162,7 @@ class StaticCache:
         if step.spans is None:
             # the query heads of one key/value head are its queries: no key is repeated
             T = q.shape[0]
-            grouped = q.view(T, k.shape[1], -1, q.shape[2])
+            grouped = q.unflatten(1, (k.shape[1], q.shape[1] // k.shape[1]))
             k, v = keys[:T, :, : step.bound], values[:T, :, : step.bound]
             return F.scaled_dot_product_attention(grouped, k, v, attn_mask=step.mask).reshape(q.shape)
         out = torch.empty_like(q)

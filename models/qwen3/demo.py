@@ -18,7 +18,9 @@ from ttnn_moe import registry
 from ttnn_moe.errors import RequestError
 
 from . import TINY, terminal
+from .config import Qwen3MoeConfig
 from .generate import Generation, Stats, Token, check_request, generate
+from .sampling import Draws, Sampling
 from .tokenizer import Tokenizer
 from .weights import load_model
 
@@ -43,15 +45,18 @@ def demo(
 ) -> None:
     """Generate text with a Qwen3-MoE checkpoint, and show how fast."""
     console = Console()
-    tokenizer = Tokenizer.from_directory(model) if model.is_dir() else None
+    # all that can be refused is, before the weights are read
+    config = Qwen3MoeConfig.from_directory(model)
+    tokenizer = Tokenizer.from_directory(model)
+    Sampling(temperature, top_k, top_p)
+    texts = list(prompt or _task_prompts(model))
+    ids = [_encode(tokenizer, text, chat) for text in texts]
+    check_request(config, ids, max_new_tokens)
+    Draws.of(seed, len(texts))
     start = time.perf_counter()
     with terminal.loading(f"loading {model.name}") as progress:
         network = load_model(model, backend, device, dtype, progress)
     load_s = time.perf_counter() - start
-    assert tokenizer is not None  # load_model refuses what is no directory
-    texts = list(prompt or _task_prompts(model))
-    ids = [_encode(tokenizer, text, chat) for text in texts]
-    check_request(network, ids, max_new_tokens)
     start = time.perf_counter()
     generate(network, ids, max_new_tokens=min(2, max_new_tokens), stop_ids=())
     warm_up_s = time.perf_counter() - start
@@ -145,7 +150,7 @@ class _Batch:
 
 def main(args: Sequence[str] | None = None) -> int:
     """Run the demo with these arguments (default: the command line); returns the exit code."""
-    return terminal.run(app, args, "generate" if args is not None else "python -m models.qwen3.demo")
+    return terminal.run(app, args, "ttnn-moe generate" if args is not None else "python -m models.qwen3.demo")
 
 
 if __name__ == "__main__":

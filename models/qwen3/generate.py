@@ -12,6 +12,7 @@ import torch
 from ttnn_moe.errors import RequestError
 
 from .cache import StaticCache
+from .config import Qwen3MoeConfig
 from .model import Qwen3Moe
 from .sampling import Draws, Sampling, choose
 from .tokenizer import TextStream, Tokenizer
@@ -141,7 +142,7 @@ def stream(
         RequestError: an empty prompt, one too long for the context, ids or options out of range.
     """
     sampling = Sampling(temperature, top_k, top_p)
-    check_request(model, prompts, max_new_tokens, prefill_chunk)
+    check_request(model.config, prompts, max_new_tokens, prefill_chunk)
     draws = Draws.of(seed, len(prompts))
     if stop_ids is None:
         eos = tokenizer.eos_token_id if tokenizer is not None else None
@@ -152,10 +153,10 @@ def stream(
 
 
 def check_request(
-    model: Qwen3Moe, prompts: Sequence[Sequence[int]], max_new_tokens: int, prefill_chunk: int = 1
+    config: Qwen3MoeConfig, prompts: Sequence[Sequence[int]], max_new_tokens: int, prefill_chunk: int = 1
 ) -> None:
     """Raise RequestError if these prompts cannot be served."""
-    context, V = model.config.max_position_embeddings, model.config.vocab_size
+    context, V = config.max_position_embeddings, config.vocab_size
     if max_new_tokens < 1 or prefill_chunk < 1:
         raise RequestError(
             "token counts must be positive",

@@ -63,10 +63,10 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, rope: tuple[Tensor, Tensor], cache: AttentionCache, step: Step) -> Tensor:
         T = x.shape[0]
-        heads = self.qkv(x).view(T, -1, self.head_dim)
+        heads = self.qkv(x).view(T, self.heads + 2 * self.kv_heads, self.head_dim)
         q, k, v = heads.split((self.heads, self.kv_heads, self.kv_heads), dim=1)
         q, k = rotate(self.q_norm(q), *rope), rotate(self.k_norm(k), *rope)
-        return self.out(cache.attend(self.layer, q, k, v, step).view(T, -1))
+        return self.out(cache.attend(self.layer, q, k, v, step).flatten(1))
 
 
 class DenseMLP(nn.Module):
@@ -201,7 +201,7 @@ class Qwen3Moe(nn.Module):
         if step.logits_at is not None:
             x = x[step.logits_at]
         logits = F.linear(self.norm(x), (self.head or self.embed).weight)
-        return logits if len(shape) == 1 else logits.view(*shape, -1)
+        return logits if len(shape) == 1 else logits.view(*shape, self.config.vocab_size)
 
     def _whole(self, ids: Tensor) -> tuple[Uncached, Step]:
         if ids.dim() != 2 or ids.dtype not in (torch.int32, torch.int64):

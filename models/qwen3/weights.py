@@ -13,7 +13,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from ttnn_moe import registry
-from ttnn_moe.errors import CheckpointError
+from ttnn_moe.errors import CheckpointError, RequestError
 
 from .config import DTYPES, Qwen3MoeConfig, read_json
 from .model import Attention, DenseMLP, Layer, MoE, Qwen3Moe
@@ -104,6 +104,7 @@ def load_model(
         CheckpointError: not a checkpoint, another architecture, damaged files, or tensors that do not match:
             every missing, unexpected and mis-shaped one is named.
         BackendUnavailable: the backend cannot run here.
+        RequestError: no such device here.
     """
     directory = Path(directory)
     config = Qwen3MoeConfig.from_directory(directory)
@@ -114,7 +115,8 @@ def load_model(
     tied_head = config.tie_word_embeddings and HEAD in found
     chosen = dtype_of(dtype) or config.dtype or _FILE_DTYPES[found[EMBED]["dtype"]]
     registry.resolve(backend)
-    model = Qwen3Moe.empty(config, backend, chosen, device or default_device(backend))
+    place = device_of(device, backend)
+    model = Qwen3Moe.empty(config, backend, chosen, place)
     if config.tie_word_embeddings:
         found.pop(HEAD, None)
     with torch.inference_mode():
@@ -124,9 +126,18 @@ def load_model(
     return model
 
 
-def default_device(backend: str) -> str:
-    """Where a model lives unless told otherwise."""
-    return "cuda" if backend in ("auto", "cuda") and torch.cuda.is_available() else "cpu"
+def device_of(device: torch.device | str | None, backend: str) -> torch.device:
+    """The device asked for, or the one that suits the backend.
+
+    Raises:
+        RequestError: torch does not know it, or has none here.
+    """
+    if device is None:
+        device = "cuda" if backend in ("auto", "cuda") and torch.cuda.is_available() else "cpu"
+    try:
+        return torch.empty(0, device=device).device
+    except (RuntimeError, AssertionError) as error:  # what torch raises depends on how it was built
+        raise RequestError(f"no device {device} here", got=str(error).splitlines()[0], remedy="use cpu") from error
 
 
 def randomize(model: Qwen3Moe, seed: int = 0, std: float = 0.02) -> None:
