@@ -22,6 +22,7 @@ from models.qwen3 import StaticCache, Tokenizer, generate, load_model
 from models.qwen3.cache import Step
 from models.qwen3.generate import Stats, _Run
 from models.qwen3.sampling import Draws, Sampling
+from models.qwen3.tiny import tasks
 
 LENGTHS = [1, 17, 5, 40, 2]
 FP32 = 1e-4
@@ -98,7 +99,6 @@ def test_bf16_greedy_tokens(name: str, tmp_path: Path) -> None:
     check_bf16_greedy(directory, prompts([7, 30, 1, 12, 50, 3, 21, 8]))
 
 
-# no silent skip once it is here: a checkout without it deselects nothing else
 @pytest.mark.skipif(not HAS_TINY, reason="the bundled checkpoint is not built")
 class TestBundled:
     def test_fp32_logits(self) -> None:
@@ -107,8 +107,9 @@ class TestBundled:
     def test_bf16_greedy_tokens(self) -> None:
         tokenizer = Tokenizer.from_directory(TINY)
         chats = [
-            tokenizer.apply_chat_template([{"role": "user", "content": text}], add_generation_prompt=True)
-            for text in ("Copy: ABC123", "What is 12+30?")
+            tokenizer.apply_chat_template(example.messages, add_generation_prompt=True)
+            for task in tasks.TASKS
+            for example in tasks.examples(task, "heldout", 2)
         ]
         check_bf16_greedy(TINY, [tokenizer.encode(chat, add_special_tokens=False) for chat in chats])
 
