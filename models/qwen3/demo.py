@@ -139,6 +139,8 @@ class _Batch:
     def __exit__(self, *exc: object) -> None:
         self.live.vertical_overflow = "visible"  # the last frame is not cut to the height of the terminal
         self.live.stop()
+        if not self.live.console.is_terminal:
+            self.live.console.print()  # rich ends the frame without a newline there
 
     def show(self, token: Token) -> None:
         self.answers[token.sequence] += token.text
