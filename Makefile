@@ -61,9 +61,9 @@ clean:
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Installed from the checkout as it is (editable): Python and kernel sources need no second install; C++ is built
-# again when it changes. The longer list of packages serves the demo too.
+# again when it changes.
 $(VENV)/.installed: $(BUILD_INPUTS) | $(VENV)/bin/pip
-	@test $(VENV)/.installed-dev -nt $(firstword $?) || { $(call install,.); }
+	@$(call install,.)
 	@touch $@
 
 $(VENV)/.installed-dev: $(BUILD_INPUTS) | $(VENV)/bin/pip

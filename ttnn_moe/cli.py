@@ -33,9 +33,7 @@ def _print_version(asked: bool) -> None:
 def _common(
     verbose: Annotated[
         bool,
-        typer.Option(
-            "--verbose", "-v", help="Log to stderr what is chosen and why (TTNN_MOE_LOG sets a level)."
-        ),
+        typer.Option("--verbose", "-v", help="Log to stderr what is chosen, and why."),
     ] = False,
     version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")

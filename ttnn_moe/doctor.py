@@ -1,4 +1,4 @@
-"""What this machine has and lacks: backends, versions, CPU features, the native planner, TTNN_MOE_* settings."""
+"""What this machine has and lacks: backends, versions, CPU features, native planner, TTNN_MOE_* settings."""
 
 from __future__ import annotations
 
@@ -185,9 +185,7 @@ def _grid(grid: list[int]) -> str:
 
 
 def _table(console: Console, title: str, columns: Iterable[str], rows: Iterable[tuple[str, ...]]) -> None:
-    table = Table(
-        *columns, title=f"\n[bold]{title}[/]", title_justify="left", title_style="", box=None, pad_edge=False
-    )
+    table = Table(*columns, title=f"\n[bold]{title}[/]", title_justify="left", title_style="", box=None, pad_edge=False)
     for row in rows:
         table.add_row(*row)
     console.print(table)

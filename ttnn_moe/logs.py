@@ -1,13 +1,15 @@
 """Logging through loguru: silent as a library, on stderr when asked.
 
-Ask with TTNN_MOE_LOG=debug (or info, warning, ...) before the first import, with `logs.enable("debug")`, or with
-`ttnn-moe --verbose`. An application that has its own loguru sinks may call `logger.enable("ttnn_moe")` instead.
+Ask with TTNN_MOE_LOG=debug (or info, warning, ...) before the first import, with `logs.enable("debug")`,
+or with `ttnn-moe --verbose`. An application with loguru sinks of its own may call
+`logger.enable("ttnn_moe")` instead.
 """
 
 from __future__ import annotations
 
 import os
 import sys
+import warnings
 from typing import TYPE_CHECKING
 
 from loguru import logger
@@ -25,12 +27,16 @@ _sink: int | None = None
 
 
 def setup() -> None:
-    """Silence this package's records unless TTNN_MOE_LOG asks for them. Called once, when ttnn_moe is imported."""
+    """Silence this package's records unless TTNN_MOE_LOG asks for them. For ttnn_moe/__init__.py, once."""
     for name in _OURS:
         logger.disable(name)
     level = os.environ.get(ENV, "")
-    if level:
+    if not level:
+        return
+    try:
         enable(level)
+    except ContractError as error:  # a slip in a log level must not keep anyone from importing the package
+        warnings.warn(f"{ENV} is ignored: {error}", stacklevel=2)
 
 
 def enable(level: str = "debug") -> None:
@@ -41,9 +47,7 @@ def enable(level: str = "debug") -> None:
     """
     global _sink
     if level.lower() not in LEVELS:
-        raise ContractError(
-            f"no such log level ({ENV})", got=repr(level), expected=f"one of {', '.join(LEVELS)}"
-        )
+        raise ContractError("no such log level", got=repr(level), expected=f"one of {', '.join(LEVELS)}")
     if _sink is not None:
         logger.remove(_sink)
     else:
@@ -62,7 +66,7 @@ def _is_ours(record: Record) -> bool:
 
 
 def _narrow_default_sink() -> None:
-    """Loguru's own sink, number 0, would print each of our records a second time; others' it must still print."""
+    """Loguru's own sink, number 0, would print our records a second time; others' it must still print."""
     try:
         logger.remove(0)
     except ValueError:

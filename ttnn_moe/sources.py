@@ -1,7 +1,7 @@
 """The one function that finds kernel sources.
 
-gpu_kernels and device_kernels lie beside this package wherever it is: in a checkout (also when that is installed
-as editable) and in the site-packages that a wheel was unpacked into.
+gpu_kernels and device_kernels lie beside this package wherever it is: in a checkout (also when that is
+installed as editable) and in the site-packages that a wheel was unpacked into.
 """
 
 from __future__ import annotations
@@ -40,6 +40,6 @@ def kernel_path(*parts: str) -> Path:
             f"kernel source {'/'.join(parts)} is missing",
             got=f"nothing at {path}",
             expected="the kernel folders beside the ttnn_moe package",
-            remedy="install ttnn-moe again (pip install --force-reinstall --no-deps ttnn-moe), or use a whole checkout",
+            remedy="install ttnn-moe again (pip install --force-reinstall --no-deps), or use a whole checkout",
         )
     return path

@@ -1,6 +1,7 @@
 // ttnn_moe._planner: the program planner as Python sees it. Its types are in ttnn_moe/_planner.pyi.
 
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
 #include <nanobind/stl/string_view.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
