@@ -1,0 +1,92 @@
+"""Writing the tiny model as a Hugging Face checkpoint: sharded safetensors with one tensor per expert."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from safetensors.torch import save
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from . import tokenizer as tokenizers_files
+from .network import CONFIG, GENERATION_CONFIG
+
+SHARD_BYTES = 2_500_000
+
+
+def on_disk(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """A transformers state dict under the names and in the dtype (bf16) of Qwen's own files.
+
+    gate_up_proj [E, 2I, H] and down_proj [E, H, I] become gate_proj and up_proj [I, H], down_proj [H, I] per expert;
+    the tied head is left out.
+    """
+    tensors: dict[str, Tensor] = {}
+    for name, value in state.items():
+        value = value.detach().to("cpu", torch.bfloat16)
+        prefix, _, last = name.rpartition(".")
+        if name == "lm_head.weight":
+            continue
+        if last == "gate_up_proj":
+            for e, both in enumerate(value):
+                gate, up = both.chunk(2)
+                tensors[f"{prefix}.{e}.gate_proj.weight"] = gate.contiguous()
+                tensors[f"{prefix}.{e}.up_proj.weight"] = up.contiguous()
+        elif last == "down_proj":
+            for e, down in enumerate(value):
+                tensors[f"{prefix}.{e}.down_proj.weight"] = down.contiguous()
+        else:
+            tensors[name] = value.contiguous()
+    return tensors
+
+
+def shards(tensors: Mapping[str, Tensor]) -> dict[str, bytes]:
+    """The files of the weights by name: at least two shards and their index."""
+    groups: list[dict[str, Tensor]] = [{}]
+    size = 0
+    for name, value in tensors.items():
+        if groups[-1] and size + value.nbytes > SHARD_BYTES:
+            groups.append({})
+            size = 0
+        groups[-1][name] = value
+        size += value.nbytes
+    out: dict[str, bytes] = {}
+    where: dict[str, str] = {}
+    for i, group in enumerate(groups, start=1):
+        file = f"model-{i:05d}-of-{len(groups):05d}.safetensors"
+        out[file] = save(group, metadata={"format": "pt"})
+        where.update(dict.fromkeys(group, file))
+    total = sum(value.nbytes for value in tensors.values())
+    index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(where.items()))}
+    out["model.safetensors.index.json"] = _json(index)
+    return out
+
+
+def write(directory: Path, state: Mapping[str, Tensor], tokenizer: Tokenizer) -> None:
+    """Write the checkpoint into `directory`, each file whole or not at all, the index of the weights last."""
+    directory.mkdir(parents=True, exist_ok=True)
+    files = {
+        "config.json": _json(CONFIG),
+        "generation_config.json": _json(GENERATION_CONFIG),
+        **tokenizers_files.files(tokenizer, CONFIG["max_position_embeddings"]),
+        **shards(on_disk(state)),
+    }
+    for name, content in files.items():
+        handle, temporary = tempfile.mkstemp(dir=directory, prefix=f".{name}.")
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(content)
+            # mkstemp makes files that only their owner may read
+            os.chmod(temporary, 0o644)
+            os.replace(temporary, directory / name)
+        except BaseException:
+            os.unlink(temporary)
+            raise
+
+
+def _json(value: object) -> bytes:
+    return json.dumps(value, indent=2).encode() + b"\n"
