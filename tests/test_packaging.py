@@ -24,9 +24,6 @@ ROOT = Path(__file__).parents[1]
 PACKAGES = ("ttnn_moe", "models", *FOLDERS)
 HAS_HEADERS = (Path(sysconfig.get_path("include")) / "Python.h").exists()
 
-# one worker builds the wheel, once
-pytestmark = pytest.mark.xdist_group("wheel")
-
 
 def run(*command: str | Path, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
     """Run a command that must succeed, without anything that could lead it back to the checkout."""
