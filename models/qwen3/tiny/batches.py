@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from random import Random
+from string import ascii_uppercase
 
 import numpy as np
 import torch
@@ -17,8 +18,9 @@ from .tokenizer import END, PAD, START, SYSTEM
 # rows of a step may be this long; recall contexts grow with them
 LENGTHS = (128, 256, 512, 1280)
 # of the turns that are no recall: sums are hardest and their answers shortest
-SHARES = {"copy": 0.15, "sort": 0.25, "arithmetic": 0.35, "sentences": 0.25}
-PROMPT_WEIGHT = 0.05
+SHARES = {"copy": 0.1, "sort": 0.2, "arithmetic": 0.3, "sentences": 0.4}
+# loss weights by kind of token: none, text of a sentence, answer, value of a key (few tokens, and the slowest to learn)
+WEIGHTS = (0.0, 0.02, 1.0, 3.0)
 SYSTEM_SHARE = 0.1
 # room that a row's recall leaves for questions about it: this and an eighth
 TURN_BYTES = 40
@@ -43,6 +45,8 @@ class Conversations:
         self.sources: dict[str, Iterator[Example]] = {task: stream(task, "train", seed) for task in SHARES}
         self.seed = seed
         self.markers = [tokenizer.token_to_id(token) for token in (START, "assistant", END, PAD)]
+        self.question = tokenizer.token_to_id("?")
+        self.letters = {tokenizer.token_to_id(letter) for letter in ascii_uppercase}
         self.sentence_ids = set(tokenizer.encode("Complete:").ids[:1])
 
     def _other(self) -> tuple[str, str]:
@@ -79,10 +83,10 @@ class Conversations:
         raise AssertionError("turns() has no end")
 
     def rows(self, count: int, length: int) -> tuple[np.ndarray, np.ndarray]:
-        """ids [count, length] int16 and weights [count, length] uint8 in units of PROMPT_WEIGHT / 1.
+        """ids [count, length] int16 and their kinds [count, length] uint8, which WEIGHTS weighs.
 
-        A weight belongs to the token it stands at: 2 for an answer and its end marker, 1 for other text of a
-        sentence, 0 for all else. A turn cut by the row's end keeps what fits.
+        A kind belongs to the token it stands at: 3 for the value of a key, 2 for any other answer, both with their
+        end marker, 1 for the text of a sentence, 0 for all else. A turn cut by the row's end keeps what fits.
         """
         start, assistant, end, pad = self.markers
         ids = np.full((count, length), pad, dtype=np.int16)
@@ -96,7 +100,9 @@ class Conversations:
                 if begin + 3 >= stop:
                     continue
                 if row[begin + 1] == assistant:
-                    kinds[r, begin + 3 : stop] = 2
+                    # before it: the prompt's last letter, a question mark, the end marker, a line end
+                    asks_key = row[begin - 3] == self.question and int(row[begin - 4]) in self.letters
+                    kinds[r, begin + 3 : stop] = 3 if asks_key else 2
                     # the line end after the end marker is the template's, not the model's
                     if row[stop - 1] != end and (row[begin + 3 : stop] == end).any():
                         kinds[r, stop - 1] = 0
@@ -107,7 +113,10 @@ class Conversations:
 
 def token_weights(kinds: Tensor) -> Tensor:
     """The loss weight of each token from its kind."""
-    return (kinds == 2).float() + PROMPT_WEIGHT * (kinds == 1).float()
+    weights = torch.zeros(kinds.shape, device=kinds.device)
+    for kind, weight in enumerate(WEIGHTS):
+        weights = weights + weight * (kinds == kind)
+    return weights
 
 
 class Steps(Dataset[tuple[Tensor, Tensor]]):

@@ -53,7 +53,7 @@ def answered(
     pairs = [answer_ids(tokenizer, example) for example in asked]
     # the last token of an answer is never an input
     lengths = [len(prompt) + len(answer) - 1 for prompt, answer in pairs]
-    pad = tokenizer.token_to_id(PAD)
+    pad = tokenizer.get_vocab()[PAD]
     right = [False] * len(asked)
     for batch in _batches(lengths, batch_tokens):
         longest = max(lengths[i] for i in batch)

@@ -61,24 +61,29 @@ class Network(nn.Module):
 
     Args:
         seed: of the first weights.
+
+    Attributes:
         expert_noise: standard deviation of the noise put on the experts' weights in each pass, relative to the root
-            mean square of their row. Weights that stand it also stand quantisation.
+            mean square of their row. Weights that stand it also stand quantisation. A tensor: a captured step reads
+            its present value.
     """
 
-    def __init__(self, seed: int, expert_noise: float = 0.0):
+    expert_noise: Tensor
+
+    def __init__(self, seed: int):
         super().__init__()
         from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
         torch.manual_seed(seed)
         settings = {k: v for k, v in CONFIG.items() if k != "torch_dtype"}
         config = Qwen3MoeConfig(**settings, attn_implementation="sdpa")
-        self.model = Qwen3MoeForCausalLM(config).float().train()
-        self.expert_noise = expert_noise
+        self.model: Any = Qwen3MoeForCausalLM(config).float().train()
+        self.register_buffer("expert_noise", torch.zeros(()))
         self.block = self._block
 
     def forward(self, ids: Tensor, real: Tensor) -> tuple[Tensor, Tensor]:
         """Logits [B, S, vocab_size] of ids [B, S], and the load-balancing loss over the tokens where real [B, S]."""
-        inner = self.model.model
+        inner: Any = self.model.model
         table = inner.embed_tokens.weight
         # as a product, for the gradient of an embedding is slow where few rows gather from many tokens
         hits = ids[..., None] == torch.arange(len(table), device=ids.device)
@@ -90,7 +95,7 @@ class Network(nn.Module):
             balance = balance + loss
         return self.model.lm_head(inner.norm(x)), balance
 
-    def _block(self, layer: nn.Module, x: Tensor, rope: tuple[Tensor, Tensor], real: Tensor) -> tuple[Tensor, Tensor]:
+    def _block(self, layer: Any, x: Tensor, rope: tuple[Tensor, Tensor], real: Tensor) -> tuple[Tensor, Tensor]:
         # no mask: scaled dot product attention is causal then, and padding only follows
         attended, _ = layer.self_attn(layer.input_layernorm(x), position_embeddings=rope, attention_mask=None)
         x = x + attended
@@ -100,7 +105,7 @@ class Network(nn.Module):
             return x + out, balance
         return x + layer.mlp(h), x.new_zeros(())
 
-    def _experts(self, block: nn.Module, x: Tensor, real: Tensor) -> tuple[Tensor, Tensor]:
+    def _experts(self, block: Any, x: Tensor, real: Tensor) -> tuple[Tensor, Tensor]:
         """The block's output, every expert as a slice of two large products; and its load-balancing loss.
 
         The loss is E * sum over e of (share of tokens routed to e) * (mean probability of e): 1 when even. Source:
@@ -122,7 +127,5 @@ class Network(nn.Module):
         return out, E * (share.detach() * (probabilities * mask).sum((0, 1)) / count).sum()
 
     def _noisy(self, weight: Tensor) -> Tensor:
-        if not self.expert_noise:
-            return weight
         scale = self.expert_noise * weight.detach().square().mean(-1, keepdim=True).sqrt()
         return weight + scale * torch.randn_like(weight)

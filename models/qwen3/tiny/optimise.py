@@ -17,9 +17,9 @@ WARM_UP = 0.02
 # much sooner among few keys
 CURRICULUM: tuple[tuple[float, tuple[float, ...]], ...] = (
     (0.0, (1.0,)),
-    (0.10, (0.5, 0.5)),
-    (0.20, (0.35, 0.25, 0.40)),
-    (0.30, (0.40, 0.15, 0.20, 0.25)),
+    (0.05, (0.5, 0.5)),
+    (0.12, (0.3, 0.3, 0.4)),
+    (0.20, (0.3, 0.1, 0.2, 0.4)),
 )
 
 
@@ -41,6 +41,12 @@ def learning_rate(step: int, steps: int, peak: float) -> float:
     return peak * 0.5 * (1 + math.cos(math.pi * (step - warm_up) / max(1, steps - warm_up)))
 
 
+def noise_share(step: int, steps: int) -> float:
+    """The share of the experts' noise: none while the tasks are learnt, all of it later."""
+    done = step / steps
+    return min(1.0, max(0.0, (done - 0.3) / 0.3))
+
+
 class Stepper:
     """Runs training steps: forward, backward, clip, AdamW. Matrix products are bf16 on CUDA, weights stay fp32.
 
@@ -56,8 +62,9 @@ class Stepper:
         on_cuda = self.device.type == "cuda"
         self.autocast = torch.autocast(self.device.type, torch.bfloat16, enabled=on_cuda, cache_enabled=False)
         self.parameters: list[nn.Parameter] = list(dict.fromkeys(network.parameters()))
-        for parameter in self.parameters:
-            parameter.grad = torch.zeros_like(parameter)
+        self.gradients = [torch.zeros_like(parameter) for parameter in self.parameters]
+        for parameter, gradient in zip(self.parameters, self.gradients, strict=True):
+            parameter.grad = gradient
         matrices = [p for p in self.parameters if p.dim() > 1]
         vectors = [p for p in self.parameters if p.dim() == 1]
         # a tensor, so that a captured step reads its present value
@@ -75,9 +82,10 @@ class Stepper:
             network.block = torch.compile(network._block, dynamic=False)
         self.captured: dict[tuple[int, ...], tuple[torch.cuda.CUDAGraph, Tensor, Tensor]] = {}
 
-    def __call__(self, ids: Tensor, kinds: Tensor, rate: float) -> None:
+    def __call__(self, ids: Tensor, kinds: Tensor, rate: float, noise: float = 0.0) -> None:
         """One step on ids [B, S] int16 and kinds [B, S] uint8, both on the CPU. `loss` then holds its two losses."""
         self.rate.fill_(rate)
+        self.network.expert_noise.fill_(noise)
         if not self.graphs:
             self._step(ids.to(self.device), kinds.to(self.device))
             return
@@ -107,7 +115,7 @@ class Stepper:
         return graph, static_ids, static_kinds
 
     def _step(self, ids: Tensor, kinds: Tensor) -> None:
-        torch._foreach_zero_([p.grad for p in self.parameters])
+        torch._foreach_zero_(self.gradients)
         ids = ids.long()
         real = ids != CONFIG["pad_token_id"]
         with self.autocast:

@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader
 from . import checkpoint, evaluate
 from .batches import Steps
 from .network import Network
-from .optimise import Stepper, learning_rate, row_lengths
+from .optimise import Stepper, learning_rate, noise_share, row_lengths
 from .tasks import Example
 from .tokenizer import build
 
@@ -40,7 +40,7 @@ def main(
     steps: Annotated[int, typer.Option(min=1, help="Training steps.")] = 40_000,
     tokens: Annotated[int, typer.Option(min=1280, help="Tokens of a step.")] = 32_768,
     peak_rate: Annotated[float, typer.Option(help="Highest learning rate.")] = 2e-3,
-    expert_noise: Annotated[float, typer.Option(help="Noise on the experts' weights, relative to their rows.")] = 0.0,
+    expert_noise: Annotated[float, typer.Option(help="Noise on the experts' weights, relative to their rows.")] = 0.08,
     seed: Annotated[int, typer.Option(help="Decides first weights and data.")] = 0,
     device: Annotated[str, typer.Option(help="cuda or cpu.")] = "cuda" if torch.cuda.is_available() else "cpu",
     workers: Annotated[int | None, typer.Option(help="Processes that make data; by default one a core.")] = None,
@@ -62,7 +62,7 @@ def main(
     # the workers are the parallelism
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     tokenizer = build()
-    network = Network(seed, expert_noise).to(device)
+    network = Network(seed).to(device)
     stepper = Stepper(network, compile_blocks and on_cuda, graphs and on_cuda)
     asked = evaluate.heldout(examples)
     if workers is None:
@@ -72,18 +72,20 @@ def main(
         data, batch_size=None, num_workers=workers, pin_memory=on_cuda, prefetch_factor=16 if workers else None
     )
     started = time.monotonic()
+    printed = 0, started
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console) as progress:
         bar = progress.add_task("training", total=steps)
         for step, (ids, kinds) in enumerate(loader, start=1):
-            stepper(ids, kinds, learning_rate(step - 1, steps, peak_rate))
+            stepper(ids, kinds, learning_rate(step - 1, steps, peak_rate), expert_noise * noise_share(step - 1, steps))
             # reading a loss waits for the device
             if step % log_every == 0 or step % 100 == 0 or step == steps:
                 loss, balance = stepper.loss.tolist()
                 progress.update(bar, completed=step, description=f"loss {loss:.3f}")
                 if step % log_every == 0 or step == steps:
-                    rate = step / (time.monotonic() - started)
-                    console.print(f"step {step}: loss {loss:.4f}, balance {balance:.3f}, {rate:.1f} steps/s")
+                    speed = (step - printed[0]) / (time.monotonic() - printed[1])
+                    printed = step, time.monotonic()
+                    console.print(f"step {step}: loss {loss:.4f}, balance {balance:.3f}, {speed:.1f} steps/s")
             if step % every == 0 or step == steps:
                 checkpoint.write(out, network.model.state_dict(), tokenizer)
                 if examples:
