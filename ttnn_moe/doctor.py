@@ -165,7 +165,7 @@ def render(found: dict[str, Any], console: Console) -> None:
             )
             for chip in planner["chips"]
         ]  # fmt: skip
-        columns = ("chip", "architecture", "Tensix", "to programs", "L1 a core", "DRAM", "bandwidth", "clock")
+        columns = ("chip", "arch", "Tensix", "to programs", "L1 a core", "DRAM", "bandwidth", "clock")
         _table(console, "Chips that Tenstorrent programs can be planned for", columns, chips)
     else:
         console.print(f"\n[bold]Native planner[/]: {escape(planner['reason'])}")
