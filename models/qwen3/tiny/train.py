@@ -69,7 +69,7 @@ def main(
         workers = max(1, (os.cpu_count() or 2) - 1)
     data = Steps(tokenizer.to_str(), row_lengths(steps, seed), tokens, seed)
     loader = DataLoader(
-        data, batch_size=None, num_workers=workers, pin_memory=on_cuda, prefetch_factor=16 if workers else None
+        data, batch_size=None, num_workers=workers, pin_memory=on_cuda, prefetch_factor=8 if workers else None
     )
     started = time.monotonic()
     printed = 0, started
