@@ -181,8 +181,6 @@ def vocabulary() -> list[str]:
         for template in range(len(templates))
         for s in (fact_in(relation, template, subject) for subject in pairs)
     ]
-    creatures = [word for row in CREATURES for word in row]
-    near = [*NEAR, *QUALITIES, *(word for row in THINGS_NEAR for word in row)]
-    # a story's names, colours and things shall be one token each: they are looked up by what they are
-    often = [(100, [*NAMES, *COLOURS, *THINGS, *PLACES]), (20, [*creatures, *near])]
-    return facts + [f"The {word} {word}." for times, words in often for word in words for _ in range(times)]
+    words = [*NAMES, *COLOURS, *THINGS, *PLACES, *NEAR, *QUALITIES, *(w for row in CREATURES for w in row)]
+    words += [w for row in THINGS_NEAR for w in row]
+    return facts + [f"The {w} {w}." for w in words for _ in range(8)]

@@ -1,0 +1,273 @@
+"""The bundled checkpoint: its tasks, its tokenizer, what it can do, and the script that makes it."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import Tokenizer
+
+from models.qwen3 import TINY, generate, load_model
+from models.qwen3.model import MoE
+from models.qwen3.tiny import batches, english, evaluate, tasks, tokenizer
+from models.qwen3.tiny.tasks import TASKS, Example
+
+pytestmark = pytest.mark.xdist_group("tiny")
+
+LARGEST = 5_000_000
+NEEDED = 0.95
+
+
+def solve(example: Example) -> str:
+    """The answer, found from the prompt alone and not as the generator finds it."""
+    head, _, rest = example.prompt.partition(": ")
+    if example.task == "copy":
+        return rest
+    if example.task == "sort":
+        return " ".join(map(str, sorted(map(int, rest.split())))) if " " in rest else "".join(sorted(rest))
+    if example.task == "arithmetic":
+        return str(sum(map(int, re.findall(r"[+-]?\d+", example.prompt))))
+    key = example.prompt.rsplit(" ", 1)[1].rstrip("?")
+    return dict(re.findall(r"\b([A-Z]{2})=(\d\d)\b", rest))[key]
+
+
+@pytest.mark.parametrize("task", [task for task in TASKS if task != "sentences"])
+def test_answers_are_right(task: str) -> None:
+    for example in tasks.examples(task, "train", 200):
+        assert example.answer == solve(example)
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_the_sides_are_disjoint(task: str) -> None:
+    sides = {split: tasks.examples(task, split, 200) for split in tasks.SPLITS}
+    for split, found in sides.items():
+        assert len(found) >= 150
+        assert {tasks.split_of(example.key) for example in found} == {split}
+    assert not {e.prompt for e in sides["train"]} & {e.prompt for e in sides["heldout"]}
+
+
+def test_order_does_not_change_the_side() -> None:
+    keys: dict[str, set[str]] = {}
+    for task in ("sort", "arithmetic"):
+        for example in tasks.examples(task, "train", 6000):
+            rest = example.prompt.partition(": ")[2] or example.prompt.removeprefix("What is ")
+            parts = sorted(re.findall(r"-\d+|\d+|[A-Z]", rest))
+            # a sum of two may be written with either sign before a zero
+            if "-0" not in parts:
+                keys.setdefault(f"{task} {parts}", set()).add(example.key)
+    assert max(map(len, keys.values())) == 1
+    assert len(keys) < 12000 - 300, "the orders of one content did not come up"
+
+
+def test_every_fact_is_taught_in_most_wordings() -> None:
+    for name, relation in english.RELATIONS.items():
+        for subject in relation.pairs:
+            wordings = [english.fact_in(name, i, subject) for i in range(len(relation.templates))]
+            assert sum(tasks.split_of(f"sentences|{w.key}") == "train" for w in wordings) >= 3
+
+
+def test_no_held_out_fact_leaks_through_recall() -> None:
+    text = "\n".join(e.prompt for e in tasks.examples("recall", "train", 300, context=(600, 1000)))
+    seen = dict.fromkeys(tasks.SPLITS, 0)
+    for name, relation in english.RELATIONS.items():
+        for i in range(len(relation.templates)):
+            for subject in relation.pairs:
+                fact = english.fact_in(name, i, subject)
+                side = tasks.split_of(f"sentences|{fact.key}")
+                seen[side] += f"{fact.text} {fact.answer}" in text
+    assert seen["heldout"] == 0 < 100 < seen["train"]
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_examples_are_deterministic(task: str) -> None:
+    first = tasks.examples(task, "heldout", 20, seed=7)
+    assert first == tasks.examples(task, "heldout", 20, seed=7)
+    assert first != tasks.examples(task, "heldout", 20, seed=8)
+
+
+def test_unknown_tasks_and_sides_are_refused() -> None:
+    with pytest.raises(ValueError, match="expected one of"):
+        tasks.examples("chess", "train", 1)
+    with pytest.raises(ValueError, match="expected one of"):
+        tasks.examples("copy", "test", 1)
+
+
+@pytest.fixture(scope="module")
+def words() -> Tokenizer:
+    return Tokenizer.from_file(str(TINY / "tokenizer.json"))
+
+
+def test_the_tokenizer_is_what_its_script_builds(words: Tokenizer) -> None:
+    assert words.get_vocab() == tokenizer.build().get_vocab()
+    assert words.get_vocab_size() == tokenizer.VOCAB_SIZE
+
+
+@given(st.text())
+def test_any_text_can_be_said(text: str) -> None:
+    words = Tokenizer.from_file(str(TINY / "tokenizer.json"))
+    assert words.decode(words.encode(text).ids, skip_special_tokens=False) == text
+
+
+def test_codes_and_numbers_are_one_token_a_character(words: Tokenizer) -> None:
+    for text in ("QX=40 ZA=07", "Copy: A1B2ZZ", "347+85", "9-8+7?", "10 99"):
+        code = text.removeprefix("Copy: ")
+        tokens = words.encode(text).tokens
+        assert [token.replace("Ġ", " ") for token in tokens[len(tokens) - len(code) :]] == list(code)
+
+
+def test_the_chat_template_is_what_was_trained() -> None:
+    from transformers import AutoTokenizer
+
+    theirs = AutoTokenizer.from_pretrained(TINY)
+    text = theirs.apply_chat_template(
+        [{"role": "user", "content": "Sort: BA"}], add_generation_prompt=True, tokenize=False
+    )
+    assert text == batches.prompt_text("Sort: BA")
+    assert (theirs.eos_token, theirs.pad_token) == (tokenizer.END, tokenizer.PAD)
+
+
+def test_training_rows_weigh_answers(words: Tokenizer) -> None:
+    ids, kinds = batches.Conversations(words, "0").rows(20, 256)
+    for row, kind in zip(ids.tolist(), kinds, strict=True):
+        text = words.decode(row, skip_special_tokens=False)
+        want = re.findall(r"<\|im_start\|>assistant\n(.*?<\|im_end\|>|.*$)", text.partition(tokenizer.PAD)[0])
+        got = words.decode([i for i, k in zip(row, kind, strict=True) if k >= 2], skip_special_tokens=False)
+        assert got == "".join(want)
+
+
+def test_the_folder_is_small_and_sharded() -> None:
+    files = [path for path in TINY.rglob("*") if path.is_file() and "__pycache__" not in path.parts]
+    assert sum(path.stat().st_size for path in files) <= LARGEST
+    index = json.loads((TINY / "model.safetensors.index.json").read_text())
+    shards = set(index["weight_map"].values())
+    assert len(shards) >= 2
+    assert shards == {path.name for path in TINY.glob("*.safetensors")}
+    assert "model.layers.1.mlp.experts.15.gate_proj.weight" in index["weight_map"]
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    return load_model(TINY, dtype=torch.bfloat16)
+
+
+@pytest.fixture(scope="module")
+def asked() -> list[Example]:
+    return evaluate.heldout(100)
+
+
+@pytest.fixture(scope="module")
+def used(model: Any) -> Iterator[dict[int, torch.Tensor]]:
+    """Tokens that each expert of each layer is given while the model answers; filled by `right`."""
+    counts: dict[int, torch.Tensor] = {}
+
+    def count(layer: int) -> Callable[..., None]:
+        def hook(moe: MoE, inputs: tuple[Any, ...]) -> None:
+            ids, _ = moe.route(inputs[0])
+            counts[layer] = counts.get(layer, 0) + torch.bincount(ids.flatten(), minlength=moe.router.out_features)
+
+        return hook
+
+    mixtures = [(i, layer.mlp) for i, layer in enumerate(model.layers) if isinstance(layer.mlp, MoE)]
+    hooks = [mlp.register_forward_pre_hook(count(i)) for i, mlp in mixtures]
+    yield counts
+    for hook in hooks:
+        hook.remove()
+
+
+@pytest.fixture(scope="module")
+def right(model: Any, words: Tokenizer, asked: list[Example], used: dict[int, torch.Tensor]) -> list[bool]:
+    return evaluate.answered(model, words, asked)
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_held_out_accuracy(task: str, asked: list[Example], right: list[bool]) -> None:
+    score = evaluate.scores(asked, right)[task]
+    wrong = [e.prompt[-80:] for e, r in zip(asked, right, strict=True) if e.task == task and not r]
+    assert score.asked == 100
+    assert score.accuracy >= NEEDED, wrong
+
+
+def test_recall_across_a_thousand_tokens(model: Any, words: Tokenizer) -> None:
+    far = tasks.examples("recall", "heldout", 40, seed="far", context=(960, 1000))
+    assert max(len(words.encode(example.prompt).ids) for example in far) >= 960
+    assert sum(evaluate.answered(model, words, far)) >= NEEDED * len(far)
+
+
+def test_every_expert_is_used(right: list[bool], used: dict[int, torch.Tensor]) -> None:
+    assert len(used) >= 2
+    for layer, counts in used.items():
+        share = counts / counts.sum()
+        assert len(share) >= 16 and share.min() >= 0.01, f"layer {layer}: {share.tolist()}"
+
+
+def test_generation_says_what_the_scores_say(
+    model: Any, words: Tokenizer, asked: list[Example], right: list[bool]
+) -> None:
+    some = [(e, r) for e, r in zip(asked, right, strict=True) if e.context_length < 300][::23]
+    made = generate(model, [batches.answer_ids(words, e)[0] for e, _ in some], max_new_tokens=32)
+    said = [words.decode(tokens) == example.answer for (example, _), tokens in zip(some, made.tokens, strict=True)]
+    assert said == [r for _, r in some]
+
+
+@pytest.mark.parametrize("layers", [(0,), (1,), (0, 1)], ids=["first", "second", "both"])
+@pytest.mark.parametrize("harm", ["none", "its neighbour"])
+def test_the_right_experts_are_needed(harm: str, layers: tuple[int, ...], words: Tokenizer) -> None:
+    """Recall and copying are attention's work; the rest is lost without the experts, or with others in their place."""
+    model = load_model(TINY, dtype=torch.bfloat16)
+    mixtures = [layer.mlp for layer in model.layers if isinstance(layer.mlp, MoE)]
+    for i in layers:
+        for weight in (mixtures[i].gate_up.data, mixtures[i].down.data):
+            weight.copy_(torch.zeros_like(weight) if harm == "none" else weight.roll(1, 0))
+    some = [e for task in ("sort", "arithmetic", "sentences") for e in tasks.examples(task, "heldout", 40)]
+    found = evaluate.scores(some, evaluate.answered(model, words, some))
+    assert sum(score.right for score in found.values()) <= (0.2 if len(layers) > 1 else 0.5) * len(some), found
+
+
+def test_the_training_network_is_transformers_model() -> None:
+    from models.qwen3.tiny.network import Network
+
+    network = Network(seed=1)
+    ids = torch.randint(0, tokenizer.VOCAB_SIZE, (2, 40))
+    with torch.no_grad():
+        got, balance = network(ids, torch.ones_like(ids, dtype=torch.bool))
+        want = network.model.eval()(ids).logits
+    torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
+    assert balance > 1.9
+
+
+def test_training_from_nothing(tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM
+    from typer.testing import CliRunner
+
+    from models.qwen3.tiny.train import app
+
+    options = "--steps 40 --tokens 1280 --device cpu --workers 0 --every 40 --examples 2 --log-every 1"
+    result = CliRunner().invoke(app, ["--out", str(tmp_path / "new"), *options.split()])
+    assert result.exit_code == 0, result.output
+    losses = [float(value) for value in re.findall(r"step \d+: loss ([\d.]+)", result.output)]
+    assert len(losses) == 40 and losses[0] > 5.5 and losses[-1] < 0.7 * losses[0]
+    assert {path.name for path in (tmp_path / "new").iterdir()} == {
+        "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja",
+        "model.safetensors.index.json", "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors",
+    }  # fmt: skip
+    ids = torch.arange(20)[None]
+    ours = load_model(tmp_path / "new", dtype=torch.float32)(ids)
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "new", dtype=torch.float32)(ids).logits
+    torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-3)
+
+
+def test_training_refuses_a_file_as_its_directory(tmp_path: Path) -> None:
+    from typer.testing import CliRunner
+
+    from models.qwen3.tiny.train import app
+
+    (tmp_path / "file").write_text("")
+    result = CliRunner().invoke(app, ["--out", str(tmp_path / "file"), "--steps", "1"])
+    assert result.exit_code == 2 and "give a directory" in result.output
