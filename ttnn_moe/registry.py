@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import importlib
 import os
-from functools import cache
+from functools import cache, lru_cache
 
 from loguru import logger
 
@@ -94,7 +94,7 @@ def choose(problem: Problem, name: str = AUTO) -> Backend:
     return _choose(problem, os.environ.get(ENV) or AUTO if name == AUTO else name)
 
 
-@cache
+@lru_cache(maxsize=4096)  # a problem names its T, and callers' T vary
 def _choose(problem: Problem, name: str) -> Backend:
     if name == AUTO:
         rejected: dict[str, str] = {}

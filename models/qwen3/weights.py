@@ -96,7 +96,7 @@ def load_model(
     Args:
         directory: holds config.json and the weights.
         backend: the ttnn_moe backend that runs the experts, or "auto".
-        device: default "cuda" if torch sees one and backend is "auto" or "cuda", else "cpu".
+        device: default "cuda" where that is the backend, asked for or chosen, else "cpu".
         dtype: bfloat16, float16 or float32 (torch dtype or its name); default: that of the checkpoint.
         progress: called with bytes read and bytes in all.
 
@@ -133,7 +133,7 @@ def device_of(device: torch.device | str | None, backend: str) -> torch.device:
         RequestError: torch does not know it, or has none here.
     """
     if device is None:
-        device = "cuda" if backend in ("auto", "cuda") and torch.cuda.is_available() else "cpu"
+        device = "cuda" if registry.resolve(backend) == "cuda" else "cpu"
     try:
         return torch.empty(0, device=device).device
     except (RuntimeError, AssertionError) as error:  # what torch raises depends on how it was built
