@@ -138,7 +138,10 @@ class ReferenceBackend:
 
 
 class PreparedReference:
-    """A layer with its workspace. With a placement, D devices are run one after the other, as a mesh would."""
+    """A layer with its workspace; a call allocates its output and the routing's index tensors, O(T*K).
+
+    With a placement, D devices are run one after the other, as a mesh would.
+    """
 
     def __init__(self, backend: ReferenceBackend, problem: Problem, experts: Experts, placement: Placement | None):
         self.problem, self.placement = problem, placement

@@ -1,0 +1,81 @@
+"""The CPU backend beside the contract: memory, workspace, weights that are not read."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import ttnn_moe
+from ttnn_moe import Experts, Problem, Routing
+from ttnn_moe.reference import BLOCK_ROWS, _blocks
+
+# one layer with Qwen3-30B-A3B's T, K, H and I, and an eighth of its experts; prints peak over need
+MEMORY = """
+import sys, torch
+from pathlib import Path
+from ttnn_moe import Experts, Routing, moe
+T, E, K, H, I = 4096, 16, 8, 2048, 768
+dtype = getattr(torch, sys.argv[1])
+
+def memory(field):
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(field))
+
+small = Experts.dense(torch.randn(2, 64, 64).to(dtype), torch.randn(2, 64, 32).to(dtype))
+ids, weights = torch.randint(0, 2, (9, 2)), torch.rand(9, 2)
+moe(torch.randn(9, 64).to(dtype), Routing.from_topk(ids, weights, 2), small)  # what torch loads once
+held = memory("VmRSS")
+gate_up, down = torch.empty(E, 2 * I, H, dtype=dtype), torch.empty(E, H, I, dtype=dtype)
+for e in range(E):
+    gate_up[e].normal_(0, 0.02)
+    down[e].normal_(0, 0.02)
+x = torch.empty(T, H, dtype=dtype).normal_()
+routing = Routing.from_topk(torch.rand(T, E).topk(K).indices, torch.rand(T, K), E)
+out = moe(x, routing, Experts.dense(gate_up, down))
+tensors = (gate_up, down, x, out)
+need = sum(t.nbytes for t in tensors) + T * K * (H + I) * x.element_size()
+print((memory("VmHWM") - held) / need)
+"""
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_peak_memory_is_at_most_twice_the_need(dtype: str) -> None:
+    done = subprocess.run([sys.executable, "-c", MEMORY, dtype], capture_output=True, text=True, check=True)
+    assert 0.5 < float(done.stdout) <= 2.0
+
+
+def test_blocks_cover_every_row_once() -> None:
+    counts = [0, 3, BLOCK_ROWS, 0, 2 * BLOCK_ROWS + 5, 1, 1, 700, 0]
+    starts = [0, *torch.tensor(counts).cumsum(0).tolist()]
+    blocks = _blocks(starts)
+    pieces = [piece for block in blocks for piece in block]
+    assert [row for _, a, b in pieces for row in range(a, b)] == list(range(starts[-1]))
+    assert all(starts[e] <= a < b <= starts[e + 1] for e, a, b in pieces)
+    assert all(block[-1][2] - block[0][1] <= BLOCK_ROWS for block in blocks)
+    cut = {e for e, a, b in pieces if (a, b) != (starts[e], starts[e + 1])}
+    assert cut == {e for e, n in enumerate(counts) if n > BLOCK_ROWS}, "only an expert with more rows may be cut"
+
+
+def test_prepared_calls_reuse_the_workspace() -> None:
+    """A prepared call allocates its output and the routing's indices, and none of the large buffers."""
+    T, E, K, H, I = 64, 8, 2, 256, 128
+    experts = Experts.dense(torch.randn(E, 2 * I, H), torch.randn(E, H, I))
+    layer = ttnn_moe.prepare(Problem.of(T, K, experts, torch.float32), experts, backend="reference")
+    x, ids, weights = torch.randn(T, H), torch.randint(0, E, (T, K)), torch.rand(T, K)
+    layer(x, ids, weights)
+    with torch.profiler.profile(profile_memory=True) as profile:
+        out = layer(x, ids, weights)
+    taken = [event.self_cpu_memory_usage for event in profile.events() if event.self_cpu_memory_usage > 0]
+    assert max(taken) == out.nbytes
+    assert sum(taken) <= out.nbytes + 40 * 8 * (T * K + E)
+
+
+def test_prepared_and_plain_agree_bit_for_bit() -> None:
+    T, E, K, H, I = 33, 8, 3, 64, 64
+    experts = Experts.dense(torch.randn(E, 2 * I, H), torch.randn(E, H, I))
+    x, ids, weights = torch.randn(T, H), torch.randint(-1, E, (T, K)), torch.rand(T, K)
+    layer = ttnn_moe.prepare(Problem.of(2 * T, K, experts, torch.float32), experts)
+    assert torch.equal(layer(x, ids, weights), ttnn_moe.moe(x, Routing.from_topk(ids, weights, E), experts))
