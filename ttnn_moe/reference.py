@@ -84,17 +84,18 @@ class ReferenceBackend:
         starts = view.expert_offsets.tolist()
         tokens = view.pairs // routing.K
         pairs = routing.T * routing.K
-        gate_up, down = experts.tensors["gate_up"], experts.tensors["down"]
+        gate_up, down = (experts.tensors[name].mT for name in ("gate_up", "down"))
         for block in _blocks(starts):
             first, n = block[0][1], block[-1][2] - block[0][1]
             x = torch.index_select(hidden, 0, tokens[first : first + n], out=space.hidden[:n])
             both, act = space.gate_up[:n], space.activations[:n]
-            for e, start, end in block:
-                rows = slice(start - first, end - first)
-                _product(x[rows], gate_up[e], both[rows])
+            sizes = [end - start for _, start, end in block]
+            for (e, _, _), a, b in zip(block, x.split(sizes), both.split(sizes), strict=True):
+                _product(a, gate_up[e], b)
             _silu_mul(*_split(both, experts), space.product[:n], act)
-            for e, start, end in block:
-                _product(act[start - first : end - first], down[e], space.expert_out[start:end])
+            rows = space.expert_out[first : first + n]
+            for (e, _, _), a, b in zip(block, act.split(sizes), rows.split(sizes), strict=True):
+                _product(a, down[e], b)
         _combine(space.expert_out[: pairs + 1], view.inverse, routing, routing.topk_weights, out, accumulate, space)
 
     def gate_projection(self, hidden: Tensor, routing: Routing, experts: Experts, row_align: int) -> Tensor:
@@ -215,12 +216,12 @@ def _real_rows(starts: list[int], row_tokens: Tensor) -> list[tuple[int, slice, 
 
 
 def _product(x: Tensor, weight: Tensor, out: Tensor) -> None:
-    """out [n, N] = x [n, M] weight [N, M]^T."""
+    """out [n, N] = x [n, M] weight [M, N]; weight is the transpose of what lies in memory."""
     if x.dtype == torch.float32 and 2 <= len(x) <= 4:
         # MKL reads a weight on the right at half its speed for so few rows
-        out.copy_(torch.mm(weight, x.t()).t())
+        out.copy_(torch.mm(weight.t(), x.t()).t())
     else:
-        torch.mm(x, weight.t(), out=out)
+        torch.mm(x, weight, out=out)
 
 
 def _split(both: Tensor, experts: Experts) -> tuple[Tensor, Tensor]:
