@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 from pathlib import Path
 
@@ -26,3 +27,12 @@ def test_the_backend_table_lists_the_backends_that_have_kernels() -> None:
     have = [name for name, target in registry._TARGETS.items() if not target.startswith("ttnn_moe.machines:")]
     assert re.findall(r"^\| (\w+) \|", table, re.M)[1:] == have
     assert all(f"`{name}`" in table for name in registry.backends() if name not in have)
+
+
+def test_the_measured_table_is_what_the_results_hold() -> None:
+    path = Path(__file__).parents[1] / "benchmarks" / "tables.py"
+    spec = importlib.util.spec_from_file_location("tables", path)
+    assert spec is not None and spec.loader is not None
+    tables = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(tables)
+    assert tables.updated(README) == README, "run python benchmarks/tables.py"
