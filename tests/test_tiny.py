@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -163,26 +163,7 @@ def asked() -> list[Example]:
 
 
 @pytest.fixture(scope="module")
-def used(model: Any) -> Iterator[dict[int, torch.Tensor]]:
-    """Tokens that each expert of each layer is given while the model answers; filled by `right`."""
-    counts: dict[int, torch.Tensor] = {}
-
-    def count(layer: int) -> Callable[..., None]:
-        def hook(moe: MoE, inputs: tuple[Any, ...]) -> None:
-            ids, _ = moe.route(inputs[0])
-            counts[layer] = counts.get(layer, 0) + torch.bincount(ids.flatten(), minlength=moe.router.out_features)
-
-        return hook
-
-    mixtures = [(i, layer.mlp) for i, layer in enumerate(model.layers) if isinstance(layer.mlp, MoE)]
-    hooks = [mlp.register_forward_pre_hook(count(i)) for i, mlp in mixtures]
-    yield counts
-    for hook in hooks:
-        hook.remove()
-
-
-@pytest.fixture(scope="module")
-def right(model: Any, words: Tokenizer, asked: list[Example], used: dict[int, torch.Tensor]) -> list[bool]:
+def right(model: Any, words: Tokenizer, asked: list[Example]) -> list[bool]:
     return evaluate.answered(model, words, asked)
 
 
@@ -200,11 +181,45 @@ def test_recall_across_a_thousand_tokens(model: Any, words: Tokenizer) -> None:
     assert sum(evaluate.answered(model, words, far)) >= NEEDED * len(far)
 
 
-def test_every_expert_is_used(right: list[bool], used: dict[int, torch.Tensor]) -> None:
-    assert len(used) >= 2
-    for layer, counts in used.items():
-        share = counts / counts.sum()
-        assert len(share) >= 16 and share.min() >= 0.01, f"layer {layer}: {share.tolist()}"
+def test_every_expert_is_used(model: Any, words: Tokenizer, asked: list[Example]) -> None:
+    counts: dict[int, torch.Tensor] = {}
+
+    def count(layer: int) -> Callable[..., None]:
+        def hook(moe: MoE, inputs: tuple[Any, ...]) -> None:
+            ids, _ = moe.route(inputs[0])
+            counts[layer] = counts.get(layer, 0) + torch.bincount(ids.flatten(), minlength=moe.router.out_features)
+
+        return hook
+
+    mixtures = [(i, layer.mlp) for i, layer in enumerate(model.layers) if isinstance(layer.mlp, MoE)]
+    hooks = [mlp.register_forward_pre_hook(count(i)) for i, mlp in mixtures]
+    try:
+        # each alone: padding is routed too, and would count
+        evaluate.answered(model, words, asked[::5], batch_tokens=1)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    assert len(counts) >= 2
+    for layer, tokens in counts.items():
+        share = tokens / tokens.sum()
+        assert len(share) >= 16 and share.min() >= 0.02, f"layer {layer}: {share.tolist()}"
+
+
+def test_the_scoring_program(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    from models.qwen3 import terminal
+    from models.qwen3.tiny.score import app
+
+    assert terminal.run(app, ["--examples", "10", "--backend", "reference"], "score") == 0
+    out = capsys.readouterr().out
+    assert [line.split()[1] for line in out.splitlines() if "of 10" in line] == list(TASKS)
+    assert terminal.run(app, ["--model", str(tmp_path / "none")], "score") == 2
+    assert "is not a model directory" in capsys.readouterr().err.replace("\n", " ")
+    for name in ("config.json", "tokenizer_config.json"):
+        (tmp_path / name).write_bytes((TINY / name).read_bytes())
+    other = Tokenizer.from_file(str(TINY / "tokenizer.json")).to_str().replace("im_end", "im_over")
+    (tmp_path / "tokenizer.json").write_text(other)
+    assert terminal.run(app, ["--model", str(tmp_path)], "score") == 2
+    assert "another tokenizer" in capsys.readouterr().err
 
 
 def test_generation_says_what_the_scores_say(
