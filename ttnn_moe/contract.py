@@ -156,7 +156,7 @@ def check_out(out: Tensor, hidden: Tensor, H: int) -> None:
 
 def check_prepared(problem: Problem, hidden: Tensor, routing: Routing, out: Tensor | None, accumulate: bool) -> None:
     """What a prepared layer checks on every call."""
-    if hidden.dim() != 2 or hidden.shape != (routing.T, problem.H) or hidden.dtype != problem.dtype:
+    if hidden.shape != (routing.T, problem.H) or hidden.dtype != problem.dtype:
         raise ContractError(
             "hidden does not fit the prepared problem",
             got=f"{tuple(hidden.shape)} {hidden.dtype}",

@@ -148,11 +148,12 @@ class PreparedReference:
     def __init__(self, backend: ReferenceBackend, problem: Problem, experts: Experts, placement: Placement | None):
         self.problem, self.placement = problem, placement
         self._backend = backend
-        whole_mesh = placement is not None and placement.rank is None
-        devices = range(placement.D) if placement is not None and whole_mesh else [None]
-        self._experts = [
-            experts.for_device(placement, d) if placement is not None and whole_mesh else experts for d in devices
-        ]
+        # one process that drives the mesh holds all experts; a rank holds its own, and so does a lone device
+        self._experts = (
+            [experts.for_device(placement, d) for d in range(placement.D)]
+            if placement is not None and placement.rank is None
+            else [experts]
+        )
         self._space = Workspace(problem.T * problem.K, problem.T, problem.H, problem.I, problem.dtype)
         # fp32 sums over devices, and the partial sum of one
         self._sums = torch.empty(2, problem.T, problem.H) if len(self._experts) > 1 else None

@@ -189,7 +189,7 @@ class Routing:
         ids, weights = self._merged
         order, counts, keys = self._sort(ids)
         # one spare column takes the pairs that name no expert
-        rank = torch.arange(len(order), device=order.device) - _starts(counts)[keys]
+        rank = _rank(counts, keys)
         slot = torch.where(keys < self.E, keys * self.T + rank, self.E * self.T)
         tokens = torch.full((self.E * self.T + 1,), -1, dtype=torch.int32, device=ids.device)
         token_weights = torch.zeros(self.E * self.T + 1, dtype=torch.float32, device=ids.device)
@@ -207,7 +207,7 @@ class Routing:
             order, counts, keys = self._sort(ids)
             capacity = step_capacity(self.T, self.K, self.E, row_align)
             row_start = _starts((counts + row_align - 1) // row_align * row_align)
-            rank = torch.arange(len(order), device=order.device) - _starts(counts)[keys]
+            rank = _rank(counts, keys)
             row = torch.where(keys < self.E, row_start[keys] + rank, capacity)
             row_tokens = torch.full((capacity + 1,), -1, dtype=torch.int32, device=ids.device)
             row_tokens[row] = (order // self.K).int()
@@ -252,3 +252,8 @@ def check_ids(ids: Tensor, E: int) -> None:
 def _starts(counts: Tensor) -> Tensor:
     """[n+1] int64: 0 and the running sums of counts [n]."""
     return torch.cat([counts.new_zeros(1), counts.cumsum(0)])
+
+
+def _rank(counts: Tensor, keys: Tensor) -> Tensor:
+    """[n] int64: the place of each sorted pair among those of its expert; keys [n] sorted, counts per expert."""
+    return torch.arange(len(keys), device=keys.device) - _starts(counts)[keys]
