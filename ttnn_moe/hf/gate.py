@@ -1,0 +1,85 @@
+"""Which experts modules of transformers the operator can stand in for: only those whose own forward it equals."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+from transformers.activations import SiLUActivation
+
+from ..contract import HIDDEN_DTYPES
+
+WEIGHTS = ("gate_up_proj", "down_proj")
+
+# attributes that transformers sets on every experts module: the value the operator needs, and what another one means
+_LAYOUT = {
+    "has_gate": (True, "its experts have no gate"),
+    "has_bias": (False, "its experts have biases"),
+    "is_transposed": (False, "its weights are transposed, gate_up_proj [E, H, 2I] and down_proj [E, I, H]"),
+    "is_concatenated": (True, "its gate and up rows are interleaved"),
+    "has_post_expert_norm": (False, "it normalises the experts' outputs"),
+}
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Why a module is not served."""
+
+    why: str
+    got: object
+    expected: object
+
+
+def why_not(module: nn.Module) -> Refusal | None:
+    """None if the operator computes what module's own forward does. Reads no values; torch.compile traces it."""
+    return _why_not_computation(module) or _why_not_weights(module)
+
+
+def _why_not_computation(module: nn.Module) -> Refusal | None:
+    for attribute, (needed, meaning) in _LAYOUT.items():
+        value = getattr(module, attribute, needed)
+        if value != needed:
+            return Refusal(meaning, f"{attribute}={value}", f"{attribute}={needed}")
+    gate = getattr(type(module), "_apply_gate", None)
+    if gate is not None and gate.__module__ != "transformers.integrations.moe":
+        return Refusal("it has a gate of its own", gate.__qualname__, "silu(gate) * up")
+    act_fn = getattr(module, "act_fn", None)
+    if not (act_fn is nn.functional.silu or type(act_fn) in (nn.SiLU, SiLUActivation)):
+        return Refusal("its activation is another", getattr(act_fn, "__name__", type(act_fn).__name__), "SiLU")
+    return None
+
+
+def _why_not_weights(module: nn.Module) -> Refusal | None:
+    if parametrize.is_parametrized(module):
+        return Refusal("its weights are parametrised", list(module.parametrizations), "plain parameters")
+    others = [key for key in (*module._parameters, *module._buffers) if key not in WEIGHTS]
+    if others:
+        return Refusal("it has tensors that the operator does not know (quantised?)", others, f"only {list(WEIGHTS)}")
+    for key in WEIGHTS:
+        weight = getattr(module, key, None)
+        if not isinstance(weight, Tensor):
+            return Refusal(f"it has no weights {key}", type(weight).__name__, "a tensor")
+        if is_traceable_wrapper_subclass(weight):
+            return Refusal(f"{key} is no plain tensor (quantised or sharded?)", type(weight).__name__, "a plain tensor")
+        if weight.dtype not in HIDDEN_DTYPES:
+            return Refusal(f"{key} has an unsupported dtype (quantised?)", weight.dtype, list(HIDDEN_DTYPES))
+        if weight.dim() != 3 or not weight.is_contiguous():
+            got = f"shape {tuple(weight.shape)}, strides {weight.stride()}"
+            return Refusal(f"{key} is laid out otherwise", got, "three dimensions, row-major")
+    return _why_not_together(module, module.gate_up_proj, module.down_proj)
+
+
+def _why_not_together(module: nn.Module, gate_up: Tensor, down: Tensor) -> Refusal | None:
+    E, H, I = down.shape
+    if tuple(gate_up.shape) != (E, 2 * I, H):
+        got = f"gate_up_proj {tuple(gate_up.shape)}, down_proj {tuple(down.shape)}"
+        return Refusal("its weights do not fit together", got, "[E, 2I, H] and [E, H, I]")
+    if gate_up.dtype != down.dtype or gate_up.device != down.device:
+        got = f"{gate_up.dtype} on {gate_up.device} and {down.dtype} on {down.device}"
+        return Refusal("its weights differ", got, "one dtype, one device")
+    num_experts = getattr(module, "num_experts", E)
+    if num_experts != E:
+        return Refusal("it says another number of experts than it has weights of", f"num_experts={num_experts}", E)
+    return None
