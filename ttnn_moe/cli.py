@@ -60,6 +60,28 @@ def doctor(
         doctor_.render(found, Console())
 
 
+@app.command()
+def bench(
+    tokens: Annotated[str, typer.Option(help="Numbers of tokens, as in 1,32,4096s; with an s: skewed routing.")],
+    experts: Annotated[int, typer.Option(help="E, experts.")] = 128,
+    topk: Annotated[int, typer.Option(help="K, experts per token.")] = 8,
+    hidden: Annotated[int, typer.Option(help="H, hidden size.")] = 2048,
+    intermediate: Annotated[int, typer.Option(help="I, expert intermediate size.")] = 768,
+    dtype: Annotated[str, typer.Option(help="bf16, fp16 or fp32.")] = "bf16",
+    backend: Annotated[str, typer.Option(help="A backend, or auto: all that can run here.")] = "auto",
+    device: Annotated[str | None, typer.Option(help="cuda or cpu; default: the first the backend runs on.")] = None,
+    rounds: Annotated[int, typer.Option(help="Samples of a time, at most.")] = 100,
+    seed: Annotated[int, typer.Option(help="Of weights and draws.")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
+) -> None:
+    """Measure one MoE layer of random weights, beside the floor of its bytes and operations."""
+    from .bench import command
+    from .bench.layer import Layer
+
+    layer = Layer("layer", experts, topk, hidden, intermediate)
+    command.bench(layer, tokens, dtype, backend, device, rounds, seed, as_json)
+
+
 @app.command(
     # the demo's own parser takes every option, --help too: they are defined once
     context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []},

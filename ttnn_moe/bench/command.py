@@ -1,0 +1,89 @@
+"""`ttnn-moe bench`: our backends on one layer of a size given on the command line, beside the floor."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from rich.console import Console
+
+from ..errors import BackendUnavailable, RequestError
+from . import report
+from .floor import measure_ceilings
+from .implementations import device_of, ours
+from .layer import DTYPES, Layer, fit, free_bytes
+from .measure import Options, Point, Result, measure_layer
+
+
+def points_of(tokens: str) -> list[Point]:
+    """From "1,32,4096s": numbers of tokens, those with an s skewed.
+
+    Raises:
+        RequestError: something else.
+    """
+    points = []
+    for word in tokens.replace(" ", "").split(","):
+        number, skewed = word.removesuffix("s"), word.endswith("s")
+        if not (number.isascii() and number.isdigit() and int(number) >= 1):
+            raise RequestError("tokens cannot be read", got=repr(word), expected="numbers from 1 on, as in 1,32,4096s")
+        points.append(Point(int(number), skewed))
+    return points
+
+
+def bench(
+    layer: Layer, tokens: str, dtype: str, backend: str, device: str | None, rounds: int, seed: int, as_json: bool
+) -> None:
+    """Measure and print.
+
+    Raises:
+        ContractError, RequestError: sizes that make no sense or do not fit, before memory is taken.
+        BackendUnavailable: the backend or the device is not here. RequestError: nothing could be timed.
+    """
+    if dtype not in DTYPES:
+        raise RequestError("no such dtype", got=repr(dtype), expected=f"one of {sorted(DTYPES)}")
+    if rounds < 1:
+        raise RequestError("rounds must be positive", got=rounds)
+    points, layer = points_of(tokens), replace(layer, dtype=DTYPES[dtype])
+    device = device_of(device, backend)
+    fit(layer, max(point.T for point in points), free_bytes(device))
+    console = Console(stderr=True)
+    data = run(layer, points, backend, Options(device, rounds=rounds, seed=seed, say=_quietly(console)))
+    if as_json:
+        print(json.dumps(data, indent=1, allow_nan=False))
+    else:
+        for table in report.tables(data):
+            Console().print(table)
+        here = data["machine"]
+        Console().print(
+            f"{here['name']}; floor: {here['read_bytes_per_s'] / 1e9:.1f} GB/s read, "
+            f"{here['flops_per_s'] / 1e12:.2f} TFLOP/s; medians of "
+            f"{max((row.get('samples', 0) for row in data['rows']), default=0)} rounds",
+            highlight=False,
+        )
+    bad = [row for row in data["rows"] if row["status"] in ("wrong", "failed")]
+    if bad:
+        told = "; ".join(f"{r['implementation']}, {r['mode']}, T={r['T']}: {r['status']}: {r['reason']}" for r in bad)
+        raise RequestError(f"not everything could be measured: {told}")
+
+
+def run(layer: Layer, points: list[Point], backend: str, options: Options) -> dict[str, Any]:
+    """One layer on our backends: the results, as plain values.
+
+    Raises:
+        BackendUnavailable: a backend that was named cannot run this layer.
+    """
+    implementations = ours(options.device, backend)
+    for implementation in implementations:
+        reason = implementation.why_not(layer, points[0].T)
+        if reason is not None and backend != "auto":
+            raise BackendUnavailable(f"backend {backend!r} cannot run this layer: {reason}")
+    ceilings, result = measure_ceilings(options.device, layer.dtype), Result()
+    measure_layer(layer, points, implementations, ceilings, options, result)
+    return report.document(options.device, ceilings, options, result, {})
+
+
+def _quietly(console: Console) -> Callable[[str], object]:
+    """Progress on a terminal, nothing in a pipe."""
+    return (lambda line: console.print(line, highlight=False, markup=False)) if console.is_terminal else lambda _: None

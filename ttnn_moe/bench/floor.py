@@ -1,0 +1,92 @@
+"""The floor of a draw: no version is much faster than its bytes at the measured read bandwidth, nor than its
+floating-point operations at the measured rate of a large matrix product. Both ceilings are measured in the same run.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from .draw import Draw
+from .layer import Layer
+from .timing import median_us_on_device
+
+
+@dataclass(frozen=True)
+class Ceilings:
+    """Measured here, now: bytes a second of a streaming read, floating-point operations a second of a product."""
+
+    read_bytes_per_s: float
+    flops_per_s: float
+
+
+@dataclass(frozen=True)
+class Floor:
+    """Microseconds: of the bytes, of the operations, and the larger of the two."""
+
+    bytes_us: float
+    flops_us: float
+
+    @property
+    def us(self) -> float:
+        return max(self.bytes_us, self.flops_us)
+
+
+def bytes_moved(layer: Layer, draw: Draw) -> int:
+    """Weights of the experts that have tokens, each read once; hidden read once; the output written once."""
+    return draw.active * layer.expert_bytes + 2 * len(draw.ids) * layer.H * layer.dtype.itemsize
+
+
+def flops(layer: Layer, draw: Draw) -> int:
+    """Multiplications and additions of the three products of every pair that names an expert."""
+    return 6 * draw.pairs * layer.H * layer.I
+
+
+def floor(layer: Layer, draw: Draw, ceilings: Ceilings) -> Floor:
+    return Floor(
+        bytes_moved(layer, draw) / ceilings.read_bytes_per_s * 1e6, flops(layer, draw) / ceilings.flops_per_s * 1e6
+    )
+
+
+def measure_ceilings(device: str, dtype: torch.dtype) -> Ceilings:
+    """On CUDA: a read of 4 GiB inside a graph (the best of a Triton kernel and a torch reduction), and an 8192^3
+    product of random matrices. On the CPU: a reduction of 256 MiB and a 1024^3 product."""
+    if device == "cuda":
+        return Ceilings(_read_cuda(2**32), _product(device, dtype, 8192, repeats=20))
+    return Ceilings(_read_cpu(2**28), _product(device, dtype, 1024, repeats=5))
+
+
+def _read_cuda(size: int) -> float:
+    from .read import streaming_sum
+
+    data = torch.randint(-(2**31), 2**31 - 1, (size // 4,), dtype=torch.int32, device="cuda")
+    partial = streaming_sum(data)
+    # 32-bit sums wrap around alike: every element was read, once
+    if int(partial.long().sum()) % 2**32 != int(data.sum()) % 2**32:
+        raise AssertionError("the read kernel did not read what it was given")
+    rows = data.view(torch.float32).view(4096, -1)
+    times = [median_us_on_device(lambda: streaming_sum(data)), median_us_on_device(lambda: rows.sum(1))]
+    return size / min(times) * 1e6
+
+
+def _read_cpu(size: int) -> float:
+    data = torch.ones(size // 4)
+    return size / min(_seconds(data.sum) for _ in range(5))
+
+
+def _product(device: str, dtype: torch.dtype, n: int, repeats: int) -> float:
+    a, b = (torch.randn(n, n, device=device).to(dtype) for _ in range(2))
+    out = torch.empty_like(a)
+    if device == "cuda":
+        us = median_us_on_device(lambda: torch.matmul(a, b, out=out), repeats)
+        return 2 * n**3 / us * 1e6
+    return 2 * n**3 / min(_seconds(lambda: torch.matmul(a, b, out=out)) for _ in range(repeats))
+
+
+def _seconds(call: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    call()
+    return time.perf_counter() - start

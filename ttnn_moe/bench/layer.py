@@ -1,0 +1,131 @@
+"""The layer that is measured: its sizes, what it needs of memory, and its random weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..errors import ContractError, RequestError
+
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+
+
+@dataclass(frozen=True)
+class Layer:
+    """Sizes of one MoE layer: E experts, K per token, hidden size H, expert intermediate size I."""
+
+    name: str
+    E: int
+    K: int
+    H: int
+    I: int
+    dtype: torch.dtype = torch.bfloat16
+
+    def __post_init__(self) -> None:
+        if min(self.E, self.K, self.H, self.I) < 1 or self.K > self.E:
+            raise ContractError(
+                "sizes of the layer are out of range",
+                got=f"E={self.E}, K={self.K}, H={self.H}, I={self.I}",
+                expected="all positive, K <= E",
+            )
+
+    @property
+    def expert_bytes(self) -> int:
+        """Of one expert's gate, up and down weights."""
+        return 3 * self.H * self.I * self.dtype.itemsize
+
+    @property
+    def set_bytes(self) -> int:
+        """Of one weight set."""
+        return self.E * self.expert_bytes
+
+    def working_bytes(self, T: int, sets: int) -> int:
+        """What calls of T tokens need beside the weights, generously: twice (eager calls and graphs have pools of their
+        own) the step tensors of the peer that makes most of them; inputs and outputs; fp64 copies of an expert."""
+        pairs = T * self.K
+        steps = pairs * (4 * self.H + 4 * self.I) * self.dtype.itemsize
+        ends = (2 + 8) * sets * T * self.H * self.dtype.itemsize
+        return 2 * steps + ends + 2 * 8 * 3 * self.H * self.I + 2**28
+
+
+# sizes of the models' config.json; the third is the layer of DeepSeek-V2-Lite and of Moonlight-16B-A3B
+PRESETS = {
+    "qwen3-30b-a3b": Layer("qwen3-30b-a3b", E=128, K=8, H=2048, I=768),
+    "i1408": Layer("i1408", E=64, K=6, H=2048, I=1408),
+    "deepseek-v3": Layer("deepseek-v3", E=256, K=8, H=7168, I=2048),
+}
+
+
+@dataclass
+class Weights:
+    """One weight set in the Hugging Face layout: gate_up [E, 2I, H] (gate rows first), down [E, H, I].
+
+    kept: what implementations made from it, such as another layout; it is freed with the set.
+    """
+
+    gate_up: Tensor
+    down: Tensor
+    kept: dict[str, Any] = field(default_factory=dict, repr=False)
+
+    def once(self, key: str, make: Callable[[], Any]) -> Any:
+        """What make() returned the first time."""
+        if key not in self.kept:
+            self.kept[key] = make()
+        return self.kept[key]
+
+    @classmethod
+    def random(cls, layer: Layer, device: str, seed: int) -> Weights:
+        """Normal, scaled so that every projection keeps the size of its input."""
+        generator = torch.Generator(device).manual_seed(seed)
+        gate_up = torch.empty(layer.E, 2 * layer.I, layer.H, dtype=layer.dtype, device=device)
+        down = torch.empty(layer.E, layer.H, layer.I, dtype=layer.dtype, device=device)
+        for weight, fan_in in ((gate_up, layer.H), (down, layer.I)):
+            for expert in weight:
+                expert.normal_(0.0, fan_in**-0.5, generator=generator)
+        return cls(gate_up, down)
+
+
+def fit(layer: Layer, T: int, free: int, sets: int = 4, cut_experts: bool = False) -> tuple[Layer, int]:
+    """The layer and the number of weight sets that fit `free` bytes together with calls of T tokens.
+
+    Sets are given up first, down to two; then, if allowed, experts, to a multiple of eight.
+
+    Raises:
+        RequestError: with the numbers, before any memory is taken.
+    """
+    for n in sorted({sets, min(sets, 2)}, reverse=True):
+        if n * layer.set_bytes + layer.working_bytes(T, n) <= free:
+            return layer, n
+    left = free - layer.working_bytes(T, n)
+    E = max(left, 0) // (n * layer.expert_bytes) // 8 * 8
+    if cut_experts and E >= max(layer.K, 8):
+        return replace(layer, E=E), n
+    raise RequestError(
+        f"E={layer.E}, H={layer.H}, I={layer.I} at T={T} does not fit the memory",
+        got=f"a need of {gib(n * layer.set_bytes + layer.working_bytes(T, n))} "
+        f"({n} weight sets of {gib(layer.set_bytes)}, calls {gib(layer.working_bytes(T, n))})",
+        expected=f"at most {gib(free)}, what is free now",
+        remedy="measure fewer experts, fewer tokens or smaller sizes",
+    )
+
+
+def gib(n: int) -> str:
+    return f"{n / 2**30:.2f} GiB"
+
+
+def free_bytes(device: str) -> int:
+    """Free memory of a device; of the CPU, what this process's container may still take."""
+    if device == "cuda":
+        held = torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
+        return torch.cuda.mem_get_info()[0] + held
+    meminfo = Path("/proc/meminfo").read_text()
+    free = next(int(line.split()[1]) * 1024 for line in meminfo.splitlines() if line.startswith("MemAvailable"))
+    limit, used = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
+    if limit.exists() and used.exists() and limit.read_text().strip() != "max":
+        free = min(free, int(limit.read_text()) - int(used.read_text()))
+    return free

@@ -1,0 +1,114 @@
+"""What a run leaves: machine and versions, JSON, a table for the terminal."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import platform
+import shutil
+import subprocess
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.table import Table
+
+from .floor import Ceilings
+from .measure import Options, Result
+
+SCHEMA = 1
+PACKAGES = (
+    "torch", "triton", "transformers", "vllm", "flashinfer-python", "sonic-moe", "triton-kernels", "kernels",
+)  # fmt: skip
+
+
+def machine(device: str, ceilings: Ceilings) -> dict[str, Any]:
+    """The device by name, and the two ceilings as measured in this run."""
+    if device == "cuda":
+        found = torch.cuda.get_device_properties(0)
+        here = {
+            "name": found.name, "multiprocessors": found.multi_processor_count,
+            "capability": f"{found.major}.{found.minor}", "memory_bytes": found.total_memory,
+            "l2_bytes": found.L2_cache_size, "driver": _driver(),
+        }  # fmt: skip
+    else:
+        info = Path("/proc/cpuinfo")
+        lines = info.read_text().splitlines() if info.exists() else []
+        named = [line.partition(": ")[2] for line in lines if line.startswith("model name")]
+        here = {"name": (named or [platform.processor()])[0], "threads": torch.get_num_threads()}
+    return {"device": device, **here, **asdict(ceilings)}
+
+
+def versions() -> dict[str, str | None]:
+    """Of what is installed here."""
+    found: dict[str, str | None] = {"python": platform.python_version(), "cuda": torch.version.cuda}
+    for package in PACKAGES:
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def document(
+    device: str, ceilings: Ceilings, options: Options, result: Result, unavailable: dict[str, str]
+) -> dict[str, Any]:
+    """Everything, as plain values. unavailable: implementations that are not here, and why."""
+    return {
+        "schema": SCHEMA,
+        "machine": machine(device, ceilings),
+        "versions": versions(),
+        "options": {"rounds": options.rounds, "seconds": options.seconds, "sets": options.sets, "seed": options.seed},
+        "unavailable": unavailable,
+        "stopped": result.stopped,
+        "layers": result.layers,
+        "rows": result.rows,
+    }
+
+
+def write(path: Path, data: dict[str, Any]) -> None:
+    """The whole file or none of it."""
+    temporary = path.with_name(path.name + ".part")
+    temporary.write_text(json.dumps(data, indent=1, allow_nan=False) + "\n")
+    os.replace(temporary, path)
+
+
+def point_name(row: dict[str, Any]) -> str:
+    return f"{row['T']} skewed" if row["skewed"] else str(row["T"])
+
+
+def tables(data: dict[str, Any]) -> list[Table]:
+    """For every layer and mode: microseconds and, in brackets, the ratio to the floor; what was not timed, as words."""
+    made = []
+    for layer in data["layers"]:
+        points = [point_name(draw) for draw in layer["draws"]]
+        rows = [row for row in data["rows"] if row["layer"] == layer["name"]]
+        title = f"{layer['name']}: E={layer['E']} K={layer['K']} H={layer['H']} I={layer['I']} {layer['dtype']}"
+        for mode in sorted({row["mode"] for row in rows}, reverse=True):
+            table = Table(title=f"{title}, {mode}, us (over floor)", title_justify="left")
+            table.add_column("T", no_wrap=True)
+            for point in points:
+                table.add_column(point, justify="right")
+            table.add_row("floor", *(f"{draw['floor_us']:.1f}" for draw in layer["draws"]))
+            for name in dict.fromkeys(row["implementation"] for row in rows if row["mode"] == mode):
+                cells = {point_name(r): _cell(r) for r in rows if r["implementation"] == name and r["mode"] == mode}
+                table.add_row(name, *(cells.get(point, "") for point in points))
+            made.append(table)
+    return made
+
+
+def _cell(row: dict[str, Any]) -> str:
+    if row["status"] != "ok":
+        return str(row["status"])
+    return f"{row['median_us']:.1f} ({row['over_floor']:.2f})"
+
+
+def _driver() -> str | None:
+    tool = shutil.which("nvidia-smi")
+    if tool is None:
+        return None
+    command = [tool, "--query-gpu=driver_version", "--format=csv,noheader"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    return done.stdout.split("\n")[0].strip() or None

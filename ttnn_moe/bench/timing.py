@@ -1,0 +1,183 @@
+"""Times: device events and captured graphs on CUDA, the wall clock on the CPU; medians and spread of many turns.
+
+What takes a turn is one call on every weight set, in order; a time is that of the turn over the number of sets, so
+that no call finds its weights in a cache (on an H200 the sets' active weights are several times the L2).
+One graph holds the calls of all sets, and not one graph a set: a model's graph holds all its layers too, and the cost
+of starting a graph (some microseconds, as much as a tenth of a layer at T = 1) is shared among them.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Call = Callable[[], Tensor]
+# read before every turn, so that each starts with a cache that another has left, and not its own data
+SCRATCH_BYTES = 2**28
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Microseconds: the median, and the tenth and the ninetieth percentile of n values."""
+
+    median: float
+    p10: float
+    p90: float
+    n: int
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Spread:
+        ordered = sorted(values)
+        last = len(ordered) - 1
+        return cls(statistics.median(ordered), ordered[round(0.1 * last)], ordered[round(0.9 * last)], len(ordered))
+
+
+@dataclass
+class Turn:
+    """One implementation in one mode ("graph", "eager"). run() makes one call on every set.
+
+    samples: microseconds a call; host: microseconds until a call returns, where that is another number.
+    """
+
+    name: str
+    mode: str
+    calls: Sequence[Call]
+    replay: Callable[[], Any] | None = None
+    samples: list[float] = field(default_factory=list)
+    host: list[float] = field(default_factory=list)
+
+    def run(self) -> None:
+        if self.replay is not None:
+            self.replay()
+            return
+        for call in self.calls:
+            start = time.perf_counter()
+            call()
+            self.host.append((time.perf_counter() - start) * 1e6)
+
+
+class CpuClock:
+    """Wall-clock times of turns."""
+
+    def time(self, turns: Sequence[Turn]) -> None:
+        """One sample of every turn."""
+        for turn in turns:
+            start = time.perf_counter()
+            turn.run()
+            turn.samples.append((time.perf_counter() - start) * 1e6 / len(turn.calls))
+            turn.host.clear()  # the same number
+
+    def synchronize(self) -> None:
+        pass
+
+
+class CudaClock:
+    """Device events around turns."""
+
+    def __init__(self) -> None:
+        self._scratch = torch.empty(SCRATCH_BYTES // 4, device="cuda").normal_()
+
+    def time(self, turns: Sequence[Turn]) -> None:
+        """One sample of every turn, in order."""
+        events = []
+        for turn in turns:
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            # the read also keeps the device busy until the graph behind it has been handed over
+            self._scratch.sum()
+            if turn.replay is None:
+                torch.cuda.synchronize()  # an eager call's host time must not hide behind that read
+            start.record()
+            turn.run()
+            end.record()
+            events.append((turn, start, end))
+        torch.cuda.synchronize()
+        for turn, start, end in events:
+            turn.samples.append(start.elapsed_time(end) * 1e3 / len(turn.calls))
+
+    def synchronize(self) -> None:
+        torch.cuda.synchronize()
+
+
+def clock_for(device: str) -> CpuClock | CudaClock:
+    return CudaClock() if device == "cuda" else CpuClock()
+
+
+def take_turns(turns: Sequence[Turn], clock: CpuClock | CudaClock, rounds: int, seconds: float) -> int:
+    """Time all turns in rounds: `rounds` of them, or fewer (never under ten) to stay near `seconds`; returns how many.
+
+    In every round each turn runs once, and the next round starts with another, so that a slow spell of the machine, or
+    what ran just before, falls on all alike.
+    """
+    if not turns:
+        return 0
+    clock.time(turns)  # one round to warm up, and to see what a round takes
+    start = time.perf_counter()
+    clock.time(turns)
+    one = time.perf_counter() - start
+    for turn in turns:
+        turn.samples.clear()
+        turn.host.clear()
+    n = max(min(rounds, int(seconds / one)), min(rounds, 10))
+    for r in range(n):
+        first = r % len(turns)
+        clock.time([*turns[first:], *turns[:first]])
+    return n
+
+
+def capture(calls: Sequence[Call], pool: Any = None) -> tuple[torch.cuda.CUDAGraph, list[Tensor]]:
+    """One graph of all calls, in order, and their outputs, which every replay writes.
+
+    Graphs of one pool share their scratch memory: replay them on one stream, and read outputs only.
+    """
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for call in calls:
+            call()
+    torch.cuda.current_stream().wait_stream(side)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, pool=pool):
+        outputs = [call() for call in calls]
+    return graph, outputs
+
+
+def waits_for_device(calls: Sequence[Call]) -> str | None:
+    """Why calls cannot be captured: what torch says of the first that waits for the device, or None."""
+    try:
+        torch.cuda.set_sync_debug_mode("error")
+        for call in calls:
+            call()
+    except RuntimeError as error:
+        if "synchroniz" not in str(error):
+            raise
+        return str(error).splitlines()[0]
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    return None
+
+
+def median_us_on_device(call: Callable[[], object], repeats: int = 10) -> float:
+    """Median microseconds of one call out of a graph of ten, on CUDA."""
+    call()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(10):
+            call()
+    graph.replay()
+    times = []
+    for _ in range(repeats):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        graph.replay()
+        end.record()
+        end.synchronize()
+        times.append(start.elapsed_time(end) * 1e3 / 10)
+    return statistics.median(times)
