@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from .. import api, registry
 from ..contract import Experts, Problem, Routing
 from ..errors import BackendUnavailable, ContractError
-from .gate import Refusal, why_not
+from .gate import Refusal, traits, why_not
 from .inference import InferenceOnly
 
 _REMEDY = 'take one of transformers\' own: model.set_experts_implementation("grouped_mm"), or "eager"'
@@ -39,7 +39,7 @@ def experts_forward(name: str, backend: str) -> Callable[[nn.Module, Tensor, Ten
             if refusal is not None:
                 # a class that the compiler knows: it shows the message
                 raise ValueError(f"{name} cannot serve {type(self).__name__}: {refusal.why}. {_REMEDY}")
-            gate_up, down = self.gate_up_proj, self.down_proj
+            gate_up, down = _weights(self)
             experts = Experts.dense(gate_up, down)
         else:
             bound = _bound(self, name, backend, top_k_index.shape[-1])
@@ -101,6 +101,11 @@ class _Weights(Mapping[str, Tensor]):
         return self._refs["gate_up"]() is gate_up and self._refs["down"]() is down
 
 
+def _weights(module: Any) -> tuple[Tensor, Tensor]:
+    """gate_up_proj [E, 2I, H] and down_proj [E, H, I]; None in place of one that is not there."""
+    return getattr(module, "gate_up_proj", None), getattr(module, "down_proj", None)  # type: ignore[return-value]
+
+
 def _form(tensor: Tensor) -> tuple[Any, ...]:
     """What .to() and an assignment to .data change under one Parameter."""
     return tensor.data_ptr(), tensor.dtype, tensor.device, tensor.shape, tensor.stride()
@@ -109,14 +114,14 @@ def _form(tensor: Tensor) -> tuple[Any, ...]:
 class _Bound:
     """A module's Experts, and by what to tell that they are still right."""
 
-    __slots__ = ("experts", "weights", "forms", "act_fn", "asked", "backend")
+    __slots__ = ("experts", "weights", "forms", "traits", "asked", "backend")
 
     def __init__(self, module: nn.Module, gate_up: Tensor, down: Tensor, name: str, backend: str, K: int):
         E, H, I = down.shape
         self.weights = _Weights(gate_up, down)
         self.experts = Experts("dense", E, H, I, self.weights)
         self.forms = (_form(gate_up), _form(down))
-        self.act_fn, self.asked = module.act_fn, (name, backend)
+        self.traits, self.asked = traits(module), (name, backend)
         problem = Problem.of(1, K, self.experts, gate_up.dtype)
         try:
             self.backend = registry.choose(problem, backend).name
@@ -126,9 +131,9 @@ class _Bound:
 
     def fits(self, module: nn.Module, gate_up: Tensor, down: Tensor, name: str, backend: str) -> bool:
         return (
-            self.weights.are(gate_up, down)
+            self.traits == traits(module)  # the first: it tells whether there are weights
+            and self.weights.are(gate_up, down)
             and self.forms == (_form(gate_up), _form(down))
-            and self.act_fn is module.act_fn
             and self.asked == (name, backend)
         )
 
@@ -140,14 +145,14 @@ def _bound(module: nn.Module, name: str, backend: str, K: int) -> tuple[_Bound, 
     """The module's _Bound, made anew if anything changed, and its weights, alive for the time of the call."""
     bound = _BOUND.get(module)
     if bound is not None:
-        gate_up, down = module.gate_up_proj, module.down_proj
+        gate_up, down = _weights(module)
         if bound.fits(module, gate_up, down, name, backend):
             return bound, gate_up, down
         _BOUND.pop(module, None)
     refusal = why_not(module)
     if refusal is not None:
         raise _error(name, module, refusal)
-    gate_up, down = module.gate_up_proj, module.down_proj
+    gate_up, down = _weights(module)
     bound = _BOUND[module] = _Bound(module, gate_up, down, name, backend, K)
     logger.debug(
         "{} runs {} (E={}, H={}, I={}, {} on {}) on backend {}",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
@@ -23,6 +24,9 @@ _LAYOUT = {
 }
 
 
+_WATCHED = (*_LAYOUT, "num_experts")
+
+
 @dataclass(frozen=True)
 class Refusal:
     """Why a module is not served."""
@@ -37,7 +41,14 @@ def why_not(module: nn.Module) -> Refusal | None:
     return _why_not_computation(module) or _why_not_weights(module)
 
 
-def _why_not_computation(module: nn.Module) -> Refusal | None:
+def traits(module: Any) -> tuple[object, ...]:
+    """What `why_not` reads of a module besides the weights themselves; cheap, to tell whether to ask again."""
+    state = module.__dict__
+    own = (*map(state.get, _WATCHED), *state["_parameters"], *state["_buffers"])
+    return type(module), getattr(module, "act_fn", None), *own
+
+
+def _why_not_computation(module: Any) -> Refusal | None:
     for attribute, (needed, meaning) in _LAYOUT.items():
         value = getattr(module, attribute, needed)
         if value != needed:
@@ -51,7 +62,7 @@ def _why_not_computation(module: nn.Module) -> Refusal | None:
     return None
 
 
-def _why_not_weights(module: nn.Module) -> Refusal | None:
+def _why_not_weights(module: Any) -> Refusal | None:
     if parametrize.is_parametrized(module):
         return Refusal("its weights are parametrised", list(module.parametrizations), "plain parameters")
     others = [key for key in (*module._parameters, *module._buffers) if key not in WEIGHTS]
@@ -71,7 +82,7 @@ def _why_not_weights(module: nn.Module) -> Refusal | None:
     return _why_not_together(module, module.gate_up_proj, module.down_proj)
 
 
-def _why_not_together(module: nn.Module, gate_up: Tensor, down: Tensor) -> Refusal | None:
+def _why_not_together(module: Any, gate_up: Tensor, down: Tensor) -> Refusal | None:
     E, H, I = down.shape
     if tuple(gate_up.shape) != (E, 2 * I, H):
         got = f"gate_up_proj {tuple(gate_up.shape)}, down_proj {tuple(down.shape)}"
