@@ -16,7 +16,9 @@ from torch import Tensor
 
 from ttnn_moe.errors import RequestError
 
+from . import ops
 from .config import Qwen3MoeConfig
+from .ops import Place
 
 
 @dataclass(frozen=True)
@@ -26,7 +28,7 @@ class Span:
     Attributes:
         row: cache row of the sequence. first: index of its first token in the step. n: tokens.
         past: tokens of the sequence already in the cache.
-        mask: [n, past + n] bool, True = attend; None when past is 0 (plain causal).
+        mask: [n, past + n] bool, True = attend; None when past is 0 (plain causal), or the step has tiles.
     """
 
     row: int
@@ -44,9 +46,11 @@ class Step:
         rows: [T] int64, cache row of each token.
         positions: [T] int64, position of each token in its sequence.
         logits_at: [R] int64, tokens whose logits are wanted; None = all.
-        spans: the sequences of a prefill; None in a decode step: token t is the next of cache row t.
+        spans: the sequences of a prefill; None in a decode step: token t is the next of cache row rows[t].
+        tiles: of a prefill, where the Triton kernel serves: see ops.prefill_attention.
         bound: decode: keys 0 .. bound - 1 are looked at; at least every position + 1.
-        mask: decode: [T, 1, 1, bound] bool, True = attend.
+        mask: decode: [T, 1, 1, bound] bool, True = attend; rows[t] is then t. None: rows are in any order, each at
+            most once, and lengths are read on the device.
         num_tokens: [] int32 on the device, tokens that count where T is only a bound (a captured graph); the
             others are routed to no expert and their output means nothing. None = all T.
     """
@@ -55,6 +59,7 @@ class Step:
     positions: Tensor
     logits_at: Tensor | None = None
     spans: tuple[Span, ...] | None = None
+    tiles: Tensor | None = None
     bound: int = 0
     mask: Tensor | None = None
     num_tokens: Tensor | None = None
@@ -63,8 +68,11 @@ class Step:
 class AttentionCache(Protocol):
     """What the model needs: attention over everything seen so far. Nobody asks for dense keys and values."""
 
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, step: Step) -> Tensor:
-        """Keep this layer's k and v [T, kv heads, head_dim]; attend with q [T, heads, head_dim] -> as q."""
+    def place(self, layer: int, step: Step) -> Place | None:
+        """Dense memory into which this layer's keys and values are written as they are made; None: attend keeps them."""
+
+    def attend(self, layer: int, q: Tensor, k: Tensor | None, v: Tensor | None, step: Step) -> Tensor:
+        """Attend with q [T, heads, head_dim] -> as q. k and v [T, kv heads, head_dim]: None where place took them."""
 
 
 class Uncached:
@@ -73,7 +81,11 @@ class Uncached:
     def __init__(self, B: int, S: int):
         self.B, self.S = B, S
 
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, step: Step) -> Tensor:
+    def place(self, layer: int, step: Step) -> None:
+        return None
+
+    def attend(self, layer: int, q: Tensor, k: Tensor | None, v: Tensor | None, step: Step) -> Tensor:
+        assert k is not None and v is not None
         q, k, v = (x.view(self.B, self.S, *x.shape[1:]).transpose(1, 2) for x in (q, k, v))
         out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=q.shape[1] != k.shape[1])
         return out.transpose(1, 2).reshape(self.B * self.S, *out.shape[1::2])
@@ -99,6 +111,7 @@ class StaticCache:
         self.k = torch.zeros(shape, dtype=dtype, device=device)
         self.v = torch.zeros(shape, dtype=dtype, device=device)
         self.capacity = capacity
+        self.heads = config.num_attention_heads
         self.lengths = [0] * B
 
     @staticmethod
@@ -117,9 +130,11 @@ class StaticCache:
             RequestError: a row would grow past the capacity.
         """
         device, spans, first = self.k.device, [], 0
+        tiled = ops.fast_heads(self.k, self.heads, self.k.shape[2], self.k.shape[4])
         for row, n in chunks:
-            past = self.lengths[row]
-            mask = torch.ones(n, past + n, dtype=torch.bool, device=device).tril(past) if past else None
+            past, mask = self.lengths[row], None
+            if past and not tiled:
+                mask = torch.ones(n, past + n, dtype=torch.bool, device=device).tril(past)
             spans.append(Span(row, first, n, past, mask))
             self._grow(row, n)
             first += n
@@ -130,6 +145,7 @@ class StaticCache:
             positions=torch.tensor(positions, dtype=torch.int64, device=device),
             logits_at=torch.tensor(logits_at, dtype=torch.int64, device=device),
             spans=tuple(spans),
+            tiles=ops.prefill_tiles(spans, device) if tiled else None,
         )
 
     def decode(self) -> Step:
@@ -155,29 +171,14 @@ class StaticCache:
                 kept[: len(rows)] = kept[index]
         self.lengths = [self.lengths[row] for row in rows]
 
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, step: Step) -> Tensor:
-        keys, values = self.k[layer], self.v[layer]
-        keys[step.rows, :, step.positions] = k
-        values[step.rows, :, step.positions] = v
+    def place(self, layer: int, step: Step) -> Place:
+        return Place(self.k[layer], self.v[layer], step.rows, step.positions, step.num_tokens)
+
+    def attend(self, layer: int, q: Tensor, k: Tensor | None, v: Tensor | None, step: Step) -> Tensor:
+        place = self.place(layer, step)
         if step.spans is None:
-            # the query heads of one key/value head are its queries: no key is repeated
-            T = q.shape[0]
-            grouped = q.unflatten(1, (k.shape[1], q.shape[1] // k.shape[1]))
-            k, v = keys[:T, :, : step.bound], values[:T, :, : step.bound]
-            return F.scaled_dot_product_attention(grouped, k, v, attn_mask=step.mask).reshape(q.shape)
-        out = torch.empty_like(q)
-        for span in step.spans:
-            own = slice(span.first, span.first + span.n)
-            seen = slice(0, span.past + span.n)
-            out[own] = F.scaled_dot_product_attention(
-                q[own].transpose(0, 1)[None],
-                keys[span.row, :, seen][None],
-                values[span.row, :, seen][None],
-                attn_mask=span.mask,
-                is_causal=span.mask is None,
-                enable_gqa=q.shape[1] != k.shape[1],
-            )[0].transpose(0, 1)
-        return out
+            return ops.decode_attention(q, place, step.bound, step.mask)
+        return ops.prefill_attention(q, place, step.spans, step.tiles)
 
     def _grow(self, row: int, n: int) -> None:
         if self.lengths[row] + n > self.capacity:

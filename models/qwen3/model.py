@@ -14,8 +14,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import ttnn_moe
+from ttnn_moe.backend import Prepared
 from ttnn_moe.errors import RequestError
 
+from . import ops
 from .cache import AttentionCache, Step, Uncached
 from .config import Qwen3MoeConfig
 
@@ -38,13 +40,11 @@ class RMSNorm(nn.Module):
         self.weight, self.eps = nn.Parameter(torch.empty(size)), eps
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
+        return ops.rms_norm(x, self.weight, self.eps)
 
-
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """RoPE: turn pairs (x[i], x[i + head_dim/2]). x [T, heads, head_dim]; cos, sin [T, 1, head_dim/2]."""
-    a, b = x.chunk(2, dim=-1)
-    return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
+    def into(self, linear: nn.Linear, x: Tensor) -> tuple[Tensor, Tensor]:
+        """linear(self(x)), and self(x); one pass where that is faster."""
+        return ops.norm_linear(x, self.weight, self.eps, linear.weight, linear.bias)
 
 
 class Attention(nn.Module):
@@ -61,12 +61,16 @@ class Attention(nn.Module):
         self.q_norm = RMSNorm(self.head_dim, config.rms_norm_eps)
         self.k_norm = RMSNorm(self.head_dim, config.rms_norm_eps)
 
-    def forward(self, x: Tensor, rope: tuple[Tensor, Tensor], cache: AttentionCache, step: Step) -> Tensor:
-        T = x.shape[0]
-        heads = self.qkv(x).view(T, self.heads + 2 * self.kv_heads, self.head_dim)
-        q, k, v = heads.split((self.heads, self.kv_heads, self.kv_heads), dim=1)
-        q, k = rotate(self.q_norm(q), *rope), rotate(self.k_norm(k), *rope)
-        return self.out(cache.attend(self.layer, q, k, v, step).flatten(1))
+    def forward(
+        self, x: Tensor, norm: RMSNorm, rope: tuple[Tensor, Tensor], cache: AttentionCache, step: Step
+    ) -> Tensor:
+        """x [T, H] + attention(norm(x)); x may be overwritten."""
+        qkv, _ = norm.into(self.qkv, x)
+        heads = qkv.view(x.shape[0], self.heads + 2 * self.kv_heads, self.head_dim)
+        norms = ops.HeadNorms(self.q_norm.weight, self.k_norm.weight, self.q_norm.eps)
+        q, k, v = ops.head_norm_rope(heads, self.kv_heads, norms, rope, cache.place(self.layer, step))
+        attended = cache.attend(self.layer, q, k, v, step).flatten(1)
+        return ops.linear_add(attended, self.out.weight, self.out.bias, x)
 
 
 class DenseMLP(nn.Module):
@@ -77,9 +81,10 @@ class DenseMLP(nn.Module):
         self.gate_up = Linear(config.hidden_size, 2 * config.intermediate_size, bias=False)
         self.down = Linear(config.intermediate_size, config.hidden_size, bias=False)
 
-    def forward(self, x: Tensor, step: Step) -> Tensor:
-        gate, up = self.gate_up(x).chunk(2, dim=-1)
-        return self.down(F.silu(gate) * up)
+    def forward(self, x: Tensor, norm: RMSNorm, step: Step) -> Tensor:
+        """x [T, H] + mlp(norm(x)); x may be overwritten."""
+        gate, up = norm.into(self.gate_up, x)[0].chunk(2, dim=-1)
+        return ops.linear_add(F.silu(gate) * up, self.down.weight, self.down.bias, x)
 
 
 class MoE(nn.Module):
@@ -94,6 +99,7 @@ class MoE(nn.Module):
         self.down = nn.Parameter(torch.empty(E, H, I), requires_grad=False)
         self._experts: ttnn_moe.Experts | None = None
         self._experts_of: Tensor | None = None
+        self._prepared: dict[int, Prepared] = {}
 
     @property
     def experts(self) -> ttnn_moe.Experts:
@@ -101,6 +107,7 @@ class MoE(nn.Module):
         if self._experts is None or self._experts_of is not self.gate_up:
             self._experts_of = self.gate_up
             self._experts = ttnn_moe.Experts.dense(self.gate_up.data, self.down.data)
+            self._prepared = {}
         return self._experts
 
     def _apply(self, fn: Any, recurse: bool = True) -> MoE:
@@ -108,20 +115,25 @@ class MoE(nn.Module):
         return super()._apply(fn, recurse)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_experts": None}  # a copy's experts are made from the copy's parameters
+        return {**self.__dict__, "_experts": None, "_prepared": {}}  # a copy's experts are made from the copy's parameters
 
-    def route(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """topk_ids [T, K] int64 and topk_weights [T, K] fp32 of x [T, H]."""
-        probabilities = torch.softmax(self.router(x), dim=-1, dtype=torch.float32)
-        weights, ids = torch.topk(probabilities, self.K, dim=-1)
-        if self.norm_topk_prob:
-            weights = weights / weights.sum(dim=-1, keepdim=True)
-        return ids, weights
+    def prepared(self, T: int) -> Prepared:
+        """The layer ready for calls of up to T tokens rounded up to a power of two; kept, since graphs hold its memory."""
+        experts, bound = self.experts, 1 << max(T - 1, 0).bit_length()
+        if bound not in self._prepared:
+            problem = ttnn_moe.Problem.of(bound, self.K, experts, self.gate_up.dtype)
+            self._prepared[bound] = ttnn_moe.prepare(problem, experts, backend=self.backend)
+        return self._prepared[bound]
 
-    def forward(self, x: Tensor, step: Step) -> Tensor:
-        ids, weights = self.route(x)
+    def forward(self, x: Tensor, norm: RMSNorm, step: Step) -> Tensor:
+        """x [T, H] + experts(norm(x)); x may be overwritten."""
+        logits, hidden = norm.into(self.router, x)
+        ids, weights = ops.route(logits, self.K, self.norm_topk_prob)
+        if ops.fast(x):  # the sum over experts begins with x
+            layer = self.prepared(x.shape[0])
+            return layer(hidden, ids, weights, out=x, accumulate=True, num_tokens=step.num_tokens)
         routing = ttnn_moe.Routing.from_topk(ids, weights, self.router.out_features, num_tokens=step.num_tokens)
-        return ttnn_moe.moe(x, routing, self.experts, backend=self.backend)
+        return x + ttnn_moe.moe(hidden, routing, self.experts, backend=self.backend)
 
 
 class Layer(nn.Module):
@@ -133,8 +145,8 @@ class Layer(nn.Module):
         self.mlp: nn.Module = MoE(config, backend) if config.is_sparse(layer) else DenseMLP(config)
 
     def forward(self, x: Tensor, rope: tuple[Tensor, Tensor], cache: AttentionCache, step: Step) -> Tensor:
-        x = x + self.attention(self.attention_norm(x), rope, cache, step)
-        return x + self.mlp(self.mlp_norm(x), step)
+        x = self.attention(x, self.attention_norm, rope, cache, step)
+        return self.mlp(x, self.mlp_norm, step)
 
 
 class Qwen3Moe(nn.Module):
@@ -200,7 +212,7 @@ class Qwen3Moe(nn.Module):
             x = layer(x, rope, cache, step)
         if step.logits_at is not None:
             x = x[step.logits_at]
-        logits = F.linear(self.norm(x), (self.head or self.embed).weight)
+        logits, _ = ops.norm_linear(x, self.norm.weight, self.norm.eps, (self.head or self.embed).weight)
         return logits if len(shape) == 1 else logits.view(*shape, self.config.vocab_size)
 
     def _whole(self, ids: Tensor) -> tuple[Uncached, Step]:

@@ -1,0 +1,69 @@
+"""Attention of one query token per sequence to its cached keys, in SPLITS parts of the keys; lengths are on the device.
+
+| argument | shape | dtype | |
+|---|---|---|---|
+| q | [T, KV * G, D] row-major | bf16, fp16, fp32 | G query heads share a key/value head |
+| keys, values | [rows, KV, capacity, D] row-major | as q | only keys 0 .. position are read |
+| rows, positions | [T] | int64 | cache row and position of each token, whose own key is in the cache |
+| num_tokens | [] | int32 | BOUND: tokens past it read nothing; their result is zero |
+| out | [T, KV * G, D] row-major | as q, out | SPLITS == 1 |
+| partial | [T, KV * G, SPLITS, D] | fp32, out | else: each part's result |
+| lse | [T, KV * G, SPLITS] | fp32, out | else: log2 of each part's sum of exponentials; -inf: no key |
+
+Grid: (T, KV, SPLITS). The G query heads are the rows of one tensor-core product, padded to G_PAD >= 16. scale: of the
+scores, times log2(e). Parts differ by at most BLOCK_N keys. Next: merge_attention where SPLITS > 1.
+"""
+
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+
+@triton.jit
+def decode_attention(
+    q, keys, values, rows, positions, num_tokens, out, partial, lse, scale, capacity,
+    KV: tl.constexpr, G: tl.constexpr, D: tl.constexpr, SPLITS: tl.constexpr,
+    BOUND: tl.constexpr, PDL: tl.constexpr, PRECISION: tl.constexpr,
+    G_PAD: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    t, head, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    g, d, j = tl.arange(0, G_PAD), tl.arange(0, D), tl.arange(0, BLOCK_N)
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
+    length = tl.load(positions + t).to(tl.int32) + 1
+    if BOUND:
+        length = tl.where(t < tl.load(num_tokens), length, 0)
+    length = tl.minimum(length, capacity)
+    share = tl.cdiv(tl.cdiv(length, SPLITS), BLOCK_N) * BLOCK_N
+    first = part * share
+    end = tl.minimum(first + share, length)
+    base = (tl.load(rows + t) * KV + head) * capacity * D
+    q_head = t * (KV * G) + head * G + g
+    queries = tl.load(q + q_head[:, None].to(tl.int64) * D + d[None, :], mask=(g < G)[:, None], other=0.0)
+
+    highest = tl.full([G_PAD], float("-inf"), tl.float32)
+    total = tl.zeros([G_PAD], tl.float32)
+    sums = tl.zeros([G_PAD, D], tl.float32)
+    for start in tl.range(first, end, BLOCK_N, num_stages=STAGES):
+        n = start + j
+        k_at = keys + base + n[None, :].to(tl.int64) * D + d[:, None]
+        v_at = values + base + n[:, None].to(tl.int64) * D + d[None, :]
+        k = tl.load(k_at, mask=(n < end)[None, :], other=0.0)
+        scores = tl.dot(queries, k, input_precision=PRECISION) * scale
+        scores = tl.where((n < end)[None, :], scores, float("-inf"))
+        new = tl.maximum(highest, tl.max(scores, 1))
+        p = tl.exp2(scores - new[:, None])
+        shrink = tl.exp2(highest - new)
+        total = total * shrink + tl.sum(p, 1)
+        v = tl.load(v_at, mask=(n < end)[:, None], other=0.0)
+        sums = tl.dot(p.to(v.dtype), v, sums * shrink[:, None], input_precision=PRECISION)
+        highest = new
+    sums = sums / tl.where(total == 0, 1.0, total)[:, None]
+    if SPLITS == 1:
+        at = out + q_head[:, None].to(tl.int64) * D + d[None, :]
+        tl.store(at, sums.to(out.dtype.element_ty), mask=(g < G)[:, None])
+    else:
+        at = q_head.to(tl.int64) * SPLITS + part
+        tl.store(partial + at[:, None] * D + d[None, :], sums, mask=(g < G)[:, None])
+        tl.store(lse + at, tl.where(total == 0, float("-inf"), highest + tl.log2(total)), mask=g < G)

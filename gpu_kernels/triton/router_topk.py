@@ -1,0 +1,51 @@
+"""The K best experts of each token: softmax over E logits, the K largest, their weights.
+
+| argument | shape | dtype | |
+|---|---|---|---|
+| logits | [T, E] row-major | bf16, fp16, fp32 | |
+| ids | [T, K] row-major | int32, out | descending logit, of equal ones the lowest expert first; NaN counts as largest |
+| weights | [T, K] row-major | fp32, out | softmax over all E; RENORMALISE: divided by their sum |
+
+Grid: T. One program holds one token's logits, E_PAD a power of two. ids are always 0 .. E-1; NaN shows in weights.
+"""
+
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+
+@triton.jit
+def router_topk(
+    logits, ids, weights, E,
+    K: tl.constexpr, RENORMALISE: tl.constexpr, PDL: tl.constexpr, E_PAD: tl.constexpr, K_PAD: tl.constexpr,
+):  # fmt: skip
+    t = tl.program_id(0).to(tl.int64)
+    e = tl.arange(0, E_PAD)
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
+    x = tl.load(logits + t * E + e, mask=e < E, other=float("-inf")).to(tl.float32)
+    x = tl.where(x == 0, 0.0, x)  # -0 is 0
+    highest = tl.max(x, 0)
+    total = tl.sum(tl.where(e < E, tl.exp(x - highest), 0.0), 0)
+    # one integer that orders by value, then by lowest expert
+    bits = x.to(tl.int32, bitcast=True)
+    order = tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
+    order = tl.where(x != x, 0x7FFFFFFF, order)
+    key = (order.to(tl.int64) << 32) | (E_PAD - 1 - e).to(tl.int64)
+    key = tl.where(e < E, key, -0x7FFFFFFFFFFFFFFF - 1)
+    k = tl.arange(0, K_PAD)
+    best_ids = tl.zeros([K_PAD], tl.int32)
+    best = tl.zeros([K_PAD], tl.float32)
+    for i in tl.static_range(K):
+        top = tl.max(key, 0)
+        chosen = E_PAD - 1 - (top & 0xFFFFFFFF).to(tl.int32)
+        order_top = (top >> 32).to(tl.int32)
+        value = tl.where(order_top < 0, order_top ^ 0x7FFFFFFF, order_top).to(tl.float32, bitcast=True)
+        best_ids = tl.where(k == i, chosen, best_ids)
+        best = tl.where(k == i, tl.exp(value - highest) / total, best)
+        key = tl.where(e == chosen, -0x7FFFFFFFFFFFFFFF - 1, key)
+    if RENORMALISE:
+        best = best / tl.sum(best, 0)
+    tl.store(ids + t * K + k, best_ids, mask=k < K)
+    tl.store(weights + t * K + k, best, mask=k < K)

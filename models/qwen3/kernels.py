@@ -1,0 +1,183 @@
+"""Launching the Triton kernels of the model: grids, tiles, arguments. ops.py decides when; tensors are contiguous."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from .ops import HeadNorms, Place
+
+PREFILL_ROWS = 128
+"""Queries of one tile of prefill_attention."""
+
+MAX_SPLITS = 64
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    from gpu_kernels.triton import rms_norm as kernel
+
+    out = torch.empty_like(x)
+    T, H = x.shape
+    if T:
+        block = power_of_2(H)
+        kernel.rms_norm[(T,)](
+            x, weight, out, eps, H, BLOCK=block, num_warps=max(1, min(8, block // 256)), **_pdl(x)
+        )  # fmt: skip
+    return out
+
+
+def few_linear(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    *,
+    norm: Tensor | None = None,
+    eps: float = 0.0,
+    residual: Tensor | None = None,
+    normed: Tensor | None = None,
+) -> Tensor:
+    """See gpu_kernels/triton/few_linear.py. With a residual, that is the output."""
+    from gpu_kernels.triton import few_linear as kernel
+
+    (T, K), N = x.shape, weight.shape[0]
+    out = residual if residual is not None else x.new_empty(T, N)
+    block_n, block_k, warps = few_linear_tile(T, N, K)
+    kernel.few_linear[(-(-N // block_n),)](
+        x, norm, weight, bias, residual, out, normed, eps, N,
+        T=T, K=K, NORM=norm is not None, BIAS=bias is not None, ADD=residual is not None, KEEP=normed is not None,
+        T_PAD=power_of_2(T), BLOCK_N=block_n, BLOCK_K=block_k, num_warps=warps, **_pdl(x),
+    )  # fmt: skip
+    return out
+
+
+def few_linear_tile(T: int, N: int, K: int) -> tuple[int, int, int]:
+    """(BLOCK_N, BLOCK_K, warps): rows of the weight per program so that there are programs for every multiprocessor."""
+    block_n = 8 if N >= 16384 else 4 if N >= 2048 else 1
+    block_k = min(1024 if T == 1 else 512, power_of_2(K))
+    return block_n, block_k, max(1, min(4, block_k // 256))
+
+
+def head_norm_rope(
+    qkv: Tensor, kv_heads: int, norms: HeadNorms, rope: tuple[Tensor, Tensor], place: Place
+) -> Tensor:  # fmt: skip
+    from gpu_kernels.triton import head_norm_rope as kernel
+
+    T, rows, D = qkv.shape
+    heads = rows - 2 * kv_heads
+    q = qkv.new_empty(T, heads, D)
+    cos, sin = rope
+    block = 1 if T * rows <= 2048 else 16
+    kernel.head_norm_rope[(-(-T * rows // block),)](
+        qkv.contiguous(), norms.q, norms.k, cos, sin, place.rows, place.positions, place.num_tokens,
+        q, place.keys, place.values, norms.eps, T, place.keys.shape[2],
+        Q=heads, KV=kv_heads, D=D, BOUND=place.num_tokens is not None, BLOCK_R=block,
+        num_warps=1 if block == 1 else 4, **_pdl(qkv),
+    )  # fmt: skip
+    return q
+
+
+def router_topk(logits: Tensor, K: int, renormalise: bool) -> tuple[Tensor, Tensor]:
+    from gpu_kernels.triton import router_topk as kernel
+
+    T, E = logits.shape
+    ids = logits.new_empty(T, K, dtype=torch.int32)
+    weights = logits.new_empty(T, K, dtype=torch.float32)
+    kernel.router_topk[(T,)](
+        logits, ids, weights, E, K=K, RENORMALISE=renormalise, E_PAD=power_of_2(E), K_PAD=power_of_2(K),
+        num_warps=1 if E <= 512 else 4, **_pdl(logits),
+    )  # fmt: skip
+    return ids, weights
+
+
+def decode_attention(q: Tensor, place: Place) -> Tensor:
+    from gpu_kernels.triton import decode_attention as kernel
+    from gpu_kernels.triton.merge_attention import merge_attention
+
+    T, heads, D = q.shape
+    _, kv_heads, capacity, _ = place.keys.shape
+    splits = decode_splits(T, kv_heads, capacity, processors(q.device))
+    out = torch.empty_like(q)
+    partial = lse = None
+    if splits > 1:
+        partial = q.new_empty(T, heads, splits, D, dtype=torch.float32)
+        lse = q.new_empty(T, heads, splits, dtype=torch.float32)
+    group = heads // kv_heads
+    kernel.decode_attention[(T, kv_heads, splits)](
+        q, place.keys, place.values, place.rows, place.positions, place.num_tokens, out, partial, lse,
+        _scale(D), capacity,
+        KV=kv_heads, G=group, D=D, SPLITS=splits, BOUND=place.num_tokens is not None, PRECISION=_precision(q),
+        G_PAD=max(16, power_of_2(group)), BLOCK_N=64 if D <= 128 and q.element_size() == 2 else 32, STAGES=3,
+        num_warps=4, **_pdl(q),
+    )  # fmt: skip
+    if splits > 1:
+        merge_attention[(T * heads,)](partial, lse, out, D=D, SPLITS=splits, num_warps=4, **_pdl(q))
+    return out
+
+
+def decode_splits(T: int, kv_heads: int, capacity: int, processors: int) -> int:
+    """Parts of the keys, a power of two: programs for twice the multiprocessors, of 128 keys or more each."""
+    if capacity <= 512:
+        return 1  # merging would cost more than it saves
+    splits = 1
+    while splits < MAX_SPLITS and 2 * splits * T * kv_heads <= 2 * processors and 2 * splits * 128 <= capacity:
+        splits *= 2
+    return splits
+
+
+def prefill_attention(q: Tensor, place: Place, tiles: Tensor) -> Tensor:
+    from gpu_kernels.triton import prefill_attention as kernel
+
+    T, heads, D = q.shape
+    _, kv_heads, capacity, _ = place.keys.shape
+    out = torch.empty_like(q)
+    small = D > 128 or q.element_size() > 2
+    kernel.prefill_attention[(heads, len(tiles))](
+        q, place.keys, place.values, tiles, out, _scale(D), capacity,
+        KV=kv_heads, G=heads // kv_heads, D=D, PRECISION=_precision(q),
+        BLOCK_M=PREFILL_ROWS, BLOCK_N=32 if small else 64, STAGES=2 if small else 3, num_warps=8,
+    )  # fmt: skip
+    return out
+
+
+def prefill_tiles(spans: Iterable[tuple[int, int, int, int]]) -> list[tuple[int, int, int, int]]:
+    """Tiles of prefill_attention for spans (first token, tokens, past, cache row); those with most keys first."""
+    tiles = [
+        (first + m, min(PREFILL_ROWS, n - m), past + m, row)
+        for first, n, past, row in spans
+        for m in range(0, n, PREFILL_ROWS)
+    ]
+    return sorted(tiles, key=lambda tile: -tile[2])
+
+
+def _scale(D: int) -> float:
+    return math.log2(math.e) / math.sqrt(D)
+
+
+def _precision(x: Tensor) -> str:
+    return "ieee" if x.dtype == torch.float32 else "tf32"
+
+
+def _pdl(x: Tensor) -> dict[str, bool]:
+    """Programmatic dependent launch, where the GPU has it."""
+    if x.is_cuda and _major(x.device.index) >= 9:
+        return {"PDL": True, "launch_pdl": True}
+    return {"PDL": False}
+
+
+@cache
+def _major(index: int) -> int:
+    return torch.cuda.get_device_capability(index)[0]
+
+
+def processors(device: torch.device) -> int:
+    """Multiprocessors; 132 (an H200's) where Triton's interpreter stands for a GPU."""
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 132
+
+
+def power_of_2(n: int) -> int:
+    """The least power of two that is not below n."""
+    return 1 << max(n - 1, 0).bit_length()

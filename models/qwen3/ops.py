@@ -1,0 +1,238 @@
+"""The model's small operators, each in plain torch; for CUDA tensors the Triton form of kernels.py where there is one.
+
+The torch form is the definition. The Triton form is taken for a CUDA tensor (or, with TRITON_INTERPRET=1, any tensor but
+bf16 ones, which the interpreter cannot multiply) when triton is installed, the GPU is sm_80 or newer and the sizes fit:
+a head_dim that is a power of two from 16 to 256, at most 64 query heads per key/value head, at most 4096 experts.
+`plain()` takes the torch form everywhere.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from functools import cache
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from .cache import Span
+
+FEW_TOKENS = 4
+"""Linear layers of at most this many rows run on the CUDA cores, with what surrounds them."""
+
+_PLAIN: ContextVar[bool] = ContextVar("plain", default=False)
+
+
+@contextmanager
+def plain() -> Iterator[None]:
+    """Torch forms only, on every device: what the others are compared with."""
+    token = _PLAIN.set(True)
+    try:
+        yield
+    finally:
+        _PLAIN.reset(token)
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where the keys and values of a step's T tokens belong in one layer of a dense cache.
+
+    Attributes:
+        keys, values: [rows, kv heads, capacity, head_dim]. rows, positions: [T] int64.
+        num_tokens: [] int32 or None: tokens past it are not kept.
+    """
+
+    keys: Tensor
+    values: Tensor
+    rows: Tensor
+    positions: Tensor
+    num_tokens: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class HeadNorms:
+    """Weights [head_dim] of the RMSNorm of each query and key head, and its eps."""
+
+    q: Tensor
+    k: Tensor
+    eps: float
+
+
+def fast(x: Tensor) -> bool:
+    """Whether tensors like x are served by Triton kernels, sizes permitting."""
+    if torch.compiler.is_compiling() or _PLAIN.get():
+        return False
+    if x.is_cuda:
+        return _has_triton() and _capability(x.device.index) >= (8, 0)
+    return x.dtype != torch.bfloat16 and os.environ.get("TRITON_INTERPRET") == "1" and _has_triton()
+
+
+def fast_heads(x: Tensor, heads: int, kv_heads: int, head_dim: int) -> bool:
+    """Whether attention with these heads has Triton kernels."""
+    return fast(x) and head_dim in (16, 32, 64, 128, 256) and heads // kv_heads <= 64
+
+
+@cache
+def _has_triton() -> bool:
+    return importlib.util.find_spec("triton") is not None
+
+
+@cache
+def _capability(index: int) -> tuple[int, int]:
+    return torch.cuda.get_device_capability(index)
+
+
+def _kernels() -> ModuleType:
+    from . import kernels
+
+    return kernels
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """x [T, H] / rms(x) * weight [H]; fp32 inside, one rounding."""
+    if fast(x) and x.dim() == 2 and x.is_contiguous():
+        return _kernels().rms_norm(x, weight, eps)
+    return F.rms_norm(x, weight.shape, weight, eps)
+
+
+def norm_linear(
+    x: Tensor, norm: Tensor, eps: float, weight: Tensor, bias: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """A linear layer behind a norm: rms_norm(x [T, K]) weight^T [K, N] + bias.
+
+    Returns:
+        [T, N], and the normalised x [T, K].
+    """
+    if fast(x) and 0 < x.shape[0] <= FEW_TOKENS and weight.is_contiguous():
+        normed = torch.empty_like(x)
+        return _kernels().few_linear(x.contiguous(), weight, bias, norm=norm, eps=eps, normed=normed), normed
+    normed = rms_norm(x, norm, eps)
+    return F.linear(normed, weight, bias), normed
+
+
+def linear_add(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor) -> Tensor:
+    """residual [T, N] + x [T, K] weight^T + bias; the fast form writes it over residual and rounds once."""
+    if not fast(x):
+        return residual + F.linear(x, weight, bias)
+    if 0 < x.shape[0] <= FEW_TOKENS and weight.is_contiguous():
+        return _kernels().few_linear(x.contiguous(), weight, bias, residual=residual)
+    if bias is not None:
+        residual += bias
+    return residual.addmm_(x, weight.t())
+
+
+def route(logits: Tensor, K: int, renormalise: bool) -> tuple[Tensor, Tensor]:
+    """The K best of E experts by logits [T, E]: ids [T, K] int64 (fast form: int32) and weights [T, K] fp32.
+
+    Weights are a softmax over all E; with renormalise they are divided by their sum. Of equal logits the fast form
+    takes the lowest expert first; NaN logits give NaN weights and ids in range.
+    """
+    if fast(logits) and logits.shape[0] and logits.shape[1] <= 4096:
+        return _kernels().router_topk(logits.contiguous(), K, renormalise)
+    weights, ids = torch.topk(torch.softmax(logits, dim=-1, dtype=torch.float32), K, dim=-1)
+    if renormalise:
+        weights = weights / weights.sum(dim=-1, keepdim=True)
+    return ids, weights
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """RoPE: turn pairs (x[i], x[i + head_dim/2]). x [T, heads, head_dim]; cos, sin [T, 1, head_dim/2]."""
+    a, b = x.chunk(2, dim=-1)
+    return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
+
+
+def head_norm_rope(
+    qkv: Tensor, kv_heads: int, norms: HeadNorms, rope: tuple[Tensor, Tensor], place: Place | None
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """Normalise and turn the query and key heads of qkv [T, heads + 2 kv_heads, head_dim].
+
+    Args:
+        rope: cos and sin [T, 1, head_dim / 2].
+        place: where to write k and v; None: they are returned.
+
+    Returns:
+        q [T, heads, head_dim]; k and v [T, kv_heads, head_dim], or None where they are in their place.
+    """
+    T, rows, D = qkv.shape
+    heads = rows - 2 * kv_heads
+    if place is not None and T and fast_heads(qkv, heads, kv_heads, D):
+        return _kernels().head_norm_rope(qkv, kv_heads, norms, rope, place), None, None
+    q, k, v = qkv.split((heads, kv_heads, kv_heads), dim=1)
+    q = rotate(F.rms_norm(q, norms.q.shape, norms.q, norms.eps), *rope)
+    k = rotate(F.rms_norm(k, norms.k.shape, norms.k, norms.eps), *rope)
+    if place is None:
+        return q, k, v
+    place.keys[place.rows, :, place.positions] = k
+    place.values[place.rows, :, place.positions] = v
+    return q, None, None
+
+
+def decode_attention(q: Tensor, place: Place, bound: int, mask: Tensor | None) -> Tensor:
+    """Attend with one query a sequence, q [T, heads, head_dim], to the keys 0 .. position of its row.
+
+    Args:
+        bound: at least every position + 1.
+        mask: [T, 1, 1, bound] bool, True = attend: token t is then that of cache row t. None: rows are as place.rows
+            says, and lengths are read on the device.
+    """
+    T, heads, D = q.shape
+    keys, values = place.keys, place.values
+    kv_heads = keys.shape[1]
+    if T and fast_heads(q, heads, kv_heads, D):
+        return _kernels().decode_attention(q, place)
+    if mask is None:
+        mask = (torch.arange(bound, device=q.device) <= place.positions[:, None])[:, None, None]
+        k, v = keys[place.rows, :, :bound], values[place.rows, :, :bound]
+    else:
+        k, v = keys[:T, :, :bound], values[:T, :, :bound]
+    # the query heads of one key/value head are its queries: no key is repeated
+    grouped = q.unflatten(1, (kv_heads, heads // kv_heads))
+    return F.scaled_dot_product_attention(grouped, k, v, attn_mask=mask).reshape(q.shape)
+
+
+def prefill_attention(q: Tensor, place: Place, spans: Sequence[Span], tiles: Tensor | None) -> Tensor:
+    """Causal attention of packed prompts q [T, heads, head_dim] to the keys of their rows.
+
+    Args:
+        spans: the sequences of the step.
+        tiles: the same for the Triton kernel (kernels.prefill_tiles); None: it does not serve, and spans have masks.
+    """
+    keys, values = place.keys, place.values
+    gqa = q.shape[1] != keys.shape[1]
+    first, n = spans[0].row, spans[0].n
+    even = all(s.past == 0 and s.n == n and s.row == first + i for i, s in enumerate(spans))
+    if q.is_cuda and even and n > 1:
+        # prompts of one length in neighbouring rows: one batch, for the vendor's kernel
+        rows = slice(first, first + len(spans))
+        batch = q.view(len(spans), n, *q.shape[1:]).transpose(1, 2)
+        k, v = keys[rows, :, :n], values[rows, :, :n]
+        out = F.scaled_dot_product_attention(batch, k, v, is_causal=True, enable_gqa=gqa)
+        return out.transpose(1, 2).reshape(q.shape)
+    if tiles is not None:
+        return _kernels().prefill_attention(q, place, tiles)
+    out = torch.empty_like(q)
+    for span in spans:
+        own, seen = slice(span.first, span.first + span.n), slice(0, span.past + span.n)
+        out[own] = F.scaled_dot_product_attention(
+            q[own].transpose(0, 1)[None],
+            keys[span.row, :, seen][None],
+            values[span.row, :, seen][None],
+            attn_mask=span.mask,
+            is_causal=span.mask is None,
+            enable_gqa=gqa,
+        )[0].transpose(0, 1)
+    return out
+
+
+def prefill_tiles(spans: Sequence[Span], device: torch.device) -> Tensor:
+    """What the Triton kernel of prefill_attention reads of a step's sequences."""
+    tiles = _kernels().prefill_tiles((span.first, span.n, span.past, span.row) for span in spans)
+    return torch.tensor(tiles, dtype=torch.int32, device=device).view(-1, 4)

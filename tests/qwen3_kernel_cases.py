@@ -1,0 +1,221 @@
+"""The model's Triton kernels against the torch forms of models/qwen3/ops.py, over random sizes.
+
+Run by test_qwen3_kernels.py in a process of its own: with TRITON_INTERPRET=1 on the CPU, or on a GPU where one is.
+"""
+
+from __future__ import annotations
+
+import random
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import Tensor
+
+from models.qwen3 import kernels, ops
+from models.qwen3.cache import Span, Step
+from models.qwen3.ops import HeadNorms, Place
+
+GPU = torch.cuda.is_available()
+DEVICE = "cuda" if GPU else "cpu"
+# Triton's interpreter has no bf16 products
+DTYPES = [torch.float32, torch.bfloat16, torch.float16] if GPU else [torch.float32, torch.float16]
+BOUND = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 1.2e-2}
+
+dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=str)
+seeds = pytest.mark.parametrize("seed", range(40 if GPU else 8))
+
+
+def draw(seed: int) -> random.Random:
+    torch.manual_seed(seed)
+    return random.Random(seed)
+
+
+def tensor(*shape: int, dtype: torch.dtype, scale: float = 1.0) -> Tensor:
+    return (torch.randn(*shape) * scale).to(DEVICE, dtype)
+
+
+def error(got: Tensor, want: Tensor) -> float:
+    got, want = got.double().flatten(1), want.double().flatten(1)
+    worst = ((got - want).norm(dim=1) / (want.norm(dim=1) + 1e-30)).max().item()
+    return worst if worst == worst else float("inf")
+
+
+@dtypes
+@seeds
+def test_rms_norm(seed: int, dtype: torch.dtype) -> None:
+    rng = draw(seed)
+    T, H = rng.choice([1, 2, 17]), rng.choice([8, 64, 100, 2048])
+    x, weight = tensor(T, H, dtype=dtype, scale=3), tensor(H, dtype=dtype)
+    assert ops.fast(x)
+    with ops.plain():
+        want = ops.rms_norm(x.float(), weight.float(), 1e-6)
+    assert error(ops.rms_norm(x, weight, 1e-6), want) <= BOUND[dtype]
+
+
+@dtypes
+@seeds
+def test_few_linear(seed: int, dtype: torch.dtype) -> None:
+    rng = draw(seed)
+    T, K, N = rng.randint(1, ops.FEW_TOKENS), rng.choice([8, 72, 512, 2048]), rng.choice([1, 7, 128, 2050 if GPU else 300])
+    x, weight = tensor(T, K, dtype=dtype), tensor(N, K, dtype=dtype, scale=K**-0.5)
+    norm, residual = tensor(K, dtype=dtype), tensor(T, N, dtype=dtype)
+    bias = tensor(N, dtype=dtype) if rng.random() < 0.5 else None
+    wide = [v if v is None else v.double().cpu() for v in (x, weight, bias, norm, residual)]
+    with ops.plain():
+        want, want_normed = ops.norm_linear(wide[0], wide[3], 1e-6, wide[1], wide[2])
+        want_sum = ops.linear_add(wide[0], wide[1], wide[2], wide[4])
+    got, normed = ops.norm_linear(x, norm, 1e-6, weight, bias)
+    assert error(got.cpu(), want) <= BOUND[dtype] and error(normed.cpu(), want_normed) <= BOUND[dtype]
+    again, _ = ops.norm_linear(x, norm, 1e-6, weight, bias)
+    assert torch.equal(got, again)
+    total = ops.linear_add(x, weight, bias, residual)
+    assert total.data_ptr() == residual.data_ptr()
+    assert error(total.cpu(), want_sum) <= BOUND[dtype]
+
+
+@dtypes
+@seeds
+def test_head_norm_rope_writes_its_place_and_nothing_else(seed: int, dtype: torch.dtype) -> None:
+    rng = draw(seed)
+    kv, group, D = rng.choice([1, 2, 4]), rng.choice([1, 3, 8]), rng.choice([16, 64, 128])
+    T, capacity = rng.choice([1, 3, 9, 70]), 16
+    heads, rows = kv * group, T + 2
+    qkv = tensor(T, heads + 2 * kv, D, dtype=dtype)
+    norms = HeadNorms(tensor(D, dtype=dtype), tensor(D, dtype=dtype), 1e-6)
+    angle = torch.rand(T, 1, D // 2) * 6
+    rope = (angle.cos().to(DEVICE, dtype), angle.sin().to(DEVICE, dtype))
+    where = torch.tensor(rng.sample(range(rows), T), device=DEVICE)
+    positions = torch.randint(capacity, (T,)).to(DEVICE)
+    count = rng.randint(0, T)
+    bound = torch.tensor(count, dtype=torch.int32, device=DEVICE) if rng.random() < 0.7 else None
+    count = T if bound is None else count
+    keys = tensor(rows, kv, capacity, D, dtype=dtype)
+    place = Place(keys, keys * 2, where, positions, bound)
+    wide = Place(keys.float(), keys.float() * 2, where[:count], positions[:count])
+    wide_norms = HeadNorms(norms.q.float(), norms.k.float(), 1e-6)
+    with ops.plain():
+        want, _, _ = ops.head_norm_rope(
+            qkv[:count].float(), kv, wide_norms, (rope[0][:count].float(), rope[1][:count].float()), wide
+        )
+    got, k, v = ops.head_norm_rope(qkv, kv, norms, rope, place)
+    assert k is None and v is None and got.shape == (T, heads, D)
+    if count:
+        assert error(got[:count], want) <= BOUND[dtype]
+    for have, expected in ((place.keys, wide.keys), (place.values, wide.values)):
+        assert error(have.flatten(0, 2), expected.flatten(0, 2)) <= BOUND[dtype]
+        touched = torch.zeros(rows, capacity, dtype=torch.bool, device=DEVICE)
+        touched[where[:count], positions[:count]] = True
+        same = (have == expected.to(dtype)).all(-1).all(1)
+        assert bool(same[~touched].all()), "a key or value of another token changed"
+
+
+@dtypes
+@seeds
+def test_route(seed: int, dtype: torch.dtype) -> None:
+    rng = draw(seed)
+    E = rng.choice([1, 5, 8, 128, 200])
+    T, K = rng.choice([1, 4, 33]), rng.randint(1, min(E, 12))
+    # few distinct values: ties
+    logits = torch.randint(-4, 5, (T, E)).to(DEVICE, dtype) if rng.random() < 0.5 else tensor(T, E, dtype=dtype)
+    logits = torch.where(torch.rand(T, E, device=DEVICE) < 0.1, -logits * 0, logits)
+    renormalise = rng.random() < 0.5
+    ids, weights = ops.route(logits, K, renormalise)
+    order = torch.sort(logits.float(), dim=-1, descending=True, stable=True).indices[:, :K]
+    assert ids.dtype == torch.int32 and torch.equal(ids.long(), order)
+    want = torch.softmax(logits.float(), -1).gather(1, order)
+    want = want / want.sum(-1, keepdim=True) if renormalise else want
+    assert (weights - want).abs().max() <= 2e-6
+
+
+def test_route_of_logits_that_are_not_numbers() -> None:
+    logits = torch.randn(6, 12)
+    logits[0] = float("nan")
+    logits[1, 3] = float("nan")
+    logits[2] = float("-inf")
+    logits[3, 5] = float("inf")
+    logits[4, :8] = float("-inf")
+    ids, weights = ops.route(logits.to(DEVICE), 8, True)
+    assert bool(((ids >= 0) & (ids < 12)).all())
+    assert all(len(set(row)) == 8 for row in ids.tolist())
+    assert weights[:4].isnan().any(1).tolist() == [True] * 4
+    assert not weights[4:].isnan().any()
+
+
+def case(rng: random.Random, dtype: torch.dtype, T: int) -> SimpleNamespace:
+    kv, group, D = rng.choice([1, 2, 4]), rng.choice([1, 3, 8]), rng.choice([16, 64, 128])
+    rows, capacity = T + 2, rng.choice([5, 70, 700 if T > 4 else 1500])
+    return SimpleNamespace(
+        kv=kv, heads=kv * group, D=D, rows=rows, capacity=capacity,
+        keys=tensor(rows, kv, capacity, D, dtype=dtype), values=tensor(rows, kv, capacity, D, dtype=dtype),
+    )  # fmt: skip
+
+
+@dtypes
+@seeds
+def test_decode_attention_reads_only_its_keys(seed: int, dtype: torch.dtype) -> None:
+    rng = draw(seed)
+    T = rng.choice([1, 2, 5])
+    c = case(rng, dtype, T)
+    q = tensor(T, c.heads, c.D, dtype=dtype)
+    where = torch.tensor(rng.sample(range(c.rows), T), device=DEVICE)
+    positions = torch.tensor([rng.choice([0, c.capacity - 1, rng.randrange(c.capacity)]) for _ in range(T)])
+    count = rng.randint(0, T)
+    bound = torch.tensor(count, dtype=torch.int32, device=DEVICE) if rng.random() < 0.5 else None
+    count = T if bound is None else count
+    # whatever lies past a row's length, or in another row, must not matter
+    beyond = torch.ones(c.rows, c.capacity, dtype=torch.bool)
+    for t in range(count):
+        beyond[where[t], : positions[t] + 1] = False
+    clean = Place(c.keys.double(), c.values.double(), where, positions.to(DEVICE))
+    with ops.plain():
+        want = ops.decode_attention(q.double(), clean, c.capacity, None)
+    for kept in (c.keys, c.values):
+        kept.masked_fill_(beyond[:, None, :, None].to(DEVICE), float("nan"))
+    place = Place(c.keys, c.values, where, positions.to(DEVICE), bound)
+    got = ops.decode_attention(q, place, c.capacity, None)
+    if count:
+        assert error(got[:count], want[:count]) <= BOUND[dtype]
+    assert not got[count:].any(), "rows past num_tokens are zero"
+    assert torch.equal(got, ops.decode_attention(q, place, c.capacity, None))
+
+
+@dtypes
+@seeds
+def test_prefill_attention(seed: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = draw(seed)
+    monkeypatch.setattr(kernels, "PREFILL_ROWS", 64 if GPU else rng.choice([16, 32]))
+    S = rng.randint(1, 3)
+    c = case(rng, dtype, S)
+    spans, first = [], 0
+    for row in rng.sample(range(c.rows), S):
+        past = rng.choice([0, rng.randrange(c.capacity)])
+        n = rng.randint(1, c.capacity - past)
+        n = min(n, 90) if not GPU else n
+        mask = torch.ones(n, past + n, dtype=torch.bool, device=DEVICE).tril(past) if past else None
+        spans.append(Span(row, first, n, past, mask))
+        first += n
+    q = tensor(first, c.heads, c.D, dtype=dtype)
+    nothing = torch.zeros(0, dtype=torch.int64, device=DEVICE)
+    wide = Place(c.keys.double(), c.values.double(), nothing, nothing)
+    with ops.plain():
+        want = ops.prefill_attention(q.double(), wide, spans, None)
+    for span in spans:
+        for kept in (c.keys, c.values):
+            kept[span.row, :, span.past + span.n :] = float("nan")
+    place = Place(c.keys, c.values, nothing, nothing)
+    got = kernels.prefill_attention(q, place, ops.prefill_tiles(spans, q.device))
+    assert error(got, want) <= BOUND[dtype]
+
+
+def test_sizes_without_a_kernel_take_the_torch_form() -> None:
+    x = torch.zeros(2, 6, 24, device=DEVICE)
+    assert ops.fast(x) and not ops.fast_heads(x, 4, 1, 24) and ops.fast_heads(x, 4, 1, 16)
+    norms = HeadNorms(torch.ones(24, device=DEVICE), torch.ones(24, device=DEVICE), 1e-6)
+    rope = (torch.ones(2, 1, 12, device=DEVICE), torch.zeros(2, 1, 12, device=DEVICE))
+    keys = torch.zeros(2, 1, 4, 24, device=DEVICE)
+    place = Place(keys, keys.clone(), torch.arange(2, device=DEVICE), torch.zeros(2, dtype=torch.int64, device=DEVICE))
+    q, _, _ = ops.head_norm_rope(torch.randn(2, 6, 24, device=DEVICE), 1, norms, rope, place)
+    assert q.shape == (2, 4, 24)
+    assert ops.decode_attention(q, place, 4, None).shape == q.shape
+    assert Step(place.rows, place.positions).tiles is None
