@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -24,8 +25,12 @@ class Target:
         return self.backend
 
 
+# the cuda backend's kernels run on the CPU then: see tests/test_cuda_interpreted.py
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+
 TARGETS = [
     Target("reference", dtypes=(torch.bfloat16, torch.float16, torch.float32)),
+    Target("cuda", "cpu" if INTERPRETED else "cuda", (torch.bfloat16, torch.float16, torch.float32)),
 ]
 
 

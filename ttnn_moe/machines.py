@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import importlib.util
 
-import torch
-
 from .backend import Probe
 
 
@@ -26,16 +24,6 @@ class NoKernels:
     @classmethod
     def probe(cls) -> Probe:
         return Probe(False, f"this version has no {cls.name} kernels ({cls.seen()})", "use the reference backend")
-
-
-class Cuda(NoKernels):
-    name = "cuda"
-
-    @classmethod
-    def seen(cls) -> str:
-        if torch.version.cuda is None:
-            return f"torch {torch.__version__} is built without CUDA"
-        return "a CUDA device is here" if torch.cuda.is_available() else "no CUDA device is here"
 
 
 class Tenstorrent(NoKernels):

@@ -17,7 +17,7 @@ from .errors import BackendUnavailable
 
 # in the order in which "auto" tries them
 _TARGETS: dict[str, str] = {
-    "cuda": "ttnn_moe.machines:Cuda",
+    "cuda": "ttnn_moe.cuda.backend:CudaBackend",
     "tenstorrent": "ttnn_moe.machines:Tenstorrent",
     "ascend": "ttnn_moe.machines:Ascend",
     "reference": "ttnn_moe.reference:ReferenceBackend",
