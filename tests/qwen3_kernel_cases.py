@@ -57,7 +57,11 @@ def test_rms_norm(seed: int, dtype: torch.dtype) -> None:
 @seeds
 def test_few_linear(seed: int, dtype: torch.dtype) -> None:
     rng = draw(seed)
-    T, K, N = rng.randint(1, ops.FEW_TOKENS), rng.choice([8, 72, 512, 2048]), rng.choice([1, 7, 128, 2050 if GPU else 300])
+    T, K, N = (
+        rng.randint(1, ops.FEW_TOKENS),
+        rng.choice([8, 72, 512, 2048]),
+        rng.choice([1, 7, 128, 2050 if GPU else 300]),
+    )
     x, weight = tensor(T, K, dtype=dtype), tensor(N, K, dtype=dtype, scale=K**-0.5)
     norm, residual = tensor(K, dtype=dtype), tensor(T, N, dtype=dtype)
     bias = tensor(N, dtype=dtype) if rng.random() < 0.5 else None

@@ -1,4 +1,4 @@
-"""A linear layer of very few rows, with the RMSNorm before it and the residual sum after it: bound by reading the weight.
+"""A linear layer of very few rows, with the RMSNorm before it and the residual sum after it: bound by memory.
 
     out = (NORM ? x / sqrt(mean(x^2) + eps) * norm : x) weight^T (+ bias) (+ residual)
 

@@ -69,7 +69,7 @@ class AttentionCache(Protocol):
     """What the model needs: attention over everything seen so far. Nobody asks for dense keys and values."""
 
     def place(self, layer: int, step: Step) -> Place | None:
-        """Dense memory into which this layer's keys and values are written as they are made; None: attend keeps them."""
+        """Dense memory that takes this layer's keys and values as they are made; None: attend keeps them."""
 
     def attend(self, layer: int, q: Tensor, k: Tensor | None, v: Tensor | None, step: Step) -> Tensor:
         """Attend with q [T, heads, head_dim] -> as q. k and v [T, kv heads, head_dim]: None where place took them."""

@@ -115,10 +115,11 @@ class MoE(nn.Module):
         return super()._apply(fn, recurse)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_experts": None, "_prepared": {}}  # a copy's experts are made from the copy's parameters
+        # a copy's experts are made from the copy's parameters
+        return {**self.__dict__, "_experts": None, "_prepared": {}}
 
     def prepared(self, T: int) -> Prepared:
-        """The layer ready for calls of up to T tokens rounded up to a power of two; kept, since graphs hold its memory."""
+        """The layer ready for calls of T tokens rounded up to a power of two; kept, since graphs hold its memory."""
         experts, bound = self.experts, 1 << max(T - 1, 0).bit_length()
         if bound not in self._prepared:
             problem = ttnn_moe.Problem.of(bound, self.K, experts, self.gate_up.dtype)

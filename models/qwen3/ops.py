@@ -1,8 +1,8 @@
 """The model's small operators, each in plain torch; for CUDA tensors the Triton form of kernels.py where there is one.
 
-The torch form is the definition. The Triton form is taken for a CUDA tensor (or, with TRITON_INTERPRET=1, any tensor but
-bf16 ones, which the interpreter cannot multiply) when triton is installed, the GPU is sm_80 or newer and the sizes fit:
-a head_dim that is a power of two from 16 to 256, at most 64 query heads per key/value head, at most 4096 experts.
+The torch form is the definition. The Triton form is taken for a CUDA tensor (with TRITON_INTERPRET=1 for any tensor but
+bf16 ones, which the interpreter cannot multiply) where triton is installed, the GPU is sm_80 or newer and sizes fit: a
+head_dim that is a power of two from 16 to 256, at most 64 query heads per key/value head, at most 4096 experts.
 `plain()` takes the torch form everywhere.
 """
 
