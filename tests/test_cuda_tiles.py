@@ -1,0 +1,58 @@
+"""The choice of kernels and tiles: a pure function, tested over all sizes."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from triton_offline import SHARED_KIB
+
+from ttnn_moe.cuda.launch import tiles_bound
+from ttnn_moe.cuda.tiles import FEW_PAIRS, Few, Sorted, choose, shared_memory
+
+SIZES = {
+    "T": st.integers(1, 1 << 20),
+    "E": st.integers(1, 4096),
+    "K": st.integers(1, 128),
+    "H": st.integers(1, 16384),
+    "I": st.integers(1, 16384),
+    "itemsize": st.sampled_from([2, 4]),
+    "capability": st.sampled_from([divmod(c, 10) for c in SHARED_KIB]),
+}
+
+
+def _power_of_2(n: int) -> bool:
+    return n & (n - 1) == 0
+
+
+@given(**SIZES)
+def test_every_plan_fits(T: int, E: int, K: int, H: int, I: int, itemsize: int, capability: tuple[int, int]) -> None:
+    plan = choose(T, E, K, H, I, itemsize, capability)
+    assert plan == choose(T, E, K, H, I, itemsize, capability)
+    major, minor = capability
+    assert shared_memory(plan, itemsize) <= SHARED_KIB[10 * major + minor] << 10
+    for tile in (plan.gate_up, plan.down):
+        assert all(_power_of_2(n) for n in (tile.n, tile.k, tile.warps))
+        assert tile.warps <= 32 and tile.stages >= 1
+    if isinstance(plan, Sorted):
+        assert T * K > FEW_PAIRS
+        assert _power_of_2(plan.m) and _power_of_2(plan.sort_chunk) and _power_of_2(plan.combine_h)
+        # sums of a tile stay in registers: at most 128 fp32 values a thread
+        assert plan.m * 2 * plan.gate_up.n <= plan.gate_up.warps * 32 * 128
+        assert min(plan.m, plan.gate_up.n, plan.gate_up.k, plan.down.n, plan.down.k) >= 16
+    else:
+        assert isinstance(plan, Few) and T * K <= FEW_PAIRS
+
+
+@pytest.mark.parametrize("capability", [(8, 0), (8, 6), (9, 0), (10, 0), (12, 0)])
+def test_tiles_grow_with_rows_per_expert(capability: tuple[int, int]) -> None:
+    plans = [choose(T, 128, 8, 2048, 768, 2, capability) for T in (16, 128, 256, 1024, 4096, 65536)]
+    rows = [plan.m for plan in plans if isinstance(plan, Sorted)]
+    assert len(rows) == len(plans) and rows == sorted(rows)
+    assert rows[0] <= 32 and rows[-1] == 128
+
+
+@given(st.lists(st.integers(0, 500), min_size=1, max_size=40), st.sampled_from([16, 32, 64, 128]))
+def test_bound_on_tiles_holds_for_every_routing(rows_of: list[int], m: int) -> None:
+    used = sum(-(-n // m) for n in rows_of)
+    assert used <= tiles_bound(sum(rows_of), len(rows_of), m)
