@@ -70,12 +70,13 @@ def main(
             measure_layer(layer, points, chosen, ceilings, options, result, save)
             say(f"{name}: done {time.monotonic() - started:.0f} s after the start")
     save()
-    for table in report.tables(report.document(device, ceilings, options, result, unavailable)):
+    data = report.document(device, ceilings, options, result, unavailable)
+    for table in report.tables(data):
         Console(width=200).print(table)
     for name, reason in unavailable.items():
         say(f"not here: {name}: {reason}")
-    if result.stopped is not None:
-        say(f"stopped: {result.stopped}")
+    for note in report.notes(data):
+        say(note)
 
 
 def _implementations(device: str, only: str) -> tuple[list[Implementation], dict[str, str]]:

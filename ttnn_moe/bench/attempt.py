@@ -14,7 +14,7 @@ from torch import Tensor
 from .gate import Inputs, Verdict, check_calls, check_replay
 from .implementations import Implementation
 from .layer import Layer, Weights
-from .timing import Call, Spread, Turn, capture, waits_for_device
+from .timing import Call, CpuClock, CudaClock, Spread, Turn, capture, waits_for_device
 
 
 class DeviceLost(RuntimeError):
@@ -69,11 +69,32 @@ def attempt(
         calls = _calls(implementation, layer, sets, inputs)
         verdict = check_calls(calls, inputs)
     except Exception as error:
+        for weights in sets:
+            weights.kept.clear()  # perhaps half made, perhaps what filled the memory
         return same("failed", _told(error, on_cuda))
     if verdict.wrong is not None:
         return same("wrong", verdict.wrong, _finite(verdict))
     eager = Attempt(implementation, "eager", "ok", None, verdict.error, Turn(implementation.name, "eager", calls))
     return [_as_graph(implementation, calls, inputs, pool), eager] if on_cuda else [eager]
+
+
+def warm_up(attempts: Sequence[Attempt], clock: CpuClock | CudaClock) -> list[Turn]:
+    """The turns that can be taken, after one of each; what raised has failed, and spoils no other's time.
+
+    Raises:
+        DeviceLost: it took the device with it.
+    """
+    turns = []
+    for one in attempts:
+        if one.turn is None:
+            continue
+        try:
+            clock.time([one.turn])
+            turns.append(one.turn)
+        except Exception as error:
+            one.status, one.turn = "failed", None
+            one.reason = f"in its first turn: {_told(error, isinstance(clock, CudaClock))}"
+    return turns
 
 
 def _calls(

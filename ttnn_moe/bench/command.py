@@ -62,6 +62,8 @@ def bench(
             f"{max((row.get('samples', 0) for row in data['rows']), default=0)} rounds",
             highlight=False,
         )
+        for note in report.notes(data):
+            Console().print(note, highlight=False, markup=False)
     bad = [row for row in data["rows"] if row["status"] in ("wrong", "failed")]
     if bad:
         told = "; ".join(f"{r['implementation']}, {r['mode']}, T={r['T']}: {r['status']}: {r['reason']}" for r in bad)

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from .attempt import Attempt, DeviceLost, attempt
+from .attempt import Attempt, DeviceLost, attempt, warm_up
 from .draw import Draw
 from .floor import Ceilings, floor
 from .gate import Inputs
@@ -126,12 +126,14 @@ def _measure_point(
         "T": point.T, "skewed": point.skewed, "seed": _seed(point, options),
         "active_experts": [given.draw.active for given in inputs],
         "most_tokens_of_an_expert": [given.draw.most for given in inputs],
-        "pairs": [given.draw.pairs for given in inputs],
+        "rotated_bytes": sum(given.draw.active for given in inputs) * layer.expert_bytes,
+        "pairs": [given.draw.pairs for given in inputs], "checked_tokens": len(inputs[0].tokens),
         "floor_us": floor_us, "byte_floor_us": mean["bytes_us"], "flop_floor_us": mean["flops_us"],
     })  # fmt: skip
     options.say(f"{layer.name} T={point}: floor {floor_us:.1f} us")
 
     attempts: list[Attempt] = []
+    clock = clock_for(options.device)
     pool = torch.cuda.graph_pool_handle() if options.device == "cuda" else None
     for implementation in implementations:
         try:
@@ -139,13 +141,7 @@ def _measure_point(
         except DeviceLost as lost:
             rows.append(where | Attempt(implementation, "eager", "failed", str(lost)).row(floor_us))
             raise
-    turns = [a.turn for a in attempts if a.turn is not None]
-    try:
-        take_turns(turns, clock_for(options.device), options.rounds, options.seconds)
-    except Exception as error:  # whose turn it was is not known: none of these times stands
-        for a in attempts:
-            if a.turn is not None:
-                a.status, a.reason, a.turn = "failed", f"while turns were taken: {error}"[:300], None
+    take_turns(warm_up(attempts, clock), clock, options.rounds, options.seconds)
     for a in attempts:
         row = where | a.row(floor_us) | {"floor_us": floor_us}
         rows.append(row | {"byte_floor_us": mean["bytes_us"], "flop_floor_us": mean["flops_us"]})
@@ -160,7 +156,7 @@ def _inputs(layer: Layer, sets: Sequence[Weights], point: Point, options: Option
     for s, weights in enumerate(sets):
         draw = Draw.random(point.T, layer.E, layer.K, seed + s, point.skewed)
         hidden = torch.randn(point.T, layer.H, generator=generator, device=options.device).to(layer.dtype)
-        inputs.append(Inputs.of(hidden, draw, weights, seed + s))
+        inputs.append(Inputs.of(layer, hidden, draw, weights, seed + s))
     return inputs
 
 

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from rich.table import Table
 
+from .. import __version__
 from .floor import Ceilings
 from .measure import Options, Result
 
@@ -31,19 +32,35 @@ def machine(device: str, ceilings: Ceilings) -> dict[str, Any]:
         here = {
             "name": found.name, "multiprocessors": found.multi_processor_count,
             "capability": f"{found.major}.{found.minor}", "memory_bytes": found.total_memory,
-            "l2_bytes": found.L2_cache_size, "driver": _driver(),
+            "cache_bytes": found.L2_cache_size, "driver": _driver(),
         }  # fmt: skip
     else:
         info = Path("/proc/cpuinfo")
         lines = info.read_text().splitlines() if info.exists() else []
         named = [line.partition(": ")[2] for line in lines if line.startswith("model name")]
-        here = {"name": (named or [platform.processor()])[0], "threads": torch.get_num_threads()}
+        here = {
+            "name": (named or [platform.processor()])[0],
+            "threads": torch.get_num_threads(),
+            "cache_bytes": _last_cache(),
+        }
     return {"device": device, **here, **asdict(ceilings)}
+
+
+def _last_cache() -> int | None:
+    """Bytes of the CPU's last-level cache, where Linux tells."""
+    sizes = sorted(Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"))
+    text = sizes[-1].read_text().strip() if sizes else ""
+    unit = {"K": 2**10, "M": 2**20}.get(text[-1:])
+    return int(text[:-1]) * unit if unit and text[:-1].isdigit() else None
 
 
 def versions() -> dict[str, str | None]:
     """Of what is installed here."""
-    found: dict[str, str | None] = {"python": platform.python_version(), "cuda": torch.version.cuda}
+    found: dict[str, str | None] = {
+        "ttnn-moe": __version__,
+        "python": platform.python_version(),
+        "cuda": torch.version.cuda,
+    }
     for package in PACKAGES:
         try:
             found[package] = importlib.metadata.version(package)
@@ -97,6 +114,21 @@ def tables(data: dict[str, Any]) -> list[Table]:
                 table.add_row(name, *(cells.get(point, "") for point in points))
             made.append(table)
     return made
+
+
+def notes(data: dict[str, Any]) -> list[str]:
+    """What a reader must know of a run: numbers that a cache may have helped, and why it ended early."""
+    told, cache = [], data["machine"]["cache_bytes"]
+    for layer in data["layers"]:
+        warm = [point_name(draw) for draw in layer["draws"] if cache and draw["rotated_bytes"] < 2 * cache]
+        if warm:
+            told.append(
+                f"{layer['name']}: at T={', '.join(warm)} all sets' weights in use are less than twice the cache of "
+                f"{cache / 2**20:.0f} MiB, which may hold part of them from turn to turn; a model's would not be there"
+            )
+    if data["stopped"] is not None:
+        told.append(f"stopped: {data['stopped']}")
+    return told
 
 
 def _cell(row: dict[str, Any]) -> str:

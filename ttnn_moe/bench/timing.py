@@ -109,14 +109,14 @@ def clock_for(device: str) -> CpuClock | CudaClock:
 
 
 def take_turns(turns: Sequence[Turn], clock: CpuClock | CudaClock, rounds: int, seconds: float) -> int:
-    """Time all turns in rounds: `rounds` of them, or fewer (never under ten) to stay near `seconds`; returns how many.
+    """Time turns that were warmed up, in rounds: `rounds` of them, or fewer (never under ten) to stay near `seconds`.
+    Returns how many.
 
     In every round each turn runs once, and the next round starts with another, so that a slow spell of the machine, or
     what ran just before, falls on all alike.
     """
     if not turns:
         return 0
-    clock.time(turns)  # one round to warm up, and to see what a round takes
     start = time.perf_counter()
     clock.time(turns)
     one = time.perf_counter() - start
