@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -19,6 +20,7 @@ COMMON = dict(
     vocab_size=64, hidden_size=64, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2,
     num_experts_per_tok=2, max_position_embeddings=128, bos_token_id=1, eos_token_id=None, pad_token_id=0,
 )  # fmt: skip
+TINY = Path(__file__).parents[1] / "models/qwen3/tiny"
 MODELS = {
     "Qwen3Moe": dict(num_experts=8, moe_intermediate_size=32, intermediate_size=48, head_dim=16, mlp_only_layers=[1]),
     "Mixtral": dict(num_local_experts=4, intermediate_size=48),
@@ -72,6 +74,9 @@ def assert_parity(model: nn.Module, run: Callable[[nn.Module], Tensor] | None = 
     assert worst < FP32, f"a token is off by {worst:.1e}"
 
 
-def need_cuda() -> None:
-    if not torch.cuda.is_available():
-        pytest.skip(f"no CUDA device: {registry.probe('cuda').reason or 'torch sees none'}")
+# marks of what needs a GPU, and the devices that a test runs on
+on_gpu = (
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason=f"no CUDA device: {registry.probe('cuda').reason}"),
+)
+on_devices = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=on_gpu)])
