@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from triton_offline import SHARED_KIB
 
 from ttnn_moe.cuda.launch import tiles_bound
-from ttnn_moe.cuda.tiles import FEW_PAIRS, Few, Sorted, choose, shared_memory
+from ttnn_moe.cuda.tiles import Few, Sorted, choose, is_few, shared_memory
 
 SIZES = {
     "T": st.integers(1, 1 << 20),
@@ -34,14 +34,12 @@ def test_every_plan_fits(T: int, E: int, K: int, H: int, I: int, itemsize: int, 
     for tile in (plan.gate_up, plan.down):
         assert all(_power_of_2(n) for n in (tile.n, tile.k, tile.warps))
         assert tile.warps <= 32 and tile.stages >= 1
+    assert isinstance(plan, Few) == is_few(T, E, K)
     if isinstance(plan, Sorted):
-        assert T * K > FEW_PAIRS
         assert _power_of_2(plan.m) and _power_of_2(plan.sort_chunk) and _power_of_2(plan.combine_h)
         # sums of a tile stay in registers: at most 128 fp32 values a thread
         assert plan.m * 2 * plan.gate_up.n <= plan.gate_up.warps * 32 * 128
         assert min(plan.m, plan.gate_up.n, plan.gate_up.k, plan.down.n, plan.down.k) >= 16
-    else:
-        assert isinstance(plan, Few) and T * K <= FEW_PAIRS
 
 
 @pytest.mark.parametrize("capability", [(8, 0), (8, 6), (9, 0), (10, 0), (12, 0)])
@@ -50,6 +48,12 @@ def test_tiles_grow_with_rows_per_expert(capability: tuple[int, int]) -> None:
     rows = [plan.m for plan in plans if isinstance(plan, Sorted)]
     assert len(rows) == len(plans) and rows == sorted(rows)
     assert rows[0] <= 32 and rows[-1] == 128
+
+
+def test_few_tokens_are_not_sorted_unless_they_share_experts() -> None:
+    assert [T for T in range(1, 99) if is_few(T, 128, 8)] == [1, 2, 3, 4]
+    assert [T for T in range(1, 99) if is_few(T, 8, 2)] == [1]
+    assert not is_few(1, 4096, 128)
 
 
 @given(st.lists(st.integers(0, 500), min_size=1, max_size=40), st.sampled_from([16, 32, 64, 128]))

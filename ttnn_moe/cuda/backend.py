@@ -16,7 +16,7 @@ from ..backend import Numerics, Probe
 from ..contract import Experts, Placement, Problem, Routing
 from . import launch
 from .run import Buffers, plan_of, run, step_plan, step_rows
-from .tiles import FEW_PAIRS
+from .tiles import is_few
 
 if TYPE_CHECKING:
     from .prepared import PreparedCuda
@@ -68,7 +68,7 @@ class CudaBackend:
     def numerics(self, problem: Problem) -> Numerics:
         if problem.dtype == torch.float32:
             return Numerics()
-        few = problem.T * problem.K <= FEW_PAIRS
+        few = is_few(problem.T, problem.E, problem.K)
         return Numerics(activation=problem.dtype, expert_out=None if few else problem.dtype)
 
     def prepare(self, problem: Problem, experts: Experts, placement: Placement | None) -> PreparedCuda:
@@ -79,7 +79,7 @@ class CudaBackend:
     def moe(self, hidden: Tensor, routing: Routing, experts: Experts, out: Tensor, accumulate: bool) -> None:
         if routing.T:
             selection = launch.Selection.of(routing)
-            plan = plan_of(routing.T, routing.K, experts)
+            plan = plan_of(routing.T, routing.E, routing.K, experts)
             run(hidden, selection, experts, out, accumulate, plan, Buffers.of(plan, routing.T * routing.K, experts))
 
     def gate_projection(self, hidden: Tensor, routing: Routing, experts: Experts, row_align: int) -> Tensor:

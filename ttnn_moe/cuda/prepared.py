@@ -79,7 +79,7 @@ class PreparedCuda:
             if accumulate:
                 into.copy_(out)
         for i, (experts, expert_map) in enumerate(self._parts):
-            plan = plan_of(routing.T, routing.K, experts)
+            plan = plan_of(routing.T, problem.E, routing.K, experts)
             selection = launch.Selection.of(routing, expert_map)
             run(hidden, selection, experts, into, accumulate or i > 0, plan, self._space.buffers)
         if into is not out:

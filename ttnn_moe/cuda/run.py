@@ -9,13 +9,13 @@ from torch import Tensor
 
 from ..contract import Experts, Routing
 from . import launch
-from .tiles import Few, Plan, Sorted, choose
+from .tiles import FEW_PAIRS, Few, Plan, Sorted, choose
 
 
-def plan_of(T: int, K: int, experts: Experts) -> Plan:
-    """Kernels and tiles of a call with T tokens, or a bound on them."""
+def plan_of(T: int, E: int, K: int, experts: Experts) -> Plan:
+    """Kernels and tiles of a call with T tokens, or a bound on them, and ids of E experts."""
     down = experts.tensors["down"]
-    return choose(T, experts.E, K, experts.H, experts.I, down.element_size(), capability(down.device))
+    return choose(T, E, K, experts.H, experts.I, down.element_size(), capability(down.device))
 
 
 def capability(device: torch.device) -> tuple[int, int]:
@@ -57,8 +57,11 @@ def run(
 
 def step_plan(routing: Routing, experts: Experts) -> Sorted:
     """The plan of the step operators, which are always sorted: for few tokens that of a few more."""
-    plan = plan_of(routing.T, routing.K, experts)
-    return plan if isinstance(plan, Sorted) else plan_of(routing.T + 64, routing.K, experts)  # type: ignore[return-value]
+    plan = plan_of(routing.T, routing.E, routing.K, experts)
+    if isinstance(plan, Few):
+        plan = plan_of(routing.T + FEW_PAIRS, routing.E, routing.K, experts)
+    assert isinstance(plan, Sorted)
+    return plan
 
 
 def step_rows(routing: Routing, row_align: int, m: int) -> launch.SortedRows:

@@ -5,9 +5,10 @@ The numbers were found by benchmarks/tune_triton.py on an H200; on other GPUs th
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-FEW_PAIRS = 64
+# of Qwen3-30B-A3B's sizes: T = 4. Sorted, T = 2 takes as long on the GPU, but twice the launches on the host.
+FEW_PAIRS = 32
 
 
 @dataclass(frozen=True)
@@ -65,19 +66,26 @@ _OTHER: tuple[tuple[float, Sorted], ...] = (
 _FP32 = Sorted(16, Gemm(32, 32, 4, 2), Gemm(32, 32, 4, 2))
 
 
+def is_few(T: int, E: int, K: int) -> bool:
+    """Whether T tokens run without a sort: pairs are few, and of E experts seldom name the same."""
+    return T * K <= FEW_PAIRS and (T == 1 or 3 * T * K <= E)
+
+
 def choose(T: int, E: int, K: int, H: int, I: int, itemsize: int, capability: tuple[int, int]) -> Plan:
     """Kernels and tiles of T tokens (or a bound on them), K of E experts each.
 
     Args:
+        E: experts that ids name; a device that holds some of them gets as many pairs less.
         itemsize: bytes of an element: 2, or 4 for fp32.
         capability: of the GPU, e.g. (9, 0).
     """
-    if T * K <= FEW_PAIRS:
+    if is_few(T, E, K):
         return Few(Gemm(8, 256, 1, 1), Gemm(2, min(1024, max(_power_of_2(I), 16)), 1, 1))
     if itemsize == 4:
         return _FP32
     rows = T * K / min(E, T * K)
-    return next(plan for most, plan in (_HOPPER if capability[0] == 9 else _OTHER) if rows <= most)
+    plan = next(plan for most, plan in (_HOPPER if capability[0] == 9 else _OTHER) if rows <= most)
+    return replace(plan, sort_chunk=2048 if T * K <= 1 << 15 else 8192)
 
 
 def shared_memory(plan: Plan, itemsize: int) -> int:
