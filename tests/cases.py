@@ -161,6 +161,20 @@ def _bound(x: Inputs) -> None:
     x.hidden[20:] = float("nan")
 
 
+def _few(x: Inputs) -> None:
+    """What can be odd in a call that is too small to sort."""
+    x.ids[0] = torch.tensor([5, -1, 5, x.experts.E])
+    x.ids[1, 2] = -1
+    x.hidden[2, 3] = float("nan")
+    x.spoiled = [2]
+
+
+def _few_bound(x: Inputs) -> None:
+    x.num_tokens = 3
+    x.ids[3:] = -(10**6)
+    x.hidden[3:] = float("nan")
+
+
 CASES = [
     Case("plain"),
     Case("one_token", T=1),
@@ -188,6 +202,8 @@ CASES = [
     Case("odd_weights", change=_zero_and_negative_weights),
     Case("skewed", T=200, E=32, K=4, change=_skewed),
     Case("token_bound", T=32, change=_bound),
+    Case("few_odd_pairs", T=4, E=64, K=4, change=_few),
+    Case("few_with_a_bound", T=5, E=64, K=2, H=72, I=40, change=_few_bound),
     Case("odd_sizes", H=72, I=40),
     Case("tall", H=256, I=64),
     Case("wide", H=64, I=320),
