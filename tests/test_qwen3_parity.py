@@ -131,12 +131,12 @@ def test_chunked_prefill_is_whole_prefill(chunk: int, tmp_path: Path) -> None:
     seen: list[torch.Tensor] = []
 
     class Spy(_Run):
-        def _choose(self, logits: torch.Tensor, sequences: list[int]) -> list[int]:
+        def _choose(self, logits: torch.Tensor, sequences: list[int]) -> torch.Tensor:
             seen.extend(logits)
             return super()._choose(logits, sequences)
 
     run = Spy(model, texts, 1, Sampling(), Draws([]), frozenset(), None, Stats())
-    assert run._prefill(cache, chunk) == [int(logits.argmax()) for logits in expected]
+    assert run._prefill(cache, chunk).tolist() == [int(logits.argmax()) for logits in expected]
     assert relative_error(torch.stack(seen), torch.stack(expected)) <= 1e-5
     assert cache.lengths == LENGTHS
 

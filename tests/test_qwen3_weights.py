@@ -201,7 +201,7 @@ def test_stop_tokens_of_both_files(directory: Path) -> None:
 def test_preset_has_the_size_of_its_name() -> None:
     from models.qwen3.bench import memory_needed
 
-    needed = memory_needed(PRESETS["qwen3-30b-a3b"], torch.bfloat16, 1, 1, 1)
+    needed = memory_needed(PRESETS["qwen3-30b-a3b"], torch.bfloat16, 1, 1, 1, 2048)
     assert needed["weights"] == 2 * 30_532_122_624  # parameters of Qwen3-30B-A3B
 
 

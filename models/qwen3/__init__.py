@@ -6,6 +6,7 @@ from .cache import StaticCache
 from .config import PRESETS, Qwen3MoeConfig
 from .generate import Generation, Stats, Token, generate, stream
 from .model import Qwen3Moe
+from .session import Session
 from .tokenizer import Tokenizer
 from .weights import load_model
 
@@ -13,6 +14,6 @@ TINY = Path(__file__).parent / "tiny"
 """Directory of the bundled checkpoint."""
 
 __all__ = [
-    "PRESETS", "TINY", "Generation", "Qwen3Moe", "Qwen3MoeConfig", "StaticCache", "Stats", "Token",
-    "Tokenizer", "generate", "load_model", "stream",
+    "PRESETS", "TINY", "Generation", "Qwen3Moe", "Qwen3MoeConfig", "Session", "StaticCache", "Stats",
+    "Token", "Tokenizer", "generate", "load_model", "stream",
 ]  # fmt: skip

@@ -23,13 +23,12 @@ from ttnn_moe.errors import RequestError
 from . import terminal
 from .cache import StaticCache
 from .config import PRESETS, Qwen3MoeConfig
-from .generate import check_request, generate
+from .generate import check_request, default_chunk, generate
 from .model import Qwen3Moe
+from .session import Session
 from .weights import device_of, dtype_of, load_model, randomize
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-
-PREFILL_CHUNK = 2048
 
 
 @app.command()
@@ -57,7 +56,7 @@ def bench(
     if min(batch, prompt_len, new_tokens) < 1:
         raise RequestError("batch, prompt-len and new-tokens must be positive")
     check_request(sizes, [[0] * prompt_len], new_tokens)
-    needed = memory_needed(sizes, kind, batch, prompt_len, new_tokens)
+    needed = memory_needed(sizes, kind, batch, prompt_len, new_tokens, default_chunk(place))
     _check_memory(needed, place, batch)
     start = time.perf_counter()
     if random_weights:
@@ -70,9 +69,12 @@ def bench(
     generator = torch.Generator().manual_seed(seed)
     prompts = torch.randint(sizes.vocab_size, (batch, prompt_len), generator=generator).tolist()
     start = time.perf_counter()
-    generate(model, prompts, max_new_tokens=min(2, new_tokens), stop_ids=(), prefill_chunk=PREFILL_CHUNK)
+    session = Session.of(model, prompts, new_tokens)
+    with terminal.counting("capturing decode steps") as captured:
+        session.capture(captured)
+    generate(model, prompts, max_new_tokens=min(2, new_tokens), stop_ids=(), session=session)
     warm_up_s = time.perf_counter() - start
-    stats = generate(model, prompts, max_new_tokens=new_tokens, stop_ids=(), prefill_chunk=PREFILL_CHUNK).stats
+    stats = generate(model, prompts, max_new_tokens=new_tokens, stop_ids=(), session=session).stats
     figures: dict[str, Any] = {
         "config": config, "layers": sizes.num_hidden_layers, "random_weights": random_weights,
         "dtype": str(kind).removeprefix("torch."), "backend": registry.resolve(backend),
@@ -122,12 +124,12 @@ def _sizes(name: str, layers: int | None, random_weights: bool) -> Qwen3MoeConfi
 
 
 def memory_needed(
-    config: Qwen3MoeConfig, dtype: torch.dtype, batch: int, prompt_len: int, new_tokens: int
+    config: Qwen3MoeConfig, dtype: torch.dtype, batch: int, prompt_len: int, new_tokens: int, chunk: int
 ) -> dict[str, int]:
-    """Bytes of each kind: weights and KV cache exactly; activations as a generous estimate in fp32."""
+    """Bytes of each kind: weights and KV cache exactly; activations of a chunk as a generous estimate in fp32."""
     with torch.device("meta"):
         parameters = sum(p.numel() for p in Qwen3Moe(config).parameters())
-    T = min(batch * prompt_len, PREFILL_CHUNK)
+    T = min(batch * prompt_len, chunk)
     K, I, H = config.num_experts_per_tok, config.moe_intermediate_size, config.hidden_size
     heads = (config.num_attention_heads + 2 * config.num_key_value_heads) * config.head_dim
     activations = 4 * (T * (K * (3 * I + H) + 4 * H + 3 * heads) + 3 * batch * config.vocab_size)

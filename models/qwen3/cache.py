@@ -163,6 +163,11 @@ class StaticCache:
         rows = torch.arange(len(self.lengths), device=device)
         return Step(rows=rows, positions=positions, bound=bound, mask=mask[:, None, None])
 
+    def clear(self, B: int) -> None:
+        """Forget everything; rows 0 .. B-1 are in use from now on."""
+        self.v[:, :B].zero_()  # as at the start
+        self.lengths = [0] * B
+
     def keep(self, rows: Sequence[int]) -> None:
         """Drop every row but these (ascending), which become rows 0 .. len(rows) - 1."""
         index = torch.tensor(rows, dtype=torch.int64, device=self.k.device)

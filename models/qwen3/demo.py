@@ -21,6 +21,7 @@ from . import TINY, terminal
 from .config import Qwen3MoeConfig
 from .generate import Generation, Stats, Token, check_request, generate
 from .sampling import Draws, Sampling
+from .session import Session
 from .tokenizer import Tokenizer
 from .weights import load_model
 
@@ -58,7 +59,10 @@ def demo(
         network = load_model(model, backend, device, dtype, progress)
     load_s = time.perf_counter() - start
     start = time.perf_counter()
-    generate(network, ids, max_new_tokens=min(2, max_new_tokens), stop_ids=())
+    session = Session.of(network, ids, max_new_tokens)
+    with terminal.counting("capturing decode steps") as captured:
+        session.capture(captured)
+    generate(network, ids, max_new_tokens=min(2, max_new_tokens), stop_ids=(), session=session)
     warm_up_s = time.perf_counter() - start
     shown = _Single(console) if len(texts) == 1 else _Batch(console, texts)
     with shown:
@@ -72,6 +76,7 @@ def demo(
             seed=seed,
             tokenizer=tokenizer,
             on_token=shown.show,
+            session=session,
         )
     where = f"{registry.resolve(backend)} on {network.device}, {str(network.dtype).removeprefix('torch.')}"
     console.print(terminal.table(where, _figures(result, load_s, warm_up_s)))

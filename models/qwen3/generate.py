@@ -8,13 +8,16 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
+from torch import Tensor
 
 from ttnn_moe.errors import RequestError
 
 from .cache import StaticCache
 from .config import Qwen3MoeConfig
+from .decode import Steps
 from .model import Qwen3Moe
 from .sampling import Draws, Sampling, choose
+from .session import Session
 from .tokenizer import TextStream, Tokenizer
 
 Finish = Literal["stop", "length"]
@@ -85,7 +88,8 @@ def generate(
     stop_ids: Sequence[int] | None = None,
     tokenizer: Tokenizer | None = None,
     on_token: Callable[[Token], None] | None = None,
-    prefill_chunk: int = 2048,
+    prefill_chunk: int | None = None,
+    session: Session | None = None,
 ) -> Generation:
     """Continue each prompt; arguments and errors as `stream`. on_token gets every token as it comes."""
     result = Generation([[] for _ in prompts], ["" for _ in prompts], [None for _ in prompts])
@@ -100,6 +104,7 @@ def generate(
         stop_ids=stop_ids,
         tokenizer=tokenizer,
         prefill_chunk=prefill_chunk,
+        session=session,
         stats=result.stats,
     ):
         result.tokens[token.sequence].append(token.token)
@@ -121,7 +126,8 @@ def stream(
     seed: int | Sequence[int] | None = None,
     stop_ids: Sequence[int] | None = None,
     tokenizer: Tokenizer | None = None,
-    prefill_chunk: int = 2048,
+    prefill_chunk: int | None = None,
+    session: Session | None = None,
     stats: Stats | None = None,
 ) -> Iterator[Token]:
     """Continue each prompt, yielding tokens as they come, sequence by sequence within a step.
@@ -135,21 +141,34 @@ def stream(
         seed: sequence i draws from seed + i (or from seed[i]) and nothing else; None = fresh every time.
         stop_ids: tokens that end a sequence; default: the eos tokens of the config (and of the tokenizer).
         tokenizer: to get text with the tokens.
-        prefill_chunk: prompt tokens per forward pass at most; bounds the memory of long prompts.
+        prefill_chunk: prompt tokens per forward pass at most; bounds the memory of long prompts. Default: see
+            `default_chunk`.
+        session: of this model, to generate with again and again; default: one for this call.
         stats: filled in as tokens come.
 
     Raises (before any work):
-        RequestError: an empty prompt, one too long for the context, ids or options out of range.
+        RequestError: an empty prompt, one too long for the context, ids or options out of range; a session that
+            is busy, too small, or another model's.
     """
     sampling = Sampling(temperature, top_k, top_p)
-    check_request(model.config, prompts, max_new_tokens, prefill_chunk)
+    chunk = default_chunk(model.device) if prefill_chunk is None else prefill_chunk
+    check_request(model.config, prompts, max_new_tokens, chunk)
+    if session is not None:
+        if session.model is not model:
+            raise RequestError("the session is another model's", remedy="make one of this model")
+        session.check(prompts, max_new_tokens)
     draws = Draws.of(seed, len(prompts))
     if stop_ids is None:
         eos = tokenizer.eos_token_id if tokenizer is not None else None
         stop_ids = (*model.config.eos_token_ids, *(() if eos is None else (eos,)))
     texts = [tokenizer.stream() for _ in prompts] if tokenizer is not None else None
-    run = _Run(model, prompts, max_new_tokens, sampling, draws, frozenset(stop_ids), texts, stats or Stats())
-    return run.tokens(prefill_chunk)
+    run = _Run(model, prompts, max_new_tokens, sampling, draws, frozenset(stop_ids), texts, stats or Stats(), session)
+    return run.tokens(chunk)
+
+
+def default_chunk(device: torch.device) -> int:
+    """Prompt tokens per forward pass: a GPU needs more of them to be busy."""
+    return 8192 if device.type == "cuda" else 2048
 
 
 def check_request(
@@ -190,19 +209,30 @@ class _Run:
     texts: list[TextStream] | None
     stats: Stats
 
+    session: Session | None = None
+
     @torch.inference_mode()
     def tokens(self, prefill_chunk: int) -> Iterator[Token]:
         if not self.prompts:
             return
         start = time.perf_counter()
-        model, stats = self.model, self.stats
-        stats.prompt_tokens = sum(map(len, self.prompts))
-        capacity = max(map(len, self.prompts)) + self.max_new_tokens - 1
-        cache = StaticCache(model.config, len(self.prompts), capacity, model.dtype, model.device)
-        last = self._prefill(cache, prefill_chunk)
-        stats.first_token_s = time.perf_counter() - start
-        rows = list(range(len(self.prompts)))  # the sequence of each cache row
-        for made in range(1, self.max_new_tokens + 1):
+        session = self.session or Session.of(self.model, self.prompts, self.max_new_tokens)
+        session.check(self.prompts, self.max_new_tokens)
+        self.stats.prompt_tokens = sum(map(len, self.prompts))
+        with session.serving(len(self.prompts)):
+            pending = session.steps.begin(self._prefill(session.cache, prefill_chunk))
+            last = pending.tokens()
+            self.stats.first_token_s = time.perf_counter() - start
+            yield from self._decode(session.steps, last)
+
+    def _decode(self, steps: Steps, last: list[int]) -> Iterator[Token]:
+        """Yield the first tokens, and go on from them."""
+        stats, final = self.stats, self.max_new_tokens
+        rows = list(range(len(last)))  # the sequence of each row in use
+        for made in range(1, final + 1):
+            start = time.perf_counter()
+            ahead = steps.launch(self.sampling, self._uniform(rows)) if steps.ahead and made < final else None
+            took = time.perf_counter() - start
             stats.new_tokens += len(rows)
             if made > 1:
                 stats.decode_steps += 1
@@ -215,17 +245,21 @@ class _Run:
                 yield event
             if not going:
                 return
-            if len(going) < len(rows):
-                cache.keep(going)
-                rows, last = [rows[row] for row in going], [last[row] for row in going]
             start = time.perf_counter()
-            ids = torch.tensor(last, device=model.device)
-            last = self._choose(model(ids, cache, cache.decode()), rows)
-            stats.decode_s += time.perf_counter() - start  # what the caller does with a token is not ours
+            ended = len(going) < len(rows)
+            if ended:
+                steps.keep(going)
+                rows = [rows[row] for row in going]
+            pending = ahead or steps.launch(self.sampling, self._uniform(rows))
+            last = pending.tokens()
+            if ended and ahead:  # it was launched with those that ended
+                last = [last[row] for row in going]
+            took += time.perf_counter() - start
+            stats.decode_s += max(took, pending.seconds())  # what the caller does with a token is not ours
 
-    def _prefill(self, cache: StaticCache, chunk: int) -> list[int]:
-        """Run the prompts, `chunk` packed tokens at a time; the first new token of each sequence."""
-        first: list[int] = []
+    def _prefill(self, cache: StaticCache, chunk: int) -> Tensor:
+        """Run the prompts, `chunk` packed tokens at a time; the first new token of each sequence, on the device."""
+        first: list[Tensor] = []
         row, done = 0, 0
         while row < len(self.prompts):
             ids: list[int] = []
@@ -240,14 +274,16 @@ class _Run:
                     row, done = row + 1, 0
             step = cache.prefill(chunks, [at for _, at in ends])
             logits = self.model(torch.tensor(ids, device=self.model.device), cache, step)
-            first += self._choose(logits, [sequence for sequence, _ in ends])
-        return first
+            if ends:
+                first.append(self._choose(logits, [sequence for sequence, _ in ends]))
+        return torch.cat(first)
 
-    def _choose(self, logits: torch.Tensor, sequences: Sequence[int]) -> list[int]:
-        uniform = None
-        if self.sampling.temperature > 0:
-            uniform = self.draws.next(sequences).to(logits.device)
-        return choose(logits, self.sampling, uniform).tolist()  # the one synchronisation of a step
+    def _choose(self, logits: Tensor, sequences: Sequence[int]) -> Tensor:
+        uniform = self._uniform(sequences)
+        return choose(logits, self.sampling, None if uniform is None else uniform.to(logits.device))
+
+    def _uniform(self, sequences: Sequence[int]) -> Tensor | None:
+        return self.draws.next(sequences) if self.sampling.temperature > 0 else None
 
     def _event(self, sequence: int, token: int, made: int) -> Token:
         finish: Finish | None = None

@@ -166,6 +166,7 @@ class Qwen3Moe(nn.Module):
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         tied = config.tie_word_embeddings
         self.head = None if tied else Linear(config.hidden_size, config.vocab_size, bias=False)
+        self._rope_table: tuple[Tensor, Tensor] | None = None
         self.requires_grad_(False)
 
     @classmethod
@@ -185,6 +186,16 @@ class Qwen3Moe(nn.Module):
 
     def rope(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """cos and sin [T, 1, head_dim / 2] in the model's dtype, computed in fp32 from positions [T]."""
+        if not ops.fast(self.embed.weight):
+            return self._rope_of(positions)
+        # two small kernels instead of ten
+        table = self._rope_table
+        if table is None or (table[0].device, table[0].dtype) != (self.device, self.dtype):
+            context = torch.arange(self.config.max_position_embeddings, device=self.device)
+            table = self._rope_table = self._rope_of(context)
+        return table[0][positions], table[1][positions]
+
+    def _rope_of(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         half = torch.arange(0, self.config.head_dim, 2, device=positions.device, dtype=torch.float32)
         angles = positions[:, None].float() * (1.0 / self.config.rope_theta ** (half / self.config.head_dim))
         return angles.cos()[:, None].to(self.dtype), angles.sin()[:, None].to(self.dtype)

@@ -9,7 +9,15 @@ from contextlib import contextmanager
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    TextColumn,
+    TransferSpeedColumn,
+)
 from rich.table import Table
 from rich.text import Text
 
@@ -44,9 +52,23 @@ def run(app: typer.Typer, args: Sequence[str] | None, name: str) -> int:
 
 @contextmanager
 def loading(what: str) -> Iterator[Callable[[int, int], None]]:
-    """A progress bar on stderr; yields what `load_model` takes as `progress`. Shown on a terminal only."""
+    """A progress bar of bytes; yields what `load_model` takes as `progress`."""
+    with _bar(what, DownloadColumn(), TransferSpeedColumn()) as progress:
+        yield progress
+
+
+@contextmanager
+def counting(what: str) -> Iterator[Callable[[int, int], None]]:
+    """A progress bar of steps; yields what `Session.capture` takes as `progress`."""
+    with _bar(what, MofNCompleteColumn()) as progress:
+        yield progress
+
+
+@contextmanager
+def _bar(what: str, *columns: ProgressColumn) -> Iterator[Callable[[int, int], None]]:
+    """On stderr, and on a terminal only."""
     console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    columns = (TextColumn("{task.description}"), BarColumn(), *columns)
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task(what, total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)

@@ -1,0 +1,256 @@
+"""Decode steps, one new token for every sequence: planned by the host, or of fixed size and replayed as CUDA graphs."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from .cache import StaticCache, Step
+from .model import Qwen3Moe
+from .sampling import Sampling, choose
+
+Progress = Callable[[int, int], None]
+"""Called with graphs captured so far and graphs in all."""
+
+
+class Pending(Protocol):
+    """Tokens that a step is making."""
+
+    def tokens(self) -> list[int]:
+        """Wait for them; one of each row that was in the step. The one synchronisation of a step."""
+
+    def seconds(self) -> float:
+        """What the step took on the device, after tokens(); 0 where the host does nothing meanwhile but wait for it."""
+
+
+class Steps(Protocol):
+    """Decode steps over the rows of a cache, some of which are in use.
+
+    Attributes:
+        ahead: whether the next step may be launched before the tokens of the last are known.
+    """
+
+    ahead: bool
+
+    def begin(self, first: Tensor) -> Pending:
+        """Rows 0 .. B-1 are in use, as long as the cache says; first [B] are their first new tokens."""
+
+    def launch(self, sampling: Sampling, uniform: Tensor | None) -> Pending:
+        """Feed every row in use its last token. uniform: [rows] fp64 on the host; None = greedy."""
+
+    def keep(self, rows: Sequence[int]) -> None:
+        """Of the rows in use (by their place in the last step), use only these from now on; ascending."""
+
+
+@dataclass(frozen=True)
+class Made:
+    """Tokens of a step that is over."""
+
+    made: Tensor
+
+    def tokens(self) -> list[int]:
+        return self.made.tolist()
+
+    def seconds(self) -> float:
+        return 0.0
+
+
+class HostSteps:
+    """Every step planned by the host, from tokens it has seen. Runs everywhere."""
+
+    ahead = False
+
+    def __init__(self, model: Qwen3Moe, cache: StaticCache):
+        self.model, self.cache = model, cache
+        self._last = torch.empty(0, dtype=torch.int64)
+
+    def begin(self, first: Tensor) -> Pending:
+        self._last = first
+        return Made(first)
+
+    def launch(self, sampling: Sampling, uniform: Tensor | None) -> Pending:
+        logits = self.model(self._last, self.cache, self.cache.decode())
+        self._last = choose(logits, sampling, None if uniform is None else uniform.to(logits.device))
+        return Made(self._last)
+
+    def keep(self, rows: Sequence[int]) -> None:
+        self.cache.keep(rows)
+        self._last = self._last[torch.tensor(rows, device=self._last.device)]
+
+
+@dataclass(frozen=True)
+class Captured:
+    """A decode step of n rows, ready to run again on whatever its buffers hold.
+
+    Attributes:
+        replay: runs it. logits: [n, vocab_size], where it leaves them.
+    """
+
+    replay: Callable[[], None]
+    logits: Tensor
+
+
+class FixedSteps:
+    """Steps of fixed size on buffers that stay: last tokens, positions and rows live on the device.
+
+    A step takes the smallest bucket that holds its rows; what is past them is routed to no expert and writes nothing.
+    On CUDA a bucket is captured as a graph when it is first needed; elsewhere (under Triton's interpreter, to test
+    this) its operators run again.
+
+    Args:
+        model: whose operators Triton kernels serve, on the cuda backend.
+        cache: of the rows; what its lengths say counts at begin() only.
+    """
+
+    ahead = True
+
+    def __init__(self, model: Qwen3Moe, cache: StaticCache):
+        self.model, self.cache, self.device = model, cache, model.device
+        self.size = bucket(cache.k.shape[1])
+
+        def numbers(dtype: torch.dtype = torch.int64) -> Tensor:
+            return torch.zeros(self.size, dtype=dtype, device=self.device)
+
+        self._ids, self._positions, self._rows, self._advance = numbers(), numbers(), numbers(), numbers()
+        self._count = torch.zeros((), dtype=torch.int32, device=self.device)
+        self._used = 0
+        self._captured: dict[int, Captured] = {}
+        self._pool = torch.cuda.graph_pool_handle() if self.device.type == "cuda" else None
+        # two steps are under way at most
+        self._landings = deque(Landing(self.size, self.device) for _ in range(3))
+
+    def begin(self, first: Tensor) -> Pending:
+        B = len(first)
+        self._ids[:B] = first
+        self._positions[:B] = torch.tensor(self.cache.lengths, device=self.device)
+        self._rows[:B] = torch.arange(B, device=self.device)
+        self._use(B)
+        return self._landing().send(self._ids[:B])
+
+    def launch(self, sampling: Sampling, uniform: Tensor | None) -> Pending:
+        n = self._used
+        step = self.capture(bucket(n))
+        landing = self._landing()
+        step.replay()
+        if uniform is not None and sampling.temperature > 0:
+            if self.device.type == "cuda":
+                uniform = uniform.pin_memory().to(self.device, non_blocking=True)
+            self._ids[:n] = choose(step.logits[:n], sampling, uniform)
+        return landing.send(self._ids[:n])
+
+    def keep(self, rows: Sequence[int]) -> None:
+        index, n = torch.tensor(rows, device=self.device), len(rows)
+        for state in (self._ids, self._positions, self._rows):
+            state[:n] = state[index]
+        self._use(n)
+
+    def capture_all(self, progress: Progress | None = None) -> None:
+        """Capture every bucket up to the number of rows now, the largest first, whose memory the others share."""
+        sizes = buckets(self.size)
+        for done, n in enumerate(sizes):
+            if progress is not None:
+                progress(done, len(sizes))
+            self.capture(n)
+        if progress is not None:
+            progress(len(sizes), len(sizes))
+
+    @torch.inference_mode()
+    def capture(self, n: int) -> Captured:
+        """The step of n rows. A capture leaves tokens and positions as they were: what it writes into the cache lies
+        where the next step writes again."""
+        if n not in self._captured:
+            step = Step(
+                rows=self._rows[:n],
+                positions=self._positions[:n],
+                bound=self.cache.capacity,
+                num_tokens=self._count if n > 1 else None,
+            )
+            self._captured[n] = self._graph(n, step) if self._pool is not None else self._again(n, step)
+        return self._captured[n]
+
+    def _run(self, n: int, step: Step) -> Tensor:
+        logits = self.model(self._ids[:n], self.cache, step)
+        self._ids[:n] = choose(logits, Sampling())
+        self._positions += self._advance
+        return logits
+
+    def _graph(self, n: int, step: Step) -> Captured:
+        saved = self._ids.clone(), self._positions.clone()
+        aside = torch.cuda.Stream()
+        aside.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(aside):  # kernels compile and workspaces are made outside the graph
+            self._run(n, step)
+        torch.cuda.current_stream().wait_stream(aside)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool):
+            logits = self._run(n, step)
+        for state, value in zip((self._ids, self._positions), saved, strict=True):
+            state.copy_(value)
+        return Captured(graph.replay, logits)
+
+    def _again(self, n: int, step: Step) -> Captured:
+        logits = torch.empty(n, self.model.config.vocab_size, dtype=self.model.dtype, device=self.device)
+
+        def replay() -> None:
+            logits.copy_(self._run(n, step))
+
+        return Captured(replay, logits)
+
+    def _use(self, n: int) -> None:
+        self._used = n
+        self._count.fill_(n)
+        self._advance[:n] = 1
+        self._advance[n:] = 0
+        self._positions[n:] = 0  # of rows not in use: any that is in range
+
+    def _landing(self) -> Landing:
+        self._landings.rotate()
+        return self._landings[0].begin()
+
+
+class Landing:
+    """Host memory that tokens reach while the host does something else."""
+
+    def __init__(self, size: int, device: torch.device):
+        cuda = device.type == "cuda"
+        self._memory, self._n = torch.empty(size, dtype=torch.int64, pin_memory=cuda), 0
+        self._begun, self._over = (torch.cuda.Event(enable_timing=True) if cuda else None for _ in range(2))
+
+    def begin(self) -> Landing:
+        """What follows on the device is the step."""
+        if self._begun is not None:
+            self._begun.record()
+        return self
+
+    def send(self, tokens: Tensor) -> Landing:
+        """The step ends with these."""
+        self._n = len(tokens)
+        self._memory[: self._n].copy_(tokens, non_blocking=True)
+        if self._over is not None:
+            self._over.record()
+        return self
+
+    def tokens(self) -> list[int]:
+        if self._over is not None:
+            self._over.synchronize()
+        return self._memory[: self._n].tolist()
+
+    def seconds(self) -> float:
+        if self._begun is None or self._over is None:
+            return 0.0
+        return self._begun.elapsed_time(self._over) / 1e3
+
+
+def bucket(n: int) -> int:
+    """The size of the step that serves n rows: the least power of two that is not below."""
+    return 1 << max(n - 1, 0).bit_length()
+
+
+def buckets(largest: int) -> list[int]:
+    """Every bucket up to one, the largest first."""
+    return [1 << i for i in reversed(range(bucket(largest).bit_length()))]
