@@ -1,7 +1,9 @@
 """One MoE layer of real models, on our backends and on every peer that can be imported, beside the floor.
 
     PYTHONPATH=. python benchmarks/moe_layer.py --json benchmarks/results/moe_layer.json
+    python benchmarks/tables.py; python benchmarks/plot.py
 
+The results are written after every T: a run that is cut short keeps what it has. Qwen3's layer comes first.
 docs/benchmark.md says what is measured, and how.
 """
 

@@ -1,20 +1,36 @@
-"""Write the README's measured table from benchmarks/results: python benchmarks/tables.py."""
+"""Write the measured tables of README.md and docs/benchmark.md from benchmarks/results: python benchmarks/tables.py.
+
+A table stands between `<!-- NAME -->`, NAME being a key of TABLES, and `<!-- end -->`.
+"""
 
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).parent.parent
-START, END = "<!-- cpu_layer.json -->\n", "<!-- end -->"
+RESULTS = ROOT / "benchmarks/results"
+PAGES = (ROOT / "README.md", ROOT / "docs/benchmark.md")
+# what the pages call the implementations of moe_layer.json
+OURS, OURS_UNPREPARED = "ttnn_moe cuda prepared", "ttnn_moe cuda moe"
+SHORT = {OURS: "ttnn_moe", OURS_UNPREPARED: "ttnn_moe, without `prepare`"}
+
+
+def results(name: str) -> dict[str, Any]:
+    """A file of benchmarks/results."""
+    loaded: dict[str, Any] = json.loads((RESULTS / name).read_text())
+    return loaded
 
 
 def cpu_layer() -> str:
     """Milliseconds of the reference backend and of transformers' best, by T and dtype."""
-    data = json.loads((ROOT / "benchmarks/results/cpu_layer.json").read_text())
+    data = results("cpu_layer.json")
     machine, rows = data["machine"], data["rows"]
     counts = sorted({row["T"] for row in rows})
-    lines = ["| T | " + " | ".join(map(str, counts)) + " |", "|---" * (len(counts) + 1) + "|"]
+    lines = table_head(["T", *counts])
     for dtype in ("bf16", "fp32"):
         here = [row for row in rows if row["dtype"] == dtype]
         ours = {row["T"]: row["median_ms"] for row in here if row["implementation"].startswith("ttnn_moe")}
@@ -22,8 +38,8 @@ def cpu_layer() -> str:
             T: min(row["median_ms"] for row in here if row["T"] == T and row["implementation"].startswith("trans"))
             for T in counts
         }
-        lines.append(f"| {dtype}, reference | " + " | ".join(f"{ours[T]:.1f}" for T in counts) + " |")
-        lines.append(f"| {dtype}, transformers' best | " + " | ".join(f"{peers[T]:.1f}" for T in counts) + " |")
+        lines.append(table_row([f"{dtype}, reference", *(f"{ours[T]:.1f}" for T in counts)]))
+        lines.append(table_row([f"{dtype}, transformers' best", *(f"{peers[T]:.1f}" for T in counts)]))
     lines.append("")
     lines.append(
         f"{machine['cpu']}, {machine['threads']} threads, torch {machine['torch']}, transformers "
@@ -32,12 +48,128 @@ def cpu_layer() -> str:
     return "\n".join(lines) + "\n"
 
 
-def updated(readme: str) -> str:
-    """The README with its table as the results have it."""
-    head, rest = readme.split(START)
-    return head + START + cpu_layer() + END + rest.split(END, 1)[1]
+def moe_layer() -> str:
+    """Qwen3's layer: the floor, ours and the peers measured beside it, as graphs and eager; and where."""
+    data = results("moe_layer.json")
+    layer = data["layers"][0]
+    names = [OURS, "torch grouped_mm", "transformers grouped_mm"]
+    return "\n".join([*layer_table(data, layer, names, [OURS, names[-1]]), "", told_machine(data)]) + "\n"
+
+
+def moe_layer_all() -> str:
+    """Every layer, implementation and mode."""
+    data = results("moe_layer.json")
+    lines = []
+    for layer in data["layers"]:
+        names = list(dict.fromkeys(r["implementation"] for r in data["rows"] if r["layer"] == layer["name"]))
+        cut = "" if layer["E"] == layer["E_of_the_model"] else f" of the model's {layer['E_of_the_model']}"
+        lines += [
+            f"### {layer['name']}: E {layer['E']}{cut}, K {layer['K']}, H {layer['H']}, I {layer['I']}", "",
+            *layer_table(data, layer, names, names), "",
+        ]  # fmt: skip
+    return "\n".join([*lines, told_machine(data)]) + "\n"
+
+
+def peers_h200() -> str:
+    """Peers measured apart: over the floor of their own draws, at the ceilings of moe_layer.json; ours beside them."""
+    apart, data = results("peers_h200.json"), results("moe_layer.json")
+    layer = next(layer for layer in data["layers"] if layer["name"] == apart["layer"])
+    points = [point_of(draw) for draw in layer["draws"]]
+    lines = table_head(["T", *map(point_name, points)])
+    ours = timed(data, layer, OURS, "graph")
+    lines.append(table_row([SHORT[OURS], *(f"{ours[p]['over_floor']:.2f}" if p in ours else "" for p in points)]))
+    for name in dict.fromkeys(row["implementation"] for row in apart["rows"]):
+        ratios = {point_of(r): over_floor(r, data["machine"]) for r in apart["rows"] if r["implementation"] == name}
+        lines.append(table_row([name, *(f"{ratios[p]:.2f}" if p in ratios else "" for p in points)]))
+    return "\n".join(lines) + "\n"
+
+
+def over_floor(row: dict[str, Any], machine: dict[str, Any]) -> float:
+    """A row of peers_h200.json over the floor of its bytes and operations at a machine's ceilings."""
+    floor_us = max(row["bytes"] / machine["read_bytes_per_s"], row["flops"] / machine["flops_per_s"]) * 1e6
+    return float(row["median_us"]) / floor_us
+
+
+def layer_table(data: dict[str, Any], layer: dict[str, Any], graph: list[str], eager: list[str]) -> list[str]:
+    """Microseconds and, in brackets, the ratio to the floor; blank: not measured there."""
+    points = {point_of(draw): draw for draw in layer["draws"]}
+    lines = table_head(["T", *map(point_name, points)])
+    lines.append(table_row(["floor", *(microseconds(draw["floor_us"]) for draw in points.values())]))
+    for mode, names in (("graph", graph), ("eager", eager)):
+        for name in names:
+            rows = timed(data, layer, name, mode)
+            if rows:
+                cells = [cell(rows[point]) if point in rows else "" for point in points]
+                lines.append(table_row([f"{SHORT.get(name, name)}, {mode}", *cells]))
+    return lines
+
+
+def timed(data: dict[str, Any], layer: dict[str, Any], name: str, mode: str) -> dict[tuple[int, bool], dict[str, Any]]:
+    """The rows of an implementation that have a time, by point."""
+    return {
+        point_of(row): row for row in data["rows"]
+        if (row["layer"], row["implementation"], row["mode"], row["status"]) == (layer["name"], name, mode, "ok")
+    }  # fmt: skip
+
+
+def told_machine(data: dict[str, Any]) -> str:
+    """Where and with what the numbers were measured."""
+    machine, versions = data["machine"], data["versions"]
+    packages = ", ".join(f"{name} {versions[name]}" for name in ("torch", "triton", "transformers") if name in versions)
+    read, product = machine["read_bytes_per_s"] / 1e12, machine["flops_per_s"] / 1e12
+    return (
+        f"{machine['name']}, CUDA {versions['cuda']}, {packages}; ceilings {read:.2f} TB/s and {product:.0f} TFLOP/s; "
+        f"medians of up to {data['options']['rounds']} rounds in which implementations take turns."
+    )
+
+
+def point_of(row: dict[str, Any]) -> tuple[int, bool]:
+    return row["T"], row["skewed"]
+
+
+def point_name(point: tuple[int, bool]) -> str:
+    return f"{point[0]} skewed" if point[1] else str(point[0])
+
+
+def cell(row: dict[str, Any]) -> str:
+    return f"{microseconds(row['median_us'])} ({row['over_floor']:.2f})"
+
+
+def microseconds(value: float) -> str:
+    return f"{value:.1f}" if value < 100 else f"{value:.0f}"
+
+
+def table_row(cells: list[Any]) -> str:
+    return "| " + " | ".join(map(str, cells)) + " |"
+
+
+def table_head(cells: list[Any]) -> list[str]:
+    return [table_row(cells), "|---" * len(cells) + "|"]
+
+
+TABLES: dict[str, Callable[[], str]] = {
+    "cpu_layer.json": cpu_layer,
+    "moe_layer.json": moe_layer,
+    "moe_layer.json, all of it": moe_layer_all,
+    "peers_h200.json": peers_h200,
+}
+
+
+def updated(page: str) -> str:
+    """A page with its tables as the results have them.
+
+    Raises:
+        ValueError: a table that the page names does not exist.
+    """
+
+    def filled(found: re.Match[str]) -> str:
+        if found[1] not in TABLES:
+            raise ValueError(f"no table {found[1]!r}, expected one of {list(TABLES)}")
+        return f"<!-- {found[1]} -->\n{TABLES[found[1]]()}<!-- end -->"
+
+    return re.sub(r"<!-- (?!end -->)([^\n]*?) -->\n.*?<!-- end -->", filled, page, flags=re.S)
 
 
 if __name__ == "__main__":
-    path = ROOT / "README.md"
-    path.write_text(updated(path.read_text()))
+    for path in PAGES:
+        path.write_text(updated(path.read_text()))
