@@ -12,7 +12,7 @@ import pytest
 import torch
 from qwen3_checkpoints import CONFIGS, TINY, make, prompts, relative_error
 
-from models.qwen3 import Qwen3Moe, Session, Tokenizer, generate, load_model, ops, stream
+from models.qwen3 import Qwen3Moe, Session, Tokenizer, generate, kernels, load_model, ops, stream
 from models.qwen3.decode import FixedSteps
 from models.qwen3.sampling import Sampling
 from models.qwen3.tiny import tasks
@@ -42,8 +42,10 @@ def both(directory: Path, dtype: torch.dtype = torch.float32) -> tuple[Qwen3Moe,
 
 
 @pytest.fixture(autouse=True)
-def _exact_products() -> None:
+def _suited(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.backends.cuda.matmul.allow_tf32 = False
+    if not GPU:  # what the interpreter takes is time for a program; qwen3_kernel_cases.py has the tiles themselves
+        monkeypatch.setattr(kernels, "few_linear_tile", lambda T, N, K: (64, min(512, kernels.power_of_2(K)), 4))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -121,7 +123,7 @@ def test_the_bundled_checkpoint_says_what_the_reference_says() -> None:
     """Greedy, to the token, until it stops."""
     ours, theirs = both(TINY, torch.bfloat16 if GPU else torch.float32)
     tokenizer = Tokenizer.from_directory(TINY)
-    chosen = tasks.TASKS if GPU else ("sort", "arithmetic")
+    chosen = tasks.TASKS if GPU else ("sort",)
     texts = [
         tokenizer.encode(
             tokenizer.apply_chat_template(e.messages, add_generation_prompt=True), add_special_tokens=False
@@ -129,7 +131,7 @@ def test_the_bundled_checkpoint_says_what_the_reference_says() -> None:
         for task in chosen
         for e in tasks.examples(task, "heldout", 12 if GPU else 1)
     ]
-    new = 48 if GPU else 6
+    new = 48 if GPU else 8
     with ops.plain():
         expected = generate(theirs, texts, max_new_tokens=new)
     session = Session(ours, len(texts), max(map(len, texts)) + new, graphs=True)
