@@ -191,6 +191,16 @@ def test_compiled_whole(name: str, grad: bool) -> None:
             got.sum().backward()
 
 
+def test_exported() -> None:
+    model, inputs = make("Qwen3Moe").requires_grad_(False), {**batch(), "use_cache": False}
+    want = run_with(model, "eager", lambda m: m(**inputs).logits)
+    model.set_experts_implementation("ttnn_moe")
+    exported = torch.export.export(model, (), inputs)
+    assert "ttnn_moe.moe" in exported.graph_module.code
+    got = exported.module()(**inputs).logits
+    assert token_errors(got.flatten(0, 1), want.flatten(0, 1)).max() < FP32
+
+
 def shortfall(model: nn.Module, inputs: dict[str, Tensor], tokens: Tensor) -> float:
     """How far below the best logit of the model in fp32 the tokens generated after inputs are, on average."""
     mask = torch.nn.functional.pad(

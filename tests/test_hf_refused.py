@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import torch
-from hf_models import assert_parity, batch, first_experts, hf, make
+from hf_models import assert_parity, batch, first_experts, hf, make, transformers
 from torch import Tensor, nn
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS, ExpertsInterface
 
@@ -82,6 +82,7 @@ REFUSED = {
     "interleaved": (set_attribute("is_concatenated", False), "interleaved"),
     "post norm": (set_attribute("has_post_expert_norm", True), "normalises"),
     "own gate": (own_gate, "gate of its own.*Clamped"),
+    "own gate of one module": (set_attribute("_apply_gate", lambda gate_up: gate_up), "gate of its own"),
     "GELU": (set_attribute("act_fn", nn.GELU()), "activation.*GELU.*SiLU"),
     "ReLU function": (relu, "activation.*relu.*SiLU"),
     "no activation": (lambda module: delattr(module, "act_fn"), "activation.*NoneType"),
@@ -138,11 +139,18 @@ def test_gpt_oss_is_refused() -> None:
         model(**batch())
 
 
-def test_fp8_experts_find_the_refusal() -> None:
-    """transformers looks up the experts implementations of its FP8 modules in another list."""
-    from transformers.integrations.finegrained_fp8 import ALL_FP8_EXPERTS_FUNCTIONS
+def test_fp8_experts_are_refused() -> None:
+    """A model quantised by transformers, which looks such modules up in another list."""
+    from transformers.integrations.finegrained_fp8 import replace_with_fp8_linear
 
-    assert ALL_FP8_EXPERTS_FUNCTIONS["ttnn_moe"] is ALL_EXPERTS_FUNCTIONS["ttnn_moe"]
+    model = make("Qwen3Moe")
+    config = transformers.FineGrainedFP8Config(weight_block_size=(16, 16), modules_to_not_convert=["lm_head"])
+    replace_with_fp8_linear(model, config.modules_to_not_convert, config)
+    model.config._experts_implementation = "ttnn_moe"
+    experts = model.model.layers[0].mlp.experts
+    assert type(experts).__name__ == "FP8Experts"
+    with pytest.raises(ContractError, match="cannot serve FP8Experts: .*quantised.*down_proj_scale_inv"):
+        experts(*call())
 
 
 def test_no_backend_for_the_device() -> None:

@@ -23,8 +23,7 @@ _LAYOUT = {
     "has_post_expert_norm": (False, "it normalises the experts' outputs"),
 }
 
-
-_WATCHED = (*_LAYOUT, "num_experts")
+_WATCHED = (*_LAYOUT, "num_experts", "_apply_gate")
 
 
 @dataclass(frozen=True)
@@ -38,7 +37,10 @@ class Refusal:
 
 def why_not(module: nn.Module) -> Refusal | None:
     """None if the operator computes what module's own forward does. Reads no values; torch.compile traces it."""
-    return _why_not_computation(module) or _why_not_weights(module)
+    # unknown tensors before the gate: of a quantised module it is they that say why
+    return (
+        _why_not_layout(module) or _why_not_tensors(module) or _why_not_activation(module) or _why_not_weights(module)
+    )
 
 
 def traits(module: Any) -> tuple[object, ...]:
@@ -48,12 +50,25 @@ def traits(module: Any) -> tuple[object, ...]:
     return type(module), getattr(module, "act_fn", None), *own
 
 
-def _why_not_computation(module: Any) -> Refusal | None:
+def _why_not_layout(module: Any) -> Refusal | None:
     for attribute, (needed, meaning) in _LAYOUT.items():
         value = getattr(module, attribute, needed)
         if value != needed:
             return Refusal(meaning, f"{attribute}={value}", f"{attribute}={needed}")
-    gate = getattr(type(module), "_apply_gate", None)
+    return None
+
+
+def _why_not_tensors(module: Any) -> Refusal | None:
+    if parametrize.is_parametrized(module):
+        return Refusal("its weights are parametrised", list(module.parametrizations), "plain parameters")
+    others = [key for key in (*module._parameters, *module._buffers) if key not in WEIGHTS]
+    if others:
+        return Refusal("it has tensors that the operator does not know (quantised?)", others, f"only {list(WEIGHTS)}")
+    return None
+
+
+def _why_not_activation(module: Any) -> Refusal | None:
+    gate = getattr(module, "_apply_gate", None)
     if gate is not None and gate.__module__ != "transformers.integrations.moe":
         return Refusal("it has a gate of its own", gate.__qualname__, "silu(gate) * up")
     act_fn = getattr(module, "act_fn", None)
@@ -63,11 +78,6 @@ def _why_not_computation(module: Any) -> Refusal | None:
 
 
 def _why_not_weights(module: Any) -> Refusal | None:
-    if parametrize.is_parametrized(module):
-        return Refusal("its weights are parametrised", list(module.parametrizations), "plain parameters")
-    others = [key for key in (*module._parameters, *module._buffers) if key not in WEIGHTS]
-    if others:
-        return Refusal("it has tensors that the operator does not know (quantised?)", others, f"only {list(WEIGHTS)}")
     for key in WEIGHTS:
         weight = getattr(module, key, None)
         if not isinstance(weight, Tensor):
