@@ -49,7 +49,7 @@ def test_weights_are_used_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
     "dtype", [pytest.param(d, marks=on_gpu, id=str(d)[6:]) for d in (torch.float32, torch.bfloat16)]
 )
 def test_a_call_takes_little_memory_on_a_gpu(dtype: torch.dtype, T: int) -> None:
-    sizes = dict(num_experts=64, hidden_size=512, moe_intermediate_size=512)
+    sizes = dict(num_experts=64, hidden_size=512, moe_intermediate_size=512, num_hidden_layers=1)
     module = first_experts(make("Qwen3Moe", "cuda", dtype, **sizes))
     x, weights = torch.randn(T, 512, device="cuda", dtype=dtype), torch.rand(T, 2, device="cuda")
     ids = torch.randint(0, 64, (T, 2), device="cuda")
