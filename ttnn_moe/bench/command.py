@@ -49,7 +49,8 @@ def bench(
     device = device_of(device, backend)
     fit(layer, max(point.T for point in points), free_bytes(device))
     console = Console(stderr=True)
-    data = run(layer, points, backend, Options(device, rounds=rounds, seed=seed, say=_quietly(console)))
+    options = Options(device, rounds=rounds, sets=4 if device == "cuda" else 2, seed=seed, say=_quietly(console))
+    data = run(layer, points, backend, options)
     if as_json:
         print(json.dumps(data, indent=1, allow_nan=False))
     else:
