@@ -15,7 +15,7 @@ from torch import Tensor
 from ..backend import Numerics, Probe
 from ..contract import Experts, Placement, Problem, Routing
 from . import launch
-from .run import Buffers, plan_of, run, step_plan, step_rows
+from .run import Buffers, on, plan_of, run, step_plan, step_rows
 from .tiles import is_few
 
 if TYPE_CHECKING:
@@ -96,15 +96,17 @@ class CudaBackend:
         if len(out):
             plan = step_plan(routing, experts)
             rows = step_rows(routing, row_align, plan.m)
-            if which == "both":
-                launch.gate_up(hidden, experts, rows, out, plan.m, plan.gate_up)
-            else:
-                launch.project(hidden, experts, which, rows, out, plan.m, plan.gate_up)
+            with on(hidden.device):
+                if which == "both":
+                    launch.gate_up(hidden, experts, rows, out, plan.m, plan.gate_up)
+                else:
+                    launch.project(hidden, experts, which, rows, out, plan.m, plan.gate_up)
         return out
 
     def silu_mul(self, gate: Tensor, up: Tensor) -> Tensor:
         out = torch.empty_like(gate, memory_format=torch.contiguous_format)
-        launch.silu_mul(gate.contiguous(), up.contiguous(), out)
+        with on(gate.device):
+            launch.silu_mul(gate.contiguous(), up.contiguous(), out)
         return out
 
     def down_projection(
@@ -121,6 +123,7 @@ class CudaBackend:
         plan = step_plan(routing, experts)
         rows = step_rows(routing, row_align, plan.m)
         expert_out = activations.new_empty(len(activations), experts.H)
-        launch.down(activations, experts, rows, expert_out, plan.m, plan.down)
         weights = routing.step_layout(row_align).weights
-        launch.combine(expert_out, rows.inverse, weights, routing.num_tokens, out, accumulate, plan.combine_h)
+        with on(activations.device):
+            launch.down(activations, experts, rows, expert_out, plan.m, plan.down)
+            launch.combine(expert_out, rows.inverse, weights, routing.num_tokens, out, accumulate, plan.combine_h)

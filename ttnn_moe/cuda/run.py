@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -23,6 +24,13 @@ def capability(device: torch.device) -> tuple[int, int]:
     return torch.cuda.get_device_capability(device) if device.type == "cuda" else (9, 0)
 
 
+def on(device: torch.device) -> AbstractContextManager[object]:
+    """Makes a GPU the current one: Triton launches on that, wherever the tensors are."""
+    if device.type != "cuda" or device.index == torch.cuda.current_device():
+        return nullcontext()
+    return torch.cuda.device(device)
+
+
 @dataclass(frozen=True)
 class Buffers:
     """Scratch of one call: activations [pairs, I] and, on the sorted path, expert outputs [pairs, H]."""
@@ -42,6 +50,14 @@ def run(
     buffers: Buffers,
 ) -> None:  # fmt: skip
     """Write, or add, the operator's result to out [T, H]; T > 0."""
+    with on(hidden.device):
+        _run(hidden, selection, experts, out, accumulate, plan, buffers)
+
+
+def _run(
+    hidden: Tensor, selection: launch.Selection, experts: Experts, out: Tensor, accumulate: bool, plan: Plan,
+    buffers: Buffers,
+) -> None:  # fmt: skip
     pairs = selection.ids.numel()
     act = buffers.act[:pairs]
     if isinstance(plan, Few):
