@@ -23,7 +23,7 @@ DTYPES = [torch.float32, torch.bfloat16, torch.float16] if GPU else [torch.float
 BOUND = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 1.2e-2}
 
 dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=str)
-seeds = pytest.mark.parametrize("seed", range(40 if GPU else 8))
+seeds = pytest.mark.parametrize("seed", range(12 if GPU else 8))
 
 
 def draw(seed: int) -> random.Random:
@@ -188,7 +188,9 @@ def test_decode_attention_reads_only_its_keys(seed: int, dtype: torch.dtype) -> 
 @seeds
 def test_prefill_attention(seed: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     rng = draw(seed)
-    monkeypatch.setattr(kernels, "PREFILL_ROWS", 64 if GPU else rng.choice([16, 32]))
+    if not GPU:  # tiles in which short prompts have every kind of edge
+        tile = kernels.Tile({"BLOCK_M": rng.choice([16, 32]), "BLOCK_N": rng.choice([16, 32]), "STAGES": 2}, 4)
+        monkeypatch.setattr(kernels, "prefill_tile", lambda D, itemsize: tile)
     S = rng.randint(1, 3)
     c = case(rng, dtype, S)
     spans, first = [], 0
@@ -208,7 +210,7 @@ def test_prefill_attention(seed: int, dtype: torch.dtype, monkeypatch: pytest.Mo
         for kept in (c.keys, c.values):
             kept[span.row, :, span.past + span.n :] = float("nan")
     place = Place(c.keys, c.values, nothing, nothing)
-    got = kernels.prefill_attention(q, place, ops.prefill_tiles(spans, q.device))
+    got = kernels.prefill_attention(q, place, ops.prefill_tiles(spans, c.keys))
     assert error(got, want) <= BOUND[dtype]
 
 

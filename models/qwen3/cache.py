@@ -145,7 +145,7 @@ class StaticCache:
             positions=torch.tensor(positions, dtype=torch.int64, device=device),
             logits_at=torch.tensor(logits_at, dtype=torch.int64, device=device),
             spans=tuple(spans),
-            tiles=ops.prefill_tiles(spans, device) if tiled else None,
+            tiles=ops.prefill_tiles(spans, self.k) if tiled else None,
         )
 
     def decode(self) -> Step:

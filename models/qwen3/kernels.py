@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from dataclasses import dataclass
 from functools import cache
 
 import torch
 from torch import Tensor
 
 from .ops import HeadNorms, Place
-
-PREFILL_ROWS = 128
-"""Queries of one tile of prefill_attention."""
 
 MAX_SPLITS = 64
 
@@ -105,17 +103,38 @@ def decode_attention(q: Tensor, place: Place) -> Tensor:
     if splits > 1:
         partial = q.new_empty(T, heads, splits, D, dtype=torch.float32)
         lse = q.new_empty(T, heads, splits, dtype=torch.float32)
-    group = heads // kv_heads
+    group, tile = heads // kv_heads, decode_tile(D, q.element_size())
     kernel.decode_attention[(T, kv_heads, splits)](
         q, place.keys, place.values, place.rows, place.positions, place.num_tokens, out, partial, lse,
         _scale(D), capacity,
         KV=kv_heads, G=group, D=D, SPLITS=splits, BOUND=place.num_tokens is not None, PRECISION=_precision(q),
-        G_PAD=max(16, power_of_2(group)), BLOCK_N=64 if D <= 128 and q.element_size() == 2 else 32, STAGES=3,
-        num_warps=4, **_pdl(q),
+        G_PAD=max(16, power_of_2(group)), **tile.constants, num_warps=tile.warps, **_pdl(q),
     )  # fmt: skip
     if splits > 1:
         merge_attention[(T * heads,)](partial, lse, out, D=D, SPLITS=splits, num_warps=4, **_pdl(q))
     return out
+
+
+@dataclass(frozen=True)
+class Tile:
+    """Constants and warps of a kernel's launch."""
+
+    constants: dict[str, int]
+    warps: int
+
+
+def decode_tile(D: int, itemsize: int) -> Tile:
+    """Of decode_attention: within the 99 KiB of shared memory that the least of GPUs has."""
+    return Tile({"BLOCK_N": 64 if D * itemsize <= 256 else 32, "STAGES": 3 if D * itemsize <= 512 else 2}, 4)
+
+
+def prefill_tile(D: int, itemsize: int) -> Tile:
+    """Of prefill_attention: within 99 KiB too, and within 227 KiB on Hopper, where queries also lie in it."""
+    if D * itemsize <= 256:
+        return Tile({"BLOCK_M": 128, "BLOCK_N": 64, "STAGES": 3}, 8)
+    if D * itemsize <= 512:
+        return Tile({"BLOCK_M": 64, "BLOCK_N": 32, "STAGES": 2}, 4)
+    return Tile({"BLOCK_M": 32, "BLOCK_N": 16, "STAGES": 2}, 4)
 
 
 def decode_splits(T: int, kv_heads: int, capacity: int, processors: int) -> int:
@@ -134,22 +153,19 @@ def prefill_attention(q: Tensor, place: Place, tiles: Tensor) -> Tensor:
     T, heads, D = q.shape
     _, kv_heads, capacity, _ = place.keys.shape
     out = torch.empty_like(q)
-    small = D > 128 or q.element_size() > 2
+    tile = prefill_tile(D, q.element_size())
     kernel.prefill_attention[(heads, len(tiles))](
         q, place.keys, place.values, tiles, out, _scale(D), capacity,
         KV=kv_heads, G=heads // kv_heads, D=D, PRECISION=_precision(q),
-        BLOCK_M=PREFILL_ROWS, BLOCK_N=32 if small else 64, STAGES=2 if small else 3, num_warps=8,
+        **tile.constants, num_warps=tile.warps,
     )  # fmt: skip
     return out
 
 
-def prefill_tiles(spans: Iterable[tuple[int, int, int, int]]) -> list[tuple[int, int, int, int]]:
-    """Tiles of prefill_attention for spans (first token, tokens, past, cache row); those with most keys first."""
-    tiles = [
-        (first + m, min(PREFILL_ROWS, n - m), past + m, row)
-        for first, n, past, row in spans
-        for m in range(0, n, PREFILL_ROWS)
-    ]
+def prefill_tiles(spans: Iterable[tuple[int, int, int, int]], rows: int) -> list[tuple[int, int, int, int]]:
+    """Tiles of prefill_attention, of `rows` queries (prefill_tile's BLOCK_M), for spans (first token, tokens, past,
+    cache row); those with most keys first."""
+    tiles = [(first + m, min(rows, n - m), past + m, row) for first, n, past, row in spans for m in range(0, n, rows)]
     return sorted(tiles, key=lambda tile: -tile[2])
 
 

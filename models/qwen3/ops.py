@@ -232,7 +232,8 @@ def prefill_attention(q: Tensor, place: Place, spans: Sequence[Span], tiles: Ten
     return out
 
 
-def prefill_tiles(spans: Sequence[Span], device: torch.device) -> Tensor:
-    """What the Triton kernel of prefill_attention reads of a step's sequences."""
-    tiles = _kernels().prefill_tiles((span.first, span.n, span.past, span.row) for span in spans)
-    return torch.tensor(tiles, dtype=torch.int32, device=device).view(-1, 4)
+def prefill_tiles(spans: Sequence[Span], keys: Tensor) -> Tensor:
+    """What the Triton kernel of prefill_attention reads of a step's sequences; keys: a cache's."""
+    rows = _kernels().prefill_tile(keys.shape[-1], keys.element_size()).constants["BLOCK_M"]
+    tiles = _kernels().prefill_tiles(((span.first, span.n, span.past, span.row) for span in spans), rows)
+    return torch.tensor(tiles, dtype=torch.int32, device=keys.device).view(-1, 4)

@@ -1,0 +1,250 @@
+"""Qwen3-30B-A3B with random weights on a GPU: decode steps, prefill, and where their time goes.
+
+    PYTHONPATH=. python benchmarks/qwen3_gpu.py --json benchmarks/results/qwen3_gpu.json
+
+Weights N(0, 0.02), norms 1, embeddings N(0, 1). A step's time is the median of whole generations less the median of
+those that end with the first token, over the number of steps. --write puts the tables into docs/qwen3.md.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import statistics
+import tempfile
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+from qwen3_parts import PARTS, kernels_of, steps_of, times
+from rich.console import Console
+
+from models.qwen3 import PRESETS, Qwen3Moe, Qwen3MoeConfig, Session, generate
+from models.qwen3.generate import default_chunk
+from models.qwen3.sampling import Sampling
+from models.qwen3.weights import randomize
+from ttnn_moe.bench import report
+from ttnn_moe.bench.floor import Ceilings, measure_ceilings
+
+ROOT = Path(__file__).parent.parent
+START, END = "<!-- qwen3_gpu.json -->\n", "<!-- end -->\n"
+
+
+def floors(config: Qwen3MoeConfig, ceilings: Ceilings, itemsize: int) -> dict[str, Any]:
+    """Seconds that the bytes of a decode step, or the operations of a prefill, take at the measured ceilings.
+
+    A step reads every weight but the embeddings and the experts that no token visits, E (1 - (1 - K/E)^B) of E under
+    uniform routing; keys and values are left out. A prefill of one prompt counts its products and its attention.
+    """
+    E, K = config.num_experts, config.num_experts_per_tok
+    expert = 3 * config.hidden_size * config.moe_intermediate_size
+    heads = (2 * config.num_attention_heads + 2 * config.num_key_value_heads) * config.head_dim
+    layer = config.hidden_size * (heads + E)
+    head = config.hidden_size * config.vocab_size
+    L = config.num_hidden_layers
+
+    def step(B: int) -> float:
+        visited = E * (1 - (1 - K / E) ** B)
+        return itemsize * (L * (layer + visited * expert) + head) / ceilings.read_bytes_per_s
+
+    def prefill(n: int) -> float:
+        attention = 2 * n * n * config.num_attention_heads * config.head_dim
+        return (L * (2 * n * (layer + K * expert) + attention) + 2 * head) / ceilings.flops_per_s
+
+    return {"step": step, "prefill": prefill}
+
+
+def make(config: Qwen3MoeConfig, device: str, dtype: torch.dtype, backend: str, seed: int) -> Qwen3Moe:
+    model = Qwen3Moe.empty(config, backend, dtype, device)
+    randomize(model, seed)
+    with torch.no_grad():
+        model.embed.weight.normal_(0, 1, generator=torch.Generator(model.device).manual_seed(seed + 1))
+    return model
+
+
+def prompts(B: int, n: int, vocab: int) -> list[list[int]]:
+    return torch.randint(vocab, (B, n), generator=torch.Generator().manual_seed(B * n)).tolist()
+
+
+def seconds(model: Qwen3Moe, session: Session, texts: list[list[int]], new: int) -> float:
+    start = time.perf_counter()
+    made = generate(model, texts, max_new_tokens=new, stop_ids=(), session=session)
+    assert all(len(tokens) == new for tokens in made.tokens)
+    return time.perf_counter() - start
+
+
+def decode(model: Qwen3Moe, B: int, prompt: int, new: int, rounds: int) -> tuple[dict[str, Any], Session]:
+    """Step time and tokens a second of B sequences."""
+    session = Session(model, B, prompt + new)
+    texts = prompts(B, prompt, model.config.vocab_size)
+    warm_up = seconds(model, session, texts, 2)  # kernels compile, the step of this batch is captured
+    seconds(model, session, texts, 2)
+    first, whole = [], []
+    for _ in range(rounds):
+        first.append(seconds(model, session, texts, 1))
+        whole.append(seconds(model, session, texts, new))
+    step = (statistics.median(whole) - statistics.median(first)) / (new - 1)
+    row = {
+        "B": B, "prompt": prompt, "new": new, "step_s": step, "tokens_per_s": B / step, "warm_up_s": warm_up,
+        "first_s": first, "whole_s": whole,
+    }  # fmt: skip
+    return row, session
+
+
+def prefill(model: Qwen3Moe, n: int, rounds: int) -> tuple[dict[str, Any], Session]:
+    """Time to the first token of one prompt of n tokens, on the host."""
+    session = Session(model, 1, n + 1)
+    texts = prompts(1, n, model.config.vocab_size)
+    for _ in range(2):
+        seconds(model, session, texts, 1)
+    taken = [seconds(model, session, texts, 1) for _ in range(rounds)]
+    return {"n": n, "first_token_s": statistics.median(taken), "all_s": taken}, session
+
+
+def traced(run: Any, repeats: int, keep: Path | None) -> dict[str, Any]:
+    """Time per part, in microseconds of one pass, of the median pass among `repeats` traced ones."""
+    from torch.profiler import ProfilerActivity, profile
+
+    run()
+    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
+        for _ in range(repeats):
+            run()
+        torch.cuda.synchronize()
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "trace.json"
+        profiler.export_chrome_trace(str(path))
+        kernels = kernels_of(json.loads(path.read_text()))
+    passes = sorted(steps_of(kernels), key=lambda step: step[-1].end - step[0].start)
+    chosen = passes[len(passes) // 2]
+    if keep is not None:
+        lines = (f"{k.start - chosen[0].start:10.1f} {k.end - k.start:8.1f} {k.name[:90]}" for k in chosen)
+        keep.write_text("\n".join(lines) + "\n")
+    parts = {part: {"us": us, "kernels": count} for part, (us, count) in times(chosen).items()}
+    return {"us": chosen[-1].end - chosen[0].start, "parts": parts}
+
+
+def main(
+    config: Annotated[str, typer.Option(help=f"One of {sorted(PRESETS)}.")] = "qwen3-30b-a3b",
+    layers: Annotated[int | None, typer.Option(help="Keep this many layers only.")] = None,
+    batches: Annotated[str, typer.Option(help="Sequences of decode.")] = "1,8,32,128",
+    prefills: Annotated[str, typer.Option(help="Lengths of one prompt.")] = "512,4096",
+    prompt: Annotated[int, typer.Option(help="Prompt tokens of a decoded sequence.")] = 128,
+    new: Annotated[int, typer.Option(help="New tokens of a decoded sequence.")] = 128,
+    rounds: Annotated[int, typer.Option(help="Samples of a time.")] = 5,
+    traces: Annotated[str, typer.Option(help="Batches and (p...) prompt lengths to trace.")] = "1,32,p4096",
+    device: Annotated[str, typer.Option(help="cuda, or cpu to try the program.")] = "cuda",
+    backend: Annotated[str, typer.Option(help="What runs the experts.")] = "auto",
+    seed: Annotated[int, typer.Option(help="Of weights and prompts.")] = 0,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write the results here, after every row.")] = None,
+    folder: Annotated[Path | None, typer.Option("--kernels", help="Write one traced pass, kernel by kernel.")] = None,
+    write: Annotated[bool, typer.Option("--write", help="Only put the tables of the results into docs.")] = False,
+) -> None:
+    """Measure, write JSON, print tables."""
+    results = ROOT / "benchmarks/results/qwen3_gpu.json"
+    if write:
+        page = ROOT / "docs/qwen3.md"
+        page.write_text(updated(page.read_text(), json.loads((json_file or results).read_text())))
+        return
+    sizes = PRESETS[config]
+    if layers is not None:
+        sizes = dataclasses.replace(sizes, num_hidden_layers=layers)
+    dtype = torch.bfloat16
+    ceilings = measure_ceilings(device, dtype)
+    floor = floors(sizes, ceilings, dtype.itemsize)
+    start = time.perf_counter()
+    model = make(sizes, device, dtype, backend, seed)
+    data: dict[str, Any] = {
+        "machine": report.machine(device, ceilings), "versions": report.versions(), "config": config,
+        "layers": sizes.num_hidden_layers, "dtype": "bfloat16", "rounds": rounds,
+        "prefill_chunk": default_chunk(model.device), "weights_s": time.perf_counter() - start,
+        "decode": [], "prefill": [], "traces": {},
+    }  # fmt: skip
+
+    def save() -> None:
+        if json_file is not None:
+            json_file.write_text(json.dumps(data, indent=1) + "\n")
+
+    wanted = traces.split(",") if device == "cuda" else []
+    for B in map(int, filter(None, batches.split(","))):
+        row, session = decode(model, B, prompt, new, rounds)
+        data["decode"].append({**row, "floor_s": floor["step"](B)})
+        save()
+        if str(B) in wanted:
+            with torch.inference_mode():
+                step = lambda: session.steps.launch(Sampling(), None)  # noqa: B023, E731
+                begin(model, session, prompts(B, prompt, sizes.vocab_size))
+                data["traces"][str(B)] = traced(step, 5, folder / f"kernels_{B}.txt" if folder else None)
+            save()
+    for n in map(int, filter(None, prefills.split(","))):
+        row, session = prefill(model, n, rounds)
+        data["prefill"].append({**row, "floor_s": floor["prefill"](n)})
+        save()
+        if f"p{n}" in wanted:
+            whole = lambda: seconds(model, session, prompts(1, n, sizes.vocab_size), 1)  # noqa: B023, E731
+            data["traces"][f"p{n}"] = traced(whole, 3, folder / f"kernels_p{n}.txt" if folder else None)
+    save()
+    Console(width=200, markup=False, highlight=False).print(tables(data))
+
+
+def begin(model: Qwen3Moe, session: Session, texts: list[list[int]]) -> None:
+    """Prefill, so that decode steps have something to attend to."""
+    cache, n = session.cache, len(texts[0])
+    cache.clear(len(texts))
+    ends = [n * (i + 1) - 1 for i in range(len(texts))]
+    step = cache.prefill([(i, n) for i in range(len(texts))], ends)
+    ids = torch.tensor(sum(texts, []), device=model.device)
+    session.steps.begin(model(ids, cache, step).argmax(-1)).tokens()
+
+
+def tables(data: dict[str, Any]) -> str:
+    """Markdown of the results."""
+    ms = 1e3
+    decoded, filled = data["decode"], data["prefill"]
+    lines = [
+        "| | " + " | ".join([f"batch {r['B']}" for r in decoded] + [f"prefill {r['n']:,}" for r in filled]) + " |",
+        "|---" * (1 + len(decoded) + len(filled)) + "|",
+        "| ms a step, or to the first token | "
+        + " | ".join([f"{r['step_s'] * ms:.2f}" for r in decoded] + [f"{r['first_token_s'] * ms:.1f}" for r in filled])
+        + " |",
+        "| tokens/s | "
+        + " | ".join(
+            [f"{r['tokens_per_s']:,.0f}" for r in decoded] + [f"{r['n'] / r['first_token_s']:,.0f}" for r in filled]
+        )
+        + " |",
+        "| floor, ms | " + " | ".join(f"{r['floor_s'] * ms:.2f}" for r in [*decoded, *filled]) + " |",
+    ]
+    if data["traces"]:
+        columns = {
+            name: (f"prefill {int(name[1:]):,}" if name.startswith("p") else f"batch {name}") for name in data["traces"]
+        }
+        lines += [
+            "",
+            "| microseconds (kernels) | " + " | ".join(columns.values()) + " |",
+            "|---" * (1 + len(columns)) + "|",
+        ]
+        for part in PARTS:
+            cells = [trace["parts"].get(part) for trace in data["traces"].values()]
+            lines.append(
+                f"| {part} | " + " | ".join(f"{c['us']:,.0f} ({c['kernels']})" if c else "" for c in cells) + " |"
+            )
+        lines.append("| all, traced | " + " | ".join(f"{trace['us']:,.0f}" for trace in data["traces"].values()) + " |")
+    here, versions = data["machine"], data["versions"]
+    lines += [
+        "",
+        f"{here['name']}, torch {versions['torch']}, triton {versions.get('triton')}; bf16, {data['layers']} layers; "
+        f"medians of {data['rounds']}. Floor: bytes at {here['read_bytes_per_s'] / 1e12:.2f} TB/s, operations at "
+        f"{here['flops_per_s'] / 1e12:.0f} TFLOP/s, both measured in the same run.",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def updated(page: str, data: dict[str, Any]) -> str:
+    """A page with its tables as the results have them."""
+    head, rest = page.split(START)
+    return head + START + tables(data) + END + rest.split(END, 1)[1]
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,93 @@
+"""Which part of Qwen3-MoE a kernel of a trace belongs to, and the time of each part.
+
+A layer's kernels come in one order; head_norm_rope and router_topk, of which each layer has one, say where in it a
+kernel stands. What a part took runs from the end of the kernel before to the end of its own, so that parts add up to
+the step, gaps included, and kernels that overlap (programmatic dependent launch) are not counted twice.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+PARTS = ("norms", "qkv", "q/k norm, RoPE, cache", "attention", "out", "router", "top-k", "experts", "head", "rest")
+
+_ATTENTION = re.compile(r"decode_attention|merge_attention|prefill_attention|flash|fmha|attention", re.I)
+_PRODUCT = re.compile(r"few_linear|gemm|nvjet|cutlass|cublas|splitk|xmma|ampere_|sm90_|sm80_", re.I)
+_NORM = re.compile(r"rms_norm")
+_EXPERTS = re.compile(r"few_gate_up|few_down|routing_|gate_up|grouped_matmul|combine|silu_mul")
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """Something that ran on the device; times in microseconds."""
+
+    name: str
+    start: float
+    end: float
+
+
+def kernels_of(trace: dict[str, Any]) -> list[Kernel]:
+    """Kernels and copies of a trace that torch.profiler wrote, in the order in which they began."""
+    kinds = ("kernel", "gpu_memcpy", "gpu_memset")
+    found = [
+        Kernel(event["name"], event["ts"], event["ts"] + event["dur"])
+        for event in trace["traceEvents"]
+        if event.get("cat") in kinds
+    ]
+    return sorted(found, key=lambda kernel: kernel.start)
+
+
+def steps_of(kernels: Iterable[Kernel]) -> list[list[Kernel]]:
+    """Split where tokens go to the host."""
+    steps: list[list[Kernel]] = [[]]
+    for kernel in kernels:
+        steps[-1].append(kernel)
+        if "DtoH" in kernel.name:
+            steps.append([])
+    return [step for step in steps if step]
+
+
+def label(names: Sequence[str]) -> list[str]:
+    """The part of each kernel of one forward pass, by name and place."""
+    out: list[str] = []
+    place, seen_out, last = "before", False, max((i for i, n in enumerate(names) if "router_topk" in n), default=-1)
+    for i, name in enumerate(names):
+        if "head_norm_rope" in name:
+            place, seen_out = "attention", False
+            out.append("q/k norm, RoPE, cache")
+        elif "router_topk" in name:
+            place = "last" if i == last else "before"
+            out.append("top-k")
+        elif place == "attention" and _ATTENTION.search(name):
+            out.append("attention")
+        elif _EXPERTS.search(name):
+            out.append("experts")
+        elif _NORM.search(name):
+            seen_out = True
+            out.append("norms")
+        elif _PRODUCT.search(name):
+            if place == "attention":
+                out.append("router" if seen_out else "out")
+                # without a norm between them: the first product is the one of attention
+                seen_out = seen_out or "few_linear" in name
+            else:
+                out.append("head" if place == "last" else "qkv")
+        else:
+            out.append("rest")
+    return out
+
+
+def times(kernels: Sequence[Kernel]) -> dict[str, tuple[float, int]]:
+    """Microseconds and number of kernels of each part of one forward pass."""
+    total: dict[str, float] = defaultdict(float)
+    count: dict[str, int] = defaultdict(int)
+    before = kernels[0].start
+    for kernel, part in zip(kernels, label([kernel.name for kernel in kernels]), strict=True):
+        total[part] += max(0.0, kernel.end - before)
+        count[part] += 1
+        before = max(before, kernel.end)
+    return {part: (total[part], count[part]) for part in PARTS if part in total}
