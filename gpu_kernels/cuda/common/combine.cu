@@ -1,0 +1,72 @@
+// out[t] (+)= sum over ascending k of weights[t, k] * rows[inverse[t, k]], in fp32: no atomics, one order.
+//
+// | argument   | shape  | dtype      | |
+// |------------|--------|------------|------------------------------------------------------------|
+// | rows       | [P, H] | bf16, fp16 | what grouped_gemm wrote; row-major, 16 bytes                |
+// | inverse    | [T, K] | int32      | row of each pair; -1: adds nothing, its weight is not used  |
+// | weights    | [T, K] | fp32       | |
+// | num_tokens | []     | int32 or null | tokens past it are not written                          |
+// | out        | [T, H] | as rows, or fp32 (OUT32); 16 bytes | out; ADD: added to                  |
+//
+// H is a multiple of 8; K at most 16. Blocks: (ceil(H / 8 / threads), T); threads: a multiple of 32. A thread
+// makes eight columns: 16 bytes of each row.
+#include "common/routing.cuh"
+
+#ifndef TOP_K
+#define TOP_K 8
+#endif
+#ifndef OUT32
+#define OUT32 0
+#endif
+#ifndef ADD
+#define ADD 0
+#endif
+
+constexpr int K = TOP_K;
+
+extern "C" __global__ void combine(const u16* rows, const int* inverse, const float* weights,
+                                   const int* num_tokens, void* out, int H) {
+    const int t = blockIdx.y, column = (blockIdx.x * blockDim.x + threadIdx.x) * 8;
+    wait_for_predecessor();
+    let_successor_start();
+    if (column >= H || (num_tokens && t >= *num_tokens)) return;
+    int row[K];
+    uint4 words[K];
+#pragma unroll
+    for (int k = 0; k < K; ++k) row[k] = inverse[t * K + k];
+#pragma unroll
+    for (int k = 0; k < K; ++k)
+        if (row[k] >= 0)
+            words[k] = *reinterpret_cast<const uint4*>(rows + static_cast<u64>(row[k]) * H + column);
+    float sum[8] = {};
+    const u64 at = static_cast<u64>(t) * H + column;
+#if ADD && OUT32
+    for (int i = 0; i < 8; ++i) sum[i] = static_cast<const float*>(out)[at + i];
+#elif ADD
+    const uint4 old = *reinterpret_cast<const uint4*>(static_cast<const u16*>(out) + at);
+    const u32 was[4] = {old.x, old.y, old.z, old.w};
+    for (int i = 0; i < 4; ++i) {
+        sum[2 * i] = first_of(was[i]);
+        sum[2 * i + 1] = second_of(was[i]);
+    }
+#endif
+#pragma unroll
+    for (int k = 0; k < K; ++k) {
+        if (row[k] < 0) continue;
+        const float weight = weights[t * K + k];
+        const u32 pairs[4] = {words[k].x, words[k].y, words[k].z, words[k].w};
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            sum[2 * i] += weight * first_of(pairs[i]);
+            sum[2 * i + 1] += weight * second_of(pairs[i]);
+        }
+    }
+#if OUT32
+    float4* to = reinterpret_cast<float4*>(static_cast<float*>(out) + at);
+    to[0] = make_float4(sum[0], sum[1], sum[2], sum[3]);
+    to[1] = make_float4(sum[4], sum[5], sum[6], sum[7]);
+#else
+    *reinterpret_cast<uint4*>(static_cast<u16*>(out) + at) =
+        make_uint4(pack(sum[0], sum[1]), pack(sum[2], sum[3]), pack(sum[4], sum[5]), pack(sum[6], sum[7]));
+#endif
+}

@@ -1,0 +1,119 @@
+// Down projection and weighted sum of few tokens without a sort: out[t] (+)= sum over ascending k of
+// weights[t, k] * (act[t*K + k] Wd_e^T), in fp32, one rounding. Follows few_gate_up.
+//
+// | argument   | shape    | dtype      | |
+// |------------|----------|------------|-------------------------------------------------------------------------|
+// | act        | [T*K, I] | bf16, fp16 | row-major, 16 bytes | | down       | row n of expert e at (e * H +
+// n) * I elements | as act | 16 bytes                                | | ids, expert_map, num_tokens | as
+// routing_sort | | | | weights    | [T, K]   | fp32       | of a pair without an expert: not used | | out |
+// [T, H]   | as act, or fp32 (OUT32) | out; ADD: added to                                         |
+//
+// I is a multiple of 64. Blocks: (ceil(H / COLUMNS), T); threads: 32 * K. Warp k reads what pair k needs of
+// COLUMNS rows of its expert, before it waits for the activations: the weights of the first PREFETCH chunks
+// are in registers by then.
+#include "common/routing.cuh"
+
+#ifndef TOP_K
+#define TOP_K 8
+#endif
+#ifndef COLUMNS
+#define COLUMNS 4
+#endif
+#ifndef PREFETCH
+#define PREFETCH 3
+#endif
+#ifndef OUT32
+#define OUT32 0
+#endif
+#ifndef ADD
+#define ADD 0
+#endif
+
+constexpr int K = TOP_K;
+
+__device__ __forceinline__ float dot(uint4 a, uint4 b, float sum) {
+    sum = fmaf(first_of(a.x), first_of(b.x), sum);
+    sum = fmaf(second_of(a.x), second_of(b.x), sum);
+    sum = fmaf(first_of(a.y), first_of(b.y), sum);
+    sum = fmaf(second_of(a.y), second_of(b.y), sum);
+    sum = fmaf(first_of(a.z), first_of(b.z), sum);
+    sum = fmaf(second_of(a.z), second_of(b.z), sum);
+    sum = fmaf(first_of(a.w), first_of(b.w), sum);
+    return fmaf(second_of(a.w), second_of(b.w), sum);
+}
+
+__device__ __forceinline__ uint4 load_once(const uint4* from) {
+    uint4 words;
+    asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(words.x), "=r"(words.y), "=r"(words.z), "=r"(words.w)
+                 : "l"(from));
+    return words;
+}
+
+extern "C" __global__ void __launch_bounds__(32 * K)
+    few_down(const u16* act, const u16* down, const Id* ids, const int* expert_map, const int* num_tokens,
+             const float* weights, void* out, int P, int E_ids, int H, int I) {
+    __shared__ float parts[K][COLUMNS];
+    const int t = blockIdx.y, k = threadIdx.x / 32, lane = threadIdx.x % 32, pair = t * K + k;
+    const int column = blockIdx.x * COLUMNS;
+    // ids are older than the predecessor, which waited for them before it let this one start
+    if (num_tokens && t >= *num_tokens) return;
+    const int e = expert_of(ids, expert_map, pair, P, E_ids);
+    const int chunks = I / 8;
+    const uint4* rows[COLUMNS];
+    uint4 held[COLUMNS][PREFETCH];
+#pragma unroll
+    for (int c = 0; c < COLUMNS; ++c) {
+        rows[c] = reinterpret_cast<const uint4*>(
+            down + (static_cast<u64>(max(e, 0)) * H + min(column + c, H - 1)) * I);
+#pragma unroll
+        for (int j = 0; j < PREFETCH; ++j)
+            held[c][j] = e >= 0 && lane + 32 * j < chunks ? load_once(rows[c] + lane + 32 * j)
+                                                          : make_uint4(0, 0, 0, 0);
+    }
+    wait_for_predecessor();
+    let_successor_start();
+    float sum[COLUMNS] = {};
+    if (e >= 0) {
+        const uint4* a = reinterpret_cast<const uint4*>(act + static_cast<u64>(pair) * I);
+#pragma unroll
+        for (int j = 0; j < PREFETCH; ++j) {
+            if (lane + 32 * j < chunks) {
+                const uint4 as = a[lane + 32 * j];
+#pragma unroll
+                for (int c = 0; c < COLUMNS; ++c) sum[c] = dot(held[c][j], as, sum[c]);
+            }
+        }
+        for (int i = lane + 32 * PREFETCH; i < chunks; i += 32) {
+            const uint4 as = a[i];
+#pragma unroll
+            for (int c = 0; c < COLUMNS; ++c) sum[c] = dot(load_once(rows[c] + i), as, sum[c]);
+        }
+    }
+#pragma unroll
+    for (int c = 0; c < COLUMNS; ++c)
+#pragma unroll
+        for (int step = 16; step; step /= 2) sum[c] += __shfl_xor_sync(~0u, sum[c], step);
+    if (lane == 0) {
+        const float weight = e >= 0 ? weights[pair] : 0.0f;
+#pragma unroll
+        for (int c = 0; c < COLUMNS; ++c) parts[k][c] = e >= 0 ? weight * sum[c] : 0.0f;
+    }
+    __syncthreads();
+    const int c = threadIdx.x;
+    if (c >= COLUMNS || column + c >= H) return;
+    const u64 at = static_cast<u64>(t) * H + column + c;
+    float total = 0.0f;
+#if ADD && OUT32
+    total = static_cast<const float*>(out)[at];
+#elif ADD
+    total = first_of(static_cast<const u16*>(out)[at]);
+#endif
+#pragma unroll
+    for (int i = 0; i < K; ++i) total += parts[i][c];
+#if OUT32
+    static_cast<float*>(out)[at] = total;
+#else
+    static_cast<u16*>(out)[at] = static_cast<u16>(pack(total, 0.0f));
+#endif
+}

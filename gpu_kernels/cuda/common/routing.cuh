@@ -1,0 +1,32 @@
+// One routing as kernels read it: pairs p = t * K + k in [0, T*K).
+#pragma once
+
+#include "common/element.cuh"
+
+#ifndef ID64
+#define ID64 0  // 1: ids are int64
+#endif
+
+#if ID64
+using Id = long long;
+#else
+using Id = int;
+#endif
+
+struct Tile {
+    int expert, first, rows, unused;  // sorted rows first .. first + rows - 1, all of one expert
+};
+
+// Local expert of a pair, -1 for none: an id that names no expert, an expert that is not here, a token past
+// the bound.
+__device__ __forceinline__ int expert_of(const Id* ids, const int* expert_map, int pair, int limit,
+                                         int E_ids) {
+    if (pair >= limit) return -1;
+    Id id = ids[pair];
+    if (id < 0 || id >= E_ids) return -1;
+    return expert_map ? expert_map[id] : static_cast<int>(id);
+}
+
+__device__ __forceinline__ int pair_limit(const int* num_tokens, int P, int K) {
+    return num_tokens ? min(max(*num_tokens, 0) * K, P) : P;
+}

@@ -1,0 +1,174 @@
+// Sort the token-expert pairs of one routing by expert: stable, deterministic, in one launch.
+//
+// | argument     | shape   | dtype | |
+// |--------------|---------|-------|--------------------------------------------------------------------------|
+// | ids          | [T, K]  | int32, int64 (ID64) | any value; outside 0 .. E_ids-1 names no expert | |
+// expert_map   | [E_ids] | int32 or null | local index of each expert, -1 = not here; null: the same numbers
+// | | num_tokens   | []      | int32 or null | rows past it route nowhere | | row_tokens   | [P]     | int32,
+// out | token of each sorted row; rows that no pair has are not written     | | inverse      | [P]     |
+// int32, out | sorted row of each pair, -1 where it has none                        | | tiles        |
+// [bound] | Tile, out  | row tiles of at most tile_rows rows, experts with most rows first    | | num_tiles
+// | [1]     | int32, out | tiles in use                                                         |
+//
+// P = T*K. Launch: one cluster of CLUSTER blocks (1 before sm_90), THREADS threads; dynamic shared memory:
+// (WARPS + 5) * E * 4 bytes. E at most THREADS. Each warp ranks a run of pairs by itself, counting per expert
+// in shared memory; counts are then summed over warps and over the blocks of the cluster. Next: grouped_gemm,
+// combine.
+#include "common/routing.cuh"
+
+#ifndef CLUSTER
+#define CLUSTER 1
+#endif
+constexpr int THREADS = 1024;
+constexpr int WARPS = THREADS / 32;
+
+__device__ __forceinline__ int cluster_rank() {
+#if CLUSTER > 1
+    int rank;
+    asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+    return rank;
+#else
+    return 0;
+#endif
+}
+
+__device__ __forceinline__ void cluster_sync() {
+#if CLUSTER > 1
+    asm volatile("barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory");
+#else
+    __syncthreads();
+#endif
+}
+
+// The word at the same place in another block of the cluster.
+__device__ __forceinline__ int read_from(const int* here, int rank) {
+#if CLUSTER > 1
+    u32 address = static_cast<u32>(__cvta_generic_to_shared(here)), there;
+    int value;
+    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address), "r"(rank));
+    asm volatile("ld.shared::cluster.s32 %0, [%1];" : "=r"(value) : "r"(there) : "memory");
+    return value;
+#else
+    return *here;
+#endif
+}
+
+// Exclusive sum of value over the block's threads.
+__device__ __forceinline__ int scan(int value, int* sums) {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    int total = value;
+    for (int step = 1; step < 32; step *= 2) {
+        int other = __shfl_up_sync(~0u, total, step);
+        if (lane >= step) total += other;
+    }
+    __syncthreads();
+    if (lane == 31) sums[warp] = total;
+    __syncthreads();
+    if (warp == 0) {
+        int sum = sums[lane];
+        for (int step = 1; step < 32; step *= 2) {
+            int other = __shfl_up_sync(~0u, sum, step);
+            if (lane >= step) sum += other;
+        }
+        sums[lane] = sum;
+    }
+    __syncthreads();
+    return total - value + (warp ? sums[warp - 1] : 0);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
+    routing_sort(const Id* ids, const int* expert_map, const int* num_tokens, int* row_tokens, int* inverse,
+                 Tile* tiles, int* num_tiles, int P, int E_ids, int E, int K, int tile_rows, int by_size) {
+    extern __shared__ int memory[];
+    int* counts = memory;            // [WARPS][E]
+    int* here = counts + WARPS * E;  // [E] pairs of this block
+    int* base = here + E;            // [E] first row of this block's pairs
+    int* rows_of = base + E;         // [E]
+    int* order = rows_of + E;        // [E] rank of each expert among the tiles
+    int* tiles_of = order + E;       // [E] by rank
+    __shared__ int sums[32];
+
+    const int thread = threadIdx.x, lane = thread % 32, warp = thread / 32, rank = cluster_rank();
+    for (int i = thread; i < WARPS * E; i += THREADS) counts[i] = 0;
+    __syncthreads();
+    wait_for_predecessor();
+    let_successor_start();
+
+    const int limit = pair_limit(num_tokens, P, K);
+    const int run = (P + 32 * WARPS * CLUSTER - 1) / (32 * WARPS * CLUSTER) * 32;
+    const int begin = (rank * WARPS + warp) * run, end = min(begin + run, P);
+    int* mine = counts + warp * E;
+    for (int first = begin; first < end; first += 32) {
+        const int pair = first + lane;
+        const int e = pair < end ? expert_of(ids, expert_map, pair, limit, E_ids) : -1;
+        const u32 same = __match_any_sync(~0u, e);
+        const int before = __popc(same & ((1u << lane) - 1));
+        int seen = 0;
+        if (e >= 0) seen = mine[e];
+        __syncwarp();
+        if (e >= 0 && before == 0) mine[e] = seen + __popc(same);
+        __syncwarp();
+        if (pair < end) inverse[pair] = e >= 0 ? seen + before : -1;
+    }
+    __syncthreads();
+
+    int total = 0;
+    if (thread < E) {
+        for (int w = 0; w < WARPS; ++w) {
+            const int n = counts[w * E + thread];
+            counts[w * E + thread] = total;
+            total += n;
+        }
+        here[thread] = total;
+    }
+    cluster_sync();
+    int before = 0, rows = 0;
+    if (thread < E) {
+        for (int r = 0; r < CLUSTER; ++r) {
+            const int n = read_from(here + thread, r);
+            before += r < rank ? n : 0;
+            rows += n;
+        }
+    }
+    const int offset = scan(rows, sums);
+    if (thread < E) base[thread] = offset + before;
+    cluster_sync();  // also: no block may leave, or go on to reuse, what others read
+
+    for (int first = begin; first < end; first += 32) {
+        const int pair = first + lane;
+        const int e = pair < end ? expert_of(ids, expert_map, pair, limit, E_ids) : -1;
+        if (e < 0) continue;
+        const int row = base[e] + mine[e] + inverse[pair];
+        inverse[pair] = row;
+        row_tokens[row] = pair / K;
+    }
+    if (rank != 0) return;
+
+    if (thread < E) rows_of[thread] = rows;
+    __syncthreads();
+    int place = thread;
+    if (by_size && thread < E) {
+        place = 0;
+        for (int e = 0; e < E; ++e) {
+            const int other = rows_of[e];
+            place += other > rows || (other == rows && e < thread);
+        }
+    }
+    const int parts = (rows + tile_rows - 1) / tile_rows;
+    if (thread < E) {
+        order[thread] = place;
+        tiles_of[place] = parts;
+    }
+    __syncthreads();
+    const int start = scan(thread < E ? tiles_of[thread] : 0, sums);
+    if (thread < E) tiles_of[thread] = start;
+    if (thread == THREADS - 1) *num_tiles = start;  // E < THREADS, or this expert's tiles are added below
+    __syncthreads();
+    if (thread < E) {
+        const int first_tile = tiles_of[order[thread]];
+        const int each = parts ? ((rows + parts - 1) / parts + 7) / 8 * 8 : 0;
+        for (int i = 0; i < parts; ++i)
+            tiles[first_tile + i] = Tile{thread, offset + i * each, min(each, rows - i * each), 0};
+        if (E == THREADS && order[thread] == E - 1) *num_tiles = first_tile + parts;
+    }
+}

@@ -1,0 +1,1 @@
+"""The operator through CUDA C++ kernels, gpu_kernels/cuda, compiled by ttnn_moe/jit."""

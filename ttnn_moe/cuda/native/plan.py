@@ -1,0 +1,81 @@
+"""Which CUDA C++ kernels run a problem, and with which sizes: a pure function of what the host knows.
+
+Numbers were found on an H200.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+MAX_E, MAX_K = 1024, 16
+FEW_TOKENS = 8
+SHARED_MEMORY = 227 << 10
+PIECES = 4 * 4096
+BARRIERS_AND_ALIGNMENT = 1024 + 256
+
+
+@dataclass(frozen=True)
+class Few:
+    """Few tokens, no sort: see few_gate_up.cu and few_down.cu."""
+
+    warps: int = 4
+    channels: int = 1
+    unroll: int = 4
+    columns: int = 4
+    prefetch: int = 3
+
+
+@dataclass(frozen=True)
+class Gemm:
+    """grouped_gemm.cu: rows of a tile a block, blocks that share weights, stages of the pipeline."""
+
+    max_n: int
+    cluster: int
+    stages: int
+
+    @property
+    def tile_rows(self) -> int:
+        return self.max_n * self.cluster
+
+    @property
+    def shared_memory(self) -> int:
+        return self.stages * (256 + self.max_n) * 128 + PIECES + BARRIERS_AND_ALIGNMENT
+
+
+@dataclass(frozen=True)
+class Sorted:
+    """Sort, two grouped products, combine.
+
+    Attributes:
+        sort_cluster: blocks that sort. by_size: tiles of experts with most rows come first.
+    """
+
+    gemm: Gemm
+    sort_cluster: int = 1
+    by_size: bool = False
+
+
+Plan = Few | Sorted
+
+
+def why_not(E: int, K: int, H: int, I: int, itemsize: int, capability: tuple[int, int]) -> str | None:
+    """Why these kernels do not serve a problem, or None."""
+    if capability[0] != 9:
+        return f"they are for compute capability 9.0, not {capability[0]}.{capability[1]}"
+    if itemsize != 2:
+        return "they multiply bf16 and fp16"
+    if H % 64 or I % 64:
+        return f"H and I have to be multiples of 64, not {H} and {I}"
+    if E > MAX_E or K > MAX_K:
+        return f"they run up to {MAX_E} experts and K up to {MAX_K}, not E={E}, K={K}"
+    return None
+
+
+def choose(T: int, E: int, K: int) -> Plan:
+    """Kernels of T tokens (or a bound on them), K of E experts each."""
+    if T <= FEW_TOKENS and (T == 1 or 2 * T * K <= E):
+        return Few()
+    rows = T * K / min(E, T * K)
+    gemm = Gemm(64, 1, 5) if rows <= 32 else Gemm(160, 1, 4) if rows <= 144 else Gemm(160, 2, 4)
+    pairs = T * K
+    return Sorted(gemm, sort_cluster=1 if pairs <= 4096 else 8, by_size=pairs > 4096)

@@ -1,0 +1,81 @@
+"""Kernels on a GPU, and their launches, through cuda.core."""
+
+from __future__ import annotations
+
+from functools import cache, lru_cache
+from typing import Any
+
+import torch
+
+from .build import code_of
+from .spec import Spec
+
+
+@lru_cache(maxsize=1024)
+def kernel(spec: Spec, device: int, shared_memory: int = 0) -> Any:
+    """The loaded kernel of a spec on one GPU (cuda.core's Kernel), allowed shared_memory bytes of dynamic memory."""
+    from cuda.core import Device, ObjectCode
+
+    code = code_of(spec)
+    with torch.cuda.device(device):
+        Device(device).set_current()
+        make = ObjectCode.from_ptx if spec.format == "ptx" else ObjectCode.from_cubin
+        loaded = make(code, name=str(spec)).get_kernel(spec.entry)
+        if shared_memory > 48 << 10:
+            from cuda.bindings import driver
+
+            attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+            _check(driver.cuKernelSetAttribute(attribute, shared_memory, loaded.handle, device))
+    return loaded
+
+
+@lru_cache(maxsize=4096)
+def config(
+    grid: tuple[int, ...], block: int, shared_memory: int = 0, cluster: int = 1, overlap: bool = False
+) -> Any:  # fmt: skip
+    """A launch configuration (cuda.core's LaunchConfig).
+
+    Args:
+        grid: blocks; a multiple of cluster in x.
+        overlap: programmatic dependent launch: the kernel may start before its predecessor on the stream has ended.
+    """
+    from cuda.core import LaunchConfig
+
+    options: dict[str, Any] = {"grid": grid, "block": block, "shmem_size": shared_memory}
+    if cluster > 1:
+        options |= {"grid": (grid[0] // cluster, *grid[1:]), "cluster": cluster}
+    if overlap:
+        options["programmatic_stream_serialization"] = True
+    return LaunchConfig(**options)
+
+
+class _TorchStream:
+    def __init__(self, handle: int):
+        self.handle = handle
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return 0, self.handle
+
+
+@lru_cache(maxsize=64)
+def _stream(device: int, handle: int) -> Any:
+    from cuda.core import Device
+
+    found = Device(device)
+    found.set_current()
+    return found.create_stream(_TorchStream(handle))
+
+
+def stream(device: int) -> Any:
+    """torch's current stream of a GPU, for cuda.core."""
+    return _stream(device, torch.cuda.current_stream(device).cuda_stream)
+
+
+@cache
+def multiprocessors(device: int) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+def _check(result: tuple[Any, ...]) -> None:
+    if int(result[0]):
+        raise RuntimeError(f"the CUDA driver refused: {result[0]}")
