@@ -74,7 +74,7 @@ def replace_data(model: nn.Module) -> None:
 
 
 def load(model: nn.Module, assign: bool = False) -> None:
-    other = make("Qwen3Moe")
+    other = make("Qwen3Moe", model.device)  # assign takes the tensors themselves, where they are
     model.load_state_dict(other.state_dict(), assign=assign)
 
 

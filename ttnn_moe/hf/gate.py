@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from transformers.activations import SiLUActivation
+from transformers.integrations.moe import use_experts_implementation
 
 from ..contract import HIDDEN_DTYPES
 
@@ -22,6 +23,19 @@ _LAYOUT = {
     "is_concatenated": (True, "its gate and up rows are interleaved"),
     "has_post_expert_norm": (False, "it normalises the experts' outputs"),
 }
+
+
+@use_experts_implementation
+class _WithoutOwnGate:
+    def __init__(self, config: Any):
+        pass
+
+    def forward(self) -> None:
+        pass
+
+
+# what transformers gives a class that has no gate of its own: act_fn(gate) * up
+_DEFAULT_GATE = _WithoutOwnGate._apply_gate.__code__  # type: ignore[attr-defined]
 
 _WATCHED = (*_LAYOUT, "num_experts", "_apply_gate")
 
@@ -69,8 +83,10 @@ def _why_not_tensors(module: Any) -> Refusal | None:
 
 def _why_not_activation(module: Any) -> Refusal | None:
     gate = getattr(module, "_apply_gate", None)
-    if gate is not None and gate.__module__ != "transformers.integrations.moe":
-        return Refusal("it has a gate of its own", gate.__qualname__, "silu(gate) * up")
+    # by its code, which torch.compile reads right; of a method it misreads __module__ (2.11) and a getattr of __func__
+    if gate is not None and getattr(gate, "__code__", None) is not _DEFAULT_GATE:
+        got = getattr(gate, "__qualname__", type(gate).__name__)
+        return Refusal("it has a gate of its own", got, "silu(gate) * up")
     act_fn = getattr(module, "act_fn", None)
     if not (act_fn is nn.functional.silu or type(act_fn) in (nn.SiLU, SiLUActivation)):
         return Refusal("its activation is another", getattr(act_fn, "__name__", type(act_fn).__name__), "SiLU")
