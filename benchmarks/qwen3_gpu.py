@@ -3,7 +3,8 @@
     PYTHONPATH=. python benchmarks/qwen3_gpu.py --json benchmarks/results/qwen3_gpu.json
 
 Weights N(0, 0.02), norms 1, embeddings N(0, 1). A step's time is the median of whole generations less the median of
-those that end with the first token, over the number of steps. --write puts the tables into docs/qwen3.md.
+those that end with the first token, over the number of steps. --write puts the tables into docs/qwen3.md
+and README.md.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ from ttnn_moe.bench import report
 from ttnn_moe.bench.floor import Ceilings, measure_ceilings
 
 ROOT = Path(__file__).parent.parent
-START, END = "<!-- qwen3_gpu.json -->\n", "<!-- end -->\n"
+RESULTS = ROOT / "benchmarks/results/qwen3_gpu.json"
+START, END = "<!--qwen3_gpu.json-->\n", "<!--end of qwen3_gpu.json-->\n"
 
 
 def floors(config: Qwen3MoeConfig, ceilings: Ceilings, itemsize: int) -> dict[str, Any]:
@@ -139,13 +141,14 @@ def main(
     seed: Annotated[int, typer.Option(help="Of weights and prompts.")] = 0,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the results here, after every row.")] = None,
     folder: Annotated[Path | None, typer.Option("--kernels", help="Write one traced pass, kernel by kernel.")] = None,
-    write: Annotated[bool, typer.Option("--write", help="Only put the tables of the results into docs.")] = False,
+    write: Annotated[bool, typer.Option("--write", help="Only put tables of the results into the pages.")] = False,
 ) -> None:
     """Measure, write JSON, print tables."""
-    results = ROOT / "benchmarks/results/qwen3_gpu.json"
     if write:
-        page = ROOT / "docs/qwen3.md"
-        page.write_text(updated(page.read_text(), json.loads((json_file or results).read_text())))
+        data = json.loads(RESULTS.read_text())
+        for name, text in (("docs/qwen3.md", tables(data)), ("README.md", summary(data))):
+            page = ROOT / name
+            page.write_text(updated(page.read_text(), text))
         return
     sizes = PRESETS[config]
     if layers is not None:
@@ -198,52 +201,57 @@ def begin(model: Qwen3Moe, session: Session, texts: list[list[int]]) -> None:
     session.steps.begin(model(ids, cache, step).argmax(-1)).tokens()
 
 
-def tables(data: dict[str, Any]) -> str:
-    """Markdown of the results."""
-    ms = 1e3
+def speed(data: dict[str, Any]) -> list[str]:
+    """Markdown: step times and tokens a second beside the floor."""
     decoded, filled = data["decode"], data["prefill"]
-    lines = [
-        "| | " + " | ".join([f"batch {r['B']}" for r in decoded] + [f"prefill {r['n']:,}" for r in filled]) + " |",
-        "|---" * (1 + len(decoded) + len(filled)) + "|",
-        "| ms a step, or to the first token | "
-        + " | ".join([f"{r['step_s'] * ms:.2f}" for r in decoded] + [f"{r['first_token_s'] * ms:.1f}" for r in filled])
-        + " |",
-        "| tokens/s | "
-        + " | ".join(
-            [f"{r['tokens_per_s']:,.0f}" for r in decoded] + [f"{r['n'] / r['first_token_s']:,.0f}" for r in filled]
-        )
-        + " |",
-        "| floor, ms | " + " | ".join(f"{r['floor_s'] * ms:.2f}" for r in [*decoded, *filled]) + " |",
+    took = [row["step_s"] for row in decoded] + [row["first_token_s"] for row in filled]
+    tokens = [row["tokens_per_s"] for row in decoded] + [row["n"] / row["first_token_s"] for row in filled]
+    rows = [
+        ["", *(f"batch {row['B']}" for row in decoded), *(f"prefill {row['n']:,}" for row in filled)],
+        ["---"] * (1 + len(took)),
+        ["ms a step, or to the first token", *(f"{s * 1e3:.2f}" if s < 0.02 else f"{s * 1e3:.1f}" for s in took)],
+        ["tokens/s", *(f"{n:,.0f}" for n in tokens)],
+        ["floor, ms", *(f"{row['floor_s'] * 1e3:.2f}" for row in [*decoded, *filled])],
     ]
-    if data["traces"]:
-        columns = {
-            name: (f"prefill {int(name[1:]):,}" if name.startswith("p") else f"batch {name}") for name in data["traces"]
-        }
-        lines += [
-            "",
-            "| microseconds (kernels) | " + " | ".join(columns.values()) + " |",
-            "|---" * (1 + len(columns)) + "|",
-        ]
-        for part in PARTS:
-            cells = [trace["parts"].get(part) for trace in data["traces"].values()]
-            lines.append(
-                f"| {part} | " + " | ".join(f"{c['us']:,.0f} ({c['kernels']})" if c else "" for c in cells) + " |"
-            )
-        lines.append("| all, traced | " + " | ".join(f"{trace['us']:,.0f}" for trace in data["traces"].values()) + " |")
+    return ["| " + " | ".join(row) + " |" for row in rows]
+
+
+def parts(data: dict[str, Any]) -> list[str]:
+    """Markdown: microseconds and kernels of each part."""
+    traces = data["traces"]
+    names = [f"prefill {int(name[1:]):,}" if name.startswith("p") else f"batch {name}" for name in traces]
+    rows = [["microseconds (kernels)", *names], ["---"] * (1 + len(names))]
+    for part in PARTS:
+        cells = [trace["parts"].get(part) for trace in traces.values()]
+        rows.append([part, *(f"{cell['us']:,.0f} ({cell['kernels']})" if cell else "" for cell in cells)])
+    rows.append(["all, traced", *(f"{trace['us']:,.0f}" for trace in traces.values())])
+    return ["| " + " | ".join(row) + " |" for row in rows]
+
+
+def caption(data: dict[str, Any]) -> str:
     here, versions = data["machine"], data["versions"]
-    lines += [
-        "",
+    return (
         f"{here['name']}, torch {versions['torch']}, triton {versions.get('triton')}; bf16, {data['layers']} layers; "
         f"medians of {data['rounds']}. Floor: bytes at {here['read_bytes_per_s'] / 1e12:.2f} TB/s, operations at "
-        f"{here['flops_per_s'] / 1e12:.0f} TFLOP/s, both measured in the same run.",
-    ]
+        f"{here['flops_per_s'] / 1e12:.0f} TFLOP/s, both measured in the same run."
+    )
+
+
+def tables(data: dict[str, Any]) -> str:
+    """Markdown of all results."""
+    lines = [*speed(data), "", *([*parts(data), ""] if data["traces"] else []), caption(data)]
     return "\n".join(lines) + "\n"
 
 
-def updated(page: str, data: dict[str, Any]) -> str:
-    """A page with its tables as the results have them."""
+def summary(data: dict[str, Any]) -> str:
+    """Markdown of the speed alone."""
+    return "\n".join([*speed(data), "", caption(data)]) + "\n"
+
+
+def updated(page: str, text: str) -> str:
+    """A page with this text between its marks."""
     head, rest = page.split(START)
-    return head + START + tables(data) + END + rest.split(END, 1)[1]
+    return head + START + text + END + rest.split(END, 1)[1]
 
 
 if __name__ == "__main__":

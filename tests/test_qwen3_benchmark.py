@@ -13,7 +13,6 @@ import pytest
 from models.qwen3 import PRESETS
 
 ROOT = Path(__file__).parents[1]
-RESULTS = ROOT / "benchmarks" / "results" / "qwen3_gpu.json"
 
 
 @pytest.fixture(scope="module")
@@ -76,9 +75,8 @@ def test_floors_of_the_real_sizes(benchmark) -> None:
     assert floor["prefill"](4096) * 1e3 == pytest.approx(37, rel=0.2)
 
 
-@pytest.mark.skipif(not RESULTS.is_file(), reason="no results yet")
-def test_the_page_has_the_tables_of_the_results(benchmark) -> None:
-    page = (ROOT / "docs" / "qwen3.md").read_text()
-    assert benchmark.updated(page, json.loads(RESULTS.read_text())) == page, (
-        "run python benchmarks/qwen3_gpu.py --write"
-    )
+def test_the_pages_have_the_tables_of_the_results(benchmark) -> None:
+    data = json.loads(benchmark.RESULTS.read_text())
+    for name, text in (("docs/qwen3.md", benchmark.tables(data)), ("README.md", benchmark.summary(data))):
+        page = (ROOT / name).read_text()
+        assert benchmark.updated(page, text) == page, "run python benchmarks/qwen3_gpu.py --write"
