@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS, ExpertsInterface
 
 from ttnn_moe import BackendUnavailable, ContractError, TtnnMoeError
+from ttnn_moe.hf.gate import why_not
 from ttnn_moe.hf.inference import BackwardRefused
 
 
@@ -46,6 +48,16 @@ def own_gate(module: nn.Module) -> None:
             return gate_up
 
     module.__class__ = Clamped
+
+
+def wrapped_gate(module: nn.Module) -> None:
+    gate = module._apply_gate
+
+    @functools.wraps(gate)
+    def doubled(gate_up: Tensor) -> Tensor:
+        return 2 * gate(gate_up)
+
+    module._apply_gate = doubled
 
 
 def parametrise(module: nn.Module) -> None:
@@ -83,6 +95,8 @@ REFUSED = {
     "post norm": (set_attribute("has_post_expert_norm", True), "normalises"),
     "own gate": (own_gate, "gate of its own.*Clamped"),
     "own gate of one module": (set_attribute("_apply_gate", lambda gate_up: gate_up), "gate of its own"),
+    "wrapped gate": (wrapped_gate, "gate of its own"),
+    "gate that is no function": (set_attribute("_apply_gate", functools.partial(torch.sum, dim=1)), "own.*partial"),
     "GELU": (set_attribute("act_fn", nn.GELU()), "activation.*GELU.*SiLU"),
     "ReLU function": (relu, "activation.*relu.*SiLU"),
     "no activation": (lambda module: delattr(module, "act_fn"), "activation.*NoneType"),
@@ -113,6 +127,26 @@ def test_refused(case: str, when: str) -> None:
         change(module)
         with pytest.raises(ContractError, match=f"ttnn_moe cannot serve .*{reason}.*set_experts_implementation"):
             run(module, x, ids, weights)
+
+
+@pytest.mark.parametrize("when", ["at first use", "after a call"])
+@pytest.mark.parametrize("case", REFUSED)
+def test_refused_when_compiled(case: str, when: str) -> None:
+    module, run, inputs = first_experts(make("Qwen3Moe")), ALL_EXPERTS_FUNCTIONS["ttnn_moe"], call()
+    compiled = torch.compile(lambda *inputs: run(module, *inputs), backend="eager", fullgraph=True)
+    refused: tuple[type[Exception], ...] = (torch._dynamo.exc.Unsupported,)
+    with torch.no_grad():
+        if when == "after a call":
+            compiled(*inputs)
+            refused += (ContractError,)  # by the operator: torch 2.11 does not guard what .data of a weight is
+        REFUSED[case][0](module)
+        refusal = why_not(module)
+        assert refusal is not None
+        with pytest.raises(refused) as caught:
+            compiled(*inputs)
+    torch._dynamo.reset()
+    if not isinstance(caught.value, ContractError):
+        assert f"cannot serve {type(module).__name__}: {refusal.why}" in str(caught.value).replace("\\'", "'")
 
 
 def test_refusal_is_shown_through_a_model_and_its_compiled_form() -> None:

@@ -7,7 +7,6 @@ from typing import Any
 
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from transformers.activations import SiLUActivation
 from transformers.integrations.moe import use_experts_implementation
 
@@ -75,8 +74,10 @@ def _why_not_layout(module: Any) -> Refusal | None:
 def _why_not_tensors(module: Any) -> Refusal | None:
     if parametrize.is_parametrized(module):
         return Refusal("its weights are parametrised", list(module.parametrizations), "plain parameters")
+    # their number too: not every torch.compile looks again when only the names are read
+    number = len(module._parameters) + len(module._buffers)
     others = [key for key in (*module._parameters, *module._buffers) if key not in WEIGHTS]
-    if others:
+    if number > len(WEIGHTS) or others:
         return Refusal("it has tensors that the operator does not know (quantised?)", others, f"only {list(WEIGHTS)}")
     return None
 
@@ -98,7 +99,7 @@ def _why_not_weights(module: Any) -> Refusal | None:
         weight = getattr(module, key, None)
         if not isinstance(weight, Tensor):
             return Refusal(f"it has no weights {key}", type(weight).__name__, "a tensor")
-        if is_traceable_wrapper_subclass(weight):
+        if hasattr(type(weight), "__tensor_flatten__"):  # so torch.compile sees it, too
             return Refusal(f"{key} is no plain tensor (quantised or sharded?)", type(weight).__name__, "a plain tensor")
         if weight.dtype not in HIDDEN_DTYPES:
             return Refusal(f"{key} has an unsupported dtype (quantised?)", weight.dtype, list(HIDDEN_DTYPES))
