@@ -46,6 +46,12 @@ def _suited(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.backends.cuda.matmul.allow_tf32 = False
     if not GPU:  # what the interpreter takes is time for a program; qwen3_kernel_cases.py has the tiles themselves
         monkeypatch.setattr(kernels, "few_linear_tile", lambda T, N, K: (64, min(512, kernels.power_of_2(K)), 4))
+        wide = {"BLOCK_N": 64, "BLOCK_K": 64}
+        monkeypatch.setattr(
+            kernels,
+            "small_linear_tile",
+            lambda T, N, K, itemsize: kernels.Tile({"T_PAD": max(16, kernels.power_of_2(T)), **wide}, 4, 2),
+        )
 
 
 @pytest.mark.parametrize("name", NAMES)

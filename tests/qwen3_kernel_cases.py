@@ -36,7 +36,10 @@ def tensor(*shape: int, dtype: torch.dtype, scale: float = 1.0) -> Tensor:
 
 
 def error(got: Tensor, want: Tensor) -> float:
+    """Largest relative error of a row; of all rows as one where they are so short that terms may cancel."""
     got, want = got.double().flatten(1), want.double().flatten(1)
+    if got.shape[1] < 8:
+        got, want = got.flatten()[None], want.flatten()[None]
     worst = ((got - want).norm(dim=1) / (want.norm(dim=1) + 1e-30)).max().item()
     return worst if worst == worst else float("inf")
 
@@ -55,27 +58,75 @@ def test_rms_norm(seed: int, dtype: torch.dtype) -> None:
 
 @dtypes
 @seeds
-def test_few_linear(seed: int, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("few", [True, False])
+def test_linear_layers(seed: int, dtype: torch.dtype, few: bool) -> None:
     rng = draw(seed)
-    T, K, N = (
-        rng.randint(1, ops.FEW_TOKENS),
-        rng.choice([8, 72, 512, 2048]),
-        rng.choice([1, 7, 128, 2050 if GPU else 300]),
-    )
+    T = rng.randint(1, 4) if few else rng.choice([1, 3, 17, 40, 64])
+    K, N = rng.choice([8, 72, 512, 2048]), rng.choice([1, 5, 128, 2050 if GPU else 300])
     x, weight = tensor(T, K, dtype=dtype), tensor(N, K, dtype=dtype, scale=K**-0.5)
     norm, residual = tensor(K, dtype=dtype), tensor(T, N, dtype=dtype)
     bias = tensor(N, dtype=dtype) if rng.random() < 0.5 else None
-    wide = [v if v is None else v.double().cpu() for v in (x, weight, bias, norm, residual)]
+    x_, weight_, norm_, residual_ = (v.double().cpu() for v in (x, weight, norm, residual))
+    bias_ = None if bias is None else bias.double().cpu()
     with ops.plain():
-        want, want_normed = ops.norm_linear(wide[0], wide[3], 1e-6, wide[1], wide[2])
-        want_sum = ops.linear_add(wide[0], wide[1], wide[2], wide[4])
-    got, normed = ops.norm_linear(x, norm, 1e-6, weight, bias)
-    assert error(got.cpu(), want) <= BOUND[dtype] and error(normed.cpu(), want_normed) <= BOUND[dtype]
-    again, _ = ops.norm_linear(x, norm, 1e-6, weight, bias)
-    assert torch.equal(got, again)
-    total = ops.linear_add(x, weight, bias, residual)
+        want_sum = ops.linear_add(x_, weight_, bias_, residual_)
+        want_normed = ops.rms_norm(x_, norm_, 1e-6)
+        want = torch.nn.functional.linear(want_normed if few else x_, weight_, bias_)
+    call = kernels.few_linear if few else kernels.small_linear
+    normed = torch.full_like(x, float("nan"))
+    options = {"norm": norm, "eps": 1e-6, "normed": normed} if few else {}
+    got = call(x, weight, bias, **options)
+    assert error(got.cpu(), want) <= BOUND[dtype]
+    if few:
+        assert error(normed.cpu(), want_normed) <= BOUND[dtype]
+    assert torch.equal(got, call(x, weight, bias, **options))
+    total = call(x, weight, bias, residual=residual)
     assert total.data_ptr() == residual.data_ptr()
     assert error(total.cpu(), want_sum) <= BOUND[dtype]
+
+
+@dtypes
+@pytest.mark.parametrize("T", [1, 2, 64, 65])
+def test_linear_layers_of_any_number_of_rows(T: int, dtype: torch.dtype) -> None:
+    x, weight, residual = tensor(T, 72, dtype=dtype), tensor(24, 72, dtype=dtype, scale=0.1), tensor(T, 24, dtype=dtype)
+    norm, bias = tensor(72, dtype=dtype), tensor(24, dtype=dtype)
+    wide = [v.double().cpu() for v in (x, norm, weight, bias, residual)]
+    with ops.plain():
+        want = ops.norm_linear(*wide[:2], 1e-6, *wide[2:4])
+        want_sum = ops.linear_add(wide[0], *wide[2:])
+    assert error(ops.norm_linear(x, norm, 1e-6, weight, bias).cpu(), want) <= 2 * BOUND[dtype]
+    assert error(ops.linear_add(x, weight, bias, residual).cpu(), want_sum) <= BOUND[dtype]
+
+
+@dtypes
+@seeds
+def test_the_router(seed: int, dtype: torch.dtype) -> None:
+    """Its choice where logits are far apart, its weights everywhere."""
+    rng = draw(seed)
+    T, H = rng.choice([1, 2, 19, 40, 130]), rng.choice([8, 100, 512, 2048])
+    E = rng.choice([1, 5, 128, 300])
+    K = rng.randint(1, min(E, 8))
+    x, norm, weight = (
+        tensor(T, H, dtype=dtype, scale=2),
+        tensor(H, dtype=dtype),
+        tensor(E, H, dtype=dtype, scale=H**-0.5),
+    )
+    renormalise = rng.random() < 0.5
+    ids, weights, normed = ops.norm_route(x, norm, 1e-6, weight, K, renormalise)
+    with ops.plain():
+        want_normed = ops.rms_norm(x.double().cpu(), norm.double().cpu(), 1e-6)
+    assert error(normed.cpu(), want_normed) <= BOUND[dtype]
+    logits = want_normed @ weight.double().cpu().T
+    mine = torch.softmax(logits, -1).gather(1, ids.long().cpu())
+    mine = mine / mine.sum(-1, keepdim=True) if renormalise else mine
+    slack = 8 * BOUND[dtype] * logits.abs().max()
+    assert float((weights.cpu() / mine - 1).abs().max()) <= slack
+    assert bool((weights[:, :-1] >= weights[:, 1:]).all())
+    kept, best = logits.gather(1, ids.long().cpu()), logits.topk(K).values
+    assert all(len(set(row)) == K for row in ids.tolist())
+    assert bool((best - kept <= slack).all())
+    again = ops.norm_route(x, norm, 1e-6, weight, K, renormalise)
+    assert torch.equal(again[0], ids) and torch.equal(again[1], weights)
 
 
 @dtypes
@@ -118,7 +169,7 @@ def test_head_norm_rope_writes_its_place_and_nothing_else(seed: int, dtype: torc
 @seeds
 def test_route(seed: int, dtype: torch.dtype) -> None:
     rng = draw(seed)
-    E = rng.choice([1, 5, 8, 128, 200])
+    E = rng.choice([1, 5, 8, 128, 200, 600])
     T, K = rng.choice([1, 4, 33]), rng.randint(1, min(E, 12))
     # few distinct values: ties
     logits = torch.randint(-4, 5, (T, E)).to(DEVICE, dtype) if rng.random() < 0.5 else tensor(T, E, dtype=dtype)

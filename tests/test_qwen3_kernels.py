@@ -46,6 +46,7 @@ def test_cases_on_the_gpu(file: str) -> None:
 
 
 ELEMENT = {BF16: 2, F16: 2, F32: 4}
+PRODUCTS = {"small_linear", "router_logits", "decode_attention", "prefill_attention"}
 POINTERS = {"x": 0, "norm": 0, "weight": 0, "bias": 0, "residual": 0, "out": 0, "normed": 0}
 
 
@@ -62,6 +63,13 @@ def _launches(x: str) -> list[tuple[str, dict[str, str], dict[str, Any], dict[st
     where = {"rows": I64, "positions": I64, "num_tokens": I32}
     decode = {"q": x, **kv, **where, "out": x, "partial": F32, "lse": F32, "scale": "fp32", "capacity": "i32x16"}
     prefill = {"q": x, **kv, "tiles": I32, "out": x, "scale": "fp32", "capacity": "i32x16"}
+    route = kernels.router_tile(64, ELEMENT[x])
+    topk = {
+        "logits": x, "partial": F32, "squares": F32, "x": x, "norm": x, "normed": x, "ids": I32, "weights": F32,
+        "eps": "fp32", "T": "i32", "E": "i32x16", "H": "i32x16",
+    }  # fmt: skip
+    linear = dict.fromkeys(("x", "weight", "bias", "residual", "out"), x)
+    best = {"K": 8, "RENORMALISE": True, "E_PAD": 128, "K_PAD": 8}
     return [
         ("rms_norm", {"x": x, "weight": x, "out": x, "eps": "fp32", "H": "i32x16"}, {"BLOCK": 2048}, {"num_warps": 8}),
         (
@@ -82,12 +90,24 @@ def _launches(x: str) -> list[tuple[str, dict[str, str], dict[str, Any], dict[st
             {"Q": 32, "KV": 4, "D": 128, "BOUND": True, "BLOCK_R": 16},
             {"num_warps": 4},
         ),
-        (
-            "router_topk",
-            {"logits": x, "ids": I32, "weights": F32, "E": "i32x16"},
-            {"K": 8, "RENORMALISE": True, "E_PAD": 128, "K_PAD": 8},
-            {"num_warps": 1},
+        *(
+            (
+                "small_linear",
+                {**linear, "T": "i32", "N": "i32x16", "K": "i32x16"},
+                {"BIAS": True, "ADD": True, "PRECISION": precision, "EVEN_K": True, **small.constants},
+                {"num_warps": small.warps, "num_stages": small.stages},
+            )
+            for small in (kernels.small_linear_tile(64, n, 2048, ELEMENT[x]) for n in (2048, 5120))
         ),
+        (
+            "router_logits",
+            {"x": x, "norm": x, "weight": x, "partial": F32, "squares": F32, "T": "i32", "E": "i32x16", "H": "i32x16"},
+            {"PRECISION": precision, **route.constants},
+            {"num_warps": route.warps, "num_stages": route.stages},
+        ),
+        ("router_topk", topk, {**best, "SLICES": 0, "S_PAD": 1, "H_PAD": 1}, {"num_warps": 4}),
+        ("router_topk", topk, {**best, "E_PAD": 512, "SLICES": 8, "S_PAD": 8, "H_PAD": 2048}, {"num_warps": 4}),
+        ("router_topk", topk, {**best, "SLICES": 8, "S_PAD": 8, "H_PAD": 2048}, {"num_warps": 4}),
         (
             "decode_attention",
             decode,
@@ -133,6 +153,6 @@ def test_kernels_compile_for_gpus_that_are_not_here(x: str, capability: int) -> 
         limit = SHARED_KIB[90 if capability == 90 else 120] << 10
         assert compiled.metadata.shared <= limit, (name, constants, compiled.metadata.shared)
         if x != F32:  # those are exact products, on the CUDA cores
-            assert ("mma" in ptx) == (name in ("decode_attention", "prefill_attention")), name
+            assert ("mma" in ptx) == (name in PRODUCTS), name
         if constants.get("PDL"):
             assert "griddepcontrol.wait" in ptx, name

@@ -114,6 +114,11 @@ class StaticCache:
         self.heads = config.num_attention_heads
         self.lengths = [0] * B
 
+    @property
+    def _tiled(self) -> bool:
+        """Whether Triton kernels attend: they read no key past a row's length."""
+        return ops.fast_heads(self.k, self.heads, self.k.shape[2], self.k.shape[4])
+
     @staticmethod
     def nbytes(config: Qwen3MoeConfig, B: int, capacity: int, dtype: torch.dtype) -> int:
         """Bytes a cache of this size holds."""
@@ -130,7 +135,7 @@ class StaticCache:
             RequestError: a row would grow past the capacity.
         """
         device, spans, first = self.k.device, [], 0
-        tiled = ops.fast_heads(self.k, self.heads, self.k.shape[2], self.k.shape[4])
+        tiled = self._tiled
         for row, n in chunks:
             past, mask = self.lengths[row], None
             if past and not tiled:
@@ -138,11 +143,11 @@ class StaticCache:
             spans.append(Span(row, first, n, past, mask))
             self._grow(row, n)
             first += n
-        rows = [span.row for span in spans for _ in range(span.n)]
-        positions = [span.past + i for span in spans for i in range(span.n)]
+        rows = [torch.full((span.n,), span.row) for span in spans]
+        positions = [torch.arange(span.past, span.past + span.n) for span in spans]
         return Step(
-            rows=torch.tensor(rows, dtype=torch.int64, device=device),
-            positions=torch.tensor(positions, dtype=torch.int64, device=device),
+            rows=torch.cat(rows).to(device),
+            positions=torch.cat(positions).to(device),
             logits_at=torch.tensor(logits_at, dtype=torch.int64, device=device),
             spans=tuple(spans),
             tiles=ops.prefill_tiles(spans, self.k) if tiled else None,
@@ -165,7 +170,8 @@ class StaticCache:
 
     def clear(self, B: int) -> None:
         """Forget everything; rows 0 .. B-1 are in use from now on."""
-        self.v[:, :B].zero_()  # as at the start
+        if not self._tiled:
+            self.v[:, :B].zero_()  # as at the start
         self.lengths = [0] * B
 
     def keep(self, rows: Sequence[int]) -> None:

@@ -191,8 +191,8 @@ def check_request(
                 expected=f"at most {context} together",
                 remedy="shorten the prompt or lower max_new_tokens",
             )
-        bad = next((j for j, token in enumerate(prompt) if not 0 <= token < V), None)
-        if bad is not None:
+        if min(prompt) < 0 or max(prompt) >= V:
+            bad = next(j for j, token in enumerate(prompt) if not 0 <= token < V)
             raise RequestError(
                 f"id out of range at position {bad} of prompt {i}", got=prompt[bad], expected=f"0 .. {V - 1}"
             )

@@ -15,6 +15,15 @@ from .ops import HeadNorms, Place
 MAX_SPLITS = 64
 
 
+@dataclass(frozen=True)
+class Tile:
+    """Constants, warps and pipeline stages of a kernel's launch (where STAGES is no constant)."""
+
+    constants: dict[str, int]
+    warps: int
+    stages: int = 3
+
+
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     from gpu_kernels.triton import rms_norm as kernel
 
@@ -38,7 +47,7 @@ def few_linear(
     residual: Tensor | None = None,
     normed: Tensor | None = None,
 ) -> Tensor:
-    """See gpu_kernels/triton/few_linear.py. With a residual, that is the output."""
+    """See gpu_kernels/triton/few_linear.py: 4 rows or fewer. With a residual, that is the output."""
     from gpu_kernels.triton import few_linear as kernel
 
     (T, K), N = x.shape, weight.shape[0]
@@ -54,9 +63,34 @@ def few_linear(
 
 def few_linear_tile(T: int, N: int, K: int) -> tuple[int, int, int]:
     """(BLOCK_N, BLOCK_K, warps): rows of the weight per program so that there are programs for every multiprocessor."""
-    block_n = 8 if N >= 16384 else 4 if N >= 2048 else 1
-    block_k = min(1024 if T == 1 else 512, power_of_2(K))
-    return block_n, block_k, max(1, min(4, block_k // 256))
+    block_n = 4 if N >= 2048 else 2
+    block_k = min(2048 if T == 1 else 512, power_of_2(K))
+    return block_n, block_k, max(1, min(8, block_k // 256))
+
+
+def small_linear(
+    x: Tensor, weight: Tensor, bias: Tensor | None = None, *, residual: Tensor | None = None
+) -> Tensor:  # fmt: skip
+    """See gpu_kernels/triton/small_linear.py. With a residual, that is the output."""
+    from gpu_kernels.triton import small_linear as kernel
+
+    (T, K), N = x.shape, weight.shape[0]
+    out = residual if residual is not None else x.new_empty(T, N)
+    tile = small_linear_tile(T, N, K, x.element_size())
+    kernel.small_linear[(-(-N // tile.constants["BLOCK_N"]),)](
+        x, weight, bias, residual, out, T, N, K,
+        BIAS=bias is not None, ADD=residual is not None, PRECISION=_precision(x),
+        EVEN_K=K % tile.constants["BLOCK_K"] == 0, **tile.constants,
+        num_warps=tile.warps, num_stages=tile.stages, **_pdl(x),
+    )  # fmt: skip
+    return out
+
+
+def small_linear_tile(T: int, N: int, K: int, itemsize: int) -> Tile:
+    """Of small_linear, for up to 64 rows."""
+    block_n = 16 if N <= 4096 else 32
+    block_k = max(16, min(256 // itemsize, power_of_2(K)))
+    return Tile({"T_PAD": max(16, power_of_2(T)), "BLOCK_N": block_n, "BLOCK_K": block_k}, 4, 4)
 
 
 def head_norm_rope(
@@ -82,13 +116,49 @@ def router_topk(logits: Tensor, K: int, renormalise: bool) -> tuple[Tensor, Tens
     from gpu_kernels.triton import router_topk as kernel
 
     T, E = logits.shape
-    ids = logits.new_empty(T, K, dtype=torch.int32)
-    weights = logits.new_empty(T, K, dtype=torch.float32)
+    ids, weights = _chosen(logits, T, K)
     kernel.router_topk[(T,)](
-        logits, ids, weights, E, K=K, RENORMALISE=renormalise, E_PAD=power_of_2(E), K_PAD=power_of_2(K),
-        num_warps=1 if E <= 512 else 4, **_pdl(logits),
+        logits, None, None, None, None, None, ids, weights, 0.0, T, E, 0,
+        K=K, RENORMALISE=renormalise, SLICES=0, E_PAD=power_of_2(E), K_PAD=power_of_2(K), S_PAD=1, H_PAD=1,
+        num_warps=4, **_pdl(logits),
     )  # fmt: skip
     return ids, weights
+
+
+def router(
+    x: Tensor, norm: Tensor, eps: float, weight: Tensor, K: int, renormalise: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """ids and weights [T, K] of x [T, H], and x normalised: router_logits, then router_topk."""
+    from gpu_kernels.triton import router_logits as logits_kernel
+    from gpu_kernels.triton import router_topk as kernel
+
+    (T, H), E = x.shape, weight.shape[0]
+    tile = router_tile(T, x.element_size())
+    slices = -(-H // tile.constants["BLOCK_H"])
+    partial = x.new_empty(slices, T, E, dtype=torch.float32)
+    squares = x.new_empty(slices, T, dtype=torch.float32)
+    grid = (-(-E // tile.constants["BLOCK_E"]), slices, -(-T // tile.constants["BLOCK_T"]))
+    logits_kernel.router_logits[grid](
+        x, norm, weight, partial, squares, T, E, H, PRECISION=_precision(x), **tile.constants,
+        num_warps=tile.warps, num_stages=tile.stages, **_pdl(x),
+    )  # fmt: skip
+    ids, weights = _chosen(x, T, K)
+    normed = torch.empty_like(x)
+    kernel.router_topk[(T,)](
+        None, partial, squares, x, norm, normed, ids, weights, eps, T, E, H,
+        K=K, RENORMALISE=renormalise, SLICES=slices, E_PAD=power_of_2(E), K_PAD=power_of_2(K),
+        S_PAD=power_of_2(slices), H_PAD=power_of_2(H), num_warps=4, **_pdl(x),
+    )  # fmt: skip
+    return ids, weights, normed
+
+
+def router_tile(T: int, itemsize: int) -> Tile:
+    """Of router_logits."""
+    return Tile({"BLOCK_T": max(16, min(32, power_of_2(T))), "BLOCK_E": 16, "BLOCK_H": 512 // itemsize}, 4, 1)
+
+
+def _chosen(x: Tensor, T: int, K: int) -> tuple[Tensor, Tensor]:
+    return x.new_empty(T, K, dtype=torch.int32), x.new_empty(T, K, dtype=torch.float32)
 
 
 def decode_attention(q: Tensor, place: Place) -> Tensor:
@@ -115,14 +185,6 @@ def decode_attention(q: Tensor, place: Place) -> Tensor:
     return out
 
 
-@dataclass(frozen=True)
-class Tile:
-    """Constants and warps of a kernel's launch."""
-
-    constants: dict[str, int]
-    warps: int
-
-
 def decode_tile(D: int, itemsize: int) -> Tile:
     """Of decode_attention: within the 99 KiB of shared memory that the least of GPUs has."""
     return Tile({"BLOCK_N": 64 if D * itemsize <= 256 else 32, "STAGES": 3 if D * itemsize <= 512 else 2}, 4)
@@ -139,8 +201,8 @@ def prefill_tile(D: int, itemsize: int) -> Tile:
 
 def decode_splits(T: int, kv_heads: int, capacity: int, processors: int) -> int:
     """Parts of the keys, a power of two: programs for twice the multiprocessors, of 128 keys or more each."""
-    if capacity <= 512:
-        return 1  # merging would cost more than it saves
+    if capacity <= 512:  # merging costs more than it saves unless there are hardly any programs
+        return 4 if T * kv_heads <= 8 and capacity > 64 else 1
     splits = 1
     while splits < MAX_SPLITS and 2 * splits * T * kv_heads <= 2 * processors and 2 * splits * 128 <= capacity:
         splits *= 2

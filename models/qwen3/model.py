@@ -42,8 +42,8 @@ class RMSNorm(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return ops.rms_norm(x, self.weight, self.eps)
 
-    def into(self, linear: nn.Linear, x: Tensor) -> tuple[Tensor, Tensor]:
-        """linear(self(x)), and self(x); one pass where that is faster."""
+    def into(self, linear: nn.Linear, x: Tensor) -> Tensor:
+        """linear(self(x)); one pass where that is faster."""
         return ops.norm_linear(x, self.weight, self.eps, linear.weight, linear.bias)
 
 
@@ -65,7 +65,7 @@ class Attention(nn.Module):
         self, x: Tensor, norm: RMSNorm, rope: tuple[Tensor, Tensor], cache: AttentionCache, step: Step
     ) -> Tensor:
         """x [T, H] + attention(norm(x)); x may be overwritten."""
-        qkv, _ = norm.into(self.qkv, x)
+        qkv = norm.into(self.qkv, x)
         heads = qkv.view(x.shape[0], self.heads + 2 * self.kv_heads, self.head_dim)
         norms = ops.HeadNorms(self.q_norm.weight, self.k_norm.weight, self.q_norm.eps)
         q, k, v = ops.head_norm_rope(heads, self.kv_heads, norms, rope, cache.place(self.layer, step))
@@ -83,7 +83,7 @@ class DenseMLP(nn.Module):
 
     def forward(self, x: Tensor, norm: RMSNorm, step: Step) -> Tensor:
         """x [T, H] + mlp(norm(x)); x may be overwritten."""
-        gate, up = norm.into(self.gate_up, x)[0].chunk(2, dim=-1)
+        gate, up = norm.into(self.gate_up, x).chunk(2, dim=-1)
         return ops.linear_add(F.silu(gate) * up, self.down.weight, self.down.bias, x)
 
 
@@ -128,8 +128,7 @@ class MoE(nn.Module):
 
     def forward(self, x: Tensor, norm: RMSNorm, step: Step) -> Tensor:
         """x [T, H] + experts(norm(x)); x may be overwritten."""
-        logits, hidden = norm.into(self.router, x)
-        ids, weights = ops.route(logits, self.K, self.norm_topk_prob)
+        ids, weights, hidden = ops.norm_route(x, norm.weight, norm.eps, self.router.weight, self.K, self.norm_topk_prob)
         if ops.fast(x):  # the sum over experts begins with x
             layer = self.prepared(x.shape[0])
             return layer(hidden, ids, weights, out=x, accumulate=True, num_tokens=step.num_tokens)
@@ -224,7 +223,7 @@ class Qwen3Moe(nn.Module):
             x = layer(x, rope, cache, step)
         if step.logits_at is not None:
             x = x[step.logits_at]
-        logits, _ = ops.norm_linear(x, self.norm.weight, self.norm.eps, (self.head or self.embed).weight)
+        logits = ops.norm_linear(x, self.norm.weight, self.norm.eps, (self.head or self.embed).weight)
         return logits if len(shape) == 1 else logits.view(*shape, self.config.vocab_size)
 
     def _whole(self, ids: Tensor) -> tuple[Uncached, Step]:

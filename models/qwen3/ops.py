@@ -25,8 +25,17 @@ from torch import Tensor
 if TYPE_CHECKING:
     from .cache import Span
 
-FEW_TOKENS = 4
+FEW_TOKENS = 1
 """Linear layers of at most this many rows run on the CUDA cores, with what surrounds them."""
+
+SMALL_TOKENS = 64
+"""Those of at most this many rows run in a Triton kernel for them, above it in the vendor's."""
+
+SMALL_WIDTH = 16384
+"""The vendor's kernel is as good for matrices with more rows than this."""
+
+ROUTER_TOKENS = 128
+"""The router of at most this many tokens is sliced."""
 
 _PLAIN: ContextVar[bool] = ContextVar("plain", default=False)
 
@@ -103,27 +112,33 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return F.rms_norm(x, weight.shape, weight, eps)
 
 
-def norm_linear(
-    x: Tensor, norm: Tensor, eps: float, weight: Tensor, bias: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
-    """A linear layer behind a norm: rms_norm(x [T, K]) weight^T [K, N] + bias.
-
-    Returns:
-        [T, N], and the normalised x [T, K].
-    """
-    if fast(x) and 0 < x.shape[0] <= FEW_TOKENS and weight.is_contiguous():
-        normed = torch.empty_like(x)
-        return _kernels().few_linear(x.contiguous(), weight, bias, norm=norm, eps=eps, normed=normed), normed
+def norm_linear(x: Tensor, norm: Tensor, eps: float, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """A linear layer behind a norm: rms_norm(x [T, K]) weight^T [K, N] + bias -> [T, N]."""
+    if _few(x, weight):
+        return _kernels().few_linear(x.contiguous(), weight, bias, norm=norm, eps=eps)
     normed = rms_norm(x, norm, eps)
-    return F.linear(normed, weight, bias), normed
+    if _small(normed, weight):
+        return _kernels().small_linear(normed, weight, bias)
+    return F.linear(normed, weight, bias)
+
+
+def _few(x: Tensor, weight: Tensor) -> bool:
+    return 0 < x.shape[0] <= FEW_TOKENS and fast(x) and weight.is_contiguous()
+
+
+def _small(x: Tensor, weight: Tensor) -> bool:
+    fits = 0 < x.shape[0] <= SMALL_TOKENS and weight.shape[0] <= SMALL_WIDTH
+    return fits and fast(x) and weight.is_contiguous() and x.is_contiguous()
 
 
 def linear_add(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor) -> Tensor:
     """residual [T, N] + x [T, K] weight^T + bias; the fast form writes it over residual and rounds once."""
     if not fast(x):
         return residual + F.linear(x, weight, bias)
-    if 0 < x.shape[0] <= FEW_TOKENS and weight.is_contiguous():
+    if _few(x, weight):
         return _kernels().few_linear(x.contiguous(), weight, bias, residual=residual)
+    if _small(x, weight):
+        return _kernels().small_linear(x, weight, bias, residual=residual)
     if bias is not None:
         residual += bias
     return residual.addmm_(x, weight.t())
@@ -141,6 +156,22 @@ def route(logits: Tensor, K: int, renormalise: bool) -> tuple[Tensor, Tensor]:
     if renormalise:
         weights = weights / weights.sum(dim=-1, keepdim=True)
     return ids, weights
+
+
+def norm_route(
+    x: Tensor, norm: Tensor, eps: float, weight: Tensor, K: int, renormalise: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Route rms_norm(x [T, H]) by the router's weight [E, H]: ids and weights as `route`, and the normalised x."""
+    T, E = x.shape[0], weight.shape[0]
+    if _few(x, weight) and E <= 4096:
+        normed = torch.empty_like(x)
+        logits = _kernels().few_linear(x.contiguous(), weight, None, norm=norm, eps=eps, normed=normed)
+    elif 0 < T <= ROUTER_TOKENS and E <= 4096 and fast(x) and x.is_contiguous() and weight.is_contiguous():
+        return _kernels().router(x, norm, eps, weight, K, renormalise)
+    else:
+        normed = rms_norm(x, norm, eps)
+        logits = F.linear(normed, weight)
+    return *route(logits, K, renormalise), normed
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
