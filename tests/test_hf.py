@@ -214,7 +214,7 @@ def shortfall(model: nn.Module, inputs: dict[str, Tensor], tokens: Tensor) -> fl
 
 @on_devices
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
-def test_generate_compiled(dtype: torch.dtype, device: str) -> None:
+def test_generate_compiled(dtype: torch.dtype, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """generate() compiles decoding where the cache is static: with CUDA graphs on a GPU."""
     model, inputs = make("Qwen3Moe", device, dtype), batch(device)
     exact = copy.deepcopy(model).float()
@@ -222,6 +222,8 @@ def test_generate_compiled(dtype: torch.dtype, device: str) -> None:
     config = transformers.generation.CompileConfig(fullgraph=True, **options)
     config._compile_all_devices = True
     graphs = torch._dynamo.utils.counters["stats"]
+    replays, replay = [], torch.cuda.CUDAGraph.replay
+    monkeypatch.setattr(torch.cuda.CUDAGraph, "replay", lambda graph: (replays.append(1), replay(graph)))
 
     def run(model: nn.Module, **more) -> Tensor:
         return model.generate(**inputs, max_new_tokens=8, do_sample=False, **more)
@@ -230,6 +232,8 @@ def test_generate_compiled(dtype: torch.dtype, device: str) -> None:
     before = graphs["unique_graphs"]
     got = run_with(model, "ttnn_moe", lambda m: run(m, cache_implementation="static", compile_config=config))
     assert graphs["unique_graphs"] > before, "nothing was compiled"
+    # of 8 tokens one comes from the prefill and one from a step that warms up
+    assert len(replays) >= (6 if device == "cuda" else 0), "decoding ran outside CUDA graphs"
     assert got.shape == want.shape
     if dtype == torch.float32:
         assert torch.equal(got, want)
