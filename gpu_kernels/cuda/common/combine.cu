@@ -30,14 +30,6 @@ extern "C" __global__ void combine(const u16* rows, const int* inverse, const fl
     wait_for_predecessor();
     let_successor_start();
     if (column >= H || (num_tokens && t >= *num_tokens)) return;
-    int row[K];
-    uint4 words[K];
-#pragma unroll
-    for (int k = 0; k < K; ++k) row[k] = inverse[t * K + k];
-#pragma unroll
-    for (int k = 0; k < K; ++k)
-        if (row[k] >= 0)
-            words[k] = *reinterpret_cast<const uint4*>(rows + static_cast<u64>(row[k]) * H + column);
     float sum[8] = {};
     const u64 at = static_cast<u64>(t) * H + column;
 #if ADD && OUT32
@@ -50,15 +42,27 @@ extern "C" __global__ void combine(const u16* rows, const int* inverse, const fl
         sum[2 * i + 1] = second_of(was[i]);
     }
 #endif
+    constexpr int GROUP = K < 4 ? K : 4;  // rows in flight a thread
 #pragma unroll
-    for (int k = 0; k < K; ++k) {
-        if (row[k] < 0) continue;
-        const float weight = weights[t * K + k];
-        const u32 pairs[4] = {words[k].x, words[k].y, words[k].z, words[k].w};
+    for (int first = 0; first < K; first += GROUP) {
+        int row[GROUP];
+        uint4 words[GROUP];
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            sum[2 * i] += weight * first_of(pairs[i]);
-            sum[2 * i + 1] += weight * second_of(pairs[i]);
+        for (int k = 0; k < GROUP; ++k) {
+            row[k] = first + k < K ? inverse[t * K + first + k] : -1;
+            if (row[k] >= 0)
+                words[k] = *reinterpret_cast<const uint4*>(rows + static_cast<u64>(row[k]) * H + column);
+        }
+#pragma unroll
+        for (int k = 0; k < GROUP; ++k) {
+            if (row[k] < 0) continue;
+            const float weight = weights[t * K + first + k];
+            const u32 pairs[4] = {words[k].x, words[k].y, words[k].z, words[k].w};
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                sum[2 * i] += weight * first_of(pairs[i]);
+                sum[2 * i + 1] += weight * second_of(pairs[i]);
+            }
         }
     }
 #if OUT32

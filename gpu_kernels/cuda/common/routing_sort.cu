@@ -19,8 +19,11 @@
 #ifndef CLUSTER
 #define CLUSTER 1
 #endif
-constexpr int THREADS = 1024;
+#ifndef THREADS
+#define THREADS 1024
+#endif
 constexpr int WARPS = THREADS / 32;
+constexpr int AHEAD = 4;  // loads in flight a lane
 
 __device__ __forceinline__ int cluster_rank() {
 #if CLUSTER > 1
@@ -65,7 +68,7 @@ __device__ __forceinline__ int scan(int value, int* sums) {
     if (lane == 31) sums[warp] = total;
     __syncthreads();
     if (warp == 0) {
-        int sum = sums[lane];
+        int sum = lane < WARPS ? sums[lane] : 0;
         for (int step = 1; step < 32; step *= 2) {
             int other = __shfl_up_sync(~0u, sum, step);
             if (lane >= step) sum += other;
@@ -98,17 +101,26 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     const int run = (P + 32 * WARPS * CLUSTER - 1) / (32 * WARPS * CLUSTER) * 32;
     const int begin = (rank * WARPS + warp) * run, end = min(begin + run, P);
     int* mine = counts + warp * E;
-    for (int first = begin; first < end; first += 32) {
-        const int pair = first + lane;
-        const int e = pair < end ? expert_of(ids, expert_map, pair, limit, E_ids) : -1;
-        const u32 same = __match_any_sync(~0u, e);
-        const int before = __popc(same & ((1u << lane) - 1));
-        int seen = 0;
-        if (e >= 0) seen = mine[e];
-        __syncwarp();
-        if (e >= 0 && before == 0) mine[e] = seen + __popc(same);
-        __syncwarp();
-        if (pair < end) inverse[pair] = e >= 0 ? seen + before : -1;
+    for (int group = begin; group < end; group += 32 * AHEAD) {
+        int experts[AHEAD];
+#pragma unroll
+        for (int i = 0; i < AHEAD; ++i) {
+            const int pair = group + 32 * i + lane;
+            experts[i] = pair < end ? expert_of(ids, expert_map, pair, limit, E_ids) : -1;
+        }
+#pragma unroll
+        for (int i = 0; i < AHEAD; ++i) {
+            const int pair = group + 32 * i + lane, e = experts[i];
+            if (group + 32 * i >= end) break;
+            const u32 same = __match_any_sync(~0u, e);
+            const int before = __popc(same & ((1u << lane) - 1));
+            int seen = 0;
+            if (e >= 0) seen = mine[e];
+            __syncwarp();
+            if (e >= 0 && before == 0) mine[e] = seen + __popc(same);
+            __syncwarp();
+            if (pair < end) inverse[pair] = e >= 0 ? seen + before : -1;
+        }
     }
     __syncthreads();
 
@@ -134,9 +146,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     if (thread < E) base[thread] = offset + before;
     cluster_sync();  // also: no block may leave, or go on to reuse, what others read
 
-    for (int first = begin; first < end; first += 32) {
-        const int pair = first + lane;
-        const int e = pair < end ? expert_of(ids, expert_map, pair, limit, E_ids) : -1;
+#pragma unroll AHEAD
+    for (int pair = begin + lane; pair < end; pair += 32) {
+        const int e = expert_of(ids, expert_map, pair, limit, E_ids);
         if (e < 0) continue;
         const int row = base[e] + mine[e] + inverse[pair];
         inverse[pair] = row;

@@ -45,7 +45,6 @@ constexpr int WEIGHT_BYTES = WEIGHT_ROWS * K_BLOCK * 2;
 constexpr int ROW_BYTES = MAX_N * K_BLOCK * 2;
 constexpr int STAGE_BYTES = WEIGHT_BYTES + ROW_BYTES;
 constexpr int PIECE_BYTES = 4096;
-constexpr int LAG = STAGES > 3 ? 2 : 1;       // stages between a copy's start and the wait for it
 constexpr int CHANNELS = GATE_UP ? 64 : 128;  // of out that a multiplying warpgroup makes
 constexpr int PIECE_ROWS = PIECE_BYTES / 2 / CHANNELS;
 
@@ -88,14 +87,22 @@ __device__ __forceinline__ Tile load_tile(const Tile* tiles, int i) {
     return Tile{words.x, words.y, words.z, words.w};
 }
 
-// ---- the warpgroup that loads
+// ---- the warpgroup that loads: one warp weights, three the rows
 
-__device__ __forceinline__ void load_weights(const TensorMap* map, u32 to, u32 full, int rank, int k,
-                                             int block, int expert) {
+constexpr int GATHER_WARPS = 3;
+constexpr int GATHER_ROWS = 4;  // of a warp's copy: eight lanes a row of 128 bytes
+
+struct Work {
+    const Tile* tiles;
+    int count, step, first, blocks, depth, rank;
+};
+
+__device__ __forceinline__ void load_box(const TensorMap* map, u32 to, u32 full, const Work& work, int k,
+                                         int block, int expert) {
     constexpr u16 ALL = (1 << CLUSTER) - 1;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-        if (CLUSTER > 1 && half != rank) continue;
+        if (CLUSTER > 1 && half != work.rank) continue;
         const u32 at = to + half * BOX_BYTES;
 #if GATE_UP
         const int group = block * (WEIGHT_ROWS / 16) + half * 8;  // of 8 channels: 8 gate and 8 up rows
@@ -113,79 +120,53 @@ __device__ __forceinline__ void load_weights(const TensorMap* map, u32 to, u32 f
     }
 }
 
-__device__ __forceinline__ void load(const Shared& shared, const TensorMap* map, const u16* x,
-                                     const int* row_tokens, const Tile* tiles, int work, int step, int blocks,
-                                     int first_work, int depth, int rank) {
-    constexpr int PER_THREAD = (MAX_N + 15) / 16;
-    const int thread = threadIdx.x, chunk = thread % 8, lane_row = thread / 8;
-    const u32 swizzled = static_cast<u32>(chunk ^ (lane_row % 8)) * 16 + lane_row * 128;
-    Turn turn, landed;
-    int issued = 0, early = 0;
-#if !GATE_UP
-    // the tiles are older than the predecessor, which waited for them: weights may come before it has ended
-    if (first_work < work) {
-        early = min(STAGES, depth / K_BLOCK);
-        const int expert = tiles[first_work / blocks].expert;
-        for (int stage = 0; stage < early && thread == 0; ++stage) {
-            barrier_arrive_expect(shared.full + 8 * stage, WEIGHT_BYTES);
-            load_weights(map, shared.weights(stage), shared.full + 8 * stage, rank, stage * K_BLOCK,
-                         first_work % blocks, expert);
-        }
-    }
-    wait_for_predecessor();
-    let_successor_start();
-#endif
-    for (int i = first_work; i < work; i += step) {
-        const Share share(load_tile(tiles, i / blocks), rank);
-        const int rounds = (share.rows + 15) / 16;
-#if GATE_UP
-        int tokens[PER_THREAD];
-#pragma unroll
-        for (int j = 0; j < PER_THREAD; ++j) {
-            const int row = lane_row + 16 * j;
-            tokens[j] = row < share.rows ? row_tokens[share.first + row] : -1;
-        }
-#endif
-        for (int k = 0; k < depth; k += K_BLOCK) {
-            if (CLUSTER > 1)
-                barrier_wait_cluster(shared.empty + 8 * turn.stage, turn.parity ^ 1);
-            else
-                barrier_wait(shared.empty + 8 * turn.stage, turn.parity ^ 1);
-            if (thread == 0 && issued >= early) {
-                const u32 full = shared.full + 8 * turn.stage;
-                barrier_arrive_expect(full, WEIGHT_BYTES);
-                load_weights(map, shared.weights(turn.stage), full, rank, k, i % blocks, share.expert);
-            }
-            const u32 to = shared.rows(turn.stage) + swizzled;
-#pragma unroll
-            for (int j = 0; j < PER_THREAD; ++j) {
-                if (j < rounds) {
-#if GATE_UP
-                    const bool real = tokens[j] >= 0;
-                    const int row = real ? tokens[j] : 0;
-#else
-                    const bool real = lane_row + 16 * j < share.rows;
-                    const int row = real ? share.first + lane_row + 16 * j : 0;
-#endif
-                    const u16* from = x + static_cast<u64>(row) * depth + k + chunk * 8;
-                    copy_16(to + j * 2048, from, real);
-                }
-            }
-            copies_commit();
+__device__ __forceinline__ void load_weights(const Shared& shared, const TensorMap* map, const Work& work) {
+    Turn turn;
+    for (int i = work.first; i < work.count; i += work.step) {
+        const int expert = work.tiles[i / work.blocks].expert;
+        for (int k = 0; k < work.depth; k += K_BLOCK) {
+            const u32 full = shared.full + 8 * turn.stage;
+            barrier_wait(shared.empty + 8 * turn.stage, turn.parity ^ 1);
+            barrier_arrive_expect(full, WEIGHT_BYTES);
+            load_box(map, shared.weights(turn.stage), full, work, k, i % work.blocks, expert);
             turn.next();
-            if (++issued > LAG) {
-                copies_wait<LAG>();
-                fence_async_proxy();
-                barrier_arrive(shared.full + 8 * landed.stage);
-                landed.next();
-            }
         }
     }
-    copies_wait<0>();
-    fence_async_proxy();
-    for (int left = min(issued, LAG); left > 0; --left) {
-        barrier_arrive(shared.full + 8 * landed.stage);
-        landed.next();
+}
+
+__device__ __forceinline__ void load_rows(const Shared& shared, const u16* x, const int* row_tokens,
+                                          const Work& work) {
+    constexpr int COPIES = (MAX_N / GATHER_ROWS + GATHER_WARPS - 1) / GATHER_WARPS;
+    constexpr int STRIDE = GATHER_WARPS * GATHER_ROWS;
+    const int warp = threadIdx.x / 32 - 1, lane = threadIdx.x % 32, chunk = lane % 8;
+    // copy j is of rows (warp + 3 j) * 4 + lane / 8: the swizzle knows odd and even j
+    const int row_of_lane = warp * GATHER_ROWS + lane / 8;
+    const u32 even = (chunk ^ (row_of_lane % 8)) * 16, odd = (chunk ^ ((row_of_lane + 4) % 8)) * 16;
+    Turn turn;
+    for (int i = work.first; i < work.count; i += work.step) {
+        const Share share(load_tile(work.tiles, i / work.blocks), work.rank);
+        // copies of this warp; the last one's rows past the tile read some row again, and what they make is
+        // not written
+        const int copies = (share.rows - warp * GATHER_ROWS + STRIDE - 1) / STRIDE;
+        u32 sources[COPIES];  // in units of 16 bytes
+#pragma unroll
+        for (int j = 0; j < COPIES; ++j) {
+            const int row = share.first + min(row_of_lane + j * STRIDE, share.rows - 1);
+            sources[j] = 0;
+            // -1: a row that no token has
+            if (j < copies) sources[j] = GATE_UP ? max(row_tokens[row], 0) : row;
+            sources[j] *= static_cast<u32>(work.depth / 8);
+        }
+        const uint4* from = reinterpret_cast<const uint4*>(x) + chunk;
+        for (int k = 0; k < work.depth; k += K_BLOCK, from += K_BLOCK / 8) {
+            barrier_wait(shared.empty + 8 * turn.stage, turn.parity ^ 1);
+            const u32 to = shared.rows(turn.stage) + row_of_lane * 128;
+#pragma unroll
+            for (int j = 0; j < COPIES; ++j)
+                if (j < copies) copy_16(to + j * STRIDE * 128 + (j % 2 ? odd : even), from + sources[j]);
+            copies_arrive(shared.full + 8 * turn.stage);
+            turn.next();
+        }
     }
 }
 
@@ -209,6 +190,7 @@ __device__ __forceinline__ void multiply(const Shared& shared, Turn& turn, float
     int before = -1;
     for (int k = 0; k < depth; k += K_BLOCK) {
         barrier_wait(shared.full + 8 * turn.stage, turn.parity);
+        fence_async_proxy();  // rows were written by ordinary copies
         const u64 a = operand(shared.weights(turn.stage) + weights), b = operand(shared.rows(turn.stage));
         products_begin();
 #pragma unroll
@@ -315,7 +297,7 @@ extern "C" __global__ void __launch_bounds__(384, 1)
     if (threadIdx.x == 0) {
         prefetch_map(&weights);
         for (int i = 0; i < STAGES; ++i) {
-            barrier_init(shared.full + 8 * i, 1 + 128);
+            barrier_init(shared.full + 8 * i, 1 + 32 * GATHER_WARPS);
             barrier_init(shared.empty + 8 * i, 2 * CLUSTER);
         }
         barrier_init_fence();
@@ -329,19 +311,33 @@ extern "C" __global__ void __launch_bounds__(384, 1)
     let_successor_start();
 #endif
 
-    const int blocks = ((GATE_UP ? 2 * width : width) + WEIGHT_ROWS - 1) / WEIGHT_ROWS;
-    const int work = *num_tiles * blocks, step = gridDim.x / CLUSTER, first_work = blockIdx.x / CLUSTER;
+    Work work;
+    work.tiles = tiles;
+    work.blocks = ((GATE_UP ? 2 * width : width) + WEIGHT_ROWS - 1) / WEIGHT_ROWS;
+    work.count = *num_tiles * work.blocks;
+    work.step = gridDim.x / CLUSTER;
+    work.first = blockIdx.x / CLUSTER;
+    work.depth = depth;
+    work.rank = rank;
     if (group == 0) {
-        give_registers<40>();
-        load(shared, &weights, x, row_tokens, tiles, work, step, blocks, first_work, depth, rank);
+        give_registers<88>();
+        if (threadIdx.x == 0) load_weights(shared, &weights, work);
+        if (threadIdx.x >= 32) {
+#if !GATE_UP
+            // tiles and weights are older than the predecessor, which waited for them
+            wait_for_predecessor();
+            let_successor_start();
+#endif
+            load_rows(shared, x, row_tokens, work);
+        }
     } else {
-        take_registers<232>();
+        take_registers<208>();
         Turn turn;
         float sums[2][MAX_N / 2];
-        for (int i = first_work; i < work; i += step) {
-            const Share share(load_tile(tiles, i / blocks), rank);
+        for (int i = work.first; i < work.count; i += work.step) {
+            const Share share(load_tile(tiles, i / work.blocks), rank);
             multiply_rows<8>(shared, turn, sums, depth, share.rows);
-            write(shared, sums, out, share, i % blocks, width);
+            write(shared, sums, out, share, i % work.blocks, width);
         }
     }
     if (CLUSTER > 1) cluster_sync();  // the other block may still send here

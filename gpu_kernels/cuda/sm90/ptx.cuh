@@ -40,7 +40,7 @@ __device__ __forceinline__ void barrier_arrive(u32 barrier) {
 __device__ __forceinline__ void barrier_arrive_at(u32 barrier, u32 rank) {
     asm volatile(
         "{.reg .b32 there; mapa.shared::cluster.u32 there, %0, %1;\n"
-        "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [there];}" ::"r"(barrier),
+        "mbarrier.arrive.shared::cluster.b64 _, [there];}" ::"r"(barrier),
         "r"(rank)
         : "memory");
 }
@@ -54,16 +54,6 @@ __device__ __forceinline__ void barrier_wait(u32 barrier, u32 parity) {
     asm volatile(
         "{.reg .pred done;\n"
         "again: mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
-        "@!done bra again;}" ::"r"(barrier),
-        "r"(parity)
-        : "memory");
-}
-
-// What another block's threads wrote or released is seen as well.
-__device__ __forceinline__ void barrier_wait_cluster(u32 barrier, u32 parity) {
-    asm volatile(
-        "{.reg .pred done;\n"
-        "again: mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], %1;\n"
         "@!done bra again;}" ::"r"(barrier),
         "r"(parity)
         : "memory");
@@ -119,20 +109,17 @@ __device__ __forceinline__ void tensor_load_5d_to(u32 to, const TensorMap* map, 
         : "memory");
 }
 
-// 16 bytes; zeros where not `real`.
-__device__ __forceinline__ void copy_16(u32 to, const void* from, bool real) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(real ? 16 : 0)
-                 : "memory");
+__device__ __forceinline__ void copy_16(u32 to, const void* from) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
 }
 
-__device__ __forceinline__ void copies_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-
-template <int LEFT>
-__device__ __forceinline__ void copies_wait() {
-    asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory");
+// One arrival of this thread, when all its copies have landed.
+__device__ __forceinline__ void copies_arrive(u32 barrier) {
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
 }
 
-// What this thread wrote to shared memory may now be read by the tensor cores and the copy engine.
+// What this thread wrote to shared memory, or saw written, may now be read by the tensor cores and the copy
+// engine.
 __device__ __forceinline__ void fence_async_proxy() {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }

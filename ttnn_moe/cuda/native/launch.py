@@ -16,7 +16,6 @@ from .maps import maps_of
 from .plan import Few, Gemm, Plan, Sorted
 
 ARCH = "sm_90a"
-SORT_WARPS = 32
 
 
 def run(
@@ -77,11 +76,12 @@ def _sorted(
     inverse, tiles, num_tiles = row_tokens + 4 * pairs, row_tokens + 8 * pairs, row_tokens + 8 * pairs + 16 * bound
 
     sort = Spec.of(
-        "common/routing_sort", ARCH, ID64=selection.ids.dtype == torch.int64, CLUSTER=plan.sort_cluster
+        "common/routing_sort", ARCH, ID64=selection.ids.dtype == torch.int64, CLUSTER=plan.sort_cluster,
+        THREADS=plan.sort_threads,
     )  # fmt: skip
-    memory = (SORT_WARPS + 5) * E * 4
+    memory = (plan.sort_threads // 32 + 5) * E * 4
     launch(
-        where, load.config((plan.sort_cluster,), 1024, memory, plan.sort_cluster, overlap=True),
+        where, load.config((plan.sort_cluster,), plan.sort_threads, memory, plan.sort_cluster, overlap=True),
         load.kernel(sort, device, memory),
         selection.ids.data_ptr(), _pointer(selection.expert_map), _pointer(selection.num_tokens),
         row_tokens, inverse, tiles, num_tiles,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,18 +18,21 @@ class WeightMaps:
     down: Any
 
 
-# by tensor object: an Experts may be made anew around the same weights on every call
-_KEPT: weakref.WeakKeyDictionary[Tensor, tuple[tuple[object, ...], WeightMaps]] = weakref.WeakKeyDictionary()
+# by address: an Experts, and its tensors, may be made anew around the same weights on every call. An entry says
+# everything about how the addresses are read, so one that outlives its weights does no harm; the oldest go.
+_KEPT: dict[tuple[object, ...], WeightMaps] = {}
+_MOST = 1024
 
 
 def maps_of(experts: Experts) -> WeightMaps:
     gate_up, down = experts.tensors["gate_up"], experts.tensors["down"]
-    key = (gate_up.data_ptr(), down.data_ptr(), gate_up.shape, down.shape, experts.gate_up_order)
-    kept = _KEPT.get(gate_up)
-    if kept is not None and kept[0] == key:
-        return kept[1]
-    maps = WeightMaps(_gate_up(gate_up, experts.gate_up_order == "interleaved"), _map(down, (1, 128, 64)))
-    _KEPT[gate_up] = (key, maps)
+    order = experts.gate_up_order
+    key = (gate_up.data_ptr(), down.data_ptr(), gate_up.shape, down.shape, gate_up.dtype, gate_up.device.index, order)
+    maps = _KEPT.get(key)
+    if maps is None:
+        if len(_KEPT) >= _MOST:
+            _KEPT.pop(next(iter(_KEPT)))
+        maps = _KEPT[key] = WeightMaps(_gate_up(gate_up, order == "interleaved"), _map(down, (1, 128, 64)))
     return maps
 
 
@@ -46,7 +48,7 @@ def _gate_up(weight: Tensor, interleaved: bool) -> Any:
 
 
 def _map(view: Tensor, box: tuple[int, ...]) -> Any:
-    from cuda.core import TensorMapSwizzle
+    from cuda.core._tensor_map import TensorMapSwizzle
     from cuda.core.utils import StridedMemoryView
 
     strided = StridedMemoryView.from_any_interface(view.detach(), stream_ptr=-1)

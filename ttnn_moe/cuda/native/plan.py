@@ -47,10 +47,12 @@ class Sorted:
     """Sort, two grouped products, combine.
 
     Attributes:
-        sort_cluster: blocks that sort. by_size: tiles of experts with most rows come first.
+        sort_threads, sort_cluster: threads of a block that sorts, and blocks. by_size: tiles of experts with most rows
+            come first.
     """
 
     gemm: Gemm
+    sort_threads: int = 1024
     sort_cluster: int = 1
     by_size: bool = False
 
@@ -78,4 +80,9 @@ def choose(T: int, E: int, K: int) -> Plan:
     rows = T * K / min(E, T * K)
     gemm = Gemm(64, 1, 5) if rows <= 32 else Gemm(160, 1, 4) if rows <= 144 else Gemm(160, 2, 4)
     pairs = T * K
-    return Sorted(gemm, sort_cluster=1 if pairs <= 4096 else 8, by_size=pairs > 4096)
+    threads = min(1024, max(_power_of_2(E), _power_of_2(pairs) // 2, 128))
+    return Sorted(gemm, threads, sort_cluster=1 if pairs <= 2048 else 8, by_size=pairs > 8192)
+
+
+def _power_of_2(n: int) -> int:
+    return 1 << max(n - 1, 0).bit_length()
