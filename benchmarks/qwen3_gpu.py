@@ -98,6 +98,7 @@ def decode(model: Qwen3Moe, B: int, prompt: int, new: int, rounds: int) -> tuple
 def prefill(model: Qwen3Moe, n: int, rounds: int) -> tuple[dict[str, Any], Session]:
     """Time to the first token of one prompt of n tokens, on the host."""
     session = Session(model, 1, n + 1)
+    session.capture()
     texts = prompts(1, n, model.config.vocab_size)
     for _ in range(2):
         seconds(model, session, texts, 1)
@@ -131,11 +132,11 @@ def main(
     config: Annotated[str, typer.Option(help=f"One of {sorted(PRESETS)}.")] = "qwen3-30b-a3b",
     layers: Annotated[int | None, typer.Option(help="Keep this many layers only.")] = None,
     batches: Annotated[str, typer.Option(help="Sequences of decode.")] = "1,8,32,128",
-    prefills: Annotated[str, typer.Option(help="Lengths of one prompt.")] = "512,4096",
+    prefills: Annotated[str, typer.Option(help="Lengths of one prompt.")] = "128,512,4096",
     prompt: Annotated[int, typer.Option(help="Prompt tokens of a decoded sequence.")] = 128,
     new: Annotated[int, typer.Option(help="New tokens of a decoded sequence.")] = 128,
     rounds: Annotated[int, typer.Option(help="Samples of a time.")] = 5,
-    traces: Annotated[str, typer.Option(help="Batches and (p...) prompt lengths to trace.")] = "1,32,p4096",
+    traces: Annotated[str, typer.Option(help="Batches and (p...) prompt lengths to trace.")] = "1,8,32,p512,p4096",
     device: Annotated[str, typer.Option(help="cuda, or cpu to try the program.")] = "cuda",
     backend: Annotated[str, typer.Option(help="What runs the experts.")] = "auto",
     seed: Annotated[int, typer.Option(help="Of weights and prompts.")] = 0,

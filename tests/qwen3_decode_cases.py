@@ -12,8 +12,9 @@ import pytest
 import torch
 from qwen3_checkpoints import CONFIGS, TINY, make, prompts, relative_error
 
-from models.qwen3 import Qwen3Moe, Session, Tokenizer, generate, kernels, load_model, ops, stream
+from models.qwen3 import Qwen3Moe, Session, Tokenizer, generate, kernels, load_model, ops, prefill, stream
 from models.qwen3.decode import FixedSteps
+from models.qwen3.prefill import FixedPrefill
 from models.qwen3.sampling import Sampling
 from models.qwen3.tiny import tasks
 
@@ -46,12 +47,6 @@ def _suited(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.backends.cuda.matmul.allow_tf32 = False
     if not GPU:  # what the interpreter takes is time for a program; qwen3_kernel_cases.py has the tiles themselves
         monkeypatch.setattr(kernels, "few_linear_tile", lambda T, N, K: (64, min(512, kernels.power_of_2(K)), 4))
-        wide = {"BLOCK_N": 64, "BLOCK_K": 64}
-        monkeypatch.setattr(
-            kernels,
-            "small_linear_tile",
-            lambda T, N, K, itemsize: kernels.Tile({"T_PAD": max(16, kernels.power_of_2(T)), **wide}, 4, 2),
-        )
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -81,7 +76,7 @@ def test_logits_of_every_step(name: str, tmp_path: Path) -> None:
                 text.append(token)
             assert [text[-1] for text in made] == expected.argmax(-1).tolist()
             pending = steps.launch(Sampling(), None)
-            logits = steps.capture(4).logits[:3]
+            logits = steps.capture(4).out[:3]
 
 
 @pytest.fixture(scope="module")
@@ -110,6 +105,34 @@ def test_sequences_end_one_by_one_and_draw_their_own_tokens(pair: tuple[Qwen3Moe
         expected = generate(theirs, again, max_new_tokens=4, stop_ids=())
     got = generate(ours, again, max_new_tokens=4, stop_ids=(), session=session, prefill_chunk=6)
     assert got.tokens == expected.tokens
+
+
+def test_captured_prefill(pair: tuple[Qwen3Moe, Qwen3Moe], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prompts that fill a step in part, that are cut between two, and one too long for any."""
+    size = 64 if GPU else 16
+    monkeypatch.setattr(prefill, "SMALLEST", size)
+    monkeypatch.setattr(prefill, "LARGEST", size)
+    ours, theirs = pair
+    session = Session(ours, 4, 80, graphs=True)
+    seen: list[tuple[int, int]] = []
+    session.capture(lambda done, total: seen.append((done, total)))
+    assert seen == [(i, 4) for i in range(5)], "one step of prefill, and buckets 4, 2 and 1"
+    replayed: list[int] = []
+    run = FixedPrefill.run
+
+    def spy(self: FixedPrefill, ids: list[int], *where: list) -> torch.Tensor | None:
+        logits = run(self, ids, *where)
+        replayed.append(0 if logits is None else len(ids))
+        return logits
+
+    monkeypatch.setattr(FixedPrefill, "run", spy)
+    for lengths, chunk, expected in (([5, 9, 2], 12, [12, 4]), ([size + 1, 3], 100, [0]), ([1], 64, [1])):
+        texts = prompts(lengths, VOCAB, seed=sum(lengths))
+        with ops.plain():
+            want = generate(theirs, texts, max_new_tokens=3, stop_ids=()).tokens
+        replayed.clear()
+        got = generate(ours, texts, max_new_tokens=3, stop_ids=(), session=session, prefill_chunk=chunk).tokens
+        assert got == want and replayed == expected
 
 
 def test_a_session_serves_one_generation_at_a_time(pair: tuple[Qwen3Moe, Qwen3Moe]) -> None:
@@ -154,7 +177,7 @@ class TestOnAGpu:
         session = Session(ours, 4, 32)
         seen: list[tuple[int, int]] = []
         session.capture(lambda done, total: seen.append((done, total)))
-        assert seen == [(0, 3), (1, 3), (2, 3), (3, 3)]
+        assert seen == [(i, 5) for i in range(6)], "steps of 128 and 64 tokens, and buckets 4, 2 and 1"
         steps = session.steps
         with torch.inference_mode(), session.serving(3):
             ids = torch.tensor(sum(prompts([2, 3, 4]), []), device=DEVICE)

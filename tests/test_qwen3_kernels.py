@@ -46,7 +46,7 @@ def test_cases_on_the_gpu(file: str) -> None:
 
 
 ELEMENT = {BF16: 2, F16: 2, F32: 4}
-PRODUCTS = {"small_linear", "router_logits", "decode_attention", "prefill_attention"}
+PRODUCTS = {"router_logits", "decode_attention", "prefill_attention"}
 POINTERS = {"x": 0, "norm": 0, "weight": 0, "bias": 0, "residual": 0, "out": 0, "normed": 0}
 
 
@@ -54,9 +54,9 @@ def _launches(x: str) -> list[tuple[str, dict[str, str], dict[str, Any], dict[st
     """Every kernel with the sizes of Qwen3-30B-A3B, as models/qwen3/kernels.py launches it for tensors of type x."""
     fp32 = x == F32
     block_n, block_k, warps = kernels.few_linear_tile(3, 5120, 2048)
-    tile = kernels.decode_tile(128, ELEMENT[x])
+    tile = kernels.decode_tile(128, ELEMENT[x], 8)
     fill = kernels.prefill_tile(128, ELEMENT[x])
-    wide, wide_fill = kernels.decode_tile(256, ELEMENT[x]), kernels.prefill_tile(256, ELEMENT[x])
+    wide, wide_fill = kernels.decode_tile(256, ELEMENT[x], 8), kernels.prefill_tile(256, ELEMENT[x])
     precision = "ieee" if fp32 else "tf32"
     heads = {"KV": 4, "G": 8}
     kv = {"keys": x, "values": x}
@@ -68,7 +68,6 @@ def _launches(x: str) -> list[tuple[str, dict[str, str], dict[str, Any], dict[st
         "logits": x, "partial": F32, "squares": F32, "x": x, "norm": x, "normed": x, "ids": I32, "weights": F32,
         "eps": "fp32", "T": "i32", "E": "i32x16", "H": "i32x16",
     }  # fmt: skip
-    linear = dict.fromkeys(("x", "weight", "bias", "residual", "out"), x)
     best = {"K": 8, "RENORMALISE": True, "E_PAD": 128, "K_PAD": 8}
     return [
         ("rms_norm", {"x": x, "weight": x, "out": x, "eps": "fp32", "H": "i32x16"}, {"BLOCK": 2048}, {"num_warps": 8}),
@@ -90,23 +89,14 @@ def _launches(x: str) -> list[tuple[str, dict[str, str], dict[str, Any], dict[st
             {"Q": 32, "KV": 4, "D": 128, "BOUND": True, "BLOCK_R": 16},
             {"num_warps": 4},
         ),
-        *(
-            (
-                "small_linear",
-                {**linear, "T": "i32", "N": "i32x16", "K": "i32x16"},
-                {"BIAS": True, "ADD": True, "PRECISION": precision, "EVEN_K": True, **small.constants},
-                {"num_warps": small.warps, "num_stages": small.stages},
-            )
-            for small in (kernels.small_linear_tile(64, n, 2048, ELEMENT[x]) for n in (2048, 5120))
-        ),
         (
             "router_logits",
             {"x": x, "norm": x, "weight": x, "partial": F32, "squares": F32, "T": "i32", "E": "i32x16", "H": "i32x16"},
             {"PRECISION": precision, **route.constants},
             {"num_warps": route.warps, "num_stages": route.stages},
         ),
-        ("router_topk", topk, {**best, "SLICES": 0, "S_PAD": 1, "H_PAD": 1}, {"num_warps": 4}),
-        ("router_topk", topk, {**best, "E_PAD": 512, "SLICES": 8, "S_PAD": 8, "H_PAD": 2048}, {"num_warps": 4}),
+        ("router_topk", topk, {**best, "SLICES": 0, "S_PAD": 1, "H_PAD": 1}, {"num_warps": 1}),
+        ("router_topk", topk, {**best, "E_PAD": 512, "SLICES": 8, "S_PAD": 8, "H_PAD": 2048}, {"num_warps": 1}),
         ("router_topk", topk, {**best, "SLICES": 8, "S_PAD": 8, "H_PAD": 2048}, {"num_warps": 4}),
         (
             "decode_attention",

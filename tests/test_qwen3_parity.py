@@ -18,7 +18,7 @@ from qwen3_checkpoints import (
     relative_error,
 )
 
-from models.qwen3 import StaticCache, Tokenizer, generate, load_model
+from models.qwen3 import Session, StaticCache, Tokenizer, generate, load_model
 from models.qwen3.cache import Step
 from models.qwen3.generate import Stats, _Run
 from models.qwen3.sampling import Draws, Sampling
@@ -127,7 +127,8 @@ def test_chunked_prefill_is_whole_prefill(chunk: int, tmp_path: Path) -> None:
     model = load_model(make(tmp_path))
     texts = prompts(LENGTHS)
     expected = [model(torch.tensor([text]))[0, -1] for text in texts]
-    cache = StaticCache(model.config, len(texts), max(LENGTHS), torch.float32)
+    session = Session(model, len(texts), max(LENGTHS))
+    session.cache.clear(len(texts))
     seen: list[torch.Tensor] = []
 
     class Spy(_Run):
@@ -136,9 +137,9 @@ def test_chunked_prefill_is_whole_prefill(chunk: int, tmp_path: Path) -> None:
             return super()._choose(logits, sequences)
 
     run = Spy(model, texts, 1, Sampling(), Draws([]), frozenset(), None, Stats())
-    assert run._prefill(cache, chunk).tolist() == [int(logits.argmax()) for logits in expected]
+    assert run._prefill(session, chunk).tolist() == [int(logits.argmax()) for logits in expected]
     assert relative_error(torch.stack(seen), torch.stack(expected)) <= 1e-5
-    assert cache.lengths == LENGTHS
+    assert session.cache.lengths == LENGTHS
 
 
 def test_rows_past_num_tokens_do_not_reach_the_others(tmp_path: Path) -> None:

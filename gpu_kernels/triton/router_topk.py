@@ -11,7 +11,6 @@ the parts that router_logits made, and the normalised token that the experts rea
 | weights | [T, K] row-major | fp32, out | softmax over all E; RENORMALISE: divided by their sum |
 
 Grid: T. One program holds one token's logits, E_PAD a power of two. ids are always 0 .. E-1; NaN shows in weights.
-Up to 256 experts each counts how many come before it, which is its place; more are searched K times for the largest.
 """
 
 import triton
@@ -44,34 +43,25 @@ def router_topk(
         tl.store(normed + t * H + h, v.to(normed.dtype.element_ty), mask=h < H)
     z = tl.where(z == 0, 0.0, z)  # -0 is 0
     highest = tl.max(z, 0)
-    powers = tl.where(e < E, tl.exp(z - highest), 0.0)
-    share = powers / tl.sum(powers, 0)
-    # integers that order as the values do, NaN first, what is no expert last
+    total = tl.sum(tl.where(e < E, tl.exp(z - highest), 0.0), 0)
+    # one integer that orders by value, NaN first, then by lowest expert
     bits = z.to(tl.int32, bitcast=True)
     order = tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
     order = tl.where(z != z, 0x7FFFFFFF, order)
-    order = tl.where(e < E, order, -0x7FFFFFFF - 1)
-    if E_PAD <= 256:
-        mine, other = order[:, None], order[None, :]
-        before = (other > mine) | ((other == mine) & (e[None, :] < e[:, None]))
-        place = tl.sum(before.to(tl.int32), 1)
-        chosen = place < K
-        if RENORMALISE:
-            share = share / tl.sum(tl.where(chosen, share, 0.0), 0)
-        tl.store(ids + t * K + place, e, mask=chosen)
-        tl.store(weights + t * K + place, share, mask=chosen)
-    else:
-        key = (order.to(tl.int64) << 32) | (E_PAD - 1 - e).to(tl.int64)
-        k = tl.arange(0, K_PAD)
-        best_ids = tl.zeros([K_PAD], tl.int32)
-        best = tl.zeros([K_PAD], tl.float32)
-        for i in tl.static_range(K):
-            expert = E_PAD - 1 - (tl.max(key, 0) & 0xFFFFFFFF).to(tl.int32)
-            here = e == expert
-            best_ids = tl.where(k == i, expert, best_ids)
-            best = tl.where(k == i, tl.sum(tl.where(here, share, 0.0), 0), best)
-            key = tl.where(here, -0x7FFFFFFFFFFFFFFF - 1, key)
-        if RENORMALISE:
-            best = best / tl.sum(best, 0)
-        tl.store(ids + t * K + k, best_ids, mask=k < K)
-        tl.store(weights + t * K + k, best, mask=k < K)
+    key = (order.to(tl.int64) << 32) | (E_PAD - 1 - e).to(tl.int64)
+    key = tl.where(e < E, key, -0x7FFFFFFFFFFFFFFF - 1)
+    k = tl.arange(0, K_PAD)
+    best_ids = tl.zeros([K_PAD], tl.int32)
+    best = tl.zeros([K_PAD], tl.float32)
+    for i in tl.static_range(K):
+        top = tl.max(key, 0)
+        chosen = E_PAD - 1 - (top & 0xFFFFFFFF).to(tl.int32)
+        order_top = (top >> 32).to(tl.int32)
+        value = tl.where(order_top < 0, order_top ^ 0x7FFFFFFF, order_top).to(tl.float32, bitcast=True)
+        best_ids = tl.where(k == i, chosen, best_ids)
+        best = tl.where(k == i, tl.exp(value - highest) / total, best)
+        key = tl.where(e == chosen, -0x7FFFFFFFFFFFFFFF - 1, key)
+    if RENORMALISE:
+        best = best / tl.sum(best, 0)
+    tl.store(ids + t * K + k, best_ids, mask=k < K)
+    tl.store(weights + t * K + k, best, mask=k < K)

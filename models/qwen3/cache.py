@@ -134,15 +134,8 @@ class StaticCache:
         Raises:
             RequestError: a row would grow past the capacity.
         """
-        device, spans, first = self.k.device, [], 0
-        tiled = self._tiled
-        for row, n in chunks:
-            past, mask = self.lengths[row], None
-            if past and not tiled:
-                mask = torch.ones(n, past + n, dtype=torch.bool, device=device).tril(past)
-            spans.append(Span(row, first, n, past, mask))
-            self._grow(row, n)
-            first += n
+        device, tiled = self.k.device, self._tiled
+        spans = self.spans(chunks)
         rows = [torch.full((span.n,), span.row) for span in spans]
         positions = [torch.arange(span.past, span.past + span.n) for span in spans]
         return Step(
@@ -150,8 +143,20 @@ class StaticCache:
             positions=torch.cat(positions).to(device),
             logits_at=torch.tensor(logits_at, dtype=torch.int64, device=device),
             spans=tuple(spans),
-            tiles=ops.prefill_tiles(spans, self.k) if tiled else None,
+            tiles=ops.prefill_tiles(spans, self.k).to(device) if tiled else None,
         )
+
+    def spans(self, chunks: Sequence[tuple[int, int]]) -> list[Span]:
+        """Where the tokens of a step stand; the rows grow by it. Arguments and errors as `prefill`."""
+        spans, first = [], 0
+        for row, n in chunks:
+            past, mask = self.lengths[row], None
+            if past and not self._tiled:
+                mask = torch.ones(n, past + n, dtype=torch.bool, device=self.k.device).tril(past)
+            spans.append(Span(row, first, n, past, mask))
+            self._grow(row, n)
+            first += n
+        return spans
 
     def decode(self) -> Step:
         """Plan a step of one token for every row, in row order; each row grows by one.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -11,11 +11,9 @@ import torch
 from torch import Tensor
 
 from .cache import StaticCache, Step
+from .graphs import Captured, capture
 from .model import Qwen3Moe
 from .sampling import Sampling, choose
-
-Progress = Callable[[int, int], None]
-"""Called with graphs captured so far and graphs in all."""
 
 
 class Pending(Protocol):
@@ -83,18 +81,6 @@ class HostSteps:
         self._last = self._last[torch.tensor(rows, device=self._last.device)]
 
 
-@dataclass(frozen=True)
-class Captured:
-    """A decode step of n rows, ready to run again on whatever its buffers hold.
-
-    Attributes:
-        replay: runs it. logits: [n, vocab_size], where it leaves them.
-    """
-
-    replay: Callable[[], None]
-    logits: Tensor
-
-
 class FixedSteps:
     """Steps of fixed size on buffers that stay: last tokens, positions and rows live on the device.
 
@@ -120,7 +106,7 @@ class FixedSteps:
         self._count = torch.zeros((), dtype=torch.int32, device=self.device)
         self._used = 0
         self._captured: dict[int, Captured] = {}
-        self._pool = torch.cuda.graph_pool_handle() if self.device.type == "cuda" else None
+        self.pool = torch.cuda.graph_pool_handle() if self.device.type == "cuda" else None
         # two steps are under way at most
         self._landings = deque(Landing(self.size, self.device) for _ in range(3))
 
@@ -140,7 +126,7 @@ class FixedSteps:
         if uniform is not None and sampling.temperature > 0:
             if self.device.type == "cuda":
                 uniform = uniform.pin_memory().to(self.device, non_blocking=True)
-            self._ids[:n] = choose(step.logits[:n], sampling, uniform)
+            self._ids[:n] = choose(step.out[:n], sampling, uniform)
         return landing.send(self._ids[:n])
 
     def keep(self, rows: Sequence[int]) -> None:
@@ -149,17 +135,6 @@ class FixedSteps:
             state[:n] = state[index]
         self._use(n)
 
-    def capture_all(self, progress: Progress | None = None) -> None:
-        """Capture every bucket up to the number of rows now, the largest first, whose memory the others share."""
-        sizes = buckets(self.size)
-        for done, n in enumerate(sizes):
-            if progress is not None:
-                progress(done, len(sizes))
-            self.capture(n)
-        if progress is not None:
-            progress(len(sizes), len(sizes))
-
-    @torch.inference_mode()
     def capture(self, n: int) -> Captured:
         """The step of n rows. A capture leaves tokens and positions as they were: what it writes into the cache lies
         where the next step writes again."""
@@ -170,7 +145,12 @@ class FixedSteps:
                 bound=self.cache.capacity,
                 num_tokens=self._count if n > 1 else None,
             )
-            self._captured[n] = self._graph(n, step) if self._pool is not None else self._again(n, step)
+            state = self._ids, self._positions
+            saved = [values.clone() for values in state]
+            self._captured[n] = capture(lambda: self._run(n, step), self.pool)
+            with torch.inference_mode():
+                for values, before in zip(state, saved, strict=True):
+                    values.copy_(before)
         return self._captured[n]
 
     def _run(self, n: int, step: Step) -> Tensor:
@@ -178,28 +158,6 @@ class FixedSteps:
         self._ids[:n] = choose(logits, Sampling())
         self._positions += self._advance
         return logits
-
-    def _graph(self, n: int, step: Step) -> Captured:
-        saved = self._ids.clone(), self._positions.clone()
-        aside = torch.cuda.Stream()
-        aside.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(aside):  # kernels compile and workspaces are made outside the graph
-            self._run(n, step)
-        torch.cuda.current_stream().wait_stream(aside)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
-            logits = self._run(n, step)
-        for state, value in zip((self._ids, self._positions), saved, strict=True):
-            state.copy_(value)
-        return Captured(graph.replay, logits)
-
-    def _again(self, n: int, step: Step) -> Captured:
-        logits = torch.empty(n, self.model.config.vocab_size, dtype=self.model.dtype, device=self.device)
-
-        def replay() -> None:
-            logits.copy_(self._run(n, step))
-
-        return Captured(replay, logits)
 
     def _use(self, n: int) -> None:
         self._used = n

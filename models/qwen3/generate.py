@@ -12,7 +12,6 @@ from torch import Tensor
 
 from ttnn_moe.errors import RequestError
 
-from .cache import StaticCache
 from .config import Qwen3MoeConfig
 from .decode import Steps
 from .model import Qwen3Moe
@@ -220,7 +219,7 @@ class _Run:
         session.check(self.prompts, self.max_new_tokens)
         self.stats.prompt_tokens = sum(map(len, self.prompts))
         with session.serving(len(self.prompts)):
-            pending = session.steps.begin(self._prefill(session.cache, prefill_chunk))
+            pending = session.steps.begin(self._prefill(session, prefill_chunk))
             last = pending.tokens()
             self.stats.first_token_s = time.perf_counter() - start
             yield from self._decode(session.steps, last)
@@ -257,7 +256,7 @@ class _Run:
             took += time.perf_counter() - start
             stats.decode_s += max(took, pending.seconds())  # what the caller does with a token is not ours
 
-    def _prefill(self, cache: StaticCache, chunk: int) -> Tensor:
+    def _prefill(self, session: Session, chunk: int) -> Tensor:
         """Run the prompts, `chunk` packed tokens at a time; the first new token of each sequence, on the device."""
         first: list[Tensor] = []
         row, done = 0, 0
@@ -272,8 +271,7 @@ class _Run:
                 if done == len(self.prompts[row]):
                     ends.append((row, len(ids) - 1))
                     row, done = row + 1, 0
-            step = cache.prefill(chunks, [at for _, at in ends])
-            logits = self.model(torch.tensor(ids, device=self.model.device), cache, step)
+            logits = session.prefill(ids, chunks, [at for _, at in ends])
             if ends:
                 first.append(self._choose(logits, [sequence for sequence, _ in ends]))
         return torch.cat(first)

@@ -63,34 +63,9 @@ def few_linear(
 
 def few_linear_tile(T: int, N: int, K: int) -> tuple[int, int, int]:
     """(BLOCK_N, BLOCK_K, warps): rows of the weight per program so that there are programs for every multiprocessor."""
-    block_n = 4 if N >= 2048 else 2
-    block_k = min(2048 if T == 1 else 512, power_of_2(K))
+    block_n = 8 if 4096 <= N < 16384 and T == 1 else 4 if N >= 2048 else 2
+    block_k = min(2048 if T <= 2 else 512, power_of_2(K))
     return block_n, block_k, max(1, min(8, block_k // 256))
-
-
-def small_linear(
-    x: Tensor, weight: Tensor, bias: Tensor | None = None, *, residual: Tensor | None = None
-) -> Tensor:  # fmt: skip
-    """See gpu_kernels/triton/small_linear.py. With a residual, that is the output."""
-    from gpu_kernels.triton import small_linear as kernel
-
-    (T, K), N = x.shape, weight.shape[0]
-    out = residual if residual is not None else x.new_empty(T, N)
-    tile = small_linear_tile(T, N, K, x.element_size())
-    kernel.small_linear[(-(-N // tile.constants["BLOCK_N"]),)](
-        x, weight, bias, residual, out, T, N, K,
-        BIAS=bias is not None, ADD=residual is not None, PRECISION=_precision(x),
-        EVEN_K=K % tile.constants["BLOCK_K"] == 0, **tile.constants,
-        num_warps=tile.warps, num_stages=tile.stages, **_pdl(x),
-    )  # fmt: skip
-    return out
-
-
-def small_linear_tile(T: int, N: int, K: int, itemsize: int) -> Tile:
-    """Of small_linear, for up to 64 rows."""
-    block_n = 16 if N <= 4096 else 32
-    block_k = max(16, min(256 // itemsize, power_of_2(K)))
-    return Tile({"T_PAD": max(16, power_of_2(T)), "BLOCK_N": block_n, "BLOCK_K": block_k}, 4, 4)
 
 
 def head_norm_rope(
@@ -120,7 +95,7 @@ def router_topk(logits: Tensor, K: int, renormalise: bool) -> tuple[Tensor, Tens
     kernel.router_topk[(T,)](
         logits, None, None, None, None, None, ids, weights, 0.0, T, E, 0,
         K=K, RENORMALISE=renormalise, SLICES=0, E_PAD=power_of_2(E), K_PAD=power_of_2(K), S_PAD=1, H_PAD=1,
-        num_warps=4, **_pdl(logits),
+        num_warps=_topk_warps(E), **_pdl(logits),
     )  # fmt: skip
     return ids, weights
 
@@ -147,7 +122,7 @@ def router(
     kernel.router_topk[(T,)](
         None, partial, squares, x, norm, normed, ids, weights, eps, T, E, H,
         K=K, RENORMALISE=renormalise, SLICES=slices, E_PAD=power_of_2(E), K_PAD=power_of_2(K),
-        S_PAD=power_of_2(slices), H_PAD=power_of_2(H), num_warps=4, **_pdl(x),
+        S_PAD=power_of_2(slices), H_PAD=power_of_2(H), num_warps=_topk_warps(E), **_pdl(x),
     )  # fmt: skip
     return ids, weights, normed
 
@@ -155,6 +130,11 @@ def router(
 def router_tile(T: int, itemsize: int) -> Tile:
     """Of router_logits."""
     return Tile({"BLOCK_T": max(16, min(32, power_of_2(T))), "BLOCK_E": 16, "BLOCK_H": 512 // itemsize}, 4, 1)
+
+
+def _topk_warps(E: int) -> int:
+    """One warp has the least to say to itself."""
+    return 1 if E <= 512 else 4
 
 
 def _chosen(x: Tensor, T: int, K: int) -> tuple[Tensor, Tensor]:
@@ -173,7 +153,7 @@ def decode_attention(q: Tensor, place: Place) -> Tensor:
     if splits > 1:
         partial = q.new_empty(T, heads, splits, D, dtype=torch.float32)
         lse = q.new_empty(T, heads, splits, dtype=torch.float32)
-    group, tile = heads // kv_heads, decode_tile(D, q.element_size())
+    group, tile = heads // kv_heads, decode_tile(D, q.element_size(), T * kv_heads * splits)
     kernel.decode_attention[(T, kv_heads, splits)](
         q, place.keys, place.values, place.rows, place.positions, place.num_tokens, out, partial, lse,
         _scale(D), capacity,
@@ -185,9 +165,11 @@ def decode_attention(q: Tensor, place: Place) -> Tensor:
     return out
 
 
-def decode_tile(D: int, itemsize: int) -> Tile:
+def decode_tile(D: int, itemsize: int, programs: int) -> Tile:
     """Of decode_attention: within the 99 KiB of shared memory that the least of GPUs has."""
-    return Tile({"BLOCK_N": 64 if D * itemsize <= 256 else 32, "STAGES": 3 if D * itemsize <= 512 else 2}, 4)
+    if D * itemsize <= 256:  # few programs wait for memory in fewer, longer steps
+        return Tile({"BLOCK_N": 128, "STAGES": 2} if programs <= 16 else {"BLOCK_N": 64, "STAGES": 3}, 4)
+    return Tile({"BLOCK_N": 32, "STAGES": 3 if D * itemsize <= 512 else 2}, 4)
 
 
 def prefill_tile(D: int, itemsize: int) -> Tile:
@@ -201,8 +183,8 @@ def prefill_tile(D: int, itemsize: int) -> Tile:
 
 def decode_splits(T: int, kv_heads: int, capacity: int, processors: int) -> int:
     """Parts of the keys, a power of two: programs for twice the multiprocessors, of 128 keys or more each."""
-    if capacity <= 512:  # merging costs more than it saves unless there are hardly any programs
-        return 4 if T * kv_heads <= 8 and capacity > 64 else 1
+    if capacity <= 512:
+        return 1  # merging would cost more than it saves
     splits = 1
     while splits < MAX_SPLITS and 2 * splits * T * kv_heads <= 2 * processors and 2 * splits * 128 <= capacity:
         splits *= 2

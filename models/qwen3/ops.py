@@ -25,14 +25,8 @@ from torch import Tensor
 if TYPE_CHECKING:
     from .cache import Span
 
-FEW_TOKENS = 1
+FEW_TOKENS = 2
 """Linear layers of at most this many rows run on the CUDA cores, with what surrounds them."""
-
-SMALL_TOKENS = 64
-"""Those of at most this many rows run in a Triton kernel for them, above it in the vendor's."""
-
-SMALL_WIDTH = 16384
-"""The vendor's kernel is as good for matrices with more rows than this."""
 
 ROUTER_TOKENS = 128
 """The router of at most this many tokens is sliced."""
@@ -116,19 +110,11 @@ def norm_linear(x: Tensor, norm: Tensor, eps: float, weight: Tensor, bias: Tenso
     """A linear layer behind a norm: rms_norm(x [T, K]) weight^T [K, N] + bias -> [T, N]."""
     if _few(x, weight):
         return _kernels().few_linear(x.contiguous(), weight, bias, norm=norm, eps=eps)
-    normed = rms_norm(x, norm, eps)
-    if _small(normed, weight):
-        return _kernels().small_linear(normed, weight, bias)
-    return F.linear(normed, weight, bias)
+    return F.linear(rms_norm(x, norm, eps), weight, bias)
 
 
 def _few(x: Tensor, weight: Tensor) -> bool:
     return 0 < x.shape[0] <= FEW_TOKENS and fast(x) and weight.is_contiguous()
-
-
-def _small(x: Tensor, weight: Tensor) -> bool:
-    fits = 0 < x.shape[0] <= SMALL_TOKENS and weight.shape[0] <= SMALL_WIDTH
-    return fits and fast(x) and weight.is_contiguous() and x.is_contiguous()
 
 
 def linear_add(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor) -> Tensor:
@@ -137,8 +123,6 @@ def linear_add(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor)
         return residual + F.linear(x, weight, bias)
     if _few(x, weight):
         return _kernels().few_linear(x.contiguous(), weight, bias, residual=residual)
-    if _small(x, weight):
-        return _kernels().small_linear(x, weight, bias, residual=residual)
     if bias is not None:
         residual += bias
     return residual.addmm_(x, weight.t())
@@ -233,12 +217,12 @@ def prefill_attention(q: Tensor, place: Place, spans: Sequence[Span], tiles: Ten
     """Causal attention of packed prompts q [T, heads, head_dim] to the keys of their rows.
 
     Args:
-        spans: the sequences of the step.
-        tiles: the same for the Triton kernel (kernels.prefill_tiles); None: it does not serve, and spans have masks.
+        spans: the sequences of the step; may be empty where there are tiles.
+        tiles: the same for the Triton kernel, see prefill_tiles; None: it does not serve, and spans have masks.
     """
     keys, values = place.keys, place.values
     gqa = q.shape[1] != keys.shape[1]
-    first, n = spans[0].row, spans[0].n
+    first, n = (spans[0].row, spans[0].n) if spans else (0, 0)
     even = all(s.past == 0 and s.n == n and s.row == first + i for i, s in enumerate(spans))
     if q.is_cuda and even and n > 1:
         # prompts of one length in neighbouring rows: one batch, for the vendor's kernel
@@ -264,7 +248,11 @@ def prefill_attention(q: Tensor, place: Place, spans: Sequence[Span], tiles: Ten
 
 
 def prefill_tiles(spans: Sequence[Span], keys: Tensor) -> Tensor:
-    """What the Triton kernel of prefill_attention reads of a step's sequences; keys: a cache's."""
-    rows = _kernels().prefill_tile(keys.shape[-1], keys.element_size()).constants["BLOCK_M"]
-    tiles = _kernels().prefill_tiles(((span.first, span.n, span.past, span.row) for span in spans), rows)
-    return torch.tensor(tiles, dtype=torch.int32, device=keys.device).view(-1, 4)
+    """What the Triton kernel of prefill_attention reads of a step's sequences, on the host; keys: a cache's."""
+    tiles = _kernels().prefill_tiles(((span.first, span.n, span.past, span.row) for span in spans), prefill_rows(keys))
+    return torch.tensor(tiles, dtype=torch.int32).view(-1, 4)
+
+
+def prefill_rows(keys: Tensor) -> int:
+    """Queries of a tile of prefill_tiles."""
+    return _kernels().prefill_tile(keys.shape[-1], keys.element_size()).constants["BLOCK_M"]

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+
+import torch
+from torch import Tensor
 
 from ttnn_moe import registry
 from ttnn_moe.errors import RequestError
 
 from . import ops
 from .cache import StaticCache
-from .decode import FixedSteps, HostSteps, Progress, Steps
+from .decode import FixedSteps, HostSteps, Steps, buckets
+from .graphs import Captured
 from .model import MoE, Qwen3Moe
+from .prefill import FixedPrefill
+
+Progress = Callable[[int, int], None]
+"""Called with graphs captured so far and graphs in all."""
 
 
 class Session:
@@ -42,6 +50,7 @@ class Session:
         self.cache = StaticCache(model.config, rows, capacity, model.dtype, model.device)
         use = model.device.type == "cuda" and served if graphs is None else graphs
         self.steps: Steps = FixedSteps(model, self.cache) if use else HostSteps(model, self.cache)
+        self._prefill: FixedPrefill | None = None
         self._busy = False
 
     @classmethod
@@ -50,13 +59,41 @@ class Session:
         return cls(model, len(prompts), max(map(len, prompts)) + max_new_tokens - 1)
 
     def capture(self, progress: Progress | None = None) -> None:
-        """Capture the decode steps of every batch bucket now, rather than when first needed; nothing without graphs.
+        """Capture the decode step of every batch bucket now, rather than when first needed, and the prefill of up to
+        2,048 tokens, which otherwise is not captured at all; nothing without graphs.
 
         Args:
             progress: called with graphs captured so far and graphs in all.
         """
-        if isinstance(self.steps, FixedSteps):
-            self.steps.capture_all(progress)
+        if not isinstance(self.steps, FixedSteps):
+            return
+        if self._prefill is None:
+            self._prefill = FixedPrefill(self.model, self.cache, self.steps.pool)
+        # the largest first: the others share its memory
+        sizes = reversed(self._prefill.sizes)
+        work: list[tuple[Callable[[int], Captured], int]] = [(self._prefill.capture, n) for n in sizes]
+        work += [(self.steps.capture, n) for n in buckets(self.rows)]
+        for done, (capture, n) in enumerate(work):
+            if progress is not None:
+                progress(done, len(work))
+            capture(n)
+        if progress is not None:
+            progress(len(work), len(work))
+
+    def prefill(self, ids: Sequence[int], chunks: Sequence[tuple[int, int]], ends: Sequence[int]) -> Tensor:
+        """Run packed prompts, or pieces of them.
+
+        Args:
+            ids: [T] tokens. chunks, ends: rows and tokens, and whose logits are wanted: see StaticCache.prefill.
+
+        Returns:
+            [len(ends), vocab_size]; valid until the next step.
+        """
+        logits = None if self._prefill is None else self._prefill.run(ids, chunks, ends)
+        if logits is None:
+            step = self.cache.prefill(chunks, ends)
+            logits = self.model(torch.tensor(ids, device=self.model.device), self.cache, step)
+        return logits
 
     def check(self, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> None:
         """Raise RequestError if these do not fit, or another generation is under way."""
