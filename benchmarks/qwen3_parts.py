@@ -59,6 +59,8 @@ def label(names: Sequence[str]) -> list[str]:
         if "head_norm_rope" in name:
             place, seen_out = "attention", False
             out.append("q/k norm, RoPE, cache")
+        elif "router_logits" in name:
+            out.append("router")
         elif "router_topk" in name:
             place = "last" if i == last else "before"
             out.append("top-k")

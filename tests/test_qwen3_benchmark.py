@@ -36,12 +36,16 @@ MANY = ["rms_norm", "nvjet_qkv", "splitKreduce_kernel", "head_norm_rope", "flash
         "grouped_matmul", "combine"]  # fmt: skip
 MANY_PARTS = ["norms", "qkv", "qkv", "q/k norm, RoPE, cache", "attention", "out", "out", "norms", "router", "top-k",
               *["experts"] * 4]  # fmt: skip
+FEW = ["rms_norm", "nvjet_qkv", "head_norm_rope", "decode_attention", "nvjet_out", "router_logits", "router_topk",
+       "routing_sort", "gate_up", "grouped_matmul", "combine"]  # fmt: skip
+FEW_PARTS = ["norms", "qkv", "q/k norm, RoPE, cache", "attention", "out", "router", "top-k", *["experts"] * 4]
 
 
 @pytest.mark.parametrize(
     ("layer", "parts", "end", "end_parts"),
     [
         (ONE, ONE_PARTS, ["few_linear", "reduce_kernel"], ["head", "rest"]),
+        (FEW, FEW_PARTS, ["rms_norm", "nvjet_head", "reduce_kernel"], ["norms", "head", "rest"]),
         (MANY, MANY_PARTS, ["rms_norm", "nvjet_head", "reduce_kernel"], ["norms", "head", "rest"]),
     ],
 )

@@ -54,9 +54,9 @@ def _launches(x: str) -> list[tuple[str, dict[str, str], dict[str, Any], dict[st
     """Every kernel with the sizes of Qwen3-30B-A3B, as models/qwen3/kernels.py launches it for tensors of type x."""
     fp32 = x == F32
     block_n, block_k, warps = kernels.few_linear_tile(3, 5120, 2048)
-    tile = kernels.decode_tile(128, ELEMENT[x], 8)
+    tile = kernels.decode_tile(128, ELEMENT[x])
     fill = kernels.prefill_tile(128, ELEMENT[x])
-    wide, wide_fill = kernels.decode_tile(256, ELEMENT[x], 8), kernels.prefill_tile(256, ELEMENT[x])
+    wide, wide_fill = kernels.decode_tile(256, ELEMENT[x]), kernels.prefill_tile(256, ELEMENT[x])
     precision = "ieee" if fp32 else "tf32"
     heads = {"KV": 4, "G": 8}
     kv = {"keys": x, "values": x}

@@ -12,6 +12,8 @@
 
 Grid: (T, KV, SPLITS). The G query heads are the rows of one tensor-core product, padded to G_PAD >= 16. scale: of the
 scores, times log2(e). Parts differ by at most BLOCK_N keys. Next: merge_attention where SPLITS > 1.
+PDL (sm_90 and newer): launched while its predecessor ends; rows, positions and num_tokens are read before that is
+waited for, see head_norm_rope.
 """
 
 import triton
@@ -27,10 +29,9 @@ def decode_attention(
     G_PAD: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     t, head, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    g, d, j = tl.arange(0, G_PAD), tl.arange(0, D), tl.arange(0, BLOCK_N)
     if PDL:
         gdc_launch_dependents()
-        gdc_wait()
+    g, d, j = tl.arange(0, G_PAD), tl.arange(0, D), tl.arange(0, BLOCK_N)
     length = tl.load(positions + t).to(tl.int32) + 1
     if BOUND:
         length = tl.where(t < tl.load(num_tokens), length, 0)
@@ -40,6 +41,8 @@ def decode_attention(
     end = tl.minimum(first + share, length)
     base = (tl.load(rows + t) * KV + head) * capacity * D
     q_head = t * (KV * G) + head * G + g
+    if PDL:
+        gdc_wait()
     queries = tl.load(q + q_head[:, None].to(tl.int64) * D + d[None, :], mask=(g < G)[:, None], other=0.0)
 
     highest = tl.full([G_PAD], float("-inf"), tl.float32)

@@ -11,6 +11,8 @@
 | keys, values | [rows, KV, capacity, D] row-major | as qkv, out | |
 
 Grid: ceil(T * (Q + 2 KV) / BLOCK_R). D: a power of two. fp32 inside, one rounding. Next: decode or prefill attention.
+PDL (sm_90 and newer): launched while its predecessor ends. All but qkv is read before that is waited for, so a kernel
+that is launched without PDL must stand between what wrote it and this one.
 """
 
 import triton
@@ -26,6 +28,8 @@ def head_norm_rope(
 ):  # fmt: skip
     HALF: tl.constexpr = D // 2
     HEADS: tl.constexpr = Q + 2 * KV
+    if PDL:
+        gdc_launch_dependents()
     r = tl.program_id(0) * BLOCK_R + tl.arange(0, BLOCK_R)
     t, head = (r // HEADS).to(tl.int64), r % HEADS
     real = t < T
@@ -34,15 +38,18 @@ def head_norm_rope(
     is_q, is_k = (head < Q)[:, None], ((head >= Q) & (head < Q + KV))[:, None]
     norm_a = tl.where(is_q, tl.load(q_norm + i).to(tl.float32), tl.load(k_norm + i).to(tl.float32))
     norm_b = tl.where(is_q, tl.load(q_norm + HALF + i).to(tl.float32), tl.load(k_norm + HALF + i).to(tl.float32))
+    c = tl.load(cos + t[:, None] * HALF + i).to(tl.float32)
+    s = tl.load(sin + t[:, None] * HALF + i).to(tl.float32)
+    row, position = tl.load(rows + t), tl.load(positions + t)
+    kept = real[:, None] & (head >= Q)[:, None] & (position < capacity)[:, None]
+    if BOUND:
+        kept = kept & (t < tl.load(num_tokens))[:, None]
     if PDL:
-        gdc_launch_dependents()
         gdc_wait()
     at = qkv + (t * HEADS + head)[:, None] * D + i
     a, b = tl.load(at).to(tl.float32), tl.load(at + HALF).to(tl.float32)
     scale = tl.rsqrt((tl.sum(a * a, 1) + tl.sum(b * b, 1)) / D + eps)[:, None]
     na, nb = a * scale * norm_a, b * scale * norm_b
-    c = tl.load(cos + t[:, None] * HALF + i).to(tl.float32)
-    s = tl.load(sin + t[:, None] * HALF + i).to(tl.float32)
     turned = is_q | is_k
     a, b = tl.where(turned, na * c - nb * s, a), tl.where(turned, nb * c + na * s, b)
     a, b = a.to(q.dtype.element_ty), b.to(q.dtype.element_ty)
@@ -51,12 +58,7 @@ def head_norm_rope(
     mask = real[:, None] & is_q
     tl.store(q_at, a, mask=mask)
     tl.store(q_at + HALF, b, mask=mask)
-    kept = real[:, None] & (head >= Q)[:, None]
-    if BOUND:
-        kept = kept & (t < tl.load(num_tokens))[:, None]
     kv_head = tl.where(head < Q, 0, (head - Q) % KV)
-    row, position = tl.load(rows + t), tl.load(positions + t)
-    kept = kept & (position < capacity)[:, None]
     kv_at = ((row * KV + kv_head) * capacity + position)[:, None] * D + i
     k_at, v_at = keys + kv_at, values + kv_at
     tl.store(k_at, a, mask=kept & is_k)

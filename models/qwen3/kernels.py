@@ -63,7 +63,7 @@ def few_linear(
 
 def few_linear_tile(T: int, N: int, K: int) -> tuple[int, int, int]:
     """(BLOCK_N, BLOCK_K, warps): rows of the weight per program so that there are programs for every multiprocessor."""
-    block_n = 8 if 4096 <= N < 16384 and T == 1 else 4 if N >= 2048 else 2
+    block_n = 4 if N >= 2048 else 2
     block_k = min(2048 if T <= 2 else 512, power_of_2(K))
     return block_n, block_k, max(1, min(8, block_k // 256))
 
@@ -153,7 +153,7 @@ def decode_attention(q: Tensor, place: Place) -> Tensor:
     if splits > 1:
         partial = q.new_empty(T, heads, splits, D, dtype=torch.float32)
         lse = q.new_empty(T, heads, splits, dtype=torch.float32)
-    group, tile = heads // kv_heads, decode_tile(D, q.element_size(), T * kv_heads * splits)
+    group, tile = heads // kv_heads, decode_tile(D, q.element_size())
     kernel.decode_attention[(T, kv_heads, splits)](
         q, place.keys, place.values, place.rows, place.positions, place.num_tokens, out, partial, lse,
         _scale(D), capacity,
@@ -165,11 +165,9 @@ def decode_attention(q: Tensor, place: Place) -> Tensor:
     return out
 
 
-def decode_tile(D: int, itemsize: int, programs: int) -> Tile:
+def decode_tile(D: int, itemsize: int) -> Tile:
     """Of decode_attention: within the 99 KiB of shared memory that the least of GPUs has."""
-    if D * itemsize <= 256:  # few programs wait for memory in fewer, longer steps
-        return Tile({"BLOCK_N": 128, "STAGES": 2} if programs <= 16 else {"BLOCK_N": 64, "STAGES": 3}, 4)
-    return Tile({"BLOCK_N": 32, "STAGES": 3 if D * itemsize <= 512 else 2}, 4)
+    return Tile({"BLOCK_N": 64 if D * itemsize <= 256 else 32, "STAGES": 3 if D * itemsize <= 512 else 2}, 4)
 
 
 def prefill_tile(D: int, itemsize: int) -> Tile:

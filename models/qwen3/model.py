@@ -217,8 +217,8 @@ class Qwen3Moe(nn.Module):
         shape = ids.shape
         if cache is None or step is None:
             cache, step = self._whole(ids)
-        x = self.embed(ids.flatten())
         rope = self.rope(step.positions)
+        x = self.embed(ids.flatten())  # after the angles: see gpu_kernels/triton/head_norm_rope.py
         for layer in self.layers:
             x = layer(x, rope, cache, step)
         if step.logits_at is not None:
