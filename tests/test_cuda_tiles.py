@@ -7,7 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from triton_offline import SHARED_KIB
 
-from ttnn_moe.cuda.launch import tiles_bound
+from ttnn_moe.cuda.launch import sort_words, tiles_bound
+from ttnn_moe.cuda.native import plan as native
+from ttnn_moe.cuda.native.launch import sort_words as native_sort_words
+from ttnn_moe.cuda.run import most_words
 from ttnn_moe.cuda.tiles import Few, Sorted, choose, is_few, shared_memory
 
 SIZES = {
@@ -48,6 +51,17 @@ def test_tiles_grow_with_rows_per_expert(capability: tuple[int, int]) -> None:
     rows = [plan.m for plan in plans if isinstance(plan, Sorted)]
     assert len(rows) == len(plans) and rows == sorted(rows)
     assert rows[0] <= 32 and rows[-1] == 128
+
+
+@given(**{name: SIZES[name] for name in ("T", "E", "K")}, less=st.integers(1, 50))
+def test_a_prepared_layer_has_words_for_every_smaller_call(T: int, E: int, K: int, less: int) -> None:
+    room = most_words(T, E, K)
+    for t in {T, max(T // less, 1)}:
+        for capability in ((8, 0), (9, 0)):
+            for itemsize in (2, 4):
+                plan = choose(t, E, K, 64, 64, itemsize, capability)
+                assert isinstance(plan, Few) or sort_words(t * K, E, plan) <= room
+        assert native_sort_words(t * K, E, native.many(t, E, K)) <= room
 
 
 def test_few_tokens_are_not_sorted_unless_they_share_experts() -> None:

@@ -82,6 +82,48 @@ def bench(
     command.bench(layer, tokens, dtype, backend, device, rounds, seed, as_json)
 
 
+@app.command()
+def warmup(
+    tokens: Annotated[str, typer.Option(help="Numbers of tokens of a call.")] = "1,512,1024,2048,4096,16384",
+    experts: Annotated[int, typer.Option(help="E, experts.")] = 128,
+    topk: Annotated[int, typer.Option(help="K, experts per token.")] = 8,
+    hidden: Annotated[int, typer.Option(help="H, hidden size.")] = 2048,
+    intermediate: Annotated[int, typer.Option(help="I, expert intermediate size.")] = 768,
+    dtype: Annotated[str, typer.Option(help="bf16 or fp16.")] = "bf16",
+) -> None:
+    """Compile the CUDA C++ kernels of a layer's sizes for Hopper, so that the first call need not. Needs no GPU."""
+    import torch
+
+    from .cuda.native.warmup import specs_of, warm_up
+    from .errors import ContractError
+
+    types = {"bf16": torch.bfloat16, "fp16": torch.float16}
+    counts = tokens.split(",")
+    if dtype not in types or not all(count.strip().isdigit() and int(count) for count in counts):
+        raise ContractError(
+            "cannot warm up for this", got=f"{tokens}, {dtype}", expected="numbers like 1,512, and bf16 or fp16"
+        )
+    specs = specs_of([int(count) for count in counts], experts, topk, hidden, intermediate, types[dtype])
+    made = warm_up(specs)
+    typer.echo(f"{len(specs)} kernels are ready, {made} of them compiled now")
+
+
+@app.command()
+def cache(
+    clear: Annotated[bool, typer.Option("--clear", help="Remove every compiled kernel.")] = False,
+) -> None:
+    """Show where compiled kernels are kept, how many and how large; or remove them."""
+    from .jit.store import Store
+
+    store = Store()
+    if clear:
+        typer.echo(f"removed {store.clear()} kernels from {store.where}")
+        return
+    entries = store.entries()
+    held = sum(entry.size for entry in entries)
+    typer.echo(f"{store.where}: {len(entries)} kernels, {held / 2**20:.1f} of at most {store.most / 2**20:.0f} MB")
+
+
 @app.command(
     # the demo's own parser takes every option, --help too: they are defined once
     context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []},

@@ -1,4 +1,6 @@
-"""The CUDA backend: Triton kernels, on sm_80 and newer; nothing waits for the GPU, everything is capturable.
+"""The CUDA backend: Triton kernels on sm_80 and newer, CUDA C++ kernels on Hopper where they are faster.
+
+Nothing waits for the GPU, everything is capturable.
 
 With TRITON_INTERPRET=1 the same kernels run on the CPU, in fp16 and fp32, slowly: for tests and debugging.
 """
@@ -15,7 +17,7 @@ from torch import Tensor
 from ..backend import Numerics, Probe
 from ..contract import Experts, Placement, Problem, Routing
 from . import launch
-from .run import Buffers, on, plan_of, run, step_plan, step_rows
+from .run import Buffers, on, plan_for, run, step_plan, step_rows
 from .tiles import is_few
 
 if TYPE_CHECKING:
@@ -79,7 +81,7 @@ class CudaBackend:
     def moe(self, hidden: Tensor, routing: Routing, experts: Experts, out: Tensor, accumulate: bool) -> None:
         if routing.T:
             selection = launch.Selection.of(routing)
-            plan = plan_of(routing.T, routing.E, routing.K, experts)
+            plan = plan_for(routing.T, routing.E, routing.K, experts, hidden, out)
             run(hidden, selection, experts, out, accumulate, plan, Buffers.of(plan, routing.T * routing.K, experts))
 
     def gate_projection(self, hidden: Tensor, routing: Routing, experts: Experts, row_align: int) -> Tensor:

@@ -59,21 +59,41 @@ def tiles_bound(rows: int, E: int, m: int) -> int:
     return min(-(-rows // m) + min(E, rows), rows)
 
 
-def sort(selection: Selection, E: int, plan: Sorted) -> SortedRows:
-    """Sort pairs by local expert, E of them."""
+def _sections(P: int, E: int, plan: Sorted) -> list[int]:
+    """Words of offsets, row_tokens, inverse, tiles, num_tiles and counts."""
+    chunks = _blocks(P, _chunk(P, plan))
+    sizes = (E + 1, P, P, 2 * tiles_bound(P, E, plan.m), 1, chunks * _padded(E) if chunks > 1 else 0)
+    return [_aligned(n) for n in sizes]
+
+
+def sort_words(P: int, E: int, plan: Sorted) -> int:
+    """int32 words that the sort of P pairs writes."""
+    return sum(_sections(P, E, plan))
+
+
+def _padded(E: int) -> int:
+    return max(_power_of_2(E), 32)
+
+
+def _chunk(P: int, plan: Sorted) -> int:
+    return min(plan.sort_chunk, max(_power_of_2(P), 128))
+
+
+def sort(selection: Selection, E: int, plan: Sorted, words: Tensor | None = None) -> SortedRows:
+    """Sort pairs by local expert, E of them; words: int32, sort_words or more, to write to."""
     from gpu_kernels.triton.routing_sort import routing_count, routing_sort
 
     P, bound = selection.ids.numel(), tiles_bound(selection.ids.numel(), E, plan.m)
-    E_pad = max(_power_of_2(E), 32)
-    chunk = min(plan.sort_chunk, max(_power_of_2(P), 128))
+    chunk = _chunk(P, plan)
     chunks = _blocks(P, chunk)
-    sizes = [_aligned(n) for n in (E + 1, P, P, 2 * bound, 1, chunks * E_pad if chunks > 1 else 0)]
-    buffer = torch.empty(sum(sizes), dtype=torch.int32, device=selection.ids.device)
-    offsets, row_tokens, inverse, tiles, num_tiles, counts = buffer.split(sizes)
+    sizes = _sections(P, E, plan)
+    if words is None:
+        words = torch.empty(sum(sizes), dtype=torch.int32, device=selection.ids.device)
+    offsets, row_tokens, inverse, tiles, num_tiles, counts = words[: sum(sizes)].split(sizes)
     ids = (selection.ids, selection.expert_map, selection.num_tokens)
     options = {
         "HAS_MAP": selection.expert_map is not None, "HAS_BOUND": selection.num_tokens is not None,
-        "E_PAD": E_pad, "CHUNK": chunk, "num_warps": max(4, min(8, chunk // 128)),
+        "E_PAD": _padded(E), "CHUNK": chunk, "num_warps": max(4, min(8, chunk // 128)),
     }  # fmt: skip
     if chunks > 1:
         routing_count[(chunks,)](*ids, counts, P, selection.E_ids, selection.K, **options)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..contract import Experts, Placement, Problem, Routing, check_prepared
 from . import launch
-from .run import Buffers, plan_of, run
+from .run import Buffers, most_words, plan_for, run
 
 _SHARED: weakref.WeakValueDictionary[tuple[object, ...], Workspace] = weakref.WeakValueDictionary()
 
@@ -22,10 +22,12 @@ class Workspace:
     """
 
     def __init__(self, problem: Problem, device: torch.device, sums: bool):
-        pairs = problem.T * problem.K
+        T, E, K, H, I = problem.T, problem.E, problem.K, problem.H, problem.I
+        pairs = T * K
         self.buffers = Buffers(
-            torch.empty(pairs, problem.I, dtype=problem.dtype, device=device),
-            torch.empty(pairs, problem.H, dtype=problem.dtype, device=device),
+            torch.empty(pairs, I, dtype=problem.dtype, device=device),
+            torch.empty(pairs, H, dtype=problem.dtype, device=device),
+            torch.empty(most_words(T, E, K), dtype=torch.int32, device=device),
         )
         # of a mesh that one GPU stands for: fp32 sums over its devices
         self.sums = torch.empty(problem.T, problem.H, device=device) if sums else None
@@ -79,7 +81,7 @@ class PreparedCuda:
             if accumulate:
                 into.copy_(out)
         for i, (experts, expert_map) in enumerate(self._parts):
-            plan = plan_of(routing.T, problem.E, routing.K, experts)
+            plan = plan_for(routing.T, problem.E, routing.K, experts, hidden, into)
             selection = launch.Selection.of(routing, expert_map)
             run(hidden, selection, experts, into, accumulate or i > 0, plan, self._space.buffers)
         if into is not out:

@@ -1,27 +1,64 @@
-"""One call on the GPU: the plan of its sizes, its buffers, its launches."""
+"""One call on the GPU: the plan of its sizes, its buffers, its launches.
+
+On Hopper the CUDA C++ kernels of native/ run where they are faster, and serve; else, and elsewhere, the Triton kernels.
+"""
 
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import cache, lru_cache
 
 import torch
 from torch import Tensor
 
 from ..contract import Experts, Routing
-from . import launch
-from .tiles import FEW_PAIRS, Few, Plan, Sorted, choose
+from ..logs import logger
+from . import launch, tiles
+from .native import plan as native
+from .tiles import FEW_PAIRS, Few, Sorted
+
+Plan = tiles.Plan | native.Plan
 
 
-def plan_of(T: int, E: int, K: int, experts: Experts) -> Plan:
+@lru_cache(maxsize=4096)
+def plan_of(T: int, E: int, K: int, H: int, I: int, itemsize: int, device: torch.device) -> Plan:
     """Kernels and tiles of a call with T tokens, or a bound on them, and ids of E experts."""
+    capability = (9, 0)  # Triton's interpreter, on the CPU, stands for Hopper
+    if device.type == "cuda":
+        capability = torch.cuda.get_device_capability(device)
+        reason = native.why_not(T, E, K, H, I, itemsize, capability) or no_compiler()
+        plan = native.choose(T, E, K)
+        if reason is None and plan is not None:
+            return plan
+        logger.debug("T={}: Triton kernels; CUDA C++ kernels: {}", T, reason or "slower at this size")
+    return tiles.choose(T, E, K, H, I, itemsize, capability)
+
+
+@cache
+def no_compiler() -> str | None:
+    """Why CUDA C++ cannot be compiled here, or None."""
+    from ..jit.build import why_not
+
+    return why_not()
+
+
+def triton_plan(T: int, E: int, K: int, experts: Experts) -> tiles.Plan:
+    """As plan_of, of the Triton kernels alone."""
     down = experts.tensors["down"]
-    return choose(T, E, K, experts.H, experts.I, down.element_size(), capability(down.device))
+    capability = torch.cuda.get_device_capability(down.device) if down.is_cuda else (9, 0)
+    return tiles.choose(T, E, K, experts.H, experts.I, down.element_size(), capability)
 
 
-def capability(device: torch.device) -> tuple[int, int]:
-    """Compute capability of a GPU; Triton's interpreter, on the CPU, stands for Hopper."""
-    return torch.cuda.get_device_capability(device) if device.type == "cuda" else (9, 0)
+def plan_for(T: int, E: int, K: int, experts: Experts, *others: Tensor) -> Plan:
+    """plan_of, for these weights and tensors: CUDA C++ kernels want them to begin at multiples of 16 bytes."""
+    gate_up, down = experts.tensors["gate_up"], experts.tensors["down"]
+    plan = plan_of(T, E, K, experts.H, experts.I, down.element_size(), down.device)
+    if isinstance(plan, native.Few | native.Sorted) and any(
+        tensor.data_ptr() % 16 for tensor in (gate_up, down, *others)
+    ):
+        return triton_plan(T, E, K, experts)
+    return plan
 
 
 def on(device: torch.device) -> AbstractContextManager[object]:
@@ -33,16 +70,35 @@ def on(device: torch.device) -> AbstractContextManager[object]:
 
 @dataclass(frozen=True)
 class Buffers:
-    """Scratch of one call: activations [pairs, I] and, on the sorted path, expert outputs [pairs, H]."""
+    """Scratch of one call: activations [pairs, I]; on the sorted path expert outputs [pairs, H], int32 words."""
 
     act: Tensor
     expert_out: Tensor | None
+    words: Tensor | None
 
     @classmethod
     def of(cls, plan: Plan, pairs: int, experts: Experts) -> Buffers:
         down = experts.tensors["down"]
-        expert_out = None if isinstance(plan, Few) else down.new_empty(pairs, experts.H)
-        return cls(down.new_empty(pairs, experts.I), expert_out)
+        act = down.new_empty(pairs, experts.I)
+        if isinstance(plan, Few | native.Few):
+            return cls(act, None, None)
+        words = torch.empty(words_of(plan, pairs, experts.E), dtype=torch.int32, device=down.device)
+        return cls(act, down.new_empty(pairs, experts.H), words)
+
+
+def words_of(plan: Plan, pairs: int, E: int) -> int:
+    """int32 words that sorting takes."""
+    if isinstance(plan, native.Sorted):
+        from .native.launch import sort_words
+
+        return sort_words(pairs, E, plan)
+    return launch.sort_words(pairs, E, plan) if isinstance(plan, Sorted) else 0
+
+
+def most_words(T: int, E: int, K: int) -> int:
+    """int32 words that suffice for any plan of up to T tokens."""
+    pairs, padded = T * K, 2 * max(E, 16)
+    return 2 * pairs + 4 * (pairs // 16 + min(E, pairs)) + (pairs // 2048 + 1) * padded + 2 * E + 64
 
 
 def run(
@@ -60,12 +116,17 @@ def _run(
 ) -> None:  # fmt: skip
     pairs = selection.ids.numel()
     act = buffers.act[:pairs]
+    if isinstance(plan, native.Few | native.Sorted):
+        from .native.launch import run as run_native
+
+        run_native(hidden, selection, experts, out, accumulate, plan, act, buffers.expert_out, buffers.words)
+        return
     if isinstance(plan, Few):
         launch.few(hidden, experts, selection, act, out, accumulate, plan)
         return
     assert buffers.expert_out is not None
     expert_out = buffers.expert_out[:pairs]
-    rows = launch.sort(selection, experts.E, plan)
+    rows = launch.sort(selection, experts.E, plan, buffers.words)
     launch.gate_up(hidden, experts, rows, act, plan.m, plan.gate_up)
     launch.down(act, experts, rows, expert_out, plan.m, plan.down)
     launch.combine(expert_out, rows.inverse, selection.weights, selection.num_tokens, out, accumulate, plan.combine_h)
@@ -73,9 +134,9 @@ def _run(
 
 def step_plan(routing: Routing, experts: Experts) -> Sorted:
     """The plan of the step operators, which are always sorted: for few tokens that of a few more."""
-    plan = plan_of(routing.T, routing.E, routing.K, experts)
+    plan = triton_plan(routing.T, routing.E, routing.K, experts)
     if isinstance(plan, Few):
-        plan = plan_of(routing.T + FEW_PAIRS, routing.E, routing.K, experts)
+        plan = triton_plan(routing.T + FEW_PAIRS, routing.E, routing.K, experts)
     assert isinstance(plan, Sorted)
     return plan
 
@@ -91,5 +152,5 @@ def step_rows(routing: Routing, row_align: int, m: int) -> launch.SortedRows:
     # past the last tile: any expert, never read
     expert = torch.searchsorted(last, tile, right=True).clamp_max(routing.E - 1)
     first = start[expert] + (tile - (last - tiles_of)[expert]) * m
-    tiles = torch.stack([expert, first], 1).int()
-    return launch.SortedRows(start, layout.row_tokens, layout.inverse, tiles, last[-1:].int(), bound)
+    begin = torch.stack([expert, first], 1).int()
+    return launch.SortedRows(start, layout.row_tokens, layout.inverse, begin, last[-1:].int(), bound)

@@ -50,7 +50,7 @@ def options(spec: Spec) -> dict[str, object]:
         "arch": spec.arch,
         "std": "c++17",
         "include_path": [str(kernel_path(*ROOT))],
-        "define_macro": [(name, value) for name, value in spec.defines],
+        "define_macro": [(name, value) for name, value in spec.defines] or None,
         "name": f"{spec.name}.cu",
     }
 

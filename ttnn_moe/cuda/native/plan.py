@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ..tiles import is_few
+
 MAX_E, MAX_K = 1024, 16
-FEW_TOKENS = 8
+MANY_ROWS = 40
 SHARED_MEMORY = 227 << 10
 PIECES = 4 * 4096
 BARRIERS_AND_ALIGNMENT = 1024 + 256
@@ -60,7 +62,7 @@ class Sorted:
 Plan = Few | Sorted
 
 
-def why_not(E: int, K: int, H: int, I: int, itemsize: int, capability: tuple[int, int]) -> str | None:
+def why_not(T: int, E: int, K: int, H: int, I: int, itemsize: int, capability: tuple[int, int]) -> str | None:
     """Why these kernels do not serve a problem, or None."""
     if capability[0] != 9:
         return f"they are for compute capability 9.0, not {capability[0]}.{capability[1]}"
@@ -70,16 +72,23 @@ def why_not(E: int, K: int, H: int, I: int, itemsize: int, capability: tuple[int
         return f"H and I have to be multiples of 64, not {H} and {I}"
     if E > MAX_E or K > MAX_K:
         return f"they run up to {MAX_E} experts and K up to {MAX_K}, not E={E}, K={K}"
+    if T * max(H, K * I) >= 1 << 35:
+        return f"they address up to 2^35 elements of hidden or activations, not those of T={T}"
     return None
 
 
-def choose(T: int, E: int, K: int) -> Plan:
-    """Kernels of T tokens (or a bound on them), K of E experts each."""
-    if T <= FEW_TOKENS and (T == 1 or 2 * T * K <= E):
+def choose(T: int, E: int, K: int) -> Plan | None:
+    """Kernels of T tokens (or a bound on them), K of E experts each; None where the Triton kernels are faster."""
+    if is_few(T, E, K):
         return Few()
     rows = T * K / min(E, T * K)
+    return many(T, E, K) if rows >= MANY_ROWS else None
+
+
+def many(T: int, E: int, K: int) -> Sorted:
+    """The sorted form, for any T."""
+    rows, pairs = T * K / min(E, T * K), T * K
     gemm = Gemm(64, 1, 5) if rows <= 32 else Gemm(160, 1, 4) if rows <= 144 else Gemm(160, 2, 4)
-    pairs = T * K
     threads = min(1024, max(_power_of_2(E), _power_of_2(pairs) // 2, 128))
     return Sorted(gemm, threads, sort_cluster=1 if pairs <= 2048 else 8, by_size=pairs > 8192)
 

@@ -1,0 +1,74 @@
+"""CUDA C++ sources without a GPU: compiled by nvcc (registers, spills, shared memory) and by NVRTC."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from ttnn_moe.cuda.native.plan import SHARED_MEMORY, Few, many
+from ttnn_moe.cuda.native.specs import Types, Use, uses_of
+from ttnn_moe.jit import build
+from ttnn_moe.jit.spec import Spec
+from ttnn_moe.jit.store import Store
+from ttnn_moe.sources import kernel_path
+
+ROOT = kernel_path("gpu_kernels", "cuda")
+NVCC = shutil.which("nvcc")
+E, K = 128, 8
+TYPES = [Types(), Types(fp16=True, ids64=True, out32=True, add=True)]
+PLANS = [Few(), *(many(T, E, K) for T in (16, 512, 2048, 4096))]
+USES = sorted(
+    {use for plan in PLANS for types in TYPES for use in uses_of(plan, E, K, types)}, key=lambda u: str(u.spec)
+)
+
+
+def test_every_source_is_a_kernel_that_some_plan_uses() -> None:
+    names = {path.relative_to(ROOT).with_suffix("").as_posix() for path in ROOT.rglob("*.cu")}
+    assert names == {use.spec.name for use in USES}
+
+
+@pytest.mark.skipif(NVCC is None, reason="nvcc is not installed")
+@pytest.mark.parametrize("use", USES, ids=lambda use: str(use.spec))
+def test_nvcc_compiles_it_without_spills(use: Use, tmp_path: Path) -> None:
+    spec = use.spec
+    command = [
+        str(NVCC), "-std=c++17", "-cubin", "-Xptxas", "-v", "-Werror", "all-warnings", "-I", str(ROOT),
+        f"-gencode=arch=compute_90a,code={spec.arch}", *(f"-D{name}={value}" for name, value in spec.defines),
+        "-o", str(tmp_path / "kernel.cubin"), str(ROOT / f"{spec.name}.cu"),
+    ]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    report = done.stderr + done.stdout
+    assert done.returncode == 0, report
+    assert "0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads" in report, report
+    assert "wgmma" not in report, f"the compiler puts products one after the other: {report}"
+    registers = int(re.findall(r"Used (\d+) registers", report)[0])
+    static = int((re.findall(r"(\d+) bytes smem", report) or ["0"])[0])
+    limits = {"grouped_gemm": 168, "routing_sort": 64, "combine": 64, "few_gate_up": 64, "few_down": 128}
+    assert registers <= limits[spec.entry]
+    assert use.shared_memory + static <= SHARED_MEMORY
+
+
+@pytest.mark.skipif(build.why_not() is not None, reason=str(build.why_not()))
+class TestNvrtc:
+    @pytest.mark.parametrize("use", [u for u in USES if u.spec.entry != "grouped_gemm"], ids=lambda use: str(use.spec))
+    def test_compiles(self, use: Use) -> None:
+        assert build.compile_spec(use.spec)[:4] == b"\x7fELF"
+
+    def test_a_product_is_compiled_once(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        spec = next(use.spec for use in USES if use.spec.entry == "grouped_gemm")
+        store = Store(tmp_path, 1 << 30)
+        code = build.code_of(spec, store)
+        assert code[:4] == b"\x7fELF"
+        monkeypatch.setattr(build, "compile_spec", lambda spec: pytest.fail("compiled again"))
+        assert build.code_of(spec, store) == code
+
+    def test_an_error_has_the_compilers_words(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        (tmp_path / "common").mkdir()
+        (tmp_path / "common" / "bad.cu").write_text('extern "C" __global__ void bad() { nonsense; }')
+        monkeypatch.setattr(build, "kernel_path", lambda *parts: tmp_path.joinpath(*parts[2:]))
+        with pytest.raises(build.CompileError, match="nonsense"):
+            build.compile_spec(Spec.of("common/bad", "sm_90a"))

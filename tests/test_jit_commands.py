@@ -1,0 +1,47 @@
+"""ttnn-moe warmup and ttnn-moe cache."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from ttnn_moe.cli import app
+from ttnn_moe.errors import ContractError
+from ttnn_moe.jit import build
+
+pytestmark = pytest.mark.skipif(build.why_not() is not None, reason=str(build.why_not()))
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("TTNN_MOE_CACHE_DIR", str(tmp_path))
+
+
+def _run(*arguments: str) -> str:
+    done = CliRunner().invoke(app, list(arguments), catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    return done.output.replace("\n", " ")
+
+
+def test_what_was_warmed_up_is_kept_and_removed(tmp_path: Path) -> None:
+    assert "0 kernels, 0.0 of at most 512 MB" in _run("cache")
+    assert "4 kernels are ready, 4 of them compiled now" in _run("warmup", "--tokens", "1,2")
+    assert "4 kernels are ready, 0 of them compiled now" in _run("warmup", "--tokens", "1,2")
+    assert f"{tmp_path}" in _run("cache") and "4 kernels" in _run("cache")
+    assert "removed 4 kernels" in _run("cache", "--clear")
+    assert "0 kernels" in _run("cache")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--tokens", "0"], "numbers like"),
+        (["--dtype", "fp8"], "bf16 or fp16"),
+        (["--hidden", "100"], "multiples of 64"),
+    ],
+)
+def test_refused(arguments: list[str], words: str) -> None:
+    with pytest.raises(ContractError, match=words):
+        _run("warmup", *arguments)

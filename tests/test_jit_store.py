@@ -1,0 +1,153 @@
+"""The cache of compiled kernels: whole entries only, one build a key, bounded, and errors for people."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from ttnn_moe.errors import ContractError
+from ttnn_moe.jit.spec import Spec
+from ttnn_moe.jit.store import HEAD, CacheUnusable, Store, directory, limit
+
+
+def _never() -> bytes:
+    raise AssertionError("built again")
+
+
+def test_what_was_built_is_read_back(tmp_path: Path) -> None:
+    store = Store(tmp_path / "new", 1 << 20)
+    assert store.read("a") is None
+    assert store.get("a", lambda: b"code") == b"code"
+    assert store.get("a", _never) == b"code"
+    assert [(entry.key, entry.size) for entry in store.entries()] == [("a", HEAD + 4)]
+
+
+DAMAGE = {
+    "short": lambda data: data[:-1],
+    "no_code": lambda data: data[: HEAD - 3],
+    "empty": lambda data: b"",
+    "bit": lambda data: data[:-1] + bytes([data[-1] ^ 1]),
+    "long": lambda data: data + b"x",
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE.values(), ids=list(DAMAGE))
+def test_a_damaged_entry_is_built_again(tmp_path: Path, damage) -> None:
+    store = Store(tmp_path, 1 << 20)
+    store.get("a", lambda: b"code")
+    path = tmp_path / "a.bin"
+    path.write_bytes(damage(path.read_bytes()))
+    assert store.get("a", lambda: b"code again") == b"code again"
+    assert store.get("a", _never) == b"code again"
+
+
+def test_a_build_that_fails_leaves_nothing(tmp_path: Path) -> None:
+    store = Store(tmp_path, 1 << 20)
+
+    def fail() -> bytes:
+        raise ValueError("no")
+
+    with pytest.raises(ValueError, match="no"):
+        store.get("a", fail)
+    assert store.entries() == [] and not list(tmp_path.glob("*.part"))
+    assert store.get("a", lambda: b"code") == b"code"
+
+
+def test_the_longest_unused_go_first(tmp_path: Path) -> None:
+    store = Store(tmp_path, 3 * (HEAD + 100))
+    for i, key in enumerate("abc"):
+        store.get(key, lambda: bytes(100))
+        os.utime(tmp_path / f"{key}.bin", (1000 + i, 1000 + i))
+    store.get("a", _never)  # used now: b is the oldest
+    store.get("d", lambda: bytes(100))
+    assert {entry.key for entry in store.entries()} == {"a", "c", "d"}
+    store.get("big", lambda: bytes(10_000))
+    assert {entry.key for entry in store.entries()} == {"big"}, "what was just built is kept"
+    assert store.clear() == 1 and not list(tmp_path.iterdir())
+
+
+def _one_of_many(where: str, count: str, start: float) -> None:
+    def build() -> bytes:
+        with open(count, "a") as file:
+            file.write("built\n")
+        time.sleep(0.3)
+        return b"code"
+
+    time.sleep(max(0.0, start - time.time()))
+    assert Store(Path(where), 1 << 20).get("key", build) == b"code"
+
+
+def test_eight_processes_that_start_together_build_once(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("spawn")
+    count = tmp_path / "count"
+    start = time.time() + 4
+    workers = [
+        context.Process(target=_one_of_many, args=(str(tmp_path / "store"), str(count), start)) for _ in range(8)
+    ]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join(60)
+    assert [worker.exitcode for worker in workers] == [0] * 8
+    assert count.read_text() == "built\n"
+
+
+def test_a_directory_that_cannot_be_used(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(CacheUnusable, match="TTNN_MOE_CACHE_DIR"):
+        Store(tmp_path / "file" / "below", 1 << 20).get("a", lambda: b"")
+
+
+def test_where_and_how_much(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("TTNN_MOE_CACHE_DIR", str(tmp_path))
+    assert directory() == tmp_path / "kernels"
+    monkeypatch.delenv("TTNN_MOE_CACHE_DIR")
+    assert directory().parts[-2:] == ("ttnn-moe", "kernels")
+    monkeypatch.setenv("TTNN_MOE_CACHE_MB", "3")
+    assert limit() == 3 << 20
+    monkeypatch.setenv("TTNN_MOE_CACHE_MB", "three")
+    with pytest.raises(ContractError, match="whole number"):
+        limit()
+
+
+def test_the_key_covers_what_the_code_depends_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    from ttnn_moe.jit import spec as module
+
+    one = Spec.of("common/combine", "sm_90a", TOP_K=8, ADD=True)
+    assert one == Spec.of("common/combine", "sm_90a", ADD=1, TOP_K=8)
+    others = [
+        Spec.of("common/few_down", "sm_90a", TOP_K=8, ADD=True),
+        Spec.of("common/combine", "sm_80", TOP_K=8, ADD=True),
+        Spec.of("common/combine", "sm_90a", TOP_K=8, ADD=False),
+        Spec.of("common/combine", "sm_90a", TOP_K=8),
+    ]
+    keys = {one.key("nvrtc 13.4"), one.key("nvrtc 13.5"), *(other.key("nvrtc 13.4") for other in others)}
+    monkeypatch.setattr(module, "sources_digest", lambda: "of other sources")
+    keys.add(one.key("nvrtc 13.4"))
+    assert len(keys) == 7
+
+
+def test_the_digest_covers_sources_and_headers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from ttnn_moe.jit import spec as module
+
+    (tmp_path / "common").mkdir()
+    for name in ("common/a.cu", "common/b.cuh"):
+        (tmp_path / name).write_text("one")
+    monkeypatch.setattr(module, "kernel_path", lambda *parts: tmp_path)
+
+    def digest() -> str:
+        module.sources_digest.cache_clear()
+        try:
+            return module.sources_digest()
+        finally:
+            module.sources_digest.cache_clear()
+
+    found = {digest()}
+    for name in ("common/a.cu", "common/b.cuh", "common/c.cuh"):
+        (tmp_path / name).write_text("two")
+        found.add(digest())
+    assert len(found) == 4
