@@ -18,6 +18,12 @@ from models.qwen3 import bench, demo
 ROOT = Path(__file__).parents[1]
 
 
+@pytest.fixture(autouse=True)
+def _on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where a GPU is, which "auto" would choose; tests/qwen3_*_cases.py run there."""
+    monkeypatch.setenv("TTNN_MOE_BACKEND", "reference")
+
+
 @pytest.fixture
 def directory(tmp_path: Path) -> Path:
     directory = make(tmp_path / "model", vocab_size=403)

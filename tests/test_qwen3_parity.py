@@ -28,6 +28,12 @@ LENGTHS = [1, 17, 5, 40, 2]
 FP32 = 1e-4
 
 
+@pytest.fixture(autouse=True)
+def _on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where a GPU is, which "auto" would choose; tests/qwen3_*_cases.py run there."""
+    monkeypatch.setenv("TTNN_MOE_BACKEND", "reference")
+
+
 @pytest.fixture(params=list(CONFIGS))
 def checkpoint(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     return make(tmp_path / request.param, **CONFIGS[request.param])

@@ -10,14 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from qwen3_checkpoints import make, prompts
 
-from models.qwen3 import Qwen3Moe, Tokenizer, generate, load_model, stream
+from models.qwen3 import Qwen3Moe, Session, Tokenizer, generate, load_model, stream
 from models.qwen3.sampling import Draws, Sampling, choose, kept_probabilities
 from ttnn_moe.errors import RequestError
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Qwen3Moe:
-    return load_model(make(tmp_path_factory.mktemp("model")))
+    return load_model(make(tmp_path_factory.mktemp("model")), backend="reference", device="cpu")
 
 
 def by_definition(logits: list[float], sampling: Sampling) -> dict[int, float]:
@@ -206,3 +206,34 @@ def test_calling_the_model_on_bad_ids(ids, model: Qwen3Moe) -> None:
     with pytest.raises(RequestError):
         model(torch.tensor(ids))
     assert model(torch.zeros(0, 4, dtype=torch.int64)).shape == (0, 4, 320)
+
+
+def test_a_session_serves_again_and_again(model: Qwen3Moe) -> None:
+    session = Session(model, 3, 40)
+    session.capture(lambda done, total: pytest.fail("nothing is captured on a CPU"))
+    for lengths, seed in (([5, 9, 2], 1), ([30], 2), ([1, 12], 3), ([5, 9, 2], 1)):
+        texts, options = prompts(lengths, seed=seed), {"max_new_tokens": 10, "stop_ids": ()}
+        assert generate(model, texts, session=session, **options).tokens == generate(model, texts, **options).tokens
+
+
+def test_what_a_session_refuses(model: Qwen3Moe) -> None:
+    session = Session(model, 2, 12)
+    for texts, words in ((prompts([3] * 3), "3 prompts"), (prompts([9]), "up to 13 tokens")):
+        with pytest.raises(RequestError, match=f"too small.*{words}"):
+            generate(model, texts, max_new_tokens=5, session=session)
+    first = stream(model, prompts([3]), max_new_tokens=5, stop_ids=(), session=session)
+    second = stream(model, prompts([4]), max_new_tokens=5, session=session)
+    next(first)
+    with pytest.raises(RequestError, match="serves another generation"):
+        stream(model, prompts([3]), max_new_tokens=5, session=session)
+    with pytest.raises(RequestError, match="serves another generation"):
+        next(second)
+    first.close()
+    assert len(generate(model, prompts([8]), max_new_tokens=5, stop_ids=(), session=session).tokens[0]) == 5
+    other = Qwen3Moe.empty(model.config, "reference", torch.float32, "cpu")
+    with pytest.raises(RequestError, match="another model's"):
+        generate(other, prompts([3]), session=session)
+    with pytest.raises(RequestError, match="rows=0"):
+        Session(model, 0, 5)
+    with pytest.raises(RequestError, match="no decode step that can be captured"):
+        Session(model, 1, 5, graphs=True)
