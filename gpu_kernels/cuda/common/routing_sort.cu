@@ -79,6 +79,17 @@ __device__ __forceinline__ int scan(int value, int* sums) {
     return total - value + (warp ? sums[warp - 1] : 0);
 }
 
+// Where a warp's pairs stand among its own of the same expert; counts[e] grows by them. All lanes take part.
+__device__ __forceinline__ int rank_in_warp(int e, int* counts) {
+    const u32 same = __match_any_sync(~0u, e);
+    const int before = __popc(same & ((1u << (threadIdx.x % 32)) - 1));
+    const int seen = e >= 0 ? counts[e] : 0;
+    __syncwarp();
+    if (e >= 0 && before == 0) counts[e] = seen + __popc(same);
+    __syncwarp();
+    return seen + before;
+}
+
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
     routing_sort(const Id* ids, const int* expert_map, const int* num_tokens, int* row_tokens, int* inverse,
                  Tile* tiles, int* num_tiles, int P, int E_ids, int E, int K, int tile_rows, int by_size) {
@@ -93,6 +104,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 
     const int thread = threadIdx.x, lane = thread % 32, warp = thread / 32, rank = cluster_rank();
     for (int i = thread; i < WARPS * E; i += THREADS) counts[i] = 0;
+    if (thread < E) order[thread] = by_size ? 0 : thread;
     __syncthreads();
     wait_for_predecessor();
     let_successor_start();
@@ -100,87 +112,101 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     const int limit = pair_limit(num_tokens, P, K);
     const int run = (P + 32 * WARPS * CLUSTER - 1) / (32 * WARPS * CLUSTER) * 32;
     const int begin = (rank * WARPS + warp) * run, end = min(begin + run, P);
+    const bool held = run <= 32 * AHEAD;  // a warp's pairs stay in registers
     int* mine = counts + warp * E;
-    for (int group = begin; group < end; group += 32 * AHEAD) {
-        int experts[AHEAD];
+    int experts[AHEAD], ranks[AHEAD];
+    for (int first = begin; first < end; first += 32 * AHEAD) {
 #pragma unroll
         for (int i = 0; i < AHEAD; ++i) {
-            const int pair = group + 32 * i + lane;
+            const int pair = first + 32 * i + lane;
             experts[i] = pair < end ? expert_of(ids, expert_map, pair, limit, E_ids) : -1;
         }
 #pragma unroll
         for (int i = 0; i < AHEAD; ++i) {
-            const int pair = group + 32 * i + lane, e = experts[i];
-            if (group + 32 * i >= end) break;
-            const u32 same = __match_any_sync(~0u, e);
-            const int before = __popc(same & ((1u << lane) - 1));
-            int seen = 0;
-            if (e >= 0) seen = mine[e];
-            __syncwarp();
-            if (e >= 0 && before == 0) mine[e] = seen + __popc(same);
-            __syncwarp();
-            if (pair < end) inverse[pair] = e >= 0 ? seen + before : -1;
+            if (first + 32 * i >= end) break;
+            const int pair = first + 32 * i + lane;
+            ranks[i] = rank_in_warp(experts[i], mine);
+            if (!held && pair < end) inverse[pair] = experts[i] >= 0 ? ranks[i] : -1;
         }
     }
     __syncthreads();
 
     int total = 0;
     if (thread < E) {
-        for (int w = 0; w < WARPS; ++w) {
-            const int n = counts[w * E + thread];
-            counts[w * E + thread] = total;
-            total += n;
+        constexpr int STEP = WARPS < 8 ? WARPS : 8;
+        for (int w = 0; w < WARPS; w += STEP) {
+            int n[STEP];
+#pragma unroll
+            for (int i = 0; i < STEP; ++i) n[i] = counts[(w + i) * E + thread];
+#pragma unroll
+            for (int i = 0; i < STEP; ++i) {
+                counts[(w + i) * E + thread] = total;
+                total += n[i];
+            }
         }
         here[thread] = total;
     }
     cluster_sync();
     int before = 0, rows = 0;
     if (thread < E) {
+#pragma unroll
         for (int r = 0; r < CLUSTER; ++r) {
             const int n = read_from(here + thread, r);
             before += r < rank ? n : 0;
             rows += n;
         }
+        rows_of[thread] = rows;
     }
     const int offset = scan(rows, sums);
     if (thread < E) base[thread] = offset + before;
-    cluster_sync();  // also: no block may leave, or go on to reuse, what others read
+    cluster_sync();  // also: no block may leave while others read here
 
-#pragma unroll AHEAD
-    for (int pair = begin + lane; pair < end; pair += 32) {
-        const int e = expert_of(ids, expert_map, pair, limit, E_ids);
-        if (e < 0) continue;
-        const int row = base[e] + mine[e] + inverse[pair];
-        inverse[pair] = row;
-        row_tokens[row] = pair / K;
-    }
-    if (rank != 0) return;
-
-    if (thread < E) rows_of[thread] = rows;
-    __syncthreads();
-    int place = thread;
-    if (by_size && thread < E) {
-        place = 0;
-        for (int e = 0; e < E; ++e) {
-            const int other = rows_of[e];
-            place += other > rows || (other == rows && e < thread);
+    if (held) {
+#pragma unroll
+        for (int i = 0; i < AHEAD; ++i) {
+            const int pair = begin + 32 * i + lane;
+            if (pair >= end) break;
+            const int e = experts[i];
+            const int row = e >= 0 ? base[e] + mine[e] + ranks[i] : -1;
+            inverse[pair] = row;
+            if (e >= 0) row_tokens[row] = pair / K;
+        }
+    } else {
+#pragma unroll 4
+        for (int pair = begin + lane; pair < end; pair += 32) {
+            const int e = expert_of(ids, expert_map, pair, limit, E_ids);
+            if (e < 0) continue;
+            const int row = base[e] + mine[e] + inverse[pair];
+            inverse[pair] = row;
+            row_tokens[row] = pair / K;
         }
     }
-    const int parts = (rows + tile_rows - 1) / tile_rows;
-    if (thread < E) {
-        order[thread] = place;
-        tiles_of[place] = parts;
+    if (rank != CLUSTER - 1) return;  // the block with the fewest pairs
+
+    if (by_size) {
+        // an expert's rank: how many have more rows, or as many and come first; threads share the others out
+        const int shares = THREADS / E;
+        const int e = thread % E, share = thread / E;
+        if (share < shares) {
+            const int own = rows_of[e];
+            int more = 0;
+            for (int i = share; i < E; i += shares) more += rows_of[i] > own || (rows_of[i] == own && i < e);
+            atomicAdd(order + e, more);
+        }
+        __syncthreads();
     }
+    const int parts = (rows + tile_rows - 1) / tile_rows;
+    if (thread < E) tiles_of[order[thread]] = parts;
     __syncthreads();
     const int start = scan(thread < E ? tiles_of[thread] : 0, sums);
+    if (thread == E - 1) *num_tiles = start + tiles_of[thread];
+    __syncthreads();
     if (thread < E) tiles_of[thread] = start;
-    if (thread == THREADS - 1) *num_tiles = start;  // E < THREADS, or this expert's tiles are added below
     __syncthreads();
     if (thread < E) {
         const int first_tile = tiles_of[order[thread]];
         const int each = parts ? ((rows + parts - 1) / parts + 7) / 8 * 8 : 0;
         for (int i = 0; i < parts; ++i)
             tiles[first_tile + i] = Tile{thread, offset + i * each, min(each, rows - i * each), 0};
-        if (E == THREADS && order[thread] == E - 1) *num_tiles = first_tile + parts;
     }
 }
