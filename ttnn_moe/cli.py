@@ -84,7 +84,7 @@ def bench(
 
 @app.command()
 def warmup(
-    tokens: Annotated[str, typer.Option(help="Numbers of tokens of a call.")] = "1,512,1024,2048,4096,16384",
+    tokens: Annotated[str, typer.Option(help="Numbers of tokens of a call.")] = "1,8,32,128,512,1024,2048,4096,16384",
     experts: Annotated[int, typer.Option(help="E, experts.")] = 128,
     topk: Annotated[int, typer.Option(help="K, experts per token.")] = 8,
     hidden: Annotated[int, typer.Option(help="H, hidden size.")] = 2048,

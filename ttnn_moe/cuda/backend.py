@@ -1,4 +1,4 @@
-"""The CUDA backend: Triton kernels on sm_80 and newer, CUDA C++ kernels on Hopper where they are faster.
+"""The CUDA backend: Triton kernels on sm_80 and newer, CUDA C++ kernels on Hopper.
 
 Nothing waits for the GPU, everything is capturable.
 

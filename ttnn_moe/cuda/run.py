@@ -1,6 +1,6 @@
 """One call on the GPU: the plan of its sizes, its buffers, its launches.
 
-On Hopper the CUDA C++ kernels of native/ run where they are faster, and serve; else, and elsewhere, the Triton kernels.
+On Hopper the CUDA C++ kernels of native/ run where they serve; else, and elsewhere, the Triton kernels.
 """
 
 from __future__ import annotations
@@ -28,10 +28,9 @@ def plan_of(T: int, E: int, K: int, H: int, I: int, itemsize: int, device: torch
     if device.type == "cuda":
         capability = torch.cuda.get_device_capability(device)
         reason = native.why_not(T, E, K, H, I, itemsize, capability) or no_compiler()
-        plan = native.choose(T, E, K)
-        if reason is None and plan is not None:
-            return plan
-        logger.debug("T={}: Triton kernels; CUDA C++ kernels: {}", T, reason or "slower at this size")
+        if reason is None:
+            return native.choose(T, E, K)
+        logger.debug("T={}: Triton kernels, since CUDA C++ kernels do not serve: {}", T, reason)
     return tiles.choose(T, E, K, H, I, itemsize, capability)
 
 

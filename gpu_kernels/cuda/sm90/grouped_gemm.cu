@@ -37,6 +37,7 @@
 #ifndef STAGES
 #define STAGES 4
 #endif
+static_assert(MAX_N % 16 == 0 && MAX_N <= 192, "rows of a tile");
 
 constexpr int K_BLOCK = 64;
 constexpr int WEIGHT_ROWS = 256;
@@ -235,6 +236,8 @@ __device__ __forceinline__ void to_piece(u32 piece, const float (&sums)[2][MAX_N
         u32 words[4];
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
+            words[j] = 0;
+            if (first_column + 8 * j >= MAX_N) continue;  // the last piece may hold less
             const float* d = sums[m] + (first_column / 8 + j) * 4;
             words[j] = pack(silu_mul(d[0], d[2]), silu_mul(d[1], d[3]));
         }

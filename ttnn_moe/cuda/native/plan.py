@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from ..tiles import is_few
 
 MAX_E, MAX_K = 1024, 16
-MANY_ROWS = 40
 SHARED_MEMORY = 227 << 10
 PIECES = 4 * 4096
 BARRIERS_AND_ALIGNMENT = 1024 + 256
@@ -61,6 +60,14 @@ class Sorted:
 
 Plan = Few | Sorted
 
+# rows an expert gets on average, at most -> sizes
+_GEMMS: tuple[tuple[float, Gemm], ...] = (
+    (48, Gemm(64, 1, 5)),
+    (144, Gemm(160, 1, 4)),
+    (600, Gemm(144, 1, 4)),
+    (float("inf"), Gemm(176, 1, 3)),
+)
+
 
 def why_not(T: int, E: int, K: int, H: int, I: int, itemsize: int, capability: tuple[int, int]) -> str | None:
     """Why these kernels do not serve a problem, or None."""
@@ -77,20 +84,17 @@ def why_not(T: int, E: int, K: int, H: int, I: int, itemsize: int, capability: t
     return None
 
 
-def choose(T: int, E: int, K: int) -> Plan | None:
-    """Kernels of T tokens (or a bound on them), K of E experts each; None where the Triton kernels are faster."""
-    if is_few(T, E, K):
-        return Few()
-    rows = T * K / min(E, T * K)
-    return many(T, E, K) if rows >= MANY_ROWS else None
+def choose(T: int, E: int, K: int) -> Plan:
+    """Kernels of T tokens (or a bound on them), K of E experts each."""
+    return Few() if is_few(T, E, K) else many(T, E, K)
 
 
 def many(T: int, E: int, K: int) -> Sorted:
     """The sorted form, for any T."""
     rows, pairs = T * K / min(E, T * K), T * K
-    gemm = Gemm(64, 1, 5) if rows <= 32 else Gemm(160, 1, 4) if rows <= 144 else Gemm(160, 2, 4)
+    gemm = next(gemm for most, gemm in _GEMMS if rows <= most)
     threads = min(1024, max(_power_of_2(E), _power_of_2(pairs) // 2, 128))
-    return Sorted(gemm, threads, sort_cluster=1 if pairs <= 2048 else 8, by_size=pairs > 8192)
+    return Sorted(gemm, threads, sort_cluster=1 if pairs <= 2048 else 8, by_size=pairs > 16384)
 
 
 def _power_of_2(n: int) -> int:

@@ -26,11 +26,9 @@ def specs_of(tokens: Iterable[int], E: int, K: int, H: int, I: int, dtype: torch
         raise ContractError("no CUDA C++ kernels are launched for these sizes", got=reason)
     found: dict[Spec, None] = {}
     for T in tokens:
-        chosen = plan.choose(T, E, K)
-        if chosen is not None:
-            for ids64 in (False, True):
-                for use in uses_of(chosen, E, K, Types(dtype == torch.float16, ids64)):
-                    found[use.spec] = None
+        for ids64 in (False, True):
+            for use in uses_of(plan.choose(T, E, K), E, K, Types(dtype == torch.float16, ids64)):
+                found[use.spec] = None
     return list(found)
 
 
