@@ -64,7 +64,7 @@ Plan = Few | Sorted
 _GEMMS: tuple[tuple[float, Gemm], ...] = (
     (48, Gemm(64, 1, 5)),
     (144, Gemm(160, 1, 4)),
-    (600, Gemm(144, 1, 4)),
+    (400, Gemm(144, 1, 4)),
     (float("inf"), Gemm(176, 1, 3)),
 )
 
