@@ -189,6 +189,22 @@ class TestDraws:
             want = _fp64(hidden, Routing.from_topk(ids, weights, E), experts)
             assert float((out.double() - want).norm(dim=1).max()) <= 1e-2 * float(want.norm(dim=1).median() + 1e-9)
 
+    def test_weights_are_freed_with_their_tensors(self, plan: native.Plan) -> None:
+        import gc
+
+        def call() -> None:
+            experts, routing = _experts(64, 1024, 512), _routing(4, 64, 4)
+            ttnn_moe.moe(torch.randn(4, 1024, device="cuda").bfloat16(), routing, experts, backend="cuda")
+
+        call()
+        gc.collect()
+        torch.cuda.synchronize()
+        before = torch.cuda.memory_allocated()
+        for _ in range(3):
+            call()
+        gc.collect()
+        assert torch.cuda.memory_allocated() - before < 64 * 1024 * 512 * 2
+
     def test_devices_of_a_mesh(self, plan: native.Plan) -> None:
         T, E, K, H, I = 40, 16, 4, 128, 64
         experts, routing = _experts(E, H, I), _routing(T, E, K)

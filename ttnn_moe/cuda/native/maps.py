@@ -1,7 +1,9 @@
-"""Tensor maps of an experts' weights: how Hopper's copy engine reads them. Made once, kept as long as the tensors."""
+"""Tensor maps of an experts' weights: how Hopper's copy engine reads them. Kept as long as the weights."""
 
 from __future__ import annotations
 
+import weakref
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,22 +20,28 @@ class WeightMaps:
     down: Any
 
 
-# by address: an Experts, and its tensors, may be made anew around the same weights on every call. An entry says
-# everything about how the addresses are read, so one that outlives its weights does no harm; the oldest go.
-_KEPT: dict[tuple[object, ...], WeightMaps] = {}
-_MOST = 1024
-
-
 def maps_of(experts: Experts) -> WeightMaps:
+    interleaved = experts.gate_up_order == "interleaved"
     gate_up, down = experts.tensors["gate_up"], experts.tensors["down"]
-    order = experts.gate_up_order
-    key = (gate_up.data_ptr(), down.data_ptr(), gate_up.shape, down.shape, gate_up.dtype, gate_up.device.index, order)
-    maps = _KEPT.get(key)
-    if maps is None:
-        if len(_KEPT) >= _MOST:
-            _KEPT.pop(next(iter(_KEPT)))
-        maps = _KEPT[key] = WeightMaps(_gate_up(gate_up, order == "interleaved"), _map(down, (1, 128, 64)))
-    return maps
+    return WeightMaps(
+        _kept(gate_up, interleaved, lambda: _gate_up(gate_up, interleaved)),
+        _kept(down, False, lambda: _map(down, (1, 128, 64))),
+    )
+
+
+# by id of a tensor. cuda.core's maps keep the memory that they describe alive, so that each goes with its tensor: else
+# weights would never be freed.
+_KEPT: dict[int, tuple[weakref.ref[Tensor], tuple[object, ...], Any]] = {}
+
+
+def _kept(tensor: Tensor, interleaved: bool, make: Callable[[], Any]) -> Any:
+    name = id(tensor)
+    # an optimizer, a load or a move may have put other memory under the same tensor
+    key = (tensor.data_ptr(), tensor.shape, tensor.dtype, tensor.device, interleaved)
+    found = _KEPT.get(name)
+    if found is None or found[1] != key:
+        found = _KEPT[name] = (weakref.ref(tensor, lambda _: _KEPT.pop(name, None)), key, make())
+    return found[2]
 
 
 def _gate_up(weight: Tensor, interleaved: bool) -> Any:
@@ -41,9 +49,9 @@ def _gate_up(weight: Tensor, interleaved: bool) -> Any:
     E, rows, H = weight.shape
     I = rows // 2
     if interleaved:
-        view = weight.as_strided((E, I // 8, 2, 8, H), (2 * I * H, 16 * H, H, 2 * H, 1))
+        view = weight.detach().as_strided((E, I // 8, 2, 8, H), (2 * I * H, 16 * H, H, 2 * H, 1))
     else:
-        view = weight.as_strided((E, I // 8, 2, 8, H), (2 * I * H, 8 * H, I * H, H, 1))
+        view = weight.detach().as_strided((E, I // 8, 2, 8, H), (2 * I * H, 8 * H, I * H, H, 1))
     return _map(view, (1, 8, 2, 8, 64))
 
 
@@ -51,5 +59,6 @@ def _map(view: Tensor, box: tuple[int, ...]) -> Any:
     from cuda.core._tensor_map import TensorMapSwizzle
     from cuda.core.utils import StridedMemoryView
 
+    # detached: not the tensor itself, which would then never die
     strided = StridedMemoryView.from_any_interface(view.detach(), stream_ptr=-1)
     return strided.as_tensor_map(box_dim=box, swizzle=TensorMapSwizzle.SWIZZLE_128B)
