@@ -12,6 +12,7 @@
 // COLUMNS rows of its expert, before it waits for the activations: the weights of the first PREFETCH chunks
 // are in registers by then.
 #include "common/routing.cuh"
+#include "common/rows.cuh"
 
 #ifndef TOP_K
 #define TOP_K 8
@@ -30,25 +31,6 @@
 #endif
 
 constexpr int K = TOP_K;
-
-__device__ __forceinline__ float dot(uint4 a, uint4 b, float sum) {
-    sum = fmaf(first_of(a.x), first_of(b.x), sum);
-    sum = fmaf(second_of(a.x), second_of(b.x), sum);
-    sum = fmaf(first_of(a.y), first_of(b.y), sum);
-    sum = fmaf(second_of(a.y), second_of(b.y), sum);
-    sum = fmaf(first_of(a.z), first_of(b.z), sum);
-    sum = fmaf(second_of(a.z), second_of(b.z), sum);
-    sum = fmaf(first_of(a.w), first_of(b.w), sum);
-    return fmaf(second_of(a.w), second_of(b.w), sum);
-}
-
-__device__ __forceinline__ uint4 load_once(const uint4* from) {
-    uint4 words;
-    asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(words.x), "=r"(words.y), "=r"(words.z), "=r"(words.w)
-                 : "l"(from));
-    return words;
-}
 
 extern "C" __global__ void __launch_bounds__(32 * K)
     few_down(const u16* act, const u16* down, const Id* ids, const int* expert_map, const int* num_tokens,
@@ -91,9 +73,7 @@ extern "C" __global__ void __launch_bounds__(32 * K)
         }
     }
 #pragma unroll
-    for (int c = 0; c < COLUMNS; ++c)
-#pragma unroll
-        for (int step = 16; step; step /= 2) sum[c] += __shfl_xor_sync(~0u, sum[c], step);
+    for (int c = 0; c < COLUMNS; ++c) sum[c] = warp_sum(sum[c]);
     if (lane == 0) {
         const float weight = e >= 0 ? weights[pair] : 0.0f;
 #pragma unroll

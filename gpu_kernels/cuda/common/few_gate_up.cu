@@ -12,6 +12,7 @@
 // CHANNELS channels: it reads their gate and up rows 16 bytes a lane, UNROLL loads of each in flight. Bound
 // by reading weights.
 #include "common/routing.cuh"
+#include "common/rows.cuh"
 
 #ifndef WARPS
 #define WARPS 4
@@ -22,31 +23,6 @@
 #ifndef UNROLL
 #define UNROLL 4
 #endif
-
-__device__ __forceinline__ float dot(uint4 a, uint4 b, float sum) {
-    sum = fmaf(first_of(a.x), first_of(b.x), sum);
-    sum = fmaf(second_of(a.x), second_of(b.x), sum);
-    sum = fmaf(first_of(a.y), first_of(b.y), sum);
-    sum = fmaf(second_of(a.y), second_of(b.y), sum);
-    sum = fmaf(first_of(a.z), first_of(b.z), sum);
-    sum = fmaf(second_of(a.z), second_of(b.z), sum);
-    sum = fmaf(first_of(a.w), first_of(b.w), sum);
-    return fmaf(second_of(a.w), second_of(b.w), sum);
-}
-
-__device__ __forceinline__ uint4 load_once(const uint4* from) {
-    uint4 words;
-    asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(words.x), "=r"(words.y), "=r"(words.z), "=r"(words.w)
-                 : "l"(from));
-    return words;
-}
-
-__device__ __forceinline__ float warp_sum(float value) {
-#pragma unroll
-    for (int step = 16; step; step /= 2) value += __shfl_xor_sync(~0u, value, step);
-    return value;
-}
 
 extern "C" __global__ void __launch_bounds__(32 * WARPS)
     few_gate_up(const u16* hidden, const u16* gate, const u16* up, const Id* ids, const int* expert_map,
