@@ -1,26 +1,27 @@
 // Sorted rows through their experts' weights, on the tensor cores of sm_90a: out[row] = f(x[row] W_e^T).
 //
-// GATE_UP 1: W_e holds gate and up rows [2I, H]; x[row] = hidden[row_tokens[row]]; f = silu(gate) * up; out
-// [P, I]. GATE_UP 0: W_e = down [H, I]; x[row] = activations[row]; f = identity; out [P, H].
+// GATE_UP 1: W_e holds gate and up rows [2I, H], x[row] = hidden[row_tokens[row]], f = silu(gate) * up.
+// GATE_UP 0: W_e = down [H, I], x[row] = activations[row], f = identity.
 //
-// | argument   | shape                 | dtype  | layout and alignment |
-// |------------|-----------------------|--------|-------------------------------------------------------------------|
-// | weights    | GATE_UP: (k, 8, 2, I/8, E), else (k, rows, E) | bf16, fp16 | tensor map: 128-byte swizzle,
-// boxes of 64 | |            |                       |        | elements of k by 128 rows; 8 gate rows
-// alternate with 8 up rows   | | x          | [T, depth], [P, depth]| as weights | row-major, 16 bytes | |
-// row_tokens | [P]                   | int32  | GATE_UP only | | tiles, num_tiles | as routing_sort writes
-// them, tile_rows = CLUSTER * MAX_N | |                                     | | out        | [P, width] | as
-// weights, out | row-major, 16 bytes; rows outside every tile not written |
+// | argument   | shape                  | dtype      |                                                  |
+// |------------|------------------------|------------|--------------------------------------------------|
+// | weights    | (k, 8, 2, I/8, E), or (k, rows, E) for GATE_UP 0 | bf16, fp16 | tensor map           |
+// | x          | [T, H], or [P, I]      | as weights | row-major, 16 bytes                              |
+// | row_tokens | [P]                    | int32      | GATE_UP only                                     |
+// | tiles, num_tiles | [bound], [1]     | Tile, int32 | of routing_sort, tile_rows = CLUSTER * MAX_N    |
+// | out        | [P, I], or [P, H]      | as weights | row-major, 16 bytes; only rows of tiles written  |
 //
-// depth (H or I) is a multiple of 64, width (I or H) too. Threads: 384; a warpgroup that loads, two that
-// multiply. Blocks: one a multiprocessor, in clusters of CLUSTER; each cluster takes every n-th of tiles *
-// ceil(weight rows / 256), and its blocks share the weights of a tile, half of which each loads for all.
-// Weights are the M side (256 rows), a tile's rows the N side: as many as it has, up to MAX_N a block, in
-// steps of 8.
+// depth (H, or I) and width (I, or H) are multiples of 64. A box of the tensor map is 64 elements of k by 128
+// rows (for GATE_UP eight gate rows, eight up rows, and so on), swizzled by 128 bytes.
+//
+// Threads: 384; a warpgroup that loads, two that multiply. Blocks: one a multiprocessor, in clusters of
+// CLUSTER; each cluster takes every n-th of tiles * ceil(weight rows / 256), and its blocks share the weights
+// of a tile, half of which each loads for all. Weights are the M side (256 rows), a tile's rows the N side:
+// as many as it has, up to MAX_N a block, in steps of 8.
 //
 // Shared memory: STAGES * (weights 256 x 64, rows MAX_N x 64), two buffers of 4 KiB a multiplying warpgroup,
 // barriers. Weights come by the copy engine, rows by cp.async, since each may lie anywhere. GATE_UP 0:
-// weights of the first tile are asked for before the predecessor has ended.
+// weights are asked for before the predecessor has ended. Before: routing_sort. After: combine.
 #include "common/routing.cuh"
 #include "sm90/ptx.cuh"
 #include "sm90/wgmma.cuh"
