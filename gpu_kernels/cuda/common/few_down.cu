@@ -1,12 +1,13 @@
 // Down projection and weighted sum of few tokens without a sort: out[t] (+)= sum over ascending k of
-// weights[t, k] * (act[t*K + k] Wd_e^T), in fp32, one rounding. Follows few_gate_up.
+// weights[t, k] * (act[t*K + k] Wd_e^T), in fp32, one rounding.
 //
-// | argument   | shape    | dtype      | |
-// |------------|----------|------------|-------------------------------------------------------------------------|
-// | act        | [T*K, I] | bf16, fp16 | row-major, 16 bytes | | down       | row n of expert e at (e * H +
-// n) * I elements | as act | 16 bytes                                | | ids, expert_map, num_tokens | as
-// routing_sort | | | | weights    | [T, K]   | fp32       | of a pair without an expert: not used | | out |
-// [T, H]   | as act, or fp32 (OUT32) | out; ADD: added to                                         |
+// | argument   | shape     | dtype      |                                                                  |
+// |------------|-----------|------------|------------------------------------------------------------------|
+// | act        | [T*K, I]  | bf16, fp16 | of few_gate_up; row-major, 16 bytes                              |
+// | down       | [E, H, I] | as act     | row-major, 16 bytes                                              |
+// | ids, expert_map, num_tokens |  |  | as routing_sort                                                   |
+// | weights    | [T, K]    | fp32       | of a pair without an expert: not used                            |
+// | out        | [T, H]    | as act; OUT32: fp32 | out; ADD: added to                                      |
 //
 // I is a multiple of 64. Blocks: (ceil(H / COLUMNS), T); threads: 32 * K. Warp k reads what pair k needs of
 // COLUMNS rows of its expert, before it waits for the activations: the weights of the first PREFETCH chunks

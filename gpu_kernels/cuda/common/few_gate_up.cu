@@ -1,16 +1,15 @@
-// Activations of few pairs without a sort: act[p] = silu(x Wg_e^T) * (x Wu_e^T), x = hidden[p / K], e of
-// ids[p].
+// Activations of few pairs, unsorted: act[p] = silu(x Wg_e^T) * (x Wu_e^T), x = hidden[p / K], e = ids[p].
 //
-// | argument   | shape      | dtype      | |
-// |------------|------------|------------|-----------------------------------------------------------------------|
-// | hidden     | [T, H]     | bf16, fp16 | row-major, 16 bytes | | gate, up   | row n of expert e at (e *
-// rows_of_expert + n) * row_stride elements | as hidden | 16 bytes           | | ids, expert_map, num_tokens
-// | as routing_sort | | | | act        | [T*K, I]   | as hidden, out | rows of pairs without an expert are
-// not written                    |
+// | argument   | shape  | dtype      |                                                                     |
+// |------------|--------|------------|---------------------------------------------------------------------|
+// | hidden     | [T, H] | bf16, fp16 | row-major, 16 bytes                                                 |
+// | gate, up   | [E, I, H] | as hidden | row n of e at (e * rows_of_expert + n) * row_stride, 16 bytes     |
+// | ids, expert_map, num_tokens |  |  | as routing_sort                                                   |
+// | act        | [P, I] | as hidden  | out; rows of pairs without an expert are not written                |
 //
-// H is a multiple of 64. Blocks: (ceil(I / (WARPS * CHANNELS)), T*K); threads: 32 * WARPS. A warp makes
-// CHANNELS channels: it reads their gate and up rows 16 bytes a lane, UNROLL loads of each in flight. Bound
-// by reading weights.
+// P = T*K; H is a multiple of 64. Blocks: (ceil(I / (WARPS * CHANNELS)), P); threads: 32 * WARPS. A warp
+// makes CHANNELS channels: it reads their gate and up rows 16 bytes a lane, UNROLL loads of each in flight.
+// Bound by reading weights. After: few_down.
 #include "common/routing.cuh"
 #include "common/rows.cuh"
 

@@ -1,19 +1,18 @@
 // Sort the token-expert pairs of one routing by expert: stable, deterministic, in one launch.
 //
-// | argument     | shape   | dtype | |
-// |--------------|---------|-------|--------------------------------------------------------------------------|
-// | ids          | [T, K]  | int32, int64 (ID64) | any value; outside 0 .. E_ids-1 names no expert | |
-// expert_map   | [E_ids] | int32 or null | local index of each expert, -1 = not here; null: the same numbers
-// | | num_tokens   | []      | int32 or null | rows past it route nowhere | | row_tokens   | [P]     | int32,
-// out | token of each sorted row; rows that no pair has are not written     | | inverse      | [P]     |
-// int32, out | sorted row of each pair, -1 where it has none                        | | tiles        |
-// [bound] | Tile, out  | row tiles of at most tile_rows rows, experts with most rows first    | | num_tiles
-// | [1]     | int32, out | tiles in use                                                         |
+// | argument   | shape   | dtype          |                                                                |
+// |------------|---------|----------------|----------------------------------------------------------------|
+// | ids        | [T, K]  | int32; ID64: int64 | any value; outside 0 .. E_ids-1 names no expert            |
+// | expert_map | [E_ids] | int32 or null  | local index of each expert, -1 = not here; null: the same      |
+// | num_tokens | []      | int32 or null  | tokens past it route nowhere                                   |
+// | row_tokens | [P]     | int32, out     | token of each sorted row; rows that no pair has: not written   |
+// | inverse    | [P]     | int32, out     | sorted row of each pair, -1 where it has none                  |
+// | tiles      | [bound] | Tile, out      | at most tile_rows rows each; by_size: most rows first          |
+// | num_tiles  | [1]     | int32, out     | tiles in use                                                   |
 //
-// P = T*K. Launch: one cluster of CLUSTER blocks (1 before sm_90), THREADS threads; dynamic shared memory:
-// (WARPS + 5) * E * 4 bytes. E at most THREADS. Each warp ranks a run of pairs by itself, counting per expert
-// in shared memory; counts are then summed over warps and over the blocks of the cluster. Next: grouped_gemm,
-// combine.
+// P = T*K. Launch: one cluster of CLUSTER blocks of THREADS threads, E at most; dynamic shared memory:
+// (WARPS + 5) * E * 4 bytes. Each warp ranks a run of pairs by itself, counting per expert in shared memory;
+// counts are then summed over warps and over the blocks of the cluster. After: grouped_gemm, combine.
 #include "common/routing.cuh"
 
 #ifndef CLUSTER
