@@ -18,11 +18,16 @@ export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_BUILD_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help demo test lint format bench wheel clean
+# The Tenstorrent kernels: ttnn has wheels for these only, and wants an older numpy than everything else here.
+TT_VENV := .venv-tenstorrent
+TT_PYTHONS := python3.12 python3.10
+
+.PHONY: help demo test test-tenstorrent lint format bench wheel clean
 
 help:
 	@echo "make demo    generate text with the bundled model"
 	@echo "make test    checks and tests"
+	@echo "make test-tenstorrent    tests on a Tenstorrent card or simulator (docs/tenstorrent.md)"
 	@echo "make lint    the checks alone;  make format applies the formatters"
 	@echo "make bench   measure (ARGS=... as for python -m models.qwen3.bench)"
 	@echo "make wheel   build dist/*.whl"
@@ -35,6 +40,11 @@ demo: $(VENV)/.installed
 test: lint
 	@echo "==> pytest"
 	OMP_NUM_THREADS=1 $(PY) -m pytest $(ARGS)
+
+# Without a card or a simulator named by TT_METAL_SIMULATOR, the tests say what is missing, and skip.
+test-tenstorrent: $(TT_VENV)/.installed
+	$(TT_VENV)/bin/python -m pytest -n 0 -rs -m "not gpu" tests/test_tenstorrent.py tests/test_tenstorrent_host.py \
+	    tests/test_planner.py tests/test_planner_programs.py $(ARGS)
 
 lint: $(VENV)/.installed-dev
 	@echo "==> ruff"
@@ -57,7 +67,7 @@ wheel: $(VENV)/.installed-dev
 	$(PY) -m build --outdir dist
 
 clean:
-	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(TT_VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Installed from the checkout as it is (editable): Python and kernel sources need no second install; C++ is built
@@ -69,6 +79,19 @@ $(VENV)/.installed: $(BUILD_INPUTS) | $(VENV)/bin/pip
 $(VENV)/.installed-dev: $(BUILD_INPUTS) | $(VENV)/bin/pip
 	@$(call install,.[dev])
 	@touch $@ $(VENV)/.installed
+
+# SFPI, the compiler of the kernels, is a download of its own; without it the tests say so.
+$(TT_VENV)/.installed: pyproject.toml CMakeLists.txt constraints-tenstorrent.txt $(shell find cpp -type f 2>/dev/null)
+	@test -x $(TT_VENV)/bin/python || for python in $(TT_PYTHONS); do \
+	    if "$$python" -c 'import venv, ensurepip' 2>/dev/null; then exec "$$python" -m venv $(TT_VENV); fi; \
+	done; \
+	test -x $(TT_VENV)/bin/python || { \
+	    echo "No Python for ttnn: tried $(TT_PYTHONS); its wheels are for these. Install one of them." >&2; exit 1; }
+	@echo "==> installing '.[tenstorrent]' into $(TT_VENV) (the first time: torch and ttnn, gigabytes)"
+	@PIP_CONSTRAINT=constraints-tenstorrent.txt PIP_BUILD_CONSTRAINT=constraints-tenstorrent.txt \
+	    $(TT_VENV)/bin/python -m pip install --editable '.[tenstorrent]' hypothesis nanobind pytest pytest-xdist
+	@$(TT_VENV)/bin/python -m ttnn_moe.tenstorrent.sfpi || echo "NOTE: without SFPI nothing can be run on a device" >&2
+	@touch $@
 
 define install
 python=$$($(PY) -c 'import sys; print("%d.%d" % sys.version_info[:2])'); options=; \

@@ -26,14 +26,6 @@ class NoKernels:
         return Probe(False, f"this version has no {cls.name} kernels ({cls.seen()})", "use the reference backend")
 
 
-class Tenstorrent(NoKernels):
-    name = "tenstorrent"
-
-    @classmethod
-    def seen(cls) -> str:
-        return "ttnn is installed" if importlib.util.find_spec("ttnn") else "ttnn is not installed"
-
-
 class Ascend(NoKernels):
     name = "ascend"
 
