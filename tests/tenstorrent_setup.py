@@ -16,6 +16,7 @@ from ttnn_moe.tenstorrent import device as devices
 from ttnn_moe.tenstorrent import tensors
 from ttnn_moe.tenstorrent.device import Device
 from ttnn_moe.tenstorrent.operators import Operators, Routed, Sizes, operators
+from ttnn_moe.tenstorrent.runtime import library
 
 BF16 = torch.bfloat16
 NUMERICS = Numerics(activation=BF16, routing_weight=BF16)
@@ -108,8 +109,7 @@ class OnDevice:
 
 def poison_buffers(ops: Operators) -> None:
     """What the operators' own buffers hold before a run: nothing of it may be used."""
-    import ttnn
-
+    ttnn = library()
     for (name, _), buffer in ops._buffers.items():
         whole = name in ("counts", "tokens")
         filled = torch.full(tuple(buffer.shape), 2**30 if whole else POISON)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ..backend import Probe
 from ..errors import BackendUnavailable, ContractError
 from . import sfpi
+from .runtime import EMULATOR, is_emulator, library, use, wanted
 
 if TYPE_CHECKING:
     from .._planner import Machine
@@ -57,8 +58,13 @@ class Device:
 _current: Device | None = None
 
 
-def open_device(D: int = 1) -> Device:
+def open_device(D: int = 1, device: str | None = None) -> Device:
     """The device of this process, or a 1xD mesh: opened at the first call, closed at exit.
+
+    Args:
+        D: devices of the mesh.
+        device: "emulator" (Blackhole p150), "emulator:n150" (Wormhole), or "" for a card or simulator through ttnn;
+            default: what TTNN_MOE_TT_DEVICE says.
 
     Raises:
         BackendUnavailable: nothing to open, fewer than D devices, or another mesh is open already.
@@ -71,10 +77,17 @@ def open_device(D: int = 1) -> Device:
                 remedy="ttnn_moe.tenstorrent.close_device(), and load the weights again",
             )  # fmt: skip
         return _current
-    found = probe()
+    device = wanted() if device is None else device
+    found = probe(device)
     if not found.available:
         raise BackendUnavailable(found.reason, remedy=found.remedy)
-    import ttnn
+    if is_emulator(device):
+        from .emulator import library as emulated
+
+        use(emulated)
+        _current = Device.of(emulated.open_mesh(D, device.partition(":")[2] or "p150"))
+        return _current
+    ttnn = library()
 
     if D == 1:
         handle = ttnn.open_device(device_id=0)
@@ -114,8 +127,9 @@ def close_device() -> None:
         return
     device, _current = _current, None
     device.cache.clear()
+    use(None)
     if device.opened_here:
-        import ttnn
+        ttnn = library()
 
         if device.D == 1:
             ttnn.close_device(device.handle)
@@ -124,8 +138,10 @@ def close_device() -> None:
             ttnn.set_fabric_config(ttnn.FabricConfig.DISABLED)
 
 
-def probe() -> Probe:
+def probe(device: str | None = None) -> Probe:
     """Whether programs can be built and run here. Looks at files only; opens nothing."""
+    if is_emulator(wanted() if device is None else device):
+        return _emulator_probe()
     if importlib.util.find_spec("ttnn") is None:
         return Probe(False, "ttnn is not installed", "pip install 'ttnn-moe[tenstorrent]' (Linux, Python 3.10 or 3.12)")
     if importlib.util.find_spec("ttnn_moe._planner") is None:
@@ -145,6 +161,17 @@ def probe() -> Probe:
     if simulator:
         return Probe(True, devices=(f"simulator {simulator}",))
     return Probe(True, devices=tuple(f"card {card.name}" for card in cards))
+
+
+def _emulator_probe() -> Probe:
+    if importlib.util.find_spec("ttnn_moe._planner") is None:
+        return Probe(False, "the native planner is not built", "install ttnn-moe with Python's headers present")
+    from .emulator.build import compiler, sources
+
+    try:
+        return Probe(True, devices=(f"{EMULATOR} ({compiler()}, {sources()})",))
+    except BackendUnavailable as error:
+        return Probe(False, error.what, error.remedy or "")
 
 
 def _compiler() -> Path | None:

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..sources import kernel_path
+from .runtime import library
 
 if TYPE_CHECKING:
     from .._planner import CircularBuffer, Kernel, Placeholder, Program
@@ -34,7 +35,10 @@ class Launcher:
             scalars: the plan's numbers that a call sets.
             output: name of the tensor that is written last.
         """
-        import ttnn
+        if hasattr(self._device, "launch"):  # emulated: takes the plan as it is
+            self._device.launch(self.program, tensors, scalars)
+            return
+        ttnn = library()
 
         descriptor = self.descriptor(tensors, scalars)
         order = [tensor for name, tensor in tensors.items() if name != output]
@@ -42,7 +46,7 @@ class Launcher:
 
     def descriptor(self, tensors: Mapping[str, Any], scalars: Mapping[str, int]) -> Any:
         """The plan as a ttnn.ProgramDescriptor for these tensors."""
-        import ttnn
+        ttnn = library()
 
         def value(arg: int | Placeholder) -> int:
             if isinstance(arg, int):
@@ -63,7 +67,7 @@ class Launcher:
         )
 
     def _kernel(self, kernel: Kernel, tensors: Mapping[str, Any], value: Any) -> Any:
-        import ttnn
+        ttnn = library()
 
         compile_args: list[int] = []
         for arg in kernel.compile_args:
@@ -89,7 +93,7 @@ class Launcher:
 
     def _noc(self, kind: str, index: int) -> int:
         """NoC coordinate of a column or row of the grid, the same on all devices of a mesh."""
-        import ttnn
+        ttnn = library()
 
         if (kind, index) not in self._grid:
             across = kind == "noc_x"
@@ -100,7 +104,7 @@ class Launcher:
 
 def _ranges(cores: Sequence[tuple[int, int]]) -> Any:
     """Cores as few rectangles: whole rows together, then what is left."""
-    import ttnn
+    ttnn = library()
 
     rows: dict[int, list[int]] = {}
     for x, y in cores:
@@ -118,7 +122,7 @@ def _ranges(cores: Sequence[tuple[int, int]]) -> Any:
 
 
 def _buffer(buffer: CircularBuffer) -> Any:
-    import ttnn
+    ttnn = library()
 
     return ttnn.CBDescriptor(
         total_size=buffer.total_size,
@@ -134,7 +138,7 @@ def _buffer(buffer: CircularBuffer) -> Any:
 
 
 def _config(kernel: Kernel) -> Any:
-    import ttnn
+    ttnn = library()
 
     assert kernel.role in _ROLES, kernel.role
     if kernel.role == "reader":

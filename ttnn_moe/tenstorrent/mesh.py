@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from .device import Device
+from .runtime import library
 
 
 def partial_dtype(device: Device) -> str:
@@ -17,7 +18,7 @@ def sum_over_devices(partial: Any, out: Any, device: Device) -> None:
 
     The sum is taken in partial's dtype and rounded to out's before it is gathered.
     """
-    import ttnn
+    ttnn = library()
 
     rows, H = (int(size) for size in partial.shape)
     # scattered along H where each device gets whole tiles of it, else along the tokens

@@ -14,6 +14,7 @@ from ..errors import ContractError
 from . import tensors
 from .device import Device
 from .launch import Launcher
+from .runtime import library
 
 if TYPE_CHECKING:
     from .weights import DeviceExperts
@@ -107,7 +108,7 @@ class Operators:
 
     def down(self, activations: Any, routed: Routed, weight: Any, out: Any, accumulate: bool) -> None:
         """Step 4: written, or added, to out [T, H]."""
-        import ttnn
+        ttnn = library()
 
         given = {**self._routing(routed), **routed.pick("routed_token_weights"), "activations": activations}
         given |= {"weight_0": weight, "out": out}

@@ -9,13 +9,14 @@ from torch import Tensor
 
 from ..errors import ContractError
 from .device import Device
+from .runtime import library
 
 _NAMES = {torch.bfloat16: "bfloat16", torch.float32: "float32", torch.int32: "int32"}
 
 
 def replicate(tensor: Tensor, device: Device, layout: str = "ROW_MAJOR") -> Any:
     """A torch tensor on every device, in DRAM."""
-    import ttnn
+    ttnn = library()
 
     mapper = ttnn.ReplicateTensorToMesh(device.handle) if device.D > 1 else None
     return _from_torch(tensor, _NAMES[tensor.dtype], layout, device, mapper, on_host=False)
@@ -23,14 +24,14 @@ def replicate(tensor: Tensor, device: Device, layout: str = "ROW_MAJOR") -> Any:
 
 def shard(tensor: Tensor, device: Device, dtype: str, layout: str = "ROW_MAJOR", on_host: bool = False) -> Any:
     """A torch tensor cut along its first dimension into one part for each device; on_host: made, and not moved."""
-    import ttnn
+    ttnn = library()
 
     mapper = ttnn.ShardTensorToMesh(device.handle, dim=0) if device.D > 1 else None
     return _from_torch(tensor, dtype, layout, device, mapper, on_host)
 
 
 def _from_torch(tensor: Tensor, dtype: str, layout: str, device: Device, mapper: Any, on_host: bool) -> Any:
-    import ttnn
+    ttnn = library()
 
     return ttnn.from_torch(
         tensor.contiguous(),
@@ -44,7 +45,7 @@ def _from_torch(tensor: Tensor, dtype: str, layout: str, device: Device, mapper:
 
 def empty(shape: tuple[int, ...], dtype: str, layout: str, device: Device) -> Any:
     """Room on every device, not written to."""
-    import ttnn
+    ttnn = library()
 
     return ttnn.empty(
         list(shape), dtype=getattr(ttnn, dtype), layout=getattr(ttnn, f"{layout}_LAYOUT"), device=device.handle,
@@ -54,7 +55,7 @@ def empty(shape: tuple[int, ...], dtype: str, layout: str, device: Device) -> An
 
 def to_torch(tensor: Any, device: Device) -> Tensor:
     """The copy that the first device holds."""
-    import ttnn
+    ttnn = library()
 
     return ttnn.to_torch(tensor if device.D == 1 else ttnn.get_device_tensors(tensor)[0])
 
@@ -65,7 +66,7 @@ def check(name: str, tensor: Any, shape: tuple[int, ...], dtypes: tuple[str, ...
     Raises:
         ContractError: naming the tensor, what it is, what it should be, and the ttnn call that makes it so.
     """
-    import ttnn
+    ttnn = library()
 
     if not isinstance(tensor, ttnn.Tensor):
         raise ContractError(f"{name} is not a ttnn tensor", got=type(tensor).__name__, expected="ttnn.Tensor")

@@ -26,6 +26,7 @@ from ..experts import Experts
 from ..placement import Placement
 from . import tensors
 from .device import Device, open_device
+from .runtime import library
 
 CACHE = "TTNN_MOE_TT_CACHE"
 FORMATS = ("bfloat16", "bfloat8_b")
@@ -99,7 +100,8 @@ def load_experts(
             expected=f"E={experts.E}, D={device.D}",
         )  # fmt: skip
     order = placement.device_expert_mapping.flatten().long()
-    folder = _folder(cache)
+    # an emulated device has no files of its own: what is made in memory is quick enough
+    folder = None if hasattr(device.handle, "launch") else _folder(cache)
     size = sum(tensor.numel() * tensor.element_size() for tensor in experts.tensors.values())
     key = (
         _digest(experts, order, weight_format, device.D) if folder is not None and size >= least_cached_bytes else None
@@ -113,7 +115,7 @@ def _tiles(
     name: str, experts: Experts, order: Tensor, weight_format: str, device: Device, folder: Path | None, key: str | None
 ) -> Any:  # fmt: skip
     """One matrix of every expert, [E, in, out] in placement order, from the cache or made."""
-    import ttnn
+    ttnn = library()
 
     path = None if folder is None or key is None else folder / f"{key}-{name}.tensorbin"
     if path is not None and path.exists():
@@ -136,7 +138,7 @@ def _matrix(name: str, experts: Experts) -> Tensor:
 
 
 def _write(path: Path, host: Any) -> None:
-    import ttnn
+    ttnn = library()
 
     path.parent.mkdir(parents=True, exist_ok=True)
     # the name must end as ttnn's files do
@@ -158,7 +160,7 @@ def _folder(cache: Path | str | None) -> Path | None:
 
 
 def _digest(experts: Experts, order: Tensor, weight_format: str, D: int) -> str:
-    import ttnn
+    ttnn = library()
 
     made = hashlib.blake2b(digest_size=20)
     about = (_LAYOUT_VERSION, getattr(ttnn, "__version__", ""), experts.spec, experts.sizes, weight_format, D)
