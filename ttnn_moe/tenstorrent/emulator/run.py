@@ -13,7 +13,7 @@ from typing import Any
 
 from ...errors import ContractError, TtnnMoeError
 from ...sources import kernel_path
-from .build import KernelBuild, build_all, engine
+from .build import KERNELS, KernelBuild, build_all, engine
 from .device import Device, Tensor
 from .formats import find_format
 from .program import Values
@@ -88,7 +88,7 @@ def run(
             raise EngineFailed(
                 "the emulator ended without a result", got=f"exit status {done.returncode}\n{done.stderr[-6000:]}"
             )
-        outcome = result_of(json.loads(result.read_text()), (root,), seconds)
+        outcome = result_of(json.loads(result.read_text()), (Path(KERNELS),), seconds)
     return outcome.raise_for_findings() if check else outcome
 
 
