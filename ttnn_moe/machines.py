@@ -32,11 +32,3 @@ class Tenstorrent(NoKernels):
     @classmethod
     def seen(cls) -> str:
         return "ttnn is installed" if importlib.util.find_spec("ttnn") else "ttnn is not installed"
-
-
-class Ascend(NoKernels):
-    name = "ascend"
-
-    @classmethod
-    def seen(cls) -> str:
-        return "torch_npu is installed" if importlib.util.find_spec("torch_npu") else "torch_npu is not installed"

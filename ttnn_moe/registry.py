@@ -19,7 +19,7 @@ from .errors import BackendUnavailable
 _TARGETS: dict[str, str] = {
     "cuda": "ttnn_moe.cuda.backend:CudaBackend",
     "tenstorrent": "ttnn_moe.machines:Tenstorrent",
-    "ascend": "ttnn_moe.machines:Ascend",
+    "ascend": "ttnn_moe.ascend.backend:AscendBackend",
     "reference": "ttnn_moe.reference:ReferenceBackend",
 }
 

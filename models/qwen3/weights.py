@@ -96,7 +96,7 @@ def load_model(
     Args:
         directory: holds config.json and the weights.
         backend: the ttnn_moe backend that runs the experts, or "auto".
-        device: default "cuda" where that is the backend, asked for or chosen, else "cpu".
+        device: default "cuda" or "npu" where the backend, asked for or chosen, runs there, else "cpu".
         dtype: bfloat16, float16 or float32 (torch dtype or its name); default: that of the checkpoint.
         progress: called with bytes read and bytes in all.
 
@@ -133,7 +133,7 @@ def device_of(device: torch.device | str | None, backend: str) -> torch.device:
         RequestError: torch does not know it, or has none here.
     """
     if device is None:
-        device = "cuda" if registry.resolve(backend) == "cuda" else "cpu"
+        device = {"cuda": "cuda", "ascend": "npu"}.get(registry.resolve(backend), "cpu")
     try:
         return torch.empty(0, device=device).device
     except (RuntimeError, AssertionError) as error:  # what torch raises depends on how it was built

@@ -1,0 +1,130 @@
+"""CPU implementations of the layer's torch_npu operators, after their pages: slow, plain, and strict.
+
+They refuse what the pages forbid, also what only values show, and fill what the pages leave undefined with NaN or
+-2**31, so that nothing can lean on it. Products accumulate in fp32 and round once; SiLU and sums are fp32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ttnn_moe.ascend import limits
+
+UNDEFINED = -(2**31)
+
+
+def _refuse(operator: str, **arguments: object) -> None:
+    for row in limits.broken(operator, arguments):
+        raise RuntimeError(limits.describe(row, arguments))
+
+
+def init_routing(
+    x: Tensor, expert_idx: Tensor, *, scale: Tensor | None = None, offset: Tensor | None = None, active_num: int = -1,
+    expert_capacity: int = -1, expert_num: int = -1, drop_pad_mode: int = 0, expert_tokens_num_type: int = 0,
+    expert_tokens_num_flag: bool = False, quant_mode: int = -1, active_expert_range: Sequence[int] = (),
+    row_idx_type: int = 0, x_dtype: int | None = None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """npu_moe_init_routing_v2 without quantisation and without dropping."""
+    _refuse(
+        limits.ROUTE, x=x, expert_idx=expert_idx, offset=offset, active_num=active_num, expert_num=expert_num,
+        drop_pad_mode=drop_pad_mode, expert_tokens_num_type=expert_tokens_num_type, quant_mode=quant_mode,
+        active_expert_range=list(active_expert_range), row_idx_type=row_idx_type,
+    )  # fmt: skip
+    if drop_pad_mode or quant_mode != -1 or expert_tokens_num_type == 2:
+        raise NotImplementedError("the stand-in neither drops nor quantises")
+    start, end = active_expert_range or (0, expert_num)
+    ids = expert_idx.flatten()
+    if bool(((ids < 0) | (ids >= expert_num)).any()):
+        raise RuntimeError(f"expert_idx holds ids outside 0 .. {expert_num - 1}")
+    active = (ids >= start) & (ids < end)
+    # inactive pairs go last
+    order = torch.sort(torch.where(active, ids, 2**31 - 1), stable=True).indices
+    n = int(active.sum())
+    total, K = ids.numel(), expert_idx.shape[1]
+    length = total if active_num <= 0 else min(active_num, total)
+    rows = torch.full((length, x.shape[1]), float("nan")).to(x.dtype)
+    filled = min(length, n)
+    rows[:filled] = x[order[:filled] // K]
+    if row_idx_type == 0:
+        index = torch.full((total,), -1, dtype=torch.int32)
+        index[order[:n]] = torch.arange(n, dtype=torch.int32)
+    else:
+        index = torch.full((total,), UNDEFINED, dtype=torch.int32)
+        index[:n] = order[:n].int()
+    counts = torch.bincount(ids[active] - start, minlength=end - start) if expert_tokens_num_flag else torch.empty(0)
+    if expert_tokens_num_type == 0:
+        counts = counts.cumsum(0)
+    weights = torch.full((x.shape[0] * K,), float("nan"))
+    if scale is not None:
+        weights[:n] = scale[order[:n] // K]
+    return rows, index, counts.long(), weights
+
+
+def grouped_matmul(
+    x: list[Tensor], weight: list[Tensor], *, bias: list[Tensor] | None = None, group_list: Tensor | None = None,
+    split_item: int = 0, group_type: int | None = None, group_list_type: int = 0, act_type: int = 0, **others: object,
+) -> list[Tensor]:  # fmt: skip
+    """npu_grouped_matmul without quantisation: groups of rows, or lists of separate products."""
+    if given := {name: value for name, value in others.items() if value is not None}:
+        raise NotImplementedError(f"the stand-in has no {sorted(given)}")
+    if group_type == -1:
+        biases = bias or [None] * len(x)
+        return [_product(a, w, b) for a, w, b in zip(x, weight, biases, strict=True)]
+    _refuse(
+        limits.MATMUL, x=x, weight=weight, bias=bias, group_list=group_list, split_item=split_item,
+        group_type=group_type, group_list_type=group_list_type, act_type=act_type,
+    )  # fmt: skip
+    assert group_list is not None
+    ends = group_list if group_list_type == 0 else group_list.cumsum(0)
+    bounds = [0, *ends.tolist()]
+    if bounds != sorted(bounds) or bounds[-1] != len(x[0]):
+        raise RuntimeError(f"groups end at {bounds[1:]}, and x has {len(x[0])} rows")
+    groups = list(weight[0]) if len(weight) == 1 else weight
+    out = x[0].new_empty(len(x[0]), groups[0].shape[1])
+    for i, w in enumerate(groups):
+        out[bounds[i] : bounds[i + 1]] = _product(x[0][bounds[i] : bounds[i + 1]], w, bias[i] if bias else None)
+    return [out]
+
+
+def _product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    product = x.float() @ weight.float()
+    return (product if bias is None else product + bias.float()).to(x.dtype)
+
+
+def swiglu(input: Tensor, dim: int = -1) -> Tensor:
+    """npu_swiglu: swish of the first half times the second."""
+    _refuse(limits.SWIGLU, input=input, dim=dim)
+    gate, up = input.float().chunk(2, dim)
+    return (gate * torch.sigmoid(gate) * up).to(input.dtype)
+
+
+def token_unpermute(
+    permuted_tokens: Tensor, sorted_indices: Tensor, probs: Tensor | None = None, padded_mode: bool = False,
+    restore_shape: Sequence[int] | None = None,
+) -> Tensor:  # fmt: skip
+    """npu_moe_token_unpermute: out[t] = sum over ascending k of permuted_tokens[sorted_indices[t * K + k]] * probs."""
+    if probs is None:
+        probs = torch.ones(len(permuted_tokens), 1)
+    _refuse(
+        limits.UNPERMUTE, permuted_tokens=permuted_tokens, sorted_indices=sorted_indices, probs=probs,
+        padded_mode=padded_mode, restore_shape=restore_shape,
+    )  # fmt: skip
+    if not torch.equal(sorted_indices.sort().values.long(), torch.arange(len(permuted_tokens))):
+        raise RuntimeError("sorted_indices does not name each row once")
+    T, K = probs.shape
+    total = torch.zeros(T, permuted_tokens.shape[1])
+    index = sorted_indices.long().view(T, K)
+    for k in range(K):
+        total += permuted_tokens[index[:, k]].float() * probs[:, k, None].float()
+    return total.to(permuted_tokens.dtype)
+
+
+IMPLEMENTATIONS = {
+    limits.ROUTE: init_routing,
+    limits.MATMUL: grouped_matmul,
+    limits.SWIGLU: swiglu,
+    limits.UNPERMUTE: token_unpermute,
+}

@@ -1,0 +1,69 @@
+"""The Ascend backend on a CPU: torch_npu's operators bound to the implementations of ascend_operators.py.
+
+With torch_npu installed (make test-ascend) the operators are its own, over stand-in libraries. Without it they are
+defined from ascend_schemas.py, and a small module takes torch_npu's place.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import types
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import ascend_libraries
+import torch
+from ascend_operators import IMPLEMENTATIONS
+from ascend_schemas import SCHEMAS
+
+from ttnn_moe.ascend import operators
+from ttnn_moe.ascend.backend import AscendBackend
+from ttnn_moe.backend import Probe
+
+TARGET = f"{__name__}:OnCpu"
+_KEPT: list[object] = []
+
+
+class OnCpu(AscendBackend):
+    """AscendBackend whose tensors are on the CPU."""
+
+    device = "cpu"
+
+    @classmethod
+    def probe(cls) -> Probe:
+        npu()
+        return Probe(True, devices=("cpu, in place of an NPU",))
+
+
+def real() -> bool:
+    """Whether the operators are torch_npu's own."""
+    return ascend_libraries.why_not() is None
+
+
+@cache
+def npu() -> Any:
+    """torch_npu, or what takes its place, with CPU implementations bound; found by `import torch_npu` from then on."""
+    if real():
+        module: Any = ascend_libraries.import_torch_npu(Path(tempfile.mkdtemp(prefix="ascend-stand-ins-")))
+    else:
+        library = torch.library.Library("npu", "DEF")
+        for schema in SCHEMAS.values():
+            library.define(schema)
+        _KEPT.append(library)
+        module = types.ModuleType("torch_npu")
+        for name in SCHEMAS:
+            setattr(module, name, getattr(torch.ops.npu, name))
+        sys.modules["torch_npu"] = module
+    bind(IMPLEMENTATIONS)
+    assert operators.load() is module
+    return module
+
+
+def bind(implementations: dict[str, Any]) -> None:
+    """Put CPU implementations under the operators."""
+    library = torch.library.Library("npu", "IMPL", "CPU")
+    for name, function in implementations.items():
+        library.impl(name, function)
+    _KEPT.append(library)

@@ -1,0 +1,120 @@
+"""The Ascend backend: torch_npu's operators on a 910B, bf16 and fp16. Never run on an NPU: see docs/ascend.md."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from ..backend import Numerics, Probe
+from ..contract import Experts, Placement, Problem, Routing
+from . import limits, operators, run, steps
+from .layout import weights_of
+
+if TYPE_CHECKING:
+    from .prepared import PreparedAscend
+
+MACHINE = "Ascend910B"
+
+
+class AscendBackend:
+    """See the module's docstring."""
+
+    name = "ascend"
+    device = "npu"
+
+    @classmethod
+    def probe(cls) -> Probe:
+        if not operators.installed():
+            return Probe(False, "torch_npu is not installed", "on a machine with CANN: pip install 'ttnn-moe[ascend]'")
+        try:
+            npu = operators.load()
+        except Exception as error:  # it loads CANN's libraries
+            return Probe(
+                False,
+                f"torch_npu does not load: {error}",
+                "install CANN and source its set_env.sh; torch and torch_npu must be of one minor version",
+            )
+        if absent := operators.missing(npu):
+            return Probe(False, f"this torch_npu has no {', '.join(absent)}", "install a newer torch_npu")
+        if not npu.npu.is_available():
+            return Probe(False, "no NPU is here", "use a machine with an Ascend 910B and its driver")
+        names = tuple(npu.npu.get_device_name(i) for i in range(npu.npu.device_count()))
+        if not any(name.startswith(MACHINE) for name in names):
+            return Probe(False, f"the limits it checks are {MACHINE}'s, and here is {', '.join(names)}", devices=names)
+        return Probe(True, devices=names)
+
+    def why_not(self, problem: Problem) -> str | None:
+        if problem.device != self.device:
+            return (
+                f"it runs on {self.device}, and the tensors are on {problem.device!r}; "
+                f"to fix it: move them to {self.device!r}"
+            )
+        if problem.weight_format != "dense":
+            return f"it runs dense weights, not {problem.weight_format!r}"
+        if problem.activation_format is not None:
+            return f"it multiplies activations in the dtype of hidden, not in {problem.activation_format!r}"
+        if problem.dtype not in (torch.bfloat16, torch.float16):
+            return f"it runs bf16 and fp16, not {problem.dtype}"
+        E = problem.E // problem.D if problem.D > 1 else problem.E
+        return _broken(problem.T, E, problem.K, problem.H, problem.I, problem.dtype)
+
+    def numerics(self, problem: Problem) -> Numerics:
+        return Numerics(gate_up=problem.dtype, activation=problem.dtype, expert_out=problem.dtype)
+
+    def prepare(self, problem: Problem, experts: Experts, placement: Placement | None) -> PreparedAscend:
+        from .prepared import PreparedAscend
+
+        return PreparedAscend(problem, experts, placement)
+
+    def moe(self, hidden: Tensor, routing: Routing, experts: Experts, out: Tensor, accumulate: bool) -> None:
+        run.moe(operators.load(), hidden, routing, weights_of(experts), out, accumulate)
+
+    def gate_projection(self, hidden: Tensor, routing: Routing, experts: Experts, row_align: int) -> Tensor:
+        return self._project(hidden, routing, experts, row_align, slice(None, experts.I))
+
+    def up_projection(self, hidden: Tensor, routing: Routing, experts: Experts, row_align: int) -> Tensor:
+        return self._project(hidden, routing, experts, row_align, slice(experts.I, None))
+
+    def gate_up(self, hidden: Tensor, routing: Routing, experts: Experts, row_align: int) -> Tensor:
+        both = self._project(hidden, routing, experts, row_align, slice(None))
+        return operators.load().npu_swiglu(both, dim=-1) if both.numel() else both[:, : experts.I]
+
+    def silu_mul(self, gate: Tensor, up: Tensor) -> Tensor:
+        return steps.silu_mul(operators.load(), gate, up)
+
+    def down_projection(
+        self,
+        activations: Tensor,
+        routing: Routing,
+        experts: Experts,
+        row_align: int,
+        out: Tensor,
+        accumulate: bool,
+    ) -> None:
+        if routing.T:
+            weight = weights_of(experts).down
+            layout = routing.step_layout(row_align)
+            steps.down_projection(operators.load(), activations, routing, layout, weight, out, accumulate)
+
+    @staticmethod
+    def _project(hidden: Tensor, routing: Routing, experts: Experts, row_align: int, columns: slice) -> Tensor:
+        weight = weights_of(experts).gate_up
+        # a slice of a transposed weight is neither of the two layouts that the operator documents
+        part = weight if columns == slice(None) else weight[:, :, columns].contiguous()
+        layout = routing.step_layout(row_align)
+        if not layout.capacity:
+            return hidden.new_empty(0, part.shape[2])
+        return steps.project(operators.load(), hidden, layout, part)
+
+
+@lru_cache(maxsize=4096)
+def _broken(T: int, E: int, K: int, H: int, I: int, dtype: torch.dtype) -> str | None:
+    """The first documented limit that a call of these sizes would break, or None."""
+    for wide in (False, True) if T else ():
+        for operator, arguments in run.calls(T, E, K, H, I, dtype, wide):
+            for row in limits.broken(operator, arguments):
+                return limits.describe(row, arguments)
+    return None
