@@ -6,7 +6,6 @@ defined from ascend_schemas.py, and a small module takes torch_npu's place.
 
 from __future__ import annotations
 
-import sys
 import tempfile
 import types
 from functools import cache
@@ -18,7 +17,6 @@ import torch
 from ascend_operators import IMPLEMENTATIONS
 from ascend_schemas import SCHEMAS
 
-from ttnn_moe.ascend import operators
 from ttnn_moe.ascend.backend import AscendBackend
 from ttnn_moe.backend import Probe
 
@@ -33,8 +31,10 @@ class OnCpu(AscendBackend):
 
     @classmethod
     def probe(cls) -> Probe:
-        npu()
         return Probe(True, devices=("cpu, in place of an NPU",))
+
+    def npu(self) -> Any:
+        return npu()
 
 
 def real() -> bool:
@@ -44,7 +44,7 @@ def real() -> bool:
 
 @cache
 def npu() -> Any:
-    """torch_npu, or what takes its place, with CPU implementations bound; found by `import torch_npu` from then on."""
+    """torch_npu, or what takes its place, with CPU implementations bound."""
     if real():
         module: Any = ascend_libraries.import_torch_npu(Path(tempfile.mkdtemp(prefix="ascend-stand-ins-")))
     else:
@@ -55,9 +55,7 @@ def npu() -> Any:
         module = types.ModuleType("torch_npu")
         for name in SCHEMAS:
             setattr(module, name, getattr(torch.ops.npu, name))
-        sys.modules["torch_npu"] = module
     bind(IMPLEMENTATIONS)
-    assert operators.load() is module
     return module
 
 

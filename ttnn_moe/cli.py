@@ -61,6 +61,24 @@ def doctor(
 
 
 @app.command()
+def selfcheck(
+    backend: Annotated[str, typer.Option(help="A backend, or auto: the first that is here.")] = "auto",
+    dtype: Annotated[str, typer.Option(help="bf16, fp16 or fp32.")] = "bf16",
+) -> None:
+    """Run every operator of a backend on this machine against plain arithmetic; the last line says what passed."""
+    import torch
+
+    from . import selfcheck as selfcheck_
+    from .errors import ContractError
+
+    types = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+    if dtype not in types:
+        raise ContractError("unknown dtype", got=repr(dtype), expected=f"one of {list(types)}")
+    if not selfcheck_.selfcheck(backend, typer.echo, types[dtype]):
+        raise typer.Exit(1)
+
+
+@app.command()
 def bench(
     tokens: Annotated[str, typer.Option(help="Numbers of tokens, as in 1,32,4096s; with an s: skewed routing.")],
     experts: Annotated[int, typer.Option(help="E, experts.")] = 128,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -14,6 +14,7 @@ from . import limits, operators, run, steps
 from .layout import weights_of
 
 if TYPE_CHECKING:
+    from ..selfcheck import Check
     from .prepared import PreparedAscend
 
 MACHINE = "Ascend910B"
@@ -46,6 +47,10 @@ class AscendBackend:
             return Probe(False, f"the limits it checks are {MACHINE}'s, and here is {', '.join(names)}", devices=names)
         return Probe(True, devices=names)
 
+    def npu(self) -> Any:
+        """torch_npu; the tests put another in its place."""
+        return operators.load()
+
     def why_not(self, problem: Problem) -> str | None:
         if problem.device != self.device:
             return (
@@ -64,13 +69,19 @@ class AscendBackend:
     def numerics(self, problem: Problem) -> Numerics:
         return Numerics(gate_up=problem.dtype, activation=problem.dtype, expert_out=problem.dtype)
 
+    def selfchecks(self) -> list[Check]:
+        """Each of torch_npu's operators alone, for `ttnn-moe selfcheck`."""
+        from .selfchecks import checks
+
+        return list(checks(self.npu(), self.device))
+
     def prepare(self, problem: Problem, experts: Experts, placement: Placement | None) -> PreparedAscend:
         from .prepared import PreparedAscend
 
-        return PreparedAscend(problem, experts, placement)
+        return PreparedAscend(self.npu(), problem, experts, placement)
 
     def moe(self, hidden: Tensor, routing: Routing, experts: Experts, out: Tensor, accumulate: bool) -> None:
-        run.moe(operators.load(), hidden, routing, weights_of(experts), out, accumulate)
+        run.moe(self.npu(), hidden, routing, weights_of(experts), out, accumulate)
 
     def gate_projection(self, hidden: Tensor, routing: Routing, experts: Experts, row_align: int) -> Tensor:
         return self._project(hidden, routing, experts, row_align, slice(None, experts.I))
@@ -80,10 +91,10 @@ class AscendBackend:
 
     def gate_up(self, hidden: Tensor, routing: Routing, experts: Experts, row_align: int) -> Tensor:
         both = self._project(hidden, routing, experts, row_align, slice(None))
-        return operators.load().npu_swiglu(both, dim=-1) if both.numel() else both[:, : experts.I]
+        return self.npu().npu_swiglu(both, dim=-1) if both.numel() else both[:, : experts.I]
 
     def silu_mul(self, gate: Tensor, up: Tensor) -> Tensor:
-        return steps.silu_mul(operators.load(), gate, up)
+        return steps.silu_mul(self.npu(), gate, up)
 
     def down_projection(
         self,
@@ -97,17 +108,16 @@ class AscendBackend:
         if routing.T:
             weight = weights_of(experts).down
             layout = routing.step_layout(row_align)
-            steps.down_projection(operators.load(), activations, routing, layout, weight, out, accumulate)
+            steps.down_projection(self.npu(), activations, routing, layout, weight, out, accumulate)
 
-    @staticmethod
-    def _project(hidden: Tensor, routing: Routing, experts: Experts, row_align: int, columns: slice) -> Tensor:
+    def _project(self, hidden: Tensor, routing: Routing, experts: Experts, row_align: int, columns: slice) -> Tensor:
         weight = weights_of(experts).gate_up
         # a slice of a transposed weight is neither of the two layouts that the operator documents
         part = weight if columns == slice(None) else weight[:, :, columns].contiguous()
         layout = routing.step_layout(row_align)
         if not layout.capacity:
             return hidden.new_empty(0, part.shape[2])
-        return steps.project(operators.load(), hidden, layout, part)
+        return steps.project(self.npu(), hidden, layout, part)
 
 
 @lru_cache(maxsize=4096)

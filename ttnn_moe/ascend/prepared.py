@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from ..contract import Experts, Placement, Problem, Routing, check_prepared
-from . import operators, run
+from . import run
 from .layout import Weights, weights_of
 
 
 class PreparedAscend:
     """See ttnn_moe.prepare. With a placement and no rank, one NPU runs the D devices one after the other."""
 
-    def __init__(self, problem: Problem, experts: Experts, placement: Placement | None):
-        self.problem, self._placement = problem, placement
+    def __init__(self, npu: Any, problem: Problem, experts: Experts, placement: Placement | None):
+        self.problem, self._npu, self._placement = problem, npu, placement
         whole = placement is not None and placement.rank is None
         held = (
             [experts.for_device(placement, d) for d in range(placement.D)]
@@ -39,7 +41,7 @@ class PreparedAscend:
         check_prepared(problem, hidden, routing, out, accumulate)
         if out is None:
             out = hidden.new_empty(routing.T, problem.H, dtype=problem.out_dtype)
-        npu, hidden = operators.load(), hidden.contiguous()
+        npu, hidden = self._npu, hidden.contiguous()
         if len(self._parts) == 1:
             local = routing if placement is None else routing.for_device()
             run.moe(npu, hidden, local, self._parts[0][1], out, accumulate)
