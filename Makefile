@@ -1,4 +1,4 @@
-# make demo | test | lint | bench | wheel | clean, each from a clean clone. Everything made here is in .gitignore.
+# make demo | test | test-ascend | lint | bench | wheel | clean, each from a clean clone. Everything made here is in .gitignore.
 #   PYTHON=python3.12   use this Python (default: python3.11 where it exists, else any from 3.10 on)
 #   ARGS="..."          passed on to pytest, the demo or the benchmark
 SHELL := /bin/bash -o pipefail
@@ -7,6 +7,8 @@ SHELL := /bin/bash -o pipefail
 
 VENV := .venv
 PY := $(VENV)/bin/python
+# torch_npu changes torch when that is imported, so it has an environment of its own.
+ASCEND_VENV := .venv-ascend
 # Python 3.11 first: for it the torch of constraints.txt may be had as a CPU build.
 PYTHONS := $(if $(PYTHON),$(PYTHON),python3.11 python3.12 python3.13 python3.10 python3)
 CPP_FILES := $(shell find cpp device_kernels gpu_kernels \
@@ -18,11 +20,12 @@ export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_BUILD_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help demo test lint format bench wheel clean
+.PHONY: help demo test test-ascend lint format bench wheel clean
 
 help:
 	@echo "make demo    generate text with the bundled model"
 	@echo "make test    checks and tests"
+	@echo "make test-ascend   the tests of that backend with torch_npu, in $(ASCEND_VENV)"
 	@echo "make lint    the checks alone;  make format applies the formatters"
 	@echo "make bench   measure (ARGS=... as for python -m models.qwen3.bench)"
 	@echo "make wheel   build dist/*.whl"
@@ -35,6 +38,11 @@ demo: $(VENV)/.installed
 test: lint
 	@echo "==> pytest"
 	OMP_NUM_THREADS=1 $(PY) -m pytest $(ARGS)
+
+# No NPU and no CANN: torch_npu's operators over CPU implementations.
+test-ascend: $(ASCEND_VENV)/.installed
+	TORCH_DEVICE_BACKEND_AUTOLOAD=0 OMP_NUM_THREADS=1 $(ASCEND_VENV)/bin/python -m pytest \
+	    tests/test_ascend*.py tests/test_parallel*.py tests/test_selfcheck.py $(ARGS)
 
 lint: $(VENV)/.installed-dev
 	@echo "==> ruff"
@@ -57,7 +65,7 @@ wheel: $(VENV)/.installed-dev
 	$(PY) -m build --outdir dist
 
 clean:
-	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(ASCEND_VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Installed from the checkout as it is (editable): Python and kernel sources need no second install; C++ is built
@@ -69,6 +77,13 @@ $(VENV)/.installed: $(BUILD_INPUTS) | $(VENV)/bin/pip
 $(VENV)/.installed-dev: $(BUILD_INPUTS) | $(VENV)/bin/pip
 	@$(call install,.[dev])
 	@touch $@ $(VENV)/.installed
+
+$(ASCEND_VENV)/.installed: pyproject.toml constraints.txt
+	@$(MAKE) --no-print-directory VENV=$(ASCEND_VENV) $(ASCEND_VENV)/bin/pip
+	@echo "==> installing torch_npu and what the tests need into $(ASCEND_VENV)"
+	@$(ASCEND_VENV)/bin/python -m pip install --config-settings=cmake.define.TTNN_MOE_PLANNER=OFF \
+	    --editable '.[hf,ascend]' pytest pytest-xdist hypothesis
+	@touch $@
 
 define install
 python=$$($(PY) -c 'import sys; print("%d.%d" % sys.version_info[:2])'); options=; \
