@@ -12,6 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import ascend_exchange_operators
 import ascend_libraries
 import torch
 from ascend_operators import IMPLEMENTATIONS
@@ -36,6 +37,9 @@ class OnCpu(AscendBackend):
     def npu(self) -> Any:
         return npu()
 
+    def group_name(self, group: object) -> str:
+        return ascend_exchange_operators.GROUP
+
 
 def real() -> bool:
     """Whether the operators are torch_npu's own."""
@@ -55,7 +59,7 @@ def npu() -> Any:
         module = types.ModuleType("torch_npu")
         for name in SCHEMAS:
             setattr(module, name, getattr(torch.ops.npu, name))
-    bind(IMPLEMENTATIONS)
+    bind(IMPLEMENTATIONS | ascend_exchange_operators.IMPLEMENTATIONS)
     return module
 
 

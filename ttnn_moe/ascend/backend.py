@@ -14,7 +14,10 @@ from . import limits, operators, run, steps
 from .layout import weights_of
 
 if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
     from ..selfcheck import Check
+    from .exchange import DispatchCombine
     from .prepared import PreparedAscend
 
 MACHINE = "Ascend910B"
@@ -68,6 +71,26 @@ class AscendBackend:
 
     def numerics(self, problem: Problem) -> Numerics:
         return Numerics(gate_up=problem.dtype, activation=problem.dtype, expert_out=problem.dtype)
+
+    def exchange(self, problem: Problem, placement: Placement, group: ProcessGroup | None) -> DispatchCombine:
+        """Expert parallelism by torch_npu's pair of operators.
+
+        Raises:
+            BackendUnavailable: the sizes, this torch_npu or HCCL_BUFFSIZE do not allow it.
+        """
+        from .exchange import DispatchCombine, plan
+
+        name, rank = self.group_name(group), placement._device(None)
+        return DispatchCombine(self.npu(), plan(problem, placement, name, rank), placement, name)
+
+    def group_name(self, group: ProcessGroup | None) -> str:
+        """HCCL's name of a process group."""
+        import torch.distributed as dist
+
+        group = group or dist.group.WORLD
+        assert group is not None, "torch.distributed is not started"
+        hccl: Any = group._get_backend(torch.device(self.device))
+        return hccl.get_hccl_comm_name(dist.get_rank())
 
     def selfchecks(self) -> list[Check]:
         """Each of torch_npu's operators alone, for `ttnn-moe selfcheck`."""

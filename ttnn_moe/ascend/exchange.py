@@ -1,0 +1,186 @@
+"""Expert parallelism by npu_moe_distribute_dispatch_v2 and combine_v2. Never run on an NPU: see docs/ascend.md.
+
+The operators want expert e on rank e // (E / D), each id in 0 .. E-1, and no id twice in a row. So global ids are
+renumbered by where the experts live, later duplicates give their weight to the first, and a pair that names no expert
+is pointed at one that its row does not use, with a weight of zero.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..contract import Placement, Problem, Routing
+from ..errors import BackendUnavailable
+from ..parallel.exchange import Received
+from . import operators
+from .exchange_limits import (
+    ALGORITHMS,
+    DEFAULT_BUFFER_MB,
+    EXCHANGE_LIMITS,
+    MB,
+    buffer_bytes,
+    rows_received,
+)
+from .limits import broken, describe
+from .operators import COMBINE, DISPATCH
+
+BUFFER = "HCCL_BUFFSIZE"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What all calls of one layer share. tokens: the most of any process; buffer: bytes that HCCL must hold."""
+
+    comm_alg: str
+    ranks: int
+    rank: int
+    E: int
+    K: int
+    H: int
+    tokens: int
+    dtype: torch.dtype
+    buffer: int
+
+    @property
+    def rows(self) -> int:
+        """A: the most rows that come to a process."""
+        return rows_received(self.tokens, self.ranks, self.E, self.K)
+
+    def common(self, group: str) -> dict[str, Any]:
+        """Options that both operators take, and that must be equal."""
+        return {
+            "group_ep": group,
+            "ep_world_size": self.ranks,
+            "ep_rank_id": self.rank,
+            "moe_expert_num": self.E,
+            "global_bs": self.tokens * self.ranks,
+            "comm_alg": self.comm_alg,
+        }
+
+    def calls(self, group: str) -> list[tuple[str, dict[str, Any]]]:
+        """Both calls with meta tensors, for the check before the first launch."""
+
+        def empty(*shape: int, dtype: torch.dtype) -> Tensor:
+            return torch.empty(shape, dtype=dtype, device="meta")
+
+        ids = empty(self.tokens, self.K, dtype=torch.int32)
+        scales = empty(self.tokens, self.K, dtype=torch.float32)
+        shared = {"expert_ids": ids, "expert_scales": scales, **self.common(group)}
+        came = {
+            "expand_x": empty(self.rows, self.H, dtype=self.dtype),
+            "assist_info_for_combine": empty(self.rows * 128, dtype=torch.int32),
+            "expand_scales": empty(self.rows, dtype=torch.float32),
+        }
+        x = empty(self.tokens, self.H, dtype=self.dtype)
+        return [(DISPATCH, {"x": x, **shared}), (COMBINE, {**came, **shared})]
+
+
+def plan(problem: Problem, placement: Placement, group: str, rank: int) -> Plan:
+    """The algorithm for these sizes: hierarchy where its limits allow it, else fullmesh.
+
+    Raises:
+        BackendUnavailable: neither is documented for them; or HCCL's buffer is too small, with the value to set.
+    """
+    reasons = []
+    for comm_alg in ALGORITHMS:
+        sizes = (placement.D, problem.E, problem.K, problem.H)
+        need = buffer_bytes(comm_alg, problem.T, *sizes)
+        made = Plan(comm_alg, placement.D, rank, problem.E, problem.K, problem.H, problem.T, problem.dtype, need)
+        wrong = [
+            describe(row, arguments)
+            for operator, arguments in made.calls(group)
+            for row in broken(operator, arguments, EXCHANGE_LIMITS)
+        ]
+        if not wrong:
+            check_buffer(made)
+            return made
+        reasons.append(f"{comm_alg}: {wrong[0]}")
+    raise BackendUnavailable(
+        "npu_moe_distribute_dispatch_v2 is not documented for these sizes: " + "; ".join(reasons),
+        remedy="exchange='all_to_all'",
+    )
+
+
+def check_buffer(made: Plan) -> None:
+    """Raise BackendUnavailable unless HCCL_BUFFSIZE (MB; 200 when unset) holds what the plan needs."""
+    text = os.environ.get(BUFFER, "")
+    have = int(text) if text.strip().isdigit() else DEFAULT_BUFFER_MB
+    need = -(-made.buffer // MB)
+    if have < need:
+        raise BackendUnavailable(
+            f"HCCL's buffer is too small for {made.comm_alg} with {made.tokens} tokens on each of {made.ranks} ranks",
+            got=f"{BUFFER}={text or f'unset ({DEFAULT_BUFFER_MB})'}",
+            expected=f"at least {need} (MB)",
+            remedy=f"export {BUFFER}={need} in every process before torch.distributed starts, or fewer tokens",
+        )
+
+
+class DispatchCombine:
+    """An Exchange over torch_npu's pair of operators. Nothing waits for the NPU; shapes follow from the plan.
+
+    Sums over experts and the weights are the operators' own; results travel in the dtype of hidden.
+    """
+
+    name = "dispatch_combine"
+
+    def __init__(self, npu: Any, made: Plan, placement: Placement, group: str):
+        if absent := operators.missing(npu, operators.EXCHANGE):
+            raise BackendUnavailable(
+                f"this torch_npu has no {', '.join(absent)}", remedy="install a newer one, or exchange='all_to_all'"
+            )
+        self.plan, self.wire = made, made.dtype
+        self._npu, self._group = npu, group
+        # where each global expert stands when experts are numbered device by device
+        contiguous = torch.empty(placement.E, dtype=torch.int32)
+        contiguous[placement.device_expert_mapping.flatten().long()] = torch.arange(placement.E, dtype=torch.int32)
+        self._contiguous = contiguous
+
+    def dispatch(self, hidden: Tensor, routing: Routing) -> Received:
+        T = routing.T
+        if T == 0:  # the operators want a token: one that names no expert
+            routing = Routing.from_topk(routing.topk_ids.new_full((1, self.plan.K), -1),
+                                        routing.topk_weights.new_zeros(1, self.plan.K), routing.E)  # fmt: skip
+            hidden = hidden.new_zeros(1, self.plan.H)
+        ids, weights, absent = unique_ids(routing, self._contiguous.to(hidden.device))
+        common = {"expert_ids": ids, "expert_scales": weights, **self.plan.common(self._group)}
+        made = self._npu.npu_moe_distribute_dispatch_v2(x=hidden, quant_mode=0, expert_token_nums_type=1, **common)
+        rows, _, assist, counts, recv, _, scales = made
+        # rows come sorted by expert; those past the last are undefined
+        place = torch.arange(len(rows), device=rows.device)
+        local = torch.searchsorted(counts.cumsum(0), place, right=True).int()
+        local = torch.where(local < len(counts), local, -1)[:, None]
+        state = {"common": common, "assist": assist, "recv": recv, "scales": scales, "absent": absent, "T": T}
+        return Received(rows, local, torch.ones_like(local, dtype=torch.float32), state)
+
+    def combine(self, expert_out: Tensor, received: Received) -> Tensor:
+        state = received.state
+        out = self._npu.npu_moe_distribute_combine_v2(
+            expand_x=expert_out, assist_info_for_combine=state["assist"], ep_send_counts=state["recv"],
+            expand_scales=state["scales"], **state["common"],
+        )  # fmt: skip
+        # zero times NaN is NaN: a token that names no expert at all has no part in what its row held
+        return torch.where(state["absent"].all(1, keepdim=True), 0.0, out)[: state["T"]]
+
+
+def unique_ids(routing: Routing, contiguous: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """ids [T, K] int32 in 0 .. E-1 with none twice in a row, weights [T, K] fp32, absent [T, K] bool.
+
+    contiguous: [E] int32, the new number of each expert. Absent pairs (no expert, or a duplicate whose weight went to
+    the first) get experts that their row does not name, other ones for each token, and weight zero. K <= E.
+    """
+    merged, weights = routing._merged
+    absent = merged < 0
+    T, E = routing.T, routing.E
+    ids = torch.where(absent, E, contiguous[merged.clamp_min(0).long()].long())
+    used = torch.zeros(T, E + 1, dtype=torch.bool, device=ids.device).scatter_(1, ids, True)[:, :E]
+    expert = torch.arange(E, device=ids.device)
+    turn = (expert - torch.arange(T, device=ids.device)[:, None] * routing.K) % E
+    unused_first = (used.long() * E + turn).argsort(1)
+    nth = (absent.long().cumsum(1) - 1).clamp_min(0)
+    ids = torch.where(absent, unused_first.gather(1, nth), ids)
+    return ids.int(), torch.where(absent, 0.0, weights), absent
