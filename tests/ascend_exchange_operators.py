@@ -74,7 +74,7 @@ def dispatch(
     scales[:n] = weights[by_expert]
     counts = torch.bincount(marks[:, 0] % E_local, minlength=E_local)
     # prefix sums, and room for what combine reduces between servers
-    recv = torch.full((moe_expert_num + 2 * tokens * D * K * 2,), UNDEFINED, dtype=torch.int32)
+    recv = torch.full((moe_expert_num + 2 * tokens * D * K * max(D // 8, 1),), UNDEFINED, dtype=torch.int32)
     recv[0] = n
     return expand_x, torch.empty(0), assist.flatten(), counts, recv, torch.empty(0, dtype=torch.int32), scales
 

@@ -232,3 +232,22 @@ def test_a_mesh_driven_by_one_process_adds_its_devices_up(npu: Any) -> None:
     ]
     summed = sum(part(hidden, routing.topk_ids, routing.topk_weights) for part in parts)
     torch.testing.assert_close(summed, whole, rtol=1e-5, atol=1e-4)
+
+
+@needs_torch_npu
+def test_shapes_of_the_exchange_through_torch_npus_own_shape_functions(npu: Any, monkeypatch) -> None:
+    """Qwen3-30B-A3B over 16 ranks: A rows come, as the plan says, and combine gives back the tokens."""
+    from torch_npu.op_plugin.meta import _meta_registrations as meta
+
+    monkeypatch.setattr(meta, "get_soc_version", lambda: 223)  # that of a 910B3; no NPU is here to be asked
+    from ttnn_moe.ascend.exchange import Plan
+
+    made = Plan("hierarchy", 16, 3, 128, 8, 2048, 128, torch.bfloat16, 0)
+    (_, dispatched), (_, combined) = made.calls("group")
+    rows, _, assist, counts, recv, _, scales = npu.npu_moe_distribute_dispatch_v2(**dispatched)
+    assert rows.shape == (made.rows, 2048) and rows.dtype == torch.bfloat16
+    assert assist.shape == (made.rows * 128,) and assist.dtype == torch.int32
+    assert counts.shape == (8,) and counts.dtype == torch.int64
+    assert scales.shape == (made.rows,) and scales.dtype == torch.float32
+    out = npu.npu_moe_distribute_combine_v2(ep_send_counts=recv, **combined)
+    assert out.shape == (128, 2048) and out.dtype == torch.bfloat16
