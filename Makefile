@@ -1,4 +1,4 @@
-# make demo | test | test-ascend | lint | bench | wheel | clean, each from a clean clone. Everything made here is in .gitignore.
+# make demo | test | test-ascend | test-ascend-triton | lint | bench | wheel | clean, each from a clean clone. Everything made here is in .gitignore.
 #   PYTHON=python3.12   use this Python (default: python3.11 where it exists, else any from 3.10 on)
 #   ARGS="..."          passed on to pytest, the demo or the benchmark
 SHELL := /bin/bash -o pipefail
@@ -9,6 +9,8 @@ VENV := .venv
 PY := $(VENV)/bin/python
 # torch_npu changes torch when that is imported, so it has an environment of its own.
 ASCEND_VENV := .venv-ascend
+# triton-ascend takes triton's place, wants numpy 1, and has wheels for Python up to 3.11.
+ASCEND_TRITON_VENV := .venv-ascend-triton
 # Python 3.11 first: for it the torch of constraints.txt may be had as a CPU build.
 PYTHONS := $(if $(PYTHON),$(PYTHON),python3.11 python3.12 python3.13 python3.10 python3)
 CPP_FILES := $(shell find cpp device_kernels gpu_kernels \
@@ -20,12 +22,13 @@ export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_BUILD_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help demo test test-ascend lint format bench wheel clean
+.PHONY: help demo test test-ascend test-ascend-triton lint format bench wheel clean
 
 help:
 	@echo "make demo    generate text with the bundled model"
 	@echo "make test    checks and tests"
 	@echo "make test-ascend   the tests of that backend with torch_npu, in $(ASCEND_VENV)"
+	@echo "make test-ascend-triton   that backend's Triton kernels with triton-ascend, in $(ASCEND_TRITON_VENV)"
 	@echo "make lint    the checks alone;  make format applies the formatters"
 	@echo "make bench   measure (ARGS=... as for python -m models.qwen3.bench)"
 	@echo "make wheel   build dist/*.whl"
@@ -43,6 +46,11 @@ test: lint
 test-ascend: $(ASCEND_VENV)/.installed
 	TORCH_DEVICE_BACKEND_AUTOLOAD=0 OMP_NUM_THREADS=1 $(ASCEND_VENV)/bin/python -m pytest \
 	    tests/test_ascend*.py tests/test_parallel*.py tests/test_selfcheck.py $(ARGS)
+
+# Interpreted, and compiled for a 910B3 as far as that goes without CANN.
+test-ascend-triton: $(ASCEND_TRITON_VENV)/.installed
+	TRITON_INTERPRET=1 $(ASCEND_TRITON_VENV)/bin/python tests/ascend_triton_cases.py interpret
+	$(ASCEND_TRITON_VENV)/bin/python tests/ascend_triton_cases.py compile
 
 lint: $(VENV)/.installed-dev
 	@echo "==> ruff"
@@ -65,7 +73,7 @@ wheel: $(VENV)/.installed-dev
 	$(PY) -m build --outdir dist
 
 clean:
-	rm -rf $(VENV) $(ASCEND_VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(ASCEND_VENV) $(ASCEND_TRITON_VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Installed from the checkout as it is (editable): Python and kernel sources need no second install; C++ is built
@@ -83,6 +91,14 @@ $(ASCEND_VENV)/.installed: pyproject.toml constraints.txt
 	@echo "==> installing torch_npu and what the tests need into $(ASCEND_VENV)"
 	@$(ASCEND_VENV)/bin/python -m pip install --config-settings=cmake.define.TTNN_MOE_PLANNER=OFF \
 	    --editable '.[hf,ascend]' pytest pytest-xdist hypothesis
+	@touch $@
+
+$(ASCEND_TRITON_VENV)/.installed: Makefile
+	@$(MAKE) --no-print-directory VENV=$(ASCEND_TRITON_VENV) PYTHONS="$(or $(PYTHON),python3.11 python3.10)" \
+	    $(ASCEND_TRITON_VENV)/bin/pip
+	@echo "==> installing triton-ascend into $(ASCEND_TRITON_VENV)"
+	@PIP_CONSTRAINT= PIP_BUILD_CONSTRAINT= $(ASCEND_TRITON_VENV)/bin/python -m pip install \
+	    triton-ascend==3.2.0 torch==2.13.0 'numpy<2' pybind11
 	@touch $@
 
 define install
