@@ -23,6 +23,44 @@ def test_interpreted() -> None:
     assert done.stdout.count("ok   gate_up") == 4 and done.stdout.count("ok   combine") == 4
 
 
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
+def test_the_path_through_them_runs_the_contract() -> None:
+    """In fp16: the interpreter cuts bf16 off."""
+    environment = os.environ | {"TRITON_INTERPRET": "1", "TTNN_MOE_ASCEND_KERNELS": "triton"}
+    large = "tokens_600 or tokens_128 or all_on_first or skewed or k16"
+    chosen = f"float16 and not bfloat16 and (test_fused and not ({large}) or test_fp32_out and token_bound)"
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", "-k", chosen,
+         CASES.with_name("test_ascend_cases.py")],
+        env=environment, capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-3000:]
+    assert "27 passed" in done.stdout, done.stdout[-300:]
+
+
+def test_a_path_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    from ttnn_moe.ascend import kernels
+    from ttnn_moe.errors import ContractError
+
+    monkeypatch.setenv("TTNN_MOE_ASCEND_KERNELS", "cublas")
+    with pytest.raises(ContractError, match="operators or triton"):
+        kernels.asked_for()
+
+
+def test_tiles_cover_every_row_once() -> None:
+    import torch
+
+    from ttnn_moe.ascend.kernels import BLOCK_M, tiles_of
+
+    offsets = torch.tensor([0, 0, 1, 1 + BLOCK_M, 2 + 3 * BLOCK_M, 2 + 3 * BLOCK_M], dtype=torch.int32)
+    tiles, n = tiles_of(offsets, 2 + 3 * BLOCK_M)
+    seen = []
+    for e, first in tiles[: int(n)].tolist():
+        seen += range(first, min(first + BLOCK_M, int(offsets[e + 1])))
+    assert seen == list(range(2 + 3 * BLOCK_M))
+
+
 def test_every_kernel_is_among_the_cases() -> None:
     folder = CASES.parents[1] / "gpu_kernels" / "ascend"
     text = CASES.read_text()

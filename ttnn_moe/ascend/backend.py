@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..backend import Numerics, Probe
 from ..contract import Experts, Placement, Problem, Routing
-from . import limits, operators, run, steps
+from . import kernels, limits, operators, run, steps
 from .layout import weights_of
 
 if TYPE_CHECKING:
@@ -70,7 +70,8 @@ class AscendBackend:
         return _broken(problem.T, E, problem.K, problem.H, problem.I, problem.dtype)
 
     def numerics(self, problem: Problem) -> Numerics:
-        return Numerics(gate_up=problem.dtype, activation=problem.dtype, expert_out=problem.dtype)
+        gate_up = None if kernels.asked_for() else problem.dtype
+        return Numerics(gate_up=gate_up, activation=problem.dtype, expert_out=problem.dtype)
 
     def exchange(self, problem: Problem, placement: Placement, group: ProcessGroup | None) -> DispatchCombine:
         """Expert parallelism by torch_npu's pair of operators.
@@ -104,7 +105,8 @@ class AscendBackend:
         return PreparedAscend(self.npu(), problem, experts, placement)
 
     def moe(self, hidden: Tensor, routing: Routing, experts: Experts, out: Tensor, accumulate: bool) -> None:
-        run.moe(self.npu(), hidden, routing, weights_of(experts), out, accumulate)
+        layer = kernels.moe if kernels.asked_for() else run.moe
+        layer(self.npu(), hidden, routing, weights_of(experts), out, accumulate)
 
     def gate_projection(self, hidden: Tensor, routing: Routing, experts: Experts, row_align: int) -> Tensor:
         return self._project(hidden, routing, experts, row_align, slice(None, experts.I))

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..contract import Experts, Placement, Problem, Routing, check_prepared
-from . import run
+from . import kernels, run
 from .layout import Weights, weights_of
 
 
@@ -42,12 +42,13 @@ class PreparedAscend:
         if out is None:
             out = hidden.new_empty(routing.T, problem.H, dtype=problem.out_dtype)
         npu, hidden = self._npu, hidden.contiguous()
+        layer = kernels.moe if kernels.asked_for() else run.moe
         if len(self._parts) == 1:
             local = routing if placement is None else routing.for_device()
-            run.moe(npu, hidden, local, self._parts[0][1], out, accumulate)
+            layer(npu, hidden, local, self._parts[0][1], out, accumulate)
             return out
         sums = out.new_zeros(out.shape, dtype=torch.float32)
         for d, (_, weights) in enumerate(self._parts):
-            run.moe(npu, hidden, routing.for_device(d), weights, sums, d > 0)
+            layer(npu, hidden, routing.for_device(d), weights, sums, d > 0)
         run.write(sums, out, accumulate, num_tokens)
         return out
