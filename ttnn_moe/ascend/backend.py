@@ -93,6 +93,12 @@ class AscendBackend:
         hccl: Any = group._get_backend(torch.device(self.device))
         return hccl.get_hccl_comm_name(dist.get_rank())
 
+    def versions(self) -> list[str]:
+        """What `ttnn-moe selfcheck` shows beside the packages: CANN's version, where torch_npu knows it."""
+        utils = getattr(getattr(self.npu(), "npu", None), "utils", None)
+        get_version = getattr(utils, "get_cann_version", None)
+        return [f"CANN {get_version()}"] if get_version is not None else []
+
     def selfchecks(self) -> list[Check]:
         """Each of torch_npu's operators alone, for `ttnn-moe selfcheck`."""
         from .selfchecks import checks
