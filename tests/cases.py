@@ -30,6 +30,7 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
 TARGETS = [
     Target("reference", dtypes=(torch.bfloat16, torch.float16, torch.float32)),
+    Target("tenstorrent", dtypes=(torch.bfloat16,), row_align=32),
     Target("cuda", "cpu" if INTERPRETED else "cuda", (torch.bfloat16, torch.float16, torch.float32)),
     Target("ascend", "npu"),
 ]

@@ -35,4 +35,6 @@ def runnable(target: Target) -> Target:
     found = registry.probe(target.backend)
     if not found.available:
         pytest.skip(f"{target.backend}: {found.reason}")
+    if target.backend == "tenstorrent":
+        pytest.skip("tenstorrent: each case has a process of its own, in tests/test_tenstorrent.py")
     return target

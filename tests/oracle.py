@@ -43,7 +43,7 @@ def oracle(
         gate = _round(gate / (1 + torch.exp(-gate)), rounding.silu)
         act = _round(gate * up, rounding.activation)
         y = _round(act @ down.T, rounding.expert_out)
-        pair[t, k] = _round(weights[t, k].to(kind)[:, None] * y, rounding.weighted)
+        pair[t, k] = _round(_round(weights[t, k].to(kind), rounding.routing_weight)[:, None] * y, rounding.weighted)
     total = torch.zeros(T, hidden.shape[1], dtype=kind) if out is None else out.to(kind).clone()
     for k in range(K):
         total = total + pair[:, k]

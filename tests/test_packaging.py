@@ -111,7 +111,8 @@ def test_the_wheel_holds_the_packages_and_nothing_else(wheel: Path) -> None:
     native = {name for name in names if re.fullmatch(r"ttnn_moe/_planner\.[\w.-]+\.so", name)}
     assert len(native) == HAS_HEADERS
     assert any(name.endswith("/licenses/LICENSE") for name in info)
-    assert names - info - native == _checkout_files(*PACKAGES)
+    emulator = {f"ttnn_moe/tenstorrent/emulator/{name}" for name in _checkout_files("cpp/emulator")}
+    assert names - info - native == _checkout_files(*PACKAGES) | emulator
 
 
 @pytest.mark.parametrize(

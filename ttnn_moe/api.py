@@ -5,6 +5,8 @@ Inference only: under autograd the result is computed, and a backward pass throu
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -36,6 +38,8 @@ def moe(
 ) -> Tensor:
     """One Mixture-of-Experts layer: route, gate and up, SiLU*mul, down, weigh, sum.
 
+    With ttnn tensors, routing and experts are those of ttnn_moe.tenstorrent, and nothing leaves the device.
+
     Args:
         hidden: [T, H] bf16, fp16 or fp32; a non-contiguous one is copied.
         routing: Routing.from_topk(topk_ids [T, K], topk_weights [T, K], E).
@@ -50,6 +54,8 @@ def moe(
     Raises:
         ContractError: inputs that break the contract. BackendUnavailable: nothing can run it.
     """
+    if not isinstance(hidden, Tensor):
+        return _on_device(hidden, routing, experts, out, accumulate, backend)
     problem = check(hidden, routing, experts, out)
     check_accumulate(out, accumulate)
     if _through_torch_op(hidden, routing.topk_weights, *experts.tensors.values()):
@@ -172,6 +178,25 @@ def _step(name: str, hidden: Tensor, routing: Routing, experts: Experts, row_ali
         return torch_ops.step(name, hidden, routing, experts, row_align, backend)
     problem = Problem.of(routing.T, routing.K, experts, hidden.dtype)
     return getattr(registry.choose(problem, backend), name)(hidden.contiguous(), routing, experts, row_align)
+
+
+def _on_device(hidden: Any, routing: Any, experts: Any, out: Any, accumulate: bool, backend: str) -> Any:
+    """ttnn tensors, with a routing and experts on the device: they stay there."""
+    if not type(hidden).__module__.startswith("ttnn"):
+        raise ContractError("hidden is no tensor", got=type(hidden).__name__, expected="a torch or ttnn tensor")
+    if backend not in ("auto", "tenstorrent"):
+        raise ContractError("ttnn tensors run on one backend", got=repr(backend), expected="'tenstorrent' or 'auto'")
+    from . import tenstorrent
+
+    for name, value, kind in (
+        ("routing", routing, tenstorrent.DeviceRouting),
+        ("experts", experts, tenstorrent.DeviceExperts),
+    ):
+        if not isinstance(value, kind):
+            raise ContractError(
+                f"{name} is not on the device", got=type(value).__name__, expected=f"tenstorrent.{kind.__name__}"
+            )
+    return tenstorrent.moe(hidden, routing, experts, out=out, accumulate=accumulate)
 
 
 def _through_torch_op(*tensors: Tensor) -> bool:

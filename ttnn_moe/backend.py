@@ -31,6 +31,7 @@ class Numerics:
         activation: dtype of silu(gate) * up before the down projection.
         expert_out: dtype of each expert's output before the routing weight.
         weighted: dtype of an expert's output times its routing weight.
+        routing_weight: dtype of the routing weights.
     """
 
     gate_up: torch.dtype | None = None
@@ -38,6 +39,7 @@ class Numerics:
     activation: torch.dtype | None = None
     expert_out: torch.dtype | None = None
     weighted: torch.dtype | None = None
+    routing_weight: torch.dtype | None = None
 
 
 class Prepared(Protocol):

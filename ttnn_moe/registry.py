@@ -18,7 +18,7 @@ from .errors import BackendUnavailable
 # in the order in which "auto" tries them
 _TARGETS: dict[str, str] = {
     "cuda": "ttnn_moe.cuda.backend:CudaBackend",
-    "tenstorrent": "ttnn_moe.machines:Tenstorrent",
+    "tenstorrent": "ttnn_moe.tenstorrent.backend:TenstorrentBackend",
     "ascend": "ttnn_moe.ascend.backend:AscendBackend",
     "reference": "ttnn_moe.reference:ReferenceBackend",
 }

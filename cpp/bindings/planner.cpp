@@ -11,6 +11,7 @@
 #include <tuple>
 #include <vector>
 
+#include "bindings/bindings.hpp"
 #include "planner/chips.hpp"
 
 namespace nb = nanobind;
@@ -56,4 +57,6 @@ NB_MODULE(_planner, m) {
         "Every chip that programs can be planned for, in order of name.");
     m.def("find_chip", &ttnn_moe::planner::find_chip, "name"_a, nb::rv_policy::copy,
           "The chip of that name. ValueError lists the known names.");
+
+    bind_programs(m);
 }

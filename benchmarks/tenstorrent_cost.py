@@ -1,0 +1,214 @@
+"""What Qwen3-30B-A3B's MoE layer costs one device of a 1x8 Tenstorrent mesh: counted in the emulator, not timed.
+
+    PYTHONPATH=. python benchmarks/tenstorrent_cost.py --json benchmarks/results/tenstorrent_cost.json \
+        --plot docs/tenstorrent_cost.svg
+
+The plot needs matplotlib (pip install '.[plot]'). The device is the one of the mesh that most pairs go to.
+
+The planner's programs and the kernels of device_kernels/ run unchanged; docs/emulator.md says what is counted and how
+the minimum of each figure is defined. Values are zeros: counts do not depend on them. The roofline time is the larger
+of the layer's DRAM bytes over the board's bandwidth and its tile multiplies on the busiest core; no card was timed.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor
+
+from ttnn_moe import _planner
+from ttnn_moe.tenstorrent.device import UNPACK_TO_DEST
+from ttnn_moe.tenstorrent.emulator import CHIPS, Device, Result, run
+from ttnn_moe.tenstorrent.emulator.formats import find_format
+
+E, D, K, H, I = 128, 8, 8, 2048, 768
+LOCAL = E // D
+CYCLES_OF_A_PHASE = 16  # of a 32 x 32 x 32 multiply; HiFi4 takes four
+
+
+@dataclass
+class Cost:
+    """Counts of one layer on one device, and what they are over the least possible."""
+
+    chip: str
+    routing: str
+    weights: str
+    T: int
+    pairs: int  # token-expert pairs of the device
+    active_experts: int
+    weight_bytes: int
+    weight_over: float
+    other_bytes: int
+    other_over: float
+    tile_multiplies: int
+    multiplies_over: float
+    cores: int
+    cores_with_weights: int
+    max_over_mean: float
+    l1_high_water: int
+    roofline_us: float
+    simulated_us: float
+
+
+def draw(T: int, routing: str) -> tuple[Tensor, Tensor]:
+    """ids [T, K] and weights. uniform: any K of E experts; skewed: as a Zipf law in order of the experts."""
+    g = torch.Generator().manual_seed(0)
+    scores = -torch.log(torch.rand(T, E, generator=g).clamp_min(1e-9))  # exponential variates
+    share = torch.ones(E) if routing == "uniform" else 1.0 / torch.arange(1, E + 1).float()
+    weights, ids = (share / scores).topk(K)
+    return ids.int(), weights / weights.sum(-1, keepdim=True)
+
+
+def emulate(chip: str, T: int, routing: str, weight_format: str) -> Cost:
+    model = CHIPS[chip]
+    device = Device(model)
+    bound = max(32, 1 << (T - 1).bit_length())
+    problem = _planner.Problem(T=bound, E=E, E_local=LOCAL, K=K, H=H, I=I, weight_format=weight_format)
+    machine = _planner.Machine(grid=model.grid, l1_bytes=model.l1_size, unpack_to_dest=UNPACK_TO_DEST[model.arch])
+    ids, weights = draw(T, routing)
+    here = torch.bincount(ids.flatten().long() // LOCAL, minlength=D).argmax() * LOCAL
+    tensors: dict[str, Any] = {
+        "topk_ids": device.tensor(ids, "int32", tiled=False),
+        "topk_weights": device.tensor(weights, "float32", tiled=False),
+        "device_expert_mapping": device.tensor(here + torch.arange(LOCAL)[None], "int32", tiled=False),
+        "num_routed_tokens": device.empty((1, E), "int32", tiled=False),
+        "routed_tokens": device.empty((E, problem.padded_tokens), "int32", tiled=False),
+        "routed_token_weights": device.empty((E, problem.padded_tokens), "bfloat16", tiled=False),
+        "hidden": device.tensor(torch.zeros(T, H), "bfloat16", tiled=False),
+    }
+    gate, up = (device.tensor(torch.zeros(LOCAL, H, I), weight_format) for _ in range(2))
+    down = device.tensor(torch.zeros(LOCAL, I, H), weight_format)
+    activations = device.empty((max(problem.max_blocks, 1) * 32, I), "bfloat16")
+    out = device.empty((T, H), "bfloat16")
+
+    def launch(program: Any, more: dict[str, Any], **scalars: int) -> Result:
+        return run(program, device, {**tensors, **more}, scalars, exact=False)
+
+    routed = launch(_planner.plan_routing(problem, machine), {}, T=T)
+    first = launch(
+        _planner.plan_gate_up(problem, machine, 2), {"weight_0": gate, "weight_1": up, "out": activations}
+    )  # fmt: skip
+    second = launch(
+        _planner.plan_down(problem, machine),
+        {"weight_0": down, "activations": activations, "out": out},
+        token_tiles=-(-T // 32),
+        accumulate=0,
+    )
+    return count(chip, routing, weight_format, ids, int(here), [routed, first, second])
+
+
+def count(chip: str, routing: str, weight_format: str, ids: Tensor, here: int, results: list[Result]) -> Cost:
+    model, T = CHIPS[chip], len(ids)
+    tokens = torch.bincount(ids.flatten().long(), minlength=E)[here : here + LOCAL]
+    pairs, active = int(tokens.sum()), int((tokens > 0).sum())
+    _, first, second = results
+    weight_bytes = sum(
+        r.tensors[name]["read_bytes"] for r in (first, second) for name in ("weight_0", "weight_1") if name in r.tensors
+    )
+    every = sum(r.total("dram_read_bytes") + r.total("dram_written_bytes") for r in results)
+    least_weights = active * 3 * (H // 32) * (I // 32) * find_format(weight_format).tile_bytes
+    # x once per pair, activations once each way, out once; all bf16
+    least_other = pairs * H * 2 + 2 * pairs * I * 2 + T * H * 2
+    multiplies = sum(r.total("tile_multiplies") for r in results)
+    least_multiplies = int(((tokens + 31) // 32).sum()) * 3 * (H // 32) * (I // 32)
+    cores = model.grid[0] * model.grid[1]
+    work: dict[tuple[int, int], int] = {}
+    readers = 0
+    for result in (first, second):
+        for core, counters in result.cores.items():
+            work[core] = work.get(core, 0) + counters["tile_multiplies"]
+    readers = min(
+        sum(counters["tile_multiplies"] > 0 for counters in result.cores.values()) for result in (first, second)
+    )
+    busiest = max(work.values(), default=0)
+    roofline = max(every / model.dram_bytes_per_s, busiest * 4 * CYCLES_OF_A_PHASE / model.clock_hz)
+    return Cost(
+        chip, routing, weight_format, T, pairs, active, weight_bytes, _over(weight_bytes, least_weights),
+        every - weight_bytes, _over(every - weight_bytes, least_other), multiplies, _over(multiplies, least_multiplies),
+        cores, readers, _over(busiest, sum(work.values()) / cores),
+        max(core["l1_high_water"] for r in results for core in r.cores.values()),
+        roofline * 1e6, sum(r.cycles for r in results) / model.clock_hz * 1e6,
+    )  # fmt: skip
+
+
+def _over(value: float, least: float) -> float:
+    return value / least if least else float(value > 0)
+
+
+def table(costs: list[Cost]) -> Table:
+    made = Table(title=f"Qwen3-30B-A3B's layer, one of {D} devices: E/D={LOCAL} K={K} H={H} I={I}")
+    for head in ("chip", "weights", "routing", "T", "pairs", "active", "weights MB", "over", "other MB", "over",
+                 "multiplies", "over", "max/mean", "cores", "L1 KiB", "roofline us", "model us"):  # fmt: skip
+        made.add_column(head, justify="right")
+    for c in costs:
+        made.add_row(
+            c.chip, c.weights, c.routing, str(c.T), str(c.pairs), str(c.active_experts),
+            f"{c.weight_bytes / 1e6:.1f}", f"{c.weight_over:.3f}", f"{c.other_bytes / 1e6:.2f}", f"{c.other_over:.2f}",
+            str(c.tile_multiplies), f"{c.multiplies_over:.3f}", f"{c.max_over_mean:.2f}",
+            f"{c.cores_with_weights}/{c.cores}", str(c.l1_high_water // 1024), f"{c.roofline_us:.0f}",
+            f"{c.simulated_us:.0f}",
+        )  # fmt: skip
+    return made
+
+
+def draw_plot(costs: list[Cost], path: Path) -> None:
+    """Roofline and modelled time of each chip against T, and what of the roofline is weights."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    matplotlib.rcParams.update({"svg.hashsalt": "tenstorrent_cost", "svg.fonttype": "none", "font.size": 9})
+    from matplotlib import pyplot
+
+    chips = list(dict.fromkeys(c.chip for c in costs))
+    figure, axes = pyplot.subplots(1, len(chips), figsize=(4.6 * len(chips), 4.2), sharey=True, squeeze=False)
+    for axis, chip in zip(axes[0], chips, strict=True):
+        for routing, colour in (("uniform", "#2471a3"), ("skewed", "#c0392b")):
+            rows = [c for c in costs if (c.chip, c.routing, c.weights) == (chip, routing, costs[0].weights)]
+            if not rows:
+                continue
+            T = [c.T for c in rows]
+            axis.plot(T, [c.simulated_us for c in rows], "o-", color=colour, markersize=4, label=f"{routing}: model")
+            axis.plot(T, [c.roofline_us for c in rows], "--", color=colour, label=f"{routing}: roofline")
+            least = [c.weight_bytes / CHIPS[chip].dram_bytes_per_s * 1e6 for c in rows]
+            axis.plot(T, least, ":", color=colour, label=f"{routing}: weights alone")
+        axis.set(xscale="log", yscale="log", xlabel="T, tokens", title=f"{chip} ({CHIPS[chip].arch})")
+        axis.grid(alpha=0.3)
+    axes[0][0].set_ylabel("microseconds, counted in the emulator; no card was timed")
+    axes[0][0].legend(fontsize=7)
+    figure.tight_layout()
+    figure.savefig(path, metadata={"Date": None, "Creator": None})
+
+
+def main(
+    tokens: Annotated[str, typer.Option(help="T, separated by commas.")] = "1,32,128,4096",
+    chips: Annotated[str, typer.Option(help="n150 (Wormhole), p150 (Blackhole).")] = "n150,p150",
+    routings: Annotated[str, typer.Option(help="uniform, skewed.")] = "uniform,skewed",
+    weights: Annotated[str, typer.Option(help="bfloat16, bfloat8_b.")] = "bfloat16",
+    json_path: Annotated[Path | None, typer.Option("--json", help="Write the figures here.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Draw them here.")] = None,
+) -> None:
+    """Count what the layer costs one device."""
+    costs = [
+        emulate(chip, int(T), routing, form)
+        for chip in chips.split(",")
+        for form in weights.split(",")
+        for routing in routings.split(",")
+        for T in tokens.split(",")
+    ]
+    Console(width=180).print(table(costs))
+    if json_path is not None:
+        about = {"E": E, "D": D, "K": K, "H": H, "I": I, "costs": [asdict(cost) for cost in costs]}
+        json_path.write_text(json.dumps(about, indent=1) + "\n")
+    if plot is not None:
+        draw_plot(costs, plot)
+
+
+if __name__ == "__main__":
+    typer.run(main)

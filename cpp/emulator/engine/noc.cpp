@@ -1,0 +1,191 @@
+// NoC reads, writes, multicast and barriers, as kernels call them.
+#include "noc.hpp"
+
+#include <algorithm>
+#include <cstring>
+
+using namespace emulator;
+
+extern "C" {
+
+std::uint64_t emu_dram_bank_address(std::uint32_t bank, std::uint32_t address) {
+    return std::uint64_t{address} | std::uint64_t{bank & 63} << 36 | std::uint64_t{kDramRow} << 42;
+}
+std::uint32_t emu_dram_banks() { return machine.chip.dram_banks; }
+std::uint32_t emu_dram_alignment() { return machine.chip.dram_alignment; }
+
+void emu_noc_read(std::uint64_t source, std::uint32_t destination, std::uint32_t size, std::uint32_t,
+                  std::uint32_t tag) {
+    Role& role = *machine.role;
+    Core& core = *role.core;
+    const std::uint32_t local = l1_offset(destination);
+    spend(kIssueCycles);
+    if (size == 0 || !inside_l1(core, local, size, "noc_async_read")) {
+        return;
+    }
+    aligned(source, local, true, "noc_async_read");
+    check_write(core, local, size, "noc_async_read");
+    if (is_dram(source)) {
+        std::vector<DramSpan> spans;
+        if (!dram_spans(end_x(source), static_cast<std::uint32_t>(source), size, "noc_async_read", spans)) {
+            return;
+        }
+        for (const DramSpan& span : spans) {
+            span.buffer->read_bytes += span.size;
+        }
+        core.counters.dram_read_bytes += size;
+    } else {
+        if (far_core(source, "noc_async_read") == nullptr) {
+            return;
+        }
+        core.counters.noc_read_bytes += size;
+    }
+    poison(core.l1 + local, size);
+    set_shadow(core.shadow, local, size, ARRIVING, WRITTEN);
+    Transfer t{Transfer::Read, source, local, size, 0, false, false, false, tag, 0, {}, emu_place};
+    t.arrival = transfer_time(role, source, size, true);
+    role.reads.push_back(std::move(t));
+}
+
+void emu_noc_read_barrier(std::uint32_t, std::uint32_t tag) {
+    Role& role = *machine.role;
+    spend(kIssueCycles);
+    std::uint64_t last = 0;
+    for (const Transfer& t : role.reads) {
+        if (tag == ~0u || t.tag == tag) {
+            last = std::max(last, t.arrival);
+        }
+    }
+    sleep_until(last);
+    std::deque<Transfer> left;
+    for (Transfer& t : role.reads) {
+        if (tag == ~0u || t.tag == tag) {
+            land_read(role, t);
+        } else {
+            left.push_back(std::move(t));
+        }
+    }
+    role.reads.swap(left);
+    changed(*role.core);
+}
+
+void emu_noc_write(std::uint32_t source, std::uint64_t destination, std::uint32_t size, std::uint32_t noc,
+                   std::uint32_t vc, std::uint32_t tag) {
+    Role& role = *machine.role;
+    Core& core = *role.core;
+    const std::uint32_t local = l1_offset(source);
+    if (!source_ready(local, size, "noc_async_write")) {
+        return;
+    }
+    aligned(destination, local, false, "noc_async_write");
+    if (is_dram(destination)) {
+        std::vector<DramSpan> spans;
+        if (!dram_spans(end_x(destination), static_cast<std::uint32_t>(destination), size, "noc_async_write",
+                        spans)) {
+            return;
+        }
+        for (const DramSpan& span : spans) {
+            DramBuffer& buffer = *span.buffer;
+            buffer.written_bytes += span.size;
+            if (buffer.shadow == nullptr) {
+                buffer.own_shadow.assign(std::uint64_t{buffer.pages} * buffer.page_size / 4, WRITTEN);
+                buffer.shadow = buffer.own_shadow.data();
+            }
+            set_shadow(buffer.shadow + span.at / 4, 0, span.size, ARRIVING, 0);
+        }
+        core.counters.dram_written_bytes += size;
+    } else {
+        Core* to = far_core(destination, "noc_async_write");
+        if (to == nullptr) {
+            return;
+        }
+        expect_in(*to, local_of(destination), size, "noc_async_write");
+        core.counters.noc_written_bytes += size;
+    }
+    set_shadow(core.shadow, local, size, LEAVING, 0);
+    issue(Transfer::Write, local, destination, size, noc, vc, false).tag = tag;
+}
+
+void emu_noc_write_multicast(std::uint32_t source, std::uint64_t destination, std::uint32_t size,
+                             std::uint32_t receivers, std::uint32_t noc, std::uint32_t vc,
+                             std::uint32_t with_self) {
+    Core& core = *machine.role->core;
+    const std::uint32_t local = l1_offset(source);
+    if (!source_ready(local, size, "noc_async_write_multicast")) {
+        return;
+    }
+    aligned(destination, local, false, "noc_async_write_multicast");
+    for (Core* to : receivers_of(destination, noc, with_self != 0, receivers, "noc_async_write_multicast")) {
+        if (to != &core || local_of(destination) != local) {
+            expect_in(*to, local_of(destination), size, "noc_async_write_multicast");
+        }
+        to->counters.multicast_received_bytes += size;
+    }
+    core.counters.multicast_bytes += size;
+    set_shadow(core.shadow, local, size, LEAVING, 0);
+    issue(Transfer::Multicast, local, destination, size, noc, vc, false).with_self = with_self != 0;
+}
+
+void emu_noc_writes_flushed(std::uint32_t noc, std::uint32_t tag) {
+    Role& role = *machine.role;
+    spend(kIssueCycles);
+    for (auto& channel : role.channels) {
+        for (Transfer& t : channel->transfers) {
+            if (channel->noc == noc && (tag == ~0u || t.tag == tag)) {
+                take(role, t);
+            }
+        }
+    }
+}
+
+void emu_noc_write_barrier(std::uint32_t noc, std::uint32_t) {
+    Role& role = *machine.role;
+    spend(kIssueCycles);
+    std::uint64_t last = 0;
+    for (auto& channel : role.channels) {
+        if (channel->noc == noc && !channel->transfers.empty()) {
+            last = std::max(last, channel->transfers.back().arrival);
+        }
+    }
+    sleep_until(last);
+    for (auto& channel : role.channels) {
+        if (channel->noc == noc) {
+            land_channel(role, *channel, 0, true);
+        }
+    }
+}
+
+void emu_noc_atomic_barrier(std::uint32_t noc) {
+    Role& role = *machine.role;
+    spend(kIssueCycles);
+    std::uint64_t last = 0;
+    for (auto& channel : role.channels) {
+        for (const Transfer& t : channel->transfers) {
+            if (channel->noc == noc && t.synchronises) {
+                last = std::max(last, t.arrival);
+            }
+        }
+    }
+    sleep_until(last);
+    for (auto& channel : role.channels) {
+        if (channel->noc == noc) {
+            land_channel(role, *channel, last, false);
+        }
+    }
+}
+
+void emu_noc_inline_write(std::uint64_t destination, std::uint32_t value, std::uint32_t noc,
+                          std::uint32_t vc) {
+    if (far_core(destination, "noc_inline_dw_write") == nullptr) {
+        return;
+    }
+    if ((destination & 3) != 0) {
+        machine.report("unaligned-noc-address", "noc_inline_dw_write: the address is no multiple of 4");
+    }
+    Transfer& t = issue(Transfer::Write, 0, destination, 4, noc, vc, true);
+    t.bytes.resize(5, WRITTEN);
+    std::memcpy(t.bytes.data(), &value, 4);
+    t.sent = true;
+}
+
+}  // extern "C"

@@ -1,0 +1,59 @@
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <string>
+
+#include "planner/chips.hpp"
+
+namespace ttnn_moe::planner {
+
+inline constexpr std::uint32_t kTile = 32;
+
+// Sizes that a plan is made for. T is a bound: one plan serves every call of up to T tokens, and every
+// routing.
+struct Problem {
+    std::uint32_t T;
+    std::uint32_t E;        // experts of all devices
+    std::uint32_t E_local;  // experts of this device
+    std::uint32_t K;
+    std::uint32_t H;
+    std::uint32_t I;
+    std::string weight_format = "bfloat16";  // or "bfloat8_b"
+    std::string out_format = "bfloat16";     // or "float32"
+};
+
+// What a program may use of a chip.
+struct Machine {
+    Grid grid;
+    std::uint64_t l1_bytes;
+    // fp32 buffers are unpacked to DST as they are; false: through SrcA, where they are cut to TF32. Sums are
+    // fp32 either way.
+    bool unpack_to_dest = true;
+    // tiles of a product that are worth a core
+    std::uint32_t min_tiles = 4;
+
+    // What of a core's L1 circular buffers may take: firmware, kernels, their arguments and stacks have the
+    // rest.
+    std::uint64_t usable_l1() const { return l1_bytes > kL1Margin ? l1_bytes - kL1Margin : 0; }
+    // In ttnn 0.81 that is 104 KiB on Wormhole, 110 KiB on Blackhole.
+    static constexpr std::uint64_t kL1Margin = 128 * 1024;
+};
+
+constexpr std::uint64_t ceil_div(std::uint64_t a, std::uint64_t b) { return (a + b - 1) / b; }
+constexpr std::uint64_t round_up(std::uint64_t a, std::uint64_t b) { return ceil_div(a, b) * b; }
+
+// Tokens of the routing's tensors: T rounded up to whole blocks of 32.
+constexpr std::uint32_t padded_tokens(const Problem& p) { return round_up(p.T, kTile); }
+
+// Blocks of 32 rows that any routing of T tokens can give one device.
+constexpr std::uint32_t max_blocks(const Problem& p) {
+    const std::uint64_t pairs = std::uint64_t{p.T} * p.K;
+    const std::uint64_t experts = std::min<std::uint64_t>(p.E_local, pairs);
+    return std::min((pairs + (kTile - 1) * experts) / kTile, p.E_local * ceil_div(p.T, kTile));
+}
+
+// Throws std::invalid_argument for sizes that cannot be planned.
+void check(const Problem& problem, const Machine& machine);
+
+}  // namespace ttnn_moe::planner

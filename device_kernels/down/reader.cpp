@@ -1,0 +1,98 @@
+// down, reader: brings the activations of this device's experts to the cores that multiply them, and each
+// block's tokens and routing weights to the cores that finish a column.
+//
+//   num_routed_tokens      [1, E]        int32  row-major, one page     in   tokens of each global expert
+//   device_expert_mapping  [1, E_local]  int32  row-major, one page     in   global index of each local
+//   expert routed_tokens          [E, T]        int32  row-major, page = row   in   T a multiple of 32
+//   routed_token_weights   [E, T]        bf16   row-major, page = row   in
+//   activations            [rows, I]     bf16   tiles                   in   rows of one expert start at a
+//   multiple of 32
+//
+//   cb_table   scratch of this kernel: counts, then mapping
+//   cb_plan_c  schedule page for compute        cb_plan_w  the same for the writer
+//   cb_home    tiles of this core's chunks; read here and by every other core's reader (homes.hpp)
+//   cb_x       tiles of one block that this core multiplies -> compute; always k_max pages a block
+//   cb_ids     a block's tokens, routing weights, number of tokens -> writer   (cores that finish a column)
+//   cb_scale   a tile whose column 0 is the block's routing weights -> compute (cores that finish a column)
+//
+// common args: num_routed_tokens, device_expert_mapping, routed_tokens, routed_token_weights, activations,
+// max tokens of an expert, NoC x of each column, NoC y of each row. args: pieces.hpp.
+#include "api/dataflow/dataflow_api.h"
+#include "common/product_reader.hpp"
+#include "down/block_page.hpp"
+
+namespace {
+
+constexpr uint32_t cb_ids = get_named_compile_time_arg_val("cb_ids");
+constexpr uint32_t cb_scale = get_named_compile_time_arg_val("cb_scale");
+
+constexpr auto counts_args = TensorAccessorArgs<0>();
+constexpr auto mapping_args = TensorAccessorArgs<counts_args.next_compile_time_args_offset()>();
+constexpr auto tokens_args = TensorAccessorArgs<mapping_args.next_compile_time_args_offset()>();
+constexpr auto weights_args = TensorAccessorArgs<tokens_args.next_compile_time_args_offset()>();
+constexpr auto activations_args = TensorAccessorArgs<weights_args.next_compile_time_args_offset()>();
+
+// Column 0 of a bf16 tile: 16 rows of 16 in each of its faces 0 and 2. Past the expert's tokens there are no
+// weights.
+void fill_column(uint32_t tile, const volatile uint16_t* weights, uint32_t count) {
+    auto* element = reinterpret_cast<volatile uint16_t*>(tile);
+    for (uint32_t row = 0; row < moe::kBlockRows; row++) {
+        element[(row / 16) * 512 + (row % 16) * 16] = row < count ? weights[row] : uint16_t{0};
+    }
+}
+
+}  // namespace
+
+void kernel_main() {
+    using namespace moe;
+    const auto counts = TensorAccessor(counts_args, get_common_arg_val<uint32_t>(0));
+    const auto mapping = TensorAccessor(mapping_args, get_common_arg_val<uint32_t>(1));
+    const auto tokens = TensorAccessor(tokens_args, get_common_arg_val<uint32_t>(2));
+    const auto weights = TensorAccessor(weights_args, get_common_arg_val<uint32_t>(3));
+    const auto activations = TensorAccessor(activations_args, get_common_arg_val<uint32_t>(4));
+    const Grid grid{6, kGridColumns};
+    const Homes homes{get_write_ptr(cb_home), kTileBytes, kKTiles, kChunk, kChunks, kSlots, kWindow, kCores};
+    const auto* plan = make_schedules(counts, mapping, get_common_arg_val<uint32_t>(5));
+    const bool finishes = finished_columns(kKTiles) != 0;
+
+    auto read_chunk = [&](uint32_t window, uint32_t slot, uint32_t block, uint32_t q) {
+        uint32_t to = homes.slot_address(window, slot);
+        for (uint32_t k = 0; k < homes.chunk_tiles(q); k++, to += kTileBytes) {
+            noc_async_read(activations.get_noc_addr(block * kKTiles + q * kChunk + k), to, kTileBytes);
+        }
+    };
+    Cursor cursor{plan};
+    // A block's tokens and routing weights, to the back of cb_ids, which is reserved here.
+    auto read_ids = [&](uint32_t block) {
+        cursor.seek(block);
+        const uint32_t row = (block - cursor.first) * kBlockRows;
+        const uint32_t left = cursor.tokens() - row;
+        cb_reserve_back(cb_ids, 1);
+        const uint32_t page = get_write_ptr(cb_ids);
+        noc_async_read(tokens.get_noc_addr(cursor.global(), row * 4), page, kBlockRows * 4);
+        noc_async_read(weights.get_noc_addr(cursor.global(), row * 2), page + kBlockWeights, kBlockRows * 2);
+        *reinterpret_cast<volatile uint32_t*>(page + kBlockCount) = left < kBlockRows ? left : kBlockRows;
+    };
+    auto push_ids = [&] {
+        cb_reserve_back(cb_scale, 1);
+        const uint32_t page = get_write_ptr(cb_ids);
+        fill_column(get_write_ptr(cb_scale), reinterpret_cast<const volatile uint16_t*>(page + kBlockWeights),
+                    *reinterpret_cast<const volatile uint32_t*>(page + kBlockCount));
+        cb_push_back(cb_scale, 1);
+        cb_push_back(cb_ids, 1);
+    };
+    each_window(
+        grid, get_arg_val<uint32_t>(kArgCore), plan[1], read_chunk,
+        [](uint32_t) { noc_async_read_barrier(); }, [](uint32_t) {},
+        [&](uint32_t block) {
+            fetch_block(homes, grid, block);
+            if (finishes) {
+                read_ids(block);
+            }
+            noc_async_read_barrier();
+            cb_push_back(cb_x, kKMax);
+            if (finishes) {
+                push_ids();
+            }
+        });
+}

@@ -1,0 +1,20 @@
+// As read_tiles.cpp, but looks at the first word before the barrier; FIX looks at it after.
+#include "api/dataflow/dataflow_api.h"
+
+void kernel_main() {
+    constexpr auto source_args = TensorAccessorArgs<0>();
+    const auto source = TensorAccessor(source_args, get_common_arg_val<uint32_t>(0));
+    const uint32_t first = get_arg_val<uint32_t>(0);
+    const uint32_t count = get_arg_val<uint32_t>(1);
+    uint32_t sum = 0;
+    for (uint32_t page = first; page < first + count; page++) {
+        cb_reserve_back(0, 1);
+        noc_async_read(source.get_noc_addr(page), get_write_ptr(0), source.get_aligned_page_size());
+        sum += *reinterpret_cast<volatile tt_l1_ptr uint32_t*>(get_write_ptr(0));
+        noc_async_read_barrier();
+        cb_push_back(0, 1);
+    }
+    if (sum == 1) {
+        cb_reserve_back(0, 1);
+    }
+}

@@ -1,0 +1,70 @@
+// Two or more cores and one mistake in how they meet, chosen by a definition. Semaphores 0 and 1.
+// common args: x and y of the first and of the last core. args: core, cores.
+#include "api/dataflow/dataflow_api.h"
+
+void kernel_main() {
+    const uint32_t x0 = get_common_arg_val<uint32_t>(0), y0 = get_common_arg_val<uint32_t>(1);
+    const uint32_t x1 = get_common_arg_val<uint32_t>(2), y1 = get_common_arg_val<uint32_t>(3);
+    const uint32_t me = get_arg_val<uint32_t>(0), cores = get_arg_val<uint32_t>(1);
+    auto* semaphore = reinterpret_cast<volatile tt_l1_ptr uint32_t*>(get_semaphore(0));
+    const uint32_t page = get_write_ptr(0);
+    auto* word = reinterpret_cast<volatile tt_l1_ptr uint32_t*>(static_cast<uintptr_t>(page));
+#if defined(CROSSED)
+    // everyone waits before anyone signals
+    noc_semaphore_wait(semaphore, 1);
+    noc_semaphore_inc(get_noc_addr(me == 0 ? x1 : x0, me == 0 ? y1 : y0, get_semaphore(0)), 1);
+    noc_async_atomic_barrier();
+#elif defined(POLLS)
+    while (*semaphore != 7) {
+    }
+#elif defined(WRONG_COUNT)
+    if (me == 0) {
+        *word = 1;
+        noc_async_write_multicast(page, get_noc_multicast_addr(x0, y0, x1, y1, page), 16, cores);
+        noc_async_write_barrier();
+    }
+#elif defined(WRONG_CORNERS)
+    if (me == 0) {
+        *word = 1;
+        noc_async_write_multicast(page, get_noc_multicast_addr(x1, y1, x0, y0, page), 16, cores - 1);
+        noc_async_write_barrier();
+    }
+#elif defined(NO_SUCH_CORE)
+    *word = 1;
+    noc_async_write(page, get_noc_addr(62, 62, page), 16);
+    noc_async_write_barrier();
+#elif defined(SIGNALS_TOO_EARLY) || defined(SIGNALS_IN_TIME)
+    // the data goes by multicast, the signal by a unicast increment: without a barrier it may overtake the
+    // data
+    if (me == 0) {
+        for (uint32_t i = 0; i < 4; i++) {
+            word[i] = 5;
+        }
+        noc_async_write_multicast(page, get_noc_multicast_addr(x0, y0, x1, y1, page), 16, cores - 1);
+#if defined(SIGNALS_IN_TIME)
+        noc_async_write_barrier();
+#endif
+        noc_semaphore_inc(get_noc_addr(x1, y1, get_semaphore(0)), 1);
+        noc_async_atomic_barrier();
+        noc_async_write_barrier();
+    } else if (me == cores - 1) {
+        noc_semaphore_wait(semaphore, 1);
+        if (*word != 5) {
+            noc_semaphore_set(semaphore, 0);
+        }
+    }
+#elif defined(NO_ATOMIC_BARRIER)
+    noc_semaphore_inc(get_noc_addr(x0, y0, get_semaphore(0)), 1);
+#elif defined(PLAIN_STORE)
+    // not a mistake: a core may store to its own semaphore, and poll it
+    if (me == 0) {
+        noc_semaphore_inc(get_noc_addr(x1, y1, get_semaphore(0)), 1);
+        noc_async_atomic_barrier();
+    } else {
+        while (*semaphore != 1) {
+            invalidate_l1_cache();
+        }
+        *semaphore = 0;
+    }
+#endif
+}

@@ -1,0 +1,207 @@
+"""The planner's programs, without a device: they fit, and every tile of work has one owner."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+planner = pytest.importorskip("ttnn_moe._planner", reason="native planner: not built", exc_type=ModuleNotFoundError)
+
+from ttnn_moe.sources import kernel_path  # noqa: E402
+
+# whole and harvested: Wormhole 8x8 and 8x7, Blackhole 13x10, 11x10 and 12x9
+GRIDS = {(8, 8): 1499136, (8, 7): 1499136, (13, 10): 1572864, (11, 10): 1572864, (12, 9): 1572864}
+QWEN3 = {"E": 128, "E_local": 16, "K": 8, "H": 2048, "I": 768}
+TS = [1, 31, 32, 33, 128, 1000, 4096]
+
+
+def machine(grid=(13, 10), **options):
+    return planner.Machine(grid=grid, l1_bytes=GRIDS[grid], **options)
+
+
+def programs(problem, on):
+    yield "routing", planner.plan_routing(problem, on)
+    yield "gate_up", planner.plan_gate_up(problem, on)
+    yield "project", planner.plan_gate_up(problem, on, 1)
+    yield "silu_mul", planner.plan_silu_mul(problem, on)
+    yield "down", planner.plan_down(problem, on)
+
+
+def pieces(program):
+    """(column, begin, end) of each core, in the order of the cores."""
+    kernel = program.kernels[0]
+    for core in kernel.cores:
+        args = kernel.args[core]
+        rest = args[2:]
+        assert len(rest) == 3 * args[1]
+        yield [tuple(rest[i : i + 3]) for i in range(0, len(rest), 3)]
+
+
+def check_program(program, on):
+    columns, rows = on.grid
+    assert program.l1_bytes <= on.usable_l1 <= on.l1_bytes - 128 * 1024
+    indices = [buffer.index for buffer in program.buffers]
+    assert len(set(indices)) == len(indices) and max(indices) < 32
+    named = program.kernels[0].named_compile_args
+    for buffer in program.buffers:
+        # ends where a DRAM read may start, on every chip
+        assert buffer.total_size % 64 == 0 and buffer.total_size % buffer.page_size == 0
+        assert buffer.cores == program.kernels[0].cores
+    assert {value for name, value in named.items() if name.startswith("cb_")} == set(indices)
+    assert len(program.semaphores) <= 16
+    for kernel in program.kernels:
+        assert kernel_path("device_kernels", kernel.source).is_file()
+        assert len(set(kernel.cores)) == len(kernel.cores) == len(kernel.args)
+        assert all(0 <= x < columns and 0 <= y < rows for x, y in kernel.cores)
+        # what tt-metal gives a kernel in all
+        assert len(kernel.common_args) + max(len(args) for args in kernel.args.values()) <= 341
+
+
+def check_split(program, columns, k_tiles, least_cores):
+    shares = list(pieces(program))
+    seen = sorted(piece for share in shares for piece in share)
+    assert seen[0][:2] == (0, 0) and seen[-1][0] == columns - 1 and seen[-1][2] == k_tiles
+    for a, b in pairwise(seen):  # without a gap and without an overlap
+        assert b[:2] == ((a[0], a[2]) if a[2] < k_tiles else (a[0] + 1, 0))
+    sizes = [sum(end - begin for _, begin, end in share) for share in shares]
+    assert min(sizes) >= 1 and max(sizes) - min(sizes) <= 1
+    assert len(shares) >= least_cores
+    for core, share in enumerate(shares):
+        # a sum that is passed on must not wait for one that comes, unless they are one; partners are neighbours
+        assert all(end == k_tiles for _, _, end in share[1:])
+        assert all(begin == 0 for _, begin, _ in share[:-1])
+        if share[0][2] < k_tiles:
+            assert (share[0][0], share[0][2]) in [(column, begin) for column, begin, _ in shares[core + 1]]
+
+
+@pytest.mark.parametrize("T", TS)
+@pytest.mark.parametrize("grid", GRIDS, ids=str)
+def test_qwen3_fits_every_grid(grid, T) -> None:
+    problem, on = planner.Problem(T=T, **QWEN3), machine(grid)
+    cores = grid[0] * grid[1]
+    for name, program in programs(problem, on):
+        check_program(program, on)
+        if name in ("gate_up", "project"):
+            check_split(program, 24, 64, cores)
+        if name == "down":
+            check_split(program, 64, 24, cores)
+
+
+@pytest.mark.parametrize("grid", GRIDS, ids=str)
+def test_every_core_reads_weights_at_one_token(grid) -> None:
+    problem, on = planner.Problem(T=1, **QWEN3), machine(grid)
+    for program in (planner.plan_gate_up(problem, on), planner.plan_down(problem, on)):
+        sizes = [sum(end - begin for _, begin, end in share) for share in pieces(program)]
+        assert len(sizes) == grid[0] * grid[1]
+        assert max(sizes) * len(sizes) <= 1.2 * sum(sizes)
+
+
+@pytest.mark.parametrize("grid", GRIDS, ids=str)
+def test_half_the_grid_routes_4096_tokens(grid) -> None:
+    named = planner.plan_routing(planner.Problem(T=4096, **QWEN3), machine(grid)).kernels[0].named_compile_args
+    assert named["readers"] >= grid[0] * grid[1] / 2
+    assert (named["readers"] - 1) * named["share"] < 4096 <= named["readers"] * named["share"]
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    T=st.integers(1, 3000), local=st.integers(1, 24), D=st.sampled_from([1, 2, 8]), K=st.integers(1, 9),
+    h=st.integers(1, 70), i=st.integers(1, 40), grid=st.sampled_from(sorted(GRIDS)), least=st.integers(1, 9),
+    weights=st.sampled_from(["bfloat16", "bfloat8_b"]), out=st.sampled_from(["bfloat16", "float32"]),
+)  # fmt: skip
+def test_any_sizes(T, local, D, K, h, i, grid, least, weights, out) -> None:
+    problem = planner.Problem(
+        T=T, E=local * D, E_local=local, K=K, H=32 * h, I=32 * i, weight_format=weights, out_format=out
+    )
+    on = machine(grid, min_tiles=least)
+    try:
+        made = dict(programs(problem, on))
+    except ValueError as error:
+        assert "does not fit a core's L1" in str(error)
+        return
+    for program in made.values():
+        check_program(program, on)
+    cores = grid[0] * grid[1]
+    check_split(made["gate_up"], i, h, min(cores, max(i, h * i // least)))
+    check_split(made["down"], h, i, min(cores, max(h, h * i // least)))
+    for name in ("gate_up", "down"):
+        _check_homes(made[name], problem)
+    _check_silu_mul(made["silu_mul"], problem.max_blocks * i)
+
+
+def _check_homes(program, problem) -> None:
+    """Each chunk of each block of a window has a slot of its own, and a window holds at least one block."""
+    named = program.kernels[0].named_compile_args
+    assert named["chunk"] * named["chunks"] >= named["k_tiles"] > named["chunk"] * (named["chunks"] - 1)
+    units = named["window"] * named["chunks"]
+    assert 1 <= named["window"] and units <= named["slots"] * named["cores"]
+    homes = {(unit % named["cores"], unit // named["cores"]) for unit in range(units)}
+    assert len(homes) == units and all(slot < named["slots"] for _, slot in homes)
+    size = next(b.total_size for b in program.buffers if b.index == named["cb_home"])
+    assert size == 2 * named["slots"] * named["chunk"] * 2048
+
+
+def _check_silu_mul(program, tiles) -> None:
+    kernel = program.kernels[0]
+    ranges = [tuple(kernel.args[core]) for core in kernel.cores]
+    assert ranges[0][0] == 0 and ranges[-1][1] == tiles
+    assert all(a[1] == b[0] for a, b in pairwise(ranges))
+    assert max(end - begin for begin, end in ranges) - min(end - begin for begin, end in ranges) <= 1
+
+
+@given(T=st.integers(1, 5000), local=st.integers(1, 32), K=st.integers(1, 16), data=st.data())
+def test_no_routing_has_more_blocks(T, local, K, data) -> None:
+    problem = planner.Problem(T=T, E=local, E_local=local, K=K, H=32, I=32)
+    left, blocks = T * K, 0
+    for _ in range(local):
+        tokens = data.draw(st.integers(0, min(left, T)))
+        left -= tokens
+        blocks += -(-tokens // 32)
+    assert blocks <= problem.max_blocks
+    assert problem.padded_tokens == -(-T // 32) * 32
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"T": 0}, "T = 0 runs no program"),
+        ({"H": 100}, "multiples of 32"),
+        ({"I": 0}, "multiples of 32"),
+        ({"E_local": 129}, "exceeds E = 128"),
+        ({"weight_format": "int4"}, "not 'int4'"),
+        ({"out_format": "float16"}, "not 'float16'"),
+        ({"T": 1 << 20}, "does not fit a core's L1"),
+        ({"H": 1 << 16, "I": 1 << 15}, "does not fit a core's L1"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_planned_is_refused(change, message) -> None:
+    problem = planner.Problem(**{"T": 32, **QWEN3, **change})
+    with pytest.raises(ValueError, match=message):
+        for _ in programs(problem, machine()):
+            pass
+
+
+def test_a_plan_depends_on_sizes_only() -> None:
+    """Addresses, the routing and T itself come in as runtime arguments: compile-time arguments are the plan's."""
+    problem = planner.Problem(T=128, **QWEN3)
+    for name, program in programs(problem, machine()):
+        again = dict(programs(problem, machine()))[name]
+        for a, b in zip(program.kernels, again.kernels, strict=True):
+            assert a.named_compile_args == b.named_compile_args and a.args == b.args
+            assert all(not isinstance(arg, int) and arg.kind == "accessor" for arg in a.compile_args)
+            kinds = {arg.kind for arg in a.common_args if not isinstance(arg, int)}
+            assert kinds <= {"address", "scalar", "noc_x", "noc_y"}
+
+
+def test_bfloat8_b_weights_take_half_the_room() -> None:
+    sizes = {}
+    for weights in ("bfloat16", "bfloat8_b"):
+        program = planner.plan_gate_up(planner.Problem(T=32, **QWEN3, weight_format=weights), machine())
+        index = program.kernels[0].named_compile_args["cb_w"]
+        sizes[weights] = next(buffer for buffer in program.buffers if buffer.index == index)
+    assert sizes["bfloat8_b"].format == "bfloat8_b"
+    assert sizes["bfloat8_b"].total_size * 2048 == sizes["bfloat16"].total_size * 1088

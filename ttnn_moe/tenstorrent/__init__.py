@@ -1,0 +1,24 @@
+"""Tenstorrent: the host side. Plans come from ttnn_moe._planner, kernels from device_kernels/, and ttnn runs them.
+
+    device = tenstorrent.open_device()            # or open_device(8): a 1x8 mesh; or attach(yours)
+    experts = tenstorrent.load_experts(experts)   # torch weights to tiles on the device, once
+    routing = tenstorrent.DeviceRouting(topk_ids, topk_weights)      # ttnn tensors
+    out = ttnn_moe.moe(hidden, routing, experts)                     # ttnn tensors in, ttnn tensor out
+
+With torch tensors, `ttnn_moe.moe(..., backend="tenstorrent")` moves them to the device and the result back.
+"""
+
+from .device import Device, attach, close_device, open_device
+from .ops import DeviceRouting, moe
+from .weights import DeviceExperts, load_experts
+
+__all__ = [
+    "Device",
+    "DeviceExperts",
+    "DeviceRouting",
+    "attach",
+    "close_device",
+    "load_experts",
+    "moe",
+    "open_device",
+]

@@ -1,0 +1,182 @@
+"""The device, or the mesh of them, that this process runs on; and what is missing where there is none."""
+
+from __future__ import annotations
+
+import atexit
+import importlib.util
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..backend import Probe
+from ..errors import BackendUnavailable, ContractError
+from . import sfpi
+from .runtime import EMULATOR, is_emulator, library, use, wanted
+
+if TYPE_CHECKING:
+    from .._planner import Machine
+
+SIMULATOR = "TT_METAL_SIMULATOR"
+CARDS = Path("/dev/tenstorrent")
+# Architectures whose fp32 circular buffers are unpacked to DST as they are. On Wormhole it is left off: the simulator
+# that the kernels were run in does not have it, and fp32 then passes through SrcA, cut to TF32.
+UNPACK_TO_DEST = {"blackhole": True, "wormhole_b0": False}
+
+
+@dataclass(eq=False)
+class Device:
+    """An open device, or a 1xD mesh of them.
+
+    Attributes:
+        handle: ttnn's device. D: devices in it. arch: "blackhole" or "wormhole_b0". machine: what plans may use.
+    """
+
+    handle: Any
+    D: int
+    arch: str
+    machine: Machine
+    opened_here: bool = False
+    cache: dict[object, Any] = field(default_factory=dict)  # what lives as long as the device: operators, weights
+
+    @classmethod
+    def of(cls, handle: Any, opened_here: bool = False) -> Device:
+        """Describe an open ttnn device or mesh."""
+        from .. import _planner
+
+        arch = str(handle.arch()).rsplit(".", 1)[-1].lower()
+        if arch not in UNPACK_TO_DEST:
+            raise BackendUnavailable(
+                "the device is of an unknown architecture", got=arch, expected=list(UNPACK_TO_DEST)
+            )
+        grid = handle.compute_with_storage_grid_size()
+        l1_bytes = next(chip.l1_bytes for chip in _planner.chips() if chip.arch == arch)
+        machine = _planner.Machine(grid=(grid.x, grid.y), l1_bytes=l1_bytes, unpack_to_dest=UNPACK_TO_DEST[arch])
+        return cls(handle, handle.get_num_devices(), arch, machine, opened_here)
+
+
+_current: Device | None = None
+
+
+def open_device(D: int = 1, device: str | None = None) -> Device:
+    """The device of this process, or a 1xD mesh: opened at the first call, closed at exit.
+
+    Args:
+        D: devices of the mesh.
+        device: "emulator" (Blackhole p150), "emulator:n150" (Wormhole), or "" for a card or simulator through ttnn;
+            default: what TTNN_MOE_TT_DEVICE says.
+
+    Raises:
+        BackendUnavailable: nothing to open, fewer than D devices, or another mesh is open already.
+    """
+    global _current
+    if _current is not None:
+        if _current.D != D:
+            raise BackendUnavailable(
+                "another mesh is open", got=f"D={_current.D}", expected=f"D={D}",
+                remedy="ttnn_moe.tenstorrent.close_device(), and load the weights again",
+            )  # fmt: skip
+        return _current
+    device = wanted() if device is None else device
+    found = probe(device)
+    if not found.available:
+        raise BackendUnavailable(found.reason, remedy=found.remedy)
+    if is_emulator(device):
+        from .emulator import library as emulated
+
+        use(emulated)
+        _current = Device.of(emulated.open_mesh(D, device.partition(":")[2] or "p150"))
+        return _current
+    ttnn = library()
+
+    if D == 1:
+        handle = ttnn.open_device(device_id=0)
+    else:
+        here = ttnn.GetNumAvailableDevices()
+        if here < D:
+            raise BackendUnavailable("there are too few devices for the mesh", got=here, expected=f"D={D}")
+        ttnn.set_fabric_config(ttnn.FabricConfig.FABRIC_1D)
+        handle = ttnn.open_mesh_device(ttnn.MeshShape(1, D))
+    _current = Device.of(handle, opened_here=True)
+    return _current
+
+
+def attach(handle: Any) -> Device:
+    """Use a ttnn device or 1xD mesh that the caller opened, and closes after close_device()."""
+    global _current
+    if _current is not None and _current.handle is not handle:
+        raise ContractError(
+            "another device is in use", got=f"D={_current.D}", expected="none",
+            remedy="ttnn_moe.tenstorrent.close_device() first",
+        )  # fmt: skip
+    if _current is None:
+        _current = Device.of(handle)
+    return _current
+
+
+def current() -> Device | None:
+    """The device in use, if any."""
+    return _current
+
+
+@atexit.register
+def close_device() -> None:
+    """Forget the device, and close it if it was opened here. Weights and buffers on it are gone."""
+    global _current
+    if _current is None:
+        return
+    device, _current = _current, None
+    device.cache.clear()
+    use(None)
+    if device.opened_here:
+        ttnn = library()
+
+        if device.D == 1:
+            ttnn.close_device(device.handle)
+        else:
+            ttnn.close_mesh_device(device.handle)
+            ttnn.set_fabric_config(ttnn.FabricConfig.DISABLED)
+
+
+def probe(device: str | None = None) -> Probe:
+    """Whether programs can be built and run here. Looks at files only; opens nothing."""
+    if is_emulator(wanted() if device is None else device):
+        return _emulator_probe()
+    if importlib.util.find_spec("ttnn") is None:
+        return Probe(False, "ttnn is not installed", "pip install 'ttnn-moe[tenstorrent]' (Linux, Python 3.10 or 3.12)")
+    if importlib.util.find_spec("ttnn_moe._planner") is None:
+        return Probe(False, "the native planner is not built", "install ttnn-moe with Python's headers present")
+    simulator = os.environ.get(SIMULATOR)
+    cards = sorted(CARDS.glob("*"))
+    if simulator and not Path(simulator).exists():
+        return Probe(False, f"{SIMULATOR} is {simulator}, and nothing is there", f"correct {SIMULATOR}, or unset it")
+    if not simulator and not cards:
+        return Probe(
+            False, f"no Tenstorrent device is here ({CARDS} holds none)",
+            f"use a machine with a card and its driver, or set {SIMULATOR} to a simulator's library",
+        )  # fmt: skip
+    compiler = _compiler()
+    if compiler is not None and not compiler.exists():
+        return Probe(False, f"the kernel compiler is missing: {compiler}", "python -m ttnn_moe.tenstorrent.sfpi")
+    if simulator:
+        return Probe(True, devices=(f"simulator {simulator}",))
+    return Probe(True, devices=tuple(f"card {card.name}" for card in cards))
+
+
+def _emulator_probe() -> Probe:
+    if importlib.util.find_spec("ttnn_moe._planner") is None:
+        return Probe(False, "the native planner is not built", "install ttnn-moe with Python's headers present")
+    from .emulator.build import compiler, sources
+
+    try:
+        return Probe(True, devices=(f"{EMULATOR} ({compiler()}, {sources()})",))
+    except BackendUnavailable as error:
+        return Probe(False, error.what, error.remedy or "")
+
+
+def _compiler() -> Path | None:
+    spec = importlib.util.find_spec("ttnn")
+    if spec is None or spec.origin is None:
+        return None
+    root = Path(os.environ.get("TT_METAL_HOME") or Path(spec.origin).parent)
+    return sfpi.folder(root) / sfpi.COMPILER

@@ -1,0 +1,24 @@
+"""Tensix programs on the host: kernels compiled natively, run against a model of one chip that checks and counts."""
+
+from .chip import CHIPS, ChipModel
+from .device import Device, Tensor
+from .program import CircularBuffer, ComputeConfig, Kernel, Placeholder, Program, Semaphore
+from .result import EmulationError, Finding, Result
+from .run import run
+
+__all__ = [
+    "CHIPS",
+    "ChipModel",
+    "CircularBuffer",
+    "ComputeConfig",
+    "Device",
+    "EmulationError",
+    "Finding",
+    "Kernel",
+    "Placeholder",
+    "Program",
+    "Result",
+    "Semaphore",
+    "Tensor",
+    "run",
+]

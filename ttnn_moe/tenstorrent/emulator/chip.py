@@ -1,0 +1,77 @@
+"""The chips that are modelled: memory sizes, alignment rules, NoC coordinates, and the rates times are estimated with.
+
+Sources: noc_parameters.h, dev_mem_map.h and the SoC descriptors of ttnn 0.81, and Tenstorrent's board pages for DRAM
+bandwidth. Virtual NoC coordinates are those that ttnn reports for the boards named.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class ChipModel:
+    """One chip as programs see it.
+
+    Args:
+        name: board that carries it.
+        arch: tt-metal's name of the architecture.
+        grid: columns and rows of cores that programs may use.
+        noc_x, noc_y: virtual NoC coordinate of each column and of each row.
+        l1_size, l1_first: bytes of L1 of a core, and the first that circular buffers may take.
+        dram_banks: banks that pages of a tensor go round.
+        dram_alignment: bytes; pages start at multiples of it.
+        dram_read_alignment: bytes; source and destination of a DRAM read agree modulo this.
+        dram_bytes_per_s, clock_hz: of the whole chip.
+        noc_bytes_per_cycle: of one NoC link.
+    """
+
+    name: str
+    arch: str
+    grid: tuple[int, int]
+    noc_x: tuple[int, ...]
+    noc_y: tuple[int, ...]
+    l1_size: int
+    l1_first: int
+    dram_banks: int
+    dram_alignment: int
+    dram_read_alignment: int
+    dram_bytes_per_s: float
+    clock_hz: float
+    noc_bytes_per_cycle: int
+
+
+_WORMHOLE_L1 = 1464 * 1024
+_BLACKHOLE_L1 = 1536 * 1024
+
+N150 = ChipModel(
+    name="n150",
+    arch="wormhole_b0",
+    grid=(8, 8),
+    noc_x=tuple(range(18, 26)),
+    noc_y=tuple(range(18, 26)),
+    l1_size=_WORMHOLE_L1,
+    l1_first=0x1B000,
+    dram_banks=12,
+    dram_alignment=32,
+    dram_read_alignment=32,
+    dram_bytes_per_s=288e9,
+    clock_hz=1.0e9,
+    noc_bytes_per_cycle=32,
+)
+P150 = ChipModel(
+    name="p150",
+    arch="blackhole",
+    grid=(13, 10),
+    noc_x=(*range(1, 8), *range(10, 16)),
+    noc_y=tuple(range(2, 12)),
+    l1_size=_BLACKHOLE_L1,
+    l1_first=0x1B000,
+    dram_banks=8,
+    dram_alignment=64,
+    dram_read_alignment=64,
+    dram_bytes_per_s=512e9,
+    clock_hz=1.35e9,
+    noc_bytes_per_cycle=64,
+)
+CHIPS = {chip.name: chip for chip in (N150, P150)}

@@ -1,0 +1,81 @@
+"""Data formats of circular buffers and tensors, and tensors to and from the bytes that lie in DRAM."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from ...errors import ContractError
+
+
+@dataclass(frozen=True)
+class Format:
+    """A data format: tt-metal's number and name, bytes of a 32 x 32 tile, bytes of one value (0: in blocks only)."""
+
+    code: int
+    name: str
+    tile_bytes: int
+    item: int
+    dtype: torch.dtype
+
+
+FORMATS = {
+    "float32": Format(0, "Float32", 4096, 4, torch.float32),
+    "bfloat16": Format(5, "Float16_b", 2048, 2, torch.bfloat16),
+    "bfloat8_b": Format(6, "Bfp8_b", 1088, 0, torch.float32),
+    "bfloat4_b": Format(7, "Bfp4_b", 576, 0, torch.float32),
+    "int32": Format(8, "Int32", 4096, 4, torch.int32),
+    "uint16": Format(9, "UInt16", 2048, 2, torch.int16),
+    "uint32": Format(24, "UInt32", 4096, 4, torch.int32),
+    "uint8": Format(30, "UInt8", 1024, 1, torch.uint8),
+}
+
+
+def find_format(name: object) -> Format:
+    """The format of that name (bfloat16 ... as ttnn writes them, or Float16_b ... as tt-metal does)."""
+    text = str(name).rsplit(".", 1)[-1]
+    for known, found in FORMATS.items():
+        if text.lower() in (known, found.name.lower()):
+            return found
+    raise ContractError("unknown data format", got=repr(name), expected=", ".join(FORMATS))
+
+
+def to_faces(values: np.ndarray) -> np.ndarray:
+    """[R, C] with R and C multiples of 32 -> [tiles, 1024] in the order of L1: tiles by row, faces of 16 x 16."""
+    rows, columns = values.shape
+    split = values.reshape(rows // 32, 2, 16, columns // 32, 2, 16)
+    return split.transpose(0, 3, 1, 4, 2, 5).reshape(-1, 1024)
+
+
+def from_faces(tiles: np.ndarray, rows: int, columns: int) -> np.ndarray:
+    """The inverse of to_faces."""
+    split = tiles.reshape(rows // 32, columns // 32, 2, 2, 16, 16)
+    return split.transpose(0, 2, 4, 1, 3, 5).reshape(rows, columns)
+
+
+def pack_bfp8(tiles: np.ndarray) -> np.ndarray:
+    """[tiles, 1024] fp32 in face order -> [tiles, 1088] bytes: 64 shared exponents, then sign and 7 bits each."""
+    bits = np.ascontiguousarray(tiles, np.float32).view(np.uint32).reshape(-1, 64, 16)
+    exponent = (bits >> 23) & 255
+    top = exponent.max(-1, keepdims=True)
+    mantissa = np.where(exponent == 0, 0, (bits & 0x7FFFFF) | 0x800000).astype(np.int64)
+    shift = np.minimum((top - exponent).astype(np.int64) + 17, 40)
+    kept = mantissa >> shift
+    rest = mantissa - (kept << shift)
+    half = np.int64(1) << (shift - 1)
+    kept = np.minimum(kept + ((rest > half) | ((rest == half) & (kept & 1 == 1))), 127)
+    sign = np.where(kept != 0, (bits >> 31) << 7, 0)
+    out = np.empty((bits.shape[0], 1088), np.uint8)
+    out[:, :64] = top[..., 0]
+    out[:, 64:] = (kept | sign).reshape(-1, 1024)
+    return out
+
+
+def unpack_bfp8(data: np.ndarray) -> np.ndarray:
+    """The inverse of pack_bfp8, to fp32."""
+    exponent = data[:, :64].astype(np.int32)[:, :, None]
+    value = data[:, 64:].reshape(-1, 64, 16)
+    magnitude = np.ldexp((value & 127).astype(np.float32), exponent - 127 - 6)
+    return np.where(value & 128, -magnitude, magnitude).astype(np.float32).reshape(-1, 1024)

@@ -1,0 +1,109 @@
+"""What a run brings: findings, counts per core, simulated time."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ...errors import TtnnMoeError
+
+
+@dataclass
+class Finding:
+    """Something that silicon would hang on, corrupt, or that a kernel must not rely on.
+
+    Args:
+        kind: its stable name, as docs/emulator.md lists them.
+        core: "(x, y)" of the first core.
+        role: reader, writer, compute; empty for what is no kernel's.
+        kernel: source of the kernel.
+        place: "file:line" of the source line, where known.
+        message: what happened.
+        count: how often, on all cores.
+    """
+
+    kind: str
+    core: str
+    role: str
+    kernel: str
+    place: str
+    message: str
+    count: int
+
+    def __str__(self) -> str:
+        who = " ".join(part for part in (f"core {self.core}", self.role, self.place or self.kernel) if part)
+        times = f" ({self.count} times)" if self.count > 1 else ""
+        return f"{self.kind}: {who}: {self.message}{times}"
+
+
+class EmulationError(TtnnMoeError, RuntimeError):
+    """A program broke rules of the hardware; `findings` says which."""
+
+    def __init__(self, findings: Sequence[Finding]):
+        self.findings = list(findings)
+        lines = "\n".join(f"  {finding}" for finding in self.findings[:20])
+        more = f"\n  and {len(self.findings) - 20} more" if len(self.findings) > 20 else ""
+        super().__init__(f"the emulated program has {len(self.findings)} finding(s):\n{lines}{more}\n")
+
+
+@dataclass
+class Result:
+    """Outcome of one program.
+
+    Args:
+        findings: empty if all is well.
+        cores: counters of each core, by (x, y).
+        tensors: bytes read and written of each DRAM tensor, by its name in the call.
+        prints: lines that kernels printed.
+        steps: how often the scheduler gave a role its turn.
+        seconds: wall time of the engine.
+    """
+
+    findings: list[Finding]
+    cores: dict[tuple[int, int], dict[str, int]]
+    tensors: dict[str, dict[str, int]]
+    prints: list[str] = field(default_factory=list)
+    steps: int = 0
+    seconds: float = 0.0
+
+    def total(self, counter: str) -> int:
+        """Sum of a counter over the cores."""
+        return sum(core.get(counter, 0) for core in self.cores.values())
+
+    @property
+    def cycles(self) -> int:
+        """Simulated time of the slowest role: an estimate, see docs/emulator.md."""
+        return max((v for core in self.cores.values() for k, v in core.items() if k.endswith("_cycles")), default=0)
+
+    def raise_for_findings(self) -> Result:
+        if self.findings:
+            raise EmulationError(self.findings)
+        return self
+
+
+def result_of(data: dict[str, Any], roots: Sequence[Path], seconds: float) -> Result:
+    """The engine's JSON as a Result; paths below a root are shortened, raw accesses looked up."""
+    findings = []
+    for raw in data["findings"]:
+        place = f"{raw['file']}:{raw['line']}" if raw["line"] > 0 else _look_up(raw["library"], raw["offset"])
+        for root in roots:
+            place = place.removeprefix(f"{root}/")
+        findings.append(
+            Finding(raw["kind"], raw["core"], raw["role"], raw["kernel"], place, raw["message"], raw["count"])
+        )
+    cores = {(core.pop("x"), core.pop("y")): core for core in data["cores"]}
+    return Result(findings, cores, data["tensors"], data["prints"], data["steps"], seconds)
+
+
+def _look_up(library: str, offset: int) -> str:
+    tool = shutil.which("addr2line")
+    if not library or tool is None:
+        return ""
+    found = subprocess.run([tool, "-e", library, hex(offset)], capture_output=True, text=True, check=False)
+    line = found.stdout.strip().splitlines()[0] if found.stdout.strip() else ""
+    return "" if line.startswith("??") else re.sub(r" \(discriminator \d+\)$", "", line)

@@ -1,0 +1,176 @@
+"""Run a program: compile its kernels, describe it to the engine, collect what came of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import tempfile
+import time
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ...errors import ContractError, TtnnMoeError
+from ...sources import kernel_path
+from .build import KernelBuild, build_all, engine
+from .device import Device, Tensor
+from .formats import find_format
+from .program import Values
+from .result import Result, result_of
+
+ROLES = ("reader", "writer", "compute")
+FIDELITIES = ("LoFi", "HiFi2", "HiFi3", "HiFi4")
+
+
+class EngineFailed(TtnnMoeError, RuntimeError):
+    """The engine ended without a result."""
+
+
+def run(
+    program: Any,
+    device: Device,
+    tensors: Mapping[str, Tensor],
+    scalars: Mapping[str, int] | None = None,
+    *,
+    root: Path | None = None,
+    check: bool = True,
+    sanitizer: str | None = None,
+    timeout_s: int = 600,
+    exact: bool = True,
+    undefined: Collection[str] = (),
+) -> Result:
+    """Run a program on a simulated chip.
+
+    Args:
+        program: as program.Program; the planner's programs are alike.
+        device: holds the tensors.
+        tensors: by the names that the program's placeholders use.
+        scalars: numbers, by name.
+        root: folder that kernel sources are below (default: device_kernels).
+        check: raise EmulationError if there are findings; otherwise they are in the result.
+        sanitizer: "address" or "thread": build engine and kernels with it.
+        timeout_s: wall time after which the engine is stopped.
+        undefined: tensors of which the program may read what nothing has written.
+        exact: matrix products rounded as the FPU does; otherwise fp32 sums, several times faster.
+
+    Raises:
+        EmulationError: the program broke a rule of the hardware.
+        CompileError: a kernel does not compile.
+        BackendUnavailable: there is no C++ compiler.
+        EngineFailed: the engine crashed, or took too long.
+    """
+    root = root or kernel_path("device_kernels")
+    values = Values(tensors, scalars or {}, device.chip)
+    builds = [_kernel_build(kernel, program, values, device.chip.arch, root, sanitizer) for kernel in program.kernels]
+    libraries = build_all(builds)
+    executable = engine(sanitizer)
+    with tempfile.TemporaryDirectory(prefix="ttnn-moe-emulator-") as folder:
+        scratch = Path(folder)
+        (scratch / "program").write_text(_describe(program, device, tensors, values, libraries, exact, undefined))
+        result = scratch / "result"
+        command = [str(executable), str(scratch / "program"), f"/proc/self/fd/{device.file}", str(result), folder]
+        began = time.perf_counter()
+        try:
+            done = subprocess.run(
+                [*command, str(timeout_s)],
+                pass_fds=(device.file,),
+                capture_output=True,
+                text=True,
+                timeout=timeout_s + 30,
+                check=False,
+                env={**os.environ, "TSAN_OPTIONS": "halt_on_error=0 exitcode=66", "ASAN_OPTIONS": "detect_leaks=0"},
+            )
+        except subprocess.TimeoutExpired:
+            raise EngineFailed("the emulator did not end", got=f"still running after {timeout_s} s") from None
+        seconds = time.perf_counter() - began
+        if done.returncode != 0 or not result.exists():
+            raise EngineFailed(
+                "the emulator ended without a result", got=f"exit status {done.returncode}\n{done.stderr[-6000:]}"
+            )
+        outcome = result_of(json.loads(result.read_text()), (root,), seconds)
+    return outcome.raise_for_findings() if check else outcome
+
+
+def _kernel_build(
+    kernel: Any, program: Any, values: Values, arch: str, root: Path, sanitizer: str | None
+) -> KernelBuild:
+    if kernel.role not in ROLES:
+        raise ContractError("unknown role of a kernel", got=kernel.role, expected=", ".join(ROLES))
+    cores = set(map(tuple, kernel.cores))
+    formats = [
+        (buffer.index, find_format(buffer.format))
+        for buffer in program.buffers
+        if not cores.isdisjoint(map(tuple, buffer.cores))
+    ]
+    return KernelBuild(
+        source=root / kernel.source,
+        root=root,
+        role=kernel.role,
+        arch=arch,
+        compile_args=tuple(values.numbers(kernel.compile_args)),
+        named=tuple(sorted((name, int(value)) for name, value in kernel.named_compile_args.items())),
+        defines=tuple(sorted((str(name), str(value)) for name, value in kernel.defines.items())),
+        buffers=tuple(sorted((index, form.name, form.tile_bytes) for index, form in formats)),
+        fp32_dest=kernel.role == "compute" and bool(kernel.config.fp32_dest_acc),
+        sanitizer=sanitizer,
+    )
+
+
+def _describe(
+    program: Any,
+    device: Device,
+    tensors: Mapping[str, Tensor],
+    values: Values,
+    libraries: Sequence[tuple[Path, bool]],
+    exact: bool,
+    undefined: Collection[str],
+) -> str:
+    """The program in the words that engine/program.cpp reads."""
+    chip = device.chip
+    per_cycle = chip.dram_bytes_per_s / chip.clock_hz / chip.dram_banks
+    lines = [] if exact else ["fast"]
+    lines.append(
+        f'chip "{chip.arch}" {chip.l1_size} {chip.l1_first} {chip.dram_banks} {chip.dram_alignment} '
+        f"{chip.dram_read_alignment} {per_cycle} {chip.noc_bytes_per_cycle} {chip.grid[0]} {chip.grid[1]}"
+    )
+    lines += [f"{x} {y}" for y in chip.noc_y[: chip.grid[1]] for x in chip.noc_x[: chip.grid[0]]]
+    seen: set[int] = set()
+    for name, tensor in tensors.items():
+        if tensor.device is not device or tensor.freed:
+            raise ContractError(f"tensor {name} is not on this device")
+        if tensor.address not in seen:
+            seen.add(tensor.address)
+            shadow = -1 if name in undefined else tensor.shadow
+            lines.append(
+                f'tensor "{name}" {tensor.address} {tensor.page_size} {tensor.pages} {tensor.storage} {shadow}'
+            )
+    for buffer in program.buffers:
+        address = getattr(buffer, "address", None)
+        lines.append(
+            f"circular_buffer {buffer.index} {-1 if address is None else address} {buffer.total_size} "
+            f"{buffer.page_size} {find_format(buffer.format).code} {_cores(buffer.cores)}"
+        )
+    for semaphore in program.semaphores:
+        lines.append(f"semaphore {semaphore.id} {semaphore.initial} {_cores(semaphore.cores)}")
+    for kernel, (library, own_globals) in zip(program.kernels, libraries, strict=True):
+        compute = kernel.role == "compute"
+        phases = FIDELITIES.index(kernel.config.math_fidelity) + 1 if compute else 4
+        fp32, full = (kernel.config.fp32_dest_acc, kernel.config.dst_full_sync) if compute else (False, False)
+        whole = list(kernel.config.unpack_to_dest_fp32) if compute else []
+        head = (json.dumps(str(library)), f'"{kernel.source}"', ROLES.index(kernel.role), int(own_globals), phases)
+        common = _numbers(values.numbers(kernel.common_args))
+        words = ("kernel", *head, int(fp32), int(full), _numbers(whole), common, len(kernel.cores))
+        lines.append(" ".join(map(str, words)))
+        args = {tuple(core): own for core, own in kernel.args.items()}
+        for core in kernel.cores:
+            lines.append(f"{core[0]} {core[1]} {_numbers(values.numbers(args.get(tuple(core), ())))}")
+    return "\n".join(lines) + "\n"
+
+
+def _numbers(values: Sequence[int]) -> str:
+    return " ".join(map(str, (len(values), *values)))
+
+
+def _cores(cores: Sequence[tuple[int, int]]) -> str:
+    return " ".join(map(str, (len(cores), *(v for core in cores for v in core))))

@@ -1,0 +1,158 @@
+"""From a plan to a running program: ttnn's descriptors, filled in with the tensors of one call.
+
+What can change between calls (addresses, numbers) is in runtime arguments only, so that ttnn's program cache holds one
+entry a plan, whatever the routing and the buffers are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ..sources import kernel_path
+from .runtime import library
+
+if TYPE_CHECKING:
+    from .._planner import CircularBuffer, Kernel, Placeholder, Program
+
+_ROLES = ("reader", "writer", "compute")
+_BUFFERS = 64  # circular buffers that ttnn counts on a core
+
+
+class Launcher:
+    """Runs one plan on one device or mesh."""
+
+    def __init__(self, program: Program, device: Any):
+        self.program = program
+        self._device = device
+        self._grid: dict[tuple[str, int], int] = {}
+
+    def __call__(self, tensors: Mapping[str, Any], scalars: Mapping[str, int], output: str) -> None:
+        """Run it.
+
+        Args:
+            tensors: by the names in the plan.
+            scalars: the plan's numbers that a call sets.
+            output: name of the tensor that is written last.
+        """
+        if hasattr(self._device, "launch"):  # emulated: takes the plan as it is
+            self._device.launch(self.program, tensors, scalars)
+            return
+        ttnn = library()
+
+        descriptor = self.descriptor(tensors, scalars)
+        order = [tensor for name, tensor in tensors.items() if name != output]
+        ttnn.generic_op([*order, tensors[output]], descriptor)
+
+    def descriptor(self, tensors: Mapping[str, Any], scalars: Mapping[str, int]) -> Any:
+        """The plan as a ttnn.ProgramDescriptor for these tensors."""
+        ttnn = library()
+
+        def value(arg: int | Placeholder) -> int:
+            if isinstance(arg, int):
+                return arg
+            if arg.kind == "address":
+                return tensors[arg.name].buffer_address()
+            if arg.kind == "scalar":
+                return scalars[arg.name]
+            return self._noc(arg.kind, arg.index)
+
+        return ttnn.ProgramDescriptor(
+            kernels=[self._kernel(kernel, tensors, value) for kernel in self.program.kernels],
+            semaphores=[
+                ttnn.SemaphoreDescriptor(id=s.id, core_ranges=_ranges(s.cores), initial_value=s.initial)
+                for s in self.program.semaphores
+            ],
+            cbs=[_buffer(buffer) for buffer in self.program.buffers],
+        )
+
+    def _kernel(self, kernel: Kernel, tensors: Mapping[str, Any], value: Any) -> Any:
+        ttnn = library()
+
+        compile_args: list[int] = []
+        for arg in kernel.compile_args:
+            if isinstance(arg, int):
+                compile_args.append(arg)
+            else:
+                compile_args.extend(ttnn.TensorAccessorArgs(tensors[arg.name]).get_compile_time_args())
+        args = ttnn.RuntimeArgs()
+        for (x, y), own in kernel.args.items():
+            args[x][y] = [value(arg) for arg in own]
+        path = kernel_path("device_kernels", *kernel.source.split("/"))
+        return ttnn.KernelDescriptor(
+            kernel_source=str(path),
+            core_ranges=_ranges(kernel.cores),
+            compile_time_args=compile_args,
+            named_compile_time_args=list(kernel.named_compile_args.items()),
+            defines=list(kernel.defines.items()),
+            runtime_args=args,
+            common_runtime_args=[value(arg) for arg in kernel.common_args],
+            config=_config(kernel),
+            compiler_include_paths=[str(path.parents[1])],
+        )
+
+    def _noc(self, kind: str, index: int) -> int:
+        """NoC coordinate of a column or row of the grid, the same on all devices of a mesh."""
+        ttnn = library()
+
+        if (kind, index) not in self._grid:
+            across = kind == "noc_x"
+            core = self._device.worker_core_from_logical_core(ttnn.CoreCoord(*((index, 0) if across else (0, index))))
+            self._grid[kind, index] = core.x if across else core.y
+        return self._grid[kind, index]
+
+
+def _ranges(cores: Sequence[tuple[int, int]]) -> Any:
+    """Cores as few rectangles: whole rows together, then what is left."""
+    ttnn = library()
+
+    rows: dict[int, list[int]] = {}
+    for x, y in cores:
+        rows.setdefault(y, []).append(x)
+    found: list[list[int]] = []  # x0, y0, x1, y1
+    for y in sorted(rows):
+        x0, x1 = min(rows[y]), max(rows[y])
+        if found and found[-1][0] == x0 and found[-1][2] == x1 and found[-1][3] == y - 1:
+            found[-1][3] = y
+        else:
+            found.append([x0, y, x1, y])
+    return ttnn.CoreRangeSet(
+        [ttnn.CoreRange(ttnn.CoreCoord(x0, y0), ttnn.CoreCoord(x1, y1)) for x0, y0, x1, y1 in found]
+    )
+
+
+def _buffer(buffer: CircularBuffer) -> Any:
+    ttnn = library()
+
+    return ttnn.CBDescriptor(
+        total_size=buffer.total_size,
+        core_ranges=_ranges(buffer.cores),
+        format_descriptors=[
+            ttnn.CBFormatDescriptor(
+                buffer_index=buffer.index,
+                data_format=getattr(ttnn, buffer.format),
+                page_size=buffer.page_size,
+            )
+        ],
+    )
+
+
+def _config(kernel: Kernel) -> Any:
+    ttnn = library()
+
+    assert kernel.role in _ROLES, kernel.role
+    if kernel.role == "reader":
+        return ttnn.ReaderConfigDescriptor()
+    if kernel.role == "writer":
+        return ttnn.WriterConfigDescriptor()
+    config = ttnn.ComputeConfigDescriptor(
+        math_fidelity=getattr(ttnn.MathFidelity, kernel.config.math_fidelity),
+        math_approx_mode=kernel.config.approx,
+        fp32_dest_acc_en=kernel.config.fp32_dest_acc,
+        dst_full_sync_en=kernel.config.dst_full_sync,
+    )
+    if kernel.config.unpack_to_dest_fp32:
+        direct = set(kernel.config.unpack_to_dest_fp32)
+        modes = ttnn.UnpackToDestMode
+        config.unpack_to_dest_mode = [modes.UnpackToDestFp32 if i in direct else modes.Default for i in range(_BUFFERS)]
+    return config

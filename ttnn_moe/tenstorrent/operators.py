@@ -1,0 +1,179 @@
+"""The operators of one layer's sizes on one device or mesh: plans, programs and buffers, made when first needed.
+
+T is planned for in powers of two from 32: one program of each operator serves every call of up to that many tokens, and
+every routing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ..contract import Problem
+from ..errors import ContractError
+from . import tensors
+from .device import Device
+from .launch import Launcher
+from .runtime import library
+
+if TYPE_CHECKING:
+    from .weights import DeviceExperts
+
+MAX_T = 4096
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What a plan depends on beside T."""
+
+    E: int
+    E_local: int
+    K: int
+    H: int
+    I: int
+    weight_format: str = "bfloat16"
+
+    @classmethod
+    def of(cls, problem: Problem, weight_format: str = "bfloat16") -> Sizes:
+        return cls(problem.E, problem.E // problem.D, problem.K, problem.H, problem.I, weight_format)
+
+    @classmethod
+    def of_experts(cls, experts: DeviceExperts, K: int) -> Sizes:
+        return cls(experts.E, experts.placement.E_local, K, experts.H, experts.I, experts.weight_format)
+
+
+@dataclass(frozen=True)
+class Routed:
+    """The routing of one call on the device, as the kernels read it, and its buffers' bound on T."""
+
+    T: int
+    bound: int
+    tensors: dict[str, Any]
+
+    def pick(self, *names: str) -> dict[str, Any]:
+        return {name: self.tensors[name] for name in names}
+
+
+class Operators:
+    """See the module's docstring. Get it by `operators(device, sizes)`."""
+
+    def __init__(self, device: Device, sizes: Sizes):
+        self.device, self.sizes = device, sizes
+        self._plans: dict[tuple[Any, ...], Launcher] = {}
+        self._buffers: dict[tuple[Any, ...], Any] = {}
+        self.max_T = self._largest_bound()
+
+    def bound(self, T: int) -> int:
+        """The T that a call of T tokens is planned for.
+
+        Raises:
+            ContractError: more than one program can take.
+        """
+        if T > self.max_T:
+            raise ContractError("T is beyond what one program takes", got=T, expected=f"T <= {self.max_T}")
+        return max(32, 1 << (T - 1).bit_length())
+
+    def route(self, topk_ids: Any, topk_weights: Any, mapping: Any, T: int) -> Routed:
+        """topk_ids [>= T, K] int32, topk_weights [>= T, K] fp32 -> the device's view; rows past T route nowhere."""
+        s = self.sizes
+        bound = self.bound(T)
+        made = {
+            "num_routed_tokens": self._buffer("counts", (1, s.E), "int32", "ROW_MAJOR", bound),
+            "routed_tokens": self._buffer("tokens", (s.E, bound), "int32", "ROW_MAJOR", bound),
+            "routed_token_weights": self._buffer("weights", (s.E, bound), "bfloat16", "ROW_MAJOR", bound),
+        }
+        given = {"topk_ids": topk_ids, "topk_weights": topk_weights, "device_expert_mapping": mapping}
+        self._launcher("routing", bound)({**given, **made}, {"T": T}, "routed_token_weights")
+        return Routed(T, bound, {"device_expert_mapping": mapping, **made})
+
+    def gate_up(self, hidden: Any, routed: Routed, gate: Any, up: Any) -> Any:
+        """Steps 1 to 3: activations [rows, I]; the buffer is used again by the next call."""
+        out = self._rows("activations", routed.bound)
+        given = {**self._routing(routed), "hidden": hidden, "weight_0": gate, "weight_1": up, "out": out}
+        self._launcher("gate_up", routed.bound)(given, {}, "out")
+        return out
+
+    def project(self, hidden: Any, routed: Routed, weight: Any, name: str) -> Any:
+        """Step 1 or 2: [rows, I]; the buffer of that name is used again by the next call."""
+        out = self._rows(name, routed.bound)
+        given = {**self._routing(routed), "hidden": hidden, "weight_0": weight, "out": out}
+        self._launcher("project", routed.bound)(given, {}, "out")
+        return out
+
+    def silu_mul(self, gate: Any, up: Any, bound: int) -> Any:
+        """Step 3 over all rows of the two buffers."""
+        out = self._rows("product", bound)
+        self._launcher("silu_mul", bound)({"gate": gate, "up": up, "out": out}, {}, "out")
+        return out
+
+    def down(self, activations: Any, routed: Routed, weight: Any, out: Any, accumulate: bool) -> None:
+        """Step 4: written, or added, to out [T, H]."""
+        ttnn = library()
+
+        given = {**self._routing(routed), **routed.pick("routed_token_weights"), "activations": activations}
+        given |= {"weight_0": weight, "out": out}
+        kind = "float32" if out.dtype == ttnn.float32 else "bfloat16"
+        scalars = {"token_tiles": -(-routed.T // 32), "accumulate": int(accumulate)}
+        self._launcher("down", routed.bound, kind)(given, scalars, "out")
+
+    def rows(self, bound: int) -> int:
+        """Rows of a step tensor."""
+        return max(self._problem(bound).max_blocks, 1) * 32
+
+    def _routing(self, routed: Routed) -> dict[str, Any]:
+        return routed.pick("num_routed_tokens", "device_expert_mapping", "routed_tokens")
+
+    def _rows(self, name: str, bound: int) -> Any:
+        return self._buffer(name, (self.rows(bound), self.sizes.I), "bfloat16", "TILE", bound)
+
+    def _buffer(self, name: str, shape: tuple[int, ...], dtype: str, layout: str, bound: int) -> Any:
+        key = (name, bound)
+        if key not in self._buffers:
+            self._buffers[key] = tensors.empty(shape, dtype, layout, self.device)
+        return self._buffers[key]
+
+    def _problem(self, bound: int, out_format: str = "bfloat16") -> Any:
+        from .._planner import Problem as Planned
+
+        s = self.sizes
+        return Planned(
+            T=bound, E=s.E, E_local=s.E_local, K=s.K, H=s.H, I=s.I, weight_format=s.weight_format, out_format=out_format
+        )
+
+    def _launcher(self, name: str, bound: int, out_format: str = "bfloat16") -> Launcher:
+        key = (name, bound, out_format)
+        if key not in self._plans:
+            self._plans[key] = Launcher(self._plan(name, bound, out_format), self.device.handle)
+        return self._plans[key]
+
+    def _plan(self, name: str, bound: int, out_format: str) -> Any:
+        from .. import _planner
+
+        problem, machine = self._problem(bound, out_format), self.device.machine
+        if name in ("gate_up", "project"):
+            return _planner.plan_gate_up(problem, machine, 2 if name == "gate_up" else 1)
+        return getattr(_planner, f"plan_{name}")(problem, machine)
+
+    def _largest_bound(self) -> int:
+        """The most tokens whose sums fit the cores' L1, up to MAX_T.
+
+        Raises:
+            ContractError: sizes that cannot be planned at all.
+        """
+        bound = MAX_T
+        while True:
+            try:
+                for name in ("routing", "gate_up", "down"):
+                    self._plan(name, bound, "float32")
+                return bound
+            except ValueError as error:
+                if bound == 32:
+                    raise ContractError("no program for these sizes", got=self.sizes, expected=str(error)) from None
+                bound //= 2
+
+
+def operators(device: Device, sizes: Sizes) -> Operators:
+    """The operators of these sizes, one set a device."""
+    if sizes not in device.cache:
+        device.cache[sizes] = Operators(device, sizes)
+    return device.cache[sizes]

@@ -1,0 +1,82 @@
+"""The operator on ttnn tensors: what a model that lives on the device calls."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from ..errors import ContractError
+from . import tensors
+from .mesh import partial_dtype, sum_over_devices
+from .operators import Operators, Sizes, operators
+from .weights import DeviceExperts
+
+
+@dataclass(frozen=True)
+class DeviceRouting:
+    """A routing on the device.
+
+    Attributes:
+        topk_ids: ttnn int32 [T, K], row-major; global expert ids, any id outside 0 .. E-1 names no expert.
+        topk_weights: ttnn float32 [T, K], row-major. On a mesh both are replicated.
+    """
+
+    topk_ids: Any
+    topk_weights: Any
+
+
+def moe(
+    hidden: Any, routing: DeviceRouting, experts: DeviceExperts, *, out: Any = None, accumulate: bool = False
+) -> Any:  # fmt: skip
+    """One Mixture-of-Experts layer on ttnn tensors; see ttnn_moe.moe. Nothing comes back to the host.
+
+    Args:
+        hidden: ttnn bfloat16 [T, H], row-major; replicated on a mesh.
+        routing: the same T. experts: from load_experts.
+        out: ttnn [T, H] in tiles, bfloat16 or float32, to write to; allocated (bfloat16) when absent. On a mesh it is
+            replicated.
+        accumulate: add to out instead of overwriting it; not on a mesh.
+
+    Returns:
+        out.
+
+    Raises:
+        ContractError: shapes, dtypes, layouts or devices that do not fit, or T beyond what one program takes; before
+            anything is enqueued.
+    """
+    device = experts.device
+    if len(getattr(hidden, "shape", ())) != 2 or len(getattr(routing.topk_ids, "shape", ())) != 2:
+        raise ContractError("hidden and topk_ids must have two dimensions", expected="[T, H] and [T, K]")
+    T, K = int(hidden.shape[0]), int(routing.topk_ids.shape[1])
+    if T == 0:
+        raise ContractError("ttnn has no empty tensors to run on", got="T=0", expected="T >= 1")
+    tensors.check("hidden", hidden, (T, experts.H), ("bfloat16",), "ROW_MAJOR", device)
+    tensors.check("topk_ids", routing.topk_ids, (T, K), ("int32",), "ROW_MAJOR", device)
+    tensors.check("topk_weights", routing.topk_weights, (T, K), ("float32",), "ROW_MAJOR", device)
+    if accumulate and (out is None or device.D > 1):
+        raise ContractError(
+            "accumulate=True needs an out to add to, on one device", got=f"out={type(out).__name__}, D={device.D}"
+        )
+    ops = operators(device, Sizes.of_experts(experts, K))
+    ops.bound(T)
+    if out is None:
+        out = tensors.empty((T, experts.H), "bfloat16", "TILE", device)
+    tensors.check("out", out, (T, experts.H), ("bfloat16", "float32"), "TILE", device)
+    run(ops, hidden, routing.topk_ids, routing.topk_weights, experts, out, T, accumulate)
+    return out
+
+
+def run(
+    ops: Operators, hidden: Any, topk_ids: Any, topk_weights: Any, experts: DeviceExperts, out: Any, T: int,
+    accumulate: bool,
+) -> None:  # fmt: skip
+    """Checked already: the operators of one call, and on a mesh the sum over its devices."""
+    routed = ops.route(topk_ids, topk_weights, experts.mapping, T)
+    activations = ops.gate_up(hidden, routed, experts.gate, experts.up)
+    if experts.device.D == 1:
+        ops.down(activations, routed, experts.down, out, accumulate)
+        return
+    rows = -(-int(out.shape[0]) // 32) * 32
+    partial = tensors.empty((rows, experts.H), partial_dtype(experts.device), "TILE", experts.device)
+    ops.down(activations, routed, experts.down, partial, False)
+    sum_over_devices(partial, out, experts.device)

@@ -1,0 +1,34 @@
+"""The library that devices are driven with: ttnn, or on an emulated device the emulator's stand-in for it."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from typing import Any
+
+DEVICE = "TTNN_MOE_TT_DEVICE"
+EMULATOR = "emulator"
+
+_emulated: Any = None
+
+
+def wanted() -> str:
+    """What TTNN_MOE_TT_DEVICE names: "" (a card or a simulator, through ttnn), "emulator", "emulator:n150" ..."""
+    return os.environ.get(DEVICE, "")
+
+
+def is_emulator(device: str) -> bool:
+    return device.partition(":")[0] == EMULATOR
+
+
+def use(emulated: Any) -> None:
+    """From now on drive emulated devices with this (None: drive devices with ttnn again)."""
+    global _emulated
+    _emulated = emulated
+
+
+def library() -> Any:
+    """ttnn, or what stands in for it."""
+    if _emulated is not None:
+        return _emulated
+    return importlib.import_module("ttnn")

@@ -1,0 +1,101 @@
+"""Tensors between torch and a device or mesh, and what a ttnn tensor must be to go into a kernel."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..errors import ContractError
+from .device import Device
+from .runtime import library
+
+_NAMES = {torch.bfloat16: "bfloat16", torch.float32: "float32", torch.int32: "int32"}
+
+
+def replicate(tensor: Tensor, device: Device, layout: str = "ROW_MAJOR") -> Any:
+    """A torch tensor on every device, in DRAM."""
+    ttnn = library()
+
+    mapper = ttnn.ReplicateTensorToMesh(device.handle) if device.D > 1 else None
+    return _from_torch(tensor, _NAMES[tensor.dtype], layout, device, mapper, on_host=False)
+
+
+def shard(tensor: Tensor, device: Device, dtype: str, layout: str = "ROW_MAJOR", on_host: bool = False) -> Any:
+    """A torch tensor cut along its first dimension into one part for each device; on_host: made, and not moved."""
+    ttnn = library()
+
+    mapper = ttnn.ShardTensorToMesh(device.handle, dim=0) if device.D > 1 else None
+    return _from_torch(tensor, dtype, layout, device, mapper, on_host)
+
+
+def _from_torch(tensor: Tensor, dtype: str, layout: str, device: Device, mapper: Any, on_host: bool) -> Any:
+    ttnn = library()
+
+    return ttnn.from_torch(
+        tensor.contiguous(),
+        dtype=getattr(ttnn, dtype),
+        layout=getattr(ttnn, f"{layout}_LAYOUT"),
+        device=None if on_host else device.handle,
+        memory_config=None if on_host else ttnn.DRAM_MEMORY_CONFIG,
+        mesh_mapper=mapper,
+    )
+
+
+def empty(shape: tuple[int, ...], dtype: str, layout: str, device: Device) -> Any:
+    """Room on every device, not written to."""
+    ttnn = library()
+
+    return ttnn.empty(
+        list(shape), dtype=getattr(ttnn, dtype), layout=getattr(ttnn, f"{layout}_LAYOUT"), device=device.handle,
+        memory_config=ttnn.DRAM_MEMORY_CONFIG,
+    )  # fmt: skip
+
+
+def to_torch(tensor: Any, device: Device) -> Tensor:
+    """The copy that the first device holds."""
+    ttnn = library()
+
+    return ttnn.to_torch(tensor if device.D == 1 else ttnn.get_device_tensors(tensor)[0])
+
+
+def check(name: str, tensor: Any, shape: tuple[int, ...], dtypes: tuple[str, ...], layout: str, device: Device) -> None:
+    """A ttnn tensor that goes into a kernel: form, place, layout.
+
+    Raises:
+        ContractError: naming the tensor, what it is, what it should be, and the ttnn call that makes it so.
+    """
+    ttnn = library()
+
+    if not isinstance(tensor, ttnn.Tensor):
+        raise ContractError(f"{name} is not a ttnn tensor", got=type(tensor).__name__, expected="ttnn.Tensor")
+    if tuple(tensor.shape) != shape:
+        raise ContractError(f"{name} has the wrong shape", got=tuple(tensor.shape), expected=shape)
+    wanted = [getattr(ttnn, dtype) for dtype in dtypes]
+    if tensor.dtype not in wanted:
+        raise ContractError(
+            f"{name} has the wrong dtype", got=_tail(tensor.dtype), expected=" or ".join(dtypes),
+            remedy=f"ttnn.typecast({name}, ttnn.{dtypes[0]})",
+        )  # fmt: skip
+    if tensor.layout != getattr(ttnn, f"{layout}_LAYOUT"):
+        raise ContractError(
+            f"{name} has the wrong layout", got=_tail(tensor.layout), expected=layout,
+            remedy=f"ttnn.to_layout({name}, ttnn.{layout}_LAYOUT)",
+        )  # fmt: skip
+    if tensor.storage_type() != ttnn.StorageType.DEVICE:
+        raise ContractError(
+            f"{name} is not on a device", got=_tail(tensor.storage_type()), expected="DEVICE",
+            remedy=f"ttnn.to_device({name}, device)",
+        )  # fmt: skip
+    if tensor.device() != device.handle:
+        raise ContractError(f"{name} is on another device", got=tensor.device(), expected=device.handle)
+    if tensor.memory_config() != ttnn.DRAM_MEMORY_CONFIG:
+        raise ContractError(
+            f"{name} is not interleaved in DRAM", got=tensor.memory_config(), expected="DRAM_MEMORY_CONFIG",
+            remedy=f"ttnn.to_memory_config({name}, ttnn.DRAM_MEMORY_CONFIG)",
+        )  # fmt: skip
+
+
+def _tail(value: object) -> str:
+    return str(value).rsplit(".", 1)[-1]

@@ -1,0 +1,171 @@
+"""Expert weights on a device: tiles, made once from torch tensors and kept on disk.
+
+Each device of a mesh holds gate and up [E_local, H, I] and down [E_local, I, H] of its experts, in
+device_expert_mapping order, as 32x32 tiles of bfloat16 or bfloat8_b in DRAM.
+
+The cache: TTNN_MOE_TT_CACHE names its folder ("off": none); without it, ttnn-moe/tenstorrent in the user's cache
+folder. A file is named by a digest of the weights and of everything that shapes the tiles, and appears whole or not at
+all.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import platformdirs
+import torch
+from torch import Tensor
+
+from ..errors import ContractError
+from ..experts import Experts
+from ..placement import Placement
+from . import tensors
+from .device import Device, open_device
+from .runtime import library
+
+CACHE = "TTNN_MOE_TT_CACHE"
+FORMATS = ("bfloat16", "bfloat8_b")
+# smaller layers are tilized faster than their digest is made
+LEAST_CACHED_BYTES = 16 << 20
+_LAYOUT_VERSION = 1
+
+
+@dataclass(frozen=True, eq=False)
+class DeviceExperts:
+    """One layer's weights on a device or mesh. Make it with `load_experts`.
+
+    Attributes:
+        device, E (of all devices), H, I, weight_format, placement: what was loaded, and where to.
+        gate, up, down, mapping: ttnn tensors; mapping is each device's device_expert_mapping [1, E_local].
+    """
+
+    device: Device
+    E: int
+    H: int
+    I: int
+    weight_format: str
+    placement: Placement
+    gate: Any
+    up: Any
+    down: Any
+    mapping: Any
+
+
+def load_experts(
+    experts: Experts,
+    device: Device | None = None,
+    *,
+    placement: Placement | None = None,
+    weight_format: str = "bfloat16",
+    cache: Path | str | None = None,
+    least_cached_bytes: int = LEAST_CACHED_BYTES,
+) -> DeviceExperts:
+    """Put a layer's weights on a device or mesh.
+
+    Args:
+        experts: dense bf16, all E of them.
+        device: default: the one in use, else opened for placement.D devices.
+        placement: which device holds which experts, any partition; default: in order.
+        weight_format: "bfloat16", or "bfloat8_b" (8 bits a weight, an exponent for 16 of them).
+        cache: folder for tiles made before; default as the module says.
+        least_cached_bytes: layers smaller than this are not kept on disk.
+
+    Raises:
+        ContractError: weights, placement or format that do not fit. BackendUnavailable: no device.
+    """
+    if experts.format != "dense" or experts.dtype != torch.bfloat16:
+        raise ContractError(
+            "the weights cannot be put on the device",
+            got=f"{experts.format} {experts.dtype}",
+            expected="dense bfloat16",
+        )
+    if weight_format not in FORMATS:
+        raise ContractError("unknown weight format", got=repr(weight_format), expected=f"one of {list(FORMATS)}")
+    if experts.H % 32 or experts.I % 32:
+        raise ContractError(
+            "H and I do not fill whole tiles", got=f"H={experts.H}, I={experts.I}", expected="multiples of 32"
+        )
+    if placement is None:
+        placement = Placement.uniform(experts.E, 1 if device is None else device.D)
+    if device is None:
+        device = open_device(placement.D)
+    if (placement.E, placement.D) != (experts.E, device.D):
+        raise ContractError(
+            "placement does not fit experts and mesh", got=f"E={placement.E}, D={placement.D}",
+            expected=f"E={experts.E}, D={device.D}",
+        )  # fmt: skip
+    order = placement.device_expert_mapping.flatten().long()
+    # an emulated device has no files of its own: what is made in memory is quick enough
+    folder = None if hasattr(device.handle, "launch") else _folder(cache)
+    size = sum(tensor.numel() * tensor.element_size() for tensor in experts.tensors.values())
+    key = (
+        _digest(experts, order, weight_format, device.D) if folder is not None and size >= least_cached_bytes else None
+    )
+    made = {name: _tiles(name, experts, order, weight_format, device, folder, key) for name in ("gate", "up", "down")}
+    mapping = tensors.shard(placement.device_expert_mapping, device, "int32")
+    return DeviceExperts(device, experts.E, experts.H, experts.I, weight_format, placement, mapping=mapping, **made)
+
+
+def _tiles(
+    name: str, experts: Experts, order: Tensor, weight_format: str, device: Device, folder: Path | None, key: str | None
+) -> Any:  # fmt: skip
+    """One matrix of every expert, [E, in, out] in placement order, from the cache or made."""
+    ttnn = library()
+
+    path = None if folder is None or key is None else folder / f"{key}-{name}.tensorbin"
+    if path is not None and path.exists():
+        return ttnn.load_tensor(str(path), device=device.handle)
+    host = tensors.shard(_matrix(name, experts)[order].transpose(1, 2), device, weight_format, "TILE", on_host=True)
+    if path is not None:
+        _write(path, host)
+    return ttnn.to_device(host, device.handle, memory_config=ttnn.DRAM_MEMORY_CONFIG)
+
+
+def _matrix(name: str, experts: Experts) -> Tensor:
+    """[E, out, in]"""
+    if name == "down":
+        return experts.tensors["down"]
+    both = experts.tensors["gate_up"]
+    which = 0 if name == "gate" else 1
+    if experts.gate_up_order == "interleaved":
+        return both[:, which::2]
+    return both[:, which * experts.I : (which + 1) * experts.I]
+
+
+def _write(path: Path, host: Any) -> None:
+    ttnn = library()
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # the name must end as ttnn's files do
+    fd, temporary = tempfile.mkstemp(dir=path.parent, suffix=".tensorbin")
+    os.close(fd)
+    try:
+        ttnn.dump_tensor(temporary, host)
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def _folder(cache: Path | str | None) -> Path | None:
+    named = str(cache) if cache is not None else os.environ.get(CACHE)
+    if named == "off":
+        return None
+    return Path(named) if named else Path(platformdirs.user_cache_path("ttnn-moe")) / "tenstorrent"
+
+
+def _digest(experts: Experts, order: Tensor, weight_format: str, D: int) -> str:
+    ttnn = library()
+
+    made = hashlib.blake2b(digest_size=20)
+    about = (_LAYOUT_VERSION, getattr(ttnn, "__version__", ""), experts.spec, experts.sizes, weight_format, D)
+    made.update(repr((about, order.tolist())).encode())
+    for tensor in experts.tensors.values():
+        for part in tensor:  # an expert at a time: no copy of a whole layer
+            made.update(part.contiguous().view(torch.uint8).numpy())
+    return made.hexdigest()
