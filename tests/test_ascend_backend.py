@@ -86,3 +86,14 @@ def test_nothing_imports_torch_npu_before_it_is_asked_for(tmp_path: Path) -> Non
     assert done.returncode == 0, done.stderr
     reason, chosen = done.stdout.splitlines()
     assert "libhccl.so" in reason and chosen == "reference"
+
+
+def test_a_process_group_without_hccl_is_refused(tmp_path: Path) -> None:
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        with pytest.raises(BackendUnavailable, match="has no HCCL.*all_to_all"):
+            AscendBackend().group_name(None)
+    finally:
+        dist.destroy_process_group()
