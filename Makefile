@@ -1,5 +1,4 @@
-# make demo | test | lint | bench | wheel | clean, and tests of one machine (make help), each from a clean clone.
-# Everything made here is in .gitignore.
+# make demo | test | test-ascend | test-ascend-triton | lint | bench | wheel | clean, each from a clean clone. Everything made here is in .gitignore.
 #   PYTHON=python3.12   use this Python (default: python3.11 where it exists, else any from 3.10 on)
 #   ARGS="..."          passed on to pytest, the demo or the benchmark
 SHELL := /bin/bash -o pipefail
@@ -32,9 +31,9 @@ TT_PYTHONS := python3.12 python3.10
 help:
 	@echo "make demo    generate text with the bundled model"
 	@echo "make test    checks and tests"
+	@echo "make test-tenstorrent    tests on a Tenstorrent card or simulator (docs/tenstorrent.md)"
 	@echo "make test-ascend   the tests of that backend with torch_npu, in $(ASCEND_VENV)"
 	@echo "make test-ascend-triton   that backend's Triton kernels with triton-ascend, in $(ASCEND_TRITON_VENV)"
-	@echo "make test-tenstorrent    tests on a Tenstorrent card or simulator (docs/tenstorrent.md)"
 	@echo "make lint    the checks alone;  make format applies the formatters"
 	@echo "make bench   measure (ARGS=... as for python -m models.qwen3.bench)"
 	@echo "make wheel   build dist/*.whl"
@@ -48,6 +47,11 @@ test: lint
 	@echo "==> pytest"
 	OMP_NUM_THREADS=1 $(PY) -m pytest $(ARGS)
 
+# Without a card or a simulator named by TT_METAL_SIMULATOR, the tests say what is missing, and skip.
+test-tenstorrent: $(TT_VENV)/.installed
+	$(TT_VENV)/bin/python -m pytest -n 0 -rs -m "not gpu" tests/test_tenstorrent.py tests/test_tenstorrent_host.py \
+	    tests/test_planner.py tests/test_planner_programs.py $(ARGS)
+
 # No NPU and no CANN: torch_npu's operators over CPU implementations.
 test-ascend: $(ASCEND_VENV)/.installed
 	TORCH_DEVICE_BACKEND_AUTOLOAD=0 OMP_NUM_THREADS=1 $(ASCEND_VENV)/bin/python -m pytest \
@@ -57,11 +61,6 @@ test-ascend: $(ASCEND_VENV)/.installed
 test-ascend-triton: $(ASCEND_TRITON_VENV)/.installed
 	TRITON_INTERPRET=1 $(ASCEND_TRITON_VENV)/bin/python tests/ascend_triton_cases.py interpret
 	$(ASCEND_TRITON_VENV)/bin/python tests/ascend_triton_cases.py compile
-
-# Without a card or a simulator named by TT_METAL_SIMULATOR, the tests say what is missing, and skip.
-test-tenstorrent: $(TT_VENV)/.installed
-	$(TT_VENV)/bin/python -m pytest -n 0 -rs -m "not gpu" tests/test_tenstorrent.py tests/test_tenstorrent_host.py \
-	    tests/test_planner.py tests/test_planner_programs.py $(ARGS)
 
 lint: $(VENV)/.installed-dev
 	@echo "==> ruff"
@@ -84,8 +83,7 @@ wheel: $(VENV)/.installed-dev
 	$(PY) -m build --outdir dist
 
 clean:
-	rm -rf $(VENV) $(TT_VENV) $(ASCEND_VENV) $(ASCEND_TRITON_VENV) build dist
-	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(TT_VENV) $(ASCEND_VENV) $(ASCEND_TRITON_VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Installed from the checkout as it is (editable): Python and kernel sources need no second install; C++ is built
@@ -97,6 +95,19 @@ $(VENV)/.installed: $(BUILD_INPUTS) | $(VENV)/bin/pip
 $(VENV)/.installed-dev: $(BUILD_INPUTS) | $(VENV)/bin/pip
 	@$(call install,.[dev])
 	@touch $@ $(VENV)/.installed
+
+# SFPI, the compiler of the kernels, is a download of its own; without it the tests say so.
+$(TT_VENV)/.installed: pyproject.toml CMakeLists.txt constraints-tenstorrent.txt $(shell find cpp -type f 2>/dev/null)
+	@test -x $(TT_VENV)/bin/python || for python in $(TT_PYTHONS); do \
+	    if "$$python" -c 'import venv, ensurepip' 2>/dev/null; then exec "$$python" -m venv $(TT_VENV); fi; \
+	done; \
+	test -x $(TT_VENV)/bin/python || { \
+	    echo "No Python for ttnn: tried $(TT_PYTHONS); its wheels are for these. Install one of them." >&2; exit 1; }
+	@echo "==> installing '.[tenstorrent]' into $(TT_VENV) (the first time: torch and ttnn, gigabytes)"
+	@PIP_CONSTRAINT=constraints-tenstorrent.txt PIP_BUILD_CONSTRAINT=constraints-tenstorrent.txt \
+	    $(TT_VENV)/bin/python -m pip install --editable '.[tenstorrent]' hypothesis nanobind pytest pytest-xdist
+	@$(TT_VENV)/bin/python -m ttnn_moe.tenstorrent.sfpi || echo "NOTE: without SFPI nothing can be run on a device" >&2
+	@touch $@
 
 $(ASCEND_VENV)/.installed: pyproject.toml constraints.txt
 	@$(MAKE) --no-print-directory VENV=$(ASCEND_VENV) $(ASCEND_VENV)/bin/pip
@@ -111,19 +122,6 @@ $(ASCEND_TRITON_VENV)/.installed: Makefile
 	@echo "==> installing triton-ascend into $(ASCEND_TRITON_VENV)"
 	@PIP_CONSTRAINT= PIP_BUILD_CONSTRAINT= $(ASCEND_TRITON_VENV)/bin/python -m pip install \
 	    triton-ascend==3.2.0 torch==2.13.0 'numpy<2' pybind11
-	@touch $@
-
-# SFPI, the compiler of the kernels, is a download of its own; without it the tests say so.
-$(TT_VENV)/.installed: pyproject.toml CMakeLists.txt constraints-tenstorrent.txt $(shell find cpp -type f 2>/dev/null)
-	@test -x $(TT_VENV)/bin/python || for python in $(TT_PYTHONS); do \
-	    if "$$python" -c 'import venv, ensurepip' 2>/dev/null; then exec "$$python" -m venv $(TT_VENV); fi; \
-	done; \
-	test -x $(TT_VENV)/bin/python || { \
-	    echo "No Python for ttnn: tried $(TT_PYTHONS); its wheels are for these. Install one of them." >&2; exit 1; }
-	@echo "==> installing '.[tenstorrent]' into $(TT_VENV) (the first time: torch and ttnn, gigabytes)"
-	@PIP_CONSTRAINT=constraints-tenstorrent.txt PIP_BUILD_CONSTRAINT=constraints-tenstorrent.txt \
-	    $(TT_VENV)/bin/python -m pip install --editable '.[tenstorrent]' hypothesis nanobind pytest pytest-xdist
-	@$(TT_VENV)/bin/python -m ttnn_moe.tenstorrent.sfpi || echo "NOTE: without SFPI nothing can be run on a device" >&2
 	@touch $@
 
 define install

@@ -84,3 +84,27 @@ def test_the_pages_have_the_tables_of_the_results(benchmark) -> None:
     for name, text in (("docs/qwen3.md", benchmark.tables(data)), ("README.md", benchmark.summary(data))):
         page = (ROOT / name).read_text()
         assert benchmark.updated(page, text) == page, "run python benchmarks/qwen3_gpu.py --write"
+
+
+def test_the_engines_benchmark_serves_every_request(benchmark) -> None:
+    import torch
+
+    from models.qwen3 import TINY, Engine, load_model
+
+    sys.path.insert(0, str(ROOT / "benchmarks"))
+    try:
+        import qwen3_engine
+    finally:
+        sys.path.pop(0)
+    todo = qwen3_engine.draw(7, (4, 40), (1, 6), 500, 0)
+    assert all(4 <= len(text) <= 40 and 1 <= new <= 6 for text, new in todo) and todo[0] != todo[1]
+    assert qwen3_engine.draw(7, (4, 40), (1, 6), 500, 0) == todo
+    come = qwen3_engine.arrivals(7, 100.0, 0)
+    assert come[0] == 0 and come == sorted(come) and qwen3_engine.arrivals(3, 0.0, 0) == [0, 0, 0]
+    engine = Engine(load_model(TINY, backend="reference", device="cpu", dtype=torch.float32), 3, 64)
+    row = qwen3_engine.serve(engine, todo, come)
+    assert (row["prompt_tokens"], row["new_tokens"]) == tuple(
+        map(sum, zip(*((len(t), n) for t, n in todo), strict=True))
+    )
+    assert row["new_tokens_per_s"] == pytest.approx(row["new_tokens"] / row["seconds"])
+    assert 0 < row["mean_rows"] <= 3 and 0 < row["first_token_s"]["p50"] <= row["first_token_s"]["p99"] < row["seconds"]

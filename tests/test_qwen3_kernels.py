@@ -18,6 +18,7 @@ from triton_offline import BF16, F16, F32, I32, I64, SHARED_KIB, compile_kernel
 from models.qwen3 import kernels
 
 ROOT = Path(__file__).parents[1]
+FILES = ["qwen3_kernel_cases.py", "qwen3_decode_cases.py", "qwen3_engine_cases.py"]
 
 
 def _run(file: str, *arguments: str, **environment: str) -> None:
@@ -33,14 +34,14 @@ def _run(file: str, *arguments: str, **environment: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the cases run on the GPU")
-@pytest.mark.parametrize("file", ["qwen3_kernel_cases.py", "qwen3_decode_cases.py"])
+@pytest.mark.parametrize("file", FILES)
 def test_cases_in_the_interpreter(file: str) -> None:
     _run(file, "-n", "0", TRITON_INTERPRET="1")
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@pytest.mark.parametrize("file", ["qwen3_kernel_cases.py", "qwen3_decode_cases.py"])
+@pytest.mark.parametrize("file", FILES)
 def test_cases_on_the_gpu(file: str) -> None:
     _run(file, "-n", "4", "--dist", "load")
 
@@ -59,6 +60,7 @@ def _launches(x: str) -> list[tuple[str, dict[str, str], dict[str, Any], dict[st
     wide, wide_fill = kernels.decode_tile(256, ELEMENT[x]), kernels.prefill_tile(256, ELEMENT[x])
     precision = "ieee" if fp32 else "tf32"
     heads = {"KV": 4, "G": 8}
+    one = {**heads, "PRECISION": precision, "G_PAD": 16}
     kv = {"keys": x, "values": x}
     where = {"rows": I64, "positions": I64, "num_tokens": I32}
     decode = {"q": x, **kv, **where, "out": x, "partial": F32, "lse": F32, "scale": "fp32", "capacity": "i32x16"}
@@ -68,6 +70,7 @@ def _launches(x: str) -> list[tuple[str, dict[str, str], dict[str, Any], dict[st
         "logits": x, "partial": F32, "squares": F32, "x": x, "norm": x, "normed": x, "ids": I32, "weights": F32,
         "eps": "fp32", "T": "i32", "E": "i32x16", "H": "i32x16",
     }  # fmt: skip
+    dense, paged = {"pages": None, "PAGE": 0}, {"PAGE": 64}
     best = {"K": 8, "RENORMALISE": True, "E_PAD": 128, "K_PAD": 8}
     return [
         ("rms_norm", {"x": x, "weight": x, "out": x, "eps": "fp32", "H": "i32x16"}, {"BLOCK": 2048}, {"num_warps": 8}),
@@ -86,8 +89,17 @@ def _launches(x: str) -> list[tuple[str, dict[str, str], dict[str, Any], dict[st
                 "qkv": x, "q_norm": x, "k_norm": x, "cos": x, "sin": x, **where,
                 "q": x, **kv, "eps": "fp32", "T": "i32", "capacity": "i32x16",
             },
-            {"Q": 32, "KV": 4, "D": 128, "BOUND": True, "BLOCK_R": 16},
+            {"Q": 32, "KV": 4, "D": 128, "BOUND": True, "BLOCK_R": 16, **dense},
             {"num_warps": 4},
+        ),
+        (
+            "head_norm_rope",
+            {
+                "qkv": x, "q_norm": x, "k_norm": x, "cos": x, "sin": x, **where,
+                "q": x, **kv, "pages": I32, "eps": "fp32", "T": "i32", "capacity": "i32x16",
+            },
+            {"Q": 32, "KV": 4, "D": 128, "BOUND": True, "BLOCK_R": 1, **paged},
+            {"num_warps": 1},
         ),
         (
             "router_logits",
@@ -101,13 +113,19 @@ def _launches(x: str) -> list[tuple[str, dict[str, str], dict[str, Any], dict[st
         (
             "decode_attention",
             decode,
-            {**heads, "D": 128, "SPLITS": 4, "BOUND": True, "PRECISION": precision, "G_PAD": 16, **tile.constants},
+            {**one, **dense, "D": 128, "SPLITS": 4, "BOUND": True, **tile.constants},
+            {"num_warps": tile.warps},
+        ),
+        (
+            "decode_attention",
+            {**decode, "pages": I32},
+            {**one, **paged, "D": 128, "SPLITS": 4, "BOUND": True, **tile.within(64).constants},
             {"num_warps": tile.warps},
         ),
         (
             "decode_attention",
             decode,
-            {**heads, "D": 256, "SPLITS": 1, "BOUND": False, "PRECISION": precision, "G_PAD": 16, **wide.constants},
+            {**one, **dense, "D": 256, "SPLITS": 1, "BOUND": False, **wide.constants},
             {"num_warps": wide.warps},
         ),
         (
@@ -119,13 +137,19 @@ def _launches(x: str) -> list[tuple[str, dict[str, str], dict[str, Any], dict[st
         (
             "prefill_attention",
             prefill,
-            {**heads, "D": 128, "PRECISION": precision, **fill.constants},
+            {**heads, **dense, "D": 128, "PRECISION": precision, **fill.constants},
+            {"num_warps": fill.warps},
+        ),
+        (
+            "prefill_attention",
+            {**prefill, "pages": I32},
+            {**heads, **paged, "D": 128, "PRECISION": precision, **fill.within(64).constants},
             {"num_warps": fill.warps},
         ),
         (
             "prefill_attention",
             prefill,
-            {**heads, "D": 256, "PRECISION": precision, **wide_fill.constants},
+            {**heads, **dense, "D": 256, "PRECISION": precision, **wide_fill.constants},
             {"num_warps": wide_fill.warps},
         ),
     ]  # fmt: skip

@@ -22,7 +22,7 @@ def test_the_lines_of_use_run() -> None:
     assert out.isfinite().all() and out.std() > 0
 
 
-def test_the_backend_table_lists_every_backend() -> None:
+def test_the_backend_table_lists_the_backends() -> None:
     table = README.partition("## Backends")[2].partition("\n## ")[0]
     assert re.findall(r"^\| (\w+) \|", table, re.M)[1:] == registry.backends()
 

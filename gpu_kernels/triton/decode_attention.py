@@ -4,6 +4,8 @@
 |---|---|---|---|
 | q | [T, KV * G, D] row-major | bf16, fp16, fp32 | G query heads share a key/value head |
 | keys, values | [rows, KV, capacity, D] row-major | as q | only keys 0 .. position are read |
+| | PAGE > 0: [pages, KV, PAGE, D] row-major | | key n of a row is key n % PAGE of its page n / PAGE |
+| pages | [rows, capacity / PAGE] row-major | int32 | PAGE > 0: pages of each row, in order |
 | rows, positions | [T] | int64 | cache row and position of each token, whose own key is in the cache |
 | num_tokens | [] | int32 | BOUND: tokens past it read nothing; their result is zero |
 | out | [T, KV * G, D] row-major | as q, out | SPLITS == 1 |
@@ -11,7 +13,8 @@
 | lse | [T, KV * G, SPLITS] | fp32, out | else: log2 of each part's sum of exponentials; -inf: no key |
 
 Grid: (T, KV, SPLITS). The G query heads are the rows of one tensor-core product, padded to G_PAD >= 16. scale: of the
-scores, times log2(e). Parts differ by at most BLOCK_N keys. Next: merge_attention where SPLITS > 1.
+scores, times log2(e). Parts differ by at most BLOCK_N keys; PAGE is a multiple of BLOCK_N. Next: merge_attention where
+SPLITS > 1.
 PDL (sm_90 and newer): launched while its predecessor ends; rows, positions and num_tokens are read before that is
 waited for, see head_norm_rope.
 """
@@ -23,10 +26,10 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 @triton.jit
 def decode_attention(
-    q, keys, values, rows, positions, num_tokens, out, partial, lse, scale, capacity,
+    q, keys, values, pages, rows, positions, num_tokens, out, partial, lse, scale, capacity,
     KV: tl.constexpr, G: tl.constexpr, D: tl.constexpr, SPLITS: tl.constexpr,
     BOUND: tl.constexpr, PDL: tl.constexpr, PRECISION: tl.constexpr,
-    G_PAD: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr,
+    G_PAD: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr, PAGE: tl.constexpr,
 ):  # fmt: skip
     t, head, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     if PDL:
@@ -39,7 +42,9 @@ def decode_attention(
     share = tl.cdiv(tl.cdiv(length, SPLITS), BLOCK_N) * BLOCK_N
     first = part * share
     end = tl.minimum(first + share, length)
-    base = (tl.load(rows + t) * KV + head) * capacity * D
+    row = tl.load(rows + t)
+    if PAGE == 0:
+        base = (row * KV + head) * capacity * D
     q_head = t * (KV * G) + head * G + g
     if PDL:
         gdc_wait()
@@ -50,8 +55,14 @@ def decode_attention(
     sums = tl.zeros([G_PAD, D], tl.float32)
     for start in tl.range(first, end, BLOCK_N, num_stages=STAGES):
         n = start + j
-        k_at = keys + base + n[None, :].to(tl.int64) * D + d[:, None]
-        v_at = values + base + n[:, None].to(tl.int64) * D + d[None, :]
+        if PAGE == 0:
+            k_at = keys + base + n[None, :].to(tl.int64) * D + d[:, None]
+            v_at = values + base + n[:, None].to(tl.int64) * D + d[None, :]
+        else:
+            page = tl.load(pages + row * (capacity // PAGE) + start // PAGE).to(tl.int64)
+            at = ((page * KV + head) * PAGE + start % PAGE) * D
+            k_at = keys + at + j[None, :] * D + d[:, None]
+            v_at = values + at + j[:, None] * D + d[None, :]
         k = tl.load(k_at, mask=(n < end)[None, :], other=0.0)
         scores = tl.dot(queries, k, input_precision=PRECISION) * scale
         scores = tl.where((n < end)[None, :], scores, float("-inf"))

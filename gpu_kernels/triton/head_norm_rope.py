@@ -8,7 +8,8 @@
 | rows, positions | [T] | int64 | cache row of each token, and where in it |
 | num_tokens | [] | int32 | BOUND: tokens past it write nothing into the cache |
 | q | [T, Q, D] row-major | as qkv, out | |
-| keys, values | [rows, KV, capacity, D] row-major | as qkv, out | |
+| keys, values | [rows, KV, capacity, D] row-major | as qkv, out | PAGE > 0: [pages, KV, PAGE, D] |
+| pages | [rows, capacity / PAGE] row-major | int32 | PAGE > 0: the pages of each row, in order |
 
 Grid: ceil(T * (Q + 2 KV) / BLOCK_R). D: a power of two. fp32 inside, one rounding. Next: decode or prefill attention.
 PDL (sm_90 and newer): launched while its predecessor ends. All but qkv is read before that is waited for, so a kernel
@@ -22,9 +23,9 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 @triton.jit
 def head_norm_rope(
-    qkv, q_norm, k_norm, cos, sin, rows, positions, num_tokens, q, keys, values, eps, T, capacity,
+    qkv, q_norm, k_norm, cos, sin, rows, positions, num_tokens, q, keys, values, pages, eps, T, capacity,
     Q: tl.constexpr, KV: tl.constexpr, D: tl.constexpr,
-    BOUND: tl.constexpr, PDL: tl.constexpr, BLOCK_R: tl.constexpr,
+    BOUND: tl.constexpr, PDL: tl.constexpr, BLOCK_R: tl.constexpr, PAGE: tl.constexpr,
 ):  # fmt: skip
     HALF: tl.constexpr = D // 2
     HEADS: tl.constexpr = Q + 2 * KV
@@ -44,6 +45,13 @@ def head_norm_rope(
     kept = real[:, None] & (head >= Q)[:, None] & (position < capacity)[:, None]
     if BOUND:
         kept = kept & (t < tl.load(num_tokens))[:, None]
+    if PAGE == 0:
+        room = capacity
+    else:
+        within = position < capacity
+        row = tl.load(pages + row * (capacity // PAGE) + position // PAGE, mask=within, other=0).to(tl.int64)
+        position = position % PAGE
+        room = PAGE
     if PDL:
         gdc_wait()
     at = qkv + (t * HEADS + head)[:, None] * D + i
@@ -59,7 +67,7 @@ def head_norm_rope(
     tl.store(q_at, a, mask=mask)
     tl.store(q_at + HALF, b, mask=mask)
     kv_head = tl.where(head < Q, 0, (head - Q) % KV)
-    kv_at = ((row * KV + kv_head) * capacity + position)[:, None] * D + i
+    kv_at = ((row * KV + kv_head) * room + position)[:, None] * D + i
     k_at, v_at = keys + kv_at, values + kv_at
     tl.store(k_at, a, mask=kept & is_k)
     tl.store(k_at + HALF, b, mask=kept & is_k)

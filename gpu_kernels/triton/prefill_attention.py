@@ -4,12 +4,14 @@
 |---|---|---|---|
 | q | [T, KV * G, D] row-major | bf16, fp16, fp32 | packed: the queries of one sequence follow one another |
 | keys, values | [rows, KV, capacity, D] row-major | as q | those of the queries are in them |
+| | PAGE > 0: [pages, KV, PAGE, D] row-major | | key n of a row is key n % PAGE of its page n / PAGE |
+| pages | [rows, capacity / PAGE] row-major | int32 | PAGE > 0: pages of each row, in order |
 | tiles | [tiles, 4] row-major | int32 | per tile of BLOCK_M queries: first token, queries, position of the first, \
 cache row |
 | out | [T, KV * G, D] row-major | as q, out | |
 
 Grid: (KV * G, tiles), long tiles first. scale: of the scores, times log2(e). Query i of a tile, at position p, sees the
-keys 0 .. p of its row. Softmax as it goes, fp32 (https://arxiv.org/abs/2205.14135).
+keys 0 .. p of its row. PAGE is a multiple of BLOCK_N. Softmax as it goes, fp32 (https://arxiv.org/abs/2205.14135).
 """
 
 import triton
@@ -18,18 +20,23 @@ import triton.language as tl
 
 @triton.jit
 def _attend(
-    queries, k_at, v_at, first, end, limit, position, highest, total, sums, scale,
+    queries, k_at, v_at, table, first, end, limit, position, highest, total, sums, scale, KV: tl.constexpr,
     D: tl.constexpr, MASKED: tl.constexpr, PRECISION: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr,
+    PAGE: tl.constexpr,
 ):  # fmt: skip
     j = tl.arange(0, BLOCK_N)
     for start in tl.range(first, end, BLOCK_N, num_stages=STAGES):
         n = start + j
-        if MASKED:
-            k = tl.load(k_at + start * D, mask=(n < limit)[None, :], other=0.0)
-            v = tl.load(v_at + start * D, mask=(n < limit)[:, None], other=0.0)
+        if PAGE == 0:
+            at = start * D
         else:
-            k = tl.load(k_at + start * D)
-            v = tl.load(v_at + start * D)
+            at = (tl.load(table + start // PAGE).to(tl.int64) * (KV * PAGE) + start % PAGE) * D
+        if MASKED:
+            k = tl.load(k_at + at, mask=(n < limit)[None, :], other=0.0)
+            v = tl.load(v_at + at, mask=(n < limit)[:, None], other=0.0)
+        else:
+            k = tl.load(k_at + at)
+            v = tl.load(v_at + at)
         scores = tl.dot(queries, k, input_precision=PRECISION) * scale
         if MASKED:
             scores = tl.where(n[None, :] <= position[:, None], scores, float("-inf"))
@@ -44,9 +51,9 @@ def _attend(
 
 @triton.jit
 def prefill_attention(
-    q, keys, values, tiles, out, scale, capacity,
+    q, keys, values, pages, tiles, out, scale, capacity,
     KV: tl.constexpr, G: tl.constexpr, D: tl.constexpr, PRECISION: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr, PAGE: tl.constexpr,
 ):  # fmt: skip
     head, tile = tl.program_id(0), tl.program_id(1)
     token = tl.load(tiles + tile * 4)
@@ -58,7 +65,12 @@ def prefill_attention(
     at = ((token + m)[:, None].to(tl.int64) * (KV * G) + head) * D + d[None, :]
     real = (m < queries_here)[:, None]
     queries = tl.load(q + at, mask=real, other=0.0)
-    base = (row * KV + head // G) * capacity * D
+    if PAGE == 0:
+        base = (row * KV + head // G) * capacity * D
+        table = pages
+    else:
+        base = head // G * PAGE * D
+        table = pages + row * (capacity // PAGE)
     k_at = keys + base + j[None, :] * D + d[:, None]
     v_at = values + base + j[:, None] * D + d[None, :]
     highest = tl.full([BLOCK_M], float("-inf"), tl.float32)
@@ -68,11 +80,11 @@ def prefill_attention(
     whole = past // BLOCK_N * BLOCK_N
     limit = past + queries_here
     highest, total, sums = _attend(
-        queries, k_at, v_at, 0, whole, limit, position, highest, total, sums, scale,
-        D, False, PRECISION, BLOCK_N, STAGES,
+        queries, k_at, v_at, table, 0, whole, limit, position, highest, total, sums, scale,
+        KV, D, False, PRECISION, BLOCK_N, STAGES, PAGE,
     )  # fmt: skip
     highest, total, sums = _attend(
-        queries, k_at, v_at, whole, limit, limit, position, highest, total, sums, scale,
-        D, True, PRECISION, BLOCK_N, STAGES,
+        queries, k_at, v_at, table, whole, limit, limit, position, highest, total, sums, scale,
+        KV, D, True, PRECISION, BLOCK_N, STAGES, PAGE,
     )  # fmt: skip
     tl.store(out + at, (sums / total[:, None]).to(out.dtype.element_ty), mask=real)

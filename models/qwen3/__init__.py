@@ -4,6 +4,7 @@ from pathlib import Path
 
 from .cache import StaticCache
 from .config import PRESETS, Qwen3MoeConfig
+from .engine import Engine
 from .generate import Generation, Stats, Token, generate, stream
 from .model import Qwen3Moe
 from .session import Session
@@ -14,6 +15,6 @@ TINY = Path(__file__).parent / "tiny"
 """Directory of the bundled checkpoint."""
 
 __all__ = [
-    "PRESETS", "TINY", "Generation", "Qwen3Moe", "Qwen3MoeConfig", "Session", "StaticCache", "Stats",
+    "PRESETS", "TINY", "Engine", "Generation", "Qwen3Moe", "Qwen3MoeConfig", "Session", "StaticCache", "Stats",
     "Token", "Tokenizer", "generate", "load_model", "stream",
 ]  # fmt: skip

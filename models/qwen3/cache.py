@@ -6,8 +6,9 @@ none can be attended to or routed to an expert. Only this file knows which token
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
@@ -51,6 +52,8 @@ class Step:
         bound: decode: keys 0 .. bound - 1 are looked at; at least every position + 1.
         mask: decode: [T, 1, 1, bound] bool, True = attend; rows[t] is then t. None: rows are in any order, each at
             most once, and lengths are read on the device.
+        decoding: of a prefill: so many tokens before its sequences are each the next of their row, as in a decode step.
+        num_decoding: [] int32 on the device, those of them that count where `decoding` is only a bound. None = all.
         num_tokens: [] int32 on the device, tokens that count where T is only a bound (a captured graph); the
             others are routed to no expert and their output means nothing. None = all T.
     """
@@ -63,6 +66,8 @@ class Step:
     bound: int = 0
     mask: Tensor | None = None
     num_tokens: Tensor | None = None
+    decoding: int = 0
+    num_decoding: Tensor | None = None
 
 
 class AttentionCache(Protocol):
@@ -91,11 +96,105 @@ class Uncached:
         return out.transpose(1, 2).reshape(self.B * self.S, *out.shape[1::2])
 
 
-class StaticCache:
+class RowCache(ABC):
+    """Keys and values of sequences, one a row.
+
+    Attributes:
+        k, v: per layer, what `place` shows; [layers, any, kv heads, any, head_dim].
+        rows: sequences at a time, at most. capacity: tokens of each, at most.
+        lengths: tokens of each row, on the host. spare: a row that tokens which do not count may be said to be in.
+    """
+
+    k: Tensor
+    v: Tensor
+    rows: int
+    capacity: int
+    heads: int
+    lengths: list[int]
+    spare = 0
+
+    @property
+    def _tiled(self) -> bool:
+        """Whether Triton kernels attend: they read no key past a row's length."""
+        return ops.fast_heads(self.k, self.heads, self.k.shape[2], self.k.shape[4])
+
+    def prefill(
+        self, chunks: Sequence[tuple[int, int]], logits_at: Sequence[int], decoding: Sequence[tuple[int, int]] = ()
+    ) -> Step:
+        """Plan a step over `chunks`, (row, tokens) each, packed in that order; the rows grow by it.
+
+        Args:
+            logits_at: indices of the packed tokens whose logits are wanted, besides those of `decoding`.
+            decoding: (row, position) of tokens that stand before them, each the next of its row; those do not grow.
+
+        Raises:
+            RequestError: a row would grow past the capacity.
+        """
+        device, tiled = self.k.device, self._tiled
+        n = len(decoding)
+        spans = self.spans(chunks, n)
+        own = torch.tensor(decoding, dtype=torch.int64).view(n, 2)
+        rows = [own[:, 0], *(torch.full((span.n,), span.row) for span in spans)]
+        positions = [own[:, 1], *(torch.arange(span.past, span.past + span.n) for span in spans)]
+        ends = [*range(n), *(n + at for at in logits_at)]
+        return Step(
+            rows=torch.cat(rows).to(device),
+            positions=torch.cat(positions).to(device),
+            logits_at=torch.tensor(ends, dtype=torch.int64, device=device),
+            spans=tuple(spans),
+            tiles=ops.prefill_tiles(spans, self.k).to(device) if tiled else None,
+            bound=1 + max((position for _, position in decoding), default=0),
+            decoding=n,
+        )
+
+    def spans(self, chunks: Sequence[tuple[int, int]], first: int = 0) -> list[Span]:
+        """Where the tokens of a step stand; the rows grow by it. Arguments and errors as `prefill`; first: of the
+        tokens of the step, that of the chunks."""
+        spans = []
+        for row, n in chunks:
+            past, mask = self.lengths[row], None
+            if past and not self._tiled:
+                mask = torch.ones(n, past + n, dtype=torch.bool, device=self.k.device).tril(past)
+            spans.append(Span(row, first, n, past, mask))
+            self._grow(row, n)
+            first += n
+        return spans
+
+    def room(self, row: int) -> int:
+        """Tokens that a row may hold."""
+        return self.capacity
+
+    @abstractmethod
+    def place(self, layer: int, step: Step) -> Place:
+        """Where a layer's keys and values are."""
+
+    def attend(self, layer: int, q: Tensor, k: Tensor | None, v: Tensor | None, step: Step) -> Tensor:
+        place = self.place(layer, step)
+        if step.spans is None:
+            return ops.decode_attention(q, place, step.bound, step.mask)
+        out = None
+        if step.decoding:
+            out, n = torch.empty_like(q), step.decoding
+            own = replace(place, rows=place.rows[:n], positions=place.positions[:n], num_tokens=step.num_decoding)
+            ops.decode_attention(q[:n], own, step.bound, None, out[:n])
+        return ops.prefill_attention(q, place, step.spans, step.tiles, out)  # over what does not count above
+
+    def _grow(self, row: int, n: int) -> None:
+        if self.lengths[row] + n > self.room(row):
+            raise RequestError(
+                f"sequence {row} does not fit the KV cache",
+                got=f"{self.lengths[row]} tokens and {n} more",
+                expected=f"at most {self.room(row)}",
+                remedy="make the cache with a larger capacity",
+            )
+        self.lengths[row] += n
+
+
+class StaticCache(RowCache):
     """Dense keys and values of B sequences, allocated once.
 
     Attributes:
-        k, v: [layers, B, kv heads, capacity, head_dim]. lengths: tokens of each row, on the host.
+        k, v: [layers, B, kv heads, capacity, head_dim].
     """
 
     def __init__(
@@ -110,53 +209,15 @@ class StaticCache:
         # zeros, not empty: a masked key still meets its value as 0 * value, which must not be NaN
         self.k = torch.zeros(shape, dtype=dtype, device=device)
         self.v = torch.zeros(shape, dtype=dtype, device=device)
-        self.capacity = capacity
+        self.rows, self.capacity = B, capacity
         self.heads = config.num_attention_heads
         self.lengths = [0] * B
-
-    @property
-    def _tiled(self) -> bool:
-        """Whether Triton kernels attend: they read no key past a row's length."""
-        return ops.fast_heads(self.k, self.heads, self.k.shape[2], self.k.shape[4])
 
     @staticmethod
     def nbytes(config: Qwen3MoeConfig, B: int, capacity: int, dtype: torch.dtype) -> int:
         """Bytes a cache of this size holds."""
         per_token = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim
         return B * capacity * per_token * dtype.itemsize
-
-    def prefill(self, chunks: Sequence[tuple[int, int]], logits_at: Sequence[int]) -> Step:
-        """Plan a step over `chunks`, (row, tokens) each, packed in that order; the rows grow by it.
-
-        Args:
-            logits_at: indices of the packed tokens whose logits are wanted.
-
-        Raises:
-            RequestError: a row would grow past the capacity.
-        """
-        device, tiled = self.k.device, self._tiled
-        spans = self.spans(chunks)
-        rows = [torch.full((span.n,), span.row) for span in spans]
-        positions = [torch.arange(span.past, span.past + span.n) for span in spans]
-        return Step(
-            rows=torch.cat(rows).to(device),
-            positions=torch.cat(positions).to(device),
-            logits_at=torch.tensor(logits_at, dtype=torch.int64, device=device),
-            spans=tuple(spans),
-            tiles=ops.prefill_tiles(spans, self.k).to(device) if tiled else None,
-        )
-
-    def spans(self, chunks: Sequence[tuple[int, int]]) -> list[Span]:
-        """Where the tokens of a step stand; the rows grow by it. Arguments and errors as `prefill`."""
-        spans, first = [], 0
-        for row, n in chunks:
-            past, mask = self.lengths[row], None
-            if past and not self._tiled:
-                mask = torch.ones(n, past + n, dtype=torch.bool, device=self.k.device).tril(past)
-            spans.append(Span(row, first, n, past, mask))
-            self._grow(row, n)
-            first += n
-        return spans
 
     def decode(self) -> Step:
         """Plan a step of one token for every row, in row order; each row grows by one.
@@ -189,19 +250,3 @@ class StaticCache:
 
     def place(self, layer: int, step: Step) -> Place:
         return Place(self.k[layer], self.v[layer], step.rows, step.positions, step.num_tokens)
-
-    def attend(self, layer: int, q: Tensor, k: Tensor | None, v: Tensor | None, step: Step) -> Tensor:
-        place = self.place(layer, step)
-        if step.spans is None:
-            return ops.decode_attention(q, place, step.bound, step.mask)
-        return ops.prefill_attention(q, place, step.spans, step.tiles)
-
-    def _grow(self, row: int, n: int) -> None:
-        if self.lengths[row] + n > self.capacity:
-            raise RequestError(
-                f"sequence {row} does not fit the KV cache",
-                got=f"{self.lengths[row]} tokens and {n} more",
-                expected=f"at most {self.capacity}",
-                remedy="make the cache with a larger capacity",
-            )
-        self.lengths[row] += n

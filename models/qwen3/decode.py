@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from .cache import StaticCache, Step
+from .cache import RowCache, StaticCache, Step
 from .graphs import Captured, capture
 from .model import Qwen3Moe
 from .sampling import Sampling, choose
@@ -43,6 +43,19 @@ class Steps(Protocol):
 
     def keep(self, rows: Sequence[int]) -> None:
         """Of the rows in use (by their place in the last step), use only these from now on; ascending."""
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """Rows of a step that are drawn in one way.
+
+    Attributes:
+        sampling: with a temperature. uniform: [n] fp64 on the host. rows: their places in the step; None: all.
+    """
+
+    sampling: Sampling
+    uniform: Tensor
+    rows: Sequence[int] | None = None
 
 
 @dataclass(frozen=True)
@@ -91,13 +104,14 @@ class FixedSteps:
     Args:
         model: whose operators Triton kernels serve, on the cuda backend.
         cache: of the rows; what its lengths say counts at begin() only.
+        graphs: capture them, on CUDA; False: operators run again there too.
     """
 
     ahead = True
 
-    def __init__(self, model: Qwen3Moe, cache: StaticCache):
+    def __init__(self, model: Qwen3Moe, cache: RowCache, graphs: bool = True):
         self.model, self.cache, self.device = model, cache, model.device
-        self.size = bucket(cache.k.shape[1])
+        self.size = bucket(cache.rows)
 
         def numbers(dtype: torch.dtype = torch.int64) -> Tensor:
             return torch.zeros(self.size, dtype=dtype, device=self.device)
@@ -106,31 +120,48 @@ class FixedSteps:
         self._count = torch.zeros((), dtype=torch.int32, device=self.device)
         self._used = 0
         self._captured: dict[int, Captured] = {}
-        self.pool = torch.cuda.graph_pool_handle() if self.device.type == "cuda" else None
+        self.pool = torch.cuda.graph_pool_handle() if self.device.type == "cuda" and graphs else None
         # two steps are under way at most
         self._landings = deque(Landing(self.size, self.device) for _ in range(3))
+        self._use(0)
 
     def begin(self, first: Tensor) -> Pending:
         B = len(first)
-        self._ids[:B] = first
-        self._positions[:B] = torch.tensor(self.cache.lengths, device=self.device)
-        self._rows[:B] = torch.arange(B, device=self.device)
-        self._use(B)
+        self._used = 0
+        self.join(first, self.cache.lengths[:B], range(B))
         return self._landing().send(self._ids[:B])
 
+    def join(self, first: Tensor, positions: Sequence[int], rows: Sequence[int]) -> None:
+        """Use more rows behind those in use: the cache's `rows`, whose next tokens are `first` [n], at `positions`."""
+        n, own = self._used + len(rows), slice(self._used, self._used + len(rows))
+        self._ids[own] = first
+        self._positions[own], self._rows[own] = to_device([list(positions), list(rows)], self.device)
+        self._use(n)
+
+    @property
+    def last(self) -> Tensor:
+        """[rows in use] int64, what the next step feeds: on the device, and it changes there."""
+        return self._ids[: self._used]
+
+    def advance(self, tokens: Tensor) -> None:
+        """Another step than one of these made the next tokens [rows in use]."""
+        self.last.copy_(tokens)
+        self._positions += self._advance
+
     def launch(self, sampling: Sampling, uniform: Tensor | None) -> Pending:
+        return self.launch_each([Drawn(sampling, uniform)] if uniform is not None and sampling.temperature > 0 else [])
+
+    def launch_each(self, drawn: Sequence[Drawn]) -> Pending:
+        """As launch, but rows may differ in how they are drawn; those that `drawn` does not name are greedy."""
         n = self._used
         step = self.capture(bucket(n))
         landing = self._landing()
         step.replay()
-        if uniform is not None and sampling.temperature > 0:
-            if self.device.type == "cuda":
-                uniform = uniform.pin_memory().to(self.device, non_blocking=True)
-            self._ids[:n] = choose(step.out[:n], sampling, uniform)
+        draw(self._ids[:n], step.out[:n], drawn)
         return landing.send(self._ids[:n])
 
     def keep(self, rows: Sequence[int]) -> None:
-        index, n = torch.tensor(rows, device=self.device), len(rows)
+        index, n = to_device(rows, self.device), len(rows)
         for state in (self._ids, self._positions, self._rows):
             state[:n] = state[index]
         self._use(n)
@@ -164,7 +195,9 @@ class FixedSteps:
         self._count.fill_(n)
         self._advance[:n] = 1
         self._advance[n:] = 0
-        self._positions[n:] = 0  # of rows not in use: any that is in range
+        # of rows not in use: any that is in range
+        self._positions[n:] = 0
+        self._rows[n:] = self.cache.spare
 
     def _landing(self) -> Landing:
         self._landings.rotate()
@@ -202,6 +235,25 @@ class Landing:
         if self._begun is None or self._over is None:
             return 0.0
         return self._begun.elapsed_time(self._over) / 1e3
+
+
+def draw(tokens: Tensor, logits: Tensor, drawn: Sequence[Drawn]) -> None:
+    """Put what is drawn from logits [R, V] into tokens [R]; the others stay."""
+    for part in drawn:
+        uniform = part.uniform
+        if logits.is_cuda:
+            uniform = uniform.pin_memory().to(logits.device, non_blocking=True)
+        if part.rows is None:
+            tokens.copy_(choose(logits, part.sampling, uniform))
+        else:
+            rows = to_device(part.rows, logits.device)
+            tokens[rows] = choose(logits[rows], part.sampling, uniform)
+
+
+def to_device(values: Sequence[Any], device: torch.device) -> Tensor:
+    """A tensor of int64, without waiting for the device."""
+    host = torch.tensor(values, dtype=torch.int64)
+    return host.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else host
 
 
 def bucket(n: int) -> int:

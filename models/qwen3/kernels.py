@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 import torch
@@ -22,6 +22,14 @@ class Tile:
     constants: dict[str, int]
     warps: int
     stages: int = 3
+
+    def within(self, page: int) -> Tile:
+        """For keys in pages (page > 0: a power of two, at least 16): those of one at a time. Triton shares stages out
+        between reading a page's number and reading the page."""
+        if page == 0:
+            return self
+        changes = {"BLOCK_N": min(self.constants["BLOCK_N"], page), "STAGES": 2 * self.constants["STAGES"] - 1}
+        return replace(self, constants={**self.constants, **changes})
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -80,8 +88,8 @@ def head_norm_rope(
     block = 1 if T * rows <= 2048 else 16
     kernel.head_norm_rope[(-(-T * rows // block),)](
         qkv.contiguous(), norms.q, norms.k, cos, sin, place.rows, place.positions, place.num_tokens,
-        q, place.keys, place.values, norms.eps, T, place.keys.shape[2],
-        Q=heads, KV=kv_heads, D=D, BOUND=place.num_tokens is not None, BLOCK_R=block,
+        q, place.keys, place.values, place.pages, norms.eps, T, place.capacity,
+        Q=heads, KV=kv_heads, D=D, BOUND=place.num_tokens is not None, BLOCK_R=block, PAGE=place.page,
         num_warps=1 if block == 1 else 4, **_pdl(qkv),
     )  # fmt: skip
     return q
@@ -141,24 +149,24 @@ def _chosen(x: Tensor, T: int, K: int) -> tuple[Tensor, Tensor]:
     return x.new_empty(T, K, dtype=torch.int32), x.new_empty(T, K, dtype=torch.float32)
 
 
-def decode_attention(q: Tensor, place: Place) -> Tensor:
+def decode_attention(q: Tensor, place: Place, out: Tensor | None = None) -> Tensor:
     from gpu_kernels.triton import decode_attention as kernel
     from gpu_kernels.triton.merge_attention import merge_attention
 
     T, heads, D = q.shape
-    _, kv_heads, capacity, _ = place.keys.shape
+    kv_heads, capacity = place.keys.shape[1], place.capacity
     splits = decode_splits(T, kv_heads, capacity, processors(q.device))
-    out = torch.empty_like(q)
+    out = torch.empty_like(q) if out is None else out
     partial = lse = None
     if splits > 1:
         partial = q.new_empty(T, heads, splits, D, dtype=torch.float32)
         lse = q.new_empty(T, heads, splits, dtype=torch.float32)
-    group, tile = heads // kv_heads, decode_tile(D, q.element_size())
+    group, tile = heads // kv_heads, decode_tile(D, q.element_size()).within(place.page)
     kernel.decode_attention[(T, kv_heads, splits)](
-        q, place.keys, place.values, place.rows, place.positions, place.num_tokens, out, partial, lse,
+        q, place.keys, place.values, place.pages, place.rows, place.positions, place.num_tokens, out, partial, lse,
         _scale(D), capacity,
         KV=kv_heads, G=group, D=D, SPLITS=splits, BOUND=place.num_tokens is not None, PRECISION=_precision(q),
-        G_PAD=max(16, power_of_2(group)), **tile.constants, num_warps=tile.warps, **_pdl(q),
+        G_PAD=max(16, power_of_2(group)), PAGE=place.page, **tile.constants, num_warps=tile.warps, **_pdl(q),
     )  # fmt: skip
     if splits > 1:
         merge_attention[(T * heads,)](partial, lse, out, D=D, SPLITS=splits, num_warps=4, **_pdl(q))
@@ -189,16 +197,16 @@ def decode_splits(T: int, kv_heads: int, capacity: int, processors: int) -> int:
     return splits
 
 
-def prefill_attention(q: Tensor, place: Place, tiles: Tensor) -> Tensor:
+def prefill_attention(q: Tensor, place: Place, tiles: Tensor, out: Tensor | None = None) -> Tensor:
     from gpu_kernels.triton import prefill_attention as kernel
 
     T, heads, D = q.shape
-    _, kv_heads, capacity, _ = place.keys.shape
-    out = torch.empty_like(q)
-    tile = prefill_tile(D, q.element_size())
+    kv_heads = place.keys.shape[1]
+    out = torch.empty_like(q) if out is None else out
+    tile = prefill_tile(D, q.element_size()).within(place.page)
     kernel.prefill_attention[(heads, len(tiles))](
-        q, place.keys, place.values, tiles, out, _scale(D), capacity,
-        KV=kv_heads, G=heads // kv_heads, D=D, PRECISION=_precision(q),
+        q, place.keys, place.values, place.pages, tiles, out, _scale(D), place.capacity,
+        KV=kv_heads, G=heads // kv_heads, D=D, PRECISION=_precision(q), PAGE=place.page,
         **tile.constants, num_warps=tile.warps,
     )  # fmt: skip
     return out

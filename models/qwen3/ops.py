@@ -46,11 +46,13 @@ def plain() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Place:
-    """Where the keys and values of a step's T tokens belong in one layer of a dense cache.
+    """Where the keys and values of a step's T tokens belong in one layer of a cache, dense or in pages.
 
     Attributes:
-        keys, values: [rows, kv heads, capacity, head_dim]. rows, positions: [T] int64.
-        num_tokens: [] int32 or None: tokens past it are not kept.
+        keys, values: [rows, kv heads, capacity, head_dim]; with pages [pages, kv heads, page, head_dim].
+        rows, positions: [T] int64.
+        num_tokens: [] int32 or None: tokens past it are not kept (the torch forms need rows where they may be).
+        pages: [rows, capacity / page] int32: key n of a row is key n % page of its page n / page. None: dense.
     """
 
     keys: Tensor
@@ -58,6 +60,33 @@ class Place:
     rows: Tensor
     positions: Tensor
     num_tokens: Tensor | None = None
+    pages: Tensor | None = None
+
+    @property
+    def page(self) -> int:
+        """Tokens of a page; 0: dense."""
+        return 0 if self.pages is None else self.keys.shape[2]
+
+    @property
+    def capacity(self) -> int:
+        """Tokens of a row, at most."""
+        return self.keys.shape[2] * (1 if self.pages is None else self.pages.shape[1])
+
+    def dense(self, rows: Tensor | int, bound: int) -> tuple[Tensor, Tensor]:
+        """Keys and values 0 .. bound - 1 of these rows [n], or of one: [n, kv heads, bound, head_dim]."""
+        if self.pages is None:
+            return self.keys[rows, :, :bound], self.values[rows, :, :bound]
+        taken = self.pages[rows, : -(-bound // self.page)]
+        k, v = (kept[taken].transpose(-4, -3).flatten(-3, -2)[..., :bound, :] for kept in (self.keys, self.values))
+        return k, v
+
+    def keep(self, k: Tensor, v: Tensor) -> None:
+        """Write keys and values [T, kv heads, head_dim] of the step's tokens."""
+        rows, at = self.rows, self.positions
+        if self.pages is not None:
+            rows, at = self.pages[rows, at // self.page].long(), at % self.page
+        self.keys[rows, :, at] = k
+        self.values[rows, :, at] = v
 
 
 @dataclass(frozen=True)
@@ -185,46 +214,53 @@ def head_norm_rope(
     k = rotate(F.rms_norm(k, norms.k.shape, norms.k, norms.eps), *rope)
     if place is None:
         return q, k, v
-    place.keys[place.rows, :, place.positions] = k
-    place.values[place.rows, :, place.positions] = v
+    place.keep(k, v)
     return q, None, None
 
 
-def decode_attention(q: Tensor, place: Place, bound: int, mask: Tensor | None) -> Tensor:
+def decode_attention(q: Tensor, place: Place, bound: int, mask: Tensor | None, out: Tensor | None = None) -> Tensor:
     """Attend with one query a sequence, q [T, heads, head_dim], to the keys 0 .. position of its row.
 
     Args:
         bound: at least every position + 1.
         mask: [T, 1, 1, bound] bool, True = attend: token t is then that of cache row t. None: rows are as place.rows
             says, and lengths are read on the device.
+        out: as q, to write the result to.
     """
     T, heads, D = q.shape
     keys, values = place.keys, place.values
     kv_heads = keys.shape[1]
     if T and fast_heads(q, heads, kv_heads, D):
-        return _kernels().decode_attention(q, place)
+        return _kernels().decode_attention(q, place, out)
     if mask is None:
         mask = (torch.arange(bound, device=q.device) <= place.positions[:, None])[:, None, None]
-        k, v = keys[place.rows, :, :bound], values[place.rows, :, :bound]
+        k, v = place.dense(place.rows, bound)
+        if place.pages is not None:  # a masked key still counts as 0 * what another sequence left there
+            unseen = ~mask.transpose(2, 3)
+            k, v = k.masked_fill(unseen, 0), v.masked_fill(unseen, 0)
     else:
         k, v = keys[:T, :, :bound], values[:T, :, :bound]
     # the query heads of one key/value head are its queries: no key is repeated
     grouped = q.unflatten(1, (kv_heads, heads // kv_heads))
-    return F.scaled_dot_product_attention(grouped, k, v, attn_mask=mask).reshape(q.shape)
+    attended = F.scaled_dot_product_attention(grouped, k, v, attn_mask=mask).reshape(q.shape)
+    return attended if out is None else out.copy_(attended)
 
 
-def prefill_attention(q: Tensor, place: Place, spans: Sequence[Span], tiles: Tensor | None) -> Tensor:
+def prefill_attention(
+    q: Tensor, place: Place, spans: Sequence[Span], tiles: Tensor | None, out: Tensor | None = None
+) -> Tensor:
     """Causal attention of packed prompts q [T, heads, head_dim] to the keys of their rows.
 
     Args:
         spans: the sequences of the step; may be empty where there are tiles.
         tiles: the same for the Triton kernel, see prefill_tiles; None: it does not serve, and spans have masks.
+        out: as q, to write the result to where it may: tokens of no sequence stay as they are.
     """
     keys, values = place.keys, place.values
     gqa = q.shape[1] != keys.shape[1]
     first, n = (spans[0].row, spans[0].n) if spans else (0, 0)
     even = all(s.past == 0 and s.n == n and s.row == first + i for i, s in enumerate(spans))
-    if q.is_cuda and even and n > 1:
+    if q.is_cuda and even and n > 1 and place.pages is None:
         # prompts of one length in neighbouring rows: one batch, for the vendor's kernel
         rows = slice(first, first + len(spans))
         batch = q.view(len(spans), n, *q.shape[1:]).transpose(1, 2)
@@ -232,14 +268,15 @@ def prefill_attention(q: Tensor, place: Place, spans: Sequence[Span], tiles: Ten
         out = F.scaled_dot_product_attention(batch, k, v, is_causal=True, enable_gqa=gqa)
         return out.transpose(1, 2).reshape(q.shape)
     if tiles is not None:
-        return _kernels().prefill_attention(q, place, tiles)
-    out = torch.empty_like(q)
+        return _kernels().prefill_attention(q, place, tiles, out)
+    out = torch.empty_like(q) if out is None else out
     for span in spans:
-        own, seen = slice(span.first, span.first + span.n), slice(0, span.past + span.n)
+        own = slice(span.first, span.first + span.n)
+        k, v = place.dense(span.row, span.past + span.n)
         out[own] = F.scaled_dot_product_attention(
             q[own].transpose(0, 1)[None],
-            keys[span.row, :, seen][None],
-            values[span.row, :, seen][None],
+            k[None],
+            v[None],
             attn_mask=span.mask,
             is_causal=span.mask is None,
             enable_gqa=gqa,

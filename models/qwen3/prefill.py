@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from . import ops
-from .cache import StaticCache, Step
+from .cache import RowCache, Step
 from .decode import bucket
 from .graphs import Captured, capture
 from .model import Qwen3Moe
@@ -20,26 +20,55 @@ LARGEST = 2048
 SMALLEST = 64
 
 
+def prefill(
+    model: Qwen3Moe,
+    cache: RowCache,
+    fixed: FixedPrefill | None,
+    ids: Sequence[int],
+    chunks: Sequence[tuple[int, int]],
+    ends: Sequence[int],
+    decoding: Sequence[tuple[int, int]] = (),
+    last: Tensor | None = None,
+) -> Tensor:
+    """Run packed prompts, or pieces of them, by a captured step where one holds them.
+
+    Args:
+        ids: [T] tokens. chunks, ends: rows and tokens, and whose logits are wanted: see RowCache.prefill.
+        decoding: rows and positions of tokens that run with them, each the next of its row; last: these, on the device.
+
+    Returns:
+        [len(decoding) + len(ends), vocab_size]; valid until the next step.
+    """
+    logits = None if fixed is None else fixed.run(ids, chunks, ends, decoding, last)
+    if logits is None:
+        step = cache.prefill(chunks, ends, decoding)
+        tokens = torch.tensor(ids, device=model.device)
+        logits = model(tokens if last is None else torch.cat((last, tokens)), cache, step)
+    return logits
+
+
 class FixedPrefill:
     """Packed prompts in steps of 64 .. 2048 tokens, each captured once; tokens past those of a step count for nothing.
 
     Args:
         model: whose operators Triton kernels serve, on the cuda backend.
         cache: where keys and values go.
+        sequences: of a step, at most; default: the cache's rows.
+        decoding: tokens of rows that decode meanwhile, before them; at most.
         pool: memory pool of the graphs; None without CUDA, where the operators run again.
     """
 
-    def __init__(self, model: Qwen3Moe, cache: StaticCache, pool: Any):
-        self.model, self.cache, self.pool = model, cache, pool
-        rows, device = cache.k.shape[1], model.device
-        largest = max(SMALLEST, min(LARGEST, bucket(rows * cache.capacity)))
+    def __init__(self, model: Qwen3Moe, cache: RowCache, pool: Any, sequences: int | None = None, decoding: int = 0):
+        self.model, self.cache, self.pool, self.decoding = model, cache, pool, decoding
+        self._sequences, device = sequences or cache.rows, model.device
+        largest = max(SMALLEST, min(LARGEST, bucket(cache.rows * cache.capacity)))
         self.sizes = [n for n in (SMALLEST << i for i in range(16)) if n <= largest]
         self._tile = ops.prefill_rows(cache.k)
-        self._ends = rows
+        self._ends = decoding + self._sequences
         # ids, positions and rows of the tokens; then which of them have logits
-        self._words = torch.zeros(3 * largest + rows, dtype=torch.int64, device=device)
-        # tiles of the attention; then how many tokens count
-        self._tiles = torch.zeros(4 * self._tiles_of(largest) + 1, dtype=torch.int32, device=device)
+        self._words = torch.zeros(3 * largest + self._ends, dtype=torch.int64, device=device)
+        # tiles of the attention; then how many tokens count, and how many of them decode
+        self._tiles = torch.zeros(4 * self._tiles_of(largest) + 2, dtype=torch.int32, device=device)
         self._captured: dict[int, Captured] = {}
 
     def capture(self, n: int) -> Captured:
@@ -48,37 +77,51 @@ class FixedPrefill:
             return self._captured[n]
         self._tiles.zero_()
         ids, positions, rows, ends = self._words[: 3 * n + self._ends].split((n, n, n, self._ends))
-        tiles, count = self._tiles[: 4 * self._tiles_of(n)].view(-1, 4), self._tiles[4 * self._tiles_of(n)]
-        step = Step(rows, positions, logits_at=ends, spans=(), tiles=tiles, num_tokens=count)
+        tiles, counts = self._tiles[: 4 * self._tiles_of(n)].view(-1, 4), self._tiles[4 * self._tiles_of(n) :]
+        step = Step(
+            rows, positions, logits_at=ends, spans=(), tiles=tiles, num_tokens=counts[0], bound=self.cache.capacity,
+            decoding=min(self.decoding, n), num_decoding=counts[1],
+        )  # fmt: skip
         self._captured[n] = capture(lambda: self.model(ids, self.cache, step), self.pool)
         return self._captured[n]
 
-    def run(self, ids: Sequence[int], chunks: Sequence[tuple[int, int]], ends: Sequence[int]) -> Tensor | None:
-        """Logits [len(ends), vocab_size] of a step, as StaticCache.prefill plans it; None: no captured step holds it.
-
-        They stay until the next step.
-        """
-        n = next((n for n in self.sizes if n >= len(ids)), None)
-        if n is None or n not in self._captured:
+    def run(
+        self,
+        ids: Sequence[int],
+        chunks: Sequence[tuple[int, int]],
+        ends: Sequence[int],
+        decoding: Sequence[tuple[int, int]] = (),
+        last: Tensor | None = None,
+    ) -> Tensor | None:
+        """Logits of a step, as `prefill` says; None: no captured step holds it. They stay until the next step."""
+        before = len(decoding)
+        T = before + len(ids)
+        n = next((n for n in self.sizes if n >= T), None)
+        if n is None or n not in self._captured or len(chunks) > self._sequences or before > self.decoding:
             return None
-        spans = self.cache.spans(chunks)
-        words, T = torch.zeros(3 * n + self._ends, dtype=torch.int64), len(ids)
-        words[:T] = torch.tensor(ids)
+        spans = self.cache.spans(chunks, before)
+        words = torch.zeros(3 * n + self._ends, dtype=torch.int64)
+        words[before:T] = torch.tensor(ids)
+        own = torch.tensor(decoding, dtype=torch.int64).view(before, 2)
+        words[n:][:before], words[2 * n :][:before] = own[:, 1], own[:, 0]
         for span in spans:
             words[n + span.first :][: span.n] = torch.arange(span.past, span.past + span.n)
             words[2 * n + span.first :][: span.n] = span.row
-        words[3 * n :][: len(ends)] = torch.tensor(ends, dtype=torch.int64)
-        tiles = torch.zeros(4 * self._tiles_of(n) + 1, dtype=torch.int32)
+        wanted = [*range(before), *(before + at for at in ends)]
+        words[3 * n :][: len(wanted)] = torch.tensor(wanted, dtype=torch.int64)
+        tiles = torch.zeros(4 * self._tiles_of(n) + 2, dtype=torch.int32)
         plan = ops.prefill_tiles(spans, self.cache.k).flatten()
         tiles[: len(plan)] = plan
-        tiles[-1] = T
+        tiles[-2], tiles[-1] = T, before
         for host, device in ((words, self._words), (tiles, self._tiles)):
             host = host.pin_memory() if device.is_cuda else host
             device[: len(host)].copy_(host, non_blocking=True)
+        if last is not None:
+            self._words[:before] = last
         step = self._captured[n]
         step.replay()
-        return step.out[: len(ends)]
+        return step.out[: len(wanted)]
 
     def _tiles_of(self, n: int) -> int:
         """Tiles of the attention that any n tokens in this many rows need at most."""
-        return n // self._tile + self._ends
+        return n // self._tile + self._sequences

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-import torch
 from torch import Tensor
 
 from ttnn_moe import registry
@@ -16,7 +15,7 @@ from .cache import StaticCache
 from .decode import FixedSteps, HostSteps, Steps, buckets
 from .graphs import Captured
 from .model import MoE, Qwen3Moe
-from .prefill import FixedPrefill
+from .prefill import FixedPrefill, prefill
 
 Progress = Callable[[int, int], None]
 """Called with graphs captured so far and graphs in all."""
@@ -81,19 +80,8 @@ class Session:
             progress(len(work), len(work))
 
     def prefill(self, ids: Sequence[int], chunks: Sequence[tuple[int, int]], ends: Sequence[int]) -> Tensor:
-        """Run packed prompts, or pieces of them.
-
-        Args:
-            ids: [T] tokens. chunks, ends: rows and tokens, and whose logits are wanted: see StaticCache.prefill.
-
-        Returns:
-            [len(ends), vocab_size]; valid until the next step.
-        """
-        logits = None if self._prefill is None else self._prefill.run(ids, chunks, ends)
-        if logits is None:
-            step = self.cache.prefill(chunks, ends)
-            logits = self.model(torch.tensor(ids, device=self.model.device), self.cache, step)
-        return logits
+        """See prefill.prefill."""
+        return prefill(self.model, self.cache, self._prefill, ids, chunks, ends)
 
     def check(self, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> None:
         """Raise RequestError if these do not fit, or another generation is under way."""

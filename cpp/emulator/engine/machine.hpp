@@ -118,7 +118,8 @@ struct Role {
     std::unique_ptr<Fiber> fiber;
     bool done = false, queued = false;
     std::uint64_t time = 0, waited = 0;
-    bool stored = false;  // to a semaphore, with a plain store
+    bool open_atomics = false;  // increments since the last atomic barrier
+    bool stored = false;        // to a semaphore, with a plain store
     Wait wait;
     EmuPlace place{nullptr, 0};
     std::uint8_t my_x[2], my_y[2];

@@ -157,6 +157,7 @@ void emu_noc_write_barrier(std::uint32_t noc, std::uint32_t) {
 
 void emu_noc_atomic_barrier(std::uint32_t noc) {
     Role& role = *machine.role;
+    role.open_atomics = false;
     spend(kIssueCycles);
     std::uint64_t last = 0;
     for (auto& channel : role.channels) {

@@ -51,6 +51,7 @@ void emu_semaphore_inc(std::uint64_t destination, std::uint32_t value, std::uint
     if (to == nullptr || !inside_l1(*to, local_of(destination), 4, "noc_semaphore_inc")) {
         return;
     }
+    machine.role->open_atomics = true;
     ++machine.role->core->counters.semaphore_messages;
     publish(to->l1 + local_of(destination));
     issue(Transfer::Add, 0, destination, 4, noc, vc, true).value = value;
@@ -61,6 +62,7 @@ void emu_semaphore_inc_multicast(std::uint64_t destination, std::uint32_t value,
     for (Core* to : receivers_of(destination, noc, false, receivers, "noc_semaphore_inc_multicast")) {
         publish(to->l1 + local_of(destination));
     }
+    machine.role->open_atomics = true;
     ++machine.role->core->counters.semaphore_messages;
     issue(Transfer::AddMulticast, 0, destination, 4, noc, vc, true).value = value;
 }

@@ -271,14 +271,18 @@ void finish_noc(Role& role) {
         }
         role.reads.clear();
     }
+    if (role.open_atomics) {
+        machine.report_at("kernel-end",
+                          "the kernel ends after a semaphore increment without a noc_async_atomic_barrier",
+                          role.place, role);
+    }
     for (auto& channel : role.channels) {
         for (const Transfer& t : channel->transfers) {
-            const bool atomic = t.kind == Transfer::Add || t.kind == Transfer::AddMulticast;
-            machine.report_at(
-                "kernel-end",
-                atomic ? "the kernel ends with a semaphore increment under way (no noc_async_atomic_barrier)"
-                       : "the kernel ends with a NoC write under way (no noc_async_write_barrier)",
-                t.place, role);
+            if (t.kind != Transfer::Add && t.kind != Transfer::AddMulticast) {
+                machine.report_at("kernel-end",
+                                  "the kernel ends with a NoC write under way (no noc_async_write_barrier)",
+                                  t.place, role);
+            }
         }
         land_channel(role, *channel, 0, true);
     }

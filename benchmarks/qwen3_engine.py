@@ -1,0 +1,200 @@
+"""Continuous batching of Qwen3-30B-A3B with random weights: throughput and latency of requests of mixed lengths.
+
+    PYTHONPATH=. python benchmarks/qwen3_engine.py --json qwen3_engine.json
+
+Prompt lengths are log-uniform and new tokens uniform between two bounds, drawn once; every request runs to its last
+token. All requests are there at the start, or come at --rate a second (exponential gaps). Weights as in qwen3_gpu.py.
+--steps also times decode steps of full batches beside those of a Session, whose cache is dense.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import random
+import statistics
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+from qwen3_gpu import decode, make, prompts
+from rich.console import Console
+from rich.table import Table
+
+from models.qwen3 import PRESETS, Engine, Qwen3Moe, Qwen3MoeConfig
+from ttnn_moe.bench import report
+from ttnn_moe.bench.floor import measure_ceilings
+
+
+def draw(n: int, prompt: tuple[int, int], new: tuple[int, int], vocab: int, seed: int) -> list[tuple[list[int], int]]:
+    """n prompts and how many tokens each wants."""
+    rng = random.Random(seed)
+    low, high = (math.log(bound) for bound in prompt)
+    lengths = [round(math.exp(rng.uniform(low, high))) for _ in range(n)]
+    return [([rng.randrange(vocab) for _ in range(length)], rng.randint(*new)) for length in lengths]
+
+
+def arrivals(n: int, rate: float, seed: int) -> list[float]:
+    """Seconds from the start; rate 0: all at once."""
+    rng, at, out = random.Random(seed + 1), 0.0, []
+    for _ in range(n):
+        out.append(at)
+        at += rng.expovariate(rate) if rate else 0.0
+    return out
+
+
+def serve(engine: Engine, requests: list[tuple[list[int], int]], come: list[float]) -> dict[str, Any]:
+    """Run them all: seconds, tokens a second, and what clients see (times of tokens on the host)."""
+    seen: dict[int, list[float]] = {}
+    came: dict[int, float] = {}
+    steps, rows, left = 0, 0, list(zip(come, requests, strict=True))[::-1]
+    start = time.perf_counter()
+    while left or engine.busy:
+        while left and left[-1][0] <= time.perf_counter() - start:
+            at, (prompt, new) = left.pop()
+            number = engine.add(prompt, max_new_tokens=new, stop_ids=())
+            came[number], seen[number] = start + at, []
+        if not engine.busy:
+            time.sleep(max(0.0, left[-1][0] - (time.perf_counter() - start)))
+            continue
+        rows += engine.load().running
+        steps += 1
+        made = engine.step()
+        now = time.perf_counter()
+        for token in made:
+            seen[token.sequence].append(now)
+    took = time.perf_counter() - start
+    wanted = sorted(new for _, new in requests)
+    assert sorted(map(len, seen.values())) == wanted, "every request has all its tokens"
+    first = [times[0] - came[number] for number, times in seen.items()]
+    gaps = [b - a for times in seen.values() for a, b in zip(times, times[1:], strict=False)]
+    fed, made_all = sum(len(prompt) for prompt, _ in requests), sum(wanted)
+    return {
+        "seconds": took, "prompt_tokens": fed, "new_tokens": made_all, "new_tokens_per_s": made_all / took,
+        "tokens_per_s": (fed + made_all) / took, "steps": steps, "mean_rows": rows / max(steps, 1),
+        "first_token_s": spread(first), "between_tokens_s": spread(gaps),
+    }  # fmt: skip
+
+
+def spread(values: list[float]) -> dict[str, float]:
+    """Mean, median and the 99th of a hundred."""
+    ordered = sorted(values) or [0.0]
+    return {
+        "mean": statistics.fmean(ordered), "p50": ordered[len(ordered) // 2],
+        "p99": ordered[min(len(ordered) - 1, len(ordered) * 99 // 100)],
+    }  # fmt: skip
+
+
+def full_steps(model: Qwen3Moe, B: int, prompt: int, new: int, rounds: int) -> dict[str, Any]:
+    """Seconds of a decode step of B requests: the median over steps in which nobody comes or goes; and a Session's."""
+    engine = Engine(model, B, prompt + new, prefill_chunk=8192)
+    engine.capture()
+    times: list[float] = []
+    for _ in range(rounds + 1):
+        for text in prompts(B, prompt, model.config.vocab_size):
+            engine.add(text, max_new_tokens=new, stop_ids=())
+        between: list[float] = []
+        while engine.busy:
+            start = time.perf_counter()
+            made = engine.step()
+            if len(made) == B and not any(token.finish for token in made):
+                between.append(time.perf_counter() - start)
+        # the first and the last few have prompts beside them, or end
+        times.append(statistics.median(between[2:-2] or between or [float("nan")]))
+    del engine
+    return {
+        "B": B,
+        "engine_s": statistics.median(times[1:]),
+        "session_s": decode(model, B, prompt, new, rounds)[0]["step_s"],
+    }
+
+
+def main(
+    config: Annotated[
+        str, typer.Option(help=f"One of {sorted(PRESETS)}, or a checkpoint's directory.")
+    ] = "qwen3-30b-a3b",
+    layers: Annotated[int | None, typer.Option(help="Keep this many layers only.")] = None,
+    requests: Annotated[int, typer.Option(help="How many.")] = 256,
+    rows: Annotated[str, typer.Option(help="Requests that run at a time; a list.")] = "32,128,256",
+    prompt: Annotated[tuple[int, int], typer.Option(help="Shortest and longest prompt.")] = (32, 1024),
+    new: Annotated[tuple[int, int], typer.Option(help="Fewest and most new tokens.")] = (16, 256),
+    chunk: Annotated[int | None, typer.Option(help="Prompt tokens of a step; default: the engine's.")] = None,
+    page: Annotated[int, typer.Option(help="Tokens of a page.")] = 64,
+    rate: Annotated[float, typer.Option(help="Requests a second; 0: all at the start.")] = 0.0,
+    rounds: Annotated[int, typer.Option(help="Times that each is run; the median by throughput is kept.")] = 3,
+    steps: Annotated[str, typer.Option(help="Batches whose decode step is timed too, beside a Session's.")] = "",
+    device: Annotated[str, typer.Option(help="cuda, or cpu to try the program.")] = "cuda",
+    backend: Annotated[str, typer.Option(help="What runs the experts.")] = "auto",
+    seed: Annotated[int, typer.Option(help="Of weights, lengths and prompts.")] = 0,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write the results here, after every row.")] = None,
+) -> None:
+    """Measure, write JSON, print tables."""
+    sizes = PRESETS[config] if config in PRESETS else Qwen3MoeConfig.from_directory(Path(config))
+    if layers is not None:
+        sizes = dataclasses.replace(sizes, num_hidden_layers=layers)
+    model = make(sizes, device, torch.bfloat16, backend, seed)
+    todo = draw(requests, prompt, new, sizes.vocab_size, seed)
+    data: dict[str, Any] = {
+        "machine": report.machine(device, measure_ceilings(device, torch.bfloat16)), "versions": report.versions(),
+        "config": config, "layers": sizes.num_hidden_layers, "dtype": "bfloat16", "rounds": rounds,
+        "requests": requests, "prompt": prompt, "new": new, "rate": rate, "served": [], "steps": [],
+    }  # fmt: skip
+
+    def save() -> None:
+        if json_file is not None:
+            json_file.write_text(json.dumps(data, indent=1) + "\n")
+
+    for count in map(int, filter(None, rows.split(","))):
+        start = time.perf_counter()
+        engine = Engine(model, count, prompt[1] + new[1], page=page, prefill_chunk=chunk)
+        engine.capture()
+        serve(engine, todo[: min(8, requests)], [0.0] * min(8, requests))
+        ready = time.perf_counter() - start
+        runs = [serve(engine, todo, arrivals(requests, rate, seed)) for _ in range(rounds)]
+        runs.sort(key=lambda run: run["new_tokens_per_s"])
+        pages, chunk_used = engine.cache.pool.n, engine.batch.chunk
+        data["served"].append({"rows": count, "pages": pages, "prefill_chunk": chunk_used, "ready_s": ready,
+                               **runs[len(runs) // 2], "all_s": [run["seconds"] for run in runs]})  # fmt: skip
+        del engine  # its cache, before the next one's
+        save()
+    for B in map(int, filter(None, steps.split(","))):
+        data["steps"].append(full_steps(model, B, 128, 128, rounds))
+        save()
+    show(data)
+
+
+def show(data: dict[str, Any]) -> None:
+    """For the terminal."""
+    console = Console(width=160)
+    heads = [
+        "rows",
+        "new tokens/s",
+        "tokens/s",
+        "seconds",
+        "steps",
+        "mean rows",
+        "first token p50, p99 ms",
+        "between p50, p99 ms",
+    ]
+    table = Table(*heads)
+    for row in data["served"]:
+        ms = {
+            key: [f"{row[key][p] * 1e3:.1f}" for p in ("p50", "p99")] for key in ("first_token_s", "between_tokens_s")
+        }
+        table.add_row(
+            str(row["rows"]), f"{row['new_tokens_per_s']:,.0f}", f"{row['tokens_per_s']:,.0f}", f"{row['seconds']:.2f}",
+            str(row["steps"]), f"{row['mean_rows']:.1f}", ", ".join(ms["first_token_s"]),
+            ", ".join(ms["between_tokens_s"]),
+        )  # fmt: skip
+    console.print(table)
+    for row in data["steps"]:
+        console.print(
+            f"decode step of {row['B']}: engine {row['engine_s'] * 1e3:.2f} ms, session {row['session_s'] * 1e3:.2f}"
+        )
+
+
+if __name__ == "__main__":
+    typer.run(main)
