@@ -39,8 +39,15 @@ def register(name: str, target: str) -> None:
     """
     global _TARGETS
     _TARGETS = {name: target, **{n: t for n, t in _TARGETS.items() if n != name}}
-    for cached in (_class, _instance, probe, _choose):
+    for cached in (_class, _instance):
         cached.cache_clear()
+    look_again()
+
+
+def look_again() -> None:
+    """Forget what this machine was found to have: a device was opened or closed, a package installed."""
+    probe.cache_clear()
+    _choose.cache_clear()
 
 
 @cache

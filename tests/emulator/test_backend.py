@@ -55,7 +55,9 @@ def test_run(chip, name, monkeypatch):
     import tenstorrent_runs
 
     from ttnn_moe import tenstorrent
+    from ttnn_moe.tenstorrent import operators
 
+    monkeypatch.setattr(operators, "MAX_T", operators.MAX_T)  # a run may change it
     tenstorrent.close_device()
     torch.manual_seed(0)
     try:
@@ -75,6 +77,19 @@ def test_the_devices_of_one_process_are_one(monkeypatch):
     with pytest.raises(BackendUnavailable, match="another mesh is open"):
         tenstorrent.open_device(1, device="emulator")
     tenstorrent.close_device()
+
+
+@needs_planner
+def test_a_device_that_was_opened_is_found_whatever_was_known_before(monkeypatch):
+    from ttnn_moe import registry, tenstorrent
+
+    monkeypatch.delenv(DEVICE, raising=False)
+    tenstorrent.close_device()
+    before = registry.probe("tenstorrent")
+    tenstorrent.open_device(device="emulator")
+    assert registry.probe("tenstorrent").available
+    tenstorrent.close_device()
+    assert registry.probe("tenstorrent") == before
 
 
 @needs_planner

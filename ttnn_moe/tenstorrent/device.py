@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .. import registry
 from ..backend import Probe
 from ..errors import BackendUnavailable, ContractError
 from . import sfpi
@@ -69,7 +70,6 @@ def open_device(D: int = 1, device: str | None = None) -> Device:
     Raises:
         BackendUnavailable: nothing to open, fewer than D devices, or another mesh is open already.
     """
-    global _current
     if _current is not None:
         if _current.D != D:
             raise BackendUnavailable(
@@ -85,8 +85,7 @@ def open_device(D: int = 1, device: str | None = None) -> Device:
         from .emulator import library as emulated
 
         use(emulated)
-        _current = Device.of(emulated.open_mesh(D, device.partition(":")[2] or "p150"))
-        return _current
+        return _keep(Device.of(emulated.open_mesh(D, device.partition(":")[2] or "p150")))
     ttnn = library()
 
     if D == 1:
@@ -97,21 +96,25 @@ def open_device(D: int = 1, device: str | None = None) -> Device:
             raise BackendUnavailable("there are too few devices for the mesh", got=here, expected=f"D={D}")
         ttnn.set_fabric_config(ttnn.FabricConfig.FABRIC_1D)
         handle = ttnn.open_mesh_device(ttnn.MeshShape(1, D))
-    _current = Device.of(handle, opened_here=True)
-    return _current
+    return _keep(Device.of(handle, opened_here=True))
+
+
+def _keep(device: Device | None) -> Any:
+    """Make it the device in use, or none; what the registry knew of this machine is out of date then."""
+    global _current
+    _current = device
+    registry.look_again()
+    return device
 
 
 def attach(handle: Any) -> Device:
     """Use a ttnn device or 1xD mesh that the caller opened, and closes after close_device()."""
-    global _current
     if _current is not None and _current.handle is not handle:
         raise ContractError(
             "another device is in use", got=f"D={_current.D}", expected="none",
             remedy="ttnn_moe.tenstorrent.close_device() first",
         )  # fmt: skip
-    if _current is None:
-        _current = Device.of(handle)
-    return _current
+    return _current or _keep(Device.of(handle))
 
 
 def current() -> Device | None:
@@ -122,10 +125,10 @@ def current() -> Device | None:
 @atexit.register
 def close_device() -> None:
     """Forget the device, and close it if it was opened here. Weights and buffers on it are gone."""
-    global _current
     if _current is None:
         return
-    device, _current = _current, None
+    device = _current
+    _keep(None)
     device.cache.clear()
     use(None)
     if device.opened_here:
@@ -140,6 +143,8 @@ def close_device() -> None:
 
 def probe(device: str | None = None) -> Probe:
     """Whether programs can be built and run here. Looks at files only; opens nothing."""
+    if device is None and _current is not None:
+        return Probe(True, devices=(f"{_current.arch}, 1x{_current.D}",))
     if is_emulator(wanted() if device is None else device):
         return _emulator_probe()
     if importlib.util.find_spec("ttnn") is None:

@@ -134,13 +134,14 @@ def _kernel(build: KernelBuild) -> tuple[Path, bool]:
         flags.append(f"-fsanitize={build.sanitizer}")
         link.append(f"-fsanitize={build.sanitizer}")
     include = [folder / "include", build.root, build.source.parent]
-    digest = _digest([text, *flags, *link], [build.source], include)
+    digest = _digest([text, *flags, *link, "relative places"], [build.source], include)
 
     def compile_to(target: Path) -> None:
         with tempfile.TemporaryDirectory() as scratch:
             unit, made = Path(scratch) / "kernel.cpp", Path(scratch) / "kernel.o"
             unit.write_text(text + f'#include "{build.source}"\n' + _ENTRY)
-            places = [f"-I{place}" for place in include]
+            # a library serves every checkout: what it says of its sources is relative
+            places = [f"-ffile-prefix-map={build.root}/=", *(f"-I{place}" for place in include)]
             _compile([*flags, *places, "-c", str(unit), "-o", str(made)], str(build.source.name))
             _compile([str(made), "-o", str(target), *link], str(build.source.name))
 
