@@ -8,16 +8,20 @@ from __future__ import annotations
 
 import tempfile
 import types
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import ascend_exchange_operators
 import ascend_libraries
+import pytest
 import torch
 from ascend_operators import IMPLEMENTATIONS
 from ascend_schemas import SCHEMAS
 
+from ttnn_moe import registry
 from ttnn_moe.ascend.backend import AscendBackend
 from ttnn_moe.backend import Probe
 
@@ -69,3 +73,14 @@ def bind(implementations: dict[str, Any]) -> None:
     for name, function in implementations.items():
         library.impl(name, function)
     _KEPT.append(library)
+
+
+@contextmanager
+def registered() -> Iterator[None]:
+    """The stand-in as backend "ascend"; the table of backends is put back afterwards, its order too."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(registry, "_TARGETS", dict(registry._TARGETS))
+        registry.register("ascend", TARGET)
+        yield
+    for cached in (registry._class, registry._instance, registry.probe, registry._choose):
+        cached.cache_clear()

@@ -8,16 +8,11 @@ import torch
 from cases import Target
 from test_cases import TestCases, test_bitwise_repeatable  # noqa: F401  (run here on another target)
 
-from ttnn_moe import registry
-
 
 @pytest.fixture(scope="module", autouse=True)
 def _ascend_on_cpu():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(registry, "_TARGETS", dict(registry._TARGETS))
-        registry.register("ascend", ascend_stand_in.TARGET)
+    with ascend_stand_in.registered():
         yield
-    registry.register("reference", registry._TARGETS["reference"])  # forgets what was found
 
 
 @pytest.fixture

@@ -217,6 +217,19 @@ def test_no_group_of_one_count_and_no_empty_call(npu: Any) -> None:
     run.moe(None, hidden[:0], nothing, weights_of(experts), out[:0], False)
 
 
+def test_a_pair_without_an_expert_adds_nothing_whatever_its_rows_go_through(npu: Any) -> None:
+    """Its rows pass the first expert's weights: NaN there, or in a token that names nobody, must not come out."""
+    hidden, _, experts = _inputs(3, 4, 2, 16, 8)
+    for tensor in experts.tensors.values():
+        tensor[0] = float("nan")
+    hidden[2] = float("nan")
+    ids = torch.tensor([[-1, 2], [3, 9], [-1, -1]], dtype=torch.int32)
+    out = torch.full((3, 16), 7.0).bfloat16()
+    run.moe(npu, hidden, Routing.from_topk(ids, torch.ones(3, 2), 4), weights_of(experts), out, False)
+    assert out[:2].isfinite().all() and bool((out[:2] != 0).any())
+    assert bool((out[2] == 0).all())
+
+
 def test_a_mesh_driven_by_one_process_adds_its_devices_up(npu: Any) -> None:
     backend = ascend_stand_in.OnCpu()
     hidden, routing, experts = _inputs(9, 8, 3, 32, 16)

@@ -12,7 +12,6 @@ from models.qwen3 import demo
 from models.qwen3.generate import generate
 from models.qwen3.tokenizer import Tokenizer
 from models.qwen3.weights import device_of, load_model
-from ttnn_moe import registry
 from ttnn_moe.errors import RequestError
 
 TINY = Path(__file__).parents[1] / "models" / "qwen3" / "tiny"
@@ -21,11 +20,8 @@ PROMPTS = ["Once upon a time", "The little dog", "2 + 3 ="]
 
 @pytest.fixture(scope="module", autouse=True)
 def _ascend_on_cpu():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(registry, "_TARGETS", dict(registry._TARGETS))
-        registry.register("ascend", ascend_stand_in.TARGET)
+    with ascend_stand_in.registered():
         yield
-    registry.register("reference", registry._TARGETS["reference"])  # forgets what was found
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)

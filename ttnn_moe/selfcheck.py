@@ -66,7 +66,7 @@ def selfcheck(name: str, print_: Callable[[str], object], dtype: torch.dtype = t
     name = registry.resolve(name)
     device = device_of(name, dtype)
     backend = registry.choose(problem_of(Sizes(), dtype, device), name)
-    for line in machine(name, device):
+    for line in (*machine(name, device), *getattr(backend, "versions", list)()):
         print_(line)
     outcomes = []
     for check in (*_own_checks(backend), *checks(backend, device, dtype)):

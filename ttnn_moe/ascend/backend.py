@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ..backend import Numerics, Probe
 from ..contract import Experts, Placement, Problem, Routing
+from ..errors import BackendUnavailable
 from . import kernels, limits, operators, run, steps
 from .layout import weights_of
 
@@ -85,13 +86,29 @@ class AscendBackend:
         return DispatchCombine(self.npu(), plan(problem, placement, name, rank), placement, name)
 
     def group_name(self, group: ProcessGroup | None) -> str:
-        """HCCL's name of a process group."""
+        """HCCL's name of a process group.
+
+        Raises:
+            BackendUnavailable: the group has no HCCL.
+        """
         import torch.distributed as dist
 
         group = group or dist.group.WORLD
         assert group is not None, "torch.distributed is not started"
-        hccl: Any = group._get_backend(torch.device(self.device))
+        try:
+            hccl: Any = group._get_backend(torch.device(self.device))
+        except RuntimeError as error:
+            raise BackendUnavailable(
+                "the process group has no HCCL", got=str(error).splitlines()[0],
+                remedy="torch.distributed.init_process_group('hccl'), or exchange='all_to_all'",
+            ) from error  # fmt: skip
         return hccl.get_hccl_comm_name(dist.get_rank())
+
+    def versions(self) -> list[str]:
+        """What `ttnn-moe selfcheck` shows beside the packages: CANN's version, where torch_npu knows it."""
+        utils = getattr(getattr(self.npu(), "npu", None), "utils", None)
+        get_version = getattr(utils, "get_cann_version", None)
+        return [f"CANN {get_version()}"] if get_version is not None else []
 
     def selfchecks(self) -> list[Check]:
         """Each of torch_npu's operators alone, for `ttnn-moe selfcheck`."""

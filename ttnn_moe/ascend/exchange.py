@@ -180,7 +180,7 @@ def unique_ids(routing: Routing, contiguous: Tensor) -> tuple[Tensor, Tensor, Te
     used = torch.zeros(T, E + 1, dtype=torch.bool, device=ids.device).scatter_(1, ids, True)[:, :E]
     expert = torch.arange(E, device=ids.device)
     turn = (expert - torch.arange(T, device=ids.device)[:, None] * routing.K) % E
-    unused_first = (used.long() * E + turn).argsort(1)
+    unused_first = (used * E + turn).float().argsort(1)  # exact; integers would be sorted by the AI CPU
     nth = (absent.long().cumsum(1) - 1).clamp_min(0)
     ids = torch.where(absent, unused_first.gather(1, nth), ids)
     return ids.int(), torch.where(absent, 0.0, weights), absent

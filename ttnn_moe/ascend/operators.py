@@ -11,8 +11,6 @@ import importlib.util
 from collections.abc import Iterable
 from typing import Any
 
-AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"
-
 ROUTE, MATMUL = "npu_moe_init_routing_v2", "npu_grouped_matmul"
 SWIGLU, UNPERMUTE = "npu_swiglu", "npu_moe_token_unpermute"
 LAYER = (ROUTE, MATMUL, SWIGLU, UNPERMUTE)
