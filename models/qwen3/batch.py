@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
-from .decode import Drawn, FixedSteps, Landing, Pending, buckets, draw
-from .graphs import Captured
+from .decode import Drawn, FixedSteps, Landing, Pending, draw
 from .model import Qwen3Moe
 from .pages import PagedCache
-from .prefill import FixedPrefill, prefill
+from .prefill import FixedPrefill, Progress, capture_all, prefill
 from .requests import Request
 from .sampling import Sampling
-from .session import Progress
 
 SEQUENCES = 64
 """Prompts that one step may begin or go on with."""
@@ -59,16 +57,7 @@ class Batch:
             self.fixed = FixedPrefill(
                 self.model, self.cache, self.steps.pool, min(self.cache.rows, SEQUENCES), self.steps.size
             )
-        # the largest first: the others share its memory
-        sizes = reversed(self.fixed.sizes)
-        work: list[tuple[Callable[[int], Captured], int]] = [(self.fixed.capture, n) for n in sizes]
-        work += [(self.steps.capture, n) for n in buckets(self.cache.rows)]
-        for done, (capture, n) in enumerate(work):
-            if progress is not None:
-                progress(done, len(work))
-            capture(n)
-        if progress is not None:
-            progress(len(work), len(work))
+        capture_all(self.fixed, self.steps, self.cache.rows, progress)
 
     @torch.inference_mode()
     def step(self) -> list[tuple[Request, int]]:

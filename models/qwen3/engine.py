@@ -18,10 +18,10 @@ from .decode import bucket
 from .generate import Token, check_request
 from .model import Qwen3Moe
 from .pages import PAGE, PagedCache
-from .prefill import LARGEST
+from .prefill import LARGEST, Progress
 from .requests import Request, Stream
 from .sampling import Draws, Sampling
-from .session import Progress, serves
+from .session import serves
 from .tokenizer import Tokenizer
 
 

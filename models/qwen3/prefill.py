@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -10,9 +10,12 @@ from torch import Tensor
 
 from . import ops
 from .cache import RowCache, Step
-from .decode import bucket
+from .decode import FixedSteps, bucket, buckets
 from .graphs import Captured, capture
 from .model import Qwen3Moe
+
+Progress = Callable[[int, int], None]
+"""Called with graphs captured so far and graphs in all."""
 
 LARGEST = 2048
 """Tokens of the largest step: above it the GPU is busy for longer than the host."""
@@ -125,3 +128,16 @@ class FixedPrefill:
     def _tiles_of(self, n: int) -> int:
         """Tiles of the attention that any n tokens in this many rows need at most."""
         return n // self._tile + self._sequences
+
+
+def capture_all(fixed: FixedPrefill, steps: FixedSteps, rows: int, progress: Progress | None) -> None:
+    """Capture every size of prefill, and the decode step of every batch bucket up to `rows`."""
+    # the largest first: the others share its memory
+    work: list[tuple[Callable[[int], Captured], int]] = [(fixed.capture, n) for n in reversed(fixed.sizes)]
+    work += [(steps.capture, n) for n in buckets(rows)]
+    for done, (capture_one, n) in enumerate(work):
+        if progress is not None:
+            progress(done, len(work))
+        capture_one(n)
+    if progress is not None:
+        progress(len(work), len(work))

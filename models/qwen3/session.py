@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from torch import Tensor
@@ -12,13 +12,9 @@ from ttnn_moe.errors import RequestError
 
 from . import ops
 from .cache import StaticCache
-from .decode import FixedSteps, HostSteps, Steps, buckets
-from .graphs import Captured
+from .decode import FixedSteps, HostSteps, Steps
 from .model import MoE, Qwen3Moe
-from .prefill import FixedPrefill, prefill
-
-Progress = Callable[[int, int], None]
-"""Called with graphs captured so far and graphs in all."""
+from .prefill import FixedPrefill, Progress, capture_all, prefill
 
 
 class Session:
@@ -68,16 +64,7 @@ class Session:
             return
         if self._prefill is None:
             self._prefill = FixedPrefill(self.model, self.cache, self.steps.pool)
-        # the largest first: the others share its memory
-        sizes = reversed(self._prefill.sizes)
-        work: list[tuple[Callable[[int], Captured], int]] = [(self._prefill.capture, n) for n in sizes]
-        work += [(self.steps.capture, n) for n in buckets(self.rows)]
-        for done, (capture, n) in enumerate(work):
-            if progress is not None:
-                progress(done, len(work))
-            capture(n)
-        if progress is not None:
-            progress(len(work), len(work))
+        capture_all(self._prefill, self.steps, self.rows, progress)
 
     def prefill(self, ids: Sequence[int], chunks: Sequence[tuple[int, int]], ends: Sequence[int]) -> Tensor:
         """See prefill.prefill."""
