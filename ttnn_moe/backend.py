@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
-from .contract import Experts, Placement, Problem, Routing
+from .contract import Experts, Placement, Problem, Routing, check_prepared
 
 
 @dataclass(frozen=True)
@@ -42,10 +43,15 @@ class Numerics:
     routing_weight: torch.dtype | None = None
 
 
-class Prepared(Protocol):
-    """One layer made ready by `prepare`: it owns workspace and compiled kernels; calls allocate the output only."""
+class Prepared(ABC):
+    """One layer made ready by `prepare`: it owns workspace and compiled kernels; calls allocate the output only.
+
+    Attributes:
+        problem: sizes of the largest call. placement: what the routing of a call knows of where experts live.
+    """
 
     problem: Problem
+    placement: Placement | None = None
 
     def __call__(
         self,
@@ -58,6 +64,17 @@ class Prepared(Protocol):
         num_tokens: Tensor | None = None,
     ) -> Tensor:
         """hidden [T, H], topk_ids and topk_weights [T, K] with T <= problem.T -> out [T, H]."""
+        problem = self.problem
+        routing = Routing.from_topk(topk_ids, topk_weights, problem.E, placement=self.placement, num_tokens=num_tokens)
+        check_prepared(problem, hidden, routing, out, accumulate)
+        if out is None:
+            out = hidden.new_empty(routing.T, problem.H, dtype=problem.out_dtype)
+        self._run(hidden.contiguous(), routing, out, accumulate)
+        return out
+
+    @abstractmethod
+    def _run(self, hidden: Tensor, routing: Routing, out: Tensor, accumulate: bool) -> None:
+        """Write, or add, the result to out [T, H]; arguments were checked, hidden is contiguous."""
 
 
 @runtime_checkable

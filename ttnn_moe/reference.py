@@ -12,8 +12,8 @@ import platform
 import torch
 from torch import Tensor
 
-from .backend import Numerics, Probe
-from .contract import Experts, Placement, Problem, Routing, check_prepared
+from .backend import Numerics, Prepared, Probe
+from .contract import Experts, Placement, Problem, Routing
 
 # rows of one expert worked on at a time: past 512 the products gain nothing, and their buffers grow
 BLOCK_ROWS = 512
@@ -139,7 +139,7 @@ class ReferenceBackend:
         _combine(space.expert_out, layout.inverse, routing, layout.weights, out, accumulate, space)
 
 
-class PreparedReference:
+class PreparedReference(Prepared):
     """A layer with its workspace; a call allocates its output and the routing's index tensors, O(T*K).
 
     With a placement, D devices are run one after the other, as a mesh would.
@@ -158,34 +158,18 @@ class PreparedReference:
         # fp32 sums over devices, and the partial sum of one
         self._sums = torch.empty(2, problem.T, problem.H) if len(self._experts) > 1 else None
 
-    def __call__(
-        self,
-        hidden: Tensor,
-        topk_ids: Tensor,
-        topk_weights: Tensor,
-        *,
-        out: Tensor | None = None,
-        accumulate: bool = False,
-        num_tokens: Tensor | None = None,
-    ) -> Tensor:
-        problem, placement = self.problem, self.placement
-        routing = Routing.from_topk(topk_ids, topk_weights, problem.E, placement=placement, num_tokens=num_tokens)
-        check_prepared(problem, hidden, routing, out, accumulate)
-        if out is None:
-            out = torch.empty(routing.T, problem.H, dtype=problem.out_dtype)
-        hidden = hidden.contiguous()
+    def _run(self, hidden: Tensor, routing: Routing, out: Tensor, accumulate: bool) -> None:
         if self._sums is None:
-            local = routing if placement is None else routing.for_device()
+            local = routing if self.placement is None else routing.for_device()
             self._backend.run(hidden, local, self._experts[0], out, accumulate, self._space)
-            return out
-        n = routing.T if num_tokens is None else int(num_tokens)
+            return
+        n = routing.T if routing.num_tokens is None else int(routing.num_tokens)
         total, partial = self._sums[:, :n]
         total.copy_(out[:n]) if accumulate else total.zero_()
         for d, experts in enumerate(self._experts):
             self._backend.run(hidden, routing.for_device(d), experts, partial, False, self._space)
             total += partial
         out[:n] = total
-        return out
 
 
 def _blocks(starts: list[int]) -> list[list[tuple[int, int, int]]]:

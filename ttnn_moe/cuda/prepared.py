@@ -8,7 +8,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from ..contract import Experts, Placement, Problem, Routing, check_prepared
+from ..backend import Prepared
+from ..contract import Experts, Placement, Problem, Routing
 from . import launch
 from .run import Buffers, most_words, plan_for, run
 
@@ -41,7 +42,7 @@ class Workspace:
         return found
 
 
-class PreparedCuda:
+class PreparedCuda(Prepared):
     """See ttnn_moe.prepare. With a placement and no rank, one GPU runs the D devices one after the other."""
 
     def __init__(self, problem: Problem, experts: Experts, placement: Placement | None):
@@ -57,33 +58,17 @@ class PreparedCuda:
             ]
         self._space = Workspace.of(replace(problem, out_dtype=None), device, len(self._parts) > 1)
 
-    def __call__(
-        self,
-        hidden: Tensor,
-        topk_ids: Tensor,
-        topk_weights: Tensor,
-        *,
-        out: Tensor | None = None,
-        accumulate: bool = False,
-        num_tokens: Tensor | None = None,
-    ) -> Tensor:
-        problem = self.problem
-        routing = Routing.from_topk(topk_ids, topk_weights, problem.E, num_tokens=num_tokens)
-        check_prepared(problem, hidden, routing, out, accumulate)
-        if out is None:
-            out = hidden.new_empty(routing.T, problem.H, dtype=problem.out_dtype)
+    def _run(self, hidden: Tensor, routing: Routing, out: Tensor, accumulate: bool) -> None:
         if routing.T == 0:
-            return out
-        hidden = hidden.contiguous()
+            return
         into = out
         if self._space.sums is not None:
             into = self._space.sums[: routing.T]
             if accumulate:
                 into.copy_(out)
         for i, (experts, expert_map) in enumerate(self._parts):
-            plan = plan_for(routing.T, problem.E, routing.K, experts, hidden, into)
+            plan = plan_for(routing.T, routing.E, routing.K, experts, hidden, into)
             selection = launch.Selection.of(routing, expert_map)
             run(hidden, selection, experts, into, accumulate or i > 0, plan, self._space.buffers)
         if into is not out:
             out.copy_(into)
-        return out
