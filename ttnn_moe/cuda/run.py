@@ -24,14 +24,17 @@ Plan = tiles.Plan | native.Plan
 @lru_cache(maxsize=4096)
 def plan_of(T: int, E: int, K: int, H: int, I: int, itemsize: int, device: torch.device) -> Plan:
     """Kernels and tiles of a call with T tokens, or a bound on them, and ids of E experts."""
-    capability = (9, 0)  # Triton's interpreter, on the CPU, stands for Hopper
     if device.type == "cuda":
-        capability = torch.cuda.get_device_capability(device)
-        reason = native.why_not(T, E, K, H, I, itemsize, capability) or no_compiler()
+        reason = native.why_not(T, E, K, H, I, itemsize, capability(device)) or no_compiler()
         if reason is None:
             return native.choose(T, E, K)
         logger.debug("T={}: Triton kernels, since CUDA C++ kernels do not serve: {}", T, reason)
-    return tiles.choose(T, E, K, H, I, itemsize, capability)
+    return tiles.choose(T, E, K, H, I, itemsize, capability(device))
+
+
+def capability(device: torch.device) -> tuple[int, int]:
+    """Compute capability of a GPU; Triton's interpreter, on the CPU, stands for Hopper."""
+    return torch.cuda.get_device_capability(device) if device.type == "cuda" else (9, 0)
 
 
 @cache
@@ -45,8 +48,7 @@ def no_compiler() -> str | None:
 def triton_plan(T: int, E: int, K: int, experts: Experts) -> tiles.Plan:
     """As plan_of, of the Triton kernels alone."""
     down = experts.tensors["down"]
-    capability = torch.cuda.get_device_capability(down.device) if down.is_cuda else (9, 0)
-    return tiles.choose(T, E, K, experts.H, experts.I, down.element_size(), capability)
+    return tiles.choose(T, E, K, experts.H, experts.I, down.element_size(), capability(down.device))
 
 
 def plan_for(T: int, E: int, K: int, experts: Experts, *others: Tensor) -> Plan:

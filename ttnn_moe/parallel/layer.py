@@ -74,8 +74,7 @@ class ExpertParallel:
 
     def _local(self, T: int, K: int) -> Problem:
         """The problem of this process's experts."""
-        problem = Problem.of(T, K, self._experts, self.problem.dtype)
-        return problem
+        return Problem.of(T, K, self._experts, self.problem.dtype)
 
     def __call__(
         self,
