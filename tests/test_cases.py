@@ -9,7 +9,7 @@ from numerics import BOUND, assert_close, poisoned, token_errors
 from oracle import oracle
 
 import ttnn_moe
-from ttnn_moe import BackendUnavailable, Problem, Routing, registry
+from ttnn_moe import BackendUnavailable, Placement, Problem, Routing, registry
 
 
 def _prepared(runnable: Target, case: Case, dtype: torch.dtype, seed: int = 0):
@@ -146,6 +146,23 @@ def test_bitwise_repeatable(runnable: Target, dtype: torch.dtype) -> None:
     _, there, routing, _, _ = _prepared(runnable, case, dtype)
     outs = [ttnn_moe.moe(there.hidden, routing, there.experts, backend=runnable.backend) for _ in range(20)]
     assert all(torch.equal(outs[0], out) for out in outs[1:])
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: str(d)[6:])
+def test_prepared_for_a_mesh_with_a_token_bound(runnable: Target, dtype: torch.dtype) -> None:
+    """Where one device stands for the mesh, the sums over its devices are scratch, and rows past the bound too."""
+    case = next(case for case in CASES if case.name == "token_bound")
+    inputs, there, routing, backend, _ = _prepared(runnable, case, dtype)
+    if runnable.backend not in ("reference", "cuda"):
+        pytest.skip("a mesh needs its devices")
+    placement = Placement.uniform(case.E, 2)
+    problem = Problem.of(case.T, case.K, there.experts, dtype, D=2)
+    layer = ttnn_moe.prepare(problem, there.experts, placement, backend=runnable.backend)
+    want = _want(inputs, backend.numerics(problem))
+    layer(there.hidden, there.ids, there.weights)  # a used workspace: no bound here
+    out = poisoned(case.T, case.H, dtype=dtype, device=runnable.device)
+    layer(there.hidden, there.ids, there.weights, out=out, num_tokens=routing.num_tokens)
+    _check(out, want, inputs, dtype, "prepared for a mesh")
 
 
 @pytest.mark.parametrize("seed", range(3))

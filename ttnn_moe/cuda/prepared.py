@@ -64,7 +64,7 @@ class PreparedCuda(Prepared):
         into = out
         if self._space.sums is not None:
             into = self._space.sums[: routing.T]
-            if accumulate:
+            if accumulate or routing.num_tokens is not None:  # rows from num_tokens on stay as they are
                 into.copy_(out)
         for i, (experts, expert_map) in enumerate(self._parts):
             plan = plan_for(routing.T, routing.E, routing.K, experts, hidden, into)
