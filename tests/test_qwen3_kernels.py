@@ -23,10 +23,11 @@ FILES = ["qwen3_kernel_cases.py", "qwen3_decode_cases.py", "qwen3_engine_cases.p
 
 def _run(file: str, *arguments: str, **environment: str) -> None:
     """pytest in a process of its own: Triton reads TRITON_INTERPRET when a kernel is defined."""
+    path = os.pathsep.join((str(ROOT), str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")))
     done = subprocess.run(
         [sys.executable, "-m", "pytest", f"tests/{file}", "-q", "-p", "no:cacheprovider", *arguments],
         capture_output=True, text=True, cwd=ROOT, timeout=900,
-        env={**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}", "OMP_NUM_THREADS": "1", **environment},
+        env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", **environment},
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
     assert " passed" in done.stdout
