@@ -16,7 +16,7 @@ class Spec:
     """One kernel.
 
     Attributes:
-        name: file under gpu_kernels/cuda without its ending, as in "sm90/grouped_gemm"; the entry point is an
+        name: file under gpu_kernels/cuda without its ending, as in "sm90/grouped_mlp"; the entry point is an
             extern "C" function of the file's name.
         arch: as NVRTC writes it: "sm_90a", "sm_80", or "compute_80" for PTX.
         defines: what the preprocessor is told, sorted by name.

@@ -2,7 +2,7 @@
 //
 // | argument   | shape  | dtype      | |
 // |------------|--------|------------|------------------------------------------------------------|
-// | rows       | [P, H] | bf16, fp16 | what grouped_gemm wrote; row-major, 16 bytes                |
+// | rows       | [P, H] | bf16, fp16 | of the grouped product; row-major, 16 bytes               |
 // | inverse    | [T, K] | int32      | row of each pair; -1: adds nothing, its weight is not used  |
 // | weights    | [T, K] | fp32       | |
 // | num_tokens | []     | int32 or null | tokens past it are not written                          |
@@ -27,41 +27,51 @@ constexpr int K = TOP_K;
 extern "C" __global__ void combine(const u16* rows, const int* inverse, const float* weights,
                                    const int* num_tokens, void* out, int H) {
     const int t = blockIdx.y, column = (blockIdx.x * blockDim.x + threadIdx.x) * 8;
-    wait_for_predecessor();
-    let_successor_start();
-    if (column >= H || (num_tokens && t >= *num_tokens)) return;
-    float sum[8] = {};
     const u64 at = static_cast<u64>(t) * H + column;
-#if ADD && OUT32
-    for (int i = 0; i < 8; ++i) sum[i] = static_cast<const float*>(out)[at + i];
-#elif ADD
-    const uint4 old = *reinterpret_cast<const uint4*>(static_cast<const u16*>(out) + at);
-    const u32 was[4] = {old.x, old.y, old.z, old.w};
-    for (int i = 0; i < 4; ++i) {
-        sum[2 * i] = first_of(was[i]);
-        sum[2 * i + 1] = second_of(was[i]);
+    const bool here = column < H && !(num_tokens && t >= *num_tokens);
+    // all but rows is older than the predecessor, which waited for it before it let this one start
+    float sum[8] = {}, weight[K];
+    int row[K];
+#pragma unroll
+    for (int k = 0; k < K; ++k) {
+        row[k] = here ? inverse[t * K + k] : -1;
+        weight[k] = row[k] >= 0 ? weights[t * K + k] : 0.0f;
+    }
+#if ADD
+    if (here) {
+#if OUT32
+        for (int i = 0; i < 8; ++i) sum[i] = static_cast<const float*>(out)[at + i];
+#else
+        const uint4 old = *reinterpret_cast<const uint4*>(static_cast<const u16*>(out) + at);
+        const u32 was[4] = {old.x, old.y, old.z, old.w};
+        for (int i = 0; i < 4; ++i) {
+            sum[2 * i] = first_of(was[i]);
+            sum[2 * i + 1] = second_of(was[i]);
+        }
+#endif
     }
 #endif
-    constexpr int GROUP = K < 4 ? K : 4;  // rows in flight a thread
+    wait_for_predecessor();
+    let_successor_start();
+    if (!here) return;
+    constexpr int GROUP = K < 8 ? K : 8;  // rows in flight a thread
 #pragma unroll
     for (int first = 0; first < K; first += GROUP) {
-        int row[GROUP];
         uint4 words[GROUP];
 #pragma unroll
-        for (int k = 0; k < GROUP; ++k) {
-            row[k] = first + k < K ? inverse[t * K + first + k] : -1;
+        for (int k = first; k < first + GROUP && k < K; ++k)
             if (row[k] >= 0)
-                words[k] = *reinterpret_cast<const uint4*>(rows + static_cast<u64>(row[k]) * H + column);
-        }
+                words[k - first] =
+                    *reinterpret_cast<const uint4*>(rows + static_cast<u64>(row[k]) * H + column);
 #pragma unroll
-        for (int k = 0; k < GROUP; ++k) {
+        for (int k = first; k < first + GROUP && k < K; ++k) {
             if (row[k] < 0) continue;
-            const float weight = weights[t * K + first + k];
-            const u32 pairs[4] = {words[k].x, words[k].y, words[k].z, words[k].w};
+            const uint4 word = words[k - first];
+            const u32 pairs[4] = {word.x, word.y, word.z, word.w};
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
-                sum[2 * i] += weight * first_of(pairs[i]);
-                sum[2 * i + 1] += weight * second_of(pairs[i]);
+                sum[2 * i] += weight[k] * first_of(pairs[i]);
+                sum[2 * i + 1] += weight[k] * second_of(pairs[i]);
             }
         }
     }

@@ -14,7 +14,8 @@ using Id = int;
 #endif
 
 struct Tile {
-    int expert, first, rows, unused;  // sorted rows first .. first + rows - 1, all of one expert
+    int expert, first, rows;  // sorted rows first .. first + rows - 1, all of one expert
+    int done;                 // 0; a kernel that makes a tile in parts counts them here
 };
 
 // Local expert of a pair, -1 for none: an id that names no expert, an expert that is not here, a token past

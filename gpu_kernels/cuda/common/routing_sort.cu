@@ -7,12 +7,12 @@
 // | num_tokens | []      | int32 or null  | tokens past it route nowhere                                   |
 // | row_tokens | [P]     | int32, out     | token of each sorted row; rows that no pair has: not written   |
 // | inverse    | [P]     | int32, out     | sorted row of each pair, -1 where it has none                  |
-// | tiles      | [bound] | Tile, out      | at most tile_rows rows each; by_size: most rows first          |
-// | num_tiles  | [1]     | int32, out     | tiles in use                                                   |
+// | tiles      | [bound] | Tile, out      | in the order of experts; at most tile_rows rows each           |
+// | num_tiles  | [2]     | int32, out     | tiles in use; 0, with which blocks count what they took        |
 //
 // P = T*K. Launch: one cluster of CLUSTER blocks of THREADS threads, E at most; dynamic shared memory:
-// (WARPS + 5) * E * 4 bytes. Each warp ranks a run of pairs by itself, counting per expert in shared memory;
-// counts are then summed over warps and over the blocks of the cluster. After: grouped_gemm, combine.
+// (WARPS + 2) * E * 4 bytes. Each warp ranks a run of pairs by itself, counting per expert in shared memory;
+// counts are then summed over warps and over the blocks of the cluster. After: the grouped product, combine.
 #include "common/routing.cuh"
 
 #ifndef CLUSTER
@@ -91,19 +91,15 @@ __device__ __forceinline__ int rank_in_warp(int e, int* counts) {
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
     routing_sort(const Id* ids, const int* expert_map, const int* num_tokens, int* row_tokens, int* inverse,
-                 Tile* tiles, int* num_tiles, int P, int E_ids, int E, int K, int tile_rows, int by_size) {
+                 Tile* tiles, int* num_tiles, int P, int E_ids, int E, int K, int tile_rows) {
     extern __shared__ int memory[];
     int* counts = memory;            // [WARPS][E]
     int* here = counts + WARPS * E;  // [E] pairs of this block
     int* base = here + E;            // [E] first row of this block's pairs
-    int* rows_of = base + E;         // [E]
-    int* order = rows_of + E;        // [E] rank of each expert among the tiles
-    int* tiles_of = order + E;       // [E] by rank
     __shared__ int sums[32];
 
     const int thread = threadIdx.x, lane = thread % 32, warp = thread / 32, rank = cluster_rank();
     for (int i = thread; i < WARPS * E; i += THREADS) counts[i] = 0;
-    if (thread < E) order[thread] = by_size ? 0 : thread;
     __syncthreads();
     wait_for_predecessor();
     let_successor_start();
@@ -154,7 +150,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             before += r < rank ? n : 0;
             rows += n;
         }
-        rows_of[thread] = rows;
     }
     const int offset = scan(rows, sums);
     if (thread < E) base[thread] = offset + before;
@@ -182,30 +177,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     }
     if (rank != CLUSTER - 1) return;  // the block with the fewest pairs
 
-    if (by_size) {
-        // an expert's rank: how many have more rows, or as many and come first; threads share the others out
-        const int shares = THREADS / E;
-        const int e = thread % E, share = thread / E;
-        if (share < shares) {
-            const int own = rows_of[e];
-            int more = 0;
-            for (int i = share; i < E; i += shares) more += rows_of[i] > own || (rows_of[i] == own && i < e);
-            atomicAdd(order + e, more);
-        }
-        __syncthreads();
+    const int parts = (rows + tile_rows - 1) / tile_rows, start = scan(parts, sums);
+    if (thread >= E) return;
+    if (thread == E - 1) {
+        num_tiles[0] = start + parts;
+        num_tiles[1] = 0;
     }
-    const int parts = (rows + tile_rows - 1) / tile_rows;
-    if (thread < E) tiles_of[order[thread]] = parts;
-    __syncthreads();
-    const int start = scan(thread < E ? tiles_of[thread] : 0, sums);
-    if (thread == E - 1) *num_tiles = start + tiles_of[thread];
-    __syncthreads();
-    if (thread < E) tiles_of[thread] = start;
-    __syncthreads();
-    if (thread < E) {
-        const int first_tile = tiles_of[order[thread]];
-        const int each = parts ? ((rows + parts - 1) / parts + 7) / 8 * 8 : 0;
-        for (int i = 0; i < parts; ++i)
-            tiles[first_tile + i] = Tile{thread, offset + i * each, min(each, rows - i * each), 0};
-    }
+    const int each = parts ? ((rows + parts - 1) / parts + 7) / 8 * 8 : 0;
+    for (int i = 0; i < parts; ++i)
+        tiles[start + i] = Tile{thread, offset + i * each, min(each, rows - i * each), 0};
 }

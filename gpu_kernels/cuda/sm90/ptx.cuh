@@ -11,17 +11,6 @@ __device__ __forceinline__ u32 shared_address(const void* pointer) {
     return static_cast<u32>(__cvta_generic_to_shared(pointer));
 }
 
-__device__ __forceinline__ u32 cluster_rank() {
-    u32 rank;
-    asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-    return rank;
-}
-
-__device__ __forceinline__ void cluster_sync() {
-    asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::
-                     : "memory");
-}
-
 // ---- barriers: 8 bytes of shared memory each
 
 __device__ __forceinline__ void barrier_init(u32 barrier, u32 arrivals) {
@@ -34,15 +23,6 @@ __device__ __forceinline__ void barrier_init_fence() {
 
 __device__ __forceinline__ void barrier_arrive(u32 barrier) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
-}
-
-// On the same barrier of another block of the cluster.
-__device__ __forceinline__ void barrier_arrive_at(u32 barrier, u32 rank) {
-    asm volatile(
-        "{.reg .b32 there; mapa.shared::cluster.u32 there, %0, %1;\n"
-        "mbarrier.arrive.shared::cluster.b64 _, [there];}" ::"r"(barrier),
-        "r"(rank)
-        : "memory");
 }
 
 __device__ __forceinline__ void barrier_arrive_expect(u32 barrier, u32 bytes) {
@@ -64,6 +44,20 @@ __device__ __forceinline__ void named_sync(u32 id, u32 threads) {
     asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
+// ---- words in memory by which blocks hear of each other
+
+__device__ __forceinline__ int load_acquire(const int* from) {
+    int word;
+    asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(word) : "l"(from) : "memory");
+    return word;
+}
+
+// All that this thread has written, or seen written behind a barrier, comes before it.
+__device__ __forceinline__ void add_release(int* to, int value) {
+    asm volatile("fence.acq_rel.gpu;\nred.relaxed.gpu.global.add.s32 [%0], %1;" ::"l"(to), "r"(value)
+                 : "memory");
+}
+
 // ---- copies
 
 __device__ __forceinline__ void prefetch_map(const TensorMap* map) {
@@ -80,32 +74,12 @@ __device__ __forceinline__ void tensor_load_3d(u32 to, const TensorMap* map, u32
         : "memory");
 }
 
-__device__ __forceinline__ void tensor_load_3d_to(u32 to, const TensorMap* map, u32 barrier, u16 blocks,
-                                                  int x, int y, int z) {
-    asm volatile(
-        "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster "
-        "[%0], "
-        "[%1, {%4, %5, %6}], [%2], %3;" ::"r"(to),
-        "l"(map), "r"(barrier), "h"(blocks), "r"(x), "r"(y), "r"(z)
-        : "memory");
-}
-
 __device__ __forceinline__ void tensor_load_5d(u32 to, const TensorMap* map, u32 barrier, int x, int y, int z,
                                                int u, int v) {
     asm volatile(
         "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], "
         "[%1, {%3, %4, %5, %6, %7}], [%2];" ::"r"(to),
         "l"(map), "r"(barrier), "r"(x), "r"(y), "r"(z), "r"(u), "r"(v)
-        : "memory");
-}
-
-__device__ __forceinline__ void tensor_load_5d_to(u32 to, const TensorMap* map, u32 barrier, u16 blocks,
-                                                  int x, int y, int z, int u, int v) {
-    asm volatile(
-        "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster "
-        "[%0], "
-        "[%1, {%4, %5, %6, %7, %8}], [%2], %3;" ::"r"(to),
-        "l"(map), "r"(barrier), "h"(blocks), "r"(x), "r"(y), "r"(z), "r"(u), "r"(v)
         : "memory");
 }
 
@@ -122,6 +96,25 @@ __device__ __forceinline__ void copies_arrive(u32 barrier) {
 // engine.
 __device__ __forceinline__ void fence_async_proxy() {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+__device__ __forceinline__ void store_word(u32 to, int word) {
+    asm volatile("st.shared.s32 [%0], %1;" ::"r"(to), "r"(word) : "memory");
+}
+
+__device__ __forceinline__ int load_word(u32 from) {
+    int word;
+    asm volatile("ld.shared.s32 %0, [%1];" : "=r"(word) : "r"(from) : "memory");
+    return word;
+}
+
+__device__ __forceinline__ uint4 load_16(u32 from) {
+    uint4 words;
+    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(words.x), "=r"(words.y), "=r"(words.z), "=r"(words.w)
+                 : "r"(from)
+                 : "memory");
+    return words;
 }
 
 // Four 8 x 8 matrices, each stored transposed; lane l gives the address of row l % 8 of matrix l / 8.

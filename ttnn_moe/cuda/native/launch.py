@@ -12,7 +12,7 @@ from ...contract import Experts
 from ...jit import load
 from ..launch import Selection
 from .maps import maps_of
-from .plan import Few, Gemm, Plan, Sorted
+from .plan import Few, Plan, Sorted
 from .specs import Types, Use, uses_of
 
 
@@ -70,27 +70,24 @@ def _sorted(
     hidden: Tensor, selection: Selection, experts: Experts, out: Tensor, plan: Sorted, uses: tuple[Use, ...],
     act: Tensor, expert_out: Tensor, words: Tensor,
 ) -> None:  # fmt: skip
-    device, P, E, gemm, H, I = hidden.device, selection.ids.numel(), experts.E, plan.gemm, experts.H, experts.I
+    device, P, E, H, I = hidden.device, selection.ids.numel(), experts.E, experts.H, experts.I
     row_tokens = words.data_ptr()
     inverse = row_tokens + 4 * _aligned(P)
     tiles = inverse + 4 * _aligned(P)
     num_tiles = tiles + 16 * _tiles(P, E, plan)
-    sort, gate_up, down, combine = uses
+    sort, mlp, combine = uses
     _launch(
         device, sort, (plan.sort_cluster,), plan.sort_threads,
         *_pointers(selection), row_tokens, inverse, tiles, num_tiles,
-        _int(P), _int(selection.E_ids), _int(E), _int(selection.K), _int(gemm.tile_rows), _int(plan.by_size),
+        _int(P), _int(selection.E_ids), _int(E), _int(selection.K), _int(plan.gemm.max_n),
         cluster=plan.sort_cluster,
     )  # fmt: skip
-    maps, routed = maps_of(experts), (row_tokens, tiles, num_tiles)
-    for use, weights, x, to, depth, width in (
-        (gate_up, maps.gate_up, hidden, act, H, I),
-        (down, maps.down, act, expert_out, I, H),
-    ):
-        _launch(
-            device, use, (_blocks(device, gemm),), 384,
-            weights, x.data_ptr(), *routed, to.data_ptr(), _int(depth), _int(width), cluster=gemm.cluster,
-        )  # fmt: skip
+    maps = maps_of(experts)
+    _launch(
+        device, mlp, (load.multiprocessors(device.index),), 384,
+        maps.gate_up, maps.down, hidden.data_ptr(), row_tokens, tiles, num_tiles, act.data_ptr(),
+        expert_out.data_ptr(), _int(H), _int(I),
+    )  # fmt: skip
     threads = min(256, -(-H // 256) * 32)
     _launch(
         device, combine, (-(-H // (8 * threads)), selection.T), threads,
@@ -121,13 +118,9 @@ def _pointer(tensor: Tensor | None) -> int:
     return 0 if tensor is None else tensor.data_ptr()
 
 
-def _blocks(device: torch.device, gemm: Gemm) -> int:
-    return load.multiprocessors(device.index) // gemm.cluster * gemm.cluster
-
-
 def _tiles(P: int, E: int, plan: Sorted) -> int:
     """Tiles that any routing of P pairs to E experts can need."""
-    return min(-(-P // plan.gemm.tile_rows) + min(E, P), P)
+    return min(-(-P // plan.gemm.max_n) + min(E, P), P)
 
 
 def _aligned(n: int) -> int:

@@ -11,8 +11,7 @@ from ..tiles import is_few
 
 MAX_E, MAX_K = 1024, 16
 SHARED_MEMORY = 227 << 10
-PIECES = 4 * 4096
-BARRIERS_AND_ALIGNMENT = 1024 + 256
+BARRIERS_AND_ALIGNMENT = 1024 + 16 * 12 + 96
 
 
 @dataclass(frozen=True)
@@ -28,44 +27,40 @@ class Few:
 
 @dataclass(frozen=True)
 class Gemm:
-    """grouped_gemm.cu: rows of a tile a block, blocks that share weights, stages of the pipeline."""
+    """grouped_mlp.cu: rows of a tile at most, stages of the pipeline, weight rows of an item."""
 
     max_n: int
-    cluster: int
     stages: int
-
-    @property
-    def tile_rows(self) -> int:
-        return self.max_n * self.cluster
+    weight_rows: int = 256
 
     @property
     def shared_memory(self) -> int:
-        return self.stages * (256 + self.max_n) * 128 + PIECES + BARRIERS_AND_ALIGNMENT
+        pieces = 64 * self.weight_rows
+        return self.stages * (self.weight_rows + self.max_n) * 128 + pieces + BARRIERS_AND_ALIGNMENT
 
 
 @dataclass(frozen=True)
 class Sorted:
-    """Sort, two grouped products, combine.
+    """Sort, both grouped products, combine.
 
     Attributes:
-        sort_threads, sort_cluster: threads of a block that sorts, and blocks. by_size: tiles of experts with most rows
-            come first.
+        sort_threads, sort_cluster: threads of a block that sorts, and blocks.
     """
 
     gemm: Gemm
     sort_threads: int = 1024
     sort_cluster: int = 1
-    by_size: bool = False
 
 
 Plan = Few | Sorted
 
 # rows an expert gets on average, at most -> sizes
 _GEMMS: tuple[tuple[float, Gemm], ...] = (
-    (48, Gemm(64, 1, 5)),
-    (144, Gemm(160, 1, 4)),
-    (400, Gemm(144, 1, 4)),
-    (float("inf"), Gemm(176, 1, 3)),
+    (12, Gemm(32, 10, 128)),
+    (40, Gemm(64, 9, 128)),
+    (72, Gemm(80, 7, 128)),
+    (400, Gemm(160, 4)),
+    (float("inf"), Gemm(176, 3)),
 )
 
 
@@ -94,7 +89,7 @@ def many(T: int, E: int, K: int) -> Sorted:
     rows, pairs = T * K / min(E, T * K), T * K
     gemm = next(gemm for most, gemm in _GEMMS if rows <= most)
     threads = min(1024, max(_power_of_2(E), _power_of_2(pairs) // 2, 128))
-    return Sorted(gemm, threads, sort_cluster=1 if pairs <= 2048 else 8, by_size=pairs > 16384)
+    return Sorted(gemm, threads, sort_cluster=1 if pairs <= 2048 else 8)
 
 
 def _power_of_2(n: int) -> int:

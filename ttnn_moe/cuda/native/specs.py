@@ -31,7 +31,7 @@ class Use:
 
 @lru_cache(maxsize=4096)
 def uses_of(plan: Plan, E: int, K: int, types: Types) -> tuple[Use, ...]:
-    """The launches of one call, in their order: few_gate_up, few_down; or sort, gate/up, down, combine."""
+    """The launches of one call, in their order: few_gate_up, few_down; or sort, both products, combine."""
     out = {"FP16": types.fp16, "TOP_K": K, "OUT32": types.out32, "ADD": types.add}
     if isinstance(plan, Few):
         ids = {"FP16": types.fp16, "ID64": types.ids64}
@@ -42,13 +42,14 @@ def uses_of(plan: Plan, E: int, K: int, types: Types) -> tuple[Use, ...]:
         )
     assert isinstance(plan, Sorted)
     gemm = plan.gemm
-    sizes = {"FP16": types.fp16, "CLUSTER": gemm.cluster, "MAX_N": gemm.max_n, "STAGES": gemm.stages}
+    sizes = {
+        "FP16": types.fp16, "MAX_N": gemm.max_n, "STAGES": gemm.stages, "WEIGHT_ROWS": gemm.weight_rows,
+    }  # fmt: skip
     sort = Spec.of(
         "common/routing_sort", ARCH, ID64=types.ids64, CLUSTER=plan.sort_cluster, THREADS=plan.sort_threads
     )  # fmt: skip
     return (
-        Use(sort, (plan.sort_threads // 32 + 5) * E * 4),
-        Use(Spec.of("sm90/grouped_gemm", ARCH, GATE_UP=True, **sizes), gemm.shared_memory),
-        Use(Spec.of("sm90/grouped_gemm", ARCH, GATE_UP=False, **sizes), gemm.shared_memory),
+        Use(sort, (plan.sort_threads // 32 + 2) * E * 4),
+        Use(Spec.of("sm90/grouped_mlp", ARCH, **sizes), gemm.shared_memory),
         Use(Spec.of("common/combine", ARCH, **out)),
     )

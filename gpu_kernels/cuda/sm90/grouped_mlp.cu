@@ -1,0 +1,381 @@
+// Sorted rows through their experts, on the tensor cores of sm_90a, both products in one launch:
+// act[row] = silu(x Wg_e^T) * (x Wu_e^T), x = hidden[row_tokens[row]]; out[row] = act[row] Wd_e^T.
+//
+// | argument   | shape                  | dtype      |                                                  |
+// |------------|------------------------|------------|--------------------------------------------------|
+// | gate_up    | (H, 8, 2, I/8, E)      | bf16, fp16 | tensor map, innermost dimension first             |
+// | down       | (I, H, E)              | as gate_up | tensor map                                        |
+// | hidden     | [T, H]                 | as gate_up | row-major, 16 bytes                              |
+// | row_tokens | [P]                    | int32      |                                                   |
+// | tiles      | [bound]                | Tile       | of routing_sort, tile_rows = MAX_N; their done: 0 |
+// | num_tiles  | [2]                    | int32      | tiles in use; 0, counts the items that blocks took |
+// | act        | [P, I]                 | as gate_up | scratch; row-major, 16 bytes                     |
+// | out        | [P, H]                 | as gate_up | row-major, 16 bytes; only rows of tiles written  |
+//
+// H and I are multiples of 64. A box of a tensor map is 64 elements of the innermost dimension by 128 rows
+// (of gate_up eight gate rows, eight up rows, and so on), swizzled by 128 bytes.
+//
+// Threads: 384; a warpgroup that loads, two that multiply. Blocks: one a multiprocessor. An item is a tile
+// times WEIGHT_ROWS rows of its expert's weights: all of gate_up first, then all of down, so that memory
+// never waits for the end of the first product. Blocks take the next item when they are done with one, since
+// memory does not serve all multiprocessors alike. An item of down begins when its tile's activations are
+// done; those were taken before it, and wait for nothing. Weights are the M side, a tile's rows the N side:
+// as many as it has, up to MAX_N, in steps of 8.
+//
+// Shared memory: STAGES * (weights WEIGHT_ROWS x 64, rows MAX_N x 64), two buffers of a piece of the output a
+// multiplying warpgroup, items, barriers. Weights come by the copy engine, rows by cp.async, since each may
+// lie anywhere. Before: routing_sort. After: combine.
+#include "common/routing.cuh"
+#include "sm90/ptx.cuh"
+#include "sm90/wgmma.cuh"
+
+#ifndef WEIGHT_ROWS
+#define WEIGHT_ROWS 256
+#endif
+#ifndef MAX_N
+#define MAX_N 160
+#endif
+#ifndef STAGES
+#define STAGES 4
+#endif
+static_assert(MAX_N % 16 == 0 && MAX_N <= 192, "rows of a tile");
+static_assert(WEIGHT_ROWS == 128 || WEIGHT_ROWS == 256, "rows of weights of an item");
+
+constexpr int K_BLOCK = 64;
+constexpr int PARTS = WEIGHT_ROWS / 128;  // boxes of a stage; products of 64 rows a warpgroup
+constexpr int BOX_BYTES = 128 * K_BLOCK * 2;
+constexpr int WEIGHT_BYTES = PARTS * BOX_BYTES;
+constexpr int STAGE_BYTES = WEIGHT_BYTES + MAX_N * K_BLOCK * 2;
+constexpr int PIECE_BYTES = 16 * WEIGHT_ROWS;
+constexpr int SLOTS = 4;  // items that are known before they are worked on
+constexpr int GATHER_WARPS = 3;
+constexpr int READERS = GATHER_WARPS + 8;  // warps that read an item
+
+struct Shared {
+    u32 stages, pieces, full, empty, items, items_full, items_empty;
+
+    __device__ __forceinline__ explicit Shared(const void* memory) {
+        stages = (shared_address(memory) + 1023) / 1024 * 1024;
+        pieces = stages + STAGES * STAGE_BYTES;
+        full = pieces + 4 * PIECE_BYTES;
+        empty = full + 8 * STAGES;
+        items_full = empty + 8 * STAGES;
+        items_empty = items_full + 8 * SLOTS;
+        items = items_empty + 8 * SLOTS;
+    }
+    __device__ __forceinline__ u32 weights(int stage) const { return stages + stage * STAGE_BYTES; }
+    __device__ __forceinline__ u32 rows(int stage) const {
+        return stages + stage * STAGE_BYTES + WEIGHT_BYTES;
+    }
+    __device__ __forceinline__ void init() const {
+        for (int i = 0; i < STAGES; ++i) {
+            barrier_init(full + 8 * i, 1 + 32 * GATHER_WARPS);
+            barrier_init(empty + 8 * i, 2);
+        }
+        for (int i = 0; i < SLOTS; ++i) {
+            barrier_init(items_full + 8 * i, 1);
+            barrier_init(items_empty + 8 * i, READERS);
+        }
+        barrier_init_fence();
+    }
+};
+
+// Place in a ring.
+template <int COUNT>
+struct Turn {
+    int at = 0;
+    u32 parity = 0;
+
+    __device__ __forceinline__ void next() {
+        if (++at == COUNT) {
+            at = 0;
+            parity ^= 1;
+        }
+    }
+};
+
+struct Item {
+    Tile tile;
+    Tile* place;  // of the tile
+    int block;    // of WEIGHT_ROWS rows of weights
+    bool down;
+};
+
+struct Work {
+    Tile* tiles;
+    int count, gate_up_items, gate_up_blocks, down_blocks, H, I;
+
+    __device__ __forceinline__ Work(Tile* tiles, int num_tiles, int H, int I) : tiles(tiles), H(H), I(I) {
+        gate_up_blocks = (2 * I + WEIGHT_ROWS - 1) / WEIGHT_ROWS;
+        down_blocks = (H + WEIGHT_ROWS - 1) / WEIGHT_ROWS;
+        gate_up_items = num_tiles * gate_up_blocks;
+        count = gate_up_items + num_tiles * down_blocks;
+    }
+    __device__ __forceinline__ Item item(int i) const {
+        Item found;
+        found.down = i >= gate_up_items;
+        const int at = found.down ? i - gate_up_items : i, blocks = found.down ? down_blocks : gate_up_blocks;
+        found.place = tiles + at / blocks;
+        found.block = at % blocks;
+        const int4 words = *reinterpret_cast<const int4*>(found.place);
+        found.tile = Tile{words.x, words.y, words.z, words.w};
+        return found;
+    }
+    __device__ __forceinline__ int depth(const Item& item) const { return item.down ? I : H; }
+};
+
+// ---- items: one thread takes them, READERS warps hear of them
+
+__device__ __forceinline__ void tell(const Shared& shared, Turn<SLOTS>& slot, int item) {
+    barrier_wait(shared.items_empty + 8 * slot.at, slot.parity ^ 1);
+    store_word(shared.items + 4 * slot.at, item);
+    barrier_arrive(shared.items_full + 8 * slot.at);
+    slot.next();
+}
+
+__device__ __forceinline__ int hear(const Shared& shared, Turn<SLOTS>& slot) {
+    barrier_wait(shared.items_full + 8 * slot.at, slot.parity);
+    const int item = load_word(shared.items + 4 * slot.at);
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) barrier_arrive(shared.items_empty + 8 * slot.at);
+    slot.next();
+    return item;
+}
+
+// ---- the warpgroup that loads: one warp weights, three the rows
+
+constexpr int GATHER_ROWS = 4;  // of a warp's copy: eight lanes a row of 128 bytes
+
+__device__ __forceinline__ void load_weights(const Shared& shared, const TensorMap* gate_up,
+                                             const TensorMap* down, const Work& work, int* taken) {
+    Turn<STAGES> turn;
+    Turn<SLOTS> slot;
+    int i = blockIdx.x;
+    while (true) {
+        tell(shared, slot, i);
+        if (i >= work.count) return;
+        const int next = gridDim.x + atomicAdd(taken, 1);
+        const Item item = work.item(i);
+        const int depth = work.depth(item), row = item.block * WEIGHT_ROWS;
+        for (int k = 0; k < depth; k += K_BLOCK) {
+            const u32 full = shared.full + 8 * turn.at;
+            barrier_wait(shared.empty + 8 * turn.at, turn.parity ^ 1);
+            barrier_arrive_expect(full, WEIGHT_BYTES);
+#pragma unroll
+            for (int part = 0; part < PARTS; ++part) {
+                const u32 to = shared.weights(turn.at) + part * BOX_BYTES;
+                if (item.down)
+                    tensor_load_3d(to, down, full, k, row + part * 128, item.tile.expert);
+                else  // in groups of 8 channels: 8 gate and 8 up rows
+                    tensor_load_5d(to, gate_up, full, k, 0, 0, row / 16 + part * 8, item.tile.expert);
+            }
+            turn.next();
+        }
+        i = next;
+    }
+}
+
+// The activations of a tile are there: every block of gate_up that makes them, and each of its two
+// warpgroups.
+__device__ __forceinline__ void wait_for_tile(const Item& item, int blocks) {
+    if (threadIdx.x % 32 == 0)
+        while (load_acquire(&item.place->done) < 2 * blocks) {
+        }
+    __syncwarp();
+}
+
+__device__ __forceinline__ void load_rows(const Shared& shared, const u16* hidden, const u16* act,
+                                          const int* row_tokens, const Work& work) {
+    constexpr int COPIES = (MAX_N / GATHER_ROWS + GATHER_WARPS - 1) / GATHER_WARPS;
+    constexpr int STRIDE = GATHER_WARPS * GATHER_ROWS;
+    const int warp = threadIdx.x / 32 - 1, lane = threadIdx.x % 32, chunk = lane % 8;
+    // copy j is of rows (warp + 3 j) * 4 + lane / 8: the swizzle knows odd and even j
+    const int row_of_lane = warp * GATHER_ROWS + lane / 8;
+    const u32 even = (chunk ^ (row_of_lane % 8)) * 16, odd = (chunk ^ ((row_of_lane + 4) % 8)) * 16;
+    Turn<STAGES> turn;
+    Turn<SLOTS> slot;
+    for (int i = hear(shared, slot); i < work.count; i = hear(shared, slot)) {
+        const Item item = work.item(i);
+        const Tile& tile = item.tile;
+        const int depth = work.depth(item);
+        // copies of this warp; the last one's rows past the tile read some row again, and what they make is
+        // not written
+        const int copies = (tile.rows - warp * GATHER_ROWS + STRIDE - 1) / STRIDE;
+        u32 sources[COPIES];  // in units of 16 bytes
+#pragma unroll
+        for (int j = 0; j < COPIES; ++j) {
+            const int row = tile.first + min(row_of_lane + j * STRIDE, tile.rows - 1);
+            sources[j] = 0;
+            // -1: a row that no token has
+            if (j < copies) sources[j] = item.down ? row : max(row_tokens[row], 0);
+            sources[j] *= static_cast<u32>(depth / 8);
+        }
+        if (item.down) wait_for_tile(item, work.gate_up_blocks);
+        const uint4* from = reinterpret_cast<const uint4*>(item.down ? act : hidden) + chunk;
+        for (int k = 0; k < depth; k += K_BLOCK, from += K_BLOCK / 8) {
+            barrier_wait(shared.empty + 8 * turn.at, turn.parity ^ 1);
+            const u32 to = shared.rows(turn.at) + row_of_lane * 128;
+#pragma unroll
+            for (int j = 0; j < COPIES; ++j)
+                if (j < copies) copy_16(to + j * STRIDE * 128 + (j % 2 ? odd : even), from + sources[j]);
+            copies_arrive(shared.full + 8 * turn.at);
+            turn.next();
+        }
+    }
+}
+
+// ---- the warpgroups that multiply
+
+using Sums = float[PARTS][MAX_N / 2];  // of PARTS x 64 weight rows and N rows of the tile
+
+__device__ __forceinline__ void release(const Shared& shared, int stage) {
+    if (threadIdx.x % 128 == 0) barrier_arrive(shared.empty + 8 * stage);
+}
+
+template <int N>
+__device__ __forceinline__ void multiply(const Shared& shared, Turn<STAGES>& turn, Sums& sums, int depth) {
+    const u32 weights = (threadIdx.x / 128 - 1) * (WEIGHT_BYTES / 2);
+    int before = -1;
+    for (int k = 0; k < depth; k += K_BLOCK) {
+        barrier_wait(shared.full + 8 * turn.at, turn.parity);
+        fence_async_proxy();  // rows were written by ordinary copies
+        const u64 a = operand(shared.weights(turn.at) + weights), b = operand(shared.rows(turn.at));
+        products_begin();
+#pragma unroll
+        for (int step = 0; step < K_BLOCK / 16; ++step) {
+            const bool add = k > 0 || step > 0;
+#pragma unroll
+            for (int part = 0; part < PARTS; ++part)
+                product<N>(sums[part], a + part * 512 + step * OPERAND_STEP, b + step * OPERAND_STEP, add);
+        }
+        products_commit();
+        if (before >= 0) {
+            products_wait<1>();
+            release(shared, before);
+        }
+        before = turn.at;
+        turn.next();
+    }
+    products_wait<0>();
+    release(shared, before);
+}
+
+// The least N that holds the rows; the other sums keep what they had.
+template <int N>
+__device__ __forceinline__ void multiply_rows(const Shared& shared, Turn<STAGES>& turn, Sums& sums, int depth,
+                                              int rows) {
+    if constexpr (N >= MAX_N) {
+        multiply<MAX_N>(shared, turn, sums, depth);
+    } else {
+        if (rows <= N)
+            multiply<N>(shared, turn, sums, depth);
+        else
+            multiply_rows<N + 8>(shared, turn, sums, depth, rows);
+    }
+}
+
+// A part of a warpgroup's output on its way out through shared memory: [ROWS][CHANNELS].
+template <bool DOWN>
+struct Piece {
+    static constexpr int CHANNELS = WEIGHT_ROWS / (DOWN ? 2 : 4), CHUNKS = CHANNELS / 8,
+                         ROWS = DOWN ? 16 : 32;
+    static_assert(ROWS * CHANNELS * 2 == PIECE_BYTES, "all of a buffer");
+
+    // Where 16 bytes lie: eight rows of one chunk touch every bank once.
+    static __device__ __forceinline__ u32 at(int row, int chunk) {
+        return row * CHANNELS * 2 + (chunk ^ (CHUNKS == 4 ? row / 2 % 4 : row % 8)) * 16;
+    }
+};
+
+// Matrices of 8 channels x 8 rows of the tile, one word of each a thread.
+template <bool DOWN>
+__device__ __forceinline__ void to_piece(u32 piece, const Sums& sums, int first_column) {
+    const int warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32;
+#pragma unroll
+    for (int part = 0; part < PARTS; ++part) {
+        if constexpr (DOWN) {
+            const float* d = sums[part] + first_column / 8 * 4;
+            // low and high eight channels of the warp's 16, for two groups of eight rows
+            const int row = lane % 8 + lane / 16 * 8, chunk = part * 8 + warp * 2 + lane / 8 % 2;
+            store_transposed(piece + Piece<DOWN>::at(row, chunk), pack(d[0], d[1]), pack(d[2], d[3]),
+                             pack(d[4], d[5]), pack(d[6], d[7]));
+        } else {
+            u32 words[4];
+#pragma unroll
+            for (int j = 0; j < 4; ++j) {
+                words[j] = 0;
+                if (first_column + 8 * j >= MAX_N) continue;  // the last piece may hold less
+                const float* d = sums[part] + (first_column / 8 + j) * 4;
+                words[j] = pack(silu_mul(d[0], d[2]), silu_mul(d[1], d[3]));
+            }
+            store_transposed(piece + Piece<DOWN>::at(lane, part * 4 + warp), words[0], words[1], words[2],
+                             words[3]);
+        }
+    }
+}
+
+template <bool DOWN>
+__device__ __forceinline__ void write(const Shared& shared, const Sums& sums, u16* out, const Item& item,
+                                      int width) {
+    using Part = Piece<DOWN>;
+    const int thread = threadIdx.x % 128, group = threadIdx.x / 128 - 1;
+    const int channel = (item.block * 2 + group) * Part::CHANNELS;
+    const Tile& tile = item.tile;
+    int buffer = 0;
+#pragma unroll
+    for (int first = 0; first < MAX_N; first += Part::ROWS) {
+        if (first < tile.rows) {
+            const u32 piece = shared.pieces + (group * 2 + buffer) * PIECE_BYTES;
+            to_piece<DOWN>(piece, sums, first);
+            named_sync(1 + group, 128);
+#pragma unroll
+            for (int i = thread; i < Part::ROWS * Part::CHUNKS; i += 128) {
+                const int row = i / Part::CHUNKS, chunk = i % Part::CHUNKS;
+                if (first + row < tile.rows && channel + chunk * 8 < width) {
+                    u16* to = out + static_cast<u64>(tile.first + first + row) * width + channel + chunk * 8;
+                    *reinterpret_cast<uint4*>(to) = load_16(piece + Part::at(row, chunk));
+                }
+            }
+            buffer ^= 1;
+        }
+    }
+    // a buffer is written again only behind the barrier of the other; and all of act is written
+    named_sync(1 + group, 128);
+    if (!DOWN && thread == 0) add_release(&item.place->done, 1);
+}
+
+extern "C" __global__ void __launch_bounds__(384, 1)
+    grouped_mlp(const __grid_constant__ TensorMap gate_up, const __grid_constant__ TensorMap down,
+                const u16* hidden, const int* row_tokens, Tile* tiles, int* num_tiles, u16* act, u16* out,
+                int H, int I) {
+    extern __shared__ unsigned char memory[];
+    const Shared shared(memory);
+    if (threadIdx.x == 0) {
+        prefetch_map(&gate_up);
+        prefetch_map(&down);
+        shared.init();
+    }
+    __syncthreads();
+    wait_for_predecessor();
+    let_successor_start();
+
+    const Work work(tiles, *num_tiles, H, I);
+    if (threadIdx.x < 128) {
+        give_registers<88>();
+        if (threadIdx.x == 0) load_weights(shared, &gate_up, &down, work, num_tiles + 1);
+        if (threadIdx.x >= 32) load_rows(shared, hidden, act, row_tokens, work);
+    } else {
+        take_registers<208>();
+        Turn<STAGES> turn;
+        Turn<SLOTS> slot;
+        Sums sums;
+        for (int i = hear(shared, slot); i < work.count; i = hear(shared, slot)) {
+            const Item item = work.item(i);
+            multiply_rows<8>(shared, turn, sums, work.depth(item), item.tile.rows);
+            if (item.down)
+                write<true>(shared, sums, out, item, H);
+            else
+                write<false>(shared, sums, act, item, I);
+        }
+    }
+}
