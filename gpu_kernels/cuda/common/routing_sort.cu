@@ -42,6 +42,19 @@ __device__ __forceinline__ void cluster_sync() {
 #endif
 }
 
+// To be waited for: until then no block of the cluster leaves. Orders no memory.
+__device__ __forceinline__ void cluster_arrive() {
+#if CLUSTER > 1
+    asm volatile("barrier.cluster.arrive.relaxed.aligned;");
+#endif
+}
+
+__device__ __forceinline__ void cluster_wait() {
+#if CLUSTER > 1
+    asm volatile("barrier.cluster.wait.aligned;" ::: "memory");
+#endif
+}
+
 // The word at the same place in another block of the cluster.
 __device__ __forceinline__ int read_from(const int* here, int rank) {
 #if CLUSTER > 1
@@ -79,8 +92,13 @@ __device__ __forceinline__ int scan(int value, int* sums) {
 }
 
 // Where a warp's pairs stand among its own of the same expert; counts[e] grows by them. All lanes take part.
-__device__ __forceinline__ int rank_in_warp(int e, int* counts) {
-    const u32 same = __match_any_sync(~0u, e);
+// Votes on each of an expert's bits: match.any takes longer.
+__device__ __forceinline__ int rank_in_warp(int e, int* counts, int bits) {
+    u32 same = __ballot_sync(~0u, e >= 0);
+    for (int bit = 0; bit < bits; ++bit) {
+        const u32 set = __ballot_sync(~0u, e >> bit & 1);
+        same &= e >> bit & 1 ? set : ~set;
+    }
     const int before = __popc(same & ((1u << (threadIdx.x % 32)) - 1));
     const int seen = e >= 0 ? counts[e] : 0;
     __syncwarp();
@@ -104,7 +122,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     wait_for_predecessor();
     let_successor_start();
 
-    const int limit = pair_limit(num_tokens, P, K);
+    const int limit = pair_limit(num_tokens, P, K), bits = 32 - __clz(E - 1);
     const int run = (P + 32 * WARPS * CLUSTER - 1) / (32 * WARPS * CLUSTER) * 32;
     const int begin = (rank * WARPS + warp) * run, end = min(begin + run, P);
     const bool held = run <= 32 * AHEAD;  // a warp's pairs stay in registers
@@ -120,7 +138,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         for (int i = 0; i < AHEAD; ++i) {
             if (first + 32 * i >= end) break;
             const int pair = first + 32 * i + lane;
-            ranks[i] = rank_in_warp(experts[i], mine);
+            ranks[i] = rank_in_warp(experts[i], mine, bits);
             if (!held && pair < end) inverse[pair] = experts[i] >= 0 ? ranks[i] : -1;
         }
     }
@@ -153,7 +171,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     }
     const int offset = scan(rows, sums);
     if (thread < E) base[thread] = offset + before;
-    cluster_sync();  // also: no block may leave while others read here
+    cluster_arrive();  // this block has read what it wanted of the others
+    __syncthreads();
 
     if (held) {
 #pragma unroll
@@ -175,15 +194,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             row_tokens[row] = pair / K;
         }
     }
-    if (rank != CLUSTER - 1) return;  // the block with the fewest pairs
-
-    const int parts = (rows + tile_rows - 1) / tile_rows, start = scan(parts, sums);
-    if (thread >= E) return;
-    if (thread == E - 1) {
-        num_tiles[0] = start + parts;
-        num_tiles[1] = 0;
+    if (rank == CLUSTER - 1) {  // the block with the fewest pairs
+        const int parts = (rows + tile_rows - 1) / tile_rows, start = scan(parts, sums);
+        if (thread == E - 1) {
+            num_tiles[0] = start + parts;
+            num_tiles[1] = 0;
+        }
+        const int each = parts ? ((rows + parts - 1) / parts + 7) / 8 * 8 : 0;
+        for (int i = 0; i < parts; ++i)
+            tiles[start + i] = Tile{thread, offset + i * each, min(each, rows - i * each), 0};
     }
-    const int each = parts ? ((rows + parts - 1) / parts + 7) / 8 * 8 : 0;
-    for (int i = 0; i < parts; ++i)
-        tiles[start + i] = Tile{thread, offset + i * each, min(each, rows - i * each), 0};
+    cluster_wait();
 }

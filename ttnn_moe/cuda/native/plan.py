@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from ..tiles import is_few
 
 MAX_E, MAX_K = 1024, 16
+# of Qwen3-30B-A3B's sizes: T = 3
+FEW_PAIRS = 24
 SHARED_MEMORY = 227 << 10
 BARRIERS_AND_ALIGNMENT = 1024 + 16 * 12 + 96
 
@@ -21,7 +23,7 @@ class Few:
     warps: int = 4
     channels: int = 1
     unroll: int = 4
-    columns: int = 4
+    columns: int = 8
     prefetch: int = 3
 
 
@@ -81,7 +83,7 @@ def why_not(T: int, E: int, K: int, H: int, I: int, itemsize: int, capability: t
 
 def choose(T: int, E: int, K: int) -> Plan:
     """Kernels of T tokens (or a bound on them), K of E experts each."""
-    return Few() if is_few(T, E, K) else many(T, E, K)
+    return Few() if T * K <= FEW_PAIRS and is_few(T, E, K) else many(T, E, K)
 
 
 def many(T: int, E: int, K: int) -> Sorted:
