@@ -1,0 +1,197 @@
+// Sorted rows through their experts' weights, on the tensor cores of sm_80 and newer: out[row] = f(x[row]
+// W_e^T).
+//
+// GATE_UP 1: W_e holds gate and up rows [2I, H], x[row] = hidden[row_tokens[row]], f = silu(gate) * up.
+// GATE_UP 0: W_e = down [H, I], x[row] = activations[row], f = identity.
+//
+// | argument   | shape             | dtype       |                                                      |
+// |------------|-------------------|-------------|------------------------------------------------------|
+// | first, second | [E, width, depth] | bf16, fp16 | row n of e at (e * rows_of_expert + n) * row_stride |
+// | x          | [T, H], or [P, I] | as first    | row-major, 16 bytes                                  |
+// | row_tokens | [P]               | int32       | GATE_UP only                                         |
+// | tiles, num_tiles | [bound], [1] | Tile, int32 | of routing_sort, tile_rows = MAX_N                  |
+// | out        | [P, I], or [P, H] | as first    | row-major, 16 bytes; only rows of tiles written      |
+//
+// first is gate, or down; second is up, or not used. depth (H, or I) is a multiple of 64, width (I, or H)
+// of 8.
+//
+// Threads: 256, eight warps: four along 128 weight rows (the M side), two along the rows of a tile (the N
+// side), whose groups of 8 they take in turn. For GATE_UP the M side is eight gate rows, the eight up rows of
+// the same channels, and so on: both are in one thread. Blocks: as many as run at one time; each takes every
+// n-th of tiles * ceil(weight rows / 128).
+//
+// Shared memory: STAGES * (128 + MAX_N) rows of 128 bytes, filled by cp.async, swizzled by 16 bytes; barriers
+// none. Before: routing_sort. After: combine.
+#include "common/routing.cuh"
+
+#ifndef GATE_UP
+#define GATE_UP 1
+#endif
+#ifndef MAX_N
+#define MAX_N 64
+#endif
+#ifndef STAGES
+#define STAGES 3
+#endif
+
+constexpr int THREADS = 256;
+constexpr int K_BLOCK = 64;
+constexpr int WEIGHT_ROWS = 128;
+constexpr int STAGE_BYTES = (WEIGHT_ROWS + MAX_N) * K_BLOCK * 2;
+constexpr int GROUPS = MAX_N / 16;  // of 8 rows, a warp
+
+static_assert(MAX_N % 32 == 0, "each thread copies whole rows of a pass");
+
+__device__ __forceinline__ u32 shared_address(const void* pointer) {
+    return static_cast<u32>(__cvta_generic_to_shared(pointer));
+}
+
+__device__ __forceinline__ void copy_16(u32 to, const void* from) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
+}
+
+// Byte offset of 16 bytes in a row of 128: neighbouring rows keep them in other banks.
+__device__ __forceinline__ u32 place(int row, int chunk) { return row * 128 + ((chunk ^ (row % 8)) * 16); }
+
+__device__ __forceinline__ void load_matrices(u32 (&words)[4], u32 address) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
+                 : "r"(address)
+                 : "memory");
+}
+
+__device__ __forceinline__ void multiply_add(float (&sums)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+#if FP16
+    asm volatile(
+        "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+        "{%0, %1, %2, %3};"
+#else
+    asm volatile(
+        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+        "{%0, %1, %2, %3};"
+#endif
+        : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+// An 8 x 8 matrix of two-byte elements, a word a lane, transposed.
+__device__ __forceinline__ u32 transposed(u32 word) {
+    u32 other;
+    asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(other) : "r"(word));
+    return other;
+}
+
+// Where this thread's copies of one tile come from: rows thread / 8 + 32 i of weights and of x, 16 bytes
+// each.
+struct Sources {
+    const u16* weights[WEIGHT_ROWS / 32];
+    const u16* rows[MAX_N / 32];
+};
+
+__device__ __forceinline__ void fill(u32 stage, const Sources& from, int k, int row_passes) {
+    const int row = threadIdx.x / 8, chunk = threadIdx.x % 8;
+#pragma unroll
+    for (int i = 0; i < WEIGHT_ROWS / 32; ++i)
+        copy_16(stage + place(row + 32 * i, chunk), from.weights[i] + k + chunk * 8);
+#pragma unroll
+    for (int i = 0; i < MAX_N / 32; ++i)
+        if (i < row_passes)
+            copy_16(stage + WEIGHT_ROWS * 128 + place(row + 32 * i, chunk), from.rows[i] + k + chunk * 8);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+    grouped_gemm(const u16* first, const u16* second, const u16* x, const int* row_tokens, const Tile* tiles,
+                 const int* num_tiles, u16* out, int depth, int width, int rows_of_expert, int row_stride) {
+    extern __shared__ __align__(128) unsigned char memory[];
+    const u32 shared = (shared_address(memory) + 127) / 128 * 128;
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warp_m = warp % 4, warp_n = warp / 4;
+    wait_for_predecessor();
+    let_successor_start();
+
+    const int channels = GATE_UP ? WEIGHT_ROWS / 2 : WEIGHT_ROWS;  // of out, a block of weights
+    const int blocks = (width + channels - 1) / channels, work = *num_tiles * blocks, steps = depth / K_BLOCK;
+    for (int item = blockIdx.x; item < work; item += gridDim.x) {
+        const Tile tile = tiles[item / blocks];
+        const int channel = item % blocks * channels, row_passes = (tile.rows + 31) / 32;
+        Sources from;
+#pragma unroll
+        for (int i = 0; i < WEIGHT_ROWS / 32; ++i) {
+            const int row = threadIdx.x / 8 + 32 * i;
+            const bool up = GATE_UP && row % 16 >= 8;
+            // past the last channel: some row again, whose products are not written
+            const int n = min(channel + (GATE_UP ? row / 16 * 8 + row % 8 : row), width - 1);
+            const u64 at = (static_cast<u64>(tile.expert) * rows_of_expert + n) * row_stride;
+            from.weights[i] = (up ? second : first) + at;
+        }
+#pragma unroll
+        for (int i = 0; i < MAX_N / 32; ++i) {
+            const int row = tile.first + min(static_cast<int>(threadIdx.x) / 8 + 32 * i, tile.rows - 1);
+            from.rows[i] = x + static_cast<u64>(GATE_UP ? max(row_tokens[row], 0) : row) * depth;
+        }
+
+        float sums[2][GROUPS][4] = {};
+#pragma unroll
+        for (int s = 0; s < STAGES - 1; ++s) {
+            if (s < steps) fill(shared + s * STAGE_BYTES, from, s * K_BLOCK, row_passes);
+            asm volatile("cp.async.commit_group;" ::: "memory");
+        }
+        for (int step = 0; step < steps; ++step) {
+            asm volatile("cp.async.wait_group %0;" ::"n"(STAGES - 2) : "memory");
+            __syncthreads();  // this stage is whole, and nobody reads the one that is filled next
+            const int next = step + STAGES - 1;
+            if (next < steps) fill(shared + next % STAGES * STAGE_BYTES, from, next * K_BLOCK, row_passes);
+            asm volatile("cp.async.commit_group;" ::: "memory");
+            const u32 weights = shared + step % STAGES * STAGE_BYTES, rows = weights + WEIGHT_ROWS * 128;
+#pragma unroll
+            for (int half = 0; half < K_BLOCK / 32; ++half) {
+                u32 a[2][2][4];  // [k16][m16]
+#pragma unroll
+                for (int m = 0; m < 2; ++m)
+#pragma unroll
+                    for (int k = 0; k < 2; ++k)
+                        load_matrices(a[k][m], weights + place(warp_m * 32 + m * 16 + lane % 16,
+                                                               half * 4 + k * 2 + lane / 16));
+#pragma unroll
+                for (int j = 0; j < GROUPS; ++j) {
+                    const int group = warp_n + 2 * j;
+                    if (group * 8 >= tile.rows) break;
+                    u32 b[4];  // k 0 .. 7, 8 .. 15, 16 .. 23, 24 .. 31 of 8 rows
+                    load_matrices(b, rows + place(group * 8 + lane % 8, half * 4 + lane / 8));
+#pragma unroll
+                    for (int m = 0; m < 2; ++m) {
+                        multiply_add(sums[m][j], a[0][m], b[0], b[1]);
+                        multiply_add(sums[m][j], a[1][m], b[2], b[3]);
+                    }
+                }
+            }
+        }
+        asm volatile("cp.async.wait_group 0;" ::: "memory");
+        __syncthreads();  // the next tile fills the stages that others may still read
+
+        // a lane has one channel (GATE_UP), or two eight apart, of two rows: transposed, two channels of one
+        // row
+#pragma unroll
+        for (int j = 0; j < GROUPS; ++j) {
+            const int group = warp_n + 2 * j;
+            if (group * 8 >= tile.rows) break;
+            const int row = group * 8 + lane / 4;
+            u16* to = out + static_cast<u64>(tile.first + row) * width + channel;
+#pragma unroll
+            for (int m = 0; m < 2; ++m) {
+                const float* d = sums[m][j];
+#if GATE_UP
+                const u32 word = transposed(pack(silu_mul(d[0], d[2]), silu_mul(d[1], d[3])));
+                const int c = (warp_m * 2 + m) * 8 + lane % 4 * 2;
+                if (row < tile.rows && channel + c < width) *reinterpret_cast<u32*>(to + c) = word;
+#else
+#pragma unroll
+                for (int high = 0; high < 2; ++high) {
+                    const u32 word = transposed(pack(d[2 * high], d[2 * high + 1]));
+                    const int c = warp_m * 32 + m * 16 + high * 8 + lane % 4 * 2;
+                    if (row < tile.rows && channel + c < width) *reinterpret_cast<u32*>(to + c) = word;
+                }
+#endif
+            }
+        }
+    }
+}
