@@ -1,4 +1,7 @@
-"""The CUDA C++ kernels on Hopper, every plan of them, whatever the backend would choose."""
+"""The CUDA C++ kernels, every plan of them, whatever the backend would choose.
+
+Those of sm_80 run on a newer GPU too, from PTX: `pytest -k sm80`.
+"""
 
 from __future__ import annotations
 
@@ -16,31 +19,64 @@ import ttnn_moe
 from ttnn_moe import Experts, Placement, Problem, Routing
 from ttnn_moe.backend import Numerics
 from ttnn_moe.cuda import run
+from ttnn_moe.cuda.native import arch as arches
 from ttnn_moe.cuda.native import plan as native
-from ttnn_moe.cuda.native.plan import Few, Gemm, Sorted
+from ttnn_moe.cuda.native.arch import ARCHES, HOPPER, Arch
+from ttnn_moe.cuda.native.plan import Few, Gemm, Plan, Sorted
+from ttnn_moe.cuda.native.sm80_tiles import MmaGemm
+from ttnn_moe.errors import ContractError
 
-HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
-on_hopper = [pytest.mark.gpu, pytest.mark.skipif(not HOPPER, reason="no GPU of compute capability 9.0 is here")]
+CAPABILITY = torch.cuda.get_device_capability() if torch.cuda.is_available() else (0, 0)
+on_gpu = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(CAPABILITY < (8, 0), reason="no GPU of compute capability 8.0 or newer is here"),
+]
 
-PLANS = {
+
+def _sm80() -> Arch:
+    """The kernels of sm_80 as the GPU that is here runs them."""
+    found = arches.find(max(CAPABILITY, (8, 0)), None if CAPABILITY[0] in (8, 12) else "sm_80")
+    assert found is not None
+    return found
+
+
+HOPPER_PLANS: dict[str, Plan] = {
     "few": Few(),
     "n64": Sorted(Gemm(64, 9, 128), 128, 1),
     "n32": Sorted(Gemm(32, 10, 128), 256, 1),
     "n176": Sorted(Gemm(176, 3), 512, 8),
     "n160": Sorted(Gemm(160, 4), 1024, 8),
 }
+SM80_PLANS: dict[str, Plan] = {
+    "sm80_few": Few(arch=_sm80()),
+    "sm80_n32": Sorted(MmaGemm(32, 4), 128, 1, _sm80()),
+    "sm80_n64": Sorted(MmaGemm(64, 3), 512, 1, _sm80()),
+    "sm80_n128": Sorted(MmaGemm(128, 3), 1024, 1, _sm80()),
+}
+PLANS = HOPPER_PLANS | SM80_PLANS
 
 
 @pytest.fixture(params=PLANS)
-def plan(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> native.Plan:
+def plan(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Plan:
     chosen = PLANS[request.param]
-    monkeypatch.setattr(native, "choose", lambda T, E, K: chosen)
+    if chosen.arch == HOPPER and CAPABILITY != (9, 0):
+        pytest.skip("no GPU of compute capability 9.0 is here")
+    monkeypatch.setattr(native, "choose", lambda T, E, K, arch: chosen)
     run.plan_of.cache_clear()
     request.addfinalizer(run.plan_of.cache_clear)
     return chosen
 
 
-def _numerics(plan: native.Plan, dtype: torch.dtype) -> Numerics:
+@pytest.fixture
+def asked(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The architecture that TTNN_MOE_CUDA_ARCH asks for."""
+    monkeypatch.setenv(arches.ENV, request.param)
+    run.plan_of.cache_clear()
+    request.addfinalizer(run.plan_of.cache_clear)
+    return request.param
+
+
+def _numerics(plan: Plan, dtype: torch.dtype) -> Numerics:
     return Numerics(activation=dtype, expert_out=None if isinstance(plan, Few) else dtype)
 
 
@@ -48,21 +84,75 @@ def _serves(case: Case) -> bool:
     return native.why_not(case.T, case.E, case.K, case.H, case.I, 2, (9, 0)) is None
 
 
-@given(st.integers(0, 1 << 18), st.integers(1, 1024), st.integers(1, 16))
-def test_every_plan_fits(T: int, E: int, K: int) -> None:
-    plan = native.choose(T, E, K)
-    for sorted_plan in (plan, native.many(max(T, 1), E, K)):
+@given(st.integers(0, 1 << 18), st.integers(1, 1024), st.integers(1, 16), st.sampled_from(sorted(ARCHES)))
+def test_every_plan_fits(T: int, E: int, K: int, capability: tuple[int, int]) -> None:
+    arch = ARCHES[capability]
+    if native.why_not(T, E, K, 64, 64, 2, capability) is not None:
+        assert arch.shared_memory == 99 << 10 and E > 600
+        return
+    plan = native.choose(T, E, K, arch)
+    assert plan == native.choose(T, E, K, arch) and plan.arch == arch
+    for sorted_plan in (plan, native.many(max(T, 1), E, K, arch)):
         if isinstance(sorted_plan, Sorted):
-            assert sorted_plan.gemm.shared_memory <= native.SHARED_MEMORY
-            assert sorted_plan.sort_threads >= E and sorted_plan.sort_threads % 32 == 0
-            assert (sorted_plan.sort_threads // 32 + 2) * E * 4 + 1024 <= native.SHARED_MEMORY
-            assert sorted_plan.gemm.max_n % 16 == 0 and sorted_plan.gemm.max_n <= 192
+            gemm, threads = sorted_plan.gemm, sorted_plan.sort_threads
+            assert gemm.shared_memory <= arch.shared_memory
+            assert E <= threads <= 1024 and threads % 32 == 0
+            assert native.sort_memory(threads, E) + 128 <= arch.shared_memory
+            if arch is HOPPER:
+                assert isinstance(gemm, Gemm) and gemm.max_n % 16 == 0 and gemm.max_n <= 192
+            else:
+                assert isinstance(gemm, MmaGemm) and gemm.max_n % 32 == 0 and gemm.stages >= 2
+                assert sorted_plan.sort_cluster == 1
+
+
+def test_tiles_of_sm80_grow_with_rows_per_expert() -> None:
+    for capability, stages in (((8, 0), [4, 3, 4]), ((8, 6), [4, 4, 3]), ((12, 0), [4, 4, 3])):
+        gemms = [native.many(T, 128, 8, ARCHES[capability]).gemm for T in (64, 1024, 4096)]
+        assert [gemm.max_n for gemm in gemms] == [32, 64, 128] and [gemm.stages for gemm in gemms] == stages
+
+
+@pytest.mark.parametrize(
+    ("capability", "asked_for", "name", "room"),
+    [
+        ((8, 0), None, "sm_80", 163),
+        ((8, 9), None, "sm_89", 99),
+        ((8, 9), "sm_80", "compute_80", 99),
+        ((9, 0), None, "sm_90a", 227),
+        ((9, 0), "sm_90a", "sm_90a", 227),
+        ((9, 0), "sm_80", "compute_80", 163),
+        ((9, 0), "sm_86", "compute_86", 99),
+        ((10, 0), "sm_80", "compute_80", 163),
+        ((12, 0), None, "sm_120f", 99),
+        ((12, 1), "sm_80", "compute_80", 99),
+    ],
+)
+def test_code_of_a_gpu(capability: tuple[int, int], asked_for: str | None, name: str, room: int) -> None:
+    arch = arches.find(capability, asked_for)
+    assert arch is not None and (arch.name, arch.shared_memory) == (name, room << 10)
+    assert arch.products == ("sm90" if name == "sm_90a" else "sm80")
+    assert arch.overlaps == (name in ("sm_90a", "sm_120f"))
+
+
+def test_gpus_without_kernels() -> None:
+    assert arches.find((10, 0)) is None and arches.find((7, 5)) is None
+
+
+@pytest.mark.parametrize(
+    ("capability", "name"),
+    [((8, 0), "sm_90a"), ((8, 0), "sm_86"), ((9, 0), "sm_120f"), ((9, 0), "sm_70"), ((9, 0), "80")],
+)
+def test_code_that_a_gpu_does_not_run_is_refused(capability: tuple[int, int], name: str) -> None:
+    with pytest.raises(ContractError, match=f"TTNN_MOE_CUDA_ARCH.*'{name}'.*sm_80.*unset"):
+        arches.find(capability, name)
 
 
 def test_why_not() -> None:
     assert native.why_not(9, 128, 8, 2048, 768, 2, (9, 0)) is None
+    assert native.why_not(9, 128, 8, 2048, 768, 2, (8, 0)) is None
+    assert native.why_not(9, 1024, 8, 2048, 768, 2, (8, 0)) is None
     for change, words in [
-        ({"capability": (8, 0)}, "compute capability 9.0, not 8.0"),
+        ({"capability": (10, 0)}, "compute capability 8.x, 9.0 and 12.x, not 10.0"),
+        ({"capability": (8, 6), "E": 1024}, "sm_86 has: 99 KiB"),
         ({"itemsize": 4}, "bf16 and fp16"),
         ({"H": 2080}, "multiples of 64, not 2080 and 768"),
         ({"K": 17}, "K up to 16"),
@@ -77,9 +167,9 @@ def test_why_not() -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=lambda d: str(d)[6:])
 @pytest.mark.parametrize("case", [case for case in CASES if _serves(case)], ids=str)
 class TestCases:
-    pytestmark = on_hopper
+    pytestmark = on_gpu
 
-    def test_case(self, case: Case, dtype: torch.dtype, plan: native.Plan) -> None:
+    def test_case(self, case: Case, dtype: torch.dtype, plan: Plan) -> None:
         x = case.make(dtype)
         there = x.to("cuda")
         ids = x.ids.clone()
@@ -132,30 +222,45 @@ def _fp64(hidden: torch.Tensor, routing: Routing, experts: Experts) -> torch.Ten
     return out
 
 
+def _draw(seed: int) -> None:
+    """One call of random sizes and routing, against fp64."""
+    rng = random.Random(seed)
+    torch.manual_seed(seed)
+    E = rng.choice([1, 2, 7, 32, 128, 300])
+    K = rng.randint(1, min(E, 16))
+    T = rng.choice([1, 2, 4, 9, 60, 333, 1000, 2500])
+    H, I = 64 * rng.randint(1, 16), 64 * rng.randint(1, 12)
+    dtype = rng.choice([torch.bfloat16, torch.float16])
+    experts = _experts(E, H, I, dtype, rng.choice(["halves", "interleaved"]))
+    routing = _routing(T, E, K, rng.choice([0.0, 0.3, 0.8]))
+    hidden = torch.randn(T, H, device="cuda").to(dtype)
+    out = poisoned(T, H, dtype=dtype, device="cuda")
+    ttnn_moe.moe(hidden, routing, experts, out=out, backend="cuda")
+    want = _fp64(hidden, routing, experts)
+    worst = ((out.double() - want).norm(dim=1) / want.norm(dim=1).clamp_min(want.norm(dim=1).median() / 10)).max()
+    assert float(worst) < 1e-2, f"T={T} E={E} K={K} H={H} I={I} {dtype}: {float(worst):.2e}"
+
+
 class TestDraws:
-    pytestmark = on_hopper
+    pytestmark = on_gpu
 
     @pytest.mark.parametrize("seed", range(200))
     def test_random_draw(self, seed: int) -> None:
         """What the backend itself chooses, at sizes that these kernels serve."""
-        rng = random.Random(seed)
-        torch.manual_seed(seed)
-        E = rng.choice([1, 2, 7, 32, 128, 300])
-        K = rng.randint(1, min(E, 16))
-        T = rng.choice([1, 2, 4, 9, 60, 333, 1000, 2500])
-        H, I = 64 * rng.randint(1, 16), 64 * rng.randint(1, 12)
-        dtype = rng.choice([torch.bfloat16, torch.float16])
-        experts = _experts(E, H, I, dtype, rng.choice(["halves", "interleaved"]))
-        routing = _routing(T, E, K, rng.choice([0.0, 0.3, 0.8]))
-        hidden = torch.randn(T, H, device="cuda").to(dtype)
-        out = poisoned(T, H, dtype=dtype, device="cuda")
-        ttnn_moe.moe(hidden, routing, experts, out=out, backend="cuda")
-        want = _fp64(hidden, routing, experts)
-        worst = ((out.double() - want).norm(dim=1) / want.norm(dim=1).clamp_min(want.norm(dim=1).median() / 10)).max()
-        assert float(worst) < 1e-2, f"T={T} E={E} K={K} H={H} I={I} {dtype}: {float(worst):.2e}"
+        _draw(seed)
+
+    @pytest.mark.skipif(CAPABILITY < (9, 0), reason="no GPU newer than compute capability 8.x is here")
+    @pytest.mark.parametrize(
+        ("seed", "asked"), [(i, "sm_80" if i % 2 else "sm_86") for i in range(200)], indirect=["asked"]
+    )
+    def test_random_draw_of_sm80(self, seed: int, asked: str) -> None:
+        """What the backend chooses for an older GPU, from PTX."""
+        plan = run.plan_of(100, 32, 4, 128, 128, 2, torch.device("cuda", 0))
+        assert isinstance(plan, Sorted) and plan.arch.name == asked.replace("sm_", "compute_")
+        _draw(1000 + seed)
 
     @pytest.mark.parametrize("T", [4, 700, 5000])
-    def test_twenty_repetitions_have_the_same_bits(self, plan: native.Plan, T: int) -> None:
+    def test_twenty_repetitions_have_the_same_bits(self, plan: Plan, T: int) -> None:
         if isinstance(plan, Few) and T > 100:
             pytest.skip("many tokens, few-token kernels")
         experts, routing = _experts(32, 256, 128), _routing(T, 32, 8, 0.3)
@@ -166,7 +271,7 @@ class TestDraws:
             ttnn_moe.moe(hidden, routing, experts, out=again, backend="cuda")
             assert torch.equal(first.view(torch.int16), again.view(torch.int16))
 
-    def test_a_graph_serves_every_routing(self, plan: native.Plan) -> None:
+    def test_a_graph_serves_every_routing(self, plan: Plan) -> None:
         T, E, K, H, I = 300, 16, 4, 256, 192
         experts, routing = _experts(E, H, I), _routing(T, E, K)
         layer = ttnn_moe.prepare(Problem.of(T, K, experts, torch.bfloat16), experts, backend="cuda")
@@ -188,7 +293,7 @@ class TestDraws:
             want = _fp64(hidden, Routing.from_topk(ids, weights, E), experts)
             assert float((out.double() - want).norm(dim=1).max()) <= 1e-2 * float(want.norm(dim=1).median() + 1e-9)
 
-    def test_weights_are_freed_with_their_tensors(self, plan: native.Plan) -> None:
+    def test_weights_are_freed_with_their_tensors(self, plan: Plan) -> None:
         import gc
 
         def call() -> None:
@@ -204,7 +309,7 @@ class TestDraws:
         gc.collect()
         assert torch.cuda.memory_allocated() - before < 64 * 1024 * 512 * 2
 
-    def test_devices_of_a_mesh(self, plan: native.Plan) -> None:
+    def test_devices_of_a_mesh(self, plan: Plan) -> None:
         T, E, K, H, I = 40, 16, 4, 128, 64
         experts, routing = _experts(E, H, I), _routing(T, E, K)
         hidden = torch.randn(T, H, device="cuda").bfloat16()

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from ttnn_moe.cuda.native.plan import SHARED_MEMORY, Few, many
+from ttnn_moe.cuda.native.arch import ARCHES, Arch
+from ttnn_moe.cuda.native.plan import Few, Plan, choose, many
 from ttnn_moe.cuda.native.specs import Types, Use, uses_of
 from ttnn_moe.jit import build
 from ttnn_moe.jit.spec import Spec
@@ -19,15 +20,35 @@ from ttnn_moe.sources import kernel_path
 ROOT = kernel_path("gpu_kernels", "cuda")
 NVCC = shutil.which("nvcc")
 E, K = 128, 8
-PLANS = [Few(), *(many(T, E, K) for T in (16, 2048, 4096, 16384))]
+PRODUCTS = ("grouped_mlp", "grouped_gemm")
 OTHER = Types(fp16=True, ids64=True, out32=True, add=True)
-PAIRS = [*((plan, Types()) for plan in PLANS), (PLANS[0], OTHER), (PLANS[1], OTHER)]
-USES = sorted({use for plan, types in PAIRS for use in uses_of(plan, E, K, types)}, key=lambda use: str(use.spec))
+
+
+def _uses(arch: Arch) -> list[Use]:
+    """Every kernel of a GPU, with every size that these tokens can make the plan choose."""
+    plans: list[Plan] = [Few(arch=arch), *(many(1 << i, E, K, arch) for i in range(18))]
+    pairs = [*((plan, Types()) for plan in plans), (plans[0], OTHER), (plans[-1], OTHER)]
+    found = {use for plan, types in pairs for use in uses_of(plan, E, K, types)}
+    return sorted(found, key=lambda use: str(use.spec))
+
+
+ROOM = {arch.name: arch.shared_memory for arch in ARCHES.values()}
+USES = [use for arch in dict.fromkeys(ARCHES.values()) for use in _uses(arch)]
 
 
 def test_every_source_is_a_kernel_that_some_plan_uses() -> None:
     names = {path.relative_to(ROOT).with_suffix("").as_posix() for path in ROOT.rglob("*.cu")}
     assert names == {use.spec.name for use in USES}
+
+
+@pytest.mark.parametrize("arch", dict.fromkeys(ARCHES.values()), ids=lambda arch: arch.name)
+def test_no_other_product_is_chosen(arch: Arch) -> None:
+    """What is compiled below are all grouped products that any sizes choose."""
+    compiled = {use.spec for use in _uses(arch) if use.spec.entry in PRODUCTS}
+    for experts in (1, 8, 60, 256, 600):
+        for i in range(18):
+            for use in uses_of(choose(1 << i, experts, 1, arch), experts, 1, Types()):
+                assert use.spec.entry not in PRODUCTS or use.spec in compiled
 
 
 @pytest.mark.skipif(NVCC is None, reason="nvcc is not installed")
@@ -36,7 +57,8 @@ def test_nvcc_compiles_it_without_spills(use: Use, tmp_path: Path) -> None:
     spec = use.spec
     command = [
         str(NVCC), "-std=c++17", "-cubin", "-Xptxas", "-v", "-Werror", "all-warnings", "-I", str(ROOT),
-        f"-gencode=arch=compute_90a,code={spec.arch}", *(f"-D{name}={value}" for name, value in spec.defines),
+        f"-gencode=arch={spec.arch.replace('sm', 'compute')},code={spec.arch}",
+        *(f"-D{name}={value}" for name, value in spec.defines),
         "-o", str(tmp_path / "kernel.cubin"), str(ROOT / f"{spec.name}.cu"),
     ]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
@@ -46,19 +68,23 @@ def test_nvcc_compiles_it_without_spills(use: Use, tmp_path: Path) -> None:
     assert "wgmma" not in report, f"the compiler puts products one after the other: {report}"
     registers = int(re.findall(r"Used (\d+) registers", report)[0])
     static = int((re.findall(r"(\d+) bytes smem", report) or ["0"])[0])
-    limits = {"grouped_mlp": 168, "routing_sort": 64, "combine": 112, "few_gate_up": 64, "few_down": 128}
-    assert registers <= limits[spec.entry]
-    assert use.shared_memory + static <= SHARED_MEMORY
+    limits = {"routing_sort": 64, "combine": 112, "few_gate_up": 64, "few_down": 128}
+    assert registers <= limits.get(spec.entry, 168)
+    assert use.shared_memory + static <= ROOM[spec.arch]
 
 
 @pytest.mark.skipif(build.why_not() is not None, reason=str(build.why_not()))
 class TestNvrtc:
-    @pytest.mark.parametrize("use", [u for u in USES if u.spec.entry != "grouped_mlp"], ids=lambda use: str(use.spec))
+    @pytest.mark.parametrize(
+        "use",
+        [u for u in USES if u.spec.name != "sm90/grouped_mlp" and u.spec.arch in ("sm_80", "sm_90a", "sm_120f")],
+        ids=lambda use: str(use.spec),
+    )
     def test_compiles(self, use: Use) -> None:
         assert build.compile_spec(use.spec)[:4] == b"\x7fELF"
 
     def test_a_product_is_compiled_once(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        spec = next(use.spec for use in USES if use.spec.entry == "grouped_mlp")
+        spec = next(use.spec for use in USES if use.spec.name == "sm90/grouped_mlp")
         store = Store(tmp_path, 1 << 30)
         code = build.code_of(spec, store)
         assert code[:4] == b"\x7fELF"

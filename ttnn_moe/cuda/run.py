@@ -1,6 +1,6 @@
 """One call on the GPU: the plan of its sizes, its buffers, its launches.
 
-On Hopper the CUDA C++ kernels of native/ run where they serve; else, and elsewhere, the Triton kernels.
+The CUDA C++ kernels of native/ run where they serve; else the Triton kernels.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from torch import Tensor
 from ..contract import Experts, Routing
 from ..logs import logger
 from . import launch, tiles
+from .native import arch as native_arch
 from .native import plan as native
 from .tiles import FEW_PAIRS, Few, Sorted
 
@@ -25,9 +26,12 @@ Plan = tiles.Plan | native.Plan
 def plan_of(T: int, E: int, K: int, H: int, I: int, itemsize: int, device: torch.device) -> Plan:
     """Kernels and tiles of a call with T tokens, or a bound on them, and ids of E experts."""
     if device.type == "cuda":
-        reason = native.why_not(T, E, K, H, I, itemsize, capability(device)) or no_compiler()
+        asked = native_arch.asked()
+        reason = native.why_not(T, E, K, H, I, itemsize, capability(device), asked) or no_compiler()
         if reason is None:
-            return native.choose(T, E, K)
+            arch = native_arch.find(capability(device), asked)
+            assert arch is not None
+            return native.choose(T, E, K, arch)
         logger.debug("T={}: Triton kernels, since CUDA C++ kernels do not serve: {}", T, reason)
     return tiles.choose(T, E, K, H, I, itemsize, capability(device))
 

@@ -76,6 +76,13 @@ def multiprocessors(device: int) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count
 
 
+@lru_cache(maxsize=1024)
+def resident_blocks(spec: Spec, device: int, threads: int, shared_memory: int) -> int:
+    """Blocks of a kernel that one GPU runs at one time."""
+    one = kernel(spec, device, shared_memory).occupancy.max_active_blocks_per_multiprocessor(threads, shared_memory)
+    return int(one) * multiprocessors(device)
+
+
 def _check(result: tuple[Any, ...]) -> None:
     if int(result[0]):
         raise RuntimeError(f"the CUDA driver refused: {result[0]}")

@@ -11,8 +11,9 @@ from torch import Tensor
 from ...contract import Experts
 from ...jit import load
 from ..launch import Selection
+from . import sm80_tiles
 from .maps import maps_of
-from .plan import Few, Plan, Sorted
+from .plan import Few, Gemm, Plan, Sorted
 from .specs import Types, Use, uses_of
 
 
@@ -49,15 +50,12 @@ def _few(
     hidden: Tensor, selection: Selection, experts: Experts, out: Tensor, plan: Few, uses: tuple[Use, ...], act: Tensor
 ) -> None:  # fmt: skip
     T, K, H, I, P = selection.T, selection.K, experts.H, experts.I, selection.ids.numel()
-    gate_up = experts.tensors["gate_up"]
-    interleaved = experts.gate_up_order == "interleaved"
-    up = gate_up.data_ptr() + (H if interleaved else I * H) * gate_up.element_size()
+    gate_up, row = _halves(experts)
     first, second = uses
     _launch(
         hidden.device, first, (-(-I // (plan.warps * plan.channels)), P), 32 * plan.warps,
-        hidden.data_ptr(), gate_up.data_ptr(), up, *_pointers(selection), act.data_ptr(),
-        _int(P), _int(selection.E_ids), _int(K), _int(H), _int(I), _int(I if interleaved else 2 * I),
-        _int(2 * H if interleaved else H),
+        hidden.data_ptr(), *gate_up, *_pointers(selection), act.data_ptr(),
+        _int(P), _int(selection.E_ids), _int(K), _int(H), _int(I), *row,
     )  # fmt: skip
     _launch(
         hidden.device, second, (-(-H // plan.columns), T), 32 * K,
@@ -75,19 +73,33 @@ def _sorted(
     inverse = row_tokens + 4 * _aligned(P)
     tiles = inverse + 4 * _aligned(P)
     num_tiles = tiles + 16 * _tiles(P, E, plan)
-    sort, mlp, combine = uses
+    sort, *products, combine = uses
     _launch(
         device, sort, (plan.sort_cluster,), plan.sort_threads,
         *_pointers(selection), row_tokens, inverse, tiles, num_tiles,
         _int(P), _int(selection.E_ids), _int(E), _int(selection.K), _int(plan.gemm.max_n),
         cluster=plan.sort_cluster,
     )  # fmt: skip
-    maps = maps_of(experts)
-    _launch(
-        device, mlp, (load.multiprocessors(device.index),), 384,
-        maps.gate_up, maps.down, hidden.data_ptr(), row_tokens, tiles, num_tiles, act.data_ptr(),
-        expert_out.data_ptr(), _int(H), _int(I),
-    )  # fmt: skip
+    routed = (row_tokens, tiles, num_tiles)
+    if isinstance(plan.gemm, Gemm):
+        maps = maps_of(experts)
+        _launch(
+            device, products[0], (load.multiprocessors(device.index),), 384,
+            maps.gate_up, maps.down, hidden.data_ptr(), *routed, act.data_ptr(), expert_out.data_ptr(),
+            _int(H), _int(I),
+        )  # fmt: skip
+    else:
+        gate_up, down = products
+        (gate, up), row = _halves(experts)
+        _launch(
+            device, gate_up, (_resident(device, gate_up),), sm80_tiles.THREADS,
+            gate, up, hidden.data_ptr(), *routed, act.data_ptr(), _int(H), _int(I), *row,
+        )  # fmt: skip
+        weights = experts.tensors["down"].data_ptr()
+        _launch(
+            device, down, (_resident(device, down),), sm80_tiles.THREADS,
+            weights, weights, act.data_ptr(), *routed, expert_out.data_ptr(), _int(I), _int(H), _int(H), _int(I),
+        )  # fmt: skip
     threads = min(256, -(-H // 256) * 32)
     _launch(
         device, combine, (-(-H // (8 * threads)), selection.T), threads,
@@ -99,12 +111,12 @@ def _sorted(
 def _launch(
     device: torch.device, use: Use, grid: tuple[int, ...], block: int, *arguments: Any, cluster: int = 1
 ) -> None:  # fmt: skip
-    """On torch's current stream; every kernel waits by itself for what it needs of its predecessor."""
+    """On torch's current stream."""
     from cuda.core import launch
 
     launch(
         load.stream(device.index),
-        load.config(grid, block, use.shared_memory, cluster, overlap=True),
+        load.config(grid, block, use.shared_memory, cluster, use.overlap),
         load.kernel(use.spec, device.index, use.shared_memory),
         *arguments,
     )
@@ -116,6 +128,20 @@ def _pointers(selection: Selection) -> tuple[int, int, int]:
 
 def _pointer(tensor: Tensor | None) -> int:
     return 0 if tensor is None else tensor.data_ptr()
+
+
+def _halves(experts: Experts) -> tuple[tuple[int, int], tuple[Any, Any]]:
+    """Where gate and up rows begin; rows of an expert, and elements from one row to the next."""
+    weight, H, I = experts.tensors["gate_up"], experts.H, experts.I
+    first = weight.data_ptr()
+    if experts.gate_up_order == "interleaved":
+        return (first, first + H * weight.element_size()), (_int(I), _int(2 * H))
+    return (first, first + I * H * weight.element_size()), (_int(2 * I), _int(H))
+
+
+def _resident(device: torch.device, use: Use) -> int:
+    """Blocks of sm80/grouped_gemm.cu that run at one time."""
+    return load.resident_blocks(use.spec, device.index, sm80_tiles.THREADS, use.shared_memory)
 
 
 def _tiles(P: int, E: int, plan: Sorted) -> int:

@@ -1,6 +1,6 @@
 """Which CUDA C++ kernels run a problem, and with which sizes: a pure function of what the host knows.
 
-Numbers were found on an H200.
+Hopper's numbers were found on an H200; those of other GPUs are checked to fit.
 """
 
 from __future__ import annotations
@@ -8,12 +8,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..tiles import is_few
+from . import sm80_tiles
+from .arch import HOPPER, Arch, find
+from .sm80_tiles import MmaGemm
 
 MAX_E, MAX_K = 1024, 16
 # of Qwen3-30B-A3B's sizes: T = 3
 FEW_PAIRS = 24
-SHARED_MEMORY = 227 << 10
 BARRIERS_AND_ALIGNMENT = 1024 + 16 * 12 + 96
+STATIC = 128  # bytes that routing_sort.cu has beside the dynamic ones
 
 
 @dataclass(frozen=True)
@@ -25,11 +28,12 @@ class Few:
     unroll: int = 4
     columns: int = 8
     prefetch: int = 3
+    arch: Arch = HOPPER
 
 
 @dataclass(frozen=True)
 class Gemm:
-    """grouped_mlp.cu: rows of a tile at most, stages of the pipeline, weight rows of an item."""
+    """sm90/grouped_mlp.cu: rows of a tile at most, stages of the pipeline, weight rows of an item."""
 
     max_n: int
     stages: int
@@ -40,6 +44,10 @@ class Gemm:
         pieces = 64 * self.weight_rows
         return self.stages * (self.weight_rows + self.max_n) * 128 + pieces + BARRIERS_AND_ALIGNMENT
 
+    @property
+    def defines(self) -> dict[str, int]:
+        return {"MAX_N": self.max_n, "STAGES": self.stages, "WEIGHT_ROWS": self.weight_rows}
+
 
 @dataclass(frozen=True)
 class Sorted:
@@ -49,9 +57,10 @@ class Sorted:
         sort_threads, sort_cluster: threads of a block that sorts, and blocks.
     """
 
-    gemm: Gemm
+    gemm: Gemm | MmaGemm
     sort_threads: int = 1024
     sort_cluster: int = 1
+    arch: Arch = HOPPER
 
 
 Plan = Few | Sorted
@@ -66,32 +75,58 @@ _GEMMS: tuple[tuple[float, Gemm], ...] = (
 )
 
 
-def why_not(T: int, E: int, K: int, H: int, I: int, itemsize: int, capability: tuple[int, int]) -> str | None:
-    """Why these kernels do not serve a problem, or None."""
-    if capability[0] != 9:
-        return f"they are for compute capability 9.0, not {capability[0]}.{capability[1]}"
+def why_not(
+    T: int, E: int, K: int, H: int, I: int, itemsize: int, capability: tuple[int, int], asked: str | None = None
+) -> str | None:  # fmt: skip
+    """Why these kernels do not serve a problem, or None.
+
+    Args:
+        asked: name of the architecture that the GPU is to run, see arch.find.
+    """
+    arch = find(capability, asked)
+    if arch is None:
+        return f"they are for compute capability 8.x, 9.0 and 12.x, not {capability[0]}.{capability[1]}"
     if itemsize != 2:
         return "they multiply bf16 and fp16"
     if H % 64 or I % 64:
         return f"H and I have to be multiples of 64, not {H} and {I}"
     if E > MAX_E or K > MAX_K:
         return f"they run up to {MAX_E} experts and K up to {MAX_K}, not E={E}, K={K}"
+    if not _sort_fits(_least_sorters(E), E, arch):
+        return f"sorting pairs of E={E} takes more shared memory than {arch.name} has: {arch.shared_memory >> 10} KiB"
     if T * max(H, K * I) >= 1 << 35:
         return f"they address up to 2^35 elements of hidden or activations, not those of T={T}"
     return None
 
 
-def choose(T: int, E: int, K: int) -> Plan:
+def choose(T: int, E: int, K: int, arch: Arch = HOPPER) -> Plan:
     """Kernels of T tokens (or a bound on them), K of E experts each."""
-    return Few() if T * K <= FEW_PAIRS and is_few(T, E, K) else many(T, E, K)
+    return Few(arch=arch) if T * K <= FEW_PAIRS and is_few(T, E, K) else many(T, E, K, arch)
 
 
-def many(T: int, E: int, K: int) -> Sorted:
+def many(T: int, E: int, K: int, arch: Arch = HOPPER) -> Sorted:
     """The sorted form, for any T."""
     rows, pairs = T * K / min(E, T * K), T * K
-    gemm = next(gemm for most, gemm in _GEMMS if rows <= most)
-    threads = min(1024, max(_power_of_2(E), _power_of_2(pairs) // 2, 128))
-    return Sorted(gemm, threads, sort_cluster=1 if pairs <= 2048 else 8)
+    threads = min(1024, max(_least_sorters(E), _power_of_2(pairs) // 2))
+    if arch.products == "sm90":
+        gemm = next(gemm for most, gemm in _GEMMS if rows <= most)
+        return Sorted(gemm, threads, sort_cluster=1 if pairs <= 2048 else 8, arch=arch)
+    while not _sort_fits(threads, E, arch):
+        threads //= 2
+    return Sorted(sm80_tiles.choose(rows, arch.shared_memory), threads, arch=arch)
+
+
+def sort_memory(threads: int, E: int) -> int:
+    """Bytes of dynamic shared memory of a block of routing_sort.cu."""
+    return (threads // 32 + 2) * E * 4
+
+
+def _sort_fits(threads: int, E: int, arch: Arch) -> bool:
+    return sort_memory(threads, E) + STATIC <= arch.shared_memory
+
+
+def _least_sorters(E: int) -> int:
+    return max(_power_of_2(E), 128)
 
 
 def _power_of_2(n: int) -> int:

@@ -6,9 +6,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from ...jit.spec import Spec
-from .plan import Few, Plan, Sorted
-
-ARCH = "sm_90a"
+from .plan import Few, Gemm, Plan, Sorted, sort_memory
 
 
 @dataclass(frozen=True)
@@ -23,33 +21,37 @@ class Types:
 
 @dataclass(frozen=True)
 class Use:
-    """A kernel and the dynamic shared memory of its blocks, bytes."""
+    """A kernel, bytes of dynamic shared memory a block, and whether it may start before its predecessor has ended."""
 
     spec: Spec
     shared_memory: int = 0
+    overlap: bool = True
 
 
 @lru_cache(maxsize=4096)
 def uses_of(plan: Plan, E: int, K: int, types: Types) -> tuple[Use, ...]:
-    """The launches of one call, in their order: few_gate_up, few_down; or sort, both products, combine."""
+    """The launches of one call, in their order: few_gate_up, few_down; or sort, products (one or two), combine."""
     out = {"FP16": types.fp16, "TOP_K": K, "OUT32": types.out32, "ADD": types.add}
+
+    def use(name: str, shared_memory: int = 0, **defines: object) -> Use:
+        return Use(Spec.of(name, plan.arch.name, **defines), shared_memory, plan.arch.overlaps)
+
     if isinstance(plan, Few):
         ids = {"FP16": types.fp16, "ID64": types.ids64}
-        sizes = {"WARPS": plan.warps, "CHANNELS": plan.channels, "UNROLL": plan.unroll}
         return (
-            Use(Spec.of("common/few_gate_up", ARCH, **ids, **sizes)),
-            Use(Spec.of("common/few_down", ARCH, **(ids | out), COLUMNS=plan.columns, PREFETCH=plan.prefetch)),
+            use("common/few_gate_up", **ids, WARPS=plan.warps, CHANNELS=plan.channels, UNROLL=plan.unroll),
+            use("common/few_down", **(ids | out), COLUMNS=plan.columns, PREFETCH=plan.prefetch),
         )
     assert isinstance(plan, Sorted)
-    gemm = plan.gemm
-    sizes = {
-        "FP16": types.fp16, "MAX_N": gemm.max_n, "STAGES": gemm.stages, "WEIGHT_ROWS": gemm.weight_rows,
-    }  # fmt: skip
-    sort = Spec.of(
-        "common/routing_sort", ARCH, ID64=types.ids64, CLUSTER=plan.sort_cluster, THREADS=plan.sort_threads
-    )  # fmt: skip
+    gemm, threads = plan.gemm, plan.sort_threads
+    sizes = {"FP16": types.fp16, **gemm.defines}
+    if isinstance(gemm, Gemm):
+        products = [use("sm90/grouped_mlp", gemm.shared_memory, **sizes)]
+    else:
+        products = [use("sm80/grouped_gemm", gemm.shared_memory, GATE_UP=first, **sizes) for first in (True, False)]
+    sort = {"ID64": types.ids64, "CLUSTER": plan.sort_cluster, "THREADS": threads}
     return (
-        Use(sort, (plan.sort_threads // 32 + 2) * E * 4),
-        Use(Spec.of("sm90/grouped_mlp", ARCH, **sizes), gemm.shared_memory),
-        Use(Spec.of("common/combine", ARCH, **out)),
+        use("common/routing_sort", sort_memory(threads, E), **sort),
+        *products,
+        use("common/combine", **out),
     )

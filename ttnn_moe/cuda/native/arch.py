@@ -1,0 +1,80 @@
+"""Which code a GPU gets: its architecture, the folder of its grouped product, the shared memory of a block.
+
+TTNN_MOE_CUDA_ARCH names another: the kernels and sizes of an older GPU, compiled to PTX for this one.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from functools import cached_property
+
+from ...errors import ContractError
+
+ENV = "TTNN_MOE_CUDA_ARCH"
+
+
+@dataclass(frozen=True)
+class Arch:
+    """One target of the compiler.
+
+    Attributes:
+        name: as NVRTC writes it: machine code, as "sm_80", or PTX, as "compute_80", which the driver compiles.
+        products: folder under gpu_kernels/cuda that holds its grouped product: "sm80" or "sm90".
+        shared_memory: bytes that a block may have.
+    """
+
+    name: str
+    products: str
+    shared_memory: int
+
+    @cached_property
+    def overlaps(self) -> bool:
+        """Whether its kernels wait by themselves for their predecessor (programmatic dependent launch)."""
+        return int(self.name.partition("_")[2].rstrip("af")) >= 90
+
+
+HOPPER = Arch("sm_90a", "sm90", 227 << 10)
+_BLACKWELL = Arch("sm_120f", "sm80", 99 << 10)
+
+# by compute capability
+ARCHES: dict[tuple[int, int], Arch] = {
+    (8, 0): Arch("sm_80", "sm80", 163 << 10),
+    (8, 6): Arch("sm_86", "sm80", 99 << 10),
+    (8, 7): Arch("sm_87", "sm80", 163 << 10),
+    (8, 9): Arch("sm_89", "sm80", 99 << 10),
+    (9, 0): HOPPER,
+    (12, 0): _BLACKWELL,
+    (12, 1): _BLACKWELL,
+}
+
+
+def asked() -> str | None:
+    """What TTNN_MOE_CUDA_ARCH says."""
+    return os.environ.get(ENV) or None
+
+
+def find(capability: tuple[int, int], name: str | None = None) -> Arch | None:
+    """The architecture of a GPU; None if no kernels are for it.
+
+    Args:
+        capability: the GPU's compute capability.
+        name: of another architecture, from sm_80 to sm_89, whose kernels and sizes the GPU is to run from PTX.
+
+    Raises:
+        ContractError: no such name, or the GPU does not run that code.
+    """
+    own = ARCHES.get(capability)
+    if name is None or (own is not None and own.name == name):
+        return own
+    for of, arch in ARCHES.items():
+        if arch.name == name and of[0] == 8 and of <= capability:
+            room = arch.shared_memory if own is None else min(arch.shared_memory, own.shared_memory)
+            return Arch(name.replace("sm_", "compute_"), arch.products, room)
+    able = [arch.name for of, arch in ARCHES.items() if arch is own or (of[0] == 8 and of <= capability)]
+    raise ContractError(
+        f"{ENV} names no architecture whose code this GPU runs",
+        got=repr(name),
+        expected=f"one of {able} on compute capability {capability[0]}.{capability[1]}",
+        remedy=f"unset {ENV}: the GPU's own is the default",
+    )
