@@ -27,18 +27,28 @@ def _run(*arguments: str) -> str:
 
 def test_what_was_warmed_up_is_kept_and_removed(tmp_path: Path) -> None:
     assert "0 kernels, 0.0 of at most 512 MB" in _run("cache")
-    assert "4 kernels are ready, 4 of them compiled now" in _run("warmup", "--tokens", "1,2")
-    assert "4 kernels are ready, 0 of them compiled now" in _run("warmup", "--tokens", "1,2")
+    few = ("warmup", "--tokens", "1,2", "--arch", "sm_90a")
+    assert "4 kernels for sm_90a are ready, 4 of them compiled now" in _run(*few)
+    assert "4 kernels for sm_90a are ready, 0 of them compiled now" in _run(*few)
     assert f"{tmp_path}" in _run("cache") and "4 kernels" in _run("cache")
     assert "removed 4 kernels" in _run("cache", "--clear")
     assert "0 kernels" in _run("cache")
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_86", "sm_120f"])
+def test_the_kernels_of_other_gpus_are_warmed_up(arch: str) -> None:
+    """Sort and combine, for two kinds of ids and their few-token forms, and a tile of the grouped product twice."""
+    said = _run("warmup", "--tokens", "1,4096", "--arch", arch)
+    assert f"9 kernels for {arch} are ready, 9 of them compiled now" in said
 
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
         (["--tokens", "0"], "numbers like"),
-        (["--dtype", "fp8"], "bf16 or fp16"),
+        (["--dtype", "fp8"], "bf16.*fp16"),
+        (["--arch", "sm_70"], "'sm_120f', 'sm_80'"),
+        (["--arch", "sm_86", "--experts", "1024"], "99 KiB"),
         (["--hidden", "100"], "multiples of 64"),
     ],
 )

@@ -4,6 +4,7 @@ from . import logs
 from .api import down_projection, gate_projection, gate_up, moe, prepare, silu_mul, up_projection
 from .contract import Experts, Placement, Problem, Routing
 from .errors import BackendUnavailable, CheckpointError, ContractError, RequestError, TtnnMoeError
+from .registry import why
 
 __version__ = "0.1.0"
 
@@ -12,5 +13,5 @@ logs.setup()
 __all__ = [
     "BackendUnavailable", "CheckpointError", "ContractError", "Experts", "Placement", "Problem", "RequestError",
     "Routing", "TtnnMoeError", "down_projection", "gate_projection", "gate_up", "moe", "prepare", "silu_mul",
-    "up_projection",
+    "up_projection", "why",
 ]  # fmt: skip

@@ -121,3 +121,11 @@ class Backend(Protocol):
         accumulate: bool,
     ) -> None:
         """Step 4: activations [capacity, I] through the down weights, weighted, written or added to out [T, H]."""
+
+
+@runtime_checkable
+class Explains(Protocol):
+    """A backend that has several sets of kernels for the whole operator."""
+
+    def kernels(self, problem: Problem) -> str:
+        """Which of them run a problem that the backend can run, and why no others do."""

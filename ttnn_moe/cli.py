@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import os
 import sys
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 
-from .errors import TtnnMoeError
+from .errors import ContractError, TtnnMoeError
+
+if TYPE_CHECKING:
+    import torch
 
 app = typer.Typer(
     name="ttnn-moe",
@@ -19,6 +22,13 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+
+# sizes of a layer; their defaults are Qwen3-30B-A3B's
+Experts = Annotated[int, typer.Option(help="E, experts.")]
+Topk = Annotated[int, typer.Option(help="K, experts per token.")]
+Hidden = Annotated[int, typer.Option(help="H, hidden size.")]
+Intermediate = Annotated[int, typer.Option(help="I, expert intermediate size.")]
 
 
 def _print_version(asked: bool) -> None:
@@ -66,25 +76,19 @@ def selfcheck(
     dtype: Annotated[str, typer.Option(help="bf16, fp16 or fp32.")] = "bf16",
 ) -> None:
     """Run every operator of a backend on this machine against plain arithmetic; the last line says what passed."""
-    import torch
-
     from . import selfcheck as selfcheck_
-    from .errors import ContractError
 
-    types = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
-    if dtype not in types:
-        raise ContractError("unknown dtype", got=repr(dtype), expected=f"one of {list(types)}")
-    if not selfcheck_.selfcheck(backend, typer.echo, types[dtype]):
+    if not selfcheck_.selfcheck(backend, typer.echo, _dtype(dtype, "bf16", "fp16", "fp32")):
         raise typer.Exit(1)
 
 
 @app.command()
 def bench(
     tokens: Annotated[str, typer.Option(help="Numbers of tokens, as in 1,32,4096s; with an s: skewed routing.")],
-    experts: Annotated[int, typer.Option(help="E, experts.")] = 128,
-    topk: Annotated[int, typer.Option(help="K, experts per token.")] = 8,
-    hidden: Annotated[int, typer.Option(help="H, hidden size.")] = 2048,
-    intermediate: Annotated[int, typer.Option(help="I, expert intermediate size.")] = 768,
+    experts: Experts = 128,
+    topk: Topk = 8,
+    hidden: Hidden = 2048,
+    intermediate: Intermediate = 768,
     dtype: Annotated[str, typer.Option(help="bf16, fp16 or fp32.")] = "bf16",
     backend: Annotated[str, typer.Option(help="A backend, or auto: all that can run here.")] = "auto",
     device: Annotated[str | None, typer.Option(help="cuda or cpu; default: the first the backend runs on.")] = None,
@@ -103,27 +107,60 @@ def bench(
 @app.command()
 def warmup(
     tokens: Annotated[str, typer.Option(help="Numbers of tokens of a call.")] = "1,8,32,128,512,1024,2048,4096,16384",
-    experts: Annotated[int, typer.Option(help="E, experts.")] = 128,
-    topk: Annotated[int, typer.Option(help="K, experts per token.")] = 8,
-    hidden: Annotated[int, typer.Option(help="H, hidden size.")] = 2048,
-    intermediate: Annotated[int, typer.Option(help="I, expert intermediate size.")] = 768,
+    experts: Experts = 128,
+    topk: Topk = 8,
+    hidden: Hidden = 2048,
+    intermediate: Intermediate = 768,
     dtype: Annotated[str, typer.Option(help="bf16 or fp16.")] = "bf16",
+    arch: Annotated[str | None, typer.Option(help="sm_80, sm_90a, ...; default: this GPU's, or sm_90a.")] = None,
 ) -> None:
-    """Compile the CUDA C++ kernels of a layer's sizes for Hopper, so that the first call need not. Needs no GPU."""
+    """Compile the CUDA C++ kernels of a layer's sizes, so that the first call need not. Needs no GPU."""
+    from .cuda.native.warmup import specs_of, target, warm_up
+
+    kind, found = _dtype(dtype, "bf16", "fp16"), target(arch)
+    specs = specs_of(_tokens(tokens), experts, topk, hidden, intermediate, kind, found)
+    made = warm_up(specs)
+    typer.echo(f"{len(specs)} kernels for {found.name} are ready, {made} of them compiled now")
+
+
+@app.command()
+def why(
+    tokens: Annotated[str, typer.Option(help="Numbers of tokens of a call.")] = "1,8,32,128,512,1024,2048,4096,16384",
+    experts: Experts = 128,
+    topk: Topk = 8,
+    hidden: Hidden = 2048,
+    intermediate: Intermediate = 768,
+    dtype: Annotated[str, typer.Option(help="bf16, fp16 or fp32.")] = "bf16",
+    backend: Annotated[str, typer.Option(help="A backend, or auto: the first that can.")] = "auto",
+    device: Annotated[str, typer.Option(help="Where the tensors are: cuda or cpu.")] = "cuda",
+) -> None:
+    """Say what runs a layer's sizes on this machine, with which kernels, and why nothing else does."""
+    from . import registry
+    from .contract import Problem
+
+    kind = _dtype(dtype, "bf16", "fp16", "fp32")
+    said: dict[str, list[str]] = {}
+    for T in _tokens(tokens):
+        problem = Problem(T, experts, topk, hidden, intermediate, kind, device=device)
+        said.setdefault(registry.why(problem, backend), []).append(f"T={T}")
+    for text, sizes in said.items():
+        typer.echo(f"{' '.join(sizes)}:")
+        typer.echo("  " + text.replace("\n", "\n  "))
+
+
+def _tokens(text: str) -> list[int]:
+    counts = [count.strip() for count in text.split(",")]
+    if not all(count.isdigit() and int(count) for count in counts):
+        raise ContractError("these are no numbers of tokens", got=repr(text), expected="numbers like 1,512")
+    return [int(count) for count in counts]
+
+
+def _dtype(name: str, *able: str) -> torch.dtype:
     import torch
 
-    from .cuda.native.warmup import specs_of, warm_up
-    from .errors import ContractError
-
-    types = {"bf16": torch.bfloat16, "fp16": torch.float16}
-    counts = tokens.split(",")
-    if dtype not in types or not all(count.strip().isdigit() and int(count) for count in counts):
-        raise ContractError(
-            "cannot warm up for this", got=f"{tokens}, {dtype}", expected="numbers like 1,512, and bf16 or fp16"
-        )
-    specs = specs_of([int(count) for count in counts], experts, topk, hidden, intermediate, types[dtype])
-    made = warm_up(specs)
-    typer.echo(f"{len(specs)} kernels are ready, {made} of them compiled now")
+    if name not in able:
+        raise ContractError("unknown dtype", got=repr(name), expected=f"one of {list(able)}")
+    return {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}[name]
 
 
 @app.command()

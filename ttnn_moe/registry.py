@@ -11,7 +11,7 @@ from functools import cache, lru_cache
 
 from loguru import logger
 
-from .backend import Backend, Probe
+from .backend import Backend, Explains, Probe
 from .contract import Problem
 from .errors import BackendUnavailable
 
@@ -79,6 +79,26 @@ def probe(name: str) -> Probe:
 def why_not(problem: Problem | None = None) -> dict[str, str]:
     """For each backend that cannot run the problem (or, without one, anything here): the reason and the remedy."""
     return {name: reason for name in _TARGETS if (reason := _reason(name, problem)) is not None}
+
+
+def why(problem: Problem, name: str = AUTO) -> str:
+    """What runs a problem here and why nothing else does: a line for each backend, the one that runs it first.
+
+    Args:
+        problem, name: as in `choose`.
+
+    Raises:
+        BackendUnavailable: nothing runs it, or not what was named.
+    """
+    chosen = choose(problem, name)
+    lines = [f"{chosen.name} runs it" + (f", with {chosen.kernels(problem)}" if isinstance(chosen, Explains) else "")]
+    rejected = why_not(problem)
+    for other in backends():
+        if other in rejected:
+            lines.append(f"{other} does not: {rejected[other]}")
+        elif other != chosen.name:
+            lines.append(f"{other} could, if asked for")
+    return "\n".join(lines)
 
 
 def _reason(name: str, problem: Problem | None) -> str | None:

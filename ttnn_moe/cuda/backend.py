@@ -1,4 +1,4 @@
-"""The CUDA backend: Triton kernels on sm_80 and newer, CUDA C++ kernels on Hopper.
+"""The CUDA backend: CUDA C++ kernels where they serve, else Triton kernels; on sm_80 and newer.
 
 Nothing waits for the GPU, everything is capturable.
 
@@ -17,7 +17,7 @@ from torch import Tensor
 from ..backend import Numerics, Probe
 from ..contract import Experts, Placement, Problem, Routing
 from . import launch
-from .run import Buffers, on, plan_for, run, step_plan, step_rows
+from .run import Buffers, on, plan_and_why, plan_for, run, step_plan, step_rows
 from .tiles import is_few
 
 if TYPE_CHECKING:
@@ -66,6 +66,11 @@ class CudaBackend:
         if problem.E > 4096 or problem.K > 128:
             return f"it runs up to 4096 experts and K up to 128, not E={problem.E}, K={problem.K}"
         return None
+
+    def kernels(self, problem: Problem) -> str:
+        device = torch.device("cpu") if interpreted() else torch.device("cuda", torch.cuda.current_device())
+        sizes = (problem.T, problem.E, problem.K, problem.H, problem.I)
+        return plan_and_why(*sizes, problem.dtype.itemsize, device)[1]
 
     def numerics(self, problem: Problem) -> Numerics:
         if problem.dtype == torch.float32:

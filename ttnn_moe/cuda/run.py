@@ -25,15 +25,31 @@ Plan = tiles.Plan | native.Plan
 @lru_cache(maxsize=4096)
 def plan_of(T: int, E: int, K: int, H: int, I: int, itemsize: int, device: torch.device) -> Plan:
     """Kernels and tiles of a call with T tokens, or a bound on them, and ids of E experts."""
-    if device.type == "cuda":
-        asked = native_arch.asked()
-        reason = native.why_not(T, E, K, H, I, itemsize, capability(device), asked) or no_compiler()
+    plan, why = plan_and_why(T, E, K, H, I, itemsize, device)
+    logger.debug("T={} E={} K={} H={} I={}: {}", T, E, K, H, I, why)
+    return plan
+
+
+def plan_and_why(
+    T: int, E: int, K: int, H: int, I: int, itemsize: int, device: torch.device
+) -> tuple[Plan, str]:  # fmt: skip
+    """As plan_of; and which kernels these are, and why no others, in words.
+
+    Raises:
+        ContractError: TTNN_MOE_CUDA_ARCH names what the GPU does not run.
+    """
+    of = capability(device)
+    triton = tiles.choose(T, E, K, H, I, itemsize, of)
+    if device.type != "cuda":
+        return triton, "Triton kernels, interpreted"
+    arch = native_arch.find(of, native_arch.asked())
+    if arch is None:
+        reason: str | None = f"they are for compute capability 8.x, 9.0 and 12.x, not {of[0]}.{of[1]}"
+    else:
+        reason = native.why_not(T, E, K, H, I, itemsize, arch) or no_compiler()
         if reason is None:
-            arch = native_arch.find(capability(device), asked)
-            assert arch is not None
-            return native.choose(T, E, K, arch)
-        logger.debug("T={}: Triton kernels, since CUDA C++ kernels do not serve: {}", T, reason)
-    return tiles.choose(T, E, K, H, I, itemsize, capability(device))
+            return native.choose(T, E, K, arch), f"CUDA C++ kernels for {arch.name}"
+    return triton, f"Triton kernels, since the CUDA C++ kernels do not serve: {reason}"
 
 
 def capability(device: torch.device) -> tuple[int, int]:
@@ -62,6 +78,7 @@ def plan_for(T: int, E: int, K: int, experts: Experts, *others: Tensor) -> Plan:
     if isinstance(plan, native.Few | native.Sorted) and any(
         tensor.data_ptr() % 16 for tensor in (gate_up, down, *others)
     ):
+        logger.debug("T={}: Triton kernels, since a tensor begins at no multiple of 16 bytes", T)
         return triton_plan(T, E, K, experts)
     return plan
 

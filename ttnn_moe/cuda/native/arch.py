@@ -54,6 +54,19 @@ def asked() -> str | None:
     return os.environ.get(ENV) or None
 
 
+def named(name: str) -> Arch:
+    """An architecture by its name.
+
+    Raises:
+        ContractError: no such name.
+    """
+    for arch in ARCHES.values():
+        if arch.name == name:
+            return arch
+    names = sorted({arch.name for arch in ARCHES.values()})
+    raise ContractError("there are no kernels for this architecture", got=repr(name), expected=f"one of {names}")
+
+
 def find(capability: tuple[int, int], name: str | None = None) -> Arch | None:
     """The architecture of a GPU; None if no kernels are for it.
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from ..tiles import is_few
 from . import sm80_tiles
-from .arch import HOPPER, Arch, find
+from .arch import HOPPER, Arch
 from .sm80_tiles import MmaGemm
 
 MAX_E, MAX_K = 1024, 16
@@ -75,17 +75,8 @@ _GEMMS: tuple[tuple[float, Gemm], ...] = (
 )
 
 
-def why_not(
-    T: int, E: int, K: int, H: int, I: int, itemsize: int, capability: tuple[int, int], asked: str | None = None
-) -> str | None:  # fmt: skip
-    """Why these kernels do not serve a problem, or None.
-
-    Args:
-        asked: name of the architecture that the GPU is to run, see arch.find.
-    """
-    arch = find(capability, asked)
-    if arch is None:
-        return f"they are for compute capability 8.x, 9.0 and 12.x, not {capability[0]}.{capability[1]}"
+def why_not(T: int, E: int, K: int, H: int, I: int, itemsize: int, arch: Arch = HOPPER) -> str | None:
+    """Why these kernels do not serve a problem, or None."""
     if itemsize != 2:
         return "they multiply bf16 and fp16"
     if H % 64 or I % 64:

@@ -12,22 +12,42 @@ from ...jit import build
 from ...jit.spec import Spec
 from ...jit.store import Store
 from . import plan
+from .arch import HOPPER, Arch, asked, find, named
 from .specs import Types, uses_of
 
 
-def specs_of(tokens: Iterable[int], E: int, K: int, H: int, I: int, dtype: torch.dtype) -> list[Spec]:
+def target(name: str | None) -> Arch:
+    """The architecture to compile for: the one named, else that of the GPU that is here, else Hopper's.
+
+    Raises:
+        ContractError: no such architecture, or none for this GPU.
+    """
+    if name is not None:
+        return named(name)
+    if not torch.cuda.is_available():
+        return HOPPER
+    capability = torch.cuda.get_device_capability()
+    found = find(capability, asked())
+    if found is None:
+        raise ContractError("there are no CUDA C++ kernels for this GPU", got=f"sm_{capability[0]}{capability[1]}")
+    return found
+
+
+def specs_of(
+    tokens: Iterable[int], E: int, K: int, H: int, I: int, dtype: torch.dtype, arch: Arch = HOPPER
+) -> list[Spec]:  # fmt: skip
     """What calls of up to the given numbers of tokens launch, in the order of first use; int32 and int64 ids.
 
     Raises:
         ContractError: these kernels do not serve the sizes.
     """
-    reason = plan.why_not(1, E, K, H, I, dtype.itemsize, (9, 0))
+    reason = plan.why_not(1, E, K, H, I, dtype.itemsize, arch)
     if reason is not None:
         raise ContractError("no CUDA C++ kernels are launched for these sizes", got=reason)
     found: dict[Spec, None] = {}
     for T in tokens:
         for ids64 in (False, True):
-            for use in uses_of(plan.choose(T, E, K), E, K, Types(dtype == torch.float16, ids64)):
+            for use in uses_of(plan.choose(T, E, K, arch), E, K, Types(dtype == torch.float16, ids64)):
                 found[use.spec] = None
     return list(found)
 
