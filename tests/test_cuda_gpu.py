@@ -6,6 +6,7 @@ import random
 
 import pytest
 import torch
+from cuda_layers import assert_same_bits, random_experts, random_routing, replays
 from numerics import assert_close, poisoned
 from oracle import oracle
 
@@ -19,17 +20,6 @@ pytestmark = [
 ]
 
 
-def _experts(E: int, H: int, I: int, dtype: torch.dtype = torch.bfloat16) -> Experts:
-    gate_up = torch.randn(E, 2 * I, H, device="cuda", dtype=dtype) * H**-0.5
-    return Experts.dense(gate_up, torch.randn(E, H, I, device="cuda", dtype=dtype) * I**-0.5)
-
-
-def _routing(T: int, E: int, K: int, skew: float = 0.0) -> Routing:
-    scores = torch.rand(T, E, device="cuda").log() / torch.arange(1, E + 1, device="cuda") ** -skew
-    weights, ids = torch.softmax(scores, -1).topk(K)
-    return Routing.from_topk(ids.int(), weights / weights.sum(-1, keepdim=True), E)
-
-
 def _want(hidden: torch.Tensor, routing: Routing, experts: Experts) -> torch.Tensor:
     problem = Problem.of(routing.T, routing.K, experts, hidden.dtype)
     numerics = registry.choose(problem, "cuda").numerics(problem)
@@ -39,7 +29,7 @@ def _want(hidden: torch.Tensor, routing: Routing, experts: Experts) -> torch.Ten
 
 @pytest.mark.parametrize("T", [1, 2, 8, 9, 40, 130, 700])
 def test_qwen3_sizes(T: int) -> None:
-    experts, routing = _experts(16, 2048, 768), _routing(T, 16, 8)
+    experts, routing = random_experts(16, 2048, 768), random_routing(T, 16, 8)
     hidden = torch.randn(T, 2048, device="cuda").bfloat16()
     out = poisoned(T, 2048, dtype=torch.bfloat16, device="cuda")
     ttnn_moe.moe(hidden, routing, experts, out=out, backend="cuda")
@@ -54,7 +44,7 @@ def test_random_draws(seed: int) -> None:
     T, K = rng.choice([1, 5, 16, 77, 300, 1500]), rng.randint(1, min(E, 10))
     H, I = (rng.choice([8, 40, 64, 200, 512]) for _ in range(2))
     dtype = rng.choice([torch.bfloat16, torch.float16])
-    experts, routing = _experts(E, H, I, dtype), _routing(T, E, K, rng.choice([0.0, 0.5]))
+    experts, routing = random_experts(E, H, I, dtype), random_routing(T, E, K, rng.choice([0.0, 0.5]))
     hidden = torch.randn(T, H, device="cuda").to(dtype)
     out = poisoned(T, H, dtype=dtype, device="cuda")
     ttnn_moe.moe(hidden, routing, experts, out=out, backend="cuda")
@@ -63,39 +53,19 @@ def test_random_draws(seed: int) -> None:
 
 @pytest.mark.parametrize("T", [1, 7, 64, 4096])
 def test_twenty_repetitions_have_the_same_bits(T: int) -> None:
-    experts, routing = _experts(32, 256, 128), _routing(T, 32, 8, 0.3)
-    hidden = torch.randn(T, 256, device="cuda").bfloat16()
-    first = ttnn_moe.moe(hidden, routing, experts, backend="cuda")
-    for _ in range(20):
-        again = poisoned(T, 256, dtype=torch.bfloat16, device="cuda")
-        ttnn_moe.moe(hidden, routing, experts, out=again, backend="cuda")
-        assert torch.equal(first.view(torch.int16), again.view(torch.int16))
+    assert_same_bits(T)
 
 
 @pytest.mark.parametrize("T", [1, 100, 1000])
 def test_a_graph_serves_every_routing(T: int) -> None:
-    E, K, H, I = 32, 8, 256, 128
-    experts = _experts(E, H, I)
-    layer = ttnn_moe.prepare(Problem.of(T, K, experts, torch.bfloat16), experts, backend="cuda")
-    hidden = torch.randn(T, H, device="cuda").bfloat16()
-    routing = _routing(T, E, K)
-    ids, weights = routing.topk_ids.clone(), routing.topk_weights.clone()
-    out = layer(hidden, ids, weights)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        layer(hidden, ids, weights, out=out)
-    for change in (lambda: ids.fill_(3), lambda: ids.fill_(-1), lambda: ids.copy_(_routing(T, E, K, 0.7).topk_ids)):
-        change()
-        hidden.normal_()
-        out.fill_(1e4)
-        graph.replay()
-        want = _want(hidden, Routing.from_topk(ids, weights, E), experts)
-        assert_close(out.cpu(), want, torch.bfloat16, "replayed")
+    experts = random_experts(32, 256, 128)
+    for hidden, routing, out in replays(experts, T, 8):
+        assert_close(out.cpu(), _want(hidden, routing, experts), torch.bfloat16, "replayed")
 
 
 def test_torch_compile_and_no_synchronisation() -> None:
     T, E, K, H, I = 100, 8, 2, 128, 64
-    experts, routing = _experts(E, H, I), _routing(T, E, K)
+    experts, routing = random_experts(E, H, I), random_routing(T, E, K)
     hidden = torch.randn(T, H, device="cuda").bfloat16()
     gate_up, down = experts.tensors["gate_up"], experts.tensors["down"]
 

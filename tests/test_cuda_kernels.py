@@ -2,51 +2,32 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 pytest.importorskip("triton")
 
+from pytest_process import run_interpreted
 from triton_offline import BF16, F32, I32, I64, SHARED_KIB, compile_kernel
 
 from ttnn_moe.cuda.tiles import Few, Plan, Sorted, choose
 
-ROOT = Path(__file__).parents[1]
-
-
-def _interpret(*arguments: str) -> None:
-    """pytest in a process of its own: Triton reads TRITON_INTERPRET when a kernel is defined."""
-    environment = {
-        **os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1",
-        "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}",
-    }  # fmt: skip
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", *arguments, "-q", "-n", "0", "-p", "no:cacheprovider"],
-        capture_output=True, text=True, cwd=ROOT, timeout=600, env=environment,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
-    assert " passed" in done.stdout
-
 
 @pytest.mark.slow
 def test_the_operator_passes_the_cases_in_the_interpreter() -> None:
-    _interpret("tests/test_cases.py", "--backend", "cuda", "-k", "test_fused and float16")
+    run_interpreted("test_cases.py", "--backend", "cuda", "-k", "test_fused and float16")
 
 
 @pytest.mark.slow
 def test_more_of_the_operator_passes_in_the_interpreter() -> None:
     """The steps, sums in fp32, prepared layers: on the cases that reach other code of the kernels."""
     names = "odd_sizes or nan_and_inf or token_bound or absent_ids or one_token"
-    _interpret("tests/test_cases.py", "--backend", "cuda", "-k", f"not test_fused and not bfloat16 and ({names})")
+    run_interpreted("test_cases.py", "--backend", "cuda", "-k", f"not test_fused and not bfloat16 and ({names})")
 
 
 def test_the_sort_in_the_interpreter() -> None:
-    _interpret("tests/cuda_sort_cases.py")
+    run_interpreted("cuda_sort_cases.py")
 
 
 SORT = {"HAS_MAP": True, "HAS_BOUND": True, "E_PAD": 128}

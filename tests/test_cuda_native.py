@@ -10,6 +10,7 @@ import random
 import pytest
 import torch
 from cases import CASES, Case
+from cuda_layers import assert_same_bits, random_experts, random_routing, replays
 from hypothesis import given
 from hypothesis import strategies as st
 from numerics import assert_close, poisoned
@@ -195,18 +196,6 @@ class TestCases:
                 assert bool((out[n:] == 1e4).all()), "rows past num_tokens were written"
 
 
-def _experts(E: int, H: int, I: int, dtype: torch.dtype = torch.bfloat16, order: str = "halves") -> Experts:
-    gate_up = torch.randn(E, 2 * I, H, device="cuda", dtype=dtype) * H**-0.5
-    down = torch.randn(E, H, I, device="cuda", dtype=dtype) * I**-0.5
-    return Experts.dense(gate_up, down, gate_up_order=order)
-
-
-def _routing(T: int, E: int, K: int, skew: float = 0.0) -> Routing:
-    scores = torch.rand(T, E, device="cuda").log() / torch.arange(1, E + 1, device="cuda") ** -skew
-    weights, ids = torch.softmax(scores, -1).topk(K)
-    return Routing.from_topk(ids.int(), weights / weights.sum(-1, keepdim=True), E)
-
-
 def _fp64(hidden: torch.Tensor, routing: Routing, experts: Experts) -> torch.Tensor:
     """The operator in fp64 on the GPU."""
     out = torch.zeros(hidden.shape, dtype=torch.float64, device="cuda")
@@ -230,8 +219,8 @@ def _draw(seed: int) -> None:
     T = rng.choice([1, 2, 4, 9, 60, 333, 1000, 2500])
     H, I = 64 * rng.randint(1, 16), 64 * rng.randint(1, 12)
     dtype = rng.choice([torch.bfloat16, torch.float16])
-    experts = _experts(E, H, I, dtype, rng.choice(["halves", "interleaved"]))
-    routing = _routing(T, E, K, rng.choice([0.0, 0.3, 0.8]))
+    experts = random_experts(E, H, I, dtype, rng.choice(["halves", "interleaved"]))
+    routing = random_routing(T, E, K, rng.choice([0.0, 0.3, 0.8]))
     hidden = torch.randn(T, H, device="cuda").to(dtype)
     out = poisoned(T, H, dtype=dtype, device="cuda")
     ttnn_moe.moe(hidden, routing, experts, out=out, backend="cuda")
@@ -262,41 +251,19 @@ class TestDraws:
     def test_twenty_repetitions_have_the_same_bits(self, plan: Plan, T: int) -> None:
         if isinstance(plan, Few) and T > 100:
             pytest.skip("many tokens, few-token kernels")
-        experts, routing = _experts(32, 256, 128), _routing(T, 32, 8, 0.3)
-        hidden = torch.randn(T, 256, device="cuda").bfloat16()
-        first = ttnn_moe.moe(hidden, routing, experts, backend="cuda")
-        for _ in range(20):
-            again = poisoned(T, 256, dtype=torch.bfloat16, device="cuda")
-            ttnn_moe.moe(hidden, routing, experts, out=again, backend="cuda")
-            assert torch.equal(first.view(torch.int16), again.view(torch.int16))
+        assert_same_bits(T)
 
     def test_a_graph_serves_every_routing(self, plan: Plan) -> None:
-        T, E, K, H, I = 300, 16, 4, 256, 192
-        experts, routing = _experts(E, H, I), _routing(T, E, K)
-        layer = ttnn_moe.prepare(Problem.of(T, K, experts, torch.bfloat16), experts, backend="cuda")
-        hidden, ids, weights = (
-            torch.randn(T, H, device="cuda").bfloat16(),
-            routing.topk_ids.clone(),
-            routing.topk_weights,
-        )
-        out = layer(hidden, ids, weights)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            for _ in range(3):
-                layer(hidden, ids, weights, out=out)
-        for other in (torch.full_like(ids, 3), torch.full_like(ids, -1), _routing(T, E, K, 0.7).topk_ids):
-            ids.copy_(other)
-            hidden.normal_()
-            out.fill_(1e4)
-            graph.replay()
-            want = _fp64(hidden, Routing.from_topk(ids, weights, E), experts)
+        experts = random_experts(16, 256, 192)
+        for hidden, routing, out in replays(experts, 300, 4, calls=3):
+            want = _fp64(hidden, routing, experts)
             assert float((out.double() - want).norm(dim=1).max()) <= 1e-2 * float(want.norm(dim=1).median() + 1e-9)
 
     def test_weights_are_freed_with_their_tensors(self, plan: Plan) -> None:
         import gc
 
         def call() -> None:
-            experts, routing = _experts(64, 1024, 512), _routing(4, 64, 4)
+            experts, routing = random_experts(64, 1024, 512), random_routing(4, 64, 4)
             ttnn_moe.moe(torch.randn(4, 1024, device="cuda").bfloat16(), routing, experts, backend="cuda")
 
         call()
@@ -310,7 +277,7 @@ class TestDraws:
 
     def test_devices_of_a_mesh(self, plan: Plan) -> None:
         T, E, K, H, I = 40, 16, 4, 128, 64
-        experts, routing = _experts(E, H, I), _routing(T, E, K)
+        experts, routing = random_experts(E, H, I), random_routing(T, E, K)
         hidden = torch.randn(T, H, device="cuda").bfloat16()
         problem = Problem.of(T, K, experts, torch.bfloat16, D=4)
         layer = ttnn_moe.prepare(problem, experts, Placement.uniform(E, 4), backend="cuda")

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,38 +9,26 @@ import torch
 
 pytest.importorskip("triton")
 
+from pytest_process import run_interpreted, run_pytest
 from triton_offline import BF16, F16, F32, I32, I64, SHARED_KIB, compile_kernel
 
 from models.qwen3 import kernels
 
-ROOT = Path(__file__).parents[1]
 FILES = ["qwen3_kernel_cases.py", "qwen3_decode_cases.py", "qwen3_engine_cases.py"]
-
-
-def _run(file: str, *arguments: str, **environment: str) -> None:
-    """pytest in a process of its own: Triton reads TRITON_INTERPRET when a kernel is defined."""
-    path = os.pathsep.join((str(ROOT), str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")))
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", f"tests/{file}", "-q", "-p", "no:cacheprovider", *arguments],
-        capture_output=True, text=True, cwd=ROOT, timeout=900,
-        env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", **environment},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
-    assert " passed" in done.stdout
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the cases run on the GPU")
 @pytest.mark.parametrize("file", FILES)
 def test_cases_in_the_interpreter(file: str) -> None:
-    _run(file, "-n", "0", TRITON_INTERPRET="1")
+    run_interpreted(file)
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("file", FILES)
 def test_cases_on_the_gpu(file: str) -> None:
-    _run(file, "-n", "4", "--dist", "load")
+    run_pytest(file, "-n", "4", "--dist", "load")
 
 
 ELEMENT = {BF16: 2, F16: 2, F32: 4}
