@@ -22,7 +22,9 @@
 //
 // Shared memory: STAGES * (128 + MAX_N) rows of 128 bytes, filled by cp.async, swizzled by 16 bytes; barriers
 // none. Before: routing_sort. After: combine.
+#include "common/copies.cuh"
 #include "common/routing.cuh"
+#include "sm80/mma.cuh"
 
 #ifndef GATE_UP
 #define GATE_UP 1
@@ -42,44 +44,8 @@ constexpr int GROUPS = MAX_N / 16;  // of 8 rows, a warp
 
 static_assert(MAX_N % 32 == 0, "each thread copies whole rows of a pass");
 
-__device__ __forceinline__ u32 shared_address(const void* pointer) {
-    return static_cast<u32>(__cvta_generic_to_shared(pointer));
-}
-
-__device__ __forceinline__ void copy_16(u32 to, const void* from) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
-}
-
 // Byte offset of 16 bytes in a row of 128: neighbouring rows keep them in other banks.
 __device__ __forceinline__ u32 place(int row, int chunk) { return row * 128 + ((chunk ^ (row % 8)) * 16); }
-
-__device__ __forceinline__ void load_matrices(u32 (&words)[4], u32 address) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
-                 : "r"(address)
-                 : "memory");
-}
-
-__device__ __forceinline__ void multiply_add(float (&sums)[4], const u32 (&a)[4], u32 b0, u32 b1) {
-#if FP16
-    asm volatile(
-        "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-        "{%0, %1, %2, %3};"
-#else
-    asm volatile(
-        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-        "{%0, %1, %2, %3};"
-#endif
-        : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-
-// An 8 x 8 matrix of two-byte elements, a word a lane, transposed.
-__device__ __forceinline__ u32 transposed(u32 word) {
-    u32 other;
-    asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(other) : "r"(word));
-    return other;
-}
 
 // Where this thread's copies of one tile come from: rows thread / 8 + 32 i of weights and of x, 16 bytes
 // each.
@@ -133,14 +99,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 #pragma unroll
         for (int s = 0; s < STAGES - 1; ++s) {
             if (s < steps) fill(shared + s * STAGE_BYTES, from, s * K_BLOCK, row_passes);
-            asm volatile("cp.async.commit_group;" ::: "memory");
+            copies_commit();
         }
         for (int step = 0; step < steps; ++step) {
-            asm volatile("cp.async.wait_group %0;" ::"n"(STAGES - 2) : "memory");
+            copies_wait<STAGES - 2>();
             __syncthreads();  // this stage is whole, and nobody reads the one that is filled next
             const int next = step + STAGES - 1;
             if (next < steps) fill(shared + next % STAGES * STAGE_BYTES, from, next * K_BLOCK, row_passes);
-            asm volatile("cp.async.commit_group;" ::: "memory");
+            copies_commit();
             const u32 weights = shared + step % STAGES * STAGE_BYTES, rows = weights + WEIGHT_ROWS * 128;
 #pragma unroll
             for (int half = 0; half < K_BLOCK / 32; ++half) {
@@ -165,7 +131,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                 }
             }
         }
-        asm volatile("cp.async.wait_group 0;" ::: "memory");
+        copies_wait<0>();
         __syncthreads();  // the next tile fills the stages that others may still read
 
         // a lane has one channel (GATE_UP), or two eight apart, of two rows: transposed, two channels of one

@@ -1,15 +1,11 @@
 // What Hopper's kernels say in PTX: barriers in shared memory, tensor copies, warpgroup products.
 #pragma once
 
-#include "common/element.cuh"
+#include "common/copies.cuh"
 
 struct alignas(64) TensorMap {
     u64 opaque[16];
 };
-
-__device__ __forceinline__ u32 shared_address(const void* pointer) {
-    return static_cast<u32>(__cvta_generic_to_shared(pointer));
-}
 
 // ---- barriers: 8 bytes of shared memory each
 
@@ -81,10 +77,6 @@ __device__ __forceinline__ void tensor_load_5d(u32 to, const TensorMap* map, u32
         "[%1, {%3, %4, %5, %6, %7}], [%2];" ::"r"(to),
         "l"(map), "r"(barrier), "r"(x), "r"(y), "r"(z), "r"(u), "r"(v)
         : "memory");
-}
-
-__device__ __forceinline__ void copy_16(u32 to, const void* from) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
 }
 
 // One arrival of this thread, when all its copies have landed.

@@ -1,0 +1,192 @@
+"""sm80/grouped_gemm.cu without a GPU: its source on the host, with fibers for threads and the PTX ISA's fragments.
+
+Launched by the same host code as on a GPU. NaN in what was not written, copies that land as early or as late as they
+may, and a source with one line changed show that a mistake does not pass.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from ttnn_moe import Experts, Routing
+from ttnn_moe.cuda.launch import Selection
+from ttnn_moe.cuda.native import launch
+from ttnn_moe.cuda.native.arch import ARCHES
+from ttnn_moe.cuda.native.plan import Sorted
+from ttnn_moe.cuda.native.sm80_tiles import MmaGemm
+from ttnn_moe.cuda.native.specs import Use
+from ttnn_moe.jit import load
+from ttnn_moe.sources import kernel_path
+
+GXX = shutil.which("g++")
+HERE = Path(__file__).parent / "warp_emulator"
+SOURCE = "sm80/grouped_gemm.cu"
+pytestmark = pytest.mark.skipif(GXX is None, reason="g++ is not installed")
+
+
+class Product:
+    """The kernel built for the host, once for each set of definitions; stands in for launching."""
+
+    def __init__(self, where: Path, late: bool, source: str = SOURCE):
+        self.where, self.late, self.source = where, late, source
+        self.built: dict[tuple[tuple[str, str], ...], ctypes.CDLL] = {}
+        self.rows, self.sound = 0, True
+
+    def launch(self, device: torch.device, use: Use, grid: tuple[int, ...], block: int, *arguments: Any, **_: Any):
+        if use.spec.entry == "routing_sort":
+            self.rows = _sort(*(value.value if isinstance(value, ctypes.c_int32) else value for value in arguments))
+        elif use.spec.entry == "grouped_gemm":
+            passed = [ctypes.c_void_p(value) if isinstance(value, int) else value for value in arguments]
+            self.sound &= bool(self.library(use.spec.defines).run(grid[0], use.shared_memory, int(self.late), *passed))
+
+    def library(self, defines: tuple[tuple[str, str], ...]) -> ctypes.CDLL:
+        if defines not in self.built:
+            path = self.where / f"{len(self.built)}.so"
+            command = [
+                str(GXX), "-O1", "-std=c++20", "-fPIC", "-shared", "-Wall", "-Werror", "-Wno-unknown-pragmas",
+                *(f"-D{name}={value}" for name, value in defines), f'-DKERNEL="{self.source}"',
+                "-I", str(HERE), "-I", str(kernel_path("gpu_kernels", "cuda")),
+                str(HERE / "grouped_gemm.cpp"), "-o", str(path),
+            ]  # fmt: skip
+            done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+            assert done.returncode == 0, done.stderr
+            self.built[defines] = ctypes.CDLL(str(path))
+        return self.built[defines]
+
+
+def _words(address: int, count: int) -> Tensor:
+    return torch.frombuffer((ctypes.c_int32 * count).from_address(address), dtype=torch.int32)
+
+
+def _sort(
+    ids: int, expert_map: int, num_tokens: int, row_tokens: int, inverse: int, tiles: int, num_tiles: int,
+    P: int, E_ids: int, E: int, K: int, tile_rows: int,
+) -> int:  # fmt: skip
+    """What routing_sort.cu writes; the number of rows."""
+    experts = _words(ids, P).tolist()
+    pairs = sorted((p for p in range(P) if 0 <= experts[p] < E), key=lambda p: experts[p])
+    _words(row_tokens, P)[: len(pairs)] = torch.tensor([p // K for p in pairs], dtype=torch.int32)
+    found, first = [], 0
+    for e in range(E):
+        rows = experts.count(e)
+        parts = -(-rows // tile_rows)
+        each = -(-rows // parts // 8) * 8 if parts else 0
+        found += [[e, first + i * each, min(each, rows - i * each), 0] for i in range(parts)]
+        first += rows
+    _words(num_tiles, 1)[0] = len(found)
+    if found:
+        _words(tiles, 4 * len(found)).copy_(torch.tensor(found, dtype=torch.int32).flatten())
+    return len(pairs)
+
+
+def _worst(product: Product, monkeypatch: pytest.MonkeyPatch, gemm: MmaGemm, ids: Tensor, experts: Experts) -> float:
+    """Run both products of a call; the largest relative error of a row; infinite for NaN and where none may write."""
+    monkeypatch.setattr(launch, "_launch", product.launch)
+    monkeypatch.setattr(load, "resident_blocks", lambda *_: 3)
+    (T, K), E, H, I = ids.shape, experts.E, experts.H, experts.I
+    gate_up, down = (experts.tensors[name] for name in ("gate_up", "down"))
+    hidden = torch.randn(T, H).to(gate_up.dtype)
+    plan = Sorted(gemm, 128, arch=ARCHES[8, 0])
+    # with room for what a wrong kernel writes past the last row
+    act, out = (torch.full((T * K + 8, width), 1e4, dtype=hidden.dtype) for width in (I, H))
+    words = torch.full((launch.sort_words(T * K, E, plan),), -(2**31), dtype=torch.int32)
+    selection = Selection.of(Routing.from_topk(ids, torch.ones(T, K), E))
+    launch.run(hidden, selection, experts, torch.empty(T, H), False, plan, act, out, words)
+    n = product.rows
+    if not (product.sound and bool((act[n:] == 1e4).all() and (out[n:] == 1e4).all())):
+        return float("inf")
+    expert = ids.flatten()[(ids.flatten() >= 0) & (ids.flatten() < E)].sort().values.long()
+    x = hidden[words[:n].long()].double()
+    both = torch.einsum("rh,rih->ri", x, gate_up.double()[expert])
+    gate, up = (both[:, 0::2], both[:, 1::2]) if experts.gate_up_order == "interleaved" else both.chunk(2, 1)
+    errors = []
+    for got, want in (
+        (act, torch.nn.functional.silu(gate) * up),
+        (out, torch.einsum("ri,rhi->rh", act[:n].double(), down.double()[expert])),
+    ):
+        errors.append((got[:n].double() - want).norm(dim=1) / want.norm(dim=1))
+    return float(torch.cat(errors).nan_to_num(nan=float("inf")).max())
+
+
+def _experts(E: int, H: int, I: int, dtype: torch.dtype, order: str = "halves") -> Experts:
+    gate_up, down = torch.randn(E, 2 * I, H) * H**-0.5, torch.randn(E, H, I) * I**-0.5
+    return Experts.dense(gate_up.to(dtype), down.to(dtype), gate_up_order=order)
+
+
+BF16, F16 = torch.bfloat16, torch.float16
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["early", "late"])
+@pytest.mark.parametrize(
+    ("gemm", "dtype", "order", "H", "I", "T"),
+    [
+        (MmaGemm(32, 4), BF16, "halves", 64, 64, 1),
+        (MmaGemm(32, 4), BF16, "interleaved", 320, 64, 47),
+        (MmaGemm(64, 3), F16, "halves", 128, 192, 70),
+        (MmaGemm(64, 4), BF16, "interleaved", 64, 320, 33),
+        (MmaGemm(128, 4), F16, "halves", 384, 128, 9),
+        (MmaGemm(128, 3), BF16, "halves", 64, 64, 260),
+    ],
+    ids=str,
+)
+def test_products(
+    gemm: MmaGemm, dtype: torch.dtype, order: str, H: int, I: int, T: int, late: bool,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """Tiles that are full, ragged, of one row; an expert with no token, whose weights are NaN; ids of no expert."""
+    E, K = 4, 2
+    ids = torch.randint(0, 2, (T, K), dtype=torch.int32)
+    ids[::7, 0], ids[T // 2, 1] = 3, -1
+    experts = _experts(E, H, I, dtype, order)
+    for tensor in experts.tensors.values():
+        tensor[2] = float("nan")
+    bound = 4e-3 if dtype == BF16 else 1e-3
+    assert _worst(Product(tmp_path, late), monkeypatch, gemm, ids, experts) < bound
+
+
+def test_no_row_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    product = Product(tmp_path, True)
+    monkeypatch.setattr(launch, "_launch", product.launch)
+    monkeypatch.setattr(load, "resident_blocks", lambda *_: 2)
+    plan, experts = Sorted(MmaGemm(32, 4), 128, arch=ARCHES[8, 0]), _experts(2, 64, 64, BF16)
+    hidden, act, out = (torch.full((3, 64), 7.0, dtype=BF16) for _ in range(3))
+    words = torch.zeros(launch.sort_words(3, 2, plan), dtype=torch.int32)
+    ids = torch.full((3, 1), -1, dtype=torch.int32)
+    selection = Selection.of(Routing.from_topk(ids, torch.ones(3, 1), 2))
+    launch.run(hidden, selection, experts, torch.empty(3, 64), False, plan, act, out, words)
+    assert product.rows == 0 and bool((act == 7).all() and (out == 7).all())
+
+
+@pytest.mark.parametrize(
+    ("line", "instead", "late"),
+    [
+        ("copies_wait<STAGES - 2>();", "copies_wait<STAGES - 1>();", True),
+        ("__syncthreads();  // this stage", "// this stage", True),
+        ("__syncthreads();  // this stage", "// this stage", False),
+        ("const int next = step + STAGES - 1;", "const int next = step + STAGES - 2;", True),
+        ("__syncthreads();  // the next tile", "// the next tile", False),
+        ("const int row = tile.first + min(", "const int row = min(", True),
+        ("(chunk ^ (row % 8)) * 16", "(chunk ^ (row % 4)) * 8", True),
+        ("row < tile.rows && channel", "channel", True),
+        ("rows + place(group * 8 + lane % 8", "rows + place(group * 8 + lane / 4", True),
+    ],
+)
+def test_a_mistake_is_seen(
+    line: str, instead: str, late: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:  # fmt: skip
+    source = kernel_path("gpu_kernels", "cuda", SOURCE).read_text()
+    assert line in source
+    wrong = tmp_path / "wrong.cu"
+    wrong.write_text(source.replace(line, instead))
+    ids = torch.randint(0, 3, (50, 2), dtype=torch.int32)
+    experts = _experts(3, 320, 64, BF16)
+    product = Product(tmp_path, late, str(wrong))
+    assert _worst(product, monkeypatch, MmaGemm(32, 4), ids, experts) > 0.1

@@ -1,0 +1,26 @@
+// In place of gpu_kernels/cuda/common/copies.cuh.
+#pragma once
+
+#include "common/element.cuh"
+
+inline u32 shared_address(const void* pointer) { return static_cast<const unsigned char*>(pointer) - memory; }
+
+inline void copy_16(u32 to, const void* from) {
+    if (reinterpret_cast<uintptr_t>(from) % 16) emulator::fail("16 bytes of global memory begin between");
+    if (!emulator::late) emulator::land({to, from});
+    emulator::fibers[emulator::current].open.push_back({to, from});
+}
+
+inline void copies_commit() {
+    auto& fiber = emulator::fibers[emulator::current];
+    fiber.groups.push_back(std::move(fiber.open));
+    fiber.open.clear();
+}
+
+template <int LEFT>
+inline void copies_wait() {
+    auto& groups = emulator::fibers[emulator::current].groups;
+    for (; static_cast<int>(groups.size()) > LEFT; groups.pop_front())
+        if (emulator::late)
+            for (const auto& copy : groups.front()) emulator::land(copy);
+}
