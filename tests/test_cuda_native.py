@@ -89,7 +89,7 @@ def _serves(case: Case) -> bool:
 def test_every_plan_fits(T: int, E: int, K: int, capability: tuple[int, int]) -> None:
     arch = ARCHES[capability]
     if native.why_not(T, E, K, 64, 64, 2, arch) is not None:
-        assert arch.shared_memory == 99 << 10 and E > 684
+        assert arch.shared_memory == 99 << 10 and E > 744
         return
     plan = native.choose(T, E, K, arch)
     assert plan == native.choose(T, E, K, arch) and plan.arch == arch
