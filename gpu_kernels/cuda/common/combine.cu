@@ -8,7 +8,7 @@
 // | num_tokens | []     | int32 or null | tokens past it are not written                          |
 // | out        | [T, H] | as rows, or fp32 (OUT32); 16 bytes | out; ADD: added to                  |
 //
-// H is a multiple of 8; K at most 16. Blocks: (ceil(H / 8 / threads), T); threads: a multiple of 32. A thread
+// H is a multiple of 8; K at most 16. Blocks: (T, ceil(H / 8 / threads)); threads: a multiple of 32. A thread
 // makes eight columns: 16 bytes of each row.
 #include "common/routing.cuh"
 
@@ -26,7 +26,7 @@ constexpr int K = TOP_K;
 
 extern "C" __global__ void combine(const u16* rows, const int* inverse, const float* weights,
                                    const int* num_tokens, void* out, int H) {
-    const int t = blockIdx.y, column = (blockIdx.x * blockDim.x + threadIdx.x) * 8;
+    const int t = blockIdx.x, column = (blockIdx.y * blockDim.x + threadIdx.x) * 8;
     const u64 at = static_cast<u64>(t) * H + column;
     const bool here = column < H && !(num_tokens && t >= *num_tokens);
     // all but rows is older than the predecessor, which waited for it before it let this one start

@@ -102,7 +102,7 @@ def _sorted(
         )  # fmt: skip
     threads = min(256, -(-H // 256) * 32)
     _launch(
-        device, combine, (-(-H // (8 * threads)), selection.T), threads,
+        device, combine, (selection.T, -(-H // (8 * threads))), threads,
         expert_out.data_ptr(), inverse, selection.weights.data_ptr(), _pointer(selection.num_tokens), out.data_ptr(),
         _int(H),
     )  # fmt: skip
