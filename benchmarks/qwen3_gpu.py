@@ -141,7 +141,9 @@ def main(
     backend: Annotated[str, typer.Option(help="What runs the experts.")] = "auto",
     seed: Annotated[int, typer.Option(help="Of weights and prompts.")] = 0,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the results here, after every row.")] = None,
-    folder: Annotated[Path | None, typer.Option("--kernels", help="Write one traced pass, kernel by kernel.")] = None,
+    folder: Annotated[
+        Path | None, typer.Option("--kernels", help="Folder: write one traced pass of each, kernel by kernel.")
+    ] = None,
     write: Annotated[bool, typer.Option("--write", help="Only put tables of the results into the pages.")] = False,
 ) -> None:
     """Measure, write JSON, print tables."""
@@ -170,6 +172,8 @@ def main(
         if json_file is not None:
             json_file.write_text(json.dumps(data, indent=1) + "\n")
 
+    if folder is not None:
+        folder.mkdir(parents=True, exist_ok=True)
     wanted = traces.split(",") if device == "cuda" else []
     for B in map(int, filter(None, batches.split(","))):
         row, session = decode(model, B, prompt, new, rounds)
