@@ -12,11 +12,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from models.qwen3 import kernels, ops
+from models.qwen3 import decode_linear, kernels, ops
 from models.qwen3.cache import Span, Step
 from models.qwen3.ops import HeadNorms, Place
 
 GPU = torch.cuda.is_available()
+HOPPER = GPU and torch.cuda.get_device_capability() == (9, 0)
 DEVICE = "cuda" if GPU else "cpu"
 # Triton's interpreter has no bf16 products
 DTYPES = [torch.float32, torch.bfloat16, torch.float16] if GPU else [torch.float32, torch.float16]
@@ -76,6 +77,28 @@ def test_few_linear(seed: int, dtype: torch.dtype) -> None:
     total = kernels.few_linear(x, weight, bias, residual=residual)
     assert total.data_ptr() == residual.data_ptr()
     assert error(total.cpu(), want_sum) <= BOUND[dtype]
+
+
+@pytest.mark.skipif(not HOPPER, reason="no GPU of compute capability 9.0 is here")
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("seed", range(24))
+def test_decode_linear(seed: int, dtype: torch.dtype) -> None:
+    rng = draw(seed)
+    T, splits, N = rng.randint(1, 8), rng.choice([1, 2, 4, 8]), 64 * rng.choice([1, 3, 40])
+    K = 512 * splits
+    x, weight = tensor(T, K, dtype=dtype, scale=3), tensor(N, K, dtype=dtype, scale=K**-0.5)
+    norm, residual = tensor(K, dtype=dtype), tensor(T, N, dtype=dtype)
+    assert decode_linear.serves(x, weight)
+    with ops.plain():
+        want = ops.norm_linear(x.double(), norm.double(), 1e-6, weight.double())
+        want_sum = ops.linear_add(x.double(), weight.double(), None, residual.double())
+    got = decode_linear.decode_linear(x, weight, norm=norm, eps=1e-6)
+    assert error(got, want) <= BOUND[dtype]
+    total = residual.clone()
+    assert decode_linear.decode_linear(x, weight, residual=total) is total
+    assert error(total, want_sum) <= BOUND[dtype]
+    for _ in range(10):
+        assert torch.equal(got, decode_linear.decode_linear(x, weight, norm=norm, eps=1e-6))
 
 
 @dtypes

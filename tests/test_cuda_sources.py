@@ -8,9 +8,11 @@ import subprocess
 from pathlib import Path
 
 import pytest
+import torch
 
+from models.qwen3 import decode_linear
 from ttnn_moe.cuda.native.arch import ARCHES, Arch
-from ttnn_moe.cuda.native.plan import Few, Plan, choose, many
+from ttnn_moe.cuda.native.plan import Plan, choose, many
 from ttnn_moe.cuda.native.specs import Types, Use, uses_of
 from ttnn_moe.jit import build
 from ttnn_moe.jit.spec import Spec
@@ -26,14 +28,19 @@ OTHER = Types(fp16=True, ids64=True, out32=True, add=True)
 
 def _uses(arch: Arch) -> list[Use]:
     """Every kernel of a GPU, with every size that these tokens can make the plan choose."""
-    plans: list[Plan] = [Few(arch=arch), *(many(1 << i, E, K, arch) for i in range(18))]
+    plans: list[Plan] = [choose(1, E, K, arch), *(many(1 << i, E, K, arch) for i in range(18))]
     pairs = [*((plan, Types()) for plan in plans), (plans[0], OTHER), (plans[-1], OTHER)]
     found = {use for plan, types in pairs for use in uses_of(plan, E, K, types)}
     return sorted(found, key=lambda use: str(use.spec))
 
 
 ROOM = {arch.name: arch.shared_memory for arch in ARCHES.values()}
-USES = [use for arch in dict.fromkeys(ARCHES.values()) for use in _uses(arch)]
+# of the model's linear layers, beside the operator's kernels
+LINEAR = [
+    Use(decode_linear.spec_of(4, torch.bfloat16, True, False), decode_linear.SHARED_MEMORY),
+    Use(decode_linear.spec_of(8, torch.float16, False, True), decode_linear.SHARED_MEMORY),
+]
+USES = [*LINEAR, *(use for arch in dict.fromkeys(ARCHES.values()) for use in _uses(arch))]
 
 
 def test_every_source_is_a_kernel_that_some_plan_uses() -> None:

@@ -22,6 +22,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from . import decode_linear
+
 if TYPE_CHECKING:
     from .cache import Span
 
@@ -139,6 +141,8 @@ def norm_linear(x: Tensor, norm: Tensor, eps: float, weight: Tensor, bias: Tenso
     """A linear layer behind a norm: rms_norm(x [T, K]) weight^T [K, N] + bias -> [T, N]."""
     if _few(x, weight):
         return _kernels().few_linear(x.contiguous(), weight, bias, norm=norm, eps=eps)
+    if bias is None and fast(x) and decode_linear.serves(x, weight):
+        return decode_linear.decode_linear(x, weight, norm=norm, eps=eps)
     return F.linear(rms_norm(x, norm, eps), weight, bias)
 
 
@@ -152,6 +156,8 @@ def linear_add(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor)
         return residual + F.linear(x, weight, bias)
     if _few(x, weight):
         return _kernels().few_linear(x.contiguous(), weight, bias, residual=residual)
+    if bias is None and decode_linear.serves(x, weight) and residual.is_contiguous():
+        return decode_linear.decode_linear(x, weight, residual=residual)
     if bias is not None:
         residual += bias
     return residual.addmm_(x, weight.t())

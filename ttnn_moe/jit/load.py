@@ -76,6 +76,18 @@ def multiprocessors(device: int) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count
 
 
+def launch(
+    spec: Spec, device: int, grid: tuple[int, ...], block: int, *arguments: Any, shared_memory: int = 0,
+    cluster: int = 1, overlap: bool = False,
+) -> None:  # fmt: skip
+    """Launch on torch's current stream of a GPU; see kernel and config. Arguments: addresses as int, ctypes scalars,
+    tensor maps."""
+    from cuda.core import launch as launch_on
+
+    options = config(grid, block, shared_memory, cluster, overlap)
+    launch_on(stream(device), options, kernel(spec, device, shared_memory), *arguments)
+
+
 @lru_cache(maxsize=1024)
 def resident_blocks(spec: Spec, device: int, threads: int, shared_memory: int) -> int:
     """Blocks of a kernel that one GPU runs at one time."""

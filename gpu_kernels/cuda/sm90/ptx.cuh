@@ -7,6 +7,42 @@ struct alignas(64) TensorMap {
     u64 opaque[16];
 };
 
+// ---- clusters
+
+__device__ __forceinline__ u32 cluster_rank() {
+    u32 rank;
+    asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+    return rank;
+}
+
+__device__ __forceinline__ void cluster_sync() {
+    asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::
+                     : "memory");
+}
+
+// What lies at the same place in another block's shared memory.
+__device__ __forceinline__ float load_float_of(u32 here, u32 rank) {
+    float value;
+    asm volatile(
+        "{.reg .b32 there; mapa.shared::cluster.u32 there, %1, %2;\n"
+        "ld.shared::cluster.f32 %0, [there];}"
+        : "=f"(value)
+        : "r"(here), "r"(rank)
+        : "memory");
+    return value;
+}
+
+__device__ __forceinline__ float4 load_float4_of(u32 here, u32 rank) {
+    float4 v;
+    asm volatile(
+        "{.reg .b32 there; mapa.shared::cluster.u32 there, %4, %5;\n"
+        "ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [there];}"
+        : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
+        : "r"(here), "r"(rank)
+        : "memory");
+    return v;
+}
+
 // ---- barriers: 8 bytes of shared memory each
 
 __device__ __forceinline__ void barrier_init(u32 barrier, u32 arrivals) {
@@ -60,6 +96,14 @@ __device__ __forceinline__ void prefetch_map(const TensorMap* map) {
     asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
 
+__device__ __forceinline__ void tensor_load_2d(u32 to, const TensorMap* map, u32 barrier, int x, int y) {
+    asm volatile(
+        "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4}], "
+        "[%2];" ::"r"(to),
+        "l"(map), "r"(barrier), "r"(x), "r"(y)
+        : "memory");
+}
+
 __device__ __forceinline__ void tensor_load_3d(u32 to, const TensorMap* map, u32 barrier, int x, int y,
                                                int z) {
     asm volatile(
@@ -98,6 +142,16 @@ __device__ __forceinline__ int load_word(u32 from) {
     int word;
     asm volatile("ld.shared.s32 %0, [%1];" : "=r"(word) : "r"(from) : "memory");
     return word;
+}
+
+__device__ __forceinline__ void store_float(u32 to, float value) {
+    asm volatile("st.shared.f32 [%0], %1;" ::"r"(to), "f"(value) : "memory");
+}
+
+__device__ __forceinline__ void store_16(u32 to, uint4 words) {
+    asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(words.x), "r"(words.y),
+                 "r"(words.z), "r"(words.w)
+                 : "memory");
 }
 
 __device__ __forceinline__ uint4 load_16(u32 from) {

@@ -111,15 +111,10 @@ def _sorted(
 def _launch(
     device: torch.device, use: Use, grid: tuple[int, ...], block: int, *arguments: Any, cluster: int = 1
 ) -> None:  # fmt: skip
-    """On torch's current stream."""
-    from cuda.core import launch
-
-    launch(
-        load.stream(device.index),
-        load.config(grid, block, use.shared_memory, cluster, use.overlap),
-        load.kernel(use.spec, device.index, use.shared_memory),
-        *arguments,
-    )
+    load.launch(
+        use.spec, device.index, grid, block, *arguments,
+        shared_memory=use.shared_memory, cluster=cluster, overlap=use.overlap,
+    )  # fmt: skip
 
 
 def _pointers(selection: Selection) -> tuple[int, int, int]:

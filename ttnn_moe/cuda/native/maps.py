@@ -29,6 +29,11 @@ def maps_of(experts: Experts) -> WeightMaps:
     )
 
 
+def linear_map(weight: Tensor) -> Any:
+    """Of a linear layer's weight [N, K]: 64 rows by 64 elements of the sum a box."""
+    return _kept(weight, False, lambda: _map(weight, (64, 64)))
+
+
 # by id of a tensor. cuda.core's maps keep the memory that they describe alive, so that each goes with its tensor: else
 # weights would never be freed.
 _KEPT: dict[int, tuple[weakref.ref[Tensor], tuple[object, ...], Any]] = {}

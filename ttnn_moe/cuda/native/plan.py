@@ -92,7 +92,8 @@ def why_not(T: int, E: int, K: int, H: int, I: int, itemsize: int, arch: Arch = 
 
 def choose(T: int, E: int, K: int, arch: Arch = HOPPER) -> Plan:
     """Kernels of T tokens (or a bound on them), K of E experts each."""
-    return Few(arch=arch) if T * K <= FEW_PAIRS and is_few(T, E, K) else many(T, E, K, arch)
+    few = Few(arch=arch) if arch is HOPPER else Few(columns=4, arch=arch)  # more spill
+    return few if T * K <= FEW_PAIRS and is_few(T, E, K) else many(T, E, K, arch)
 
 
 def many(T: int, E: int, K: int, arch: Arch = HOPPER) -> Sorted:

@@ -1,0 +1,67 @@
+"""Linear layers of a decode step of several rows on Hopper: gpu_kernels/cuda/sm90/decode_linear.cu."""
+
+from __future__ import annotations
+
+from ctypes import c_float, c_int32
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from ttnn_moe.jit import build, load
+from ttnn_moe.jit.spec import Spec
+
+MAX_ROWS = 8
+SLICE, TILE = 512, 64
+BLOCKS = 3
+"""That fit on a multiprocessor at a time: with more in all, cuBLAS is faster."""
+SHARED_MEMORY = 1024 + 8 * 64 * 128 + 8 * MAX_ROWS * 128 + 4 * MAX_ROWS + 8 * 8
+"""Bytes of a block: to begin at a multiple of 1024, weights, rows, their squares, barriers."""
+
+
+def serves(x: Tensor, weight: Tensor) -> bool:
+    """Whether x [T, K] and weight [N, K] are on a GPU, of a dtype and of sizes that the kernel takes."""
+    N, K = weight.shape
+    return (
+        x.is_cuda
+        and 0 < x.shape[0] <= MAX_ROWS
+        and x.dtype in (torch.bfloat16, torch.float16)
+        and K % SLICE == 0
+        and K <= 8 * SLICE
+        and N % TILE == 0
+        and N // TILE * (K // SLICE) <= BLOCKS * load.multiprocessors(x.device.index)
+        and x.is_contiguous()
+        and weight.is_contiguous()
+        and x.data_ptr() % 16 == weight.data_ptr() % 16 == 0
+        and _able(x.device.index)
+    )
+
+
+@cache
+def _able(device: int) -> bool:
+    return torch.cuda.get_device_capability(device) == (9, 0) and build.why_not() is None
+
+
+def decode_linear(
+    x: Tensor, weight: Tensor, *, norm: Tensor | None = None, eps: float = 0.0, residual: Tensor | None = None
+) -> Tensor:  # fmt: skip
+    """rms_norm(x) weight^T, or x weight^T + residual [T, N], which is then the output."""
+    from ttnn_moe.cuda.native.maps import linear_map
+
+    (T, K), N = x.shape, weight.shape[0]
+    out = x.new_empty(T, N) if residual is None else residual
+    spec = spec_of(K // SLICE, x.dtype, norm is not None, residual is not None)
+    with torch.cuda.device(x.device):
+        load.launch(
+            spec, x.device.index, (N // TILE * (K // SLICE),), 128,
+            linear_map(weight), x.data_ptr(), 0 if norm is None else norm.data_ptr(),
+            0 if residual is None else residual.data_ptr(), out.data_ptr(), c_float(eps), c_int32(T), c_int32(N),
+            shared_memory=SHARED_MEMORY, cluster=K // SLICE, overlap=True,
+        )  # fmt: skip
+    return out
+
+
+def spec_of(splits: int, dtype: torch.dtype, norm: bool, add: bool) -> Spec:
+    """The kernel for sums of 512 * splits elements."""
+    fp16 = dtype == torch.float16
+    return Spec.of("sm90/decode_linear", "sm_90a", SPLITS=splits, FP16=fp16, NORM=norm, ADD=add)
