@@ -50,7 +50,7 @@ def dispatch(
         shared_expert_rank_num=shared_expert_rank_num,
     )  # fmt: skip
     assert group_ep == GROUP and ep_world_size == dist.get_world_size() and ep_rank_id == dist.get_rank()
-    assert expert_scales is not None and quant_mode == 0 and expert_token_nums_type == 1
+    assert expert_scales is not None and quant_mode == 0
     _check_ids(expert_ids, moe_expert_num)
     D, E_local, K = ep_world_size, moe_expert_num // ep_world_size, expert_ids.shape[1]
     ids = expert_ids.flatten().long()
@@ -72,10 +72,12 @@ def dispatch(
     assist[:n, 0], assist[:n, 1] = source[by_expert].int(), marks[by_expert, 1].int()
     scales = torch.full((A,), float("nan"))
     scales[:n] = weights[by_expert]
-    counts = torch.bincount(marks[:, 0] % E_local, minlength=E_local)
-    # prefix sums, and room for what combine reduces between servers
+    # of each expert from each rank; then room for what combine reduces between servers
+    by_source = torch.bincount(marks[:, 0] % E_local * D + source, minlength=moe_expert_num)
     recv = torch.full((moe_expert_num + 2 * tokens * D * K * max(D // 8, 1),), UNDEFINED, dtype=torch.int32)
-    recv[0] = n
+    recv[:moe_expert_num] = by_source.cumsum(0)
+    counts = by_source.view(E_local, D).sum(1)
+    counts = counts.cumsum(0) if expert_token_nums_type == 0 else counts
     return expand_x, torch.empty(0), assist.flatten(), counts, recv, torch.empty(0, dtype=torch.int32), scales
 
 
@@ -93,7 +95,7 @@ def combine(
         comm_quant_mode=comm_quant_mode, comm_alg=comm_alg, shared_expert_num=shared_expert_num,
         shared_expert_rank_num=shared_expert_rank_num,
     )  # fmt: skip
-    D, n = ep_world_size, int(ep_send_counts[0])
+    D, n = ep_world_size, int(ep_send_counts[moe_expert_num - 1])
     assist = assist_info_for_combine.view(-1, 128)[:n]
     back = assist[:, 0].sort(stable=True).indices
     sent = torch.bincount(assist[:, 0], minlength=D)

@@ -23,7 +23,11 @@ LIBRARIES = ("hccl", "ascendcl", "acl_op_compiler", "ge_runner", "graph", "acl_t
 def why_not() -> str | None:
     """Why torch_npu with stand-ins cannot be had here, or None."""
     if importlib.util.find_spec("torch_npu") is None:
-        return "torch_npu is not installed: make test-ascend installs it in an environment of its own"
+        return "torch_npu is not installed: make test-ascend installs it beside the environment of the tests"
+    import torch
+
+    if (accelerator := torch._C._get_accelerator().type) not in ("cpu", "npu"):
+        return f"torch_npu does not load beside a torch built for {accelerator}"
     for tool in ("nm", "ldd"):
         if shutil.which(tool) is None:
             return f"{tool} is not on PATH: install binutils"

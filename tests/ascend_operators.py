@@ -80,10 +80,11 @@ def grouped_matmul(
     assert group_list is not None
     ends = group_list if group_list_type == 0 else group_list.cumsum(0)
     bounds = [0, *ends.tolist()]
-    if bounds != sorted(bounds) or bounds[-1] != len(x[0]):
+    if bounds != sorted(bounds) or bounds[-1] > len(x[0]):
         raise RuntimeError(f"groups end at {bounds[1:]}, and x has {len(x[0])} rows")
     groups = list(weight[0]) if len(weight) == 1 else weight
-    out = x[0].new_empty(len(x[0]), groups[0].shape[1])
+    # rows past the last group are not written
+    out = x[0].new_full((len(x[0]), groups[0].shape[1]), float("nan"))
     for i, w in enumerate(groups):
         out[bounds[i] : bounds[i + 1]] = _product(x[0][bounds[i] : bounds[i + 1]], w, bias[i] if bias else None)
     return [out]

@@ -54,7 +54,9 @@ def real() -> bool:
 def npu() -> Any:
     """torch_npu, or what takes its place, with CPU implementations bound."""
     if real():
-        module: Any = ascend_libraries.import_torch_npu(Path(tempfile.mkdtemp(prefix="ascend-stand-ins-")))
+        # once loaded they are needed no more; a process that ends by os._exit would leave them behind
+        with tempfile.TemporaryDirectory(prefix="ascend-stand-ins-") as folder:
+            module: Any = ascend_libraries.import_torch_npu(Path(folder))
     else:
         library = torch.library.Library("npu", "DEF")
         for schema in SCHEMAS.values():

@@ -155,6 +155,20 @@ def test_a_buffer_that_is_too_small_is_refused_with_the_value_to_set(monkeypatch
     assert planned(16, 512).comm_alg == "hierarchy"
 
 
+@pytest.mark.parametrize(
+    "driver, want",
+    [("24.1.RC3", "fullmesh"), ("25.0.rc1", "fullmesh"), ("25.0.RC1.1", "hierarchy"), ("25.2.0", "hierarchy"),
+     ("", "hierarchy")],
+)  # fmt: skip
+def test_an_older_driver_has_no_hierarchy(driver: str, want: str, monkeypatch) -> None:
+    monkeypatch.setenv("HCCL_BUFFSIZE", "4000")
+    placement = Placement.uniform(128, 16, 0)
+    assert plan(Problem(128, 128, 8, 2048, 768, BF16, D=16), placement, "group", 0, driver).comm_alg == want
+    if want == "fullmesh":  # whose 256 tokens are too few here
+        with pytest.raises(BackendUnavailable, match=f"the driver is {driver}, older than 25.0.RC1.1"):
+            plan(Problem(512, 128, 8, 2048, 768, BF16, D=16), placement, "group", 0, driver)
+
+
 def test_a_torch_npu_without_the_second_version_is_refused() -> None:
     old = types.SimpleNamespace(npu_moe_distribute_dispatch=None)
     with pytest.raises(BackendUnavailable, match="npu_moe_distribute_dispatch_v2, npu_moe_distribute_combine_v2"):

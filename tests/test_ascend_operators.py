@@ -92,9 +92,14 @@ def test_grouped_matmul_of_groups_of_rows(npu: Any, kind: int, listed: list[int]
         [x], [weight], group_list=torch.tensor(listed), split_item=2, group_type=0, group_list_type=kind
     )
     assert y.tolist() == [[3.0], [7.0], [56.0]]
+    (y,) = npu.npu_grouped_matmul(
+        [x], [weight], group_list=torch.tensor([1, 1, 2] if kind == 0 else [1, 0, 1]), split_item=2, group_type=0,
+        group_list_type=kind,
+    )  # fmt: skip
+    assert y[:2].tolist() == [[3.0], [34.0]] and bool(y[2].isnan()), "the last row is in no group"
     with pytest.raises(RuntimeError, match="has 3 rows"):
-        short = torch.tensor([1, 1, 2] if kind == 0 else [1, 1, 0])
-        npu.npu_grouped_matmul([x], [weight], group_list=short, split_item=2, group_type=0, group_list_type=kind)
+        long = torch.tensor([1, 1, 4] if kind == 0 else [1, 1, 2])
+        npu.npu_grouped_matmul([x], [weight], group_list=long, split_item=2, group_type=0, group_list_type=kind)
 
 
 def test_swiglu_as_in_its_page(npu: Any) -> None:

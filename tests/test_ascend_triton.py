@@ -53,11 +53,11 @@ def test_tiles_cover_every_row_once() -> None:
 
     from ttnn_moe.ascend.kernels import BLOCK_M, tiles_of
 
-    offsets = torch.tensor([0, 0, 1, 1 + BLOCK_M, 2 + 3 * BLOCK_M, 2 + 3 * BLOCK_M], dtype=torch.int32)
-    tiles, n = tiles_of(offsets, 2 + 3 * BLOCK_M)
+    ends = torch.tensor([0, 1, 1 + BLOCK_M, 2 + 3 * BLOCK_M, 2 + 3 * BLOCK_M])
+    tiles, n = tiles_of(ends, 5 * BLOCK_M)
     seen = []
     for e, first in tiles[: int(n)].tolist():
-        seen += range(first, min(first + BLOCK_M, int(offsets[e + 1])))
+        seen += range(first, min(first + BLOCK_M, int(ends[e])))
     assert seen == list(range(2 + 3 * BLOCK_M))
 
 

@@ -5,6 +5,7 @@ Inference only: under autograd the result is computed, and a backward pass throu
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -79,6 +80,16 @@ def prepare(problem: Problem, experts: Experts, placement: Placement | None = No
     Raises:
         ContractError: experts, problem and placement do not fit. BackendUnavailable: nothing can run it.
     """
+    full = described(problem, experts, placement)
+    return registry.choose(full, backend).prepare(full, experts, placement)
+
+
+def described(problem: Problem, experts: Experts, placement: Placement | None) -> Problem:
+    """The problem with what experts and placement say of it: format, device, D.
+
+    Raises:
+        ContractError: they do not fit.
+    """
     D, E_held = 1, problem.E
     if placement is not None:
         D = placement.D
@@ -91,11 +102,10 @@ def prepare(problem: Problem, experts: Experts, placement: Placement | None = No
             got=f"E={experts.E}, H={experts.H}, I={experts.I}",
             expected=f"E={E_held}, H={problem.H}, I={problem.I}",
         )
-    described = Problem.of(problem.T, problem.K, experts, problem.dtype, problem.out_dtype)
     if experts.dtype not in (None, problem.dtype):
         raise ContractError("experts have another dtype", got=experts.dtype, expected=problem.dtype)
-    full = Problem(**{**described.__dict__, "E": problem.E, "D": D})
-    return registry.choose(full, backend).prepare(full, experts, placement)
+    held = Problem.of(problem.T, problem.K, experts, problem.dtype, problem.out_dtype)
+    return replace(held, E=problem.E, D=D)
 
 
 def gate_projection(

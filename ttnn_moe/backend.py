@@ -77,6 +77,16 @@ class Prepared(ABC):
         """Write, or add, the result to out [T, H]; arguments were checked, hidden is contiguous."""
 
 
+def store(total: Tensor, out: Tensor, accumulate: bool, num_tokens: Tensor | None) -> None:
+    """Write a result [T, H] to out, or add it in fp32; rows from num_tokens on are left as they are."""
+    if accumulate:
+        total = total.float() + out
+    if num_tokens is not None:
+        true = torch.arange(len(out), device=out.device) < num_tokens
+        total = torch.where(true[:, None], total.to(out.dtype), out)
+    out.copy_(total)
+
+
 @runtime_checkable
 class Backend(Protocol):
     """One machine's way to run the operator. Arguments are checked before they get here."""

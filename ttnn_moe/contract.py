@@ -162,6 +162,12 @@ def check_prepared(problem: Problem, hidden: Tensor, routing: Routing, out: Tens
             got=f"{tuple(hidden.shape)} {hidden.dtype}",
             expected=f"{(routing.T, problem.H)} {problem.dtype}",
         )
+    if hidden.device != routing.topk_ids.device or hidden.device.type != problem.device:
+        raise ContractError(
+            "tensors are on another device than the prepared layer",
+            got=f"hidden {hidden.device}, topk_ids {routing.topk_ids.device}",
+            expected=f"both on one {problem.device} device",
+        )
     if routing.T > problem.T or routing.K != problem.K:
         raise ContractError(
             "the call is larger than the prepared problem",

@@ -34,13 +34,19 @@ class AscendBackend:
     def probe(cls) -> Probe:
         if not operators.installed():
             return Probe(False, "torch_npu is not installed", "on a machine with CANN: pip install 'ttnn-moe[ascend]'")
+        if minor := operators.torch_it_is_for():
+            return Probe(
+                False,
+                f"the installed torch_npu is for torch {minor}, and here is torch {torch.__version__}",
+                f"pip install 'torch=={minor}.*', or torch_npu of torch's minor version",
+            )
         try:
             npu = operators.load()
         except Exception as error:  # it loads CANN's libraries
             return Probe(
                 False,
                 f"torch_npu does not load: {error}",
-                "install CANN and source its set_env.sh; torch and torch_npu must be of one minor version",
+                "install CANN and source its set_env.sh",
             )
         if absent := operators.missing(npu):
             return Probe(False, f"this torch_npu has no {', '.join(absent)}", "install a newer torch_npu")
@@ -78,12 +84,13 @@ class AscendBackend:
         """Expert parallelism by torch_npu's pair of operators.
 
         Raises:
-            BackendUnavailable: the sizes, this torch_npu or HCCL_BUFFSIZE do not allow it.
+            BackendUnavailable: the sizes, this torch_npu, the driver or HCCL_BUFFSIZE do not allow it.
         """
         from .exchange import DispatchCombine, plan
 
         name, rank = self.group_name(group), placement._device(None)
-        return DispatchCombine(self.npu(), plan(problem, placement, name, rank), placement, name)
+        made = plan(problem, placement, name, rank, operators.driver_version(self.npu()))
+        return DispatchCombine(self.npu(), made, placement, name)
 
     def group_name(self, group: ProcessGroup | None) -> str:
         """HCCL's name of a process group.
@@ -105,10 +112,10 @@ class AscendBackend:
         return hccl.get_hccl_comm_name(dist.get_rank())
 
     def versions(self) -> list[str]:
-        """What `ttnn-moe selfcheck` shows beside the packages: CANN's version, where torch_npu knows it."""
-        utils = getattr(getattr(self.npu(), "npu", None), "utils", None)
-        get_version = getattr(utils, "get_cann_version", None)
-        return [f"CANN {get_version()}"] if get_version is not None else []
+        """What `ttnn-moe selfcheck` shows beside the packages."""
+        npu = self.npu()
+        cann, driver = operators.cann_version(npu), operators.driver_version(npu)
+        return [f"CANN {cann or 'unknown'}, driver {driver or 'unknown'}"]
 
     def selfchecks(self) -> list[Check]:
         """Each of torch_npu's operators alone, for `ttnn-moe selfcheck`."""

@@ -14,19 +14,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..contract import Placement, Problem, Routing
+from ..contract import Experts, Placement, Problem, Routing
 from ..errors import BackendUnavailable
-from ..parallel.exchange import Received
-from . import operators
+from . import kernels, operators, run
 from .exchange_limits import (
     ALGORITHMS,
     DEFAULT_BUFFER_MB,
     EXCHANGE_LIMITS,
+    HIERARCHY_DRIVER,
     MB,
     buffer_bytes,
     rows_received,
 )
-from .limits import broken, describe
+from .layout import weights_of
+from .limits import PAGES, broken, describe
 from .operators import COMBINE, DISPATCH
 
 BUFFER = "HCCL_BUFFSIZE"
@@ -80,8 +81,10 @@ class Plan:
         return [(DISPATCH, {"x": x, **shared}), (COMBINE, {**came, **shared})]
 
 
-def plan(problem: Problem, placement: Placement, group: str, rank: int) -> Plan:
-    """The algorithm for these sizes: hierarchy where its limits allow it, else fullmesh.
+def plan(problem: Problem, placement: Placement, group: str, rank: int, driver: str = "") -> Plan:
+    """The algorithm for these sizes: hierarchy where its limits and the driver's version allow it, else fullmesh.
+
+    driver: as in `operators.driver_version`; one that is not known is not held against anything.
 
     Raises:
         BackendUnavailable: neither is documented for them; or HCCL's buffer is too small, with the value to set.
@@ -96,6 +99,8 @@ def plan(problem: Problem, placement: Placement, group: str, rank: int) -> Plan:
             for operator, arguments in made.calls(group)
             for row in broken(operator, arguments, EXCHANGE_LIMITS)
         ]
+        if comm_alg == "hierarchy" and driver and operators.is_older(driver, HIERARCHY_DRIVER):
+            wrong.append(f"the driver is {driver}, older than {HIERARCHY_DRIVER}; see {PAGES}torch_npu-{DISPATCH}.md")
         if not wrong:
             check_buffer(made)
             return made
@@ -123,7 +128,8 @@ def check_buffer(made: Plan) -> None:
 class DispatchCombine:
     """An Exchange over torch_npu's pair of operators. Nothing waits for the NPU; shapes follow from the plan.
 
-    Sums over experts and the weights are the operators' own; results travel in the dtype of hidden.
+    Sums over experts and the weights are the operators' own; results travel in the dtype of hidden. A process has room
+    for all rows that could come; those that did not come are in no group of the products.
     """
 
     name = "dispatch_combine"
@@ -133,14 +139,14 @@ class DispatchCombine:
             raise BackendUnavailable(
                 f"this torch_npu has no {', '.join(absent)}", remedy="install a newer one, or exchange='all_to_all'"
             )
-        self.plan, self.wire = made, made.dtype
+        self.plan = made
         self._npu, self._group = npu, group
         # where each global expert stands when experts are numbered device by device
         contiguous = torch.empty(placement.E, dtype=torch.int32)
         contiguous[placement.device_expert_mapping.flatten().long()] = torch.arange(placement.E, dtype=torch.int32)
         self._contiguous = contiguous
 
-    def dispatch(self, hidden: Tensor, routing: Routing) -> Received:
+    def __call__(self, hidden: Tensor, routing: Routing, experts: Experts) -> Tensor:
         T = routing.T
         if T == 0:  # the operators want a token: one that names no expert
             routing = Routing.from_topk(routing.topk_ids.new_full((1, self.plan.K), -1),
@@ -148,23 +154,16 @@ class DispatchCombine:
             hidden = hidden.new_zeros(1, self.plan.H)
         ids, weights, absent = unique_ids(routing, self._contiguous.to(hidden.device))
         common = {"expert_ids": ids, "expert_scales": weights, **self.plan.common(self._group)}
-        made = self._npu.npu_moe_distribute_dispatch_v2(x=hidden, quant_mode=0, expert_token_nums_type=1, **common)
-        rows, _, assist, counts, recv, _, scales = made
-        # rows come sorted by expert; those past the last are undefined
-        place = torch.arange(len(rows), device=rows.device)
-        local = torch.searchsorted(counts.cumsum(0), place, right=True).int()
-        local = torch.where(local < len(counts), local, -1)[:, None]
-        state = {"common": common, "assist": assist, "recv": recv, "scales": scales, "absent": absent, "T": T}
-        return Received(rows, local, torch.ones_like(local, dtype=torch.float32), state)
-
-    def combine(self, expert_out: Tensor, received: Received) -> Tensor:
-        state = received.state
+        rows, _, assist, counts, recv, _, scales = self._npu.npu_moe_distribute_dispatch_v2(
+            x=hidden, quant_mode=0, expert_token_nums_type=1, **common
+        )
+        through = kernels.experts if kernels.asked_for() else run.experts
+        expert_out = through(self._npu, rows, counts.cumsum(0), weights_of(experts))
         out = self._npu.npu_moe_distribute_combine_v2(
-            expand_x=expert_out, assist_info_for_combine=state["assist"], ep_send_counts=state["recv"],
-            expand_scales=state["scales"], **state["common"],
-        )  # fmt: skip
+            expand_x=expert_out, assist_info_for_combine=assist, ep_send_counts=recv, expand_scales=scales, **common
+        )
         # zero times NaN is NaN: a token that names no expert at all has no part in what its row held
-        return torch.where(state["absent"].all(1, keepdim=True), 0.0, out)[: state["T"]]
+        return torch.where(absent.all(1, keepdim=True), 0.0, out)[:T]
 
 
 def unique_ids(routing: Routing, contiguous: Tensor) -> tuple[Tensor, Tensor, Tensor]:

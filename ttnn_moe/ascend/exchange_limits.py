@@ -17,6 +17,8 @@ ALGORITHMS = ("hierarchy", "fullmesh")
 RANKS = {"hierarchy": (16, 32, 64), "fullmesh": (2, 3, 4, 5, 6, 7, 8, 16, 32, 64, 128, 256)}
 MOST_TOKENS = {"hierarchy": 512, "fullmesh": 256}
 MOST_HIDDEN = {"hierarchy": 10 * 1024, "fullmesh": 7168}
+# both pages: what they document of hierarchy holds from this driver on
+HIERARCHY_DRIVER = "25.0.RC1.1"
 
 
 def buffer_bytes(comm_alg: str, tokens: int, ranks: int, E: int, K: int, H: int) -> int:

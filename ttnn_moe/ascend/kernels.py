@@ -1,8 +1,7 @@
 """The second path: the Triton kernels of gpu_kernels/ascend, with npu_grouped_matmul for the down projection.
 
 Asked for by TTNN_MOE_ASCEND_KERNELS=triton, with triton-ascend installed. Against the chain of operators it keeps
-gate and up in fp32 until they are multiplied, and computes no activation of a pair that names no expert. Never run on
-an NPU.
+gate and up in fp32 until they are multiplied. Never run on an NPU.
 """
 
 from __future__ import annotations
@@ -14,10 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..backend import store
 from ..contract import Routing
 from ..errors import BackendUnavailable, ContractError
 from .layout import Weights
-from .run import grouped_matmul, write
+from .run import grouped_matmul
 
 ENV = "TTNN_MOE_ASCEND_KERNELS"
 BLOCK_M, BLOCK_N, BLOCK_K = 64, 128, 64
@@ -40,37 +40,42 @@ def moe(npu: Any, hidden: Tensor, routing: Routing, weights: Weights, out: Tenso
     """As run.moe."""
     if routing.T == 0:
         return
-    gate_up, combine = _kernels()
     T, K, H = routing.T, routing.K, hidden.shape[1]
-    I, pairs = weights.down.shape[1], routing.T * routing.K
-    cube, vector = cores(hidden.device)
     view = routing.sorted
-    tiles, num_tiles = tiles_of(view.expert_offsets, pairs)
-    # rows past the last expert's are undefined in view.pairs, and in no tile
-    act = hidden.new_zeros(pairs, I)
-    gate_up[(cube,)](
-        hidden, weights.gate_up.transpose(1, 2), view.expert_offsets[1:], view.pairs // K, tiles, num_tiles, act,
+    expert_out = experts(npu, hidden, view.expert_offsets[1:].long(), weights, view.pairs // K)
+    total = torch.empty(T, H, dtype=torch.float32 if accumulate else out.dtype, device=out.device)
+    _, vector = cores(hidden.device)
+    _kernels()[1][(vector,)](expert_out, view.inverse, routing.topk_weights, total, T, H, K=K, BLOCK_H=BLOCK_H)
+    store(total, out, accumulate, routing.num_tokens)
+
+
+def experts(npu: Any, hidden: Tensor, ends: Tensor, weights: Weights, tokens: Tensor | None = None) -> Tensor:
+    """As run.experts. tokens: [rows] int32, the row of hidden behind each sorted row; absent: hidden is sorted."""
+    if tokens is None:
+        tokens = torch.arange(len(hidden), dtype=torch.int32, device=hidden.device)
+    H, I, rows = hidden.shape[1], weights.down.shape[1], len(tokens)
+    tiles, num_tiles = tiles_of(ends, rows)
+    act = hidden.new_empty(rows, I)  # of rows past the last end, which are in no tile, nothing is written
+    cube, _ = cores(hidden.device)
+    _kernels()[0][(cube,)](
+        hidden, weights.gate_up.transpose(1, 2), ends.int(), tokens, tiles, num_tiles, act,
         H, I, BLOCK_M=BLOCK_M, BLOCK_N=BLOCK_N, BLOCK_K=BLOCK_K, CAST=hidden.device.type == "cpu",
     )  # fmt: skip
-    ends = view.expert_offsets[1:].long()
-    ends[-1:] = pairs  # the groups of npu_grouped_matmul cover every row
-    expert_out = grouped_matmul(npu, act, weights.down, ends)
-    total = torch.empty(T, H, dtype=torch.float32 if accumulate else out.dtype, device=out.device)
-    combine[(vector,)](expert_out, view.inverse, routing.topk_weights, total, T, H, K=K, BLOCK_H=BLOCK_H)
-    write(total, out, accumulate, routing.num_tokens)
+    return grouped_matmul(npu, act, weights.down, ends)
 
 
-def tiles_of(offsets: Tensor, pairs: int) -> tuple[Tensor, Tensor]:
+def tiles_of(ends: Tensor, rows: int) -> tuple[Tensor, Tensor]:
     """(expert, first row) of each tile of BLOCK_M rows, [bound, 2] int32, and how many there are, [1] int32.
 
-    offsets: [E+1] int32, where each expert's rows start.
+    ends: [E] int64, where each expert's rows end.
     """
-    E = len(offsets) - 1
-    of_expert = (offsets.diff() + BLOCK_M - 1) // BLOCK_M
+    E = len(ends)
+    count = ends.diff(prepend=ends.new_zeros(1))
+    of_expert = (count + BLOCK_M - 1) // BLOCK_M
     last = of_expert.cumsum(0)
-    tile = torch.arange(pairs // BLOCK_M + min(E, pairs), device=offsets.device)
+    tile = torch.arange(rows // BLOCK_M + min(E, rows), device=ends.device)
     expert = torch.searchsorted(last, tile, right=True).clamp_max(E - 1)
-    first = offsets[expert] + (tile - (last - of_expert)[expert]) * BLOCK_M
+    first = (ends - count)[expert] + (tile - (last - of_expert)[expert]) * BLOCK_M
     return torch.stack([expert, first], 1).int(), last[-1:].int()
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..backend import Prepared
+from ..backend import Prepared, store
 from ..contract import Experts, Placement, Problem, Routing
 from . import kernels, run
 from .layout import Weights, weights_of
@@ -36,4 +36,4 @@ class PreparedAscend(Prepared):
         sums = out.new_zeros(out.shape, dtype=torch.float32)
         for d, (_, weights) in enumerate(self._parts):
             layer(self._npu, hidden, routing.for_device(d), weights, sums, d > 0)
-        run.write(sums, out, accumulate, routing.num_tokens)
+        store(sums, out, accumulate, routing.num_tokens)

@@ -3,9 +3,10 @@
 npu_moe_init_routing_v2 -> npu_grouped_matmul -> npu_swiglu -> npu_grouped_matmul -> npu_moe_token_unpermute. Ids
 stay on the device, shapes follow from T and K, and nothing waits for the NPU.
 
-Pairs that name no expert are sorted first, as an expert of their own in front of the others. npu_grouped_matmul wants
-its groups to cover every row, so they go through the first expert's weights; what comes out is set to zero.
-Groups are given as running sums, not as counts: counts of length 1 (one local expert) are refused.
+Pairs that name no expert are sorted last, as an expert of their own after the others, and the groups of
+npu_grouped_matmul end before them: CANN's page (ops-transformer, gmm/grouped_matmul/README.md) asks for a last end of
+at most the rows, and rows past it are not written. Groups are given as running sums, not as counts: counts of length 1
+(one local expert) are refused.
 """
 
 from __future__ import annotations
@@ -15,13 +16,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..backend import store
 from ..contract import Routing
 from .layout import Weights
 from .operators import MATMUL, ROUTE, SWIGLU, UNPERMUTE
 
 
 def routing_options(T: int, K: int, E: int) -> dict[str, Any]:
-    """Options of npu_moe_init_routing_v2 for E experts and, in front of them, "no expert"."""
+    """Options of npu_moe_init_routing_v2 for E experts and, after them, "no expert"."""
     return {
         "active_num": T * K,
         "expert_num": E + 1,
@@ -48,34 +50,33 @@ def moe(npu: Any, hidden: Tensor, routing: Routing, weights: Weights, out: Tenso
     T, K = routing.T, routing.K
     if T == 0:
         return
-    ids = routing.ids
-    rows, row_of_pair, counts, _ = npu.npu_moe_init_routing_v2(hidden, ids + 1, **routing_options(T, K, weights.E))
-    ends = counts.cumsum(0)[1:]
-    both = grouped_matmul(npu, rows, weights.gate_up, ends)
-    expert_out = grouped_matmul(npu, npu.npu_swiglu(both, dim=-1), weights.down, ends)
-    # not by a weight of zero: zero times NaN is NaN
-    none = torch.arange(T * K, device=ids.device) < counts[0]
-    expert_out.masked_fill_(none[:, None], 0)
-    probs = torch.where(ids < 0, 0.0, routing.topk_weights)
+    none = routing.ids < 0
+    ids = torch.where(none, weights.E, routing.ids)
+    rows, row_of_pair, counts, _ = npu.npu_moe_init_routing_v2(hidden, ids, **routing_options(T, K, weights.E))
+    ends = counts[:-1].cumsum(0)
+    expert_out = experts(npu, rows, ends, weights)
+    # what was not written may be NaN, and a weight of zero times NaN is NaN
+    unwritten = torch.arange(T * K, device=ids.device) >= ends[-1]
+    expert_out.masked_fill_(unwritten[:, None], 0)
+    probs = torch.where(none, 0.0, routing.topk_weights)
     if accumulate or out.dtype != expert_out.dtype:
         expert_out = expert_out.float()
     total = npu.npu_moe_token_unpermute(expert_out, row_of_pair, probs=probs)
-    write(total, out, accumulate, routing.num_tokens)
+    store(total, out, accumulate, routing.num_tokens)
+
+
+def experts(npu: Any, rows: Tensor, ends: Tensor, weights: Weights) -> Tensor:
+    """[rows, H]: rows [rows, H], sorted by expert, each through its expert; those past the last end are undefined.
+
+    ends: [E] int64, where each expert's rows end.
+    """
+    both = grouped_matmul(npu, rows, weights.gate_up, ends)
+    return grouped_matmul(npu, npu.npu_swiglu(both, dim=-1), weights.down, ends)
 
 
 def grouped_matmul(npu: Any, rows: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
-    """[rows, N]: rows [rows, inner] of each group through its weight [E, inner, N]; ends [E] int64, running sums."""
+    """[rows, N]: rows [rows, inner] of each group through its weight [E, inner, N]; ends as in `experts`."""
     return npu.npu_grouped_matmul([rows], [weight], group_list=ends, **MATMUL_OPTIONS)[0]
-
-
-def write(total: Tensor, out: Tensor, accumulate: bool, num_tokens: Tensor | None) -> None:
-    """Store a result, or add it in fp32; rows from num_tokens on are left as they are."""
-    if accumulate:
-        total = total.float() + out
-    if num_tokens is not None:
-        true = torch.arange(len(out), device=out.device) < num_tokens
-        total = torch.where(true[:, None], total.to(out.dtype), out)
-    out.copy_(total)
 
 
 def calls(T: int, E: int, K: int, H: int, I: int, dtype: torch.dtype, wide: bool) -> list[tuple[str, dict[str, Any]]]:
