@@ -7,10 +7,10 @@ SHELL := /bin/bash -o pipefail
 
 VENV := .venv
 PY := $(VENV)/bin/python
-# torch_npu changes torch when that is imported, so it has an environment of its own.
-ASCEND_VENV := .venv-ascend
-# triton-ascend takes triton's place, wants numpy 1, and has wheels for Python up to 3.11.
-ASCEND_TRITON_VENV := .venv-ascend-triton
+# Beside the environment, for the tests that ask for them: torch_npu changes torch when it is imported; triton-ascend
+# takes triton's place, wants numpy 1, and has wheels for Python up to 3.11.
+TORCH_NPU := .torch-npu
+TRITON_ASCEND := .triton-ascend
 # Python 3.11 first: for it the torch of constraints.txt may be had as a CPU build.
 PYTHONS := $(if $(PYTHON),$(PYTHON),python3.11 python3.12 python3.13 python3.10 python3)
 CPP_FILES := $(shell find cpp device_kernels gpu_kernels \
@@ -32,8 +32,8 @@ help:
 	@echo "make demo    generate text with the bundled model"
 	@echo "make test    checks and tests"
 	@echo "make test-tenstorrent    tests on a Tenstorrent card or simulator (docs/tenstorrent.md)"
-	@echo "make test-ascend   the tests of that backend with torch_npu, in $(ASCEND_VENV)"
-	@echo "make test-ascend-triton   that backend's Triton kernels with triton-ascend, in $(ASCEND_TRITON_VENV)"
+	@echo "make test-ascend   of these, those of that backend with torch_npu itself"
+	@echo "make test-ascend-triton   of these, that backend's Triton kernels with triton-ascend"
 	@echo "make lint    the checks alone;  make format applies the formatters"
 	@echo "make bench   measure (ARGS=... as for python -m models.qwen3.bench)"
 	@echo "make wheel   build dist/*.whl"
@@ -46,6 +46,7 @@ demo: $(VENV)/.installed
 test: lint
 	@echo "==> pytest"
 	OMP_NUM_THREADS=1 $(PY) -m pytest $(ARGS)
+	$(if $(ARGS),,@$(MAKE) --no-print-directory test-ascend test-ascend-triton)
 
 # Without a card or a simulator named by TT_METAL_SIMULATOR, the tests say what is missing, and skip.
 test-tenstorrent: $(TT_VENV)/.installed
@@ -53,14 +54,15 @@ test-tenstorrent: $(TT_VENV)/.installed
 	    tests/test_planner.py tests/test_planner_programs.py $(ARGS)
 
 # No NPU and no CANN: torch_npu's operators over CPU implementations.
-test-ascend: $(ASCEND_VENV)/.installed
-	TORCH_DEVICE_BACKEND_AUTOLOAD=0 OMP_NUM_THREADS=1 $(ASCEND_VENV)/bin/python -m pytest \
-	    tests/test_ascend*.py tests/test_parallel*.py tests/test_selfcheck.py $(ARGS)
+test-ascend: $(TORCH_NPU)/.installed
+	@test ! -e $< || { set -x; PYTHONPATH="$(CURDIR)/$(TORCH_NPU)" TORCH_DEVICE_BACKEND_AUTOLOAD=0 OMP_NUM_THREADS=1 \
+	    $(PY) -m pytest tests/test_ascend*.py tests/test_parallel.py tests/test_selfcheck.py $(ARGS); }
 
 # Interpreted, and compiled for a 910B3 as far as that goes without CANN.
-test-ascend-triton: $(ASCEND_TRITON_VENV)/.installed
-	TRITON_INTERPRET=1 $(ASCEND_TRITON_VENV)/bin/python tests/ascend_triton_cases.py interpret
-	$(ASCEND_TRITON_VENV)/bin/python tests/ascend_triton_cases.py compile
+test-ascend-triton: $(TRITON_ASCEND)/.installed
+	@test ! -e $< || { set -x; export PYTHONPATH="$(CURDIR)/$(TRITON_ASCEND)"; \
+	    TRITON_INTERPRET=1 $(PY) tests/ascend_triton_cases.py interpret && \
+	    $(PY) tests/ascend_triton_cases.py compile; }
 
 lint: $(VENV)/.installed-dev
 	@echo "==> ruff"
@@ -83,7 +85,7 @@ wheel: $(VENV)/.installed-dev
 	$(PY) -m build --outdir dist
 
 clean:
-	rm -rf $(VENV) $(TT_VENV) $(ASCEND_VENV) $(ASCEND_TRITON_VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(TT_VENV) $(TORCH_NPU) $(TRITON_ASCEND) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Installed from the checkout as it is (editable): Python and kernel sources need no second install; C++ is built
@@ -109,20 +111,18 @@ $(TT_VENV)/.installed: pyproject.toml CMakeLists.txt constraints-tenstorrent.txt
 	@$(TT_VENV)/bin/python -m ttnn_moe.tenstorrent.sfpi || echo "NOTE: without SFPI nothing can be run on a device" >&2
 	@touch $@
 
-$(ASCEND_VENV)/.installed: pyproject.toml constraints.txt
-	@$(MAKE) --no-print-directory VENV=$(ASCEND_VENV) $(ASCEND_VENV)/bin/pip
-	@echo "==> installing torch_npu and what the tests need into $(ASCEND_VENV)"
-	@$(ASCEND_VENV)/bin/python -m pip install --config-settings=cmake.define.TTNN_MOE_PLANNER=OFF \
-	    --editable '.[hf,ascend]' pytest pytest-xdist hypothesis
-	@touch $@
+$(TORCH_NPU)/.installed: constraints.txt | $(VENV)/.installed-dev
+	@$(call beside,torch-npu)
 
-$(ASCEND_TRITON_VENV)/.installed: Makefile
-	@$(MAKE) --no-print-directory VENV=$(ASCEND_TRITON_VENV) PYTHONS="$(or $(PYTHON),python3.11 python3.10)" \
-	    $(ASCEND_TRITON_VENV)/bin/pip
-	@echo "==> installing triton-ascend into $(ASCEND_TRITON_VENV)"
-	@PIP_CONSTRAINT= PIP_BUILD_CONSTRAINT= $(ASCEND_TRITON_VENV)/bin/python -m pip install \
-	    triton-ascend==3.2.0 torch==2.13.0 'numpy<2' pybind11
-	@touch $@
+$(TRITON_ASCEND)/.installed: Makefile | $(VENV)/.installed-dev
+	@PIP_CONSTRAINT=; $(call beside,triton-ascend==3.2.0 'numpy<2' pybind11)
+
+# Packages beside the environment; where they cannot be had, that is said, and their tests are left out.
+define beside
+rm -rf $(@D); echo "==> installing $(1) into $(@D)"; \
+if $(PY) -m pip install --quiet --no-deps --target $(@D) $(1); then touch $@; else \
+    echo "NOTE: the tests with $(firstword $(1)) are skipped: it cannot be installed (pip says why, above)" >&2; fi
+endef
 
 define install
 python=$$($(PY) -c 'import sys; print("%d.%d" % sys.version_info[:2])'); options=; \
