@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from ttnn_moe import registry
 from ttnn_moe.ascend import operators
@@ -121,12 +122,23 @@ def test_nothing_imports_torch_npu_before_it_is_asked_for(tmp_path: Path) -> Non
     assert "libhccl.so" in reason and chosen == "reference"
 
 
-def test_a_process_group_without_hccl_is_refused(tmp_path: Path) -> None:
-    import torch.distributed as dist
-
+@pytest.fixture
+def alone(tmp_path: Path):
+    """A process group of this process only."""
     dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
-    try:
-        with pytest.raises(BackendUnavailable, match="has no HCCL.*all_to_all"):
-            AscendBackend().group_name(None)
-    finally:
-        dist.destroy_process_group()
+    yield
+    dist.destroy_process_group()
+
+
+def test_a_process_group_without_hccl_is_refused(alone: None) -> None:
+    with pytest.raises(BackendUnavailable, match="has no HCCL.*all_to_all"):
+        AscendBackend().group_name(None)
+
+
+def test_the_exchange_has_a_process_group_for_itself(alone: None) -> None:
+    named = {"_hccl": lambda self, group: types.SimpleNamespace(get_hccl_comm_name=lambda rank: group.group_name)}
+    backend = type("Named", (AscendBackend,), named)()
+    name = backend.group_name(None)
+    assert name != dist.group.WORLD.group_name and backend.group_name(None) == name
+    mine = dist.new_group()
+    assert backend.group_name(mine) == mine.group_name != name

@@ -88,28 +88,33 @@ class AscendBackend:
         """
         from .exchange import DispatchCombine, plan
 
-        name, rank = self.group_name(group), placement._device(None)
-        made = plan(problem, placement, name, rank, operators.driver_version(self.npu()))
+        name = self.group_name(group)
+        made = plan(problem, placement, name, operators.driver_version(self.npu()))
         return DispatchCombine(self.npu(), made, placement, name)
 
     def group_name(self, group: ProcessGroup | None) -> str:
-        """HCCL's name of a process group.
+        """HCCL's name of a process group; of one that the exchange has for itself where none is given.
 
         Raises:
             BackendUnavailable: the group has no HCCL.
         """
         import torch.distributed as dist
 
-        group = group or dist.group.WORLD
-        assert group is not None, "torch.distributed is not started"
+        from .exchange import own_group
+
+        hccl = self._hccl(group or dist.group.WORLD)
+        if group is None:
+            hccl = self._hccl(own_group())
+        return hccl.get_hccl_comm_name(dist.get_rank())
+
+    def _hccl(self, group: Any) -> Any:
         try:
-            hccl: Any = group._get_backend(torch.device(self.device))
+            return group._get_backend(torch.device(self.device))
         except RuntimeError as error:
             raise BackendUnavailable(
                 "the process group has no HCCL", got=str(error).splitlines()[0],
                 remedy="torch.distributed.init_process_group('hccl'), or exchange='all_to_all'",
             ) from error  # fmt: skip
-        return hccl.get_hccl_comm_name(dist.get_rank())
 
     def versions(self) -> list[str]:
         """What `ttnn-moe selfcheck` shows beside the packages."""

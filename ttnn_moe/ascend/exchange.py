@@ -8,10 +8,12 @@ is pointed at one that its row does not use, with a weight of zero.
 from __future__ import annotations
 
 import os
+import weakref
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from ..contract import Experts, Placement, Problem, Routing
@@ -31,6 +33,7 @@ from .limits import PAGES, broken, describe
 from .operators import COMBINE, DISPATCH
 
 BUFFER = "HCCL_BUFFSIZE"
+_OWN: weakref.WeakKeyDictionary[dist.ProcessGroup, dist.ProcessGroup] = weakref.WeakKeyDictionary()
 
 
 @dataclass(frozen=True)
@@ -81,7 +84,7 @@ class Plan:
         return [(DISPATCH, {"x": x, **shared}), (COMBINE, {**came, **shared})]
 
 
-def plan(problem: Problem, placement: Placement, group: str, rank: int, driver: str = "") -> Plan:
+def plan(problem: Problem, placement: Placement, group: str, driver: str = "") -> Plan:
     """The algorithm for these sizes: hierarchy where its limits and the driver's version allow it, else fullmesh.
 
     driver: as in `operators.driver_version`; one that is not known is not held against anything.
@@ -89,11 +92,13 @@ def plan(problem: Problem, placement: Placement, group: str, rank: int, driver: 
     Raises:
         BackendUnavailable: neither is documented for them; or HCCL's buffer is too small, with the value to set.
     """
+    assert placement.rank is not None
     reasons = []
     for comm_alg in ALGORITHMS:
-        sizes = (placement.D, problem.E, problem.K, problem.H)
-        need = buffer_bytes(comm_alg, problem.T, *sizes)
-        made = Plan(comm_alg, placement.D, rank, problem.E, problem.K, problem.H, problem.T, problem.dtype, need)
+        need = buffer_bytes(comm_alg, problem.T, placement.D, problem.E, problem.K, problem.H)
+        made = Plan(
+            comm_alg, placement.D, placement.rank, problem.E, problem.K, problem.H, problem.T, problem.dtype, need
+        )
         wrong = [
             describe(row, arguments)
             for operator, arguments in made.calls(group)
@@ -109,6 +114,18 @@ def plan(problem: Problem, placement: Placement, group: str, rank: int, driver: 
         "npu_moe_distribute_dispatch_v2 is not documented for these sizes: " + "; ".join(reasons),
         remedy="exchange='all_to_all'",
     )
+
+
+def own_group() -> dist.ProcessGroup:
+    """A group of all processes, for the pair of operators alone: no other operator may use theirs, all layers share it.
+
+    Every process is to ask for it, as every process makes the layer.
+    """
+    world = dist.group.WORLD
+    assert world is not None
+    if world not in _OWN:
+        _OWN[world] = dist.new_group()
+    return _OWN[world]
 
 
 def check_buffer(made: Plan) -> None:

@@ -26,7 +26,8 @@ class ExpertParallel(Prepared):
         problem: as for ttnn_moe.prepare; T bounds the tokens of every process, E counts all experts.
         experts: the E/D of this process, in the order of placement.device_expert_mapping[rank].
         placement: with rank set; D is the size of the group.
-        group: of torch.distributed; default: all processes.
+        group: of torch.distributed; default: all processes. For dispatch_combine, one that nothing else uses and that
+            all layers share; by default it makes one.
         backend: runs the local experts.
         exchange: "all_to_all"; "dispatch_combine" (torch_npu's npu_moe_distribute_*_v2); "auto": that if the sizes,
             this torch_npu, the driver and HCCL_BUFFSIZE allow it, else all_to_all.
