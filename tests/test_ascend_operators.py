@@ -9,6 +9,7 @@ import ascend_stand_in
 import pytest
 import torch
 from ascend_schemas import SCHEMAS
+from torch import Tensor
 
 from ttnn_moe import Experts, Placement, Problem, Routing
 from ttnn_moe.ascend import limits, operators, run
@@ -222,8 +223,23 @@ def test_no_group_of_one_count_and_no_empty_call(npu: Any) -> None:
     run.moe(None, hidden[:0], nothing, weights_of(experts), out[:0], False)
 
 
-def test_a_pair_without_an_expert_adds_nothing_whatever_its_rows_go_through(npu: Any) -> None:
-    """Its rows pass the first expert's weights: NaN there, or in a token that names nobody, must not come out."""
+def test_a_pair_without_an_expert_is_not_multiplied(npu: Any) -> None:
+    hidden, routing, experts = _inputs(9, 4, 3, 16, 8)
+    ends: list[Tensor] = []
+
+    def spy(*args: Any, group_list: Tensor, **kwargs: Any) -> Any:
+        ends.append(group_list)
+        return npu.npu_grouped_matmul(*args, group_list=group_list, **kwargs)
+
+    held = {name: getattr(npu, name) for name in operators.LAYER}
+    recording = types.SimpleNamespace(**held | {"npu_grouped_matmul": spy})
+    run.moe(recording, hidden, routing, weights_of(experts), torch.empty_like(hidden), False)
+    valid = int((routing.ids >= 0).sum())
+    assert 0 < valid < 27 and [int(end[-1]) for end in ends] == [valid, valid]
+
+
+def test_a_pair_without_an_expert_adds_nothing(npu: Any) -> None:
+    """NaN in an expert that nobody names, or in a token that names nobody, must not come out."""
     hidden, _, experts = _inputs(3, 4, 2, 16, 8)
     for tensor in experts.tensors.values():
         tensor[0] = float("nan")
@@ -258,7 +274,7 @@ def test_shapes_of_the_exchange_through_torch_npus_own_shape_functions(npu: Any,
     from torch_npu.op_plugin.meta import _meta_registrations as meta
 
     monkeypatch.setattr(meta, "get_soc_version", lambda: 223)  # that of a 910B3; no NPU is here to be asked
-    from ttnn_moe.ascend.exchange import Plan
+    from ttnn_moe.ascend.exchange import DispatchCombine, Plan
 
     made = Plan("hierarchy", 16, 3, 128, 8, 2048, 128, torch.bfloat16, 0)
     (_, dispatched), (_, combined) = made.calls("group")
@@ -268,4 +284,14 @@ def test_shapes_of_the_exchange_through_torch_npus_own_shape_functions(npu: Any,
     assert counts.shape == (8,) and counts.dtype == torch.int64
     assert scales.shape == (made.rows,) and scales.dtype == torch.float32
     out = npu.npu_moe_distribute_combine_v2(ep_send_counts=recv, **combined)
+    assert out.shape == (128, 2048) and out.dtype == torch.bfloat16
+    # and the layer around them reads no value back
+    exchange = DispatchCombine(npu, made, Placement.uniform(128, 16, 3), "group")
+    routing = Routing.from_topk(
+        torch.empty(128, 8, dtype=torch.int32, device="meta"), torch.empty(128, 8, device="meta"), 128,
+        num_tokens=torch.empty(1, dtype=torch.int32, device="meta"),
+    )  # fmt: skip
+    gate_up = torch.empty(8, 2 * 768, 2048, dtype=torch.bfloat16, device="meta")
+    experts = Experts.dense(gate_up, torch.empty(8, 2048, 768, dtype=torch.bfloat16, device="meta"))
+    out = exchange(torch.empty(128, 2048, dtype=torch.bfloat16, device="meta"), routing, experts)
     assert out.shape == (128, 2048) and out.dtype == torch.bfloat16

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
+from pathlib import Path
 
 import ascend_stand_in
 import pytest
@@ -99,3 +102,47 @@ def test_row_error_sees_one_row_and_nan() -> None:
     assert row_error(want[:3], want) == float("inf")
     want[1, 0] = float("nan")
     assert row_error(torch.ones(4, 8), want) == float("inf"), "a NaN that is hidden"
+
+
+ROOT = Path(__file__).parents[1]
+STAND_IN = """
+import ascend_stand_in
+from ttnn_moe import cli, registry
+registry.register("ascend", ascend_stand_in.TARGET)
+cli.main()
+"""
+ONE_RANK_FAILS = """
+import os
+from test_selfcheck import Forgetful
+from ttnn_moe import cli, registry
+wrong = os.environ["RANK"] == "1"
+registry.register("forgetful", "test_selfcheck:Forgetful" if wrong else "ttnn_moe.reference:ReferenceBackend")
+cli.main()
+"""
+
+
+def torchrun(folder: Path, script: str, backend: str) -> subprocess.CompletedProcess[str]:
+    """`ttnn-moe selfcheck` in two processes."""
+    (folder / "script.py").write_text(script)
+    path = os.pathsep.join([str(ROOT), str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")])
+    return subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", folder / "script.py",
+         "selfcheck", "--backend", backend],
+        env=os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+
+
+def test_under_torchrun_expert_parallelism_is_checked_too(tmp_path: Path) -> None:
+    done = torchrun(tmp_path, STAND_IN, "ascend")
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert all(line.startswith("[rank 0] ") for line in lines), "the other rank has nothing to say"
+    for exchange in ("all_to_all", "dispatch_combine"):
+        assert any(f"ok   expert parallel over 2 ranks, {exchange}: error" in line for line in lines)
+    assert lines[-1].startswith("[rank 0] passed: ascend on cpu, in place of an NPU: all ")
+
+
+def test_under_torchrun_a_wrong_rank_says_so(tmp_path: Path) -> None:
+    done = torchrun(tmp_path, ONE_RANK_FAILS, "forgetful")
+    assert done.returncode != 0
+    assert "[rank 1] FAILED: forgetful" in done.stdout and "[rank 0] FAILED" not in done.stdout

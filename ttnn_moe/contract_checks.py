@@ -88,18 +88,22 @@ def _edges() -> Sequence[tuple[str, Sizes, Change | None]]:
 
 
 @dataclass(frozen=True)
-class _Inputs:
+class Inputs:
+    """A call of one layer, and its experts."""
+
     hidden: Tensor
     ids: Tensor
     weights: Tensor
     experts: Experts
 
     @classmethod
-    def of(cls, sizes: Sizes, dtype: torch.dtype, change: Change | None = None) -> _Inputs:
+    def of(cls, sizes: Sizes, dtype: torch.dtype, change: Change | None = None, rank: int = 0) -> Inputs:
+        """Random ones: the same experts for every rank, and tokens of its own."""
         g = torch.Generator().manual_seed(0)
         T, E, K, H, I = sizes.T, sizes.E, sizes.K, sizes.H, sizes.I
         gate_up = (torch.randn(E, 2 * I, H, generator=g) * H**-0.5).to(dtype)
         down = (torch.randn(E, H, I, generator=g) * I**-0.5).to(dtype)
+        g.manual_seed(1 + rank)
         ids = torch.rand(T, E, generator=g).topk(K).indices.int()
         weights = torch.softmax(torch.randn(T, K, generator=g), -1)
         hidden = torch.randn(T, H, generator=g).to(dtype)
@@ -107,16 +111,16 @@ class _Inputs:
             change(hidden, ids, weights)
         return cls(hidden, ids, weights, Experts.dense(gate_up, down))
 
-    def on(self, device: str) -> _Inputs:
+    def on(self, device: str) -> Inputs:
         hidden, ids, weights = (t.to(device) for t in (self.hidden, self.ids, self.weights))
         held = {name: tensor.to(device) for name, tensor in self.experts.tensors.items()}
-        return _Inputs(hidden, ids, weights, Experts.dense(held["gate_up"], held["down"]))
+        return Inputs(hidden, ids, weights, Experts.dense(held["gate_up"], held["down"]))
 
     def routing(self) -> Routing:
         return Routing.from_topk(self.ids, self.weights, self.experts.E)
 
 
-def expected(inputs: _Inputs, numerics: Numerics) -> Tensor:
+def expected(inputs: Inputs, numerics: Numerics) -> Tensor:
     """[T, H] fp32: the contract's formula, a pair at a time, rounded where numerics says."""
 
     def rounded(x: Tensor, dtype: torch.dtype | None) -> Tensor:
@@ -136,7 +140,7 @@ def expected(inputs: _Inputs, numerics: Numerics) -> Tensor:
 
 
 def _fused(what: str, sizes: Sizes, change: Change | None, backend: Backend, device: str, dtype: torch.dtype) -> Check:
-    inputs = _Inputs.of(sizes, dtype, change)
+    inputs = Inputs.of(sizes, dtype, change)
     there, numerics = inputs.on(device), backend.numerics(problem_of(sizes, dtype, device))
 
     def run() -> Tensor:
@@ -147,7 +151,7 @@ def _fused(what: str, sizes: Sizes, change: Change | None, backend: Backend, dev
 
 
 def _steps(name: str, device: str, dtype: torch.dtype, bound: float) -> Iterator[Check]:
-    inputs = _Inputs.of(Sizes(), dtype)
+    inputs = Inputs.of(Sizes(), dtype)
     there = inputs.on(device)
     align = 32 if name == "tenstorrent" else 1
     layout = inputs.routing().step_layout(align)
@@ -184,7 +188,7 @@ def _steps(name: str, device: str, dtype: torch.dtype, bound: float) -> Iterator
 
 def _prepared(backend: Backend, device: str, dtype: torch.dtype) -> Check:
     sizes = Sizes()
-    inputs = _Inputs.of(sizes, dtype)
+    inputs = Inputs.of(sizes, dtype)
     there = inputs.on(device)
     problem = problem_of(sizes, dtype, device)
     layer = api.prepare(problem, there.experts, backend=backend.name)

@@ -2,7 +2,8 @@
 
 Every operator and every edge of the contract is run on the backend and compared with plain fp32 arithmetic on the
 CPU that rounds where the backend says that it rounds. A backend that calls a vendor's operators may bring checks of
-its own (`selfchecks()`): they come first.
+its own (`selfchecks()`): they come first. Under torchrun each rank checks its device, and then expert parallelism is
+checked; rank 0 says all, the others say what failed.
 """
 
 from __future__ import annotations
@@ -58,26 +59,43 @@ class Outcome:
 def selfcheck(name: str, print_: Callable[[str], object], dtype: torch.dtype = torch.bfloat16) -> bool:
     """Run all checks of one backend, print each as it ends, and last a line that says what passed.
 
+    Returns:
+        Whether all passed, on this rank.
+
     Raises:
         BackendUnavailable: the backend is not here.
     """
     from .contract_checks import Sizes, checks, problem_of
+    from .parallel import selfchecks
 
     name = registry.resolve(name)
     device = device_of(name, dtype)
+    rank, ranks = selfchecks.start(device)
     backend = registry.choose(problem_of(Sizes(), dtype, device), name)
+
+    def say(line: str, always: bool = False) -> None:
+        if rank == 0 or always:
+            print_(line if ranks == 1 else f"[rank {rank}] {line}")
+
     for line in (*machine(name, device), *getattr(backend, "versions", list)()):
-        print_(line)
+        say(line)
     outcomes = []
-    for check in (*_own_checks(backend), *checks(backend, device, dtype)):
+    together = selfchecks.checks(backend, device, dtype) if ranks > 1 else ()
+    alone = (*_own_checks(backend), *checks(backend, device, dtype))
+    for i, check in enumerate((*alone, *together)):
         outcomes.append(measure(check, device))
-        print_(str(outcomes[-1]))
+        say(str(outcomes[-1]), not outcomes[-1].passed)
+        in_step = i < len(alone) or outcomes[-1].error is not None
+        if not in_step:
+            break  # it raised, and the ranks call these together
+    if ranks > 1:
+        selfchecks.stop(in_step)
     failed = [outcome.name for outcome in outcomes if not outcome.passed]
     where = f"{name} on {_device_name(name, device)}"
     if failed:
-        print_(f"FAILED: {where}: {len(failed)} of {len(outcomes)} checks: {', '.join(failed)}")
+        say(f"FAILED: {where}: {len(failed)} of {len(outcomes)} checks: {', '.join(failed)}", True)
     else:
-        print_(f"passed: {where}: all {len(outcomes)} checks, {str(dtype).removeprefix('torch.')}")
+        say(f"passed: {where}: all {len(outcomes)} checks, {str(dtype).removeprefix('torch.')}")
     return not failed
 
 
