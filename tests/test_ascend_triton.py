@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 
 CASES = Path(__file__).parent / "ascend_triton_cases.py"
+needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
 
 
-@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
+@needs_triton
 def test_interpreted() -> None:
     done = subprocess.run(
         [sys.executable, CASES, "interpret"], env=os.environ | {"TRITON_INTERPRET": "1"}, capture_output=True,
@@ -24,7 +25,7 @@ def test_interpreted() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
+@needs_triton
 def test_the_path_through_them_runs_the_contract() -> None:
     """In fp16: the interpreter cuts bf16 off."""
     environment = os.environ | {"TRITON_INTERPRET": "1", "TTNN_MOE_ASCEND_KERNELS": "triton"}
@@ -37,6 +38,29 @@ def test_the_path_through_them_runs_the_contract() -> None:
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-3000:]
     assert "27 passed" in done.stdout, done.stdout[-300:]
+
+
+SORTED = """
+import ascend_stand_in, torch
+from ttnn_moe.ascend import kernels, run
+from ttnn_moe.ascend.layout import Weights
+npu, g = ascend_stand_in.npu(), torch.Generator().manual_seed(0)
+rows = torch.randn(70, 48, generator=g).half()
+gate_up, down = (torch.randn(3, *shape, generator=g).half() / 7 for shape in ((80, 48), (48, 40)))
+weights = Weights(gate_up.mT, down.mT)
+ends = torch.tensor([1, 1, 66])  # more than a tile, an expert without a row, rows that are nobody's
+got, want = (path.experts(npu, rows, ends, weights)[:66].float() for path in (kernels, run))
+assert float((got - want).norm(dim=1).div(want.norm(dim=1)).max()) < 2e-3
+"""
+
+
+@needs_triton
+def test_rows_that_come_sorted_go_through_them_as_they_lie() -> None:
+    """What the exchange hands on: as through the chain of operators."""
+    path = os.pathsep.join([str(CASES.parent), str(CASES.parents[1]), os.environ.get("PYTHONPATH", "")])
+    environment = os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": path}
+    done = subprocess.run([sys.executable, "-c", SORTED], env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_path_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -44,8 +44,8 @@ def moe(npu: Any, hidden: Tensor, routing: Routing, weights: Weights, out: Tenso
     view = routing.sorted
     expert_out = experts(npu, hidden, view.expert_offsets[1:].long(), weights, view.pairs // K)
     total = torch.empty(T, H, dtype=torch.float32 if accumulate else out.dtype, device=out.device)
-    _, vector = cores(hidden.device)
-    _kernels()[1][(vector,)](expert_out, view.inverse, routing.topk_weights, total, T, H, K=K, BLOCK_H=BLOCK_H)
+    (_, combine), (_, vector) = _kernels(), cores(hidden.device)
+    combine[(vector,)](expert_out, view.inverse, routing.topk_weights, total, T, H, K=K, BLOCK_H=BLOCK_H)
     store(total, out, accumulate, routing.num_tokens)
 
 
@@ -56,8 +56,8 @@ def experts(npu: Any, hidden: Tensor, ends: Tensor, weights: Weights, tokens: Te
     H, I, rows = hidden.shape[1], weights.down.shape[1], len(tokens)
     tiles, num_tiles = tiles_of(ends, rows)
     act = hidden.new_empty(rows, I)  # of rows past the last end, which are in no tile, nothing is written
-    cube, _ = cores(hidden.device)
-    _kernels()[0][(cube,)](
+    (gate_up, _), (cube, _) = _kernels(), cores(hidden.device)
+    gate_up[(cube,)](
         hidden, weights.gate_up.transpose(1, 2), ends.int(), tokens, tiles, num_tiles, act,
         H, I, BLOCK_M=BLOCK_M, BLOCK_N=BLOCK_N, BLOCK_K=BLOCK_K, CAST=hidden.device.type == "cpu",
     )  # fmt: skip

@@ -18,12 +18,9 @@ class PreparedAscend(Prepared):
 
     def __init__(self, npu: Any, problem: Problem, experts: Experts, placement: Placement | None):
         self.problem, self._npu, self.placement = problem, npu, placement
-        whole = placement is not None and placement.rank is None
-        held = (
-            [experts.for_device(placement, d) for d in range(placement.D)]
-            if placement is not None and whole
-            else [experts]
-        )
+        held = [experts]
+        if placement is not None and placement.rank is None:
+            held = [experts.for_device(placement, d) for d in range(placement.D)]
         # kept beside the weights: layouts live as long as their experts
         self._parts: list[tuple[Experts, Weights]] = [(part, weights_of(part)) for part in held]
 
