@@ -100,7 +100,7 @@ def test_every_break_has_its_limit() -> None:
 
 
 def planned(D: int, T: int = 128, E: int = 128, K: int = 8, H: int = 2048) -> Plan:
-    return plan(Problem(T, E, K, H, 768, BF16, D=D), Placement.uniform(E, D, 0), "group")
+    return plan(Problem(T, E, K, H, 768, BF16, D=D), Placement.uniform(E, D, 0))
 
 
 @pytest.mark.parametrize(
@@ -163,10 +163,10 @@ def test_a_buffer_that_is_too_small_is_refused_with_the_value_to_set(monkeypatch
 def test_an_older_driver_has_no_hierarchy(driver: str, want: str, monkeypatch) -> None:
     monkeypatch.setenv("HCCL_BUFFSIZE", "4000")
     placement = Placement.uniform(128, 16, 0)
-    assert plan(Problem(128, 128, 8, 2048, 768, BF16, D=16), placement, "group", driver).comm_alg == want
+    assert plan(Problem(128, 128, 8, 2048, 768, BF16, D=16), placement, driver).comm_alg == want
     if want == "fullmesh":  # whose 256 tokens are too few here
         with pytest.raises(BackendUnavailable, match=f"the driver is {driver}, older than 25.0.RC1.1"):
-            plan(Problem(512, 128, 8, 2048, 768, BF16, D=16), placement, "group", driver)
+            plan(Problem(512, 128, 8, 2048, 768, BF16, D=16), placement, driver)
 
 
 def test_a_torch_npu_without_the_second_version_is_refused() -> None:

@@ -88,9 +88,10 @@ class AscendBackend:
         """
         from .exchange import DispatchCombine, plan
 
-        name = self.group_name(group)
-        made = plan(problem, placement, name, operators.driver_version(self.npu()))
-        return DispatchCombine(self.npu(), made, placement, name)
+        npu = self.npu()
+        made = plan(problem, placement, operators.driver_version(npu))
+        # last: to name a group is to make HCCL's buffers
+        return DispatchCombine(npu, made, placement, self.group_name(group))
 
     def group_name(self, group: ProcessGroup | None) -> str:
         """HCCL's name of a process group; of one that the exchange has for itself where none is given.

@@ -84,7 +84,7 @@ class Plan:
         return [(DISPATCH, {"x": x, **shared}), (COMBINE, {**came, **shared})]
 
 
-def plan(problem: Problem, placement: Placement, group: str, driver: str = "") -> Plan:
+def plan(problem: Problem, placement: Placement, driver: str = "") -> Plan:
     """The algorithm for these sizes: hierarchy where its limits and the driver's version allow it, else fullmesh.
 
     driver: as in `operators.driver_version`; one that is not known is not held against anything.
@@ -101,7 +101,7 @@ def plan(problem: Problem, placement: Placement, group: str, driver: str = "") -
         )
         wrong = [
             describe(row, arguments)
-            for operator, arguments in made.calls(group)
+            for operator, arguments in made.calls("group")
             for row in broken(operator, arguments, EXCHANGE_LIMITS)
         ]
         if comm_alg == "hierarchy" and driver and operators.is_older(driver, HIERARCHY_DRIVER):
