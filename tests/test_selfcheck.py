@@ -136,7 +136,7 @@ def test_under_torchrun_expert_parallelism_is_checked_too(tmp_path: Path) -> Non
     done = torchrun(tmp_path, STAND_IN, "ascend")
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
-    assert all(line.startswith("[rank 0] ") for line in lines), "the other rank has nothing to say"
+    assert not any(line.startswith("[rank 1] ") for line in lines), "it has nothing to say"
     for exchange in ("all_to_all", "dispatch_combine"):
         assert any(f"ok   expert parallel over 2 ranks, {exchange}: error" in line for line in lines)
     assert lines[-1].startswith("[rank 0] passed: ascend on cpu, in place of an NPU: all ")
