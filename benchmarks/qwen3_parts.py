@@ -16,7 +16,7 @@ from typing import Any
 PARTS = ("norms", "qkv", "q/k norm, RoPE, cache", "attention", "out", "router", "top-k", "experts", "head", "rest")
 
 _ATTENTION = re.compile(r"decode_attention|merge_attention|prefill_attention|flash|fmha|attention", re.I)
-_PRODUCT = re.compile(r"few_linear|gemm|nvjet|cutlass|cublas|splitk|xmma|ampere_|sm90_|sm80_", re.I)
+_PRODUCT = re.compile(r"few_linear|decode_linear|gemm|nvjet|cutlass|cublas|splitk|xmma|ampere_|sm90_|sm80_", re.I)
 _NORM = re.compile(r"rms_norm")
 _EXPERTS = re.compile(r"few_gate_up|few_down|routing_|gate_up|grouped_matmul|grouped_gemm|grouped_mlp|combine|silu_mul")
 
@@ -75,7 +75,7 @@ def label(names: Sequence[str]) -> list[str]:
             if place == "attention":
                 out.append("router" if seen_out else "out")
                 # without a norm between them: the first product is the one of attention
-                seen_out = seen_out or "few_linear" in name
+                seen_out = seen_out or "few_linear" in name or "decode_linear" in name
             else:
                 out.append("head" if place == "last" else "qkv")
         else:

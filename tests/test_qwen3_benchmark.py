@@ -36,9 +36,9 @@ MANY = ["rms_norm", "nvjet_qkv", "splitKreduce_kernel", "head_norm_rope", "flash
         "grouped_matmul", "combine"]  # fmt: skip
 MANY_PARTS = ["norms", "qkv", "qkv", "q/k norm, RoPE, cache", "attention", "out", "out", "norms", "router", "top-k",
               *["experts"] * 4]  # fmt: skip
-FEW = ["rms_norm", "nvjet_qkv", "head_norm_rope", "decode_attention", "nvjet_out", "router_logits", "router_topk",
-       "routing_sort", "grouped_gemm", "grouped_gemm", "combine"]  # fmt: skip
-FEW_PARTS = ["norms", "qkv", "q/k norm, RoPE, cache", "attention", "out", "router", "top-k", *["experts"] * 4]
+FEW = ["decode_linear", "head_norm_rope", "decode_attention", "decode_linear", "router_logits", "router_topk",
+       "routing_sort", "grouped_mlp", "combine"]  # fmt: skip
+FEW_PARTS = ["qkv", "q/k norm, RoPE, cache", "attention", "out", "router", "top-k", *["experts"] * 3]
 
 
 @pytest.mark.parametrize(
