@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <stdexcept>
+#include <utility>
 
 namespace ttnn_moe::planner {
 namespace {
@@ -63,20 +64,6 @@ std::map<Core, std::vector<Arg>> Product::core_args() const {
     return args;
 }
 
-Kernel Product::kernel(const std::string& name, const std::string& role,
-                       const std::map<std::string, std::uint32_t>& named,
-                       const std::vector<std::string>& tensors, const std::vector<Arg>& scalars) const {
-    Kernel made{.source = name + "/" + role + ".cpp", .role = role, .cores = cores};
-    for (const std::string& tensor : tensors) {
-        made.compile_args.push_back(accessor_of(tensor));
-        made.common_args.push_back(address_of(tensor));
-    }
-    made.common_args.insert(made.common_args.end(), scalars.begin(), scalars.end());
-    made.named_compile_args = named;
-    made.args = core_args();
-    return made;
-}
-
 Product make_product(const Problem& problem, const Machine& machine, std::uint32_t columns,
                      std::uint32_t k_tiles, std::uint32_t weights, std::uint64_t home_bytes) {
     Product p{.columns = columns, .k_tiles = k_tiles, .weights = weights};
@@ -102,6 +89,61 @@ Product make_product(const Problem& problem, const Machine& machine, std::uint32
     p.slots = std::max(least, std::min(room, ceil_div(units, cores)));
     p.window = std::uint64_t{p.slots} * cores / p.chunks;
     return p;
+}
+
+ProductProgram::ProductProgram(std::string name, const Product& product, const Problem& problem,
+                               const Machine& machine)
+    : name_(std::move(name)), product_(product), machine_(machine), named_(product.named_args()) {
+    const std::uint64_t mapping_offset = round_up(problem.E * 4, 64);
+    table_bytes = mapping_offset + round_up(problem.E_local * 4, 64);
+    plan_page = round_up((2 + 3 * problem.E_local) * 4, 64);
+    named_.insert({{"experts", problem.E},
+                   {"local_experts", problem.E_local},
+                   {"grid_columns", machine.grid.x},
+                   {"mapping_offset", mapping_offset},
+                   {"weight_tile_bytes", tile_bytes(problem.weight_format)},
+                   {"partial_bytes", product.weights * tile_bytes("float32")},
+                   {"partial_depth", product.partial_depth}});
+    for (const char* semaphore : {"sem_arrived", "sem_go", "sem_partial", "sem_credit"}) {
+        const auto id = static_cast<std::uint32_t>(program_.semaphores.size());
+        program_.semaphores.push_back({id, 0, product.cores});
+        named_[semaphore] = id;
+    }
+}
+
+std::uint32_t ProductProgram::buffer(const std::string& name, std::uint64_t pages, std::uint64_t page,
+                                     const std::string& format) {
+    const auto index = static_cast<std::uint32_t>(program_.buffers.size());
+    program_.buffers.push_back({index, pages * page, page, format, product_.cores});
+    named_["cb_" + name] = index;
+    return index;
+}
+
+void ProductProgram::mover(const std::string& role, const std::vector<std::string>& tensors,
+                           const std::vector<Arg>& scalars) {
+    Kernel made{.source = name_ + "/" + role + ".cpp", .role = role, .cores = product_.cores};
+    for (const std::string& tensor : tensors) {
+        made.compile_args.push_back(accessor_of(tensor));
+        made.common_args.push_back(address_of(tensor));
+    }
+    made.common_args.insert(made.common_args.end(), scalars.begin(), scalars.end());
+    append_noc(made.common_args, machine_.grid, product_.cores.size());
+    made.named_compile_args = named_;
+    made.args = product_.core_args();
+    program_.kernels.push_back(made);
+}
+
+void ProductProgram::compute(const std::vector<Arg>& scalars,
+                             const std::vector<std::uint32_t>& unpack_to_dest_fp32) {
+    Kernel made{.source = name_ + "/compute.cpp", .role = "compute", .cores = product_.cores};
+    made.named_compile_args = named_;
+    made.common_args = scalars;
+    made.args = product_.core_args();
+    made.config.fp32_dest_acc = true;
+    if (machine_.unpack_to_dest) {
+        made.config.unpack_to_dest_fp32 = unpack_to_dest_fp32;
+    }
+    program_.kernels.push_back(made);
 }
 
 void check_l1(const Program& program, const Machine& machine, const std::string& what) {

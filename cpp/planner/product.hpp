@@ -42,16 +42,39 @@ struct Product {
 
     std::map<std::string, std::uint32_t> named_args() const;
     std::map<Core, std::vector<Arg>> core_args() const;
-
-    // A kernel of operator `name` on these cores: accessors and addresses of its tensors, then its scalars.
-    Kernel kernel(const std::string& name, const std::string& role,
-                  const std::map<std::string, std::uint32_t>& named, const std::vector<std::string>& tensors,
-                  const std::vector<Arg>& scalars) const;
 };
 
 // Split a product and place its left operand, of which up to home_bytes may be held by a core.
 Product make_product(const Problem& problem, const Machine& machine, std::uint32_t columns,
                      std::uint32_t k_tiles, std::uint32_t weights, std::uint64_t home_bytes);
+
+// A product's program as it is put together. What is declared (buffers, in the order in which they lie in L1,
+// semaphores, numbers) every kernel added after it knows by name.
+class ProductProgram {
+  public:
+    ProductProgram(std::string name, const Product& product, const Problem& problem, const Machine& machine);
+
+    std::uint32_t buffer(const std::string& name, std::uint64_t pages, std::uint64_t page,
+                         const std::string& format);
+    void number(const std::string& name, std::uint32_t value) { named_[name] = value; }
+
+    // A kernel that moves data; the grid's NoC coordinates follow its scalars.
+    void mover(const std::string& role, const std::vector<std::string>& tensors,
+               const std::vector<Arg>& scalars);
+    void compute(const std::vector<Arg>& scalars, const std::vector<std::uint32_t>& unpack_to_dest_fp32);
+
+    const Program& program() const { return program_; }
+
+    std::uint64_t table_bytes{};  // num_routed_tokens, then device_expert_mapping
+    std::uint64_t plan_page{};    // a schedule: see device_kernels/common/schedule.hpp
+
+  private:
+    std::string name_;
+    const Product& product_;
+    const Machine& machine_;
+    std::map<std::string, std::uint32_t> named_;
+    Program program_;
+};
 
 // Throws std::invalid_argument if a program's buffers exceed what a core has.
 void check_l1(const Program& program, const Machine& machine, const std::string& what);
