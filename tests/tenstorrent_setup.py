@@ -111,7 +111,7 @@ def poison_buffers(ops: Operators) -> None:
     """What the operators' own buffers hold before a run: nothing of it may be used."""
     ttnn = library()
     for (name, _), buffer in ops._buffers.items():
-        whole = name in ("counts", "tokens")
+        whole = name in ("num_routed_tokens", "routed_tokens")
         filled = torch.full(tuple(buffer.shape), 2**30 if whole else POISON)
         kind = torch.int32 if whole else BF16
         host = ttnn.from_torch(filled.to(kind), dtype=buffer.dtype, layout=buffer.layout)

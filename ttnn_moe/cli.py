@@ -58,11 +58,37 @@ def _common(
 
 @app.command()
 def doctor(
+    plan: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MODEL",
+            help="Instead: the programs and the memory of this model on a Tenstorrent mesh, which need not be here. "
+            "A Qwen3-MoE checkpoint's directory, or qwen3-30b-a3b.",
+        ),
+    ] = None,
+    mesh: Annotated[str, typer.Option(help="With --plan: 1xD chips that share the experts.")] = "1x8",
+    chip: Annotated[str, typer.Option(help="With --plan: n150, n300 or p150.")] = "n300",
+    weights: Annotated[str, typer.Option(help="With --plan: experts' weights, bfloat16 or bfloat8_b.")] = "bfloat16",
+    batch: Annotated[int, typer.Option(help="With --plan: sequences.")] = 32,
+    sequence: Annotated[int, typer.Option(help="With --plan: tokens of each sequence.")] = 128,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
 ) -> None:
     """Show which backends are here, why the others are not, versions and devices."""
     from . import doctor as doctor_
 
+    if plan is not None:
+        from models.qwen3.config import config_of
+
+        from .tenstorrent import plans
+
+        config = config_of(plan)
+        report = plans.plan_model(plan, config, mesh, chip, weights, batch, sequence)
+        if as_json:
+            typer.echo(json.dumps(report.as_json(), indent=2))
+        else:
+            doctor_.render_plan(report, Console())
+        plans.check_fits(report, config)
+        return
     found = doctor_.examine()
     if as_json:
         typer.echo(json.dumps(found, indent=2))

@@ -9,7 +9,7 @@ import os
 import platform
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from rich.console import Console
@@ -17,6 +17,9 @@ from rich.markup import escape
 from rich.table import Table
 
 from . import __version__, registry
+
+if TYPE_CHECKING:
+    from .tenstorrent.plans import Report
 
 # module that is imported -> the distribution that brings it
 PACKAGES = {
@@ -178,6 +181,37 @@ def render(found: dict[str, Any], console: Console) -> None:
             ("variable", "value"),
             [(k, escape(v)) for k, v in found["environment"].items()],
         )
+
+
+def render_plan(report: Report, console: Console) -> None:
+    """Print what `tenstorrent.plans.plan_model` returned, for people."""
+    from .tenstorrent.plans import in_words
+
+    console.print(
+        f"[bold]{escape(report.model)}[/] on a {report.mesh} mesh of {report.chip}, experts' weights "
+        f"{report.weight_format}, {report.batch} sequences of {report.sequence} tokens"
+    )
+    rows = [
+        (
+            plan.operator, f"{plan.T}", f"{plan.cores}", f"{'-'.join(map(str, sorted(set(plan.share))))} {plan.unit}",
+            f"{plan.l1_bytes / 2**10:.0f} of {report.usable_l1 / 2**10:.0f} KiB",
+            f"{plan.weight_bytes / 1e6:.1f}", f"{plan.row_bytes / 1e6:.2f}",
+        )
+        for plan in report.plans
+    ]  # fmt: skip
+    columns = ("operator", "T up to", "cores", "a core's share", "L1 a core", "weights MB", "rows MB")
+    _table(console, "Programs of one layer on each chip, and the DRAM traffic of a call", columns, rows)
+    total = ("[bold]together[/]", "", "", f"[bold]{in_words(report.needed)}[/]")
+    memory = [
+        (part.name, escape(part.what), "shared" if part.chips > 1 else "a copy", in_words(part.per_chip))
+        for part in report.parts
+    ]
+    has = f"{in_words(report.dram_bytes)} on each {report.chip}"
+    _table(console, f"Memory of each chip, of {has}", ("part", "what", "on each", "DRAM"), [*memory, total])
+    spare = report.dram_bytes - report.needed
+    console.print(
+        f"[green]fits[/], {in_words(spare)} to spare" if report.fits else f"[red]does not fit[/], by {in_words(-spare)}"
+    )
 
 
 def _grid(grid: list[int]) -> str:

@@ -22,7 +22,7 @@ from ttnn_moe.errors import RequestError
 
 from . import terminal
 from .cache import StaticCache
-from .config import PRESETS, Qwen3MoeConfig
+from .config import PRESETS, Qwen3MoeConfig, config_of
 from .generate import check_request, default_chunk, generate
 from .model import Qwen3Moe
 from .session import Session
@@ -103,17 +103,12 @@ def bench(
 
 
 def _sizes(name: str, layers: int | None, random_weights: bool) -> Qwen3MoeConfig:
-    if name in PRESETS:
-        sizes = PRESETS[name]
-        if not random_weights:
-            raise RequestError(
-                f"{name} is a size without weights",
-                remedy="add --random-weights, or give a checkpoint's directory",
-            )
-    elif Path(name).is_dir():
-        sizes = Qwen3MoeConfig.from_directory(name)
-    else:
-        raise RequestError("no such config", got=repr(name), expected=f"one of {sorted(PRESETS)}, or a directory")
+    sizes = config_of(name)
+    if name in PRESETS and not random_weights:
+        raise RequestError(
+            f"{name} is a size without weights",
+            remedy="add --random-weights, or give a checkpoint's directory",
+        )
     if layers is None:
         return sizes
     if not random_weights:

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from ttnn_moe.errors import CheckpointError
+from ttnn_moe.errors import CheckpointError, RequestError
 
 MODEL_TYPE = "qwen3_moe"
 ARCHITECTURE = "Qwen3MoeForCausalLM"
@@ -277,3 +277,16 @@ PRESETS: dict[str, Qwen3MoeConfig] = {
         dtype=torch.bfloat16,
     )
 }
+
+
+def config_of(name: str) -> Qwen3MoeConfig:
+    """The sizes of that name, or of the checkpoint in that directory.
+
+    Raises:
+        RequestError: neither. CheckpointError: the directory's config.json cannot be used.
+    """
+    if name in PRESETS:
+        return PRESETS[name]
+    if not Path(name).is_dir():
+        raise RequestError("no such config", got=repr(name), expected=f"one of {sorted(PRESETS)}, or a directory")
+    return Qwen3MoeConfig.from_directory(name)

@@ -9,6 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from models.qwen3 import PRESETS
+from ttnn_moe.tenstorrent.plans import plan_model
+
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("ttnn_moe._planner") is None, reason="ttnn_moe._planner is not built: plans come from it"
 )
@@ -37,6 +40,9 @@ def test_goals(cost, chip, T, routing):
     assert found.max_over_mean <= 1.2
     if T == 4096:
         assert found.other_over <= 1.3
+        assert found.active_experts == cost.LOCAL
+        planned = plan_model("", PRESETS["qwen3-30b-a3b"], "1x8", chip, "bfloat16", 32, 128).plans
+        assert found.weight_bytes == sum(plan.weight_bytes for plan in planned if plan.T == T)
     assert found.l1_high_water <= (1464 if chip == "n150" else 1536) * 1024
 
 

@@ -17,9 +17,11 @@ from .launch import Launcher
 from .runtime import library
 
 if TYPE_CHECKING:
+    from .._planner import Program
     from .weights import DeviceExperts
 
 MAX_T = 4096
+Form = tuple[tuple[int, ...], str, str]
 
 
 @dataclass(frozen=True)
@@ -75,12 +77,9 @@ class Operators:
 
     def route(self, topk_ids: Any, topk_weights: Any, mapping: Any, T: int) -> Routed:
         """topk_ids [>= T, K] int32, topk_weights [>= T, K] fp32 -> the device's view; rows past T route nowhere."""
-        s = self.sizes
         bound = self.bound(T)
         made = {
-            "num_routed_tokens": self._buffer("counts", (1, s.E), "int32", "ROW_MAJOR", bound),
-            "routed_tokens": self._buffer("tokens", (s.E, bound), "int32", "ROW_MAJOR", bound),
-            "routed_token_weights": self._buffer("weights", (s.E, bound), "bfloat16", "ROW_MAJOR", bound),
+            name: self._buffer(name, form, bound) for name, form in self.buffers(bound).items() if name != "activations"
         }
         given = {"topk_ids": topk_ids, "topk_weights": topk_weights, "device_expert_mapping": mapping}
         self._launcher("routing", bound)({**given, **made}, {"T": T}, "routed_token_weights")
@@ -123,13 +122,23 @@ class Operators:
     def _routing(self, routed: Routed) -> dict[str, Any]:
         return routed.pick("num_routed_tokens", "device_expert_mapping", "routed_tokens")
 
-    def _rows(self, name: str, bound: int) -> Any:
-        return self._buffer(name, (self.rows(bound), self.sizes.I), "bfloat16", "TILE", bound)
+    def buffers(self, bound: int) -> dict[str, Form]:
+        """What calls of up to `bound` tokens keep on the device between them: shape, dtype, layout."""
+        s = self.sizes
+        return {
+            "num_routed_tokens": ((1, s.E), "int32", "ROW_MAJOR"),
+            "routed_tokens": ((s.E, bound), "int32", "ROW_MAJOR"),
+            "routed_token_weights": ((s.E, bound), "bfloat16", "ROW_MAJOR"),
+            "activations": ((self.rows(bound), s.I), "bfloat16", "TILE"),
+        }
 
-    def _buffer(self, name: str, shape: tuple[int, ...], dtype: str, layout: str, bound: int) -> Any:
+    def _rows(self, name: str, bound: int) -> Any:
+        return self._buffer(name, self.buffers(bound)["activations"], bound)
+
+    def _buffer(self, name: str, form: Form, bound: int) -> Any:
         key = (name, bound)
         if key not in self._buffers:
-            self._buffers[key] = tensors.empty(shape, dtype, layout, self.device)
+            self._buffers[key] = tensors.empty(*form, self.device)
         return self._buffers[key]
 
     def _problem(self, bound: int, out_format: str = "bfloat16") -> Any:
@@ -143,10 +152,15 @@ class Operators:
     def _launcher(self, name: str, bound: int, out_format: str = "bfloat16") -> Launcher:
         key = (name, bound, out_format)
         if key not in self._plans:
-            self._plans[key] = Launcher(self._plan(name, bound, out_format), self.device.handle)
+            self._plans[key] = Launcher(self.plan(name, bound, out_format), self.device.handle)
         return self._plans[key]
 
-    def _plan(self, name: str, bound: int, out_format: str) -> Any:
+    def plan(self, name: str, bound: int, out_format: str = "bfloat16") -> Program:
+        """The program of an operator: routing, gate_up, project, silu_mul or down.
+
+        Raises:
+            ValueError: there is none; the planner's reason.
+        """
         from .. import _planner
 
         problem, machine = self._problem(bound, out_format), self.device.machine
@@ -164,7 +178,7 @@ class Operators:
         while True:
             try:
                 for name in ("routing", "gate_up", "down"):
-                    self._plan(name, bound, "float32")
+                    self.plan(name, bound, "float32")
                 return bound
             except ValueError as error:
                 if bound == 32:

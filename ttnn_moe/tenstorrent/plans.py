@@ -1,0 +1,211 @@
+"""Plans and memory of a whole model on a mesh of a kind of chip, without one: what `ttnn-moe doctor --plan` shows."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from ..errors import ContractError
+from .device import UNPACK_TO_DEST, Device
+from .memory import Part, parts, tensor_bytes
+from .mesh import partial_dtype
+from .operators import Operators, Sizes
+from .weights import FORMATS
+
+if TYPE_CHECKING:
+    from models.qwen3.config import Qwen3MoeConfig
+
+    from .._planner import Chip, Program
+
+MODEL_OPERATORS = ("routing", "gate_up", "down")
+LEAST_T = 32
+MOST_CHIPS = 32
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One operator's program for calls of up to T tokens, on one chip.
+
+    Attributes:
+        cores: that run it. share: least and most that a core has of `unit`. l1_bytes: what a core's buffers take.
+        weight_bytes, row_bytes: DRAM traffic of a call of T tokens that a uniform routing gives every expert of the
+            chip some of: weights once, and the least that its pairs' rows need.
+    """
+
+    operator: str
+    T: int
+    cores: int
+    share: tuple[int, int]
+    unit: str
+    l1_bytes: int
+    weight_bytes: int
+    row_bytes: int
+
+
+@dataclass(frozen=True)
+class Report:
+    """A model on a mesh: `plan_model` makes it."""
+
+    model: str
+    mesh: str
+    chip: str
+    weight_format: str
+    batch: int
+    sequence: int
+    usable_l1: int
+    dram_bytes: int
+    plans: list[Plan]
+    parts: list[Part]
+
+    @property
+    def needed(self) -> int:
+        """Bytes of DRAM of each chip."""
+        return sum(part.per_chip for part in self.parts)
+
+    @property
+    def fits(self) -> bool:
+        return self.needed <= self.dram_bytes
+
+    def as_json(self) -> dict[str, Any]:
+        made = asdict(self)
+        for part, row in zip(self.parts, made["parts"], strict=True):
+            row["per_chip"] = part.per_chip
+        return {**made, "needed": self.needed, "fits": self.fits}
+
+
+def devices_of(mesh: str) -> int:
+    """D of "1xD".
+
+    Raises:
+        ContractError: another form.
+    """
+    found = re.fullmatch(r"1x([1-9]\d?)", mesh)
+    if not found or int(found[1]) > MOST_CHIPS:
+        raise ContractError("no such mesh", got=repr(mesh), expected=f"1xD, with D from 1 to {MOST_CHIPS}")
+    return int(found[1])
+
+
+def plan_model(
+    model: str, config: Qwen3MoeConfig, mesh: str, chip: str, weight_format: str, batch: int, sequence: int
+) -> Report:
+    """Every program of one layer, and the memory of the model.
+
+    Raises:
+        ContractError: a mesh, a chip, a format or sizes that nothing can be planned for.
+    """
+    D, kind = devices_of(mesh), _chip(chip)
+    if weight_format not in FORMATS:
+        raise ContractError("unknown weight format", got=repr(weight_format), expected=f"one of {list(FORMATS)}")
+    if config.num_experts % D:
+        raise ContractError(
+            "the chips cannot share the experts evenly", got=f"E={config.num_experts} on {mesh}", expected="E % D == 0"
+        )
+    if batch < 1 or not 1 <= sequence <= config.max_position_embeddings:
+        raise ContractError(
+            "no such call", got=f"batch {batch}, sequence {sequence}",
+            expected=f"batch >= 1, sequence 1 .. {config.max_position_embeddings}",
+        )  # fmt: skip
+    operators = _operators(config, kind, D, weight_format)
+    machine = operators.device.machine
+    return Report(
+        model, mesh, chip, weight_format, batch, sequence, machine.usable_l1, kind.dram_bytes,
+        list(_plans(operators)), parts(config, operators, batch, sequence),
+    )  # fmt: skip
+
+
+def check_fits(report: Report, config: Qwen3MoeConfig) -> None:
+    """
+    Raises:
+        ContractError: the model needs more memory than the chips have; with the numbers, and what would fit.
+    """
+    if report.fits:
+        return
+    largest = sorted(report.parts, key=lambda part: -part.per_chip)[:3]
+    raise ContractError(
+        f"{report.model} does not fit the memory of {report.mesh} {report.chip}",
+        got=f"{in_words(report.needed)} a chip ({', '.join(f'{p.name} {in_words(p.per_chip)}' for p in largest)}, ...)",
+        expected=f"at most {in_words(report.dram_bytes)}",
+        remedy=" or ".join(_remedies(report, config)) or "a smaller --batch or --sequence, or chips with more memory",
+    )
+
+
+def _remedies(report: Report, config: Qwen3MoeConfig) -> Iterable[str]:
+    """The nearest meshes and formats that fit."""
+    D = devices_of(report.mesh)
+    larger = [d for d in range(D + 1, MOST_CHIPS + 1) if config.num_experts % d == 0]
+    for weight_format in FORMATS[FORMATS.index(report.weight_format) :]:
+        for devices in [D, *larger]:
+            mesh = f"1x{devices}"
+            other = plan_model(
+                report.model, config, mesh, report.chip, weight_format, report.batch, report.sequence
+            )  # fmt: skip
+            if other.fits:
+                options = [f"--mesh {mesh}"] if devices != D else []
+                if weight_format != report.weight_format:
+                    options.append(f"--weights {weight_format}")
+                yield f"{' '.join(options)} ({in_words(other.needed)})"
+                break
+
+
+def in_words(size: int) -> str:
+    """Bytes, for people."""
+    return f"{size / 2**30:.2f} GiB" if size >= 2**30 else f"{size / 2**20:.1f} MiB"
+
+
+def _chip(name: str) -> Chip:
+    try:
+        from .. import _planner
+    except ImportError as error:
+        from ..doctor import PLANNER_REMEDY
+
+        raise ContractError("there is no planner", got=str(error), remedy=PLANNER_REMEDY) from None
+    try:
+        return _planner.find_chip(name)
+    except ValueError as error:
+        raise ContractError(str(error)) from None
+
+
+def _operators(config: Qwen3MoeConfig, chip: Chip, D: int, weight_format: str) -> Operators:
+    from .._planner import Machine
+
+    machine = Machine(grid=chip.compute_grid, l1_bytes=chip.l1_bytes, unpack_to_dest=UNPACK_TO_DEST[chip.arch])
+    E = config.num_experts
+    sizes = Sizes(
+        E, E // D, config.num_experts_per_tok, config.hidden_size, config.moe_intermediate_size, weight_format
+    )
+    return Operators(Device(None, D, chip.arch, machine), sizes)
+
+
+def _plans(operators: Operators) -> Iterable[Plan]:
+    out_format = partial_dtype(operators.device) if operators.device.D > 1 else "bfloat16"
+    T = LEAST_T
+    while T <= operators.max_T:
+        for name in MODEL_OPERATORS:
+            yield _plan(operators, name, T, operators.plan(name, T, out_format))
+        T *= 2
+
+
+def _plan(operators: Operators, name: str, T: int, program: Program) -> Plan:
+    s = operators.sizes
+    kernel = program.kernels[0]
+    pairs = -(-T * s.K * s.E_local // s.E)
+    weights = 0
+    if name == "routing":
+        named = kernel.named_compile_args
+        share, unit = (T - (named["readers"] - 1) * named["share"], named["share"]), "tokens"
+        rows = T * s.K * 8 + pairs * 6 + s.E * 4
+    else:
+        shape = (s.E_local, s.H, s.I)
+        matrices, inner = (2, s.H) if name == "gate_up" else (1, s.I)
+        weights = matrices * tensor_bytes((shape, s.weight_format, "TILE"))
+        tiles = [_tiles(kernel.args[core]) * matrices for core in kernel.cores]
+        share, unit = (min(tiles), max(tiles)), "weight tiles"
+        rows = pairs * inner * 2 + (pairs * s.I if name == "gate_up" else T * s.H) * 2
+    return Plan(name, T, len(kernel.cores), share, unit, program.l1_bytes, weights, rows)
+
+
+def _tiles(args: list[Any]) -> int:
+    """Tiles of a core's pieces: device_kernels/common/pieces.hpp."""
+    return sum(end - begin for begin, end in zip(args[3::3], args[4::3], strict=True))
