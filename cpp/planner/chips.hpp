@@ -1,5 +1,6 @@
 #pragma once
 
+#include <compare>
 #include <cstdint>
 #include <span>
 #include <string_view>
@@ -12,6 +13,7 @@ struct Grid {
     std::uint32_t y;
 
     constexpr std::uint32_t cores() const { return x * y; }
+    auto operator<=>(const Grid&) const = default;
 };
 
 // One chip of a board as a program sees it. A board with harvested rows or columns beyond its kind's can have

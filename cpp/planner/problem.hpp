@@ -1,6 +1,7 @@
 #pragma once
 
 #include <algorithm>
+#include <compare>
 #include <cstdint>
 #include <string>
 
@@ -21,6 +22,8 @@ struct Problem {
     std::uint32_t I;
     std::string weight_format = "bfloat16";  // or "bfloat8_b"
     std::string out_format = "bfloat16";     // or "float32"
+
+    auto operator<=>(const Problem&) const = default;
 };
 
 // What a program may use of a chip.
@@ -32,6 +35,8 @@ struct Machine {
     bool unpack_to_dest = true;
     // tiles of a product that are worth a core
     std::uint32_t min_tiles = 4;
+
+    auto operator<=>(const Machine&) const = default;
 
     // What of a core's L1 circular buffers may take: firmware, kernels, their arguments and stacks have the
     // rest.

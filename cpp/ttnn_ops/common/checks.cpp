@@ -1,0 +1,114 @@
+#include "ttnn_ops/common/checks.hpp"
+
+#include <algorithm>
+#include <tt_stl/assert.hpp>
+
+namespace ttnn::operations::experimental::moe {
+
+using namespace tt::tt_metal;
+
+namespace {
+
+std::string in_words(const std::vector<std::uint32_t>& shape) {
+    std::string text;
+    for (const std::uint32_t size : shape) {
+        text += (text.empty() ? "" : ", ") + std::to_string(size);
+    }
+    return "[" + text + "]";
+}
+
+std::string in_words(Layout layout) { return layout == Layout::TILE ? "TILE" : "ROW_MAJOR"; }
+
+std::vector<std::uint32_t> sizes(const ttnn::Tensor& tensor) {
+    const auto& shape = tensor.logical_shape();
+    std::vector<std::uint32_t> found;
+    for (std::size_t i = 0; i < shape.rank(); i++) {
+        found.push_back(shape[static_cast<int>(i)]);
+    }
+    return found;
+}
+
+}  // namespace
+
+void refuse(const std::string& what, const std::string& got, const std::string& expected,
+            const std::string& remedy) {
+    const std::string text = what + "; got " + got + "; expected " + expected +
+                             (remedy.empty() ? "" : "; to fix it: " + remedy) + ".";
+    TT_THROW("{}", text);
+}
+
+std::vector<std::uint32_t> sizes_of(const std::string& name, const ttnn::Tensor& tensor, std::size_t rank) {
+    const std::vector<std::uint32_t> found = sizes(tensor);
+    if (found.size() != rank) {
+        refuse(name + " has the wrong number of dimensions", in_words(found),
+               std::to_string(rank) + " dimensions");
+    }
+    return found;
+}
+
+void check_tensor(const std::string& name, const ttnn::Tensor& tensor,
+                  const std::vector<std::uint32_t>& shape, const std::vector<DataType>& dtypes, Layout layout,
+                  const ttnn::Tensor& beside) {
+    if (sizes(tensor) != shape) {
+        refuse(name + " has the wrong shape", in_words(sizes(tensor)), in_words(shape));
+    }
+    if (std::ranges::find(dtypes, tensor.dtype()) == dtypes.end()) {
+        std::string wanted;
+        for (const DataType dtype : dtypes) {
+            wanted += (wanted.empty() ? "" : " or ") + name_of(dtype);
+        }
+        refuse(name + " has the wrong dtype", name_of(tensor.dtype()), wanted,
+               "ttnn.typecast(" + name + ", ttnn." + name_of(dtypes.front()) + ")");
+    }
+    if (tensor.layout() != layout) {
+        refuse(name + " has the wrong layout", in_words(tensor.layout()), in_words(layout),
+               "ttnn.to_layout(" + name + ", ttnn." + in_words(layout) + "_LAYOUT)");
+    }
+    if (tensor.storage_type() != ttnn::StorageType::DEVICE) {
+        refuse(name + " is not on a device", "HOST", "DEVICE", "ttnn.to_device(" + name + ", device)");
+    }
+    if (beside.storage_type() == ttnn::StorageType::DEVICE && tensor.device() != beside.device()) {
+        refuse(name + " is on another device", "one that the other tensors are not on", "theirs");
+    }
+    if (tensor.memory_config().memory_layout() != TensorMemoryLayout::INTERLEAVED ||
+        tensor.memory_config().buffer_type() != BufferType::DRAM) {
+        refuse(name + " is not interleaved in DRAM", "another memory config", "DRAM_MEMORY_CONFIG",
+               "ttnn.to_memory_config(" + name + ", ttnn.DRAM_MEMORY_CONFIG)");
+    }
+}
+
+void check_routing(const ::ttnn_moe::planner::Problem& sizes, const ttnn::Tensor& num_routed_tokens,
+                   const ttnn::Tensor& device_expert_mapping, const ttnn::Tensor& routed_tokens,
+                   const ttnn::Tensor& beside) {
+    const auto check = [&](const char* name, const ttnn::Tensor& tensor, std::uint32_t rows,
+                           std::uint32_t columns) {
+        check_tensor(name, tensor, {rows, columns}, {DataType::INT32}, Layout::ROW_MAJOR, beside);
+    };
+    check("num_routed_tokens", num_routed_tokens, 1, sizes.E);
+    check("device_expert_mapping", device_expert_mapping, 1, sizes.E_local);
+    check("routed_tokens", routed_tokens, sizes.E, sizes.T);
+}
+
+std::string name_of(DataType dtype) {
+    switch (dtype) {
+        case DataType::BFLOAT16:
+            return "bfloat16";
+        case DataType::FLOAT32:
+            return "float32";
+        case DataType::BFLOAT8_B:
+            return "bfloat8_b";
+        case DataType::INT32:
+            return "int32";
+        case DataType::UINT32:
+            return "uint32";
+        default:
+            return "another dtype";
+    }
+}
+
+TensorSpec spec_of(const std::vector<std::uint32_t>& shape, DataType dtype, Layout layout) {
+    return {Shape(shape), TensorLayout(dtype, PageConfig(layout),
+                                       MemoryConfig(TensorMemoryLayout::INTERLEAVED, BufferType::DRAM))};
+}
+
+}  // namespace ttnn::operations::experimental::moe

@@ -1,0 +1,38 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "planner/problem.hpp"
+#include "ttnn/tensor/tensor.hpp"
+
+namespace ttnn::operations::experimental::moe {
+
+// Throws "what; got ...; expected ...; to fix it: ...".
+[[noreturn]] void refuse(const std::string& what, const std::string& got, const std::string& expected,
+                         const std::string& remedy = "");
+
+// Sizes of a tensor that has `rank` dimensions; throws if it has not.
+std::vector<std::uint32_t> sizes_of(const std::string& name, const ttnn::Tensor& tensor, std::size_t rank);
+
+// A tensor that goes into a kernel: its form, on the device of another, interleaved in DRAM. Throws what is
+// wrong, and the ttnn call that makes it right.
+void check_tensor(const std::string& name, const ttnn::Tensor& tensor,
+                  const std::vector<std::uint32_t>& shape, const std::vector<tt::tt_metal::DataType>& dtypes,
+                  tt::tt_metal::Layout layout, const ttnn::Tensor& beside);
+
+// The routing that gate_up and down read: num_routed_tokens [1, E], device_expert_mapping [1, E_local],
+// routed_tokens [E, T], all int32 row-major.
+void check_routing(const ::ttnn_moe::planner::Problem& sizes, const ttnn::Tensor& num_routed_tokens,
+                   const ttnn::Tensor& device_expert_mapping, const ttnn::Tensor& routed_tokens,
+                   const ttnn::Tensor& beside);
+
+// The planner's name of a dtype of weights or outputs: "bfloat16", "bfloat8_b", "float32" ...
+std::string name_of(tt::tt_metal::DataType dtype);
+
+// A tensor that an operator makes: interleaved in DRAM.
+tt::tt_metal::TensorSpec spec_of(const std::vector<std::uint32_t>& shape, tt::tt_metal::DataType dtype,
+                                 tt::tt_metal::Layout layout);
+
+}  // namespace ttnn::operations::experimental::moe

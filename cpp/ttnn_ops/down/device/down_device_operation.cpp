@@ -1,0 +1,102 @@
+#include "down_device_operation.hpp"
+
+#include "ttnn/tensor/tensor_ops.hpp"
+#include "ttnn_ops/common/checks.hpp"
+#include "ttnn_ops/common/plans.hpp"
+
+namespace ttnn::operations::experimental::moe {
+
+using namespace tt::tt_metal;
+
+planner::Problem DownDeviceOperation::problem(const operation_attributes_t& attributes,
+                                              const tensor_args_t& tensors) {
+    return {.T = sizes_of("routed_tokens", tensors.routed_tokens, 2)[1],
+            .E = sizes_of("num_routed_tokens", tensors.num_routed_tokens, 2)[1],
+            .E_local = sizes_of("device_expert_mapping", tensors.device_expert_mapping, 2)[1],
+            .K = attributes.experts_per_token,
+            .H = sizes_of("weight", tensors.weight, 3)[2],
+            .I = sizes_of("activations", tensors.activations, 2)[1],
+            .weight_format = name_of(tensors.weight.dtype()),
+            .out_format = name_of(attributes.output_dtype)};
+}
+
+void DownDeviceOperation::validate_on_program_cache_miss(const operation_attributes_t& attributes,
+                                                         const tensor_args_t& tensors) {
+    const planner::Problem sizes = problem(attributes, tensors);
+    const std::uint32_t T = attributes.num_tokens;
+    const auto check = [&](const char* name, const ttnn::Tensor& tensor,
+                           const std::vector<std::uint32_t>& shape, const std::vector<DataType>& dtypes) {
+        check_tensor(name, tensor, shape, dtypes, Layout::TILE, tensors.activations);
+    };
+    check("activations", tensors.activations, {rows_of(sizes), sizes.I}, {DataType::BFLOAT16});
+    check_routing(sizes, tensors.num_routed_tokens, tensors.device_expert_mapping, tensors.routed_tokens,
+                  tensors.activations);
+    check_tensor("routed_token_weights", tensors.routed_token_weights, {sizes.E, sizes.T},
+                 {DataType::BFLOAT16}, Layout::ROW_MAJOR, tensors.activations);
+    check("weight", tensors.weight, {sizes.E_local, sizes.I, sizes.H},
+          {DataType::BFLOAT16, DataType::BFLOAT8_B});
+    if (T == 0 || T > sizes.T) {
+        refuse("T is beyond what the routing was made for", std::to_string(T),
+               "1 .. " + std::to_string(sizes.T));
+    }
+    if (tensors.output.has_value()) {
+        check("output", *tensors.output, {T, sizes.H}, {attributes.output_dtype});
+    } else if (attributes.accumulate) {
+        refuse("accumulate needs an output to add to", "none", "an output tensor");
+    }
+    plan("down", sizes, machine_of(tensors.activations));
+}
+
+void DownDeviceOperation::validate_on_program_cache_hit(const operation_attributes_t& attributes,
+                                                        const tensor_args_t& tensors) {
+    validate_on_program_cache_miss(attributes, tensors);
+}
+
+DownDeviceOperation::spec_return_value_t DownDeviceOperation::compute_output_specs(
+    const operation_attributes_t& attributes, const tensor_args_t& tensors) {
+    const planner::Problem sizes = problem(attributes, tensors);
+    return spec_of({attributes.num_tokens, sizes.H}, attributes.output_dtype, Layout::TILE);
+}
+
+DownDeviceOperation::tensor_return_value_t DownDeviceOperation::create_output_tensors(
+    const operation_attributes_t& attributes, const tensor_args_t& tensors) {
+    if (tensors.output.has_value()) {
+        return *tensors.output;
+    }
+    return create_device_tensor(compute_output_specs(attributes, tensors), tensors.activations.device());
+}
+
+ttsl::hash::hash_t DownDeviceOperation::compute_program_hash(const operation_attributes_t& attributes,
+                                                             const tensor_args_t& tensors) {
+    const planner::Problem p = problem(attributes, tensors);
+    return ttsl::hash::hash_objects_with_default_seed(ttsl::hash::type_hash<DownDeviceOperation>, p.T, p.E,
+                                                      p.E_local, p.K, p.H, p.I, p.weight_format,
+                                                      p.out_format);
+}
+
+}  // namespace ttnn::operations::experimental::moe
+
+namespace ttnn::prim {
+
+ttnn::Tensor moe_down(const ttnn::Tensor& activations, const ttnn::Tensor& num_routed_tokens,
+                      const ttnn::Tensor& device_expert_mapping, const ttnn::Tensor& routed_tokens,
+                      const ttnn::Tensor& routed_token_weights, const ttnn::Tensor& weight,
+                      std::uint32_t experts_per_token, std::uint32_t num_tokens,
+                      tt::tt_metal::DataType output_dtype, bool accumulate,
+                      const std::optional<ttnn::Tensor>& output) {
+    using Operation = operations::experimental::moe::DownDeviceOperation;
+    return ttnn::device_operation::launch<Operation>(
+        Operation::operation_attributes_t{.experts_per_token = experts_per_token,
+                                          .num_tokens = num_tokens,
+                                          .output_dtype = output_dtype,
+                                          .accumulate = accumulate},
+        Operation::tensor_args_t{.activations = activations,
+                                 .num_routed_tokens = num_routed_tokens,
+                                 .device_expert_mapping = device_expert_mapping,
+                                 .routed_tokens = routed_tokens,
+                                 .routed_token_weights = routed_token_weights,
+                                 .weight = weight,
+                                 .output = output});
+}
+
+}  // namespace ttnn::prim

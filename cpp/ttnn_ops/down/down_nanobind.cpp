@@ -1,0 +1,45 @@
+#include "down_nanobind.hpp"
+
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/optional.h>
+
+#include "down.hpp"
+
+namespace ttnn::operations::experimental::moe {
+
+namespace nb = nanobind;
+
+void bind_down(nb::module_& module) {
+    const char* doc = R"doc(
+Each row of an expert times its down weights times its routing weight, summed over the rows of a token.
+
+Sums are float32, in device_expert_mapping order: the same bits every time. On a mesh, the device's part of the sum.
+
+Args:
+    activations (ttnn.Tensor): [rows, I] bfloat16, tiles: of `moe_gate_up`.
+    num_routed_tokens, device_expert_mapping, routed_tokens: of `moe_routing`.
+    routed_token_weights (ttnn.Tensor): of `moe_routing`.
+    weight (ttnn.Tensor): [E_local, I, H] bfloat16 or bfloat8_b, tiles.
+
+Keyword Args:
+    experts_per_token (int): K.
+    num_tokens (int): T, up to the routing's bound.
+    output_dtype (ttnn.DataType, optional): bfloat16 or float32; default: that of output_tensor, else bfloat16.
+    accumulate (bool): add to output_tensor instead of overwriting it.
+    output_tensor (ttnn.Tensor, optional): [T, H], tiles, to write to.
+
+Returns:
+    ttnn.Tensor: [T, H], tiles.
+
+Raises:
+    RuntimeError: shapes, dtypes, layouts, places or sizes that do not fit.
+)doc";
+    module.def("moe_down", &ttnn::experimental::moe_down, nb::arg("activations").noconvert(),
+               nb::arg("num_routed_tokens").noconvert(), nb::arg("device_expert_mapping").noconvert(),
+               nb::arg("routed_tokens").noconvert(), nb::arg("routed_token_weights").noconvert(),
+               nb::arg("weight").noconvert(), nb::kw_only(), nb::arg("experts_per_token"),
+               nb::arg("num_tokens"), nb::arg("output_dtype") = nb::none(), nb::arg("accumulate") = false,
+               nb::arg("output_tensor") = nb::none(), nb::call_guard<nb::gil_scoped_release>(), doc);
+}
+
+}  // namespace ttnn::operations::experimental::moe

@@ -1,0 +1,96 @@
+#include "gate_up_device_operation.hpp"
+
+#include "ttnn/tensor/tensor_ops.hpp"
+#include "ttnn_ops/common/checks.hpp"
+#include "ttnn_ops/common/plans.hpp"
+
+namespace ttnn::operations::experimental::moe {
+
+using namespace tt::tt_metal;
+
+planner::Problem GateUpDeviceOperation::problem(const operation_attributes_t& attributes,
+                                                const tensor_args_t& tensors) {
+    return {.T = sizes_of("routed_tokens", tensors.routed_tokens, 2)[1],
+            .E = sizes_of("num_routed_tokens", tensors.num_routed_tokens, 2)[1],
+            .E_local = sizes_of("device_expert_mapping", tensors.device_expert_mapping, 2)[1],
+            .K = attributes.experts_per_token,
+            .H = sizes_of("hidden", tensors.hidden, 2)[1],
+            .I = sizes_of("gate", tensors.gate, 3)[2],
+            .weight_format = name_of(tensors.gate.dtype())};
+}
+
+void GateUpDeviceOperation::validate_on_program_cache_miss(const operation_attributes_t& attributes,
+                                                           const tensor_args_t& tensors) {
+    const planner::Problem sizes = problem(attributes, tensors);
+    const std::uint32_t T = sizes_of("hidden", tensors.hidden, 2)[0];
+    const auto check = [&](const char* name, const ttnn::Tensor& tensor,
+                           const std::vector<std::uint32_t>& shape, const std::vector<DataType>& dtypes,
+                           Layout layout) {
+        check_tensor(name, tensor, shape, dtypes, layout, tensors.hidden);
+    };
+    check("hidden", tensors.hidden, {T, sizes.H}, {DataType::BFLOAT16}, Layout::ROW_MAJOR);
+    check_routing(sizes, tensors.num_routed_tokens, tensors.device_expert_mapping, tensors.routed_tokens,
+                  tensors.hidden);
+    check("gate", tensors.gate, {sizes.E_local, sizes.H, sizes.I}, {DataType::BFLOAT16, DataType::BFLOAT8_B},
+          Layout::TILE);
+    if (tensors.up.has_value()) {
+        check("up", *tensors.up, {sizes.E_local, sizes.H, sizes.I}, {tensors.gate.dtype()}, Layout::TILE);
+    }
+    if (tensors.output.has_value()) {
+        check("output", *tensors.output, {rows_of(sizes), sizes.I}, {DataType::BFLOAT16}, Layout::TILE);
+    }
+    if (T == 0 || T > sizes.T) {
+        refuse("T is beyond what the routing was made for", std::to_string(T),
+               "1 .. " + std::to_string(sizes.T));
+    }
+    plan(tensors.up.has_value() ? "gate_up" : "project", sizes, machine_of(tensors.hidden));
+}
+
+void GateUpDeviceOperation::validate_on_program_cache_hit(const operation_attributes_t& attributes,
+                                                          const tensor_args_t& tensors) {
+    validate_on_program_cache_miss(attributes, tensors);
+}
+
+GateUpDeviceOperation::spec_return_value_t GateUpDeviceOperation::compute_output_specs(
+    const operation_attributes_t& attributes, const tensor_args_t& tensors) {
+    const planner::Problem sizes = problem(attributes, tensors);
+    return spec_of({rows_of(sizes), sizes.I}, DataType::BFLOAT16, Layout::TILE);
+}
+
+GateUpDeviceOperation::tensor_return_value_t GateUpDeviceOperation::create_output_tensors(
+    const operation_attributes_t& attributes, const tensor_args_t& tensors) {
+    if (tensors.output.has_value()) {
+        return *tensors.output;
+    }
+    return create_device_tensor(compute_output_specs(attributes, tensors), tensors.hidden.device());
+}
+
+ttsl::hash::hash_t GateUpDeviceOperation::compute_program_hash(const operation_attributes_t& attributes,
+                                                               const tensor_args_t& tensors) {
+    const planner::Problem p = problem(attributes, tensors);
+    return ttsl::hash::hash_objects_with_default_seed(ttsl::hash::type_hash<GateUpDeviceOperation>, p.T, p.E,
+                                                      p.E_local, p.K, p.H, p.I, p.weight_format, p.out_format,
+                                                      tensors.up.has_value());
+}
+
+}  // namespace ttnn::operations::experimental::moe
+
+namespace ttnn::prim {
+
+ttnn::Tensor moe_gate_up(const ttnn::Tensor& hidden, const ttnn::Tensor& num_routed_tokens,
+                         const ttnn::Tensor& device_expert_mapping, const ttnn::Tensor& routed_tokens,
+                         const ttnn::Tensor& gate, const std::optional<ttnn::Tensor>& up,
+                         std::uint32_t experts_per_token, const std::optional<ttnn::Tensor>& output) {
+    using Operation = operations::experimental::moe::GateUpDeviceOperation;
+    return ttnn::device_operation::launch<Operation>(
+        Operation::operation_attributes_t{.experts_per_token = experts_per_token},
+        Operation::tensor_args_t{.hidden = hidden,
+                                 .num_routed_tokens = num_routed_tokens,
+                                 .device_expert_mapping = device_expert_mapping,
+                                 .routed_tokens = routed_tokens,
+                                 .gate = gate,
+                                 .up = up,
+                                 .output = output});
+}
+
+}  // namespace ttnn::prim

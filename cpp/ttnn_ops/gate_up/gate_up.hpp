@@ -1,0 +1,17 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+
+#include "ttnn/tensor/tensor.hpp"
+
+namespace ttnn::experimental {
+
+// silu(hidden gate) * (hidden up) of the rows of each expert; without up, hidden gate.
+ttnn::Tensor moe_gate_up(const ttnn::Tensor& hidden, const ttnn::Tensor& num_routed_tokens,
+                         const ttnn::Tensor& device_expert_mapping, const ttnn::Tensor& routed_tokens,
+                         const ttnn::Tensor& gate, const std::optional<ttnn::Tensor>& up,
+                         std::uint32_t experts_per_token,
+                         const std::optional<ttnn::Tensor>& output_tensor = std::nullopt);
+
+}  // namespace ttnn::experimental

@@ -1,0 +1,9 @@
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+namespace ttnn::operations::experimental::moe {
+
+void bind_gate_up(nanobind::module_& module);
+
+}  // namespace ttnn::operations::experimental::moe

@@ -1,0 +1,98 @@
+#include "routing_device_operation.hpp"
+
+#include "ttnn/tensor/tensor_ops.hpp"
+#include "ttnn_ops/common/checks.hpp"
+#include "ttnn_ops/common/plans.hpp"
+
+namespace ttnn::operations::experimental::moe {
+
+using namespace tt::tt_metal;
+
+planner::Problem RoutingDeviceOperation::problem(const operation_attributes_t& attributes,
+                                                 const tensor_args_t& tensors) {
+    return {.T = attributes.token_bound,
+            .E = attributes.num_experts,
+            .E_local = sizes_of("device_expert_mapping", tensors.device_expert_mapping, 2)[1],
+            .K = sizes_of("topk_ids", tensors.topk_ids, 2)[1],
+            .H = planner::kTile,  // routing depends on neither H nor I
+            .I = planner::kTile};
+}
+
+void RoutingDeviceOperation::validate_on_program_cache_miss(const operation_attributes_t& attributes,
+                                                            const tensor_args_t& tensors) {
+    const planner::Problem sizes = problem(attributes, tensors);
+    const std::uint32_t T = sizes_of("topk_ids", tensors.topk_ids, 2)[0];
+    const auto check = [&](const char* name, const ttnn::Tensor& tensor,
+                           const std::vector<std::uint32_t>& shape, DataType dtype) {
+        check_tensor(name, tensor, shape, {dtype}, Layout::ROW_MAJOR, tensors.topk_ids);
+    };
+    check("topk_ids", tensors.topk_ids, {T, sizes.K}, DataType::INT32);
+    check("topk_weights", tensors.topk_weights, {T, sizes.K}, DataType::FLOAT32);
+    check("device_expert_mapping", tensors.device_expert_mapping, {1, sizes.E_local}, DataType::INT32);
+    if (T == 0 || T > sizes.T) {
+        refuse("T is beyond what the program takes", std::to_string(T), "1 .. " + std::to_string(sizes.T),
+               "a larger token_bound");
+    }
+    if (!tensors.outputs.empty()) {
+        if (tensors.outputs.size() != 3) {
+            refuse("routing has three outputs", std::to_string(tensors.outputs.size()), "3, or none");
+        }
+        check("num_routed_tokens", tensors.outputs[0], {1, sizes.E}, DataType::INT32);
+        check("routed_tokens", tensors.outputs[1], {sizes.E, planner::padded_tokens(sizes)}, DataType::INT32);
+        check("routed_token_weights", tensors.outputs[2], {sizes.E, planner::padded_tokens(sizes)},
+              DataType::BFLOAT16);
+    }
+    plan("routing", sizes, machine_of(tensors.topk_ids));
+}
+
+void RoutingDeviceOperation::validate_on_program_cache_hit(const operation_attributes_t& attributes,
+                                                           const tensor_args_t& tensors) {
+    validate_on_program_cache_miss(attributes, tensors);
+}
+
+RoutingDeviceOperation::spec_return_value_t RoutingDeviceOperation::compute_output_specs(
+    const operation_attributes_t& attributes, const tensor_args_t& tensors) {
+    const planner::Problem sizes = problem(attributes, tensors);
+    const std::uint32_t columns = planner::padded_tokens(sizes);
+    return {spec_of({1, sizes.E}, DataType::INT32, Layout::ROW_MAJOR),
+            spec_of({sizes.E, columns}, DataType::INT32, Layout::ROW_MAJOR),
+            spec_of({sizes.E, columns}, DataType::BFLOAT16, Layout::ROW_MAJOR)};
+}
+
+RoutingDeviceOperation::tensor_return_value_t RoutingDeviceOperation::create_output_tensors(
+    const operation_attributes_t& attributes, const tensor_args_t& tensors) {
+    if (!tensors.outputs.empty()) {
+        return tensors.outputs;
+    }
+    tensor_return_value_t made;
+    for (const TensorSpec& spec : compute_output_specs(attributes, tensors)) {
+        made.push_back(create_device_tensor(spec, tensors.topk_ids.device()));
+    }
+    return made;
+}
+
+ttsl::hash::hash_t RoutingDeviceOperation::compute_program_hash(const operation_attributes_t& attributes,
+                                                                const tensor_args_t& tensors) {
+    const planner::Problem p = problem(attributes, tensors);
+    return ttsl::hash::hash_objects_with_default_seed(ttsl::hash::type_hash<RoutingDeviceOperation>, p.T, p.E,
+                                                      p.E_local, p.K, p.H, p.I, p.weight_format,
+                                                      p.out_format);
+}
+
+}  // namespace ttnn::operations::experimental::moe
+
+namespace ttnn::prim {
+
+std::vector<ttnn::Tensor> moe_routing(const ttnn::Tensor& topk_ids, const ttnn::Tensor& topk_weights,
+                                      const ttnn::Tensor& device_expert_mapping, std::uint32_t num_experts,
+                                      std::uint32_t token_bound, const std::vector<ttnn::Tensor>& outputs) {
+    using Operation = operations::experimental::moe::RoutingDeviceOperation;
+    return ttnn::device_operation::launch<Operation>(
+        Operation::operation_attributes_t{.num_experts = num_experts, .token_bound = token_bound},
+        Operation::tensor_args_t{.topk_ids = topk_ids,
+                                 .topk_weights = topk_weights,
+                                 .device_expert_mapping = device_expert_mapping,
+                                 .outputs = outputs});
+}
+
+}  // namespace ttnn::prim

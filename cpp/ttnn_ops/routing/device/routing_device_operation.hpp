@@ -1,0 +1,68 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <tt-metalium/program_descriptors.hpp>
+#include <variant>
+#include <vector>
+
+#include "planner/problem.hpp"
+#include "ttnn/device_operation.hpp"
+#include "ttnn/tensor/tensor.hpp"
+#include "ttnn/types.hpp"
+#include "ttnn_ops/common/descriptor.hpp"
+
+namespace ttnn::operations::experimental::moe {
+
+// topk_ids [T, K] int32, topk_weights [T, K] float32, device_expert_mapping [1, E_local] int32, row-major ->
+// num_routed_tokens [1, E] int32, routed_tokens [E, bound] int32, routed_token_weights [E, bound] bfloat16,
+// row-major.
+struct RoutingDeviceOperation {
+    struct operation_attributes_t {
+        std::uint32_t num_experts;  // E, of all devices
+        std::uint32_t token_bound;  // most tokens of a call that the program serves
+    };
+    struct tensor_args_t {
+        ttnn::Tensor topk_ids;
+        ttnn::Tensor topk_weights;
+        ttnn::Tensor device_expert_mapping;
+        std::vector<ttnn::Tensor> outputs;  // the three, or none
+    };
+
+    using spec_return_value_t = std::vector<tt::tt_metal::TensorSpec>;
+    using tensor_return_value_t = std::vector<ttnn::Tensor>;
+
+    struct ProgramFactory {
+        static tt::tt_metal::ProgramDescriptor create_descriptor(
+            const operation_attributes_t& operation_attributes, const tensor_args_t& tensor_args,
+            tensor_return_value_t& tensor_return_value);
+
+        // What the program hash leaves out, addresses and numbers of the call, is written at every cache hit.
+        static void override_runtime_arguments(
+            tt::tt_metal::Program& program, const operation_attributes_t& operation_attributes,
+            const tensor_args_t& tensor_args, tensor_return_value_t& tensor_return_value,
+            const std::optional<ttnn::MeshCoordinate>& mesh_dispatch_coordinate = std::nullopt);
+    };
+    using program_factory_t = std::variant<ProgramFactory>;
+
+    static void validate_on_program_cache_miss(const operation_attributes_t&, const tensor_args_t&);
+    // The same: the hash leaves out the tensors' specs.
+    static void validate_on_program_cache_hit(const operation_attributes_t&, const tensor_args_t&);
+    static spec_return_value_t compute_output_specs(const operation_attributes_t&, const tensor_args_t&);
+    static tensor_return_value_t create_output_tensors(const operation_attributes_t&, const tensor_args_t&);
+    // Of what the plan and the compile-time arguments depend on: one program for all T up to the bound.
+    static ttsl::hash::hash_t compute_program_hash(const operation_attributes_t&, const tensor_args_t&);
+
+    // Sizes to plan for. Throws if the tensors have not the dimensions to tell.
+    static ::ttnn_moe::planner::Problem problem(const operation_attributes_t&, const tensor_args_t&);
+};
+
+}  // namespace ttnn::operations::experimental::moe
+
+namespace ttnn::prim {
+
+std::vector<ttnn::Tensor> moe_routing(const ttnn::Tensor& topk_ids, const ttnn::Tensor& topk_weights,
+                                      const ttnn::Tensor& device_expert_mapping, std::uint32_t num_experts,
+                                      std::uint32_t token_bound, const std::vector<ttnn::Tensor>& outputs);
+
+}  // namespace ttnn::prim

@@ -1,0 +1,74 @@
+#include "silu_mul_device_operation.hpp"
+
+#include "ttnn/tensor/tensor_ops.hpp"
+#include "ttnn_ops/common/checks.hpp"
+#include "ttnn_ops/common/plans.hpp"
+
+namespace ttnn::operations::experimental::moe {
+
+using namespace tt::tt_metal;
+
+planner::Problem SiluMulDeviceOperation::problem(const operation_attributes_t&,
+                                                 const tensor_args_t& tensors) {
+    const std::vector<std::uint32_t> shape = sizes_of("gate", tensors.gate, 2);
+    // as one expert that every row goes to
+    return {.T = shape[0], .E = 1, .E_local = 1, .K = 1, .H = planner::kTile, .I = shape[1]};
+}
+
+void SiluMulDeviceOperation::validate_on_program_cache_miss(const operation_attributes_t& attributes,
+                                                            const tensor_args_t& tensors) {
+    const planner::Problem sizes = problem(attributes, tensors);
+    const auto check = [&](const char* name, const ttnn::Tensor& tensor) {
+        check_tensor(name, tensor, {sizes.T, sizes.I}, {DataType::BFLOAT16}, Layout::TILE, tensors.gate);
+    };
+    check("gate", tensors.gate);
+    check("up", tensors.up);
+    if (tensors.output.has_value()) {
+        check("output", *tensors.output);
+    }
+    if (sizes.T % planner::kTile != 0) {
+        refuse("gate has rows beside whole tiles", std::to_string(sizes.T), "a multiple of 32");
+    }
+    plan("silu_mul", sizes, machine_of(tensors.gate));
+}
+
+void SiluMulDeviceOperation::validate_on_program_cache_hit(const operation_attributes_t& attributes,
+                                                           const tensor_args_t& tensors) {
+    validate_on_program_cache_miss(attributes, tensors);
+}
+
+SiluMulDeviceOperation::spec_return_value_t SiluMulDeviceOperation::compute_output_specs(
+    const operation_attributes_t& attributes, const tensor_args_t& tensors) {
+    const planner::Problem sizes = problem(attributes, tensors);
+    return spec_of({sizes.T, sizes.I}, DataType::BFLOAT16, Layout::TILE);
+}
+
+SiluMulDeviceOperation::tensor_return_value_t SiluMulDeviceOperation::create_output_tensors(
+    const operation_attributes_t& attributes, const tensor_args_t& tensors) {
+    if (tensors.output.has_value()) {
+        return *tensors.output;
+    }
+    return create_device_tensor(compute_output_specs(attributes, tensors), tensors.gate.device());
+}
+
+ttsl::hash::hash_t SiluMulDeviceOperation::compute_program_hash(const operation_attributes_t& attributes,
+                                                                const tensor_args_t& tensors) {
+    const planner::Problem p = problem(attributes, tensors);
+    return ttsl::hash::hash_objects_with_default_seed(ttsl::hash::type_hash<SiluMulDeviceOperation>, p.T, p.E,
+                                                      p.E_local, p.K, p.H, p.I, p.weight_format,
+                                                      p.out_format);
+}
+
+}  // namespace ttnn::operations::experimental::moe
+
+namespace ttnn::prim {
+
+ttnn::Tensor moe_silu_mul(const ttnn::Tensor& gate, const ttnn::Tensor& up,
+                          const std::optional<ttnn::Tensor>& output) {
+    using Operation = operations::experimental::moe::SiluMulDeviceOperation;
+    return ttnn::device_operation::launch<Operation>(
+        Operation::operation_attributes_t{},
+        Operation::tensor_args_t{.gate = gate, .up = up, .output = output});
+}
+
+}  // namespace ttnn::prim

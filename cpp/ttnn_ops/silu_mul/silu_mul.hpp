@@ -1,0 +1,14 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+
+#include "ttnn/tensor/tensor.hpp"
+
+namespace ttnn::experimental {
+
+// silu(gate) * up, over all rows of two step tensors.
+ttnn::Tensor moe_silu_mul(const ttnn::Tensor& gate, const ttnn::Tensor& up,
+                          const std::optional<ttnn::Tensor>& output_tensor = std::nullopt);
+
+}  // namespace ttnn::experimental

@@ -1,0 +1,30 @@
+// What the stand-in has where TT-NN has a device: it keeps every program that would run.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <vector>
+
+#include "tt-metalium/host_api.hpp"
+#include "tt-metalium/tensor_types.hpp"
+
+namespace tt::tt_metal::distributed {
+
+class MeshDevice {
+  public:
+    MeshDevice(tt::ARCH arch, CoreCoord grid) : arch_(arch), grid_(grid) {}
+
+    tt::ARCH arch() const;
+    CoreCoord compute_with_storage_grid_size() const;
+    CoreCoord worker_core_from_logical_core(const CoreCoord& logical_core) const;
+
+    std::map<std::uint64_t, Program> programs;  // the program cache
+    std::vector<ProgramDescriptor> launched;    // with the runtime arguments of that launch
+    std::uint64_t next_address = 1 << 20;
+
+  private:
+    tt::ARCH arch_;
+    CoreCoord grid_;
+};
+
+}  // namespace tt::tt_metal::distributed

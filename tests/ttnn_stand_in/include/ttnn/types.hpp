@@ -1,0 +1,8 @@
+// Stand-in: of ttnn's header only what cpp/ttnn_ops uses.
+#pragma once
+
+namespace ttnn {
+
+class MeshCoordinate {};
+
+}  // namespace ttnn
