@@ -81,13 +81,7 @@ MathFidelity fidelity_of(const std::string& name) {
     return known.at(name);
 }
 
-KernelDescriptor::ConfigDescriptor config_of(const planner::Kernel& kernel) {
-    if (kernel.role == "reader") {
-        return ReaderConfigDescriptor{};
-    }
-    if (kernel.role == "writer") {
-        return WriterConfigDescriptor{};
-    }
+ComputeConfigDescriptor compute_of(const planner::Kernel& kernel) {
     ComputeConfigDescriptor config;
     config.math_fidelity = fidelity_of(kernel.config.math_fidelity);
     config.math_approx_mode = kernel.config.approx;
@@ -127,7 +121,13 @@ KernelDescriptor kernel_of(const planner::Kernel& kernel, const Call& call) {
     for (const planner::Arg& arg : kernel.common_args) {
         made.common_runtime_args.push_back(value_of(arg, call));
     }
-    made.config = config_of(kernel);
+    if (kernel.role == "compute") {
+        made.config = compute_of(kernel);
+    } else if (kernel.role == "writer") {
+        made.config = WriterConfigDescriptor{};
+    } else {
+        made.config = ReaderConfigDescriptor{};
+    }
     made.compiler_include_paths.emplace_back(kernel_root());
     return made;
 }
