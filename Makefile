@@ -13,7 +13,7 @@ TORCH_NPU := .torch-npu
 TRITON_ASCEND := .triton-ascend
 # Python 3.11 first: for it the torch of constraints.txt may be had as a CPU build.
 PYTHONS := $(if $(PYTHON),$(PYTHON),python3.11 python3.12 python3.13 python3.10 python3)
-CPP_FILES := $(shell find cpp device_kernels gpu_kernels \
+CPP_FILES := $(shell find cpp device_kernels gpu_kernels tests/ttnn_stand_in \
     \( -name '*.cpp' -o -name '*.hpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh' \) 2>/dev/null)
 BUILD_INPUTS := pyproject.toml constraints.txt CMakeLists.txt $(shell find cpp -type f 2>/dev/null)
 

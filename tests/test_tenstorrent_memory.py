@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from collections import Counter
 from pathlib import Path
 
@@ -220,3 +221,17 @@ def test_without_the_planner_it_says_how_to_have_it(monkeypatch) -> None:
     monkeypatch.delattr("ttnn_moe._planner", raising=False)
     with pytest.raises(ContractError, match="pip install -e"):
         report()
+
+
+def test_the_documented_table_is_what_it_prints() -> None:
+    text = (Path(__file__).parents[1] / "docs" / "tenstorrent.md").read_text()
+    rows = re.findall(r"\| (1x\d), (bfloat\w+) \| ([\d.]+) GiB \| (.*) \| (.*) \|", text)
+    assert len(rows) == 4
+    for mesh, weights, needed, *verdicts in rows:
+        for chip, verdict in zip(("n150", "p150"), verdicts, strict=True):
+            made = report(mesh, chip, weights)
+            assert f"{made.needed / 2**30:.2f}" == needed and made.fits == (verdict == "fits")
+            if not made.fits:
+                with pytest.raises(ContractError) as error:
+                    plans.check_fits(made, QWEN3)
+                assert all(option in str(error.value) for option in re.findall(r"`(.*?)`", verdict))
