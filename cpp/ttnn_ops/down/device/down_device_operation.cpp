@@ -44,12 +44,7 @@ void DownDeviceOperation::validate_on_program_cache_miss(const operation_attribu
     } else if (attributes.accumulate) {
         refuse("accumulate needs an output to add to", "none", "an output tensor");
     }
-    plan("down", sizes, machine_of(tensors.activations));
-}
-
-void DownDeviceOperation::validate_on_program_cache_hit(const operation_attributes_t& attributes,
-                                                        const tensor_args_t& tensors) {
-    validate_on_program_cache_miss(attributes, tensors);
+    program(attributes, tensors);  // throws if there is none
 }
 
 DownDeviceOperation::spec_return_value_t DownDeviceOperation::compute_output_specs(
@@ -68,10 +63,7 @@ DownDeviceOperation::tensor_return_value_t DownDeviceOperation::create_output_te
 
 ttsl::hash::hash_t DownDeviceOperation::compute_program_hash(const operation_attributes_t& attributes,
                                                              const tensor_args_t& tensors) {
-    const planner::Problem p = problem(attributes, tensors);
-    return ttsl::hash::hash_objects_with_default_seed(ttsl::hash::type_hash<DownDeviceOperation>, p.T, p.E,
-                                                      p.E_local, p.K, p.H, p.I, p.weight_format,
-                                                      p.out_format);
+    return hash_of<DownDeviceOperation>(problem(attributes, tensors));
 }
 
 }  // namespace ttnn::operations::experimental::moe

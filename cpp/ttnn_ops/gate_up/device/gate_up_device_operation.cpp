@@ -43,12 +43,7 @@ void GateUpDeviceOperation::validate_on_program_cache_miss(const operation_attri
         refuse("T is beyond what the routing was made for", std::to_string(T),
                "1 .. " + std::to_string(sizes.T));
     }
-    plan(tensors.up.has_value() ? "gate_up" : "project", sizes, machine_of(tensors.hidden));
-}
-
-void GateUpDeviceOperation::validate_on_program_cache_hit(const operation_attributes_t& attributes,
-                                                          const tensor_args_t& tensors) {
-    validate_on_program_cache_miss(attributes, tensors);
+    program(attributes, tensors);  // throws if there is none
 }
 
 GateUpDeviceOperation::spec_return_value_t GateUpDeviceOperation::compute_output_specs(
@@ -67,10 +62,7 @@ GateUpDeviceOperation::tensor_return_value_t GateUpDeviceOperation::create_outpu
 
 ttsl::hash::hash_t GateUpDeviceOperation::compute_program_hash(const operation_attributes_t& attributes,
                                                                const tensor_args_t& tensors) {
-    const planner::Problem p = problem(attributes, tensors);
-    return ttsl::hash::hash_objects_with_default_seed(ttsl::hash::type_hash<GateUpDeviceOperation>, p.T, p.E,
-                                                      p.E_local, p.K, p.H, p.I, p.weight_format, p.out_format,
-                                                      tensors.up.has_value());
+    return hash_of<GateUpDeviceOperation>(problem(attributes, tensors), tensors.up.has_value());
 }
 
 }  // namespace ttnn::operations::experimental::moe

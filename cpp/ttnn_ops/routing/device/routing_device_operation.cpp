@@ -42,12 +42,7 @@ void RoutingDeviceOperation::validate_on_program_cache_miss(const operation_attr
         check("routed_token_weights", tensors.outputs[2], {sizes.E, planner::padded_tokens(sizes)},
               DataType::BFLOAT16);
     }
-    plan("routing", sizes, machine_of(tensors.topk_ids));
-}
-
-void RoutingDeviceOperation::validate_on_program_cache_hit(const operation_attributes_t& attributes,
-                                                           const tensor_args_t& tensors) {
-    validate_on_program_cache_miss(attributes, tensors);
+    program(attributes, tensors);  // throws if there is none
 }
 
 RoutingDeviceOperation::spec_return_value_t RoutingDeviceOperation::compute_output_specs(
@@ -73,10 +68,7 @@ RoutingDeviceOperation::tensor_return_value_t RoutingDeviceOperation::create_out
 
 ttsl::hash::hash_t RoutingDeviceOperation::compute_program_hash(const operation_attributes_t& attributes,
                                                                 const tensor_args_t& tensors) {
-    const planner::Problem p = problem(attributes, tensors);
-    return ttsl::hash::hash_objects_with_default_seed(ttsl::hash::type_hash<RoutingDeviceOperation>, p.T, p.E,
-                                                      p.E_local, p.K, p.H, p.I, p.weight_format,
-                                                      p.out_format);
+    return hash_of<RoutingDeviceOperation>(problem(attributes, tensors));
 }
 
 }  // namespace ttnn::operations::experimental::moe

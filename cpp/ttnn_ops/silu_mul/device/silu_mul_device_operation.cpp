@@ -29,12 +29,7 @@ void SiluMulDeviceOperation::validate_on_program_cache_miss(const operation_attr
     if (sizes.T % planner::kTile != 0) {
         refuse("gate has rows beside whole tiles", std::to_string(sizes.T), "a multiple of 32");
     }
-    plan("silu_mul", sizes, machine_of(tensors.gate));
-}
-
-void SiluMulDeviceOperation::validate_on_program_cache_hit(const operation_attributes_t& attributes,
-                                                           const tensor_args_t& tensors) {
-    validate_on_program_cache_miss(attributes, tensors);
+    program(attributes, tensors);  // throws if there is none
 }
 
 SiluMulDeviceOperation::spec_return_value_t SiluMulDeviceOperation::compute_output_specs(
@@ -53,10 +48,7 @@ SiluMulDeviceOperation::tensor_return_value_t SiluMulDeviceOperation::create_out
 
 ttsl::hash::hash_t SiluMulDeviceOperation::compute_program_hash(const operation_attributes_t& attributes,
                                                                 const tensor_args_t& tensors) {
-    const planner::Problem p = problem(attributes, tensors);
-    return ttsl::hash::hash_objects_with_default_seed(ttsl::hash::type_hash<SiluMulDeviceOperation>, p.T, p.E,
-                                                      p.E_local, p.K, p.H, p.I, p.weight_format,
-                                                      p.out_format);
+    return hash_of<SiluMulDeviceOperation>(problem(attributes, tensors));
 }
 
 }  // namespace ttnn::operations::experimental::moe
