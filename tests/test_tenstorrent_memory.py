@@ -32,8 +32,8 @@ def report(mesh="1x8", chip="n300", weights="bfloat16", batch=32, sequence=128, 
     return plans.plan_model(model, config, mesh, chip, weights, batch, sequence)
 
 
-def whole(made) -> dict[str, int]:
-    return {part.name: part.nbytes for part in made.parts}
+def on_chip(made) -> dict[str, int]:
+    return {part.name: part.per_chip for part in made.parts}
 
 
 def part_of(name: str) -> str:
@@ -45,19 +45,20 @@ def part_of(name: str) -> str:
     return next(part for words, part in kinds.items() if words in name)
 
 
-@pytest.mark.parametrize("mesh", ["1x1", "1x8"])
-def test_weights_are_the_parameters_of_the_model(mesh: str) -> None:
+def test_weights_are_the_parameters_of_the_model() -> None:
     with torch.device("meta"):
         model = Qwen3Moe(QWEN3)
     wanted = Counter[str]()
     for name, parameter in model.named_parameters():
         wanted["experts" if parameter.ndim == 3 else part_of(name)] += 2 * parameter.numel()
     assert sum(wanted.values()) == 2 * 30_532_122_624
-    made = report(mesh)
-    assert {name: whole(made)[name] for name in wanted} == wanted
-    D = int(mesh[2:])
-    for part in made.parts:
-        assert part.per_chip == part.nbytes // (D if part.name == "experts" else 1)
+    one = on_chip(report("1x1"))
+    assert {name: one[name] for name in wanted} == wanted
+    # shared by eight: 16 experts each, and 151936 / 8 columns of the head, in whole tiles
+    eight = report("1x8")
+    shared = {"experts": wanted["experts"] // 8, "head": 2048 * (594 * 32) * 2}
+    assert {part.name for part in eight.parts if part.chips == 8} == set(shared)
+    assert {name: on_chip(eight)[name] for name in wanted} == {**wanted, **shared}
 
 
 def test_weights_are_the_tensors_of_a_checkpoint() -> None:
@@ -69,33 +70,33 @@ def test_weights_are_the_tensors_of_a_checkpoint() -> None:
                 assert tensor.dtype == torch.bfloat16
                 dense = any(f"layers.{i}.mlp." in name for i in (0, 2, 4))
                 wanted["dense layers" if dense else part_of(name)] += tensor.nbytes
-    made = whole(report("1x1", config=Qwen3MoeConfig.from_directory(TINY), batch=1))
+    made = on_chip(report("1x1", config=Qwen3MoeConfig.from_directory(TINY), batch=1))
     # the head is tied: the file has it once, the device needs it in rows and in tiles
     assert made["head"] == made["embedding"] == wanted["embedding"]
     wanted["router"] *= 2  # 16 experts are half a tile's columns
     assert {name: made[name] for name in wanted} == wanted
 
 
-def test_eight_bits_and_cache_by_hand() -> None:
-    wide, narrow = report(), report(weights="bfloat8_b")
-    assert whole(wide)["experts"] == 48 * 128 * 3 * 2048 * 768 * 2
-    assert whole(narrow)["experts"] == 48 * 128 * 3 * (2048 // 32) * (768 // 32) * 1088
-    assert whole(wide)["KV cache"] == 48 * 2 * 32 * 4 * 128 * 128 * 2
-    assert whole(report(sequence=129))["KV cache"] == 48 * 2 * 32 * 4 * 160 * 128 * 2  # whole tiles
-    others = set(whole(wide)) - {"experts"}
-    assert all(whole(wide)[name] == whole(narrow)[name] for name in others)
+def test_eight_bits_cache_and_rope_by_hand() -> None:
+    wide, narrow = on_chip(report()), on_chip(report(weights="bfloat8_b"))
+    assert wide["experts"] == 48 * 16 * 3 * 2048 * 768 * 2
+    assert narrow["experts"] == 48 * 16 * 3 * (2048 // 32) * (768 // 32) * 1088
+    assert wide["KV cache"] == 48 * 2 * 32 * 4 * 128 * 128 * 2
+    assert on_chip(report(sequence=129))["KV cache"] == 48 * 2 * 32 * 4 * 160 * 128 * 2  # whole tiles
+    assert wide["RoPE"] == 2 * 40960 * 128 * 2
+    assert {name: n for name, n in wide.items() if narrow[name] != n}.keys() == {"experts"}
 
 
 def test_activations_by_hand() -> None:
     T, H, logits = 4096, 2048, 32 * 151936 * 2
     attention = 2 * T * H * 2 + T * 5120 * 2 + T * 4608 * 2 + T * 4096 * 2
-    assert whole(report())["activations"] == attention + logits
+    assert on_chip(report())["activations"] == attention + logits
     # with few heads the widest moment is the MoE's; on a mesh it has the device's part, in fp32 on Blackhole
     few = dataclasses.replace(QWEN3, num_attention_heads=4)
     moe = 3 * T * H * 2 + T * H * 2 + T * 128 * 4 + T * 8 * 8
-    assert whole(report("1x1", "p150", config=few))["activations"] == moe + logits
+    assert on_chip(report("1x1", "p150", config=few))["activations"] == moe + logits
     parts = T * H * 4 + T * H * 4 // 8 + T * H * 2
-    assert whole(report(chip="p150", config=few))["activations"] == moe + parts + logits
+    assert on_chip(report(chip="p150", config=few))["activations"] == moe + parts + logits
 
 
 @pytest.mark.parametrize("chip", ["n150", "p150"])
@@ -109,7 +110,7 @@ def test_workspace_is_what_the_operators_allocate(chip: str, monkeypatch) -> Non
         for name, form in operators.buffers(bound).items():
             operators._buffer(name, form, bound)
     taken = sum(t.pages * t.page_size for t in emulated_chip.tensors if id(t) not in before)
-    assert whole(report(chip=chip))["MoE workspace"] == taken > 0
+    assert on_chip(report(chip=chip))["MoE workspace"] == taken > 0
 
 
 @pytest.mark.parametrize(
@@ -124,10 +125,12 @@ def test_bytes_of_a_tensor_are_those_of_its_pages(shape, dtype, tiled) -> None:
 def test_what_the_chips_share_is_a_choice() -> None:
     machine = planner.Machine(grid=(8, 8), l1_bytes=1499136)
     operators = Operators(Device(None, 8, "wormhole_b0", machine), Sizes(128, 16, 8, 2048, 768))
-    for shared in (frozenset[str](), frozenset({"experts", "attention"})):
-        made = memory.parts(QWEN3, operators, 32, 128, shared)
-        assert {part.name for part in made if part.chips == 8} == shared
-    assert set(memory.WEIGHTS) - {"dense layers"} < set(whole(report()))
+    copies = {part.name: part.per_chip for part in memory.parts(QWEN3, operators, 32, 128, frozenset())}
+    shared = frozenset({"experts", "attention", "KV cache", "embedding"})
+    for part in memory.parts(QWEN3, operators, 32, 128, shared):
+        # four heads for eight chips: a head on each
+        least = 4 if part.name == "KV cache" else 8
+        assert part.per_chip == copies[part.name] // (least if part.name in shared else 1)
 
 
 @pytest.mark.parametrize("chip", ["n150", "n300", "p150"])

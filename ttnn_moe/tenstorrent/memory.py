@@ -13,9 +13,8 @@ from .operators import Form, Operators
 if TYPE_CHECKING:
     from models.qwen3.config import Qwen3MoeConfig
 
-# Parts that the chips of a mesh share evenly; every chip holds a copy of each of the others.
-SHARED = frozenset({"experts"})
-WEIGHTS = ("experts", "router", "dense layers", "attention", "norms", "embedding", "head")
+# Parts that the chips of a mesh share; every chip holds a copy of each of the others.
+SHARED = frozenset({"experts", "head"})
 
 
 @dataclass(frozen=True)
@@ -23,18 +22,14 @@ class Part:
     """One part of the model.
 
     Attributes:
-        name: of the part. what: the tensors, for people. nbytes: of the whole model. chips: that share it (1: a copy
-            on each).
+        name: of the part. what: the tensors of the whole model, for people. per_chip: bytes on each chip. chips: that
+            share it (1: a copy on each).
     """
 
     name: str
     what: str
-    nbytes: int
+    per_chip: int
     chips: int = 1
-
-    @property
-    def per_chip(self) -> int:
-        return -(-self.nbytes // self.chips)
 
 
 def tensor_bytes(form: Form) -> int:
@@ -63,44 +58,55 @@ def parts(
 
     Args:
         operators: of one layer, on the mesh.
-        shared: names of the parts that the chips share evenly.
+        shared: names of the parts that the chips share: the experts one by one, the cache by heads, other tensors by
+            columns.
     """
-    D = operators.device.D
-    made = [*_weights(config, operators.sizes.weight_format), _cache(config, batch, sequence)]
-    made += [_workspace(operators, batch, sequence), _activations(config, operators, batch, sequence)]
-    return [Part(p.name, p.what, p.nbytes, D if p.name in shared else 1) for p in made]
+    made = [*_weights(config, operators, shared), _cache(config, operators, batch, sequence, shared)]
+    return [*made, _workspace(operators, batch, sequence), _activations(config, operators, batch, sequence)]
 
 
-def _weights(config: Qwen3MoeConfig, weight_format: str) -> Iterable[Part]:
-    H, I, E = config.hidden_size, config.moe_intermediate_size, config.num_experts
-    layers = config.num_hidden_layers
+def _share(form: Form, dim: int, chips: int) -> Form:
+    shape, dtype, layout = form
+    return (*shape[:dim], -(-shape[dim] // chips), *shape[dim + 1 :]), dtype, layout
+
+
+def _weights(config: Qwen3MoeConfig, operators: Operators, shared: frozenset[str]) -> Iterable[Part]:
+    H, I, E, V = config.hidden_size, config.moe_intermediate_size, config.num_experts, config.vocab_size
+    layers, weight_format = config.num_hidden_layers, operators.sizes.weight_format
     sparse = sum(config.is_sparse(i) for i in range(layers))
     q, kv = (n * config.head_dim for n in (config.num_attention_heads, config.num_key_value_heads))
 
-    def tiles(*shapes: tuple[int, ...], form: str = "bfloat16") -> int:
-        return sum(tensor_bytes((shape, form, "TILE")) for shape in shapes)
+    def part(
+        name: str, what: str, n: int, *shapes: tuple[int, ...], dtype: str = "bfloat16", layout: str = "TILE"
+    ) -> Part:
+        chips = operators.device.D if name in shared else 1
+        forms = (_share((shape, dtype, layout), 0 if len(shape) == 3 else 1, chips) for shape in shapes)
+        return Part(name, what, n * sum(map(tensor_bytes, forms)), chips)
 
     what = f"{sparse} x gate, up [{E}, {H}, {I}], down [{E}, {I}, {H}] {weight_format}"
-    yield Part("experts", what, sparse * tiles((E, H, I), (E, H, I), (E, I, H), form=weight_format))
-    yield Part("router", f"{sparse} x [{H}, {E}]", sparse * tiles((H, E)))
+    yield part("experts", what, sparse, (E, H, I), (E, H, I), (E, I, H), dtype=weight_format)
+    yield part("router", f"{sparse} x [{H}, {E}]", sparse, (H, E))
     if sparse < layers:
         n, wide = layers - sparse, config.intermediate_size
-        yield Part("dense layers", f"{n} x 3 [{H}, {wide}]", n * tiles((H, wide), (H, wide), (wide, H)))
-    attention = tiles((H, q + 2 * kv), (q, H))
-    if config.attention_bias:
-        attention += tiles((1, q + 2 * kv), (1, H))
-    yield Part("attention", f"{layers} x qkv [{H}, {q + 2 * kv}], out [{q}, {H}]", layers * attention)
+        yield part("dense layers", f"{n} x 3 [{H}, {wide}]", n, (H, wide), (H, wide), (wide, H))
+    bias = ((1, q + 2 * kv), (1, H)) if config.attention_bias else ()
+    what = f"{layers} x qkv [{H}, {q + 2 * kv}], out [{q}, {H}]"
+    yield part("attention", what, layers, (H, q + 2 * kv), (q, H), *bias)
     norms = layers * 2 * (H + config.head_dim) + H
-    yield Part("norms", f"{layers} x 2 [{H}], 2 [{config.head_dim}]; 1 [{H}]; row-major", norms * 2)
-    V = config.vocab_size
-    yield Part("embedding", f"[{V}, {H}] row-major", tensor_bytes(((V, H), "bfloat16", "ROW_MAJOR")))
-    yield Part("head", f"[{H}, {V}]", tiles((H, V)))
+    what = f"{layers} x 2 [{H}], 2 [{config.head_dim}]; 1 [{H}]; row-major"
+    yield part("norms", what, 1, (1, norms), layout="ROW_MAJOR")
+    rope = (config.max_position_embeddings, config.head_dim)
+    yield part("RoPE", f"2 x {list(rope)} row-major", 2, rope, layout="ROW_MAJOR")
+    yield part("embedding", f"[{V}, {H}] row-major", 1, (V, H), layout="ROW_MAJOR")
+    yield part("head", f"[{H}, {V}]", 1, (H, V))
 
 
-def _cache(config: Qwen3MoeConfig, batch: int, sequence: int) -> Part:
+def _cache(config: Qwen3MoeConfig, operators: Operators, batch: int, sequence: int, shared: frozenset[str]) -> Part:
     shape = (batch, config.num_key_value_heads, sequence, config.head_dim)
-    each = tensor_bytes((shape, "bfloat16", "TILE"))
-    return Part("KV cache", f"{config.num_hidden_layers} x 2 {list(shape)}", config.num_hidden_layers * 2 * each)
+    chips = operators.device.D if "KV cache" in shared else 1
+    each = tensor_bytes(_share((shape, "bfloat16", "TILE"), 1, chips))
+    tensors = 2 * config.num_hidden_layers
+    return Part("KV cache", f"{config.num_hidden_layers} x 2 {list(shape)}", tensors * each, chips)
 
 
 def _workspace(operators: Operators, batch: int, sequence: int) -> Part:

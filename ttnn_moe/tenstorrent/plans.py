@@ -69,10 +69,7 @@ class Report:
         return self.needed <= self.dram_bytes
 
     def as_json(self) -> dict[str, Any]:
-        made = asdict(self)
-        for part, row in zip(self.parts, made["parts"], strict=True):
-            row["per_chip"] = part.per_chip
-        return {**made, "needed": self.needed, "fits": self.fits}
+        return {**asdict(self), "needed": self.needed, "fits": self.fits}
 
 
 def devices_of(mesh: str) -> int:
