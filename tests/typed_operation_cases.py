@@ -1,0 +1,116 @@
+"""What the typed operations refuse, and every name of tt-metal's that they use."""
+
+from __future__ import annotations
+
+from typing import Any
+
+T, BOUND = 40, 64
+# operator, the argument, what it is in place of the right one, what the message says of it
+BAD: dict[str, tuple[str, str, Any, str]] = {
+    "shape": (
+        "gate_up",
+        "gate",
+        ((4, 64, 64), "bfloat16", True),
+        "gate has the wrong shape; got [4, 64, 64]; expected [4, 96, 64].",
+    ),
+    "rank": (
+        "gate_up",
+        "hidden",
+        ((1, T, 96), "bfloat16", False),
+        "wrong number of dimensions; got [1, 40, 96]; expected 2 dim",
+    ),
+    "dtype": (
+        "gate_up",
+        "hidden",
+        ((T, 96), "float32", False),
+        "got float32; expected bfloat16; to fix it: ttnn.typecast(hidden, ttnn.bfloat16)",
+    ),
+    "two dtypes": (
+        "down",
+        "weight",
+        ((4, 64, 96), "float32", True),
+        "got float32; expected bfloat16 or bfloat8_b; to fix it: ttnn.typecast(weight,",
+    ),
+    "up unlike gate": (
+        "gate_up",
+        "up",
+        ((4, 96, 64), "bfloat8_b", True),
+        "up has the wrong dtype; got bfloat8_b; expected bfloat16",
+    ),
+    "layout": (
+        "down",
+        "weight",
+        ((4, 64, 96), "bfloat16", False),
+        "got ROW_MAJOR; expected TILE; to fix it: ttnn.to_layout(weight, ttnn.TILE_LAYOUT)",
+    ),
+    "tiles": ("routing", "topk_ids", ((T, 2), "int32", True), "got TILE; expected ROW_MAJOR"),
+    "ids": (
+        "routing",
+        "topk_ids",
+        ((T, 2), "uint32", False),
+        "topk_ids has the wrong dtype; got uint32; expected int32",
+    ),
+    "weights of another T": (
+        "routing",
+        "topk_weights",
+        ((T + 1, 2), "float32", False),
+        "topk_weights has the wrong shape",
+    ),
+    "mapping": (
+        "down",
+        "device_expert_mapping",
+        ((2, 4), "int32", False),
+        "device_expert_mapping has the wrong shape; got [2, 4]; expected [1, 4]",
+    ),
+    "tokens": ("gate_up", "routed_tokens", ((15, BOUND), "int32", False), "routed_tokens has the wrong shape"),
+    "routing weights": (
+        "down",
+        "routed_token_weights",
+        ((16, BOUND), "float32", False),
+        "routed_token_weights has the wrong dtype",
+    ),
+    "rows": ("down", "activations", ((32, 64), "bfloat16", True), "activations has the wrong shape; got [32, 64]"),
+    "output": ("gate_up", "output_tensor", ((32, 64), "bfloat16", True), "output has the wrong shape; got [32, 64]"),
+    "T": (
+        "gate_up",
+        "hidden",
+        ((65, 96), "bfloat16", False),
+        "T is beyond what the routing was made for; got 65; expected 1 .. 64.",
+    ),
+    "T of routing": ("routing", "token_bound", 32, "to fix it: a larger token_bound"),
+    "T of down": ("down", "num_tokens", 65, "got 65; expected 1 .. 64"),
+    "K": ("gate_up", "experts_per_token", 0, "K must be at least 1"),
+    "E": ("routing", "num_experts", 3, "E_local = 4 exceeds E = 3"),
+    "nothing to add to": ("down", "accumulate", True, "accumulate needs an output to add to; got none"),
+    "silu_mul": (
+        "silu_mul",
+        "up",
+        ((64, 32), "bfloat16", True),
+        "up has the wrong shape; got [64, 32]; expected [64, 64]",
+    ),
+    "half a tile": (
+        "silu_mul",
+        "both",
+        ((40, 64), "bfloat16", True),
+        "gate has rows beside whole tiles; got 40; expected a multiple of 32",
+    ),
+    "half a column": ("silu_mul", "both", ((64, 40), "bfloat16", True), "must be multiples of 32"),
+}
+
+# Every name of theirs in cpp/ttnn_ops.
+NAMES = """
+ARCH BLACKHOLE WORMHOLE_B0 DataFormat DataType BFLOAT16 FLOAT32 BFLOAT8_B INT32 UINT32 Layout ROW_MAJOR TILE
+datatype_to_dataformat_converter Shape rank MemoryConfig memory_layout buffer_type TensorMemoryLayout INTERLEAVED
+BufferType DRAM PageConfig TensorLayout TensorSpec StorageType DEVICE Tensor dtype layout logical_shape memory_config
+storage_type buffer device create_device_tensor address CoreCoord CoreRange start_coord end_coord CoreRangeSet arch
+compute_with_storage_grid_size worker_core_from_logical_core ProgramDescriptor kernels semaphores cbs KernelDescriptor
+kernel_source source_type SourceType FILE_PATH core_ranges compile_time_args named_compile_time_args defines
+runtime_args common_runtime_args config compiler_include_paths CoreRuntimeArgs ReaderConfigDescriptor
+WriterConfigDescriptor ComputeConfigDescriptor math_fidelity math_approx_mode fp32_dest_acc_en dst_full_sync_en
+unpack_to_dest_mode MathFidelity LoFi HiFi2 HiFi3 HiFi4 UnpackToDestMode UnpackToDestFp32 Default NUM_CIRCULAR_BUFFERS
+CBDescriptor total_size format_descriptors CBFormatDescriptor buffer_index data_format page_size SemaphoreDescriptor
+id initial_value TensorAccessorArgs append_to Program GetCommonRuntimeArgs TT_THROW MeshCoordinate launch
+device_operation operation_attributes_t tensor_args_t spec_return_value_t tensor_return_value_t program_factory_t
+create_descriptor override_runtime_arguments validate_on_program_cache_miss validate_on_program_cache_hit
+compute_output_specs create_output_tensors compute_program_hash hash_t hash_objects_with_default_seed type_hash
+"""
