@@ -22,8 +22,8 @@ from ttnn_moe.cuda.native import launch
 from ttnn_moe.cuda.native.arch import ARCHES
 from ttnn_moe.cuda.native.plan import Sorted
 from ttnn_moe.cuda.native.sm80_tiles import MmaGemm
-from ttnn_moe.cuda.native.specs import Use
 from ttnn_moe.jit import load
+from ttnn_moe.jit.spec import Spec
 from ttnn_moe.sources import kernel_path
 
 GXX = shutil.which("g++")
@@ -40,12 +40,24 @@ class Product:
         self.built: dict[tuple[tuple[str, str], ...], ctypes.CDLL] = {}
         self.rows, self.sound = 0, True
 
-    def launch(self, device: torch.device, use: Use, grid: tuple[int, ...], block: int, *arguments: Any, **_: Any):
-        if use.spec.entry == "routing_sort":
-            self.rows = _sort(*(value.value if isinstance(value, ctypes.c_int32) else value for value in arguments))
-        elif use.spec.entry == "grouped_gemm":
-            passed = [ctypes.c_void_p(value) if isinstance(value, int) else value for value in arguments]
-            self.sound &= bool(self.library(use.spec.defines).run(grid[0], use.shared_memory, int(self.late), *passed))
+    def use(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(launch, "Launch", self.bind)
+        monkeypatch.setattr(load, "stream", lambda device: None)
+        monkeypatch.setattr(load, "resident_blocks", lambda *_: 3)
+        launch._launches.cache_clear()
+
+    def bind(self, spec: Spec, device: int, grid: tuple[int, ...], block: int, *last: Any, **options: Any):
+        """In place of load.Launch."""
+
+        def run(stream: None, *arguments: Any) -> None:
+            if spec.entry == "routing_sort":
+                self.rows = _sort(*arguments, *(value.value for value in last))
+            elif spec.entry == "grouped_gemm":
+                pointers = [ctypes.c_void_p(address) for address in arguments]
+                run = self.library(spec.defines).run
+                self.sound &= bool(run(grid[0], options["shared_memory"], int(self.late), *pointers, *last))
+
+        return run
 
     def library(self, defines: tuple[tuple[str, str], ...]) -> ctypes.CDLL:
         if defines not in self.built:
@@ -89,8 +101,7 @@ def _sort(
 
 def _worst(product: Product, monkeypatch: pytest.MonkeyPatch, gemm: MmaGemm, ids: Tensor, experts: Experts) -> float:
     """Run both products of a call; the largest relative error of a row; infinite for NaN and where none may write."""
-    monkeypatch.setattr(launch, "_launch", product.launch)
-    monkeypatch.setattr(load, "resident_blocks", lambda *_: 3)
+    product.use(monkeypatch)
     (T, K), E, H, I = ids.shape, experts.E, experts.H, experts.I
     gate_up, down = (experts.tensors[name] for name in ("gate_up", "down"))
     hidden = torch.randn(T, H).to(gate_up.dtype)
@@ -154,8 +165,8 @@ def test_products(
 
 def test_no_row_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     product = Product(tmp_path, True)
-    monkeypatch.setattr(launch, "_launch", product.launch)
-    monkeypatch.setattr(load, "resident_blocks", lambda *_: 2)
+    product.use(monkeypatch)
+
     plan, experts = Sorted(MmaGemm(32, 4), 128, arch=ARCHES[8, 0]), _experts(2, 64, 64, BF16)
     hidden, act, out = (torch.full((3, 64), 7.0, dtype=BF16) for _ in range(3))
     words = torch.zeros(launch.sort_words(3, 2, plan), dtype=torch.int32)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ctypes import c_float, c_int32
-from functools import cache
+from functools import cache, lru_cache
 
 import torch
 from torch import Tensor
@@ -50,15 +50,22 @@ def decode_linear(
 
     (T, K), N = x.shape, weight.shape[0]
     out = x.new_empty(T, N) if residual is None else residual
-    spec = spec_of(K // SLICE, x.dtype, norm is not None, residual is not None)
     with torch.cuda.device(x.device):
-        load.launch(
-            spec, x.device.index, (N // TILE * (K // SLICE),), 128,
-            linear_map(weight), x.data_ptr(), 0 if norm is None else norm.data_ptr(),
-            0 if residual is None else residual.data_ptr(), out.data_ptr(), c_float(eps), c_int32(T), c_int32(N),
-            shared_memory=SHARED_MEMORY, cluster=K // SLICE, overlap=True,
+        _launch(x.dtype, K // SLICE, T, N, norm is not None, residual is not None, eps, x.device.index)(
+            load.stream(x.device.index), linear_map(weight), x.data_ptr(), 0 if norm is None else norm.data_ptr(),
+            0 if residual is None else residual.data_ptr(), out.data_ptr(),
         )  # fmt: skip
     return out
+
+
+@lru_cache(maxsize=1024)
+def _launch(
+    dtype: torch.dtype, splits: int, T: int, N: int, norm: bool, add: bool, eps: float, device: int
+) -> load.Launch:  # fmt: skip
+    return load.Launch(
+        spec_of(splits, dtype, norm, add), device, (N // TILE * splits,), 128, c_float(eps), c_int32(T), c_int32(N),
+        shared_memory=SHARED_MEMORY, cluster=splits, overlap=True,
+    )  # fmt: skip
 
 
 def spec_of(splits: int, dtype: torch.dtype, norm: bool, add: bool) -> Spec:

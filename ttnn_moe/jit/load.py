@@ -76,16 +76,26 @@ def multiprocessors(device: int) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count
 
 
-def launch(
-    spec: Spec, device: int, grid: tuple[int, ...], block: int, *arguments: Any, shared_memory: int = 0,
-    cluster: int = 1, overlap: bool = False,
-) -> None:  # fmt: skip
-    """Launch on torch's current stream of a GPU; see kernel and config. Arguments: addresses as int, ctypes scalars,
-    tensor maps."""
-    from cuda.core import launch as launch_on
+class Launch:
+    """A kernel with all that does not change from call to call; called with a stream and the arguments that do.
 
-    options = config(grid, block, shared_memory, cluster, overlap)
-    launch_on(stream(device), options, kernel(spec, device, shared_memory), *arguments)
+    Args:
+        spec, device, shared_memory, cluster, overlap: see kernel and config. grid, block: blocks, threads of each.
+        last: ctypes scalars that follow the call's own arguments: addresses as int, tensor maps.
+    """
+
+    def __init__(
+        self, spec: Spec, device: int, grid: tuple[int, ...], block: int, *last: Any, shared_memory: int = 0,
+        cluster: int = 1, overlap: bool = False,
+    ):  # fmt: skip
+        from cuda.core import launch
+
+        self._launch, self._last = launch, last
+        self._config = config(grid, block, shared_memory, cluster, overlap)
+        self._kernel = kernel(spec, device, shared_memory)
+
+    def __call__(self, stream: Any, *arguments: Any) -> None:
+        self._launch(stream, self._config, self._kernel, *arguments, *self._last)
 
 
 @lru_cache(maxsize=1024)

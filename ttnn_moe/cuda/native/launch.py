@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from ctypes import c_int32 as _int
-from typing import Any
+from functools import lru_cache
 
-import torch
-from torch import Tensor
+from torch import Tensor, float16, float32, int64
 
 from ...contract import Experts
 from ...jit import load
+from ...jit.load import Launch
 from ..launch import Selection
 from . import sm80_tiles
 from .maps import maps_of
@@ -27,18 +27,17 @@ def run(
         act: [T*K, I] scratch.
         expert_out, words: [T*K, H], and sort_words int32: scratch of the sorted form.
     """
-    types = Types(
-        hidden.dtype == torch.float16,
-        selection.ids.dtype == torch.int64,
-        out.dtype == torch.float32,
-        accumulate,
-    )
-    uses = uses_of(plan, experts.E, selection.K, types)
+    ids, order = selection.ids, experts.gate_up_order
+    T, K = ids.shape
+    types = Types(hidden.dtype == float16, ids.dtype == int64, out.dtype == float32, accumulate)
+    launches = _launches(
+        plan, types, T, K, selection.E_ids, experts.E, experts.H, experts.I, order, hidden.device.index
+    )  # fmt: skip
     if isinstance(plan, Few):
-        _few(hidden, selection, experts, out, plan, uses, act)
+        _few(hidden, selection, experts, out, launches, act)
     else:
         assert expert_out is not None and words is not None
-        _sorted(hidden, selection, experts, out, plan, uses, act, expert_out, words)
+        _sorted(hidden, selection, experts, out, plan, launches, act, expert_out, words)
 
 
 def sort_words(P: int, E: int, plan: Sorted) -> int:
@@ -46,75 +45,79 @@ def sort_words(P: int, E: int, plan: Sorted) -> int:
     return 2 * _aligned(P) + 4 * _tiles(P, E, plan) + 4
 
 
-def _few(
-    hidden: Tensor, selection: Selection, experts: Experts, out: Tensor, plan: Few, uses: tuple[Use, ...], act: Tensor
-) -> None:  # fmt: skip
-    T, K, H, I, P = selection.T, selection.K, experts.H, experts.I, selection.ids.numel()
-    gate_up, row = _halves(experts)
-    first, second = uses
-    _launch(
-        hidden.device, first, (-(-I // (plan.warps * plan.channels)), P), 32 * plan.warps,
-        hidden.data_ptr(), *gate_up, *_pointers(selection), act.data_ptr(),
-        _int(P), _int(selection.E_ids), _int(K), _int(H), _int(I), *row,
+@lru_cache(maxsize=4096)
+def _launches(
+    plan: Plan, types: Types, T: int, K: int, E_ids: int, E: int, H: int, I: int, order: str, device: int
+) -> tuple[Launch, ...]:  # fmt: skip
+    """Of one call, in their order, with everything but addresses: Python takes longer to work it out than to launch."""
+    P, interleaved = T * K, order == "interleaved"
+    # rows of an expert, and elements from one row to the next
+    row = (I, 2 * H) if interleaved else (2 * I, H)
+
+    def bind(use: Use, grid: tuple[int, ...], block: int, *last: int, cluster: int = 1) -> Launch:
+        ints = map(_int, last)
+        return Launch(
+            use.spec, device, grid, block, *ints,
+            shared_memory=use.shared_memory, cluster=cluster, overlap=use.overlap,
+        )  # fmt: skip
+
+    uses = uses_of(plan, E, K, types)
+    if isinstance(plan, Few):
+        gate_up, down = uses
+        return (
+            bind(gate_up, (-(-I // (plan.warps * plan.channels)), P), 32 * plan.warps, P, E_ids, K, H, I, *row),
+            bind(down, (-(-H // plan.columns), T), 32 * K, P, E_ids, H, I),
+        )
+    sort, *products, combine = uses
+    threads = min(256, -(-H // 256) * 32)
+    if isinstance(plan.gemm, Gemm):
+        bound = [bind(products[0], (load.multiprocessors(device),), 384, H, I)]
+    else:
+        sizes = ((H, I, *row), (I, H, H, I))
+        bound = [
+            bind(use, (_resident(use, device),), sm80_tiles.THREADS, *last)
+            for use, last in zip(products, sizes, strict=True)
+        ]
+    return (
+        bind(
+            sort, (plan.sort_cluster,), plan.sort_threads, P, E_ids, E, K, plan.gemm.max_n, cluster=plan.sort_cluster
+        ),
+        *bound,
+        bind(combine, (T, -(-H // (8 * threads))), threads, H),
     )  # fmt: skip
-    _launch(
-        hidden.device, second, (-(-H // plan.columns), T), 32 * K,
-        act.data_ptr(), experts.tensors["down"].data_ptr(), *_pointers(selection), selection.weights.data_ptr(),
-        out.data_ptr(), _int(P), _int(selection.E_ids), _int(H), _int(I),
+
+
+def _few(
+    hidden: Tensor, selection: Selection, experts: Experts, out: Tensor, launches: tuple[Launch, ...], act: Tensor
+) -> None:  # fmt: skip
+    gate_up, down = launches
+    stream, route, between = load.stream(hidden.device.index), _pointers(selection), act.data_ptr()
+    gate_up(stream, hidden.data_ptr(), *_halves(experts), *route, between)
+    down(
+        stream, between, experts.tensors["down"].data_ptr(), *route, selection.weights.data_ptr(), out.data_ptr()
     )  # fmt: skip
 
 
 def _sorted(
-    hidden: Tensor, selection: Selection, experts: Experts, out: Tensor, plan: Sorted, uses: tuple[Use, ...],
+    hidden: Tensor, selection: Selection, experts: Experts, out: Tensor, plan: Sorted, launches: tuple[Launch, ...],
     act: Tensor, expert_out: Tensor, words: Tensor,
 ) -> None:  # fmt: skip
-    device, P, E, H, I = hidden.device, selection.ids.numel(), experts.E, experts.H, experts.I
+    P, E, stream = selection.ids.numel(), experts.E, load.stream(hidden.device.index)
     row_tokens = words.data_ptr()
     inverse = row_tokens + 4 * _aligned(P)
     tiles = inverse + 4 * _aligned(P)
     num_tiles = tiles + 16 * _tiles(P, E, plan)
-    sort, *products, combine = uses
-    _launch(
-        device, sort, (plan.sort_cluster,), plan.sort_threads,
-        *_pointers(selection), row_tokens, inverse, tiles, num_tiles,
-        _int(P), _int(selection.E_ids), _int(E), _int(selection.K), _int(plan.gemm.max_n),
-        cluster=plan.sort_cluster,
-    )  # fmt: skip
-    routed = (row_tokens, tiles, num_tiles)
+    routed, between, rows = (row_tokens, tiles, num_tiles), act.data_ptr(), expert_out.data_ptr()
+    sort, *products, combine = launches
+    sort(stream, *_pointers(selection), row_tokens, inverse, tiles, num_tiles)
     if isinstance(plan.gemm, Gemm):
         maps = maps_of(experts)
-        _launch(
-            device, products[0], (load.multiprocessors(device.index),), 384,
-            maps.gate_up, maps.down, hidden.data_ptr(), *routed, act.data_ptr(), expert_out.data_ptr(),
-            _int(H), _int(I),
-        )  # fmt: skip
+        products[0](stream, maps.gate_up, maps.down, hidden.data_ptr(), *routed, between, rows)
     else:
-        gate_up, down = products
-        (gate, up), row = _halves(experts)
-        _launch(
-            device, gate_up, (_resident(device, gate_up),), sm80_tiles.THREADS,
-            gate, up, hidden.data_ptr(), *routed, act.data_ptr(), _int(H), _int(I), *row,
-        )  # fmt: skip
-        weights = experts.tensors["down"].data_ptr()
-        _launch(
-            device, down, (_resident(device, down),), sm80_tiles.THREADS,
-            weights, weights, act.data_ptr(), *routed, expert_out.data_ptr(), _int(I), _int(H), _int(H), _int(I),
-        )  # fmt: skip
-    threads = min(256, -(-H // 256) * 32)
-    _launch(
-        device, combine, (selection.T, -(-H // (8 * threads))), threads,
-        expert_out.data_ptr(), inverse, selection.weights.data_ptr(), _pointer(selection.num_tokens), out.data_ptr(),
-        _int(H),
-    )  # fmt: skip
-
-
-def _launch(
-    device: torch.device, use: Use, grid: tuple[int, ...], block: int, *arguments: Any, cluster: int = 1
-) -> None:  # fmt: skip
-    load.launch(
-        use.spec, device.index, grid, block, *arguments,
-        shared_memory=use.shared_memory, cluster=cluster, overlap=use.overlap,
-    )  # fmt: skip
+        down = experts.tensors["down"].data_ptr()
+        products[0](stream, *_halves(experts), hidden.data_ptr(), *routed, between)
+        products[1](stream, down, down, between, *routed, rows)
+    combine(stream, rows, inverse, selection.weights.data_ptr(), _pointer(selection.num_tokens), out.data_ptr())
 
 
 def _pointers(selection: Selection) -> tuple[int, int, int]:
@@ -125,18 +128,16 @@ def _pointer(tensor: Tensor | None) -> int:
     return 0 if tensor is None else tensor.data_ptr()
 
 
-def _halves(experts: Experts) -> tuple[tuple[int, int], tuple[Any, Any]]:
-    """Where gate and up rows begin; rows of an expert, and elements from one row to the next."""
-    weight, H, I = experts.tensors["gate_up"], experts.H, experts.I
-    first = weight.data_ptr()
-    if experts.gate_up_order == "interleaved":
-        return (first, first + H * weight.element_size()), (_int(I), _int(2 * H))
-    return (first, first + I * H * weight.element_size()), (_int(2 * I), _int(H))
+def _halves(experts: Experts) -> tuple[int, int]:
+    """Where gate and up rows begin."""
+    weight = experts.tensors["gate_up"]
+    first, rows = weight.data_ptr(), 1 if experts.gate_up_order == "interleaved" else experts.I
+    return first, first + rows * experts.H * weight.element_size()
 
 
-def _resident(device: torch.device, use: Use) -> int:
+def _resident(use: Use, device: int) -> int:
     """Blocks of sm80/grouped_gemm.cu that run at one time."""
-    return load.resident_blocks(use.spec, device.index, sm80_tiles.THREADS, use.shared_memory)
+    return load.resident_blocks(use.spec, device, sm80_tiles.THREADS, use.shared_memory)
 
 
 def _tiles(P: int, E: int, plan: Sorted) -> int:
