@@ -149,6 +149,13 @@ class Layer(nn.Module):
         return self.mlp(x, self.mlp_norm, step)
 
 
+def rope_table(config: Qwen3MoeConfig, positions: Tensor) -> tuple[Tensor, Tensor]:
+    """cos and sin [T, head_dim / 2] fp32 of positions [T]."""
+    half = torch.arange(0, config.head_dim, 2, device=positions.device, dtype=torch.float32)
+    angles = positions[:, None].float() * (1.0 / config.rope_theta ** (half / config.head_dim))
+    return angles.cos(), angles.sin()
+
+
 class Qwen3Moe(nn.Module):
     """The whole model. Weights are uninitialised: `load_model` or `weights.randomize` fills them.
 
@@ -195,9 +202,8 @@ class Qwen3Moe(nn.Module):
         return table[0][positions], table[1][positions]
 
     def _rope_of(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        half = torch.arange(0, self.config.head_dim, 2, device=positions.device, dtype=torch.float32)
-        angles = positions[:, None].float() * (1.0 / self.config.rope_theta ** (half / self.config.head_dim))
-        return angles.cos()[:, None].to(self.dtype), angles.sin()[:, None].to(self.dtype)
+        cos, sin = rope_table(self.config, positions)
+        return cos[:, None].to(self.dtype), sin[:, None].to(self.dtype)
 
     @torch.no_grad()
     def forward(self, ids: Tensor, cache: AttentionCache | None = None, step: Step | None = None) -> Tensor:

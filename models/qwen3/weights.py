@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable
 from contextlib import contextmanager
@@ -37,23 +38,35 @@ def slots(model: Qwen3Moe, fused: frozenset[str] = frozenset()) -> dict[str, Ten
         fused: prefixes "model.layers.N.mlp.experts." whose experts are stored fused (as transformers 5 holds
             them) rather than one by one.
     """
-    out: dict[str, Tensor] = {EMBED: model.embed.weight, "model.norm.weight": model.norm.weight}
-    if model.head is not None:
-        out[HEAD] = model.head.weight
+    out = top_slots(model)
     for i, layer in enumerate(model.layers):
         assert isinstance(layer, Layer)
-        name = f"model.layers.{i}."
-        out[name + "input_layernorm.weight"] = layer.attention_norm.weight
-        out[name + "post_attention_layernorm.weight"] = layer.mlp_norm.weight
-        out.update(_attention_slots(layer.attention, name + "self_attn."))
-        mlp = layer.mlp
-        if isinstance(mlp, MoE):
-            out[name + "mlp.gate.weight"] = mlp.router.weight
-            out.update(_expert_slots(mlp, name + "mlp.experts.", name + "mlp.experts." in fused))
-        elif isinstance(mlp, DenseMLP):
-            gate, up = mlp.gate_up.weight.chunk(2)
-            out[name + "mlp.gate_proj.weight"], out[name + "mlp.up_proj.weight"] = gate, up
-            out[name + "mlp.down_proj.weight"] = mlp.down.weight
+        out.update(layer_slots(layer, i, fused))
+    return out
+
+
+def top_slots(model: Qwen3Moe) -> dict[str, Tensor]:
+    """As slots, of all but the layers."""
+    out = {EMBED: model.embed.weight, "model.norm.weight": model.norm.weight}
+    return out if model.head is None else {**out, HEAD: model.head.weight}
+
+
+def layer_slots(layer: Layer, i: int, fused: frozenset[str] = frozenset()) -> dict[str, Tensor]:
+    """As slots, of one layer."""
+    name = f"model.layers.{i}."
+    out = {
+        name + "input_layernorm.weight": layer.attention_norm.weight,
+        name + "post_attention_layernorm.weight": layer.mlp_norm.weight,
+        **_attention_slots(layer.attention, name + "self_attn."),
+    }
+    mlp = layer.mlp
+    if isinstance(mlp, MoE):
+        out[name + "mlp.gate.weight"] = mlp.router.weight
+        out.update(_expert_slots(mlp, name + "mlp.experts.", name + "mlp.experts." in fused))
+    elif isinstance(mlp, DenseMLP):
+        gate, up = mlp.gate_up.weight.chunk(2)
+        out[name + "mlp.gate_proj.weight"], out[name + "mlp.up_proj.weight"] = gate, up
+        out[name + "mlp.down_proj.weight"] = mlp.down.weight
     return out
 
 
@@ -106,24 +119,50 @@ def load_model(
         BackendUnavailable: the backend cannot run here.
         RequestError: no such device here.
     """
-    directory = Path(directory)
-    config = Qwen3MoeConfig.from_directory(directory)
-    found = _headers(directory)
-    with torch.device("meta"):
-        shapes = Qwen3Moe(config)
-    fused = _check(found, shapes, directory)
-    tied_head = config.tie_word_embeddings and HEAD in found
-    chosen = dtype_of(dtype) or config.dtype or _FILE_DTYPES[found[EMBED]["dtype"]]
+    checkpoint = Checkpoint(directory)
     registry.resolve(backend)
     place = device_of(device, backend)
-    model = Qwen3Moe.empty(config, backend, chosen, place)
-    if config.tie_word_embeddings:
-        found.pop(HEAD, None)
-    with torch.inference_mode():
-        _copy(directory, found, slots(model, fused), progress)
-    if tied_head:
-        _check_tied_head(directory, model)
+    model = Qwen3Moe.empty(checkpoint.config, backend, dtype_of(dtype) or checkpoint.dtype, place)
+    checkpoint.read(slots(model, checkpoint.fused), progress)
+    checkpoint.check_tied_head(model.embed.weight)
     return model
+
+
+class Checkpoint:
+    """Files of a checkpoint that match its config.json; of the weights, only headers have been read.
+
+    Attributes:
+        config: its configuration. dtype: what the weights are to be held in, as config or else files say.
+        nbytes: of the weights in the files.
+        fused: see `slots`.
+
+    Raises:
+        CheckpointError: as load_model.
+    """
+
+    def __init__(self, directory: str | Path):
+        self.directory = Path(directory)
+        self.config = Qwen3MoeConfig.from_directory(self.directory)
+        self._found = _headers(self.directory)
+        with torch.device("meta"):
+            shapes = Qwen3Moe(self.config)
+        self.fused = _check(self._found, shapes, self.directory)
+        self.dtype = self.config.dtype or _FILE_DTYPES[self._found[EMBED]["dtype"]]
+        self.nbytes = sum(
+            math.prod(header["shape"]) * _FILE_DTYPES[header["dtype"]].itemsize for header in self._found.values()
+        )
+        # a tied head that is stored all the same is compared, not read
+        self._tied_head = self._found.pop(HEAD, None) if self.config.tie_word_embeddings else None
+
+    def read(self, into: dict[str, Tensor], progress: Progress | None = None) -> None:
+        """Copy these tensors, by name, to where they are to be."""
+        with torch.inference_mode():
+            _copy(self.directory, {name: h for name, h in self._found.items() if name in into}, into, progress)
+
+    def check_tied_head(self, embed: Tensor) -> None:
+        """Raise CheckpointError if there is a head that differs from the embeddings it is said to be."""
+        if self._tied_head is not None:
+            _check_tied_head(self.directory, self._tied_head, embed)
 
 
 def device_of(device: torch.device | str | None, backend: str) -> torch.device:
@@ -265,12 +304,11 @@ def _pieces(found: dict[str, dict[str, Any]], into: dict[str, Tensor]) -> list[t
     return out[::-1]
 
 
-def _check_tied_head(directory: Path, model: Qwen3Moe) -> None:
-    found = _headers(directory)
-    for path, name, start, stop, _ in _pieces({HEAD: found[HEAD]}, {HEAD: model.embed.weight}):
+def _check_tied_head(directory: Path, header: dict[str, Any], embed: Tensor) -> None:
+    for path, name, start, stop, _ in _pieces({HEAD: header}, {HEAD: embed}):
         with _opened(path) as file:
-            part = file.get_slice(name)[start:stop].to(model.device, model.dtype)
-        if not torch.equal(part, model.embed.weight[start:stop]):
+            part = file.get_slice(name)[start:stop].to(embed.device, embed.dtype)
+        if not torch.equal(part, embed[start:stop]):
             raise CheckpointError(
                 f"{directory} holds a {HEAD} of its own, though its config ties it to {EMBED}",
                 remedy="set tie_word_embeddings to false in config.json, or remove the tensor",

@@ -14,20 +14,24 @@ from .runtime import library
 _NAMES = {torch.bfloat16: "bfloat16", torch.float32: "float32", torch.int32: "int32"}
 
 
-def replicate(tensor: Tensor, device: Device, layout: str = "ROW_MAJOR") -> Any:
-    """A torch tensor on every device, in DRAM."""
+def replicate(
+    tensor: Tensor, device: Device, layout: str = "ROW_MAJOR", dtype: str | None = None, on_host: bool = False
+) -> Any:  # fmt: skip
+    """A torch tensor on every device, in DRAM; on_host: made, and not moved. dtype: default that of the tensor."""
     ttnn = library()
 
     mapper = ttnn.ReplicateTensorToMesh(device.handle) if device.D > 1 else None
-    return _from_torch(tensor, _NAMES[tensor.dtype], layout, device, mapper, on_host=False)
+    return _from_torch(tensor, dtype or _NAMES[tensor.dtype], layout, device, mapper, on_host)
 
 
-def shard(tensor: Tensor, device: Device, dtype: str, layout: str = "ROW_MAJOR", on_host: bool = False) -> Any:
-    """A torch tensor cut along its first dimension into one part for each device; on_host: made, and not moved."""
+def shard(
+    tensor: Tensor, device: Device, dtype: str | None = None, layout: str = "ROW_MAJOR", on_host: bool = False
+) -> Any:  # fmt: skip
+    """A torch tensor cut along its first dimension into one part for each device; otherwise as replicate."""
     ttnn = library()
 
     mapper = ttnn.ShardTensorToMesh(device.handle, dim=0) if device.D > 1 else None
-    return _from_torch(tensor, dtype, layout, device, mapper, on_host)
+    return _from_torch(tensor, dtype or _NAMES[tensor.dtype], layout, device, mapper, on_host)
 
 
 def _from_torch(tensor: Tensor, dtype: str, layout: str, device: Device, mapper: Any, on_host: bool) -> Any:
@@ -53,11 +57,28 @@ def empty(shape: tuple[int, ...], dtype: str, layout: str, device: Device) -> An
     )  # fmt: skip
 
 
+def zeros(shape: tuple[int, ...], dtype: str, layout: str, device: Device) -> Any:
+    """As empty, of zeros."""
+    ttnn = library()
+
+    return ttnn.zeros(
+        list(shape), dtype=getattr(ttnn, dtype), layout=getattr(ttnn, f"{layout}_LAYOUT"), device=device.handle,
+        memory_config=ttnn.DRAM_MEMORY_CONFIG,
+    )  # fmt: skip
+
+
 def to_torch(tensor: Any, device: Device) -> Tensor:
     """The copy that the first device holds."""
     ttnn = library()
 
     return ttnn.to_torch(tensor if device.D == 1 else ttnn.get_device_tensors(tensor)[0])
+
+
+def parts_to_torch(tensor: Any, device: Device) -> list[Tensor]:
+    """What each device holds."""
+    ttnn = library()
+
+    return [ttnn.to_torch(part) for part in (ttnn.get_device_tensors(tensor) if device.D > 1 else [tensor])]
 
 
 def check(name: str, tensor: Any, shape: tuple[int, ...], dtypes: tuple[str, ...], layout: str, device: Device) -> None:

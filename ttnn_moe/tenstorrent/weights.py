@@ -3,36 +3,25 @@
 Each device of a mesh holds gate and up [E_local, H, I] and down [E_local, I, H] of its experts, in
 device_expert_mapping order, as 32x32 tiles of bfloat16 or bfloat8_b in DRAM.
 
-The cache: TTNN_MOE_TT_CACHE names its folder ("off": none); without it, ttnn-moe/tenstorrent in the user's cache
-folder. A file is named by a digest of the weights and of everything that shapes the tiles, and appears whole or not at
-all.
+They are kept on disk: see files.py.
 """
 
 from __future__ import annotations
 
-import hashlib
-import os
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import platformdirs
 import torch
 from torch import Tensor
 
 from ..errors import ContractError
 from ..experts import Experts
 from ..placement import Placement
-from . import tensors
+from . import files, tensors
 from .device import Device, open_device
-from .runtime import library
 
-CACHE = "TTNN_MOE_TT_CACHE"
 FORMATS = ("bfloat16", "bfloat8_b")
-# smaller layers are tilized faster than their digest is made
-LEAST_CACHED_BYTES = 16 << 20
-_LAYOUT_VERSION = 1
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,7 +52,7 @@ def load_experts(
     placement: Placement | None = None,
     weight_format: str = "bfloat16",
     cache: Path | str | None = None,
-    least_cached_bytes: int = LEAST_CACHED_BYTES,
+    least_cached_bytes: int = files.LEAST_CACHED_BYTES,
 ) -> DeviceExperts:
     """Put a layer's weights on a device or mesh.
 
@@ -72,7 +61,7 @@ def load_experts(
         device: default: the one in use, else opened for placement.D devices.
         placement: which device holds which experts, any partition; default: in order.
         weight_format: "bfloat16", or "bfloat8_b" (8 bits a weight, an exponent for 16 of them).
-        cache: folder for tiles made before; default as the module says.
+        cache: folder for tiles made before; default as files.py says.
         least_cached_bytes: layers smaller than this are not kept on disk.
 
     Raises:
@@ -100,30 +89,24 @@ def load_experts(
             expected=f"E={experts.E}, D={device.D}",
         )  # fmt: skip
     order = placement.device_expert_mapping.flatten().long()
-    # an emulated device has no files of its own: what is made in memory is quick enough
-    folder = None if hasattr(device.handle, "launch") else _folder(cache)
+    folder = files.folder(device, cache)
     size = sum(tensor.numel() * tensor.element_size() for tensor in experts.tensors.values())
-    key = (
-        _digest(experts, order, weight_format, device.D) if folder is not None and size >= least_cached_bytes else None
-    )
-    made = {name: _tiles(name, experts, order, weight_format, device, folder, key) for name in ("gate", "up", "down")}
+    key = None
+    if folder is not None and size >= least_cached_bytes:
+        about = (experts.spec, experts.sizes, weight_format, device.D, order.tolist())
+        key = files.digest(experts.tensors.values(), *about)
+
+    def tiles(name: str) -> Any:
+        """One matrix of every expert, [E, in, out] in placement order."""
+        path = None if folder is None or key is None else folder / f"{key}-{name}.tensorbin"
+        matrix = _matrix(name, experts)
+        return files.kept(
+            path, lambda: tensors.shard(matrix[order].transpose(1, 2), device, weight_format, "TILE", on_host=True), device
+        )
+
+    made = {name: tiles(name) for name in ("gate", "up", "down")}
     mapping = tensors.shard(placement.device_expert_mapping, device, "int32")
     return DeviceExperts(device, experts.E, experts.H, experts.I, weight_format, placement, mapping=mapping, **made)
-
-
-def _tiles(
-    name: str, experts: Experts, order: Tensor, weight_format: str, device: Device, folder: Path | None, key: str | None
-) -> Any:  # fmt: skip
-    """One matrix of every expert, [E, in, out] in placement order, from the cache or made."""
-    ttnn = library()
-
-    path = None if folder is None or key is None else folder / f"{key}-{name}.tensorbin"
-    if path is not None and path.exists():
-        return ttnn.load_tensor(str(path), device=device.handle)
-    host = tensors.shard(_matrix(name, experts)[order].transpose(1, 2), device, weight_format, "TILE", on_host=True)
-    if path is not None:
-        _write(path, host)
-    return ttnn.to_device(host, device.handle, memory_config=ttnn.DRAM_MEMORY_CONFIG)
 
 
 def _matrix(name: str, experts: Experts) -> Tensor:
@@ -135,37 +118,3 @@ def _matrix(name: str, experts: Experts) -> Tensor:
     if experts.gate_up_order == "interleaved":
         return both[:, which::2]
     return both[:, which * experts.I : (which + 1) * experts.I]
-
-
-def _write(path: Path, host: Any) -> None:
-    ttnn = library()
-
-    path.parent.mkdir(parents=True, exist_ok=True)
-    # the name must end as ttnn's files do
-    fd, temporary = tempfile.mkstemp(dir=path.parent, suffix=".tensorbin")
-    os.close(fd)
-    try:
-        ttnn.dump_tensor(temporary, host)
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
-
-
-def _folder(cache: Path | str | None) -> Path | None:
-    named = str(cache) if cache is not None else os.environ.get(CACHE)
-    if named == "off":
-        return None
-    return Path(named) if named else Path(platformdirs.user_cache_path("ttnn-moe")) / "tenstorrent"
-
-
-def _digest(experts: Experts, order: Tensor, weight_format: str, D: int) -> str:
-    ttnn = library()
-
-    made = hashlib.blake2b(digest_size=20)
-    about = (_LAYOUT_VERSION, getattr(ttnn, "__version__", ""), experts.spec, experts.sizes, weight_format, D)
-    made.update(repr((about, order.tolist())).encode())
-    for tensor in experts.tensors.values():
-        for part in tensor:  # an expert at a time: no copy of a whole layer
-            made.update(part.contiguous().view(torch.uint8).numpy())
-    return made.hexdigest()

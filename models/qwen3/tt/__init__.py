@@ -1,0 +1,5 @@
+"""Qwen3-MoE with every tensor on a Tenstorrent chip or 1xD mesh; ttnn's own operators around our mixture of experts."""
+
+from .model import Qwen3MoeTT, load_model
+
+__all__ = ["Qwen3MoeTT", "load_model"]

@@ -1,0 +1,130 @@
+"""The network's operators on ttnn tensors. x is [1, 1, T, H] in tiles, T the tokens of a pass or the rows of a step.
+
+On a mesh every chip does the same, but for its own experts and its own part of the head.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import ttnn_moe
+from ttnn_moe.tenstorrent import Device, DeviceRouting
+from ttnn_moe.tenstorrent.runtime import library
+
+from ..config import Qwen3MoeConfig
+from .weights import Dense, LayerWeights, Linear, Router
+
+
+@dataclass(frozen=True)
+class Attended:
+    """Where a pass's attention happens: write q, k and v [1, heads, T, head_dim]'s keys and values, and attend.
+
+    Attributes:
+        cos, sin: [1, 1, T, head_dim]. attend: (layer, q, k, v) -> as q.
+    """
+
+    cos: Any
+    sin: Any
+    attend: Callable[[int, Any, Any, Any], Any]
+
+
+class Network:
+    """The layers of a model of these sizes on a device."""
+
+    def __init__(self, config: Qwen3MoeConfig, device: Device):
+        ttnn = library()
+
+        self.config, self.device = config, device
+        # sums in fp32, where the device unpacks them as they are
+        self.exact = ttnn.init_device_compute_kernel_config(
+            device.handle.arch(), math_fidelity=ttnn.MathFidelity.HiFi4, math_approx_mode=False,
+            fp32_dest_acc_en=device.machine.unpack_to_dest, packer_l1_acc=False,
+        )  # fmt: skip
+
+    def embed(self, ids: Any, table: Any) -> Any:
+        """Rows of table [n, width] by ids [1, T] uint32: [1, 1, T, width]."""
+        ttnn = library()
+
+        found = ttnn.embedding(ids, table, layout=ttnn.TILE_LAYOUT)
+        return ttnn.reshape(found, (1, 1, int(ids.shape[-1]), int(table.shape[-1])))
+
+    def norm(self, x: Any, weight: Any) -> Any:
+        ttnn = library()
+
+        return ttnn.rms_norm(
+            x, epsilon=self.config.rms_norm_eps, weight=weight, compute_kernel_config=self.exact
+        )
+
+    def linear(self, x: Any, by: Linear) -> Any:
+        ttnn = library()
+
+        return ttnn.linear(x, by.weight, bias=by.bias, compute_kernel_config=self.exact)
+
+    def layer(self, x: Any, i: int, weights: LayerWeights, attended: Attended) -> Any:
+        ttnn = library()
+
+        x = ttnn.add(x, self.attention(self.norm(x, weights.attention_norm), i, weights, attended))
+        normed = self.norm(x, weights.mlp_norm)
+        mlp = weights.mlp
+        return ttnn.add(x, self.moe(normed, mlp) if isinstance(mlp, Router) else self.dense(normed, mlp))
+
+    def attention(self, x: Any, i: int, weights: LayerWeights, attended: Attended) -> Any:
+        ttnn = library()
+
+        q, k, v = ttnn.experimental.nlp_create_qkv_heads(
+            self.linear(x, weights.qkv), num_heads=self.config.num_attention_heads,
+            num_kv_heads=self.config.num_key_value_heads, transpose_k_heads=False,
+        )  # fmt: skip
+        q, k = (
+            ttnn.experimental.rotary_embedding_hf(self.norm(one, norm), attended.cos, attended.sin, is_decode_mode=False)
+            for one, norm in ((q, weights.q_norm), (k, weights.k_norm))
+        )
+        heads = attended.attend(i, q, k, v)
+        return self.linear(ttnn.experimental.nlp_concat_heads(heads), weights.out)
+
+    def dense(self, x: Any, weights: Dense) -> Any:
+        ttnn = library()
+
+        return self.linear(
+            ttnn.multiply(ttnn.silu(self.linear(x, weights.gate)), self.linear(x, weights.up)), weights.down
+        )
+
+    def moe(self, x: Any, weights: Router) -> Any:
+        ttnn = library()
+
+        T, H, K = int(x.shape[2]), int(x.shape[3]), self.config.num_experts_per_tok
+        logits = self.linear(x, weights.linear)
+        if self.config.norm_topk_prob:
+            # the same as a softmax over all whose K largest are divided by their sum
+            largest, ids = ttnn.topk(logits, K, dim=-1)
+            probabilities = self._softmax(largest)
+        else:
+            probabilities, ids = ttnn.topk(self._softmax(logits), K, dim=-1)
+        # rows before casts: not every chip takes tiles of 32-bit numbers apart
+        routing = DeviceRouting(
+            ttnn.typecast(_rows(ids, (T, K)), ttnn.int32), ttnn.typecast(_rows(probabilities, (T, K)), ttnn.float32)
+        )
+        out = ttnn_moe.moe(_rows(x, (T, H)), routing, weights.experts)
+        return ttnn.reshape(out, (1, 1, T, H))
+
+    def logits(self, x: Any, ends: Any, norm: Any, head: Linear) -> Any:
+        """Of the rows of x that ends [1, R] uint32 names (None: all): each chip's part of [.., R, V]."""
+        ttnn = library()
+
+        if ends is not None:
+            x = self.embed(ends, _rows(x, (int(x.shape[2]), int(x.shape[3]))))
+        return self.linear(self.norm(x, norm), head)
+
+    def _softmax(self, x: Any) -> Any:
+        ttnn = library()
+
+        return ttnn.softmax(x, dim=-1, numeric_stable=True, compute_kernel_config=self.exact)
+
+
+def _rows(x: Any, shape: tuple[int, int]) -> Any:
+    """Row-major."""
+    ttnn = library()
+
+    return ttnn.reshape(ttnn.to_layout(x, ttnn.ROW_MAJOR_LAYOUT), shape)

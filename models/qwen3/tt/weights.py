@@ -1,0 +1,140 @@
+"""The model's weights on a chip or mesh, moved there a layer at a time.
+
+Replicated on a mesh, but for the experts, which are shared out, and the head, which is cut by vocabulary. What is
+large is kept on disk in the device's layout (ttnn_moe/tenstorrent/files.py).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ttnn_moe import tenstorrent
+from ttnn_moe.errors import CheckpointError
+from ttnn_moe.tenstorrent import Device, DeviceExperts, files, tensors
+
+from ..config import Qwen3MoeConfig
+from ..model import DenseMLP, Layer, MoE
+
+TILE = 32
+LEAST_EXPERTS = 64
+"""ttnn.topk is given rows of at least so many logits; those of experts that are not there are NEVER."""
+NEVER = -1e9
+
+
+@dataclass(frozen=True, eq=False)
+class Linear:
+    """weight [in, out] and bias [1, out] or None, in tiles."""
+
+    weight: Any
+    bias: Any = None
+
+
+@dataclass(frozen=True, eq=False)
+class Router:
+    """linear: to logits [T, max(E, LEAST_EXPERTS)]. experts: shared out over the mesh."""
+
+    linear: Linear
+    experts: DeviceExperts
+
+
+@dataclass(frozen=True, eq=False)
+class Dense:
+    """SwiGLU without experts."""
+
+    gate: Linear
+    up: Linear
+    down: Linear
+
+
+@dataclass(frozen=True, eq=False)
+class LayerWeights:
+    attention_norm: Any
+    qkv: Linear
+    q_norm: Any
+    k_norm: Any
+    out: Linear
+    mlp_norm: Any
+    mlp: Router | Dense
+
+
+class Mover:
+    """Puts torch tensors on the device as ttnn's operators take them."""
+
+    def __init__(self, device: Device):
+        self.device = device
+        self._folder = files.folder(device)
+
+    def layer(self, layer: Layer) -> LayerWeights:
+        attention, mlp = layer.attention, layer.mlp
+        moved: Router | Dense
+        if isinstance(mlp, MoE):
+            moved = Router(self._router(mlp.router.weight), tenstorrent.load_experts(mlp.experts, self.device))
+        else:
+            assert isinstance(mlp, DenseMLP)
+            gate, up = mlp.gate_up.weight.chunk(2)
+            moved = Dense(self.linear(gate), self.linear(up), self.linear(mlp.down.weight))
+        return LayerWeights(
+            self.norm(layer.attention_norm.weight),
+            self.linear(attention.qkv.weight, attention.qkv.bias),
+            self.norm(attention.q_norm.weight),
+            self.norm(attention.k_norm.weight),
+            self.linear(attention.out.weight, attention.out.bias),
+            self.norm(layer.mlp_norm.weight),
+            moved,
+        )
+
+    def norm(self, weight: Tensor) -> Any:
+        """[n], in rows of a tile's width, as ttnn.rms_norm takes it."""
+        return self._keep(weight.reshape(1, 1, -1, TILE), layout="ROW_MAJOR")
+
+    def linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
+        return Linear(self._keep(weight.T), None if bias is None else self._keep(bias[None]))
+
+    def embedding(self, weight: Tensor) -> Any:
+        """[V, H], rows."""
+        return self._keep(weight, layout="ROW_MAJOR")
+
+    def head(self, weight: Tensor) -> Any:
+        """[V, H] -> [H, ceil(V / D)] on each of D devices."""
+        D = self.device.D
+        each = -(-weight.shape[0] // D)
+        if each * D != weight.shape[0]:
+            weight = torch.cat((weight, weight.new_zeros(each * D - weight.shape[0], weight.shape[1])))
+        # the mapper cuts the first dimension
+        return self._keep(weight.reshape(D, each, -1).transpose(1, 2), cut=True)
+
+    def _router(self, weight: Tensor) -> Linear:
+        E, H = weight.shape
+        if E >= LEAST_EXPERTS:
+            return self.linear(weight)
+        absent = LEAST_EXPERTS - E
+        bias = torch.cat((weight.new_zeros(E), weight.new_full((absent,), NEVER)))
+        return self.linear(torch.cat((weight, weight.new_zeros(absent, H))), bias)
+
+    def _keep(self, values: Tensor, layout: str = "TILE", cut: bool = False) -> Any:
+        path = None
+        if self._folder is not None and values.numel() * values.element_size() >= files.LEAST_CACHED_BYTES:
+            key = files.digest([values], tuple(values.shape), layout, cut, self.device.D)
+            path = self._folder / f"{key}.tensorbin"
+        move = tensors.shard if cut else tensors.replicate
+        return files.kept(path, lambda: move(values, self.device, layout=layout, on_host=True), self.device)
+
+
+def check_sizes(config: Qwen3MoeConfig) -> None:
+    """Raise CheckpointError if ttnn's operators, or ours, do not take these sizes."""
+    head = config.head_dim
+    sizes = {"hidden_size": config.hidden_size, "intermediate_size": config.intermediate_size}
+    if config.num_experts:
+        sizes["moe_intermediate_size"] = config.moe_intermediate_size
+    problems = [f"{name}={size}" for name, size in sizes.items() if size % TILE]
+    if head != TILE and head % (2 * TILE):
+        problems.append(f"head_dim={head}")
+    if problems:
+        raise CheckpointError(
+            "this model does not fit the device's tiles", got=", ".join(problems),
+            expected="sizes that are multiples of 32, and a head_dim of 32 or a multiple of 64",
+        )  # fmt: skip

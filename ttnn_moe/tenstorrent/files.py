@@ -1,0 +1,74 @@
+"""Tensors in a device's layout, made once and kept on disk.
+
+TTNN_MOE_TT_CACHE names the folder ("off": none); without it, ttnn-moe/tenstorrent in the user's cache folder. A file is
+named by a digest of the values and of everything that shapes it, and appears whole or not at all.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import platformdirs
+import torch
+from torch import Tensor
+
+from .device import Device
+from .runtime import library
+
+CACHE = "TTNN_MOE_TT_CACHE"
+# smaller tensors are made faster than their digest
+LEAST_CACHED_BYTES = 16 << 20
+_LAYOUT_VERSION = 1
+
+
+def folder(device: Device, cache: Path | str | None = None) -> Path | None:
+    """Where files lie: `cache`, or what the module says; None: nowhere."""
+    named = str(cache) if cache is not None else os.environ.get(CACHE)
+    # an emulated device has no files of its own: what is made in memory is quick enough
+    if named == "off" or hasattr(device.handle, "launch"):
+        return None
+    return Path(named) if named else Path(platformdirs.user_cache_path("ttnn-moe")) / "tenstorrent"
+
+
+def digest(values: Iterable[Tensor], *about: object) -> str:
+    """Of values and of what is said about them; a first dimension is read a part at a time, without a copy of all."""
+    ttnn = library()
+
+    made = hashlib.blake2b(digest_size=20)
+    made.update(repr((_LAYOUT_VERSION, getattr(ttnn, "__version__", ""), *about)).encode())
+    for tensor in values:
+        for part in tensor:
+            made.update(part.contiguous().reshape(-1).view(torch.uint8).numpy())
+    return made.hexdigest()
+
+
+def kept(path: Path | None, make: Callable[[], Any], device: Device) -> Any:
+    """On the device: the tensor of that file, else what make() gives (on the host), which goes into the file."""
+    ttnn = library()
+
+    if path is not None and path.exists():
+        return ttnn.load_tensor(str(path), device=device.handle)
+    host = make()
+    if path is not None:
+        _write(path, host)
+    return ttnn.to_device(host, device.handle, memory_config=ttnn.DRAM_MEMORY_CONFIG)
+
+
+def _write(path: Path, host: Any) -> None:
+    ttnn = library()
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # the name must end as ttnn's files do
+    fd, temporary = tempfile.mkstemp(dir=path.parent, suffix=path.suffix)
+    os.close(fd)
+    try:
+        ttnn.dump_tensor(temporary, host)
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
