@@ -10,9 +10,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from .cache import RowCache, StaticCache, Step
+from .cache import RowCache, Step
 from .graphs import Captured, capture
-from .model import Qwen3Moe
+from .model import LanguageModel, Qwen3Moe
 from .sampling import Sampling, choose
 
 
@@ -76,7 +76,7 @@ class HostSteps:
 
     ahead = False
 
-    def __init__(self, model: Qwen3Moe, cache: StaticCache):
+    def __init__(self, model: LanguageModel, cache: Any):
         self.model, self.cache = model, cache
         self._last = torch.empty(0, dtype=torch.int64)
 

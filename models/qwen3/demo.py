@@ -17,12 +17,14 @@ from rich.text import Text
 from ttnn_moe import registry
 from ttnn_moe.errors import RequestError
 
-from . import TINY, terminal
+from . import TINY, terminal, tt
 from .config import Qwen3MoeConfig
 from .generate import Generation, Stats, Token, check_request, generate
+from .model import LanguageModel
 from .sampling import Draws, Sampling
 from .session import Session
 from .tokenizer import Tokenizer
+from .tt import request
 from .weights import load_model
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -35,7 +37,10 @@ def demo(
     ] = TINY,
     prompt: Annotated[list[str] | None, typer.Option(help="Text to continue or answer; several make a batch.")] = None,
     backend: Annotated[str, typer.Option(help="What runs the experts: auto, reference, ...")] = "auto",
-    device: Annotated[str | None, typer.Option(help="torch device; default: what suits the backend.")] = None,
+    device: Annotated[
+        str | None, typer.Option(help="torch device, or emulator on tenstorrent; default: what suits the backend.")
+    ] = None,
+    mesh: Annotated[str | None, typer.Option(help="Chips of backend tenstorrent, as 1x8.", show_default="1x1")] = None,
     dtype: Annotated[str | None, typer.Option(help="bfloat16, float16 or float32; default: the checkpoint's.")] = None,
     max_new_tokens: Annotated[int, typer.Option(help="Per prompt.")] = 128,
     temperature: Annotated[float, typer.Option(help="0 = greedy.")] = 0.0,
@@ -54,9 +59,17 @@ def demo(
     ids = [_encode(tokenizer, text, chat) for text in texts]
     check_request(config, ids, max_new_tokens)
     Draws.of(seed, len(texts))
+    on_chips = request.asked_for(backend, device)
+    if mesh is not None and not on_chips:
+        raise RequestError("--mesh is of backend tenstorrent", got=f"--backend {backend}", remedy="leave it out")
+    D = request.check(config, len(texts), mesh, device, dtype) if on_chips else 0
     start = time.perf_counter()
+    network: LanguageModel
     with terminal.loading(f"loading {model.name}") as progress:
-        network = load_model(model, backend, device, dtype, progress)
+        if on_chips:
+            network = tt.load_model(model, D, device, progress)
+        else:
+            network = load_model(model, backend, device, dtype, progress)
     load_s = time.perf_counter() - start
     start = time.perf_counter()
     session = Session.of(network, ids, max_new_tokens)
@@ -78,7 +91,8 @@ def demo(
             on_token=shown.show,
             session=session,
         )
-    where = f"{registry.resolve(backend)} on {network.device}, {str(network.dtype).removeprefix('torch.')}"
+    name = request.NAME if on_chips else registry.resolve(backend)
+    where = f"{name} on {network.where}, {str(network.dtype).removeprefix('torch.')}"
     console.print(terminal.table(where, _figures(result, load_s, warm_up_s)))
 
 

@@ -14,7 +14,7 @@ from ttnn_moe.errors import RequestError
 
 from .config import Qwen3MoeConfig
 from .decode import Steps
-from .model import Qwen3Moe
+from .model import LanguageModel
 from .sampling import Draws, Sampling, choose
 from .session import Session
 from .tokenizer import TextStream, Tokenizer
@@ -76,7 +76,7 @@ class Generation:
 
 
 def generate(
-    model: Qwen3Moe,
+    model: LanguageModel,
     prompts: Sequence[Sequence[int]],
     *,
     max_new_tokens: int = 128,
@@ -115,7 +115,7 @@ def generate(
 
 
 def stream(
-    model: Qwen3Moe,
+    model: LanguageModel,
     prompts: Sequence[Sequence[int]],
     *,
     max_new_tokens: int = 128,
@@ -199,7 +199,7 @@ def check_request(
 
 @dataclass
 class _Run:
-    model: Qwen3Moe
+    model: LanguageModel
     prompts: Sequence[Sequence[int]]
     max_new_tokens: int
     sampling: Sampling

@@ -7,7 +7,7 @@ Architecture: Qwen3 Technical Report, https://arxiv.org/abs/2505.09388.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -18,8 +18,31 @@ from ttnn_moe.backend import Prepared
 from ttnn_moe.errors import RequestError
 
 from . import ops
-from .cache import AttentionCache, Step, Uncached
+from .cache import AttentionCache, StaticCache, Step, Uncached
 from .config import Qwen3MoeConfig
+
+
+class LanguageModel(Protocol):
+    """What generates: Qwen3Moe, or tt.Qwen3MoeTT. `device` is where ids and logits are."""
+
+    @property
+    def config(self) -> Qwen3MoeConfig: ...
+
+    @property
+    def device(self) -> torch.device: ...
+
+    @property
+    def dtype(self) -> torch.dtype: ...
+
+    @property
+    def where(self) -> str:
+        """The machine, in words."""
+
+    def new_cache(self, rows: int, capacity: int) -> Any:
+        """A cache of its own, as StaticCache; RequestError: larger than it can be."""
+
+    def __call__(self, ids: Tensor, cache: Any, step: Any) -> Tensor:
+        """Logits [R, vocab_size] of a step that the cache planned."""
 
 
 class Linear(nn.Linear):
@@ -189,6 +212,14 @@ class Qwen3Moe(nn.Module):
     @property
     def dtype(self) -> torch.dtype:
         return self.embed.weight.dtype
+
+    @property
+    def where(self) -> str:
+        return str(self.device)
+
+    def new_cache(self, rows: int, capacity: int) -> StaticCache:
+        """Keys and values of `rows` sequences of up to `capacity` tokens."""
+        return StaticCache(self.config, rows, capacity, self.dtype, self.device)
 
     def rope(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """cos and sin [T, 1, head_dim / 2] in the model's dtype, computed in fp32 from positions [T]."""

@@ -12,7 +12,7 @@ from . import ops
 from .cache import RowCache, Step
 from .decode import FixedSteps, bucket, buckets
 from .graphs import Captured, capture
-from .model import Qwen3Moe
+from .model import LanguageModel, Qwen3Moe
 
 Progress = Callable[[int, int], None]
 """Called with graphs captured so far and graphs in all."""
@@ -24,8 +24,8 @@ SMALLEST = 64
 
 
 def prefill(
-    model: Qwen3Moe,
-    cache: RowCache,
+    model: LanguageModel,
+    cache: Any,
     fixed: FixedPrefill | None,
     ids: Sequence[int],
     chunks: Sequence[tuple[int, int]],

@@ -11,9 +11,8 @@ from ttnn_moe import registry
 from ttnn_moe.errors import RequestError
 
 from . import ops
-from .cache import StaticCache
 from .decode import FixedSteps, HostSteps, Steps
-from .model import MoE, Qwen3Moe
+from .model import LanguageModel, MoE, Qwen3Moe
 from .prefill import FixedPrefill, Progress, capture_all, prefill
 
 
@@ -30,7 +29,7 @@ class Session:
         RequestError: rows or capacity below 1; graphs asked for where they do not serve.
     """
 
-    def __init__(self, model: Qwen3Moe, rows: int, capacity: int, graphs: bool | None = None):
+    def __init__(self, model: LanguageModel, rows: int, capacity: int, graphs: bool | None = None):
         if min(rows, capacity) < 1:
             raise RequestError("a session needs room", got=f"rows={rows}, capacity={capacity}", expected="1 or more")
         served = serves(model)
@@ -42,14 +41,19 @@ class Session:
                 remedy="graphs=None",
             )
         self.model, self.rows, self.capacity = model, rows, capacity
-        self.cache = StaticCache(model.config, rows, capacity, model.dtype, model.device)
+        self.cache = model.new_cache(rows, capacity)
         use = model.device.type == "cuda" and served if graphs is None else graphs
-        self.steps: Steps = FixedSteps(model, self.cache) if use else HostSteps(model, self.cache)
+        self.steps: Steps
+        if use:
+            assert isinstance(model, Qwen3Moe)
+            self.steps = FixedSteps(model, self.cache)
+        else:
+            self.steps = HostSteps(model, self.cache)
         self._prefill: FixedPrefill | None = None
         self._busy = False
 
     @classmethod
-    def of(cls, model: Qwen3Moe, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> Session:
+    def of(cls, model: LanguageModel, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> Session:
         """One that just holds these prompts and their continuations."""
         return cls(model, len(prompts), max(map(len, prompts)) + max_new_tokens - 1)
 
@@ -63,7 +67,7 @@ class Session:
         if not isinstance(self.steps, FixedSteps):
             return
         if self._prefill is None:
-            self._prefill = FixedPrefill(self.model, self.cache, self.steps.pool)
+            self._prefill = FixedPrefill(self.steps.model, self.cache, self.steps.pool)
         capture_all(self._prefill, self.steps, self.rows, progress)
 
     def prefill(self, ids: Sequence[int], chunks: Sequence[tuple[int, int]], ends: Sequence[int]) -> Tensor:
@@ -96,8 +100,10 @@ class Session:
             self._busy = False
 
 
-def serves(model: Qwen3Moe) -> bool:
+def serves(model: LanguageModel) -> bool:
     """Whether decode steps of fixed size can run this model: Triton kernels fit it, and its experts run on cuda."""
+    if not isinstance(model, Qwen3Moe):
+        return False
     config = model.config
     heads = config.num_attention_heads, config.num_key_value_heads, config.head_dim
     backends = {registry.resolve(module.backend) for module in model.modules() if isinstance(module, MoE)}

@@ -7,7 +7,7 @@ from typing import Any
 
 from ..errors import ContractError
 from . import tensors
-from .mesh import partial_dtype, sum_over_devices
+from .mesh import partial_dtype, partial_rows, sum_over_devices
 from .operators import Operators, Sizes, operators
 from .weights import DeviceExperts
 
@@ -76,7 +76,7 @@ def run(
     if experts.device.D == 1:
         ops.down(activations, routed, experts.down, out, accumulate)
         return
-    rows = -(-int(out.shape[0]) // 32) * 32
+    rows = partial_rows(int(out.shape[0]), experts.H, experts.device)
     partial = tensors.empty((rows, experts.H), partial_dtype(experts.device), "TILE", experts.device)
     ops.down(activations, routed, experts.down, partial, False)
     sum_over_devices(partial, out, experts.device)

@@ -101,7 +101,9 @@ def load_experts(
         path = None if folder is None or key is None else folder / f"{key}-{name}.tensorbin"
         matrix = _matrix(name, experts)
         return files.kept(
-            path, lambda: tensors.shard(matrix[order].transpose(1, 2), device, weight_format, "TILE", on_host=True), device
+            path,
+            lambda: tensors.shard(matrix[order].transpose(1, 2), device, weight_format, "TILE", on_host=True),
+            device,
         )
 
     made = {name: tiles(name) for name in ("gate", "up", "down")}

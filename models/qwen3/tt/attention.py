@@ -67,6 +67,7 @@ def _a_core_each(x: Any, device: Device) -> Any:
 
     B, size = int(x.shape[1]), int(x.shape[3])
     cores = ttnn.num_cores_to_corerangeset(B, device.handle.compute_with_storage_grid_size(), True)
-    spec = ttnn.ShardSpec(cores, [32, size], ttnn.ShardOrientation.ROW_MAJOR)
-    place = ttnn.MemoryConfig(ttnn.TensorMemoryLayout.HEIGHT_SHARDED, ttnn.BufferType.L1, spec)
+    place = ttnn.create_sharded_memory_config(
+        (32, size), core_grid=cores, strategy=ttnn.ShardStrategy.HEIGHT, use_height_and_width_as_shard_shape=True
+    )
     return ttnn.to_memory_config(x, place)

@@ -66,6 +66,15 @@ class Decode:
     positions: tuple[int, ...]
 
 
+def check_rows(rows: int) -> None:
+    """Raise RequestError if these are more sequences than run at a time."""
+    if rows > MAX_ROWS:
+        raise RequestError(
+            "too many sequences at a time for the device", got=rows, expected=f"at most {MAX_ROWS}",
+            remedy="generate in several batches",
+        )  # fmt: skip
+
+
 class PagedCache:
     """Keys and values of up to 32 sequences.
 
@@ -75,8 +84,7 @@ class PagedCache:
     """
 
     def __init__(self, config: Qwen3MoeConfig, device: Device, rows: int, capacity: int):
-        if rows > MAX_ROWS:
-            raise RequestError("too many sequences at a time", got=rows, expected=f"at most {MAX_ROWS}")
+        check_rows(rows)
         self.device, self.rows, self.capacity = device, rows, capacity
         self._each = -(-capacity // PAGE)
         self._last = config.max_position_embeddings - 1
@@ -107,7 +115,9 @@ class PagedCache:
         self.lengths = [self.lengths[row] for row in rows]
         self._waiting = [self._waiting[row] for row in rows]
 
-    def prefill(self, chunks: Sequence[tuple[int, int]], logits_at: Sequence[int], decoding: Sequence[Any] = ()) -> Prefill:
+    def prefill(
+        self, chunks: Sequence[tuple[int, int]], logits_at: Sequence[int], decoding: Sequence[Any] = ()
+    ) -> Prefill:
         """Plan a step over pieces of prompts, (row, tokens) each; logits_at: the last tokens of those that end.
 
         Raises:

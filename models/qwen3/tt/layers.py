@@ -9,8 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import ttnn_moe
-from ttnn_moe.tenstorrent import Device, DeviceRouting
+from ttnn_moe.tenstorrent import Device, DeviceRouting, moe
 from ttnn_moe.tenstorrent.runtime import library
 
 from ..config import Qwen3MoeConfig
@@ -53,9 +52,7 @@ class Network:
     def norm(self, x: Any, weight: Any) -> Any:
         ttnn = library()
 
-        return ttnn.rms_norm(
-            x, epsilon=self.config.rms_norm_eps, weight=weight, compute_kernel_config=self.exact
-        )
+        return ttnn.rms_norm(x, epsilon=self.config.rms_norm_eps, weight=weight, compute_kernel_config=self.exact)
 
     def linear(self, x: Any, by: Linear) -> Any:
         ttnn = library()
@@ -78,7 +75,9 @@ class Network:
             num_kv_heads=self.config.num_key_value_heads, transpose_k_heads=False,
         )  # fmt: skip
         q, k = (
-            ttnn.experimental.rotary_embedding_hf(self.norm(one, norm), attended.cos, attended.sin, is_decode_mode=False)
+            ttnn.experimental.rotary_embedding_hf(
+                self.norm(one, norm), attended.cos, attended.sin, is_decode_mode=False
+            )
             for one, norm in ((q, weights.q_norm), (k, weights.k_norm))
         )
         heads = attended.attend(i, q, k, v)
@@ -106,13 +105,11 @@ class Network:
         routing = DeviceRouting(
             ttnn.typecast(_rows(ids, (T, K)), ttnn.int32), ttnn.typecast(_rows(probabilities, (T, K)), ttnn.float32)
         )
-        out = ttnn_moe.moe(_rows(x, (T, H)), routing, weights.experts)
+        out = moe(_rows(x, (T, H)), routing, weights.experts)
         return ttnn.reshape(out, (1, 1, T, H))
 
     def logits(self, x: Any, ends: Any, norm: Any, head: Linear) -> Any:
         """Of the rows of x that ends [1, R] uint32 names (None: all): each chip's part of [.., R, V]."""
-        ttnn = library()
-
         if ends is not None:
             x = self.embed(ends, _rows(x, (int(x.shape[2]), int(x.shape[3]))))
         return self.linear(self.norm(x, norm), head)

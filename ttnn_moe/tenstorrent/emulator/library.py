@@ -19,7 +19,7 @@ from .device import Tensor as Part
 from .result import Result
 from .run import run
 
-bfloat16, float32, int32, bfloat8_b = "bfloat16", "float32", "int32", "bfloat8_b"
+bfloat16, float32, int32, uint32, bfloat8_b = "bfloat16", "float32", "int32", "uint32", "bfloat8_b"
 TILE_LAYOUT, ROW_MAJOR_LAYOUT = "TILE_LAYOUT", "ROW_MAJOR_LAYOUT"
 DRAM_MEMORY_CONFIG = "DRAM_MEMORY_CONFIG"
 __version__ = "emulator"
@@ -171,7 +171,7 @@ def to_device(tensor: Tensor, mesh: Mesh, *, memory_config: object = None) -> Te
     if len(tensor.values) not in (1, mesh.D):
         raise ContractError("a tensor does not fit the mesh", got=f"{len(tensor.values)} parts", expected=f"D={mesh.D}")
     values = tensor.values * mesh.D if len(tensor.values) == 1 else tensor.values
-    return _on(mesh, values, tensor.dtype, tensor.layout)
+    return on_chips(mesh, values, tensor.dtype, tensor.layout)
 
 
 def empty(shape: Sequence[int], *, dtype: str, layout: str, device: Mesh, memory_config: object = None) -> Tensor:
@@ -201,7 +201,7 @@ def slice(tensor: Tensor, begin: Sequence[int], end: Sequence[int]) -> Tensor:
 
 def typecast(tensor: Tensor, dtype: str) -> Tensor:
     assert tensor.mesh is not None
-    return _on(tensor.mesh, tensor.read(), dtype, tensor.layout)
+    return on_chips(tensor.mesh, tensor.read(), dtype, tensor.layout)
 
 
 def copy(tensor: Tensor, out: Tensor) -> None:
@@ -231,16 +231,27 @@ def all_gather(tensor: Tensor, *, dim: int, topology: object = None) -> Tensor:
 
 def to_layout(tensor: Tensor, layout: str) -> Tensor:
     assert tensor.mesh is not None
-    return _on(tensor.mesh, tensor.read(), tensor.dtype, layout)
+    return on_chips(tensor.mesh, tensor.read(), tensor.dtype, layout)
 
 
 def _again(tensor: Tensor, values: list[torch.Tensor]) -> Tensor:
     assert tensor.mesh is not None
-    return _on(tensor.mesh, values, tensor.dtype, tensor.layout)
+    return on_chips(tensor.mesh, values, tensor.dtype, tensor.layout)
 
 
-def _on(mesh: Mesh, values: list[torch.Tensor], dtype: str, layout: str) -> Tensor:
+def on_chips(mesh: Mesh, values: list[torch.Tensor], dtype: str, layout: str) -> Tensor:
+    """A tensor of these values, one for each chip."""
     made = [
         one.tensor(part, dtype, tiled=layout == TILE_LAYOUT) for one, part in zip(mesh.devices, values, strict=True)
     ]
     return Tensor(mesh, made, [], dtype, layout)
+
+
+def __getattr__(name: str) -> Any:
+    """ttnn's own operators."""
+    from . import stock
+
+    try:
+        return vars(stock)[name]
+    except KeyError:
+        raise AttributeError(f"the emulator's stand-in for ttnn has no {name}") from None

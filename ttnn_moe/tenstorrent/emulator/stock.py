@@ -1,0 +1,207 @@
+"""Operators of ttnn's own that a model calls around ours, on emulated devices: computed on the host in fp32 by torch.
+
+Names and meaning are ttnn's. Results are rounded to the first tensor's dtype; how the chip gets there is not modelled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor as Values
+
+from .library import ROW_MAJOR_LAYOUT, TILE_LAYOUT, Mesh, Tensor, on_chips
+
+MathFidelity = SimpleNamespace(HiFi4="HiFi4")
+ShardStrategy = SimpleNamespace(HEIGHT="HEIGHT")
+
+
+def init_device_compute_kernel_config(arch: str, **options: object) -> None:
+    """Sums are in fp32, whatever is asked for."""
+
+
+def num_cores_to_corerangeset(cores: int, grid: object, row_wise: bool) -> int:
+    return cores
+
+
+def create_sharded_memory_config(shape: Sequence[int], **options: object) -> None:
+    """Everything is in DRAM here."""
+
+
+def to_memory_config(tensor: Tensor, place: object) -> Tensor:
+    return tensor
+
+
+def zeros(shape: Sequence[int], *, dtype: str, layout: str, device: Mesh, memory_config: object = None) -> Tensor:
+    return on_chips(device, [torch.zeros(tuple(shape))] * device.D, dtype, layout)
+
+
+def embedding(ids: Tensor, weight: Tensor, *, layout: str = ROW_MAJOR_LAYOUT) -> Tensor:
+    found = [table[chosen.long()] for chosen, table in zip(ids.read(), weight.read(), strict=True)]
+    assert weight.mesh is not None
+    return on_chips(weight.mesh, found, weight.dtype, layout)
+
+
+def rms_norm(x: Tensor, *, epsilon: float, weight: Tensor, compute_kernel_config: object = None) -> Tensor:
+    def norm(x: Values, weight: Values) -> Values:
+        return F.rms_norm(x, (x.shape[-1],), weight.flatten(), epsilon)
+
+    return _each(norm, x, weight)
+
+
+def linear(x: Tensor, weight: Tensor, *, bias: Tensor | None = None, compute_kernel_config: object = None) -> Tensor:
+    if bias is None:
+        return _each(torch.matmul, x, weight)
+    return _each(lambda x, weight, bias: x @ weight + bias, x, weight, bias)
+
+
+def add(a: Tensor, b: Tensor) -> Tensor:
+    return _each(torch.add, a, b)
+
+
+def multiply(a: Tensor, b: Tensor) -> Tensor:
+    return _each(torch.mul, a, b)
+
+
+def silu(x: Tensor) -> Tensor:
+    return _each(F.silu, x)
+
+
+def softmax(x: Tensor, *, dim: int, numeric_stable: bool = True, compute_kernel_config: object = None) -> Tensor:
+    return _each(lambda x: torch.softmax(x, dim), x)
+
+
+def topk(x: Tensor, k: int, *, dim: int) -> tuple[Tensor, Tensor]:
+    assert x.mesh is not None
+    found = [torch.topk(values, k, dim) for values in x.read()]
+    values = on_chips(x.mesh, [one.values for one in found], x.dtype, x.layout)
+    return values, on_chips(x.mesh, [one.indices for one in found], "uint16", x.layout)
+
+
+def transpose(x: Tensor, first: int, second: int) -> Tensor:
+    return _each(lambda x: x.transpose(first, second), x)
+
+
+def concat(parts: Sequence[Tensor], *, dim: int) -> Tensor:
+    return _each(lambda *parts: torch.cat(parts, dim), *parts)
+
+
+def _nlp_create_qkv_heads(
+    qkv: Tensor, *, num_heads: int, num_kv_heads: int, transpose_k_heads: bool
+) -> tuple[Tensor, ...]:
+    """[1, 1, T, ..] -> q, k and v [1, heads, T, head_dim]."""
+    assert not transpose_k_heads
+
+    def heads(first: int, n: int) -> Callable[[Values], Values]:
+        return lambda qkv: (
+            qkv[0, 0].unflatten(-1, (num_heads + 2 * num_kv_heads, -1))[:, first : first + n].transpose(0, 1)[None]
+        )
+
+    own = ((0, num_heads), (num_heads, num_kv_heads), (num_heads + num_kv_heads, num_kv_heads))
+    return tuple(_each(heads(first, n), qkv) for first, n in own)
+
+
+def _nlp_concat_heads(x: Tensor) -> Tensor:
+    return _each(lambda x: x.transpose(1, 2).flatten(2)[None], x)
+
+
+def _rotary_embedding_hf(x: Tensor, cos: Tensor, sin: Tensor, *, is_decode_mode: bool) -> Tensor:
+    assert not is_decode_mode
+
+    def rotate(x: Values, cos: Values, sin: Values) -> Values:
+        first, second = x.chunk(2, -1)
+        return x * cos + torch.cat((-second, first), -1) * sin
+
+    return _each(rotate, x, cos, sin)
+
+
+def _paged_fill_cache(cache: Tensor, x: Tensor, pages: Tensor, *, batch_idx: int) -> None:
+    """x [1, heads, T, head_dim] into the pages [1, T / page] of a cache [pages, heads, page, head_dim]."""
+
+    def fill(cache: Values, x: Values, pages: Values) -> Values:
+        return cache.index_put((pages[batch_idx].long(),), x[0].unflatten(1, (-1, cache.shape[2])).transpose(0, 1))
+
+    _change(cache, fill, x, pages)
+
+
+def _paged_update_cache(cache: Tensor, x: Tensor, *, update_idxs_tensor: Tensor, page_table: Tensor) -> None:
+    """Token b of x [1, B, heads, head_dim] to its row's position, unless that is -1."""
+
+    def update(cache: Values, x: Values, positions: Values, table: Values) -> Values:
+        for b, position in enumerate(positions.tolist()):
+            if position >= 0:
+                cache[int(table[b, position // cache.shape[2]]), :, position % cache.shape[2]] = x[0, b]
+        return cache
+
+    _change(cache, update, x, update_idxs_tensor, page_table)
+
+
+def _chunked_attention(q: Tensor, k: Tensor, v: Tensor, pages: Tensor, start: int) -> Tensor:
+    """Causal: q [1, heads, T, head_dim] are the tokens from `start` on of what lies in the pages [1, n]."""
+
+    def attend(q: Values, k: Values, v: Values, pages: Values) -> Values:
+        T = q.shape[2]
+        mask = torch.ones(T, start + T, dtype=torch.bool).tril(start)
+        keys, values = (_gather(x, pages[0], start + T) for x in (k, v))
+        return _attend(q, keys, values, mask)
+
+    return _each(attend, q, k, v, pages)
+
+
+def _decode_attention(
+    q: Tensor, k: Tensor, v: Tensor, *, page_table_tensor: Tensor, cur_pos_tensor: Tensor
+) -> Tensor:  # fmt: skip
+    """q [1, B, heads, head_dim], each of the B attending to its row's keys 0 .. position."""
+
+    def attend(q: Values, k: Values, v: Values, table: Values, positions: Values) -> Values:
+        out = torch.zeros_like(q)
+        for b, position in enumerate(positions.tolist()):
+            keys, values = (_gather(x, table[b], position + 1) for x in (k, v))
+            out[:, b] = _attend(q[:, b, :, None], keys, values, None)[:, :, 0]
+        return out
+
+    return _each(attend, q, k, v, page_table_tensor, cur_pos_tensor)
+
+
+experimental = SimpleNamespace(
+    nlp_create_qkv_heads=_nlp_create_qkv_heads,
+    nlp_concat_heads=_nlp_concat_heads,
+    rotary_embedding_hf=_rotary_embedding_hf,
+    paged_fill_cache=_paged_fill_cache,
+    paged_update_cache=_paged_update_cache,
+)
+transformer = SimpleNamespace(
+    chunked_scaled_dot_product_attention=_chunked_attention,
+    paged_scaled_dot_product_attention_decode=_decode_attention,
+)
+
+
+def _gather(cache: Values, pages: Values, n: int) -> Values:
+    """The first n tokens of these pages: [1, heads, n, head_dim]."""
+    needed = pages[: -(-n // cache.shape[2])].long()
+    return cache[needed].transpose(0, 1).flatten(1, 2)[None, :, :n]
+
+
+def _attend(q: Values, k: Values, v: Values, mask: Values | None) -> Values:
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=q.shape[1] != k.shape[1])
+
+
+def _floats(tensor: Tensor) -> list[Values]:
+    """Each chip's values, in fp32 if they are no integers."""
+    return [x.float() if x.dtype == torch.bfloat16 else x for x in tensor.read()]
+
+
+def _each(function: Callable[..., Values], *tensors: Tensor) -> Tensor:
+    """The function on every chip, in fp32; a tensor like the first."""
+    mesh = tensors[0].mesh
+    assert mesh is not None
+    made = [function(*values) for values in zip(*map(_floats, tensors), strict=True)]
+    return on_chips(mesh, made, tensors[0].dtype, TILE_LAYOUT)
+
+
+def _change(cache: Tensor, function: Callable[..., Values], *tensors: Tensor) -> None:
+    """Put what the function makes of the cache in its place, on every chip."""
+    for part, *values in zip(cache.parts, *map(_floats, tensors), strict=True):
+        part.write(function(part.read(), *(x.to(torch.bfloat16) if x.is_floating_point() else x for x in values)))
