@@ -41,6 +41,8 @@ def demo(
         str | None, typer.Option(help="torch device, or emulator on tenstorrent; default: what suits the backend.")
     ] = None,
     mesh: Annotated[str | None, typer.Option(help="Chips of backend tenstorrent, as 1x8.", show_default="1x1")] = None,
+    trace: Annotated[bool, typer.Option("--trace", help="On tenstorrent: replay decode steps as ttnn traces.")] = False,
+    profile: Annotated[bool, typer.Option("--profile", help="On tenstorrent: time each operator.")] = False,
     dtype: Annotated[str | None, typer.Option(help="bfloat16, float16 or float32; default: the checkpoint's.")] = None,
     max_new_tokens: Annotated[int, typer.Option(help="Per prompt.")] = 128,
     temperature: Annotated[float, typer.Option(help="0 = greedy.")] = 0.0,
@@ -59,15 +61,14 @@ def demo(
     ids = [_encode(tokenizer, text, chat) for text in texts]
     check_request(config, ids, max_new_tokens)
     Draws.of(seed, len(texts))
+    options = request.Options(mesh, device, dtype, trace, profile)
     on_chips = request.asked_for(backend, device)
-    if mesh is not None and not on_chips:
-        raise RequestError("--mesh is of backend tenstorrent", got=f"--backend {backend}", remedy="leave it out")
-    D = request.check(config, len(texts), mesh, device, dtype) if on_chips else 0
+    D = request.check(config, len(texts), options) if on_chips else options.refuse(backend)
     start = time.perf_counter()
     network: LanguageModel
     with terminal.loading(f"loading {model.name}") as progress:
         if on_chips:
-            network = tt.load_model(model, D, device, progress)
+            network = tt.load_model(model, D, device, progress, trace)
         else:
             network = load_model(model, backend, device, dtype, progress)
     load_s = time.perf_counter() - start
@@ -78,7 +79,7 @@ def demo(
     generate(network, ids, max_new_tokens=min(2, max_new_tokens), stop_ids=(), session=session)
     warm_up_s = time.perf_counter() - start
     shown = _Single(console) if len(texts) == 1 else _Batch(console, texts)
-    with shown:
+    with shown, request.profiled(network, profile) as times:
         result = generate(
             network,
             ids,
@@ -94,6 +95,8 @@ def demo(
     name = request.NAME if on_chips else registry.resolve(backend)
     where = f"{name} on {network.where}, {str(network.dtype).removeprefix('torch.')}"
     console.print(terminal.table(where, _figures(result, load_s, warm_up_s)))
+    if times is not None:
+        console.print(terminal.table("operator (calls), each waited for", times.rows()))
 
 
 def _task_prompts(model: Path) -> list[str]:

@@ -59,13 +59,14 @@ class Device:
 _current: Device | None = None
 
 
-def open_device(D: int = 1, device: str | None = None) -> Device:
+def open_device(D: int = 1, device: str | None = None, trace_bytes: int | None = None) -> Device:
     """The device of this process, or a 1xD mesh: opened at the first call, closed at exit.
 
     Args:
         D: devices of the mesh.
         device: "emulator" (Blackhole p150), "emulator:n150" (Wormhole), or "" for a card or simulator through ttnn;
             default: what TTNN_MOE_TT_DEVICE says.
+        trace_bytes: DRAM of each chip that is kept for traces; default: ttnn's.
 
     Raises:
         BackendUnavailable: nothing to open, fewer than D devices, or another mesh is open already.
@@ -88,14 +89,15 @@ def open_device(D: int = 1, device: str | None = None) -> Device:
         return _keep(Device.of(emulated.open_mesh(D, device.partition(":")[2] or "p150")))
     ttnn = library()
 
+    options = {} if trace_bytes is None else {"trace_region_size": trace_bytes}
     if D == 1:
-        handle = ttnn.open_device(device_id=0)
+        handle = ttnn.open_device(device_id=0, **options)
     else:
         here = ttnn.GetNumAvailableDevices()
         if here < D:
             raise BackendUnavailable("there are too few devices for the mesh", got=here, expected=f"D={D}")
         ttnn.set_fabric_config(ttnn.FabricConfig.FABRIC_1D)
-        handle = ttnn.open_mesh_device(ttnn.MeshShape(1, D))
+        handle = ttnn.open_mesh_device(ttnn.MeshShape(1, D), **options)
     return _keep(Device.of(handle, opened_here=True))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -18,8 +19,9 @@ from ..model import Layer, Qwen3Moe, rope_table
 from ..weights import Checkpoint, Progress, layer_slots, top_slots
 from .attention import DecodeAttention, PrefillAttention
 from .cache import Decode, PagedCache, Pass, Prefill
+from .decode import TRACE_BYTES, Decoder
 from .layers import Attended, Network
-from .weights import Linear, Mover, check_sizes
+from .weights import LayerWeights, Linear, Mover, check_sizes
 
 
 class Qwen3MoeTT:
@@ -28,16 +30,18 @@ class Qwen3MoeTT:
     Calling it runs a step of a cache of its own (`new_cache`) and gives logits on the host.
 
     Attributes:
-        config: its sizes. mesh: the chips it is on. device, dtype: of the logits.
+        config: its sizes. mesh: the chips it is on. traced: whether decode steps are captured, and replayed.
+        device, dtype: of the logits.
     """
 
     device, dtype = torch.device("cpu"), torch.bfloat16
 
-    def __init__(self, config: Qwen3MoeConfig, mesh: Device):
+    def __init__(self, config: Qwen3MoeConfig, mesh: Device, traced: bool = False):
         check_sizes(config)
-        self.config, self.mesh = config, mesh
+        self.config, self.mesh, self.traced = config, mesh, traced
         self._network, self._mover = Network(config, mesh), Mover(mesh)
-        self._layers: list[Any] = []
+        self._layers: list[LayerWeights] = []
+        self._decoders: weakref.WeakKeyDictionary[PagedCache, Decoder] = weakref.WeakKeyDictionary()
 
     def put_top(self, model: Qwen3Moe) -> None:
         """Move embeddings, last norm and head there."""
@@ -60,7 +64,11 @@ class Qwen3MoeTT:
 
     def new_cache(self, rows: int, capacity: int) -> PagedCache:
         """Room for generations, of up to 32 sequences."""
-        return PagedCache(self.config, self.mesh, rows, capacity)
+        for decoder in self._decoders.values():
+            decoder.release()
+        cache = PagedCache(self.config, self.mesh, rows, capacity)
+        self._decoders[cache] = Decoder(self.mesh, self._step, self.traced)
+        return cache
 
     def __call__(self, ids: Tensor, cache: PagedCache, step: Prefill | Decode) -> Tensor:
         """Logits [R, vocab_size] of the tokens that the step wants, or of all rows; see RowCache."""
@@ -81,13 +89,10 @@ class Qwen3MoeTT:
         again = [0] * (bucket(len(ids)) - len(ids))
         rows = [*range(len(ids)), *again]
         tokens, positions = [ids[row] for row in rows], [step.positions[row] for row in rows]
-        attend = DecodeAttention(
-            cache,
-            tensors.replicate(torch.tensor(positions).int(), self.mesh),
-            tensors.replicate(cache.table(rows), self.mesh),
-        )
-        x = self._run(self._words(tokens), self._words(positions), attend)
-        return self._to_host(self._network.logits(x, None, self._norm, self._head), len(ids))
+        return self._to_host(self._decoders[cache](cache, tokens, positions, rows), len(ids))
+
+    def _step(self, ids: Any, positions: Any, attend: DecodeAttention) -> Any:
+        return self._network.logits(self._run(ids, positions, attend), None, self._norm, self._head)
 
     def _run(self, ids: Any, positions: Any, attend: Any) -> Any:
         network = self._network
@@ -108,13 +113,18 @@ class Qwen3MoeTT:
 
 
 def load_model(
-    directory: str | Path, D: int = 1, device: str | None = None, progress: Progress | None = None
+    directory: str | Path,
+    D: int = 1,
+    device: str | None = None,
+    progress: Progress | None = None,
+    traced: bool = False,
 ) -> Qwen3MoeTT:
     """Put a checkpoint on one chip, or a 1xD mesh; the host holds one layer at a time.
 
     Args:
         directory, progress: as models.qwen3.load_model.
         D: chips. device: which, as ttnn_moe.tenstorrent.open_device.
+        traced: capture decode steps as traces, and replay them; needs fast dispatch.
 
     Raises:
         CheckpointError: as models.qwen3.load_model, or sizes that the device does not take.
@@ -125,7 +135,7 @@ def load_model(
     config = checkpoint.config
     if config.num_experts:
         Placement.uniform(config.num_experts, D)
-    model = Qwen3MoeTT(config, tenstorrent.open_device(D, device))
+    model = Qwen3MoeTT(config, tenstorrent.open_device(D, device, TRACE_BYTES if traced else None), traced)
     with torch.device("meta"):
         host = Qwen3Moe(config, "tenstorrent").to(model.dtype)
     done = 0

@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 
 from ttnn_moe import Placement, registry
 from ttnn_moe.errors import BackendUnavailable, RequestError
 from ttnn_moe.tenstorrent import device as devices
+from ttnn_moe.tenstorrent.runtime import is_emulator
 
 from ..config import Qwen3MoeConfig
+from ..model import LanguageModel
 from .cache import check_rows
+from .decode import check_trace
+from .model import Qwen3MoeTT
+from .profile import Profile, prepare
+from .profile import profiled as profile_of
 from .weights import check_sizes
 
 NAME = "tenstorrent"
@@ -32,27 +41,73 @@ def chips_of(mesh: str | None) -> int:
     return int(found[1])
 
 
-def check(config: Qwen3MoeConfig, rows: int, mesh: str | None, device: str | None, dtype: str | None) -> int:
+@dataclass(frozen=True)
+class Options:
+    """Of a command line: --mesh, --device, --dtype, --trace, --profile."""
+
+    mesh: str | None = None
+    device: str | None = None
+    dtype: str | None = None
+    trace: bool = False
+    profile: bool = False
+
+    def refuse(self, backend: str) -> int:
+        """Raise RequestError for what no other backend has; else 0 chips."""
+        given = [name for name in ("mesh", "trace", "profile") if getattr(self, name)]
+        if given:
+            raise RequestError(
+                f"--{given[0]} is of backend {NAME}", got=f"--backend {backend}",
+                remedy=f"leave it out, or choose --backend {NAME}",
+            )  # fmt: skip
+        return 0
+
+
+def check(config: Qwen3MoeConfig, rows: int, options: Options) -> int:
     """Chips of the mesh, if this can run.
 
     Raises:
-        RequestError: a mesh of another form, another dtype than bfloat16, more sequences than run at a time.
+        RequestError: a mesh of another form, another dtype than bfloat16, more sequences than run at a time, a trace
+            or a profile where there is none.
         BackendUnavailable: no such device here.
         CheckpointError, ContractError: sizes that do not fit the device, or experts that the chips cannot share.
     """
-    D = chips_of(mesh)
-    if dtype not in (None, "bfloat16"):
-        raise RequestError("the device runs the model in bfloat16", got=f"--dtype {dtype}", remedy="leave it out")
+    D = chips_of(options.mesh)
+    if options.dtype not in (None, "bfloat16"):
+        raise RequestError(
+            "the device runs the model in bfloat16", got=f"--dtype {options.dtype}", remedy="leave it out"
+        )
     check_rows(rows)
-    check_device(device)
+    check_device(options.device)
     check_sizes(config)
     if config.num_experts:
         Placement.uniform(config.num_experts, D)
+    if options.trace:
+        if options.profile:
+            raise RequestError("a replayed trace has no operators to time", remedy="--trace or --profile, not both")
+        check_trace(options.device)
+    if options.profile:
+        prepare(options.device)
     return D
 
 
+@contextmanager
+def profiled(model: LanguageModel, wanted: bool) -> Iterator[Profile | None]:
+    """Time the model's operators meanwhile, if wanted."""
+    if not wanted:
+        yield None
+        return
+    assert isinstance(model, Qwen3MoeTT)
+    with profile_of(model.mesh) as found:
+        yield found
+
+
 def check_device(device: str | None) -> None:
-    """Raise BackendUnavailable where it is not."""
+    """Raise RequestError if it is no device of ours, BackendUnavailable where it is not."""
+    if device and not is_emulator(device):
+        raise RequestError(
+            f"no device {device} of backend {NAME}", got=f"--device {device}",
+            expected="emulator, emulator:n150, or no --device for a card or simulator",
+        )  # fmt: skip
     found = devices.probe(device)
     if not found.available:
         raise BackendUnavailable(f"backend {NAME!r} cannot run here", got=found.reason, remedy=found.remedy)

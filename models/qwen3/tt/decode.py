@@ -1,0 +1,99 @@
+"""A decode step on buffers that stay, so that it can be captured once as a ttnn trace, and replayed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from ttnn_moe.errors import RequestError
+from ttnn_moe.tenstorrent import Device, tensors
+from ttnn_moe.tenstorrent.runtime import is_emulator, library, wanted
+
+from .attention import DecodeAttention
+from .cache import PagedCache
+
+TRACE_BYTES = 64 << 20
+"""Of a chip's DRAM, that traces get: commands, not tensors."""
+
+Run = Callable[[Any, Any, DecodeAttention], Any]
+"""Logits by ids and positions [1, B] uint32 and what attends."""
+
+
+class Decoder:
+    """Decode steps of one cache.
+
+    Args:
+        device: where. traced: capture the step of each number of rows when it first runs, and replay it.
+    """
+
+    def __init__(self, device: Device, run: Run, traced: bool):
+        self._device, self._run, self._traced = device, run, traced
+        self._inputs: dict[int, tuple[Any, ...]] = {}
+        self._traces: dict[int, tuple[Any, Any]] = {}
+
+    def __call__(self, cache: PagedCache, ids: Sequence[int], positions: Sequence[int], rows: Sequence[int]) -> Any:
+        """Logits [1, 1, B, V] of a token for each of these rows of the cache; valid until the next step."""
+        ttnn = library()
+
+        B, handle = len(ids), self._device.handle
+        inputs = self._put(ids, positions, cache.table(rows))
+
+        def run() -> Any:
+            ids, places, positions, table = inputs
+            return self._run(ids, places, DecodeAttention(cache, positions, table))
+
+        if not self._traced:
+            return run()
+        if B not in self._traces:
+            logits = run()  # compiles what the trace holds, and is this step
+            trace = ttnn.begin_trace_capture(handle, cq_id=0)
+            try:
+                out = run()
+            finally:
+                ttnn.end_trace_capture(handle, trace, cq_id=0)
+            self._traces[B] = trace, out
+            return logits
+        trace, out = self._traces[B]
+        ttnn.execute_trace(handle, trace, cq_id=0, blocking=False)
+        return out
+
+    def release(self) -> None:
+        """Forget the traces: what is allocated from now on may lie where they put things."""
+        ttnn = library()
+
+        for trace, _ in self._traces.values():
+            ttnn.release_trace(self._device.handle, trace)
+        self._traces.clear()
+
+    def _put(self, ids: Sequence[int], positions: Sequence[int], table: torch.Tensor) -> tuple[Any, ...]:
+        """ids and positions [1, B] uint32, positions [B] and table [B, pages] int32: buffers that stay."""
+        ttnn = library()
+
+        values = (
+            (torch.tensor([list(ids)]).int(), "uint32"),
+            (torch.tensor([list(positions)]).int(), "uint32"),
+            (torch.tensor(positions).int(), "int32"),
+            (table, "int32"),
+        )
+        B, device = len(ids), self._device
+        if B not in self._inputs:
+            self.release()
+            self._inputs[B] = tuple(tensors.replicate(one, device, dtype=dtype) for one, dtype in values)
+        else:
+            for (one, dtype), there in zip(values, self._inputs[B], strict=True):
+                ttnn.copy_host_to_device_tensor(tensors.replicate(one, device, dtype=dtype, on_host=True), there)
+        return self._inputs[B]
+
+
+def check_trace(device: str | None) -> None:
+    """Raise RequestError where no trace can be captured."""
+    reason = None
+    if is_emulator(wanted() if device is None else device):
+        reason = "the emulator runs programs one by one"
+    elif os.environ.get("TT_METAL_SLOW_DISPATCH_MODE"):
+        reason = "TT_METAL_SLOW_DISPATCH_MODE is set, and ttnn captures no trace then (simulators need it)"
+    if reason is not None:
+        raise RequestError("decode steps cannot be traced", got=reason, remedy="leave --trace out")

@@ -1,0 +1,94 @@
+"""Time by operator, through ttnn's hooks around every operation: the host's clock, the device waited for each time.
+
+The chip's own timers need a build of ttnn with Tracy, which the wheel is not: with TT_METAL_DEVICE_PROFILER set, it
+refuses to be imported.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import PurePath
+from typing import Any
+
+from ttnn_moe.errors import RequestError
+from ttnn_moe.tenstorrent import Device
+from ttnn_moe.tenstorrent.runtime import is_emulator, library, wanted
+
+OVERRIDES = "TTNN_CONFIG_OVERRIDES"
+_FAST = "enable_fast_runtime_mode"
+
+
+@dataclass
+class Profile:
+    """What each operator took.
+
+    Attributes:
+        calls, seconds: by operator: ttnn's name, or that of our kernels.
+    """
+
+    calls: dict[str, int] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    def add(self, name: str, seconds: float) -> None:
+        self.calls[name] = self.calls.get(name, 0) + 1
+        self.seconds[name] = self.seconds.get(name, 0.0) + seconds
+
+    def rows(self) -> dict[str, str]:
+        """For a table, the longest first."""
+        longest = sorted(self.seconds, key=self.seconds.__getitem__, reverse=True)
+        return {f"{name} ({self.calls[name]})": f"{self.seconds[name] * 1e3:.1f} ms" for name in longest}
+
+
+def prepare(device: str | None) -> None:
+    """Have ttnn call hooks, which it decides when it is imported.
+
+    Raises:
+        RequestError: on the emulator, or after ttnn was imported without them.
+    """
+    if is_emulator(wanted() if device is None else device):
+        raise RequestError(
+            "operators cannot be timed", got="the emulator", expected="a device or simulator",
+            remedy="leave --profile out; benchmarks/tenstorrent_cost.py says what our operators cost",
+        )  # fmt: skip
+    loaded = sys.modules.get("ttnn")
+    if loaded is None:
+        asked = json.loads(os.environ.get(OVERRIDES) or "{}")
+        os.environ[OVERRIDES] = json.dumps({**asked, _FAST: False})
+    elif getattr(loaded.CONFIG, _FAST):
+        raise RequestError(
+            "operators cannot be timed", got="ttnn, imported already, without its hooks",
+            remedy=f"""start with {OVERRIDES}='{{"{_FAST}": false}}'""",
+        )  # fmt: skip
+
+
+@contextmanager
+def profiled(device: Device) -> Iterator[Profile]:
+    """Time what runs on the device meanwhile; each operator waits for the one before."""
+    ttnn = library()
+
+    found, started = Profile(), [0.0]
+
+    def before(operation: Any, args: Any, kwargs: Any) -> None:
+        ttnn.synchronize_device(device.handle)
+        started[0] = time.perf_counter()
+
+    def after(operation: Any, args: Any, kwargs: Any, output: Any) -> None:
+        ttnn.synchronize_device(device.handle)
+        found.add(_name(operation, args), time.perf_counter() - started[0])
+
+    with ttnn.register_pre_operation_hook(before), ttnn.register_post_operation_hook(after):
+        yield found
+
+
+def _name(operation: Any, args: Any) -> str:
+    name = str(operation.python_fully_qualified_name)
+    if name != "ttnn.generic_op":
+        return name
+    # our operators: the folder of their kernels
+    return PurePath(args[1].kernels[0].kernel_source).parent.name
