@@ -25,7 +25,18 @@ NAMES = [
     "bfloat8_b_weights",
     "weights_on_disk",
     "more_tokens_than_a_program_takes",
+    "model_logits",
+    "model_answers",
+    "model_weights_on_disk",
     # sizes that are not whole tiles are refused: see test_tenstorrent_host.py
     *(f"case_{case}" for case in CASES if case.H % 32 == 0 and case.I % 32 == 0),
 ]
-MESH_NAMES = ["mesh_partition", "mesh_uniform", "mesh_narrow", "mesh_qwen3", "mesh_steps_and_refusals"]
+MESH_NAMES = [
+    "mesh_partition",
+    "mesh_uniform",
+    "mesh_narrow",
+    "mesh_qwen3",
+    "mesh_steps_and_refusals",
+    "mesh_model_logits",
+    "mesh_model_answers",
+]

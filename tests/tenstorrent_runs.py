@@ -240,8 +240,11 @@ def _case(case: Case) -> Callable[[], None]:
 
 import tenstorrent_host_runs  # noqa: E402
 import tenstorrent_mesh_runs  # noqa: E402
+import tenstorrent_model_runs  # noqa: E402
 
-assert tenstorrent_host_runs and tenstorrent_mesh_runs  # they add theirs to RUNS and MESH_RUNS
+assert (
+    tenstorrent_host_runs and tenstorrent_mesh_runs and tenstorrent_model_runs
+)  # they add theirs to RUNS and MESH_RUNS
 
 for _each in CASES:
     if f"case_{_each}" in NAMES:
