@@ -19,12 +19,13 @@ from ttnn_moe.tenstorrent import Device, tensors
 
 from ..config import Qwen3MoeConfig
 from ..decode import bucket
+from .memory import room_for
 
 PAGE = 32
 MAX_ROWS = 32
 """Sequences at a time: a token of each fills one tile."""
 LONGEST = 2048
-"""Tokens of a forward pass: longer prompts run in pieces."""
+"""Tokens of a forward pass, at most: longer prompts run in pieces."""
 
 
 @dataclass(frozen=True)
@@ -81,18 +82,24 @@ class PagedCache:
     Attributes:
         k, v: for each layer, [pages, kv heads, PAGE, head_dim] in tiles. Page 0 takes what does not count.
         rows, capacity: sequences at a time, and tokens of each, at most. lengths: tokens of each row so far.
+        longest: tokens of a pass, a power of two.
+
+    Raises:
+        RequestError: more than 32 rows, or no room for this on the device.
     """
 
-    def __init__(self, config: Qwen3MoeConfig, device: Device, rows: int, capacity: int):
+    def __init__(self, config: Qwen3MoeConfig, device: Device, rows: int, capacity: int, longest: int = LONGEST):
         check_rows(rows)
-        self.device, self.rows, self.capacity = device, rows, capacity
+        self.device, self.rows, self.capacity, self.longest = device, rows, capacity, longest
         self._each = -(-capacity // PAGE)
         self._last = config.max_position_embeddings - 1
         shape = (1 + rows * self._each, config.num_key_value_heads, PAGE, config.head_dim)
-        made = [
-            [tensors.zeros(shape, "bfloat16", "TILE", device) for _ in range(2)]
-            for _ in range(config.num_hidden_layers)
-        ]
+        size = f"{self.nbytes(config, rows, capacity) / 2**20:.0f} MiB for {rows} sequences of {capacity} tokens"
+        with room_for("the KV cache", size, "fewer or shorter sequences at a time"):
+            made = [
+                [tensors.zeros(shape, "bfloat16", "TILE", device) for _ in range(2)]
+                for _ in range(config.num_hidden_layers)
+            ]
         self.k, self.v = [k for k, _ in made], [v for _, v in made]
         self.clear(rows)
 
@@ -151,10 +158,10 @@ class PagedCache:
             # what has run already is a multiple of PAGE
             past = self.lengths[row] - len(waiting)
             ready = len(waiting) if ends else len(waiting) // PAGE * PAGE
-            for start in range(0, ready, LONGEST):
-                tokens = waiting[start : min(start + LONGEST, ready)]
+            for start in range(0, ready, self.longest):
+                tokens = waiting[start : min(start + self.longest, ready)]
                 size = max(PAGE, bucket(len(tokens)))
-                if made[-1].ids and len(made[-1].ids) + size > LONGEST:
+                if made[-1].ids and len(made[-1].ids) + size > self.longest:
                     made.append(Pass())
                 self._add(made[-1], row, tokens, past + start, size)
             if ends:

@@ -12,16 +12,18 @@ from torch import Tensor
 
 from ttnn_moe import Placement, tenstorrent
 from ttnn_moe.tenstorrent import Device, tensors
+from ttnn_moe.tenstorrent.operators import Sizes, operators
 
 from ..config import Qwen3MoeConfig
 from ..decode import bucket
 from ..model import Layer, Qwen3Moe, rope_table
 from ..weights import Checkpoint, Progress, layer_slots, top_slots
 from .attention import DecodeAttention, PrefillAttention
-from .cache import Decode, PagedCache, Pass, Prefill
+from .cache import LONGEST, Decode, PagedCache, Pass, Prefill
 from .decode import TRACE_BYTES, Decoder
 from .layers import Attended, Network
-from .weights import LayerWeights, Linear, Mover, check_sizes
+from .memory import room_for
+from .weights import LayerWeights, Linear, Mover, Router, check_sizes
 
 
 class Qwen3MoeTT:
@@ -66,7 +68,13 @@ class Qwen3MoeTT:
         """Room for generations, of up to 32 sequences."""
         for decoder in self._decoders.values():
             decoder.release()
-        cache = PagedCache(self.config, self.mesh, rows, capacity)
+        K = self.config.num_experts_per_tok
+        bounds = [
+            operators(self.mesh, Sizes.of_experts(layer.mlp.experts, K)).max_T
+            for layer in self._layers
+            if isinstance(layer.mlp, Router)
+        ]
+        cache = PagedCache(self.config, self.mesh, rows, capacity, min([LONGEST, *bounds]))
         self._decoders[cache] = Decoder(self.mesh, self._step, self.traced)
         return cache
 
@@ -129,6 +137,7 @@ def load_model(
     Raises:
         CheckpointError: as models.qwen3.load_model, or sizes that the device does not take.
         BackendUnavailable: no such device, or fewer than D chips.
+        RequestError: it does not fit their memory.
         ContractError: experts that D chips cannot share.
     """
     checkpoint = Checkpoint(directory)
@@ -162,6 +171,7 @@ def load_model(
             assert isinstance(layer, Layer)
             layer.to_empty(device="cpu")
             read(layer_slots(layer, i, checkpoint.fused))
-            model.put_layer(layer)
+            with room_for("the model", f"room for {i} of {len(host.layers)} layers on {model.where}", "more chips"):
+                model.put_layer(layer)
             layer.to("meta")
     return model

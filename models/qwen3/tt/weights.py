@@ -1,7 +1,8 @@
 """The model's weights on a chip or mesh, moved there a layer at a time.
 
 Replicated on a mesh, but for the experts, which are shared out, and the head, which is cut by vocabulary. What is
-large is kept on disk in the device's layout (ttnn_moe/tenstorrent/files.py).
+large is kept on disk in the device's layout (ttnn_moe/tenstorrent/files.py). TTNN_MOE_TT_WEIGHTS=bfloat8_b holds experts
+in 8 bits.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from torch import Tensor
 from ttnn_moe import tenstorrent
 from ttnn_moe.errors import CheckpointError
 from ttnn_moe.tenstorrent import Device, DeviceExperts, files, tensors
+from ttnn_moe.tenstorrent.backend import weight_format
 
 from ..config import Qwen3MoeConfig
 from ..model import DenseMLP, Layer, MoE
@@ -72,7 +74,8 @@ class Mover:
         attention, mlp = layer.attention, layer.mlp
         moved: Router | Dense
         if isinstance(mlp, MoE):
-            moved = Router(self._router(mlp.router.weight), tenstorrent.load_experts(mlp.experts, self.device))
+            experts = tenstorrent.load_experts(mlp.experts, self.device, weight_format=weight_format())
+            moved = Router(self._router(mlp.router.weight), experts)
         else:
             assert isinstance(mlp, DenseMLP)
             gate, up = mlp.gate_up.weight.chunk(2)
