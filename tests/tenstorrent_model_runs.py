@@ -11,8 +11,10 @@ import torch
 from tenstorrent_setup import mesh_run, run
 from torch import Tensor
 
-from models.qwen3 import TINY, Tokenizer, generate, load_model, tt
+from models.qwen3 import TINY, Qwen3Moe, Qwen3MoeConfig, Tokenizer, generate, load_model, tt
 from models.qwen3.tiny import tasks
+from models.qwen3.weights import randomize
+from ttnn_moe import tenstorrent
 
 LEAST_CORRELATION = 0.99
 # longer than a page, and shorter
@@ -112,3 +114,31 @@ def mesh_model_logits() -> None:
 @mesh_run
 def mesh_model_answers() -> None:
     check_answers(8, ["copy", "sort"])
+
+
+@run
+def model_qwen3_layer() -> None:
+    """One layer of Qwen3-30B-A3B's sizes, but for 8 experts: a prompt and its next token; then 32 rows that decode."""
+    config = Qwen3MoeConfig(
+        vocab_size=512, hidden_size=2048, num_hidden_layers=1, num_attention_heads=32, num_key_value_heads=4,
+        head_dim=128, max_position_embeddings=256, rope_theta=1e6, moe_intermediate_size=768, num_experts=8,
+        num_experts_per_tok=2,
+    )  # fmt: skip
+    host = Qwen3Moe.empty(config, "reference", torch.bfloat16, "cpu")
+    randomize(host)
+    model = tt.Qwen3MoeTT(config, tenstorrent.open_device())
+    model.put_top(host)
+    model.put_layer(host.layers[0])
+    cache = model.new_cache(32, 96)
+    cache.clear(32)
+    ids = torch.arange(7, 507, 13)[:33].tolist()
+    got = [model(torch.tensor(ids[:32]), cache, cache.prefill([(0, 32)], [31]))]
+    # every row gets the first one's keys and values: its pages
+    cache._pages[:] = cache._pages[:1] * 32
+    cache.lengths = [32] * 32
+    got.append(model(torch.tensor(ids[32:] * 32), cache, cache.decode()))
+    want = host(torch.tensor([ids]))[0, -2:]
+    for name, logits, row in zip(("prompt", "32 rows"), got, want, strict=True):
+        found = least_correlation(logits, row.expand_as(logits))
+        print(f"{name}: error {1 - found:.1e} of the correlation")
+        assert found > LEAST_CORRELATION

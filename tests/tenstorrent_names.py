@@ -28,6 +28,7 @@ NAMES = [
     "model_logits",
     "model_answers",
     "model_weights_on_disk",
+    "model_qwen3_layer",
     # sizes that are not whole tiles are refused: see test_tenstorrent_host.py
     *(f"case_{case}" for case in CASES if case.H % 32 == 0 and case.I % 32 == 0),
 ]

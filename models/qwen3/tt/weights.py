@@ -1,8 +1,7 @@
 """The model's weights on a chip or mesh, moved there a layer at a time.
 
-Replicated on a mesh, but for the experts, which are shared out, and the head, which is cut by vocabulary. What is
-large is kept on disk in the device's layout (ttnn_moe/tenstorrent/files.py). TTNN_MOE_TT_WEIGHTS=bfloat8_b holds experts
-in 8 bits.
+Replicated on a mesh, but for the experts, which are shared out (in 8 bits with TTNN_MOE_TT_WEIGHTS=bfloat8_b), and the
+head, which is cut by vocabulary. What is large is kept on disk in the device's layout: ttnn_moe/tenstorrent/files.py.
 """
 
 from __future__ import annotations
