@@ -22,6 +22,7 @@ LONG = {
     "qwen3_1",
     "qwen3_32",
     "qwen3_128",
+    "model_qwen3_layer",
     "mesh_qwen3",
     "case_tokens_600",
     "more_tokens_than_a_program_takes",
