@@ -6,7 +6,7 @@ The bundled checkpoint's answers, on devices and simulators too: tenstorrent_mod
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -23,6 +23,7 @@ from models.qwen3.tt.profile import Profile, prepare
 from models.qwen3.tt.request import Options, check, chips_of
 from ttnn_moe import BackendUnavailable, ContractError, RequestError, tenstorrent
 from ttnn_moe.errors import CheckpointError
+from ttnn_moe.tenstorrent.emulator import library as emulated_ttnn
 from ttnn_moe.tenstorrent.runtime import DEVICE
 
 EMULATOR = "emulator"
@@ -116,6 +117,57 @@ def test_32_sequences_that_end_at_different_times(emulated: None) -> None:
     assert got.tokens == want.tokens and len({len(tokens) for tokens in got.tokens}) > 2
     sampled = [generate(model, ids[:3], max_new_tokens=3, temperature=0.8, seed=3).tokens for _ in range(2)]
     assert sampled[0] == sampled[1]
+
+
+class Traces:
+    """What ttnn does with traces, on the emulator: a capture runs nothing that counts, a replay runs it again."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch):
+        self.captured: list[Callable[[], None]] = []
+        self.replays, self.released, self._recording = 0, 0, False
+        step = tt.Qwen3MoeTT._step
+
+        def recorded(model: tt.Qwen3MoeTT, *args: object) -> object:
+            out = step(model, *args)
+            if self._recording:
+                self.captured.append(lambda: emulated_ttnn.copy(step(model, *args), out))
+            return out
+
+        monkeypatch.setattr(tt.Qwen3MoeTT, "_step", recorded)
+        for name in ("begin_trace_capture", "end_trace_capture", "execute_trace", "release_trace"):
+            monkeypatch.setattr(emulated_ttnn, name, getattr(self, name), raising=False)
+
+    def begin_trace_capture(self, device: object, *, cq_id: int) -> int:
+        self._recording = True
+        return len(self.captured)
+
+    def end_trace_capture(self, device: object, trace: int, *, cq_id: int) -> None:
+        self._recording = False
+
+    def execute_trace(self, device: object, trace: int, *, cq_id: int, blocking: bool) -> None:
+        self.replays += 1
+        self.captured[trace]()
+
+    def release_trace(self, device: object, trace: int) -> None:
+        self.released += 1
+
+
+def test_replayed_steps(monkeypatch: pytest.MonkeyPatch, emulated: None) -> None:
+    """Traces read what the buffers hold; one for each number of rows; released before anything is allocated."""
+    traces = Traces(monkeypatch)
+    ids = encode(["Copy: AB12", "Copy: K7M2P4Q", "Copy: Q"])
+    model = tt.load_model(TINY, traced=True)
+    want = generate(load_model(TINY, "reference"), ids, max_new_tokens=9)
+    session = Session.of(model, ids, 9)
+    assert generate(model, ids, max_new_tokens=9, session=session).tokens == want.tokens
+    assert len(traces.captured) == 3 and traces.replays >= 4  # 4, 2 and 1 rows
+    # the first buffers of a number of rows are allocated after the traces of the numbers before
+    assert traces.released == 2
+    before = traces.replays
+    assert generate(model, ids, max_new_tokens=9, session=session).tokens == want.tokens
+    assert traces.replays > before
+    model.new_cache(1, 32)
+    assert traces.released == len(traces.captured)
 
 
 def test_the_demo(capsys: pytest.CaptureFixture[str], emulated: None) -> None:
