@@ -83,8 +83,7 @@ def model_answers() -> None:
     check_answers(1, list(tasks.TASKS))
 
 
-@run
-def model_weights_on_disk() -> None:
+def check_weights_on_disk(D: int) -> None:
     """Made once, found again: the same logits."""
     from ttnn_moe.tenstorrent import files
 
@@ -92,7 +91,7 @@ def model_weights_on_disk() -> None:
     ids = encode(["Copy: AB12"])[0]
 
     def logits() -> Tensor:
-        model = tt.load_model(TINY)
+        model = tt.load_model(TINY, D)
         cache = model.new_cache(1, 32)
         cache.clear(1)
         return model(torch.tensor(ids), cache, cache.prefill([(0, len(ids))], [len(ids) - 1]))
@@ -104,6 +103,11 @@ def model_weights_on_disk() -> None:
         assert len(made) > 20
         assert torch.equal(first, logits())
         assert made == {path: path.stat().st_mtime_ns for path in Path(folder).iterdir()}
+
+
+@run
+def model_weights_on_disk() -> None:
+    check_weights_on_disk(1)
 
 
 @mesh_run
@@ -142,3 +146,8 @@ def model_qwen3_layer() -> None:
         found = least_correlation(logits, row.expand_as(logits))
         print(f"{name}: error {1 - found:.1e} of the correlation")
         assert found > LEAST_CORRELATION
+
+
+@mesh_run
+def mesh_model_weights_on_disk() -> None:
+    check_weights_on_disk(8)

@@ -40,4 +40,5 @@ MESH_NAMES = [
     "mesh_steps_and_refusals",
     "mesh_model_logits",
     "mesh_model_answers",
+    "mesh_model_weights_on_disk",
 ]

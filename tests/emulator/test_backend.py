@@ -11,7 +11,13 @@ from tenstorrent_names import MESH_NAMES, NAMES
 from ttnn_moe.tenstorrent.runtime import DEVICE
 
 # These look at ttnn itself: its tensors, its files.
-OF_TTNN = {"ttnn_tensors", "bad_input_is_refused", "weights_on_disk", "model_weights_on_disk"}
+OF_TTNN = {
+    "ttnn_tensors",
+    "bad_input_is_refused",
+    "weights_on_disk",
+    "model_weights_on_disk",
+    "mesh_model_weights_on_disk",
+}
 # Sizes that are not whole tiles: refused before a device is looked at (tests/test_tenstorrent_host.py).
 REFUSED = {"case_odd_sizes", "case_few_with_a_bound"}
 LONG = {

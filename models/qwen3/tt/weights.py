@@ -94,7 +94,8 @@ class Mover:
         return self._keep(weight.reshape(1, 1, -1, TILE), layout="ROW_MAJOR")
 
     def linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
-        return Linear(self._keep(weight.T), None if bias is None else self._keep(bias[None]))
+        """weight [out, in], bias [out]."""
+        return Linear(self._keep(weight, turned=True), None if bias is None else self._keep(bias[None]))
 
     def embedding(self, weight: Tensor) -> Any:
         """[V, H], rows."""
@@ -107,7 +108,7 @@ class Mover:
         if each * D != weight.shape[0]:
             weight = torch.cat((weight, weight.new_zeros(each * D - weight.shape[0], weight.shape[1])))
         # the mapper cuts the first dimension
-        return self._keep(weight.reshape(D, each, -1).transpose(1, 2), cut=True)
+        return self._keep(weight.reshape(D, each, -1), turned=True, cut=True)
 
     def _router(self, weight: Tensor) -> Linear:
         E, H = weight.shape
@@ -117,13 +118,18 @@ class Mover:
         bias = torch.cat((weight.new_zeros(E), weight.new_full((absent,), NEVER)))
         return self.linear(torch.cat((weight, weight.new_zeros(absent, H))), bias)
 
-    def _keep(self, values: Tensor, layout: str = "TILE", cut: bool = False) -> Any:
+    def _keep(self, values: Tensor, layout: str = "TILE", turned: bool = False, cut: bool = False) -> Any:
+        """turned: with the last two dimensions exchanged. cut: a part of the first for each chip."""
         path = None
         if self._folder is not None and values.numel() * values.element_size() >= files.LEAST_CACHED_BYTES:
-            key = files.digest([values], tuple(values.shape), layout, cut, self.device.D)
+            key = files.digest([values], tuple(values.shape), layout, turned, cut, self.device.D)
             path = self._folder / f"{key}.tensorbin"
         move = tensors.shard if cut else tensors.replicate
-        return files.kept(path, lambda: move(values, self.device, layout=layout, on_host=True), self.device)
+
+        def make() -> Any:
+            return move(values.transpose(-1, -2) if turned else values, self.device, layout=layout, on_host=True)
+
+        return files.kept(path, make, self.device)
 
 
 def check_sizes(config: Qwen3MoeConfig) -> None:
