@@ -68,6 +68,7 @@ def demo(
     network: LanguageModel
     with terminal.loading(f"loading {model.name}") as progress:
         if on_chips:
+            request.quiet()
             network = tt.load_model(model, D, device, progress, trace)
         else:
             network = load_model(model, backend, device, dtype, progress)

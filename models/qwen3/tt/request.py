@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -88,6 +89,11 @@ def check(config: Qwen3MoeConfig, rows: int, options: Options) -> int:
     if options.profile:
         prepare(options.device)
     return D
+
+
+def quiet() -> None:
+    """Keep what ttnn has to say, of every program that it launches, off stdout, where the text goes."""
+    os.environ.setdefault("TT_LOGGER_LEVEL", "warn")
 
 
 @contextmanager
