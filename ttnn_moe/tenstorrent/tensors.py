@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -49,19 +50,18 @@ def _from_torch(tensor: Tensor, dtype: str, layout: str, device: Device, mapper:
 
 def empty(shape: tuple[int, ...], dtype: str, layout: str, device: Device) -> Any:
     """Room on every device, not written to."""
-    ttnn = library()
-
-    return ttnn.empty(
-        list(shape), dtype=getattr(ttnn, dtype), layout=getattr(ttnn, f"{layout}_LAYOUT"), device=device.handle,
-        memory_config=ttnn.DRAM_MEMORY_CONFIG,
-    )  # fmt: skip
+    return _made(library().empty, shape, dtype, layout, device)
 
 
 def zeros(shape: tuple[int, ...], dtype: str, layout: str, device: Device) -> Any:
-    """As empty, of zeros."""
+    """Room on every device, of zeros."""
+    return _made(library().zeros, shape, dtype, layout, device)
+
+
+def _made(make: Callable[..., Any], shape: tuple[int, ...], dtype: str, layout: str, device: Device) -> Any:
     ttnn = library()
 
-    return ttnn.zeros(
+    return make(
         list(shape), dtype=getattr(ttnn, dtype), layout=getattr(ttnn, f"{layout}_LAYOUT"), device=device.handle,
         memory_config=ttnn.DRAM_MEMORY_CONFIG,
     )  # fmt: skip

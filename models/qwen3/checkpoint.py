@@ -1,0 +1,246 @@
+"""A checkpoint's files: compared with its config.json, and read into the model's own tensors a piece at a time."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from ttnn_moe.errors import CheckpointError
+
+from .config import Qwen3MoeConfig, read_json
+from .model import Attention, DenseMLP, Layer, MoE, Qwen3Moe
+
+INDEX = "model.safetensors.index.json"
+SINGLE = "model.safetensors"
+HEAD = "lm_head.weight"
+EMBED = "model.embed_tokens.weight"
+# mapped pages of a file count as ours until it is closed
+_CHUNK_BYTES = 16 << 20
+_FILE_DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
+
+Progress = Callable[[int, int], None]
+"""Called with bytes read so far and bytes in all."""
+
+
+def slots(model: Qwen3Moe, fused: frozenset[str] = frozenset()) -> dict[str, Tensor]:
+    """Every tensor of a checkpoint by its Hugging Face name, as a view of the model's memory.
+
+    Args:
+        fused: prefixes "model.layers.N.mlp.experts." whose experts are stored fused (as transformers 5 holds
+            them) rather than one by one.
+    """
+    out = top_slots(model)
+    for i, layer in enumerate(model.layers):
+        assert isinstance(layer, Layer)
+        out.update(layer_slots(layer, i, fused))
+    return out
+
+
+def top_slots(model: Qwen3Moe) -> dict[str, Tensor]:
+    """As slots, of all but the layers."""
+    out = {EMBED: model.embed.weight, "model.norm.weight": model.norm.weight}
+    return out if model.head is None else {**out, HEAD: model.head.weight}
+
+
+def layer_slots(layer: Layer, i: int, fused: frozenset[str] = frozenset()) -> dict[str, Tensor]:
+    """As slots, of one layer."""
+    name = f"model.layers.{i}."
+    out = {
+        name + "input_layernorm.weight": layer.attention_norm.weight,
+        name + "post_attention_layernorm.weight": layer.mlp_norm.weight,
+        **_attention_slots(layer.attention, name + "self_attn."),
+    }
+    mlp = layer.mlp
+    if isinstance(mlp, MoE):
+        out[name + "mlp.gate.weight"] = mlp.router.weight
+        out.update(_expert_slots(mlp, name + "mlp.experts.", name + "mlp.experts." in fused))
+    elif isinstance(mlp, DenseMLP):
+        gate, up = mlp.gate_up.weight.chunk(2)
+        out[name + "mlp.gate_proj.weight"], out[name + "mlp.up_proj.weight"] = gate, up
+        out[name + "mlp.down_proj.weight"] = mlp.down.weight
+    return out
+
+
+def _attention_slots(attention: Attention, name: str) -> dict[str, Tensor]:
+    sizes = [heads * attention.head_dim for heads in (attention.heads, attention.kv_heads, attention.kv_heads)]
+    out: dict[str, Tensor] = {
+        name + "q_norm.weight": attention.q_norm.weight,
+        name + "k_norm.weight": attention.k_norm.weight,
+    }
+    for kind in ("weight", "bias") if attention.qkv.bias is not None else ("weight",):
+        for letter, part in zip("qkv", getattr(attention.qkv, kind).split(sizes), strict=True):
+            out[f"{name}{letter}_proj.{kind}"] = part
+        out[f"{name}o_proj.{kind}"] = getattr(attention.out, kind)
+    return out
+
+
+def _expert_slots(mlp: MoE, name: str, fused: bool) -> dict[str, Tensor]:
+    if fused:
+        return {name + "gate_up_proj": mlp.gate_up, name + "down_proj": mlp.down}
+    out = {}
+    for e, (gate_up, down) in enumerate(zip(mlp.gate_up.unbind(), mlp.down.unbind(), strict=True)):
+        gate, up = gate_up.chunk(2)
+        out[f"{name}{e}.gate_proj.weight"], out[f"{name}{e}.up_proj.weight"] = gate, up
+        out[f"{name}{e}.down_proj.weight"] = down
+    return out
+
+
+class Checkpoint:
+    """Files of a checkpoint that match its config.json; of the weights, only headers have been read.
+
+    Attributes:
+        config: its configuration. dtype: what the weights are to be held in, as config or else files say.
+        nbytes: of the weights in the files.
+        fused: see `slots`.
+
+    Raises:
+        CheckpointError: as load_model.
+    """
+
+    def __init__(self, directory: str | Path):
+        self.directory = Path(directory)
+        self.config = Qwen3MoeConfig.from_directory(self.directory)
+        self._found = _headers(self.directory)
+        with torch.device("meta"):
+            shapes = Qwen3Moe(self.config)
+        self.fused = _check(self._found, shapes, self.directory)
+        self.dtype = self.config.dtype or _FILE_DTYPES[self._found[EMBED]["dtype"]]
+        self.nbytes = sum(
+            math.prod(header["shape"]) * _FILE_DTYPES[header["dtype"]].itemsize for header in self._found.values()
+        )
+        # a tied head that is stored all the same is compared, not read
+        self._tied_head = self._found.pop(HEAD, None) if self.config.tie_word_embeddings else None
+
+    def read(self, into: dict[str, Tensor], progress: Progress | None = None) -> None:
+        """Copy these tensors, by name, to where they are to be."""
+        with torch.inference_mode():
+            _copy(self.directory, {name: h for name, h in self._found.items() if name in into}, into, progress)
+
+    def check_tied_head(self, embed: Tensor) -> None:
+        """Raise CheckpointError if there is a head that differs from the embeddings it is said to be."""
+        if self._tied_head is not None:
+            _check_tied_head(self.directory, self._tied_head, embed)
+
+
+@contextmanager
+def _opened(path: Path) -> Any:
+    try:
+        with safe_open(path, framework="pt") as file:
+            yield file
+    except (SafetensorError, OSError) as error:
+        size = f"{path.stat().st_size} bytes" if path.is_file() else "no such file"
+        raise CheckpointError(
+            f"{path} is not a whole safetensors file",
+            got=f"{size}: {error}",
+            remedy="download or copy it again",
+        ) from error
+
+
+def _headers(directory: Path) -> dict[str, dict[str, Any]]:
+    """Per tensor name: its file, shape and dtype, from the headers alone."""
+    index = directory / INDEX
+    if index.is_file():
+        where = read_json(index).get("weight_map")
+        if not isinstance(where, dict) or not all(isinstance(name, str) for name in where.values()):
+            raise CheckpointError(f"{index} has the wrong form", expected="an object weight_map of file names")
+        if outside := sorted({name for name in where.values() if Path(name).name != name}):
+            raise CheckpointError(f"{index} names files outside the checkpoint", got=outside)
+        if absent := sorted({name for name in where.values() if not (directory / name).is_file()}):
+            raise CheckpointError(
+                f"{directory} lacks files that {INDEX} names",
+                got=f"no {', '.join(absent)}",
+                remedy="fetch them",
+            )
+    elif (directory / SINGLE).is_file():
+        where = None
+    else:
+        there = sorted(path.name for path in directory.glob("*.safetensors"))
+        raise CheckpointError(
+            f"{directory} is not a checkpoint: it has no weights",
+            got=f"{', '.join(there[:3])}... without an index" if there else "no *.safetensors",
+            expected=f"{SINGLE}, or {INDEX} and its shards",
+        )
+    out: dict[str, dict[str, Any]] = {}
+    for name in sorted(set(where.values())) if where is not None else [SINGLE]:
+        path = directory / name
+        with _opened(path) as file:
+            for key in file.offset_keys():
+                if where is not None and where.get(key, name) != name:
+                    continue  # the index says that another file holds it
+                view = file.get_slice(key)
+                out[key] = {"file": path, "shape": tuple(view.get_shape()), "dtype": view.get_dtype()}
+    return out
+
+
+def _check(found: dict[str, dict[str, Any]], shapes: Qwen3Moe, directory: Path) -> frozenset[str]:
+    """Compare names, shapes and dtypes with the model; returns the prefixes of fused experts."""
+    pattern = re.compile(r"(model\.layers\.\d+\.mlp\.experts\.)(gate_up_proj|down_proj)$")
+    fused = frozenset(match[1] for match in map(pattern.match, found) if match)
+    wanted = slots(shapes, fused)
+    problems = [f"missing {name} {list(wanted[name].shape)}" for name in wanted if name not in found]
+    for name, header in found.items():
+        expected = shapes.embed.weight if name == HEAD and shapes.head is None else wanted.get(name)
+        if expected is None:
+            problems.append(f"unexpected {name} {list(header['shape'])}")
+        elif tuple(expected.shape) != header["shape"]:
+            problems.append(f"mis-shaped {name}: {list(header['shape'])}, expected {list(expected.shape)}")
+        elif header["dtype"] not in _FILE_DTYPES:
+            problems.append(f"wrong dtype of {name}: {header['dtype']}, expected one of {list(_FILE_DTYPES)}")
+    if problems:
+        raise CheckpointError(
+            f"{directory} does not match its config.json, {len(problems)} tensors differ:\n  "
+            + "\n  ".join(problems)
+            + "\n"
+        )
+    return fused
+
+
+def _copy(
+    directory: Path, found: dict[str, dict[str, Any]], into: dict[str, Tensor], progress: Progress | None
+) -> None:
+    """Copy every tensor to its slot, reopening files as it goes so that few of their pages stay mapped."""
+    total = sum(into[name].numel() * _FILE_DTYPES[header["dtype"]].itemsize for name, header in found.items())
+    done = 0
+    pieces = _pieces(found, into)
+    while pieces:
+        path, opened = pieces[-1][0], 0
+        with _opened(path) as file:
+            while pieces and pieces[-1][0] == path and opened < _CHUNK_BYTES:
+                _, name, start, stop, nbytes = pieces.pop()
+                into[name][start:stop].copy_(file.get_slice(name)[start:stop])
+                opened += nbytes
+        done += opened
+        if progress is not None:
+            progress(done, total)
+
+
+def _pieces(found: dict[str, dict[str, Any]], into: dict[str, Tensor]) -> list[tuple[Path, str, int, int, int]]:
+    """(file, tensor, first row, last row + 1, bytes) in file order, last first; big tensors in pieces."""
+    out = []
+    for name, header in found.items():
+        rows = into[name].shape[0]
+        row_bytes = into[name][0].numel() * _FILE_DTYPES[header["dtype"]].itemsize
+        height = max(1, _CHUNK_BYTES // row_bytes)
+        for start in range(0, rows, height):
+            stop = min(rows, start + height)
+            out.append((header["file"], name, start, stop, (stop - start) * row_bytes))
+    return out[::-1]
+
+
+def _check_tied_head(directory: Path, header: dict[str, Any], embed: Tensor) -> None:
+    for path, name, start, stop, _ in _pieces({HEAD: header}, {HEAD: embed}):
+        with _opened(path) as file:
+            part = file.get_slice(name)[start:stop].to(embed.device, embed.dtype)
+        if not torch.equal(part, embed[start:stop]):
+            raise CheckpointError(
+                f"{directory} holds a {HEAD} of its own, though its config ties it to {EMBED}",
+                remedy="set tie_word_embeddings to false in config.json, or remove the tensor",
+            )
