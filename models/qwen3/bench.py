@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import platform
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,6 +17,7 @@ from rich.console import Console
 
 from ttnn_moe import registry
 from ttnn_moe.errors import RequestError
+from ttnn_moe.whole_file import whole_file
 
 from . import terminal
 from .cache import StaticCache
@@ -99,7 +98,8 @@ def bench(
     title = f"{config}, {sizes.num_hidden_layers} layers: {where}"
     Console().print(terminal.table(title, rows))
     if json_file is not None:
-        _write(json_file, figures)
+        with whole_file(json_file) as part:
+            part.write_text(json.dumps(figures, indent=2) + "\n")
 
 
 def _sizes(name: str, layers: int | None, random_weights: bool) -> Qwen3MoeConfig:
@@ -172,18 +172,6 @@ def _device_name(device: torch.device) -> str:
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     return platform.processor() or platform.machine() if device.type == "cpu" else str(device)
-
-
-def _write(path: Path, figures: dict[str, Any]) -> None:
-    """The whole file or none of it."""
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".tmp")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(json.dumps(figures, indent=2) + "\n")
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
 
 
 def main(args: Sequence[str] | None = None) -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
-import os
 import platform
 import shutil
 import subprocess
@@ -16,6 +15,7 @@ import torch
 from rich.table import Table
 
 from .. import __version__
+from ..whole_file import whole_file
 from .floor import Ceilings
 from .measure import Options, Result
 
@@ -87,9 +87,8 @@ def document(
 
 def write(path: Path, data: dict[str, Any]) -> None:
     """The whole file or none of it."""
-    temporary = path.with_name(path.name + ".part")
-    temporary.write_text(json.dumps(data, indent=1, allow_nan=False) + "\n")
-    os.replace(temporary, path)
+    with whole_file(path) as part:
+        part.write_text(json.dumps(data, indent=1, allow_nan=False) + "\n")
 
 
 def point_name(row: dict[str, Any]) -> str:

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import hashlib
 import os
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import ContractError, TtnnMoeError
+from ..whole_file import whole_file
 
 MAGIC = b"ttnnmoe1"
 HEAD = len(MAGIC) + hashlib.sha256().digest_size
@@ -112,15 +112,8 @@ class Store:
 
     def _write(self, key: str, code: bytes) -> None:
         try:
-            handle, name = tempfile.mkstemp(dir=self.where, prefix=key[:16], suffix=".part")
-            try:
-                with os.fdopen(handle, "wb") as file:
-                    file.write(MAGIC + hashlib.sha256(code).digest() + code)
-                os.replace(name, self._path(key))
-            except BaseException:
-                with suppress(OSError):
-                    os.unlink(name)
-                raise
+            with whole_file(self._path(key)) as part:
+                part.write_bytes(MAGIC + hashlib.sha256(code).digest() + code)
         except OSError as error:
             raise self._unusable(error) from error
 

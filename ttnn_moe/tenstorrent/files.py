@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import tempfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ import platformdirs
 import torch
 from torch import Tensor
 
+from ..whole_file import whole_file
 from .device import Device
 from .runtime import library
 
@@ -55,20 +55,7 @@ def kept(path: Path | None, make: Callable[[], Any], device: Device) -> Any:
         return ttnn.load_tensor(str(path), device=device.handle)
     host = make()
     if path is not None:
-        _write(path, host)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with whole_file(path, path.suffix) as part:  # the name must end as ttnn's files do
+            ttnn.dump_tensor(str(part), host)
     return ttnn.to_device(host, device.handle, memory_config=ttnn.DRAM_MEMORY_CONFIG)
-
-
-def _write(path: Path, host: Any) -> None:
-    ttnn = library()
-
-    path.parent.mkdir(parents=True, exist_ok=True)
-    # the name must end as ttnn's files do
-    fd, temporary = tempfile.mkstemp(dir=path.parent, suffix=path.suffix)
-    os.close(fd)
-    try:
-        ttnn.dump_tensor(temporary, host)
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise

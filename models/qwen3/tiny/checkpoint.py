@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -12,6 +10,8 @@ import torch
 from safetensors.torch import save
 from tokenizers import Tokenizer
 from torch import Tensor
+
+from ttnn_moe.whole_file import whole_file
 
 from . import tokenizer as tokenizers_files
 from .network import CONFIG, GENERATION_CONFIG
@@ -76,16 +76,8 @@ def write(directory: Path, state: Mapping[str, Tensor], tokenizer: Tokenizer) ->
         **shards(on_disk(state)),
     }
     for name, content in files.items():
-        handle, temporary = tempfile.mkstemp(dir=directory, prefix=f".{name}.")
-        try:
-            with os.fdopen(handle, "wb") as file:
-                file.write(content)
-            # mkstemp makes files that only their owner may read
-            os.chmod(temporary, 0o644)
-            os.replace(temporary, directory / name)
-        except BaseException:
-            os.unlink(temporary)
-            raise
+        with whole_file(directory / name) as part:
+            part.write_bytes(content)
 
 
 def _json(value: object) -> bytes:
