@@ -174,7 +174,7 @@ def test_the_demo(capsys: pytest.CaptureFixture[str], emulated: None) -> None:
     args = ["--backend", "tenstorrent", "--device", EMULATOR, "--mesh", "1x4", "--prompt", "Copy: 62DEADB9"]
     assert demo.main(args) == 0
     said = capsys.readouterr().out
-    assert "62DEADB9" in said and "tenstorrent on blackhole 1x4" in said
+    assert "62DEADB9" in said and "tenstorrent on emulated blackhole 1x4" in said
 
 
 REFUSED = {

@@ -55,6 +55,14 @@ class Device:
         machine = _planner.Machine(grid=(grid.x, grid.y), l1_bytes=l1_bytes, unpack_to_dest=UNPACK_TO_DEST[arch])
         return cls(handle, handle.get_num_devices(), arch, machine, opened_here)
 
+    @property
+    def emulated(self) -> bool:
+        return hasattr(self.handle, "launch")  # a plan as it is; ttnn's devices take programs
+
+    def __str__(self) -> str:
+        kind = "emulated " if self.emulated else "simulated " if os.environ.get(SIMULATOR) else ""
+        return f"{kind}{self.arch} 1x{self.D}"
+
 
 _current: Device | None = None
 

@@ -30,7 +30,7 @@ def folder(device: Device, cache: Path | str | None = None) -> Path | None:
     """Where files lie: `cache`, or what the module says; None: nowhere."""
     named = str(cache) if cache is not None else os.environ.get(CACHE)
     # an emulated device has no files of its own: what is made in memory is quick enough
-    if named == "off" or hasattr(device.handle, "launch"):
+    if named == "off" or device.emulated:
         return None
     return Path(named) if named else Path(platformdirs.user_cache_path("ttnn-moe")) / "tenstorrent"
 

@@ -62,7 +62,7 @@ class Qwen3MoeTT:
 
     @property
     def where(self) -> str:
-        return f"{self.mesh.arch} 1x{self.mesh.D}"
+        return str(self.mesh)
 
     def new_cache(self, rows: int, capacity: int) -> PagedCache:
         """Room for generations, of up to 32 sequences."""
