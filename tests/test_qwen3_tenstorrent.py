@@ -6,6 +6,7 @@ The bundled checkpoint's answers, on devices and simulators too: tenstorrent_mod
 from __future__ import annotations
 
 import importlib.util
+import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -14,7 +15,7 @@ import torch
 from qwen3_checkpoints import TINY, make, prompts
 from tenstorrent_model_runs import encode, least_correlation
 
-from models.qwen3 import Qwen3MoeConfig, Session, demo, generate, load_model, tt
+from models.qwen3 import Qwen3MoeConfig, Session, bench, demo, generate, load_model, tt
 from models.qwen3.tt import cache as caches
 from models.qwen3.tt import model as models
 from models.qwen3.tt.cache import PagedCache
@@ -175,6 +176,26 @@ def test_the_demo(capsys: pytest.CaptureFixture[str], emulated: None) -> None:
     assert demo.main(args) == 0
     said = capsys.readouterr().out
     assert "62DEADB9" in said and "tenstorrent on emulated blackhole 1x4" in said
+
+
+def test_the_benchmark(tmp_path: Path, capsys: pytest.CaptureFixture[str], emulated: None) -> None:
+    sizes = ["--config", str(TINY), "--batch", "2", "--prompt-len", "20", "--new-tokens", "3"]
+    args = [*sizes, "--backend", "tenstorrent", "--device", EMULATOR, "--mesh", "1x2"]
+    assert bench.main([*args, "--json", str(tmp_path / "out.json")]) == 0
+    said = " ".join(capsys.readouterr().out.split())  # the title may be broken into lines
+    assert "tenstorrent on emulated blackhole 1x2, bfloat16" in said
+    figures = json.loads((tmp_path / "out.json").read_text())
+    assert figures["backend"] == "tenstorrent" and figures["tokens_per_s"] > 0
+    for more, words in (
+        (["--random-weights"], "not made on a Tenstorrent device"),
+        (["--mesh", "8"], "1xD, as in 1x8"),
+        (["--batch", "33"], "at most 32"),
+        (["--dtype", "float32"], "in bfloat16"),
+    ):
+        assert bench.main([*args, *more]) == 2
+        assert words in capsys.readouterr().err
+    assert bench.main([*sizes, "--mesh", "1x2", "--backend", "reference"]) == 2
+    assert "is of backend tenstorrent" in capsys.readouterr().err
 
 
 REFUSED = {

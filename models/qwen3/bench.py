@@ -19,12 +19,13 @@ from ttnn_moe import registry
 from ttnn_moe.errors import RequestError
 from ttnn_moe.whole_file import whole_file
 
-from . import terminal
+from . import terminal, tt
 from .cache import StaticCache
 from .config import PRESETS, Qwen3MoeConfig, config_of
 from .generate import check_request, default_chunk, generate
-from .model import Qwen3Moe
+from .model import LanguageModel, Qwen3Moe
 from .session import Session
+from .tt import request
 from .weights import device_of, dtype_of, load_model, randomize
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -39,45 +40,65 @@ def bench(
     prompt_len: Annotated[int, typer.Option(help="Prompt tokens per sequence.")] = 128,
     new_tokens: Annotated[int, typer.Option(help="New tokens per sequence.")] = 32,
     backend: Annotated[str, typer.Option(help="What runs the experts: auto, reference, ...")] = "auto",
-    device: Annotated[str | None, typer.Option(help="torch device; default: what suits the backend.")] = None,
+    device: Annotated[
+        str | None, typer.Option(help="torch device, or emulator on tenstorrent; default: what suits the backend.")
+    ] = None,
+    mesh: Annotated[str | None, typer.Option(help="Chips of backend tenstorrent, as 1x8.", show_default="1x1")] = None,
     dtype: Annotated[str | None, typer.Option(help="bfloat16, float16 or float32.")] = None,
     seed: Annotated[int, typer.Option(help="Of the weights and the prompts.")] = 0,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the figures to this file.")] = None,
 ) -> None:
     """Time prefill and decode of a Qwen3-MoE of a given size."""
-    registry.resolve(backend)
+    name = registry.resolve(backend)
     if json_file is not None and not json_file.parent.is_dir():
         raise RequestError("cannot write the figures", got=f"no directory {json_file.parent}")
     sizes = _sizes(config, layers, random_weights)
-    place = device_of(device, backend)
-    kind = dtype_of(dtype) or sizes.dtype or torch.bfloat16
+    options = request.Options(mesh, device, dtype)
+    on_chips = request.asked_for(backend, device)
+    place = torch.device("cpu") if on_chips else device_of(device, backend)
+    kind = torch.bfloat16 if on_chips else dtype_of(dtype) or sizes.dtype or torch.bfloat16
     prompt_tokens, context = batch * prompt_len, prompt_len + new_tokens
     if min(batch, prompt_len, new_tokens) < 1:
         raise RequestError("batch, prompt-len and new-tokens must be positive")
     check_request(sizes, [[0] * prompt_len], new_tokens)
     needed = memory_needed(sizes, kind, batch, prompt_len, new_tokens, default_chunk(place))
-    _check_memory(needed, place, batch)
+    D = 0
+    if on_chips and random_weights:
+        raise RequestError(
+            "weights are not made on a Tenstorrent device", got="--random-weights", remedy="a checkpoint's directory"
+        )
+    if on_chips:
+        D = request.check(sizes, batch, options)
+        request.quiet()
+    else:
+        options.refuse(backend)
+        _check_memory(needed, place, batch)
     start = time.perf_counter()
+    network: LanguageModel
     if random_weights:
-        model = Qwen3Moe.empty(sizes, backend, kind, place)
-        randomize(model, seed)
+        network = Qwen3Moe.empty(sizes, backend, kind, place)
+        randomize(network, seed)
     else:
         with terminal.loading(f"loading {config}") as progress:
-            model = load_model(config, backend, place, kind, progress)
+            if on_chips:
+                network = tt.load_model(config, D, device, progress)
+            else:
+                network = load_model(config, backend, place, kind, progress)
     load_s = time.perf_counter() - start
     generator = torch.Generator().manual_seed(seed)
     prompts = torch.randint(sizes.vocab_size, (batch, prompt_len), generator=generator).tolist()
     start = time.perf_counter()
-    session = Session.of(model, prompts, new_tokens)
+    session = Session.of(network, prompts, new_tokens)
     with terminal.counting("capturing decode steps") as captured:
         session.capture(captured)
-    generate(model, prompts, max_new_tokens=min(2, new_tokens), stop_ids=(), session=session)
+    generate(network, prompts, max_new_tokens=min(2, new_tokens), stop_ids=(), session=session)
     warm_up_s = time.perf_counter() - start
-    stats = generate(model, prompts, max_new_tokens=new_tokens, stop_ids=(), session=session).stats
+    stats = generate(network, prompts, max_new_tokens=new_tokens, stop_ids=(), session=session).stats
     figures: dict[str, Any] = {
         "config": config, "layers": sizes.num_hidden_layers, "random_weights": random_weights,
-        "dtype": str(kind).removeprefix("torch."), "backend": registry.resolve(backend),
-        "device": _device_name(place), "torch": torch.__version__, "threads": torch.get_num_threads(),
+        "dtype": str(kind).removeprefix("torch."), "backend": name,
+        "device": network.where if on_chips else _device_name(place),
+        "torch": torch.__version__, "threads": torch.get_num_threads(),
         "batch": batch, "prompt_len": prompt_len, "new_tokens": new_tokens,
         "weight_bytes": needed["weights"], "kv_cache_bytes": needed["KV cache"],
         "load_s": load_s, "warm_up_s": warm_up_s, "time_to_first_token_s": stats.first_token_s,
