@@ -88,7 +88,8 @@ def test_decode_linear(seed: int, dtype: torch.dtype) -> None:
     K = 512 * splits
     x, weight = tensor(T, K, dtype=dtype, scale=3), tensor(N, K, dtype=dtype, scale=K**-0.5)
     norm, residual = tensor(K, dtype=dtype), tensor(T, N, dtype=dtype)
-    assert decode_linear.serves(x, weight)
+    assert decode_linear.serves(x, weight, norm) and decode_linear.serves(x, weight, residual)
+    assert not decode_linear.serves(x, weight, residual.float())
     with ops.plain():
         want = ops.norm_linear(x.double(), norm.double(), 1e-6, weight.double())
         want_sum = ops.linear_add(x.double(), weight.double(), None, residual.double())

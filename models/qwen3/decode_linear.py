@@ -19,8 +19,9 @@ SHARED_MEMORY = 1024 + 8 * 64 * 128 + 8 * MAX_ROWS * 128 + 4 * MAX_ROWS + 8 * 8
 """Bytes of a block: to begin at a multiple of 1024, weights, rows, their squares, barriers."""
 
 
-def serves(x: Tensor, weight: Tensor) -> bool:
-    """Whether x [T, K] and weight [N, K] are on a GPU, of a dtype and of sizes that the kernel takes."""
+def serves(x: Tensor, weight: Tensor, other: Tensor) -> bool:
+    """Whether x [T, K], weight [N, K] and a norm or residual are on a GPU, of a dtype and of sizes that the kernel
+    takes, and lie as it reads them."""
     N, K = weight.shape
     return (
         x.is_cuda
@@ -30,9 +31,7 @@ def serves(x: Tensor, weight: Tensor) -> bool:
         and K <= 8 * SLICE
         and N % TILE == 0
         and N // TILE * (K // SLICE) <= BLOCKS * load.multiprocessors(x.device.index)
-        and x.is_contiguous()
-        and weight.is_contiguous()
-        and x.data_ptr() % 16 == weight.data_ptr() % 16 == 0
+        and all(t.dtype == x.dtype and t.is_contiguous() and t.data_ptr() % 16 == 0 for t in (x, weight, other))
         and _able(x.device.index)
     )
 

@@ -141,7 +141,7 @@ def norm_linear(x: Tensor, norm: Tensor, eps: float, weight: Tensor, bias: Tenso
     """A linear layer behind a norm: rms_norm(x [T, K]) weight^T [K, N] + bias -> [T, N]."""
     if _few(x, weight):
         return _kernels().few_linear(x.contiguous(), weight, bias, norm=norm, eps=eps)
-    if bias is None and fast(x) and decode_linear.serves(x, weight):
+    if bias is None and fast(x) and decode_linear.serves(x, weight, norm):
         return decode_linear.decode_linear(x, weight, norm=norm, eps=eps)
     return F.linear(rms_norm(x, norm, eps), weight, bias)
 
@@ -156,7 +156,7 @@ def linear_add(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor)
         return residual + F.linear(x, weight, bias)
     if _few(x, weight):
         return _kernels().few_linear(x.contiguous(), weight, bias, residual=residual)
-    if bias is None and decode_linear.serves(x, weight) and residual.is_contiguous():
+    if bias is None and decode_linear.serves(x, weight, residual):
         return decode_linear.decode_linear(x, weight, residual=residual)
     if bias is not None:
         residual += bias
