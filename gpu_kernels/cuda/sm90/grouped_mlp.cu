@@ -38,6 +38,9 @@
 #ifndef STAGES
 #define STAGES 4
 #endif
+#ifndef READ_ONCE
+#define READ_ONCE 0
+#endif
 static_assert(MAX_N % 16 == 0 && MAX_N <= 192, "rows of a tile");
 static_assert(WEIGHT_ROWS == 128 || WEIGHT_ROWS == 256, "rows of weights of an item");
 
@@ -151,6 +154,12 @@ __device__ __forceinline__ void load_weights(const Shared& shared, const TensorM
     Turn<STAGES> turn;
     Turn<SLOTS> slot;
     int i = blockIdx.x;
+#if READ_ONCE
+#define POLICY , policy
+    const u64 policy = evict_first();
+#else
+#define POLICY
+#endif
     while (true) {
         tell(shared, slot, i);
         if (i >= work.count) return;
@@ -165,9 +174,9 @@ __device__ __forceinline__ void load_weights(const Shared& shared, const TensorM
             for (int part = 0; part < PARTS; ++part) {
                 const u32 to = shared.weights(turn.at) + part * BOX_BYTES;
                 if (item.down)
-                    tensor_load_3d(to, down, full, k, row + part * 128, item.tile.expert);
+                    tensor_load_3d(to, down, full, k, row + part * 128, item.tile.expert POLICY);
                 else  // in groups of 8 channels: 8 gate and 8 up rows
-                    tensor_load_5d(to, gate_up, full, k, 0, 0, row / 16 + part * 8, item.tile.expert);
+                    tensor_load_5d(to, gate_up, full, k, 0, 0, row / 16 + part * 8, item.tile.expert POLICY);
             }
             turn.next();
         }

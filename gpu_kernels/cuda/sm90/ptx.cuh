@@ -123,6 +123,31 @@ __device__ __forceinline__ void tensor_load_5d(u32 to, const TensorMap* map, u32
         : "memory");
 }
 
+// With a say in how L2 keeps it: evict_first, for what is read once.
+__device__ __forceinline__ u64 evict_first() {
+    u64 policy;
+    asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+    return policy;
+}
+
+__device__ __forceinline__ void tensor_load_3d(u32 to, const TensorMap* map, u32 barrier, int x, int y, int z,
+                                               u64 policy) {
+    asm volatile(
+        "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], "
+        "[%1, {%4, %5, %6}], [%2], %3;" ::"r"(to),
+        "l"(map), "r"(barrier), "l"(policy), "r"(x), "r"(y), "r"(z)
+        : "memory");
+}
+
+__device__ __forceinline__ void tensor_load_5d(u32 to, const TensorMap* map, u32 barrier, int x, int y, int z,
+                                               int u, int v, u64 policy) {
+    asm volatile(
+        "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], "
+        "[%1, {%4, %5, %6, %7, %8}], [%2], %3;" ::"r"(to),
+        "l"(map), "r"(barrier), "l"(policy), "r"(x), "r"(y), "r"(z), "r"(u), "r"(v)
+        : "memory");
+}
+
 // One arrival of this thread, when all its copies have landed.
 __device__ __forceinline__ void copies_arrive(u32 barrier) {
     asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");

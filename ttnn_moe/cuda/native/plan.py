@@ -33,11 +33,13 @@ class Few:
 
 @dataclass(frozen=True)
 class Gemm:
-    """sm90/grouped_mlp.cu: rows of a tile at most, stages of the pipeline, weight rows of an item."""
+    """sm90/grouped_mlp.cu: rows of a tile at most, stages of the pipeline, weight rows of an item; whether weights
+    leave L2 first, since few experts have a second tile."""
 
     max_n: int
     stages: int
     weight_rows: int = 256
+    read_once: bool = False
 
     @property
     def shared_memory(self) -> int:
@@ -46,7 +48,12 @@ class Gemm:
 
     @property
     def defines(self) -> dict[str, int]:
-        return {"MAX_N": self.max_n, "STAGES": self.stages, "WEIGHT_ROWS": self.weight_rows}
+        return {
+            "MAX_N": self.max_n,
+            "STAGES": self.stages,
+            "WEIGHT_ROWS": self.weight_rows,
+            "READ_ONCE": self.read_once,
+        }
 
 
 @dataclass(frozen=True)
@@ -67,7 +74,7 @@ Plan = Few | Sorted
 
 # rows an expert gets on average, at most -> sizes
 _GEMMS: tuple[tuple[float, Gemm], ...] = (
-    (12, Gemm(32, 10, 128)),
+    (12, Gemm(32, 10, 128, read_once=True)),
     (40, Gemm(64, 9, 128)),
     (72, Gemm(80, 7, 128)),
     (400, Gemm(160, 4)),
