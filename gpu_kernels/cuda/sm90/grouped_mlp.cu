@@ -153,7 +153,8 @@ __device__ __forceinline__ void load_weights(const Shared& shared, const TensorM
                                              const TensorMap* down, const Work& work, int* taken) {
     Turn<STAGES> turn;
     Turn<SLOTS> slot;
-    int i = blockIdx.x;
+    // the first as well: an item is only ever held by a block that runs, whatever share of the GPU there is
+    int i = atomicAdd(taken, 1);
 #if READ_ONCE
 #define POLICY , policy
     const u64 policy = evict_first();
@@ -163,7 +164,7 @@ __device__ __forceinline__ void load_weights(const Shared& shared, const TensorM
     while (true) {
         tell(shared, slot, i);
         if (i >= work.count) return;
-        const int next = gridDim.x + atomicAdd(taken, 1);
+        const int next = atomicAdd(taken, 1);
         const Item item = work.item(i);
         const int depth = work.depth(item), row = item.block * WEIGHT_ROWS;
         for (int k = 0; k < depth; k += K_BLOCK) {
