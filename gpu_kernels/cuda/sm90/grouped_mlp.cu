@@ -51,6 +51,7 @@ constexpr int WEIGHT_BYTES = PARTS * BOX_BYTES;
 constexpr int STAGE_BYTES = WEIGHT_BYTES + MAX_N * K_BLOCK * 2;
 constexpr int PIECE_BYTES = 16 * WEIGHT_ROWS;
 constexpr int SLOTS = 4;  // items that are known before they are worked on
+constexpr int ITEM_BYTES = 32;
 constexpr int GATHER_WARPS = 3;
 constexpr int READERS = GATHER_WARPS + 8;  // warps that read an item
 
@@ -97,11 +98,11 @@ struct Turn {
     }
 };
 
+enum Kind { GATE_UP, DOWN, NONE };
+
 struct Item {
-    Tile tile;
-    Tile* place;  // of the tile
-    int block;    // of WEIGHT_ROWS rows of weights
-    bool down;
+    int expert, first, rows, tile;
+    int kind, block;  // of WEIGHT_ROWS rows of weights
 };
 
 struct Work {
@@ -115,34 +116,41 @@ struct Work {
         count = gate_up_items + num_tiles * down_blocks;
     }
     __device__ __forceinline__ Item item(int i) const {
-        Item found;
-        found.down = i >= gate_up_items;
-        const int at = found.down ? i - gate_up_items : i, blocks = found.down ? down_blocks : gate_up_blocks;
-        found.place = tiles + at / blocks;
-        found.block = at % blocks;
-        const int4 words = *reinterpret_cast<const int4*>(found.place);
-        found.tile = Tile{words.x, words.y, words.z, words.w};
-        return found;
+        Item item{};
+        item.kind = i < gate_up_items ? GATE_UP : i < count ? DOWN : NONE;
+        if (item.kind == NONE) return item;
+        const int at = item.kind == DOWN ? i - gate_up_items : i;
+        const int blocks = item.kind == DOWN ? down_blocks : gate_up_blocks;
+        item.tile = at / blocks;
+        item.block = at % blocks;
+        const int4 words = *reinterpret_cast<const int4*>(tiles + item.tile);
+        item.expert = words.x;
+        item.first = words.y;
+        item.rows = words.z;
+        return item;
     }
-    __device__ __forceinline__ int depth(const Item& item) const { return item.down ? I : H; }
+    __device__ __forceinline__ int depth(const Item& item) const { return item.kind == DOWN ? I : H; }
 };
 
 // ---- items: one thread takes them, READERS warps hear of them
 
-__device__ __forceinline__ void tell(const Shared& shared, Turn<SLOTS>& slot, int item) {
+__device__ __forceinline__ void tell(const Shared& shared, Turn<SLOTS>& slot, const Item& item) {
+    const u32 to = shared.items + ITEM_BYTES * slot.at;
     barrier_wait(shared.items_empty + 8 * slot.at, slot.parity ^ 1);
-    store_word(shared.items + 4 * slot.at, item);
+    store_16(to, make_uint4(item.expert, item.first, item.rows, item.tile));
+    store_16(to + 16, make_uint4(item.kind, item.block, 0, 0));
     barrier_arrive(shared.items_full + 8 * slot.at);
     slot.next();
 }
 
-__device__ __forceinline__ int hear(const Shared& shared, Turn<SLOTS>& slot) {
+__device__ __forceinline__ Item hear(const Shared& shared, Turn<SLOTS>& slot) {
+    const u32 from = shared.items + ITEM_BYTES * slot.at;
     barrier_wait(shared.items_full + 8 * slot.at, slot.parity);
-    const int item = load_word(shared.items + 4 * slot.at);
+    const uint4 tile = load_16(from), what = load_16(from + 16);
     __syncwarp();
     if (threadIdx.x % 32 == 0) barrier_arrive(shared.items_empty + 8 * slot.at);
     slot.next();
-    return item;
+    return Item{int(tile.x), int(tile.y), int(tile.z), int(tile.w), int(what.x), int(what.y)};
 }
 
 // ---- the warpgroup that loads: one warp weights, three the rows
@@ -153,43 +161,41 @@ __device__ __forceinline__ void load_weights(const Shared& shared, const TensorM
                                              const TensorMap* down, const Work& work, int* taken) {
     Turn<STAGES> turn;
     Turn<SLOTS> slot;
-    // the first as well: an item is only ever held by a block that runs, whatever share of the GPU there is
-    int i = atomicAdd(taken, 1);
 #if READ_ONCE
 #define POLICY , policy
     const u64 policy = evict_first();
 #else
 #define POLICY
 #endif
-    while (true) {
-        tell(shared, slot, i);
-        if (i >= work.count) return;
-        const int next = atomicAdd(taken, 1);
-        const Item item = work.item(i);
-        const int depth = work.depth(item), row = item.block * WEIGHT_ROWS;
+    // the first as well: an item is only ever held by a block that runs, whatever share of the GPU there is
+    Item item = work.item(atomicAdd(taken, 1)), next{};
+    for (; item.kind != NONE; item = next) {
+        tell(shared, slot, item);
+        const int i = atomicAdd(taken, 1), depth = work.depth(item), row = item.block * WEIGHT_ROWS;
         for (int k = 0; k < depth; k += K_BLOCK) {
+            if (k == depth / 2 / K_BLOCK * K_BLOCK) next = work.item(i);  // early: nothing waits for memory then
             const u32 full = shared.full + 8 * turn.at;
             barrier_wait(shared.empty + 8 * turn.at, turn.parity ^ 1);
             barrier_arrive_expect(full, WEIGHT_BYTES);
 #pragma unroll
             for (int part = 0; part < PARTS; ++part) {
                 const u32 to = shared.weights(turn.at) + part * BOX_BYTES;
-                if (item.down)
-                    tensor_load_3d(to, down, full, k, row + part * 128, item.tile.expert POLICY);
+                if (item.kind == DOWN)
+                    tensor_load_3d(to, down, full, k, row + part * 128, item.expert POLICY);
                 else  // in groups of 8 channels: 8 gate and 8 up rows
-                    tensor_load_5d(to, gate_up, full, k, 0, 0, row / 16 + part * 8, item.tile.expert POLICY);
+                    tensor_load_5d(to, gate_up, full, k, 0, 0, row / 16 + part * 8, item.expert POLICY);
             }
             turn.next();
         }
-        i = next;
     }
+    tell(shared, slot, item);
 }
 
 // The activations of a tile are there: every block of gate_up that makes them, and each of its two
 // warpgroups.
-__device__ __forceinline__ void wait_for_tile(const Item& item, int blocks) {
+__device__ __forceinline__ void wait_for_tile(const Tile* tile, int blocks) {
     if (threadIdx.x % 32 == 0)
-        while (load_acquire(&item.place->done) < 2 * blocks) {
+        while (load_acquire(&tile->done) < 2 * blocks) {
         }
     __syncwarp();
 }
@@ -204,24 +210,22 @@ __device__ __forceinline__ void load_rows(const Shared& shared, const u16* hidde
     const u32 even = (chunk ^ (row_of_lane % 8)) * 16, odd = (chunk ^ ((row_of_lane + 4) % 8)) * 16;
     Turn<STAGES> turn;
     Turn<SLOTS> slot;
-    for (int i = hear(shared, slot); i < work.count; i = hear(shared, slot)) {
-        const Item item = work.item(i);
-        const Tile& tile = item.tile;
+    for (Item item = hear(shared, slot); item.kind != NONE; item = hear(shared, slot)) {
         const int depth = work.depth(item);
         // copies of this warp; the last one's rows past the tile read some row again, and what they make is
         // not written
-        const int copies = (tile.rows - warp * GATHER_ROWS + STRIDE - 1) / STRIDE;
+        const int copies = (item.rows - warp * GATHER_ROWS + STRIDE - 1) / STRIDE;
         u32 sources[COPIES];  // in units of 16 bytes
 #pragma unroll
         for (int j = 0; j < COPIES; ++j) {
-            const int row = tile.first + min(row_of_lane + j * STRIDE, tile.rows - 1);
+            const int row = item.first + min(row_of_lane + j * STRIDE, item.rows - 1);
             sources[j] = 0;
             // -1: a row that no token has
-            if (j < copies) sources[j] = item.down ? row : max(row_tokens[row], 0);
+            if (j < copies) sources[j] = item.kind == DOWN ? row : max(row_tokens[row], 0);
             sources[j] *= static_cast<u32>(depth / 8);
         }
-        if (item.down) wait_for_tile(item, work.gate_up_blocks);
-        const uint4* from = reinterpret_cast<const uint4*>(item.down ? act : hidden) + chunk;
+        if (item.kind == DOWN) wait_for_tile(work.tiles + item.tile, work.gate_up_blocks);
+        const uint4* from = reinterpret_cast<const uint4*>(item.kind == DOWN ? act : hidden) + chunk;
         for (int k = 0; k < depth; k += K_BLOCK, from += K_BLOCK / 8) {
             barrier_wait(shared.empty + 8 * turn.at, turn.parity ^ 1);
             const u32 to = shared.rows(turn.at) + row_of_lane * 128;
@@ -326,23 +330,22 @@ __device__ __forceinline__ void to_piece(u32 piece, const Sums& sums, int first_
 
 template <bool DOWN>
 __device__ __forceinline__ void write(const Shared& shared, const Sums& sums, u16* out, const Item& item,
-                                      int width) {
+                                      int width, int* done) {
     using Part = Piece<DOWN>;
     const int thread = threadIdx.x % 128, group = threadIdx.x / 128 - 1;
     const int channel = (item.block * 2 + group) * Part::CHANNELS;
-    const Tile& tile = item.tile;
     int buffer = 0;
 #pragma unroll
     for (int first = 0; first < MAX_N; first += Part::ROWS) {
-        if (first < tile.rows) {
+        if (first < item.rows) {
             const u32 piece = shared.pieces + (group * 2 + buffer) * PIECE_BYTES;
             to_piece<DOWN>(piece, sums, first);
             named_sync(1 + group, 128);
 #pragma unroll
             for (int i = thread; i < Part::ROWS * Part::CHUNKS; i += 128) {
                 const int row = i / Part::CHUNKS, chunk = i % Part::CHUNKS;
-                if (first + row < tile.rows && channel + chunk * 8 < width) {
-                    u16* to = out + static_cast<u64>(tile.first + first + row) * width + channel + chunk * 8;
+                if (first + row < item.rows && channel + chunk * 8 < width) {
+                    u16* to = out + static_cast<u64>(item.first + first + row) * width + channel + chunk * 8;
                     *reinterpret_cast<uint4*>(to) = load_16(piece + Part::at(row, chunk));
                 }
             }
@@ -351,7 +354,7 @@ __device__ __forceinline__ void write(const Shared& shared, const Sums& sums, u1
     }
     // a buffer is written again only behind the barrier of the other; and all of act is written
     named_sync(1 + group, 128);
-    if (!DOWN && thread == 0) add_release(&item.place->done, 1);
+    if (!DOWN && thread == 0) add_release(done, 1);
 }
 
 extern "C" __global__ void __launch_bounds__(384, 1)
@@ -379,13 +382,12 @@ extern "C" __global__ void __launch_bounds__(384, 1)
         Turn<STAGES> turn;
         Turn<SLOTS> slot;
         Sums sums;
-        for (int i = hear(shared, slot); i < work.count; i = hear(shared, slot)) {
-            const Item item = work.item(i);
-            multiply_rows<8>(shared, turn, sums, work.depth(item), item.tile.rows);
-            if (item.down)
-                write<true>(shared, sums, out, item, H);
+        for (Item item = hear(shared, slot); item.kind != NONE; item = hear(shared, slot)) {
+            multiply_rows<8>(shared, turn, sums, work.depth(item), item.rows);
+            if (item.kind == DOWN)
+                write<true>(shared, sums, out, item, H, nullptr);
             else
-                write<false>(shared, sums, act, item, I);
+                write<false>(shared, sums, act, item, I, &tiles[item.tile].done);
         }
     }
 }

@@ -86,8 +86,7 @@ __device__ __forceinline__ int load_acquire(const int* from) {
 
 // All that this thread has written, or seen written behind a barrier, comes before it.
 __device__ __forceinline__ void add_release(int* to, int value) {
-    asm volatile("fence.acq_rel.gpu;\nred.relaxed.gpu.global.add.s32 [%0], %1;" ::"l"(to), "r"(value)
-                 : "memory");
+    asm volatile("red.release.gpu.global.add.s32 [%0], %1;" ::"l"(to), "r"(value) : "memory");
 }
 
 // ---- copies
