@@ -2,7 +2,7 @@
 //
 // | argument   | shape  | dtype      | |
 // |------------|--------|------------|------------------------------------------------------------|
-// | rows       | [P, H] | bf16, fp16 | of the grouped product; row-major, 16 bytes               |
+// | rows       | [P, H] | bf16, fp16 | of the grouped product; row-major, 128 bytes; DISCARD: lost |
 // | inverse    | [T, K] | int32      | row of each pair; -1: adds nothing, its weight is not used  |
 // | weights    | [T, K] | fp32       | |
 // | num_tokens | []     | int32 or null | tokens past it are not written                          |
@@ -21,8 +21,16 @@
 #ifndef ADD
 #define ADD 0
 #endif
+#ifndef DISCARD
+#define DISCARD 0
+#endif
 
 constexpr int K = TOP_K;
+
+// 128 bytes that nobody reads again need not go to memory: they lose their value, once `after` is made.
+__device__ __forceinline__ void discard_line(const u16* line, float after) {
+    asm volatile("discard.global.L2 [%0], 128;  // %1" ::"l"(line), "f"(after) : "memory");
+}
 
 extern "C" __global__ void combine(const u16* rows, const int* inverse, const float* weights,
                                    const int* num_tokens, void* out, int H) {
@@ -75,6 +83,12 @@ extern "C" __global__ void combine(const u16* rows, const int* inverse, const fl
             }
         }
     }
+#if DISCARD
+    __syncwarp();
+    if (threadIdx.x % 8 == 0)
+        for (int k = 0; k < K; ++k)
+            if (row[k] >= 0) discard_line(rows + static_cast<u64>(row[k]) * H + column, sum[0]);
+#endif
 #if OUT32
     float4* to = reinterpret_cast<float4*>(static_cast<float*>(out) + at);
     to[0] = make_float4(sum[0], sum[1], sum[2], sum[3]);

@@ -33,8 +33,13 @@ class Few:
 
 @dataclass(frozen=True)
 class Gemm:
-    """sm90/grouped_mlp.cu: rows of a tile at most, stages of the pipeline, weight rows of an item; whether weights
-    leave L2 first, since few experts have a second tile."""
+    """sm90/grouped_mlp.cu.
+
+    Attributes:
+        max_n, stages, weight_rows: rows of a tile at most, stages of the pipeline, weight rows of an item.
+        read_once: L2 lets weights go first, since few experts have a second tile, and what combine has read; so
+            that expert outputs need not go to memory.
+    """
 
     max_n: int
     stages: int
@@ -75,8 +80,8 @@ Plan = Few | Sorted
 # rows an expert gets on average, at most -> sizes
 _GEMMS: tuple[tuple[float, Gemm], ...] = (
     (12, Gemm(32, 10, 128, read_once=True)),
-    (40, Gemm(64, 9, 128)),
-    (72, Gemm(80, 7, 128)),
+    (40, Gemm(64, 9, 128, read_once=True)),
+    (72, Gemm(80, 7, 128, read_once=True)),
     (400, Gemm(160, 4)),
     (float("inf"), Gemm(176, 3)),
 )

@@ -53,5 +53,5 @@ def uses_of(plan: Plan, E: int, K: int, types: Types) -> tuple[Use, ...]:
     return (
         use("common/routing_sort", sort_memory(threads, E), **sort),
         *products,
-        use("common/combine", **out),
+        use("common/combine", **out, DISCARD=isinstance(gemm, Gemm) and gemm.read_once),
     )
