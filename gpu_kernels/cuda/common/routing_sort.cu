@@ -68,21 +68,20 @@ __device__ __forceinline__ int read_from(const int* here, int rank) {
 #endif
 }
 
-// Exclusive sum of value over the block's threads.
-__device__ __forceinline__ int scan(int value, int* sums) {
+// Exclusive sum of value over the block's threads; sums: of warps.
+__device__ __forceinline__ u64 scan(u64 value, u64* sums) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    int total = value;
+    u64 total = value;
     for (int step = 1; step < 32; step *= 2) {
-        int other = __shfl_up_sync(~0u, total, step);
+        const u64 other = __shfl_up_sync(~0u, total, step);
         if (lane >= step) total += other;
     }
-    __syncthreads();
     if (lane == 31) sums[warp] = total;
     __syncthreads();
     if (warp == 0) {
-        int sum = lane < WARPS ? sums[lane] : 0;
+        u64 sum = lane < WARPS ? sums[lane] : 0;
         for (int step = 1; step < 32; step *= 2) {
-            int other = __shfl_up_sync(~0u, sum, step);
+            const u64 other = __shfl_up_sync(~0u, sum, step);
             if (lane >= step) sum += other;
         }
         sums[lane] = sum;
@@ -114,7 +113,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     int* counts = memory;            // [WARPS][E]
     int* here = counts + WARPS * E;  // [E] pairs of this block
     int* base = here + E;            // [E] first row of this block's pairs
-    __shared__ int sums[32];
+    __shared__ u64 sums[32];
 
     const int thread = threadIdx.x, lane = thread % 32, warp = thread / 32, rank = cluster_rank();
     for (int i = thread; i < WARPS * E; i += THREADS) counts[i] = 0;
@@ -169,9 +168,21 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             rows += n;
         }
     }
-    const int offset = scan(rows, sums);
+    // rows in the low half, tiles in the high one
+    const int parts = (rows + tile_rows - 1) / tile_rows;
+    const u64 start = scan(static_cast<u64>(parts) << 32 | static_cast<u32>(rows), sums);
+    const int offset = static_cast<int>(start), tile = static_cast<int>(start >> 32);
     if (thread < E) base[thread] = offset + before;
-    cluster_arrive();  // this block has read what it wanted of the others
+    cluster_arrive();           // this block has read what it wanted of the others
+    if (rank == CLUSTER - 1) {  // the block with the fewest pairs
+        if (thread == E - 1) {
+            num_tiles[0] = tile + parts;
+            num_tiles[1] = 0;
+        }
+        const int each = parts ? ((rows + parts - 1) / parts + 7) / 8 * 8 : 0;
+        for (int i = 0; i < parts; ++i)
+            tiles[tile + i] = Tile{thread, offset + i * each, min(each, rows - i * each), 0};
+    }
     __syncthreads();
 
     if (held) {
@@ -193,16 +204,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             inverse[pair] = row;
             row_tokens[row] = pair / K;
         }
-    }
-    if (rank == CLUSTER - 1) {  // the block with the fewest pairs
-        const int parts = (rows + tile_rows - 1) / tile_rows, start = scan(parts, sums);
-        if (thread == E - 1) {
-            num_tiles[0] = start + parts;
-            num_tiles[1] = 0;
-        }
-        const int each = parts ? ((rows + parts - 1) / parts + 7) / 8 * 8 : 0;
-        for (int i = 0; i < parts; ++i)
-            tiles[start + i] = Tile{thread, offset + i * each, min(each, rows - i * each), 0};
     }
     cluster_wait();
 }

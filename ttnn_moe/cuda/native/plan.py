@@ -16,7 +16,7 @@ MAX_E, MAX_K = 1024, 16
 # of Qwen3-30B-A3B's sizes: T = 3
 FEW_PAIRS = 24
 BARRIERS_AND_ALIGNMENT = 1024 + 16 * 12 + 16 * 4 + 32 * 4
-STATIC = 128  # bytes that routing_sort.cu has beside the dynamic ones
+STATIC = 256  # bytes that routing_sort.cu has beside the dynamic ones
 
 
 @dataclass(frozen=True)
