@@ -43,7 +43,7 @@ def _sm80() -> Arch:
 
 HOPPER_PLANS: dict[str, Plan] = {
     "few": Few(),
-    "n64": Sorted(Gemm(64, 9, 128, read_once=True), 128, 1),
+    "n64": Sorted(Gemm(64, 9, 128, read_once=True), 128, 8),
     "n32": Sorted(Gemm(32, 10, 128, read_once=True), 256, 1),
     "n176": Sorted(Gemm(176, 3), 512, 8),
     "n160": Sorted(Gemm(160, 4), 1024, 8),

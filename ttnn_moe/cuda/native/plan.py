@@ -111,10 +111,11 @@ def choose(T: int, E: int, K: int, arch: Arch = HOPPER) -> Plan:
 def many(T: int, E: int, K: int, arch: Arch = HOPPER) -> Sorted:
     """The sorted form, for any T."""
     rows, pairs = T * K / min(E, T * K), T * K
-    threads = min(1024, max(_least_sorters(E), _power_of_2(pairs) // 2))
+    cluster = 8 if arch.products == "sm90" and pairs > 512 else 1
+    threads = min(1024, max(_least_sorters(E), _power_of_2(pairs) // max(2, cluster)))
     if arch.products == "sm90":
         gemm = next(gemm for most, gemm in _GEMMS if rows <= most)
-        return Sorted(gemm, threads, sort_cluster=1 if pairs <= 2048 else 8, arch=arch)
+        return Sorted(gemm, threads, cluster, arch)
     while not _sort_fits(threads, E, arch):
         threads //= 2
     return Sorted(sm80_tiles.choose(rows, arch.shared_memory), threads, arch=arch)
