@@ -136,13 +136,13 @@ def _run(
     hidden: Tensor, selection: launch.Selection, experts: Experts, out: Tensor, accumulate: bool, plan: Plan,
     buffers: Buffers,
 ) -> None:  # fmt: skip
-    pairs = selection.ids.numel()
-    act = buffers.act[:pairs]
     if isinstance(plan, native.Few | native.Sorted):
         from .native.launch import run as run_native
 
-        run_native(hidden, selection, experts, out, accumulate, plan, act, buffers.expert_out, buffers.words)
+        run_native(hidden, selection, experts, out, accumulate, plan, buffers.act, buffers.expert_out, buffers.words)
         return
+    pairs = selection.ids.numel()
+    act = buffers.act[:pairs]
     if isinstance(plan, Few):
         launch.few(hidden, experts, selection, act, out, accumulate, plan)
         return

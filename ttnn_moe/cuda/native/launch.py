@@ -24,8 +24,8 @@ def run(
     """The whole operator on the current GPU.
 
     Args:
-        act: [T*K, I] scratch.
-        expert_out, words: [T*K, H], and sort_words int32: scratch of the sorted form.
+        act: [T*K or more, I] scratch.
+        expert_out, words: [T*K or more, H], and sort_words int32 or more: scratch of the sorted form.
     """
     ids, order = selection.ids, experts.gate_up_order
     T, K = ids.shape
