@@ -17,6 +17,7 @@ planner = pytest.importorskip("ttnn_moe._planner", reason="native planner: not b
 
 from models.qwen3 import PRESETS, TINY, Qwen3MoeConfig  # noqa: E402
 from models.qwen3.model import Qwen3Moe  # noqa: E402
+from models.qwen3.tt.cache import PagedCache  # noqa: E402
 from ttnn_moe.errors import ContractError  # noqa: E402
 from ttnn_moe.tenstorrent import memory, plans, runtime  # noqa: E402
 from ttnn_moe.tenstorrent.device import Device  # noqa: E402
@@ -81,8 +82,11 @@ def test_eight_bits_cache_and_rope_by_hand() -> None:
     wide, narrow = on_chip(report()), on_chip(report(weights="bfloat8_b"))
     assert wide["experts"] == 48 * 16 * 3 * 2048 * 768 * 2
     assert narrow["experts"] == 48 * 16 * 3 * (2048 // 32) * (768 // 32) * 1088
-    assert wide["KV cache"] == 48 * 2 * 32 * 4 * 128 * 128 * 2
-    assert on_chip(report(sequence=129))["KV cache"] == 48 * 2 * 32 * 4 * 160 * 128 * 2  # whole tiles
+    assert wide["KV cache"] == 48 * 2 * (1 + 32 * 4) * 4 * 32 * 128 * 2
+    assert on_chip(report(sequence=129))["KV cache"] == 48 * 2 * (1 + 32 * 5) * 4 * 32 * 128 * 2  # whole pages
+    for sequence in (128, 129):
+        held = PagedCache.nbytes(QWEN3, 32, sequence)
+        assert on_chip(report(sequence=sequence))["KV cache"] == held
     assert wide["RoPE"] == 2 * 40960 * 128 * 2
     assert {name: n for name, n in wide.items() if narrow[name] != n}.keys() == {"experts"}
 

@@ -102,7 +102,8 @@ def _weights(config: Qwen3MoeConfig, operators: Operators, shared: frozenset[str
 
 
 def _cache(config: Qwen3MoeConfig, operators: Operators, batch: int, sequence: int, shared: frozenset[str]) -> Part:
-    shape = (batch, config.num_key_value_heads, sequence, config.head_dim)
+    # in pages of a tile's height; one more takes what does not count
+    shape = (1 + batch * -(-sequence // 32), config.num_key_value_heads, 32, config.head_dim)
     chips = operators.device.D if "KV cache" in shared else 1
     each = tensor_bytes(_share((shape, "bfloat16", "TILE"), 1, chips))
     tensors = 2 * config.num_hidden_layers
