@@ -173,7 +173,7 @@ __device__ __forceinline__ void load_weights(const Shared& shared, const TensorM
         tell(shared, slot, item);
         const int i = atomicAdd(taken, 1), depth = work.depth(item), row = item.block * WEIGHT_ROWS;
         for (int k = 0; k < depth; k += K_BLOCK) {
-            if (k == depth / 2 / K_BLOCK * K_BLOCK) next = work.item(i);  // early: nothing waits for memory then
+            if (k == depth / 2 / K_BLOCK * K_BLOCK) next = work.item(i);  // early: its tile is here by then
             const u32 full = shared.full + 8 * turn.at;
             barrier_wait(shared.empty + 8 * turn.at, turn.parity ^ 1);
             barrier_arrive_expect(full, WEIGHT_BYTES);
