@@ -8,6 +8,8 @@
 // | num_tokens | []     | int32 or null | tokens past it are not written                          |
 // | out        | [T, H] | as rows, or fp32 (OUT32); 16 bytes | out; ADD: added to                  |
 //
+// DISCARD: L2 need not write to memory what was read of rows; H is a multiple of 64.
+//
 // H is a multiple of 8; K at most 16. Blocks: (T, ceil(H / 8 / threads)); threads: a multiple of 32. A thread
 // makes eight columns: 16 bytes of each row.
 #include "common/routing.cuh"

@@ -20,7 +20,8 @@
 // never waits for the end of the first product. Blocks take the next item when they are done with one, since
 // memory does not serve all multiprocessors alike. An item of down begins when its tile's activations are
 // done; those were taken before it, and wait for nothing. Weights are the M side, a tile's rows the N side:
-// as many as it has, up to MAX_N, in steps of 8.
+// as many as it has, up to MAX_N, in steps of 8. READ_ONCE: weights leave L2 first; for few tokens, of which
+// few experts have a second tile.
 //
 // Shared memory: STAGES * (weights WEIGHT_ROWS x 64, rows MAX_N x 64), two buffers of a piece of the output a
 // multiplying warpgroup, items, barriers. Weights come by the copy engine, rows by cp.async, since each may
@@ -100,9 +101,11 @@ struct Turn {
 
 enum Kind { GATE_UP, DOWN, NONE };
 
+// As the blocks' warps hear of it, in ITEM_BYTES.
 struct Item {
-    int expert, first, rows, tile;
-    int kind, block;  // of WEIGHT_ROWS rows of weights
+    int expert, first, rows;  // of the tile
+    int tile;                 // which
+    int kind, block;          // of WEIGHT_ROWS rows of weights
 };
 
 struct Work {

@@ -158,16 +158,6 @@ __device__ __forceinline__ void fence_async_proxy() {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
-__device__ __forceinline__ void store_word(u32 to, int word) {
-    asm volatile("st.shared.s32 [%0], %1;" ::"r"(to), "r"(word) : "memory");
-}
-
-__device__ __forceinline__ int load_word(u32 from) {
-    int word;
-    asm volatile("ld.shared.s32 %0, [%1];" : "=r"(word) : "r"(from) : "memory");
-    return word;
-}
-
 __device__ __forceinline__ void store_float(u32 to, float value) {
     asm volatile("st.shared.f32 [%0], %1;" ::"r"(to), "f"(value) : "memory");
 }
