@@ -6,14 +6,11 @@ may, and a source with one line changed show that a mistake does not pass.
 
 from __future__ import annotations
 
-import ctypes
-import shutil
-import subprocess
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
+from host_kernels import GXX, HostKernels
 from torch import Tensor
 
 from ttnn_moe import Experts, Routing
@@ -22,86 +19,17 @@ from ttnn_moe.cuda.native import launch
 from ttnn_moe.cuda.native.arch import ARCHES
 from ttnn_moe.cuda.native.plan import Sorted
 from ttnn_moe.cuda.native.sm80_tiles import MmaGemm
-from ttnn_moe.jit import load
-from ttnn_moe.jit.spec import Spec
 from ttnn_moe.sources import kernel_path
 
-GXX = shutil.which("g++")
-HERE = Path(__file__).parent / "warp_emulator"
-SOURCE = "sm80/grouped_gemm.cu"
+NAME = "sm80/grouped_gemm"
 pytestmark = pytest.mark.skipif(GXX is None, reason="g++ is not installed")
 
 
-class Product:
-    """The kernel built for the host, once for each set of definitions; stands in for launching."""
-
-    def __init__(self, where: Path, late: bool, source: str = SOURCE):
-        self.where, self.late, self.source = where, late, source
-        self.built: dict[tuple[tuple[str, str], ...], ctypes.CDLL] = {}
-        self.rows, self.sound = 0, True
-
-    def use(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(launch, "Launch", self.bind)
-        monkeypatch.setattr(load, "stream", lambda device: None)
-        monkeypatch.setattr(load, "resident_blocks", lambda *_: 3)
-        launch._launches.cache_clear()
-
-    def bind(self, spec: Spec, device: int, grid: tuple[int, ...], block: int, *last: Any, **options: Any):
-        """In place of load.Launch."""
-
-        def run(stream: None, *arguments: Any) -> None:
-            if spec.entry == "routing_sort":
-                self.rows = _sort(*arguments, *(value.value for value in last))
-            elif spec.entry == "grouped_gemm":
-                pointers = [ctypes.c_void_p(address) for address in arguments]
-                run = self.library(spec.defines).run
-                self.sound &= bool(run(grid[0], options["shared_memory"], int(self.late), *pointers, *last))
-
-        return run
-
-    def library(self, defines: tuple[tuple[str, str], ...]) -> ctypes.CDLL:
-        if defines not in self.built:
-            path = self.where / f"{len(self.built)}.so"
-            command = [
-                str(GXX), "-O1", "-std=c++20", "-fPIC", "-shared", "-Wall", "-Werror", "-Wno-unknown-pragmas",
-                *(f"-D{name}={value}" for name, value in defines), f'-DKERNEL="{self.source}"',
-                "-I", str(HERE), "-I", str(kernel_path("gpu_kernels", "cuda")),
-                str(HERE / "grouped_gemm.cpp"), "-o", str(path),
-            ]  # fmt: skip
-            done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-            assert done.returncode == 0, done.stderr
-            self.built[defines] = ctypes.CDLL(str(path))
-        return self.built[defines]
-
-
-def _words(address: int, count: int) -> Tensor:
-    return torch.frombuffer((ctypes.c_int32 * count).from_address(address), dtype=torch.int32)
-
-
-def _sort(
-    ids: int, expert_map: int, num_tokens: int, row_tokens: int, inverse: int, tiles: int, num_tiles: int,
-    P: int, E_ids: int, E: int, K: int, tile_rows: int,
-) -> int:  # fmt: skip
-    """What routing_sort.cu writes; the number of rows."""
-    experts = _words(ids, P).tolist()
-    pairs = sorted((p for p in range(P) if 0 <= experts[p] < E), key=lambda p: experts[p])
-    _words(row_tokens, P)[: len(pairs)] = torch.tensor([p // K for p in pairs], dtype=torch.int32)
-    found, first = [], 0
-    for e in range(E):
-        rows = experts.count(e)
-        parts = -(-rows // tile_rows)
-        each = -(-rows // parts // 8) * 8 if parts else 0
-        found += [[e, first + i * each, min(each, rows - i * each), 0] for i in range(parts)]
-        first += rows
-    _words(num_tiles, 1)[0] = len(found)
-    if found:
-        _words(tiles, 4 * len(found)).copy_(torch.tensor(found, dtype=torch.int32).flatten())
-    return len(pairs)
-
-
-def _worst(product: Product, monkeypatch: pytest.MonkeyPatch, gemm: MmaGemm, ids: Tensor, experts: Experts) -> float:
+def _worst(
+    kernels: HostKernels, monkeypatch: pytest.MonkeyPatch, gemm: MmaGemm, ids: Tensor, experts: Experts
+) -> float:
     """Run both products of a call; the largest relative error of a row; infinite for NaN and where none may write."""
-    product.use(monkeypatch)
+    kernels.use(monkeypatch)
     (T, K), E, H, I = ids.shape, experts.E, experts.H, experts.I
     gate_up, down = (experts.tensors[name] for name in ("gate_up", "down"))
     hidden = torch.randn(T, H).to(gate_up.dtype)
@@ -111,10 +39,10 @@ def _worst(product: Product, monkeypatch: pytest.MonkeyPatch, gemm: MmaGemm, ids
     words = torch.full((launch.sort_words(T * K, E, plan),), -(2**31), dtype=torch.int32)
     selection = Selection.of(Routing.from_topk(ids, torch.ones(T, K), E))
     launch.run(hidden, selection, experts, torch.empty(T, H), False, plan, act, out, words)
-    n = product.rows
-    if not (product.sound and bool((act[n:] == 1e4).all() and (out[n:] == 1e4).all())):
-        return float("inf")
     expert = ids.flatten()[(ids.flatten() >= 0) & (ids.flatten() < E)].sort().values.long()
+    n = len(expert)
+    if not (kernels.sound and bool((act[n:] == 1e4).all() and (out[n:] == 1e4).all())):
+        return float("inf")
     x = hidden[words[:n].long()].double()
     both = torch.einsum("rh,rih->ri", x, gate_up.double()[expert])
     gate, up = (both[:, 0::2], both[:, 1::2]) if experts.gate_up_order == "interleaved" else both.chunk(2, 1)
@@ -160,20 +88,19 @@ def test_products(
     for tensor in experts.tensors.values():
         tensor[2] = float("nan")
     bound = 4e-3 if dtype == BF16 else 1e-3
-    assert _worst(Product(tmp_path, late), monkeypatch, gemm, ids, experts) < bound
+    assert _worst(HostKernels(tmp_path, late), monkeypatch, gemm, ids, experts) < bound
 
 
 def test_no_row_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    product = Product(tmp_path, True)
-    product.use(monkeypatch)
-
+    kernels = HostKernels(tmp_path, late=True)
+    kernels.use(monkeypatch)
     plan, experts = Sorted(MmaGemm(32, 4), 128, arch=ARCHES[8, 0]), _experts(2, 64, 64, BF16)
     hidden, act, out = (torch.full((3, 64), 7.0, dtype=BF16) for _ in range(3))
     words = torch.zeros(launch.sort_words(3, 2, plan), dtype=torch.int32)
     ids = torch.full((3, 1), -1, dtype=torch.int32)
     selection = Selection.of(Routing.from_topk(ids, torch.ones(3, 1), 2))
-    launch.run(hidden, selection, experts, torch.empty(3, 64), False, plan, act, out, words)
-    assert product.rows == 0 and bool((act == 7).all() and (out == 7).all())
+    launch.run(hidden, selection, experts, torch.empty(3, 64, dtype=BF16), False, plan, act, out, words)
+    assert kernels.sound and bool((act == 7).all() and (out == 7).all())
 
 
 @pytest.mark.parametrize(
@@ -193,11 +120,11 @@ def test_no_row_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_mistake_is_seen(
     line: str, instead: str, late: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # fmt: skip
-    source = kernel_path("gpu_kernels", "cuda", SOURCE).read_text()
+    source = kernel_path("gpu_kernels", "cuda", f"{NAME}.cu").read_text()
     assert line in source
     wrong = tmp_path / "wrong.cu"
     wrong.write_text(source.replace(line, instead))
     ids = torch.randint(0, 3, (50, 2), dtype=torch.int32)
     experts = _experts(3, 320, 64, BF16)
-    product = Product(tmp_path, late, str(wrong))
-    assert _worst(product, monkeypatch, MmaGemm(32, 4), ids, experts) > 0.1
+    kernels = HostKernels(tmp_path, late, {NAME: wrong})
+    assert _worst(kernels, monkeypatch, MmaGemm(32, 4), ids, experts) > 0.1

@@ -1,39 +1,53 @@
-// CUDA C++ on the host, for one block at a time: each thread is a fiber, collectives of a warp and of the
-// block make fibers wait for one another. What a GPU may do early or late is chosen: `late` copies land when
-// they are waited for, others at once.
+// CUDA C++ on the host, for one cluster of blocks at a time: each thread is a fiber, collectives of a warp,
+// of the block and of the cluster make fibers wait for one another. What a GPU may do early or late is
+// chosen: `late` copies land when they are waited for, others at once.
 #pragma once
 
 #include <ucontext.h>
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
 #include <deque>
 #include <functional>
+#include <memory>
 #include <stdexcept>
+#include <utility>
 #include <vector>
 
 #define __device__
 #define __global__
 #define __forceinline__ inline
-#define __shared__
-#define __align__(bytes)
+#define __shared__ static  // one block at a time has such a variable
 #define __launch_bounds__(...)
 
+using std::fmaf;
 using std::max;
 using std::min;
 
 struct Index {
     unsigned x = 0, y = 0, z = 0;
 };
-inline Index threadIdx, blockIdx, gridDim;
+inline Index threadIdx, blockIdx, gridDim, blockDim;
 
-constexpr int MOST_SHARED = 227 << 10;
-alignas(128) unsigned char memory[MOST_SHARED];
+struct int4 {
+    int x, y, z, w;
+};
+struct uint4 {
+    uint32_t x, y, z, w;
+};
+struct float4 {
+    float x, y, z, w;
+};
+inline uint4 make_uint4(uint32_t x, uint32_t y, uint32_t z, uint32_t w) { return {x, y, z, w}; }
+inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
 
 namespace emulator {
+
+constexpr int MOST_SHARED = 227 << 10, STACK = 1 << 15;
 
 struct Copy {
     unsigned to;
@@ -42,102 +56,183 @@ struct Copy {
 
 struct Fiber {
     ucontext_t context;
-    std::vector<char> stack = std::vector<char>(1 << 16);
+    std::unique_ptr<char[]> stack{new char[STACK]};
     bool done = false;
+    unsigned of_cluster = 0;  // the meeting that it said it would come to
+    uint64_t words[6] = {};   // what it brings to a collective
+    uint64_t votes[2] = {};   // to shuffles and ballots, by turns: nobody is two ahead of another
+    int turn = 0;
     std::vector<Copy> open;
     std::deque<std::vector<Copy>> groups;
 };
 
+// Of some fibers, those that are not done yet.
 struct Meeting {
-    int arrived = 0, generation = 0;
+    int first = 0, count = 0, arrived = 0;
+    unsigned generation = 0;
+};
+
+struct alignas(128) Memory {
+    unsigned char bytes[MOST_SHARED];
 };
 
 inline std::vector<Fiber> fibers;
+inline std::vector<Memory> memories;  // of the blocks of the cluster
+inline std::vector<Meeting> of_warp, of_block;
+inline Meeting of_cluster;
 inline ucontext_t scheduler;
-inline int current, shared_bytes;
-inline bool late;
-inline Meeting of_block, of_warp[32];
-inline uint32_t words[1024][6];  // what each thread brings to a collective
-
+inline int current, threads, cluster, shared_bytes;
+inline bool late, failed;
 inline std::function<void()> kernel;
-inline bool failed;
 
 [[noreturn]] inline void fail(const char* what) { throw std::runtime_error(what); }
 
-inline void become(int thread) { current = threadIdx.x = thread; }
+inline int rank() { return current / threads; }
 
-inline void wait(Meeting& meeting, int members) {
-    const int generation = meeting.generation;
-    if (++meeting.arrived == members) {
-        meeting.arrived = 0;
-        ++meeting.generation;
-    }
-    while (meeting.generation == generation) {
+inline void become(int fiber) {
+    current = fiber;
+    threadIdx.x = fiber % threads;
+    blockIdx.x = blockIdx.x / cluster * cluster + rank();
+}
+
+inline bool over(Meeting& meeting, unsigned generation) {
+    if (meeting.generation != generation) return true;
+    int members = 0;
+    for (int i = 0; i < meeting.count; ++i) members += !fibers[meeting.first + i].done;
+    if (meeting.arrived < members) return false;
+    meeting.arrived = 0;
+    ++meeting.generation;
+    return true;
+}
+
+inline void await(Meeting& meeting, unsigned generation) {
+    while (!over(meeting, generation)) {
         const int me = current;
         swapcontext(&fibers[me].context, &scheduler);
         become(me);
     }
 }
 
-inline void meet_warp() { wait(of_warp[current / 32], 32); }
+inline unsigned arrive(Meeting& meeting) {
+    ++meeting.arrived;
+    return meeting.generation;
+}
+
+inline void wait(Meeting& meeting) { await(meeting, arrive(meeting)); }
+inline void meet_warp() { wait(of_warp[current / 32]); }
 
 inline unsigned char* shared(unsigned address) {
     if (address % 16 || static_cast<int>(address) + 16 > shared_bytes) fail("16 bytes outside shared memory");
-    return memory + address;
+    return memories[rank()].bytes + address;
 }
 
 inline void land(const Copy& copy) { std::memcpy(shared(copy.to), copy.from, 16); }
 
-inline void enter(int thread) {
-    become(thread);
+inline void enter(int fiber) {
+    become(fiber);
     try {
         kernel();
-        for (const auto& group : fibers[thread].groups)
+        for (const auto& group : fibers[current].groups)
             if (!group.empty()) fail("it ends before its copies");
     } catch (const std::runtime_error& error) {
-        std::fprintf(stderr, "thread %d of block %u: %s\n", thread, blockIdx.x, error.what());
+        std::fprintf(stderr, "thread %u of block %u: %s\n", threadIdx.x, blockIdx.x, error.what());
         failed = true;
     }
-    fibers[thread].done = true;
+    fibers[current].done = true;
 }
 
-// A grid of one-dimensional blocks, one after the other; shared memory holds NaN at first. False after a
-// failure.
-inline bool run_grid(int blocks, int threads, int bytes, bool copies_are_late, std::function<void()> body) {
+inline void run_cluster() {
+    const int all = threads * cluster;
+    memories.resize(cluster);
+    for (Memory& memory : memories) std::memset(memory.bytes, 0xff, shared_bytes);
+    of_warp.assign(all / 32, {});
+    of_block.assign(cluster, {});
+    for (int i = 0; i < all / 32; ++i) of_warp[i] = {32 * i, 32};
+    for (int i = 0; i < cluster; ++i) of_block[i] = {threads * i, threads};
+    of_cluster = {0, all};
+    fibers.resize(all);
+    for (int i = 0; i < all; ++i) {
+        Fiber& fiber = fibers[i];
+        fiber.done = false;
+        fiber.turn = 0;
+        fiber.open.clear();
+        fiber.groups.clear();
+        getcontext(&fiber.context);
+        fiber.context.uc_stack.ss_sp = fiber.stack.get();
+        fiber.context.uc_stack.ss_size = STACK;
+        fiber.context.uc_link = &scheduler;
+        makecontext(&fiber.context, reinterpret_cast<void (*)()>(enter), 1, i);
+    }
+    // up and down: no thread is always ahead of another
+    for (bool busy = true, up = true; busy && !failed; up = !up) {
+        busy = false;
+        for (int j = 0; j < all && !failed; ++j) {
+            const int i = up ? j : all - 1 - j;
+            if (fibers[i].done) continue;
+            busy = true;
+            become(i);
+            swapcontext(&scheduler, &fibers[i].context);
+        }
+    }
+}
+
+// A grid of blocks, a cluster at a time; shared memory holds NaN at first. False after a failure.
+inline bool run_grid(Index grid, int block, int blocks_of_cluster, int bytes, bool copies_are_late,
+                     std::function<void()> body) {
     kernel = std::move(body);
     late = copies_are_late;
     shared_bytes = bytes;
-    gridDim.x = blocks;
+    threads = block;
+    cluster = blocks_of_cluster;
+    gridDim = grid;
+    blockDim.x = block;
     failed = false;
-    for (int block = 0; block < blocks && !failed; ++block) {
-        blockIdx.x = block;
-        std::memset(memory, 0xff, sizeof memory);
-        of_block = {};
-        for (Meeting& meeting : of_warp) meeting = {};
-        fibers = std::vector<Fiber>(threads);
-        for (int i = 0; i < threads; ++i) {
-            Fiber& fiber = fibers[i];
-            getcontext(&fiber.context);
-            fiber.context.uc_stack.ss_sp = fiber.stack.data();
-            fiber.context.uc_stack.ss_size = fiber.stack.size();
-            fiber.context.uc_link = &scheduler;
-            makecontext(&fiber.context, reinterpret_cast<void (*)()>(enter), 1, i);
+    for (unsigned y = 0; y < grid.y; ++y)
+        for (unsigned x = 0; x < grid.x && !failed; x += cluster) {
+            blockIdx = {x, y};
+            run_cluster();
         }
-        // up and down: no thread is always ahead of another
-        for (bool busy = true, up = true; busy && !failed; up = !up) {
-            busy = false;
-            for (int j = 0; j < threads && !failed; ++j) {
-                const int i = up ? j : threads - 1 - j;
-                if (fibers[i].done) continue;
-                busy = true;
-                become(i);
-                swapcontext(&scheduler, &fibers[i].context);
-            }
-        }
-    }
     return !failed;
+}
+
+// What each fiber of the warp brings.
+template <class T>
+auto brought(T value) {
+    static_assert(sizeof value <= 8);
+    Fiber& me = fibers[current];
+    const int turn = me.turn ^= 1;
+    std::memcpy(&me.votes[turn], &value, sizeof value);
+    meet_warp();
+    return [turn](int fiber) {
+        T out;
+        std::memcpy(&out, &fibers[fiber].votes[turn], sizeof out);
+        return out;
+    };
 }
 
 }  // namespace emulator
 
-inline void __syncthreads() { emulator::wait(emulator::of_block, static_cast<int>(emulator::fibers.size())); }
+inline void __syncthreads() { emulator::wait(emulator::of_block[emulator::rank()]); }
+inline void __syncwarp() { emulator::meet_warp(); }
+inline int __popc(uint32_t word) { return std::popcount(word); }
+inline int __clz(uint32_t word) { return std::countl_zero(word); }
+
+template <class T>
+T __shfl_up_sync(uint32_t, T value, int step) {
+    const int me = emulator::current;
+    return emulator::brought(value)(me % 32 >= step ? me - step : me);
+}
+
+template <class T>
+T __shfl_xor_sync(uint32_t, T value, int mask) {
+    const int me = emulator::current;
+    return emulator::brought(value)(me ^ mask);
+}
+
+inline uint32_t __ballot_sync(uint32_t, bool vote) {
+    const int first = emulator::current / 32 * 32;
+    const auto of = emulator::brought(vote);
+    uint32_t votes = 0;
+    for (int i = 0; i < 32; ++i) votes |= static_cast<uint32_t>(of(first + i)) << i;
+    return votes;
+}

@@ -12,6 +12,7 @@
 //
 // H is a multiple of 8; K at most 16. Blocks: (T, ceil(H / 8 / threads)); threads: a multiple of 32. A thread
 // makes eight columns: 16 bytes of each row.
+#include "common/copies.cuh"
 #include "common/routing.cuh"
 
 #ifndef TOP_K
@@ -28,11 +29,6 @@
 #endif
 
 constexpr int K = TOP_K;
-
-// 128 bytes that nobody reads again need not go to memory: they lose their value, once `after` is made.
-__device__ __forceinline__ void discard_line(const u16* line, float after) {
-    asm volatile("discard.global.L2 [%0], 128;  // %1" ::"l"(line), "f"(after) : "memory");
-}
 
 extern "C" __global__ void combine(const u16* rows, const int* inverse, const float* weights,
                                    const int* num_tokens, void* out, int H) {

@@ -11,62 +11,17 @@
 // | num_tiles  | [2]     | int32, out     | tiles in use; 0, with which blocks count what they took        |
 //
 // P = T*K. Launch: one cluster of CLUSTER blocks of THREADS threads, E at most; dynamic shared memory:
-// (WARPS + 2) * E * 4 bytes. Each warp ranks a run of pairs by itself, counting per expert in shared memory;
-// counts are then summed over warps and over the blocks of the cluster. After: the grouped product, combine.
+// 256 + (WARPS + 2) * E * 4 bytes. Each warp ranks a run of pairs by itself, counting per expert in shared
+// memory; counts are then summed over warps and over the blocks of the cluster. After: the grouped product,
+// combine.
+#include "common/cluster.cuh"
 #include "common/routing.cuh"
 
-#ifndef CLUSTER
-#define CLUSTER 1
-#endif
 #ifndef THREADS
 #define THREADS 1024
 #endif
 constexpr int WARPS = THREADS / 32;
 constexpr int AHEAD = 4;  // loads in flight a lane
-
-__device__ __forceinline__ int cluster_rank() {
-#if CLUSTER > 1
-    int rank;
-    asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-    return rank;
-#else
-    return 0;
-#endif
-}
-
-__device__ __forceinline__ void cluster_sync() {
-#if CLUSTER > 1
-    asm volatile("barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory");
-#else
-    __syncthreads();
-#endif
-}
-
-// To be waited for: until then no block of the cluster leaves. Orders no memory.
-__device__ __forceinline__ void cluster_arrive() {
-#if CLUSTER > 1
-    asm volatile("barrier.cluster.arrive.relaxed.aligned;");
-#endif
-}
-
-__device__ __forceinline__ void cluster_wait() {
-#if CLUSTER > 1
-    asm volatile("barrier.cluster.wait.aligned;" ::: "memory");
-#endif
-}
-
-// The word at the same place in another block of the cluster.
-__device__ __forceinline__ int read_from(const int* here, int rank) {
-#if CLUSTER > 1
-    u32 address = static_cast<u32>(__cvta_generic_to_shared(here)), there;
-    int value;
-    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address), "r"(rank));
-    asm volatile("ld.shared::cluster.s32 %0, [%1];" : "=r"(value) : "r"(there) : "memory");
-    return value;
-#else
-    return *here;
-#endif
-}
 
 // Exclusive sum of value over the block's threads; sums: of warps.
 __device__ __forceinline__ u64 scan(u64 value, u64* sums) {
@@ -109,13 +64,12 @@ __device__ __forceinline__ int rank_in_warp(int e, int* counts, int bits) {
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
     routing_sort(const Id* ids, const int* expert_map, const int* num_tokens, int* row_tokens, int* inverse,
                  Tile* tiles, int* num_tiles, int P, int E_ids, int E, int K, int tile_rows) {
-    extern __shared__ int memory[];
-    int* counts = memory;            // [WARPS][E]
-    int* here = counts + WARPS * E;  // [E] pairs of this block
-    int* base = here + E;            // [E] first row of this block's pairs
-    __shared__ u64 sums[32];
+    u64* sums = reinterpret_cast<u64*>(dynamic_memory());  // [32] of warps
+    int* counts = reinterpret_cast<int*>(sums + 32);       // [WARPS][E]
+    int* here = counts + WARPS * E;                        // [E] pairs of this block
+    int* base = here + E;                                  // [E] first row of this block's pairs
 
-    const int thread = threadIdx.x, lane = thread % 32, warp = thread / 32, rank = cluster_rank();
+    const int thread = threadIdx.x, lane = thread % 32, warp = thread / 32, rank = rank_in_cluster();
     for (int i = thread; i < WARPS * E; i += THREADS) counts[i] = 0;
     __syncthreads();
     wait_for_predecessor();
@@ -158,7 +112,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         }
         here[thread] = total;
     }
-    cluster_sync();
+    sync_cluster();
     int before = 0, rows = 0;
     if (thread < E) {
 #pragma unroll
@@ -173,7 +127,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     const u64 start = scan(static_cast<u64>(parts) << 32 | static_cast<u32>(rows), sums);
     const int offset = static_cast<int>(start), tile = static_cast<int>(start >> 32);
     if (thread < E) base[thread] = offset + before;
-    cluster_arrive();           // this block has read what it wanted of the others
+    arrive_in_cluster();        // this block has read what it wanted of the others
     if (rank == CLUSTER - 1) {  // the block with the fewest pairs
         if (thread == E - 1) {
             num_tiles[0] = tile + parts;
@@ -205,5 +159,5 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             row_tokens[row] = pair / K;
         }
     }
-    cluster_wait();
+    wait_for_cluster();
 }

@@ -1,7 +1,7 @@
 // Long rows read by the lanes of a warp, 16 bytes at a time.
 #pragma once
 
-#include "common/element.cuh"
+#include "common/copies.cuh"
 
 // sum + a . b of eight elements each, in order.
 __device__ __forceinline__ float dot(uint4 a, uint4 b, float sum) {
@@ -12,15 +12,6 @@ __device__ __forceinline__ float dot(uint4 a, uint4 b, float sum) {
         sum = fmaf(second_of(left[i]), second_of(right[i]), sum);
     }
     return sum;
-}
-
-// Of memory that nothing reads again soon and no kernel writes: weights.
-__device__ __forceinline__ uint4 load_once(const uint4* from) {
-    uint4 words;
-    asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(words.x), "=r"(words.y), "=r"(words.z), "=r"(words.w)
-                 : "l"(from));
-    return words;
 }
 
 __device__ __forceinline__ float warp_sum(float value) {

@@ -68,8 +68,7 @@ __device__ __forceinline__ void fill(u32 stage, const Sources& from, int k, int 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
     grouped_gemm(const u16* first, const u16* second, const u16* x, const int* row_tokens, const Tile* tiles,
                  const int* num_tiles, u16* out, int depth, int width, int rows_of_expert, int row_stride) {
-    extern __shared__ __align__(128) unsigned char memory[];
-    const u32 shared = shared_address(memory);
+    const u32 shared = shared_address(dynamic_memory());
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warp_m = warp % 4, warp_n = warp / 4;
     wait_for_predecessor();
     let_successor_start();

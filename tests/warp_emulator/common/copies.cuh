@@ -3,7 +3,9 @@
 
 #include "common/element.cuh"
 
-inline u32 shared_address(const void* pointer) { return static_cast<const unsigned char*>(pointer) - memory; }
+inline u32 shared_address(const void* pointer) {
+    return static_cast<const unsigned char*>(pointer) - dynamic_memory();
+}
 
 inline void copy_16(u32 to, const void* from) {
     if (reinterpret_cast<uintptr_t>(from) % 16) emulator::fail("16 bytes of global memory begin between");
@@ -23,4 +25,12 @@ inline void copies_wait() {
     for (; static_cast<int>(groups.size()) > LEFT; groups.pop_front())
         if (emulator::late)
             for (const auto& copy : groups.front()) emulator::land(copy);
+}
+
+inline uint4 load_once(const uint4* from) { return *from; }
+
+// As it may be at its worst: the line is lost at once.
+inline void discard_line(const u16* line, float) {
+    if (reinterpret_cast<uintptr_t>(line) % 128) emulator::fail("a line begins between");
+    std::memset(const_cast<u16*>(line), 0xff, 128);
 }

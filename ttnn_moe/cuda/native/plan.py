@@ -16,7 +16,6 @@ MAX_E, MAX_K = 1024, 16
 # of Qwen3-30B-A3B's sizes: T = 3
 FEW_PAIRS = 24
 BARRIERS_AND_ALIGNMENT = 1024 + 16 * 12 + 16 * 4 + 32 * 4
-STATIC = 256  # bytes that routing_sort.cu has beside the dynamic ones
 
 
 @dataclass(frozen=True)
@@ -123,11 +122,11 @@ def many(T: int, E: int, K: int, arch: Arch = HOPPER) -> Sorted:
 
 def sort_memory(threads: int, E: int) -> int:
     """Bytes of dynamic shared memory of a block of routing_sort.cu."""
-    return (threads // 32 + 2) * E * 4
+    return 256 + (threads // 32 + 2) * E * 4
 
 
 def _sort_fits(threads: int, E: int, arch: Arch) -> bool:
-    return sort_memory(threads, E) + STATIC <= arch.shared_memory
+    return sort_memory(threads, E) <= arch.shared_memory
 
 
 def _least_sorters(E: int) -> int:
