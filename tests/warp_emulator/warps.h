@@ -47,7 +47,7 @@ inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z,
 
 namespace emulator {
 
-constexpr int MOST_SHARED = 227 << 10, STACK = 1 << 15;
+constexpr int MOST_SHARED = 227 << 10, STACK = 1 << 16;
 
 struct Copy {
     unsigned to;
