@@ -20,6 +20,7 @@ from ttnn_moe.errors import RequestError
 from . import ops
 from .cache import AttentionCache, StaticCache, Step, Uncached
 from .config import Qwen3MoeConfig
+from .graphs import layer_ended
 
 
 class LanguageModel(Protocol):
@@ -258,6 +259,7 @@ class Qwen3Moe(nn.Module):
         x = self.embed(ids.flatten())  # after the angles: see gpu_kernels/triton/head_norm_rope.py
         for layer in self.layers:
             x = layer(x, rope, cache, step)
+            layer_ended()
         if step.logits_at is not None:
             x = x[step.logits_at]
         logits = ops.norm_linear(x, self.norm.weight, self.norm.eps, (self.head or self.embed).weight)

@@ -23,6 +23,9 @@ LARGEST = 2048
 
 SMALLEST = 64
 
+CUTS = (1, 6)
+"""Layers after which a captured step goes on in another graph, so that the GPU does not wait for the launch of all."""
+
 
 def prefill(
     model: LanguageModel,
@@ -91,7 +94,7 @@ class FixedPrefill:
             rows, positions, logits_at=ends, spans=(), tiles=tiles, num_tokens=counts[0], bound=self.cache.capacity,
             decoding=min(self.decoding, n), num_decoding=counts[1],
         )  # fmt: skip
-        self._captured[n] = capture(lambda: self.model(ids, self.cache, step), self.pool)
+        self._captured[n] = capture(lambda: self.model(ids, self.cache, step), self.pool, CUTS)
         return self._captured[n]
 
     def run(
