@@ -136,11 +136,14 @@ class RowCache(ABC):
         own = torch.tensor(decoding, dtype=torch.int64).view(n, 2)
         rows = [own[:, 0], *(torch.full((span.n,), span.row) for span in spans)]
         positions = [own[:, 1], *(torch.arange(span.past, span.past + span.n) for span in spans)]
-        ends = [*range(n), *(n + at for at in logits_at)]
+        ends = torch.tensor([*range(n), *(n + at for at in logits_at)], dtype=torch.int64)
+        T = sum(map(len, rows))
+        # in one copy: a GPU waits for each
+        words = torch.cat((*rows, *positions, ends)).to(device)
         return Step(
-            rows=torch.cat(rows).to(device),
-            positions=torch.cat(positions).to(device),
-            logits_at=torch.tensor(ends, dtype=torch.int64, device=device),
+            rows=words[:T],
+            positions=words[T : 2 * T],
+            logits_at=words[2 * T :],
             spans=tuple(spans),
             tiles=ops.prefill_tiles(spans, self.k).to(device) if tiled else None,
             bound=1 + max((position for _, position in decoding), default=0),
