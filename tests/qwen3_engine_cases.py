@@ -10,6 +10,7 @@ import threading
 from pathlib import Path
 
 import pytest
+import qwen3_last_layer
 import torch
 from qwen3_checkpoints import TINY, make, prompts
 from qwen3_decode_cases import DEVICE, GPU, SIZES, VOCAB, both
@@ -205,6 +206,23 @@ def test_requests_come_and_go_and_get_what_they_get_alone(pair: tuple[Qwen3Moe, 
     assert [got[number] for number in numbers] == [want for _, _, want in asked]
     assert engine.load().free_pages == 5 and engine.load().free_rows == 3
     assert {(True, True), (False, True), (True, False)} <= mixed, "captured or too large; with rows that decode or not"
+
+
+@pytest.mark.parametrize("paged", [False, True])
+@pytest.mark.parametrize("captured", [False, True])
+def test_the_last_layer_runs_only_for_tokens_whose_logits_are_wanted(
+    pair: tuple[Qwen3Moe, Qwen3Moe], captured: bool, paged: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prefill, "SMALLEST", 16)
+    monkeypatch.setattr(prefill, "LARGEST", 16)
+    for seed in range(6 if GPU else 1):
+        cache = qwen3_last_layer.cache_of(pair[0], paged)
+        if captured:
+            fixed = FixedPrefill(pair[0], cache, torch.cuda.graph_pool_handle() if GPU else None, decoding=4)
+            fixed.capture(16)
+            qwen3_last_layer.check(*pair, cache, seed, fixed=fixed)
+        else:
+            qwen3_last_layer.check(*pair, cache, seed, qwen3_last_layer.any_tokens)
 
 
 @pytest.mark.gpu

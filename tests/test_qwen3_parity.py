@@ -6,6 +6,7 @@ import copy
 from pathlib import Path
 
 import pytest
+import qwen3_last_layer
 import torch
 from qwen3_checkpoints import (
     CONFIGS,
@@ -146,6 +147,19 @@ def test_chunked_prefill_is_whole_prefill(chunk: int, tmp_path: Path) -> None:
     assert run._prefill(session, chunk).tolist() == [int(logits.argmax()) for logits in expected]
     assert relative_error(torch.stack(seen), torch.stack(expected)) <= 1e-5
     assert session.cache.lengths == LENGTHS
+
+
+@pytest.mark.parametrize("paged", [False, True])
+def test_the_last_layer_runs_only_for_tokens_whose_logits_are_wanted(paged: bool, checkpoint: Path) -> None:
+    model = load_model(checkpoint, dtype=torch.float32)
+    for seed in range(4):
+        for wanted in (qwen3_last_layer.ends, qwen3_last_layer.any_tokens):
+            qwen3_last_layer.check(model, model, qwen3_last_layer.cache_of(model, paged), seed, wanted)
+
+
+def test_an_only_layer_is_the_last(tmp_path: Path) -> None:
+    model = load_model(make(tmp_path, num_hidden_layers=1), dtype=torch.float32)
+    qwen3_last_layer.check(model, model, qwen3_last_layer.cache_of(model, False), 0)
 
 
 def test_rows_past_num_tokens_do_not_reach_the_others(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@
 | cos, sin | [T, D / 2] row-major | as qkv | of each token's position |
 | rows, positions | [T] | int64 | cache row of each token, and where in it |
 | num_tokens | [] | int32 | BOUND: tokens past it write nothing into the cache |
-| q | [T, Q, D] row-major | as qkv, out | |
+| q | [T, Q, D] row-major | as qkv, out | Q may be 0 |
 | keys, values | [rows, KV, capacity, D] row-major | as qkv, out | PAGE > 0: [pages, KV, PAGE, D] |
 | pages | [rows, capacity / PAGE] row-major | int32 | PAGE > 0: the pages of each row, in order |
 

@@ -56,6 +56,7 @@ class Step:
         num_decoding: [] int32 on the device, those of them that count where `decoding` is only a bound. None = all.
         num_tokens: [] int32 on the device, tokens that count where T is only a bound (a captured graph); the
             others are routed to no expert and their output means nothing. None = all T.
+        num_wanted: [] int32 on the device, entries of logits_at that count where R is only a bound. None = all.
     """
 
     rows: Tensor
@@ -68,6 +69,16 @@ class Step:
     num_tokens: Tensor | None = None
     decoding: int = 0
     num_decoding: Tensor | None = None
+    num_wanted: Tensor | None = None
+
+    def wanted(self) -> Step | None:
+        """A decode step of the tokens whose logits a prefill wants, for a layer that has kept the keys and values of
+        all T (so that two of them may be of one row). None: it wants no fewer than T."""
+        at = self.logits_at
+        if at is None or self.spans is None or len(at) >= len(self.rows):
+            return None
+        bound = max((self.bound, *(span.past + span.n for span in self.spans)))
+        return Step(self.rows[at], self.positions[at], bound=bound, num_tokens=self.num_wanted)
 
 
 class AttentionCache(Protocol):

@@ -66,9 +66,13 @@ class RMSNorm(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return ops.rms_norm(x, self.weight, self.eps)
 
-    def into(self, linear: nn.Linear, x: Tensor) -> Tensor:
-        """linear(self(x)); one pass where that is faster."""
-        return ops.norm_linear(x, self.weight, self.eps, linear.weight, linear.bias)
+    def into(self, linear: nn.Linear, x: Tensor, first: int = 0) -> Tensor:
+        """linear(self(x)), outputs from `first` on; one pass where that is faster."""
+        weight: Tensor = linear.weight
+        bias: Tensor | None = linear.bias
+        if first:
+            weight, bias = weight[first:], None if bias is None else bias[first:]
+        return ops.norm_linear(x, self.weight, self.eps, weight, bias)
 
 
 class Attention(nn.Module):
@@ -89,12 +93,24 @@ class Attention(nn.Module):
         self, x: Tensor, norm: RMSNorm, rope: tuple[Tensor, Tensor], cache: AttentionCache, step: Step
     ) -> Tensor:
         """x [T, H] + attention(norm(x)); x may be overwritten."""
-        qkv = norm.into(self.qkv, x)
-        heads = qkv.view(x.shape[0], self.heads + 2 * self.kv_heads, self.head_dim)
-        norms = ops.HeadNorms(self.q_norm.weight, self.k_norm.weight, self.q_norm.eps)
-        q, k, v = ops.head_norm_rope(heads, self.kv_heads, norms, rope, cache.place(self.layer, step))
+        q, k, v = self._heads(x, norm, rope, cache.place(self.layer, step), self.heads)
         attended = cache.attend(self.layer, q, k, v, step).flatten(1)
         return ops.linear_add(attended, self.out.weight, self.out.bias, x)
+
+    def keep(self, x: Tensor, norm: RMSNorm, rope: tuple[Tensor, Tensor], cache: AttentionCache, step: Step) -> None:
+        """Only put keys and values where they belong."""
+        place = cache.place(self.layer, step)
+        assert place is not None, "attend would have to keep them"
+        self._heads(x, norm, rope, place, 0)
+
+    def _heads(
+        self, x: Tensor, norm: RMSNorm, rope: tuple[Tensor, Tensor], place: ops.Place | None, queries: int
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """See ops.head_norm_rope; of the queries, the last so many heads."""
+        qkv = norm.into(self.qkv, x, (self.heads - queries) * self.head_dim)
+        heads = qkv.view(x.shape[0], queries + 2 * self.kv_heads, self.head_dim)
+        norms = ops.HeadNorms(self.q_norm.weight, self.k_norm.weight, self.q_norm.eps)
+        return ops.head_norm_rope(heads, self.kv_heads, norms, rope, place)
 
 
 class DenseMLP(nn.Module):
@@ -255,11 +271,20 @@ class Qwen3Moe(nn.Module):
         shape = ids.shape
         if cache is None or step is None:
             cache, step = self._whole(ids)
-        rope = self.rope(step.positions)
-        x = self.embed(ids.flatten())  # after the angles: see gpu_kernels/triton/head_norm_rope.py
-        for layer in self.layers:
+        rope, wanted = self.rope(step.positions), step.wanted()
+        wanted_rope = rope if wanted is None else self.rope(wanted.positions)
+        x = self.embed(ids.flatten())  # after positions and angles: see gpu_kernels/triton/head_norm_rope.py
+        *before, last = self.layers
+        for layer in before:
             x = layer(x, rope, cache, step)
             layer_ended()
+        assert isinstance(last, Layer)
+        if wanted is not None:  # nobody looks at what the last layer makes of the others, but at their keys and values
+            last.attention.keep(x, last.attention_norm, rope, cache, step)
+            x, rope, step = x[step.logits_at], wanted_rope, wanted
+        if len(x):
+            x = last(x, rope, cache, step)
+        layer_ended()
         if step.logits_at is not None:
             x = x[step.logits_at]
         logits = ops.norm_linear(x, self.norm.weight, self.norm.eps, (self.head or self.embed).weight)

@@ -79,8 +79,8 @@ class FixedPrefill:
         self._ends = decoding + self._sequences
         # ids, positions and rows of the tokens; then which of them have logits
         self._words = torch.zeros(3 * largest + self._ends, dtype=torch.int64, device=device)
-        # tiles of the attention; then how many tokens count, and how many of them decode
-        self._tiles = torch.zeros(4 * self._tiles_of(largest) + 2, dtype=torch.int32, device=device)
+        # tiles of the attention; then how many tokens count, how many of them decode, and how many have logits
+        self._tiles = torch.zeros(4 * self._tiles_of(largest) + 3, dtype=torch.int32, device=device)
         self._captured: dict[int, Captured] = {}
 
     def capture(self, n: int) -> Captured:
@@ -92,7 +92,7 @@ class FixedPrefill:
         tiles, counts = self._tiles[: 4 * self._tiles_of(n)].view(-1, 4), self._tiles[4 * self._tiles_of(n) :]
         step = Step(
             rows, positions, logits_at=ends, spans=(), tiles=tiles, num_tokens=counts[0], bound=self.cache.capacity,
-            decoding=min(self.decoding, n), num_decoding=counts[1],
+            decoding=min(self.decoding, n), num_decoding=counts[1], num_wanted=counts[2],
         )  # fmt: skip
         self._captured[n] = capture(lambda: self.model(ids, self.cache, step), self.pool, CUTS)
         return self._captured[n]
@@ -121,10 +121,10 @@ class FixedPrefill:
             words[2 * n + span.first :][: span.n] = span.row
         wanted = [*range(before), *(before + at for at in ends)]
         words[3 * n :][: len(wanted)] = torch.tensor(wanted, dtype=torch.int64)
-        tiles = torch.zeros(4 * self._tiles_of(n) + 2, dtype=torch.int32)
+        tiles = torch.zeros(4 * self._tiles_of(n) + 3, dtype=torch.int32)
         plan = ops.prefill_tiles(spans, self.cache.k).flatten()
         tiles[: len(plan)] = plan
-        tiles[-2], tiles[-1] = T, before
+        tiles[-3:] = torch.tensor((T, before, len(wanted)))
         for host, device in ((words, self._words), (tiles, self._tiles)):
             host = host.pin_memory() if device.is_cuda else host
             device[: len(host)].copy_(host, non_blocking=True)
