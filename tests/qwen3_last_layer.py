@@ -97,7 +97,8 @@ def check(
             got = fixed.run(ids, chunks, asked, decoding, fed.to(device))
             assert got is not None
         R = len(decoding) + len(asked)
-        assert seen == [R] * (R > 0 or fixed is not None)
+        if fixed is None or fixed.pool is None:  # a replay calls no module
+            assert seen == [R] * (R > 0 or fixed is not None)
         assert got.shape == want.shape
         assert not R or relative_error(got.cpu(), want) <= FP32
         for row, _ in decoding:

@@ -177,6 +177,22 @@ def test_long_prompts_do_not_hold_up_those_that_decode() -> None:
     assert {n: len(tokens) for n, tokens in collect(serving).items()}[long[1]] == 2
 
 
+def test_the_last_layer_runs_for_new_tokens_only() -> None:
+    serving, seen = engine(2, prefill_chunk=10), {}
+    hooks = [
+        layer.mlp.register_forward_pre_hook(lambda mlp, args: seen.setdefault(mlp, []).append(len(args[0])))
+        for layer in (tiny().layers[0], tiny().layers[-1])
+    ]
+    serving.add([5] * 3, max_new_tokens=5, stop_ids=())
+    serving.add([6] * 23, max_new_tokens=2, stop_ids=())
+    made = [len(serving.step()) for _ in range(4)]
+    for hook in hooks:
+        hook.remove()
+    first, last = seen.values()
+    assert first[:3] == [10, 11, 7] and first[3:] == last[3:], "the rest: decode steps"
+    assert made == last[:4] == [1, 1, 2, 2]
+
+
 def test_a_request_waits_for_pages_and_for_a_row_and_nobody_overtakes_it() -> None:
     serving = engine(2, pages=5)
     a = serving.add([1] * 30, max_new_tokens=19, stop_ids=())  # 48 tokens: 3 pages

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from models.qwen3 import graphs
+from models.qwen3 import TINY, graphs, load_model
 
 
 class Cuda:
@@ -66,6 +66,17 @@ def test_pieces_follow_one_another(monkeypatch: pytest.MonkeyPatch, cuts: tuple[
         captured.replay()
         assert cuda.ran == pieces
     graphs.layer_ended()  # means nothing now
+
+
+@pytest.mark.parametrize("wanted", [[], [2], [0, 1, 2]])
+def test_a_model_tells_of_every_layer_whatever_is_wanted(monkeypatch: pytest.MonkeyPatch, wanted: list[int]) -> None:
+    cuda = Cuda(monkeypatch)
+    model = load_model(TINY, backend="reference", device="cpu", dtype=torch.float32)
+    cache, L = model.new_cache(1, 3), model.config.num_hidden_layers
+    step = cache.prefill([(0, 3)], wanted)
+    captured = graphs.capture(lambda: model(torch.tensor([1, 2, 3]), cache, step), object(), (L, L + 1))
+    captured.replay()
+    assert len(cuda.ran) == 2 and captured.out.shape == (len(wanted), model.config.vocab_size)
 
 
 def test_what_fails_leaves_no_capture(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -87,6 +87,15 @@ def _launches(x: str) -> list[tuple[str, dict[str, str], dict[str, Any], dict[st
             {"num_warps": 1},
         ),
         (
+            "head_norm_rope",
+            {
+                "qkv": x, "q_norm": x, "k_norm": x, "cos": x, "sin": x, **where,
+                "q": x, **kv, "pages": I32, "eps": "fp32", "T": "i32", "capacity": "i32x16",
+            },
+            {"Q": 0, "KV": 4, "D": 128, "BOUND": True, "BLOCK_R": 16, **paged},
+            {"num_warps": 4},
+        ),
+        (
             "router_logits",
             {"x": x, "norm": x, "weight": x, "partial": F32, "squares": F32, "T": "i32", "E": "i32x16", "H": "i32x16"},
             {"PRECISION": precision, **route.constants},

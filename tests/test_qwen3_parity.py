@@ -20,7 +20,7 @@ from qwen3_checkpoints import (
 )
 
 from models.qwen3 import Session, StaticCache, Tokenizer, generate, load_model
-from models.qwen3.cache import Step
+from models.qwen3.cache import Span, Step
 from models.qwen3.generate import Stats, _Run
 from models.qwen3.sampling import Draws, Sampling
 from models.qwen3.tiny import tasks
@@ -160,6 +160,17 @@ def test_the_last_layer_runs_only_for_tokens_whose_logits_are_wanted(paged: bool
 def test_an_only_layer_is_the_last(tmp_path: Path) -> None:
     model = load_model(make(tmp_path, num_hidden_layers=1), dtype=torch.float32)
     qwen3_last_layer.check(model, model, qwen3_last_layer.cache_of(model, False), 0)
+
+
+def test_steps_that_want_all_logits_or_none_in_particular_run_whole() -> None:
+    one, two = torch.tensor([1]), torch.arange(2)
+    assert Step(two, two, logits_at=one).wanted() is None, "a decode step"
+    assert Step(two, two, spans=()).wanted() is None
+    assert Step(two, two, logits_at=two, spans=()).wanted() is None
+    assert Step(two, two, logits_at=torch.zeros(3, dtype=torch.int64), spans=(), num_wanted=one).wanted() is None
+    wanted = Step(two, two + 5, logits_at=one, spans=(Span(0, 0, 1, 5), Span(1, 1, 1, 6)), bound=3).wanted()
+    assert wanted is not None and wanted.spans is None and wanted.logits_at is None and wanted.bound == 7
+    assert (wanted.rows.tolist(), wanted.positions.tolist()) == ([1], [6])
 
 
 def test_rows_past_num_tokens_do_not_reach_the_others(tmp_path: Path) -> None:
