@@ -38,12 +38,14 @@ def floors(config: Qwen3MoeConfig, ceilings: Ceilings, itemsize: int) -> dict[st
     """Seconds that the bytes of a decode step, or the operations of a prefill, take at the measured ceilings.
 
     A step reads every weight but the embeddings and the experts that no token visits, E (1 - (1 - K/E)^B) of E under
-    uniform routing; keys and values are left out. A prefill of one prompt counts its products and its attention.
+    uniform routing; keys and values are left out. A prefill of one prompt counts its products and its attention; of the
+    last layer the products that make keys and values, for only one token goes on.
     """
     E, K = config.num_experts, config.num_experts_per_tok
     expert = 3 * config.hidden_size * config.moe_intermediate_size
     heads = (2 * config.num_attention_heads + 2 * config.num_key_value_heads) * config.head_dim
     layer = config.hidden_size * (heads + E)
+    kept = 2 * config.hidden_size * config.num_key_value_heads * config.head_dim
     head = config.hidden_size * config.vocab_size
     L = config.num_hidden_layers
 
@@ -53,7 +55,8 @@ def floors(config: Qwen3MoeConfig, ceilings: Ceilings, itemsize: int) -> dict[st
 
     def prefill(n: int) -> float:
         attention = 2 * n * n * config.num_attention_heads * config.head_dim
-        return (L * (2 * n * (layer + K * expert) + attention) + 2 * head) / ceilings.flops_per_s
+        whole = 2 * n * (layer + K * expert) + attention
+        return ((L - 1) * whole + 2 * (n * kept + layer + K * expert + head)) / ceilings.flops_per_s
 
     return {"step": step, "prefill": prefill}
 

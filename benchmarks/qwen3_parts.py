@@ -1,8 +1,9 @@
 """Which part of Qwen3-MoE a kernel of a trace belongs to, and the time of each part.
 
-A layer's kernels come in one order; head_norm_rope and router_topk, of which each layer has one, say where in it a
-kernel stands. What a part took runs from the end of the kernel before to the end of its own, so that parts add up to
-the step, gaps included, and kernels that overlap (programmatic dependent launch) are not counted twice.
+A layer's kernels come in one order; head_norm_rope, attention and router_topk say where in it a kernel stands. The last
+layer of a prefill has two of the first: qkv of the tokens whose logits are wanted comes before attention. What a part
+took runs from the end of the kernel before to the end of its own, so that parts add up to the step, gaps included, and
+kernels that overlap (programmatic dependent launch) are not counted twice.
 """
 
 from __future__ import annotations
@@ -57,14 +58,15 @@ def label(names: Sequence[str]) -> list[str]:
     place, seen_out, last = "before", False, max((i for i, n in enumerate(names) if "router_topk" in n), default=-1)
     for i, name in enumerate(names):
         if "head_norm_rope" in name:
-            place, seen_out = "attention", False
+            place, seen_out = "keys", False
             out.append("q/k norm, RoPE, cache")
         elif "router_logits" in name:
             out.append("router")
         elif "router_topk" in name:
             place = "last" if i == last else "before"
             out.append("top-k")
-        elif place == "attention" and _ATTENTION.search(name):
+        elif place in ("keys", "attention") and _ATTENTION.search(name):
+            place, seen_out = "attention", False
             out.append("attention")
         elif _EXPERTS.search(name):
             out.append("experts")

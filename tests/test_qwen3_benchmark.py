@@ -40,10 +40,15 @@ FEW = ["decode_linear", "head_norm_rope", "decode_attention", "decode_linear", "
        "routing_sort", "grouped_mlp", "combine"]  # fmt: skip
 FEW_PARTS = ["qkv", "q/k norm, RoPE, cache", "attention", "out", "router", "top-k", *["experts"] * 3]
 
+# keys and values of all tokens, then the layer for those whose logits are wanted
+ENDING = [*MANY[:4], "indexSelect", *ONE, "few_linear"]
+ENDING_PARTS = [*MANY_PARTS[:4], "rest", *ONE_PARTS, "head"]
+
 
 @pytest.mark.parametrize(
     ("layer", "parts", "end", "end_parts"),
     [
+        (MANY, MANY_PARTS, ENDING, ENDING_PARTS),
         (ONE, ONE_PARTS, ["few_linear", "reduce_kernel"], ["head", "rest"]),
         (FEW, FEW_PARTS, ["rms_norm", "nvjet_head", "reduce_kernel"], ["norms", "head", "rest"]),
         (MANY, MANY_PARTS, ["rms_norm", "nvjet_head", "reduce_kernel"], ["norms", "head", "rest"]),
