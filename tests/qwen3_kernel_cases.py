@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from models.qwen3 import decode_linear, kernels, ops
+from models.qwen3 import decode_linear, hopper_attention, kernels, ops
 from models.qwen3.cache import Span, Step
 from models.qwen3.ops import HeadNorms, Place
 
@@ -214,8 +214,9 @@ def test_route_of_logits_that_are_not_numbers() -> None:
     assert not weights[4:].isnan().any()
 
 
-def case(rng: random.Random, dtype: torch.dtype, T: int) -> SimpleNamespace:
-    kv, group, D = rng.choice([1, 2, 4]), rng.choice([1, 3, 8]), rng.choice([16, 64, 128])
+def case(rng: random.Random, dtype: torch.dtype, T: int, D: int | None = None) -> SimpleNamespace:
+    kv, group = rng.choice([1, 2, 4]), rng.choice([1, 3, 8])
+    D = D or rng.choice([16, 64, 128])
     rows, capacity = T + 2, rng.choice([5, 70, 700 if T > 4 else 1500])
     return SimpleNamespace(
         kv=kv, heads=kv * group, D=D, rows=rows, capacity=capacity,
@@ -252,6 +253,49 @@ def test_decode_attention_reads_only_its_keys(seed: int, dtype: torch.dtype) -> 
     assert torch.equal(got, ops.decode_attention(q, place, c.capacity, None))
 
 
+def packed(rng: random.Random, c: SimpleNamespace, S: int) -> list[Span]:
+    """Prompts in S of the cache's rows, with and without a past."""
+    spans, first = [], 0
+    for row in rng.sample(range(c.rows), S):
+        past = rng.choice([0, rng.randrange(c.capacity)])
+        n = rng.randint(1, c.capacity - past)
+        n = min(n, 90) if not GPU else n
+        mask = torch.ones(n, past + n, dtype=torch.bool, device=DEVICE).tril(past) if past else None
+        spans.append(Span(row, first, n, past, mask))
+        first += n
+    return spans
+
+
+def attended(c: SimpleNamespace, spans: list[Span], dtype: torch.dtype) -> tuple[Tensor, Place, Tensor]:
+    """Queries, the cache with poison where nobody may look, and what is right."""
+    q = tensor(sum(span.n for span in spans), c.heads, c.D, dtype=dtype)
+    nothing = torch.zeros(0, dtype=torch.int64, device=DEVICE)
+    wide = Place(c.keys.double(), c.values.double(), nothing, nothing)
+    with ops.plain():
+        want = ops.prefill_attention(q.double(), wide, spans, None)
+    for row in range(c.rows):
+        used = max((span.past + span.n for span in spans if span.row == row), default=0)
+        for kept in (c.keys, c.values):
+            kept[row, :, used:] = float("nan")
+    return q, Place(c.keys, c.values, nothing, nothing), want
+
+
+def paged(place: Place, page: int) -> Place:
+    """The same cache in pages, which lie anywhere; the last of a row may be none."""
+    rows, kv, capacity, D = place.keys.shape
+    most = -(-capacity // page)
+    table = 1 + torch.randperm(rows * most).view(rows, most).to(DEVICE)
+    shuffled = []
+    for kept in (place.keys, place.values):
+        pages = torch.full((1 + rows * most, kv, page, D), float("nan"), dtype=kept.dtype, device=DEVICE)
+        for row in range(rows):
+            for at in range(most):
+                part = kept[row, :, at * page : (at + 1) * page]
+                pages[table[row, at], :, : part.shape[1]] = part
+        shuffled.append(pages)
+    return Place(*shuffled, place.rows, place.positions, pages=table.int())
+
+
 @dtypes
 @seeds
 def test_prefill_attention(seed: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -261,25 +305,35 @@ def test_prefill_attention(seed: int, dtype: torch.dtype, monkeypatch: pytest.Mo
         monkeypatch.setattr(kernels, "prefill_tile", lambda D, itemsize: tile)
     S = rng.randint(1, 3)
     c = case(rng, dtype, S)
-    spans, first = [], 0
-    for row in rng.sample(range(c.rows), S):
-        past = rng.choice([0, rng.randrange(c.capacity)])
-        n = rng.randint(1, c.capacity - past)
-        n = min(n, 90) if not GPU else n
-        mask = torch.ones(n, past + n, dtype=torch.bool, device=DEVICE).tril(past) if past else None
-        spans.append(Span(row, first, n, past, mask))
-        first += n
-    q = tensor(first, c.heads, c.D, dtype=dtype)
-    nothing = torch.zeros(0, dtype=torch.int64, device=DEVICE)
-    wide = Place(c.keys.double(), c.values.double(), nothing, nothing)
-    with ops.plain():
-        want = ops.prefill_attention(q.double(), wide, spans, None)
-    for span in spans:
-        for kept in (c.keys, c.values):
-            kept[span.row, :, span.past + span.n :] = float("nan")
-    place = Place(c.keys, c.values, nothing, nothing)
+    spans = packed(rng, c, S)
+    q, place, want = attended(c, spans, dtype)
     got = kernels.prefill_attention(q, place, ops.prefill_tiles(spans, c.keys).to(DEVICE))
     assert error(got, want) <= BOUND[dtype]
+
+
+@pytest.mark.skipif(not HOPPER, reason="no GPU of compute capability 9.0 is here")
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("seed", range(40))
+def test_prefill_attention_on_hopper(seed: int, dtype: torch.dtype) -> None:
+    """Dense and in pages, with tiles that hold nothing, more than once with the same bits."""
+    rng = draw(seed)
+    S = rng.randint(1, 6)
+    c = case(rng, dtype, S, 128)
+    if seed % 4 == 0:  # more items than blocks, and long rows
+        c = SimpleNamespace(kv=4, heads=32, D=128, rows=3, capacity=2100)
+        c.keys, c.values = (tensor(3, 4, 2100, 128, dtype=dtype) for _ in range(2))
+        S = rng.randint(1, 3)
+    spans = packed(rng, c, S)
+    q, place, want = attended(c, spans, dtype)
+    tiles = ops.prefill_tiles(spans, c.keys).to(DEVICE)
+    tiles = torch.cat((tiles, tiles.new_zeros(rng.choice([0, 2]), 4)))
+    for here in (place, *(paged(place, page) for page in (16, 64, 256))):
+        assert hopper_attention.serves(q, here)
+        got = torch.full_like(q, float("nan"))
+        assert hopper_attention.prefill_attention(q, here, tiles, got) is got
+        assert error(got, want) <= BOUND[dtype]
+        assert torch.equal(got, ops.prefill_attention(q, here, spans, tiles))
+    assert not hopper_attention.serves(q.float(), place) and not hopper_attention.serves(q[..., :64], place)
 
 
 def test_sizes_without_a_kernel_take_the_torch_form() -> None:

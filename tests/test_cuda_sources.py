@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from models.qwen3 import decode_linear
+from models.qwen3 import decode_linear, hopper_attention
 from ttnn_moe.cuda.native.arch import ARCHES, Arch
 from ttnn_moe.cuda.native.plan import Plan, choose, many
 from ttnn_moe.cuda.native.specs import Types, Use, uses_of
@@ -35,12 +35,15 @@ def _uses(arch: Arch) -> list[Use]:
 
 
 ROOM = {arch.name: arch.shared_memory for arch in ARCHES.values()}
-# of the model's linear layers, beside the operator's kernels
-LINEAR = [
+# the model's, beside the operator's
+MODEL = [
     Use(decode_linear.spec_of(4, torch.bfloat16, True, False), decode_linear.SHARED_MEMORY),
     Use(decode_linear.spec_of(8, torch.float16, False, True), decode_linear.SHARED_MEMORY),
+    Use(hopper_attention.spec_of(torch.bfloat16, 0, 8), hopper_attention.SHARED_MEMORY),
+    Use(hopper_attention.spec_of(torch.bfloat16, 64, 8), hopper_attention.SHARED_MEMORY),
+    Use(hopper_attention.spec_of(torch.float16, 256, 1), hopper_attention.SHARED_MEMORY),
 ]
-USES = [*LINEAR, *(use for arch in dict.fromkeys(ARCHES.values()) for use in _uses(arch))]
+USES = [*MODEL, *(use for arch in dict.fromkeys(ARCHES.values()) for use in _uses(arch))]
 
 
 def test_every_source_is_a_kernel_that_some_plan_uses() -> None:

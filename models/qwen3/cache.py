@@ -112,12 +112,14 @@ class RowCache(ABC):
 
     Attributes:
         k, v: per layer, what `place` shows; [layers, any, kv heads, any, head_dim].
+        layers: the same, layer by layer: the same tensors each time, since tensor maps are kept with them.
         rows: sequences at a time, at most. capacity: tokens of each, at most.
         lengths: tokens of each row, on the host. spare: a row that tokens which do not count may be said to be in.
     """
 
     k: Tensor
     v: Tensor
+    layers: list[tuple[Tensor, Tensor]]
     rows: int
     capacity: int
     heads: int
@@ -223,6 +225,7 @@ class StaticCache(RowCache):
         # zeros, not empty: a masked key still meets its value as 0 * value, which must not be NaN
         self.k = torch.zeros(shape, dtype=dtype, device=device)
         self.v = torch.zeros(shape, dtype=dtype, device=device)
+        self.layers = list(zip(self.k, self.v, strict=True))
         self.rows, self.capacity = B, capacity
         self.heads = config.num_attention_heads
         self.lengths = [0] * B
@@ -263,4 +266,4 @@ class StaticCache(RowCache):
         self.lengths = [self.lengths[row] for row in rows]
 
     def place(self, layer: int, step: Step) -> Place:
-        return Place(self.k[layer], self.v[layer], step.rows, step.positions, step.num_tokens)
+        return Place(*self.layers[layer], step.rows, step.positions, step.num_tokens)

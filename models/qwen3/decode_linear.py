@@ -32,12 +32,13 @@ def serves(x: Tensor, weight: Tensor, other: Tensor) -> bool:
         and N % TILE == 0
         and N // TILE * (K // SLICE) <= BLOCKS * load.multiprocessors(x.device.index)
         and all(t.dtype == x.dtype and t.is_contiguous() and t.data_ptr() % 16 == 0 for t in (x, weight, other))
-        and _able(x.device.index)
+        and on_hopper(x.device.index)
     )
 
 
 @cache
-def _able(device: int) -> bool:
+def on_hopper(device: int) -> bool:
+    """Whether a GPU runs the kernels of gpu_kernels/cuda/sm90, and they can be compiled here."""
     return torch.cuda.get_device_capability(device) == (9, 0) and build.why_not() is None
 
 

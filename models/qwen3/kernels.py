@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cache
@@ -10,7 +9,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from .ops import HeadNorms, Place
+from .ops import HeadNorms, Place, attention_scale
 
 MAX_SPLITS = 64
 
@@ -164,7 +163,7 @@ def decode_attention(q: Tensor, place: Place, out: Tensor | None = None) -> Tens
     group, tile = heads // kv_heads, decode_tile(D, q.element_size()).within(place.page)
     kernel.decode_attention[(T, kv_heads, splits)](
         q, place.keys, place.values, place.pages, place.rows, place.positions, place.num_tokens, out, partial, lse,
-        _scale(D), capacity,
+        attention_scale(D), capacity,
         KV=kv_heads, G=group, D=D, SPLITS=splits, BOUND=place.num_tokens is not None, PRECISION=_precision(q),
         G_PAD=max(16, power_of_2(group)), PAGE=place.page, **tile.constants, num_warps=tile.warps, **_pdl(q),
     )  # fmt: skip
@@ -205,7 +204,7 @@ def prefill_attention(q: Tensor, place: Place, tiles: Tensor, out: Tensor | None
     out = torch.empty_like(q) if out is None else out
     tile = prefill_tile(D, q.element_size()).within(place.page)
     kernel.prefill_attention[(heads, len(tiles))](
-        q, place.keys, place.values, place.pages, tiles, out, _scale(D), place.capacity,
+        q, place.keys, place.values, place.pages, tiles, out, attention_scale(D), place.capacity,
         KV=kv_heads, G=heads // kv_heads, D=D, PRECISION=_precision(q), PAGE=place.page,
         **tile.constants, num_warps=tile.warps,
     )  # fmt: skip
@@ -217,10 +216,6 @@ def prefill_tiles(spans: Iterable[tuple[int, int, int, int]], rows: int) -> list
     cache row); those with most keys first."""
     tiles = [(first + m, min(rows, n - m), past + m, row) for first, n, past, row in spans for m in range(0, n, rows)]
     return sorted(tiles, key=lambda tile: -tile[2])
-
-
-def _scale(D: int) -> float:
-    return math.log2(math.e) / math.sqrt(D)
 
 
 def _precision(x: Tensor) -> str:

@@ -9,6 +9,7 @@ head_dim that is a power of two from 16 to 256, at most 64 query heads per key/v
 from __future__ import annotations
 
 import importlib.util
+import math
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -128,6 +129,17 @@ def _kernels() -> ModuleType:
     from . import kernels
 
     return kernels
+
+
+def _hopper() -> ModuleType:
+    from . import hopper_attention
+
+    return hopper_attention
+
+
+def attention_scale(D: int) -> float:
+    """What kernels multiply scores by: they take powers of two."""
+    return math.log2(math.e) / math.sqrt(D)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -259,10 +271,12 @@ def prefill_attention(
 
     Args:
         spans: the sequences of the step; may be empty where there are tiles.
-        tiles: the same for the Triton kernel, see prefill_tiles; None: it does not serve, and spans have masks.
+        tiles: the same for the kernels, see prefill_tiles; None: they do not serve, and spans have masks.
         out: as q, to write the result to where it may: tokens of no sequence stay as they are.
     """
     keys, values = place.keys, place.values
+    if tiles is not None and _hopper().serves(q, place):
+        return _hopper().prefill_attention(q, place, tiles, out)
     gqa = q.shape[1] != keys.shape[1]
     first, n = (spans[0].row, spans[0].n) if spans else (0, 0)
     even = all(s.past == 0 and s.n == n and s.row == first + i for i, s in enumerate(spans))
@@ -291,7 +305,7 @@ def prefill_attention(
 
 
 def prefill_tiles(spans: Sequence[Span], keys: Tensor) -> Tensor:
-    """What the Triton kernel of prefill_attention reads of a step's sequences, on the host; keys: a cache's."""
+    """What the kernels of prefill_attention read of a step's sequences, on the host; keys: a cache's."""
     tiles = _kernels().prefill_tiles(((span.first, span.n, span.past, span.row) for span in spans), prefill_rows(keys))
     return torch.tensor(tiles, dtype=torch.int32).view(-1, 4)
 

@@ -70,6 +70,7 @@ class PagedCache(RowCache):
         shape = (config.num_hidden_layers, 1 + pages, config.num_key_value_heads, page, config.head_dim)
         self.k = torch.zeros(shape, dtype=dtype, device=device)
         self.v = torch.zeros(shape, dtype=dtype, device=device)
+        self.layers = list(zip(self.k, self.v, strict=True))
         self.page, self.pool, self.heads = page, PagePool(pages), config.num_attention_heads
         most = self.needed(capacity)
         self.rows, self.capacity, self.spare = rows, most * page, rows
@@ -102,4 +103,4 @@ class PagedCache(RowCache):
         return len(self._own[row]) * self.page
 
     def place(self, layer: int, step: Step) -> Place:
-        return Place(self.k[layer], self.v[layer], step.rows, step.positions, step.num_tokens, self.table)
+        return Place(*self.layers[layer], step.rows, step.positions, step.num_tokens, self.table)

@@ -76,6 +76,11 @@ __device__ __forceinline__ void named_sync(u32 id, u32 threads) {
     asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
+// Of named_sync's barriers: count as there, and go on.
+__device__ __forceinline__ void named_arrive(u32 id, u32 threads) {
+    asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
 // ---- words in memory by which blocks hear of each other
 
 __device__ __forceinline__ int load_acquire(const int* from) {
@@ -110,6 +115,15 @@ __device__ __forceinline__ void tensor_load_3d(u32 to, const TensorMap* map, u32
         "%5}], "
         "[%2];" ::"r"(to),
         "l"(map), "r"(barrier), "r"(x), "r"(y), "r"(z)
+        : "memory");
+}
+
+__device__ __forceinline__ void tensor_load_4d(u32 to, const TensorMap* map, u32 barrier, int x, int y, int z,
+                                               int u) {
+    asm volatile(
+        "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], "
+        "[%1, {%3, %4, %5, %6}], [%2];" ::"r"(to),
+        "l"(map), "r"(barrier), "r"(x), "r"(y), "r"(z), "r"(u)
         : "memory");
 }
 
@@ -180,6 +194,13 @@ __device__ __forceinline__ uint4 load_16(u32 from) {
 // Four 8 x 8 matrices, each stored transposed; lane l gives the address of row l % 8 of matrix l / 8.
 __device__ __forceinline__ void store_transposed(u32 row, u32 a, u32 b, u32 c, u32 d) {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(row), "r"(a),
+                 "r"(b), "r"(c), "r"(d)
+                 : "memory");
+}
+
+// As it lies.
+__device__ __forceinline__ void store_matrices(u32 row, u32 a, u32 b, u32 c, u32 d) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(row), "r"(a),
                  "r"(b), "r"(c), "r"(d)
                  : "memory");
 }

@@ -13,6 +13,16 @@ __device__ __forceinline__ u64 operand(u32 address) {
 // 16 more elements along K.
 constexpr u64 OPERAND_STEP = 2;
 
+// B with K along the rows: a row of 128 bytes is 64 columns of one element of K, swizzled as above; the next
+// 64 columns lie `next` bytes behind.
+__device__ __forceinline__ u64 columns(u32 address, u32 next) {
+    return static_cast<u64>((address & 0x3ffff) >> 4) | (static_cast<u64>(next >> 4) << 16) | (64ull << 32) |
+           (1ull << 62);
+}
+
+// 16 more rows.
+constexpr u64 COLUMNS_STEP = 16 * 128 / 16;
+
 __device__ __forceinline__ void products_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ __forceinline__ void products_commit() {
     asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
@@ -118,6 +128,18 @@ PRODUCT(176, 88, 89, 90)
 PRODUCT(184, 92, 93, 94)
 PRODUCT(192, 96, 97, 98)
 #undef PRODUCT
+
+// sums [64 x 128] += A * B with A in registers (of row 16 * warp + lane / 4, then of that + 8: columns
+// 2 * (lane % 4) and the next, then the same of columns + 8), and B as `columns` says.
+__device__ __forceinline__ void product_of_registers(float* d, const u32* a, u64 b, bool add) {
+    asm volatile(
+        "{.reg .pred add; setp.ne.b32 add, %69, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n128k16." TYPES " {" R128
+        "}, {%64, %65, %66, %67}, %68, add, 1, 1, 1;}"
+        : D128
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(add)));
+}
+
 #undef R
 #undef D
 #undef TYPES

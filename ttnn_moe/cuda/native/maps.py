@@ -1,4 +1,4 @@
-"""Tensor maps of an experts' weights: how Hopper's copy engine reads them. Kept as long as the weights."""
+"""Tensor maps: how Hopper's copy engine reads weights, keys and values. Kept as long as these."""
 
 from __future__ import annotations
 
@@ -34,15 +34,21 @@ def linear_map(weight: Tensor) -> Any:
     return _kept(weight, False, lambda: _map(weight, (64, 64)))
 
 
+def cache_map(kept: Tensor, keys: int) -> Any:
+    """Of a layer's keys or values [rows or pages, kv heads, tokens, head_dim]: so many tokens of a head by 64 elements
+    a box."""
+    return _kept(kept, keys, lambda: _map(kept, (1, 1, keys, 64)))
+
+
 # by id of a tensor. cuda.core's maps keep the memory that they describe alive, so that each goes with its tensor: else
 # weights would never be freed.
 _KEPT: dict[int, tuple[weakref.ref[Tensor], tuple[object, ...], Any]] = {}
 
 
-def _kept(tensor: Tensor, interleaved: bool, make: Callable[[], Any]) -> Any:
+def _kept(tensor: Tensor, kind: object, make: Callable[[], Any]) -> Any:
     name = id(tensor)
     # an optimizer, a load or a move may have put other memory under the same tensor
-    key = (tensor.data_ptr(), tensor.shape, tensor.dtype, tensor.device, interleaved)
+    key = (tensor.data_ptr(), tensor.shape, tensor.dtype, tensor.device, kind)
     found = _KEPT.get(name)
     if found is None or found[1] != key:
         found = _KEPT[name] = (weakref.ref(tensor, lambda _: _KEPT.pop(name, None)), key, make())

@@ -1,0 +1,92 @@
+// Softmax as scores come, in the registers of a warpgroup: 64 queries by 128 keys. A thread has two rows, of
+// which three other threads of its warp have parts too; elements lie as wgmma.cuh says of sums.
+#pragma once
+
+#include "common/element.cuh"
+
+constexpr int SUMS = 64;  // of a thread
+using Sums = float[SUMS];
+using Weights = u32[SUMS / 2];  // two in a word: the left operand of a product
+
+#define MINUS_INFINITY __int_as_float(0xff800000)
+
+// Products write registers when they like: neither reads nor writes of these may move over this line.
+__device__ __forceinline__ void here(Sums& sums) {
+#pragma unroll
+    for (int i = 0; i < SUMS; ++i) asm volatile("" : "+f"(sums[i])::"memory");
+}
+
+__device__ __forceinline__ float exp2_of(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+// Which of a thread's two rows an element is in.
+__device__ __forceinline__ constexpr int row_of(int i) { return i / 2 % 2; }
+
+__device__ __forceinline__ void scale_rows(Sums& sums, const float (&by)[2]) {
+#pragma unroll
+    for (int i = 0; i < SUMS; ++i) sums[i] *= by[row_of(i)];
+}
+
+__device__ __forceinline__ void round_weights(Weights& weights, const Sums& scores) {
+#pragma unroll
+    for (int i = 0; i < SUMS / 2; ++i) weights[i] = pack(scores[2 * i], scores[2 * i + 1]);
+}
+
+// A query does not see keys past its position. position: of the thread's first row; the second is 8 further.
+__device__ __forceinline__ void hide(Sums& scores, int first_key, int position) {
+    const int key = first_key + threadIdx.x % 4 * 2;
+#pragma unroll
+    for (int i = 0; i < SUMS; ++i)
+        if (key + i / 4 * 8 + i % 2 > position + row_of(i) * 8) scores[i] = MINUS_INFINITY;
+}
+
+struct Softmax {
+    float highest[2] = {MINUS_INFINITY, MINUS_INFINITY}, total[2] = {0, 0};
+    float shrink[2];  // what sums so far are to be multiplied by
+
+    // Scores become weights. scale: of scores, times log2(e).
+    __device__ __forceinline__ void add(Sums& scores, float scale) {
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+            float most = highest[r];
+#pragma unroll
+            for (int i = 2 * r; i < SUMS; i += 4) most = fmaxf(most, fmaxf(scores[i], scores[i + 1]));
+            most = fmaxf(most, __shfl_xor_sync(~0u, most, 1));
+            most = fmaxf(most, __shfl_xor_sync(~0u, most, 2));
+            const float base = most == MINUS_INFINITY ? 0.0f : most * scale;  // no key seen yet
+            shrink[r] = exp2_of(highest[r] * scale - base);
+            highest[r] = most;
+            float sum = 0;
+#pragma unroll
+            for (int i = 2 * r; i < SUMS; i += 4) {
+                scores[i] = exp2_of(scores[i] * scale - base);
+                scores[i + 1] = exp2_of(scores[i + 1] * scale - base);
+                sum += scores[i] + scores[i + 1];
+            }
+            total[r] = total[r] * shrink[r] + sum;
+        }
+    }
+    // All of `add` comes before what follows, a wait for products say, which the assembler would else put
+    // first: a store that is never made. memory: any in shared memory.
+    __device__ __forceinline__ void is_here(Sums& scores, u32 memory) const {
+        here(scores);
+        asm volatile(
+            "{.reg .pred never; setp.lt.f32 never, %0, 0f00000000;\n"
+            "@never st.shared.f32 [%1], %0;}" ::"f"(total[0] + total[1]),
+            "r"(memory)
+            : "memory");
+    }
+    // What sums are to be multiplied by at the end.
+    __device__ __forceinline__ void finish(float (&factors)[2]) const {
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+            float all = total[r];
+            all += __shfl_xor_sync(~0u, all, 1);
+            all += __shfl_xor_sync(~0u, all, 2);
+            factors[r] = 1.0f / all;
+        }
+    }
+};
