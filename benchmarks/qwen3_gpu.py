@@ -31,6 +31,7 @@ from ttnn_moe.bench.floor import Ceilings, measure_ceilings
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks/results/qwen3_gpu.json"
+REST = 0.3
 START, END = "<!--qwen3_gpu.json-->\n", "<!--end of qwen3_gpu.json-->\n"
 
 
@@ -99,14 +100,23 @@ def decode(model: Qwen3Moe, B: int, prompt: int, new: int, rounds: int) -> tuple
 
 
 def prefill(model: Qwen3Moe, n: int, rounds: int) -> tuple[dict[str, Any], Session]:
-    """Time to the first token of one prompt of n tokens, on the host."""
+    """Time to the first token of one prompt of n tokens, on the host: one prompt behind the other, and each after the
+    GPU did nothing for REST seconds, since what a limit of its power allows depends on what it did before."""
     session = Session(model, 1, n + 1)
     session.capture()
     texts = prompts(1, n, model.config.vocab_size)
     for _ in range(2):
         seconds(model, session, texts, 1)
     taken = [seconds(model, session, texts, 1) for _ in range(rounds)]
-    return {"n": n, "first_token_s": statistics.median(taken), "all_s": taken}, session
+    rested = []
+    for _ in range(rounds):
+        time.sleep(REST)
+        rested.append(seconds(model, session, texts, 1))
+    row = {
+        "n": n, "first_token_s": statistics.median(taken), "all_s": taken,
+        "rested_s": statistics.median(rested), "rested_all_s": rested,
+    }  # fmt: skip
+    return row, session
 
 
 def traced(run: Any, repeats: int, keep: Path | None) -> dict[str, Any]:
@@ -209,15 +219,21 @@ def begin(model: Qwen3Moe, session: Session, texts: list[list[int]]) -> None:
     session.steps.begin(model(ids, cache, step).argmax(-1)).tokens()
 
 
+def milliseconds(s: float) -> str:
+    return f"{s * 1e3:.2f}" if s < 0.02 else f"{s * 1e3:.1f}"
+
+
 def speed(data: dict[str, Any]) -> list[str]:
     """Markdown: step times and tokens a second beside the floor."""
     decoded, filled = data["decode"], data["prefill"]
     took = [row["step_s"] for row in decoded] + [row["first_token_s"] for row in filled]
     tokens = [row["tokens_per_s"] for row in decoded] + [row["n"] / row["first_token_s"] for row in filled]
+    rested = [row["rested_s"] for row in filled]
     rows = [
         ["", *(f"batch {row['B']}" for row in decoded), *(f"prefill {row['n']:,}" for row in filled)],
         ["---"] * (1 + len(took)),
-        ["ms a step, or to the first token", *(f"{s * 1e3:.2f}" if s < 0.02 else f"{s * 1e3:.1f}" for s in took)],
+        ["ms a step, or to the first token", *map(milliseconds, took)],
+        [f"ms after {REST} s of rest", *("" for _ in decoded), *map(milliseconds, rested)],
         ["tokens/s", *(f"{n:,.0f}" for n in tokens)],
         ["floor, ms", *(f"{row['floor_s'] * 1e3:.2f}" for row in [*decoded, *filled])],
     ]

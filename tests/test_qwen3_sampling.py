@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from qwen3_checkpoints import make, prompts
 
 from models.qwen3 import Qwen3Moe, Session, Tokenizer, generate, load_model, stream
+from models.qwen3.prefill import size_for, sizes_to
 from models.qwen3.sampling import Draws, Sampling, choose, kept_probabilities
 from ttnn_moe.errors import RequestError
 
@@ -237,3 +238,12 @@ def test_what_a_session_refuses(model: Qwen3Moe) -> None:
         Session(model, 0, 5)
     with pytest.raises(RequestError, match="no decode step that can be captured"):
         Session(model, 1, 5, graphs=True)
+
+
+def test_steps_of_a_prefill() -> None:
+    """The next size, unless more tokens would count for nothing than the first layer costs."""
+    sizes = sizes_to(4096)
+    assert sizes == [64, 128, 256, 512, 768, 1024, 1536, 2048, 3072, 4096]
+    assert [size_for(T, sizes) for T in (1, 64, 65, 1025, 2048)] == [64, 64, 128, 1536, 2048]
+    assert [size_for(T, sizes) for T in (2049, 2816, 3072, 3839, 3840, 4097)] == [None, 3072, 3072, None, 4096, None]
+    assert sizes_to(64) == [64] and size_for(65, [64]) is None

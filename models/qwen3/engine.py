@@ -18,11 +18,14 @@ from .decode import bucket
 from .generate import Token, check_request
 from .model import Qwen3Moe
 from .pages import PAGE, PagedCache
-from .prefill import LARGEST, Progress
+from .prefill import Progress
 from .requests import Request, Stream
 from .sampling import Draws, Sampling
 from .session import serves
 from .tokenizer import Tokenizer
+
+STEP = 2048
+"""Tokens of a step on a GPU, unless asked for otherwise: more at a time would keep those that decode waiting."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +76,7 @@ class Engine:
         cuda, served = model.device.type == "cuda", serves(model)
         self.model, self.rows, self.tokenizer, self.max_waiting = model, rows, tokenizer, max_waiting
         self.capacity = model.config.max_position_embeddings if capacity is None else capacity
-        chunk = (max(256, LARGEST - bucket(rows)) if cuda else 256) if prefill_chunk is None else prefill_chunk
+        chunk = (max(256, STEP - bucket(rows)) if cuda else 256) if prefill_chunk is None else prefill_chunk
         if min(rows, self.capacity, chunk) < 1:
             got = f"rows={rows}, capacity={self.capacity}, prefill_chunk={chunk}"
             raise RequestError("an engine needs room", got=got, expected="1 or more")
@@ -191,7 +194,7 @@ class Engine:
             return f"{needed} pages of {self.cache.pool.n}: {free} are free" if needed > free else "the next step"
 
     def capture(self, progress: Progress | None = None) -> None:
-        """Capture the steps of every size now, rather than when first needed, and prefills of up to 2,048 tokens, which
+        """Capture the steps of every size now, rather than when first needed, and prefills of up to 4,096 tokens, which
         otherwise are not captured at all; nothing without graphs. progress: see Session.capture."""
         with self._lock:
             if self.batch.graphs:

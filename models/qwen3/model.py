@@ -20,7 +20,6 @@ from ttnn_moe.errors import RequestError
 from . import ops
 from .cache import AttentionCache, StaticCache, Step, Uncached
 from .config import Qwen3MoeConfig
-from .graphs import layer_ended
 
 
 class LanguageModel(Protocol):
@@ -277,14 +276,12 @@ class Qwen3Moe(nn.Module):
         *before, last = self.layers
         for layer in before:
             x = layer(x, rope, cache, step)
-            layer_ended()
         assert isinstance(last, Layer)
         if wanted is not None:  # nobody looks at what the last layer makes of the others, but at their keys and values
             last.attention.keep(x, last.attention_norm, rope, cache, step)
             x, rope, step = x[step.logits_at], wanted_rope, wanted
         if len(x):
             x = last(x, rope, cache, step)
-        layer_ended()
         if step.logits_at is not None:
             x = x[step.logits_at]
         logits = ops.norm_linear(x, self.norm.weight, self.norm.eps, (self.head or self.embed).weight)

@@ -18,13 +18,11 @@ from .model import LanguageModel, Qwen3Moe
 Progress = Callable[[int, int], None]
 """Called with graphs captured so far and graphs in all."""
 
-LARGEST = 2048
-"""Tokens of the largest step: above it the GPU is busy for longer than the host."""
+SMALLEST, LARGEST = 64, 4096
+"""Tokens of steps."""
 
-SMALLEST = 64
-
-CUTS = (1, 6)
-"""Layers after which a captured step goes on in another graph, so that the GPU does not wait for the launch of all."""
+MANY, SPARE = 2048, 256
+"""Above so many tokens the GPU waits for the host in the first layer only: as long as so many more tokens take."""
 
 
 def prefill(
@@ -59,22 +57,38 @@ def _tensor(ids: Sequence[int]) -> Tensor:
     return torch.frombuffer(array("q", ids), dtype=torch.int64) if len(ids) else torch.empty(0, dtype=torch.int64)
 
 
+def sizes_to(largest: int) -> list[int]:
+    """Tokens of steps up to a power of two: powers of two, and from 512 on also what lies half way between."""
+    powers = [SMALLEST << i for i in range(16) if SMALLEST << i <= largest]
+    return sorted((*powers, *(n // 4 * 3 for n in powers if n > 512)))
+
+
+def size_for(T: int, sizes: Sequence[int]) -> int | None:
+    """The step for T tokens; None: they do better without."""
+    n = next((n for n in sizes if n >= T), None)
+    return None if n is None or (T > MANY and n - T > SPARE) else n
+
+
 class FixedPrefill:
-    """Packed prompts in steps of 64 .. 2048 tokens, each captured once; tokens past those of a step count for nothing.
+    """Packed prompts in steps of 64 .. 4096 tokens, each captured once; tokens past those of a step count for nothing.
 
     Args:
         model: whose operators Triton kernels serve, on the cuda backend.
         cache: where keys and values go.
+        pool: memory pool of the graphs; None without CUDA, where the operators run again.
         sequences: of a step, at most; default: the cache's rows.
         decoding: tokens of rows that decode meanwhile, before them; at most.
-        pool: memory pool of the graphs; None without CUDA, where the operators run again.
+        tokens: of a step, at most; default: as many as the cache holds.
     """
 
-    def __init__(self, model: Qwen3Moe, cache: RowCache, pool: Any, sequences: int | None = None, decoding: int = 0):
+    def __init__(
+        self, model: Qwen3Moe, cache: RowCache, pool: Any, sequences: int | None = None, decoding: int = 0,
+        tokens: int | None = None,
+    ):  # fmt: skip
         self.model, self.cache, self.pool, self.decoding = model, cache, pool, decoding
         self._sequences, device = sequences or cache.rows, model.device
-        largest = max(SMALLEST, min(LARGEST, bucket(cache.rows * cache.capacity)))
-        self.sizes = [n for n in (SMALLEST << i for i in range(16)) if n <= largest]
+        largest = max(SMALLEST, min(LARGEST, bucket(tokens or cache.rows * cache.capacity)))
+        self.sizes = sizes_to(largest)
         self._tile = ops.prefill_rows(cache.k)
         self._ends = decoding + self._sequences
         # ids, positions and rows of the tokens; then which of them have logits
@@ -94,7 +108,7 @@ class FixedPrefill:
             rows, positions, logits_at=ends, spans=(), tiles=tiles, num_tokens=counts[0], bound=self.cache.capacity,
             decoding=min(self.decoding, n), num_decoding=counts[1], num_wanted=counts[2],
         )  # fmt: skip
-        self._captured[n] = capture(lambda: self.model(ids, self.cache, step), self.pool, CUTS)
+        self._captured[n] = capture(lambda: self.model(ids, self.cache, step), self.pool)
         return self._captured[n]
 
     def run(
@@ -108,7 +122,7 @@ class FixedPrefill:
         """Logits of a step, as `prefill` says; None: no captured step holds it. They stay until the next step."""
         before = len(decoding)
         T = before + len(ids)
-        n = next((n for n in self.sizes if n >= T), None)
+        n = size_for(T, self.sizes)
         if n is None or n not in self._captured or len(chunks) > self._sequences or before > self.decoding:
             return None
         spans = self.cache.spans(chunks, before)

@@ -59,7 +59,7 @@ class Session:
 
     def capture(self, progress: Progress | None = None) -> None:
         """Capture the decode step of every batch bucket now, rather than when first needed, and the prefill of up to
-        2,048 tokens, which otherwise is not captured at all; nothing without graphs.
+        4,096 tokens, which otherwise is not captured at all; nothing without graphs.
 
         Args:
             progress: called with graphs captured so far and graphs in all.
