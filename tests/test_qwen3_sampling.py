@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -11,6 +13,7 @@ from hypothesis import strategies as st
 from qwen3_checkpoints import make, prompts
 
 from models.qwen3 import Qwen3Moe, Session, Tokenizer, generate, load_model, stream
+from models.qwen3.decode import HostSteps
 from models.qwen3.prefill import size_for, sizes_to
 from models.qwen3.sampling import Draws, Sampling, choose, kept_probabilities
 from ttnn_moe.errors import RequestError
@@ -145,6 +148,52 @@ def test_sequences_stop_one_by_one(model: Qwen3Moe) -> None:
     assert stats.decode_tokens == stats.new_tokens - 4
     assert stats.decode_steps == max(map(len, got.tokens)) - 1
     assert stats.first_token_s > 0 and stats.tokens_per_s >= stats.tokens_per_s_user > 0
+
+
+class StepsAhead(HostSteps):
+    """As on a GPU, where steps wait on the device; writes down what is launched and what is read."""
+
+    ahead = True
+
+    def __init__(self, model: Qwen3Moe, cache: Any, seen: list[str]):
+        super().__init__(model, cache)
+        self.seen, self.made = seen, 0
+
+    def begin(self, first: torch.Tensor) -> Any:
+        return self._pending(super().begin(first))
+
+    def launch(self, sampling: Sampling, uniform: torch.Tensor | None) -> Any:
+        return self._pending(super().launch(sampling, uniform))
+
+    def _pending(self, made: Any) -> Any:
+        number = self.made = self.made + 1
+        self.seen.append(f"launch {number}")
+
+        def tokens() -> list[int]:
+            self.seen.append(f"read {number}")
+            return made.tokens()
+
+        return SimpleNamespace(tokens=tokens, seconds=lambda: 1.0)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_steps_launched_ahead_give_the_same_tokens(model: Qwen3Moe, seed: int) -> None:
+    """Whatever ends when; and the device never waits for tokens that were not read."""
+    texts = prompts([5, 9, 2, 12])
+    drawn = {"temperature": 1.3, "seed": seed} if seed % 2 else {}
+    free = generate(model, texts, max_new_tokens=20, stop_ids=(), **drawn).tokens
+    stops = [free[seed % 4][3 + seed], free[(seed + 1) % 4][12]] if seed else ()
+    want = generate(model, texts, max_new_tokens=20, stop_ids=stops, **drawn)
+    session, seen = Session(model, 4, 31), []
+    session.steps = StepsAhead(model, session.cache, seen)
+    got = generate(model, texts, max_new_tokens=20, stop_ids=stops, session=session, **drawn)
+    assert got.tokens == want.tokens and got.finish == want.finish
+    assert got.stats.decode_tokens == want.stats.decode_tokens and got.stats.decode_steps == want.stats.decode_steps
+    assert got.stats.decode_s >= got.stats.decode_steps
+    for made in range(1, 20):
+        if f"read {made}" in seen:
+            assert seen.index(f"launch {made + 1}") < seen.index(f"read {made}")
+    assert "launch 21" not in seen
 
 
 def test_stop_tokens_of_the_config_are_the_default(model: Qwen3Moe) -> None:

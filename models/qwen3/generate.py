@@ -13,7 +13,7 @@ from torch import Tensor
 from ttnn_moe.errors import RequestError
 
 from .config import Qwen3MoeConfig
-from .decode import Steps
+from .decode import Pending, Steps
 from .model import LanguageModel
 from .sampling import Draws, Sampling, choose
 from .session import Session
@@ -197,6 +197,17 @@ def check_request(
             )
 
 
+class _Clock:
+    def __init__(self) -> None:
+        self._last = time.perf_counter()
+
+    def lap(self) -> float:
+        """Seconds since the last time."""
+        now = time.perf_counter()
+        before, self._last = self._last, now
+        return now - before
+
+
 @dataclass
 class _Run:
     model: LanguageModel
@@ -219,42 +230,45 @@ class _Run:
         session.check(self.prompts, self.max_new_tokens)
         self.stats.prompt_tokens = sum(map(len, self.prompts))
         with session.serving(len(self.prompts)):
-            pending = session.steps.begin(self._prefill(session, prefill_chunk))
-            last = pending.tokens()
-            self.stats.first_token_s = time.perf_counter() - start
-            yield from self._decode(session.steps, last)
+            yield from self._decode(session.steps, session.steps.begin(self._prefill(session, prefill_chunk)), start)
 
-    def _decode(self, steps: Steps, last: list[int]) -> Iterator[Token]:
-        """Yield the first tokens, and go on from them."""
+    def _decode(self, steps: Steps, pending: Pending, start: float) -> Iterator[Token]:
+        """Yield the first tokens, which are pending since `start`, and go on from them. The next step is launched
+        before the tokens of the last are read: else the device would wait for the host."""
         stats, final = self.stats, self.max_new_tokens
-        rows = list(range(len(last)))  # the sequence of each row in use
+        rows = own = list(range(len(self.prompts)))  # the sequence of each row in use, and of each in the pending step
+        over: set[int] = set()
+        launching = 0.0  # what the pending step took of the host
         for made in range(1, final + 1):
-            start = time.perf_counter()
+            clock = _Clock()
             ahead = steps.launch(self.sampling, self._uniform(rows)) if steps.ahead and made < final else None
-            took = time.perf_counter() - start
-            stats.new_tokens += len(rows)
-            if made > 1:
+            launching_ahead = clock.lap()
+            last = pending.tokens()
+            if made == 1:
+                stats.first_token_s = time.perf_counter() - start
+            else:
                 stats.decode_steps += 1
-                stats.decode_tokens += len(rows)
-            going = []
-            for row, (sequence, token) in enumerate(zip(rows, last, strict=True)):
+                # what the caller does with a token is not ours
+                stats.decode_s += max(launching + clock.lap(), pending.seconds())
+            for sequence, token in zip(own, last, strict=True):
+                if sequence in over:  # it ended when this step was under way
+                    continue
+                stats.new_tokens += 1
+                stats.decode_tokens += made > 1
                 event = self._event(sequence, token, made)
-                if event.finish is None:
-                    going.append(row)
+                if event.finish is not None:
+                    over.add(sequence)
                 yield event
-            if not going:
+            if len(over) == len(self.prompts):
                 return
-            start = time.perf_counter()
-            ended = len(going) < len(rows)
-            if ended:
+            clock, own = _Clock(), rows
+            going = [row for row, sequence in enumerate(rows) if sequence not in over]
+            if len(going) < len(rows):
                 steps.keep(going)
                 rows = [rows[row] for row in going]
-            pending = ahead or steps.launch(self.sampling, self._uniform(rows))
-            last = pending.tokens()
-            if ended and ahead:  # it was launched with those that ended
-                last = [last[row] for row in going]
-            took += time.perf_counter() - start
-            stats.decode_s += max(took, pending.seconds())  # what the caller does with a token is not ours
+            if ahead is None:
+                own, ahead = rows, steps.launch(self.sampling, self._uniform(rows))
+            pending, launching = ahead, launching_ahead + clock.lap()
 
     def _prefill(self, session: Session, chunk: int) -> Tensor:
         """Run the prompts, `chunk` packed tokens at a time; the first new token of each sequence, on the device."""
