@@ -38,6 +38,7 @@ class HostKernels:
         monkeypatch.setattr(launch, "Launch", self._bind)
         monkeypatch.setattr(load, "stream", lambda device: None)
         monkeypatch.setattr(load, "resident_blocks", lambda *_: 3)
+        monkeypatch.setattr(load, "multiprocessors", lambda device: 4)
         launch._launches.cache_clear()
 
     def _bind(

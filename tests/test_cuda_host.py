@@ -15,6 +15,7 @@ from cases import CASES, Case
 from host_kernels import GXX, HostKernels
 from numerics import assert_close, poisoned
 from oracle import oracle
+from routing_draws import draw
 
 from ttnn_moe import Routing
 from ttnn_moe.backend import Numerics
@@ -24,7 +25,6 @@ from ttnn_moe.cuda.native.arch import ARCHES, HOPPER
 from ttnn_moe.cuda.native.plan import Few, Gemm, Plan, Sorted
 from ttnn_moe.cuda.native.sm80_tiles import MmaGemm
 from ttnn_moe.cuda.native.specs import Types
-from ttnn_moe.jit import load
 from ttnn_moe.sources import kernel_path
 
 pytestmark = pytest.mark.skipif(GXX is None, reason="g++ is not installed")
@@ -38,36 +38,16 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> HostKernels:
 @pytest.fixture
 def kernels(built: HostKernels, monkeypatch: pytest.MonkeyPatch) -> HostKernels:
     built.use(monkeypatch)
-    monkeypatch.setattr(load, "multiprocessors", lambda device: 4)
     return built
 
 
 def _check_sort(seed: int, T: int, E: int, K: int, sizes: Sorted) -> None:
     """One routing against torch's stable sort: rows, their way back, tiles, counters."""
-    g = torch.Generator().manual_seed(seed)
-    rng = random.Random(seed)
-    ids = torch.randint(-2, E + 2, (T, K), generator=g)
-    if rng.random() < 0.3:
-        ids[torch.rand(T, K, generator=g) < 0.8] = rng.randrange(E)
-    ids = ids.int() if rng.random() < 0.5 else ids
-    local, here = None, E
-    if rng.random() < 0.5:
-        here = (E + 1) // 2
-        shuffled = torch.randperm(E, generator=g)
-        local = torch.where(shuffled < here, shuffled, -1).int()
-    bound = torch.tensor(rng.randrange(T + 1), dtype=torch.int32) if rng.random() < 0.3 else None
-
-    expert = torch.where((ids >= 0) & (ids < E), ids, -1).long()
-    if local is not None:
-        expert = torch.where(expert >= 0, local.long()[expert.clamp_min(0)], -1)
-    if bound is not None:
-        expert[int(bound) :] = -1
-    flat = expert.flatten()
-    order = torch.argsort(torch.where(flat < 0, here, flat), stable=True)[: int((flat >= 0).sum())]
-    inverse = torch.full_like(flat, -1)
-    inverse[order] = torch.arange(len(order))
+    drawn = draw(seed, random.Random(seed), T, E, K)
+    ids, local, here, order, inverse = drawn.ids, drawn.local, drawn.here, drawn.order, drawn.inverse
+    bound = None if drawn.bound is None else torch.tensor(drawn.bound, dtype=torch.int32)
     tiles, first = [], 0
-    for e, n in enumerate(torch.bincount(flat[flat >= 0], minlength=here).tolist()):
+    for e, n in enumerate(drawn.counts):
         parts = -(-n // sizes.gemm.max_n)
         each = -(-n // parts // 8) * 8 if parts else 0
         tiles += [[e, first + i * each, min(each, n - i * each), 0] for i in range(parts)]
@@ -128,7 +108,6 @@ def test_a_mistake_of_the_sort_is_seen(
     (tmp_path / "wrong.cu").write_text(source.replace(line, instead))
     wrong = HostKernels(tmp_path, sources={name: tmp_path / "wrong.cu"})
     wrong.use(monkeypatch)
-    monkeypatch.setattr(load, "multiprocessors", lambda device: 4)
     seen = 0
     for seed in range(6):
         try:
