@@ -102,8 +102,7 @@ __device__ __forceinline__ void store_sums(const Shared& shared, const float (&s
 extern "C" __global__ void __launch_bounds__(128)
     decode_linear(const __grid_constant__ TensorMap weight, const u16* x, const u16* norm,
                   const u16* residual, u16* out, float eps, int T, int N) {
-    extern __shared__ unsigned char memory[];
-    const Shared shared(memory);
+    const Shared shared(dynamic_memory());
     constexpr int K = 512 * SPLITS;
     const int rank = cluster_rank(), tile = blockIdx.x / SPLITS * TILE, first_k = rank * 512;
     if (threadIdx.x == 0) {

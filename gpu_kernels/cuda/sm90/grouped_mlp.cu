@@ -364,8 +364,7 @@ extern "C" __global__ void __launch_bounds__(384, 1)
     grouped_mlp(const __grid_constant__ TensorMap gate_up, const __grid_constant__ TensorMap down,
                 const u16* hidden, const int* row_tokens, Tile* tiles, int* num_tiles, u16* act, u16* out,
                 int H, int I) {
-    extern __shared__ unsigned char memory[];
-    const Shared shared(memory);
+    const Shared shared(dynamic_memory());
     if (threadIdx.x == 0) {
         prefetch_map(&gate_up);
         prefetch_map(&down);

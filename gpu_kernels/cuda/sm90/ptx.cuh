@@ -205,6 +205,24 @@ __device__ __forceinline__ void store_matrices(u32 row, u32 a, u32 b, u32 c, u32
                  : "memory");
 }
 
+// ---- arithmetic
+
+__device__ __forceinline__ float exp2_of(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+// A value that is not negative is made before what follows, a wait for products say, which the assembler
+// would put first: a store that is never made. memory: any in shared memory.
+__device__ __forceinline__ void before_all_else(float value, u32 memory) {
+    asm volatile(
+        "{.reg .pred never; setp.lt.f32 never, %0, 0f00000000;\n"
+        "@never st.shared.f32 [%1], %0;}" ::"f"(value),
+        "r"(memory)
+        : "memory");
+}
+
 // ---- registers of a warpgroup
 
 template <int COUNT>

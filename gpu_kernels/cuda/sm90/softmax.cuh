@@ -2,7 +2,8 @@
 // which three other threads of its warp have parts too; elements lie as wgmma.cuh says of sums.
 #pragma once
 
-#include "common/element.cuh"
+#include "sm90/ptx.cuh"
+#include "sm90/wgmma.cuh"
 
 constexpr int SUMS = 64;  // of a thread
 using Sums = float[SUMS];
@@ -10,16 +11,9 @@ using Weights = u32[SUMS / 2];  // two in a word: the left operand of a product
 
 #define MINUS_INFINITY __int_as_float(0xff800000)
 
-// Products write registers when they like: neither reads nor writes of these may move over this line.
 __device__ __forceinline__ void here(Sums& sums) {
 #pragma unroll
-    for (int i = 0; i < SUMS; ++i) asm volatile("" : "+f"(sums[i])::"memory");
-}
-
-__device__ __forceinline__ float exp2_of(float x) {
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
+    for (int i = 0; i < SUMS; ++i) sum_here(sums[i]);
 }
 
 // Which of a thread's two rows an element is in.
@@ -69,15 +63,10 @@ struct Softmax {
             total[r] = total[r] * shrink[r] + sum;
         }
     }
-    // All of `add` comes before what follows, a wait for products say, which the assembler would else put
-    // first: a store that is never made. memory: any in shared memory.
+    // All of `add` comes before what follows. memory: any in shared memory.
     __device__ __forceinline__ void is_here(Sums& scores, u32 memory) const {
         here(scores);
-        asm volatile(
-            "{.reg .pred never; setp.lt.f32 never, %0, 0f00000000;\n"
-            "@never st.shared.f32 [%1], %0;}" ::"f"(total[0] + total[1]),
-            "r"(memory)
-            : "memory");
+        before_all_else(total[0] + total[1], memory);
     }
     // What sums are to be multiplied by at the end.
     __device__ __forceinline__ void finish(float (&factors)[2]) const {

@@ -33,6 +33,9 @@ __device__ __forceinline__ void products_wait() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(LEFT) : "memory");
 }
 
+// Products write their sums when they like: neither reads nor writes of this one move over this line.
+__device__ __forceinline__ void sum_here(float& sum) { asm volatile("" : "+f"(sum)::"memory"); }
+
 template <int N>
 __device__ __forceinline__ void product(float* d, u64 a, u64 b, bool add);
 
