@@ -5,12 +5,14 @@ from __future__ import annotations
 import ctypes
 import shutil
 import subprocess
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-from ttnn_moe.cuda.native import launch
+from ttnn_moe.cuda.native import launch, maps
 from ttnn_moe.jit import load
 from ttnn_moe.jit.spec import Spec
 from ttnn_moe.sources import kernel_path
@@ -19,23 +21,47 @@ GXX = shutil.which("g++")
 HERE = Path(__file__).parent / "warp_emulator"
 
 
+class TensorMap(ctypes.Structure):
+    """What sm90/ptx.cuh there takes for one."""
+
+    _fields_ = (
+        ("begin", ctypes.c_void_p), ("rank", ctypes.c_int), ("sizes", ctypes.c_uint32 * 5),
+        ("box", ctypes.c_uint32 * 5), ("strides", ctypes.c_uint64 * 5),
+    )  # fmt: skip
+
+    @classmethod
+    def of(cls, view: torch.Tensor, box: tuple[int, ...]) -> TensorMap:
+        def five(values: Any, each: int = 1) -> list[int]:
+            return [each * value for value in reversed(values)] + [0] * (5 - view.dim())
+
+        made = cls(view.data_ptr(), view.dim())
+        made.sizes[:], made.box[:], made.strides[:] = five(view.shape), five(box), five(view.stride(), 2)
+        return made
+
+
 class HostKernels:
     """Kernels built for the host, once for each set of definitions; stands in for launching.
 
     Args:
-        where: a folder for what is built. late: whether copies land as late as they may. sources: another source for
-            some kernels.
+        where: a folder for what is built. late: whether copies land, and products are made, as late as they may.
+        sources: another source for some kernels. together: clusters of a kernel that run at a time, at most.
 
     Attributes:
         sound: no thread did what no thread may.
     """
 
-    def __init__(self, where: Path, late: bool = False, sources: dict[str, Path] | None = None):
-        self.where, self.late, self.sources, self.sound = where, late, sources or {}, True
+    def __init__(
+        self, where: Path, late: bool = False, sources: dict[str, Path] | None = None, together: int = 1
+    ):  # fmt: skip
+        self.where, self.late, self.sources, self.together = where, late, sources or {}, together
+        self.sound = True
         self._built: dict[tuple[object, ...], ctypes.CDLL] = {}
 
     def use(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(launch, "Launch", self._bind)
+        monkeypatch.setattr(load, "Launch", self._bind)
+        monkeypatch.setattr(maps, "_map", TensorMap.of)
+        monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
         monkeypatch.setattr(load, "stream", lambda device: None)
         monkeypatch.setattr(load, "resident_blocks", lambda *_: 3)
         monkeypatch.setattr(load, "multiprocessors", lambda device: 4)
@@ -47,12 +73,13 @@ class HostKernels:
     ):  # fmt: skip
         """In place of load.Launch."""
 
-        def run(stream: None, *addresses: int) -> None:
-            values = [*map(ctypes.c_void_p, addresses), *last]
+        def run(stream: None, *given: int | TensorMap) -> None:
+            values = [*(value if isinstance(value, TensorMap) else ctypes.c_void_p(value) for value in given), *last]
             places = (ctypes.c_void_p * len(values))(*(ctypes.addressof(value) for value in values))
             x, y = (*grid, 1)[:2]
+            together = next(n for n in range(min(self.together, x // cluster), 0, -1) if x // cluster % n == 0)
             self.sound &= bool(
-                self._library(spec).run(places, x, y, block, cluster, shared_memory, int(self.late))
+                self._library(spec).run(places, x, y, block, cluster, together * cluster, shared_memory, int(self.late))
             )  # fmt: skip
 
         return run

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 import torch
 from host_kernels import GXX, HostKernels
-from torch import Tensor
+from host_products import experts_of, worst_row
 
-from ttnn_moe import Experts, Routing
+from ttnn_moe import Routing
 from ttnn_moe.cuda.launch import Selection
 from ttnn_moe.cuda.native import launch
 from ttnn_moe.cuda.native.arch import ARCHES
@@ -25,39 +25,8 @@ NAME = "sm80/grouped_gemm"
 pytestmark = pytest.mark.skipif(GXX is None, reason="g++ is not installed")
 
 
-def _worst(
-    kernels: HostKernels, monkeypatch: pytest.MonkeyPatch, gemm: MmaGemm, ids: Tensor, experts: Experts
-) -> float:
-    """Run both products of a call; the largest relative error of a row; infinite for NaN and where none may write."""
-    kernels.use(monkeypatch)
-    (T, K), E, H, I = ids.shape, experts.E, experts.H, experts.I
-    gate_up, down = (experts.tensors[name] for name in ("gate_up", "down"))
-    hidden = torch.randn(T, H).to(gate_up.dtype)
-    plan = Sorted(gemm, 128, arch=ARCHES[8, 0])
-    # with room for what a wrong kernel writes past the last row
-    act, out = (torch.full((T * K + 8, width), 1e4, dtype=hidden.dtype) for width in (I, H))
-    words = torch.full((launch.sort_words(T * K, E, plan),), -(2**31), dtype=torch.int32)
-    selection = Selection.of(Routing.from_topk(ids, torch.ones(T, K), E))
-    launch.run(hidden, selection, experts, torch.empty(T, H), False, plan, act, out, words)
-    expert = ids.flatten()[(ids.flatten() >= 0) & (ids.flatten() < E)].sort().values.long()
-    n = len(expert)
-    if not (kernels.sound and bool((act[n:] == 1e4).all() and (out[n:] == 1e4).all())):
-        return float("inf")
-    x = hidden[words[:n].long()].double()
-    both = torch.einsum("rh,rih->ri", x, gate_up.double()[expert])
-    gate, up = (both[:, 0::2], both[:, 1::2]) if experts.gate_up_order == "interleaved" else both.chunk(2, 1)
-    errors = []
-    for got, want in (
-        (act, torch.nn.functional.silu(gate) * up),
-        (out, torch.einsum("ri,rhi->rh", act[:n].double(), down.double()[expert])),
-    ):
-        errors.append((got[:n].double() - want).norm(dim=1) / want.norm(dim=1))
-    return float(torch.cat(errors).nan_to_num(nan=float("inf")).max())
-
-
-def _experts(E: int, H: int, I: int, dtype: torch.dtype, order: str = "halves") -> Experts:
-    gate_up, down = torch.randn(E, 2 * I, H) * H**-0.5, torch.randn(E, H, I) * I**-0.5
-    return Experts.dense(gate_up.to(dtype), down.to(dtype), gate_up_order=order)
+def _plan(gemm: MmaGemm) -> Sorted:
+    return Sorted(gemm, 128, arch=ARCHES[8, 0])
 
 
 BF16, F16 = torch.bfloat16, torch.float16
@@ -84,17 +53,17 @@ def test_products(
     E, K = 4, 2
     ids = torch.randint(0, 2, (T, K), dtype=torch.int32)
     ids[::7, 0], ids[T // 2, 1] = 3, -1
-    experts = _experts(E, H, I, dtype, order)
+    experts = experts_of(E, H, I, dtype, order)
     for tensor in experts.tensors.values():
         tensor[2] = float("nan")
     bound = 4e-3 if dtype == BF16 else 1e-3
-    assert _worst(HostKernels(tmp_path, late), monkeypatch, gemm, ids, experts) < bound
+    assert worst_row(HostKernels(tmp_path, late), monkeypatch, _plan(gemm), ids, experts) < bound
 
 
 def test_no_row_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kernels = HostKernels(tmp_path, late=True)
     kernels.use(monkeypatch)
-    plan, experts = Sorted(MmaGemm(32, 4), 128, arch=ARCHES[8, 0]), _experts(2, 64, 64, BF16)
+    plan, experts = _plan(MmaGemm(32, 4)), experts_of(2, 64, 64, BF16)
     hidden, act, out = (torch.full((3, 64), 7.0, dtype=BF16) for _ in range(3))
     words = torch.zeros(launch.sort_words(3, 2, plan), dtype=torch.int32)
     ids = torch.full((3, 1), -1, dtype=torch.int32)
@@ -125,6 +94,6 @@ def test_a_mistake_is_seen(
     wrong = tmp_path / "wrong.cu"
     wrong.write_text(source.replace(line, instead))
     ids = torch.randint(0, 3, (50, 2), dtype=torch.int32)
-    experts = _experts(3, 320, 64, BF16)
+    experts = experts_of(3, 320, 64, BF16)
     kernels = HostKernels(tmp_path, late, {NAME: wrong})
-    assert _worst(kernels, monkeypatch, MmaGemm(32, 4), ids, experts) > 0.1
+    assert worst_row(kernels, monkeypatch, _plan(MmaGemm(32, 4)), ids, experts) > 0.1

@@ -3,17 +3,20 @@
 #include KERNEL
 
 template <class... A, std::size_t... I>
-bool launch(void (*kernel)(A...), void** values, Index grid, int block, int cluster, int bytes, bool late,
-            std::index_sequence<I...>) {
-    return emulator::run_grid(grid, block, cluster, bytes, late,
+bool launch(void (*kernel)(A...), void** values, Index grid, int block, int cluster, int together, int bytes,
+            bool late, std::index_sequence<I...>) {
+    return emulator::run_grid(grid, block, cluster, together, bytes, late,
                               [=] { kernel(*static_cast<std::remove_cvref_t<A>*>(values[I])...); });
 }
 
 template <class... A>
-bool launch(void (*kernel)(A...), void** values, Index grid, int block, int cluster, int bytes, bool late) {
-    return launch(kernel, values, grid, block, cluster, bytes, late, std::index_sequence_for<A...>{});
+bool launch(void (*kernel)(A...), void** values, Index grid, int block, int cluster, int together, int bytes,
+            bool late) {
+    return launch(kernel, values, grid, block, cluster, together, bytes, late,
+                  std::index_sequence_for<A...>{});
 }
 
-extern "C" int run(void** values, unsigned x, unsigned y, int block, int cluster, int bytes, int late) {
-    return launch(ENTRY, values, {x, y}, block, cluster, bytes, late != 0);
+extern "C" int run(void** values, unsigned x, unsigned y, int block, int cluster, int together, int bytes,
+                   int late) {
+    return launch(ENTRY, values, {x, y}, block, cluster, together, bytes, late != 0);
 }

@@ -42,6 +42,6 @@ inline u32 pack(float first, float second) {
 inline float first_of(u32 word) { return value_of(word & 0xffff); }
 inline float second_of(u32 word) { return value_of(word >> 16); }
 inline float silu_mul(float gate, float up) { return gate / (1.0f + std::exp(-gate)) * up; }
-inline unsigned char* dynamic_memory() { return emulator::memories[emulator::rank()].bytes; }
+inline unsigned char* dynamic_memory() { return emulator::memories[emulator::block()].bytes; }
 inline void wait_for_predecessor() {}
 inline void let_successor_start() {}

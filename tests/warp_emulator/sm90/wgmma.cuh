@@ -1,0 +1,92 @@
+// In place of gpu_kernels/cuda/sm90/wgmma.cuh; matrices in shared memory and fragments as the PTX ISA draws
+// them. A product is made when it is issued or, late, when it is waited for: by all threads of the warpgroup,
+// each its own sums, before any of them goes on.
+#pragma once
+
+#include "sm90/ptx.cuh"
+
+// Addresses in units of 16 bytes, as in descriptors.
+inline u64 operand(u32 address) { return address / 16; }
+constexpr u64 OPERAND_STEP = 2;
+
+inline u64 columns(u32 address, u32 next) { return address / 16 | static_cast<u64>(next) << 32; }
+constexpr u64 COLUMNS_STEP = 16 * 128 / 16;
+
+inline void products_begin() {}
+inline void sum_here(float&) {}
+
+inline void products_commit() {
+    auto& fiber = emulator::fibers[emulator::current];
+    fiber.products.push_back(std::move(fiber.open_products));
+    fiber.open_products.clear();
+}
+
+template <int LEFT>
+void products_wait() {
+    emulator::meet_warpgroup();
+    auto& groups = emulator::fibers[emulator::current].products;
+    for (; static_cast<int>(groups.size()) > LEFT; groups.pop_front())
+        for (const auto& product : groups.front()) product();
+    emulator::meet_warpgroup();
+}
+
+namespace emulator {
+
+inline float element(int block, u32 address) {
+    u16 bits;
+    std::memcpy(&bits, memories[block].bytes + swizzled(address), 2);
+    return value_of(bits);
+}
+
+// Row r, element k of 16, of an operand whose K lies along its rows of 128 bytes.
+inline u32 along(u64 operand, int r, int k) { return static_cast<u32>(operand) * 16 + r * 128 + k * 2; }
+
+// Column n, element k, of one whose rows are elements of K.
+inline u32 across(u64 columns, int n, int k) {
+    return static_cast<u32>(columns) * 16 + n / 64 * static_cast<u32>(columns >> 32) + k * 128 + n % 64 * 2;
+}
+
+template <class A, class B>
+void issue(float* sums, int count, bool add, A a, B b) {
+    auto make = [=] {
+        const int thread = threadIdx.x % 128, row = thread / 32 * 16 + thread % 32 / 4;
+        for (int i = 0; i < count; ++i) {
+            float sum = add ? sums[i] : 0;
+            for (int k = 0; k < 16; ++k)
+                sum += a(row + i / 2 % 2 * 8, k) * b(i / 4 * 8 + thread % 4 * 2 + i % 2, k);
+            sums[i] = sum;
+        }
+    };
+    if (late)
+        fibers[current].open_products.push_back(make);
+    else
+        make();
+}
+
+}  // namespace emulator
+
+template <int N>
+void product(float* d, u64 a, u64 b, bool add) {
+    const int block = emulator::block();
+    emulator::issue(
+        d, N / 2, add, [=](int row, int k) { return emulator::element(block, emulator::along(a, row, k)); },
+        [=](int column, int k) { return emulator::element(block, emulator::along(b, column, k)); });
+}
+
+inline void product_of_registers(float* d, const u32* a, u64 b, bool add) {
+    // four lanes share two rows of A
+    const int block = emulator::block(), me = emulator::current;
+    emulator::fibers[me].words[0] = reinterpret_cast<uintptr_t>(a);
+    emulator::meet_warp();
+    std::array<const u32*, 4> lanes;
+    for (int i = 0; i < 4; ++i)
+        lanes[i] = reinterpret_cast<const u32*>(emulator::fibers[me / 4 * 4 + i].words[0]);
+    emulator::meet_warp();
+    emulator::issue(
+        d, 64, add,
+        [=](int row, int k) {
+            return value_of(lanes[k % 8 / 2][row / 8 % 2 + k / 8 * 2] >> (k % 2 * 16) & 0xffff);
+        },
+        [=](int column, int k) { return emulator::element(block, emulator::across(b, column, k)); });
+    emulator::meet_warp();  // nobody changes what others multiply
+}
