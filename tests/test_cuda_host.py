@@ -120,7 +120,10 @@ def test_a_mistake_of_the_sort_is_seen(
 
 SM80 = ARCHES[8, 0]
 # the second as on Hopper
-PLANS: list[Plan] = [Few(columns=4, arch=SM80), Few(columns=8, arch=SM80), Sorted(MmaGemm(32, 4), 128, 1, SM80)]
+PLANS: list[Plan] = [
+    Few(columns=4, arch=SM80), Few(columns=8, arch=SM80), Sorted(MmaGemm(32, 4), 128, 1, SM80),
+    Sorted(Gemm(32, 3, 128), 128, 1),
+]  # fmt: skip
 
 
 def _runs(case: Case, sizes: Plan) -> bool:
