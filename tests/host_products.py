@@ -45,3 +45,19 @@ def worst_row(
 def experts_of(E: int, H: int, I: int, dtype: torch.dtype, order: str = "halves") -> Experts:
     gate_up, down = torch.randn(E, 2 * I, H) * H**-0.5, torch.randn(E, H, I) * I**-0.5
     return Experts.dense(gate_up.to(dtype), down.to(dtype), gate_up_order=order)
+
+
+def some_tokens(T: int, H: int, I: int, dtype: torch.dtype, order: str) -> tuple[Tensor, Experts]:
+    """Ids of T tokens, two each, and four experts: one with no token, whose weights are NaN; ids of no expert."""
+    torch.manual_seed(T)
+    ids = torch.randint(0, 2, (T, 2), dtype=torch.int32)
+    ids[::7, 0], ids[T // 2, 1] = 3, -1
+    experts = experts_of(4, H, I, dtype, order)
+    for tensor in experts.tensors.values():
+        tensor[2] = float("nan")
+    return ids, experts
+
+
+def bound_of(dtype: torch.dtype) -> float:
+    """Of worst_row: roundings of activations and outputs."""
+    return 4e-3 if dtype == torch.bfloat16 else 1e-3

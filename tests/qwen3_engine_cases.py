@@ -14,7 +14,7 @@ import qwen3_last_layer
 import torch
 from qwen3_checkpoints import TINY, make, prompts
 from qwen3_decode_cases import DEVICE, GPU, SIZES, VOCAB, both
-from qwen3_kernel_cases import BOUND, case, draw, dtypes, error, tensor
+from qwen3_kernel_cases import BOUND, case, draw, dtypes, error, paged, tensor
 from torch import Tensor
 
 from models.qwen3 import Engine, Qwen3Moe, Tokenizer, generate, kernels, load_model, ops, prefill
@@ -32,20 +32,6 @@ def _suited(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.backends.cuda.matmul.allow_tf32 = False
     if not GPU:  # as in qwen3_decode_cases.py
         monkeypatch.setattr(kernels, "few_linear_tile", lambda T, N, K: (64, min(512, kernels.power_of_2(K)), 4))
-
-
-def paged(rng: random.Random, place: Place, page: int) -> Place:
-    """The same keys and values in scattered pages, among others that hold NaN. Capacity: a multiple of page."""
-    rows, kv, capacity, D = place.keys.shape
-    each = capacity // page
-    numbers = rng.sample(range(rows * each + 3), rows * each)
-    table = torch.tensor(numbers, dtype=torch.int32, device=DEVICE).view(rows, each)
-    pools = []
-    for kept in (place.keys, place.values):
-        pool = torch.full((rows * each + 3, kv, page, D), float("nan"), dtype=kept.dtype, device=DEVICE)
-        pool[table.long()] = kept.view(rows, kv, each, page, D).transpose(1, 2)
-        pools.append(pool)
-    return Place(*pools, place.rows, place.positions, place.num_tokens, table)
 
 
 def gathered(place: Place) -> tuple[Tensor, Tensor]:
@@ -70,7 +56,7 @@ def test_keys_and_values_go_to_their_pages_and_nowhere_else(seed: int, page: int
     bound = torch.tensor(rng.randint(0, T), dtype=torch.int32, device=DEVICE) if rng.random() < 0.7 else None
     keys = tensor(rows, kv, capacity, D, dtype=dtype)
     dense = Place(keys, keys * 2, where, positions, bound)
-    pages = paged(rng, dense, page)
+    pages = paged(dense, page)
     unused = torch.ones(len(pages.keys), dtype=torch.bool, device=DEVICE)
     unused[pages.pages.long()] = False
     want, _, _ = ops.head_norm_rope(qkv, kv, norms, rope, dense)
@@ -97,7 +83,7 @@ def test_decode_attention_in_pages(seed: int, page: int, dtype: torch.dtype) -> 
     bound = torch.tensor(count, dtype=torch.int32, device=DEVICE) if rng.random() < 0.5 else None
     count = T if bound is None else count
     dense = Place(keys, values, where, last, bound)
-    pages = paged(rng, dense, page)
+    pages = paged(dense, page)
     with ops.plain():
         want = ops.decode_attention(q.double(), Place(keys.double(), values.double(), where, last), capacity, None)
     # what lies past a row's last key must not matter
@@ -142,7 +128,7 @@ def test_prefill_attention_in_pages(seed: int, dtype: torch.dtype, monkeypatch: 
         first += n
     q = tensor(first, c.heads, c.D, dtype=dtype)
     nothing = torch.zeros(0, dtype=torch.int64, device=DEVICE)
-    pages = paged(rng, Place(keys, values, nothing, nothing), page)
+    pages = paged(Place(keys, values, nothing, nothing), page)
     with ops.plain():
         want = ops.prefill_attention(q.double(), Place(keys.double(), values.double(), nothing, nothing), spans, None)
         if not GPU:

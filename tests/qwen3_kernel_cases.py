@@ -281,19 +281,19 @@ def attended(c: SimpleNamespace, spans: list[Span], dtype: torch.dtype) -> tuple
 
 
 def paged(place: Place, page: int) -> Place:
-    """The same cache in pages, which lie anywhere; the last of a row may be none."""
-    rows, kv, capacity, D = place.keys.shape
+    """The same cache in scattered pages; NaN in page 0, which no row has, and past a row's capacity."""
+    (rows, kv, capacity, D), device = place.keys.shape, place.keys.device
     most = -(-capacity // page)
-    table = 1 + torch.randperm(rows * most).view(rows, most).to(DEVICE)
+    table = 1 + torch.randperm(rows * most).view(rows, most).to(device)
     shuffled = []
     for kept in (place.keys, place.values):
-        pages = torch.full((1 + rows * most, kv, page, D), float("nan"), dtype=kept.dtype, device=DEVICE)
+        pages = torch.full((1 + rows * most, kv, page, D), float("nan"), dtype=kept.dtype, device=device)
         for row in range(rows):
             for at in range(most):
                 part = kept[row, :, at * page : (at + 1) * page]
                 pages[table[row, at], :, : part.shape[1]] = part
         shuffled.append(pages)
-    return Place(*shuffled, place.rows, place.positions, pages=table.int())
+    return Place(*shuffled, place.rows, place.positions, place.num_tokens, table.int())
 
 
 @dtypes

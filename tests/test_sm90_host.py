@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 from host_kernels import GXX, HostKernels
-from host_products import experts_of, worst_row
+from host_products import bound_of, experts_of, some_tokens, worst_row
+from qwen3_kernel_cases import paged
 
 from models.qwen3 import decode_linear, hopper_attention, kernels, ops
 from models.qwen3.cache import Span
@@ -40,13 +41,7 @@ def _attention_error(
         keys[row, :, used:] = values[row, :, used:] = float("nan")
     place = Place(keys, values, nothing, nothing)
     if page:
-        most = -(-capacity // page)
-        table = 1 + torch.randperm(rows * most).view(rows, most)
-        pages = torch.full((2, 1 + rows * most, kv, page, 128), float("nan")).bfloat16()
-        for kept, made in zip((keys, values), pages, strict=True):
-            whole = torch.nn.functional.pad(kept, (0, 0, 0, most * page - capacity), value=float("nan"))
-            made[table.flatten()] = whole.view(rows, kv, most, page, 128).transpose(1, 2).flatten(0, 1)
-        place = Place(pages[0], pages[1], nothing, nothing, pages=table.int())
+        place = paged(place, page)
     tiles = kernels.prefill_tiles(((span.first, span.n, span.past, span.row) for span in spans), 128)
     tiles.append((0, 0, 0, 0))
     out = torch.full((T + 128, heads, 128), 7.0).bfloat16()  # with room for what a wrong kernel writes
@@ -145,16 +140,8 @@ def test_products(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     """Tiles that are full, ragged, of one row; blocks that run one after the other, and at once."""
-    torch.manual_seed(0)
-    E, K = 4, 2
-    ids = torch.randint(0, 2, (T, K), dtype=torch.int32)
-    ids[::7, 0], ids[T // 2, 1] = 3, -1
-    experts = experts_of(E, H, I, dtype, order)
-    for tensor in experts.tensors.values():
-        tensor[2] = float("nan")
-    bound = 4e-3 if dtype == BF16 else 1e-3
     host = HostKernels(tmp_path, late, together=together)
-    assert worst_row(host, monkeypatch, _plan(gemm), ids, experts) < bound
+    assert worst_row(host, monkeypatch, _plan(gemm), *some_tokens(T, H, I, dtype, order)) < bound_of(dtype)
 
 
 @pytest.mark.parametrize(
