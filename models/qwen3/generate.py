@@ -230,11 +230,14 @@ class _Run:
         session.check(self.prompts, self.max_new_tokens)
         self.stats.prompt_tokens = sum(map(len, self.prompts))
         with session.serving(len(self.prompts)):
-            yield from self._decode(session.steps, session.steps.begin(self._prefill(session, prefill_chunk)), start)
+            pending = session.steps.begin(self._prefill(session, prefill_chunk))
+            pending.tokens()  # nothing delays the first: launching the next step may have to capture it
+            self.stats.first_token_s = time.perf_counter() - start
+            yield from self._decode(session.steps, pending)
 
-    def _decode(self, steps: Steps, pending: Pending, start: float) -> Iterator[Token]:
-        """Yield the first tokens, which are pending since `start`, and go on from them. The next step is launched
-        before the tokens of the last are read: else the device would wait for the host."""
+    def _decode(self, steps: Steps, pending: Pending) -> Iterator[Token]:
+        """Yield the first tokens and go on from them. The next step is launched before the tokens of the last are read:
+        else the device would wait for the host."""
         stats, final = self.stats, self.max_new_tokens
         rows = own = list(range(len(self.prompts)))  # the sequence of each row in use, and of each in the pending step
         over: set[int] = set()
@@ -244,9 +247,7 @@ class _Run:
             ahead = steps.launch(self.sampling, self._uniform(rows)) if steps.ahead and made < final else None
             launching_ahead = clock.lap()
             last = pending.tokens()
-            if made == 1:
-                stats.first_token_s = time.perf_counter() - start
-            else:
+            if made > 1:
                 stats.decode_steps += 1
                 # what the caller does with a token is not ours
                 stats.decode_s += max(launching + clock.lap(), pending.seconds())
