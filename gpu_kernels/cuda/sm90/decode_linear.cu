@@ -16,13 +16,16 @@
 // rounded to its dtype, the rest is fp32.
 //
 // Shared memory: weights 8 * [64, 64], x 8 * [8, 64], both swizzled by 128 bytes; sums; barriers.
+#ifndef SPLITS
+#define SPLITS 4
+#endif
+#define CLUSTER SPLITS
+
+#include "common/cluster.cuh"
 #include "common/rows.cuh"
 #include "sm90/ptx.cuh"
 #include "sm90/wgmma.cuh"
 
-#ifndef SPLITS
-#define SPLITS 4
-#endif
 #ifndef NORM
 #define NORM 0
 #endif
@@ -104,7 +107,7 @@ extern "C" __global__ void __launch_bounds__(128)
                   const u16* residual, u16* out, float eps, int T, int N) {
     const Shared shared(dynamic_memory());
     constexpr int K = 512 * SPLITS;
-    const int rank = cluster_rank(), tile = blockIdx.x / SPLITS * TILE, first_k = rank * 512;
+    const int rank = rank_in_cluster(), tile = blockIdx.x / SPLITS * TILE, first_k = rank * 512;
     if (threadIdx.x == 0) {
         prefetch_map(&weight);
         for (int step = 0; step < STEPS; ++step) barrier_init(shared.full + 8 * step, 1);
@@ -141,7 +144,7 @@ extern "C" __global__ void __launch_bounds__(128)
     products_wait<0>();
     __syncthreads();
     store_sums(shared, sums);
-    cluster_sync();
+    sync_cluster();
 
     constexpr int FOURS = COLUMNS / 4;
     for (int i = threadIdx.x; i < T * FOURS; i += 128) {
@@ -166,5 +169,5 @@ extern "C" __global__ void __launch_bounds__(128)
             make_uint2(pack(old[0] + scale * total.x, old[1] + scale * total.y),
                        pack(old[2] + scale * total.z, old[3] + scale * total.w));
     }
-    cluster_sync();  // the others may still read here
+    sync_cluster();  // the others may still read here
 }

@@ -9,17 +9,6 @@ struct alignas(64) TensorMap {
 
 // ---- clusters
 
-__device__ __forceinline__ u32 cluster_rank() {
-    u32 rank;
-    asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-    return rank;
-}
-
-__device__ __forceinline__ void cluster_sync() {
-    asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::
-                     : "memory");
-}
-
 // What lies at the same place in another block's shared memory.
 __device__ __forceinline__ float load_float_of(u32 here, u32 rank) {
     float value;

@@ -124,9 +124,6 @@ inline void store_fragments(u32 row, const std::array<u32, 4>& words, bool trans
 
 // ---- clusters
 
-inline u32 cluster_rank() { return emulator::rank(); }
-inline void cluster_sync() { emulator::wait(emulator::own_cluster()); }
-
 template <class T>
 T load_of(u32 here, u32 rank) {
     T value;
