@@ -99,3 +99,12 @@ class HostKernels:
             assert done.returncode == 0, done.stderr
             self._built[key] = ctypes.CDLL(str(path))
         return self._built[key]
+
+
+def with_mistake(where: Path, name: str, line: str, instead: str) -> dict[str, Path]:
+    """`sources` of HostKernels: a kernel with one line changed."""
+    source = kernel_path("gpu_kernels", "cuda", f"{name}.cu").read_text()
+    assert line in source
+    wrong = where / "wrong.cu"
+    wrong.write_text(source.replace(line, instead))
+    return {name: wrong}

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from cases import CASES, Case
-from host_kernels import GXX, HostKernels
+from host_kernels import GXX, HostKernels, with_mistake
 from numerics import assert_close, poisoned
 from oracle import oracle
 from routing_draws import draw
@@ -25,7 +25,6 @@ from ttnn_moe.cuda.native.arch import ARCHES, HOPPER
 from ttnn_moe.cuda.native.plan import Few, Gemm, Plan, Sorted
 from ttnn_moe.cuda.native.sm80_tiles import MmaGemm
 from ttnn_moe.cuda.native.specs import Types
-from ttnn_moe.sources import kernel_path
 
 pytestmark = pytest.mark.skipif(GXX is None, reason="g++ is not installed")
 
@@ -102,11 +101,7 @@ def test_a_mistake_of_the_sort_is_seen(
     line: str, instead: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # fmt: skip
     """Mistakes that write nothing out of place."""
-    name = "common/routing_sort"
-    source = kernel_path("gpu_kernels", "cuda", f"{name}.cu").read_text()
-    assert line in source
-    (tmp_path / "wrong.cu").write_text(source.replace(line, instead))
-    wrong = HostKernels(tmp_path, sources={name: tmp_path / "wrong.cu"})
+    wrong = HostKernels(tmp_path, sources=with_mistake(tmp_path, "common/routing_sort", line, instead))
     wrong.use(monkeypatch)
     seen = 0
     for seed in range(6):

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from host_kernels import GXX, HostKernels
+from host_kernels import GXX, HostKernels, with_mistake
 from host_products import bound_of, experts_of, some_tokens, worst_row
 
 from ttnn_moe import Routing
@@ -19,7 +19,6 @@ from ttnn_moe.cuda.native import launch
 from ttnn_moe.cuda.native.arch import ARCHES
 from ttnn_moe.cuda.native.plan import Sorted
 from ttnn_moe.cuda.native.sm80_tiles import MmaGemm
-from ttnn_moe.sources import kernel_path
 
 NAME = "sm80/grouped_gemm"
 pytestmark = pytest.mark.skipif(GXX is None, reason="g++ is not installed")
@@ -83,11 +82,7 @@ def test_no_row_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_mistake_is_seen(
     line: str, instead: str, late: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # fmt: skip
-    source = kernel_path("gpu_kernels", "cuda", f"{NAME}.cu").read_text()
-    assert line in source
-    wrong = tmp_path / "wrong.cu"
-    wrong.write_text(source.replace(line, instead))
     ids = torch.randint(0, 3, (50, 2), dtype=torch.int32)
     experts = experts_of(3, 320, 64, BF16)
-    kernels = HostKernels(tmp_path, late, {NAME: wrong})
+    kernels = HostKernels(tmp_path, late, with_mistake(tmp_path, NAME, line, instead))
     assert worst_row(kernels, monkeypatch, _plan(MmaGemm(32, 4)), ids, experts) > 0.1

@@ -10,15 +10,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from host_kernels import GXX, HostKernels
+from host_kernels import GXX, HostKernels, with_mistake
 from host_products import bound_of, experts_of, some_tokens, worst_row
-from qwen3_kernel_cases import paged
+from qwen3_kernel_cases import error, paged
 
-from models.qwen3 import decode_linear, hopper_attention, kernels, ops
+from models.qwen3 import decode_linear, hopper_attention, ops
 from models.qwen3.cache import Span
 from models.qwen3.ops import Place
 from ttnn_moe.cuda.native.plan import Gemm, Sorted
-from ttnn_moe.sources import kernel_path
 
 pytestmark = pytest.mark.skipif(GXX is None, reason="g++ is not installed")
 lateness = pytest.mark.parametrize("late", [False, True], ids=["early", "late"])
@@ -42,13 +41,13 @@ def _attention_error(
     place = Place(keys, values, nothing, nothing)
     if page:
         place = paged(place, page)
-    tiles = kernels.prefill_tiles(((span.first, span.n, span.past, span.row) for span in spans), 128)
-    tiles.append((0, 0, 0, 0))
+    tiles = ops.prefill_tiles(spans, keys)
+    tiles = torch.cat((tiles, tiles.new_zeros(1, 4)))
     out = torch.full((T + 128, heads, 128), 7.0).bfloat16()  # with room for what a wrong kernel writes
-    hopper_attention.prefill_attention(q, place, torch.tensor(tiles, dtype=torch.int32), out[:T])
+    hopper_attention.prefill_attention(q, place, tiles, out[:T])
     if not host.sound or not bool((out[T:] == 7).all()):
         return float("inf")
-    return float(((out[:T].double() - want).norm(dim=-1) / want.norm(dim=-1)).nan_to_num(nan=float("inf")).max())
+    return error(out[:T].flatten(0, 1), want.flatten(0, 1))
 
 
 def _spans(*spans: tuple[int, int, int]) -> list[Span]:
@@ -82,13 +81,6 @@ def test_attention_of_prompts(
     assert _attention_error(host, monkeypatch, spans, heads, kv, page, capacity) < 8e-3
 
 
-def _changed(where: Path, name: str, line: str, instead: str) -> dict[str, Path]:
-    source = kernel_path("gpu_kernels", "cuda", f"{name}.cu").read_text()
-    assert line in source
-    (where / "wrong.cu").write_text(source.replace(line, instead))
-    return {name: where / "wrong.cu"}
-
-
 @pytest.mark.parametrize(
     ("line", "instead", "late"),
     [
@@ -112,13 +104,9 @@ def test_a_mistake_of_the_attention_is_seen(
     line: str, instead: str, late: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # fmt: skip
     torch.manual_seed(0)
-    host = HostKernels(tmp_path, late, _changed(tmp_path, "sm90/prefill_attention", line, instead))
+    host = HostKernels(tmp_path, late, with_mistake(tmp_path, "sm90/prefill_attention", line, instead))
     spans = _spans((40, 227, 1), (140, 0, 0))
     assert _attention_error(host, monkeypatch, spans, 4, 2, 64, 300) > 0.1
-
-
-def _plan(gemm: Gemm) -> Sorted:
-    return Sorted(gemm, 128)
 
 
 BF16, F16 = torch.bfloat16, torch.float16
@@ -141,7 +129,7 @@ def test_products(
 ) -> None:  # fmt: skip
     """Tiles that are full, ragged, of one row; blocks that run one after the other, and at once."""
     host = HostKernels(tmp_path, late, together=together)
-    assert worst_row(host, monkeypatch, _plan(gemm), *some_tokens(T, H, I, dtype, order)) < bound_of(dtype)
+    assert worst_row(host, monkeypatch, Sorted(gemm, 128), *some_tokens(T, H, I, dtype, order)) < bound_of(dtype)
 
 
 @pytest.mark.parametrize(
@@ -163,9 +151,9 @@ def test_a_mistake_of_the_products_is_seen(
     torch.manual_seed(0)
     ids = torch.randint(0, 3, (50, 2), dtype=torch.int32)
     experts = experts_of(3, 320, 64, BF16)
-    sources = _changed(tmp_path, "sm90/grouped_mlp", line, instead)
+    sources = with_mistake(tmp_path, "sm90/grouped_mlp", line, instead)
     host = HostKernels(tmp_path, late, sources, together=4)
-    assert worst_row(host, monkeypatch, _plan(Gemm(32, 3, 128)), ids, experts) > 0.1
+    assert worst_row(host, monkeypatch, Sorted(Gemm(32, 3, 128), 128), ids, experts) > 0.1
 
 
 @lateness
@@ -190,4 +178,4 @@ def test_a_linear_layer_of_a_few_rows(
     else:
         got = decode_linear.decode_linear(x, weight, residual=residual)
     assert host.sound
-    assert float(((got.double() - want).norm(dim=1) / want.norm(dim=1)).max()) < 1.2e-2
+    assert error(got, want) < 1.2e-2
