@@ -54,11 +54,10 @@ class Batch:
     def capture(self, progress: Progress | None = None) -> None:
         """See Engine.capture; with graphs only."""
         if self.fixed is None:
-            decoding = self.steps.size
+            sequences, decoding = min(self.cache.rows, SEQUENCES), self.steps.size
             self.fixed = FixedPrefill(
-                self.model, self.cache, self.steps.pool, min(self.cache.rows, SEQUENCES), decoding,
-                min(self.chunk + decoding, self.cache.rows * self.cache.capacity),
-            )  # fmt: skip
+                self.model, self.cache, self.steps.pool, sequences, decoding, self.chunk + decoding
+            )
         capture_all(self.fixed, self.steps, self.cache.rows, progress)
 
     @torch.inference_mode()

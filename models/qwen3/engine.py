@@ -194,8 +194,9 @@ class Engine:
             return f"{needed} pages of {self.cache.pool.n}: {free} are free" if needed > free else "the next step"
 
     def capture(self, progress: Progress | None = None) -> None:
-        """Capture the steps of every size now, rather than when first needed, and prefills of up to 4,096 tokens, which
-        otherwise are not captured at all; nothing without graphs. progress: see Session.capture."""
+        """Capture the steps of every size now, rather than when first needed, and prefills of up to prefill_chunk
+        tokens (4,096 at most), which otherwise are not captured at all; nothing without graphs. progress: see
+        Session.capture."""
         with self._lock:
             if self.batch.graphs:
                 self.batch.capture(progress)

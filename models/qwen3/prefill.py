@@ -78,7 +78,7 @@ class FixedPrefill:
         pool: memory pool of the graphs; None without CUDA, where the operators run again.
         sequences: of a step, at most; default: the cache's rows.
         decoding: tokens of rows that decode meanwhile, before them; at most.
-        tokens: of a step, at most; default: as many as the cache holds.
+        tokens: of a step, at most, and no more than the cache holds; default: that.
     """
 
     def __init__(
@@ -87,7 +87,8 @@ class FixedPrefill:
     ):  # fmt: skip
         self.model, self.cache, self.pool, self.decoding = model, cache, pool, decoding
         self._sequences, device = sequences or cache.rows, model.device
-        largest = max(SMALLEST, min(LARGEST, bucket(tokens or cache.rows * cache.capacity)))
+        held = cache.rows * cache.capacity
+        largest = max(SMALLEST, min(LARGEST, bucket(min(tokens or held, held))))
         self.sizes = sizes_to(largest)
         self._tile = ops.prefill_rows(cache.k)
         self._ends = decoding + self._sequences
