@@ -37,8 +37,9 @@ def _uses(arch: Arch) -> list[Use]:
 ROOM = {arch.name: arch.shared_memory for arch in ARCHES.values()}
 # the model's, beside the operator's
 MODEL = [
-    Use(decode_linear.spec_of(4, torch.bfloat16, True, False), decode_linear.SHARED_MEMORY),
-    Use(decode_linear.spec_of(8, torch.float16, False, True), decode_linear.SHARED_MEMORY),
+    Use(decode_linear.spec_of(4, torch.bfloat16, True, False, 8), decode_linear.shared_memory(8)),
+    Use(decode_linear.spec_of(8, torch.float16, False, True, 16), decode_linear.shared_memory(16)),
+    Use(decode_linear.spec_of(8, torch.bfloat16, False, True, 32), decode_linear.shared_memory(32)),
     Use(hopper_attention.spec_of(torch.bfloat16, 0, 8), hopper_attention.SHARED_MEMORY),
     Use(hopper_attention.spec_of(torch.bfloat16, 64, 8), hopper_attention.SHARED_MEMORY),
     Use(hopper_attention.spec_of(torch.float16, 256, 1), hopper_attention.SHARED_MEMORY),

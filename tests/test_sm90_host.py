@@ -157,7 +157,10 @@ def test_a_mistake_of_the_products_is_seen(
 
 
 @lateness
-@pytest.mark.parametrize(("T", "splits", "N", "norm"), [(1, 1, 64, True), (8, 4, 128, True), (5, 2, 192, False)])
+@pytest.mark.parametrize(
+    ("T", "splits", "N", "norm"),
+    [(1, 1, 64, True), (8, 4, 128, True), (5, 2, 192, False), (9, 8, 64, False), (31, 2, 64, True)],
+)
 def test_a_linear_layer_of_a_few_rows(
     T: int, splits: int, N: int, norm: bool, late: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # fmt: skip

@@ -11,12 +11,23 @@ from torch import Tensor
 from ttnn_moe.jit import build, load
 from ttnn_moe.jit.spec import Spec
 
-MAX_ROWS = 8
+MAX_ROWS = 32
 SLICE, TILE = 512, 64
-BLOCKS = 3
-"""That fit on a multiprocessor at a time: with more in all, cuBLAS is faster."""
-SHARED_MEMORY = 1024 + 8 * 64 * 128 + 8 * MAX_ROWS * 128 + 4 * MAX_ROWS + 8 * 8
-"""Bytes of a block: to begin at a multiple of 1024, weights, rows, their squares, barriers."""
+
+
+def rows_of(T: int) -> int:
+    """Rows of the kernel for T: 8, 16 or 32."""
+    return max(8, 1 << (T - 1).bit_length())
+
+
+def shared_memory(rows: int) -> int:
+    """Bytes of a block: to begin at a multiple of 1024, weights, rows, their squares, barriers."""
+    return 1024 + 8 * 64 * 128 + 8 * rows * 128 + 4 * rows + 8 * 8
+
+
+def blocks(rows: int) -> int:
+    """That fit on a multiprocessor at a time: with more in all, cuBLAS is faster. CUDA keeps 1 KiB of each."""
+    return (228 << 10) // (shared_memory(rows) + 1024)
 
 
 def serves(x: Tensor, weight: Tensor, other: Tensor) -> bool:
@@ -30,7 +41,7 @@ def serves(x: Tensor, weight: Tensor, other: Tensor) -> bool:
         and K % SLICE == 0
         and K <= 8 * SLICE
         and N % TILE == 0
-        and N // TILE * (K // SLICE) <= BLOCKS * load.multiprocessors(x.device.index)
+        and N // TILE * (K // SLICE) <= blocks(rows_of(x.shape[0])) * load.multiprocessors(x.device.index)
         and all(t.dtype == x.dtype and t.is_contiguous() and t.data_ptr() % 16 == 0 for t in (x, weight, other))
         and on_hopper(x.device.index)
     )
@@ -62,13 +73,14 @@ def decode_linear(
 def _launch(
     dtype: torch.dtype, splits: int, T: int, N: int, norm: bool, add: bool, eps: float, device: int
 ) -> load.Launch:  # fmt: skip
+    rows = rows_of(T)
     return load.Launch(
-        spec_of(splits, dtype, norm, add), device, (N // TILE * splits,), 128, c_float(eps), c_int32(T), c_int32(N),
-        shared_memory=SHARED_MEMORY, cluster=splits, overlap=True,
+        spec_of(splits, dtype, norm, add, rows), device, (N // TILE * splits,), 128, c_float(eps), c_int32(T),
+        c_int32(N), shared_memory=shared_memory(rows), cluster=splits, overlap=True,
     )  # fmt: skip
 
 
-def spec_of(splits: int, dtype: torch.dtype, norm: bool, add: bool) -> Spec:
-    """The kernel for sums of 512 * splits elements."""
+def spec_of(splits: int, dtype: torch.dtype, norm: bool, add: bool, rows: int) -> Spec:
+    """The kernel for sums of 512 * splits elements, of so many rows at most."""
     fp16 = dtype == torch.float16
-    return Spec.of("sm90/decode_linear", "sm_90a", SPLITS=splits, FP16=fp16, NORM=norm, ADD=add)
+    return Spec.of("sm90/decode_linear", "sm_90a", SPLITS=splits, MAX_T=rows, FP16=fp16, NORM=norm, ADD=add)

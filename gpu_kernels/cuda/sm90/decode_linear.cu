@@ -9,13 +9,13 @@
 // | residual | [T, N] | as weight  | ADD; row-major, 8 bytes; may be out                      |
 // | out      | [T, N] | as weight  | out; row-major, 8 bytes                                  |
 //
-// K = 512 * SPLITS, SPLITS at most 8; N a multiple of 64; T at most 8. Blocks: N / 64 * SPLITS of 128
+// K = 512 * SPLITS, SPLITS at most 8; N a multiple of 64; T at most MAX_T. Blocks: N / 64 * SPLITS of 128
 // threads, a cluster of SPLITS makes 64 columns of out: each block the sums over 512 elements of K, which all
 // of them then add, in ascending order, for 64 / SPLITS columns each. All of a block's weights are on their
 // way before it waits for x. Products: 64 rows of the weight are the M side, x the N side. x * norm is
 // rounded to its dtype, the rest is fp32.
 //
-// Shared memory: weights 8 * [64, 64], x 8 * [8, 64], both swizzled by 128 bytes; sums; barriers.
+// Shared memory: weights 8 * [64, 64], x 8 * [MAX_T, 64], both swizzled by 128 bytes; sums; barriers.
 #ifndef SPLITS
 #define SPLITS 4
 #endif
@@ -26,6 +26,9 @@
 #include "sm90/ptx.cuh"
 #include "sm90/wgmma.cuh"
 
+#ifndef MAX_T
+#define MAX_T 8
+#endif
 #ifndef NORM
 #define NORM 0
 #endif
@@ -33,7 +36,9 @@
 #define ADD 0
 #endif
 
-constexpr int MAX_T = 8, STEPS = 8, K_BLOCK = 64, TILE = 64;
+static_assert(MAX_T % 8 == 0 && MAX_T <= 32, "x beside the weights in shared memory");
+
+constexpr int STEPS = 8, K_BLOCK = 64, TILE = 64;
 constexpr int WEIGHT_BYTES = TILE * K_BLOCK * 2, ROW_BYTES = MAX_T * K_BLOCK * 2;
 constexpr int SUM_STRIDE = TILE + 4;    // floats of a token's sums: no two lanes of a store share a bank
 constexpr int COLUMNS = TILE / SPLITS;  // of out that a block finishes
