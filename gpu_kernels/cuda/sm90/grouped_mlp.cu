@@ -28,6 +28,7 @@
 // lie anywhere. Before: routing_sort. After: combine.
 #include "common/routing.cuh"
 #include "sm90/ptx.cuh"
+#include "sm90/ring.cuh"
 #include "sm90/wgmma.cuh"
 
 #ifndef WEIGHT_ROWS
@@ -82,20 +83,6 @@ struct Shared {
             barrier_init(items_empty + 8 * i, READERS);
         }
         barrier_init_fence();
-    }
-};
-
-// Place in a ring.
-template <int COUNT>
-struct Turn {
-    int at = 0;
-    u32 parity = 0;
-
-    __device__ __forceinline__ void next() {
-        if (++at == COUNT) {
-            at = 0;
-            parity ^= 1;
-        }
     }
 };
 

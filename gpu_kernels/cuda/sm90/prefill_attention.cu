@@ -24,6 +24,7 @@
 // 128 bytes; barriers. Softmax as it goes, fp32 (https://arxiv.org/abs/2205.14135,
 // https://arxiv.org/abs/2407.08608).
 #include "sm90/ptx.cuh"
+#include "sm90/ring.cuh"
 #include "sm90/softmax.cuh"
 #include "sm90/wgmma.cuh"
 
@@ -60,16 +61,6 @@ struct Shared {
             barrier_init(empty(i), i < KEYS ? MULTIPLIERS : 2);
         }
         barrier_init_fence();
-    }
-};
-
-// Place in a ring of two.
-struct Turn {
-    u32 at = 0, parity = 0;
-
-    __device__ __forceinline__ void next() {
-        parity ^= at;
-        at ^= 1;
     }
 };
 
@@ -131,7 +122,7 @@ __device__ __forceinline__ void load_block(u32 to, u32 full, const TensorMap* ma
 __device__ __forceinline__ void load_keys(const Shared& shared, const TensorMap* keys,
                                           const TensorMap* values, const int* pages, int pages_a_row,
                                           Items items) {
-    Turn k, v;
+    Turn<2> k, v;
     Item item;
     while (items.next(item)) {
         const int* table = pages + static_cast<u64>(item.row) * pages_a_row;
@@ -154,7 +145,7 @@ __device__ __forceinline__ void load_keys(const Shared& shared, const TensorMap*
 }
 
 __device__ __forceinline__ void load_queries(const Shared& shared, const uint4* q, Items items) {
-    Turn turn;
+    Turn<2> turn;
     Item item;
     while (items.next(item)) {
         barrier_wait(shared.empty(QUERIES + turn.at), turn.parity ^ 1);
@@ -246,7 +237,7 @@ __device__ __forceinline__ void attend(const Shared& shared, uint4* out, float s
     const int own =
         group * 64 + threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;  // query of a thread's first row
     const Turns turns(group);
-    Turn q, k, v;
+    Turn<2> q, k, v;
     Item item{};
     Sums scores, sums;
     Weights weights;
@@ -272,7 +263,7 @@ __device__ __forceinline__ void attend(const Shared& shared, uint4* out, float s
         // the values of this block, and the keys of the next
         const bool ends = block == 0;
         Item next = item;
-        Turn next_q = q;
+        Turn<2> next_q = q;
         int next_block = block - 1;
         if (ends) {
             more = items.next(next);
