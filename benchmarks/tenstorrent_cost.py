@@ -24,6 +24,7 @@ from rich.table import Table
 from torch import Tensor
 
 from ttnn_moe import _planner
+from ttnn_moe.sizes import power_of_2
 from ttnn_moe.tenstorrent.device import UNPACK_TO_DEST
 from ttnn_moe.tenstorrent.emulator import CHIPS, Device, Result, run
 from ttnn_moe.tenstorrent.emulator.formats import find_format
@@ -69,7 +70,7 @@ def draw(T: int, routing: str) -> tuple[Tensor, Tensor]:
 def emulate(chip: str, T: int, routing: str, weight_format: str) -> Cost:
     model = CHIPS[chip]
     device = Device(model)
-    bound = max(32, 1 << (T - 1).bit_length())
+    bound = max(32, power_of_2(T))
     problem = _planner.Problem(T=bound, E=E, E_local=LOCAL, K=K, H=H, I=I, weight_format=weight_format)
     machine = _planner.Machine(grid=model.grid, l1_bytes=model.l1_size, unpack_to_dest=UNPACK_TO_DEST[model.arch])
     ids, weights = draw(T, routing)

@@ -10,6 +10,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from ttnn_moe.sizes import power_of_2
+
 from .cache import RowCache, Step
 from .graphs import Captured, capture
 from .model import LanguageModel, Qwen3Moe
@@ -258,7 +260,7 @@ def to_device(values: Sequence[Any], device: torch.device) -> Tensor:
 
 def bucket(n: int) -> int:
     """The size of the step that serves n rows: the least power of two that is not below."""
-    return 1 << max(n - 1, 0).bit_length()
+    return power_of_2(n)
 
 
 def buckets(largest: int) -> list[int]:

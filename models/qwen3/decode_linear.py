@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ttnn_moe.jit import build, load
 from ttnn_moe.jit.spec import Spec
+from ttnn_moe.sizes import power_of_2
 
 MAX_ROWS = 32
 SLICE, TILE = 512, 64
@@ -17,7 +18,7 @@ SLICE, TILE = 512, 64
 
 def rows_of(T: int) -> int:
     """Rows of the kernel for T: 8, 16 or 32."""
-    return max(8, 1 << (T - 1).bit_length())
+    return max(8, power_of_2(T))
 
 
 def shared_memory(rows: int) -> int:

@@ -9,6 +9,8 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from ttnn_moe.sizes import power_of_2
+
 from .ops import HeadNorms, Place, attention_scale
 
 MAX_SPLITS = 64
@@ -237,8 +239,3 @@ def _major(index: int) -> int:
 def processors(device: torch.device) -> int:
     """Multiprocessors; 132 (an H200's) where Triton's interpreter stands for a GPU."""
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 132
-
-
-def power_of_2(n: int) -> int:
-    """The least power of two that is not below n."""
-    return 1 << max(n - 1, 0).bit_length()

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 import ttnn_moe
 from ttnn_moe.backend import Prepared
 from ttnn_moe.errors import RequestError
+from ttnn_moe.sizes import power_of_2
 
 from . import ops
 from .cache import AttentionCache, StaticCache, Step, Uncached
@@ -159,7 +160,7 @@ class MoE(nn.Module):
 
     def prepared(self, T: int) -> Prepared:
         """The layer ready for calls of T tokens rounded up to a power of two; kept, since graphs hold its memory."""
-        experts, bound = self.experts, 1 << max(T - 1, 0).bit_length()
+        experts, bound = self.experts, power_of_2(T)
         if bound not in self._prepared:
             problem = ttnn_moe.Problem.of(bound, self.K, experts, self.gate_up.dtype)
             self._prepared[bound] = ttnn_moe.prepare(problem, experts, backend=self.backend)

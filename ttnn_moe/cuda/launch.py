@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ..contract import Experts, Routing
+from ..sizes import power_of_2
 from .tiles import Few, Gemm, Sorted
 
 _INT_ALIGN = 4  # int32 words of 16 bytes: Triton compiles another kernel for pointers that are aligned less
@@ -72,11 +73,11 @@ def sort_words(P: int, E: int, plan: Sorted) -> int:
 
 
 def _padded(E: int) -> int:
-    return max(_power_of_2(E), 32)
+    return max(power_of_2(E), 32)
 
 
 def _chunk(P: int, plan: Sorted) -> int:
-    return min(plan.sort_chunk, max(_power_of_2(P), 128))
+    return min(plan.sort_chunk, max(power_of_2(P), 128))
 
 
 def sort(selection: Selection, E: int, plan: Sorted, words: Tensor | None = None) -> SortedRows:
@@ -153,7 +154,7 @@ def combine(
     from gpu_kernels.triton import combine as kernel
 
     (T, K), H = weights.shape, out.shape[1]
-    block = min(block_h, _power_of_2(H))
+    block = min(block_h, power_of_2(H))
     kernel.combine[(T, _blocks(H, block))](
         rows, inverse, weights, num_tokens, out, H,
         K=K, HAS_BOUND=num_tokens is not None, ADD=accumulate, BLOCK_H=block,
@@ -219,10 +220,6 @@ def _precision(x: Tensor) -> str:
 
 def _blocks(n: int, size: int) -> int:
     return -(-n // size)
-
-
-def _power_of_2(n: int) -> int:
-    return 1 << max(n - 1, 0).bit_length()
 
 
 def _aligned(n: int) -> int:

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from ..sizes import power_of_2
+
 # of Qwen3-30B-A3B's sizes: T = 4. Sorted, T = 2 takes as long on the GPU, but twice the launches on the host.
 FEW_PAIRS = 32
 
@@ -80,7 +82,7 @@ def choose(T: int, E: int, K: int, H: int, I: int, itemsize: int, capability: tu
         capability: of the GPU, e.g. (9, 0).
     """
     if is_few(T, E, K):
-        return Few(Gemm(8, 256, 1, 1), Gemm(2, min(1024, max(_power_of_2(I), 16)), 1, 1))
+        return Few(Gemm(8, 256, 1, 1), Gemm(2, min(1024, max(power_of_2(I), 16)), 1, 1))
     if itemsize == 4:
         return _FP32
     rows = T * K / min(E, T * K)
@@ -94,7 +96,3 @@ def shared_memory(plan: Plan, itemsize: int) -> int:
         return 0
     m, up, down = plan.m, plan.gate_up, plan.down
     return itemsize * max(up.stages * up.k * (m + 2 * up.n), down.stages * down.k * (m + down.n))
-
-
-def _power_of_2(n: int) -> int:
-    return 1 << max(n - 1, 0).bit_length()

@@ -16,6 +16,7 @@ from torch import Tensor
 from ..backend import Numerics, Probe
 from ..contract import Experts, Placement, Problem, Routing
 from ..errors import ContractError
+from ..sizes import power_of_2
 from . import device as devices
 from . import ops, tensors
 from .operators import Operators, Routed, Sizes, operators
@@ -113,7 +114,7 @@ class TenstorrentBackend:
         device = devices.current() or devices.open_device()
         # one expert that every row goes to: as many rows as there are
         layer = operators(device, Sizes(1, 1, 1, 32, -(-I // 32) * 32))
-        bound = max(32, 1 << (rows - 1).bit_length())
+        bound = max(32, power_of_2(rows))
         whole = layer.rows(bound), layer.sizes.I
         moved = []
         for tensor in (gate, up):

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..contract import Problem
 from ..errors import ContractError
+from ..sizes import power_of_2
 from . import tensors
 from .device import Device
 from .launch import Launcher
@@ -73,7 +74,7 @@ class Operators:
         """
         if T > self.max_T:
             raise ContractError("T is beyond what one program takes", got=T, expected=f"T <= {self.max_T}")
-        return max(32, 1 << (T - 1).bit_length())
+        return max(32, power_of_2(T))
 
     def route(self, topk_ids: Any, topk_weights: Any, mapping: Any, T: int) -> Routed:
         """topk_ids [>= T, K] int32, topk_weights [>= T, K] fp32 -> the device's view; rows past T route nowhere."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ...sizes import power_of_2
 from ..tiles import is_few
 from . import sm80_tiles
 from .arch import HOPPER, Arch
@@ -111,7 +112,7 @@ def many(T: int, E: int, K: int, arch: Arch = HOPPER) -> Sorted:
     """The sorted form, for any T."""
     rows, pairs = T * K / min(E, T * K), T * K
     cluster = 8 if arch.products == "sm90" and pairs > 512 else 1
-    threads = min(1024, max(_least_sorters(E), _power_of_2(pairs) // max(2, cluster)))
+    threads = min(1024, max(_least_sorters(E), power_of_2(pairs) // max(2, cluster)))
     if arch.products == "sm90":
         gemm = next(gemm for most, gemm in _GEMMS if rows <= most)
         return Sorted(gemm, threads, cluster, arch)
@@ -130,8 +131,4 @@ def _sort_fits(threads: int, E: int, arch: Arch) -> bool:
 
 
 def _least_sorters(E: int) -> int:
-    return max(_power_of_2(E), 128)
-
-
-def _power_of_2(n: int) -> int:
-    return 1 << max(n - 1, 0).bit_length()
+    return max(power_of_2(E), 128)
