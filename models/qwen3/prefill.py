@@ -127,21 +127,23 @@ class FixedPrefill:
         if n is None or n not in self._captured or len(chunks) > self._sequences or before > self.decoding:
             return None
         spans = self.cache.spans(chunks, before)
-        words = torch.zeros(3 * n + self._ends, dtype=torch.int64)
-        words[before:T] = _tensor(ids)
-        own = torch.tensor(decoding, dtype=torch.int64).view(before, 2)
-        words[n:][:before], words[2 * n :][:before] = own[:, 1], own[:, 0]
+        pinned = self._words.is_cuda
+        words = torch.zeros(3 * n + self._ends, dtype=torch.int64, pin_memory=pinned)
+        tokens, positions, rows, ends_at = words.split((n, n, n, self._ends))
+        tokens[before:T] = _tensor(ids)
+        if decoding:
+            rows[:before], positions[:before] = torch.tensor(decoding, dtype=torch.int64).T
         for span in spans:
-            words[n + span.first :][: span.n] = torch.arange(span.past, span.past + span.n)
-            words[2 * n + span.first :][: span.n] = span.row
+            own = slice(span.first, span.first + span.n)
+            torch.arange(span.past, span.past + span.n, out=positions[own])
+            rows[own] = span.row
         wanted = [*range(before), *(before + at for at in ends)]
-        words[3 * n :][: len(wanted)] = torch.tensor(wanted, dtype=torch.int64)
-        tiles = torch.zeros(4 * self._tiles_of(n) + 3, dtype=torch.int32)
+        ends_at[: len(wanted)] = torch.tensor(wanted, dtype=torch.int64)
+        tiles = torch.zeros(4 * self._tiles_of(n) + 3, dtype=torch.int32, pin_memory=pinned)
         plan = ops.prefill_tiles(spans, self.cache.k).flatten()
         tiles[: len(plan)] = plan
         tiles[-3:] = torch.tensor((T, before, len(wanted)))
         for host, device in ((words, self._words), (tiles, self._tiles)):
-            host = host.pin_memory() if device.is_cuda else host
             device[: len(host)].copy_(host, non_blocking=True)
         if last is not None:
             self._words[:before] = last
