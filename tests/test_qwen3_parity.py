@@ -143,7 +143,7 @@ def test_chunked_prefill_is_whole_prefill(chunk: int, tmp_path: Path) -> None:
             seen.extend(logits)
             return super()._choose(logits, sequences)
 
-    run = Spy(model, texts, 1, Sampling(), Draws([]), frozenset(), None, Stats())
+    run = Spy(model, [torch.tensor(text) for text in texts], 1, Sampling(), Draws([]), frozenset(), None, Stats())
     assert run._prefill(session, chunk).tolist() == [int(logits.argmax()) for logits in expected]
     assert relative_error(torch.stack(seen), torch.stack(expected)) <= 1e-5
     assert session.cache.lengths == LENGTHS

@@ -231,6 +231,8 @@ BAD = {
     "too long": ([[1], [1] * 250], {"max_new_tokens": 7}, "prompt 1 is too long for the context"),
     "id too large": ([[1, 2], [3, 320]], {}, "position 1 of prompt 1"),
     "id negative": ([[-1]], {}, "position 0 of prompt 0"),
+    "id of 64 bits": ([[1, 2**63]], {}, "position 1 of prompt 0"),
+    "id of more bits": ([[1, 0, 2**64]], {}, "position 2 of prompt 0"),
     "nothing new": ([[1]], {"max_new_tokens": 0}, "max_new_tokens=0"),
     "no chunk": ([[1]], {"prefill_chunk": 0}, "prefill_chunk=0"),
     "temperature": ([[1]], {"temperature": -0.5}, "temperature"),
@@ -245,6 +247,13 @@ def test_bad_requests_are_refused_before_any_work(name: str, model: Qwen3Moe, mo
     with pytest.raises(RequestError) as error:
         stream(model, texts, **options)  # not even iterated
     assert words in str(error.value)
+
+
+@pytest.mark.parametrize("kind", [tuple, bytes, torch.tensor])
+def test_prompts_of_any_sequence(kind: Any, model: Qwen3Moe) -> None:
+    text = prompts([9], 256)[0]
+    options = {"max_new_tokens": 3, "stop_ids": ()}
+    assert generate(model, [kind(text)], **options).tokens == generate(model, [text], **options).tokens
 
 
 def test_the_whole_context_can_be_used(model: Qwen3Moe) -> None:

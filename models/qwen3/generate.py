@@ -15,6 +15,7 @@ from ttnn_moe.errors import RequestError
 from .config import Qwen3MoeConfig
 from .decode import Pending, Steps
 from .model import LanguageModel
+from .prefill import host_ids
 from .sampling import Draws, Sampling, choose
 from .session import Session
 from .tokenizer import TextStream, Tokenizer
@@ -151,7 +152,7 @@ def stream(
     """
     sampling = Sampling(temperature, top_k, top_p)
     chunk = default_chunk(model.device) if prefill_chunk is None else prefill_chunk
-    check_request(model.config, prompts, max_new_tokens, chunk)
+    ids = check_request(model.config, prompts, max_new_tokens, chunk)
     if session is not None:
         if session.model is not model:
             raise RequestError("the session is another model's", remedy="make one of this model")
@@ -161,7 +162,7 @@ def stream(
         eos = tokenizer.eos_token_id if tokenizer is not None else None
         stop_ids = (*model.config.eos_token_ids, *(() if eos is None else (eos,)))
     texts = [tokenizer.stream() for _ in prompts] if tokenizer is not None else None
-    run = _Run(model, prompts, max_new_tokens, sampling, draws, frozenset(stop_ids), texts, stats or Stats(), session)
+    run = _Run(model, ids, max_new_tokens, sampling, draws, frozenset(stop_ids), texts, stats or Stats(), session)
     return run.tokens(chunk)
 
 
@@ -172,14 +173,15 @@ def default_chunk(device: torch.device) -> int:
 
 def check_request(
     config: Qwen3MoeConfig, prompts: Sequence[Sequence[int]], max_new_tokens: int, prefill_chunk: int = 1
-) -> None:
-    """Raise RequestError if these prompts cannot be served."""
+) -> list[Tensor]:
+    """The prompts, int64 on the host; raises RequestError if they cannot be served."""
     context, V = config.max_position_embeddings, config.vocab_size
     if max_new_tokens < 1 or prefill_chunk < 1:
         raise RequestError(
             "token counts must be positive",
             got=f"max_new_tokens={max_new_tokens}, prefill_chunk={prefill_chunk}",
         )
+    checked = []
     for i, prompt in enumerate(prompts):
         if len(prompt) == 0:
             raise RequestError(f"prompt {i} is empty", expected="at least one token")
@@ -190,11 +192,24 @@ def check_request(
                 expected=f"at most {context} together",
                 remedy="shorten the prompt or lower max_new_tokens",
             )
-        if min(prompt) < 0 or max(prompt) >= V:
+        ids = _ids_below(V, prompt)
+        if ids is None:
             bad = next(j for j, token in enumerate(prompt) if not 0 <= token < V)
             raise RequestError(
                 f"id out of range at position {bad} of prompt {i}", got=prompt[bad], expected=f"0 .. {V - 1}"
             )
+        checked.append(ids)
+    return checked
+
+
+def _ids_below(V: int, prompt: Sequence[int]) -> Tensor | None:
+    """None: not all of them are 0 .. V - 1."""
+    try:
+        ids = host_ids(prompt)
+    except OverflowError:
+        return None
+    least, largest = ids.aminmax()
+    return ids if least >= 0 and largest < V else None
 
 
 class _Clock:
@@ -211,7 +226,7 @@ class _Clock:
 @dataclass
 class _Run:
     model: LanguageModel
-    prompts: Sequence[Sequence[int]]
+    prompts: Sequence[Tensor]
     max_new_tokens: int
     sampling: Sampling
     draws: Draws
@@ -276,17 +291,18 @@ class _Run:
         first: list[Tensor] = []
         row, done = 0, 0
         while row < len(self.prompts):
-            ids: list[int] = []
-            chunks, ends = [], []
-            while row < len(self.prompts) and len(ids) < chunk:
-                piece = self.prompts[row][done : done + chunk - len(ids)]
-                ids.extend(piece)
-                chunks.append((row, len(piece)))
-                done += len(piece)
+            pieces: list[Tensor] = []
+            chunks, ends, packed = [], [], 0
+            while row < len(self.prompts) and packed < chunk:
+                piece = self.prompts[row][done : done + chunk - packed]
+                n = len(piece)
+                pieces.append(piece)
+                chunks.append((row, n))
+                done, packed = done + n, packed + n
                 if done == len(self.prompts[row]):
-                    ends.append((row, len(ids) - 1))
+                    ends.append((row, packed - 1))
                     row, done = row + 1, 0
-            logits = session.prefill(ids, chunks, [at for _, at in ends])
+            logits = session.prefill(torch.cat(pieces), chunks, [at for _, at in ends])
             if ends:
                 first.append(self._choose(logits, [sequence for sequence, _ in ends]))
         return torch.cat(first)

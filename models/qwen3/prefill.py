@@ -29,7 +29,7 @@ def prefill(
     model: LanguageModel,
     cache: Any,
     fixed: FixedPrefill | None,
-    ids: Sequence[int],
+    ids: Sequence[int] | Tensor,
     chunks: Sequence[tuple[int, int]],
     ends: Sequence[int],
     decoding: Sequence[tuple[int, int]] = (),
@@ -38,7 +38,7 @@ def prefill(
     """Run packed prompts, or pieces of them, by a captured step where one holds them.
 
     Args:
-        ids: [T] tokens. chunks, ends: rows and tokens, and whose logits are wanted: see RowCache.prefill.
+        ids: [T] tokens, on the host. chunks, ends: rows and tokens, and whose logits are wanted: see RowCache.prefill.
         decoding: rows and positions of tokens that run with them, each the next of its row; last: these, on the device.
 
     Returns:
@@ -47,14 +47,21 @@ def prefill(
     logits = None if fixed is None else fixed.run(ids, chunks, ends, decoding, last)
     if logits is None:
         step = cache.prefill(chunks, ends, decoding)
-        tokens = _tensor(ids).to(model.device)
+        tokens = host_ids(ids).to(model.device)
         logits = model(tokens if last is None else torch.cat((last, tokens)), cache, step)
     return logits
 
 
-def _tensor(ids: Sequence[int]) -> Tensor:
-    """int64, on the host; torch.tensor takes five times as long, and a GPU waits for it."""
-    return torch.frombuffer(array("q", ids), dtype=torch.int64) if len(ids) else torch.empty(0, dtype=torch.int64)
+def host_ids(ids: Sequence[int] | Tensor) -> Tensor:
+    """int64, on the host. torch.tensor takes twenty times as long, and a GPU waits for it.
+
+    Raises:
+        OverflowError: one is negative, or has more than 64 bits.
+    """
+    if isinstance(ids, Tensor) or not len(ids):
+        return torch.as_tensor(ids, dtype=torch.int64, device="cpu")
+    # unsigned: array takes them twice as fast; of bytes it would not take the items
+    return torch.frombuffer(array("Q", ids if isinstance(ids, list) else list(ids)), dtype=torch.int64)
 
 
 def sizes_to(largest: int) -> list[int]:
@@ -114,7 +121,7 @@ class FixedPrefill:
 
     def run(
         self,
-        ids: Sequence[int],
+        ids: Sequence[int] | Tensor,
         chunks: Sequence[tuple[int, int]],
         ends: Sequence[int],
         decoding: Sequence[tuple[int, int]] = (),
@@ -130,7 +137,7 @@ class FixedPrefill:
         pinned = self._words.is_cuda
         words = torch.zeros(3 * n + self._ends, dtype=torch.int64, pin_memory=pinned)
         tokens, positions, rows, ends_at = words.split((n, n, n, self._ends))
-        tokens[before:T] = _tensor(ids)
+        tokens[before:T] = host_ids(ids)
         if decoding:
             rows[:before], positions[:before] = torch.tensor(decoding, dtype=torch.int64).T
         for span in spans:

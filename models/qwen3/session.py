@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Sized
 from contextlib import contextmanager
 
 from torch import Tensor
@@ -53,7 +53,7 @@ class Session:
         self._busy = False
 
     @classmethod
-    def of(cls, model: LanguageModel, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> Session:
+    def of(cls, model: LanguageModel, prompts: Sequence[Sized], max_new_tokens: int) -> Session:
         """One that just holds these prompts and their continuations."""
         return cls(model, len(prompts), max(map(len, prompts)) + max_new_tokens - 1)
 
@@ -70,11 +70,11 @@ class Session:
             self._prefill = FixedPrefill(self.steps.model, self.cache, self.steps.pool)
         capture_all(self._prefill, self.steps, self.rows, progress)
 
-    def prefill(self, ids: Sequence[int], chunks: Sequence[tuple[int, int]], ends: Sequence[int]) -> Tensor:
+    def prefill(self, ids: Tensor, chunks: Sequence[tuple[int, int]], ends: Sequence[int]) -> Tensor:
         """See prefill.prefill."""
         return prefill(self.model, self.cache, self._prefill, ids, chunks, ends)
 
-    def check(self, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> None:
+    def check(self, prompts: Sequence[Sized], max_new_tokens: int) -> None:
         """Raise RequestError if these do not fit, or another generation is under way."""
         longest = max(map(len, prompts), default=1) + max_new_tokens - 1
         if self._busy:
