@@ -306,8 +306,13 @@ def prefill_attention(
 
 def prefill_tiles(spans: Sequence[Span], keys: Tensor) -> Tensor:
     """What the kernels of prefill_attention read of a step's sequences, on the host; keys: a cache's."""
+    return torch.tensor(tile_numbers(spans, keys), dtype=torch.int32).view(-1, 4)
+
+
+def tile_numbers(spans: Sequence[Span], keys: Tensor) -> list[int]:
+    """The same, four numbers a tile."""
     tiles = _kernels().prefill_tiles(((span.first, span.n, span.past, span.row) for span in spans), prefill_rows(keys))
-    return torch.tensor(tiles, dtype=torch.int32).view(-1, 4)
+    return [number for tile in tiles for number in tile]
 
 
 def prefill_rows(keys: Tensor) -> int:

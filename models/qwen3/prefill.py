@@ -99,22 +99,19 @@ class FixedPrefill:
         self.sizes = sizes_to(largest)
         self._tile = ops.prefill_rows(cache.k)
         self._ends = decoding + self._sequences
-        # ids, positions and rows of the tokens; then which of them have logits
-        self._words = torch.zeros(3 * largest + self._ends, dtype=torch.int64, device=device)
-        # tiles of the attention; then how many tokens count, how many of them decode, and how many have logits
-        self._tiles = torch.zeros(4 * self._tiles_of(largest) + 3, dtype=torch.int32, device=device)
+        # all that a step is told, in one buffer, so that it takes one copy: see _parts
+        self._words = torch.zeros(sum(self._sizes(largest)), dtype=torch.int64, device=device)
         self._captured: dict[int, Captured] = {}
 
     def capture(self, n: int) -> Captured:
         """Capture the step of n tokens, one of `sizes`; it writes nothing meanwhile."""
         if n in self._captured:
             return self._captured[n]
-        self._tiles.zero_()
-        ids, positions, rows, ends = self._words[: 3 * n + self._ends].split((n, n, n, self._ends))
-        tiles, counts = self._tiles[: 4 * self._tiles_of(n)].view(-1, 4), self._tiles[4 * self._tiles_of(n) :]
+        self._words.zero_()
+        counts, ids, positions, rows, ends = self._parts(self._words, n)
         step = Step(
-            rows, positions, logits_at=ends, spans=(), tiles=tiles, num_tokens=counts[0], bound=self.cache.capacity,
-            decoding=min(self.decoding, n), num_decoding=counts[1], num_wanted=counts[2],
+            rows, positions, logits_at=ends, spans=(), tiles=counts[4:].view(-1, 4), bound=self.cache.capacity,
+            decoding=min(self.decoding, n), num_tokens=counts[0], num_decoding=counts[1], num_wanted=counts[2],
         )  # fmt: skip
         self._captured[n] = capture(lambda: self.model(ids, self.cache, step), self.pool)
         return self._captured[n]
@@ -134,9 +131,8 @@ class FixedPrefill:
         if n is None or n not in self._captured or len(chunks) > self._sequences or before > self.decoding:
             return None
         spans = self.cache.spans(chunks, before)
-        pinned = self._words.is_cuda
-        words = torch.zeros(3 * n + self._ends, dtype=torch.int64, pin_memory=pinned)
-        tokens, positions, rows, ends_at = words.split((n, n, n, self._ends))
+        words = torch.zeros(sum(self._sizes(n)), dtype=torch.int64, pin_memory=self._words.is_cuda)
+        counts, tokens, positions, rows, ends_at = self._parts(words, n)
         tokens[before:T] = host_ids(ids)
         if decoding:
             rows[:before], positions[:before] = torch.tensor(decoding, dtype=torch.int64).T
@@ -145,22 +141,27 @@ class FixedPrefill:
             torch.arange(span.past, span.past + span.n, out=positions[own])
             rows[own] = span.row
         wanted = [*range(before), *(before + at for at in ends)]
-        ends_at[: len(wanted)] = torch.tensor(wanted, dtype=torch.int64)
-        tiles = torch.zeros(4 * self._tiles_of(n) + 3, dtype=torch.int32, pin_memory=pinned)
-        plan = ops.prefill_tiles(spans, self.cache.k).flatten()
-        tiles[: len(plan)] = plan
-        tiles[-3:] = torch.tensor((T, before, len(wanted)))
-        for host, device in ((words, self._words), (tiles, self._tiles)):
-            device[: len(host)].copy_(host, non_blocking=True)
+        ends_at[: len(wanted)] = host_ids(wanted)
+        numbers = array("i", [T, before, len(wanted), 0, *ops.tile_numbers(spans, self.cache.k)])
+        counts[: len(numbers)] = torch.frombuffer(numbers, dtype=torch.int32)
+        self._words[: len(words)].copy_(words, non_blocking=True)
         if last is not None:
-            self._words[:before] = last
+            self._parts(self._words, n)[1][:before] = last
         step = self._captured[n]
         step.replay()
         return step.out[: len(wanted)]
 
-    def _tiles_of(self, n: int) -> int:
-        """Tiles of the attention that any n tokens in this many rows need at most."""
-        return n // self._tile + self._sequences
+    def _sizes(self, n: int) -> tuple[int, int, int, int, int]:
+        """Words of the parts of a step of n tokens, whose tiles are as many as any packing of them needs at most."""
+        tiles = n // self._tile + self._sequences
+        return 2 + 2 * tiles, n, n, n, self._ends
+
+    def _parts(self, words: Tensor, n: int) -> tuple[Tensor, ...]:
+        """How many tokens of a step count, how many of them decode, how many have logits, 0, and the tiles of the
+        attention (int32, aligned to 16 bytes); ids, positions and rows of the tokens; which of them have logits."""
+        sizes = self._sizes(n)
+        counts, *others = words[: sum(sizes)].split(sizes)
+        return counts.view(torch.int32), *others
 
 
 def capture_all(fixed: FixedPrefill, steps: FixedSteps, rows: int, progress: Progress | None) -> None:
