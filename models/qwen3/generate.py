@@ -208,7 +208,7 @@ def _ids_below(V: int, prompt: Sequence[int]) -> Tensor | None:
         ids = host_ids(prompt)
     except OverflowError:
         return None
-    least, largest = ids.aminmax()
+    least, largest = map(int, ids.aminmax())
     return ids if least >= 0 and largest < V else None
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import operator
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -75,7 +78,12 @@ class Draws:
     """A stream of uniform numbers per sequence, on the host: what one draws depends on its own seed alone."""
 
     def __init__(self, seeds: Sequence[int]):
-        self.generators = [torch.Generator().manual_seed(seed) for seed in seeds]
+        self._seeds = seeds
+
+    @cached_property
+    def generators(self) -> list[torch.Generator]:
+        """Made for the first number: who is greedy draws none, and does not wait for them."""
+        return [torch.Generator().manual_seed(seed) for seed in self._seeds]
 
     @classmethod
     def of(cls, seed: int | Sequence[int] | None, B: int) -> Draws:
@@ -85,8 +93,8 @@ class Draws:
             RequestError: not B seeds, or one that is no 64-bit integer.
         """
         if seed is None:
-            seed = torch.Generator().seed() >> 1
-        seeds = [seed + i for i in range(B)] if isinstance(seed, int) else list(seed)
+            seed = int.from_bytes(os.urandom(8), "little") >> 1
+        seeds = [seed + i for i in range(B)] if isinstance(seed, int) else list(map(operator.index, seed))
         if len(seeds) != B or any(not 0 <= s < 2**63 for s in seeds):
             raise RequestError("bad seeds", got=seed, expected=f"one integer, or {B} of them, each 0 .. 2^63 - 1")
         return cls(seeds)
