@@ -129,9 +129,10 @@ class FixedSteps:
 
     def begin(self, first: Tensor) -> Pending:
         B = len(first)
+        landing = self._landing().send(first)  # ahead of what only the next step needs
         self._used = 0
         self.join(first, self.cache.lengths[:B], range(B))
-        return self._landing().send(self._ids[:B])
+        return landing
 
     def join(self, first: Tensor, positions: Sequence[int], rows: Sequence[int]) -> None:
         """Use more rows behind those in use: the cache's `rows`, whose next tokens are `first` [n], at `positions`."""
