@@ -121,7 +121,7 @@ def test_linear_layers_of_any_number_of_rows(T: int, dtype: torch.dtype) -> None
 def test_the_router(seed: int, dtype: torch.dtype) -> None:
     """Its choice where logits are far apart, its weights everywhere."""
     rng = draw(seed)
-    T, H = rng.choice([1, 2, 19, 40, 130]), rng.choice([8, 100, 512, 2048])
+    T, H = rng.choice([1, 2, 19, 40, 130, 300, 520]), rng.choice([8, 100, 512, 2048])
     E = rng.choice([1, 5, 128, 300])
     K = rng.randint(1, min(E, 8))
     x, norm, weight = (

@@ -50,7 +50,8 @@ def _launches(x: str) -> list[tuple[str, dict[str, str], dict[str, Any], dict[st
     where = {"rows": I64, "positions": I64, "num_tokens": I32}
     decode = {"q": x, **kv, **where, "out": x, "partial": F32, "lse": F32, "scale": "fp32", "capacity": "i32x16"}
     prefill = {"q": x, **kv, "tiles": I32, "out": x, "scale": "fp32", "capacity": "i32x16"}
-    route = kernels.router_tile(64, ELEMENT[x])
+    routes = [kernels.router_tile(T, ELEMENT[x]) for T in (32, 64, 65)]
+    logits = {"x": x, "norm": x, "weight": x, "partial": F32, "squares": F32, "T": "i32", "E": "i32x16", "H": "i32x16"}
     topk = {
         "logits": x, "partial": F32, "squares": F32, "x": x, "norm": x, "normed": x, "ids": I32, "weights": F32,
         "eps": "fp32", "T": "i32", "E": "i32x16", "H": "i32x16",
@@ -95,11 +96,14 @@ def _launches(x: str) -> list[tuple[str, dict[str, str], dict[str, Any], dict[st
             {"Q": 0, "KV": 4, "D": 128, "BOUND": True, "BLOCK_R": 16, **paged},
             {"num_warps": 4},
         ),
-        (
-            "router_logits",
-            {"x": x, "norm": x, "weight": x, "partial": F32, "squares": F32, "T": "i32", "E": "i32x16", "H": "i32x16"},
-            {"PRECISION": precision, **route.constants},
-            {"num_warps": route.warps, "num_stages": route.stages},
+        *(
+            (
+                "router_logits",
+                logits,
+                {"PRECISION": precision, **route.constants},
+                {"num_warps": route.warps, "num_stages": route.stages},
+            )
+            for route in routes
         ),
         ("router_topk", topk, {**best, "SLICES": 0, "S_PAD": 1, "H_PAD": 1}, {"num_warps": 1}),
         ("router_topk", topk, {**best, "E_PAD": 512, "SLICES": 8, "S_PAD": 8, "H_PAD": 2048}, {"num_warps": 1}),

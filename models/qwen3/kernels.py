@@ -40,8 +40,9 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     T, H = x.shape
     if T:
         block = power_of_2(H)
+        most = 8 if T < 2048 else 2  # of few rows each is to end soon, of many all
         kernel.rms_norm[(T,)](
-            x, weight, out, eps, H, BLOCK=block, num_warps=max(1, min(8, block // 256)), **_pdl(x)
+            x, weight, out, eps, H, BLOCK=block, num_warps=max(1, min(most, block // 256)), **_pdl(x)
         )  # fmt: skip
     return out
 
@@ -137,8 +138,13 @@ def router(
 
 
 def router_tile(T: int, itemsize: int) -> Tile:
-    """Of router_logits."""
-    return Tile({"BLOCK_T": max(16, min(32, power_of_2(T))), "BLOCK_E": 16, "BLOCK_H": 512 // itemsize}, 4, 1)
+    """Of router_logits; from an H200's times."""
+    block_h = 512 // itemsize
+    if T <= 32:
+        return Tile({"BLOCK_T": max(16, power_of_2(T)), "BLOCK_E": 16, "BLOCK_H": block_h}, 4, 1)
+    if T <= 64:
+        return Tile({"BLOCK_T": 32, "BLOCK_E": 32, "BLOCK_H": block_h}, 4, 1)
+    return Tile({"BLOCK_T": 64, "BLOCK_E": 64, "BLOCK_H": block_h}, 8, 1)
 
 
 def _topk_warps(E: int) -> int:

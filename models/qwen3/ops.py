@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 FEW_TOKENS = 2
 """Linear layers of at most this many rows run on the CUDA cores, with what surrounds them."""
 
-ROUTER_TOKENS = 128
+ROUTER_TOKENS = 512
 """The router of at most this many tokens is sliced."""
 
 _PLAIN: ContextVar[bool] = ContextVar("plain", default=False)
