@@ -100,7 +100,7 @@ class FixedPrefill:
         self._tile = ops.prefill_rows(cache.k)
         self._ends = decoding + self._sequences
         # all that a step is told, in one buffer, so that it takes one copy: see _parts
-        self._words = torch.zeros(sum(self._sizes(largest)), dtype=torch.int64, device=device)
+        self._words = torch.zeros(sum(self._lengths(largest)), dtype=torch.int64, device=device)
         self._captured: dict[int, Captured] = {}
 
     def capture(self, n: int) -> Captured:
@@ -131,7 +131,7 @@ class FixedPrefill:
         if n is None or n not in self._captured or len(chunks) > self._sequences or before > self.decoding:
             return None
         spans = self.cache.spans(chunks, before)
-        words = torch.zeros(sum(self._sizes(n)), dtype=torch.int64, pin_memory=self._words.is_cuda)
+        words = torch.zeros(sum(self._lengths(n)), dtype=torch.int64, pin_memory=self._words.is_cuda)
         counts, tokens, positions, rows, ends_at = self._parts(words, n)
         tokens[before:T] = host_ids(ids)
         if decoding:
@@ -151,7 +151,7 @@ class FixedPrefill:
         step.replay()
         return step.out[: len(wanted)]
 
-    def _sizes(self, n: int) -> tuple[int, int, int, int, int]:
+    def _lengths(self, n: int) -> tuple[int, int, int, int, int]:
         """Words of the parts of a step of n tokens, whose tiles are as many as any packing of them needs at most."""
         tiles = n // self._tile + self._sequences
         return 2 + 2 * tiles, n, n, n, self._ends
@@ -159,8 +159,8 @@ class FixedPrefill:
     def _parts(self, words: Tensor, n: int) -> tuple[Tensor, ...]:
         """How many tokens of a step count, how many of them decode, how many have logits, 0, and the tiles of the
         attention (int32, aligned to 16 bytes); ids, positions and rows of the tokens; which of them have logits."""
-        sizes = self._sizes(n)
-        counts, *others = words[: sum(sizes)].split(sizes)
+        lengths = self._lengths(n)
+        counts, *others = words[: sum(lengths)].split(lengths)
         return counts.view(torch.int32), *others
 
 
