@@ -111,10 +111,15 @@ def main(
             for call, seconds in times.items():
                 median = statistics.median(seconds)
                 row = {
-                    "dtype": name, "T": T, "implementation": call, "median_ms": median * 1e3,
-                    "min_ms": min(seconds) * 1e3, "max_ms": max(seconds) * 1e3, "worst_error": errors[call],
+                    "dtype": name,
+                    "T": T,
+                    "implementation": call,
+                    "median_ms": median * 1e3,
+                    "min_ms": min(seconds) * 1e3,
+                    "max_ms": max(seconds) * 1e3,
+                    "worst_error": errors[call],
                     "best_peer_over_this": best_peer / median,
-                }  # fmt: skip
+                }
                 if call.startswith("ttnn_moe"):
                     row["peak_over_need"] = peak / need
                 rows.append(row)
@@ -122,9 +127,16 @@ def main(
         del experts, ours, calls, run, out  # before the next dtype's weights are made
     cpu = next((x for x in Path("/proc/cpuinfo").read_text().splitlines() if x.startswith("model name")), "")
     machine = {
-        "cpu": cpu.partition(": ")[2] or platform.processor(), "threads": threads, "torch": torch.__version__,
-        "transformers": transformers.__version__, "E": E, "K": K, "H": H, "I": I, "rounds": rounds,
-    }  # fmt: skip
+        "cpu": cpu.partition(": ")[2] or platform.processor(),
+        "threads": threads,
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "E": E,
+        "K": K,
+        "H": H,
+        "I": I,
+        "rounds": rounds,
+    }
     if json_file:
         json_file.write_text(json.dumps({"machine": machine, "rows": rows}, indent=1) + "\n")
 

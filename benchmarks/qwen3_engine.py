@@ -73,19 +73,26 @@ def serve(engine: Engine, requests: list[tuple[list[int], int]], come: list[floa
     gaps = [b - a for times in seen.values() for a, b in zip(times, times[1:], strict=False)]
     fed, made_all = sum(len(prompt) for prompt, _ in requests), sum(wanted)
     return {
-        "seconds": took, "prompt_tokens": fed, "new_tokens": made_all, "new_tokens_per_s": made_all / took,
-        "tokens_per_s": (fed + made_all) / took, "steps": steps, "mean_rows": rows / max(steps, 1),
-        "first_token_s": spread(first), "between_tokens_s": spread(gaps),
-    }  # fmt: skip
+        "seconds": took,
+        "prompt_tokens": fed,
+        "new_tokens": made_all,
+        "new_tokens_per_s": made_all / took,
+        "tokens_per_s": (fed + made_all) / took,
+        "steps": steps,
+        "mean_rows": rows / max(steps, 1),
+        "first_token_s": spread(first),
+        "between_tokens_s": spread(gaps),
+    }
 
 
 def spread(values: list[float]) -> dict[str, float]:
     """Mean, median and the 99th of a hundred."""
     ordered = sorted(values) or [0.0]
     return {
-        "mean": statistics.fmean(ordered), "p50": ordered[len(ordered) // 2],
+        "mean": statistics.fmean(ordered),
+        "p50": ordered[len(ordered) // 2],
         "p99": ordered[min(len(ordered) - 1, len(ordered) * 99 // 100)],
-    }  # fmt: skip
+    }
 
 
 def full_steps(model: Qwen3Moe, B: int, prompt: int, new: int, rounds: int) -> dict[str, Any]:
@@ -138,10 +145,19 @@ def main(
     model = make(sizes, device, torch.bfloat16, backend, seed)
     todo = draw(requests, prompt, new, sizes.vocab_size, seed)
     data: dict[str, Any] = {
-        "machine": report.machine(device, measure_ceilings(device, torch.bfloat16)), "versions": report.versions(),
-        "config": config, "layers": sizes.num_hidden_layers, "dtype": "bfloat16", "rounds": rounds,
-        "requests": requests, "prompt": prompt, "new": new, "rate": rate, "served": [], "steps": [],
-    }  # fmt: skip
+        "machine": report.machine(device, measure_ceilings(device, torch.bfloat16)),
+        "versions": report.versions(),
+        "config": config,
+        "layers": sizes.num_hidden_layers,
+        "dtype": "bfloat16",
+        "rounds": rounds,
+        "requests": requests,
+        "prompt": prompt,
+        "new": new,
+        "rate": rate,
+        "served": [],
+        "steps": [],
+    }
 
     def save() -> None:
         if json_file is not None:
@@ -156,8 +172,16 @@ def main(
         runs = [serve(engine, todo, arrivals(requests, rate, seed)) for _ in range(rounds)]
         runs.sort(key=lambda run: run["new_tokens_per_s"])
         pages, chunk_used = engine.cache.pool.n, engine.batch.chunk
-        data["served"].append({"rows": count, "pages": pages, "prefill_chunk": chunk_used, "ready_s": ready,
-                               **runs[len(runs) // 2], "all_s": [run["seconds"] for run in runs]})  # fmt: skip
+        data["served"].append(
+            {
+                "rows": count,
+                "pages": pages,
+                "prefill_chunk": chunk_used,
+                "ready_s": ready,
+                **runs[len(runs) // 2],
+                "all_s": [run["seconds"] for run in runs],
+            }
+        )
         del engine  # its cache, before the next one's
         save()
     for B in map(int, filter(None, steps.split(","))):
@@ -185,10 +209,15 @@ def show(data: dict[str, Any]) -> None:
             key: [f"{row[key][p] * 1e3:.1f}" for p in ("p50", "p99")] for key in ("first_token_s", "between_tokens_s")
         }
         table.add_row(
-            str(row["rows"]), f"{row['new_tokens_per_s']:,.0f}", f"{row['tokens_per_s']:,.0f}", f"{row['seconds']:.2f}",
-            str(row["steps"]), f"{row['mean_rows']:.1f}", ", ".join(ms["first_token_s"]),
+            str(row["rows"]),
+            f"{row['new_tokens_per_s']:,.0f}",
+            f"{row['tokens_per_s']:,.0f}",
+            f"{row['seconds']:.2f}",
+            str(row["steps"]),
+            f"{row['mean_rows']:.1f}",
+            ", ".join(ms["first_token_s"]),
             ", ".join(ms["between_tokens_s"]),
-        )  # fmt: skip
+        )
     console.print(table)
     for row in data["steps"]:
         console.print(

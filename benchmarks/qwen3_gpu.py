@@ -95,9 +95,15 @@ def decode(model: Qwen3Moe, B: int, prompt: int, new: int, rounds: int) -> tuple
         whole.append(seconds(model, session, texts, new))
     step = (statistics.median(whole) - statistics.median(first)) / (new - 1)
     row = {
-        "B": B, "prompt": prompt, "new": new, "step_s": step, "tokens_per_s": B / step, "warm_up_s": warm_up,
-        "first_s": first, "whole_s": whole,
-    }  # fmt: skip
+        "B": B,
+        "prompt": prompt,
+        "new": new,
+        "step_s": step,
+        "tokens_per_s": B / step,
+        "warm_up_s": warm_up,
+        "first_s": first,
+        "whole_s": whole,
+    }
     return row, session
 
 
@@ -115,9 +121,12 @@ def prefill(model: Qwen3Moe, n: int, rounds: int) -> tuple[dict[str, Any], Sessi
         time.sleep(REST)
         rested.append(seconds(model, session, texts, 1))
     row = {
-        "n": n, "first_token_s": statistics.median(taken), "all_s": taken,
-        "rested_s": statistics.median(rested), "rested_all_s": rested,
-    }  # fmt: skip
+        "n": n,
+        "first_token_s": statistics.median(taken),
+        "all_s": taken,
+        "rested_s": statistics.median(rested),
+        "rested_all_s": rested,
+    }
     return row, session
 
 
@@ -177,11 +186,18 @@ def main(
     start = time.perf_counter()
     model = make(sizes, device, dtype, backend, seed)
     data: dict[str, Any] = {
-        "machine": report.machine(device, ceilings), "versions": report.versions(), "config": config,
-        "layers": sizes.num_hidden_layers, "dtype": "bfloat16", "rounds": rounds,
-        "prefill_chunk": default_chunk(model.device), "weights_s": time.perf_counter() - start,
-        "decode": [], "prefill": [], "traces": {},
-    }  # fmt: skip
+        "machine": report.machine(device, ceilings),
+        "versions": report.versions(),
+        "config": config,
+        "layers": sizes.num_hidden_layers,
+        "dtype": "bfloat16",
+        "rounds": rounds,
+        "prefill_chunk": default_chunk(model.device),
+        "weights_s": time.perf_counter() - start,
+        "decode": [],
+        "prefill": [],
+        "traces": {},
+    }
 
     def save() -> None:
         if json_file is not None:

@@ -64,9 +64,11 @@ def moe_layer_all() -> str:
         names = list(dict.fromkeys(r["implementation"] for r in data["rows"] if r["layer"] == layer["name"]))
         cut = "" if layer["E"] == layer["E_of_the_model"] else f" of the model's {layer['E_of_the_model']}"
         lines += [
-            f"### {layer['name']}: E {layer['E']}{cut}, K {layer['K']}, H {layer['H']}, I {layer['I']}", "",
-            *layer_table(data, layer, names, names), "",
-        ]  # fmt: skip
+            f"### {layer['name']}: E {layer['E']}{cut}, K {layer['K']}, H {layer['H']}, I {layer['I']}",
+            "",
+            *layer_table(data, layer, names, names),
+            "",
+        ]
     return "\n".join([*lines, told_machine(data)]) + "\n"
 
 
@@ -107,9 +109,10 @@ def layer_table(data: dict[str, Any], layer: dict[str, Any], graph: list[str], e
 def timed(data: dict[str, Any], layer: dict[str, Any], name: str, mode: str) -> dict[tuple[int, bool], dict[str, Any]]:
     """The rows of an implementation that have a time, by point."""
     return {
-        point_of(row): row for row in data["rows"]
+        point_of(row): row
+        for row in data["rows"]
         if (row["layer"], row["implementation"], row["mode"], row["status"]) == (layer["name"], name, mode, "ok")
-    }  # fmt: skip
+    }
 
 
 def told_machine(data: dict[str, Any]) -> str:

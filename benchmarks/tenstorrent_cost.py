@@ -93,9 +93,7 @@ def emulate(chip: str, T: int, routing: str, weight_format: str) -> Cost:
         return run(program, device, {**tensors, **more}, scalars, exact=False)
 
     routed = launch(_planner.plan_routing(problem, machine), {}, T=T)
-    first = launch(
-        _planner.plan_gate_up(problem, machine, 2), {"weight_0": gate, "weight_1": up, "out": activations}
-    )  # fmt: skip
+    first = launch(_planner.plan_gate_up(problem, machine, 2), {"weight_0": gate, "weight_1": up, "out": activations})
     second = launch(
         _planner.plan_down(problem, machine),
         {"weight_0": down, "activations": activations, "out": out},
@@ -131,12 +129,25 @@ def count(chip: str, routing: str, weight_format: str, ids: Tensor, here: int, r
     busiest = max(work.values(), default=0)
     roofline = max(every / model.dram_bytes_per_s, busiest * 4 * CYCLES_OF_A_PHASE / model.clock_hz)
     return Cost(
-        chip, routing, weight_format, T, pairs, active, weight_bytes, _over(weight_bytes, least_weights),
-        every - weight_bytes, _over(every - weight_bytes, least_other), multiplies, _over(multiplies, least_multiplies),
-        cores, readers, _over(busiest, sum(work.values()) / cores),
+        chip,
+        routing,
+        weight_format,
+        T,
+        pairs,
+        active,
+        weight_bytes,
+        _over(weight_bytes, least_weights),
+        every - weight_bytes,
+        _over(every - weight_bytes, least_other),
+        multiplies,
+        _over(multiplies, least_multiplies),
+        cores,
+        readers,
+        _over(busiest, sum(work.values()) / cores),
         max(core["l1_high_water"] for r in results for core in r.cores.values()),
-        roofline * 1e6, sum(r.cycles for r in results) / model.clock_hz * 1e6,
-    )  # fmt: skip
+        roofline * 1e6,
+        sum(r.cycles for r in results) / model.clock_hz * 1e6,
+    )
 
 
 def _over(value: float, least: float) -> float:
@@ -145,17 +156,46 @@ def _over(value: float, least: float) -> float:
 
 def table(costs: list[Cost]) -> Table:
     made = Table(title=f"Qwen3-30B-A3B's layer, one of {D} devices: E/D={LOCAL} K={K} H={H} I={I}")
-    for head in ("chip", "weights", "routing", "T", "pairs", "active", "weights MB", "over", "other MB", "over",
-                 "multiplies", "over", "max/mean", "cores", "L1 KiB", "roofline us", "model us"):  # fmt: skip
+    for head in (
+        "chip",
+        "weights",
+        "routing",
+        "T",
+        "pairs",
+        "active",
+        "weights MB",
+        "over",
+        "other MB",
+        "over",
+        "multiplies",
+        "over",
+        "max/mean",
+        "cores",
+        "L1 KiB",
+        "roofline us",
+        "model us",
+    ):
         made.add_column(head, justify="right")
     for c in costs:
         made.add_row(
-            c.chip, c.weights, c.routing, str(c.T), str(c.pairs), str(c.active_experts),
-            f"{c.weight_bytes / 1e6:.1f}", f"{c.weight_over:.3f}", f"{c.other_bytes / 1e6:.2f}", f"{c.other_over:.2f}",
-            str(c.tile_multiplies), f"{c.multiplies_over:.3f}", f"{c.max_over_mean:.2f}",
-            f"{c.cores_with_weights}/{c.cores}", str(c.l1_high_water // 1024), f"{c.roofline_us:.0f}",
+            c.chip,
+            c.weights,
+            c.routing,
+            str(c.T),
+            str(c.pairs),
+            str(c.active_experts),
+            f"{c.weight_bytes / 1e6:.1f}",
+            f"{c.weight_over:.3f}",
+            f"{c.other_bytes / 1e6:.2f}",
+            f"{c.other_over:.2f}",
+            str(c.tile_multiplies),
+            f"{c.multiplies_over:.3f}",
+            f"{c.max_over_mean:.2f}",
+            f"{c.cores_with_weights}/{c.cores}",
+            str(c.l1_high_water // 1024),
+            f"{c.roofline_us:.0f}",
             f"{c.simulated_us:.0f}",
-        )  # fmt: skip
+        )
     return made
 
 

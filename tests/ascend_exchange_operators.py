@@ -38,17 +38,39 @@ def _move(tensor: Tensor, to: list[int], of: list[int]) -> Tensor:
 
 
 def dispatch(
-    x: Tensor, expert_ids: Tensor, group_ep: str, ep_world_size: int, ep_rank_id: int, moe_expert_num: int, *,
-    expert_scales: Tensor | None = None, quant_mode: int = 0, global_bs: int = 0, expert_token_nums_type: int = 1,
-    comm_alg: str = "", shared_expert_num: int = 1, shared_expert_rank_num: int = 0, **others: object,
-) -> tuple[Tensor, ...]:  # fmt: skip
+    x: Tensor,
+    expert_ids: Tensor,
+    group_ep: str,
+    ep_world_size: int,
+    ep_rank_id: int,
+    moe_expert_num: int,
+    *,
+    expert_scales: Tensor | None = None,
+    quant_mode: int = 0,
+    global_bs: int = 0,
+    expert_token_nums_type: int = 1,
+    comm_alg: str = "",
+    shared_expert_num: int = 1,
+    shared_expert_rank_num: int = 0,
+    **others: object,
+) -> tuple[Tensor, ...]:
     """Rows of each local expert, by source rank, then by pair; [A, H], the rest undefined."""
     _refuse(
-        DISPATCH, x=x, expert_ids=expert_ids, group_ep=group_ep, ep_world_size=ep_world_size, ep_rank_id=ep_rank_id,
-        moe_expert_num=moe_expert_num, expert_scales=expert_scales, quant_mode=quant_mode, global_bs=global_bs,
-        expert_token_nums_type=expert_token_nums_type, comm_alg=comm_alg, shared_expert_num=shared_expert_num,
+        DISPATCH,
+        x=x,
+        expert_ids=expert_ids,
+        group_ep=group_ep,
+        ep_world_size=ep_world_size,
+        ep_rank_id=ep_rank_id,
+        moe_expert_num=moe_expert_num,
+        expert_scales=expert_scales,
+        quant_mode=quant_mode,
+        global_bs=global_bs,
+        expert_token_nums_type=expert_token_nums_type,
+        comm_alg=comm_alg,
+        shared_expert_num=shared_expert_num,
         shared_expert_rank_num=shared_expert_rank_num,
-    )  # fmt: skip
+    )
     assert group_ep == GROUP and ep_world_size == dist.get_world_size() and ep_rank_id == dist.get_rank()
     assert expert_scales is not None and quant_mode == 0
     _check_ids(expert_ids, moe_expert_num)
@@ -82,19 +104,42 @@ def dispatch(
 
 
 def combine(
-    expand_x: Tensor, expert_ids: Tensor, assist_info_for_combine: Tensor, ep_send_counts: Tensor,
-    expert_scales: Tensor, group_ep: str, ep_world_size: int, ep_rank_id: int, moe_expert_num: int, *,
-    expand_scales: Tensor | None = None, global_bs: int = 0, comm_quant_mode: int = 0, comm_alg: str = "",
-    shared_expert_num: int = 1, shared_expert_rank_num: int = 0, **others: object,
-) -> Tensor:  # fmt: skip
+    expand_x: Tensor,
+    expert_ids: Tensor,
+    assist_info_for_combine: Tensor,
+    ep_send_counts: Tensor,
+    expert_scales: Tensor,
+    group_ep: str,
+    ep_world_size: int,
+    ep_rank_id: int,
+    moe_expert_num: int,
+    *,
+    expand_scales: Tensor | None = None,
+    global_bs: int = 0,
+    comm_quant_mode: int = 0,
+    comm_alg: str = "",
+    shared_expert_num: int = 1,
+    shared_expert_rank_num: int = 0,
+    **others: object,
+) -> Tensor:
     """Each token's rows times its weights, summed in fp32 over ascending k."""
     _refuse(
-        COMBINE, expand_x=expand_x, expert_ids=expert_ids, assist_info_for_combine=assist_info_for_combine,
-        expert_scales=expert_scales, group_ep=group_ep, ep_world_size=ep_world_size, ep_rank_id=ep_rank_id,
-        moe_expert_num=moe_expert_num, expand_scales=expand_scales, global_bs=global_bs,
-        comm_quant_mode=comm_quant_mode, comm_alg=comm_alg, shared_expert_num=shared_expert_num,
+        COMBINE,
+        expand_x=expand_x,
+        expert_ids=expert_ids,
+        assist_info_for_combine=assist_info_for_combine,
+        expert_scales=expert_scales,
+        group_ep=group_ep,
+        ep_world_size=ep_world_size,
+        ep_rank_id=ep_rank_id,
+        moe_expert_num=moe_expert_num,
+        expand_scales=expand_scales,
+        global_bs=global_bs,
+        comm_quant_mode=comm_quant_mode,
+        comm_alg=comm_alg,
+        shared_expert_num=shared_expert_num,
         shared_expert_rank_num=shared_expert_rank_num,
-    )  # fmt: skip
+    )
     D, n = ep_world_size, int(ep_send_counts[moe_expert_num - 1])
     assist = assist_info_for_combine.view(-1, 128)[:n]
     back = assist[:, 0].sort(stable=True).indices

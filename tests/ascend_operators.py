@@ -22,17 +22,36 @@ def _refuse(operator: str, **arguments: object) -> None:
 
 
 def init_routing(
-    x: Tensor, expert_idx: Tensor, *, scale: Tensor | None = None, offset: Tensor | None = None, active_num: int = -1,
-    expert_capacity: int = -1, expert_num: int = -1, drop_pad_mode: int = 0, expert_tokens_num_type: int = 0,
-    expert_tokens_num_flag: bool = False, quant_mode: int = -1, active_expert_range: Sequence[int] = (),
-    row_idx_type: int = 0, x_dtype: int | None = None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    x: Tensor,
+    expert_idx: Tensor,
+    *,
+    scale: Tensor | None = None,
+    offset: Tensor | None = None,
+    active_num: int = -1,
+    expert_capacity: int = -1,
+    expert_num: int = -1,
+    drop_pad_mode: int = 0,
+    expert_tokens_num_type: int = 0,
+    expert_tokens_num_flag: bool = False,
+    quant_mode: int = -1,
+    active_expert_range: Sequence[int] = (),
+    row_idx_type: int = 0,
+    x_dtype: int | None = None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """npu_moe_init_routing_v2 without quantisation and without dropping."""
     _refuse(
-        limits.ROUTE, x=x, expert_idx=expert_idx, offset=offset, active_num=active_num, expert_num=expert_num,
-        drop_pad_mode=drop_pad_mode, expert_tokens_num_type=expert_tokens_num_type, quant_mode=quant_mode,
-        active_expert_range=list(active_expert_range), row_idx_type=row_idx_type,
-    )  # fmt: skip
+        limits.ROUTE,
+        x=x,
+        expert_idx=expert_idx,
+        offset=offset,
+        active_num=active_num,
+        expert_num=expert_num,
+        drop_pad_mode=drop_pad_mode,
+        expert_tokens_num_type=expert_tokens_num_type,
+        quant_mode=quant_mode,
+        active_expert_range=list(active_expert_range),
+        row_idx_type=row_idx_type,
+    )
     if drop_pad_mode or quant_mode != -1 or expert_tokens_num_type == 2:
         raise NotImplementedError("the stand-in neither drops nor quantises")
     start, end = active_expert_range or (0, expert_num)
@@ -64,9 +83,17 @@ def init_routing(
 
 
 def grouped_matmul(
-    x: list[Tensor], weight: list[Tensor], *, bias: list[Tensor] | None = None, group_list: Tensor | None = None,
-    split_item: int = 0, group_type: int | None = None, group_list_type: int = 0, act_type: int = 0, **others: object,
-) -> list[Tensor]:  # fmt: skip
+    x: list[Tensor],
+    weight: list[Tensor],
+    *,
+    bias: list[Tensor] | None = None,
+    group_list: Tensor | None = None,
+    split_item: int = 0,
+    group_type: int | None = None,
+    group_list_type: int = 0,
+    act_type: int = 0,
+    **others: object,
+) -> list[Tensor]:
     """npu_grouped_matmul without quantisation: groups of rows, or lists of separate products."""
     if given := {name: value for name, value in others.items() if value is not None}:
         raise NotImplementedError(f"the stand-in has no {sorted(given)}")
@@ -74,9 +101,16 @@ def grouped_matmul(
         biases = bias or [None] * len(x)
         return [_product(a, w, b) for a, w, b in zip(x, weight, biases, strict=True)]
     _refuse(
-        limits.MATMUL, x=x, weight=weight, bias=bias, group_list=group_list, split_item=split_item,
-        group_type=group_type, group_list_type=group_list_type, act_type=act_type,
-    )  # fmt: skip
+        limits.MATMUL,
+        x=x,
+        weight=weight,
+        bias=bias,
+        group_list=group_list,
+        split_item=split_item,
+        group_type=group_type,
+        group_list_type=group_list_type,
+        act_type=act_type,
+    )
     assert group_list is not None
     ends = group_list if group_list_type == 0 else group_list.cumsum(0)
     bounds = [0, *ends.tolist()]
@@ -103,16 +137,23 @@ def swiglu(input: Tensor, dim: int = -1) -> Tensor:
 
 
 def token_unpermute(
-    permuted_tokens: Tensor, sorted_indices: Tensor, probs: Tensor | None = None, padded_mode: bool = False,
+    permuted_tokens: Tensor,
+    sorted_indices: Tensor,
+    probs: Tensor | None = None,
+    padded_mode: bool = False,
     restore_shape: Sequence[int] | None = None,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """npu_moe_token_unpermute: out[t] = sum over ascending k of permuted_tokens[sorted_indices[t * K + k]] * probs."""
     if probs is None:
         probs = torch.ones(len(permuted_tokens), 1)
     _refuse(
-        limits.UNPERMUTE, permuted_tokens=permuted_tokens, sorted_indices=sorted_indices, probs=probs,
-        padded_mode=padded_mode, restore_shape=restore_shape,
-    )  # fmt: skip
+        limits.UNPERMUTE,
+        permuted_tokens=permuted_tokens,
+        sorted_indices=sorted_indices,
+        probs=probs,
+        padded_mode=padded_mode,
+        restore_shape=restore_shape,
+    )
     if not torch.equal(sorted_indices.sort().values.long(), torch.arange(len(permuted_tokens))):
         raise RuntimeError("sorted_indices does not name each row once")
     T, K = probs.shape

@@ -52,12 +52,7 @@ class Inputs:
         tensors = {name: tensor.to(device) for name, tensor in self.experts.tensors.items()}
         experts = Experts(self.experts.format, self.experts.E, self.experts.H, self.experts.I, tensors)
         return Inputs(
-            self.hidden.to(device),
-            self.ids.to(device),
-            self.weights.to(device),
-            experts,
-            self.num_tokens,
-            self.spoiled,
+            self.hidden.to(device), self.ids.to(device), self.weights.to(device), experts, self.num_tokens, self.spoiled
         )
 
 

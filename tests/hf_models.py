@@ -17,18 +17,24 @@ transformers = pytest.importorskip("transformers", reason="transformers is not i
 import ttnn_moe.hf as hf  # noqa: E402
 
 COMMON = dict(
-    vocab_size=64, hidden_size=64, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2,
-    num_experts_per_tok=2, max_position_embeddings=128, bos_token_id=1, eos_token_id=None, pad_token_id=0,
-)  # fmt: skip
+    vocab_size=64,
+    hidden_size=64,
+    num_hidden_layers=3,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    num_experts_per_tok=2,
+    max_position_embeddings=128,
+    bos_token_id=1,
+    eos_token_id=None,
+    pad_token_id=0,
+)
 TINY = Path(__file__).parents[1] / "models/qwen3/tiny"
 MODELS = {
     "Qwen3Moe": dict(num_experts=8, moe_intermediate_size=32, intermediate_size=48, head_dim=16, mlp_only_layers=[1]),
     "Mixtral": dict(num_local_experts=4, intermediate_size=48),
     "Olmoe": dict(num_experts=8, intermediate_size=32, norm_topk_prob=True),
-    "Qwen2Moe": dict(
-        num_experts=8, moe_intermediate_size=32, intermediate_size=48, shared_expert_intermediate_size=64
-    ),
-}  # fmt: skip
+    "Qwen2Moe": dict(num_experts=8, moe_intermediate_size=32, intermediate_size=48, shared_expert_intermediate_size=64),
+}
 FP32 = 1e-5
 
 

@@ -25,9 +25,12 @@ class TensorMap(ctypes.Structure):
     """What sm90/ptx.cuh there takes for one."""
 
     _fields_ = (
-        ("begin", ctypes.c_void_p), ("rank", ctypes.c_int), ("sizes", ctypes.c_uint32 * 5),
-        ("box", ctypes.c_uint32 * 5), ("strides", ctypes.c_uint64 * 5),
-    )  # fmt: skip
+        ("begin", ctypes.c_void_p),
+        ("rank", ctypes.c_int),
+        ("sizes", ctypes.c_uint32 * 5),
+        ("box", ctypes.c_uint32 * 5),
+        ("strides", ctypes.c_uint64 * 5),
+    )
 
     @classmethod
     def of(cls, view: torch.Tensor, box: tuple[int, ...]) -> TensorMap:
@@ -50,9 +53,7 @@ class HostKernels:
         sound: no thread did what no thread may.
     """
 
-    def __init__(
-        self, where: Path, late: bool = False, sources: dict[str, Path] | None = None, together: int = 1
-    ):  # fmt: skip
+    def __init__(self, where: Path, late: bool = False, sources: dict[str, Path] | None = None, together: int = 1):
         self.where, self.late, self.sources, self.together = where, late, sources or {}, together
         self.sound = True
         self._built: dict[tuple[object, ...], ctypes.CDLL] = {}
@@ -68,9 +69,16 @@ class HostKernels:
         launch._launches.cache_clear()
 
     def _bind(
-        self, spec: Spec, device: int, grid: tuple[int, ...], block: int, *last: Any, shared_memory: int = 0,
-        cluster: int = 1, overlap: bool = False,
-    ):  # fmt: skip
+        self,
+        spec: Spec,
+        device: int,
+        grid: tuple[int, ...],
+        block: int,
+        *last: Any,
+        shared_memory: int = 0,
+        cluster: int = 1,
+        overlap: bool = False,
+    ):
         """In place of load.Launch."""
 
         def run(stream: None, *given: int | TensorMap) -> None:
@@ -80,7 +88,7 @@ class HostKernels:
             together = next(n for n in range(min(self.together, x // cluster), 0, -1) if x // cluster % n == 0)
             self.sound &= bool(
                 self._library(spec).run(places, x, y, block, cluster, together * cluster, shared_memory, int(self.late))
-            )  # fmt: skip
+            )
 
         return run
 
@@ -90,11 +98,25 @@ class HostKernels:
             path = self.where / f"{len(self._built)}.so"
             source = self.sources.get(spec.name, Path(f"{spec.name}.cu"))
             command = [
-                str(GXX), "-O1", "-std=c++20", "-fPIC", "-shared", "-Wall", "-Werror", "-Wno-unknown-pragmas",
-                *(f"-D{name}={value}" for name, value in spec.defines), f'-DKERNEL="{source}"', f"-DENTRY={spec.entry}",
-                "-I", str(HERE), "-I", str(kernel_path("gpu_kernels", "cuda")), str(HERE / "launch.cpp"),
-                "-o", str(path),
-            ]  # fmt: skip
+                str(GXX),
+                "-O1",
+                "-std=c++20",
+                "-fPIC",
+                "-shared",
+                "-Wall",
+                "-Werror",
+                "-Wno-unknown-pragmas",
+                *(f"-D{name}={value}" for name, value in spec.defines),
+                f'-DKERNEL="{source}"',
+                f"-DENTRY={spec.entry}",
+                "-I",
+                str(HERE),
+                "-I",
+                str(kernel_path("gpu_kernels", "cuda")),
+                str(HERE / "launch.cpp"),
+                "-o",
+                str(path),
+            ]
             done = subprocess.run(command, capture_output=True, text=True, timeout=120)
             assert done.returncode == 0, done.stderr
             self._built[key] = ctypes.CDLL(str(path))

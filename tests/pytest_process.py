@@ -19,9 +19,12 @@ def run_pytest(file: str, *arguments: str, **environment: str) -> None:
     path = os.pathsep.join((str(ROOT), str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")))
     done = subprocess.run(
         [sys.executable, "-m", "pytest", f"tests/{file}", "-q", "-p", "no:cacheprovider", "-n", "0", *arguments],
-        capture_output=True, text=True, cwd=ROOT, timeout=900,
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        timeout=900,
         env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", **environment},
-    )  # fmt: skip
+    )
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
     assert " passed" in done.stdout
 

@@ -45,11 +45,7 @@ CONFIGS = {
 
 
 def make(
-    directory: Path,
-    dtype: torch.dtype = torch.float32,
-    shards: str = "5GB",
-    router_scale: float = 1.0,
-    **changes,
+    directory: Path, dtype: torch.dtype = torch.float32, shards: str = "5GB", router_scale: float = 1.0, **changes
 ) -> Path:
     """Save a random checkpoint in which every parameter, norms and biases too, is random.
 

@@ -25,10 +25,16 @@ SIZES = (
     {"num_hidden_layers": 2}
     if GPU
     else {
-        "num_hidden_layers": 2, "vocab_size": 96, "hidden_size": 32, "intermediate_size": 32, "head_dim": 16,
-        "moe_intermediate_size": 16, "num_experts": 4, "num_experts_per_tok": 2,
+        "num_hidden_layers": 2,
+        "vocab_size": 96,
+        "hidden_size": 32,
+        "intermediate_size": 32,
+        "head_dim": 16,
+        "moe_intermediate_size": 16,
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
     }
-)  # fmt: skip
+)
 VOCAB = SIZES.get("vocab_size", 320)
 NAMES = list(CONFIGS) if GPU else ["untied", "attention-bias"]
 FP32 = 1e-4

@@ -260,10 +260,12 @@ class TestOnAGpu:
         ours, theirs = both(TINY, torch.bfloat16)
         tokenizer = Tokenizer.from_directory(TINY)
         texts = [
-            tokenizer.encode(tokenizer.apply_chat_template(e.messages, add_generation_prompt=True),
-                             add_special_tokens=False)
-            for task in tasks.TASKS for e in tasks.examples(task, "heldout", 8)
-        ]  # fmt: skip
+            tokenizer.encode(
+                tokenizer.apply_chat_template(e.messages, add_generation_prompt=True), add_special_tokens=False
+            )
+            for task in tasks.TASKS
+            for e in tasks.examples(task, "heldout", 8)
+        ]
         with ops.plain():
             expected = generate(theirs, texts, max_new_tokens=48).tokens
         engine = Engine(ours, 16, 512)

@@ -220,9 +220,14 @@ def case(rng: random.Random, dtype: torch.dtype, T: int, D: int | None = None) -
     D = D or rng.choice([16, 64, 128])
     rows, capacity = T + 2, rng.choice([5, 70, 700 if T > 4 else 1500])
     return SimpleNamespace(
-        kv=kv, heads=kv * group, D=D, rows=rows, capacity=capacity,
-        keys=tensor(rows, kv, capacity, D, dtype=dtype), values=tensor(rows, kv, capacity, D, dtype=dtype),
-    )  # fmt: skip
+        kv=kv,
+        heads=kv * group,
+        D=D,
+        rows=rows,
+        capacity=capacity,
+        keys=tensor(rows, kv, capacity, D, dtype=dtype),
+        values=tensor(rows, kv, capacity, D, dtype=dtype),
+    )
 
 
 @dtypes

@@ -124,10 +124,18 @@ def mesh_model_answers() -> None:
 def model_qwen3_layer() -> None:
     """One layer of Qwen3-30B-A3B's sizes, but for 8 experts: a prompt and its next token; then 32 rows that decode."""
     config = Qwen3MoeConfig(
-        vocab_size=512, hidden_size=2048, num_hidden_layers=1, num_attention_heads=32, num_key_value_heads=4,
-        head_dim=128, max_position_embeddings=256, rope_theta=1e6, moe_intermediate_size=768, num_experts=8,
+        vocab_size=512,
+        hidden_size=2048,
+        num_hidden_layers=1,
+        num_attention_heads=32,
+        num_key_value_heads=4,
+        head_dim=128,
+        max_position_embeddings=256,
+        rope_theta=1e6,
+        moe_intermediate_size=768,
+        num_experts=8,
         num_experts_per_tok=2,
-    )  # fmt: skip
+    )
     host = Qwen3Moe.empty(config, "reference", torch.bfloat16, "cpu")
     randomize(host)
     model = tt.Qwen3MoeTT(config, tenstorrent.open_device())

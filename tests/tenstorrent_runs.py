@@ -139,13 +139,19 @@ def random_sizes() -> None:
         draw = random.Random(seed)
         E = draw.randint(1, 20)
         sizes = {
-            "T": draw.choice([1, 31, 33, draw.randint(2, 200)]), "E": E, "K": draw.randint(1, min(E, 5)),
-            "H": 32 * draw.randint(1, 14), "I": 32 * draw.randint(1, 9), "local": draw.randint(1, E),
-        }  # fmt: skip
+            "T": draw.choice([1, 31, 33, draw.randint(2, 200)]),
+            "E": E,
+            "K": draw.randint(1, min(E, 5)),
+            "H": 32 * draw.randint(1, 14),
+            "I": 32 * draw.randint(1, 9),
+            "local": draw.randint(1, E),
+        }
         device.machine = _planner.Machine(
-            grid=(draw.randint(1, whole.grid[0]), draw.randint(1, whole.grid[1])), l1_bytes=whole.l1_bytes,
-            unpack_to_dest=whole.unpack_to_dest, min_tiles=draw.randint(1, 6),
-        )  # fmt: skip
+            grid=(draw.randint(1, whole.grid[0]), draw.randint(1, whole.grid[1])),
+            l1_bytes=whole.l1_bytes,
+            unpack_to_dest=whole.unpack_to_dest,
+            min_tiles=draw.randint(1, 6),
+        )
         device.cache.clear()
         layer = Layer.make(**sizes, seed=seed)
         whole_chain(layer, OnDevice(layer, device), f"{sizes} on {device.machine.grid}")

@@ -114,8 +114,10 @@ def test_nothing_imports_torch_npu_before_it_is_asked_for(tmp_path: Path) -> Non
     )
     root = Path(__file__).parents[1]
     environment = os.environ | {
-        "PYTHONPATH": f"{tmp_path}{os.pathsep}{root}", "TORCH_DEVICE_BACKEND_AUTOLOAD": "0", "CUDA_VISIBLE_DEVICES": "",
-    }  # fmt: skip
+        "PYTHONPATH": f"{tmp_path}{os.pathsep}{root}",
+        "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",
+        "CUDA_VISIBLE_DEVICES": "",
+    }
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     reason, chosen = done.stdout.splitlines()

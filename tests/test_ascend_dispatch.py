@@ -18,9 +18,15 @@ RANKS = 2
 def there_and_back(npu: Any, rank: int, x: Tensor, ids: Tensor, weights: Tensor, E: int, most: int) -> dict[str, Any]:
     """Dispatch; expert e multiplies by e + 1; combine. most: tokens of the largest rank."""
     common = {
-        "expert_ids": ids, "expert_scales": weights, "group_ep": GROUP, "ep_world_size": RANKS, "ep_rank_id": rank,
-        "moe_expert_num": E, "global_bs": most * RANKS, "comm_alg": "fullmesh",
-    }  # fmt: skip
+        "expert_ids": ids,
+        "expert_scales": weights,
+        "group_ep": GROUP,
+        "ep_world_size": RANKS,
+        "ep_rank_id": rank,
+        "moe_expert_num": E,
+        "global_bs": most * RANKS,
+        "comm_alg": "fullmesh",
+    }
     rows, _, assist, counts, recv, _, scales = npu.npu_moe_distribute_dispatch_v2(x=x, **common)
     sums = npu.npu_moe_distribute_dispatch_v2(x=x, expert_token_nums_type=0, **common)[3]
     expert = torch.repeat_interleave(torch.arange(E // RANKS), counts) + rank * E // RANKS
@@ -31,8 +37,14 @@ def there_and_back(npu: Any, rank: int, x: Tensor, ids: Tensor, weights: Tensor,
         expand_x=expert_out, assist_info_for_combine=assist, ep_send_counts=recv, expand_scales=scales, **common
     )
     assert (sums == counts.cumsum(0)).all() and rows[n:].isnan().all() and counts.dtype == torch.int64
-    return {"shape": rows.shape, "rows": rows[:n], "counts": counts.tolist(), "recv": recv[:E].tolist(),
-            "scales": scales[:n], "out": out}  # fmt: skip
+    return {
+        "shape": rows.shape,
+        "rows": rows[:n],
+        "counts": counts.tolist(),
+        "recv": recv[:E].tolist(),
+        "scales": scales[:n],
+        "out": out,
+    }
 
 
 def process(rank: int, folder: str) -> None:

@@ -105,9 +105,15 @@ def planned(D: int, T: int = 128, E: int = 128, K: int = 8, H: int = 2048) -> Pl
 
 @pytest.mark.parametrize(
     "D, T, want",
-    [(16, 128, "hierarchy"), (32, 512, "hierarchy"), (64, 1, "hierarchy"), (8, 256, "fullmesh"), (2, 1, "fullmesh"),
-     (128, 64, "fullmesh")],
-)  # fmt: skip
+    [
+        (16, 128, "hierarchy"),
+        (32, 512, "hierarchy"),
+        (64, 1, "hierarchy"),
+        (8, 256, "fullmesh"),
+        (2, 1, "fullmesh"),
+        (128, 64, "fullmesh"),
+    ],
+)
 def test_the_algorithm_follows_from_the_documented_ranges(D: int, T: int, want: str, monkeypatch) -> None:
     monkeypatch.setenv("HCCL_BUFFSIZE", "4000")
     made = planned(D, T)
@@ -157,9 +163,14 @@ def test_a_buffer_that_is_too_small_is_refused_with_the_value_to_set(monkeypatch
 
 @pytest.mark.parametrize(
     "driver, want",
-    [("24.1.RC3", "fullmesh"), ("25.0.rc1", "fullmesh"), ("25.0.RC1.1", "hierarchy"), ("25.2.0", "hierarchy"),
-     ("", "hierarchy")],
-)  # fmt: skip
+    [
+        ("24.1.RC3", "fullmesh"),
+        ("25.0.rc1", "fullmesh"),
+        ("25.0.RC1.1", "hierarchy"),
+        ("25.2.0", "hierarchy"),
+        ("", "hierarchy"),
+    ],
+)
 def test_an_older_driver_has_no_hierarchy(driver: str, want: str, monkeypatch) -> None:
     monkeypatch.setenv("HCCL_BUFFSIZE", "4000")
     placement = Placement.uniform(128, 16, 0)
@@ -198,8 +209,9 @@ def test_ids_are_renumbered_merged_and_filled(data: st.DataObject) -> None:
                 want[e] = want.get(e, 0.0) + float(weights[t, k])
         got = {
             int(placement.device_expert_mapping[int(n) // E_local, int(n) % E_local]): float(w)
-            for n, w, gone in zip(new[t], scaled[t], absent[t], strict=True) if not gone
-        }  # fmt: skip
+            for n, w, gone in zip(new[t], scaled[t], absent[t], strict=True)
+            if not gone
+        }
         assert got.keys() == want.keys()
         assert all(got[e] == pytest.approx(want[e], rel=1e-6) for e in want)
         assert bool((scaled[t][absent[t]] == 0).all())

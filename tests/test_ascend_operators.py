@@ -42,10 +42,20 @@ def test_init_routing_as_in_its_page(npu: Any) -> None:
     ids = torch.randint(0, 226, (1, k), dtype=torch.int32)
     scale = torch.randn(1)
     rows, index, counts, scales = npu.npu_moe_init_routing_v2(
-        x, ids, scale=scale, offset=None, active_num=475, expert_capacity=-1, expert_num=226, drop_pad_mode=0,
-        expert_tokens_num_type=1, expert_tokens_num_flag=True, active_expert_range=[start, end], quant_mode=-1,
+        x,
+        ids,
+        scale=scale,
+        offset=None,
+        active_num=475,
+        expert_capacity=-1,
+        expert_num=226,
+        drop_pad_mode=0,
+        expert_tokens_num_type=1,
+        expert_tokens_num_flag=True,
+        active_expert_range=[start, end],
+        quant_mode=-1,
         row_idx_type=0,
-    )  # fmt: skip
+    )
     listed = ids[0].tolist()
     order = sorted((i for i in range(k) if start <= listed[i] < end), key=lambda i: (listed[i], i))
     n = len(order)
@@ -64,9 +74,15 @@ def test_init_routing_of_all_experts(npu: Any, kind: int) -> None:
     x = torch.tensor([[1.0], [2.0], [3.0]])
     ids = torch.tensor([[2, 0], [0, 2], [1, 2]], dtype=torch.int32)
     rows, index, counts, _ = npu.npu_moe_init_routing_v2(
-        x, ids, active_num=6, expert_num=4, expert_tokens_num_type=kind, expert_tokens_num_flag=True,
-        active_expert_range=[0, 4], row_idx_type=kind,
-    )  # fmt: skip
+        x,
+        ids,
+        active_num=6,
+        expert_num=4,
+        expert_tokens_num_type=kind,
+        expert_tokens_num_flag=True,
+        active_expert_range=[0, 4],
+        row_idx_type=kind,
+    )
     assert rows.flatten().tolist() == [1, 2, 3, 1, 2, 3]
     assert index.tolist() == ([3, 0, 1, 4, 2, 5] if kind == 0 else [1, 2, 4, 0, 3, 5])
     assert counts.tolist() == ([2, 3, 6, 6] if kind == 0 else [2, 1, 3, 0])
@@ -94,9 +110,13 @@ def test_grouped_matmul_of_groups_of_rows(npu: Any, kind: int, listed: list[int]
     )
     assert y.tolist() == [[3.0], [7.0], [56.0]]
     (y,) = npu.npu_grouped_matmul(
-        [x], [weight], group_list=torch.tensor([1, 1, 2] if kind == 0 else [1, 0, 1]), split_item=2, group_type=0,
+        [x],
+        [weight],
+        group_list=torch.tensor([1, 1, 2] if kind == 0 else [1, 0, 1]),
+        split_item=2,
+        group_type=0,
         group_list_type=kind,
-    )  # fmt: skip
+    )
     assert y[:2].tolist() == [[3.0], [34.0]] and bool(y[2].isnan()), "the last row is in no group"
     with pytest.raises(RuntimeError, match="has 3 rows"):
         long = torch.tensor([1, 1, 4] if kind == 0 else [1, 1, 2])
@@ -288,9 +308,11 @@ def test_shapes_of_the_exchange_through_torch_npus_own_shape_functions(npu: Any,
     # and the layer around them reads no value back
     exchange = DispatchCombine(npu, made, Placement.uniform(128, 16, 3), "group")
     routing = Routing.from_topk(
-        torch.empty(128, 8, dtype=torch.int32, device="meta"), torch.empty(128, 8, device="meta"), 128,
+        torch.empty(128, 8, dtype=torch.int32, device="meta"),
+        torch.empty(128, 8, device="meta"),
+        128,
         num_tokens=torch.empty(1, dtype=torch.int32, device="meta"),
-    )  # fmt: skip
+    )
     gate_up = torch.empty(8, 2 * 768, 2048, dtype=torch.bfloat16, device="meta")
     experts = Experts.dense(gate_up, torch.empty(8, 2048, 768, dtype=torch.bfloat16, device="meta"))
     out = exchange(torch.empty(128, 2048, dtype=torch.bfloat16, device="meta"), routing, experts)

@@ -17,9 +17,12 @@ needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, re
 @needs_triton
 def test_interpreted() -> None:
     done = subprocess.run(
-        [sys.executable, CASES, "interpret"], env=os.environ | {"TRITON_INTERPRET": "1"}, capture_output=True,
-        text=True, timeout=300,
-    )  # fmt: skip
+        [sys.executable, CASES, "interpret"],
+        env=os.environ | {"TRITON_INTERPRET": "1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
     assert done.returncode == 0, done.stderr[-2000:]
     assert done.stdout.count("ok   gate_up") == 4 and done.stdout.count("ok   combine") == 4
 
@@ -32,10 +35,24 @@ def test_the_path_through_them_runs_the_contract() -> None:
     large = "tokens_600 or tokens_128 or all_on_first or skewed or k16"
     chosen = f"float16 and not bfloat16 and (test_fused and not ({large}) or test_fp32_out and token_bound)"
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", "-k", chosen,
-         CASES.with_name("test_ascend_cases.py")],
-        env=environment, capture_output=True, text=True, timeout=300,
-    )  # fmt: skip
+        [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            "-n",
+            "0",
+            "-p",
+            "no:cacheprovider",
+            "-k",
+            chosen,
+            CASES.with_name("test_ascend_cases.py"),
+        ],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
     assert done.returncode == 0, done.stdout[-3000:]
     assert "27 passed" in done.stdout, done.stdout[-300:]
 

@@ -113,9 +113,16 @@ def corrupt(name: str, out: Tensor) -> Tensor:
 
 @pytest.mark.parametrize(
     ("name", "told"),
-    [("NaN", "NaN"), ("infinity", "infinity"), ("poison", "not written"), ("a token of zeros", "not written"),
-     ("one wrong token", "off by"), ("shape", "returned"), ("dtype", "returned")],
-)  # fmt: skip
+    [
+        ("NaN", "NaN"),
+        ("infinity", "infinity"),
+        ("poison", "not written"),
+        ("a token of zeros", "not written"),
+        ("one wrong token", "off by"),
+        ("shape", "returned"),
+        ("dtype", "returned"),
+    ],
+)
 @pytest.mark.parametrize("last", [False, True])
 def test_the_gate_refuses(name: str, told: str, last: bool) -> None:
     inputs, outputs = inputs_and_right_outputs()

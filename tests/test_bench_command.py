@@ -79,15 +79,24 @@ def measured(implementations: list[Implementation], **options: Any) -> tuple[dic
 
 def test_every_outcome_is_recorded_and_spoils_no_other() -> None:
     implementations = [
-        Peer("wrong", lambda out: out * 1.1), Peer("right"), Peer("raises", raises), Peer("later", Later(2)),
-        Peer("skips", reason="too many tokens"), *ours("cpu", "reference"),
-    ]  # fmt: skip
+        Peer("wrong", lambda out: out * 1.1),
+        Peer("right"),
+        Peer("raises", raises),
+        Peer("later", Later(2)),
+        Peer("skips", reason="too many tokens"),
+        *ours("cpu", "reference"),
+    ]
     data, result = measured(implementations)
     rows = {row["implementation"]: row for row in data["rows"] if not row["skewed"]}
     assert {name: row["status"] for name, row in rows.items()} == {
-        "wrong": "wrong", "right": "ok", "raises": "failed", "later": "failed", "skips": "skipped",
-        "ttnn_moe reference moe": "ok", "ttnn_moe reference prepared": "ok",
-    }  # fmt: skip
+        "wrong": "wrong",
+        "right": "ok",
+        "raises": "failed",
+        "later": "failed",
+        "skips": "skipped",
+        "ttnn_moe reference moe": "ok",
+        "ttnn_moe reference prepared": "ok",
+    }
     assert "off by 1.00e-01" in rows["wrong"]["reason"] and rows["wrong"]["worst_error"] == pytest.approx(0.1, rel=1e-3)
     assert rows["raises"]["reason"] == "RuntimeError: no kernel for this"
     assert rows["later"]["reason"] == "in its first turn: RuntimeError: no kernel for this"
@@ -191,8 +200,24 @@ def test_points() -> None:
 @pytest.mark.slow
 def test_the_script_measures_us_and_every_peer_that_is_here(tmp_path: Path) -> None:
     path = tmp_path / "moe_layer.json"
-    command = [sys.executable, str(ROOT / "benchmarks" / "moe_layer.py"), "--layers", "i1408", "--experts", "8",
-               "--tokens", "3", "--rounds", "1", "--sets", "2", "--device", "cpu", "--json", str(path)]  # fmt: skip
+    command = [
+        sys.executable,
+        str(ROOT / "benchmarks" / "moe_layer.py"),
+        "--layers",
+        "i1408",
+        "--experts",
+        "8",
+        "--tokens",
+        "3",
+        "--rounds",
+        "1",
+        "--sets",
+        "2",
+        "--device",
+        "cpu",
+        "--json",
+        str(path),
+    ]
     done = subprocess.run(
         command, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=300
     )

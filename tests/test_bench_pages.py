@@ -37,19 +37,33 @@ def results() -> dict[str, Any]:
     rows += [row("torch grouped_mm", "graph", points[0], None), row("torch grouped_mm", "graph", points[1], 1234.5)]
     return {
         "machine": {"name": "G", "read_bytes_per_s": 4e12, "flops_per_s": 8e14},
-        "versions": {"torch": "1", "cuda": "2"}, "options": {"rounds": 7}, "rows": rows,
-        "layers": [{"name": "x", "E": 8, "E_of_the_model": 16, "K": 2, "H": 3, "I": 4,
-                    "draws": [point | floors for point in points]}],
-    }  # fmt: skip
+        "versions": {"torch": "1", "cuda": "2"},
+        "options": {"rounds": 7},
+        "rows": rows,
+        "layers": [
+            {
+                "name": "x",
+                "E": 8,
+                "E_of_the_model": 16,
+                "K": 2,
+                "H": 3,
+                "I": 4,
+                "draws": [point | floors for point in points],
+            }
+        ],
+    }
 
 
 def test_a_table_holds_what_has_a_time(tables: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tables, "results", lambda name: results())
     assert tables.moe_layer().splitlines()[:6] == [
-        "| T | 4 | 4 skewed |", "|---|---|---|", "| floor | 10.0 | 10.0 |",
-        "| ttnn_moe, graph | 20.0 (2.00) | 20.0 (2.00) |", "| torch grouped_mm, graph |  | 1234 (123.45) |",
+        "| T | 4 | 4 skewed |",
+        "|---|---|---|",
+        "| floor | 10.0 | 10.0 |",
+        "| ttnn_moe, graph | 20.0 (2.00) | 20.0 (2.00) |",
+        "| torch grouped_mm, graph |  | 1234 (123.45) |",
         "| ttnn_moe, eager | 20.0 (2.00) | 20.0 (2.00) |",
-    ]  # fmt: skip
+    ]
     whole = tables.moe_layer_all()
     assert "### x: E 8 of the model's 16, K 2" in whole and "4.00 TB/s and 800 TFLOP/s" in whole
 

@@ -99,7 +99,7 @@ def test_sort_of_more_pairs_than_registers_hold(seed: int, cluster: int, kernels
 )
 def test_a_mistake_of_the_sort_is_seen(
     line: str, instead: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:  # fmt: skip
+) -> None:
     """Mistakes that write nothing out of place."""
     wrong = HostKernels(tmp_path, sources=with_mistake(tmp_path, "common/routing_sort", line, instead))
     wrong.use(monkeypatch)
@@ -116,9 +116,11 @@ def test_a_mistake_of_the_sort_is_seen(
 SM80 = ARCHES[8, 0]
 # the second as on Hopper
 PLANS: list[Plan] = [
-    Few(columns=4, arch=SM80), Few(columns=8, arch=SM80), Sorted(MmaGemm(32, 4), 128, 1, SM80),
+    Few(columns=4, arch=SM80),
+    Few(columns=8, arch=SM80),
+    Sorted(MmaGemm(32, 4), 128, 1, SM80),
     Sorted(Gemm(32, 3, 128), 128, 1),
-]  # fmt: skip
+]
 
 
 def _runs(case: Case, sizes: Plan) -> bool:

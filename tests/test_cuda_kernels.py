@@ -51,14 +51,15 @@ def _qwen3(plan: Plan, capability: int) -> list[Any]:
             "few_gate_up",
             {"hidden": BF16, "gate": BF16, "up": BF16, **ids, "act": BF16, "E_ids": "i32", "K": "i32", **sizes, **rows},
             {**both, "BLOCK_N": up.n, "BLOCK_K": up.k},
-            num_warps=up.warps, num_stages=up.stages,
-        )  # fmt: skip
+            num_warps=up.warps,
+            num_stages=up.stages,
+        )
         kernel(
             "few_down",
             {"act": BF16, "down": BF16, **ids, "weights": F32, "out": BF16, "E_ids": "i32", **sizes},
             {**both, "K": 8, "ADD": False, "BLOCK_N": down.n, "BLOCK_K": down.k, "STAGES": down.stages},
             num_warps=down.warps,
-        )  # fmt: skip
+        )
         return compiled
     kernel(
         "routing_sort:routing_count",
@@ -69,27 +70,40 @@ def _qwen3(plan: Plan, capability: int) -> list[Any]:
     kernel(
         "routing_sort:routing_sort",
         {
-            **ids, "ids": I64, "counts": I32, "offsets": I32, "row_tokens": I32, "inverse": I32, "tiles": I32,
-            "num_tiles": I32, "P": "i32", "E_ids": "i32", "E": "i32", "K": "i32", "chunks": "i32",
+            **ids,
+            "ids": I64,
+            "counts": I32,
+            "offsets": I32,
+            "row_tokens": I32,
+            "inverse": I32,
+            "tiles": I32,
+            "num_tiles": I32,
+            "P": "i32",
+            "E_ids": "i32",
+            "E": "i32",
+            "K": "i32",
+            "chunks": "i32",
         },
         {**SORT, "COUNTED": True, "BLOCK_M": plan.m, "CHUNK": plan.sort_chunk},
         num_warps=8,
-    )  # fmt: skip
+    )
     blocks = {"BLOCK_M": plan.m, "EVEN_K": True, "PRECISION": "tf32"}
     tile = plan.gate_up
     kernel(
         "gate_up",
         {"hidden": BF16, "gate": BF16, "up": BF16, **ROUTED, "act": BF16, **sizes, **rows},
         {**blocks, "BLOCK_N": tile.n, "BLOCK_K": tile.k},
-        num_warps=tile.warps, num_stages=tile.stages,
-    )  # fmt: skip
+        num_warps=tile.warps,
+        num_stages=tile.stages,
+    )
     for gather, tile in ((True, plan.gate_up), (False, plan.down)):
         kernel(
             "grouped_matmul",
             {"x": BF16, "weights": BF16, **ROUTED, "out": BF16, "M": "i32x16", "N": "i32x16", **rows},
             {**blocks, "BLOCK_N": tile.n, "BLOCK_K": tile.k, "GATHER": gather},
-            num_warps=tile.warps, num_stages=tile.stages,
-        )  # fmt: skip
+            num_warps=tile.warps,
+            num_stages=tile.stages,
+        )
     kernel(
         "combine",
         {"rows": BF16, "inverse": I32, "weights": F32, "num_tokens": I32, "out": BF16, "H": "i32x16"},

@@ -67,11 +67,21 @@ def test_no_other_product_is_chosen(arch: Arch) -> None:
 def test_nvcc_compiles_it_without_spills(use: Use, tmp_path: Path) -> None:
     spec = use.spec
     command = [
-        str(NVCC), "-std=c++17", "-cubin", "-Xptxas", "-v", "-Werror", "all-warnings", "-I", str(ROOT),
+        str(NVCC),
+        "-std=c++17",
+        "-cubin",
+        "-Xptxas",
+        "-v",
+        "-Werror",
+        "all-warnings",
+        "-I",
+        str(ROOT),
         f"-gencode=arch={spec.arch.replace('sm', 'compute')},code={spec.arch}",
         *(f"-D{name}={value}" for name, value in spec.defines),
-        "-o", str(tmp_path / "kernel.cubin"), str(ROOT / f"{spec.name}.cu"),
-    ]  # fmt: skip
+        "-o",
+        str(tmp_path / "kernel.cubin"),
+        str(ROOT / f"{spec.name}.cu"),
+    ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     report = done.stderr + done.stdout
     assert done.returncode == 0, report

@@ -108,10 +108,17 @@ def test_half_the_grid_routes_4096_tokens(grid) -> None:
 
 @settings(max_examples=150, deadline=None)
 @given(
-    T=st.integers(1, 3000), local=st.integers(1, 24), D=st.sampled_from([1, 2, 8]), K=st.integers(1, 9),
-    h=st.integers(1, 70), i=st.integers(1, 40), grid=st.sampled_from(sorted(GRIDS)), least=st.integers(1, 9),
-    weights=st.sampled_from(["bfloat16", "bfloat8_b"]), out=st.sampled_from(["bfloat16", "float32"]),
-)  # fmt: skip
+    T=st.integers(1, 3000),
+    local=st.integers(1, 24),
+    D=st.sampled_from([1, 2, 8]),
+    K=st.integers(1, 9),
+    h=st.integers(1, 70),
+    i=st.integers(1, 40),
+    grid=st.sampled_from(sorted(GRIDS)),
+    least=st.integers(1, 9),
+    weights=st.sampled_from(["bfloat16", "bfloat8_b"]),
+    out=st.sampled_from(["bfloat16", "float32"]),
+)
 def test_any_sizes(T, local, D, K, h, i, grid, least, weights, out) -> None:
     problem = planner.Problem(
         T=T, E=local * D, E_local=local, K=K, H=32 * h, I=32 * i, weight_format=weights, out_format=out

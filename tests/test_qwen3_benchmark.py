@@ -28,16 +28,58 @@ def benchmark() -> ModuleType:
         sys.path.pop(0)
 
 
-ONE = ["few_linear", "head_norm_rope", "decode_attention", "merge_attention", "few_linear", "few_linear", "router_topk",
-       "few_gate_up", "few_down"]  # fmt: skip
+ONE = [
+    "few_linear",
+    "head_norm_rope",
+    "decode_attention",
+    "merge_attention",
+    "few_linear",
+    "few_linear",
+    "router_topk",
+    "few_gate_up",
+    "few_down",
+]
 ONE_PARTS = ["qkv", "q/k norm, RoPE, cache", "attention", "attention", "out", "router", "top-k", "experts", "experts"]
-MANY = ["rms_norm", "nvjet_qkv", "splitKreduce_kernel", "head_norm_rope", "flash_fwd_splitkv_combine_kernel",
-        "nvjet_out", "splitKreduce_kernel", "rms_norm", "nvjet_router", "router_topk", "routing_sort", "gate_up",
-        "grouped_matmul", "combine"]  # fmt: skip
-MANY_PARTS = ["norms", "qkv", "qkv", "q/k norm, RoPE, cache", "attention", "out", "out", "norms", "router", "top-k",
-              *["experts"] * 4]  # fmt: skip
-FEW = ["decode_linear", "head_norm_rope", "decode_attention", "decode_linear", "router_logits", "router_topk",
-       "routing_sort", "grouped_mlp", "combine"]  # fmt: skip
+MANY = [
+    "rms_norm",
+    "nvjet_qkv",
+    "splitKreduce_kernel",
+    "head_norm_rope",
+    "flash_fwd_splitkv_combine_kernel",
+    "nvjet_out",
+    "splitKreduce_kernel",
+    "rms_norm",
+    "nvjet_router",
+    "router_topk",
+    "routing_sort",
+    "gate_up",
+    "grouped_matmul",
+    "combine",
+]
+MANY_PARTS = [
+    "norms",
+    "qkv",
+    "qkv",
+    "q/k norm, RoPE, cache",
+    "attention",
+    "out",
+    "out",
+    "norms",
+    "router",
+    "top-k",
+    *["experts"] * 4,
+]
+FEW = [
+    "decode_linear",
+    "head_norm_rope",
+    "decode_attention",
+    "decode_linear",
+    "router_logits",
+    "router_topk",
+    "routing_sort",
+    "grouped_mlp",
+    "combine",
+]
 FEW_PARTS = ["qkv", "q/k norm, RoPE, cache", "attention", "out", "router", "top-k", *["experts"] * 3]
 
 # keys and values of all tokens, then the layer for those whose logits are wanted

@@ -73,8 +73,12 @@ def test_bad_input_is_one_message_and_code_2(name: str, directory: Path, capsys)
 def run(module: str, *args: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", module, *args],
-        capture_output=True, text=True, cwd=ROOT, timeout=120, env={**os.environ, "COLUMNS": "200"},
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        timeout=120,
+        env={**os.environ, "COLUMNS": "200"},
+    )
 
 
 def test_exit_code_and_message_of_the_process(tmp_path: Path) -> None:

@@ -31,9 +31,13 @@ def engine(rows: int = 3, capacity: int = 96, pages: int | None = None, **option
     """With pages of 16 tokens, so many of them."""
     one = PagedCache.page_bytes(tiny().config, PAGE, torch.float32)
     return Engine(
-        tiny(), rows, capacity, memory=None if pages is None else pages * one, page=PAGE,
+        tiny(),
+        rows,
+        capacity,
+        memory=None if pages is None else pages * one,
+        page=PAGE,
         **{"prefill_chunk": 24, **options},
-    )  # fmt: skip
+    )
 
 
 def asked(n: int, seed: int, longest: int = 50, new: int = 20) -> list[tuple[list[int], dict[str, Any]]]:

@@ -53,9 +53,19 @@ def _launches(x: str) -> list[tuple[str, dict[str, str], dict[str, Any], dict[st
     routes = [kernels.router_tile(T, ELEMENT[x]) for T in (32, 64, 65)]
     logits = {"x": x, "norm": x, "weight": x, "partial": F32, "squares": F32, "T": "i32", "E": "i32x16", "H": "i32x16"}
     topk = {
-        "logits": x, "partial": F32, "squares": F32, "x": x, "norm": x, "normed": x, "ids": I32, "weights": F32,
-        "eps": "fp32", "T": "i32", "E": "i32x16", "H": "i32x16",
-    }  # fmt: skip
+        "logits": x,
+        "partial": F32,
+        "squares": F32,
+        "x": x,
+        "norm": x,
+        "normed": x,
+        "ids": I32,
+        "weights": F32,
+        "eps": "fp32",
+        "T": "i32",
+        "E": "i32x16",
+        "H": "i32x16",
+    }
     dense, paged = {"pages": None, "PAGE": 0}, {"PAGE": 64}
     best = {"K": 8, "RENORMALISE": True, "E_PAD": 128, "K_PAD": 8}
     return [
@@ -64,16 +74,32 @@ def _launches(x: str) -> list[tuple[str, dict[str, str], dict[str, Any], dict[st
             "few_linear",
             {**dict.fromkeys(POINTERS, x), "eps": "fp32", "N": "i32x16"},
             {
-                "T": 3, "K": 2048, "NORM": True, "BIAS": True, "ADD": True, "KEEP": True,
-                "T_PAD": 4, "BLOCK_N": block_n, "BLOCK_K": block_k,
+                "T": 3,
+                "K": 2048,
+                "NORM": True,
+                "BIAS": True,
+                "ADD": True,
+                "KEEP": True,
+                "T_PAD": 4,
+                "BLOCK_N": block_n,
+                "BLOCK_K": block_k,
             },
             {"num_warps": warps},
         ),
         (
             "head_norm_rope",
             {
-                "qkv": x, "q_norm": x, "k_norm": x, "cos": x, "sin": x, **where,
-                "q": x, **kv, "eps": "fp32", "T": "i32", "capacity": "i32x16",
+                "qkv": x,
+                "q_norm": x,
+                "k_norm": x,
+                "cos": x,
+                "sin": x,
+                **where,
+                "q": x,
+                **kv,
+                "eps": "fp32",
+                "T": "i32",
+                "capacity": "i32x16",
             },
             {"Q": 32, "KV": 4, "D": 128, "BOUND": True, "BLOCK_R": 16, **dense},
             {"num_warps": 4},
@@ -81,8 +107,18 @@ def _launches(x: str) -> list[tuple[str, dict[str, str], dict[str, Any], dict[st
         (
             "head_norm_rope",
             {
-                "qkv": x, "q_norm": x, "k_norm": x, "cos": x, "sin": x, **where,
-                "q": x, **kv, "pages": I32, "eps": "fp32", "T": "i32", "capacity": "i32x16",
+                "qkv": x,
+                "q_norm": x,
+                "k_norm": x,
+                "cos": x,
+                "sin": x,
+                **where,
+                "q": x,
+                **kv,
+                "pages": I32,
+                "eps": "fp32",
+                "T": "i32",
+                "capacity": "i32x16",
             },
             {"Q": 32, "KV": 4, "D": 128, "BOUND": True, "BLOCK_R": 1, **paged},
             {"num_warps": 1},
@@ -90,8 +126,18 @@ def _launches(x: str) -> list[tuple[str, dict[str, str], dict[str, Any], dict[st
         (
             "head_norm_rope",
             {
-                "qkv": x, "q_norm": x, "k_norm": x, "cos": x, "sin": x, **where,
-                "q": x, **kv, "pages": I32, "eps": "fp32", "T": "i32", "capacity": "i32x16",
+                "qkv": x,
+                "q_norm": x,
+                "k_norm": x,
+                "cos": x,
+                "sin": x,
+                **where,
+                "q": x,
+                **kv,
+                "pages": I32,
+                "eps": "fp32",
+                "T": "i32",
+                "capacity": "i32x16",
             },
             {"Q": 0, "KV": 4, "D": 128, "BOUND": True, "BLOCK_R": 16, **paged},
             {"num_warps": 4},
@@ -150,7 +196,7 @@ def _launches(x: str) -> list[tuple[str, dict[str, str], dict[str, Any], dict[st
             {**heads, **dense, "D": 256, "PRECISION": precision, **wide_fill.constants},
             {"num_warps": wide_fill.warps},
         ),
-    ]  # fmt: skip
+    ]
 
 
 @pytest.mark.parametrize("capability", [80, 90, 120])

@@ -8,16 +8,7 @@ from pathlib import Path
 import pytest
 import qwen3_last_layer
 import torch
-from qwen3_checkpoints import (
-    CONFIGS,
-    HAS_TINY,
-    TINY,
-    make,
-    prompts,
-    reference,
-    reference_logits,
-    relative_error,
-)
+from qwen3_checkpoints import CONFIGS, HAS_TINY, TINY, make, prompts, reference, reference_logits, relative_error
 
 from models.qwen3 import Session, StaticCache, Tokenizer, generate, load_model
 from models.qwen3.cache import Span, Step

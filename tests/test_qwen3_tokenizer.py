@@ -47,12 +47,21 @@ TEMPLATE = """
 """
 
 TEXTS = [
-    "", " ", "hello world", "  two  spaces\n\n\ttab", "It's 12+30=42, isn't it?", "naïve café — ½ ﬁ",
-    "日本語のテキスト", "emoji 👩‍👩‍👧 and flags 🇩🇪", "<|im_start|>user\nhi<|im_end|>\n",
-    "a<|endoftext|>b", "\x00\x7f\ufeff",
+    "",
+    " ",
+    "hello world",
+    "  two  spaces\n\n\ttab",
+    "It's 12+30=42, isn't it?",
+    "naïve café — ½ ﬁ",
+    "日本語のテキスト",
+    "emoji 👩‍👩‍👧 and flags 🇩🇪",
+    "<|im_start|>user\nhi<|im_end|>\n",
+    "a<|endoftext|>b",
+    "\x00\x7f\ufeff",
     "e\u0301 vs é",
-    "Copy: AB12", "x" * 500,
-]  # fmt: skip
+    "Copy: AB12",
+    "x" * 500,
+]
 
 CHATS = [
     [{"role": "user", "content": "hi"}],
@@ -76,11 +85,7 @@ def build(directory: Path) -> Path:
     special = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
     fast.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in special])
     fast.save(str(directory / "tokenizer.json"))
-    settings = {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "eos_token": "<|im_end|>",
-        "pad_token": "<|endoftext|>",
-    }
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"}
     (directory / "tokenizer_config.json").write_text(json.dumps(settings))
     (directory / "chat_template.jinja").write_text(TEMPLATE)
     return directory

@@ -138,24 +138,12 @@ DAMAGE = {
     "empty file": (lambda d: truncate(d, 0), "model.safetensors is not a whole safetensors file"),
     "index is no JSON": (lambda d: set_index(d, "nonsense"), "index.json cannot be read"),
     "index without map": (lambda d: set_index(d, "{}"), "index.json has the wrong form"),
-    "absent shard": (
-        lambda d: set_index(d, '{"weight_map": {"x": "model-2.safetensors"}}'),
-        "no model-2.safetensors",
-    ),
+    "absent shard": (lambda d: set_index(d, '{"weight_map": {"x": "model-2.safetensors"}}'), "no model-2.safetensors"),
     "file elsewhere": (lambda d: set_index(d, '{"weight_map": {"x": "../x.safetensors"}}'), "outside"),
-    "index names more": (
-        lambda d: set_index(d, '{"weight_map": {"model.norm.weight": "model.safetensors"}}'),
-        None,
-    ),
+    "index names more": (lambda d: set_index(d, '{"weight_map": {"model.norm.weight": "model.safetensors"}}'), None),
     "another model": (lambda d: edit(d, model_type="llama"), "another architecture"),
-    "another class": (
-        lambda d: edit(d, architectures=["Qwen3MoeForSequenceClassification"]),
-        "another architecture",
-    ),
-    "missing field": (
-        lambda d: edit(d, num_local_experts=None, hidden_size=None),
-        "no hidden_size, num_experts",
-    ),
+    "another class": (lambda d: edit(d, architectures=["Qwen3MoeForSequenceClassification"]), "another architecture"),
+    "missing field": (lambda d: edit(d, num_local_experts=None, hidden_size=None), "no hidden_size, num_experts"),
     "missing theta": (lambda d: edit(d, rope_parameters=None), "no rope_theta"),
     "yarn": (lambda d: edit(d, rope_scaling={"rope_type": "yarn", "factor": 4.0}), "RoPE variant"),
     "sliding window": (lambda d: edit(d, use_sliding_window=True, sliding_window=64), "sliding-window"),
@@ -190,9 +178,15 @@ def test_an_absent_directory_a_file_and_an_absent_backend(directory: Path) -> No
 def test_config_of_transformers_4_and_5(directory: Path) -> None:
     new = Qwen3MoeConfig.from_directory(directory)
     edit(
-        directory, num_local_experts=None, num_experts=8, rope_parameters=None, rope_theta=10000.0,
-        rope_scaling=None, dtype=None, torch_dtype="float32",
-    )  # fmt: skip
+        directory,
+        num_local_experts=None,
+        num_experts=8,
+        rope_parameters=None,
+        rope_theta=10000.0,
+        rope_scaling=None,
+        dtype=None,
+        torch_dtype="float32",
+    )
     assert Qwen3MoeConfig.from_directory(directory) == new
     assert (new.num_experts, new.rope_theta, new.dtype) == (8, 10000.0, torch.float32)
     edit(directory, head_dim=None)
@@ -236,8 +230,11 @@ def test_peak_memory_of_loading(fused: bool, tmp_path: Path) -> None:
         rewrite(directory, lambda tensors: fuse(tensors, layers=range(3), E=40))
     done = subprocess.run(
         [sys.executable, "-c", MEASURE, str(directory)],
-        capture_output=True, text=True, cwd=Path(__file__).parents[1], timeout=120,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        cwd=Path(__file__).parents[1],
+        timeout=120,
+    )
     assert done.returncode == 0, done.stderr
     ratio, weights = map(float, done.stdout.split())
     assert weights > 250e6

@@ -142,14 +142,8 @@ def _topk(T: int = 4, K: int = 2) -> tuple[torch.Tensor, torch.Tensor]:
         (lambda i, w: Routing.from_topk(i, w.double(), 4), "topk_weights has the wrong dtype"),
         (lambda i, w: Routing.from_topk(i, w.to("meta"), 4), "different devices"),
         (lambda i, w: Routing.from_topk(i, w, 0), "E must be positive"),
-        (
-            lambda i, w: Routing.from_topk(i, w, 4, placement=Placement.uniform(6, 2)),
-            "another number of experts",
-        ),
-        (
-            lambda i, w: Routing.from_topk(i, w, 4, num_tokens=torch.tensor(3)),
-            "num_tokens has the wrong form",
-        ),
+        (lambda i, w: Routing.from_topk(i, w, 4, placement=Placement.uniform(6, 2)), "another number of experts"),
+        (lambda i, w: Routing.from_topk(i, w, 4, num_tokens=torch.tensor(3)), "num_tokens has the wrong form"),
         (lambda i, w: Routing.from_topk(i, w, 4).step_layout(0), "row_align"),
         (lambda i, w: Placement.uniform(6, 4), "E=6, D=4"),
         (lambda i, w: Placement.from_mapping([[0, 1], [2, 2]]), "not a partition"),

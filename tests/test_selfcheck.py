@@ -134,10 +134,23 @@ def torchrun(folder: Path, script: str, backend: str) -> subprocess.CompletedPro
     (folder / "script.py").write_text(script + RUN)
     path = os.pathsep.join([str(ROOT), str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")])
     return subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", folder / "script.py",
-         "selfcheck", "--backend", backend],
-        env=os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=300,
-    )  # fmt: skip
+        [
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            "--standalone",
+            "--nproc-per-node",
+            "2",
+            folder / "script.py",
+            "selfcheck",
+            "--backend",
+            backend,
+        ],
+        env=os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
 
 
 def test_under_torchrun_expert_parallelism_is_checked_too(tmp_path: Path) -> None:

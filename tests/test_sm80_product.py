@@ -45,9 +45,16 @@ BF16, F16 = torch.bfloat16, torch.float16
     ids=str,
 )
 def test_products(
-    gemm: MmaGemm, dtype: torch.dtype, order: str, H: int, I: int, T: int, late: bool,
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+    gemm: MmaGemm,
+    dtype: torch.dtype,
+    order: str,
+    H: int,
+    I: int,
+    T: int,
+    late: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Tiles that are full, ragged, of one row; an expert with no token, whose weights are NaN; ids of no expert."""
     kernels = HostKernels(tmp_path, late)
     assert worst_row(kernels, monkeypatch, _plan(gemm), *some_tokens(T, H, I, dtype, order)) < bound_of(dtype)
@@ -81,7 +88,7 @@ def test_no_row_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_a_mistake_is_seen(
     line: str, instead: str, late: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:  # fmt: skip
+) -> None:
     ids = torch.randint(0, 3, (50, 2), dtype=torch.int32)
     experts = experts_of(3, 320, 64, BF16)
     kernels = HostKernels(tmp_path, late, with_mistake(tmp_path, NAME, line, instead))

@@ -54,10 +54,7 @@ def _spans(*spans: tuple[int, int, int]) -> list[Span]:
     """Of (tokens, past, row)."""
     firsts = [sum(n for n, _, _ in spans[:i]) for i in range(len(spans))]
     masks = [torch.ones(n, past + n, dtype=torch.bool).tril(past) if past else None for n, past, _ in spans]
-    return [
-        Span(row, first, n, past, mask)
-        for (n, past, row), first, mask in zip(spans, firsts, masks, strict=True)
-    ]  # fmt: skip
+    return [Span(row, first, n, past, mask) for (n, past, row), first, mask in zip(spans, firsts, masks, strict=True)]
 
 
 @lateness
@@ -73,9 +70,15 @@ def _spans(*spans: tuple[int, int, int]) -> list[Span]:
     ids=str,
 )
 def test_attention_of_prompts(
-    spans: list[Span], heads: int, kv: int, page: int, capacity: int, late: bool, tmp_path: Path,
+    spans: list[Span],
+    heads: int,
+    kv: int,
+    page: int,
+    capacity: int,
+    late: bool,
+    tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+) -> None:
     torch.manual_seed(0)
     host = HostKernels(tmp_path, late)
     assert _attention_error(host, monkeypatch, spans, heads, kv, page, capacity) < 8e-3
@@ -102,7 +105,7 @@ def test_attention_of_prompts(
 )
 def test_a_mistake_of_the_attention_is_seen(
     line: str, instead: str, late: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:  # fmt: skip
+) -> None:
     torch.manual_seed(0)
     host = HostKernels(tmp_path, late, with_mistake(tmp_path, "sm90/prefill_attention", line, instead))
     spans = _spans((40, 227, 1), (140, 0, 0))
@@ -124,9 +127,17 @@ BF16, F16 = torch.bfloat16, torch.float16
     ids=str,
 )
 def test_products(
-    gemm: Gemm, dtype: torch.dtype, order: str, H: int, I: int, T: int, together: int, late: bool,
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+    gemm: Gemm,
+    dtype: torch.dtype,
+    order: str,
+    H: int,
+    I: int,
+    T: int,
+    together: int,
+    late: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Tiles that are full, ragged, of one row; blocks that run one after the other, and at once."""
     host = HostKernels(tmp_path, late, together=together)
     assert worst_row(host, monkeypatch, Sorted(gemm, 128), *some_tokens(T, H, I, dtype, order)) < bound_of(dtype)
@@ -147,7 +158,7 @@ def test_products(
 )
 def test_a_mistake_of_the_products_is_seen(
     line: str, instead: str, late: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:  # fmt: skip
+) -> None:
     torch.manual_seed(0)
     ids = torch.randint(0, 3, (50, 2), dtype=torch.int32)
     experts = experts_of(3, 320, 64, BF16)
@@ -163,7 +174,7 @@ def test_a_mistake_of_the_products_is_seen(
 )
 def test_a_linear_layer_of_a_few_rows(
     T: int, splits: int, N: int, norm: bool, late: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:  # fmt: skip
+) -> None:
     torch.manual_seed(0)
     host = HostKernels(tmp_path, late)
     host.use(monkeypatch)

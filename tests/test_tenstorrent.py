@@ -62,9 +62,15 @@ def environment(machine: str) -> dict[str, str]:
 
 def start(machine: str, name: str, folder: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, str(RUNS), name], env=environment(machine), cwd=folder, text=True, errors="replace",
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=LIMIT_S,
-    )  # fmt: skip
+        [sys.executable, str(RUNS), name],
+        env=environment(machine),
+        cwd=folder,
+        text=True,
+        errors="replace",
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        timeout=LIMIT_S,
+    )
 
 
 @cache

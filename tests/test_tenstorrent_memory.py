@@ -40,9 +40,17 @@ def on_chip(made) -> dict[str, int]:
 def part_of(name: str) -> str:
     """The part that a tensor of the checkpoint, or a parameter of models/qwen3/model.py, belongs to."""
     kinds = {
-        "norm": "norms", "embed": "embedding", "head": "head", ".experts.": "experts", "router": "router",
-        "mlp.gate.": "router", "mlp.gate_up": "experts", "attn": "attention", "attention": "attention", "mlp": "dense",
-    }  # fmt: skip
+        "norm": "norms",
+        "embed": "embedding",
+        "head": "head",
+        ".experts.": "experts",
+        "router": "router",
+        "mlp.gate.": "router",
+        "mlp.gate_up": "experts",
+        "attn": "attention",
+        "attention": "attention",
+        "mlp": "dense",
+    }
     return next(part for words, part in kinds.items() if words in name)
 
 

@@ -270,9 +270,15 @@ def test_training_from_nothing(tmp_path: Path) -> None:
     losses = [float(value) for value in re.findall(r"step \d+: loss ([\d.]+)", result.output)]
     assert len(losses) == 40 and losses[0] > 5.5 and losses[-1] < 0.7 * losses[0]
     assert {path.name for path in (tmp_path / "new").iterdir()} == {
-        "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja",
-        "model.safetensors.index.json", "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors",
-    }  # fmt: skip
+        "config.json",
+        "generation_config.json",
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "chat_template.jinja",
+        "model.safetensors.index.json",
+        "model-00001-of-00002.safetensors",
+        "model-00002-of-00002.safetensors",
+    }
     ids = torch.arange(20)[None]
     ours = load_model(tmp_path / "new", dtype=torch.float32)(ids)
     theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "new", dtype=torch.float32)(ids).logits

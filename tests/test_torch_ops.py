@@ -21,14 +21,7 @@ def args(target: Target, dtype: torch.dtype):
 def test_opcheck(runnable: Target, name: str) -> None:
     dtype = runnable.dtypes[0]
     x, routing = args(runnable, dtype)
-    common = (
-        x.ids,
-        x.weights,
-        list(x.experts.tensors.values()),
-        x.experts.sizes,
-        x.experts.spec,
-        runnable.backend,
-    )
+    common = (x.ids, x.weights, list(x.experts.tensors.values()), x.experts.sizes, x.experts.spec, runnable.backend)
     align = runnable.row_align
     capacity = routing.step_layout(align).capacity
     rows = torch.randn(capacity, CASE.I, device=runnable.device).to(dtype)
@@ -36,10 +29,7 @@ def test_opcheck(runnable: Target, name: str) -> None:
     ids, weights, tensors, sizes, spec, backend = common
     op, arguments = {
         "moe": (torch_ops._moe, (x.hidden, *common)),
-        "moe_out": (
-            torch_ops._moe_out,
-            (x.hidden, ids, weights, None, tensors, sizes, spec, backend, True, out),
-        ),
+        "moe_out": (torch_ops._moe_out, (x.hidden, ids, weights, None, tensors, sizes, spec, backend, True, out)),
         "silu_mul": (torch_ops._silu_mul, (rows, rows.clone(), backend)),
         "down": (torch_ops._down_projection, (rows, *common, align, False, out)),
         **{step: (op, (x.hidden, *common, align)) for step, op in torch_ops.STEPS.items()},

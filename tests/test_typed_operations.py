@@ -78,9 +78,12 @@ def small(ops, stand_in) -> On:
 def test_programs_are_those_of_the_python_path(on, sizes: Sizes, T: int, bound: int) -> None:
     here = on(sizes)
     runs = [
-        here.route(T, bound), here.gate_up(T, bound), here.gate_up(T, bound, up=False), here.down(T, bound),
+        here.route(T, bound),
+        here.gate_up(T, bound),
+        here.gate_up(T, bound, up=False),
+        here.down(T, bound),
         here.down(T, bound, "float32"),
-    ]  # fmt: skip
+    ]
     launched = here.chip.launched
     for (_, wanted), got in zip(runs, launched, strict=True):
         for kernel in got["kernels"]:

@@ -52,10 +52,16 @@ class ComputeConfigDescriptor:
 
 
 def KernelDescriptor(
-    kernel_source: str, core_ranges: list[Any], compile_time_args: list[int], named_compile_time_args: list[Any],
-    defines: list[Any], runtime_args: dict[int, dict[int, list[int]]], common_runtime_args: list[int], config: Any,
+    kernel_source: str,
+    core_ranges: list[Any],
+    compile_time_args: list[int],
+    named_compile_time_args: list[Any],
+    defines: list[Any],
+    runtime_args: dict[int, dict[int, list[int]]],
+    common_runtime_args: list[int],
+    config: Any,
     compiler_include_paths: list[str],
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, Any]:
     if isinstance(config, ComputeConfigDescriptor):
         config = {**config.settings, "unpack_to_dest_fp32": config.unpack_to_dest_mode}
     return {

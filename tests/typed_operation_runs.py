@@ -38,11 +38,21 @@ def tool(*names: str) -> str:
 
 def configure(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
     command = [
-        tool("cmake"), "-S", str(ROOT), "-B", str(folder), "-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={tool('ninja')}",
-        f"-DCMAKE_CXX_COMPILER={os.environ.get('CXX') or tool('g++', 'c++', 'clang++')}", "-DCMAKE_BUILD_TYPE=Debug",
-        f"-DPython_EXECUTABLE={sys.executable}", f"-Dnanobind_DIR={nanobind.cmake_dir()}", "-DTTNN_MOE_WITH_TTNN=ON",
+        tool("cmake"),
+        "-S",
+        str(ROOT),
+        "-B",
+        str(folder),
+        "-G",
+        "Ninja",
+        f"-DCMAKE_MAKE_PROGRAM={tool('ninja')}",
+        f"-DCMAKE_CXX_COMPILER={os.environ.get('CXX') or tool('g++', 'c++', 'clang++')}",
+        "-DCMAKE_BUILD_TYPE=Debug",
+        f"-DPython_EXECUTABLE={sys.executable}",
+        f"-Dnanobind_DIR={nanobind.cmake_dir()}",
+        "-DTTNN_MOE_WITH_TTNN=ON",
         *options,
-    ]  # fmt: skip
+    ]
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
@@ -127,9 +137,14 @@ class On:
         if accumulate:
             more["output_tensor"] = self.tensor((T, self.sizes.H), out_format)
         out = self.ops.moe_down(
-            **given, weight=weight, experts_per_token=self.sizes.K, num_tokens=T, accumulate=accumulate,
-            output_dtype=getattr(self.stand_in.DataType, out_format), **more,
-        )  # fmt: skip
+            **given,
+            weight=weight,
+            experts_per_token=self.sizes.K,
+            num_tokens=T,
+            accumulate=accumulate,
+            output_dtype=getattr(self.stand_in.DataType, out_format),
+            **more,
+        )
         scalars = {"token_tiles": -(-T // 32), "accumulate": int(accumulate)}
         return out, self.in_python("down", bound, {**given, "weight_0": weight, "out": out}, scalars, out_format)
 
@@ -143,9 +158,11 @@ def arguments(on: On, operator: str) -> dict[str, Any]:
     s = on.sizes
     if operator == "routing":
         return {
-            "topk_ids": on.rows(T, s.K), "topk_weights": on.rows(T, s.K, dtype="float32"), "num_experts": s.E,
+            "topk_ids": on.rows(T, s.K),
+            "topk_weights": on.rows(T, s.K, dtype="float32"),
+            "num_experts": s.E,
             "device_expert_mapping": on.rows(1, s.E_local),
-        }  # fmt: skip
+        }
     if operator == "silu_mul":
         return {name: on.tensor((64, s.I)) for name in ("gate", "up")}
     routed = on.routing(BOUND)

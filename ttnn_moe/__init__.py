@@ -11,7 +11,21 @@ __version__ = "0.1.0"
 logs.setup()
 
 __all__ = [
-    "BackendUnavailable", "CheckpointError", "ContractError", "Experts", "Placement", "Problem", "RequestError",
-    "Routing", "TtnnMoeError", "down_projection", "gate_projection", "gate_up", "moe", "prepare", "silu_mul",
-    "up_projection", "why",
-]  # fmt: skip
+    "BackendUnavailable",
+    "CheckpointError",
+    "ContractError",
+    "Experts",
+    "Placement",
+    "Problem",
+    "RequestError",
+    "Routing",
+    "TtnnMoeError",
+    "down_projection",
+    "gate_projection",
+    "gate_up",
+    "moe",
+    "prepare",
+    "silu_mul",
+    "up_projection",
+    "why",
+]

@@ -24,7 +24,7 @@ from .contract import (
     check_out,
     check_rows,
     step_capacity,
-)  # fmt: skip
+)
 from .errors import ContractError
 
 

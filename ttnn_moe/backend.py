@@ -122,13 +122,7 @@ class Backend(Protocol):
         """Steps 1 to 3 in one: activations [capacity, I]."""
 
     def down_projection(
-        self,
-        activations: Tensor,
-        routing: Routing,
-        experts: Experts,
-        row_align: int,
-        out: Tensor,
-        accumulate: bool,
+        self, activations: Tensor, routing: Routing, experts: Experts, row_align: int, out: Tensor, accumulate: bool
     ) -> None:
         """Step 4: activations [capacity, I] through the down weights, weighted, written or added to out [T, H]."""
 

@@ -41,10 +41,7 @@ def _print_version(asked: bool) -> None:
 
 @app.callback()
 def _common(
-    verbose: Annotated[
-        bool,
-        typer.Option("--verbose", "-v", help="Log to stderr what is chosen, and why."),
-    ] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log to stderr what is chosen, and why.")] = False,
     version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
     ] = False,
@@ -190,9 +187,7 @@ def _dtype(name: str, *able: str) -> torch.dtype:
 
 
 @app.command()
-def cache(
-    clear: Annotated[bool, typer.Option("--clear", help="Remove every compiled kernel.")] = False,
-) -> None:
+def cache(clear: Annotated[bool, typer.Option("--clear", help="Remove every compiled kernel.")] = False) -> None:
     """Show where compiled kernels are kept, how many and how large; or remove them."""
     from .jit.store import Store
 

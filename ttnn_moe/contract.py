@@ -18,9 +18,21 @@ from .placement import Placement
 from .routing import PaddedView, Routing, SortedView, StepLayout, step_capacity
 
 __all__ = [
-    "Experts", "PaddedView", "Placement", "Problem", "Routing", "SortedView", "StepLayout",
-    "check", "check_accumulate", "check_hidden", "check_out", "check_prepared", "check_rows", "step_capacity",
-]  # fmt: skip
+    "Experts",
+    "PaddedView",
+    "Placement",
+    "Problem",
+    "Routing",
+    "SortedView",
+    "StepLayout",
+    "check",
+    "check_accumulate",
+    "check_hidden",
+    "check_out",
+    "check_prepared",
+    "check_rows",
+    "step_capacity",
+]
 
 HIDDEN_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
@@ -62,9 +74,7 @@ class Problem:
             object.__setattr__(self, "out_dtype", self.dtype)
         if self.out_dtype not in (self.dtype, torch.float32):
             raise ContractError(
-                "out has the wrong dtype",
-                got=self.out_dtype,
-                expected=f"{self.dtype} (that of hidden) or float32",
+                "out has the wrong dtype", got=self.out_dtype, expected=f"{self.dtype} (that of hidden) or float32"
             )
         if self.E % self.D:
             raise ContractError(
@@ -75,20 +85,26 @@ class Problem:
 
     @classmethod
     def of(
-        cls,
-        T: int,
-        K: int,
-        experts: Experts,
-        dtype: torch.dtype,
-        out_dtype: torch.dtype | None = None,
-        D: int = 1,
+        cls, T: int, K: int, experts: Experts, dtype: torch.dtype, out_dtype: torch.dtype | None = None, D: int = 1
     ) -> Problem:
         """The problem of T tokens, K experts each, on these experts (all E of them)."""
         return cls(
-            T, experts.E, K, experts.H, experts.I, dtype, out_dtype, experts.format, experts.layout,
-            experts.gate_up_order, experts.activation, experts.activation_format, experts.bias,
-            experts.device.type, D,
-        )  # fmt: skip
+            T,
+            experts.E,
+            K,
+            experts.H,
+            experts.I,
+            dtype,
+            out_dtype,
+            experts.format,
+            experts.layout,
+            experts.gate_up_order,
+            experts.activation,
+            experts.activation_format,
+            experts.bias,
+            experts.device.type,
+            D,
+        )
 
 
 def check(hidden: Tensor, routing: Routing, experts: Experts, out: Tensor | None = None) -> Problem:

@@ -35,9 +35,22 @@ PACKAGES = {
 }
 # what torch's CPU kernels choose by: x86 names, then Arm's
 CPU_FLAGS = (
-    "avx2", "fma", "avx512f", "avx512_bf16", "avx512_vnni", "avx512_fp16", "amx_tile", "amx_bf16", "amx_int8",
-    "asimd", "asimddp", "bf16", "i8mm", "sve", "sve2",
-)  # fmt: skip
+    "avx2",
+    "fma",
+    "avx512f",
+    "avx512_bf16",
+    "avx512_vnni",
+    "avx512_fp16",
+    "amx_tile",
+    "amx_bf16",
+    "amx_int8",
+    "asimd",
+    "asimddp",
+    "bf16",
+    "i8mm",
+    "sve",
+    "sve2",
+)
 PLANNER_REMEDY = "install the project (`make demo`, or `pip install -e .`): that builds ttnn_moe._planner"
 
 
@@ -152,22 +165,24 @@ def render(found: dict[str, Any], console: Console) -> None:
     if packages.get("torch") and found["torch_cuda"]:
         packages["torch"] += f" (CUDA {found['torch_cuda']})"
     _table(
-        console,
-        "Packages",
-        ("package", "version"),
-        [(k, v or "[dim]not installed[/]") for k, v in packages.items()],
+        console, "Packages", ("package", "version"), [(k, v or "[dim]not installed[/]") for k, v in packages.items()]
     )
 
     planner = found["planner"]
     if planner["built"]:
         chips = [
             (
-                chip["name"], chip["arch"], _grid(chip["tensix_grid"]), _grid(chip["compute_grid"]),
-                f"{chip['l1_bytes'] / 2**10:.0f} KiB", f"{chip['dram_bytes'] / 2**30:.1f} GiB",
-                f"{chip['dram_bytes_per_s'] / 1e9:.0f} GB/s", f"{chip['clock_hz'] / 1e9:.2f} GHz",
+                chip["name"],
+                chip["arch"],
+                _grid(chip["tensix_grid"]),
+                _grid(chip["compute_grid"]),
+                f"{chip['l1_bytes'] / 2**10:.0f} KiB",
+                f"{chip['dram_bytes'] / 2**30:.1f} GiB",
+                f"{chip['dram_bytes_per_s'] / 1e9:.0f} GB/s",
+                f"{chip['clock_hz'] / 1e9:.2f} GHz",
             )
             for chip in planner["chips"]
-        ]  # fmt: skip
+        ]
         columns = ("chip", "arch", "Tensix", "to programs", "L1 a core", "DRAM", "bandwidth", "clock")
         _table(console, "Chips that Tenstorrent programs can be planned for", columns, chips)
     else:
@@ -175,12 +190,7 @@ def render(found: dict[str, Any], console: Console) -> None:
         console.print(f"  to have it: {escape(planner['remedy'])}")
 
     if found["environment"]:
-        _table(
-            console,
-            "Settings",
-            ("variable", "value"),
-            [(k, escape(v)) for k, v in found["environment"].items()],
-        )
+        _table(console, "Settings", ("variable", "value"), [(k, escape(v)) for k, v in found["environment"].items()])
 
 
 def render_plan(report: Report, console: Console) -> None:
@@ -193,12 +203,16 @@ def render_plan(report: Report, console: Console) -> None:
     )
     rows = [
         (
-            plan.operator, f"{plan.T}", f"{plan.cores}", f"{'-'.join(map(str, sorted(set(plan.share))))} {plan.unit}",
+            plan.operator,
+            f"{plan.T}",
+            f"{plan.cores}",
+            f"{'-'.join(map(str, sorted(set(plan.share))))} {plan.unit}",
             f"{plan.l1_bytes / 2**10:.0f} of {report.usable_l1 / 2**10:.0f} KiB",
-            f"{plan.weight_bytes / 1e6:.1f}", f"{plan.row_bytes / 1e6:.2f}",
+            f"{plan.weight_bytes / 1e6:.1f}",
+            f"{plan.row_bytes / 1e6:.2f}",
         )
         for plan in report.plans
-    ]  # fmt: skip
+    ]
     columns = ("operator", "T up to", "cores", "a core's share", "L1 a core", "weights MB", "rows MB")
     _table(console, "Programs of one layer on each chip, and the DRAM traffic of a call", columns, rows)
     total = ("[bold]together[/]", "", "", f"[bold]{in_words(report.needed)}[/]")

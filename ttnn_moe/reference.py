@@ -71,13 +71,7 @@ class ReferenceBackend:
         self.run(hidden, routing, experts, out, accumulate, space)
 
     def run(
-        self,
-        hidden: Tensor,
-        routing: Routing,
-        experts: Experts,
-        out: Tensor,
-        accumulate: bool,
-        space: Workspace,
+        self, hidden: Tensor, routing: Routing, experts: Experts, out: Tensor, accumulate: bool, space: Workspace
     ) -> None:
         """The whole operator in a given workspace."""
         view = routing.sorted
@@ -124,13 +118,7 @@ class ReferenceBackend:
         return out
 
     def down_projection(
-        self,
-        activations: Tensor,
-        routing: Routing,
-        experts: Experts,
-        row_align: int,
-        out: Tensor,
-        accumulate: bool,
+        self, activations: Tensor, routing: Routing, experts: Experts, row_align: int, out: Tensor, accumulate: bool
     ) -> None:
         layout = routing.step_layout(row_align)
         space = Workspace(layout.capacity, routing.T, experts.H, 1, activations.dtype)
@@ -225,13 +213,7 @@ def _silu_mul(gate: Tensor, up: Tensor, product: Tensor, out: Tensor) -> Tensor:
 
 
 def _combine(
-    rows: Tensor,
-    inverse: Tensor,
-    routing: Routing,
-    weights: Tensor,
-    out: Tensor,
-    accumulate: bool,
-    space: Workspace,
+    rows: Tensor, inverse: Tensor, routing: Routing, weights: Tensor, out: Tensor, accumulate: bool, space: Workspace
 ) -> None:
     """out[t] (+)= sum over ascending k of weights[t, k] * rows[inverse[t, k]], in fp32; -1 adds nothing."""
     T = routing.T if routing.num_tokens is None else min(int(routing.num_tokens), routing.T)

@@ -132,9 +132,7 @@ def _choose(problem: Problem, name: str) -> Backend:
                 return _instance(candidate)
             rejected[candidate] = reason
         raise BackendUnavailable(
-            f"no backend can run this problem: {rejected}",
-            got=problem,
-            remedy="`ttnn-moe doctor` lists what is here",
+            f"no backend can run this problem: {rejected}", got=problem, remedy="`ttnn-moe doctor` lists what is here"
         )
     reason = _reason(name, problem)
     if reason is None:
@@ -159,7 +157,8 @@ def resolve(name: str = AUTO) -> str:
     if not found.available:
         here = [other for other in _TARGETS if probe(other).available]
         raise BackendUnavailable(
-            f"backend {name!r} is not available: {found.reason}", expected=f"one that is here: {here}",
+            f"backend {name!r} is not available: {found.reason}",
+            expected=f"one that is here: {here}",
             remedy=found.remedy or None,
-        )  # fmt: skip
+        )
     return name

@@ -118,8 +118,10 @@ def machine(name: str, device: str) -> Iterator[str]:
     yield f"backend {name} on {device}: {', '.join(registry.probe(name).devices)}"
     from .doctor import PACKAGES, _version
 
-    found = {module: torch.__version__ if module == "torch" else _version(module, PACKAGES[module])
-             for module in ("torch", "triton", "torch_npu", "ttnn")}  # fmt: skip
+    found = {
+        module: torch.__version__ if module == "torch" else _version(module, PACKAGES[module])
+        for module in ("torch", "triton", "torch_npu", "ttnn")
+    }
     yield ", ".join(f"{module} {version}" for module, version in found.items() if version)
 
 

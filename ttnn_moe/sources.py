@@ -31,9 +31,7 @@ def kernel_path(*parts: str) -> Path:
     path = root.joinpath(*parts).resolve()
     if not parts or not any(path.is_relative_to(root / folder) for folder in FOLDERS):
         raise ContractError(
-            "not the path of a kernel source",
-            got=repr("/".join(parts)),
-            expected=f"a path in {' or '.join(FOLDERS)}",
+            "not the path of a kernel source", got=repr("/".join(parts)), expected=f"a path in {' or '.join(FOLDERS)}"
         )
     if not path.exists():
         raise SourceMissing(

@@ -137,16 +137,7 @@ def moe(
         return _moe(hidden, ids, topk_weights, weights, experts.sizes, experts.spec, backend)
     out = hidden.new_empty(hidden.shape) if out is None else out
     _moe_out(
-        hidden,
-        ids,
-        topk_weights,
-        routing.num_tokens,
-        weights,
-        experts.sizes,
-        experts.spec,
-        backend,
-        accumulate,
-        out,
+        hidden, ids, topk_weights, routing.num_tokens, weights, experts.sizes, experts.spec, backend, accumulate, out
     )
     return out
 
@@ -155,14 +146,7 @@ def step(name: str, hidden: Tensor, routing: Routing, experts: Experts, row_alig
     """api.gate_projection, up_projection or gate_up through the custom op."""
     weights = list(experts.tensors.values())
     return STEPS[name](
-        hidden,
-        routing.topk_ids,
-        routing.topk_weights,
-        weights,
-        experts.sizes,
-        experts.spec,
-        backend,
-        row_align,
+        hidden, routing.topk_ids, routing.topk_weights, weights, experts.sizes, experts.spec, backend, row_align
     )
 
 
@@ -172,13 +156,7 @@ def silu_mul(gate: Tensor, up: Tensor, backend: str) -> Tensor:
 
 
 def down_projection(
-    activations: Tensor,
-    routing: Routing,
-    experts: Experts,
-    row_align: int,
-    out: Tensor,
-    accumulate: bool,
-    backend: str,
+    activations: Tensor, routing: Routing, experts: Experts, row_align: int, out: Tensor, accumulate: bool, backend: str
 ) -> Tensor:
     """api.down_projection through the custom op."""
     weights = list(experts.tensors.values())

@@ -39,9 +39,7 @@ class FlashInfer(Implementation):
                 with autotune(True):
                     call(hidden, ids, scale)
             out = torch.empty_like(hidden)
-            cutlass_fused_moe(
-                hidden, ids, scale, up_gate, weights.down, hidden.dtype, quant_scales=None, output=out
-            )  # fmt: skip
+            cutlass_fused_moe(hidden, ids, scale, up_gate, weights.down, hidden.dtype, quant_scales=None, output=out)
             return out
 
         return call

@@ -45,9 +45,7 @@ class TritonKernels(Implementation):
             ragged = make_ragged_tensor_metadata(counts, T * K)
             both = matmul(hidden, gate_up, None, a_ragged_metadata=ragged, gather_indx=pairs // K)
             act = torch.nn.functional.silu(both[..., :I]).mul_(both[..., I:])
-            out = matmul(
-                act, down, None, a_ragged_metadata=ragged, scatter_indx=pairs, gammas=scale.flatten()[order]
-            )  # fmt: skip
+            out = matmul(act, down, None, a_ragged_metadata=ragged, scatter_indx=pairs, gammas=scale.flatten()[order])
             return out.view(T, K, H).sum(1)
 
         return call

@@ -18,11 +18,7 @@ import triton.language as tl
 
 
 @triton.jit
-def combine(
-    rows, inverse, weights, out,
-    T, H,
-    K: tl.constexpr, BLOCK_H: tl.constexpr,
-):  # fmt: skip
+def combine(rows, inverse, weights, out, T, H, K: tl.constexpr, BLOCK_H: tl.constexpr):
     blocks = tl.cdiv(H, BLOCK_H)
     for task in range(tl.program_id(0), T * blocks, tl.num_programs(0)):
         t = task // blocks

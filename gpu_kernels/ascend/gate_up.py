@@ -24,10 +24,20 @@ import triton.language as tl
 
 @triton.jit
 def gate_up(
-    hidden, gate_up, ends, row_tokens, tiles, num_tiles, act,
-    H, I,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, CAST: tl.constexpr,
-):  # fmt: skip
+    hidden,
+    gate_up,
+    ends,
+    row_tokens,
+    tiles,
+    num_tiles,
+    act,
+    H,
+    I,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    CAST: tl.constexpr,
+):
     # CAST: operands of a product are made fp32, for the interpreter, whose bf16 products are wrong
     columns = tl.cdiv(I, BLOCK_N)
     tasks = tl.load(num_tiles) * columns

@@ -17,9 +17,17 @@ import triton.language as tl
 
 @triton.jit
 def combine(
-    rows, inverse, weights, num_tokens, out, H,
-    K: tl.constexpr, HAS_BOUND: tl.constexpr, ADD: tl.constexpr, BLOCK_H: tl.constexpr,
-):  # fmt: skip
+    rows,
+    inverse,
+    weights,
+    num_tokens,
+    out,
+    H,
+    K: tl.constexpr,
+    HAS_BOUND: tl.constexpr,
+    ADD: tl.constexpr,
+    BLOCK_H: tl.constexpr,
+):
     t = tl.program_id(0)
     if HAS_BOUND:
         if t >= tl.load(num_tokens):

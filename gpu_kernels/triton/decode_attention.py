@@ -26,11 +26,30 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 @triton.jit
 def decode_attention(
-    q, keys, values, pages, rows, positions, num_tokens, out, partial, lse, scale, capacity,
-    KV: tl.constexpr, G: tl.constexpr, D: tl.constexpr, SPLITS: tl.constexpr,
-    BOUND: tl.constexpr, PDL: tl.constexpr, PRECISION: tl.constexpr,
-    G_PAD: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr, PAGE: tl.constexpr,
-):  # fmt: skip
+    q,
+    keys,
+    values,
+    pages,
+    rows,
+    positions,
+    num_tokens,
+    out,
+    partial,
+    lse,
+    scale,
+    capacity,
+    KV: tl.constexpr,
+    G: tl.constexpr,
+    D: tl.constexpr,
+    SPLITS: tl.constexpr,
+    BOUND: tl.constexpr,
+    PDL: tl.constexpr,
+    PRECISION: tl.constexpr,
+    G_PAD: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    STAGES: tl.constexpr,
+    PAGE: tl.constexpr,
+):
     t, head, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     if PDL:
         gdc_launch_dependents()

@@ -17,11 +17,24 @@ import triton.language as tl
 
 @triton.jit
 def few_down(
-    act, down, ids, expert_map, num_tokens, weights, out,
-    E_ids, H, I,
-    K: tl.constexpr, HAS_MAP: tl.constexpr, HAS_BOUND: tl.constexpr, ADD: tl.constexpr,
-    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr,
-):  # fmt: skip
+    act,
+    down,
+    ids,
+    expert_map,
+    num_tokens,
+    weights,
+    out,
+    E_ids,
+    H,
+    I,
+    K: tl.constexpr,
+    HAS_MAP: tl.constexpr,
+    HAS_BOUND: tl.constexpr,
+    ADD: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    STAGES: tl.constexpr,
+):
     t = tl.program_id(1)
     if HAS_BOUND:
         if t >= tl.load(num_tokens):

@@ -18,10 +18,24 @@ import triton.language as tl
 
 @triton.jit
 def few_gate_up(
-    hidden, gate, up, ids, expert_map, num_tokens, act,
-    E_ids, K, H, I, rows_of_expert, row_stride,
-    HAS_MAP: tl.constexpr, HAS_BOUND: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-):  # fmt: skip
+    hidden,
+    gate,
+    up,
+    ids,
+    expert_map,
+    num_tokens,
+    act,
+    E_ids,
+    K,
+    H,
+    I,
+    rows_of_expert,
+    row_stride,
+    HAS_MAP: tl.constexpr,
+    HAS_BOUND: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
     pair = tl.program_id(1)
     t = pair // K
     if HAS_BOUND:

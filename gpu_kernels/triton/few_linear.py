@@ -23,11 +23,26 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 @triton.jit
 def few_linear(
-    x, norm, weight, bias, residual, out, normed, eps, N,
-    T: tl.constexpr, K: tl.constexpr,
-    NORM: tl.constexpr, BIAS: tl.constexpr, ADD: tl.constexpr, KEEP: tl.constexpr, PDL: tl.constexpr,
-    T_PAD: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-):  # fmt: skip
+    x,
+    norm,
+    weight,
+    bias,
+    residual,
+    out,
+    normed,
+    eps,
+    N,
+    T: tl.constexpr,
+    K: tl.constexpr,
+    NORM: tl.constexpr,
+    BIAS: tl.constexpr,
+    ADD: tl.constexpr,
+    KEEP: tl.constexpr,
+    PDL: tl.constexpr,
+    T_PAD: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
     # every tile is [T, N, K] with a one where it does not vary, so that all have one layout
     t = tl.arange(0, T_PAD)[:, None, None]
     n = (tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N))[None, :, None]

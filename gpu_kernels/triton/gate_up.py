@@ -18,11 +18,24 @@ import triton.language as tl
 
 @triton.jit
 def gate_up(
-    hidden, gate, up, offsets, row_tokens, tiles, num_tiles, act,
-    H, I, rows_of_expert, row_stride,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-    EVEN_K: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
+    hidden,
+    gate,
+    up,
+    offsets,
+    row_tokens,
+    tiles,
+    num_tiles,
+    act,
+    H,
+    I,
+    rows_of_expert,
+    row_stride,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    EVEN_K: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
     columns = tl.cdiv(I, BLOCK_N)
     tile = tl.program_id(0) // columns
     if tile >= tl.load(num_tiles):

@@ -16,11 +16,24 @@ import triton.language as tl
 
 @triton.jit
 def grouped_matmul(
-    x, weights, offsets, row_tokens, tiles, num_tiles, out,
-    M, N, rows_of_expert, row_stride,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-    GATHER: tl.constexpr, EVEN_K: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
+    x,
+    weights,
+    offsets,
+    row_tokens,
+    tiles,
+    num_tiles,
+    out,
+    M,
+    N,
+    rows_of_expert,
+    row_stride,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    GATHER: tl.constexpr,
+    EVEN_K: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
     columns = tl.cdiv(N, BLOCK_N)
     tile = tl.program_id(0) // columns
     if tile >= tl.load(num_tiles):

@@ -23,10 +23,29 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 @triton.jit
 def head_norm_rope(
-    qkv, q_norm, k_norm, cos, sin, rows, positions, num_tokens, q, keys, values, pages, eps, T, capacity,
-    Q: tl.constexpr, KV: tl.constexpr, D: tl.constexpr,
-    BOUND: tl.constexpr, PDL: tl.constexpr, BLOCK_R: tl.constexpr, PAGE: tl.constexpr,
-):  # fmt: skip
+    qkv,
+    q_norm,
+    k_norm,
+    cos,
+    sin,
+    rows,
+    positions,
+    num_tokens,
+    q,
+    keys,
+    values,
+    pages,
+    eps,
+    T,
+    capacity,
+    Q: tl.constexpr,
+    KV: tl.constexpr,
+    D: tl.constexpr,
+    BOUND: tl.constexpr,
+    PDL: tl.constexpr,
+    BLOCK_R: tl.constexpr,
+    PAGE: tl.constexpr,
+):
     HALF: tl.constexpr = D // 2
     HEADS: tl.constexpr = Q + 2 * KV
     if PDL:

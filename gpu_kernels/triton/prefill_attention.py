@@ -20,10 +20,26 @@ import triton.language as tl
 
 @triton.jit
 def _attend(
-    queries, k_at, v_at, table, first, end, limit, position, highest, total, sums, scale, KV: tl.constexpr,
-    D: tl.constexpr, MASKED: tl.constexpr, PRECISION: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr,
+    queries,
+    k_at,
+    v_at,
+    table,
+    first,
+    end,
+    limit,
+    position,
+    highest,
+    total,
+    sums,
+    scale,
+    KV: tl.constexpr,
+    D: tl.constexpr,
+    MASKED: tl.constexpr,
+    PRECISION: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    STAGES: tl.constexpr,
     PAGE: tl.constexpr,
-):  # fmt: skip
+):
     j = tl.arange(0, BLOCK_N)
     for start in tl.range(first, end, BLOCK_N, num_stages=STAGES):
         n = start + j
@@ -51,10 +67,23 @@ def _attend(
 
 @triton.jit
 def prefill_attention(
-    q, keys, values, pages, tiles, out, scale, capacity,
-    KV: tl.constexpr, G: tl.constexpr, D: tl.constexpr, PRECISION: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr, PAGE: tl.constexpr,
-):  # fmt: skip
+    q,
+    keys,
+    values,
+    pages,
+    tiles,
+    out,
+    scale,
+    capacity,
+    KV: tl.constexpr,
+    G: tl.constexpr,
+    D: tl.constexpr,
+    PRECISION: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    STAGES: tl.constexpr,
+    PAGE: tl.constexpr,
+):
     head, tile = tl.program_id(0), tl.program_id(1)
     token = tl.load(tiles + tile * 4)
     queries_here = tl.load(tiles + tile * 4 + 1)
@@ -80,11 +109,45 @@ def prefill_attention(
     whole = past // BLOCK_N * BLOCK_N
     limit = past + queries_here
     highest, total, sums = _attend(
-        queries, k_at, v_at, table, 0, whole, limit, position, highest, total, sums, scale,
-        KV, D, False, PRECISION, BLOCK_N, STAGES, PAGE,
-    )  # fmt: skip
+        queries,
+        k_at,
+        v_at,
+        table,
+        0,
+        whole,
+        limit,
+        position,
+        highest,
+        total,
+        sums,
+        scale,
+        KV,
+        D,
+        False,
+        PRECISION,
+        BLOCK_N,
+        STAGES,
+        PAGE,
+    )
     highest, total, sums = _attend(
-        queries, k_at, v_at, table, whole, limit, limit, position, highest, total, sums, scale,
-        KV, D, True, PRECISION, BLOCK_N, STAGES, PAGE,
-    )  # fmt: skip
+        queries,
+        k_at,
+        v_at,
+        table,
+        whole,
+        limit,
+        limit,
+        position,
+        highest,
+        total,
+        sums,
+        scale,
+        KV,
+        D,
+        True,
+        PRECISION,
+        BLOCK_N,
+        STAGES,
+        PAGE,
+    )
     tl.store(out + at, (sums / total[:, None]).to(out.dtype.element_ty), mask=real)

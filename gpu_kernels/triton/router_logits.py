@@ -21,10 +21,20 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 @triton.jit
 def router_logits(
-    x, norm, weight, partial, squares, T, E, H,
-    PRECISION: tl.constexpr, PDL: tl.constexpr,
-    BLOCK_T: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_H: tl.constexpr,
-):  # fmt: skip
+    x,
+    norm,
+    weight,
+    partial,
+    squares,
+    T,
+    E,
+    H,
+    PRECISION: tl.constexpr,
+    PDL: tl.constexpr,
+    BLOCK_T: tl.constexpr,
+    BLOCK_E: tl.constexpr,
+    BLOCK_H: tl.constexpr,
+):
     s = tl.program_id(1)
     e = tl.program_id(0) * BLOCK_E + tl.arange(0, BLOCK_E)
     t = tl.program_id(2) * BLOCK_T + tl.arange(0, BLOCK_T)

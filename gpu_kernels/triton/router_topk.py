@@ -20,10 +20,27 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 @triton.jit
 def router_topk(
-    logits, partial, squares, x, norm, normed, ids, weights, eps, T, E, H,
-    K: tl.constexpr, RENORMALISE: tl.constexpr, SLICES: tl.constexpr, PDL: tl.constexpr,
-    E_PAD: tl.constexpr, K_PAD: tl.constexpr, S_PAD: tl.constexpr, H_PAD: tl.constexpr,
-):  # fmt: skip
+    logits,
+    partial,
+    squares,
+    x,
+    norm,
+    normed,
+    ids,
+    weights,
+    eps,
+    T,
+    E,
+    H,
+    K: tl.constexpr,
+    RENORMALISE: tl.constexpr,
+    SLICES: tl.constexpr,
+    PDL: tl.constexpr,
+    E_PAD: tl.constexpr,
+    K_PAD: tl.constexpr,
+    S_PAD: tl.constexpr,
+    H_PAD: tl.constexpr,
+):
     t = tl.program_id(0).to(tl.int64)
     e = tl.arange(0, E_PAD)
     if PDL:

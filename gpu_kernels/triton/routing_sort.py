@@ -44,9 +44,18 @@ def _limit(num_tokens, P, K, HAS_BOUND: tl.constexpr):
 
 @triton.jit(do_not_specialize=["P"])
 def routing_count(
-    ids, expert_map, num_tokens, counts, P, E_ids, K,
-    HAS_MAP: tl.constexpr, HAS_BOUND: tl.constexpr, E_PAD: tl.constexpr, CHUNK: tl.constexpr,
-):  # fmt: skip
+    ids,
+    expert_map,
+    num_tokens,
+    counts,
+    P,
+    E_ids,
+    K,
+    HAS_MAP: tl.constexpr,
+    HAS_BOUND: tl.constexpr,
+    E_PAD: tl.constexpr,
+    CHUNK: tl.constexpr,
+):
     chunk = tl.program_id(0)
     at = chunk * CHUNK + tl.arange(0, CHUNK)
     e = _experts_of(ids, expert_map, at, _limit(num_tokens, P, K, HAS_BOUND), E_ids, HAS_MAP)
@@ -56,11 +65,27 @@ def routing_count(
 
 @triton.jit(do_not_specialize=["P", "chunks"])
 def routing_sort(
-    ids, expert_map, num_tokens, counts, offsets, row_tokens, inverse, tiles, num_tiles,
-    P, E_ids, E, K, chunks,
-    HAS_MAP: tl.constexpr, HAS_BOUND: tl.constexpr, COUNTED: tl.constexpr, BLOCK_M: tl.constexpr,
-    E_PAD: tl.constexpr, CHUNK: tl.constexpr,
-):  # fmt: skip
+    ids,
+    expert_map,
+    num_tokens,
+    counts,
+    offsets,
+    row_tokens,
+    inverse,
+    tiles,
+    num_tiles,
+    P,
+    E_ids,
+    E,
+    K,
+    chunks,
+    HAS_MAP: tl.constexpr,
+    HAS_BOUND: tl.constexpr,
+    COUNTED: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    E_PAD: tl.constexpr,
+    CHUNK: tl.constexpr,
+):
     me = tl.program_id(0)
     chunk = tl.program_id(1)
     at = chunk * CHUNK + tl.arange(0, CHUNK)

@@ -15,6 +15,18 @@ TINY = Path(__file__).parent / "tiny"
 """Directory of the bundled checkpoint."""
 
 __all__ = [
-    "PRESETS", "TINY", "Engine", "Generation", "Qwen3Moe", "Qwen3MoeConfig", "Session", "StaticCache", "Stats",
-    "Token", "Tokenizer", "generate", "load_model", "stream",
-]  # fmt: skip
+    "PRESETS",
+    "TINY",
+    "Engine",
+    "Generation",
+    "Qwen3Moe",
+    "Qwen3MoeConfig",
+    "Session",
+    "StaticCache",
+    "Stats",
+    "Token",
+    "Tokenizer",
+    "generate",
+    "load_model",
+    "stream",
+]

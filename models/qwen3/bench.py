@@ -95,16 +95,26 @@ def bench(
     warm_up_s = time.perf_counter() - start
     stats = generate(network, prompts, max_new_tokens=new_tokens, stop_ids=(), session=session).stats
     figures: dict[str, Any] = {
-        "config": config, "layers": sizes.num_hidden_layers, "random_weights": random_weights,
-        "dtype": str(kind).removeprefix("torch."), "backend": name,
+        "config": config,
+        "layers": sizes.num_hidden_layers,
+        "random_weights": random_weights,
+        "dtype": str(kind).removeprefix("torch."),
+        "backend": name,
         "device": network.where if on_chips else _device_name(place),
-        "torch": torch.__version__, "threads": torch.get_num_threads(),
-        "batch": batch, "prompt_len": prompt_len, "new_tokens": new_tokens,
-        "weight_bytes": needed["weights"], "kv_cache_bytes": needed["KV cache"],
-        "load_s": load_s, "warm_up_s": warm_up_s, "time_to_first_token_s": stats.first_token_s,
+        "torch": torch.__version__,
+        "threads": torch.get_num_threads(),
+        "batch": batch,
+        "prompt_len": prompt_len,
+        "new_tokens": new_tokens,
+        "weight_bytes": needed["weights"],
+        "kv_cache_bytes": needed["KV cache"],
+        "load_s": load_s,
+        "warm_up_s": warm_up_s,
+        "time_to_first_token_s": stats.first_token_s,
         "prefill_tokens_per_s": prompt_tokens / stats.first_token_s,
-        "tokens_per_s_user": stats.tokens_per_s_user, "tokens_per_s": stats.tokens_per_s,
-    }  # fmt: skip
+        "tokens_per_s_user": stats.tokens_per_s_user,
+        "tokens_per_s": stats.tokens_per_s,
+    }
     rows = {
         "weights": f"{needed['weights'] / 2**30:.2f} GiB",
         "KV cache": f"{needed['KV cache'] / 2**30:.3f} GiB for {batch} x {context} tokens",
@@ -127,8 +137,7 @@ def _sizes(name: str, layers: int | None, random_weights: bool) -> Qwen3MoeConfi
     sizes = config_of(name)
     if name in PRESETS and not random_weights:
         raise RequestError(
-            f"{name} is a size without weights",
-            remedy="add --random-weights, or give a checkpoint's directory",
+            f"{name} is a size without weights", remedy="add --random-weights, or give a checkpoint's directory"
         )
     if layers is None:
         return sizes

@@ -214,12 +214,7 @@ class StaticCache(RowCache):
     """
 
     def __init__(
-        self,
-        config: Qwen3MoeConfig,
-        B: int,
-        capacity: int,
-        dtype: torch.dtype,
-        device: torch.device | str = "cpu",
+        self, config: Qwen3MoeConfig, B: int, capacity: int, dtype: torch.dtype, device: torch.device | str = "cpu"
     ):
         shape = (config.num_hidden_layers, B, config.num_key_value_heads, capacity, config.head_dim)
         # zeros, not empty: a masked key still meets its value as 0 * value, which must not be NaN

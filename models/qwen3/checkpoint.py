@@ -138,9 +138,7 @@ def _opened(path: Path) -> Any:
     except (SafetensorError, OSError) as error:
         size = f"{path.stat().st_size} bytes" if path.is_file() else "no such file"
         raise CheckpointError(
-            f"{path} is not a whole safetensors file",
-            got=f"{size}: {error}",
-            remedy="download or copy it again",
+            f"{path} is not a whole safetensors file", got=f"{size}: {error}", remedy="download or copy it again"
         ) from error
 
 
@@ -155,9 +153,7 @@ def _headers(directory: Path) -> dict[str, dict[str, Any]]:
             raise CheckpointError(f"{index} names files outside the checkpoint", got=outside)
         if absent := sorted({name for name in where.values() if not (directory / name).is_file()}):
             raise CheckpointError(
-                f"{directory} lacks files that {INDEX} names",
-                got=f"no {', '.join(absent)}",
-                remedy="fetch them",
+                f"{directory} lacks files that {INDEX} names", got=f"no {', '.join(absent)}", remedy="fetch them"
             )
     elif (directory / SINGLE).is_file():
         where = None

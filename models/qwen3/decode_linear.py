@@ -56,7 +56,7 @@ def on_hopper(device: int) -> bool:
 
 def decode_linear(
     x: Tensor, weight: Tensor, *, norm: Tensor | None = None, eps: float = 0.0, residual: Tensor | None = None
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """rms_norm(x) weight^T, or x weight^T + residual [T, N], which is then the output."""
     from ttnn_moe.cuda.native.maps import linear_map
 
@@ -64,21 +64,33 @@ def decode_linear(
     out = x.new_empty(T, N) if residual is None else residual
     with torch.cuda.device(x.device):
         _launch(x.dtype, K // SLICE, T, N, norm is not None, residual is not None, eps, x.device.index)(
-            load.stream(x.device.index), linear_map(weight), x.data_ptr(), 0 if norm is None else norm.data_ptr(),
-            0 if residual is None else residual.data_ptr(), out.data_ptr(),
-        )  # fmt: skip
+            load.stream(x.device.index),
+            linear_map(weight),
+            x.data_ptr(),
+            0 if norm is None else norm.data_ptr(),
+            0 if residual is None else residual.data_ptr(),
+            out.data_ptr(),
+        )
     return out
 
 
 @lru_cache(maxsize=1024)
 def _launch(
     dtype: torch.dtype, splits: int, T: int, N: int, norm: bool, add: bool, eps: float, device: int
-) -> load.Launch:  # fmt: skip
+) -> load.Launch:
     rows = rows_of(T)
     return load.Launch(
-        spec_of(splits, dtype, norm, add, rows), device, (N // TILE * splits,), 128, c_float(eps), c_int32(T),
-        c_int32(N), shared_memory=shared_memory(rows), cluster=splits, overlap=True,
-    )  # fmt: skip
+        spec_of(splits, dtype, norm, add, rows),
+        device,
+        (N // TILE * splits,),
+        128,
+        c_float(eps),
+        c_int32(T),
+        c_int32(N),
+        shared_memory=shared_memory(rows),
+        cluster=splits,
+        overlap=True,
+    )
 
 
 def spec_of(splits: int, dtype: torch.dtype, norm: bool, add: bool, rows: int) -> Spec:

@@ -81,8 +81,12 @@ class Engine:
             got = f"rows={rows}, capacity={self.capacity}, prefill_chunk={chunk}"
             raise RequestError("an engine needs room", got=got, expected="1 or more")
         if graphs and not (cuda and served):
-            raise RequestError("this model has no step that can be captured", got=f"a model on {model.device}",
-                               expected="what Session expects of one", remedy="graphs=None")  # fmt: skip
+            raise RequestError(
+                "this model has no step that can be captured",
+                got=f"a model on {model.device}",
+                expected="what Session expects of one",
+                remedy="graphs=None",
+            )
         pages = self._pages(memory, page)
         self.cache = PagedCache(model.config, rows, self.capacity, pages, page, model.dtype, model.device)
         self.batch = Batch(model, self.cache, chunk, cuda and served and graphs is not False)
@@ -251,24 +255,36 @@ class Engine:
             if self.model.device.type == "cuda":
                 memory = torch.cuda.mem_get_info(self.model.device)[0] // 5 * 4
         if memory < one:
-            raise RequestError("the memory holds no page of keys and values", got=f"{memory:,} bytes",
-                               expected=f"at least {one:,} (of {page} tokens)", remedy="give more memory")  # fmt: skip
+            raise RequestError(
+                "the memory holds no page of keys and values",
+                got=f"{memory:,} bytes",
+                expected=f"at least {one:,} (of {page} tokens)",
+                remedy="give more memory",
+            )
         return min(most, memory // one)
 
     def _check_room(self, request: Request) -> None:
         """Refuse what could never run."""
         asked = f"{len(request.prompt)} tokens and {request.max_new_tokens} new ones"
         if len(request.prompt) + request.max_new_tokens > self.capacity:
-            raise RequestError("the request is too long for a row of the engine", got=asked,
-                               expected=f"at most {self.capacity} together",
-                               remedy="shorten it, or make the engine with a larger capacity")  # fmt: skip
+            raise RequestError(
+                "the request is too long for a row of the engine",
+                got=asked,
+                expected=f"at most {self.capacity} together",
+                remedy="shorten it, or make the engine with a larger capacity",
+            )
         needed, pages = self.cache.needed(request.tokens), self.cache.pool.n
         if needed > pages:
-            raise RequestError("the request does not fit the engine's memory, even alone",
-                               got=f"{asked}, which take {needed} pages",
-                               expected=f"at most {pages} pages of {self.cache.page} tokens",
-                               remedy="shorten it, or make the engine with more memory")  # fmt: skip
+            raise RequestError(
+                "the request does not fit the engine's memory, even alone",
+                got=f"{asked}, which take {needed} pages",
+                expected=f"at most {pages} pages of {self.cache.page} tokens",
+                remedy="shorten it, or make the engine with more memory",
+            )
         if self.max_waiting is not None and len(self.batch.waiting) >= self.max_waiting:
-            raise RequestError("too many requests wait", got=f"{len(self.batch.waiting)} that came before",
-                               expected=f"fewer than {self.max_waiting}",
-                               remedy="step the engine, ask later, or make it with a larger max_waiting")  # fmt: skip
+            raise RequestError(
+                "too many requests wait",
+                got=f"{len(self.batch.waiting)} that came before",
+                expected=f"fewer than {self.max_waiting}",
+                remedy="step the engine, ask later, or make it with a larger max_waiting",
+            )

@@ -178,8 +178,7 @@ def check_request(
     context, V = config.max_position_embeddings, config.vocab_size
     if max_new_tokens < 1 or prefill_chunk < 1:
         raise RequestError(
-            "token counts must be positive",
-            got=f"max_new_tokens={max_new_tokens}, prefill_chunk={prefill_chunk}",
+            "token counts must be positive", got=f"max_new_tokens={max_new_tokens}, prefill_chunk={prefill_chunk}"
         )
     checked = []
     for i, prompt in enumerate(prompts):

@@ -48,21 +48,33 @@ def prefill_attention(q: Tensor, place: Place, tiles: Tensor, out: Tensor | None
     pages = place.pages
     with torch.cuda.device(q.device):
         _launch(q.dtype, place.page, heads, kv_heads, len(tiles), 0 if pages is None else pages.shape[1], index)(
-            load.stream(index), cache_map(place.keys, box), cache_map(place.values, box),
-            0 if pages is None else pages.data_ptr(), tiles.data_ptr(), q.data_ptr(), out.data_ptr(),
-        )  # fmt: skip
+            load.stream(index),
+            cache_map(place.keys, box),
+            cache_map(place.values, box),
+            0 if pages is None else pages.data_ptr(),
+            tiles.data_ptr(),
+            q.data_ptr(),
+            out.data_ptr(),
+        )
     return out
 
 
 @lru_cache(maxsize=1024)
 def _launch(
     dtype: torch.dtype, page: int, heads: int, kv_heads: int, tiles: int, pages_a_row: int, device: int
-) -> load.Launch:  # fmt: skip
+) -> load.Launch:
     return load.Launch(
-        spec_of(dtype, page, heads // kv_heads), device, (min(tiles * heads, load.multiprocessors(device)),), 384,
-        c_int32(tiles), c_int32(heads), c_int32(pages_a_row), c_float(attention_scale(HEAD_DIM)),
-        shared_memory=SHARED_MEMORY, overlap=True,
-    )  # fmt: skip
+        spec_of(dtype, page, heads // kv_heads),
+        device,
+        (min(tiles * heads, load.multiprocessors(device)),),
+        384,
+        c_int32(tiles),
+        c_int32(heads),
+        c_int32(pages_a_row),
+        c_float(attention_scale(HEAD_DIM)),
+        shared_memory=SHARED_MEMORY,
+        overlap=True,
+    )
 
 
 def spec_of(dtype: torch.dtype, page: int, group: int) -> Spec:

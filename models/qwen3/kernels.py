@@ -41,9 +41,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     if T:
         block = power_of_2(H)
         most = 8 if T < 2048 else 2  # of few rows each is to end soon, of many all
-        kernel.rms_norm[(T,)](
-            x, weight, out, eps, H, BLOCK=block, num_warps=max(1, min(most, block // 256)), **_pdl(x)
-        )  # fmt: skip
+        kernel.rms_norm[(T,)](x, weight, out, eps, H, BLOCK=block, num_warps=max(1, min(most, block // 256)), **_pdl(x))
     return out
 
 
@@ -64,10 +62,27 @@ def few_linear(
     out = residual if residual is not None else x.new_empty(T, N)
     block_n, block_k, warps = few_linear_tile(T, N, K)
     kernel.few_linear[(-(-N // block_n),)](
-        x, norm, weight, bias, residual, out, normed, eps, N,
-        T=T, K=K, NORM=norm is not None, BIAS=bias is not None, ADD=residual is not None, KEEP=normed is not None,
-        T_PAD=power_of_2(T), BLOCK_N=block_n, BLOCK_K=block_k, num_warps=warps, **_pdl(x),
-    )  # fmt: skip
+        x,
+        norm,
+        weight,
+        bias,
+        residual,
+        out,
+        normed,
+        eps,
+        N,
+        T=T,
+        K=K,
+        NORM=norm is not None,
+        BIAS=bias is not None,
+        ADD=residual is not None,
+        KEEP=normed is not None,
+        T_PAD=power_of_2(T),
+        BLOCK_N=block_n,
+        BLOCK_K=block_k,
+        num_warps=warps,
+        **_pdl(x),
+    )
     return out
 
 
@@ -78,9 +93,7 @@ def few_linear_tile(T: int, N: int, K: int) -> tuple[int, int, int]:
     return block_n, block_k, max(1, min(8, block_k // 256))
 
 
-def head_norm_rope(
-    qkv: Tensor, kv_heads: int, norms: HeadNorms, rope: tuple[Tensor, Tensor], place: Place
-) -> Tensor:  # fmt: skip
+def head_norm_rope(qkv: Tensor, kv_heads: int, norms: HeadNorms, rope: tuple[Tensor, Tensor], place: Place) -> Tensor:
     from gpu_kernels.triton import head_norm_rope as kernel
 
     T, rows, D = qkv.shape
@@ -89,11 +102,30 @@ def head_norm_rope(
     cos, sin = rope
     block = 1 if T * rows <= 2048 else 16
     kernel.head_norm_rope[(-(-T * rows // block),)](
-        qkv.contiguous(), norms.q, norms.k, cos, sin, place.rows, place.positions, place.num_tokens,
-        q, place.keys, place.values, place.pages, norms.eps, T, place.capacity,
-        Q=heads, KV=kv_heads, D=D, BOUND=place.num_tokens is not None, BLOCK_R=block, PAGE=place.page,
-        num_warps=1 if block == 1 else 4, **_pdl(qkv),
-    )  # fmt: skip
+        qkv.contiguous(),
+        norms.q,
+        norms.k,
+        cos,
+        sin,
+        place.rows,
+        place.positions,
+        place.num_tokens,
+        q,
+        place.keys,
+        place.values,
+        place.pages,
+        norms.eps,
+        T,
+        place.capacity,
+        Q=heads,
+        KV=kv_heads,
+        D=D,
+        BOUND=place.num_tokens is not None,
+        BLOCK_R=block,
+        PAGE=place.page,
+        num_warps=1 if block == 1 else 4,
+        **_pdl(qkv),
+    )
     return q
 
 
@@ -103,10 +135,28 @@ def router_topk(logits: Tensor, K: int, renormalise: bool) -> tuple[Tensor, Tens
     T, E = logits.shape
     ids, weights = _chosen(logits, T, K)
     kernel.router_topk[(T,)](
-        logits, None, None, None, None, None, ids, weights, 0.0, T, E, 0,
-        K=K, RENORMALISE=renormalise, SLICES=0, E_PAD=power_of_2(E), K_PAD=power_of_2(K), S_PAD=1, H_PAD=1,
-        num_warps=_topk_warps(E), **_pdl(logits),
-    )  # fmt: skip
+        logits,
+        None,
+        None,
+        None,
+        None,
+        None,
+        ids,
+        weights,
+        0.0,
+        T,
+        E,
+        0,
+        K=K,
+        RENORMALISE=renormalise,
+        SLICES=0,
+        E_PAD=power_of_2(E),
+        K_PAD=power_of_2(K),
+        S_PAD=1,
+        H_PAD=1,
+        num_warps=_topk_warps(E),
+        **_pdl(logits),
+    )
     return ids, weights
 
 
@@ -124,16 +174,45 @@ def router(
     squares = x.new_empty(slices, T, dtype=torch.float32)
     grid = (-(-E // tile.constants["BLOCK_E"]), slices, -(-T // tile.constants["BLOCK_T"]))
     logits_kernel.router_logits[grid](
-        x, norm, weight, partial, squares, T, E, H, PRECISION=_precision(x), **tile.constants,
-        num_warps=tile.warps, num_stages=tile.stages, **_pdl(x),
-    )  # fmt: skip
+        x,
+        norm,
+        weight,
+        partial,
+        squares,
+        T,
+        E,
+        H,
+        PRECISION=_precision(x),
+        **tile.constants,
+        num_warps=tile.warps,
+        num_stages=tile.stages,
+        **_pdl(x),
+    )
     ids, weights = _chosen(x, T, K)
     normed = torch.empty_like(x)
     kernel.router_topk[(T,)](
-        None, partial, squares, x, norm, normed, ids, weights, eps, T, E, H,
-        K=K, RENORMALISE=renormalise, SLICES=slices, E_PAD=power_of_2(E), K_PAD=power_of_2(K),
-        S_PAD=power_of_2(slices), H_PAD=power_of_2(H), num_warps=_topk_warps(E), **_pdl(x),
-    )  # fmt: skip
+        None,
+        partial,
+        squares,
+        x,
+        norm,
+        normed,
+        ids,
+        weights,
+        eps,
+        T,
+        E,
+        H,
+        K=K,
+        RENORMALISE=renormalise,
+        SLICES=slices,
+        E_PAD=power_of_2(E),
+        K_PAD=power_of_2(K),
+        S_PAD=power_of_2(slices),
+        H_PAD=power_of_2(H),
+        num_warps=_topk_warps(E),
+        **_pdl(x),
+    )
     return ids, weights, normed
 
 
@@ -170,11 +249,30 @@ def decode_attention(q: Tensor, place: Place, out: Tensor | None = None) -> Tens
         lse = q.new_empty(T, heads, splits, dtype=torch.float32)
     group, tile = heads // kv_heads, decode_tile(D, q.element_size()).within(place.page)
     kernel.decode_attention[(T, kv_heads, splits)](
-        q, place.keys, place.values, place.pages, place.rows, place.positions, place.num_tokens, out, partial, lse,
-        attention_scale(D), capacity,
-        KV=kv_heads, G=group, D=D, SPLITS=splits, BOUND=place.num_tokens is not None, PRECISION=_precision(q),
-        G_PAD=max(16, power_of_2(group)), PAGE=place.page, **tile.constants, num_warps=tile.warps, **_pdl(q),
-    )  # fmt: skip
+        q,
+        place.keys,
+        place.values,
+        place.pages,
+        place.rows,
+        place.positions,
+        place.num_tokens,
+        out,
+        partial,
+        lse,
+        attention_scale(D),
+        capacity,
+        KV=kv_heads,
+        G=group,
+        D=D,
+        SPLITS=splits,
+        BOUND=place.num_tokens is not None,
+        PRECISION=_precision(q),
+        G_PAD=max(16, power_of_2(group)),
+        PAGE=place.page,
+        **tile.constants,
+        num_warps=tile.warps,
+        **_pdl(q),
+    )
     if splits > 1:
         merge_attention[(T * heads,)](partial, lse, out, D=D, SPLITS=splits, num_warps=4, **_pdl(q))
     return out
@@ -212,10 +310,22 @@ def prefill_attention(q: Tensor, place: Place, tiles: Tensor, out: Tensor | None
     out = torch.empty_like(q) if out is None else out
     tile = prefill_tile(D, q.element_size()).within(place.page)
     kernel.prefill_attention[(heads, len(tiles))](
-        q, place.keys, place.values, place.pages, tiles, out, attention_scale(D), place.capacity,
-        KV=kv_heads, G=heads // kv_heads, D=D, PRECISION=_precision(q), PAGE=place.page,
-        **tile.constants, num_warps=tile.warps,
-    )  # fmt: skip
+        q,
+        place.keys,
+        place.values,
+        place.pages,
+        tiles,
+        out,
+        attention_scale(D),
+        place.capacity,
+        KV=kv_heads,
+        G=heads // kv_heads,
+        D=D,
+        PRECISION=_precision(q),
+        PAGE=place.page,
+        **tile.constants,
+        num_warps=tile.warps,
+    )
     return out
 
 

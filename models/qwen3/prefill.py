@@ -89,9 +89,14 @@ class FixedPrefill:
     """
 
     def __init__(
-        self, model: Qwen3Moe, cache: RowCache, pool: Any, sequences: int | None = None, decoding: int = 0,
+        self,
+        model: Qwen3Moe,
+        cache: RowCache,
+        pool: Any,
+        sequences: int | None = None,
+        decoding: int = 0,
         tokens: int | None = None,
-    ):  # fmt: skip
+    ):
         self.model, self.cache, self.pool, self.decoding = model, cache, pool, decoding
         self._sequences, device = sequences or cache.rows, model.device
         held = cache.rows * cache.capacity
@@ -110,9 +115,17 @@ class FixedPrefill:
         self._words.zero_()
         counts, ids, positions, rows, ends = self._parts(self._words, n)
         step = Step(
-            rows, positions, logits_at=ends, spans=(), tiles=counts[4:].view(-1, 4), bound=self.cache.capacity,
-            decoding=min(self.decoding, n), num_tokens=counts[0], num_decoding=counts[1], num_wanted=counts[2],
-        )  # fmt: skip
+            rows,
+            positions,
+            logits_at=ends,
+            spans=(),
+            tiles=counts[4:].view(-1, 4),
+            bound=self.cache.capacity,
+            decoding=min(self.decoding, n),
+            num_tokens=counts[0],
+            num_decoding=counts[1],
+            num_wanted=counts[2],
+        )
         self._captured[n] = capture(lambda: self.model(ids, self.cache, step), self.pool)
         return self._captured[n]
 

@@ -33,10 +33,7 @@ class Tokenizer:
     """
 
     def __init__(
-        self,
-        fast: FastTokenizer,
-        special_tokens: Mapping[str, str] | None = None,
-        chat_template: str | None = None,
+        self, fast: FastTokenizer, special_tokens: Mapping[str, str] | None = None, chat_template: str | None = None
     ):
         self.fast = fast
         self.special_tokens = dict(special_tokens or {})
@@ -181,11 +178,7 @@ class _GenerationBlock(Extension):
 
 
 def _tojson(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: Any = None,
-    separators: Any = None,
-    sort_keys: bool = False,
+    value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
 ):
     # Jinja's own filter escapes HTML, which no prompt wants
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)

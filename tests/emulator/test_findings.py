@@ -183,12 +183,20 @@ def test_a_push_that_wraps_in_the_middle():
 
 def sync(define: str, cores: int = 2, role: str = "reader") -> Program:
     where = grid(cores)
-    corners = [Placeholder("noc_x", index=0), Placeholder("noc_y", index=0), Placeholder("noc_x", index=cores - 1),
-               Placeholder("noc_y", index=0)]  # fmt: skip
+    corners = [
+        Placeholder("noc_x", index=0),
+        Placeholder("noc_y", index=0),
+        Placeholder("noc_x", index=cores - 1),
+        Placeholder("noc_y", index=0),
+    ]
     kernel = Kernel(
-        "broken/sync_variant.cpp", role, where, defines={define: "1"}, common_args=corners,
+        "broken/sync_variant.cpp",
+        role,
+        where,
+        defines={define: "1"},
+        common_args=corners,
         args={core: [i, cores] for i, core in enumerate(where)},
-    )  # fmt: skip
+    )
     return Program([kernel], [buffer(0, where)], [Semaphore(0, 0, where), Semaphore(1, 0, where)])
 
 

@@ -183,9 +183,13 @@ def test_each_core_has_its_own_globals():
     out = device.empty((3, 4), "int32", tiled=False)
     cores = grid(3)
     kernel = Kernel(
-        "globals.cpp", "reader", cores, [Placeholder("accessor", "out")], common_args=[Placeholder("address", "out")],
+        "globals.cpp",
+        "reader",
+        cores,
+        [Placeholder("accessor", "out")],
+        common_args=[Placeholder("address", "out")],
         args={core: [i] for i, core in enumerate(cores)},
-    )  # fmt: skip
+    )
     emulate(Program([kernel], [buffer(0, cores)]), device, out=out)
     assert out.read().tolist() == [[12, 14, 16, 18]] * 3
 

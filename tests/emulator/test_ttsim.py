@@ -31,11 +31,7 @@ def _missing() -> str | None:
     return None
 
 
-pytestmark = [
-    pytest.mark.tt,
-    pytest.mark.slow,
-    pytest.mark.skipif(_missing() is not None, reason=_missing() or ""),
-]
+pytestmark = [pytest.mark.tt, pytest.mark.slow, pytest.mark.skipif(_missing() is not None, reason=_missing() or "")]
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -44,8 +40,12 @@ def test_same_as_the_device(name, tmp_path):
     with filelock.FileLock(str(Path(os.environ.get("TMPDIR", "/tmp")) / "ttnn-moe-one-simulator.lock")):
         done = subprocess.run(
             [sys.executable, str(HERE / "on_device.py"), str(saved), name],
-            capture_output=True, text=True, timeout=600, check=False, cwd=tmp_path,
-        )  # fmt: skip
+            capture_output=True,
+            text=True,
+            timeout=600,
+            check=False,
+            cwd=tmp_path,
+        )
     assert done.returncode == 0 and saved.exists(), (done.stdout + done.stderr)[-3000:]
     on_device = torch.load(saved)
     chip = "p150" if "BLACKHOLE" in on_device["arch"].upper() else "n150"

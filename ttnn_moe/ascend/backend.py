@@ -43,11 +43,7 @@ class AscendBackend:
         try:
             npu = operators.load()
         except Exception as error:  # it loads CANN's libraries
-            return Probe(
-                False,
-                f"torch_npu does not load: {error}",
-                "install CANN and source its set_env.sh",
-            )
+            return Probe(False, f"torch_npu does not load: {error}", "install CANN and source its set_env.sh")
         if absent := operators.missing(npu):
             return Probe(False, f"this torch_npu has no {', '.join(absent)}", "install a newer torch_npu")
         if not npu.npu.is_available():
@@ -113,9 +109,10 @@ class AscendBackend:
             return group._get_backend(torch.device(self.device))
         except RuntimeError as error:
             raise BackendUnavailable(
-                "the process group has no HCCL", got=str(error).splitlines()[0],
+                "the process group has no HCCL",
+                got=str(error).splitlines()[0],
                 remedy="torch.distributed.init_process_group('hccl'), or exchange='all_to_all'",
-            ) from error  # fmt: skip
+            ) from error
 
     def versions(self) -> list[str]:
         """What `ttnn-moe selfcheck` shows beside the packages."""
@@ -152,13 +149,7 @@ class AscendBackend:
         return steps.silu_mul(self.npu(), gate, up)
 
     def down_projection(
-        self,
-        activations: Tensor,
-        routing: Routing,
-        experts: Experts,
-        row_align: int,
-        out: Tensor,
-        accumulate: bool,
+        self, activations: Tensor, routing: Routing, experts: Experts, row_align: int, out: Tensor, accumulate: bool
     ) -> None:
         if routing.T:
             weight = weights_of(experts).down

@@ -166,8 +166,11 @@ class DispatchCombine:
     def __call__(self, hidden: Tensor, routing: Routing, experts: Experts) -> Tensor:
         T = routing.T
         if T == 0:  # the operators want a token: one that names no expert
-            routing = Routing.from_topk(routing.topk_ids.new_full((1, self.plan.K), -1),
-                                        routing.topk_weights.new_zeros(1, self.plan.K), routing.E)  # fmt: skip
+            routing = Routing.from_topk(
+                routing.topk_ids.new_full((1, self.plan.K), -1),
+                routing.topk_weights.new_zeros(1, self.plan.K),
+                routing.E,
+            )
             hidden = hidden.new_zeros(1, self.plan.H)
         ids, weights, absent = unique_ids(routing, self._contiguous.to(hidden.device))
         common = {"expert_ids": ids, "expert_scales": weights, **self.plan.common(self._group)}

@@ -66,38 +66,78 @@ EXCHANGE_LIMITS: tuple[Limit, ...] = (
     *_both("group_ep is a name of 1 to 127 characters", lambda a: 1 <= len(a["group_ep"]) < 128),
     *_both("moe_expert_num is 1 to 1024", lambda a: 1 <= a["moe_expert_num"] <= 1024),
     *_both("moe_expert_num is a multiple of ep_world_size", lambda a: a["moe_expert_num"] % a["ep_world_size"] == 0),
-    *_both("hidden rows are [rows, H], bf16 or fp16",
-           lambda a: _x(a).dim() == 2 and _x(a).dtype in (torch.bfloat16, torch.float16)),
+    *_both(
+        "hidden rows are [rows, H], bf16 or fp16",
+        lambda a: _x(a).dim() == 2 and _x(a).dtype in (torch.bfloat16, torch.float16),
+    ),
     *_both("H is a multiple of 32", lambda a: _x(a).shape[-1] % 32 == 0),
-    *_both("H is at most 7168 with fullmesh, 10240 with hierarchy",
-           lambda a: 0 < _x(a).shape[-1] <= MOST_HIDDEN[_alg(a)]),
-    *_both("a process has 1 to 256 tokens with fullmesh, 1 to 512 with hierarchy",
-           lambda a: 0 < a["expert_ids"].shape[0] <= MOST_TOKENS[_alg(a)]),
-    *_both("K is 1 to 16, and at most moe_expert_num",
-           lambda a: 0 < a["expert_ids"].shape[-1] <= min(16, a["moe_expert_num"])),
-    *_both("expert_ids is [tokens, K] int32",
-           lambda a: a["expert_ids"].dim() == 2 and a["expert_ids"].dtype == torch.int32),
-    *_both("expert_scales is [tokens, K] fp32",
-           lambda a: a["expert_scales"].shape == a["expert_ids"].shape and a["expert_scales"].dtype == torch.float32),
-    *_both("global_bs is 0 or the most tokens of any process times ep_world_size",
-           lambda a: a["global_bs"] == 0 or (
-               a["global_bs"] % a["ep_world_size"] == 0
-               and a["global_bs"] // a["ep_world_size"] >= a["expert_ids"].shape[0]
-           )),
+    *_both(
+        "H is at most 7168 with fullmesh, 10240 with hierarchy", lambda a: 0 < _x(a).shape[-1] <= MOST_HIDDEN[_alg(a)]
+    ),
+    *_both(
+        "a process has 1 to 256 tokens with fullmesh, 1 to 512 with hierarchy",
+        lambda a: 0 < a["expert_ids"].shape[0] <= MOST_TOKENS[_alg(a)],
+    ),
+    *_both(
+        "K is 1 to 16, and at most moe_expert_num",
+        lambda a: 0 < a["expert_ids"].shape[-1] <= min(16, a["moe_expert_num"]),
+    ),
+    *_both(
+        "expert_ids is [tokens, K] int32", lambda a: a["expert_ids"].dim() == 2 and a["expert_ids"].dtype == torch.int32
+    ),
+    *_both(
+        "expert_scales is [tokens, K] fp32",
+        lambda a: a["expert_scales"].shape == a["expert_ids"].shape and a["expert_scales"].dtype == torch.float32,
+    ),
+    *_both(
+        "global_bs is 0 or the most tokens of any process times ep_world_size",
+        lambda a: (
+            a["global_bs"] == 0
+            or (
+                a["global_bs"] % a["ep_world_size"] == 0
+                and a["global_bs"] // a["ep_world_size"] >= a["expert_ids"].shape[0]
+            )
+        ),
+    ),
     _one(DISPATCH, "quant_mode is 0 or 2", lambda a: a.get("quant_mode", 0) in (0, 2)),
     _one(DISPATCH, "expert_token_nums_type is 0 or 1", lambda a: a.get("expert_token_nums_type", 1) in (0, 1)),
-    _one(COMBINE, "comm_quant_mode is 0, or 2 with hierarchy",
-         lambda a: a.get("comm_quant_mode", 0) == 0 or (a["comm_quant_mode"] == 2 and a["comm_alg"] == "hierarchy")),
-    _one(COMBINE, "expand_scales is [A] fp32 and must be given",
-         lambda a: a.get("expand_scales") is not None and a["expand_scales"].dtype == torch.float32
-         and tuple(a["expand_scales"].shape) == (a["expand_x"].shape[0],)),
-    _one(COMBINE, "assist_info_for_combine is [A * 128] int32",
-         lambda a: a["assist_info_for_combine"].dtype == torch.int32
-         and tuple(a["assist_info_for_combine"].shape) == (a["expand_x"].shape[0] * 128,)),
-    _one(COMBINE, "expand_x holds at least as many rows as a process can receive",
-         lambda a: a["expand_x"].shape[0] >= rows_received(
-             a["global_bs"] // a["ep_world_size"] or a["expert_ids"].shape[0], a["ep_world_size"],
-             a["moe_expert_num"], a["expert_ids"].shape[-1])),
-    *_both("there are no shared experts: shared_expert_num and shared_expert_rank_num are left at 1 and 0",
-           lambda a: a.get("shared_expert_num", 1) == 1 and a.get("shared_expert_rank_num", 0) == 0),
-)  # fmt: skip
+    _one(
+        COMBINE,
+        "comm_quant_mode is 0, or 2 with hierarchy",
+        lambda a: a.get("comm_quant_mode", 0) == 0 or (a["comm_quant_mode"] == 2 and a["comm_alg"] == "hierarchy"),
+    ),
+    _one(
+        COMBINE,
+        "expand_scales is [A] fp32 and must be given",
+        lambda a: (
+            a.get("expand_scales") is not None
+            and a["expand_scales"].dtype == torch.float32
+            and tuple(a["expand_scales"].shape) == (a["expand_x"].shape[0],)
+        ),
+    ),
+    _one(
+        COMBINE,
+        "assist_info_for_combine is [A * 128] int32",
+        lambda a: (
+            a["assist_info_for_combine"].dtype == torch.int32
+            and tuple(a["assist_info_for_combine"].shape) == (a["expand_x"].shape[0] * 128,)
+        ),
+    ),
+    _one(
+        COMBINE,
+        "expand_x holds at least as many rows as a process can receive",
+        lambda a: (
+            a["expand_x"].shape[0]
+            >= rows_received(
+                a["global_bs"] // a["ep_world_size"] or a["expert_ids"].shape[0],
+                a["ep_world_size"],
+                a["moe_expert_num"],
+                a["expert_ids"].shape[-1],
+            )
+        ),
+    ),
+    *_both(
+        "there are no shared experts: shared_expert_num and shared_expert_rank_num are left at 1 and 0",
+        lambda a: a.get("shared_expert_num", 1) == 1 and a.get("shared_expert_rank_num", 0) == 0,
+    ),
+)

@@ -58,9 +58,20 @@ def experts(npu: Any, hidden: Tensor, ends: Tensor, weights: Weights, tokens: Te
     act = hidden.new_empty(rows, I)  # of rows past the last end, which are in no tile, nothing is written
     (gate_up, _), (cube, _) = _kernels(), cores(hidden.device)
     gate_up[(cube,)](
-        hidden, weights.gate_up.transpose(1, 2), ends.int(), tokens, tiles, num_tiles, act,
-        H, I, BLOCK_M=BLOCK_M, BLOCK_N=BLOCK_N, BLOCK_K=BLOCK_K, CAST=hidden.device.type == "cpu",
-    )  # fmt: skip
+        hidden,
+        weights.gate_up.transpose(1, 2),
+        ends.int(),
+        tokens,
+        tiles,
+        num_tiles,
+        act,
+        H,
+        I,
+        BLOCK_M=BLOCK_M,
+        BLOCK_N=BLOCK_N,
+        BLOCK_K=BLOCK_K,
+        CAST=hidden.device.type == "cpu",
+    )
     return grouped_matmul(npu, act, weights.down, ends)
 
 

@@ -35,13 +35,22 @@ class Attempt:
     def row(self, floor_us: float) -> dict[str, Any]:
         """What the results hold of it, once its turns were taken."""
         row: dict[str, Any] = {
-            "implementation": self.implementation.name, "ours": self.implementation.ours, "mode": self.mode,
-            "status": self.status, "reason": self.reason, "worst_error": self.error,
-        }  # fmt: skip
+            "implementation": self.implementation.name,
+            "ours": self.implementation.ours,
+            "mode": self.mode,
+            "status": self.status,
+            "reason": self.reason,
+            "worst_error": self.error,
+        }
         if self.status == "ok" and self.turn is not None and self.turn.samples:
             spread = Spread.of(self.turn.samples)
-            row |= {"median_us": spread.median, "p10_us": spread.p10, "p90_us": spread.p90, "samples": spread.n,
-                    "over_floor": spread.median / floor_us}  # fmt: skip
+            row |= {
+                "median_us": spread.median,
+                "p10_us": spread.p10,
+                "p90_us": spread.p90,
+                "samples": spread.n,
+                "over_floor": spread.median / floor_us,
+            }
             if self.turn.host:
                 host = Spread.of(self.turn.host)
                 row |= {"host_us": host.median, "host_p10_us": host.p10, "host_p90_us": host.p90}

@@ -82,10 +82,18 @@ def measure_layer(
     E_of_the_model, free = layer.E, free_bytes(options.device)
     layer, n_sets = fit(layer, max(point.T for point in points), free, options.sets, options.cut_experts)
     described: dict[str, Any] = {
-        "name": layer.name, "E": layer.E, "K": layer.K, "H": layer.H, "I": layer.I,
-        "dtype": str(layer.dtype).removeprefix("torch."), "E_of_the_model": E_of_the_model, "sets": n_sets,
-        "set_bytes": layer.set_bytes, "free_bytes": free, "draws": [],
-    }  # fmt: skip
+        "name": layer.name,
+        "E": layer.E,
+        "K": layer.K,
+        "H": layer.H,
+        "I": layer.I,
+        "dtype": str(layer.dtype).removeprefix("torch."),
+        "E_of_the_model": E_of_the_model,
+        "sets": n_sets,
+        "set_bytes": layer.set_bytes,
+        "free_bytes": free,
+        "draws": [],
+    }
     result.layers.append(described)
     sets = [Weights.random(layer, options.device, options.seed + s) for s in range(n_sets)]
     for point in points:
@@ -122,14 +130,21 @@ def _measure_point(
     mean = {f"{key}_us": sum(getattr(f, f"{key}_us") for f in floors) / len(floors) for key in ("bytes", "flops")}
     floor_us = sum(f.us for f in floors) / len(floors)
     where = {"layer": layer.name, "T": point.T, "skewed": point.skewed}
-    draws.append({
-        "T": point.T, "skewed": point.skewed, "seed": _seed(point, options),
-        "active_experts": [given.draw.active for given in inputs],
-        "most_tokens_of_an_expert": [given.draw.most for given in inputs],
-        "rotated_bytes": sum(given.draw.active for given in inputs) * layer.expert_bytes,
-        "pairs": [given.draw.pairs for given in inputs], "checked_tokens": len(inputs[0].tokens),
-        "floor_us": floor_us, "byte_floor_us": mean["bytes_us"], "flop_floor_us": mean["flops_us"],
-    })  # fmt: skip
+    draws.append(
+        {
+            "T": point.T,
+            "skewed": point.skewed,
+            "seed": _seed(point, options),
+            "active_experts": [given.draw.active for given in inputs],
+            "most_tokens_of_an_expert": [given.draw.most for given in inputs],
+            "rotated_bytes": sum(given.draw.active for given in inputs) * layer.expert_bytes,
+            "pairs": [given.draw.pairs for given in inputs],
+            "checked_tokens": len(inputs[0].tokens),
+            "floor_us": floor_us,
+            "byte_floor_us": mean["bytes_us"],
+            "flop_floor_us": mean["flops_us"],
+        }
+    )
     options.say(f"{layer.name} T={point}: floor {floor_us:.1f} us")
 
     attempts: list[Attempt] = []

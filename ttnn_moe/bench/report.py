@@ -20,9 +20,7 @@ from .floor import Ceilings
 from .measure import Options, Result
 
 SCHEMA = 1
-PACKAGES = (
-    "torch", "triton", "transformers", "vllm", "flashinfer-python", "sonic-moe", "triton-kernels", "kernels",
-)  # fmt: skip
+PACKAGES = ("torch", "triton", "transformers", "vllm", "flashinfer-python", "sonic-moe", "triton-kernels", "kernels")
 
 
 def machine(device: str, ceilings: Ceilings) -> dict[str, Any]:
@@ -30,10 +28,13 @@ def machine(device: str, ceilings: Ceilings) -> dict[str, Any]:
     if device == "cuda":
         found = torch.cuda.get_device_properties(0)
         here = {
-            "name": found.name, "multiprocessors": found.multi_processor_count,
-            "capability": f"{found.major}.{found.minor}", "memory_bytes": found.total_memory,
-            "cache_bytes": found.L2_cache_size, "driver": _driver(),
-        }  # fmt: skip
+            "name": found.name,
+            "multiprocessors": found.multi_processor_count,
+            "capability": f"{found.major}.{found.minor}",
+            "memory_bytes": found.total_memory,
+            "cache_bytes": found.L2_cache_size,
+            "driver": _driver(),
+        }
     else:
         info = Path("/proc/cpuinfo")
         lines = info.read_text().splitlines() if info.exists() else []

@@ -117,13 +117,7 @@ class CudaBackend:
         return out
 
     def down_projection(
-        self,
-        activations: Tensor,
-        routing: Routing,
-        experts: Experts,
-        row_align: int,
-        out: Tensor,
-        accumulate: bool,
+        self, activations: Tensor, routing: Routing, experts: Experts, row_align: int, out: Tensor, accumulate: bool
     ) -> None:
         if not routing.T:
             return

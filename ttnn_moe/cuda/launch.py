@@ -93,15 +93,31 @@ def sort(selection: Selection, E: int, plan: Sorted, words: Tensor | None = None
     offsets, row_tokens, inverse, tiles, num_tiles, counts = words[: sum(sizes)].split(sizes)
     ids = (selection.ids, selection.expert_map, selection.num_tokens)
     options = {
-        "HAS_MAP": selection.expert_map is not None, "HAS_BOUND": selection.num_tokens is not None,
-        "E_PAD": _padded(E), "CHUNK": chunk, "num_warps": max(4, min(8, chunk // 128)),
-    }  # fmt: skip
+        "HAS_MAP": selection.expert_map is not None,
+        "HAS_BOUND": selection.num_tokens is not None,
+        "E_PAD": _padded(E),
+        "CHUNK": chunk,
+        "num_warps": max(4, min(8, chunk // 128)),
+    }
     if chunks > 1:
         routing_count[(chunks,)](*ids, counts, P, selection.E_ids, selection.K, **options)
     routing_sort[(E, chunks)](
-        *ids, counts, offsets, row_tokens, inverse, tiles, num_tiles,
-        P, selection.E_ids, E, selection.K, chunks, COUNTED=chunks > 1, BLOCK_M=plan.m, **options,
-    )  # fmt: skip
+        *ids,
+        counts,
+        offsets,
+        row_tokens,
+        inverse,
+        tiles,
+        num_tiles,
+        P,
+        selection.E_ids,
+        E,
+        selection.K,
+        chunks,
+        COUNTED=chunks > 1,
+        BLOCK_M=plan.m,
+        **options,
+    )
     return SortedRows(offsets, row_tokens, inverse, tiles, num_tiles, bound)
 
 
@@ -112,18 +128,42 @@ def gate_up(hidden: Tensor, experts: Experts, rows: SortedRows, act: Tensor, m: 
     H, I = experts.H, experts.I
     view = _halves(experts)
     kernel.gate_up[(rows.tiles_bound * _blocks(I, tile.n),)](
-        hidden, view.gate, view.up, rows.offsets, rows.row_tokens, rows.tiles, rows.num_tiles, act,
-        H, I, view.rows_of_expert, view.row_stride,
-        BLOCK_M=m, BLOCK_N=tile.n, BLOCK_K=tile.k, EVEN_K=H % tile.k == 0,
-        PRECISION=_precision(hidden), num_warps=tile.warps, num_stages=tile.stages,
-    )  # fmt: skip
+        hidden,
+        view.gate,
+        view.up,
+        rows.offsets,
+        rows.row_tokens,
+        rows.tiles,
+        rows.num_tiles,
+        act,
+        H,
+        I,
+        view.rows_of_expert,
+        view.row_stride,
+        BLOCK_M=m,
+        BLOCK_N=tile.n,
+        BLOCK_K=tile.k,
+        EVEN_K=H % tile.k == 0,
+        PRECISION=_precision(hidden),
+        num_warps=tile.warps,
+        num_stages=tile.stages,
+    )
 
 
 def project(hidden: Tensor, experts: Experts, which: str, rows: SortedRows, out: Tensor, m: int, tile: Gemm) -> None:
     """out[row] = x Wg (which="gate") or x Wu ("up") of every sorted row."""
     view = _halves(experts)
-    _grouped(hidden, view.gate if which == "gate" else view.up, view.rows_of_expert, view.row_stride,
-             rows, out, m, tile, gather=True)  # fmt: skip
+    _grouped(
+        hidden,
+        view.gate if which == "gate" else view.up,
+        view.rows_of_expert,
+        view.row_stride,
+        rows,
+        out,
+        m,
+        tile,
+        gather=True,
+    )
 
 
 def down(act: Tensor, experts: Experts, rows: SortedRows, out: Tensor, m: int, tile: Gemm) -> None:
@@ -132,34 +172,69 @@ def down(act: Tensor, experts: Experts, rows: SortedRows, out: Tensor, m: int, t
 
 
 def _grouped(
-    x: Tensor, weights: Tensor, rows_of_expert: int, row_stride: int, rows: SortedRows, out: Tensor,
-    m: int, tile: Gemm, gather: bool,
-) -> None:  # fmt: skip
+    x: Tensor,
+    weights: Tensor,
+    rows_of_expert: int,
+    row_stride: int,
+    rows: SortedRows,
+    out: Tensor,
+    m: int,
+    tile: Gemm,
+    gather: bool,
+) -> None:
     from gpu_kernels.triton.grouped_matmul import grouped_matmul
 
     M, N = x.shape[1], out.shape[1]
     grouped_matmul[(rows.tiles_bound * _blocks(N, tile.n),)](
-        x, weights, rows.offsets, rows.row_tokens, rows.tiles, rows.num_tiles, out,
-        M, N, rows_of_expert, row_stride,
-        BLOCK_M=m, BLOCK_N=tile.n, BLOCK_K=tile.k, GATHER=gather, EVEN_K=M % tile.k == 0,
-        PRECISION=_precision(x), num_warps=tile.warps, num_stages=tile.stages,
-    )  # fmt: skip
+        x,
+        weights,
+        rows.offsets,
+        rows.row_tokens,
+        rows.tiles,
+        rows.num_tiles,
+        out,
+        M,
+        N,
+        rows_of_expert,
+        row_stride,
+        BLOCK_M=m,
+        BLOCK_N=tile.n,
+        BLOCK_K=tile.k,
+        GATHER=gather,
+        EVEN_K=M % tile.k == 0,
+        PRECISION=_precision(x),
+        num_warps=tile.warps,
+        num_stages=tile.stages,
+    )
 
 
 def combine(
-    rows: Tensor, inverse: Tensor, weights: Tensor, num_tokens: Tensor | None, out: Tensor, accumulate: bool,
+    rows: Tensor,
+    inverse: Tensor,
+    weights: Tensor,
+    num_tokens: Tensor | None,
+    out: Tensor,
+    accumulate: bool,
     block_h: int,
-) -> None:  # fmt: skip
+) -> None:
     """out[t] (+)= sum over k of weights[t, k] * rows[inverse[t, k]]."""
     from gpu_kernels.triton import combine as kernel
 
     (T, K), H = weights.shape, out.shape[1]
     block = min(block_h, power_of_2(H))
     kernel.combine[(T, _blocks(H, block))](
-        rows, inverse, weights, num_tokens, out, H,
-        K=K, HAS_BOUND=num_tokens is not None, ADD=accumulate, BLOCK_H=block,
+        rows,
+        inverse,
+        weights,
+        num_tokens,
+        out,
+        H,
+        K=K,
+        HAS_BOUND=num_tokens is not None,
+        ADD=accumulate,
+        BLOCK_H=block,
         num_warps=max(1, min(8, block // 256)),
-    )  # fmt: skip
+    )
 
 
 def few(
@@ -174,18 +249,47 @@ def few(
     bound, table = selection.num_tokens, selection.expert_map
     tile = plan.gate_up
     few_gate_up[(_blocks(I, tile.n), T * K)](
-        hidden, view.gate, view.up, selection.ids, table, bound, act,
-        selection.E_ids, K, H, I, view.rows_of_expert, view.row_stride,
-        HAS_MAP=table is not None, HAS_BOUND=bound is not None, BLOCK_N=tile.n, BLOCK_K=tile.k,
-        num_warps=tile.warps, num_stages=tile.stages,
-    )  # fmt: skip
+        hidden,
+        view.gate,
+        view.up,
+        selection.ids,
+        table,
+        bound,
+        act,
+        selection.E_ids,
+        K,
+        H,
+        I,
+        view.rows_of_expert,
+        view.row_stride,
+        HAS_MAP=table is not None,
+        HAS_BOUND=bound is not None,
+        BLOCK_N=tile.n,
+        BLOCK_K=tile.k,
+        num_warps=tile.warps,
+        num_stages=tile.stages,
+    )
     tile = plan.down
     few_down[(_blocks(H, tile.n), T)](
-        act, experts.tensors["down"], selection.ids, table, bound, selection.weights, out,
-        selection.E_ids, H, I,
-        K=K, HAS_MAP=table is not None, HAS_BOUND=bound is not None, ADD=accumulate,
-        BLOCK_N=tile.n, BLOCK_K=tile.k, STAGES=tile.stages, num_warps=tile.warps,
-    )  # fmt: skip
+        act,
+        experts.tensors["down"],
+        selection.ids,
+        table,
+        bound,
+        selection.weights,
+        out,
+        selection.E_ids,
+        H,
+        I,
+        K=K,
+        HAS_MAP=table is not None,
+        HAS_BOUND=bound is not None,
+        ADD=accumulate,
+        BLOCK_N=tile.n,
+        BLOCK_K=tile.k,
+        STAGES=tile.stages,
+        num_warps=tile.warps,
+    )
 
 
 def silu_mul(gate: Tensor, up: Tensor, out: Tensor) -> None:

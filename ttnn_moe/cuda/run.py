@@ -30,9 +30,7 @@ def plan_of(T: int, E: int, K: int, H: int, I: int, itemsize: int, device: torch
     return plan
 
 
-def plan_and_why(
-    T: int, E: int, K: int, H: int, I: int, itemsize: int, device: torch.device
-) -> tuple[Plan, str]:  # fmt: skip
+def plan_and_why(T: int, E: int, K: int, H: int, I: int, itemsize: int, device: torch.device) -> tuple[Plan, str]:
     """As plan_of; and which kernels these are, and why no others, in words.
 
     Raises:
@@ -124,18 +122,28 @@ def most_words(T: int, E: int, K: int) -> int:
 
 
 def run(
-    hidden: Tensor, selection: launch.Selection, experts: Experts, out: Tensor, accumulate: bool, plan: Plan,
+    hidden: Tensor,
+    selection: launch.Selection,
+    experts: Experts,
+    out: Tensor,
+    accumulate: bool,
+    plan: Plan,
     buffers: Buffers,
-) -> None:  # fmt: skip
+) -> None:
     """Write, or add, the operator's result to out [T, H]; T > 0."""
     with on(hidden.device):
         _run(hidden, selection, experts, out, accumulate, plan, buffers)
 
 
 def _run(
-    hidden: Tensor, selection: launch.Selection, experts: Experts, out: Tensor, accumulate: bool, plan: Plan,
+    hidden: Tensor,
+    selection: launch.Selection,
+    experts: Experts,
+    out: Tensor,
+    accumulate: bool,
+    plan: Plan,
     buffers: Buffers,
-) -> None:  # fmt: skip
+) -> None:
     if isinstance(plan, native.Few | native.Sorted):
         from .native.launch import run as run_native
 

@@ -25,9 +25,7 @@ class DenseFormat:
             raise ContractError("dense experts have no biases", got="bias=True", expected="bias=False")
         if set(experts.tensors) != {"gate_up", "down"}:
             raise ContractError(
-                "dense experts need exactly two tensors",
-                got=sorted(experts.tensors),
-                expected="['down', 'gate_up']",
+                "dense experts need exactly two tensors", got=sorted(experts.tensors), expected="['down', 'gate_up']"
             )
         E, H, I = experts.E, experts.H, experts.I
         gate_up, down = experts.tensors["gate_up"], experts.tensors["down"]

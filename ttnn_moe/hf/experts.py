@@ -156,8 +156,13 @@ def _bound(module: nn.Module, name: str, backend: str, K: int) -> tuple[_Bound, 
     bound = _BOUND[module] = _Bound(module, gate_up, down, name, backend, K)
     logger.debug(
         "{} runs {} (E={}, H={}, I={}, {} on {}) on backend {}",
-        name, type(module).__name__, *bound.experts.sizes, gate_up.dtype, gate_up.device, bound.backend,
-    )  # fmt: skip
+        name,
+        type(module).__name__,
+        *bound.experts.sizes,
+        gate_up.dtype,
+        gate_up.device,
+        bound.backend,
+    )
     return bound, gate_up, down
 
 

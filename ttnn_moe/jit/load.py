@@ -30,9 +30,7 @@ def kernel(spec: Spec, device: int, shared_memory: int = 0) -> Any:
 
 
 @lru_cache(maxsize=4096)
-def config(
-    grid: tuple[int, ...], block: int, shared_memory: int = 0, cluster: int = 1, overlap: bool = False
-) -> Any:  # fmt: skip
+def config(grid: tuple[int, ...], block: int, shared_memory: int = 0, cluster: int = 1, overlap: bool = False) -> Any:
     """A launch configuration (cuda.core's LaunchConfig).
 
     Args:
@@ -86,9 +84,16 @@ class Launch:
     """
 
     def __init__(
-        self, spec: Spec, device: int, grid: tuple[int, ...], block: int, *last: Any, shared_memory: int = 0,
-        cluster: int = 1, overlap: bool = False,
-    ):  # fmt: skip
+        self,
+        spec: Spec,
+        device: int,
+        grid: tuple[int, ...],
+        block: int,
+        *last: Any,
+        shared_memory: int = 0,
+        cluster: int = 1,
+        overlap: bool = False,
+    ):
         from cuda.core import launch
 
         self._launch, self._last = launch, last

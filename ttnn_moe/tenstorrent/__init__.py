@@ -12,13 +12,4 @@ from .device import Device, attach, close_device, open_device
 from .ops import DeviceRouting, moe
 from .weights import DeviceExperts, load_experts
 
-__all__ = [
-    "Device",
-    "DeviceExperts",
-    "DeviceRouting",
-    "attach",
-    "close_device",
-    "load_experts",
-    "moe",
-    "open_device",
-]
+__all__ = ["Device", "DeviceExperts", "DeviceRouting", "attach", "close_device", "load_experts", "moe", "open_device"]

@@ -125,13 +125,7 @@ class TenstorrentBackend:
         return out
 
     def down_projection(
-        self,
-        activations: Tensor,
-        routing: Routing,
-        experts: Experts,
-        row_align: int,
-        out: Tensor,
-        accumulate: bool,
+        self, activations: Tensor, routing: Routing, experts: Experts, row_align: int, out: Tensor, accumulate: bool
     ) -> None:
         if not routing.T:
             return
@@ -188,9 +182,10 @@ def _route(routing: Routing, there: DeviceExperts) -> tuple[Operators, Routed]:
 def _check_align(row_align: int) -> None:
     if row_align != ROW_ALIGN:
         raise ContractError(
-            "rows of step tensors are aligned to tiles here", got=f"row_align={row_align}",
+            "rows of step tensors are aligned to tiles here",
+            got=f"row_align={row_align}",
             expected=f"row_align={ROW_ALIGN}",
-        )  # fmt: skip
+        )
 
 
 def _step_rows(hidden: Tensor, routing: Routing, experts: Experts, row_align: int) -> Tensor:

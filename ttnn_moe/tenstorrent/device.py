@@ -82,9 +82,11 @@ def open_device(D: int = 1, device: str | None = None, trace_bytes: int | None =
     if _current is not None:
         if _current.D != D:
             raise BackendUnavailable(
-                "another mesh is open", got=f"D={_current.D}", expected=f"D={D}",
+                "another mesh is open",
+                got=f"D={_current.D}",
+                expected=f"D={D}",
                 remedy="ttnn_moe.tenstorrent.close_device(), and load the weights again",
-            )  # fmt: skip
+            )
         return _current
     device = wanted() if device is None else device
     found = probe(device)
@@ -121,9 +123,11 @@ def attach(handle: Any) -> Device:
     """Use a ttnn device or 1xD mesh that the caller opened, and closes after close_device()."""
     if _current is not None and _current.handle is not handle:
         raise ContractError(
-            "another device is in use", got=f"D={_current.D}", expected="none",
+            "another device is in use",
+            got=f"D={_current.D}",
+            expected="none",
             remedy="ttnn_moe.tenstorrent.close_device() first",
-        )  # fmt: skip
+        )
     return _current or _keep(Device.of(handle))
 
 
@@ -167,9 +171,10 @@ def probe(device: str | None = None) -> Probe:
         return Probe(False, f"{SIMULATOR} is {simulator}, and nothing is there", f"correct {SIMULATOR}, or unset it")
     if not simulator and not cards:
         return Probe(
-            False, f"no Tenstorrent device is here ({CARDS} holds none)",
+            False,
+            f"no Tenstorrent device is here ({CARDS} holds none)",
             f"use a machine with a card and its driver, or set {SIMULATOR} to a simulator's library",
-        )  # fmt: skip
+        )
     compiler = _compiler()
     if compiler is not None and not compiler.exists():
         return Probe(False, f"the kernel compiler is missing: {compiler}", "python -m ttnn_moe.tenstorrent.sfpi")

@@ -129,9 +129,7 @@ def _buffer(buffer: CircularBuffer) -> Any:
         core_ranges=_ranges(buffer.cores),
         format_descriptors=[
             ttnn.CBFormatDescriptor(
-                buffer_index=buffer.index,
-                data_format=getattr(ttnn, buffer.format),
-                page_size=buffer.page_size,
+                buffer_index=buffer.index, data_format=getattr(ttnn, buffer.format), page_size=buffer.page_size
             )
         ],
     )

@@ -44,11 +44,7 @@ def tensor_bytes(form: Form) -> int:
 
 
 def parts(
-    config: Qwen3MoeConfig,
-    operators: Operators,
-    batch: int,
-    sequence: int,
-    shared: frozenset[str] = SHARED,
+    config: Qwen3MoeConfig, operators: Operators, batch: int, sequence: int, shared: frozenset[str] = SHARED
 ) -> list[Part]:
     """Every part of the model for `batch` sequences of `sequence` tokens, prefilled in one call where one takes them.
 

@@ -27,7 +27,7 @@ class DeviceRouting:
 
 def moe(
     hidden: Any, routing: DeviceRouting, experts: DeviceExperts, *, out: Any = None, accumulate: bool = False
-) -> Any:  # fmt: skip
+) -> Any:
     """One Mixture-of-Experts layer on ttnn tensors; see ttnn_moe.moe. Nothing comes back to the host.
 
     Args:
@@ -67,9 +67,15 @@ def moe(
 
 
 def run(
-    ops: Operators, hidden: Any, topk_ids: Any, topk_weights: Any, experts: DeviceExperts, out: Any, T: int,
+    ops: Operators,
+    hidden: Any,
+    topk_ids: Any,
+    topk_weights: Any,
+    experts: DeviceExperts,
+    out: Any,
+    T: int,
     accumulate: bool,
-) -> None:  # fmt: skip
+) -> None:
     """Checked already: the operators of one call, and on a mesh the sum over its devices."""
     routed = ops.route(topk_ids, topk_weights, experts.mapping, T)
     activations = ops.gate_up(hidden, routed, experts.gate, experts.up)

@@ -101,15 +101,24 @@ def plan_model(
         )
     if batch < 1 or not 1 <= sequence <= config.max_position_embeddings:
         raise ContractError(
-            "no such call", got=f"batch {batch}, sequence {sequence}",
+            "no such call",
+            got=f"batch {batch}, sequence {sequence}",
             expected=f"batch >= 1, sequence 1 .. {config.max_position_embeddings}",
-        )  # fmt: skip
+        )
     operators = _operators(config, kind, D, weight_format)
     machine = operators.device.machine
     return Report(
-        model, mesh, chip, weight_format, batch, sequence, machine.usable_l1, kind.dram_bytes,
-        list(_plans(operators)), parts(config, operators, batch, sequence),
-    )  # fmt: skip
+        model,
+        mesh,
+        chip,
+        weight_format,
+        batch,
+        sequence,
+        machine.usable_l1,
+        kind.dram_bytes,
+        list(_plans(operators)),
+        parts(config, operators, batch, sequence),
+    )
 
 
 def check_fits(report: Report, config: Qwen3MoeConfig) -> None:
@@ -135,9 +144,7 @@ def _remedies(report: Report, config: Qwen3MoeConfig) -> Iterable[str]:
     for weight_format in FORMATS[FORMATS.index(report.weight_format) :]:
         for devices in [D, *larger]:
             mesh = f"1x{devices}"
-            other = plan_model(
-                report.model, config, mesh, report.chip, weight_format, report.batch, report.sequence
-            )  # fmt: skip
+            other = plan_model(report.model, config, mesh, report.chip, weight_format, report.batch, report.sequence)
             if other.fits:
                 options = [f"--mesh {mesh}"] if devices != D else []
                 if weight_format != report.weight_format:

@@ -17,7 +17,7 @@ _NAMES = {torch.bfloat16: "bfloat16", torch.float32: "float32", torch.int32: "in
 
 def replicate(
     tensor: Tensor, device: Device, layout: str = "ROW_MAJOR", dtype: str | None = None, on_host: bool = False
-) -> Any:  # fmt: skip
+) -> Any:
     """A torch tensor on every device, in DRAM; on_host: made, and not moved. dtype: default that of the tensor."""
     ttnn = library()
 
@@ -27,7 +27,7 @@ def replicate(
 
 def shard(
     tensor: Tensor, device: Device, dtype: str | None = None, layout: str = "ROW_MAJOR", on_host: bool = False
-) -> Any:  # fmt: skip
+) -> Any:
     """A torch tensor cut along its first dimension into one part for each device; otherwise as replicate."""
     ttnn = library()
 
@@ -62,9 +62,12 @@ def _made(make: Callable[..., Any], shape: tuple[int, ...], dtype: str, layout: 
     ttnn = library()
 
     return make(
-        list(shape), dtype=getattr(ttnn, dtype), layout=getattr(ttnn, f"{layout}_LAYOUT"), device=device.handle,
+        list(shape),
+        dtype=getattr(ttnn, dtype),
+        layout=getattr(ttnn, f"{layout}_LAYOUT"),
+        device=device.handle,
         memory_config=ttnn.DRAM_MEMORY_CONFIG,
-    )  # fmt: skip
+    )
 
 
 def to_torch(tensor: Any, device: Device) -> Tensor:
@@ -96,26 +99,34 @@ def check(name: str, tensor: Any, shape: tuple[int, ...], dtypes: tuple[str, ...
     wanted = [getattr(ttnn, dtype) for dtype in dtypes]
     if tensor.dtype not in wanted:
         raise ContractError(
-            f"{name} has the wrong dtype", got=_tail(tensor.dtype), expected=" or ".join(dtypes),
+            f"{name} has the wrong dtype",
+            got=_tail(tensor.dtype),
+            expected=" or ".join(dtypes),
             remedy=f"ttnn.typecast({name}, ttnn.{dtypes[0]})",
-        )  # fmt: skip
+        )
     if tensor.layout != getattr(ttnn, f"{layout}_LAYOUT"):
         raise ContractError(
-            f"{name} has the wrong layout", got=_tail(tensor.layout), expected=layout,
+            f"{name} has the wrong layout",
+            got=_tail(tensor.layout),
+            expected=layout,
             remedy=f"ttnn.to_layout({name}, ttnn.{layout}_LAYOUT)",
-        )  # fmt: skip
+        )
     if tensor.storage_type() != ttnn.StorageType.DEVICE:
         raise ContractError(
-            f"{name} is not on a device", got=_tail(tensor.storage_type()), expected="DEVICE",
+            f"{name} is not on a device",
+            got=_tail(tensor.storage_type()),
+            expected="DEVICE",
             remedy=f"ttnn.to_device({name}, device)",
-        )  # fmt: skip
+        )
     if tensor.device() != device.handle:
         raise ContractError(f"{name} is on another device", got=tensor.device(), expected=device.handle)
     if tensor.memory_config() != ttnn.DRAM_MEMORY_CONFIG:
         raise ContractError(
-            f"{name} is not interleaved in DRAM", got=tensor.memory_config(), expected="DRAM_MEMORY_CONFIG",
+            f"{name} is not interleaved in DRAM",
+            got=tensor.memory_config(),
+            expected="DRAM_MEMORY_CONFIG",
             remedy=f"ttnn.to_memory_config({name}, ttnn.DRAM_MEMORY_CONFIG)",
-        )  # fmt: skip
+        )
 
 
 def _tail(value: object) -> str:

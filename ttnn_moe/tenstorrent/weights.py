@@ -85,9 +85,10 @@ def load_experts(
         device = open_device(placement.D)
     if (placement.E, placement.D) != (experts.E, device.D):
         raise ContractError(
-            "placement does not fit experts and mesh", got=f"E={placement.E}, D={placement.D}",
+            "placement does not fit experts and mesh",
+            got=f"E={placement.E}, D={placement.D}",
             expected=f"E={experts.E}, D={device.D}",
-        )  # fmt: skip
+        )
     order = placement.device_expert_mapping.flatten().long()
     folder = files.folder(device, cache)
     size = sum(tensor.numel() * tensor.element_size() for tensor in experts.tensors.values())

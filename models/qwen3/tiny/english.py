@@ -159,11 +159,7 @@ def story(rng: Random) -> Sentence:
         told = [f"{n} has a {c} {t}." for n, c, t in zip(names, colours, things, strict=True)]
         name, colour, thing = names[asked], colours[asked], things[asked]
         question, answer = rng.choice(
-            (
-                (f"The {thing} is", colour),
-                (f"{name} has a {colour}", thing),
-                (f"The {colour} {thing} belongs to", name),
-            )
+            ((f"The {thing} is", colour), (f"{name} has a {colour}", thing), (f"The {colour} {thing} belongs to", name))
         )
     return Sentence(" ".join((*told, question)), f"{answer}.", f"story|{' '.join(sorted(told))}")
 

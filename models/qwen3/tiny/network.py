@@ -47,11 +47,7 @@ CONFIG: dict[str, Any] = {
     "use_sliding_window": False,
     "vocab_size": VOCAB_SIZE,
 }
-GENERATION_CONFIG: dict[str, Any] = {
-    "do_sample": False,
-    "eos_token_id": [_ID[END], _ID[PAD]],
-    "pad_token_id": _ID[PAD],
-}
+GENERATION_CONFIG: dict[str, Any] = {"do_sample": False, "eos_token_id": [_ID[END], _ID[PAD]], "pad_token_id": _ID[PAD]}
 
 
 class Network(nn.Module):

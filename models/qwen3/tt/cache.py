@@ -71,9 +71,11 @@ def check_rows(rows: int) -> None:
     """Raise RequestError if these are more sequences than run at a time."""
     if rows > MAX_ROWS:
         raise RequestError(
-            "too many sequences at a time for the device", got=rows, expected=f"at most {MAX_ROWS}",
+            "too many sequences at a time for the device",
+            got=rows,
+            expected=f"at most {MAX_ROWS}",
             remedy="generate in several batches",
-        )  # fmt: skip
+        )
 
 
 class PagedCache:
@@ -188,7 +190,9 @@ class PagedCache:
     def _grow(self, row: int, n: int) -> None:
         if self.lengths[row] + n > self.capacity:
             raise RequestError(
-                f"sequence {row} does not fit the KV cache", got=f"{self.lengths[row]} tokens and {n} more",
-                expected=f"at most {self.capacity}", remedy="make the session with a larger capacity",
-            )  # fmt: skip
+                f"sequence {row} does not fit the KV cache",
+                got=f"{self.lengths[row]} tokens and {n} more",
+                expected=f"at most {self.capacity}",
+                remedy="make the session with a larger capacity",
+            )
         self.lengths[row] += n

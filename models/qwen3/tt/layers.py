@@ -38,9 +38,12 @@ class Network:
         self.config, self.device = config, device
         # sums in fp32, where the device unpacks them as they are
         self.exact = ttnn.init_device_compute_kernel_config(
-            device.handle.arch(), math_fidelity=ttnn.MathFidelity.HiFi4, math_approx_mode=False,
-            fp32_dest_acc_en=device.machine.unpack_to_dest, packer_l1_acc=False,
-        )  # fmt: skip
+            device.handle.arch(),
+            math_fidelity=ttnn.MathFidelity.HiFi4,
+            math_approx_mode=False,
+            fp32_dest_acc_en=device.machine.unpack_to_dest,
+            packer_l1_acc=False,
+        )
 
     def embed(self, ids: Any, table: Any) -> Any:
         """Rows of table [n, width] by ids [1, T] uint32: [1, 1, T, width]."""
@@ -71,9 +74,11 @@ class Network:
         ttnn = library()
 
         q, k, v = ttnn.experimental.nlp_create_qkv_heads(
-            self.linear(x, weights.qkv), num_heads=self.config.num_attention_heads,
-            num_kv_heads=self.config.num_key_value_heads, transpose_k_heads=False,
-        )  # fmt: skip
+            self.linear(x, weights.qkv),
+            num_heads=self.config.num_attention_heads,
+            num_kv_heads=self.config.num_key_value_heads,
+            transpose_k_heads=False,
+        )
         q, k = (
             ttnn.experimental.rotary_embedding_hf(
                 self.norm(one, norm), attended.cos, attended.sin, is_decode_mode=False

@@ -121,11 +121,7 @@ class Qwen3MoeTT:
 
 
 def load_model(
-    directory: str | Path,
-    D: int = 1,
-    device: str | None = None,
-    progress: Progress | None = None,
-    traced: bool = False,
+    directory: str | Path, D: int = 1, device: str | None = None, progress: Progress | None = None, traced: bool = False
 ) -> Qwen3MoeTT:
     """Put a checkpoint on one chip, or a 1xD mesh; the host holds one layer at a time.
 

@@ -53,18 +53,21 @@ def prepare(device: str | None) -> None:
     """
     if is_emulator(wanted() if device is None else device):
         raise RequestError(
-            "operators cannot be timed", got="the emulator", expected="a device or simulator",
+            "operators cannot be timed",
+            got="the emulator",
+            expected="a device or simulator",
             remedy="leave --profile out; benchmarks/tenstorrent_cost.py says what our operators cost",
-        )  # fmt: skip
+        )
     loaded = sys.modules.get("ttnn")
     if loaded is None:
         asked = json.loads(os.environ.get(OVERRIDES) or "{}")
         os.environ[OVERRIDES] = json.dumps({**asked, _FAST: False})
     elif getattr(loaded.CONFIG, _FAST):
         raise RequestError(
-            "operators cannot be timed", got="ttnn, imported already, without its hooks",
+            "operators cannot be timed",
+            got="ttnn, imported already, without its hooks",
             remedy=f"""start with {OVERRIDES}='{{"{_FAST}": false}}'""",
-        )  # fmt: skip
+        )
 
 
 @contextmanager

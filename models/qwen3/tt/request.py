@@ -57,9 +57,10 @@ class Options:
         given = [name for name in ("mesh", "trace", "profile") if getattr(self, name)]
         if given:
             raise RequestError(
-                f"--{given[0]} is of backend {NAME}", got=f"--backend {backend}",
+                f"--{given[0]} is of backend {NAME}",
+                got=f"--backend {backend}",
                 remedy=f"leave it out, or choose --backend {NAME}",
-            )  # fmt: skip
+            )
         return 0
 
 
@@ -111,9 +112,10 @@ def check_device(device: str | None) -> None:
     """Raise RequestError if it is no device of ours, BackendUnavailable where it is not."""
     if device and not is_emulator(device):
         raise RequestError(
-            f"no device {device} of backend {NAME}", got=f"--device {device}",
+            f"no device {device} of backend {NAME}",
+            got=f"--device {device}",
             expected="emulator, emulator:n150, or no --device for a card or simulator",
-        )  # fmt: skip
+        )
     found = devices.probe(device)
     if not found.available:
         raise BackendUnavailable(f"backend {NAME!r} cannot run here", got=found.reason, remedy=found.remedy)

@@ -143,6 +143,7 @@ def check_sizes(config: Qwen3MoeConfig) -> None:
         problems.append(f"head_dim={head}")
     if problems:
         raise CheckpointError(
-            "this model does not fit the device's tiles", got=", ".join(problems),
+            "this model does not fit the device's tiles",
+            got=", ".join(problems),
             expected="sizes that are multiples of 32, and a head_dim of 32 or a multiple of 64",
-        )  # fmt: skip
+        )

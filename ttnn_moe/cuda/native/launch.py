@@ -18,9 +18,16 @@ from .specs import Types, Use, uses_of
 
 
 def run(
-    hidden: Tensor, selection: Selection, experts: Experts, out: Tensor, accumulate: bool, plan: Plan, act: Tensor,
-    expert_out: Tensor | None, words: Tensor | None,
-) -> None:  # fmt: skip
+    hidden: Tensor,
+    selection: Selection,
+    experts: Experts,
+    out: Tensor,
+    accumulate: bool,
+    plan: Plan,
+    act: Tensor,
+    expert_out: Tensor | None,
+    words: Tensor | None,
+) -> None:
     """The whole operator on the current GPU.
 
     Args:
@@ -32,7 +39,7 @@ def run(
     types = Types(hidden.dtype == float16, ids.dtype == int64, out.dtype == float32, accumulate)
     launches = _launches(
         plan, types, T, K, selection.E_ids, experts.E, experts.H, experts.I, order, hidden.device.index
-    )  # fmt: skip
+    )
     if isinstance(plan, Few):
         _few(hidden, selection, experts, out, launches, act)
     else:
@@ -48,7 +55,7 @@ def sort_words(P: int, E: int, plan: Sorted) -> int:
 @lru_cache(maxsize=4096)
 def _launches(
     plan: Plan, types: Types, T: int, K: int, E_ids: int, E: int, H: int, I: int, order: str, device: int
-) -> tuple[Launch, ...]:  # fmt: skip
+) -> tuple[Launch, ...]:
     """Of one call, in their order, with everything but addresses: Python takes longer to work it out than to launch."""
     P, interleaved = T * K, order == "interleaved"
     # rows of an expert, and elements from one row to the next
@@ -57,9 +64,8 @@ def _launches(
     def bind(use: Use, grid: tuple[int, ...], block: int, *last: int, cluster: int = 1) -> Launch:
         ints = map(_int, last)
         return Launch(
-            use.spec, device, grid, block, *ints,
-            shared_memory=use.shared_memory, cluster=cluster, overlap=use.overlap,
-        )  # fmt: skip
+            use.spec, device, grid, block, *ints, shared_memory=use.shared_memory, cluster=cluster, overlap=use.overlap
+        )
 
     uses = uses_of(plan, E, K, types)
     if isinstance(plan, Few):
@@ -79,29 +85,32 @@ def _launches(
             for use, last in zip(products, sizes, strict=True)
         ]
     return (
-        bind(
-            sort, (plan.sort_cluster,), plan.sort_threads, P, E_ids, E, K, plan.gemm.max_n, cluster=plan.sort_cluster
-        ),
+        bind(sort, (plan.sort_cluster,), plan.sort_threads, P, E_ids, E, K, plan.gemm.max_n, cluster=plan.sort_cluster),
         *bound,
         bind(combine, (T, -(-H // (8 * threads))), threads, H),
-    )  # fmt: skip
+    )
 
 
 def _few(
     hidden: Tensor, selection: Selection, experts: Experts, out: Tensor, launches: tuple[Launch, ...], act: Tensor
-) -> None:  # fmt: skip
+) -> None:
     gate_up, down = launches
     stream, route, between = load.stream(hidden.device.index), _pointers(selection), act.data_ptr()
     gate_up(stream, hidden.data_ptr(), *_halves(experts), *route, between)
-    down(
-        stream, between, experts.tensors["down"].data_ptr(), *route, selection.weights.data_ptr(), out.data_ptr()
-    )  # fmt: skip
+    down(stream, between, experts.tensors["down"].data_ptr(), *route, selection.weights.data_ptr(), out.data_ptr())
 
 
 def _sorted(
-    hidden: Tensor, selection: Selection, experts: Experts, out: Tensor, plan: Sorted, launches: tuple[Launch, ...],
-    act: Tensor, expert_out: Tensor, words: Tensor,
-) -> None:  # fmt: skip
+    hidden: Tensor,
+    selection: Selection,
+    experts: Experts,
+    out: Tensor,
+    plan: Sorted,
+    launches: tuple[Launch, ...],
+    act: Tensor,
+    expert_out: Tensor,
+    words: Tensor,
+) -> None:
     P, E, stream = selection.ids.numel(), experts.E, load.stream(hidden.device.index)
     row_tokens = words.data_ptr()
     inverse = row_tokens + 4 * _aligned(P)

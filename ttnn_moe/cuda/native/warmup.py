@@ -35,7 +35,7 @@ def target(name: str | None) -> Arch:
 
 def specs_of(
     tokens: Iterable[int], E: int, K: int, H: int, I: int, dtype: torch.dtype, arch: Arch = HOPPER
-) -> list[Spec]:  # fmt: skip
+) -> list[Spec]:
     """What calls of up to the given numbers of tokens launch, in the order of first use; int32 and int64 ids.
 
     Raises:

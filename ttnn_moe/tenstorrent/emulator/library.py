@@ -90,10 +90,16 @@ class Mesh:
             parts = {name: tensor.parts[i] for name, tensor in tensors.items()}
             results.append(
                 run(
-                    program, device, parts, scalars, check=self.check, exact=self.exact, sanitizer=self.sanitizer,
+                    program,
+                    device,
+                    parts,
+                    scalars,
+                    check=self.check,
+                    exact=self.exact,
+                    sanitizer=self.sanitizer,
                     undefined=_UNDEFINED.get(operator, ()),
                 )
-            )  # fmt: skip
+            )
         if self.keep:
             self.results.append(results)
 

@@ -150,9 +150,7 @@ def _chunked_attention(q: Tensor, k: Tensor, v: Tensor, pages: Tensor, start: in
     return _each(attend, q, k, v, pages)
 
 
-def _decode_attention(
-    q: Tensor, k: Tensor, v: Tensor, *, page_table_tensor: Tensor, cur_pos_tensor: Tensor
-) -> Tensor:  # fmt: skip
+def _decode_attention(q: Tensor, k: Tensor, v: Tensor, *, page_table_tensor: Tensor, cur_pos_tensor: Tensor) -> Tensor:
     """q [1, B, heads, head_dim], each of the B attending to its row's keys 0 .. position."""
 
     def attend(q: Values, k: Values, v: Values, table: Values, positions: Values) -> Values:
@@ -173,8 +171,7 @@ experimental = SimpleNamespace(
     paged_update_cache=_paged_update_cache,
 )
 transformer = SimpleNamespace(
-    chunked_scaled_dot_product_attention=_chunked_attention,
-    paged_scaled_dot_product_attention_decode=_decode_attention,
+    chunked_scaled_dot_product_attention=_chunked_attention, paged_scaled_dot_product_attention_decode=_decode_attention
 )
 
 
