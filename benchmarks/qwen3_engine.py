@@ -24,9 +24,9 @@ from qwen3_gpu import decode, make, prompts
 from rich.console import Console
 from rich.table import Table
 
-from models.qwen3 import PRESETS, Engine, Qwen3Moe, Qwen3MoeConfig
 from ttnn_moe.bench import report
 from ttnn_moe.bench.floor import measure_ceilings
+from ttnn_moe.models.qwen3 import PRESETS, Engine, Qwen3Moe, Qwen3MoeConfig
 
 
 def draw(n: int, prompt: tuple[int, int], new: tuple[int, int], vocab: int, seed: int) -> list[tuple[list[int], int]]:

@@ -22,12 +22,12 @@ import typer
 from qwen3_parts import PARTS, kernels_of, steps_of, times
 from rich.console import Console
 
-from models.qwen3 import PRESETS, Qwen3Moe, Qwen3MoeConfig, Session, generate
-from models.qwen3.generate import default_chunk
-from models.qwen3.sampling import Sampling
-from models.qwen3.weights import randomize
 from ttnn_moe.bench import report
 from ttnn_moe.bench.floor import Ceilings, measure_ceilings
+from ttnn_moe.models.qwen3 import PRESETS, Qwen3Moe, Qwen3MoeConfig, Session, generate
+from ttnn_moe.models.qwen3.generate import default_chunk
+from ttnn_moe.models.qwen3.sampling import Sampling
+from ttnn_moe.models.qwen3.weights import randomize
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks/results/qwen3_gpu.json"

@@ -15,8 +15,8 @@ import torch
 import triton
 from torch import Tensor
 
-from gpu_kernels.ascend.combine import combine
-from gpu_kernels.ascend.gate_up import gate_up
+from ttnn_moe.gpu_kernels.ascend.combine import combine
+from ttnn_moe.gpu_kernels.ascend.gate_up import gate_up
 
 TARGET = "Ascend910B3"
 

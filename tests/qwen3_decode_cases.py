@@ -12,11 +12,11 @@ import pytest
 import torch
 from qwen3_checkpoints import CONFIGS, TINY, make, prompts, relative_error
 
-from models.qwen3 import Qwen3Moe, Session, Tokenizer, generate, kernels, load_model, ops, prefill, stream
-from models.qwen3.decode import FixedSteps
-from models.qwen3.prefill import FixedPrefill
-from models.qwen3.sampling import Sampling
-from models.qwen3.tiny import tasks
+from ttnn_moe.models.qwen3 import Qwen3Moe, Session, Tokenizer, generate, kernels, load_model, ops, prefill, stream
+from ttnn_moe.models.qwen3.decode import FixedSteps
+from ttnn_moe.models.qwen3.prefill import FixedPrefill
+from ttnn_moe.models.qwen3.sampling import Sampling
+from ttnn_moe.models.qwen3.tiny import tasks
 
 GPU = torch.cuda.is_available()
 DEVICE = "cuda" if GPU else "cpu"

@@ -17,12 +17,12 @@ from qwen3_decode_cases import DEVICE, GPU, SIZES, VOCAB, both
 from qwen3_kernel_cases import BOUND, case, draw, dtypes, error, paged, tensor
 from torch import Tensor
 
-from models.qwen3 import Engine, Qwen3Moe, Tokenizer, generate, kernels, load_model, ops, prefill
-from models.qwen3.cache import Span
-from models.qwen3.decode import Landing
-from models.qwen3.ops import HeadNorms, Place
-from models.qwen3.prefill import FixedPrefill
-from models.qwen3.tiny import tasks
+from ttnn_moe.models.qwen3 import Engine, Qwen3Moe, Tokenizer, generate, kernels, load_model, ops, prefill
+from ttnn_moe.models.qwen3.cache import Span
+from ttnn_moe.models.qwen3.decode import Landing
+from ttnn_moe.models.qwen3.ops import HeadNorms, Place
+from ttnn_moe.models.qwen3.prefill import FixedPrefill
+from ttnn_moe.models.qwen3.tiny import tasks
 
 seeds = pytest.mark.parametrize("seed", range(8 if GPU else 4))
 

@@ -12,9 +12,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from models.qwen3 import decode_linear, hopper_attention, kernels, ops
-from models.qwen3.cache import Span, Step
-from models.qwen3.ops import HeadNorms, Place
+from ttnn_moe.models.qwen3 import decode_linear, hopper_attention, kernels, ops
+from ttnn_moe.models.qwen3.cache import Span, Step
+from ttnn_moe.models.qwen3.ops import HeadNorms, Place
 
 GPU = torch.cuda.is_available()
 HOPPER = GPU and torch.cuda.get_device_capability() == (9, 0)

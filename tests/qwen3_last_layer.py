@@ -10,10 +10,10 @@ import torch
 from qwen3_checkpoints import prompts, relative_error
 from torch import Tensor
 
-from models.qwen3 import Qwen3Moe, StaticCache, ops
-from models.qwen3.cache import RowCache, Step
-from models.qwen3.pages import PagedCache
-from models.qwen3.prefill import FixedPrefill, prefill
+from ttnn_moe.models.qwen3 import Qwen3Moe, StaticCache, ops
+from ttnn_moe.models.qwen3.cache import RowCache, Step
+from ttnn_moe.models.qwen3.pages import PagedCache
+from ttnn_moe.models.qwen3.prefill import FixedPrefill, prefill
 
 ROWS, LONGEST = 3, 12
 CAPACITY = 2 * LONGEST

@@ -11,10 +11,10 @@ import torch
 from tenstorrent_setup import mesh_run, run
 from torch import Tensor
 
-from models.qwen3 import TINY, Qwen3Moe, Qwen3MoeConfig, Tokenizer, generate, load_model, tt
-from models.qwen3.tiny import tasks
-from models.qwen3.weights import randomize
 from ttnn_moe import tenstorrent
+from ttnn_moe.models.qwen3 import TINY, Qwen3Moe, Qwen3MoeConfig, Tokenizer, generate, load_model, tt
+from ttnn_moe.models.qwen3.tiny import tasks
+from ttnn_moe.models.qwen3.weights import randomize
 
 LEAST_CORRELATION = 0.99
 # longer than a page, and shorter

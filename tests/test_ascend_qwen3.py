@@ -8,11 +8,11 @@ import ascend_stand_in
 import pytest
 import torch
 
-from models.qwen3 import demo
-from models.qwen3.generate import generate
-from models.qwen3.tokenizer import Tokenizer
-from models.qwen3.weights import device_of, load_model
 from ttnn_moe.errors import RequestError
+from ttnn_moe.models.qwen3 import demo
+from ttnn_moe.models.qwen3.generate import generate
+from ttnn_moe.models.qwen3.tokenizer import Tokenizer
+from ttnn_moe.models.qwen3.weights import device_of, load_model
 
 TINY = Path(__file__).parents[1] / "models" / "qwen3" / "tiny"
 PROMPTS = ["Once upon a time", "The little dog", "2 + 3 ="]

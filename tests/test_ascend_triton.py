@@ -107,4 +107,4 @@ def test_every_kernel_is_among_the_cases() -> None:
     text = CASES.read_text()
     names = [path.stem for path in folder.glob("*.py")]
     assert sorted(names) == ["combine", "gate_up"]
-    assert all(f"from gpu_kernels.ascend.{name} import {name}" in text for name in names)
+    assert all(f"from ttnn_moe.gpu_kernels.ascend.{name} import {name}" in text for name in names)

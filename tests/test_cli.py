@@ -100,7 +100,7 @@ def test_doctor_without_the_native_planner_gives_the_remedy(monkeypatch, capsys)
 
 
 def test_generate_takes_the_options_of_the_demo(monkeypatch, capsys) -> None:
-    pytest.importorskip("models.qwen3.demo")
+    pytest.importorskip("ttnn_moe.models.qwen3.demo")
     monkeypatch.setenv("COLUMNS", "120")
     assert run(monkeypatch, "generate", "--help") == 0
     out = capsys.readouterr().out
@@ -154,7 +154,7 @@ from loguru import logger
 def record(module, text):
     exec("logger.warning(text)", {"__name__": module, "logger": logger, "text": text})
 record("ttnn_moe.registry", "ours")
-record("models.qwen3.weights", "the model's")
+record("ttnn_moe.models.qwen3.weights", "the model's")
 record("models.other", "another's")
 record("app", "the application's")
 """

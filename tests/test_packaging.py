@@ -144,7 +144,7 @@ def test_the_sdist_holds_what_builds_and_tests_it(built: Path) -> None:
 
 
 def test_the_demo_generates_text(installed: Environment) -> None:
-    out = installed.run("python", "-m", "models.qwen3.demo", "--max-new-tokens", "8")
+    out = installed.run("python", "-m", "ttnn_moe.models.qwen3.demo", "--max-new-tokens", "8")
     assert re.search(r"new tokens\D+[1-9]", out) and "tokens/s" in out
     assert not list(installed.cwd.iterdir())
 
@@ -164,7 +164,7 @@ def test_doctor_runs(installed: Environment) -> None:
 def test_everything_is_imported_from_the_wheel(installed: Environment) -> None:
     """Or the tests above would say nothing."""
     code = """
-import ttnn_moe.cli, models.qwen3, json
+import ttnn_moe.cli, ttnn_moe.models.qwen3, json
 from ttnn_moe.sources import FOLDERS, kernel_path
 paths = [ttnn_moe.__file__, models.__file__, *(str(kernel_path(folder, "README.md")) for folder in FOLDERS)]
 print(json.dumps(paths))

@@ -10,7 +10,7 @@ from types import ModuleType
 
 import pytest
 
-from models.qwen3 import PRESETS
+from ttnn_moe.models.qwen3 import PRESETS
 
 ROOT = Path(__file__).parents[1]
 
@@ -149,7 +149,7 @@ def test_the_page_has_the_figures_of_the_engine() -> None:
 def test_the_engines_benchmark_serves_every_request(benchmark) -> None:
     import torch
 
-    from models.qwen3 import TINY, Engine, load_model
+    from ttnn_moe.models.qwen3 import TINY, Engine, load_model
 
     sys.path.insert(0, str(ROOT / "benchmarks"))
     try:

@@ -13,7 +13,7 @@ import pytest
 from qwen3_checkpoints import HAS_TINY, make
 from test_qwen3_tokenizer import build
 
-from models.qwen3 import bench, demo
+from ttnn_moe.models.qwen3 import bench, demo
 
 ROOT = Path(__file__).parents[1]
 
@@ -82,14 +82,14 @@ def run(module: str, *args: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_exit_code_and_message_of_the_process(tmp_path: Path) -> None:
-    done = run("models.qwen3.demo", "--model", str(tmp_path), "--prompt", "hi")
+    done = run("ttnn_moe.models.qwen3.demo", "--model", str(tmp_path), "--prompt", "hi")
     assert done.returncode == 2 and done.stdout == ""
     assert done.stderr.startswith("error: ") and len(done.stderr.splitlines()) == 1
 
 
 def test_one_prompt_prints_its_text_and_the_table(directory: Path) -> None:
     args = ["--model", str(directory), "--prompt", "hello", "--max-new-tokens", "9", "--temperature", "1"]
-    done = run("models.qwen3.demo", *args, "--seed", "4", "--backend", "reference")
+    done = run("ttnn_moe.models.qwen3.demo", *args, "--seed", "4", "--backend", "reference")
     assert done.returncode == 0, done.stderr
     for words in (
         "load",
@@ -100,7 +100,7 @@ def test_one_prompt_prints_its_text_and_the_table(directory: Path) -> None:
         "reference on cpu",
     ):
         assert words in done.stdout
-    again = run("models.qwen3.demo", *args, "--seed", "4")
+    again = run("ttnn_moe.models.qwen3.demo", *args, "--seed", "4")
     text, other = (ran.stdout.split("reference on cpu")[0] for ran in (done, again))
     assert text.strip() and text == other
 

@@ -14,10 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from qwen3_checkpoints import TINY, prompts
 
-from models.qwen3 import Engine, Qwen3Moe, Tokenizer, generate, load_model
-from models.qwen3.engine import Load
-from models.qwen3.pages import PagedCache, PagePool
 from ttnn_moe.errors import RequestError
+from ttnn_moe.models.qwen3 import Engine, Qwen3Moe, Tokenizer, generate, load_model
+from ttnn_moe.models.qwen3.engine import Load
+from ttnn_moe.models.qwen3.pages import PagedCache, PagePool
 
 PAGE = 16
 

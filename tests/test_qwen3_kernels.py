@@ -12,7 +12,7 @@ pytest.importorskip("triton")
 from pytest_process import run_interpreted, run_pytest
 from triton_offline import BF16, F16, F32, I32, I64, SHARED_KIB, compile_kernel
 
-from models.qwen3 import kernels
+from ttnn_moe.models.qwen3 import kernels
 
 FILES = ["qwen3_kernel_cases.py", "qwen3_decode_cases.py", "qwen3_engine_cases.py"]
 

@@ -10,11 +10,11 @@ import qwen3_last_layer
 import torch
 from qwen3_checkpoints import CONFIGS, HAS_TINY, TINY, make, prompts, reference, reference_logits, relative_error
 
-from models.qwen3 import Session, StaticCache, Tokenizer, generate, load_model
-from models.qwen3.cache import Span, Step
-from models.qwen3.generate import Stats, _Run
-from models.qwen3.sampling import Draws, Sampling
-from models.qwen3.tiny import tasks
+from ttnn_moe.models.qwen3 import Session, StaticCache, Tokenizer, generate, load_model
+from ttnn_moe.models.qwen3.cache import Span, Step
+from ttnn_moe.models.qwen3.generate import Stats, _Run
+from ttnn_moe.models.qwen3.sampling import Draws, Sampling
+from ttnn_moe.models.qwen3.tiny import tasks
 
 LENGTHS = [1, 17, 5, 40, 2]
 FP32 = 1e-4

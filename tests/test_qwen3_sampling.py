@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from qwen3_checkpoints import make, prompts
 
-from models.qwen3 import Qwen3Moe, Session, Tokenizer, generate, load_model, stream
-from models.qwen3.decode import HostSteps
-from models.qwen3.prefill import size_for, sizes_to
-from models.qwen3.sampling import Draws, Sampling, choose, kept_probabilities
 from ttnn_moe.errors import RequestError
+from ttnn_moe.models.qwen3 import Qwen3Moe, Session, Tokenizer, generate, load_model, stream
+from ttnn_moe.models.qwen3.decode import HostSteps
+from ttnn_moe.models.qwen3.prefill import size_for, sizes_to
+from ttnn_moe.models.qwen3.sampling import Draws, Sampling, choose, kept_probabilities
 
 
 @pytest.fixture(scope="module")

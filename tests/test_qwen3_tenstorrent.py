@@ -15,15 +15,15 @@ import torch
 from qwen3_checkpoints import TINY, make, prompts
 from tenstorrent_model_runs import encode, least_correlation
 
-from models.qwen3 import Qwen3MoeConfig, Session, bench, demo, generate, load_model, tt
-from models.qwen3.tt import cache as caches
-from models.qwen3.tt import model as models
-from models.qwen3.tt.cache import PagedCache
-from models.qwen3.tt.memory import room_for
-from models.qwen3.tt.profile import Profile, prepare
-from models.qwen3.tt.request import Options, check, chips_of
 from ttnn_moe import BackendUnavailable, ContractError, RequestError, tenstorrent
 from ttnn_moe.errors import CheckpointError
+from ttnn_moe.models.qwen3 import Qwen3MoeConfig, Session, bench, demo, generate, load_model, tt
+from ttnn_moe.models.qwen3.tt import cache as caches
+from ttnn_moe.models.qwen3.tt import model as models
+from ttnn_moe.models.qwen3.tt.cache import PagedCache
+from ttnn_moe.models.qwen3.tt.memory import room_for
+from ttnn_moe.models.qwen3.tt.profile import Profile, prepare
+from ttnn_moe.models.qwen3.tt.request import Options, check, chips_of
 from ttnn_moe.tenstorrent.emulator import library as emulated_ttnn
 from ttnn_moe.tenstorrent.runtime import DEVICE
 

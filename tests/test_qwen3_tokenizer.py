@@ -13,8 +13,8 @@ from tokenizers import AddedToken, decoders, models, pre_tokenizers, trainers
 from tokenizers import Tokenizer as FastTokenizer
 from transformers import AutoTokenizer
 
-from models.qwen3 import Tokenizer
 from ttnn_moe.errors import CheckpointError, RequestError
+from ttnn_moe.models.qwen3 import Tokenizer
 
 # what templates on the Hub use: macros, namespaces, loop controls, filters, reversed slices
 TEMPLATE = """

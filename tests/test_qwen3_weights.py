@@ -13,8 +13,8 @@ import torch
 from qwen3_checkpoints import make, prompts
 from safetensors.torch import load_file, save_file
 
-from models.qwen3 import PRESETS, Qwen3MoeConfig, load_model
 from ttnn_moe.errors import BackendUnavailable, CheckpointError
+from ttnn_moe.models.qwen3 import PRESETS, Qwen3MoeConfig, load_model
 
 IDS = torch.tensor(prompts([11, 11]))
 
@@ -199,7 +199,7 @@ def test_stop_tokens_of_both_files(directory: Path) -> None:
 
 
 def test_preset_has_the_size_of_its_name() -> None:
-    from models.qwen3.bench import memory_needed
+    from ttnn_moe.models.qwen3.bench import memory_needed
 
     needed = memory_needed(PRESETS["qwen3-30b-a3b"], torch.bfloat16, 1, 1, 1, 2048)
     assert needed["weights"] == 2 * 30_532_122_624  # parameters of Qwen3-30B-A3B
@@ -207,7 +207,7 @@ def test_preset_has_the_size_of_its_name() -> None:
 
 MEASURE = """
 import sys, torch
-from models.qwen3 import load_model
+from ttnn_moe.models.qwen3 import load_model
 
 def memory(kind):  # of this process since it was executed
     return int(open("/proc/self/status").read().split(kind + ":")[1].split()[0]) * 1024

@@ -14,10 +14,10 @@ from host_kernels import GXX, HostKernels, with_mistake
 from host_products import bound_of, experts_of, some_tokens, worst_row
 from qwen3_kernel_cases import error, paged
 
-from models.qwen3 import decode_linear, hopper_attention, ops
-from models.qwen3.cache import Span
-from models.qwen3.ops import Place
 from ttnn_moe.cuda.native.plan import Gemm, Sorted
+from ttnn_moe.models.qwen3 import decode_linear, hopper_attention, ops
+from ttnn_moe.models.qwen3.cache import Span
+from ttnn_moe.models.qwen3.ops import Place
 
 pytestmark = pytest.mark.skipif(GXX is None, reason="g++ is not installed")
 lateness = pytest.mark.parametrize("late", [False, True], ids=["early", "late"])

@@ -15,10 +15,10 @@ from test_cli import run
 
 planner = pytest.importorskip("ttnn_moe._planner", reason="native planner: not built", exc_type=ModuleNotFoundError)
 
-from models.qwen3 import PRESETS, TINY, Qwen3MoeConfig  # noqa: E402
-from models.qwen3.model import Qwen3Moe  # noqa: E402
-from models.qwen3.tt.cache import PagedCache  # noqa: E402
 from ttnn_moe.errors import ContractError  # noqa: E402
+from ttnn_moe.models.qwen3 import PRESETS, TINY, Qwen3MoeConfig  # noqa: E402
+from ttnn_moe.models.qwen3.model import Qwen3Moe  # noqa: E402
+from ttnn_moe.models.qwen3.tt.cache import PagedCache  # noqa: E402
 from ttnn_moe.tenstorrent import memory, plans, runtime  # noqa: E402
 from ttnn_moe.tenstorrent.device import Device  # noqa: E402
 from ttnn_moe.tenstorrent.emulator import Device as EmulatedChip  # noqa: E402

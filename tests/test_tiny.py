@@ -14,10 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from models.qwen3 import TINY, generate, load_model, ops
-from models.qwen3.model import MoE
-from models.qwen3.tiny import batches, english, evaluate, tasks, tokenizer
-from models.qwen3.tiny.tasks import TASKS, Example
+from ttnn_moe.models.qwen3 import TINY, generate, load_model, ops
+from ttnn_moe.models.qwen3.model import MoE
+from ttnn_moe.models.qwen3.tiny import batches, english, evaluate, tasks, tokenizer
+from ttnn_moe.models.qwen3.tiny.tasks import TASKS, Example
 
 pytestmark = pytest.mark.xdist_group("tiny")
 
@@ -207,8 +207,8 @@ def test_every_expert_is_used(model: Any, words: Tokenizer, asked: list[Example]
 
 
 def test_the_scoring_program(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    from models.qwen3 import terminal
-    from models.qwen3.tiny.score import app
+    from ttnn_moe.models.qwen3 import terminal
+    from ttnn_moe.models.qwen3.tiny.score import app
 
     assert terminal.run(app, ["--examples", "10", "--backend", "reference"], "score") == 0
     out = capsys.readouterr().out
@@ -247,7 +247,7 @@ def test_the_right_experts_are_needed(harm: str, layers: tuple[int, ...], words:
 
 
 def test_the_training_network_is_transformers_model() -> None:
-    from models.qwen3.tiny.network import Network
+    from ttnn_moe.models.qwen3.tiny.network import Network
 
     network = Network(seed=1)
     ids = torch.randint(0, tokenizer.VOCAB_SIZE, (2, 40))
@@ -262,7 +262,7 @@ def test_training_from_nothing(tmp_path: Path) -> None:
     from transformers import AutoModelForCausalLM
     from typer.testing import CliRunner
 
-    from models.qwen3.tiny.train import app
+    from ttnn_moe.models.qwen3.tiny.train import app
 
     options = "--steps 40 --tokens 1280 --device cpu --workers 0 --every 40 --examples 2 --log-every 1"
     result = CliRunner().invoke(app, ["--out", str(tmp_path / "new"), *options.split()])
@@ -288,7 +288,7 @@ def test_training_from_nothing(tmp_path: Path) -> None:
 def test_training_refuses_a_file_as_its_directory(tmp_path: Path) -> None:
     from typer.testing import CliRunner
 
-    from models.qwen3.tiny.train import app
+    from ttnn_moe.models.qwen3.tiny.train import app
 
     (tmp_path / "file").write_text("")
     result = CliRunner().invoke(app, ["--out", str(tmp_path / "file"), "--steps", "1"])

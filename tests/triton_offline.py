@@ -25,7 +25,7 @@ def compile_kernel(name: str, arguments: dict[str, str], constants: dict[str, An
     from triton.compiler import ASTSource
 
     module, _, function_name = name.partition(":")
-    function = getattr(importlib.import_module(f"gpu_kernels.triton.{module}"), function_name or module)
+    function = getattr(importlib.import_module(f"ttnn_moe.gpu_kernels.triton.{module}"), function_name or module)
     aligned = [n for n, kind in arguments.items() if kind.startswith("*") or kind.endswith("x16")]
     signature = {n: kind.removesuffix("x16") for n, kind in arguments.items()} | dict.fromkeys(constants, "constexpr")
     assert signature.keys() == set(function.arg_names), signature.keys() ^ set(function.arg_names)

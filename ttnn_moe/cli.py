@@ -74,7 +74,7 @@ def doctor(
     from . import doctor as doctor_
 
     if plan is not None:
-        from models.qwen3.config import config_of
+        from ttnn_moe.models.qwen3.config import config_of
 
         from .tenstorrent import plans
 
@@ -207,7 +207,7 @@ def cache(clear: Annotated[bool, typer.Option("--clear", help="Remove every comp
 )
 def generate(context: typer.Context) -> None:
     """Generate text with a Qwen3-MoE checkpoint (options: ttnn-moe generate --help)."""
-    from models.qwen3 import demo
+    from ttnn_moe.models.qwen3 import demo
 
     raise typer.Exit(demo.main(context.args) or 0)
 

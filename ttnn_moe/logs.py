@@ -21,15 +21,14 @@ if TYPE_CHECKING:
 
 ENV = "TTNN_MOE_LOG"
 LEVELS = ("trace", "debug", "info", "success", "warning", "error", "critical")
-_OURS = ("ttnn_moe", "models.qwen3")
+_OURS = "ttnn_moe"
 
 _sink: int | None = None
 
 
 def setup() -> None:
     """Silence this package's records unless TTNN_MOE_LOG asks for them. For ttnn_moe/__init__.py, once."""
-    for name in _OURS:
-        logger.disable(name)
+    logger.disable(_OURS)
     level = os.environ.get(ENV, "")
     if not level:
         return
@@ -53,8 +52,7 @@ def enable(level: str = "debug") -> None:
     else:
         _narrow_default_sink()
     _sink = logger.add(sys.stderr, level=level.upper(), filter=_is_ours, format=_FORMAT)
-    for name in _OURS:
-        logger.enable(name)
+    logger.enable(_OURS)
 
 
 _FORMAT = "<dim>{time:HH:mm:ss.SSS}</dim> <level>{level: <7}</level> {name}: {message}"
@@ -62,7 +60,7 @@ _FORMAT = "<dim>{time:HH:mm:ss.SSS}</dim> <level>{level: <7}</level> {name}: {me
 
 def _is_ours(record: Record) -> bool:
     name = record["name"] or ""
-    return any(name == ours or name.startswith(ours + ".") for ours in _OURS)
+    return name == _OURS or name.startswith(_OURS + ".")
 
 
 def _narrow_default_sink() -> None:

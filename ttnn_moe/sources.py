@@ -1,7 +1,7 @@
 """The one function that finds kernel sources.
 
-gpu_kernels and device_kernels lie beside this package wherever it is: in a checkout (also when that is
-installed as editable) and in the site-packages that a wheel was unpacked into.
+gpu_kernels and device_kernels are folders of this package: in a wheel its own, in a checkout (also one installed as
+editable) links to the folders of the repository.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ def kernel_path(*parts: str) -> Path:
         ContractError: the path does not lead into one of FOLDERS.
         SourceMissing: it does, but nothing is there.
     """
-    root = Path(__file__).resolve().parent.parent
+    root = Path(__file__).resolve().parent
     path = root.joinpath(*parts).resolve()
-    if not parts or not any(path.is_relative_to(root / folder) for folder in FOLDERS):
+    if not parts or not any(path.is_relative_to((root / folder).resolve()) for folder in FOLDERS):
         raise ContractError(
             "not the path of a kernel source", got=repr("/".join(parts)), expected=f"a path in {' or '.join(FOLDERS)}"
         )
@@ -37,7 +37,7 @@ def kernel_path(*parts: str) -> Path:
         raise SourceMissing(
             f"kernel source {'/'.join(parts)} is missing",
             got=f"nothing at {path}",
-            expected="the kernel folders beside the ttnn_moe package",
+            expected="the kernel folders of the ttnn_moe package",
             remedy="install ttnn-moe again (pip install --force-reinstall --no-deps), or use a whole checkout",
         )
     return path

@@ -1,4 +1,4 @@
-"""Measure a size: python -m models.qwen3.bench --config qwen3-30b-a3b --random-weights [--layers N]."""
+"""Measure a size: python -m ttnn_moe.models.qwen3.bench --config qwen3-30b-a3b --random-weights [--layers N]."""
 
 from __future__ import annotations
 
@@ -206,7 +206,7 @@ def _device_name(device: torch.device) -> str:
 
 def main(args: Sequence[str] | None = None) -> int:
     """Run the benchmark with these arguments (default: the command line); returns the exit code."""
-    return terminal.run(app, args, "python -m models.qwen3.bench")
+    return terminal.run(app, args, "python -m ttnn_moe.models.qwen3.bench")
 
 
 if __name__ == "__main__":

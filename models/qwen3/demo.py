@@ -1,4 +1,4 @@
-"""Generate text: python -m models.qwen3.demo [--model DIR] [--prompt TEXT ...] [--backend NAME]."""
+"""Generate text: python -m ttnn_moe.models.qwen3.demo [--model DIR] [--prompt TEXT ...] [--backend NAME]."""
 
 from __future__ import annotations
 
@@ -175,7 +175,7 @@ class _Batch:
 
 def main(args: Sequence[str] | None = None) -> int:
     """Run the demo with these arguments (default: the command line); returns the exit code."""
-    return terminal.run(app, args, "ttnn-moe generate" if args is not None else "python -m models.qwen3.demo")
+    return terminal.run(app, args, "ttnn-moe generate" if args is not None else "python -m ttnn_moe.models.qwen3.demo")
 
 
 if __name__ == "__main__":

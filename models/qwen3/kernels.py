@@ -34,7 +34,7 @@ class Tile:
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    from gpu_kernels.triton import rms_norm as kernel
+    from ttnn_moe.gpu_kernels.triton import rms_norm as kernel
 
     out = torch.empty_like(x)
     T, H = x.shape
@@ -56,7 +56,7 @@ def few_linear(
     normed: Tensor | None = None,
 ) -> Tensor:
     """See gpu_kernels/triton/few_linear.py: 4 rows or fewer. With a residual, that is the output."""
-    from gpu_kernels.triton import few_linear as kernel
+    from ttnn_moe.gpu_kernels.triton import few_linear as kernel
 
     (T, K), N = x.shape, weight.shape[0]
     out = residual if residual is not None else x.new_empty(T, N)
@@ -94,7 +94,7 @@ def few_linear_tile(T: int, N: int, K: int) -> tuple[int, int, int]:
 
 
 def head_norm_rope(qkv: Tensor, kv_heads: int, norms: HeadNorms, rope: tuple[Tensor, Tensor], place: Place) -> Tensor:
-    from gpu_kernels.triton import head_norm_rope as kernel
+    from ttnn_moe.gpu_kernels.triton import head_norm_rope as kernel
 
     T, rows, D = qkv.shape
     heads = rows - 2 * kv_heads
@@ -130,7 +130,7 @@ def head_norm_rope(qkv: Tensor, kv_heads: int, norms: HeadNorms, rope: tuple[Ten
 
 
 def router_topk(logits: Tensor, K: int, renormalise: bool) -> tuple[Tensor, Tensor]:
-    from gpu_kernels.triton import router_topk as kernel
+    from ttnn_moe.gpu_kernels.triton import router_topk as kernel
 
     T, E = logits.shape
     ids, weights = _chosen(logits, T, K)
@@ -164,8 +164,8 @@ def router(
     x: Tensor, norm: Tensor, eps: float, weight: Tensor, K: int, renormalise: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     """ids and weights [T, K] of x [T, H], and x normalised: router_logits, then router_topk."""
-    from gpu_kernels.triton import router_logits as logits_kernel
-    from gpu_kernels.triton import router_topk as kernel
+    from ttnn_moe.gpu_kernels.triton import router_logits as logits_kernel
+    from ttnn_moe.gpu_kernels.triton import router_topk as kernel
 
     (T, H), E = x.shape, weight.shape[0]
     tile = router_tile(T, x.element_size())
@@ -236,8 +236,8 @@ def _chosen(x: Tensor, T: int, K: int) -> tuple[Tensor, Tensor]:
 
 
 def decode_attention(q: Tensor, place: Place, out: Tensor | None = None) -> Tensor:
-    from gpu_kernels.triton import decode_attention as kernel
-    from gpu_kernels.triton.merge_attention import merge_attention
+    from ttnn_moe.gpu_kernels.triton import decode_attention as kernel
+    from ttnn_moe.gpu_kernels.triton.merge_attention import merge_attention
 
     T, heads, D = q.shape
     kv_heads, capacity = place.keys.shape[1], place.capacity
@@ -303,7 +303,7 @@ def decode_splits(T: int, kv_heads: int, capacity: int, processors: int) -> int:
 
 
 def prefill_attention(q: Tensor, place: Place, tiles: Tensor, out: Tensor | None = None) -> Tensor:
-    from gpu_kernels.triton import prefill_attention as kernel
+    from ttnn_moe.gpu_kernels.triton import prefill_attention as kernel
 
     T, heads, D = q.shape
     kv_heads = place.keys.shape[1]

@@ -179,7 +179,7 @@ class _GenerationBlock(Extension):
 
 def _tojson(
     value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
-):
+) -> str:
     # Jinja's own filter escapes HTML, which no prompt wants
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from models.qwen3 import PRESETS
+from ttnn_moe.models.qwen3 import PRESETS
 from ttnn_moe.tenstorrent.plans import plan_model
 
 pytestmark = pytest.mark.skipif(

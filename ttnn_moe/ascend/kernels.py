@@ -103,8 +103,8 @@ def cores(device: torch.device) -> tuple[int, int]:
 @cache
 def _kernels() -> tuple[Any, Any]:
     try:
-        from gpu_kernels.ascend.combine import combine
-        from gpu_kernels.ascend.gate_up import gate_up
+        from ttnn_moe.gpu_kernels.ascend.combine import combine
+        from ttnn_moe.gpu_kernels.ascend.gate_up import gate_up
     except ImportError as error:
         raise BackendUnavailable(
             f"{ENV}=triton needs Triton, and it does not load: {error}",

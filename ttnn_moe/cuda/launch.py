@@ -82,7 +82,7 @@ def _chunk(P: int, plan: Sorted) -> int:
 
 def sort(selection: Selection, E: int, plan: Sorted, words: Tensor | None = None) -> SortedRows:
     """Sort pairs by local expert, E of them; words: int32, sort_words or more, to write to."""
-    from gpu_kernels.triton.routing_sort import routing_count, routing_sort
+    from ttnn_moe.gpu_kernels.triton.routing_sort import routing_count, routing_sort
 
     P, bound = selection.ids.numel(), tiles_bound(selection.ids.numel(), E, plan.m)
     chunk = _chunk(P, plan)
@@ -123,7 +123,7 @@ def sort(selection: Selection, E: int, plan: Sorted, words: Tensor | None = None
 
 def gate_up(hidden: Tensor, experts: Experts, rows: SortedRows, act: Tensor, m: int, tile: Gemm) -> None:
     """act[row] = silu(x Wg) * (x Wu) of every sorted row."""
-    from gpu_kernels.triton import gate_up as kernel
+    from ttnn_moe.gpu_kernels.triton import gate_up as kernel
 
     H, I = experts.H, experts.I
     view = _halves(experts)
@@ -182,7 +182,7 @@ def _grouped(
     tile: Gemm,
     gather: bool,
 ) -> None:
-    from gpu_kernels.triton.grouped_matmul import grouped_matmul
+    from ttnn_moe.gpu_kernels.triton.grouped_matmul import grouped_matmul
 
     M, N = x.shape[1], out.shape[1]
     grouped_matmul[(rows.tiles_bound * _blocks(N, tile.n),)](
@@ -218,7 +218,7 @@ def combine(
     block_h: int,
 ) -> None:
     """out[t] (+)= sum over k of weights[t, k] * rows[inverse[t, k]]."""
-    from gpu_kernels.triton import combine as kernel
+    from ttnn_moe.gpu_kernels.triton import combine as kernel
 
     (T, K), H = weights.shape, out.shape[1]
     block = min(block_h, power_of_2(H))
@@ -241,8 +241,8 @@ def few(
     hidden: Tensor, experts: Experts, selection: Selection, act: Tensor, out: Tensor, accumulate: bool, plan: Few
 ) -> None:
     """The whole operator of few pairs: act [T*K, I] is scratch."""
-    from gpu_kernels.triton.few_down import few_down
-    from gpu_kernels.triton.few_gate_up import few_gate_up
+    from ttnn_moe.gpu_kernels.triton.few_down import few_down
+    from ttnn_moe.gpu_kernels.triton.few_gate_up import few_gate_up
 
     T, K, H, I = selection.T, selection.K, experts.H, experts.I
     view = _halves(experts)
@@ -294,7 +294,7 @@ def few(
 
 def silu_mul(gate: Tensor, up: Tensor, out: Tensor) -> None:
     """out = silu(gate) * up."""
-    from gpu_kernels.triton import silu_mul as kernel
+    from ttnn_moe.gpu_kernels.triton import silu_mul as kernel
 
     n = out.numel()
     if n:

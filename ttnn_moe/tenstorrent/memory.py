@@ -11,7 +11,7 @@ from .mesh import partial_dtype
 from .operators import Form, Operators
 
 if TYPE_CHECKING:
-    from models.qwen3.config import Qwen3MoeConfig
+    from ttnn_moe.models.qwen3.config import Qwen3MoeConfig
 
 # Parts that the chips of a mesh share; every chip holds a copy of each of the others.
 SHARED = frozenset({"experts", "head"})

@@ -15,7 +15,7 @@ from .operators import Operators, Sizes
 from .weights import FORMATS
 
 if TYPE_CHECKING:
-    from models.qwen3.config import Qwen3MoeConfig
+    from ttnn_moe.models.qwen3.config import Qwen3MoeConfig
 
     from .._planner import Chip, Program
 

@@ -1,4 +1,4 @@
-"""Score a checkpoint on the held-out examples: python -m models.qwen3.tiny.score [--model DIR] [--backend NAME]."""
+"""Score a checkpoint on the held-out examples: python -m ttnn_moe.models.qwen3.tiny.score [--model DIR]."""
 
 from __future__ import annotations
 
@@ -52,4 +52,4 @@ def main(
 
 
 if __name__ == "__main__":
-    raise SystemExit(terminal.run(app, None, "python -m models.qwen3.tiny.score"))
+    raise SystemExit(terminal.run(app, None, "python -m ttnn_moe.models.qwen3.tiny.score"))

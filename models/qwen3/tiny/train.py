@@ -1,4 +1,4 @@
-"""Build the tiny checkpoint from nothing: `python -m models.qwen3.tiny.train --out DIR`."""
+"""Build the tiny checkpoint from nothing: `python -m ttnn_moe.models.qwen3.tiny.train --out DIR`."""
 
 from __future__ import annotations
 

@@ -126,12 +126,12 @@ def load_model(
     """Put a checkpoint on one chip, or a 1xD mesh; the host holds one layer at a time.
 
     Args:
-        directory, progress: as models.qwen3.load_model.
+        directory, progress: as ttnn_moe.models.qwen3.load_model.
         D: chips. device: which, as ttnn_moe.tenstorrent.open_device.
         traced: capture decode steps as traces, and replay them; needs fast dispatch.
 
     Raises:
-        CheckpointError: as models.qwen3.load_model, or sizes that the device does not take.
+        CheckpointError: as ttnn_moe.models.qwen3.load_model, or sizes that the device does not take.
         BackendUnavailable: no such device, or fewer than D chips.
         RequestError: it does not fit their memory.
         ContractError: experts that D chips cannot share.

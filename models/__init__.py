@@ -1,1 +1,0 @@
-"""Models whose experts run on ttnn_moe."""
