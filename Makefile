@@ -13,7 +13,7 @@ TORCH_NPU := .torch-npu
 TRITON_ASCEND := .triton-ascend
 # Python 3.11 first: for it the torch of constraints.txt may be had as a CPU build.
 PYTHONS := $(if $(PYTHON),$(PYTHON),python3.11 python3.12 python3.13 python3.10 python3)
-CPP_FILES := $(shell find cpp device_kernels gpu_kernels tests/ttnn_stand_in \
+CPP_FILES := $(shell find cpp device_kernels gpu_kernels tests/support/ttnn_stand_in \
     \( -name '*.cpp' -o -name '*.hpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh' \) 2>/dev/null)
 BUILD_INPUTS := pyproject.toml constraints.txt CMakeLists.txt $(shell find cpp -type f 2>/dev/null)
 
@@ -50,19 +50,19 @@ test: lint
 
 # Without a card or a simulator named by TT_METAL_SIMULATOR, the tests say what is missing, and skip.
 test-tenstorrent: $(TT_VENV)/.installed
-	$(TT_VENV)/bin/python -m pytest -n 0 -rs -m "not gpu" tests/test_tenstorrent.py tests/test_tenstorrent_host.py \
-	    tests/test_planner.py tests/test_planner_programs.py $(ARGS)
+	$(TT_VENV)/bin/python -m pytest -n 0 -rs -m "not gpu" $(addprefix tests/tenstorrent/test_,\
+	    tenstorrent.py tenstorrent_host.py planner.py planner_programs.py) $(ARGS)
 
 # No NPU and no CANN: torch_npu's operators over CPU implementations.
 test-ascend: $(TORCH_NPU)/.installed
 	@test ! -e $< || { set -x; PYTHONPATH="$(CURDIR)/$(TORCH_NPU)" TORCH_DEVICE_BACKEND_AUTOLOAD=0 OMP_NUM_THREADS=1 \
-	    $(PY) -m pytest tests/test_ascend*.py tests/test_parallel.py tests/test_selfcheck.py $(ARGS); }
+	    $(PY) -m pytest tests/ascend tests/contract/test_parallel.py tests/tools/test_selfcheck.py $(ARGS); }
 
 # Interpreted, and compiled for a 910B3 as far as that goes without CANN.
 test-ascend-triton: $(TRITON_ASCEND)/.installed
 	@test ! -e $< || { set -x; export PYTHONPATH="$(CURDIR)/$(TRITON_ASCEND)"; \
-	    TRITON_INTERPRET=1 $(PY) tests/ascend_triton_cases.py interpret && \
-	    $(PY) tests/ascend_triton_cases.py compile; }
+	    TRITON_INTERPRET=1 $(PY) tests/support/ascend_triton_cases.py interpret && \
+	    $(PY) tests/support/ascend_triton_cases.py compile; }
 
 lint: $(VENV)/.installed-dev
 	@echo "==> ruff"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+
 from cases import TARGETS, Target
 
 
@@ -36,5 +37,5 @@ def runnable(target: Target) -> Target:
     if not found.available:
         pytest.skip(f"{target.backend}: {found.reason}")
     if target.backend == "tenstorrent":
-        pytest.skip("tenstorrent: each case has a process of its own, in tests/test_tenstorrent.py")
+        pytest.skip("tenstorrent: each case has a process of its own, in tests/tenstorrent/test_tenstorrent.py")
     return target

@@ -1,0 +1,111 @@
+"""The Triton kernels for Ascend in Triton's interpreter; triton-ascend's own: make test-ascend-triton."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+
+import pytest
+
+from paths import ROOT, SUPPORT, python_path
+
+CASES = SUPPORT / "ascend_triton_cases.py"
+needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
+
+
+@needs_triton
+def test_interpreted() -> None:
+    done = subprocess.run(
+        [sys.executable, CASES, "interpret"],
+        env=os.environ | {"TRITON_INTERPRET": "1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout.count("ok   gate_up") == 4 and done.stdout.count("ok   combine") == 4
+
+
+@pytest.mark.slow
+@needs_triton
+def test_the_path_through_them_runs_the_contract() -> None:
+    """In fp16: the interpreter cuts bf16 off."""
+    environment = os.environ | {"TRITON_INTERPRET": "1", "TTNN_MOE_ASCEND_KERNELS": "triton"}
+    large = "tokens_600 or tokens_128 or all_on_first or skewed or k16"
+    chosen = f"float16 and not bfloat16 and (test_fused and not ({large}) or test_fp32_out and token_bound)"
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            "-n",
+            "0",
+            "-p",
+            "no:cacheprovider",
+            "-k",
+            chosen,
+            CASES.with_name("test_ascend_cases.py"),
+        ],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stdout[-3000:]
+    assert "27 passed" in done.stdout, done.stdout[-300:]
+
+
+SORTED = """
+import ascend_stand_in, torch
+from ttnn_moe.ascend import kernels, run
+from ttnn_moe.ascend.layout import Weights
+npu, g = ascend_stand_in.npu(), torch.Generator().manual_seed(0)
+rows = torch.randn(70, 48, generator=g).half()
+gate_up, down = (torch.randn(3, *shape, generator=g).half() / 7 for shape in ((80, 48), (48, 40)))
+weights = Weights(gate_up.mT, down.mT)
+ends = torch.tensor([1, 1, 66])  # more than a tile, an expert without a row, rows that are nobody's
+got, want = (path.experts(npu, rows, ends, weights)[:66].float() for path in (kernels, run))
+assert float((got - want).norm(dim=1).div(want.norm(dim=1)).max()) < 2e-3
+"""
+
+
+@needs_triton
+def test_rows_that_come_sorted_go_through_them_as_they_lie() -> None:
+    """What the exchange hands on: as through the chain of operators."""
+    path = python_path()
+    environment = os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": path}
+    done = subprocess.run([sys.executable, "-c", SORTED], env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_path_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    from ttnn_moe.ascend import kernels
+    from ttnn_moe.errors import ContractError
+
+    monkeypatch.setenv("TTNN_MOE_ASCEND_KERNELS", "cublas")
+    with pytest.raises(ContractError, match="operators or triton"):
+        kernels.asked_for()
+
+
+def test_tiles_cover_every_row_once() -> None:
+    import torch
+
+    from ttnn_moe.ascend.kernels import BLOCK_M, tiles_of
+
+    ends = torch.tensor([0, 1, 1 + BLOCK_M, 2 + 3 * BLOCK_M, 2 + 3 * BLOCK_M])
+    tiles, n = tiles_of(ends, 5 * BLOCK_M)
+    seen = []
+    for e, first in tiles[: int(n)].tolist():
+        seen += range(first, min(first + BLOCK_M, int(ends[e])))
+    assert seen == list(range(2 + 3 * BLOCK_M))
+
+
+def test_every_kernel_is_among_the_cases() -> None:
+    folder = ROOT / "gpu_kernels" / "ascend"
+    text = CASES.read_text()
+    names = [path.stem for path in folder.glob("*.py")]
+    assert sorted(names) == ["combine", "gate_up"]
+    assert all(f"from ttnn_moe.gpu_kernels.ascend.{name} import {name}" in text for name in names)

@@ -1,0 +1,205 @@
+"""Expert parallelism in two and four processes over gloo: both exchanges against one process with all experts."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import ascend_stand_in
+from ttnn_moe import Experts, Placement, Problem, Routing, moe, registry
+from ttnn_moe.ascend import run
+from ttnn_moe.errors import BackendUnavailable, ContractError
+from ttnn_moe.parallel import ExpertParallel
+
+E, K, H, I, MOST = 8, 3, 64, 32, 16
+# what each rank has: the last ends with tokens that name no expert, and some names come twice
+TOKENS = {2: (16, 0), 4: (5, 16, 0, 1)}
+EXCHANGES = ("all_to_all", "dispatch_combine")
+
+
+def inputs(rank: int, tokens: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    g = torch.Generator().manual_seed(100 + rank)
+    ids = torch.randint(-1, E + 1, (tokens, K), generator=g, dtype=torch.int32)  # -1 and E are no expert
+    hidden = torch.randn(tokens, H, generator=g).bfloat16()
+    if tokens > 3:
+        ids[0], ids[1], ids[2] = torch.tensor([4, 1, 4]), 7, -1
+        hidden[2, 0] = float("nan")  # in a token that has no expert: its output is zero
+        hidden[3, 0], ids[3, 0] = float("inf"), 5  # in one that has: it stays there
+    return hidden, ids, torch.rand(tokens, K, generator=g)
+
+
+def experts_of_all() -> Experts:
+    g = torch.Generator().manual_seed(9)
+    gate_up = (torch.randn(E, 2 * I, H, generator=g) * H**-0.5).bfloat16()
+    return Experts.dense(gate_up, (torch.randn(E, H, I, generator=g) * I**-0.5).bfloat16())
+
+
+def placement_of(size: int, rank: int | None = None) -> Placement:
+    """Not contiguous: experts are dealt out, in descending order on odd devices."""
+    rows = [list(range(d, E, size))[:: -1 if d % 2 else 1] for d in range(size)]
+    return Placement.from_mapping(rows, rank)
+
+
+def true_tokens(rank: int, tokens: int) -> int:
+    """num_tokens of a call whose T is only a bound."""
+    return max(tokens - 3 - rank, 0)
+
+
+def bounded(layer: ExpertParallel, rank: int, hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor):
+    """A call with num_tokens: NaN in the rows past it, and an out of nines that they must leave alone."""
+    n = true_tokens(rank, len(hidden))
+    hidden, weights, ids = hidden.clone(), weights.clone(), ids.clone()
+    hidden[n:], weights[n:], ids[n:] = float("nan"), float("nan"), 0
+    out = torch.full((len(hidden), H), 9.0)
+    return layer(hidden, ids, weights, out=out, num_tokens=torch.tensor([n], dtype=torch.int32))
+
+
+def process(rank: int, size: int, folder: str) -> None:
+    torch.set_num_threads(1)
+    os.environ["HCCL_BUFFSIZE"] = "200"
+    registry.register("ascend", ascend_stand_in.TARGET)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=size)
+    placement, experts = placement_of(size, rank), experts_of_all()
+    problem = Problem(MOST, E, K, H, I, torch.bfloat16, torch.float32, D=size)
+    hidden, ids, weights = inputs(rank, TOKENS[size][rank])
+    results: dict[str, object] = {}
+    products: list[tuple[int, int]] = []
+    grouped_matmul = run.grouped_matmul
+
+    def spy(npu, rows, weight, ends):
+        products.append((int(ends[-1]), len(rows)))
+        return grouped_matmul(npu, rows, weight, ends)
+
+    run.grouped_matmul = spy
+    for exchange in EXCHANGES:
+        backend = "ascend" if exchange == "dispatch_combine" else "reference"
+        layer = ExpertParallel(problem, experts.for_device(placement), placement, None, backend, exchange)
+        results[exchange] = layer(hidden, ids, weights)
+        again = layer(hidden, ids, weights)
+        results[f"{exchange}: bounded"] = bounded(layer, rank, hidden, ids, weights)
+        results[f"{exchange}: same"] = torch.equal(results[exchange].view(torch.int32), again.view(torch.int32))  # type: ignore[attr-defined]
+    wire = ExpertParallel(
+        problem, experts.for_device(placement), placement, None, "reference", "all_to_all", torch.bfloat16
+    )
+    start = torch.ones(len(hidden), H)
+    results["bf16 wire, added"] = wire(hidden, ids, weights, out=start, accumulate=True)
+    results["auto"] = [
+        ExpertParallel(problem, experts.for_device(placement), placement, None, backend).exchange.name
+        for backend in ("ascend", "reference")
+    ]
+    results["products"] = products[0]
+    try:
+        wrong = Placement(placement.device_expert_mapping, (rank + 1) % size)
+        ExpertParallel(problem, experts.for_device(wrong), wrong)
+    except ContractError as error:
+        results["wrong rank"] = str(error)
+    torch.save(results, f"{folder}/rank{rank}.pt")
+    dist.barrier()
+    dist.destroy_process_group()
+    os._exit(0)  # gloo's threads sometimes abort a process that ends by itself
+
+
+@pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.slow)])
+def test_processes(size: int, tmp_path: Path) -> None:
+    torch.multiprocessing.spawn(process, (size, str(tmp_path)), nprocs=size)
+    experts = experts_of_all()
+    loaded = [torch.load(tmp_path / f"rank{rank}.pt") for rank in range(size)]
+    # every pair is one row somewhere, a rank without a token sends one, and no other row is multiplied
+    assert sum(rank["products"][0] for rank in loaded) == sum(max(n, 1) * K for n in TOKENS[size])
+    assert all(rank["products"][1] == MOST * size * min(E // size, K) for rank in loaded)
+    for rank, tokens in enumerate(TOKENS[size]):
+        hidden, ids, weights = inputs(rank, tokens)
+        results = loaded[rank]
+        want = torch.empty(tokens, H)
+        moe(hidden, Routing.from_topk(ids, weights, E), experts, out=want, backend="reference")
+        good = want.isfinite().all(1)
+        assert int((~good).sum()) == (1 if tokens > 3 else 0)
+        for exchange, bound in (("all_to_all", 1e-6), ("dispatch_combine", 1e-2), ("bf16 wire, added", 1e-2)):
+            got = results[exchange] - (1 if "added" in exchange else 0)
+            assert got.shape == want.shape
+            assert torch.equal(got.isfinite().all(1), good), f"{exchange}: NaN or infinity went to another token"
+            size_of = want[good].norm(dim=1).clamp_min(0.05)
+            assert bool(((got - want)[good].norm(dim=1) / size_of < bound).all()), exchange
+            if tokens > 3:
+                assert bool((got[2] == 0).all()), "a token that names no expert"
+        n = true_tokens(rank, tokens)
+        for exchange in EXCHANGES:
+            got = results[f"{exchange}: bounded"]
+            torch.testing.assert_close(got[:n], results[exchange][:n], rtol=1e-5, atol=1e-6, equal_nan=True)
+            assert bool((got[n:] == 9).all()), "rows past num_tokens were written"
+        assert results["all_to_all: same"] and results["dispatch_combine: same"]
+        assert results["auto"] == ["dispatch_combine", "all_to_all"]
+        assert "not that of this process group" in results["wrong rank"]
+
+
+@pytest.fixture
+def alone(tmp_path: Path):
+    """A process group of this process only."""
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    yield placement_of(1, 0)
+    dist.destroy_process_group()
+
+
+ALONE = Problem(MOST, E, K, H, I, torch.bfloat16)
+
+
+def test_without_a_process_group() -> None:
+    with pytest.raises(ContractError, match="torch.distributed is not started.*init_process_group"):
+        ExpertParallel(ALONE, experts_of_all(), placement_of(1, 0))
+
+
+def test_what_does_not_fit_is_refused(alone: Placement) -> None:
+    experts = experts_of_all()
+    with pytest.raises(ContractError, match="not that of this process group.*D=2.*expected D=1"):
+        ExpertParallel(ALONE, experts.for_device(placement_of(2, 0)), placement_of(2, 0))
+    with pytest.raises(ContractError, match="experts do not fit the problem"):
+        ExpertParallel(replace(ALONE, H=32), experts, alone)
+    with pytest.raises(ContractError, match="placement is for another number of experts"):
+        ExpertParallel(replace(ALONE, E=16), experts, alone)
+    with pytest.raises(ContractError, match="experts have another dtype"):
+        ExpertParallel(replace(ALONE, dtype=torch.float16, out_dtype=torch.float16), experts, alone)
+    with pytest.raises(ContractError, match="unknown exchange"):
+        ExpertParallel(ALONE, experts, alone, exchange="pigeon")
+    with pytest.raises(ContractError, match="wire"):
+        ExpertParallel(ALONE, experts, alone, wire=torch.float16)
+    with pytest.raises(BackendUnavailable, match="no exchange of its own"):
+        ExpertParallel(ALONE, experts, alone, backend="reference", exchange="dispatch_combine")
+    with pytest.raises(ContractError, match="divisible"):
+        Placement.uniform(E, 3)
+
+
+CALLS: dict[str, Callable[[dict[str, torch.Tensor]], object]] = {
+    "hidden does not fit": lambda a: a.update(hidden=a["hidden"].float()),
+    "hidden does not fit the prepared problem": lambda a: a.update(hidden=a["hidden"][:, :32]),
+    "on another device": lambda a: a.update(hidden=a["hidden"].to("meta")),
+    "topk_ids has the wrong dtype": lambda a: a.update(topk_ids=a["topk_ids"].float()),
+    "different devices": lambda a: a.update(topk_weights=a["topk_weights"].to("meta")),
+    "num_tokens has the wrong form": lambda a: a.update(num_tokens=torch.ones(2, dtype=torch.int32)),
+    "larger than the prepared problem": lambda a: a.update(
+        (name, torch.cat([tensor, tensor])) for name, tensor in list(a.items())
+    ),
+    "out has the wrong dtype": lambda a: a.update(out=torch.empty(MOST, H, dtype=torch.float16)),
+}
+
+
+@pytest.mark.parametrize("words", CALLS)
+def test_a_call_that_does_not_fit_is_refused(alone: Placement, words: str) -> None:
+    layer = ExpertParallel(ALONE, experts_of_all(), alone, backend="reference")
+    hidden, ids, weights = inputs(0, MOST)
+    arguments = {"hidden": hidden, "topk_ids": ids, "topk_weights": weights}
+    CALLS[words](arguments)
+    with pytest.raises(ContractError, match=words):
+        layer(**arguments)
+
+
+def test_one_process_is_the_whole_layer(alone: Placement) -> None:
+    hidden, ids, weights = inputs(0, MOST)
+    layer = ExpertParallel(ALONE, experts_of_all(), alone, backend="reference")
+    want = moe(hidden, Routing.from_topk(ids, weights, E), experts_of_all(), backend="reference")
+    torch.testing.assert_close(layer(hidden, ids, weights), want, equal_nan=True)

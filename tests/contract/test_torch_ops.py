@@ -1,0 +1,104 @@
+"""The custom ops: opcheck, torch.compile(fullgraph=True), and a refused backward pass."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import ttnn_moe
+from cases import Case, Target
+from ttnn_moe import Experts, Routing, torch_ops
+
+CASE = Case("small", T=9, E=4, K=2, H=32, I=16)
+
+
+def args(target: Target, dtype: torch.dtype):
+    x = CASE.make(dtype).to(target.device)
+    return x, Routing.from_topk(x.ids, x.weights, CASE.E)
+
+
+@pytest.mark.parametrize("name", ["moe", "moe_out", "gate_projection", "up_projection", "gate_up", "silu_mul", "down"])
+def test_opcheck(runnable: Target, name: str) -> None:
+    dtype = runnable.dtypes[0]
+    x, routing = args(runnable, dtype)
+    common = (x.ids, x.weights, list(x.experts.tensors.values()), x.experts.sizes, x.experts.spec, runnable.backend)
+    align = runnable.row_align
+    capacity = routing.step_layout(align).capacity
+    rows = torch.randn(capacity, CASE.I, device=runnable.device).to(dtype)
+    out = torch.randn(CASE.T, CASE.H, device=runnable.device).to(dtype)
+    ids, weights, tensors, sizes, spec, backend = common
+    op, arguments = {
+        "moe": (torch_ops._moe, (x.hidden, *common)),
+        "moe_out": (torch_ops._moe_out, (x.hidden, ids, weights, None, tensors, sizes, spec, backend, True, out)),
+        "silu_mul": (torch_ops._silu_mul, (rows, rows.clone(), backend)),
+        "down": (torch_ops._down_projection, (rows, *common, align, False, out)),
+        **{step: (op, (x.hidden, *common, align)) for step, op in torch_ops.STEPS.items()},
+    }[name]
+    torch.library.opcheck(op, arguments)
+
+
+def test_compiled_whole(runnable: Target) -> None:
+    """The front-end itself traces: Routing and Experts are made inside the compiled function."""
+    x, routing = args(runnable, runnable.dtypes[0])
+    name = runnable.backend
+
+    def layer(hidden, ids, weights, gate_up, down):
+        experts = Experts.dense(gate_up, down)
+        return 2 * ttnn_moe.moe(hidden, Routing.from_topk(ids, weights, CASE.E), experts, backend=name)
+
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    want = 2 * ttnn_moe.moe(x.hidden, routing, x.experts, backend=name)
+    got = compiled(x.hidden, x.ids, x.weights, *x.experts.tensors.values())
+    assert torch.equal(got, want)
+
+
+def test_compiled_steps_and_out(runnable: Target) -> None:
+    x, routing = args(runnable, runnable.dtypes[0])
+    name, align = runnable.backend, runnable.row_align
+
+    def steps(hidden, ids, weights, out):
+        r = Routing.from_topk(ids, weights, CASE.E)
+        gate = ttnn_moe.gate_projection(hidden, r, x.experts, row_align=align, backend=name)
+        up = ttnn_moe.up_projection(hidden, r, x.experts, row_align=align, backend=name)
+        act = ttnn_moe.silu_mul(gate, up, backend=name)
+        ttnn_moe.down_projection(act, r, x.experts, row_align=align, out=out, accumulate=True, backend=name)
+        act = ttnn_moe.gate_up(hidden, r, x.experts, row_align=align, backend=name)
+        ttnn_moe.down_projection(act, r, x.experts, row_align=align, out=out, accumulate=True, backend=name)
+        ttnn_moe.moe(hidden, r, x.experts, out=out, accumulate=True, backend=name)
+        return out + 1
+
+    compiled = torch.compile(steps, fullgraph=True, backend="aot_eager")
+    outs = [torch.ones(CASE.T, CASE.H, dtype=x.hidden.dtype, device=runnable.device) for _ in range(2)]
+    want = steps(x.hidden, x.ids, x.weights, outs[0])
+    got = compiled(x.hidden, x.ids, x.weights, outs[1])
+    assert torch.equal(got, want)
+    assert torch.equal(outs[0], outs[1])
+
+
+def test_dynamic_token_count(runnable: Target) -> None:
+    """One compiled graph serves every T."""
+    x, _ = args(runnable, runnable.dtypes[0])
+    graphs = []
+
+    def count(graph, example):
+        graphs.append(graph)
+        return graph
+
+    @torch.compile(fullgraph=True, dynamic=True, backend=count)
+    def layer(hidden, ids, weights):
+        return ttnn_moe.moe(hidden, Routing.from_topk(ids, weights, CASE.E), x.experts, backend=runnable.backend)
+
+    for T in (9, 5, 7):
+        hidden, ids, weights = (tensor[:T].clone() for tensor in (x.hidden, x.ids, x.weights))
+        want = ttnn_moe.moe(hidden, Routing.from_topk(ids, weights, CASE.E), x.experts, backend=runnable.backend)
+        assert torch.equal(layer(hidden, ids, weights), want)
+    assert len(graphs) == 1
+
+
+def test_backward_is_refused_not_wrong() -> None:
+    x, routing = args(Target("reference"), torch.float32)
+    hidden = x.hidden.requires_grad_()
+    out = ttnn_moe.moe(hidden, routing, x.experts)
+    assert torch.equal(out.detach(), ttnn_moe.moe(hidden.detach(), routing, x.experts))
+    with pytest.raises(RuntimeError, match="autograd formula"):
+        out.sum().backward()

@@ -1,0 +1,135 @@
+"""The CUDA backend's kernels without a GPU: run by Triton's interpreter, and compiled for GPUs that are not here."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+pytest.importorskip("triton")
+
+from pytest_process import run_interpreted
+from triton_offline import BF16, F32, I32, I64, SHARED_KIB, compile_kernel
+from ttnn_moe.cuda.tiles import Few, Plan, Sorted, choose
+
+
+@pytest.mark.slow
+def test_the_operator_passes_the_cases_in_the_interpreter() -> None:
+    run_interpreted("tests/contract/test_cases.py", "--backend", "cuda", "-k", "test_fused and float16")
+
+
+@pytest.mark.slow
+def test_more_of_the_operator_passes_in_the_interpreter() -> None:
+    """The steps, sums in fp32, prepared layers: on the cases that reach other code of the kernels."""
+    names = "odd_sizes or nan_and_inf or token_bound or absent_ids or one_token"
+    run_interpreted(
+        "tests/contract/test_cases.py", "--backend", "cuda", "-k", f"not test_fused and not bfloat16 and ({names})"
+    )
+
+
+def test_the_sort_in_the_interpreter() -> None:
+    run_interpreted("tests/support/cuda_sort_cases.py")
+
+
+SORT = {"HAS_MAP": True, "HAS_BOUND": True, "E_PAD": 128}
+ROUTED = {"offsets": I32, "row_tokens": I32, "tiles": I32, "num_tiles": I32}
+
+
+def _qwen3(plan: Plan, capability: int) -> list[Any]:
+    """Every launch of one call with Qwen3-30B-A3B's sizes."""
+    compiled = []
+
+    def kernel(name: str, arguments: dict[str, str], constants: dict[str, Any], **options: int) -> None:
+        compiled.append(compile_kernel(name, arguments, constants, capability, **options))
+
+    sizes = {"H": "i32x16", "I": "i32x16"}
+    rows = {"rows_of_expert": "i32x16", "row_stride": "i32x16"}
+    ids = {"ids": I32, "expert_map": I32, "num_tokens": I32}
+    if isinstance(plan, Few):
+        both = {"HAS_MAP": True, "HAS_BOUND": True}
+        up, down = plan.gate_up, plan.down
+        kernel(
+            "few_gate_up",
+            {"hidden": BF16, "gate": BF16, "up": BF16, **ids, "act": BF16, "E_ids": "i32", "K": "i32", **sizes, **rows},
+            {**both, "BLOCK_N": up.n, "BLOCK_K": up.k},
+            num_warps=up.warps,
+            num_stages=up.stages,
+        )
+        kernel(
+            "few_down",
+            {"act": BF16, "down": BF16, **ids, "weights": F32, "out": BF16, "E_ids": "i32", **sizes},
+            {**both, "K": 8, "ADD": False, "BLOCK_N": down.n, "BLOCK_K": down.k, "STAGES": down.stages},
+            num_warps=down.warps,
+        )
+        return compiled
+    kernel(
+        "routing_sort:routing_count",
+        {**ids, "counts": I32, "P": "i32", "E_ids": "i32", "K": "i32"},
+        {**SORT, "CHUNK": plan.sort_chunk},
+        num_warps=8,
+    )
+    kernel(
+        "routing_sort:routing_sort",
+        {
+            **ids,
+            "ids": I64,
+            "counts": I32,
+            "offsets": I32,
+            "row_tokens": I32,
+            "inverse": I32,
+            "tiles": I32,
+            "num_tiles": I32,
+            "P": "i32",
+            "E_ids": "i32",
+            "E": "i32",
+            "K": "i32",
+            "chunks": "i32",
+        },
+        {**SORT, "COUNTED": True, "BLOCK_M": plan.m, "CHUNK": plan.sort_chunk},
+        num_warps=8,
+    )
+    blocks = {"BLOCK_M": plan.m, "EVEN_K": True, "PRECISION": "tf32"}
+    tile = plan.gate_up
+    kernel(
+        "gate_up",
+        {"hidden": BF16, "gate": BF16, "up": BF16, **ROUTED, "act": BF16, **sizes, **rows},
+        {**blocks, "BLOCK_N": tile.n, "BLOCK_K": tile.k},
+        num_warps=tile.warps,
+        num_stages=tile.stages,
+    )
+    for gather, tile in ((True, plan.gate_up), (False, plan.down)):
+        kernel(
+            "grouped_matmul",
+            {"x": BF16, "weights": BF16, **ROUTED, "out": BF16, "M": "i32x16", "N": "i32x16", **rows},
+            {**blocks, "BLOCK_N": tile.n, "BLOCK_K": tile.k, "GATHER": gather},
+            num_warps=tile.warps,
+            num_stages=tile.stages,
+        )
+    kernel(
+        "combine",
+        {"rows": BF16, "inverse": I32, "weights": F32, "num_tokens": I32, "out": BF16, "H": "i32x16"},
+        {"K": 8, "HAS_BOUND": True, "ADD": True, "BLOCK_H": plan.combine_h},
+        num_warps=1,
+    )
+    return compiled
+
+
+PLANS = {
+    capability: sorted(
+        {choose(T, 128, 8, 2048, 768, 2, divmod(capability, 10)) for T in (1 << i for i in range(16))}, key=str
+    )
+    for capability in SHARED_KIB
+}
+
+
+@pytest.mark.parametrize(
+    ("capability", "plan"),
+    [(capability, plan) for capability in (80, 90, 120) for plan in PLANS[capability]],
+    ids=lambda value: f"m{value.m}" if isinstance(value, Sorted) else "few" if isinstance(value, Few) else str(value),
+)
+def test_kernels_compile_for_gpus_that_are_not_here(capability: int, plan: Plan) -> None:
+    compiled = _qwen3(plan, capability)
+    products = sum("mma" in kernel.asm["ptx"] for kernel in compiled)
+    assert products == (0 if isinstance(plan, Few) else 3)
+    if capability == 90 and isinstance(plan, Sorted) and plan.m >= 64:
+        assert sum("wgmma" in kernel.asm["ptx"] for kernel in compiled) == 3

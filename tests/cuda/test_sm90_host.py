@@ -1,0 +1,195 @@
+"""Hopper's kernels without a GPU: their sources on the host, with fibers for threads and the PTX ISA's fragments.
+
+Copies and products that come as early or as late as they may, poison in what nobody may read, and sources with one line
+changed show that a mistake does not pass.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from host_kernels import GXX, HostKernels, with_mistake
+from host_products import bound_of, experts_of, some_tokens, worst_row
+from qwen3_kernel_cases import error, paged
+from ttnn_moe.cuda.native.plan import Gemm, Sorted
+from ttnn_moe.models.qwen3 import decode_linear, hopper_attention, ops
+from ttnn_moe.models.qwen3.cache import Span
+from ttnn_moe.models.qwen3.ops import Place
+
+pytestmark = pytest.mark.skipif(GXX is None, reason="g++ is not installed")
+lateness = pytest.mark.parametrize("late", [False, True], ids=["early", "late"])
+
+
+def _attention_error(
+    host: HostKernels, monkeypatch: pytest.MonkeyPatch, spans: list[Span], heads: int, kv: int, page: int, capacity: int
+) -> float:
+    """Largest relative error of a row of queries; infinite for what nobody may do."""
+    host.use(monkeypatch)
+    hopper_attention._launch.cache_clear()
+    rows, T = 2, sum(span.n for span in spans)
+    q = torch.randn(T, heads, 128).bfloat16()
+    keys, values = (torch.randn(rows, kv, capacity, 128).bfloat16() for _ in range(2))
+    nothing = torch.zeros(0, dtype=torch.int64)
+    with ops.plain():
+        want = ops.prefill_attention(q.double(), Place(keys.double(), values.double(), nothing, nothing), spans, None)
+    for row in range(rows):
+        used = max((span.past + span.n for span in spans if span.row == row), default=0)
+        keys[row, :, used:] = values[row, :, used:] = float("nan")
+    place = Place(keys, values, nothing, nothing)
+    if page:
+        place = paged(place, page)
+    tiles = ops.prefill_tiles(spans, keys)
+    tiles = torch.cat((tiles, tiles.new_zeros(1, 4)))
+    out = torch.full((T + 128, heads, 128), 7.0).bfloat16()  # with room for what a wrong kernel writes
+    hopper_attention.prefill_attention(q, place, tiles, out[:T])
+    if not host.sound or not bool((out[T:] == 7).all()):
+        return float("inf")
+    return error(out[:T].flatten(0, 1), want.flatten(0, 1))
+
+
+def _spans(*spans: tuple[int, int, int]) -> list[Span]:
+    """Of (tokens, past, row)."""
+    firsts = [sum(n for n, _, _ in spans[:i]) for i in range(len(spans))]
+    masks = [torch.ones(n, past + n, dtype=torch.bool).tril(past) if past else None for n, past, _ in spans]
+    return [Span(row, first, n, past, mask) for (n, past, row), first, mask in zip(spans, firsts, masks, strict=True)]
+
+
+@lateness
+@pytest.mark.parametrize(
+    ("spans", "heads", "kv", "page", "capacity"),
+    [
+        (_spans((1, 0, 1)), 1, 1, 0, 5),
+        (_spans((130, 0, 0)), 2, 1, 0, 200),
+        (_spans((40, 100, 1), (70, 0, 0)), 4, 2, 64, 150),
+        (_spans((129, 64, 0), (1, 255, 1)), 2, 2, 16, 260),
+        (_spans((300, 0, 1)), 1, 1, 256, 300),
+    ],
+    ids=str,
+)
+def test_attention_of_prompts(
+    spans: list[Span],
+    heads: int,
+    kv: int,
+    page: int,
+    capacity: int,
+    late: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    torch.manual_seed(0)
+    host = HostKernels(tmp_path, late)
+    assert _attention_error(host, monkeypatch, spans, heads, kv, page, capacity) < 8e-3
+
+
+@pytest.mark.parametrize(
+    ("line", "instead", "late"),
+    [
+        ("if (first && item.keys() % TILE)", "if (false)", False),
+        ("hide(scores, block * TILE, item.past + own);", "", False),
+        ("next_block * TILE, next.past + own", "next_block * TILE, next.past", False),
+        ("pages_a_row, block + 1, item", "pages_a_row, block, item", False),
+        ("barrier_wait(shared.full(VALUES + v.at), v.parity);", "", True),
+        ("if (more) barrier_wait(shared.full(KEYS + k.at), k.parity);", "", True),
+        ("products_wait<1>();", "", True),
+        ("scale_rows(sums, softmax.shrink);", "", False),
+        ("static_cast<u64>(item.row) * pages_a_row", "0", False),
+        ("item.head / GROUP", "0", False),
+        ("softmax = Softmax();", "", False),
+        ("if (row < item.queries)", "", False),
+        ("next_q.next();", "", True),
+        ("release(shared.empty(VALUES + v.at));", "", False),
+    ],
+)
+def test_a_mistake_of_the_attention_is_seen(
+    line: str, instead: str, late: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    host = HostKernels(tmp_path, late, with_mistake(tmp_path, "sm90/prefill_attention", line, instead))
+    spans = _spans((40, 227, 1), (140, 0, 0))
+    assert _attention_error(host, monkeypatch, spans, 4, 2, 64, 300) > 0.1
+
+
+BF16, F16 = torch.bfloat16, torch.float16
+
+
+@lateness
+@pytest.mark.parametrize(
+    ("gemm", "dtype", "order", "H", "I", "T", "together"),
+    [
+        (Gemm(32, 3, 128), BF16, "halves", 64, 64, 1, 1),
+        (Gemm(32, 4, 128), BF16, "interleaved", 320, 64, 47, 4),
+        (Gemm(64, 3, 256), F16, "halves", 128, 192, 70, 2),
+        (Gemm(160, 4, 256), BF16, "interleaved", 64, 128, 190, 4),
+    ],
+    ids=str,
+)
+def test_products(
+    gemm: Gemm,
+    dtype: torch.dtype,
+    order: str,
+    H: int,
+    I: int,
+    T: int,
+    together: int,
+    late: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Tiles that are full, ragged, of one row; blocks that run one after the other, and at once."""
+    host = HostKernels(tmp_path, late, together=together)
+    assert worst_row(host, monkeypatch, Sorted(gemm, 128), *some_tokens(T, H, I, dtype, order)) < bound_of(dtype)
+
+
+@pytest.mark.parametrize(
+    ("line", "instead", "late"),
+    [
+        ("if (item.kind == DOWN) wait_for_tile(work.tiles + item.tile, work.gate_up_blocks);", "", False),
+        ("if (!DOWN && thread == 0) add_release(done, 1);", "", False),
+        ("copies_arrive(shared.full + 8 * turn.at);", "barrier_arrive(shared.full + 8 * turn.at);", True),
+        ("products_wait<1>();", "", True),
+        ("release(shared, before);", "", False),
+        ("const int row = item.first + min(row_of_lane", "const int row = min(row_of_lane", False),
+        ("if (first + row < item.rows && channel + chunk * 8 < width)", "if (channel + chunk * 8 < width)", False),
+        ("(j % 2 ? odd : even)", "(j % 2 ? even : odd)", False),
+    ],
+)
+def test_a_mistake_of_the_products_is_seen(
+    line: str, instead: str, late: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    ids = torch.randint(0, 3, (50, 2), dtype=torch.int32)
+    experts = experts_of(3, 320, 64, BF16)
+    sources = with_mistake(tmp_path, "sm90/grouped_mlp", line, instead)
+    host = HostKernels(tmp_path, late, sources, together=4)
+    assert worst_row(host, monkeypatch, Sorted(Gemm(32, 3, 128), 128), ids, experts) > 0.1
+
+
+@lateness
+@pytest.mark.parametrize(
+    ("T", "splits", "N", "norm"),
+    [(1, 1, 64, True), (8, 4, 128, True), (5, 2, 192, False), (9, 8, 64, False), (31, 2, 64, True)],
+)
+def test_a_linear_layer_of_a_few_rows(
+    T: int, splits: int, N: int, norm: bool, late: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    host = HostKernels(tmp_path, late)
+    host.use(monkeypatch)
+    decode_linear._launch.cache_clear()
+    K = 512 * splits
+    x, weight = (3 * torch.randn(T, K)).bfloat16(), (torch.randn(N, K) * K**-0.5).bfloat16()
+    scale, residual = torch.randn(K).bfloat16(), torch.randn(T, N).bfloat16()
+    with ops.plain():
+        if norm:
+            want = ops.norm_linear(x.double(), scale.double(), 1e-6, weight.double())
+        else:
+            want = ops.linear_add(x.double(), weight.double(), None, residual.double())
+    if norm:
+        got = decode_linear.decode_linear(x, weight, norm=scale, eps=1e-6)
+    else:
+        got = decode_linear.decode_linear(x, weight, residual=residual)
+    assert host.sound
+    assert error(got, want) < 1.2e-2

@@ -1,0 +1,170 @@
+"""The demo and the benchmark as programs: what they print, and what they say to bad input."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from paths import ROOT
+from qwen3_checkpoints import HAS_TINY, make
+from qwen3_tokenizers import build
+from ttnn_moe.models.qwen3 import bench, demo
+
+
+@pytest.fixture(autouse=True)
+def _on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where a GPU is, which "auto" would choose; tests/support/qwen3_*_cases.py run there."""
+    monkeypatch.setenv("TTNN_MOE_BACKEND", "reference")
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    directory = make(tmp_path / "model", vocab_size=403)
+    return build(directory)
+
+
+def truncate(directory: Path) -> None:
+    os.truncate(directory / "model.safetensors", 4000)
+
+
+def retype(directory: Path) -> None:
+    path = directory / "config.json"
+    path.write_text(path.read_text().replace("qwen3_moe", "llama"))
+
+
+def shrink_vocabulary(directory: Path) -> None:
+    make(directory, vocab_size=60)
+
+
+BAD: dict[str, tuple[Callable[[Path], object], list[str], str]] = {
+    "not a checkpoint": (lambda d: (d / "config.json").unlink(), [], "no config.json"),
+    "truncated weights": (truncate, [], "not a whole safetensors file"),
+    "another architecture": (retype, [], "another architecture"),
+    "no tokenizer": (lambda d: (d / "tokenizer.json").unlink(), [], "no tokenizer.json"),
+    "prompt over the context": (lambda d: None, ["--prompt", "x1y2" * 200], "too long for the context"),
+    "ids out of range": (shrink_vocabulary, [], "id out of range"),
+    "absent backend": (lambda d: None, ["--backend", "nonesuch"], "nonesuch"),
+    "no prompt": (lambda d: None, ["--prompt"], "--prompt"),
+    "bad temperature": (lambda d: None, ["--temperature", "-1"], "temperature"),
+    "bad dtype": (lambda d: None, ["--dtype", "int4"], "int4"),
+    "absent device": (lambda d: None, ["--device", "nonesuch"], "no device nonesuch"),
+    "bad seed": (lambda d: None, ["--seed", "-1"], "seed"),
+    "unknown option": (lambda d: None, ["--nonesuch"], "--nonesuch"),
+}
+
+
+@pytest.mark.parametrize("name", list(BAD))
+def test_bad_input_is_one_message_and_code_2(name: str, directory: Path, capsys) -> None:
+    damage, args, words = BAD[name]
+    damage(directory)
+    assert demo.main(["--model", str(directory), "--prompt", "hello", *args]) == 2
+    captured = capsys.readouterr()
+    assert words in captured.err
+    assert captured.out == "" and "Traceback" not in captured.err
+
+
+def run(module: str, *args: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", module, *args],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        timeout=120,
+        env={**os.environ, "COLUMNS": "200"},
+    )
+
+
+def test_exit_code_and_message_of_the_process(tmp_path: Path) -> None:
+    done = run("ttnn_moe.models.qwen3.demo", "--model", str(tmp_path), "--prompt", "hi")
+    assert done.returncode == 2 and done.stdout == ""
+    assert done.stderr.startswith("error: ") and len(done.stderr.splitlines()) == 1
+
+
+def test_one_prompt_prints_its_text_and_the_table(directory: Path) -> None:
+    args = ["--model", str(directory), "--prompt", "hello", "--max-new-tokens", "9", "--temperature", "1"]
+    done = run("ttnn_moe.models.qwen3.demo", *args, "--seed", "4", "--backend", "reference")
+    assert done.returncode == 0, done.stderr
+    for words in (
+        "load",
+        "compile and warm up",
+        "time to first token",
+        "tokens/s/user",
+        "tokens/s",
+        "reference on cpu",
+    ):
+        assert words in done.stdout
+    again = run("ttnn_moe.models.qwen3.demo", *args, "--seed", "4")
+    text, other = (ran.stdout.split("reference on cpu")[0] for ran in (done, again))
+    assert text.strip() and text == other
+
+
+def test_a_batch_prints_every_answer_and_markup_is_text(directory: Path, capsys) -> None:
+    tokens = ["[bold]no markup[/bold]", "second", "third"]
+    args = ["--no-chat", "--max-new-tokens", "5"]
+    assert demo.main(["--model", str(directory), *args, *(x for t in tokens for x in ("--prompt", t))]) == 0
+    out = capsys.readouterr().out
+    for text in tokens:
+        assert text in out
+
+
+def test_chat_needs_a_template(directory: Path, capsys) -> None:
+    (directory / "chat_template.jinja").unlink()
+    args = ["--model", str(directory), "--prompt", "hi", "--max-new-tokens", "2"]
+    assert demo.main(args) == 2 and "--no-chat" in capsys.readouterr().err
+    assert demo.main([*args, "--no-chat"]) == 0
+
+
+def test_no_prompt_is_only_for_the_bundled_checkpoint(directory: Path, capsys) -> None:
+    assert demo.main(["--model", str(directory)]) == 2
+    assert "--prompt" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(not HAS_TINY, reason="the bundled checkpoint is not built")
+def test_the_bundled_checkpoint_answers_by_default(capsys) -> None:
+    assert demo.main(["--max-new-tokens", "40"]) == 0
+    out = capsys.readouterr().out
+    assert "Copy:" in out and "tokens/s/user" in out
+
+
+def test_bench_of_a_size_without_weights(tmp_path: Path, directory: Path, capsys) -> None:
+    file = tmp_path / "figures.json"
+    args = ["--config", str(directory), "--layers", "2", "--batch", "2", "--prompt-len", "8", "--new-tokens", "4"]
+    assert bench.main([*args, "--random-weights", "--json", str(file)]) == 0
+    figures = json.loads(file.read_text())
+    assert (figures["layers"], figures["batch"], figures["backend"]) == (2, 2, "reference")
+    for name in ("load_s", "warm_up_s", "time_to_first_token_s", "tokens_per_s_user", "tokens_per_s"):
+        assert figures[name] > 0
+    assert [path.name for path in tmp_path.iterdir() if path.is_file()] == ["figures.json"]
+    assert "time to first token" in capsys.readouterr().out
+
+
+BAD_BENCH = {
+    "preset without weights": (["--config", "qwen3-30b-a3b"], "--random-weights"),
+    "unknown": (["--config", "qwen9", "--random-weights"], "qwen3-30b-a3b"),
+    "layers": (["--config", "qwen3-30b-a3b", "--random-weights", "--layers", "49"], "1 .. 48"),
+    "memory": (["--config", "qwen3-30b-a3b", "--random-weights", "--batch", "100000"], "GiB (weights 56.9, KV cache"),
+    "batch": (["--config", "qwen3-30b-a3b", "--random-weights", "--layers", "1", "--batch", "0"], "positive"),
+    "context": (
+        ["--config", "qwen3-30b-a3b", "--random-weights", "--layers", "1", "--prompt-len", "40960"],
+        "too long for the context",
+    ),
+    "backend": (["--config", "qwen3-30b-a3b", "--random-weights", "--backend", "nonesuch"], "nonesuch"),
+    "nowhere to write": (
+        ["--config", "qwen3-30b-a3b", "--random-weights", "--json", "/nonesuch/x.json"],
+        "cannot write the figures",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", list(BAD_BENCH))
+def test_bench_refuses(name: str, capsys) -> None:
+    args, words = BAD_BENCH[name]
+    assert bench.main(args) == 2
+    captured = capsys.readouterr()
+    assert words in captured.err and captured.out == ""

@@ -1,0 +1,215 @@
+"""The model's Triton kernels: by Triton's interpreter, compiled for GPUs that are not here, and on a GPU that is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from pytest_process import run_interpreted, run_pytest
+from triton_offline import BF16, F16, F32, I32, I64, SHARED_KIB, compile_kernel
+from ttnn_moe.models.qwen3 import kernels
+
+FILES = [f"tests/support/qwen3_{name}_cases.py" for name in ("kernel", "decode", "engine")]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the cases run on the GPU")
+@pytest.mark.parametrize("file", FILES)
+def test_cases_in_the_interpreter(file: str) -> None:
+    run_interpreted(file)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("file", FILES)
+def test_cases_on_the_gpu(file: str) -> None:
+    run_pytest(file, "-n", "4", "--dist", "load")
+
+
+ELEMENT = {BF16: 2, F16: 2, F32: 4}
+PRODUCTS = {"router_logits", "decode_attention", "prefill_attention"}
+POINTERS = {"x": 0, "norm": 0, "weight": 0, "bias": 0, "residual": 0, "out": 0, "normed": 0}
+
+
+def _launches(x: str) -> list[tuple[str, dict[str, str], dict[str, Any], dict[str, int]]]:
+    """Every kernel with the sizes of Qwen3-30B-A3B, as models/qwen3/kernels.py launches it for tensors of type x."""
+    fp32 = x == F32
+    block_n, block_k, warps = kernels.few_linear_tile(3, 5120, 2048)
+    tile = kernels.decode_tile(128, ELEMENT[x])
+    fill = kernels.prefill_tile(128, ELEMENT[x])
+    wide, wide_fill = kernels.decode_tile(256, ELEMENT[x]), kernels.prefill_tile(256, ELEMENT[x])
+    precision = "ieee" if fp32 else "tf32"
+    heads = {"KV": 4, "G": 8}
+    one = {**heads, "PRECISION": precision, "G_PAD": 16}
+    kv = {"keys": x, "values": x}
+    where = {"rows": I64, "positions": I64, "num_tokens": I32}
+    decode = {"q": x, **kv, **where, "out": x, "partial": F32, "lse": F32, "scale": "fp32", "capacity": "i32x16"}
+    prefill = {"q": x, **kv, "tiles": I32, "out": x, "scale": "fp32", "capacity": "i32x16"}
+    routes = [kernels.router_tile(T, ELEMENT[x]) for T in (32, 64, 65)]
+    logits = {"x": x, "norm": x, "weight": x, "partial": F32, "squares": F32, "T": "i32", "E": "i32x16", "H": "i32x16"}
+    topk = {
+        "logits": x,
+        "partial": F32,
+        "squares": F32,
+        "x": x,
+        "norm": x,
+        "normed": x,
+        "ids": I32,
+        "weights": F32,
+        "eps": "fp32",
+        "T": "i32",
+        "E": "i32x16",
+        "H": "i32x16",
+    }
+    dense, paged = {"pages": None, "PAGE": 0}, {"PAGE": 64}
+    best = {"K": 8, "RENORMALISE": True, "E_PAD": 128, "K_PAD": 8}
+    return [
+        ("rms_norm", {"x": x, "weight": x, "out": x, "eps": "fp32", "H": "i32x16"}, {"BLOCK": 2048}, {"num_warps": 8}),
+        (
+            "few_linear",
+            {**dict.fromkeys(POINTERS, x), "eps": "fp32", "N": "i32x16"},
+            {
+                "T": 3,
+                "K": 2048,
+                "NORM": True,
+                "BIAS": True,
+                "ADD": True,
+                "KEEP": True,
+                "T_PAD": 4,
+                "BLOCK_N": block_n,
+                "BLOCK_K": block_k,
+            },
+            {"num_warps": warps},
+        ),
+        (
+            "head_norm_rope",
+            {
+                "qkv": x,
+                "q_norm": x,
+                "k_norm": x,
+                "cos": x,
+                "sin": x,
+                **where,
+                "q": x,
+                **kv,
+                "eps": "fp32",
+                "T": "i32",
+                "capacity": "i32x16",
+            },
+            {"Q": 32, "KV": 4, "D": 128, "BOUND": True, "BLOCK_R": 16, **dense},
+            {"num_warps": 4},
+        ),
+        (
+            "head_norm_rope",
+            {
+                "qkv": x,
+                "q_norm": x,
+                "k_norm": x,
+                "cos": x,
+                "sin": x,
+                **where,
+                "q": x,
+                **kv,
+                "pages": I32,
+                "eps": "fp32",
+                "T": "i32",
+                "capacity": "i32x16",
+            },
+            {"Q": 32, "KV": 4, "D": 128, "BOUND": True, "BLOCK_R": 1, **paged},
+            {"num_warps": 1},
+        ),
+        (
+            "head_norm_rope",
+            {
+                "qkv": x,
+                "q_norm": x,
+                "k_norm": x,
+                "cos": x,
+                "sin": x,
+                **where,
+                "q": x,
+                **kv,
+                "pages": I32,
+                "eps": "fp32",
+                "T": "i32",
+                "capacity": "i32x16",
+            },
+            {"Q": 0, "KV": 4, "D": 128, "BOUND": True, "BLOCK_R": 16, **paged},
+            {"num_warps": 4},
+        ),
+        *(
+            (
+                "router_logits",
+                logits,
+                {"PRECISION": precision, **route.constants},
+                {"num_warps": route.warps, "num_stages": route.stages},
+            )
+            for route in routes
+        ),
+        ("router_topk", topk, {**best, "SLICES": 0, "S_PAD": 1, "H_PAD": 1}, {"num_warps": 1}),
+        ("router_topk", topk, {**best, "E_PAD": 512, "SLICES": 8, "S_PAD": 8, "H_PAD": 2048}, {"num_warps": 1}),
+        ("router_topk", topk, {**best, "SLICES": 8, "S_PAD": 8, "H_PAD": 2048}, {"num_warps": 4}),
+        (
+            "decode_attention",
+            decode,
+            {**one, **dense, "D": 128, "SPLITS": 4, "BOUND": True, **tile.constants},
+            {"num_warps": tile.warps},
+        ),
+        (
+            "decode_attention",
+            {**decode, "pages": I32},
+            {**one, **paged, "D": 128, "SPLITS": 4, "BOUND": True, **tile.within(64).constants},
+            {"num_warps": tile.warps},
+        ),
+        (
+            "decode_attention",
+            decode,
+            {**one, **dense, "D": 256, "SPLITS": 1, "BOUND": False, **wide.constants},
+            {"num_warps": wide.warps},
+        ),
+        (
+            "merge_attention",
+            {"partial": F32, "lse": F32, "out": x},
+            {"D": 128, "SPLITS": kernels.MAX_SPLITS},
+            {"num_warps": 4},
+        ),
+        (
+            "prefill_attention",
+            prefill,
+            {**heads, **dense, "D": 128, "PRECISION": precision, **fill.constants},
+            {"num_warps": fill.warps},
+        ),
+        (
+            "prefill_attention",
+            {**prefill, "pages": I32},
+            {**heads, **paged, "D": 128, "PRECISION": precision, **fill.within(64).constants},
+            {"num_warps": fill.warps},
+        ),
+        (
+            "prefill_attention",
+            prefill,
+            {**heads, **dense, "D": 256, "PRECISION": precision, **wide_fill.constants},
+            {"num_warps": wide_fill.warps},
+        ),
+    ]
+
+
+@pytest.mark.parametrize("capability", [80, 90, 120])
+@pytest.mark.parametrize("x", list(ELEMENT))
+def test_kernels_compile_for_gpus_that_are_not_here(x: str, capability: int) -> None:
+    """As launched there, within the shared memory of the smallest relative: sm_86 and sm_120 have 99 KiB."""
+    for name, arguments, constants, options in _launches(x):
+        if name not in ("prefill_attention",):
+            constants = {**constants, "PDL": capability >= 90}
+        compiled = compile_kernel(name, arguments, constants, capability, **options)
+        ptx = compiled.asm["ptx"]
+        limit = SHARED_KIB[90 if capability == 90 else 120] << 10
+        assert compiled.metadata.shared <= limit, (name, constants, compiled.metadata.shared)
+        if x != F32:  # those are exact products, on the CUDA cores
+            assert ("mma" in ptx) == (name in PRODUCTS), name
+        if constants.get("PDL"):
+            assert "griddepcontrol.wait" in ptx, name

@@ -1,0 +1,123 @@
+"""The tokenizer against transformers' AutoTokenizer on the same files, and text that comes token by token."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import AutoTokenizer
+
+from qwen3_checkpoints import HAS_TINY, TINY
+from qwen3_tokenizers import TEXTS, build
+from ttnn_moe.errors import CheckpointError, RequestError
+from ttnn_moe.models.qwen3 import Tokenizer
+
+CHATS = [
+    [{"role": "user", "content": "hi"}],
+    [{"role": "system", "content": 'Be <b>brief</b> & "kind".'}, {"role": "user", "content": "  日本?  "}],
+    [
+        {"role": "user", "content": "one", "name": None},
+        {"role": "assistant", "content": "<think>hm</think>\n\nanswer"},
+        {"role": "user", "content": "two {{ 7 * 7 }}"},
+    ],
+]
+
+
+@pytest.fixture(scope="module", params=["made", "bundled"])
+def directory(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    if request.param == "made":
+        return build(tmp_path_factory.mktemp("tokenizer"))
+    if not HAS_TINY:
+        pytest.skip("the bundled checkpoint is not built")
+    return TINY
+
+
+@pytest.fixture(scope="module")
+def pair(directory: Path) -> tuple[Tokenizer, object]:
+    return Tokenizer.from_directory(directory), AutoTokenizer.from_pretrained(directory)
+
+
+def test_ids_and_text_are_those_of_transformers(pair) -> None:
+    ours, theirs = pair
+    for text in TEXTS:
+        ids = ours.encode(text)
+        assert ids == theirs(text)["input_ids"]
+        assert ours.encode(text, add_special_tokens=False) == theirs(text, add_special_tokens=False)["input_ids"]
+        for skip in (True, False):
+            assert ours.decode(ids, skip) == theirs.decode(ids, skip_special_tokens=skip)
+    assert ours.eos_token_id == theirs.eos_token_id
+
+
+@pytest.mark.parametrize("prompt", [False, True])
+@pytest.mark.parametrize("chat", CHATS, ids=["one", "system", "turns"])
+@pytest.mark.parametrize("variables", [{}, {"enable_thinking": False}, {"tools": [{"name": "f", "q": "<é>"}]}])
+def test_chats_are_those_of_transformers(pair, chat, prompt: bool, variables) -> None:
+    ours, theirs = pair
+    expected = theirs.apply_chat_template(chat, tokenize=False, add_generation_prompt=prompt, **variables)
+    assert ours.apply_chat_template(chat, add_generation_prompt=prompt, **variables) == expected
+
+
+def test_what_a_template_refuses(tmp_path: Path) -> None:
+    tokenizer = Tokenizer.from_directory(build(tmp_path))
+    with pytest.raises(RequestError, match="unknown role robot"):
+        tokenizer.apply_chat_template([{"role": "robot", "content": "hi"}])
+    with pytest.raises(RequestError, match="at least one message"):
+        tokenizer.apply_chat_template([])
+    tokenizer = Tokenizer(tokenizer.fast, {}, None)
+    with pytest.raises(RequestError, match="no chat template"):
+        tokenizer.apply_chat_template(CHATS[0])
+    for escape in ("{{ messages.__class__.__mro__ }}", "{{ messages.append(1) }}", "{{ ''.__class__ }}{% if"):
+        with pytest.raises(RequestError, match="refuses"):
+            Tokenizer(tokenizer.fast, {}, escape + "{{ nothing.here }}").apply_chat_template(CHATS[0])
+
+
+def test_files_that_are_not_there_or_broken(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="no tokenizer.json"):
+        Tokenizer.from_directory(tmp_path)
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(CheckpointError, match="tokenizer.json cannot be read"):
+        Tokenizer.from_directory(tmp_path)
+
+
+def test_template_and_tokens_of_the_older_layout(tmp_path: Path) -> None:
+    """The template inside tokenizer_config.json, and a token that only added_tokens_decoder knows."""
+    build(tmp_path)
+    (tmp_path / "chat_template.jinja").unlink()
+    n = Tokenizer.from_directory(tmp_path).fast.get_vocab_size()
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "eos_token": {"content": "<|im_end|>"},
+        "chat_template": [{"name": "default", "template": "{{ messages[0].content }}{{ eos_token }}"}],
+        "added_tokens_decoder": {str(n): {"content": "<think>", "special": False, "normalized": False}},
+    }
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    tokenizer = Tokenizer.from_directory(tmp_path)
+    assert tokenizer.apply_chat_template(CHATS[0]) == "hi<|im_end|>"
+    assert tokenizer.encode("<think>") == [n]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    return Tokenizer.from_directory(build(tmp_path_factory.mktemp("stream")))
+
+
+@settings(max_examples=300, deadline=None)
+@given(ids=st.lists(st.integers(0, 402), max_size=40), skip=st.booleans())
+def test_pieces_of_any_tokens_make_the_whole_text(made: Tokenizer, ids: list[int], skip: bool) -> None:
+    """Random ids are mostly broken UTF-8: the hard case."""
+    stream = made.stream(skip)
+    pieces = [stream.push(token) for token in ids]
+    assert "".join(pieces) + stream.finish() == made.decode(ids, skip)
+
+
+@settings(max_examples=100, deadline=None)
+@given(text=st.text(max_size=30))
+def test_pieces_of_a_text_never_show_half_a_character(made: Tokenizer, text: str) -> None:
+    stream, shown = made.stream(False), ""
+    for token in made.encode(text):
+        shown += stream.push(token)
+        assert text.startswith(shown)
+    assert shown == text

@@ -1,0 +1,46 @@
+"""Cases of the routing sort kernels; on a GPU, or through Triton's interpreter (see test_cuda_kernels.py)."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import pytest
+import torch
+
+from cases import INTERPRETED
+from routing_draws import draw
+from ttnn_moe import Routing
+from ttnn_moe.cuda import launch
+from ttnn_moe.cuda.tiles import Gemm, Sorted
+
+DEVICE = "cpu" if INTERPRETED else "cuda"
+TILE = Gemm(32, 32, 4, 2)
+
+
+def _tiles(offsets: list[int], m: int) -> list[list[int]]:
+    return [[e, row] for e in range(len(offsets) - 1) for row in range(offsets[e], offsets[e + 1], m)]
+
+
+@pytest.mark.parametrize("seed", range(12 if INTERPRETED else 100))
+def test_sort(seed: int) -> None:
+    rng = random.Random(seed)
+    T, K = rng.choice([1, 7, 33, 150, 150 if INTERPRETED else 5000]), rng.choice([1, 2, 8, 16])
+    E = rng.choice([1, 2, 6, 32, 40 if INTERPRETED else 1000])
+    chunk, m = rng.choice([128, 512, 4096]), rng.choice([16, 128])
+    drawn = draw(seed, rng, T, E, K)
+    ids, local, count, bound, order = drawn.ids, drawn.local, drawn.here, drawn.bound, drawn.order
+    offsets = [0, *itertools.accumulate(drawn.counts)]
+
+    weights = torch.rand(T, K)
+    num_tokens = None if bound is None else torch.tensor(bound, dtype=torch.int32, device=DEVICE)
+    routing = Routing.from_topk(ids.to(DEVICE), weights.to(DEVICE), E, num_tokens=num_tokens)
+    selection = launch.Selection.of(routing, None if local is None else local.to(DEVICE))
+    rows = launch.sort(selection, count, Sorted(m, TILE, TILE, sort_chunk=chunk))
+
+    assert rows.offsets[: count + 1].tolist() == offsets
+    assert rows.row_tokens[: len(order)].tolist() == (order // K).tolist()
+    assert rows.inverse[: T * K].tolist() == drawn.inverse.tolist()
+    tiles = _tiles(offsets, m)
+    assert int(rows.num_tiles[0]) == len(tiles) <= rows.tiles_bound
+    assert rows.tiles[: 2 * len(tiles)].view(-1, 2).tolist() == tiles

@@ -1,0 +1,133 @@
+"""CUDA C++ kernels on the host, launched by the same host code as on a GPU: see warp_emulator/warps.h."""
+
+from __future__ import annotations
+
+import ctypes
+import shutil
+import subprocess
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from paths import SUPPORT
+from ttnn_moe.cuda.native import launch, maps
+from ttnn_moe.jit import load
+from ttnn_moe.jit.spec import Spec
+from ttnn_moe.sources import kernel_path
+
+GXX = shutil.which("g++")
+HERE = SUPPORT / "warp_emulator"
+
+
+class TensorMap(ctypes.Structure):
+    """What sm90/ptx.cuh there takes for one."""
+
+    _fields_ = (
+        ("begin", ctypes.c_void_p),
+        ("rank", ctypes.c_int),
+        ("sizes", ctypes.c_uint32 * 5),
+        ("box", ctypes.c_uint32 * 5),
+        ("strides", ctypes.c_uint64 * 5),
+    )
+
+    @classmethod
+    def of(cls, view: torch.Tensor, box: tuple[int, ...]) -> TensorMap:
+        def five(values: Any, each: int = 1) -> list[int]:
+            return [each * value for value in reversed(values)] + [0] * (5 - view.dim())
+
+        made = cls(view.data_ptr(), view.dim())
+        made.sizes[:], made.box[:], made.strides[:] = five(view.shape), five(box), five(view.stride(), 2)
+        return made
+
+
+class HostKernels:
+    """Kernels built for the host, once for each set of definitions; stands in for launching.
+
+    Args:
+        where: a folder for what is built. late: whether copies land, and products are made, as late as they may.
+        sources: another source for some kernels. together: clusters of a kernel that run at a time, at most.
+
+    Attributes:
+        sound: no thread did what no thread may.
+    """
+
+    def __init__(self, where: Path, late: bool = False, sources: dict[str, Path] | None = None, together: int = 1):
+        self.where, self.late, self.sources, self.together = where, late, sources or {}, together
+        self.sound = True
+        self._built: dict[tuple[object, ...], ctypes.CDLL] = {}
+
+    def use(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(launch, "Launch", self._bind)
+        monkeypatch.setattr(load, "Launch", self._bind)
+        monkeypatch.setattr(maps, "_map", TensorMap.of)
+        monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
+        monkeypatch.setattr(load, "stream", lambda device: None)
+        monkeypatch.setattr(load, "resident_blocks", lambda *_: 3)
+        monkeypatch.setattr(load, "multiprocessors", lambda device: 4)
+        launch._launches.cache_clear()
+
+    def _bind(
+        self,
+        spec: Spec,
+        device: int,
+        grid: tuple[int, ...],
+        block: int,
+        *last: Any,
+        shared_memory: int = 0,
+        cluster: int = 1,
+        overlap: bool = False,
+    ):
+        """In place of load.Launch."""
+
+        def run(stream: None, *given: int | TensorMap) -> None:
+            values = [*(value if isinstance(value, TensorMap) else ctypes.c_void_p(value) for value in given), *last]
+            places = (ctypes.c_void_p * len(values))(*(ctypes.addressof(value) for value in values))
+            x, y = (*grid, 1)[:2]
+            together = next(n for n in range(min(self.together, x // cluster), 0, -1) if x // cluster % n == 0)
+            self.sound &= bool(
+                self._library(spec).run(places, x, y, block, cluster, together * cluster, shared_memory, int(self.late))
+            )
+
+        return run
+
+    def _library(self, spec: Spec) -> ctypes.CDLL:
+        key = spec.name, spec.defines
+        if key not in self._built:
+            path = self.where / f"{len(self._built)}.so"
+            source = self.sources.get(spec.name, Path(f"{spec.name}.cu"))
+            command = [
+                str(GXX),
+                "-O1",
+                "-std=c++20",
+                "-fPIC",
+                "-shared",
+                "-Wall",
+                "-Werror",
+                "-Wno-unknown-pragmas",
+                *(f"-D{name}={value}" for name, value in spec.defines),
+                f'-DKERNEL="{source}"',
+                f"-DENTRY={spec.entry}",
+                "-I",
+                str(HERE),
+                "-I",
+                str(kernel_path("gpu_kernels", "cuda")),
+                str(HERE / "launch.cpp"),
+                "-o",
+                str(path),
+            ]
+            done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+            assert done.returncode == 0, done.stderr
+            self._built[key] = ctypes.CDLL(str(path))
+        return self._built[key]
+
+
+def with_mistake(where: Path, name: str, line: str, instead: str) -> dict[str, Path]:
+    """`sources` of HostKernels: a kernel with one line changed."""
+    source = kernel_path("gpu_kernels", "cuda", f"{name}.cu").read_text()
+    assert line in source
+    wrong = where / "wrong.cu"
+    wrong.write_text(source.replace(line, instead))
+    return {name: wrong}

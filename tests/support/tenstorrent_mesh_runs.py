@@ -1,0 +1,90 @@
+"""Runs on a 1x8 mesh. See tenstorrent_runs.py."""
+
+from __future__ import annotations
+
+import torch
+
+import ttnn_moe
+from cases import Case
+from numerics import assert_close, poisoned
+from oracle import oracle
+from tenstorrent_setup import BF16, NUMERICS, check_out, entries, mesh_placement, mesh_run, refused
+from ttnn_moe import Problem, tenstorrent
+from ttnn_moe.tenstorrent import tensors
+
+
+def _mesh_layer(case: Case, contiguous: bool = False) -> None:
+    inputs = case.make(BF16)
+    placement = ttnn_moe.Placement.uniform(case.E, 8) if contiguous else mesh_placement(case.E, 8)
+    problem = Problem.of(case.T, case.K, inputs.experts, BF16, D=8)
+    layer = ttnn_moe.prepare(problem, inputs.experts, placement, backend="tenstorrent")
+    want = oracle(inputs.hidden, inputs.ids, inputs.weights, inputs.experts, NUMERICS)
+    outs = []
+    for _ in range(2):
+        out = poisoned(case.T, case.H, dtype=BF16)
+        layer(inputs.hidden, inputs.ids, inputs.weights, out=out)
+        outs.append(out)
+    good = [t for t in range(case.T) if t not in inputs.spoiled]
+    check_out(outs[0][good], want[good], f"1x8, {case}")
+    for t in inputs.spoiled:
+        assert not outs[0][t].isfinite().all()
+    assert torch.equal(outs[0].view(torch.int16), outs[1].view(torch.int16))
+    start = torch.randn(case.T, case.H).to(BF16)
+    added = start.clone()
+    layer(inputs.hidden, inputs.ids, inputs.weights, out=added, accumulate=True)
+    again = oracle(inputs.hidden, inputs.ids, inputs.weights, inputs.experts, NUMERICS, start)
+    assert_close(added[good], again[good], BF16, "added")
+
+
+def _spoil(inputs) -> None:
+    inputs.hidden[3, 1], inputs.hidden[9, 0] = float("nan"), float("inf")
+    inputs.spoiled = [3, 9]
+
+
+@mesh_run
+def mesh_partition() -> None:
+    """Experts in no order on eight devices; NaN in two tokens touches no other."""
+    _mesh_layer(Case("partition", T=37, E=16, K=3, H=256, I=64, change=_spoil))
+
+
+@mesh_run
+def mesh_uniform() -> None:
+    _mesh_layer(Case("uniform", T=1, E=32, K=4, H=256, I=64), contiguous=True)
+
+
+@mesh_run
+def mesh_narrow() -> None:
+    """H that eight devices cannot share by whole tiles: the sum is scattered along the tokens instead."""
+    _mesh_layer(Case("narrow", T=256, E=8, K=2, H=64, I=64))
+
+
+@mesh_run
+def mesh_qwen3() -> None:
+    _mesh_layer(Case("qwen3", T=32, E=8, K=2, H=2048, I=768))
+
+
+@mesh_run
+def mesh_steps_and_refusals() -> None:
+    from ttnn_moe import BackendUnavailable, Placement
+
+    inputs = Case("refused", T=8, E=16, K=2, H=256, I=64).make(BF16)
+    layer = tenstorrent.load_experts(inputs.experts, placement=Placement.uniform(16, 8))
+    hidden = tensors.replicate(inputs.hidden, layer.device)
+    routing = tenstorrent.DeviceRouting(
+        tensors.replicate(inputs.ids, layer.device), tensors.replicate(inputs.weights, layer.device)
+    )
+    out = ttnn_moe.moe(hidden, routing, layer)
+    want = oracle(inputs.hidden, inputs.ids, inputs.weights, inputs.experts, NUMERICS)
+    check_out(tensors.to_torch(out, layer.device), want, "ttnn tensors on a mesh")
+    before = entries()
+    with refused("accumulate=True needs", "accumulate"):
+        ttnn_moe.moe(hidden, routing, layer, out=out, accumulate=True)
+    with refused("cannot be shared evenly", "E=12 on 8"):
+        Placement.uniform(12, 8)
+    try:
+        tenstorrent.open_device(1)
+    except BackendUnavailable as error:
+        assert "another mesh is open" in str(error)
+    else:
+        raise AssertionError("a second mesh was opened")
+    assert entries() == before

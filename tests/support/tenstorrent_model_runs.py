@@ -1,0 +1,161 @@
+"""Runs of the whole model: the bundled checkpoint on one device, and on 1x8. See tenstorrent_runs.py."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from tenstorrent_setup import mesh_run, run
+from ttnn_moe import tenstorrent
+from ttnn_moe.models.qwen3 import TINY, Qwen3Moe, Qwen3MoeConfig, Tokenizer, generate, load_model, tt
+from ttnn_moe.models.qwen3.tiny import tasks
+from ttnn_moe.models.qwen3.weights import randomize
+
+LEAST_CORRELATION = 0.99
+# longer than a page, and shorter
+PROMPTS = ("Copy: AB12", "Reverse: of this a whole page is filled, and more", "What is 38+990?")
+
+
+def encode(prompts: list[str]) -> list[list[int]]:
+    tokenizer = Tokenizer.from_directory(TINY)
+    chats = [
+        tokenizer.apply_chat_template([{"role": "user", "content": p}], add_generation_prompt=True) for p in prompts
+    ]
+    return [tokenizer.encode(chat, add_special_tokens=False) for chat in chats]
+
+
+def least_correlation(got: Tensor, want: Tensor) -> float:
+    """Of the rows of logits."""
+    assert got.shape == want.shape and got.isfinite().all()
+    return min(float(torch.corrcoef(torch.stack(pair))[0, 1]) for pair in zip(got.float(), want.float(), strict=True))
+
+
+def check_logits(D: int, steps: int) -> None:
+    """Three prompts in one pass, then decode steps fed with the reference's tokens; a row leaves in between."""
+    model, reference = tt.load_model(TINY, D), load_model(TINY, "reference")
+    ids = encode(list(PROMPTS))
+    cache = model.new_cache(3, 128)
+    cache.clear(3)
+    ends = torch.tensor([len(one) for one in ids]).cumsum(0) - 1
+    step = cache.prefill([(row, len(one)) for row, one in enumerate(ids)], ends.tolist())
+    got = model(torch.tensor(sum(ids, [])), cache, step)
+    for at in range(steps + 1):
+        want = torch.stack([reference(torch.tensor([one]))[0, -1] for one in ids])
+        found = least_correlation(got, want)
+        print(f"logits, step {at}: error {1 - found:.1e} of the correlation")
+        assert found > LEAST_CORRELATION, f"step {at}: logits correlate by {found}"
+        if at == steps:
+            return
+        for one, token in zip(ids, want.argmax(-1).tolist(), strict=True):
+            one.append(token)
+        if at == 1:
+            cache.keep([0, 2])
+            del ids[1]
+        got = model(torch.tensor([one[-1] for one in ids]), cache, cache.decode())
+
+
+def check_answers(D: int, names: list[str]) -> None:
+    """Greedy answers to examples of tasks, through generate."""
+    options = {"recall": {"context": (60, 100)}}
+    ids = encode([tasks.examples(name, "heldout", 1, **options.get(name, {}))[0].prompt for name in names])
+    tokenizer = Tokenizer.from_directory(TINY)
+    want = generate(load_model(TINY, "reference"), ids, max_new_tokens=24, tokenizer=tokenizer)
+    model, start = tt.load_model(TINY, D), time.perf_counter()
+    got = generate(model, ids, max_new_tokens=24, tokenizer=tokenizer)
+    took = time.perf_counter() - start
+    print(f"{got.stats.new_tokens} tokens, {got.stats.decode_steps} steps: {took:.0f} s with compiling; no error")
+    assert got.texts == want.texts and got.tokens == want.tokens
+    assert got.finish == want.finish
+
+
+@run
+def model_logits() -> None:
+    check_logits(1, steps=3)
+
+
+@run
+def model_answers() -> None:
+    check_answers(1, list(tasks.TASKS))
+
+
+def check_weights_on_disk(D: int) -> None:
+    """Made once, found again: the same logits."""
+    from ttnn_moe.tenstorrent import files
+
+    files.LEAST_CACHED_BYTES = 0
+    ids = encode(["Copy: AB12"])[0]
+
+    def logits() -> Tensor:
+        model = tt.load_model(TINY, D)
+        cache = model.new_cache(1, 32)
+        cache.clear(1)
+        return model(torch.tensor(ids), cache, cache.prefill([(0, len(ids))], [len(ids) - 1]))
+
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ[files.CACHE] = folder
+        first = logits()
+        made = {path: path.stat().st_mtime_ns for path in Path(folder).iterdir()}
+        assert len(made) > 20
+        assert torch.equal(first, logits())
+        assert made == {path: path.stat().st_mtime_ns for path in Path(folder).iterdir()}
+
+
+@run
+def model_weights_on_disk() -> None:
+    check_weights_on_disk(1)
+
+
+@mesh_run
+def mesh_model_logits() -> None:
+    check_logits(8, steps=2)
+
+
+@mesh_run
+def mesh_model_answers() -> None:
+    check_answers(8, list(tasks.TASKS))
+
+
+@run
+def model_qwen3_layer() -> None:
+    """One layer of Qwen3-30B-A3B's sizes, but for 8 experts: a prompt and its next token; then 32 rows that decode."""
+    config = Qwen3MoeConfig(
+        vocab_size=512,
+        hidden_size=2048,
+        num_hidden_layers=1,
+        num_attention_heads=32,
+        num_key_value_heads=4,
+        head_dim=128,
+        max_position_embeddings=256,
+        rope_theta=1e6,
+        moe_intermediate_size=768,
+        num_experts=8,
+        num_experts_per_tok=2,
+    )
+    host = Qwen3Moe.empty(config, "reference", torch.bfloat16, "cpu")
+    randomize(host)
+    model = tt.Qwen3MoeTT(config, tenstorrent.open_device())
+    model.put_top(host)
+    model.put_layer(host.layers[0])
+    cache = model.new_cache(32, 96)
+    cache.clear(32)
+    ids = torch.arange(7, 507, 13)[:33].tolist()
+    got = [model(torch.tensor(ids[:32]), cache, cache.prefill([(0, 32)], [31]))]
+    # every row gets the first one's keys and values: its pages
+    cache._pages[:] = cache._pages[:1] * 32
+    cache.lengths = [32] * 32
+    got.append(model(torch.tensor(ids[32:] * 32), cache, cache.decode()))
+    want = host(torch.tensor([ids]))[0, -2:]
+    for name, logits, row in zip(("prompt", "32 rows"), got, want, strict=True):
+        found = least_correlation(logits, row.expand_as(logits))
+        print(f"{name}: error {1 - found:.1e} of the correlation")
+        assert found > LEAST_CORRELATION
+
+
+@mesh_run
+def mesh_model_weights_on_disk() -> None:
+    check_weights_on_disk(8)

@@ -1,0 +1,51 @@
+"""What the layer costs one device of the 1x8 mesh stays within the goals that benchmarks/tenstorrent_cost.py prints."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+import time
+
+import pytest
+
+from paths import ROOT
+from ttnn_moe.models.qwen3 import PRESETS
+from ttnn_moe.tenstorrent.plans import plan_model
+
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("ttnn_moe._planner") is None, reason="ttnn_moe._planner is not built: plans come from it"
+)
+
+
+@pytest.fixture
+def cost(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    import tenstorrent_cost
+
+    yield tenstorrent_cost
+    sys.modules.pop("tenstorrent_cost", None)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("routing", ["uniform", "skewed"])
+@pytest.mark.parametrize("T", [1, 32, 4096])
+@pytest.mark.parametrize("chip", ["n150", "p150"])
+def test_goals(cost, chip, T, routing):
+    began = time.monotonic()
+    found = cost.emulate(chip, T, routing, "bfloat16")
+    assert time.monotonic() - began < 120
+    assert found.weight_over <= 1.05
+    assert found.multiplies_over <= 1.05
+    assert found.cores_with_weights == found.cores
+    assert found.max_over_mean <= 1.2
+    if T == 4096:
+        assert found.other_over <= 1.3
+        assert found.active_experts == cost.LOCAL
+        planned = plan_model("", PRESETS["qwen3-30b-a3b"], "1x8", chip, "bfloat16", 32, 128).plans
+        assert found.weight_bytes == sum(plan.weight_bytes for plan in planned if plan.T == T)
+    assert found.l1_high_water <= (1464 if chip == "n150" else 1536) * 1024
+
+
+def test_weights_of_8_bits_are_fewer_bytes(cost):
+    wide, narrow = (cost.emulate("p150", 1, "uniform", form) for form in ("bfloat16", "bfloat8_b"))
+    assert narrow.weight_bytes == wide.weight_bytes * 1088 // 2048

@@ -1,0 +1,303 @@
+"""Qwen3 with every tensor on (emulated) Tenstorrent chips: every kind of model, pieces of prompts, requests, refusals.
+
+The bundled checkpoint's answers, on devices and simulators too: tenstorrent_model_runs.py.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from qwen3_checkpoints import TINY, make, prompts
+from tenstorrent_model_runs import encode, least_correlation
+from ttnn_moe import BackendUnavailable, ContractError, RequestError, tenstorrent
+from ttnn_moe.errors import CheckpointError
+from ttnn_moe.models.qwen3 import Qwen3MoeConfig, Session, bench, demo, generate, load_model, tt
+from ttnn_moe.models.qwen3.tt import cache as caches
+from ttnn_moe.models.qwen3.tt import model as models
+from ttnn_moe.models.qwen3.tt.cache import PagedCache
+from ttnn_moe.models.qwen3.tt.memory import room_for
+from ttnn_moe.models.qwen3.tt.profile import Profile, prepare
+from ttnn_moe.models.qwen3.tt.request import Options, check, chips_of
+from ttnn_moe.tenstorrent.emulator import library as emulated_ttnn
+from ttnn_moe.tenstorrent.runtime import DEVICE
+
+EMULATOR = "emulator"
+# whole tiles; a large router, so that rounding swaps experts that matter little
+SIZES = {"moe_intermediate_size": 64, "router_scale": 8.0}
+KINDS = {
+    "untied": (1, {}),
+    "tied": (1, {"tie_word_embeddings": True}),
+    "a head that 4 chips cannot share evenly": (4, {"vocab_size": 323}),
+    "dense and sparse layers": (2, {"mlp_only_layers": [1]}),
+    "all dense": (1, {"mlp_only_layers": [0, 1, 2]}),
+    "weights not normalised": (1, {"norm_topk_prob": False}),
+    "biases": (1, {"attention_bias": True}),
+    "one kv head": (1, {"num_key_value_heads": 1}),
+    "no gqa, wide heads": (1, {"num_key_value_heads": 4, "head_dim": 64}),
+    "an expert a chip, every expert": (8, {"num_experts_per_tok": 8}),
+    "more experts than topk takes at least": (1, {"num_experts": 72}),
+}
+
+
+@pytest.fixture
+def emulated(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """No device is open before or after."""
+    if importlib.util.find_spec("ttnn_moe._planner") is None:
+        pytest.skip("ttnn_moe._planner is not built: plans come from it")
+    monkeypatch.setenv(DEVICE, EMULATOR)
+    found = tenstorrent.device.probe()
+    if not found.available:
+        pytest.skip(found.reason)
+    tenstorrent.close_device()
+    yield
+    tenstorrent.close_device()
+
+
+@pytest.mark.parametrize("kind", list(KINDS))
+def test_every_kind_of_model_against_the_reference(kind: str, tmp_path: Path, emulated: None) -> None:
+    D, changes = KINDS[kind]
+    directory = make(tmp_path, **SIZES, **changes)
+    model, reference = tt.load_model(directory, D), load_model(directory, "reference", dtype=torch.float32)
+    texts = prompts([35, 1, 32], model.config.vocab_size)
+    cache = model.new_cache(3, 40)
+    cache.clear(3)
+    got = model(torch.tensor(sum(texts, [])), cache, cache.prefill([(0, 35), (1, 1), (2, 32)], [34, 35, 67]))
+    for forced in prompts([3, 3, 3], model.config.vocab_size, seed=2):
+        want = torch.stack([reference(torch.tensor([text]))[0, -1] for text in texts])
+        assert least_correlation(got, want) > 0.99
+        texts = [[*text, token] for text, token in zip(texts, forced, strict=True)]
+        got = model(torch.tensor(forced), cache, cache.decode())
+
+
+@pytest.mark.parametrize("chunk, longest", [(7, 2048), (200, 64)])
+def test_prompts_in_pieces(chunk: int, longest: int, monkeypatch: pytest.MonkeyPatch, emulated: None) -> None:
+    """As generate cuts them, or as passes do; a session serves again."""
+    monkeypatch.setattr(models, "LONGEST", longest)
+    ids = encode(["Copy: AB12", "Sort: " + "VBYIJAQ" * 12, "What is 38+990?"])
+    model = tt.load_model(TINY)
+    session = Session.of(model, ids, 5)
+    want = generate(load_model(TINY, "reference"), ids, max_new_tokens=5)
+    for _ in range(2):
+        assert generate(model, ids, max_new_tokens=5, prefill_chunk=chunk, session=session).tokens == want.tokens
+
+
+def test_what_a_pass_holds() -> None:
+    """Pieces begin at pages, are padded to powers of two, fill passes, and wait for what fills a page."""
+    cache = object.__new__(PagedCache)
+    cache.rows, cache.capacity, cache.longest, cache._each, cache._last = 2, 200, 128, 7, 190
+    cache.clear(2)
+    ids = list(range(150))
+    assert cache.passes(ids[:20], cache.prefill([(0, 20)], [])) == []
+    (one,) = cache.passes(ids[20:50], cache.prefill([(0, 30)], []))
+    assert one.ids == ids[:32] and one.positions == list(range(32)) and not one.ends
+    step = cache.prefill([(0, 100), (1, 5)], [99, 104])
+    first, second = cache.passes([*ids[50:], 1, 2, 3, 4, 5], step)
+    assert first.ids == [*ids[32:], *[149] * 10] and first.ends == [117]
+    assert first.positions == list(range(32, 160))
+    assert [(piece.row, piece.first, piece.size, piece.past) for piece in first.pieces] == [(0, 0, 128, 32)]
+    assert second.ids == [1, 2, 3, 4, *[5] * 28] and second.ends == [4]
+    written, seen = cache.tables(first.pieces[0])
+    assert written.tolist() == [[2, 3, 4, 5]] and seen[0, :7].tolist() == [1, 2, 3, 4, 5, 6, 7]
+    cache.keep([1])
+    assert cache.lengths == [5] and cache.table([0]).tolist() == [[8, 9, 10, 11, 12, 13, 14]]
+
+
+def test_32_sequences_that_end_at_different_times(emulated: None) -> None:
+    """Rows leave, others move up; sampled sequences repeat."""
+    words = ["A1", "ZZ9", "Q", "K7M2P4", "08"]
+    ids = encode([f"Copy: {words[i % 5]}{i}" for i in range(32)])
+    model = tt.load_model(TINY)
+    want = generate(load_model(TINY, "reference"), ids, max_new_tokens=6)
+    got = generate(model, ids, max_new_tokens=6)
+    assert got.tokens == want.tokens and len({len(tokens) for tokens in got.tokens}) > 2
+    sampled = [generate(model, ids[:3], max_new_tokens=3, temperature=0.8, seed=3).tokens for _ in range(2)]
+    assert sampled[0] == sampled[1]
+
+
+class Traces:
+    """What ttnn does with traces, on the emulator: a capture runs nothing that counts, a replay runs it again."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch):
+        self.captured: list[Callable[[], None]] = []
+        self.replays, self.released, self._recording = 0, 0, False
+        step = tt.Qwen3MoeTT._step
+
+        def recorded(model: tt.Qwen3MoeTT, *args: object) -> object:
+            out = step(model, *args)
+            if self._recording:
+                self.captured.append(lambda: emulated_ttnn.copy(step(model, *args), out))
+            return out
+
+        monkeypatch.setattr(tt.Qwen3MoeTT, "_step", recorded)
+        for name in ("begin_trace_capture", "end_trace_capture", "execute_trace", "release_trace"):
+            monkeypatch.setattr(emulated_ttnn, name, getattr(self, name), raising=False)
+
+    def begin_trace_capture(self, device: object, *, cq_id: int) -> int:
+        self._recording = True
+        return len(self.captured)
+
+    def end_trace_capture(self, device: object, trace: int, *, cq_id: int) -> None:
+        self._recording = False
+
+    def execute_trace(self, device: object, trace: int, *, cq_id: int, blocking: bool) -> None:
+        self.replays += 1
+        self.captured[trace]()
+
+    def release_trace(self, device: object, trace: int) -> None:
+        self.released += 1
+
+
+def test_replayed_steps(monkeypatch: pytest.MonkeyPatch, emulated: None) -> None:
+    """Traces read what the buffers hold; one for each number of rows; released before anything is allocated."""
+    traces = Traces(monkeypatch)
+    ids = encode(["Copy: AB12", "Copy: K7M2P4Q", "Copy: Q"])
+    model = tt.load_model(TINY, traced=True)
+    want = generate(load_model(TINY, "reference"), ids, max_new_tokens=9)
+    session = Session.of(model, ids, 9)
+    assert generate(model, ids, max_new_tokens=9, session=session).tokens == want.tokens
+    assert len(traces.captured) == 3 and traces.replays >= 4  # 4, 2 and 1 rows
+    # the first buffers of a number of rows are allocated after the traces of the numbers before
+    assert traces.released == 2
+    before = traces.replays
+    assert generate(model, ids, max_new_tokens=9, session=session).tokens == want.tokens
+    assert traces.replays > before
+    model.new_cache(1, 32)
+    assert traces.released == len(traces.captured)
+
+
+def test_the_demo(capsys: pytest.CaptureFixture[str], emulated: None) -> None:
+    args = ["--backend", "tenstorrent", "--device", EMULATOR, "--mesh", "1x4", "--prompt", "Copy: 62DEADB9"]
+    assert demo.main(args) == 0
+    said = capsys.readouterr().out
+    assert "62DEADB9" in said and "tenstorrent on emulated blackhole 1x4" in said
+
+
+def test_the_benchmark(tmp_path: Path, capsys: pytest.CaptureFixture[str], emulated: None) -> None:
+    sizes = ["--config", str(TINY), "--batch", "2", "--prompt-len", "20", "--new-tokens", "3"]
+    args = [*sizes, "--backend", "tenstorrent", "--device", EMULATOR, "--mesh", "1x2"]
+    assert bench.main([*args, "--json", str(tmp_path / "out.json")]) == 0
+    said = " ".join(capsys.readouterr().out.split())  # the title may be broken into lines
+    assert "tenstorrent on emulated blackhole 1x2, bfloat16" in said
+    figures = json.loads((tmp_path / "out.json").read_text())
+    assert figures["backend"] == "tenstorrent" and figures["tokens_per_s"] > 0
+    for more, words in (
+        (["--random-weights"], "not made on a Tenstorrent device"),
+        (["--mesh", "8"], "1xD, as in 1x8"),
+        (["--batch", "33"], "at most 32"),
+        (["--dtype", "float32"], "in bfloat16"),
+    ):
+        assert bench.main([*args, *more]) == 2
+        assert words in capsys.readouterr().err
+    assert bench.main([*sizes, "--mesh", "1x2", "--backend", "reference"]) == 2
+    assert "is of backend tenstorrent" in capsys.readouterr().err
+
+
+REFUSED = {
+    "mesh of another form": (["--mesh", "2x4"], "got '2x4'; expected 1xD"),
+    "no mesh": (["--mesh", "1x0"], "got '1x0'"),
+    "experts that cannot be shared": (["--mesh", "1x3"], "cannot be shared evenly"),
+    "another device": (["--device", "cuda"], "no device cuda of backend tenstorrent"),
+    "another board": (["--device", "emulator:n900"], "no such chip to emulate"),
+    "another dtype": (["--dtype", "float16"], "--dtype float16"),
+    "a trace on the emulator": (["--trace"], "cannot be traced"),
+    "a profile on the emulator": (["--profile"], "cannot be timed"),
+    "a trace and a profile": (["--trace", "--profile"], "not both"),
+    "too many prompts": (["--prompt", "x"] * 33, "got 33; expected at most 32"),
+    "prompt over the context": (["--prompt", "x1y2" * 2000], "too long for the context"),
+}
+
+
+@pytest.mark.parametrize("name", list(REFUSED))
+def test_what_the_demo_refuses(name: str, capsys: pytest.CaptureFixture[str], emulated: None) -> None:
+    args, words = REFUSED[name]
+    assert demo.main(["--backend", "tenstorrent", *args]) == 2
+    captured = capsys.readouterr()
+    assert words in captured.err and captured.out == ""
+
+
+def test_what_is_of_no_other_backend(capsys: pytest.CaptureFixture[str]) -> None:
+    for args in (["--mesh", "1x1"], ["--trace"], ["--profile"]):
+        assert demo.main(["--backend", "reference", *args]) == 2
+        assert f"{args[0]} is of backend tenstorrent" in capsys.readouterr().err
+
+
+def test_meshes() -> None:
+    assert [chips_of(mesh) for mesh in (None, "1x1", "1x8", "1x32")] == [1, 1, 8, 32]
+    for mesh in ("", "8", "1x", "1x08", "x8", "1x8 ", "1x8x1", "8x1", "-1x8"):
+        with pytest.raises(RequestError, match="wrong form"):
+            chips_of(mesh)
+
+
+def test_without_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(DEVICE, raising=False)
+    monkeypatch.setattr(
+        tenstorrent.device, "probe", lambda device: tenstorrent.device.Probe(False, "no card", "buy one")
+    )
+    with pytest.raises(BackendUnavailable, match="no card; to fix it: buy one"):
+        check(Qwen3MoeConfig.from_directory(TINY), 1, Options())
+
+
+def test_sizes_that_are_no_tiles_are_refused(tmp_path: Path, emulated: None) -> None:
+    with pytest.raises(CheckpointError, match="moe_intermediate_size=48, head_dim=96"):
+        tt.load_model(make(tmp_path, head_dim=96))
+
+
+def test_sessions_too_large_and_too_small(emulated: None) -> None:
+    model = tt.load_model(TINY)
+    with pytest.raises(RequestError, match="got 33; expected at most 32"):
+        Session(model, 33, 8)
+    with pytest.raises(RequestError, match="too small"):
+        generate(model, [[1] * 20], max_new_tokens=20, session=Session(model, 1, 32))
+    with pytest.raises(RequestError, match="no decode step that can be captured"):
+        Session(model, 1, 8, graphs=True)
+    cache = model.new_cache(1, 4)
+    cache.clear(1)
+    with pytest.raises(RequestError, match="got 0 tokens and 5 more; expected at most 4"):
+        cache.prefill([(0, 5)], [4])
+    with pytest.raises(BackendUnavailable, match="another mesh is open"):
+        tt.load_model(TINY, 2)
+
+
+def test_memory_of_a_cache() -> None:
+    config = Qwen3MoeConfig.from_directory(TINY)
+    per_token = 2 * 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim
+    assert PagedCache.nbytes(config, 2, 65) == (1 + 2 * 3) * caches.PAGE * per_token
+    with pytest.raises(RequestError, match="the KV cache does not fit the chips' memory; got 9 MiB"):
+        with room_for("the KV cache", "9 MiB", "less"):
+            raise RuntimeError("Out of Memory: Not enough space to allocate")
+    with pytest.raises(RuntimeError, match="something else"), room_for("it", "1", "less"):
+        raise RuntimeError("something else")
+
+
+def test_a_profile_adds_up() -> None:
+    profile = Profile()
+    for name, seconds in (("a", 0.001), ("b", 0.5), ("a", 0.002)):
+        profile.add(name, seconds)
+    assert profile.rows() == {"b (1)": "500.0 ms", "a (2)": "3.0 ms"}
+
+
+def test_hooks_are_asked_for_before_ttnn_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    import os
+    import sys
+    from types import SimpleNamespace
+
+    monkeypatch.delenv(DEVICE, raising=False)
+    monkeypatch.setenv("TTNN_CONFIG_OVERRIDES", '{"enable_logging": true}')
+    monkeypatch.delitem(sys.modules, "ttnn", raising=False)
+    prepare(None)
+    assert os.environ["TTNN_CONFIG_OVERRIDES"] == '{"enable_logging": true, "enable_fast_runtime_mode": false}'
+    monkeypatch.setitem(sys.modules, "ttnn", SimpleNamespace(CONFIG=SimpleNamespace(enable_fast_runtime_mode=True)))
+    with pytest.raises(RequestError, match="without its hooks"):
+        prepare(None)
+
+
+def test_contract_errors_come_before_a_device_is_opened(emulated: None) -> None:
+    with pytest.raises(ContractError, match="D=5"):
+        tt.load_model(TINY, 5)
+    assert tenstorrent.device.current() is None

@@ -1,0 +1,254 @@
+"""ttnn-moe doctor --plan: the programs are the planner's, the bytes the tensors', what does not fit is refused."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import safe_open
+
+from command import run
+from paths import ROOT
+
+planner = pytest.importorskip("ttnn_moe._planner", reason="native planner: not built", exc_type=ModuleNotFoundError)
+
+from ttnn_moe.errors import ContractError  # noqa: E402
+from ttnn_moe.models.qwen3 import PRESETS, TINY, Qwen3MoeConfig  # noqa: E402
+from ttnn_moe.models.qwen3.model import Qwen3Moe  # noqa: E402
+from ttnn_moe.models.qwen3.tt.cache import PagedCache  # noqa: E402
+from ttnn_moe.tenstorrent import memory, plans, runtime  # noqa: E402
+from ttnn_moe.tenstorrent.device import Device  # noqa: E402
+from ttnn_moe.tenstorrent.emulator import Device as EmulatedChip  # noqa: E402
+from ttnn_moe.tenstorrent.emulator import library as emulated  # noqa: E402
+from ttnn_moe.tenstorrent.operators import Operators, Sizes  # noqa: E402
+
+NAME = "qwen3-30b-a3b"
+QWEN3 = PRESETS[NAME]
+
+
+def report(mesh="1x8", chip="n300", weights="bfloat16", batch=32, sequence=128, config=QWEN3, model=NAME):
+    return plans.plan_model(model, config, mesh, chip, weights, batch, sequence)
+
+
+def on_chip(made) -> dict[str, int]:
+    return {part.name: part.per_chip for part in made.parts}
+
+
+def part_of(name: str) -> str:
+    """The part that a tensor of the checkpoint, or a parameter of models/qwen3/model.py, belongs to."""
+    kinds = {
+        "norm": "norms",
+        "embed": "embedding",
+        "head": "head",
+        ".experts.": "experts",
+        "router": "router",
+        "mlp.gate.": "router",
+        "mlp.gate_up": "experts",
+        "attn": "attention",
+        "attention": "attention",
+        "mlp": "dense",
+    }
+    return next(part for words, part in kinds.items() if words in name)
+
+
+def test_weights_are_the_parameters_of_the_model() -> None:
+    with torch.device("meta"):
+        model = Qwen3Moe(QWEN3)
+    wanted = Counter[str]()
+    for name, parameter in model.named_parameters():
+        wanted["experts" if parameter.ndim == 3 else part_of(name)] += 2 * parameter.numel()
+    assert sum(wanted.values()) == 2 * 30_532_122_624
+    one = on_chip(report("1x1"))
+    assert {name: one[name] for name in wanted} == wanted
+    # shared by eight: 16 experts each, and 151936 / 8 columns of the head, in whole tiles
+    eight = report("1x8")
+    shared = {"experts": wanted["experts"] // 8, "head": 2048 * (594 * 32) * 2}
+    assert {part.name for part in eight.parts if part.chips == 8} == set(shared)
+    assert {name: on_chip(eight)[name] for name in wanted} == {**wanted, **shared}
+
+
+def test_weights_are_the_tensors_of_a_checkpoint() -> None:
+    wanted = Counter[str]()
+    for path in sorted(TINY.glob("*.safetensors")):
+        with safe_open(path, "pt") as file:
+            for name in file.keys():  # noqa: SIM118
+                tensor = file.get_tensor(name)
+                assert tensor.dtype == torch.bfloat16
+                dense = any(f"layers.{i}.mlp." in name for i in (0, 2, 4))
+                wanted["dense layers" if dense else part_of(name)] += tensor.nbytes
+    made = on_chip(report("1x1", config=Qwen3MoeConfig.from_directory(TINY), batch=1))
+    # the head is tied: the file has it once, the device needs it in rows and in tiles
+    assert made["head"] == made["embedding"] == wanted["embedding"]
+    wanted["router"] *= 2  # 16 experts are half a tile's columns
+    assert {name: made[name] for name in wanted} == wanted
+
+
+def test_eight_bits_cache_and_rope_by_hand() -> None:
+    wide, narrow = on_chip(report()), on_chip(report(weights="bfloat8_b"))
+    assert wide["experts"] == 48 * 16 * 3 * 2048 * 768 * 2
+    assert narrow["experts"] == 48 * 16 * 3 * (2048 // 32) * (768 // 32) * 1088
+    assert wide["KV cache"] == 48 * 2 * (1 + 32 * 4) * 4 * 32 * 128 * 2
+    assert on_chip(report(sequence=129))["KV cache"] == 48 * 2 * (1 + 32 * 5) * 4 * 32 * 128 * 2  # whole pages
+    for sequence in (128, 129):
+        held = PagedCache.nbytes(QWEN3, 32, sequence)
+        assert on_chip(report(sequence=sequence))["KV cache"] == held
+    assert wide["RoPE"] == 2 * 40960 * 128 * 2
+    assert {name: n for name, n in wide.items() if narrow[name] != n}.keys() == {"experts"}
+
+
+def test_activations_by_hand() -> None:
+    T, H, logits = 4096, 2048, 32 * 151936 * 2
+    attention = 2 * T * H * 2 + T * 5120 * 2 + T * 4608 * 2 + T * 4096 * 2
+    assert on_chip(report())["activations"] == attention + logits
+    # with few heads the widest moment is the MoE's; on a mesh it has the device's part, in fp32 on Blackhole
+    few = dataclasses.replace(QWEN3, num_attention_heads=4)
+    moe = 3 * T * H * 2 + T * H * 2 + T * 128 * 4 + T * 8 * 8
+    assert on_chip(report("1x1", "p150", config=few))["activations"] == moe + logits
+    parts = T * H * 4 + T * H * 4 // 8 + T * H * 2
+    assert on_chip(report(chip="p150", config=few))["activations"] == moe + parts + logits
+
+
+@pytest.mark.parametrize("chip", ["n150", "p150"])
+def test_workspace_is_what_the_operators_allocate(chip: str, monkeypatch) -> None:
+    monkeypatch.setattr(runtime, "_emulated", emulated)
+    device = Device.of(emulated.open_mesh(1, chip))
+    emulated_chip = device.handle.devices[0]
+    operators = Operators(device, Sizes(128, 16, 8, 2048, 768))
+    before = set(map(id, emulated_chip.tensors))
+    for bound in (32, 4096):
+        for name, form in operators.buffers(bound).items():
+            operators._buffer(name, form, bound)
+    taken = sum(t.pages * t.page_size for t in emulated_chip.tensors if id(t) not in before)
+    assert on_chip(report(chip=chip))["MoE workspace"] == taken > 0
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "tiled"),
+    [((3, 70, 100), "bfloat16", True), ((2, 64, 96), "bfloat8_b", True), ((33, 64), "int32", False)],
+)
+def test_bytes_of_a_tensor_are_those_of_its_pages(shape, dtype, tiled) -> None:
+    tensor = EmulatedChip("p150").empty(shape, dtype, tiled=tiled)
+    assert memory.tensor_bytes((shape, dtype, "TILE" if tiled else "ROW_MAJOR")) == tensor.pages * tensor.page_size
+
+
+def test_what_the_chips_share_is_a_choice() -> None:
+    machine = planner.Machine(grid=(8, 8), l1_bytes=1499136)
+    operators = Operators(Device(None, 8, "wormhole_b0", machine), Sizes(128, 16, 8, 2048, 768))
+    copies = {part.name: part.per_chip for part in memory.parts(QWEN3, operators, 32, 128, frozenset())}
+    shared = frozenset({"experts", "attention", "KV cache", "embedding"})
+    for part in memory.parts(QWEN3, operators, 32, 128, shared):
+        # four heads for eight chips: a head on each
+        least = 4 if part.name == "KV cache" else 8
+        assert part.per_chip == copies[part.name] // (least if part.name in shared else 1)
+
+
+@pytest.mark.parametrize("chip", ["n150", "n300", "p150"])
+def test_programs_are_those_of_the_planner(chip: str) -> None:
+    made = report(chip=chip)
+    found = planner.find_chip(chip)
+    bounds = sorted({plan.T for plan in made.plans})
+    assert bounds == [32, 64, 128, 256, 512, 1024, 2048, 4096]
+    machine = planner.Machine(
+        grid=found.compute_grid, l1_bytes=found.l1_bytes, unpack_to_dest=found.arch == "blackhole"
+    )
+    assert (made.usable_l1, made.dram_bytes) == (machine.usable_l1, found.dram_bytes)
+    by_name = {(plan.operator, plan.T): plan for plan in made.plans}
+    for T in bounds:
+        out = "float32" if found.arch == "blackhole" else "bfloat16"
+        problem = planner.Problem(T=T, E=128, E_local=16, K=8, H=2048, I=768, out_format=out)
+        for name, matrices in (("routing", 0), ("gate_up", 2), ("down", 1)):
+            plan, program = by_name[name, T], getattr(planner, f"plan_{name}")(problem, machine)
+            assert (plan.cores, plan.l1_bytes) == (len(program.kernels[0].cores), program.l1_bytes)
+            assert plan.weight_bytes == 16 * matrices * 2048 * 768 * 2
+            if matrices:
+                least, most = plan.share
+                assert least * plan.cores <= matrices * 64 * 24 <= most * plan.cores and most - least <= matrices
+
+
+def test_what_does_not_fit_is_refused_with_numbers_and_a_remedy_that_is_true() -> None:
+    made = report("1x4", "n150")
+    assert not made.fits and made.needed > made.dram_bytes == 12 << 30
+    with pytest.raises(ContractError) as error:
+        plans.check_fits(made, QWEN3)
+    text = str(error.value)
+    assert f"{made.needed / 2**30:.2f} GiB a chip" in text and "expected at most 12.00 GiB" in text
+    for remedy, other in (
+        ("--mesh 1x8", report("1x8", "n150")),
+        ("--weights bfloat8_b", report("1x4", "n150", "bfloat8_b")),
+    ):
+        assert other.fits and f"{remedy} ({other.needed / 2**30:.2f} GiB)" in text
+    plans.check_fits(report(), QWEN3)
+    with pytest.raises(ContractError, match="a smaller --batch"):  # no mesh and no format has room for this
+        huge = report(batch=4096, sequence=40960)
+        plans.check_fits(huge, QWEN3)
+
+
+def test_the_issue_s_table(monkeypatch, capsys) -> None:
+    monkeypatch.setenv("COLUMNS", "160")
+    assert run(monkeypatch, "doctor", "--plan", NAME, "--mesh", "1x8") == 0
+    out = capsys.readouterr().out
+    made = report()
+    rows = [line.split() for line in out.splitlines() if line.strip()]
+    assert sum(row[0] in plans.MODEL_OPERATORS for row in rows) == len(made.plans)
+    for part in made.parts:
+        assert any(" ".join(row).startswith(part.name) and row[-1] in ("GiB", "MiB") for row in rows), part.name
+    assert f"{made.needed / 2**30:.2f} GiB" in out and "fits" in rows[-1][0]
+
+
+def test_json_of_a_directory_and_of_what_does_not_fit(monkeypatch, capsys) -> None:
+    assert run(monkeypatch, "doctor", "--plan", str(TINY), "--mesh", "1x1", "--chip", "p150", "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["fits"] and found["needed"] == sum(part["per_chip"] for part in found["parts"])
+    assert {plan["operator"] for plan in found["plans"]} == set(plans.MODEL_OPERATORS)
+    args = ("--plan", NAME, "--mesh", "1x1", "--chip", "p150", "--json")
+    assert run(monkeypatch, "doctor", *args) == 2
+    captured = capsys.readouterr()
+    assert json.loads(captured.out)["fits"] is False
+    assert "does not fit" in captured.err and "--mesh 1x2" in captured.err
+
+
+BAD = {
+    "model": (("nonesuch",), "'nonesuch'"),
+    "empty directory": (("{tmp}",), "config.json"),
+    "mesh": ((NAME, "--mesh", "2x4"), "1xD"),
+    "no chip at all": ((NAME, "--mesh", "1x0"), "1xD"),
+    "shares": ((NAME, "--mesh", "1x3"), "E=128 on 1x3"),
+    "chip": ((NAME, "--chip", "p9"), "n150, n300, p150"),
+    "weights": ((NAME, "--weights", "int4"), "bfloat8_b"),
+    "batch": ((NAME, "--batch", "0"), "batch 0"),
+    "sequence": ((NAME, "--sequence", "40961"), "40960"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_options_are_one_message_and_code_2(name: str, monkeypatch, capsys, tmp_path: Path) -> None:
+    args, words = BAD[name]
+    assert run(monkeypatch, "doctor", "--plan", *(arg.format(tmp=tmp_path) for arg in args)) == 2
+    captured = capsys.readouterr()
+    assert words in captured.err and "Traceback" not in captured.err and captured.out == ""
+
+
+def test_without_the_planner_it_says_how_to_have_it(monkeypatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "ttnn_moe._planner", None)
+    monkeypatch.delattr("ttnn_moe._planner", raising=False)
+    with pytest.raises(ContractError, match="pip install -e"):
+        report()
+
+
+def test_the_documented_table_is_what_it_prints() -> None:
+    text = (ROOT / "docs" / "tenstorrent.md").read_text()
+    rows = re.findall(r"\| (1x\d), (bfloat\w+) \| ([\d.]+) GiB \| (.*) \| (.*) \|", text)
+    assert len(rows) == 4
+    for mesh, weights, needed, *verdicts in rows:
+        for chip, verdict in zip(("n150", "p150"), verdicts, strict=True):
+            made = report(mesh, chip, weights)
+            assert f"{made.needed / 2**30:.2f}" == needed and made.fits == (verdict == "fits")
+            if not made.fits:
+                with pytest.raises(ContractError) as error:
+                    plans.check_fits(made, QWEN3)
+                assert all(option in str(error.value) for option in re.findall(r"`(.*?)`", verdict))

@@ -1,0 +1,189 @@
+"""The ttnn-moe command: doctor, generate, logging, and what it says to bad input."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from command import run
+from paths import ROOT
+from ttnn_moe import doctor, registry
+from ttnn_moe.backend import Probe
+from ttnn_moe.errors import BackendUnavailable
+
+
+def python(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run code in a fresh interpreter that sees this checkout."""
+    kept = {key: value for key, value in os.environ.items() if not key.startswith(("TTNN_MOE_", "LOGURU_"))}
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        env=kept | {"PYTHONPATH": str(ROOT)} | environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+@pytest.fixture
+def one_absent_backend(monkeypatch: pytest.MonkeyPatch) -> None:
+    absent = Probe(False, reason="no [blue] device", remedy="pip install 'ttnn-moe[blue]'")
+    here, probe = registry.backends(), registry.probe
+    monkeypatch.setattr(registry, "backends", lambda: [*here, "blue"])
+    monkeypatch.setattr(registry, "probe", lambda name: absent if name == "blue" else probe(name))
+
+
+def test_doctor_says_why_a_backend_is_absent(monkeypatch, capsys, one_absent_backend) -> None:
+    monkeypatch.setenv("COLUMNS", "160")
+    assert run(monkeypatch, "doctor") == 0
+    lines = capsys.readouterr().out.splitlines()
+    rows = {line.split()[0]: line for line in lines if line.strip()}
+    assert rows["reference"].split()[1] == "yes"
+    assert rows["blue"].split()[1] == "no"
+    # brackets in a message are text to rich too
+    assert "no [blue] device" in rows["blue"] and "pip install 'ttnn-moe[blue]'" in rows["blue"]
+
+
+def test_doctor_json_is_what_the_probes_say(monkeypatch, capsys, one_absent_backend) -> None:
+    monkeypatch.setenv("TTNN_MOE_SPECIAL", "1")
+    monkeypatch.setenv("SOME_SECRET", "hush")
+    assert run(monkeypatch, "doctor", "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert list(found["backends"]) == registry.backends()
+    for name, backend in found["backends"].items():
+        probe = registry.probe(name)
+        assert backend == {
+            "available": probe.available,
+            "devices": list(probe.devices),
+            "reason": probe.reason,
+            "remedy": probe.remedy,
+        }
+    import torch
+
+    assert found["packages"]["torch"] == torch.__version__
+    assert found["environment"]["TTNN_MOE_SPECIAL"] == "1"
+    assert "hush" not in json.dumps(found)
+
+
+def test_doctor_lists_the_chips_of_the_native_planner(monkeypatch, capsys) -> None:
+    planner = pytest.importorskip("ttnn_moe._planner", reason="native planner: not built")
+    monkeypatch.setenv("COLUMNS", "160")
+    assert run(monkeypatch, "doctor") == 0
+    rows = {line.split()[0]: line.split() for line in capsys.readouterr().out.splitlines() if line.strip()}
+    for chip in planner.chips():
+        assert rows[chip.name][1:4] == [
+            chip.arch,
+            "x".join(map(str, chip.tensix_grid)),
+            "x".join(map(str, chip.compute_grid)),
+        ]
+
+
+def test_doctor_without_the_native_planner_gives_the_remedy(monkeypatch, capsys) -> None:
+    monkeypatch.setitem(sys.modules, "ttnn_moe._planner", None)  # import raises ModuleNotFoundError
+    monkeypatch.setenv("COLUMNS", "160")
+    assert run(monkeypatch, "doctor") == 0
+    out = capsys.readouterr().out
+    assert "Native planner: not built" in out and doctor.PLANNER_REMEDY in out
+
+
+def test_generate_takes_the_options_of_the_demo(monkeypatch, capsys) -> None:
+    pytest.importorskip("ttnn_moe.models.qwen3.demo")
+    monkeypatch.setenv("COLUMNS", "120")
+    assert run(monkeypatch, "generate", "--help") == 0
+    out = capsys.readouterr().out
+    for option in ("--model", "--prompt", "--backend", "--temperature"):
+        assert option in out
+
+
+BAD = {
+    "no such command": (["nonesuch"], "nonesuch"),
+    "no such option": (["doctor", "--nonesuch"], "--nonesuch"),
+    "generate: not a checkpoint": (["generate", "--model", "/nonesuch", "--prompt", "x"], "/nonesuch"),
+    "generate: no such option": (["generate", "--nonesuch"], "--nonesuch"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_input_is_one_message_and_code_2(name: str, monkeypatch, capsys) -> None:
+    args, words = BAD[name]
+    assert run(monkeypatch, *args) == 2
+    captured = capsys.readouterr()
+    assert words in captured.err and "Traceback" not in captured.err
+    assert captured.out == ""
+
+
+def test_an_error_of_ours_is_one_message_and_code_2(monkeypatch, capsys) -> None:
+    def fail() -> None:
+        raise BackendUnavailable("the moon is down", got="none", expected="one", remedy="wait")
+
+    monkeypatch.setattr(doctor, "examine", fail)
+    assert run(monkeypatch, "doctor") == 2
+    assert capsys.readouterr().err == "ttnn-moe: the moon is down; got none; expected one; to fix it: wait.\n"
+
+
+def test_version(monkeypatch, capsys) -> None:
+    from importlib.metadata import PackageNotFoundError, version
+
+    import ttnn_moe
+
+    assert run(monkeypatch, "--version") == 0
+    assert capsys.readouterr().out.strip() == ttnn_moe.__version__
+    try:
+        assert version("ttnn-moe") == ttnn_moe.__version__
+    except PackageNotFoundError:
+        pass  # run from a checkout that is not installed
+
+
+# Records as our modules make them, and one of the application's, beside loguru's default sink.
+RECORDS = """
+import ttnn_moe
+from loguru import logger
+def record(module, text):
+    exec("logger.warning(text)", {"__name__": module, "logger": logger, "text": text})
+record("ttnn_moe.registry", "ours")
+record("ttnn_moe.models.qwen3.weights", "the model's")
+record("models.other", "another's")
+record("app", "the application's")
+"""
+
+
+def test_the_library_is_silent_unless_asked() -> None:
+    done = python(RECORDS)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == ""
+    lines = done.stderr.splitlines()
+    assert len(lines) == 2 and "another's" in lines[0] and "the application's" in lines[1]
+
+
+@pytest.mark.parametrize("level, ours", [("debug", 1), ("ERROR", 0)])
+def test_ttnn_moe_log_prints_each_record_once(level: str, ours: int) -> None:
+    done = python(RECORDS, TTNN_MOE_LOG=level)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count(": ours") == done.stderr.count(": the model's") == ours
+    assert done.stderr.count("another's") == done.stderr.count("the application's") == 1
+
+
+def test_a_wrong_log_level_does_not_keep_anyone_from_importing() -> None:
+    done = python("import ttnn_moe; print('here')", TTNN_MOE_LOG="loud")
+    assert (done.returncode, done.stdout) == (0, "here\n")
+    assert "TTNN_MOE_LOG" in done.stderr and "'loud'" in done.stderr and "debug" in done.stderr
+
+
+def test_verbose_logs_to_stderr() -> None:
+    code = """
+import sys
+from ttnn_moe import cli, doctor
+from loguru import logger
+def examine():
+    exec("logger.debug('looked')", {"__name__": "ttnn_moe.doctor", "logger": logger})
+    return {}
+doctor.examine = examine
+sys.argv = ["ttnn-moe", *sys.argv[1:], "--verbose", "doctor", "--json"]
+cli.main()
+"""
+    done = python(code)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "{}\n" and done.stderr.count("looked") == 1

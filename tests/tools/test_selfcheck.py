@@ -1,0 +1,157 @@
+"""ttnn-moe selfcheck: passes on a right backend, names what is wrong on a wrong one."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+import ascend_stand_in
+from paths import python_path
+from ttnn_moe import cli, registry
+from ttnn_moe.selfcheck import Check, measure, row_error, selfcheck
+
+
+@pytest.fixture
+def register(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(registry, "_TARGETS", dict(registry._TARGETS))
+    yield registry.register
+    monkeypatch.undo()
+    for cached in (registry._class, registry._instance, registry.probe, registry._choose):
+        cached.cache_clear()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+def test_the_reference_passes(dtype: torch.dtype) -> None:
+    lines: list[str] = []
+    assert selfcheck("reference", lines.append, dtype)
+    ran = [line for line in lines if line.startswith("ok")]
+    assert not [line for line in lines if line.startswith("FAIL")]
+    assert lines[-1].startswith("passed: reference on cpu") and f"all {len(ran)} checks" in lines[-1]
+    assert any(torch.__version__ in line for line in lines[:3])
+    for operator in ("moe, plain", "gate_projection", "silu_mul", "down_projection", "prepared layer"):
+        assert any(operator in line and " us" in line for line in ran)
+
+
+def test_a_wrong_backend_fails_and_is_told_where(register, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    register("forgetful", "broken_backends:Forgetful")
+    monkeypatch.setattr(sys, "argv", ["ttnn-moe", "selfcheck", "--backend", "forgetful"])
+    with pytest.raises(SystemExit) as exit_:
+        cli.main()
+    assert exit_.value.code == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-1].startswith("FAILED: forgetful") and "moe, plain" in lines[-1]
+    assert "gate_projection" not in lines[-1], "the steps are right"
+
+
+def test_an_absent_backend_is_one_message(monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    if registry.probe("ascend").available:
+        pytest.skip("an NPU is here")
+    monkeypatch.setattr(sys, "argv", ["ttnn-moe", "selfcheck", "--backend", "ascend"])
+    with pytest.raises(SystemExit) as exit_:
+        cli.main()
+    assert exit_.value.code == 2
+    assert "backend 'ascend' is not available" in capsys.readouterr().err
+
+
+def test_ascend_on_stand_ins_passes_operator_by_operator() -> None:
+    lines: list[str] = []
+    with ascend_stand_in.registered():
+        assert selfcheck("ascend", lines.append), "\n".join(lines)
+    for operator in ("npu_moe_init_routing_v2: rows", "npu_grouped_matmul: one group", "npu_swiglu", "moe, ids of -1"):
+        assert any(line.startswith(f"ok   {operator}") for line in lines)
+    assert lines[-1].startswith("passed: ascend on cpu, in place of an NPU")
+
+
+def test_what_a_check_raises_is_its_failure() -> None:
+    def fail() -> Tensor:
+        raise RuntimeError("out of memory")
+
+    outcome = measure(Check("x", fail, lambda: torch.zeros(1, 1), 1.0), "cpu")
+    assert not outcome.passed and "out of memory" in str(outcome)
+
+
+def test_results_that_change_from_run_to_run_fail() -> None:
+    outcome = measure(Check("x", lambda: torch.rand(2, 2) + 1e6, lambda: torch.full((2, 2), 1e6), 1.0), "cpu")
+    assert not outcome.passed and "two runs differ" in str(outcome)
+
+
+def test_row_error_sees_one_row_and_nan() -> None:
+    want = torch.ones(4, 8)
+    assert row_error(want, want) == 0
+    got = want.clone()
+    got[2] *= 1.5
+    assert row_error(got, want) == pytest.approx(0.5)
+    got[2, 0] = float("nan")
+    assert row_error(got, want) == float("inf")
+    assert row_error(want[:3], want) == float("inf")
+    want[1, 0] = float("nan")
+    assert row_error(torch.ones(4, 8), want) == float("inf"), "a NaN that is hidden"
+
+
+STAND_IN = """
+import ascend_stand_in
+from ttnn_moe import cli, registry
+registry.register("ascend", ascend_stand_in.TARGET)
+"""
+ONE_RANK_FAILS = """
+import os
+from ttnn_moe import cli, registry
+wrong = os.environ["RANK"] == "1"
+registry.register("forgetful", "broken_backends:Forgetful" if wrong else "ttnn_moe.reference:ReferenceBackend")
+"""
+# gloo's threads sometimes abort a process that ends by itself
+RUN = """
+import os, sys
+try:
+    cli.main()
+except SystemExit as end:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(end.code or 0)
+"""
+
+
+def torchrun(folder: Path, script: str, backend: str) -> subprocess.CompletedProcess[str]:
+    """`ttnn-moe selfcheck` in two processes."""
+    (folder / "script.py").write_text(script + RUN)
+    path = python_path()
+    return subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            "--standalone",
+            "--nproc-per-node",
+            "2",
+            folder / "script.py",
+            "selfcheck",
+            "--backend",
+            backend,
+        ],
+        env=os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+
+
+def test_under_torchrun_expert_parallelism_is_checked_too(tmp_path: Path) -> None:
+    done = torchrun(tmp_path, STAND_IN, "ascend")
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert not any(line.startswith("[rank 1] ") for line in lines), "it has nothing to say"
+    for exchange in ("all_to_all", "dispatch_combine"):
+        assert any(f"ok   expert parallel over 2 ranks, {exchange}: error" in line for line in lines)
+    assert lines[-1].startswith("[rank 0] passed: ascend on cpu, in place of an NPU: all ")
+
+
+def test_under_torchrun_a_wrong_rank_says_so(tmp_path: Path) -> None:
+    done = torchrun(tmp_path, ONE_RANK_FAILS, "forgetful")
+    assert done.returncode != 0
+    assert "[rank 1] FAILED: forgetful" in done.stdout and "[rank 0] FAILED" not in done.stdout
