@@ -1,0 +1,72 @@
+"""One forward pass over packed tokens: which sequence each token belongs to, and at which position.
+
+A step is a prefill (prompts, or pieces of them) or a decode (one token a sequence). Tokens are packed without padding.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Span:
+    """Consecutive tokens of one sequence in a packed step.
+
+    Attributes:
+        row: cache row of the sequence.
+        first: index of its first token in the step.
+        n: tokens.
+        past: tokens of the sequence that the cache holds already.
+    """
+
+    row: int
+    first: int
+    n: int
+    past: int
+
+
+@dataclass(frozen=True)
+class DecodeStep:
+    """T tokens, each the next of its row.
+
+    Attributes:
+        rows: [T] int64, cache row of each token; each row at most once.
+        positions: [T] int64, position of each token in its sequence.
+        bound: every position is below it.
+        num_tokens: [] int32 on the device, the number of valid tokens where T is a bound (a captured step). The others
+            are padding: routed to no expert, written nowhere, output undefined. None: all T.
+    """
+
+    rows: Tensor
+    positions: Tensor
+    bound: int
+    num_tokens: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class PrefillStep:
+    """T tokens: those of `decoding` first, then the sequences of `spans`, packed.
+
+    Attributes:
+        rows, positions: [T] int64, as in DecodeStep; a row may stand many times.
+        logits_at: [R] int64, the tokens whose logits are wanted.
+        spans: the sequences, on the host; empty in a captured step, where `plan` says it all.
+        plan: int32 words on the device that the cache's attention reads; the cache's own format. None: it needs none.
+        decoding: the first tokens of the step, each the next of its row. None: no such tokens.
+        num_tokens: as in DecodeStep.
+        num_wanted: [] int32 on the device, valid entries of logits_at where R is a bound. None: all R.
+    """
+
+    rows: Tensor
+    positions: Tensor
+    logits_at: Tensor
+    spans: tuple[Span, ...]
+    plan: Tensor | None = None
+    decoding: DecodeStep | None = None
+    num_tokens: Tensor | None = None
+    num_wanted: Tensor | None = None
+
+
+Step = DecodeStep | PrefillStep
