@@ -40,4 +40,4 @@ def gpu(device: torch.device) -> Gpu:
 @cache
 def _query(index: int) -> Gpu:
     found = torch.cuda.get_device_properties(index)
-    return Gpu((found.major, found.minor), found.multi_processor_count, found.shared_memory_per_block_optin)
+    return Gpu((found.major, found.minor), found.multi_processor_count, found.shared_memory_per_block_optin)  # type: ignore[attr-defined]
