@@ -11,7 +11,7 @@
 | keys, values | [rows, KV, capacity, D] row-major | as qkv, out | PAGE > 0: [pages, KV, PAGE, D] |
 | pages | [rows, capacity / PAGE] row-major | int32 | PAGE > 0: the pages of each row, in order |
 
-Grid: ceil(T * (Q + 2 KV) / BLOCK_R). D: a power of two. fp32 inside, one rounding. Consumers: decode and prefill attention.
+Grid: ceil(T * (Q + 2 KV) / BLOCK_R). D: a power of two. fp32 inside, one rounding. Consumers: the attention kernels.
 PDL (sm_90 and newer): programmatic dependent launch. The kernel reads everything but qkv before it waits for its
 predecessor. So a kernel that is launched without PDL must run between the writers of those inputs and this kernel.
 """

@@ -1,7 +1,8 @@
 """Stable sort of the token-expert pairs of one routing by expert, without atomics or communication between programs.
 
-routing_sort's program (e, c) places the pairs of expert e in chunk c in ascending (t, k). It needs the number of pairs of
-every expert, and of expert e in earlier chunks. With one chunk it counts them itself; with more, routing_count runs first.
+routing_sort's program (e, c) places the pairs of expert e in chunk c in ascending (t, k). It needs the number of pairs
+of every expert, and of expert e in earlier chunks. With one chunk it counts them itself; with more, routing_count runs
+first.
 
 | argument | shape | dtype | |
 |---|---|---|---|
