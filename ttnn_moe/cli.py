@@ -189,7 +189,7 @@ def _dtype(name: str, *able: str) -> torch.dtype:
 @app.command()
 def cache(clear: Annotated[bool, typer.Option("--clear", help="Remove every compiled kernel.")] = False) -> None:
     """Show where compiled kernels are kept, how many and how large; or remove them."""
-    from .jit.store import Store
+    from .cuda.jit.store import Store
 
     store = Store()
     if clear:

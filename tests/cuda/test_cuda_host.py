@@ -19,9 +19,9 @@ from oracle import oracle
 from routing_draws import draw
 from ttnn_moe import Routing
 from ttnn_moe.backend import Numerics
+from ttnn_moe.cuda.arch import ARCHES, HOPPER
 from ttnn_moe.cuda.launch import Selection
 from ttnn_moe.cuda.native import launch, plan
-from ttnn_moe.cuda.native.arch import ARCHES, HOPPER
 from ttnn_moe.cuda.native.plan import Few, Gemm, Plan, Sorted
 from ttnn_moe.cuda.native.sm80_tiles import MmaGemm
 from ttnn_moe.cuda.native.specs import Types

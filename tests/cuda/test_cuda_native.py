@@ -14,15 +14,16 @@ from hypothesis import strategies as st
 
 import ttnn_moe
 from cases import CASES, Case
+from cuda_gpus import gpu_of
 from cuda_layers import assert_same_bits, random_experts, random_routing, replays
 from numerics import assert_close, poisoned
 from oracle import oracle
 from ttnn_moe import Experts, Placement, Problem, Routing
 from ttnn_moe.backend import Numerics
+from ttnn_moe.cuda import arch as arches
 from ttnn_moe.cuda import run
-from ttnn_moe.cuda.native import arch as arches
+from ttnn_moe.cuda.arch import ARCHES, HOPPER, Arch
 from ttnn_moe.cuda.native import plan as native
-from ttnn_moe.cuda.native.arch import ARCHES, HOPPER, Arch
 from ttnn_moe.cuda.native.plan import Few, Gemm, Plan, Sorted
 from ttnn_moe.cuda.native.sm80_tiles import MmaGemm
 from ttnn_moe.errors import ContractError
@@ -36,7 +37,7 @@ on_gpu = [
 
 def _sm80() -> Arch:
     """The kernels of sm_80 as the GPU that is here runs them."""
-    found = arches.find(max(CAPABILITY, (8, 0)), None if CAPABILITY[0] in (8, 12) else "sm_80")
+    found = arches.find(gpu_of(max(CAPABILITY, (8, 0))), None if CAPABILITY[0] in (8, 12) else "sm_80")
     assert found is not None
     return found
 
@@ -128,14 +129,14 @@ def test_tiles_of_sm80_grow_with_rows_per_expert() -> None:
     ],
 )
 def test_code_of_a_gpu(capability: tuple[int, int], asked_for: str | None, name: str, room: int) -> None:
-    arch = arches.find(capability, asked_for)
+    arch = arches.find(gpu_of(capability), asked_for)
     assert arch is not None and (arch.name, arch.shared_memory) == (name, room << 10)
     assert arch.products == ("sm90" if name == "sm_90a" else "sm80")
     assert arch.overlaps == (name in ("sm_90a", "sm_120f"))
 
 
 def test_gpus_without_kernels() -> None:
-    assert arches.find((10, 0)) is None and arches.find((7, 5)) is None
+    assert arches.find(gpu_of((10, 0))) is None and arches.find(gpu_of((7, 5))) is None
 
 
 @pytest.mark.parametrize(
@@ -144,7 +145,7 @@ def test_gpus_without_kernels() -> None:
 )
 def test_code_that_a_gpu_does_not_run_is_refused(capability: tuple[int, int], name: str) -> None:
     with pytest.raises(ContractError, match=f"TTNN_MOE_CUDA_ARCH.*'{name}'.*sm_80.*unset"):
-        arches.find(capability, name)
+        arches.find(gpu_of(capability), name)
 
 
 def test_why_not() -> None:

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from ttnn_moe.cuda.native.arch import ARCHES, Arch
+from ttnn_moe.cuda.arch import ARCHES, Arch
+from ttnn_moe.cuda.jit import build
+from ttnn_moe.cuda.jit.spec import Spec
+from ttnn_moe.cuda.jit.store import Store
 from ttnn_moe.cuda.native.plan import Plan, choose, many
 from ttnn_moe.cuda.native.specs import Types, Use, uses_of
-from ttnn_moe.jit import build
-from ttnn_moe.jit.spec import Spec
-from ttnn_moe.jit.store import Store
 from ttnn_moe.models.qwen3 import decode_linear, hopper_attention
 from ttnn_moe.sources import kernel_path
 

@@ -14,9 +14,9 @@ import torch
 from host_kernels import GXX, HostKernels, with_mistake
 from host_products import bound_of, experts_of, some_tokens, worst_row
 from ttnn_moe import Routing
+from ttnn_moe.cuda.arch import ARCHES
 from ttnn_moe.cuda.launch import Selection
 from ttnn_moe.cuda.native import launch
-from ttnn_moe.cuda.native.arch import ARCHES
 from ttnn_moe.cuda.native.plan import Sorted
 from ttnn_moe.cuda.native.sm80_tiles import MmaGemm
 

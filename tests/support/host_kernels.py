@@ -12,10 +12,12 @@ from typing import Any
 import pytest
 import torch
 
+from cuda_gpus import gpu_of, pretend
 from paths import SUPPORT
-from ttnn_moe.cuda.native import launch, maps
-from ttnn_moe.jit import load
-from ttnn_moe.jit.spec import Spec
+from ttnn_moe.cuda import maps
+from ttnn_moe.cuda.jit import load
+from ttnn_moe.cuda.jit.spec import Spec
+from ttnn_moe.cuda.native import launch
 from ttnn_moe.sources import kernel_path
 
 GXX = shutil.which("g++")
@@ -66,7 +68,7 @@ class HostKernels:
         monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
         monkeypatch.setattr(load, "stream", lambda device: None)
         monkeypatch.setattr(load, "resident_blocks", lambda *_: 3)
-        monkeypatch.setattr(load, "multiprocessors", lambda device: 4)
+        pretend(monkeypatch, gpu_of((9, 0), multiprocessors=4))
         launch._launches.cache_clear()
 
     def _bind(

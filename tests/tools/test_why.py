@@ -9,6 +9,7 @@ import torch
 from typer.testing import CliRunner
 
 import ttnn_moe
+from cuda_gpus import gpu_of, pretend
 from ttnn_moe import BackendUnavailable, Problem, registry
 from ttnn_moe.backend import Probe
 from ttnn_moe.cli import app
@@ -27,9 +28,8 @@ def _problem(**change: object) -> Problem:
 def gpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A GPU of some compute capability, as far as choosing goes."""
     monkeypatch.setattr(cuda.CudaBackend, "probe", classmethod(lambda cls: Probe(True, devices=("a GPU",))))
-    monkeypatch.setattr(cuda, "interpreted", lambda: False)
+    pretend(monkeypatch, gpu_of(request.param))
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-    monkeypatch.setattr(run, "capability", lambda device: request.param)
     monkeypatch.setattr(run, "no_compiler", lambda: None)
     registry.look_again()
     yield

@@ -8,7 +8,6 @@ With TRITON_INTERPRET=1 the same kernels run on the CPU, in fp16 and fp32, slowl
 from __future__ import annotations
 
 import importlib.util
-import os
 from typing import TYPE_CHECKING
 
 import torch
@@ -17,6 +16,7 @@ from torch import Tensor
 from ..backend import Numerics, Probe
 from ..contract import Experts, Placement, Problem, Routing
 from . import launch
+from .device import gpus, interpreted
 from .run import Buffers, on, plan_and_why, plan_for, run, step_plan, step_rows
 from .tiles import is_few
 
@@ -24,11 +24,6 @@ if TYPE_CHECKING:
     from .prepared import PreparedCuda
 
 MIN_CAPABILITY = (8, 0)
-
-
-def interpreted() -> bool:
-    """Whether Triton interprets kernels on the CPU instead of compiling them."""
-    return os.environ.get("TRITON_INTERPRET", "0") == "1"
 
 
 class CudaBackend:
@@ -46,9 +41,9 @@ class CudaBackend:
             return Probe(False, f"torch {torch.__version__} is built without CUDA", "install a CUDA build of torch")
         if not torch.cuda.is_available():
             return Probe(False, "no CUDA device is here", "use a machine with an NVIDIA GPU and its driver")
-        found = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
-        named = tuple(f"{p.name} (sm_{p.major}{p.minor})" for p in found)
-        if all((p.major, p.minor) < MIN_CAPABILITY for p in found):
+        found = gpus()
+        named = tuple(f"{here.name} ({here.sm})" for here in found)
+        if all(here.capability < MIN_CAPABILITY for here in found):
             return Probe(False, f"the kernels need sm_80 or newer, and here is {', '.join(named)}", devices=named)
         return Probe(True, devices=named)
 

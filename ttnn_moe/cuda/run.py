@@ -14,8 +14,9 @@ from torch import Tensor
 
 from ..contract import Experts, Routing
 from ..logs import logger
+from . import arch as native_arch
 from . import launch, tiles
-from .native import arch as native_arch
+from .device import gpu
 from .native import plan as native
 from .tiles import FEW_PAIRS, Few, Sorted
 
@@ -36,11 +37,12 @@ def plan_and_why(T: int, E: int, K: int, H: int, I: int, itemsize: int, device: 
     Raises:
         ContractError: TTNN_MOE_CUDA_ARCH names what the GPU does not run.
     """
-    of = capability(device)
+    here = gpu(device)
+    of = here.capability
     triton = tiles.choose(T, E, K, H, I, itemsize, of)
     if device.type != "cuda":
         return triton, "Triton kernels, interpreted"
-    arch = native_arch.find(of, native_arch.asked())
+    arch = native_arch.find(here, native_arch.asked())
     if arch is None:
         reason: str | None = f"they are for compute capability 8.x, 9.0 and 12.x, not {of[0]}.{of[1]}"
     else:
@@ -50,15 +52,10 @@ def plan_and_why(T: int, E: int, K: int, H: int, I: int, itemsize: int, device: 
     return triton, f"Triton kernels, since the CUDA C++ kernels do not serve: {reason}"
 
 
-def capability(device: torch.device) -> tuple[int, int]:
-    """Compute capability of a GPU; Triton's interpreter, on the CPU, stands for Hopper."""
-    return torch.cuda.get_device_capability(device) if device.type == "cuda" else (9, 0)
-
-
 @cache
 def no_compiler() -> str | None:
     """Why CUDA C++ cannot be compiled here, or None."""
-    from ..jit.build import why_not
+    from .jit.build import why_not
 
     return why_not()
 
@@ -66,7 +63,7 @@ def no_compiler() -> str | None:
 def triton_plan(T: int, E: int, K: int, experts: Experts) -> tiles.Plan:
     """As plan_of, of the Triton kernels alone."""
     down = experts.tensors["down"]
-    return tiles.choose(T, E, K, experts.H, experts.I, down.element_size(), capability(down.device))
+    return tiles.choose(T, E, K, experts.H, experts.I, down.element_size(), gpu(down.device).capability)
 
 
 def plan_for(T: int, E: int, K: int, experts: Experts, *others: Tensor) -> Plan:

@@ -1,1 +1,1 @@
-"""The operator through CUDA C++ kernels, gpu_kernels/cuda, compiled by ttnn_moe/jit."""
+"""The operator through CUDA C++ kernels, gpu_kernels/cuda, compiled by ttnn_moe/cuda/jit."""

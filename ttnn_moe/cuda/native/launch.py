@@ -8,11 +8,12 @@ from functools import lru_cache
 from torch import Tensor, float16, float32, int64
 
 from ...contract import Experts
-from ...jit import load
-from ...jit.load import Launch
+from ..device import gpu
+from ..jit import load
+from ..jit.load import Launch
 from ..launch import Selection
+from ..maps import maps_of
 from . import sm80_tiles
-from .maps import maps_of
 from .plan import Few, Gemm, Plan, Sorted
 from .specs import Types, Use, uses_of
 
@@ -77,7 +78,7 @@ def _launches(
     sort, *products, combine = uses
     threads = min(256, -(-H // 256) * 32)
     if isinstance(plan.gemm, Gemm):
-        bound = [bind(products[0], (load.multiprocessors(device),), 384, H, I)]
+        bound = [bind(products[0], (gpu(device).multiprocessors,), 384, H, I)]
     else:
         sizes = ((H, I, *row), (I, H, H, I))
         bound = [

@@ -8,9 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ...sizes import power_of_2
+from ..arch import HOPPER, Arch
 from ..tiles import is_few
 from . import sm80_tiles
-from .arch import HOPPER, Arch
 from .sm80_tiles import MmaGemm
 
 MAX_E, MAX_K = 1024, 16

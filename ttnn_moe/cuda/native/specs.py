@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 
-from ...jit.spec import Spec
+from ..jit.spec import Spec
 from .plan import Few, Gemm, Plan, Sorted, sort_memory
 
 

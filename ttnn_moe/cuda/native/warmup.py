@@ -8,11 +8,12 @@ import torch
 from rich.progress import Progress
 
 from ...errors import BackendUnavailable, ContractError
-from ...jit import build
-from ...jit.spec import Spec
-from ...jit.store import Store
+from ..arch import HOPPER, Arch, asked, find, named
+from ..device import gpu
+from ..jit import build
+from ..jit.spec import Spec
+from ..jit.store import Store
 from . import plan
-from .arch import HOPPER, Arch, asked, find, named
 from .specs import Types, uses_of
 
 
@@ -26,10 +27,10 @@ def target(name: str | None) -> Arch:
         return named(name)
     if not torch.cuda.is_available():
         return HOPPER
-    capability = torch.cuda.get_device_capability()
-    found = find(capability, asked())
+    here = gpu()
+    found = find(here, asked())
     if found is None:
-        raise ContractError("there are no CUDA C++ kernels for this GPU", got=f"sm_{capability[0]}{capability[1]}")
+        raise ContractError("there are no CUDA C++ kernels for this GPU", got=here.sm)
     return found
 
 

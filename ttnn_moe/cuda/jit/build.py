@@ -6,9 +6,9 @@ import importlib.util
 import os
 from functools import cache
 
-from ..errors import BackendUnavailable, TtnnMoeError
-from ..logs import logger
-from ..sources import kernel_path
+from ...errors import BackendUnavailable, TtnnMoeError
+from ...logs import logger
+from ...sources import kernel_path
 from .spec import ROOT, Spec
 from .store import Store
 

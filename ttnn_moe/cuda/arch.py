@@ -9,7 +9,8 @@ import os
 from dataclasses import dataclass
 from functools import cached_property
 
-from ...errors import ContractError
+from ..errors import ContractError
+from .device import Gpu
 
 ENV = "TTNN_MOE_CUDA_ARCH"
 
@@ -67,27 +68,26 @@ def named(name: str) -> Arch:
     raise ContractError("there are no kernels for this architecture", got=repr(name), expected=f"one of {names}")
 
 
-def find(capability: tuple[int, int], name: str | None = None) -> Arch | None:
+def find(gpu: Gpu, name: str | None = None) -> Arch | None:
     """The architecture of a GPU; None if no kernels are for it.
 
     Args:
-        capability: the GPU's compute capability.
         name: of another architecture, from sm_80 to sm_89, whose kernels and sizes the GPU is to run from PTX.
 
     Raises:
         ContractError: no such name, or the GPU does not run that code.
     """
-    own = ARCHES.get(capability)
+    own = ARCHES.get(gpu.capability)
     if name is None or (own is not None and own.name == name):
         return own
     for of, arch in ARCHES.items():
-        if arch.name == name and of[0] == 8 and of <= capability:
-            room = arch.shared_memory if own is None else min(arch.shared_memory, own.shared_memory)
+        if arch.name == name and of[0] == 8 and of <= gpu.capability:
+            room = min(arch.shared_memory, gpu.shared_memory)
             return Arch(name.replace("sm_", "compute_"), arch.products, room)
-    able = [arch.name for of, arch in ARCHES.items() if arch is own or (of[0] == 8 and of <= capability)]
+    able = [arch.name for of, arch in ARCHES.items() if arch is own or (of[0] == 8 and of <= gpu.capability)]
     raise ContractError(
         f"{ENV} names no architecture whose code this GPU runs",
         got=repr(name),
-        expected=f"one of {able} on compute capability {capability[0]}.{capability[1]}",
+        expected=f"one of {able} on compute capability {gpu.capability[0]}.{gpu.capability[1]}",
         remedy=f"unset {ENV}: the GPU's own is the default",
     )
