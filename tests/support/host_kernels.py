@@ -17,7 +17,7 @@ from paths import SUPPORT
 from ttnn_moe.cuda import maps
 from ttnn_moe.cuda.jit import load
 from ttnn_moe.cuda.jit.spec import Spec
-from ttnn_moe.cuda.native import launch
+from ttnn_moe.cuda.moe import cuda_cpp
 from ttnn_moe.sources import kernel_path
 
 GXX = shutil.which("g++")
@@ -62,14 +62,13 @@ class HostKernels:
         self._built: dict[tuple[object, ...], ctypes.CDLL] = {}
 
     def use(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(launch, "Launch", self._bind)
         monkeypatch.setattr(load, "Launch", self._bind)
         monkeypatch.setattr(maps, "_map", TensorMap.of)
         monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
         monkeypatch.setattr(load, "stream", lambda device: None)
         monkeypatch.setattr(load, "resident_blocks", lambda *_: 3)
         pretend(monkeypatch, gpu_of((9, 0), multiprocessors=4))
-        launch._launches.cache_clear()
+        cuda_cpp.launches.cache_clear()
 
     def _bind(
         self,

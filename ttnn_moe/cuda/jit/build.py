@@ -17,6 +17,7 @@ class CompileError(TtnnMoeError, RuntimeError):
     """NVRTC refused a kernel source."""
 
 
+@cache
 def why_not() -> str | None:
     """Why kernels cannot be compiled here, or None."""
     for package, remedy in (("cuda.core", "pip install 'ttnn-moe[cuda]'"), ("cuda.bindings", "pip install cuda-core")):
