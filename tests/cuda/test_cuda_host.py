@@ -137,15 +137,12 @@ def _runs(case: Case, sizes: FewSizes | Tile) -> bool:
 
 def _launch(problem: Problem, sizes: FewSizes | Tile, call: Call) -> Numerics:
     """Launch a call with given sizes; where it rounds."""
-    dtype = problem.dtype
+    P, dtype = problem.T * problem.K, problem.dtype
+    act, rows = (poisoned(P, n, dtype=dtype) for n in (problem.I, problem.H))
     if isinstance(sizes, FewSizes):
-        FEW.launch(
-            FewPlan(problem, ARCHES[8, 0], sizes), call, (poisoned(problem.T * problem.K, problem.I, dtype=dtype),)
-        )
+        FEW.launch(FewPlan(problem, ARCHES[8, 0], sizes), call, (act,))
         return Numerics(activation=dtype)
     family, plan = family_of(sizes), plan_of(problem, sizes, Sorters(128))
-    P = problem.T * problem.K
-    act, rows = (poisoned(P, n, dtype=dtype) for n in (problem.I, problem.H))
     family.launch(plan, call, (act, rows, torch.full((plan.words.count,), -7, dtype=torch.int32)))
     return Numerics(activation=dtype, expert_out=dtype)
 

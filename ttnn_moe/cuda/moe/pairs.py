@@ -9,13 +9,14 @@ from ...sizes import ceil_div
 def why_not_few(problem: Problem, most: int) -> str | None:
     """Why the pairs of a problem should be sorted, or None.
 
-    Few pairs seldom name the same expert: without a sort each reads its expert's weights alone.
+    Few pairs seldom name the same expert: without a sort each reads its expert's weights alone. The reason does not say
+    how many pairs there are: so it is one for many T.
     """
     pairs, fit = problem.T * problem.K, problem.E // 3
     if pairs > most:
-        return f"it runs up to {most} pairs (T * K), not {pairs}"
+        return f"it runs up to {most} pairs (T * K)"
     if problem.T > 1 and pairs > fit:
-        return f"of more than one token it runs up to E / 3 = {fit} pairs, not {pairs}"
+        return f"of more than one token it runs up to E / 3 = {fit} pairs (T * K)"
     return None
 
 
