@@ -8,8 +8,9 @@ from functools import cache, lru_cache
 import torch
 from torch import Tensor
 
-from ttnn_moe.jit import build, load
-from ttnn_moe.jit.spec import Spec
+from ttnn_moe.cuda.device import gpu
+from ttnn_moe.cuda.jit import build, load
+from ttnn_moe.cuda.jit.spec import Spec
 from ttnn_moe.sizes import power_of_2
 
 MAX_ROWS = 32
@@ -42,7 +43,7 @@ def serves(x: Tensor, weight: Tensor, other: Tensor) -> bool:
         and K % SLICE == 0
         and K <= 8 * SLICE
         and N % TILE == 0
-        and N // TILE * (K // SLICE) <= blocks(rows_of(x.shape[0])) * load.multiprocessors(x.device.index)
+        and N // TILE * (K // SLICE) <= blocks(rows_of(x.shape[0])) * gpu(x.device).multiprocessors
         and all(t.dtype == x.dtype and t.is_contiguous() and t.data_ptr() % 16 == 0 for t in (x, weight, other))
         and on_hopper(x.device.index)
     )
@@ -51,14 +52,14 @@ def serves(x: Tensor, weight: Tensor, other: Tensor) -> bool:
 @cache
 def on_hopper(device: int) -> bool:
     """Whether a GPU runs the kernels of gpu_kernels/cuda/sm90, and they can be compiled here."""
-    return torch.cuda.get_device_capability(device) == (9, 0) and build.why_not() is None
+    return gpu(device).capability == (9, 0) and build.why_not() is None
 
 
 def decode_linear(
     x: Tensor, weight: Tensor, *, norm: Tensor | None = None, eps: float = 0.0, residual: Tensor | None = None
 ) -> Tensor:
     """rms_norm(x) weight^T, or x weight^T + residual [T, N], which is then the output."""
-    from ttnn_moe.cuda.native.maps import linear_map
+    from ttnn_moe.cuda.maps import linear_map
 
     (T, K), N = x.shape, weight.shape[0]
     out = x.new_empty(T, N) if residual is None else residual

@@ -8,8 +8,9 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from ttnn_moe.jit import load
-from ttnn_moe.jit.spec import Spec
+from ttnn_moe.cuda.device import gpu
+from ttnn_moe.cuda.jit import load
+from ttnn_moe.cuda.jit.spec import Spec
 
 from .decode_linear import on_hopper
 from .ops import Place, attention_scale
@@ -38,7 +39,7 @@ def serves(q: Tensor, place: Place) -> bool:
 
 def prefill_attention(q: Tensor, place: Place, tiles: Tensor, out: Tensor | None = None) -> Tensor:
     """Causal attention of packed prompts q [T, heads, 128] to the keys of their rows; see ops.prefill_attention."""
-    from ttnn_moe.cuda.native.maps import cache_map
+    from ttnn_moe.cuda.maps import cache_map
 
     out = torch.empty_like(q) if out is None else out
     if len(tiles) == 0:
@@ -66,7 +67,7 @@ def _launch(
     return load.Launch(
         spec_of(dtype, page, heads // kv_heads),
         device,
-        (min(tiles * heads, load.multiprocessors(device)),),
+        (min(tiles * heads, gpu(device).multiprocessors),),
         384,
         c_int32(tiles),
         c_int32(heads),

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from functools import cache
 
 import torch
 from torch import Tensor
 
+from ttnn_moe.cuda.device import gpu
 from ttnn_moe.sizes import power_of_2
 
 from .ops import HeadNorms, Place, attention_scale
@@ -342,16 +342,11 @@ def _precision(x: Tensor) -> str:
 
 def _pdl(x: Tensor) -> dict[str, bool]:
     """Programmatic dependent launch, where the GPU has it."""
-    if x.is_cuda and _major(x.device.index) >= 9:
+    if x.is_cuda and gpu(x.device).capability[0] >= 9:
         return {"PDL": True, "launch_pdl": True}
     return {"PDL": False}
 
 
-@cache
-def _major(index: int) -> int:
-    return torch.cuda.get_device_capability(index)[0]
-
-
 def processors(device: torch.device) -> int:
     """Multiprocessors; 132 (an H200's) where Triton's interpreter stands for a GPU."""
-    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 132
+    return gpu(device).multiprocessors

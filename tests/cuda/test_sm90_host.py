@@ -14,7 +14,7 @@ import torch
 from host_kernels import GXX, HostKernels, with_mistake
 from host_products import bound_of, experts_of, some_tokens, worst_row
 from qwen3_kernel_cases import error, paged
-from ttnn_moe.cuda.native.plan import Gemm, Sorted
+from ttnn_moe.cuda.moe.sm90 import MlpTile
 from ttnn_moe.models.qwen3 import decode_linear, hopper_attention, ops
 from ttnn_moe.models.qwen3.cache import Span
 from ttnn_moe.models.qwen3.ops import Place
@@ -119,15 +119,15 @@ BF16, F16 = torch.bfloat16, torch.float16
 @pytest.mark.parametrize(
     ("gemm", "dtype", "order", "H", "I", "T", "together"),
     [
-        (Gemm(32, 3, 128), BF16, "halves", 64, 64, 1, 1),
-        (Gemm(32, 4, 128), BF16, "interleaved", 320, 64, 47, 4),
-        (Gemm(64, 3, 256), F16, "halves", 128, 192, 70, 2),
-        (Gemm(160, 4, 256), BF16, "interleaved", 64, 128, 190, 4),
+        (MlpTile(32, 3, 128), BF16, "halves", 64, 64, 1, 1),
+        (MlpTile(32, 4, 128), BF16, "interleaved", 320, 64, 47, 4),
+        (MlpTile(64, 3, 256), F16, "halves", 128, 192, 70, 2),
+        (MlpTile(160, 4, 256), BF16, "interleaved", 64, 128, 190, 4),
     ],
     ids=str,
 )
 def test_products(
-    gemm: Gemm,
+    gemm: MlpTile,
     dtype: torch.dtype,
     order: str,
     H: int,
@@ -140,7 +140,7 @@ def test_products(
 ) -> None:
     """Tiles that are full, ragged, of one row; blocks that run one after the other, and at once."""
     host = HostKernels(tmp_path, late, together=together)
-    assert worst_row(host, monkeypatch, Sorted(gemm, 128), *some_tokens(T, H, I, dtype, order)) < bound_of(dtype)
+    assert worst_row(host, monkeypatch, gemm, *some_tokens(T, H, I, dtype, order)) < bound_of(dtype)
 
 
 @pytest.mark.parametrize(
@@ -164,7 +164,7 @@ def test_a_mistake_of_the_products_is_seen(
     experts = experts_of(3, 320, 64, BF16)
     sources = with_mistake(tmp_path, "sm90/grouped_mlp", line, instead)
     host = HostKernels(tmp_path, late, sources, together=4)
-    assert worst_row(host, monkeypatch, Sorted(Gemm(32, 3, 128), 128), ids, experts) > 0.1
+    assert worst_row(host, monkeypatch, MlpTile(32, 3, 128), ids, experts) > 0.1
 
 
 @lateness

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ...contract import Experts
+from ..contract import Experts
 
 
 @dataclass(frozen=True)

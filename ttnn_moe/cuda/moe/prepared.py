@@ -1,19 +1,39 @@
-"""A layer made ready: buffers for the largest call, shared by the layers of one problem."""
+"""A layer made ready: scratch for the largest call, shared by the layers of one problem."""
 
 from __future__ import annotations
 
 import weakref
 from dataclasses import replace
+from functools import lru_cache
 
 import torch
 from torch import Tensor
 
-from ..backend import Prepared
-from ..contract import Experts, Placement, Problem, Routing
-from . import launch
-from .run import Buffers, most_words, plan_for, run
+from ...backend import Prepared
+from ...contract import Experts, Placement, Problem, Routing
+from ...sizes import ceil_div
+from ..arch import Target, target_of
+from ..device import on
+from .families import FAMILIES, Chosen
+from .family import Buffer, Call
+from .run import chosen_for
 
+_ALIGN = 512
 _SHARED: weakref.WeakValueDictionary[tuple[object, ...], Workspace] = weakref.WeakValueDictionary()
+
+
+def bytes_of(scratch: tuple[Buffer, ...]) -> int:
+    """Bytes of one block of memory that holds all buffers."""
+    return sum(ceil_div(buffer.bytes, _ALIGN) * _ALIGN for buffer in scratch)
+
+
+def most_bytes(problem: Problem, target: Target) -> int:
+    """Bytes that suffice for calls of up to problem.T tokens, whichever family runs them.
+
+    Scratch of a family grows with T. A family counts if it runs some T: which one depends on T and on alignment.
+    """
+    able = [family for family in FAMILIES if family.why_not(replace(problem, T=1), target) is None]
+    return max(bytes_of(family.scratch(family.plan(problem, target))) for family in able)
 
 
 class Workspace:
@@ -23,15 +43,18 @@ class Workspace:
     """
 
     def __init__(self, problem: Problem, device: torch.device, sums: bool):
-        T, E, K, H, I = problem.T, problem.E, problem.K, problem.H, problem.I
-        pairs = T * K
-        self.buffers = Buffers(
-            torch.empty(pairs, I, dtype=problem.dtype, device=device),
-            torch.empty(pairs, H, dtype=problem.dtype, device=device),
-            torch.empty(most_words(T, E, K), dtype=torch.int32, device=device),
-        )
+        self._memory = torch.empty(most_bytes(problem, target_of(device)), dtype=torch.uint8, device=device)
+        self.buffers = lru_cache(maxsize=1024)(self._buffers)
         # of a mesh that one GPU stands for: fp32 sums over its devices
         self.sums = torch.empty(problem.T, problem.H, device=device) if sums else None
+
+    def _buffers(self, chosen: Chosen) -> tuple[Tensor, ...]:
+        """Views of the memory as a plan's scratch."""
+        views, first = [], 0
+        for buffer in chosen.scratch:
+            views.append(self._memory[first : first + buffer.bytes].view(buffer.dtype).view(buffer.shape))
+            first += ceil_div(buffer.bytes, _ALIGN) * _ALIGN
+        return tuple(views)
 
     @classmethod
     def of(cls, problem: Problem, device: torch.device, sums: bool) -> Workspace:
@@ -61,14 +84,15 @@ class PreparedCuda(Prepared):
     def _run(self, hidden: Tensor, routing: Routing, out: Tensor, accumulate: bool) -> None:
         if routing.T == 0:
             return
-        into = out
-        if self._space.sums is not None:
-            into = self._space.sums[: routing.T]
+        into, space = out, self._space
+        if space.sums is not None:
+            into = space.sums[: routing.T]
             if accumulate or routing.num_tokens is not None:  # rows from num_tokens on stay as they are
                 into.copy_(out)
-        for i, (experts, expert_map) in enumerate(self._parts):
-            plan = plan_for(routing.T, routing.E, routing.K, experts, hidden, into)
-            selection = launch.Selection.of(routing, expert_map)
-            run(hidden, selection, experts, into, accumulate or i > 0, plan, self._space.buffers)
+        with on(hidden.device):
+            for i, (experts, expert_map) in enumerate(self._parts):
+                call = Call(hidden, routing, experts, into, accumulate or i > 0, expert_map)
+                chosen = chosen_for(call)
+                chosen.family.launch(chosen.plan, call, space.buffers(chosen))
         if into is not out:
             out.copy_(into)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from functools import cache, lru_cache
+from functools import lru_cache
 from typing import Any
 
 import torch
 
+from ..device import gpu
 from .build import code_of
 from .spec import Spec
 
@@ -70,11 +71,6 @@ def stream(device: int) -> Any:
     return _stream(device, torch._C._cuda_getCurrentRawStream(device))
 
 
-@cache
-def multiprocessors(device: int) -> int:
-    return torch.cuda.get_device_properties(device).multi_processor_count
-
-
 class Launch:
     """A kernel with all that does not change from call to call; called with a stream and the arguments that do.
 
@@ -108,7 +104,7 @@ class Launch:
 def resident_blocks(spec: Spec, device: int, threads: int, shared_memory: int) -> int:
     """Blocks of a kernel that one GPU runs at one time."""
     one = kernel(spec, device, shared_memory).occupancy.max_active_blocks_per_multiprocessor(threads, shared_memory)
-    return int(one) * multiprocessors(device)
+    return int(one) * gpu(device).multiprocessors
 
 
 def _check(result: tuple[Any, ...]) -> None:

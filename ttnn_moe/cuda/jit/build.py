@@ -6,9 +6,9 @@ import importlib.util
 import os
 from functools import cache
 
-from ..errors import BackendUnavailable, TtnnMoeError
-from ..logs import logger
-from ..sources import kernel_path
+from ...errors import BackendUnavailable, TtnnMoeError
+from ...logs import logger
+from ...sources import kernel_path
 from .spec import ROOT, Spec
 from .store import Store
 
@@ -17,6 +17,7 @@ class CompileError(TtnnMoeError, RuntimeError):
     """NVRTC refused a kernel source."""
 
 
+@cache
 def why_not() -> str | None:
     """Why kernels cannot be compiled here, or None."""
     for package, remedy in (("cuda.core", "pip install 'ttnn-moe[cuda]'"), ("cuda.bindings", "pip install cuda-core")):

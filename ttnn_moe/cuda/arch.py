@@ -1,4 +1,4 @@
-"""Which code a GPU gets: its architecture, the folder of its grouped product, the shared memory of a block.
+"""What kernels are chosen for: a GPU, and the architecture that CUDA C++ is compiled for.
 
 TTNN_MOE_CUDA_ARCH names another: the kernels and sizes of an older GPU, compiled to PTX for this one.
 """
@@ -9,7 +9,11 @@ import os
 from dataclasses import dataclass
 from functools import cached_property
 
-from ...errors import ContractError
+import torch
+
+from ..errors import ContractError
+from .device import Gpu, gpu, interpreted
+from .jit import build
 
 ENV = "TTNN_MOE_CUDA_ARCH"
 
@@ -67,27 +71,58 @@ def named(name: str) -> Arch:
     raise ContractError("there are no kernels for this architecture", got=repr(name), expected=f"one of {names}")
 
 
-def find(capability: tuple[int, int], name: str | None = None) -> Arch | None:
+def find(here: Gpu, name: str | None = None) -> Arch | None:
     """The architecture of a GPU; None if no kernels are for it.
 
     Args:
-        capability: the GPU's compute capability.
         name: of another architecture, from sm_80 to sm_89, whose kernels and sizes the GPU is to run from PTX.
 
     Raises:
         ContractError: no such name, or the GPU does not run that code.
     """
-    own = ARCHES.get(capability)
+    own = ARCHES.get(here.capability)
     if name is None or (own is not None and own.name == name):
         return own
     for of, arch in ARCHES.items():
-        if arch.name == name and of[0] == 8 and of <= capability:
-            room = arch.shared_memory if own is None else min(arch.shared_memory, own.shared_memory)
+        if arch.name == name and of[0] == 8 and of <= here.capability:
+            room = min(arch.shared_memory, here.shared_memory)
             return Arch(name.replace("sm_", "compute_"), arch.products, room)
-    able = [arch.name for of, arch in ARCHES.items() if arch is own or (of[0] == 8 and of <= capability)]
+    able = [arch.name for of, arch in ARCHES.items() if arch is own or (of[0] == 8 and of <= here.capability)]
     raise ContractError(
         f"{ENV} names no architecture whose code this GPU runs",
         got=repr(name),
-        expected=f"one of {able} on compute capability {capability[0]}.{capability[1]}",
+        expected=f"one of {able} on compute capability {here.capability[0]}.{here.capability[1]}",
         remedy=f"unset {ENV}: the GPU's own is the default",
     )
+
+
+@dataclass(frozen=True)
+class Target:
+    """What kernels are chosen for.
+
+    Attributes:
+        gpu: the GPU that runs them.
+        arch: what CUDA C++ is compiled for; None: nothing.
+        reason: why arch is None.
+    """
+
+    gpu: Gpu
+    arch: Arch | None
+    reason: str | None = None
+
+
+def target_of(device: torch.device | None = None) -> Target:
+    """The target of a device; None: the current GPU, or Triton's interpreter.
+
+    Raises:
+        ContractError: TTNN_MOE_CUDA_ARCH names what the GPU does not run.
+    """
+    here = gpu(device)
+    if interpreted():
+        return Target(here, None, "Triton's interpreter runs Triton kernels alone")
+    arch = find(here, asked())
+    if arch is None:
+        major, minor = here.capability
+        return Target(here, None, f"its code is for compute capability 8.x, 9.0 and 12.x, not {major}.{minor}")
+    reason = build.why_not()
+    return Target(here, None if reason else arch, reason)

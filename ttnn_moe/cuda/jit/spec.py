@@ -6,7 +6,7 @@ import hashlib
 from dataclasses import dataclass
 from functools import cache
 
-from ..sources import kernel_path
+from ...sources import kernel_path
 
 ROOT = ("gpu_kernels", "cuda")
 

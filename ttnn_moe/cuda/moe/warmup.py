@@ -7,13 +7,14 @@ from collections.abc import Iterable
 import torch
 from rich.progress import Progress
 
+from ...contract import Problem
 from ...errors import BackendUnavailable, ContractError
-from ...jit import build
-from ...jit.spec import Spec
-from ...jit.store import Store
-from . import plan
-from .arch import HOPPER, Arch, asked, find, named
-from .specs import Types, uses_of
+from ..arch import HOPPER, Arch, Target, asked, find, named
+from ..device import H200, gpu, gpus
+from ..jit import build
+from ..jit.spec import Spec
+from ..jit.store import Store
+from .families import CUDA_CPP
 
 
 def target(name: str | None) -> Arch:
@@ -24,12 +25,12 @@ def target(name: str | None) -> Arch:
     """
     if name is not None:
         return named(name)
-    if not torch.cuda.is_available():
+    if not gpus():
         return HOPPER
-    capability = torch.cuda.get_device_capability()
-    found = find(capability, asked())
+    here = gpu()
+    found = find(here, asked())
     if found is None:
-        raise ContractError("there are no CUDA C++ kernels for this GPU", got=f"sm_{capability[0]}{capability[1]}")
+        raise ContractError("there are no CUDA C++ kernels for this GPU", got=here.sm)
     return found
 
 
@@ -41,14 +42,17 @@ def specs_of(
     Raises:
         ContractError: these kernels do not serve the sizes.
     """
-    reason = plan.why_not(1, E, K, H, I, dtype.itemsize, arch)
-    if reason is not None:
-        raise ContractError("no CUDA C++ kernels are launched for these sizes", got=reason)
     found: dict[Spec, None] = {}
     for T in tokens:
+        problem, target = Problem(T, E, K, H, I, dtype), Target(H200, arch)
+        reasons = {family: family.why_not(problem, target) for family in CUDA_CPP}
+        family = next((family for family, reason in reasons.items() if reason is None), None)
+        if family is None:
+            got = "; ".join(dict.fromkeys(filter(None, reasons.values())))
+            raise ContractError("no CUDA C++ kernels are launched for these sizes", got=got)
+        plan = family.plan(problem, target)
         for ids64 in (False, True):
-            for use in uses_of(plan.choose(T, E, K, arch), E, K, Types(dtype == torch.float16, ids64)):
-                found[use.spec] = None
+            found |= dict.fromkeys(use.spec for use in family.uses(plan, ids64, add=False))
     return list(found)
 
 

@@ -7,10 +7,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..contract import Experts, Routing
-from ..sizes import power_of_2
-from .tiles import Few, Gemm, Sorted
+from ...contract import Experts, Routing
+from ...sizes import ceil_div, power_of_2
+from .family import Call
+from .pairs import tiles_bound
+from .triton_tiles import FewTiles, SortedTiles, TritonTile
 
+LEAST_TILE, LEAST_CHUNK = 16, 2048  # of any problem's tiles
 _INT_ALIGN = 4  # int32 words of 16 bytes: Triton compiles another kernel for pointers that are aligned less
 
 
@@ -26,108 +29,67 @@ class SortedRows:
     tiles_bound: int
 
 
-@dataclass(frozen=True)
-class Selection:
-    """The routing of one call as the kernels read it.
-
-    Attributes:
-        ids: [T, K] int32 or int64. weights: [T, K] fp32. num_tokens: [] int32 or None.
-        expert_map: [E_ids] int32 or None: local index of each expert that ids can name.
-        E_ids: ids outside 0 .. E_ids-1 name no expert.
-    """
-
-    ids: Tensor
-    weights: Tensor
-    num_tokens: Tensor | None
-    expert_map: Tensor | None
-    E_ids: int
-
-    @classmethod
-    def of(cls, routing: Routing, expert_map: Tensor | None = None) -> Selection:
-        return cls(routing.topk_ids, routing.topk_weights, routing.num_tokens, expert_map, routing.E)
-
-    @property
-    def T(self) -> int:
-        return self.ids.shape[0]
-
-    @property
-    def K(self) -> int:
-        return self.ids.shape[1]
+def _sections(P: int, E: int, m: int, chunk: int) -> list[int]:
+    """Words of offsets, row_tokens, inverse, tiles, num_tiles and counts; chunk: pairs that a program reads."""
+    chunks = ceil_div(P, chunk)
+    sizes = (E + 1, P, P, 2 * tiles_bound(P, E, m), 1, chunks * _padded(E) if chunks > 1 else 0)
+    return [ceil_div(n, _INT_ALIGN) * _INT_ALIGN for n in sizes]
 
 
-def tiles_bound(rows: int, E: int, m: int) -> int:
-    """Tiles of m rows that any routing of `rows` sorted rows to E experts can need."""
-    return min(-(-rows // m) + min(E, rows), rows)
-
-
-def _sections(P: int, E: int, plan: Sorted) -> list[int]:
-    """Words of offsets, row_tokens, inverse, tiles, num_tiles and counts."""
-    chunks = _blocks(P, _chunk(P, plan))
-    sizes = (E + 1, P, P, 2 * tiles_bound(P, E, plan.m), 1, chunks * _padded(E) if chunks > 1 else 0)
-    return [_aligned(n) for n in sizes]
-
-
-def sort_words(P: int, E: int, plan: Sorted) -> int:
-    """int32 words that the sort of P pairs writes."""
-    return sum(_sections(P, E, plan))
+def sort_words(P: int, E: int, tiles: SortedTiles) -> int:
+    """int32 words that suffice for the sort of P pairs or fewer, with whatever tiles a problem of so many gets."""
+    return sum(_sections(P, E, min(tiles.m, LEAST_TILE), min(tiles.sort_chunk, LEAST_CHUNK)))
 
 
 def _padded(E: int) -> int:
     return max(power_of_2(E), 32)
 
 
-def _chunk(P: int, plan: Sorted) -> int:
-    return min(plan.sort_chunk, max(power_of_2(P), 128))
-
-
-def sort(selection: Selection, E: int, plan: Sorted, words: Tensor | None = None) -> SortedRows:
+def sort(routing: Routing, expert_map: Tensor | None, E: int, tiles: SortedTiles, words: Tensor) -> SortedRows:
     """Sort pairs by local expert, E of them; words: int32, sort_words or more, to write to."""
     from ttnn_moe.gpu_kernels.triton.routing_sort import routing_count, routing_sort
 
-    P, bound = selection.ids.numel(), tiles_bound(selection.ids.numel(), E, plan.m)
-    chunk = _chunk(P, plan)
-    chunks = _blocks(P, chunk)
-    sizes = _sections(P, E, plan)
-    if words is None:
-        words = torch.empty(sum(sizes), dtype=torch.int32, device=selection.ids.device)
-    offsets, row_tokens, inverse, tiles, num_tiles, counts = words[: sum(sizes)].split(sizes)
-    ids = (selection.ids, selection.expert_map, selection.num_tokens)
+    P, K = routing.topk_ids.numel(), routing.K
+    chunk = min(tiles.sort_chunk, max(power_of_2(P), 128))
+    chunks, sizes = ceil_div(P, chunk), _sections(P, E, tiles.m, chunk)
+    offsets, row_tokens, inverse, begins, num_tiles, counts = words[: sum(sizes)].split(sizes)
+    ids = (routing.topk_ids, expert_map, routing.num_tokens)
     options = {
-        "HAS_MAP": selection.expert_map is not None,
-        "HAS_BOUND": selection.num_tokens is not None,
+        "HAS_MAP": expert_map is not None,
+        "HAS_BOUND": routing.num_tokens is not None,
         "E_PAD": _padded(E),
         "CHUNK": chunk,
         "num_warps": max(4, min(8, chunk // 128)),
     }
     if chunks > 1:
-        routing_count[(chunks,)](*ids, counts, P, selection.E_ids, selection.K, **options)
+        routing_count[(chunks,)](*ids, counts, P, routing.E, K, **options)
     routing_sort[(E, chunks)](
         *ids,
         counts,
         offsets,
         row_tokens,
         inverse,
-        tiles,
+        begins,
         num_tiles,
         P,
-        selection.E_ids,
+        routing.E,
         E,
-        selection.K,
+        K,
         chunks,
         COUNTED=chunks > 1,
-        BLOCK_M=plan.m,
+        BLOCK_M=tiles.m,
         **options,
     )
-    return SortedRows(offsets, row_tokens, inverse, tiles, num_tiles, bound)
+    return SortedRows(offsets, row_tokens, inverse, begins, num_tiles, tiles_bound(P, E, tiles.m))
 
 
-def gate_up(hidden: Tensor, experts: Experts, rows: SortedRows, act: Tensor, m: int, tile: Gemm) -> None:
+def gate_up(hidden: Tensor, experts: Experts, rows: SortedRows, act: Tensor, m: int, tile: TritonTile) -> None:
     """act[row] = silu(x Wg) * (x Wu) of every sorted row."""
     from ttnn_moe.gpu_kernels.triton import gate_up as kernel
 
     H, I = experts.H, experts.I
     view = _halves(experts)
-    kernel.gate_up[(rows.tiles_bound * _blocks(I, tile.n),)](
+    kernel.gate_up[(rows.tiles_bound * ceil_div(I, tile.n),)](
         hidden,
         view.gate,
         view.up,
@@ -150,7 +112,9 @@ def gate_up(hidden: Tensor, experts: Experts, rows: SortedRows, act: Tensor, m: 
     )
 
 
-def project(hidden: Tensor, experts: Experts, which: str, rows: SortedRows, out: Tensor, m: int, tile: Gemm) -> None:
+def project(
+    hidden: Tensor, experts: Experts, which: str, rows: SortedRows, out: Tensor, m: int, tile: TritonTile
+) -> None:
     """out[row] = x Wg (which="gate") or x Wu ("up") of every sorted row."""
     view = _halves(experts)
     _grouped(
@@ -166,7 +130,7 @@ def project(hidden: Tensor, experts: Experts, which: str, rows: SortedRows, out:
     )
 
 
-def down(act: Tensor, experts: Experts, rows: SortedRows, out: Tensor, m: int, tile: Gemm) -> None:
+def down(act: Tensor, experts: Experts, rows: SortedRows, out: Tensor, m: int, tile: TritonTile) -> None:
     """out[row] = act[row] Wd of every sorted row."""
     _grouped(act, experts.tensors["down"], experts.H, experts.I, rows, out, m, tile, gather=False)
 
@@ -179,13 +143,13 @@ def _grouped(
     rows: SortedRows,
     out: Tensor,
     m: int,
-    tile: Gemm,
+    tile: TritonTile,
     gather: bool,
 ) -> None:
     from ttnn_moe.gpu_kernels.triton.grouped_matmul import grouped_matmul
 
     M, N = x.shape[1], out.shape[1]
-    grouped_matmul[(rows.tiles_bound * _blocks(N, tile.n),)](
+    grouped_matmul[(rows.tiles_bound * ceil_div(N, tile.n),)](
         x,
         weights,
         rows.offsets,
@@ -222,7 +186,7 @@ def combine(
 
     (T, K), H = weights.shape, out.shape[1]
     block = min(block_h, power_of_2(H))
-    kernel.combine[(T, _blocks(H, block))](
+    kernel.combine[(T, ceil_div(H, block))](
         rows,
         inverse,
         weights,
@@ -237,26 +201,25 @@ def combine(
     )
 
 
-def few(
-    hidden: Tensor, experts: Experts, selection: Selection, act: Tensor, out: Tensor, accumulate: bool, plan: Few
-) -> None:
+def few(call: Call, act: Tensor, tiles: FewTiles) -> None:
     """The whole operator of few pairs: act [T*K, I] is scratch."""
     from ttnn_moe.gpu_kernels.triton.few_down import few_down
     from ttnn_moe.gpu_kernels.triton.few_gate_up import few_gate_up
 
-    T, K, H, I = selection.T, selection.K, experts.H, experts.I
+    routing, experts, table = call.routing, call.experts, call.expert_map
+    T, K, H, I = routing.T, routing.K, experts.H, experts.I
+    ids, bound, E_ids = routing.topk_ids, routing.num_tokens, routing.E
     view = _halves(experts)
-    bound, table = selection.num_tokens, selection.expert_map
-    tile = plan.gate_up
-    few_gate_up[(_blocks(I, tile.n), T * K)](
-        hidden,
+    tile = tiles.gate_up
+    few_gate_up[(ceil_div(I, tile.n), T * K)](
+        call.hidden,
         view.gate,
         view.up,
-        selection.ids,
+        ids,
         table,
         bound,
         act,
-        selection.E_ids,
+        E_ids,
         K,
         H,
         I,
@@ -269,22 +232,22 @@ def few(
         num_warps=tile.warps,
         num_stages=tile.stages,
     )
-    tile = plan.down
-    few_down[(_blocks(H, tile.n), T)](
+    tile = tiles.down
+    few_down[(ceil_div(H, tile.n), T)](
         act,
         experts.tensors["down"],
-        selection.ids,
+        ids,
         table,
         bound,
-        selection.weights,
-        out,
-        selection.E_ids,
+        routing.topk_weights,
+        call.out,
+        E_ids,
         H,
         I,
         K=K,
         HAS_MAP=table is not None,
         HAS_BOUND=bound is not None,
-        ADD=accumulate,
+        ADD=call.accumulate,
         BLOCK_N=tile.n,
         BLOCK_K=tile.k,
         STAGES=tile.stages,
@@ -298,7 +261,7 @@ def silu_mul(gate: Tensor, up: Tensor, out: Tensor) -> None:
 
     n = out.numel()
     if n:
-        kernel.silu_mul[(_blocks(n, 1024),)](gate, up, out, n, BLOCK=1024)
+        kernel.silu_mul[(ceil_div(n, 1024),)](gate, up, out, n, BLOCK=1024)
 
 
 @dataclass(frozen=True)
@@ -320,11 +283,3 @@ def _halves(experts: Experts) -> _Halves:
 
 def _precision(x: Tensor) -> str:
     return "ieee" if x.dtype == torch.float32 else "tf32"
-
-
-def _blocks(n: int, size: int) -> int:
-    return -(-n // size)
-
-
-def _aligned(n: int) -> int:
-    return _blocks(n, _INT_ALIGN) * _INT_ALIGN

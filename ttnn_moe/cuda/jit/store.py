@@ -13,8 +13,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..errors import ContractError, TtnnMoeError
-from ..whole_file import whole_file
+from ...errors import ContractError, TtnnMoeError
+from ...whole_file import whole_file
 
 MAGIC = b"ttnnmoe1"
 HEAD = len(MAGIC) + hashlib.sha256().digest_size
