@@ -8,9 +8,10 @@ from dataclasses import dataclass
 
 import torch
 
+from ttnn_moe.kv.paged import PagedCache
+
 from .decode import Drawn, FixedSteps, Landing, Pending, draw
 from .model import Qwen3Moe
-from .pages import PagedCache
 from .prefill import FixedPrefill, Progress, capture_all, prefill
 from .requests import Request
 from .sampling import Sampling

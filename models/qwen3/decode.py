@@ -10,9 +10,10 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from ttnn_moe.kv.cache import RowCache
+from ttnn_moe.kv.step import DecodeStep
 from ttnn_moe.sizes import power_of_2
 
-from .cache import RowCache, Step
 from .graphs import Captured, capture
 from .model import LanguageModel, Qwen3Moe
 from .sampling import Sampling, choose
@@ -173,7 +174,7 @@ class FixedSteps:
         """The step of n rows. A capture leaves tokens and positions as they were: what it writes into the cache lies
         where the next step writes again."""
         if n not in self._captured:
-            step = Step(
+            step = DecodeStep(
                 rows=self._rows[:n],
                 positions=self._positions[:n],
                 bound=self.cache.capacity,
@@ -187,7 +188,7 @@ class FixedSteps:
                     values.copy_(before)
         return self._captured[n]
 
-    def _run(self, n: int, step: Step) -> Tensor:
+    def _run(self, n: int, step: DecodeStep) -> Tensor:
         logits = self.model(self._ids[:n], self.cache, step)
         self._ids[:n] = choose(logits, Sampling())
         self._positions += self._advance

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 import torch
 
 from ttnn_moe.errors import RequestError
+from ttnn_moe.kv.paged import PAGE, PagedCache
 
 from .batch import Batch
 from .decode import bucket
 from .generate import Token, check_request
 from .model import Qwen3Moe
-from .pages import PAGE, PagedCache
 from .prefill import Progress
 from .requests import Request, Stream
 from .sampling import Draws, Sampling
@@ -88,7 +88,7 @@ class Engine:
                 remedy="graphs=None",
             )
         pages = self._pages(memory, page)
-        self.cache = PagedCache(model.config, rows, self.capacity, pages, page, model.dtype, model.device)
+        self.cache = PagedCache(model.cache_sizes, rows, self.capacity, pages, page)
         self.batch = Batch(model, self.cache, chunk, cuda and served and graphs is not False)
         self._lock = threading.RLock()
         self._numbers = itertools.count()
@@ -245,10 +245,9 @@ class Engine:
             return token
 
     def _pages(self, memory: int | None, page: int) -> int:
-        config, dtype = self.model.config, self.model.dtype
         if page < 1:
             raise RequestError("a page has the wrong size", got=page, expected="a power of two, at least 16")
-        one = PagedCache.page_bytes(config, page, dtype)
+        one = PagedCache.page_bytes(self.model.cache_sizes, page)
         most = self.rows * -(-self.capacity // page)
         if memory is None:
             memory = 4 << 30

@@ -9,8 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import ops
-from .cache import RowCache, Step
+from ttnn_moe.kv.cache import RowCache
+from ttnn_moe.kv.step import DecodeStep, PrefillStep
+from ttnn_moe.sizes import ceil_div
+
 from .decode import FixedSteps, bucket, buckets
 from .graphs import Captured, capture
 from .model import LanguageModel, Qwen3Moe
@@ -102,7 +104,6 @@ class FixedPrefill:
         held = cache.rows * cache.capacity
         largest = max(SMALLEST, min(LARGEST, bucket(min(tokens or held, held))))
         self.sizes = sizes_to(largest)
-        self._tile = ops.prefill_rows(cache.k)
         self._ends = decoding + self._sequences
         # all that a step is told, in one buffer, so that it takes one copy: see _parts
         self._words = torch.zeros(sum(self._lengths(largest)), dtype=torch.int64, device=device)
@@ -114,16 +115,15 @@ class FixedPrefill:
             return self._captured[n]
         self._words.zero_()
         counts, ids, positions, rows, ends = self._parts(self._words, n)
-        step = Step(
+        own = min(self.decoding, n)
+        step = PrefillStep(
             rows,
             positions,
             logits_at=ends,
             spans=(),
-            tiles=counts[4:].view(-1, 4),
-            bound=self.cache.capacity,
-            decoding=min(self.decoding, n),
+            plan=counts[4:],
+            decoding=DecodeStep(rows[:own], positions[:own], self.cache.capacity, counts[1]) if own else None,
             num_tokens=counts[0],
-            num_decoding=counts[1],
             num_wanted=counts[2],
         )
         self._captured[n] = capture(lambda: self.model(ids, self.cache, step), self.pool)
@@ -155,7 +155,7 @@ class FixedPrefill:
             rows[own] = span.row
         wanted = [*range(before), *(before + at for at in ends)]
         ends_at[: len(wanted)] = host_ids(wanted)
-        numbers = array("i", [T, before, len(wanted), 0, *ops.tile_numbers(spans, self.cache.k)])
+        numbers = array("i", [T, before, len(wanted), 0, *self.cache.plan(spans)])
         counts[: len(numbers)] = torch.frombuffer(numbers, dtype=torch.int32)
         self._words[: len(words)].copy_(words, non_blocking=True)
         if last is not None:
@@ -166,11 +166,11 @@ class FixedPrefill:
 
     def _lengths(self, n: int) -> tuple[int, int, int, int, int]:
         """Words of the parts of a step of n tokens, whose tiles are as many as any packing of them needs at most."""
-        tiles = n // self._tile + self._sequences
-        return 2 + 2 * tiles, n, n, n, self._ends
+        plan = self.cache.plan_words(n, self._sequences)
+        return 2 + ceil_div(plan, 2), n, n, n, self._ends
 
     def _parts(self, words: Tensor, n: int) -> tuple[Tensor, ...]:
-        """How many tokens of a step count, how many of them decode, how many have logits, 0, and the tiles of the
+        """How many tokens of a step count, how many of them decode, how many have logits, 0, and the plan of the
         attention (int32, aligned to 16 bytes); ids, positions and rows of the tokens; which of them have logits."""
         lengths = self._lengths(n)
         counts, *others = words[: sum(lengths)].split(lengths)

@@ -7,10 +7,9 @@ from contextlib import contextmanager
 
 from torch import Tensor
 
-from ttnn_moe import registry
+from ttnn_moe import decoder, registry
 from ttnn_moe.errors import RequestError
 
-from . import ops
 from .decode import FixedSteps, HostSteps, Steps
 from .model import LanguageModel, MoE, Qwen3Moe
 from .prefill import FixedPrefill, Progress, capture_all, prefill
@@ -107,4 +106,4 @@ def serves(model: LanguageModel) -> bool:
     config = model.config
     heads = config.num_attention_heads, config.num_key_value_heads, config.head_dim
     backends = {registry.resolve(module.backend) for module in model.modules() if isinstance(module, MoE)}
-    return ops.fast_heads(model.embed.weight, *heads) and backends <= {"cuda"}
+    return decoder.why_not_captured(model.embed.weight, *heads) is None and backends <= {"cuda"}
