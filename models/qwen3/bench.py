@@ -17,11 +17,13 @@ from rich.console import Console
 
 from ttnn_moe import registry
 from ttnn_moe.errors import RequestError
+from ttnn_moe.kv.paged import PAGE, PagedCache
+from ttnn_moe.sizes import ceil_div
 from ttnn_moe.whole_file import whole_file
 
 from . import terminal, tt
 from .config import PRESETS, Qwen3MoeConfig, config_of
-from .model import Qwen3Moe
+from .model import Qwen3Moe, sizes_of
 from .runtime.generate import default_chunk, engine_for, generate
 from .runtime.language_model import LanguageModel
 from .runtime.requests import check_request
@@ -160,7 +162,7 @@ def memory_needed(
     activations = 4 * (T * (K * (3 * I + H) + 4 * H + 3 * heads) + 3 * batch * config.vocab_size)
     return {
         "weights": parameters * dtype.itemsize,
-        "KV cache": StaticCache.nbytes(config, batch, prompt_len + new_tokens - 1, dtype),
+        "KV cache": batch * ceil_div(prompt_len + new_tokens, PAGE) * PagedCache.page_bytes(sizes_of(config, dtype)),
         "activations": activations,
     }
 

@@ -57,7 +57,7 @@ def demo(
     tokenizer = Tokenizer.from_directory(model)
     texts = list(prompt or _task_prompts(model))
     ids = [_encode(tokenizer, text, chat) for text in texts]
-    sampling = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed}
+    sampling: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed}
     make_requests(config, ids, max_new_tokens=max_new_tokens, **sampling)
     options = request.Options(mesh, device, dtype, trace, profile)
     on_chips = request.asked_for(backend, device)

@@ -11,11 +11,11 @@ from ttnn_moe.kv.cache import RowCache
 
 from .decode_graphs import DecodeGraphs, buckets
 from .graphs import Progress
+from .landing import Landing
 from .language_model import LanguageModel
 from .prefill_graphs import PrefillGraphs
 from .requests import Request
 from .runner import Pending, Prompts, draw, next_tokens, run_prefill
-from .landing import Landing
 
 
 class CapturedRunner:

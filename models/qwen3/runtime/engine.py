@@ -322,7 +322,7 @@ class Engine:
 
 def _runner(model: LanguageModel, cache: RowCache, chunk: int, graphs: bool | None) -> Runner:
     """graphs: see Engine."""
-    reason = model.why_not_captured() or cache.why_not_captured()
+    reason = cache.why_not_captured() or model.why_not_captured()
     if graphs and reason is not None:
         raise RequestError("no step of this model can be captured", got=reason, remedy="graphs=None")
     if graphs or (graphs is None and model.device.type == "cuda" and reason is None):

@@ -104,7 +104,7 @@ class PrefillGraphs:
         decoding: Sequence[tuple[int, int]] = (),
         last: Tensor | None = None,
     ) -> Tensor | None:
-        """Logits of a step, as runner.run_prefill says; None: no captured step holds it. The next step overwrites them."""
+        """Logits of a step, as runner.run_prefill says, until the next step. None: no captured step holds it."""
         before = len(decoding)
         T = before + len(ids)
         n = size_for(T, self.sizes)
