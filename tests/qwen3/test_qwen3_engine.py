@@ -17,10 +17,8 @@ from qwen3_checkpoints import TINY, prompts
 from ttnn_moe.errors import RequestError
 from ttnn_moe.kv.paged import PagedCache
 from ttnn_moe.kv.pages import PagePool
-from ttnn_moe.kv.paged import PagedCache
-from ttnn_moe.kv.pages import PagePool
 from ttnn_moe.models.qwen3 import Engine, Qwen3Moe, Tokenizer, generate, load_model
-from ttnn_moe.models.qwen3.engine import Load
+from ttnn_moe.models.qwen3.runtime.engine import Load
 
 PAGE = 16
 
@@ -135,7 +133,9 @@ def test_every_request_gets_what_it_gets_alone(seed: int, rows: int, pages: int,
         assert have == (tokens[: len(have)] if number in cancelled else tokens)
     assert serving.load() == Load(0, 0, rows, serving.cache.total)
     assert (
-        not serving._requests and not serving.scheduler.filling and all(request.over for request in serving.scheduler.decoding)
+        not serving._requests
+        and not serving.scheduler.filling
+        and all(request.over for request in serving.scheduler.decoding)
     )
 
 

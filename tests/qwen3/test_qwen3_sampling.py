@@ -277,7 +277,10 @@ def test_an_engine_generates_again_and_again(model: Qwen3Moe) -> None:
 
 def test_what_an_engine_refuses_to_generate(model: Qwen3Moe) -> None:
     engine = Engine(model, 2, 13)
-    for texts, words in ((prompts([3] * 3), "too small.*3 prompts"), (prompts([9]), "too long for a row.*9 tokens and 5")):
+    for texts, words in (
+        (prompts([3] * 3), "too small.*3 prompts"),
+        (prompts([9]), "too long for a row.*9 tokens and 5"),
+    ):
         with pytest.raises(RequestError, match=words):
             generate(model, texts, max_new_tokens=5, engine=engine)
     first = stream(model, prompts([3]), max_new_tokens=5, stop_ids=(), engine=engine)
