@@ -27,7 +27,8 @@ class Fp8Rows(RowCache):
     """Rows of `capacity` tokens, all allocated: a page is a whole row.
 
     Attributes:
-        bytes: [layers, 2, rows + 1, capacity, kv_heads, head_dim] uint8, keys then values. scales: fp32, one of each head.
+        bytes: [layers, 2, rows + 1, capacity, kv_heads, head_dim] uint8, keys then values.
+        scales: the same without head_dim, fp32.
     """
 
     def __init__(self, sizes: CacheSizes, rows: int, capacity: int):

@@ -57,8 +57,8 @@ class Engine:
         stats: sums over all that the engine did; first_token_s is not measured.
 
     Raises:
-        RequestError: sizes below 1; memory for less than one page; memory or page beside a cache; graphs asked for where
-            they do not serve.
+        RequestError: sizes below 1; memory for less than one page; memory or page beside a cache; graphs asked for
+            where they do not serve.
 
     Any thread may call it; one step runs at a time.
     """
