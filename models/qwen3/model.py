@@ -7,46 +7,29 @@ Architecture: Qwen3 Technical Report, https://arxiv.org/abs/2505.09388.
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 import ttnn_moe
-from ttnn_moe import decoder
+from ttnn_moe import decoder, registry
 from ttnn_moe.backend import Prepared
 from ttnn_moe.errors import RequestError
 from ttnn_moe.kv.cache import CacheSizes, FusedWrite, HeadNorms, KVCache
+from ttnn_moe.kv.paged import PagedCache
 from ttnn_moe.kv.step import PrefillStep, Step
 from ttnn_moe.kv.uncached import Uncached
 from ttnn_moe.sizes import power_of_2
 
-from .cache import StaticCache, sizes_of
 from .config import Qwen3MoeConfig
 
 
-class LanguageModel(Protocol):
-    """What generates: Qwen3Moe, or tt.Qwen3MoeTT. `device` is where ids and logits are."""
-
-    @property
-    def config(self) -> Qwen3MoeConfig: ...
-
-    @property
-    def device(self) -> torch.device: ...
-
-    @property
-    def dtype(self) -> torch.dtype: ...
-
-    @property
-    def where(self) -> str:
-        """The machine, in words."""
-
-    def new_cache(self, rows: int, capacity: int) -> Any:
-        """A cache of its own, as StaticCache; RequestError: larger than it can be."""
-
-    def __call__(self, ids: Tensor, cache: Any, step: Any) -> Tensor:
-        """Logits [R, vocab_size] of a step that the cache planned."""
+def sizes_of(config: Qwen3MoeConfig, dtype: torch.dtype, device: torch.device | str = "cpu") -> CacheSizes:
+    """What a cache has to know of a model."""
+    heads = config.num_attention_heads, config.num_key_value_heads, config.head_dim
+    return CacheSizes(config.num_hidden_layers, *heads, dtype, torch.device(device))
 
 
 class Linear(nn.Linear):
@@ -246,9 +229,19 @@ class Qwen3Moe(nn.Module):
         """What a KV cache has to know of the model."""
         return sizes_of(self.config, self.dtype, self.device)
 
-    def new_cache(self, rows: int, capacity: int) -> StaticCache:
-        """Keys and values of `rows` sequences of up to `capacity` tokens."""
-        return StaticCache(self.config, rows, capacity, self.dtype, self.device)
+    def new_cache(self, rows: int, capacity: int, memory: int | None = None, page: int | None = None) -> PagedCache:
+        """See LanguageModel."""
+        return PagedCache.within(self.cache_sizes, rows, capacity, memory, page)
+
+    def why_not_captured(self) -> str | None:
+        """See LanguageModel."""
+        others = {registry.resolve(m.backend) for m in self.modules() if isinstance(m, MoE)} - {"cuda"}
+        if others:
+            return f"its experts run on {', '.join(sorted(others))}, not on cuda"
+        config = self.config
+        return decoder.why_not_captured(
+            self.embed.weight, config.num_attention_heads, config.num_key_value_heads, config.head_dim
+        )
 
     def rope(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """cos and sin [T, 1, head_dim / 2] in the model's dtype, computed in fp32 from positions [T]."""

@@ -173,6 +173,13 @@ class RowCache(ABC):
         """The most words that any packing of so many tokens in so many sequences takes."""
         return 0
 
+    def why_not_captured(self) -> str | None:
+        """Why no CUDA graph can hold this cache's part of a step; None: one can.
+
+        In a captured step `spans` is empty, and sizes are bounds: `plan` and `num_tokens` on the device say the rest.
+        """
+        return f"a {type(self).__name__} runs steps that the host plans"
+
     def _check_room(self, row: int, past: int, n: int) -> None:
         if past + n > self.room(row):
             raise RequestError(

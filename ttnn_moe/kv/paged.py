@@ -60,6 +60,34 @@ class PagedCache(RowCache, FusedWrite):
         self.lengths = [0] * (rows + 1)
         self._own: list[list[int]] = [[] for _ in range(rows + 1)]
 
+    @classmethod
+    def within(
+        cls, sizes: CacheSizes, rows: int, capacity: int, memory: int | None = None, page: int | None = None
+    ) -> PagedCache:
+        """A cache of as many pages as `memory` bytes hold, but no more than its rows can use.
+
+        Args:
+            memory: default: 4 GiB, on a GPU four fifths of what is free. page: default: PAGE.
+
+        Raises:
+            RequestError: as the class; memory for less than one page.
+        """
+        page = PAGE if page is None else page
+        if page < 1:
+            raise RequestError("a page has the wrong size", got=page, expected="a power of two, at least 16")
+        one = cls.page_bytes(sizes, page)
+        if memory is None:
+            cuda = sizes.device.type == "cuda"
+            memory = torch.cuda.mem_get_info(sizes.device)[0] // 5 * 4 if cuda else 4 << 30
+        if memory < one:
+            raise RequestError(
+                "the memory holds no page of keys and values",
+                got=f"{memory:,} bytes",
+                expected=f"at least {one:,} (of {page} tokens)",
+                remedy="give more memory",
+            )
+        return cls(sizes, rows, capacity, min(rows * ceil_div(capacity, page), memory // one), page)
+
     @staticmethod
     def page_bytes(sizes: CacheSizes, page: int = PAGE) -> int:
         """Bytes of one page in all layers, keys and values."""
@@ -109,23 +137,20 @@ class PagedCache(RowCache, FusedWrite):
         # over the padding of the tokens that decode
         return prefill_attention(q, self._memory(layer, step), step.spans, step.plan, out)
 
+    def why_not_captured(self) -> str | None:
+        sizes = self.sizes
+        return why_not_kernels(sizes.device, sizes.dtype) or why_not_heads(sizes.heads, sizes.kv_heads, sizes.head_dim)
+
     def plan(self, spans: Sequence[Span]) -> list[int]:
-        if not self._kernels_attend:
+        if self.why_not_captured() is not None:
             return []
         return prefill.tiles_of(((span.first, span.n, span.past, span.row) for span in spans), self._queries)
 
     def plan_words(self, tokens: int, sequences: int) -> int:
-        return 4 * (tokens // self._queries + sequences) if self._kernels_attend else 0
+        return 0 if self.why_not_captured() is not None else 4 * (tokens // self._queries + sequences)
 
     def _memory(self, layer: int, step: Step) -> Memory:
         return Memory(*self.layers[layer], step.rows, step.positions, step.num_tokens, self.table)
-
-    @property
-    def _kernels_attend(self) -> bool:
-        sizes = self.sizes
-        if why_not_kernels(sizes.device, sizes.dtype) is not None:
-            return False
-        return why_not_heads(sizes.heads, sizes.kv_heads, sizes.head_dim) is None
 
     @property
     def _queries(self) -> int:
