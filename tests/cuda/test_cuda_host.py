@@ -54,7 +54,7 @@ def _check_sort(seed: int, T: int, E: int, K: int, tile: int, sorters: Sorters) 
     tiles, first = [], 0
     for e, n in enumerate(drawn.counts):
         parts = ceil_div(n, tile)
-        each = -(-n // parts // 8) * 8 if parts else 0
+        each = ceil_div(ceil_div(n, parts), 8) * 8 if parts else 0
         tiles += [[e, first + i * each, min(each, n - i * each), 0] for i in range(parts)]
         first += n
 

@@ -2,42 +2,26 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from functools import lru_cache
-from typing import Any, Generic
+from typing import Any
 
 import torch
-from torch import Tensor
 
 from ...contract import Problem
 from ..arch import Arch, Target
 from ..jit.load import Launch
 from . import sort
-from .family import Buffer, Call, P
+from .family import Call, Family, P
 from .uses import Use
 
 MAX_E, MAX_K = 1024, 16
 
 
-class CudaCpp(ABC, Generic[P]):
+class CudaCpp(Family[P]):
     """A family whose kernels NVRTC compiles. P: its plan."""
 
-    name: str
-    kernels: str
     alignment = 16
-    rounds_expert_out: bool
-
-    @abstractmethod
-    def why_not(self, problem: Problem, target: Target) -> str | None: ...
-
-    @abstractmethod
-    def plan(self, problem: Problem, target: Target) -> P: ...
-
-    @abstractmethod
-    def scratch(self, plan: P) -> tuple[Buffer, ...]: ...
-
-    @abstractmethod
-    def launch(self, plan: P, call: Call, buffers: tuple[Tensor, ...]) -> None: ...
 
     @abstractmethod
     def uses(self, plan: P, ids64: bool, add: bool) -> tuple[Use, ...]:
