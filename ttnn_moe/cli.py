@@ -99,9 +99,9 @@ def selfcheck(
     dtype: Annotated[str, typer.Option(help="bf16, fp16 or fp32.")] = "bf16",
 ) -> None:
     """Run every operator of a backend on this machine against plain arithmetic; the last line says what passed."""
-    from . import selfcheck as selfcheck_
+    from .selfcheck import runner
 
-    if not selfcheck_.selfcheck(backend, typer.echo, _dtype(dtype, "bf16", "fp16", "fp32")):
+    if not runner.selfcheck(backend, typer.echo, _dtype(dtype, "bf16", "fp16", "fp32")):
         raise typer.Exit(1)
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import importlib.metadata
-import importlib.util
 import os
 import platform
 from collections.abc import Iterable
@@ -17,22 +15,11 @@ from rich.markup import escape
 from rich.table import Table
 
 from . import __version__, registry
+from .packages import versions
 
 if TYPE_CHECKING:
     from .tenstorrent.plans import Report
 
-# module that is imported -> the distribution that brings it
-PACKAGES = {
-    "torch": "torch",
-    "transformers": "transformers",
-    "tokenizers": "tokenizers",
-    "safetensors": "safetensors",
-    "triton": "triton",
-    "cuda.core": "cuda-core",
-    "cuda.bindings": "cuda-bindings",
-    "ttnn": "ttnn",
-    "torch_npu": "torch-npu",
-}
 # what torch's CPU kernels choose by: x86 names, then Arm's
 CPU_FLAGS = (
     "avx2",
@@ -64,7 +51,7 @@ def examine() -> dict[str, Any]:
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
         "cpu": _cpu(),
-        "packages": {module: _version(module, package) for module, package in PACKAGES.items()},
+        "packages": versions(),
         "torch_cuda": torch.version.cuda,
         "backends": {name: _backend(name) for name in registry.backends()},
         "planner": _planner(),
@@ -80,16 +67,6 @@ def _backend(name: str) -> dict[str, Any]:
         "reason": probe.reason,
         "remedy": probe.remedy,
     }
-
-
-def _version(module: str, package: str) -> str | None:
-    """Version of an installed package, None if absent. Not imported: some start a device when they are."""
-    try:
-        if importlib.util.find_spec(module) is None:
-            return None
-        return importlib.metadata.version(package)
-    except ModuleNotFoundError:  # a parent package is absent, or the module has no distribution
-        return None
 
 
 def _cpu() -> dict[str, Any]:

@@ -59,8 +59,6 @@ class CudaBackend:
             return f"it runs {where}, and the tensors are on {problem.device!r}; to fix it: move them to {device!r}"
         if problem.weight_format != "dense":
             return f"it runs dense weights, not {problem.weight_format!r}"
-        if problem.activation_format is not None:
-            return f"it multiplies activations in the dtype of hidden, not in {problem.activation_format!r}"
         if interpreted() and problem.dtype == torch.bfloat16:
             return "Triton's interpreter has no bf16 products; to fix it: use float16 or float32"
         if problem.E > 4096 or problem.K > 128:
