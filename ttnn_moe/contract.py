@@ -80,6 +80,11 @@ class Problem:
                 expected="E divisible by D",
             )
 
+    def __str__(self) -> str:
+        sizes = ", ".join(f"{name}={getattr(self, name)}" for name in ("T", "E", "K", "H", "I"))
+        devices = self.device if self.D == 1 else f"{self.D} {self.device}"
+        return f"{sizes}, {str(self.dtype).removeprefix('torch.')}, {self.weight_format} weights, on {devices}"
+
     @classmethod
     def of(
         cls, T: int, K: int, experts: Experts, dtype: torch.dtype, out_dtype: torch.dtype | None = None, D: int = 1

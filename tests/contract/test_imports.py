@@ -8,14 +8,15 @@ importer lies in (they are running already). `from a import b` names the module 
 from __future__ import annotations
 
 import ast
+import os
+import subprocess
+import sys
 from functools import cache
 from pathlib import Path
 
-from paths import ROOT
+from paths import ROOT, python_path
 
 PACKAGE = ROOT / "ttnn_moe"
-# these need other packages to be imported at all, and nothing else in them is ours
-KERNELS = ("ttnn_moe.gpu_kernels", "ttnn_moe.device_kernels")
 BACKENDS = ("cuda", "tenstorrent", "ascend", "reference")
 HEAVY = ("triton", "cuda", "transformers", "ttnn", "torch_npu", "typer", "rich", "ttnn_moe.models")
 
@@ -79,6 +80,69 @@ def circles() -> list[list[str]]:
     return sorted(sorted(circle) for circle in found)
 
 
-if __name__ == "__main__":
-    for c in circles():
-        print(c)
+# What other branches take out: empty when they are merged.
+# -- allow-list: start
+ALLOWED_CIRCLES = [
+    {"ttnn_moe.doctor", "ttnn_moe.tenstorrent.plans"},
+    {"ttnn_moe.models.qwen3.batch", "ttnn_moe.models.qwen3.engine", "ttnn_moe.models.qwen3.requests"},
+    {f"ttnn_moe.models.qwen3.{name}" for name in ("cache", "hopper_attention", "kernels", "ops")},
+    {"ttnn_moe.tenstorrent.backend", "ttnn_moe.tenstorrent.prepared"},
+    {"ttnn_moe.tenstorrent.emulator.library", "ttnn_moe.tenstorrent.emulator.stock"},
+]
+ALLOWED_IN_MODELS = {f"ttnn_moe.models.qwen3.{name}" for name in ("decode_linear", "hopper_attention", "kernels")}
+ALLOWED_TO_KNOW_MODELS = {"ttnn_moe.tenstorrent.memory", "ttnn_moe.tenstorrent.plans"}
+# -- allow-list: end
+
+
+def inside(name: str, *packages: str) -> bool:
+    return any(f"{name}.".startswith(f"ttnn_moe.{package}.") for package in packages)
+
+
+def test_no_modules_import_each_other() -> None:
+    assert [circle for circle in circles() if set(circle) not in ALLOWED_CIRCLES] == []
+
+
+def test_models_know_no_kernel_and_no_gpu() -> None:
+    found = {
+        (name, other)
+        for name in graph()
+        for other in graph()[name]
+        if inside(name, "models") and inside(other, "cuda", "jit", "gpu_kernels", "device_kernels")
+    }
+    assert {edge for edge in found if edge[0] not in ALLOWED_IN_MODELS} == set()
+
+
+def test_only_the_command_line_knows_models() -> None:
+    found = {
+        name
+        for name in graph()
+        if not inside(name, "models") and any(inside(other, "models") for other in graph()[name])
+    }
+    assert found - ALLOWED_TO_KNOW_MODELS == {"ttnn_moe.cli"}
+
+
+def test_no_backend_imports_another() -> None:
+    found = {
+        (name, other)
+        for backend in BACKENDS
+        for name in graph()
+        for other in graph()[name]
+        if inside(name, backend) and inside(other, *(set(BACKENDS) - {backend}))
+    }
+    assert found == set()
+
+
+def test_the_graph_sees_every_kind_of_import() -> None:
+    """Of known modules: inside a function, from a package's own __init__, a module by its package."""
+    assert "ttnn_moe.torch_ops" in graph()["ttnn_moe.api"], "inside a function"
+    assert {"ttnn_moe.formats", "ttnn_moe.errors"} <= graph()["ttnn_moe.experts"], "relative, and a package's __init__"
+    assert "ttnn_moe.registry" in graph()["ttnn_moe.eager"], "from . import a module"
+    assert "ttnn_moe.models.qwen3.config" in graph()["ttnn_moe.models.qwen3.weights"], "in a folder that is a link"
+    assert "ttnn_moe" not in graph()["ttnn_moe.api"], "the packages around a module run already"
+
+
+def test_importing_the_package_alone_is_light() -> None:
+    code = f"import sys, ttnn_moe; print([name for name in {HEAVY!r} if name in sys.modules])"
+    environment = os.environ | {"PYTHONPATH": python_path(), "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

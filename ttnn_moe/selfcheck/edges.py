@@ -37,7 +37,8 @@ class Inputs:
     @property
     def problem(self) -> Problem:
         """What a backend is asked about this call."""
-        return Problem.of(*self.ids.shape, self.experts, self.hidden.dtype)
+        T, K = self.ids.shape
+        return Problem.of(T, K, self.experts, self.hidden.dtype)
 
     @property
     def counted_ids(self) -> Tensor:
@@ -65,7 +66,7 @@ class Case:
     K: int = 3
     H: int = 128
     I: int = 128
-    change: Callable[[Inputs], None] | None = None
+    change: Callable[[Inputs], object] | None = None
 
     def __str__(self) -> str:
         return self.name
