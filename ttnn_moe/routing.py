@@ -18,7 +18,7 @@ from .placement import Placement
 
 @dataclass(frozen=True, eq=False)
 class PaddedView:
-    """Seed 004's view: one row of tokens per expert. Duplicates of one (t, e) are merged, so T_e <= T.
+    """One row of tokens per expert. Duplicates of one (t, e) are merged, so T_e <= T.
 
     Attributes:
         num_routed_tokens: [E] int32, T_e.
@@ -33,7 +33,7 @@ class PaddedView:
 
 @dataclass(frozen=True, eq=False)
 class SortedView:
-    """Seed 000's view: pairs sorted by expert, duplicates kept.
+    """Token-expert pairs sorted by expert, duplicates kept.
 
     Attributes:
         expert_offsets: [E+1] int32; expert e owns sorted rows expert_offsets[e] .. expert_offsets[e+1] - 1.

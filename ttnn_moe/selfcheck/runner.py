@@ -18,7 +18,7 @@ from ..backend import ChecksItself, NamesVersions
 from ..errors import BackendUnavailable
 from ..packages import versions
 from . import contract_cases, parallel_cases
-from .check import measure
+from .check import Check, Outcome, measure
 
 DEVICES = ("npu", "cuda", "cpu")
 
@@ -43,24 +43,24 @@ def selfcheck(name: str, print_: Callable[[str], object], dtype: torch.dtype = t
 
     for line in (*machine(name, device), *(backend.versions() if isinstance(backend, NamesVersions) else ())):
         say(line)
-    outcomes = []
-    together = tuple(parallel_cases.checks(backend, device, dtype)) if ranks > 1 else ()
-    own = backend.selfchecks() if isinstance(backend, ChecksItself) else ()
-    alone = (*own, *contract_cases.checks(backend, device, dtype))
-    for check in (*alone, *together):
+    outcomes: list[Outcome] = []
+
+    def in_step(check: Check) -> bool:
+        """Run it and say what it gave; False if it raised."""
         if check.refused:
             say(f"none {check.name}: {check.refused}")
-    alone = tuple(check for check in alone if not check.refused)
-    together = tuple(check for check in together if not check.refused)
-    in_step = True
-    for i, check in enumerate((*alone, *together)):
+            return True
         outcomes.append(measure(check, device))
         say(str(outcomes[-1]), not outcomes[-1].passed)
-        in_step = i < len(alone) or outcomes[-1].error is not None
-        if not in_step:
-            break  # it raised, and the ranks call these together
+        return outcomes[-1].error is not None
+
+    for check in backend.selfchecks() if isinstance(backend, ChecksItself) else ():
+        in_step(check)
+    for check in contract_cases.checks(backend, device, dtype):
+        in_step(check)
     if ranks > 1:
-        parallel_cases.stop(in_step)
+        # ranks call these together: one that raised cannot go on
+        parallel_cases.stop(all(map(in_step, parallel_cases.checks(backend, device, dtype))))
     failed = [outcome.name for outcome in outcomes if not outcome.passed]
     where = f"{name} on {_device_name(name, device)}"
     if failed:
