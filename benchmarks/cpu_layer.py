@@ -4,8 +4,8 @@
 
 Every implementation's output is compared with an fp64 oracle on sampled tokens in the same run before it is timed.
 Implementations take turns within a round, so that a slow spell of the machine hits all of them; medians are reported.
-peak_over_need is the process's high-water mark during the reference call, less what it held before weights and
-activations were made, over the bytes of weights and activations (hidden, activations, expert outputs, output).
+peak_over_need is a ratio of bytes. Above: the process's high-water mark during the reference call, less what it held
+before the weights were made. Below: weights, hidden, activations, expert outputs and output.
 """
 
 from __future__ import annotations

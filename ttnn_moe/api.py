@@ -57,8 +57,8 @@ def prepare(problem: Problem, experts: Experts, placement: Placement | None = No
     """Make one layer ready for calls of up to problem.T tokens: op(hidden, topk_ids, topk_weights) -> out.
 
     It owns workspace, compiled kernels and peer buffers; a call allocates nothing but its output. ids in calls are
-    global expert ids. With a placement of D > 1 devices, experts are those of all devices when placement.rank is
-    None (one process drives the mesh), else the E/D of that rank, and the result is that rank's partial sum.
+    global expert ids. With a placement of D > 1 devices and no rank, one process drives the mesh: experts are those of
+    all devices. With a rank, experts are the E/D of that rank, and the result is its partial sum.
 
     Raises:
         ContractError: experts, problem and placement do not fit. BackendUnavailable: nothing can run it.

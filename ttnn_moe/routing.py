@@ -1,7 +1,7 @@
 """One routing of T tokens to E experts, in whichever view a kernel reads.
 
-Every view is built by torch operators alone, on the device of the ids, without a host synchronisation and with
-shapes that follow from T, K and E only. Order is stable: pairs of one expert stand in ascending (t, k).
+torch operators build every view on the device of the ids, without a host synchronisation. Shapes follow from T, K and E
+only. Order is stable: pairs of one expert stand in ascending (t, k).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The gate: nothing is timed unless its output is right, in this run, on these inputs.
 
-Right: every checked token is within BOUND of the fp64 oracle on the same weights, no value of POISON is left in an
+Right: every checked token is within BOUND of the fp64 oracle on the same weights. No value of POISON is left in an
 output that was filled with it, and no NaN or infinity is anywhere. On CUDA the gate checks every token. On the CPU it
 checks as many as CPU_FLOPS allow, drawn anew for every routing, and always the last.
 """

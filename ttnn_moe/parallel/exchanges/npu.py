@@ -203,8 +203,8 @@ def _check_operators(npu: Any) -> None:
 def unique_ids(routing: Routing, contiguous: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """ids [T, K] int32 in 0 .. E-1 with none twice in a row, weights [T, K] fp32, absent [T, K] bool.
 
-    contiguous: [E] int32, the new number of each expert. Absent pairs (no expert, or a duplicate whose weight went to
-    the first) get experts that their row does not name, other ones for each token, and weight zero. K <= E.
+    contiguous: [E] int32, the new number of each expert. An absent pair names no expert, or is a duplicate whose weight
+    went to the first. It gets an expert that its row does not name, and weight zero; tokens get different ones. K <= E.
     """
     merged, weights = routing._merged
     absent = merged < 0
