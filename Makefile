@@ -35,12 +35,12 @@ help:
 	@echo "make test-ascend   of these, those of that backend with torch_npu itself"
 	@echo "make test-ascend-triton   of these, that backend's Triton kernels with triton-ascend"
 	@echo "make lint    the checks alone;  make format applies the formatters"
-	@echo "make bench   measure (ARGS=... as for python -m ttnn_moe.models.qwen3.bench)"
+	@echo "make bench   measure a model (ARGS=... as for ttnn-moe bench-model)"
 	@echo "make wheel   build dist/*.whl"
 	@echo "make clean   remove what was made"
 
 demo: $(VENV)/.installed
-	$(PY) -m ttnn_moe.models.qwen3.demo $(ARGS)
+	$(PY) -m ttnn_moe generate $(ARGS)
 
 # One thread a test worker: there are as many workers as two cores want.
 test: lint
@@ -79,7 +79,7 @@ format: $(VENV)/.installed-dev
 	$(if $(CPP_FILES),$(VENV)/bin/clang-format -i $(CPP_FILES))
 
 bench: $(VENV)/.installed
-	$(PY) -m ttnn_moe.models.qwen3.bench $(ARGS)
+	$(PY) -m ttnn_moe bench-model $(ARGS)
 
 wheel: $(VENV)/.installed-dev
 	$(PY) -m build --outdir dist

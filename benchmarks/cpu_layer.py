@@ -4,8 +4,8 @@
 
 Every implementation's output is compared with an fp64 oracle on sampled tokens in the same run before it is timed.
 Implementations take turns within a round, so that a slow spell of the machine hits all of them; medians are reported.
-peak_over_need is the process's high-water mark during the reference call, less what it held before weights and
-activations were made, over the bytes of weights and activations (hidden, activations, expert outputs, output).
+peak_over_need is a ratio of bytes. Above: the process's high-water mark during the reference call, less what it held
+before the weights were made. Below: weights, hidden, activations, expert outputs and output.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ import typer
 from torch import Tensor
 
 from ttnn_moe import Experts, Routing, moe
+from ttnn_moe.selfcheck.bounds import worst_error
+from ttnn_moe.selfcheck.oracle import oracle
 
 E, K, H, I = 128, 8, 2048, 768
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
@@ -45,17 +47,10 @@ def layer(dtype: torch.dtype) -> torch.nn.Module:
     return experts
 
 
-def worst_error(out: Tensor, x: Tensor, ids: Tensor, weights: Tensor, experts: torch.nn.Module) -> float:
+def sampled_error(out: Tensor, x: Tensor, ids: Tensor, weights: Tensor, experts: Experts) -> float:
     """Largest relative error of eight sampled tokens against fp64."""
-    worst = 0.0
-    for t in torch.linspace(0, len(x) - 1, min(8, len(x))).long().tolist():
-        want = torch.zeros(H, dtype=torch.float64)
-        for e, w in zip(ids[t].tolist(), weights[t].tolist(), strict=True):
-            gate, up = (experts.gate_up_proj[e].double() @ x[t].double()).chunk(2)
-            want += w * (experts.down_proj[e].double() @ (torch.nn.functional.silu(gate) * up))
-        error = float((out[t].double() - want).norm() / want.norm())
-        worst = max(worst, error if error == error else float("inf"))
-    return worst
+    tokens = torch.linspace(0, len(x) - 1, min(8, len(x))).long()
+    return worst_error(out[tokens], oracle(x[tokens], ids[tokens], weights[tokens], experts))
 
 
 def memory(field: str) -> int:
@@ -99,7 +94,7 @@ def main(
                     out = run()
                     if call.startswith("ttnn_moe"):
                         peak = memory("VmHWM") - held
-                    errors[call] = worst_error(out, x, ids, weights, experts)
+                    errors[call] = sampled_error(out, x, ids, weights, ours)
                     if errors[call] > (1e-2 if name == "bf16" else 1e-5):
                         raise SystemExit(f"{call} is wrong at T={T} {name}: relative error {errors[call]:.2e}")
                 for _ in range(rounds):

@@ -1,4 +1,4 @@
-"""The operator and its steps: check once, choose a backend, call it.
+"""The operator and its steps, as users call them: eager, through torch's custom ops, or on a device's own tensors.
 
 Inference only: under autograd the result is computed, and a backward pass through it raises.
 """
@@ -11,20 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import registry
+from . import eager, registry
 from .backend import Prepared
-from .contract import (
-    Experts,
-    Placement,
-    Problem,
-    Routing,
-    check,
-    check_accumulate,
-    check_hidden,
-    check_out,
-    check_rows,
-    step_capacity,
-)
+from .contract import Experts, Placement, Problem, Routing
 from .errors import ContractError
 
 
@@ -57,25 +46,19 @@ def moe(
     """
     if not isinstance(hidden, Tensor):
         return _on_device(hidden, routing, experts, out, accumulate, backend)
-    problem = check(hidden, routing, experts, out)
-    check_accumulate(out, accumulate)
     if _through_torch_op(hidden, routing.topk_weights, *experts.tensors.values()):
         from . import torch_ops
 
         return torch_ops.moe(hidden, routing, experts, out, accumulate, backend)
-    chosen = registry.choose(problem, backend)
-    if out is None:
-        out = torch.empty_like(hidden, memory_format=torch.contiguous_format)
-    chosen.moe(hidden.contiguous(), routing, experts, out, accumulate)
-    return out
+    return eager.moe(hidden, routing, experts, out, accumulate, backend)
 
 
 def prepare(problem: Problem, experts: Experts, placement: Placement | None = None, backend: str = "auto") -> Prepared:
     """Make one layer ready for calls of up to problem.T tokens: op(hidden, topk_ids, topk_weights) -> out.
 
     It owns workspace, compiled kernels and peer buffers; a call allocates nothing but its output. ids in calls are
-    global expert ids. With a placement of D > 1 devices, experts are those of all devices when placement.rank is
-    None (one process drives the mesh), else the E/D of that rank, and the result is that rank's partial sum.
+    global expert ids. With a placement of D > 1 devices and no rank, one process drives the mesh: experts are those of
+    all devices. With a rank, experts are the E/D of that rank, and the result is its partial sum.
 
     Raises:
         ContractError: experts, problem and placement do not fit. BackendUnavailable: nothing can run it.
@@ -111,10 +94,17 @@ def described(problem: Problem, experts: Experts, placement: Placement | None) -
 def gate_projection(
     hidden: Tensor, routing: Routing, experts: Experts, *, row_align: int = 1, backend: str = "auto"
 ) -> Tensor:
-    """Step 1 of seed 004: each expert's tokens through its gate weights.
+    """Gate projection alone: x Wg of each token-expert pair, [capacity, I] in the dtype of hidden.
+
+    Args:
+        hidden: [T, H]. routing, experts: as for `moe`.
+        row_align: the first row of every expert is a multiple of it; 32 on Tenstorrent.
 
     Returns:
-        [capacity, I] in the dtype of hidden; rows as routing.step_layout(row_align) says, others undefined.
+        [capacity, I]. `routing.step_layout(row_align)` says which row is which pair; padding is undefined.
+
+    Raises:
+        ContractError: inputs that break the contract. BackendUnavailable: nothing can run it.
     """
     return _step("gate_projection", hidden, routing, experts, row_align, backend)
 
@@ -122,30 +112,29 @@ def gate_projection(
 def up_projection(
     hidden: Tensor, routing: Routing, experts: Experts, *, row_align: int = 1, backend: str = "auto"
 ) -> Tensor:
-    """Step 2 of seed 004: each expert's tokens through its up weights; as gate_projection."""
+    """Up projection alone: x Wu of each token-expert pair, [capacity, I]; arguments as for `gate_projection`."""
     return _step("up_projection", hidden, routing, experts, row_align, backend)
 
 
 def gate_up(hidden: Tensor, routing: Routing, experts: Experts, *, row_align: int = 1, backend: str = "auto") -> Tensor:
-    """Steps 1 to 3 in one pass: activations silu(x Wg) * (x Wu), [capacity, I], rounded once where the backend can."""
+    """Activations silu(x Wg) * (x Wu) of each token-expert pair, [capacity, I]; arguments as for `gate_projection`.
+
+    One kernel or call where the backend has one; `Numerics` says where it rounds.
+    """
     return _step("gate_up", hidden, routing, experts, row_align, backend)
 
 
 def silu_mul(gate: Tensor, up: Tensor, *, backend: str = "auto") -> Tensor:
-    """Step 3 of seed 004: silu(gate) * up in fp32, rounded once to their dtype. Both [rows, I]."""
-    if gate.shape != up.shape or gate.dtype != up.dtype or gate.device != up.device or gate.dim() != 2:
-        raise ContractError(
-            "gate and up do not fit together",
-            got=f"{tuple(gate.shape)} {gate.dtype} and {tuple(up.shape)} {up.dtype}",
-            expected="both [rows, I], one dtype, one device",
-        )
+    """silu(gate) * up, computed in fp32 and rounded once to their dtype: [rows, I], as both arguments.
+
+    Raises:
+        ContractError: shapes, dtypes or devices that differ. BackendUnavailable: nothing can run it.
+    """
     if _through_torch_op(gate, up):
         from . import torch_ops
 
         return torch_ops.silu_mul(gate, up, backend)
-    rows, I = gate.shape
-    problem = Problem(rows, 1, 1, max(I, 1), max(I, 1), gate.dtype, device=gate.device.type)
-    return registry.choose(problem, backend).silu_mul(gate, up)
+    return eager.silu_mul(gate, up, backend)
 
 
 def down_projection(
@@ -158,36 +147,28 @@ def down_projection(
     accumulate: bool = False,
     backend: str = "auto",
 ) -> Tensor:
-    """Step 4 of seed 004: activations through the down weights, times the routing weights, summed per token.
+    """Down projection and weighted sum: activations through Wd, times the routing weights, summed per token: [T, H].
 
     Args:
         activations: [capacity, I] as gate_up returns them, for the same routing and row_align.
-        out: [T, H]; written, or with accumulate added to. Allocated when absent.
+        out: [T, H] in the dtype of activations or fp32; written, or with accumulate added to. Allocated when absent.
+
+    Raises:
+        ContractError: inputs that break the contract. BackendUnavailable: nothing can run it.
     """
-    capacity = step_capacity(routing.T, routing.K, routing.E, row_align)
-    check_rows("activations", activations, capacity, experts.I, experts.dtype or activations.dtype)
-    check_accumulate(out, accumulate)
-    if out is None:
-        out = activations.new_empty(routing.T, experts.H)
-    check_out(out, activations.new_empty(routing.T, 0), experts.H)
     if _through_torch_op(activations, routing.topk_weights, *experts.tensors.values()):
         from . import torch_ops
 
         return torch_ops.down_projection(activations, routing, experts, row_align, out, accumulate, backend)
-    problem = Problem.of(routing.T, routing.K, experts, activations.dtype, out.dtype)
-    chosen = registry.choose(problem, backend)
-    chosen.down_projection(activations.contiguous(), routing, experts, row_align, out, accumulate)
-    return out
+    return eager.down_projection(activations, routing, experts, row_align, out, accumulate, backend)
 
 
 def _step(name: str, hidden: Tensor, routing: Routing, experts: Experts, row_align: int, backend: str) -> Tensor:
-    check_hidden(hidden, routing, experts)
     if _through_torch_op(hidden, *experts.tensors.values()):
         from . import torch_ops
 
         return torch_ops.step(name, hidden, routing, experts, row_align, backend)
-    problem = Problem.of(routing.T, routing.K, experts, hidden.dtype)
-    return getattr(registry.choose(problem, backend), name)(hidden.contiguous(), routing, experts, row_align)
+    return eager.step(name, hidden, routing, experts, row_align, backend)
 
 
 def _on_device(hidden: Any, routing: Any, experts: Any, out: Any, accumulate: bool, backend: str) -> Any:

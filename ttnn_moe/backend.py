@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from .contract import Experts, Placement, Problem, Routing, check_prepared
+from .selfcheck.check import Check
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 
 @dataclass(frozen=True)
@@ -127,9 +132,53 @@ class Backend(Protocol):
         """Step 4: activations [capacity, I] through the down weights, weighted, written or added to out [T, H]."""
 
 
+# What a backend may offer beside: ask with isinstance.
+
+
 @runtime_checkable
 class Explains(Protocol):
     """A backend that has several sets of kernels for the whole operator."""
 
     def kernels(self, problem: Problem) -> str:
         """Which of them run a problem that the backend can run, and why no others do."""
+
+
+@runtime_checkable
+class AlignsRows(Protocol):
+    """A backend whose step tensors start every expert at a multiple of row_align; others take 1."""
+
+    row_align: int
+
+
+@runtime_checkable
+class NamesVersions(Protocol):
+    """A backend that runs on more than the packages that `doctor` lists."""
+
+    def versions(self) -> list[str]:
+        """A line for each part: drivers, toolkits."""
+
+
+@runtime_checkable
+class ChecksItself(Protocol):
+    """A backend that brings checks of its own, such as of a vendor's operators."""
+
+    def selfchecks(self) -> Sequence[Check]:
+        """They run before the contract's, on the device that the backend takes tensors on."""
+
+
+@runtime_checkable
+class RunsOnNpu(Protocol):
+    """A backend of torch_npu: what an exchange by its operators needs."""
+
+    def npu(self) -> Any:
+        """The torch_npu module."""
+
+    def why_no_group(self, group: ProcessGroup | None) -> str | None:
+        """None if HCCL can name the group (default: all processes), else the reason, with the remedy."""
+
+    def group_name(self, group: ProcessGroup | None) -> str:
+        """HCCL's name of a process group; default: of a group that only the exchange uses.
+
+        Raises:
+            BackendUnavailable: the group has no HCCL.
+        """

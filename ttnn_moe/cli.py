@@ -74,8 +74,7 @@ def doctor(
     from . import doctor as doctor_
 
     if plan is not None:
-        from ttnn_moe.models.qwen3.config import config_of
-
+        from .models.qwen3.config import config_of
         from .tenstorrent import plans
 
         config = config_of(plan)
@@ -99,9 +98,9 @@ def selfcheck(
     dtype: Annotated[str, typer.Option(help="bf16, fp16 or fp32.")] = "bf16",
 ) -> None:
     """Run every operator of a backend on this machine against plain arithmetic; the last line says what passed."""
-    from . import selfcheck as selfcheck_
+    from .selfcheck import runner
 
-    if not selfcheck_.selfcheck(backend, typer.echo, _dtype(dtype, "bf16", "fp16", "fp32")):
+    if not runner.selfcheck(backend, typer.echo, _dtype(dtype, "bf16", "fp16", "fp32")):
         raise typer.Exit(1)
 
 
@@ -157,18 +156,13 @@ def why(
     backend: Annotated[str, typer.Option(help="A backend, or auto: the first that can.")] = "auto",
     device: Annotated[str, typer.Option(help="Where the tensors are: cuda or cpu.")] = "cuda",
 ) -> None:
-    """Say what runs a layer's sizes on this machine, with which kernels, and why nothing else does."""
-    from . import registry
+    """Show what runs a layer's sizes on this machine, with which kernels, and why nothing else does. Needs no GPU."""
+    from . import explain
     from .contract import Problem
 
     kind = _dtype(dtype, "bf16", "fp16", "fp32")
-    said: dict[str, list[str]] = {}
-    for T in _tokens(tokens):
-        problem = Problem(T, experts, topk, hidden, intermediate, kind, device=device)
-        said.setdefault(registry.why(problem, backend), []).append(f"T={T}")
-    for text, sizes in said.items():
-        typer.echo(f"{' '.join(sizes)}:")
-        typer.echo("  " + text.replace("\n", "\n  "))
+    problems = [Problem(T, experts, topk, hidden, intermediate, kind, device=device) for T in _tokens(tokens)]
+    explain.print_moe(problems, backend, Console())
 
 
 def _tokens(text: str) -> list[int]:
@@ -200,16 +194,24 @@ def cache(clear: Annotated[bool, typer.Option("--clear", help="Remove every comp
     typer.echo(f"{store.where}: {len(entries)} kernels, {held / 2**20:.1f} of at most {store.most / 2**20:.0f} MB")
 
 
-@app.command(
-    # the demo's own parser takes every option, --help too: they are defined once
-    context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []},
-    add_help_option=False,
-)
+# the model's own parsers take every option, --help too: they are defined once
+FORWARDED = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
+
+
+@app.command(context_settings=FORWARDED, add_help_option=False)
 def generate(context: typer.Context) -> None:
     """Generate text with a Qwen3-MoE checkpoint (options: ttnn-moe generate --help)."""
-    from ttnn_moe.models.qwen3 import demo
+    from .models.qwen3 import demo
 
     raise typer.Exit(demo.main(context.args) or 0)
+
+
+@app.command("bench-model", context_settings=FORWARDED, add_help_option=False)
+def bench_model(context: typer.Context) -> None:
+    """Time prefill and decode of a Qwen3-MoE of a given size (options: ttnn-moe bench-model --help)."""
+    from .models.qwen3 import bench
+
+    raise typer.Exit(bench.main(context.args) or 0)
 
 
 def main() -> None:
@@ -223,7 +225,3 @@ def main() -> None:
         # the reader (head, less) went away; without this, Python complains again when it flushes at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
-
-
-if __name__ == "__main__":
-    main()

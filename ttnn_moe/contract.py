@@ -27,6 +27,7 @@ __all__ = [
     "StepLayout",
     "check",
     "check_accumulate",
+    "check_gate_and_up",
     "check_hidden",
     "check_out",
     "check_prepared",
@@ -44,7 +45,7 @@ class Problem:
     Attributes:
         T: tokens, or a bound on them. E, K, H, I: sizes of the layer (E counts the experts of all devices).
         dtype: of hidden. out_dtype: of the output, dtype or fp32.
-        weight_format, layout, gate_up_order, activation, activation_format, bias: as in Experts.
+        weight_format, gate_up_order: format and gate_up_order of the Experts.
         device: device type of the tensors ("cpu", "cuda", ...).
         D: devices that share the experts.
     """
@@ -57,11 +58,7 @@ class Problem:
     dtype: torch.dtype = torch.bfloat16
     out_dtype: torch.dtype | None = None
     weight_format: str = "dense"
-    layout: str = "hf"
     gate_up_order: str = "halves"
-    activation: str = "silu"
-    activation_format: str | None = None
-    bias: bool = False
     device: str = "cpu"
     D: int = 1
 
@@ -83,6 +80,11 @@ class Problem:
                 expected="E divisible by D",
             )
 
+    def __str__(self) -> str:
+        sizes = ", ".join(f"{name}={getattr(self, name)}" for name in ("T", "E", "K", "H", "I"))
+        devices = self.device if self.D == 1 else f"{self.D} {self.device}"
+        return f"{sizes}, {str(self.dtype).removeprefix('torch.')}, {self.weight_format} weights, on {devices}"
+
     @classmethod
     def of(
         cls, T: int, K: int, experts: Experts, dtype: torch.dtype, out_dtype: torch.dtype | None = None, D: int = 1
@@ -97,11 +99,7 @@ class Problem:
             dtype,
             out_dtype,
             experts.format,
-            experts.layout,
             experts.gate_up_order,
-            experts.activation,
-            experts.activation_format,
-            experts.bias,
             experts.device.type,
             D,
         )
@@ -200,6 +198,16 @@ def check_accumulate(out: Tensor | None, accumulate: bool) -> None:
     """Adding needs an out to add to."""
     if accumulate and out is None:
         raise ContractError("accumulate=True needs something to add to", got="out=None", expected="out [T, H]")
+
+
+def check_gate_and_up(gate: Tensor, up: Tensor) -> None:
+    """gate and up must both be [rows, I], of one dtype, on one device."""
+    if gate.shape != up.shape or gate.dtype != up.dtype or gate.device != up.device or gate.dim() != 2:
+        raise ContractError(
+            "gate and up do not fit together",
+            got=f"{tuple(gate.shape)} {gate.dtype} and {tuple(up.shape)} {up.dtype}",
+            expected="both [rows, I], one dtype, one device",
+        )
 
 
 def check_rows(name: str, rows: Tensor, capacity: int, width: int, dtype: torch.dtype) -> None:

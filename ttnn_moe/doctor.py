@@ -3,36 +3,22 @@
 from __future__ import annotations
 
 import importlib
-import importlib.metadata
-import importlib.util
 import os
 import platform
-from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 
 from . import __version__, registry
+from .packages import versions
+from .tables import print_table
 
 if TYPE_CHECKING:
     from .tenstorrent.plans import Report
 
-# module that is imported -> the distribution that brings it
-PACKAGES = {
-    "torch": "torch",
-    "transformers": "transformers",
-    "tokenizers": "tokenizers",
-    "safetensors": "safetensors",
-    "triton": "triton",
-    "cuda.core": "cuda-core",
-    "cuda.bindings": "cuda-bindings",
-    "ttnn": "ttnn",
-    "torch_npu": "torch-npu",
-}
 # what torch's CPU kernels choose by: x86 names, then Arm's
 CPU_FLAGS = (
     "avx2",
@@ -64,7 +50,7 @@ def examine() -> dict[str, Any]:
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
         "cpu": _cpu(),
-        "packages": {module: _version(module, package) for module, package in PACKAGES.items()},
+        "packages": versions(),
         "torch_cuda": torch.version.cuda,
         "backends": {name: _backend(name) for name in registry.backends()},
         "planner": _planner(),
@@ -80,16 +66,6 @@ def _backend(name: str) -> dict[str, Any]:
         "reason": probe.reason,
         "remedy": probe.remedy,
     }
-
-
-def _version(module: str, package: str) -> str | None:
-    """Version of an installed package, None if absent. Not imported: some start a device when they are."""
-    try:
-        if importlib.util.find_spec(module) is None:
-            return None
-        return importlib.metadata.version(package)
-    except ModuleNotFoundError:  # a parent package is absent, or the module has no distribution
-        return None
 
 
 def _cpu() -> dict[str, Any]:
@@ -159,12 +135,12 @@ def render(found: dict[str, Any], console: Console) -> None:
             rows.append((name, "[green]yes[/]", escape(", ".join(backend["devices"])), ""))
         else:
             rows.append((name, "[red]no[/]", escape(backend["reason"]), escape(backend["remedy"])))
-    _table(console, "Backends", ("backend", "here", "devices, or why not", "to have it"), rows)
+    print_table(console, "Backends", ("backend", "here", "devices, or why not", "to have it"), rows)
 
     packages = dict(found["packages"])
     if packages.get("torch") and found["torch_cuda"]:
         packages["torch"] += f" (CUDA {found['torch_cuda']})"
-    _table(
+    print_table(
         console, "Packages", ("package", "version"), [(k, v or "[dim]not installed[/]") for k, v in packages.items()]
     )
 
@@ -184,13 +160,15 @@ def render(found: dict[str, Any], console: Console) -> None:
             for chip in planner["chips"]
         ]
         columns = ("chip", "arch", "Tensix", "to programs", "L1 a core", "DRAM", "bandwidth", "clock")
-        _table(console, "Chips that Tenstorrent programs can be planned for", columns, chips)
+        print_table(console, "Chips that Tenstorrent programs can be planned for", columns, chips)
     else:
         console.print(f"\n[bold]Native planner[/]: {escape(planner['reason'])}")
         console.print(f"  to have it: {escape(planner['remedy'])}")
 
     if found["environment"]:
-        _table(console, "Settings", ("variable", "value"), [(k, escape(v)) for k, v in found["environment"].items()])
+        print_table(
+            console, "Settings", ("variable", "value"), [(k, escape(v)) for k, v in found["environment"].items()]
+        )
 
 
 def render_plan(report: Report, console: Console) -> None:
@@ -214,14 +192,14 @@ def render_plan(report: Report, console: Console) -> None:
         for plan in report.plans
     ]
     columns = ("operator", "T up to", "cores", "a core's share", "L1 a core", "weights MB", "rows MB")
-    _table(console, "Programs of one layer on each chip, and the DRAM traffic of a call", columns, rows)
+    print_table(console, "Programs of one layer on each chip, and the DRAM traffic of a call", columns, rows)
     total = ("[bold]together[/]", "", "", f"[bold]{in_words(report.needed)}[/]")
     memory = [
         (part.name, escape(part.what), "shared" if part.chips > 1 else "a copy", in_words(part.per_chip))
         for part in report.parts
     ]
     has = f"{in_words(report.dram_bytes)} on each {report.chip}"
-    _table(console, f"Memory of each chip, of {has}", ("part", "what", "on each", "DRAM"), [*memory, total])
+    print_table(console, f"Memory of each chip, of {has}", ("part", "what", "on each", "DRAM"), [*memory, total])
     spare = report.dram_bytes - report.needed
     console.print(
         f"[green]fits[/], {in_words(spare)} to spare" if report.fits else f"[red]does not fit[/], by {in_words(-spare)}"
@@ -230,10 +208,3 @@ def render_plan(report: Report, console: Console) -> None:
 
 def _grid(grid: list[int]) -> str:
     return f"{grid[0]}x{grid[1]}"
-
-
-def _table(console: Console, title: str, columns: Iterable[str], rows: Iterable[tuple[str, ...]]) -> None:
-    table = Table(*columns, title=f"\n[bold]{title}[/]", title_justify="left", title_style="", box=None, pad_edge=False)
-    for row in rows:
-        table.add_row(*row)
-    console.print(table)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 
 class TtnnMoeError(Exception):
     """Base of every error this package raises on purpose.
@@ -9,10 +11,19 @@ class TtnnMoeError(Exception):
     Args:
         what: one sentence that names the thing that is wrong.
         got, expected, remedy: optional parts of the message, kept as attributes.
+        details: lines below the message, such as a reason for each thing that was tried; kept too.
     """
 
-    def __init__(self, what: str, *, got: object = None, expected: object = None, remedy: str | None = None):
-        self.what, self.got, self.expected, self.remedy = what, got, expected, remedy
+    def __init__(
+        self,
+        what: str,
+        *,
+        got: object = None,
+        expected: object = None,
+        remedy: str | None = None,
+        details: Sequence[str] = (),
+    ):
+        self.what, self.got, self.expected, self.remedy, self.details = what, got, expected, remedy, tuple(details)
         parts = [what.rstrip(".")]
         if got is not None:
             parts.append(f"got {got}")
@@ -20,7 +31,7 @@ class TtnnMoeError(Exception):
             parts.append(f"expected {expected}")
         if remedy is not None:
             parts.append(f"to fix it: {remedy}")
-        super().__init__("; ".join(parts) + ".")
+        super().__init__("\n  ".join(("; ".join(parts) + ".", *details)))
 
 
 class ContractError(TtnnMoeError, ValueError):

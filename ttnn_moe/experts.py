@@ -12,7 +12,6 @@ from .errors import ContractError
 from .formats import get_format
 from .placement import Placement
 
-ACTIVATIONS = ("silu",)
 GATE_UP_ORDERS = ("halves", "interleaved")
 
 
@@ -24,14 +23,10 @@ class Experts:
         format: a name in ttnn_moe.formats.FORMATS.
         E, H, I: logical sizes.
         tensors: the format's named tensors (64-bit words are held as int64).
-        layout: how the format's tensors are laid out; "hf" is what checkpoints hold.
-        gate_up_order: "halves" (gate rows, then up rows) or "interleaved".
-        activation: "silu".
-        bias: whether the tensors include biases.
-        activation_format: the format activations are multiplied in; None = the dtype of hidden.
+        gate_up_order: "halves" (gate rows, then up rows) or "interleaved" (gate and up rows alternate).
 
     Raises:
-        ContractError: unknown format or option, or tensors that break the format.
+        ContractError: unknown format or order of rows, or tensors that break the format.
     """
 
     format: str
@@ -39,23 +34,17 @@ class Experts:
     H: int
     I: int
     tensors: Mapping[str, Tensor]
-    layout: str = "hf"
     gate_up_order: str = "halves"
-    activation: str = "silu"
-    bias: bool = False
-    activation_format: str | None = None
 
     def __post_init__(self) -> None:
         if min(self.E, self.H, self.I) < 1:
             raise ContractError(
                 "sizes must be positive", got=f"E={self.E}, H={self.H}, I={self.I}", expected="E, H, I >= 1"
             )
-        for name, value, known in (
-            ("activation", self.activation, ACTIVATIONS),
-            ("gate_up_order", self.gate_up_order, GATE_UP_ORDERS),
-        ):
-            if value not in known:
-                raise ContractError(f"unknown {name}", got=repr(value), expected=f"one of {list(known)}")
+        if self.gate_up_order not in GATE_UP_ORDERS:
+            raise ContractError(
+                "unknown gate_up_order", got=repr(self.gate_up_order), expected=f"one of {list(GATE_UP_ORDERS)}"
+            )
         get_format(self.format).check(self)
 
     @classmethod
@@ -78,7 +67,7 @@ class Experts:
 
     @classmethod
     def from_projections(cls, gate: Tensor, up: Tensor, down: Tensor) -> Experts:
-        """From seed 004's weights, gate and up [E, H, I] and down [E, I, H]: one copy into the dense layout."""
+        """From one matrix a projection, gate and up [E, H, I] and down [E, I, H]: one copy into the dense layout."""
         if gate.dim() != 3 or gate.shape != up.shape or tuple(down.transpose(1, 2).shape) != tuple(gate.shape):
             raise ContractError(
                 "projection weights do not fit together",
@@ -118,14 +107,13 @@ class Experts:
 
     @property
     def spec(self) -> str:
-        """Format and options as a string that `from_spec` reads. Without sizes, which torch.compile may hold open."""
-        fields = (self.format, self.layout, self.gate_up_order, self.activation, "bias" if self.bias else "")
-        return "|".join((*fields, self.activation_format or "", ",".join(self.tensors)))
+        """Format, order of rows and tensor names, for `from_spec`; no sizes, which torch.compile may keep symbolic."""
+        return "|".join((self.format, self.gate_up_order, ",".join(self.tensors)))
 
     @classmethod
     def from_spec(cls, spec: str, sizes: Sequence[int], tensors: Sequence[Tensor]) -> Experts:
         """Inverse of `spec` and `sizes`; tensors in the order of the names in spec."""
-        fmt, layout, order, activation, bias, activation_format, names = spec.split("|")
+        fmt, order, names = spec.split("|")
         named = dict(zip(names.split(","), tensors, strict=True))
         E, H, I = sizes
-        return cls(fmt, E, H, I, named, layout, order, activation, bool(bias), activation_format or None)
+        return cls(fmt, E, H, I, named, order)

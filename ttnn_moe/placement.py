@@ -1,4 +1,4 @@
-"""Where experts live: the device_expert_mapping of seed 004 and what follows from it."""
+"""Where experts live: device_expert_mapping, and what follows from it."""
 
 from __future__ import annotations
 

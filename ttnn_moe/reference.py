@@ -53,8 +53,6 @@ class ReferenceBackend:
             return f"it runs on the CPU, and the tensors are on {problem.device!r}; to fix it: move them with .cpu()"
         if problem.weight_format != "dense":
             return f"it runs dense weights, not {problem.weight_format!r}"
-        if problem.activation_format is not None:
-            return f"it multiplies activations in the dtype of hidden, not in {problem.activation_format!r}"
         return None
 
     def numerics(self, problem: Problem) -> Numerics:

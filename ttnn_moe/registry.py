@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import os
+from dataclasses import dataclass
 from functools import cache, lru_cache
 
 from loguru import logger
@@ -81,24 +82,75 @@ def why_not(problem: Problem | None = None) -> dict[str, str]:
     return {name: reason for name in _TARGETS if (reason := _reason(name, problem)) is not None}
 
 
-def why(problem: Problem, name: str = AUTO) -> str:
-    """What runs a problem here and why nothing else does: a line for each backend, the one that runs it first.
+@dataclass(frozen=True)
+class Row:
+    """One backend's answer to a problem.
+
+    Attributes:
+        verdict: "runs" (this one is chosen), "could" (if asked for by name) or "cannot".
+        words: the kernels that run it, as far as the backend names them; or the reason and the remedy.
+    """
+
+    backend: str
+    verdict: str
+    words: str = ""
+
+    def __str__(self) -> str:
+        if self.verdict == "runs":
+            return f"{self.backend} runs it" + (f", with {self.words}" if self.words else "")
+        if self.verdict == "could":
+            return f"{self.backend} could, if asked for"
+        return f"{self.backend} does not: {self.words}"
+
+
+@dataclass(frozen=True)
+class Why:
+    """What runs a problem here and why nothing else does. Its text form has a line for each row.
+
+    Attributes:
+        rows: one for each backend; first the one that runs it, or that was asked for.
+    """
+
+    rows: tuple[Row, ...]
+
+    @property
+    def chosen(self) -> str | None:
+        """The backend that runs it; None: nothing does."""
+        return next((row.backend for row in self.rows if row.verdict == "runs"), None)
+
+    def __str__(self) -> str:
+        return "\n".join(map(str, self.rows))
+
+
+def why(problem: Problem, name: str = AUTO) -> Why:
+    """What runs a problem here, and for each other backend why it does not.
 
     Args:
-        problem, name: as in `choose`.
+        problem, name: as in `choose`. Unlike there, a problem that nothing runs is an answer too.
 
     Raises:
-        BackendUnavailable: nothing runs it, or not what was named.
+        BackendUnavailable: no backend of that name.
     """
-    chosen = choose(problem, name)
-    lines = [f"{chosen.name} runs it" + (f", with {chosen.kernels(problem)}" if isinstance(chosen, Explains) else "")]
-    rejected = why_not(problem)
-    for other in backends():
-        if other in rejected:
-            lines.append(f"{other} does not: {rejected[other]}")
-        elif other != chosen.name:
-            lines.append(f"{other} could, if asked for")
-    return "\n".join(lines)
+    asked = _asked(name)
+    if asked != AUTO:
+        probe(asked)  # raises for a name that is none
+    reasons = {other: _reason(other, problem) for other in _TARGETS}
+    first = next((other for other in _TARGETS if reasons[other] is None), "") if asked == AUTO else asked
+
+    def row(other: str) -> Row:
+        reason = reasons[other]
+        if reason is not None:
+            return Row(other, "cannot", reason)
+        if other != first:
+            return Row(other, "could")
+        chosen = _instance(other)
+        return Row(other, "runs", chosen.kernels(problem) if isinstance(chosen, Explains) else "")
+
+    return Why(tuple(row(other) for other in sorted(_TARGETS, key=lambda other: other != first)))
+
+
+def _asked(name: str) -> str:
+    return os.environ.get(ENV) or AUTO if name == AUTO else name
 
 
 def _reason(name: str, problem: Problem | None) -> str | None:
@@ -118,7 +170,7 @@ def choose(problem: Problem, name: str = AUTO) -> Backend:
     Raises:
         BackendUnavailable: which was asked, why it cannot, and which others could.
     """
-    return _choose(problem, os.environ.get(ENV) or AUTO if name == AUTO else name)
+    return _choose(problem, _asked(name))
 
 
 @lru_cache(maxsize=4096)  # a problem names its T, and callers' T vary
@@ -132,14 +184,17 @@ def _choose(problem: Problem, name: str) -> Backend:
                 return _instance(candidate)
             rejected[candidate] = reason
         raise BackendUnavailable(
-            f"no backend can run this problem: {rejected}", got=problem, remedy="`ttnn-moe doctor` lists what is here"
+            "no backend can run this problem",
+            got=problem,
+            remedy="`ttnn-moe doctor` lists what is here",
+            details=[f"{candidate}: {reason}" for candidate, reason in rejected.items()],
         )
     reason = _reason(name, problem)
     if reason is None:
         return _instance(name)
     able = [other for other in _TARGETS if other != name and _reason(other, problem) is None]
     raise BackendUnavailable(
-        f"backend {name!r} cannot run here: {reason}", remedy=f"backends that can: {able or 'none'}"
+        f"backend {name!r} cannot run here: {reason}", remedy=f"backends that can: {', '.join(able) or 'none'}"
     )
 
 
@@ -149,8 +204,7 @@ def resolve(name: str = AUTO) -> str:
     Raises:
         BackendUnavailable: not here, or no such backend.
     """
-    if name == AUTO:
-        name = os.environ.get(ENV) or AUTO
+    name = _asked(name)
     if name == AUTO:
         return next(candidate for candidate in _TARGETS if probe(candidate).available)
     found = probe(name)

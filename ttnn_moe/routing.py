@@ -1,7 +1,7 @@
 """One routing of T tokens to E experts, in whichever view a kernel reads.
 
-Every view is built by torch operators alone, on the device of the ids, without a host synchronisation and with
-shapes that follow from T, K and E only. Order is stable: pairs of one expert stand in ascending (t, k).
+torch operators build every view on the device of the ids, without a host synchronisation. Shapes follow from T, K and E
+only. Order is stable: pairs of one expert stand in ascending (t, k).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .placement import Placement
 
 @dataclass(frozen=True, eq=False)
 class PaddedView:
-    """Seed 004's view: one row of tokens per expert. Duplicates of one (t, e) are merged, so T_e <= T.
+    """One row of tokens per expert. Duplicates of one (t, e) are merged, so T_e <= T.
 
     Attributes:
         num_routed_tokens: [E] int32, T_e.
@@ -33,7 +33,7 @@ class PaddedView:
 
 @dataclass(frozen=True, eq=False)
 class SortedView:
-    """Seed 000's view: pairs sorted by expert, duplicates kept.
+    """Token-expert pairs sorted by expert, duplicates kept.
 
     Attributes:
         expert_offsets: [E+1] int32; expert e owns sorted rows expert_offsets[e] .. expert_offsets[e+1] - 1.

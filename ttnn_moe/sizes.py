@@ -7,5 +7,5 @@ def power_of_2(n: int) -> int:
 
 
 def ceil_div(n: int, size: int) -> int:
-    """Parts of `size` that n needs: n / size rounded up."""
+    """How many pieces of `size` hold n: n / size, rounded up."""
     return -(-n // size)

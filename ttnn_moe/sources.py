@@ -1,7 +1,7 @@
 """The one function that finds kernel sources.
 
-gpu_kernels and device_kernels are folders of this package: in a wheel its own, in a checkout (also one installed as
-editable) links to the folders of the repository.
+gpu_kernels and device_kernels are folders of this package. In a checkout, also one installed as editable, they are
+links to the folders of the repository.
 """
 
 from __future__ import annotations

@@ -18,8 +18,8 @@ from typing import Optional
 from torch import Tensor
 from torch.library import custom_op
 
-from . import api
-from .contract import Experts, Routing, step_capacity
+from . import eager
+from .contract import Experts, Routing, check, check_accumulate, check_gate_and_up, check_hidden, step_capacity
 
 # torch.library reads these annotations at run time, and needs Optional spelled out
 # ruff: noqa: UP045
@@ -48,7 +48,7 @@ def _moe(
     backend: str,
 ) -> Tensor:
     routing, experts = _inputs(topk_ids, topk_weights, weights, sizes, spec)
-    return api.moe(hidden, routing, experts, backend=backend)
+    return eager.moe(hidden, routing, experts, None, False, backend)
 
 
 @_moe.register_fake
@@ -70,7 +70,7 @@ def _moe_out(
     out: Tensor,
 ) -> None:
     routing, experts = _inputs(topk_ids, topk_weights, weights, sizes, spec, num_tokens)
-    api.moe(hidden, routing, experts, out=out, accumulate=accumulate, backend=backend)
+    eager.moe(hidden, routing, experts, out, accumulate, backend)
 
 
 def _define_step(name: str):  # type: ignore[no-untyped-def]
@@ -86,7 +86,7 @@ def _define_step(name: str):  # type: ignore[no-untyped-def]
         row_align: int,
     ) -> Tensor:
         routing, experts = _inputs(topk_ids, topk_weights, weights, sizes, spec)
-        return getattr(api, name)(hidden, routing, experts, row_align=row_align, backend=backend)
+        return eager.step(name, hidden, routing, experts, row_align, backend)
 
     @op.register_fake
     def _(hidden, topk_ids, topk_weights, weights, sizes, spec, backend, row_align):  # type: ignore[no-untyped-def]
@@ -101,7 +101,7 @@ STEPS = {name: _define_step(name) for name in ("gate_projection", "up_projection
 
 @custom_op("ttnn_moe::silu_mul", mutates_args=())
 def _silu_mul(gate: Tensor, up: Tensor, backend: str) -> Tensor:
-    return api.silu_mul(gate, up, backend=backend)
+    return eager.silu_mul(gate, up, backend)
 
 
 @_silu_mul.register_fake
@@ -123,15 +123,15 @@ def _down_projection(
     out: Tensor,
 ) -> None:
     routing, experts = _inputs(topk_ids, topk_weights, weights, sizes, spec)
-    api.down_projection(
-        activations, routing, experts, row_align=row_align, out=out, accumulate=accumulate, backend=backend
-    )
+    eager.down_projection(activations, routing, experts, row_align, out, accumulate, backend)
 
 
 def moe(
     hidden: Tensor, routing: Routing, experts: Experts, out: Tensor | None, accumulate: bool, backend: str
 ) -> Tensor:
-    """api.moe through the custom op."""
+    """As eager.moe, through the custom op; what breaks the contract raises here, before the graph runs."""
+    check(hidden, routing, experts, out)
+    check_accumulate(out, accumulate)
     ids, topk_weights, weights = routing.topk_ids, routing.topk_weights, list(experts.tensors.values())
     if out is None and routing.num_tokens is None:
         return _moe(hidden, ids, topk_weights, weights, experts.sizes, experts.spec, backend)
@@ -143,7 +143,8 @@ def moe(
 
 
 def step(name: str, hidden: Tensor, routing: Routing, experts: Experts, row_align: int, backend: str) -> Tensor:
-    """api.gate_projection, up_projection or gate_up through the custom op."""
+    """As eager.step, through the custom op."""
+    check_hidden(hidden, routing, experts)
     weights = list(experts.tensors.values())
     return STEPS[name](
         hidden, routing.topk_ids, routing.topk_weights, weights, experts.sizes, experts.spec, backend, row_align
@@ -151,14 +152,22 @@ def step(name: str, hidden: Tensor, routing: Routing, experts: Experts, row_alig
 
 
 def silu_mul(gate: Tensor, up: Tensor, backend: str) -> Tensor:
-    """api.silu_mul through the custom op."""
+    """As eager.silu_mul, through the custom op."""
+    check_gate_and_up(gate, up)
     return _silu_mul(gate, up, backend)
 
 
 def down_projection(
-    activations: Tensor, routing: Routing, experts: Experts, row_align: int, out: Tensor, accumulate: bool, backend: str
+    activations: Tensor,
+    routing: Routing,
+    experts: Experts,
+    row_align: int,
+    out: Tensor | None,
+    accumulate: bool,
+    backend: str,
 ) -> Tensor:
-    """api.down_projection through the custom op."""
+    """As eager.down_projection, through the custom op."""
+    out = eager.out_of_down_projection(activations, routing, experts, row_align, out, accumulate)
     weights = list(experts.tensors.values())
     _down_projection(
         activations,

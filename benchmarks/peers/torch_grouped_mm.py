@@ -1,7 +1,7 @@
 """torch's grouped matrix product with as little around it as torch operators allow.
 
-Sort the pairs by expert, gather, product, SiLU*mul, product, put back in the order of the tokens, and weigh and sum
-over k as a batched product (fp32 accumulators). No host synchronisation.
+Sort the pairs by expert, gather, product, SiLU*mul, product; put the rows back in the order of the tokens; weigh and
+sum over k as one batched product with fp32 accumulators. No host synchronisation.
 """
 
 from __future__ import annotations

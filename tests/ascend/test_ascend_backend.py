@@ -109,7 +109,7 @@ def test_nothing_imports_torch_npu_before_it_is_asked_for(tmp_path: Path) -> Non
     """A torch_npu that cannot be imported is beside the package: only the probe of the backend touches it."""
     (tmp_path / "torch_npu.py").write_text("raise ImportError('libhccl.so: cannot open shared object file')\n")
     code = (
-        "import sys, ttnn_moe, ttnn_moe.cli, ttnn_moe.ascend.backend, ttnn_moe.ascend.exchange;"
+        "import sys, ttnn_moe, ttnn_moe.cli, ttnn_moe.ascend.backend, ttnn_moe.parallel;"
         "assert 'torch_npu' not in sys.modules;"
         "print(ttnn_moe.registry.probe('ascend').reason); print(ttnn_moe.registry.resolve())"
     )

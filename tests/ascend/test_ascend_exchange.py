@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ttnn_moe import Placement, Problem, Routing
-from ttnn_moe.ascend.exchange import DispatchCombine, Plan, plan, unique_ids
-from ttnn_moe.ascend.exchange_limits import EXCHANGE_LIMITS, buffer_bytes
 from ttnn_moe.ascend.limits import Limit, broken
 from ttnn_moe.ascend.operators import COMBINE, DISPATCH, EXCHANGE
 from ttnn_moe.errors import BackendUnavailable
+from ttnn_moe.parallel.exchanges.npu import DispatchCombine, Plan, plan, unique_ids
+from ttnn_moe.parallel.exchanges.npu_limits import EXCHANGE_LIMITS, buffer_bytes
 
 BF16 = torch.bfloat16
 

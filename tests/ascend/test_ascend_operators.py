@@ -294,7 +294,7 @@ def test_shapes_of_the_exchange_through_torch_npus_own_shape_functions(npu: Any,
     from torch_npu.op_plugin.meta import _meta_registrations as meta
 
     monkeypatch.setattr(meta, "get_soc_version", lambda: 223)  # that of a 910B3; no NPU is here to be asked
-    from ttnn_moe.ascend.exchange import DispatchCombine, Plan
+    from ttnn_moe.parallel.exchanges.npu import DispatchCombine, Plan
 
     made = Plan("hierarchy", 16, 3, 128, 8, 2048, 128, torch.bfloat16, 0)
     (_, dispatched), (_, combined) = made.calls("group")

@@ -98,8 +98,11 @@ def test_environment_names_the_default(others, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_nothing_can_run_it() -> None:
-    with pytest.raises(BackendUnavailable, match="the tensors are on 'xpu'"):
+    with pytest.raises(BackendUnavailable, match="the tensors are on 'xpu'") as error:
         registry.choose(Problem(1, 2, 1, 8, 8, device="xpu"))
+    first, *lines = str(error.value).splitlines()
+    assert "got T=1, E=2, K=1, H=8, I=8, bfloat16, dense weights, on xpu" in first
+    assert [line.partition(":")[0].strip() for line in lines] == registry.backends()
 
 
 def test_backends_load_when_first_asked_for() -> None:

@@ -11,9 +11,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ascend_operators import UNDEFINED
-from ttnn_moe.ascend.exchange_limits import EXCHANGE_LIMITS, rows_received
 from ttnn_moe.ascend.limits import broken, describe
 from ttnn_moe.ascend.operators import COMBINE, DISPATCH
+from ttnn_moe.parallel.exchanges.npu_limits import EXCHANGE_LIMITS, rows_received
 
 GROUP = "gloo-in-place-of-hccl"
 

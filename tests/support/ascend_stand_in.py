@@ -41,6 +41,9 @@ class OnCpu(AscendBackend):
     def npu(self) -> Any:
         return npu()
 
+    def why_no_group(self, group: object) -> str | None:
+        return None
+
     def group_name(self, group: object) -> str:
         return ascend_exchange_operators.GROUP
 

@@ -7,9 +7,9 @@ import torch
 
 import ttnn_moe
 from cases import CASES, Case, Inputs, Target
-from numerics import BOUND, assert_close, poisoned, token_errors
+from numerics import BOUND, POISON, assert_close, poisoned, token_errors
 from oracle import oracle
-from ttnn_moe import BackendUnavailable, Placement, Problem, Routing, registry
+from ttnn_moe import BackendUnavailable, Placement, Problem, registry
 
 
 def _prepared(runnable: Target, case: Case, dtype: torch.dtype, seed: int = 0):
@@ -18,11 +18,7 @@ def _prepared(runnable: Target, case: Case, dtype: torch.dtype, seed: int = 0):
         pytest.skip(f"{runnable.backend} has no {dtype}")
     inputs = case.make(dtype, seed)
     there = inputs.to(runnable.device)
-    bound = None if inputs.num_tokens is None else torch.tensor(inputs.num_tokens, dtype=torch.int32)
-    routing = Routing.from_topk(
-        there.ids, there.weights, case.E, num_tokens=None if bound is None else bound.to(runnable.device)
-    )
-    problem = Problem.of(case.T, case.K, there.experts, dtype)
+    routing, problem = there.routing(), there.problem
     if reason := registry.why_not(problem).get(runnable.backend):
         with pytest.raises(BackendUnavailable, match="cannot run here"):
             ttnn_moe.moe(there.hidden, routing, there.experts, backend=runnable.backend)
@@ -31,10 +27,7 @@ def _prepared(runnable: Target, case: Case, dtype: torch.dtype, seed: int = 0):
 
 
 def _want(inputs: Inputs, numerics=None, out=None) -> torch.Tensor:
-    ids = inputs.ids.clone()
-    if inputs.num_tokens is not None:
-        ids[inputs.num_tokens :] = -1
-    return oracle(inputs.hidden, ids, inputs.weights, inputs.experts, numerics, out)
+    return oracle(inputs.hidden, inputs.counted_ids, inputs.weights, inputs.experts, numerics, out)
 
 
 def _check(out: torch.Tensor, want: torch.Tensor, inputs: Inputs, dtype: torch.dtype, what: str) -> None:
@@ -45,7 +38,7 @@ def _check(out: torch.Tensor, want: torch.Tensor, inputs: Inputs, dtype: torch.d
     for t in inputs.spoiled:
         assert not out[t].isfinite().all(), f"{what}: token {t} had NaN or Inf put in, and its output hides it"
     if inputs.num_tokens is not None:
-        assert bool((out[n:] == out.new_tensor(1.0e4)).all()), f"{what}: rows past num_tokens were written"
+        assert bool((out[n:] == out.new_tensor(POISON)).all()), f"{what}: rows past num_tokens were written"
 
 
 DTYPES = [torch.bfloat16, torch.float16, torch.float32]

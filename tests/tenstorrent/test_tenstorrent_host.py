@@ -142,7 +142,6 @@ def test_without_ttnn(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"H": 72}, "multiples of 32"),
         ({"I": 40}, "multiples of 32"),
         ({"weight_format": "int4_24"}, "dense weights"),
-        ({"activation_format": "mxf8"}, "in bfloat16"),
         ({"device": "cuda"}, "from the CPU"),
     ],
     ids=str,

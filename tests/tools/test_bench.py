@@ -8,12 +8,14 @@ import pytest
 import torch
 from torch import Tensor
 
+from ttnn_moe import Experts
 from ttnn_moe.bench.draw import Draw
 from ttnn_moe.bench.floor import Ceilings, bytes_moved, floor, flops, measure_ceilings
-from ttnn_moe.bench.gate import POISON, Inputs, check_calls, check_replay, checked_tokens, judge, oracle
+from ttnn_moe.bench.gate import POISON, Inputs, check_calls, check_replay, checked_tokens, judge
 from ttnn_moe.bench.layer import PRESETS, Layer, Weights, fit, free_bytes
 from ttnn_moe.bench.timing import CpuClock, Spread, Turn, take_turns
 from ttnn_moe.errors import ContractError, RequestError
+from ttnn_moe.selfcheck.oracle import oracle
 
 SMALL = Layer("small", E=12, K=3, H=64, I=32, dtype=torch.float32)
 
@@ -140,8 +142,9 @@ def test_an_oracle_that_is_not_finite_passes_nothing() -> None:
 def test_ids_that_name_no_expert_add_nothing() -> None:
     weights, hidden = Weights.random(SMALL, "cpu", seed=0), torch.randn(2, SMALL.H)
     ids, scale = torch.tensor([[3, -1, 99], [-1, -1, -1]], dtype=torch.int32), torch.ones(2, 3)
-    want = oracle(hidden, Draw.of(ids, scale, SMALL.E), weights, torch.arange(2))
-    alone = oracle(hidden[:1], Draw.of(ids[:1, :1], scale[:1, :1], SMALL.E), weights, torch.arange(1))
+    experts = Experts.dense(weights.gate_up, weights.down)
+    want = oracle(hidden, ids, scale, experts)
+    alone = oracle(hidden[:1], ids[:1, :1], scale[:1, :1], experts)
     assert torch.equal(want[:1], alone) and not want[1].any() and want[0].any()
 
 

@@ -98,10 +98,26 @@ def test_generate_takes_the_options_of_the_demo(monkeypatch, capsys) -> None:
         assert option in out
 
 
+def test_bench_model_takes_the_options_of_the_models_benchmark(monkeypatch, capsys) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
+    assert run(monkeypatch, "bench-model", "--help") == 0
+    out = capsys.readouterr().out
+    for option in ("--config", "--random-weights", "--layers", "--prompt-len", "--json"):
+        assert option in out
+
+
+def test_the_package_runs_as_a_command() -> None:
+    done = subprocess.run([sys.executable, "-m", "ttnn_moe", "--help"], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    for command in ("doctor", "selfcheck", "bench", "bench-model", "why", "generate"):
+        assert f" {command} " in done.stdout
+
+
 BAD = {
     "no such command": (["nonesuch"], "nonesuch"),
     "no such option": (["doctor", "--nonesuch"], "--nonesuch"),
     "generate: not a checkpoint": (["generate", "--model", "/nonesuch", "--prompt", "x"], "/nonesuch"),
+    "bench-model: no such option": (["bench-model", "--nonesuch"], "--nonesuch"),
     "generate: no such option": (["generate", "--nonesuch"], "--nonesuch"),
 }
 

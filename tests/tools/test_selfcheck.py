@@ -14,7 +14,9 @@ from torch import Tensor
 import ascend_stand_in
 from paths import python_path
 from ttnn_moe import cli, registry
-from ttnn_moe.selfcheck import Check, measure, row_error, selfcheck
+from ttnn_moe.selfcheck.bounds import worst_error
+from ttnn_moe.selfcheck.check import Check, measure
+from ttnn_moe.selfcheck.runner import selfcheck
 
 
 @pytest.fixture
@@ -63,7 +65,7 @@ def test_ascend_on_stand_ins_passes_operator_by_operator() -> None:
     lines: list[str] = []
     with ascend_stand_in.registered():
         assert selfcheck("ascend", lines.append), "\n".join(lines)
-    for operator in ("npu_moe_init_routing_v2: rows", "npu_grouped_matmul: one group", "npu_swiglu", "moe, ids of -1"):
+    for operator in ("npu_moe_init_routing_v2: rows", "npu_grouped_matmul: one group", "npu_swiglu", "moe, absent ids"):
         assert any(line.startswith(f"ok   {operator}") for line in lines)
     assert lines[-1].startswith("passed: ascend on cpu, in place of an NPU")
 
@@ -81,17 +83,17 @@ def test_results_that_change_from_run_to_run_fail() -> None:
     assert not outcome.passed and "two runs differ" in str(outcome)
 
 
-def test_row_error_sees_one_row_and_nan() -> None:
+def test_worst_error_sees_one_row_and_nan() -> None:
     want = torch.ones(4, 8)
-    assert row_error(want, want) == 0
+    assert worst_error(want, want) == 0
     got = want.clone()
     got[2] *= 1.5
-    assert row_error(got, want) == pytest.approx(0.5)
+    assert worst_error(got, want) == pytest.approx(0.5)
     got[2, 0] = float("nan")
-    assert row_error(got, want) == float("inf")
-    assert row_error(want[:3], want) == float("inf")
+    assert worst_error(got, want) == float("inf")
+    assert worst_error(want[:3], want) == float("inf")
     want[1, 0] = float("nan")
-    assert row_error(torch.ones(4, 8), want) == float("inf"), "a NaN that is hidden"
+    assert worst_error(torch.ones(4, 8), want) == float("inf"), "a NaN that is hidden"
 
 
 STAND_IN = """

@@ -59,7 +59,7 @@ def gpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iter
     indirect=["gpu"],
 )
 def test_the_kernels_of_a_gpu_are_named(gpu: None, change: dict[str, object], runs: str, words: list[str]) -> None:
-    first, *others = ttnn_moe.why(_problem(**change)).splitlines()
+    first, *others = str(ttnn_moe.why(_problem(**change))).splitlines()
     assert first.startswith(f"cuda runs it, with {runs}")
     assert all(reason in first for reason in words)
     assert words or ";" not in first
@@ -69,7 +69,8 @@ def test_the_kernels_of_a_gpu_are_named(gpu: None, change: dict[str, object], ru
 
 def test_what_stands_in_for_an_older_gpu_is_named(gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TTNN_MOE_CUDA_ARCH", "sm_80")
-    assert "sm80 (CUDA C++" in ttnn_moe.why(_problem()) and "not compute_80" in ttnn_moe.why(_problem())
+    why = str(ttnn_moe.why(_problem()))
+    assert "sm80 (CUDA C++" in why and "not compute_80" in why
     monkeypatch.setenv("TTNN_MOE_CUDA_ARCH", "sm_61")
     with pytest.raises(ContractError, match="TTNN_MOE_CUDA_ARCH"):
         ttnn_moe.why(_problem())
@@ -77,7 +78,8 @@ def test_what_stands_in_for_an_older_gpu_is_named(gpu: None, monkeypatch: pytest
 
 def test_a_missing_compiler_is_named(gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(build, "why_not", lambda: "cuda.core is not installed")
-    assert "triton (Triton kernels); few, sm90, sm80 do not: cuda.core is not installed" in ttnn_moe.why(_problem())
+    why = str(ttnn_moe.why(_problem()))
+    assert "triton (Triton kernels); few, sm90, sm80 do not: cuda.core is not installed" in why
 
 
 def test_rounding_is_that_of_the_family(gpu: None) -> None:
@@ -88,23 +90,54 @@ def test_rounding_is_that_of_the_family(gpu: None) -> None:
 
 def test_a_backend_that_was_named_and_those_that_could() -> None:
     problem = Problem(4, 8, 2, 64, 64, torch.float32)
-    assert ttnn_moe.why(problem, "reference").startswith("reference runs it\n")
+    assert str(ttnn_moe.why(problem, "reference")).startswith("reference runs it\n")
     with pytest.raises(BackendUnavailable, match="no such backend"):
         ttnn_moe.why(problem, "nonesuch")
 
 
 def test_backends_that_could_run_it_too_are_listed(gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cuda.CudaBackend, "why_not", lambda self, problem: None)
-    assert "reference could, if asked for" in ttnn_moe.why(_problem(device="cpu"), "cuda")
+    assert "reference could, if asked for" in str(ttnn_moe.why(_problem(device="cpu"), "cuda"))
 
 
-def test_the_command_puts_equal_answers_together(gpu: None) -> None:
-    arguments = ["why", "--tokens", "1,64,4096", "--hidden", "2080"]
-    done = CliRunner().invoke(app, arguments, catch_exceptions=False)
+def _table(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> list[str]:
+    monkeypatch.setenv("COLUMNS", "300")
+    done = CliRunner().invoke(app, ["why", *arguments], catch_exceptions=False)
     assert done.exit_code == 0, done.output
-    assert done.output.startswith("T=1:\n  cuda runs it, with triton_few (Triton")
-    assert "\nT=64 T=4096:\n  cuda runs it, with triton (Triton" in done.output
-    assert "2080" in done.output and "\n  reference does not" in done.output
+    return [line.rstrip() for line in done.output.splitlines() if line.strip()]
+
+
+def test_the_command_puts_equal_answers_together(gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = _table(monkeypatch, "--tokens", "1,64,4096", "--hidden", "2080")
+    rejected = [[name, "no"] for name in registry.backends() if name != "cuda"]
+    for tokens, family in (("T=1", "triton_few"), ("T=64 T=4096", "triton")):
+        title, columns, first, *others = lines[: 3 + len(rejected)]
+        lines = lines[3 + len(rejected) :]
+        assert title == f"MoE layer, {tokens}" and columns.split() == "backend runs it with, or why not".split()
+        assert first.split()[:3] == ["cuda", "yes", family] and "2080" in first
+        assert [line.split()[:2] for line in others] == rejected
+    assert not lines
+
+
+def test_without_a_gpu_the_command_says_why_each_backend_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    if registry.probe("cuda").available:
+        pytest.skip("a GPU is here")
+    title, _, *rows = _table(monkeypatch, "--tokens", "1,512")
+    assert title == "MoE layer, T=1 T=512: nothing runs it here"
+    assert [row.split()[:2] for row in rows] == [[name, "no"] for name in registry.backends()]
+    assert registry.probe("cuda").reason in rows[0] and "to fix it: move them with .cpu()" in rows[-1]
+    assert not any("{" in row for row in rows)
+    rows = _table(monkeypatch, "--tokens", "1,512", "--device", "cpu")[2:]
+    assert rows[0].split() == ["reference", "yes"]
+
+
+def test_rows_say_the_same_as_the_lines() -> None:
+    why = ttnn_moe.why(Problem(4, 8, 2, 64, 64, torch.float32), "reference")
+    assert why.chosen == "reference" and why.rows[0] == registry.Row("reference", "runs")
+    assert [row.backend for row in why.rows] == ["reference", *(b for b in registry.backends() if b != "reference")]
+    assert str(why).splitlines() == [str(row) for row in why.rows]
+    nothing = ttnn_moe.why(Problem(4, 8, 2, 64, 64, torch.float32, device="xpu"))
+    assert nothing.chosen is None and {row.verdict for row in nothing.rows} == {"cannot"}
 
 
 def test_the_command_refuses_what_is_no_number() -> None:

@@ -6,20 +6,20 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from ..backend import Numerics, Probe
 from ..contract import Experts, Placement, Problem, Routing
 from ..errors import BackendUnavailable
-from . import kernels, limits, operators, run, steps
+from . import groups, kernels, limits, operators, run, steps
 from .layout import weights_of
+from .prepared import PreparedAscend
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-    from ..selfcheck import Check
-    from .exchange import DispatchCombine
-    from .prepared import PreparedAscend
+    from ..selfcheck.check import Check
 
 MACHINE = "Ascend910B"
 
@@ -65,8 +65,6 @@ class AscendBackend:
             )
         if problem.weight_format != "dense":
             return f"it runs dense weights, not {problem.weight_format!r}"
-        if problem.activation_format is not None:
-            return f"it multiplies activations in the dtype of hidden, not in {problem.activation_format!r}"
         if problem.dtype not in (torch.bfloat16, torch.float16):
             return f"it runs bf16 and fp16, not {problem.dtype}"
         E = problem.E // problem.D if problem.D > 1 else problem.E
@@ -76,43 +74,27 @@ class AscendBackend:
         gate_up = None if kernels.asked_for() else problem.dtype
         return Numerics(gate_up=gate_up, activation=problem.dtype, expert_out=problem.dtype)
 
-    def exchange(self, problem: Problem, placement: Placement, group: ProcessGroup | None) -> DispatchCombine:
-        """Expert parallelism by torch_npu's pair of operators.
-
-        Raises:
-            BackendUnavailable: the sizes, this torch_npu, the driver or HCCL_BUFFSIZE do not allow it.
-        """
-        from .exchange import DispatchCombine, plan
-
-        npu = self.npu()
-        made = plan(problem, placement, operators.driver_version(npu))
-        # last: to name a group is to make HCCL's buffers
-        return DispatchCombine(npu, made, placement, self.group_name(group))
+    def why_no_group(self, group: ProcessGroup | None) -> str | None:
+        """None if HCCL can name the group (default: all processes), else the reason, with the remedy."""
+        try:
+            self._hccl(group or dist.group.WORLD)
+        except BackendUnavailable as error:
+            return str(error).removesuffix(".")
+        return None
 
     def group_name(self, group: ProcessGroup | None) -> str:
-        """HCCL's name of a process group; of one that the exchange has for itself where none is given.
+        """HCCL's name of a process group; default: of a group that only the exchange uses.
 
         Raises:
             BackendUnavailable: the group has no HCCL.
         """
-        import torch.distributed as dist
-
-        from .exchange import own_group
-
-        hccl = self._hccl(group or dist.group.WORLD)
+        named = self._hccl(group or dist.group.WORLD)
         if group is None:
-            hccl = self._hccl(own_group())
-        return hccl.get_hccl_comm_name(dist.get_rank())
+            named = self._hccl(groups.own_group())
+        return named.get_hccl_comm_name(dist.get_rank())
 
     def _hccl(self, group: Any) -> Any:
-        try:
-            return group._get_backend(torch.device(self.device))
-        except RuntimeError as error:
-            raise BackendUnavailable(
-                "the process group has no HCCL",
-                got=str(error).splitlines()[0],
-                remedy="torch.distributed.init_process_group('hccl'), or exchange='all_to_all'",
-            ) from error
+        return groups.hccl(group, self.device)
 
     def versions(self) -> list[str]:
         """What `ttnn-moe selfcheck` shows beside the packages."""
@@ -127,8 +109,6 @@ class AscendBackend:
         return list(checks(self.npu(), self.device))
 
     def prepare(self, problem: Problem, experts: Experts, placement: Placement | None) -> PreparedAscend:
-        from .prepared import PreparedAscend
-
         return PreparedAscend(self.npu(), problem, experts, placement)
 
     def moe(self, hidden: Tensor, routing: Routing, experts: Experts, out: Tensor, accumulate: bool) -> None:

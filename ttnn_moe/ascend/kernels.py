@@ -1,7 +1,7 @@
 """The second path: the Triton kernels of gpu_kernels/ascend, with npu_grouped_matmul for the down projection.
 
-Asked for by TTNN_MOE_ASCEND_KERNELS=triton, with triton-ascend installed. Against the chain of operators it keeps
-gate and up in fp32 until they are multiplied. Never run on an NPU.
+TTNN_MOE_ASCEND_KERNELS=triton asks for it; triton-ascend must be installed. Unlike the chain of operators it keeps gate
+and up in fp32 until their product. Never run on an NPU.
 """
 
 from __future__ import annotations

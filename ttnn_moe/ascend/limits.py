@@ -1,7 +1,7 @@
 """The documented limits of the layer's operators on Ascend 910B (Atlas A2): one row each, with the page it stands on.
 
-A row looks at the arguments of one call: shapes, strides, dtypes and numbers, never a tensor's values, so that all
-are checked before the first launch, on meta tensors.
+A row reads shapes, strides, dtypes and numbers of one call's arguments, never a tensor's values. So the backend checks
+all rows before the first launch, on meta tensors.
 """
 
 from __future__ import annotations

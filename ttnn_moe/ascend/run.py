@@ -3,10 +3,10 @@
 npu_moe_init_routing_v2 -> npu_grouped_matmul -> npu_swiglu -> npu_grouped_matmul -> npu_moe_token_unpermute. Ids
 stay on the device, shapes follow from T and K, and nothing waits for the NPU.
 
-Pairs that name no expert are sorted last, as an expert of their own after the others, and the groups of
-npu_grouped_matmul end before them: CANN's page (ops-transformer, gmm/grouped_matmul/README.md) asks for a last end of
-at most the rows, and rows past it are not written. Groups are given as running sums, not as counts: counts of length 1
-(one local expert) are refused.
+Pairs that name no expert are sorted last, as one more expert. The groups of npu_grouped_matmul end before them, and it
+does not write rows past the last group. CANN's page (ops-transformer, gmm/grouped_matmul/README.md) allows a last end
+below the number of rows. Groups are running sums, not counts: the operator refuses counts of length 1 (one local
+expert).
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..selfcheck import Check
+from ..selfcheck.check import Check
 from .run import grouped_matmul, routing_options
 
 T, E, K, H, I = 37, 8, 3, 128, 64

@@ -1,10 +1,10 @@
 """Draws: random routings of T tokens, uniform or skewed, the same on every machine for one seed.
 
-Every expert has a popularity: all the same (uniform), or, skewed, r ** -SKEW for the expert of popularity rank r, ranks
-1 .. E being a random permutation of the experts. A token takes K distinct experts, one after the other, each with a
-probability in proportion to its popularity among those not yet taken (drawn as the K largest of log popularity plus
-Gumbel noise). With SKEW = 0.5 the busiest of 128 experts gets about five times the mean at K = 8.
-Routing weights are uniform in 0.5 .. 1.5, then divided by their sum, so that no expert's share hides below the gate.
+Every expert has a popularity: all the same (uniform), or, skewed, r ** -SKEW for the expert of popularity rank r,
+ranks 1 .. E being a random permutation of the experts. A token takes K distinct experts, one after the other. The
+probability of each is in proportion to its popularity among those not yet taken: the K largest of log popularity plus
+Gumbel noise. With SKEW = 0.5 the busiest of 128 experts gets about five times the mean at K = 8. Routing weights are
+uniform in 0.5 .. 1.5, then divided by their sum, so that no expert's share hides below the gate.
 """
 
 from __future__ import annotations

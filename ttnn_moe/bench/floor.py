@@ -1,5 +1,6 @@
-"""The floor of a draw: no version is much faster than its bytes at the measured read bandwidth, nor than its
-floating-point operations at the measured rate of a large matrix product. Both ceilings are measured in the same run.
+"""The floor of a draw: the time that its bytes or its floating-point operations take at the machine's measured best.
+
+Bytes count at the read bandwidth, operations at the rate of a large matrix product. The same run measures both.
 """
 
 from __future__ import annotations

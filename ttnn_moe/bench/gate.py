@@ -1,8 +1,8 @@
-"""The gate: nothing is timed whose output is not right, in this run, on these inputs.
+"""The gate: nothing is timed unless its output is right, in this run, on these inputs.
 
-Right: every checked token within BOUND of fp64 arithmetic on the same weights, no value of POISON left in an output
-that was filled with it before, and no NaN or infinity anywhere. On CUDA every token is checked; on the CPU as many as
-CPU_FLOPS allow, drawn anew for every routing, the last one always among them.
+Right: every checked token is within BOUND of the fp64 oracle on the same weights. No value of POISON is left in an
+output that was filled with it, and no NaN or infinity is anywhere. On CUDA the gate checks every token. On the CPU it
+checks as many as CPU_FLOPS allow, drawn anew for every routing, and always the last.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ..contract import Experts
+from ..selfcheck.bounds import BOUND, POISON, token_errors
+from ..selfcheck.oracle import oracle
 from .draw import Draw
 from .layer import Layer, Weights
 
-# relative error of a token; bf16 leaves room for weights, activations and expert outputs that are rounded to it
-BOUND = {torch.bfloat16: 1e-2, torch.float16: 2e-3, torch.float32: 2e-5}
-POISON = 8192.0  # exact in every dtype
 CPU_FLOPS = 2e9  # of fp64 arithmetic a weight set: some tenths of a second
 
 
@@ -42,7 +42,8 @@ class Inputs:
     def of(cls, layer: Layer, hidden: Tensor, draw: Draw, expert_weights: Weights, seed: int = 0) -> Inputs:
         """Put a draw beside hidden, choose the tokens to check, and compute them in fp64."""
         tokens = checked_tokens(layer, len(hidden), hidden.is_cuda, seed)
-        want = oracle(hidden, draw, expert_weights, tokens)
+        experts = Experts.dense(expert_weights.gate_up, expert_weights.down)
+        want = oracle(hidden[tokens.to(hidden.device)], draw.ids[tokens], draw.weights[tokens], experts)
         ids, weights = draw.ids.to(hidden.device), draw.weights.to(hidden.device)
         return cls(hidden, ids, weights, draw, tokens.to(hidden.device), want)
 
@@ -55,22 +56,6 @@ def checked_tokens(layer: Layer, T: int, on_cuda: bool, seed: int) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
     others = torch.randperm(T - 1, generator=generator)[: max(n, 8) - 1]
     return torch.cat([others.sort().values, torch.tensor([T - 1])])
-
-
-def oracle(hidden: Tensor, draw: Draw, weights: Weights, tokens: Tensor) -> Tensor:
-    """[tokens, H] in fp64: the sum over k of w * (silu(x Wg) * (x Wu)) Wd, expert by expert."""
-    ids, scale = draw.ids[tokens], draw.weights[tokens].double()
-    x = hidden[tokens.to(hidden.device)].double()
-    want = torch.zeros_like(x)
-    for e in ids.unique().tolist():
-        if not 0 <= e < len(weights.down):
-            continue
-        rows, k = (ids == e).nonzero(as_tuple=True)
-        there = rows.to(x.device)
-        gate, up = (x[there] @ weights.gate_up[e].double().T).chunk(2, dim=-1)
-        out = (gate * torch.sigmoid(gate) * up) @ weights.down[e].double().T
-        want.index_add_(0, there, out * scale[rows, k].to(x.device)[:, None])
-    return want
 
 
 @dataclass(frozen=True)
@@ -93,8 +78,7 @@ def judge(outputs: Sequence[Tensor], inputs: Sequence[Inputs]) -> Verdict:
         # fresh memory of the CPU is zeros, which no token with an expert has
         if bool((out == POISON).any()) or bool(((out == 0).all(1) & (given.ids >= 0).any(1)).any()):
             return Verdict(float("inf"), "part of the output was not written")
-        errors = (out[given.tokens].double() - given.want).norm(dim=1) / given.want.norm(dim=1).clamp_min(1e-30)
-        worst = max(worst, float(errors.nan_to_num(nan=float("inf")).max()))
+        worst = max(worst, float(token_errors(out[given.tokens], given.want).max()))
     bound = BOUND[inputs[0].hidden.dtype]
     return Verdict(worst, None if worst <= bound else f"a token is off by {worst:.2e}, more than {bound:.0e}")
 

@@ -45,8 +45,11 @@ class Layer:
         return self.E * self.expert_bytes
 
     def working_bytes(self, T: int, sets: int) -> int:
-        """What calls of T tokens need beside the weights, generously: twice (eager calls and graphs have pools of their
-        own) the step tensors of the peer that makes most of them; inputs and outputs; fp64 copies of an expert."""
+        """A generous estimate of what calls of T tokens need beside the weights.
+
+        Twice the step tensors of the peer that makes most of them, since eager calls and graphs have separate pools;
+        inputs and outputs; fp64 copies of an expert.
+        """
         pairs = T * self.K
         steps = pairs * (4 * self.H + 4 * self.I) * self.dtype.itemsize
         ends = (2 + 8) * sets * T * self.H * self.dtype.itemsize

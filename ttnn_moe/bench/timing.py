@@ -1,9 +1,9 @@
 """Times: device events and captured graphs on CUDA, the wall clock on the CPU; medians and spread of many turns.
 
-What takes a turn is one call on every weight set, in order; a time is that of the turn over the number of sets, so
-that no call finds its weights in a cache (on an H200 the sets' active weights are several times the L2).
-One graph holds the calls of all sets, and not one graph a set: a model's graph holds all its layers too, and the cost
-of starting a graph (some microseconds, as much as a tenth of a layer at T = 1) is shared among them.
+A turn is one call on every weight set, in order. A time is that of the turn over the number of sets. So no call finds
+its weights in a cache: on an H200 the active weights of the sets are several times the L2.
+One graph holds the calls of all sets, as a model's graph holds all its layers. They share the launch overhead of the
+graph: some microseconds, up to a tenth of a layer at T = 1.
 """
 
 from __future__ import annotations
@@ -110,11 +110,11 @@ def clock_for(device: str) -> CpuClock | CudaClock:
 
 
 def take_turns(turns: Sequence[Turn], clock: CpuClock | CudaClock, rounds: int, seconds: float) -> int:
-    """Time turns that were warmed up, in rounds: `rounds` of them, or fewer (never under ten) to stay near `seconds`.
-    Returns how many.
+    """Time turns that were warmed up, in rounds; returns how many.
 
-    In every round each turn runs once, and the next round starts with another, so that a slow spell of the machine, or
-    what ran just before, falls on all alike.
+    `rounds` of them, or fewer (never under ten) to stay near `seconds`. In every round each turn runs once, and the
+    next round starts with another turn. So a slow spell of the machine, or what ran just before, affects all turns
+    alike.
     """
     if not turns:
         return 0
@@ -167,8 +167,10 @@ def waits_for_device(calls: Sequence[Call]) -> str | None:
 
 
 def fastest_us_on_device(call: Callable[[], object], samples: int = 20) -> float:
-    """Microseconds of one call out of a graph of four, on CUDA: the fastest of several, with pauses between them, so
-    that a limit of power does not hold a ceiling down."""
+    """Microseconds of one call out of a graph of four, on CUDA: the fastest of several.
+
+    Pauses between them keep the power limit from lowering the result.
+    """
     call()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()

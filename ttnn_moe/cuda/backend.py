@@ -55,8 +55,6 @@ class CudaBackend:
         if problem.device != device:
             where = "on the CPU under TRITON_INTERPRET=1" if interpreted() else "on CUDA devices"
             return f"it runs {where}, and the tensors are on {problem.device!r}; to fix it: move them to {device!r}"
-        if problem.activation_format is not None:
-            return f"it multiplies activations in the dtype of hidden, not in {problem.activation_format!r}"
         if interpreted() and problem.dtype == torch.bfloat16:
             return "Triton's interpreter has no bf16 products; to fix it: use float16 or float32"
         chosen = choose(problem, target_of())

@@ -6,31 +6,11 @@ and cuts out the experts of one device.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
-
-from torch import Tensor
-
 from ..errors import ContractError
 from .dense import DenseFormat
+from .format import ExpertFormat, ExpertWeights
 
-if TYPE_CHECKING:
-    from ..experts import Experts
-
-
-class ExpertFormat(Protocol):
-    """What a weight format must offer."""
-
-    name: str
-
-    def check(self, experts: Experts) -> None:
-        """Raise ContractError unless the tensors have this format's names, shapes and dtypes."""
-
-    def dequantize(self, experts: Experts, e: int) -> tuple[Tensor, Tensor]:
-        """Logical weights of expert e: gate_up [2I, H] (gate rows first) and down [H, I]."""
-
-    def select(self, experts: Experts, index: Tensor) -> dict[str, Tensor]:
-        """The tensors of the experts in index [E_local] (int64, CPU); views where they can be."""
-
+__all__ = ["FORMATS", "DenseFormat", "ExpertFormat", "ExpertWeights", "get_format", "register_format"]
 
 FORMATS: dict[str, ExpertFormat] = {}
 

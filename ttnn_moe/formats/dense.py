@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor
 
 from ..errors import ContractError
-
-if TYPE_CHECKING:
-    from ..experts import Experts
+from .format import ExpertWeights
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
@@ -20,9 +16,7 @@ class DenseFormat:
 
     name = "dense"
 
-    def check(self, experts: Experts) -> None:
-        if experts.bias:
-            raise ContractError("dense experts have no biases", got="bias=True", expected="bias=False")
+    def check(self, experts: ExpertWeights) -> None:
         if set(experts.tensors) != {"gate_up", "down"}:
             raise ContractError(
                 "dense experts need exactly two tensors", got=sorted(experts.tensors), expected="['down', 'gate_up']"
@@ -52,13 +46,13 @@ class DenseFormat:
                 expected="one dtype, one device",
             )
 
-    def dequantize(self, experts: Experts, e: int) -> tuple[Tensor, Tensor]:
+    def dequantize(self, experts: ExpertWeights, e: int) -> tuple[Tensor, Tensor]:
         gate_up, down = experts.tensors["gate_up"][e], experts.tensors["down"][e]
         if experts.gate_up_order == "interleaved":
             gate_up = torch.cat([gate_up[0::2], gate_up[1::2]])
         return gate_up, down
 
-    def select(self, experts: Experts, index: Tensor) -> dict[str, Tensor]:
+    def select(self, experts: ExpertWeights, index: Tensor) -> dict[str, Tensor]:
         first, n = int(index[0]), len(index)
         if torch.equal(index, torch.arange(first, first + n)):
             return {name: tensor[first : first + n] for name, tensor in experts.tensors.items()}

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import torch
 import torch.distributed as dist
-from loguru import logger
 from torch import Tensor
 
 from .. import api, registry
 from ..backend import Prepared, store
 from ..contract import Experts, Placement, Problem, Routing
-from ..errors import BackendUnavailable, ContractError
-from .exchange import AllToAll, Exchange
+from ..errors import ContractError
+from . import exchanges
+from .exchanges import Topology
 
-EXCHANGES = ("auto", "dispatch_combine", "all_to_all")
+NAMES = (exchanges.AUTO, *(kind.name for kind in exchanges.EXCHANGES))
 
 
 class ExpertParallel(Prepared):
@@ -29,13 +29,13 @@ class ExpertParallel(Prepared):
         group: of torch.distributed; default: all processes. For dispatch_combine, one that nothing else uses and that
             all layers share; by default it makes one.
         backend: runs the local experts.
-        exchange: "all_to_all"; "dispatch_combine" (torch_npu's npu_moe_distribute_*_v2); "auto": that if the sizes,
-            this torch_npu, the driver and HCCL_BUFFSIZE allow it, else all_to_all.
+        exchange: "dispatch_combine" (torch_npu's npu_moe_distribute_*_v2), "all_to_all", or "auto": the first of these
+            that the sizes, torch_npu, the driver and HCCL_BUFFSIZE allow.
         wire: dtype in which all_to_all sends results back: fp32, or the dtype of hidden (one rounding a process).
 
     Raises:
         ContractError: torch.distributed is not started; experts, placement, group and problem do not fit.
-        BackendUnavailable: the exchange asked for cannot run; HCCL_BUFFSIZE is too small, with the value to set.
+        BackendUnavailable: the exchange or the backend that was asked for cannot run, and why.
     """
 
     def __init__(
@@ -48,29 +48,16 @@ class ExpertParallel(Prepared):
         exchange: str = "auto",
         wire: torch.dtype = torch.float32,
     ):
-        if exchange not in EXCHANGES:
-            raise ContractError("unknown exchange", got=repr(exchange), expected=f"one of {list(EXCHANGES)}")
+        if exchange not in NAMES:
+            raise ContractError("unknown exchange", got=repr(exchange), expected=f"one of {list(NAMES)}")
         if wire not in (torch.float32, problem.dtype):
             raise ContractError("unsupported wire dtype", got=wire, expected=f"float32 or {problem.dtype}")
         _check_group(placement, group)
         self.problem, self.placement = api.described(problem, experts, placement), placement
         self._experts = experts
-        self.exchange = self._choose(exchange, group, wire, registry.resolve(backend))
-
-    def _choose(self, exchange: str, group: dist.ProcessGroup | None, wire: torch.dtype, backend: str) -> Exchange:
-        if exchange != "all_to_all":
-            local = Problem.of(1, self.problem.K, self._experts, self.problem.dtype)
-            make = getattr(registry.choose(local, backend), "exchange", None)
-            try:
-                if make is None:
-                    raise BackendUnavailable(f"backend {backend!r} has no exchange of its own")
-                return make(self.problem, self.placement, group)
-            except BackendUnavailable as error:
-                if exchange == "dispatch_combine":
-                    raise
-                logger.debug("auto chose the exchange all_to_all: {}", error)
-        assert self.placement is not None
-        return AllToAll(self.placement, group, wire, backend)
+        local = Problem.of(1, problem.K, experts, problem.dtype)
+        runs = registry.choose(local, registry.resolve(backend))
+        self.exchange = exchanges.choose(exchange, self.problem, Topology(placement, runs, group, wire))
 
     def _run(self, hidden: Tensor, routing: Routing, out: Tensor, accumulate: bool) -> None:
         store(self.exchange(hidden, routing, self._experts), out, accumulate, routing.num_tokens)

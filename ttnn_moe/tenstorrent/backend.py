@@ -51,6 +51,7 @@ class TenstorrentBackend:
     """See the module's docstring."""
 
     name = "tenstorrent"
+    row_align = ROW_ALIGN
 
     @classmethod
     def probe(cls) -> Probe:
@@ -63,8 +64,6 @@ class TenstorrentBackend:
             return f"it runs bfloat16, not {problem.dtype}; to fix it: convert hidden and weights"
         if problem.weight_format != "dense":
             return f"it runs dense weights, not {problem.weight_format!r}"
-        if problem.activation_format is not None:
-            return f"it multiplies activations in bfloat16, not in {problem.activation_format!r}"
         if problem.H % 32 or problem.I % 32:
             return f"H and I must be multiples of 32, the side of a tile, not H={problem.H}, I={problem.I}"
         return None

@@ -85,8 +85,8 @@ class Conversations:
     def rows(self, count: int, length: int) -> tuple[np.ndarray, np.ndarray]:
         """ids [count, length] int16 and their kinds [count, length] uint8, which WEIGHTS weighs.
 
-        A kind belongs to the token it stands at: 3 for the value of a key, 2 for any other answer, both with their
-        end marker, 1 for the text of a sentence, 0 for all else. A turn cut by the row's end keeps what fits.
+        Each token has a kind: 3 for the value of a key, 2 for any other answer (both with their end marker), 1 for the
+        text of a sentence, 0 for all else. A turn cut by the row's end keeps what fits.
         """
         start, assistant, end, pad = self.markers
         ids = np.full((count, length), pad, dtype=np.int16)

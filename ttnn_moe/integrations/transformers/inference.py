@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.library import custom_op
 
-from ..errors import TtnnMoeError
+from ...errors import TtnnMoeError
 
 
 class BackwardRefused(TtnnMoeError, RuntimeError):

@@ -1,35 +1,22 @@
-"""What moves tokens between the processes that share the experts, and the one that runs on any process group."""
+"""Tokens by torch.distributed's all_to_all_single, on any process group."""
 
 from __future__ import annotations
-
-from typing import Protocol
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from .. import api
-from ..contract import Experts, Placement, Routing
-
-
-class Exchange(Protocol):
-    """One group of processes. All of them call it, in turn, also with no token."""
-
-    name: str
-
-    def __call__(self, hidden: Tensor, routing: Routing, experts: Experts) -> Tensor:
-        """Each token [T, H] through its experts, wherever they live; returns its sum over all of them, [T, H].
-
-        routing: global ids. experts: those of this process. Rows past routing.num_tokens are undefined.
-        """
+from ... import api
+from ...contract import Experts, Placement, Problem, Routing
+from .exchange import Topology
 
 
 class AllToAll:
     """all_to_all_single of the process group, on gloo, NCCL or HCCL.
 
-    A token goes once to each process that holds one of its experts, with its K ids and weights; that process sends
-    back the weighed sum over its experts, in the dtype wire. Sums over processes are fp32, in ascending rank. The
-    sizes of the messages are read back: each call waits for the device once.
+    A token goes once to each process that holds one of its experts, with its K ids and weights. That process sends
+    back the weighted sum over its experts, in the dtype wire. Sums over processes are fp32, in ascending rank. Each
+    call waits for the device once: the host reads the sizes of the messages.
     """
 
     name = "all_to_all"
@@ -43,6 +30,14 @@ class AllToAll:
     ):
         self._group, self._placement, self._wire, self._backend = group, placement, wire, backend
         self._device_of, self._local_of = placement.device_of, placement.local_of()
+
+    @classmethod
+    def why_not(cls, problem: Problem, topology: Topology) -> str | None:
+        return None
+
+    @classmethod
+    def of(cls, problem: Problem, topology: Topology) -> AllToAll:
+        return cls(topology.placement, topology.group, topology.wire, topology.backend.name)
 
     def __call__(self, hidden: Tensor, routing: Routing, experts: Experts) -> Tensor:
         # -1 where there is no expert, also past num_tokens

@@ -8,8 +8,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .limits import PAGES, Arguments, Limit
-from .operators import COMBINE, DISPATCH
+from ...ascend.limits import PAGES, Arguments, Limit
+from ...ascend.operators import COMBINE, DISPATCH
+from ...sizes import ceil_div
 
 DEFAULT_BUFFER_MB = 200
 MB = 2**20
@@ -30,7 +31,7 @@ def buffer_bytes(comm_alg: str, tokens: int, ranks: int, E: int, K: int, H: int)
 
 
 def _aligned(n: int, step: int) -> int:
-    return (n + step - 1) // step * step
+    return ceil_div(n, step) * step
 
 
 def rows_received(tokens: int, ranks: int, E: int, K: int) -> int:

@@ -14,9 +14,9 @@ import torch
 from loguru import logger
 from torch import Tensor, nn
 
-from .. import api, registry
-from ..contract import Experts, Problem, Routing
-from ..errors import BackendUnavailable, ContractError
+from ... import api, registry
+from ...contract import Experts, Problem, Routing
+from ...errors import BackendUnavailable, ContractError
 from .gate import Refusal, traits, why_not
 from .inference import InferenceOnly
 
@@ -127,7 +127,8 @@ class _Bound:
             self.backend = registry.choose(problem, backend).name
         except BackendUnavailable as error:
             what = f"{name} cannot run {type(module).__name__} on {gate_up.device}: {error.what}"
-            raise BackendUnavailable(what, remedy=error.remedy and f"{error.remedy}; or {_REMEDY}") from error
+            remedy = error.remedy and f"{error.remedy}; or {_REMEDY}"
+            raise BackendUnavailable(what, remedy=remedy, details=error.details) from error
 
     def fits(self, module: nn.Module, gate_up: Tensor, down: Tensor, name: str, backend: str) -> bool:
         return (

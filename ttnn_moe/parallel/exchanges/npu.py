@@ -1,25 +1,29 @@
 """Expert parallelism by npu_moe_distribute_dispatch_v2 and combine_v2. Never run on an NPU: see docs/ascend.md.
 
-The operators want expert e on rank e // (E / D), each id in 0 .. E-1, and no id twice in a row. So global ids are
-renumbered by where the experts live, later duplicates give their weight to the first, and a pair that names no expert
-is pointed at one that its row does not use, with a weight of zero.
+The operators want expert e on rank e // (E / D), each id in 0 .. E-1, and no id twice in a token's row. So this module
+renumbers global ids by where the experts live. Later duplicates give their weight to the first. A pair that names no
+expert gets the id of one that its row does not use, with a weight of zero.
 """
 
 from __future__ import annotations
 
 import os
-import weakref
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
-from ..contract import Experts, Placement, Problem, Routing
-from ..errors import BackendUnavailable
-from . import kernels, operators, run
-from .exchange_limits import (
+from ...ascend import kernels, operators, run
+from ...ascend.layout import weights_of
+from ...ascend.limits import PAGES, broken, describe
+from ...ascend.operators import COMBINE, DISPATCH
+from ...backend import RunsOnNpu
+from ...contract import Experts, Placement, Problem, Routing
+from ...errors import BackendUnavailable
+from ...sizes import ceil_div
+from .exchange import Topology
+from .npu_limits import (
     ALGORITHMS,
     DEFAULT_BUFFER_MB,
     EXCHANGE_LIMITS,
@@ -28,12 +32,8 @@ from .exchange_limits import (
     buffer_bytes,
     rows_received,
 )
-from .layout import weights_of
-from .limits import PAGES, broken, describe
-from .operators import COMBINE, DISPATCH
 
 BUFFER = "HCCL_BUFFSIZE"
-_OWN: weakref.WeakKeyDictionary[dist.ProcessGroup, dist.ProcessGroup] = weakref.WeakKeyDictionary()
 
 
 @dataclass(frozen=True)
@@ -116,23 +116,11 @@ def plan(problem: Problem, placement: Placement, driver: str = "") -> Plan:
     )
 
 
-def own_group() -> dist.ProcessGroup:
-    """A group of all processes, for the pair of operators alone: no other operator may use theirs, all layers share it.
-
-    Every process is to ask for it, as every process makes the layer.
-    """
-    world = dist.group.WORLD
-    assert world is not None
-    if world not in _OWN:
-        _OWN[world] = dist.new_group()
-    return _OWN[world]
-
-
 def check_buffer(made: Plan) -> None:
     """Raise BackendUnavailable unless HCCL_BUFFSIZE (MB; 200 when unset) holds what the plan needs."""
     text = os.environ.get(BUFFER, "")
     have = int(text) if text.strip().isdigit() else DEFAULT_BUFFER_MB
-    need = -(-made.buffer // MB)
+    need = ceil_div(made.buffer, MB)
     if have < need:
         raise BackendUnavailable(
             f"HCCL's buffer is too small for {made.comm_alg} with {made.tokens} tokens on each of {made.ranks} ranks",
@@ -145,23 +133,42 @@ def check_buffer(made: Plan) -> None:
 class DispatchCombine:
     """An Exchange over torch_npu's pair of operators. Nothing waits for the NPU; shapes follow from the plan.
 
-    Sums over experts and the weights are the operators' own; results travel in the dtype of hidden. A process has room
-    for all rows that could come; those that did not come are in no group of the products.
+    The operators apply the weights and sum over experts; results travel in the dtype of hidden. A process has room for
+    all rows that it could receive; rows that did not come are in no group of the products.
     """
 
     name = "dispatch_combine"
 
     def __init__(self, npu: Any, made: Plan, placement: Placement, group: str):
-        if absent := operators.missing(npu, operators.EXCHANGE):
-            raise BackendUnavailable(
-                f"this torch_npu has no {', '.join(absent)}", remedy="install a newer one, or exchange='all_to_all'"
-            )
+        _check_operators(npu)
         self.plan = made
         self._npu, self._group = npu, group
         # where each global expert stands when experts are numbered device by device
         contiguous = torch.empty(placement.E, dtype=torch.int32)
         contiguous[placement.device_expert_mapping.flatten().long()] = torch.arange(placement.E, dtype=torch.int32)
         self._contiguous = contiguous
+
+    @classmethod
+    def why_not(cls, problem: Problem, topology: Topology) -> str | None:
+        backend = topology.backend
+        if not isinstance(backend, RunsOnNpu):
+            return f"backend {backend.name!r} has no exchange of its own; to fix it: exchange='all_to_all'"
+        npu = backend.npu()
+        try:
+            _check_operators(npu)
+            plan(problem, topology.placement, operators.driver_version(npu))
+        except BackendUnavailable as error:
+            return str(error).removesuffix(".")
+        return backend.why_no_group(topology.group)
+
+    @classmethod
+    def of(cls, problem: Problem, topology: Topology) -> DispatchCombine:
+        backend = topology.backend
+        assert isinstance(backend, RunsOnNpu)
+        npu = backend.npu()
+        made = plan(problem, topology.placement, operators.driver_version(npu))
+        # last: to name a group is to make HCCL's buffers
+        return cls(npu, made, topology.placement, backend.group_name(topology.group))
 
     def __call__(self, hidden: Tensor, routing: Routing, experts: Experts) -> Tensor:
         T = routing.T
@@ -186,11 +193,18 @@ class DispatchCombine:
         return torch.where(absent.all(1, keepdim=True), 0.0, out)[:T]
 
 
+def _check_operators(npu: Any) -> None:
+    if absent := operators.missing(npu, operators.EXCHANGE):
+        raise BackendUnavailable(
+            f"this torch_npu has no {', '.join(absent)}", remedy="install a newer one, or exchange='all_to_all'"
+        )
+
+
 def unique_ids(routing: Routing, contiguous: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """ids [T, K] int32 in 0 .. E-1 with none twice in a row, weights [T, K] fp32, absent [T, K] bool.
 
-    contiguous: [E] int32, the new number of each expert. Absent pairs (no expert, or a duplicate whose weight went to
-    the first) get experts that their row does not name, other ones for each token, and weight zero. K <= E.
+    contiguous: [E] int32, the new number of each expert. An absent pair names no expert, or is a duplicate whose weight
+    went to the first. It gets an expert that its row does not name, and weight zero; tokens get different ones. K <= E.
     """
     merged, weights = routing._merged
     absent = merged < 0

@@ -5,8 +5,8 @@ from __future__ import annotations
 from transformers.integrations import finegrained_fp8
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS, ExpertsInterface
 
-from .. import registry
-from ..errors import ContractError
+from ... import registry
+from ...errors import ContractError
 from .experts import experts_forward
 
 NAME = "ttnn_moe"

@@ -10,7 +10,7 @@ from torch.nn.utils import parametrize
 from transformers.activations import SiLUActivation
 from transformers.integrations.moe import use_experts_implementation
 
-from ..contract import HIDDEN_DTYPES
+from ...contract import HIDDEN_DTYPES
 
 WEIGHTS = ("gate_up_proj", "down_proj")
 

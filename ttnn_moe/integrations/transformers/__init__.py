@@ -1,16 +1,16 @@
 """The operator inside transformers: importing this package registers the experts implementation "ttnn_moe".
 
-    import ttnn_moe.hf
+    import ttnn_moe.hf  # or ttnn_moe.integrations.transformers
     model = AutoModelForCausalLM.from_pretrained(..., experts_implementation="ttnn_moe")
 
-or, on a model that is there, `model.set_experts_implementation("ttnn_moe")`.
+On a model that is loaded already: `model.set_experts_implementation("ttnn_moe")`.
 """
 
 from __future__ import annotations
 
 import re
 
-from ..errors import TtnnMoeError
+from ...errors import TtnnMoeError
 
 # the first whose models take the name of a registered experts implementation
 MIN_TRANSFORMERS = (5, 7)

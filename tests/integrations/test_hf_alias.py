@@ -1,0 +1,39 @@
+"""ttnn_moe.hf and ttnn_moe.integrations.transformers are one package under two names."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import subprocess
+import sys
+
+import pytest
+
+from paths import python_path
+
+pytest.importorskip("transformers", reason="transformers is not installed", exc_type=ImportError)
+
+
+def test_modules_are_the_same_objects() -> None:
+    import ttnn_moe.hf
+    import ttnn_moe.integrations.transformers as whole
+    from ttnn_moe.hf.experts import served
+
+    assert ttnn_moe.hf is whole and ttnn_moe.hf.served is served is whole.experts.served
+    for name in ("experts", "gate", "inference", "plug"):
+        assert importlib.import_module(f"ttnn_moe.hf.{name}") is getattr(whole, name)
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import ttnn_moe.hf; ttnn_moe.hf.register",
+        "from ttnn_moe.hf import register, served, TransformersUnsuitable",
+        "from ttnn_moe.hf.gate import why_not",
+        "import ttnn_moe.integrations.transformers, ttnn_moe.hf.plug",
+    ],
+)
+def test_each_way_of_importing_works_first(code: str) -> None:
+    environment = os.environ | {"PYTHONPATH": python_path(), "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

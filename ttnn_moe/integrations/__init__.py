@@ -1,0 +1,1 @@
+"""The operator inside other projects: one package each, imported by name."""

@@ -1,0 +1,53 @@
+"""What moves tokens between the processes that share the experts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ...backend import Backend
+from ...contract import Experts, Placement, Problem, Routing
+
+
+@dataclass(frozen=True)
+class Topology:
+    """The processes that share the experts, and what each of them runs.
+
+    Attributes:
+        placement: where experts live; its D is the number of ranks, its rank this process.
+        backend: runs this process's experts. The device kind of the tensors is that of the problem.
+        group: of torch.distributed; None: all processes.
+        wire: dtype in which results travel, where the exchange lets a caller choose.
+    """
+
+    placement: Placement
+    backend: Backend
+    group: dist.ProcessGroup | None = None
+    wire: torch.dtype = torch.float32
+
+
+class Exchange(Protocol):
+    """One way to move tokens in one group of processes. All processes call it, in turn, also with no token."""
+
+    name: str
+
+    @classmethod
+    def why_not(cls, problem: Problem, topology: Topology) -> str | None:
+        """None if this exchange can serve calls of up to problem.T tokens, else the reason, with the remedy.
+
+        The answer is the same on every process, and asking has no side effect.
+        """
+
+    @classmethod
+    def of(cls, problem: Problem, topology: Topology) -> Exchange:
+        """Make it ready; every process does so. Only after why_not returned None."""
+
+    def __call__(self, hidden: Tensor, routing: Routing, experts: Experts) -> Tensor:
+        """Each token [T, H] through its experts, wherever they live; returns its sum over all of them, [T, H].
+
+        routing: global ids. experts: those of this process. Rows past routing.num_tokens are undefined.
+        """

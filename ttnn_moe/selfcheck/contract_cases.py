@@ -1,0 +1,104 @@
+"""The contract on one backend: the fused operator at every edge, the steps, the prepared layer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from .. import api
+from ..backend import AlignsRows, Backend, Numerics
+from ..contract import Problem
+from .bounds import BOUND, POISON, poisoned
+from .check import Check
+from .edges import CASES, Case, Inputs
+from .oracle import oracle
+
+PLAIN = Case("plain")
+QWEN3 = [Case(f"Qwen3-30B-A3B's layer, T={T}", T, E=128, K=8, H=2048, I=768) for T in (1, 128)]
+
+
+def plain_problem(dtype: torch.dtype, device: str) -> Problem:
+    """The smallest problem that every backend runs."""
+    return Problem(PLAIN.T, PLAIN.E, PLAIN.K, PLAIN.H, PLAIN.I, dtype, device=device)
+
+
+def checks(backend: Backend, device: str, dtype: torch.dtype) -> Iterator[Check]:
+    """All checks of the contract, in the order in which to run them."""
+    # the full layer takes 1.2 GB in bf16, and a CPU minutes
+    for case in (*CASES, *(QWEN3 if device != "cpu" else ())):
+        yield _fused(case, backend, device, dtype)
+    yield from _steps(backend, device, dtype)
+    yield _prepared(backend, device, dtype)
+
+
+def expected(inputs: Inputs, numerics: Numerics) -> Tensor:
+    """[T, H] fp64: what the backend is to return for these inputs, rounded where it declares."""
+    return oracle(inputs.hidden, inputs.counted_ids, inputs.weights, inputs.experts, numerics)
+
+
+def _fused(case: Case, backend: Backend, device: str, dtype: torch.dtype) -> Check:
+    name = f"moe, {case.name.replace('_', ' ')}"
+    inputs = case.make(dtype)
+    there = inputs.to(device)
+    n = case.T if inputs.num_tokens is None else inputs.num_tokens
+
+    def run() -> Tensor:
+        out = poisoned(case.T, case.H, dtype=dtype, device=device)
+        api.moe(there.hidden, there.routing(), there.experts, out=out, backend=backend.name)
+        if bool((out[n:] != POISON).any()):
+            raise AssertionError("rows past num_tokens were written")
+        return out[:n]
+
+    numerics, refused = backend.numerics(there.problem), backend.why_not(there.problem) or ""
+    return Check(name, run, lambda: expected(inputs, numerics)[:n], BOUND[dtype], refused)
+
+
+def _steps(backend: Backend, device: str, dtype: torch.dtype) -> Iterator[Check]:
+    name, bound = backend.name, BOUND[dtype]
+    inputs = PLAIN.make(dtype)
+    there = inputs.to(device)
+    align = backend.row_align if isinstance(backend, AlignsRows) else 1
+    layout = inputs.routing().step_layout(align)
+    real = layout.row_tokens >= 0
+    x = inputs.hidden[layout.row_tokens[real].long()].float()
+    start = layout.row_start.tolist()
+    of_row = [e for e in range(inputs.experts.E) for _ in range(start[e], start[e + 1])]
+    weights = inputs.experts.tensors["gate_up"].float()[torch.tensor(of_row)[real[: len(of_row)]]]
+    gate, up = torch.einsum("rh,rnh->rn", x, weights).chunk(2, -1)
+    act = torch.nn.functional.silu(gate) * up
+    for step, want in (("gate_projection", gate), ("up_projection", up), ("gate_up", act)):
+
+        def run(step: str = step) -> Tensor:
+            call = getattr(api, step)
+            return call(there.hidden, there.routing(), there.experts, row_align=align, backend=name)[real.to(device)]
+
+        yield Check(step, run, lambda want=want: want, bound)  # type: ignore[misc]
+    g, u = gate.to(dtype), up.to(dtype)
+    yield Check(
+        "silu_mul",
+        lambda: api.silu_mul(g.to(device), u.to(device), backend=name),
+        lambda: torch.nn.functional.silu(g.float()) * u.float(),
+        bound,
+    )
+    rows = torch.zeros(layout.capacity, inputs.experts.I, dtype=dtype)
+    rows[real] = act.to(dtype)
+    yield Check(
+        "down_projection",
+        lambda: api.down_projection(rows.to(device), there.routing(), there.experts, row_align=align, backend=name),
+        lambda: expected(inputs, Numerics(activation=dtype)),
+        bound,
+    )
+
+
+def _prepared(backend: Backend, device: str, dtype: torch.dtype) -> Check:
+    inputs = PLAIN.make(dtype)
+    there = inputs.to(device)
+    layer = api.prepare(there.problem, there.experts, backend=backend.name)
+    return Check(
+        "prepared layer",
+        lambda: layer(there.hidden, there.ids, there.weights),
+        lambda: expected(inputs, backend.numerics(there.problem)),
+        BOUND[dtype],
+    )

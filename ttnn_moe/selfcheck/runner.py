@@ -1,0 +1,94 @@
+"""`ttnn-moe selfcheck`: whether a backend is right on this machine.
+
+Every operator and every edge of the contract runs on the backend. The oracle, plain fp32 arithmetic on the CPU with the
+roundings that the backend declares, says what is right. The backend's own checks (`ChecksItself`) come first. Under
+torchrun each rank checks its device, and then all ranks check expert parallelism together. Rank 0 prints every line,
+the other ranks print failures only.
+"""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable, Iterator
+
+import torch
+
+from .. import __version__, registry
+from ..backend import ChecksItself, NamesVersions
+from ..errors import BackendUnavailable
+from ..packages import versions
+from . import contract_cases, parallel_cases
+from .check import Check, Outcome, measure
+
+DEVICES = ("npu", "cuda", "cpu")
+
+
+def selfcheck(name: str, print_: Callable[[str], object], dtype: torch.dtype = torch.bfloat16) -> bool:
+    """Run all checks of one backend, print each as it ends, and last a line that says what passed.
+
+    Returns:
+        Whether all passed, on this rank.
+
+    Raises:
+        BackendUnavailable: the backend is not here.
+    """
+    name = registry.resolve(name)
+    device = device_of(name, dtype)
+    rank, ranks = parallel_cases.start(device)
+    backend = registry.choose(contract_cases.plain_problem(dtype, device), name)
+
+    def say(line: str, always: bool = False) -> None:
+        if rank == 0 or always:
+            print_(line if ranks == 1 else f"[rank {rank}] {line}")
+
+    for line in (*machine(name, device), *(backend.versions() if isinstance(backend, NamesVersions) else ())):
+        say(line)
+    outcomes: list[Outcome] = []
+
+    def in_step(check: Check) -> bool:
+        """Run it and say what it gave; False if it raised."""
+        if check.refused:
+            say(f"none {check.name}: {check.refused}")
+            return True
+        outcomes.append(measure(check, device))
+        say(str(outcomes[-1]), not outcomes[-1].passed)
+        return outcomes[-1].error is not None
+
+    for check in backend.selfchecks() if isinstance(backend, ChecksItself) else ():
+        in_step(check)
+    for check in contract_cases.checks(backend, device, dtype):
+        in_step(check)
+    if ranks > 1:
+        # ranks call these together: one that raised cannot go on
+        parallel_cases.stop(all(map(in_step, parallel_cases.checks(backend, device, dtype))))
+    failed = [outcome.name for outcome in outcomes if not outcome.passed]
+    where = f"{name} on {_device_name(name, device)}"
+    if failed:
+        say(f"FAILED: {where}: {len(failed)} of {len(outcomes)} checks: {', '.join(failed)}", True)
+    else:
+        say(f"passed: {where}: all {len(outcomes)} checks, {str(dtype).removeprefix('torch.')}")
+    return not failed
+
+
+def device_of(name: str, dtype: torch.dtype) -> str:
+    """The first device type that the backend takes tensors on."""
+    reasons = []
+    for device in DEVICES:
+        reason = registry.why_not(contract_cases.plain_problem(dtype, device)).get(name)
+        if reason is None:
+            return device
+        reasons.append(reason)
+    raise BackendUnavailable(f"backend {name!r} runs on none of {list(DEVICES)}: {reasons[-1]}")
+
+
+def machine(name: str, device: str) -> Iterator[str]:
+    """Device and versions, a line each."""
+    yield f"ttnn-moe {__version__}, Python {platform.python_version()}, {platform.system()} {platform.machine()}"
+    yield f"backend {name} on {device}: {', '.join(registry.probe(name).devices)}"
+    found = versions("torch", "triton", "torch_npu", "ttnn")
+    yield ", ".join(f"{module} {version}" for module, version in found.items() if version)
+
+
+def _device_name(name: str, device: str) -> str:
+    found = registry.probe(name).devices
+    return found[0] if found else device

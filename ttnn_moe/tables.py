@@ -1,0 +1,16 @@
+"""Tables on a terminal, in the one form that the command line prints."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from rich.console import Console
+from rich.table import Table
+
+
+def print_table(console: Console, title: str, columns: Iterable[str], rows: Iterable[tuple[str, ...]]) -> None:
+    """Print rows of cells under bold columns; all strings may hold rich's markup."""
+    table = Table(*columns, title=f"\n[bold]{title}[/]", title_justify="left", title_style="", box=None, pad_edge=False)
+    for row in rows:
+        table.add_row(*row)
+    console.print(table)
