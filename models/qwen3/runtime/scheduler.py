@@ -69,14 +69,12 @@ class Scheduler:
         start = time.perf_counter()
         self._admit()
         self._leave()
-        # first tokens are read at once if nobody waits for another: launching the next step would delay them
-        left = 1 if self.ahead and self.decoding else 0
-        prompts = bool(self.filling)
-        made = self._fill() if prompts else self._decode() if self.decoding else None
+        prompts, others = bool(self.filling), bool(self.decoding)
+        made = self._fill() if prompts else self._decode() if others else None
         if made is not None:
             self.launched.append(Launched(*made, not prompts, time.perf_counter() - start))
-        else:
-            left = 0
+        # first tokens are read at once where the device has nothing else to do: launching the next step may take long
+        left = 1 if self.ahead and made is not None and (others or self.filling) else 0
         finished = []
         while len(self.launched) > left:
             finished.append(_read(self.launched.popleft()))
