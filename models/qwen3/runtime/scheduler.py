@@ -92,6 +92,18 @@ class Scheduler:
         self.free_rows.append(request.row)
         request.row = -1
 
+    def waits_for(self, request: Request) -> str | None:
+        """What a request waits for; None: it does not."""
+        if request not in self.waiting:
+            return None
+        before = self.waiting.index(request)
+        if before:
+            return f"{before} requests that came before"
+        if not self.free_rows:
+            return f"one of {self.cache.rows} rows"
+        needed, free = self.cache.needed(request.tokens), self.cache.free
+        return f"{needed} pages of {self.cache.total}: {free} are free" if needed > free else "the next step"
+
     def _admit(self) -> None:
         while self.waiting and self.free_rows:
             request = self.waiting[0]
