@@ -17,7 +17,6 @@ from .attention import decode_attention, norm_rope_write, prefill_attention
 from .cache import CacheSizes, FusedWrite, HeadNorms, RowCache
 from .pages import PagePool
 from .step import DecodeStep, Span, Step
-from .transfer import to_device
 
 PAGE = 64
 """Tokens of a page: what the attention kernels take at a time."""
@@ -36,7 +35,6 @@ class PagedCache(RowCache, FusedWrite):
     Attributes:
         k, v: [layers, 1 + pages, kv_heads, page, head_dim].
         layers: the same, layer by layer. Tensor maps are kept with these tensors, so they are made once.
-        table: [rows + 1, capacity / page] int32 on the device: the pages of each row, in order; 0 past them.
 
     Raises:
         RequestError: sizes below 1, or a page of another size.
@@ -56,7 +54,9 @@ class PagedCache(RowCache, FusedWrite):
         self.sizes, self.page, self.pool = sizes, page, PagePool(pages)
         most = self.needed(capacity)
         self.rows, self.capacity, self.spare = rows, most * page, rows
-        self.table = torch.zeros(rows + 1, most, dtype=torch.int32, device=sizes.device)
+        # the host's copy goes to the device as a whole, before a step that needs it: rows open together
+        self._host = torch.zeros(rows + 1, most, dtype=torch.int32)
+        self._table, self._stale = self._host.to(sizes.device, copy=True), False
         self.lengths = [0] * (rows + 1)
         self._own: list[list[int]] = [[] for _ in range(rows + 1)]
 
@@ -108,8 +108,23 @@ class PagedCache(RowCache, FusedWrite):
         assert not self._own[row]
         own = self._own[row] = self.pool.take(self.needed(tokens))
         self.lengths[row] = 0
-        padding = [0] * (self.table.shape[1] - len(own))
-        self.table[row] = to_device(own + padding, self.sizes.device)
+        padding = [0] * (self._host.shape[1] - len(own))
+        self._host[row] = torch.tensor(own + padding, dtype=torch.int32)
+        self._stale = True
+
+    @property
+    def table(self) -> Tensor:
+        """[rows + 1, capacity / page] int32 on the device: the pages of each row, in order; 0 past them."""
+        if self._stale:
+            host = self._host.pin_memory() if self._table.is_cuda else self._host
+            self._table.copy_(host, non_blocking=self._table.is_cuda)
+            self._stale = False
+        return self._table
+
+    def spans(self, chunks: Sequence[tuple[int, int]], first: int = 0) -> list[Span]:
+        spans = super().spans(chunks, first)
+        _ = self.table  # a captured step that runs these reads it
+        return spans
 
     def close(self, row: int) -> None:
         self.pool.give(self._own[row])

@@ -8,6 +8,7 @@ from functools import partial
 
 import torch
 
+from ttnn_moe.errors import RequestError
 from ttnn_moe.kv.cache import RowCache
 
 from .decode_graphs import DecodeGraphs, buckets
@@ -16,7 +17,7 @@ from .landing import Landing
 from .language_model import LanguageModel
 from .prefill_graphs import PrefillGraphs
 from .requests import Request
-from .runner import Pending, Prompts, draw, next_tokens, run_prefill
+from .runner import EagerRunner, Pending, Prompts, Runner, draw, next_tokens, run_prefill
 
 
 class CapturedRunner:
@@ -81,3 +82,13 @@ class CapturedRunner:
     def _begin(self) -> Landing:
         self._landings.rotate()
         return self._landings[0].begin()
+
+
+def runner_for(model: LanguageModel, cache: RowCache, chunk: int, graphs: bool | None) -> Runner:
+    """The runner of an engine; arguments and errors as Engine."""
+    reason = cache.why_not_captured() or model.why_not_captured()
+    if graphs and reason is not None:
+        raise RequestError("no step of this model can be captured", got=reason, remedy="graphs=None")
+    if graphs or (graphs is None and model.device.type == "cuda" and reason is None):
+        return CapturedRunner(model, cache, chunk)
+    return EagerRunner(model, cache)

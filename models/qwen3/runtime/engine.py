@@ -13,11 +13,10 @@ from ttnn_moe.kv.cache import RowCache
 from ttnn_moe.sizes import power_of_2
 
 from ..tokenizer import Tokenizer
-from .captured import CapturedRunner
+from .captured import runner_for
 from .graphs import Progress
 from .language_model import LanguageModel
 from .requests import Request, Stats, Token, make_requests
-from .runner import EagerRunner, Runner
 from .scheduler import Scheduler
 from .stream import Stream
 
@@ -89,7 +88,7 @@ class Engine:
             raise RequestError("an engine needs room", got=got, expected="1 or more")
         self.model, self.rows, self.tokenizer, self.max_waiting = model, rows, tokenizer, max_waiting
         self.cache = model.new_cache(rows, self.capacity, memory, page) if cache is None else cache
-        self.runner = _runner(model, self.cache, prefill_chunk, graphs)
+        self.runner = runner_for(model, self.cache, prefill_chunk, graphs)
         self.scheduler = Scheduler(self.runner, self.cache, prefill_chunk)
         self.stats = Stats()
         self._lock = threading.RLock()
@@ -230,15 +229,8 @@ class Engine:
         """What a request waits for; None: it does not."""
         with self._lock:
             self._look()
-            places = {request.number: place for place, request in enumerate(self.scheduler.waiting)}
-            if number not in places:
-                return None
-            if places[number]:
-                return f"{places[number]} requests that came before"
-            if not self.scheduler.free_rows:
-                return f"one of {self.rows} rows"
-            needed, free = self.cache.needed(self._requests[number].tokens), self.cache.free
-            return f"{needed} pages of {self.cache.total}: {free} are free" if needed > free else "the next step"
+            request = self._requests.get(number)
+            return None if request is None else self.scheduler.waits_for(request)
 
     def capture(self, progress: Progress | None = None) -> None:
         """Capture the steps of every size now, rather than when first needed, and prefills of up to prefill_chunk
@@ -321,13 +313,3 @@ class Engine:
                 expected=f"at most {pages} pages",
                 remedy="shorten it, or make the engine with more memory",
             )
-
-
-def _runner(model: LanguageModel, cache: RowCache, chunk: int, graphs: bool | None) -> Runner:
-    """graphs: see Engine."""
-    reason = cache.why_not_captured() or model.why_not_captured()
-    if graphs and reason is not None:
-        raise RequestError("no step of this model can be captured", got=reason, remedy="graphs=None")
-    if graphs or (graphs is None and model.device.type == "cuda" and reason is None):
-        return CapturedRunner(model, cache, chunk)
-    return EagerRunner(model, cache)

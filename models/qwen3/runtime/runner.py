@@ -137,9 +137,7 @@ def draw(tokens: Tensor, logits: Tensor, requests: Sequence[Request]) -> None:
     device = logits.device
     for sampling, places in parts.items():
         uniform = torch.stack([requests[i].draw() for i in places])
-        if device.type == "cuda":
-            uniform = uniform.pin_memory()
-        uniform = uniform.to(device, non_blocking=True)
+        uniform = uniform.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else uniform.to(device)
         if len(places) == len(requests):
             tokens.copy_(choose(logits, sampling, uniform))
         else:

@@ -69,14 +69,12 @@ class Scheduler:
         start = time.perf_counter()
         self._admit()
         self._leave()
-        # first tokens are read at once if nobody waits for another: launching the next step would delay them
-        left = 1 if self.ahead and self.decoding else 0
-        prompts = bool(self.filling)
-        made = self._fill() if prompts else self._decode() if self.decoding else None
+        prompts, others = bool(self.filling), bool(self.decoding)
+        made = self._fill() if prompts else self._decode() if others else None
         if made is not None:
             self.launched.append(Launched(*made, not prompts, time.perf_counter() - start))
-        else:
-            left = 0
+        # first tokens are read at once where the device has nothing else to do: launching the next step may take long
+        left = 1 if self.ahead and made is not None and (others or self.filling) else 0
         finished = []
         while len(self.launched) > left:
             finished.append(_read(self.launched.popleft()))
@@ -93,6 +91,18 @@ class Scheduler:
         self.cache.close(request.row)
         self.free_rows.append(request.row)
         request.row = -1
+
+    def waits_for(self, request: Request) -> str | None:
+        """What a request waits for; None: it does not."""
+        if request not in self.waiting:
+            return None
+        before = self.waiting.index(request)
+        if before:
+            return f"{before} requests that came before"
+        if not self.free_rows:
+            return f"one of {self.cache.rows} rows"
+        needed, free = self.cache.needed(request.tokens), self.cache.free
+        return f"{needed} pages of {self.cache.total}: {free} are free" if needed > free else "the next step"
 
     def _admit(self) -> None:
         while self.waiting and self.free_rows:

@@ -13,7 +13,10 @@ class Stream(Iterator[Token]):
     end, cancels the requests: their pages are free for others.
 
     Args:
-        requests: whose `unread` is one deque. step: run one step. lost: numbers of requests whose stream is gone.
+        requests: whose `unread` is one deque.
+        take: the next token of these requests; raises StopIteration after the last.
+        cancel: ends the request of a number.
+        lost: takes the numbers of requests whose stream is gone.
     """
 
     def __init__(
