@@ -21,9 +21,9 @@ from ttnn_moe.models.qwen3 import Qwen3MoeConfig, Session, bench, demo, generate
 from ttnn_moe.models.qwen3.tt import cache as caches
 from ttnn_moe.models.qwen3.tt import model as models
 from ttnn_moe.models.qwen3.tt.cache import PagedCache
-from ttnn_moe.models.qwen3.tt.memory import room_for
 from ttnn_moe.models.qwen3.tt.profile import Profile, prepare
 from ttnn_moe.models.qwen3.tt.request import Options, check, chips_of
+from ttnn_moe.models.qwen3.tt.room import room_for
 from ttnn_moe.tenstorrent.emulator import library as emulated_ttnn
 from ttnn_moe.tenstorrent.runtime import DEVICE
 

@@ -23,9 +23,9 @@ from ttnn_moe.models.qwen3.model import Qwen3Moe  # noqa: E402
 from ttnn_moe.models.qwen3.tt.cache import PagedCache  # noqa: E402
 from ttnn_moe.tenstorrent import memory, plans, runtime  # noqa: E402
 from ttnn_moe.tenstorrent.device import Device  # noqa: E402
-from ttnn_moe.tenstorrent.emulator import Device as EmulatedChip  # noqa: E402
+from ttnn_moe.tenstorrent.emulator import EmulatedChip  # noqa: E402
 from ttnn_moe.tenstorrent.emulator import library as emulated  # noqa: E402
-from ttnn_moe.tenstorrent.operators import Operators, Sizes  # noqa: E402
+from ttnn_moe.tenstorrent.programs import LayerPrograms, Sizes  # noqa: E402
 
 NAME = "qwen3-30b-a3b"
 QWEN3 = PRESETS[NAME]
@@ -118,11 +118,11 @@ def test_workspace_is_what_the_operators_allocate(chip: str, monkeypatch) -> Non
     monkeypatch.setattr(runtime, "_emulated", emulated)
     device = Device.of(emulated.open_mesh(1, chip))
     emulated_chip = device.handle.devices[0]
-    operators = Operators(device, Sizes(128, 16, 8, 2048, 768))
+    programs = LayerPrograms(device, Sizes(128, 16, 8, 2048, 768))
     before = set(map(id, emulated_chip.tensors))
     for bound in (32, 4096):
-        for name, form in operators.buffers(bound).items():
-            operators._buffer(name, form, bound)
+        for name, form in programs.buffers(bound).items():
+            programs._buffer(name, form, bound)
     taken = sum(t.pages * t.page_size for t in emulated_chip.tensors if id(t) not in before)
     assert on_chip(report(chip=chip))["MoE workspace"] == taken > 0
 
@@ -138,10 +138,10 @@ def test_bytes_of_a_tensor_are_those_of_its_pages(shape, dtype, tiled) -> None:
 
 def test_what_the_chips_share_is_a_choice() -> None:
     machine = planner.Machine(grid=(8, 8), l1_bytes=1499136)
-    operators = Operators(Device(None, 8, "wormhole_b0", machine), Sizes(128, 16, 8, 2048, 768))
-    copies = {part.name: part.per_chip for part in memory.parts(QWEN3, operators, 32, 128, frozenset())}
+    programs = LayerPrograms(Device(None, 8, "wormhole_b0", machine), Sizes(128, 16, 8, 2048, 768))
+    copies = {part.name: part.per_chip for part in memory.parts(QWEN3, programs, 32, 128, frozenset())}
     shared = frozenset({"experts", "attention", "KV cache", "embedding"})
-    for part in memory.parts(QWEN3, operators, 32, 128, shared):
+    for part in memory.parts(QWEN3, programs, 32, 128, shared):
         # four heads for eight chips: a head on each
         least = 4 if part.name == "KV cache" else 8
         assert part.per_chip == copies[part.name] // (least if part.name in shared else 1)

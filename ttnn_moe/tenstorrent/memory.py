@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from .all_reduce import partial_dtype
 from .emulator.formats import find_format
-from .mesh import partial_dtype
-from .operators import Form, Operators
+from .programs import Form, LayerPrograms
 
 if TYPE_CHECKING:
     from ttnn_moe.models.qwen3.config import Qwen3MoeConfig
@@ -44,7 +44,7 @@ def tensor_bytes(form: Form) -> int:
 
 
 def parts(
-    config: Qwen3MoeConfig, operators: Operators, batch: int, sequence: int, shared: frozenset[str] = SHARED
+    config: Qwen3MoeConfig, programs: LayerPrograms, batch: int, sequence: int, shared: frozenset[str] = SHARED
 ) -> list[Part]:
     """Every part of the model for `batch` sequences of `sequence` tokens, prefilled in one call where one takes them.
 
@@ -53,12 +53,12 @@ def parts(
     a layer; what ttnn's own operators allocate on the side, and what ttnn reserves, is not in them.
 
     Args:
-        operators: of one layer, on the mesh.
+        programs: of one layer, on the mesh.
         shared: names of the parts that the chips share: the experts one by one, the cache by heads, other tensors by
             columns.
     """
-    made = [*_weights(config, operators, shared), _cache(config, operators, batch, sequence, shared)]
-    return [*made, _workspace(operators, batch, sequence), _activations(config, operators, batch, sequence)]
+    made = [*_weights(config, programs, shared), _cache(config, programs, batch, sequence, shared)]
+    return [*made, _workspace(programs, batch, sequence), _activations(config, programs, batch, sequence)]
 
 
 def _share(form: Form, dim: int, chips: int) -> Form:
@@ -66,16 +66,16 @@ def _share(form: Form, dim: int, chips: int) -> Form:
     return (*shape[:dim], -(-shape[dim] // chips), *shape[dim + 1 :]), dtype, layout
 
 
-def _weights(config: Qwen3MoeConfig, operators: Operators, shared: frozenset[str]) -> Iterable[Part]:
+def _weights(config: Qwen3MoeConfig, programs: LayerPrograms, shared: frozenset[str]) -> Iterable[Part]:
     H, I, E, V = config.hidden_size, config.moe_intermediate_size, config.num_experts, config.vocab_size
-    layers, weight_format = config.num_hidden_layers, operators.sizes.weight_format
+    layers, weight_format = config.num_hidden_layers, programs.sizes.weight_format
     sparse = sum(config.is_sparse(i) for i in range(layers))
     q, kv = (n * config.head_dim for n in (config.num_attention_heads, config.num_key_value_heads))
 
     def part(
         name: str, what: str, n: int, *shapes: tuple[int, ...], dtype: str = "bfloat16", layout: str = "TILE"
     ) -> Part:
-        chips = operators.device.D if name in shared else 1
+        chips = programs.device.D if name in shared else 1
         forms = (_share((shape, dtype, layout), 0 if len(shape) == 3 else 1, chips) for shape in shapes)
         return Part(name, what, n * sum(map(tensor_bytes, forms)), chips)
 
@@ -97,26 +97,26 @@ def _weights(config: Qwen3MoeConfig, operators: Operators, shared: frozenset[str
     yield part("head", f"[{H}, {V}]", 1, (H, V))
 
 
-def _cache(config: Qwen3MoeConfig, operators: Operators, batch: int, sequence: int, shared: frozenset[str]) -> Part:
+def _cache(config: Qwen3MoeConfig, programs: LayerPrograms, batch: int, sequence: int, shared: frozenset[str]) -> Part:
     # in pages of a tile's height; one more takes what does not count
     shape = (1 + batch * -(-sequence // 32), config.num_key_value_heads, 32, config.head_dim)
-    chips = operators.device.D if "KV cache" in shared else 1
+    chips = programs.device.D if "KV cache" in shared else 1
     each = tensor_bytes(_share((shape, "bfloat16", "TILE"), 1, chips))
     tensors = 2 * config.num_hidden_layers
     return Part("KV cache", f"{config.num_hidden_layers} x 2 {list(shape)}", tensors * each, chips)
 
 
-def _workspace(operators: Operators, batch: int, sequence: int) -> Part:
+def _workspace(programs: LayerPrograms, batch: int, sequence: int) -> Part:
     """What the operators keep between calls: one set of buffers for decode, one for prefill, for all layers."""
-    T = min(batch * sequence, operators.max_T)
-    bounds = sorted({operators.bound(min(batch, T)), operators.bound(T)})
-    kept = sum(tensor_bytes(form) for bound in bounds for form in operators.buffers(bound).values())
+    T = min(batch * sequence, programs.max_T)
+    bounds = sorted({programs.bound(min(batch, T)), programs.bound(T)})
+    kept = sum(tensor_bytes(form) for bound in bounds for form in programs.buffers(bound).values())
     return Part("MoE workspace", f"routing and activations for T <= {', '.join(map(str, bounds))}", kept)
 
 
-def _activations(config: Qwen3MoeConfig, operators: Operators, batch: int, sequence: int) -> Part:
-    T = min(batch * sequence, operators.max_T)
-    H, K, D = config.hidden_size, config.num_experts_per_tok, operators.device.D
+def _activations(config: Qwen3MoeConfig, programs: LayerPrograms, batch: int, sequence: int) -> Part:
+    T = min(batch * sequence, programs.max_T)
+    H, K, D = config.hidden_size, config.num_experts_per_tok, programs.device.D
     q, kv = (n * config.head_dim for n in (config.num_attention_heads, config.num_key_value_heads))
 
     def tiles(columns: int, dtype: str = "bfloat16", rows: int = T) -> int:
@@ -127,7 +127,7 @@ def _activations(config: Qwen3MoeConfig, operators: Operators, batch: int, seque
     # residual, normed in tiles and by rows, scores, top k, out
     experts = 3 * tiles(H) + T * H * 2 + tiles(config.num_experts, "float32") + T * K * 8
     if D > 1:  # the device's part, what it sums of all parts, the sum
-        kind = partial_dtype(operators.device)
+        kind = partial_dtype(programs.device)
         experts += tiles(H, kind) + tiles(H, kind) // D + tiles(H)
     logits = tiles(config.vocab_size, rows=batch)
     return Part("activations", f"the widest layer at T = {T}, logits of {batch}", max(attention, experts) + logits)

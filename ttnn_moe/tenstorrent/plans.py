@@ -8,11 +8,11 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ContractError
+from .all_reduce import partial_dtype
 from .device import UNPACK_TO_DEST, Device
+from .experts import FORMATS
 from .memory import Part, parts, tensor_bytes
-from .mesh import partial_dtype
-from .operators import Operators, Sizes
-from .weights import FORMATS
+from .programs import LayerPrograms, Sizes
 
 if TYPE_CHECKING:
     from ttnn_moe.models.qwen3.config import Qwen3MoeConfig
@@ -105,8 +105,8 @@ def plan_model(
             got=f"batch {batch}, sequence {sequence}",
             expected=f"batch >= 1, sequence 1 .. {config.max_position_embeddings}",
         )
-    operators = _operators(config, kind, D, weight_format)
-    machine = operators.device.machine
+    programs = _programs(config, kind, D, weight_format)
+    machine = programs.device.machine
     return Report(
         model,
         mesh,
@@ -116,8 +116,8 @@ def plan_model(
         sequence,
         machine.usable_l1,
         kind.dram_bytes,
-        list(_plans(operators)),
-        parts(config, operators, batch, sequence),
+        list(_plans(programs)),
+        parts(config, programs, batch, sequence),
     )
 
 
@@ -171,7 +171,7 @@ def _chip(name: str) -> Chip:
         raise ContractError(str(error)) from None
 
 
-def _operators(config: Qwen3MoeConfig, chip: Chip, D: int, weight_format: str) -> Operators:
+def _programs(config: Qwen3MoeConfig, chip: Chip, D: int, weight_format: str) -> LayerPrograms:
     from .._planner import Machine
 
     machine = Machine(grid=chip.compute_grid, l1_bytes=chip.l1_bytes, unpack_to_dest=UNPACK_TO_DEST[chip.arch])
@@ -179,20 +179,20 @@ def _operators(config: Qwen3MoeConfig, chip: Chip, D: int, weight_format: str) -
     sizes = Sizes(
         E, E // D, config.num_experts_per_tok, config.hidden_size, config.moe_intermediate_size, weight_format
     )
-    return Operators(Device(None, D, chip.arch, machine), sizes)
+    return LayerPrograms(Device(None, D, chip.arch, machine), sizes)
 
 
-def _plans(operators: Operators) -> Iterable[Plan]:
-    out_format = partial_dtype(operators.device) if operators.device.D > 1 else "bfloat16"
+def _plans(programs: LayerPrograms) -> Iterable[Plan]:
+    out_format = partial_dtype(programs.device) if programs.device.D > 1 else "bfloat16"
     T = LEAST_T
-    while T <= operators.max_T:
+    while T <= programs.max_T:
         for name in MODEL_OPERATORS:
-            yield _plan(operators, name, T, operators.plan(name, T, out_format))
+            yield _plan(programs, name, T, programs.plan(name, T, out_format))
         T *= 2
 
 
-def _plan(operators: Operators, name: str, T: int, program: Program) -> Plan:
-    s = operators.sizes
+def _plan(programs: LayerPrograms, name: str, T: int, program: Program) -> Plan:
+    s = programs.sizes
     kernel = program.kernels[0]
     pairs = -(-T * s.K * s.E_local // s.E)
     weights = 0

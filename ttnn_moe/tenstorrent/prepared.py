@@ -7,8 +7,8 @@ from torch import Tensor
 from ..backend import Prepared
 from ..contract import Experts, Placement, Problem, Routing
 from ..errors import ContractError
-from .backend import loaded, run
-from .operators import Sizes, operators
+from .host import loaded, run
+from .programs import Sizes, programs_of
 
 
 class PreparedTenstorrent(Prepared):
@@ -21,7 +21,7 @@ class PreparedTenstorrent(Prepared):
             )
         self.problem = problem
         self._experts = loaded(experts, placement)
-        operators(self._experts.device, Sizes.of_experts(self._experts, problem.K))
+        programs_of(self._experts.device, Sizes.of_experts(self._experts, problem.K))
 
     def _run(self, hidden: Tensor, routing: Routing, out: Tensor, accumulate: bool) -> None:
         if routing.T:

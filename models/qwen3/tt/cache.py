@@ -19,7 +19,7 @@ from ttnn_moe.tenstorrent import Device, tensors
 
 from ..config import Qwen3MoeConfig
 from ..decode import bucket
-from .memory import room_for
+from .room import room_for
 
 PAGE = 32
 MAX_ROWS = 32

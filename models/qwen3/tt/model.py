@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ttnn_moe import Placement, tenstorrent
 from ttnn_moe.tenstorrent import Device, tensors
-from ttnn_moe.tenstorrent.operators import Sizes, operators
+from ttnn_moe.tenstorrent.programs import Sizes, programs_of
 
 from ..checkpoint import Checkpoint, Progress, layer_slots, top_slots
 from ..config import Qwen3MoeConfig
@@ -22,7 +22,7 @@ from .attention import DecodeAttention, PrefillAttention
 from .cache import LONGEST, Decode, PagedCache, Pass, Prefill
 from .decode import TRACE_BYTES, Decoder
 from .layers import Attended, Network
-from .memory import room_for
+from .room import room_for
 from .weights import LayerWeights, Linear, Mover, Router, check_sizes
 
 
@@ -70,7 +70,7 @@ class Qwen3MoeTT:
             decoder.release()
         K = self.config.num_experts_per_tok
         bounds = [
-            operators(self.mesh, Sizes.of_experts(layer.mlp.experts, K)).max_T
+            programs_of(self.mesh, Sizes.of_experts(layer.mlp.experts, K)).max_T
             for layer in self._layers
             if isinstance(layer.mlp, Router)
         ]

@@ -15,7 +15,7 @@ from torch import Tensor
 from ttnn_moe import tenstorrent
 from ttnn_moe.errors import CheckpointError
 from ttnn_moe.tenstorrent import Device, DeviceExperts, files, tensors
-from ttnn_moe.tenstorrent.backend import weight_format
+from ttnn_moe.tenstorrent.experts import weight_format
 
 from ..config import Qwen3MoeConfig
 from ..model import DenseMLP, Layer, MoE

@@ -28,9 +28,9 @@ def main() -> None:
     layer = Layer.make(**LAYERS[sys.argv[2]])
     on = OnDevice(layer, tenstorrent.open_device())
     routed = on.route()
-    activations = on.ops.gate_up(on.hidden, routed, on.gate, on.up)
+    activations = on.programs.gate_up(on.hidden, routed, on.gate, on.up)
     out = on.out()
-    on.ops.down(activations, routed, on.down, out, False)
+    on.programs.down(activations, routed, on.down, out, False)
     counts = on.back(routed.tensors["num_routed_tokens"])[0]
     rows = sum(-(-int(counts[e]) // 32) * 32 for e in layer.mapping)
     torch.save(

@@ -14,7 +14,7 @@ from typing import Any
 from ...errors import ContractError, TtnnMoeError
 from ...sources import kernel_path
 from .build import KERNELS, KernelBuild, build_all, engine
-from .device import Device, Tensor
+from .dram import EmulatedChip, Tensor
 from .formats import find_format
 from .program import Values
 from .result import Result, result_of
@@ -29,7 +29,7 @@ class EngineFailed(TtnnMoeError, RuntimeError):
 
 def run(
     program: Any,
-    device: Device,
+    device: EmulatedChip,
     tensors: Mapping[str, Tensor],
     scalars: Mapping[str, int] | None = None,
     *,
@@ -119,7 +119,7 @@ def _kernel_build(
 
 def _describe(
     program: Any,
-    device: Device,
+    device: EmulatedChip,
     tensors: Mapping[str, Tensor],
     values: Values,
     libraries: Sequence[tuple[Path, bool]],

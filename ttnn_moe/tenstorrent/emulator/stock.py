@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor as Values
 
-from .library import ROW_MAJOR_LAYOUT, TILE_LAYOUT, Mesh, Tensor, on_chips
+from .mesh import ROW_MAJOR_LAYOUT, TILE_LAYOUT, Mesh, Tensor, on_chips
 
 MathFidelity = SimpleNamespace(HiFi4="HiFi4")
 ShardStrategy = SimpleNamespace(HEIGHT="HEIGHT")

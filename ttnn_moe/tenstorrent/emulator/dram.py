@@ -31,7 +31,7 @@ class Tensor:
         address: in every bank.
     """
 
-    device: Device
+    device: EmulatedChip
     shape: tuple[int, ...]
     format: Format
     tiled: bool
@@ -85,7 +85,7 @@ class Tensor:
         return self.format.tile_bytes if self.tiled else self.shape[-1] * self.format.item
 
 
-class Device:
+class EmulatedChip:
     """One simulated chip's DRAM.
 
     Args:

@@ -8,6 +8,7 @@ They are kept on disk: see files.py.
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,12 @@ from . import files, tensors
 from .device import Device, open_device
 
 FORMATS = ("bfloat16", "bfloat8_b")
+WEIGHTS = "TTNN_MOE_TT_WEIGHTS"
+
+
+def weight_format() -> str:
+    """bfloat16, or what TTNN_MOE_TT_WEIGHTS says."""
+    return os.environ.get(WEIGHTS) or FORMATS[0]
 
 
 @dataclass(frozen=True, eq=False)

@@ -7,9 +7,9 @@ from typing import Any
 
 from ..errors import ContractError
 from . import tensors
-from .mesh import partial_dtype, partial_rows, sum_over_devices
-from .operators import Operators, Sizes, operators
-from .weights import DeviceExperts
+from .all_reduce import partial_dtype, partial_rows, sum_over_devices
+from .experts import DeviceExperts
+from .programs import LayerPrograms, Sizes, programs_of
 
 
 @dataclass(frozen=True)
@@ -57,17 +57,17 @@ def moe(
         raise ContractError(
             "accumulate=True needs an out to add to, on one device", got=f"out={type(out).__name__}, D={device.D}"
         )
-    ops = operators(device, Sizes.of_experts(experts, K))
-    ops.bound(T)
+    programs = programs_of(device, Sizes.of_experts(experts, K))
+    programs.bound(T)
     if out is None:
         out = tensors.empty((T, experts.H), "bfloat16", "TILE", device)
     tensors.check("out", out, (T, experts.H), ("bfloat16", "float32"), "TILE", device)
-    run(ops, hidden, routing.topk_ids, routing.topk_weights, experts, out, T, accumulate)
+    run(programs, hidden, routing.topk_ids, routing.topk_weights, experts, out, T, accumulate)
     return out
 
 
 def run(
-    ops: Operators,
+    programs: LayerPrograms,
     hidden: Any,
     topk_ids: Any,
     topk_weights: Any,
@@ -77,12 +77,12 @@ def run(
     accumulate: bool,
 ) -> None:
     """Checked already: the operators of one call, and on a mesh the sum over its devices."""
-    routed = ops.route(topk_ids, topk_weights, experts.mapping, T)
-    activations = ops.gate_up(hidden, routed, experts.gate, experts.up)
+    routed = programs.route(topk_ids, topk_weights, experts.mapping, T)
+    activations = programs.gate_up(hidden, routed, experts.gate, experts.up)
     if experts.device.D == 1:
-        ops.down(activations, routed, experts.down, out, accumulate)
+        programs.down(activations, routed, experts.down, out, accumulate)
         return
     rows = partial_rows(int(out.shape[0]), experts.H, experts.device)
     partial = tensors.empty((rows, experts.H), partial_dtype(experts.device), "TILE", experts.device)
-    ops.down(activations, routed, experts.down, partial, False)
+    programs.down(activations, routed, experts.down, partial, False)
     sum_over_devices(partial, out, experts.device)

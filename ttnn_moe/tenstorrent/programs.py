@@ -19,7 +19,7 @@ from .runtime import library
 
 if TYPE_CHECKING:
     from .._planner import Program
-    from .weights import DeviceExperts
+    from .experts import DeviceExperts
 
 MAX_T = 4096
 Form = tuple[tuple[int, ...], str, str]
@@ -57,7 +57,7 @@ class Routed:
         return {name: self.tensors[name] for name in names}
 
 
-class Operators:
+class LayerPrograms:
     """See the module's docstring. Get it by `operators(device, sizes)`."""
 
     def __init__(self, device: Device, sizes: Sizes):
@@ -187,8 +187,8 @@ class Operators:
                 bound //= 2
 
 
-def operators(device: Device, sizes: Sizes) -> Operators:
+def programs_of(device: Device, sizes: Sizes) -> LayerPrograms:
     """The operators of these sizes, one set a device."""
     if sizes not in device.cache:
-        device.cache[sizes] = Operators(device, sizes)
+        device.cache[sizes] = LayerPrograms(device, sizes)
     return device.cache[sizes]
