@@ -24,7 +24,7 @@ from rich.table import Table
 from torch import Tensor
 
 from ttnn_moe import _planner
-from ttnn_moe.sizes import power_of_2
+from ttnn_moe.sizes import ceil_div, power_of_2
 from ttnn_moe.tenstorrent.device import UNPACK_TO_DEST
 from ttnn_moe.tenstorrent.emulator import CHIPS, EmulatedChip, Result, run
 from ttnn_moe.tenstorrent.emulator.formats import find_format
@@ -97,7 +97,7 @@ def emulate(chip: str, T: int, routing: str, weight_format: str) -> Cost:
     second = launch(
         _planner.plan_down(problem, machine),
         {"weight_0": down, "activations": activations, "out": out},
-        token_tiles=-(-T // 32),
+        token_tiles=ceil_div(T, 32),
         accumulate=0,
     )
     return count(chip, routing, weight_format, ids, int(here), [routed, first, second])

@@ -17,6 +17,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from . import __version__, registry
+from .tenstorrent.runtime import PLANNER_REMEDY
 
 if TYPE_CHECKING:
     from .tenstorrent.plans import Report
@@ -51,7 +52,6 @@ CPU_FLAGS = (
     "sve",
     "sve2",
 )
-PLANNER_REMEDY = "install the project (`make demo`, or `pip install -e .`): that builds ttnn_moe._planner"
 
 
 def examine() -> dict[str, Any]:

@@ -12,6 +12,7 @@ from numerics import assert_close, token_errors
 from oracle import oracle, padded_by_hand
 from ttnn_moe import ContractError, Experts, Placement
 from ttnn_moe.backend import Numerics
+from ttnn_moe.sizes import ceil_div
 from ttnn_moe.tenstorrent import device as devices
 from ttnn_moe.tenstorrent import tensors
 from ttnn_moe.tenstorrent.device import Device
@@ -142,7 +143,7 @@ def rows_of(layer: Layer) -> list[tuple[int, int, Tensor]]:
         tokens = (layer.ids == e).any(1).nonzero()[:, 0]
         if len(tokens):
             found.append((e, row, tokens))
-        row += -(-len(tokens) // 32) * 32
+        row += ceil_div(len(tokens), 32) * 32
     return found
 
 

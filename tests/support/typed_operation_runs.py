@@ -17,6 +17,7 @@ import pytest
 import ttnn_descriptors
 from paths import ROOT
 from ttnn_moe import _planner as planner
+from ttnn_moe.sizes import ceil_div
 from ttnn_moe.tenstorrent import runtime
 from ttnn_moe.tenstorrent.device import UNPACK_TO_DEST, Device
 from ttnn_moe.tenstorrent.launch import Launcher
@@ -145,7 +146,7 @@ class On:
             output_dtype=getattr(self.stand_in.DataType, out_format),
             **more,
         )
-        scalars = {"token_tiles": -(-T // 32), "accumulate": int(accumulate)}
+        scalars = {"token_tiles": ceil_div(T, 32), "accumulate": int(accumulate)}
         return out, self.in_python("down", bound, {**given, "weight_0": weight, "out": out}, scalars, out_format)
 
 

@@ -21,6 +21,7 @@ from ttnn_moe.errors import ContractError  # noqa: E402
 from ttnn_moe.models.qwen3 import PRESETS, TINY, Qwen3MoeConfig  # noqa: E402
 from ttnn_moe.models.qwen3.model import Qwen3Moe  # noqa: E402
 from ttnn_moe.models.qwen3.tt.cache import PagedCache  # noqa: E402
+from ttnn_moe.models.qwen3.tt.sizes import model_sizes  # noqa: E402
 from ttnn_moe.tenstorrent import memory, plans, runtime  # noqa: E402
 from ttnn_moe.tenstorrent.device import Device  # noqa: E402
 from ttnn_moe.tenstorrent.emulator import EmulatedChip  # noqa: E402
@@ -32,7 +33,7 @@ QWEN3 = PRESETS[NAME]
 
 
 def report(mesh="1x8", chip="n300", weights="bfloat16", batch=32, sequence=128, config=QWEN3, model=NAME):
-    return plans.plan_model(model, config, mesh, chip, weights, batch, sequence)
+    return plans.plan_model(model, model_sizes(config), mesh, chip, weights, batch, sequence)
 
 
 def on_chip(made) -> dict[str, int]:
@@ -139,9 +140,9 @@ def test_bytes_of_a_tensor_are_those_of_its_pages(shape, dtype, tiled) -> None:
 def test_what_the_chips_share_is_a_choice() -> None:
     machine = planner.Machine(grid=(8, 8), l1_bytes=1499136)
     programs = LayerPrograms(Device(None, 8, "wormhole_b0", machine), Sizes(128, 16, 8, 2048, 768))
-    copies = {part.name: part.per_chip for part in memory.parts(QWEN3, programs, 32, 128, frozenset())}
+    copies = {part.name: part.per_chip for part in memory.parts(model_sizes(QWEN3), programs, 32, 128, frozenset())}
     shared = frozenset({"experts", "attention", "KV cache", "embedding"})
-    for part in memory.parts(QWEN3, programs, 32, 128, shared):
+    for part in memory.parts(model_sizes(QWEN3), programs, 32, 128, shared):
         # four heads for eight chips: a head on each
         least = 4 if part.name == "KV cache" else 8
         assert part.per_chip == copies[part.name] // (least if part.name in shared else 1)
@@ -174,7 +175,7 @@ def test_what_does_not_fit_is_refused_with_numbers_and_a_remedy_that_is_true() -
     made = report("1x4", "n150")
     assert not made.fits and made.needed > made.dram_bytes == 12 << 30
     with pytest.raises(ContractError) as error:
-        plans.check_fits(made, QWEN3)
+        plans.check_fits(made, model_sizes(QWEN3))
     text = str(error.value)
     assert f"{made.needed / 2**30:.2f} GiB a chip" in text and "expected at most 12.00 GiB" in text
     for remedy, other in (
@@ -182,10 +183,10 @@ def test_what_does_not_fit_is_refused_with_numbers_and_a_remedy_that_is_true() -
         ("--weights bfloat8_b", report("1x4", "n150", "bfloat8_b")),
     ):
         assert other.fits and f"{remedy} ({other.needed / 2**30:.2f} GiB)" in text
-    plans.check_fits(report(), QWEN3)
+    plans.check_fits(report(), model_sizes(QWEN3))
     with pytest.raises(ContractError, match="a smaller --batch"):  # no mesh and no format has room for this
         huge = report(batch=4096, sequence=40960)
-        plans.check_fits(huge, QWEN3)
+        plans.check_fits(huge, model_sizes(QWEN3))
 
 
 def test_the_issue_s_table(monkeypatch, capsys) -> None:
@@ -250,5 +251,5 @@ def test_the_documented_table_is_what_it_prints() -> None:
             assert f"{made.needed / 2**30:.2f}" == needed and made.fits == (verdict == "fits")
             if not made.fits:
                 with pytest.raises(ContractError) as error:
-                    plans.check_fits(made, QWEN3)
+                    plans.check_fits(made, model_sizes(QWEN3))
                 assert all(option in str(error.value) for option in re.findall(r"`(.*?)`", verdict))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from ..sizes import ceil_div
 from .device import Device
 from .runtime import library
 
@@ -16,7 +17,7 @@ def partial_dtype(device: Device) -> str:
 def partial_rows(T: int, H: int, device: Device) -> int:
     """Rows of a partial output of T tokens: whole tiles, of which every device gets as many if it is cut by rows."""
     unit = 32 if _by_columns(H, device) else 32 * device.D
-    return -(-T // unit) * unit
+    return ceil_div(T, unit) * unit
 
 
 def _by_columns(H: int, device: Device) -> bool:

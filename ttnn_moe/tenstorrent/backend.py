@@ -12,7 +12,7 @@ from torch import Tensor
 from ..backend import Numerics, Probe
 from ..contract import Experts, Placement, Problem, Routing
 from ..errors import ContractError
-from ..sizes import power_of_2
+from ..sizes import ceil_div, power_of_2
 from . import device as devices
 from . import tensors
 from .experts import DeviceExperts
@@ -87,7 +87,7 @@ class TenstorrentBackend:
             return out
         device = devices.current() or devices.open_device()
         # one expert that every row goes to: as many rows as there are
-        programs = programs_of(device, Sizes(1, 1, 1, 32, -(-I // 32) * 32))
+        programs = programs_of(device, Sizes(1, 1, 1, 32, ceil_div(I, 32) * 32))
         bound = max(32, power_of_2(rows))
         whole = programs.rows(bound), programs.sizes.I
         moved = []

@@ -13,7 +13,7 @@ from .. import registry
 from ..backend import Probe
 from ..errors import BackendUnavailable, ContractError
 from . import sfpi
-from .runtime import EMULATOR, is_emulator, library, use, wanted
+from .runtime import EMULATOR, PLANNER_REMEDY, is_emulator, library, use, wanted
 
 if TYPE_CHECKING:
     from .._planner import Machine
@@ -164,7 +164,7 @@ def probe(device: str | None = None) -> Probe:
     if importlib.util.find_spec("ttnn") is None:
         return Probe(False, "ttnn is not installed", "pip install 'ttnn-moe[tenstorrent]' (Linux, Python 3.10 or 3.12)")
     if importlib.util.find_spec("ttnn_moe._planner") is None:
-        return Probe(False, "the native planner is not built", "install ttnn-moe with Python's headers present")
+        return Probe(False, "the native planner is not built", PLANNER_REMEDY)
     simulator = os.environ.get(SIMULATOR)
     cards = sorted(CARDS.glob("*"))
     if simulator and not Path(simulator).exists():
@@ -185,7 +185,7 @@ def probe(device: str | None = None) -> Probe:
 
 def _emulator_probe() -> Probe:
     if importlib.util.find_spec("ttnn_moe._planner") is None:
-        return Probe(False, "the native planner is not built", "install ttnn-moe with Python's headers present")
+        return Probe(False, "the native planner is not built", PLANNER_REMEDY)
     from .emulator.build import compiler, sources
 
     try:

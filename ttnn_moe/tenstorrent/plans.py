@@ -8,15 +8,15 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ContractError
+from ..sizes import ceil_div
 from .all_reduce import partial_dtype
 from .device import UNPACK_TO_DEST, Device
 from .experts import FORMATS
-from .memory import Part, parts, tensor_bytes
+from .memory import ModelSizes, Part, parts, tensor_bytes
 from .programs import LayerPrograms, Sizes
+from .runtime import PLANNER_REMEDY
 
 if TYPE_CHECKING:
-    from ttnn_moe.models.qwen3.config import Qwen3MoeConfig
-
     from .._planner import Chip, Program
 
 MODEL_OPERATORS = ("routing", "gate_up", "down")
@@ -85,7 +85,7 @@ def devices_of(mesh: str) -> int:
 
 
 def plan_model(
-    model: str, config: Qwen3MoeConfig, mesh: str, chip: str, weight_format: str, batch: int, sequence: int
+    model: str, sizes: ModelSizes, mesh: str, chip: str, weight_format: str, batch: int, sequence: int
 ) -> Report:
     """Every program of one layer, and the memory of the model.
 
@@ -95,17 +95,17 @@ def plan_model(
     D, kind = devices_of(mesh), _chip(chip)
     if weight_format not in FORMATS:
         raise ContractError("unknown weight format", got=repr(weight_format), expected=f"one of {list(FORMATS)}")
-    if config.num_experts % D:
+    if sizes.E % D:
         raise ContractError(
-            "the chips cannot share the experts evenly", got=f"E={config.num_experts} on {mesh}", expected="E % D == 0"
+            "the chips cannot share the experts evenly", got=f"E={sizes.E} on {mesh}", expected="E % D == 0"
         )
-    if batch < 1 or not 1 <= sequence <= config.max_position_embeddings:
+    if batch < 1 or not 1 <= sequence <= sizes.context:
         raise ContractError(
             "no such call",
             got=f"batch {batch}, sequence {sequence}",
-            expected=f"batch >= 1, sequence 1 .. {config.max_position_embeddings}",
+            expected=f"batch >= 1, sequence 1 .. {sizes.context}",
         )
-    programs = _programs(config, kind, D, weight_format)
+    programs = _programs(sizes, kind, D, weight_format)
     machine = programs.device.machine
     return Report(
         model,
@@ -117,11 +117,11 @@ def plan_model(
         machine.usable_l1,
         kind.dram_bytes,
         list(_plans(programs)),
-        parts(config, programs, batch, sequence),
+        parts(sizes, programs, batch, sequence),
     )
 
 
-def check_fits(report: Report, config: Qwen3MoeConfig) -> None:
+def check_fits(report: Report, sizes: ModelSizes) -> None:
     """
     Raises:
         ContractError: the model needs more memory than the chips have; with the numbers, and what would fit.
@@ -133,18 +133,18 @@ def check_fits(report: Report, config: Qwen3MoeConfig) -> None:
         f"{report.model} does not fit the memory of {report.mesh} {report.chip}",
         got=f"{in_words(report.needed)} a chip ({', '.join(f'{p.name} {in_words(p.per_chip)}' for p in largest)}, ...)",
         expected=f"at most {in_words(report.dram_bytes)}",
-        remedy=" or ".join(_remedies(report, config)) or "a smaller --batch or --sequence, or chips with more memory",
+        remedy=" or ".join(_remedies(report, sizes)) or "a smaller --batch or --sequence, or chips with more memory",
     )
 
 
-def _remedies(report: Report, config: Qwen3MoeConfig) -> Iterable[str]:
+def _remedies(report: Report, sizes: ModelSizes) -> Iterable[str]:
     """The nearest meshes and formats that fit."""
     D = devices_of(report.mesh)
-    larger = [d for d in range(D + 1, MOST_CHIPS + 1) if config.num_experts % d == 0]
+    larger = [d for d in range(D + 1, MOST_CHIPS + 1) if sizes.E % d == 0]
     for weight_format in FORMATS[FORMATS.index(report.weight_format) :]:
         for devices in [D, *larger]:
             mesh = f"1x{devices}"
-            other = plan_model(report.model, config, mesh, report.chip, weight_format, report.batch, report.sequence)
+            other = plan_model(report.model, sizes, mesh, report.chip, weight_format, report.batch, report.sequence)
             if other.fits:
                 options = [f"--mesh {mesh}"] if devices != D else []
                 if weight_format != report.weight_format:
@@ -162,8 +162,6 @@ def _chip(name: str) -> Chip:
     try:
         from .. import _planner
     except ImportError as error:
-        from ..doctor import PLANNER_REMEDY
-
         raise ContractError("there is no planner", got=str(error), remedy=PLANNER_REMEDY) from None
     try:
         return _planner.find_chip(name)
@@ -171,15 +169,12 @@ def _chip(name: str) -> Chip:
         raise ContractError(str(error)) from None
 
 
-def _programs(config: Qwen3MoeConfig, chip: Chip, D: int, weight_format: str) -> LayerPrograms:
+def _programs(sizes: ModelSizes, chip: Chip, D: int, weight_format: str) -> LayerPrograms:
     from .._planner import Machine
 
     machine = Machine(grid=chip.compute_grid, l1_bytes=chip.l1_bytes, unpack_to_dest=UNPACK_TO_DEST[chip.arch])
-    E = config.num_experts
-    sizes = Sizes(
-        E, E // D, config.num_experts_per_tok, config.hidden_size, config.moe_intermediate_size, weight_format
-    )
-    return LayerPrograms(Device(None, D, chip.arch, machine), sizes)
+    layer = Sizes(sizes.E, sizes.E // D, sizes.K, sizes.H, sizes.I, weight_format)
+    return LayerPrograms(Device(None, D, chip.arch, machine), layer)
 
 
 def _plans(programs: LayerPrograms) -> Iterable[Plan]:
@@ -194,7 +189,7 @@ def _plans(programs: LayerPrograms) -> Iterable[Plan]:
 def _plan(programs: LayerPrograms, name: str, T: int, program: Program) -> Plan:
     s = programs.sizes
     kernel = program.kernels[0]
-    pairs = -(-T * s.K * s.E_local // s.E)
+    pairs = ceil_div(T * s.K * s.E_local, s.E)
     weights = 0
     if name == "routing":
         named = kernel.named_compile_args

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..contract import Problem
 from ..errors import ContractError
-from ..sizes import power_of_2
+from ..sizes import ceil_div, power_of_2
 from . import tensors
 from .device import Device
 from .launch import Launcher
@@ -113,7 +113,7 @@ class LayerPrograms:
         given = {**self._routing(routed), **routed.pick("routed_token_weights"), "activations": activations}
         given |= {"weight_0": weight, "out": out}
         kind = "float32" if out.dtype == ttnn.float32 else "bfloat16"
-        scalars = {"token_tiles": -(-routed.T // 32), "accumulate": int(accumulate)}
+        scalars = {"token_tiles": ceil_div(routed.T, 32), "accumulate": int(accumulate)}
         self._launcher("down", routed.bound, kind)(given, scalars, "out")
 
     def rows(self, bound: int) -> int:

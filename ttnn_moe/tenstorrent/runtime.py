@@ -8,6 +8,7 @@ from typing import Any
 
 DEVICE = "TTNN_MOE_TT_DEVICE"
 EMULATOR = "emulator"
+PLANNER_REMEDY = "install the project (`make demo`, or `pip install -e .`): that builds ttnn_moe._planner"
 
 _emulated: Any = None
 

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from ttnn_moe.errors import RequestError
+from ttnn_moe.sizes import ceil_div
 from ttnn_moe.tenstorrent import Device, tensors
 
 from ..config import Qwen3MoeConfig
@@ -93,7 +94,7 @@ class PagedCache:
     def __init__(self, config: Qwen3MoeConfig, device: Device, rows: int, capacity: int, longest: int = LONGEST):
         check_rows(rows)
         self.device, self.rows, self.capacity, self.longest = device, rows, capacity, longest
-        self._each = -(-capacity // PAGE)
+        self._each = ceil_div(capacity, PAGE)
         self._last = config.max_position_embeddings - 1
         shape = (1 + rows * self._each, config.num_key_value_heads, PAGE, config.head_dim)
         size = f"{self.nbytes(config, rows, capacity) / 2**20:.0f} MiB for {rows} sequences of {capacity} tokens"
@@ -109,7 +110,7 @@ class PagedCache:
     def nbytes(config: Qwen3MoeConfig, rows: int, capacity: int) -> int:
         """Bytes that a cache of this size takes on every chip."""
         per_page = 2 * 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * PAGE
-        return (1 + rows * -(-capacity // PAGE)) * per_page
+        return (1 + rows * ceil_div(capacity, PAGE)) * per_page
 
     def clear(self, B: int) -> None:
         """Forget everything; rows 0 .. B-1 are in use from now on."""

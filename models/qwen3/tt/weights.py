@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ttnn_moe import tenstorrent
 from ttnn_moe.errors import CheckpointError
+from ttnn_moe.sizes import ceil_div
 from ttnn_moe.tenstorrent import Device, DeviceExperts, files, tensors
 from ttnn_moe.tenstorrent.experts import weight_format
 
@@ -104,7 +105,7 @@ class Mover:
     def head(self, weight: Tensor) -> Any:
         """[V, H] -> [H, ceil(V / D)] on each of D devices."""
         D = self.device.D
-        each = -(-weight.shape[0] // D)
+        each = ceil_div(weight.shape[0], D)
         if each * D != weight.shape[0]:
             weight = torch.cat((weight, weight.new_zeros(each * D - weight.shape[0], weight.shape[1])))
         # the mapper cuts the first dimension

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor as Values
 
+from ...sizes import ceil_div
 from .mesh import ROW_MAJOR_LAYOUT, TILE_LAYOUT, Mesh, Tensor, on_chips
 
 MathFidelity = SimpleNamespace(HiFi4="HiFi4")
@@ -177,7 +178,7 @@ transformer = SimpleNamespace(
 
 def _gather(cache: Values, pages: Values, n: int) -> Values:
     """The first n tokens of these pages: [1, heads, n, head_dim]."""
-    needed = pages[: -(-n // cache.shape[2])].long()
+    needed = pages[: ceil_div(n, cache.shape[2])].long()
     return cache[needed].transpose(0, 1).flatten(1, 2)[None, :, :n]
 
 
