@@ -7,5 +7,4 @@ def power_of_2(n: int) -> int:
 
 
 def ceil_div(n: int, size: int) -> int:
-    """How many of `size` hold n: n / size, rounded up."""
     return -(-n // size)
