@@ -10,13 +10,14 @@ from pathlib import Path
 import pytest
 import torch
 
+from ttnn_moe.cuda.attention import prefill_sm90
+from ttnn_moe.cuda.linear import decode_linear
 from ttnn_moe.cuda.native.arch import ARCHES, Arch
 from ttnn_moe.cuda.native.plan import Plan, choose, many
 from ttnn_moe.cuda.native.specs import Types, Use, uses_of
 from ttnn_moe.jit import build
 from ttnn_moe.jit.spec import Spec
 from ttnn_moe.jit.store import Store
-from ttnn_moe.models.qwen3 import decode_linear, hopper_attention
 from ttnn_moe.sources import kernel_path
 
 ROOT = kernel_path("gpu_kernels", "cuda")
@@ -35,14 +36,14 @@ def _uses(arch: Arch) -> list[Use]:
 
 
 ROOM = {arch.name: arch.shared_memory for arch in ARCHES.values()}
-# the model's, beside the operator's
+# of the other operators of a decoder layer
 MODEL = [
     Use(decode_linear.spec_of(4, torch.bfloat16, True, False, 8), decode_linear.shared_memory(8)),
     Use(decode_linear.spec_of(8, torch.float16, False, True, 16), decode_linear.shared_memory(16)),
     Use(decode_linear.spec_of(8, torch.bfloat16, False, True, 32), decode_linear.shared_memory(32)),
-    Use(hopper_attention.spec_of(torch.bfloat16, 0, 8), hopper_attention.SHARED_MEMORY),
-    Use(hopper_attention.spec_of(torch.bfloat16, 64, 8), hopper_attention.SHARED_MEMORY),
-    Use(hopper_attention.spec_of(torch.float16, 256, 1), hopper_attention.SHARED_MEMORY),
+    Use(prefill_sm90.spec_of(torch.bfloat16, 0, 8), prefill_sm90.SHARED_MEMORY),
+    Use(prefill_sm90.spec_of(torch.bfloat16, 64, 8), prefill_sm90.SHARED_MEMORY),
+    Use(prefill_sm90.spec_of(torch.float16, 256, 1), prefill_sm90.SHARED_MEMORY),
 ]
 USES = [*MODEL, *(use for arch in dict.fromkeys(ARCHES.values()) for use in _uses(arch))]
 

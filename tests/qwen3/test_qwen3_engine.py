@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 
 from qwen3_checkpoints import TINY, prompts
 from ttnn_moe.errors import RequestError
+from ttnn_moe.kv.paged import PagedCache
+from ttnn_moe.kv.pages import PagePool
 from ttnn_moe.models.qwen3 import Engine, Qwen3Moe, Tokenizer, generate, load_model
 from ttnn_moe.models.qwen3.engine import Load
-from ttnn_moe.models.qwen3.pages import PagedCache, PagePool
 
 PAGE = 16
 
@@ -29,7 +30,7 @@ def tiny() -> Qwen3Moe:
 
 def engine(rows: int = 3, capacity: int = 96, pages: int | None = None, **options: Any) -> Engine:
     """With pages of 16 tokens, so many of them."""
-    one = PagedCache.page_bytes(tiny().config, PAGE, torch.float32)
+    one = PagedCache.page_bytes(tiny().cache_sizes, PAGE)
     return Engine(
         tiny(),
         rows,
@@ -81,7 +82,7 @@ def test_no_page_is_given_twice_and_none_is_lost(n: int, moves: list[int], seed:
 
 
 def test_rows_share_no_page_and_the_table_says_which_they_have() -> None:
-    cache = PagedCache(tiny().config, 3, 40, 5, PAGE, torch.float32)
+    cache = PagedCache(tiny().cache_sizes, 3, 40, 5, PAGE)
     assert cache.capacity == 48 and cache.table.shape == (4, 3)
     cache.open(0, 33)
     cache.open(2, 17)
@@ -95,7 +96,7 @@ def test_rows_share_no_page_and_the_table_says_which_they_have() -> None:
     assert sorted(cache.table[1].tolist()) == sorted(used[:3])
     for bad in ({"page": 24}, {"page": 8}, {"pages": 0}, {"rows": 0}, {"capacity": 0}):
         with pytest.raises(RequestError):
-            PagedCache(tiny().config, **{"rows": 1, "capacity": 16, "pages": 1, **bad})
+            PagedCache(tiny().cache_sizes, **{"rows": 1, "capacity": 16, "pages": 1, **bad})
 
 
 @settings(max_examples=25, deadline=None)
@@ -352,7 +353,7 @@ def test_too_many_that_wait_are_refused() -> None:
 
 
 def test_memory() -> None:
-    one = PagedCache.page_bytes(tiny().config, PAGE, torch.float32)
+    one = PagedCache.page_bytes(tiny().cache_sizes, PAGE)
     serving = engine(8, pages=11)
     held = [kept[:, 1:].nbytes for kept in (serving.cache.k, serving.cache.v)]
     assert sum(held) == 11 * one

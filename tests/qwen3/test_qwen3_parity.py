@@ -10,8 +10,8 @@ import torch
 
 import qwen3_last_layer
 from qwen3_checkpoints import CONFIGS, HAS_TINY, TINY, make, prompts, reference, reference_logits, relative_error
+from ttnn_moe.kv.step import DecodeStep, PrefillStep, Span
 from ttnn_moe.models.qwen3 import Session, StaticCache, Tokenizer, generate, load_model
-from ttnn_moe.models.qwen3.cache import Span, Step
 from ttnn_moe.models.qwen3.generate import Stats, _Run
 from ttnn_moe.models.qwen3.sampling import Draws, Sampling
 from ttnn_moe.models.qwen3.tiny import tasks
@@ -155,13 +155,17 @@ def test_an_only_layer_is_the_last(tmp_path: Path) -> None:
 
 def test_steps_that_want_all_logits_or_none_in_particular_run_whole() -> None:
     one, two = torch.tensor([1]), torch.arange(2)
-    assert Step(two, two, logits_at=one).wanted() is None, "a decode step"
-    assert Step(two, two, spans=()).wanted() is None
-    assert Step(two, two, logits_at=two, spans=()).wanted() is None
-    assert Step(two, two, logits_at=torch.zeros(3, dtype=torch.int64), spans=(), num_wanted=one).wanted() is None
-    wanted = Step(two, two + 5, logits_at=one, spans=(Span(0, 0, 1, 5), Span(1, 1, 1, 6)), bound=3).wanted()
-    assert wanted is not None and wanted.spans is None and wanted.logits_at is None and wanted.bound == 7
+    assert PrefillStep(two, two, logits_at=None, spans=()).wanted() is None
+    assert PrefillStep(two, two, logits_at=two, spans=()).wanted() is None
+    bounded = PrefillStep(two, two, logits_at=torch.zeros(3, dtype=torch.int64), spans=(), num_wanted=one)
+    assert bounded.wanted() is None
+    spans = (Span(0, 0, 1, 5), Span(1, 1, 1, 6))
+    wanted = PrefillStep(two, two + 5, logits_at=one, spans=spans).wanted()
+    assert wanted is not None and wanted.bound == 7 and wanted.num_tokens is None
     assert (wanted.rows.tolist(), wanted.positions.tolist()) == ([1], [6])
+    decoding = DecodeStep(two[:1], two[:1] + 8, bound=9)
+    wanted = PrefillStep(two, two + 5, logits_at=one, spans=spans[1:], decoding=decoding, num_wanted=one[0]).wanted()
+    assert wanted is not None and wanted.bound == 9 and wanted.num_tokens == 1
 
 
 def test_rows_past_num_tokens_do_not_reach_the_others(tmp_path: Path) -> None:
@@ -173,14 +177,7 @@ def test_rows_past_num_tokens_do_not_reach_the_others(tmp_path: Path) -> None:
     ids = [token for text in texts for token in text[:-1]]
     model(torch.tensor(ids), cache, cache.prefill([(0, 8), (1, 3)], []))
     positions = torch.tensor([8, 3, 0, 0])
-    mask = torch.arange(16) <= positions[:, None]
-    step = Step(
-        rows=torch.arange(4),
-        positions=positions,
-        bound=16,
-        mask=mask[:, None, None],
-        num_tokens=torch.tensor(2, dtype=torch.int32),
-    )
+    step = DecodeStep(torch.arange(4), positions, bound=16, num_tokens=torch.tensor(2, dtype=torch.int32))
     got = model(torch.tensor([texts[0][-1], texts[1][-1], 0, 0]), cache, step)[:2]
     assert relative_error(got, expected) <= 1e-5
 
@@ -190,7 +187,7 @@ def test_keep_drops_rows_without_leaving_anything_behind(tmp_path: Path) -> None
     texts = prompts([20, 3, 6])
     cache = StaticCache(model.config, 3, 24, torch.float32)
     model(torch.tensor(sum(texts, [])), cache, cache.prefill([(0, 20), (1, 3), (2, 6)], []))
-    cache.v[:, 0] = float("nan")  # whatever a finished sequence held must not reach another
+    cache.v[:, cache.table[0].long()] = float("nan")  # whatever a finished sequence held must not reach another
     cache.keep([1, 2])
     assert cache.lengths == [3, 6]
     got = model(torch.tensor([7, 7]), cache, cache.decode())

@@ -13,6 +13,8 @@ import pytest
 import torch
 
 from paths import SUPPORT
+from ttnn_moe.cuda import device
+from ttnn_moe.cuda.device import Gpu
 from ttnn_moe.cuda.native import launch, maps
 from ttnn_moe.jit import load
 from ttnn_moe.jit.spec import Spec
@@ -67,6 +69,7 @@ class HostKernels:
         monkeypatch.setattr(load, "stream", lambda device: None)
         monkeypatch.setattr(load, "resident_blocks", lambda *_: 3)
         monkeypatch.setattr(load, "multiprocessors", lambda device: 4)
+        monkeypatch.setattr(device, "gpu", lambda _: Gpu((9, 0), 4, 227 << 10))
         launch._launches.cache_clear()
 
     def _bind(

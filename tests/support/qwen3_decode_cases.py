@@ -12,11 +12,14 @@ import pytest
 import torch
 
 from qwen3_checkpoints import CONFIGS, TINY, make, prompts, relative_error
-from ttnn_moe.models.qwen3 import Qwen3Moe, Session, Tokenizer, generate, kernels, load_model, ops, prefill, stream
+from ttnn_moe import decoder
+from ttnn_moe.cuda.linear import few_rows
+from ttnn_moe.models.qwen3 import Qwen3Moe, Session, Tokenizer, generate, load_model, prefill, stream
 from ttnn_moe.models.qwen3.decode import FixedSteps
 from ttnn_moe.models.qwen3.prefill import FixedPrefill
 from ttnn_moe.models.qwen3.sampling import Sampling
 from ttnn_moe.models.qwen3.tiny import tasks
+from ttnn_moe.sizes import power_of_2
 
 GPU = torch.cuda.is_available()
 DEVICE = "cuda" if GPU else "cpu"
@@ -52,7 +55,7 @@ def both(directory: Path, dtype: torch.dtype = torch.float32) -> tuple[Qwen3Moe,
 def _suited(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.backends.cuda.matmul.allow_tf32 = False
     if not GPU:  # what the interpreter takes is time for a program; qwen3_kernel_cases.py has the tiles themselves
-        monkeypatch.setattr(kernels, "few_linear_tile", lambda T, N, K: (64, min(512, kernels.power_of_2(K)), 4))
+        monkeypatch.setattr(few_rows, "tile", lambda T, N, K: (64, min(512, power_of_2(K)), 4))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -75,7 +78,7 @@ def test_logits_of_every_step(name: str, tmp_path: Path) -> None:
         )
         pending = steps.begin(logits.argmax(-1))
         for _ in range(5 if GPU else 3):
-            with ops.plain():
+            with decoder.plain():
                 expected = torch.stack([theirs(torch.tensor([text]))[0, -1] for text in made])
             assert relative_error(logits.cpu(), expected) <= FP32
             for text, token in zip(made, pending.tokens(), strict=True):
@@ -96,7 +99,7 @@ def test_sequences_end_one_by_one_and_draw_their_own_tokens(pair: tuple[Qwen3Moe
     texts = prompts([5, 9, 2, 12, 7], VOCAB)
     drawn = {"temperature": 1.2, "top_k": 50, "top_p": 0.9, "seed": 3}
     new = 24 if GPU else 8
-    with ops.plain():
+    with decoder.plain():
         free = generate(theirs, texts, max_new_tokens=new, stop_ids=(), **drawn).tokens
         stops = [free[0][1], free[2][3], free[3][5]]
         expected = generate(theirs, texts, max_new_tokens=new, stop_ids=stops, **drawn)
@@ -107,7 +110,7 @@ def test_sequences_end_one_by_one_and_draw_their_own_tokens(pair: tuple[Qwen3Moe
     assert got.stats.decode_tokens == expected.stats.decode_tokens
     # the session goes on with fewer prompts, other lengths and chunks, and remembers nothing
     again = prompts([3, 11], VOCAB, seed=8)
-    with ops.plain():
+    with decoder.plain():
         expected = generate(theirs, again, max_new_tokens=4, stop_ids=())
     got = generate(ours, again, max_new_tokens=4, stop_ids=(), session=session, prefill_chunk=6)
     assert got.tokens == expected.tokens
@@ -134,7 +137,7 @@ def test_captured_prefill(pair: tuple[Qwen3Moe, Qwen3Moe], monkeypatch: pytest.M
     monkeypatch.setattr(FixedPrefill, "run", spy)
     for lengths, chunk, expected in (([5, 9, 2], 12, [12, 4]), ([size + 1, 3], 100, [0]), ([1], 64, [1])):
         texts = prompts(lengths, VOCAB, seed=sum(lengths))
-        with ops.plain():
+        with decoder.plain():
             want = generate(theirs, texts, max_new_tokens=3, stop_ids=()).tokens
         replayed.clear()
         got = generate(ours, texts, max_new_tokens=3, stop_ids=(), session=session, prefill_chunk=chunk).tokens
@@ -167,7 +170,7 @@ def test_the_bundled_checkpoint_says_what_the_reference_says() -> None:
         for e in tasks.examples(task, "heldout", 12 if GPU else 1)
     ]
     new = 48 if GPU else 8
-    with ops.plain():
+    with decoder.plain():
         expected = generate(theirs, texts, max_new_tokens=new)
     session = Session(ours, len(texts), max(map(len, texts)) + new, graphs=True)
     got = generate(ours, texts, max_new_tokens=new, session=session)

@@ -10,9 +10,11 @@ import torch
 from torch import Tensor
 
 from qwen3_checkpoints import prompts, relative_error
-from ttnn_moe.models.qwen3 import Qwen3Moe, StaticCache, ops
-from ttnn_moe.models.qwen3.cache import RowCache, Step
-from ttnn_moe.models.qwen3.pages import PagedCache
+from ttnn_moe import decoder
+from ttnn_moe.kv.cache import RowCache
+from ttnn_moe.kv.paged import PagedCache
+from ttnn_moe.kv.step import DecodeStep, Step
+from ttnn_moe.models.qwen3 import Qwen3Moe, StaticCache
 from ttnn_moe.models.qwen3.prefill import FixedPrefill, prefill
 
 ROWS, LONGEST = 3, 12
@@ -35,7 +37,7 @@ def any_tokens(rng: random.Random, last: Sequence[int], n: int) -> Sequence[int]
 def cache_of(model: Qwen3Moe, paged: bool) -> RowCache:
     if not paged:
         return model.new_cache(ROWS, CAPACITY)
-    cache = PagedCache(model.config, ROWS, CAPACITY, 2 * ROWS, 16, model.dtype, model.device)
+    cache = PagedCache(model.cache_sizes, ROWS, CAPACITY, 2 * ROWS, 16)
     for row in range(ROWS):
         cache.open(row, CAPACITY)
     return cache
@@ -88,7 +90,7 @@ def check(
         asked = wanted(rng, last, len(ids))
         fed = torch.tensor([texts[row][at] for row, at in decoding], dtype=torch.int64)
         step = other.prefill(chunks, asked, decoding)
-        with ops.plain():
+        with decoder.plain():
             want = theirs(torch.cat((fed, torch.tensor(ids))), other, replace(step, logits_at=None))[step.logits_at]
         seen.clear()
         if fixed is None:
@@ -108,7 +110,7 @@ def check(
         torch.tensor(values, device=device)
         for values in ([text[at] for text, at in zip(texts, done, strict=True)], range(ROWS), done)
     )
-    step = Step(rows, positions, bound=max(done) + 1)
-    with ops.plain():
+    step = DecodeStep(rows, positions, max(done) + 1)
+    with decoder.plain():
         want = theirs(fed.cpu(), other, replace(step, rows=rows.cpu(), positions=positions.cpu()))
     assert relative_error(ours(fed, cache, step).cpu(), want) <= FP32

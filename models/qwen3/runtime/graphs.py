@@ -9,6 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+Progress = Callable[[int, int], None]
+"""Called with graphs captured so far and graphs in all."""
+
 
 @dataclass(frozen=True)
 class Captured:

@@ -1,28 +1,25 @@
-"""Continuous batching: requests come and go between decode steps; their keys and values lie in pages."""
+"""Continuous batching: requests come and go between steps; their keys and values lie in a cache of any format."""
 
 from __future__ import annotations
 
 import itertools
-import operator
 import threading
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
-
 from ttnn_moe.errors import RequestError
+from ttnn_moe.kv.cache import RowCache
+from ttnn_moe.sizes import power_of_2
 
-from .batch import Batch
-from .decode import bucket
-from .generate import Token, check_request
-from .model import Qwen3Moe
-from .pages import PAGE, PagedCache
-from .prefill import Progress
-from .requests import Request, Stream
-from .sampling import Draws, Sampling
-from .session import serves
-from .tokenizer import Tokenizer
+from ..tokenizer import Tokenizer
+from .captured import CapturedRunner
+from .graphs import Progress
+from .language_model import LanguageModel
+from .requests import Request, Stats, Token, make_requests
+from .runner import EagerRunner, Runner
+from .scheduler import Scheduler
+from .stream import Stream
 
 STEP = 2048
 """Tokens of a step on a GPU, unless asked for otherwise: more at a time would keep those that decode waiting."""
@@ -48,11 +45,16 @@ class Engine:
         capacity: tokens of one request, prompt and new ones; default: the model's context.
         memory: bytes for keys and values; default: as many as rows of this capacity take, but at most 4 GiB, on a GPU
             four fifths of what is free.
-        page: tokens of a page: a power of two, at least 16.
+        page: tokens of a page: a power of two, at least 16; default: 64.
         prefill_chunk: prompt tokens of a step, at most; default: 256, on a GPU 2048 less a token of each row.
         max_waiting: requests that may wait; more are refused. Default: any number.
         tokenizer: to get text with the tokens.
-        graphs: steps are CUDA graphs; None: where they serve the model.
+        graphs: steps are CUDA graphs; None: on a GPU, where they serve the model and the cache.
+        cache: an empty cache of any format, for this model; it says how many rows and tokens at most. Default:
+            model.new_cache(rows, capacity, memory, page).
+
+    Attributes:
+        stats: sums over all that the engine did; first_token_s is not measured.
 
     Raises:
         RequestError: sizes below 1; memory for less than one page; graphs asked for where they do not serve.
@@ -62,34 +64,31 @@ class Engine:
 
     def __init__(
         self,
-        model: Qwen3Moe,
+        model: LanguageModel,
         rows: int = 64,
         capacity: int | None = None,
         *,
         memory: int | None = None,
-        page: int = PAGE,
+        page: int | None = None,
         prefill_chunk: int | None = None,
         max_waiting: int | None = None,
         tokenizer: Tokenizer | None = None,
         graphs: bool | None = None,
+        cache: RowCache | None = None,
     ):
-        cuda, served = model.device.type == "cuda", serves(model)
-        self.model, self.rows, self.tokenizer, self.max_waiting = model, rows, tokenizer, max_waiting
         self.capacity = model.config.max_position_embeddings if capacity is None else capacity
-        chunk = (max(256, STEP - bucket(rows)) if cuda else 256) if prefill_chunk is None else prefill_chunk
-        if min(rows, self.capacity, chunk) < 1:
-            got = f"rows={rows}, capacity={self.capacity}, prefill_chunk={chunk}"
+        if cache is not None:
+            rows, self.capacity = cache.rows, min(self.capacity, cache.capacity)
+        if prefill_chunk is None:
+            prefill_chunk = max(256, STEP - power_of_2(rows)) if model.device.type == "cuda" else 256
+        if min(rows, self.capacity, prefill_chunk) < 1:
+            got = f"rows={rows}, capacity={self.capacity}, prefill_chunk={prefill_chunk}"
             raise RequestError("an engine needs room", got=got, expected="1 or more")
-        if graphs and not (cuda and served):
-            raise RequestError(
-                "this model has no step that can be captured",
-                got=f"a model on {model.device}",
-                expected="what Session expects of one",
-                remedy="graphs=None",
-            )
-        pages = self._pages(memory, page)
-        self.cache = PagedCache(model.config, rows, self.capacity, pages, page, model.dtype, model.device)
-        self.batch = Batch(model, self.cache, chunk, cuda and served and graphs is not False)
+        self.model, self.rows, self.tokenizer, self.max_waiting = model, rows, tokenizer, max_waiting
+        self.cache = model.new_cache(rows, self.capacity, memory, page) if cache is None else cache
+        self.runner = _runner(model, self.cache, prefill_chunk, graphs)
+        self.scheduler = Scheduler(self.runner, self.cache, prefill_chunk)
+        self.stats = Stats()
         self._lock = threading.RLock()
         self._numbers = itertools.count()
         self._requests: dict[int, Request] = {}
@@ -113,24 +112,63 @@ class Engine:
             RequestError: an empty prompt, ids or options out of range; a request that is too long for the context, for
                 a row or for all pages together; too many that wait.
         """
-        sampling = Sampling(temperature, top_k, top_p)
-        try:
-            prompt = [operator.index(token) for token in prompt]
-        except TypeError:
-            raise RequestError("a prompt is a list of token ids", got=repr(prompt)[:80], remedy="encode it") from None
-        check_request(self.model.config, [prompt], max_new_tokens)
-        if stop_ids is None:
-            eos = self.tokenizer.eos_token_id if self.tokenizer is not None else None
-            stop_ids = (*self.model.config.eos_token_ids, *(() if eos is None else (eos,)))
-        text = self.tokenizer.stream() if self.tokenizer is not None else None
+        (request,) = make_requests(
+            self.model.config,
+            [prompt],
+            max_new_tokens=max_new_tokens,
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            seed=seed,
+            stop_ids=stop_ids,
+            tokenizer=self.tokenizer,
+        )
         with self._lock:
             self._look()
-            request = Request(prompt, max_new_tokens, sampling, Draws.of(seed, 1), frozenset(stop_ids), text)
             self._check_room(request)
-            request.number = next(self._numbers)
-            self._requests[request.number] = request
-            self.batch.waiting.append(request)
+            waiting = len(self.scheduler.waiting)
+            if self.max_waiting is not None and waiting >= self.max_waiting:
+                raise RequestError(
+                    "too many requests wait",
+                    got=f"{waiting} that came before",
+                    expected=f"fewer than {self.max_waiting}",
+                    remedy="step the engine, ask later, or make it with a larger max_waiting",
+                )
+            self._accept(request)
+            request.sequence = request.number
             return request.number
+
+    def check_idle(self, requests: Sequence[Request]) -> None:
+        """Raise RequestError if these cannot run at once and by themselves: the engine is busy, or too small."""
+        with self._lock:
+            self._look()
+            if not all(request.over for request in self._requests.values()):
+                raise RequestError(
+                    "the engine serves other requests", remedy="end them (close their streams), or make another engine"
+                )
+            if len(requests) > self.rows:
+                raise RequestError(
+                    "the engine is too small",
+                    got=f"{len(requests)} prompts",
+                    expected=f"at most {self.rows}",
+                    remedy="make an engine of more rows, or add the requests to it: they wait for a row",
+                )
+            for request in requests:
+                self._check_room(request)
+
+    def run(self, requests: Sequence[Request]) -> Stream:
+        """Take these, from `make_requests`, together. One stream of their tokens, whose `sequence` stays as it is.
+
+        Raises:
+            RequestError: as `check_idle`.
+        """
+        with self._lock:
+            self.check_idle(requests)
+            unread: deque[Token] = deque()
+            for request in requests:
+                request.streamed, request.unread = True, unread
+                self._accept(request)
+            return Stream(requests, self._next, self.cancel, self._lost)
 
     def step(self) -> list[Token]:
         """Admit what fits, run a chunk of the prompts that are not in the cache yet, together with a decode step of all
@@ -154,7 +192,9 @@ class Engine:
                 what = "has a stream" if request is not None else "is not known, or over"
                 raise RequestError(f"request {number} {what}", remedy="take a number that add gave, once")
             request.streamed = True
-            return Stream(self, request)
+            if request.over:
+                del self._requests[number]
+            return Stream([request], self._next, self.cancel, self._lost)
 
     def cancel(self, number: int) -> bool:
         """End a request now; its pages are free. False: it is not known, or over."""
@@ -163,7 +203,7 @@ class Engine:
             if request is None or request.over:
                 return False
             if self._error is None:
-                self.batch.end(request)
+                self.scheduler.end(request)
             return True
 
     @property
@@ -171,58 +211,76 @@ class Engine:
         """Whether a step would do anything."""
         with self._lock:
             self._look()
-            return any(not request.over for request in self._requests.values()) or bool(self.batch.launched)
+            return any(not request.over for request in self._requests.values()) or bool(self.scheduler.launched)
 
     def load(self) -> Load:
         with self._lock:
             self._look()
-            running = self.rows - len(self.batch.free_rows)
-            return Load(len(self.batch.waiting), running, len(self.batch.free_rows), self.cache.pool.free)
+            free = len(self.scheduler.free_rows)
+            return Load(len(self.scheduler.waiting), self.rows - free, free, self.cache.free)
 
     def fits(self, tokens: int) -> int:
         """Requests of so many tokens, prompt and new ones, that run at a time."""
-        return min(self.rows, self.cache.pool.n // self.cache.needed(max(tokens - 1, 1)))
+        return min(self.rows, self.cache.total // self.cache.needed(max(tokens - 1, 1)))
 
     def waits_for(self, number: int) -> str | None:
         """What a request waits for; None: it does not."""
         with self._lock:
             self._look()
-            places = {request.number: place for place, request in enumerate(self.batch.waiting)}
+            places = {request.number: place for place, request in enumerate(self.scheduler.waiting)}
             if number not in places:
                 return None
             if places[number]:
                 return f"{places[number]} requests that came before"
-            if not self.batch.free_rows:
+            if not self.scheduler.free_rows:
                 return f"one of {self.rows} rows"
-            needed, free = self.cache.needed(self._requests[number].tokens), self.cache.pool.free
-            return f"{needed} pages of {self.cache.pool.n}: {free} are free" if needed > free else "the next step"
+            needed, free = self.cache.needed(self._requests[number].tokens), self.cache.free
+            return f"{needed} pages of {self.cache.total}: {free} are free" if needed > free else "the next step"
 
     def capture(self, progress: Progress | None = None) -> None:
         """Capture the steps of every size now, rather than when first needed, and prefills of up to prefill_chunk
-        tokens (4,096 at most), which otherwise are not captured at all; nothing without graphs. progress: see
-        Session.capture."""
+        tokens (4,096 at most), which otherwise are not captured at all; nothing without graphs.
+
+        Args:
+            progress: called with graphs captured so far and graphs in all.
+        """
         with self._lock:
-            if self.batch.graphs:
-                self.batch.capture(progress)
+            self.runner.capture(progress)
+
+    def _accept(self, request: Request) -> None:
+        request.number = next(self._numbers)
+        self.stats.prompt_tokens += len(request.prompt)
+        self._requests[request.number] = request
+        self.scheduler.waiting.append(request)
 
     def _step(self, keep: bool) -> list[Token]:
         """keep: put tokens where streams find them, even of requests that have none yet."""
         self._look()
+        out: list[Token] = []
+        stats = self.stats
         try:
-            made = self.batch.step()
-            return [self._take(request, token, keep) for request, token in made if not request.over]
+            for step in self.scheduler.step():
+                before = len(out)
+                out += [self._take(request, token, keep) for request, token in step.tokens if not request.over]
+                made = len(out) - before
+                stats.new_tokens += made
+                if step.decoding and made:
+                    stats.decode_steps += 1
+                    stats.decode_tokens += made
+                    stats.decode_s += step.seconds
         except BaseException as error:
             self._error = error  # some of it may have happened
             raise
+        return out
 
     def _take(self, request: Request, token: int, keep: bool) -> Token:
         event = request.take(token)
         if keep or request.streamed:
             request.unread.append(event)
         if event.finish is not None:
-            self.batch.end(request)
-            if not request.unread:
-                del self._requests[request.number]
+            self.scheduler.end(request)
+            if request.streamed or not request.unread:
+                del self._requests[request.number]  # a stream knows its own
         return event
 
     def _look(self) -> None:
@@ -232,36 +290,15 @@ class Engine:
         while self._lost:
             self.cancel(self._lost.popleft())
 
-    def _next(self, request: Request) -> Token:
-        """For a stream."""
+    def _next(self, requests: Sequence[Request]) -> Token:
+        """For a stream of these."""
+        unread = requests[0].unread
         with self._lock:
-            while not request.unread:
-                if request.over:
+            while not unread:
+                if all(request.over for request in requests):
                     raise StopIteration
                 self._step(keep=True)
-            token = request.unread.popleft()
-            if token.finish is not None:
-                self._requests.pop(request.number, None)
-            return token
-
-    def _pages(self, memory: int | None, page: int) -> int:
-        config, dtype = self.model.config, self.model.dtype
-        if page < 1:
-            raise RequestError("a page has the wrong size", got=page, expected="a power of two, at least 16")
-        one = PagedCache.page_bytes(config, page, dtype)
-        most = self.rows * -(-self.capacity // page)
-        if memory is None:
-            memory = 4 << 30
-            if self.model.device.type == "cuda":
-                memory = torch.cuda.mem_get_info(self.model.device)[0] // 5 * 4
-        if memory < one:
-            raise RequestError(
-                "the memory holds no page of keys and values",
-                got=f"{memory:,} bytes",
-                expected=f"at least {one:,} (of {page} tokens)",
-                remedy="give more memory",
-            )
-        return min(most, memory // one)
+            return unread.popleft()
 
     def _check_room(self, request: Request) -> None:
         """Refuse what could never run."""
@@ -273,18 +310,21 @@ class Engine:
                 expected=f"at most {self.capacity} together",
                 remedy="shorten it, or make the engine with a larger capacity",
             )
-        needed, pages = self.cache.needed(request.tokens), self.cache.pool.n
+        needed, pages = self.cache.needed(request.tokens), self.cache.total
         if needed > pages:
             raise RequestError(
                 "the request does not fit the engine's memory, even alone",
                 got=f"{asked}, which take {needed} pages",
-                expected=f"at most {pages} pages of {self.cache.page} tokens",
+                expected=f"at most {pages} pages",
                 remedy="shorten it, or make the engine with more memory",
             )
-        if self.max_waiting is not None and len(self.batch.waiting) >= self.max_waiting:
-            raise RequestError(
-                "too many requests wait",
-                got=f"{len(self.batch.waiting)} that came before",
-                expected=f"fewer than {self.max_waiting}",
-                remedy="step the engine, ask later, or make it with a larger max_waiting",
-            )
+
+
+def _runner(model: LanguageModel, cache: RowCache, chunk: int, graphs: bool | None) -> Runner:
+    """graphs: see Engine."""
+    reason = cache.why_not_captured() or model.why_not_captured()
+    if graphs and reason is not None:
+        raise RequestError("no step of this model can be captured", got=reason, remedy="graphs=None")
+    if graphs or (graphs is None and model.device.type == "cuda" and reason is None):
+        return CapturedRunner(model, cache, chunk)
+    return EagerRunner(model, cache)

@@ -6,7 +6,6 @@ import operator
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -74,32 +73,15 @@ def kept_probabilities(logits: Tensor, sampling: Sampling) -> tuple[Tensor, Tens
     return probabilities, tokens
 
 
-class Draws:
-    """A stream of uniform numbers per sequence, on the host: what one draws depends on its own seed alone."""
+def seeds_of(seed: int | Sequence[int] | None, B: int) -> list[int]:
+    """Seeds seed, seed + 1, ... for B sequences; or the B given; or, for None, fresh ones.
 
-    def __init__(self, seeds: Sequence[int]):
-        self._seeds = seeds
-
-    @cached_property
-    def generators(self) -> list[torch.Generator]:
-        """Made for the first number: who is greedy draws none, and does not wait for them."""
-        return [torch.Generator().manual_seed(seed) for seed in self._seeds]
-
-    @classmethod
-    def of(cls, seed: int | Sequence[int] | None, B: int) -> Draws:
-        """Seeds seed, seed + 1, ... for B sequences; or the B given; or, for None, fresh ones.
-
-        Raises:
-            RequestError: not B seeds, or one that is no 64-bit integer.
-        """
-        if seed is None:
-            seed = int.from_bytes(os.urandom(8), "little") >> 1
-        seeds = [seed + i for i in range(B)] if isinstance(seed, int) else list(map(operator.index, seed))
-        if len(seeds) != B or any(not 0 <= s < 2**63 for s in seeds):
-            raise RequestError("bad seeds", got=seed, expected=f"one integer, or {B} of them, each 0 .. 2^63 - 1")
-        return cls(seeds)
-
-    def next(self, sequences: Sequence[int]) -> Tensor:
-        """[R] fp64 on the host: the next number of each of these sequences."""
-        draws = [torch.rand((), dtype=torch.float64, generator=self.generators[i]) for i in sequences]
-        return torch.stack(draws) if draws else torch.empty(0, dtype=torch.float64)
+    Raises:
+        RequestError: not B seeds, or one that is no 64-bit integer.
+    """
+    if seed is None:
+        seed = int.from_bytes(os.urandom(8), "little") >> 2
+    seeds = [seed + i for i in range(B)] if isinstance(seed, int) else list(map(operator.index, seed))
+    if len(seeds) != B or any(not 0 <= s < 2**63 for s in seeds):
+        raise RequestError("bad seeds", got=seed, expected=f"one integer, or {B} of them, each 0 .. 2^63 - 1")
+    return seeds
