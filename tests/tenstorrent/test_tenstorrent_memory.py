@@ -19,9 +19,10 @@ planner = pytest.importorskip("ttnn_moe._planner", reason="native planner: not b
 
 from ttnn_moe.errors import ContractError  # noqa: E402
 from ttnn_moe.models.qwen3 import PRESETS, TINY, Qwen3MoeConfig  # noqa: E402
-from ttnn_moe.models.qwen3.model import Qwen3Moe  # noqa: E402
+from ttnn_moe.models.qwen3.model import Qwen3Moe, sizes_of  # noqa: E402
 from ttnn_moe.models.qwen3.tt.cache import PagedCache  # noqa: E402
 from ttnn_moe.models.qwen3.tt.sizes import model_sizes  # noqa: E402
+from ttnn_moe.sizes import ceil_div  # noqa: E402
 from ttnn_moe.tenstorrent import memory, plans, runtime  # noqa: E402
 from ttnn_moe.tenstorrent.device import Device  # noqa: E402
 from ttnn_moe.tenstorrent.emulator import EmulatedChip  # noqa: E402
@@ -96,7 +97,7 @@ def test_eight_bits_cache_and_rope_by_hand() -> None:
     assert wide["KV cache"] == 48 * 2 * (1 + 32 * 4) * 4 * 32 * 128 * 2
     assert on_chip(report(sequence=129))["KV cache"] == 48 * 2 * (1 + 32 * 5) * 4 * 32 * 128 * 2  # whole pages
     for sequence in (128, 129):
-        held = PagedCache.nbytes(QWEN3, 32, sequence)
+        held = (1 + 32 * ceil_div(sequence, 32)) * PagedCache.page_bytes(sizes_of(QWEN3, torch.bfloat16))
         assert on_chip(report(sequence=sequence))["KV cache"] == held
     assert wide["RoPE"] == 2 * 40960 * 128 * 2
     assert {name: n for name, n in wide.items() if narrow[name] != n}.keys() == {"experts"}

@@ -5,7 +5,6 @@ On a mesh every chip does the same, but for its own experts and its own part of 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,20 +12,24 @@ from ttnn_moe.tenstorrent import Device, DeviceRouting, moe
 from ttnn_moe.tenstorrent.runtime import library
 
 from ..config import Qwen3MoeConfig
+from .attention import DecodeTables, PrefillTables
+from .cache import PagedCache
 from .weights import Dense, LayerWeights, Linear, Router
 
 
 @dataclass(frozen=True)
-class Attended:
-    """Where a pass's attention happens: write q, k and v [1, heads, T, head_dim]'s keys and values, and attend.
+class Place:
+    """Where the tokens of a pass or step stand.
 
     Attributes:
-        cos, sin: [1, 1, T, head_dim]. attend: (layer, q, k, v) -> as q.
+        cos, sin: of their positions, [1, 1, T, head_dim].
+        cache: keeps their keys and values. tables: where in it.
     """
 
     cos: Any
     sin: Any
-    attend: Callable[[int, Any, Any, Any], Any]
+    cache: PagedCache
+    tables: PrefillTables | DecodeTables
 
 
 class Network:
@@ -62,15 +65,15 @@ class Network:
 
         return ttnn.linear(x, by.weight, bias=by.bias, compute_kernel_config=self.exact)
 
-    def layer(self, x: Any, i: int, weights: LayerWeights, attended: Attended) -> Any:
+    def layer(self, x: Any, i: int, weights: LayerWeights, place: Place) -> Any:
         ttnn = library()
 
-        x = ttnn.add(x, self.attention(self.norm(x, weights.attention_norm), i, weights, attended))
+        x = ttnn.add(x, self.attention(self.norm(x, weights.attention_norm), i, weights, place))
         normed = self.norm(x, weights.mlp_norm)
         mlp = weights.mlp
         return ttnn.add(x, self.moe(normed, mlp) if isinstance(mlp, Router) else self.dense(normed, mlp))
 
-    def attention(self, x: Any, i: int, weights: LayerWeights, attended: Attended) -> Any:
+    def attention(self, x: Any, i: int, weights: LayerWeights, place: Place) -> Any:
         ttnn = library()
 
         q, k, v = ttnn.experimental.nlp_create_qkv_heads(
@@ -80,12 +83,11 @@ class Network:
             transpose_k_heads=False,
         )
         q, k = (
-            ttnn.experimental.rotary_embedding_hf(
-                self.norm(one, norm), attended.cos, attended.sin, is_decode_mode=False
-            )
+            ttnn.experimental.rotary_embedding_hf(self.norm(one, norm), place.cos, place.sin, is_decode_mode=False)
             for one, norm in ((q, weights.q_norm), (k, weights.k_norm))
         )
-        heads = attended.attend(i, q, k, v)
+        place.cache.write(i, k, v, place.tables)
+        heads = place.cache.attend(i, q, place.tables)
         return self.linear(ttnn.experimental.nlp_concat_heads(heads), weights.out)
 
     def dense(self, x: Any, weights: Dense) -> Any:
