@@ -1,7 +1,7 @@
-"""The Tenstorrent backend for torch tensors: they are moved to the device, and the result is moved back.
+"""The Tenstorrent backend for torch tensors: it moves them to the device, and the result back.
 
-The first call on some experts loads their weights (weights.py); they stay on the device as long as the Experts
-object lives. TTNN_MOE_TT_WEIGHTS=bfloat8_b loads them in 8 bits. A model on the device passes ttnn tensors instead.
+The first call on some experts loads their weights (experts.py). They stay on the device as long as the Experts object
+lives. TTNN_MOE_TT_WEIGHTS=bfloat8_b loads them in 8 bits. A model on the device uses layer.py: it has ttnn tensors.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class TenstorrentBackend:
         if not rows or not I:
             return out
         device = devices.current() or devices.open_device()
-        # one expert that every row goes to: as many rows as there are
+        # a layer of one expert: every row goes to it
         programs = programs_of(device, Sizes(1, 1, 1, 32, ceil_div(I, 32) * 32))
         bound = max(32, power_of_2(rows))
         whole = programs.rows(bound), programs.sizes.I

@@ -17,7 +17,7 @@ _LOADED: weakref.WeakKeyDictionary[Experts, DeviceExperts] = weakref.WeakKeyDict
 
 
 def loaded(experts: Experts, placement: Placement | None = None) -> DeviceExperts:
-    """The experts on the device in use; loaded at the first call."""
+    """The experts on the device in use; the first call loads them."""
     found = _LOADED.get(experts)
     if found is not None and found.device is devices.current() and found.weight_format == weight_format():
         there = found.placement.device_expert_mapping
@@ -28,7 +28,7 @@ def loaded(experts: Experts, placement: Placement | None = None) -> DeviceExpert
 
 
 def run(hidden: Tensor, routing: Routing, experts: DeviceExperts, out: Tensor, accumulate: bool) -> None:
-    """The operator on torch tensors, in passes of as many tokens as one program takes."""
+    """Run the operator on torch tensors, in passes of the most tokens that one program takes."""
     device = experts.device
     programs = programs_of(device, Sizes.of_experts(experts, routing.K))
     ids, weights = expert_ids(routing), routing.topk_weights.float().contiguous()
@@ -51,6 +51,6 @@ def run(hidden: Tensor, routing: Routing, experts: DeviceExperts, out: Tensor, a
 
 
 def expert_ids(routing: Routing) -> Tensor:
-    """int32 ids; those that int32 does not hold, and all others outside 0 .. E-1, as -1."""
+    """The routing's ids as int32; ids outside 0 .. E-1 become -1."""
     ids = routing.topk_ids
     return torch.where((ids < 0) | (ids >= routing.E), -1, ids).int().contiguous()

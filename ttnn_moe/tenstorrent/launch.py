@@ -1,7 +1,7 @@
 """From a plan to a running program: ttnn's descriptors, filled in with the tensors of one call.
 
-What can change between calls (addresses, numbers) is in runtime arguments only, so that ttnn's program cache holds one
-entry a plan, whatever the routing and the buffers are.
+Only runtime arguments hold what changes between calls: addresses and numbers. So ttnn's program cache has one entry a
+plan, for every routing and all buffers.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from .._planner import CircularBuffer, Kernel, Placeholder, Program
 
 _ROLES = ("reader", "writer", "compute")
-_BUFFERS = 64  # circular buffers that ttnn counts on a core
+_BUFFERS = 64  # circular buffers of a core, in ttnn
 
 
 class Launcher:
@@ -28,10 +28,10 @@ class Launcher:
         self._grid: dict[tuple[str, int], int] = {}
 
     def __call__(self, tensors: Mapping[str, Any], scalars: Mapping[str, int], output: str) -> None:
-        """Run it.
+        """Run the program.
 
         Args:
-            tensors: by the names in the plan.
+            tensors: by their names in the plan.
             scalars: the plan's numbers that a call sets.
             output: name of the tensor that is written last.
         """
@@ -103,7 +103,7 @@ class Launcher:
 
 
 def _ranges(cores: Sequence[tuple[int, int]]) -> Any:
-    """Cores as few rectangles: whole rows together, then what is left."""
+    """Cores as few rectangles: equal rows are joined."""
     ttnn = library()
 
     rows: dict[int, list[int]] = {}

@@ -1,4 +1,4 @@
-"""The operator on ttnn tensors: what a model that lives on the device calls."""
+"""The whole operator on ttnn tensors, for a model that lives on the device."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class DeviceRouting:
     """A routing on the device.
 
     Attributes:
-        topk_ids: ttnn int32 [T, K], row-major; global expert ids, any id outside 0 .. E-1 names no expert.
+        topk_ids: ttnn int32 [T, K], row-major; global expert ids. An id outside 0 .. E-1 names no expert.
         topk_weights: ttnn float32 [T, K], row-major. On a mesh both are replicated.
     """
 
@@ -28,7 +28,7 @@ class DeviceRouting:
 def moe(
     hidden: Any, routing: DeviceRouting, experts: DeviceExperts, *, out: Any = None, accumulate: bool = False
 ) -> Any:
-    """One Mixture-of-Experts layer on ttnn tensors; see ttnn_moe.moe. Nothing comes back to the host.
+    """One Mixture-of-Experts layer on ttnn tensors; see ttnn_moe.moe. Nothing returns to the host.
 
     Args:
         hidden: ttnn bfloat16 [T, H], row-major; replicated on a mesh.
@@ -41,8 +41,8 @@ def moe(
         out.
 
     Raises:
-        ContractError: shapes, dtypes, layouts or devices that do not fit, or T beyond what one program takes; before
-            anything is enqueued.
+        ContractError: wrong shapes, dtypes, layouts or devices, or more tokens than one program takes. Nothing was
+            enqueued.
     """
     device = experts.device
     if len(getattr(hidden, "shape", ())) != 2 or len(getattr(routing.topk_ids, "shape", ())) != 2:
@@ -76,7 +76,7 @@ def run(
     T: int,
     accumulate: bool,
 ) -> None:
-    """Checked already: the operators of one call, and on a mesh the sum over its devices."""
+    """Run the programs of one call, and on a mesh the sum over its devices. Arguments were checked."""
     routed = programs.route(topk_ids, topk_weights, experts.mapping, T)
     activations = programs.gate_up(hidden, routed, experts.gate, experts.up)
     if experts.device.D == 1:

@@ -1,4 +1,4 @@
-"""What a mixture-of-experts model takes of each chip's DRAM: from sizes alone, without weights and without a device."""
+"""How much of each chip's DRAM a mixture-of-experts model takes, from its sizes alone."""
 
 from __future__ import annotations
 

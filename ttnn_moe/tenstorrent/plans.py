@@ -1,4 +1,4 @@
-"""Plans and memory of a whole model on a mesh of a kind of chip, without one: what `ttnn-moe doctor --plan` shows."""
+"""Programs and memory of a whole model on a mesh that need not be here: what `ttnn-moe doctor --plan` shows."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ class Plan:
     """One operator's program for calls of up to T tokens, on one chip.
 
     Attributes:
-        cores: that run it. share: least and most that a core has of `unit`. l1_bytes: what a core's buffers take.
-        weight_bytes, row_bytes: DRAM traffic of a call of T tokens that a uniform routing gives every expert of the
-            chip some of: weights once, and the least that its pairs' rows need.
+        cores: that run the program. share: least and most `unit` of a core. l1_bytes: buffers of a core.
+        weight_bytes, row_bytes: DRAM traffic of a call of T tokens whose uniform routing reaches every expert of the
+            chip: each weight once, and the least traffic for the rows of its pairs.
     """
 
     operator: str
@@ -46,7 +46,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Report:
-    """A model on a mesh: `plan_model` makes it."""
+    """A model on a mesh. Make it with `plan_model`."""
 
     model: str
     mesh: str
@@ -76,7 +76,7 @@ def devices_of(mesh: str) -> int:
     """D of "1xD".
 
     Raises:
-        ContractError: another form.
+        ContractError: the mesh has another form, or more than 32 chips.
     """
     found = re.fullmatch(r"1x([1-9]\d?)", mesh)
     if not found or int(found[1]) > MOST_CHIPS:
@@ -90,7 +90,7 @@ def plan_model(
     """Every program of one layer, and the memory of the model.
 
     Raises:
-        ContractError: a mesh, a chip, a format or sizes that nothing can be planned for.
+        ContractError: a mesh, a chip, a format or sizes that the planner does not support.
     """
     D, kind = devices_of(mesh), _chip(chip)
     if weight_format not in FORMATS:
@@ -122,9 +122,10 @@ def plan_model(
 
 
 def check_fits(report: Report, sizes: ModelSizes) -> None:
-    """
+    """Refuse a model that does not fit.
+
     Raises:
-        ContractError: the model needs more memory than the chips have; with the numbers, and what would fit.
+        ContractError: the model needs more memory than the chips have. It names the bytes, and options that fit.
     """
     if report.fits:
         return
@@ -138,7 +139,7 @@ def check_fits(report: Report, sizes: ModelSizes) -> None:
 
 
 def _remedies(report: Report, sizes: ModelSizes) -> Iterable[str]:
-    """The nearest meshes and formats that fit."""
+    """The smallest changes of mesh and format that fit."""
     D = devices_of(report.mesh)
     larger = [d for d in range(D + 1, MOST_CHIPS + 1) if sizes.E % d == 0]
     for weight_format in FORMATS[FORMATS.index(report.weight_format) :]:
@@ -154,7 +155,7 @@ def _remedies(report: Report, sizes: ModelSizes) -> Iterable[str]:
 
 
 def in_words(size: int) -> str:
-    """Bytes, for people."""
+    """A number of bytes in MiB or GiB."""
     return f"{size / 2**30:.2f} GiB" if size >= 2**30 else f"{size / 2**20:.1f} MiB"
 
 
@@ -206,5 +207,5 @@ def _plan(programs: LayerPrograms, name: str, T: int, program: Program) -> Plan:
 
 
 def _tiles(args: list[Any]) -> int:
-    """Tiles of a core's pieces: device_kernels/common/pieces.hpp."""
+    """Tiles in the pieces of a core; see device_kernels/common/pieces.hpp."""
     return sum(end - begin for begin, end in zip(args[3::3], args[4::3], strict=True))

@@ -1,4 +1,4 @@
-"""A layer made ready: weights loaded, programs planned, for the largest call."""
+"""A layer made ready for calls of up to problem.T tokens: weights are loaded, programs are planned."""
 
 from __future__ import annotations
 

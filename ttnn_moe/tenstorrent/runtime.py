@@ -1,4 +1,4 @@
-"""The library that devices are driven with: ttnn, or on an emulated device the emulator's stand-in for it."""
+"""The library that drives devices: ttnn, or the emulator's stand-in for it."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ def is_emulator(device: str) -> bool:
 
 
 def use(emulated: Any) -> None:
-    """From now on drive emulated devices with this (None: drive devices with ttnn again)."""
+    """Make `library` return this stand-in for ttnn. None: ttnn again."""
     global _emulated
     _emulated = emulated
 
 
 def library() -> Any:
-    """ttnn, or what stands in for it."""
+    """ttnn, or the stand-in that `use` was given."""
     if _emulated is not None:
         return _emulated
     return importlib.import_module("ttnn")

@@ -1,6 +1,6 @@
-"""The network's operators on ttnn tensors. x is [1, 1, T, H] in tiles, T the tokens of a pass or the rows of a step.
+"""The network's layers on ttnn tensors. x is [1, 1, T, H] in tiles; T counts the tokens of a pass or of a decode step.
 
-On a mesh every chip does the same, but for its own experts and its own part of the head.
+On a mesh every chip does the same work, with its own experts and its own part of the head.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .weights import Dense, LayerWeights, Linear, Router
 
 @dataclass(frozen=True)
 class Place:
-    """Where the tokens of a pass or step stand.
+    """Where the tokens of a pass or decode step stand.
 
     Attributes:
         cos, sin: of their positions, [1, 1, T, head_dim].
@@ -39,7 +39,7 @@ class Network:
         ttnn = library()
 
         self.config, self.device = config, device
-        # sums in fp32, where the device unpacks them as they are
+        # sums are fp32 where the device unpacks fp32 to DST
         self.exact = ttnn.init_device_compute_kernel_config(
             device.handle.arch(),
             math_fidelity=ttnn.MathFidelity.HiFi4,
@@ -49,7 +49,7 @@ class Network:
         )
 
     def embed(self, ids: Any, table: Any) -> Any:
-        """Rows of table [n, width] by ids [1, T] uint32: [1, 1, T, width]."""
+        """Rows of `table` [n, width] that ids [1, T] uint32 name -> [1, 1, T, width]."""
         ttnn = library()
 
         found = ttnn.embedding(ids, table, layout=ttnn.TILE_LAYOUT)
@@ -103,12 +103,12 @@ class Network:
         T, H, K = int(x.shape[2]), int(x.shape[3]), self.config.num_experts_per_tok
         logits = self.linear(x, weights.linear)
         if self.config.norm_topk_prob:
-            # the same as a softmax over all whose K largest are divided by their sum
+            # equals a softmax over all experts, with the K largest divided by their sum
             largest, ids = ttnn.topk(logits, K, dim=-1)
             probabilities = self._softmax(largest)
         else:
             probabilities, ids = ttnn.topk(self._softmax(logits), K, dim=-1)
-        # rows before casts: not every chip takes tiles of 32-bit numbers apart
+        # row-major before the cast: some chips cannot untilize 32-bit numbers
         routing = DeviceRouting(
             ttnn.typecast(_rows(ids, (T, K)), ttnn.int32), ttnn.typecast(_rows(probabilities, (T, K)), ttnn.float32)
         )
@@ -116,7 +116,7 @@ class Network:
         return ttnn.reshape(out, (1, 1, T, H))
 
     def logits(self, x: Any, ends: Any, norm: Any, head: Linear) -> Any:
-        """Of the rows of x that ends [1, R] uint32 names (None: all): each chip's part of [.., R, V]."""
+        """Logits of the rows of x that ends [1, R] uint32 names (None: all); each chip holds its part of [.., R, V]."""
         if ends is not None:
             x = self.embed(ends, _rows(x, (int(x.shape[2]), int(x.shape[3]))))
         return self.linear(self.norm(x, norm), head)
@@ -128,7 +128,7 @@ class Network:
 
 
 def _rows(x: Any, shape: tuple[int, int]) -> Any:
-    """Row-major."""
+    """x, row-major, in this shape."""
     ttnn = library()
 
     return ttnn.reshape(ttnn.to_layout(x, ttnn.ROW_MAJOR_LAYOUT), shape)

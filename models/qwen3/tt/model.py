@@ -56,7 +56,7 @@ class Qwen3MoeTT:
         self._prefilled: set[tuple[tuple[tuple[int, int], ...], int]] = set()
 
     def put_top(self, model: Qwen3Moe) -> None:
-        """Move embeddings, last norm and head there."""
+        """Move embeddings, last norm and head to the device."""
         self._embed = self._mover.embedding(model.embed.weight)
         self._norm = self._mover.norm(model.norm.weight)
         self._head = Linear(self._mover.head((model.head or model.embed).weight))
@@ -67,7 +67,7 @@ class Qwen3MoeTT:
         )
 
     def put_layer(self, layer: Layer) -> None:
-        """Move the next layer there."""
+        """Move the next layer to the device."""
         self._layers.append(self._mover.layer(layer))
 
     @property
@@ -150,7 +150,7 @@ class Qwen3MoeTT:
         return torch.empty(0, self.config.vocab_size, dtype=self.dtype)
 
     def _words(self, values: Sequence[int]) -> Any:
-        """[1, n] uint32."""
+        """The values as ttnn [1, n] uint32."""
         return tensors.replicate(torch.tensor([values]).int(), self.mesh, dtype="uint32")
 
     def _to_host(self, logits: Any, n: int) -> Tensor:
@@ -166,13 +166,13 @@ def load_model(
 
     Args:
         directory, progress: as ttnn_moe.models.qwen3.load_model.
-        D: chips. device: which, as ttnn_moe.tenstorrent.open_device.
-        traced: capture decode steps as traces, and replay them; needs fast dispatch.
+        D: chips. device: as in ttnn_moe.tenstorrent.open_device.
+        traced: capture decode steps as traces, and replay them. This needs fast dispatch.
 
     Raises:
         CheckpointError: as ttnn_moe.models.qwen3.load_model, or sizes that the device does not take.
         BackendUnavailable: no such device, or fewer than D chips.
-        RequestError: it does not fit their memory.
+        RequestError: the model does not fit the chips' memory.
         ContractError: experts that D chips cannot share.
     """
     checkpoint = Checkpoint(directory)
