@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..sources import kernel_path
-from .runtime import library
+from .runtime import RunsPlans, library
 
 if TYPE_CHECKING:
     from .._planner import CircularBuffer, Kernel, Placeholder, Program
@@ -25,6 +25,7 @@ class Launcher:
     def __init__(self, program: Program, device: Any):
         self.program = program
         self._device = device
+        self._emulated = device if isinstance(device, RunsPlans) else None
         self._grid: dict[tuple[str, int], int] = {}
 
     def __call__(self, tensors: Mapping[str, Any], scalars: Mapping[str, int], output: str) -> None:
@@ -35,8 +36,8 @@ class Launcher:
             scalars: the plan's numbers that a call sets.
             output: name of the tensor that is written last.
         """
-        if hasattr(self._device, "launch"):  # emulated: takes the plan as it is
-            self._device.launch(self.program, tensors, scalars)
+        if self._emulated is not None:
+            self._emulated.launch(self.program, tensors, scalars)
             return
         ttnn = library()
 

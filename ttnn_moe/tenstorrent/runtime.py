@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import importlib
 import os
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Protocol, runtime_checkable
 
 DEVICE = "TTNN_MOE_TT_DEVICE"
 EMULATOR = "emulator"
 PLANNER_REMEDY = "install the project (`make demo`, or `pip install -e .`): that builds ttnn_moe._planner"
 
 _emulated: Any = None
+
+
+@runtime_checkable
+class RunsPlans(Protocol):
+    """A device that runs the planner's programs as they are: an emulated one. ttnn's devices take descriptors."""
+
+    def launch(self, program: Any, tensors: Mapping[str, Any], scalars: Mapping[str, int]) -> None:
+        """Run a program with these tensors and numbers, by their names in the plan."""
 
 
 def wanted() -> str:

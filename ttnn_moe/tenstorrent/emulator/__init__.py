@@ -1,4 +1,4 @@
-"""Tensix programs on the host: kernels compiled natively, run against a model of one chip that checks and counts."""
+"""Tensix programs on the host: native kernels run on a model of one chip, which checks and counts."""
 
 from .chip import CHIPS, ChipModel
 from .dram import EmulatedChip, Tensor

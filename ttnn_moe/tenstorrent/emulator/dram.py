@@ -1,4 +1,4 @@
-"""DRAM of a simulated chip: tensors, interleaved over its banks, in memory that the engine maps too."""
+"""DRAM of an emulated chip: tensors, interleaved over its banks, in memory that the engine also maps."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Tensor:
         return np.frombuffer(self.device.memory, np.uint8, size, self.storage).reshape(self.pages, self.page_size)
 
     def written(self) -> np.ndarray:
-        """[pages, page_size / 4] of bool: which four bytes the host or a kernel has written."""
+        """[pages, page_size / 4] of bool: whether the host or a kernel has written these four bytes."""
         words = self.pages * self.page_size // 4
         flags = np.frombuffer(self.device.memory, np.uint8, words, self.shadow)
         return (flags.reshape(self.pages, -1) & 1).astype(bool)
@@ -73,7 +73,7 @@ class Tensor:
         return _from_pages(np.ascontiguousarray(self.bytes()[:, : self._used()]), self)
 
     def clear(self) -> None:
-        """Nothing has written it: reads of it give poison, and are reported."""
+        """Mark it as unwritten: reads give poison, and are reported."""
         self.bytes().reshape(-1).view(np.uint32)[:] = _POISON
         np.frombuffer(self.device.memory, np.uint8, self.pages * self.page_size // 4, self.shadow)[:] = 0
 
@@ -87,7 +87,7 @@ class Tensor:
 
 
 class EmulatedChip:
-    """One simulated chip's DRAM.
+    """The DRAM of one emulated chip.
 
     Args:
         chip: a ChipModel or the name of one: n150, p150.
@@ -117,7 +117,7 @@ class EmulatedChip:
         return self._file
 
     def empty(self, shape: tuple[int, ...], dtype: str, *, tiled: bool = True) -> Tensor:
-        """A tensor that nothing has written."""
+        """An uninitialised tensor."""
         tensor = self._allocate(tuple(shape), find_format(dtype), tiled)
         tensor.clear()
         return tensor
@@ -156,7 +156,7 @@ class EmulatedChip:
 
 
 def _gap(taken: list[tuple[int, int]], size: int, unit: int) -> int:
-    """Start of the first free stretch of `size`, a multiple of `unit`, with something between neighbours."""
+    """Start of the first free range of `size`, a multiple of `unit`, with a gap to its neighbours."""
     start = _FIRST_ADDRESS
     for begin, length in sorted(taken):
         if start + size <= begin:

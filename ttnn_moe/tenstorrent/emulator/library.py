@@ -1,4 +1,4 @@
-"""What the backend calls of ttnn, on emulated devices: tensors to and from the host, and collectives between chips.
+"""The stand-in for ttnn on emulated devices: tensors to and from the host, and collectives between chips.
 
 Names and meaning are ttnn's. `run` runs programs; the host moves and adds the bytes of collectives.
 """

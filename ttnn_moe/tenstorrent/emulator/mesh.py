@@ -16,8 +16,8 @@ from .run import run
 
 TILE_LAYOUT, ROW_MAJOR_LAYOUT = "TILE_LAYOUT", "ROW_MAJOR_LAYOUT"
 DRAM_MEMORY_CONFIG = "DRAM_MEMORY_CONFIG"
-# Tensors that an operator reads beyond what is defined: a step's rows past the last block have any value, and
-# SiLU*mul, which does not see the routing, runs over them too.
+# Tensors of which an operator reads undefined values. SiLU*mul does not see the routing: it runs over the rows past the
+# last block, which have any value.
 _UNDEFINED = {"silu_mul": ("gate", "up")}
 
 
@@ -33,14 +33,14 @@ class Grid:
 
 @dataclass(eq=False)
 class Mesh:
-    """D emulated chips; one is a mesh of one.
+    """D emulated chips; one chip is a mesh of one.
 
     Args:
         chip: the chips' model.
         D: how many.
-        check: a finding of a program is an error.
+        check: raise EmulationError for a finding.
         exact, sanitizer: see run().
-        results: of every program so far, for each the chips' results in order, if `keep` is set.
+        keep: keep results. results: for every program so far, the result of each chip, in order.
     """
 
     chip: ChipModel
@@ -66,7 +66,7 @@ class Mesh:
         return self.D
 
     def num_program_cache_entries(self) -> int:
-        """Programs that were launched so far, however often."""
+        """Number of different programs that were launched so far."""
         return len(self._programs)
 
     def launch(self, program: Any, tensors: Mapping[str, Tensor], scalars: Mapping[str, int]) -> None:
