@@ -25,9 +25,10 @@ from ttnn_moe.cuda.triton_launch import Tile
 from ttnn_moe.kv import attention, torch_forms
 from ttnn_moe.kv.cache import HeadNorms
 from ttnn_moe.kv.step import Span
-from ttnn_moe.models.qwen3 import Engine, Qwen3Moe, Tokenizer, generate, load_model, prefill
-from ttnn_moe.models.qwen3.decode import Landing
-from ttnn_moe.models.qwen3.prefill import FixedPrefill
+from ttnn_moe.models.qwen3 import Engine, Qwen3Moe, Tokenizer, generate, load_model
+from ttnn_moe.models.qwen3.runtime import prefill_graphs
+from ttnn_moe.models.qwen3.runtime.landing import Landing
+from ttnn_moe.models.qwen3.runtime.prefill_graphs import PrefillGraphs
 from ttnn_moe.models.qwen3.tiny import tasks
 from ttnn_moe.sizes import power_of_2
 
@@ -156,8 +157,8 @@ def drain(engine: Engine, got: dict[int, list[int]]) -> None:
 
 def test_requests_come_and_go_and_get_what_they_get_alone(pair: tuple[Qwen3Moe, Qwen3Moe], monkeypatch) -> None:
     """Greedy ones and ones that draw; prompts in pieces, in captured steps and not; too few rows and pages for all."""
-    monkeypatch.setattr(prefill, "SMALLEST", 16)
-    monkeypatch.setattr(prefill, "LARGEST", 16)
+    monkeypatch.setattr(prefill_graphs, "SMALLEST", 16)
+    monkeypatch.setattr(prefill_graphs, "LARGEST", 16)
     ours, theirs = pair
     rng = random.Random(0)
     texts = prompts([5, 19, 2, 12, 30, 7, 1, 9] if GPU else [5, 19, 2, 12], VOCAB)
@@ -172,22 +173,18 @@ def test_requests_come_and_go_and_get_what_they_get_alone(pair: tuple[Qwen3Moe, 
             asked.append((text, options, generate(theirs, [text], **options).tokens[0]))
     page = 16
     memory = 5 * page * 2 * 2 * 2 * ours.config.head_dim * 4
-    engine = Engine(ours, 3, 64, memory=memory, page=page, prefill_chunk=18)
-    assert engine.cache.pool.n == 5
+    engine = Engine(ours, 3, 64, memory=memory, page=page, prefill_chunk=18, graphs=True)
+    assert engine.cache.total == 5
     engine.capture()
-    if not GPU:  # there is nothing to capture, but its steps can be run
-        engine.batch.fixed = FixedPrefill(ours, engine.cache, None, 3, engine.batch.steps.size)
-        engine.batch.fixed.capture(16)
-        engine.batch.ahead = True
     mixed = set()
-    run = FixedPrefill.run
+    run = PrefillGraphs.run
 
-    def spy(self: FixedPrefill, ids: list[int], *where) -> Tensor | None:
+    def spy(self: PrefillGraphs, ids: Tensor, *where) -> Tensor | None:
         logits = run(self, ids, *where)
         mixed.add((logits is not None, bool(where[2])))
         return logits
 
-    monkeypatch.setattr(FixedPrefill, "run", spy)
+    monkeypatch.setattr(PrefillGraphs, "run", spy)
     got: dict[int, list[int]] = {}
     numbers = []
     for text, options, _ in asked:
@@ -200,18 +197,19 @@ def test_requests_come_and_go_and_get_what_they_get_alone(pair: tuple[Qwen3Moe, 
     assert {(True, True), (False, True), (True, False)} <= mixed, "captured or too large; with rows that decode or not"
 
 
-@pytest.mark.parametrize("paged", [False, True])
+@pytest.mark.parametrize("page", [16, 64])
 @pytest.mark.parametrize("captured", [False, True])
 def test_the_last_layer_runs_only_for_tokens_whose_logits_are_wanted(
-    pair: tuple[Qwen3Moe, Qwen3Moe], captured: bool, paged: bool, monkeypatch: pytest.MonkeyPatch
+    pair: tuple[Qwen3Moe, Qwen3Moe], captured: bool, page: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(prefill, "SMALLEST", 16)
-    monkeypatch.setattr(prefill, "LARGEST", 16)
+    monkeypatch.setattr(prefill_graphs, "SMALLEST", 16)
+    monkeypatch.setattr(prefill_graphs, "LARGEST", 16)
     for seed in range(6 if GPU else 1):
-        cache = qwen3_last_layer.cache_of(pair[0], paged)
+        cache = qwen3_last_layer.cache_of(pair[0], page)
         if captured:
-            fixed = FixedPrefill(pair[0], cache, torch.cuda.graph_pool_handle() if GPU else None, decoding=4)
-            fixed.capture(16)
+            fixed = PrefillGraphs(pair[0], cache, torch.cuda.graph_pool_handle() if GPU else None, decoding=4)
+            for kind in fixed.kinds:
+                fixed.capture(*kind)
             qwen3_last_layer.check(*pair, cache, seed, fixed=fixed)
         else:
             qwen3_last_layer.check(*pair, cache, seed, qwen3_last_layer.any_tokens)
@@ -239,7 +237,7 @@ class TestOnAGpu:
         engine.capture()
         texts = prompts([5, 9, 12, 20], VOCAB)
         for warm in (True, False):
-            captured = dict(engine.batch.steps._captured)
+            captured = dict(engine.runner.steps._captured)
             if not warm:
                 torch.cuda.set_sync_debug_mode("error")
             try:
@@ -250,7 +248,7 @@ class TestOnAGpu:
                     engine.step()
             finally:
                 torch.cuda.set_sync_debug_mode("default")
-            assert engine.batch.steps._captured == captured
+            assert engine.runner.steps._captured == captured
 
     def test_same_requests_same_bits(self, pair: tuple[Qwen3Moe, Qwen3Moe]) -> None:
         texts, runs = prompts([4, 30, 9], VOCAB), []
@@ -294,6 +292,6 @@ def test_memory_of_a_real_model_is_counted_in_pages(tmp_path: Path) -> None:
     config = model.config
     one = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * 16 * 4
     engine = Engine(model, 3, 64, memory=7 * one + one - 1, page=16)
-    assert engine.cache.pool.n == 7 and engine.fits(33) == 3 and engine.fits(64) == 1
+    assert engine.cache.total == 7 and engine.fits(33) == 3 and engine.fits(64) == 1
     held = engine.cache.k[:, 1:].nbytes + engine.cache.v[:, 1:].nbytes
     assert held == 7 * one

@@ -14,8 +14,9 @@ from ttnn_moe import decoder
 from ttnn_moe.kv.cache import RowCache
 from ttnn_moe.kv.paged import PagedCache
 from ttnn_moe.kv.step import DecodeStep, Step
-from ttnn_moe.models.qwen3 import Qwen3Moe, StaticCache
-from ttnn_moe.models.qwen3.prefill import FixedPrefill, prefill
+from ttnn_moe.models.qwen3 import Qwen3Moe
+from ttnn_moe.models.qwen3.runtime.prefill_graphs import PrefillGraphs
+from ttnn_moe.models.qwen3.runtime.runner import Prompts, run_prefill
 
 ROWS, LONGEST = 3, 12
 CAPACITY = 2 * LONGEST
@@ -34,13 +35,16 @@ def any_tokens(rng: random.Random, last: Sequence[int], n: int) -> Sequence[int]
     return sorted(rng.sample(range(n), rng.choice([0, n, rng.randint(0, n)])))
 
 
-def cache_of(model: Qwen3Moe, paged: bool) -> RowCache:
-    if not paged:
-        return model.new_cache(ROWS, CAPACITY)
-    cache = PagedCache(model.cache_sizes, ROWS, CAPACITY, 2 * ROWS, 16)
-    for row in range(ROWS):
-        cache.open(row, CAPACITY)
+def opened(model: Qwen3Moe, rows: int, capacity: int, page: int = 64) -> PagedCache:
+    """The model's cache, with room for `capacity` tokens in every row."""
+    cache = model.new_cache(rows, capacity, page=page)
+    for row in range(rows):
+        cache.open(row, capacity)
     return cache
+
+
+def cache_of(model: Qwen3Moe, page: int = 64) -> PagedCache:
+    return opened(model, ROWS, CAPACITY, page)
 
 
 def rows_of_last_layer(model: Qwen3Moe, seen: list[int]) -> Callable[[], None]:
@@ -60,7 +64,7 @@ def check(
     cache: RowCache,
     seed: int,
     wanted: Wanted = ends,
-    fixed: FixedPrefill | None = None,
+    fixed: PrefillGraphs | None = None,
     longest: int = LONGEST,
 ) -> None:
     """Prompts in pieces of any length, with rows that decode; then a decode step of every row, which reads all keys.
@@ -72,7 +76,7 @@ def check(
     rng, device = random.Random(seed), ours.device
     lengths = [rng.randint(1, LONGEST) for _ in range(ROWS)]
     texts = prompts([CAPACITY] * ROWS, ours.config.vocab_size, seed)
-    other = StaticCache(theirs.config, ROWS, CAPACITY, torch.float32)
+    other = cache_of(theirs)
     done, seen = [0] * ROWS, []
     stop = rows_of_last_layer(ours, seen)
     while any(at < n for at, n in zip(done, lengths, strict=True)):
@@ -88,13 +92,14 @@ def check(
                 chunks.append((row, len(piece)))
                 last += [len(ids) - 1] * (done[row] == n)
         asked = wanted(rng, last, len(ids))
+        ids = torch.tensor(ids)
         fed = torch.tensor([texts[row][at] for row, at in decoding], dtype=torch.int64)
         step = other.prefill(chunks, asked, decoding)
         with decoder.plain():
-            want = theirs(torch.cat((fed, torch.tensor(ids))), other, replace(step, logits_at=None))[step.logits_at]
+            want = theirs(torch.cat((fed, ids)), other, replace(step, logits_at=None))[step.logits_at]
         seen.clear()
         if fixed is None:
-            got = prefill(ours, cache, None, ids, chunks, asked, decoding, fed.to(device))
+            got = run_prefill(ours, cache, Prompts(ids, chunks, asked), decoding, fed.to(device))
         else:
             got = fixed.run(ids, chunks, asked, decoding, fed.to(device))
             assert got is not None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 
@@ -68,9 +69,8 @@ class CapturedRunner:
             # the row whose prompt runs does not decode
             decoding = self.steps.size if rows > 1 else 0
             self.prompts = PrefillGraphs(self.model, self.cache, self.pool, self._chunk + decoding, decoding)
-        prompts, steps = self.prompts, self.steps
-        work: list[Callable[[], object]] = [lambda k=kind: prompts.capture(*k) for kind in prompts.kinds]
-        work += [lambda n=n: steps.capture(n) for n in buckets(rows)]
+        work: list[Callable[[], object]] = [partial(self.prompts.capture, *kind) for kind in self.prompts.kinds]
+        work += [partial(self.steps.capture, n) for n in buckets(rows)]
         for done, capture_one in enumerate(work):
             if progress is not None:
                 progress(done, len(work))

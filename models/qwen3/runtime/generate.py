@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Sized
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -125,7 +125,7 @@ def default_chunk(device: torch.device) -> int:
     return 8192 if device.type == "cuda" else 2048
 
 
-def engine_for(model: LanguageModel, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> Engine:
+def engine_for(model: LanguageModel, prompts: Sequence[Sized], max_new_tokens: int) -> Engine:
     """An engine that just holds these prompts and their continuations, for `generate`."""
     longest = max(map(len, prompts)) + max_new_tokens
     return Engine(model, len(prompts), longest, prefill_chunk=default_chunk(model.device))
