@@ -116,7 +116,12 @@ class TenstorrentBackend:
 
 def _route(routing: Routing, there: DeviceExperts) -> tuple[LayerPrograms, Routed]:
     if there.device.D > 1:
-        raise ContractError("the steps run on one device", got=f"a mesh of {there.device.D}", expected="D=1")
+        raise ContractError(
+            "the steps run on one device",
+            got=f"a mesh of {there.device.D}",
+            expected="D=1",
+            remedy="call moe(), or load the experts onto one device",
+        )
     programs = programs_of(there.device, Sizes.of_experts(there, routing.K))
     programs.bound(routing.T)
     ids = tensors.replicate(expert_ids(routing), there.device)

@@ -105,7 +105,9 @@ def open_device(D: int = 1, device: str | None = None, trace_bytes: int | None =
     else:
         here = ttnn.GetNumAvailableDevices()
         if here < D:
-            raise BackendUnavailable("there are too few devices for the mesh", got=here, expected=f"D={D}")
+            raise BackendUnavailable(
+                "there are too few devices for the mesh", got=here, expected=f"D={D}", remedy=f"a mesh of 1x{here}"
+            )
         ttnn.set_fabric_config(ttnn.FabricConfig.FABRIC_1D)
         handle = ttnn.open_mesh_device(ttnn.MeshShape(1, D), **options)
     return _keep(Device.of(handle, opened_here=True))

@@ -80,6 +80,7 @@ def load_experts(
             "the weights cannot be put on the device",
             got=f"{experts.format} {experts.dtype}",
             expected="dense bfloat16",
+            remedy="load the checkpoint's dense weights, in bfloat16",
         )
     if weight_format not in FORMATS:
         raise ContractError("unknown weight format", got=repr(weight_format), expected=f"one of {list(FORMATS)}")

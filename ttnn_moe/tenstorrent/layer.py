@@ -45,17 +45,25 @@ def moe(
             enqueued.
     """
     device = experts.device
-    if len(getattr(hidden, "shape", ())) != 2 or len(getattr(routing.topk_ids, "shape", ())) != 2:
-        raise ContractError("hidden and topk_ids must have two dimensions", expected="[T, H] and [T, K]")
+    shapes = [tuple(getattr(x, "shape", ())) for x in (hidden, routing.topk_ids)]
+    if any(len(shape) != 2 for shape in shapes):
+        raise ContractError(
+            "hidden and topk_ids must have two dimensions",
+            got=f"{shapes[0]} and {shapes[1]}",
+            expected="[T, H] and [T, K]",
+        )
     T, K = int(hidden.shape[0]), int(routing.topk_ids.shape[1])
     if T == 0:
-        raise ContractError("ttnn has no empty tensors to run on", got="T=0", expected="T >= 1")
+        raise ContractError("ttnn has no empty tensors to run on", got="T=0", expected="T >= 1", remedy="skip the call")
     tensors.check("hidden", hidden, (T, experts.H), ("bfloat16",), "ROW_MAJOR", device)
     tensors.check("topk_ids", routing.topk_ids, (T, K), ("int32",), "ROW_MAJOR", device)
     tensors.check("topk_weights", routing.topk_weights, (T, K), ("float32",), "ROW_MAJOR", device)
     if accumulate and (out is None or device.D > 1):
         raise ContractError(
-            "accumulate=True needs an out to add to, on one device", got=f"out={type(out).__name__}, D={device.D}"
+            "accumulate=True needs an out to add to, on one device",
+            got=f"out={type(out).__name__}, D={device.D}",
+            expected="out=ttnn.Tensor, D=1",
+            remedy="add the result with ttnn.add",
         )
     programs = programs_of(device, Sizes.of_experts(experts, K))
     programs.bound(T)

@@ -81,7 +81,12 @@ class LayerPrograms:
             ContractError: more tokens than one program takes.
         """
         if T > self.max_T:
-            raise ContractError("T is beyond what one program takes", got=T, expected=f"T <= {self.max_T}")
+            raise ContractError(
+                "T is beyond what one program takes",
+                got=T,
+                expected=f"T <= {self.max_T}",
+                remedy="call it for parts of the tokens",
+            )
         return max(32, power_of_2(T))
 
     def route(self, topk_ids: Any, topk_weights: Any, mapping: Any, T: int) -> Routed:

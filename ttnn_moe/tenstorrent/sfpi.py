@@ -21,6 +21,7 @@ from ..errors import BackendUnavailable
 COMPILER = Path("compiler") / "bin" / "riscv-tt-elf-g++"
 # the vendor's package installs here; ttnn looks here first
 SYSTEM = Path("/opt/tenstorrent/sfpi")
+MANUAL = f"install Tenstorrent's sfpi package, which unpacks to {SYSTEM}"
 
 
 def folder(ttnn: Path) -> Path:
@@ -43,7 +44,9 @@ def release(ttnn: Path, machine: str | None = None) -> tuple[str, str]:
     machine = machine or platform.machine()
     version, digest = named.get("sfpi_version"), named.get(f"sfpi_{machine}_debian_txz_hash")
     if not version or not digest or named.get("sfpi_hashtype") != "sha256":
-        raise BackendUnavailable(f"ttnn names no SFPI release for {machine}", got=f"{path}: {named or 'absent'}")
+        raise BackendUnavailable(
+            f"ttnn names no SFPI release for {machine}", got=f"{path}: {named or 'absent'}", remedy=MANUAL
+        )
     file = f"sfpi_{version}_{machine}_debian.txz"
     return f"{named['sfpi_repo']}/releases/download/{version}/{file}", digest
 
@@ -65,7 +68,7 @@ def install(ttnn: Path) -> Path:
             with urllib.request.urlopen(url) as source, archive.open("wb") as kept:
                 shutil.copyfileobj(source, kept)
         except OSError as error:
-            raise BackendUnavailable(f"SFPI could not be downloaded from {url}", got=error) from None
+            raise BackendUnavailable(f"SFPI could not be downloaded from {url}", got=error, remedy=MANUAL) from None
         got = hashlib.sha256(archive.read_bytes()).hexdigest()
         if got != digest:
             raise BackendUnavailable(f"{url} is not the file that ttnn expects", got=got, expected=digest)

@@ -76,7 +76,10 @@ def check(config: Qwen3MoeConfig, rows: int, options: Options) -> int:
     D = chips_of(options.mesh)
     if options.dtype not in (None, "bfloat16"):
         raise RequestError(
-            "the device runs the model in bfloat16", got=f"--dtype {options.dtype}", remedy="leave it out"
+            "the device runs the model in bfloat16",
+            got=f"--dtype {options.dtype}",
+            expected="bfloat16",
+            remedy="leave --dtype out",
         )
     check_rows(rows)
     check_device(options.device)

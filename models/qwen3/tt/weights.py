@@ -152,4 +152,5 @@ def check_sizes(config: Qwen3MoeConfig) -> None:
             "this model does not fit the device's tiles",
             got=", ".join(problems),
             expected="sizes that are multiples of 32, and a head_dim of 32 or a multiple of 64",
+            remedy="another backend",
         )
