@@ -363,9 +363,8 @@ def test_sizes_without_a_kernel_take_the_torch_form() -> None:
     norms = HeadNorms(torch.ones(24, device=DEVICE), torch.ones(24, device=DEVICE), 1e-6)
     rope = (torch.ones(2, 1, 12, device=DEVICE), torch.zeros(2, 1, 12, device=DEVICE))
     keys = torch.zeros(2, 1, 4, 24, device=DEVICE)
-    memory = Memory(
-        keys, keys.clone(), torch.arange(2, device=DEVICE), torch.zeros(2, dtype=torch.int64, device=DEVICE)
-    )
+    rows = torch.arange(2, device=DEVICE)
+    memory = Memory(keys, keys.clone(), rows, torch.zeros_like(rows))
     qkv = torch.randn(2, 6, 24, device=DEVICE)
     assert attention.norm_rope_write(qkv, norms, rope, memory) is None
     q, _, _ = decoder.head_norm_rope(qkv, 1, norms, rope)

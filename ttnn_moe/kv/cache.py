@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -50,10 +50,10 @@ class KVCache(Protocol):
         """Causal attention of q [T, heads, head_dim] over all that was written, this step included -> as q."""
 
 
-@runtime_checkable
-class FusedWrite(Protocol):
-    """A cache that can normalise, rotate and write in one kernel."""
+class FusedWrite(ABC):
+    """A cache that can normalise, rotate and write in one kernel. A base class: a protocol is slow to ask for."""
 
+    @abstractmethod
     def norm_rope_write(
         self, layer: int, qkv: Tensor, norms: HeadNorms, rope: tuple[Tensor, Tensor], step: Step
     ) -> Tensor | None:

@@ -14,7 +14,7 @@ from ..errors import RequestError
 from ..sizes import ceil_div
 from . import torch_forms
 from .attention import decode_attention, norm_rope_write, prefill_attention
-from .cache import CacheSizes, HeadNorms, RowCache
+from .cache import CacheSizes, FusedWrite, HeadNorms, RowCache
 from .pages import PagePool
 from .step import DecodeStep, Span, Step
 from .transfer import to_device
@@ -23,7 +23,7 @@ PAGE = 64
 """Tokens of a page: what the attention kernels take at a time."""
 
 
-class PagedCache(RowCache):
+class PagedCache(RowCache, FusedWrite):
     """Keys and values in pages, in the model's dtype. The dummy row's tokens go to page 0, which nobody reads.
 
     Args:

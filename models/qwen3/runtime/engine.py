@@ -57,7 +57,8 @@ class Engine:
         stats: sums over all that the engine did; first_token_s is not measured.
 
     Raises:
-        RequestError: sizes below 1; memory for less than one page; graphs asked for where they do not serve.
+        RequestError: sizes below 1; memory for less than one page; memory or page beside a cache; graphs asked for
+            where they do not serve.
 
     Any thread may call it; one step runs at a time.
     """
@@ -78,6 +79,8 @@ class Engine:
     ):
         self.capacity = model.config.max_position_embeddings if capacity is None else capacity
         if cache is not None:
+            if memory is not None or page is not None:
+                raise RequestError("a given cache has its own pages", remedy="leave out memory and page, or cache")
             rows, self.capacity = cache.rows, min(self.capacity, cache.capacity)
         if prefill_chunk is None:
             prefill_chunk = max(256, STEP - power_of_2(rows)) if model.device.type == "cuda" else 256
