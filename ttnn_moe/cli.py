@@ -74,9 +74,8 @@ def doctor(
     from . import doctor as doctor_
 
     if plan is not None:
-        from ttnn_moe.models.qwen3.config import config_of
-        from ttnn_moe.models.qwen3.tt.sizes import model_sizes
-
+        from .models.qwen3.config import config_of
+        from .models.qwen3.tt.sizes import model_sizes
         from .tenstorrent import plans
 
         sizes = model_sizes(config_of(plan))
