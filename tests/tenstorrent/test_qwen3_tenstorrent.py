@@ -23,11 +23,12 @@ from ttnn_moe.models.qwen3.runtime.generate import engine_for
 from ttnn_moe.models.qwen3.tt import cache as caches
 from ttnn_moe.models.qwen3.tt import model as models
 from ttnn_moe.models.qwen3.tt.cache import PagedCache
-from ttnn_moe.models.qwen3.tt.passes import PAGE, Packer
+from ttnn_moe.models.qwen3.tt.passes import Packer
 from ttnn_moe.models.qwen3.tt.profile import Profile, prepare
 from ttnn_moe.models.qwen3.tt.request import Options, check, chips_of
 from ttnn_moe.models.qwen3.tt.room import room_for
 from ttnn_moe.tenstorrent.emulator import library as emulated_ttnn
+from ttnn_moe.tenstorrent.memory import PAGE
 from ttnn_moe.tenstorrent.runtime import DEVICE
 
 EMULATOR = "emulator"
@@ -219,6 +220,10 @@ def test_replayed_steps(monkeypatch: pytest.MonkeyPatch, emulated: None) -> None
     before = traces.replays
     assert generate(model, ids, max_new_tokens=9, engine=engine).tokens == want.tokens
     assert traces.replays > before
+    # a prompt alone is another pass: its programs and buffers are allocated now
+    held = len(traces.captured)
+    assert generate(model, ids[:1], max_new_tokens=9, engine=engine).tokens == want.tokens[:1]
+    assert traces.released == held < len(traces.captured)
     model.new_cache(1, 32)
     assert traces.released == len(traces.captured)
 

@@ -13,9 +13,10 @@ from ttnn_moe.kv.cache import CacheSizes, RowCache
 from ttnn_moe.kv.pages import PagePool
 from ttnn_moe.sizes import ceil_div, power_of_2
 from ttnn_moe.tenstorrent import Device, tensors
+from ttnn_moe.tenstorrent.memory import PAGE
 
 from .attention import PieceTables, PrefillTables
-from .passes import PAGE, Packer, Pass, Piece
+from .passes import Packer, Pass, Piece
 from .room import room_for
 
 MAX_ROWS = 32

@@ -16,6 +16,7 @@ from ttnn_moe.kv.cache import CacheSizes
 from ttnn_moe.kv.step import DecodeStep, Step
 from ttnn_moe.sizes import power_of_2
 from ttnn_moe.tenstorrent import Device, tensors
+from ttnn_moe.tenstorrent.memory import PAGE
 from ttnn_moe.tenstorrent.programs import Sizes, programs_of
 
 from ..checkpoint import Checkpoint, Progress, layer_slots, top_slots
@@ -25,7 +26,7 @@ from .attention import DecodeTables, PrefillTables
 from .cache import PagedCache
 from .decode import TRACE_BYTES, Decoder
 from .layers import Network, Place
-from .passes import PAGE, Packer, Pass
+from .passes import Packer, Pass
 from .room import room_for
 from .weights import LayerWeights, Linear, Mover, Router, check_sizes
 

@@ -12,9 +12,7 @@ from dataclasses import dataclass, field
 
 from ttnn_moe.kv.step import PrefillStep
 from ttnn_moe.sizes import power_of_2
-
-PAGE = 32
-"""Tokens of a page of the KV cache: one tile's height."""
+from ttnn_moe.tenstorrent.memory import PAGE
 
 
 @dataclass(frozen=True)
