@@ -24,9 +24,9 @@ from rich.table import Table
 from torch import Tensor
 
 from ttnn_moe import _planner
-from ttnn_moe.sizes import power_of_2
+from ttnn_moe.sizes import ceil_div, power_of_2
 from ttnn_moe.tenstorrent.device import UNPACK_TO_DEST
-from ttnn_moe.tenstorrent.emulator import CHIPS, Device, Result, run
+from ttnn_moe.tenstorrent.emulator import CHIPS, EmulatedChip, Result, run
 from ttnn_moe.tenstorrent.emulator.formats import find_format
 
 E, D, K, H, I = 128, 8, 8, 2048, 768
@@ -69,7 +69,7 @@ def draw(T: int, routing: str) -> tuple[Tensor, Tensor]:
 
 def emulate(chip: str, T: int, routing: str, weight_format: str) -> Cost:
     model = CHIPS[chip]
-    device = Device(model)
+    device = EmulatedChip(model)
     bound = max(32, power_of_2(T))
     problem = _planner.Problem(T=bound, E=E, E_local=LOCAL, K=K, H=H, I=I, weight_format=weight_format)
     machine = _planner.Machine(grid=model.grid, l1_bytes=model.l1_size, unpack_to_dest=UNPACK_TO_DEST[model.arch])
@@ -97,7 +97,7 @@ def emulate(chip: str, T: int, routing: str, weight_format: str) -> Cost:
     second = launch(
         _planner.plan_down(problem, machine),
         {"weight_0": down, "activations": activations, "out": out},
-        token_tiles=-(-T // 32),
+        token_tiles=ceil_div(T, 32),
         accumulate=0,
     )
     return count(chip, routing, weight_format, ids, int(here), [routed, first, second])

@@ -75,15 +75,16 @@ def doctor(
 
     if plan is not None:
         from .models.qwen3.config import config_of
+        from .models.qwen3.tt.sizes import model_sizes
         from .tenstorrent import plans
 
-        config = config_of(plan)
-        report = plans.plan_model(plan, config, mesh, chip, weights, batch, sequence)
+        sizes = model_sizes(config_of(plan))
+        report = plans.plan_model(plan, sizes, mesh, chip, weights, batch, sequence)
         if as_json:
             typer.echo(json.dumps(report.as_json(), indent=2))
         else:
             doctor_.render_plan(report, Console())
-        plans.check_fits(report, config)
+        plans.check_fits(report, sizes)
         return
     found = doctor_.examine()
     if as_json:

@@ -15,6 +15,7 @@ from rich.markup import escape
 from . import __version__, registry
 from .packages import versions
 from .tables import print_table
+from .tenstorrent.runtime import PLANNER_REMEDY
 
 if TYPE_CHECKING:
     from .tenstorrent.plans import Report
@@ -37,7 +38,6 @@ CPU_FLAGS = (
     "sve",
     "sve2",
 )
-PLANNER_REMEDY = "install the project (`make demo`, or `pip install -e .`): that builds ttnn_moe._planner"
 
 
 def examine() -> dict[str, Any]:

@@ -5,9 +5,9 @@
 
 namespace ttnn_moe::planner {
 
-// Each function gives the program of one operator for one device. The tensors that placeholders name, and
-// their shapes, are in the tables at the head of the kernels. Throws std::invalid_argument with the reason if
-// there is none.
+// Each function makes the program of one operator for one device. The tables at the head of the kernels list
+// the tensors that placeholders name, and their shapes. Throws std::invalid_argument, with the reason, if no
+// program is possible.
 
 // topk_ids, topk_weights, device_expert_mapping -> num_routed_tokens, routed_tokens, routed_token_weights
 Program plan_routing(const Problem& problem, const Machine& machine);

@@ -30,16 +30,15 @@ struct Problem {
 struct Machine {
     Grid grid;
     std::uint64_t l1_bytes;
-    // fp32 buffers are unpacked to DST as they are; false: through SrcA, where they are cut to TF32. Sums are
-    // fp32 either way.
+    // true: fp32 buffers are unpacked to DST unchanged. false: they pass through SrcA, which cuts them to
+    // TF32. Sums are fp32 in both cases.
     bool unpack_to_dest = true;
-    // tiles of a product that are worth a core
+    // a core gets at least this many tiles of a product
     std::uint32_t min_tiles = 4;
 
     auto operator<=>(const Machine&) const = default;
 
-    // What of a core's L1 circular buffers may take: firmware, kernels, their arguments and stacks have the
-    // rest.
+    // L1 of a core for circular buffers; firmware, kernels, their arguments and stacks take the rest.
     std::uint64_t usable_l1() const { return l1_bytes > kL1Margin ? l1_bytes - kL1Margin : 0; }
     // In ttnn 0.81 that is 104 KiB on Wormhole, 110 KiB on Blackhole.
     static constexpr std::uint64_t kL1Margin = 128 * 1024;

@@ -4,7 +4,7 @@
 namespace ttnn_moe::planner {
 namespace {
 
-// Fewer tokens than this are not worth a core.
+// A core gets at least this many tokens.
 constexpr std::uint64_t kLeastTokens = 8;
 
 enum Buffer : std::uint32_t { kTable, kInput, kRecord, kPulled, kRow };

@@ -14,11 +14,10 @@ struct Piece {
     bool operator==(const Piece&) const = default;
 };
 
-// Share the columns * k_tiles tiles of a product among at most `cores` cores: the line of all tiles, column
-// by column, is cut into equal lengths that differ by at most one tile, of at least min_tiles where that
-// leaves no core with more than a column. Each core's pieces come in the order in which it works on them:
-// first the one whose sum it passes on without waiting for another's, last the one that waits for the core
-// before.
+// Share the columns * k_tiles tiles of a product among at most `cores` cores. The line of all tiles, column
+// by column, is cut into lengths that differ by at most one tile. A length is at least min_tiles, unless a
+// core would get more than a column. A core's pieces are in the order of its work: first the piece whose sum
+// it passes on without waiting, last the piece that waits for the core before.
 std::vector<std::vector<Piece>> split(std::uint32_t columns, std::uint32_t k_tiles, std::uint32_t cores,
                                       std::uint32_t min_tiles);
 

@@ -1,10 +1,11 @@
-// Where the left operand of a product lies while a window of blocks is worked on: in L1, each tile on one
-// core.
+// Where the left operand of a product lies while a window of blocks runs: in L1, each tile on one core.
 //
-// A block's k_tiles tiles are cut into chunks of `chunk` tiles; chunk q of block b is unit (b - window's
-// first) * chunks
-// + q, and unit u lives on core u % cores, in slot u / cores of one of the two halves of that core's home
-// buffer (windows take the halves in turn). So DRAM is read once for each tile, however many cores need it.
+// A block's k_tiles tiles are cut into chunks of `chunk` tiles.
+//
+// | chunk q of block b  unit u = (b - first block of the window) * chunks + q
+// | unit u              core u % cores, slot u / cores of one half of that core's home buffer
+//
+// Windows take the two halves in turn. So DRAM is read once for each tile, however many cores need it.
 #pragma once
 
 #include <cstdint>

@@ -2,9 +2,11 @@
 // column.
 //
 // A column that several cores share is summed along them: the core with k0 = 0 sends its partial sum to the
-// next core, which adds its own and passes it on; the core with k1 = K finishes. Runtime args: [0] core, [1]
-// pieces, then column, k0, k1 of each piece in the order in which they are worked on (what is sent on without
-// waiting comes first).
+// next core, which adds its own and passes it on; the core with k1 = K finishes.
+//
+// | runtime args  [0] core, [1] pieces, then column, k0, k1 of each piece, in the order of the work
+//
+// A piece whose sum is sent on without waiting comes first.
 #pragma once
 
 #include <cstdint>

@@ -1,20 +1,22 @@
-// down, compute: multiplies this core's pieces; where it finishes a column it weighs each row and adds it to
-// the sum of its token.
+// down, compute: multiplies this core's pieces. Where a column ends, it weighs each row and adds it to the
+// sum of its token.
 //
-//   cb_plan_c    schedule page                                 <- reader
-//   cb_x         k_max tiles of one block                      <- reader
-//   cb_w         k_max tiles of one expert                     <- writer
-//   cb_part_in   partial sums from the core before             <- writer
-//   cb_part_out  partial sums for the core after               -> writer
-//   cb_scale     routing weights of a block, in column 0       <- reader
-//   cb_old       sums of a block's tokens                      <- writer
-//   cb_new       the same with the block added                 -> writer
-//   cb_out_in    tiles of out to add to, if accumulating       <- writer
-//   cb_sum       all sums: filled here, kept by the writer, read here in the end
-//   cb_done      the sums are complete                         <- writer
-//   cb_out       tiles of out                                  -> writer
+// | cb_plan_c    schedule page                              <- reader
+// | cb_x         k_max tiles of one block                   <- reader
+// | cb_w         k_max tiles of one expert                  <- writer
+// | cb_part_in   partial sums from the core before          <- writer
+// | cb_part_out  partial sums for the core after            -> writer
+// | cb_scale     routing weights of a block, in column 0    <- reader
+// | cb_old       sums of a block's tokens                   <- writer
+// | cb_new       the same with the block added              -> writer
+// | cb_out_in    tiles of out to add to, if accumulating    <- writer
+// | cb_sum       all sums: filled here, kept by the writer, read here in the end
+// | cb_done      the sums are complete                      <- writer
+// | cb_out       tiles of out                               -> writer
 //
-// common args: tiles of tokens, accumulate. args: pieces.hpp. DST: 2 tiles.
+// | common args  tiles of tokens, accumulate
+// | args         pieces.hpp
+// | DST          2 tiles
 #include <cstdint>
 
 #include "api/compute/bcast.h"

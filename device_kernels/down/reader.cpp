@@ -1,22 +1,23 @@
-// down, reader: brings the activations of this device's experts to the cores that multiply them, and each
-// block's tokens and routing weights to the cores that finish a column.
+// down, reader: brings the activations of this device's experts to the cores that multiply them. Cores where
+// a column ends also get each block's tokens and routing weights.
 //
-//   num_routed_tokens      [1, E]        int32  row-major, one page     in   tokens of each global expert
-//   device_expert_mapping  [1, E_local]  int32  row-major, one page     in   global index of each local
-//   expert routed_tokens          [E, T]        int32  row-major, page = row   in   T a multiple of 32
-//   routed_token_weights   [E, T]        bf16   row-major, page = row   in
-//   activations            [rows, I]     bf16   tiles                   in   rows of one expert start at a
-//   multiple of 32
+// | num_routed_tokens      [1, E]        int32  row-major, one page    in  tokens of each global expert
+// | device_expert_mapping  [1, E_local]  int32  row-major, one page    in  global index of each local expert
+// | routed_tokens          [E, T]        int32  row-major, page = row  in  T a multiple of 32
+// | routed_token_weights   [E, T]        bf16   row-major, page = row  in
+// | activations            [rows, I]     bf16   tiles                  in  an expert's rows start at multiples of 32
 //
-//   cb_table   scratch of this kernel: counts, then mapping
-//   cb_plan_c  schedule page for compute        cb_plan_w  the same for the writer
-//   cb_home    tiles of this core's chunks; read here and by every other core's reader (homes.hpp)
-//   cb_x       tiles of one block that this core multiplies -> compute; always k_max pages a block
-//   cb_ids     a block's tokens, routing weights, number of tokens -> writer   (cores that finish a column)
-//   cb_scale   a tile whose column 0 is the block's routing weights -> compute (cores that finish a column)
+// | cb_table   scratch: counts, then mapping
+// | cb_plan_c  schedule page                                          -> compute
+// | cb_plan_w  schedule page                                          -> writer
+// | cb_home    tiles of this core's chunks; all cores' readers read it (homes.hpp)
+// | cb_x       tiles of one block that this core multiplies           -> compute; always k_max pages a block
+// | cb_ids     a block's tokens, routing weights, number of tokens    -> writer, where a column ends
+// | cb_scale   a tile whose column 0 is the block's routing weights   -> compute, where a column ends
 //
-// common args: num_routed_tokens, device_expert_mapping, routed_tokens, routed_token_weights, activations,
-// max tokens of an expert, NoC x of each column, NoC y of each row. args: pieces.hpp.
+// | common args  num_routed_tokens, device_expert_mapping, routed_tokens, routed_token_weights, activations,
+// |              max tokens of an expert, NoC x of each column, NoC y of each row
+// | args         pieces.hpp
 #include "api/dataflow/dataflow_api.h"
 #include "common/product_reader.hpp"
 #include "down/block_page.hpp"

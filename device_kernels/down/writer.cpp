@@ -1,26 +1,26 @@
-// down, writer: streams this core's weight tiles, passes partial sums on, keeps the sums of the columns that
-// this core finishes, one row per token, and writes them when all experts are done.
+// down, writer: streams this core's weight tiles and passes partial sums on. It keeps the sums of the columns
+// that end here, a row a token, and writes them after the last expert.
 //
-//   weight_0  [E_local, I, H]  bf16 or bfloat8_b  tiles  in
-//   out       [T, H]           bf16 or fp32       tiles  out  (in as well when accumulating)
+// | weight_0  [E_local, I, H]  bf16 or bfloat8_b  tiles  in
+// | out       [T, H]           bf16 or fp32       tiles  out  also in, when accumulating
 //
-//   cb_plan_w    schedule page                           <- reader
-//   cb_w         weight tiles of one expert: for each piece, for each k -> compute; k_max pages
-//   cb_part_out  partial sums to pass on                 <- compute
-//   cb_part_in   partial sums passed here                -> compute
-//   cb_ids       a block's tokens (block_page.hpp)       <- reader
-//   cb_sum       sums: for each finished column, for each 32 tokens, a tile <- compute fills it, once; then
-//   rows of it
-//                are taken to cb_old and come back from cb_new
-//   cb_old       sums of a block's tokens so far         -> compute
-//   cb_new       the same with the block added           <- compute
-//   cb_out_in    tiles of out to add to                  -> compute
-//   cb_done      one page: all blocks are in the sums    -> compute
-//   cb_out       tiles of out                            <- compute
+// | cb_plan_w    schedule page                          <- reader
+// | cb_w         weight tiles of one expert             -> compute; for each piece, each k: k_max pages
+// | cb_part_out  partial sums to pass on                <- compute
+// | cb_part_in   partial sums passed here               -> compute
+// | cb_ids       a block's tokens (block_page.hpp)      <- reader
+// | cb_sum       sums: for each finished column, for each 32 tokens, a tile  <- compute fills it, once
+// | cb_old       sums of a block's tokens so far        -> compute; rows of cb_sum
+// | cb_new       the same with the block added          <- compute; they go back to cb_sum
+// | cb_out_in    tiles of out to add to                 -> compute
+// | cb_done      one page: all blocks are in the sums   -> compute
+// | cb_out       tiles of out                           <- compute
 //
-// One core owns a column for all tokens, and takes the blocks in order: experts that share a token never
-// race, and the order of the sums is that of device_expert_mapping. common args: weight_0, out, tiles of
-// tokens, accumulate, NoC x of each column, NoC y of each row. args: pieces.hpp.
+// One core owns a column for all tokens, and takes the blocks in order. So experts that share a token never
+// race, and sums have the order of device_expert_mapping.
+//
+// | common args  weight_0, out, tiles of tokens, accumulate, NoC x of each column, NoC y of each row
+// | args         pieces.hpp
 #include "api/dataflow/dataflow_api.h"
 #include "common/product_writer.hpp"
 #include "down/block_page.hpp"

@@ -1,19 +1,20 @@
-// gate_up, compute: tilizes this core's chunks, multiplies its pieces, and where it finishes a column applies
-// SiLU*mul.
+// gate_up, compute: tilizes this core's chunks and multiplies its pieces. SiLU*mul follows where a column
+// ends.
 //
-//   weights == 2: out = silu(x Wg) * (x Wu), in DST's format up to the one rounding to bf16
-//   weights == 1: out = x W, the separate gate or up step
+// | weights == 2  out = silu(x Wg) * (x Wu), in DST's format up to the one rounding to bf16
+// | weights == 1  out = x W, the separate gate or up step
 //
-//   cb_plan_c    schedule page                             <- reader
-//   cb_rows      32 token rows of one chunk, row-major     <- reader
-//   cb_home      their tiles, a half at a time             -> reader
-//   cb_x         k_max tiles of one block                  <- reader
-//   cb_w         k_max * weights tiles of one expert       <- writer
-//   cb_part_in   partial sums from the core before         <- writer
-//   cb_part_out  partial sums for the core after           -> writer
-//   cb_out       finished tiles, bf16                      -> writer
+// | cb_plan_c    schedule page                           <- reader
+// | cb_rows      32 token rows of one chunk, row-major   <- reader
+// | cb_home      their tiles, a half at a time           -> reader
+// | cb_x         k_max tiles of one block                <- reader
+// | cb_w         k_max * weights tiles of one expert     <- writer
+// | cb_part_in   partial sums from the core before       <- writer
+// | cb_part_out  partial sums for the core after         -> writer
+// | cb_out       finished tiles, bf16                    -> writer
 //
-// args: pieces.hpp. DST: 2 * weights tiles.
+// | args  pieces.hpp
+// | DST   2 * weights tiles
 #include <cstdint>
 
 #include "api/compute/common.h"

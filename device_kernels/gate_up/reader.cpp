@@ -1,20 +1,21 @@
 // gate_up, reader: brings the token rows of this device's experts to the cores that multiply them.
 //
-//   num_routed_tokens      [1, E]        int32   row-major, one page     in   tokens of each global expert
-//   device_expert_mapping  [1, E_local]  int32   row-major, one page     in   global index of each local
-//   expert routed_tokens          [E, T]        int32   row-major, page = row   in   T a multiple of 32
-//   hidden                 [T, H]        bf16    row-major, page = row   in   H a multiple of 32
+// | num_routed_tokens      [1, E]        int32  row-major, one page    in  tokens of each global expert
+// | device_expert_mapping  [1, E_local]  int32  row-major, one page    in  global index of each local expert
+// | routed_tokens          [E, T]        int32  row-major, page = row  in  T a multiple of 32
+// | hidden                 [T, H]        bf16   row-major, page = row  in  H a multiple of 32
 //
-//   cb_table   scratch of this kernel: counts, then mapping
-//   cb_ids     scratch of this kernel: tokens of one block
-//   cb_plan_c  schedule page for compute          cb_plan_w  the same for the writer
-//   cb_rows    32 token rows of one chunk         -> compute, which tilizes them into
-//   cb_home    tiles of this core's chunks        <- compute; read here and by every other core's reader
-//   (homes.hpp) cb_x       tiles of one block that this core multiplies -> compute; always k_max pages a
-//   block
+// | cb_table   scratch: counts, then mapping
+// | cb_ids     scratch: tokens of one block
+// | cb_plan_c  schedule page                                 -> compute
+// | cb_plan_w  schedule page                                 -> writer
+// | cb_rows    32 token rows of one chunk                    -> compute, which tilizes them into cb_home
+// | cb_home    tiles of this core's chunks                   <- compute; all cores' readers read it (homes.hpp)
+// | cb_x       tiles of one block that this core multiplies  -> compute; always k_max pages a block
 //
-// common args: num_routed_tokens, device_expert_mapping, routed_tokens, hidden, max tokens of an expert, NoC
-// x of each column, NoC y of each row. args: pieces.hpp.
+// | common args  num_routed_tokens, device_expert_mapping, routed_tokens, hidden, max tokens of an expert,
+// |              NoC x of each column, NoC y of each row
+// | args         pieces.hpp
 #include "api/dataflow/dataflow_api.h"
 #include "common/product_reader.hpp"
 

@@ -1,15 +1,17 @@
-// gate_up, writer: streams this core's weight tiles, passes partial sums on, writes what this core finishes.
+// gate_up, writer: streams this core's weight tiles, passes partial sums on, writes the columns that end
+// here.
 //
-//   weight_0, weight_1  [E_local, H, I]  bf16 or bfloat8_b  tiles  in   gate and up (weight_1 only if weights
-//   == 2) out                 [rows, I]        bf16               tiles  out  rows of one expert start at a
-//   multiple of 32
+// | weight_0, weight_1  [E_local, H, I]  bf16 or bfloat8_b  tiles  in   gate and up; weight_1 if weights == 2
+// | out                 [rows, I]        bf16               tiles  out  an expert's rows start at multiples of 32
 //
-//   cb_plan_w    schedule page                      <- reader
-//   cb_w         weight tiles of one expert: for each piece, for each k, one of each weight -> compute; k_max
-//   * weights pages cb_part_out  partial sums to pass on            <- compute cb_part_in   partial sums
-//   passed here           -> compute cb_out       finished tiles                     <- compute
+// | cb_plan_w    schedule page             <- reader
+// | cb_w         weight tiles of an expert -> compute; for each piece, each k, one of each weight: k_max * weights
+// | cb_part_out  partial sums to pass on   <- compute
+// | cb_part_in   partial sums passed here  -> compute
+// | cb_out       finished tiles            <- compute
 //
-// common args: weight_0, weight_1, out, NoC x of each column, NoC y of each row. args: pieces.hpp.
+// | common args  weight_0, weight_1, out, NoC x of each column, NoC y of each row
+// | args         pieces.hpp
 #include "api/dataflow/dataflow_api.h"
 #include "common/product_writer.hpp"
 

@@ -1,18 +1,19 @@
-// routing, reader: each core lists, for a share of the tokens, which of this device's experts they go to.
+// routing, reader: each core lists, for its share of the tokens, those that go to this device's experts.
 //
-//   topk_ids               [T, K]        int32  row-major, page = token  in   any value; outside 0 .. E-1: no
-//   expert topk_weights           [T, K]        fp32   row-major, page = token  in device_expert_mapping  [1,
-//   E_local]  int32  row-major, one page      in   global index of each local expert
+// | topk_ids               [T, K]        int32  row-major, page = token  in  outside 0 .. E-1: no expert
+// | topk_weights           [T, K]        fp32   row-major, page = token  in
+// | device_expert_mapping  [1, E_local]  int32  row-major, one page      in  global index of each local expert
 //
-//   cb_table   scratch of this kernel: local index of each global expert, then the mapping
-//   cb_input   scratch of this kernel: ids, then weights of the share, page_bytes a token
-//   cb_record  what was found: tokens of each local expert, then for each its tokens (uint32) and weights
-//   (fp32), in
-//              ascending order; read by the writers of the cores that own the experts, once all have arrived
+// | cb_table   scratch: local index of each global expert, then the mapping
+// | cb_input   scratch: ids, then weights of the share; page_bytes a token
+// | cb_record  the lists: number of tokens of each local expert, then its tokens (uint32) and weights (fp32)
 //
-// A token that names an expert more than once is listed once, with its weights summed in fp32 in ascending k.
-// common args: topk_ids, topk_weights, device_expert_mapping, T, NoC x of each column, NoC y of each row.
-// args: core.
+// Tokens are listed in ascending order. The writers of the cores that own the experts read the lists when all
+// are complete. A token that names an expert more than once is listed once; its weights are summed in fp32 in
+// ascending k.
+//
+// | common args  topk_ids, topk_weights, device_expert_mapping, T, NoC x of each column, NoC y of each row
+// | args         core
 #include "api/dataflow/dataflow_api.h"
 #include "common/fp32.hpp"
 #include "common/grid.hpp"

@@ -1,19 +1,19 @@
-// routing, writer: the core that owns an expert joins what all readers listed for it, and writes that
-// expert's rows.
+// routing, writer: the core that owns an expert joins the lists of all readers, and writes the expert's rows.
 //
-//   device_expert_mapping  [1, E_local]  int32  row-major, one page    in   global index of each local expert
-//   num_routed_tokens      [1, E]        int32  row-major, one page    out  0 for experts of other devices
-//   routed_tokens          [E, T]        int32  row-major, page = row  out  rows of this device's experts,
-//   T_e entries routed_token_weights   [E, T]        bf16   row-major, page = row  out  the same
+// | device_expert_mapping  [1, E_local]  int32  row-major, one page    in   global index of each local expert
+// | num_routed_tokens      [1, E]        int32  row-major, one page    out  0 for experts of other devices
+// | routed_tokens          [E, T]        int32  row-major, page = row  out  this device's experts, T_e entries
+// | routed_token_weights   [E, T]        bf16   row-major, page = row  out  the same
 //
-//   cb_record  findings of each core (record.hpp), read from all readers
-//   cb_pulled  scratch of this kernel: from each reader its counts, and one expert's tokens and weights
-//   cb_row     scratch of this kernel: one row of tokens, one of weights, the counts of all experts, the
-//   mapping
+// | cb_record  lists of each core (record.hpp), read from all readers
+// | cb_pulled  scratch: from each reader its counts, and one expert's tokens and weights
+// | cb_row     scratch: a row of tokens, a row of weights, the counts of all experts, the mapping
 //
-// Core 0 also writes num_routed_tokens. No core leaves before all owners have read its findings.
-// common args: device_expert_mapping, num_routed_tokens, routed_tokens, routed_token_weights, NoC x of each
-// column, NoC y of each row. args: core.
+// Core 0 also writes num_routed_tokens. No core leaves before all owners have read its lists.
+//
+// | common args  device_expert_mapping, num_routed_tokens, routed_tokens, routed_token_weights,
+// |              NoC x of each column, NoC y of each row
+// | args         core
 #include "api/dataflow/dataflow_api.h"
 #include "common/fp32.hpp"
 #include "common/grid.hpp"

@@ -1,9 +1,10 @@
 // silu_mul, compute: out = silu(gate) * up, in DST's format up to the one rounding to bf16.
 //
-//   cb_gate, cb_up  one tile at a time <- reader
-//   cb_out          one tile at a time -> writer
+// | cb_gate, cb_up  one tile at a time  <- reader
+// | cb_out          one tile at a time  -> writer
 //
-// args: first, end. DST: 2 tiles.
+// | args  first, end
+// | DST   2 tiles
 #include <cstdint>
 
 #include "api/compute/common.h"

@@ -1,10 +1,10 @@
 // silu_mul, reader: streams tiles [first, end) of gate and up to compute.
 //
-//   gate, up  [rows, I]  bf16  tiles  in
+// | gate, up        [rows, I]  bf16  tiles  in
+// | cb_gate, cb_up  one tile at a time  -> compute
 //
-//   cb_gate, cb_up  one tile at a time -> compute
-//
-// common args: gate, up. args: first, end.
+// | common args  gate, up
+// | args         first, end
 #include "api/dataflow/dataflow_api.h"
 
 namespace {

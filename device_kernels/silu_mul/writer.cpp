@@ -1,10 +1,10 @@
 // silu_mul, writer: writes tiles [first, end) of the product.
 //
-//   out  [rows, I]  bf16  tiles  out
+// | out     [rows, I]  bf16  tiles  out
+// | cb_out  one tile at a time  <- compute
 //
-//   cb_out  one tile at a time <- compute
-//
-// common args: out. args: first, end.
+// | common args  out
+// | args         first, end
 #include "api/dataflow/dataflow_api.h"
 
 namespace {

@@ -12,7 +12,7 @@ from numerics import poisoned
 from oracle import oracle
 from tenstorrent_setup import BF16, NUMERICS, Layer, check_out, entries, mesh_placement, refused, run
 from ttnn_moe import Experts, Routing, tenstorrent
-from ttnn_moe.tenstorrent import backend, operators, tensors
+from ttnn_moe.tenstorrent import host, programs, tensors
 
 
 @run
@@ -25,7 +25,7 @@ def program_cache() -> None:
         there = tenstorrent.load_experts(layer.experts, device)
         routing = Routing.from_topk(layer.ids, layer.weights, 8)
         out = poisoned(T, 64, dtype=BF16)
-        backend.run(layer.hidden, routing, there, out, seed % 2 == 1)
+        host.run(layer.hidden, routing, there, out, seed % 2 == 1)
         if seed == 0:
             check_out(out, layer.want())
         first = first or entries()
@@ -118,7 +118,7 @@ def bfloat8_b_weights() -> None:
     kept = Experts.dense(torch.cat([gate, up], 1).to(BF16).contiguous(), down.to(BF16).contiguous())
     assert not torch.equal(kept.tensors["down"], layer.experts.tensors["down"])
     out = poisoned(40, 128, dtype=BF16)
-    backend.run(layer.hidden, Routing.from_topk(layer.ids, layer.weights, 6), there, out, False)
+    host.run(layer.hidden, Routing.from_topk(layer.ids, layer.weights, 6), there, out, False)
     check_out(out, oracle(layer.hidden, layer.ids, layer.weights, kept, NUMERICS))
 
 
@@ -130,7 +130,7 @@ def weights_on_disk() -> None:
 
     def result(there: tenstorrent.DeviceExperts) -> torch.Tensor:
         out = poisoned(20, 64, dtype=BF16)
-        backend.run(layer.hidden, Routing.from_topk(layer.ids, layer.weights, 4), there, out, False)
+        host.run(layer.hidden, Routing.from_topk(layer.ids, layer.weights, 4), there, out, False)
         return out
 
     with tempfile.TemporaryDirectory() as folder:
@@ -156,7 +156,7 @@ def weights_on_disk() -> None:
 @run
 def more_tokens_than_a_program_takes() -> None:
     """Torch tensors are run in passes."""
-    operators.MAX_T = 64
+    programs.MAX_T = 64
     layer = Layer.make(T=150, E=4, K=2, H=64, I=64)
     out = poisoned(150, 64, dtype=BF16)
     ttnn_moe.moe(

@@ -40,9 +40,11 @@ def check_logits(D: int, steps: int) -> None:
     model, reference = tt.load_model(TINY, D), load_model(TINY, "reference")
     ids = encode(list(PROMPTS))
     cache = model.new_cache(3, 128)
-    cache.clear(3)
+    rows = [2, 0, 1]  # any order
+    for row in rows:
+        cache.open(row, 128)
     ends = torch.tensor([len(one) for one in ids]).cumsum(0) - 1
-    step = cache.prefill([(row, len(one)) for row, one in enumerate(ids)], ends.tolist())
+    step = cache.prefill([(row, len(one)) for row, one in zip(rows, ids, strict=True)], ends.tolist())
     got = model(torch.tensor(sum(ids, [])), cache, step)
     for at in range(steps + 1):
         want = torch.stack([reference(torch.tensor([one]))[0, -1] for one in ids])
@@ -54,9 +56,10 @@ def check_logits(D: int, steps: int) -> None:
         for one, token in zip(ids, want.argmax(-1).tolist(), strict=True):
             one.append(token)
         if at == 1:
-            cache.keep([0, 2])
+            cache.close(rows.pop(1))
             del ids[1]
-        got = model(torch.tensor([one[-1] for one in ids]), cache, cache.decode())
+        step = cache.decode(rows, [len(one) - 1 for one in ids])
+        got = model(torch.tensor([one[-1] for one in ids]), cache, step)
 
 
 def check_answers(D: int, names: list[str]) -> None:
@@ -93,7 +96,7 @@ def check_weights_on_disk(D: int) -> None:
     def logits() -> Tensor:
         model = tt.load_model(TINY, D)
         cache = model.new_cache(1, 32)
-        cache.clear(1)
+        cache.open(0, 32)
         return model(torch.tensor(ids), cache, cache.prefill([(0, len(ids))], [len(ids) - 1]))
 
     with tempfile.TemporaryDirectory() as folder:
@@ -142,13 +145,13 @@ def model_qwen3_layer() -> None:
     model.put_top(host)
     model.put_layer(host.layers[0])
     cache = model.new_cache(32, 96)
-    cache.clear(32)
+    for row in range(32):
+        cache.open(row, 96)
     ids = torch.arange(7, 507, 13)[:33].tolist()
     got = [model(torch.tensor(ids[:32]), cache, cache.prefill([(0, 32)], [31]))]
     # every row gets the first one's keys and values: its pages
-    cache._pages[:] = cache._pages[:1] * 32
-    cache.lengths = [32] * 32
-    got.append(model(torch.tensor(ids[32:] * 32), cache, cache.decode()))
+    cache._own[:32] = cache._own[:1] * 32
+    got.append(model(torch.tensor(ids[32:] * 32), cache, cache.decode(range(32), [32] * 32)))
     want = host(torch.tensor([ids]))[0, -2:]
     for name, logits, row in zip(("prompt", "32 rows"), got, want, strict=True):
         found = least_correlation(logits, row.expand_as(logits))

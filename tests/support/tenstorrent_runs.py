@@ -22,10 +22,10 @@ def whole_chain(layer: Layer, on: OnDevice, what: str) -> None:
     """Routing, gate/up, down, each checked on its own."""
     routed = on.route()
     check_routing(on, routed)
-    activations = on.ops.gate_up(on.hidden, routed, on.gate, on.up)
+    activations = on.programs.gate_up(on.hidden, routed, on.gate, on.up)
     check_rows(layer, {"activations": on.back(activations)})
     out = on.out()
-    on.ops.down(activations, routed, on.down, out, False)
+    on.programs.down(activations, routed, on.down, out, False)
     check_out(on.back(out), layer.want(), what)
 
 
@@ -59,7 +59,7 @@ def routing_4096() -> None:
     layer = Layer.make(T=4096, E=128, K=8, H=32, I=32, local=16)
     on = OnDevice(layer, tenstorrent.open_device())
     check_routing(on, on.route())
-    named = on.ops._launcher("routing", 4096).program.kernels[0].named_compile_args
+    named = on.programs._launcher("routing", 4096).program.kernels[0].named_compile_args
     columns, rows = on.device.machine.grid
     assert named["readers"] * 2 >= columns * rows
     print(f"{named['readers']} of {columns * rows} cores list tokens")
@@ -71,16 +71,16 @@ def steps() -> None:
     layer = Layer.make(T=50, E=6, K=3, H=96, I=160, local=4)
     on = OnDevice(layer, tenstorrent.open_device())
     routed = on.route()
-    gate = on.ops.project(on.hidden, routed, on.gate, "gate")
-    up = on.ops.project(on.hidden, routed, on.up, "up")
-    product = on.ops.silu_mul(gate, up, routed.bound)
-    fused = on.ops.gate_up(on.hidden, routed, on.gate, on.up)
+    gate = on.programs.project(on.hidden, routed, on.gate, "gate")
+    up = on.programs.project(on.hidden, routed, on.up, "up")
+    product = on.programs.silu_mul(gate, up, routed.bound)
+    fused = on.programs.gate_up(on.hidden, routed, on.gate, on.up)
     got = {"gate": on.back(gate), "up": on.back(up)}
     check_rows(layer, got)
     for what, rows in (("steps", product), ("fused", fused)):
         check_rows(layer, {"activations": on.back(rows)})
         out = on.out()
-        on.ops.down(rows, routed, on.down, out, False)
+        on.programs.down(rows, routed, on.down, out, False)
         check_out(on.back(out), layer.want(), what)
 
 
@@ -101,13 +101,13 @@ def nothing_routed_here() -> None:
     layer.ids[torch.isin(layer.ids, layer.mapping)] = -1
     on = OnDevice(layer, tenstorrent.open_device())
     routed = on.route()
-    activations = on.ops.gate_up(on.hidden, routed, on.gate, on.up)
+    activations = on.programs.gate_up(on.hidden, routed, on.gate, on.up)
     out = on.out()
-    on.ops.down(activations, routed, on.down, out, False)
+    on.programs.down(activations, routed, on.down, out, False)
     assert bool((on.back(out) == 0).all())
     start = torch.randn(33, 64).to(BF16)
     out = on.out(start)
-    on.ops.down(activations, routed, on.down, out, True)
+    on.programs.down(activations, routed, on.down, out, True)
     assert torch.equal(on.back(out), start)
 
 
@@ -124,7 +124,7 @@ def windows_and_long_chains() -> None:
         device.cache.clear()
         layer = Layer.make(T=T, E=8, K=3, H=352, I=96, local=7)
         on = OnDevice(layer, device)
-        named = on.ops._launcher("gate_up", on.ops.bound(T)).program.kernels[0].named_compile_args
+        named = on.programs._launcher("gate_up", on.programs.bound(T)).program.kernels[0].named_compile_args
         whole_chain(layer, on, f"grid {grid}, {named['cores']} cores, windows of {named['window']} blocks")
 
 
@@ -166,8 +166,8 @@ def shared_tokens_never_race() -> None:
     for _ in range(3):
         routed = on.route()
         out = on.out()
-        activations = on.ops.gate_up(on.hidden, routed, on.gate, on.up)
-        on.ops.down(activations, routed, on.down, out, False)
+        activations = on.programs.gate_up(on.hidden, routed, on.gate, on.up)
+        on.programs.down(activations, routed, on.down, out, False)
         outs.append(on.back(out))
     check_out(outs[0], layer.want())
     assert all(torch.equal(outs[0].view(torch.int16), out.view(torch.int16)) for out in outs[1:])
@@ -181,7 +181,7 @@ def _qwen3(T: int) -> None:
     whole_chain(layer, on, f"H=2048 I=768 T={T}")
     columns, rows = on.device.machine.grid
     for name in ("gate_up", "down"):
-        assert len(on.ops._launcher(name, on.ops.bound(T)).program.kernels[0].cores) == columns * rows
+        assert len(on.programs._launcher(name, on.programs.bound(T)).program.kernels[0].cores) == columns * rows
 
 
 @run
@@ -222,8 +222,8 @@ def harvested_grids() -> None:
         device.cache.clear()
         layer = Layer.make(T=20, E=2, K=1, H=2048, I=768, local=1)
         on = OnDevice(layer, device)
-        assert on.ops.max_T == 4096
-        on.ops.bound = lambda T: 4096  # type: ignore[method-assign]
+        assert on.programs.max_T == 4096
+        on.programs.bound = lambda T: 4096  # type: ignore[method-assign]
         whole_chain(layer, on, f"grid {grid}")
 
 

@@ -12,10 +12,11 @@ from numerics import assert_close, token_errors
 from oracle import oracle, padded_by_hand
 from ttnn_moe import ContractError, Experts, Placement
 from ttnn_moe.backend import Numerics
+from ttnn_moe.sizes import ceil_div
 from ttnn_moe.tenstorrent import device as devices
 from ttnn_moe.tenstorrent import tensors
 from ttnn_moe.tenstorrent.device import Device
-from ttnn_moe.tenstorrent.operators import Operators, Routed, Sizes, operators
+from ttnn_moe.tenstorrent.programs import LayerPrograms, Routed, Sizes, programs_of
 from ttnn_moe.tenstorrent.runtime import library
 
 BF16 = torch.bfloat16
@@ -82,7 +83,7 @@ class OnDevice:
 
     def __init__(self, layer: Layer, device: Device, bound: int | None = None, weight_format: str = "bfloat16"):
         self.layer, self.device = layer, device
-        self.ops: Operators = operators(device, layer.sizes(weight_format))
+        self.programs: LayerPrograms = programs_of(device, layer.sizes(weight_format))
         here = layer.mapping.long()
         both, down = layer.experts.tensors["gate_up"][here], layer.experts.tensors["down"][here]
         self.hidden = tensors.replicate(layer.hidden, device)
@@ -95,8 +96,8 @@ class OnDevice:
         )
 
     def route(self) -> Routed:
-        poison_buffers(self.ops)
-        return self.ops.route(self.ids, self.weights, self.mapping, self.layer.T)
+        poison_buffers(self.programs)
+        return self.programs.route(self.ids, self.weights, self.mapping, self.layer.T)
 
     def out(self, start: Tensor | None = None, dtype: torch.dtype = BF16):
         layer = self.layer
@@ -107,10 +108,10 @@ class OnDevice:
         return tensors.to_torch(tensor, self.device)
 
 
-def poison_buffers(ops: Operators) -> None:
+def poison_buffers(programs: LayerPrograms) -> None:
     """What the operators' own buffers hold before a run: nothing of it may be used."""
     ttnn = library()
-    for (name, _), buffer in ops._buffers.items():
+    for (name, _), buffer in programs._buffers.items():
         whole = name in ("num_routed_tokens", "routed_tokens")
         filled = torch.full(tuple(buffer.shape), 2**30 if whole else POISON)
         kind = torch.int32 if whole else BF16
@@ -142,7 +143,7 @@ def rows_of(layer: Layer) -> list[tuple[int, int, Tensor]]:
         tokens = (layer.ids == e).any(1).nonzero()[:, 0]
         if len(tokens):
             found.append((e, row, tokens))
-        row += -(-len(tokens) // 32) * 32
+        row += ceil_div(len(tokens), 32) * 32
     return found
 
 

@@ -17,10 +17,11 @@ import pytest
 import ttnn_descriptors
 from paths import ROOT
 from ttnn_moe import _planner as planner
+from ttnn_moe.sizes import ceil_div
 from ttnn_moe.tenstorrent import runtime
 from ttnn_moe.tenstorrent.device import UNPACK_TO_DEST, Device
 from ttnn_moe.tenstorrent.launch import Launcher
-from ttnn_moe.tenstorrent.operators import Operators, Sizes
+from ttnn_moe.tenstorrent.programs import LayerPrograms, Sizes
 from typed_operation_cases import BOUND, T
 
 CHIPS = {"blackhole": ((13, 10), 1572864), "wormhole_b0": ((8, 7), 1499136)}
@@ -72,7 +73,7 @@ class On:
         self.ops, self.stand_in, self.sizes, self.chip = ops, stand_in, sizes, stand_in.Device(arch, grid)
         machine = planner.Machine(grid=grid, l1_bytes=l1_bytes, unpack_to_dest=UNPACK_TO_DEST[arch])
         self.device = Device(self, 1, arch, machine)
-        self.operators = Operators(self.device, sizes)
+        self.programs = LayerPrograms(self.device, sizes)
 
     def worker_core_from_logical_core(self, core: ttnn_descriptors.CoreCoord) -> ttnn_descriptors.CoreCoord:
         return ttnn_descriptors.CoreCoord(*self.chip.worker_core(*core))
@@ -87,7 +88,7 @@ class On:
         return self.tensor(shape, dtype, tiled=False)
 
     def routing(self, bound: int) -> dict[str, Any]:
-        made = {name: self.tensor(*_form(form)) for name, form in self.operators.buffers(bound).items()}
+        made = {name: self.tensor(*_form(form)) for name, form in self.programs.buffers(bound).items()}
         del made["activations"]
         return {**made, "device_expert_mapping": self.rows(1, self.sizes.E_local)}
 
@@ -96,13 +97,13 @@ class On:
         return self.tensor((s.E_local, s.I, s.H) if name == "down" else (s.E_local, s.H, s.I), s.weight_format)
 
     def activations(self, bound: int) -> Any:
-        return self.tensor((self.operators.rows(bound), self.sizes.I))
+        return self.tensor((self.programs.rows(bound), self.sizes.I))
 
     def in_python(self, name: str, bound: int, tensors: dict[str, Any], scalars: dict[str, int], out="bfloat16") -> Any:
         """The descriptor of the Python launch path."""
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(runtime, "_emulated", ttnn_descriptors)
-            return Launcher(self.operators.plan(name, bound, out), self).descriptor(tensors, scalars)
+            return Launcher(self.programs.plan(name, bound, out), self).descriptor(tensors, scalars)
 
     # Each runs the typed operation; returns the output and what the Python path makes of the same tensors.
 
@@ -145,7 +146,7 @@ class On:
             output_dtype=getattr(self.stand_in.DataType, out_format),
             **more,
         )
-        scalars = {"token_tiles": -(-T // 32), "accumulate": int(accumulate)}
+        scalars = {"token_tiles": ceil_div(T, 32), "accumulate": int(accumulate)}
         return out, self.in_python("down", bound, {**given, "weight_0": weight, "out": out}, scalars, out_format)
 
 

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 planner = pytest.importorskip("ttnn_moe._planner", reason="native planner: not built", exc_type=ModuleNotFoundError)
 
+from ttnn_moe.sizes import ceil_div  # noqa: E402
 from ttnn_moe.sources import kernel_path  # noqa: E402
 
 # whole and harvested: Wormhole 8x8 and 8x7, Blackhole 13x10, 11x10 and 12x9
@@ -166,9 +167,9 @@ def test_no_routing_has_more_blocks(T, local, K, data) -> None:
     for _ in range(local):
         tokens = data.draw(st.integers(0, min(left, T)))
         left -= tokens
-        blocks += -(-tokens // 32)
+        blocks += ceil_div(tokens, 32)
     assert blocks <= problem.max_blocks
-    assert problem.padded_tokens == -(-T // 32) * 32
+    assert problem.padded_tokens == ceil_div(T, 32) * 32
 
 
 @pytest.mark.parametrize(

@@ -17,14 +17,18 @@ from qwen3_checkpoints import TINY, make, prompts
 from tenstorrent_model_runs import encode, least_correlation
 from ttnn_moe import BackendUnavailable, ContractError, RequestError, tenstorrent
 from ttnn_moe.errors import CheckpointError
-from ttnn_moe.models.qwen3 import Qwen3MoeConfig, Session, bench, demo, generate, load_model, tt
+from ttnn_moe.models.qwen3 import Engine, Qwen3MoeConfig, bench, demo, generate, load_model, tt
+from ttnn_moe.models.qwen3.model import sizes_of
+from ttnn_moe.models.qwen3.runtime.generate import engine_for
 from ttnn_moe.models.qwen3.tt import cache as caches
 from ttnn_moe.models.qwen3.tt import model as models
 from ttnn_moe.models.qwen3.tt.cache import PagedCache
-from ttnn_moe.models.qwen3.tt.memory import room_for
+from ttnn_moe.models.qwen3.tt.passes import Packer
 from ttnn_moe.models.qwen3.tt.profile import Profile, prepare
 from ttnn_moe.models.qwen3.tt.request import Options, check, chips_of
+from ttnn_moe.models.qwen3.tt.room import room_for
 from ttnn_moe.tenstorrent.emulator import library as emulated_ttnn
+from ttnn_moe.tenstorrent.memory import PAGE
 from ttnn_moe.tenstorrent.runtime import DEVICE
 
 EMULATOR = "emulator"
@@ -66,46 +70,95 @@ def test_every_kind_of_model_against_the_reference(kind: str, tmp_path: Path, em
     model, reference = tt.load_model(directory, D), load_model(directory, "reference", dtype=torch.float32)
     texts = prompts([35, 1, 32], model.config.vocab_size)
     cache = model.new_cache(3, 40)
-    cache.clear(3)
+    for row in range(3):
+        cache.open(row, 38)
     got = model(torch.tensor(sum(texts, [])), cache, cache.prefill([(0, 35), (1, 1), (2, 32)], [34, 35, 67]))
     for forced in prompts([3, 3, 3], model.config.vocab_size, seed=2):
         want = torch.stack([reference(torch.tensor([text]))[0, -1] for text in texts])
         assert least_correlation(got, want) > 0.99
         texts = [[*text, token] for text, token in zip(texts, forced, strict=True)]
-        got = model(torch.tensor(forced), cache, cache.decode())
+        got = model(torch.tensor(forced), cache, cache.decode(range(3), [len(text) - 1 for text in texts]))
 
 
 @pytest.mark.parametrize("chunk, longest", [(7, 2048), (200, 64)])
 def test_prompts_in_pieces(chunk: int, longest: int, monkeypatch: pytest.MonkeyPatch, emulated: None) -> None:
-    """As generate cuts them, or as passes do; a session serves again."""
+    """As generate cuts them, or as passes do; an engine serves again."""
     monkeypatch.setattr(models, "LONGEST", longest)
     ids = encode(["Copy: AB12", "Sort: " + "VBYIJAQ" * 12, "What is 38+990?"])
     model = tt.load_model(TINY)
-    session = Session.of(model, ids, 5)
+    engine = engine_for(model, ids, 5)
     want = generate(load_model(TINY, "reference"), ids, max_new_tokens=5)
     for _ in range(2):
-        assert generate(model, ids, max_new_tokens=5, prefill_chunk=chunk, session=session).tokens == want.tokens
+        assert generate(model, ids, max_new_tokens=5, prefill_chunk=chunk, engine=engine).tokens == want.tokens
 
 
-def test_what_a_pass_holds() -> None:
+def cache_without_a_device(monkeypatch: pytest.MonkeyPatch, rows: int, capacity: int, longest: int) -> PagedCache:
+    monkeypatch.setattr(caches.tensors, "zeros", lambda *form: None)
+    sizes = sizes_of(Qwen3MoeConfig.from_directory(TINY), torch.bfloat16)
+    return PagedCache(sizes, None, rows, capacity, Packer(rows, longest, 191))  # type: ignore[arg-type]
+
+
+def test_what_a_pass_holds(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pieces begin at pages, are padded to powers of two, fill passes, and wait for what fills a page."""
-    cache = object.__new__(PagedCache)
-    cache.rows, cache.capacity, cache.longest, cache._each, cache._last = 2, 200, 128, 7, 190
-    cache.clear(2)
-    ids = list(range(150))
-    assert cache.passes(ids[:20], cache.prefill([(0, 20)], [])) == []
-    (one,) = cache.passes(ids[20:50], cache.prefill([(0, 30)], []))
+    cache = cache_without_a_device(monkeypatch, 2, 200, 128)
+    cache.open(0, 200)
+    cache.open(1, 40)
+    ids, passes = list(range(150)), cache.packer.passes
+    assert passes(ids[:20], cache.prefill([(0, 20)], [])) == []
+    (one,) = passes(ids[20:50], cache.prefill([(0, 30)], []))
     assert one.ids == ids[:32] and one.positions == list(range(32)) and not one.ends
     step = cache.prefill([(0, 100), (1, 5)], [99, 104])
-    first, second = cache.passes([*ids[50:], 1, 2, 3, 4, 5], step)
+    first, second = passes([*ids[50:], 1, 2, 3, 4, 5], step)
     assert first.ids == [*ids[32:], *[149] * 10] and first.ends == [117]
     assert first.positions == list(range(32, 160))
     assert [(piece.row, piece.first, piece.size, piece.past) for piece in first.pieces] == [(0, 0, 128, 32)]
     assert second.ids == [1, 2, 3, 4, *[5] * 28] and second.ends == [4]
-    written, seen = cache.tables(first.pieces[0])
+    written, seen = cache.pages_of(first.pieces[0])
     assert written.tolist() == [[2, 3, 4, 5]] and seen[0, :7].tolist() == [1, 2, 3, 4, 5, 6, 7]
-    cache.keep([1])
-    assert cache.lengths == [5] and cache.table([0]).tolist() == [[8, 9, 10, 11, 12, 13, 14]]
+    assert cache.lengths[:2] == [150, 5] and cache.table([1]).tolist() == [[8, 9, 0, 0, 0, 0, 0]]
+    # tokens that decode come first in the step, and in no pass
+    cache.close(1)
+    cache.open(1, 40)
+    (one,) = passes([7, *ids[:35]], cache.prefill([(1, 35)], [34], [(0, 150)]))
+    assert one.ids == [*ids[:35], *[34] * 29] and one.ends == [34]
+
+
+def test_rows_give_their_pages_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = cache_without_a_device(monkeypatch, 3, 64, 128)
+    assert (cache.total, cache.free, cache.needed(33), cache.capacity) == (6, 6, 2, 64)
+    cache.open(2, 64)
+    cache.open(0, 10)
+    assert cache.free == 3 and cache.room(0) == 32
+    taken = cache.table([2])
+    assert cache.packer.passes([1] * 5, cache.prefill([(2, 5)], [])) == []
+    cache.close(2)
+    assert cache.free == 5
+    cache.open(1, 64)
+    assert torch.equal(cache.table([1]), taken) and cache.lengths[1] == 0
+    cache.open(2, 32)
+    (one,) = cache.packer.passes([2] * 3, cache.prefill([(2, 3)], [2]))
+    assert set(one.ids) == {2}, "what waited belonged to another sequence"
+    with pytest.raises(RequestError, match="got 3 tokens and 30 more; expected at most 32"):
+        cache.prefill([(2, 30)], [])
+    with pytest.raises(RequestError, match="got 32 tokens and 1 more"):
+        cache.decode([0], [32])
+
+
+def test_requests_that_come_at_different_times(emulated: None) -> None:
+    """A prompt that runs beside a decode step, a row that another request had: each gets what it gets alone."""
+    model = tt.load_model(TINY)
+    ids = encode(["Copy: AB12", "Reverse: of this a whole page is filled, and more", "What is 38+990?"])
+    alone = [generate(model, [prompt], max_new_tokens=6).tokens[0] for prompt in ids]
+    engine = Engine(model, 2, 128, memory=6 * PagedCache.page_bytes(model.cache_sizes))
+    got: dict[int, list[int]] = {}
+    numbers, arrivals = [engine.add(ids[0], max_new_tokens=6)], {2: ids[1], 3: ids[2]}
+    for step in range(30):
+        for token in engine.step():
+            got.setdefault(token.sequence, []).append(token.token)
+        if step in arrivals:
+            numbers.append(engine.add(arrivals[step], max_new_tokens=6))
+    assert not engine.busy and [got[number] for number in numbers] == alone
+    assert engine.load().free_pages == engine.cache.total == 6
 
 
 def test_32_sequences_that_end_at_different_times(emulated: None) -> None:
@@ -159,14 +212,18 @@ def test_replayed_steps(monkeypatch: pytest.MonkeyPatch, emulated: None) -> None
     ids = encode(["Copy: AB12", "Copy: K7M2P4Q", "Copy: Q"])
     model = tt.load_model(TINY, traced=True)
     want = generate(load_model(TINY, "reference"), ids, max_new_tokens=9)
-    session = Session.of(model, ids, 9)
-    assert generate(model, ids, max_new_tokens=9, session=session).tokens == want.tokens
+    engine = engine_for(model, ids, 9)
+    assert generate(model, ids, max_new_tokens=9, engine=engine).tokens == want.tokens
     assert len(traces.captured) == 3 and traces.replays >= 4  # 4, 2 and 1 rows
     # the first buffers of a number of rows are allocated after the traces of the numbers before
     assert traces.released == 2
     before = traces.replays
-    assert generate(model, ids, max_new_tokens=9, session=session).tokens == want.tokens
+    assert generate(model, ids, max_new_tokens=9, engine=engine).tokens == want.tokens
     assert traces.replays > before
+    # a prompt alone is another pass: its programs and buffers are allocated now
+    held = len(traces.captured)
+    assert generate(model, ids[:1], max_new_tokens=9, engine=engine).tokens == want.tokens[:1]
+    assert traces.released == held < len(traces.captured)
     model.new_cache(1, 32)
     assert traces.released == len(traces.captured)
 
@@ -248,18 +305,22 @@ def test_sizes_that_are_no_tiles_are_refused(tmp_path: Path, emulated: None) -> 
         tt.load_model(make(tmp_path, head_dim=96))
 
 
-def test_sessions_too_large_and_too_small(emulated: None) -> None:
+def test_engines_too_large_and_too_small(emulated: None) -> None:
     model = tt.load_model(TINY)
     with pytest.raises(RequestError, match="got 33; expected at most 32"):
-        Session(model, 33, 8)
-    with pytest.raises(RequestError, match="too small"):
-        generate(model, [[1] * 20], max_new_tokens=20, session=Session(model, 1, 32))
-    with pytest.raises(RequestError, match="no decode step that can be captured"):
-        Session(model, 1, 8, graphs=True)
+        Engine(model, 33, 8)
+    with pytest.raises(RequestError, match="too long for a row"):
+        generate(model, [[1] * 20], max_new_tokens=20, engine=Engine(model, 1, 32))
+    with pytest.raises(RequestError, match="no step of this model can be captured"):
+        Engine(model, 1, 8, graphs=True)
+    with pytest.raises(RequestError, match="got 64; expected 32"):
+        Engine(model, 1, 8, page=64)
+    with pytest.raises(RequestError, match="the memory holds no page"):
+        Engine(model, 1, 8, memory=100)
     cache = model.new_cache(1, 4)
-    cache.clear(1)
-    with pytest.raises(RequestError, match="got 0 tokens and 5 more; expected at most 4"):
-        cache.prefill([(0, 5)], [4])
+    cache.open(0, 4)
+    with pytest.raises(RequestError, match="got 0 tokens and 33 more; expected at most 32"):
+        cache.prefill([(0, 33)], [32])
     with pytest.raises(BackendUnavailable, match="another mesh is open"):
         tt.load_model(TINY, 2)
 
@@ -267,7 +328,7 @@ def test_sessions_too_large_and_too_small(emulated: None) -> None:
 def test_memory_of_a_cache() -> None:
     config = Qwen3MoeConfig.from_directory(TINY)
     per_token = 2 * 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim
-    assert PagedCache.nbytes(config, 2, 65) == (1 + 2 * 3) * caches.PAGE * per_token
+    assert PagedCache.page_bytes(sizes_of(config, torch.bfloat16)) == PAGE * per_token
     with pytest.raises(RequestError, match="the KV cache does not fit the chips' memory; got 9 MiB"):
         with room_for("the KV cache", "9 MiB", "less"):
             raise RuntimeError("Out of Memory: Not enough space to allocate")

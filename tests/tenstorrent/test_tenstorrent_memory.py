@@ -19,20 +19,22 @@ planner = pytest.importorskip("ttnn_moe._planner", reason="native planner: not b
 
 from ttnn_moe.errors import ContractError  # noqa: E402
 from ttnn_moe.models.qwen3 import PRESETS, TINY, Qwen3MoeConfig  # noqa: E402
-from ttnn_moe.models.qwen3.model import Qwen3Moe  # noqa: E402
+from ttnn_moe.models.qwen3.model import Qwen3Moe, sizes_of  # noqa: E402
 from ttnn_moe.models.qwen3.tt.cache import PagedCache  # noqa: E402
+from ttnn_moe.models.qwen3.tt.sizes import model_sizes  # noqa: E402
+from ttnn_moe.sizes import ceil_div  # noqa: E402
 from ttnn_moe.tenstorrent import memory, plans, runtime  # noqa: E402
 from ttnn_moe.tenstorrent.device import Device  # noqa: E402
-from ttnn_moe.tenstorrent.emulator import Device as EmulatedChip  # noqa: E402
+from ttnn_moe.tenstorrent.emulator import EmulatedChip  # noqa: E402
 from ttnn_moe.tenstorrent.emulator import library as emulated  # noqa: E402
-from ttnn_moe.tenstorrent.operators import Operators, Sizes  # noqa: E402
+from ttnn_moe.tenstorrent.programs import LayerPrograms, Sizes  # noqa: E402
 
 NAME = "qwen3-30b-a3b"
 QWEN3 = PRESETS[NAME]
 
 
 def report(mesh="1x8", chip="n300", weights="bfloat16", batch=32, sequence=128, config=QWEN3, model=NAME):
-    return plans.plan_model(model, config, mesh, chip, weights, batch, sequence)
+    return plans.plan_model(model, model_sizes(config), mesh, chip, weights, batch, sequence)
 
 
 def on_chip(made) -> dict[str, int]:
@@ -95,7 +97,7 @@ def test_eight_bits_cache_and_rope_by_hand() -> None:
     assert wide["KV cache"] == 48 * 2 * (1 + 32 * 4) * 4 * 32 * 128 * 2
     assert on_chip(report(sequence=129))["KV cache"] == 48 * 2 * (1 + 32 * 5) * 4 * 32 * 128 * 2  # whole pages
     for sequence in (128, 129):
-        held = PagedCache.nbytes(QWEN3, 32, sequence)
+        held = (1 + 32 * ceil_div(sequence, 32)) * PagedCache.page_bytes(sizes_of(QWEN3, torch.bfloat16))
         assert on_chip(report(sequence=sequence))["KV cache"] == held
     assert wide["RoPE"] == 2 * 40960 * 128 * 2
     assert {name: n for name, n in wide.items() if narrow[name] != n}.keys() == {"experts"}
@@ -118,11 +120,11 @@ def test_workspace_is_what_the_operators_allocate(chip: str, monkeypatch) -> Non
     monkeypatch.setattr(runtime, "_emulated", emulated)
     device = Device.of(emulated.open_mesh(1, chip))
     emulated_chip = device.handle.devices[0]
-    operators = Operators(device, Sizes(128, 16, 8, 2048, 768))
+    programs = LayerPrograms(device, Sizes(128, 16, 8, 2048, 768))
     before = set(map(id, emulated_chip.tensors))
     for bound in (32, 4096):
-        for name, form in operators.buffers(bound).items():
-            operators._buffer(name, form, bound)
+        for name, form in programs.buffers(bound).items():
+            programs._buffer(name, form, bound)
     taken = sum(t.pages * t.page_size for t in emulated_chip.tensors if id(t) not in before)
     assert on_chip(report(chip=chip))["MoE workspace"] == taken > 0
 
@@ -138,10 +140,10 @@ def test_bytes_of_a_tensor_are_those_of_its_pages(shape, dtype, tiled) -> None:
 
 def test_what_the_chips_share_is_a_choice() -> None:
     machine = planner.Machine(grid=(8, 8), l1_bytes=1499136)
-    operators = Operators(Device(None, 8, "wormhole_b0", machine), Sizes(128, 16, 8, 2048, 768))
-    copies = {part.name: part.per_chip for part in memory.parts(QWEN3, operators, 32, 128, frozenset())}
+    programs = LayerPrograms(Device(None, 8, "wormhole_b0", machine), Sizes(128, 16, 8, 2048, 768))
+    copies = {part.name: part.per_chip for part in memory.parts(model_sizes(QWEN3), programs, 32, 128, frozenset())}
     shared = frozenset({"experts", "attention", "KV cache", "embedding"})
-    for part in memory.parts(QWEN3, operators, 32, 128, shared):
+    for part in memory.parts(model_sizes(QWEN3), programs, 32, 128, shared):
         # four heads for eight chips: a head on each
         least = 4 if part.name == "KV cache" else 8
         assert part.per_chip == copies[part.name] // (least if part.name in shared else 1)
@@ -174,7 +176,7 @@ def test_what_does_not_fit_is_refused_with_numbers_and_a_remedy_that_is_true() -
     made = report("1x4", "n150")
     assert not made.fits and made.needed > made.dram_bytes == 12 << 30
     with pytest.raises(ContractError) as error:
-        plans.check_fits(made, QWEN3)
+        plans.check_fits(made, model_sizes(QWEN3))
     text = str(error.value)
     assert f"{made.needed / 2**30:.2f} GiB a chip" in text and "expected at most 12.00 GiB" in text
     for remedy, other in (
@@ -182,10 +184,10 @@ def test_what_does_not_fit_is_refused_with_numbers_and_a_remedy_that_is_true() -
         ("--weights bfloat8_b", report("1x4", "n150", "bfloat8_b")),
     ):
         assert other.fits and f"{remedy} ({other.needed / 2**30:.2f} GiB)" in text
-    plans.check_fits(report(), QWEN3)
+    plans.check_fits(report(), model_sizes(QWEN3))
     with pytest.raises(ContractError, match="a smaller --batch"):  # no mesh and no format has room for this
         huge = report(batch=4096, sequence=40960)
-        plans.check_fits(huge, QWEN3)
+        plans.check_fits(huge, model_sizes(QWEN3))
 
 
 def test_the_issue_s_table(monkeypatch, capsys) -> None:
@@ -250,5 +252,5 @@ def test_the_documented_table_is_what_it_prints() -> None:
             assert f"{made.needed / 2**30:.2f}" == needed and made.fits == (verdict == "fits")
             if not made.fits:
                 with pytest.raises(ContractError) as error:
-                    plans.check_fits(made, QWEN3)
+                    plans.check_fits(made, model_sizes(QWEN3))
                 assert all(option in str(error.value) for option in re.findall(r"`(.*?)`", verdict))

@@ -23,7 +23,7 @@ pytest.importorskip("ttnn_moe._planner", reason="native planner: not built", exc
 pytest.importorskip("nanobind", reason="nanobind: not installed (pip install '.[dev]')")
 
 from ttnn_moe.sources import kernel_path  # noqa: E402
-from ttnn_moe.tenstorrent.operators import Sizes  # noqa: E402
+from ttnn_moe.tenstorrent.programs import Sizes  # noqa: E402
 from typed_operation_cases import BAD, NAMES  # noqa: E402
 from typed_operation_runs import REASON, On, arguments, configure, load, tool  # noqa: E402
 
@@ -132,7 +132,7 @@ def test_outputs(small: On) -> None:
     def forms(*tensors: Any) -> list[Any]:
         return [(tuple(t.shape), t.dtype.name, "TILE" if t.tiled else "ROW_MAJOR") for t in tensors]
 
-    buffers = small.operators.buffers(64)
+    buffers = small.programs.buffers(64)
     made, _ = small.route(40, 64)
     assert forms(*made) == [buffers[n] for n in ("num_routed_tokens", "routed_tokens", "routed_token_weights")]
     assert forms(small.gate_up(40, 64)[0]) == [buffers["activations"]]

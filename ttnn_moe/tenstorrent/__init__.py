@@ -9,7 +9,7 @@ With torch tensors, `ttnn_moe.moe(..., backend="tenstorrent")` moves them to the
 """
 
 from .device import Device, attach, close_device, open_device
-from .ops import DeviceRouting, moe
-from .weights import DeviceExperts, load_experts
+from .experts import DeviceExperts, load_experts
+from .layer import DeviceRouting, moe
 
 __all__ = ["Device", "DeviceExperts", "DeviceRouting", "attach", "close_device", "load_experts", "moe", "open_device"]

@@ -1,4 +1,4 @@
-"""The device, or the mesh of them, that this process runs on; and what is missing where there is none."""
+"""The device or mesh that this process runs on; if there is none, what is missing."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from .. import registry
 from ..backend import Probe
 from ..errors import BackendUnavailable, ContractError
 from . import sfpi
-from .runtime import EMULATOR, is_emulator, library, use, wanted
+from .runtime import EMULATOR, PLANNER_REMEDY, RunsPlans, is_emulator, library, use, wanted
 
 if TYPE_CHECKING:
     from .._planner import Machine
 
 SIMULATOR = "TT_METAL_SIMULATOR"
 CARDS = Path("/dev/tenstorrent")
-# Architectures whose fp32 circular buffers are unpacked to DST as they are. On Wormhole it is left off: the simulator
-# that the kernels were run in does not have it, and fp32 then passes through SrcA, cut to TF32.
+# Architectures whose fp32 circular buffers are unpacked to DST unchanged. It is off on Wormhole: the simulator of that
+# chip lacks it, so fp32 passes through SrcA, which cuts it to TF32.
 UNPACK_TO_DEST = {"blackhole": True, "wormhole_b0": False}
 
 
@@ -38,7 +38,7 @@ class Device:
     arch: str
     machine: Machine
     opened_here: bool = False
-    cache: dict[object, Any] = field(default_factory=dict)  # what lives as long as the device: operators, weights
+    cache: dict[object, Any] = field(default_factory=dict)  # lives as long as the device: programs, buffers
 
     @classmethod
     def of(cls, handle: Any, opened_here: bool = False) -> Device:
@@ -57,7 +57,7 @@ class Device:
 
     @property
     def emulated(self) -> bool:
-        return hasattr(self.handle, "launch")  # a plan as it is; ttnn's devices take programs
+        return isinstance(self.handle, RunsPlans)
 
     def __str__(self) -> str:
         kind = "emulated " if self.emulated else "simulated " if os.environ.get(SIMULATOR) else ""
@@ -68,16 +68,16 @@ _current: Device | None = None
 
 
 def open_device(D: int = 1, device: str | None = None, trace_bytes: int | None = None) -> Device:
-    """The device of this process, or a 1xD mesh: opened at the first call, closed at exit.
+    """The device of this process, or a 1xD mesh. The first call opens it; it is closed at exit.
 
     Args:
         D: devices of the mesh.
         device: "emulator" (Blackhole p150), "emulator:n150" (Wormhole), or "" for a card or simulator through ttnn;
             default: what TTNN_MOE_TT_DEVICE says.
-        trace_bytes: DRAM of each chip that is kept for traces; default: ttnn's.
+        trace_bytes: DRAM of each chip for traces; default: ttnn's.
 
     Raises:
-        BackendUnavailable: nothing to open, fewer than D devices, or another mesh is open already.
+        BackendUnavailable: there is no device, there are fewer than D, or another mesh is open.
     """
     if _current is not None:
         if _current.D != D:
@@ -105,14 +105,16 @@ def open_device(D: int = 1, device: str | None = None, trace_bytes: int | None =
     else:
         here = ttnn.GetNumAvailableDevices()
         if here < D:
-            raise BackendUnavailable("there are too few devices for the mesh", got=here, expected=f"D={D}")
+            raise BackendUnavailable(
+                "there are too few devices for the mesh", got=here, expected=f"D={D}", remedy=f"a mesh of 1x{here}"
+            )
         ttnn.set_fabric_config(ttnn.FabricConfig.FABRIC_1D)
         handle = ttnn.open_mesh_device(ttnn.MeshShape(1, D), **options)
     return _keep(Device.of(handle, opened_here=True))
 
 
 def _keep(device: Device | None) -> Any:
-    """Make it the device in use, or none; what the registry knew of this machine is out of date then."""
+    """Make it the device in use, or none. The registry then looks at this machine again."""
     global _current
     _current = device
     registry.look_again()
@@ -138,7 +140,7 @@ def current() -> Device | None:
 
 @atexit.register
 def close_device() -> None:
-    """Forget the device, and close it if it was opened here. Weights and buffers on it are gone."""
+    """Forget the device, and close it if open_device opened it. Weights and buffers on it are lost."""
     if _current is None:
         return
     device = _current
@@ -156,7 +158,7 @@ def close_device() -> None:
 
 
 def probe(device: str | None = None) -> Probe:
-    """Whether programs can be built and run here. Looks at files only; opens nothing."""
+    """Whether this machine can build and run programs. It looks at files only, and opens nothing."""
     if device is None and _current is not None:
         return Probe(True, devices=(f"{_current.arch}, 1x{_current.D}",))
     if is_emulator(wanted() if device is None else device):
@@ -164,7 +166,7 @@ def probe(device: str | None = None) -> Probe:
     if importlib.util.find_spec("ttnn") is None:
         return Probe(False, "ttnn is not installed", "pip install 'ttnn-moe[tenstorrent]' (Linux, Python 3.10 or 3.12)")
     if importlib.util.find_spec("ttnn_moe._planner") is None:
-        return Probe(False, "the native planner is not built", "install ttnn-moe with Python's headers present")
+        return Probe(False, "the native planner is not built", PLANNER_REMEDY)
     simulator = os.environ.get(SIMULATOR)
     cards = sorted(CARDS.glob("*"))
     if simulator and not Path(simulator).exists():
@@ -185,7 +187,7 @@ def probe(device: str | None = None) -> Probe:
 
 def _emulator_probe() -> Probe:
     if importlib.util.find_spec("ttnn_moe._planner") is None:
-        return Probe(False, "the native planner is not built", "install ttnn-moe with Python's headers present")
+        return Probe(False, "the native planner is not built", PLANNER_REMEDY)
     from .emulator.build import compiler, sources
 
     try:

@@ -1,7 +1,7 @@
 """Tensors in a device's layout, made once and kept on disk.
 
-TTNN_MOE_TT_CACHE names the folder ("off": none); without it, ttnn-moe/tenstorrent in the user's cache folder. A file is
-named by a digest of the values and of everything that shapes it, and appears whole or not at all.
+TTNN_MOE_TT_CACHE names the folder; "off" keeps nothing. The default is ttnn-moe/tenstorrent in the user's cache folder.
+A file's name is a digest of the values and of everything that shapes the file. A file appears whole or not at all.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from .device import Device
 from .runtime import library
 
 CACHE = "TTNN_MOE_TT_CACHE"
-# smaller tensors are made faster than their digest
+# smaller tensors take less time than their digest
 LEAST_CACHED_BYTES = 16 << 20
 _LAYOUT_VERSION = 1
 
 
 def folder(device: Device, cache: Path | str | None = None) -> Path | None:
-    """Where files lie: `cache`, or what the module says; None: nowhere."""
+    """The folder of the files: `cache`, else as the module says. None: nothing is kept."""
     named = str(cache) if cache is not None else os.environ.get(CACHE)
-    # an emulated device has no files of its own: what is made in memory is quick enough
+    # an emulated device reads no files: making tensors in memory is quick enough
     if named == "off" or device.emulated:
         return None
     return Path(named) if named else Path(platformdirs.user_cache_path("ttnn-moe")) / "tenstorrent"
 
 
 def digest(values: Iterable[Tensor], *about: object) -> str:
-    """Of values and of what is said about them; a first dimension is read a part at a time, without a copy of all."""
+    """Digest of tensors and of `about`. It reads a tensor in parts of its first dimension, without a copy of all."""
     ttnn = library()
 
     made = hashlib.blake2b(digest_size=20)
@@ -48,7 +48,7 @@ def digest(values: Iterable[Tensor], *about: object) -> str:
 
 
 def kept(path: Path | None, make: Callable[[], Any], device: Device) -> Any:
-    """On the device: the tensor of that file, else what make() gives (on the host), which goes into the file."""
+    """The tensor of that file, on the device. If there is no file, make() gives it on the host, and it is written."""
     ttnn = library()
 
     if path is not None and path.exists():

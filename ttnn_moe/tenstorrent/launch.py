@@ -1,7 +1,7 @@
 """From a plan to a running program: ttnn's descriptors, filled in with the tensors of one call.
 
-What can change between calls (addresses, numbers) is in runtime arguments only, so that ttnn's program cache holds one
-entry a plan, whatever the routing and the buffers are.
+Only runtime arguments hold what changes between calls: addresses and numbers. So ttnn's program cache has one entry a
+plan, for every routing and all buffers.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..sources import kernel_path
-from .runtime import library
+from .runtime import RunsPlans, library
 
 if TYPE_CHECKING:
     from .._planner import CircularBuffer, Kernel, Placeholder, Program
 
 _ROLES = ("reader", "writer", "compute")
-_BUFFERS = 64  # circular buffers that ttnn counts on a core
+_BUFFERS = 64  # circular buffers of a core, in ttnn
 
 
 class Launcher:
@@ -25,18 +25,19 @@ class Launcher:
     def __init__(self, program: Program, device: Any):
         self.program = program
         self._device = device
+        self._emulated = device if isinstance(device, RunsPlans) else None
         self._grid: dict[tuple[str, int], int] = {}
 
     def __call__(self, tensors: Mapping[str, Any], scalars: Mapping[str, int], output: str) -> None:
-        """Run it.
+        """Run the program.
 
         Args:
-            tensors: by the names in the plan.
+            tensors: by their names in the plan.
             scalars: the plan's numbers that a call sets.
             output: name of the tensor that is written last.
         """
-        if hasattr(self._device, "launch"):  # emulated: takes the plan as it is
-            self._device.launch(self.program, tensors, scalars)
+        if self._emulated is not None:
+            self._emulated.launch(self.program, tensors, scalars)
             return
         ttnn = library()
 
@@ -103,7 +104,7 @@ class Launcher:
 
 
 def _ranges(cores: Sequence[tuple[int, int]]) -> Any:
-    """Cores as few rectangles: whole rows together, then what is left."""
+    """Cores as few rectangles: equal rows are joined."""
     ttnn = library()
 
     rows: dict[int, list[int]] = {}

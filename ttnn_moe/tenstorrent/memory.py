@@ -1,20 +1,55 @@
-"""What a Qwen3-MoE model takes of each chip's DRAM: from sizes alone, without weights and without a device."""
+"""How much of each chip's DRAM a mixture-of-experts model takes, from its sizes alone."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from ..sizes import ceil_div
+from .all_reduce import partial_dtype
 from .emulator.formats import find_format
-from .mesh import partial_dtype
-from .operators import Form, Operators
-
-if TYPE_CHECKING:
-    from ttnn_moe.models.qwen3.config import Qwen3MoeConfig
+from .programs import Form, LayerPrograms
 
 # Parts that the chips of a mesh share; every chip holds a copy of each of the others.
 SHARED = frozenset({"experts", "head"})
+PAGE = 32
+"""Tokens of a page of the KV cache: one tile's height."""
+
+
+@dataclass(frozen=True)
+class ModelSizes:
+    """Sizes of a decoder-only model with grouped-query attention and RoPE.
+
+    Attributes:
+        H, E, K, I: as in the operator's contract.
+        V: tokens of the vocabulary. context: positions that the RoPE table holds.
+        layers: in all. sparse_layers: those with experts. dense_I: intermediate size of the other layers.
+        heads, kv_heads, head_dim: of the attention. attention_bias: whether qkv and out have biases.
+    """
+
+    H: int
+    E: int
+    K: int
+    I: int
+    V: int
+    context: int
+    layers: int
+    sparse_layers: int
+    dense_I: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    attention_bias: bool
+
+    @property
+    def q_width(self) -> int:
+        """Columns of the query projection."""
+        return self.heads * self.head_dim
+
+    @property
+    def kv_width(self) -> int:
+        """Columns of the key projection, and of the value projection."""
+        return self.kv_heads * self.head_dim
 
 
 @dataclass(frozen=True)
@@ -22,8 +57,8 @@ class Part:
     """One part of the model.
 
     Attributes:
-        name: of the part. what: the tensors of the whole model, for people. per_chip: bytes on each chip. chips: that
-            share it (1: a copy on each).
+        name: of the part. what: the tensors of the whole model, for people. per_chip: bytes on each chip.
+        chips: how many share the part; 1: each holds a copy.
     """
 
     name: str
@@ -37,45 +72,43 @@ def tensor_bytes(form: Form) -> int:
     shape, dtype, layout = form
     kind, (*outer, last) = find_format(dtype), shape
     rows = outer.pop() if outer else 1
-    size = -(-rows // 32) * -(-last // 32) * kind.tile_bytes if layout == "TILE" else rows * last * kind.item
+    size = ceil_div(rows, 32) * ceil_div(last, 32) * kind.tile_bytes if layout == "TILE" else rows * last * kind.item
     for n in outer:
         size *= n
     return size
 
 
 def parts(
-    config: Qwen3MoeConfig, operators: Operators, batch: int, sequence: int, shared: frozenset[str] = SHARED
+    model: ModelSizes, programs: LayerPrograms, batch: int, sequence: int, shared: frozenset[str] = SHARED
 ) -> list[Part]:
-    """Every part of the model for `batch` sequences of `sequence` tokens, prefilled in one call where one takes them.
+    """Every part of the model for `batch` sequences of `sequence` tokens.
 
-    Weights are bfloat16, the experts' as the operators have them; one matrix for the head even where it is tied to the
-    embedding, which is looked up by rows and not held in tiles. Activations are the tensors of the widest moment of
-    a layer; what ttnn's own operators allocate on the side, and what ttnn reserves, is not in them.
+    Weights are bfloat16; `programs` names the format of the experts. The head is a matrix of its own even where
+    it is tied: the embedding lies in rows, the head in tiles. Activations are the tensors of the widest moment of a
+    layer, at the largest T of one call. What ttnn's own operators allocate, and what ttnn reserves, is not counted.
 
     Args:
-        operators: of one layer, on the mesh.
+        programs: of one layer, on the mesh.
         shared: names of the parts that the chips share: the experts one by one, the cache by heads, other tensors by
             columns.
     """
-    made = [*_weights(config, operators, shared), _cache(config, operators, batch, sequence, shared)]
-    return [*made, _workspace(operators, batch, sequence), _activations(config, operators, batch, sequence)]
+    made = [*_weights(model, programs, shared), _cache(model, programs, batch, sequence, shared)]
+    return [*made, _workspace(programs, batch, sequence), _activations(model, programs, batch, sequence)]
 
 
 def _share(form: Form, dim: int, chips: int) -> Form:
     shape, dtype, layout = form
-    return (*shape[:dim], -(-shape[dim] // chips), *shape[dim + 1 :]), dtype, layout
+    return (*shape[:dim], ceil_div(shape[dim], chips), *shape[dim + 1 :]), dtype, layout
 
 
-def _weights(config: Qwen3MoeConfig, operators: Operators, shared: frozenset[str]) -> Iterable[Part]:
-    H, I, E, V = config.hidden_size, config.moe_intermediate_size, config.num_experts, config.vocab_size
-    layers, weight_format = config.num_hidden_layers, operators.sizes.weight_format
-    sparse = sum(config.is_sparse(i) for i in range(layers))
-    q, kv = (n * config.head_dim for n in (config.num_attention_heads, config.num_key_value_heads))
+def _weights(model: ModelSizes, programs: LayerPrograms, shared: frozenset[str]) -> Iterable[Part]:
+    H, I, E, V, layers, sparse = model.H, model.I, model.E, model.V, model.layers, model.sparse_layers
+    weight_format, q, qkv = programs.sizes.weight_format, model.q_width, model.q_width + 2 * model.kv_width
 
     def part(
         name: str, what: str, n: int, *shapes: tuple[int, ...], dtype: str = "bfloat16", layout: str = "TILE"
     ) -> Part:
-        chips = operators.device.D if name in shared else 1
+        chips = programs.device.D if name in shared else 1
         forms = (_share((shape, dtype, layout), 0 if len(shape) == 3 else 1, chips) for shape in shapes)
         return Part(name, what, n * sum(map(tensor_bytes, forms)), chips)
 
@@ -83,41 +116,38 @@ def _weights(config: Qwen3MoeConfig, operators: Operators, shared: frozenset[str
     yield part("experts", what, sparse, (E, H, I), (E, H, I), (E, I, H), dtype=weight_format)
     yield part("router", f"{sparse} x [{H}, {E}]", sparse, (H, E))
     if sparse < layers:
-        n, wide = layers - sparse, config.intermediate_size
+        n, wide = layers - sparse, model.dense_I
         yield part("dense layers", f"{n} x 3 [{H}, {wide}]", n, (H, wide), (H, wide), (wide, H))
-    bias = ((1, q + 2 * kv), (1, H)) if config.attention_bias else ()
-    what = f"{layers} x qkv [{H}, {q + 2 * kv}], out [{q}, {H}]"
-    yield part("attention", what, layers, (H, q + 2 * kv), (q, H), *bias)
-    norms = layers * 2 * (H + config.head_dim) + H
-    what = f"{layers} x 2 [{H}], 2 [{config.head_dim}]; 1 [{H}]; row-major"
+    bias = ((1, qkv), (1, H)) if model.attention_bias else ()
+    yield part("attention", f"{layers} x qkv [{H}, {qkv}], out [{q}, {H}]", layers, (H, qkv), (q, H), *bias)
+    norms = layers * 2 * (H + model.head_dim) + H
+    what = f"{layers} x 2 [{H}], 2 [{model.head_dim}]; 1 [{H}]; row-major"
     yield part("norms", what, 1, (1, norms), layout="ROW_MAJOR")
-    rope = (config.max_position_embeddings, config.head_dim)
+    rope = (model.context, model.head_dim)
     yield part("RoPE", f"2 x {list(rope)} row-major", 2, rope, layout="ROW_MAJOR")
     yield part("embedding", f"[{V}, {H}] row-major", 1, (V, H), layout="ROW_MAJOR")
     yield part("head", f"[{H}, {V}]", 1, (H, V))
 
 
-def _cache(config: Qwen3MoeConfig, operators: Operators, batch: int, sequence: int, shared: frozenset[str]) -> Part:
-    # in pages of a tile's height; one more takes what does not count
-    shape = (1 + batch * -(-sequence // 32), config.num_key_value_heads, 32, config.head_dim)
-    chips = operators.device.D if "KV cache" in shared else 1
+def _cache(model: ModelSizes, programs: LayerPrograms, batch: int, sequence: int, shared: frozenset[str]) -> Part:
+    # page 0 takes the writes of padding tokens
+    shape = (1 + batch * ceil_div(sequence, PAGE), model.kv_heads, PAGE, model.head_dim)
+    chips = programs.device.D if "KV cache" in shared else 1
     each = tensor_bytes(_share((shape, "bfloat16", "TILE"), 1, chips))
-    tensors = 2 * config.num_hidden_layers
-    return Part("KV cache", f"{config.num_hidden_layers} x 2 {list(shape)}", tensors * each, chips)
+    return Part("KV cache", f"{model.layers} x 2 {list(shape)}", 2 * model.layers * each, chips)
 
 
-def _workspace(operators: Operators, batch: int, sequence: int) -> Part:
-    """What the operators keep between calls: one set of buffers for decode, one for prefill, for all layers."""
-    T = min(batch * sequence, operators.max_T)
-    bounds = sorted({operators.bound(min(batch, T)), operators.bound(T)})
-    kept = sum(tensor_bytes(form) for bound in bounds for form in operators.buffers(bound).values())
+def _workspace(programs: LayerPrograms, batch: int, sequence: int) -> Part:
+    """Buffers that all layers use: one set for decode, one for prefill."""
+    T = min(batch * sequence, programs.max_T)
+    bounds = sorted({programs.bound(min(batch, T)), programs.bound(T)})
+    kept = sum(tensor_bytes(form) for bound in bounds for form in programs.buffers(bound).values())
     return Part("MoE workspace", f"routing and activations for T <= {', '.join(map(str, bounds))}", kept)
 
 
-def _activations(config: Qwen3MoeConfig, operators: Operators, batch: int, sequence: int) -> Part:
-    T = min(batch * sequence, operators.max_T)
-    H, K, D = config.hidden_size, config.num_experts_per_tok, operators.device.D
-    q, kv = (n * config.head_dim for n in (config.num_attention_heads, config.num_key_value_heads))
+def _activations(model: ModelSizes, programs: LayerPrograms, batch: int, sequence: int) -> Part:
+    T = min(batch * sequence, programs.max_T)
+    H, D, q, kv = model.H, programs.device.D, model.q_width, model.kv_width
 
     def tiles(columns: int, dtype: str = "bfloat16", rows: int = T) -> int:
         return tensor_bytes(((rows, columns), dtype, "TILE"))
@@ -125,9 +155,9 @@ def _activations(config: Qwen3MoeConfig, operators: Operators, batch: int, seque
     # residual, normed, qkv, queries and keys with RoPE, attended
     attention = 2 * tiles(H) + tiles(q + 2 * kv) + tiles(q + kv) + tiles(q)
     # residual, normed in tiles and by rows, scores, top k, out
-    experts = 3 * tiles(H) + T * H * 2 + tiles(config.num_experts, "float32") + T * K * 8
-    if D > 1:  # the device's part, what it sums of all parts, the sum
-        kind = partial_dtype(operators.device)
+    experts = 3 * tiles(H) + T * H * 2 + tiles(model.E, "float32") + T * model.K * 8
+    if D > 1:  # the device's part, its share of the sum of all parts, the sum
+        kind = partial_dtype(programs.device)
         experts += tiles(H, kind) + tiles(H, kind) // D + tiles(H)
-    logits = tiles(config.vocab_size, rows=batch)
+    logits = tiles(model.V, rows=batch)
     return Part("activations", f"the widest layer at T = {T}, logits of {batch}", max(attention, experts) + logits)

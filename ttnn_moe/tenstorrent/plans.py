@@ -1,4 +1,4 @@
-"""Plans and memory of a whole model on a mesh of a kind of chip, without one: what `ttnn-moe doctor --plan` shows."""
+"""Programs and memory of a whole model on a mesh that need not be here: what `ttnn-moe doctor --plan` shows."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ContractError
+from ..sizes import ceil_div
+from .all_reduce import partial_dtype
 from .device import UNPACK_TO_DEST, Device
-from .memory import Part, parts, tensor_bytes
-from .mesh import partial_dtype
-from .operators import Operators, Sizes
-from .weights import FORMATS
+from .experts import FORMATS
+from .memory import ModelSizes, Part, parts, tensor_bytes
+from .programs import LayerPrograms, Sizes
+from .runtime import PLANNER_REMEDY
 
 if TYPE_CHECKING:
-    from ttnn_moe.models.qwen3.config import Qwen3MoeConfig
-
     from .._planner import Chip, Program
 
 MODEL_OPERATORS = ("routing", "gate_up", "down")
@@ -29,9 +29,9 @@ class Plan:
     """One operator's program for calls of up to T tokens, on one chip.
 
     Attributes:
-        cores: that run it. share: least and most that a core has of `unit`. l1_bytes: what a core's buffers take.
-        weight_bytes, row_bytes: DRAM traffic of a call of T tokens that a uniform routing gives every expert of the
-            chip some of: weights once, and the least that its pairs' rows need.
+        cores: that run the program. share: least and most `unit` of a core. l1_bytes: buffers of a core.
+        weight_bytes, row_bytes: DRAM traffic of a call of T tokens whose uniform routing reaches every expert of the
+            chip: each weight once, and the least traffic for the rows of its pairs.
     """
 
     operator: str
@@ -46,7 +46,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Report:
-    """A model on a mesh: `plan_model` makes it."""
+    """A model on a mesh. Make it with `plan_model`."""
 
     model: str
     mesh: str
@@ -76,7 +76,7 @@ def devices_of(mesh: str) -> int:
     """D of "1xD".
 
     Raises:
-        ContractError: another form.
+        ContractError: the mesh has another form, or more than 32 chips.
     """
     found = re.fullmatch(r"1x([1-9]\d?)", mesh)
     if not found or int(found[1]) > MOST_CHIPS:
@@ -85,28 +85,28 @@ def devices_of(mesh: str) -> int:
 
 
 def plan_model(
-    model: str, config: Qwen3MoeConfig, mesh: str, chip: str, weight_format: str, batch: int, sequence: int
+    model: str, sizes: ModelSizes, mesh: str, chip: str, weight_format: str, batch: int, sequence: int
 ) -> Report:
     """Every program of one layer, and the memory of the model.
 
     Raises:
-        ContractError: a mesh, a chip, a format or sizes that nothing can be planned for.
+        ContractError: a mesh, a chip, a format or sizes that the planner does not support.
     """
     D, kind = devices_of(mesh), _chip(chip)
     if weight_format not in FORMATS:
         raise ContractError("unknown weight format", got=repr(weight_format), expected=f"one of {list(FORMATS)}")
-    if config.num_experts % D:
+    if sizes.E % D:
         raise ContractError(
-            "the chips cannot share the experts evenly", got=f"E={config.num_experts} on {mesh}", expected="E % D == 0"
+            "the chips cannot share the experts evenly", got=f"E={sizes.E} on {mesh}", expected="E % D == 0"
         )
-    if batch < 1 or not 1 <= sequence <= config.max_position_embeddings:
+    if batch < 1 or not 1 <= sequence <= sizes.context:
         raise ContractError(
             "no such call",
             got=f"batch {batch}, sequence {sequence}",
-            expected=f"batch >= 1, sequence 1 .. {config.max_position_embeddings}",
+            expected=f"batch >= 1, sequence 1 .. {sizes.context}",
         )
-    operators = _operators(config, kind, D, weight_format)
-    machine = operators.device.machine
+    programs = _programs(sizes, kind, D, weight_format)
+    machine = programs.device.machine
     return Report(
         model,
         mesh,
@@ -116,15 +116,16 @@ def plan_model(
         sequence,
         machine.usable_l1,
         kind.dram_bytes,
-        list(_plans(operators)),
-        parts(config, operators, batch, sequence),
+        list(_plans(programs)),
+        parts(sizes, programs, batch, sequence),
     )
 
 
-def check_fits(report: Report, config: Qwen3MoeConfig) -> None:
-    """
+def check_fits(report: Report, sizes: ModelSizes) -> None:
+    """Refuse a model that does not fit.
+
     Raises:
-        ContractError: the model needs more memory than the chips have; with the numbers, and what would fit.
+        ContractError: the model needs more memory than the chips have. It names the bytes, and options that fit.
     """
     if report.fits:
         return
@@ -133,18 +134,18 @@ def check_fits(report: Report, config: Qwen3MoeConfig) -> None:
         f"{report.model} does not fit the memory of {report.mesh} {report.chip}",
         got=f"{in_words(report.needed)} a chip ({', '.join(f'{p.name} {in_words(p.per_chip)}' for p in largest)}, ...)",
         expected=f"at most {in_words(report.dram_bytes)}",
-        remedy=" or ".join(_remedies(report, config)) or "a smaller --batch or --sequence, or chips with more memory",
+        remedy=" or ".join(_remedies(report, sizes)) or "a smaller --batch or --sequence, or chips with more memory",
     )
 
 
-def _remedies(report: Report, config: Qwen3MoeConfig) -> Iterable[str]:
-    """The nearest meshes and formats that fit."""
+def _remedies(report: Report, sizes: ModelSizes) -> Iterable[str]:
+    """The smallest changes of mesh and format that fit."""
     D = devices_of(report.mesh)
-    larger = [d for d in range(D + 1, MOST_CHIPS + 1) if config.num_experts % d == 0]
+    larger = [d for d in range(D + 1, MOST_CHIPS + 1) if sizes.E % d == 0]
     for weight_format in FORMATS[FORMATS.index(report.weight_format) :]:
         for devices in [D, *larger]:
             mesh = f"1x{devices}"
-            other = plan_model(report.model, config, mesh, report.chip, weight_format, report.batch, report.sequence)
+            other = plan_model(report.model, sizes, mesh, report.chip, weight_format, report.batch, report.sequence)
             if other.fits:
                 options = [f"--mesh {mesh}"] if devices != D else []
                 if weight_format != report.weight_format:
@@ -154,7 +155,7 @@ def _remedies(report: Report, config: Qwen3MoeConfig) -> Iterable[str]:
 
 
 def in_words(size: int) -> str:
-    """Bytes, for people."""
+    """A number of bytes in MiB or GiB."""
     return f"{size / 2**30:.2f} GiB" if size >= 2**30 else f"{size / 2**20:.1f} MiB"
 
 
@@ -162,8 +163,6 @@ def _chip(name: str) -> Chip:
     try:
         from .. import _planner
     except ImportError as error:
-        from ..doctor import PLANNER_REMEDY
-
         raise ContractError("there is no planner", got=str(error), remedy=PLANNER_REMEDY) from None
     try:
         return _planner.find_chip(name)
@@ -171,30 +170,27 @@ def _chip(name: str) -> Chip:
         raise ContractError(str(error)) from None
 
 
-def _operators(config: Qwen3MoeConfig, chip: Chip, D: int, weight_format: str) -> Operators:
+def _programs(sizes: ModelSizes, chip: Chip, D: int, weight_format: str) -> LayerPrograms:
     from .._planner import Machine
 
     machine = Machine(grid=chip.compute_grid, l1_bytes=chip.l1_bytes, unpack_to_dest=UNPACK_TO_DEST[chip.arch])
-    E = config.num_experts
-    sizes = Sizes(
-        E, E // D, config.num_experts_per_tok, config.hidden_size, config.moe_intermediate_size, weight_format
-    )
-    return Operators(Device(None, D, chip.arch, machine), sizes)
+    layer = Sizes(sizes.E, sizes.E // D, sizes.K, sizes.H, sizes.I, weight_format)
+    return LayerPrograms(Device(None, D, chip.arch, machine), layer)
 
 
-def _plans(operators: Operators) -> Iterable[Plan]:
-    out_format = partial_dtype(operators.device) if operators.device.D > 1 else "bfloat16"
+def _plans(programs: LayerPrograms) -> Iterable[Plan]:
+    out_format = partial_dtype(programs.device) if programs.device.D > 1 else "bfloat16"
     T = LEAST_T
-    while T <= operators.max_T:
+    while T <= programs.max_T:
         for name in MODEL_OPERATORS:
-            yield _plan(operators, name, T, operators.plan(name, T, out_format))
+            yield _plan(programs, name, T, programs.plan(name, T, out_format))
         T *= 2
 
 
-def _plan(operators: Operators, name: str, T: int, program: Program) -> Plan:
-    s = operators.sizes
+def _plan(programs: LayerPrograms, name: str, T: int, program: Program) -> Plan:
+    s = programs.sizes
     kernel = program.kernels[0]
-    pairs = -(-T * s.K * s.E_local // s.E)
+    pairs = ceil_div(T * s.K * s.E_local, s.E)
     weights = 0
     if name == "routing":
         named = kernel.named_compile_args
@@ -211,5 +207,5 @@ def _plan(operators: Operators, name: str, T: int, program: Program) -> Plan:
 
 
 def _tiles(args: list[Any]) -> int:
-    """Tiles of a core's pieces: device_kernels/common/pieces.hpp."""
+    """Tiles in the pieces of a core; see device_kernels/common/pieces.hpp."""
     return sum(end - begin for begin, end in zip(args[3::3], args[4::3], strict=True))

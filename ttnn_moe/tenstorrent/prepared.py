@@ -1,4 +1,4 @@
-"""A layer made ready: weights loaded, programs planned, for the largest call."""
+"""A layer made ready for calls of up to problem.T tokens: weights are loaded, programs are planned."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from torch import Tensor
 from ..backend import Prepared
 from ..contract import Experts, Placement, Problem, Routing
 from ..errors import ContractError
-from .backend import loaded, run
-from .operators import Sizes, operators
+from .host import loaded, run
+from .programs import Sizes, programs_of
 
 
 class PreparedTenstorrent(Prepared):
@@ -21,7 +21,7 @@ class PreparedTenstorrent(Prepared):
             )
         self.problem = problem
         self._experts = loaded(experts, placement)
-        operators(self._experts.device, Sizes.of_experts(self._experts, problem.K))
+        programs_of(self._experts.device, Sizes.of_experts(self._experts, problem.K))
 
     def _run(self, hidden: Tensor, routing: Routing, out: Tensor, accumulate: bool) -> None:
         if routing.T:

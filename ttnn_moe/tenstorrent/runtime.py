@@ -1,15 +1,25 @@
-"""The library that devices are driven with: ttnn, or on an emulated device the emulator's stand-in for it."""
+"""The library that drives devices: ttnn, or the emulator's stand-in for it."""
 
 from __future__ import annotations
 
 import importlib
 import os
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Protocol, runtime_checkable
 
 DEVICE = "TTNN_MOE_TT_DEVICE"
 EMULATOR = "emulator"
+PLANNER_REMEDY = "install the project (`make demo`, or `pip install -e .`): that builds ttnn_moe._planner"
 
 _emulated: Any = None
+
+
+@runtime_checkable
+class RunsPlans(Protocol):
+    """A device that runs the planner's programs as they are: an emulated one. ttnn's devices take descriptors."""
+
+    def launch(self, program: Any, tensors: Mapping[str, Any], scalars: Mapping[str, int]) -> None:
+        """Run a program with these tensors and numbers, by their names in the plan."""
 
 
 def wanted() -> str:
@@ -22,13 +32,13 @@ def is_emulator(device: str) -> bool:
 
 
 def use(emulated: Any) -> None:
-    """From now on drive emulated devices with this (None: drive devices with ttnn again)."""
+    """Make `library` return this stand-in for ttnn. None: ttnn again."""
     global _emulated
     _emulated = emulated
 
 
 def library() -> Any:
-    """ttnn, or what stands in for it."""
+    """ttnn, or the stand-in that `use` was given."""
     if _emulated is not None:
         return _emulated
     return importlib.import_module("ttnn")

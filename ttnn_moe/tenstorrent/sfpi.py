@@ -1,6 +1,6 @@
 """SFPI, the compiler of Tensix kernels, for the installed ttnn: python -m ttnn_moe.tenstorrent.sfpi
 
-ttnn's wheel names the release and its SHA-256 (tt_metal/sfpi-version) and does not hold it; ttnn.download_sfpi of
+ttnn's wheel does not hold the compiler: tt_metal/sfpi-version names the release and its SHA-256. ttnn.download_sfpi of
 0.81.1 looks for a file that the wheel lacks.
 """
 
@@ -19,17 +19,18 @@ from pathlib import Path
 from ..errors import BackendUnavailable
 
 COMPILER = Path("compiler") / "bin" / "riscv-tt-elf-g++"
-# where ttnn looks first; a package of the vendor puts it there
+# the vendor's package installs here; ttnn looks here first
 SYSTEM = Path("/opt/tenstorrent/sfpi")
+MANUAL = f"install Tenstorrent's sfpi package, which unpacks to {SYSTEM}"
 
 
 def folder(ttnn: Path) -> Path:
-    """Where the compiler of an installed ttnn is, or belongs: the system's, else inside ttnn."""
+    """The folder of the compiler for an installed ttnn: the system's if it is there, else inside ttnn."""
     return SYSTEM if (SYSTEM / COMPILER).exists() else ttnn / "runtime" / "sfpi"
 
 
 def release(ttnn: Path, machine: str | None = None) -> tuple[str, str]:
-    """(URL, SHA-256) of the archive that ttnn asks for.
+    """(URL, SHA-256) of the archive that ttnn names.
 
     Raises:
         BackendUnavailable: ttnn names none for this machine.
@@ -43,13 +44,15 @@ def release(ttnn: Path, machine: str | None = None) -> tuple[str, str]:
     machine = machine or platform.machine()
     version, digest = named.get("sfpi_version"), named.get(f"sfpi_{machine}_debian_txz_hash")
     if not version or not digest or named.get("sfpi_hashtype") != "sha256":
-        raise BackendUnavailable(f"ttnn names no SFPI release for {machine}", got=f"{path}: {named or 'absent'}")
+        raise BackendUnavailable(
+            f"ttnn names no SFPI release for {machine}", got=f"{path}: {named or 'absent'}", remedy=MANUAL
+        )
     file = f"sfpi_{version}_{machine}_debian.txz"
     return f"{named['sfpi_repo']}/releases/download/{version}/{file}", digest
 
 
 def install(ttnn: Path) -> Path:
-    """Download, verify and unpack it; nothing is done where it is already. Returns its folder.
+    """Download, verify and unpack the compiler, unless it is there. Returns its folder.
 
     Raises:
         BackendUnavailable: no release for this machine, no connection, or another file than ttnn expects.
@@ -65,7 +68,7 @@ def install(ttnn: Path) -> Path:
             with urllib.request.urlopen(url) as source, archive.open("wb") as kept:
                 shutil.copyfileobj(source, kept)
         except OSError as error:
-            raise BackendUnavailable(f"SFPI could not be downloaded from {url}", got=error) from None
+            raise BackendUnavailable(f"SFPI could not be downloaded from {url}", got=error, remedy=MANUAL) from None
         got = hashlib.sha256(archive.read_bytes()).hexdigest()
         if got != digest:
             raise BackendUnavailable(f"{url} is not the file that ttnn expects", got=got, expected=digest)

@@ -1,4 +1,4 @@
-"""Tensors between torch and a device or mesh, and what a ttnn tensor must be to go into a kernel."""
+"""Tensors between torch and a device or mesh, and the checks of ttnn tensors before a kernel gets them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _NAMES = {torch.bfloat16: "bfloat16", torch.float32: "float32", torch.int32: "in
 def replicate(
     tensor: Tensor, device: Device, layout: str = "ROW_MAJOR", dtype: str | None = None, on_host: bool = False
 ) -> Any:
-    """A torch tensor on every device, in DRAM; on_host: made, and not moved. dtype: default that of the tensor."""
+    """A torch tensor on every device, in DRAM. dtype: default the tensor's. on_host: not moved to the device yet."""
     ttnn = library()
 
     mapper = ttnn.ReplicateTensorToMesh(device.handle) if device.D > 1 else None
@@ -28,7 +28,7 @@ def replicate(
 def shard(
     tensor: Tensor, device: Device, dtype: str | None = None, layout: str = "ROW_MAJOR", on_host: bool = False
 ) -> Any:
-    """A torch tensor cut along its first dimension into one part for each device; otherwise as replicate."""
+    """A torch tensor, cut along its first dimension: each device gets one part. Arguments as `replicate`."""
     ttnn = library()
 
     mapper = ttnn.ShardTensorToMesh(device.handle, dim=0) if device.D > 1 else None
@@ -49,12 +49,12 @@ def _from_torch(tensor: Tensor, dtype: str, layout: str, device: Device, mapper:
 
 
 def empty(shape: tuple[int, ...], dtype: str, layout: str, device: Device) -> Any:
-    """Room on every device, not written to."""
+    """An uninitialised tensor on every device, in DRAM."""
     return _made(library().empty, shape, dtype, layout, device)
 
 
 def zeros(shape: tuple[int, ...], dtype: str, layout: str, device: Device) -> Any:
-    """Room on every device, of zeros."""
+    """A tensor of zeros on every device, in DRAM."""
     return _made(library().zeros, shape, dtype, layout, device)
 
 
@@ -78,17 +78,17 @@ def to_torch(tensor: Any, device: Device) -> Tensor:
 
 
 def parts_to_torch(tensor: Any, device: Device) -> list[Tensor]:
-    """What each device holds."""
+    """The copies, or parts, of all devices."""
     ttnn = library()
 
     return [ttnn.to_torch(part) for part in (ttnn.get_device_tensors(tensor) if device.D > 1 else [tensor])]
 
 
 def check(name: str, tensor: Any, shape: tuple[int, ...], dtypes: tuple[str, ...], layout: str, device: Device) -> None:
-    """A ttnn tensor that goes into a kernel: form, place, layout.
+    """Check a ttnn tensor before a kernel gets it: shape, dtype, layout and place.
 
     Raises:
-        ContractError: naming the tensor, what it is, what it should be, and the ttnn call that makes it so.
+        ContractError: it names the tensor, what it is, what it should be, and the ttnn call that converts it.
     """
     ttnn = library()
 

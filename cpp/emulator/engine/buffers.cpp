@@ -1,5 +1,5 @@
-// Circular buffers: page counts are shared by the roles of a core, pointers are each role's own, and a
-// pointer may wrap only when it is exactly at the end.
+// Circular buffers. The roles of a core share the page counts; each role has its own pointers. A pointer may
+// wrap only when it is exactly at the end.
 #include "fiber.hpp"
 #include "machine.hpp"
 
@@ -19,7 +19,7 @@ CircularBuffer* buffer_of(std::uint32_t cb, const char* call) {
     return &role.core->buffers[cb];
 }
 
-// One role may push and one may pop: the pointers of any other would not move along.
+// One role may push and one may pop: the pointers of other roles would not follow.
 void claim(int& owner, const char* verb, std::uint32_t cb) {
     const int self = static_cast<int>(machine.role->kind);
     if (owner >= 0 && owner != self) {

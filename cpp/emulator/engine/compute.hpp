@@ -9,8 +9,8 @@
 
 namespace emulator {
 
-// What the last init set a unit up for. A call that needs another is an error: silicon would compute
-// nonsense.
+// The setup of a unit by its last init call. A call that needs another setup is an error: silicon would
+// compute wrong values.
 struct Setup {
     std::string name = "nothing";  // as in "matmul_init"
     std::uint32_t a = 0, b = 0, c = 0, d = 0;

@@ -1,5 +1,5 @@
-// DRAM: which buffer and page an address of a bank is. Pages of a buffer go round the banks; here they are
-// stored one after the other, so that the host fills and reads them without moving anything.
+// DRAM: which buffer and page an address of a bank belongs to. Pages of a buffer are interleaved over the
+// banks. This memory stores them one after the other, so that the host reads and writes them in place.
 #include "machine.hpp"
 
 namespace emulator {

@@ -1,5 +1,5 @@
-// A role's stack and registers. Roles are cooperative: one runs until it waits, on one thread of the host, so
-// a run is the same every time and the scheduler knows at any moment who waits for what.
+// A role's stack and registers. Roles are cooperative: one runs until it waits, on one thread of the host. So
+// runs are deterministic, and the scheduler always knows which role waits for what.
 #pragma once
 
 #include <ucontext.h>

@@ -1,4 +1,4 @@
-// What a run finds wrong, each kind once per kernel line with a count.
+// Findings of a run: each kind once per kernel line, with a count.
 #pragma once
 
 #include <cstdint>
@@ -23,7 +23,7 @@ struct Finding {
 
 class Findings {
   public:
-    // Adds it, or counts it if the same kind is known for the same place.
+    // Adds a finding; if its kind is known for its place, counts it.
     void add(Finding finding);
     const std::vector<Finding>& all() const { return findings_; }
 

@@ -1,6 +1,6 @@
-// Every load and store of a kernel. Kernels are compiled with -fsanitize=thread but not linked with its
-// runtime: the compiler's calls come here, and L1 addresses are checked against what is written and what is
-// under way.
+// Every load and store of a kernel. Kernels are compiled with -fsanitize=thread, but not linked with its
+// runtime: the compiler's calls come here. L1 addresses are checked against bytes that are written and
+// transfers under way.
 #include <dlfcn.h>
 
 #include <cstring>

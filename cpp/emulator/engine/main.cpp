@@ -15,7 +15,7 @@
 
 namespace {
 
-// A kernel that leaves its memory: say whose it was, then die of the signal.
+// A kernel left its memory: report which kernel, then die of the signal.
 void on_signal(int number) {
     const emulator::Role* role = emulator::machine.role;
     char line[512];

@@ -1,5 +1,5 @@
-// Reading what is to be run, and writing what came of it. Both are plain text; see
-// ttnn_moe/tenstorrent/emulator/wire.py.
+// Reads the program to run and writes its result. Both are plain text; see _describe in
+// ttnn_moe/tenstorrent/emulator/run.py, and result.py beside it.
 #pragma once
 
 #include <iosfwd>

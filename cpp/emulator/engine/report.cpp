@@ -1,4 +1,4 @@
-// What a run leaves behind: checks at the end of a program, and the result as JSON.
+// The end of a run: the last checks, and the result as JSON.
 #include <cmath>
 #include <iostream>
 

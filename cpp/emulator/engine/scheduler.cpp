@@ -1,5 +1,5 @@
-// Who runs next: the role or the NoC message with the least simulated time. When nothing is left to run and a
-// role still waits, that is a deadlock.
+// What runs next: the role or the NoC message with the least simulated time. It is a deadlock if nothing can
+// run and a role still waits.
 #include <algorithm>
 #include <cstdlib>
 #include <functional>

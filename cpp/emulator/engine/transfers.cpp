@@ -1,6 +1,6 @@
-// The network on chip. A read lands when its issuer waits for it, a write at its barrier, or when a later
-// semaphore message to the same place on the same channel arrives: as late as silicon may be. Until then the
-// bytes are poisoned (reads) or marked, and whoever touches them is reported.
+// The network on chip. A read lands when its issuer waits for it. A write lands at its barrier, or when a
+// later semaphore message arrives at the same place on the same channel. That is the latest time that silicon
+// allows. Until then the bytes are poisoned (reads) or marked (writes), and each access to them is reported.
 #include <algorithm>
 #include <cstring>
 

@@ -1,68 +1,97 @@
-"""Attention over the paged cache: a prompt's pieces one after the other, or one token of every row."""
+"""Attention over the paged cache: the pieces of a pass one after the other, or one token of each row.
+
+k_cache and v_cache are ttnn [pages, kv_heads, PAGE, head_dim] of one layer; q, k and v are [1, heads, T, head_dim].
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from ttnn_moe.tenstorrent import Device, tensors
+from ttnn_moe.tenstorrent import Device
 from ttnn_moe.tenstorrent.runtime import library
 
-from .cache import PagedCache, Pass
+from .passes import Piece
 
 
-class PrefillAttention:
-    """Of one pass: each piece is written to its row's pages and attends to all that came before it."""
+@dataclass(frozen=True)
+class PieceTables:
+    """A piece, and ttnn int32 pages [1, any]: those that it is written to, and those that it attends to."""
 
-    def __init__(self, cache: PagedCache, of: Pass):
-        self._cache, self._pieces = cache, of.pieces
-        self._tables = [
-            [tensors.replicate(table, cache.device) for table in cache.tables(piece)] for piece in of.pieces
-        ]
+    piece: Piece
+    written: Any
+    seen: Any
 
-    def __call__(self, layer: int, q: Any, k: Any, v: Any) -> Any:
+
+@dataclass(frozen=True)
+class PrefillTables:
+    """Where the pieces of a pass lie in the cache."""
+
+    pieces: Sequence[PieceTables]
+
+    def write(self, k_cache: Any, v_cache: Any, k: Any, v: Any) -> None:
+        """Write each piece to the pages of its row."""
         ttnn = library()
 
-        caches = self._cache.k[layer], self._cache.v[layer]
-        parts = []
-        for piece, (written, seen) in zip(self._pieces, self._tables, strict=True):
-            own = [_tokens(x, piece.first, piece.size) for x in (q, k, v)]
-            for cache, x in zip(caches, own[1:], strict=True):
-                ttnn.experimental.paged_fill_cache(cache, x, written, batch_idx=0)
-            parts.append(ttnn.transformer.chunked_scaled_dot_product_attention(own[0], *caches, seen, piece.past))
+        for one in self.pieces:
+            for cache, x in ((k_cache, k), (v_cache, v)):
+                own = _tokens(x, one.piece)
+                ttnn.experimental.paged_fill_cache(cache, own, one.written, batch_idx=0)
+
+    def attend(self, k_cache: Any, v_cache: Any, q: Any) -> Any:
+        """Causal attention of each piece to its row, the piece included -> as q."""
+        ttnn = library()
+
+        attention = ttnn.transformer.chunked_scaled_dot_product_attention
+        parts = [attention(_tokens(q, p.piece), k_cache, v_cache, p.seen, p.piece.past) for p in self.pieces]
         return parts[0] if len(parts) == 1 else ttnn.concat(parts, dim=2)
 
 
-class DecodeAttention:
-    """Of one token of every row: `positions` [B] int32 and `table` [B, pages] int32 are read on the device."""
+@dataclass(frozen=True)
+class DecodeTables:
+    """Where one token of each of B rows lies in the cache; the device reads it in every step.
 
-    def __init__(self, cache: PagedCache, positions: Any, table: Any):
-        self._cache, self._positions, self._table = cache, positions, table
+    Attributes:
+        positions: ttnn [B] int32. table: ttnn [B, pages of a row] int32.
+    """
 
-    def __call__(self, layer: int, q: Any, k: Any, v: Any) -> Any:
+    device: Device
+    positions: Any
+    table: Any
+
+    def write(self, k_cache: Any, v_cache: Any, k: Any, v: Any) -> None:
+        """Write a token of each row."""
         ttnn = library()
 
-        k_cache, v_cache = self._cache.k[layer], self._cache.v[layer]
-        q, k, v = (ttnn.transpose(x, 1, 2) for x in (q, k, v))  # [1, B, heads, head_dim]
         for cache, x in ((k_cache, k), (v_cache, v)):
+            placed = _a_core_each(ttnn.transpose(x, 1, 2), self.device)
             ttnn.experimental.paged_update_cache(
-                cache, _a_core_each(x, self._cache.device), update_idxs_tensor=self._positions, page_table=self._table
+                cache, placed, update_idxs_tensor=self.positions, page_table=self.table
             )
+
+    def attend(self, k_cache: Any, v_cache: Any, q: Any) -> Any:
+        """Attention of each token to its row -> as q."""
+        ttnn = library()
+
         out = ttnn.transformer.paged_scaled_dot_product_attention_decode(
-            q, k_cache, v_cache, page_table_tensor=self._table, cur_pos_tensor=self._positions
+            ttnn.transpose(q, 1, 2), k_cache, v_cache, page_table_tensor=self.table, cur_pos_tensor=self.positions
         )
         return ttnn.transpose(out, 1, 2)
 
 
-def _tokens(x: Any, first: int, n: int) -> Any:
-    """n of the tokens of [1, heads, T, head_dim]."""
+def _tokens(x: Any, piece: Piece) -> Any:
+    """The piece's tokens of x [1, heads, T, head_dim]."""
     ttnn = library()
 
     _, heads, T, size = (int(length) for length in x.shape)
-    return x if n == T else ttnn.slice(x, [0, 0, first, 0], [1, heads, first + n, size])
+    if piece.size == T:
+        return x
+    return ttnn.slice(x, [0, 0, piece.first, 0], [1, heads, piece.first + piece.size, size])
 
 
 def _a_core_each(x: Any, device: Device) -> Any:
-    """[1, B, heads, head_dim] with each of the B in the L1 of a core of its own."""
+    """x [1, B, heads, head_dim], each of the B in the L1 of its own core."""
     ttnn = library()
 
     B, size = int(x.shape[1]), int(x.shape[3])

@@ -1,4 +1,4 @@
-"""A decode step on buffers that stay, so that it can be captured once as a ttnn trace, and replayed."""
+"""Decode steps on buffers that stay, so that a ttnn trace can hold a step, and replay it."""
 
 from __future__ import annotations
 
@@ -12,21 +12,23 @@ from ttnn_moe.errors import RequestError
 from ttnn_moe.tenstorrent import Device, tensors
 from ttnn_moe.tenstorrent.runtime import is_emulator, library, wanted
 
-from .attention import DecodeAttention
+from .attention import DecodeTables
 from .cache import PagedCache
 
 TRACE_BYTES = 64 << 20
-"""Of a chip's DRAM, that traces get: commands, not tensors."""
+"""Bytes of a chip's DRAM for traces, which hold commands and no tensors."""
 
-Run = Callable[[Any, Any, DecodeAttention], Any]
-"""Logits by ids and positions [1, B] uint32 and what attends."""
+Run = Callable[[Any, Any, PagedCache, DecodeTables], Any]
+"""(ids, positions, cache, tables) -> logits; ids and positions are ttnn [1, B] uint32."""
 
 
 class Decoder:
-    """Decode steps of one cache.
+    """Decode steps of one cache, and the traces that hold them.
 
     Args:
-        device: where. traced: capture the step of each number of rows when it first runs, and replay it.
+        device: the chips.
+        run: the model.
+        traced: capture the step of each B when it first runs, and replay it.
     """
 
     def __init__(self, device: Device, run: Run, traced: bool):
@@ -35,7 +37,7 @@ class Decoder:
         self._traces: dict[int, tuple[Any, Any]] = {}
 
     def __call__(self, cache: PagedCache, ids: Sequence[int], positions: Sequence[int], rows: Sequence[int]) -> Any:
-        """Logits [1, 1, B, V] of a token for each of these rows of the cache; valid until the next step."""
+        """Logits [1, 1, B, V] of a token of each of these B rows of the cache; valid until the next step."""
         ttnn = library()
 
         B, handle = len(ids), self._device.handle
@@ -43,12 +45,12 @@ class Decoder:
 
         def run() -> Any:
             ids, places, positions, table = inputs
-            return self._run(ids, places, DecodeAttention(cache, positions, table))
+            return self._run(ids, places, cache, DecodeTables(self._device, positions, table))
 
         if not self._traced:
             return run()
         if B not in self._traces:
-            logits = run()  # compiles what the trace holds, and is this step
+            logits = run()  # compiles the programs of the trace, and is this step
             trace = ttnn.begin_trace_capture(handle, cq_id=0)
             try:
                 out = run()
@@ -61,7 +63,7 @@ class Decoder:
         return out
 
     def release(self) -> None:
-        """Forget the traces: what is allocated from now on may lie where they put things."""
+        """Forget the traces: a replay would overwrite what is allocated after the capture."""
         ttnn = library()
 
         for trace, _ in self._traces.values():

@@ -1,11 +1,10 @@
-"""The network's operators on ttnn tensors. x is [1, 1, T, H] in tiles, T the tokens of a pass or the rows of a step.
+"""The network's layers on ttnn tensors. x is [1, 1, T, H] in tiles; T counts the tokens of a pass or of a decode step.
 
-On a mesh every chip does the same, but for its own experts and its own part of the head.
+On a mesh every chip does the same work, with its own experts and its own part of the head.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,20 +12,24 @@ from ttnn_moe.tenstorrent import Device, DeviceRouting, moe
 from ttnn_moe.tenstorrent.runtime import library
 
 from ..config import Qwen3MoeConfig
+from .attention import DecodeTables, PrefillTables
+from .cache import PagedCache
 from .weights import Dense, LayerWeights, Linear, Router
 
 
 @dataclass(frozen=True)
-class Attended:
-    """Where a pass's attention happens: write q, k and v [1, heads, T, head_dim]'s keys and values, and attend.
+class Place:
+    """Where the tokens of a pass or decode step stand.
 
     Attributes:
-        cos, sin: [1, 1, T, head_dim]. attend: (layer, q, k, v) -> as q.
+        cos, sin: of their positions, [1, 1, T, head_dim].
+        cache: keeps their keys and values. tables: where in it.
     """
 
     cos: Any
     sin: Any
-    attend: Callable[[int, Any, Any, Any], Any]
+    cache: PagedCache
+    tables: PrefillTables | DecodeTables
 
 
 class Network:
@@ -36,7 +39,7 @@ class Network:
         ttnn = library()
 
         self.config, self.device = config, device
-        # sums in fp32, where the device unpacks them as they are
+        # sums are fp32 where the device unpacks fp32 to DST
         self.exact = ttnn.init_device_compute_kernel_config(
             device.handle.arch(),
             math_fidelity=ttnn.MathFidelity.HiFi4,
@@ -46,7 +49,7 @@ class Network:
         )
 
     def embed(self, ids: Any, table: Any) -> Any:
-        """Rows of table [n, width] by ids [1, T] uint32: [1, 1, T, width]."""
+        """Rows of `table` [n, width] that ids [1, T] uint32 name -> [1, 1, T, width]."""
         ttnn = library()
 
         found = ttnn.embedding(ids, table, layout=ttnn.TILE_LAYOUT)
@@ -62,15 +65,15 @@ class Network:
 
         return ttnn.linear(x, by.weight, bias=by.bias, compute_kernel_config=self.exact)
 
-    def layer(self, x: Any, i: int, weights: LayerWeights, attended: Attended) -> Any:
+    def layer(self, x: Any, i: int, weights: LayerWeights, place: Place) -> Any:
         ttnn = library()
 
-        x = ttnn.add(x, self.attention(self.norm(x, weights.attention_norm), i, weights, attended))
+        x = ttnn.add(x, self.attention(self.norm(x, weights.attention_norm), i, weights, place))
         normed = self.norm(x, weights.mlp_norm)
         mlp = weights.mlp
         return ttnn.add(x, self.moe(normed, mlp) if isinstance(mlp, Router) else self.dense(normed, mlp))
 
-    def attention(self, x: Any, i: int, weights: LayerWeights, attended: Attended) -> Any:
+    def attention(self, x: Any, i: int, weights: LayerWeights, place: Place) -> Any:
         ttnn = library()
 
         q, k, v = ttnn.experimental.nlp_create_qkv_heads(
@@ -80,12 +83,11 @@ class Network:
             transpose_k_heads=False,
         )
         q, k = (
-            ttnn.experimental.rotary_embedding_hf(
-                self.norm(one, norm), attended.cos, attended.sin, is_decode_mode=False
-            )
+            ttnn.experimental.rotary_embedding_hf(self.norm(one, norm), place.cos, place.sin, is_decode_mode=False)
             for one, norm in ((q, weights.q_norm), (k, weights.k_norm))
         )
-        heads = attended.attend(i, q, k, v)
+        place.cache.write(i, k, v, place.tables)
+        heads = place.cache.attend(i, q, place.tables)
         return self.linear(ttnn.experimental.nlp_concat_heads(heads), weights.out)
 
     def dense(self, x: Any, weights: Dense) -> Any:
@@ -101,12 +103,12 @@ class Network:
         T, H, K = int(x.shape[2]), int(x.shape[3]), self.config.num_experts_per_tok
         logits = self.linear(x, weights.linear)
         if self.config.norm_topk_prob:
-            # the same as a softmax over all whose K largest are divided by their sum
+            # equals a softmax over all experts, with the K largest divided by their sum
             largest, ids = ttnn.topk(logits, K, dim=-1)
             probabilities = self._softmax(largest)
         else:
             probabilities, ids = ttnn.topk(self._softmax(logits), K, dim=-1)
-        # rows before casts: not every chip takes tiles of 32-bit numbers apart
+        # row-major before the cast: some chips cannot untilize 32-bit numbers
         routing = DeviceRouting(
             ttnn.typecast(_rows(ids, (T, K)), ttnn.int32), ttnn.typecast(_rows(probabilities, (T, K)), ttnn.float32)
         )
@@ -114,7 +116,7 @@ class Network:
         return ttnn.reshape(out, (1, 1, T, H))
 
     def logits(self, x: Any, ends: Any, norm: Any, head: Linear) -> Any:
-        """Of the rows of x that ends [1, R] uint32 names (None: all): each chip's part of [.., R, V]."""
+        """Logits of the rows of x that ends [1, R] uint32 names (None: all); each chip holds its part of [.., R, V]."""
         if ends is not None:
             x = self.embed(ends, _rows(x, (int(x.shape[2]), int(x.shape[3]))))
         return self.linear(self.norm(x, norm), head)
@@ -126,7 +128,7 @@ class Network:
 
 
 def _rows(x: Any, shape: tuple[int, int]) -> Any:
-    """Row-major."""
+    """x, row-major, in this shape."""
     ttnn = library()
 
     return ttnn.reshape(ttnn.to_layout(x, ttnn.ROW_MAJOR_LAYOUT), shape)

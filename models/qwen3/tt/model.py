@@ -1,4 +1,4 @@
-"""Qwen3-MoE on a Tenstorrent chip or 1xD mesh, as `generate` and `Session` take a model."""
+"""Qwen3-MoE on a Tenstorrent chip or 1xD mesh: a LanguageModel, as an engine takes it."""
 
 from __future__ import annotations
 
@@ -11,28 +11,38 @@ import torch
 from torch import Tensor
 
 from ttnn_moe import Placement, tenstorrent
-from ttnn_moe.sizes import power_of_2 as bucket
+from ttnn_moe.errors import RequestError
+from ttnn_moe.kv.cache import CacheSizes
+from ttnn_moe.kv.step import DecodeStep, Step
+from ttnn_moe.sizes import power_of_2
 from ttnn_moe.tenstorrent import Device, tensors
-from ttnn_moe.tenstorrent.operators import Sizes, operators
+from ttnn_moe.tenstorrent.memory import PAGE
+from ttnn_moe.tenstorrent.programs import Sizes, programs_of
 
 from ..checkpoint import Checkpoint, Progress, layer_slots, top_slots
 from ..config import Qwen3MoeConfig
-from ..model import Layer, Qwen3Moe, rope_table
-from .attention import DecodeAttention, PrefillAttention
-from .cache import LONGEST, Decode, PagedCache, Pass, Prefill
+from ..model import Layer, Qwen3Moe, rope_table, sizes_of
+from .attention import DecodeTables, PrefillTables
+from .cache import PagedCache
 from .decode import TRACE_BYTES, Decoder
-from .layers import Attended, Network
-from .memory import room_for
+from .layers import Network, Place
+from .passes import Packer, Pass
+from .room import room_for
 from .weights import LayerWeights, Linear, Mover, Router, check_sizes
+
+LONGEST = 2048
+"""Tokens of a pass, at most: longer prompts run in several."""
 
 
 class Qwen3MoeTT:
     """A model on the device; `load_model` makes one.
 
-    Calling it runs a step of a cache of its own (`new_cache`) and gives logits on the host.
+    It runs steps that its own caches (`new_cache`) planned. Ids and logits are on the host.
 
     Attributes:
-        config: its sizes. mesh: the chips it is on. traced: whether decode steps are captured, and replayed.
+        config: its sizes.
+        mesh: the chips it is on.
+        traced: whether decode steps are captured as traces, and replayed.
         device, dtype: of the logits.
     """
 
@@ -44,9 +54,10 @@ class Qwen3MoeTT:
         self._network, self._mover = Network(config, mesh), Mover(mesh)
         self._layers: list[LayerWeights] = []
         self._decoders: weakref.WeakKeyDictionary[PagedCache, Decoder] = weakref.WeakKeyDictionary()
+        self._prefilled: set[tuple[tuple[tuple[int, int], ...], int]] = set()
 
     def put_top(self, model: Qwen3Moe) -> None:
-        """Move embeddings, last norm and head there."""
+        """Move embeddings, last norm and head to the device."""
         self._embed = self._mover.embedding(model.embed.weight)
         self._norm = self._mover.norm(model.norm.weight)
         self._head = Linear(self._mover.head((model.head or model.embed).weight))
@@ -57,61 +68,90 @@ class Qwen3MoeTT:
         )
 
     def put_layer(self, layer: Layer) -> None:
-        """Move the next layer there."""
+        """Move the next layer to the device."""
         self._layers.append(self._mover.layer(layer))
 
     @property
     def where(self) -> str:
         return str(self.mesh)
 
-    def new_cache(self, rows: int, capacity: int) -> PagedCache:
-        """Room for generations, of up to 32 sequences."""
-        for decoder in self._decoders.values():
-            decoder.release()
-        K = self.config.num_experts_per_tok
+    @property
+    def cache_sizes(self) -> CacheSizes:
+        """What a KV cache has to know of the model."""
+        return sizes_of(self.config, self.dtype, self.device)
+
+    def new_cache(self, rows: int, capacity: int, memory: int | None = None, page: int | None = None) -> PagedCache:
+        """See LanguageModel. Up to 32 rows; a page holds 32 tokens."""
+        if page not in (None, PAGE):
+            raise RequestError("a page has the wrong size", got=page, expected=f"{PAGE}, a tile's height")
+        self._release_traces()
+        K, sizes = self.config.num_experts_per_tok, self.cache_sizes
         bounds = [
-            operators(self.mesh, Sizes.of_experts(layer.mlp.experts, K)).max_T
+            programs_of(self.mesh, Sizes.of_experts(layer.mlp.experts, K)).max_T
             for layer in self._layers
             if isinstance(layer.mlp, Router)
         ]
-        cache = PagedCache(self.config, self.mesh, rows, capacity, min([LONGEST, *bounds]))
+        packer = Packer(rows, min([LONGEST, *bounds]), self.config.max_position_embeddings)
+        pages = None if memory is None else PagedCache.pages_within(sizes, rows, capacity, memory)
+        cache = PagedCache(sizes, self.mesh, rows, capacity, packer, pages)
         self._decoders[cache] = Decoder(self.mesh, self._step, self.traced)
         return cache
 
-    def __call__(self, ids: Tensor, cache: PagedCache, step: Prefill | Decode) -> Tensor:
-        """Logits [R, vocab_size] of the tokens that the step wants, or of all rows; see RowCache."""
-        if isinstance(step, Decode):
-            return self._decode(ids.tolist(), cache, step)
-        parts = [self._prefill(one, cache) for one in cache.passes(ids.tolist(), step)]
-        return torch.cat([part for part in parts if part is not None] or [torch.empty(0, self.config.vocab_size)])
+    def why_not_captured(self) -> str | None:
+        """See LanguageModel."""
+        return "it runs on Tenstorrent chips, whose traces the model captures itself"
+
+    def __call__(self, ids: Tensor, cache: PagedCache, step: Step) -> Tensor:
+        """Logits [R, vocab_size] of the tokens that the step wants; see LanguageModel."""
+        words = ids.tolist()
+        if isinstance(step, DecodeStep):
+            return self._decode(words, cache, step)
+        parts = [self._prefill(one, cache) for one in cache.packer.passes(words, step)]
+        if step.decoding is not None:
+            parts.insert(0, self._decode(words[: len(step.decoding.rows)], cache, step.decoding))
+        return torch.cat([part for part in parts if part is not None] or [self._no_logits()])
 
     def _prefill(self, one: Pass, cache: PagedCache) -> Tensor | None:
-        x = self._run(self._words(one.ids), self._words(one.positions), PrefillAttention(cache, one))
+        """Logits of the pass's ends; None: it has none."""
+        wanted = power_of_2(len(one.ends)) if one.ends else 0
+        shape = tuple((piece.size, piece.past) for piece in one.pieces), wanted
+        if shape not in self._prefilled:  # its programs and buffers are allocated now
+            self._prefilled.add(shape)
+            self._release_traces()
+        x = self._run(self._words(one.ids), self._words(one.positions), cache, cache.tables_of(one))
         if not one.ends:
             return None
-        ends = one.ends + one.ends[-1:] * (bucket(len(one.ends)) - len(one.ends))
+        ends = one.ends + one.ends[-1:] * (wanted - len(one.ends))
         return self._to_host(self._network.logits(x, self._words(ends), self._norm, self._head), len(one.ends))
 
-    def _decode(self, ids: list[int], cache: PagedCache, step: Decode) -> Tensor:
-        # rows past those in use do again what the first does
-        again = [0] * (bucket(len(ids)) - len(ids))
-        rows = [*range(len(ids)), *again]
-        tokens, positions = [ids[row] for row in rows], [step.positions[row] for row in rows]
-        return self._to_host(self._decoders[cache](cache, tokens, positions, rows), len(ids))
+    def _decode(self, ids: list[int], cache: PagedCache, step: DecodeStep) -> Tensor:
+        # padding repeats the first row's token: it writes the same keys and values to the same place
+        places = [*range(len(ids)), *[0] * (power_of_2(len(ids)) - len(ids))]
+        rows, positions = step.rows.tolist(), step.positions.tolist()
+        tokens, at, of = ([values[place] for place in places] for values in (ids, positions, rows))
+        return self._to_host(self._decoders[cache](cache, tokens, at, of), len(ids))
 
-    def _step(self, ids: Any, positions: Any, attend: DecodeAttention) -> Any:
-        return self._network.logits(self._run(ids, positions, attend), None, self._norm, self._head)
+    def _release_traces(self) -> None:
+        """A replay would overwrite what is allocated after the capture."""
+        for decoder in self._decoders.values():
+            decoder.release()
 
-    def _run(self, ids: Any, positions: Any, attend: Any) -> Any:
+    def _step(self, ids: Any, positions: Any, cache: PagedCache, tables: DecodeTables) -> Any:
+        return self._network.logits(self._run(ids, positions, cache, tables), None, self._norm, self._head)
+
+    def _run(self, ids: Any, positions: Any, cache: PagedCache, tables: PrefillTables | DecodeTables) -> Any:
         network = self._network
-        attended = Attended(network.embed(positions, self._cos), network.embed(positions, self._sin), attend)
+        place = Place(network.embed(positions, self._cos), network.embed(positions, self._sin), cache, tables)
         x = network.embed(ids, self._embed)
         for i, weights in enumerate(self._layers):
-            x = network.layer(x, i, weights, attended)
+            x = network.layer(x, i, weights, place)
         return x
 
+    def _no_logits(self) -> Tensor:
+        return torch.empty(0, self.config.vocab_size, dtype=self.dtype)
+
     def _words(self, values: Sequence[int]) -> Any:
-        """[1, n] uint32."""
+        """The values as ttnn [1, n] uint32."""
         return tensors.replicate(torch.tensor([values]).int(), self.mesh, dtype="uint32")
 
     def _to_host(self, logits: Any, n: int) -> Tensor:
@@ -127,13 +167,13 @@ def load_model(
 
     Args:
         directory, progress: as ttnn_moe.models.qwen3.load_model.
-        D: chips. device: which, as ttnn_moe.tenstorrent.open_device.
-        traced: capture decode steps as traces, and replay them; needs fast dispatch.
+        D: chips. device: as in ttnn_moe.tenstorrent.open_device.
+        traced: capture decode steps as traces, and replay them. This needs fast dispatch.
 
     Raises:
         CheckpointError: as ttnn_moe.models.qwen3.load_model, or sizes that the device does not take.
         BackendUnavailable: no such device, or fewer than D chips.
-        RequestError: it does not fit their memory.
+        RequestError: the model does not fit the chips' memory.
         ContractError: experts that D chips cannot share.
     """
     checkpoint = Checkpoint(directory)

@@ -1,7 +1,7 @@
-"""Time by operator, through ttnn's hooks around every operation: the host's clock, the device waited for each time.
+"""Time by operator: ttnn's hooks wait for the device around every operation and read the host's clock.
 
-The chip's own timers need a build of ttnn with Tracy, which the wheel is not: with TT_METAL_DEVICE_PROFILER set, it
-refuses to be imported.
+The chip's own timers need a build of ttnn with Tracy. The wheel is built without: it cannot be imported while
+TT_METAL_DEVICE_PROFILER is set.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ _FAST = "enable_fast_runtime_mode"
 
 @dataclass
 class Profile:
-    """What each operator took.
+    """Calls and time of each operator.
 
     Attributes:
-        calls, seconds: by operator: ttnn's name, or that of our kernels.
+        calls, seconds: by name. The name is ttnn's, or the folder of our kernels.
     """
 
     calls: dict[str, int] = field(default_factory=dict)
@@ -40,16 +40,16 @@ class Profile:
         self.seconds[name] = self.seconds.get(name, 0.0) + seconds
 
     def rows(self) -> dict[str, str]:
-        """For a table, the longest first."""
+        """Rows of a table, the longest time first."""
         longest = sorted(self.seconds, key=self.seconds.__getitem__, reverse=True)
         return {f"{name} ({self.calls[name]})": f"{self.seconds[name] * 1e3:.1f} ms" for name in longest}
 
 
 def prepare(device: str | None) -> None:
-    """Have ttnn call hooks, which it decides when it is imported.
+    """Make ttnn call hooks. It reads this setting when it is imported.
 
     Raises:
-        RequestError: on the emulator, or after ttnn was imported without them.
+        RequestError: on the emulator, or if ttnn was imported without its hooks.
     """
     if is_emulator(wanted() if device is None else device):
         raise RequestError(
@@ -72,7 +72,7 @@ def prepare(device: str | None) -> None:
 
 @contextmanager
 def profiled(device: Device) -> Iterator[Profile]:
-    """Time what runs on the device meanwhile; each operator waits for the one before."""
+    """Time every operator that runs inside the `with` block. Each waits for the one before."""
     ttnn = library()
 
     found, started = Profile(), [0.0]

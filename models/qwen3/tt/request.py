@@ -1,4 +1,4 @@
-"""What a command line may ask of the device, checked before weights are read."""
+"""Checks of a command line's options for Tenstorrent, before weights are read."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ NAME = "tenstorrent"
 
 
 def asked_for(backend: str, device: str | None) -> bool:
-    """Whether a model is to run on the device: it is named, or "auto" chooses it."""
+    """Whether a command line means this backend: by name, or because "auto" resolves to it."""
     return backend == NAME or (backend == registry.AUTO and device is None and registry.resolve(backend) == NAME)
 
 
 def chips_of(mesh: str | None) -> int:
-    """D of "1xD"; one without a mesh.
+    """D of a mesh "1xD"; 1 without a mesh.
 
     Raises:
         RequestError: another form.
@@ -44,7 +44,7 @@ def chips_of(mesh: str | None) -> int:
 
 @dataclass(frozen=True)
 class Options:
-    """Of a command line: --mesh, --device, --dtype, --trace, --profile."""
+    """Options of a command line: --mesh, --device, --dtype, --trace, --profile."""
 
     mesh: str | None = None
     device: str | None = None
@@ -53,7 +53,7 @@ class Options:
     profile: bool = False
 
     def refuse(self, backend: str) -> int:
-        """Raise RequestError for what no other backend has; else 0 chips."""
+        """0 chips, for another backend. Raises RequestError if an option is set that only Tenstorrent has."""
         given = [name for name in ("mesh", "trace", "profile") if getattr(self, name)]
         if given:
             raise RequestError(
@@ -65,18 +65,21 @@ class Options:
 
 
 def check(config: Qwen3MoeConfig, rows: int, options: Options) -> int:
-    """Chips of the mesh, if this can run.
+    """Chips of the mesh that the model will run on.
 
     Raises:
-        RequestError: a mesh of another form, another dtype than bfloat16, more sequences than run at a time, a trace
-            or a profile where there is none.
-        BackendUnavailable: no such device here.
+        RequestError: a mesh of another form, a dtype other than bfloat16, more than 32 sequences, or a trace or a
+            profile where the device has none.
+        BackendUnavailable: this machine has no such device.
         CheckpointError, ContractError: sizes that do not fit the device, or experts that the chips cannot share.
     """
     D = chips_of(options.mesh)
     if options.dtype not in (None, "bfloat16"):
         raise RequestError(
-            "the device runs the model in bfloat16", got=f"--dtype {options.dtype}", remedy="leave it out"
+            "the device runs the model in bfloat16",
+            got=f"--dtype {options.dtype}",
+            expected="bfloat16",
+            remedy="leave --dtype out",
         )
     check_rows(rows)
     check_device(options.device)
@@ -93,13 +96,13 @@ def check(config: Qwen3MoeConfig, rows: int, options: Options) -> int:
 
 
 def quiet() -> None:
-    """Keep what ttnn has to say, of every program that it launches, off stdout, where the text goes."""
+    """Silence ttnn's log of program launches: it would go to stdout, between the generated text."""
     os.environ.setdefault("TT_LOGGER_LEVEL", "warn")
 
 
 @contextmanager
 def profiled(model: LanguageModel, wanted: bool) -> Iterator[Profile | None]:
-    """Time the model's operators meanwhile, if wanted."""
+    """Time the model's operators inside the `with` block, if wanted."""
     if not wanted:
         yield None
         return
@@ -109,7 +112,7 @@ def profiled(model: LanguageModel, wanted: bool) -> Iterator[Profile | None]:
 
 
 def check_device(device: str | None) -> None:
-    """Raise RequestError if it is no device of ours, BackendUnavailable where it is not."""
+    """Raise RequestError for an unknown device, BackendUnavailable if this machine lacks it."""
     if device and not is_emulator(device):
         raise RequestError(
             f"no device {device} of backend {NAME}",

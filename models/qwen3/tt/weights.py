@@ -1,7 +1,8 @@
 """The model's weights on a chip or mesh, moved there a layer at a time.
 
-Replicated on a mesh, but for the experts, which are shared out (in 8 bits with TTNN_MOE_TT_WEIGHTS=bfloat8_b), and the
-head, which is cut by vocabulary. What is large is kept on disk in the device's layout: ttnn_moe/tenstorrent/files.py.
+On a mesh the chips share the experts, and each holds a part of the head's vocabulary; all else is replicated.
+TTNN_MOE_TT_WEIGHTS=bfloat8_b loads the experts in 8 bits. Large tensors are kept on disk in the device's layout: see
+ttnn_moe/tenstorrent/files.py.
 """
 
 from __future__ import annotations
@@ -14,15 +15,16 @@ from torch import Tensor
 
 from ttnn_moe import tenstorrent
 from ttnn_moe.errors import CheckpointError
+from ttnn_moe.sizes import ceil_div
 from ttnn_moe.tenstorrent import Device, DeviceExperts, files, tensors
-from ttnn_moe.tenstorrent.backend import weight_format
+from ttnn_moe.tenstorrent.experts import weight_format
 
 from ..config import Qwen3MoeConfig
 from ..model import DenseMLP, Layer, MoE
 
 TILE = 32
 LEAST_EXPERTS = 64
-"""ttnn.topk is given rows of at least so many logits; those of experts that are not there are NEVER."""
+"""ttnn.topk gets rows of at least this many logits. Those of absent experts are NEVER."""
 NEVER = -1e9
 
 
@@ -36,7 +38,11 @@ class Linear:
 
 @dataclass(frozen=True, eq=False)
 class Router:
-    """linear: to logits [T, max(E, LEAST_EXPERTS)]. experts: shared out over the mesh."""
+    """A router and its experts.
+
+    Attributes:
+        linear: gives logits [T, max(E, LEAST_EXPERTS)]. experts: the chips of the mesh share them.
+    """
 
     linear: Linear
     experts: DeviceExperts
@@ -63,7 +69,7 @@ class LayerWeights:
 
 
 class Mover:
-    """Puts torch tensors on the device as ttnn's operators take them."""
+    """Moves torch tensors to the device, in the layouts of ttnn's operators."""
 
     def __init__(self, device: Device):
         self.device = device
@@ -90,21 +96,21 @@ class Mover:
         )
 
     def norm(self, weight: Tensor) -> Any:
-        """[n], in rows of a tile's width, as ttnn.rms_norm takes it."""
+        """weight [n], in rows of a tile's width, as ttnn.rms_norm expects."""
         return self._keep(weight.reshape(1, 1, -1, TILE), layout="ROW_MAJOR")
 
     def linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
-        """weight [out, in], bias [out]."""
+        """weight [out, in] and bias [out], as tiles."""
         return Linear(self._keep(weight, turned=True), None if bias is None else self._keep(bias[None]))
 
     def embedding(self, weight: Tensor) -> Any:
-        """[V, H], rows."""
+        """weight [V, H], row-major."""
         return self._keep(weight, layout="ROW_MAJOR")
 
     def head(self, weight: Tensor) -> Any:
-        """[V, H] -> [H, ceil(V / D)] on each of D devices."""
+        """weight [V, H] -> [H, ceil(V / D)] on each of D devices."""
         D = self.device.D
-        each = -(-weight.shape[0] // D)
+        each = ceil_div(weight.shape[0], D)
         if each * D != weight.shape[0]:
             weight = torch.cat((weight, weight.new_zeros(each * D - weight.shape[0], weight.shape[1])))
         # the mapper cuts the first dimension
@@ -119,7 +125,7 @@ class Mover:
         return self.linear(torch.cat((weight, weight.new_zeros(absent, H))), bias)
 
     def _keep(self, values: Tensor, layout: str = "TILE", turned: bool = False, cut: bool = False) -> Any:
-        """turned: with the last two dimensions exchanged. cut: a part of the first for each chip."""
+        """The values on the device. turned: transposed. cut: each chip gets a part of the first dimension."""
         path = None
         if self._folder is not None and values.numel() * values.element_size() >= files.LEAST_CACHED_BYTES:
             key = files.digest([values], tuple(values.shape), layout, turned, cut, self.device.D)
@@ -133,7 +139,7 @@ class Mover:
 
 
 def check_sizes(config: Qwen3MoeConfig) -> None:
-    """Raise CheckpointError if ttnn's operators, or ours, do not take these sizes."""
+    """Raise CheckpointError for sizes that ttnn's operators, or ours, do not support."""
     head = config.head_dim
     sizes = {"hidden_size": config.hidden_size, "intermediate_size": config.intermediate_size}
     if config.num_experts:
@@ -146,4 +152,5 @@ def check_sizes(config: Qwen3MoeConfig) -> None:
             "this model does not fit the device's tiles",
             got=", ".join(problems),
             expected="sizes that are multiples of 32, and a head_dim of 32 or a multiple of 64",
+            remedy="another backend",
         )

@@ -15,6 +15,7 @@ import torch  # noqa: E402
 
 from tenstorrent_setup import Layer, OnDevice  # noqa: E402
 from ttnn_moe import tenstorrent  # noqa: E402
+from ttnn_moe.sizes import ceil_div  # noqa: E402
 
 LAYERS = {
     "small": dict(T=37, E=8, K=2, H=128, I=64, local=5),
@@ -28,11 +29,11 @@ def main() -> None:
     layer = Layer.make(**LAYERS[sys.argv[2]])
     on = OnDevice(layer, tenstorrent.open_device())
     routed = on.route()
-    activations = on.ops.gate_up(on.hidden, routed, on.gate, on.up)
+    activations = on.programs.gate_up(on.hidden, routed, on.gate, on.up)
     out = on.out()
-    on.ops.down(activations, routed, on.down, out, False)
+    on.programs.down(activations, routed, on.down, out, False)
     counts = on.back(routed.tensors["num_routed_tokens"])[0]
-    rows = sum(-(-int(counts[e]) // 32) * 32 for e in layer.mapping)
+    rows = sum(ceil_div(int(counts[e]), 32) * 32 for e in layer.mapping)
     torch.save(
         {
             "counts": counts,

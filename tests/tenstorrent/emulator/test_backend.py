@@ -61,9 +61,9 @@ def test_run(chip, name, monkeypatch):
     monkeypatch.setenv("TTNN_MOE_TT_CACHE", "off")
     import tenstorrent_runs
     from ttnn_moe import tenstorrent
-    from ttnn_moe.tenstorrent import operators
+    from ttnn_moe.tenstorrent import programs
 
-    monkeypatch.setattr(operators, "MAX_T", operators.MAX_T)  # a run may change it
+    monkeypatch.setattr(programs, "MAX_T", programs.MAX_T)  # a run may change it
     tenstorrent.close_device()
     torch.manual_seed(0)
     try:

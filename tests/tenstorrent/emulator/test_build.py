@@ -9,7 +9,7 @@ import torch
 from programs import KERNELS, grid, unary
 
 from ttnn_moe.errors import BackendUnavailable, ContractError
-from ttnn_moe.tenstorrent.emulator import Device, build, run
+from ttnn_moe.tenstorrent.emulator import EmulatedChip, build, run
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def cache(tmp_path, monkeypatch):
 
 
 def emulate(root, **more):
-    device = Device()
+    device = EmulatedChip()
     a, out = device.tensor(torch.ones(64, 32).bfloat16()), device.empty((64, 32), "bfloat16")
     return run(unary(2, grid(1), **more), device, {"a": a, "out": out}, root=root)
 
@@ -89,21 +89,21 @@ def test_a_missing_compiler(monkeypatch):
 
 
 def test_names_that_are_not_there():
-    device = Device()
+    device = EmulatedChip()
     a = device.tensor(torch.ones(64, 32).bfloat16())
     with pytest.raises(ContractError, match="names a tensor that the call lacks.*out"):
         run(unary(2, grid(1)), device, {"a": a}, root=KERNELS)
 
 
 def test_a_tensor_of_another_device():
-    device, other = Device(), Device()
+    device, other = EmulatedChip(), EmulatedChip()
     a, out = device.tensor(torch.ones(64, 32).bfloat16()), other.empty((64, 32), "bfloat16")
     with pytest.raises(ContractError, match="tensor out is not on this device"):
         run(unary(2, grid(1)), device, {"a": a, "out": out}, root=KERNELS)
 
 
 def test_memory_is_used_again():
-    device = Device()
+    device = EmulatedChip()
     for _ in range(3):
         tensor = device.tensor(torch.ones(64, 64).bfloat16())
         address, storage = tensor.address, tensor.storage

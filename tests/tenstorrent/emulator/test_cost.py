@@ -10,6 +10,7 @@ import pytest
 
 from paths import ROOT
 from ttnn_moe.models.qwen3 import PRESETS
+from ttnn_moe.models.qwen3.tt.sizes import model_sizes
 from ttnn_moe.tenstorrent.plans import plan_model
 
 pytestmark = pytest.mark.skipif(
@@ -41,7 +42,7 @@ def test_goals(cost, chip, T, routing):
     if T == 4096:
         assert found.other_over <= 1.3
         assert found.active_experts == cost.LOCAL
-        planned = plan_model("", PRESETS["qwen3-30b-a3b"], "1x8", chip, "bfloat16", 32, 128).plans
+        planned = plan_model("", model_sizes(PRESETS["qwen3-30b-a3b"]), "1x8", chip, "bfloat16", 32, 128).plans
         assert found.weight_bytes == sum(plan.weight_bytes for plan in planned if plan.T == T)
     assert found.l1_high_water <= (1464 if chip == "n150" else 1536) * 1024
 

@@ -10,7 +10,7 @@ from programs import KERNELS, buffer, grid, moved, shares, unary
 
 from ttnn_moe.tenstorrent.emulator import (
     CircularBuffer,
-    Device,
+    EmulatedChip,
     EmulationError,
     Kernel,
     Placeholder,
@@ -24,7 +24,7 @@ TILES = 6
 
 
 def emulate(program: Program, chip: str = "p150", **tensors) -> Result:
-    device = Device(chip)
+    device = EmulatedChip(chip)
     a = device.tensor(torch.arange(TILES * 1024).reshape(TILES * 32, 32).bfloat16())
     out = device.empty((TILES * 32, 32), "bfloat16")
     return run(program, device, {"a": a, "out": out}, root=KERNELS, check=False)
@@ -101,7 +101,7 @@ def test_finds(file, define, kind):
 
 def test_bytes_read_too_early_are_poison():
     """Not only reported: what the tile then holds is nothing that was ever in DRAM."""
-    device = Device()
+    device = EmulatedChip()
     a, out = device.tensor(torch.ones(32, 32).bfloat16()), device.empty((32, 32), "bfloat16")
     program = unary(1, grid(1), reader="broken/reader_no_barrier.cpp")
     assert run(program, device, {"a": a, "out": out}, root=KERNELS, check=False).findings
@@ -110,7 +110,7 @@ def test_bytes_read_too_early_are_poison():
 
 def test_a_page_of_the_last_row_that_its_tensor_lacks():
     """7 pages on 8 banks: page 7 has an address like any other, in a bank that holds none of the tensor."""
-    device = Device("p150")
+    device = EmulatedChip("p150")
     a, out = device.tensor(torch.zeros(7 * 32, 32).bfloat16()), device.empty((7 * 32, 32), "bfloat16")
     program = variant("reader_variant.cpp", "LAST_ROW")
     program.kernels[0].args = program.kernels[1].args = program.kernels[2].args = {(0, 0): [1, 1]}
@@ -120,7 +120,7 @@ def test_a_page_of_the_last_row_that_its_tensor_lacks():
 
 
 def test_reading_dram_that_nothing_has_written():
-    device = Device()
+    device = EmulatedChip()
     a, out = device.empty((64, 32), "bfloat16"), device.empty((64, 32), "bfloat16")
     result = run(unary(2, grid(1)), device, {"a": a, "out": out}, root=KERNELS, check=False)
     assert kinds(result) == {"uninitialised-read"}
@@ -176,7 +176,7 @@ def test_a_push_that_wraps_in_the_middle():
         ],
         [buffer(0, cores, pages=3), buffer(1, cores, pages=4)],
     )
-    device = Device()
+    device = EmulatedChip()
     a, out = device.tensor(torch.zeros(64, 64).bfloat16(), tiled=False), device.empty((64, 64), "bfloat16")
     assert "wrap" in kinds(run(program, device, {"a": a, "out": out}, root=KERNELS, check=False))
 
@@ -248,7 +248,7 @@ def test_deadlock_of_circular_buffers_says_who_waits_for_what():
 
 
 def test_findings_are_an_error_unless_asked_for():
-    device = Device()
+    device = EmulatedChip()
     a, out = device.tensor(torch.zeros(64, 32).bfloat16()), device.empty((64, 32), "bfloat16")
     program = unary(2, grid(1), reader="broken/reader_no_barrier.cpp")
     with pytest.raises(

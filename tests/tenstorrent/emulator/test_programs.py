@@ -6,13 +6,13 @@ import pytest
 import torch
 from programs import KERNELS, block, buffer, grid, matmul, pairs, spread, tilize, unary
 
-from ttnn_moe.tenstorrent.emulator import ComputeConfig, Device, Kernel, Placeholder, Program, Result, run
+from ttnn_moe.tenstorrent.emulator import ComputeConfig, EmulatedChip, Kernel, Placeholder, Program, Result, run
 
 CHIPS = ("p150", "n150")
 FP32 = ComputeConfig(fp32_dest_acc=True)
 
 
-def emulate(program: Program, device: Device, **tensors) -> Result:
+def emulate(program: Program, device: EmulatedChip, **tensors) -> Result:
     return run(program, device, tensors, root=KERNELS)
 
 
@@ -27,7 +27,7 @@ def numbers(*shape: int, seed: int = 0) -> torch.Tensor:
 @pytest.mark.parametrize("chip", CHIPS)
 @pytest.mark.parametrize("cores", [grid(1), grid(2, 2), grid(8, 8)], ids=len)
 def test_tiles_are_copied_bit_for_bit(chip, cores):
-    device = Device(chip)
+    device = EmulatedChip(chip)
     values = numbers(96, 160)
     a, out = device.tensor(values), device.empty((96, 160), "bfloat16")
     result = emulate(unary(15, cores), device, a=a, out=out)
@@ -41,7 +41,7 @@ def test_tiles_are_copied_bit_for_bit(chip, cores):
 
 @pytest.mark.parametrize("fmt", ["float32", "bfloat8_b", "int32"])
 def test_formats(fmt):
-    device = Device()
+    device = EmulatedChip()
     values = torch.arange(-1024, 1024).reshape(64, 32)
     values = values.int() if fmt == "int32" else values.float() / 64
     a, out = device.tensor(values, fmt), device.empty((64, 32), fmt)
@@ -55,7 +55,7 @@ def test_formats(fmt):
 
 
 def test_fp32_through_a_source_register_is_cut_to_tf32():
-    device = Device()
+    device = EmulatedChip()
     values = torch.full((32, 32), 1 + 2**-9 + 2**-20)
     a, out = device.tensor(values, "float32"), device.empty((32, 32), "float32")
     emulate(unary(1, grid(1), fmt="float32", out_fmt="float32", config=FP32), device, a=a, out=out)
@@ -63,7 +63,7 @@ def test_fp32_through_a_source_register_is_cut_to_tf32():
 
 
 def test_silu():
-    device = Device()
+    device = EmulatedChip()
     values = numbers(64, 64) * 4
     a, out = device.tensor(values), device.empty((64, 64), "bfloat16")
     result = emulate(unary(4, grid(2), silu=True), device, a=a, out=out)
@@ -83,7 +83,7 @@ def test_silu():
     ids=["fp32", "bf16", "hifi2", "lofi"],
 )
 def test_matmul(chip, config, bound):
-    device = Device(chip)
+    device = EmulatedChip(chip)
     x, y = numbers(64, 160), numbers(160, 96, seed=1)
     out = device.empty((64, 96), "bfloat16")
     result = emulate(matmul(2, 5, 3, grid(2, 2), config), device, a=device.tensor(x), b=device.tensor(y), out=out)
@@ -93,7 +93,7 @@ def test_matmul(chip, config, bound):
 
 def test_destination_registers_round_at_each_accumulation():
     """256 ones, then a half many times: in bf16 each half is lost, and two of them make the next even number."""
-    device = Device()
+    device = EmulatedChip()
     x, y = torch.zeros(32, 32 * 9), torch.zeros(32 * 9, 32)
     x[:, 0], y[0] = 16, 16
     x[:, 32:], y[32:] = 0.25, 0.125
@@ -109,7 +109,7 @@ def test_destination_registers_round_at_each_accumulation():
 
 @pytest.mark.parametrize("rt, ct", [(1, 4), (2, 2), (4, 1)])
 def test_matmul_block_is_matmul_tiles(rt, ct):
-    device = Device()
+    device = EmulatedChip()
     x, y = numbers(rt * 32, 96), numbers(96, ct * 32, seed=1)
     a, b = device.tensor(x), device.tensor(y)
     outs = [device.empty((rt * 32, ct * 32), "bfloat16") for _ in range(2)]
@@ -122,7 +122,7 @@ def test_matmul_block_is_matmul_tiles(rt, ct):
 @pytest.mark.parametrize("op", [0, 1, 2], ids=["add", "sub", "mul"])
 @pytest.mark.parametrize("how", [0, 1, 2, 3], ids=["none", "column", "row", "scalar"])
 def test_binary(how, op):
-    device = Device()
+    device = EmulatedChip()
     x, y = numbers(64, 32), numbers(64, 32, seed=1)
     out = device.empty((64, 32), "bfloat16")
     emulate(pairs(2, grid(1), how, op), device, a=device.tensor(x), b=device.tensor(y), out=out)
@@ -136,7 +136,7 @@ def test_binary(how, op):
 @pytest.mark.parametrize("chip", CHIPS)
 @pytest.mark.parametrize("back", [False, True], ids=["tilize", "untilize"])
 def test_rows_and_tiles(chip, back):
-    device = Device(chip)
+    device = EmulatedChip(chip)
     values = numbers(96, 128)
     a, out = device.tensor(values, tiled=back), device.empty((96, 128), "bfloat16", tiled=not back)
     emulate(tilize(3, 4, grid(2), back=back), device, a=a, out=out)
@@ -145,7 +145,7 @@ def test_rows_and_tiles(chip, back):
 
 @pytest.mark.parametrize("role", ["reader", "writer"])
 def test_multicast_and_semaphores(role):
-    device = Device()
+    device = EmulatedChip()
     values = numbers(64, 96)
     a, out = device.tensor(values), device.empty((6 * 64, 96), "bfloat16")
     result = emulate(spread(6, 3, 2, role), device, a=a, out=out)
@@ -159,7 +159,7 @@ def test_multicast_and_semaphores(role):
 
 def test_multicast_across_the_columns_that_are_no_cores():
     """Blackhole's columns 7 and 8 lie on both sides of NoC columns without Tensix cores."""
-    device = Device("p150")
+    device = EmulatedChip("p150")
     values = numbers(32, 32)
     a, out = device.tensor(values), device.empty((9 * 32, 32), "bfloat16")
     emulate(spread(1, 9, 1), device, a=a, out=out)
@@ -167,7 +167,7 @@ def test_multicast_across_the_columns_that_are_no_cores():
 
 
 def test_every_run_is_the_same():
-    device = Device()
+    device = EmulatedChip()
     x, y = device.tensor(numbers(64, 128)), device.tensor(numbers(128, 64, seed=1))
     runs = []
     for _ in range(2):
@@ -179,7 +179,7 @@ def test_every_run_is_the_same():
 
 
 def test_each_core_has_its_own_globals():
-    device = Device()
+    device = EmulatedChip()
     out = device.empty((3, 4), "int32", tiled=False)
     cores = grid(3)
     kernel = Kernel(
@@ -195,7 +195,7 @@ def test_each_core_has_its_own_globals():
 
 
 def test_time_grows_with_the_work_and_shrinks_with_the_cores():
-    device = Device()
+    device = EmulatedChip()
     x, y = device.tensor(numbers(128, 256)), device.tensor(numbers(256, 128, seed=1))
     out = device.empty((128, 128), "bfloat16")
     cycles = [emulate(matmul(4, 8, 4, grid(n), FP32), device, a=x, b=y, out=out).cycles for n in (1, 4)]
@@ -203,7 +203,7 @@ def test_time_grows_with_the_work_and_shrinks_with_the_cores():
 
 
 def test_l1_high_water():
-    device = Device()
+    device = EmulatedChip()
     a, out = device.tensor(numbers(32, 32)), device.empty((32, 32), "bfloat16")
     result = emulate(unary(1, grid(1)), device, a=a, out=out)
     assert result.cores[0, 0]["l1_high_water"] == device.chip.l1_first + 2 * 2 * 2048

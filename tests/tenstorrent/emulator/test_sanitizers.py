@@ -8,7 +8,7 @@ import pytest
 import torch
 from programs import KERNELS, buffer, grid, matmul, spread, tilize, unary
 
-from ttnn_moe.tenstorrent.emulator import ComputeConfig, Device, Kernel, Program, run
+from ttnn_moe.tenstorrent.emulator import ComputeConfig, EmulatedChip, Kernel, Program, run
 from ttnn_moe.tenstorrent.emulator.run import EngineFailed
 
 pytestmark = pytest.mark.slow
@@ -20,7 +20,7 @@ def numbers(*shape: int) -> torch.Tensor:
 
 @pytest.mark.parametrize("sanitizer", ["address", "thread"])
 def test_clean(sanitizer):
-    device = Device()
+    device = EmulatedChip()
     values = numbers(64, 96)
     a, rows = device.tensor(values), device.tensor(values, tiled=False)
     out, copies, back = (device.empty((n, 96), "bfloat16") for n in (64, 6 * 64, 64))
@@ -39,7 +39,7 @@ def test_clean(sanitizer):
 
 
 def test_address_sanitizer_sees_a_kernel_outside_its_stack():
-    device = Device()
+    device = EmulatedChip()
     kernel = Kernel("broken/stack.cpp", "reader", grid(1), args={(0, 0): [5]})
     with pytest.raises(EngineFailed, match="stack-buffer-overflow"):
         run(Program([kernel], [buffer(0, grid(1))]), device, {}, root=KERNELS, sanitizer="address")
@@ -47,7 +47,7 @@ def test_address_sanitizer_sees_a_kernel_outside_its_stack():
 
 @pytest.mark.parametrize("define, races", [("RACES", True), ("TAKES_TURNS", False)])
 def test_thread_sanitizer_sees_two_roles_at_one_word(define, races):
-    device, cores = Device(), grid(1)
+    device, cores = EmulatedChip(), grid(1)
     kernels = [Kernel("broken/two_roles.cpp", role, cores, defines={define: "1"}) for role in ("reader", "writer")]
     program = Program(kernels, [buffer(0, cores), buffer(1, cores)])
     if races:
@@ -71,9 +71,9 @@ def test_the_operators_are_clean(sanitizer):
         on = OnDevice(layer, device.Device.of(library.open_mesh(1, "p150", sanitizer=sanitizer)))
         routed = on.route()
         check_routing(on, routed)
-        activations = on.ops.gate_up(on.hidden, routed, on.gate, on.up)
+        activations = on.programs.gate_up(on.hidden, routed, on.gate, on.up)
         out = on.out()
-        on.ops.down(activations, routed, on.down, out, False)
+        on.programs.down(activations, routed, on.down, out, False)
         check_out(on.back(out), layer.want())
     finally:
         runtime.use(None)

@@ -18,7 +18,7 @@ import torch
 from device_cases import CASES
 from programs import KERNELS
 
-from ttnn_moe.tenstorrent.emulator import Device, run
+from ttnn_moe.tenstorrent.emulator import EmulatedChip, run
 
 HERE = Path(__file__).parent
 
@@ -52,7 +52,7 @@ def test_same_as_the_device(name, tmp_path):
     case = CASES[name]
     if chip not in case.chips:
         pytest.skip(f"{name} is not for {chip}")
-    device = Device(chip)
+    device = EmulatedChip(chip)
     tensors = {key: device.tensor(values, dtype, tiled=tiled) for key, (values, dtype, tiled) in case.inputs().items()}
     shape, dtype, tiled = case.out
     tensors["out"] = device.empty(shape, dtype, tiled=tiled)

@@ -1,7 +1,7 @@
-"""Tensix programs on the host: kernels compiled natively, run against a model of one chip that checks and counts."""
+"""Tensix programs on the host: native kernels run on a model of one chip, which checks and counts."""
 
 from .chip import CHIPS, ChipModel
-from .device import Device, Tensor
+from .dram import EmulatedChip, Tensor
 from .program import CircularBuffer, ComputeConfig, Kernel, Placeholder, Program, Semaphore
 from .result import EmulationError, Finding, Result
 from .run import run
@@ -11,7 +11,7 @@ __all__ = [
     "ChipModel",
     "CircularBuffer",
     "ComputeConfig",
-    "Device",
+    "EmulatedChip",
     "EmulationError",
     "Finding",
     "Kernel",

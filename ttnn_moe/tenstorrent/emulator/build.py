@@ -1,7 +1,7 @@
-"""Native builds: the engine, and one shared library for each kernel with its compile-time arguments. On disk, once.
+"""Native builds, kept on disk: the engine, and a shared library for each kernel with its compile-time arguments.
 
-An entry's name is the digest of everything that goes into it: sources and the headers they include, flags, compiler
-and processor. It is written beside its place and moved there, under a lock of its own.
+An entry's name is a digest of all inputs: sources, the headers they include, flags, compiler and processor. An entry is
+written beside its place and moved there, under its own lock.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import platformdirs
 
 from ...errors import BackendUnavailable, TtnnMoeError
 
-# Where a library says that its kernel lies: it serves every checkout.
+# The folder of kernels in a library's debug information: a library serves every checkout.
 KERNELS = "/kernels"
 CACHE_VARIABLE = "TTNN_MOE_EMULATOR_CACHE"
 _INCLUDE = re.compile(rb'^[ \t]*#[ \t]*include[ \t]*"([^"]+)"', re.MULTILINE)
@@ -31,12 +31,12 @@ _HOOKS = ("-fsanitize=thread", "--param", "tsan-instrument-func-entry-exit=0")
 
 
 class CompileError(TtnnMoeError, RuntimeError):
-    """A kernel, or the engine, does not compile; the compiler's words are in the message."""
+    """A kernel, or the engine, does not compile. The message holds the compiler's output."""
 
 
 @dataclass(frozen=True)
 class KernelBuild:
-    """Everything that a kernel's library depends on, beside the compiler and the headers."""
+    """Everything that a kernel's library depends on, besides the compiler and the headers."""
 
     source: Path
     root: Path
@@ -84,7 +84,7 @@ def cache_folder() -> Path:
 
 
 def engine(sanitizer: str | None = None) -> Path:
-    """The engine as an executable, built if need be; sanitizer: None, "address" or "thread"."""
+    """The engine's executable, built if it is absent. sanitizer: None, "address" or "thread"."""
     folder = sources()
     flags = ["-std=c++20", "-O3", "-ffp-contract=off", f"-I{folder / 'include'}", f"-I{folder / 'engine'}"]
     link = ["-rdynamic", "-ldl"]
@@ -93,7 +93,7 @@ def engine(sanitizer: str | None = None) -> Path:
     else:
         flags += ["-DEMULATOR_SANITIZED", "-g"]
         link.append(f"-fsanitize={sanitizer}")
-        # ThreadSanitizer is to watch the kernels: the engine keeps them in turn, and tells it about their order.
+        # ThreadSanitizer watches the kernels only: the engine runs them in turn, and tells it their order.
         if sanitizer == "address":
             flags.append("-fsanitize=address")
         else:
@@ -119,7 +119,7 @@ def engine(sanitizer: str | None = None) -> Path:
 
 
 def build_all(builds: Sequence[KernelBuild]) -> list[tuple[Path, bool]]:
-    """Libraries of kernels, in order, each with whether the kernel has writable globals."""
+    """The library of each kernel, in order, and whether the kernel has writable globals."""
     with ThreadPoolExecutor(_jobs()) as pool:
         unique = {build: pool.submit(_kernel, build) for build in dict.fromkeys(builds)}
         return [unique[build].result() for build in builds]
@@ -204,9 +204,9 @@ def _digest(words: Sequence[str], files: Sequence[Path], include: Sequence[Path]
 
 
 def _closure(files: Sequence[Path], include: Sequence[Path]) -> list[Path]:
-    """The files and all that they include with quotes, as found in the folders or beside the includer."""
+    """The files and all that they include with quotes, from the folders or beside the includer."""
     todo, seen = list(files), dict[Path, None]()
-    # What the wrapper around a kernel includes.
+    # Headers that the wrapper around a kernel includes.
     todo += [place / "emulator" / "common.h" for place in include if (place / "emulator" / "common.h").exists()]
     while todo:
         path = todo.pop().resolve()
@@ -232,7 +232,7 @@ def _version() -> str:
 
 @functools.cache
 def _processor() -> str:
-    """What -march=native depends on."""
+    """The processor, for which -march=native compiles."""
     try:
         text = Path("/proc/cpuinfo").read_text()
     except OSError:
@@ -242,7 +242,7 @@ def _processor() -> str:
 
 @functools.cache
 def _has_globals(library: Path) -> bool:
-    """Whether a kernel has variables of its own at file scope: on the device each core has its own copy."""
+    """Whether a kernel has writable variables at file scope. On the device each core has its own copy."""
     tool = shutil.which("nm")
     if tool is None:
         return True

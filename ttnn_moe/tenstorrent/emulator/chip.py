@@ -1,4 +1,4 @@
-"""The chips that are modelled: memory sizes, alignment rules, NoC coordinates, and the rates times are estimated with.
+"""The modelled chips: memory sizes, alignment rules, NoC coordinates, and rates for estimates of time.
 
 Sources: noc_parameters.h, dev_mem_map.h and the SoC descriptors of ttnn 0.81, and Tenstorrent's board pages for DRAM
 bandwidth. Virtual NoC coordinates are those that ttnn reports for the boards named.
@@ -18,8 +18,8 @@ class ChipModel:
         arch: tt-metal's name of the architecture.
         grid: columns and rows of cores that programs may use.
         noc_x, noc_y: virtual NoC coordinate of each column and of each row.
-        l1_size, l1_first: bytes of L1 of a core, and the first that circular buffers may take.
-        dram_banks: banks that pages of a tensor go round.
+        l1_size: bytes of L1 of a core. l1_first: the first that circular buffers may take.
+        dram_banks: banks that a tensor's pages are interleaved over.
         dram_alignment: bytes; pages start at multiples of it.
         dram_read_alignment: bytes; source and destination of a DRAM read agree modulo this.
         dram_bytes_per_s, clock_hz: of the whole chip.

@@ -1,4 +1,4 @@
-"""Data formats of circular buffers and tensors, and tensors to and from the bytes that lie in DRAM."""
+"""Data formats of circular buffers and tensors; tensors to and from the bytes in DRAM."""
 
 from __future__ import annotations
 

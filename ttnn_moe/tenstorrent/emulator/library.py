@@ -1,139 +1,29 @@
-"""What the backend calls of ttnn, on emulated devices: tensors to and from the host, on one chip or a 1xD mesh, and the
-collectives between chips. Programs are run by run(); collectives move and add bytes on the host.
+"""The stand-in for ttnn on emulated devices: tensors to and from the host, and collectives between chips.
 
-Names and meaning are ttnn's. A mesh is D devices that hold their tensors at the same addresses.
+Names and meaning are ttnn's. `run` runs programs; the host moves and adds the bytes of collectives.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from ...errors import ContractError
-from .chip import CHIPS, ChipModel
-from .device import Device
-from .device import Tensor as Part
-from .result import Result
-from .run import run
+from . import stock
+from .chip import CHIPS
+from .mesh import DRAM_MEMORY_CONFIG, ROW_MAJOR_LAYOUT, TILE_LAYOUT, Mesh, StorageType, Tensor, on_chips
 
-bfloat16, float32, int32, uint32, bfloat8_b = "bfloat16", "float32", "int32", "uint32", "bfloat8_b"
-TILE_LAYOUT, ROW_MAJOR_LAYOUT = "TILE_LAYOUT", "ROW_MAJOR_LAYOUT"
-DRAM_MEMORY_CONFIG = "DRAM_MEMORY_CONFIG"
+__all__ = ["DRAM_MEMORY_CONFIG", "ROW_MAJOR_LAYOUT", "TILE_LAYOUT", "Mesh", "StorageType", "Tensor"]
 __version__ = "emulator"
 
-# Tensors that an operator reads beyond what is defined: a step's rows past the last block have any value, and
-# SiLU*mul, which does not see the routing, runs over them too.
-_UNDEFINED = {"silu_mul": ("gate", "up")}
-
-
-class StorageType:
-    DEVICE, HOST = "DEVICE", "HOST"
+bfloat16, float32, int32, uint32, bfloat8_b = "bfloat16", "float32", "int32", "uint32", "bfloat8_b"
 
 
 class Topology:
     Linear = "Linear"
-
-
-@dataclass
-class Grid:
-    x: int
-    y: int
-
-
-@dataclass(eq=False)
-class Mesh:
-    """D emulated chips; one is a mesh of one.
-
-    Args:
-        chip: the chips' model.
-        D: how many.
-        check: a finding of a program is an error.
-        exact, sanitizer: see run().
-        results: of every program so far, for each the chips' results in order, if `keep` is set.
-    """
-
-    chip: ChipModel
-    D: int = 1
-    check: bool = True
-    exact: bool = True
-    sanitizer: str | None = None
-    keep: bool = False
-    results: list[list[Result]] = field(default_factory=list)
-    devices: list[Device] = field(init=False)
-    _programs: dict[int, Any] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self.devices = [Device(self.chip) for _ in range(self.D)]
-
-    def arch(self) -> str:
-        return self.chip.arch
-
-    def compute_with_storage_grid_size(self) -> Grid:
-        return Grid(*self.chip.grid)
-
-    def get_num_devices(self) -> int:
-        return self.D
-
-    def num_program_cache_entries(self) -> int:
-        """Programs that were launched so far, however often."""
-        return len(self._programs)
-
-    def launch(self, program: Any, tensors: Mapping[str, Tensor], scalars: Mapping[str, int]) -> None:
-        """Run a program on every chip with that chip's parts of the tensors."""
-        self._programs[id(program)] = program
-        operator = program.kernels[0].source.partition("/")[0]
-        results = []
-        for i, device in enumerate(self.devices):
-            parts = {name: tensor.parts[i] for name, tensor in tensors.items()}
-            results.append(
-                run(
-                    program,
-                    device,
-                    parts,
-                    scalars,
-                    check=self.check,
-                    exact=self.exact,
-                    sanitizer=self.sanitizer,
-                    undefined=_UNDEFINED.get(operator, ()),
-                )
-            )
-        if self.keep:
-            self.results.append(results)
-
-
-class Tensor:
-    """A tensor on the host (values) or on every chip of a mesh (parts)."""
-
-    def __init__(self, mesh: Mesh | None, parts: list[Part], values: list[torch.Tensor], dtype: str, layout: str):
-        self.mesh, self.parts, self.values = mesh, parts, values
-        self.dtype, self.layout = dtype, layout
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self.parts[0].shape if self.parts else tuple(self.values[0].shape)
-
-    def storage_type(self) -> str:
-        return StorageType.DEVICE if self.parts else StorageType.HOST
-
-    def device(self) -> Mesh | None:
-        return self.mesh
-
-    def memory_config(self) -> str | None:
-        return DRAM_MEMORY_CONFIG if self.parts else None
-
-    def buffer_address(self) -> int:
-        return self.parts[0].address
-
-    def read(self) -> list[torch.Tensor]:
-        """Each chip's values."""
-        return [part.read() for part in self.parts] if self.parts else self.values
-
-    def __del__(self) -> None:
-        for part in getattr(self, "parts", ()):
-            part.free()
 
 
 @dataclass(frozen=True)
@@ -245,18 +135,8 @@ def _again(tensor: Tensor, values: list[torch.Tensor]) -> Tensor:
     return on_chips(tensor.mesh, values, tensor.dtype, tensor.layout)
 
 
-def on_chips(mesh: Mesh, values: list[torch.Tensor], dtype: str, layout: str) -> Tensor:
-    """A tensor of these values, one for each chip."""
-    made = [
-        one.tensor(part, dtype, tiled=layout == TILE_LAYOUT) for one, part in zip(mesh.devices, values, strict=True)
-    ]
-    return Tensor(mesh, made, [], dtype, layout)
-
-
 def __getattr__(name: str) -> Any:
     """ttnn's own operators."""
-    from . import stock
-
     try:
         return vars(stock)[name]
     except KeyError:

@@ -1,4 +1,4 @@
-"""A program as data, as the planner makes it. run() takes these, the planner's own objects, or anything alike."""
+"""A program as data. run() takes these classes, the planner's own, or any with the same attributes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Core = tuple[int, int]
 
 @dataclass(frozen=True)
 class Placeholder:
-    """A value that is known when a program is run.
+    """A value that is known only when a program runs.
 
     Args:
         kind: "address" of a tensor, "accessor" (compile-time arguments of its TensorAccessor), "scalar", "noc_x" of
@@ -85,14 +85,14 @@ class Program:
 
 
 class HasAddress(Protocol):
-    """What stands in for a tensor: a Tensor of device.py."""
+    """A tensor as a program needs it; dram.Tensor is one."""
 
     def buffer_address(self) -> int: ...
     def accessor_args(self) -> list[int]: ...
 
 
 class Values:
-    """Placeholders of one call, resolved."""
+    """The placeholders of one call, resolved."""
 
     def __init__(self, tensors: Mapping[str, HasAddress], scalars: Mapping[str, int], chip: ChipModel):
         self._tensors, self._scalars, self._chip = tensors, scalars, chip

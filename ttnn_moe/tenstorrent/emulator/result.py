@@ -1,4 +1,4 @@
-"""What a run brings: findings, counts per core, simulated time."""
+"""The result of a run: findings, counts per core, simulated time."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from ...errors import TtnnMoeError
 
 @dataclass
 class Finding:
-    """Something that silicon would hang on, corrupt, or that a kernel must not rely on.
+    """An error of a program: silicon would hang or corrupt data, or the program relies on luck.
 
     Args:
         kind: its stable name, as docs/emulator.md lists them.
         core: "(x, y)" of the first core.
-        role: reader, writer, compute; empty for what is no kernel's.
+        role: reader, writer, compute; empty if no kernel is at fault.
         kernel: source of the kernel.
         place: "file:line" of the source line, where known.
         message: what happened.
@@ -42,7 +42,7 @@ class Finding:
 
 
 class EmulationError(TtnnMoeError, RuntimeError):
-    """A program broke rules of the hardware; `findings` says which."""
+    """A program broke rules of the hardware. `findings` lists them."""
 
     def __init__(self, findings: Sequence[Finding]):
         self.findings = list(findings)
@@ -53,10 +53,10 @@ class EmulationError(TtnnMoeError, RuntimeError):
 
 @dataclass
 class Result:
-    """Outcome of one program.
+    """Result of one program.
 
     Args:
-        findings: empty if all is well.
+        findings: empty if the program broke no rule.
         cores: counters of each core, by (x, y).
         tensors: bytes read and written of each DRAM tensor, by its name in the call.
         prints: lines that kernels printed.

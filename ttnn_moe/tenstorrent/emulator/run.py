@@ -1,4 +1,4 @@
-"""Run a program: compile its kernels, describe it to the engine, collect what came of it."""
+"""Run a program: compile its kernels, describe it to the engine, read the result."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 from ...errors import ContractError, TtnnMoeError
 from ...sources import kernel_path
 from .build import KERNELS, KernelBuild, build_all, engine
-from .device import Device, Tensor
+from .dram import EmulatedChip, Tensor
 from .formats import find_format
 from .program import Values
 from .result import Result, result_of
@@ -29,7 +29,7 @@ class EngineFailed(TtnnMoeError, RuntimeError):
 
 def run(
     program: Any,
-    device: Device,
+    device: EmulatedChip,
     tensors: Mapping[str, Tensor],
     scalars: Mapping[str, int] | None = None,
     *,
@@ -40,19 +40,19 @@ def run(
     exact: bool = True,
     undefined: Collection[str] = (),
 ) -> Result:
-    """Run a program on a simulated chip.
+    """Run a program on an emulated chip.
 
     Args:
-        program: as program.Program; the planner's programs are alike.
+        program: a program.Program, or one of the planner.
         device: holds the tensors.
         tensors: by the names that the program's placeholders use.
         scalars: numbers, by name.
-        root: folder that kernel sources are below (default: device_kernels).
+        root: folder of the kernel sources; default: device_kernels.
         check: raise EmulationError if there are findings; otherwise they are in the result.
         sanitizer: "address" or "thread": build engine and kernels with it.
         timeout_s: wall time after which the engine is stopped.
-        undefined: tensors of which the program may read what nothing has written.
-        exact: matrix products rounded as the FPU does; otherwise fp32 sums, several times faster.
+        undefined: tensors of which the program may read unwritten values.
+        exact: round matrix products as the FPU does. False: fp32 sums, several times faster.
 
     Raises:
         EmulationError: the program broke a rule of the hardware.
@@ -119,14 +119,14 @@ def _kernel_build(
 
 def _describe(
     program: Any,
-    device: Device,
+    device: EmulatedChip,
     tensors: Mapping[str, Tensor],
     values: Values,
     libraries: Sequence[tuple[Path, bool]],
     exact: bool,
     undefined: Collection[str],
 ) -> str:
-    """The program in the words that engine/program.cpp reads."""
+    """The program as the text that engine/program.cpp reads."""
     chip = device.chip
     per_cycle = chip.dram_bytes_per_s / chip.clock_hz / chip.dram_banks
     lines = [] if exact else ["fast"]

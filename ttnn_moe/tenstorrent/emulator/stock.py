@@ -1,6 +1,6 @@
-"""Operators of ttnn's own that a model calls around ours, on emulated devices: computed on the host in fp32 by torch.
+"""ttnn's own operators that a model calls around ours, on emulated devices: torch computes them in fp32 on the host.
 
-Names and meaning are ttnn's. Results are rounded to the first tensor's dtype; how the chip gets there is not modelled.
+Names and meaning are ttnn's. Results are rounded to the first tensor's dtype. The chip's own rounding is not modelled.
 """
 
 from __future__ import annotations
@@ -12,14 +12,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor as Values
 
-from .library import ROW_MAJOR_LAYOUT, TILE_LAYOUT, Mesh, Tensor, on_chips
+from ...sizes import ceil_div
+from .mesh import ROW_MAJOR_LAYOUT, TILE_LAYOUT, Mesh, Tensor, on_chips
 
 MathFidelity = SimpleNamespace(HiFi4="HiFi4")
 ShardStrategy = SimpleNamespace(HEIGHT="HEIGHT")
 
 
 def init_device_compute_kernel_config(arch: str, **options: object) -> None:
-    """Sums are in fp32, whatever is asked for."""
+    """No settings: sums are always fp32."""
 
 
 def num_cores_to_corerangeset(cores: int, grid: object, row_wise: bool) -> int:
@@ -27,7 +28,7 @@ def num_cores_to_corerangeset(cores: int, grid: object, row_wise: bool) -> int:
 
 
 def create_sharded_memory_config(shape: Sequence[int], **options: object) -> None:
-    """Everything is in DRAM here."""
+    """No settings: all tensors are in DRAM."""
 
 
 def to_memory_config(tensor: Tensor, place: object) -> Tensor:
@@ -177,7 +178,7 @@ transformer = SimpleNamespace(
 
 def _gather(cache: Values, pages: Values, n: int) -> Values:
     """The first n tokens of these pages: [1, heads, n, head_dim]."""
-    needed = pages[: -(-n // cache.shape[2])].long()
+    needed = pages[: ceil_div(n, cache.shape[2])].long()
     return cache[needed].transpose(0, 1).flatten(1, 2)[None, :, :n]
 
 
@@ -186,12 +187,12 @@ def _attend(q: Values, k: Values, v: Values, mask: Values | None) -> Values:
 
 
 def _floats(tensor: Tensor) -> list[Values]:
-    """Each chip's values, in fp32 if they are no integers."""
+    """Each chip's values; floating-point ones in fp32."""
     return [x.float() if x.dtype == torch.bfloat16 else x for x in tensor.read()]
 
 
 def _each(function: Callable[..., Values], *tensors: Tensor) -> Tensor:
-    """The function on every chip, in fp32; a tensor like the first."""
+    """Apply the function on every chip, in fp32. The result has the dtype of the first tensor."""
     mesh = tensors[0].mesh
     assert mesh is not None
     made = [function(*values) for values in zip(*map(_floats, tensors), strict=True)]
@@ -199,6 +200,6 @@ def _each(function: Callable[..., Values], *tensors: Tensor) -> Tensor:
 
 
 def _change(cache: Tensor, function: Callable[..., Values], *tensors: Tensor) -> None:
-    """Put what the function makes of the cache in its place, on every chip."""
+    """Replace the cache by what the function makes of it, on every chip."""
     for part, *values in zip(cache.parts, *map(_floats, tensors), strict=True):
         part.write(function(part.read(), *(x.to(torch.bfloat16) if x.is_floating_point() else x for x in values)))

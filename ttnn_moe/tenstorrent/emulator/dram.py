@@ -1,4 +1,4 @@
-"""DRAM of a simulated chip: tensors, interleaved over its banks, in memory that the engine maps too."""
+"""DRAM of an emulated chip: tensors, interleaved over its banks, in memory that the engine also maps."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from ...errors import ContractError
+from ...sizes import ceil_div
 from .chip import CHIPS, ChipModel
 from .formats import Format, find_format, from_faces, pack_bfp8, to_faces, unpack_bfp8
 
@@ -31,7 +32,7 @@ class Tensor:
         address: in every bank.
     """
 
-    device: Device
+    device: EmulatedChip
     shape: tuple[int, ...]
     format: Format
     tiled: bool
@@ -55,7 +56,7 @@ class Tensor:
         return np.frombuffer(self.device.memory, np.uint8, size, self.storage).reshape(self.pages, self.page_size)
 
     def written(self) -> np.ndarray:
-        """[pages, page_size / 4] of bool: which four bytes the host or a kernel has written."""
+        """[pages, page_size / 4] of bool: whether the host or a kernel has written these four bytes."""
         words = self.pages * self.page_size // 4
         flags = np.frombuffer(self.device.memory, np.uint8, words, self.shadow)
         return (flags.reshape(self.pages, -1) & 1).astype(bool)
@@ -72,7 +73,7 @@ class Tensor:
         return _from_pages(np.ascontiguousarray(self.bytes()[:, : self._used()]), self)
 
     def clear(self) -> None:
-        """Nothing has written it: reads of it give poison, and are reported."""
+        """Mark it as unwritten: reads give poison, and are reported."""
         self.bytes().reshape(-1).view(np.uint32)[:] = _POISON
         np.frombuffer(self.device.memory, np.uint8, self.pages * self.page_size // 4, self.shadow)[:] = 0
 
@@ -85,8 +86,8 @@ class Tensor:
         return self.format.tile_bytes if self.tiled else self.shape[-1] * self.format.item
 
 
-class Device:
-    """One simulated chip's DRAM.
+class EmulatedChip:
+    """The DRAM of one emulated chip.
 
     Args:
         chip: a ChipModel or the name of one: n150, p150.
@@ -116,7 +117,7 @@ class Device:
         return self._file
 
     def empty(self, shape: tuple[int, ...], dtype: str, *, tiled: bool = True) -> Tensor:
-        """A tensor that nothing has written."""
+        """An uninitialised tensor."""
         tensor = self._allocate(tuple(shape), find_format(dtype), tiled)
         tensor.clear()
         return tensor
@@ -133,19 +134,19 @@ class Device:
             raise ContractError("no such tensor", got=f"shape {shape}, {kind.name}", expected="rows of a plain format")
         if tiled:
             *front, rows, columns = (1, *shape) if len(shape) == 1 else shape
-            pages = int(np.prod(front, dtype=np.int64)) * (-(-rows // 32)) * (-(-columns // 32))
+            pages = int(np.prod(front, dtype=np.int64)) * ceil_div(rows, 32) * ceil_div(columns, 32)
             used = kind.tile_bytes
         else:
             pages, used = int(np.prod(shape[:-1], dtype=np.int64)), shape[-1] * kind.item
         unit = self.chip.dram_alignment
-        page_size = max(unit, -(-used // unit) * unit)
-        in_bank = -(-pages // self.chip.dram_banks) * page_size
+        page_size = max(unit, ceil_div(used, unit) * unit)
+        in_bank = ceil_div(pages, self.chip.dram_banks) * page_size
         # Bytes, then one flag for each four of them; file offsets are those of whole host pages.
-        total = -(-(pages * page_size * 5 // 4 + 8) // 4096) * 4096
+        total = ceil_div(pages * page_size * 5 // 4 + 8, 4096) * 4096
         address = _gap(
-            [(t.address, -(-t.pages // self.chip.dram_banks) * t.page_size) for t in self.tensors], in_bank, unit
+            [(t.address, ceil_div(t.pages, self.chip.dram_banks) * t.page_size) for t in self.tensors], in_bank, unit
         )
-        taken = [(t.storage, -(-(t.pages * t.page_size * 5 // 4 + 8) // 4096) * 4096) for t in self.tensors]
+        taken = [(t.storage, ceil_div(t.pages * t.page_size * 5 // 4 + 8, 4096) * 4096) for t in self.tensors]
         storage = _gap(taken, total, 4096)
         if storage + total > self.memory_bytes or address + in_bank >= 1 << 32:
             raise ContractError("no DRAM left on the simulated chip", got=f"{total} bytes wanted")
@@ -155,12 +156,12 @@ class Device:
 
 
 def _gap(taken: list[tuple[int, int]], size: int, unit: int) -> int:
-    """Start of the first free stretch of `size`, a multiple of `unit`, with something between neighbours."""
+    """Start of the first free range of `size`, a multiple of `unit`, with a gap to its neighbours."""
     start = _FIRST_ADDRESS
     for begin, length in sorted(taken):
         if start + size <= begin:
             return start
-        start = max(start, -(-(begin + length + unit) // unit) * unit)
+        start = max(start, ceil_div(begin + length + unit, unit) * unit)
     return start
 
 
@@ -174,7 +175,7 @@ def _to_pages(values: torch.Tensor, tensor: Tensor) -> np.ndarray:
     if not tensor.tiled:
         return np.ascontiguousarray(plain).reshape(tensor.pages, -1).view(np.uint8)
     matrix = plain.reshape(1, 1, -1) if plain.ndim == 1 else plain.reshape(-1, *plain.shape[-2:])
-    rows, columns = -(-matrix.shape[1] // 32) * 32, -(-matrix.shape[2] // 32) * 32
+    rows, columns = ceil_div(matrix.shape[1], 32) * 32, ceil_div(matrix.shape[2], 32) * 32
     if (rows, columns) != matrix.shape[1:]:
         padded = np.zeros((matrix.shape[0], rows, columns), matrix.dtype)
         padded[:, : matrix.shape[1], : matrix.shape[2]] = matrix
@@ -189,7 +190,7 @@ def _from_pages(pages: np.ndarray, tensor: Tensor) -> torch.Tensor:
     number = np.int16 if kind.dtype == torch.int16 else number
     if tensor.tiled:
         matrix = (1, *shape) if len(shape) == 1 else shape
-        rows, columns = -(-matrix[-2] // 32) * 32, -(-matrix[-1] // 32) * 32
+        rows, columns = ceil_div(matrix[-2], 32) * 32, ceil_div(matrix[-1], 32) * 32
         tiles = unpack_bfp8(pages) if kind.name == "Bfp8_b" else pages.view(number)
         plain = from_faces(tiles, tiles.shape[0] * 1024 // columns, columns).reshape(-1, rows, columns)
         plain = np.ascontiguousarray(plain[:, : matrix[-2], : matrix[-1]])

@@ -1,4 +1,4 @@
-"""What does not fit a chip's memory, said in the words of who asked."""
+"""ttnn's out-of-memory errors as errors of the request."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ttnn_moe.errors import RequestError
 
 @contextmanager
 def room_for(what: str, got: str, remedy: str) -> Iterator[None]:
-    """Turn ttnn's error into RequestError."""
+    """Turn an out-of-memory error inside the `with` block into RequestError."""
     try:
         yield
     except RuntimeError as error:

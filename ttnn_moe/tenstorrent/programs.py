@@ -1,6 +1,6 @@
-"""The operators of one layer's sizes on one device or mesh: plans, programs and buffers, made when first needed.
+"""The programs of one layer's steps on one device or mesh, and the buffers between them, made when first needed.
 
-T is planned for in powers of two from 32: one program of each operator serves every call of up to that many tokens, and
+A program is planned for a bound on T, a power of two from 32 on. It serves every call of up to that many tokens, and
 every routing.
 """
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..contract import Problem
 from ..errors import ContractError
-from ..sizes import power_of_2
+from ..sizes import ceil_div, power_of_2
 from . import tensors
 from .device import Device
 from .launch import Launcher
@@ -19,7 +19,7 @@ from .runtime import library
 
 if TYPE_CHECKING:
     from .._planner import Program
-    from .weights import DeviceExperts
+    from .experts import DeviceExperts
 
 MAX_T = 4096
 Form = tuple[tuple[int, ...], str, str]
@@ -27,7 +27,7 @@ Form = tuple[tuple[int, ...], str, str]
 
 @dataclass(frozen=True)
 class Sizes:
-    """What a plan depends on beside T."""
+    """Sizes that a plan depends on, besides T."""
 
     E: int
     E_local: int
@@ -47,7 +47,11 @@ class Sizes:
 
 @dataclass(frozen=True)
 class Routed:
-    """The routing of one call on the device, as the kernels read it, and its buffers' bound on T."""
+    """The routing of one call on the device, as kernels read it.
+
+    Attributes:
+        T: tokens. bound: the T that its buffers are made for. tensors: ttnn tensors by name.
+    """
 
     T: int
     bound: int
@@ -57,8 +61,12 @@ class Routed:
         return {name: self.tensors[name] for name in names}
 
 
-class Operators:
-    """See the module's docstring. Get it by `operators(device, sizes)`."""
+class LayerPrograms:
+    """See the module's docstring. Get it with `programs_of`.
+
+    Attributes:
+        max_T: tokens of a call, at most.
+    """
 
     def __init__(self, device: Device, sizes: Sizes):
         self.device, self.sizes = device, sizes
@@ -67,17 +75,22 @@ class Operators:
         self.max_T = self._largest_bound()
 
     def bound(self, T: int) -> int:
-        """The T that a call of T tokens is planned for.
+        """The T that a call of T tokens uses the programs of.
 
         Raises:
-            ContractError: more than one program can take.
+            ContractError: more tokens than one program takes.
         """
         if T > self.max_T:
-            raise ContractError("T is beyond what one program takes", got=T, expected=f"T <= {self.max_T}")
+            raise ContractError(
+                "T is beyond what one program takes",
+                got=T,
+                expected=f"T <= {self.max_T}",
+                remedy="call it for parts of the tokens",
+            )
         return max(32, power_of_2(T))
 
     def route(self, topk_ids: Any, topk_weights: Any, mapping: Any, T: int) -> Routed:
-        """topk_ids [>= T, K] int32, topk_weights [>= T, K] fp32 -> the device's view; rows past T route nowhere."""
+        """topk_ids [>= T, K] int32, topk_weights [>= T, K] fp32 -> the kernels' view. Rows past T are ignored."""
         bound = self.bound(T)
         made = {
             name: self._buffer(name, form, bound) for name, form in self.buffers(bound).items() if name != "activations"
@@ -87,14 +100,14 @@ class Operators:
         return Routed(T, bound, {"device_expert_mapping": mapping, **made})
 
     def gate_up(self, hidden: Any, routed: Routed, gate: Any, up: Any) -> Any:
-        """Steps 1 to 3: activations [rows, I]; the buffer is used again by the next call."""
+        """Steps 1 to 3: activations [rows, I], in a buffer that the next call overwrites."""
         out = self._rows("activations", routed.bound)
         given = {**self._routing(routed), "hidden": hidden, "weight_0": gate, "weight_1": up, "out": out}
         self._launcher("gate_up", routed.bound)(given, {}, "out")
         return out
 
     def project(self, hidden: Any, routed: Routed, weight: Any, name: str) -> Any:
-        """Step 1 or 2: [rows, I]; the buffer of that name is used again by the next call."""
+        """Step 1 or 2: [rows, I], in a buffer that the next call of that name overwrites."""
         out = self._rows(name, routed.bound)
         given = {**self._routing(routed), "hidden": hidden, "weight_0": weight, "out": out}
         self._launcher("project", routed.bound)(given, {}, "out")
@@ -107,13 +120,13 @@ class Operators:
         return out
 
     def down(self, activations: Any, routed: Routed, weight: Any, out: Any, accumulate: bool) -> None:
-        """Step 4: written, or added, to out [T, H]."""
+        """Step 4: write the result to out [T, H], or add it."""
         ttnn = library()
 
         given = {**self._routing(routed), **routed.pick("routed_token_weights"), "activations": activations}
         given |= {"weight_0": weight, "out": out}
         kind = "float32" if out.dtype == ttnn.float32 else "bfloat16"
-        scalars = {"token_tiles": -(-routed.T // 32), "accumulate": int(accumulate)}
+        scalars = {"token_tiles": ceil_div(routed.T, 32), "accumulate": int(accumulate)}
         self._launcher("down", routed.bound, kind)(given, scalars, "out")
 
     def rows(self, bound: int) -> int:
@@ -124,7 +137,7 @@ class Operators:
         return routed.pick("num_routed_tokens", "device_expert_mapping", "routed_tokens")
 
     def buffers(self, bound: int) -> dict[str, Form]:
-        """What calls of up to `bound` tokens keep on the device between them: shape, dtype, layout."""
+        """Shape, dtype and layout of the buffers that calls of up to `bound` tokens share."""
         s = self.sizes
         return {
             "num_routed_tokens": ((1, s.E), "int32", "ROW_MAJOR"),
@@ -157,10 +170,10 @@ class Operators:
         return self._plans[key]
 
     def plan(self, name: str, bound: int, out_format: str = "bfloat16") -> Program:
-        """The program of an operator: routing, gate_up, project, silu_mul or down.
+        """The program of a step: routing, gate_up, project, silu_mul or down.
 
         Raises:
-            ValueError: there is none; the planner's reason.
+            ValueError: the planner has none; its reason.
         """
         from .. import _planner
 
@@ -170,10 +183,10 @@ class Operators:
         return getattr(_planner, f"plan_{name}")(problem, machine)
 
     def _largest_bound(self) -> int:
-        """The most tokens whose sums fit the cores' L1, up to MAX_T.
+        """The largest bound up to MAX_T whose sums fit the cores' L1.
 
         Raises:
-            ContractError: sizes that cannot be planned at all.
+            ContractError: the planner has no program for these sizes at any T.
         """
         bound = MAX_T
         while True:
@@ -187,8 +200,8 @@ class Operators:
                 bound //= 2
 
 
-def operators(device: Device, sizes: Sizes) -> Operators:
-    """The operators of these sizes, one set a device."""
+def programs_of(device: Device, sizes: Sizes) -> LayerPrograms:
+    """The programs of these sizes; a device has one set of them."""
     if sizes not in device.cache:
-        device.cache[sizes] = Operators(device, sizes)
+        device.cache[sizes] = LayerPrograms(device, sizes)
     return device.cache[sizes]

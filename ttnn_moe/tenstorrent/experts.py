@@ -1,13 +1,14 @@
-"""Expert weights on a device: tiles, made once from torch tensors and kept on disk.
+"""Expert weights on a device, as tiles.
 
 Each device of a mesh holds gate and up [E_local, H, I] and down [E_local, I, H] of its experts, in
 device_expert_mapping order, as 32x32 tiles of bfloat16 or bfloat8_b in DRAM.
 
-They are kept on disk: see files.py.
+Tiles are made once and kept on disk: see files.py.
 """
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,12 @@ from . import files, tensors
 from .device import Device, open_device
 
 FORMATS = ("bfloat16", "bfloat8_b")
+WEIGHTS = "TTNN_MOE_TT_WEIGHTS"
+
+
+def weight_format() -> str:
+    """The format that TTNN_MOE_TT_WEIGHTS names; default bfloat16."""
+    return os.environ.get(WEIGHTS) or FORMATS[0]
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,7 +36,7 @@ class DeviceExperts:
     """One layer's weights on a device or mesh. Make it with `load_experts`.
 
     Attributes:
-        device, E (of all devices), H, I, weight_format, placement: what was loaded, and where to.
+        device, E (of all devices), H, I, weight_format, placement: what was loaded, and onto which devices.
         gate, up, down, mapping: ttnn tensors; mapping is each device's device_expert_mapping [1, E_local].
     """
 
@@ -58,20 +65,22 @@ def load_experts(
 
     Args:
         experts: dense bf16, all E of them.
-        device: default: the one in use, else opened for placement.D devices.
+        device: default: the one in use; if there is none, a mesh of placement.D devices is opened.
         placement: which device holds which experts, any partition; default: in order.
         weight_format: "bfloat16", or "bfloat8_b" (8 bits a weight, an exponent for 16 of them).
-        cache: folder for tiles made before; default as files.py says.
+        cache: folder of the tiles; default: see files.py.
         least_cached_bytes: layers smaller than this are not kept on disk.
 
     Raises:
-        ContractError: weights, placement or format that do not fit. BackendUnavailable: no device.
+        ContractError: weights, a placement or a format that the device does not support.
+        BackendUnavailable: no device.
     """
     if experts.format != "dense" or experts.dtype != torch.bfloat16:
         raise ContractError(
             "the weights cannot be put on the device",
             got=f"{experts.format} {experts.dtype}",
             expected="dense bfloat16",
+            remedy="load the checkpoint's dense weights, in bfloat16",
         )
     if weight_format not in FORMATS:
         raise ContractError("unknown weight format", got=repr(weight_format), expected=f"one of {list(FORMATS)}")

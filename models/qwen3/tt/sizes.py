@@ -1,0 +1,26 @@
+"""A Qwen3-MoE model in the sizes that ttnn_moe.tenstorrent plans with."""
+
+from __future__ import annotations
+
+from ttnn_moe.tenstorrent.memory import ModelSizes
+
+from ..config import Qwen3MoeConfig
+
+
+def model_sizes(config: Qwen3MoeConfig) -> ModelSizes:
+    """The sizes of a configuration."""
+    return ModelSizes(
+        H=config.hidden_size,
+        E=config.num_experts,
+        K=config.num_experts_per_tok,
+        I=config.moe_intermediate_size,
+        V=config.vocab_size,
+        context=config.max_position_embeddings,
+        layers=config.num_hidden_layers,
+        sparse_layers=sum(config.is_sparse(i) for i in range(config.num_hidden_layers)),
+        dense_I=config.intermediate_size,
+        heads=config.num_attention_heads,
+        kv_heads=config.num_key_value_heads,
+        head_dim=config.head_dim,
+        attention_bias=config.attention_bias,
+    )

@@ -1,0 +1,56 @@
+"""The operator on torch tensors: weights are loaded once; tokens move to the device in passes, results move back."""
+
+from __future__ import annotations
+
+import weakref
+
+import torch
+from torch import Tensor
+
+from ..contract import Experts, Placement, Routing
+from . import device as devices
+from . import layer, tensors
+from .experts import DeviceExperts, load_experts, weight_format
+from .programs import Sizes, programs_of
+
+_LOADED: weakref.WeakKeyDictionary[Experts, DeviceExperts] = weakref.WeakKeyDictionary()
+
+
+def loaded(experts: Experts, placement: Placement | None = None) -> DeviceExperts:
+    """The experts on the device in use; the first call loads them."""
+    found = _LOADED.get(experts)
+    if found is not None and found.device is devices.current() and found.weight_format == weight_format():
+        there = found.placement.device_expert_mapping
+        if placement is None or torch.equal(placement.device_expert_mapping, there):
+            return found
+    found = _LOADED[experts] = load_experts(experts, placement=placement, weight_format=weight_format())
+    return found
+
+
+def run(hidden: Tensor, routing: Routing, experts: DeviceExperts, out: Tensor, accumulate: bool) -> None:
+    """Run the operator on torch tensors, in passes of the most tokens that one program takes."""
+    device = experts.device
+    programs = programs_of(device, Sizes.of_experts(experts, routing.K))
+    ids, weights = expert_ids(routing), routing.topk_weights.float().contiguous()
+    T = routing.T if routing.num_tokens is None else min(int(routing.num_tokens), routing.T)
+    for first in range(0, T, programs.max_T):
+        part = slice(first, min(first + programs.max_T, T))
+        moved = [tensors.replicate(x[part], device) for x in (hidden, ids, weights)]
+        on_device = accumulate and device.D == 1
+        if on_device:
+            into = tensors.replicate(out[part], device, "TILE")
+        else:
+            kind = "float32" if out.dtype == torch.float32 else "bfloat16"
+            into = tensors.empty((part.stop - first, experts.H), kind, "TILE", device)
+        layer.run(programs, moved[0], moved[1], moved[2], experts, into, part.stop - first, on_device)
+        got = tensors.to_torch(into, device)
+        if accumulate and not on_device:
+            out[part] += got
+        else:
+            out[part] = got
+
+
+def expert_ids(routing: Routing) -> Tensor:
+    """The routing's ids as int32; ids outside 0 .. E-1 become -1."""
+    ids = routing.topk_ids
+    return torch.where((ids < 0) | (ids >= routing.E), -1, ids).int().contiguous()
