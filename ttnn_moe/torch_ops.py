@@ -49,7 +49,7 @@ def _moe(hidden: Tensor, *inputs: Any) -> Tensor:
 )
 def _moe_out(hidden: Tensor, ids: Tensor, topk_weights: Tensor, num_tokens: Tensor | None, *inputs: Any) -> None:
     *weights, backend, accumulate, out = inputs
-    eager.moe(hidden, *_unpacked(ids, topk_weights, *weights, num_tokens), out, accumulate, backend)
+    eager.moe(hidden, *_unpacked(ids, topk_weights, *weights, num_tokens=num_tokens), out, accumulate, backend)
 
 
 def _define_step(name: str) -> Any:
