@@ -48,8 +48,9 @@ def _moe(hidden: Tensor, *inputs: Any) -> Tensor:
     schema=f"(Tensor hidden, {ROUTING}, Tensor? num_tokens, {EXPERTS}, bool accumulate, Tensor(a!) out) -> ()",
 )
 def _moe_out(hidden: Tensor, ids: Tensor, topk_weights: Tensor, num_tokens: Tensor | None, *inputs: Any) -> None:
-    *weights, backend, accumulate, out = inputs
-    eager.moe(hidden, *_unpacked(ids, topk_weights, *weights, num_tokens=num_tokens), out, accumulate, backend)
+    weights, sizes, spec, backend, accumulate, out = inputs
+    packed = ids, topk_weights, weights, sizes, spec
+    eager.moe(hidden, *_unpacked(*packed, num_tokens), out, accumulate, backend)
 
 
 def _define_step(name: str) -> Any:

@@ -1,4 +1,4 @@
-"""Generate text: python -m ttnn_moe.models.qwen3.demo [--model DIR] [--prompt TEXT ...] [--backend NAME]."""
+"""Generate text: ttnn-moe generate [--model DIR] [--prompt TEXT ...] [--backend NAME]."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ttnn_moe.errors import RequestError
 
 from . import TINY, terminal, tt
 from .config import Qwen3MoeConfig
-from .runtime.generate import Generation, engine_for, generate
+from .runtime.generate import Generation, generate
 from .runtime.language_model import LanguageModel
 from .runtime.requests import Stats, Token, make_requests
 from .tokenizer import Tokenizer
@@ -35,11 +35,9 @@ def demo(
         Path, typer.Option(help="Checkpoint in Hugging Face format.", show_default="the bundled tiny one")
     ] = TINY,
     prompt: Annotated[list[str] | None, typer.Option(help="Text to continue or answer; several make a batch.")] = None,
-    backend: Annotated[str, typer.Option(help="What runs the experts: auto, reference, ...")] = "auto",
-    device: Annotated[
-        str | None, typer.Option(help="torch device, or emulator on tenstorrent; default: what suits the backend.")
-    ] = None,
-    mesh: Annotated[str | None, typer.Option(help="Chips of backend tenstorrent, as 1x8.", show_default="1x1")] = None,
+    backend: terminal.Backend = "auto",
+    device: terminal.Device = None,
+    mesh: terminal.Mesh = None,
     trace: Annotated[bool, typer.Option("--trace", help="On tenstorrent: replay decode steps as ttnn traces.")] = False,
     profile: Annotated[bool, typer.Option("--profile", help="On tenstorrent: time each operator.")] = False,
     dtype: Annotated[str | None, typer.Option(help="bfloat16, float16 or float32; default: the checkpoint's.")] = None,
@@ -71,12 +69,7 @@ def demo(
         else:
             network = load_model(model, backend, device, dtype, progress)
     load_s = time.perf_counter() - start
-    start = time.perf_counter()
-    engine = engine_for(network, ids, max_new_tokens)
-    with terminal.counting("capturing decode steps") as captured:
-        engine.capture(captured)
-    generate(network, ids, max_new_tokens=min(2, max_new_tokens), stop_ids=(), engine=engine)
-    warm_up_s = time.perf_counter() - start
+    engine, warm_up_s = terminal.warmed_up(network, ids, max_new_tokens)
     shown = _Single(console) if len(texts) == 1 else _Batch(console, texts)
     with shown, request.profiled(network, profile) as times:
         result = generate(
@@ -170,7 +163,7 @@ class _Batch:
 
 def main(args: Sequence[str] | None = None) -> int:
     """Run the demo with these arguments (default: the command line); returns the exit code."""
-    return terminal.run(app, args, "ttnn-moe generate" if args is not None else "python -m ttnn_moe.models.qwen3.demo")
+    return terminal.run(app, args, "ttnn-moe generate")
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ def main(
     model: Annotated[
         Path, typer.Option(help="Checkpoint in Hugging Face format.", show_default="the bundled one")
     ] = TINY,
-    backend: Annotated[str, typer.Option(help="What runs the experts: auto, reference, ...")] = "auto",
+    backend: terminal.Backend = "auto",
     device: Annotated[str | None, typer.Option(help="torch device; default: what suits the backend.")] = None,
     dtype: Annotated[str | None, typer.Option(help="bfloat16, float16 or float32; default: the checkpoint's.")] = None,
     examples: Annotated[int, typer.Option(min=1, help="Held-out examples of each task.")] = 300,
