@@ -130,8 +130,10 @@ def decode(model: Qwen3Moe, B: int, prompt: int, new: int, rounds: int) -> tuple
 
 
 def prefill(model: Qwen3Moe, n: int, rounds: int) -> tuple[dict[str, Any], Engine]:
-    """Time to the first token of one prompt of n tokens, on the host: one prompt behind the other, and each after the
-    GPU did nothing for REST seconds, since what a limit of its power allows depends on what it did before."""
+    """Time to the first token of one prompt of n tokens, on the host: one after another, then each after REST seconds.
+
+    A rested GPU may run faster: its power limit depends on what it did before.
+    """
     engine = engine_of(model, 1, n + 1)
     engine.capture()
     texts = prompts(1, n, model.config.vocab_size)

@@ -23,8 +23,8 @@ def load_model(
 ) -> Qwen3Moe:
     """Load a Qwen3-MoE checkpoint in Hugging Face format (one safetensors file, or shards with an index).
 
-    Everything is checked before memory is taken; each tensor is then copied from the file to its final place,
-    so that the peak stays near the size of the weights.
+    It checks everything before it takes memory. Then it copies each tensor from the file to its final place, so the
+    peak stays near the size of the weights.
 
     Args:
         directory: holds config.json and the weights.
@@ -34,8 +34,8 @@ def load_model(
         progress: called with bytes read and bytes in all.
 
     Raises:
-        CheckpointError: not a checkpoint, another architecture, damaged files, or tensors that do not match:
-            every missing, unexpected and mis-shaped one is named.
+        CheckpointError: not a checkpoint, another architecture, damaged files, or tensors that do not match; the
+            message names every missing, unexpected and mis-shaped tensor.
         BackendUnavailable: the backend cannot run here.
         RequestError: no such device here.
     """
