@@ -21,7 +21,7 @@ from . import TINY, terminal, tt
 from .config import Qwen3MoeConfig
 from .runtime.generate import Generation, generate
 from .runtime.language_model import LanguageModel
-from .runtime.requests import Stats, Token, make_requests
+from .runtime.requests import Options, Stats, Token, make_requests
 from .tokenizer import Tokenizer
 from .tt import request
 from .weights import load_model
@@ -50,13 +50,13 @@ def demo(
 ) -> None:
     """Generate text with a Qwen3-MoE checkpoint, and show how fast."""
     console = Console()
-    # all that can be refused is, before the weights are read
+    # every check comes before the weights are read
     config = Qwen3MoeConfig.from_directory(model)
     tokenizer = Tokenizer.from_directory(model)
     texts = list(prompt or _task_prompts(model))
     ids = [_encode(tokenizer, text, chat) for text in texts]
-    sampling: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed}
-    make_requests(config, ids, max_new_tokens=max_new_tokens, **sampling)
+    asked = Options(max_new_tokens=max_new_tokens, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
+    make_requests(config, ids, **asked)
     options = request.Options(mesh, device, dtype, trace, profile)
     on_chips = request.asked_for(backend, device)
     D = request.check(config, len(texts), options) if on_chips else options.refuse(backend)
@@ -72,15 +72,7 @@ def demo(
     engine, warm_up_s = terminal.warmed_up(network, ids, max_new_tokens)
     shown = _Single(console) if len(texts) == 1 else _Batch(console, texts)
     with shown, request.profiled(network, profile) as times:
-        result = generate(
-            network,
-            ids,
-            max_new_tokens=max_new_tokens,
-            **sampling,
-            tokenizer=tokenizer,
-            on_token=shown.show,
-            engine=engine,
-        )
+        result = generate(network, ids, tokenizer=tokenizer, on_token=shown.show, engine=engine, **asked)
     name = request.NAME if on_chips else registry.resolve(backend)
     where = f"{name} on {network.where}, {str(network.dtype).removeprefix('torch.')}"
     console.print(terminal.table(where, _figures(result, load_s, warm_up_s)))
