@@ -4,7 +4,7 @@
 
 Prompt lengths are log-uniform and new tokens uniform between two bounds, drawn once; every request runs to its last
 token. All requests are there at the start, or come at --rate a second (exponential gaps). Weights as in qwen3_gpu.py.
---steps also times decode steps of full batches beside those of a Session, whose cache is dense.
+--steps also times decode steps of full batches: between steps of the engine, and as generate's steps.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def spread(values: list[float]) -> dict[str, float]:
 
 
 def full_steps(model: Qwen3Moe, B: int, prompt: int, new: int, rounds: int) -> dict[str, Any]:
-    """Seconds of a decode step of B requests: the median over steps in which nobody comes or goes; and a Session's."""
+    """Seconds of a decode step of B requests: the median over steps in which nobody comes or goes; and generate's."""
     engine = Engine(model, B, prompt + new, prefill_chunk=8192)
     engine.capture()
     times: list[float] = []
@@ -132,7 +132,7 @@ def main(
     page: Annotated[int, typer.Option(help="Tokens of a page.")] = 64,
     rate: Annotated[float, typer.Option(help="Requests a second; 0: all at the start.")] = 0.0,
     rounds: Annotated[int, typer.Option(help="Times that each is run; the median by throughput is kept.")] = 3,
-    steps: Annotated[str, typer.Option(help="Batches whose decode step is timed too, beside a Session's.")] = "",
+    steps: Annotated[str, typer.Option(help="Batches whose decode step is timed too, beside generate's.")] = "",
     device: Annotated[str, typer.Option(help="cuda, or cpu to try the program.")] = "cuda",
     backend: Annotated[str, typer.Option(help="What runs the experts.")] = "auto",
     seed: Annotated[int, typer.Option(help="Of weights, lengths and prompts.")] = 0,
@@ -171,7 +171,7 @@ def main(
         ready = time.perf_counter() - start
         runs = [serve(engine, todo, arrivals(requests, rate, seed)) for _ in range(rounds)]
         runs.sort(key=lambda run: run["new_tokens_per_s"])
-        pages, chunk_used = engine.cache.pool.n, engine.batch.chunk
+        pages, chunk_used = engine.cache.total, engine.scheduler.chunk
         data["served"].append(
             {
                 "rows": count,
@@ -221,7 +221,7 @@ def show(data: dict[str, Any]) -> None:
     console.print(table)
     for row in data["steps"]:
         console.print(
-            f"decode step of {row['B']}: engine {row['engine_s'] * 1e3:.2f} ms, session {row['session_s'] * 1e3:.2f}"
+            f"decode step of {row['B']}: engine {row['engine_s'] * 1e3:.2f} ms, generate {row['session_s'] * 1e3:.2f}"
         )
 
 

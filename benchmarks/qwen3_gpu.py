@@ -24,9 +24,8 @@ from rich.console import Console
 
 from ttnn_moe.bench import report
 from ttnn_moe.bench.floor import Ceilings, measure_ceilings
-from ttnn_moe.models.qwen3 import PRESETS, Qwen3Moe, Qwen3MoeConfig, Session, generate
-from ttnn_moe.models.qwen3.generate import default_chunk
-from ttnn_moe.models.qwen3.sampling import Sampling
+from ttnn_moe.models.qwen3 import PRESETS, Engine, Qwen3Moe, Qwen3MoeConfig, generate
+from ttnn_moe.models.qwen3.runtime.generate import default_chunk
 from ttnn_moe.models.qwen3.weights import randomize
 
 ROOT = Path(__file__).parent.parent
@@ -74,25 +73,30 @@ def prompts(B: int, n: int, vocab: int) -> list[list[int]]:
     return torch.randint(vocab, (B, n), generator=torch.Generator().manual_seed(B * n)).tolist()
 
 
-def seconds(model: Qwen3Moe, session: Session, texts: list[list[int]], new: int) -> float:
+def engine_of(model: Qwen3Moe, rows: int, capacity: int) -> Engine:
+    """As generate makes one for a call."""
+    return Engine(model, rows, capacity, prefill_chunk=default_chunk(model.device))
+
+
+def seconds(model: Qwen3Moe, engine: Engine, texts: list[list[int]], new: int) -> float:
     start = time.perf_counter()
-    made = generate(model, texts, max_new_tokens=new, stop_ids=(), session=session)
+    made = generate(model, texts, max_new_tokens=new, stop_ids=(), engine=engine)
     assert all(len(tokens) == new for tokens in made.tokens)
     return time.perf_counter() - start
 
 
-def decode(model: Qwen3Moe, B: int, prompt: int, new: int, rounds: int) -> tuple[dict[str, Any], Session]:
+def decode(model: Qwen3Moe, B: int, prompt: int, new: int, rounds: int) -> tuple[dict[str, Any], Engine]:
     """Step time and tokens a second of B sequences."""
-    session = Session(model, B, prompt + new)
+    engine = engine_of(model, B, prompt + new)
     texts = prompts(B, prompt, model.config.vocab_size)
     start = time.perf_counter()
-    session.capture()
-    seconds(model, session, texts, 2)
+    engine.capture()
+    seconds(model, engine, texts, 2)
     warm_up = time.perf_counter() - start
     first, whole = [], []
     for _ in range(rounds):
-        first.append(seconds(model, session, texts, 1))
-        whole.append(seconds(model, session, texts, new))
+        first.append(seconds(model, engine, texts, 1))
+        whole.append(seconds(model, engine, texts, new))
     step = (statistics.median(whole) - statistics.median(first)) / (new - 1)
     row = {
         "B": B,
@@ -104,22 +108,22 @@ def decode(model: Qwen3Moe, B: int, prompt: int, new: int, rounds: int) -> tuple
         "first_s": first,
         "whole_s": whole,
     }
-    return row, session
+    return row, engine
 
 
-def prefill(model: Qwen3Moe, n: int, rounds: int) -> tuple[dict[str, Any], Session]:
+def prefill(model: Qwen3Moe, n: int, rounds: int) -> tuple[dict[str, Any], Engine]:
     """Time to the first token of one prompt of n tokens, on the host: one prompt behind the other, and each after the
     GPU did nothing for REST seconds, since what a limit of its power allows depends on what it did before."""
-    session = Session(model, 1, n + 1)
-    session.capture()
+    engine = engine_of(model, 1, n + 1)
+    engine.capture()
     texts = prompts(1, n, model.config.vocab_size)
     for _ in range(2):
-        seconds(model, session, texts, 1)
-    taken = [seconds(model, session, texts, 1) for _ in range(rounds)]
+        seconds(model, engine, texts, 1)
+    taken = [seconds(model, engine, texts, 1) for _ in range(rounds)]
     rested = []
     for _ in range(rounds):
         time.sleep(REST)
-        rested.append(seconds(model, session, texts, 1))
+        rested.append(seconds(model, engine, texts, 1))
     row = {
         "n": n,
         "first_token_s": statistics.median(taken),
@@ -127,7 +131,7 @@ def prefill(model: Qwen3Moe, n: int, rounds: int) -> tuple[dict[str, Any], Sessi
         "rested_s": statistics.median(rested),
         "rested_all_s": rested,
     }
-    return row, session
+    return row, engine
 
 
 def traced(run: Any, repeats: int, keep: Path | None) -> dict[str, Any]:
@@ -207,34 +211,30 @@ def main(
         folder.mkdir(parents=True, exist_ok=True)
     wanted = traces.split(",") if device == "cuda" else []
     for B in map(int, filter(None, batches.split(","))):
-        row, session = decode(model, B, prompt, new, rounds)
+        row, engine = decode(model, B, prompt, new, rounds)
         data["decode"].append({**row, "floor_s": floor["step"](B)})
         save()
         if str(B) in wanted:
-            with torch.inference_mode():
-                step = lambda: session.steps.launch(Sampling(), None)  # noqa: B023, E731
-                begin(model, session, prompts(B, prompt, sizes.vocab_size))
-                data["traces"][str(B)] = traced(step, 5, folder / f"kernels_{B}.txt" if folder else None)
+            begin(engine, prompts(B, prompt, sizes.vocab_size))
+            data["traces"][str(B)] = traced(engine.step, 5, folder / f"kernels_{B}.txt" if folder else None)
             save()
     for n in map(int, filter(None, prefills.split(","))):
-        row, session = prefill(model, n, rounds)
+        row, engine = prefill(model, n, rounds)
         data["prefill"].append({**row, "floor_s": floor["prefill"](n)})
         save()
         if f"p{n}" in wanted:
-            whole = lambda: seconds(model, session, prompts(1, n, sizes.vocab_size), 1)  # noqa: B023, E731
+            whole = lambda: seconds(model, engine, prompts(1, n, sizes.vocab_size), 1)  # noqa: B023, E731
             data["traces"][f"p{n}"] = traced(whole, 3, folder / f"kernels_p{n}.txt" if folder else None)
     save()
     Console(width=200, markup=False, highlight=False).print(tables(data))
 
 
-def begin(model: Qwen3Moe, session: Session, texts: list[list[int]]) -> None:
-    """Prefill, so that decode steps have something to attend to."""
-    cache, n = session.cache, len(texts[0])
-    cache.clear(len(texts))
-    ends = [n * (i + 1) - 1 for i in range(len(texts))]
-    step = cache.prefill([(i, n) for i in range(len(texts))], ends)
-    ids = torch.tensor(sum(texts, []), device=model.device)
-    session.steps.begin(model(ids, cache, step).argmax(-1)).tokens()
+def begin(engine: Engine, texts: list[list[int]]) -> None:
+    """Prefill, so that every step that follows decodes all of them."""
+    for text in texts:
+        engine.add(text, max_new_tokens=engine.capacity - len(text), stop_ids=())
+    while engine.scheduler.waiting or engine.scheduler.filling:
+        engine.step()
 
 
 def milliseconds(s: float) -> str:

@@ -1,4 +1,6 @@
-"""Find tiles for ttnn_moe/cuda/tiles.py on this GPU: PYTHONPATH=. python benchmarks/tune_triton.py --json tuned.json
+"""Find tiles for ttnn_moe/cuda/moe/triton_tiles.py on this GPU.
+
+    PYTHONPATH=. python benchmarks/tune_triton.py --json tuned.json
 
 Each product is timed alone, in a CUDA graph over rotated weight sets, for every tile that fits; each tile's output is
 compared with the first tile's before it is timed. Compiling is spread over processes, which fill Triton's cache.
@@ -21,8 +23,9 @@ import torch
 import typer
 
 from ttnn_moe import Experts, Routing
-from ttnn_moe.cuda import launch
-from ttnn_moe.cuda.tiles import Few, Gemm, Sorted
+from ttnn_moe.cuda.moe import triton_launch as launch
+from ttnn_moe.cuda.moe.family import Call
+from ttnn_moe.cuda.moe.triton_tiles import FewTiles, SortedTiles, TritonTile
 
 SETS = 4
 SHARED_MEMORY = 227 << 10
@@ -34,7 +37,7 @@ SPACE = {
     128: ([64, 128, 256], [32, 64], [4, 8], [3, 4]),
 }
 FEW_SPACE = ([1, 2, 4, 8, 16], [256, 512, 1024, 2048], [1, 2, 4, 8], [1, 2, 3])
-ANY = Gemm(64, 64, 4, 3)
+ANY = TritonTile(64, 64, 4, 3)
 
 
 def row_tiles(T: int, E: int, K: int) -> list[int]:
@@ -43,13 +46,13 @@ def row_tiles(T: int, E: int, K: int) -> list[int]:
     return [m for m in SPACE if min(rows / 4, 128) <= m <= max(4 * rows, 16)]
 
 
-def candidates(m: int, product: str) -> Iterator[Gemm]:
+def candidates(m: int, product: str) -> Iterator[TritonTile]:
     """Tiles that fit in shared memory and registers, and are not far too small."""
     parts = 2 if product == "gate_up" else 1
     for n, k, warps, stages in itertools.product(*SPACE[m]):
         held, sums = 2 * stages * k * (m + parts * n), parts * n * m
         if held <= SHARED_MEMORY and warps * 32 * 4 <= sums <= warps * 32 * 160 and k * parts * n * stages >= 12288:
-            yield Gemm(n, k, warps, stages)
+            yield TritonTile(n, k, warps, stages)
 
 
 def experts_of(E: int, H: int, I: int) -> Experts:
@@ -64,13 +67,18 @@ class Layer:
     def __init__(self, T: int, E: int, K: int, H: int, I: int, m: int):
         self.hidden = torch.randn(T, H, device="cuda").bfloat16()
         weights, ids = torch.rand(T, E, device="cuda").topk(K)
-        self.selection = launch.Selection.of(Routing.from_topk(ids.int(), weights, E))
-        self.rows = launch.sort(self.selection, E, Sorted(m, ANY, ANY))
+        self.routing = Routing.from_topk(ids.int(), weights, E)
+        self.rows = self.sort(m, 4096)
         self.act = torch.randn(T * K, I, device="cuda").bfloat16()
         self.activations = torch.empty_like(self.act)
         self.expert_out = torch.empty(T * K, H, device="cuda", dtype=torch.bfloat16)
 
-    def call(self, product: str, m: int, tile: Gemm, experts: Experts) -> torch.Tensor:
+    def sort(self, m: int, chunk: int) -> launch.SortedRows:
+        tiles, E = SortedTiles(m, ANY, ANY, sort_chunk=chunk), self.routing.E
+        words = launch.sort_words(self.routing.topk_ids.numel(), E, tiles)
+        return launch.sort(self.routing, None, E, tiles, torch.empty(words, dtype=torch.int32, device="cuda"))
+
+    def call(self, product: str, m: int, tile: TritonTile, experts: Experts) -> torch.Tensor:
         if product == "gate_up":
             launch.gate_up(self.hidden, experts, self.rows, self.activations, m, tile)
             return self.activations
@@ -98,7 +106,9 @@ def measure(calls: list[Callable[[], object]], budget_ms: float = 30) -> float:
     return statistics.median(times[1:]) / len(calls) * 1e3
 
 
-def compile_some(work: list[tuple[str, int, Gemm]], sizes: tuple[int, int], errors: multiprocessing.Queue) -> None:
+def compile_some(
+    work: list[tuple[str, int, TritonTile]], sizes: tuple[int, int], errors: multiprocessing.Queue
+) -> None:
     H, I = sizes
     experts = experts_of(2, H, I)
     for product, m, tile in work:
@@ -109,7 +119,7 @@ def compile_some(work: list[tuple[str, int, Gemm]], sizes: tuple[int, int], erro
             errors.put(f"{product} {m} {tile}: {type(error).__name__} {str(error)[:80]}")
 
 
-def compile_all(work: list[tuple[str, int, Gemm]], sizes: tuple[int, int], jobs: int) -> None:
+def compile_all(work: list[tuple[str, int, TritonTile]], sizes: tuple[int, int], jobs: int) -> None:
     context = multiprocessing.get_context("spawn")
     errors: multiprocessing.Queue = context.Queue()
     workers = [context.Process(target=compile_some, args=(work[i::jobs], sizes, errors)) for i in range(jobs)]
@@ -148,12 +158,12 @@ def sort_and_combine(T: int, E: int, K: int, H: int) -> list[dict]:
     layer = Layer(T, E, K, H, 16, 64)
     sort: list[dict] = []
     for chunk in (1024, 2048, 4096, 8192):
-        us = measure([partial(launch.sort, layer.selection, E, Sorted(64, ANY, ANY, sort_chunk=chunk))] * 4, 5)
+        us = measure([partial(layer.sort, 64, chunk)] * 4, 5)
         sort.append({"T": T, "product": "sort", "us": us, "chunk": chunk})
     out = torch.empty(T, H, device="cuda", dtype=torch.bfloat16)
     combine: list[dict] = []
     for block in (256, 512, 1024, 2048):
-        arguments = (layer.expert_out, layer.rows.inverse, layer.selection.weights, None, out, False, block)
+        arguments = (layer.expert_out, layer.rows.inverse, layer.routing.topk_weights, None, out, False, block)
         us = measure([partial(launch.combine, *arguments)] * 4, 5)
         combine.append({"T": T, "product": "combine", "us": us, "block_h": block})
     return sorted(sort, key=lambda row: row["us"]) + sorted(combine, key=lambda row: row["us"])
@@ -163,20 +173,20 @@ def few(T: int, sets: list[Experts], E: int, K: int, H: int, I: int) -> list[dic
     """The path without a sort, whole; one product's tile at a time, the other's fixed."""
     layer = Layer(T, E, K, H, I, 16)
     out = torch.empty(T, H, device="cuda", dtype=torch.bfloat16)
-    fixed = Gemm(4, 512, 4, 1)
+    fixed = TritonTile(4, 512, 4, 1)
     found: list[dict] = []
     for product in ("gate_up", "down"):
         rows: list[dict] = []
         for n, k, warps, stages in itertools.product(*FEW_SPACE):
             if not warps * 32 * 4 <= n * k <= warps * 32 * 64 or (k > 2 * I and product == "down"):
                 continue
-            tile = Gemm(n, k, warps, stages)
-            plan = Few(tile, fixed) if product == "gate_up" else Few(fixed, tile)
-            arguments = [(layer.hidden, x, layer.selection, layer.act, out, False, plan) for x in sets]
-            us = measure([partial(launch.few, *a) for a in arguments], 5)
+            tile = TritonTile(n, k, warps, stages)
+            tiles = FewTiles(tile, fixed) if product == "gate_up" else FewTiles(fixed, tile)
+            calls = [Call(layer.hidden, layer.routing, x, out, False) for x in sets]
+            us = measure([partial(launch.few, call, layer.act, tiles) for call in calls], 5)
             rows.append({"T": T, "product": "few " + product, "us": us, **asdict(tile)})
         rows.sort(key=lambda row: row["us"])
-        fixed = Gemm(*(rows[0][name] for name in ("n", "k", "warps", "stages")))
+        fixed = TritonTile(*(rows[0][name] for name in ("n", "k", "warps", "stages")))
         found += rows
     return found
 

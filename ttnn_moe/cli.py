@@ -138,7 +138,7 @@ def warmup(
     arch: Annotated[str | None, typer.Option(help="sm_80, sm_90a, ...; default: this GPU's, or sm_90a.")] = None,
 ) -> None:
     """Compile the CUDA C++ kernels of a layer's sizes, so that the first call need not. Needs no GPU."""
-    from .cuda.native.warmup import specs_of, target, warm_up
+    from .cuda.moe.warmup import specs_of, target, warm_up
 
     kind, found = _dtype(dtype, "bf16", "fp16"), target(arch)
     specs = specs_of(_tokens(tokens), experts, topk, hidden, intermediate, kind, found)
@@ -189,7 +189,7 @@ def _dtype(name: str, *able: str) -> torch.dtype:
 @app.command()
 def cache(clear: Annotated[bool, typer.Option("--clear", help="Remove every compiled kernel.")] = False) -> None:
     """Show where compiled kernels are kept, how many and how large; or remove them."""
-    from .jit.store import Store
+    from .cuda.jit.store import Store
 
     store = Store()
     if clear:

@@ -9,8 +9,8 @@ For triton-ascend 3.2. Never run on an NPU.
 | weights | [T, K] | fp32 | |
 | out | [T, H] row-major | as rows or fp32, out | |
 
-Grid: as many programs as the chip has vector cores; each takes tokens and blocks of H in turn. Sums are fp32, in a
-fixed order. A block of BLOCK_H takes about 10 bytes an element of the unified buffer (192 KiB on a 910B): 4096 does.
+Grid: one program per vector core; each loops over tokens and blocks of H. Sums are fp32, in a fixed order. A block of
+BLOCK_H elements takes about 10 bytes per element of the unified buffer (192 KiB on a 910B): BLOCK_H = 4096 fits.
 """
 
 import triton

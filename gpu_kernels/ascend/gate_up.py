@@ -1,4 +1,4 @@
-"""Activations of sorted rows on Ascend: silu(x Wg) * (x Wu), x gathered by token, both products in one pass.
+"""Activations of sorted rows on Ascend: silu(x Wg) * (x Wu). It gathers x by token; both products share one pass.
 
 For triton-ascend 3.2. Never run on an NPU.
 
@@ -12,10 +12,9 @@ For triton-ascend 3.2. Never run on an NPU.
 | num_tiles | [1] | int32 | tiles that there are |
 | act | [rows, I] row-major | as hidden, out | rows outside every tile are not written |
 
-Grid: as many programs as the chip has cube cores; each takes tiles and column blocks in turn, since a launch of more
-programs than cores runs in waves. Two fp32 accumulators of BLOCK_M * BLOCK_N must fit L0C (128 KiB on a 910B), two
-operands of BLOCK_K the L0 buffers (64 KiB each): 64, 128 and 64 do. One rounding, to act. I % BLOCK_N may be
-anything; H % BLOCK_K too.
+Grid: one program per cube core; each loops over tiles and column blocks, since more programs than cores would run in
+waves. Two fp32 accumulators of BLOCK_M * BLOCK_N must fit L0C (128 KiB on a 910B). Two operands of BLOCK_K must fit the
+L0 buffers (64 KiB each). 64, 128 and 64 fit. One rounding, to act. I and H need not be multiples of the blocks.
 """
 
 import triton

@@ -8,7 +8,7 @@
 | num_tokens | [] | int32 | HAS_BOUND: tokens past it are not written |
 | out | [T, H] row-major | as rows or fp32, out | ADD: added to |
 
-Grid: (T, ceil(H / BLOCK_H)). The order of the sum is fixed: no atomics.
+Grid: (T, ceil(H / BLOCK_H)). The sum has a fixed order and no atomics.
 """
 
 import triton

@@ -1,4 +1,4 @@
-"""Attention of one query token per sequence to its cached keys, in SPLITS parts of the keys; lengths are on the device.
+"""Decode attention: one query token per sequence over its cached keys, split into SPLITS parts (split KV).
 
 | argument | shape | dtype | |
 |---|---|---|---|
@@ -12,11 +12,11 @@
 | partial | [T, KV * G, SPLITS, D] | fp32, out | else: each part's result |
 | lse | [T, KV * G, SPLITS] | fp32, out | else: log2 of each part's sum of exponentials; -inf: no key |
 
-Grid: (T, KV, SPLITS). The G query heads are the rows of one tensor-core product, padded to G_PAD >= 16. scale: of the
-scores, times log2(e). Parts differ by at most BLOCK_N keys; PAGE is a multiple of BLOCK_N. Next: merge_attention where
-SPLITS > 1.
-PDL (sm_90 and newer): launched while its predecessor ends; rows, positions and num_tokens are read before that is
-waited for, see head_norm_rope.
+Grid: (T, KV, SPLITS). The G query heads of a key/value head are the rows of one tensor-core product, padded to
+G_PAD >= 16. Lengths are read on the device. scale: softmax scale times log2(e). Parts differ by at most BLOCK_N keys;
+PAGE is a multiple of BLOCK_N. Consumer: merge_attention where SPLITS > 1.
+PDL (sm_90 and newer): programmatic dependent launch. The kernel reads rows, positions and num_tokens before it waits
+for its predecessor; head_norm_rope.py says what that demands.
 """
 
 import triton

@@ -1,4 +1,4 @@
-"""Down projection and weighted sum of few tokens without a sort; follows few_gate_up.
+"""Down projection and weighted sum of few tokens, without a sort. Producer: few_gate_up.
 
 | argument | shape | dtype | |
 |---|---|---|---|

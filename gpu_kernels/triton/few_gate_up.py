@@ -1,4 +1,4 @@
-"""Activations of few pairs without a sort: each pair reads its expert's rows, and experts repeat little.
+"""Activations of few token-expert pairs, without a sort: each pair reads its own expert's weights.
 
 | argument | shape | dtype | |
 |---|---|---|---|
@@ -9,7 +9,7 @@
 | num_tokens | [] | int32 | HAS_BOUND: rows past it route nowhere |
 | act | [T*K, I] row-major | as hidden, out | rows of pairs without an expert are not written |
 
-Grid: (ceil(I / BLOCK_N), T*K). fp32 products and sums on the CUDA cores: bound by reading weights.
+Grid: (ceil(I / BLOCK_N), T*K). fp32 products and sums on the CUDA cores: bandwidth-bound on the weights.
 """
 
 import triton

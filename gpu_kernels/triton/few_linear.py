@@ -1,4 +1,4 @@
-"""A linear layer of very few rows, with the RMSNorm before it and the residual sum after it: bound by memory.
+"""A linear layer of very few rows, fused with the RMSNorm before it and the residual sum after it. Bandwidth-bound.
 
     out = (NORM ? x / sqrt(mean(x^2) + eps) * norm : x) weight^T (+ bias) (+ residual)
 
@@ -13,7 +13,7 @@
 | normed | [T, K] row-major | as x, out | KEEP: the normalised x, written by program 0 |
 
 Grid: ceil(N / BLOCK_N). T_PAD: T rounded up to a power of two. fp32 products and sums on the CUDA cores, in a fixed
-order. PDL (sm_90 and newer): launched while its predecessor ends; the weight is fetched before waiting for it.
+order. PDL (sm_90 and newer): programmatic dependent launch; it prefetches the weight before it waits.
 """
 
 import triton
@@ -43,7 +43,7 @@ def few_linear(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
-    # every tile is [T, N, K] with a one where it does not vary, so that all have one layout
+    # every tile is [T, N, K], with size 1 where it does not vary: all tiles share one layout
     t = tl.arange(0, T_PAD)[:, None, None]
     n = (tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N))[None, :, None]
     lane = tl.arange(0, BLOCK_K)[None, None, :]

@@ -1,4 +1,4 @@
-"""Activations of sorted rows: silu(x Wg) * (x Wu), x gathered by token, both products in one pass.
+"""Activations of sorted rows: silu(x Wg) * (x Wu). It gathers x by token and makes both products in one pass.
 
 | argument | shape | dtype | |
 |---|---|---|---|
@@ -8,8 +8,8 @@
 is zero |
 | act | [rows, I] row-major | as hidden, out | rows outside every tile are not written |
 
-Grid: (tiles bound) * ceil(I / BLOCK_N) programs, column blocks of one tile next to each other, so that the rows are
-read from L2 and an expert's weights by its tiles at one time. fp32 accumulators; one rounding, to act.
+Grid: (tiles bound) * ceil(I / BLOCK_N) programs. Column blocks of one tile are neighbours, so that L2 serves the rows,
+and the tiles of one expert read its weights at the same time. fp32 accumulators; one rounding, to act.
 """
 
 import triton

@@ -1,4 +1,4 @@
-"""Queries and keys normalised per head and turned by RoPE; keys and values written into the cache.
+"""RMSNorm and RoPE of each query and key head; keys and values are written into the cache.
 
 | argument | shape | dtype | |
 |---|---|---|---|
@@ -11,9 +11,9 @@
 | keys, values | [rows, KV, capacity, D] row-major | as qkv, out | PAGE > 0: [pages, KV, PAGE, D] |
 | pages | [rows, capacity / PAGE] row-major | int32 | PAGE > 0: the pages of each row, in order |
 
-Grid: ceil(T * (Q + 2 KV) / BLOCK_R). D: a power of two. fp32 inside, one rounding. Next: decode or prefill attention.
-PDL (sm_90 and newer): launched while its predecessor ends. All but qkv is read before that is waited for, so a kernel
-that is launched without PDL must stand between what wrote it and this one.
+Grid: ceil(T * (Q + 2 KV) / BLOCK_R). D: a power of two. fp32 inside, one rounding. Consumers: the attention kernels.
+PDL (sm_90 and newer): programmatic dependent launch. The kernel reads everything but qkv before it waits for its
+predecessor. So a kernel that is launched without PDL must run between the writers of those inputs and this kernel.
 """
 
 import triton

@@ -10,8 +10,8 @@
 cache row |
 | out | [T, KV * G, D] row-major | as q, out | |
 
-Grid: (KV * G, tiles), long tiles first. scale: of the scores, times log2(e). Query i of a tile, at position p, sees the
-keys 0 .. p of its row. PAGE is a multiple of BLOCK_N. Softmax as it goes, fp32 (https://arxiv.org/abs/2205.14135).
+Grid: (KV * G, tiles), tiles with the most keys first. scale: softmax scale times log2(e). A query at position p attends
+to keys 0 .. p of its row. PAGE is a multiple of BLOCK_N. Online softmax in fp32 (https://arxiv.org/abs/2205.14135).
 """
 
 import triton
@@ -105,7 +105,7 @@ def prefill_attention(
     highest = tl.full([BLOCK_M], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
     sums = tl.zeros([BLOCK_M, D], tl.float32)
-    # keys that every query of the tile sees, then those that some do
+    # first the keys that every query attends to, then those that need the causal mask
     whole = past // BLOCK_N * BLOCK_N
     limit = past + queries_here
     highest, total, sums = _attend(

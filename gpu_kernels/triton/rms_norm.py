@@ -6,7 +6,7 @@
 | weight | [H] | as x | |
 | out | [T, H] row-major | as x, out | may not be x |
 
-Grid: T. BLOCK: H rounded up to a power of two. PDL: launched while its predecessor ends (sm_90 and newer).
+Grid: T. BLOCK: H rounded up to a power of two. PDL: programmatic dependent launch (sm_90 and newer).
 """
 
 import triton

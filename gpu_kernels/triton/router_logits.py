@@ -1,4 +1,4 @@
-"""Parts of the router's logits of a few tokens, in slices of H, with the RMSNorm before it: router_topk adds them up.
+"""Partial router logits of a few tokens, split over H, fused with the RMSNorm before the router. router_topk sums them.
 
     partial[s, t, e] = sum over h in slice s of x[t, h] * norm[h] * weight[e, h],   squares[s, t] = sum of x[t, h]^2
 
@@ -10,8 +10,8 @@
 | partial | [SLICES, T, E] | fp32, out | SLICES: ceil(H / BLOCK_H) |
 | squares | [SLICES, T] | fp32, out | |
 
-Grid: (ceil(E / BLOCK_E), SLICES, ceil(T / BLOCK_T)): one tensor-core product each, so that a matrix as small as the
-router's is read by the whole GPU. PDL (sm_90 and newer): the weight is fetched before waiting for the predecessor.
+Grid: (ceil(E / BLOCK_E), SLICES, ceil(T / BLOCK_T)), one tensor-core product each: the split over H spreads the small
+router matrix over the whole GPU. PDL (sm_90 and newer): it prefetches the weight before it waits for its predecessor.
 """
 
 import triton

@@ -1,5 +1,6 @@
-"""The K best experts of each token: softmax over E logits, the K largest, their weights; for a few tokens the sum of
-the parts that router_logits made, and the normalised token that the experts read.
+"""Top-K routing of each token: softmax over E logits, the K largest, their weights.
+
+SLICES > 0 (few tokens): it also sums the partial logits of router_logits and writes the normalised token.
 
 | argument | shape | dtype | |
 |---|---|---|---|
@@ -10,7 +11,8 @@ the parts that router_logits made, and the normalised token that the experts rea
 | ids | [T, K] row-major | int32, out | descending logit, of equal ones the lowest expert first; NaN counts as largest |
 | weights | [T, K] row-major | fp32, out | softmax over all E; RENORMALISE: divided by their sum |
 
-Grid: T. One program holds one token's logits, E_PAD a power of two. ids are always 0 .. E-1; NaN shows in weights.
+Grid: T. One program holds the logits of one token; E_PAD is a power of two. ids are always in 0 .. E-1; NaN logits give
+NaN weights.
 """
 
 import triton
@@ -61,7 +63,7 @@ def router_topk(
     z = tl.where(z == 0, 0.0, z)  # -0 is 0
     highest = tl.max(z, 0)
     total = tl.sum(tl.where(e < E, tl.exp(z - highest), 0.0), 0)
-    # one integer that orders by value, NaN first, then by lowest expert
+    # one integer key: by value, NaN first, ties to the lowest expert
     bits = z.to(tl.int32, bitcast=True)
     order = tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
     order = tl.where(z != z, 0x7FFFFFFF, order)

@@ -1,8 +1,8 @@
-"""Sort the token-expert pairs of one routing by expert: stable, without atomics or a word between programs.
+"""Stable sort of the token-expert pairs of one routing by expert, without atomics or communication between programs.
 
-routing_sort's program (e, c) places the pairs of expert e in chunk c in ascending (t, k). It must know how many pairs
-every expert has, and those of e in earlier chunks: with one chunk it counts them itself; with more, routing_count has
-run before it.
+routing_sort's program (e, c) places the pairs of expert e in chunk c in ascending (t, k). It needs the number of pairs
+of every expert, and of expert e in earlier chunks. With one chunk it counts them itself; with more, routing_count runs
+first.
 
 | argument | shape | dtype | |
 |---|---|---|---|
@@ -16,7 +16,7 @@ run before it.
 | tiles | [bound, 2] | int32, out | (expert, first row) of each tile of BLOCK_M rows; bound = ceil(T*K / BLOCK_M) + E |
 | num_tiles | [1] | int32, out | tiles in use |
 
-Grids: routing_count (chunks), routing_sort (E, chunks). Next: gate_up, grouped_matmul and combine.
+Grids: routing_count (chunks), routing_sort (E, chunks). Consumers: gate_up, grouped_matmul and combine.
 """
 
 import triton
@@ -25,7 +25,7 @@ import triton.language as tl
 
 @triton.jit
 def _experts_of(ids, expert_map, at, limit, E_ids, HAS_MAP: tl.constexpr):
-    """Local expert of each pair, -1 for none."""
+    """Local expert of each pair; -1: none."""
     e = tl.load(ids + at, mask=at < limit, other=-1)
     here = (e >= 0) & (e < E_ids)
     e = tl.where(here, e, 0).to(tl.int32)

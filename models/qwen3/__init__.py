@@ -2,12 +2,11 @@
 
 from pathlib import Path
 
-from .cache import StaticCache
 from .config import PRESETS, Qwen3MoeConfig
-from .engine import Engine
-from .generate import Generation, Stats, Token, generate, stream
 from .model import Qwen3Moe
-from .session import Session
+from .runtime.engine import Engine
+from .runtime.generate import Generation, generate, stream
+from .runtime.requests import Stats, Token
 from .tokenizer import Tokenizer
 from .weights import load_model
 
@@ -21,8 +20,6 @@ __all__ = [
     "Generation",
     "Qwen3Moe",
     "Qwen3MoeConfig",
-    "Session",
-    "StaticCache",
     "Stats",
     "Token",
     "Tokenizer",

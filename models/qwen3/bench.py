@@ -17,14 +17,16 @@ from rich.console import Console
 
 from ttnn_moe import registry
 from ttnn_moe.errors import RequestError
+from ttnn_moe.kv.paged import PAGE, PagedCache
+from ttnn_moe.sizes import ceil_div
 from ttnn_moe.whole_file import whole_file
 
 from . import terminal, tt
-from .cache import StaticCache
 from .config import PRESETS, Qwen3MoeConfig, config_of
-from .generate import check_request, default_chunk, generate
-from .model import LanguageModel, Qwen3Moe
-from .session import Session
+from .model import Qwen3Moe, sizes_of
+from .runtime.generate import default_chunk, engine_for, generate
+from .runtime.language_model import LanguageModel
+from .runtime.requests import check_request
 from .tt import request
 from .weights import device_of, dtype_of, load_model, randomize
 
@@ -88,12 +90,12 @@ def bench(
     generator = torch.Generator().manual_seed(seed)
     prompts = torch.randint(sizes.vocab_size, (batch, prompt_len), generator=generator).tolist()
     start = time.perf_counter()
-    session = Session.of(network, prompts, new_tokens)
+    engine = engine_for(network, prompts, new_tokens)
     with terminal.counting("capturing decode steps") as captured:
-        session.capture(captured)
-    generate(network, prompts, max_new_tokens=min(2, new_tokens), stop_ids=(), session=session)
+        engine.capture(captured)
+    generate(network, prompts, max_new_tokens=min(2, new_tokens), stop_ids=(), engine=engine)
     warm_up_s = time.perf_counter() - start
-    stats = generate(network, prompts, max_new_tokens=new_tokens, stop_ids=(), session=session).stats
+    stats = generate(network, prompts, max_new_tokens=new_tokens, stop_ids=(), engine=engine).stats
     figures: dict[str, Any] = {
         "config": config,
         "layers": sizes.num_hidden_layers,
@@ -160,7 +162,7 @@ def memory_needed(
     activations = 4 * (T * (K * (3 * I + H) + 4 * H + 3 * heads) + 3 * batch * config.vocab_size)
     return {
         "weights": parameters * dtype.itemsize,
-        "KV cache": StaticCache.nbytes(config, batch, prompt_len + new_tokens - 1, dtype),
+        "KV cache": batch * ceil_div(prompt_len + new_tokens, PAGE) * PagedCache.page_bytes(sizes_of(config, dtype)),
         "activations": activations,
     }
 

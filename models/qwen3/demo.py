@@ -19,10 +19,9 @@ from ttnn_moe.errors import RequestError
 
 from . import TINY, terminal, tt
 from .config import Qwen3MoeConfig
-from .generate import Generation, Stats, Token, check_request, generate
-from .model import LanguageModel
-from .sampling import Draws, Sampling
-from .session import Session
+from .runtime.generate import Generation, engine_for, generate
+from .runtime.language_model import LanguageModel
+from .runtime.requests import Stats, Token, make_requests
 from .tokenizer import Tokenizer
 from .tt import request
 from .weights import load_model
@@ -56,11 +55,10 @@ def demo(
     # all that can be refused is, before the weights are read
     config = Qwen3MoeConfig.from_directory(model)
     tokenizer = Tokenizer.from_directory(model)
-    Sampling(temperature, top_k, top_p)
     texts = list(prompt or _task_prompts(model))
     ids = [_encode(tokenizer, text, chat) for text in texts]
-    check_request(config, ids, max_new_tokens)
-    Draws.of(seed, len(texts))
+    sampling: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed}
+    make_requests(config, ids, max_new_tokens=max_new_tokens, **sampling)
     options = request.Options(mesh, device, dtype, trace, profile)
     on_chips = request.asked_for(backend, device)
     D = request.check(config, len(texts), options) if on_chips else options.refuse(backend)
@@ -74,10 +72,10 @@ def demo(
             network = load_model(model, backend, device, dtype, progress)
     load_s = time.perf_counter() - start
     start = time.perf_counter()
-    session = Session.of(network, ids, max_new_tokens)
+    engine = engine_for(network, ids, max_new_tokens)
     with terminal.counting("capturing decode steps") as captured:
-        session.capture(captured)
-    generate(network, ids, max_new_tokens=min(2, max_new_tokens), stop_ids=(), session=session)
+        engine.capture(captured)
+    generate(network, ids, max_new_tokens=min(2, max_new_tokens), stop_ids=(), engine=engine)
     warm_up_s = time.perf_counter() - start
     shown = _Single(console) if len(texts) == 1 else _Batch(console, texts)
     with shown, request.profiled(network, profile) as times:
@@ -85,13 +83,10 @@ def demo(
             network,
             ids,
             max_new_tokens=max_new_tokens,
-            temperature=temperature,
-            top_k=top_k,
-            top_p=top_p,
-            seed=seed,
+            **sampling,
             tokenizer=tokenizer,
             on_token=shown.show,
-            session=session,
+            engine=engine,
         )
     name = request.NAME if on_chips else registry.resolve(backend)
     where = f"{name} on {network.where}, {str(network.dtype).removeprefix('torch.')}"

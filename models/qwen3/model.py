@@ -7,43 +7,29 @@ Architecture: Qwen3 Technical Report, https://arxiv.org/abs/2505.09388.
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 import ttnn_moe
+from ttnn_moe import decoder, registry
 from ttnn_moe.backend import Prepared
 from ttnn_moe.errors import RequestError
+from ttnn_moe.kv.cache import CacheSizes, FusedWrite, HeadNorms, KVCache
+from ttnn_moe.kv.paged import PagedCache
+from ttnn_moe.kv.step import PrefillStep, Step
+from ttnn_moe.kv.uncached import Uncached
 from ttnn_moe.sizes import power_of_2
 
-from . import ops
-from .cache import AttentionCache, StaticCache, Step, Uncached
 from .config import Qwen3MoeConfig
 
 
-class LanguageModel(Protocol):
-    """What generates: Qwen3Moe, or tt.Qwen3MoeTT. `device` is where ids and logits are."""
-
-    @property
-    def config(self) -> Qwen3MoeConfig: ...
-
-    @property
-    def device(self) -> torch.device: ...
-
-    @property
-    def dtype(self) -> torch.dtype: ...
-
-    @property
-    def where(self) -> str:
-        """The machine, in words."""
-
-    def new_cache(self, rows: int, capacity: int) -> Any:
-        """A cache of its own, as StaticCache; RequestError: larger than it can be."""
-
-    def __call__(self, ids: Tensor, cache: Any, step: Any) -> Tensor:
-        """Logits [R, vocab_size] of a step that the cache planned."""
+def sizes_of(config: Qwen3MoeConfig, dtype: torch.dtype, device: torch.device | str = "cpu") -> CacheSizes:
+    """What a cache has to know of a model."""
+    heads = config.num_attention_heads, config.num_key_value_heads, config.head_dim
+    return CacheSizes(config.num_hidden_layers, *heads, dtype, torch.device(device))
 
 
 class Linear(nn.Linear):
@@ -64,7 +50,7 @@ class RMSNorm(nn.Module):
         self.weight, self.eps = nn.Parameter(torch.empty(size)), eps
 
     def forward(self, x: Tensor) -> Tensor:
-        return ops.rms_norm(x, self.weight, self.eps)
+        return decoder.rms_norm(x, self.weight, self.eps)
 
     def into(self, linear: nn.Linear, x: Tensor, first: int = 0) -> Tensor:
         """linear(self(x)), outputs from `first` on; one pass where that is faster."""
@@ -72,7 +58,7 @@ class RMSNorm(nn.Module):
         bias: Tensor | None = linear.bias
         if first:
             weight, bias = weight[first:], None if bias is None else bias[first:]
-        return ops.norm_linear(x, self.weight, self.eps, weight, bias)
+        return decoder.norm_linear(x, self.weight, self.eps, weight, bias)
 
 
 class Attention(nn.Module):
@@ -89,28 +75,30 @@ class Attention(nn.Module):
         self.q_norm = RMSNorm(self.head_dim, config.rms_norm_eps)
         self.k_norm = RMSNorm(self.head_dim, config.rms_norm_eps)
 
-    def forward(
-        self, x: Tensor, norm: RMSNorm, rope: tuple[Tensor, Tensor], cache: AttentionCache, step: Step
-    ) -> Tensor:
+    def forward(self, x: Tensor, norm: RMSNorm, rope: tuple[Tensor, Tensor], cache: KVCache, step: Step) -> Tensor:
         """x [T, H] + attention(norm(x)); x may be overwritten."""
-        q, k, v = self._heads(x, norm, rope, cache.place(self.layer, step), self.heads)
-        attended = cache.attend(self.layer, q, k, v, step).flatten(1)
-        return ops.linear_add(attended, self.out.weight, self.out.bias, x)
+        q = self._write(x, norm, rope, cache, step, self.heads)
+        attended = cache.attend(self.layer, q, step).flatten(1)
+        return decoder.linear_add(attended, self.out.weight, self.out.bias, x)
 
-    def keep(self, x: Tensor, norm: RMSNorm, rope: tuple[Tensor, Tensor], cache: AttentionCache, step: Step) -> None:
-        """Only put keys and values where they belong."""
-        place = cache.place(self.layer, step)
-        assert place is not None, "attend would have to keep them"
-        self._heads(x, norm, rope, place, 0)
+    def keep(self, x: Tensor, norm: RMSNorm, rope: tuple[Tensor, Tensor], cache: KVCache, step: Step) -> None:
+        """Only write keys and values."""
+        self._write(x, norm, rope, cache, step, 0)
 
-    def _heads(
-        self, x: Tensor, norm: RMSNorm, rope: tuple[Tensor, Tensor], place: ops.Place | None, queries: int
-    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """See ops.head_norm_rope; of the queries, the last so many heads."""
+    def _write(
+        self, x: Tensor, norm: RMSNorm, rope: tuple[Tensor, Tensor], cache: KVCache, step: Step, queries: int
+    ) -> Tensor:
+        """Write keys and values; the last `queries` query heads [T, queries, head_dim], normalised and rotated."""
         qkv = norm.into(self.qkv, x, (self.heads - queries) * self.head_dim)
         heads = qkv.view(x.shape[0], queries + 2 * self.kv_heads, self.head_dim)
-        norms = ops.HeadNorms(self.q_norm.weight, self.k_norm.weight, self.q_norm.eps)
-        return ops.head_norm_rope(heads, self.kv_heads, norms, rope, place)
+        norms = HeadNorms(self.q_norm.weight, self.k_norm.weight, self.q_norm.eps)
+        if isinstance(cache, FusedWrite):
+            q = cache.norm_rope_write(self.layer, heads, norms, rope, step)
+            if q is not None:
+                return q
+        q, k, v = decoder.head_norm_rope(heads, self.kv_heads, norms, rope)
+        cache.write(self.layer, k, v, step)
+        return q
 
 
 class DenseMLP(nn.Module):
@@ -124,7 +112,7 @@ class DenseMLP(nn.Module):
     def forward(self, x: Tensor, norm: RMSNorm, step: Step) -> Tensor:
         """x [T, H] + mlp(norm(x)); x may be overwritten."""
         gate, up = norm.into(self.gate_up, x).chunk(2, dim=-1)
-        return ops.linear_add(F.silu(gate) * up, self.down.weight, self.down.bias, x)
+        return decoder.linear_add(F.silu(gate) * up, self.down.weight, self.down.bias, x)
 
 
 class MoE(nn.Module):
@@ -168,8 +156,10 @@ class MoE(nn.Module):
 
     def forward(self, x: Tensor, norm: RMSNorm, step: Step) -> Tensor:
         """x [T, H] + experts(norm(x)); x may be overwritten."""
-        ids, weights, hidden = ops.norm_route(x, norm.weight, norm.eps, self.router.weight, self.K, self.norm_topk_prob)
-        if ops.fast(x):  # the sum over experts begins with x
+        ids, weights, hidden = decoder.norm_route(
+            x, norm.weight, norm.eps, self.router.weight, self.K, self.norm_topk_prob
+        )
+        if decoder.uses_kernels(x):  # the sum over experts begins with x
             layer = self.prepared(x.shape[0])
             return layer(hidden, ids, weights, out=x, accumulate=True, num_tokens=step.num_tokens)
         routing = ttnn_moe.Routing.from_topk(ids, weights, self.router.out_features, num_tokens=step.num_tokens)
@@ -184,7 +174,7 @@ class Layer(nn.Module):
         self.mlp_norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.mlp: nn.Module = MoE(config, backend) if config.is_sparse(layer) else DenseMLP(config)
 
-    def forward(self, x: Tensor, rope: tuple[Tensor, Tensor], cache: AttentionCache, step: Step) -> Tensor:
+    def forward(self, x: Tensor, rope: tuple[Tensor, Tensor], cache: KVCache, step: Step) -> Tensor:
         x = self.attention(x, self.attention_norm, rope, cache, step)
         return self.mlp(x, self.mlp_norm, step)
 
@@ -234,13 +224,28 @@ class Qwen3Moe(nn.Module):
     def where(self) -> str:
         return str(self.device)
 
-    def new_cache(self, rows: int, capacity: int) -> StaticCache:
-        """Keys and values of `rows` sequences of up to `capacity` tokens."""
-        return StaticCache(self.config, rows, capacity, self.dtype, self.device)
+    @property
+    def cache_sizes(self) -> CacheSizes:
+        """What a KV cache has to know of the model."""
+        return sizes_of(self.config, self.dtype, self.device)
+
+    def new_cache(self, rows: int, capacity: int, memory: int | None = None, page: int | None = None) -> PagedCache:
+        """See LanguageModel."""
+        return PagedCache.within(self.cache_sizes, rows, capacity, memory, page)
+
+    def why_not_captured(self) -> str | None:
+        """See LanguageModel."""
+        others = {registry.resolve(m.backend) for m in self.modules() if isinstance(m, MoE)} - {"cuda"}
+        if others:
+            return f"its experts run on {', '.join(sorted(others))}, not on cuda"
+        config = self.config
+        return decoder.why_not_captured(
+            self.embed.weight, config.num_attention_heads, config.num_key_value_heads, config.head_dim
+        )
 
     def rope(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """cos and sin [T, 1, head_dim / 2] in the model's dtype, computed in fp32 from positions [T]."""
-        if not ops.fast(self.embed.weight):
+        if not decoder.uses_kernels(self.embed.weight):
             return self._rope_of(positions)
         # two small kernels instead of ten
         table = self._rope_table
@@ -254,7 +259,7 @@ class Qwen3Moe(nn.Module):
         return cos[:, None].to(self.dtype), sin[:, None].to(self.dtype)
 
     @torch.no_grad()
-    def forward(self, ids: Tensor, cache: AttentionCache | None = None, step: Step | None = None) -> Tensor:
+    def forward(self, ids: Tensor, cache: KVCache | None = None, step: Step | None = None) -> Tensor:
         """Logits of the next token.
 
         Args:
@@ -263,7 +268,7 @@ class Qwen3Moe(nn.Module):
             step: from the cache: where each of the T tokens stands.
 
         Returns:
-            [B, S, vocab_size], or with a cache [R, vocab_size] for the tokens step.logits_at (all, if None).
+            [B, S, vocab_size], or with a cache [R, vocab_size] for the tokens step.logits_at (in a decode step: all).
 
         Raises:
             RequestError: without a cache: sequences longer than the context, or ids outside the vocabulary.
@@ -271,7 +276,8 @@ class Qwen3Moe(nn.Module):
         shape = ids.shape
         if cache is None or step is None:
             cache, step = self._whole(ids)
-        rope, wanted = self.rope(step.positions), step.wanted()
+        rope = self.rope(step.positions)
+        logits_at, wanted = (step.logits_at, step.wanted()) if isinstance(step, PrefillStep) else (None, None)
         wanted_rope = rope if wanted is None else self.rope(wanted.positions)
         x = self.embed(ids.flatten())  # after positions and angles: see gpu_kernels/triton/head_norm_rope.py
         *before, last = self.layers
@@ -280,15 +286,15 @@ class Qwen3Moe(nn.Module):
         assert isinstance(last, Layer)
         if wanted is not None:  # nobody looks at what the last layer makes of the others, but at their keys and values
             last.attention.keep(x, last.attention_norm, rope, cache, step)
-            x, rope, step = x[step.logits_at], wanted_rope, wanted
+            x, rope, step, logits_at = x[logits_at], wanted_rope, wanted, None
         if len(x):
             x = last(x, rope, cache, step)
-        if step.logits_at is not None:
-            x = x[step.logits_at]
-        logits = ops.norm_linear(x, self.norm.weight, self.norm.eps, (self.head or self.embed).weight)
+        if logits_at is not None:
+            x = x[logits_at]
+        logits = decoder.norm_linear(x, self.norm.weight, self.norm.eps, (self.head or self.embed).weight)
         return logits if len(shape) == 1 else logits.view(*shape, self.config.vocab_size)
 
-    def _whole(self, ids: Tensor) -> tuple[Uncached, Step]:
+    def _whole(self, ids: Tensor) -> tuple[Uncached, PrefillStep]:
         if ids.dim() != 2 or ids.dtype not in (torch.int32, torch.int64):
             raise RequestError(
                 "ids have the wrong form", got=f"{tuple(ids.shape)} {ids.dtype}", expected="[B, S] int64"
@@ -303,4 +309,5 @@ class Qwen3Moe(nn.Module):
                     "ids out of range", got=f"{low} .. {high}", expected=f"0 .. {self.config.vocab_size - 1}"
                 )
         rows, positions = (torch.arange(n, device=ids.device) for n in (B, S))
-        return Uncached(B, S), Step(rows=rows.repeat_interleave(S), positions=positions.repeat(B))
+        step = PrefillStep(rows.repeat_interleave(S), positions.repeat(B), logits_at=None, spans=())
+        return Uncached(B, S), step

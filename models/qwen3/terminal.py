@@ -59,7 +59,7 @@ def loading(what: str) -> Iterator[Callable[[int, int], None]]:
 
 @contextmanager
 def counting(what: str) -> Iterator[Callable[[int, int], None]]:
-    """A progress bar of steps; yields what `Session.capture` takes as `progress`."""
+    """A progress bar of steps; yields what `Engine.capture` takes as `progress`."""
     with _bar(what, MofNCompleteColumn()) as progress:
         yield progress
 

@@ -8,8 +8,7 @@ import torch
 import ascend_stand_in
 from paths import TINY
 from ttnn_moe.errors import RequestError
-from ttnn_moe.models.qwen3 import demo
-from ttnn_moe.models.qwen3.generate import generate
+from ttnn_moe.models.qwen3 import demo, generate
 from ttnn_moe.models.qwen3.tokenizer import Tokenizer
 from ttnn_moe.models.qwen3.weights import device_of, load_model
 

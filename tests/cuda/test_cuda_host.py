@@ -6,7 +6,6 @@ Hopper's plans decide blocks, threads and clusters of the sort. tests/cuda/test_
 from __future__ import annotations
 
 import random
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,17 +13,24 @@ import torch
 
 from cases import CASES, Case
 from host_kernels import GXX, HostKernels, with_mistake
+from host_products import Tile, family_of, plan_of
 from numerics import assert_close, poisoned
 from oracle import oracle
 from routing_draws import draw
-from ttnn_moe import Routing
+from ttnn_moe import Problem, Routing
 from ttnn_moe.backend import Numerics
-from ttnn_moe.cuda.launch import Selection
-from ttnn_moe.cuda.native import launch, plan
-from ttnn_moe.cuda.native.arch import ARCHES, HOPPER
-from ttnn_moe.cuda.native.plan import Few, Gemm, Plan, Sorted
-from ttnn_moe.cuda.native.sm80_tiles import MmaGemm
-from ttnn_moe.cuda.native.specs import Types
+from ttnn_moe.cuda.arch import ARCHES, HOPPER, Target
+from ttnn_moe.cuda.device import H200
+from ttnn_moe.cuda.moe import sort
+from ttnn_moe.cuda.moe.cuda_cpp import dense_limits
+from ttnn_moe.cuda.moe.family import Call
+from ttnn_moe.cuda.moe.few import FEW, FewPlan, FewSizes
+from ttnn_moe.cuda.moe.pairs import tiles_bound
+from ttnn_moe.cuda.moe.sm80 import GemmTile
+from ttnn_moe.cuda.moe.sm90 import SM90, MlpTile
+from ttnn_moe.cuda.moe.sort import Sorters, Words
+from ttnn_moe.cuda.moe.uses import Use
+from ttnn_moe.sizes import ceil_div
 
 pytestmark = pytest.mark.skipif(GXX is None, reason="g++ is not installed")
 
@@ -40,27 +46,28 @@ def kernels(built: HostKernels, monkeypatch: pytest.MonkeyPatch) -> HostKernels:
     return built
 
 
-def _check_sort(seed: int, T: int, E: int, K: int, sizes: Sorted) -> None:
+def _check_sort(seed: int, T: int, E: int, K: int, tile: int, sorters: Sorters) -> None:
     """One routing against torch's stable sort: rows, their way back, tiles, counters."""
     drawn = draw(seed, random.Random(seed), T, E, K)
     ids, local, here, order, inverse = drawn.ids, drawn.local, drawn.here, drawn.order, drawn.inverse
     bound = None if drawn.bound is None else torch.tensor(drawn.bound, dtype=torch.int32)
     tiles, first = [], 0
     for e, n in enumerate(drawn.counts):
-        parts = -(-n // sizes.gemm.max_n)
-        each = -(-n // parts // 8) * 8 if parts else 0
+        parts = ceil_div(n, tile)
+        each = ceil_div(ceil_div(n, parts), 8) * 8 if parts else 0
         tiles += [[e, first + i * each, min(each, n - i * each), 0] for i in range(parts)]
         first += n
 
     P = T * K
-    words = torch.full((launch.sort_words(P, here, sizes) + 4,), 7, dtype=torch.int32)
-    row_tokens, way_back, rest = words.split((-(-P // 4) * 4, -(-P // 4) * 4, len(words) - 2 * (-(-P // 4) * 4)))
-    most = launch._tiles(P, here, sizes)
-    num_tiles = rest[4 * most :]
-    types = Types(ids64=ids.dtype == torch.int64)
-    sort = launch._launches(sizes, types, T, K, E, here, 64, 64, "halves", 0)[0]
-    places = [0 if tensor is None else tensor.data_ptr() for tensor in (ids, local, bound)]
-    sort(None, *places, *(part.data_ptr() for part in (row_tokens, way_back, rest, num_tiles)))
+    place = Words.of(P, here, tile)
+    words = torch.full((place.count + 4,), 7, dtype=torch.int32)
+    row_tokens, way_back = words[: place.inverse // 4], words[place.inverse // 4 : place.tiles // 4]
+    rest, num_tiles = words[place.tiles // 4 :], words[place.num_tiles // 4 :]
+    most = tiles_bound(P, here, tile)
+    use = sort.sort_use(HOPPER, sorters, here, ids.dtype == torch.int64)
+    given = [0 if tensor is None else tensor.data_ptr() for tensor in (ids, local, bound)]
+    launch = sort.bind_sort(use, sorters, 0, P, E, here, K, tile)
+    launch(None, *given, *(part.data_ptr() for part in (row_tokens, way_back, rest, num_tiles)))
 
     # without lists: pytest takes minutes to tell how long ones differ
     assert torch.equal(way_back[:P].long(), inverse)
@@ -75,15 +82,15 @@ def test_sort(seed: int, kernels: HostKernels) -> None:
     """What the plan takes on Hopper: one block up to 512 pairs, a cluster of eight above."""
     rng = random.Random(seed)
     T, K, E = rng.choice([1, 7, 33, 150, 400]), rng.choice([1, 2, 8, 16]), rng.choice([1, 2, 6, 32, 128, 300])
-    _check_sort(seed, T, E, K, plan.many(T, E, K))
+    plan = SM90.plan(Problem(T, E, K, 64, 64), Target(H200, HOPPER))
+    _check_sort(seed, T, E, K, plan.tile.max_n, plan.sorters)
     assert kernels.sound
 
 
 @pytest.mark.parametrize("cluster", [1, 8])
 @pytest.mark.parametrize("seed", range(4))
 def test_sort_of_more_pairs_than_registers_hold(seed: int, cluster: int, kernels: HostKernels) -> None:
-    sizes = Sorted(Gemm(32, 10, 128), 128, cluster)
-    _check_sort(seed, 1300 if cluster == 1 else 3000, 128, 2, sizes)
+    _check_sort(seed, 1300 if cluster == 1 else 3000, 128, 2, 32, Sorters(128, cluster))
     assert kernels.sound
 
 
@@ -106,31 +113,38 @@ def test_a_mistake_of_the_sort_is_seen(
     seen = 0
     for seed in range(6):
         try:
-            _check_sort(seed, 700, 12, 2, Sorted(Gemm(32, 10, 128), 128, 8))
-            _check_sort(seed, 3000, 12, 2, Sorted(Gemm(32, 10, 128), 128, 8))
+            _check_sort(seed, 700, 12, 2, 32, Sorters(128, 8))
+            _check_sort(seed, 3000, 12, 2, 32, Sorters(128, 8))
         except AssertionError:
             seen += 1
     assert seen
 
 
-SM80 = ARCHES[8, 0]
 # the second as on Hopper
-PLANS: list[Plan] = [
-    Few(columns=4, arch=SM80),
-    Few(columns=8, arch=SM80),
-    Sorted(MmaGemm(32, 4), 128, 1, SM80),
-    Sorted(Gemm(32, 3, 128), 128, 1),
-]
+SIZES: list[FewSizes | Tile] = [FewSizes(columns=4), FewSizes(columns=8), GemmTile(32, 4), MlpTile(32, 3, 128)]
 
 
-def _runs(case: Case, sizes: Plan) -> bool:
+def _runs(case: Case, sizes: FewSizes | Tile) -> bool:
     """What a host does in a second or two."""
     P = case.T * case.K
-    if isinstance(sizes, Few):
+    if isinstance(sizes, FewSizes):
         small = P * (case.I + case.H) <= (1 << 14 if sizes.columns == 4 else 1 << 12)
     else:
         small = P * case.H * case.I <= 1 << 21
-    return small and plan.why_not(case.T, case.E, case.K, case.H, case.I, 2, HOPPER) is None
+    problem = Problem(case.T, case.E, case.K, case.H, case.I)
+    return small and dense_limits(problem, Target(H200, HOPPER)) is None
+
+
+def _launch(problem: Problem, sizes: FewSizes | Tile, call: Call) -> Numerics:
+    """Launch a call with given sizes; where it rounds."""
+    P, dtype = problem.T * problem.K, problem.dtype
+    act, rows = (poisoned(P, n, dtype=dtype) for n in (problem.I, problem.H))
+    if isinstance(sizes, FewSizes):
+        FEW.launch(FewPlan(problem, ARCHES[8, 0], sizes), call, (act,))
+        return Numerics(activation=dtype)
+    family, plan = family_of(sizes), plan_of(problem, sizes, Sorters(128))
+    family.launch(plan, call, (act, rows, torch.full((plan.words.count,), -7, dtype=torch.int32)))
+    return Numerics(activation=dtype, expert_out=dtype)
 
 
 @pytest.mark.parametrize(
@@ -138,11 +152,11 @@ def _runs(case: Case, sizes: Plan) -> bool:
     [
         pytest.param(case, sizes, id=f"{case}-{i}")
         for case in CASES
-        for i, sizes in enumerate(PLANS)
+        for i, sizes in enumerate(SIZES)
         if _runs(case, sizes)
     ],
 )
-def test_case(case: Case, sizes: Plan, kernels: HostKernels) -> None:
+def test_case(case: Case, sizes: FewSizes | Tile, kernels: HostKernels) -> None:
     """The contract's cases, through the launches of a call."""
     dtype = torch.bfloat16
     x = case.make(dtype)
@@ -151,22 +165,16 @@ def test_case(case: Case, sizes: Plan, kernels: HostKernels) -> None:
     if x.num_tokens is not None:
         ids[x.num_tokens :] = -1
         bound = torch.tensor(x.num_tokens, dtype=torch.int32)
-    selection = Selection.of(Routing.from_topk(x.ids, x.weights, case.E, num_tokens=bound))
-    P = case.T * case.K
+    routing = Routing.from_topk(x.ids, x.weights, case.E, num_tokens=bound)
     for start in (None, torch.randn(case.T, case.H)):
         if case.T == 0 or (start is not None and bound is not None):
             continue
         out = poisoned(case.T, case.H, dtype=dtype if start is None else torch.float32)
         if start is not None:
             out.copy_(start)
-        act, rows = (poisoned(P, n, dtype=dtype) for n in (case.I, case.H))
-        words = (
-            torch.full((launch.sort_words(P, case.E, sizes),), -7, dtype=torch.int32)
-            if isinstance(sizes, Sorted)
-            else None
-        )
-        launch.run(x.hidden.contiguous(), selection, x.experts, out, start is not None, sizes, act, rows, words)
-        numerics = Numerics(activation=dtype, expert_out=None if isinstance(sizes, Few) else dtype)
+        problem = Problem.of(case.T, case.K, x.experts, dtype, out.dtype)
+        call = Call(x.hidden.contiguous(), routing, x.experts, out, start is not None)
+        numerics = _launch(problem, sizes, call)
         want = oracle(x.hidden, ids, x.weights, x.experts, numerics, start)
         n = case.T if x.num_tokens is None else x.num_tokens
         good = [t for t in range(n) if t not in x.spoiled]
@@ -179,7 +187,6 @@ def test_case(case: Case, sizes: Plan, kernels: HostKernels) -> None:
 @pytest.mark.parametrize(("T", "K", "H", "bound"), [(5, 8, 64, None), (3, 16, 2112, None), (6, 1, 320, 4)])
 def test_combine_lets_go_of_what_it_has_read(T: int, K: int, H: int, bound: int | None, kernels: HostKernels) -> None:
     """Of that and of nothing else; on the host a line is lost at once."""
-    sizes = replace(plan.many(T, 8, K), gemm=Gemm(32, 10, 128, read_once=True))
     weights, rows = torch.rand(T, K), torch.randn(T * K, H).bfloat16()
     inverse = torch.randperm(T * K).int().view(T, K)
     inverse[1, 0] = -1
@@ -195,7 +202,8 @@ def test_combine_lets_go_of_what_it_has_read(T: int, K: int, H: int, bound: int 
     storage = torch.empty(T * K * H + 64, dtype=torch.bfloat16)  # lines of 128 bytes
     offset = -storage.data_ptr() % 128 // 2
     lines = storage[offset : offset + T * K * H].view(T * K, H).copy_(rows)
-    combine = launch._launches(sizes, Types(), T, K, 8, 8, H, 64, "halves", 0)[-1]
+    use = Use.of(HOPPER, "common/combine", FP16=False, TOP_K=K, OUT32=False, ADD=False, DISCARD=True)
+    combine = sort.bind_combine(use, 0, T, H)
     count = torch.tensor(n, dtype=torch.int32)
     combine(None, *(t.data_ptr() for t in (lines, inverse, weights, count, out)))
     assert kernels.sound

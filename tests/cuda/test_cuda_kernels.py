@@ -8,9 +8,13 @@ import pytest
 
 pytest.importorskip("triton")
 
+from cuda_gpus import gpu_of
 from pytest_process import run_interpreted
-from triton_offline import BF16, F32, I32, I64, SHARED_KIB, compile_kernel
-from ttnn_moe.cuda.tiles import Few, Plan, Sorted, choose
+from triton_offline import BF16, F32, I32, I64, compile_kernel
+from ttnn_moe import Problem
+from ttnn_moe.cuda.moe.triton_tiles import FewTiles, SortedTiles, few_tiles, sorted_tiles
+
+Tiles = FewTiles | SortedTiles
 
 
 @pytest.mark.slow
@@ -35,7 +39,7 @@ SORT = {"HAS_MAP": True, "HAS_BOUND": True, "E_PAD": 128}
 ROUTED = {"offsets": I32, "row_tokens": I32, "tiles": I32, "num_tiles": I32}
 
 
-def _qwen3(plan: Plan, capability: int) -> list[Any]:
+def _qwen3(tiles: Tiles, capability: int) -> list[Any]:
     """Every launch of one call with Qwen3-30B-A3B's sizes."""
     compiled = []
 
@@ -45,9 +49,9 @@ def _qwen3(plan: Plan, capability: int) -> list[Any]:
     sizes = {"H": "i32x16", "I": "i32x16"}
     rows = {"rows_of_expert": "i32x16", "row_stride": "i32x16"}
     ids = {"ids": I32, "expert_map": I32, "num_tokens": I32}
-    if isinstance(plan, Few):
+    if isinstance(tiles, FewTiles):
         both = {"HAS_MAP": True, "HAS_BOUND": True}
-        up, down = plan.gate_up, plan.down
+        up, down = tiles.gate_up, tiles.down
         kernel(
             "few_gate_up",
             {"hidden": BF16, "gate": BF16, "up": BF16, **ids, "act": BF16, "E_ids": "i32", "K": "i32", **sizes, **rows},
@@ -65,7 +69,7 @@ def _qwen3(plan: Plan, capability: int) -> list[Any]:
     kernel(
         "routing_sort:routing_count",
         {**ids, "counts": I32, "P": "i32", "E_ids": "i32", "K": "i32"},
-        {**SORT, "CHUNK": plan.sort_chunk},
+        {**SORT, "CHUNK": tiles.sort_chunk},
         num_warps=8,
     )
     kernel(
@@ -85,11 +89,11 @@ def _qwen3(plan: Plan, capability: int) -> list[Any]:
             "K": "i32",
             "chunks": "i32",
         },
-        {**SORT, "COUNTED": True, "BLOCK_M": plan.m, "CHUNK": plan.sort_chunk},
+        {**SORT, "COUNTED": True, "BLOCK_M": tiles.m, "CHUNK": tiles.sort_chunk},
         num_warps=8,
     )
-    blocks = {"BLOCK_M": plan.m, "EVEN_K": True, "PRECISION": "tf32"}
-    tile = plan.gate_up
+    blocks = {"BLOCK_M": tiles.m, "EVEN_K": True, "PRECISION": "tf32"}
+    tile = tiles.gate_up
     kernel(
         "gate_up",
         {"hidden": BF16, "gate": BF16, "up": BF16, **ROUTED, "act": BF16, **sizes, **rows},
@@ -97,7 +101,7 @@ def _qwen3(plan: Plan, capability: int) -> list[Any]:
         num_warps=tile.warps,
         num_stages=tile.stages,
     )
-    for gather, tile in ((True, plan.gate_up), (False, plan.down)):
+    for gather, tile in ((True, tiles.gate_up), (False, tiles.down)):
         kernel(
             "grouped_matmul",
             {"x": BF16, "weights": BF16, **ROUTED, "out": BF16, "M": "i32x16", "N": "i32x16", **rows},
@@ -108,28 +112,29 @@ def _qwen3(plan: Plan, capability: int) -> list[Any]:
     kernel(
         "combine",
         {"rows": BF16, "inverse": I32, "weights": F32, "num_tokens": I32, "out": BF16, "H": "i32x16"},
-        {"K": 8, "HAS_BOUND": True, "ADD": True, "BLOCK_H": plan.combine_h},
+        {"K": 8, "HAS_BOUND": True, "ADD": True, "BLOCK_H": tiles.combine_h},
         num_warps=1,
     )
     return compiled
 
 
-PLANS = {
-    capability: sorted(
-        {choose(T, 128, 8, 2048, 768, 2, divmod(capability, 10)) for T in (1 << i for i in range(16))}, key=str
-    )
-    for capability in SHARED_KIB
-}
+def _all_tiles(capability: int) -> list[Tiles]:
+    """What Qwen3-30B-A3B's sizes get, whatever T."""
+    problems = [Problem(1 << i, 128, 8, 2048, 768) for i in range(16)]
+    gpu = gpu_of(divmod(capability, 10))
+    return [few_tiles(problems[0]), *sorted({sorted_tiles(problem, gpu) for problem in problems[2:]}, key=str)]
 
 
 @pytest.mark.parametrize(
-    ("capability", "plan"),
-    [(capability, plan) for capability in (80, 90, 120) for plan in PLANS[capability]],
-    ids=lambda value: f"m{value.m}" if isinstance(value, Sorted) else "few" if isinstance(value, Few) else str(value),
+    ("capability", "tiles"),
+    [(capability, tiles) for capability in (80, 90, 120) for tiles in _all_tiles(capability)],
+    ids=lambda value: (
+        f"m{value.m}" if isinstance(value, SortedTiles) else "few" if isinstance(value, FewTiles) else None
+    ),
 )
-def test_kernels_compile_for_gpus_that_are_not_here(capability: int, plan: Plan) -> None:
-    compiled = _qwen3(plan, capability)
+def test_kernels_compile_for_gpus_that_are_not_here(capability: int, tiles: Tiles) -> None:
+    compiled = _qwen3(tiles, capability)
     products = sum("mma" in kernel.asm["ptx"] for kernel in compiled)
-    assert products == (0 if isinstance(plan, Few) else 3)
-    if capability == 90 and isinstance(plan, Sorted) and plan.m >= 64:
+    assert products == (0 if isinstance(tiles, FewTiles) else 3)
+    if capability == 90 and isinstance(tiles, SortedTiles) and tiles.m >= 64:
         assert sum("wgmma" in kernel.asm["ptx"] for kernel in compiled) == 3

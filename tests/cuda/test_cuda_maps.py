@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from ttnn_moe import Experts
-from ttnn_moe.cuda.native import maps
+from ttnn_moe.cuda import maps
 
 
 class Made:

@@ -6,6 +6,9 @@ Those of sm_80 run on a newer GPU too, from PTX: `pytest -k sm80`.
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import torch
@@ -14,17 +17,23 @@ from hypothesis import strategies as st
 
 import ttnn_moe
 from cases import CASES, Case
+from cuda_gpus import gpu_of
 from cuda_layers import assert_same_bits, random_experts, random_routing, replays
 from numerics import assert_close, poisoned
 from oracle import oracle
 from ttnn_moe import Experts, Placement, Problem, Routing
 from ttnn_moe.backend import Numerics
-from ttnn_moe.cuda import run
-from ttnn_moe.cuda.native import arch as arches
-from ttnn_moe.cuda.native import plan as native
-from ttnn_moe.cuda.native.arch import ARCHES, HOPPER, Arch
-from ttnn_moe.cuda.native.plan import Few, Gemm, Plan, Sorted
-from ttnn_moe.cuda.native.sm80_tiles import MmaGemm
+from ttnn_moe.cuda import arch as arches
+from ttnn_moe.cuda.arch import ARCHES, HOPPER, Arch, Target
+from ttnn_moe.cuda.device import H200
+from ttnn_moe.cuda.moe import run
+from ttnn_moe.cuda.moe.cuda_cpp import CudaCpp, dense_limits
+from ttnn_moe.cuda.moe.families import CUDA_CPP, Chosen
+from ttnn_moe.cuda.moe.few import FEW, FewPlan, FewSizes
+from ttnn_moe.cuda.moe.sm80 import SM80, GemmTile
+from ttnn_moe.cuda.moe.sm90 import SM90, MlpTile
+from ttnn_moe.cuda.moe.sort import Sorters
+from ttnn_moe.cuda.moe.sorted import SortedPlan
 from ttnn_moe.errors import ContractError
 
 CAPABILITY = torch.cuda.get_device_capability() if torch.cuda.is_available() else (0, 0)
@@ -36,80 +45,106 @@ on_gpu = [
 
 def _sm80() -> Arch:
     """The kernels of sm_80 as the GPU that is here runs them."""
-    found = arches.find(max(CAPABILITY, (8, 0)), None if CAPABILITY[0] in (8, 12) else "sm_80")
+    found = arches.find(gpu_of(max(CAPABILITY, (8, 0))), None if CAPABILITY[0] in (8, 12) else "sm_80")
     assert found is not None
     return found
 
 
-HOPPER_PLANS: dict[str, Plan] = {
-    "few": Few(),
-    "n64": Sorted(Gemm(64, 9, 128, read_once=True), 128, 8),
-    "n32": Sorted(Gemm(32, 10, 128, read_once=True), 256, 1),
-    "n176": Sorted(Gemm(176, 3), 512, 8),
-    "n160": Sorted(Gemm(160, 4), 1024, 8),
-}
-SM80_PLANS: dict[str, Plan] = {
-    "sm80_few": Few(arch=_sm80()),
-    "sm80_n32": Sorted(MmaGemm(32, 4), 128, 1, _sm80()),
-    "sm80_n64": Sorted(MmaGemm(64, 3), 512, 1, _sm80()),
-    "sm80_n128": Sorted(MmaGemm(128, 3), 1024, 1, _sm80()),
-}
-PLANS = HOPPER_PLANS | SM80_PLANS
+@dataclass(frozen=True)
+class Form:
+    """A family with sizes that it might not choose itself."""
+
+    family: CudaCpp[Any]
+    arch: Arch
+    plan: Callable[[Problem], Any]
 
 
-@pytest.fixture(params=PLANS)
-def plan(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Plan:
-    chosen = PLANS[request.param]
-    if chosen.arch == HOPPER and CAPABILITY != (9, 0):
+def _few(arch: Arch) -> Form:
+    return Form(FEW, arch, lambda problem: FewPlan(problem, arch, FewSizes()))
+
+
+def _sorted(tile: MlpTile | GemmTile, sorters: Sorters) -> Form:
+    hopper = isinstance(tile, MlpTile)
+    arch = HOPPER if hopper else _sm80()
+    return Form(SM90 if hopper else SM80, arch, lambda problem: SortedPlan(problem, arch, tile, sorters))
+
+
+FORMS = {
+    "few": _few(HOPPER),
+    "n64": _sorted(MlpTile(64, 9, 128, read_once=True), Sorters(128, 8)),
+    "n32": _sorted(MlpTile(32, 10, 128, read_once=True), Sorters(256, 1)),
+    "n176": _sorted(MlpTile(176, 3), Sorters(512, 8)),
+    "n160": _sorted(MlpTile(160, 4), Sorters(1024, 8)),
+    "sm80_few": _few(_sm80()),
+    "sm80_n32": _sorted(GemmTile(32, 4), Sorters(128)),
+    "sm80_n64": _sorted(GemmTile(64, 3), Sorters(512)),
+    "sm80_n128": _sorted(GemmTile(128, 3), Sorters(1024)),
+}
+
+
+@pytest.fixture(params=FORMS)
+def form(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Form:
+    wanted = FORMS[request.param]
+    if wanted.arch == HOPPER and CAPABILITY != (9, 0):
         pytest.skip("no GPU of compute capability 9.0 is here")
-    monkeypatch.setattr(native, "choose", lambda T, E, K, arch: chosen)
-    run.plan_of.cache_clear()
-    request.addfinalizer(run.plan_of.cache_clear)
-    return chosen
+
+    def choose(problem: Problem, target: Target, *, aligned: bool) -> Chosen:
+        plan = wanted.plan(problem)
+        return Chosen(wanted.family, plan, wanted.family.scratch(plan), {})
+
+    monkeypatch.setattr(run, "choose", choose)
+    run.chosen_of.cache_clear()
+    request.addfinalizer(run.chosen_of.cache_clear)
+    return wanted
 
 
 @pytest.fixture
 def asked(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """The architecture that TTNN_MOE_CUDA_ARCH asks for."""
     monkeypatch.setenv(arches.ENV, request.param)
-    run.plan_of.cache_clear()
-    request.addfinalizer(run.plan_of.cache_clear)
+    run.chosen_of.cache_clear()
+    request.addfinalizer(run.chosen_of.cache_clear)
     return request.param
 
 
-def _numerics(plan: Plan, dtype: torch.dtype) -> Numerics:
-    return Numerics(activation=dtype, expert_out=None if isinstance(plan, Few) else dtype)
+def _numerics(form: Form, dtype: torch.dtype) -> Numerics:
+    return Numerics(activation=dtype, expert_out=dtype if form.family.rounds_expert_out else None)
 
 
 def _serves(case: Case) -> bool:
-    return native.why_not(case.T, case.E, case.K, case.H, case.I, 2, HOPPER) is None
+    return dense_limits(Problem(case.T, case.E, case.K, case.H, case.I), Target(H200, HOPPER)) is None
 
 
 @given(st.integers(0, 1 << 18), st.integers(1, 1024), st.integers(1, 16), st.sampled_from(sorted(ARCHES)))
 def test_every_plan_fits(T: int, E: int, K: int, capability: tuple[int, int]) -> None:
-    arch = ARCHES[capability]
-    if native.why_not(T, E, K, 64, 64, 2, arch) is not None:
+    arch, problem = ARCHES[capability], Problem(T, E, K, 64, 64)
+    target = Target(gpu_of(capability), arch)
+    able = [family for family in CUDA_CPP if family.why_not(problem, target) is None]
+    if not able:
         assert arch.shared_memory == 99 << 10 and E > 743
         return
-    plan = native.choose(T, E, K, arch)
-    assert plan == native.choose(T, E, K, arch) and plan.arch == arch
-    for sorted_plan in (plan, native.many(max(T, 1), E, K, arch)):
-        if isinstance(sorted_plan, Sorted):
-            gemm, threads = sorted_plan.gemm, sorted_plan.sort_threads
-            assert gemm.shared_memory <= arch.shared_memory
-            assert E <= threads <= 1024 and threads % 32 == 0
-            assert native.sort_memory(threads, E) <= arch.shared_memory
-            if arch is HOPPER:
-                assert isinstance(gemm, Gemm) and gemm.max_n % 16 == 0 and gemm.max_n <= 192
-            else:
-                assert isinstance(gemm, MmaGemm) and gemm.max_n % 32 == 0 and gemm.stages >= 2
-                assert sorted_plan.sort_cluster == 1
+    assert able[-1].name == arch.products
+    for family in able:
+        plan, again = family.plan(problem, target), family.plan(problem, target)
+        assert plan.arch == arch
+        uses = family.uses(plan, ids64=True, add=False)
+        assert uses == family.uses(again, ids64=True, add=False)
+        assert all(use.shared_memory <= arch.shared_memory for use in uses)
+    plan = able[-1].plan(problem, target)
+    tile, threads = plan.tile, plan.sorters.threads
+    assert E <= threads <= 1024 and threads % 32 == 0
+    if arch is HOPPER:
+        assert isinstance(tile, MlpTile) and tile.max_n % 16 == 0 and tile.max_n <= 192
+    else:
+        assert isinstance(tile, GemmTile) and tile.max_n % 32 == 0 and tile.stages >= 2
+        assert plan.sorters.cluster == 1
 
 
 def test_tiles_of_sm80_grow_with_rows_per_expert() -> None:
     for capability, stages in (((8, 0), [4, 3, 4]), ((8, 6), [4, 4, 3]), ((12, 0), [4, 4, 3])):
-        gemms = [native.many(T, 128, 8, ARCHES[capability]).gemm for T in (64, 1024, 4096)]
-        assert [gemm.max_n for gemm in gemms] == [32, 64, 128] and [gemm.stages for gemm in gemms] == stages
+        target = Target(gpu_of(capability), ARCHES[capability])
+        tiles = [SM80.plan(Problem(T, 128, 8, 64, 64), target).tile for T in (64, 1024, 4096)]
+        assert [tile.max_n for tile in tiles] == [32, 64, 128] and [tile.stages for tile in tiles] == stages
 
 
 @pytest.mark.parametrize(
@@ -128,14 +163,14 @@ def test_tiles_of_sm80_grow_with_rows_per_expert() -> None:
     ],
 )
 def test_code_of_a_gpu(capability: tuple[int, int], asked_for: str | None, name: str, room: int) -> None:
-    arch = arches.find(capability, asked_for)
+    arch = arches.find(gpu_of(capability), asked_for)
     assert arch is not None and (arch.name, arch.shared_memory) == (name, room << 10)
     assert arch.products == ("sm90" if name == "sm_90a" else "sm80")
     assert arch.overlaps == (name in ("sm_90a", "sm_120f"))
 
 
 def test_gpus_without_kernels() -> None:
-    assert arches.find((10, 0)) is None and arches.find((7, 5)) is None
+    assert arches.find(gpu_of((10, 0))) is None and arches.find(gpu_of((7, 5))) is None
 
 
 @pytest.mark.parametrize(
@@ -144,24 +179,32 @@ def test_gpus_without_kernels() -> None:
 )
 def test_code_that_a_gpu_does_not_run_is_refused(capability: tuple[int, int], name: str) -> None:
     with pytest.raises(ContractError, match=f"TTNN_MOE_CUDA_ARCH.*'{name}'.*sm_80.*unset"):
-        arches.find(capability, name)
+        arches.find(gpu_of(capability), name)
 
 
 def test_why_not() -> None:
-    assert native.why_not(9, 128, 8, 2048, 768, 2, HOPPER) is None
-    assert native.why_not(9, 128, 8, 2048, 768, 2, ARCHES[8, 6]) is None
-    assert native.why_not(9, 1024, 8, 2048, 768, 2, ARCHES[8, 0]) is None
-    for change, words in [
-        ({"arch": ARCHES[8, 6], "E": 1024}, "sm_86 has: 99 KiB"),
-        ({"itemsize": 4}, "bf16 and fp16"),
-        ({"H": 2080}, "multiples of 64, not 2080 and 768"),
-        ({"K": 17}, "K up to 16"),
-        ({"E": 1025}, "1024 experts"),
-        ({"T": 1 << 26}, "2\\^35"),
+    def why_not(arch: Arch = HOPPER, **change: Any) -> str | None:
+        sizes = {"T": 9, "E": 128, "K": 8, "H": 2048, "I": 768} | change
+        family = SM90 if arch is HOPPER else SM80
+        return family.why_not(Problem(**sizes), Target(H200, arch))
+
+    assert why_not() is None
+    assert why_not(ARCHES[8, 6]) is None
+    assert why_not(ARCHES[8, 0], E=1024) is None
+    for reason, words in [
+        (why_not(ARCHES[8, 6], E=1024), "sm_86 has: 99 KiB"),
+        (why_not(dtype=torch.float32), "bf16 and fp16"),
+        (why_not(weight_format="int4"), "dense weights, not 'int4'"),
+        (why_not(H=2080), "multiples of 64, not 2080 and 768"),
+        (why_not(K=17), "K up to 16"),
+        (why_not(E=1025), "1024 experts"),
+        (why_not(T=1 << 26), "2^35"),
+        (SM80.why_not(Problem(9, 8, 2, 64, 64), Target(H200, HOPPER)), "not sm_90a"),
+        (SM90.why_not(Problem(9, 8, 2, 64, 64), Target(H200, ARCHES[8, 0])), "not sm_80"),
+        (FEW.why_not(Problem(4, 128, 8, 64, 64), Target(H200, HOPPER)), "up to 24 pairs"),
+        (FEW.why_not(Problem(2, 8, 2, 64, 64), Target(H200, HOPPER)), "E / 3 = 2 pairs"),
     ]:
-        sizes = {"T": 9, "E": 128, "K": 8, "H": 2048, "I": 768, "itemsize": 2, "arch": HOPPER} | change
-        with pytest.raises(AssertionError, match=words):
-            raise AssertionError(native.why_not(**sizes))  # type: ignore[arg-type]
+        assert reason is not None and words in reason
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=lambda d: str(d)[6:])
@@ -169,7 +212,7 @@ def test_why_not() -> None:
 class TestCases:
     pytestmark = on_gpu
 
-    def test_case(self, case: Case, dtype: torch.dtype, plan: Plan) -> None:
+    def test_case(self, case: Case, dtype: torch.dtype, form: Form) -> None:
         x = case.make(dtype)
         there = x.to("cuda")
         ids = x.ids.clone()
@@ -188,7 +231,7 @@ class TestCases:
                 ttnn_moe.moe(
                     there.hidden, routing, there.experts, out=out, accumulate=start is not None, backend="cuda"
                 )
-                want = oracle(x.hidden, ids, x.weights, x.experts, _numerics(plan, dtype), start)
+                want = oracle(x.hidden, ids, x.weights, x.experts, _numerics(form, dtype), start)
                 n = case.T if x.num_tokens is None else x.num_tokens
                 good = [t for t in range(n) if t not in x.spoiled]
                 assert_close(out.cpu()[good], want[good], dtype, f"{kind}, start {start is not None}")
@@ -243,13 +286,14 @@ class TestDraws:
     )
     def test_random_draw_of_sm80(self, seed: int, asked: str) -> None:
         """What the backend chooses for an older GPU, from PTX."""
-        plan = run.plan_of(100, 32, 4, 128, 128, 2, torch.device("cuda", 0))
-        assert isinstance(plan, Sorted) and plan.arch.name == asked.replace("sm_", "compute_")
+        kinds = torch.bfloat16, torch.bfloat16, "dense", "halves", torch.device("cuda", 0)
+        chosen = run.chosen_of(100, 4, 32, 1, 128, 128, *kinds, True)
+        assert chosen.family is SM80 and chosen.plan.arch.name == asked.replace("sm_", "compute_")
         _draw(1000 + seed)
 
     @pytest.mark.parametrize("T", [4, 700, 5000])
-    def test_twenty_repetitions_have_the_same_bits(self, plan: Plan, T: int) -> None:
-        if isinstance(plan, Few) and T > 100:
+    def test_twenty_repetitions_have_the_same_bits(self, form: Form, T: int) -> None:
+        if form.family is FEW and T > 100:
             pytest.skip("many tokens, few-token kernels")
         assert_same_bits(T)
 
@@ -261,13 +305,13 @@ class TestDraws:
         want = _fp64(hidden, routing, experts)
         assert float(((out.double() - want).norm(dim=1) / want.norm(dim=1).median()).max()) < 2e-2
 
-    def test_a_graph_serves_every_routing(self, plan: Plan) -> None:
+    def test_a_graph_serves_every_routing(self, form: Form) -> None:
         experts = random_experts(16, 256, 192)
         for hidden, routing, out in replays(experts, 300, 4, calls=3):
             want = _fp64(hidden, routing, experts)
             assert float((out.double() - want).norm(dim=1).max()) <= 1e-2 * float(want.norm(dim=1).median() + 1e-9)
 
-    def test_weights_are_freed_with_their_tensors(self, plan: Plan) -> None:
+    def test_weights_are_freed_with_their_tensors(self, form: Form) -> None:
         import gc
 
         def call() -> None:
@@ -283,7 +327,7 @@ class TestDraws:
         gc.collect()
         assert torch.cuda.memory_allocated() - before < 64 * 1024 * 512 * 2
 
-    def test_devices_of_a_mesh(self, plan: Plan) -> None:
+    def test_devices_of_a_mesh(self, form: Form) -> None:
         T, E, K, H, I = 40, 16, 4, 128, 64
         experts, routing = random_experts(E, H, I), random_routing(T, E, K)
         hidden = torch.randn(T, H, device="cuda").bfloat16()

@@ -10,39 +10,47 @@ from pathlib import Path
 import pytest
 import torch
 
-from ttnn_moe.cuda.native.arch import ARCHES, Arch
-from ttnn_moe.cuda.native.plan import Plan, choose, many
-from ttnn_moe.cuda.native.specs import Types, Use, uses_of
-from ttnn_moe.jit import build
-from ttnn_moe.jit.spec import Spec
-from ttnn_moe.jit.store import Store
-from ttnn_moe.models.qwen3 import decode_linear, hopper_attention
+from ttnn_moe import Problem
+from ttnn_moe.cuda.arch import ARCHES, Arch, Target
+from ttnn_moe.cuda.attention import prefill_sm90
+from ttnn_moe.cuda.device import H200
+from ttnn_moe.cuda.jit import build
+from ttnn_moe.cuda.jit.spec import Spec
+from ttnn_moe.cuda.jit.store import Store
+from ttnn_moe.cuda.linear import decode_linear
+from ttnn_moe.cuda.moe.families import CUDA_CPP, choose
+from ttnn_moe.cuda.moe.few import FEW
+from ttnn_moe.cuda.moe.uses import Use
 from ttnn_moe.sources import kernel_path
 
 ROOT = kernel_path("gpu_kernels", "cuda")
 NVCC = shutil.which("nvcc")
 E, K = 128, 8
 PRODUCTS = ("grouped_mlp", "grouped_gemm")
-OTHER = Types(fp16=True, ids64=True, out32=True, add=True)
 
 
 def _uses(arch: Arch) -> list[Use]:
-    """Every kernel of a GPU, with every size that these tokens can make the plan choose."""
-    plans: list[Plan] = [choose(1, E, K, arch), *(many(1 << i, E, K, arch) for i in range(18))]
-    pairs = [*((plan, Types()) for plan in plans), (plans[0], OTHER), (plans[-1], OTHER)]
-    found = {use for plan, types in pairs for use in uses_of(plan, E, K, types)}
+    """Every kernel of a GPU, with every size that these tokens can make a plan choose."""
+    target, found = Target(H200, arch), set()
+    product = next(family for family in CUDA_CPP if family.name == arch.products)
+    for family, tokens in ((FEW, [1]), (product, [1 << i for i in range(18)])):
+        for T in tokens:
+            problem = Problem(T, E, K, 64, 64)
+            found.update(family.uses(family.plan(problem, target), ids64=False, add=False))
+        other = Problem(tokens[-1], E, K, 64, 64, torch.float16, torch.float32)
+        found.update(family.uses(family.plan(other, target), ids64=True, add=True))
     return sorted(found, key=lambda use: str(use.spec))
 
 
 ROOM = {arch.name: arch.shared_memory for arch in ARCHES.values()}
-# the model's, beside the operator's
+# of the other operators of a decoder layer
 MODEL = [
     Use(decode_linear.spec_of(4, torch.bfloat16, True, False, 8), decode_linear.shared_memory(8)),
     Use(decode_linear.spec_of(8, torch.float16, False, True, 16), decode_linear.shared_memory(16)),
     Use(decode_linear.spec_of(8, torch.bfloat16, False, True, 32), decode_linear.shared_memory(32)),
-    Use(hopper_attention.spec_of(torch.bfloat16, 0, 8), hopper_attention.SHARED_MEMORY),
-    Use(hopper_attention.spec_of(torch.bfloat16, 64, 8), hopper_attention.SHARED_MEMORY),
-    Use(hopper_attention.spec_of(torch.float16, 256, 1), hopper_attention.SHARED_MEMORY),
+    Use(prefill_sm90.spec_of(torch.bfloat16, 0, 8), prefill_sm90.SHARED_MEMORY),
+    Use(prefill_sm90.spec_of(torch.bfloat16, 64, 8), prefill_sm90.SHARED_MEMORY),
+    Use(prefill_sm90.spec_of(torch.float16, 256, 1), prefill_sm90.SHARED_MEMORY),
 ]
 USES = [*MODEL, *(use for arch in dict.fromkeys(ARCHES.values()) for use in _uses(arch))]
 
@@ -58,7 +66,9 @@ def test_no_other_product_is_chosen(arch: Arch) -> None:
     compiled = {use.spec for use in _uses(arch) if use.spec.entry in PRODUCTS}
     for experts in (1, 8, 60, 256, 600):
         for i in range(18):
-            for use in uses_of(choose(1 << i, experts, 1, arch), experts, 1, Types()):
+            chosen = choose(Problem(1 << i, experts, 1, 64, 64), Target(H200, arch), CUDA_CPP)
+            assert not isinstance(chosen, str)
+            for use in chosen.family.uses(chosen.plan, ids64=False, add=False):
                 assert use.spec.entry not in PRODUCTS or use.spec in compiled
 
 

@@ -1,76 +1,118 @@
-"""The choice of kernels and tiles: a pure function, tested over all sizes."""
+"""The choice of families, tiles and scratch: pure functions, tested over all sizes."""
 
 from __future__ import annotations
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cuda_gpus import gpu_of
 from triton_offline import SHARED_KIB
-from ttnn_moe.cuda.launch import sort_words, tiles_bound
-from ttnn_moe.cuda.native import plan as native
-from ttnn_moe.cuda.native.launch import sort_words as native_sort_words
-from ttnn_moe.cuda.run import most_words
-from ttnn_moe.cuda.tiles import Few, Sorted, choose, is_few, shared_memory
+from ttnn_moe import Problem
+from ttnn_moe.cuda.arch import ARCHES, Target
+from ttnn_moe.cuda.moe.families import FAMILIES, choose
+from ttnn_moe.cuda.moe.pairs import tiles_bound
+from ttnn_moe.cuda.moe.prepared import bytes_of, most_bytes
+from ttnn_moe.cuda.moe.triton import TRITON_FEW
+from ttnn_moe.cuda.moe.triton_tiles import few_tiles, shared_memory, sorted_tiles
+from ttnn_moe.sizes import ceil_div
 
-SIZES = {
-    "T": st.integers(1, 1 << 20),
-    "E": st.integers(1, 4096),
-    "K": st.integers(1, 128),
-    "H": st.integers(1, 16384),
-    "I": st.integers(1, 16384),
-    "itemsize": st.sampled_from([2, 4]),
-    "capability": st.sampled_from([divmod(c, 10) for c in SHARED_KIB]),
-}
+CAPABILITIES = [divmod(c, 10) for c in SHARED_KIB]
+PROBLEMS = st.builds(
+    Problem,
+    T=st.integers(1, 1 << 20),
+    E=st.integers(1, 4096),
+    K=st.integers(1, 128),
+    H=st.integers(1, 16384),
+    I=st.integers(1, 16384),
+    dtype=st.sampled_from([torch.bfloat16, torch.float32]),
+)
+
+
+def _target(capability: tuple[int, int]) -> Target:
+    return Target(gpu_of(capability), ARCHES.get(capability), "no code for it")
 
 
 def _power_of_2(n: int) -> bool:
     return n & (n - 1) == 0
 
 
-@given(**SIZES)
-def test_every_plan_fits(T: int, E: int, K: int, H: int, I: int, itemsize: int, capability: tuple[int, int]) -> None:
-    plan = choose(T, E, K, H, I, itemsize, capability)
-    assert plan == choose(T, E, K, H, I, itemsize, capability)
-    major, minor = capability
-    assert shared_memory(plan, itemsize) <= SHARED_KIB[10 * major + minor] << 10
-    for tile in (plan.gate_up, plan.down):
+@given(PROBLEMS, st.sampled_from(CAPABILITIES))
+def test_every_plan_fits(problem: Problem, capability: tuple[int, int]) -> None:
+    gpu = gpu_of(capability)
+    few, tiles = few_tiles(problem), sorted_tiles(problem, gpu)
+    assert (few, tiles) == (few_tiles(problem), sorted_tiles(problem, gpu))
+    assert shared_memory(tiles, problem.dtype.itemsize) <= gpu.shared_memory
+    for tile in (few.gate_up, few.down, tiles.gate_up, tiles.down):
         assert all(_power_of_2(n) for n in (tile.n, tile.k, tile.warps))
         assert tile.warps <= 32 and tile.stages >= 1
-    assert isinstance(plan, Few) == is_few(T, E, K)
-    if isinstance(plan, Sorted):
-        assert _power_of_2(plan.m) and _power_of_2(plan.sort_chunk) and _power_of_2(plan.combine_h)
-        # sums of a tile stay in registers: at most 128 fp32 values a thread
-        assert plan.m * 2 * plan.gate_up.n <= plan.gate_up.warps * 32 * 128
-        assert min(plan.m, plan.gate_up.n, plan.gate_up.k, plan.down.n, plan.down.k) >= 16
+    assert _power_of_2(tiles.m) and _power_of_2(tiles.sort_chunk) and _power_of_2(tiles.combine_h)
+    # sums of a tile stay in registers: at most 128 fp32 values a thread
+    assert tiles.m * 2 * tiles.gate_up.n <= tiles.gate_up.warps * 32 * 128
+    assert min(tiles.m, tiles.gate_up.n, tiles.gate_up.k, tiles.down.n, tiles.down.k) >= 16
 
 
 @pytest.mark.parametrize("capability", [(8, 0), (8, 6), (9, 0), (10, 0), (12, 0)])
 def test_tiles_grow_with_rows_per_expert(capability: tuple[int, int]) -> None:
-    plans = [choose(T, 128, 8, 2048, 768, 2, capability) for T in (16, 128, 256, 1024, 4096, 65536)]
-    rows = [plan.m for plan in plans if isinstance(plan, Sorted)]
-    assert len(rows) == len(plans) and rows == sorted(rows)
+    tokens = (16, 128, 256, 1024, 4096, 65536)
+    rows = [sorted_tiles(Problem(T, 128, 8, 2048, 768), gpu_of(capability)).m for T in tokens]
+    assert rows == sorted(rows)
     assert rows[0] <= 32 and rows[-1] == 128
 
 
-@given(**{name: SIZES[name] for name in ("T", "E", "K")}, less=st.integers(1, 50))
-def test_a_prepared_layer_has_words_for_every_smaller_call(T: int, E: int, K: int, less: int) -> None:
-    room = most_words(T, E, K)
-    for t in {T, max(T // less, 1)}:
-        for capability in ((8, 0), (9, 0)):
-            for itemsize in (2, 4):
-                plan = choose(t, E, K, 64, 64, itemsize, capability)
-                assert isinstance(plan, Few) or sort_words(t * K, E, plan) <= room
-        assert native_sort_words(t * K, E, native.many(t, E, K)) <= room
+@given(
+    st.integers(1, 1 << 20),
+    st.integers(1, 4096),
+    st.integers(1, 128),
+    st.sampled_from([64, 40]),
+    st.sampled_from([torch.bfloat16, torch.float32]),
+    st.sampled_from(CAPABILITIES),
+    st.data(),
+)
+def test_a_prepared_layer_has_room_for_every_smaller_call(
+    T: int, E: int, K: int, H: int, dtype: torch.dtype, capability: tuple[int, int], data: st.DataObject
+) -> None:
+    """Of every family that runs it, aligned or not, on one device or on some of the experts."""
+    target, D = _target(capability), data.draw(st.sampled_from([D for D in (1, 2, 4) if E % D == 0]))
+    room = most_bytes(Problem(T, E, K, H, 64, dtype, D=D), target)
+    for t in (T, data.draw(st.integers(1, T)), max(T // data.draw(st.integers(1, 50)), 1)):
+        problem = Problem(t, E, K, H, 64, dtype, D=D)
+        able = [family for family in FAMILIES if family.why_not(problem, target) is None]
+        assert able
+        assert all(bytes_of(family.scratch(family.plan(problem, target))) <= room for family in able)
+
+
+def test_a_prepared_layer_takes_little_more_than_its_activations() -> None:
+    for T in (1, 64, 4096, 32768):
+        held = T * 8 * (2048 + 768) * 2
+        for capability in CAPABILITIES:
+            assert most_bytes(Problem(T, 128, 8, 2048, 768), _target(capability)) <= 1.02 * held + (1 << 14)
 
 
 def test_few_tokens_are_not_sorted_unless_they_share_experts() -> None:
-    assert [T for T in range(1, 99) if is_few(T, 128, 8)] == [1, 2, 3, 4]
-    assert [T for T in range(1, 99) if is_few(T, 8, 2)] == [1]
-    assert not is_few(1, 4096, 128)
+    def few(family: object, E: int, K: int) -> list[int]:
+        problems = [Problem(T, E, K, 64, 64) for T in range(1, 99)]
+        chosen = [choose(problem, _target((9, 0)), families=(family,)) for problem in problems]  # type: ignore[arg-type]
+        return [problem.T for problem, found in zip(problems, chosen, strict=True) if not isinstance(found, str)]
+
+    assert few(TRITON_FEW, 128, 8) == [1, 2, 3, 4]
+    assert few(TRITON_FEW, 8, 2) == [1]
+    assert few(TRITON_FEW, 4096, 128) == []
+    assert few(FAMILIES[0], 128, 8) == [1, 2, 3]
+
+
+def test_tensors_that_are_not_aligned_run_on_the_next_family() -> None:
+    for T, aligned, other in ((1, "few", "triton_few"), (100, "sm90", "triton")):
+        problem = Problem(T, 128, 8, 64, 64)
+        for lie, name in ((True, aligned), (False, other)):
+            chosen = choose(problem, _target((9, 0)), aligned=lie)
+            assert not isinstance(chosen, str) and chosen.family.name == name
+    assert "; sm90 does not: a tensor begins at no multiple of 16 bytes;" in str(chosen)
+    assert str(choose(Problem(9, 5000, 8, 64, 64), _target((9, 0)))).count("experts") == 2
 
 
 @given(st.lists(st.integers(0, 500), min_size=1, max_size=40), st.sampled_from([16, 32, 64, 128]))
 def test_bound_on_tiles_holds_for_every_routing(rows_of: list[int], m: int) -> None:
-    used = sum(-(-n // m) for n in rows_of)
+    used = sum(ceil_div(n, m) for n in rows_of)
     assert used <= tiles_bound(sum(rows_of), len(rows_of), m)

@@ -8,8 +8,8 @@ import pytest
 from typer.testing import CliRunner
 
 from ttnn_moe.cli import app
+from ttnn_moe.cuda.jit import build
 from ttnn_moe.errors import ContractError
-from ttnn_moe.jit import build
 
 pytestmark = pytest.mark.skipif(build.why_not() is not None, reason=str(build.why_not()))
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from ttnn_moe.cuda.jit.spec import Spec
+from ttnn_moe.cuda.jit.store import HEAD, CacheUnusable, Store, directory, limit
 from ttnn_moe.errors import ContractError
-from ttnn_moe.jit.spec import Spec
-from ttnn_moe.jit.store import HEAD, CacheUnusable, Store, directory, limit
 
 
 def _never() -> bytes:
@@ -115,7 +115,7 @@ def test_where_and_how_much(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
 
 
 def test_the_key_covers_what_the_code_depends_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    from ttnn_moe.jit import spec as module
+    from ttnn_moe.cuda.jit import spec as module
 
     one = Spec.of("common/combine", "sm_90a", TOP_K=8, ADD=True)
     assert one == Spec.of("common/combine", "sm_90a", ADD=1, TOP_K=8)
@@ -132,7 +132,7 @@ def test_the_key_covers_what_the_code_depends_on(monkeypatch: pytest.MonkeyPatch
 
 
 def test_the_digest_covers_sources_and_headers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    from ttnn_moe.jit import spec as module
+    from ttnn_moe.cuda.jit import spec as module
 
     (tmp_path / "common").mkdir()
     for name in ("common/a.cu", "common/b.cuh"):

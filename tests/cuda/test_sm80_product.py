@@ -12,20 +12,14 @@ import pytest
 import torch
 
 from host_kernels import GXX, HostKernels, with_mistake
-from host_products import bound_of, experts_of, some_tokens, worst_row
-from ttnn_moe import Routing
-from ttnn_moe.cuda.launch import Selection
-from ttnn_moe.cuda.native import launch
-from ttnn_moe.cuda.native.arch import ARCHES
-from ttnn_moe.cuda.native.plan import Sorted
-from ttnn_moe.cuda.native.sm80_tiles import MmaGemm
+from host_products import bound_of, experts_of, plan_of, some_tokens, worst_row
+from ttnn_moe import Problem, Routing
+from ttnn_moe.cuda.moe.family import Call
+from ttnn_moe.cuda.moe.sm80 import SM80, GemmTile
+from ttnn_moe.cuda.moe.sort import Sorters
 
 NAME = "sm80/grouped_gemm"
 pytestmark = pytest.mark.skipif(GXX is None, reason="g++ is not installed")
-
-
-def _plan(gemm: MmaGemm) -> Sorted:
-    return Sorted(gemm, 128, arch=ARCHES[8, 0])
 
 
 BF16, F16 = torch.bfloat16, torch.float16
@@ -35,17 +29,17 @@ BF16, F16 = torch.bfloat16, torch.float16
 @pytest.mark.parametrize(
     ("gemm", "dtype", "order", "H", "I", "T"),
     [
-        (MmaGemm(32, 4), BF16, "halves", 64, 64, 1),
-        (MmaGemm(32, 4), BF16, "interleaved", 320, 64, 47),
-        (MmaGemm(64, 3), F16, "halves", 128, 192, 70),
-        (MmaGemm(64, 4), BF16, "interleaved", 64, 320, 33),
-        (MmaGemm(128, 4), F16, "halves", 384, 128, 9),
-        (MmaGemm(128, 3), BF16, "halves", 64, 64, 260),
+        (GemmTile(32, 4), BF16, "halves", 64, 64, 1),
+        (GemmTile(32, 4), BF16, "interleaved", 320, 64, 47),
+        (GemmTile(64, 3), F16, "halves", 128, 192, 70),
+        (GemmTile(64, 4), BF16, "interleaved", 64, 320, 33),
+        (GemmTile(128, 4), F16, "halves", 384, 128, 9),
+        (GemmTile(128, 3), BF16, "halves", 64, 64, 260),
     ],
     ids=str,
 )
 def test_products(
-    gemm: MmaGemm,
+    gemm: GemmTile,
     dtype: torch.dtype,
     order: str,
     H: int,
@@ -57,18 +51,20 @@ def test_products(
 ) -> None:
     """Tiles that are full, ragged, of one row; an expert with no token, whose weights are NaN; ids of no expert."""
     kernels = HostKernels(tmp_path, late)
-    assert worst_row(kernels, monkeypatch, _plan(gemm), *some_tokens(T, H, I, dtype, order)) < bound_of(dtype)
+    assert worst_row(kernels, monkeypatch, gemm, *some_tokens(T, H, I, dtype, order)) < bound_of(dtype)
 
 
 def test_no_row_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kernels = HostKernels(tmp_path, late=True)
     kernels.use(monkeypatch)
-    plan, experts = _plan(MmaGemm(32, 4)), experts_of(2, 64, 64, BF16)
+    experts = experts_of(2, 64, 64, BF16)
+    plan = plan_of(Problem.of(3, 1, experts, BF16), GemmTile(32, 4), Sorters(128))
     hidden, act, out = (torch.full((3, 64), 7.0, dtype=BF16) for _ in range(3))
-    words = torch.zeros(launch.sort_words(3, 2, plan), dtype=torch.int32)
+    words = torch.zeros(plan.words.count, dtype=torch.int32)
     ids = torch.full((3, 1), -1, dtype=torch.int32)
-    selection = Selection.of(Routing.from_topk(ids, torch.ones(3, 1), 2))
-    launch.run(hidden, selection, experts, torch.empty(3, 64, dtype=BF16), False, plan, act, out, words)
+    routing = Routing.from_topk(ids, torch.ones(3, 1), 2)
+    call = Call(hidden, routing, experts, torch.empty(3, 64, dtype=BF16), False)
+    SM80.launch(plan, call, (act, out, words))
     assert kernels.sound and bool((act == 7).all() and (out == 7).all())
 
 
@@ -92,4 +88,4 @@ def test_a_mistake_is_seen(
     ids = torch.randint(0, 3, (50, 2), dtype=torch.int32)
     experts = experts_of(3, 320, 64, BF16)
     kernels = HostKernels(tmp_path, late, with_mistake(tmp_path, NAME, line, instead))
-    assert worst_row(kernels, monkeypatch, _plan(MmaGemm(32, 4)), ids, experts) > 0.1
+    assert worst_row(kernels, monkeypatch, GemmTile(32, 4), ids, experts) > 0.1

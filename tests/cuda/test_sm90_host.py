@@ -13,11 +13,14 @@ import torch
 
 from host_kernels import GXX, HostKernels, with_mistake
 from host_products import bound_of, experts_of, some_tokens, worst_row
-from qwen3_kernel_cases import error, paged
-from ttnn_moe.cuda.native.plan import Gemm, Sorted
-from ttnn_moe.models.qwen3 import decode_linear, hopper_attention, ops
-from ttnn_moe.models.qwen3.cache import Span
-from ttnn_moe.models.qwen3.ops import Place
+from qwen3_kernel_cases import error, paged, tiles_of
+from ttnn_moe import decoder
+from ttnn_moe.cuda.attention import prefill_sm90
+from ttnn_moe.cuda.attention.memory import Memory
+from ttnn_moe.cuda.linear import decode_linear
+from ttnn_moe.cuda.moe.sm90 import MlpTile
+from ttnn_moe.kv import torch_forms
+from ttnn_moe.kv.step import Span
 
 pytestmark = pytest.mark.skipif(GXX is None, reason="g++ is not installed")
 lateness = pytest.mark.parametrize("late", [False, True], ids=["early", "late"])
@@ -28,23 +31,22 @@ def _attention_error(
 ) -> float:
     """Largest relative error of a row of queries; infinite for what nobody may do."""
     host.use(monkeypatch)
-    hopper_attention._launch.cache_clear()
+    prefill_sm90._launch.cache_clear()
     rows, T = 2, sum(span.n for span in spans)
     q = torch.randn(T, heads, 128).bfloat16()
     keys, values = (torch.randn(rows, kv, capacity, 128).bfloat16() for _ in range(2))
     nothing = torch.zeros(0, dtype=torch.int64)
-    with ops.plain():
-        want = ops.prefill_attention(q.double(), Place(keys.double(), values.double(), nothing, nothing), spans, None)
+    want = torch_forms.prefill_attention(q.double(), Memory(keys.double(), values.double(), nothing, nothing), spans)
     for row in range(rows):
         used = max((span.past + span.n for span in spans if span.row == row), default=0)
         keys[row, :, used:] = values[row, :, used:] = float("nan")
-    place = Place(keys, values, nothing, nothing)
+    memory = Memory(keys, values, nothing, nothing)
     if page:
-        place = paged(place, page)
-    tiles = ops.prefill_tiles(spans, keys)
-    tiles = torch.cat((tiles, tiles.new_zeros(1, 4)))
+        memory = paged(memory, page)
+    tiles = tiles_of(spans, keys)
+    tiles = torch.cat((tiles, tiles.new_zeros(4)))
     out = torch.full((T + 128, heads, 128), 7.0).bfloat16()  # with room for what a wrong kernel writes
-    hopper_attention.prefill_attention(q, place, tiles, out[:T])
+    prefill_sm90.launch(q, memory, tiles, out[:T])
     if not host.sound or not bool((out[T:] == 7).all()):
         return float("inf")
     return error(out[:T].flatten(0, 1), want.flatten(0, 1))
@@ -53,8 +55,7 @@ def _attention_error(
 def _spans(*spans: tuple[int, int, int]) -> list[Span]:
     """Of (tokens, past, row)."""
     firsts = [sum(n for n, _, _ in spans[:i]) for i in range(len(spans))]
-    masks = [torch.ones(n, past + n, dtype=torch.bool).tril(past) if past else None for n, past, _ in spans]
-    return [Span(row, first, n, past, mask) for (n, past, row), first, mask in zip(spans, firsts, masks, strict=True)]
+    return [Span(row, first, n, past) for (n, past, row), first in zip(spans, firsts, strict=True)]
 
 
 @lateness
@@ -119,15 +120,15 @@ BF16, F16 = torch.bfloat16, torch.float16
 @pytest.mark.parametrize(
     ("gemm", "dtype", "order", "H", "I", "T", "together"),
     [
-        (Gemm(32, 3, 128), BF16, "halves", 64, 64, 1, 1),
-        (Gemm(32, 4, 128), BF16, "interleaved", 320, 64, 47, 4),
-        (Gemm(64, 3, 256), F16, "halves", 128, 192, 70, 2),
-        (Gemm(160, 4, 256), BF16, "interleaved", 64, 128, 190, 4),
+        (MlpTile(32, 3, 128), BF16, "halves", 64, 64, 1, 1),
+        (MlpTile(32, 4, 128), BF16, "interleaved", 320, 64, 47, 4),
+        (MlpTile(64, 3, 256), F16, "halves", 128, 192, 70, 2),
+        (MlpTile(160, 4, 256), BF16, "interleaved", 64, 128, 190, 4),
     ],
     ids=str,
 )
 def test_products(
-    gemm: Gemm,
+    gemm: MlpTile,
     dtype: torch.dtype,
     order: str,
     H: int,
@@ -140,7 +141,7 @@ def test_products(
 ) -> None:
     """Tiles that are full, ragged, of one row; blocks that run one after the other, and at once."""
     host = HostKernels(tmp_path, late, together=together)
-    assert worst_row(host, monkeypatch, Sorted(gemm, 128), *some_tokens(T, H, I, dtype, order)) < bound_of(dtype)
+    assert worst_row(host, monkeypatch, gemm, *some_tokens(T, H, I, dtype, order)) < bound_of(dtype)
 
 
 @pytest.mark.parametrize(
@@ -164,7 +165,7 @@ def test_a_mistake_of_the_products_is_seen(
     experts = experts_of(3, 320, 64, BF16)
     sources = with_mistake(tmp_path, "sm90/grouped_mlp", line, instead)
     host = HostKernels(tmp_path, late, sources, together=4)
-    assert worst_row(host, monkeypatch, Sorted(Gemm(32, 3, 128), 128), ids, experts) > 0.1
+    assert worst_row(host, monkeypatch, MlpTile(32, 3, 128), ids, experts) > 0.1
 
 
 @lateness
@@ -182,14 +183,14 @@ def test_a_linear_layer_of_a_few_rows(
     K = 512 * splits
     x, weight = (3 * torch.randn(T, K)).bfloat16(), (torch.randn(N, K) * K**-0.5).bfloat16()
     scale, residual = torch.randn(K).bfloat16(), torch.randn(T, N).bfloat16()
-    with ops.plain():
+    with decoder.plain():
         if norm:
-            want = ops.norm_linear(x.double(), scale.double(), 1e-6, weight.double())
+            want = decoder.norm_linear(x.double(), scale.double(), 1e-6, weight.double())
         else:
-            want = ops.linear_add(x.double(), weight.double(), None, residual.double())
+            want = decoder.linear_add(x.double(), weight.double(), None, residual.double())
     if norm:
-        got = decode_linear.decode_linear(x, weight, norm=scale, eps=1e-6)
+        got = decode_linear.launch(x, weight, norm=scale, eps=1e-6)
     else:
-        got = decode_linear.decode_linear(x, weight, residual=residual)
+        got = decode_linear.launch(x, weight, residual=residual)
     assert host.sound
     assert error(got, want) < 1.2e-2

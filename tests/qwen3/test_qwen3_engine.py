@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 
 from qwen3_checkpoints import TINY, prompts
 from ttnn_moe.errors import RequestError
+from ttnn_moe.kv.paged import PagedCache
+from ttnn_moe.kv.pages import PagePool
 from ttnn_moe.models.qwen3 import Engine, Qwen3Moe, Tokenizer, generate, load_model
-from ttnn_moe.models.qwen3.engine import Load
-from ttnn_moe.models.qwen3.pages import PagedCache, PagePool
+from ttnn_moe.models.qwen3.runtime.engine import Load
 
 PAGE = 16
 
@@ -29,7 +30,7 @@ def tiny() -> Qwen3Moe:
 
 def engine(rows: int = 3, capacity: int = 96, pages: int | None = None, **options: Any) -> Engine:
     """With pages of 16 tokens, so many of them."""
-    one = PagedCache.page_bytes(tiny().config, PAGE, torch.float32)
+    one = PagedCache.page_bytes(tiny().cache_sizes, PAGE)
     return Engine(
         tiny(),
         rows,
@@ -81,7 +82,7 @@ def test_no_page_is_given_twice_and_none_is_lost(n: int, moves: list[int], seed:
 
 
 def test_rows_share_no_page_and_the_table_says_which_they_have() -> None:
-    cache = PagedCache(tiny().config, 3, 40, 5, PAGE, torch.float32)
+    cache = PagedCache(tiny().cache_sizes, 3, 40, 5, PAGE)
     assert cache.capacity == 48 and cache.table.shape == (4, 3)
     cache.open(0, 33)
     cache.open(2, 17)
@@ -95,7 +96,7 @@ def test_rows_share_no_page_and_the_table_says_which_they_have() -> None:
     assert sorted(cache.table[1].tolist()) == sorted(used[:3])
     for bad in ({"page": 24}, {"page": 8}, {"pages": 0}, {"rows": 0}, {"capacity": 0}):
         with pytest.raises(RequestError):
-            PagedCache(tiny().config, **{"rows": 1, "capacity": 16, "pages": 1, **bad})
+            PagedCache(tiny().cache_sizes, **{"rows": 1, "capacity": 16, "pages": 1, **bad})
 
 
 @settings(max_examples=25, deadline=None)
@@ -109,7 +110,7 @@ def test_rows_share_no_page_and_the_table_says_which_they_have() -> None:
 def test_every_request_gets_what_it_gets_alone(seed: int, rows: int, pages: int, chunk: int, ahead: bool) -> None:
     """Whatever joins and leaves meanwhile; and in the end everything is free."""
     rng, serving = random.Random(seed), engine(rows, pages=pages, prefill_chunk=chunk)
-    serving.batch.ahead = ahead  # as with graphs
+    serving.scheduler.ahead = ahead  # as with graphs
     got: dict[int, list[int]] = {}
     wanted, cancelled = {}, set()
     for text, options in asked(6, seed, new=12):
@@ -130,9 +131,11 @@ def test_every_request_gets_what_it_gets_alone(seed: int, rows: int, pages: int,
     for number, tokens in wanted.items():
         have = got.get(number, [])
         assert have == (tokens[: len(have)] if number in cancelled else tokens)
-    assert serving.load() == Load(0, 0, rows, serving.cache.pool.n)
+    assert serving.load() == Load(0, 0, rows, serving.cache.total)
     assert (
-        not serving._requests and not serving.batch.filling and all(request.over for request in serving.batch.decoding)
+        not serving._requests
+        and not serving.scheduler.filling
+        and all(request.over for request in serving.scheduler.decoding)
     )
 
 
@@ -254,7 +257,7 @@ def test_stepping_and_streaming_together() -> None:
 @pytest.mark.parametrize("how", ["close", "with", "lost", "lost before its first token"])
 def test_a_client_that_goes_away_frees_its_pages(how: str, ahead: bool) -> None:
     serving = engine(2, pages=6)
-    serving.batch.ahead = ahead
+    serving.scheduler.ahead = ahead
     options = {"max_new_tokens": 40, "stop_ids": ()}
     stays, goes = (serving.add(text, **options) for text in prompts([5, 8], 500))
     waits = serving.add([7] * 3, max_new_tokens=2, stop_ids=())
@@ -320,7 +323,7 @@ REFUSED = {
         {"max_new_tokens": 7},
         "too long for a row.*90 tokens and 7.*at most 96.*capacity",
     ),
-    "too much memory": ([1] * 75, {"max_new_tokens": 6}, "even alone.*take 5 pages.*at most 4 pages of 16.*memory"),
+    "too much memory": ([1] * 75, {"max_new_tokens": 6}, "even alone.*take 5 pages.*at most 4 pages.*memory"),
     "text": ("12", {}, "list of token ids; got '12'"),
     "id": ([1, 512], {}, "position 1 of prompt 0.*0 .. 511"),
     "nothing new": ([1], {"max_new_tokens": 0}, "max_new_tokens=0"),
@@ -352,7 +355,7 @@ def test_too_many_that_wait_are_refused() -> None:
 
 
 def test_memory() -> None:
-    one = PagedCache.page_bytes(tiny().config, PAGE, torch.float32)
+    one = PagedCache.page_bytes(tiny().cache_sizes, PAGE)
     serving = engine(8, pages=11)
     held = [kept[:, 1:].nbytes for kept in (serving.cache.k, serving.cache.v)]
     assert sum(held) == 11 * one
@@ -362,7 +365,7 @@ def test_memory() -> None:
         serving.add([1] * 40, max_new_tokens=9, stop_ids=())
     serving.step()
     assert serving.load() == Load(5, 3, 5, 2)
-    assert engine(2, pages=99).cache.pool.n == 12, "no more than its rows can use"
+    assert engine(2, pages=99).cache.total == 12, "no more than its rows can use"
     with pytest.raises(RequestError, match=f"no page.*got {one - 1:,} bytes; expected at least {one:,}"):
         Engine(tiny(), 1, 96, memory=one - 1, page=PAGE)
     for bad in ({"rows": 0}, {"capacity": 0}, {"prefill_chunk": 0}, {"page": 0}, {"page": 48}, {"graphs": True}):

@@ -11,7 +11,10 @@ pytest.importorskip("triton")
 
 from pytest_process import run_interpreted, run_pytest
 from triton_offline import BF16, F16, F32, I32, I64, SHARED_KIB, compile_kernel
-from ttnn_moe.models.qwen3 import kernels
+from ttnn_moe.cuda.attention import decode, prefill
+from ttnn_moe.cuda.attention.memory import within
+from ttnn_moe.cuda.linear import few_rows
+from ttnn_moe.cuda.router import sliced
 
 FILES = [f"tests/support/qwen3_{name}_cases.py" for name in ("kernel", "decode", "engine")]
 
@@ -36,20 +39,20 @@ POINTERS = {"x": 0, "norm": 0, "weight": 0, "bias": 0, "residual": 0, "out": 0, 
 
 
 def _launches(x: str) -> list[tuple[str, dict[str, str], dict[str, Any], dict[str, int]]]:
-    """Every kernel with the sizes of Qwen3-30B-A3B, as models/qwen3/kernels.py launches it for tensors of type x."""
+    """Every kernel with the sizes of Qwen3-30B-A3B, as ttnn_moe/cuda launches it for tensors of type x."""
     fp32 = x == F32
-    block_n, block_k, warps = kernels.few_linear_tile(3, 5120, 2048)
-    tile = kernels.decode_tile(128, ELEMENT[x])
-    fill = kernels.prefill_tile(128, ELEMENT[x])
-    wide, wide_fill = kernels.decode_tile(256, ELEMENT[x]), kernels.prefill_tile(256, ELEMENT[x])
+    block_n, block_k, warps = few_rows.tile(2, 5120, 2048)
+    tile = decode.tile(128, ELEMENT[x])
+    fill = prefill.tile(128, ELEMENT[x])
+    wide, wide_fill = decode.tile(256, ELEMENT[x]), prefill.tile(256, ELEMENT[x])
     precision = "ieee" if fp32 else "tf32"
     heads = {"KV": 4, "G": 8}
     one = {**heads, "PRECISION": precision, "G_PAD": 16}
     kv = {"keys": x, "values": x}
     where = {"rows": I64, "positions": I64, "num_tokens": I32}
-    decode = {"q": x, **kv, **where, "out": x, "partial": F32, "lse": F32, "scale": "fp32", "capacity": "i32x16"}
-    prefill = {"q": x, **kv, "tiles": I32, "out": x, "scale": "fp32", "capacity": "i32x16"}
-    routes = [kernels.router_tile(T, ELEMENT[x]) for T in (32, 64, 65)]
+    one_query = {"q": x, **kv, **where, "out": x, "partial": F32, "lse": F32, "scale": "fp32", "capacity": "i32x16"}
+    prompts = {"q": x, **kv, "tiles": I32, "out": x, "scale": "fp32", "capacity": "i32x16"}
+    routes = [sliced.tile(T, ELEMENT[x]) for T in (32, 64, 65)]
     logits = {"x": x, "norm": x, "weight": x, "partial": F32, "squares": F32, "T": "i32", "E": "i32x16", "H": "i32x16"}
     topk = {
         "logits": x,
@@ -73,13 +76,13 @@ def _launches(x: str) -> list[tuple[str, dict[str, str], dict[str, Any], dict[st
             "few_linear",
             {**dict.fromkeys(POINTERS, x), "eps": "fp32", "N": "i32x16"},
             {
-                "T": 3,
+                "T": 2,
                 "K": 2048,
                 "NORM": True,
                 "BIAS": True,
                 "ADD": True,
                 "KEEP": True,
-                "T_PAD": 4,
+                "T_PAD": 2,
                 "BLOCK_N": block_n,
                 "BLOCK_K": block_k,
             },
@@ -155,43 +158,43 @@ def _launches(x: str) -> list[tuple[str, dict[str, str], dict[str, Any], dict[st
         ("router_topk", topk, {**best, "SLICES": 8, "S_PAD": 8, "H_PAD": 2048}, {"num_warps": 4}),
         (
             "decode_attention",
-            decode,
+            one_query,
             {**one, **dense, "D": 128, "SPLITS": 4, "BOUND": True, **tile.constants},
             {"num_warps": tile.warps},
         ),
         (
             "decode_attention",
-            {**decode, "pages": I32},
-            {**one, **paged, "D": 128, "SPLITS": 4, "BOUND": True, **tile.within(64).constants},
+            {**one_query, "pages": I32},
+            {**one, **paged, "D": 128, "SPLITS": 4, "BOUND": True, **within(tile, 64).constants},
             {"num_warps": tile.warps},
         ),
         (
             "decode_attention",
-            decode,
+            one_query,
             {**one, **dense, "D": 256, "SPLITS": 1, "BOUND": False, **wide.constants},
             {"num_warps": wide.warps},
         ),
         (
             "merge_attention",
             {"partial": F32, "lse": F32, "out": x},
-            {"D": 128, "SPLITS": kernels.MAX_SPLITS},
+            {"D": 128, "SPLITS": decode.MAX_SPLITS},
             {"num_warps": 4},
         ),
         (
             "prefill_attention",
-            prefill,
+            prompts,
             {**heads, **dense, "D": 128, "PRECISION": precision, **fill.constants},
             {"num_warps": fill.warps},
         ),
         (
             "prefill_attention",
-            {**prefill, "pages": I32},
-            {**heads, **paged, "D": 128, "PRECISION": precision, **fill.within(64).constants},
+            {**prompts, "pages": I32},
+            {**heads, **paged, "D": 128, "PRECISION": precision, **within(fill, 64).constants},
             {"num_warps": fill.warps},
         ),
         (
             "prefill_attention",
-            prefill,
+            prompts,
             {**heads, **dense, "D": 256, "PRECISION": precision, **wide_fill.constants},
             {"num_warps": wide_fill.warps},
         ),

@@ -10,10 +10,8 @@ import torch
 
 import qwen3_last_layer
 from qwen3_checkpoints import CONFIGS, HAS_TINY, TINY, make, prompts, reference, reference_logits, relative_error
-from ttnn_moe.models.qwen3 import Session, StaticCache, Tokenizer, generate, load_model
-from ttnn_moe.models.qwen3.cache import Span, Step
-from ttnn_moe.models.qwen3.generate import Stats, _Run
-from ttnn_moe.models.qwen3.sampling import Draws, Sampling
+from ttnn_moe.kv.step import DecodeStep, PrefillStep, Span
+from ttnn_moe.models.qwen3 import Engine, Tokenizer, generate, load_model
 from ttnn_moe.models.qwen3.tiny import tasks
 
 LENGTHS = [1, 17, 5, 40, 2]
@@ -41,7 +39,7 @@ def check_fp32(directory: Path) -> None:
 
     texts = prompts([n + 6 for n in LENGTHS], vocab)  # prompts and six forced tokens each
     expected = [reference_logits(theirs, ids) for ids in texts]
-    cache = StaticCache(ours.config, len(LENGTHS), max(LENGTHS) + 6, torch.float32)
+    cache = qwen3_last_layer.opened(ours, len(LENGTHS), max(LENGTHS) + 6)
     ids = [token for text, n in zip(texts, LENGTHS, strict=True) for token in text[:n]]
     step = cache.prefill(list(enumerate(LENGTHS)), range(len(ids)))
     got = ours(torch.tensor(ids), cache, step)
@@ -49,7 +47,7 @@ def check_fp32(directory: Path) -> None:
         assert relative_error(logits, want[:n]) <= FP32
     for i in range(6):
         ids = [text[n + i] for text, n in zip(texts, LENGTHS, strict=True)]
-        got = ours(torch.tensor(ids), cache, cache.decode())
+        got = ours(torch.tensor(ids), cache, cache.decode(range(len(LENGTHS)), [n + i for n in LENGTHS]))
         want = torch.stack([logits[n + i] for logits, n in zip(expected, LENGTHS, strict=True)])
         assert relative_error(got, want) <= FP32
 
@@ -125,43 +123,41 @@ def test_chunked_prefill_is_whole_prefill(chunk: int, tmp_path: Path) -> None:
     model = load_model(make(tmp_path))
     texts = prompts(LENGTHS)
     expected = [model(torch.tensor([text]))[0, -1] for text in texts]
-    session = Session(model, len(texts), max(LENGTHS))
-    session.cache.clear(len(texts))
+    engine = Engine(model, len(texts), max(LENGTHS) + 1)
     seen: list[torch.Tensor] = []
-
-    class Spy(_Run):
-        def _choose(self, logits: torch.Tensor, sequences: list[int]) -> torch.Tensor:
-            seen.extend(logits)
-            return super()._choose(logits, sequences)
-
-    run = Spy(model, [torch.tensor(text) for text in texts], 1, Sampling(), Draws([]), frozenset(), None, Stats())
-    assert run._prefill(session, chunk).tolist() == [int(logits.argmax()) for logits in expected]
-    assert relative_error(torch.stack(seen), torch.stack(expected)) <= 1e-5
-    assert session.cache.lengths == LENGTHS
+    model.register_forward_hook(lambda model, args, logits: seen.append(logits))
+    got = generate(model, texts, max_new_tokens=1, stop_ids=(), engine=engine, prefill_chunk=chunk)
+    assert got.tokens == [[int(logits.argmax())] for logits in expected]
+    assert relative_error(torch.cat(seen), torch.stack(expected)) <= 1e-5
+    assert len(seen) == -(-sum(LENGTHS) // chunk) and engine.cache.lengths[: len(texts)] == LENGTHS
 
 
-@pytest.mark.parametrize("paged", [False, True])
-def test_the_last_layer_runs_only_for_tokens_whose_logits_are_wanted(paged: bool, checkpoint: Path) -> None:
+@pytest.mark.parametrize("page", [16, 64])
+def test_the_last_layer_runs_only_for_tokens_whose_logits_are_wanted(page: int, checkpoint: Path) -> None:
     model = load_model(checkpoint, dtype=torch.float32)
     for seed in range(4):
         for wanted in (qwen3_last_layer.ends, qwen3_last_layer.any_tokens):
-            qwen3_last_layer.check(model, model, qwen3_last_layer.cache_of(model, paged), seed, wanted)
+            qwen3_last_layer.check(model, model, qwen3_last_layer.cache_of(model, page), seed, wanted)
 
 
 def test_an_only_layer_is_the_last(tmp_path: Path) -> None:
     model = load_model(make(tmp_path, num_hidden_layers=1), dtype=torch.float32)
-    qwen3_last_layer.check(model, model, qwen3_last_layer.cache_of(model, False), 0)
+    qwen3_last_layer.check(model, model, qwen3_last_layer.cache_of(model), 0)
 
 
 def test_steps_that_want_all_logits_or_none_in_particular_run_whole() -> None:
     one, two = torch.tensor([1]), torch.arange(2)
-    assert Step(two, two, logits_at=one).wanted() is None, "a decode step"
-    assert Step(two, two, spans=()).wanted() is None
-    assert Step(two, two, logits_at=two, spans=()).wanted() is None
-    assert Step(two, two, logits_at=torch.zeros(3, dtype=torch.int64), spans=(), num_wanted=one).wanted() is None
-    wanted = Step(two, two + 5, logits_at=one, spans=(Span(0, 0, 1, 5), Span(1, 1, 1, 6)), bound=3).wanted()
-    assert wanted is not None and wanted.spans is None and wanted.logits_at is None and wanted.bound == 7
+    assert PrefillStep(two, two, logits_at=None, spans=()).wanted() is None
+    assert PrefillStep(two, two, logits_at=two, spans=()).wanted() is None
+    bounded = PrefillStep(two, two, logits_at=torch.zeros(3, dtype=torch.int64), spans=(), num_wanted=one)
+    assert bounded.wanted() is None
+    spans = (Span(0, 0, 1, 5), Span(1, 1, 1, 6))
+    wanted = PrefillStep(two, two + 5, logits_at=one, spans=spans).wanted()
+    assert wanted is not None and wanted.bound == 7 and wanted.num_tokens is None
     assert (wanted.rows.tolist(), wanted.positions.tolist()) == ([1], [6])
+    decoding = DecodeStep(two[:1], two[:1] + 8, bound=9)
+    wanted = PrefillStep(two, two + 5, logits_at=one, spans=spans[1:], decoding=decoding, num_wanted=one[0]).wanted()
+    assert wanted is not None and wanted.bound == 9 and wanted.num_tokens == 1
 
 
 def test_rows_past_num_tokens_do_not_reach_the_others(tmp_path: Path) -> None:
@@ -169,31 +165,24 @@ def test_rows_past_num_tokens_do_not_reach_the_others(tmp_path: Path) -> None:
     model = load_model(make(tmp_path))
     texts = prompts([9, 4])
     expected = torch.stack([model(torch.tensor([text]))[0, -1] for text in texts])
-    cache = StaticCache(model.config, 4, 16, torch.float32)
+    cache = qwen3_last_layer.opened(model, 4, 16)
     ids = [token for text in texts for token in text[:-1]]
     model(torch.tensor(ids), cache, cache.prefill([(0, 8), (1, 3)], []))
     positions = torch.tensor([8, 3, 0, 0])
-    mask = torch.arange(16) <= positions[:, None]
-    step = Step(
-        rows=torch.arange(4),
-        positions=positions,
-        bound=16,
-        mask=mask[:, None, None],
-        num_tokens=torch.tensor(2, dtype=torch.int32),
-    )
+    step = DecodeStep(torch.arange(4), positions, bound=16, num_tokens=torch.tensor(2, dtype=torch.int32))
     got = model(torch.tensor([texts[0][-1], texts[1][-1], 0, 0]), cache, step)[:2]
     assert relative_error(got, expected) <= 1e-5
 
 
-def test_keep_drops_rows_without_leaving_anything_behind(tmp_path: Path) -> None:
+def test_a_closed_row_leaves_nothing_behind(tmp_path: Path) -> None:
     model = load_model(make(tmp_path))
     texts = prompts([20, 3, 6])
-    cache = StaticCache(model.config, 3, 24, torch.float32)
+    cache = qwen3_last_layer.opened(model, 3, 24)
     model(torch.tensor(sum(texts, [])), cache, cache.prefill([(0, 20), (1, 3), (2, 6)], []))
-    cache.v[:, 0] = float("nan")  # whatever a finished sequence held must not reach another
-    cache.keep([1, 2])
-    assert cache.lengths == [3, 6]
-    got = model(torch.tensor([7, 7]), cache, cache.decode())
+    cache.v[:, cache.table[0].long()] = float("nan")  # whatever a finished sequence held must not reach another
+    cache.close(0)
+    assert cache.lengths[1:3] == [3, 6]
+    got = model(torch.tensor([7, 7]), cache, cache.decode([1, 2], [3, 6]))
     expected = torch.stack([model(torch.tensor([text + [7]]))[0, -1] for text in texts[1:]])
     assert relative_error(got, expected) <= 1e-5
 
@@ -218,9 +207,9 @@ def test_moving_the_model_moves_its_experts(tmp_path: Path) -> None:
 def test_forward_compiles_without_a_graph_break(tmp_path: Path) -> None:
     """No value is read back and no shape depends on data, so that a decode step can be captured."""
     model = load_model(make(tmp_path, num_hidden_layers=1))
-    cache = StaticCache(model.config, 2, 16, torch.float32)
+    cache = qwen3_last_layer.opened(model, 2, 16)
     model(torch.tensor([3, 4, 5]), cache, cache.prefill([(0, 2), (1, 1)], []))
-    step = cache.decode()
+    step = cache.decode([0, 1], [2, 1])
     ids = torch.tensor([8, 9])
     expected = model(ids, cache, step)
     compiled = torch.compile(model, fullgraph=True, backend="eager")

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from qwen3_checkpoints import make, prompts
 from ttnn_moe.errors import RequestError
-from ttnn_moe.models.qwen3 import Qwen3Moe, Session, Tokenizer, generate, load_model, stream
-from ttnn_moe.models.qwen3.decode import HostSteps
-from ttnn_moe.models.qwen3.prefill import size_for, sizes_to
-from ttnn_moe.models.qwen3.sampling import Draws, Sampling, choose, kept_probabilities
+from ttnn_moe.models.qwen3 import Engine, Qwen3Moe, Tokenizer, generate, load_model, stream
+from ttnn_moe.models.qwen3.runtime.prefill_graphs import size_for, sizes_to
+from ttnn_moe.models.qwen3.runtime.runner import EagerRunner
+from ttnn_moe.models.qwen3.runtime.sampling import Sampling, choose, kept_probabilities, seeds_of
 
 
 @pytest.fixture(scope="module")
@@ -128,7 +128,7 @@ def test_a_seed_gives_the_same_text_whatever_the_batch(model: Qwen3Moe) -> None:
 def test_seeds_out_of_range() -> None:
     for seed in (-1, [1], [1, 2**63], 2**63 - 1):
         with pytest.raises(RequestError, match="bad seeds"):
-            Draws.of(seed, 2)
+            seeds_of(seed, 2)
 
 
 def test_sequences_stop_one_by_one(model: Qwen3Moe) -> None:
@@ -150,20 +150,18 @@ def test_sequences_stop_one_by_one(model: Qwen3Moe) -> None:
     assert stats.first_token_s > 0 and stats.tokens_per_s >= stats.tokens_per_s_user > 0
 
 
-class StepsAhead(HostSteps):
+class RunnerAhead(EagerRunner):
     """As on a GPU, where steps wait on the device; writes down what is launched and what is read."""
-
-    ahead = True
 
     def __init__(self, model: Qwen3Moe, cache: Any, seen: list[str]):
         super().__init__(model, cache)
         self.seen, self.made = seen, 0
 
-    def begin(self, first: torch.Tensor) -> Any:
-        return self._pending(super().begin(first))
+    def prefill(self, *args: Any) -> Any:
+        return self._pending(super().prefill(*args))
 
-    def launch(self, sampling: Sampling, uniform: torch.Tensor | None) -> Any:
-        return self._pending(super().launch(sampling, uniform))
+    def decode(self, *args: Any) -> Any:
+        return self._pending(super().decode(*args))
 
     def _pending(self, made: Any) -> Any:
         number = self.made = self.made + 1
@@ -184,9 +182,9 @@ def test_steps_launched_ahead_give_the_same_tokens(model: Qwen3Moe, seed: int) -
     free = generate(model, texts, max_new_tokens=20, stop_ids=(), **drawn).tokens
     stops = [free[seed % 4][3 + seed], free[(seed + 1) % 4][12]] if seed else ()
     want = generate(model, texts, max_new_tokens=20, stop_ids=stops, **drawn)
-    session, seen = Session(model, 4, 31), []
-    session.steps = StepsAhead(model, session.cache, seen)
-    got = generate(model, texts, max_new_tokens=20, stop_ids=stops, session=session, **drawn)
+    engine, seen = Engine(model, 4, 32), []
+    engine.scheduler.runner, engine.scheduler.ahead = RunnerAhead(model, engine.cache, seen), True
+    got = generate(model, texts, max_new_tokens=20, stop_ids=stops, engine=engine, **drawn)
     assert got.tokens == want.tokens and got.finish == want.finish
     assert got.stats.decode_tokens == want.stats.decode_tokens and got.stats.decode_steps == want.stats.decode_steps
     assert got.stats.decode_s >= got.stats.decode_steps
@@ -268,35 +266,53 @@ def test_calling_the_model_on_bad_ids(ids, model: Qwen3Moe) -> None:
     assert model(torch.zeros(0, 4, dtype=torch.int64)).shape == (0, 4, 320)
 
 
-def test_a_session_serves_again_and_again(model: Qwen3Moe) -> None:
-    session = Session(model, 3, 40)
-    session.capture(lambda done, total: pytest.fail("nothing is captured on a CPU"))
+def test_an_engine_generates_again_and_again(model: Qwen3Moe) -> None:
+    engine = Engine(model, 3, 40)
+    engine.capture(lambda done, total: pytest.fail("nothing is captured on a CPU"))
     for lengths, seed in (([5, 9, 2], 1), ([30], 2), ([1, 12], 3), ([5, 9, 2], 1)):
         texts, options = prompts(lengths, seed=seed), {"max_new_tokens": 10, "stop_ids": ()}
-        assert generate(model, texts, session=session, **options).tokens == generate(model, texts, **options).tokens
+        assert generate(model, texts, engine=engine, **options).tokens == generate(model, texts, **options).tokens
+    assert not engine.busy and engine.load().free_rows == 3 and engine.load().free_pages == engine.cache.total
 
 
-def test_what_a_session_refuses(model: Qwen3Moe) -> None:
-    session = Session(model, 2, 12)
-    for texts, words in ((prompts([3] * 3), "3 prompts"), (prompts([9]), "up to 13 tokens")):
-        with pytest.raises(RequestError, match=f"too small.*{words}"):
-            generate(model, texts, max_new_tokens=5, session=session)
-    first = stream(model, prompts([3]), max_new_tokens=5, stop_ids=(), session=session)
-    second = stream(model, prompts([4]), max_new_tokens=5, session=session)
+def test_what_an_engine_refuses_to_generate(model: Qwen3Moe) -> None:
+    engine = Engine(model, 2, 13)
+    for texts, words in (
+        (prompts([3] * 3), "too small.*3 prompts"),
+        (prompts([9]), "too long for a row.*9 tokens and 5"),
+    ):
+        with pytest.raises(RequestError, match=words):
+            generate(model, texts, max_new_tokens=5, engine=engine)
+    first = stream(model, prompts([3]), max_new_tokens=5, stop_ids=(), engine=engine)
+    second = stream(model, prompts([4]), max_new_tokens=5, engine=engine)
     next(first)
-    with pytest.raises(RequestError, match="serves another generation"):
-        stream(model, prompts([3]), max_new_tokens=5, session=session)
-    with pytest.raises(RequestError, match="serves another generation"):
+    with pytest.raises(RequestError, match="serves other requests"):
+        stream(model, prompts([3]), max_new_tokens=5, engine=engine)
+    with pytest.raises(RequestError, match="serves other requests"):
         next(second)
     first.close()
-    assert len(generate(model, prompts([8]), max_new_tokens=5, stop_ids=(), session=session).tokens[0]) == 5
+    assert engine.load().free_rows == 2
+    assert len(generate(model, prompts([8]), max_new_tokens=5, stop_ids=(), engine=engine).tokens[0]) == 5
     other = Qwen3Moe.empty(model.config, "reference", torch.float32, "cpu")
     with pytest.raises(RequestError, match="another model's"):
-        generate(other, prompts([3]), session=session)
+        generate(other, prompts([3]), engine=engine)
     with pytest.raises(RequestError, match="rows=0"):
-        Session(model, 0, 5)
-    with pytest.raises(RequestError, match="no decode step that can be captured"):
-        Session(model, 1, 5, graphs=True)
+        Engine(model, 0, 5)
+    with pytest.raises(RequestError, match="no step of this model can be captured"):
+        Engine(model, 1, 5, graphs=True)
+
+
+def test_requests_added_meanwhile_run_beside_a_generation(model: Qwen3Moe) -> None:
+    engine, options = Engine(model, 3, 40), {"max_new_tokens": 10, "stop_ids": ()}
+    texts = prompts([5, 9, 7])
+    made = stream(model, texts[:2], engine=engine, **options)
+    seen = [next(made)]
+    number = engine.add(texts[2], **options)
+    seen += made
+    want = generate(model, texts, **options).tokens
+    for i in range(2):
+        assert [token.token for token in seen if token.sequence == i] == want[i]
+    assert [token.token for token in engine.stream(number)] == want[2]
 
 
 def test_steps_of_a_prefill() -> None:

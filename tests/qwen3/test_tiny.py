@@ -14,7 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from ttnn_moe.models.qwen3 import TINY, generate, load_model, ops
+from ttnn_moe import decoder
+from ttnn_moe.models.qwen3 import TINY, generate, load_model
 from ttnn_moe.models.qwen3.model import MoE
 from ttnn_moe.models.qwen3.tiny import batches, english, evaluate, tasks, tokenizer
 from ttnn_moe.models.qwen3.tiny.tasks import TASKS, Example
@@ -187,7 +188,7 @@ def test_every_expert_is_used(model: Any, words: Tokenizer, asked: list[Example]
     def count(layer: int) -> Callable[..., None]:
         def hook(moe: MoE, inputs: tuple[Any, ...]) -> None:
             x, norm, _ = inputs
-            ids, _, _ = ops.norm_route(x, norm.weight, norm.eps, moe.router.weight, moe.K, moe.norm_topk_prob)
+            ids, _, _ = decoder.norm_route(x, norm.weight, norm.eps, moe.router.weight, moe.K, moe.norm_topk_prob)
             counts[layer] = counts.get(layer, 0) + torch.bincount(ids.flatten(), minlength=moe.router.out_features)
 
         return hook

@@ -11,11 +11,11 @@ import torch
 from cases import INTERPRETED
 from routing_draws import draw
 from ttnn_moe import Routing
-from ttnn_moe.cuda import launch
-from ttnn_moe.cuda.tiles import Gemm, Sorted
+from ttnn_moe.cuda.moe import triton_launch
+from ttnn_moe.cuda.moe.triton_tiles import SortedTiles, TritonTile
 
 DEVICE = "cpu" if INTERPRETED else "cuda"
-TILE = Gemm(32, 32, 4, 2)
+TILE = TritonTile(32, 32, 4, 2)
 
 
 def _tiles(offsets: list[int], m: int) -> list[list[int]]:
@@ -35,8 +35,10 @@ def test_sort(seed: int) -> None:
     weights = torch.rand(T, K)
     num_tokens = None if bound is None else torch.tensor(bound, dtype=torch.int32, device=DEVICE)
     routing = Routing.from_topk(ids.to(DEVICE), weights.to(DEVICE), E, num_tokens=num_tokens)
-    selection = launch.Selection.of(routing, None if local is None else local.to(DEVICE))
-    rows = launch.sort(selection, count, Sorted(m, TILE, TILE, sort_chunk=chunk))
+    expert_map = None if local is None else local.to(DEVICE)
+    sizes = SortedTiles(m, TILE, TILE, sort_chunk=chunk)
+    words = torch.empty(triton_launch.sort_words(T * K, count, sizes), dtype=torch.int32, device=DEVICE)
+    rows = triton_launch.sort(routing, expert_map, count, sizes, words)
 
     assert rows.offsets[: count + 1].tolist() == offsets
     assert rows.row_tokens[: len(order)].tolist() == (order // K).tolist()

@@ -12,10 +12,12 @@ from typing import Any
 import pytest
 import torch
 
+from cuda_gpus import gpu_of, pretend
 from paths import SUPPORT
-from ttnn_moe.cuda.native import launch, maps
-from ttnn_moe.jit import load
-from ttnn_moe.jit.spec import Spec
+from ttnn_moe.cuda import maps
+from ttnn_moe.cuda.jit import load
+from ttnn_moe.cuda.jit.spec import Spec
+from ttnn_moe.cuda.moe import cuda_cpp
 from ttnn_moe.sources import kernel_path
 
 GXX = shutil.which("g++")
@@ -60,14 +62,13 @@ class HostKernels:
         self._built: dict[tuple[object, ...], ctypes.CDLL] = {}
 
     def use(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(launch, "Launch", self._bind)
         monkeypatch.setattr(load, "Launch", self._bind)
         monkeypatch.setattr(maps, "_map", TensorMap.of)
         monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
         monkeypatch.setattr(load, "stream", lambda device: None)
         monkeypatch.setattr(load, "resident_blocks", lambda *_: 3)
-        monkeypatch.setattr(load, "multiprocessors", lambda device: 4)
-        launch._launches.cache_clear()
+        pretend(monkeypatch, gpu_of((9, 0), multiprocessors=4))
+        cuda_cpp.launches.cache_clear()
 
     def _bind(
         self,

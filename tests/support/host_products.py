@@ -2,19 +2,35 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
 
 from host_kernels import HostKernels
-from ttnn_moe import Experts, Routing
-from ttnn_moe.cuda.launch import Selection
-from ttnn_moe.cuda.native import launch
-from ttnn_moe.cuda.native.plan import Sorted
+from ttnn_moe import Experts, Problem, Routing
+from ttnn_moe.cuda.arch import ARCHES, HOPPER
+from ttnn_moe.cuda.moe.family import Call
+from ttnn_moe.cuda.moe.sm80 import SM80, GemmTile
+from ttnn_moe.cuda.moe.sm90 import SM90, MlpTile
+from ttnn_moe.cuda.moe.sort import Sorters
+from ttnn_moe.cuda.moe.sorted import Sorted, SortedPlan
+
+Tile = MlpTile | GemmTile
+
+
+def family_of(tile: Tile) -> Sorted[Any]:
+    return SM90 if isinstance(tile, MlpTile) else SM80
+
+
+def plan_of(problem: Problem, tile: Tile, sorters: Sorters) -> SortedPlan[Any]:
+    """A plan with a tile that the family itself might not choose."""
+    return SortedPlan(problem, HOPPER if isinstance(tile, MlpTile) else ARCHES[8, 0], tile, sorters)
 
 
 def worst_row(
-    kernels: HostKernels, monkeypatch: pytest.MonkeyPatch, plan: Sorted, ids: Tensor, experts: Experts
+    kernels: HostKernels, monkeypatch: pytest.MonkeyPatch, tile: Tile, ids: Tensor, experts: Experts
 ) -> float:
     """Run both products of a call; the largest relative error of a row; infinite for NaN and where none may write."""
     kernels.use(monkeypatch)
@@ -23,9 +39,11 @@ def worst_row(
     hidden = torch.randn(T, H).to(gate_up.dtype)
     # with room for what a wrong kernel writes past the last row
     act, out = (torch.full((T * K + 64, width), 1e4, dtype=hidden.dtype) for width in (I, H))
-    words = torch.full((launch.sort_words(T * K, E, plan),), -(2**31), dtype=torch.int32)
-    selection = Selection.of(Routing.from_topk(ids, torch.ones(T, K), E))
-    launch.run(hidden, selection, experts, torch.empty(T, H), False, plan, act, out, words)
+    problem = Problem.of(T, K, experts, hidden.dtype, torch.float32)
+    plan = plan_of(problem, tile, Sorters(128))
+    words = torch.full((plan.words.count,), -(2**31), dtype=torch.int32)
+    call = Call(hidden, Routing.from_topk(ids, torch.ones(T, K), E), experts, torch.empty(T, H), False)
+    family_of(tile).launch(plan, call, (act, out, words))
     expert = ids.flatten()[(ids.flatten() >= 0) & (ids.flatten() < E)].sort().values.long()
     n = len(expert)
     if not (kernels.sound and bool((act[n:] == 1e4).all() and (out[n:] == 1e4).all())):

@@ -16,13 +16,21 @@ from torch import Tensor
 import qwen3_last_layer
 from qwen3_checkpoints import TINY, make, prompts
 from qwen3_decode_cases import DEVICE, GPU, SIZES, VOCAB, both
-from qwen3_kernel_cases import BOUND, case, draw, dtypes, error, paged, tensor
-from ttnn_moe.models.qwen3 import Engine, Qwen3Moe, Tokenizer, generate, kernels, load_model, ops, prefill
-from ttnn_moe.models.qwen3.cache import Span
-from ttnn_moe.models.qwen3.decode import Landing
-from ttnn_moe.models.qwen3.ops import HeadNorms, Place
-from ttnn_moe.models.qwen3.prefill import FixedPrefill
+from qwen3_kernel_cases import BOUND, case, draw, dtypes, error, paged, tensor, tiles_of
+from ttnn_moe import decoder
+from ttnn_moe.cuda.attention import prefill as triton_prefill
+from ttnn_moe.cuda.attention.memory import Memory
+from ttnn_moe.cuda.linear import few_rows
+from ttnn_moe.cuda.triton_launch import Tile
+from ttnn_moe.kv import attention, torch_forms
+from ttnn_moe.kv.cache import HeadNorms
+from ttnn_moe.kv.step import Span
+from ttnn_moe.models.qwen3 import Engine, Qwen3Moe, Tokenizer, generate, load_model
+from ttnn_moe.models.qwen3.runtime import prefill_graphs
+from ttnn_moe.models.qwen3.runtime.landing import Landing
+from ttnn_moe.models.qwen3.runtime.prefill_graphs import PrefillGraphs
 from ttnn_moe.models.qwen3.tiny import tasks
+from ttnn_moe.sizes import power_of_2
 
 seeds = pytest.mark.parametrize("seed", range(8 if GPU else 4))
 
@@ -31,13 +39,13 @@ seeds = pytest.mark.parametrize("seed", range(8 if GPU else 4))
 def _suited(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.backends.cuda.matmul.allow_tf32 = False
     if not GPU:  # as in qwen3_decode_cases.py
-        monkeypatch.setattr(kernels, "few_linear_tile", lambda T, N, K: (64, min(512, kernels.power_of_2(K)), 4))
+        monkeypatch.setattr(few_rows, "tile", lambda T, N, K: (64, min(512, power_of_2(K)), 4))
 
 
-def gathered(place: Place) -> tuple[Tensor, Tensor]:
-    """Keys and values of a paged place, dense."""
-    assert place.pages is not None
-    return place.dense(torch.arange(len(place.pages), device=DEVICE), place.capacity)
+def gathered(memory: Memory) -> tuple[Tensor, Tensor]:
+    """Keys and values in pages, dense."""
+    assert memory.pages is not None
+    return torch_forms.dense(memory, torch.arange(len(memory.pages), device=DEVICE), memory.capacity)
 
 
 @dtypes
@@ -55,13 +63,13 @@ def test_keys_and_values_go_to_their_pages_and_nowhere_else(seed: int, page: int
     positions = torch.randint(capacity, (T,)).to(DEVICE)
     bound = torch.tensor(rng.randint(0, T), dtype=torch.int32, device=DEVICE) if rng.random() < 0.7 else None
     keys = tensor(rows, kv, capacity, D, dtype=dtype)
-    dense = Place(keys, keys * 2, where, positions, bound)
+    dense = Memory(keys, keys * 2, where, positions, bound)
     pages = paged(dense, page)
     unused = torch.ones(len(pages.keys), dtype=torch.bool, device=DEVICE)
     unused[pages.pages.long()] = False
-    want, _, _ = ops.head_norm_rope(qkv, kv, norms, rope, dense)
-    got, k, v = ops.head_norm_rope(qkv, kv, norms, rope, pages)
-    assert k is None and v is None and torch.equal(got, want)
+    want = attention.norm_rope_write(qkv, norms, rope, dense)
+    got = attention.norm_rope_write(qkv, norms, rope, pages)
+    assert got is not None and want is not None and torch.equal(got, want)
     for have, expected in zip(gathered(pages), (dense.keys, dense.values), strict=True):
         assert torch.equal(have, expected)
     assert bool(pages.keys[unused].isnan().all() and pages.values[unused].isnan().all())
@@ -82,29 +90,29 @@ def test_decode_attention_in_pages(seed: int, page: int, dtype: torch.dtype) -> 
     count = rng.randint(0, T)
     bound = torch.tensor(count, dtype=torch.int32, device=DEVICE) if rng.random() < 0.5 else None
     count = T if bound is None else count
-    dense = Place(keys, values, where, last, bound)
+    dense = Memory(keys, values, where, last, bound)
     pages = paged(dense, page)
-    with ops.plain():
-        want = ops.decode_attention(q.double(), Place(keys.double(), values.double(), where, last), capacity, None)
+    want = torch_forms.decode_attention(q.double(), Memory(keys.double(), values.double(), where, last), capacity)
     # what lies past a row's last key must not matter
     for t, row in enumerate(where.tolist()):
         n = int(last[t]) + 1
         for kept in (pages.keys, pages.values):
             for at in range(n // page, capacity // page):
                 kept[pages.pages[row, at], :, max(0, n - at * page) :] = float("nan")
-    with ops.plain():
-        torch_form = ops.decode_attention(q.float(), widened(pages), capacity, None)
-    got = ops.decode_attention(q, pages, capacity, None)
+    torch_form = torch_forms.decode_attention(q.float(), widened(pages), capacity)
+    got = attention.decode_attention(q, pages, capacity)
     if count:
         assert error(got[:count], want[:count]) <= BOUND[dtype]
         assert error(torch_form[:count], want[:count]) <= BOUND[dtype]
     assert not got[count:].any(), "rows past num_tokens are zero"
     if page == 64:  # the same products in the same order
-        assert torch.equal(got, ops.decode_attention(q, dense, capacity, None))
+        assert torch.equal(got, attention.decode_attention(q, dense, capacity))
 
 
-def widened(place: Place) -> Place:
-    return Place(place.keys.float(), place.values.float(), place.rows, place.positions, place.num_tokens, place.pages)
+def widened(memory: Memory) -> Memory:
+    return Memory(
+        memory.keys.float(), memory.values.float(), memory.rows, memory.positions, memory.num_tokens, memory.pages
+    )
 
 
 @dtypes
@@ -113,8 +121,8 @@ def test_prefill_attention_in_pages(seed: int, dtype: torch.dtype, monkeypatch: 
     rng = draw(seed)
     page = rng.choice([16, 32, 64])
     if not GPU:
-        tile = kernels.Tile({"BLOCK_M": rng.choice([16, 32]), "BLOCK_N": rng.choice([16, 32]), "STAGES": 2}, 4)
-        monkeypatch.setattr(kernels, "prefill_tile", lambda D, itemsize: tile)
+        tile = Tile({"BLOCK_M": rng.choice([16, 32]), "BLOCK_N": rng.choice([16, 32]), "STAGES": 2}, 4)
+        monkeypatch.setattr(triton_prefill, "tile", lambda D, itemsize: tile)
     S = rng.randint(1, 3)
     c = case(rng, dtype, S)
     capacity = -(-c.capacity // page) * page
@@ -123,17 +131,16 @@ def test_prefill_attention_in_pages(seed: int, dtype: torch.dtype, monkeypatch: 
     for row in rng.sample(range(c.rows), S):
         past = rng.choice([0, rng.randrange(capacity)])
         n = min(rng.randint(1, capacity - past), capacity if GPU else 60)
-        mask = torch.ones(n, past + n, dtype=torch.bool, device=DEVICE).tril(past) if past else None
-        spans.append(Span(row, first, n, past, mask))
+        spans.append(Span(row, first, n, past))
         first += n
     q = tensor(first, c.heads, c.D, dtype=dtype)
     nothing = torch.zeros(0, dtype=torch.int64, device=DEVICE)
-    pages = paged(Place(keys, values, nothing, nothing), page)
-    with ops.plain():
-        want = ops.prefill_attention(q.double(), Place(keys.double(), values.double(), nothing, nothing), spans, None)
-        if not GPU:
-            assert error(ops.prefill_attention(q.float(), widened(pages), spans, None), want) <= BOUND[dtype]
-    got = kernels.prefill_attention(q, pages, ops.prefill_tiles(spans, pages.keys).to(DEVICE))
+    pages = paged(Memory(keys, values, nothing, nothing), page)
+    wide = Memory(keys.double(), values.double(), nothing, nothing)
+    want = torch_forms.prefill_attention(q.double(), wide, spans)
+    if not GPU:
+        assert error(torch_forms.prefill_attention(q.float(), widened(pages), spans), want) <= BOUND[dtype]
+    got = triton_prefill.launch(q, pages, tiles_of(spans, pages.keys))
     assert error(got, want) <= BOUND[dtype]
 
 
@@ -150,38 +157,34 @@ def drain(engine: Engine, got: dict[int, list[int]]) -> None:
 
 def test_requests_come_and_go_and_get_what_they_get_alone(pair: tuple[Qwen3Moe, Qwen3Moe], monkeypatch) -> None:
     """Greedy ones and ones that draw; prompts in pieces, in captured steps and not; too few rows and pages for all."""
-    monkeypatch.setattr(prefill, "SMALLEST", 16)
-    monkeypatch.setattr(prefill, "LARGEST", 16)
+    monkeypatch.setattr(prefill_graphs, "SMALLEST", 16)
+    monkeypatch.setattr(prefill_graphs, "LARGEST", 16)
     ours, theirs = pair
     rng = random.Random(0)
     texts = prompts([5, 19, 2, 12, 30, 7, 1, 9] if GPU else [5, 19, 2, 12], VOCAB)
     new = 24 if GPU else 5
     drawn = {"temperature": 1.2, "top_k": 50, "top_p": 0.9}
     asked = []
-    with ops.plain():
+    with decoder.plain():
         for i, text in enumerate(texts):
             options = {"max_new_tokens": rng.randint(2, new), "seed": i, **(drawn if i % 2 else {})}
             free = generate(theirs, [text], stop_ids=(), **options).tokens[0]
-            options["stop_ids"] = (free[len(free) // 2],) if i % 3 == 0 else ()
+            options["stop_ids"] = (free[len(free) // 2],) if i % 3 == 2 else ()
             asked.append((text, options, generate(theirs, [text], **options).tokens[0]))
     page = 16
     memory = 5 * page * 2 * 2 * 2 * ours.config.head_dim * 4
-    engine = Engine(ours, 3, 64, memory=memory, page=page, prefill_chunk=18)
-    assert engine.cache.pool.n == 5
+    engine = Engine(ours, 3, 64, memory=memory, page=page, prefill_chunk=18, graphs=True)
+    assert engine.cache.total == 5
     engine.capture()
-    if not GPU:  # there is nothing to capture, but its steps can be run
-        engine.batch.fixed = FixedPrefill(ours, engine.cache, None, 3, engine.batch.steps.size)
-        engine.batch.fixed.capture(16)
-        engine.batch.ahead = True
     mixed = set()
-    run = FixedPrefill.run
+    run = PrefillGraphs.run
 
-    def spy(self: FixedPrefill, ids: list[int], *where) -> Tensor | None:
+    def spy(self: PrefillGraphs, ids: Tensor, *where) -> Tensor | None:
         logits = run(self, ids, *where)
         mixed.add((logits is not None, bool(where[2])))
         return logits
 
-    monkeypatch.setattr(FixedPrefill, "run", spy)
+    monkeypatch.setattr(PrefillGraphs, "run", spy)
     got: dict[int, list[int]] = {}
     numbers = []
     for text, options, _ in asked:
@@ -194,18 +197,19 @@ def test_requests_come_and_go_and_get_what_they_get_alone(pair: tuple[Qwen3Moe, 
     assert {(True, True), (False, True), (True, False)} <= mixed, "captured or too large; with rows that decode or not"
 
 
-@pytest.mark.parametrize("paged", [False, True])
+@pytest.mark.parametrize("page", [16, 64])
 @pytest.mark.parametrize("captured", [False, True])
 def test_the_last_layer_runs_only_for_tokens_whose_logits_are_wanted(
-    pair: tuple[Qwen3Moe, Qwen3Moe], captured: bool, paged: bool, monkeypatch: pytest.MonkeyPatch
+    pair: tuple[Qwen3Moe, Qwen3Moe], captured: bool, page: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(prefill, "SMALLEST", 16)
-    monkeypatch.setattr(prefill, "LARGEST", 16)
+    monkeypatch.setattr(prefill_graphs, "SMALLEST", 16)
+    monkeypatch.setattr(prefill_graphs, "LARGEST", 16)
     for seed in range(6 if GPU else 1):
-        cache = qwen3_last_layer.cache_of(pair[0], paged)
+        cache = qwen3_last_layer.cache_of(pair[0], page)
         if captured:
-            fixed = FixedPrefill(pair[0], cache, torch.cuda.graph_pool_handle() if GPU else None, decoding=4)
-            fixed.capture(16)
+            fixed = PrefillGraphs(pair[0], cache, torch.cuda.graph_pool_handle() if GPU else None, decoding=4)
+            for kind in fixed.kinds:
+                fixed.capture(*kind)
             qwen3_last_layer.check(*pair, cache, seed, fixed=fixed)
         else:
             qwen3_last_layer.check(*pair, cache, seed, qwen3_last_layer.any_tokens)
@@ -233,7 +237,7 @@ class TestOnAGpu:
         engine.capture()
         texts = prompts([5, 9, 12, 20], VOCAB)
         for warm in (True, False):
-            captured = dict(engine.batch.steps._captured)
+            captured = dict(engine.runner.steps._captured)
             if not warm:
                 torch.cuda.set_sync_debug_mode("error")
             try:
@@ -244,7 +248,7 @@ class TestOnAGpu:
                     engine.step()
             finally:
                 torch.cuda.set_sync_debug_mode("default")
-            assert engine.batch.steps._captured == captured
+            assert engine.runner.steps._captured == captured
 
     def test_same_requests_same_bits(self, pair: tuple[Qwen3Moe, Qwen3Moe]) -> None:
         texts, runs = prompts([4, 30, 9], VOCAB), []
@@ -266,7 +270,7 @@ class TestOnAGpu:
             for task in tasks.TASKS
             for e in tasks.examples(task, "heldout", 8)
         ]
-        with ops.plain():
+        with decoder.plain():
             expected = generate(theirs, texts, max_new_tokens=48).tokens
         engine = Engine(ours, 16, 512)
         engine.capture()
@@ -288,6 +292,6 @@ def test_memory_of_a_real_model_is_counted_in_pages(tmp_path: Path) -> None:
     config = model.config
     one = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * 16 * 4
     engine = Engine(model, 3, 64, memory=7 * one + one - 1, page=16)
-    assert engine.cache.pool.n == 7 and engine.fits(33) == 3 and engine.fits(64) == 1
+    assert engine.cache.total == 7 and engine.fits(33) == 3 and engine.fits(64) == 1
     held = engine.cache.k[:, 1:].nbytes + engine.cache.v[:, 1:].nbytes
     assert held == 7 * one

@@ -1,4 +1,4 @@
-"""The model's Triton kernels against the torch forms of models/qwen3/ops.py, over random sizes.
+"""The model's Triton kernels against the torch forms of ttnn_moe/decoder and ttnn_moe/kv, over random sizes.
 
 Run by test_qwen3_kernels.py in a process of its own: with TRITON_INTERPRET=1 on the CPU, or on a GPU where one is.
 """
@@ -12,9 +12,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from ttnn_moe.models.qwen3 import decode_linear, hopper_attention, kernels, ops
-from ttnn_moe.models.qwen3.cache import Span, Step
-from ttnn_moe.models.qwen3.ops import HeadNorms, Place
+from ttnn_moe import decoder
+from ttnn_moe.cuda.attention import prefill as triton_prefill
+from ttnn_moe.cuda.attention import prefill_sm90
+from ttnn_moe.cuda.attention.memory import Memory
+from ttnn_moe.cuda.linear import decode_linear, few_rows
+from ttnn_moe.cuda.triton_launch import Tile
+from ttnn_moe.kv import attention, torch_forms
+from ttnn_moe.kv.cache import HeadNorms
+from ttnn_moe.kv.step import Span
 
 GPU = torch.cuda.is_available()
 HOPPER = GPU and torch.cuda.get_device_capability() == (9, 0)
@@ -51,10 +57,10 @@ def test_rms_norm(seed: int, dtype: torch.dtype) -> None:
     rng = draw(seed)
     T, H = rng.choice([1, 2, 17]), rng.choice([8, 64, 100, 2048])
     x, weight = tensor(T, H, dtype=dtype, scale=3), tensor(H, dtype=dtype)
-    assert ops.fast(x)
-    with ops.plain():
-        want = ops.rms_norm(x.float(), weight.float(), 1e-6)
-    assert error(ops.rms_norm(x, weight, 1e-6), want) <= BOUND[dtype]
+    assert decoder.uses_kernels(x)
+    with decoder.plain():
+        want = decoder.rms_norm(x.float(), weight.float(), 1e-6)
+    assert error(decoder.rms_norm(x, weight, 1e-6), want) <= BOUND[dtype]
 
 
 @dtypes
@@ -67,14 +73,17 @@ def test_few_linear(seed: int, dtype: torch.dtype) -> None:
     bias = tensor(N, dtype=dtype) if rng.random() < 0.5 else None
     x_, weight_, norm_, residual_ = (v.double().cpu() for v in (x, weight, norm, residual))
     bias_ = None if bias is None else bias.double().cpu()
-    with ops.plain():
-        want, want_sum = ops.norm_linear(x_, norm_, 1e-6, weight_, bias_), ops.linear_add(x_, weight_, bias_, residual_)
-        want_normed = ops.rms_norm(x_, norm_, 1e-6)
+    with decoder.plain():
+        want, want_sum = (
+            decoder.norm_linear(x_, norm_, 1e-6, weight_, bias_),
+            decoder.linear_add(x_, weight_, bias_, residual_),
+        )
+        want_normed = decoder.rms_norm(x_, norm_, 1e-6)
     normed = torch.full_like(x, float("nan"))
-    got = kernels.few_linear(x, weight, bias, norm=norm, eps=1e-6, normed=normed)
+    got = few_rows.launch(x, weight, bias, norm=norm, eps=1e-6, normed=normed)
     assert error(got.cpu(), want) <= BOUND[dtype] and error(normed.cpu(), want_normed) <= BOUND[dtype]
-    assert torch.equal(got, kernels.few_linear(x, weight, bias, norm=norm, eps=1e-6))
-    total = kernels.few_linear(x, weight, bias, residual=residual)
+    assert torch.equal(got, few_rows.launch(x, weight, bias, norm=norm, eps=1e-6))
+    total = few_rows.launch(x, weight, bias, residual=residual)
     assert total.data_ptr() == residual.data_ptr()
     assert error(total.cpu(), want_sum) <= BOUND[dtype]
 
@@ -89,18 +98,18 @@ def test_decode_linear(seed: int, dtype: torch.dtype) -> None:
     K = 512 * splits
     x, weight = tensor(T, K, dtype=dtype, scale=3), tensor(N, K, dtype=dtype, scale=K**-0.5)
     norm, residual = tensor(K, dtype=dtype), tensor(T, N, dtype=dtype)
-    assert decode_linear.serves(x, weight, norm) and decode_linear.serves(x, weight, residual)
-    assert not decode_linear.serves(x, weight, residual.float())
-    with ops.plain():
-        want = ops.norm_linear(x.double(), norm.double(), 1e-6, weight.double())
-        want_sum = ops.linear_add(x.double(), weight.double(), None, residual.double())
-    got = decode_linear.decode_linear(x, weight, norm=norm, eps=1e-6)
+    for other, serves in ((norm, True), (residual, True), (residual.float(), False)):
+        assert (decode_linear.why_not(x.device, x, weight, None, other) is None) == serves
+    with decoder.plain():
+        want = decoder.norm_linear(x.double(), norm.double(), 1e-6, weight.double())
+        want_sum = decoder.linear_add(x.double(), weight.double(), None, residual.double())
+    got = decode_linear.launch(x, weight, norm=norm, eps=1e-6)
     assert error(got, want) <= BOUND[dtype]
     total = residual.clone()
-    assert decode_linear.decode_linear(x, weight, residual=total) is total
+    assert decode_linear.launch(x, weight, residual=total) is total
     assert error(total, want_sum) <= BOUND[dtype]
     for _ in range(10):
-        assert torch.equal(got, decode_linear.decode_linear(x, weight, norm=norm, eps=1e-6))
+        assert torch.equal(got, decode_linear.launch(x, weight, norm=norm, eps=1e-6))
 
 
 @dtypes
@@ -109,11 +118,11 @@ def test_linear_layers_of_any_number_of_rows(T: int, dtype: torch.dtype) -> None
     x, weight, residual = tensor(T, 72, dtype=dtype), tensor(24, 72, dtype=dtype, scale=0.1), tensor(T, 24, dtype=dtype)
     norm, bias = tensor(72, dtype=dtype), tensor(24, dtype=dtype)
     wide = [v.double().cpu() for v in (x, norm, weight, bias, residual)]
-    with ops.plain():
-        want = ops.norm_linear(*wide[:2], 1e-6, *wide[2:4])
-        want_sum = ops.linear_add(wide[0], *wide[2:])
-    assert error(ops.norm_linear(x, norm, 1e-6, weight, bias).cpu(), want) <= 2 * BOUND[dtype]
-    assert error(ops.linear_add(x, weight, bias, residual).cpu(), want_sum) <= BOUND[dtype]
+    with decoder.plain():
+        want = decoder.norm_linear(*wide[:2], 1e-6, *wide[2:4])
+        want_sum = decoder.linear_add(wide[0], *wide[2:])
+    assert error(decoder.norm_linear(x, norm, 1e-6, weight, bias).cpu(), want) <= 2 * BOUND[dtype]
+    assert error(decoder.linear_add(x, weight, bias, residual).cpu(), want_sum) <= BOUND[dtype]
 
 
 @dtypes
@@ -130,9 +139,9 @@ def test_the_router(seed: int, dtype: torch.dtype) -> None:
         tensor(E, H, dtype=dtype, scale=H**-0.5),
     )
     renormalise = rng.random() < 0.5
-    ids, weights, normed = ops.norm_route(x, norm, 1e-6, weight, K, renormalise)
-    with ops.plain():
-        want_normed = ops.rms_norm(x.double().cpu(), norm.double().cpu(), 1e-6)
+    ids, weights, normed = decoder.norm_route(x, norm, 1e-6, weight, K, renormalise)
+    with decoder.plain():
+        want_normed = decoder.rms_norm(x.double().cpu(), norm.double().cpu(), 1e-6)
     assert error(normed.cpu(), want_normed) <= BOUND[dtype]
     logits = want_normed @ weight.double().cpu().T
     mine = torch.softmax(logits, -1).gather(1, ids.long().cpu())
@@ -143,7 +152,7 @@ def test_the_router(seed: int, dtype: torch.dtype) -> None:
     kept, best = logits.gather(1, ids.long().cpu()), logits.topk(K).values
     assert all(len(set(row)) == K for row in ids.tolist())
     assert bool((best - kept <= slack).all())
-    again = ops.norm_route(x, norm, 1e-6, weight, K, renormalise)
+    again = decoder.norm_route(x, norm, 1e-6, weight, K, renormalise)
     assert torch.equal(again[0], ids) and torch.equal(again[1], weights)
 
 
@@ -164,18 +173,17 @@ def test_head_norm_rope_writes_its_place_and_nothing_else(seed: int, dtype: torc
     bound = torch.tensor(count, dtype=torch.int32, device=DEVICE) if rng.random() < 0.7 else None
     count = T if bound is None else count
     keys = tensor(rows, kv, capacity, D, dtype=dtype)
-    place = Place(keys, keys * 2, where, positions, bound)
-    wide = Place(keys.float(), keys.float() * 2, where[:count], positions[:count])
+    memory = Memory(keys, keys * 2, where, positions, bound)
+    wide = Memory(keys.float(), keys.float() * 2, where[:count], positions[:count])
     wide_norms = HeadNorms(norms.q.float(), norms.k.float(), 1e-6)
-    with ops.plain():
-        want, _, _ = ops.head_norm_rope(
-            qkv[:count].float(), kv, wide_norms, (rope[0][:count].float(), rope[1][:count].float()), wide
-        )
-    got, k, v = ops.head_norm_rope(qkv, kv, norms, rope, place)
-    assert k is None and v is None and got.shape == (T, heads, D)
+    wide_rope = (rope[0][:count].float(), rope[1][:count].float())
+    want, k, v = decoder.head_norm_rope(qkv[:count].float(), kv, wide_norms, wide_rope)
+    torch_forms.keep(wide, k, v)
+    got = attention.norm_rope_write(qkv, norms, rope, memory)
+    assert got is not None and got.shape == (T, heads, D)
     if count:
         assert error(got[:count], want) <= BOUND[dtype]
-    for have, expected in ((place.keys, wide.keys), (place.values, wide.values)):
+    for have, expected in ((memory.keys, wide.keys), (memory.values, wide.values)):
         assert error(have.flatten(0, 2), expected.flatten(0, 2)) <= BOUND[dtype]
         touched = torch.zeros(rows, capacity, dtype=torch.bool, device=DEVICE)
         touched[where[:count], positions[:count]] = True
@@ -193,7 +201,7 @@ def test_route(seed: int, dtype: torch.dtype) -> None:
     logits = torch.randint(-4, 5, (T, E)).to(DEVICE, dtype) if rng.random() < 0.5 else tensor(T, E, dtype=dtype)
     logits = torch.where(torch.rand(T, E, device=DEVICE) < 0.1, -logits * 0, logits)
     renormalise = rng.random() < 0.5
-    ids, weights = ops.route(logits, K, renormalise)
+    ids, weights = decoder.route(logits, K, renormalise)
     order = torch.sort(logits.float(), dim=-1, descending=True, stable=True).indices[:, :K]
     assert ids.dtype == torch.int32 and torch.equal(ids.long(), order)
     want = torch.softmax(logits.float(), -1).gather(1, order)
@@ -208,7 +216,7 @@ def test_route_of_logits_that_are_not_numbers() -> None:
     logits[2] = float("-inf")
     logits[3, 5] = float("inf")
     logits[4, :8] = float("-inf")
-    ids, weights = ops.route(logits.to(DEVICE), 8, True)
+    ids, weights = decoder.route(logits.to(DEVICE), 8, True)
     assert bool(((ids >= 0) & (ids < 12)).all())
     assert all(len(set(row)) == 8 for row in ids.tolist())
     assert weights[:4].isnan().any(1).tolist() == [True] * 4
@@ -246,17 +254,16 @@ def test_decode_attention_reads_only_its_keys(seed: int, dtype: torch.dtype) -> 
     beyond = torch.ones(c.rows, c.capacity, dtype=torch.bool)
     for t in range(count):
         beyond[where[t], : positions[t] + 1] = False
-    clean = Place(c.keys.double(), c.values.double(), where, positions.to(DEVICE))
-    with ops.plain():
-        want = ops.decode_attention(q.double(), clean, c.capacity, None)
+    clean = Memory(c.keys.double(), c.values.double(), where, positions.to(DEVICE))
+    want = torch_forms.decode_attention(q.double(), clean, c.capacity)
     for kept in (c.keys, c.values):
         kept.masked_fill_(beyond[:, None, :, None].to(DEVICE), float("nan"))
-    place = Place(c.keys, c.values, where, positions.to(DEVICE), bound)
-    got = ops.decode_attention(q, place, c.capacity, None)
+    memory = Memory(c.keys, c.values, where, positions.to(DEVICE), bound)
+    got = attention.decode_attention(q, memory, c.capacity)
     if count:
         assert error(got[:count], want[:count]) <= BOUND[dtype]
     assert not got[count:].any(), "rows past num_tokens are zero"
-    assert torch.equal(got, ops.decode_attention(q, place, c.capacity, None))
+    assert torch.equal(got, attention.decode_attention(q, memory, c.capacity))
 
 
 def packed(rng: random.Random, c: SimpleNamespace, S: int) -> list[Span]:
@@ -266,40 +273,45 @@ def packed(rng: random.Random, c: SimpleNamespace, S: int) -> list[Span]:
         past = rng.choice([0, rng.randrange(c.capacity)])
         n = rng.randint(1, c.capacity - past)
         n = min(n, 90) if not GPU else n
-        mask = torch.ones(n, past + n, dtype=torch.bool, device=DEVICE).tril(past) if past else None
-        spans.append(Span(row, first, n, past, mask))
+        spans.append(Span(row, first, n, past))
         first += n
     return spans
 
 
-def attended(c: SimpleNamespace, spans: list[Span], dtype: torch.dtype) -> tuple[Tensor, Place, Tensor]:
+def attended(c: SimpleNamespace, spans: list[Span], dtype: torch.dtype) -> tuple[Tensor, Memory, Tensor]:
     """Queries, the cache with poison where nobody may look, and what is right."""
     q = tensor(sum(span.n for span in spans), c.heads, c.D, dtype=dtype)
     nothing = torch.zeros(0, dtype=torch.int64, device=DEVICE)
-    wide = Place(c.keys.double(), c.values.double(), nothing, nothing)
-    with ops.plain():
-        want = ops.prefill_attention(q.double(), wide, spans, None)
+    wide = Memory(c.keys.double(), c.values.double(), nothing, nothing)
+    want = torch_forms.prefill_attention(q.double(), wide, spans)
     for row in range(c.rows):
         used = max((span.past + span.n for span in spans if span.row == row), default=0)
         for kept in (c.keys, c.values):
             kept[row, :, used:] = float("nan")
-    return q, Place(c.keys, c.values, nothing, nothing), want
+    return q, Memory(c.keys, c.values, nothing, nothing), want
 
 
-def paged(place: Place, page: int) -> Place:
+def tiles_of(spans: list[Span], keys: Tensor) -> Tensor:
+    """Words that the kernels read of these sequences, as PagedCache.plan makes them."""
+    queries = triton_prefill.queries_of(keys.shape[-1], keys.element_size())
+    words = triton_prefill.tiles_of(((span.first, span.n, span.past, span.row) for span in spans), queries)
+    return torch.tensor(words, dtype=torch.int32).to(DEVICE)
+
+
+def paged(memory: Memory, page: int) -> Memory:
     """The same cache in scattered pages; NaN in page 0, which no row has, and past a row's capacity."""
-    (rows, kv, capacity, D), device = place.keys.shape, place.keys.device
+    (rows, kv, capacity, D), device = memory.keys.shape, memory.keys.device
     most = -(-capacity // page)
     table = 1 + torch.randperm(rows * most).view(rows, most).to(device)
     shuffled = []
-    for kept in (place.keys, place.values):
+    for kept in (memory.keys, memory.values):
         pages = torch.full((1 + rows * most, kv, page, D), float("nan"), dtype=kept.dtype, device=device)
         for row in range(rows):
             for at in range(most):
                 part = kept[row, :, at * page : (at + 1) * page]
                 pages[table[row, at], :, : part.shape[1]] = part
         shuffled.append(pages)
-    return Place(*shuffled, place.rows, place.positions, place.num_tokens, table.int())
+    return Memory(*shuffled, memory.rows, memory.positions, memory.num_tokens, table.int())
 
 
 @dtypes
@@ -307,13 +319,13 @@ def paged(place: Place, page: int) -> Place:
 def test_prefill_attention(seed: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     rng = draw(seed)
     if not GPU:  # tiles in which short prompts have every kind of edge
-        tile = kernels.Tile({"BLOCK_M": rng.choice([16, 32]), "BLOCK_N": rng.choice([16, 32]), "STAGES": 2}, 4)
-        monkeypatch.setattr(kernels, "prefill_tile", lambda D, itemsize: tile)
+        tile = Tile({"BLOCK_M": rng.choice([16, 32]), "BLOCK_N": rng.choice([16, 32]), "STAGES": 2}, 4)
+        monkeypatch.setattr(triton_prefill, "tile", lambda D, itemsize: tile)
     S = rng.randint(1, 3)
     c = case(rng, dtype, S)
     spans = packed(rng, c, S)
-    q, place, want = attended(c, spans, dtype)
-    got = kernels.prefill_attention(q, place, ops.prefill_tiles(spans, c.keys).to(DEVICE))
+    q, memory, want = attended(c, spans, dtype)
+    got = triton_prefill.launch(q, memory, tiles_of(spans, c.keys))
     assert error(got, want) <= BOUND[dtype]
 
 
@@ -330,26 +342,31 @@ def test_prefill_attention_on_hopper(seed: int, dtype: torch.dtype) -> None:
         c.keys, c.values = (tensor(3, 4, 2100, 128, dtype=dtype) for _ in range(2))
         S = rng.randint(1, 3)
     spans = packed(rng, c, S)
-    q, place, want = attended(c, spans, dtype)
-    tiles = ops.prefill_tiles(spans, c.keys).to(DEVICE)
-    tiles = torch.cat((tiles, tiles.new_zeros(rng.choice([0, 2]), 4)))
-    for here in (place, *(paged(place, page) for page in (16, 64, 256))):
-        assert hopper_attention.serves(q, here)
+    q, memory, want = attended(c, spans, dtype)
+    tiles = tiles_of(spans, c.keys)
+    tiles = torch.cat((tiles, tiles.new_zeros(rng.choice([0, 8]))))
+    for here in (memory, *(paged(memory, page) for page in (16, 64, 256))):
+        assert prefill_sm90.why_not(q.device, q, here, tiles) is None
         got = torch.full_like(q, float("nan"))
-        assert hopper_attention.prefill_attention(q, here, tiles, got) is got
+        assert prefill_sm90.launch(q, here, tiles, got) is got
         assert error(got, want) <= BOUND[dtype]
-        assert torch.equal(got, ops.prefill_attention(q, here, spans, tiles))
-    assert not hopper_attention.serves(q.float(), place) and not hopper_attention.serves(q[..., :64], place)
+        assert torch.equal(got, attention.prefill_attention(q, here, spans, tiles))
+    for other in (q.float(), q[..., :64]):
+        assert prefill_sm90.why_not(q.device, other, memory, tiles) is not None
 
 
 def test_sizes_without_a_kernel_take_the_torch_form() -> None:
     x = torch.zeros(2, 6, 24, device=DEVICE)
-    assert ops.fast(x) and not ops.fast_heads(x, 4, 1, 24) and ops.fast_heads(x, 4, 1, 16)
+    assert decoder.uses_kernels(x)
+    assert "head_dim" in str(decoder.why_not_captured(x, 4, 1, 24)) and decoder.why_not_captured(x, 4, 1, 16) is None
+    assert decoder.why_not_captured(x, 65, 1, 16) is not None
     norms = HeadNorms(torch.ones(24, device=DEVICE), torch.ones(24, device=DEVICE), 1e-6)
     rope = (torch.ones(2, 1, 12, device=DEVICE), torch.zeros(2, 1, 12, device=DEVICE))
     keys = torch.zeros(2, 1, 4, 24, device=DEVICE)
-    place = Place(keys, keys.clone(), torch.arange(2, device=DEVICE), torch.zeros(2, dtype=torch.int64, device=DEVICE))
-    q, _, _ = ops.head_norm_rope(torch.randn(2, 6, 24, device=DEVICE), 1, norms, rope, place)
+    rows = torch.arange(2, device=DEVICE)
+    memory = Memory(keys, keys.clone(), rows, torch.zeros_like(rows))
+    qkv = torch.randn(2, 6, 24, device=DEVICE)
+    assert attention.norm_rope_write(qkv, norms, rope, memory) is None
+    q, _, _ = decoder.head_norm_rope(qkv, 1, norms, rope)
     assert q.shape == (2, 4, 24)
-    assert ops.decode_attention(q, place, 4, None).shape == q.shape
-    assert Step(place.rows, place.positions).tiles is None
+    assert attention.decode_attention(q, memory, 4).shape == q.shape

@@ -10,10 +10,13 @@ import torch
 from torch import Tensor
 
 from qwen3_checkpoints import prompts, relative_error
-from ttnn_moe.models.qwen3 import Qwen3Moe, StaticCache, ops
-from ttnn_moe.models.qwen3.cache import RowCache, Step
-from ttnn_moe.models.qwen3.pages import PagedCache
-from ttnn_moe.models.qwen3.prefill import FixedPrefill, prefill
+from ttnn_moe import decoder
+from ttnn_moe.kv.cache import RowCache
+from ttnn_moe.kv.paged import PagedCache
+from ttnn_moe.kv.step import DecodeStep, Step
+from ttnn_moe.models.qwen3 import Qwen3Moe
+from ttnn_moe.models.qwen3.runtime.prefill_graphs import PrefillGraphs
+from ttnn_moe.models.qwen3.runtime.runner import Prompts, run_prefill
 
 ROWS, LONGEST = 3, 12
 CAPACITY = 2 * LONGEST
@@ -32,13 +35,16 @@ def any_tokens(rng: random.Random, last: Sequence[int], n: int) -> Sequence[int]
     return sorted(rng.sample(range(n), rng.choice([0, n, rng.randint(0, n)])))
 
 
-def cache_of(model: Qwen3Moe, paged: bool) -> RowCache:
-    if not paged:
-        return model.new_cache(ROWS, CAPACITY)
-    cache = PagedCache(model.config, ROWS, CAPACITY, 2 * ROWS, 16, model.dtype, model.device)
-    for row in range(ROWS):
-        cache.open(row, CAPACITY)
+def opened(model: Qwen3Moe, rows: int, capacity: int, page: int = 64) -> PagedCache:
+    """The model's cache, with room for `capacity` tokens in every row."""
+    cache = model.new_cache(rows, capacity, page=page)
+    for row in range(rows):
+        cache.open(row, capacity)
     return cache
+
+
+def cache_of(model: Qwen3Moe, page: int = 64) -> PagedCache:
+    return opened(model, ROWS, CAPACITY, page)
 
 
 def rows_of_last_layer(model: Qwen3Moe, seen: list[int]) -> Callable[[], None]:
@@ -58,7 +64,7 @@ def check(
     cache: RowCache,
     seed: int,
     wanted: Wanted = ends,
-    fixed: FixedPrefill | None = None,
+    fixed: PrefillGraphs | None = None,
     longest: int = LONGEST,
 ) -> None:
     """Prompts in pieces of any length, with rows that decode; then a decode step of every row, which reads all keys.
@@ -70,7 +76,7 @@ def check(
     rng, device = random.Random(seed), ours.device
     lengths = [rng.randint(1, LONGEST) for _ in range(ROWS)]
     texts = prompts([CAPACITY] * ROWS, ours.config.vocab_size, seed)
-    other = StaticCache(theirs.config, ROWS, CAPACITY, torch.float32)
+    other = cache_of(theirs)
     done, seen = [0] * ROWS, []
     stop = rows_of_last_layer(ours, seen)
     while any(at < n for at, n in zip(done, lengths, strict=True)):
@@ -86,13 +92,14 @@ def check(
                 chunks.append((row, len(piece)))
                 last += [len(ids) - 1] * (done[row] == n)
         asked = wanted(rng, last, len(ids))
+        ids = torch.tensor(ids)
         fed = torch.tensor([texts[row][at] for row, at in decoding], dtype=torch.int64)
         step = other.prefill(chunks, asked, decoding)
-        with ops.plain():
-            want = theirs(torch.cat((fed, torch.tensor(ids))), other, replace(step, logits_at=None))[step.logits_at]
+        with decoder.plain():
+            want = theirs(torch.cat((fed, ids)), other, replace(step, logits_at=None))[step.logits_at]
         seen.clear()
         if fixed is None:
-            got = prefill(ours, cache, None, ids, chunks, asked, decoding, fed.to(device))
+            got = run_prefill(ours, cache, Prompts(ids, chunks, asked), decoding, fed.to(device))
         else:
             got = fixed.run(ids, chunks, asked, decoding, fed.to(device))
             assert got is not None
@@ -108,7 +115,7 @@ def check(
         torch.tensor(values, device=device)
         for values in ([text[at] for text, at in zip(texts, done, strict=True)], range(ROWS), done)
     )
-    step = Step(rows, positions, bound=max(done) + 1)
-    with ops.plain():
+    step = DecodeStep(rows, positions, max(done) + 1)
+    with decoder.plain():
         want = theirs(fed.cpu(), other, replace(step, rows=rows.cpu(), positions=positions.cpu()))
     assert relative_error(ours(fed, cache, step).cpu(), want) <= FP32

@@ -9,11 +9,12 @@ import torch
 from typer.testing import CliRunner
 
 import ttnn_moe
+from cuda_gpus import gpu_of, pretend
 from ttnn_moe import BackendUnavailable, Problem, registry
 from ttnn_moe.backend import Probe
 from ttnn_moe.cli import app
 from ttnn_moe.cuda import backend as cuda
-from ttnn_moe.cuda import run
+from ttnn_moe.cuda.jit import build
 from ttnn_moe.errors import ContractError
 
 SIZES = {"T": 100, "E": 128, "K": 8, "H": 2048, "I": 768, "device": "cuda"}
@@ -27,10 +28,8 @@ def _problem(**change: object) -> Problem:
 def gpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A GPU of some compute capability, as far as choosing goes."""
     monkeypatch.setattr(cuda.CudaBackend, "probe", classmethod(lambda cls: Probe(True, devices=("a GPU",))))
-    monkeypatch.setattr(cuda, "interpreted", lambda: False)
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-    monkeypatch.setattr(run, "capability", lambda device: request.param)
-    monkeypatch.setattr(run, "no_compiler", lambda: None)
+    pretend(monkeypatch, gpu_of(request.param))
+    monkeypatch.setattr(build, "why_not", lambda: None)
     registry.look_again()
     yield
     monkeypatch.undo()
@@ -38,47 +37,53 @@ def gpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iter
 
 
 @pytest.mark.parametrize(
-    ("gpu", "change", "words"),
+    ("gpu", "change", "runs", "words"),
     [
-        ((9, 0), {}, "CUDA C++ kernels for sm_90a"),
-        ((8, 0), {}, "CUDA C++ kernels for sm_80"),
-        ((12, 1), {"dtype": torch.float16}, "CUDA C++ kernels for sm_120f"),
+        ((9, 0), {}, "sm90 (CUDA C++", ["few does not: it runs up to 24 pairs (T * K)"]),
+        ((9, 0), {"T": 3}, "few (CUDA C++", []),
+        ((9, 0), {"T": 4}, "sm90 (CUDA C++", ["few does not: it runs up to 24 pairs (T * K)"]),
+        ((8, 0), {}, "sm80 (CUDA C++", ["sm90 does not: its code is for sm_90a, not sm_80"]),
+        ((12, 1), {"dtype": torch.float16}, "sm80 (CUDA C++", ["not sm_120f"]),
         (
             (10, 0),
             {},
-            "Triton kernels, since the CUDA C++ kernels do not serve: compute capability 8.x, 9.0 and 12.x, not 10.0",
+            "triton (Triton",
+            ["few, sm90, sm80 do not: its code is for compute capability 8.x, 9.0 and 12.x, not 10.0"],
         ),
-        (
-            (9, 0),
-            {"H": 2080},
-            "Triton kernels, since the CUDA C++ kernels do not serve: multiples of 64, not 2080 and 768",
-        ),
-        ((8, 6), {"dtype": torch.float32}, "Triton kernels, since the CUDA C++ kernels do not serve: bf16 and fp16"),
-        ((8, 9), {"E": 1024}, "Triton kernels, since the CUDA C++ kernels do not serve: sm_89 has: 99 KiB"),
-        ((9, 0), {"T": 0}, "CUDA C++ kernels for sm_90a"),
+        ((9, 0), {"H": 2080}, "triton (Triton", ["few, sm90, sm80 do not:", "multiples of 64, not 2080 and 768"]),
+        ((8, 6), {"dtype": torch.float32}, "triton (Triton", ["few, sm90, sm80 do not: it multiplies bf16 and fp16"]),
+        ((8, 9), {"E": 1024}, "triton (Triton", ["sm_89 has: 99 KiB", "triton_few does not: it runs up to 32 pairs"]),
+        ((8, 9), {"E": 1024, "T": 1}, "triton_few (Triton", ["few, sm90, sm80 do not: sorting"]),
+        ((9, 0), {"T": 0}, "few (CUDA C++", []),
     ],
     indirect=["gpu"],
 )
-def test_the_kernels_of_a_gpu_are_named(gpu: None, change: dict[str, object], words: str) -> None:
+def test_the_kernels_of_a_gpu_are_named(gpu: None, change: dict[str, object], runs: str, words: list[str]) -> None:
     first, *others = ttnn_moe.why(_problem(**change)).splitlines()
-    kernels, _, reason = words.partition(": ")
-    assert first.startswith(f"cuda runs it, with {kernels}") and reason in first
-    assert reason or first.endswith(kernels)
+    assert first.startswith(f"cuda runs it, with {runs}")
+    assert all(reason in first for reason in words)
+    assert words or ";" not in first
     assert [line.split()[0] for line in others] == [name for name in registry.backends() if name != "cuda"]
     assert all(" does not: " in line for line in others)
 
 
 def test_what_stands_in_for_an_older_gpu_is_named(gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TTNN_MOE_CUDA_ARCH", "sm_80")
-    assert "CUDA C++ kernels for compute_80" in ttnn_moe.why(_problem())
+    assert "sm80 (CUDA C++" in ttnn_moe.why(_problem()) and "not compute_80" in ttnn_moe.why(_problem())
     monkeypatch.setenv("TTNN_MOE_CUDA_ARCH", "sm_61")
     with pytest.raises(ContractError, match="TTNN_MOE_CUDA_ARCH"):
         ttnn_moe.why(_problem())
 
 
 def test_a_missing_compiler_is_named(gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run, "no_compiler", lambda: "cuda.core is not installed")
-    assert "Triton kernels, since the CUDA C++ kernels do not serve: cuda.core is not" in ttnn_moe.why(_problem())
+    monkeypatch.setattr(build, "why_not", lambda: "cuda.core is not installed")
+    assert "triton (Triton kernels); few, sm90, sm80 do not: cuda.core is not installed" in ttnn_moe.why(_problem())
+
+
+def test_rounding_is_that_of_the_family(gpu: None) -> None:
+    backend = registry.choose(_problem(), "cuda")
+    rounded = {T: backend.numerics(_problem(T=T)).expert_out for T in (1, 3, 4, 100)}
+    assert rounded == {1: None, 3: None, 4: torch.bfloat16, 100: torch.bfloat16}
 
 
 def test_a_backend_that_was_named_and_those_that_could() -> None:
@@ -97,7 +102,8 @@ def test_the_command_puts_equal_answers_together(gpu: None) -> None:
     arguments = ["why", "--tokens", "1,64,4096", "--hidden", "2080"]
     done = CliRunner().invoke(app, arguments, catch_exceptions=False)
     assert done.exit_code == 0, done.output
-    assert done.output.startswith("T=1 T=64 T=4096:\n  cuda runs it, with Triton kernels, since")
+    assert done.output.startswith("T=1:\n  cuda runs it, with triton_few (Triton")
+    assert "\nT=64 T=4096:\n  cuda runs it, with triton (Triton" in done.output
     assert "2080" in done.output and "\n  reference does not" in done.output
 
 

@@ -1,9 +1,10 @@
-"""What a GPU is, as kernels are chosen by it. The one place that asks CUDA, and the one that tests replace."""
+"""What a GPU is, as kernels are chosen by it. The one place that asks CUDA; tests replace `query`."""
 
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
 from functools import cache
 
 import torch
@@ -17,14 +18,20 @@ class Gpu:
         capability: compute capability, e.g. (9, 0).
         multiprocessors: their number.
         shared_memory: bytes that a block may have.
+        name: as the driver calls it; two GPUs that differ in nothing else are equal.
     """
 
     capability: tuple[int, int]
     multiprocessors: int
     shared_memory: int
+    name: str = field(default="a GPU", compare=False)
+
+    @property
+    def sm(self) -> str:
+        return f"sm_{self.capability[0]}{self.capability[1]}"
 
 
-H200 = Gpu((9, 0), 132, 227 << 10)
+H200 = Gpu((9, 0), 132, 227 << 10, "NVIDIA H200")
 
 
 def interpreted() -> bool:
@@ -32,12 +39,40 @@ def interpreted() -> bool:
     return os.environ.get("TRITON_INTERPRET", "0") == "1"
 
 
-def gpu(device: torch.device) -> Gpu:
-    """The GPU that a tensor is on; for the CPU, where Triton's interpreter runs, an H200."""
-    return _query(device.index) if device.type == "cuda" else H200
+def gpu(device: torch.device | int | None = None) -> Gpu:
+    """The GPU of a device, or of its index; None: the current one. For the CPU, where Triton interprets: an H200."""
+    return query(device)
+
+
+def gpus() -> list[Gpu]:
+    """All GPUs of this machine."""
+    return [gpu(index) for index in range(torch.cuda.device_count())]
+
+
+def query(device: torch.device | int | None) -> Gpu:
+    """What `gpu` answers."""
+    if isinstance(device, torch.device):
+        if device.type != "cuda":
+            return H200
+        device = device.index
+    elif device is None and interpreted():
+        return H200
+    return _properties(torch.cuda.current_device() if device is None else device)
 
 
 @cache
-def _query(index: int) -> Gpu:
+def _properties(index: int) -> Gpu:
     found = torch.cuda.get_device_properties(index)
-    return Gpu((found.major, found.minor), found.multi_processor_count, found.shared_memory_per_block_optin)  # type: ignore[attr-defined]
+    return Gpu(
+        (found.major, found.minor),
+        found.multi_processor_count,
+        found.shared_memory_per_block_optin,  # type: ignore[attr-defined]  # torch's stubs lack it
+        found.name,
+    )
+
+
+def on(device: torch.device) -> AbstractContextManager[object]:
+    """Makes a GPU the current one: Triton launches on that, wherever the tensors are."""
+    if device.type != "cuda" or device.index == torch.cuda.current_device():
+        return nullcontext()
+    return torch.cuda.device(device)

@@ -9,12 +9,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from ..errors import RequestError
 from .step import DecodeStep, PrefillStep, Span, Step
+from .transfer import to_device
 
 
 @dataclass(frozen=True)
@@ -48,10 +50,10 @@ class KVCache(Protocol):
         """Causal attention of q [T, heads, head_dim] over all that was written, this step included -> as q."""
 
 
-@runtime_checkable
-class FusedWrite(Protocol):
-    """A cache that can normalise, rotate and write in one kernel."""
+class FusedWrite(ABC):
+    """A cache that can normalise, rotate and write in one kernel. A base class: a protocol is slow to ask for."""
 
+    @abstractmethod
     def norm_rope_write(
         self, layer: int, qkv: Tensor, norms: HeadNorms, rope: tuple[Tensor, Tensor], step: Step
     ) -> Tensor | None:
@@ -94,6 +96,10 @@ class RowCache(ABC):
     def close(self, row: int) -> None:
         """Take a row's pages back. Work under way may still use them: later work on the device comes later."""
 
+    def room(self, row: int) -> int:
+        """Tokens that a row may hold now."""
+        return self.capacity
+
     @abstractmethod
     def write(self, layer: int, k: Tensor, v: Tensor, step: Step) -> None:
         """See KVCache."""
@@ -114,15 +120,50 @@ class RowCache(ABC):
         Raises:
             RequestError: a row would grow past its room.
         """
-        raise NotImplementedError
+        n, device = len(decoding), self.sizes.device
+        spans = self.spans(chunks, n)
+        first = torch.tensor(decoding, dtype=torch.int64).view(n, 2)
+        rows = [first[:, 0], *(torch.full((span.n,), span.row) for span in spans)]
+        positions = [first[:, 1], *(torch.arange(span.past, span.past + span.n) for span in spans)]
+        wanted = torch.tensor([*range(n), *(n + at for at in logits_at)], dtype=torch.int64)
+        T = sum(map(len, rows))
+        # one copy: a GPU waits for each
+        words = torch.cat((*rows, *positions, wanted)).to(device)
+        plan = self.plan(spans)
+        bound = 1 + max((position for _, position in decoding), default=0)
+        return PrefillStep(
+            rows=words[:T],
+            positions=words[T : 2 * T],
+            logits_at=words[2 * T :],
+            spans=tuple(spans),
+            plan=torch.tensor(plan, dtype=torch.int32).to(device) if plan else None,
+            decoding=DecodeStep(words[:n], words[T : T + n], bound) if n else None,
+        )
 
     def spans(self, chunks: Sequence[tuple[int, int]], first: int = 0) -> list[Span]:
-        """Where the tokens of the chunks lie in a step in which they begin at token `first`; the rows grow by it."""
-        raise NotImplementedError
+        """Where the tokens of the chunks lie in a step in which they begin at token `first`; the rows grow by it.
+
+        Raises:
+            RequestError: a row would grow past its room.
+        """
+        spans = []
+        for row, n in chunks:
+            spans.append(Span(row, first, n, self.lengths[row]))
+            self._check_room(row, self.lengths[row], n)
+            self.lengths[row] += n
+            first += n
+        return spans
 
     def decode(self, rows: Sequence[int], positions: Sequence[int]) -> DecodeStep:
-        """Plan a step of one token for each of these rows."""
-        raise NotImplementedError
+        """Plan a step of one token for each of these rows, at these positions. The rows do not grow.
+
+        Raises:
+            RequestError: a row has no room for it.
+        """
+        for row, position in zip(rows, positions, strict=True):
+            self._check_room(row, position, 1)
+        both = to_device([list(rows), list(positions)], self.sizes.device)
+        return DecodeStep(both[0], both[1], 1 + max(positions, default=0))
 
     def plan(self, spans: Sequence[Span]) -> list[int]:
         """Words of PrefillStep.plan for these sequences; empty: the format needs none."""
@@ -131,3 +172,19 @@ class RowCache(ABC):
     def plan_words(self, tokens: int, sequences: int) -> int:
         """The most words that any packing of so many tokens in so many sequences takes."""
         return 0
+
+    def why_not_captured(self) -> str | None:
+        """Why no CUDA graph can hold this cache's part of a step; None: one can.
+
+        In a captured step `spans` is empty, and sizes are bounds: `plan` and `num_tokens` on the device say the rest.
+        """
+        return f"a {type(self).__name__} runs steps that the host plans"
+
+    def _check_room(self, row: int, past: int, n: int) -> None:
+        if past + n > self.room(row):
+            raise RequestError(
+                f"sequence {row} does not fit the KV cache",
+                got=f"{past} tokens and {n} more",
+                expected=f"at most {self.room(row)}",
+                remedy="make the cache with a larger capacity",
+            )

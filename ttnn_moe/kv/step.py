@@ -51,7 +51,7 @@ class PrefillStep:
 
     Attributes:
         rows, positions: [T] int64, as in DecodeStep; a row may stand many times.
-        logits_at: [R] int64, the tokens whose logits are wanted.
+        logits_at: [R] int64, the tokens whose logits are wanted. None: all T.
         spans: the sequences, on the host; empty in a captured step, where `plan` says it all.
         plan: int32 words on the device that the cache's attention reads; the cache's own format. None: it needs none.
         decoding: the first tokens of the step, each the next of its row. None: no such tokens.
@@ -61,12 +61,24 @@ class PrefillStep:
 
     rows: Tensor
     positions: Tensor
-    logits_at: Tensor
+    logits_at: Tensor | None
     spans: tuple[Span, ...]
     plan: Tensor | None = None
     decoding: DecodeStep | None = None
     num_tokens: Tensor | None = None
     num_wanted: Tensor | None = None
+
+    def wanted(self) -> DecodeStep | None:
+        """A step of the tokens of logits_at, for a layer that has written the keys and values of all T.
+
+        Several of its tokens may be of one row. None: all T are wanted.
+        """
+        at = self.logits_at
+        if at is None or len(at) >= len(self.rows):
+            return None
+        decoding = 0 if self.decoding is None else self.decoding.bound
+        bound = max((decoding, *(span.past + span.n for span in self.spans)))
+        return DecodeStep(self.rows[at], self.positions[at], bound, self.num_wanted)
 
 
 Step = DecodeStep | PrefillStep

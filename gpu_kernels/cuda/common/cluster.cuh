@@ -1,4 +1,4 @@
-// A cluster of CLUSTER blocks, before sm_90 always one: what they do together.
+// A cluster of CLUSTER blocks (before sm_90 always one): synchronisation and distributed shared memory.
 #pragma once
 
 #include "common/element.cuh"
@@ -25,7 +25,7 @@ __device__ __forceinline__ void sync_cluster() {
 #endif
 }
 
-// To be waited for: until then no block of the cluster leaves. Orders no memory.
+// Arrive; the wait follows later. No block of the cluster exits before it. Orders no memory.
 __device__ __forceinline__ void arrive_in_cluster() {
 #if CLUSTER > 1
     asm volatile("barrier.cluster.arrive.relaxed.aligned;");
@@ -38,7 +38,7 @@ __device__ __forceinline__ void wait_for_cluster() {
 #endif
 }
 
-// The word at the same place in another block of the cluster.
+// The word at the same offset in another block of the cluster.
 __device__ __forceinline__ int read_from(const int* here, int rank) {
 #if CLUSTER > 1
     u32 address = static_cast<u32>(__cvta_generic_to_shared(here)), there;

@@ -8,10 +8,10 @@
 // | num_tokens | []     | int32 or null | tokens past it are not written                          |
 // | out        | [T, H] | as rows, or fp32 (OUT32); 16 bytes | out; ADD: added to                  |
 //
-// DISCARD: L2 need not write to memory what was read of rows; H is a multiple of 64.
+// DISCARD: drop rows from L2 after the read, without write-back to memory; H is a multiple of 64.
 //
-// H is a multiple of 8; K at most 16. Blocks: (T, ceil(H / 8 / threads)); threads: a multiple of 32. A thread
-// makes eight columns: 16 bytes of each row.
+// H is a multiple of 8; K <= 16. Blocks: (T, ceil(H / 8 / threads)); threads: a multiple of 32. A thread
+// makes eight columns and reads 16 bytes of each row.
 #include "common/copies.cuh"
 #include "common/routing.cuh"
 
@@ -35,7 +35,7 @@ extern "C" __global__ void combine(const u16* rows, const int* inverse, const fl
     const int t = blockIdx.x, column = (blockIdx.y * blockDim.x + threadIdx.x) * 8;
     const u64 at = static_cast<u64>(t) * H + column;
     const bool here = column < H && !(num_tokens && t >= *num_tokens);
-    // all but rows is older than the predecessor, which waited for it before it let this one start
+    // all but rows is safe to read: the predecessor waited for it before it triggered this launch
     float sum[8] = {}, weight[K];
     int row[K];
 #pragma unroll
@@ -60,7 +60,7 @@ extern "C" __global__ void combine(const u16* rows, const int* inverse, const fl
     wait_for_predecessor();
     let_successor_start();
     if (!here) return;
-    constexpr int GROUP = K < 8 ? K : 8;  // rows in flight a thread
+    constexpr int GROUP = K < 8 ? K : 8;  // rows in flight per thread
 #pragma unroll
     for (int first = 0; first < K; first += GROUP) {
         uint4 words[GROUP];

@@ -45,13 +45,13 @@ __device__ __forceinline__ float silu_mul(float gate, float up) {
     return __fdividef(gate, 1.0f + __expf(-gate)) * up;
 }
 
-// What a launch gives each block beside its __shared__ variables.
+// A block's dynamic shared memory.
 __device__ __forceinline__ unsigned char* dynamic_memory() {
     extern __shared__ __align__(128) unsigned char dynamic[];
     return dynamic;
 }
 
-// Programmatic dependent launch; nothing before sm_90, where launches do not overlap.
+// Programmatic dependent launch. No-ops before sm_90, where launches do not overlap.
 __device__ __forceinline__ void wait_for_predecessor() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");

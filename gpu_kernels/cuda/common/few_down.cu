@@ -9,9 +9,9 @@
 // | weights    | [T, K]    | fp32       | of a pair without an expert: not used                            |
 // | out        | [T, H]    | as act; OUT32: fp32 | out; ADD: added to                                      |
 //
-// I is a multiple of 64. Blocks: (ceil(H / COLUMNS), T); threads: 32 * K. Warp k reads what pair k needs of
-// COLUMNS rows of its expert, before it waits for the activations: the weights of the first PREFETCH chunks
-// are in registers by then.
+// I is a multiple of 64. Blocks: (ceil(H / COLUMNS), T); threads: 32 * K. Warp k handles pair k: it reads
+// COLUMNS rows of its expert's weights. It loads the first PREFETCH chunks into registers before it waits for
+// the activations.
 #include "common/routing.cuh"
 #include "common/rows.cuh"
 
@@ -39,7 +39,7 @@ extern "C" __global__ void __launch_bounds__(32 * K)
     __shared__ float parts[K][COLUMNS];
     const int t = blockIdx.y, k = threadIdx.x / 32, lane = threadIdx.x % 32, pair = t * K + k;
     const int column = blockIdx.x * COLUMNS;
-    // ids are older than the predecessor, which waited for them before it let this one start
+    // ids are safe to read: the predecessor waited for them before it triggered this launch
     if (num_tokens && t >= *num_tokens) return;
     const int e = expert_of(ids, expert_map, pair, P, E_ids);
     const int chunks = I / 8;

@@ -8,8 +8,8 @@
 // | act        | [P, I] | as hidden  | out; rows of pairs without an expert are not written                |
 //
 // P = T*K; H is a multiple of 64. Blocks: (ceil(I / (WARPS * CHANNELS)), P); threads: 32 * WARPS. A warp
-// makes CHANNELS channels: it reads their gate and up rows 16 bytes a lane, UNROLL loads of each in flight.
-// Bound by reading weights. After: few_down.
+// makes CHANNELS channels. It reads their gate and up rows with 16 bytes per lane and UNROLL loads of each in
+// flight. Bandwidth-bound: it reads each weight once. Consumer: few_down.
 #include "common/routing.cuh"
 #include "common/rows.cuh"
 

@@ -15,11 +15,11 @@ using Id = int;
 
 struct Tile {
     int expert, first, rows;  // sorted rows first .. first + rows - 1, all of one expert
-    int done;                 // 0; a kernel that makes a tile in parts counts them here
+    int done;                 // starts at 0; a kernel that makes a tile in parts counts them here
 };
 
-// Local expert of a pair, -1 for none: an id that names no expert, an expert that is not here, a token past
-// the bound.
+// Local expert of a pair. -1: the id names no expert, the expert lives on another device, or the token is
+// padding.
 __device__ __forceinline__ int expert_of(const Id* ids, const int* expert_map, int pair, int limit,
                                          int E_ids) {
     if (pair >= limit) return -1;

@@ -10,10 +10,10 @@
 // | tiles      | [bound] | Tile, out      | in the order of experts; at most tile_rows rows each           |
 // | num_tiles  | [2]     | int32, out     | tiles in use; 0, with which blocks count what they took        |
 //
-// P = T*K. Launch: one cluster of CLUSTER blocks of THREADS threads, E at most; dynamic shared memory:
-// 256 + (WARPS + 2) * E * 4 bytes. Each warp ranks a run of pairs by itself, counting per expert in shared
-// memory; counts are then summed over warps and over the blocks of the cluster. After: the grouped product,
-// combine.
+// P = T*K. Launch: one cluster of CLUSTER blocks of THREADS threads; E <= THREADS. Dynamic shared memory:
+// 256 + (WARPS + 2) * E * 4 bytes. Each warp ranks a contiguous run of pairs and counts them per expert in
+// shared memory. The counts are then summed over the warps, and over the blocks of the cluster. Consumers:
+// the grouped product, combine.
 #include "common/cluster.cuh"
 #include "common/routing.cuh"
 
@@ -21,9 +21,9 @@
 #define THREADS 1024
 #endif
 constexpr int WARPS = THREADS / 32;
-constexpr int AHEAD = 4;  // loads in flight a lane
+constexpr int AHEAD = 4;  // loads in flight per lane
 
-// Exclusive sum of value over the block's threads; sums: of warps.
+// Exclusive prefix sum of value over the block's threads; sums: scratch, one per warp.
 __device__ __forceinline__ u64 scan(u64 value, u64* sums) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     u64 total = value;
@@ -45,8 +45,8 @@ __device__ __forceinline__ u64 scan(u64 value, u64* sums) {
     return total - value + (warp ? sums[warp - 1] : 0);
 }
 
-// Where a warp's pairs stand among its own of the same expert; counts[e] grows by them. All lanes take part.
-// Votes on each of an expert's bits: match.any takes longer.
+// Rank of each lane's pair among the warp's pairs of the same expert; counts[e] grows by them. All lanes take
+// part. It votes on each bit of the expert's index, which is faster than match.any.
 __device__ __forceinline__ int rank_in_warp(int e, int* counts, int bits) {
     u32 same = __ballot_sync(~0u, e >= 0);
     for (int bit = 0; bit < bits; ++bit) {
@@ -127,7 +127,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     const u64 start = scan(static_cast<u64>(parts) << 32 | static_cast<u32>(rows), sums);
     const int offset = static_cast<int>(start), tile = static_cast<int>(start >> 32);
     if (thread < E) base[thread] = offset + before;
-    arrive_in_cluster();        // this block has read what it wanted of the others
+    arrive_in_cluster();        // this block has read the counts of the other blocks
     if (rank == CLUSTER - 1) {  // the block with the fewest pairs
         if (thread == E - 1) {
             num_tiles[0] = tile + parts;

@@ -16,12 +16,12 @@
 // of 8.
 //
 // Threads: 256, eight warps: four along 128 weight rows (the M side), two along the rows of a tile (the N
-// side), whose groups of 8 they take in turn. For GATE_UP the M side is eight gate rows, the eight up rows of
-// the same channels, and so on: both are in one thread. Blocks: as many as run at one time; each takes every
-// n-th of tiles * ceil(weight rows / 128).
+// side), which take its groups of 8 rows alternately. GATE_UP: the M side interleaves eight gate rows with
+// the eight up rows of the same channels, so that one thread holds both. Blocks: as many as are resident; a
+// block takes every n-th of the tiles * ceil(weight rows / 128) work items.
 //
-// Shared memory: STAGES * (128 + MAX_N) rows of 128 bytes, filled by cp.async, swizzled by 16 bytes; barriers
-// none. Before: routing_sort. After: combine.
+// Shared memory: STAGES * (128 + MAX_N) rows of 128 bytes, filled by cp.async, swizzled in units of 16 bytes;
+// no mbarriers. Producer: routing_sort. Consumer: combine.
 #include "common/copies.cuh"
 #include "common/routing.cuh"
 #include "sm80/mma.cuh"
@@ -44,10 +44,10 @@ constexpr int GROUPS = MAX_N / 16;  // of 8 rows, a warp
 
 static_assert(MAX_N % 32 == 0, "each thread copies whole rows of a pass");
 
-// Byte offset of 16 bytes in a row of 128: neighbouring rows keep them in other banks.
+// Swizzled byte offset of a 16-byte chunk in a row of 128: neighbouring rows use different banks.
 __device__ __forceinline__ u32 place(int row, int chunk) { return row * 128 + ((chunk ^ (row % 8)) * 16); }
 
-// Where this thread's copies of one tile come from: rows thread / 8 + 32 i of weights and of x, 16 bytes
+// Source addresses of this thread's copies for one tile: rows thread / 8 + 32 i of weights and of x, 16 bytes
 // each.
 struct Sources {
     const u16* weights[WEIGHT_ROWS / 32];
@@ -83,7 +83,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         for (int i = 0; i < WEIGHT_ROWS / 32; ++i) {
             const int row = threadIdx.x / 8 + 32 * i;
             const bool up = GATE_UP && row % 16 >= 8;
-            // past the last channel: some row again, whose products are not written
+            // past the last channel: a valid row again; its products are not stored
             const int n = min(channel + (GATE_UP ? row / 16 * 8 + row % 8 : row), width - 1);
             const u64 at = (static_cast<u64>(tile.expert) * rows_of_expert + n) * row_stride;
             from.weights[i] = (up ? second : first) + at;
@@ -102,7 +102,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         }
         for (int step = 0; step < steps; ++step) {
             copies_wait<STAGES - 2>();
-            __syncthreads();  // this stage is whole, and nobody reads the one that is filled next
+            __syncthreads();  // this stage has landed, and no warp reads the one that is filled next
             const int next = step + STAGES - 1;
             if (next < steps) fill(shared + next % STAGES * STAGE_BYTES, from, next * K_BLOCK, row_passes);
             copies_commit();
@@ -131,7 +131,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             }
         }
         copies_wait<0>();
-        __syncthreads();  // the next tile fills the stages that others may still read
+        __syncthreads();  // other warps may still read the stages that the next tile fills
 
         // a lane has one channel (GATE_UP), or two eight apart, of two rows: transposed, two channels of one
         // row

@@ -1,4 +1,5 @@
-// Products of a warp, and how their operands come from shared memory: 8 x 8 matrices of two-byte elements.
+// Warp-level products (mma.sync) and the loads of their operands from shared memory: 8 x 8 matrices of
+// two-byte elements.
 #pragma once
 
 #include "common/element.cuh"

@@ -9,11 +9,11 @@
 // | residual | [T, N] | as weight  | ADD; row-major, 8 bytes; may be out                      |
 // | out      | [T, N] | as weight  | out; row-major, 8 bytes                                  |
 //
-// K = 512 * SPLITS, SPLITS at most 8; N a multiple of 64; T at most MAX_T. Blocks: N / 64 * SPLITS of 128
-// threads, a cluster of SPLITS makes 64 columns of out: each block the sums over 512 elements of K, which all
-// of them then add, in ascending order, for 64 / SPLITS columns each. All of a block's weights are on their
-// way before it waits for x. Products: 64 rows of the weight are the M side, x the N side. x * norm is
-// rounded to its dtype, the rest is fp32.
+// K = 512 * SPLITS, SPLITS <= 8; N is a multiple of 64; T <= MAX_T. Blocks: N / 64 * SPLITS of 128 threads. A
+// cluster of SPLITS blocks makes 64 columns of out (split K): each block sums over 512 elements of K. The
+// blocks then reduce 64 / SPLITS columns each, in ascending order of K. A block issues the loads of all its
+// weights before it waits for x. 64 rows of the weight are the M side, x is the N side. x * norm is rounded
+// to the dtype of x; everything else is fp32.
 //
 // Shared memory: weights 8 * [64, 64], x 8 * [MAX_T, 64], both swizzled by 128 bytes; sums; barriers.
 #ifndef SPLITS
@@ -53,7 +53,7 @@ struct Shared {
         squares = rows + STEPS * ROW_BYTES;
         full = squares + MAX_T * 4;
     }
-    // over the weights, when those are used up
+    // in place of the weights, after their last use
     __device__ __forceinline__ u32 sums(int t, int column) const {
         return weights + (t * SUM_STRIDE + column) * 4;
     }
@@ -68,8 +68,8 @@ __device__ __forceinline__ uint4 times(uint4 a, uint4 b) {
     return make_uint4(out[0], out[1], out[2], out[3]);
 }
 
-// This block's part of x to shared memory; NORM: times norm, and the sums of squares. A warp takes every
-// fourth row, a lane chunks `lane` and `lane + 32` of 16 bytes.
+// Load this block's slice of x into shared memory. NORM: multiplied by norm, with the sums of squares. A warp
+// takes every fourth row; a lane takes the 16-byte chunks `lane` and `lane + 32`.
 __device__ __forceinline__ void load_rows(const Shared& shared, const u16* x, const uint4 (&norms)[2], int T,
                                           int K, int first_k) {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -174,5 +174,5 @@ extern "C" __global__ void __launch_bounds__(128)
             make_uint2(pack(old[0] + scale * total.x, old[1] + scale * total.y),
                        pack(old[2] + scale * total.z, old[3] + scale * total.w));
     }
-    sync_cluster();  // the others may still read here
+    sync_cluster();  // other blocks of the cluster may still read this shared memory
 }

@@ -15,17 +15,18 @@
 // H and I are multiples of 64. A box of a tensor map is 64 elements of the innermost dimension by 128 rows
 // (of gate_up eight gate rows, eight up rows, and so on), swizzled by 128 bytes.
 //
-// Threads: 384; a warpgroup that loads, two that multiply. Blocks: one a multiprocessor. An item is a tile
-// times WEIGHT_ROWS rows of its expert's weights: all of gate_up first, then all of down, so that memory
-// never waits for the end of the first product. Blocks take the next item when they are done with one, since
-// memory does not serve all multiprocessors alike. An item of down begins when its tile's activations are
-// done; those were taken before it, and wait for nothing. Weights are the M side, a tile's rows the N side:
-// as many as it has, up to MAX_N, in steps of 8. READ_ONCE: weights leave L2 first; for few tokens, of which
-// few experts have a second tile.
+// Threads: 384: one producer warpgroup, two consumer warpgroups. Blocks: one per multiprocessor. A work item
+// is a tile times WEIGHT_ROWS rows of its expert's weights. All gate_up items come first, then all down
+// items, so that memory stays busy between the two products. Blocks claim items dynamically, since memory
+// does not serve all multiprocessors at the same rate. A down item starts when the activations of its tile
+// are complete. The items that make them were claimed earlier and wait for nothing, so no deadlock is
+// possible. Weights are the M side, the rows of a tile the N side: N is their number rounded up to 8, at most
+// MAX_N. READ_ONCE: weights are evicted from L2 first. Use it for few tokens, where few experts have a second
+// tile.
 //
-// Shared memory: STAGES * (weights WEIGHT_ROWS x 64, rows MAX_N x 64), two buffers of a piece of the output a
-// multiplying warpgroup, items, barriers. Weights come by the copy engine, rows by cp.async, since each may
-// lie anywhere. Before: routing_sort. After: combine.
+// Shared memory: STAGES * (weights WEIGHT_ROWS x 64, rows MAX_N x 64), two output buffers per consumer
+// warpgroup, items, barriers. Weights come through TMA; rows come through cp.async, since they are scattered.
+// Producer: routing_sort. Consumer: combine.
 #include "common/routing.cuh"
 #include "sm90/ptx.cuh"
 #include "sm90/ring.cuh"
@@ -52,7 +53,7 @@ constexpr int BOX_BYTES = 128 * K_BLOCK * 2;
 constexpr int WEIGHT_BYTES = PARTS * BOX_BYTES;
 constexpr int STAGE_BYTES = WEIGHT_BYTES + MAX_N * K_BLOCK * 2;
 constexpr int PIECE_BYTES = 16 * WEIGHT_ROWS;
-constexpr int SLOTS = 4;  // items that are known before they are worked on
+constexpr int SLOTS = 4;  // items claimed ahead of the one in progress
 constexpr int ITEM_BYTES = 32;
 constexpr int GATHER_WARPS = 3;
 constexpr int READERS = GATHER_WARPS + 8;  // warps that read an item
@@ -88,10 +89,10 @@ struct Shared {
 
 enum Kind { GATE_UP, DOWN, NONE };
 
-// As the blocks' warps hear of it, in ITEM_BYTES.
+// As the producer passes it to the other warps, in ITEM_BYTES.
 struct Item {
     int expert, first, rows;  // of the tile
-    int tile;                 // which
+    int tile;                 // index of the tile
     int kind, block;          // of WEIGHT_ROWS rows of weights
 };
 
@@ -122,7 +123,7 @@ struct Work {
     __device__ __forceinline__ int depth(const Item& item) const { return item.kind == DOWN ? I : H; }
 };
 
-// ---- items: one thread takes them, READERS warps hear of them
+// ---- items: one thread claims them, READERS warps read them
 
 __device__ __forceinline__ void tell(const Shared& shared, Turn<SLOTS>& slot, const Item& item) {
     const u32 to = shared.items + ITEM_BYTES * slot.at;
@@ -143,7 +144,7 @@ __device__ __forceinline__ Item hear(const Shared& shared, Turn<SLOTS>& slot) {
     return Item{int(tile.x), int(tile.y), int(tile.z), int(tile.w), int(what.x), int(what.y)};
 }
 
-// ---- the warpgroup that loads: one warp weights, three the rows
+// ---- the producer warpgroup: one warp loads weights, three load rows
 
 constexpr int GATHER_ROWS = 4;  // of a warp's copy: eight lanes a row of 128 bytes
 
@@ -157,13 +158,13 @@ __device__ __forceinline__ void load_weights(const Shared& shared, const TensorM
 #else
 #define POLICY
 #endif
-    // the first as well: an item is only ever held by a block that runs, whatever share of the GPU there is
+    // also the first: only resident blocks claim items, so a part of a GPU suffices
     Item item = work.item(atomicAdd(taken, 1)), next{};
     for (; item.kind != NONE; item = next) {
         tell(shared, slot, item);
         const int i = atomicAdd(taken, 1), depth = work.depth(item), row = item.block * WEIGHT_ROWS;
         for (int k = 0; k < depth; k += K_BLOCK) {
-            if (k == depth / 2 / K_BLOCK * K_BLOCK) next = work.item(i);  // early: its tile is here by then
+            if (k == depth / 2 / K_BLOCK * K_BLOCK) next = work.item(i);  // early: hides the latency
             const u32 full = shared.full + 8 * turn.at;
             barrier_wait(shared.empty + 8 * turn.at, turn.parity ^ 1);
             barrier_arrive_expect(full, WEIGHT_BYTES);
@@ -181,8 +182,7 @@ __device__ __forceinline__ void load_weights(const Shared& shared, const TensorM
     tell(shared, slot, item);
 }
 
-// The activations of a tile are there: every block of gate_up that makes them, and each of its two
-// warpgroups.
+// Wait until the activations of a tile are complete: both consumer warpgroups of every gate_up item count.
 __device__ __forceinline__ void wait_for_tile(const Tile* tile, int blocks) {
     if (threadIdx.x % 32 == 0)
         while (load_acquire(&tile->done) < 2 * blocks) {
@@ -202,8 +202,8 @@ __device__ __forceinline__ void load_rows(const Shared& shared, const u16* hidde
     Turn<SLOTS> slot;
     for (Item item = hear(shared, slot); item.kind != NONE; item = hear(shared, slot)) {
         const int depth = work.depth(item);
-        // copies of this warp; the last one's rows past the tile read some row again, and what they make is
-        // not written
+        // copies of this warp; padding rows of the last copy repeat a valid row, and their sums are not
+        // stored
         const int copies = (item.rows - warp * GATHER_ROWS + STRIDE - 1) / STRIDE;
         u32 sources[COPIES];  // in units of 16 bytes
 #pragma unroll
@@ -228,7 +228,7 @@ __device__ __forceinline__ void load_rows(const Shared& shared, const u16* hidde
     }
 }
 
-// ---- the warpgroups that multiply
+// ---- the consumer warpgroups
 
 using Sums = float[PARTS][MAX_N / 2];  // of PARTS x 64 weight rows and N rows of the tile
 
@@ -242,7 +242,7 @@ __device__ __forceinline__ void multiply(const Shared& shared, Turn<STAGES>& tur
     int before = -1;
     for (int k = 0; k < depth; k += K_BLOCK) {
         barrier_wait(shared.full + 8 * turn.at, turn.parity);
-        fence_async_proxy();  // rows were written by ordinary copies
+        fence_async_proxy();  // rows were written through the generic proxy
         const u64 a = operand(shared.weights(turn.at) + weights), b = operand(shared.rows(turn.at));
         products_begin();
 #pragma unroll
@@ -264,7 +264,7 @@ __device__ __forceinline__ void multiply(const Shared& shared, Turn<STAGES>& tur
     release(shared, before);
 }
 
-// The least N that holds the rows; the other sums keep what they had.
+// The smallest N that holds the rows. Sums past it are unchanged.
 template <int N>
 __device__ __forceinline__ void multiply_rows(const Shared& shared, Turn<STAGES>& turn, Sums& sums, int depth,
                                               int rows) {
@@ -278,14 +278,14 @@ __device__ __forceinline__ void multiply_rows(const Shared& shared, Turn<STAGES>
     }
 }
 
-// A part of a warpgroup's output on its way out through shared memory: [ROWS][CHANNELS].
+// A piece of a warpgroup's output, staged in shared memory: [ROWS][CHANNELS].
 template <bool DOWN>
 struct Piece {
     static constexpr int CHANNELS = WEIGHT_ROWS / (DOWN ? 2 : 4), CHUNKS = CHANNELS / 8,
                          ROWS = DOWN ? 16 : 32;
     static_assert(ROWS * CHANNELS * 2 == PIECE_BYTES, "all of a buffer");
 
-    // Where 16 bytes lie: eight rows of one chunk touch every bank once.
+    // Swizzled offset of 16 bytes: eight rows of one chunk touch every bank once.
     static __device__ __forceinline__ u32 at(int row, int chunk) {
         return row * CHANNELS * 2 + (chunk ^ (CHUNKS == 4 ? row / 2 % 4 : row % 8)) * 16;
     }
@@ -342,7 +342,7 @@ __device__ __forceinline__ void write(const Shared& shared, const Sums& sums, u1
             buffer ^= 1;
         }
     }
-    // a buffer is written again only behind the barrier of the other; and all of act is written
+    // the barrier of one buffer orders reuse of the other; after the last, all of act is written
     named_sync(1 + group, 128);
     if (!DOWN && thread == 0) add_release(done, 1);
 }

@@ -10,18 +10,18 @@
 // | q            | [T, KV * GROUP, 128]                 | as keys    | packed; row-major, 16 bytes              |
 // | out          | as q                                 | as keys    | out                                      |
 //
-// scale: of the scores, times log2(e). Query i of a tile, at position p, sees the keys 0 .. p + i of its row;
-// these are in the cache. Tiles without queries count for nothing.
+// scale: softmax scale times log2(e). Query i of a tile whose first position is p attends to keys 0 .. p + i
+// of its row, which are in the cache. Tiles without queries are skipped.
 //
-// Threads: 384; a warpgroup that loads, two that multiply, 64 queries each. Blocks: as many as run at a time.
-// An item is a tile times a head. Blocks take them in rounds, forwards and backwards in turn: tiles that come
-// with the most keys first are so shared out evenly. A warpgroup multiplies the next 128 keys while it works
-// out what the scores of the last say, over the end of an item too, and the two take turns, so that the
-// tensor cores always have work of one. Keys come from the last to the first, since only the last ones are
-// hidden from some queries.
+// Threads: 384: one producer warpgroup, two consumer warpgroups of 64 queries each. Blocks: as many as are
+// resident. A work item is a tile times a head. Tiles come sorted by descending number of keys. Blocks take
+// items in a snake order (forwards, then backwards), which balances the load. A consumer issues the scores of
+// the next 128 keys before the softmax of the last ones, across items too. The two consumers alternate, so
+// that the tensor cores always have work. Keys run from last to first, since only the last block needs a
+// causal mask.
 //
-// Shared memory: two tiles [128, 128] each of queries, keys and values, in halves of 64 columns swizzled by
-// 128 bytes; barriers. Softmax as it goes, fp32 (https://arxiv.org/abs/2205.14135,
+// Shared memory: two tiles [128, 128] each of queries, keys and values, in halves of 64 columns with 128-byte
+// swizzle; barriers. Online softmax in fp32 (https://arxiv.org/abs/2205.14135,
 // https://arxiv.org/abs/2407.08608).
 #include "sm90/ptx.cuh"
 #include "sm90/ring.cuh"
@@ -77,7 +77,7 @@ struct Item {
     __device__ __forceinline__ int last_block() const { return (keys() - 1) / TILE; }
 };
 
-// The items of this block, one after the other.
+// The work items of this block, in order.
 struct Items {
     const int4* tiles;
     int count, heads, round = 0;
@@ -100,7 +100,7 @@ struct Items {
     }
 };
 
-// ---- the warpgroup that loads: one thread keys and values, three warps the queries
+// ---- the producer warpgroup: one thread loads keys and values, three warps load queries
 
 __device__ __forceinline__ void load_block(u32 to, u32 full, const TensorMap* map, const int* table,
                                            int pages_a_row, int block, const Item& item) {
@@ -109,7 +109,7 @@ __device__ __forceinline__ void load_block(u32 to, u32 full, const TensorMap* ma
     for (int part = 0; part < TILE / BOX; ++part) {
         int key = block * TILE + part * BOX, row = item.row;
         if (PAGE) {
-            row = table[min(key / ROOM, pages_a_row - 1)];  // behind a row's last page: hidden from all
+            row = table[min(key / ROOM, pages_a_row - 1)];  // keys past the last page are masked
             key %= ROOM;
         }
 #pragma unroll
@@ -126,7 +126,7 @@ __device__ __forceinline__ void load_keys(const Shared& shared, const TensorMap*
     Item item;
     while (items.next(item)) {
         const int* table = pages + static_cast<u64>(item.row) * pages_a_row;
-        // the values of a block are wanted one step after its keys
+        // values are consumed one step after their keys
         for (int block = item.last_block(); block >= -1; --block) {
             if (block >= 0) {
                 barrier_wait(shared.empty(KEYS + k.at), k.parity ^ 1);
@@ -150,7 +150,7 @@ __device__ __forceinline__ void load_queries(const Shared& shared, const uint4* 
     while (items.next(item)) {
         barrier_wait(shared.empty(QUERIES + turn.at), turn.parity ^ 1);
         for (int i = threadIdx.x - 32; i < TILE * 16; i += QUERY_LOADERS) {
-            // what is past the queries repeats the last
+            // padding queries repeat the last one
             const u64 token = item.first + min(i / 16, item.queries - 1);
             copy_16(chunk_at(shared.queries + turn.at * TILE_BYTES, i / 16, i % 16),
                     q + (token * items.heads + item.head) * 16 + i % 16);
@@ -163,7 +163,7 @@ __device__ __forceinline__ void load_queries(const Shared& shared, const uint4* 
     }
 }
 
-// ---- the warpgroups that multiply
+// ---- the consumer warpgroups
 
 __device__ __forceinline__ void multiply_keys(Sums& scores, u32 queries, u32 keys) {
     const u64 a = operand(queries), b = operand(keys);
@@ -183,7 +183,7 @@ __device__ __forceinline__ void multiply_values(Sums& out, const Weights& weight
     products_commit();
 }
 
-// Values past the last key may be anything, and 0 * NaN is NaN.
+// Zero the values past the last key: they may hold NaN, and 0 * NaN is NaN.
 __device__ __forceinline__ void clear_values(u32 values, int from, int group) {
     for (int i = from * 16 + threadIdx.x % 128; i < TILE * 16; i += 128)
         store_16(chunk_at(values, i / 16, i % 16), make_uint4(0, 0, 0, 0));
@@ -191,7 +191,7 @@ __device__ __forceinline__ void clear_values(u32 values, int from, int group) {
     named_sync(1 + group, 128);
 }
 
-// Through the shared memory of the item's queries, which are used up.
+// The output is staged in the shared memory of the item's queries, after their last use.
 __device__ __forceinline__ void write(u32 tile, int group, const Sums& sums, uint4* out, const Item& item,
                                       int heads) {
     const int thread = threadIdx.x % 128, warp = thread / 32, lane = thread % 32;
@@ -217,7 +217,7 @@ __device__ __forceinline__ void release(u32 empty) {
     if (threadIdx.x % 128 == 0) barrier_arrive(empty);
 }
 
-// The two warpgroups take turns, beginning with the first.
+// The two consumer warpgroups alternate; the first begins.
 struct Turns {
     int group;
 
@@ -226,7 +226,7 @@ struct Turns {
     }
     __device__ __forceinline__ void begin() const { named_sync(3 + group, MULTIPLIERS); }
     __device__ __forceinline__ void end() const { named_arrive(4 - group, MULTIPLIERS); }
-    // as many must have waited as arrived
+    // waits and arrivals must balance before exit
     __device__ __forceinline__ void over() const {
         if (group == 0) begin();
     }
@@ -274,7 +274,7 @@ __device__ __forceinline__ void attend(const Shared& shared, uint4* out, float s
         if (more) barrier_wait(shared.full(KEYS + k.at), k.parity);
         turns.begin();
         products_begin();
-        // where no more come, with any keys: nobody looks at it
+        // after the last block: any keys, the scores are not used
         multiply_keys(scores, shared.queries + next_q.at * TILE_BYTES + half,
                       shared.keys + k.at * TILE_BYTES);
         const u32 values = shared.values + v.at * TILE_BYTES;

@@ -1,4 +1,4 @@
-// What Hopper's kernels say in PTX: barriers in shared memory, tensor copies, warpgroup products.
+// PTX of the Hopper kernels: mbarriers, TMA copies, warpgroup products.
 #pragma once
 
 #include "common/copies.cuh"
@@ -9,7 +9,7 @@ struct alignas(64) TensorMap {
 
 // ---- clusters
 
-// What lies at the same place in another block's shared memory.
+// The address of the same variable in another block's shared memory.
 __device__ __forceinline__ float load_float_of(u32 here, u32 rank) {
     float value;
     asm volatile(
@@ -65,12 +65,12 @@ __device__ __forceinline__ void named_sync(u32 id, u32 threads) {
     asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
-// Of named_sync's barriers: count as there, and go on.
+// Arrive at one of named_sync's barriers without waiting; same count.
 __device__ __forceinline__ void named_arrive(u32 id, u32 threads) {
     asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
-// ---- words in memory by which blocks hear of each other
+// ---- flags in global memory between blocks
 
 __device__ __forceinline__ int load_acquire(const int* from) {
     int word;
@@ -78,7 +78,7 @@ __device__ __forceinline__ int load_acquire(const int* from) {
     return word;
 }
 
-// All that this thread has written, or seen written behind a barrier, comes before it.
+// Release: orders all that this thread wrote, or observed behind a barrier, before it.
 __device__ __forceinline__ void add_release(int* to, int value) {
     asm volatile("red.release.gpu.global.add.s32 [%0], %1;" ::"l"(to), "r"(value) : "memory");
 }
@@ -125,7 +125,7 @@ __device__ __forceinline__ void tensor_load_5d(u32 to, const TensorMap* map, u32
         : "memory");
 }
 
-// With a say in how L2 keeps it: evict_first, for what is read once.
+// With an L2 eviction policy: evict_first, for data that is read once.
 __device__ __forceinline__ u64 evict_first() {
     u64 policy;
     asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
@@ -150,13 +150,13 @@ __device__ __forceinline__ void tensor_load_5d(u32 to, const TensorMap* map, u32
         : "memory");
 }
 
-// One arrival of this thread, when all its copies have landed.
+// One arrival of this thread once all its copies have landed.
 __device__ __forceinline__ void copies_arrive(u32 barrier) {
     asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
 }
 
-// What this thread wrote to shared memory, or saw written, may now be read by the tensor cores and the copy
-// engine.
+// Make this thread's generic writes to shared memory, and those it observed, visible to the tensor cores and
+// TMA.
 __device__ __forceinline__ void fence_async_proxy() {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
@@ -187,7 +187,7 @@ __device__ __forceinline__ void store_transposed(u32 row, u32 a, u32 b, u32 c, u
                  : "memory");
 }
 
-// As it lies.
+// Not transposed.
 __device__ __forceinline__ void store_matrices(u32 row, u32 a, u32 b, u32 c, u32 d) {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(row), "r"(a),
                  "r"(b), "r"(c), "r"(d)
@@ -202,8 +202,8 @@ __device__ __forceinline__ float exp2_of(float x) {
     return y;
 }
 
-// A value that is not negative is made before what follows, a wait for products say, which the assembler
-// would put first: a store that is never made. memory: any in shared memory.
+// Keep the computation of a non-negative value before the code that follows, e.g. a wait for products, which
+// ptxas would otherwise move up. Implemented as a store that never executes. memory: any shared address.
 __device__ __forceinline__ void before_all_else(float value, u32 memory) {
     asm volatile(
         "{.reg .pred never; setp.lt.f32 never, %0, 0f00000000;\n"

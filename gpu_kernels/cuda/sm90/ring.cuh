@@ -1,9 +1,9 @@
-// Stages of shared memory that some threads fill and others use up, one after the other.
+// A ring of shared-memory stages between producers and consumers.
 #pragma once
 
 #include "common/element.cuh"
 
-// Place in a ring, and the parity of its barriers' phase.
+// Position in a ring, and the phase parity of its barriers.
 template <int COUNT>
 struct Turn {
     int at = 0;

@@ -1,13 +1,13 @@
-// Softmax as scores come, in the registers of a warpgroup: 64 queries by 128 keys. A thread has two rows, of
-// which three other threads of its warp have parts too; elements lie as wgmma.cuh says of sums.
+// Online softmax in the registers of a warpgroup: 64 queries by 128 keys. A thread holds parts of two rows,
+// shared with three other threads of its warp, in the layout of wgmma.cuh's sums.
 #pragma once
 
 #include "sm90/ptx.cuh"
 #include "sm90/wgmma.cuh"
 
-constexpr int SUMS = 64;  // of a thread
+constexpr int SUMS = 64;  // per thread
 using Sums = float[SUMS];
-using Weights = u32[SUMS / 2];  // two in a word: the left operand of a product
+using Weights = u32[SUMS / 2];  // two per word: the A operand of a product
 
 #define MINUS_INFINITY __int_as_float(0xff800000)
 
@@ -16,7 +16,7 @@ __device__ __forceinline__ void here(Sums& sums) {
     for (int i = 0; i < SUMS; ++i) sum_here(sums[i]);
 }
 
-// Which of a thread's two rows an element is in.
+// Which of the thread's two rows an element belongs to.
 __device__ __forceinline__ constexpr int row_of(int i) { return i / 2 % 2; }
 
 __device__ __forceinline__ void scale_rows(Sums& sums, const float (&by)[2]) {
@@ -29,7 +29,8 @@ __device__ __forceinline__ void round_weights(Weights& weights, const Sums& scor
     for (int i = 0; i < SUMS / 2; ++i) weights[i] = pack(scores[2 * i], scores[2 * i + 1]);
 }
 
-// A query does not see keys past its position. position: of the thread's first row; the second is 8 further.
+// Causal mask: a query does not attend to keys past its position. position: that of the thread's first row;
+// the second row is 8 further.
 __device__ __forceinline__ void hide(Sums& scores, int first_key, int position) {
     const int key = first_key + threadIdx.x % 4 * 2;
 #pragma unroll
@@ -39,9 +40,9 @@ __device__ __forceinline__ void hide(Sums& scores, int first_key, int position) 
 
 struct Softmax {
     float highest[2] = {MINUS_INFINITY, MINUS_INFINITY}, total[2] = {0, 0};
-    float shrink[2];  // what sums so far are to be multiplied by
+    float shrink[2];  // factor for the sums so far
 
-    // Scores become weights. scale: of scores, times log2(e).
+    // Turn scores into weights. scale: softmax scale times log2(e).
     __device__ __forceinline__ void add(Sums& scores, float scale) {
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
@@ -63,12 +64,12 @@ struct Softmax {
             total[r] = total[r] * shrink[r] + sum;
         }
     }
-    // All of `add` comes before what follows. memory: any in shared memory.
+    // Keep `add` before the code that follows. memory: any shared address.
     __device__ __forceinline__ void is_here(Sums& scores, u32 memory) const {
         here(scores);
         before_all_else(total[0] + total[1], memory);
     }
-    // What sums are to be multiplied by at the end.
+    // Final factor for the sums.
     __device__ __forceinline__ void finish(float (&factors)[2]) const {
 #pragma unroll
         for (int r = 0; r < 2; ++r) {

@@ -5,22 +5,22 @@
 
 #include "common/element.cuh"
 
-// Rows of 128 bytes, eight of them a swizzle atom of 1024 bytes, which starts at a multiple of 1024.
+// Descriptor of rows of 128 bytes. Eight rows are a swizzle atom of 1024 bytes, aligned to 1024.
 __device__ __forceinline__ u64 operand(u32 address) {
     return static_cast<u64>((address & 0x3ffff) >> 4) | (1ull << 16) | (64ull << 32) | (1ull << 62);
 }
 
-// 16 more elements along K.
+// Advance by 16 elements along K.
 constexpr u64 OPERAND_STEP = 2;
 
-// B with K along the rows: a row of 128 bytes is 64 columns of one element of K, swizzled as above; the next
-// 64 columns lie `next` bytes behind.
+// B in MN-major order: a row of 128 bytes holds 64 columns of one element of K, swizzled as above. The next
+// 64 columns follow after `next` bytes.
 __device__ __forceinline__ u64 columns(u32 address, u32 next) {
     return static_cast<u64>((address & 0x3ffff) >> 4) | (static_cast<u64>(next >> 4) << 16) | (64ull << 32) |
            (1ull << 62);
 }
 
-// 16 more rows.
+// Advance by 16 rows.
 constexpr u64 COLUMNS_STEP = 16 * 128 / 16;
 
 __device__ __forceinline__ void products_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
@@ -33,7 +33,7 @@ __device__ __forceinline__ void products_wait() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(LEFT) : "memory");
 }
 
-// Products write their sums when they like: neither reads nor writes of this one move over this line.
+// Products are asynchronous: the compiler may not move accesses of this register across this line.
 __device__ __forceinline__ void sum_here(float& sum) { asm volatile("" : "+f"(sum)::"memory"); }
 
 template <int N>

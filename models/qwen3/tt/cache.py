@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from ttnn_moe.errors import RequestError
+from ttnn_moe.sizes import power_of_2 as bucket
 from ttnn_moe.tenstorrent import Device, tensors
 
 from ..config import Qwen3MoeConfig
-from ..decode import bucket
 from .memory import room_for
 
 PAGE = 32

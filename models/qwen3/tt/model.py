@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from ttnn_moe import Placement, tenstorrent
+from ttnn_moe.sizes import power_of_2 as bucket
 from ttnn_moe.tenstorrent import Device, tensors
 from ttnn_moe.tenstorrent.operators import Sizes, operators
 
 from ..checkpoint import Checkpoint, Progress, layer_slots, top_slots
 from ..config import Qwen3MoeConfig
-from ..decode import bucket
 from ..model import Layer, Qwen3Moe, rope_table
 from .attention import DecodeAttention, PrefillAttention
 from .cache import LONGEST, Decode, PagedCache, Pass, Prefill

@@ -14,7 +14,7 @@ from ttnn_moe.tenstorrent import device as devices
 from ttnn_moe.tenstorrent.runtime import is_emulator
 
 from ..config import Qwen3MoeConfig
-from ..model import LanguageModel
+from ..runtime.language_model import LanguageModel
 from .cache import check_rows
 from .decode import check_trace
 from .model import Qwen3MoeTT

@@ -1,0 +1,83 @@
+"""The runner whose steps are CUDA graphs, launched while the device still runs the step before."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import torch
+
+from ttnn_moe.kv.cache import RowCache
+
+from .decode_graphs import DecodeGraphs, buckets
+from .graphs import Progress
+from .landing import Landing
+from .language_model import LanguageModel
+from .prefill_graphs import PrefillGraphs
+from .requests import Request
+from .runner import Pending, Prompts, draw, next_tokens, run_prefill
+
+
+class CapturedRunner:
+    """See Runner. Prefill steps are captured by `capture` only; decode steps when first needed, or by `capture`.
+
+    Args:
+        model, cache: what a graph can hold: see LanguageModel.why_not_captured and RowCache.why_not_captured.
+        chunk: prompt tokens of a step, at most.
+    """
+
+    def __init__(self, model: LanguageModel, cache: RowCache, chunk: int):
+        self.ahead, self.model, self.cache, self._chunk = True, model, cache, chunk
+        self.pool = torch.cuda.graph_pool_handle() if model.device.type == "cuda" else None
+        self.steps = DecodeGraphs(model, cache, self.pool)
+        self.prompts: PrefillGraphs | None = None
+        # two steps are under way at most
+        self._landings = deque(Landing(self.steps.size, model.device) for _ in range(3))
+
+    def prefill(self, prompts: Prompts, going: Sequence[Request], whole: Sequence[Request]) -> Pending:
+        landing, n = self._begin(), len(going)
+        where = [(request.row, request.position) for request in going]
+        last, logits = self.steps.last if n else None, None
+        if self.prompts is not None:
+            logits = self.prompts.run(prompts.ids, prompts.chunks, prompts.ends, where, last)
+        if logits is None:
+            logits = run_prefill(self.model, self.cache, prompts, where, last)
+        if not n and not whole:
+            return landing
+        tokens = next_tokens(logits, [*going, *whole])
+        landing.send(tokens)  # ahead of what only the next step needs
+        if n:
+            self.steps.advance(tokens[:n])
+        if whole:
+            positions, rows = [len(request.prompt) for request in whole], [request.row for request in whole]
+            self.steps.join(tokens[n:], positions, rows)
+        return landing
+
+    def decode(self, going: Sequence[Request]) -> Pending:
+        landing = self._begin()
+        logits, tokens = self.steps.step(), self.steps.last
+        draw(tokens, logits, going)
+        return landing.send(tokens)
+
+    def keep(self, places: Sequence[int]) -> None:
+        self.steps.keep(places)
+
+    def capture(self, progress: Progress | None) -> None:
+        rows = self.cache.rows
+        if self.prompts is None:
+            # the row whose prompt runs does not decode
+            decoding = self.steps.size if rows > 1 else 0
+            self.prompts = PrefillGraphs(self.model, self.cache, self.pool, self._chunk + decoding, decoding)
+        work: list[Callable[[], object]] = [partial(self.prompts.capture, *kind) for kind in self.prompts.kinds]
+        work += [partial(self.steps.capture, n) for n in buckets(rows)]
+        for done, capture_one in enumerate(work):
+            if progress is not None:
+                progress(done, len(work))
+            capture_one()
+        if progress is not None:
+            progress(len(work), len(work))
+
+    def _begin(self) -> Landing:
+        self._landings.rotate()
+        return self._landings[0].begin()

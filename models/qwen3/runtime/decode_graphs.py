@@ -1,0 +1,115 @@
+"""Decode steps of fixed size on buffers that stay, replayed as CUDA graphs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ttnn_moe.kv.cache import RowCache
+from ttnn_moe.kv.step import DecodeStep
+from ttnn_moe.kv.transfer import to_device
+from ttnn_moe.sizes import power_of_2
+
+from .graphs import Captured, capture
+from .language_model import LanguageModel
+from .sampling import Sampling, choose
+
+
+class DecodeGraphs:
+    """Decode steps of the rows in use: last tokens, positions and cache rows live on the device.
+
+    A step takes the least power of two that holds its rows, its bucket; the others are padding. On CUDA a bucket is
+    captured as a graph when it is first needed. Elsewhere (under Triton's interpreter, for tests) its operators run
+    again.
+
+    Args:
+        cache: of the rows. pool: memory pool of the graphs; None: no graphs.
+    """
+
+    def __init__(self, model: LanguageModel, cache: RowCache, pool: Any):
+        self.model, self.cache, self.pool, self.device = model, cache, pool, model.device
+        self.size = power_of_2(cache.rows)
+
+        def numbers() -> Tensor:
+            return torch.zeros(self.size, dtype=torch.int64, device=self.device)
+
+        self._ids, self._positions, self._rows, self._advance = numbers(), numbers(), numbers(), numbers()
+        self._count = torch.zeros((), dtype=torch.int32, device=self.device)
+        self._used = 0
+        self._captured: dict[int, Captured] = {}
+        self._use(0)
+
+    @property
+    def last(self) -> Tensor:
+        """[rows in use] int64, what the next step feeds: on the device, and it changes there."""
+        return self._ids[: self._used]
+
+    def join(self, first: Tensor, positions: Sequence[int], rows: Sequence[int]) -> None:
+        """Use more rows behind those in use: the cache's `rows`, whose next tokens are `first` [n], at `positions`."""
+        n, own = self._used + len(rows), slice(self._used, self._used + len(rows))
+        self._ids[own] = first
+        self._positions[own], self._rows[own] = to_device([list(positions), list(rows)], self.device)
+        self._use(n)
+
+    def advance(self, tokens: Tensor) -> None:
+        """Another step than one of these made the next tokens [rows in use]."""
+        self.last.copy_(tokens)
+        self._positions += self._advance
+
+    def keep(self, places: Sequence[int]) -> None:
+        """Of the rows in use, by their place, use only these from now on; ascending."""
+        n = len(places)
+        if not n:
+            self._used = 0  # `join` sets up all the rest: nothing delays a prompt
+            return
+        index = to_device(places, self.device)
+        for state in (self._ids, self._positions, self._rows):
+            state[:n] = state[index]
+        self._use(n)
+
+    def step(self) -> Tensor:
+        """Feed every row in use its last token. Its logits [rows in use, V], until the next step; `last` is greedy."""
+        step = self.capture(power_of_2(self._used))
+        step.replay()
+        return step.out[: self._used]
+
+    def capture(self, n: int) -> Captured:
+        """The step of n rows. A capture leaves tokens and positions as they were: what it writes into the cache lies
+        where the next step writes again."""
+        if n not in self._captured:
+            step = DecodeStep(
+                rows=self._rows[:n],
+                positions=self._positions[:n],
+                bound=self.cache.capacity,
+                num_tokens=self._count if n > 1 else None,
+            )
+            state = self._ids, self._positions
+            saved = [values.clone() for values in state]
+            self._captured[n] = capture(lambda: self._run(n, step), self.pool)
+            with torch.inference_mode():
+                for values, before in zip(state, saved, strict=True):
+                    values.copy_(before)
+        return self._captured[n]
+
+    def _run(self, n: int, step: DecodeStep) -> Tensor:
+        logits = self.model(self._ids[:n], self.cache, step)
+        self._ids[:n] = choose(logits, Sampling())
+        self._positions += self._advance
+        return logits
+
+    def _use(self, n: int) -> None:
+        self._used = n
+        self._count.fill_(n)
+        self._advance[:n] = 1
+        self._advance[n:] = 0
+        # of rows not in use: any that is in range
+        self._positions[n:] = 0
+        self._rows[n:] = self.cache.spare
+
+
+def buckets(largest: int) -> list[int]:
+    """Every bucket up to one, the largest first."""
+    return [1 << i for i in reversed(range(power_of_2(largest).bit_length()))]

@@ -1,0 +1,333 @@
+"""Continuous batching: requests come and go between steps; their keys and values lie in a cache of any format."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ttnn_moe.errors import RequestError
+from ttnn_moe.kv.cache import RowCache
+from ttnn_moe.sizes import power_of_2
+
+from ..tokenizer import Tokenizer
+from .captured import CapturedRunner
+from .graphs import Progress
+from .language_model import LanguageModel
+from .requests import Request, Stats, Token, make_requests
+from .runner import EagerRunner, Runner
+from .scheduler import Scheduler
+from .stream import Stream
+
+STEP = 2048
+"""Tokens of a step on a GPU, unless asked for otherwise: more at a time would keep those that decode waiting."""
+
+
+@dataclass(frozen=True)
+class Load:
+    """Requests that wait and that have rows; rows and pages that are free."""
+
+    waiting: int
+    running: int
+    free_rows: int
+    free_pages: int
+
+
+class Engine:
+    """Serves requests that come at any time. A request keeps the pages of its whole length from its first step to its
+    end, so that none is ever interrupted; until they are free it waits, first come, first served.
+
+    Args:
+        model: whose weights stay in place meanwhile: captured steps hold their addresses.
+        rows: requests that run at a time, at most.
+        capacity: tokens of one request, prompt and new ones; default: the model's context.
+        memory: bytes for keys and values; default: as many as rows of this capacity take, but at most 4 GiB, on a GPU
+            four fifths of what is free.
+        page: tokens of a page: a power of two, at least 16; default: 64.
+        prefill_chunk: prompt tokens of a step, at most; default: 256, on a GPU 2048 less a token of each row.
+        max_waiting: requests that may wait; more are refused. Default: any number.
+        tokenizer: to get text with the tokens.
+        graphs: steps are CUDA graphs; None: on a GPU, where they serve the model and the cache.
+        cache: an empty cache of any format, for this model; it says how many rows and tokens at most. Default:
+            model.new_cache(rows, capacity, memory, page).
+
+    Attributes:
+        stats: sums over all that the engine did; first_token_s is not measured.
+
+    Raises:
+        RequestError: sizes below 1; memory for less than one page; memory or page beside a cache; graphs asked for
+            where they do not serve.
+
+    Any thread may call it; one step runs at a time.
+    """
+
+    def __init__(
+        self,
+        model: LanguageModel,
+        rows: int = 64,
+        capacity: int | None = None,
+        *,
+        memory: int | None = None,
+        page: int | None = None,
+        prefill_chunk: int | None = None,
+        max_waiting: int | None = None,
+        tokenizer: Tokenizer | None = None,
+        graphs: bool | None = None,
+        cache: RowCache | None = None,
+    ):
+        self.capacity = model.config.max_position_embeddings if capacity is None else capacity
+        if cache is not None:
+            if memory is not None or page is not None:
+                raise RequestError("a given cache has its own pages", remedy="leave out memory and page, or cache")
+            rows, self.capacity = cache.rows, min(self.capacity, cache.capacity)
+        if prefill_chunk is None:
+            prefill_chunk = max(256, STEP - power_of_2(rows)) if model.device.type == "cuda" else 256
+        if min(rows, self.capacity, prefill_chunk) < 1:
+            got = f"rows={rows}, capacity={self.capacity}, prefill_chunk={prefill_chunk}"
+            raise RequestError("an engine needs room", got=got, expected="1 or more")
+        self.model, self.rows, self.tokenizer, self.max_waiting = model, rows, tokenizer, max_waiting
+        self.cache = model.new_cache(rows, self.capacity, memory, page) if cache is None else cache
+        self.runner = _runner(model, self.cache, prefill_chunk, graphs)
+        self.scheduler = Scheduler(self.runner, self.cache, prefill_chunk)
+        self.stats = Stats()
+        self._lock = threading.RLock()
+        self._numbers = itertools.count()
+        self._requests: dict[int, Request] = {}
+        self._lost: deque[int] = deque()
+        self._error: BaseException | None = None
+
+    def add(
+        self,
+        prompt: Sequence[int],
+        *,
+        max_new_tokens: int = 128,
+        temperature: float = 0.0,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        seed: int | None = None,
+        stop_ids: Sequence[int] | None = None,
+    ) -> int:
+        """Take a request; its number, by which `step` and the others know it. Arguments as `generate`.
+
+        Raises:
+            RequestError: an empty prompt, ids or options out of range; a request that is too long for the context, for
+                a row or for all pages together; too many that wait.
+        """
+        (request,) = make_requests(
+            self.model.config,
+            [prompt],
+            max_new_tokens=max_new_tokens,
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            seed=seed,
+            stop_ids=stop_ids,
+            tokenizer=self.tokenizer,
+        )
+        with self._lock:
+            self._look()
+            self._check_room(request)
+            waiting = len(self.scheduler.waiting)
+            if self.max_waiting is not None and waiting >= self.max_waiting:
+                raise RequestError(
+                    "too many requests wait",
+                    got=f"{waiting} that came before",
+                    expected=f"fewer than {self.max_waiting}",
+                    remedy="step the engine, ask later, or make it with a larger max_waiting",
+                )
+            self._accept(request)
+            request.sequence = request.number
+            return request.number
+
+    def check_idle(self, requests: Sequence[Request]) -> None:
+        """Raise RequestError if these cannot run at once and by themselves: the engine is busy, or too small."""
+        with self._lock:
+            self._look()
+            if not all(request.over for request in self._requests.values()):
+                raise RequestError(
+                    "the engine serves other requests", remedy="end them (close their streams), or make another engine"
+                )
+            if len(requests) > self.rows:
+                raise RequestError(
+                    "the engine is too small",
+                    got=f"{len(requests)} prompts",
+                    expected=f"at most {self.rows}",
+                    remedy="make an engine of more rows, or add the requests to it: they wait for a row",
+                )
+            for request in requests:
+                self._check_room(request)
+
+    def run(self, requests: Sequence[Request]) -> Stream:
+        """Take these, from `make_requests`, together. One stream of their tokens, whose `sequence` stays as it is.
+
+        Raises:
+            RequestError: as `check_idle`.
+        """
+        with self._lock:
+            self.check_idle(requests)
+            unread: deque[Token] = deque()
+            for request in requests:
+                request.streamed, request.unread = True, unread
+                self._accept(request)
+            return Stream(requests, self._next, self.cancel, self._lost)
+
+    def step(self) -> list[Token]:
+        """Admit what fits, run a chunk of the prompts that are not in the cache yet, together with a decode step of all
+        requests whose prompt is, and return the tokens that reached the host (`sequence` is the request's number).
+
+        With graphs they are those of the step before, which the GPU made while the host prepared this one.
+        """
+        with self._lock:
+            return self._step(keep=False)
+
+    def stream(self, number: int) -> Stream:
+        """The tokens of a request from now on (and those that other streams' steps made), once.
+
+        Raises:
+            RequestError: no such request, or it has a stream.
+        """
+        with self._lock:
+            self._look()
+            request = self._requests.get(number)
+            if request is None or request.streamed:
+                what = "has a stream" if request is not None else "is not known, or over"
+                raise RequestError(f"request {number} {what}", remedy="take a number that add gave, once")
+            request.streamed = True
+            if request.over:
+                del self._requests[number]
+            return Stream([request], self._next, self.cancel, self._lost)
+
+    def cancel(self, number: int) -> bool:
+        """End a request now; its pages are free. False: it is not known, or over."""
+        with self._lock:
+            request = self._requests.pop(number, None)
+            if request is None or request.over:
+                return False
+            if self._error is None:
+                self.scheduler.end(request)
+            return True
+
+    @property
+    def busy(self) -> bool:
+        """Whether a step would do anything."""
+        with self._lock:
+            self._look()
+            return any(not request.over for request in self._requests.values()) or bool(self.scheduler.launched)
+
+    def load(self) -> Load:
+        with self._lock:
+            self._look()
+            free = len(self.scheduler.free_rows)
+            return Load(len(self.scheduler.waiting), self.rows - free, free, self.cache.free)
+
+    def fits(self, tokens: int) -> int:
+        """Requests of so many tokens, prompt and new ones, that run at a time."""
+        return min(self.rows, self.cache.total // self.cache.needed(max(tokens - 1, 1)))
+
+    def waits_for(self, number: int) -> str | None:
+        """What a request waits for; None: it does not."""
+        with self._lock:
+            self._look()
+            places = {request.number: place for place, request in enumerate(self.scheduler.waiting)}
+            if number not in places:
+                return None
+            if places[number]:
+                return f"{places[number]} requests that came before"
+            if not self.scheduler.free_rows:
+                return f"one of {self.rows} rows"
+            needed, free = self.cache.needed(self._requests[number].tokens), self.cache.free
+            return f"{needed} pages of {self.cache.total}: {free} are free" if needed > free else "the next step"
+
+    def capture(self, progress: Progress | None = None) -> None:
+        """Capture the steps of every size now, rather than when first needed, and prefills of up to prefill_chunk
+        tokens (4,096 at most), which otherwise are not captured at all; nothing without graphs.
+
+        Args:
+            progress: called with graphs captured so far and graphs in all.
+        """
+        with self._lock:
+            self.runner.capture(progress)
+
+    def _accept(self, request: Request) -> None:
+        request.number = next(self._numbers)
+        self.stats.prompt_tokens += len(request.prompt)
+        self._requests[request.number] = request
+        self.scheduler.waiting.append(request)
+
+    def _step(self, keep: bool) -> list[Token]:
+        """keep: put tokens where streams find them, even of requests that have none yet."""
+        self._look()
+        out: list[Token] = []
+        stats = self.stats
+        try:
+            for step in self.scheduler.step():
+                before = len(out)
+                out += [self._take(request, token, keep) for request, token in step.tokens if not request.over]
+                made = len(out) - before
+                stats.new_tokens += made
+                if step.decoding and made:
+                    stats.decode_steps += 1
+                    stats.decode_tokens += made
+                    stats.decode_s += step.seconds
+        except BaseException as error:
+            self._error = error  # some of it may have happened
+            raise
+        return out
+
+    def _take(self, request: Request, token: int, keep: bool) -> Token:
+        event = request.take(token)
+        if keep or request.streamed:
+            request.unread.append(event)
+        if event.finish is not None:
+            self.scheduler.end(request)
+            if request.streamed or not request.unread:
+                del self._requests[request.number]  # a stream knows its own
+        return event
+
+    def _look(self) -> None:
+        """Refuse to go on after an error; end the requests of streams that were lost."""
+        if self._error is not None:
+            raise RequestError("the engine stopped in a step", got=repr(self._error), remedy="make another engine")
+        while self._lost:
+            self.cancel(self._lost.popleft())
+
+    def _next(self, requests: Sequence[Request]) -> Token:
+        """For a stream of these."""
+        unread = requests[0].unread
+        with self._lock:
+            while not unread:
+                if all(request.over for request in requests):
+                    raise StopIteration
+                self._step(keep=True)
+            return unread.popleft()
+
+    def _check_room(self, request: Request) -> None:
+        """Refuse what could never run."""
+        asked = f"{len(request.prompt)} tokens and {request.max_new_tokens} new ones"
+        if len(request.prompt) + request.max_new_tokens > self.capacity:
+            raise RequestError(
+                "the request is too long for a row of the engine",
+                got=asked,
+                expected=f"at most {self.capacity} together",
+                remedy="shorten it, or make the engine with a larger capacity",
+            )
+        needed, pages = self.cache.needed(request.tokens), self.cache.total
+        if needed > pages:
+            raise RequestError(
+                "the request does not fit the engine's memory, even alone",
+                got=f"{asked}, which take {needed} pages",
+                expected=f"at most {pages} pages",
+                remedy="shorten it, or make the engine with more memory",
+            )
+
+
+def _runner(model: LanguageModel, cache: RowCache, chunk: int, graphs: bool | None) -> Runner:
+    """graphs: see Engine."""
+    reason = cache.why_not_captured() or model.why_not_captured()
+    if graphs and reason is not None:
+        raise RequestError("no step of this model can be captured", got=reason, remedy="graphs=None")
+    if graphs or (graphs is None and model.device.type == "cuda" and reason is None):
+        return CapturedRunner(model, cache, chunk)
+    return EagerRunner(model, cache)

@@ -1,0 +1,164 @@
+"""Generation of text for a batch of prompts: add the requests to an engine, then drain it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence, Sized
+from dataclasses import dataclass, field, replace
+
+import torch
+
+from ttnn_moe.errors import RequestError
+
+from ..tokenizer import Tokenizer
+from .engine import Engine
+from .language_model import LanguageModel
+from .requests import Finish, Request, Stats, Token, make_requests
+
+
+@dataclass
+class Generation:
+    """Per prompt: new token ids (a stop token included), their text, and why it ended."""
+
+    tokens: list[list[int]]
+    texts: list[str]
+    finish: list[Finish | None]
+    stats: Stats = field(default_factory=Stats)
+
+
+def generate(
+    model: LanguageModel,
+    prompts: Sequence[Sequence[int]],
+    *,
+    max_new_tokens: int = 128,
+    temperature: float = 0.0,
+    top_k: int = 0,
+    top_p: float = 1.0,
+    seed: int | Sequence[int] | None = None,
+    stop_ids: Sequence[int] | None = None,
+    tokenizer: Tokenizer | None = None,
+    on_token: Callable[[Token], None] | None = None,
+    prefill_chunk: int | None = None,
+    engine: Engine | None = None,
+) -> Generation:
+    """Continue each prompt; arguments and errors as `stream`. on_token gets every token as it comes."""
+    result = Generation([[] for _ in prompts], ["" for _ in prompts], [None for _ in prompts])
+    for token in stream(
+        model,
+        prompts,
+        max_new_tokens=max_new_tokens,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        seed=seed,
+        stop_ids=stop_ids,
+        tokenizer=tokenizer,
+        prefill_chunk=prefill_chunk,
+        engine=engine,
+        stats=result.stats,
+    ):
+        result.tokens[token.sequence].append(token.token)
+        result.texts[token.sequence] += token.text
+        result.finish[token.sequence] = token.finish
+        if on_token is not None:
+            on_token(token)
+    return result
+
+
+def stream(
+    model: LanguageModel,
+    prompts: Sequence[Sequence[int]],
+    *,
+    max_new_tokens: int = 128,
+    temperature: float = 0.0,
+    top_k: int = 0,
+    top_p: float = 1.0,
+    seed: int | Sequence[int] | None = None,
+    stop_ids: Sequence[int] | None = None,
+    tokenizer: Tokenizer | None = None,
+    prefill_chunk: int | None = None,
+    engine: Engine | None = None,
+    stats: Stats | None = None,
+) -> Iterator[Token]:
+    """Continue each prompt, yielding tokens as they come, sequence by sequence within a step.
+
+    Prompts of different lengths run in one batch without padding: each gets what it would get alone.
+
+    Args:
+        prompts: token ids, at least one each.
+        max_new_tokens: per sequence, a stop token included.
+        temperature, top_k, top_p: see Sampling; temperature 0 is greedy.
+        seed: sequence i draws from seed + i (or from seed[i]) and nothing else; None = fresh every time.
+        stop_ids: tokens that end a sequence; default: the eos tokens of the config (and of the tokenizer).
+        tokenizer: to get text with the tokens.
+        prefill_chunk: prompt tokens per forward pass at most; bounds the memory of long prompts. Default: the given
+            engine's, else see `default_chunk`.
+        engine: of this model, to generate with again and again; default: one for this call.
+        stats: filled in as tokens come.
+
+    Raises (before any work):
+        RequestError: an empty prompt, one too long for the context, ids or options out of range; an engine that
+            is busy, too small, or another model's.
+    """
+    if prefill_chunk is not None and prefill_chunk < 1:
+        raise RequestError("prefill_chunk must be positive", got=f"prefill_chunk={prefill_chunk}")
+    requests = make_requests(
+        model.config,
+        prompts,
+        max_new_tokens=max_new_tokens,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        seed=seed,
+        stop_ids=stop_ids,
+        tokenizer=tokenizer,
+    )
+    if engine is not None:
+        if engine.model is not model:
+            raise RequestError("the engine is another model's", remedy="make one of this model")
+        engine.check_idle(requests)
+    return _drain(model, requests, engine, prefill_chunk, Stats() if stats is None else stats)
+
+
+def default_chunk(device: torch.device) -> int:
+    """Prompt tokens per forward pass: a GPU needs more of them to be busy."""
+    return 8192 if device.type == "cuda" else 2048
+
+
+def engine_for(model: LanguageModel, prompts: Sequence[Sized], max_new_tokens: int) -> Engine:
+    """An engine that just holds these prompts and their continuations, for `generate`."""
+    longest = max(map(len, prompts)) + max_new_tokens
+    return Engine(model, len(prompts), longest, prefill_chunk=default_chunk(model.device))
+
+
+def _drain(
+    model: LanguageModel, requests: list[Request], engine: Engine | None, chunk: int | None, stats: Stats
+) -> Iterator[Token]:
+    if not requests:
+        return
+    mark = time.perf_counter()
+    if engine is None:
+        engine = engine_for(model, [request.prompt for request in requests], requests[0].max_new_tokens)
+    scheduler, before = engine.scheduler, replace(engine.stats)
+    usual = scheduler.chunk
+    stats.prompt_tokens = sum(len(request.prompt) for request in requests)
+    first = set(range(len(requests)))  # sequences without a token
+    with engine.run(requests) as tokens:
+        scheduler.chunk = usual if chunk is None else chunk
+        try:
+            for token in tokens:
+                stats.new_tokens += 1
+                stats.decode_s = engine.stats.decode_s - before.decode_s
+                stats.decode_tokens = engine.stats.decode_tokens - before.decode_tokens
+                stats.decode_steps = engine.stats.decode_steps - before.decode_steps
+                if not first:
+                    yield token
+                    continue
+                # what the caller does with a token is not ours
+                spent = time.perf_counter() - mark
+                first.discard(token.sequence)
+                stats.first_token_s += spent
+                yield token
+                mark = time.perf_counter()
+        finally:
+            scheduler.chunk = usual

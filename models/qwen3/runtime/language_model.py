@@ -1,0 +1,52 @@
+"""What the runtime needs of a model. Qwen3Moe and tt.Qwen3MoeTT implement it."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from ttnn_moe.kv.cache import RowCache
+
+from ..config import Qwen3MoeConfig
+
+
+class LanguageModel(Protocol):
+    """A model that runs steps. A step is a `DecodeStep` or a `PrefillStep` that one of its caches planned."""
+
+    @property
+    def config(self) -> Qwen3MoeConfig: ...
+
+    @property
+    def device(self) -> torch.device:
+        """Where ids and logits are. The host, if the model moves them to its own device."""
+
+    @property
+    def dtype(self) -> torch.dtype: ...
+
+    @property
+    def where(self) -> str:
+        """The machine, in words."""
+
+    def new_cache(self, rows: int, capacity: int, memory: int | None = None, page: int | None = None) -> RowCache:
+        """An empty cache in the model's own format.
+
+        Args:
+            rows: sequences at a time. capacity: tokens of a row, at most.
+            memory: bytes for keys and values; default: the cache decides, and takes no more than its rows can use.
+            page: tokens of a page; default: the format's.
+
+        Raises:
+            RequestError: sizes that the format or the device does not take; memory for less than one page.
+        """
+
+    def why_not_captured(self) -> str | None:
+        """Why no CUDA graph can hold a step of this model; None: one can."""
+
+    def __call__(self, ids: Tensor, cache: Any, step: Any) -> Tensor:
+        """Logits [R, vocab_size]: of all tokens of a DecodeStep, or of PrefillStep.logits_at.
+
+        Args:
+            ids: [T] int64, the tokens of the step; those of PrefillStep.decoding come first.
+        """

@@ -1,0 +1,146 @@
+"""Prefill steps of fixed size, as CUDA graphs: launching a short prompt's kernels takes longer than running them."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ttnn_moe.kv.cache import RowCache
+from ttnn_moe.kv.step import DecodeStep, PrefillStep
+from ttnn_moe.sizes import power_of_2
+
+from .graphs import Captured, capture
+from .language_model import LanguageModel
+from .requests import host_ids
+
+SMALLEST, LARGEST = 64, 4096
+"""Tokens of steps."""
+
+SEQUENCES = 64
+"""Prompts of a step, at most: the last layer and the head run for a token of each, padding or not."""
+
+MANY, SPARE = 2048, 256
+"""Above MANY tokens, the launch overhead is worth at most SPARE padding tokens."""
+
+
+def sizes_to(largest: int) -> list[int]:
+    """Tokens of steps up to a power of two: powers of two, and from 512 on also what lies half way between."""
+    powers = [SMALLEST << i for i in range(16) if SMALLEST << i <= largest]
+    return sorted((*powers, *(n // 4 * 3 for n in powers if n > 512)))
+
+
+def size_for(T: int, sizes: Sequence[int]) -> int | None:
+    """The step for T tokens; None: they do better without."""
+    n = next((n for n in sizes if n >= T), None)
+    return None if n is None or (T > MANY and n - T > SPARE) else n
+
+
+class PrefillGraphs:
+    """Packed prompts in steps of 64 .. 4096 tokens, each captured once, and once more with rows that decode.
+
+    Args:
+        cache: where keys and values go.
+        pool: memory pool of the graphs; None without CUDA, where the operators run again.
+        tokens: of a step, at most, and no more than the cache holds; default: that.
+        decoding: rows that decode meanwhile, at most; default: 0.
+        sequences: of a step, at most; default: the cache's rows, but at most SEQUENCES.
+    """
+
+    def __init__(
+        self,
+        model: LanguageModel,
+        cache: RowCache,
+        pool: Any,
+        tokens: int | None = None,
+        decoding: int = 0,
+        sequences: int | None = None,
+    ):
+        self.model, self.cache, self.pool, self.decoding = model, cache, pool, decoding
+        self._sequences = sequences or min(cache.rows, SEQUENCES)
+        held = cache.rows * cache.capacity
+        largest = max(SMALLEST, min(LARGEST, power_of_2(min(tokens or held, held))))
+        self.sizes = sizes_to(largest)
+        # all that a step is told, in one buffer, so that it takes one copy: see _parts
+        length = sum(self._lengths(largest, decoding))
+        self._words = torch.zeros(length, dtype=torch.int64, device=model.device)
+        self._captured: dict[tuple[int, bool], Captured] = {}
+
+    @property
+    def kinds(self) -> list[tuple[int, bool]]:
+        """What `capture` takes, the largest first: the others share its memory."""
+        return [(n, mixed) for n in reversed(self.sizes) for mixed in ((True, False) if self.decoding else (False,))]
+
+    def capture(self, n: int, mixed: bool) -> Captured:
+        """Capture the step of n tokens, one of `sizes`; it writes nothing meanwhile. mixed: with rows that decode."""
+        key = n, mixed
+        if key in self._captured:
+            return self._captured[key]
+        before = min(self.decoding, n) if mixed else 0
+        self._words.zero_()
+        counts, ids, positions, rows, ends = self._parts(self._words, n, before)
+        bound = self.cache.capacity
+        step = PrefillStep(
+            rows,
+            positions,
+            logits_at=ends,
+            spans=(),
+            plan=counts[4:],
+            decoding=DecodeStep(rows[:before], positions[:before], bound, counts[1]) if mixed else None,
+            num_tokens=counts[0],
+            num_wanted=counts[2],
+        )
+        self._captured[key] = capture(lambda: self.model(ids, self.cache, step), self.pool)
+        return self._captured[key]
+
+    def run(
+        self,
+        ids: Tensor,
+        chunks: Sequence[tuple[int, int]],
+        ends: Sequence[int],
+        decoding: Sequence[tuple[int, int]] = (),
+        last: Tensor | None = None,
+    ) -> Tensor | None:
+        """Logits of a step, as runner.run_prefill says, until the next step. None: no captured step holds it."""
+        before = len(decoding)
+        T = before + len(ids)
+        n = size_for(T, self.sizes)
+        step = None if n is None else self._captured.get((n, before > 0))
+        if n is None or step is None or len(chunks) > self._sequences or before > min(self.decoding, n):
+            return None
+        most = min(self.decoding, n) if before else 0
+        spans = self.cache.spans(chunks, before)
+        words = torch.zeros(sum(self._lengths(n, most)), dtype=torch.int64, pin_memory=self._words.is_cuda)
+        counts, tokens, positions, rows, ends_at = self._parts(words, n, most)
+        tokens[before:T] = ids
+        if decoding:
+            rows[:before], positions[:before] = torch.tensor(decoding, dtype=torch.int64).T
+        for span in spans:
+            own = slice(span.first, span.first + span.n)
+            torch.arange(span.past, span.past + span.n, out=positions[own])
+            rows[own] = span.row
+        wanted = [*range(before), *(before + at for at in ends)]
+        if wanted:
+            ends_at[: len(wanted)] = host_ids(wanted)
+        numbers = array("i", [T, before, len(wanted), 0, *self.cache.plan(spans)])
+        counts[: len(numbers)] = torch.frombuffer(numbers, dtype=torch.int32)
+        self._words[: len(words)].copy_(words, non_blocking=True)
+        if last is not None and before:
+            self._parts(self._words, n, most)[1][:before] = last
+        step.replay()
+        return step.out[: len(wanted)]
+
+    def _lengths(self, n: int, decoding: int) -> tuple[int, int, int, int, int]:
+        """int64 words of the parts of a step of n tokens; of the plan, what any packing of them needs at most."""
+        plan = self.cache.plan_words(n, self._sequences)
+        return 2 + (plan + 1) // 2, n, n, n, decoding + self._sequences
+
+    def _parts(self, words: Tensor, n: int, decoding: int) -> tuple[Tensor, ...]:
+        """Valid tokens of a step, of them those that decode, valid entries of logits_at, 0, and the cache's plan (all
+        int32; the plan is aligned to 16 bytes); ids, positions and rows of the tokens; logits_at."""
+        lengths = self._lengths(n, decoding)
+        counts, *others = words[: sum(lengths)].split(lengths)
+        return counts.view(torch.int32), *others

@@ -1,0 +1,147 @@
+"""How a step runs. The eager runner works with every model, every cache and every machine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from ttnn_moe.kv.cache import RowCache
+from ttnn_moe.kv.transfer import to_device
+
+from .graphs import Progress
+from .language_model import LanguageModel
+from .requests import Request
+from .sampling import Sampling, choose
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """Prompts, or pieces of them, that one step runs.
+
+    Attributes:
+        ids: [T] int64 tokens on the host, packed. chunks: (cache row, tokens) of each piece, in this order.
+        ends: indices within ids of the last tokens of prompts.
+    """
+
+    ids: Tensor
+    chunks: Sequence[tuple[int, int]]
+    ends: Sequence[int]
+
+
+class Pending(Protocol):
+    """Tokens that a step is making."""
+
+    def tokens(self) -> list[int]:
+        """Wait for them. This is the one synchronisation of a step."""
+
+    def seconds(self) -> float:
+        """What the step took on the device, after tokens(); 0 where the host waits for every step."""
+
+
+class Runner(Protocol):
+    """Launches steps of one model on one cache, and keeps the last token of each request that decodes.
+
+    Attributes:
+        ahead: a scheduler should launch the next step before it reads the tokens of the last.
+    """
+
+    ahead: bool
+
+    def prefill(self, prompts: Prompts, going: Sequence[Request], whole: Sequence[Request]) -> Pending:
+        """A step of prompts, together with a decode step. It makes a token for each of `going`, then of `whole`.
+
+        Args:
+            going: all requests that decode, in the order in which they joined.
+            whole: requests whose prompts end in this step, one for each of prompts.ends; they decode from now on.
+        """
+
+    def decode(self, going: Sequence[Request]) -> Pending:
+        """A decode step: a token for each of `going`, which are as in `prefill`."""
+
+    def keep(self, places: Sequence[int]) -> None:
+        """Of the requests that decode, only these go on: ascending indices of `going`."""
+
+    def capture(self, progress: Progress | None) -> None:
+        """Prepare steps of every size now, if this runner prepares any."""
+
+
+@dataclass(frozen=True)
+class Made:
+    """Tokens of a step that is over."""
+
+    made: Tensor
+
+    def tokens(self) -> list[int]:
+        return self.made.tolist()
+
+    def seconds(self) -> float:
+        return 0.0
+
+
+class EagerRunner:
+    """Steps of exact sizes that the host plans. It asks a cache only what RowCache declares."""
+
+    def __init__(self, model: LanguageModel, cache: RowCache):
+        self.ahead, self.model, self.cache = False, model, cache
+        self._last = torch.empty(0, dtype=torch.int64, device=model.device)
+
+    def prefill(self, prompts: Prompts, going: Sequence[Request], whole: Sequence[Request]) -> Pending:
+        where = [(request.row, request.position) for request in going]
+        logits = run_prefill(self.model, self.cache, prompts, where, self._last if going else None)
+        self._last = next_tokens(logits, [*going, *whole])
+        return Made(self._last)
+
+    def decode(self, going: Sequence[Request]) -> Pending:
+        step = self.cache.decode([request.row for request in going], [request.position for request in going])
+        self._last = next_tokens(self.model(self._last, self.cache, step), going)
+        return Made(self._last)
+
+    def keep(self, places: Sequence[int]) -> None:
+        self._last = self._last[to_device(places, self._last.device)]
+
+    def capture(self, progress: Progress | None) -> None:
+        pass
+
+
+def run_prefill(
+    model: LanguageModel, cache: RowCache, prompts: Prompts, decoding: Sequence[tuple[int, int]], last: Tensor | None
+) -> Tensor:
+    """Logits [len(decoding) + len(prompts.ends), vocab_size] of a prefill step that the host plans.
+
+    Args:
+        decoding: (row, position) of tokens that run with the prompts, each the next of its row.
+        last: these tokens, int64 on the device; None: there are none.
+    """
+    step = cache.prefill(prompts.chunks, prompts.ends, decoding)
+    ids = prompts.ids.to(model.device)
+    return model(ids if last is None else torch.cat((last, ids)), cache, step)
+
+
+def next_tokens(logits: Tensor, requests: Sequence[Request]) -> Tensor:
+    """[R] int64: a token from each row of logits [R, V], as its request asks."""
+    tokens = logits.argmax(-1)
+    draw(tokens, logits, requests)
+    return tokens
+
+
+def draw(tokens: Tensor, logits: Tensor, requests: Sequence[Request]) -> None:
+    """Put what requests draw from logits [R, V] into tokens [R]; those of greedy requests stay."""
+    parts: dict[Sampling, list[int]] = {}
+    for i, request in enumerate(requests):
+        if request.sampling.temperature > 0:
+            parts.setdefault(request.sampling, []).append(i)
+    device = logits.device
+    for sampling, places in parts.items():
+        uniform = torch.stack([requests[i].draw() for i in places])
+        if device.type == "cuda":
+            uniform = uniform.pin_memory()
+        uniform = uniform.to(device, non_blocking=True)
+        if len(places) == len(requests):
+            tokens.copy_(choose(logits, sampling, uniform))
+        else:
+            rows = to_device(places, device)
+            tokens[rows] = choose(logits[rows], sampling, uniform)

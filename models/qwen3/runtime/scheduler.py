@@ -1,0 +1,150 @@
+"""Which requests run: rows and pages for those that fit, then a chunk of prompts and a decode step at a time."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from dataclasses import dataclass
+
+import torch
+
+from ttnn_moe.kv.cache import RowCache
+
+from .requests import Request
+from .runner import Pending, Prompts, Runner
+
+
+@dataclass(frozen=True)
+class Launched:
+    """A step under way: a new token for each of these requests.
+
+    Attributes:
+        decoding: the step runs no prompt. seconds: what the host took to launch it.
+    """
+
+    requests: list[Request]
+    pending: Pending
+    decoding: bool
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A step that is over.
+
+    Attributes:
+        tokens: of requests, in the order of the step; some requests may be over.
+        decoding: the step ran no prompt. seconds: what it took, on the host or on the device, whichever is more.
+    """
+
+    tokens: list[tuple[Request, int]]
+    decoding: bool
+    seconds: float
+
+
+class Scheduler:
+    """The requests of an engine, from its queue to their last token.
+
+    Args:
+        cache: where keys and values go; it is empty. chunk: prompt tokens of a step, at most.
+
+    Attributes:
+        waiting: requests without pages, in the order in which they came.
+        filling: requests whose prompt is not in the cache yet.
+        decoding: in the order of the runner's rows; some may be over.
+        ahead: see Runner.
+    """
+
+    def __init__(self, runner: Runner, cache: RowCache, chunk: int):
+        self.runner, self.cache, self.chunk, self.ahead = runner, cache, chunk, runner.ahead
+        self.waiting: deque[Request] = deque()
+        self.filling: deque[Request] = deque()
+        self.decoding: list[Request] = []
+        self.free_rows = list(reversed(range(cache.rows)))
+        self.launched: deque[Launched] = deque()
+
+    @torch.inference_mode()
+    def step(self) -> list[Finished]:
+        """Launch one step; the steps whose tokens reached the host."""
+        start = time.perf_counter()
+        self._admit()
+        self._leave()
+        # first tokens are read at once if nobody waits for another: launching the next step would delay them
+        left = 1 if self.ahead and self.decoding else 0
+        prompts = bool(self.filling)
+        made = self._fill() if prompts else self._decode() if self.decoding else None
+        if made is not None:
+            self.launched.append(Launched(*made, not prompts, time.perf_counter() - start))
+        else:
+            left = 0
+        finished = []
+        while len(self.launched) > left:
+            finished.append(_read(self.launched.popleft()))
+        return finished
+
+    def end(self, request: Request) -> None:
+        """Nothing more for this one: its row and its pages are free."""
+        request.over = True
+        if request.row < 0:
+            self.waiting.remove(request)
+            return
+        if request.filled < len(request.prompt):
+            self.filling.remove(request)
+        self.cache.close(request.row)
+        self.free_rows.append(request.row)
+        request.row = -1
+
+    def _admit(self) -> None:
+        while self.waiting and self.free_rows:
+            request = self.waiting[0]
+            if self.cache.needed(request.tokens) > self.cache.free:
+                return  # nobody overtakes it, so it is not kept waiting for ever
+            self.waiting.popleft()
+            request.row = self.free_rows.pop()
+            self.cache.open(request.row, request.tokens)
+            self.filling.append(request)
+
+    def _leave(self) -> None:
+        """Drop the rows of requests that are over, or whose last token is being made."""
+        going = [i for i, r in enumerate(self.decoding) if not r.over and r.launched < r.max_new_tokens]
+        if len(going) < len(self.decoding):
+            self.runner.keep(going)
+            self.decoding = [self.decoding[i] for i in going]
+
+    def _fill(self) -> tuple[list[Request], Pending] | None:
+        """The next chunk of prompts, first come, first served, and with it a decode step: a new token for each request
+        that decodes, and the first for those whose prompt is whole now."""
+        pieces, chunks, ends, whole, left = [], [], [], [], self.chunk
+        while self.filling and left:
+            request = self.filling[0]
+            piece = request.prompt[request.filled : request.filled + left]
+            n = len(piece)
+            pieces.append(piece)
+            chunks.append((request.row, n))
+            left -= n
+            request.filled += n
+            if request.filled == len(request.prompt):
+                ends.append(self.chunk - left - 1)
+                whole.append(self.filling.popleft())
+        going = self.decoding
+        ids = pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+        pending = self.runner.prefill(Prompts(ids, chunks, ends), going, whole)
+        requests = going + whole
+        self.decoding = requests
+        return _launched(requests, pending) if requests else None
+
+    def _decode(self) -> tuple[list[Request], Pending]:
+        return _launched(self.decoding, self.runner.decode(self.decoding))
+
+
+def _launched(requests: list[Request], pending: Pending) -> tuple[list[Request], Pending]:
+    for request in requests:
+        request.launched += 1
+    return requests, pending
+
+
+def _read(step: Launched) -> Finished:
+    start = time.perf_counter()
+    tokens = step.pending.tokens()
+    seconds = max(step.seconds + time.perf_counter() - start, step.pending.seconds())
+    return Finished(list(zip(step.requests, tokens, strict=True)), step.decoding, seconds)

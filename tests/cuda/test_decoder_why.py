@@ -1,0 +1,62 @@
+"""Which kernels run a decoder layer, as `decoder.why` says: on a GPU that stands in, and without one."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from ttnn_moe import decoder
+from ttnn_moe.choice import TORCH
+from ttnn_moe.cuda import device, hopper
+from ttnn_moe.cuda.device import Gpu
+
+pytest.importorskip("triton")
+
+QWEN3 = {"H": 2048, "heads": 32, "kv_heads": 4, "head_dim": 128, "E": 128, "K": 8, "dtype": torch.bfloat16}
+CUDA = torch.device("cuda", 0)
+
+
+def rows(monkeypatch: pytest.MonkeyPatch, T: int, capability: tuple[int, int] = (9, 0), **sizes) -> dict[str, str]:
+    """What runs each operator; every refusal has a reason."""
+    monkeypatch.setattr(device, "gpu", lambda _: Gpu(capability, 132, 227 << 10))
+    monkeypatch.setattr(hopper, "_no_compiler", lambda: None)
+    found = decoder.why(T=T, device=CUDA, **{**QWEN3, **sizes})
+    assert all(family and reason for row in found for family, reason in row.refused)
+    return {row.operator.partition(" ")[0]: row.runs for row in found}
+
+
+def test_few_rows_decode_and_prompts_take_different_families(monkeypatch: pytest.MonkeyPatch) -> None:
+    one, some, many = (rows(monkeypatch, T) for T in (1, 8, 4000))
+    assert [of["norm_linear"] for of in (one, some, many)] == [
+        "Triton few_linear",
+        "CUDA C++ decode_linear (sm_90a)",
+        "rms_norm, GEMM",
+    ]
+    assert [of["norm_route"] for of in (one, some, many)] == [
+        "Triton few_linear, router_topk",
+        "Triton router_logits, router_topk",
+        "rms_norm, GEMM, route",
+    ]
+    assert one["prefill_attention"] == "CUDA C++ prefill_attention (sm_90a)"
+    assert one["linear_add"] == "Triton few_linear" and many["linear_add"] == "GEMM in place"
+
+
+def test_other_gpus_and_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+    older = rows(monkeypatch, 16, (8, 0))
+    assert older["prefill_attention"] == "Triton prefill_attention" and older["norm_linear"] == "rms_norm, GEMM"
+    assert set(rows(monkeypatch, 16, (7, 5)).values()) == {TORCH}
+    odd = rows(monkeypatch, 16, head_dim=24)
+    assert {name for name, runs in odd.items() if runs == TORCH} == {
+        "norm_rope_write",
+        "decode_attention",
+        "prefill_attention",
+    }
+
+
+def test_without_a_gpu_or_with_plain_everything_is_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    found = decoder.why(T=4, device=torch.device("cpu"), **QWEN3)
+    assert {row.runs for row in found} == {TORCH}
+    assert {reason for row in found for _, reason in row.refused} == {"the tensor is not on a CUDA device"}
+    with decoder.plain():
+        assert set(rows(monkeypatch, 4).values()) == {TORCH}

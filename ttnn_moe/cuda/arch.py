@@ -1,0 +1,128 @@
+"""What kernels are chosen for: a GPU, and the architecture that CUDA C++ is compiled for.
+
+TTNN_MOE_CUDA_ARCH names another: the kernels and sizes of an older GPU, compiled to PTX for this one.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+
+from ..errors import ContractError
+from .device import Gpu, gpu, interpreted
+from .jit import build
+
+ENV = "TTNN_MOE_CUDA_ARCH"
+
+
+@dataclass(frozen=True)
+class Arch:
+    """One target of the compiler.
+
+    Attributes:
+        name: as NVRTC writes it: machine code, as "sm_80", or PTX, as "compute_80", which the driver compiles.
+        products: folder under gpu_kernels/cuda that holds its grouped product: "sm80" or "sm90".
+        shared_memory: bytes that a block may have.
+    """
+
+    name: str
+    products: str
+    shared_memory: int
+
+    @cached_property
+    def overlaps(self) -> bool:
+        """Whether its kernels wait by themselves for their predecessor (programmatic dependent launch)."""
+        return int(self.name.partition("_")[2].rstrip("af")) >= 90
+
+
+HOPPER = Arch("sm_90a", "sm90", 227 << 10)
+_BLACKWELL = Arch("sm_120f", "sm80", 99 << 10)
+
+# by compute capability
+ARCHES: dict[tuple[int, int], Arch] = {
+    (8, 0): Arch("sm_80", "sm80", 163 << 10),
+    (8, 6): Arch("sm_86", "sm80", 99 << 10),
+    (8, 7): Arch("sm_87", "sm80", 163 << 10),
+    (8, 9): Arch("sm_89", "sm80", 99 << 10),
+    (9, 0): HOPPER,
+    (12, 0): _BLACKWELL,
+    (12, 1): _BLACKWELL,
+}
+
+
+def asked() -> str | None:
+    """What TTNN_MOE_CUDA_ARCH says."""
+    return os.environ.get(ENV) or None
+
+
+def named(name: str) -> Arch:
+    """An architecture by its name.
+
+    Raises:
+        ContractError: no such name.
+    """
+    for arch in ARCHES.values():
+        if arch.name == name:
+            return arch
+    names = sorted({arch.name for arch in ARCHES.values()})
+    raise ContractError("there are no kernels for this architecture", got=repr(name), expected=f"one of {names}")
+
+
+def find(here: Gpu, name: str | None = None) -> Arch | None:
+    """The architecture of a GPU; None if no kernels are for it.
+
+    Args:
+        name: of another architecture, from sm_80 to sm_89, whose kernels and sizes the GPU is to run from PTX.
+
+    Raises:
+        ContractError: no such name, or the GPU does not run that code.
+    """
+    own = ARCHES.get(here.capability)
+    if name is None or (own is not None and own.name == name):
+        return own
+    for of, arch in ARCHES.items():
+        if arch.name == name and of[0] == 8 and of <= here.capability:
+            room = min(arch.shared_memory, here.shared_memory)
+            return Arch(name.replace("sm_", "compute_"), arch.products, room)
+    able = [arch.name for of, arch in ARCHES.items() if arch is own or (of[0] == 8 and of <= here.capability)]
+    raise ContractError(
+        f"{ENV} names no architecture whose code this GPU runs",
+        got=repr(name),
+        expected=f"one of {able} on compute capability {here.capability[0]}.{here.capability[1]}",
+        remedy=f"unset {ENV}: the GPU's own is the default",
+    )
+
+
+@dataclass(frozen=True)
+class Target:
+    """What kernels are chosen for.
+
+    Attributes:
+        gpu: the GPU that runs them.
+        arch: what CUDA C++ is compiled for; None: nothing.
+        reason: why arch is None.
+    """
+
+    gpu: Gpu
+    arch: Arch | None
+    reason: str | None = None
+
+
+def target_of(device: torch.device | None = None) -> Target:
+    """The target of a device; None: the current GPU, or Triton's interpreter.
+
+    Raises:
+        ContractError: TTNN_MOE_CUDA_ARCH names what the GPU does not run.
+    """
+    here = gpu(device)
+    if interpreted():
+        return Target(here, None, "Triton's interpreter runs Triton kernels alone")
+    arch = find(here, asked())
+    if arch is None:
+        major, minor = here.capability
+        return Target(here, None, f"its code is for compute capability 8.x, 9.0 and 12.x, not {major}.{minor}")
+    reason = build.why_not()
+    return Target(here, None if reason else arch, reason)

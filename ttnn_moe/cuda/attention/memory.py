@@ -1,0 +1,67 @@
+"""Keys and values as the attention kernels read them, and what all of these kernels share."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+from torch import Tensor
+
+from ..triton_launch import Tile
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Keys and values of one layer, and where those of a step's T tokens belong.
+
+    Attributes:
+        keys, values: [rows, kv_heads, capacity, head_dim]; with pages [pages, kv_heads, page, head_dim].
+        rows, positions: [T] int64.
+        num_tokens: [] int32 or None: kernels keep no token past it. The torch forms write padding to its row.
+        pages: [rows, capacity / page] int32: key n of a row is key n % page of its page n / page. None: dense.
+    """
+
+    keys: Tensor
+    values: Tensor
+    rows: Tensor
+    positions: Tensor
+    num_tokens: Tensor | None = None
+    pages: Tensor | None = None
+
+    @property
+    def page(self) -> int:
+        """Tokens of a page; 0: dense."""
+        return 0 if self.pages is None else self.keys.shape[2]
+
+    @property
+    def capacity(self) -> int:
+        """Tokens of a row, at most."""
+        return self.keys.shape[2] * (1 if self.pages is None else self.pages.shape[1])
+
+
+def scale_of(D: int) -> float:
+    """What kernels multiply scores by: they take powers of two."""
+    return math.log2(math.e) / math.sqrt(D)
+
+
+def why_not_heads(heads: int, kv_heads: int, D: int) -> str | None:
+    """Why Triton attention kernels do not take these heads; None: they do."""
+    if D not in (16, 32, 64, 128, 256):
+        return "head_dim is no power of two from 16 to 256"
+    return None if heads // kv_heads <= 64 else "more than 64 query heads share a key/value head"
+
+
+def within(tile: Tile, page: int) -> Tile:
+    """The tile for keys in pages (page > 0: a power of two, at least 16): it reads one page at a time. Triton splits
+    the stages between the page's number and the page."""
+    if page == 0:
+        return tile
+    constants = tile.constants
+    changes = {"BLOCK_N": min(constants["BLOCK_N"], page), "STAGES": 2 * constants["STAGES"] - 1}
+    return replace(tile, constants={**constants, **changes})
+
+
+def why_not_q(q: Tensor, memory: Memory) -> str | None:
+    """why_not_heads of q [T, heads, head_dim]; and there must be tokens."""
+    T, heads, D = q.shape
+    return why_not_heads(heads, memory.keys.shape[1], D) if T else "no tokens"

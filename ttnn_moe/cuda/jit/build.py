@@ -1,0 +1,87 @@
+"""From a Spec to machine code: by NVRTC through cuda.core, or from the store."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from functools import cache
+
+from ...errors import BackendUnavailable, TtnnMoeError
+from ...logs import logger
+from ...sources import kernel_path
+from .spec import ROOT, Spec
+from .store import Store
+
+
+class CompileError(TtnnMoeError, RuntimeError):
+    """NVRTC refused a kernel source."""
+
+
+@cache
+def why_not() -> str | None:
+    """Why kernels cannot be compiled here, or None."""
+    for package, remedy in (("cuda.core", "pip install 'ttnn-moe[cuda]'"), ("cuda.bindings", "pip install cuda-core")):
+        try:
+            found = importlib.util.find_spec(package)
+        except ModuleNotFoundError:
+            found = None
+        if found is None:
+            return f"{package} is not installed; to fix it: {remedy}"
+    try:
+        compiler()
+    except Exception as error:  # what the loader raises differs with what is missing
+        return f"NVRTC cannot be loaded ({error}); to fix it: pip install 'cuda-core[cu13]'"
+    return None
+
+
+@cache
+def compiler() -> str:
+    """Name and version of the compiler."""
+    from cuda.bindings import nvrtc
+
+    status, major, minor = nvrtc.nvrtcVersion()
+    if int(status):
+        raise BackendUnavailable("NVRTC does not answer", got=status, remedy="pip install 'cuda-core[cu13]'")
+    return f"nvrtc {major}.{minor}"
+
+
+def options(spec: Spec) -> dict[str, object]:
+    """Arguments of cuda.core's ProgramOptions."""
+    return {
+        "arch": spec.arch,
+        "std": "c++17",
+        "include_path": [str(kernel_path(*ROOT))],
+        "define_macro": [(name, value) for name, value in spec.defines] or None,
+        "name": f"{spec.name}.cu",
+    }
+
+
+def compile_spec(spec: Spec) -> bytes:
+    """Machine code (or PTX) of a kernel, compiled now.
+
+    Raises:
+        CompileError: with the compiler's log.
+        SourceMissing: no such file.
+    """
+    from cuda.core import Program, ProgramOptions
+
+    source = kernel_path(*ROOT, f"{spec.name}.cu").read_text()
+    try:
+        code = Program(source, "c++", ProgramOptions(**options(spec))).compile(spec.format).code
+    except Exception as error:
+        raise CompileError(f"NVRTC cannot compile {spec}", got=str(error), remedy="report this; it is a bug") from error
+    return code if isinstance(code, bytes) else bytes(code, "ascii")
+
+
+def code_of(spec: Spec, store: Store | None = None) -> bytes:
+    """Code of a kernel: from the store, else compiled and kept.
+
+    Raises:
+        CompileError, SourceMissing: as compile_spec. CacheUnusable: the store cannot be written.
+    """
+
+    def build() -> bytes:
+        logger.debug("pid {} compiles {}", os.getpid(), spec)
+        return compile_spec(spec)
+
+    return (store or Store()).get(spec.key(compiler()), build)

@@ -1,0 +1,112 @@
+"""Kernels on a GPU, and their launches, through cuda.core."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+from ..device import gpu
+from .build import code_of
+from .spec import Spec
+
+
+@lru_cache(maxsize=1024)
+def kernel(spec: Spec, device: int, shared_memory: int = 0) -> Any:
+    """The loaded kernel of a spec on one GPU (cuda.core's Kernel), allowed shared_memory bytes of dynamic memory."""
+    from cuda.core import Device, ObjectCode
+
+    code = code_of(spec)
+    with torch.cuda.device(device):
+        Device(device).set_current()
+        make = ObjectCode.from_ptx if spec.format == "ptx" else ObjectCode.from_cubin
+        loaded = make(code, name=str(spec)).get_kernel(spec.entry)
+        if shared_memory > 48 << 10:
+            from cuda.bindings import driver
+
+            attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+            _check(driver.cuKernelSetAttribute(attribute, shared_memory, loaded.handle, device))
+    return loaded
+
+
+@lru_cache(maxsize=4096)
+def config(grid: tuple[int, ...], block: int, shared_memory: int = 0, cluster: int = 1, overlap: bool = False) -> Any:
+    """A launch configuration (cuda.core's LaunchConfig).
+
+    Args:
+        grid: blocks; a multiple of cluster in x.
+        overlap: programmatic dependent launch: the kernel may start before its predecessor on the stream has ended.
+    """
+    from cuda.core import LaunchConfig
+
+    options: dict[str, Any] = {"grid": grid, "block": block, "shmem_size": shared_memory}
+    if cluster > 1:
+        options |= {"grid": (grid[0] // cluster, *grid[1:]), "cluster": cluster}
+    if overlap:
+        options["programmatic_stream_serialization"] = True
+    return LaunchConfig(**options)
+
+
+class _TorchStream:
+    def __init__(self, handle: int):
+        self.handle = handle
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return 0, self.handle
+
+
+@lru_cache(maxsize=64)
+def _stream(device: int, handle: int) -> Any:
+    from cuda.core import Device
+
+    found = Device(device)
+    found.set_current()
+    return found.create_stream(_TorchStream(handle))
+
+
+def stream(device: int) -> Any:
+    """torch's current stream of a GPU, for cuda.core."""
+    # as Triton does: torch.cuda.current_stream makes an object first, which takes longer than all the rest
+    return _stream(device, torch._C._cuda_getCurrentRawStream(device))
+
+
+class Launch:
+    """A kernel with all that does not change from call to call; called with a stream and the arguments that do.
+
+    Args:
+        spec, device, shared_memory, cluster, overlap: see kernel and config. grid, block: blocks, threads of each.
+        last: ctypes scalars that follow the call's own arguments: addresses as int, tensor maps.
+    """
+
+    def __init__(
+        self,
+        spec: Spec,
+        device: int,
+        grid: tuple[int, ...],
+        block: int,
+        *last: Any,
+        shared_memory: int = 0,
+        cluster: int = 1,
+        overlap: bool = False,
+    ):
+        from cuda.core import launch
+
+        self._launch, self._last = launch, last
+        self._config = config(grid, block, shared_memory, cluster, overlap)
+        self._kernel = kernel(spec, device, shared_memory)
+
+    def __call__(self, stream: Any, *arguments: Any) -> None:
+        self._launch(stream, self._config, self._kernel, *arguments, *self._last)
+
+
+@lru_cache(maxsize=1024)
+def resident_blocks(spec: Spec, device: int, threads: int, shared_memory: int) -> int:
+    """Blocks of a kernel that one GPU runs at one time."""
+    one = kernel(spec, device, shared_memory).occupancy.max_active_blocks_per_multiprocessor(threads, shared_memory)
+    return int(one) * gpu(device).multiprocessors
+
+
+def _check(result: tuple[Any, ...]) -> None:
+    if int(result[0]):
+        raise RuntimeError(f"the CUDA driver refused: {result[0]}")

@@ -1,0 +1,69 @@
+"""What the families of CUDA C++ kernels have in common: limits, and launches that are bound once."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+from ...contract import Problem
+from ..arch import Arch, Target
+from ..jit.load import Launch
+from . import sort
+from .family import Call, Family, P
+from .uses import Use
+
+MAX_E, MAX_K = 1024, 16
+
+
+class CudaCpp(Family[P]):
+    """A family whose kernels NVRTC compiles. P: its plan."""
+
+    alignment = 16
+
+    @abstractmethod
+    def uses(self, plan: P, ids64: bool, add: bool) -> tuple[Use, ...]:
+        """The kernels of a call in the order of their launch. ids64: int64 ids; add: out is added to."""
+
+    @abstractmethod
+    def bind(self, plan: P, uses: tuple[Use, ...], device: int) -> tuple[Launch, ...]:
+        """Their launches with everything but addresses."""
+
+
+@lru_cache(maxsize=4096)
+def launches(family: CudaCpp[P], plan: P, ids64: bool, add: bool, device: int) -> tuple[Launch, ...]:
+    """Of one call. They are kept: Python takes longer to work them out than to launch. A plan hashes by identity."""
+    return family.bind(plan, family.uses(plan, ids64, add), device)
+
+
+def launches_of(family: CudaCpp[P], plan: P, call: Call) -> tuple[Launch, ...]:
+    device: Any = call.hidden.device.index
+    return launches(family, plan, call.routing.topk_ids.dtype == torch.int64, call.accumulate, device)
+
+
+def dense_limits(problem: Problem, target: Target) -> str | None:
+    """Why the kernels of dense weights do not run a problem, or None. One limit for few and many tokens."""
+    arch = target.arch
+    if arch is None:
+        return target.reason
+    if problem.weight_format != "dense":
+        return f"it runs dense weights, not {problem.weight_format!r}"
+    if problem.dtype.itemsize != 2:
+        return f"it multiplies bf16 and fp16, not {str(problem.dtype)[6:]}"
+    if problem.H % 64 or problem.I % 64:
+        return f"H and I have to be multiples of 64, not {problem.H} and {problem.I}"
+    if problem.E > MAX_E or problem.K > MAX_K:
+        return f"it runs up to {MAX_E} experts and K up to {MAX_K}, not E={problem.E}, K={problem.K}"
+    if (reason := sort.why_not(problem.E, arch)) is not None:
+        return reason
+    if problem.T * max(problem.H, problem.K * problem.I) >= 1 << 35:
+        return f"it addresses up to 2^35 elements of hidden or activations, not those of T={problem.T}"
+    return None
+
+
+def arch_of(target: Target) -> Arch:
+    """The architecture of a target that `why_not` accepted."""
+    assert target.arch is not None
+    return target.arch

@@ -1,0 +1,59 @@
+"""The families in order. The first that can, runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from ...contract import Problem
+from ..arch import Target
+from .cuda_cpp import CudaCpp
+from .family import Buffer, Family
+from .few import FEW
+from .sm80 import SM80
+from .sm90 import SM90
+from .triton import TRITON, TRITON_FEW
+
+CUDA_CPP: tuple[CudaCpp[Any], ...] = (FEW, SM90, SM80)
+FAMILIES: tuple[Family[Any], ...] = (*CUDA_CPP, TRITON_FEW, TRITON)
+
+
+@dataclass(frozen=True, eq=False)
+class Chosen:
+    """The family of a problem, its plan and scratch; refused: why each earlier family does not run it."""
+
+    family: Family[Any]
+    plan: Any
+    scratch: tuple[Buffer, ...]
+    refused: dict[str, str]
+
+    def __str__(self) -> str:
+        said: dict[str, list[str]] = {}
+        for name, reason in self.refused.items():
+            said.setdefault(reason, []).append(name)
+        reasons = (f"; {', '.join(names)} {_do(names)} not: {reason}" for reason, names in said.items())
+        return f"{self.family.name} ({self.family.kernels})" + "".join(reasons)
+
+
+def _do(names: list[str]) -> str:
+    return "does" if len(names) == 1 else "do"
+
+
+def choose(
+    problem: Problem, target: Target, families: tuple[Family[Any], ...] = FAMILIES, aligned: bool = True
+) -> Chosen | str:
+    """The first of families that runs a problem, else in words why none does.
+
+    Args:
+        aligned: whether weights, hidden and out begin at multiples of 16 bytes.
+    """
+    refused: dict[str, str] = {}
+    for family in families:
+        reason = family.why_not(problem, target)
+        if reason is None and not aligned and family.alignment > 1:
+            reason = f"a tensor begins at no multiple of {family.alignment} bytes"
+        if reason is None:
+            plan = family.plan(problem, target)
+            return Chosen(family, plan, family.scratch(plan), refused)
+        refused[family.name] = reason
+    return "; ".join(dict.fromkeys(refused.values()))

@@ -1,0 +1,74 @@
+"""What a family of kernels is: it says whether it runs a problem, how, in which scratch; and launches."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+import torch
+from torch import Tensor
+
+from ...contract import Experts, Problem, Routing
+from ..arch import Target
+
+
+@dataclass(slots=True, eq=False)
+class Call:
+    """One call, checked by the contract.
+
+    Attributes:
+        hidden: [T, H], contiguous. out: [T, H], to write to, or with accumulate to add to.
+        routing: ids name routing.E experts. experts: those of this device.
+        expert_map: [routing.E] int32, the local index of each expert or -1; None: experts holds all of them.
+    """
+
+    hidden: Tensor
+    routing: Routing
+    experts: Experts
+    out: Tensor
+    accumulate: bool
+    expert_map: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """Scratch of a call: uninitialised, contiguous, at a multiple of 16 bytes."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    @property
+    def bytes(self) -> int:
+        return torch.Size(self.shape).numel() * self.dtype.itemsize
+
+
+P = TypeVar("P")
+
+
+class Family(Protocol[P]):
+    """A set of kernels for the whole operator, in one form. P: its plan.
+
+    Attributes:
+        name: as in families.FAMILIES and in `ttnn-moe why`.
+        kernels: what runs, in words.
+        alignment: weights, hidden and out must begin at a multiple of so many bytes. A call whose tensors do not
+            runs on a later family.
+        rounds_expert_out: whether each expert's output is rounded to the dtype of hidden before it is weighted.
+    """
+
+    name: str
+    kernels: str
+    alignment: int
+    rounds_expert_out: bool
+
+    def why_not(self, problem: Problem, target: Target) -> str | None:
+        """Why this family does not run a problem, or None."""
+
+    def plan(self, problem: Problem, target: Target) -> P:
+        """Kernels and sizes for a problem: a pure function."""
+
+    def scratch(self, plan: P) -> tuple[Buffer, ...]:
+        """Buffers that `launch` takes. No smaller T needs more bytes: a prepared layer counts on it."""
+
+    def launch(self, plan: P, call: Call, buffers: tuple[Tensor, ...]) -> None:
+        """Launch on the current stream of the current GPU; call.routing.T is plan's T, above 0."""

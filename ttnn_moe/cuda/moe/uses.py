@@ -1,0 +1,55 @@
+"""A CUDA C++ kernel as a plan uses it, its launch, and the pointers of a call."""
+
+from __future__ import annotations
+
+from ctypes import c_int32
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from ...contract import Experts
+from ..arch import Arch
+from ..jit import load
+from ..jit.spec import Spec
+
+
+@dataclass(frozen=True)
+class Use:
+    """A kernel, bytes of dynamic shared memory a block, and whether it may start before its predecessor has ended."""
+
+    spec: Spec
+    shared_memory: int = 0
+    overlap: bool = True
+
+    @classmethod
+    def of(cls, arch: Arch, name: str, shared_memory: int = 0, **defines: object) -> Use:
+        return cls(Spec.of(name, arch.name, **defines), shared_memory, arch.overlaps)
+
+    def bind(self, device: int, grid: tuple[int, ...], block: int, *last: int, cluster: int = 1) -> load.Launch:
+        """Its launch; last: int arguments that follow a call's addresses."""
+        return load.Launch(
+            self.spec,
+            device,
+            grid,
+            block,
+            *map(c_int32, last),
+            shared_memory=self.shared_memory,
+            cluster=cluster,
+            overlap=self.overlap,
+        )
+
+
+def pointer(tensor: Tensor | None) -> int:
+    return 0 if tensor is None else tensor.data_ptr()
+
+
+def halves(experts: Experts) -> tuple[int, int]:
+    """Addresses of the first gate row and the first up row."""
+    weight = experts.tensors["gate_up"]
+    first, rows = weight.data_ptr(), 1 if experts.gate_up_order == "interleaved" else experts.I
+    return first, first + rows * experts.H * weight.element_size()
+
+
+def row_steps(order: str, H: int, I: int) -> tuple[int, int]:
+    """Rows of an expert in gate_up, and elements from one gate (or up) row to the next."""
+    return (I, 2 * H) if order == "interleaved" else (2 * I, H)

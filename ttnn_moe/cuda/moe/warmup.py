@@ -1,0 +1,77 @@
+"""Compiling, before they are needed, the kernels of one layer's sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from rich.progress import Progress
+
+from ...contract import Problem
+from ...errors import BackendUnavailable, ContractError
+from ..arch import HOPPER, Arch, Target, asked, find, named
+from ..device import H200, gpu, gpus
+from ..jit import build
+from ..jit.spec import Spec
+from ..jit.store import Store
+from .families import CUDA_CPP
+
+
+def target(name: str | None) -> Arch:
+    """The architecture to compile for: the one named, else that of the GPU that is here, else Hopper's.
+
+    Raises:
+        ContractError: no such architecture, or none for this GPU.
+    """
+    if name is not None:
+        return named(name)
+    if not gpus():
+        return HOPPER
+    here = gpu()
+    found = find(here, asked())
+    if found is None:
+        raise ContractError("there are no CUDA C++ kernels for this GPU", got=here.sm)
+    return found
+
+
+def specs_of(
+    tokens: Iterable[int], E: int, K: int, H: int, I: int, dtype: torch.dtype, arch: Arch = HOPPER
+) -> list[Spec]:
+    """What calls of up to the given numbers of tokens launch, in the order of first use; int32 and int64 ids.
+
+    Raises:
+        ContractError: these kernels do not serve the sizes.
+    """
+    found: dict[Spec, None] = {}
+    for T in tokens:
+        problem, target = Problem(T, E, K, H, I, dtype), Target(H200, arch)
+        reasons = {family: family.why_not(problem, target) for family in CUDA_CPP}
+        family = next((family for family, reason in reasons.items() if reason is None), None)
+        if family is None:
+            got = "; ".join(dict.fromkeys(filter(None, reasons.values())))
+            raise ContractError("no CUDA C++ kernels are launched for these sizes", got=got)
+        plan = family.plan(problem, target)
+        for ids64 in (False, True):
+            found |= dict.fromkeys(use.spec for use in family.uses(plan, ids64, add=False))
+    return list(found)
+
+
+def warm_up(specs: list[Spec], store: Store | None = None) -> int:
+    """Compile what the store lacks, with a progress bar; the number of kernels that were compiled.
+
+    Raises:
+        BackendUnavailable: NVRTC is not here.
+    """
+    reason = build.why_not()
+    if reason is not None:
+        raise BackendUnavailable("kernels cannot be compiled here", got=reason)
+    store = store or Store()
+    compiler = build.compiler()
+    missing = [spec for spec in specs if store.read(spec.key(compiler)) is None]
+    with Progress(transient=True) as progress:
+        task = progress.add_task("", total=len(missing))
+        for spec in missing:
+            progress.update(task, description=str(spec))
+            build.code_of(spec, store)
+            progress.advance(task)
+    return len(missing)

@@ -1,0 +1,1 @@
+"""Norms of a decoder layer on a GPU."""

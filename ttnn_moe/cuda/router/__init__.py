@@ -1,0 +1,1 @@
+"""The router of a Mixture-of-Experts layer on a GPU."""

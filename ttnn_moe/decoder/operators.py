@@ -1,0 +1,175 @@
+"""The operators of a decoder layer as a model calls them, and the families of kernels that run each, in order.
+
+Weights and activations have one dtype: bf16, fp16 or fp32. A norm is fp32 inside and rounds once.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..choice import Family, Operator, why_not_kernels
+from ..cuda.attention.memory import why_not_heads
+from ..cuda.linear import decode_linear, few_rows
+from ..cuda.norm import rms_norm as norm_rows
+from ..cuda.router import sliced, topk
+from ..kv.cache import HeadNorms
+from . import torch_forms
+
+
+def uses_kernels(x: Tensor) -> bool:
+    """Whether kernels take tensors like x, sizes permitting. linear_add then overwrites its residual."""
+    return why_not_kernels(x.device, x.dtype) is None
+
+
+def why_not_captured(x: Tensor, heads: int, kv_heads: int, head_dim: int) -> str | None:
+    """Why steps of a model cannot be captured as CUDA graphs: an operator has no kernel. None: they can.
+
+    Args:
+        x: any weight of the model. heads, kv_heads, head_dim: of its attention.
+    """
+    return why_not_kernels(x.device, x.dtype) or why_not_heads(heads, kv_heads, head_dim)
+
+
+RMS_NORM: Operator[Tensor] = Operator(
+    "rms_norm", [Family(norm_rows.NAME, norm_rows.why_not, norm_rows.launch)], torch_forms.rms_norm
+)
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """x / rms(x) * weight over the last dimension. x [..., H], weight [H]."""
+    return RMS_NORM(x, weight, eps)
+
+
+def _always(device: torch.device, *args: Any) -> None:
+    return None
+
+
+NORM_LINEAR: Operator[Tensor] = Operator(
+    "norm_linear",
+    [
+        Family(
+            few_rows.NAME,
+            lambda device, x, norm, eps, weight, bias: few_rows.why_not(device, x, weight),
+            lambda x, norm, eps, weight, bias: few_rows.launch(x.contiguous(), weight, bias, norm=norm, eps=eps),
+        ),
+        Family(
+            decode_linear.NAME,
+            lambda device, x, norm, eps, weight, bias: decode_linear.why_not(device, x, weight, bias, norm),
+            lambda x, norm, eps, weight, bias: decode_linear.launch(x, weight, norm=norm, eps=eps),
+        ),
+        Family(
+            "rms_norm, GEMM", _always, lambda x, norm, eps, weight, bias: F.linear(rms_norm(x, norm, eps), weight, bias)
+        ),
+    ],
+    torch_forms.norm_linear,
+)
+
+
+def norm_linear(x: Tensor, norm: Tensor, eps: float, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """A linear layer of a norm: rms_norm(x [T, K]) weight^T [K, N] + bias [N] -> [T, N]."""
+    return NORM_LINEAR(x, norm, eps, weight, bias)
+
+
+def _add_in_place(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor) -> Tensor:
+    if bias is not None:
+        residual += bias
+    return residual.addmm_(x, weight.t())
+
+
+LINEAR_ADD: Operator[Tensor] = Operator(
+    "linear_add",
+    [
+        Family(
+            few_rows.NAME,
+            lambda device, x, weight, bias, residual: few_rows.why_not(device, x, weight),
+            lambda x, weight, bias, residual: few_rows.launch(x.contiguous(), weight, bias, residual=residual),
+        ),
+        Family(
+            decode_linear.NAME,
+            decode_linear.why_not,
+            lambda x, weight, bias, residual: decode_linear.launch(x, weight, residual=residual),
+        ),
+        Family("GEMM in place", _always, _add_in_place),
+    ],
+    torch_forms.linear_add,
+)
+
+
+def linear_add(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor) -> Tensor:
+    """residual [T, N] + x [T, K] weight^T + bias. Kernels write the result over residual and round once."""
+    return LINEAR_ADD(x, weight, bias, residual)
+
+
+ROUTE: Operator[tuple[Tensor, Tensor]] = Operator(
+    "route", [Family(topk.NAME, topk.why_not, topk.launch)], torch_forms.route
+)
+
+
+def route(logits: Tensor, K: int, renormalise: bool) -> tuple[Tensor, Tensor]:
+    """The K best of E experts by logits [T, E]: ids [T, K] int64 (kernel: int32) and weights [T, K] fp32.
+
+    Weights are a softmax over all E; with renormalise they are divided by their sum. Of equal logits the kernel takes
+    the lowest expert first. NaN logits give NaN weights and ids in range.
+    """
+    return ROUTE(logits, K, renormalise)
+
+
+def _why_not_few_route(
+    device: torch.device, x: Tensor, norm: Tensor, eps: float, weight: Tensor, K: int, renormalise: bool
+) -> str | None:
+    if weight.shape[0] > topk.MAX_EXPERTS:
+        return "more than 4096 experts"
+    return few_rows.why_not(device, x, weight)
+
+
+def _few_route(
+    x: Tensor, norm: Tensor, eps: float, weight: Tensor, K: int, renormalise: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    normed = torch.empty_like(x)
+    logits = few_rows.launch(x.contiguous(), weight, norm=norm, eps=eps, normed=normed)
+    return *route(logits, K, renormalise), normed
+
+
+def _gemm_route(
+    x: Tensor, norm: Tensor, eps: float, weight: Tensor, K: int, renormalise: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    normed = rms_norm(x, norm, eps)
+    return *route(F.linear(normed, weight), K, renormalise), normed
+
+
+NORM_ROUTE: Operator[tuple[Tensor, Tensor, Tensor]] = Operator(
+    "norm_route",
+    [
+        Family(f"{few_rows.NAME}, router_topk", _why_not_few_route, _few_route),
+        Family(sliced.NAME, sliced.why_not, sliced.launch),
+        Family("rms_norm, GEMM, route", _always, _gemm_route),
+    ],
+    torch_forms.norm_route,
+)
+
+
+def norm_route(
+    x: Tensor, norm: Tensor, eps: float, weight: Tensor, K: int, renormalise: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Route rms_norm(x [T, H]) by the router's weight [E, H]: ids and weights as `route`, and the normalised x."""
+    return NORM_ROUTE(x, norm, eps, weight, K, renormalise)
+
+
+def head_norm_rope(
+    qkv: Tensor, kv_heads: int, norms: HeadNorms, rope: tuple[Tensor, Tensor]
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Normalise and rotate the query and key heads of qkv [T, heads + 2 kv_heads, head_dim].
+
+    Always in torch: a cache that has a kernel for it is a kv.cache.FusedWrite.
+
+    Args:
+        rope: cos and sin [T, 1, head_dim / 2].
+
+    Returns:
+        q [T, heads, head_dim]; k and v [T, kv_heads, head_dim].
+    """
+    return torch_forms.head_norm_rope(qkv, kv_heads, norms, rope)

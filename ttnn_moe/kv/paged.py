@@ -1,0 +1,157 @@
+"""A KV cache in pages: a row takes as many as it needs and gives them back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ..choice import why_not_kernels
+from ..cuda.attention import prefill
+from ..cuda.attention.memory import Memory, why_not_heads
+from ..errors import RequestError
+from ..sizes import ceil_div
+from . import torch_forms
+from .attention import decode_attention, norm_rope_write, prefill_attention
+from .cache import CacheSizes, FusedWrite, HeadNorms, RowCache
+from .pages import PagePool
+from .step import DecodeStep, Span, Step
+from .transfer import to_device
+
+PAGE = 64
+"""Tokens of a page: what the attention kernels take at a time."""
+
+
+class PagedCache(RowCache, FusedWrite):
+    """Keys and values in pages, in the model's dtype. The dummy row's tokens go to page 0, which nobody reads.
+
+    Args:
+        sizes: of the model.
+        rows: sequences at a time.
+        capacity: tokens of each, at most; rounded up to whole pages.
+        pages: of all rows together.
+        page: tokens of a page: a power of two, at least 16.
+
+    Attributes:
+        k, v: [layers, 1 + pages, kv_heads, page, head_dim].
+        layers: the same, layer by layer. Tensor maps are kept with these tensors, so they are made once.
+        table: [rows + 1, capacity / page] int32 on the device: the pages of each row, in order; 0 past them.
+
+    Raises:
+        RequestError: sizes below 1, or a page of another size.
+    """
+
+    def __init__(self, sizes: CacheSizes, rows: int, capacity: int, pages: int, page: int = PAGE):
+        if min(rows, capacity, pages) < 1:
+            got = f"rows={rows}, capacity={capacity}, pages={pages}"
+            raise RequestError("a cache needs room", got=got, expected="1 or more")
+        if page < 16 or page & (page - 1):
+            raise RequestError("a page has the wrong size", got=page, expected="a power of two, at least 16")
+        shape = (sizes.layers, 1 + pages, sizes.kv_heads, page, sizes.head_dim)
+        # zeros: a masked value still counts as 0 * value, which must not be NaN
+        self.k = torch.zeros(shape, dtype=sizes.dtype, device=sizes.device)
+        self.v = torch.zeros(shape, dtype=sizes.dtype, device=sizes.device)
+        self.layers = list(zip(self.k, self.v, strict=True))
+        self.sizes, self.page, self.pool = sizes, page, PagePool(pages)
+        most = self.needed(capacity)
+        self.rows, self.capacity, self.spare = rows, most * page, rows
+        self.table = torch.zeros(rows + 1, most, dtype=torch.int32, device=sizes.device)
+        self.lengths = [0] * (rows + 1)
+        self._own: list[list[int]] = [[] for _ in range(rows + 1)]
+
+    @classmethod
+    def within(
+        cls, sizes: CacheSizes, rows: int, capacity: int, memory: int | None = None, page: int | None = None
+    ) -> PagedCache:
+        """A cache of as many pages as `memory` bytes hold, but no more than its rows can use.
+
+        Args:
+            memory: default: 4 GiB, on a GPU four fifths of what is free. page: default: PAGE.
+
+        Raises:
+            RequestError: as the class; memory for less than one page.
+        """
+        page = PAGE if page is None else page
+        if page < 1:
+            raise RequestError("a page has the wrong size", got=page, expected="a power of two, at least 16")
+        one = cls.page_bytes(sizes, page)
+        if memory is None:
+            cuda = sizes.device.type == "cuda"
+            memory = torch.cuda.mem_get_info(sizes.device)[0] // 5 * 4 if cuda else 4 << 30
+        if memory < one:
+            raise RequestError(
+                "the memory holds no page of keys and values",
+                got=f"{memory:,} bytes",
+                expected=f"at least {one:,} (of {page} tokens)",
+                remedy="give more memory",
+            )
+        return cls(sizes, rows, capacity, min(rows * ceil_div(capacity, page), memory // one), page)
+
+    @staticmethod
+    def page_bytes(sizes: CacheSizes, page: int = PAGE) -> int:
+        """Bytes of one page in all layers, keys and values."""
+        return 2 * sizes.layers * sizes.kv_heads * sizes.head_dim * page * sizes.dtype.itemsize
+
+    @property
+    def total(self) -> int:
+        return self.pool.n
+
+    @property
+    def free(self) -> int:
+        return self.pool.free
+
+    def needed(self, tokens: int) -> int:
+        return ceil_div(tokens, self.page)
+
+    def open(self, row: int, tokens: int) -> None:
+        assert not self._own[row]
+        own = self._own[row] = self.pool.take(self.needed(tokens))
+        self.lengths[row] = 0
+        padding = [0] * (self.table.shape[1] - len(own))
+        self.table[row] = to_device(own + padding, self.sizes.device)
+
+    def close(self, row: int) -> None:
+        self.pool.give(self._own[row])
+        self._own[row] = []
+
+    def room(self, row: int) -> int:
+        return len(self._own[row]) * self.page
+
+    def write(self, layer: int, k: Tensor, v: Tensor, step: Step) -> None:
+        torch_forms.keep(self._memory(layer, step), k, v)
+
+    def norm_rope_write(
+        self, layer: int, qkv: Tensor, norms: HeadNorms, rope: tuple[Tensor, Tensor], step: Step
+    ) -> Tensor | None:
+        """See FusedWrite."""
+        return norm_rope_write(qkv, norms, rope, self._memory(layer, step))
+
+    def attend(self, layer: int, q: Tensor, step: Step) -> Tensor:
+        if isinstance(step, DecodeStep):
+            return decode_attention(q, self._memory(layer, step), step.bound)
+        out, own = None, step.decoding
+        if own is not None:
+            out, n = torch.empty_like(q), len(own.rows)
+            decode_attention(q[:n], self._memory(layer, own), own.bound, out[:n])
+        # over the padding of the tokens that decode
+        return prefill_attention(q, self._memory(layer, step), step.spans, step.plan, out)
+
+    def why_not_captured(self) -> str | None:
+        sizes = self.sizes
+        return why_not_kernels(sizes.device, sizes.dtype) or why_not_heads(sizes.heads, sizes.kv_heads, sizes.head_dim)
+
+    def plan(self, spans: Sequence[Span]) -> list[int]:
+        if self.why_not_captured() is not None:
+            return []
+        return prefill.tiles_of(((span.first, span.n, span.past, span.row) for span in spans), self._queries)
+
+    def plan_words(self, tokens: int, sequences: int) -> int:
+        return 0 if self.why_not_captured() is not None else 4 * (tokens // self._queries + sequences)
+
+    def _memory(self, layer: int, step: Step) -> Memory:
+        return Memory(*self.layers[layer], step.rows, step.positions, step.num_tokens, self.table)
+
+    @property
+    def _queries(self) -> int:
+        return prefill.queries_of(self.sizes.head_dim, self.sizes.dtype.itemsize)
