@@ -160,6 +160,12 @@ def why(
     dtype: Dtype = "bf16",
     backend: Annotated[str, typer.Option(help="A backend, or auto: the first that can.")] = "auto",
     device: Annotated[str, typer.Option(help="Where the tensors are: cuda or cpu.")] = "cuda",
+    operators: Annotated[
+        bool, typer.Option("--operators", help="Also the other operators of a decoder layer.")
+    ] = False,
+    heads: Annotated[int, typer.Option(help="With --operators: query heads.")] = 32,
+    kv_heads: Annotated[int, typer.Option(help="With --operators: key and value heads.")] = 4,
+    head_dim: Annotated[int, typer.Option(help="With --operators: size of a head.")] = 128,
 ) -> None:
     """Show what runs a layer's sizes on this machine, with which kernels, and why nothing else does. Needs no GPU."""
     from . import explain
@@ -167,7 +173,12 @@ def why(
 
     kind = _dtype(dtype, "bf16", "fp16", "fp32")
     problems = [Problem(T, experts, topk, hidden, intermediate, kind, device=device) for T in _tokens(tokens)]
-    explain.print_moe(problems, backend, Console())
+    console = Console()
+    explain.print_moe(problems, backend, console)
+    if operators:
+        explain.print_operators(
+            _tokens(tokens), hidden, heads, kv_heads, head_dim, experts, topk, kind, device, console
+        )
 
 
 def _tokens(text: str) -> list[int]:

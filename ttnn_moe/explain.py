@@ -1,13 +1,14 @@
-"""`ttnn-moe why`: what runs a layer's sizes here, and for each other backend why it does not, as tables."""
+"""`ttnn-moe why`: what runs a layer's sizes here, and why nothing else does, as tables."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
+import torch
 from rich.console import Console
 from rich.markup import escape
 
-from . import registry
+from . import decoder, registry
 from .contract import Problem
 from .tables import print_table
 
@@ -28,3 +29,34 @@ def print_moe(problems: Iterable[Problem], backend: str, console: Console) -> No
         title = f"MoE layer, {' '.join(f'T={problem.T}' for problem in same)}"
         rows = [(row.backend, VERDICTS[row.verdict], escape(row.words)) for row in why.rows]
         print_table(console, title if why.chosen else f"{title}: nothing runs it here", COLUMNS, rows)
+
+
+def print_operators(
+    tokens: Iterable[int],
+    H: int,
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    E: int,
+    K: int,
+    dtype: torch.dtype,
+    device: str,
+    console: Console,
+) -> None:
+    """The other operators of a decoder layer: one table for each answer. Arguments as decoder.why."""
+    here = torch.device(device if device != "cuda" or torch.cuda.is_available() else "cpu")
+    answers: dict[tuple[decoder.Why, ...], list[int]] = {}
+    for T in tokens:
+        answers.setdefault(tuple(decoder.why(T, H, heads, kv_heads, head_dim, E, K, dtype, here)), []).append(T)
+    for rows, same in answers.items():
+        title = f"Other operators of a decoder layer, {' '.join(f'T={T}' for T in same)}"
+        cells = [(row.operator, escape(row.runs), escape(_refused(row))) for row in rows]
+        print_table(console, title, ("operator", "runs on", "and not on"), cells)
+
+
+def _refused(row: decoder.Why) -> str:
+    """Families with one reason together."""
+    by_reason: dict[str, list[str]] = {}
+    for family, reason in row.refused:
+        by_reason.setdefault(reason, []).append(family)
+    return "; ".join(f"{' / '.join(families)}: {reason}" for reason, families in by_reason.items())

@@ -309,5 +309,5 @@ class Qwen3Moe(nn.Module):
                     "ids out of range", got=f"{low} .. {high}", expected=f"0 .. {self.config.vocab_size - 1}"
                 )
         rows, positions = (torch.arange(n, device=ids.device) for n in (B, S))
-        step = PrefillStep(rows.repeat_interleave(S), positions.repeat(B), logits_at=None, spans=())
+        step = PrefillStep(rows.repeat_interleave(S), positions.repeat(B), S, logits_at=None, spans=())
         return Uncached(B, S), step

@@ -10,7 +10,9 @@ import torch
 
 import qwen3_last_layer
 from qwen3_checkpoints import CONFIGS, HAS_TINY, TINY, make, prompts, reference, reference_logits, relative_error
-from ttnn_moe.kv.step import DecodeStep, PrefillStep, Span
+from ttnn_moe.kv.cache import CacheSizes
+from ttnn_moe.kv.paged import PagedCache
+from ttnn_moe.kv.step import DecodeStep, PrefillStep
 from ttnn_moe.models.qwen3 import Engine, Tokenizer, generate, load_model
 from ttnn_moe.models.qwen3.tiny import tasks
 
@@ -147,17 +149,26 @@ def test_an_only_layer_is_the_last(tmp_path: Path) -> None:
 
 def test_steps_that_want_all_logits_or_none_in_particular_run_whole() -> None:
     one, two = torch.tensor([1]), torch.arange(2)
-    assert PrefillStep(two, two, logits_at=None, spans=()).wanted() is None
-    assert PrefillStep(two, two, logits_at=two, spans=()).wanted() is None
-    bounded = PrefillStep(two, two, logits_at=torch.zeros(3, dtype=torch.int64), spans=(), num_wanted=one)
+    assert PrefillStep(two, two, 2, logits_at=None, spans=()).wanted() is None
+    assert PrefillStep(two, two, 2, logits_at=two, spans=()).wanted() is None
+    bounded = PrefillStep(two, two, 2, logits_at=torch.zeros(3, dtype=torch.int64), spans=(), num_wanted=one)
     assert bounded.wanted() is None
-    spans = (Span(0, 0, 1, 5), Span(1, 1, 1, 6))
-    wanted = PrefillStep(two, two + 5, logits_at=one, spans=spans).wanted()
+    wanted = PrefillStep(two, two + 5, 7, logits_at=one, spans=()).wanted()
     assert wanted is not None and wanted.bound == 7 and wanted.num_tokens is None
     assert (wanted.rows.tolist(), wanted.positions.tolist()) == ([1], [6])
-    decoding = DecodeStep(two[:1], two[:1] + 8, bound=9)
-    wanted = PrefillStep(two, two + 5, logits_at=one, spans=spans[1:], decoding=decoding, num_wanted=one[0]).wanted()
-    assert wanted is not None and wanted.bound == 9 and wanted.num_tokens == 1
+    wanted = PrefillStep(two, two + 5, 7, logits_at=one, spans=(), num_wanted=one[0]).wanted()
+    assert wanted is not None and wanted.num_tokens == 1
+
+
+def test_every_position_of_a_prefill_is_below_its_bound() -> None:
+    cache = PagedCache(CacheSizes(1, 1, 1, 16, torch.float32, torch.device("cpu")), rows=2, capacity=64, pages=8)
+    cache.open(0, 20)
+    cache.open(1, 20)
+    assert cache.prefill([(0, 5)], [4]).bound == 5
+    step = cache.prefill([(0, 2)], [1])
+    assert (step.bound, step.positions.tolist(), step.decoding) == (7, [5, 6], None)
+    step = cache.prefill([(1, 3)], [2], decoding=[(0, 7)])
+    assert step.bound == 8 and step.decoding is not None and step.decoding.bound == 8
 
 
 def test_rows_past_num_tokens_do_not_reach_the_others(tmp_path: Path) -> None:

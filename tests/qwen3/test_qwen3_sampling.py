@@ -195,6 +195,16 @@ def test_steps_launched_ahead_give_the_same_tokens(model: Qwen3Moe, seed: int) -
     assert "launch 21" not in seen
 
 
+def test_prompts_that_follow_each_other_are_launched_before_first_tokens_are_read(model: Qwen3Moe) -> None:
+    engine, seen = Engine(model, 3, 32), []
+    engine.scheduler.runner, engine.scheduler.ahead = RunnerAhead(model, engine.cache, seen), True
+    texts = prompts([5, 5, 5])
+    got = generate(model, texts, max_new_tokens=1, stop_ids=(), engine=engine, prefill_chunk=5)
+    assert seen == ["launch 1", "launch 2", "read 1", "launch 3", "read 2", "read 3"]
+    assert got.tokens == generate(model, texts, max_new_tokens=1, stop_ids=()).tokens
+    assert engine.scheduler.chunk != 5 and got.stats.decode_steps == 0 and got.stats.first_token_s > 0
+
+
 def test_stop_tokens_of_the_config_are_the_default(model: Qwen3Moe) -> None:
     assert model.config.eos_token_ids == (5,)
     text = prompts([6])

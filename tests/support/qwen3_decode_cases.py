@@ -189,7 +189,7 @@ def test_the_bundled_checkpoint_says_what_the_reference_says() -> None:
 class TestOnAGpu:
     def test_a_step_waits_for_nothing_and_allocates_nothing(self, pair: tuple[Qwen3Moe, Qwen3Moe]) -> None:
         ours = pair[0]
-        engine = Engine(ours, 4, 32)
+        engine = Engine(ours, 4, 32, page=16)
         seen: list[tuple[int, int]] = []
         engine.capture(lambda done, total: seen.append((done, total)))
         assert seen == [(i, 7) for i in range(8)], "steps of 128 and 64 tokens, each twice, and buckets 4, 2 and 1"

@@ -143,3 +143,14 @@ def test_rows_say_the_same_as_the_lines() -> None:
 def test_the_command_refuses_what_is_no_number() -> None:
     with pytest.raises(ContractError, match="numbers like"):
         CliRunner().invoke(app, ["why", "--tokens", "many"], catch_exceptions=False)
+
+
+def test_the_other_operators_of_a_layer_have_a_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    lines = _table(monkeypatch, "--tokens", "1,512", "--device", "cpu", "--operators")
+    at = lines.index("Other operators of a decoder layer, T=1 T=512")
+    assert lines[at + 1].split() == "operator runs on and not on".split()
+    names = ["norm_linear", "norm_rope_write", "decode_attention", "prefill_attention", "linear_add"]
+    rows = [line.split() for line in lines[at + 2 :]]
+    assert [row[0] for row in rows] == [*names, "norm_route", "route", "rms_norm"]
+    assert all("torch" in row and "the tensor is not on a CUDA device" in " ".join(row) for row in rows)

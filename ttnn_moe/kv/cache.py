@@ -130,14 +130,15 @@ class RowCache(ABC):
         # one copy: a GPU waits for each
         words = torch.cat((*rows, *positions, wanted)).to(device)
         plan = self.plan(spans)
-        bound = 1 + max((position for _, position in decoding), default=0)
+        decoded = 1 + max((position for _, position in decoding), default=-1)
         return PrefillStep(
             rows=words[:T],
             positions=words[T : 2 * T],
+            bound=max([decoded, *(span.past + span.n for span in spans)]),
             logits_at=words[2 * T :],
             spans=tuple(spans),
             plan=torch.tensor(plan, dtype=torch.int32).to(device) if plan else None,
-            decoding=DecodeStep(words[:n], words[T : T + n], bound) if n else None,
+            decoding=DecodeStep(words[:n], words[T : T + n], decoded) if n else None,
         )
 
     def spans(self, chunks: Sequence[tuple[int, int]], first: int = 0) -> list[Span]:

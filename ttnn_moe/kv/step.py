@@ -51,6 +51,7 @@ class PrefillStep:
 
     Attributes:
         rows, positions: [T] int64, as in DecodeStep; a row may stand many times.
+        bound: every position is below it.
         logits_at: [R] int64, the tokens whose logits are wanted. None: all T.
         spans: the sequences, on the host; empty in a captured step, where `plan` says it all.
         plan: int32 words on the device that the cache's attention reads; the cache's own format. None: it needs none.
@@ -61,6 +62,7 @@ class PrefillStep:
 
     rows: Tensor
     positions: Tensor
+    bound: int
     logits_at: Tensor | None
     spans: tuple[Span, ...]
     plan: Tensor | None = None
@@ -76,9 +78,7 @@ class PrefillStep:
         at = self.logits_at
         if at is None or len(at) >= len(self.rows):
             return None
-        decoding = 0 if self.decoding is None else self.decoding.bound
-        bound = max((decoding, *(span.past + span.n for span in self.spans)))
-        return DecodeStep(self.rows[at], self.positions[at], bound, self.num_wanted)
+        return DecodeStep(self.rows[at], self.positions[at], self.bound, self.num_wanted)
 
 
 Step = DecodeStep | PrefillStep

@@ -51,7 +51,7 @@ class CapturedRunner:
         if n:
             self.steps.advance(tokens[:n])
         if whole:
-            positions, rows = [len(request.prompt) for request in whole], [request.row for request in whole]
+            positions, rows = [request.length for request in whole], [request.row for request in whole]
             self.steps.join(tokens[n:], positions, rows)
         return landing
 

@@ -48,7 +48,7 @@ class Engine:
         capacity: tokens of one request, prompt and new ones; default: the model's context.
         memory: bytes for keys and values; default: as many as rows of this capacity take, but at most 4 GiB, on a GPU
             four fifths of what is free.
-        page: tokens of a page: a power of two, at least 16; default: 64.
+        page: tokens of a page; default: the format's. PagedCache takes a power of two, at least 16.
         prefill_chunk: prompt tokens of a step, at most; default: 256, on a GPU 2048 less a token of each row.
         max_waiting: requests that may wait; more are refused. Default: any number.
         tokenizer: to get text with the tokens.
@@ -232,7 +232,7 @@ class Engine:
 
     def _accept(self, request: Request) -> None:
         request.number = next(self._numbers)
-        self.stats.prompt_tokens += len(request.prompt)
+        self.stats.prompt_tokens += request.length
         self._requests[request.number] = request
         self.scheduler.waiting.append(request)
 
@@ -285,8 +285,8 @@ class Engine:
 
     def _check_room(self, request: Request) -> None:
         """Refuse what could never run."""
-        asked = f"{len(request.prompt)} tokens and {request.max_new_tokens} new ones"
-        if len(request.prompt) + request.max_new_tokens > self.capacity:
+        asked = f"{request.length} tokens and {request.max_new_tokens} new ones"
+        if request.length + request.max_new_tokens > self.capacity:
             raise RequestError(
                 "the request is too long for a row of the engine",
                 got=asked,

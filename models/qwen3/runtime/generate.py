@@ -115,7 +115,7 @@ def _drain(
         engine = engine_for(model, [request.prompt for request in requests], requests[0].max_new_tokens)
     scheduler, before = engine.scheduler, replace(engine.stats)
     usual = scheduler.chunk
-    stats.prompt_tokens = sum(len(request.prompt) for request in requests)
+    stats.prompt_tokens = sum(request.length for request in requests)
     first = set(range(len(requests)))  # sequences without a token
     with engine.run(requests) as tokens:
         scheduler.chunk = usual if chunk is None else chunk

@@ -86,6 +86,7 @@ class PrefillGraphs:
         step = PrefillStep(
             rows,
             positions,
+            bound,
             logits_at=ends,
             spans=(),
             plan=counts[4:],

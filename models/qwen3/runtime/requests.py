@@ -112,15 +112,20 @@ class Request:
     streamed: bool = False
     unread: deque[Token] = field(default_factory=deque)
 
+    @cached_property
+    def length(self) -> int:
+        """Tokens of the prompt."""
+        return len(self.prompt)
+
     @property
     def tokens(self) -> int:
         """Tokens that the cache keeps of it: the last new one is never fed."""
-        return len(self.prompt) + self.max_new_tokens - 1
+        return self.length + self.max_new_tokens - 1
 
     @property
     def position(self) -> int:
         """Position of the new token that is fed next."""
-        return len(self.prompt) + self.launched - 1
+        return self.length + self.launched - 1
 
     @cached_property
     def generator(self) -> torch.Generator:

@@ -86,7 +86,7 @@ class Scheduler:
         if request.row < 0:
             self.waiting.remove(request)
             return
-        if request.filled < len(request.prompt):
+        if request.filled < request.length:
             self.filling.remove(request)
         self.cache.close(request.row)
         self.free_rows.append(request.row)
@@ -133,7 +133,7 @@ class Scheduler:
             chunks.append((request.row, n))
             left -= n
             request.filled += n
-            if request.filled == len(request.prompt):
+            if request.filled == request.length:
                 ends.append(self.chunk - left - 1)
                 whole.append(self.filling.popleft())
         going = self.decoding
