@@ -62,8 +62,8 @@ def device_of(device: torch.device | str | None, backend: str) -> torch.device:
         raise RequestError(f"no device {device} here", got=str(error).splitlines()[0], remedy="use cpu") from error
 
 
-def randomize(model: Qwen3Moe, seed: int = 0, std: float = 0.02) -> None:
-    """Fill the weights in place: norms with 1, biases with 0, all else from a normal distribution."""
+def randomize(model: Qwen3Moe, seed: int = 0) -> None:
+    """Fill the weights in place: norms with 1, biases with 0, all else from N(0, 0.02^2)."""
     generator = torch.Generator(model.device).manual_seed(seed)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -72,7 +72,7 @@ def randomize(model: Qwen3Moe, seed: int = 0, std: float = 0.02) -> None:
             elif name.endswith("bias"):
                 parameter.zero_()
             else:
-                parameter.normal_(0, std, generator=generator)
+                parameter.normal_(0, 0.02, generator=generator)
 
 
 def dtype_of(dtype: torch.dtype | str | None) -> torch.dtype | None:

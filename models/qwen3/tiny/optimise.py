@@ -13,6 +13,7 @@ from .batches import LENGTHS, token_weights
 from .network import CONFIG, Network
 
 WARM_UP = 0.02
+WEIGHT_DECAY = 0.1
 # from this part of the training on: the shares of LENGTHS. A model learns to attend to a key much sooner among few keys
 CURRICULUM: tuple[tuple[float, tuple[float, ...]], ...] = (
     (0.0, (1.0,)),
@@ -55,7 +56,7 @@ class Stepper:
         graphs: capture a CUDA graph for each shape of batch.
     """
 
-    def __init__(self, network: Network, compile_blocks: bool, graphs: bool, weight_decay: float = 0.1):
+    def __init__(self, network: Network, compile_blocks: bool, graphs: bool):
         self.network, self.graphs = network, graphs
         self.device = next(network.parameters()).device
         on_cuda = self.device.type == "cuda"
@@ -69,7 +70,7 @@ class Stepper:
         # a tensor, so that a captured step reads its present value
         self.rate = torch.zeros((), device=self.device)
         self.optimizer = torch.optim.AdamW(
-            [{"params": matrices, "weight_decay": weight_decay}, {"params": vectors, "weight_decay": 0.0}],
+            [{"params": matrices, "weight_decay": WEIGHT_DECAY}, {"params": vectors, "weight_decay": 0.0}],
             lr=self.rate,
             betas=(0.9, 0.98),
             fused=True,
