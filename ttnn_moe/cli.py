@@ -189,11 +189,11 @@ def _tokens(text: str) -> list[int]:
 
 
 def _dtype(name: str, *able: str) -> torch.dtype:
-    import torch
+    from .bench.layer import DTYPES
 
     if name not in able:
         raise ContractError("unknown dtype", got=repr(name), expected=f"one of {list(able)}")
-    return {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}[name]
+    return DTYPES[name]
 
 
 @app.command()

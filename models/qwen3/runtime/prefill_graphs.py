@@ -47,20 +47,11 @@ class PrefillGraphs:
         pool: memory pool of the graphs; None without CUDA, where the operators run again.
         tokens: of a step, at most, and no more than the cache holds; default: that.
         decoding: rows that decode meanwhile, at most; default: 0.
-        sequences: of a step, at most; default: the cache's rows, but at most SEQUENCES.
     """
 
-    def __init__(
-        self,
-        model: LanguageModel,
-        cache: RowCache,
-        pool: Any,
-        tokens: int | None = None,
-        decoding: int = 0,
-        sequences: int | None = None,
-    ):
+    def __init__(self, model: LanguageModel, cache: RowCache, pool: Any, tokens: int | None = None, decoding: int = 0):
         self.model, self.cache, self.pool, self.decoding = model, cache, pool, decoding
-        self._sequences = sequences or min(cache.rows, SEQUENCES)
+        self._sequences = min(cache.rows, SEQUENCES)
         held = cache.rows * cache.capacity
         largest = max(SMALLEST, min(LARGEST, power_of_2(min(tokens or held, held))))
         self.sizes = sizes_to(largest)
