@@ -96,6 +96,13 @@ def find(here: Gpu, name: str | None = None) -> Arch | None:
     )
 
 
+def why_not_hopper(device: torch.device) -> str | None:
+    """Why the kernels of gpu_kernels/cuda/sm90 do not run on a device; None: they do."""
+    if device.type != "cuda" or gpu(device).capability != (9, 0):
+        return "the device is no GPU of compute capability 9.0"
+    return build.why_not()
+
+
 @dataclass(frozen=True)
 class Target:
     """What kernels are chosen for.

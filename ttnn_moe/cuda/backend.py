@@ -8,7 +8,6 @@ With TRITON_INTERPRET=1 the Triton kernels run on the CPU, in fp16 and fp32, slo
 from __future__ import annotations
 
 import importlib.util
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -20,11 +19,9 @@ from .device import gpus, interpreted, on
 from .moe import triton_launch
 from .moe.families import choose
 from .moe.family import Call
+from .moe.prepared import PreparedCuda
 from .moe.run import run
 from .moe.steps import step_rows, step_tiles
-
-if TYPE_CHECKING:
-    from .moe.prepared import PreparedCuda
 
 MIN_CAPABILITY = (8, 0)
 
@@ -71,8 +68,6 @@ class CudaBackend:
         return Numerics(activation=problem.dtype, expert_out=problem.dtype if rounds else None)
 
     def prepare(self, problem: Problem, experts: Experts, placement: Placement | None) -> PreparedCuda:
-        from .moe.prepared import PreparedCuda
-
         return PreparedCuda(problem, experts, placement)
 
     def moe(self, hidden: Tensor, routing: Routing, experts: Experts, out: Tensor, accumulate: bool) -> None:
