@@ -6,6 +6,7 @@ The numbers were found by benchmarks/tune_triton.py on an H200; on other GPUs th
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from ...contract import Problem
 from ...sizes import power_of_2
@@ -24,6 +25,11 @@ class TritonTile:
     k: int
     warps: int
     stages: int
+
+    @cached_property
+    def options(self) -> dict[str, int]:
+        """The tile as a kernel's launch takes it."""
+        return {"BLOCK_N": self.n, "BLOCK_K": self.k, "num_warps": self.warps, "num_stages": self.stages}
 
 
 @dataclass(frozen=True)
