@@ -19,7 +19,7 @@ def why_not(q: Tensor, memory: Memory) -> str | None:
 
 
 def launch(q: Tensor, memory: Memory, out: Tensor | None = None) -> Tensor:
-    """Attention of q [T, heads, head_dim] to the keys 0 .. position of each row. Lengths are read on the device."""
+    """Attention of q [T, heads, head_dim] to the keys 0 .. position of each row. The kernel reads the positions."""
     from ttnn_moe.gpu_kernels.triton import decode_attention as kernel
     from ttnn_moe.gpu_kernels.triton.merge_attention import merge_attention
 
