@@ -1,8 +1,8 @@
-"""The CUDA backend: the first family of kernels that can runs, on sm_80 and newer.
+"""The CUDA backend, for sm_80 and newer: the first family of kernels that can run a call runs it.
 
-Nothing waits for the GPU, everything is capturable.
+No call waits for the GPU, and a CUDA graph can capture every call.
 
-With TRITON_INTERPRET=1 the Triton kernels run on the CPU, in fp16 and fp32, slowly: for tests and debugging.
+With TRITON_INTERPRET=1 the Triton kernels run on the CPU, slowly, in fp16 and fp32. Use it for testing only.
 """
 
 from __future__ import annotations

@@ -82,5 +82,5 @@ def _launch(
 
 
 def spec_of(dtype: torch.dtype, page: int, group: int) -> spec.Spec:
-    """The kernel for pages of so many keys (0: dense), and so many query heads for each key/value head."""
+    """The kernel for pages of `page` keys (0: dense) and `group` query heads for each key/value head."""
     return spec.Spec.of("sm90/prefill_attention", HOPPER.name, FP16=dtype == torch.float16, PAGE=page, GROUP=group)

@@ -97,6 +97,6 @@ def _launch(
 
 
 def spec_of(splits: int, dtype: torch.dtype, norm: bool, add: bool, rows: int) -> spec.Spec:
-    """The kernel for sums of 512 * splits elements and at most so many rows."""
+    """The kernel for sums of 512 * splits elements and at most `rows` rows."""
     fp16 = dtype == torch.float16
     return spec.Spec.of("sm90/decode_linear", HOPPER.name, SPLITS=splits, MAX_T=rows, FP16=fp16, NORM=norm, ADD=add)

@@ -91,7 +91,7 @@ class Sorted(CudaCpp[SortedPlan[TileT]]):
 
     @abstractmethod
     def bind_products(self, plan: SortedPlan[TileT], uses: tuple[Use, ...], device: int) -> tuple[Launch, ...]:
-        """Their launches with everything but addresses."""
+        """The launches of these kernels, with everything but addresses."""
 
     @abstractmethod
     def launch_products(
@@ -114,7 +114,7 @@ class Sorted(CudaCpp[SortedPlan[TileT]]):
         return SortedPlan(problem, arch, self.tile(problem, arch), sort.choose(problem, arch))
 
     def scratch(self, plan: SortedPlan[TileT]) -> tuple[Buffer, ...]:
-        """Activations, expert outputs, words of the sort (for the smallest tiles, so that they grow with T)."""
+        """Activations, expert outputs, words of the sort. The words suffice for the smallest tiles: they grow with T."""
         problem = plan.problem
         P, E, dtype = problem.T * problem.K, local_experts(problem), problem.dtype
         words = Words.of(P, E, min(plan.tile.max_n, LEAST_TILE)).count

@@ -38,7 +38,7 @@ def target(name: str | None) -> Arch:
 def specs_of(
     tokens: Iterable[int], E: int, K: int, H: int, I: int, dtype: torch.dtype, arch: Arch = HOPPER
 ) -> list[Spec]:
-    """What calls of up to the given numbers of tokens launch, in the order of first use; int32 and int64 ids.
+    """The kernels of calls of these numbers of tokens, in the order of first use; for int32 and int64 ids.
 
     Raises:
         ContractError: these kernels do not serve the sizes.
@@ -55,7 +55,7 @@ def specs_of(
 
 
 def warm_up(specs: list[Spec], store: Store | None = None) -> int:
-    """Compile what the store lacks, with a progress bar; the number of kernels that were compiled.
+    """Compile the kernels that the store lacks, with a progress bar; returns their number.
 
     Raises:
         BackendUnavailable: NVRTC is not here.
