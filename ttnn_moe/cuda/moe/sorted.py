@@ -114,7 +114,7 @@ class Sorted(CudaCpp[SortedPlan[TileT]]):
         return SortedPlan(problem, arch, self.tile(problem, arch), sort.choose(problem, arch))
 
     def scratch(self, plan: SortedPlan[TileT]) -> tuple[Buffer, ...]:
-        """Activations, expert outputs, words of the sort. The words suffice for the smallest tiles: they grow with T."""
+        """Activations, expert outputs, words of the sort. Words for the smallest tiles grow with T."""
         problem = plan.problem
         P, E, dtype = problem.T * problem.K, local_experts(problem), problem.dtype
         words = Words.of(P, E, min(plan.tile.max_n, LEAST_TILE)).count
