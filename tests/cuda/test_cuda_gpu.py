@@ -8,10 +8,11 @@ import pytest
 import torch
 
 import ttnn_moe
+from assertions import assert_close
 from cuda_layers import assert_same_bits, random_experts, random_routing, replays
-from numerics import assert_close, poisoned
-from oracle import oracle
 from ttnn_moe import Experts, Problem, Routing, registry
+from ttnn_moe.selfcheck.bounds import poisoned
+from ttnn_moe.selfcheck.oracle import oracle
 
 pytestmark = [
     pytest.mark.gpu,

@@ -25,9 +25,9 @@ from hf_models import (
     run_with,
     transformers,
 )
-from numerics import token_errors
 from paths import TINY
 from ttnn_moe.hf.inference import BackwardRefused
+from ttnn_moe.selfcheck.bounds import token_errors
 
 
 @pytest.fixture(autouse=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cases import CASES
+from ttnn_moe.selfcheck.edges import CASES
 
 NAMES = [
     "any_partition",
