@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from processes import run_python
 from ttnn_moe import BackendUnavailable, Problem, registry
 from ttnn_moe.backend import Backend, Probe
 from ttnn_moe.reference import ReferenceBackend
@@ -107,9 +108,5 @@ def test_nothing_can_run_it() -> None:
 
 def test_backends_load_when_first_asked_for() -> None:
     """Importing the package imports no backend."""
-    import subprocess
-    import sys
-
     code = "import sys, ttnn_moe; print([m for m in sys.modules if m in ('ttnn_moe.reference', 'triton', 'ttnn')])"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
+    assert run_python("-c", code).stdout.strip() == "[]"

@@ -9,7 +9,7 @@ import torch
 
 pytest.importorskip("triton")
 
-from pytest_process import run_interpreted, run_pytest
+from processes import run_interpreted, run_pytest
 from triton_offline import BF16, F16, F32, I32, I64, SHARED_KIB, compile_kernel
 from ttnn_moe.cuda.attention import decode, prefill
 from ttnn_moe.cuda.attention.memory import within
