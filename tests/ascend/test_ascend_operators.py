@@ -41,21 +41,10 @@ def test_init_routing_as_in_its_page(npu: Any) -> None:
     x = torch.randn(1, h)
     ids = torch.randint(0, 226, (1, k), dtype=torch.int32)
     scale = torch.randn(1)
-    rows, index, counts, scales = npu.npu_moe_init_routing_v2(
-        x,
-        ids,
-        scale=scale,
-        offset=None,
-        active_num=475,
-        expert_capacity=-1,
-        expert_num=226,
-        drop_pad_mode=0,
-        expert_tokens_num_type=1,
-        expert_tokens_num_flag=True,
-        active_expert_range=[start, end],
-        quant_mode=-1,
-        row_idx_type=0,
-    )
+    counted = {"expert_tokens_num_type": 1, "expert_tokens_num_flag": True, "row_idx_type": 0}
+    kept = {"active_num": 475, "expert_capacity": -1, "expert_num": 226, "active_expert_range": [start, end]}
+    plain = {"offset": None, "drop_pad_mode": 0, "quant_mode": -1}
+    rows, index, counts, scales = npu.npu_moe_init_routing_v2(x, ids, scale=scale, **kept, **counted, **plain)
     listed = ids[0].tolist()
     order = sorted((i for i in range(k) if start <= listed[i] < end), key=lambda i: (listed[i], i))
     n = len(order)
@@ -73,15 +62,9 @@ def test_init_routing_of_all_experts(npu: Any, kind: int) -> None:
     """Written out by hand: ids [[2, 0], [0, 2], [1, 2]]."""
     x = torch.tensor([[1.0], [2.0], [3.0]])
     ids = torch.tensor([[2, 0], [0, 2], [1, 2]], dtype=torch.int32)
+    counted = {"expert_tokens_num_type": kind, "expert_tokens_num_flag": True, "row_idx_type": kind}
     rows, index, counts, _ = npu.npu_moe_init_routing_v2(
-        x,
-        ids,
-        active_num=6,
-        expert_num=4,
-        expert_tokens_num_type=kind,
-        expert_tokens_num_flag=True,
-        active_expert_range=[0, 4],
-        row_idx_type=kind,
+        x, ids, active_num=6, expert_num=4, active_expert_range=[0, 4], **counted
     )
     assert rows.flatten().tolist() == [1, 2, 3, 1, 2, 3]
     assert index.tolist() == ([3, 0, 1, 4, 2, 5] if kind == 0 else [1, 2, 4, 0, 3, 5])
@@ -105,22 +88,17 @@ def test_grouped_matmul_of_groups_of_rows(npu: Any, kind: int, listed: list[int]
     """By hand: rows 0 and 1 through weight 0, row 2 through weight 2; running sums and counts say the same."""
     x = torch.tensor([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]])
     weight = torch.tensor([[[1.0], [1.0]], [[9.0], [9.0]], [[10.0], [1.0]]])
-    (y,) = npu.npu_grouped_matmul(
-        [x], [weight], group_list=torch.tensor(listed), split_item=2, group_type=0, group_list_type=kind
-    )
-    assert y.tolist() == [[3.0], [7.0], [56.0]]
-    (y,) = npu.npu_grouped_matmul(
-        [x],
-        [weight],
-        group_list=torch.tensor([1, 1, 2] if kind == 0 else [1, 0, 1]),
-        split_item=2,
-        group_type=0,
-        group_list_type=kind,
-    )
+
+    def product(groups: list[int]) -> Tensor:
+        options = {"split_item": 2, "group_type": 0, "group_list_type": kind}
+        (y,) = npu.npu_grouped_matmul([x], [weight], group_list=torch.tensor(groups), **options)
+        return y
+
+    assert product(listed).tolist() == [[3.0], [7.0], [56.0]]
+    y = product([1, 1, 2] if kind == 0 else [1, 0, 1])
     assert y[:2].tolist() == [[3.0], [34.0]] and bool(y[2].isnan()), "the last row is in no group"
     with pytest.raises(RuntimeError, match="has 3 rows"):
-        long = torch.tensor([1, 1, 4] if kind == 0 else [1, 1, 2])
-        npu.npu_grouped_matmul([x], [weight], group_list=long, split_item=2, group_type=0, group_list_type=kind)
+        product([1, 1, 4] if kind == 0 else [1, 1, 2])
 
 
 def test_swiglu_as_in_its_page(npu: Any) -> None:
