@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import types
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -132,6 +133,20 @@ def _inputs(T: int, E: int, K: int, H: int, I: int):
     return hidden, Routing.from_topk(ids, torch.rand(T, K, generator=g), E), experts
 
 
+def _recording(npu: Any, note: Callable[[str, tuple[Any, ...], dict[str, Any], Any], object]) -> types.SimpleNamespace:
+    """The layer's operators of npu; each tells note its name, its arguments and its result."""
+
+    def recorder(name: str):
+        def call(*args: Any, **kwargs: Any) -> Any:
+            result = getattr(npu, name)(*args, **kwargs)
+            note(name, args, kwargs, result)
+            return result
+
+        return call
+
+    return types.SimpleNamespace(**{name: recorder(name) for name in operators.LAYER})
+
+
 @pytest.mark.parametrize("E", [1, 8])
 @pytest.mark.parametrize("wide", [False, True])
 def test_the_layer_calls_what_was_checked(npu: Any, E: int, wide: bool) -> None:
@@ -139,19 +154,13 @@ def test_the_layer_calls_what_was_checked(npu: Any, E: int, wide: bool) -> None:
     T, K, H, I = 5, 3, 16, 8
     seen: list[tuple[str, dict[str, Any]]] = []
 
-    def recorder(name: str):
+    def note(name: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         positional = [argument.name for argument in getattr(torch.ops.npu, name).default._schema.arguments]
+        seen.append((name, {**dict(zip(positional, args, strict=False)), **kwargs}))
 
-        def call(*args: Any, **kwargs: Any) -> Any:
-            seen.append((name, {**dict(zip(positional, args, strict=False)), **kwargs}))
-            return getattr(npu, name)(*args, **kwargs)
-
-        return call
-
-    recording = types.SimpleNamespace(**{name: recorder(name) for name in operators.LAYER})
     hidden, routing, experts = _inputs(T, E, K, H, I)
     out = torch.empty(T, H, dtype=torch.float32 if wide else torch.bfloat16)
-    run.moe(recording, hidden, routing, weights_of(experts), out, False)
+    run.moe(_recording(npu, note), hidden, routing, weights_of(experts), out, False)
     planned = run.calls(T, E, K, H, I, torch.bfloat16, wide)
     assert [name for name, _ in seen] == [name for name, _ in planned]
     for (name, got), (_, want) in zip(seen, planned, strict=True):
@@ -179,17 +188,11 @@ def test_shapes_at_full_size_through_torch_npus_own_shape_functions(npu: Any) ->
     out = torch.empty(T, H, dtype=torch.bfloat16, device=meta)
     shapes: list[tuple[str, list[tuple[torch.Size, torch.dtype]]]] = []
 
-    def recorder(name: str):
-        def call(*args: Any, **kwargs: Any) -> Any:
-            result = getattr(npu, name)(*args, **kwargs)
-            listed = [result] if isinstance(result, torch.Tensor) else list(result)
-            shapes.append((name, [(tensor.shape, tensor.dtype) for tensor in listed]))
-            return result
+    def note(name: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        listed = [result] if isinstance(result, torch.Tensor) else list(result)
+        shapes.append((name, [(tensor.shape, tensor.dtype) for tensor in listed]))
 
-        return call
-
-    recording = types.SimpleNamespace(**{name: recorder(name) for name in operators.LAYER})
-    run.moe(recording, hidden, routing, weights_of(experts), out, False)
+    run.moe(_recording(npu, note), hidden, routing, weights_of(experts), out, False)
     by_operator = [(name, rows[: 3 if name == limits.ROUTE else 1]) for name, rows in shapes]
     bf16 = torch.bfloat16
     assert by_operator == [
@@ -225,13 +228,11 @@ def test_a_pair_without_an_expert_is_not_multiplied(npu: Any) -> None:
     hidden, routing, experts = _inputs(9, 4, 3, 16, 8)
     ends: list[Tensor] = []
 
-    def spy(*args: Any, group_list: Tensor, **kwargs: Any) -> Any:
-        ends.append(group_list)
-        return npu.npu_grouped_matmul(*args, group_list=group_list, **kwargs)
+    def note(name: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        if name == "npu_grouped_matmul":
+            ends.append(kwargs["group_list"])
 
-    held = {name: getattr(npu, name) for name in operators.LAYER}
-    recording = types.SimpleNamespace(**held | {"npu_grouped_matmul": spy})
-    run.moe(recording, hidden, routing, weights_of(experts), torch.empty_like(hidden), False)
+    run.moe(_recording(npu, note), hidden, routing, weights_of(experts), torch.empty_like(hidden), False)
     valid = int((routing.ids >= 0).sum())
     assert 0 < valid < 27 and [int(end[-1]) for end in ends] == [valid, valid]
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from programs import KERNELS, block, buffer, grid, matmul, pairs, spread, tilize, unary
+from programs import KERNELS, block, buffer, grid, matmul, moved, pairs, spread, tilize, unary
 
-from ttnn_moe.tenstorrent.emulator import ComputeConfig, EmulatedChip, Kernel, Placeholder, Program, Result, run
+from ttnn_moe.tenstorrent.emulator import ComputeConfig, EmulatedChip, Program, Result, run
 
 CHIPS = ("p150", "n150")
 FP32 = ComputeConfig(fp32_dest_acc=True)
@@ -182,14 +182,7 @@ def test_each_core_has_its_own_globals():
     device = EmulatedChip()
     out = device.empty((3, 4), "int32", tiled=False)
     cores = grid(3)
-    kernel = Kernel(
-        "globals.cpp",
-        "reader",
-        cores,
-        [Placeholder("accessor", "out")],
-        common_args=[Placeholder("address", "out")],
-        args={core: [i] for i, core in enumerate(cores)},
-    )
+    kernel = moved("globals.cpp", "reader", "out", cores, {core: [i] for i, core in enumerate(cores)})
     emulate(Program([kernel], [buffer(0, cores)]), device, out=out)
     assert out.read().tolist() == [[12, 14, 16, 18]] * 3
 
