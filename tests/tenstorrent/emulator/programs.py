@@ -40,11 +40,8 @@ def moved(source: str, role: str, tensors: str, cores, args=None, common=(), **m
 
 def corners(columns: int, rows: int = 1) -> list[Placeholder]:
     """NoC coordinates of the grid's first core and of its last."""
-    return [
-        Placeholder(f"noc_{axis}", index=i)
-        for x, y in ((0, 0), (columns - 1, rows - 1))
-        for axis, i in (("x", x), ("y", y))
-    ]
+    places = (("noc_x", 0), ("noc_y", 0), ("noc_x", columns - 1), ("noc_y", rows - 1))
+    return [Placeholder(axis, index=i) for axis, i in places]
 
 
 def unary(
@@ -57,24 +54,16 @@ def unary(
     compute="unary.cpp",
     reader="read_tiles.cpp",
     writer="write_tiles.cpp",
-    config: ComputeConfig = ComputeConfig(),
+    config: ComputeConfig | None = None,
     pages: int = 2,
-    defines=None,
 ) -> Program:
-    """out = f(a), tile by tile; the names of kernels can be those of broken ones."""
-    args = shares(tiles, cores)
+    """out = f(a), tile by tile; the kernels' names may be those of broken ones."""
+    args, config, defines = shares(tiles, cores), config or ComputeConfig(), {"SILU": "1"} if silu else {}
     return Program(
         [
             moved(reader, "reader", "a", cores, args),
             moved(writer, "writer", "out", cores, args),
-            Kernel(
-                compute,
-                "compute",
-                cores,
-                args=args,
-                defines=({"SILU": "1"} if silu else {}) | (defines or {}),
-                config=config,
-            ),
+            Kernel(compute, "compute", cores, args=args, defines=defines, config=config),
         ],
         [buffer(0, cores, fmt, pages), buffer(1, cores, out_fmt, pages)],
     )
