@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from torch import Tensor
 
 import ascend_stand_in
 from command import run
+from own_registry import own_registry
 from processes import run_python
 from ttnn_moe import registry
 from ttnn_moe.selfcheck.bounds import worst_error
@@ -19,12 +21,9 @@ from ttnn_moe.selfcheck.runner import selfcheck
 
 
 @pytest.fixture
-def register(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(registry, "_TARGETS", dict(registry._TARGETS))
-    yield registry.register
-    monkeypatch.undo()
-    for cached in (registry._class, registry._instance, registry.probe, registry._choose):
-        cached.cache_clear()
+def register() -> Iterator[Callable[[str, str], None]]:
+    with own_registry() as register:
+        yield register
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
