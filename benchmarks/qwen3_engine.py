@@ -15,18 +15,17 @@ import math
 import random
 import statistics
 import time
-from pathlib import Path
 from typing import Annotated, Any
 
 import torch
 import typer
-from qwen3_gpu import decode, make, prompts
+from qwen3_gpu import Backend, Device, Json, Layers, decode, described, make, prompts
 from rich.console import Console
 from rich.table import Table
 
-from ttnn_moe.bench import report
 from ttnn_moe.bench.floor import measure_ceilings
-from ttnn_moe.models.qwen3 import PRESETS, Engine, Qwen3Moe, Qwen3MoeConfig
+from ttnn_moe.models.qwen3 import PRESETS, Engine, Qwen3Moe
+from ttnn_moe.models.qwen3.config import config_of
 
 
 def draw(n: int, prompt: tuple[int, int], new: tuple[int, int], vocab: int, seed: int) -> list[tuple[list[int], int]]:
@@ -123,7 +122,7 @@ def main(
     config: Annotated[
         str, typer.Option(help=f"One of {sorted(PRESETS)}, or a checkpoint's directory.")
     ] = "qwen3-30b-a3b",
-    layers: Annotated[int | None, typer.Option(help="Keep this many layers only.")] = None,
+    layers: Layers = None,
     requests: Annotated[int, typer.Option(help="How many.")] = 256,
     rows: Annotated[str, typer.Option(help="Requests that run at a time; a list.")] = "32,128,256",
     prompt: Annotated[tuple[int, int], typer.Option(help="Shortest and longest prompt.")] = (32, 1024),
@@ -133,24 +132,19 @@ def main(
     rate: Annotated[float, typer.Option(help="Requests a second; 0: all at the start.")] = 0.0,
     rounds: Annotated[int, typer.Option(help="Times that each is run; the median by throughput is kept.")] = 3,
     steps: Annotated[str, typer.Option(help="Batches whose decode step is timed too, beside generate's.")] = "",
-    device: Annotated[str, typer.Option(help="cuda, or cpu to try the program.")] = "cuda",
-    backend: Annotated[str, typer.Option(help="What runs the experts.")] = "auto",
+    device: Device = "cuda",
+    backend: Backend = "auto",
     seed: Annotated[int, typer.Option(help="Of weights, lengths and prompts.")] = 0,
-    json_file: Annotated[Path | None, typer.Option("--json", help="Write the results here, after every row.")] = None,
+    json_file: Json = None,
 ) -> None:
     """Measure, write JSON, print tables."""
-    sizes = PRESETS[config] if config in PRESETS else Qwen3MoeConfig.from_directory(Path(config))
+    sizes = config_of(config)
     if layers is not None:
         sizes = dataclasses.replace(sizes, num_hidden_layers=layers)
     model = make(sizes, device, torch.bfloat16, backend, seed)
     todo = draw(requests, prompt, new, sizes.vocab_size, seed)
     data: dict[str, Any] = {
-        "machine": report.machine(device, measure_ceilings(device, torch.bfloat16)),
-        "versions": report.versions(),
-        "config": config,
-        "layers": sizes.num_hidden_layers,
-        "dtype": "bfloat16",
-        "rounds": rounds,
+        **described(model, config, measure_ceilings(device, torch.bfloat16), rounds),
         "requests": requests,
         "prompt": prompt,
         "new": new,
@@ -171,17 +165,8 @@ def main(
         ready = time.perf_counter() - start
         runs = [serve(engine, todo, arrivals(requests, rate, seed)) for _ in range(rounds)]
         runs.sort(key=lambda run: run["new_tokens_per_s"])
-        pages, chunk_used = engine.cache.total, engine.scheduler.chunk
-        data["served"].append(
-            {
-                "rows": count,
-                "pages": pages,
-                "prefill_chunk": chunk_used,
-                "ready_s": ready,
-                **runs[len(runs) // 2],
-                "all_s": [run["seconds"] for run in runs],
-            }
-        )
+        row = {"rows": count, "pages": engine.cache.total, "prefill_chunk": engine.scheduler.chunk, "ready_s": ready}
+        data["served"].append({**row, **runs[len(runs) // 2], "all_s": [run["seconds"] for run in runs]})
         del engine  # its cache, before the next one's
         save()
     for B in map(int, filter(None, steps.split(","))):
@@ -193,21 +178,9 @@ def main(
 def show(data: dict[str, Any]) -> None:
     """For the terminal."""
     console = Console(width=160)
-    heads = [
-        "rows",
-        "new tokens/s",
-        "tokens/s",
-        "seconds",
-        "steps",
-        "mean rows",
-        "first token p50, p99 ms",
-        "between p50, p99 ms",
-    ]
-    table = Table(*heads)
+    heads = "rows|new tokens/s|tokens/s|seconds|steps|mean rows|first token p50, p99 ms|between p50, p99 ms"
+    table = Table(*heads.split("|"))
     for row in data["served"]:
-        ms = {
-            key: [f"{row[key][p] * 1e3:.1f}" for p in ("p50", "p99")] for key in ("first_token_s", "between_tokens_s")
-        }
         table.add_row(
             str(row["rows"]),
             f"{row['new_tokens_per_s']:,.0f}",
@@ -215,8 +188,10 @@ def show(data: dict[str, Any]) -> None:
             f"{row['seconds']:.2f}",
             str(row["steps"]),
             f"{row['mean_rows']:.1f}",
-            ", ".join(ms["first_token_s"]),
-            ", ".join(ms["between_tokens_s"]),
+            *(
+                ", ".join(f"{row[key][p] * 1e3:.1f}" for p in ("p50", "p99"))
+                for key in ("first_token_s", "between_tokens_s")
+            ),
         )
     console.print(table)
     for row in data["steps"]:

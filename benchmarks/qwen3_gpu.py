@@ -34,6 +34,24 @@ REST = 0.3
 START, END = "<!--qwen3_gpu.json-->\n", "<!--end of qwen3_gpu.json-->\n"
 
 
+Layers = Annotated[int | None, typer.Option(help="Keep this many layers only.")]
+Device = Annotated[str, typer.Option(help="cuda, or cpu to try the program.")]
+Backend = Annotated[str, typer.Option(help="What runs the experts.")]
+Json = Annotated[Path | None, typer.Option("--json", help="Write the results here, after every row.")]
+
+
+def described(model: Qwen3Moe, name: str, ceilings: Ceilings, rounds: int) -> dict[str, Any]:
+    """Where, with what and of which model the results are."""
+    return {
+        "machine": report.machine(model.device.type, ceilings),
+        "versions": report.versions(),
+        "config": name,
+        "layers": model.config.num_hidden_layers,
+        "dtype": "bfloat16",
+        "rounds": rounds,
+    }
+
+
 def floors(config: Qwen3MoeConfig, ceilings: Ceilings, itemsize: int) -> dict[str, Any]:
     """Seconds that the bytes of a decode step, or the operations of a prefill, take at the measured ceilings.
 
@@ -112,8 +130,10 @@ def decode(model: Qwen3Moe, B: int, prompt: int, new: int, rounds: int) -> tuple
 
 
 def prefill(model: Qwen3Moe, n: int, rounds: int) -> tuple[dict[str, Any], Engine]:
-    """Time to the first token of one prompt of n tokens, on the host: one prompt behind the other, and each after the
-    GPU did nothing for REST seconds, since what a limit of its power allows depends on what it did before."""
+    """Time to the first token of one prompt of n tokens, on the host: one after another, then each after REST seconds.
+
+    A rested GPU may run faster: its power limit depends on what it did before.
+    """
     engine = engine_of(model, 1, n + 1)
     engine.capture()
     texts = prompts(1, n, model.config.vocab_size)
@@ -158,17 +178,17 @@ def traced(run: Any, repeats: int, keep: Path | None) -> dict[str, Any]:
 
 def main(
     config: Annotated[str, typer.Option(help=f"One of {sorted(PRESETS)}.")] = "qwen3-30b-a3b",
-    layers: Annotated[int | None, typer.Option(help="Keep this many layers only.")] = None,
+    layers: Layers = None,
     batches: Annotated[str, typer.Option(help="Sequences of decode.")] = "1,8,32,128",
     prefills: Annotated[str, typer.Option(help="Lengths of one prompt.")] = "128,512,4096",
     prompt: Annotated[int, typer.Option(help="Prompt tokens of a decoded sequence.")] = 128,
     new: Annotated[int, typer.Option(help="New tokens of a decoded sequence.")] = 128,
     rounds: Annotated[int, typer.Option(help="Samples of a time.")] = 5,
     traces: Annotated[str, typer.Option(help="Batches and (p...) prompt lengths to trace.")] = "1,8,32,p512,p4096",
-    device: Annotated[str, typer.Option(help="cuda, or cpu to try the program.")] = "cuda",
-    backend: Annotated[str, typer.Option(help="What runs the experts.")] = "auto",
+    device: Device = "cuda",
+    backend: Backend = "auto",
     seed: Annotated[int, typer.Option(help="Of weights and prompts.")] = 0,
-    json_file: Annotated[Path | None, typer.Option("--json", help="Write the results here, after every row.")] = None,
+    json_file: Json = None,
     folder: Annotated[
         Path | None, typer.Option("--kernels", help="Folder: write one traced pass of each, kernel by kernel.")
     ] = None,
@@ -190,12 +210,7 @@ def main(
     start = time.perf_counter()
     model = make(sizes, device, dtype, backend, seed)
     data: dict[str, Any] = {
-        "machine": report.machine(device, ceilings),
-        "versions": report.versions(),
-        "config": config,
-        "layers": sizes.num_hidden_layers,
-        "dtype": "bfloat16",
-        "rounds": rounds,
+        **described(model, config, ceilings, rounds),
         "prefill_chunk": default_chunk(model.device),
         "weights_s": time.perf_counter() - start,
         "decode": [],
@@ -241,33 +256,36 @@ def milliseconds(s: float) -> str:
     return f"{s * 1e3:.2f}" if s < 0.02 else f"{s * 1e3:.1f}"
 
 
+def markdown(head: list[str], *rows: list[str]) -> list[str]:
+    """Lines of a table."""
+    return ["| " + " | ".join(row) + " |" for row in (head, ["---"] * len(head), *rows)]
+
+
 def speed(data: dict[str, Any]) -> list[str]:
     """Markdown: step times and tokens a second beside the floor."""
     decoded, filled = data["decode"], data["prefill"]
     took = [row["step_s"] for row in decoded] + [row["first_token_s"] for row in filled]
     tokens = [row["tokens_per_s"] for row in decoded] + [row["n"] / row["first_token_s"] for row in filled]
     rested = [row["rested_s"] for row in filled]
-    rows = [
+    return markdown(
         ["", *(f"batch {row['B']}" for row in decoded), *(f"prefill {row['n']:,}" for row in filled)],
-        ["---"] * (1 + len(took)),
         ["ms a step, or to the first token", *map(milliseconds, took)],
         [f"ms after {REST} s of rest", *("" for _ in decoded), *map(milliseconds, rested)],
         ["tokens/s", *(f"{n:,.0f}" for n in tokens)],
         ["floor, ms", *(f"{row['floor_s'] * 1e3:.2f}" for row in [*decoded, *filled])],
-    ]
-    return ["| " + " | ".join(row) + " |" for row in rows]
+    )
 
 
 def parts(data: dict[str, Any]) -> list[str]:
     """Markdown: microseconds and kernels of each part."""
     traces = data["traces"]
     names = [f"prefill {int(name[1:]):,}" if name.startswith("p") else f"batch {name}" for name in traces]
-    rows = [["microseconds (kernels)", *names], ["---"] * (1 + len(names))]
+    rows = [["microseconds (kernels)", *names]]
     for part in PARTS:
         cells = [trace["parts"].get(part) for trace in traces.values()]
         rows.append([part, *(f"{cell['us']:,.0f} ({cell['kernels']})" if cell else "" for cell in cells)])
     rows.append(["all, traced", *(f"{trace['us']:,.0f}" for trace in traces.values())])
-    return ["| " + " | ".join(row) + " |" for row in rows]
+    return markdown(*rows)
 
 
 def caption(data: dict[str, Any]) -> str:

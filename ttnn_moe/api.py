@@ -46,11 +46,8 @@ def moe(
     """
     if not isinstance(hidden, Tensor):
         return _on_device(hidden, routing, experts, out, accumulate, backend)
-    if _through_torch_op(hidden, routing.topk_weights, *experts.tensors.values()):
-        from . import torch_ops
-
-        return torch_ops.moe(hidden, routing, experts, out, accumulate, backend)
-    return eager.moe(hidden, routing, experts, out, accumulate, backend)
+    form = _form(hidden, routing.topk_weights, *experts.tensors.values())
+    return form.moe(hidden, routing, experts, out, accumulate, backend)
 
 
 def prepare(problem: Problem, experts: Experts, placement: Placement | None = None, backend: str = "auto") -> Prepared:
@@ -130,11 +127,7 @@ def silu_mul(gate: Tensor, up: Tensor, *, backend: str = "auto") -> Tensor:
     Raises:
         ContractError: shapes, dtypes or devices that differ. BackendUnavailable: nothing can run it.
     """
-    if _through_torch_op(gate, up):
-        from . import torch_ops
-
-        return torch_ops.silu_mul(gate, up, backend)
-    return eager.silu_mul(gate, up, backend)
+    return _form(gate, up).silu_mul(gate, up, backend)
 
 
 def down_projection(
@@ -156,19 +149,12 @@ def down_projection(
     Raises:
         ContractError: inputs that break the contract. BackendUnavailable: nothing can run it.
     """
-    if _through_torch_op(activations, routing.topk_weights, *experts.tensors.values()):
-        from . import torch_ops
-
-        return torch_ops.down_projection(activations, routing, experts, row_align, out, accumulate, backend)
-    return eager.down_projection(activations, routing, experts, row_align, out, accumulate, backend)
+    form = _form(activations, routing.topk_weights, *experts.tensors.values())
+    return form.down_projection(activations, routing, experts, row_align, out, accumulate, backend)
 
 
 def _step(name: str, hidden: Tensor, routing: Routing, experts: Experts, row_align: int, backend: str) -> Tensor:
-    if _through_torch_op(hidden, *experts.tensors.values()):
-        from . import torch_ops
-
-        return torch_ops.step(name, hidden, routing, experts, row_align, backend)
-    return eager.step(name, hidden, routing, experts, row_align, backend)
+    return _form(hidden, *experts.tensors.values()).step(name, hidden, routing, experts, row_align, backend)
 
 
 def _on_device(hidden: Any, routing: Any, experts: Any, out: Any, accumulate: bool, backend: str) -> Any:
@@ -190,8 +176,13 @@ def _on_device(hidden: Any, routing: Any, experts: Any, out: Any, accumulate: bo
     return tenstorrent.moe(hidden, routing, experts, out=out, accumulate=accumulate)
 
 
-def _through_torch_op(*tensors: Tensor) -> bool:
-    """Under torch.compile, and where autograd is recording (so that a backward pass is refused, not wrong)."""
-    if torch.compiler.is_compiling():
-        return True
-    return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+def _form(*tensors: Tensor) -> Any:
+    """The module that runs a call: torch_ops under torch.compile, and where autograd records, else eager.
+
+    A backward pass through torch_ops is refused; through eager it would be wrong.
+    """
+    if torch.compiler.is_compiling() or (torch.is_grad_enabled() and any(x.requires_grad for x in tensors)):
+        from . import torch_ops
+
+        return torch_ops
+    return eager

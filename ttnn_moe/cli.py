@@ -24,11 +24,15 @@ app = typer.Typer(
 )
 
 
-# sizes of a layer; their defaults are Qwen3-30B-A3B's
+# options of several commands; the default sizes of a layer are Qwen3-30B-A3B's
 Experts = Annotated[int, typer.Option(help="E, experts.")]
 Topk = Annotated[int, typer.Option(help="K, experts per token.")]
 Hidden = Annotated[int, typer.Option(help="H, hidden size.")]
 Intermediate = Annotated[int, typer.Option(help="I, expert intermediate size.")]
+Tokens = Annotated[str, typer.Option(help="Numbers of tokens of a call.")]
+Dtype = Annotated[str, typer.Option(help="bf16, fp16 or fp32.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
+TOKENS = "1,8,32,128,512,1024,2048,4096,16384"
 
 
 def _print_version(asked: bool) -> None:
@@ -68,7 +72,7 @@ def doctor(
     weights: Annotated[str, typer.Option(help="With --plan: experts' weights, bfloat16 or bfloat8_b.")] = "bfloat16",
     batch: Annotated[int, typer.Option(help="With --plan: sequences.")] = 32,
     sequence: Annotated[int, typer.Option(help="With --plan: tokens of each sequence.")] = 128,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Show which backends are here, why the others are not, versions and devices."""
     from . import doctor as doctor_
@@ -96,7 +100,7 @@ def doctor(
 @app.command()
 def selfcheck(
     backend: Annotated[str, typer.Option(help="A backend, or auto: the first that is here.")] = "auto",
-    dtype: Annotated[str, typer.Option(help="bf16, fp16 or fp32.")] = "bf16",
+    dtype: Dtype = "bf16",
 ) -> None:
     """Run every operator of a backend on this machine against plain arithmetic; the last line says what passed."""
     from .selfcheck import runner
@@ -112,12 +116,12 @@ def bench(
     topk: Topk = 8,
     hidden: Hidden = 2048,
     intermediate: Intermediate = 768,
-    dtype: Annotated[str, typer.Option(help="bf16, fp16 or fp32.")] = "bf16",
+    dtype: Dtype = "bf16",
     backend: Annotated[str, typer.Option(help="A backend, or auto: all that can run here.")] = "auto",
     device: Annotated[str | None, typer.Option(help="cuda or cpu; default: the first the backend runs on.")] = None,
     rounds: Annotated[int, typer.Option(help="Samples of a time, at most.")] = 100,
     seed: Annotated[int, typer.Option(help="Of weights and draws.")] = 0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Measure one MoE layer of random weights, beside the floor of its bytes and operations."""
     from .bench import command
@@ -129,7 +133,7 @@ def bench(
 
 @app.command()
 def warmup(
-    tokens: Annotated[str, typer.Option(help="Numbers of tokens of a call.")] = "1,8,32,128,512,1024,2048,4096,16384",
+    tokens: Tokens = TOKENS,
     experts: Experts = 128,
     topk: Topk = 8,
     hidden: Hidden = 2048,
@@ -148,12 +152,12 @@ def warmup(
 
 @app.command()
 def why(
-    tokens: Annotated[str, typer.Option(help="Numbers of tokens of a call.")] = "1,8,32,128,512,1024,2048,4096,16384",
+    tokens: Tokens = TOKENS,
     experts: Experts = 128,
     topk: Topk = 8,
     hidden: Hidden = 2048,
     intermediate: Intermediate = 768,
-    dtype: Annotated[str, typer.Option(help="bf16, fp16 or fp32.")] = "bf16",
+    dtype: Dtype = "bf16",
     backend: Annotated[str, typer.Option(help="A backend, or auto: the first that can.")] = "auto",
     device: Annotated[str, typer.Option(help="Where the tensors are: cuda or cpu.")] = "cuda",
     operators: Annotated[

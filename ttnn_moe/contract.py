@@ -14,7 +14,7 @@ from torch import Tensor
 
 from .errors import ContractError
 from .experts import Experts
-from .placement import Placement
+from .placement import Placement, check_even
 from .routing import PaddedView, Routing, SortedView, StepLayout, step_capacity
 
 __all__ = [
@@ -73,12 +73,7 @@ class Problem:
             raise ContractError(
                 "out has the wrong dtype", got=self.out_dtype, expected=f"{self.dtype} (that of hidden) or float32"
             )
-        if self.E % self.D:
-            raise ContractError(
-                "E experts cannot be shared evenly by D devices",
-                got=f"E={self.E}, D={self.D}",
-                expected="E divisible by D",
-            )
+        check_even(self.E, self.D)
 
     def __str__(self) -> str:
         sizes = ", ".join(f"{name}={getattr(self, name)}" for name in ("T", "E", "K", "H", "I"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import platform
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,23 +22,13 @@ if TYPE_CHECKING:
     from .tenstorrent.plans import Report
 
 # what torch's CPU kernels choose by: x86 names, then Arm's
-CPU_FLAGS = (
-    "avx2",
-    "fma",
-    "avx512f",
-    "avx512_bf16",
-    "avx512_vnni",
-    "avx512_fp16",
-    "amx_tile",
-    "amx_bf16",
-    "amx_int8",
-    "asimd",
-    "asimddp",
-    "bf16",
-    "i8mm",
-    "sve",
-    "sve2",
+CPU_FLAGS = tuple(
+    "avx2 fma avx512f avx512_bf16 avx512_vnni avx512_fp16 amx_tile amx_bf16 amx_int8 "
+    "asimd asimddp bf16 i8mm sve sve2".split()
 )
+
+# what the planner knows of a chip
+CHIP = "name arch chips_per_board tensix_grid compute_grid l1_bytes dram_bytes dram_bytes_per_s clock_hz".split()
 
 
 def examine() -> dict[str, Any]:
@@ -52,19 +43,9 @@ def examine() -> dict[str, Any]:
         "cpu": _cpu(),
         "packages": versions(),
         "torch_cuda": torch.version.cuda,
-        "backends": {name: _backend(name) for name in registry.backends()},
+        "backends": {name: asdict(registry.probe(name)) for name in registry.backends()},
         "planner": _planner(),
         "environment": {k: v for k, v in sorted(os.environ.items()) if k.startswith("TTNN_MOE_")},
-    }
-
-
-def _backend(name: str) -> dict[str, Any]:
-    probe = registry.probe(name)
-    return {
-        "available": probe.available,
-        "devices": list(probe.devices),
-        "reason": probe.reason,
-        "remedy": probe.remedy,
     }
 
 
@@ -102,21 +83,8 @@ def _planner() -> dict[str, Any]:
             "remedy": PLANNER_REMEDY,
             "chips": [],
         }
-    return {"built": True, "reason": "", "remedy": "", "chips": [_chip(chip) for chip in planner.chips()]}
-
-
-def _chip(chip: Any) -> dict[str, Any]:
-    return {
-        "name": chip.name,
-        "arch": chip.arch,
-        "chips_per_board": chip.chips_per_board,
-        "tensix_grid": list(chip.tensix_grid),
-        "compute_grid": list(chip.compute_grid),
-        "l1_bytes": chip.l1_bytes,
-        "dram_bytes": chip.dram_bytes,
-        "dram_bytes_per_s": chip.dram_bytes_per_s,
-        "clock_hz": chip.clock_hz,
-    }
+    chips = [{part: getattr(chip, part) for part in CHIP} for chip in planner.chips()]
+    return {"built": True, "reason": "", "remedy": "", "chips": chips}
 
 
 def render(found: dict[str, Any], console: Console) -> None:
@@ -206,5 +174,5 @@ def render_plan(report: Report, console: Console) -> None:
     )
 
 
-def _grid(grid: list[int]) -> str:
+def _grid(grid: tuple[int, int]) -> str:
     return f"{grid[0]}x{grid[1]}"

@@ -48,13 +48,7 @@ class Placement:
     @classmethod
     def uniform(cls, E: int, D: int = 1, rank: int | None = None) -> Placement:
         """Device d holds experts d*E/D .. (d+1)*E/D - 1. E must be divisible by D."""
-        if E < 1 or D < 1 or E % D:
-            raise ContractError(
-                "E experts cannot be shared evenly by D devices",
-                got=f"E={E}, D={D}",
-                expected="E >= 1 divisible by D >= 1",
-                remedy="choose a D that divides E",
-            )
+        check_even(E, D)
         return cls(torch.arange(E, dtype=torch.int32).reshape(D, E // D), rank)
 
     @classmethod
@@ -104,3 +98,14 @@ class Placement:
         if d is None or not 0 <= d < self.D:
             raise ContractError("no such device in this placement", got=d, expected=f"0 .. {self.D - 1}")
         return d
+
+
+def check_even(E: int, D: int) -> None:
+    """Raise ContractError unless D devices can hold the same number of E experts."""
+    if E < 1 or D < 1 or E % D:
+        raise ContractError(
+            "E experts cannot be shared evenly by D devices",
+            got=f"E={E}, D={D}",
+            expected="E >= 1 divisible by D >= 1",
+            remedy="choose a D that divides E",
+        )

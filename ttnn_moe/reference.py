@@ -8,6 +8,7 @@ of rows; weights of an expert without a token are not read.
 from __future__ import annotations
 
 import platform
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -91,29 +92,16 @@ class ReferenceBackend:
         _combine(space.expert_out[: pairs + 1], view.inverse, routing, routing.topk_weights, out, accumulate, space)
 
     def gate_projection(self, hidden: Tensor, routing: Routing, experts: Experts, row_align: int) -> Tensor:
-        return self._project(hidden, routing, experts, row_align, 0)
+        return _step(hidden, routing, experts, row_align, lambda x, weight: x @ _split(weight, experts)[0])
 
     def up_projection(self, hidden: Tensor, routing: Routing, experts: Experts, row_align: int) -> Tensor:
-        return self._project(hidden, routing, experts, row_align, 1)
+        return _step(hidden, routing, experts, row_align, lambda x, weight: x @ _split(weight, experts)[1])
 
-    def _project(self, hidden: Tensor, routing: Routing, experts: Experts, row_align: int, which: int) -> Tensor:
-        layout = routing.step_layout(row_align)
-        out = hidden.new_zeros(layout.capacity, experts.I)
-        for e, rows, tokens in _real_rows(layout.row_start.tolist(), layout.row_tokens):
-            weight = _split(experts.tensors["gate_up"][e].t(), experts)[which]
-            out[rows] = hidden[tokens] @ weight
-        return out
+    def gate_up(self, hidden: Tensor, routing: Routing, experts: Experts, row_align: int) -> Tensor:
+        return _step(hidden, routing, experts, row_align, lambda x, both: self.silu_mul(*_split(x @ both, experts)))
 
     def silu_mul(self, gate: Tensor, up: Tensor) -> Tensor:
         return _silu_mul(gate, up, torch.empty(gate.shape, dtype=torch.float32), torch.empty_like(gate))
-
-    def gate_up(self, hidden: Tensor, routing: Routing, experts: Experts, row_align: int) -> Tensor:
-        layout = routing.step_layout(row_align)
-        out = hidden.new_zeros(layout.capacity, experts.I)
-        for e, rows, tokens in _real_rows(layout.row_start.tolist(), layout.row_tokens):
-            gate, up = _split(hidden[tokens] @ experts.tensors["gate_up"][e].t(), experts)
-            out[rows] = self.silu_mul(gate, up)
-        return out
 
     def down_projection(
         self, activations: Tensor, routing: Routing, experts: Experts, row_align: int, out: Tensor, accumulate: bool
@@ -173,6 +161,17 @@ def _blocks(starts: list[int]) -> list[list[tuple[int, int, int]]]:
             else:
                 blocks.append([piece])
     return blocks
+
+
+def _step(
+    hidden: Tensor, routing: Routing, experts: Experts, row_align: int, product: Callable[[Tensor, Tensor], Tensor]
+) -> Tensor:
+    """[capacity, I]: product(x [n, H], gate and up weights [H, 2I]) of each expert's tokens; zeros in padding rows."""
+    layout = routing.step_layout(row_align)
+    out = hidden.new_zeros(layout.capacity, experts.I)
+    for e, rows, tokens in _real_rows(layout.row_start.tolist(), layout.row_tokens):
+        out[rows] = product(hidden[tokens], experts.tensors["gate_up"][e].t())
+    return out
 
 
 def _real_rows(starts: list[int], row_tokens: Tensor) -> list[tuple[int, slice, Tensor]]:

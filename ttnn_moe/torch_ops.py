@@ -12,8 +12,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Optional
+from typing import Any
 
 from torch import Tensor
 from torch.library import custom_op
@@ -21,77 +20,51 @@ from torch.library import custom_op
 from . import eager
 from .contract import Experts, Routing, check, check_accumulate, check_gate_and_up, check_hidden, step_capacity
 
-# torch.library reads these annotations at run time, and needs Optional spelled out
-# ruff: noqa: UP045
+ROUTING = "Tensor topk_ids, Tensor topk_weights"
+EXPERTS = "Tensor[] weights, SymInt[] sizes, str spec, str backend"
 
 
-def _inputs(
-    ids: Tensor,
-    topk_weights: Tensor,
-    weights: Sequence[Tensor],
-    sizes: Sequence[int],
-    spec: str,
-    num_tokens: Tensor | None = None,
+def _packed(routing: Routing, experts: Experts) -> tuple[Any, ...]:
+    """ROUTING and EXPERTS, but for the backend."""
+    return routing.topk_ids, routing.topk_weights, list(experts.tensors.values()), experts.sizes, experts.spec
+
+
+def _unpacked(
+    ids: Tensor, topk_weights: Tensor, weights: Any, sizes: Any, spec: str, num_tokens: Tensor | None = None
 ) -> tuple[Routing, Experts]:
     experts = Experts.from_spec(spec, sizes, weights)
     return Routing.from_topk(ids, topk_weights, experts.E, num_tokens=num_tokens), experts
 
 
-@custom_op("ttnn_moe::moe", mutates_args=())
-def _moe(
-    hidden: Tensor,
-    topk_ids: Tensor,
-    topk_weights: Tensor,
-    weights: Sequence[Tensor],
-    sizes: Sequence[int],
-    spec: str,
-    backend: str,
-) -> Tensor:
-    routing, experts = _inputs(topk_ids, topk_weights, weights, sizes, spec)
-    return eager.moe(hidden, routing, experts, None, False, backend)
+@custom_op("ttnn_moe::moe", mutates_args=(), schema=f"(Tensor hidden, {ROUTING}, {EXPERTS}) -> Tensor")
+def _moe(hidden: Tensor, *inputs: Any) -> Tensor:
+    *packed, backend = inputs
+    return eager.moe(hidden, *_unpacked(*packed), None, False, backend)
 
 
-@_moe.register_fake
-def _(hidden, topk_ids, topk_weights, weights, sizes, spec, backend):  # type: ignore[no-untyped-def]
-    return hidden.new_empty(hidden.shape)
+@custom_op(
+    "ttnn_moe::moe_out",
+    mutates_args=("out",),
+    schema=f"(Tensor hidden, {ROUTING}, Tensor? num_tokens, {EXPERTS}, bool accumulate, Tensor(a!) out) -> ()",
+)
+def _moe_out(hidden: Tensor, ids: Tensor, topk_weights: Tensor, num_tokens: Tensor | None, *inputs: Any) -> None:
+    weights, sizes, spec, backend, accumulate, out = inputs
+    packed = ids, topk_weights, weights, sizes, spec
+    eager.moe(hidden, *_unpacked(*packed, num_tokens), out, accumulate, backend)
 
 
-@custom_op("ttnn_moe::moe_out", mutates_args=("out",))
-def _moe_out(
-    hidden: Tensor,
-    topk_ids: Tensor,
-    topk_weights: Tensor,
-    num_tokens: Optional[Tensor],
-    weights: Sequence[Tensor],
-    sizes: Sequence[int],
-    spec: str,
-    backend: str,
-    accumulate: bool,
-    out: Tensor,
-) -> None:
-    routing, experts = _inputs(topk_ids, topk_weights, weights, sizes, spec, num_tokens)
-    eager.moe(hidden, routing, experts, out, accumulate, backend)
+def _define_step(name: str) -> Any:
+    schema = f"(Tensor hidden, {ROUTING}, {EXPERTS}, SymInt row_align) -> Tensor"
 
-
-def _define_step(name: str):  # type: ignore[no-untyped-def]
-    @custom_op(f"ttnn_moe::{name}", mutates_args=())
-    def op(
-        hidden: Tensor,
-        topk_ids: Tensor,
-        topk_weights: Tensor,
-        weights: Sequence[Tensor],
-        sizes: Sequence[int],
-        spec: str,
-        backend: str,
-        row_align: int,
-    ) -> Tensor:
-        routing, experts = _inputs(topk_ids, topk_weights, weights, sizes, spec)
-        return eager.step(name, hidden, routing, experts, row_align, backend)
+    @custom_op(f"ttnn_moe::{name}", mutates_args=(), schema=schema)
+    def op(hidden: Tensor, *inputs: Any) -> Tensor:
+        *packed, backend, row_align = inputs
+        return eager.step(name, hidden, *_unpacked(*packed), row_align, backend)
 
     @op.register_fake
-    def _(hidden, topk_ids, topk_weights, weights, sizes, spec, backend, row_align):  # type: ignore[no-untyped-def]
+    def _(hidden: Tensor, topk_ids: Tensor, _weights: Tensor, _tensors: Any, sizes: Any, *others: Any) -> Tensor:
         (T, K), (E, _, I) = topk_ids.shape, sizes
-        return hidden.new_empty(step_capacity(T, K, E, row_align), I)
+        return hidden.new_empty(step_capacity(T, K, E, others[-1]), I)
 
     return op
 
@@ -104,51 +77,40 @@ def _silu_mul(gate: Tensor, up: Tensor, backend: str) -> Tensor:
     return eager.silu_mul(gate, up, backend)
 
 
+@_moe.register_fake
 @_silu_mul.register_fake
-def _(gate, up, backend):  # type: ignore[no-untyped-def]
-    return gate.new_empty(gate.shape)
+def _(rows: Tensor, *_: Any) -> Tensor:
+    return rows.new_empty(rows.shape)
 
 
-@custom_op("ttnn_moe::down_projection", mutates_args=("out",))
-def _down_projection(
-    activations: Tensor,
-    topk_ids: Tensor,
-    topk_weights: Tensor,
-    weights: Sequence[Tensor],
-    sizes: Sequence[int],
-    spec: str,
-    backend: str,
-    row_align: int,
-    accumulate: bool,
-    out: Tensor,
-) -> None:
-    routing, experts = _inputs(topk_ids, topk_weights, weights, sizes, spec)
-    eager.down_projection(activations, routing, experts, row_align, out, accumulate, backend)
+@custom_op(
+    "ttnn_moe::down_projection",
+    mutates_args=("out",),
+    schema=f"(Tensor activations, {ROUTING}, {EXPERTS}, SymInt row_align, bool accumulate, Tensor(a!) out) -> ()",
+)
+def _down_projection(activations: Tensor, *inputs: Any) -> None:
+    *packed, backend, row_align, accumulate, out = inputs
+    eager.down_projection(activations, *_unpacked(*packed), row_align, out, accumulate, backend)
 
 
 def moe(
     hidden: Tensor, routing: Routing, experts: Experts, out: Tensor | None, accumulate: bool, backend: str
 ) -> Tensor:
-    """As eager.moe, through the custom op; what breaks the contract raises here, before the graph runs."""
+    """As eager.moe, through the custom op. Raises here, before the graph runs, what breaks the contract."""
     check(hidden, routing, experts, out)
     check_accumulate(out, accumulate)
-    ids, topk_weights, weights = routing.topk_ids, routing.topk_weights, list(experts.tensors.values())
     if out is None and routing.num_tokens is None:
-        return _moe(hidden, ids, topk_weights, weights, experts.sizes, experts.spec, backend)
+        return _moe(hidden, *_packed(routing, experts), backend)
     out = hidden.new_empty(hidden.shape) if out is None else out
-    _moe_out(
-        hidden, ids, topk_weights, routing.num_tokens, weights, experts.sizes, experts.spec, backend, accumulate, out
-    )
+    ids, topk_weights, *weights = _packed(routing, experts)
+    _moe_out(hidden, ids, topk_weights, routing.num_tokens, *weights, backend, accumulate, out)
     return out
 
 
 def step(name: str, hidden: Tensor, routing: Routing, experts: Experts, row_align: int, backend: str) -> Tensor:
     """As eager.step, through the custom op."""
     check_hidden(hidden, routing, experts)
-    weights = list(experts.tensors.values())
-    return STEPS[name](
-        hidden, routing.topk_ids, routing.topk_weights, weights, experts.sizes, experts.spec, backend, row_align
-    )
+    return STEPS[name](hidden, *_packed(routing, experts), backend, row_align)
 
 
 def silu_mul(gate: Tensor, up: Tensor, backend: str) -> Tensor:
@@ -168,17 +130,5 @@ def down_projection(
 ) -> Tensor:
     """As eager.down_projection, through the custom op."""
     out = eager.out_of_down_projection(activations, routing, experts, row_align, out, accumulate)
-    weights = list(experts.tensors.values())
-    _down_projection(
-        activations,
-        routing.topk_ids,
-        routing.topk_weights,
-        weights,
-        experts.sizes,
-        experts.spec,
-        backend,
-        row_align,
-        accumulate,
-        out,
-    )
+    _down_projection(activations, *_packed(routing, experts), backend, row_align, accumulate, out)
     return out

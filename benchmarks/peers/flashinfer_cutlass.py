@@ -6,12 +6,10 @@ documentation; it runs only where flashinfer can be imported, on CUDA.
 
 from __future__ import annotations
 
-import importlib.util
-
 import torch
 from torch import Tensor
 
-from ttnn_moe.bench.implementations import Forward, Implementation
+from ttnn_moe.bench.implementations import Forward, Implementation, why_not_on_cuda
 from ttnn_moe.bench.layer import Layer, Weights
 
 
@@ -21,9 +19,7 @@ class FlashInfer(Implementation):
     name = "flashinfer cutlass_fused_moe"
 
     def available(self, device: str) -> str | None:
-        if device != "cuda":
-            return "it runs on CUDA only"
-        return None if importlib.util.find_spec("flashinfer") is not None else "flashinfer is not installed"
+        return why_not_on_cuda(device, "flashinfer", "flashinfer")
 
     def prepare(self, layer: Layer, weights: Weights, T: int) -> Forward:
         from flashinfer.autotuner import autotune

@@ -6,12 +6,10 @@ their comments; it runs only where sonicmoe can be imported, on CUDA.
 
 from __future__ import annotations
 
-import importlib.util
-
 import torch
 from torch import Tensor
 
-from ttnn_moe.bench.implementations import Forward, Implementation
+from ttnn_moe.bench.implementations import Forward, Implementation, why_not_on_cuda
 from ttnn_moe.bench.layer import Layer, Weights
 
 
@@ -21,9 +19,7 @@ class SonicMoe(Implementation):
     name = "sonic-moe"
 
     def available(self, device: str) -> str | None:
-        if device != "cuda":
-            return "it runs on CUDA only"
-        return None if importlib.util.find_spec("sonicmoe") is not None else "sonic-moe is not installed"
+        return why_not_on_cuda(device, "sonicmoe", "sonic-moe")
 
     def prepare(self, layer: Layer, weights: Weights, T: int) -> Forward:
         from sonicmoe.enums import ActivationType

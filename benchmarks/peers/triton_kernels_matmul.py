@@ -7,12 +7,10 @@ be imported, on CUDA.
 
 from __future__ import annotations
 
-import importlib.util
-
 import torch
 from torch import Tensor
 
-from ttnn_moe.bench.implementations import Forward, Implementation
+from ttnn_moe.bench.implementations import Forward, Implementation, why_not_on_cuda
 from ttnn_moe.bench.layer import Layer, Weights
 
 
@@ -22,13 +20,7 @@ class TritonKernels(Implementation):
     name = "triton_kernels matmul"
 
     def available(self, device: str) -> str | None:
-        if device != "cuda":
-            return "it runs on CUDA only"
-        try:
-            found = importlib.util.find_spec("triton_kernels.matmul")
-        except ModuleNotFoundError:
-            found = None
-        return None if found is not None else "triton_kernels (with triton_kernels.matmul) is not installed"
+        return why_not_on_cuda(device, "triton_kernels.matmul", "triton_kernels (with triton_kernels.matmul)")
 
     def prepare(self, layer: Layer, weights: Weights, T: int) -> Forward:
         from triton_kernels.matmul import matmul

@@ -6,11 +6,10 @@ Written from vLLM's public API reference; it runs only where vllm can be importe
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 
 from torch import Tensor
 
-from ttnn_moe.bench.implementations import Forward, Implementation
+from ttnn_moe.bench.implementations import Forward, Implementation, why_not_on_cuda
 from ttnn_moe.bench.layer import Layer, Weights
 
 _entered = contextlib.ExitStack()
@@ -22,9 +21,7 @@ class Vllm(Implementation):
     name = "vllm fused_experts"
 
     def available(self, device: str) -> str | None:
-        if device != "cuda":
-            return "it runs on CUDA only"
-        return None if importlib.util.find_spec("vllm") is not None else "vllm is not installed"
+        return why_not_on_cuda(device, "vllm", "vllm")
 
     def prepare(self, layer: Layer, weights: Weights, T: int) -> Forward:
         from vllm.config import VllmConfig, set_current_vllm_config

@@ -1,4 +1,4 @@
-"""Measure a size: python -m ttnn_moe.models.qwen3.bench --config qwen3-30b-a3b --random-weights [--layers N]."""
+"""Measure a size: ttnn-moe bench-model --config qwen3-30b-a3b --random-weights [--layers N]."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ import typer
 from rich.console import Console
 
 from ttnn_moe import registry
+from ttnn_moe.bench.layer import free_bytes
 from ttnn_moe.errors import RequestError
 from ttnn_moe.kv.paged import PAGE, PagedCache
 from ttnn_moe.sizes import ceil_div
@@ -24,7 +25,7 @@ from ttnn_moe.whole_file import whole_file
 from . import terminal, tt
 from .config import PRESETS, Qwen3MoeConfig, config_of
 from .model import Qwen3Moe, sizes_of
-from .runtime.generate import default_chunk, engine_for, generate
+from .runtime.generate import default_chunk, generate
 from .runtime.language_model import LanguageModel
 from .runtime.requests import check_request
 from .tt import request
@@ -41,11 +42,9 @@ def bench(
     batch: Annotated[int, typer.Option(help="Sequences.")] = 1,
     prompt_len: Annotated[int, typer.Option(help="Prompt tokens per sequence.")] = 128,
     new_tokens: Annotated[int, typer.Option(help="New tokens per sequence.")] = 32,
-    backend: Annotated[str, typer.Option(help="What runs the experts: auto, reference, ...")] = "auto",
-    device: Annotated[
-        str | None, typer.Option(help="torch device, or emulator on tenstorrent; default: what suits the backend.")
-    ] = None,
-    mesh: Annotated[str | None, typer.Option(help="Chips of backend tenstorrent, as 1x8.", show_default="1x1")] = None,
+    backend: terminal.Backend = "auto",
+    device: terminal.Device = None,
+    mesh: terminal.Mesh = None,
     dtype: Annotated[str | None, typer.Option(help="bfloat16, float16 or float32.")] = None,
     seed: Annotated[int, typer.Option(help="Of the weights and the prompts.")] = 0,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the figures to this file.")] = None,
@@ -89,12 +88,7 @@ def bench(
     load_s = time.perf_counter() - start
     generator = torch.Generator().manual_seed(seed)
     prompts = torch.randint(sizes.vocab_size, (batch, prompt_len), generator=generator).tolist()
-    start = time.perf_counter()
-    engine = engine_for(network, prompts, new_tokens)
-    with terminal.counting("capturing decode steps") as captured:
-        engine.capture(captured)
-    generate(network, prompts, max_new_tokens=min(2, new_tokens), stop_ids=(), engine=engine)
-    warm_up_s = time.perf_counter() - start
+    engine, warm_up_s = terminal.warmed_up(network, prompts, new_tokens)
     stats = generate(network, prompts, max_new_tokens=new_tokens, stop_ids=(), engine=engine).stats
     figures: dict[str, Any] = {
         "config": config,
@@ -168,9 +162,8 @@ def memory_needed(
 
 
 def _check_memory(needed: dict[str, int], device: torch.device, batch: int) -> None:
-    free = _free_bytes(device)
-    total = sum(needed.values())
-    if free is not None and total > free:
+    free, total = free_bytes(device), sum(needed.values())
+    if total > free:
         parts = ", ".join(f"{name} {value / 2**30:.1f}" for name, value in needed.items())
         raise RequestError(
             f"this does not fit the memory of {device}",
@@ -178,26 +171,6 @@ def _check_memory(needed: dict[str, int], device: torch.device, batch: int) -> N
             expected=f"at most {free / 2**30:.1f} GiB, what is free now",
             remedy="lower --layers" + (", --batch" if batch > 1 else "") + " or --prompt-len, or use a larger device",
         )
-
-
-def _free_bytes(device: torch.device) -> int | None:
-    """Free memory of a device; None where it cannot be told."""
-    if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
-    if device.type != "cpu":
-        return None
-    free = []
-    try:
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                free.append(int(line.split()[1]) * 1024)
-        group = Path("/sys/fs/cgroup")  # a container may get less than the machine has
-        limit = (group / "memory.max").read_text().strip()
-        if limit != "max":
-            free.append(int(limit) - int((group / "memory.current").read_text()))
-    except (OSError, ValueError):
-        pass
-    return min(free, default=None)
 
 
 def _device_name(device: torch.device) -> str:
@@ -208,7 +181,7 @@ def _device_name(device: torch.device) -> str:
 
 def main(args: Sequence[str] | None = None) -> int:
     """Run the benchmark with these arguments (default: the command line); returns the exit code."""
-    return terminal.run(app, args, "python -m ttnn_moe.models.qwen3.bench")
+    return terminal.run(app, args, "ttnn-moe bench-model")
 
 
 if __name__ == "__main__":

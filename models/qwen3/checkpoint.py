@@ -97,7 +97,7 @@ class Checkpoint:
     """Files of a checkpoint that match its config.json; of the weights, only headers have been read.
 
     Attributes:
-        config: its configuration. dtype: what the weights are to be held in, as config or else files say.
+        config: its configuration. dtype: of the weights in memory, as the config says, else the files.
         nbytes: of the weights in the files.
         fused: see `slots`.
 
@@ -116,16 +116,16 @@ class Checkpoint:
         self.nbytes = sum(
             math.prod(header["shape"]) * _FILE_DTYPES[header["dtype"]].itemsize for header in self._found.values()
         )
-        # a tied head that is stored all the same is compared, not read
+        # a tied head in the files is compared with the embeddings, not read
         self._tied_head = self._found.pop(HEAD, None) if self.config.tie_word_embeddings else None
 
     def read(self, into: dict[str, Tensor], progress: Progress | None = None) -> None:
-        """Copy these tensors, by name, to where they are to be."""
+        """Copy the files' tensors of these names into these tensors."""
         with torch.inference_mode():
             _copy(self.directory, {name: h for name, h in self._found.items() if name in into}, into, progress)
 
     def check_tied_head(self, embed: Tensor) -> None:
-        """Raise CheckpointError if there is a head that differs from the embeddings it is said to be."""
+        """Raise CheckpointError if the files hold a head that differs from the embeddings it is tied to."""
         if self._tied_head is not None:
             _check_tied_head(self.directory, self._tied_head, embed)
 

@@ -1,4 +1,4 @@
-"""Generate text: python -m ttnn_moe.models.qwen3.demo [--model DIR] [--prompt TEXT ...] [--backend NAME]."""
+"""Generate text: ttnn-moe generate [--model DIR] [--prompt TEXT ...] [--backend NAME]."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from ttnn_moe.errors import RequestError
 
 from . import TINY, terminal, tt
 from .config import Qwen3MoeConfig
-from .runtime.generate import Generation, engine_for, generate
+from .runtime.generate import Generation, generate
 from .runtime.language_model import LanguageModel
-from .runtime.requests import Stats, Token, make_requests
+from .runtime.requests import Options, Stats, Token, make_requests
 from .tokenizer import Tokenizer
 from .tt import request
 from .weights import load_model
@@ -35,11 +35,9 @@ def demo(
         Path, typer.Option(help="Checkpoint in Hugging Face format.", show_default="the bundled tiny one")
     ] = TINY,
     prompt: Annotated[list[str] | None, typer.Option(help="Text to continue or answer; several make a batch.")] = None,
-    backend: Annotated[str, typer.Option(help="What runs the experts: auto, reference, ...")] = "auto",
-    device: Annotated[
-        str | None, typer.Option(help="torch device, or emulator on tenstorrent; default: what suits the backend.")
-    ] = None,
-    mesh: Annotated[str | None, typer.Option(help="Chips of backend tenstorrent, as 1x8.", show_default="1x1")] = None,
+    backend: terminal.Backend = "auto",
+    device: terminal.Device = None,
+    mesh: terminal.Mesh = None,
     trace: Annotated[bool, typer.Option("--trace", help="On tenstorrent: replay decode steps as ttnn traces.")] = False,
     profile: Annotated[bool, typer.Option("--profile", help="On tenstorrent: time each operator.")] = False,
     dtype: Annotated[str | None, typer.Option(help="bfloat16, float16 or float32; default: the checkpoint's.")] = None,
@@ -52,13 +50,13 @@ def demo(
 ) -> None:
     """Generate text with a Qwen3-MoE checkpoint, and show how fast."""
     console = Console()
-    # all that can be refused is, before the weights are read
+    # every check comes before the weights are read
     config = Qwen3MoeConfig.from_directory(model)
     tokenizer = Tokenizer.from_directory(model)
     texts = list(prompt or _task_prompts(model))
     ids = [_encode(tokenizer, text, chat) for text in texts]
-    sampling: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed}
-    make_requests(config, ids, max_new_tokens=max_new_tokens, **sampling)
+    asked = Options(max_new_tokens=max_new_tokens, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
+    make_requests(config, ids, **asked)
     options = request.Options(mesh, device, dtype, trace, profile)
     on_chips = request.asked_for(backend, device)
     D = request.check(config, len(texts), options) if on_chips else options.refuse(backend)
@@ -71,23 +69,10 @@ def demo(
         else:
             network = load_model(model, backend, device, dtype, progress)
     load_s = time.perf_counter() - start
-    start = time.perf_counter()
-    engine = engine_for(network, ids, max_new_tokens)
-    with terminal.counting("capturing decode steps") as captured:
-        engine.capture(captured)
-    generate(network, ids, max_new_tokens=min(2, max_new_tokens), stop_ids=(), engine=engine)
-    warm_up_s = time.perf_counter() - start
+    engine, warm_up_s = terminal.warmed_up(network, ids, max_new_tokens)
     shown = _Single(console) if len(texts) == 1 else _Batch(console, texts)
     with shown, request.profiled(network, profile) as times:
-        result = generate(
-            network,
-            ids,
-            max_new_tokens=max_new_tokens,
-            **sampling,
-            tokenizer=tokenizer,
-            on_token=shown.show,
-            engine=engine,
-        )
+        result = generate(network, ids, tokenizer=tokenizer, on_token=shown.show, engine=engine, **asked)
     name = request.NAME if on_chips else registry.resolve(backend)
     where = f"{name} on {network.where}, {str(network.dtype).removeprefix('torch.')}"
     console.print(terminal.table(where, _figures(result, load_s, warm_up_s)))
@@ -170,7 +155,7 @@ class _Batch:
 
 def main(args: Sequence[str] | None = None) -> int:
     """Run the demo with these arguments (default: the command line); returns the exit code."""
-    return terminal.run(app, args, "ttnn-moe generate" if args is not None else "python -m ttnn_moe.models.qwen3.demo")
+    return terminal.run(app, args, "ttnn-moe generate")
 
 
 if __name__ == "__main__":

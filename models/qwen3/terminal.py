@@ -1,11 +1,13 @@
-"""What the command-line programs share: errors as one message, a progress bar, tables."""
+"""What the command-line programs share: options, errors as one message, progress bars, an engine ready, tables."""
 
 from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -22,6 +24,16 @@ from rich.table import Table
 from rich.text import Text
 
 from ttnn_moe.errors import TtnnMoeError
+
+from .runtime.engine import Engine
+from .runtime.generate import engine_for, generate
+from .runtime.language_model import LanguageModel
+
+Backend = Annotated[str, typer.Option(help="What runs the experts: auto, reference, ...")]
+Device = Annotated[
+    str | None, typer.Option(help="torch device, or emulator on tenstorrent; default: what suits the backend.")
+]
+Mesh = Annotated[str | None, typer.Option(help="Chips of backend tenstorrent, as 1x8.", show_default="1x1")]
 
 USER_ERROR = 2
 INTERRUPTED = 130
@@ -72,6 +84,16 @@ def _bar(what: str, *columns: ProgressColumn) -> Iterator[Callable[[int, int], N
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task(what, total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+def warmed_up(model: LanguageModel, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> tuple[Engine, float]:
+    """An engine for these prompts, with its kernels compiled and its steps captured; and the seconds that this took."""
+    start = time.perf_counter()
+    engine = engine_for(model, prompts, max_new_tokens)
+    with counting("capturing decode steps") as captured:
+        engine.capture(captured)
+    generate(model, prompts, max_new_tokens=min(2, max_new_tokens), stop_ids=(), engine=engine)
+    return engine, time.perf_counter() - start
 
 
 def table(title: str, rows: Mapping[str, str]) -> Table:

@@ -119,7 +119,7 @@ class Tokenizer:
 
     @cached_property
     def _compiled(self) -> Any:
-        # what templates on the Hub rely on; sandboxed, for they are foreign code
+        # what templates on the Hub rely on; sandboxed, since they are foreign code
         environment = ImmutableSandboxedEnvironment(
             trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, loopcontrols]
         )
@@ -137,7 +137,7 @@ class TextStream:
 
     def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool = True):
         self._tokenizer, self._skip = tokenizer, skip_special_tokens
-        # the text of `_before` was handed out; it stays as context: some decoders treat the first token apart
+        # the caller has the text of `_before`; it stays as context: some decoders treat the first token apart
         self._before: list[int] = []
         self._pending: list[int] = []
         self._shown = 0
@@ -150,7 +150,7 @@ class TextStream:
             piece = text[self._shown :]
             self._before, self._pending, self._shown = self._pending, [], 0
             return piece
-        # of a byte stream cut anywhere, only the last replacement character can still change
+        # where bytes are missing, only the last replacement character can still change
         piece = text[self._shown : -1]
         self._shown = len(text) - 1
         return piece

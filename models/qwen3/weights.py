@@ -23,8 +23,8 @@ def load_model(
 ) -> Qwen3Moe:
     """Load a Qwen3-MoE checkpoint in Hugging Face format (one safetensors file, or shards with an index).
 
-    Everything is checked before memory is taken; each tensor is then copied from the file to its final place,
-    so that the peak stays near the size of the weights.
+    It checks everything before it takes memory. Then it copies each tensor from the file to its final place, so the
+    peak stays near the size of the weights.
 
     Args:
         directory: holds config.json and the weights.
@@ -34,8 +34,8 @@ def load_model(
         progress: called with bytes read and bytes in all.
 
     Raises:
-        CheckpointError: not a checkpoint, another architecture, damaged files, or tensors that do not match:
-            every missing, unexpected and mis-shaped one is named.
+        CheckpointError: not a checkpoint, another architecture, damaged files, or tensors that do not match; the
+            message names every missing, unexpected and mis-shaped tensor.
         BackendUnavailable: the backend cannot run here.
         RequestError: no such device here.
     """
@@ -62,8 +62,8 @@ def device_of(device: torch.device | str | None, backend: str) -> torch.device:
         raise RequestError(f"no device {device} here", got=str(error).splitlines()[0], remedy="use cpu") from error
 
 
-def randomize(model: Qwen3Moe, seed: int = 0, std: float = 0.02) -> None:
-    """Fill the weights in place: norms with 1, biases with 0, all else from a normal distribution."""
+def randomize(model: Qwen3Moe, seed: int = 0) -> None:
+    """Fill the weights in place: norms with 1, biases with 0, all else from N(0, 0.02^2)."""
     generator = torch.Generator(model.device).manual_seed(seed)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -72,7 +72,7 @@ def randomize(model: Qwen3Moe, seed: int = 0, std: float = 0.02) -> None:
             elif name.endswith("bias"):
                 parameter.zero_()
             else:
-                parameter.normal_(0, std, generator=generator)
+                parameter.normal_(0, 0.02, generator=generator)
 
 
 def dtype_of(dtype: torch.dtype | str | None) -> torch.dtype | None:

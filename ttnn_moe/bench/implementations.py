@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable, Sequence
 from typing import ClassVar
 
@@ -15,6 +16,17 @@ from ..errors import BackendUnavailable
 from .layer import Layer, Weights
 
 Forward = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+def why_not_on_cuda(device: str, module: str, package: str) -> str | None:
+    """Why a peer that needs CUDA and a module cannot run here, or None. The module is not imported."""
+    if device != "cuda":
+        return "it runs on CUDA only"
+    try:
+        found = importlib.util.find_spec(module)
+    except ModuleNotFoundError:  # its parent is absent
+        found = None
+    return None if found is not None else f"{package} is not installed"
 
 
 class Implementation:

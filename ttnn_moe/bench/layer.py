@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -121,14 +123,18 @@ def gib(n: int) -> str:
     return f"{n / 2**30:.2f} GiB"
 
 
-def free_bytes(device: str) -> int:
-    """Free memory of a device; of the CPU, what this process's container may still take."""
-    if device == "cuda":
-        held = torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
-        return torch.cuda.mem_get_info()[0] + held
-    meminfo = Path("/proc/meminfo").read_text()
-    free = next(int(line.split()[1]) * 1024 for line in meminfo.splitlines() if line.startswith("MemAvailable"))
-    limit, used = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
-    if limit.exists() and used.exists() and limit.read_text().strip() != "max":
-        free = min(free, int(limit.read_text()) - int(used.read_text()))
-    return free
+def free_bytes(device: torch.device | str) -> int:
+    """Free memory of a device; of the CPU, what this process's container may still take. sys.maxsize: not known."""
+    device = torch.device(device)
+    if device.type == "cuda":
+        held = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return torch.cuda.mem_get_info(device)[0] + held
+    free = [sys.maxsize]
+    if device.type == "cpu":
+        with suppress(OSError, ValueError):
+            meminfo = Path("/proc/meminfo").read_text().splitlines()
+            free += [int(line.split()[1]) * 1024 for line in meminfo if line.startswith("MemAvailable:")]
+            limit, used = (Path(f"/sys/fs/cgroup/memory.{name}").read_text() for name in ("max", "current"))
+            if limit.strip() != "max":
+                free.append(int(limit) - int(used))
+    return min(free)

@@ -1,7 +1,7 @@
 """Expert weight formats. A format is one object in FORMATS; nothing else in the package names it.
 
-A format checks its tensors, gives back logical weights (for oracles and for backends that have no native path),
-and cuts out the experts of one device.
+A format checks its tensors, gives back logical weights, and selects the experts of one device. Oracles use logical
+weights, and so do backends without a native path.
 """
 
 from __future__ import annotations

@@ -11,18 +11,17 @@ from ..choice import why_not_kernels
 from ..cuda.attention import prefill
 from ..cuda.attention.memory import Memory, why_not_heads
 from ..errors import RequestError
-from ..sizes import ceil_div
 from . import torch_forms
 from .attention import decode_attention, norm_rope_write, prefill_attention
-from .cache import CacheSizes, FusedWrite, HeadNorms, RowCache
-from .pages import PagePool
+from .cache import CacheSizes, FusedWrite, HeadNorms
+from .pages import PagedRows
 from .step import DecodeStep, Span, Step
 
 PAGE = 64
 """Tokens of a page: what the attention kernels take at a time."""
 
 
-class PagedCache(RowCache, FusedWrite):
+class PagedCache(PagedRows, FusedWrite):
     """Keys and values in pages, in the model's dtype. The dummy row's tokens go to page 0, which nobody reads.
 
     Args:
@@ -40,25 +39,20 @@ class PagedCache(RowCache, FusedWrite):
         RequestError: sizes below 1, or a page of another size.
     """
 
+    default_page = PAGE
+
     def __init__(self, sizes: CacheSizes, rows: int, capacity: int, pages: int, page: int = PAGE):
-        if min(rows, capacity, pages) < 1:
-            got = f"rows={rows}, capacity={capacity}, pages={pages}"
-            raise RequestError("a cache needs room", got=got, expected="1 or more")
         if page < 16 or page & (page - 1):
             raise RequestError("a page has the wrong size", got=page, expected="a power of two, at least 16")
+        super().__init__(sizes, rows, capacity, pages, page)
         shape = (sizes.layers, 1 + pages, sizes.kv_heads, page, sizes.head_dim)
         # zeros, since a masked value still adds 0 * value, which must not be NaN
         self.k = torch.zeros(shape, dtype=sizes.dtype, device=sizes.device)
         self.v = torch.zeros(shape, dtype=sizes.dtype, device=sizes.device)
         self.layers = list(zip(self.k, self.v, strict=True))
-        self.sizes, self.page, self.pool = sizes, page, PagePool(pages)
-        most = self.needed(capacity)
-        self.rows, self.capacity, self.spare = rows, most * page, rows
         # rows open together, so one copy of the whole table goes to the device before the next step
-        self._host = torch.zeros(rows + 1, most, dtype=torch.int32)
+        self._host = torch.zeros(rows + 1, self._most, dtype=torch.int32)
         self._table, self._stale = self._host.to(sizes.device, copy=True), False
-        self.lengths = [0] * (rows + 1)
-        self._own: list[list[int]] = [[] for _ in range(rows + 1)]
 
     @classmethod
     def within(
@@ -75,41 +69,14 @@ class PagedCache(RowCache, FusedWrite):
         page = PAGE if page is None else page
         if page < 1:
             raise RequestError("a page has the wrong size", got=page, expected="a power of two, at least 16")
-        one = cls.page_bytes(sizes, page)
         if memory is None:
             cuda = sizes.device.type == "cuda"
             memory = torch.cuda.mem_get_info(sizes.device)[0] // 5 * 4 if cuda else 4 << 30
-        if memory < one:
-            raise RequestError(
-                "the memory holds no page of keys and values",
-                got=f"{memory:,} bytes",
-                expected=f"at least {one:,} (of {page} tokens)",
-                remedy="give more memory",
-            )
-        return cls(sizes, rows, capacity, min(rows * ceil_div(capacity, page), memory // one), page)
-
-    @staticmethod
-    def page_bytes(sizes: CacheSizes, page: int = PAGE) -> int:
-        """Bytes of one page in all layers, keys and values."""
-        return 2 * sizes.layers * sizes.kv_heads * sizes.head_dim * page * sizes.dtype.itemsize
-
-    @property
-    def total(self) -> int:
-        return self.pool.n
-
-    @property
-    def free(self) -> int:
-        return self.pool.free
-
-    def needed(self, tokens: int) -> int:
-        return ceil_div(tokens, self.page)
+        return cls(sizes, rows, capacity, cls.pages_within(sizes, rows, capacity, memory, page), page)
 
     def open(self, row: int, tokens: int) -> None:
-        assert not self._own[row]
-        own = self._own[row] = self.pool.take(self.needed(tokens))
-        self.lengths[row] = 0
-        padding = [0] * (self._host.shape[1] - len(own))
-        self._host[row] = torch.tensor(own + padding, dtype=torch.int32)
+        super().open(row, tokens)
+        self._host[row] = torch.tensor(self._padded(row), dtype=torch.int32)
         self._stale = True
 
     @property
@@ -125,13 +92,6 @@ class PagedCache(RowCache, FusedWrite):
         spans = super().spans(chunks, first)
         _ = self.table  # a captured step that runs these reads it
         return spans
-
-    def close(self, row: int) -> None:
-        self.pool.give(self._own[row])
-        self._own[row] = []
-
-    def room(self, row: int) -> int:
-        return len(self._own[row]) * self.page
 
     def write(self, layer: int, k: Tensor, v: Tensor, step: Step) -> None:
         torch_forms.keep(self._memory(layer, step), k, v)

@@ -1,6 +1,12 @@
-"""Which pages of a cache are free."""
+"""The pages of a cache: which are free, and which each row has."""
 
 from __future__ import annotations
+
+from typing import ClassVar
+
+from ..errors import RequestError
+from ..sizes import ceil_div
+from .cache import CacheSizes, RowCache
 
 
 class PagePool:
@@ -23,3 +29,78 @@ class PagePool:
         """Take back pages that `take` gave."""
         self._free.extend(reversed(pages))
         assert self.free <= self.n
+
+
+class PagedRows(RowCache):
+    """A cache whose rows take as many pages as they need and give them back. A format adds tensors and attention.
+
+    Args:
+        sizes: of the model. rows: sequences at a time.
+        capacity: tokens of each, at most; rounded up to whole pages.
+        pages: of all rows together. page: tokens of a page.
+
+    Raises:
+        RequestError: sizes below 1.
+    """
+
+    default_page: ClassVar[int]
+
+    def __init__(self, sizes: CacheSizes, rows: int, capacity: int, pages: int, page: int):
+        if min(rows, capacity, pages) < 1:
+            got = f"rows={rows}, capacity={capacity}, pages={pages}"
+            raise RequestError("a cache needs room", got=got, expected="1 or more")
+        self.sizes, self.rows, self.spare, self.page, self.pool = sizes, rows, rows, page, PagePool(pages)
+        self._most = self.needed(capacity)
+        self.capacity = self._most * page
+        self.lengths = [0] * (rows + 1)
+        self._own: list[list[int]] = [[] for _ in range(rows + 1)]
+
+    @classmethod
+    def page_bytes(cls, sizes: CacheSizes, page: int | None = None) -> int:
+        """Bytes of one page in all layers, keys and values. Default: of the format's own page."""
+        return 2 * sizes.layers * sizes.kv_heads * sizes.head_dim * (page or cls.default_page) * sizes.dtype.itemsize
+
+    @classmethod
+    def pages_within(cls, sizes: CacheSizes, rows: int, capacity: int, memory: int, page: int | None = None) -> int:
+        """Pages that `memory` bytes hold, but no more than the rows can use; page 0 is not counted.
+
+        Raises:
+            RequestError: memory for less than one page.
+        """
+        page = page or cls.default_page
+        one = cls.page_bytes(sizes, page)
+        if memory < one:
+            raise RequestError(
+                "the memory holds no page of keys and values",
+                got=f"{memory:,} bytes",
+                expected=f"at least {one:,} (of {page} tokens)",
+                remedy="give more memory",
+            )
+        return min(rows * ceil_div(capacity, page), memory // one)
+
+    @property
+    def total(self) -> int:
+        return self.pool.n
+
+    @property
+    def free(self) -> int:
+        return self.pool.free
+
+    def needed(self, tokens: int) -> int:
+        return ceil_div(tokens, self.page)
+
+    def open(self, row: int, tokens: int) -> None:
+        assert not self._own[row]
+        self._own[row] = self.pool.take(self.needed(tokens))
+        self.lengths[row] = 0
+
+    def close(self, row: int) -> None:
+        self.pool.give(self._own[row])
+        self._own[row] = []
+
+    def room(self, row: int) -> int:
+        return len(self._own[row]) * self.page
+
+    def _padded(self, row: int) -> list[int]:
+        """The pages of a row, in order; 0 past them."""
+        return self._own[row] + [0] * (self._most - len(self._own[row]))

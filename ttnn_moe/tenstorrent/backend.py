@@ -6,6 +6,9 @@ lives. TTNN_MOE_TT_WEIGHTS=bfloat8_b loads them in 8 bits. A model on the device
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -16,8 +19,7 @@ from ..sizes import ceil_div, power_of_2
 from . import device as devices
 from . import tensors
 from .experts import DeviceExperts
-from .host import expert_ids, loaded, run
-from .prepared import PreparedTenstorrent
+from .host import PreparedTenstorrent, expert_ids, loaded, run
 from .programs import LayerPrograms, Routed, Sizes, programs_of
 
 ROW_ALIGN = 32
@@ -56,28 +58,13 @@ class TenstorrentBackend:
             run(hidden, routing, loaded(experts), out, accumulate)
 
     def gate_projection(self, hidden: Tensor, routing: Routing, experts: Experts, row_align: int) -> Tensor:
-        return self._project(hidden, routing, experts, row_align, "gate")
+        return _step(hidden, routing, experts, row_align, lambda on, x, to, held: on.project(x, to, held.gate, "gate"))
 
     def up_projection(self, hidden: Tensor, routing: Routing, experts: Experts, row_align: int) -> Tensor:
-        return self._project(hidden, routing, experts, row_align, "up")
-
-    def _project(self, hidden: Tensor, routing: Routing, experts: Experts, row_align: int, name: str) -> Tensor:
-        out = _step_rows(hidden, routing, experts, row_align)
-        if len(out):
-            there = loaded(experts)
-            programs, routed = _route(routing, there)
-            moved = tensors.replicate(hidden, there.device)
-            _rows_back(programs.project(moved, routed, getattr(there, name), name), out, there)
-        return out
+        return _step(hidden, routing, experts, row_align, lambda on, x, to, held: on.project(x, to, held.up, "up"))
 
     def gate_up(self, hidden: Tensor, routing: Routing, experts: Experts, row_align: int) -> Tensor:
-        out = _step_rows(hidden, routing, experts, row_align)
-        if len(out):
-            there = loaded(experts)
-            programs, routed = _route(routing, there)
-            moved = tensors.replicate(hidden, there.device)
-            _rows_back(programs.gate_up(moved, routed, there.gate, there.up), out, there)
-        return out
+        return _step(hidden, routing, experts, row_align, lambda on, x, to, held: on.gate_up(x, to, held.gate, held.up))
 
     def silu_mul(self, gate: Tensor, up: Tensor) -> Tensor:
         rows, I = gate.shape
@@ -137,13 +124,22 @@ def _check_align(row_align: int) -> None:
         )
 
 
-def _step_rows(hidden: Tensor, routing: Routing, experts: Experts, row_align: int) -> Tensor:
+def _step(
+    hidden: Tensor,
+    routing: Routing,
+    experts: Experts,
+    row_align: int,
+    launch: Callable[[LayerPrograms, Any, Routed, DeviceExperts], Any],
+) -> Tensor:
+    """[capacity, I]: the rows that launch(programs, hidden on the device, routed, experts there) returns."""
     _check_align(row_align)
-    return hidden.new_empty(routing.step_layout(row_align).capacity, experts.I)
-
-
-def _rows_back(rows: object, out: Tensor, there: DeviceExperts) -> None:
-    """What the device's buffer holds of out's rows; the others are undefined, as all rows past the last block are."""
-    got = tensors.to_torch(rows, there.device)
-    n = min(len(got), len(out))
-    out[:n] = got[:n]
+    out = hidden.new_empty(routing.step_layout(row_align).capacity, experts.I)
+    if len(out):
+        there = loaded(experts)
+        programs, routed = _route(routing, there)
+        rows = launch(programs, tensors.replicate(hidden, there.device), routed, there)
+        got = tensors.to_torch(rows, there.device)
+        # the device's buffer ends with the last block; rows past it are undefined
+        n = min(len(got), len(out))
+        out[:n] = got[:n]
+    return out

@@ -1,7 +1,7 @@
 """Expert weights on a device, as tiles.
 
-Each device of a mesh holds gate and up [E_local, H, I] and down [E_local, I, H] of its experts, in
-device_expert_mapping order, as 32x32 tiles of bfloat16 or bfloat8_b in DRAM.
+Each device of a mesh holds gate and up [E_local, H, I] and down [E_local, I, H] of its experts, in the order of
+device_expert_mapping. They lie in DRAM as 32x32 tiles of bfloat16 or bfloat8_b.
 
 Tiles are made once and kept on disk: see files.py.
 """

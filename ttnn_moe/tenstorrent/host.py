@@ -7,7 +7,9 @@ import weakref
 import torch
 from torch import Tensor
 
-from ..contract import Experts, Placement, Routing
+from ..backend import Prepared
+from ..contract import Experts, Placement, Problem, Routing
+from ..errors import ContractError
 from . import device as devices
 from . import layer, tensors
 from .experts import DeviceExperts, load_experts, weight_format
@@ -54,3 +56,23 @@ def expert_ids(routing: Routing) -> Tensor:
     """The routing's ids as int32; ids outside 0 .. E-1 become -1."""
     ids = routing.topk_ids
     return torch.where((ids < 0) | (ids >= routing.E), -1, ids).int().contiguous()
+
+
+class PreparedTenstorrent(Prepared):
+    """See ttnn_moe.prepare: weights are loaded, programs are planned.
+
+    With a placement of D > 1 devices and no rank, it opens a 1xD mesh.
+    """
+
+    def __init__(self, problem: Problem, experts: Experts, placement: Placement | None):
+        if placement is not None and placement.rank is not None and placement.D > 1:
+            raise ContractError(
+                "one process drives the whole mesh", got=f"a placement with rank {placement.rank}", expected="rank=None"
+            )
+        self.problem = problem
+        self._experts = loaded(experts, placement)
+        programs_of(self._experts.device, Sizes.of_experts(self._experts, problem.K))
+
+    def _run(self, hidden: Tensor, routing: Routing, out: Tensor, accumulate: bool) -> None:
+        if routing.T:
+            run(hidden, routing, self._experts, out, accumulate)

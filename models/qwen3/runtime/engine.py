@@ -7,6 +7,7 @@ import threading
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from ttnn_moe.errors import RequestError
 from ttnn_moe.kv.cache import RowCache
@@ -16,9 +17,12 @@ from ..tokenizer import Tokenizer
 from .captured import runner_for
 from .graphs import Progress
 from .language_model import LanguageModel
-from .requests import Request, Stats, Token, make_requests
+from .requests import Options, Request, Stats, Token, make_requests
 from .scheduler import Scheduler
 from .stream import Stream
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 STEP = 2048
 """Tokens of a step on a GPU, unless asked for otherwise: more at a time would keep those that decode waiting."""
@@ -97,34 +101,17 @@ class Engine:
         self._lost: deque[int] = deque()
         self._error: BaseException | None = None
 
-    def add(
-        self,
-        prompt: Sequence[int],
-        *,
-        max_new_tokens: int = 128,
-        temperature: float = 0.0,
-        top_k: int = 0,
-        top_p: float = 1.0,
-        seed: int | None = None,
-        stop_ids: Sequence[int] | None = None,
-    ) -> int:
-        """Take a request; its number, by which `step` and the others know it. Arguments as `generate`.
+    def add(self, prompt: Sequence[int], **options: Unpack[Options]) -> int:
+        """Take a request; its number, by which `step` and the others know it.
+
+        Args:
+            prompt: token ids. options: see `Options`.
 
         Raises:
             RequestError: an empty prompt, ids or options out of range; a request that is too long for the context, for
                 a row or for all pages together; too many that wait.
         """
-        (request,) = make_requests(
-            self.model.config,
-            [prompt],
-            max_new_tokens=max_new_tokens,
-            temperature=temperature,
-            top_k=top_k,
-            top_p=top_p,
-            seed=seed,
-            stop_ids=stop_ids,
-            tokenizer=self.tokenizer,
-        )
+        (request,) = make_requests(self.model.config, [prompt], tokenizer=self.tokenizer, **options)
         with self._lock:
             self._look()
             self._check_room(request)
@@ -173,9 +160,9 @@ class Engine:
             return Stream(requests, self._next, self.cancel, self._lost)
 
     def step(self) -> list[Token]:
-        """Admit what fits, run a chunk of the prompts that are not in the cache yet, together with a decode step of all
-        requests whose prompt is, and return the tokens that reached the host (`sequence` is the request's number).
+        """Admit what fits and run one step; the tokens that reached the host, whose `sequence` is the request's number.
 
+        A step is a chunk of the prompts that are not in the cache yet, and a decode step of all other requests.
         With graphs they are those of the step before, which the GPU made while the host prepared this one.
         """
         with self._lock:
@@ -233,8 +220,9 @@ class Engine:
             return None if request is None else self.scheduler.waits_for(request)
 
     def capture(self, progress: Progress | None = None) -> None:
-        """Capture the steps of every size now, rather than when first needed, and prefills of up to prefill_chunk
-        tokens (4,096 at most), which otherwise are not captured at all; nothing without graphs.
+        """Capture steps of every size now, instead of when first needed; without graphs, do nothing.
+
+        This also captures prefills of up to prefill_chunk tokens (4,096 at most). No later call does.
 
         Args:
             progress: called with graphs captured so far and graphs in all.

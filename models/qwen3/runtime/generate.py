@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence, Sized
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -13,7 +14,18 @@ from ttnn_moe.errors import RequestError
 from ..tokenizer import Tokenizer
 from .engine import Engine
 from .language_model import LanguageModel
-from .requests import Finish, Request, Stats, Token, make_requests
+from .requests import Finish, Options, Request, Stats, Token, make_requests
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+
+class StreamOptions(Options, total=False):
+    """Keyword arguments of `generate`; see `stream`."""
+
+    tokenizer: Tokenizer | None
+    prefill_chunk: int | None
+    engine: Engine | None
 
 
 @dataclass
@@ -30,33 +42,12 @@ def generate(
     model: LanguageModel,
     prompts: Sequence[Sequence[int]],
     *,
-    max_new_tokens: int = 128,
-    temperature: float = 0.0,
-    top_k: int = 0,
-    top_p: float = 1.0,
-    seed: int | Sequence[int] | None = None,
-    stop_ids: Sequence[int] | None = None,
-    tokenizer: Tokenizer | None = None,
     on_token: Callable[[Token], None] | None = None,
-    prefill_chunk: int | None = None,
-    engine: Engine | None = None,
+    **options: Unpack[StreamOptions],
 ) -> Generation:
     """Continue each prompt; arguments and errors as `stream`. on_token gets every token as it comes."""
     result = Generation([[] for _ in prompts], ["" for _ in prompts], [None for _ in prompts])
-    for token in stream(
-        model,
-        prompts,
-        max_new_tokens=max_new_tokens,
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        seed=seed,
-        stop_ids=stop_ids,
-        tokenizer=tokenizer,
-        prefill_chunk=prefill_chunk,
-        engine=engine,
-        stats=result.stats,
-    ):
+    for token in stream(model, prompts, stats=result.stats, **options):
         result.tokens[token.sequence].append(token.token)
         result.texts[token.sequence] += token.text
         result.finish[token.sequence] = token.finish
@@ -69,16 +60,11 @@ def stream(
     model: LanguageModel,
     prompts: Sequence[Sequence[int]],
     *,
-    max_new_tokens: int = 128,
-    temperature: float = 0.0,
-    top_k: int = 0,
-    top_p: float = 1.0,
-    seed: int | Sequence[int] | None = None,
-    stop_ids: Sequence[int] | None = None,
     tokenizer: Tokenizer | None = None,
     prefill_chunk: int | None = None,
     engine: Engine | None = None,
     stats: Stats | None = None,
+    **options: Unpack[Options],
 ) -> Iterator[Token]:
     """Continue each prompt, yielding tokens as they come, sequence by sequence within a step.
 
@@ -86,33 +72,21 @@ def stream(
 
     Args:
         prompts: token ids, at least one each.
-        max_new_tokens: per sequence, a stop token included.
-        temperature, top_k, top_p: see Sampling; temperature 0 is greedy.
-        seed: sequence i draws from seed + i (or from seed[i]) and nothing else; None = fresh every time.
-        stop_ids: tokens that end a sequence; default: the eos tokens of the config (and of the tokenizer).
         tokenizer: to get text with the tokens.
         prefill_chunk: prompt tokens per forward pass at most; bounds the memory of long prompts. Default: the given
             engine's, else see `default_chunk`.
         engine: of this model, to generate with again and again; default: one for this call.
         stats: filled in as tokens come.
+        options: see `Options`.
 
     Raises (before any work):
         RequestError: an empty prompt, one too long for the context, ids or options out of range; an engine that
             is busy, too small, or another model's.
+        TypeError: no such option.
     """
     if prefill_chunk is not None and prefill_chunk < 1:
         raise RequestError("prefill_chunk must be positive", got=f"prefill_chunk={prefill_chunk}")
-    requests = make_requests(
-        model.config,
-        prompts,
-        max_new_tokens=max_new_tokens,
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        seed=seed,
-        stop_ids=stop_ids,
-        tokenizer=tokenizer,
-    )
+    requests = make_requests(model.config, prompts, tokenizer=tokenizer, **options)
     if engine is not None:
         if engine.model is not model:
             raise RequestError("the engine is another model's", remedy="make one of this model")

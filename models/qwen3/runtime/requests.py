@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Literal
+from typing import Literal, TypedDict
 
 import torch
 from torch import Tensor
@@ -19,6 +19,24 @@ from ..tokenizer import TextStream, Tokenizer
 from .sampling import Sampling, seeds_of
 
 Finish = Literal["stop", "length"]
+
+
+class Options(TypedDict, total=False):
+    """Keyword arguments that say how prompts are continued.
+
+    Attributes:
+        max_new_tokens: per sequence, a stop token included; default: 128.
+        temperature, top_k, top_p: see Sampling; default: greedy.
+        seed: sequence i draws from seed + i (or from seed[i]) and nothing else; None, the default: fresh every time.
+        stop_ids: tokens that end a sequence; default: the eos tokens of the config (and of the tokenizer).
+    """
+
+    max_new_tokens: int
+    temperature: float
+    top_k: int
+    top_p: float
+    seed: int | Sequence[int] | None
+    stop_ids: Sequence[int] | None
 
 
 @dataclass(frozen=True)
@@ -144,7 +162,7 @@ def make_requests(
     stop_ids: Sequence[int] | None = None,
     tokenizer: Tokenizer | None = None,
 ) -> list[Request]:
-    """A request for each prompt; arguments and errors as `generate`."""
+    """A request for each prompt; see `Options`. Errors as `stream`."""
     sampling = Sampling(temperature, top_k, top_p)
     checked = check_request(config, prompts, max_new_tokens)
     seeds = seeds_of(seed, len(prompts))

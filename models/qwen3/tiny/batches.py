@@ -17,12 +17,12 @@ from .tokenizer import END, PAD, START, SYSTEM
 
 # rows of a step may be this long; recall contexts grow with them
 LENGTHS = (128, 256, 512, 1280)
-# of the turns that are no recall: sums are hardest and their answers shortest
+# shares of the turns that are no recall: sums are hardest, and their answers are shortest
 SHARES = {"copy": 0.1, "sort": 0.2, "arithmetic": 0.3, "sentences": 0.4}
 # loss weights by kind of token: none, text of a sentence, answer, value of a key (few tokens, and the slowest to learn)
 WEIGHTS = (0.0, 0.02, 1.0, 3.0)
 SYSTEM_SHARE = 0.1
-# room that a row's recall leaves for questions about it: this and an eighth
+# bytes that a row's recall leaves for questions about it, beside an eighth of the row
 TURN_BYTES = 40
 
 

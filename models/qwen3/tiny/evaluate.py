@@ -1,4 +1,4 @@
-"""How well a model does the tiny model's tasks, whatever computes its logits."""
+"""Scores of a model on the tiny model's tasks. Any function may compute the logits."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ def answered(
 ) -> list[bool]:
     """Whether greedy decoding gives each example's answer to the letter and then stops.
 
-    One forward pass a batch decides it: the answer follows its prompt, and greedy decoding gives it exactly when each
-    of its tokens, and the end marker, is the most probable one after those before it.
+    One forward pass a batch decides it. Greedy decoding gives an answer exactly when each of its tokens, and the end
+    marker, is the most probable one after those before it.
 
     Args:
         logits: the model.

@@ -1,4 +1,4 @@
-"""The tiny model's sizes, and transformers' Qwen3-MoE made fit for training: every expert computed for every token."""
+"""The tiny model's sizes, and transformers' Qwen3-MoE for training: it computes every expert for every token."""
 
 from __future__ import annotations
 
@@ -60,8 +60,8 @@ class Network(nn.Module):
 
     Attributes:
         expert_noise: standard deviation of the noise put on the experts' weights in each pass, relative to the root
-            mean square of their row. Weights that stand it also stand quantisation. A tensor: a captured step reads
-            its present value.
+            mean square of their row. Weights that tolerate it also tolerate quantisation. It is a tensor: a captured
+            step reads its present value.
     """
 
     expert_noise: Tensor
@@ -81,7 +81,7 @@ class Network(nn.Module):
         """Logits [B, S, vocab_size] of ids [B, S], and the load-balancing loss over the tokens where real [B, S]."""
         inner: Any = self.model.model
         table = inner.embed_tokens.weight
-        # as a product, for the gradient of an embedding is slow where few rows gather from many tokens
+        # a product: the gradient of an embedding is slow where many tokens share few rows
         hits = ids[..., None] == torch.arange(len(table), device=ids.device)
         x = (hits.to(table.dtype) @ table).float()
         rope = inner.rotary_emb(x, torch.arange(ids.shape[1], device=ids.device)[None])

@@ -1,4 +1,4 @@
-"""One training step of the tiny model, as a CUDA graph where there is CUDA, and how step sizes and lengths change."""
+"""One training step of the tiny model, a CUDA graph on CUDA, and the schedules of learning rate, noise and length."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from .batches import LENGTHS, token_weights
 from .network import CONFIG, Network
 
 WARM_UP = 0.02
-# from this part of the training on, rows of these lengths, with these shares: attention that finds a key is learnt
-# much sooner among few keys
+WEIGHT_DECAY = 0.1
+# from this part of the training on: the shares of LENGTHS. A model learns to attend to a key much sooner among few keys
 CURRICULUM: tuple[tuple[float, tuple[float, ...]], ...] = (
     (0.0, (1.0,)),
     (0.05, (0.5, 0.5)),
@@ -56,7 +56,7 @@ class Stepper:
         graphs: capture a CUDA graph for each shape of batch.
     """
 
-    def __init__(self, network: Network, compile_blocks: bool, graphs: bool, weight_decay: float = 0.1):
+    def __init__(self, network: Network, compile_blocks: bool, graphs: bool):
         self.network, self.graphs = network, graphs
         self.device = next(network.parameters()).device
         on_cuda = self.device.type == "cuda"
@@ -70,7 +70,7 @@ class Stepper:
         # a tensor, so that a captured step reads its present value
         self.rate = torch.zeros((), device=self.device)
         self.optimizer = torch.optim.AdamW(
-            [{"params": matrices, "weight_decay": weight_decay}, {"params": vectors, "weight_decay": 0.0}],
+            [{"params": matrices, "weight_decay": WEIGHT_DECAY}, {"params": vectors, "weight_decay": 0.0}],
             lr=self.rate,
             betas=(0.9, 0.98),
             fused=True,
@@ -100,7 +100,7 @@ class Stepper:
     def _capture(self, ids: Tensor, kinds: Tensor) -> tuple[torch.cuda.CUDAGraph, Tensor, Tensor]:
         static_ids, static_kinds = ids.to(self.device), kinds.to(self.device)
         rate = self.rate.clone()
-        # the steps that warm up must not train: this batch is trained on when the graph is replayed
+        # warm-up steps must not train: the replay trains on this batch
         self.rate.zero_()
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())

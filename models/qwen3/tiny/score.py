@@ -25,14 +25,14 @@ def main(
     model: Annotated[
         Path, typer.Option(help="Checkpoint in Hugging Face format.", show_default="the bundled one")
     ] = TINY,
-    backend: Annotated[str, typer.Option(help="What runs the experts: auto, reference, ...")] = "auto",
+    backend: terminal.Backend = "auto",
     device: Annotated[str | None, typer.Option(help="torch device; default: what suits the backend.")] = None,
     dtype: Annotated[str | None, typer.Option(help="bfloat16, float16 or float32; default: the checkpoint's.")] = None,
     examples: Annotated[int, typer.Option(min=1, help="Held-out examples of each task.")] = 300,
     seed: Annotated[int, typer.Option(help="Which examples.")] = 0,
 ) -> None:
-    """Share of held-out examples that greedy decoding answers to the letter, by task."""
-    # what can be refused is, before the weights are read
+    """Print the share of held-out examples that greedy decoding answers exactly, by task."""
+    # every check comes before the weights are read
     Qwen3MoeConfig.from_directory(model)
     tokenizer = Tokenizer.from_directory(model).fast
     lacking = [token for token in (PAD, START, END) if tokenizer.token_to_id(token) is None]

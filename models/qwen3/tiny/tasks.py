@@ -1,8 +1,8 @@
 """Synthetic tasks with exact answers, split into training and held-out examples.
 
-A hash of an example's content (`split_of`) says on which side it is. So no example is on both sides, whatever seed
-made it. The content is the records of a recall, the string of a copy, the items of a sort or the terms of a sum in any
-order, the wording and subject of a fact, or the sentences of a story in any order.
+A hash of an example's content (`split_of`) decides its side. So no example is on both sides, whatever seed made it.
+The content of each task: the records of a recall; the string of a copy; the items of a sort, and the terms of a sum, in
+any order; the wording and subject of a fact; the sentences of a story in any order.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The tiny model's tokenizer: byte-level BPE, so that any text can be said, with Qwen's chat markers and template."""
+"""The tiny model's tokenizer: byte-level BPE, which encodes any text, with Qwen's chat markers and template."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ PAD, START, END = SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 SYSTEM = "You are a helpful assistant."
 PHRASES = ("Remember:", "What is", "Copy:", "Sort:", "Complete:", "system", "user", "assistant", SYSTEM)
 
-# Words take their space along; a capital that does not begin a word, a digit and a white space are each alone, so
-# that keys, codes and numbers are one token a character wherever they stand.
+# A word takes the space before it. A capital that begins no word, a digit and a white space each stand alone: keys,
+# codes and numbers are one token a character everywhere.
 PIECES = r" ?\p{Lu}?\p{Ll}+|\p{Lu}|\p{N}| ?[^\s\p{Lu}\p{Ll}\p{N}]+|\s"
 
 CHAT_TEMPLATE = (
@@ -43,7 +43,7 @@ def build() -> Tokenizer:
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
-    # the phrases stand around every example, so they shall be few tokens
+    # every example holds some of the phrases: make them few tokens
     tokenizer.train_from_iterator([*english.vocabulary(), *PHRASES * 100], trainer)
     tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIAL])
     return tokenizer

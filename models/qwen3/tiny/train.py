@@ -95,4 +95,4 @@ def main(
 
 
 if __name__ == "__main__":
-    app()
+    app(prog_name="python -m ttnn_moe.models.qwen3.tiny.train")

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from ttnn_moe.errors import RequestError
-from ttnn_moe.kv.cache import CacheSizes, RowCache
-from ttnn_moe.kv.pages import PagePool
+from ttnn_moe.kv.cache import CacheSizes
+from ttnn_moe.kv.pages import PagedRows
 from ttnn_moe.sizes import ceil_div, power_of_2
 from ttnn_moe.tenstorrent import Device, tensors
 from ttnn_moe.tenstorrent.memory import PAGE
@@ -34,7 +34,7 @@ def check_rows(rows: int) -> None:
         )
 
 
-class PagedCache(RowCache):
+class PagedCache(PagedRows):
     """Keys and values of up to 32 sequences, in bfloat16; every chip of a mesh holds all of them.
 
     Args:
@@ -50,69 +50,23 @@ class PagedCache(RowCache):
         RequestError: no rows or more than 32, no room for a token, or no room on the device.
     """
 
+    default_page = PAGE
+
     def __init__(
         self, sizes: CacheSizes, device: Device, rows: int, capacity: int, packer: Packer, pages: int | None = None
     ):
-        if min(rows, capacity) < 1:
-            raise RequestError("a cache needs room", got=f"rows={rows}, capacity={capacity}", expected="1 or more")
         check_rows(rows)
-        self.sizes, self.device, self.rows, self.spare, self.packer = sizes, device, rows, rows, packer
-        self._most = self.needed(capacity)
-        self.capacity = self._most * PAGE
-        self.pool = PagePool(rows * self._most if pages is None else pages)
+        super().__init__(sizes, rows, capacity, rows * ceil_div(capacity, PAGE) if pages is None else pages, PAGE)
+        self.device, self.packer = device, packer
         shape = (1 + self.pool.n, sizes.kv_heads, PAGE, sizes.head_dim)
         held = f"{self.pool.n * self.page_bytes(sizes) / 2**20:.0f} MiB for {rows} sequences of {capacity} tokens"
         with room_for("the KV cache", held, "fewer or shorter sequences at a time"):
             made = [[tensors.zeros(shape, "bfloat16", "TILE", device) for _ in range(2)] for _ in range(sizes.layers)]
         self.k, self.v = [k for k, _ in made], [v for _, v in made]
-        self.lengths = [0] * (rows + 1)
-        self._own: list[list[int]] = [[] for _ in range(rows + 1)]
-
-    @staticmethod
-    def page_bytes(sizes: CacheSizes) -> int:
-        """Bytes of one page in all layers, keys and values, on every chip."""
-        return 2 * sizes.layers * sizes.kv_heads * sizes.head_dim * PAGE * sizes.dtype.itemsize
-
-    @classmethod
-    def pages_within(cls, sizes: CacheSizes, rows: int, capacity: int, memory: int) -> int:
-        """Pages that `memory` bytes hold, but no more than the rows can use; page 0 is not counted.
-
-        Raises:
-            RequestError: memory for less than one page.
-        """
-        one = cls.page_bytes(sizes)
-        if memory < one:
-            raise RequestError(
-                "the memory holds no page of keys and values",
-                got=f"{memory:,} bytes",
-                expected=f"at least {one:,} (of {PAGE} tokens)",
-                remedy="give more memory",
-            )
-        return min(rows * ceil_div(capacity, PAGE), memory // one)
-
-    @property
-    def total(self) -> int:
-        return self.pool.n
-
-    @property
-    def free(self) -> int:
-        return self.pool.free
-
-    def needed(self, tokens: int) -> int:
-        return ceil_div(tokens, PAGE)
 
     def open(self, row: int, tokens: int) -> None:
-        assert not self._own[row]
-        self._own[row] = self.pool.take(self.needed(tokens))
-        self.lengths[row] = 0
+        super().open(row, tokens)
         self.packer.begin(row)
-
-    def close(self, row: int) -> None:
-        self.pool.give(self._own[row])
-        self._own[row] = []
-
-    def room(self, row: int) -> int:
-        return len(self._own[row]) * PAGE
 
     def write(self, layer: int, k: Any, v: Any, step: Any) -> None:
         """Keep k and v, ttnn [1, kv_heads, T, head_dim], of a pass or of a decode step. See KVCache.
@@ -138,10 +92,9 @@ class PagedCache(RowCache):
         """int32 pages that a piece is written to [1, size / PAGE], and that it attends to [1, any]."""
         first = piece.past // PAGE
         # page 0 takes the padding of the longest piece
-        padding = self._most - len(self._own[piece.row]) + power_of_2(self._most) + 1
-        whole = self._own[piece.row] + [0] * padding
+        whole = self._padded(piece.row) + [0] * (power_of_2(self._most) + 1)
         return torch.tensor([whole[first : first + piece.size // PAGE]]).int(), torch.tensor([whole]).int()
 
     def table(self, rows: Sequence[int]) -> Tensor:
         """int32 [len(rows), capacity / PAGE]: the pages of each row, in order; 0 past them."""
-        return torch.tensor([self._own[row] + [0] * (self._most - len(self._own[row])) for row in rows]).int()
+        return torch.tensor([self._padded(row) for row in rows]).int()

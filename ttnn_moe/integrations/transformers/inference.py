@@ -32,8 +32,7 @@ def _(grad, shape):  # type: ignore[no-untyped-def]
 class InferenceOnly(torch.autograd.Function):
     """apply(operator, *inputs) -> operator(), recorded as a function of inputs.
 
-    An op that refuses stands for the gradient of each input, so that a compiler may trace the backward pass of a
-    forward that never needs it.
+    The gradient of each input is an op that raises. So a compiler may trace a backward pass that never runs.
     """
 
     @staticmethod

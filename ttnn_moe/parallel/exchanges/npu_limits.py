@@ -48,9 +48,7 @@ def _x(a: Arguments) -> Tensor:
 
 
 def _both(rule: str, holds: object) -> tuple[Limit, Limit]:
-    pages = (f"op-plugin: {PAGES}torch_npu-{operator}.md" for operator in (DISPATCH, COMBINE))
-    first, second = (Limit(o, p, rule, holds) for o, p in zip((DISPATCH, COMBINE), pages, strict=True))  # type: ignore[arg-type]
-    return first, second
+    return _one(DISPATCH, rule, holds), _one(COMBINE, rule, holds)
 
 
 def _one(operator: str, rule: str, holds: object) -> Limit:
