@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from cases import TARGETS, Target
+from targets import TARGETS, Target
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -55,7 +55,7 @@ class Family(Generic[R]):
 
 
 class Operator(Generic[R]):
-    """Runs the first family that can, else the torch form. Its first argument tells device and dtype.
+    """Runs the first family that can, else the torch form. Device and dtype are those of the first argument.
 
     Args:
         name: as `why` prints it.

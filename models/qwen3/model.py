@@ -1,7 +1,7 @@
 """Qwen3-MoE for inference: plain torch around one mixture-of-experts operator.
 
-Tokens are rows throughout: [T, H], T counting the tokens of all sequences, packed. Nothing here reads a value
-back to the host, and every shape follows from sizes the host knows.
+Tokens are rows throughout: [T, H], where T counts the packed tokens of all sequences. With a cache, nothing here
+reads a value back to the host, and every shape follows from sizes that the host knows.
 Architecture: Qwen3 Technical Report, https://arxiv.org/abs/2505.09388.
 """
 
@@ -116,7 +116,7 @@ class DenseMLP(nn.Module):
 
 
 class MoE(nn.Module):
-    """Router and experts. The only place that knows ttnn_moe."""
+    """Router and experts. The only place that calls the operator."""
 
     def __init__(self, config: Qwen3MoeConfig, backend: str):
         super().__init__()
@@ -207,7 +207,7 @@ class Qwen3Moe(nn.Module):
 
     @classmethod
     def empty(cls, config: Qwen3MoeConfig, backend: str, dtype: torch.dtype, device: torch.device | str) -> Qwen3Moe:
-        """A model whose weights are allocated once, in their final place, and hold anything."""
+        """A model whose weights are allocated once, in their final place, and uninitialised."""
         with torch.device("meta"):
             model = cls(config, backend)
         return model.to(dtype).to_empty(device=device).eval()
@@ -284,7 +284,7 @@ class Qwen3Moe(nn.Module):
         for layer in before:
             x = layer(x, rope, cache, step)
         assert isinstance(last, Layer)
-        if wanted is not None:  # nobody looks at what the last layer makes of the others, but at their keys and values
+        if wanted is not None:  # of the other tokens, the last layer only writes keys and values
             last.attention.keep(x, last.attention_norm, rope, cache, step)
             x, rope, step, logits_at = x[logits_at], wanted_rope, wanted, None
         if len(x):

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 import types
 from pathlib import Path
 from typing import Any
@@ -14,6 +12,7 @@ import torch
 import torch.distributed as dist
 
 from paths import ROOT
+from processes import run_python
 from ttnn_moe import registry
 from ttnn_moe.ascend import operators
 from ttnn_moe.ascend.backend import AscendBackend
@@ -113,14 +112,8 @@ def test_nothing_imports_torch_npu_before_it_is_asked_for(tmp_path: Path) -> Non
         "assert 'torch_npu' not in sys.modules;"
         "print(ttnn_moe.registry.probe('ascend').reason); print(ttnn_moe.registry.resolve())"
     )
-    root = ROOT
-    environment = os.environ | {
-        "PYTHONPATH": f"{tmp_path}{os.pathsep}{root}",
-        "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",
-        "CUDA_VISIBLE_DEVICES": "",
-    }
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
+    path = f"{tmp_path}{os.pathsep}{ROOT}"
+    done = run_python("-c", code, PYTHONPATH=path, TORCH_DEVICE_BACKEND_AUTOLOAD="0", CUDA_VISIBLE_DEVICES="")
     reason, chosen = done.stdout.splitlines()
     assert "libhccl.so" in reason and chosen == "reference"
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import ascend_stand_in
-from cases import Target
 from contract_cases import TestCases, test_bitwise_repeatable  # noqa: F401  (run here on another target)
+from targets import Target
 
 
 @pytest.fixture(scope="module", autouse=True)

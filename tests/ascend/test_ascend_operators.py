@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import types
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -41,21 +42,10 @@ def test_init_routing_as_in_its_page(npu: Any) -> None:
     x = torch.randn(1, h)
     ids = torch.randint(0, 226, (1, k), dtype=torch.int32)
     scale = torch.randn(1)
-    rows, index, counts, scales = npu.npu_moe_init_routing_v2(
-        x,
-        ids,
-        scale=scale,
-        offset=None,
-        active_num=475,
-        expert_capacity=-1,
-        expert_num=226,
-        drop_pad_mode=0,
-        expert_tokens_num_type=1,
-        expert_tokens_num_flag=True,
-        active_expert_range=[start, end],
-        quant_mode=-1,
-        row_idx_type=0,
-    )
+    counted = {"expert_tokens_num_type": 1, "expert_tokens_num_flag": True, "row_idx_type": 0}
+    kept = {"active_num": 475, "expert_capacity": -1, "expert_num": 226, "active_expert_range": [start, end]}
+    plain = {"offset": None, "drop_pad_mode": 0, "quant_mode": -1}
+    rows, index, counts, scales = npu.npu_moe_init_routing_v2(x, ids, scale=scale, **kept, **counted, **plain)
     listed = ids[0].tolist()
     order = sorted((i for i in range(k) if start <= listed[i] < end), key=lambda i: (listed[i], i))
     n = len(order)
@@ -73,15 +63,9 @@ def test_init_routing_of_all_experts(npu: Any, kind: int) -> None:
     """Written out by hand: ids [[2, 0], [0, 2], [1, 2]]."""
     x = torch.tensor([[1.0], [2.0], [3.0]])
     ids = torch.tensor([[2, 0], [0, 2], [1, 2]], dtype=torch.int32)
+    counted = {"expert_tokens_num_type": kind, "expert_tokens_num_flag": True, "row_idx_type": kind}
     rows, index, counts, _ = npu.npu_moe_init_routing_v2(
-        x,
-        ids,
-        active_num=6,
-        expert_num=4,
-        expert_tokens_num_type=kind,
-        expert_tokens_num_flag=True,
-        active_expert_range=[0, 4],
-        row_idx_type=kind,
+        x, ids, active_num=6, expert_num=4, active_expert_range=[0, 4], **counted
     )
     assert rows.flatten().tolist() == [1, 2, 3, 1, 2, 3]
     assert index.tolist() == ([3, 0, 1, 4, 2, 5] if kind == 0 else [1, 2, 4, 0, 3, 5])
@@ -105,22 +89,17 @@ def test_grouped_matmul_of_groups_of_rows(npu: Any, kind: int, listed: list[int]
     """By hand: rows 0 and 1 through weight 0, row 2 through weight 2; running sums and counts say the same."""
     x = torch.tensor([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]])
     weight = torch.tensor([[[1.0], [1.0]], [[9.0], [9.0]], [[10.0], [1.0]]])
-    (y,) = npu.npu_grouped_matmul(
-        [x], [weight], group_list=torch.tensor(listed), split_item=2, group_type=0, group_list_type=kind
-    )
-    assert y.tolist() == [[3.0], [7.0], [56.0]]
-    (y,) = npu.npu_grouped_matmul(
-        [x],
-        [weight],
-        group_list=torch.tensor([1, 1, 2] if kind == 0 else [1, 0, 1]),
-        split_item=2,
-        group_type=0,
-        group_list_type=kind,
-    )
+
+    def product(groups: list[int]) -> Tensor:
+        options = {"split_item": 2, "group_type": 0, "group_list_type": kind}
+        (y,) = npu.npu_grouped_matmul([x], [weight], group_list=torch.tensor(groups), **options)
+        return y
+
+    assert product(listed).tolist() == [[3.0], [7.0], [56.0]]
+    y = product([1, 1, 2] if kind == 0 else [1, 0, 1])
     assert y[:2].tolist() == [[3.0], [34.0]] and bool(y[2].isnan()), "the last row is in no group"
     with pytest.raises(RuntimeError, match="has 3 rows"):
-        long = torch.tensor([1, 1, 4] if kind == 0 else [1, 1, 2])
-        npu.npu_grouped_matmul([x], [weight], group_list=long, split_item=2, group_type=0, group_list_type=kind)
+        product([1, 1, 4] if kind == 0 else [1, 1, 2])
 
 
 def test_swiglu_as_in_its_page(npu: Any) -> None:
@@ -154,6 +133,20 @@ def _inputs(T: int, E: int, K: int, H: int, I: int):
     return hidden, Routing.from_topk(ids, torch.rand(T, K, generator=g), E), experts
 
 
+def _recording(npu: Any, note: Callable[[str, tuple[Any, ...], dict[str, Any], Any], object]) -> types.SimpleNamespace:
+    """The layer's operators of npu; each tells note its name, its arguments and its result."""
+
+    def recorder(name: str):
+        def call(*args: Any, **kwargs: Any) -> Any:
+            result = getattr(npu, name)(*args, **kwargs)
+            note(name, args, kwargs, result)
+            return result
+
+        return call
+
+    return types.SimpleNamespace(**{name: recorder(name) for name in operators.LAYER})
+
+
 @pytest.mark.parametrize("E", [1, 8])
 @pytest.mark.parametrize("wide", [False, True])
 def test_the_layer_calls_what_was_checked(npu: Any, E: int, wide: bool) -> None:
@@ -161,19 +154,13 @@ def test_the_layer_calls_what_was_checked(npu: Any, E: int, wide: bool) -> None:
     T, K, H, I = 5, 3, 16, 8
     seen: list[tuple[str, dict[str, Any]]] = []
 
-    def recorder(name: str):
+    def note(name: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         positional = [argument.name for argument in getattr(torch.ops.npu, name).default._schema.arguments]
+        seen.append((name, {**dict(zip(positional, args, strict=False)), **kwargs}))
 
-        def call(*args: Any, **kwargs: Any) -> Any:
-            seen.append((name, {**dict(zip(positional, args, strict=False)), **kwargs}))
-            return getattr(npu, name)(*args, **kwargs)
-
-        return call
-
-    recording = types.SimpleNamespace(**{name: recorder(name) for name in operators.LAYER})
     hidden, routing, experts = _inputs(T, E, K, H, I)
     out = torch.empty(T, H, dtype=torch.float32 if wide else torch.bfloat16)
-    run.moe(recording, hidden, routing, weights_of(experts), out, False)
+    run.moe(_recording(npu, note), hidden, routing, weights_of(experts), out, False)
     planned = run.calls(T, E, K, H, I, torch.bfloat16, wide)
     assert [name for name, _ in seen] == [name for name, _ in planned]
     for (name, got), (_, want) in zip(seen, planned, strict=True):
@@ -201,17 +188,11 @@ def test_shapes_at_full_size_through_torch_npus_own_shape_functions(npu: Any) ->
     out = torch.empty(T, H, dtype=torch.bfloat16, device=meta)
     shapes: list[tuple[str, list[tuple[torch.Size, torch.dtype]]]] = []
 
-    def recorder(name: str):
-        def call(*args: Any, **kwargs: Any) -> Any:
-            result = getattr(npu, name)(*args, **kwargs)
-            listed = [result] if isinstance(result, torch.Tensor) else list(result)
-            shapes.append((name, [(tensor.shape, tensor.dtype) for tensor in listed]))
-            return result
+    def note(name: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        listed = [result] if isinstance(result, torch.Tensor) else list(result)
+        shapes.append((name, [(tensor.shape, tensor.dtype) for tensor in listed]))
 
-        return call
-
-    recording = types.SimpleNamespace(**{name: recorder(name) for name in operators.LAYER})
-    run.moe(recording, hidden, routing, weights_of(experts), out, False)
+    run.moe(_recording(npu, note), hidden, routing, weights_of(experts), out, False)
     by_operator = [(name, rows[: 3 if name == limits.ROUTE else 1]) for name, rows in shapes]
     bf16 = torch.bfloat16
     assert by_operator == [
@@ -247,13 +228,11 @@ def test_a_pair_without_an_expert_is_not_multiplied(npu: Any) -> None:
     hidden, routing, experts = _inputs(9, 4, 3, 16, 8)
     ends: list[Tensor] = []
 
-    def spy(*args: Any, group_list: Tensor, **kwargs: Any) -> Any:
-        ends.append(group_list)
-        return npu.npu_grouped_matmul(*args, group_list=group_list, **kwargs)
+    def note(name: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        if name == "npu_grouped_matmul":
+            ends.append(kwargs["group_list"])
 
-    held = {name: getattr(npu, name) for name in operators.LAYER}
-    recording = types.SimpleNamespace(**held | {"npu_grouped_matmul": spy})
-    run.moe(recording, hidden, routing, weights_of(experts), torch.empty_like(hidden), False)
+    run.moe(_recording(npu, note), hidden, routing, weights_of(experts), torch.empty_like(hidden), False)
     valid = int((routing.ids >= 0).sum())
     assert 0 < valid < 27 and [int(end[-1]) for end in ends] == [valid, valid]
 

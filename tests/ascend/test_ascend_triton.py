@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
-import os
-import subprocess
-import sys
 
 import pytest
 
-from paths import ROOT, SUPPORT, python_path
+from paths import ROOT, SUPPORT
+from processes import run_interpreted, run_python
 
 CASES = SUPPORT / "ascend_triton_cases.py"
 needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
@@ -17,14 +15,7 @@ needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, re
 
 @needs_triton
 def test_interpreted() -> None:
-    done = subprocess.run(
-        [sys.executable, CASES, "interpret"],
-        env=os.environ | {"TRITON_INTERPRET": "1"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
+    done = run_python(CASES, "interpret", TRITON_INTERPRET="1")
     assert done.stdout.count("ok   gate_up") == 4 and done.stdout.count("ok   combine") == 4
 
 
@@ -32,30 +23,10 @@ def test_interpreted() -> None:
 @needs_triton
 def test_the_path_through_them_runs_the_contract() -> None:
     """In fp16: the interpreter cuts bf16 off."""
-    environment = os.environ | {"TRITON_INTERPRET": "1", "TTNN_MOE_ASCEND_KERNELS": "triton"}
     large = "tokens_600 or tokens_128 or all_on_first or skewed or k16"
     chosen = f"float16 and not bfloat16 and (test_fused and not ({large}) or test_fp32_out and token_bound)"
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "pytest",
-            "-q",
-            "-n",
-            "0",
-            "-p",
-            "no:cacheprovider",
-            "-k",
-            chosen,
-            CASES.with_name("test_ascend_cases.py"),
-        ],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stdout[-3000:]
-    assert "27 passed" in done.stdout, done.stdout[-300:]
+    out = run_interpreted("tests/ascend/test_ascend_cases.py", "-k", chosen, TTNN_MOE_ASCEND_KERNELS="triton")
+    assert "27 passed" in out, out[-300:]
 
 
 SORTED = """
@@ -75,10 +46,7 @@ assert float((got - want).norm(dim=1).div(want.norm(dim=1)).max()) < 2e-3
 @needs_triton
 def test_rows_that_come_sorted_go_through_them_as_they_lie() -> None:
     """What the exchange hands on: as through the chain of operators."""
-    path = python_path()
-    environment = os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": path}
-    done = subprocess.run([sys.executable, "-c", SORTED], env=environment, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
+    run_python("-c", SORTED, TRITON_INTERPRET="1")
 
 
 def test_a_path_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,13 +8,11 @@ importer lies in (they are running already). `from a import b` names the module 
 from __future__ import annotations
 
 import ast
-import os
-import subprocess
-import sys
 from functools import cache
 from pathlib import Path
 
-from paths import ROOT, python_path
+from paths import ROOT
+from processes import run_python
 
 PACKAGE = ROOT / "ttnn_moe"
 BACKENDS = ("cuda", "tenstorrent", "ascend", "reference")
@@ -133,6 +131,5 @@ def test_importing_the_package_alone_is_light() -> None:
         "import sys, torch; before = set(sys.modules); import ttnn_moe;"
         f"print((set(sys.modules) - before).intersection({HEAVY!r}))"
     )
-    environment = os.environ | {"PYTHONPATH": python_path(), "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    done = run_python("-c", code, TORCH_DEVICE_BACKEND_AUTOLOAD="0")
     assert done.stdout.strip() == "set()"

@@ -7,10 +7,12 @@ import torch
 from hypothesis import HealthCheck, given, settings
 
 import ttnn_moe
-from cases import Case, Target
-from numerics import assert_close, poisoned
-from oracle import oracle
+from assertions import assert_close
+from targets import Target
 from ttnn_moe import Problem, Routing, registry
+from ttnn_moe.selfcheck.bounds import poisoned
+from ttnn_moe.selfcheck.edges import Case
+from ttnn_moe.selfcheck.oracle import oracle
 
 SETTINGS = settings(
     max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], derandomize=True

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 import torch
 
 import ttnn_moe
+from processes import run_python
 from ttnn_moe import Experts, Problem, Routing
 from ttnn_moe.reference import BLOCK_ROWS, _blocks
 
@@ -43,8 +41,7 @@ print((memory("VmHWM") - held) / need)
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_peak_memory_is_at_most_twice_the_need(dtype: str) -> None:
-    done = subprocess.run([sys.executable, "-c", MEMORY, dtype], capture_output=True, text=True, check=True)
-    assert 0.5 < float(done.stdout) <= 2.0
+    assert 0.5 < float(run_python("-c", MEMORY, dtype).stdout) <= 2.0
 
 
 def test_blocks_cover_every_row_once() -> None:

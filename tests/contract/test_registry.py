@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 
+from own_registry import own_registry
+from processes import run_python
 from ttnn_moe import BackendUnavailable, Problem, registry
 from ttnn_moe.backend import Backend, Probe
 from ttnn_moe.reference import ReferenceBackend
@@ -38,15 +42,12 @@ class Broken(ReferenceBackend):
 
 
 @pytest.fixture
-def others(monkeypatch: pytest.MonkeyPatch):
-    """Three more backends; the table is put back afterwards."""
-    monkeypatch.setattr(registry, "_TARGETS", dict(registry._TARGETS))
-    for name in ("Broken", "Absent", "Picky"):
-        registry.register(name.lower(), f"{__name__}:{name}")
-    yield
-    monkeypatch.undo()
-    for cached in (registry._class, registry._instance, registry.probe, registry._choose):
-        cached.cache_clear()
+def others() -> Iterator[None]:
+    """Three more backends."""
+    with own_registry() as register:
+        for name in ("Broken", "Absent", "Picky"):
+            register(name.lower(), f"{__name__}:{name}")
+        yield
 
 
 def test_reference_is_always_here() -> None:
@@ -107,9 +108,5 @@ def test_nothing_can_run_it() -> None:
 
 def test_backends_load_when_first_asked_for() -> None:
     """Importing the package imports no backend."""
-    import subprocess
-    import sys
-
     code = "import sys, ttnn_moe; print([m for m in sys.modules if m in ('ttnn_moe.reference', 'triton', 'ttnn')])"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
+    assert run_python("-c", code).stdout.strip() == "[]"

@@ -7,9 +7,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 
-from cases import CASES, Case
-from oracle import padded_by_hand
+from routing_draws import padded_by_hand
 from ttnn_moe import ContractError, Placement, Routing
+from ttnn_moe.selfcheck.edges import CASES, Case
 
 
 @st.composite

@@ -6,8 +6,9 @@ import pytest
 import torch
 
 import ttnn_moe
-from cases import Case, Target
+from targets import Target
 from ttnn_moe import Experts, Routing, torch_ops
+from ttnn_moe.selfcheck.edges import Case
 
 CASE = Case("small", T=9, E=4, K=2, H=32, I=16)
 

@@ -8,10 +8,12 @@ import pytest
 import torch
 
 import ttnn_moe
+from assertions import assert_close
+from cuda_gpus import no_host_sync
 from cuda_layers import assert_same_bits, random_experts, random_routing, replays
-from numerics import assert_close, poisoned
-from oracle import oracle
 from ttnn_moe import Experts, Problem, Routing, registry
+from ttnn_moe.selfcheck.bounds import poisoned
+from ttnn_moe.selfcheck.oracle import oracle
 
 pytestmark = [
     pytest.mark.gpu,
@@ -73,11 +75,8 @@ def test_torch_compile_and_no_synchronisation() -> None:
         return ttnn_moe.moe(x * 2, Routing.from_topk(ids, weights, E), Experts.dense(gate_up, down)) + 1
 
     want = block(hidden, routing.topk_ids, routing.topk_weights)
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with no_host_sync():
         block(hidden, routing.topk_ids, routing.topk_weights)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
     compiled = torch.compile(block, fullgraph=True, mode="reduce-overhead")
     for _ in range(3):
         got = compiled(hidden, routing.topk_ids, routing.topk_weights).clone()

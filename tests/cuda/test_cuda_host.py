@@ -11,11 +11,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from cases import CASES, Case
+from assertions import assert_close
 from host_kernels import GXX, HostKernels, with_mistake
 from host_products import Tile, family_of, plan_of
-from numerics import assert_close, poisoned
-from oracle import oracle
 from routing_draws import draw
 from ttnn_moe import Problem, Routing
 from ttnn_moe.backend import Numerics
@@ -30,6 +28,9 @@ from ttnn_moe.cuda.moe.sm80 import GemmTile
 from ttnn_moe.cuda.moe.sm90 import SM90, MlpTile
 from ttnn_moe.cuda.moe.sort import Sorters, Words
 from ttnn_moe.cuda.moe.uses import Use
+from ttnn_moe.selfcheck.bounds import poisoned
+from ttnn_moe.selfcheck.edges import CASES, Case
+from ttnn_moe.selfcheck.oracle import oracle
 from ttnn_moe.sizes import ceil_div
 
 pytestmark = pytest.mark.skipif(GXX is None, reason="g++ is not installed")

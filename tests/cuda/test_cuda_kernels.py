@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("triton")
 
 from cuda_gpus import gpu_of
-from pytest_process import run_interpreted
+from processes import run_interpreted
 from triton_offline import BF16, F32, I32, I64, compile_kernel
 from ttnn_moe import Problem
 from ttnn_moe.cuda.moe.triton_tiles import FewTiles, SortedTiles, few_tiles, sorted_tiles

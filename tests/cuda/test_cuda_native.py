@@ -16,11 +16,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import ttnn_moe
-from cases import CASES, Case
+from assertions import assert_close
 from cuda_gpus import gpu_of
 from cuda_layers import assert_same_bits, random_experts, random_routing, replays
-from numerics import assert_close, poisoned
-from oracle import oracle
 from ttnn_moe import Experts, Placement, Problem, Routing
 from ttnn_moe.backend import Numerics
 from ttnn_moe.cuda import arch as arches
@@ -35,6 +33,9 @@ from ttnn_moe.cuda.moe.sm90 import SM90, MlpTile
 from ttnn_moe.cuda.moe.sort import Sorters
 from ttnn_moe.cuda.moe.sorted import SortedPlan
 from ttnn_moe.errors import ContractError
+from ttnn_moe.selfcheck.bounds import poisoned
+from ttnn_moe.selfcheck.edges import CASES, Case
+from ttnn_moe.selfcheck.oracle import oracle
 
 CAPABILITY = torch.cuda.get_device_capability() if torch.cuda.is_available() else (0, 0)
 on_gpu = [

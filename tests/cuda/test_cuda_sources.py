@@ -76,22 +76,10 @@ def test_no_other_product_is_chosen(arch: Arch) -> None:
 @pytest.mark.parametrize("use", USES, ids=lambda use: str(use.spec))
 def test_nvcc_compiles_it_without_spills(use: Use, tmp_path: Path) -> None:
     spec = use.spec
-    command = [
-        str(NVCC),
-        "-std=c++17",
-        "-cubin",
-        "-Xptxas",
-        "-v",
-        "-Werror",
-        "all-warnings",
-        "-I",
-        str(ROOT),
-        f"-gencode=arch={spec.arch.replace('sm', 'compute')},code={spec.arch}",
-        *(f"-D{name}={value}" for name, value in spec.defines),
-        "-o",
-        str(tmp_path / "kernel.cubin"),
-        str(ROOT / f"{spec.name}.cu"),
-    ]
+    flags = "-std=c++17 -cubin -Xptxas -v -Werror all-warnings".split()
+    flags += [f"-gencode=arch={spec.arch.replace('sm', 'compute')},code={spec.arch}", f"-I{ROOT}"]
+    flags += [f"-D{name}={value}" for name, value in spec.defines]
+    command = [str(NVCC), *flags, "-o", str(tmp_path / "kernel.cubin"), str(ROOT / f"{spec.name}.cu")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     report = done.stderr + done.stdout
     assert done.returncode == 0, report

@@ -7,8 +7,9 @@ import torch
 
 from ttnn_moe import decoder
 from ttnn_moe.choice import TORCH
-from ttnn_moe.cuda import device, hopper
+from ttnn_moe.cuda import device
 from ttnn_moe.cuda.device import Gpu
+from ttnn_moe.cuda.jit import build
 
 pytest.importorskip("triton")
 
@@ -18,8 +19,8 @@ CUDA = torch.device("cuda", 0)
 
 def rows(monkeypatch: pytest.MonkeyPatch, T: int, capability: tuple[int, int] = (9, 0), **sizes) -> dict[str, str]:
     """What runs each operator; every refusal has a reason."""
-    monkeypatch.setattr(device, "gpu", lambda _: Gpu(capability, 132, 227 << 10))
-    monkeypatch.setattr(hopper, "_no_compiler", lambda: None)
+    monkeypatch.setattr(device, "query", lambda _: Gpu(capability, 132, 227 << 10))
+    monkeypatch.setattr(build, "why_not", lambda: None)
     found = decoder.why(T=T, device=CUDA, **{**QWEN3, **sizes})
     assert all(family and reason for row in found for family, reason in row.refused)
     return {row.operator.partition(" ")[0]: row.runs for row in found}

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
+from cuda_gpus import no_host_sync
 from hf_models import (
     FP32,
     MODELS,
@@ -25,9 +26,9 @@ from hf_models import (
     run_with,
     transformers,
 )
-from numerics import token_errors
 from paths import TINY
 from ttnn_moe.hf.inference import BackwardRefused
+from ttnn_moe.selfcheck.bounds import token_errors
 
 
 @pytest.fixture(autouse=True)
@@ -255,11 +256,8 @@ def test_no_host_sync_and_capturable(dtype: torch.dtype) -> None:
         ids, weights = torch.randint(0, 8, (T, 2), device="cuda"), torch.rand(T, 2, device="cuda")
         with torch.no_grad():
             want = run(module, x, ids, weights)
-            torch.cuda.set_sync_debug_mode("error")
-            try:
+            with no_host_sync():
                 run(module, x, ids, weights)
-            finally:
-                torch.cuda.set_sync_debug_mode("default")
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph):
                 out = run(module, x, ids, weights)

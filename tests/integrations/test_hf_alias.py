@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import importlib
-import os
-import subprocess
-import sys
 
 import pytest
 
-from paths import python_path
+from processes import run_python
 
 pytest.importorskip("transformers", reason="transformers is not installed", exc_type=ImportError)
 
@@ -34,6 +31,4 @@ def test_modules_are_the_same_objects() -> None:
     ],
 )
 def test_each_way_of_importing_works_first(code: str) -> None:
-    environment = os.environ | {"PYTHONPATH": python_path(), "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    run_python("-c", code, TORCH_DEVICE_BACKEND_AUTOLOAD="0")

@@ -12,8 +12,8 @@ import torch
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
 from hf_models import FP32, transformers
-from numerics import token_errors
 from ttnn_moe import ContractError
+from ttnn_moe.selfcheck.bounds import token_errors
 
 T, E, K, H, I = 9, 4, 2, 32, 16
 SOURCES = Path(transformers.__file__).parent / "models"

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from hf_models import FP32, batch, experts_of, hf, make, run_with, transformers
-from numerics import token_errors
+from ttnn_moe.selfcheck.bounds import token_errors
 
 distributed = pytest.importorskip("transformers.distributed", reason="this transformers has no expert parallelism")
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 
@@ -13,6 +12,7 @@ from torch import Tensor, nn
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS, ExpertsInterface
 
 from hf_models import assert_parity, batch, first_experts, hf, make, transformers
+from processes import run_python
 from ttnn_moe import BackendUnavailable, ContractError, TtnnMoeError
 from ttnn_moe.hf.gate import why_not
 from ttnn_moe.hf.inference import BackwardRefused
@@ -280,5 +280,4 @@ def test_old_transformers(version: str, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_importing_the_package_leaves_transformers_alone() -> None:
-    code = "import sys, ttnn_moe; assert 'transformers' not in sys.modules"
-    subprocess.run([sys.executable, "-c", code], check=True)
+    run_python("-c", "import sys, ttnn_moe; assert 'transformers' not in sys.modules")

@@ -15,8 +15,8 @@ from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
 import ttnn_moe
 from hf_models import FP32, assert_parity, batch, experts_of, first_experts, hf, make, on_devices, on_gpu, run_with
-from numerics import token_errors
 from ttnn_moe.hf import experts as hf_experts
+from ttnn_moe.selfcheck.bounds import token_errors
 
 
 @pytest.fixture(autouse=True)

@@ -2,83 +2,32 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import sys
 from types import ModuleType
 
 import pytest
 
+from benchmark_scripts import script
 from paths import ROOT
 from ttnn_moe.models.qwen3 import PRESETS
 
 
 @pytest.fixture(scope="module")
 def benchmark() -> ModuleType:
-    sys.path.insert(0, str(ROOT / "benchmarks"))
-    try:
-        spec = importlib.util.spec_from_file_location("qwen3_gpu", ROOT / "benchmarks" / "qwen3_gpu.py")
-        assert spec is not None and spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-        return module
-    finally:
-        sys.path.pop(0)
+    return script("qwen3_gpu")
 
 
-ONE = [
-    "few_linear",
-    "head_norm_rope",
-    "decode_attention",
-    "merge_attention",
-    "few_linear",
-    "few_linear",
-    "router_topk",
-    "few_gate_up",
-    "few_down",
-]
-ONE_PARTS = ["qkv", "q/k norm, RoPE, cache", "attention", "attention", "out", "router", "top-k", "experts", "experts"]
-MANY = [
-    "rms_norm",
-    "nvjet_qkv",
-    "splitKreduce_kernel",
-    "head_norm_rope",
-    "flash_fwd_splitkv_combine_kernel",
-    "nvjet_out",
-    "splitKreduce_kernel",
-    "rms_norm",
-    "nvjet_router",
-    "router_topk",
-    "routing_sort",
-    "gate_up",
-    "grouped_matmul",
-    "combine",
-]
-MANY_PARTS = [
-    "norms",
-    "qkv",
-    "qkv",
-    "q/k norm, RoPE, cache",
-    "attention",
-    "out",
-    "out",
-    "norms",
-    "router",
-    "top-k",
-    *["experts"] * 4,
-]
-FEW = [
-    "decode_linear",
-    "head_norm_rope",
-    "decode_attention",
-    "decode_linear",
-    "router_logits",
-    "router_topk",
-    "routing_sort",
-    "grouped_mlp",
-    "combine",
-]
-FEW_PARTS = ["qkv", "q/k norm, RoPE, cache", "attention", "out", "router", "top-k", *["experts"] * 3]
+ROPE, EXPERTS = "q/k norm, RoPE, cache", ["experts"]
+ONE = "few_linear head_norm_rope decode_attention merge_attention few_linear few_linear".split()
+ONE += "router_topk few_gate_up few_down".split()
+ONE_PARTS = ["qkv", ROPE, "attention", "attention", "out", "router", "top-k", *EXPERTS * 2]
+MANY = "rms_norm nvjet_qkv splitKreduce_kernel head_norm_rope flash_fwd_splitkv_combine_kernel nvjet_out".split()
+MANY += "splitKreduce_kernel rms_norm nvjet_router router_topk routing_sort gate_up grouped_matmul combine".split()
+MANY_PARTS = ["norms", "qkv", "qkv", ROPE, "attention", "out", "out", "norms", "router", "top-k", *EXPERTS * 4]
+FEW = "decode_linear head_norm_rope decode_attention decode_linear router_logits".split()
+FEW += "router_topk routing_sort grouped_mlp combine".split()
+FEW_PARTS = ["qkv", ROPE, "attention", "out", "router", "top-k", *EXPERTS * 3]
 
 # keys and values of all tokens, then the layer for those whose logits are wanted
 ENDING = [*MANY[:4], "indexSelect", *ONE, "few_linear"]
@@ -149,11 +98,7 @@ def test_the_engines_benchmark_serves_every_request(benchmark) -> None:
 
     from ttnn_moe.models.qwen3 import TINY, Engine, load_model
 
-    sys.path.insert(0, str(ROOT / "benchmarks"))
-    try:
-        import qwen3_engine
-    finally:
-        sys.path.pop(0)
+    qwen3_engine = script("qwen3_engine")
     todo = qwen3_engine.draw(7, (4, 40), (1, 6), 500, 0)
     assert all(4 <= len(text) <= 40 and 1 <= new <= 6 for text, new in todo) and todo[0] != todo[1]
     assert qwen3_engine.draw(7, (4, 40), (1, 6), 500, 0) == todo
@@ -161,8 +106,7 @@ def test_the_engines_benchmark_serves_every_request(benchmark) -> None:
     assert come[0] == 0 and come == sorted(come) and qwen3_engine.arrivals(3, 0.0, 0) == [0, 0, 0]
     engine = Engine(load_model(TINY, backend="reference", device="cpu", dtype=torch.float32), 3, 64)
     row = qwen3_engine.serve(engine, todo, come)
-    assert (row["prompt_tokens"], row["new_tokens"]) == tuple(
-        map(sum, zip(*((len(t), n) for t, n in todo), strict=True))
-    )
+    lengths = [(len(text), new) for text, new in todo]
+    assert (row["prompt_tokens"], row["new_tokens"]) == tuple(map(sum, zip(*lengths, strict=True)))
     assert row["new_tokens_per_s"] == pytest.approx(row["new_tokens"] / row["seconds"])
     assert 0 < row["mean_rows"] <= 3 and 0 < row["first_token_s"]["p50"] <= row["first_token_s"]["p99"] < row["seconds"]

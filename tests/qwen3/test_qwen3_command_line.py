@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from paths import ROOT
+from processes import run_python
 from qwen3_checkpoints import HAS_TINY, make
 from qwen3_tokenizers import build
 from ttnn_moe.models.qwen3 import bench, demo
@@ -69,38 +67,20 @@ def test_bad_input_is_one_message_and_code_2(name: str, directory: Path, capsys)
     assert captured.out == "" and "Traceback" not in captured.err
 
 
-def run(module: str, *args: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", module, *args],
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        timeout=120,
-        env={**os.environ, "COLUMNS": "200"},
-    )
-
-
 def test_exit_code_and_message_of_the_process(tmp_path: Path) -> None:
-    done = run("ttnn_moe.models.qwen3.demo", "--model", str(tmp_path), "--prompt", "hi")
-    assert done.returncode == 2 and done.stdout == ""
+    done = run_python("-m", "ttnn_moe.models.qwen3.demo", "--model", tmp_path, "--prompt", "hi", code=2, COLUMNS="200")
+    assert done.stdout == ""
     assert done.stderr.startswith("error: ") and len(done.stderr.splitlines()) == 1
 
 
 def test_one_prompt_prints_its_text_and_the_table(directory: Path) -> None:
-    args = ["--model", str(directory), "--prompt", "hello", "--max-new-tokens", "9", "--temperature", "1"]
-    done = run("ttnn_moe.models.qwen3.demo", *args, "--seed", "4", "--backend", "reference")
-    assert done.returncode == 0, done.stderr
-    for words in (
-        "load",
-        "compile and warm up",
-        "time to first token",
-        "tokens/s/user",
-        "tokens/s",
-        "reference on cpu",
-    ):
-        assert words in done.stdout
-    again = run("ttnn_moe.models.qwen3.demo", *args, "--seed", "4")
-    text, other = (ran.stdout.split("reference on cpu")[0] for ran in (done, again))
+    options = "--prompt hello --max-new-tokens 9 --temperature 1 --seed 4".split()
+    args = ["-m", "ttnn_moe.models.qwen3.demo", "--model", directory, *options]
+    out, again = (run_python(*args, *more, COLUMNS="200").stdout for more in (["--backend", "reference"], []))
+    stages = ("load", "compile and warm up", "time to first token")
+    for words in (*stages, "tokens/s/user", "tokens/s", "reference on cpu"):
+        assert words in out
+    text, other = (ran.split("reference on cpu")[0] for ran in (out, again))
     assert text.strip() and text == other
 
 

@@ -9,7 +9,7 @@ import torch
 
 pytest.importorskip("triton")
 
-from pytest_process import run_interpreted, run_pytest
+from processes import run_interpreted, run_pytest
 from triton_offline import BF16, F16, F32, I32, I64, SHARED_KIB, compile_kernel
 from ttnn_moe.cuda.attention import decode, prefill
 from ttnn_moe.cuda.attention.memory import within
@@ -35,10 +35,12 @@ def test_cases_on_the_gpu(file: str) -> None:
 
 ELEMENT = {BF16: 2, F16: 2, F32: 4}
 PRODUCTS = {"router_logits", "decode_attention", "prefill_attention"}
-POINTERS = {"x": 0, "norm": 0, "weight": 0, "bias": 0, "residual": 0, "out": 0, "normed": 0}
+POINTERS = ("x", "norm", "weight", "bias", "residual", "out", "normed")
+# kernel, types of its arguments, constants, options
+Launch = tuple[str, dict[str, Any], dict[str, Any], dict[str, int]]
 
 
-def _launches(x: str) -> list[tuple[str, dict[str, str], dict[str, Any], dict[str, int]]]:
+def _launches(x: str) -> list[Launch]:
     """Every kernel with the sizes of Qwen3-30B-A3B, as ttnn_moe/cuda launches it for tensors of type x."""
     fp32 = x == F32
     block_n, block_k, warps = few_rows.tile(2, 5120, 2048)
@@ -55,95 +57,35 @@ def _launches(x: str) -> list[tuple[str, dict[str, str], dict[str, Any], dict[st
     routes = [sliced.tile(T, ELEMENT[x]) for T in (32, 64, 65)]
     logits = {"x": x, "norm": x, "weight": x, "partial": F32, "squares": F32, "T": "i32", "E": "i32x16", "H": "i32x16"}
     topk = {
-        "logits": x,
-        "partial": F32,
-        "squares": F32,
-        "x": x,
-        "norm": x,
-        "normed": x,
-        "ids": I32,
-        "weights": F32,
-        "eps": "fp32",
-        "T": "i32",
-        "E": "i32x16",
-        "H": "i32x16",
+        **{"logits": x, "partial": F32, "squares": F32, "x": x, "norm": x, "normed": x, "ids": I32, "weights": F32},
+        **{"eps": "fp32", "T": "i32", "E": "i32x16", "H": "i32x16"},
     }
     dense, paged = {"pages": None, "PAGE": 0}, {"PAGE": 64}
     best = {"K": 8, "RENORMALISE": True, "E_PAD": 128, "K_PAD": 8}
+    row = {"T": 2, "K": 2048, "T_PAD": 2, "BLOCK_N": block_n, "BLOCK_K": block_k}
+    parts = dict.fromkeys(("NORM", "BIAS", "ADD", "KEEP"), True)
+    split = {**one, "D": 128, "SPLITS": 4, "BOUND": True}
+    fills = {**heads, "PRECISION": precision}
+
+    def rope(Q: int, rows: int, warps: int, memory: dict[str, Any]) -> Launch:
+        """Heads of q (none: the rotated keys of a prompt alone) and of k and v, into dense rows or pages."""
+        given = {**dict.fromkeys(("qkv", "q_norm", "k_norm", "cos", "sin"), x), **where, "q": x, **kv}
+        pages = {} if "pages" in memory else {"pages": I32}
+        constants = {"Q": Q, "KV": 4, "D": 128, "BOUND": True, "BLOCK_R": rows, **memory}
+        given |= {**pages, "eps": "fp32", "T": "i32", "capacity": "i32x16"}
+        return "head_norm_rope", given, constants, {"num_warps": warps}
+
     return [
         ("rms_norm", {"x": x, "weight": x, "out": x, "eps": "fp32", "H": "i32x16"}, {"BLOCK": 2048}, {"num_warps": 8}),
         (
             "few_linear",
             {**dict.fromkeys(POINTERS, x), "eps": "fp32", "N": "i32x16"},
-            {
-                "T": 2,
-                "K": 2048,
-                "NORM": True,
-                "BIAS": True,
-                "ADD": True,
-                "KEEP": True,
-                "T_PAD": 2,
-                "BLOCK_N": block_n,
-                "BLOCK_K": block_k,
-            },
+            {**row, **parts},
             {"num_warps": warps},
         ),
-        (
-            "head_norm_rope",
-            {
-                "qkv": x,
-                "q_norm": x,
-                "k_norm": x,
-                "cos": x,
-                "sin": x,
-                **where,
-                "q": x,
-                **kv,
-                "eps": "fp32",
-                "T": "i32",
-                "capacity": "i32x16",
-            },
-            {"Q": 32, "KV": 4, "D": 128, "BOUND": True, "BLOCK_R": 16, **dense},
-            {"num_warps": 4},
-        ),
-        (
-            "head_norm_rope",
-            {
-                "qkv": x,
-                "q_norm": x,
-                "k_norm": x,
-                "cos": x,
-                "sin": x,
-                **where,
-                "q": x,
-                **kv,
-                "pages": I32,
-                "eps": "fp32",
-                "T": "i32",
-                "capacity": "i32x16",
-            },
-            {"Q": 32, "KV": 4, "D": 128, "BOUND": True, "BLOCK_R": 1, **paged},
-            {"num_warps": 1},
-        ),
-        (
-            "head_norm_rope",
-            {
-                "qkv": x,
-                "q_norm": x,
-                "k_norm": x,
-                "cos": x,
-                "sin": x,
-                **where,
-                "q": x,
-                **kv,
-                "pages": I32,
-                "eps": "fp32",
-                "T": "i32",
-                "capacity": "i32x16",
-            },
-            {"Q": 0, "KV": 4, "D": 128, "BOUND": True, "BLOCK_R": 16, **paged},
-            {"num_warps": 4},
-        ),
+        rope(32, 16, 4, dense),
+        rope(32, 1, 1, paged),
+        rope(0, 16, 4, paged),
         *(
             (
                 "router_logits",
@@ -156,23 +98,13 @@ def _launches(x: str) -> list[tuple[str, dict[str, str], dict[str, Any], dict[st
         ("router_topk", topk, {**best, "SLICES": 0, "S_PAD": 1, "H_PAD": 1}, {"num_warps": 1}),
         ("router_topk", topk, {**best, "E_PAD": 512, "SLICES": 8, "S_PAD": 8, "H_PAD": 2048}, {"num_warps": 1}),
         ("router_topk", topk, {**best, "SLICES": 8, "S_PAD": 8, "H_PAD": 2048}, {"num_warps": 4}),
-        (
-            "decode_attention",
-            one_query,
-            {**one, **dense, "D": 128, "SPLITS": 4, "BOUND": True, **tile.constants},
-            {"num_warps": tile.warps},
-        ),
-        (
-            "decode_attention",
-            {**one_query, "pages": I32},
-            {**one, **paged, "D": 128, "SPLITS": 4, "BOUND": True, **within(tile, 64).constants},
-            {"num_warps": tile.warps},
-        ),
-        (
-            "decode_attention",
-            one_query,
-            {**one, **dense, "D": 256, "SPLITS": 1, "BOUND": False, **wide.constants},
-            {"num_warps": wide.warps},
+        *(
+            ("decode_attention", {**one_query, **pages}, {**sizes, **used.constants}, {"num_warps": used.warps})
+            for pages, sizes, used in (
+                ({}, {**split, **dense}, tile),
+                ({"pages": I32}, {**split, **paged}, within(tile, 64)),
+                ({}, {**one, **dense, "D": 256, "SPLITS": 1, "BOUND": False}, wide),
+            )
         ),
         (
             "merge_attention",
@@ -180,23 +112,13 @@ def _launches(x: str) -> list[tuple[str, dict[str, str], dict[str, Any], dict[st
             {"D": 128, "SPLITS": decode.MAX_SPLITS},
             {"num_warps": 4},
         ),
-        (
-            "prefill_attention",
-            prompts,
-            {**heads, **dense, "D": 128, "PRECISION": precision, **fill.constants},
-            {"num_warps": fill.warps},
-        ),
-        (
-            "prefill_attention",
-            {**prompts, "pages": I32},
-            {**heads, **paged, "D": 128, "PRECISION": precision, **within(fill, 64).constants},
-            {"num_warps": fill.warps},
-        ),
-        (
-            "prefill_attention",
-            prompts,
-            {**heads, **dense, "D": 256, "PRECISION": precision, **wide_fill.constants},
-            {"num_warps": wide_fill.warps},
+        *(
+            ("prefill_attention", {**prompts, **pages}, {**fills, **sizes, **used.constants}, {"num_warps": used.warps})
+            for pages, sizes, used in (
+                ({}, {**dense, "D": 128}, fill),
+                ({"pages": I32}, {**paged, "D": 128}, within(fill, 64)),
+                ({}, {**dense, "D": 256}, wide_fill),
+            )
         ),
     ]
 
@@ -206,7 +128,7 @@ def _launches(x: str) -> list[tuple[str, dict[str, str], dict[str, Any], dict[st
 def test_kernels_compile_for_gpus_that_are_not_here(x: str, capability: int) -> None:
     """As launched there, within the shared memory of the smallest relative: sm_86 and sm_120 have 99 KiB."""
     for name, arguments, constants, options in _launches(x):
-        if name not in ("prefill_attention",):
+        if name != "prefill_attention":
             constants = {**constants, "PDL": capability >= 90}
         compiled = compile_kernel(name, arguments, constants, capability, **options)
         ptx = compiled.asm["ptx"]

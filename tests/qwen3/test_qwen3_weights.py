@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -12,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from paths import ROOT
+from processes import run_python
 from qwen3_checkpoints import make, prompts
 from ttnn_moe.errors import BackendUnavailable, CheckpointError
 from ttnn_moe.models.qwen3 import PRESETS, Qwen3MoeConfig, load_model
@@ -229,10 +228,6 @@ def test_peak_memory_of_loading(fused: bool, tmp_path: Path) -> None:
     directory = make(tmp_path, torch.bfloat16, **sizes)
     if fused:
         rewrite(directory, lambda tensors: fuse(tensors, layers=range(3), E=40))
-    done = subprocess.run(
-        [sys.executable, "-c", MEASURE, str(directory)], capture_output=True, text=True, cwd=ROOT, timeout=120
-    )
-    assert done.returncode == 0, done.stderr
-    ratio, weights = map(float, done.stdout.split())
+    ratio, weights = map(float, run_python("-c", MEASURE, directory).stdout.split())
     assert weights > 250e6
     assert 0.9 < ratio < 1.3, ratio

@@ -10,17 +10,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ascend_operators import UNDEFINED
-from ttnn_moe.ascend.limits import broken, describe
+from ascend_operators import UNDEFINED, refuse
 from ttnn_moe.ascend.operators import COMBINE, DISPATCH
 from ttnn_moe.parallel.exchanges.npu_limits import EXCHANGE_LIMITS, rows_received
 
 GROUP = "gloo-in-place-of-hccl"
-
-
-def _refuse(operator: str, **arguments: object) -> None:
-    for row in broken(operator, arguments, EXCHANGE_LIMITS):
-        raise RuntimeError(describe(row, arguments))
 
 
 def _check_ids(ids: Tensor, E: int) -> None:
@@ -55,22 +49,7 @@ def dispatch(
     **others: object,
 ) -> tuple[Tensor, ...]:
     """Rows of each local expert, by source rank, then by pair; [A, H], the rest undefined."""
-    _refuse(
-        DISPATCH,
-        x=x,
-        expert_ids=expert_ids,
-        group_ep=group_ep,
-        ep_world_size=ep_world_size,
-        ep_rank_id=ep_rank_id,
-        moe_expert_num=moe_expert_num,
-        expert_scales=expert_scales,
-        quant_mode=quant_mode,
-        global_bs=global_bs,
-        expert_token_nums_type=expert_token_nums_type,
-        comm_alg=comm_alg,
-        shared_expert_num=shared_expert_num,
-        shared_expert_rank_num=shared_expert_rank_num,
-    )
+    refuse(DISPATCH, locals(), EXCHANGE_LIMITS)
     assert group_ep == GROUP and ep_world_size == dist.get_world_size() and ep_rank_id == dist.get_rank()
     assert expert_scales is not None and quant_mode == 0
     _check_ids(expert_ids, moe_expert_num)
@@ -123,23 +102,7 @@ def combine(
     **others: object,
 ) -> Tensor:
     """Each token's rows times its weights, summed in fp32 over ascending k."""
-    _refuse(
-        COMBINE,
-        expand_x=expand_x,
-        expert_ids=expert_ids,
-        assist_info_for_combine=assist_info_for_combine,
-        expert_scales=expert_scales,
-        group_ep=group_ep,
-        ep_world_size=ep_world_size,
-        ep_rank_id=ep_rank_id,
-        moe_expert_num=moe_expert_num,
-        expand_scales=expand_scales,
-        global_bs=global_bs,
-        comm_quant_mode=comm_quant_mode,
-        comm_alg=comm_alg,
-        shared_expert_num=shared_expert_num,
-        shared_expert_rank_num=shared_expert_rank_num,
-    )
+    refuse(COMBINE, locals(), EXCHANGE_LIMITS)
     D, n = ep_world_size, int(ep_send_counts[moe_expert_num - 1])
     assist = assist_info_for_combine.view(-1, 128)[:n]
     back = assist[:, 0].sort(stable=True).indices

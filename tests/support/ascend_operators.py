@@ -6,7 +6,7 @@ They refuse what the pages forbid, also what only values show, and fill what the
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -16,8 +16,14 @@ from ttnn_moe.ascend import limits
 UNDEFINED = -(2**31)
 
 
-def _refuse(operator: str, **arguments: object) -> None:
-    for row in limits.broken(operator, arguments):
+def refuse(operator: str, given: Mapping[str, object], table: tuple[limits.Limit, ...] | None = None) -> None:
+    """Raise RuntimeError for the first documented limit that a call breaks.
+
+    Args:
+        given: the call's arguments by the operator's own names. table: the limits; None: those of the layer.
+    """
+    arguments = {name: value for name, value in given.items() if name != "others"}
+    for row in limits.broken(operator, arguments, table):
         raise RuntimeError(limits.describe(row, arguments))
 
 
@@ -39,19 +45,7 @@ def init_routing(
     x_dtype: int | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """npu_moe_init_routing_v2 without quantisation and without dropping."""
-    _refuse(
-        limits.ROUTE,
-        x=x,
-        expert_idx=expert_idx,
-        offset=offset,
-        active_num=active_num,
-        expert_num=expert_num,
-        drop_pad_mode=drop_pad_mode,
-        expert_tokens_num_type=expert_tokens_num_type,
-        quant_mode=quant_mode,
-        active_expert_range=list(active_expert_range),
-        row_idx_type=row_idx_type,
-    )
+    refuse(limits.ROUTE, locals() | {"active_expert_range": list(active_expert_range)})
     if drop_pad_mode or quant_mode != -1 or expert_tokens_num_type == 2:
         raise NotImplementedError("the stand-in neither drops nor quantises")
     start, end = active_expert_range or (0, expert_num)
@@ -95,22 +89,13 @@ def grouped_matmul(
     **others: object,
 ) -> list[Tensor]:
     """npu_grouped_matmul without quantisation: groups of rows, or lists of separate products."""
+    arguments = dict(locals())
     if given := {name: value for name, value in others.items() if value is not None}:
         raise NotImplementedError(f"the stand-in has no {sorted(given)}")
     if group_type == -1:
         biases = bias or [None] * len(x)
         return [_product(a, w, b) for a, w, b in zip(x, weight, biases, strict=True)]
-    _refuse(
-        limits.MATMUL,
-        x=x,
-        weight=weight,
-        bias=bias,
-        group_list=group_list,
-        split_item=split_item,
-        group_type=group_type,
-        group_list_type=group_list_type,
-        act_type=act_type,
-    )
+    refuse(limits.MATMUL, arguments)
     assert group_list is not None
     ends = group_list if group_list_type == 0 else group_list.cumsum(0)
     bounds = [0, *ends.tolist()]
@@ -131,7 +116,7 @@ def _product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 def swiglu(input: Tensor, dim: int = -1) -> Tensor:
     """npu_swiglu: swish of the first half times the second."""
-    _refuse(limits.SWIGLU, input=input, dim=dim)
+    refuse(limits.SWIGLU, locals())
     gate, up = input.float().chunk(2, dim)
     return (gate * torch.sigmoid(gate) * up).to(input.dtype)
 
@@ -146,14 +131,7 @@ def token_unpermute(
     """npu_moe_token_unpermute: out[t] = sum over ascending k of permuted_tokens[sorted_indices[t * K + k]] * probs."""
     if probs is None:
         probs = torch.ones(len(permuted_tokens), 1)
-    _refuse(
-        limits.UNPERMUTE,
-        permuted_tokens=permuted_tokens,
-        sorted_indices=sorted_indices,
-        probs=probs,
-        padded_mode=padded_mode,
-        restore_shape=restore_shape,
-    )
+    refuse(limits.UNPERMUTE, locals())
     if not torch.equal(sorted_indices.sort().values.long(), torch.arange(len(permuted_tokens))):
         raise RuntimeError("sorted_indices does not name each row once")
     T, K = probs.shape

@@ -14,14 +14,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 
 import ascend_exchange_operators
 import ascend_libraries
 from ascend_operators import IMPLEMENTATIONS
 from ascend_schemas import SCHEMAS
-from ttnn_moe import registry
+from own_registry import own_registry
 from ttnn_moe.ascend.backend import AscendBackend
 from ttnn_moe.backend import Probe
 
@@ -82,10 +81,7 @@ def bind(implementations: dict[str, Any]) -> None:
 
 @contextmanager
 def registered() -> Iterator[None]:
-    """The stand-in as backend "ascend"; the table of backends is put back afterwards, its order too."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(registry, "_TARGETS", dict(registry._TARGETS))
-        registry.register("ascend", TARGET)
+    """The stand-in as backend "ascend", until the end of the block."""
+    with own_registry() as register:
+        register("ascend", TARGET)
         yield
-    for cached in (registry._class, registry._instance, registry.probe, registry._choose):
-        cached.cache_clear()

@@ -49,21 +49,9 @@ def run_gate_up(T: int, E: int, K: int, H: int, I: int, dtype: torch.dtype, prog
     ends = counts.cumsum(0).int()
     tiles = [(e, first) for e in range(E) for first in range(int(ends[e] - counts[e]), int(ends[e]), BLOCK_M)]
     act = torch.full((T * K, I), 1e4).to(dtype)
-    gate_up[(programs,)](
-        hidden,
-        weight,
-        ends,
-        tokens,
-        torch.tensor(tiles, dtype=torch.int32),
-        torch.tensor([len(tiles)], dtype=torch.int32),
-        act,
-        H,
-        I,
-        BLOCK_M=BLOCK_M,
-        BLOCK_N=32,
-        BLOCK_K=16,
-        CAST=True,
-    )
+    listed, n = torch.tensor(tiles, dtype=torch.int32), torch.tensor([len(tiles)], dtype=torch.int32)
+    blocks = {"BLOCK_M": BLOCK_M, "BLOCK_N": 32, "BLOCK_K": 16, "CAST": True}
+    gate_up[(programs,)](hidden, weight, ends, tokens, listed, n, act, H, I, **blocks)
     x = hidden[tokens.clamp_min(0).long()].double()
     gate, up = torch.einsum("rh,rnh->rn", x, weight.double()[ids[order]]).chunk(2, -1)
     want = gate / (1 + (-gate).exp()) * up
@@ -100,20 +88,11 @@ def compile_all() -> None:
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
+    routed = dict.fromkeys(("ends", "row_tokens", "tiles", "num_tiles"), "*i32")
     kernels = (
         (
             gate_up,
-            {
-                "hidden": "*bf16",
-                "gate_up": "*bf16",
-                "ends": "*i32",
-                "row_tokens": "*i32",
-                "tiles": "*i32",
-                "num_tiles": "*i32",
-                "act": "*bf16",
-                "H": "i32",
-                "I": "i32",
-            },
+            {"hidden": "*bf16", "gate_up": "*bf16", **routed, "act": "*bf16", "H": "i32", "I": "i32"},
             {"BLOCK_M": 64, "BLOCK_N": 128, "BLOCK_K": 64, "CAST": False},
         ),
         (

@@ -6,10 +6,12 @@ import pytest
 import torch
 
 import ttnn_moe
-from cases import CASES, Case, Inputs, Target
-from numerics import BOUND, POISON, assert_close, poisoned, token_errors
-from oracle import oracle
+from assertions import assert_close
+from targets import Target
 from ttnn_moe import BackendUnavailable, Placement, Problem, registry
+from ttnn_moe.selfcheck.bounds import BOUND, POISON, poisoned, token_errors
+from ttnn_moe.selfcheck.edges import CASES, Case, Inputs
+from ttnn_moe.selfcheck.oracle import oracle
 
 
 def _prepared(runnable: Target, case: Case, dtype: torch.dtype, seed: int = 0):

@@ -1,8 +1,12 @@
-"""GPUs that are not here."""
+"""GPUs that are not here, and a GPU that nothing may wait for."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import pytest
+import torch
 
 from ttnn_moe.cuda import device
 from ttnn_moe.cuda.device import Gpu
@@ -13,6 +17,16 @@ SHARED_KIB = {(8, 0): 163, (8, 7): 163, (9, 0): 227, (10, 0): 227}
 
 def gpu_of(capability: tuple[int, int], multiprocessors: int = 132) -> Gpu:
     return Gpu(capability, multiprocessors, SHARED_KIB.get(capability, 99) << 10)
+
+
+@contextmanager
+def no_host_sync(refused: bool = True) -> Iterator[None]:
+    """Make whatever waits for the GPU raise, where `refused`."""
+    torch.cuda.set_sync_debug_mode("error" if refused else "default")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
 
 
 def pretend(monkeypatch: pytest.MonkeyPatch, gpu: Gpu) -> None:

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 import ttnn_moe
-from numerics import poisoned
 from ttnn_moe import Experts, Problem, Routing
+from ttnn_moe.selfcheck.bounds import poisoned
 
 
 def random_experts(E: int, H: int, I: int, dtype: torch.dtype = torch.bfloat16, order: str = "halves") -> Experts:

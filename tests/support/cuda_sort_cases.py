@@ -8,8 +8,8 @@ import random
 import pytest
 import torch
 
-from cases import INTERPRETED
 from routing_draws import draw
+from targets import INTERPRETED
 from ttnn_moe import Routing
 from ttnn_moe.cuda.moe import triton_launch
 from ttnn_moe.cuda.moe.triton_tiles import SortedTiles, TritonTile

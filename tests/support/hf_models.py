@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from numerics import token_errors
 from ttnn_moe import registry
+from ttnn_moe.selfcheck.bounds import token_errors
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed", exc_type=ImportError)
 

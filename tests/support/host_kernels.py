@@ -99,26 +99,11 @@ class HostKernels:
         if key not in self._built:
             path = self.where / f"{len(self._built)}.so"
             source = self.sources.get(spec.name, Path(f"{spec.name}.cu"))
-            command = [
-                str(GXX),
-                "-O1",
-                "-std=c++20",
-                "-fPIC",
-                "-shared",
-                "-Wall",
-                "-Werror",
-                "-Wno-unknown-pragmas",
-                *(f"-D{name}={value}" for name, value in spec.defines),
-                f'-DKERNEL="{source}"',
-                f"-DENTRY={spec.entry}",
-                "-I",
-                str(HERE),
-                "-I",
-                str(kernel_path("gpu_kernels", "cuda")),
-                str(HERE / "launch.cpp"),
-                "-o",
-                str(path),
-            ]
+            flags = "-O1 -std=c++20 -fPIC -shared -Wall -Werror -Wno-unknown-pragmas".split()
+            defines = {**dict(spec.defines), "KERNEL": f'"{source}"', "ENTRY": spec.entry}
+            flags += [f"-D{name}={value}" for name, value in defines.items()]
+            flags += [f"-I{folder}" for folder in (HERE, kernel_path("gpu_kernels", "cuda"))]
+            command = [str(GXX), *flags, str(HERE / "launch.cpp"), "-o", str(path)]
             done = subprocess.run(command, capture_output=True, text=True, timeout=120)
             assert done.returncode == 0, done.stderr
             self._built[key] = ctypes.CDLL(str(path))

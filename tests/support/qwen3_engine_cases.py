@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 import qwen3_last_layer
+from cuda_gpus import no_host_sync
 from qwen3_checkpoints import TINY, make, prompts
 from qwen3_decode_cases import DEVICE, GPU, SIZES, VOCAB, both
 from qwen3_kernel_cases import BOUND, case, draw, dtypes, error, paged, tensor, tiles_of
@@ -238,16 +239,12 @@ class TestOnAGpu:
         texts = prompts([5, 9, 12, 20], VOCAB)
         for warm in (True, False):
             captured = dict(engine.runner.steps._captured)
-            if not warm:
-                torch.cuda.set_sync_debug_mode("error")
-            try:
+            with no_host_sync(not warm):
                 for i, text in enumerate(texts):
                     engine.add(text, max_new_tokens=4 + 3 * i, stop_ids=(), temperature=i % 2 * 0.8, seed=i)
                     engine.step()
                 while engine.busy:
                     engine.step()
-            finally:
-                torch.cuda.set_sync_debug_mode("default")
             assert engine.runner.steps._captured == captured
 
     def test_same_requests_same_bits(self, pair: tuple[Qwen3Moe, Qwen3Moe]) -> None:

@@ -1,4 +1,4 @@
-"""Routings at random for the sort kernels, and what torch's stable sort makes of them."""
+"""Random routings with their sorted view by torch's stable sort, and the padded view by hand."""
 
 from __future__ import annotations
 
@@ -53,3 +53,18 @@ def draw(seed: int, rng: random.Random, T: int, E: int, K: int) -> Draw:
     inverse[order] = torch.arange(len(order))
     counts = torch.bincount(flat[flat >= 0], minlength=here).tolist()
     return Draw(ids, local, here, bound, order, inverse, counts)
+
+
+def padded_by_hand(ids: Tensor, weights: Tensor, E: int) -> list[list[tuple[int, float]]]:
+    """For each expert, (token, weight) of each token routed to it; duplicates of a token summed in fp32."""
+    rows: list[list[tuple[int, float]]] = [[] for _ in range(E)]
+    for t in range(ids.shape[0]):
+        for k in range(ids.shape[1]):
+            e = int(ids[t, k])
+            if not 0 <= e < E:
+                continue
+            if rows[e] and rows[e][-1][0] == t:
+                rows[e][-1] = (t, float(torch.tensor(rows[e][-1][1]) + weights[t, k]))
+            else:
+                rows[e].append((t, float(weights[t, k])))
+    return rows

@@ -8,10 +8,10 @@ from pathlib import Path
 import torch
 
 import ttnn_moe
-from numerics import poisoned
-from oracle import oracle
 from tenstorrent_setup import BF16, NUMERICS, Layer, check_out, entries, mesh_placement, refused, run
 from ttnn_moe import Experts, Routing, tenstorrent
+from ttnn_moe.selfcheck.bounds import poisoned
+from ttnn_moe.selfcheck.oracle import oracle
 from ttnn_moe.tenstorrent import host, programs, tensors
 
 

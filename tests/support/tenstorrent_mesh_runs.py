@@ -5,11 +5,12 @@ from __future__ import annotations
 import torch
 
 import ttnn_moe
-from cases import Case
-from numerics import assert_close, poisoned
-from oracle import oracle
+from assertions import assert_close
 from tenstorrent_setup import BF16, NUMERICS, check_out, entries, mesh_placement, mesh_run, refused
 from ttnn_moe import Problem, tenstorrent
+from ttnn_moe.selfcheck.bounds import poisoned
+from ttnn_moe.selfcheck.edges import Case
+from ttnn_moe.selfcheck.oracle import oracle
 from ttnn_moe.tenstorrent import tensors
 
 

@@ -12,10 +12,11 @@ from collections.abc import Callable
 
 import torch
 
-from cases import CASES, Case, Target
+from targets import Target
 from tenstorrent_names import MESH_NAMES, NAMES
 from tenstorrent_setup import BF16, MESH_RUNS, RUNS, Layer, OnDevice, check_out, check_routing, check_rows, run
 from ttnn_moe import tenstorrent
+from ttnn_moe.selfcheck.edges import CASES, Case
 
 
 def whole_chain(layer: Layer, on: OnDevice, what: str) -> None:

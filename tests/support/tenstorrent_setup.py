@@ -8,10 +8,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from numerics import assert_close, token_errors
-from oracle import oracle, padded_by_hand
+from assertions import assert_close
+from routing_draws import padded_by_hand
 from ttnn_moe import ContractError, Experts, Placement
 from ttnn_moe.backend import Numerics
+from ttnn_moe.selfcheck.bounds import POISON, token_errors
+from ttnn_moe.selfcheck.oracle import oracle
 from ttnn_moe.sizes import ceil_div
 from ttnn_moe.tenstorrent import device as devices
 from ttnn_moe.tenstorrent import tensors
@@ -21,7 +23,6 @@ from ttnn_moe.tenstorrent.runtime import library
 
 BF16 = torch.bfloat16
 NUMERICS = Numerics(activation=BF16, routing_weight=BF16)
-POISON = 1.0e4
 
 
 RUNS: dict[str, Callable[[], None]] = {}  # on one device

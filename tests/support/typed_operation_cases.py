@@ -5,96 +5,86 @@ from __future__ import annotations
 from typing import Any
 
 T, BOUND = 40, 64
+
+
+def tiles(*shape: int, dtype: str = "bfloat16") -> tuple[tuple[int, ...], str, bool]:
+    return shape, dtype, True
+
+
+def rows(*shape: int, dtype: str = "bfloat16") -> tuple[tuple[int, ...], str, bool]:
+    return shape, dtype, False
+
+
 # operator, the argument, what it is in place of the right one, what the message says of it
 BAD: dict[str, tuple[str, str, Any, str]] = {
-    "shape": (
-        "gate_up",
-        "gate",
-        ((4, 64, 64), "bfloat16", True),
-        "gate has the wrong shape; got [4, 64, 64]; expected [4, 96, 64].",
-    ),
-    "rank": (
-        "gate_up",
-        "hidden",
-        ((1, T, 96), "bfloat16", False),
-        "wrong number of dimensions; got [1, 40, 96]; expected 2 dim",
-    ),
+    "shape": ("gate_up", "gate", tiles(4, 64, 64), "gate has the wrong shape; got [4, 64, 64]; expected [4, 96, 64]."),
+    "rank": ("gate_up", "hidden", rows(1, 40, 96), "wrong number of dimensions; got [1, 40, 96]; expected 2 dim"),
     "dtype": (
         "gate_up",
         "hidden",
-        ((T, 96), "float32", False),
+        rows(T, 96, dtype="float32"),
         "got float32; expected bfloat16; to fix it: ttnn.typecast(hidden, ttnn.bfloat16)",
     ),
     "two dtypes": (
         "down",
         "weight",
-        ((4, 64, 96), "float32", True),
+        tiles(4, 64, 96, dtype="float32"),
         "got float32; expected bfloat16 or bfloat8_b; to fix it: ttnn.typecast(weight,",
     ),
     "up unlike gate": (
         "gate_up",
         "up",
-        ((4, 96, 64), "bfloat8_b", True),
+        tiles(4, 96, 64, dtype="bfloat8_b"),
         "up has the wrong dtype; got bfloat8_b; expected bfloat16",
     ),
     "layout": (
         "down",
         "weight",
-        ((4, 64, 96), "bfloat16", False),
+        rows(4, 64, 96),
         "got ROW_MAJOR; expected TILE; to fix it: ttnn.to_layout(weight, ttnn.TILE_LAYOUT)",
     ),
-    "tiles": ("routing", "topk_ids", ((T, 2), "int32", True), "got TILE; expected ROW_MAJOR"),
+    "tiles": ("routing", "topk_ids", tiles(T, 2, dtype="int32"), "got TILE; expected ROW_MAJOR"),
     "ids": (
         "routing",
         "topk_ids",
-        ((T, 2), "uint32", False),
+        rows(T, 2, dtype="uint32"),
         "topk_ids has the wrong dtype; got uint32; expected int32",
     ),
     "weights of another T": (
         "routing",
         "topk_weights",
-        ((T + 1, 2), "float32", False),
+        rows(T + 1, 2, dtype="float32"),
         "topk_weights has the wrong shape",
     ),
     "mapping": (
         "down",
         "device_expert_mapping",
-        ((2, 4), "int32", False),
+        rows(2, 4, dtype="int32"),
         "device_expert_mapping has the wrong shape; got [2, 4]; expected [1, 4]",
     ),
-    "tokens": ("gate_up", "routed_tokens", ((15, BOUND), "int32", False), "routed_tokens has the wrong shape"),
+    "tokens": ("gate_up", "routed_tokens", rows(15, BOUND, dtype="int32"), "routed_tokens has the wrong shape"),
     "routing weights": (
         "down",
         "routed_token_weights",
-        ((16, BOUND), "float32", False),
+        rows(16, BOUND, dtype="float32"),
         "routed_token_weights has the wrong dtype",
     ),
-    "rows": ("down", "activations", ((32, 64), "bfloat16", True), "activations has the wrong shape; got [32, 64]"),
-    "output": ("gate_up", "output_tensor", ((32, 64), "bfloat16", True), "output has the wrong shape; got [32, 64]"),
-    "T": (
-        "gate_up",
-        "hidden",
-        ((65, 96), "bfloat16", False),
-        "T is beyond what the routing was made for; got 65; expected 1 .. 64.",
-    ),
+    "rows": ("down", "activations", tiles(32, 64), "activations has the wrong shape; got [32, 64]"),
+    "output": ("gate_up", "output_tensor", tiles(32, 64), "output has the wrong shape; got [32, 64]"),
+    "T": ("gate_up", "hidden", rows(65, 96), "T is beyond what the routing was made for; got 65; expected 1 .. 64."),
     "T of routing": ("routing", "token_bound", 32, "to fix it: a larger token_bound"),
     "T of down": ("down", "num_tokens", 65, "got 65; expected 1 .. 64"),
     "K": ("gate_up", "experts_per_token", 0, "K must be at least 1"),
     "E": ("routing", "num_experts", 3, "E_local = 4 exceeds E = 3"),
     "nothing to add to": ("down", "accumulate", True, "accumulate needs an output to add to; got none"),
-    "silu_mul": (
-        "silu_mul",
-        "up",
-        ((64, 32), "bfloat16", True),
-        "up has the wrong shape; got [64, 32]; expected [64, 64]",
-    ),
+    "silu_mul": ("silu_mul", "up", tiles(64, 32), "up has the wrong shape; got [64, 32]; expected [64, 64]"),
     "half a tile": (
         "silu_mul",
         "both",
-        ((40, 64), "bfloat16", True),
+        tiles(40, 64),
         "gate has rows beside whole tiles; got 40; expected a multiple of 32",
     ),
-    "half a column": ("silu_mul", "both", ((64, 40), "bfloat16", True), "must be multiples of 32"),
+    "half a column": ("silu_mul", "both", tiles(64, 40), "must be multiples of 32"),
 }
 
 # Every name of theirs in cpp/ttnn_ops.

@@ -16,8 +16,8 @@ import pytest
 import torch
 
 import ttnn_moe
-from cases import CASES
 from ttnn_moe import BackendUnavailable, ContractError, Problem, Routing, registry
+from ttnn_moe.selfcheck.edges import CASES
 from ttnn_moe.sources import kernel_path
 from ttnn_moe.tenstorrent import device as devices
 from ttnn_moe.tenstorrent import sfpi

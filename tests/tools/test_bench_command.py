@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +12,8 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
-from paths import ROOT
-from ttnn_moe import cli
+from command import run
+from processes import run_python
 from ttnn_moe.bench import report
 from ttnn_moe.bench.command import points_of
 from ttnn_moe.bench.floor import Ceilings
@@ -25,15 +23,7 @@ from ttnn_moe.bench.measure import Options, Point, Result, measure_layer
 from ttnn_moe.errors import RequestError
 
 LAYER = Layer("small", E=8, K=2, H=64, I=32, dtype=torch.float32)
-SIZES = ["--experts", "8", "--topk", "2", "--hidden", "64", "--intermediate", "32", "--rounds", "3"]
-
-
-def bench(monkeypatch: pytest.MonkeyPatch, *args: str) -> int:
-    """Run `ttnn-moe bench` in this process; returns its exit code."""
-    monkeypatch.setattr(sys, "argv", ["ttnn-moe", "bench", *args])
-    with pytest.raises(SystemExit) as exit_:
-        cli.main()
-    return int(exit_.value.code or 0)
+SIZES = "--experts 8 --topk 2 --hidden 64 --intermediate 32 --rounds 3".split()
 
 
 class Peer(Implementation):
@@ -153,7 +143,7 @@ def test_numbers_that_a_cache_may_have_helped_are_named() -> None:
 
 def test_the_command_prints_a_table(monkeypatch, capsys) -> None:
     monkeypatch.setenv("COLUMNS", "160")
-    assert bench(monkeypatch, "--tokens", "1,5s", *SIZES, "--dtype", "fp32") == 0
+    assert run(monkeypatch, "bench", "--tokens", "1,5s", *SIZES, "--dtype", "fp32") == 0
     out = capsys.readouterr().out
     assert "E=8 K=2 H=64 I=32 float32, eager" in out and "5 skewed" in out
     for name in ("floor", "ttnn_moe reference moe", "ttnn_moe reference prepared"):
@@ -163,7 +153,7 @@ def test_the_command_prints_a_table(monkeypatch, capsys) -> None:
 
 @pytest.mark.parametrize("dtype", ["bf16", "fp16", "fp32"])
 def test_the_command_prints_json(monkeypatch, capsys, dtype: str) -> None:
-    assert bench(monkeypatch, "--tokens", "7", *SIZES, "--dtype", dtype, "--backend", "reference", "--json") == 0
+    assert run(monkeypatch, "bench", "--tokens", "7", *SIZES, "--dtype", dtype, "--backend", "reference", "--json") == 0
     data = json.loads(capsys.readouterr().out)
     assert [row["status"] for row in data["rows"]] == ["ok", "ok"]
     assert data["versions"]["torch"] == torch.__version__ and data["machine"]["device"] == "cpu"
@@ -185,7 +175,7 @@ def test_the_command_prints_json(monkeypatch, capsys, dtype: str) -> None:
     ],
 )
 def test_the_command_refuses_in_one_message(monkeypatch, capsys, args: list[str], told: str) -> None:
-    assert bench(monkeypatch, *SIZES, *args) == 2
+    assert run(monkeypatch, "bench", *SIZES, *args) == 2
     said = capsys.readouterr().err
     assert said.startswith("ttnn-moe: ") and told in said and "Traceback" not in said
 
@@ -200,28 +190,8 @@ def test_points() -> None:
 @pytest.mark.slow
 def test_the_script_measures_us_and_every_peer_that_is_here(tmp_path: Path) -> None:
     path = tmp_path / "moe_layer.json"
-    command = [
-        sys.executable,
-        str(ROOT / "benchmarks" / "moe_layer.py"),
-        "--layers",
-        "i1408",
-        "--experts",
-        "8",
-        "--tokens",
-        "3",
-        "--rounds",
-        "1",
-        "--sets",
-        "2",
-        "--device",
-        "cpu",
-        "--json",
-        str(path),
-    ]
-    done = subprocess.run(
-        command, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=300
-    )
-    assert done.returncode == 0, done.stderr
+    options = "--layers i1408 --experts 8 --tokens 3 --rounds 1 --sets 2 --device cpu --json"
+    done = run_python("benchmarks/moe_layer.py", *options.split(), path)
     data = json.loads(path.read_text())
     rows = {row["implementation"]: row for row in data["rows"]}
     measured_here = ["ttnn_moe reference moe", "torch grouped_mm", "transformers grouped_mm", "transformers batched_mm"]

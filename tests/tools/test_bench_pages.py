@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 from pathlib import Path
 from types import ModuleType
@@ -10,18 +9,18 @@ from typing import Any
 
 import pytest
 
+from benchmark_scripts import script
 from paths import ROOT
 
 
 @pytest.fixture
-def tables(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    return importlib.import_module("tables")
+def tables() -> ModuleType:
+    return script("tables")
 
 
 @pytest.fixture
-def plot(tables: ModuleType) -> ModuleType:
-    return importlib.import_module("plot")
+def plot() -> ModuleType:
+    return script("plot")
 
 
 def results() -> dict[str, Any]:
@@ -33,6 +32,7 @@ def results() -> dict[str, Any]:
         told = {"status": "wrong"} if us is None else {"status": "ok", "median_us": us, "over_floor": us / 10}
         return {"layer": "x", "implementation": name, "mode": mode} | point | floors | told
 
+    sizes = {"name": "x", "E": 8, "E_of_the_model": 16, "K": 2, "H": 3, "I": 4}
     rows = [row("ttnn_moe cuda prepared", mode, p, 20.0) for mode in ("graph", "eager") for p in points]
     rows += [row("torch grouped_mm", "graph", points[0], None), row("torch grouped_mm", "graph", points[1], 1234.5)]
     return {
@@ -40,17 +40,7 @@ def results() -> dict[str, Any]:
         "versions": {"torch": "1", "cuda": "2"},
         "options": {"rounds": 7},
         "rows": rows,
-        "layers": [
-            {
-                "name": "x",
-                "E": 8,
-                "E_of_the_model": 16,
-                "K": 2,
-                "H": 3,
-                "I": 4,
-                "draws": [point | floors for point in points],
-            }
-        ],
+        "layers": [sizes | {"draws": [point | floors for point in points]}],
     }
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 
 import torch
 
+from benchmark_scripts import script
 from paths import ROOT
 from ttnn_moe import registry
 
@@ -28,9 +28,4 @@ def test_the_backend_table_lists_the_backends() -> None:
 
 
 def test_the_measured_table_is_what_the_results_hold() -> None:
-    path = ROOT / "benchmarks" / "tables.py"
-    spec = importlib.util.spec_from_file_location("tables", path)
-    assert spec is not None and spec.loader is not None
-    tables = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(tables)
-    assert tables.updated(README) == README, "run python benchmarks/tables.py"
+    assert script("tables").updated(README) == README, "run python benchmarks/tables.py"

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
-import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -12,20 +11,19 @@ import torch
 from torch import Tensor
 
 import ascend_stand_in
-from paths import python_path
-from ttnn_moe import cli, registry
+from command import run
+from own_registry import own_registry
+from processes import run_python
+from ttnn_moe import registry
 from ttnn_moe.selfcheck.bounds import worst_error
 from ttnn_moe.selfcheck.check import Check, measure
 from ttnn_moe.selfcheck.runner import selfcheck
 
 
 @pytest.fixture
-def register(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(registry, "_TARGETS", dict(registry._TARGETS))
-    yield registry.register
-    monkeypatch.undo()
-    for cached in (registry._class, registry._instance, registry.probe, registry._choose):
-        cached.cache_clear()
+def register() -> Iterator[Callable[[str, str], None]]:
+    with own_registry() as register:
+        yield register
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
@@ -42,10 +40,7 @@ def test_the_reference_passes(dtype: torch.dtype) -> None:
 
 def test_a_wrong_backend_fails_and_is_told_where(register, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
     register("forgetful", "broken_backends:Forgetful")
-    monkeypatch.setattr(sys, "argv", ["ttnn-moe", "selfcheck", "--backend", "forgetful"])
-    with pytest.raises(SystemExit) as exit_:
-        cli.main()
-    assert exit_.value.code == 1
+    assert run(monkeypatch, "selfcheck", "--backend", "forgetful") == 1
     lines = capsys.readouterr().out.splitlines()
     assert lines[-1].startswith("FAILED: forgetful") and "moe, plain" in lines[-1]
     assert "gate_projection" not in lines[-1], "the steps are right"
@@ -54,10 +49,7 @@ def test_a_wrong_backend_fails_and_is_told_where(register, monkeypatch: pytest.M
 def test_an_absent_backend_is_one_message(monkeypatch: pytest.MonkeyPatch, capsys) -> None:
     if registry.probe("ascend").available:
         pytest.skip("an NPU is here")
-    monkeypatch.setattr(sys, "argv", ["ttnn-moe", "selfcheck", "--backend", "ascend"])
-    with pytest.raises(SystemExit) as exit_:
-        cli.main()
-    assert exit_.value.code == 2
+    assert run(monkeypatch, "selfcheck", "--backend", "ascend") == 2
     assert "backend 'ascend' is not available" in capsys.readouterr().err
 
 
@@ -119,34 +111,16 @@ except SystemExit as end:
 """
 
 
-def torchrun(folder: Path, script: str, backend: str) -> subprocess.CompletedProcess[str]:
+def torchrun(folder: Path, script: str, backend: str, code: int | None = 0) -> subprocess.CompletedProcess[str]:
     """`ttnn-moe selfcheck` in two processes."""
     (folder / "script.py").write_text(script + RUN)
-    path = python_path()
-    return subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "torch.distributed.run",
-            "--standalone",
-            "--nproc-per-node",
-            "2",
-            folder / "script.py",
-            "selfcheck",
-            "--backend",
-            backend,
-        ],
-        env=os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    launcher = "-m torch.distributed.run --standalone --nproc-per-node 2".split()
+    command = [*launcher, folder / "script.py", "selfcheck", "--backend", backend]
+    return run_python(*command, code=code, OMP_NUM_THREADS="1")
 
 
 def test_under_torchrun_expert_parallelism_is_checked_too(tmp_path: Path) -> None:
-    done = torchrun(tmp_path, STAND_IN, "ascend")
-    assert done.returncode == 0, done.stderr
-    lines = done.stdout.splitlines()
+    lines = torchrun(tmp_path, STAND_IN, "ascend").stdout.splitlines()
     assert not any(line.startswith("[rank 1] ") for line in lines), "it has nothing to say"
     for exchange in ("all_to_all", "dispatch_combine"):
         assert any(f"ok   expert parallel over 2 ranks, {exchange}: error" in line for line in lines)
@@ -154,6 +128,6 @@ def test_under_torchrun_expert_parallelism_is_checked_too(tmp_path: Path) -> Non
 
 
 def test_under_torchrun_a_wrong_rank_says_so(tmp_path: Path) -> None:
-    done = torchrun(tmp_path, ONE_RANK_FAILS, "forgetful")
+    done = torchrun(tmp_path, ONE_RANK_FAILS, "forgetful", code=None)
     assert done.returncode != 0
     assert "[rank 1] FAILED: forgetful" in done.stdout and "[rank 0] FAILED" not in done.stdout

@@ -1,6 +1,6 @@
-"""What kernels are chosen for: a GPU, and the architecture that CUDA C++ is compiled for.
+"""What kernels are chosen for: a GPU, and the architecture that NVRTC compiles for.
 
-TTNN_MOE_CUDA_ARCH names another: the kernels and sizes of an older GPU, compiled to PTX for this one.
+TTNN_MOE_CUDA_ARCH names an older architecture. The GPU then runs the kernels and sizes of that one, from PTX.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Arch:
     """One target of the compiler.
 
     Attributes:
-        name: as NVRTC writes it: machine code, as "sm_80", or PTX, as "compute_80", which the driver compiles.
+        name: as NVRTC writes it: "sm_80" is machine code, "compute_80" is PTX, which the driver compiles.
         products: folder under gpu_kernels/cuda that holds its grouped product: "sm80" or "sm90".
         shared_memory: bytes that a block may have.
     """
@@ -34,7 +34,7 @@ class Arch:
 
     @cached_property
     def overlaps(self) -> bool:
-        """Whether its kernels wait by themselves for their predecessor (programmatic dependent launch)."""
+        """Whether kernels start before their predecessor ends (programmatic dependent launch), and wait for it."""
         return int(self.name.partition("_")[2].rstrip("af")) >= 90
 
 
@@ -54,7 +54,7 @@ ARCHES: dict[tuple[int, int], Arch] = {
 
 
 def asked() -> str | None:
-    """What TTNN_MOE_CUDA_ARCH says."""
+    """The architecture that TTNN_MOE_CUDA_ARCH names, or None."""
     return os.environ.get(ENV) or None
 
 
@@ -72,10 +72,10 @@ def named(name: str) -> Arch:
 
 
 def find(here: Gpu, name: str | None = None) -> Arch | None:
-    """The architecture of a GPU; None if no kernels are for it.
+    """The architecture that a GPU runs; None if there are no kernels for the GPU.
 
     Args:
-        name: of another architecture, from sm_80 to sm_89, whose kernels and sizes the GPU is to run from PTX.
+        name: an older architecture, from sm_80 to sm_89, whose kernels and sizes the GPU runs from PTX.
 
     Raises:
         ContractError: no such name, or the GPU does not run that code.
@@ -94,6 +94,13 @@ def find(here: Gpu, name: str | None = None) -> Arch | None:
         expected=f"one of {able} on compute capability {here.capability[0]}.{here.capability[1]}",
         remedy=f"unset {ENV}: the GPU's own is the default",
     )
+
+
+def why_not_hopper(device: torch.device) -> str | None:
+    """Why the kernels of gpu_kernels/cuda/sm90 do not run on a device; None: they do."""
+    if device.type != "cuda" or gpu(device).capability != (9, 0):
+        return "the device is no GPU of compute capability 9.0"
+    return build.why_not()
 
 
 @dataclass(frozen=True)

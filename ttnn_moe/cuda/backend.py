@@ -1,14 +1,13 @@
-"""The CUDA backend: the first family of kernels that can runs, on sm_80 and newer.
+"""The CUDA backend, for sm_80 and newer: the first family of kernels that can run a call runs it.
 
-Nothing waits for the GPU, everything is capturable.
+No call waits for the GPU, and a CUDA graph can capture every call.
 
-With TRITON_INTERPRET=1 the Triton kernels run on the CPU, in fp16 and fp32, slowly: for tests and debugging.
+With TRITON_INTERPRET=1 the Triton kernels run on the CPU, slowly, in fp16 and fp32. Use it for testing only.
 """
 
 from __future__ import annotations
 
 import importlib.util
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -20,11 +19,9 @@ from .device import gpus, interpreted, on
 from .moe import triton_launch
 from .moe.families import choose
 from .moe.family import Call
+from .moe.prepared import PreparedCuda
 from .moe.run import run
 from .moe.steps import step_rows, step_tiles
-
-if TYPE_CHECKING:
-    from .moe.prepared import PreparedCuda
 
 MIN_CAPABILITY = (8, 0)
 
@@ -71,8 +68,6 @@ class CudaBackend:
         return Numerics(activation=problem.dtype, expert_out=problem.dtype if rounds else None)
 
     def prepare(self, problem: Problem, experts: Experts, placement: Placement | None) -> PreparedCuda:
-        from .moe.prepared import PreparedCuda
-
         return PreparedCuda(problem, experts, placement)
 
     def moe(self, hidden: Tensor, routing: Routing, experts: Experts, out: Tensor, accumulate: bool) -> None:

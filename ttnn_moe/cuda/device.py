@@ -1,4 +1,4 @@
-"""What a GPU is, as kernels are chosen by it. The one place that asks CUDA; tests replace `query`."""
+"""What the choice of kernels needs to know of a GPU. No other module asks CUDA. Tests replace `query`."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def interpreted() -> bool:
 
 
 def gpu(device: torch.device | int | None = None) -> Gpu:
-    """The GPU of a device, or of its index; None: the current one. For the CPU, where Triton interprets: an H200."""
+    """The GPU of a device or an index; None: the current one. Where Triton interprets on the CPU: an H200."""
     return query(device)
 
 
@@ -50,7 +50,7 @@ def gpus() -> list[Gpu]:
 
 
 def query(device: torch.device | int | None) -> Gpu:
-    """What `gpu` answers."""
+    """See gpu."""
     if isinstance(device, torch.device):
         if device.type != "cuda":
             return H200
@@ -72,7 +72,7 @@ def _properties(index: int) -> Gpu:
 
 
 def on(device: torch.device) -> AbstractContextManager[object]:
-    """Makes a GPU the current one: Triton launches on that, wherever the tensors are."""
+    """Makes a GPU the current one. Triton launches on the current GPU, wherever the tensors are."""
     if device.type != "cuda" or device.index == torch.cuda.current_device():
         return nullcontext()
     return torch.cuda.device(device)

@@ -14,7 +14,7 @@ from . import device as devices
 
 @dataclass(frozen=True)
 class Tile:
-    """Constants, warps and pipeline stages of a kernel's launch (where STAGES is no constant)."""
+    """Constants, warps and pipeline stages of a kernel's launch. A kernel with a constant STAGES ignores stages."""
 
     constants: dict[str, int]
     warps: int
@@ -43,10 +43,10 @@ _NO_PDL = {"PDL": False}
 
 
 def pdl(device: torch.device) -> dict[str, bool]:
-    """Options for programmatic dependent launch, where the GPU has it."""
+    """Options of a launch: programmatic dependent launch where the GPU has it."""
     return _PDL if device.type == "cuda" and devices.gpu(device).capability >= (9, 0) else _NO_PDL
 
 
 def precision(x: Tensor) -> str:
-    """input_precision of tl.dot: exact fp32 products for fp32."""
+    """input_precision of tl.dot: fp32 inputs get exact fp32 products."""
     return "ieee" if x.dtype == torch.float32 else "tf32"

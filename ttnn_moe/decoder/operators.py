@@ -16,17 +16,18 @@ from ..cuda.attention.memory import why_not_heads
 from ..cuda.linear import decode_linear, few_rows
 from ..cuda.norm import rms_norm as norm_rows
 from ..cuda.router import sliced, topk
-from ..kv.cache import HeadNorms
 from . import torch_forms
+
+Routed = tuple[Tensor, Tensor, Tensor]  # ids [T, K], weights [T, K], and x normalised [T, H]
 
 
 def uses_kernels(x: Tensor) -> bool:
-    """Whether kernels take tensors like x, sizes permitting. linear_add then overwrites its residual."""
+    """Whether kernels take tensors of the device and dtype of x. linear_add then overwrites its residual."""
     return why_not_kernels(x.device, x.dtype) is None
 
 
 def why_not_captured(x: Tensor, heads: int, kv_heads: int, head_dim: int) -> str | None:
-    """Why steps of a model cannot be captured as CUDA graphs: an operator has no kernel. None: they can.
+    """Why no CUDA graph can hold a model's steps: an operator has no kernel. None: one can.
 
     Args:
         x: any weight of the model. heads, kv_heads, head_dim: of its attention.
@@ -70,7 +71,7 @@ NORM_LINEAR: Operator[Tensor] = Operator(
 
 
 def norm_linear(x: Tensor, norm: Tensor, eps: float, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """A linear layer of a norm: rms_norm(x [T, K]) weight^T [K, N] + bias [N] -> [T, N]."""
+    """rms_norm(x [T, K]) weight^T + bias -> [T, N]. norm [K], weight [N, K], bias [N]."""
     return NORM_LINEAR(x, norm, eps, weight, bias)
 
 
@@ -112,8 +113,8 @@ ROUTE: Operator[tuple[Tensor, Tensor]] = Operator(
 def route(logits: Tensor, K: int, renormalise: bool) -> tuple[Tensor, Tensor]:
     """The K best of E experts by logits [T, E]: ids [T, K] int64 (kernel: int32) and weights [T, K] fp32.
 
-    Weights are a softmax over all E; with renormalise they are divided by their sum. Of equal logits the kernel takes
-    the lowest expert first. NaN logits give NaN weights and ids in range.
+    Weights are a softmax over all E. With renormalise the K weights of a token sum to 1. Of equal logits the kernel
+    takes the lowest expert first. NaN logits give NaN weights and ids in range.
     """
     return ROUTE(logits, K, renormalise)
 
@@ -126,22 +127,18 @@ def _why_not_few_route(
     return few_rows.why_not(device, x, weight)
 
 
-def _few_route(
-    x: Tensor, norm: Tensor, eps: float, weight: Tensor, K: int, renormalise: bool
-) -> tuple[Tensor, Tensor, Tensor]:
+def _few_route(x: Tensor, norm: Tensor, eps: float, weight: Tensor, K: int, renormalise: bool) -> Routed:
     normed = torch.empty_like(x)
     logits = few_rows.launch(x.contiguous(), weight, norm=norm, eps=eps, normed=normed)
     return *route(logits, K, renormalise), normed
 
 
-def _gemm_route(
-    x: Tensor, norm: Tensor, eps: float, weight: Tensor, K: int, renormalise: bool
-) -> tuple[Tensor, Tensor, Tensor]:
+def _gemm_route(x: Tensor, norm: Tensor, eps: float, weight: Tensor, K: int, renormalise: bool) -> Routed:
     normed = rms_norm(x, norm, eps)
     return *route(F.linear(normed, weight), K, renormalise), normed
 
 
-NORM_ROUTE: Operator[tuple[Tensor, Tensor, Tensor]] = Operator(
+NORM_ROUTE: Operator[Routed] = Operator(
     "norm_route",
     [
         Family(f"{few_rows.NAME}, router_topk", _why_not_few_route, _few_route),
@@ -152,24 +149,6 @@ NORM_ROUTE: Operator[tuple[Tensor, Tensor, Tensor]] = Operator(
 )
 
 
-def norm_route(
-    x: Tensor, norm: Tensor, eps: float, weight: Tensor, K: int, renormalise: bool
-) -> tuple[Tensor, Tensor, Tensor]:
+def norm_route(x: Tensor, norm: Tensor, eps: float, weight: Tensor, K: int, renormalise: bool) -> Routed:
     """Route rms_norm(x [T, H]) by the router's weight [E, H]: ids and weights as `route`, and the normalised x."""
     return NORM_ROUTE(x, norm, eps, weight, K, renormalise)
-
-
-def head_norm_rope(
-    qkv: Tensor, kv_heads: int, norms: HeadNorms, rope: tuple[Tensor, Tensor]
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Normalise and rotate the query and key heads of qkv [T, heads + 2 kv_heads, head_dim].
-
-    Always in torch: a cache that has a kernel for it is a kv.cache.FusedWrite.
-
-    Args:
-        rope: cos and sin [T, 1, head_dim / 2].
-
-    Returns:
-        q [T, heads, head_dim]; k and v [T, kv_heads, head_dim].
-    """
-    return torch_forms.head_norm_rope(qkv, kv_heads, norms, rope)

@@ -38,6 +38,16 @@ def norm_route(
 def head_norm_rope(
     qkv: Tensor, kv_heads: int, norms: HeadNorms, rope: tuple[Tensor, Tensor]
 ) -> tuple[Tensor, Tensor, Tensor]:
+    """Normalise and rotate the query and key heads of qkv [T, heads + 2 kv_heads, head_dim].
+
+    A cache with a kernel for this is a kv.cache.FusedWrite.
+
+    Args:
+        rope: cos and sin [T, 1, head_dim / 2].
+
+    Returns:
+        q [T, heads, head_dim]; k and v [T, kv_heads, head_dim].
+    """
     q, k, v = qkv.split((qkv.shape[1] - 2 * kv_heads, kv_heads, kv_heads), dim=1)
     q = rotate(rms_norm(q, norms.q, norms.eps), *rope)
     k = rotate(rms_norm(k, norms.k, norms.eps), *rope)

@@ -51,13 +51,16 @@ class KVCache(Protocol):
 
 
 class FusedWrite(ABC):
-    """A cache that can normalise, rotate and write in one kernel. A base class: a protocol is slow to ask for."""
+    """A cache that can normalise, rotate and write in one kernel. No protocol: isinstance of one is slow."""
 
     @abstractmethod
     def norm_rope_write(
         self, layer: int, qkv: Tensor, norms: HeadNorms, rope: tuple[Tensor, Tensor], step: Step
     ) -> Tensor | None:
-        """The plain form, then `write`: qkv [T, heads + 2 kv_heads, head_dim] -> q. None: not for these sizes."""
+        """decoder.head_norm_rope, then `write`: qkv [T, heads + 2 kv_heads, head_dim] -> q [T, heads, head_dim].
+
+        None: no kernel takes these sizes, and nothing was written.
+        """
 
 
 class RowCache(ABC):
@@ -94,7 +97,7 @@ class RowCache(ABC):
 
     @abstractmethod
     def close(self, row: int) -> None:
-        """Take a row's pages back. Work under way may still use them: later work on the device comes later."""
+        """Take a row's pages back. Work under way may still use them: the device runs later work after it."""
 
     def room(self, row: int) -> int:
         """Tokens that a row may hold now."""
@@ -127,7 +130,7 @@ class RowCache(ABC):
         positions = [first[:, 1], *(torch.arange(span.past, span.past + span.n) for span in spans)]
         wanted = torch.tensor([*range(n), *(n + at for at in logits_at)], dtype=torch.int64)
         T = sum(map(len, rows))
-        # one copy: a GPU waits for each
+        # one copy, since each one costs a wait
         words = torch.cat((*rows, *positions, wanted)).to(device)
         plan = self.plan(spans)
         decoded = 1 + max((position for _, position in decoding), default=-1)
@@ -177,7 +180,7 @@ class RowCache(ABC):
     def why_not_captured(self) -> str | None:
         """Why no CUDA graph can hold this cache's part of a step; None: one can.
 
-        In a captured step `spans` is empty, and sizes are bounds: `plan` and `num_tokens` on the device say the rest.
+        In a captured step `spans` is empty and sizes are bounds. `plan` and `num_tokens` on the device hold the rest.
         """
         return f"a {type(self).__name__} runs steps that the host plans"
 

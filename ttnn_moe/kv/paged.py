@@ -46,11 +46,11 @@ class PagedCache(PagedRows, FusedWrite):
             raise RequestError("a page has the wrong size", got=page, expected="a power of two, at least 16")
         super().__init__(sizes, rows, capacity, pages, page)
         shape = (sizes.layers, 1 + pages, sizes.kv_heads, page, sizes.head_dim)
-        # zeros: a masked value still counts as 0 * value, which must not be NaN
+        # zeros, since a masked value still adds 0 * value, which must not be NaN
         self.k = torch.zeros(shape, dtype=sizes.dtype, device=sizes.device)
         self.v = torch.zeros(shape, dtype=sizes.dtype, device=sizes.device)
         self.layers = list(zip(self.k, self.v, strict=True))
-        # the host's copy goes to the device as a whole, before a step that needs it: rows open together
+        # rows open together, so one copy of the whole table goes to the device before the next step
         self._host = torch.zeros(rows + 1, self._most, dtype=torch.int32)
         self._table, self._stale = self._host.to(sizes.device, copy=True), False
 
@@ -109,7 +109,7 @@ class PagedCache(PagedRows, FusedWrite):
         if own is not None:
             out, n = torch.empty_like(q), len(own.rows)
             decode_attention(q[:n], self._memory(layer, own), own.bound, out[:n])
-        # over the padding of the tokens that decode
+        # the prompts' outputs overwrite those of the decode step's padding
         return prefill_attention(q, self._memory(layer, step), step.spans, step.plan, out)
 
     def why_not_captured(self) -> str | None:

@@ -53,7 +53,7 @@ class PrefillStep:
         rows, positions: [T] int64, as in DecodeStep; a row may stand many times.
         bound: every position is below it.
         logits_at: [R] int64, the tokens whose logits are wanted. None: all T.
-        spans: the sequences, on the host; empty in a captured step, where `plan` says it all.
+        spans: the sequences, on the host; empty in a captured step, where `plan` holds them.
         plan: int32 words on the device that the cache's attention reads; the cache's own format. None: it needs none.
         decoding: the first tokens of the step, each the next of its row. None: no such tokens.
         num_tokens: as in DecodeStep.

@@ -43,110 +43,56 @@ def two(m: int, k: int, n: int, dtype: str = "bfloat16") -> dict[str, Value]:
     }
 
 
-FP32 = ComputeConfig(fp32_dest_acc=True)
+def exact(
+    program: Callable[[], Program],
+    inputs: Callable[[], dict[str, Value]],
+    shape: tuple[int, ...],
+    dtype: str = "bfloat16",
+    tiled: bool = True,
+    **more,
+) -> Case:
+    return Case(program, inputs, (shape, dtype, tiled), exact=True, **more)
+
+
+def product(config: ComputeConfig, columns: int = 2, rows: int = 1, b: str = "bfloat16", **more) -> Case:
+    """[64, 160] by [160, 96], on a grid."""
+    return exact(
+        lambda: matmul(2, 5, 3, grid(columns, rows), config, b_fmt=b), lambda: two(2, 5, 3, b), (64, 96), **more
+    )
+
+
+def silu(config: ComputeConfig, **more) -> Case:
+    inputs, out = lambda: one(numbers(64, 64) * 4), ((64, 64), "bfloat16", True)
+    return Case(lambda: unary(4, grid(2), silu=True, config=config), inputs, out, bound=BF16_STEP, **more)
+
+
+def eltwise(op: int) -> Case:
+    return exact(lambda: pairs(2, grid(1), 0, op), lambda: two(1, 2, 1) | one(numbers(64, 32)), (64, 32))
+
+
+BF16, FP32 = ComputeConfig(), ComputeConfig(fp32_dest_acc=True)
 BF16_STEP = 2.0**-8
 
 CASES = {
-    "copy": Case(
-        lambda: unary(15, grid(2, 2)), lambda: one(numbers(96, 160)), ((96, 160), "bfloat16", True), exact=True
+    "copy": exact(lambda: unary(15, grid(2, 2)), lambda: one(numbers(96, 160)), (96, 160)),
+    "copy-bf16-to-fp32": exact(
+        lambda: unary(4, grid(2), out_fmt="float32"), lambda: one(numbers(64, 64)), (64, 64), "float32"
     ),
-    "copy-bf16-to-fp32": Case(
-        lambda: unary(4, grid(2), out_fmt="float32"),
-        lambda: one(numbers(64, 64)),
-        ((64, 64), "float32", True),
-        exact=True,
-    ),
-    "copy-bfp8": Case(
-        lambda: unary(4, grid(2), fmt="bfloat8_b"),
-        lambda: one(numbers(64, 64), "bfloat8_b"),
-        ((64, 64), "bfloat16", True),
-        exact=True,
-    ),
-    "silu": Case(
-        lambda: unary(4, grid(2), silu=True),
-        lambda: one(numbers(64, 64) * 4),
-        ((64, 64), "bfloat16", True),
-        bound=BF16_STEP,
-    ),
-    "silu-fp32": Case(
-        lambda: unary(4, grid(2), silu=True, config=FP32),
-        lambda: one(numbers(64, 64) * 4),
-        ((64, 64), "bfloat16", True),
-        bound=BF16_STEP,
-        chips=("p150",),
-    ),
-    "matmul": Case(
-        lambda: matmul(2, 5, 3, grid(2, 2), ComputeConfig()),
-        lambda: two(2, 5, 3),
-        ((64, 96), "bfloat16", True),
-        exact=True,
-    ),
-    "matmul-fp32": Case(
-        lambda: matmul(2, 5, 3, grid(2, 2), FP32),
-        lambda: two(2, 5, 3),
-        ((64, 96), "bfloat16", True),
-        exact=True,
-        chips=("p150",),
-    ),
-    "matmul-long": Case(
-        lambda: matmul(1, 24, 2, grid(2), ComputeConfig()),
-        lambda: two(1, 24, 2),
-        ((32, 64), "bfloat16", True),
-        exact=True,
-    ),
-    "matmul-hifi2": Case(
-        lambda: matmul(2, 5, 3, grid(2), ComputeConfig("HiFi2")),
-        lambda: two(2, 5, 3),
-        ((64, 96), "bfloat16", True),
-        exact=True,
-    ),
-    "matmul-lofi": Case(
-        lambda: matmul(2, 5, 3, grid(2), ComputeConfig("LoFi")),
-        lambda: two(2, 5, 3),
-        ((64, 96), "bfloat16", True),
-        exact=True,
-    ),
-    "matmul-bfp8": Case(
-        lambda: matmul(2, 5, 3, grid(2), ComputeConfig(), b_fmt="bfloat8_b"),
-        lambda: two(2, 5, 3, "bfloat8_b"),
-        ((64, 96), "bfloat16", True),
-        exact=True,
-    ),
-    "block": Case(
-        lambda: block(2, 3, 2, ComputeConfig()), lambda: two(2, 3, 2), ((64, 64), "bfloat16", True), exact=True
-    ),
-    "add": Case(
-        lambda: pairs(2, grid(1), 0, 0),
-        lambda: two(2, 1, 1) | two(1, 2, 1) | {"a": (numbers(64, 32), "bfloat16", True)},
-        ((64, 32), "bfloat16", True),
-        exact=True,
-    ),
-    "sub": Case(
-        lambda: pairs(2, grid(1), 0, 1),
-        lambda: two(1, 2, 1) | one(numbers(64, 32)),
-        ((64, 32), "bfloat16", True),
-        exact=True,
-    ),
-    "mul": Case(
-        lambda: pairs(2, grid(1), 0, 2),
-        lambda: two(1, 2, 1) | one(numbers(64, 32)),
-        ((64, 32), "bfloat16", True),
-        exact=True,
-    ),
-    "tilize": Case(
-        lambda: tilize(3, 4, grid(2)),
-        lambda: one(numbers(96, 128), tiled=False),
-        ((96, 128), "bfloat16", True),
-        exact=True,
-    ),
-    "untilize": Case(
-        lambda: tilize(3, 4, grid(2), back=True),
-        lambda: one(numbers(96, 128)),
-        ((96, 128), "bfloat16", False),
-        exact=True,
-    ),
-    "spread": Case(lambda: spread(6, 3, 2), lambda: one(numbers(64, 96)), ((384, 96), "bfloat16", True), exact=True),
-    "spread-noc-1": Case(
-        lambda: spread(6, 3, 2, "writer"), lambda: one(numbers(64, 96)), ((384, 96), "bfloat16", True), exact=True
-    ),
+    "copy-bfp8": exact(lambda: unary(4, grid(2), fmt="bfloat8_b"), lambda: one(numbers(64, 64), "bfloat8_b"), (64, 64)),
+    "silu": silu(BF16),
+    "silu-fp32": silu(FP32, chips=("p150",)),
+    "matmul": product(BF16, 2, 2),
+    "matmul-fp32": product(FP32, 2, 2, chips=("p150",)),
+    "matmul-long": exact(lambda: matmul(1, 24, 2, grid(2), BF16), lambda: two(1, 24, 2), (32, 64)),
+    "matmul-hifi2": product(ComputeConfig("HiFi2")),
+    "matmul-lofi": product(ComputeConfig("LoFi")),
+    "matmul-bfp8": product(BF16, b="bfloat8_b"),
+    "block": exact(lambda: block(2, 3, 2, BF16), lambda: two(2, 3, 2), (64, 64)),
+    "add": eltwise(0),
+    "sub": eltwise(1),
+    "mul": eltwise(2),
+    "tilize": exact(lambda: tilize(3, 4, grid(2)), lambda: one(numbers(96, 128), tiled=False), (96, 128)),
+    "untilize": exact(lambda: tilize(3, 4, grid(2), back=True), lambda: one(numbers(96, 128)), (96, 128), tiled=False),
+    "spread": exact(lambda: spread(6, 3, 2), lambda: one(numbers(64, 96)), (384, 96)),
+    "spread-noc-1": exact(lambda: spread(6, 3, 2, "writer"), lambda: one(numbers(64, 96)), (384, 96)),
 }

@@ -30,17 +30,18 @@ def buffer(index: int, cores, fmt: str = "bfloat16", pages: int = 2, page: int |
     return CircularBuffer(index, pages * page, page, fmt, cores)
 
 
-def moved(source: str, role: str, tensor: str, cores, args, **more) -> Kernel:
-    """A data-movement kernel of one tensor."""
-    return Kernel(
-        source,
-        role,
-        cores,
-        [Placeholder("accessor", tensor)],
-        common_args=[Placeholder("address", tensor)],
-        args=args,
-        **more,
-    )
+def moved(source: str, role: str, tensors: str, cores, args=None, common=(), **more) -> Kernel:
+    """A data-movement kernel of tensors, whose names are apart by a space; `common` follows their addresses."""
+    names = tensors.split()
+    accessors = [Placeholder("accessor", name) for name in names]
+    addresses = [Placeholder("address", name) for name in names]
+    return Kernel(source, role, cores, accessors, common_args=[*addresses, *common], args=args or {}, **more)
+
+
+def corners(columns: int, rows: int = 1) -> list[Placeholder]:
+    """NoC coordinates of the grid's first core and of its last."""
+    places = (("noc_x", 0), ("noc_y", 0), ("noc_x", columns - 1), ("noc_y", rows - 1))
+    return [Placeholder(axis, index=i) for axis, i in places]
 
 
 def unary(
@@ -55,22 +56,14 @@ def unary(
     writer="write_tiles.cpp",
     config: ComputeConfig | None = None,
     pages: int = 2,
-    defines=None,
 ) -> Program:
-    """out = f(a), tile by tile; the names of kernels can be those of broken ones."""
-    args = shares(tiles, cores)
+    """out = f(a), tile by tile; the kernels' names may be those of broken ones."""
+    args, config, defines = shares(tiles, cores), config or ComputeConfig(), {"SILU": "1"} if silu else {}
     return Program(
         [
             moved(reader, "reader", "a", cores, args),
             moved(writer, "writer", "out", cores, args),
-            Kernel(
-                compute,
-                "compute",
-                cores,
-                args=args,
-                defines={**({"SILU": "1"} if silu else {}), **(defines or {})},
-                config=config or ComputeConfig(),
-            ),
+            Kernel(compute, "compute", cores, args=args, defines=defines, config=config),
         ],
         [buffer(0, cores, fmt, pages), buffer(1, cores, out_fmt, pages)],
     )
@@ -84,15 +77,7 @@ def matmul(
     named = {"k_tiles": k, "n_tiles": n}
     return Program(
         [
-            Kernel(
-                "matmul_reader.cpp",
-                "reader",
-                cores,
-                [Placeholder("accessor", "a"), Placeholder("accessor", "b")],
-                named,
-                common_args=[Placeholder("address", "a"), Placeholder("address", "b")],
-                args=args,
-            ),
+            moved("matmul_reader.cpp", "reader", "a b", cores, args, named_compile_args=named),
             moved("write_tiles.cpp", "writer", "out", cores, args),
             Kernel("matmul.cpp", "compute", cores, named_compile_args={"k_tiles": k}, args=args, config=config),
         ],
@@ -104,87 +89,35 @@ def tilize(blocks: int, block: int, cores, *, back: bool = False) -> Program:
     """Row-major a [blocks * 32, block * 32] to tiles in out, or the other way."""
     args = {core: [first * block, count * block] for core, (first, count) in shares(blocks, cores).items()}
     named = {"block": block, "row_bytes": block * 64}
-    rows = moved(
-        "rows.cpp",
-        "writer" if back else "reader",
-        "out" if back else "a",
-        cores,
-        args,
-        named_compile_args=named,
-        defines={"WRITE": "1"} if back else {},
-    )
-    tiles = (
-        moved("read_tiles.cpp", "reader", "a", cores, args)
-        if back
-        else moved("write_tiles.cpp", "writer", "out", cores, args)
-    )
-    compute = Kernel(
-        "tilize.cpp",
-        "compute",
-        cores,
-        named_compile_args={"block": block},
-        args=args,
-        defines={"UNTILIZE": "1"} if back else {},
-    )
+    if back:
+        rows = moved("rows.cpp", "writer", "out", cores, args, named_compile_args=named, defines={"WRITE": "1"})
+        tiles = moved("read_tiles.cpp", "reader", "a", cores, args)
+    else:
+        rows = moved("rows.cpp", "reader", "a", cores, args, named_compile_args=named)
+        tiles = moved("write_tiles.cpp", "writer", "out", cores, args)
+    defines = {"UNTILIZE": "1"} if back else {}
+    compute = Kernel("tilize.cpp", "compute", cores, named_compile_args={"block": block}, args=args, defines=defines)
     return Program([rows, tiles, compute], [buffer(0, cores, pages=2 * block), buffer(1, cores, pages=2 * block)])
 
 
 def spread(pages: int, columns: int, rows: int, role: str = NOC_0, source: str = "spread.cpp") -> Program:
     """Core 0 sends every page of a to all cores; out holds a copy for each core."""
     cores = grid(columns, rows)
-    corners = [
-        Placeholder("noc_x", index=0),
-        Placeholder("noc_y", index=0),
-        Placeholder("noc_x", index=columns - 1),
-        Placeholder("noc_y", index=rows - 1),
-    ]
-    if role == NOC_1:
-        corners = corners[2:] + corners[:2]
-    return Program(
-        [
-            Kernel(
-                source,
-                role,
-                cores,
-                [Placeholder("accessor", "a"), Placeholder("accessor", "out")],
-                {"cores": len(cores)},
-                common_args=[
-                    Placeholder("address", "a"),
-                    Placeholder("address", "out"),
-                    *corners,
-                    Placeholder("noc_x", index=0),
-                    Placeholder("noc_y", index=0),
-                ],
-                args={core: [i, pages] for i, core in enumerate(cores)},
-            )
-        ],
-        [buffer(0, cores, pages=1)],
-        [Semaphore(0, 0, cores), Semaphore(1, 0, cores)],
-    )
+    first, last = corners(columns, rows)[:2], corners(columns, rows)[2:]
+    common = [*(last + first if role == NOC_1 else first + last), *first]
+    args = {core: [i, pages] for i, core in enumerate(cores)}
+    kernel = moved(source, role, "a out", cores, args, common, named_compile_args={"cores": len(cores)})
+    return Program([kernel], [buffer(0, cores, pages=1)], [Semaphore(0, 0, cores), Semaphore(1, 0, cores)])
 
 
-def pairs(tiles: int, cores, how: int, op: int, config: ComputeConfig | None = None) -> Program:
+def pairs(tiles: int, cores, how: int, op: int) -> Program:
     """out = a OP b, tile by tile, b broadcast: how 0 not at all, 1 its column, 2 its row, 3 its first value."""
     args = shares(tiles, cores)
     return Program(
         [
-            Kernel(
-                "read_pairs.cpp",
-                "reader",
-                cores,
-                [Placeholder("accessor", "a"), Placeholder("accessor", "b")],
-                common_args=[Placeholder("address", "a"), Placeholder("address", "b")],
-                args=args,
-            ),
+            moved("read_pairs.cpp", "reader", "a b", cores, args),
             moved("write_tiles.cpp", "writer", "out", cores, args),
-            Kernel(
-                "eltwise.cpp",
-                "compute",
-                cores,
-                named_compile_args={"how": how, "op": op},
-                args=args,
-                config=config or ComputeConfig(),
-            ),
+            Kernel("eltwise.cpp", "compute", cores, named_compile_args={"how": how, "op": op}, args=args),
         ],
         [buffer(0, cores), buffer(2, cores), buffer(1, cores)],
     )
@@ -192,26 +125,13 @@ def pairs(tiles: int, cores, how: int, op: int, config: ComputeConfig | None = N
 
 def block(rt: int, k: int, ct: int, config: ComputeConfig, *, tiles: bool = False) -> Program:
     """out [rt, ct] = a [rt, k] b [k, ct] on one core, sizes in tiles."""
-    cores = grid(1)
+    cores, defines = grid(1), {"TILES": "1"} if tiles else {}
+    sizes, pages = {"rt": rt, "ct": ct, "k_tiles": k}, {"a_pages": rt * k, "b_pages": k * ct}
     return Program(
         [
-            Kernel(
-                "read_all.cpp",
-                "reader",
-                cores,
-                [Placeholder("accessor", "a"), Placeholder("accessor", "b")],
-                {"a_pages": rt * k, "b_pages": k * ct},
-                common_args=[Placeholder("address", "a"), Placeholder("address", "b")],
-            ),
+            moved("read_all.cpp", "reader", "a b", cores, named_compile_args=pages),
             moved("write_tiles.cpp", "writer", "out", cores, {(0, 0): [0, rt * ct]}),
-            Kernel(
-                "matmul_block.cpp",
-                "compute",
-                cores,
-                named_compile_args={"rt": rt, "ct": ct, "k_tiles": k},
-                defines={"TILES": "1"} if tiles else {},
-                config=config,
-            ),
+            Kernel("matmul_block.cpp", "compute", cores, named_compile_args=sizes, defines=defines, config=config),
         ],
         [buffer(0, cores, pages=rt * k), buffer(2, cores, pages=k * ct), buffer(1, cores, pages=rt * ct)],
     )

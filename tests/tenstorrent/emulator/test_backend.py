@@ -11,28 +11,13 @@ from tenstorrent_names import MESH_NAMES, NAMES
 from ttnn_moe.tenstorrent.runtime import DEVICE
 
 # These look at ttnn itself: its tensors, its files.
-OF_TTNN = {
-    "ttnn_tensors",
-    "bad_input_is_refused",
-    "weights_on_disk",
-    "model_weights_on_disk",
-    "mesh_model_weights_on_disk",
-}
+OF_TTNN = {"ttnn_tensors", "bad_input_is_refused", "weights_on_disk"}
+OF_TTNN |= {"model_weights_on_disk", "mesh_model_weights_on_disk"}
 # Sizes that are not whole tiles: refused before a device is looked at (tests/tenstorrent/test_tenstorrent_host.py).
 REFUSED = {"case_odd_sizes", "case_few_with_a_bound"}
 LONG = {
-    "random_sizes",
-    "harvested_grids",
-    "routing_4096",
-    "windows_and_long_chains",
-    "qwen3_1",
-    "qwen3_32",
-    "qwen3_128",
-    "model_qwen3_layer",
-    "mesh_qwen3",
-    "case_tokens_600",
-    "more_tokens_than_a_program_takes",
-    "mesh_uniform",
+    *"random_sizes harvested_grids routing_4096 windows_and_long_chains qwen3_1 qwen3_32 qwen3_128".split(),
+    *"model_qwen3_layer mesh_qwen3 case_tokens_600 more_tokens_than_a_program_takes mesh_uniform".split(),
 }
 
 needs_planner = pytest.mark.skipif(

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from paths import ROOT
+from benchmark_scripts import script
 from ttnn_moe.models.qwen3 import PRESETS
 from ttnn_moe.models.qwen3.tt.sizes import model_sizes
 from ttnn_moe.tenstorrent.plans import plan_model
@@ -19,11 +19,8 @@ pytestmark = pytest.mark.skipif(
 
 
 @pytest.fixture
-def cost(monkeypatch):
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    import tenstorrent_cost
-
-    yield tenstorrent_cost
+def cost():
+    yield script("tenstorrent_cost")
     sys.modules.pop("tenstorrent_cost", None)
 
 

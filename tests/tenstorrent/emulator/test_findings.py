@@ -6,14 +6,13 @@ import time
 
 import pytest
 import torch
-from programs import KERNELS, buffer, grid, moved, shares, unary
+from programs import KERNELS, buffer, corners, grid, moved, shares, unary
 
 from ttnn_moe.tenstorrent.emulator import (
     CircularBuffer,
     EmulatedChip,
     EmulationError,
     Kernel,
-    Placeholder,
     Program,
     Result,
     Semaphore,
@@ -183,20 +182,8 @@ def test_a_push_that_wraps_in_the_middle():
 
 def sync(define: str, cores: int = 2, role: str = "reader") -> Program:
     where = grid(cores)
-    corners = [
-        Placeholder("noc_x", index=0),
-        Placeholder("noc_y", index=0),
-        Placeholder("noc_x", index=cores - 1),
-        Placeholder("noc_y", index=0),
-    ]
-    kernel = Kernel(
-        "broken/sync_variant.cpp",
-        role,
-        where,
-        defines={define: "1"},
-        common_args=corners,
-        args={core: [i, cores] for i, core in enumerate(where)},
-    )
+    args = {core: [i, cores] for i, core in enumerate(where)}
+    kernel = moved("broken/sync_variant.cpp", role, "", where, args, corners(cores), defines={define: "1"})
     return Program([kernel], [buffer(0, where)], [Semaphore(0, 0, where), Semaphore(1, 0, where)])
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from programs import KERNELS, block, buffer, grid, matmul, pairs, spread, tilize, unary
+from device_cases import FP32, numbers
+from programs import KERNELS, block, buffer, grid, matmul, moved, pairs, spread, tilize, unary
 
-from ttnn_moe.tenstorrent.emulator import ComputeConfig, EmulatedChip, Kernel, Placeholder, Program, Result, run
+from ttnn_moe.tenstorrent.emulator import ComputeConfig, EmulatedChip, Program, Result, run
 
 CHIPS = ("p150", "n150")
-FP32 = ComputeConfig(fp32_dest_acc=True)
 
 
 def emulate(program: Program, device: EmulatedChip, **tensors) -> Result:
@@ -18,10 +18,6 @@ def emulate(program: Program, device: EmulatedChip, **tensors) -> Result:
 
 def distance(got: torch.Tensor, want: torch.Tensor) -> float:
     return ((got.double() - want.double()).norm() / want.double().norm()).item()
-
-
-def numbers(*shape: int, seed: int = 0) -> torch.Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).bfloat16()
 
 
 @pytest.mark.parametrize("chip", CHIPS)
@@ -182,14 +178,7 @@ def test_each_core_has_its_own_globals():
     device = EmulatedChip()
     out = device.empty((3, 4), "int32", tiled=False)
     cores = grid(3)
-    kernel = Kernel(
-        "globals.cpp",
-        "reader",
-        cores,
-        [Placeholder("accessor", "out")],
-        common_args=[Placeholder("address", "out")],
-        args={core: [i] for i, core in enumerate(cores)},
-    )
+    kernel = moved("globals.cpp", "reader", "out", cores, {core: [i] for i, core in enumerate(cores)})
     emulate(Program([kernel], [buffer(0, cores)]), device, out=out)
     assert out.read().tolist() == [[12, 14, 16, 18]] * 3
 

@@ -6,16 +6,13 @@ import importlib.util
 
 import pytest
 import torch
+from device_cases import numbers
 from programs import KERNELS, buffer, grid, matmul, spread, tilize, unary
 
 from ttnn_moe.tenstorrent.emulator import ComputeConfig, EmulatedChip, Kernel, Program, run
 from ttnn_moe.tenstorrent.emulator.run import EngineFailed
 
 pytestmark = pytest.mark.slow
-
-
-def numbers(*shape: int) -> torch.Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(0)).bfloat16()
 
 
 @pytest.mark.parametrize("sanitizer", ["address", "thread"])

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import filelock
@@ -18,6 +16,7 @@ import torch
 from device_cases import CASES
 from programs import KERNELS
 
+from processes import run_python
 from ttnn_moe.tenstorrent.emulator import EmulatedChip, run
 
 HERE = Path(__file__).parent
@@ -38,15 +37,8 @@ pytestmark = [pytest.mark.tt, pytest.mark.slow, pytest.mark.skipif(_missing() is
 def test_same_as_the_device(name, tmp_path):
     saved = tmp_path / "out.pt"
     with filelock.FileLock(str(Path(os.environ.get("TMPDIR", "/tmp")) / "ttnn-moe-one-simulator.lock")):
-        done = subprocess.run(
-            [sys.executable, str(HERE / "on_device.py"), str(saved), name],
-            capture_output=True,
-            text=True,
-            timeout=600,
-            check=False,
-            cwd=tmp_path,
-        )
-    assert done.returncode == 0 and saved.exists(), (done.stdout + done.stderr)[-3000:]
+        done = run_python(HERE / "on_device.py", saved, name, timeout=600, cwd=tmp_path)
+    assert saved.exists(), (done.stdout + done.stderr)[-3000:]
     on_device = torch.load(saved)
     chip = "p150" if "BLACKHOLE" in on_device["arch"].upper() else "n150"
     case = CASES[name]

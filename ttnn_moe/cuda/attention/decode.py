@@ -19,7 +19,7 @@ def why_not(q: Tensor, memory: Memory) -> str | None:
 
 
 def launch(q: Tensor, memory: Memory, out: Tensor | None = None) -> Tensor:
-    """Attention of q [T, heads, head_dim] to the keys 0 .. position of each row. Lengths are read on the device."""
+    """Attention of q [T, heads, head_dim] to the keys 0 .. position of each row. The kernel reads the positions."""
     from ttnn_moe.gpu_kernels.triton import decode_attention as kernel
     from ttnn_moe.gpu_kernels.triton.merge_attention import merge_attention
 
@@ -33,18 +33,8 @@ def launch(q: Tensor, memory: Memory, out: Tensor | None = None) -> Tensor:
         lse = q.new_empty(T, heads, splits, dtype=torch.float32)
     group, of, overlap = heads // kv_heads, within(tile(D, q.element_size()), memory.page), pdl(q.device)
     kernel.decode_attention[(T, kv_heads, splits)](
-        q,
-        memory.keys,
-        memory.values,
-        memory.pages,
-        memory.rows,
-        memory.positions,
-        memory.num_tokens,
-        out,
-        partial,
-        lse,
-        scale_of(D),
-        capacity,
+        *(q, memory.keys, memory.values, memory.pages, memory.rows, memory.positions, memory.num_tokens),
+        *(out, partial, lse, scale_of(D), capacity),
         KV=kv_heads,
         G=group,
         D=D,

@@ -31,25 +31,11 @@ def launch(
     T, rows, D = qkv.shape
     kv_heads = memory.keys.shape[1]
     heads = rows - 2 * kv_heads
-    q = qkv.new_empty(T, heads, D)
-    cos, sin = rope
+    q, (cos, sin) = qkv.new_empty(T, heads, D), rope
     block = 1 if T * rows <= 2048 else 16
     kernel.head_norm_rope[(ceil_div(T * rows, block),)](
-        qkv.contiguous(),
-        q_norm,
-        k_norm,
-        cos,
-        sin,
-        memory.rows,
-        memory.positions,
-        memory.num_tokens,
-        q,
-        memory.keys,
-        memory.values,
-        memory.pages,
-        eps,
-        T,
-        memory.capacity,
+        *(qkv.contiguous(), q_norm, k_norm, cos, sin, memory.rows, memory.positions, memory.num_tokens),
+        *(q, memory.keys, memory.values, memory.pages, eps, T, memory.capacity),
         Q=heads,
         KV=kv_heads,
         D=D,

@@ -17,7 +17,7 @@ class Memory:
     Attributes:
         keys, values: [rows, kv_heads, capacity, head_dim]; with pages [pages, kv_heads, page, head_dim].
         rows, positions: [T] int64.
-        num_tokens: [] int32 or None: kernels keep no token past it. The torch forms write padding to its row.
+        num_tokens: [] int32, or None for all T. Kernels write no token from num_tokens on; torch forms do.
         pages: [rows, capacity / page] int32: key n of a row is key n % page of its page n / page. None: dense.
     """
 
@@ -40,7 +40,7 @@ class Memory:
 
 
 def scale_of(D: int) -> float:
-    """What kernels multiply scores by: they take powers of two."""
+    """What kernels multiply scores by. They compute powers of two, not of e."""
     return math.log2(math.e) / math.sqrt(D)
 
 
@@ -52,8 +52,13 @@ def why_not_heads(heads: int, kv_heads: int, D: int) -> str | None:
 
 
 def within(tile: Tile, page: int) -> Tile:
-    """The tile for keys in pages (page > 0: a power of two, at least 16): it reads one page at a time. Triton splits
-    the stages between the page's number and the page."""
+    """The tile for keys in pages: it reads at most one page at a time.
+
+    Triton splits the stages between the page's number and the page.
+
+    Args:
+        page: tokens of a page, a power of two, at least 16. 0: dense.
+    """
     if page == 0:
         return tile
     constants = tile.constants
@@ -62,6 +67,6 @@ def within(tile: Tile, page: int) -> Tile:
 
 
 def why_not_q(q: Tensor, memory: Memory) -> str | None:
-    """why_not_heads of q [T, heads, head_dim]; and there must be tokens."""
+    """Why Triton attention kernels do not take q [T, heads, head_dim]; None: they do."""
     T, heads, D = q.shape
     return why_not_heads(heads, memory.keys.shape[1], D) if T else "no tokens"

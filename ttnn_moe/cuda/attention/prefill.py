@@ -31,14 +31,7 @@ def launch(q: Tensor, memory: Memory, tiles: Tensor, out: Tensor | None = None) 
     out = torch.empty_like(q) if out is None else out
     of = within(tile(D, q.element_size()), memory.page)
     kernel.prefill_attention[(heads, len(tiles) // 4)](
-        q,
-        memory.keys,
-        memory.values,
-        memory.pages,
-        tiles,
-        out,
-        scale_of(D),
-        memory.capacity,
+        *(q, memory.keys, memory.values, memory.pages, tiles, out, scale_of(D), memory.capacity),
         KV=kv_heads,
         G=heads // kv_heads,
         D=D,

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from .. import device as devices
-from .. import hopper, maps
+from .. import maps
+from ..arch import HOPPER, why_not_hopper
 from ..jit import load, spec
 from .memory import Memory, scale_of
 
@@ -32,7 +33,7 @@ def why_not(device: torch.device, q: Tensor, memory: Memory, tiles: Tensor | Non
     page = memory.page
     if page % TILE and page not in (8, 16, 32, 64):
         return "a page is neither 8, 16, 32, 64 nor a multiple of 128 tokens"
-    reason = hopper.why_not(device)
+    reason = why_not_hopper(device)
     if reason is not None:
         return reason
     for t in (q, memory.keys, memory.values):
@@ -81,5 +82,5 @@ def _launch(
 
 
 def spec_of(dtype: torch.dtype, page: int, group: int) -> spec.Spec:
-    """The kernel for pages of so many keys (0: dense), and so many query heads for each key/value head."""
-    return spec.Spec.of("sm90/prefill_attention", "sm_90a", FP16=dtype == torch.float16, PAGE=page, GROUP=group)
+    """The kernel for pages of `page` keys (0: dense) and `group` query heads for each key/value head."""
+    return spec.Spec.of("sm90/prefill_attention", HOPPER.name, FP16=dtype == torch.float16, PAGE=page, GROUP=group)

@@ -1,4 +1,4 @@
-"""What is compiled: one source file, one architecture, some definitions; and the key that covers all of it."""
+"""What NVRTC compiles: one source file, one architecture, some macros; and the key that covers all of it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Spec:
         name: file under gpu_kernels/cuda without its ending, as in "sm90/grouped_mlp"; the entry point is an
             extern "C" function of the file's name.
         arch: as NVRTC writes it: "sm_90a", "sm_80", or "compute_80" for PTX.
-        defines: what the preprocessor is told, sorted by name.
+        defines: names and values of macros, sorted by name.
     """
 
     name: str
@@ -57,7 +57,7 @@ class Spec:
 
 @cache
 def sources_digest() -> str:
-    """Digest of every source and header: one that changes makes every kernel anew, and no include is missed."""
+    """Digest of every source and header. A change in one of them rebuilds every kernel, so no include is missed."""
     digest = hashlib.sha256()
     root = kernel_path(*ROOT)
     for path in sorted(root.rglob("*.cu*")):

@@ -1,14 +1,14 @@
 """Compiled kernels on disk: whole or not at all, one writer a key, bounded.
 
-Where: TTNN_MOE_CACHE_DIR, else the user's cache directory. How much: TTNN_MOE_CACHE_MB (default 512); the kernels that
-were not used for longest go first.
+TTNN_MOE_CACHE_DIR names the directory, by default the user's cache directory. TTNN_MOE_CACHE_MB bounds it, by default
+to 512. The least recently used kernels go first.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -119,13 +119,12 @@ class Store:
 
     def entries(self) -> list[Entry]:
         """What is kept, the longest unused first."""
-        return sorted(self._found(), key=lambda entry: entry.used)
-
-    def _found(self) -> Iterator[Entry]:
+        found = []
         for path in self.where.glob("*.bin"):
             with suppress(FileNotFoundError):
                 stat = path.stat()
-                yield Entry(path.stem, stat.st_size, stat.st_mtime)
+                found.append(Entry(path.stem, stat.st_size, stat.st_mtime))
+        return sorted(found, key=lambda entry: entry.used)
 
     def _shrink(self, keep: str) -> None:
         entries = self.entries()

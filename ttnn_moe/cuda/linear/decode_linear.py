@@ -10,7 +10,8 @@ from torch import Tensor
 
 from ...sizes import power_of_2
 from .. import device as devices
-from .. import hopper, maps
+from .. import maps
+from ..arch import HOPPER, why_not_hopper
 from ..jit import load, spec
 
 NAME = "CUDA C++ decode_linear (sm_90a)"
@@ -47,7 +48,7 @@ def why_not(device: torch.device, x: Tensor, weight: Tensor, bias: Tensor | None
         return "the input size is no multiple of 512 up to 4096"
     if N % TILE:
         return "the output size is no multiple of 64"
-    reason = hopper.why_not(device)
+    reason = why_not_hopper(device)
     if reason is not None:
         return reason
     if N // TILE * (K // SLICE) > blocks(rows_of(T)) * devices.gpu(device).multiprocessors:
@@ -96,6 +97,6 @@ def _launch(
 
 
 def spec_of(splits: int, dtype: torch.dtype, norm: bool, add: bool, rows: int) -> spec.Spec:
-    """The kernel for sums of 512 * splits elements and at most so many rows."""
+    """The kernel for sums of 512 * splits elements and at most `rows` rows."""
     fp16 = dtype == torch.float16
-    return spec.Spec.of("sm90/decode_linear", "sm_90a", SPLITS=splits, MAX_T=rows, FP16=fp16, NORM=norm, ADD=add)
+    return spec.Spec.of("sm90/decode_linear", HOPPER.name, SPLITS=splits, MAX_T=rows, FP16=fp16, NORM=norm, ADD=add)

@@ -45,15 +45,7 @@ def launch(
     out = residual if residual is not None else x.new_empty(T, N)
     block_n, block_k, warps = tile(T, N, K)
     kernel.few_linear[(ceil_div(N, block_n),)](
-        x,
-        norm,
-        weight,
-        bias,
-        residual,
-        out,
-        normed,
-        eps,
-        N,
+        *(x, norm, weight, bias, residual, out, normed, eps, N),
         T=T,
         K=K,
         NORM=norm is not None,

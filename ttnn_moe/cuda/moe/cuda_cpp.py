@@ -29,12 +29,12 @@ class CudaCpp(Family[P]):
 
     @abstractmethod
     def bind(self, plan: P, uses: tuple[Use, ...], device: int) -> tuple[Launch, ...]:
-        """Their launches with everything but addresses."""
+        """The launches of these kernels, with everything but addresses."""
 
 
 @lru_cache(maxsize=4096)
 def launches(family: CudaCpp[P], plan: P, ids64: bool, add: bool, device: int) -> tuple[Launch, ...]:
-    """Of one call. They are kept: Python takes longer to work them out than to launch. A plan hashes by identity."""
+    """The launches of a call, cached: Python takes longer to make them than to use them. Plans hash by identity."""
     return family.bind(plan, family.uses(plan, ids64, add), device)
 
 

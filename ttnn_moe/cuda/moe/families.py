@@ -31,12 +31,9 @@ class Chosen:
         said: dict[str, list[str]] = {}
         for name, reason in self.refused.items():
             said.setdefault(reason, []).append(name)
-        reasons = (f"; {', '.join(names)} {_do(names)} not: {reason}" for reason, names in said.items())
-        return f"{self.family.name} ({self.family.kernels})" + "".join(reasons)
-
-
-def _do(names: list[str]) -> str:
-    return "does" if len(names) == 1 else "do"
+        chosen = f"{self.family.name} ({self.family.kernels})"
+        reasons = (f"{', '.join(names)} do{'es' * (len(names) == 1)} not: {why}" for why, names in said.items())
+        return "; ".join((chosen, *reasons))
 
 
 def choose(

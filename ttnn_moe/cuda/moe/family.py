@@ -1,4 +1,4 @@
-"""What a family of kernels is: it says whether it runs a problem, how, in which scratch; and launches."""
+"""A family of kernels: whether it runs a problem, with which plan and scratch; and its launch."""
 
 from __future__ import annotations
 
@@ -51,8 +51,7 @@ class Family(Protocol[P]):
     Attributes:
         name: as in families.FAMILIES and in `ttnn-moe why`.
         kernels: what runs, in words.
-        alignment: weights, hidden and out must begin at a multiple of so many bytes. A call whose tensors do not
-            runs on a later family.
+        alignment: weights, hidden and out must begin at a multiple of so many bytes. A later family runs other calls.
         rounds_expert_out: whether each expert's output is rounded to the dtype of hidden before it is weighted.
     """
 
@@ -68,7 +67,7 @@ class Family(Protocol[P]):
         """Kernels and sizes for a problem: a pure function."""
 
     def scratch(self, plan: P) -> tuple[Buffer, ...]:
-        """Buffers that `launch` takes. No smaller T needs more bytes: a prepared layer counts on it."""
+        """Buffers that `launch` takes. A prepared layer relies on this: no smaller T needs more bytes."""
 
     def launch(self, plan: P, call: Call, buffers: tuple[Tensor, ...]) -> None:
         """Launch on the current stream of the current GPU; call.routing.T is plan's T, above 0."""

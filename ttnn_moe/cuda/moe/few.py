@@ -17,7 +17,7 @@ from .family import Buffer, Call
 from .pairs import why_not_few
 from .uses import Use, halves, pointer, row_steps
 
-# of Qwen3-30B-A3B's sizes: T = 3
+# T = 3 of Qwen3-30B-A3B
 MOST_PAIRS = 24
 
 
@@ -51,7 +51,7 @@ class Few(CudaCpp[FewPlan]):
 
     def plan(self, problem: Problem, target: Target) -> FewPlan:
         arch = arch_of(target)
-        # more columns spill before Hopper
+        # before Hopper, more columns spill registers
         return FewPlan(problem, arch, FewSizes() if arch.products == "sm90" else FewSizes(columns=4))
 
     def scratch(self, plan: FewPlan) -> tuple[Buffer, ...]:

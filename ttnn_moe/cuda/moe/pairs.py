@@ -9,8 +9,8 @@ from ...sizes import ceil_div
 def why_not_few(problem: Problem, most: int) -> str | None:
     """Why the pairs of a problem should be sorted, or None.
 
-    Few pairs seldom name the same expert: without a sort each reads its expert's weights alone. The reason does not say
-    how many pairs there are: so it is one for many T.
+    Few pairs seldom share an expert, so each may read its expert's weights alone, without a sort. The reason does not
+    give the number of pairs, so that many T have the same reason.
     """
     pairs, fit = problem.T * problem.K, problem.E // 3
     if pairs > most:
@@ -21,7 +21,7 @@ def why_not_few(problem: Problem, most: int) -> str | None:
 
 
 def rows_an_expert(problem: Problem) -> float:
-    """Rows that an expert with any gets on average, at most."""
+    """Average rows of an expert that has any, where the pairs spread over as many experts as they can."""
     pairs = problem.T * problem.K
     return pairs / max(min(problem.E, pairs), 1)
 

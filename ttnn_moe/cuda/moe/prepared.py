@@ -30,7 +30,7 @@ def bytes_of(scratch: tuple[Buffer, ...]) -> int:
 def most_bytes(problem: Problem, target: Target) -> int:
     """Bytes that suffice for calls of up to problem.T tokens, whichever family runs them.
 
-    Scratch of a family grows with T. A family counts if it runs some T: which one depends on T and on alignment.
+    Every family that runs T = 1 counts, since T and alignment decide which one runs. Scratch of a family grows with T.
     """
     able = [family for family in FAMILIES if family.why_not(replace(problem, T=1), target) is None]
     return max(bytes_of(family.scratch(family.plan(problem, target))) for family in able)
@@ -45,7 +45,7 @@ class Workspace:
     def __init__(self, problem: Problem, device: torch.device, sums: bool):
         self._memory = torch.empty(most_bytes(problem, target_of(device)), dtype=torch.uint8, device=device)
         self.buffers = lru_cache(maxsize=1024)(self._buffers)
-        # of a mesh that one GPU stands for: fp32 sums over its devices
+        # fp32 sums over the D devices, where one GPU runs all of them
         self.sums = torch.empty(problem.T, problem.H, device=device) if sums else None
 
     def _buffers(self, chosen: Chosen) -> tuple[Tensor, ...]:

@@ -30,10 +30,10 @@ def chosen_of(
     device: torch.device,
     aligned: bool,
 ) -> Chosen:
-    """What runs a call of these sizes; see Problem. Arguments, since a Problem takes longer to make than to look up.
+    """What runs a call of these sizes; see Problem. To make a Problem takes longer than this look-up.
 
     Raises:
-        ContractError: nothing does. TTNN_MOE_CUDA_ARCH names what the GPU does not run.
+        ContractError: no family does, or TTNN_MOE_CUDA_ARCH names what the GPU does not run.
     """
     names = {"weight_format": weight_format, "gate_up_order": gate_up_order, "device": device.type}
     problem = Problem(T, E, K, H, I, dtype, out_dtype, D=D, **names)  # type: ignore[arg-type]
@@ -45,7 +45,7 @@ def chosen_of(
 
 
 def chosen_for(call: Call) -> Chosen:
-    """The first family that runs a call, its tensors lying as they do."""
+    """What runs a call: the sizes decide, and the alignment of the tensors."""
     hidden, routing, experts, out = call.hidden, call.routing, call.experts, call.out
     T, K = routing.topk_ids.shape
     E = routing.E

@@ -1,21 +1,17 @@
 """Compute capability 8.x and 12.x: sm80/grouped_gemm.cu, a launch a product.
 
-Tiles fit and keep copies in flight; they were never timed on a GPU that they are for.
+The tiles fit in shared memory and keep copies in flight. Nobody has timed them on such a GPU.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
-
-import torch
+from typing import Any, ClassVar
 
 from ...contract import Problem
-from ..arch import Target
+from ..arch import Arch
 from ..jit import load
 from ..jit.load import Launch
-from . import sort
-from .cuda_cpp import arch_of, dense_limits
 from .family import Call
 from .pairs import rows_an_expert
 from .sorted import Sorted, SortedPlan
@@ -36,10 +32,6 @@ class GemmTile:
     def shared_memory(self) -> int:
         return self.stages * (WEIGHT_ROWS + self.max_n) * 128
 
-    @property
-    def defines(self) -> dict[str, int]:
-        return {"MAX_N": self.max_n, "STAGES": self.stages}
-
 
 # rows an expert gets on average, at most -> tile; where a block may have 163 KiB, and where 99
 _TILES: tuple[tuple[float, GemmTile, GemmTile], ...] = (
@@ -54,49 +46,29 @@ class Sm80(Sorted[GemmTile]):
 
     name = "sm80"
     kernels = "CUDA C++ kernels of warp products"
+    folder, targets = "sm80", "compute capability 8.x and 12.x"
 
-    def why_not(self, problem: Problem, target: Target) -> str | None:
-        arch, reason = target.arch, dense_limits(problem, target)
-        if reason is None and arch is not None and arch.products != "sm80":
-            reason = f"its code is for compute capability 8.x and 12.x, not {arch.name}"
-        return reason
-
-    def plan(self, problem: Problem, target: Target) -> SortedPlan[GemmTile]:
-        rows, arch = rows_an_expert(problem), arch_of(target)
+    def tile(self, problem: Problem, arch: Arch) -> GemmTile:
+        rows = rows_an_expert(problem)
         wide, narrow = next((wide, narrow) for most, wide, narrow in _TILES if rows <= most)
-        tile = wide if arch.shared_memory >= 163 << 10 else narrow
-        return SortedPlan(problem, arch, tile, sort.choose(problem, arch))
+        return wide if arch.shared_memory >= 163 << 10 else narrow
 
     def product_uses(self, plan: SortedPlan[GemmTile]) -> tuple[Use, ...]:
-        sizes = {"FP16": plan.problem.dtype == torch.float16, **plan.tile.defines}
-        room = plan.tile.shared_memory
-        return tuple(Use.of(plan.arch, "sm80/grouped_gemm", room, GATE_UP=first, **sizes) for first in (True, False))
+        return tuple(plan.product("sm80/grouped_gemm", GATE_UP=first) for first in (True, False))
 
     def bind_products(self, plan: SortedPlan[GemmTile], uses: tuple[Use, ...], device: int) -> tuple[Launch, ...]:
         H, I = plan.problem.H, plan.problem.I
         sizes = (H, I, *row_steps(plan.problem.gate_up_order, H, I)), (I, H, H, I)
-        return tuple(
-            use.bind(device, (_resident_blocks(use, device),), THREADS, *last)
-            for use, last in zip(uses, sizes, strict=True)
-        )
+        blocks = [load.resident_blocks(use.spec, device, THREADS, use.shared_memory) for use in uses]
+        return tuple(use.bind(device, (n,), THREADS, *last) for use, n, last in zip(uses, blocks, sizes, strict=True))
 
-    def products(
-        self,
-        launches: tuple[Launch, ...],
-        stream: object,
-        call: Call,
-        routed: tuple[int, int, int],
-        act: int,
-        rows: int,
+    def launch_products(
+        self, launches: tuple[Launch, ...], stream: Any, call: Call, routed: tuple[int, int, int], act: int, rows: int
     ) -> None:
         (gate_up, down), experts = launches, call.experts
         weight = experts.tensors["down"].data_ptr()
         gate_up(stream, *halves(experts), call.hidden.data_ptr(), *routed, act)
         down(stream, weight, weight, act, *routed, rows)
-
-
-def _resident_blocks(use: Use, device: int) -> int:
-    return load.resident_blocks(use.spec, device, THREADS, use.shared_memory)
 
 
 SM80 = Sm80()

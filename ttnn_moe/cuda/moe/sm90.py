@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-
-import torch
+from typing import Any
 
 from ...contract import Problem
-from ..arch import Target
+from ..arch import Arch
 from ..device import gpu
 from ..jit.load import Launch
 from ..maps import maps_of
-from . import sort
-from .cuda_cpp import arch_of, dense_limits
 from .family import Call
 from .pairs import rows_an_expert
 from .sorted import Sorted, SortedPlan
@@ -28,8 +25,8 @@ class MlpTile:
 
     Attributes:
         max_n, stages, weight_rows: rows of a tile at most, stages of the pipeline, weight rows of an item.
-        read_once: L2 evicts weights first, since few experts have a second tile, and what combine has read; so
-            that expert outputs need not go to memory.
+        read_once: L2 evicts weights first, since few experts have a second tile; it also drops each expert output
+            that combine has read. Expert outputs then need not go to memory.
     """
 
     max_n: int
@@ -41,15 +38,6 @@ class MlpTile:
     def shared_memory(self) -> int:
         pieces = 64 * self.weight_rows
         return self.stages * (self.weight_rows + self.max_n) * 128 + pieces + BARRIERS_AND_ALIGNMENT
-
-    @property
-    def defines(self) -> dict[str, int]:
-        return {
-            "MAX_N": self.max_n,
-            "STAGES": self.stages,
-            "WEIGHT_ROWS": self.weight_rows,
-            "READ_ONCE": self.read_once,
-        }
 
 
 # rows an expert gets on average, at most -> sizes
@@ -67,36 +55,22 @@ class Sm90(Sorted[MlpTile]):
 
     name = "sm90"
     kernels = "CUDA C++ kernels of warpgroup products"
+    folder, targets = "sm90", "sm_90a"
 
-    def why_not(self, problem: Problem, target: Target) -> str | None:
-        arch, reason = target.arch, dense_limits(problem, target)
-        if reason is None and arch is not None and arch.products != "sm90":
-            reason = f"its code is for sm_90a, not {arch.name}"
-        return reason
-
-    def plan(self, problem: Problem, target: Target) -> SortedPlan[MlpTile]:
-        rows, arch = rows_an_expert(problem), arch_of(target)
-        tile = next(tile for most, tile in _TILES if rows <= most)
-        return SortedPlan(problem, arch, tile, sort.choose(problem, arch))
+    def tile(self, problem: Problem, arch: Arch) -> MlpTile:
+        rows = rows_an_expert(problem)
+        return next(tile for most, tile in _TILES if rows <= most)
 
     def product_uses(self, plan: SortedPlan[MlpTile]) -> tuple[Use, ...]:
-        sizes = {"FP16": plan.problem.dtype == torch.float16, **plan.tile.defines}
-        return (Use.of(plan.arch, "sm90/grouped_mlp", plan.tile.shared_memory, **sizes),)
+        return (plan.product("sm90/grouped_mlp"),)
 
     def bind_products(self, plan: SortedPlan[MlpTile], uses: tuple[Use, ...], device: int) -> tuple[Launch, ...]:
         return (uses[0].bind(device, (gpu(device).multiprocessors,), THREADS, plan.problem.H, plan.problem.I),)
 
-    def products(
-        self,
-        launches: tuple[Launch, ...],
-        stream: object,
-        call: Call,
-        routed: tuple[int, int, int],
-        act: int,
-        rows: int,
+    def launch_products(
+        self, launches: tuple[Launch, ...], stream: Any, call: Call, routed: tuple[int, int, int], act: int, rows: int
     ) -> None:
-        maps = maps_of(call.experts)
-        launches[0](stream, maps.gate_up, maps.down, call.hidden.data_ptr(), *routed, act, rows)
+        launches[0](stream, *maps_of(call.experts), call.hidden.data_ptr(), *routed, act, rows)
 
 
 SM90 = Sm90()

@@ -62,7 +62,7 @@ class Words:
 
     @classmethod
     def of(cls, P: int, E: int, m: int) -> Words:
-        """Of P pairs to E experts in tiles of up to m rows."""
+        """The offsets for P pairs to E experts in tiles of up to m rows."""
         rows = 16 * ceil_div(P, 4)
         return cls(rows, 2 * rows, 2 * rows + 16 * tiles_bound(P, E, m))
 

@@ -1,21 +1,21 @@
-"""What families of grouped CUDA C++ products share: sort, products, combine, and their scratch."""
+"""What families of grouped CUDA C++ products share: limits, sort, combine, and scratch."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
-from typing import Generic, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
 from ...contract import Problem
-from ..arch import Arch
+from ..arch import Arch, Target
 from ..jit import load
 from ..jit.load import Launch
 from . import sort
-from .cuda_cpp import CudaCpp, launches_of
+from .cuda_cpp import CudaCpp, arch_of, dense_limits, launches_of
 from .family import Buffer, Call
 from .pairs import local_experts
 from .sort import Sorters, Words
@@ -25,18 +25,24 @@ LEAST_TILE = 16
 
 
 class Tile(Protocol):
-    """Sizes of a grouped product.
+    """Sizes of a grouped product: a dataclass, whose fields in upper case are the defines of the kernel.
 
     Attributes:
         max_n: rows of a tile at most.
-        read_once: combine lets go of the expert outputs in L2 that it has read.
+        read_once: L2 drops each expert output that combine has read.
+        shared_memory: bytes of a block.
     """
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
 
     @property
     def max_n(self) -> int: ...
 
     @property
     def read_once(self) -> bool: ...
+
+    @property
+    def shared_memory(self) -> int: ...
 
 
 TileT = TypeVar("TileT", bound=Tile)
@@ -56,27 +62,40 @@ class SortedPlan(Generic[TileT]):
         problem = self.problem
         return Words.of(problem.T * problem.K, local_experts(problem), self.tile.max_n)
 
+    def product(self, name: str, **defines: object) -> Use:
+        """A kernel of the products."""
+        sizes = {field.upper(): size for field, size in asdict(self.tile).items()}
+        fp16 = self.problem.dtype == torch.float16
+        return Use.of(self.arch, name, self.tile.shared_memory, FP16=fp16, **sizes, **defines)
+
 
 class Sorted(CudaCpp[SortedPlan[TileT]]):
-    """A family whose products read rows sorted by expert."""
+    """A family of dense weights whose products read rows sorted by expert.
+
+    Attributes:
+        folder: of its products, under gpu_kernels/cuda; see Arch.products.
+        targets: what its products are compiled for, in words.
+    """
 
     rounds_expert_out = True
+    folder: str
+    targets: str
 
     @abstractmethod
-    def product_uses(self, plan: SortedPlan[TileT]) -> tuple[Use, ...]: ...
+    def tile(self, problem: Problem, arch: Arch) -> TileT:
+        """Sizes of the products of a problem."""
 
     @abstractmethod
-    def bind_products(self, plan: SortedPlan[TileT], uses: tuple[Use, ...], device: int) -> tuple[Launch, ...]: ...
+    def product_uses(self, plan: SortedPlan[TileT]) -> tuple[Use, ...]:
+        """The kernels of the products, in the order of their launch."""
 
     @abstractmethod
-    def products(
-        self,
-        launches: tuple[Launch, ...],
-        stream: object,
-        call: Call,
-        routed: tuple[int, int, int],
-        act: int,
-        rows: int,
+    def bind_products(self, plan: SortedPlan[TileT], uses: tuple[Use, ...], device: int) -> tuple[Launch, ...]:
+        """The launches of these kernels, with everything but addresses."""
+
+    @abstractmethod
+    def launch_products(
+        self, launches: tuple[Launch, ...], stream: Any, call: Call, routed: tuple[int, int, int], act: int, rows: int
     ) -> None:
         """Launch the products.
 
@@ -84,8 +103,18 @@ class Sorted(CudaCpp[SortedPlan[TileT]]):
             routed: addresses of row_tokens, tiles and num_tiles. act, rows: of activations and expert outputs.
         """
 
+    def why_not(self, problem: Problem, target: Target) -> str | None:
+        arch, reason = target.arch, dense_limits(problem, target)
+        if reason is None and arch is not None and arch.products != self.folder:
+            reason = f"its code is for {self.targets}, not {arch.name}"
+        return reason
+
+    def plan(self, problem: Problem, target: Target) -> SortedPlan[TileT]:
+        arch = arch_of(target)
+        return SortedPlan(problem, arch, self.tile(problem, arch), sort.choose(problem, arch))
+
     def scratch(self, plan: SortedPlan[TileT]) -> tuple[Buffer, ...]:
-        """Activations, expert outputs, words of the sort (for the smallest tiles, so that they grow with T)."""
+        """Activations, expert outputs, words of the sort. Words for the smallest tiles grow with T."""
         problem = plan.problem
         P, E, dtype = problem.T * problem.K, local_experts(problem), problem.dtype
         words = Words.of(P, E, min(plan.tile.max_n, LEAST_TILE)).count
@@ -117,5 +146,5 @@ class Sorted(CudaCpp[SortedPlan[TileT]]):
         stream, bound = load.stream(call.hidden.device.index), pointer(routing.num_tokens)
         route = routing.topk_ids.data_ptr(), pointer(call.expert_map), bound
         launches[0](stream, *route, row_tokens, inverse, tiles, num_tiles)
-        self.products(launches[1:-1], stream, call, (row_tokens, tiles, num_tiles), act, rows)
+        self.launch_products(launches[1:-1], stream, call, (row_tokens, tiles, num_tiles), act, rows)
         launches[-1](stream, rows, inverse, routing.topk_weights.data_ptr(), bound, call.out.data_ptr())

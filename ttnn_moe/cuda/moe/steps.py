@@ -12,7 +12,7 @@ from .triton_tiles import MOST_PAIRS, SortedTiles, sorted_tiles
 
 
 def step_tiles(routing: Routing, experts: Experts) -> SortedTiles:
-    """Steps are always sorted: few tokens get the tiles of a few more."""
+    """Tiles of the steps, which always sort. Few tokens get the tiles of MOST_PAIRS more."""
     dtype = experts.tensors["down"].dtype
 
     def problem(T: int) -> Problem:

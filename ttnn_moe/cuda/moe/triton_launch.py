@@ -1,20 +1,21 @@
-"""Launching the Triton kernels of gpu_kernels/triton: buffers, grids, arguments. Inputs were checked before."""
+"""Launches of the Triton kernels of gpu_kernels/triton: buffers, grids, arguments. The caller checks inputs."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from ...contract import Experts, Routing
 from ...sizes import ceil_div, power_of_2
+from ..triton_launch import precision
 from .family import Call
 from .pairs import tiles_bound
 from .triton_tiles import FewTiles, SortedTiles, TritonTile
 
 LEAST_TILE, LEAST_CHUNK = 16, 2048  # of any problem's tiles
-_INT_ALIGN = 4  # int32 words of 16 bytes: Triton compiles another kernel for pointers that are aligned less
+_INT_ALIGN = 4  # int32 words of 16 bytes: Triton compiles another kernel for pointers of less alignment
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,8 @@ def sort(routing: Routing, expert_map: Tensor | None, E: int, tiles: SortedTiles
     chunk = min(tiles.sort_chunk, max(power_of_2(P), 128))
     chunks, sizes = ceil_div(P, chunk), _sections(P, E, tiles.m, chunk)
     offsets, row_tokens, inverse, begins, num_tiles, counts = words[: sum(sizes)].split(sizes)
-    ids = (routing.topk_ids, expert_map, routing.num_tokens)
+    rows = offsets, row_tokens, inverse, begins, num_tiles
+    ids = routing.topk_ids, expert_map, routing.num_tokens
     options = {
         "HAS_MAP": expert_map is not None,
         "HAS_BOUND": routing.num_tokens is not None,
@@ -64,23 +66,9 @@ def sort(routing: Routing, expert_map: Tensor | None, E: int, tiles: SortedTiles
     if chunks > 1:
         routing_count[(chunks,)](*ids, counts, P, routing.E, K, **options)
     routing_sort[(E, chunks)](
-        *ids,
-        counts,
-        offsets,
-        row_tokens,
-        inverse,
-        begins,
-        num_tiles,
-        P,
-        routing.E,
-        E,
-        K,
-        chunks,
-        COUNTED=chunks > 1,
-        BLOCK_M=tiles.m,
-        **options,
+        *ids, counts, *rows, P, routing.E, E, K, chunks, COUNTED=chunks > 1, BLOCK_M=tiles.m, **options
     )
-    return SortedRows(offsets, row_tokens, inverse, begins, num_tiles, tiles_bound(P, E, tiles.m))
+    return SortedRows(*rows, tiles_bound(P, E, tiles.m))
 
 
 def gate_up(hidden: Tensor, experts: Experts, rows: SortedRows, act: Tensor, m: int, tile: TritonTile) -> None:
@@ -88,27 +76,11 @@ def gate_up(hidden: Tensor, experts: Experts, rows: SortedRows, act: Tensor, m: 
     from ttnn_moe.gpu_kernels.triton import gate_up as kernel
 
     H, I = experts.H, experts.I
-    view = _halves(experts)
+    gate, up, *steps = _halves(experts)
+    routed = rows.offsets, rows.row_tokens, rows.tiles, rows.num_tiles
+    constants = {"BLOCK_M": m, "EVEN_K": H % tile.k == 0, "PRECISION": precision(hidden)}
     kernel.gate_up[(rows.tiles_bound * ceil_div(I, tile.n),)](
-        hidden,
-        view.gate,
-        view.up,
-        rows.offsets,
-        rows.row_tokens,
-        rows.tiles,
-        rows.num_tiles,
-        act,
-        H,
-        I,
-        view.rows_of_expert,
-        view.row_stride,
-        BLOCK_M=m,
-        BLOCK_N=tile.n,
-        BLOCK_K=tile.k,
-        EVEN_K=H % tile.k == 0,
-        PRECISION=_precision(hidden),
-        num_warps=tile.warps,
-        num_stages=tile.stages,
+        hidden, gate, up, *routed, act, H, I, *steps, **constants, **tile.options
     )
 
 
@@ -116,59 +88,33 @@ def project(
     hidden: Tensor, experts: Experts, which: str, rows: SortedRows, out: Tensor, m: int, tile: TritonTile
 ) -> None:
     """out[row] = x Wg (which="gate") or x Wu ("up") of every sorted row."""
-    view = _halves(experts)
-    _grouped(
-        hidden,
-        view.gate if which == "gate" else view.up,
-        view.rows_of_expert,
-        view.row_stride,
-        rows,
-        out,
-        m,
-        tile,
-        gather=True,
-    )
+    gate, up, *steps = _halves(experts)
+    _grouped(hidden, gate if which == "gate" else up, steps, rows, out, m, tile, gather=True)
 
 
 def down(act: Tensor, experts: Experts, rows: SortedRows, out: Tensor, m: int, tile: TritonTile) -> None:
     """out[row] = act[row] Wd of every sorted row."""
-    _grouped(act, experts.tensors["down"], experts.H, experts.I, rows, out, m, tile, gather=False)
+    _grouped(act, experts.tensors["down"], (experts.H, experts.I), rows, out, m, tile, gather=False)
 
 
 def _grouped(
     x: Tensor,
     weights: Tensor,
-    rows_of_expert: int,
-    row_stride: int,
+    steps: Sequence[int],
     rows: SortedRows,
     out: Tensor,
     m: int,
     tile: TritonTile,
     gather: bool,
 ) -> None:
+    """steps: rows of an expert in weights, and elements from one row to the next."""
     from ttnn_moe.gpu_kernels.triton.grouped_matmul import grouped_matmul
 
     M, N = x.shape[1], out.shape[1]
+    routed = rows.offsets, rows.row_tokens, rows.tiles, rows.num_tiles
+    constants = {"BLOCK_M": m, "GATHER": gather, "EVEN_K": M % tile.k == 0, "PRECISION": precision(x)}
     grouped_matmul[(rows.tiles_bound * ceil_div(N, tile.n),)](
-        x,
-        weights,
-        rows.offsets,
-        rows.row_tokens,
-        rows.tiles,
-        rows.num_tiles,
-        out,
-        M,
-        N,
-        rows_of_expert,
-        row_stride,
-        BLOCK_M=m,
-        BLOCK_N=tile.n,
-        BLOCK_K=tile.k,
-        GATHER=gather,
-        EVEN_K=M % tile.k == 0,
-        PRECISION=_precision(x),
-        num_warps=tile.warps,
-        num_stages=tile.stages,
+        x, weights, *routed, out, M, N, *steps, **constants, **tile.options
     )
 
 
@@ -186,18 +132,9 @@ def combine(
 
     (T, K), H = weights.shape, out.shape[1]
     block = min(block_h, power_of_2(H))
+    constants = {"K": K, "HAS_BOUND": num_tokens is not None, "ADD": accumulate, "BLOCK_H": block}
     kernel.combine[(T, ceil_div(H, block))](
-        rows,
-        inverse,
-        weights,
-        num_tokens,
-        out,
-        H,
-        K=K,
-        HAS_BOUND=num_tokens is not None,
-        ADD=accumulate,
-        BLOCK_H=block,
-        num_warps=max(1, min(8, block // 256)),
+        rows, inverse, weights, num_tokens, out, H, **constants, num_warps=max(1, min(8, block // 256))
     )
 
 
@@ -206,52 +143,31 @@ def few(call: Call, act: Tensor, tiles: FewTiles) -> None:
     from ttnn_moe.gpu_kernels.triton.few_down import few_down
     from ttnn_moe.gpu_kernels.triton.few_gate_up import few_gate_up
 
-    routing, experts, table = call.routing, call.experts, call.expert_map
-    T, K, H, I = routing.T, routing.K, experts.H, experts.I
-    ids, bound, E_ids = routing.topk_ids, routing.num_tokens, routing.E
-    view = _halves(experts)
-    tile = tiles.gate_up
-    few_gate_up[(ceil_div(I, tile.n), T * K)](
-        call.hidden,
-        view.gate,
-        view.up,
-        ids,
-        table,
-        bound,
-        act,
-        E_ids,
-        K,
-        H,
-        I,
-        view.rows_of_expert,
-        view.row_stride,
-        HAS_MAP=table is not None,
-        HAS_BOUND=bound is not None,
-        BLOCK_N=tile.n,
-        BLOCK_K=tile.k,
-        num_warps=tile.warps,
-        num_stages=tile.stages,
+    routing, experts = call.routing, call.experts
+    T, K, E_ids, H, I = routing.T, routing.K, routing.E, experts.H, experts.I
+    gate, up, *steps = _halves(experts)
+    route = routing.topk_ids, call.expert_map, routing.num_tokens
+    given = {"HAS_MAP": call.expert_map is not None, "HAS_BOUND": routing.num_tokens is not None}
+    few_gate_up[(ceil_div(I, tiles.gate_up.n), T * K)](
+        call.hidden, gate, up, *route, act, E_ids, K, H, I, *steps, **given, **tiles.gate_up.options
     )
     tile = tiles.down
     few_down[(ceil_div(H, tile.n), T)](
         act,
         experts.tensors["down"],
-        ids,
-        table,
-        bound,
+        *route,
         routing.topk_weights,
         call.out,
         E_ids,
         H,
         I,
         K=K,
-        HAS_MAP=table is not None,
-        HAS_BOUND=bound is not None,
         ADD=call.accumulate,
         BLOCK_N=tile.n,
         BLOCK_K=tile.k,
         STAGES=tile.stages,
         num_warps=tile.warps,
+        **given,
     )
 
 
@@ -264,22 +180,9 @@ def silu_mul(gate: Tensor, up: Tensor, out: Tensor) -> None:
         kernel.silu_mul[(ceil_div(n, 1024),)](gate, up, out, n, BLOCK=1024)
 
 
-@dataclass(frozen=True)
-class _Halves:
-    """gate and up rows of gate_up [E, 2I, H] as two views with one row arithmetic."""
-
-    gate: Tensor
-    up: Tensor
-    rows_of_expert: int
-    row_stride: int
-
-
-def _halves(experts: Experts) -> _Halves:
+def _halves(experts: Experts) -> tuple[Tensor, Tensor, int, int]:
+    """Gate rows and up rows of gate_up [E, 2I, H], as two views; rows of an expert, elements from row to row."""
     weight, H, I = experts.tensors["gate_up"], experts.H, experts.I
     if experts.gate_up_order == "interleaved":
-        return _Halves(weight, weight[:, 1:], I, 2 * H)
-    return _Halves(weight, weight[:, I:], 2 * I, H)
-
-
-def _precision(x: Tensor) -> str:
-    return "ieee" if x.dtype == torch.float32 else "tf32"
+        return weight, weight[:, 1:], I, 2 * H
+    return weight, weight[:, I:], 2 * I, H

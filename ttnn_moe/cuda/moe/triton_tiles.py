@@ -1,18 +1,19 @@
 """Tiles of the Triton kernels: a pure function of the problem and the GPU.
 
-The numbers were found by benchmarks/tune_triton.py on an H200; on other GPUs they are checked to fit, not tuned.
+benchmarks/tune_triton.py found the numbers on an H200. On other GPUs they fit, and nobody tuned them.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from ...contract import Problem
 from ...sizes import power_of_2
 from ..device import Gpu
 from .pairs import rows_an_expert
 
-# of Qwen3-30B-A3B's sizes: T = 4. Sorted, T = 2 takes as long on the GPU, but twice the launches on the host.
+# T = 4 of Qwen3-30B-A3B. With a sort, T = 2 takes as long on the GPU, but twice the launches on the host.
 MOST_PAIRS = 32
 
 
@@ -24,6 +25,11 @@ class TritonTile:
     k: int
     warps: int
     stages: int
+
+    @cached_property
+    def options(self) -> dict[str, int]:
+        """The tile as a kernel's launch takes it."""
+        return {"BLOCK_N": self.n, "BLOCK_K": self.k, "num_warps": self.warps, "num_stages": self.stages}
 
 
 @dataclass(frozen=True)
@@ -75,7 +81,7 @@ def few_tiles(problem: Problem) -> FewTiles:
 
 
 def sorted_tiles(problem: Problem, gpu: Gpu) -> SortedTiles:
-    """Tiles of sorted rows. A device that holds some of the experts gets as many pairs less."""
+    """Tiles of sorted rows. A device with 1 / D of the experts gets about 1 / D of the pairs, so D changes nothing."""
     if problem.dtype.itemsize == 4:
         return _FP32
     rows, table = rows_an_expert(problem), _HOPPER if gpu.capability[0] == 9 else _OTHER

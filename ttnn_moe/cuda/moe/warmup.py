@@ -1,4 +1,4 @@
-"""Compiling, before they are needed, the kernels of one layer's sizes."""
+"""Compiling the kernels of one layer's sizes before a call needs them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from ..device import H200, gpu, gpus
 from ..jit import build
 from ..jit.spec import Spec
 from ..jit.store import Store
-from .families import CUDA_CPP
+from .cuda_cpp import CudaCpp
+from .families import CUDA_CPP, choose
 
 
 def target(name: str | None) -> Arch:
@@ -37,27 +38,24 @@ def target(name: str | None) -> Arch:
 def specs_of(
     tokens: Iterable[int], E: int, K: int, H: int, I: int, dtype: torch.dtype, arch: Arch = HOPPER
 ) -> list[Spec]:
-    """What calls of up to the given numbers of tokens launch, in the order of first use; int32 and int64 ids.
+    """The kernels of calls of these numbers of tokens, in the order of first use; for int32 and int64 ids.
 
     Raises:
         ContractError: these kernels do not serve the sizes.
     """
     found: dict[Spec, None] = {}
     for T in tokens:
-        problem, target = Problem(T, E, K, H, I, dtype), Target(H200, arch)
-        reasons = {family: family.why_not(problem, target) for family in CUDA_CPP}
-        family = next((family for family, reason in reasons.items() if reason is None), None)
-        if family is None:
-            got = "; ".join(dict.fromkeys(filter(None, reasons.values())))
-            raise ContractError("no CUDA C++ kernels are launched for these sizes", got=got)
-        plan = family.plan(problem, target)
+        chosen = choose(Problem(T, E, K, H, I, dtype), Target(H200, arch), CUDA_CPP)
+        if isinstance(chosen, str):
+            raise ContractError("no CUDA C++ kernels run these sizes", got=chosen)
+        assert isinstance(chosen.family, CudaCpp)
         for ids64 in (False, True):
-            found |= dict.fromkeys(use.spec for use in family.uses(plan, ids64, add=False))
+            found |= dict.fromkeys(use.spec for use in chosen.family.uses(chosen.plan, ids64, add=False))
     return list(found)
 
 
 def warm_up(specs: list[Spec], store: Store | None = None) -> int:
-    """Compile what the store lacks, with a progress bar; the number of kernels that were compiled.
+    """Compile the kernels that the store lacks, with a progress bar; returns their number.
 
     Raises:
         BackendUnavailable: NVRTC is not here.

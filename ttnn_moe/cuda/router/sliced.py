@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ...sizes import ceil_div, power_of_2
 from ..triton_launch import Tile, pdl, precision
-from .topk import MAX_EXPERTS, chosen, warps
+from .topk import MAX_EXPERTS, choose
 
 NAME = "Triton router_logits, router_topk"
 MAX_TOKENS = 512
@@ -30,8 +30,7 @@ def launch(
     x: Tensor, norm: Tensor, eps: float, weight: Tensor, K: int, renormalise: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     """ids and weights [T, K] of x [T, H], and x normalised."""
-    from ttnn_moe.gpu_kernels.triton import router_logits as logits_kernel
-    from ttnn_moe.gpu_kernels.triton import router_topk as kernel
+    from ttnn_moe.gpu_kernels.triton import router_logits as kernel
 
     (T, H), E = x.shape, weight.shape[0]
     of = tile(T, x.element_size())
@@ -40,51 +39,20 @@ def launch(
     squares = x.new_empty(slices, T, dtype=torch.float32)
     grid = (ceil_div(E, of.constants["BLOCK_E"]), slices, ceil_div(T, of.constants["BLOCK_T"]))
     overlap = pdl(x.device)
-    logits_kernel.router_logits[grid](
-        x,
-        norm,
-        weight,
-        partial,
-        squares,
-        T,
-        E,
-        H,
+    kernel.router_logits[grid](
+        *(x, norm, weight, partial, squares, T, E, H),
         PRECISION=precision(x),
         **of.constants,
         num_warps=of.warps,
         num_stages=of.stages,
         **overlap,
     )
-    ids, weights = chosen(x, T, K)
     normed = torch.empty_like(x)
-    kernel.router_topk[(T,)](
-        None,
-        partial,
-        squares,
-        x,
-        norm,
-        normed,
-        ids,
-        weights,
-        eps,
-        T,
-        E,
-        H,
-        K=K,
-        RENORMALISE=renormalise,
-        SLICES=slices,
-        E_PAD=power_of_2(E),
-        K_PAD=power_of_2(K),
-        S_PAD=power_of_2(slices),
-        H_PAD=power_of_2(H),
-        num_warps=warps(E),
-        **overlap,
-    )
-    return ids, weights, normed
+    return *choose((None, partial, squares, x, norm, normed), (T, E, H), eps, K, renormalise, slices, overlap), normed
 
 
 def tile(T: int, itemsize: int) -> Tile:
-    """Of router_logits; tuned on an H200."""
+    """The tile of router_logits. Tuned on an H200."""
     block_h = 512 // itemsize
     if T <= 32:
         return Tile({"BLOCK_T": max(16, power_of_2(T)), "BLOCK_E": 16, "BLOCK_H": block_h}, 4, 1)

@@ -20,41 +20,42 @@ def why_not(device: torch.device, logits: Tensor, K: int, renormalise: bool) -> 
 
 def launch(logits: Tensor, K: int, renormalise: bool) -> tuple[Tensor, Tensor]:
     """ids [T, K] int32 and weights [T, K] fp32 of logits [T, E]."""
+    T, E = logits.shape
+    inputs = logits.contiguous(), None, None, None, None, None
+    return choose(inputs, (T, E, 0), 0.0, K, renormalise, 0, pdl(logits.device))
+
+
+def choose(
+    inputs: tuple[Tensor | None, ...],
+    sizes: tuple[int, int, int],
+    eps: float,
+    K: int,
+    renormalise: bool,
+    slices: int,
+    overlap: dict[str, bool],
+) -> tuple[Tensor, Tensor]:
+    """Launch router_topk: ids [T, K] int32 and weights [T, K] fp32.
+
+    Args:
+        inputs: logits, partial, squares, x, norm, normed: logits [T, E] alone, or the other five.
+        sizes: T, E, H; with logits, H is 0. slices: of the sum over H; with logits 0.
+    """
     from ttnn_moe.gpu_kernels.triton import router_topk as kernel
 
-    T, E = logits.shape
-    ids, weights = chosen(logits, T, K)
+    T, E, H = sizes
+    like = inputs[1] if slices else inputs[0]
+    assert like is not None
+    ids, weights = like.new_empty(T, K, dtype=torch.int32), like.new_empty(T, K, dtype=torch.float32)
     kernel.router_topk[(T,)](
-        logits.contiguous(),
-        None,
-        None,
-        None,
-        None,
-        None,
-        ids,
-        weights,
-        0.0,
-        T,
-        E,
-        0,
+        *(*inputs, ids, weights, eps, T, E, H),
         K=K,
         RENORMALISE=renormalise,
-        SLICES=0,
+        SLICES=slices,
         E_PAD=power_of_2(E),
         K_PAD=power_of_2(K),
-        S_PAD=1,
-        H_PAD=1,
-        num_warps=warps(E),
-        **pdl(logits.device),
+        S_PAD=power_of_2(slices),
+        H_PAD=power_of_2(H),
+        num_warps=1 if E <= 512 else 4,  # one warp needs no cross-warp reduction
+        **overlap,
     )
     return ids, weights
-
-
-def warps(E: int) -> int:
-    """One warp needs no cross-warp reduction."""
-    return 1 if E <= 512 else 4
-
-
-def chosen(x: Tensor, T: int, K: int) -> tuple[Tensor, Tensor]:
-    """Room for ids and weights."""
-    return x.new_empty(T, K, dtype=torch.int32), x.new_empty(T, K, dtype=torch.float32)

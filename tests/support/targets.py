@@ -7,10 +7,6 @@ from dataclasses import dataclass
 
 import torch
 
-from ttnn_moe.selfcheck.edges import CASES, Case, Inputs
-
-__all__ = ["CASES", "INTERPRETED", "TARGETS", "Case", "Inputs", "Target"]
-
 
 @dataclass(frozen=True)
 class Target:
