@@ -102,20 +102,28 @@ struct Items {
 
 // ---- the producer warpgroup: one thread loads keys and values, three warps load queries
 
-__device__ __forceinline__ void load_block(u32 to, u32 full, const TensorMap* map, const int* table,
-                                           int pages_a_row, int block, const Item& item) {
+// Where the keys of a block lie: a row of the cache, or a page for each box.
+struct Places {
+    int row[TILE / BOX];
+
+    // Read before a wait, so that the wait hides the latency of the table.
+    __device__ __forceinline__ Places(const int* table, int pages_a_row, int block, const Item& item) {
+#pragma unroll
+        for (int part = 0; part < TILE / BOX; ++part)  // keys past the last page are masked
+            row[part] = PAGE ? table[min((block * TILE + part * BOX) / ROOM, pages_a_row - 1)] : item.row;
+    }
+};
+
+__device__ __forceinline__ void load_block(u32 to, u32 full, const TensorMap* map, const Places& places,
+                                           int block, const Item& item) {
     barrier_arrive_expect(full, TILE_BYTES);
 #pragma unroll
     for (int part = 0; part < TILE / BOX; ++part) {
-        int key = block * TILE + part * BOX, row = item.row;
-        if (PAGE) {
-            row = table[min(key / ROOM, pages_a_row - 1)];  // keys past the last page are masked
-            key %= ROOM;
-        }
+        const int key = block * TILE + part * BOX;
 #pragma unroll
         for (int half = 0; half < 2; ++half)
-            tensor_load_4d(to + half * HALF_BYTES + part * BOX * 128, map, full, half * 64, key,
-                           item.head / GROUP, row);
+            tensor_load_4d(to + half * HALF_BYTES + part * BOX * 128, map, full, half * 64,
+                           PAGE ? key % ROOM : key, item.head / GROUP, places.row[part]);
     }
 }
 
@@ -127,19 +135,23 @@ __device__ __forceinline__ void load_keys(const Shared& shared, const TensorMap*
     while (items.next(item)) {
         const int* table = pages + static_cast<u64>(item.row) * pages_a_row;
         // values are consumed one step after their keys
+        Places ahead(table, pages_a_row, item.last_block(), item), behind = ahead;
         for (int block = item.last_block(); block >= -1; --block) {
+            const Places next(table, pages_a_row, max(block - 1, 0), item);
             if (block >= 0) {
                 barrier_wait(shared.empty(KEYS + k.at), k.parity ^ 1);
-                load_block(shared.keys + k.at * TILE_BYTES, shared.full(KEYS + k.at), keys, table,
-                           pages_a_row, block, item);
+                load_block(shared.keys + k.at * TILE_BYTES, shared.full(KEYS + k.at), keys, ahead, block,
+                           item);
                 k.next();
             }
             if (block < item.last_block()) {
                 barrier_wait(shared.empty(VALUES + v.at), v.parity ^ 1);
-                load_block(shared.values + v.at * TILE_BYTES, shared.full(VALUES + v.at), values, table,
-                           pages_a_row, block + 1, item);
+                load_block(shared.values + v.at * TILE_BYTES, shared.full(VALUES + v.at), values, behind,
+                           block + 1, item);
                 v.next();
             }
+            behind = ahead;
+            ahead = next;
         }
     }
 }

@@ -285,11 +285,10 @@ class Engine:
 
     def _check_room(self, request: Request) -> None:
         """Refuse what could never run."""
-        asked = f"{request.length} tokens and {request.max_new_tokens} new ones"
         if request.length + request.max_new_tokens > self.capacity:
             raise RequestError(
                 "the request is too long for a row of the engine",
-                got=asked,
+                got=_asked(request),
                 expected=f"at most {self.capacity} together",
                 remedy="shorten it, or make the engine with a larger capacity",
             )
@@ -297,7 +296,11 @@ class Engine:
         if needed > pages:
             raise RequestError(
                 "the request does not fit the engine's memory, even alone",
-                got=f"{asked}, which take {needed} pages",
+                got=f"{_asked(request)}, which take {needed} pages",
                 expected=f"at most {pages} pages",
                 remedy="shorten it, or make the engine with more memory",
             )
+
+
+def _asked(request: Request) -> str:
+    return f"{request.length} tokens and {request.max_new_tokens} new ones"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence, Sized
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import torch
@@ -113,7 +113,8 @@ def _drain(
     mark = time.perf_counter()
     if engine is None:
         engine = engine_for(model, [request.prompt for request in requests], requests[0].max_new_tokens)
-    scheduler, before = engine.scheduler, replace(engine.stats)
+    scheduler, ran = engine.scheduler, engine.stats
+    decode_s, decode_tokens, decode_steps = ran.decode_s, ran.decode_tokens, ran.decode_steps
     usual = scheduler.chunk
     stats.prompt_tokens = sum(request.length for request in requests)
     first = set(range(len(requests)))  # sequences without a token
@@ -122,9 +123,9 @@ def _drain(
         try:
             for token in tokens:
                 stats.new_tokens += 1
-                stats.decode_s = engine.stats.decode_s - before.decode_s
-                stats.decode_tokens = engine.stats.decode_tokens - before.decode_tokens
-                stats.decode_steps = engine.stats.decode_steps - before.decode_steps
+                stats.decode_s = ran.decode_s - decode_s
+                stats.decode_tokens = ran.decode_tokens - decode_tokens
+                stats.decode_steps = ran.decode_steps - decode_steps
                 if not first:
                     yield token
                     continue

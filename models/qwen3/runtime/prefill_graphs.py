@@ -55,6 +55,7 @@ class PrefillGraphs:
         held = cache.rows * cache.capacity
         largest = max(SMALLEST, min(LARGEST, power_of_2(min(tokens or held, held))))
         self.sizes = sizes_to(largest)
+        self._plan_words: dict[int, int] = {}
         # all that a step is told, in one buffer, so that it takes one copy: see _parts
         length = sum(self._lengths(largest, decoding))
         self._words = torch.zeros(length, dtype=torch.int64, device=model.device)
@@ -127,8 +128,9 @@ class PrefillGraphs:
 
     def _lengths(self, n: int, decoding: int) -> tuple[int, int, int, int, int]:
         """int64 words of the parts of a step of n tokens; of the plan, what any packing of them needs at most."""
-        plan = self.cache.plan_words(n, self._sequences)
-        return 2 + (plan + 1) // 2, n, n, n, decoding + self._sequences
+        if n not in self._plan_words:
+            self._plan_words[n] = self.cache.plan_words(n, self._sequences)
+        return 2 + (self._plan_words[n] + 1) // 2, n, n, n, decoding + self._sequences
 
     def _parts(self, words: Tensor, n: int, decoding: int) -> tuple[Tensor, ...]:
         """Valid tokens of a step, of them those that decode, valid entries of logits_at, 0, and the cache's plan (all

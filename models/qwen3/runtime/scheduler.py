@@ -127,9 +127,8 @@ class Scheduler:
         pieces, chunks, ends, whole, left = [], [], [], [], self.chunk
         while self.filling and left:
             request = self.filling[0]
-            piece = request.prompt[request.filled : request.filled + left]
-            n = len(piece)
-            pieces.append(piece)
+            n = min(left, request.length - request.filled)
+            pieces.append(request.prompt[request.filled : request.filled + n])
             chunks.append((request.row, n))
             left -= n
             request.filled += n
