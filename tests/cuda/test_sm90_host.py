@@ -91,7 +91,7 @@ def test_attention_of_prompts(
         ("if (first && item.keys() % TILE)", "if (false)", False),
         ("hide(scores, block * TILE, item.past + own);", "", False),
         ("next_block * TILE, next.past + own", "next_block * TILE, next.past", False),
-        ("pages_a_row, block + 1, item", "pages_a_row, block, item", False),
+        ("values, behind", "values, ahead", False),
         ("barrier_wait(shared.full(VALUES + v.at), v.parity);", "", True),
         ("if (more) barrier_wait(shared.full(KEYS + k.at), k.parity);", "", True),
         ("products_wait<1>();", "", True),
