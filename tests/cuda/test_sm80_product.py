@@ -75,7 +75,7 @@ def test_no_row_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("__syncthreads();  // this stage", "// this stage", True),
         ("__syncthreads();  // this stage", "// this stage", False),
         ("const int next = step + STAGES - 1;", "const int next = step + STAGES - 2;", True),
-        ("__syncthreads();  // the next tile", "// the next tile", False),
+        ("__syncthreads();  // other warps", "// other warps", False),
         ("const int row = tile.first + min(", "const int row = min(", True),
         ("(chunk ^ (row % 8)) * 16", "(chunk ^ (row % 4)) * 8", True),
         ("row < tile.rows && channel", "channel", True),
