@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from rich.console import Console
-from rich.markup import escape
 
 from . import __version__, registry
 from .packages import versions
-from .tables import print_table
+from .tables import plain, print_table
 from .tenstorrent.runtime import PLANNER_REMEDY
 
 if TYPE_CHECKING:
@@ -92,7 +91,7 @@ def render(found: dict[str, Any], console: Console) -> None:
     console.print(f"[bold]ttnn-moe {found['ttnn_moe']}[/] on Python {found['python']}, {found['system']}")
     cpu = found["cpu"]
     console.print(
-        f"CPU: {escape(cpu['model'])}, {cpu['usable_cores']} of {cpu['logical_cores']} cores usable, "
+        f"CPU: {plain(cpu['model'])}, {cpu['usable_cores']} of {cpu['logical_cores']} cores usable, "
         f"{cpu['torch_threads']} torch threads, torch kernels for {cpu['torch_capability']}"
     )
     console.print(f"     {' '.join(cpu['features']) or 'no features of interest found'}", highlight=False)
@@ -100,9 +99,9 @@ def render(found: dict[str, Any], console: Console) -> None:
     rows = []
     for name, backend in found["backends"].items():
         if backend["available"]:
-            rows.append((name, "[green]yes[/]", escape(", ".join(backend["devices"])), ""))
+            rows.append((name, "[green]yes[/]", plain(", ".join(backend["devices"])), ""))
         else:
-            rows.append((name, "[red]no[/]", escape(backend["reason"]), escape(backend["remedy"])))
+            rows.append((name, "[red]no[/]", plain(backend["reason"]), plain(backend["remedy"])))
     print_table(console, "Backends", ("backend", "here", "devices, or why not", "to have it"), rows)
 
     packages = dict(found["packages"])
@@ -130,12 +129,12 @@ def render(found: dict[str, Any], console: Console) -> None:
         columns = ("chip", "arch", "Tensix", "to programs", "L1 a core", "DRAM", "bandwidth", "clock")
         print_table(console, "Chips that Tenstorrent programs can be planned for", columns, chips)
     else:
-        console.print(f"\n[bold]Native planner[/]: {escape(planner['reason'])}")
-        console.print(f"  to have it: {escape(planner['remedy'])}")
+        console.print(f"\n[bold]Native planner[/]: {plain(planner['reason'])}")
+        console.print(f"  to have it: {plain(planner['remedy'])}")
 
     if found["environment"]:
         print_table(
-            console, "Settings", ("variable", "value"), [(k, escape(v)) for k, v in found["environment"].items()]
+            console, "Settings", ("variable", "value"), [(plain(k), plain(v)) for k, v in found["environment"].items()]
         )
 
 
@@ -144,7 +143,7 @@ def render_plan(report: Report, console: Console) -> None:
     from .tenstorrent.plans import in_words
 
     console.print(
-        f"[bold]{escape(report.model)}[/] on a {report.mesh} mesh of {report.chip}, experts' weights "
+        f"[bold]{plain(report.model)}[/] on a {report.mesh} mesh of {report.chip}, experts' weights "
         f"{report.weight_format}, {report.batch} sequences of {report.sequence} tokens"
     )
     rows = [
@@ -163,7 +162,7 @@ def render_plan(report: Report, console: Console) -> None:
     print_table(console, "Programs of one layer on each chip, and the DRAM traffic of a call", columns, rows)
     total = ("[bold]together[/]", "", "", f"[bold]{in_words(report.needed)}[/]")
     memory = [
-        (part.name, escape(part.what), "shared" if part.chips > 1 else "a copy", in_words(part.per_chip))
+        (part.name, plain(part.what), "shared" if part.chips > 1 else "a copy", in_words(part.per_chip))
         for part in report.parts
     ]
     has = f"{in_words(report.dram_bytes)} on each {report.chip}"

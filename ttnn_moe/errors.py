@@ -4,9 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from .visible import cut, visible, words
+
+_DETAILS, _DETAIL = 40, 500
+"""Lines below a message, and characters of each."""
+
 
 class TtnnMoeError(Exception):
     """Base of every error this package raises on purpose.
+
+    A message may hold names and values from anywhere: long ones are cut, and control characters are shown as escapes.
 
     Args:
         what: one sentence that names the thing that is wrong.
@@ -24,14 +31,17 @@ class TtnnMoeError(Exception):
         details: Sequence[str] = (),
     ):
         self.what, self.got, self.expected, self.remedy, self.details = what, got, expected, remedy, tuple(details)
-        parts = [what.rstrip(".")]
+        parts = [words(what).rstrip(".")]
         if got is not None:
-            parts.append(f"got {got}")
+            parts.append(f"got {words(got)}")
         if expected is not None:
-            parts.append(f"expected {expected}")
+            parts.append(f"expected {words(expected)}")
         if remedy is not None:
-            parts.append(f"to fix it: {remedy}")
-        super().__init__("\n  ".join(("; ".join(parts) + ".", *details)))
+            parts.append(f"to fix it: {words(remedy)}")
+        lines = [cut(line, _DETAIL) for line in self.details[:_DETAILS]]
+        if len(self.details) > _DETAILS:
+            lines.append(f"... and {len(self.details) - _DETAILS} more")
+        super().__init__(visible("\n  ".join(("; ".join(parts) + ".", *lines))))
 
 
 class ContractError(TtnnMoeError, ValueError):

@@ -6,11 +6,10 @@ from collections.abc import Iterable
 
 import torch
 from rich.console import Console
-from rich.markup import escape
 
 from . import decoder, registry
 from .contract import Problem
-from .tables import print_table
+from .tables import plain, print_table
 
 COLUMNS = ("backend", "runs it", "with, or why not")
 VERDICTS = {"runs": "[green]yes[/]", "could": "could", "cannot": "[red]no[/]"}
@@ -27,7 +26,7 @@ def print_moe(problems: Iterable[Problem], backend: str, console: Console) -> No
         answers.setdefault(registry.why(problem, backend), []).append(problem)
     for why, same in answers.items():
         title = f"MoE layer, {' '.join(f'T={problem.T}' for problem in same)}"
-        rows = [(row.backend, VERDICTS[row.verdict], escape(row.words)) for row in why.rows]
+        rows = [(row.backend, VERDICTS[row.verdict], plain(row.words)) for row in why.rows]
         print_table(console, title if why.chosen else f"{title}: nothing runs it here", COLUMNS, rows)
 
 
@@ -50,7 +49,7 @@ def print_operators(
         answers.setdefault(tuple(decoder.why(T, H, heads, kv_heads, head_dim, E, K, dtype, here)), []).append(T)
     for rows, same in answers.items():
         title = f"Other operators of a decoder layer, {' '.join(f'T={T}' for T in same)}"
-        cells = [(row.operator, escape(row.runs), escape(_refused(row))) for row in rows]
+        cells = [(row.operator, plain(row.runs), plain(_refused(row))) for row in rows]
         print_table(console, title, ("operator", "runs on", "and not on"), cells)
 
 

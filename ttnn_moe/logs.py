@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from loguru import logger
 
 from .errors import ContractError
+from .visible import shown, visible
 
 if TYPE_CHECKING:
     from loguru import Record
@@ -46,16 +47,22 @@ def enable(level: str = "debug") -> None:
     """
     global _sink
     if level.lower() not in LEVELS:
-        raise ContractError("no such log level", got=repr(level), expected=f"one of {', '.join(LEVELS)}")
+        raise ContractError("no such log level", got=shown(level), expected=f"one of {', '.join(LEVELS)}")
     if _sink is not None:
         logger.remove(_sink)
     else:
         _narrow_default_sink()
-    _sink = logger.add(sys.stderr, level=level.upper(), filter=_is_ours, format=_FORMAT)
+    _sink = logger.add(sys.stderr, level=level.upper(), filter=_is_ours, format=_format)
     logger.enable(_OURS)
 
 
-_FORMAT = "<dim>{time:HH:mm:ss.SSS}</dim> <level>{level: <7}</level> {name}: {message}"
+_FORMAT = "<dim>{time:HH:mm:ss.SSS}</dim> <level>{level: <7}</level> {name}: {extra[shown]}\n{exception}"
+
+
+def _format(record: Record) -> str:
+    """A record's line; control characters of its message are shown, not sent."""
+    record["extra"]["shown"] = visible(record["message"])
+    return _FORMAT
 
 
 def _is_ours(record: Record) -> bool:

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
+
+from .visible import visible
 
 
 def print_table(console: Console, title: str, columns: Iterable[str], rows: Iterable[tuple[str, ...]]) -> None:
@@ -14,3 +17,8 @@ def print_table(console: Console, title: str, columns: Iterable[str], rows: Iter
     for row in rows:
         table.add_row(*row)
     console.print(table)
+
+
+def plain(text: str) -> str:
+    """The text as rich's markup that shows it as it is: neither markup nor control characters in it act."""
+    return escape(visible(text))

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 from collections.abc import Callable
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
+from loguru import logger
+from safetensors import safe_open
 from torch import Tensor
 
 from ttnn_moe.errors import CheckpointError
+from ttnn_moe.visible import shown
 
-from .config import Qwen3MoeConfig, read_json
+from .config import Qwen3MoeConfig
+from .files import Fields, reading
 from .model import Attention, DenseMLP, Layer, MoE, Qwen3Moe
 
 INDEX = "model.safetensors.index.json"
@@ -24,6 +28,7 @@ HEAD = "lm_head.weight"
 EMBED = "model.embed_tokens.weight"
 # mapped pages of a file count as ours until it is closed
 _CHUNK_BYTES = 16 << 20
+_FUSED = re.compile(r"(model\.layers\.\d+\.mlp\.experts\.)(gate_up_proj|down_proj)")
 _FILE_DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 
 Progress = Callable[[int, int], None]
@@ -108,10 +113,13 @@ class Checkpoint:
     def __init__(self, directory: str | Path):
         self.directory = Path(directory)
         self.config = Qwen3MoeConfig.from_directory(self.directory)
-        self._found = _headers(self.directory)
+        with reading(self.directory):
+            self._found = _headers(self.directory)
+        self.fused = frozenset(match[1] for match in map(_FUSED.fullmatch, self._found) if match)
+        _check_count(self.config, self._found, self.fused, self.directory)
         with torch.device("meta"):
             shapes = Qwen3Moe(self.config)
-        self.fused = _check(self._found, shapes, self.directory)
+        _check(self._found, shapes, self.fused, self.directory)
         self.dtype = self.config.dtype or _FILE_DTYPES[self._found[EMBED]["dtype"]]
         self.nbytes = sum(
             math.prod(header["shape"]) * _FILE_DTYPES[header["dtype"]].itemsize for header in self._found.values()
@@ -130,73 +138,100 @@ class Checkpoint:
             _check_tied_head(self.directory, self._tied_head, embed)
 
 
-@contextmanager
-def _opened(path: Path) -> Any:
-    try:
-        with safe_open(path, framework="pt") as file:
-            yield file
-    except (SafetensorError, OSError) as error:
-        size = f"{path.stat().st_size} bytes" if path.is_file() else "no such file"
-        raise CheckpointError(
-            f"{path} is not a whole safetensors file", got=f"{size}: {error}", remedy="download or copy it again"
-        ) from error
+def _reading(path: Path) -> AbstractContextManager[None]:
+    size = f"{path.stat().st_size} bytes" if os.path.isfile(path) else "absent"
+    return reading(path, f"is not a whole safetensors file ({size})", "download or copy it again")
 
 
-def _headers(directory: Path) -> dict[str, dict[str, Any]]:
-    """Per tensor name: its file, shape and dtype, from the headers alone."""
-    index = directory / INDEX
-    if index.is_file():
-        where = read_json(index).get("weight_map")
-        if not isinstance(where, dict) or not all(isinstance(name, str) for name in where.values()):
-            raise CheckpointError(f"{index} has the wrong form", expected="an object weight_map of file names")
-        if outside := sorted({name for name in where.values() if Path(name).name != name}):
-            raise CheckpointError(f"{index} names files outside the checkpoint", got=outside)
-        if absent := sorted({name for name in where.values() if not (directory / name).is_file()}):
-            raise CheckpointError(
-                f"{directory} lacks files that {INDEX} names", got=f"no {', '.join(absent)}", remedy="fetch them"
-            )
-    elif (directory / SINGLE).is_file():
-        where = None
-    else:
+def _open(path: Path) -> Any:
+    with _reading(path):
+        return safe_open(path, framework="pt")
+
+
+def _rows(file: Any, path: Path, name: str, start: int, stop: int) -> Tensor:
+    with _reading(path):
+        return file.get_slice(name)[start:stop]
+
+
+def _files(directory: Path) -> list[Path]:
+    """The files that hold the weights, chosen as transformers chooses: a single file, else what the index names."""
+    single, index = directory / SINGLE, directory / INDEX
+    if single.is_file():
+        if index.is_file():
+            logger.warning("{} holds {} and {}: the first is read, as transformers does", directory, SINGLE, INDEX)
+        return [single]
+    if not index.is_file():
         there = sorted(path.name for path in directory.glob("*.safetensors"))
         raise CheckpointError(
             f"{directory} is not a checkpoint: it has no weights",
             got=f"{', '.join(there[:3])}... without an index" if there else "no *.safetensors",
             expected=f"{SINGLE}, or {INDEX} and its shards",
         )
+    with reading(index):
+        where = Fields.of_file(index).fields("weight_map").values
+        if not where or not all(isinstance(name, str) for name in where.values()):
+            raise CheckpointError(f"{index} has the wrong form", expected="an object weight_map of file names")
+        names = sorted(set(where.values()))
+        if outside := [name for name in names if Path(name).name != name]:
+            raise CheckpointError(f"{index} names files outside the checkpoint", got=outside)
+        if absent := [name for name in names if not (directory / name).is_file()]:
+            raise CheckpointError(
+                f"{directory} lacks files that {INDEX} names", got=f"no {', '.join(absent[:9])}", remedy="fetch them"
+            )
+    return [directory / name for name in names]
+
+
+def _headers(directory: Path) -> dict[str, dict[str, Any]]:
+    """Per tensor name: its file, shape and dtype, from the headers alone."""
     out: dict[str, dict[str, Any]] = {}
-    for name in sorted(set(where.values())) if where is not None else [SINGLE]:
-        path = directory / name
-        with _opened(path) as file:
+    for path in _files(directory):
+        with _reading(path), _open(path) as file:
             for key in file.offset_keys():
-                if where is not None and where.get(key, name) != name:
-                    continue  # the index says that another file holds it
+                if key in out:  # transformers takes that of the last file
+                    raise CheckpointError(
+                        f"{directory} holds {key} in two files",
+                        got=f"{out[key]['file'].name} and {path.name}",
+                        expected="each tensor in one file",
+                        remedy="fetch the checkpoint again, into an empty directory",
+                    )
                 view = file.get_slice(key)
                 out[key] = {"file": path, "shape": tuple(view.get_shape()), "dtype": view.get_dtype()}
     return out
 
 
-def _check(found: dict[str, dict[str, Any]], shapes: Qwen3Moe, directory: Path) -> frozenset[str]:
-    """Compare names, shapes and dtypes with the model; returns the prefixes of fused experts."""
-    pattern = re.compile(r"(model\.layers\.\d+\.mlp\.experts\.)(gate_up_proj|down_proj)$")
-    fused = frozenset(match[1] for match in map(pattern.match, found) if match)
+def _check_count(
+    config: Qwen3MoeConfig, found: dict[str, dict[str, Any]], fused: frozenset[str], directory: Path
+) -> None:
+    """Raise CheckpointError where config.json describes far more tensors than the files hold, before any loop."""
+    described = 0
+    for i in range(config.num_hidden_layers):
+        one_by_one = config.is_sparse(i) and f"model.layers.{i}.mlp.experts." not in fused
+        described += 8 + (3 * config.num_experts if one_by_one else 0)
+    if described > 2 * len(found) + 100:
+        raise CheckpointError(
+            f"{directory} does not match its config.json",
+            got=f"{len(found)} tensors in the files",
+            expected=f"at least {described}: num_hidden_layers {config.num_hidden_layers}, "
+            f"num_experts {config.num_experts}",
+        )
+
+
+def _check(found: dict[str, dict[str, Any]], shapes: Qwen3Moe, fused: frozenset[str], directory: Path) -> None:
+    """Compare names, shapes and dtypes with the model."""
     wanted = slots(shapes, fused)
     problems = [f"missing {name} {list(wanted[name].shape)}" for name in wanted if name not in found]
     for name, header in found.items():
         expected = shapes.embed.weight if name == HEAD and shapes.head is None else wanted.get(name)
         if expected is None:
-            problems.append(f"unexpected {name} {list(header['shape'])}")
+            problems.append(f"unexpected {name} {shown(list(header['shape']))}")
         elif tuple(expected.shape) != header["shape"]:
-            problems.append(f"mis-shaped {name}: {list(header['shape'])}, expected {list(expected.shape)}")
+            problems.append(f"mis-shaped {name}: {shown(list(header['shape']))}, expected {list(expected.shape)}")
         elif header["dtype"] not in _FILE_DTYPES:
             problems.append(f"wrong dtype of {name}: {header['dtype']}, expected one of {list(_FILE_DTYPES)}")
     if problems:
         raise CheckpointError(
-            f"{directory} does not match its config.json, {len(problems)} tensors differ:\n  "
-            + "\n  ".join(problems)
-            + "\n"
+            f"{directory} does not match its config.json, {len(problems)} tensors differ", details=problems
         )
-    return fused
 
 
 def _copy(
@@ -208,10 +243,10 @@ def _copy(
     pieces = _pieces(found, into)
     while pieces:
         path, opened = pieces[-1][0], 0
-        with _opened(path) as file:
+        with _open(path) as file:
             while pieces and pieces[-1][0] == path and opened < _CHUNK_BYTES:
                 _, name, start, stop, nbytes = pieces.pop()
-                into[name][start:stop].copy_(file.get_slice(name)[start:stop])
+                into[name][start:stop].copy_(_rows(file, path, name, start, stop))
                 opened += nbytes
         done += opened
         if progress is not None:
@@ -233,8 +268,8 @@ def _pieces(found: dict[str, dict[str, Any]], into: dict[str, Tensor]) -> list[t
 
 def _check_tied_head(directory: Path, header: dict[str, Any], embed: Tensor) -> None:
     for path, name, start, stop, _ in _pieces({HEAD: header}, {HEAD: embed}):
-        with _opened(path) as file:
-            part = file.get_slice(name)[start:stop].to(embed.device, embed.dtype)
+        with _open(path) as file:
+            part = _rows(file, path, name, start, stop).to(embed.device, embed.dtype)
         if not torch.equal(part, embed[start:stop]):
             raise CheckpointError(
                 f"{directory} holds a {HEAD} of its own, though its config ties it to {EMBED}",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,21 +10,31 @@ from typing import Any
 import torch
 
 from ttnn_moe.errors import CheckpointError, RequestError
+from ttnn_moe.visible import shown
+
+from .files import Fields, reading
 
 MODEL_TYPE = "qwen3_moe"
 ARCHITECTURE = "Qwen3MoeForCausalLM"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
-_POSITIVE = (
-    "vocab_size",
-    "hidden_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "head_dim",
-    "max_position_embeddings",
-    "decoder_sparse_step",
-)
+MOST = {
+    "vocab_size": 1 << 24,
+    "hidden_size": 1 << 17,
+    "num_hidden_layers": 1 << 10,
+    "num_attention_heads": 1 << 12,
+    "num_key_value_heads": 1 << 12,
+    "head_dim": 1 << 12,
+    "max_position_embeddings": 1 << 21,
+    "decoder_sparse_step": 1 << 10,
+    "num_experts": 1 << 14,
+    "num_experts_per_tok": 1 << 14,
+    "moe_intermediate_size": 1 << 18,
+    "intermediate_size": 1 << 20,
+}
+"""Largest value of each size. Far above every published model, it keeps loops and tables short."""
+_MAY_BE_ZERO = ("num_experts", "num_experts_per_tok", "moe_intermediate_size", "intermediate_size")
+_MOST_IDS = 1 << 12
 _NEEDED = (
     "vocab_size",
     "hidden_size",
@@ -37,6 +46,7 @@ _NEEDED = (
     "moe_intermediate_size",
     "num_experts_per_tok",
 )
+_SIZES = tuple(name for name in _NEEDED if name != "rms_norm_eps")
 
 
 @dataclass(frozen=True)
@@ -71,9 +81,15 @@ class Qwen3MoeConfig:
     dtype: torch.dtype | None = None
 
     def __post_init__(self) -> None:
-        for name in _POSITIVE:
-            if getattr(self, name) < 1:
-                raise CheckpointError(f"{name} must be positive", got=getattr(self, name))
+        for name, most in MOST.items():
+            value, least = getattr(self, name), 0 if name in _MAY_BE_ZERO else 1
+            if type(value) is not int or not least <= value <= most:
+                raise CheckpointError(
+                    f"{name} is out of range", got=shown(value), expected=f"an integer from {least} to {most}"
+                )
+        for name, most in (("mlp_only_layers", MOST["num_hidden_layers"]), ("eos_token_ids", _MOST_IDS)):
+            if (n := len(getattr(self, name))) > most:
+                raise CheckpointError(f"{name} is too long", got=f"{n} items", expected=f"at most {most}")
         if self.num_attention_heads % self.num_key_value_heads:
             raise CheckpointError(
                 "query heads cannot share the key/value heads evenly",
@@ -109,152 +125,143 @@ class Qwen3MoeConfig:
             CheckpointError: not a directory, no config.json, bad JSON, or a model this code does not compute.
         """
         directory = Path(directory)
-        if not directory.is_dir():
-            raise CheckpointError(
-                f"{directory} is not a model directory",
-                got="a file" if directory.exists() else "nothing at that path",
-                expected="a directory with config.json and *.safetensors",
-            )
-        path = directory / "config.json"
-        if not path.is_file():
-            raise CheckpointError(
-                f"{directory} is not a checkpoint: it has no config.json",
-                expected="a Hugging Face model directory",
-                remedy="give the directory that holds config.json and the *.safetensors files",
-            )
-        values = read_json(path)
-        eos = _ids(values.get("eos_token_id"), path)
-        generation = directory / "generation_config.json"
-        if generation.is_file():
-            eos += _ids(read_json(generation).get("eos_token_id"), generation)
-        return cls.from_dict({**values, "eos_token_id": eos}, source=str(path))
+        with reading(directory):
+            if not directory.is_dir():
+                raise CheckpointError(
+                    f"{directory} is not a model directory",
+                    got="a file" if directory.exists() else "nothing at that path",
+                    expected="a directory with config.json and *.safetensors",
+                )
+            path = directory / "config.json"
+            if not path.is_file():
+                raise CheckpointError(
+                    f"{directory} is not a checkpoint: it has no config.json",
+                    expected="a Hugging Face model directory",
+                    remedy="give the directory that holds config.json and the *.safetensors files",
+                )
+            fields = Fields.of_file(path)
+            eos = fields.ids("eos_token_id")
+            generation = directory / "generation_config.json"
+            if generation.is_file():
+                eos += Fields.of_file(generation).ids("eos_token_id")
+            with reading(path):
+                return cls.from_dict({**fields.values, "eos_token_id": eos}, source=str(path))
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any], source: str = "config") -> Qwen3MoeConfig:
         """From the contents of config.json, as transformers 4 or 5 writes it.
 
         Raises:
-            CheckpointError: another architecture, a missing field, or a feature not computed here.
+            CheckpointError: another architecture, a missing field, a size out of range (see MOST), or a feature not
+                computed here.
         """
-        _refuse_other_models(values, source)
-        theta = _rope_theta(values, source)
+        fields = Fields(values, source)
+        _refuse_other_models(fields)
+        rope = _rope(fields)
         missing = [name for name in _NEEDED if values.get(name) is None]
         # transformers 5 writes num_local_experts
-        experts = values.get("num_experts", values.get("num_local_experts"))
-        if experts is None:
+        experts = {values[name] for name in ("num_experts", "num_local_experts") if _is_integer(values.get(name))}
+        if len(experts) > 1:
+            raise CheckpointError(
+                f"num_experts and num_local_experts of {source} differ", got=sorted(experts), expected="one number"
+            )
+        E = "num_local_experts" if values.get("num_experts") is None else "num_experts"
+        if values.get(E) is None:
             missing.append("num_experts")
-        if theta is None:
+        if rope.values.get("rope_theta") is None:
             missing.append("rope_theta")
         if missing:
             raise CheckpointError(f"{source} lacks needed fields", got=f"no {', '.join(missing)}")
-
-        def integer(name: str, value: Any) -> int:
-            if isinstance(value, bool) or not isinstance(value, int):
-                raise CheckpointError(f"{name} in {source} must be an integer", got=repr(value))
-            return value
-
-        def flag(name: str) -> bool:
-            value = values.get(name, False)
-            if not isinstance(value, bool):
-                raise CheckpointError(f"{name} in {source} must be true or false", got=repr(value))
-            return value
-
-        sizes = {name: integer(name, values[name]) for name in _NEEDED if name != "rms_norm_eps"}
-        head_dim = values.get("head_dim")
-        if head_dim is None:
-            head_dim = sizes["hidden_size"] // max(1, sizes["num_attention_heads"])
-        dense_layers = values.get("mlp_only_layers") or ()
-        return cls(
-            **sizes,
-            head_dim=integer("head_dim", head_dim),
-            num_experts=integer("num_experts", experts),
-            intermediate_size=integer("intermediate_size", values.get("intermediate_size") or 0),
-            decoder_sparse_step=integer("decoder_sparse_step", values.get("decoder_sparse_step", 1)),
-            mlp_only_layers=tuple(integer("mlp_only_layers", i) for i in dense_layers),
-            rope_theta=_number("rope_theta", theta, source),
-            rms_norm_eps=_number("rms_norm_eps", values["rms_norm_eps"], source),
-            norm_topk_prob=flag("norm_topk_prob"),
-            attention_bias=flag("attention_bias"),
-            tie_word_embeddings=flag("tie_word_embeddings"),
-            eos_token_ids=tuple(dict.fromkeys(_ids(values.get("eos_token_id"), source))),
-            # transformers 4 writes torch_dtype
-            dtype=DTYPES.get(str(values.get("dtype", values.get("torch_dtype"))).removeprefix("torch.")),
-        )
+        sizes = {name: fields.integer(name) for name in _SIZES}
+        head_dim = sizes["hidden_size"] // max(1, sizes["num_attention_heads"])
+        dense_layers = fields.items("mlp_only_layers")
+        if not all(map(_is_integer, dense_layers)):
+            raise fields.wrong("mlp_only_layers", dense_layers, "a list of layers' numbers")
+        try:
+            return cls(
+                **sizes,
+                head_dim=fields.integer("head_dim", head_dim),
+                num_experts=fields.integer(E),
+                intermediate_size=fields.integer("intermediate_size", 0),
+                decoder_sparse_step=fields.integer("decoder_sparse_step", 1),
+                mlp_only_layers=tuple(dense_layers),
+                rope_theta=rope.number("rope_theta", 1, 1e12),
+                rms_norm_eps=fields.number("rms_norm_eps", 1e-30, 1),
+                norm_topk_prob=fields.flag("norm_topk_prob"),
+                attention_bias=fields.flag("attention_bias"),
+                tie_word_embeddings=fields.flag("tie_word_embeddings"),
+                eos_token_ids=tuple(dict.fromkeys(fields.ids("eos_token_id"))),
+                dtype=_dtype(fields),
+            )
+        except CheckpointError as error:
+            if source in error.what:
+                raise
+            what = f"{source}: {error.what}"
+            raise CheckpointError(what, got=error.got, expected=error.expected, remedy=error.remedy) from None
 
 
-def _refuse_other_models(values: Mapping[str, Any], source: str) -> None:
-    architectures = values.get("architectures")
+def _is_integer(value: object) -> bool:
+    return type(value) is int
+
+
+def _refuse_other_models(fields: Fields) -> None:
+    values, source = fields.values, fields.source
+    architectures = fields.items("architectures")
     if values.get("model_type") != MODEL_TYPE or (architectures and ARCHITECTURE not in architectures):
         raise CheckpointError(
             f"{source} describes another architecture",
-            got=f"model_type {values.get('model_type')!r}, architectures {architectures}",
+            got=f"model_type {shown(values.get('model_type'))}, architectures {shown(architectures)}",
             expected=f"model_type {MODEL_TYPE!r} ({ARCHITECTURE})",
             remedy="give a Qwen3-MoE checkpoint",
         )
     if values.get("hidden_act", "silu") != "silu":
-        raise CheckpointError(f"{source} asks for another activation", got=values["hidden_act"], expected="silu")
-    if values.get("use_sliding_window") and values.get("sliding_window"):
+        got = shown(values["hidden_act"])
+        raise CheckpointError(f"hidden_act of {source} is another activation", got=got, expected="silu")
+    # transformers: a window without a size has 4096 tokens, one of size null has no bound
+    window = values.get("sliding_window", 4096)
+    if fields.flag("use_sliding_window") and window is not None:
         raise CheckpointError(
-            f"{source} enables sliding-window attention, which this model does not compute",
-            got=f"sliding_window {values['sliding_window']}",
-            expected="use_sliding_window false",
+            f"use_sliding_window of {source} asks for sliding-window attention, which this model does not compute",
+            got=f"sliding_window {shown(window)}" + ("" if "sliding_window" in values else ", transformers' default"),
+            expected="use_sliding_window false, or sliding_window null",
         )
     if values.get("quantization_config"):
-        method = values["quantization_config"].get("quant_method", "unknown")
+        method = fields.fields("quantization_config").values.get("quant_method", "unknown")
         raise CheckpointError(
             f"{source} describes a quantised checkpoint",
-            got=f"quantization_config with quant_method {method!r}",
+            got=f"quantization_config with quant_method {shown(method)}",
             expected="bf16, fp16 or fp32 weights",
         )
 
 
-def _rope_theta(values: Mapping[str, Any], source: str) -> Any:
-    """RoPE base: at the top level (transformers 4) or in rope_parameters (5). Default RoPE only."""
-    theta = values.get("rope_theta")
-    for key in ("rope_parameters", "rope_scaling"):
-        rope = values.get(key)
-        if rope is None:
-            continue
-        if not isinstance(rope, Mapping):
-            raise CheckpointError(f"{key} in {source} must be an object", got=repr(rope))
-        kind = rope.get("rope_type", rope.get("type", "default"))
-        if kind != "default" or rope.get("partial_rotary_factor", 1.0) != 1.0:
+def _rope(fields: Fields) -> Fields:
+    """The object that holds rope_theta: the top level (transformers 4) or rope_parameters (5). Default RoPE only."""
+    given = [rope for key in ("rope_parameters", "rope_scaling") if (rope := fields.fields(key)).values]
+    for rope in given:
+        kind = rope.values.get("rope_type", rope.values.get("type", "default"))
+        if kind != "default" or rope.values.get("partial_rotary_factor", 1.0) != 1.0:
             raise CheckpointError(
-                f"{source} asks for a RoPE variant that this model does not compute",
-                got=f"{key} {dict(rope)}",
+                f"{rope.source} asks for a RoPE variant that this model does not compute",
+                got=shown(rope.values),
                 expected="rope_type 'default' over the whole head",
                 remedy="remove the scaling; the context is then max_position_embeddings",
             )
-        theta = rope.get("rope_theta", theta)
-    return theta
+    if len(given) == 2:
+        raise CheckpointError(
+            f"{fields.source} describes RoPE twice", got="rope_parameters and rope_scaling", expected="one of them"
+        )
+    return given[0] if given and given[0].values.get("rope_theta") is not None else fields
 
 
-def _number(name: str, value: Any, source: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
-        raise CheckpointError(f"{name} in {source} must be a positive number", got=repr(value))
-    return float(value)
-
-
-def _ids(value: Any, source: str | Path) -> list[int]:
-    ids = [] if value is None else list(value) if isinstance(value, list | tuple) else [value]
-    if any(isinstance(i, bool) or not isinstance(i, int) for i in ids):
-        raise CheckpointError(f"eos_token_id in {source} must be an integer or a list of them", got=repr(value))
-    return ids
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """The JSON object in a file.
-
-    Raises:
-        CheckpointError: unreadable, not JSON, or not an object.
-    """
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise CheckpointError(f"{path} cannot be read", got=str(error), expected="a JSON object") from error
-    if not isinstance(value, dict):
-        raise CheckpointError(f"{path} has the wrong form", got=type(value).__name__, expected="a JSON object")
-    return value
+def _dtype(fields: Fields) -> torch.dtype | None:
+    """None: the config names none. transformers 4 writes torch_dtype."""
+    for name in ("dtype", "torch_dtype"):
+        if (value := fields.values.get(name)) is not None:
+            named = DTYPES.get(fields.text(name).removeprefix("torch."))
+            if named is None:
+                raise fields.wrong(name, value, f"one of {', '.join(DTYPES)}")
+            return named
+    return None
 
 
 # sizes: https://huggingface.co/Qwen/Qwen3-30B-A3B/blob/main/config.json
@@ -288,5 +295,5 @@ def config_of(name: str) -> Qwen3MoeConfig:
     if name in PRESETS:
         return PRESETS[name]
     if not Path(name).is_dir():
-        raise RequestError("no such config", got=repr(name), expected=f"one of {sorted(PRESETS)}, or a directory")
+        raise RequestError("no such config", got=shown(name), expected=f"one of {sorted(PRESETS)}, or a directory")
     return Qwen3MoeConfig.from_directory(name)

@@ -12,7 +12,6 @@ import typer
 from rich.console import Console, Group
 from rich.live import Live
 from rich.panel import Panel
-from rich.text import Text
 
 from ttnn_moe import registry
 from ttnn_moe.errors import RequestError
@@ -125,7 +124,7 @@ class _Single:
         self.console.print()
 
     def show(self, token: Token) -> None:
-        self.console.print(token.text, end="", markup=False, highlight=False, soft_wrap=True)
+        terminal.write(token.text, self.console)
 
 
 class _Batch:
@@ -150,7 +149,8 @@ class _Batch:
 
     def _render(self) -> Group:
         pairs = zip(self.prompts, self.answers, strict=True)
-        return Group(*(Panel(Text(answer), title=Text(prompt[-60:]), title_align="left") for prompt, answer in pairs))
+        panels = ((terminal.text(answer), terminal.text(prompt[-60:])) for prompt, answer in pairs)
+        return Group(*(Panel(answer, title=title, title_align="left") for answer, title in panels))
 
 
 def main(args: Sequence[str] | None = None) -> int:

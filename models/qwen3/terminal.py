@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -24,6 +24,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ttnn_moe.errors import TtnnMoeError
+from ttnn_moe.visible import visible
 
 from .runtime.engine import Engine
 from .runtime.generate import engine_for, generate
@@ -37,6 +38,8 @@ Mesh = Annotated[str | None, typer.Option(help="Chips of backend tenstorrent, as
 
 USER_ERROR = 2
 INTERRUPTED = 130
+# what a mistake in the command line raises; typer itself names only this one of its kinds
+_USAGE_ERROR: Any = typer.BadParameter.__base__
 
 
 def run(app: typer.Typer, args: Sequence[str] | None, name: str) -> int:
@@ -46,20 +49,23 @@ def run(app: typer.Typer, args: Sequence[str] | None, name: str) -> int:
         args: the command line, without the program's name; None = that of this process.
     """
     try:
-        app(args=None if args is None else list(args), prog_name=name)
-    except SystemExit as stop:  # typer ends every command this way
-        return stop.code if isinstance(stop.code, int) else 0 if stop.code is None else 1
+        code = app(args=None if args is None else list(args), prog_name=name, standalone_mode=False)
+    except _USAGE_ERROR as error:
+        return _told(f"{error.format_message()} See {name} --help.")
     except (TtnnMoeError, OSError, MemoryError) as error:
         if isinstance(error, BrokenPipeError):
             # the reader (head, less) went away; Python would complain again when it flushes at exit
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return 1
-        text = str(error) or "out of memory"
-        Console(stderr=True).print(Text.assemble(("error: ", "bold red"), text), soft_wrap=True)
-        return USER_ERROR
-    except KeyboardInterrupt:
+        return _told(str(error) or "out of memory")
+    except (KeyboardInterrupt, typer.Abort):
         return INTERRUPTED
-    return 0
+    return code if isinstance(code, int) else 0
+
+
+def _told(error: str) -> int:
+    Console(stderr=True).print(Text.assemble(("error: ", "bold red"), visible(error)), soft_wrap=True)
+    return USER_ERROR
 
 
 @contextmanager
@@ -80,9 +86,9 @@ def counting(what: str) -> Iterator[Callable[[int, int], None]]:
 def _bar(what: str, *columns: ProgressColumn) -> Iterator[Callable[[int, int], None]]:
     """On stderr, and on a terminal only."""
     console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), *columns)
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), *columns)
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task(what, total=None)
+        task = bar.add_task(visible(what), total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
@@ -96,13 +102,24 @@ def warmed_up(model: LanguageModel, prompts: Sequence[Sequence[int]], max_new_to
     return engine, time.perf_counter() - start
 
 
+def text(words: str) -> Text:
+    """The words as they are: neither rich's markup nor control characters in them act."""
+    return Text(visible(words))
+
+
+def write(words: str, console: Console) -> None:
+    """Write generated text at once: as it is to a file or a pipe, without control characters to a terminal."""
+    console.file.write(visible(words) if console.is_terminal else words)
+    console.file.flush()
+
+
 def table(title: str, rows: Mapping[str, str]) -> Table:
     """Two columns: what, and how much."""
-    out = Table(title=title, title_justify="left", show_header=False)
+    out = Table(title=text(title), title_justify="left", show_header=False)
     out.add_column()
     out.add_column(justify="right")
     for name, value in rows.items():
-        out.add_row(name, value)
+        out.add_row(text(name), text(value))
     return out
 
 

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
-from datetime import datetime
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from jinja2 import TemplateError, nodes
-from jinja2.ext import Extension, loopcontrols
-from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as FastTokenizer
 
 from ttnn_moe.errors import CheckpointError, RequestError
 
-from .config import read_json
+from .chat_template import ChatTemplate
+from .files import Fields, is_failure, read_text, reading, said
 
 _SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _UNFINISHED = "\ufffd"
@@ -30,12 +25,17 @@ class Tokenizer:
     Attributes:
         special_tokens: name ("eos_token", ...) -> text, as chat templates see them.
         chat_template: Jinja source, or None.
+        source: where they come from, as errors name it.
     """
 
     def __init__(
-        self, fast: FastTokenizer, special_tokens: Mapping[str, str] | None = None, chat_template: str | None = None
+        self,
+        fast: FastTokenizer,
+        special_tokens: Mapping[str, str] | None = None,
+        chat_template: str | None = None,
+        source: str | Path = "this checkpoint",
     ):
-        self.fast = fast
+        self.fast, self.source = fast, source
         self.special_tokens = dict(special_tokens or {})
         self.chat_template = chat_template
 
@@ -47,30 +47,44 @@ class Tokenizer:
             CheckpointError: no tokenizer.json, or a file that cannot be read.
         """
         directory = Path(directory)
-        path = directory / "tokenizer.json"
-        if not path.is_file():
-            raise CheckpointError(
-                f"{directory} has no tokenizer.json", remedy="fetch the tokenizer files of the checkpoint"
-            )
-        try:
-            fast = FastTokenizer.from_file(str(path))
-        except Exception as error:  # tokenizers raises bare Exception
-            raise CheckpointError(f"{path} cannot be read", got=str(error)) from error
-        fast.no_truncation()
-        fast.no_padding()
-        path = directory / "tokenizer_config.json"
-        config = read_json(path) if path.is_file() else {}
-        _add_missing_tokens(fast, config.get("added_tokens_decoder") or {})
-        special = {name: text for name in _SPECIAL if (text := _content(config.get(name))) is not None}
-        return cls(fast, special, _template(directory, config))
+        with reading(directory):
+            path = directory / "tokenizer.json"
+            if not path.is_file():
+                raise CheckpointError(
+                    f"{directory} has no tokenizer.json", remedy="fetch the tokenizer files of the checkpoint"
+                )
+            with reading(path):
+                fast = FastTokenizer.from_str(read_text(path))
+                fast.no_truncation()
+                fast.no_padding()
+            path = directory / "tokenizer_config.json"
+            config = Fields.of_file(path) if path.is_file() else Fields({}, path)
+            with reading(path):
+                _add_missing_tokens(fast, config.fields("added_tokens_decoder"))
+                special = {name: text for name in _SPECIAL if (text := _content(config, name)) is not None}
+            return cls(fast, special, _template(directory, config), directory)
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """ids of a text; special tokens written in it are recognised."""
-        return self.fast.encode(text, add_special_tokens=add_special_tokens).ids
+        """ids of a text; special tokens written in it are recognised.
+
+        Raises:
+            RequestError: the tokenizer refuses the text.
+        """
+        try:
+            return self.fast.encode(text, add_special_tokens=add_special_tokens).ids
+        except BaseException as error:
+            raise self._error(error, "refuses this text") from error
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        """Text of ids; bytes that are no UTF-8 become U+FFFD."""
-        return self.fast.decode(list(ids), skip_special_tokens=skip_special_tokens)
+        """Text of ids; bytes that are no UTF-8 become U+FFFD.
+
+        Raises:
+            RequestError: the tokenizer refuses the ids.
+        """
+        try:
+            return self.fast.decode(list(ids), skip_special_tokens=skip_special_tokens)
+        except BaseException as error:
+            raise self._error(error, "refuses these ids") from error
 
     def stream(self, skip_special_tokens: bool = True) -> TextStream:
         """A decoder for one sequence whose tokens come one at a time."""
@@ -105,28 +119,22 @@ class Tokenizer:
         if not messages:
             raise RequestError("a conversation needs at least one message", got="none")
         if self.chat_template is None:
-            raise RequestError("this checkpoint has no chat template", remedy="give the text as it is (--no-chat)")
-        try:
-            return self._compiled.render(
-                messages=[{k: v for k, v in message.items() if v is not None} for message in messages],
-                add_generation_prompt=add_generation_prompt,
-                tools=tools,
-                documents=None,
-                **{**self.special_tokens, **variables},
-            )
-        except (TemplateError, TypeError, ValueError) as error:
-            raise RequestError("the chat template refuses these messages", got=str(error)) from error
+            raise RequestError(f"{self.source} has no chat template", remedy="give the text as it is (--no-chat)")
+        return self._compiled.render(
+            messages=[{k: v for k, v in message.items() if v is not None} for message in messages],
+            add_generation_prompt=add_generation_prompt,
+            tools=tools,
+            documents=None,
+            **{**self.special_tokens, **variables},
+        )
 
     @cached_property
-    def _compiled(self) -> Any:
-        # what templates on the Hub rely on; sandboxed, since they are foreign code
-        environment = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, loopcontrols]
-        )
-        environment.filters["tojson"] = _tojson
-        environment.globals["raise_exception"] = _raise_exception
-        environment.globals["strftime_now"] = lambda pattern: datetime.now().strftime(pattern)
-        return environment.from_string(self.chat_template or "")
+    def _compiled(self) -> ChatTemplate:
+        return ChatTemplate(self.chat_template or "", self.source)
+
+    def _error(self, error: BaseException, what: str) -> BaseException:
+        """What to raise for an error of the fast tokenizer."""
+        return RequestError(f"the tokenizer of {self.source} {what}", got=said(error)) if is_failure(error) else error
 
 
 class TextStream:
@@ -166,51 +174,34 @@ class TextStream:
         return self._tokenizer.decode(self._before + self._pending, self._skip)[len(before) :]
 
 
-class _GenerationBlock(Extension):
-    """{% generation %} ... {% endgeneration %}: marks the assistant's text for training; rendered as is."""
-
-    tags = {"generation"}
-
-    def parse(self, parser: Parser) -> nodes.Node:
-        line = next(parser.stream).lineno
-        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-        return nodes.Scope(body, lineno=line)
+def _content(fields: Fields, name: str) -> str | None:
+    """A token as tokenizer_config.json writes it: text, or an object with its content; None where it is absent."""
+    value = fields.values.get(name)
+    if value is None:
+        return None
+    return fields.fields(name).text("content") if isinstance(value, Mapping) else fields.text(name)
 
 
-def _tojson(
-    value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
-) -> str:
-    # Jinja's own filter escapes HTML, which no prompt wants
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-
-
-def _raise_exception(message: str) -> None:
-    raise TemplateError(message)
-
-
-def _content(token: Any) -> str | None:
-    """A token as tokenizer_config.json writes it: text, or an object with its content."""
-    value = token.get("content") if isinstance(token, Mapping) else token
-    return value if isinstance(value, str) else None
-
-
-def _template(directory: Path, config: Mapping[str, Any]) -> str | None:
+def _template(directory: Path, config: Fields) -> str | None:
     path = directory / "chat_template.jinja"
     if path.is_file():
-        try:
-            return path.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise CheckpointError(f"{path} cannot be read", got=str(error)) from error
-    template = config.get("chat_template")
-    if isinstance(template, list):  # several named ones
-        template = {entry["name"]: entry["template"] for entry in template}.get("default")
-    return template
+        return read_text(path)
+    named = config.values.get("chat_template")
+    if named is None:
+        return None
+    if not isinstance(named, list):
+        return config.text("chat_template")
+    entries = [Fields({"entry": entry}, f"chat_template of {config.source}").fields("entry") for entry in named]
+    return {entry.text("name"): entry.text("template") for entry in entries}.get("default")
 
 
-def _add_missing_tokens(fast: FastTokenizer, added: Mapping[str, Any]) -> None:
+def _add_missing_tokens(fast: FastTokenizer, added: Fields) -> None:
     """Tokens that only tokenizer_config.json knows, in the order of their ids."""
-    for key in sorted(added, key=int):
-        entry = added[key]
-        if fast.token_to_id(entry["content"]) is None:
-            flags = {f: bool(entry.get(f, False)) for f in ("single_word", "lstrip", "rstrip", "normalized", "special")}
-            fast.add_tokens([AddedToken(entry["content"], **flags)])
+    if wrong := [key for key in added.values if not (key.isdecimal() and len(key) < 10)]:
+        raise added.wrong("a key", wrong[0], "a token id")
+    for key in sorted(added.values, key=int):
+        entry = added.fields(key)
+        content = entry.text("content")
+        if fast.token_to_id(content) is None:
+            flags = {name: entry.flag(name) for name in ("single_word", "lstrip", "rstrip", "normalized", "special")}
+            fast.add_tokens([AddedToken(content, **flags)])

@@ -11,6 +11,7 @@ from ttnn_moe.errors import CheckpointError, RequestError
 
 from .checkpoint import Checkpoint, Progress, slots
 from .config import DTYPES
+from .files import said
 from .model import Qwen3Moe
 
 
@@ -36,13 +37,18 @@ def load_model(
     Raises:
         CheckpointError: not a checkpoint, another architecture, damaged files, or tensors that do not match; the
             message names every missing, unexpected and mis-shaped tensor.
+            It names weights that do not fit the device's memory, too.
         BackendUnavailable: the backend cannot run here.
         RequestError: no such device here.
     """
     checkpoint = Checkpoint(directory)
     registry.resolve(backend)
-    place = device_of(device, backend)
-    model = Qwen3Moe.empty(checkpoint.config, backend, dtype_of(dtype) or checkpoint.dtype, place)
+    place, kind = device_of(device, backend), dtype_of(dtype) or checkpoint.dtype
+    try:
+        model = Qwen3Moe.empty(checkpoint.config, backend, kind, place)
+    except (RuntimeError, MemoryError) as error:  # torch's CPU allocator raises RuntimeError
+        got = f"{checkpoint.nbytes / 2**30:.1f} GiB in the files, {said(error)}"
+        raise CheckpointError(f"{directory} does not fit the memory of {place}", got=got) from error
     checkpoint.read(slots(model, checkpoint.fused), progress)
     checkpoint.check_tied_head(model.embed.weight)
     return model

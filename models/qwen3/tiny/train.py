@@ -15,6 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from tokenizers import Tokenizer
 from torch.utils.data import DataLoader
 
+from .. import terminal
 from . import checkpoint, evaluate
 from .batches import Steps
 from .network import Network
@@ -91,7 +92,7 @@ def main(
                 if examples:
                     found = measure(out, asked, tokenizer, device)
                     console.print(f"step {step}: " + ", ".join(f"{t} {s.accuracy:.1%}" for t, s in found.items()))
-    console.print(f"{out}: written after {time.monotonic() - started:.0f} s")
+    console.print(terminal.text(f"{out}: written after {time.monotonic() - started:.0f} s"))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,135 @@
+"""The boundary to a checkpoint's files: what a parser raises becomes a CheckpointError with the file and the field."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from ttnn_moe.errors import CheckpointError, TtnnMoeError
+from ttnn_moe.visible import shown
+
+MOST_BYTES = 256 << 20
+"""Of a text file: far above the largest tokenizer.json."""
+
+
+@contextmanager
+def reading(path: Path, refusal: str = "cannot be read", remedy: str | None = None) -> Iterator[None]:
+    """Turn whatever the block raises into one CheckpointError: "PATH cannot be read; got RecursionError: ...".
+
+    This package's own errors pass, and so do KeyboardInterrupt and its like.
+    """
+    try:
+        yield
+    except BaseException as error:
+        if isinstance(error, TtnnMoeError) or not is_failure(error):
+            raise
+        raise CheckpointError(f"{path} {refusal}", got=said(error), remedy=remedy) from error
+
+
+def is_failure(error: BaseException) -> bool:
+    """Whether an exception says that something failed. Rust's panics say so, though they are no Exception."""
+    return isinstance(error, Exception) or type(error).__name__ == "PanicException"
+
+
+def said(error: BaseException) -> str:
+    """The class and the words of an error."""
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+
+
+def read_text(path: Path) -> str:
+    """The text of a file.
+
+    Raises:
+        CheckpointError: unreadable, not UTF-8, or larger than MOST_BYTES.
+    """
+    with reading(path):
+        if (size := path.stat().st_size) > MOST_BYTES:
+            raise CheckpointError(f"{path} is too large", got=f"{size} bytes", expected=f"at most {MOST_BYTES}")
+        return path.read_text(encoding="utf-8")
+
+
+class Fields:
+    """A JSON object whose fields are read by type. A field that is null counts as absent.
+
+    Attributes:
+        values: the object. source: the file, as errors name it.
+
+    Raises:
+        CheckpointError: from each method, where the field is absent without a default, or has another type.
+    """
+
+    def __init__(self, values: Mapping[str, Any], source: str | Path):
+        self.values, self.source = values, source
+
+    @classmethod
+    def of_file(cls, path: Path) -> Fields:
+        """The JSON object in a file.
+
+        Raises:
+            CheckpointError: unreadable, not JSON, or not an object.
+        """
+        with reading(path):
+            value = json.loads(read_text(path), parse_int=_integer)
+        if not isinstance(value, dict):
+            raise CheckpointError(f"{path} has the wrong form", got=type(value).__name__, expected="a JSON object")
+        return cls(value, path)
+
+    def integer(self, name: str, default: int | None = None) -> int:
+        return self._typed(name, default, "an integer", int)
+
+    def number(self, name: str, least: float, most: float) -> float:
+        """A finite number of that range."""
+        value = self._typed(name, None, "a number", int, float)
+        if not least <= value <= most:
+            raise self.wrong(name, value, f"a number from {least} to {most}")
+        return float(value)
+
+    def flag(self, name: str) -> bool:
+        """False where it is absent."""
+        return self._typed(name, False, "true or false", bool)
+
+    def text(self, name: str) -> str:
+        value = self._typed(name, None, "text", str)
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            raise self.wrong(name, value, "text without lone surrogates") from None
+        return value
+
+    def items(self, name: str) -> list[Any]:
+        """Empty where it is absent."""
+        return self._typed(name, [], "a list", list, tuple)
+
+    def fields(self, name: str) -> Fields:
+        """The object in a field; empty where it is absent."""
+        return Fields(self._typed(name, {}, "an object", dict, Mapping), f"{name} of {self.source}")
+
+    def ids(self, name: str) -> list[int]:
+        """A token id or a list of them, as a list; empty where it is absent."""
+        value = self.values.get(name)
+        ids = [] if value is None else list(value) if isinstance(value, list | tuple) else [value]
+        if not all(type(i) is int and 0 <= i < 1 << 31 for i in ids):
+            raise self.wrong(name, value, "a token id or a list of them")
+        return ids
+
+    def wrong(self, name: str, value: object, expected: str) -> CheckpointError:
+        """The error for a field that holds this value."""
+        got = "null, or no such field" if value is None else shown(value)
+        return CheckpointError(f"{name} in {self.source} must be {expected}", got=got)
+
+    def _typed(self, name: str, default: Any, expected: str, *types: type) -> Any:
+        value = self.values.get(name)
+        value = default if value is None else value
+        if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):
+            raise self.wrong(name, value, expected)
+        return value
+
+
+def _integer(digits: str) -> int:
+    """Python takes quadratic time for long ones, and newer versions refuse them in other words."""
+    if len(digits) > 100:
+        raise ValueError(f"an integer of {len(digits)} digits")
+    return int(digits)
