@@ -294,6 +294,7 @@ def config_of(name: str) -> Qwen3MoeConfig:
     """
     if name in PRESETS:
         return PRESETS[name]
-    if not Path(name).is_dir():
-        raise RequestError("no such config", got=shown(name), expected=f"one of {sorted(PRESETS)}, or a directory")
+    with reading(Path(name)):
+        if not Path(name).is_dir():
+            raise RequestError("no such config", got=shown(name), expected=f"one of {sorted(PRESETS)}, or a directory")
     return Qwen3MoeConfig.from_directory(name)

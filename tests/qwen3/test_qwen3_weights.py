@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import sys
@@ -12,9 +13,12 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from processes import run_python
-from qwen3_checkpoints import make, prompts
+from qwen3_checkpoints import make, prompts, reference, relative_error
 from ttnn_moe.errors import BackendUnavailable, CheckpointError
-from ttnn_moe.models.qwen3 import PRESETS, Qwen3MoeConfig, load_model
+from ttnn_moe.models.qwen3 import PRESETS, Qwen3MoeConfig, Tokenizer, load_model
+from ttnn_moe.models.qwen3.checkpoint import INDEX
+from ttnn_moe.models.qwen3.config import MOST
+from ttnn_moe.visible import visible
 
 IDS = torch.tensor(prompts([11, 11]))
 
@@ -146,12 +150,23 @@ DAMAGE = {
     "missing field": (lambda d: edit(d, num_local_experts=None, hidden_size=None), "no hidden_size, num_experts"),
     "missing theta": (lambda d: edit(d, rope_parameters=None), "no rope_theta"),
     "yarn": (lambda d: edit(d, rope_scaling={"rope_type": "yarn", "factor": 4.0}), "RoPE variant"),
+    "sliding window of the default size": (lambda d: edit(d, use_sliding_window=True, sliding_window=None), "4096"),
     "sliding window": (lambda d: edit(d, use_sliding_window=True, sliding_window=64), "sliding-window"),
     "activation": (lambda d: edit(d, hidden_act="gelu"), "activation"),
     "quantised": (lambda d: edit(d, quantization_config={"quant_method": "fp8"}), "fp8"),
     "text for a size": (lambda d: edit(d, hidden_size="64"), "hidden_size"),
     "heads": (lambda d: edit(d, num_key_value_heads=3), "share the key/value heads"),
     "more per token than experts": (lambda d: edit(d, num_experts_per_tok=9), "num_experts_per_tok=9"),
+    "a million layers": (lambda d: edit(d, num_hidden_layers=10**6), "num_hidden_layers is out of range; got 1000000"),
+    "a billion experts": (lambda d: edit(d, num_local_experts=10**9), "num_experts is out of range; got 1000000000"),
+    "as many as allowed": (
+        lambda d: edit(d, num_hidden_layers=1024, num_local_experts=16384),
+        "expected at least 5033",
+    ),
+    "two numbers of experts": (lambda d: edit(d, num_experts=9), "num_experts and num_local_experts"),
+    "another dtype": (lambda d: edit(d, dtype="float64"), "dtype in"),
+    "megabytes for a name": (lambda d: edit(d, model_type="x" * 3_000_000), "another architecture"),
+    "megabytes for a size": (lambda d: edit(d, hidden_size=["x" * 99] * 30_000), "hidden_size"),
     "other sizes": (lambda d: edit(d, vocab_size=321), "expected [321, 64]"),
 }
 
@@ -163,7 +178,18 @@ def test_damage_is_refused_with_words(name: str, directory: Path) -> None:
     with pytest.raises(CheckpointError) as error:
         load_model(directory)
     assert words in str(error.value)
-    assert len(str(error.value).splitlines()) <= 4
+    assert len(str(error.value).splitlines()) <= 4 and len(str(error.value)) < 4000
+    assert str(directory) in str(error.value)
+
+
+@pytest.mark.parametrize("name", MOST)
+@pytest.mark.parametrize("value", [10**400, -1, 2.0, True, None])
+def test_sizes_have_bounds(name: str, value: object) -> None:
+    sizes = dataclasses.asdict(PRESETS["qwen3-30b-a3b"])
+    assert Qwen3MoeConfig(**sizes)
+    for wrong in (MOST[name] + 1, value):
+        with pytest.raises(CheckpointError, match=f"{name} is out of range"):
+            Qwen3MoeConfig(**{**sizes, name: wrong})
 
 
 def test_an_absent_directory_a_file_and_an_absent_backend(directory: Path) -> None:
@@ -203,6 +229,58 @@ def test_preset_has_the_size_of_its_name() -> None:
 
     needed = memory_needed(PRESETS["qwen3-30b-a3b"], torch.bfloat16, 1, 1, 1, 2048)
     assert needed["weights"] == 2 * 30_532_122_624  # parameters of Qwen3-30B-A3B
+
+
+def test_a_single_file_beside_an_index_is_read_as_by_transformers(directory: Path) -> None:
+    expected = load_model(directory)(IDS)
+    other = make(directory.parent / "other", shards="100KB", num_experts_per_tok=2)
+    rewrite(directory, lambda tensors: None)
+    for path in (*other.glob("*-of-*"), other / INDEX):
+        path.rename(directory / path.name)
+    change = load_file(next(iter(sorted(directory.glob("*-of-*")))))
+    save_file({name: tensor + 1 for name, tensor in change.items()}, min(directory.glob("*-of-*")))
+    assert torch.equal(load_model(directory)(IDS), expected)
+    assert relative_error(reference(directory)(IDS).logits, expected) < 1e-4
+
+
+def test_an_index_that_names_another_shard_loads_as_by_transformers(tmp_path: Path) -> None:
+    directory = make(tmp_path, shards="100KB")
+    expected = load_model(directory)(IDS)
+    index = json.loads((directory / INDEX).read_text())
+    index["weight_map"]["model.norm.weight"] = min(index["weight_map"].values())
+    (directory / INDEX).write_text(json.dumps(index))
+    assert torch.equal(load_model(directory)(IDS), expected)
+    assert relative_error(reference(directory)(IDS).logits, expected) < 1e-4
+
+
+def test_a_tensor_in_two_shards_is_refused(tmp_path: Path) -> None:
+    directory = make(tmp_path, shards="100KB")
+    first, *_, last = sorted(directory.glob("*-of-*"))
+    again = next(iter(load_file(first)))
+    save_file({**load_file(last), again: load_file(first)[again] + 1}, last)
+    with pytest.raises(CheckpointError, match="in two files") as error:
+        load_model(directory)
+    for words in (again, first.name, last.name):
+        assert words in str(error.value)
+
+
+def test_a_sliding_window_of_size_null_is_none(directory: Path) -> None:
+    expected = load_model(directory)(IDS)
+    values = {**json.loads((directory / "config.json").read_text()), "use_sliding_window": True, "sliding_window": None}
+    (directory / "config.json").write_text(json.dumps(values))
+    assert torch.equal(load_model(directory)(IDS), expected)
+    theirs = reference(directory)
+    assert theirs.config.sliding_window is None and relative_error(theirs(IDS).logits, expected) < 1e-4
+
+
+@pytest.mark.parametrize("name", ["x" * 300, "a\0b", "\udc9b", "\x1b]0;x\x07", "[bold]x[/]", "loop", "folder"])
+def test_odd_paths(name: str, tmp_path: Path) -> None:
+    (tmp_path / "loop").symlink_to("loop")
+    (tmp_path / "folder" / "config.json").mkdir(parents=True)
+    for read in (Qwen3MoeConfig.from_directory, load_model, Tokenizer.from_directory):
+        with pytest.raises(CheckpointError) as error:
+            read(tmp_path / name)
+        assert visible(name) in str(error.value) and str(error.value).isprintable()
 
 
 MEASURE = """

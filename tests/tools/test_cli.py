@@ -150,7 +150,7 @@ import ttnn_moe
 from loguru import logger
 def record(module, text):
     exec("logger.warning(text)", {"__name__": module, "logger": logger, "text": text})
-record("ttnn_moe.registry", "ours")
+record("ttnn_moe.registry", "ours" + chr(27) + " {x} <red>")
 record("ttnn_moe.models.qwen3.weights", "the model's")
 record("models.other", "another's")
 record("app", "the application's")
@@ -167,7 +167,7 @@ def test_the_library_is_silent_unless_asked() -> None:
 @pytest.mark.parametrize("level, ours", [("debug", 1), ("ERROR", 0)])
 def test_ttnn_moe_log_prints_each_record_once(level: str, ours: int) -> None:
     done = python(RECORDS, TTNN_MOE_LOG=level)
-    assert done.stderr.count(": ours") == done.stderr.count(": the model's") == ours
+    assert done.stderr.count(r": ours\x1b {x} <red>") == done.stderr.count(": the model's") == ours
     assert done.stderr.count("another's") == done.stderr.count("the application's") == 1
 
 
