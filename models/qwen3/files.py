@@ -88,8 +88,11 @@ class Fields:
         return float(value)
 
     def flag(self, name: str) -> bool:
-        """False where it is absent."""
-        return self._typed(name, False, "true or false", bool)
+        """False where it is absent; null is refused, as transformers does."""
+        value = self.values.get(name, False)
+        if not isinstance(value, bool):
+            raise self.wrong(name, value, "true or false")
+        return value
 
     def text(self, name: str) -> str:
         value = self._typed(name, None, "text", str)
@@ -123,7 +126,7 @@ class Fields:
     def _typed(self, name: str, default: Any, expected: str, *types: type) -> Any:
         value = self.values.get(name)
         value = default if value is None else value
-        if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):
+        if not isinstance(value, types) or isinstance(value, bool):
             raise self.wrong(name, value, expected)
         return value
 
