@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -19,6 +23,8 @@ from .files import is_failure, said
 
 MOST = 1 << 24
 """Characters of a conversation, and of what an operator of a template makes."""
+SECONDS = 10.0
+"""That a conversation may take."""
 
 
 class ChatTemplate:
@@ -41,11 +47,12 @@ class ChatTemplate:
     def render(self, **variables: Any) -> str:
         try:
             pieces, length = [], 0
-            for piece in self._template.generate(variables):
-                length += len(piece)
-                if length > MOST:
-                    raise ValueError(f"a conversation of more than {MOST} characters")
-                pieces.append(piece)
+            with _timed():
+                for piece in self._template.generate(variables):
+                    length += len(piece)
+                    if length > MOST:
+                        raise ValueError(f"a conversation of more than {MOST} characters")
+                    pieces.append(piece)
             text = "".join(pieces)
             text.encode()  # a template can write lone surrogates
             return text
@@ -56,6 +63,26 @@ class ChatTemplate:
         if not is_failure(error):
             return error
         return RequestError(f"the chat template of {self._source} refuses these messages", got=said(error))
+
+
+@contextmanager
+def _timed() -> Iterator[None]:
+    """Raise TimeoutError in the block after SECONDS, at its next line of Python. A debugger has precedence."""
+    if sys.gettrace() is not None:
+        yield
+        return
+    end = time.monotonic() + SECONDS
+
+    def trace(frame: Any, event: str, arg: Any) -> Any:
+        if time.monotonic() > end:
+            raise TimeoutError(f"it takes more than {SECONDS:g} s")
+        return trace
+
+    sys.settrace(trace)
+    try:
+        yield
+    finally:
+        sys.settrace(None)
 
 
 class _Sandbox(ImmutableSandboxedEnvironment):

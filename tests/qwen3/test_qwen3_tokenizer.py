@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from transformers import AutoTokenizer
 from qwen3_checkpoints import HAS_TINY, TINY
 from qwen3_tokenizers import TEXTS, build
 from ttnn_moe.errors import CheckpointError, RequestError
-from ttnn_moe.models.qwen3 import Tokenizer
+from ttnn_moe.models.qwen3 import Tokenizer, chat_template
 
 CHATS = [
     [{"role": "user", "content": "hi"}],
@@ -72,6 +73,33 @@ def test_what_a_template_refuses(tmp_path: Path) -> None:
     for escape in ("{{ messages.__class__.__mro__ }}", "{{ messages.append(1) }}", "{{ ''.__class__ }}{% if"):
         with pytest.raises(RequestError, match="refuses"):
             Tokenizer(tokenizer.fast, {}, escape + "{{ nothing.here }}").apply_chat_template(CHATS[0])
+
+
+HUNGRY = {
+    "loops": "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
+    "macros": "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(60) }}",
+    "text": "{% for a in range(99999) %}{{ 'x' * 99999 }}{% endfor %}",
+    "product": "{{ 'x' * 10 ** 12 }}",
+    "power": "{{ 9 ** 9 ** 9 ** 9 }}",
+    "sums": "{% set n = namespace(x='x') %}{% for a in range(99) %}{% set n.x = n.x + n.x %}{% endfor %}",
+    "surrogate": "{{ '\\ud800' }}",
+}
+
+
+@pytest.mark.parametrize("name", HUNGRY)
+def test_a_template_that_takes_all_is_refused(name: str, made: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chat_template, "SECONDS", 0.3)
+    with pytest.raises(RequestError, match="the chat template of DIR refuses"):
+        Tokenizer(made.fast, {}, HUNGRY[name], "DIR").apply_chat_template(CHATS[0])
+    assert sys.gettrace() is None
+
+
+@pytest.mark.parametrize("text, token", [("\udc80", -1), (5, "x"), (None, None), ("\ud800", 1 << 40)])
+def test_what_a_tokenizer_refuses(text: object, token: object, made: Tokenizer) -> None:
+    with pytest.raises(RequestError, match="refuses this text"):
+        made.encode(text)
+    with pytest.raises(RequestError, match="refuses these ids"):
+        made.decode([token])
 
 
 def test_files_that_are_not_there_or_broken(tmp_path: Path) -> None:
