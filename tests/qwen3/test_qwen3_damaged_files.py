@@ -202,7 +202,7 @@ def test_damage_loads_or_names_the_file(name: str, good: Path) -> None:
         apart.unlink()  # or it would hide the template of that file
 
     @settings(
-        max_examples=CASES or 60,
+        max_examples=CASES or 40,
         derandomize=not CASES,
         database=None,
         deadline=None,
