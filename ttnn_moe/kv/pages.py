@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from ..arguments import integer
 from ..errors import RequestError
 from ..sizes import ceil_div
 from .cache import CacheSizes, RowCache
@@ -40,15 +41,15 @@ class PagedRows(RowCache):
         pages: of all rows together. page: tokens of a page.
 
     Raises:
-        RequestError: sizes below 1.
+        RequestError: sizes that are no positive integers.
     """
 
     default_page: ClassVar[int]
 
     def __init__(self, sizes: CacheSizes, rows: int, capacity: int, pages: int, page: int):
-        if min(rows, capacity, pages) < 1:
-            got = f"rows={rows}, capacity={capacity}, pages={pages}"
-            raise RequestError("a cache needs room", got=got, expected="1 or more")
+        rows, capacity, pages = (
+            integer(name, value) for name, value in (("rows", rows), ("capacity", capacity), ("pages", pages))
+        )
         self.sizes, self.rows, self.spare, self.page, self.pool = sizes, rows, rows, page, PagePool(pages)
         self._most = self.needed(capacity)
         self.capacity = self._most * page
