@@ -101,7 +101,7 @@ class Request:
         row: of the cache; -1: none yet, or no more. filled: prompt tokens in the cache, or on their way there.
         launched, made: new tokens on the device, and on the host. over: no token follows.
         unread: tokens for its stream. streamed: it has one.
-        failure: what a step could not do for this request alone; its next token reports it.
+        failure: what could not be done for this request alone, and its new tokens before that.
     """
 
     prompt: Tensor
@@ -119,7 +119,7 @@ class Request:
     over: bool = False
     streamed: bool = False
     unread: deque[Token] = field(default_factory=deque)
-    failure: Exception | None = None
+    failure: tuple[Exception, int] | None = None
 
     @cached_property
     def length(self) -> int:
@@ -154,12 +154,18 @@ class Request:
         elif self.made == self.max_new_tokens:
             finish = "length"
         text = ""
-        if self.text is not None and self.failure is None:
+        if self.failure is not None and self.made > self.failure[1]:
+            return self._failed(self.failure[0])
+        if self.text is not None:
             try:
                 text = self.text.push(token) + (self.text.finish() if finish is not None else "")
             except Exception as error:
-                self.failure = error
-        return Token(self.sequence, token, text, finish) if self.failure is None else self._failed(self.failure)
+                return self._failed(error)
+        return Token(self.sequence, token, text, finish)
+
+    def fail(self, error: Exception) -> None:
+        """The token that is being launched cannot be made; those before it may not be on the host yet."""
+        self.failure = self.failure or (error, self.launched)
 
     def _failed(self, error: Exception) -> Token:
         failed = RequestError(

@@ -131,7 +131,7 @@ def next_tokens(logits: Tensor, requests: Sequence[Request]) -> Tensor:
 def draw(tokens: Tensor, logits: Tensor, requests: Sequence[Request]) -> None:
     """Put what requests draw from logits [R, V] into tokens [R]; those of greedy requests stay.
 
-    A request for which this fails gets a `failure`; the others get their tokens.
+    A request for which this fails is told so (Request.fail); the others get their tokens.
     """
     parts: dict[Sampling, list[int]] = {}
     for i, request in enumerate(requests):
@@ -147,14 +147,14 @@ def draw(tokens: Tensor, logits: Tensor, requests: Sequence[Request]) -> None:
                 try:
                     _put(tokens, logits, sampling, [i], own[None])
                 except Exception as error:
-                    requests[i].failure = error
+                    requests[i].fail(error)
 
 
 def _uniform(request: Request) -> Tensor:
     try:
         return request.draw()
     except Exception as error:
-        request.failure = error
+        request.fail(error)
         return torch.zeros((), dtype=torch.float64)
 
 
