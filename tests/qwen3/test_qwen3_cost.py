@@ -16,7 +16,8 @@ from torch.utils._pytree import tree_leaves
 
 from qwen3_checkpoints import TINY
 from ttnn_moe.kv import torch_forms
-from ttnn_moe.models.qwen3 import Engine, Qwen3Moe, load_model
+from ttnn_moe.models.qwen3 import Engine, Qwen3Moe, load_model, tt
+from ttnn_moe.tenstorrent.emulator.dram import Tensor as Part
 
 CONTEXT = 40_960
 
@@ -78,6 +79,23 @@ def test_an_engine_of_the_whole_context_takes_no_memory_yet(model: Qwen3Moe) -> 
     engine = Engine(model)
     assert engine.capacity == CONTEXT and engine.cache.k.nbytes > 1 << 30
     assert resident() - before < 64 << 20
+
+
+def test_a_step_on_the_emulator_reads_and_writes_the_pages_held(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, counts = tt.load_model(TINY, 1, "emulator"), []
+    read, write = Part.read, Part.write
+    monkeypatch.setattr(Part, "read", lambda part, *which: moved.append((part, out := read(part, *which))) or out)
+    monkeypatch.setattr(Part, "write", lambda part, x, *which: moved.append((part, x)) or write(part, x, *which))
+    for capacity in (64, model.config.max_position_embeddings):
+        moved: list[tuple[Part, Tensor]] = []
+        engine = Engine(model, 2, capacity)
+        engine.add([7] * 20, max_new_tokens=3, stop_ids=())
+        moved.clear()  # the cache is made
+        while engine.busy:
+            engine.step()
+        own = {id(part) for kept in (engine.cache.k, engine.cache.v) for x in kept for part in x.parts}
+        counts.append(sum(x.numel() for part, x in moved if id(part) in own))
+    assert counts[0] == counts[1] > 0
 
 
 @settings(max_examples=200, deadline=None)
