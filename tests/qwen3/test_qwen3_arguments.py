@@ -197,3 +197,19 @@ def test_what_generate_does_not_take(options: dict[str, Any]) -> None:
 
 def test_a_capacity_beyond_the_context_is_the_context() -> None:
     assert Engine(tiny(), 1, 10**12).capacity == tiny().config.max_position_embeddings
+
+
+def test_a_prompt_is_the_callers_to_write_to() -> None:
+    for prompt in (torch.tensor([3, 4]), np.array([3, 4]), [3, 4]):
+        number = engine().add(prompt, **GOOD)
+        prompt[0] = 9
+        assert [token.token for token in engine().stream(number)] == expected()
+
+
+@given(number=anything())
+@settings(max_examples=60, deadline=None)
+def test_numbers_that_no_request_has(number: Any) -> None:
+    number = 10**6 if type(number) is int and number < 10**6 else number
+    assert engine().cancel(number) is False and engine().waits_for(number) is None
+    with pytest.raises(RequestError, match="is not known, or over"):
+        engine().stream(number)

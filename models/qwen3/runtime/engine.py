@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ttnn_moe.arguments import integer, switch
+from ttnn_moe.arguments import as_integer, integer, shown, switch
 from ttnn_moe.errors import RequestError
 from ttnn_moe.kv.cache import RowCache
 
@@ -126,7 +126,10 @@ class Engine:
             self._look()
             if not all(request.over for request in self._requests.values()):
                 raise RequestError(
-                    "the engine serves other requests", remedy="end them (close their streams), or make another engine"
+                    "the engine serves other requests",
+                    got="requests that are not over",
+                    expected="an idle engine",
+                    remedy="end them (close their streams), or make another engine",
                 )
             if len(requests) > self.rows:
                 raise RequestError(
@@ -177,19 +180,21 @@ class Engine:
         """
         with self._lock:
             self._look()
-            request = self._requests.get(number)
+            request = self._find(number)
             if request is None or request.streamed:
                 what = "has a stream" if request is not None else "is not known, or over"
-                raise RequestError(f"request {number} {what}", remedy="take a number that add gave, once")
+                raise RequestError(f"request {shown(number)} {what}", remedy="take a number that add gave, once")
             request.streamed = True
             if request.over:
-                del self._requests[number]
+                del self._requests[request.number]
             return Stream([request], self._next, self.cancel, self._lost)
 
     def cancel(self, number: int) -> bool:
         """End a request now; its pages are free. False: it is not known, or over."""
         with self._lock:
-            request = self._requests.pop(number, None)
+            request = self._find(number)
+            if request is not None:
+                del self._requests[request.number]
             if request is None or request.over:
                 return False
             if self._error is None:
@@ -221,7 +226,7 @@ class Engine:
         """What a request waits for; None: it does not."""
         with self._lock:
             self._look()
-            request = self._requests.get(number)
+            request = self._find(number)
             return None if request is None else self.scheduler.waits_for(request)
 
     def capture(self, progress: Progress | None = None) -> None:
@@ -234,6 +239,10 @@ class Engine:
         """
         with self._lock:
             self.runner.capture(progress)
+
+    def _find(self, number: object) -> Request | None:
+        found = as_integer(number)
+        return None if found is None else self._requests.get(found)
 
     def _accept(self, request: Request) -> None:
         request.number = next(self._numbers)
@@ -274,7 +283,7 @@ class Engine:
     def _look(self) -> None:
         """Refuse to go on after an error; end the requests of streams that were lost."""
         if self._error is not None:
-            raise RequestError("the engine stopped in a step", got=repr(self._error), remedy="make another engine")
+            raise RequestError("the engine stopped in a step", got=shown(self._error), remedy="make another engine")
         while self._lost:
             self.cancel(self._lost.popleft())
 

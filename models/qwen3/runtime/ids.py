@@ -70,7 +70,7 @@ def _from_tensor(name: str, ids: Tensor, most: int) -> Tensor:
     if len(ids) > most:
         raise _too_many(name, len(ids), most)
     try:
-        return ids.detach().to("cpu", torch.int64)
+        return ids.detach().to("cpu", torch.int64, copy=True)  # the caller may write to its own
     except Exception:  # a meta tensor, a sparse one
         raise _no_ids(name, ids) from None
 
