@@ -177,6 +177,30 @@ def test_any_engine_is_refused_or_works(options: dict[str, Any]) -> None:
     assert [token.token for _ in range(2) for token in made.step()] == expected()
 
 
+@settings(max_examples=60, deadline=None)
+@given(st.dictionaries(st.sampled_from(["rows", "capacity", "pages", "page", "memory"]), anything(), min_size=1))
+def test_any_cache_is_refused_or_made(options: dict[str, Any]) -> None:
+    sizes = tiny().cache_sizes
+    makes = (PagedCache.within, {"memory": 1 << 20}) if "pages" not in options else (PagedCache, {"pages": 2})
+    given = {"rows": 2, "capacity": 32, "page": 16, **makes[1], **options}
+    if "pages" in options:
+        given.pop("memory", None)
+    try:
+        made = makes[0](sizes, **given)
+    except RequestError:
+        return
+    assert made.free == made.total > 0 and made.k.shape[1] == 1 + made.total
+
+
+@pytest.mark.parametrize("name", ["rows", "capacity", "pages", "page"])
+@pytest.mark.parametrize("size", [2**20, 2**31, 2**40, 2**62, 2**63 - 1, 2**64])
+def test_a_cache_that_no_machine_holds(name: str, size: int) -> None:
+    given = {"rows": 2**12, "capacity": 2**20, "pages": 2**16, "page": 2**20, name: size}
+    with pytest.raises(RequestError) as error:
+        PagedCache(tiny().cache_sizes, **given)
+    check_words(error.value)
+
+
 def test_caches_that_an_engine_does_not_take() -> None:
     used = tiny().new_cache(2, 32)
     Engine(tiny(), cache=used).add([1], max_new_tokens=1)

@@ -149,8 +149,21 @@ def check_page(page: int) -> int:
 
 
 def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Zeros. On a CPU a page of memory is taken when it is first written, so they cost what they hold."""
-    if device.type != "cpu":
-        return torch.zeros(shape, dtype=dtype, device=device)
-    # torch.zeros writes them all
-    return torch.from_numpy(np.zeros(math.prod(shape) * dtype.itemsize, dtype=np.uint8)).view(dtype).view(shape)
+    """Zeros. On a CPU a page of memory is taken when it is first written, so they cost what they hold.
+
+    Raises:
+        RequestError: the machine has less memory.
+    """
+    n = math.prod(shape) * dtype.itemsize
+    try:
+        if device.type != "cpu":
+            return torch.zeros(shape, dtype=dtype, device=device)
+        # torch.zeros writes them all
+        return torch.from_numpy(np.zeros(n, dtype=np.uint8)).view(dtype).view(shape)
+    except (MemoryError, ValueError, torch.OutOfMemoryError) as error:
+        raise RequestError(
+            "the machine has no room for the keys and values",
+            got=f"{list(shape)} of {str(dtype).removeprefix('torch.')}, {n:,} bytes",
+            expected="a cache that fits its memory",
+            remedy="give less memory, fewer rows or a smaller capacity",
+        ) from error

@@ -9,6 +9,12 @@ from ..errors import RequestError
 from ..sizes import ceil_div
 from .cache import CacheSizes, RowCache
 
+MOST_ROWS = 65_536
+"""Rows of a cache: each takes a line of the page table."""
+
+MOST = 2**31 - 1
+"""Pages, and tokens of a row: kernels count them in 32 bits."""
+
 
 class PagePool:
     """The free ones of pages 1 .. n. Page 0 is the dummy page: it takes padding, and nobody reads it."""
@@ -47,9 +53,8 @@ class PagedRows(RowCache):
     default_page: ClassVar[int]
 
     def __init__(self, sizes: CacheSizes, rows: int, capacity: int, pages: int, page: int):
-        rows, capacity, pages = (
-            integer(name, value) for name, value in (("rows", rows), ("capacity", capacity), ("pages", pages))
-        )
+        rows = integer("rows", rows, high=MOST_ROWS)
+        capacity, pages = integer("capacity", capacity, high=MOST), integer("pages", pages, high=MOST)
         self.sizes, self.rows, self.spare, self.page, self.pool = sizes, rows, rows, page, PagePool(pages)
         self._most = self.needed(capacity)
         self.capacity = self._most * page
@@ -66,8 +71,10 @@ class PagedRows(RowCache):
         """Pages that `memory` bytes hold, but no more than the rows can use; page 0 is not counted.
 
         Raises:
-            RequestError: memory for less than one page.
+            RequestError: no integers; memory for less than one page.
         """
+        rows, capacity = integer("rows", rows, high=MOST_ROWS), integer("capacity", capacity, high=MOST)
+        memory = integer("memory", memory, 0)
         page = page or cls.default_page
         one = cls.page_bytes(sizes, page)
         if memory < one:

@@ -17,7 +17,7 @@ from ..tokenizer import Tokenizer
 from .captured import runner_for
 from .graphs import Progress
 from .language_model import LanguageModel
-from .limits import Limits, check_room, new_cache
+from .limits import Limits, check_room
 from .requests import Options, Request, Stats, Token, check_tokenizer, make_requests
 from .scheduler import Scheduler
 from .stream import Stream
@@ -83,7 +83,8 @@ class Engine:
         graphs = None if graphs is None else switch("graphs", graphs)
         self.tokenizer = None if tokenizer is None else check_tokenizer(tokenizer)
         self.model, self.rows, self.capacity, self.max_waiting = model, limits.rows, limits.capacity, limits.max_waiting
-        self.cache = new_cache(model, limits) if cache is None else cache
+        sizes = limits.rows, limits.capacity, limits.memory, limits.page
+        self.cache = model.new_cache(*sizes) if cache is None else cache
         self.runner = runner_for(model, self.cache, limits.prefill_chunk, graphs)
         self.scheduler = Scheduler(self.runner, self.cache, limits.prefill_chunk)
         self.stats = Stats()

@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
 from ttnn_moe.arguments import integer, shown
 from ttnn_moe.errors import RequestError
 from ttnn_moe.kv.cache import RowCache
+from ttnn_moe.kv.pages import MOST_ROWS
 from ttnn_moe.sizes import power_of_2
 
 from .language_model import LanguageModel
@@ -17,9 +16,6 @@ from .requests import Request
 
 STEP = 2048
 """Tokens of a step on a GPU, unless asked for otherwise: more at a time would keep those that decode waiting."""
-
-MOST_ROWS = 65_536
-"""Rows of an engine: each takes a line of the page table."""
 
 
 @dataclass(frozen=True)
@@ -59,23 +55,6 @@ class Limits:
             given.get("prefill_chunk", chunk),
             given.get("max_waiting"),
         )
-
-
-def new_cache(model: LanguageModel, limits: Limits) -> RowCache:
-    """A cache of the model's format.
-
-    Raises:
-        RequestError: sizes that the format does not take; memory that this machine does not have.
-    """
-    try:
-        return model.new_cache(limits.rows, limits.capacity, limits.memory, limits.page)
-    except (MemoryError, torch.OutOfMemoryError) as error:
-        raise RequestError(
-            "the machine has no room for the keys and values",
-            got=f"rows={limits.rows}, capacity={limits.capacity}, memory={limits.memory}",
-            expected="a cache that fits the memory",
-            remedy="give less memory=, or fewer rows of a smaller capacity",
-        ) from error
 
 
 def check_cache(cache: RowCache, model: LanguageModel, given: dict[str, int]) -> None:
