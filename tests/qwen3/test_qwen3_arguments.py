@@ -174,7 +174,7 @@ def test_any_engine_is_refused_or_works(options: dict[str, Any]) -> None:
     except RequestError as error:
         assert "too long for a row" in str(error)
         return
-    assert [token.token for _ in range(2) for token in made.step()] == expected()
+    assert [token.token for _ in range(4) for token in made.step()] == expected()
 
 
 @settings(max_examples=60, deadline=None)
