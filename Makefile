@@ -1,4 +1,4 @@
-# make demo | test | test-ascend | test-ascend-triton | lint | bench | wheel | clean, each from a clean clone. Everything made here is in .gitignore.
+# make demo | test | test-ascend | test-ascend-triton | soak | lint | bench | wheel | clean, each from a clean clone. Everything made here is in .gitignore.
 #   PYTHON=python3.12   use this Python (default: python3.11 where it exists, else any from 3.10 on)
 #   ARGS="..."          passed on to pytest, the demo or the benchmark
 SHELL := /bin/bash -o pipefail
@@ -26,7 +26,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 TT_VENV := .venv-tenstorrent
 TT_PYTHONS := python3.12 python3.10
 
-.PHONY: help demo test test-tenstorrent test-ascend test-ascend-triton lint format bench wheel clean
+.PHONY: help demo test test-tenstorrent test-ascend test-ascend-triton soak lint format bench wheel clean
 
 help:
 	@echo "make demo    generate text with the bundled model"
@@ -34,6 +34,7 @@ help:
 	@echo "make test-tenstorrent    tests on a Tenstorrent card or simulator (docs/tenstorrent.md)"
 	@echo "make test-ascend   of these, those of that backend with torch_npu itself"
 	@echo "make test-ascend-triton   of these, that backend's Triton kernels with triton-ascend"
+	@echo "make soak    ten minutes of random load on the engine (ARGS=\"--seconds 60 --seed 7\")"
 	@echo "make lint    the checks alone;  make format applies the formatters"
 	@echo "make bench   measure a model (ARGS=... as for ttnn-moe bench-model)"
 	@echo "make wheel   build dist/*.whl"
@@ -63,6 +64,10 @@ test-ascend-triton: $(TRITON_ASCEND)/.installed
 	@test ! -e $< || { set -x; export PYTHONPATH="$(CURDIR)/$(TRITON_ASCEND)"; \
 	    TRITON_INTERPRET=1 $(PY) tests/support/ascend_triton_cases.py interpret && \
 	    $(PY) tests/support/ascend_triton_cases.py compile; }
+
+# Ten minutes of random load on the engine; CI runs some seconds of it as a test.
+soak: $(VENV)/.installed-dev
+	OMP_NUM_THREADS=1 $(PY) tests/support/engine_soak.py $(ARGS)
 
 lint: $(VENV)/.installed-dev
 	@echo "==> ruff"
