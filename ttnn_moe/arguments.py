@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import numbers
 import operator
-import reprlib
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from .errors import RequestError
+from .visible import shown
 
 LARGEST = 2**63 - 1
 """Of an integer that reaches a tensor."""
-
-_SHORT = reprlib.Repr()
-_SHORT.maxstring = _SHORT.maxother = 80
 
 
 def integer(name: str, value: Any, low: int = 1, high: int = LARGEST, expected: str = "", remedy: str = "") -> int:
@@ -99,13 +96,3 @@ def as_float(value: Any) -> float | None:
     except Exception:  # 10**400, or whatever a foreign __float__ raises
         return None
     return found if found is not None and abs(found) < float("inf") else None
-
-
-def shown(value: Any) -> str:
-    """A value for an error's `got`: short, on one line, whatever it is."""
-    if isinstance(value, Tensor):
-        return f"a tensor {list(value.shape)} of {str(value.dtype).removeprefix('torch.')}"
-    try:
-        return " ".join(_SHORT.repr(value).split())[:160]
-    except Exception:  # an int of 5,000 digits, or whatever a foreign __repr__ raises
-        return f"a value of type {type(value).__name__}"

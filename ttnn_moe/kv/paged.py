@@ -9,11 +9,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..arguments import as_integer, shown
+from ..arguments import as_integer
 from ..choice import why_not_kernels
 from ..cuda.attention import prefill
 from ..cuda.attention.memory import Memory, why_not_heads
 from ..errors import RequestError
+from ..visible import shown
 from . import torch_forms
 from .attention import decode_attention, norm_rope_write, prefill_attention
 from .cache import CacheSizes, FusedWrite, HeadNorms

@@ -9,9 +9,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ttnn_moe.arguments import as_integer, integer, shown, switch
+from ttnn_moe.arguments import as_integer, integer, switch
 from ttnn_moe.errors import RequestError
 from ttnn_moe.kv.cache import RowCache
+from ttnn_moe.visible import shown
 
 from ..tokenizer import Tokenizer
 from .captured import runner_for

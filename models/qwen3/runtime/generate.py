@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ttnn_moe.arguments import integer, shown
+from ttnn_moe.arguments import integer
 from ttnn_moe.errors import RequestError
+from ttnn_moe.visible import shown
 
 from ..tokenizer import Tokenizer
 from .engine import Engine

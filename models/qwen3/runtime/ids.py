@@ -10,8 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ttnn_moe.arguments import as_integer, shown
+from ttnn_moe.arguments import as_integer
 from ttnn_moe.errors import RequestError
+from ttnn_moe.visible import shown
 
 
 def host_ids(ids: Sequence[int]) -> Tensor:

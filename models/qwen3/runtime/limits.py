@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from ttnn_moe.arguments import integer, shown
+from ttnn_moe.arguments import integer
 from ttnn_moe.errors import RequestError
 from ttnn_moe.kv.cache import RowCache
 from ttnn_moe.kv.pages import MOST_ROWS
 from ttnn_moe.sizes import power_of_2
+from ttnn_moe.visible import shown
 
 from .language_model import LanguageModel
 from .requests import Request

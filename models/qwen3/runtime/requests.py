@@ -11,8 +11,9 @@ from typing import Literal, TypedDict
 import torch
 from torch import Tensor
 
-from ttnn_moe.arguments import integer, shown
+from ttnn_moe.arguments import integer
 from ttnn_moe.errors import RequestError
+from ttnn_moe.visible import shown
 
 from ..config import Qwen3MoeConfig
 from ..tokenizer import TextStream, Tokenizer

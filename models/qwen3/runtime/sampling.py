@@ -12,8 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ttnn_moe.arguments import LARGEST, as_integer, integer, number, shown
+from ttnn_moe.arguments import LARGEST, as_integer, integer, number
 from ttnn_moe.errors import RequestError
+from ttnn_moe.visible import shown
 
 SMALLEST = 1e-37
 """Temperatures below it are it: where logits differ at all, the largest has all of the probability."""
