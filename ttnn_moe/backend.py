@@ -93,22 +93,8 @@ class Prepared(ABC):
         Raises:
             ContractError: arguments that do not fit; or autograd, a tracer or a transform would record the call.
         """
-        if torch.compiler.is_compiling():
+        if torch.compiler.is_dynamo_compiling():
             return _call_outside_graph(self, hidden, topk_ids, topk_weights, out, accumulate, num_tokens)
-        return self._call(hidden, topk_ids, topk_weights, out, accumulate, num_tokens)
-
-    def _call(
-        self,
-        hidden: Tensor,
-        topk_ids: Tensor,
-        topk_weights: Tensor,
-        out: Tensor | None,
-        accumulate: bool,
-        num_tokens: Tensor | None,
-    ) -> Tensor:
-        problem = self.problem
-        routing = Routing.from_topk(topk_ids, topk_weights, problem.E, placement=self.placement, num_tokens=num_tokens)
-        check_prepared(problem, self.device, hidden, routing, out, accumulate)
         found = watcher((hidden, topk_weights, out, *self._held())) if torch.is_grad_enabled() else watcher(())
         if found is not None:
             raise ContractError(
@@ -117,12 +103,16 @@ class Prepared(ABC):
                 expected="a plain call",
                 remedy="call it under torch.no_grad() and outside of tracers, or call ttnn_moe.moe",
             )
+        problem = self.problem
+        routing = Routing.from_topk(topk_ids, topk_weights, problem.E, placement=self.placement, num_tokens=num_tokens)
+        check_prepared(problem, self.device, hidden, routing, out, accumulate)
+        hidden = dense(hidden)
         if out is None:
             out = hidden.new_empty(routing.T, problem.H, dtype=problem.out_dtype)
         else:
             check_memory(out, routing, hidden, *self._held())
             note_write(out)
-        run(self._run, dense(hidden), routing, out, accumulate)
+        run(self._run, hidden, routing, out, accumulate)
         return out
 
     def _held(self) -> list[Tensor]:
@@ -135,9 +125,17 @@ class Prepared(ABC):
 
 
 @torch._disable_dynamo
-def _call_outside_graph(layer: Prepared, *args: Any) -> Tensor:
+def _call_outside_graph(
+    layer: Prepared,
+    hidden: Tensor,
+    topk_ids: Tensor,
+    topk_weights: Tensor,
+    out: Tensor | None,
+    accumulate: bool,
+    num_tokens: Tensor | None,
+) -> Tensor:
     """torch.compile breaks its graph here: a prepared layer launches kernels that it cannot see."""
-    return layer._call(*args)
+    return layer(hidden, topk_ids, topk_weights, out=out, accumulate=accumulate, num_tokens=num_tokens)
 
 
 def store(total: Tensor, out: Tensor, accumulate: bool, num_tokens: Tensor | None) -> None:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from .errors import ContractError
 from .experts import Experts
-from .memory import overlap
+from .memory import first_shared
 from .placement import Placement, check_even
 from .routing import PaddedView, Routing, SortedView, StepLayout, step_capacity
 
@@ -116,11 +116,12 @@ def check(hidden: Tensor, routing: Routing, experts: Experts, out: Tensor | None
 
 def check_hidden(hidden: Tensor, routing: Routing, experts: Experts) -> None:
     """hidden [T, H] must fit the routing and the experts, in sizes, dtype and device."""
-    if hidden.dim() != 2 or hidden.shape[1] != experts.H or hidden.shape[0] != routing.T:
+    shape = routing.T, experts.H
+    if hidden.shape != shape:
         raise ContractError(
             "hidden has the wrong shape",
             got=tuple(hidden.shape),
-            expected=f"[T, H] = ({routing.T}, {experts.H})",
+            expected=f"[T, H] = {shape}",
             remedy="flatten batch and sequence to T: hidden.reshape(-1, H)" if hidden.dim() == 3 else None,
         )
     _check_together("hidden", hidden, routing, experts)
@@ -147,14 +148,15 @@ def check_down_projection(
 
 def _check_together(name: str, rows: Tensor, routing: Routing, experts: Experts) -> None:
     """Rows, routing and experts must agree on dtype, E and device."""
-    if rows.dtype not in HIDDEN_DTYPES:
-        raise ContractError(f"{name} has an unsupported dtype", got=rows.dtype, expected=list(HIDDEN_DTYPES))
-    if experts.dtype is not None and rows.dtype != experts.dtype:
+    dtype, weights_dtype = rows.dtype, experts.dtype
+    if dtype not in HIDDEN_DTYPES:
+        raise ContractError(f"{name} has an unsupported dtype", got=dtype, expected=list(HIDDEN_DTYPES))
+    if weights_dtype is not None and dtype != weights_dtype:
         raise ContractError(
             f"{name} and the expert weights have different dtypes",
-            got=f"{rows.dtype} and {experts.dtype}",
+            got=f"{dtype} and {weights_dtype}",
             expected="one dtype",
-            remedy=f"{name}.to({experts.dtype})",
+            remedy=f"{name}.to({weights_dtype})",
         )
     if routing.E != experts.E:
         raise ContractError(
@@ -173,7 +175,7 @@ def _check_together(name: str, rows: Tensor, routing: Routing, experts: Experts)
 
 def check_out(out: Tensor, rows: Tensor, T: int, H: int) -> None:
     """out [T, H] must be writable in place: device of rows, their dtype or fp32, contiguous."""
-    if tuple(out.shape) != (T, H) or out.device != rows.device:
+    if out.shape != (T, H) or out.device != rows.device:
         raise ContractError(
             "out has the wrong shape or device",
             got=f"{tuple(out.shape)} on {out.device}",
@@ -188,7 +190,7 @@ def check_out(out: Tensor, rows: Tensor, T: int, H: int) -> None:
 def check_memory(out: Tensor, routing: Routing, *read: Tensor) -> None:
     """A kernel must be able to write to out, and out must share no memory with what the call reads.
 
-    It reads addresses, so it is for calls that run now, not for traced ones.
+    It reads addresses, so it is for calls that run now, not for traced ones. read: contiguous tensors.
     """
     if out.is_neg():
         raise ContractError("out is a negative view of other values", remedy="pass a plain tensor")
@@ -199,25 +201,26 @@ def check_memory(out: Tensor, routing: Routing, *read: Tensor) -> None:
             remedy="make out outside inference_mode, or call inside it",
         )
     bound = () if routing.num_tokens is None else (routing.num_tokens,)
-    for tensor in (*read, routing.topk_ids, routing.topk_weights, *bound):
-        if overlap(out, tensor):
-            raise ContractError(
-                "out shares memory with an argument",
-                got=f"one that is {tuple(tensor.shape)} {tensor.dtype}",
-                expected="separate memory",
-                remedy="pass another out, or none",
-            )
+    shared = first_shared(out, *read, routing.topk_ids, routing.topk_weights, *bound)
+    if shared is not None:
+        raise ContractError(
+            "out shares memory with an argument",
+            got=f"one that is {tuple(shared.shape)} {shared.dtype}",
+            expected="separate memory",
+            remedy="pass another out, or none",
+        )
 
 
 def check_prepared(
     problem: Problem, device: torch.device, hidden: Tensor, routing: Routing, out: Tensor | None, accumulate: bool
 ) -> None:
     """What a prepared layer checks on every call, but for `check_memory`. device: that of its experts."""
-    if hidden.shape != (routing.T, problem.H) or hidden.dtype != problem.dtype:
+    T, K = routing.topk_ids.shape
+    if hidden.shape != (T, problem.H) or hidden.dtype != problem.dtype:
         raise ContractError(
             "hidden does not fit the prepared problem",
             got=f"{tuple(hidden.shape)} {hidden.dtype}",
-            expected=f"{(routing.T, problem.H)} {problem.dtype}",
+            expected=f"{(T, problem.H)} {problem.dtype}",
         )
     if not hidden.device == routing.topk_ids.device == device:
         raise ContractError(
@@ -225,16 +228,16 @@ def check_prepared(
             got=f"hidden {hidden.device}, topk_ids {routing.topk_ids.device}",
             expected=f"both on {device}",
         )
-    if routing.T > problem.T or routing.K != problem.K:
+    if T > problem.T or K != problem.K:
         raise ContractError(
             "the call is larger than the prepared problem",
-            got=f"T={routing.T}, K={routing.K}",
+            got=f"T={T}, K={K}",
             expected=f"T <= {problem.T}, K = {problem.K}",
             remedy="prepare for the largest T that will be used",
         )
     check_accumulate(out, accumulate)
     if out is not None:
-        check_out(out, hidden, routing.T, problem.H)
+        check_out(out, hidden, T, problem.H)
 
 
 def check_accumulate(out: Tensor | None, accumulate: bool) -> None:

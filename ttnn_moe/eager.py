@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from . import registry
@@ -28,12 +27,13 @@ def moe(
     problem = check(hidden, routing, experts, out)
     check_accumulate(out, accumulate)
     chosen = registry.choose(problem, backend)
+    hidden = dense(hidden)
     if out is None:
-        out = torch.empty_like(hidden, memory_format=torch.contiguous_format)
+        out = hidden.new_empty(routing.T, experts.H)
     else:
         check_memory(out, routing, hidden, *experts.tensors.values())
         note_write(out)
-    run(chosen.moe, dense(hidden), routing, experts, out, accumulate)
+    run(chosen.moe, hidden, routing, experts, out, accumulate)
     return out
 
 
@@ -64,10 +64,11 @@ def down_projection(
     """As ttnn_moe.down_projection: out [T, H]."""
     problem = check_down_projection(activations, routing, experts, row_align, out, accumulate)
     chosen = registry.choose(problem, backend)
+    activations = dense(activations)
     if out is None:
         out = activations.new_empty(routing.T, experts.H)
     else:
         check_memory(out, routing, activations, *experts.tensors.values())
         note_write(out)
-    run(chosen.down_projection, dense(activations), routing, experts, row_align, out, accumulate)
+    run(chosen.down_projection, activations, routing, experts, row_align, out, accumulate)
     return out

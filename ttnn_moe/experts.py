@@ -46,7 +46,7 @@ class Experts:
                 "unknown gate_up_order", got=repr(self.gate_up_order), expected=f"one of {list(GATE_UP_ORDERS)}"
             )
         get_format(self.format).check(self)
-        if torch.compiler.is_compiling():  # the op checks when it runs
+        if torch.compiler.is_dynamo_compiling():  # the op checks when it runs
             return
         for name, tensor in self.tensors.items():
             if tensor.is_neg():

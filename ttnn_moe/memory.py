@@ -11,20 +11,15 @@ def dense(x: Tensor) -> Tensor:
     return x.resolve_neg().contiguous() if x.is_neg() else x.contiguous()
 
 
-def overlap(out: Tensor, x: Tensor) -> bool:
-    """Whether a contiguous tensor shares memory with another."""
-    first, there = out.data_ptr(), x.data_ptr()
-    return first != 0 and there < first + out.nbytes and first < there + _extent(x)
-
-
-def _extent(x: Tensor) -> int:
-    """Bytes from the first element of x to the end of its last."""
-    if x.is_contiguous():
-        return x.nbytes
-    if not x.numel():
-        return 0
-    steps = sum((size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True))
-    return (steps + 1) * x.element_size()
+def first_shared(out: Tensor, *others: Tensor) -> Tensor | None:
+    """The first of others that shares memory with out; all are contiguous."""
+    first = out.data_ptr()
+    end = first + out.nbytes
+    for other in others:
+        there = other.data_ptr()
+        if there < end and first < there + other.nbytes and first:  # meta tensors have no address
+            return other
+    return None
 
 
 def note_write(out: Tensor) -> None:

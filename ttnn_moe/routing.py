@@ -109,7 +109,8 @@ class Routing:
         Raises:
             ContractError: a shape, dtype or device that does not fit; with check, an id out of range.
         """
-        if ids.dim() != 2 or ids.shape != weights.shape or ids.shape[1] < 1:
+        shape = ids.shape
+        if len(shape) != 2 or shape != weights.shape or shape[1] < 1:
             raise ContractError(
                 "topk_ids and topk_weights do not fit together",
                 got=f"{tuple(ids.shape)} and {tuple(weights.shape)}",
@@ -140,7 +141,7 @@ class Routing:
         if check:
             check_ids(ids, E)
         weights = weights.float()
-        if torch.compiler.is_compiling():  # the op makes a routing of its own when it runs
+        if torch.compiler.is_dynamo_compiling():  # the op makes a routing of its own when it runs
             return cls(ids.contiguous(), weights.contiguous(), E, placement, num_tokens)
         return cls(dense(ids), dense(weights), E, placement, None if num_tokens is None else dense(num_tokens))
 

@@ -51,7 +51,7 @@ def _unpacked(
     return Routing.from_topk(ids, topk_weights, experts.E, num_tokens=num_tokens), experts
 
 
-def _into(base: Tensor | None, accumulate: bool, wide: bool, like: Tensor, shape: tuple[int, int]) -> Tensor:
+def _into(base: Tensor | None, wide: bool, like: Tensor, shape: tuple[int, int]) -> Tensor:
     """A new tensor for the result; a copy of base where there is one."""
     if base is not None:
         return base.clone(memory_format=torch.contiguous_format)
@@ -61,20 +61,20 @@ def _into(base: Tensor | None, accumulate: bool, wide: bool, like: Tensor, shape
 def _moe(hidden: Tensor, *inputs: Any) -> Tensor:
     *packed, backend, base, accumulate, wide = inputs
     routing, experts = _unpacked(*packed)
-    out = _into(base, accumulate, wide, hidden, (routing.T, experts.H))
+    out = _into(base, wide, hidden, (routing.T, experts.H))
     return eager.moe(hidden, routing, experts, out, accumulate, backend)
 
 
 def _down_projection(activations: Tensor, *inputs: Any) -> Tensor:
     *packed, backend, row_align, base, accumulate, wide = inputs
     routing, experts = _unpacked(*packed)
-    out = _into(base, accumulate, wide, activations, (routing.T, experts.H))
+    out = _into(base, wide, activations, (routing.T, experts.H))
     return eager.down_projection(activations, routing, experts, row_align, out, accumulate, backend)
 
 
 def _rows_of_tokens(rows: Tensor, topk_ids: Tensor, *inputs: Any) -> Tensor:
-    (_, _, _, sizes, *_), into = inputs, inputs[-3:]
-    return _into(*into, rows, (topk_ids.shape[0], sizes[1]))
+    (_, _, _, (_, H, _), *_, base, _, wide) = inputs
+    return _into(base, wide, rows, (topk_ids.shape[0], H))
 
 
 def _define_step(name: str) -> Any:

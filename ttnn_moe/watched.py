@@ -19,9 +19,9 @@ def watcher(tensors: Iterable[Tensor | None]) -> str | None:
     Raises:
         ContractError: torch.jit.trace, which would keep this call's routing for all later ones.
     """
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_dynamo_compiling():
         return "torch.compile or torch.export"
-    if torch._C._get_tracing_state() is not None:
+    if torch._C._is_tracing():
         raise ContractError(
             "torch.jit.trace cannot record the operator",
             expected="a tracer that keeps the operator as one node",
@@ -41,5 +41,5 @@ def watcher(tensors: Iterable[Tensor | None]) -> str | None:
 
 
 def _traced_before_dispatch() -> bool:
-    """Whether make_fx traces with pre_dispatch=True. It keeps its mode elsewhere, and always has a function mode too."""
+    """Whether make_fx traces with pre_dispatch=True, whose dispatch mode is elsewhere. It has a function mode, too."""
     return bool(torch._C._len_torch_function_stack() and torch._ops._len_torch_dispatch_stack_pre_dispatch())

@@ -95,9 +95,7 @@ class TenstorrentBackend:
         with there.device.turn:
             self._down(activations, routing, there, out, accumulate)
 
-    def _down(
-        self, activations: Tensor, routing: Routing, there: DeviceExperts, out: Tensor, accumulate: bool
-    ) -> None:
+    def _down(self, activations: Tensor, routing: Routing, there: DeviceExperts, out: Tensor, accumulate: bool) -> None:
         programs, routed = _route(routing, there)
         whole = activations.new_zeros(programs.rows(routed.bound), there.I)
         rows = min(len(whole), len(activations))
