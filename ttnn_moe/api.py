@@ -36,7 +36,8 @@ def moe(
         hidden: [T, H] bf16, fp16 or fp32; a non-contiguous one is copied.
         routing: Routing.from_topk(topk_ids [T, K], topk_weights [T, K], E).
         experts: Experts.dense(gate_up [E, 2I, H], down [E, H, I]), or another format.
-        out: [T, H] in the dtype of hidden or fp32, to write to; allocated when absent.
+        out: [T, H] in the dtype of hidden or fp32, to write to; it shares no memory with what the call reads.
+            Allocated when absent.
         accumulate: add to out instead of overwriting it.
         backend: a name in registry.backends(), or "auto".
 
@@ -44,7 +45,8 @@ def moe(
         out [T, H].
 
     Raises:
-        ContractError: inputs that break the contract. BackendUnavailable: nothing can run it.
+        ContractError: inputs that break the contract. BackendUnavailable: nothing can run it. GradientsRefused:
+            forward-mode gradients are asked for, or a backward pass runs.
     """
     if not isinstance(hidden, Tensor):
         return _on_device(hidden, routing, experts, out, accumulate, backend)
@@ -57,6 +59,11 @@ def prepare(problem: Problem, experts: Experts, placement: Placement | None = No
     It owns workspace, compiled kernels and peer buffers; a call allocates nothing but its output. ids in calls are
     global expert ids. With a placement of D > 1 devices and no rank, one process drives the mesh: experts are those of
     all devices. With a rank, experts are the E/D of that rank, and the result is its partial sum.
+
+    Threads may share a layer. On a CPU their calls take turns. On a GPU each stream has workspace of its own, made at
+    its first call, which layers of one problem share; a captured graph keeps that of the stream that captured it.
+
+    A layer is for inference: a call that autograd or a tracer would record raises ContractError.
 
     Raises:
         ContractError: experts, problem and placement do not fit. BackendUnavailable: nothing can run it.

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 from torch.library import Library, custom_op, register_fake
 from torch.utils import _pytree as pytree
 
@@ -31,13 +32,16 @@ def define_op(name: str, schema: str, run: Callable[..., Tensor], fake: Callable
 
     def gate(keyset: Any, *args: Any) -> Tensor:
         tensors = [leaf for leaf in pytree.tree_leaves(args) if isinstance(leaf, Tensor)]
-        if any(map(torch._C._functorch.is_functorch_wrapped_tensor, tensors)):
-            raise _refusal("a transform of torch.func asks the operator for gradients, and it has none")
 
         def below() -> Tensor:
             with torch._C._AutoDispatchBelowAutograd():
                 return op.redispatch(keyset & torch._C._after_autograd_keyset, *args)
 
+        if any(map(torch._C._functorch.is_functorch_wrapped_tensor, tensors)):
+            # _NoGradients does not see the gradients of torch.func's transforms
+            if any(map(_is_differentiated, tensors)):
+                raise _refusal("a transform of torch.func asks the operator for gradients, and it has none")
+            return below()
         return _NoGradients.apply(below, *tensors)  # type: ignore[no-any-return]
 
     # a compiler that looks into the backend would trace it
@@ -45,6 +49,11 @@ def define_op(name: str, schema: str, run: Callable[..., Tensor], fake: Callable
     LIBRARY.impl(name, gate, "Autograd", with_keyset=True)
     register_fake(f"ttnn_moe::{name}", fake, lib=LIBRARY)
     return op
+
+
+def _is_differentiated(tensor: Tensor) -> bool:
+    """Whether the innermost transform of torch.func asks for gradients by a tensor, backward or forward."""
+    return tensor.requires_grad or forward_ad.unpack_dual(tensor, level=0).tangent is not None
 
 
 class _NoGradients(torch.autograd.Function):

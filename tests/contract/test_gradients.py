@@ -191,6 +191,20 @@ def test_vmap_is_right_or_refused(way: str) -> None:
             torch.vmap(of)(x.rows[None])
 
 
+def test_gradients_by_other_tensors_pass() -> None:
+    """A transform that asks for gradients by tensors that the call does not read."""
+    x = given()
+    call = CALLS["moe"][0]
+    want = call(x)
+    grad = torch.func.grad(lambda factor: (factor * call(x)).sum())(torch.ones(()))
+    torch.testing.assert_close(grad, want.sum())
+    _, tangent = torch.func.jvp(lambda factor: factor * call(x), (torch.ones(()),), (torch.ones(()),))
+    torch.testing.assert_close(tangent, want)
+    factor = torch.ones((), requires_grad=True)
+    (factor * call(x)).sum().backward()
+    torch.testing.assert_close(factor.grad, want.sum())
+
+
 COMPILED = ("moe", "moe added", "moe bounded out", "down out", "gate_up")
 
 
