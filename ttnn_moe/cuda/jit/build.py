@@ -77,7 +77,7 @@ def code_of(spec: Spec, store: Store | None = None) -> bytes:
     """Code of a kernel: from the store, else compiled and kept.
 
     Raises:
-        CompileError, SourceMissing: as compile_spec. CacheUnusable: the store cannot be written.
+        CompileError, SourceMissing: as compile_spec.
     """
 
     def build() -> bytes:
