@@ -1,6 +1,124 @@
-"""python -m ttnn_moe: the ttnn-moe command."""
+"""The ttnn-moe command, also as python -m ttnn_moe: every outcome is an exit code and at most one message.
 
-from .cli import main
+Exit codes: 0; 1, a check failed, the output cannot be written, or this package is wrong; 2, an option is wrong or
+something is missing here; 130, Ctrl-C. Nothing slow is imported before Ctrl-C is answered here.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import traceback
+import warnings
+from collections.abc import Callable
+from types import FrameType
+
+from .errors import TtnnMoeError
+
+FAILED, USER_ERROR, INTERRUPTED = 1, 2, 130
+
+
+def main() -> None:
+    """Entry point of the script."""
+    sys.exit(run(_command))
+
+
+def _command() -> int:
+    from . import cli
+
+    return cli.run()
+
+
+def run(command: Callable[[], int]) -> int:
+    """Exit code of a command; what goes wrong is one message on stderr."""
+    interrupted = False
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        nonlocal interrupted
+        interrupted = True  # an import may turn the exception into another
+        raise KeyboardInterrupt
+
+    handler = None
+    try:
+        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            handler = signal.signal(signal.SIGINT, interrupt)
+        _ready_streams()
+        with warnings.catch_warnings():
+            warnings.showwarning = lambda message, *_, **__: _say(f"warning: {message}")
+            code = command()
+        sys.stdout.flush()
+        return code
+    except BaseException as error:
+        if handler is not None:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+        unwritten = _end_output() or _of_a_write(error)
+        if interrupted or isinstance(error, KeyboardInterrupt):
+            _say("interrupted")
+            return INTERRUPTED
+        if isinstance(error, BrokenPipeError):  # the reader (head, less) went away
+            return FAILED
+        if unwritten is not None:
+            _say(f"the output cannot be written: {unwritten.strerror or unwritten}")
+            return FAILED
+        if isinstance(error, SystemExit):
+            return error.code if isinstance(error.code, int) else int(error.code is not None)
+        return _told(error)
+    finally:
+        if handler is not None:
+            signal.signal(signal.SIGINT, handler)
+
+
+def _told(error: BaseException) -> int:
+    if isinstance(error, TtnnMoeError | OSError | MemoryError):
+        _say(str(error) or "out of memory")
+        return USER_ERROR
+    wanted = os.environ.get("TTNN_MOE_LOG") or {"-v", "--verbose"}.intersection(sys.argv)
+    if wanted:
+        traceback.print_exception(error)
+    where = traceback.extract_tb(error.__traceback__)[-1:]
+    place = "".join(f" at {os.path.basename(frame.filename)}:{frame.lineno}" for frame in where)
+    text = " ".join(f"{type(error).__name__}: {error}".split())
+    _say(f"a mistake in this package{place}: {text[:1000]}; to fix it: report it, with the output of --verbose.")
+    return FAILED
+
+
+def _ready_streams() -> None:
+    """A closed stream takes everything. What a stream's encoding lacks is escaped."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w"))
+        reconfigure = getattr(getattr(sys, name), "reconfigure", None)
+        if reconfigure is not None:
+            reconfigure(errors="backslashreplace")
+
+
+def _end_output() -> OSError | None:
+    """Send what was printed. If that fails, drop it, since Python would complain again at exit, and return why."""
+    try:
+        sys.stdout.flush()
+    except OSError as error:
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, sys.stdout.fileno())
+        os.close(null)
+        return error
+    return None
+
+
+def _of_a_write(error: BaseException) -> OSError | None:
+    """The error, if it is one of writing to an open file or stream: such an error names no file."""
+    ours = isinstance(error, TtnnMoeError)
+    return error if isinstance(error, OSError) and error.errno and error.filename is None and not ours else None
+
+
+def _say(text: str) -> None:
+    """On stderr; control characters are shown, not sent."""
+    shown = "".join(one if one.isprintable() or one in "\n\t" else repr(one)[1:-1] for one in text)
+    try:
+        print(f"ttnn-moe: {shown}", file=sys.stderr, flush=True)
+    except OSError:  # nobody listens: the exit code remains
+        pass
+
 
 if __name__ == "__main__":
     main()

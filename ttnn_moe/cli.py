@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import json
-import os
-import sys
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 
-from .errors import ContractError, TtnnMoeError
+from .errors import ContractError, RequestError
+from .sizes import natural
 
 if TYPE_CHECKING:
+    import os
+    from pathlib import Path
+
     import torch
 
 app = typer.Typer(
     name="ttnn-moe",
-    no_args_is_help=True,
+    invoke_without_command=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -45,6 +48,7 @@ def _print_version(asked: bool) -> None:
 
 @app.callback()
 def _common(
+    context: typer.Context,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log to stderr what is chosen, and why.")] = False,
     version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
@@ -55,6 +59,8 @@ def _common(
         from . import logs
 
         logs.enable("debug")
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
 
 
 @app.command()
@@ -182,10 +188,10 @@ def why(
 
 
 def _tokens(text: str) -> list[int]:
-    counts = [count.strip() for count in text.split(",")]
-    if not all(count.isdigit() and int(count) for count in counts):
+    counts = [natural(count.strip()) for count in text.split(",")]
+    if not all(counts):
         raise ContractError("these are no numbers of tokens", got=repr(text), expected="numbers like 1,512")
-    return [int(count) for count in counts]
+    return [count for count in counts if count]
 
 
 def _dtype(name: str, *able: str) -> torch.dtype:
@@ -198,16 +204,38 @@ def _dtype(name: str, *able: str) -> torch.dtype:
 
 @app.command()
 def cache(clear: Annotated[bool, typer.Option("--clear", help="Remove every compiled kernel.")] = False) -> None:
-    """Show where compiled kernels are kept, how many and how large; or remove them."""
+    """Show the caches: folders, what they hold, and what killed writers left; or remove the compiled kernels."""
+    from .cache_folder import CacheFolder
     from .cuda.jit.store import Store
+    from .tenstorrent import files
+    from .tenstorrent.emulator import build
 
     store = Store()
+    folders = {
+        "kernels": store.folder,
+        "emulator builds": CacheFolder(build.cache_folder(), build.CACHE_VARIABLE),
+        "weights in tiles": CacheFolder(files.named_folder(), files.CACHE),
+    }
     if clear:
         typer.echo(f"removed {store.clear()} kernels from {store.where}")
+        for other in folders.values():
+            other.sweep()
         return
-    entries = store.entries()
-    held = sum(entry.size for entry in entries)
-    typer.echo(f"{store.where}: {len(entries)} kernels, {held / 2**20:.1f} of at most {store.most / 2**20:.0f} MB")
+    for what, one in folders.items():
+        kept = one.files("[!.]*.bin" if one is store.folder else "[!.]*")
+        held = f"{_megabytes(kept):.1f}" + (f" of at most {store.most / 2**20:.0f}" if one is store.folder else "")
+        left = one.unfinished()
+        typer.echo(
+            f"{one.where}: {len(kept)} {what}, {held} MB"
+            + (f"; {len(left)} unfinished files of killed writers, {_megabytes(left):.1f} MB" if left else "")
+        )
+    refused = [f"{reason}; to fix it: {one.remedy}" for one in folders.values() if (reason := one.distrust())]
+    if refused:
+        raise ContractError("a cache is not used", got=refused[0], details=refused[1:])
+
+
+def _megabytes(files: list[tuple[Path, os.stat_result]]) -> float:
+    return sum(found.st_size for _, found in files) / 2**20
 
 
 # the model's own parsers take every option, --help too: they are defined once
@@ -219,7 +247,7 @@ def generate(context: typer.Context) -> None:
     """Generate text with a Qwen3-MoE checkpoint (options: ttnn-moe generate --help)."""
     from .models.qwen3 import demo
 
-    raise typer.Exit(demo.main(context.args) or 0)
+    raise typer.Exit(_run(demo.app, context.args, "ttnn-moe generate"))
 
 
 @app.command("bench-model", context_settings=FORWARDED, add_help_option=False)
@@ -227,17 +255,30 @@ def bench_model(context: typer.Context) -> None:
     """Time prefill and decode of a Qwen3-MoE of a given size (options: ttnn-moe bench-model --help)."""
     from .models.qwen3 import bench
 
-    raise typer.Exit(bench.main(context.args) or 0)
+    raise typer.Exit(_run(bench.app, context.args, "ttnn-moe bench-model"))
 
 
-def main() -> None:
-    """Entry point of the `ttnn-moe` script: what a user got wrong is one message and exit code 2."""
+def run(args: Sequence[str] | None = None) -> int:
+    """Run the command with these arguments (default: those of the process); returns its exit code.
+
+    Raises:
+        RequestError: an argument is wrong. Other errors pass: __main__.py tells them.
+    """
+    return _run(app, args, "ttnn-moe")
+
+
+# typer exports only some of its subclasses; click has it in some versions, typer itself in others
+_Refused: type[Exception] = typer.BadParameter.__mro__[2]
+
+
+def _run(application: typer.Typer, args: Sequence[str] | None, name: str) -> int:
     try:
-        app(prog_name="ttnn-moe")
-    except TtnnMoeError as error:
-        typer.echo(f"ttnn-moe: {error}", err=True)
-        sys.exit(2)
-    except BrokenPipeError:
-        # the reader (head, less) went away; without this, Python complains again when it flushes at exit
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(1)
+        code = application(args=None if args is None else list(args), prog_name=name, standalone_mode=False)
+    except typer.Abort:
+        raise KeyboardInterrupt from None
+    except _Refused as error:
+        context = getattr(error, "ctx", None)
+        path = context.command_path if context is not None else name
+        words = " ".join(error.format_message().split())  # type: ignore[attr-defined]
+        raise RequestError(words, remedy=f"see {path} --help") from None
+    return code if isinstance(code, int) else 0

@@ -14,6 +14,7 @@ from typing import Annotated, Any
 import torch
 import typer
 from rich.console import Console
+from rich.markup import escape
 
 from ttnn_moe import registry
 from ttnn_moe.bench.layer import free_bytes
@@ -80,7 +81,7 @@ def bench(
         network = Qwen3Moe.empty(sizes, backend, kind, place)
         randomize(network, seed)
     else:
-        with terminal.loading(f"loading {config}") as progress:
+        with terminal.loading(escape(f"loading {config}")) as progress:
             if on_chips:
                 network = tt.load_model(config, D, device, progress)
             else:
@@ -123,10 +124,12 @@ def bench(
         rows["tokens/s"] = f"{stats.tokens_per_s:.2f}"
     where = f"{figures['backend']} on {figures['device']}, {figures['dtype']}"
     title = f"{config}, {sizes.num_hidden_layers} layers: {where}"
-    Console().print(terminal.table(title, rows))
-    if json_file is not None:
-        with whole_file(json_file) as part:
-            part.write_text(json.dumps(figures, indent=2) + "\n")
+    try:
+        if json_file is not None:
+            with whole_file(json_file) as part:
+                part.write_text(json.dumps(figures, indent=2) + "\n")
+    finally:  # neither of the two may lose the figures of the other
+        Console().print(terminal.table(escape(title), rows))
 
 
 def _sizes(name: str, layers: int | None, random_weights: bool) -> Qwen3MoeConfig:

@@ -33,7 +33,12 @@ def folder(device: Device, cache: Path | str | None = None) -> Path | None:
     # an emulated device reads no files: making tensors in memory is quick enough
     if named == "off" or device.emulated:
         return None
-    return Path(cache) if cache is not None else cache_path("tenstorrent", CACHE)
+    return Path(cache) if cache is not None else named_folder()
+
+
+def named_folder() -> Path:
+    """The folder of the files where no caller names another."""
+    return cache_path("tenstorrent", CACHE)
 
 
 def digest(values: Iterable[Tensor], *about: object) -> str:
