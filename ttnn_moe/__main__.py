@@ -7,6 +7,7 @@ something is missing here; 130, Ctrl-C. Nothing slow is imported before Ctrl-C i
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 import traceback
@@ -14,9 +15,11 @@ import warnings
 from collections.abc import Callable
 from types import FrameType
 
-from .errors import TtnnMoeError
+from .errors import BackendUnavailable, CheckpointError, ContractError, RequestError, TtnnMoeError
 
 FAILED, USER_ERROR, INTERRUPTED = 1, 2, 130
+INPUT_ERRORS = (BackendUnavailable, CheckpointError, ContractError, RequestError)
+LINE = 1000
 
 
 def main() -> None:
@@ -71,7 +74,10 @@ def run(command: Callable[[], int]) -> int:
 
 def _told(error: BaseException) -> int:
     if isinstance(error, TtnnMoeError | OSError | MemoryError):
-        _say(str(error) or "out of memory")
+        text = str(error) or "out of memory"
+        if isinstance(error, INPUT_ERRORS):  # a name of the user's may hold newlines; details are indented
+            text = re.sub(r"\n(?!  )", r"\\n", text)
+        _say(text)
         return USER_ERROR
     wanted = os.environ.get("TTNN_MOE_LOG") or {"-v", "--verbose"}.intersection(sys.argv)
     if wanted:
@@ -79,7 +85,7 @@ def _told(error: BaseException) -> int:
     where = traceback.extract_tb(error.__traceback__)[-1:]
     place = "".join(f" at {os.path.basename(frame.filename)}:{frame.lineno}" for frame in where)
     text = " ".join(f"{type(error).__name__}: {error}".split())
-    _say(f"a mistake in this package{place}: {text[:1000]}; to fix it: report it, with the output of --verbose.")
+    _say(f"a mistake in this package{place}: {text[: LINE // 2]}; to fix it: report it, with the output of --verbose.")
     return FAILED
 
 
@@ -112,8 +118,9 @@ def _of_a_write(error: BaseException) -> OSError | None:
 
 
 def _say(text: str) -> None:
-    """On stderr; control characters are shown, not sent."""
-    shown = "".join(one if one.isprintable() or one in "\n\t" else repr(one)[1:-1] for one in text)
+    """On stderr, long lines cut; control characters are shown, not sent."""
+    lines = (line if len(line) <= LINE else f"{line[:LINE]}... ({len(line) - LINE} more)" for line in text.split("\n"))
+    shown = "".join(one if one.isprintable() or one in "\n\t" else repr(one)[1:-1] for one in "\n".join(lines))
     try:
         print(f"ttnn-moe: {shown}", file=sys.stderr, flush=True)
     except OSError:  # nobody listens: the exit code remains

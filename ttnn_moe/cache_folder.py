@@ -25,6 +25,7 @@ SETTING = "TTNN_MOE_CACHE_DIR"
 WORD_S = 5.0
 PATIENCE_S = 600.0
 LOCK = ".ttnn-moe-lock"
+LOCKS = (LOCK, ".lock")  # the second: of older versions
 OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 _warned: set[tuple[Path, str]] = set()
@@ -146,6 +147,11 @@ class CacheFolder:
                 with suppress(OSError):
                     found.append((path, path.lstat()))
         return found
+
+    def entries(self) -> list[tuple[Path, os.stat_result]]:
+        """What is kept."""
+        found = self.files("[!.]*")
+        return [(path, about) for path, about in found if stat.S_ISREG(about.st_mode) and path.suffix not in LOCKS]
 
     def unfinished(self) -> list[tuple[Path, os.stat_result]]:
         """What killed writers left."""

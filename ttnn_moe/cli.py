@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,7 +15,6 @@ from .errors import ContractError, RequestError
 from .sizes import natural
 
 if TYPE_CHECKING:
-    import os
     from pathlib import Path
 
     import torch
@@ -28,10 +29,11 @@ app = typer.Typer(
 
 
 # options of several commands; the default sizes of a layer are Qwen3-30B-A3B's
-Experts = Annotated[int, typer.Option(help="E, experts.")]
-Topk = Annotated[int, typer.Option(help="K, experts per token.")]
-Hidden = Annotated[int, typer.Option(help="H, hidden size.")]
-Intermediate = Annotated[int, typer.Option(help="I, expert intermediate size.")]
+MOST = 1 << 24
+Experts = Annotated[int, typer.Option(help="E, experts.", min=1, max=MOST)]
+Topk = Annotated[int, typer.Option(help="K, experts per token.", min=1, max=MOST)]
+Hidden = Annotated[int, typer.Option(help="H, hidden size.", min=1, max=MOST)]
+Intermediate = Annotated[int, typer.Option(help="I, expert intermediate size.", min=1, max=MOST)]
 Tokens = Annotated[str, typer.Option(help="Numbers of tokens of a call.")]
 Dtype = Annotated[str, typer.Option(help="bf16, fp16 or fp32.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
@@ -76,8 +78,8 @@ def doctor(
     mesh: Annotated[str, typer.Option(help="With --plan: 1xD chips that share the experts.")] = "1x8",
     chip: Annotated[str, typer.Option(help="With --plan: n150, n300 or p150.")] = "n300",
     weights: Annotated[str, typer.Option(help="With --plan: experts' weights, bfloat16 or bfloat8_b.")] = "bfloat16",
-    batch: Annotated[int, typer.Option(help="With --plan: sequences.")] = 32,
-    sequence: Annotated[int, typer.Option(help="With --plan: tokens of each sequence.")] = 128,
+    batch: Annotated[int, typer.Option(help="With --plan: sequences.", min=1, max=MOST)] = 32,
+    sequence: Annotated[int, typer.Option(help="With --plan: tokens of each sequence.", min=1, max=MOST)] = 128,
     as_json: Json = False,
 ) -> None:
     """Show which backends are here, why the others are not, versions and devices."""
@@ -125,8 +127,8 @@ def bench(
     dtype: Dtype = "bf16",
     backend: Annotated[str, typer.Option(help="A backend, or auto: all that can run here.")] = "auto",
     device: Annotated[str | None, typer.Option(help="cuda or cpu; default: the first the backend runs on.")] = None,
-    rounds: Annotated[int, typer.Option(help="Samples of a time, at most.")] = 100,
-    seed: Annotated[int, typer.Option(help="Of weights and draws.")] = 0,
+    rounds: Annotated[int, typer.Option(help="Samples of a time, at most.", min=1, max=MOST)] = 100,
+    seed: Annotated[int, typer.Option(help="Of weights and draws.", min=0, max=2**63 - 1)] = 0,
     as_json: Json = False,
 ) -> None:
     """Measure one MoE layer of random weights, beside the floor of its bytes and operations."""
@@ -169,15 +171,15 @@ def why(
     operators: Annotated[
         bool, typer.Option("--operators", help="Also the other operators of a decoder layer.")
     ] = False,
-    heads: Annotated[int, typer.Option(help="With --operators: query heads.")] = 32,
-    kv_heads: Annotated[int, typer.Option(help="With --operators: key and value heads.")] = 4,
-    head_dim: Annotated[int, typer.Option(help="With --operators: size of a head.")] = 128,
+    heads: Annotated[int, typer.Option(help="With --operators: query heads.", min=1, max=MOST)] = 32,
+    kv_heads: Annotated[int, typer.Option(help="With --operators: key and value heads.", min=1, max=MOST)] = 4,
+    head_dim: Annotated[int, typer.Option(help="With --operators: size of a head.", min=1, max=MOST)] = 128,
 ) -> None:
     """Show what runs a layer's sizes on this machine, with which kernels, and why nothing else does. Needs no GPU."""
     from . import explain
     from .contract import Problem
 
-    kind = _dtype(dtype, "bf16", "fp16", "fp32")
+    kind, device = _dtype(dtype, "bf16", "fp16", "fp32"), explain.device_type(device)
     problems = [Problem(T, experts, topk, hidden, intermediate, kind, device=device) for T in _tokens(tokens)]
     console = Console()
     explain.print_moe(problems, backend, console)
@@ -211,18 +213,16 @@ def cache(clear: Annotated[bool, typer.Option("--clear", help="Remove every comp
     from .tenstorrent.emulator import build
 
     store = Store()
-    folders = {
-        "kernels": store.folder,
-        "emulator builds": CacheFolder(build.cache_folder(), build.CACHE_VARIABLE),
-        "weights in tiles": CacheFolder(files.named_folder(), files.CACHE),
-    }
+    folders = {"kernels": store.folder, "emulator builds": CacheFolder(build.cache_folder(), build.CACHE_VARIABLE)}
+    if os.environ.get(files.CACHE) != "off":
+        folders["files of weights"] = CacheFolder(files.named_folder(), files.CACHE)
     if clear:
         typer.echo(f"removed {store.clear()} kernels from {store.where}")
         for other in folders.values():
             other.sweep()
         return
     for what, one in folders.items():
-        kept = one.files("[!.]*.bin" if one is store.folder else "[!.]*")
+        kept = one.entries()
         held = f"{_megabytes(kept):.1f}" + (f" of at most {store.most / 2**20:.0f}" if one is store.folder else "")
         left = one.unfinished()
         typer.echo(
@@ -264,16 +264,23 @@ def run(args: Sequence[str] | None = None) -> int:
     Raises:
         RequestError: an argument is wrong. Other errors pass: __main__.py tells them.
     """
-    return _run(app, args, "ttnn-moe")
+    given = list(sys.argv[1:] if args is None else args)
+    for option, value in zip(["", *given], given, strict=False):
+        name, equals, _ = value.partition("=")
+        if any("\ud800" <= one <= "\udfff" for one in value) and (name if equals else option) not in PATHS:
+            raise RequestError("an argument is not UTF-8 text", got=ascii(value[:100]))
+    return _run(app, given, "ttnn-moe")
 
 
+# options whose values may hold any bytes
+PATHS = ("--model", "--config", "--plan", "--json")
 # typer exports only some of its subclasses; click has it in some versions, typer itself in others
 _Refused: type[Exception] = typer.BadParameter.__mro__[2]
 
 
-def _run(application: typer.Typer, args: Sequence[str] | None, name: str) -> int:
+def _run(application: typer.Typer, args: Sequence[str], name: str) -> int:
     try:
-        code = application(args=None if args is None else list(args), prog_name=name, standalone_mode=False)
+        code = application(args=list(args), prog_name=name, standalone_mode=False)
     except typer.Abort:
         raise KeyboardInterrupt from None
     except _Refused as error:

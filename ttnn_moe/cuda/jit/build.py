@@ -30,7 +30,7 @@ def why_not() -> str | None:
     try:
         compiler()
     except Exception as error:  # what the loader raises differs with what is missing
-        return f"NVRTC cannot be loaded ({error}); to fix it: pip install 'cuda-core[cu13]'"
+        return f"NVRTC cannot be loaded ({' '.join(str(error).split())}); to fix it: pip install 'cuda-core[cu13]'"
     return None
 
 

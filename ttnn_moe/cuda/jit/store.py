@@ -93,7 +93,7 @@ class Store:
 
     def entries(self) -> list[Entry]:
         """What is kept, the longest unused first."""
-        found = [Entry(path.stem, stat.st_size, stat.st_mtime) for path, stat in self.folder.files("*.bin")]
+        found = [Entry(path.stem, stat.st_size, stat.st_mtime) for path, stat in self.folder.entries()]
         return sorted(found, key=lambda entry: entry.used)
 
     def _shrink(self, keep: str) -> None:
