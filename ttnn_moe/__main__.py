@@ -50,6 +50,8 @@ def run(command: Callable[[], int]) -> int:
         with warnings.catch_warnings():
             warnings.showwarning = lambda message, *_, **__: _say(f"warning: {message}")
             code = command()
+        if interrupted:  # typer ends some interrupts by itself
+            raise KeyboardInterrupt
         sys.stdout.flush()
         return code
     except BaseException as error:

@@ -93,7 +93,9 @@ def test_an_archive_that_cannot_be_unpacked(name: str, installed: Path, tmp_path
     archive.parent.mkdir(parents=True)
     archive.write_bytes(ARCHIVES[name])
     _release(installed, tmp_path, _sha256(ARCHIVES[name]))
-    with pytest.raises(BackendUnavailable, match="cannot be unpacked.*install Tenstorrent's sfpi package"):
+    with pytest.raises(
+        BackendUnavailable, match="(cannot be unpacked|holds no compiler).*install Tenstorrent's sfpi package"
+    ):
         sfpi.install(installed)
     assert list((installed / "runtime").iterdir()) == []
 
