@@ -19,6 +19,7 @@ from qwen3_checkpoints import TINY, make, prompts
 from qwen3_decode_cases import DEVICE, GPU, SIZES, VOCAB, both
 from qwen3_kernel_cases import BOUND, case, draw, draws, error, paged, tensor, tiles_of
 from ttnn_moe import decoder
+from ttnn_moe.cuda.attention import head_norm_rope
 from ttnn_moe.cuda.attention import prefill as triton_prefill
 from ttnn_moe.cuda.attention.memory import Memory
 from ttnn_moe.cuda.linear import few_rows
@@ -41,6 +42,7 @@ def _suited(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.backends.cuda.matmul.allow_tf32 = False
     if not GPU:  # as in qwen3_decode_cases.py
         monkeypatch.setattr(few_rows, "tile", lambda T, N, K: (64, min(512, power_of_2(K)), 4))
+        monkeypatch.setattr(head_norm_rope, "ROWS_ALONE", 16)
 
 
 def gathered(memory: Memory) -> tuple[Tensor, Tensor]:

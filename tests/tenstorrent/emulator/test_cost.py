@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import sys
-import time
 
 import pytest
 
@@ -24,14 +24,19 @@ def cost():
     sys.modules.pop("tenstorrent_cost", None)
 
 
+def cpu_seconds() -> float:
+    """Of this process and of those that it waited for."""
+    return sum(os.times()[:4])
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("routing", ["uniform", "skewed"])
 @pytest.mark.parametrize("T", [1, 32, 4096])
 @pytest.mark.parametrize("chip", ["n150", "p150"])
 def test_goals(cost, chip, T, routing):
-    began = time.monotonic()
+    began = cpu_seconds()
     found = cost.emulate(chip, T, routing, "bfloat16")
-    assert time.monotonic() - began < 120
+    assert cpu_seconds() - began < 120
     assert found.weight_over <= 1.05
     assert found.multiplies_over <= 1.05
     assert found.cores_with_weights == found.cores
