@@ -30,8 +30,9 @@ def cpu_seconds() -> float:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("routing", ["uniform", "skewed"])
-@pytest.mark.parametrize("T", [1, 32, 4096])
+@pytest.mark.parametrize(
+    ("T", "routing"), [*((T, "uniform") for T in (1, 32, 4096)), *((T, "skewed") for T in (1, 32, 1024))]
+)
 @pytest.mark.parametrize("chip", ["n150", "p150"])
 def test_goals(cost, chip, T, routing):
     began = cpu_seconds()
@@ -41,9 +42,10 @@ def test_goals(cost, chip, T, routing):
     assert found.multiplies_over <= 1.05
     assert found.cores_with_weights == found.cores
     assert found.max_over_mean <= 1.2
-    if T == 4096:
+    if T >= 1024:
         assert found.other_over <= 1.3
         assert found.active_experts == cost.LOCAL
+    if T == 4096:
         planned = plan_model("", model_sizes(PRESETS["qwen3-30b-a3b"]), "1x8", chip, "bfloat16", 32, 128).plans
         assert found.weight_bytes == sum(plan.weight_bytes for plan in planned if plan.T == T)
     assert found.l1_high_water <= (1464 if chip == "n150" else 1536) * 1024
