@@ -16,9 +16,8 @@ import torch
 from torch import Tensor
 
 from ttnn_moe import decoder
-from ttnn_moe.cuda.attention import head_norm_rope
+from ttnn_moe.cuda.attention import head_norm_rope, prefill_sm90
 from ttnn_moe.cuda.attention import prefill as triton_prefill
-from ttnn_moe.cuda.attention import prefill_sm90
 from ttnn_moe.cuda.attention.memory import Memory
 from ttnn_moe.cuda.linear import decode_linear, few_rows
 from ttnn_moe.cuda.router import sliced

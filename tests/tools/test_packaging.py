@@ -35,6 +35,9 @@ def run(*command: str | Path, cwd: Path, **environment: str) -> subprocess.Compl
     return done
 
 
+pytestmark = pytest.mark.slow
+
+
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the sdist and the wheel that was built from it."""
