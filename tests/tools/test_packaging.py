@@ -43,7 +43,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the sdist and the wheel that was built from it."""
     out = tmp_path_factory.mktemp("dist")
     # Not isolated: what builds is in this environment, so nothing is fetched.
-    command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(out), "-C", "cmake.build-type=Debug"]
+    command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(out)]
     if not HAS_HEADERS:
         command += ["-C", "cmake.define.TTNN_MOE_PLANNER=OFF"]
     run(*command, str(ROOT), cwd=out)
