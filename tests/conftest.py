@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 import torch
 
@@ -20,6 +22,25 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
             raise pytest.UsageError(f"--backend: no such target {sorted(unknown)}")
         chosen = [target for target in TARGETS if asked is None or target.backend in asked]
         metafunc.parametrize("target", chosen, ids=str)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What workers take at a time, the longest first: a slow test, or the other tests of a file.
+
+    A slow test that needs a fixture of its module stays with its file.
+    """
+    costs: Counter[str] = Counter()
+    groups = {}
+    for item in items:
+        slow, file = item.get_closest_marker("slow"), item.nodeid.partition("::")[0]
+        fixtures = item._fixtureinfo.name2fixturedefs.values() if isinstance(item, pytest.Function) else ()
+        alone = slow and not any(fixture.scope == "module" for found in fixtures for fixture in found)
+        groups[item] = item.nodeid if alone else file
+        costs[groups[item]] += (slow.args[0] if slow.args else 20) if slow else 1
+        if not alone:
+            item.add_marker(pytest.mark.xdist_group(file))
+    items.sort(key=lambda item: -costs[groups[item]])
 
 
 @pytest.fixture(autouse=True)

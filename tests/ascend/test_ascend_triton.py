@@ -19,7 +19,7 @@ def test_interpreted() -> None:
     assert done.stdout.count("ok   gate_up") == 4 and done.stdout.count("ok   combine") == 4
 
 
-@pytest.mark.slow
+@pytest.mark.slow(50)
 @needs_triton
 def test_the_path_through_them_runs_the_contract() -> None:
     """In fp16: the interpreter cuts bf16 off."""

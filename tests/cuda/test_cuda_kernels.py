@@ -17,12 +17,12 @@ from ttnn_moe.cuda.moe.triton_tiles import FewTiles, SortedTiles, few_tiles, sor
 Tiles = FewTiles | SortedTiles
 
 
-@pytest.mark.slow
+@pytest.mark.slow(100)
 def test_the_operator_passes_the_cases_in_the_interpreter() -> None:
     run_interpreted("tests/contract/test_cases.py", "--backend", "cuda", "-k", "test_fused and float16")
 
 
-@pytest.mark.slow
+@pytest.mark.slow(100)
 def test_more_of_the_operator_passes_in_the_interpreter() -> None:
     """The steps, sums in fp32, prepared layers: on the cases that reach other code of the kernels."""
     names = "odd_sizes or nan_and_inf or token_bound or absent_ids or one_token"
@@ -31,6 +31,7 @@ def test_more_of_the_operator_passes_in_the_interpreter() -> None:
     )
 
 
+@pytest.mark.slow
 def test_the_sort_in_the_interpreter() -> None:
     run_interpreted("tests/support/cuda_sort_cases.py")
 

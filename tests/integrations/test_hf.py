@@ -177,6 +177,7 @@ def test_autocast_does_not_reach_the_operator(device: str) -> None:
 # torch.compile, CUDA graphs
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("grad", [False, True], ids=["no_grad", "grad"])
 @pytest.mark.parametrize("name", MODELS)
 def test_compiled_whole(name: str, grad: bool) -> None:

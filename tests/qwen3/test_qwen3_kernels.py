@@ -19,7 +19,7 @@ from ttnn_moe.cuda.router import sliced
 FILES = [f"tests/support/qwen3_{name}_cases.py" for name in ("kernel", "decode", "engine")]
 
 
-@pytest.mark.slow
+@pytest.mark.slow(100)
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the cases run on the GPU")
 @pytest.mark.parametrize("file", FILES)
 def test_cases_in_the_interpreter(file: str) -> None:

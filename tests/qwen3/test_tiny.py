@@ -259,6 +259,7 @@ def test_the_training_network_is_transformers_model() -> None:
     assert balance > 1.9
 
 
+@pytest.mark.slow
 def test_training_from_nothing(tmp_path: Path) -> None:
     from transformers import AutoModelForCausalLM
     from typer.testing import CliRunner

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
 import ctypes
+import functools
 import shutil
 import subprocess
+import tempfile
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -46,7 +49,7 @@ class TensorMap(ctypes.Structure):
 
 
 class HostKernels:
-    """Kernels built for the host, once for each set of definitions; stands in for launching.
+    """Kernels built for the host, once a process for each set of definitions; stands in for launching.
 
     Args:
         where: a folder for what is built. late: whether copies land, and products are made, as late as they may.
@@ -59,7 +62,6 @@ class HostKernels:
     def __init__(self, where: Path, late: bool = False, sources: dict[str, Path] | None = None, together: int = 1):
         self.where, self.late, self.sources, self.together = where, late, sources or {}, together
         self.sound = True
-        self._built: dict[tuple[object, ...], ctypes.CDLL] = {}
 
     def use(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(load, "Launch", self._bind)
@@ -95,19 +97,37 @@ class HostKernels:
         return run
 
     def _library(self, spec: Spec) -> ctypes.CDLL:
-        key = spec.name, spec.defines
-        if key not in self._built:
-            path = self.where / f"{len(self._built)}.so"
-            source = self.sources.get(spec.name, Path(f"{spec.name}.cu"))
-            flags = "-O1 -std=c++20 -fPIC -shared -Wall -Werror -Wno-unknown-pragmas".split()
+        source = self.sources.get(spec.name, Path(f"{spec.name}.cu"))
+        key = source, spec.defines
+        if key not in _built:
+            path = self.where / f"{len(_built)}.so"
             defines = {**dict(spec.defines), "KERNEL": f'"{source}"', "ENTRY": spec.entry}
-            flags += [f"-D{name}={value}" for name, value in defines.items()]
-            flags += [f"-I{folder}" for folder in (HERE, kernel_path("gpu_kernels", "cuda"))]
-            command = [str(GXX), *flags, str(HERE / "launch.cpp"), "-o", str(path)]
-            done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-            assert done.returncode == 0, done.stderr
-            self._built[key] = ctypes.CDLL(str(path))
-        return self._built[key]
+            options = [f"-D{name}={value}" for name, value in defines.items()]
+            _compile("-shared", "-include", str(_prelude()), *options, str(HERE / "launch.cpp"), "-o", str(path))
+            _built[key] = ctypes.CDLL(str(path))
+        return _built[key]
+
+
+_built: dict[tuple[Path, object], ctypes.CDLL] = {}
+"""Of this process: most tests want the same sort, and the same products that are early or late."""
+
+
+@functools.cache
+def _prelude() -> Path:
+    """A precompiled header: most of a kernel's compilation is the standard library's headers."""
+    folder = tempfile.mkdtemp()
+    atexit.register(shutil.rmtree, folder)
+    header = Path(folder, "emulator.h")
+    header.write_text('#include "warps.h"\n')
+    _compile("-x", "c++-header", str(header), "-o", f"{header}.gch")
+    return header
+
+
+def _compile(*arguments: str) -> None:
+    flags = "-O1 -std=c++20 -fPIC -Wall -Werror -Wno-unknown-pragmas -Winvalid-pch".split()
+    flags += [f"-I{folder}" for folder in (HERE, kernel_path("gpu_kernels", "cuda"))]
+    done = subprocess.run([str(GXX), *flags, *arguments], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
 
 
 def with_mistake(where: Path, name: str, line: str, instead: str) -> dict[str, Path]:

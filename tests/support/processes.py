@@ -54,4 +54,4 @@ def run_pytest(file: str, *arguments: str, **environment: str) -> str:
 
 def run_interpreted(file: str, *arguments: str, **environment: str) -> str:
     """As run_pytest, in Triton's interpreter: Triton reads TRITON_INTERPRET when a kernel is defined."""
-    return run_pytest(file, *arguments, TRITON_INTERPRET="1", **environment)
+    return run_pytest(file, "-p", "interpreted", *arguments, TRITON_INTERPRET="1", **environment)

@@ -15,6 +15,7 @@ import torch
 from cuda_gpus import no_host_sync
 from qwen3_checkpoints import CONFIGS, TINY, make, prompts, relative_error
 from ttnn_moe import decoder
+from ttnn_moe.cuda.attention import head_norm_rope
 from ttnn_moe.cuda.linear import few_rows
 from ttnn_moe.models.qwen3 import Engine, Qwen3Moe, Tokenizer, generate, load_model, stream
 from ttnn_moe.models.qwen3.runtime import prefill_graphs
@@ -60,6 +61,7 @@ def _suited(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.backends.cuda.matmul.allow_tf32 = False
     if not GPU:  # what the interpreter takes is time for a program; qwen3_kernel_cases.py has the tiles themselves
         monkeypatch.setattr(few_rows, "tile", lambda T, N, K: (64, min(512, power_of_2(K)), 4))
+        monkeypatch.setattr(head_norm_rope, "ROWS_ALONE", 16)
 
 
 @pytest.mark.parametrize("name", NAMES)

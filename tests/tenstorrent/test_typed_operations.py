@@ -33,7 +33,7 @@ QWEN3 = Sizes(E=128, E_local=16, K=8, H=2048, I=768)
 QWEN3_8BIT = Sizes(E=128, E_local=16, K=8, H=2048, I=768, weight_format="bfloat8_b")
 
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.slow(10)
 
 
 @pytest.fixture(scope="module")

@@ -36,6 +36,8 @@ def run(*command: str | Path, cwd: Path, **environment: str) -> subprocess.Compl
     return done
 
 
+pytestmark = pytest.mark.slow
+
 # what may lie in a tree and belongs to nobody else
 SECRETS = (".env", ".npmrc", ".pypirc", "id_rsa", "key.pem", "credentials.json", "secrets.yaml", "notes.txt", "cli.py~")
 MADE = (

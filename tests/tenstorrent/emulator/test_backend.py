@@ -18,6 +18,7 @@ REFUSED = {"case_odd_sizes", "case_few_with_a_bound"}
 LONG = {
     *"random_sizes harvested_grids routing_4096 windows_and_long_chains qwen3_1 qwen3_32 qwen3_128".split(),
     *"model_qwen3_layer mesh_qwen3 case_tokens_600 more_tokens_than_a_program_takes mesh_uniform".split(),
+    *"mesh_model_answers mesh_model_logits".split(),
 }
 
 needs_planner = pytest.mark.skipif(

@@ -9,6 +9,8 @@ from ..triton_launch import pdl
 from .memory import Memory, why_not_heads
 
 NAME = "Triton head_norm_rope"
+ROWS_ALONE = 2048
+"""Rows of heads up to which each has a program; above, 16 share one."""
 
 
 def why_not(qkv: Tensor, memory: Memory) -> str | None:
@@ -32,7 +34,7 @@ def launch(
     kv_heads = memory.keys.shape[1]
     heads = rows - 2 * kv_heads
     q, (cos, sin) = qkv.new_empty(T, heads, D), rope
-    block = 1 if T * rows <= 2048 else 16
+    block = 1 if T * rows <= ROWS_ALONE else 16
     kernel.head_norm_rope[(ceil_div(T * rows, block),)](
         *(qkv.contiguous(), q_norm, k_norm, cos, sin, memory.rows, memory.positions, memory.num_tokens),
         *(q, memory.keys, memory.values, memory.pages, eps, T, memory.capacity),

@@ -84,7 +84,12 @@ def cache_folder() -> Path:
 
 def engine(sanitizer: str | None = None) -> Path:
     """The engine's executable, built if it is absent. sanitizer: None, "address" or "thread"."""
-    folder = sources()
+    return _engine(sanitizer, sources(), cache_folder())
+
+
+@functools.cache
+def _engine(sanitizer: str | None, folder: Path, cache: Path) -> Path:
+    """Its digest is taken once a process: a program is launched thousands of times."""
     flags = ["-std=c++20", "-O3", "-ffp-contract=off", f"-I{folder / 'include'}", f"-I{folder / 'engine'}"]
     link = ["-rdynamic", "-ldl"]
     if sanitizer is None:

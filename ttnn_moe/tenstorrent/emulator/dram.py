@@ -31,6 +31,7 @@ class Tensor:
         page_size: bytes from page to page of a bank.
         pages: how many.
         address: in every bank.
+        in_bank, in_file: first byte and bytes that it takes of a bank, and of the file of the memory.
     """
 
     device: EmulatedChip
@@ -42,6 +43,8 @@ class Tensor:
     address: int
     storage: int
     shadow: int
+    in_bank: tuple[int, int]
+    in_file: tuple[int, int]
     freed: bool = field(default=False)
 
     def buffer_address(self) -> int:
@@ -167,14 +170,15 @@ class EmulatedChip:
         in_bank = ceil_div(pages, self.chip.dram_banks) * page_size
         # Bytes, then one flag for each four of them; file offsets are those of whole host pages.
         total = ceil_div(pages * page_size * 5 // 4 + 8, 4096) * 4096
-        address = _gap(
-            [(t.address, ceil_div(t.pages, self.chip.dram_banks) * t.page_size) for t in self.tensors], in_bank, unit
-        )
-        taken = [(t.storage, ceil_div(t.pages * t.page_size * 5 // 4 + 8, 4096) * 4096) for t in self.tensors]
-        storage = _gap(taken, total, 4096)
+        address = _gap([t.in_bank for t in self.tensors], in_bank, unit)
+        storage = _gap([t.in_file for t in self.tensors], total, 4096)
         if storage + total > self.memory_bytes or address + in_bank >= 1 << 32:
             raise ContractError("no DRAM left on the simulated chip", got=f"{total} bytes wanted")
-        tensor = Tensor(self, shape, kind, tiled, page_size, pages, address, storage, storage + pages * page_size)
+        tensor = Tensor(
+            *(self, shape, kind, tiled, page_size, pages, address, storage, storage + pages * page_size),
+            in_bank=(address, in_bank),
+            in_file=(storage, total),
+        )
         self.tensors.append(tensor)
         return tensor
 
@@ -185,7 +189,7 @@ def _gap(taken: list[tuple[int, int]], size: int, unit: int) -> int:
     for begin, length in sorted(taken):
         if start + size <= begin:
             return start
-        start = max(start, ceil_div(begin + length + unit, unit) * unit)
+        start = max(start, (begin + length + 2 * unit - 1) // unit * unit)
     return start
 
 
