@@ -3,7 +3,7 @@
 from . import logs
 from .api import down_projection, gate_projection, gate_up, moe, prepare, silu_mul, up_projection
 from .contract import Experts, Placement, Problem, Routing
-from .errors import BackendUnavailable, CheckpointError, ContractError, RequestError, TtnnMoeError
+from .errors import BackendUnavailable, CheckpointError, ContractError, GradientsRefused, RequestError, TtnnMoeError
 from .registry import why
 
 __version__ = "0.1.0"
@@ -15,6 +15,7 @@ __all__ = [
     "CheckpointError",
     "ContractError",
     "Experts",
+    "GradientsRefused",
     "Placement",
     "Problem",
     "RequestError",

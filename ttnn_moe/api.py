@@ -1,6 +1,7 @@
 """The operator and its steps, as users call them: eager, through torch's custom ops, or on a device's own tensors.
 
-Inference only: under autograd the result is computed, and a backward pass through it raises.
+Inference only: under autograd the result is computed, and a backward pass through it raises. Forward-mode gradients
+raise at the call.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from . import eager, registry
 from .backend import Prepared
 from .contract import Experts, Placement, Problem, Routing
 from .errors import ContractError
+from .watched import watcher
 
 
 def moe(
@@ -34,7 +36,8 @@ def moe(
         hidden: [T, H] bf16, fp16 or fp32; a non-contiguous one is copied.
         routing: Routing.from_topk(topk_ids [T, K], topk_weights [T, K], E).
         experts: Experts.dense(gate_up [E, 2I, H], down [E, H, I]), or another format.
-        out: [T, H] in the dtype of hidden or fp32, to write to; allocated when absent.
+        out: [T, H] in the dtype of hidden or fp32, to write to; it shares no memory with what the call reads.
+            Allocated when absent.
         accumulate: add to out instead of overwriting it.
         backend: a name in registry.backends(), or "auto".
 
@@ -42,12 +45,12 @@ def moe(
         out [T, H].
 
     Raises:
-        ContractError: inputs that break the contract. BackendUnavailable: nothing can run it.
+        ContractError: inputs that break the contract. BackendUnavailable: nothing can run it. GradientsRefused:
+            forward-mode gradients are asked for, or a backward pass runs.
     """
     if not isinstance(hidden, Tensor):
         return _on_device(hidden, routing, experts, out, accumulate, backend)
-    form = _form(hidden, routing.topk_weights, *experts.tensors.values())
-    return form.moe(hidden, routing, experts, out, accumulate, backend)
+    return _form(hidden, routing, experts, out).moe(hidden, routing, experts, out, accumulate, backend)
 
 
 def prepare(problem: Problem, experts: Experts, placement: Placement | None = None, backend: str = "auto") -> Prepared:
@@ -57,11 +60,19 @@ def prepare(problem: Problem, experts: Experts, placement: Placement | None = No
     global expert ids. With a placement of D > 1 devices and no rank, one process drives the mesh: experts are those of
     all devices. With a rank, experts are the E/D of that rank, and the result is its partial sum.
 
+    Threads may share a layer. On a CPU their calls take turns. On a GPU each stream has workspace of its own, made at
+    its first call, which layers of one problem share; a captured graph keeps that of the stream that captured it.
+
+    A layer is for inference: a call that autograd or a tracer would record raises ContractError.
+
     Raises:
         ContractError: experts, problem and placement do not fit. BackendUnavailable: nothing can run it.
     """
     full = described(problem, experts, placement)
-    return registry.choose(full, backend).prepare(full, experts, placement)
+    chosen = registry.choose(full, backend)
+    # a workspace made under inference_mode could not be written outside it
+    with torch.inference_mode(False), torch.no_grad():
+        return chosen.prepare(full, experts, placement)
 
 
 def described(problem: Problem, experts: Experts, placement: Placement | None) -> Problem:
@@ -127,7 +138,7 @@ def silu_mul(gate: Tensor, up: Tensor, *, backend: str = "auto") -> Tensor:
     Raises:
         ContractError: shapes, dtypes or devices that differ. BackendUnavailable: nothing can run it.
     """
-    return _form(gate, up).silu_mul(gate, up, backend)
+    return _form_for(watcher((gate, up))).silu_mul(gate, up, backend)
 
 
 def down_projection(
@@ -149,12 +160,12 @@ def down_projection(
     Raises:
         ContractError: inputs that break the contract. BackendUnavailable: nothing can run it.
     """
-    form = _form(activations, routing.topk_weights, *experts.tensors.values())
+    form = _form(activations, routing, experts, out)
     return form.down_projection(activations, routing, experts, row_align, out, accumulate, backend)
 
 
 def _step(name: str, hidden: Tensor, routing: Routing, experts: Experts, row_align: int, backend: str) -> Tensor:
-    return _form(hidden, *experts.tensors.values()).step(name, hidden, routing, experts, row_align, backend)
+    return _form(hidden, routing, experts).step(name, hidden, routing, experts, row_align, backend)
 
 
 def _on_device(hidden: Any, routing: Any, experts: Any, out: Any, accumulate: bool, backend: str) -> Any:
@@ -176,13 +187,16 @@ def _on_device(hidden: Any, routing: Any, experts: Any, out: Any, accumulate: bo
     return tenstorrent.moe(hidden, routing, experts, out=out, accumulate=accumulate)
 
 
-def _form(*tensors: Tensor) -> Any:
-    """The module that runs a call: torch_ops under torch.compile, and where autograd records, else eager.
+def _form(rows: Tensor, routing: Routing, experts: Experts, out: Tensor | None = None) -> Any:
+    """The module that runs a call: torch_ops where something watches it, else eager."""
+    if torch.is_grad_enabled():
+        return _form_for(watcher((rows, routing.topk_weights, out, *experts.tensors.values())))
+    return _form_for(watcher(()))
 
-    A backward pass through torch_ops is refused; through eager it would be wrong.
-    """
-    if torch.compiler.is_compiling() or (torch.is_grad_enabled() and any(x.requires_grad for x in tensors)):
-        from . import torch_ops
 
-        return torch_ops
-    return eager
+def _form_for(found: str | None) -> Any:
+    if found is None:
+        return eager
+    from . import torch_ops
+
+    return torch_ops

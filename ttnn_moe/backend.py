@@ -2,19 +2,33 @@
 
 from __future__ import annotations
 
+import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
 import torch
 from torch import Tensor
 
-from .contract import Experts, Placement, Problem, Routing, check_prepared
+from .contract import Experts, Placement, Problem, Routing, check_memory, check_prepared
+from .errors import ContractError
+from .memory import dense, note_write
 from .selfcheck.check import Check
+from .watched import watcher
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
+
+R = TypeVar("R")
+
+
+def run(work: Callable[..., R], *args: Any) -> R:
+    """work(*args), a backend's method, outside autocast: a backend computes in the dtypes that it declares."""
+    if torch._C._is_any_autocast_enabled():
+        with torch._C._DisableAutocast():
+            return work(*args)
+    return work(*args)
 
 
 @dataclass(frozen=True)
@@ -51,12 +65,18 @@ class Numerics:
 class Prepared(ABC):
     """One layer made ready by `prepare`: it owns workspace and compiled kernels; calls allocate the output only.
 
+    A subclass makes its workspace in __init__, under `torch.inference_mode(False)`, and lets `_run` be called from any
+    thread.
+
     Attributes:
         problem: sizes of the largest call. placement: what the routing of a call knows of where experts live.
+        device: where the experts are, and the tensors of a call must be.
     """
 
-    problem: Problem
-    placement: Placement | None = None
+    def __init__(self, problem: Problem, experts: Experts, placement: Placement | None = None):
+        self.problem, self.placement, self.device = problem, placement, experts.device
+        # weak: a backend with weights of its own lets go of these
+        self._weights = tuple(map(weakref.ref, experts.tensors.values()))
 
     def __call__(
         self,
@@ -68,18 +88,54 @@ class Prepared(ABC):
         accumulate: bool = False,
         num_tokens: Tensor | None = None,
     ) -> Tensor:
-        """hidden [T, H], topk_ids and topk_weights [T, K] with T <= problem.T -> out [T, H]."""
+        """hidden [T, H], topk_ids and topk_weights [T, K] with T <= problem.T -> out [T, H].
+
+        Raises:
+            ContractError: arguments that do not fit; or autograd, a tracer or a transform would record the call.
+        """
+        if torch.compiler.is_dynamo_compiling():
+            return _call_outside_graph(self, hidden, topk_ids, topk_weights, out, accumulate, num_tokens)
+        found = watcher((hidden, topk_weights, out, *self._held())) if torch.is_grad_enabled() else watcher(())
+        if found is not None:
+            raise ContractError(
+                "a prepared layer is for inference, and something would record this call",
+                got=found,
+                expected="a plain call",
+                remedy="call it under torch.no_grad() and outside of tracers, or call ttnn_moe.moe",
+            )
         problem = self.problem
         routing = Routing.from_topk(topk_ids, topk_weights, problem.E, placement=self.placement, num_tokens=num_tokens)
-        check_prepared(problem, hidden, routing, out, accumulate)
+        check_prepared(problem, self.device, hidden, routing, out, accumulate)
+        hidden = dense(hidden)
         if out is None:
             out = hidden.new_empty(routing.T, problem.H, dtype=problem.out_dtype)
-        self._run(hidden.contiguous(), routing, out, accumulate)
+        else:
+            check_memory(out, routing, hidden, *self._held())
+            note_write(out)
+        run(self._run, hidden, routing, out, accumulate)
         return out
+
+    def _held(self) -> list[Tensor]:
+        """The weights that `prepare` got, as far as they live."""
+        return [tensor for ref in self._weights if (tensor := ref()) is not None]
 
     @abstractmethod
     def _run(self, hidden: Tensor, routing: Routing, out: Tensor, accumulate: bool) -> None:
         """Write, or add, the result to out [T, H]; arguments were checked, hidden is contiguous."""
+
+
+@torch._disable_dynamo
+def _call_outside_graph(
+    layer: Prepared,
+    hidden: Tensor,
+    topk_ids: Tensor,
+    topk_weights: Tensor,
+    out: Tensor | None,
+    accumulate: bool,
+    num_tokens: Tensor | None,
+) -> Tensor:
+    """torch.compile breaks its graph here: a prepared layer launches kernels that it cannot see."""
+    return layer(hidden, topk_ids, topk_weights, out=out, accumulate=accumulate, num_tokens=num_tokens)
 
 
 def store(total: Tensor, out: Tensor, accumulate: bool, num_tokens: Tensor | None) -> None:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from .errors import ContractError
 from .experts import Experts
+from .memory import first_shared
 from .placement import Placement, check_even
 from .routing import PaddedView, Routing, SortedView, StepLayout, step_capacity
 
@@ -27,11 +28,12 @@ __all__ = [
     "StepLayout",
     "check",
     "check_accumulate",
+    "check_memory",
+    "check_down_projection",
     "check_gate_and_up",
     "check_hidden",
     "check_out",
     "check_prepared",
-    "check_rows",
     "step_capacity",
 ]
 
@@ -108,27 +110,53 @@ def check(hidden: Tensor, routing: Routing, experts: Experts, out: Tensor | None
     """
     check_hidden(hidden, routing, experts)
     if out is not None:
-        check_out(out, hidden, experts.H)
+        check_out(out, hidden, routing.T, experts.H)
     return Problem.of(routing.T, routing.K, experts, hidden.dtype, None if out is None else out.dtype)
 
 
 def check_hidden(hidden: Tensor, routing: Routing, experts: Experts) -> None:
     """hidden [T, H] must fit the routing and the experts, in sizes, dtype and device."""
-    if hidden.dim() != 2 or hidden.shape[1] != experts.H or hidden.shape[0] != routing.T:
+    shape = routing.T, experts.H
+    if hidden.shape != shape:
         raise ContractError(
             "hidden has the wrong shape",
             got=tuple(hidden.shape),
-            expected=f"[T, H] = ({routing.T}, {experts.H})",
+            expected=f"[T, H] = {shape}",
             remedy="flatten batch and sequence to T: hidden.reshape(-1, H)" if hidden.dim() == 3 else None,
         )
-    if hidden.dtype not in HIDDEN_DTYPES:
-        raise ContractError("hidden has an unsupported dtype", got=hidden.dtype, expected=list(HIDDEN_DTYPES))
-    if experts.dtype is not None and hidden.dtype != experts.dtype:
+    _check_together("hidden", hidden, routing, experts)
+
+
+def check_down_projection(
+    activations: Tensor, routing: Routing, experts: Experts, row_align: int, out: Tensor | None, accumulate: bool
+) -> Problem:
+    """Check a down projection: activations [capacity, I], and the rest as `check`. Returns its problem."""
+    shape = step_capacity(routing.T, routing.K, routing.E, row_align), experts.I
+    if tuple(activations.shape) != shape:
         raise ContractError(
-            "hidden and the expert weights have different dtypes",
-            got=f"{hidden.dtype} and {experts.dtype}",
+            "activations have the wrong shape",
+            got=tuple(activations.shape),
+            expected=f"[capacity, I] = {shape}",
+            remedy="take the row_align of the step that made them",
+        )
+    _check_together("activations", activations, routing, experts)
+    check_accumulate(out, accumulate)
+    if out is not None:
+        check_out(out, activations, routing.T, experts.H)
+    return Problem.of(routing.T, routing.K, experts, activations.dtype, None if out is None else out.dtype)
+
+
+def _check_together(name: str, rows: Tensor, routing: Routing, experts: Experts) -> None:
+    """Rows, routing and experts must agree on dtype, E and device."""
+    dtype, weights_dtype = rows.dtype, experts.dtype
+    if dtype not in HIDDEN_DTYPES:
+        raise ContractError(f"{name} has an unsupported dtype", got=dtype, expected=list(HIDDEN_DTYPES))
+    if weights_dtype is not None and dtype != weights_dtype:
+        raise ContractError(
+            f"{name} and the expert weights have different dtypes",
+            got=f"{dtype} and {weights_dtype}",
             expected="one dtype",
-            remedy=f"hidden.to({experts.dtype})",
+            remedy=f"{name}.to({weights_dtype})",
         )
     if routing.E != experts.E:
         raise ContractError(
@@ -137,56 +165,79 @@ def check_hidden(hidden: Tensor, routing: Routing, experts: Experts) -> None:
             expected="the same number of experts",
             remedy="Routing.for_device and Experts.for_device go together",
         )
-    if not hidden.device == routing.topk_ids.device == experts.device:
+    if not rows.device == routing.topk_ids.device == experts.device:
         raise ContractError(
             "tensors are on different devices",
-            got=f"hidden {hidden.device}, topk_ids {routing.topk_ids.device}, experts {experts.device}",
+            got=f"{name} {rows.device}, topk_ids {routing.topk_ids.device}, experts {experts.device}",
             expected="one device",
         )
 
 
-def check_out(out: Tensor, hidden: Tensor, H: int) -> None:
-    """out [T, H] must be writable in place: dtype of hidden or fp32, contiguous, no memory shared with hidden."""
-    if tuple(out.shape) != (hidden.shape[0], H) or out.device != hidden.device:
+def check_out(out: Tensor, rows: Tensor, T: int, H: int) -> None:
+    """out [T, H] must be writable in place: device of rows, their dtype or fp32, contiguous."""
+    if out.shape != (T, H) or out.device != rows.device:
         raise ContractError(
             "out has the wrong shape or device",
             got=f"{tuple(out.shape)} on {out.device}",
-            expected=f"{(hidden.shape[0], H)} on {hidden.device}",
+            expected=f"{(T, H)} on {rows.device}",
         )
-    if out.dtype not in (hidden.dtype, torch.float32):
-        raise ContractError("out has the wrong dtype", got=out.dtype, expected=f"{hidden.dtype} or torch.float32")
+    if out.dtype not in (rows.dtype, torch.float32):
+        raise ContractError("out has the wrong dtype", got=out.dtype, expected=f"{rows.dtype} or torch.float32")
     if not out.is_contiguous():
         raise ContractError("out is not contiguous", got=f"strides {out.stride()}", expected="row-major [T, H]")
-    if not torch.compiler.is_compiling() and _overlap(out, hidden):
+
+
+def check_memory(out: Tensor, routing: Routing, *read: Tensor) -> None:
+    """A kernel must be able to write to out, and out must share no memory with what the call reads.
+
+    It reads addresses, so it is for calls that run now, not for traced ones. read: contiguous tensors.
+    """
+    if out.is_neg():
+        raise ContractError("out is a negative view of other values", remedy="pass a plain tensor")
+    if out.is_inference() and not torch.is_inference_mode_enabled():
         raise ContractError(
-            "out shares memory with hidden", expected="separate memory", remedy="pass another out, or none"
+            "out was made under torch.inference_mode, and the call is outside it",
+            expected="an out that autograd may see written",
+            remedy="make out outside inference_mode, or call inside it",
+        )
+    bound = () if routing.num_tokens is None else (routing.num_tokens,)
+    shared = first_shared(out, *read, routing.topk_ids, routing.topk_weights, *bound)
+    if shared is not None:
+        raise ContractError(
+            "out shares memory with an argument",
+            got=f"one that is {tuple(shared.shape)} {shared.dtype}",
+            expected="separate memory",
+            remedy="pass another out, or none",
         )
 
 
-def check_prepared(problem: Problem, hidden: Tensor, routing: Routing, out: Tensor | None, accumulate: bool) -> None:
-    """What a prepared layer checks on every call."""
-    if hidden.shape != (routing.T, problem.H) or hidden.dtype != problem.dtype:
+def check_prepared(
+    problem: Problem, device: torch.device, hidden: Tensor, routing: Routing, out: Tensor | None, accumulate: bool
+) -> None:
+    """What a prepared layer checks on every call, but for `check_memory`. device: that of its experts."""
+    T, K = routing.topk_ids.shape
+    if hidden.shape != (T, problem.H) or hidden.dtype != problem.dtype:
         raise ContractError(
             "hidden does not fit the prepared problem",
             got=f"{tuple(hidden.shape)} {hidden.dtype}",
-            expected=f"{(routing.T, problem.H)} {problem.dtype}",
+            expected=f"{(T, problem.H)} {problem.dtype}",
         )
-    if hidden.device != routing.topk_ids.device or hidden.device.type != problem.device:
+    if not hidden.device == routing.topk_ids.device == device:
         raise ContractError(
             "tensors are on another device than the prepared layer",
             got=f"hidden {hidden.device}, topk_ids {routing.topk_ids.device}",
-            expected=f"both on one {problem.device} device",
+            expected=f"both on {device}",
         )
-    if routing.T > problem.T or routing.K != problem.K:
+    if T > problem.T or K != problem.K:
         raise ContractError(
             "the call is larger than the prepared problem",
-            got=f"T={routing.T}, K={routing.K}",
+            got=f"T={T}, K={K}",
             expected=f"T <= {problem.T}, K = {problem.K}",
             remedy="prepare for the largest T that will be used",
         )
     check_accumulate(out, accumulate)
     if out is not None:
-        check_out(out, hidden, problem.H)
+        check_out(out, hidden, T, problem.H)
 
 
 def check_accumulate(out: Tensor | None, accumulate: bool) -> None:
@@ -203,21 +254,3 @@ def check_gate_and_up(gate: Tensor, up: Tensor) -> None:
             got=f"{tuple(gate.shape)} {gate.dtype} and {tuple(up.shape)} {up.dtype}",
             expected="both [rows, I], one dtype, one device",
         )
-
-
-def check_rows(name: str, rows: Tensor, capacity: int, width: int, dtype: torch.dtype) -> None:
-    """A step tensor must be [capacity, width]."""
-    if tuple(rows.shape) != (capacity, width) or rows.dtype != dtype:
-        raise ContractError(
-            f"{name} has the wrong form",
-            got=f"{tuple(rows.shape)} {rows.dtype}",
-            expected=f"[capacity, width] = {(capacity, width)} {dtype}",
-        )
-
-
-def _overlap(a: Tensor, b: Tensor) -> bool:
-    if a.numel() == 0 or b.numel() == 0 or a.device.type == "meta":
-        return False
-    a0, b0 = a.data_ptr(), b.data_ptr()
-    b_bytes = sum((size - 1) * stride for size, stride in zip(b.shape, b.stride(), strict=True)) + 1
-    return a0 < b0 + b_bytes * b.element_size() and b0 < a0 + a.numel() * a.element_size()

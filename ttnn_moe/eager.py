@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from . import registry
+from .backend import run
 from .contract import (
     Experts,
     Problem,
     Routing,
     check,
     check_accumulate,
+    check_down_projection,
     check_gate_and_up,
     check_hidden,
-    check_out,
-    check_rows,
-    step_capacity,
+    check_memory,
 )
+from .memory import dense, note_write
 
 
 def moe(
@@ -27,9 +27,13 @@ def moe(
     problem = check(hidden, routing, experts, out)
     check_accumulate(out, accumulate)
     chosen = registry.choose(problem, backend)
+    hidden = dense(hidden)
     if out is None:
-        out = torch.empty_like(hidden, memory_format=torch.contiguous_format)
-    chosen.moe(hidden.contiguous(), routing, experts, out, accumulate)
+        out = hidden.new_empty(routing.T, experts.H)
+    else:
+        check_memory(out, routing, hidden, *experts.tensors.values())
+        note_write(out)
+    run(chosen.moe, hidden, routing, experts, out, accumulate)
     return out
 
 
@@ -37,7 +41,7 @@ def step(name: str, hidden: Tensor, routing: Routing, experts: Experts, row_alig
     """As ttnn_moe.gate_projection, up_projection or gate_up, by name: [capacity, I]."""
     check_hidden(hidden, routing, experts)
     chosen = registry.choose(Problem.of(routing.T, routing.K, experts, hidden.dtype), backend)
-    return getattr(chosen, name)(hidden.contiguous(), routing, experts, row_align)
+    return run(getattr(chosen, name), dense(hidden), routing, experts, row_align)
 
 
 def silu_mul(gate: Tensor, up: Tensor, backend: str) -> Tensor:
@@ -45,7 +49,7 @@ def silu_mul(gate: Tensor, up: Tensor, backend: str) -> Tensor:
     check_gate_and_up(gate, up)
     rows, I = gate.shape
     problem = Problem(rows, 1, 1, max(I, 1), max(I, 1), gate.dtype, device=gate.device.type)
-    return registry.choose(problem, backend).silu_mul(gate, up)
+    return run(registry.choose(problem, backend).silu_mul, dense(gate), dense(up))
 
 
 def down_projection(
@@ -58,21 +62,13 @@ def down_projection(
     backend: str,
 ) -> Tensor:
     """As ttnn_moe.down_projection: out [T, H]."""
-    out = out_of_down_projection(activations, routing, experts, row_align, out, accumulate)
-    problem = Problem.of(routing.T, routing.K, experts, activations.dtype, out.dtype)
+    problem = check_down_projection(activations, routing, experts, row_align, out, accumulate)
     chosen = registry.choose(problem, backend)
-    chosen.down_projection(activations.contiguous(), routing, experts, row_align, out, accumulate)
-    return out
-
-
-def out_of_down_projection(
-    activations: Tensor, routing: Routing, experts: Experts, row_align: int, out: Tensor | None, accumulate: bool
-) -> Tensor:
-    """Check a down projection's arguments; returns out, made where it is absent."""
-    capacity = step_capacity(routing.T, routing.K, routing.E, row_align)
-    check_rows("activations", activations, capacity, experts.I, experts.dtype or activations.dtype)
-    check_accumulate(out, accumulate)
+    activations = dense(activations)
     if out is None:
         out = activations.new_empty(routing.T, experts.H)
-    check_out(out, activations.new_empty(routing.T, 0), experts.H)
+    else:
+        check_memory(out, routing, activations, *experts.tensors.values())
+        note_write(out)
+    run(chosen.down_projection, activations, routing, experts, row_align, out, accumulate)
     return out

@@ -52,6 +52,10 @@ class BackendUnavailable(TtnnMoeError, RuntimeError):
     """The backend asked for cannot run here, or cannot run this problem."""
 
 
+class GradientsRefused(TtnnMoeError, RuntimeError):
+    """Gradients were asked of the operator, which has none."""
+
+
 class CheckpointError(TtnnMoeError, ValueError):
     """A model directory, its config or one of its weight files cannot be used."""
 

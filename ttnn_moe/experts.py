@@ -46,6 +46,11 @@ class Experts:
                 "unknown gate_up_order", got=repr(self.gate_up_order), expected=f"one of {list(GATE_UP_ORDERS)}"
             )
         get_format(self.format).check(self)
+        if torch.compiler.is_dynamo_compiling():  # the op checks when it runs
+            return
+        for name, tensor in self.tensors.items():
+            if tensor.is_neg():
+                raise ContractError(f"{name} is a negative view of other values", remedy=f"{name}.resolve_neg()")
 
     @classmethod
     def dense(cls, gate_up: Tensor, down: Tensor, *, gate_up_order: str = "halves") -> Experts:

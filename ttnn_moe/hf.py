@@ -5,19 +5,10 @@ from __future__ import annotations
 import sys
 
 from .integrations import transformers
-from .integrations.transformers import (
-    MIN_TRANSFORMERS,
-    TransformersUnsuitable,
-    experts,
-    gate,
-    inference,
-    plug,
-    register,
-    served,
-)
+from .integrations.transformers import MIN_TRANSFORMERS, TransformersUnsuitable, experts, gate, plug, register, served
 
 __all__ = ["MIN_TRANSFORMERS", "TransformersUnsuitable", "register", "served"]
 
 # the same module objects: a second copy would register its custom ops a second time
-for _module in (transformers, experts, gate, inference, plug):
+for _module in (transformers, experts, gate, plug):
     sys.modules[_module.__name__.replace(transformers.__name__, __name__)] = _module

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Callable
+from threading import Lock
 
 import torch
 from torch import Tensor
@@ -116,12 +117,12 @@ class ReferenceBackend:
 class PreparedReference(Prepared):
     """A layer with its workspace; a call allocates its output and the routing's index tensors, O(T*K).
 
-    With a placement, D devices are run one after the other, as a mesh would.
+    Threads that call one layer take turns. With a placement, D devices are run one after the other, as a mesh would.
     """
 
     def __init__(self, backend: ReferenceBackend, problem: Problem, experts: Experts, placement: Placement | None):
-        self.problem, self.placement = problem, placement
-        self._backend = backend
+        super().__init__(problem, experts, placement)
+        self._backend, self._turn = backend, Lock()
         # one process that drives the mesh holds all experts; a rank holds its own, and so does a lone device
         self._experts = (
             [experts.for_device(placement, d) for d in range(placement.D)]
@@ -133,17 +134,21 @@ class PreparedReference(Prepared):
         self._sums = torch.empty(2, problem.T, problem.H) if len(self._experts) > 1 else None
 
     def _run(self, hidden: Tensor, routing: Routing, out: Tensor, accumulate: bool) -> None:
-        if self._sums is None:
-            local = routing if self.placement is None else routing.for_device()
-            self._backend.run(hidden, local, self._experts[0], out, accumulate, self._space)
-            return
-        n = routing.T if routing.num_tokens is None else int(routing.num_tokens)
-        total, partial = self._sums[:, :n]
-        total.copy_(out[:n]) if accumulate else total.zero_()
+        with self._turn:
+            if self._sums is None:
+                local = routing if self.placement is None else routing.for_device()
+                self._backend.run(hidden, local, self._experts[0], out, accumulate, self._space)
+            else:
+                self._run_mesh(hidden, routing, out, accumulate, self._sums)
+
+    def _run_mesh(self, hidden: Tensor, routing: Routing, out: Tensor, accumulate: bool, sums: Tensor) -> None:
+        n = routing.true_tokens()
+        total, partial = sums[:, : routing.T]
+        total.copy_(out) if accumulate else total.zero_()
         for d, experts in enumerate(self._experts):
             self._backend.run(hidden, routing.for_device(d), experts, partial, False, self._space)
-            total += partial
-        out[:n] = total
+            total[:n] += partial[:n]
+        out[:n] = total[:n]
 
 
 def _blocks(starts: list[int]) -> list[list[tuple[int, int, int]]]:
@@ -213,7 +218,7 @@ def _combine(
     rows: Tensor, inverse: Tensor, routing: Routing, weights: Tensor, out: Tensor, accumulate: bool, space: Workspace
 ) -> None:
     """out[t] (+)= sum over ascending k of weights[t, k] * rows[inverse[t, k]], in fp32; -1 adds nothing."""
-    T = routing.T if routing.num_tokens is None else min(int(routing.num_tokens), routing.T)
+    T = routing.true_tokens()
     rows[-1].zero_()
     none = inverse < 0
     inverse = torch.where(none, len(rows) - 1, inverse).long()

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from .errors import ContractError
+from .memory import dense
 from .placement import Placement
 
 
@@ -73,7 +74,7 @@ class Routing:
 
     ids are global expert ids, int32 or int64, as given: an id outside 0 .. E-1 means "no expert" to every reader.
     num_tokens, if set, is the true number of tokens when T is only a bound: int32 [] on the same device; rows past
-    it route nowhere and their output is not written.
+    it route nowhere and their output is not written. A value below 0 counts as 0, one above T as T.
     """
 
     topk_ids: Tensor
@@ -108,7 +109,8 @@ class Routing:
         Raises:
             ContractError: a shape, dtype or device that does not fit; with check, an id out of range.
         """
-        if ids.dim() != 2 or ids.shape != weights.shape or ids.shape[1] < 1:
+        shape = ids.shape
+        if len(shape) != 2 or shape != weights.shape or shape[1] < 1:
             raise ContractError(
                 "topk_ids and topk_weights do not fit together",
                 got=f"{tuple(ids.shape)} and {tuple(weights.shape)}",
@@ -138,7 +140,10 @@ class Routing:
             num_tokens = num_tokens.reshape(())
         if check:
             check_ids(ids, E)
-        return cls(ids.contiguous(), weights.float().contiguous(), E, placement, num_tokens)
+        weights = weights.float()
+        if torch.compiler.is_dynamo_compiling():  # the op makes a routing of its own when it runs
+            return cls(ids.contiguous(), weights.contiguous(), E, placement, num_tokens)
+        return cls(dense(ids), dense(weights), E, placement, None if num_tokens is None else dense(num_tokens))
 
     @property
     def T(self) -> int:
@@ -147,6 +152,10 @@ class Routing:
     @property
     def K(self) -> int:
         return self.topk_ids.shape[1]
+
+    def true_tokens(self) -> int:
+        """Tokens that count, in 0 .. T. Waits for the device where num_tokens is set."""
+        return self.T if self.num_tokens is None else min(max(int(self.num_tokens), 0), self.T)
 
     @cached_property
     def ids(self) -> Tensor:

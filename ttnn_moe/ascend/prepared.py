@@ -17,7 +17,8 @@ class PreparedAscend(Prepared):
     """See ttnn_moe.prepare. With a placement and no rank, one NPU runs the D devices one after the other."""
 
     def __init__(self, npu: Any, problem: Problem, experts: Experts, placement: Placement | None):
-        self.problem, self._npu, self.placement = problem, npu, placement
+        super().__init__(problem, experts, placement)
+        self._npu = npu
         held = [experts]
         if placement is not None and placement.rank is None:
             held = [experts.for_device(placement, d) for d in range(placement.D)]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from threading import Lock
+
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -53,14 +55,22 @@ class ExpertParallel(Prepared):
         if wire not in (torch.float32, problem.dtype):
             raise ContractError("unsupported wire dtype", got=wire, expected=f"float32 or {problem.dtype}")
         _check_group(placement, group)
-        self.problem, self.placement = api.described(problem, experts, placement), placement
-        self._experts = experts
+        super().__init__(api.described(problem, experts, placement), experts, placement)
+        self._experts, self._turn = experts, Lock()
         local = Problem.of(1, problem.K, experts, problem.dtype)
         runs = registry.choose(local, registry.resolve(backend))
         self.exchange = exchanges.choose(exchange, self.problem, Topology(placement, runs, group, wire))
 
     def _run(self, hidden: Tensor, routing: Routing, out: Tensor, accumulate: bool) -> None:
-        store(self.exchange(hidden, routing, self._experts), out, accumulate, routing.num_tokens)
+        if not self._turn.acquire(blocking=False):
+            raise ContractError(
+                "two threads call one ExpertParallel at once, and processes must agree on the order of calls",
+                remedy="let one thread of each process make the calls",
+            )
+        try:
+            store(self.exchange(hidden, routing, self._experts), out, accumulate, routing.num_tokens)
+        finally:
+            self._turn.release()
 
 
 def _check_group(placement: Placement, group: dist.ProcessGroup | None) -> None:

@@ -19,7 +19,7 @@ from ..sizes import ceil_div, power_of_2
 from . import device as devices
 from . import tensors
 from .experts import DeviceExperts
-from .host import PreparedTenstorrent, expert_ids, loaded, run
+from .host import PreparedTenstorrent, loaded, run
 from .programs import LayerPrograms, Routed, Sizes, programs_of
 
 ROW_ALIGN = 32
@@ -77,11 +77,12 @@ class TenstorrentBackend:
         bound = max(32, power_of_2(rows))
         whole = programs.rows(bound), programs.sizes.I
         moved = []
-        for tensor in (gate, up):
-            padded = tensor.new_zeros(whole)
-            padded[:rows, :I] = tensor
-            moved.append(tensors.replicate(padded, device, "TILE"))
-        out.copy_(tensors.to_torch(programs.silu_mul(moved[0], moved[1], bound), device)[:rows, :I])
+        with device.turn:
+            for tensor in (gate, up):
+                padded = tensor.new_zeros(whole)
+                padded[:rows, :I] = tensor
+                moved.append(tensors.replicate(padded, device, "TILE"))
+            out.copy_(tensors.to_torch(programs.silu_mul(moved[0], moved[1], bound), device)[:rows, :I])
         return out
 
     def down_projection(
@@ -91,13 +92,18 @@ class TenstorrentBackend:
             return
         _check_align(row_align)
         there = loaded(experts)
+        with there.device.turn:
+            self._down(activations, routing, there, out, accumulate)
+
+    def _down(self, activations: Tensor, routing: Routing, there: DeviceExperts, out: Tensor, accumulate: bool) -> None:
         programs, routed = _route(routing, there)
-        whole = activations.new_zeros(programs.rows(routed.bound), experts.I)
+        whole = activations.new_zeros(programs.rows(routed.bound), there.I)
         rows = min(len(whole), len(activations))
         whole[:rows] = activations[:rows]
         into = tensors.replicate(out, there.device, "TILE")
         programs.down(tensors.replicate(whole, there.device, "TILE"), routed, there.down, into, accumulate)
-        out.copy_(tensors.to_torch(into, there.device))
+        n = routing.true_tokens()
+        out[:n] = tensors.to_torch(into, there.device)[:n]
 
 
 def _route(routing: Routing, there: DeviceExperts) -> tuple[LayerPrograms, Routed]:
@@ -110,8 +116,8 @@ def _route(routing: Routing, there: DeviceExperts) -> tuple[LayerPrograms, Route
         )
     programs = programs_of(there.device, Sizes.of_experts(there, routing.K))
     programs.bound(routing.T)
-    ids = tensors.replicate(expert_ids(routing), there.device)
-    weights = tensors.replicate(routing.topk_weights.float().contiguous(), there.device)
+    ids = tensors.replicate(routing.ids, there.device)
+    weights = tensors.replicate(routing.topk_weights, there.device)
     return programs, programs.route(ids, weights, there.mapping, routing.T)
 
 
@@ -136,9 +142,10 @@ def _step(
     out = hidden.new_empty(routing.step_layout(row_align).capacity, experts.I)
     if len(out):
         there = loaded(experts)
-        programs, routed = _route(routing, there)
-        rows = launch(programs, tensors.replicate(hidden, there.device), routed, there)
-        got = tensors.to_torch(rows, there.device)
+        with there.device.turn:
+            programs, routed = _route(routing, there)
+            rows = launch(programs, tensors.replicate(hidden, there.device), routed, there)
+            got = tensors.to_torch(rows, there.device)
         # the device's buffer ends with the last block; rows past it are undefined
         n = min(len(got), len(out))
         out[:n] = got[:n]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import atexit
 import importlib.util
 import os
+import threading
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,6 +33,7 @@ class Device:
 
     Attributes:
         handle: ttnn's device. D: devices in it. arch: "blackhole" or "wormhole_b0". machine: what plans may use.
+        turn: hold it while a call uses the buffers of its programs, which all calls of one size share.
     """
 
     handle: Any
@@ -39,6 +42,7 @@ class Device:
     machine: Machine
     opened_here: bool = False
     cache: dict[object, Any] = field(default_factory=dict)  # lives as long as the device: programs, buffers
+    turn: AbstractContextManager[object] = field(default_factory=threading.RLock, repr=False)
 
     @classmethod
     def of(cls, handle: Any, opened_here: bool = False) -> Device:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
 
 import torch
@@ -16,46 +17,49 @@ from .experts import DeviceExperts, load_experts, weight_format
 from .programs import Sizes, programs_of
 
 _LOADED: weakref.WeakKeyDictionary[Experts, DeviceExperts] = weakref.WeakKeyDictionary()
+_LOADING = threading.Lock()
 
 
 def loaded(experts: Experts, placement: Placement | None = None) -> DeviceExperts:
     """The experts on the device in use; the first call loads them."""
-    found = _LOADED.get(experts)
-    if found is not None and found.device is devices.current() and found.weight_format == weight_format():
-        there = found.placement.device_expert_mapping
-        if placement is None or torch.equal(placement.device_expert_mapping, there):
-            return found
-    found = _LOADED[experts] = load_experts(experts, placement=placement, weight_format=weight_format())
-    return found
+    with _LOADING:
+        found = _LOADED.get(experts)
+        if found is not None and found.device is devices.current() and found.weight_format == weight_format():
+            there = found.placement.device_expert_mapping
+            if placement is None or torch.equal(placement.device_expert_mapping, there):
+                return found
+        found = _LOADED[experts] = load_experts(experts, placement=placement, weight_format=weight_format())
+        return found
 
 
 def run(hidden: Tensor, routing: Routing, experts: DeviceExperts, out: Tensor, accumulate: bool) -> None:
-    """Run the operator on torch tensors, in passes of the most tokens that one program takes."""
-    device = experts.device
+    """Run the operator on torch tensors, in passes of the most tokens that one program takes. Threads take turns."""
+    with experts.device.turn:
+        T = routing.true_tokens()
+        most = programs_of(experts.device, Sizes.of_experts(experts, routing.K)).max_T
+        for first in range(0, T, most):
+            _run_pass(hidden, routing, experts, out, accumulate, slice(first, min(first + most, T)))
+
+
+def _run_pass(
+    hidden: Tensor, routing: Routing, experts: DeviceExperts, out: Tensor, accumulate: bool, part: slice
+) -> None:
+    """Tokens of one pass."""
+    device, T = experts.device, part.stop - part.start
     programs = programs_of(device, Sizes.of_experts(experts, routing.K))
-    ids, weights = expert_ids(routing), routing.topk_weights.float().contiguous()
-    T = routing.T if routing.num_tokens is None else min(int(routing.num_tokens), routing.T)
-    for first in range(0, T, programs.max_T):
-        part = slice(first, min(first + programs.max_T, T))
-        moved = [tensors.replicate(x[part], device) for x in (hidden, ids, weights)]
-        on_device = accumulate and device.D == 1
-        if on_device:
-            into = tensors.replicate(out[part], device, "TILE")
-        else:
-            kind = "float32" if out.dtype == torch.float32 else "bfloat16"
-            into = tensors.empty((part.stop - first, experts.H), kind, "TILE", device)
-        layer.run(programs, moved[0], moved[1], moved[2], experts, into, part.stop - first, on_device)
-        got = tensors.to_torch(into, device)
-        if accumulate and not on_device:
-            out[part] += got
-        else:
-            out[part] = got
-
-
-def expert_ids(routing: Routing) -> Tensor:
-    """The routing's ids as int32; ids outside 0 .. E-1 become -1."""
-    ids = routing.topk_ids
-    return torch.where((ids < 0) | (ids >= routing.E), -1, ids).int().contiguous()
+    moved = [tensors.replicate(x[part], device) for x in (hidden, routing.ids, routing.topk_weights)]
+    on_device = accumulate and device.D == 1
+    if on_device:
+        into = tensors.replicate(out[part], device, "TILE")
+    else:
+        kind = "float32" if out.dtype == torch.float32 else "bfloat16"
+        into = tensors.empty((T, experts.H), kind, "TILE", device)
+    layer.run(programs, moved[0], moved[1], moved[2], experts, into, T, on_device)
+    got = tensors.to_torch(into, device)
+    if accumulate and not on_device:
+        out[part] += got
+    else:
+        out[part] = got
 
 
 class PreparedTenstorrent(Prepared):
@@ -69,7 +73,7 @@ class PreparedTenstorrent(Prepared):
             raise ContractError(
                 "one process drives the whole mesh", got=f"a placement with rank {placement.rank}", expected="rank=None"
             )
-        self.problem = problem
+        super().__init__(problem, experts, placement)
         self._experts = loaded(experts, placement)
         programs_of(self._experts.device, Sizes.of_experts(self._experts, problem.K))
 

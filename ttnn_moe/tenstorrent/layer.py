@@ -85,12 +85,13 @@ def run(
     accumulate: bool,
 ) -> None:
     """Run the programs of one call, and on a mesh the sum over its devices. Arguments were checked."""
-    routed = programs.route(topk_ids, topk_weights, experts.mapping, T)
-    activations = programs.gate_up(hidden, routed, experts.gate, experts.up)
-    if experts.device.D == 1:
-        programs.down(activations, routed, experts.down, out, accumulate)
-        return
-    rows = partial_rows(int(out.shape[0]), experts.H, experts.device)
-    partial = tensors.empty((rows, experts.H), partial_dtype(experts.device), "TILE", experts.device)
-    programs.down(activations, routed, experts.down, partial, False)
-    sum_over_devices(partial, out, experts.device)
+    with experts.device.turn:
+        routed = programs.route(topk_ids, topk_weights, experts.mapping, T)
+        activations = programs.gate_up(hidden, routed, experts.gate, experts.up)
+        if experts.device.D == 1:
+            programs.down(activations, routed, experts.down, out, accumulate)
+            return
+        rows = partial_rows(int(out.shape[0]), experts.H, experts.device)
+        partial = tensors.empty((rows, experts.H), partial_dtype(experts.device), "TILE", experts.device)
+        programs.down(activations, routed, experts.down, partial, False)
+        sum_over_devices(partial, out, experts.device)

@@ -1,10 +1,11 @@
-"""A layer made ready: scratch for the largest call, shared by the layers of one problem."""
+"""A layer made ready: scratch for the largest call on each stream, shared by the layers of one problem."""
 
 from __future__ import annotations
 
 import weakref
 from dataclasses import replace
 from functools import lru_cache
+from threading import Lock
 
 import torch
 from torch import Tensor
@@ -36,25 +37,49 @@ def most_bytes(problem: Problem, target: Target) -> int:
     return max(bytes_of(family.scratch(family.plan(problem, target))) for family in able)
 
 
-class Workspace:
-    """Scratch for calls of up to problem.T tokens.
+class Scratch:
+    """Scratch for calls of up to problem.T tokens that follow one another on one stream.
 
-    Layers prepared for one problem share it: their calls must follow one another on one stream, as a model's do.
+    Attributes:
+        buffers: a plan's scratch, as views of one block of memory.
+        sums: [T, H] fp32 sums over the D devices, where one GPU runs all of them.
     """
 
     def __init__(self, problem: Problem, device: torch.device, sums: bool):
-        self._memory = torch.empty(most_bytes(problem, target_of(device)), dtype=torch.uint8, device=device)
+        # a stream's first call may be under inference_mode, and a later one outside
+        with torch.inference_mode(False), torch.no_grad():
+            self._memory = torch.empty(most_bytes(problem, target_of(device)), dtype=torch.uint8, device=device)
+            self.sums = torch.empty(problem.T, problem.H, device=device) if sums else None
         self.buffers = lru_cache(maxsize=1024)(self._buffers)
-        # fp32 sums over the D devices, where one GPU runs all of them
-        self.sums = torch.empty(problem.T, problem.H, device=device) if sums else None
 
     def _buffers(self, chosen: Chosen) -> tuple[Tensor, ...]:
-        """Views of the memory as a plan's scratch."""
         views, first = [], 0
         for buffer in chosen.scratch:
             views.append(self._memory[first : first + buffer.bytes].view(buffer.dtype).view(buffer.shape))
             first += ceil_div(buffer.bytes, _ALIGN) * _ALIGN
         return tuple(views)
+
+
+class Workspace:
+    """Scratch for each stream, made at a stream's first call. Layers prepared for one problem share it.
+
+    Attributes:
+        turn: hold it from the first to the last launch of a call. Then threads may share a stream.
+    """
+
+    def __init__(self, problem: Problem, device: torch.device, sums: bool):
+        self.turn = Lock()
+        self._make = lambda: Scratch(problem, device, sums)
+        self._index = device.index if device.type == "cuda" else None
+        self._of_stream: dict[int, Scratch] = {}
+
+    def scratch(self) -> Scratch:
+        """That of the current stream. A captured graph keeps that of the stream that captured it."""
+        stream = 0 if self._index is None else torch._C._cuda_getCurrentRawStream(self._index)
+        found = self._of_stream.get(stream)
+        if found is None:
+            found = self._of_stream[stream] = self._make()
+        return found
 
     @classmethod
     def of(cls, problem: Problem, device: torch.device, sums: bool) -> Workspace:
@@ -62,6 +87,8 @@ class Workspace:
         found = _SHARED.get(key)
         if found is None:
             found = _SHARED[key] = cls(problem, device, sums)
+        with found.turn:
+            found.scratch()
         return found
 
 
@@ -69,7 +96,7 @@ class PreparedCuda(Prepared):
     """See ttnn_moe.prepare. With a placement and no rank, one GPU runs the D devices one after the other."""
 
     def __init__(self, problem: Problem, experts: Experts, placement: Placement | None):
-        self.problem = problem
+        super().__init__(problem, experts, placement)
         device = experts.device
         self._parts: list[tuple[Experts, Tensor | None]] = [(experts, None)]
         if placement is not None and placement.D > 1:
@@ -84,15 +111,15 @@ class PreparedCuda(Prepared):
     def _run(self, hidden: Tensor, routing: Routing, out: Tensor, accumulate: bool) -> None:
         if routing.T == 0:
             return
-        into, space = out, self._space
-        if space.sums is not None:
-            into = space.sums[: routing.T]
-            if accumulate or routing.num_tokens is not None:  # rows from num_tokens on stay as they are
-                into.copy_(out)
-        with on(hidden.device):
+        with on(hidden.device), self._space.turn:
+            into, scratch = out, self._space.scratch()
+            if scratch.sums is not None:
+                into = scratch.sums[: routing.T]
+                if accumulate or routing.num_tokens is not None:  # rows from num_tokens on stay as they are
+                    into.copy_(out)
             for i, (experts, expert_map) in enumerate(self._parts):
                 call = Call(hidden, routing, experts, into, accumulate or i > 0, expert_map)
                 chosen = chosen_for(call)
-                chosen.family.launch(chosen.plan, call, space.buffers(chosen))
-        if into is not out:
-            out.copy_(into)
+                chosen.family.launch(chosen.plan, call, scratch.buffers(chosen))
+            if into is not out:
+                out.copy_(into)

@@ -18,7 +18,6 @@ from ... import api, registry
 from ...contract import Experts, Problem, Routing
 from ...errors import BackendUnavailable, ContractError
 from .gate import Refusal, traits, why_not
-from .inference import InferenceOnly
 
 _REMEDY = 'take one of transformers\' own: model.set_experts_implementation("grouped_mm"), or "eager"'
 
@@ -52,24 +51,10 @@ def experts_forward(name: str, backend: str) -> Callable[[nn.Module, Tensor, Ten
                 expected="one dtype",
                 remedy="load the whole model in one, from_pretrained(..., dtype=torch.bfloat16), without autocast",
             )
-        inputs = (hidden_states, top_k_weights, gate_up, down)
-        if torch.is_autocast_enabled(hidden_states.device.type):
-            with torch.autocast(hidden_states.device.type, enabled=False):
-                return _run(inputs, top_k_index, experts, backend)
-        return _run(inputs, top_k_index, experts, backend)
+        routing = Routing.from_topk(top_k_index, top_k_weights, experts.E)
+        return api.moe(hidden_states, routing, experts, backend=backend)
 
     return forward
-
-
-def _run(inputs: tuple[Tensor, ...], topk_ids: Tensor, experts: Experts, backend: str) -> Tensor:
-    hidden, topk_weights = inputs[:2]
-
-    def operator() -> Tensor:
-        return api.moe(hidden, Routing.from_topk(topk_ids, topk_weights, experts.E), experts, backend=backend)
-
-    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs):
-        return InferenceOnly.apply(operator, *inputs)  # type: ignore[no-any-return]
-    return operator()
 
 
 def served(model: nn.Module) -> dict[str, str]:
