@@ -1,0 +1,174 @@
+"""int4_24 words from weights: which channel of every four is kept, its int4, and a bf16 scale for every 32 channels.
+
+Without moments, the largest weight of every four is kept, and the scale has the least squared error among candidates.
+
+With the second moments of the inputs, C = x^T x, the squared error of the output is minimised instead:
+trace((W - Q) C (W - Q)^T). Four channels after four, a row keeps the channel and the int4 of least error, given that
+all later channels may still change; then those take the changes that make up for the error. That is the optimal brain
+surgeon (Hassibi and Stork, 1993) in the order of columns of GPTQ (Frantar and others, 2022), with a chunk of four
+channels in place of one.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..errors import ContractError
+from .int4_24 import GROUP, pack
+
+MAX_ELEMENTS = 1 << 24
+"""Of weights worked on at a time: the scratch is about 40 times as many bytes."""
+DAMPING = 0.01
+"""Of the mean of the diagonal of the moments, added to the diagonal."""
+# a scale is the largest kept weight over one of these, of either sign; 8 exists on one side alone
+DIVISORS = [d / 4 for d in range(14, 37)]
+
+
+def quantise(weights: Tensor, moments: Tensor | None = None) -> Tensor:
+    """Words [..., K/64, R, 2] int64 of weights [..., R, K], K channels of R rows.
+
+    Args:
+        weights: bf16, fp16 or fp32.
+        moments: [K, K], or [..., K, K]: the sum of x^T x over inputs x [K]; default: as if inputs were white.
+
+    Raises:
+        ContractError: K is not a multiple of 64, shapes or dtypes do not fit, or a weight or moment is not finite.
+    """
+    *lead, R, K = weights.shape if weights.dim() >= 2 else (0, 0)
+    if weights.dim() < 2 or not weights.is_floating_point() or not K or K % 64:
+        raise ContractError(
+            "weights cannot be quantised to int4_24",
+            got=f"{tuple(weights.shape)} {weights.dtype}",
+            expected="[..., R, K] bf16, fp16 or fp32, K a multiple of 64",
+        )
+    if moments is not None and tuple(moments.shape) not in ((K, K), (*lead, K, K)):
+        raise ContractError(
+            "moments do not fit the weights", got=tuple(moments.shape), expected=f"[..., K, K] with K = {K}"
+        )
+    words = torch.empty(*lead, K // 64, R, 2, dtype=torch.int64, device=weights.device)
+    if not words.numel():
+        return words
+    each, out = weights.reshape(-1, R, K), words.view(-1, K // 64, R, 2)
+    _check_finite("weights", each)
+    factors: tuple[Tensor, Tensor] | None = None
+    if moments is not None:
+        _check_finite("moments", moments.reshape(-1, K, K))
+    rows = max(1, MAX_ELEMENTS // K)
+    for e, matrix in enumerate(each):
+        if moments is not None and (moments.dim() > 2 or factors is None):
+            factors = _factor(moments.reshape(-1, K, K)[e if moments.dim() > 2 else 0])
+        for start in range(0, R, rows):
+            part = matrix[start : start + rows].float()
+            values, index, scales = _nearest(part) if factors is None else _compensated(part, *factors)
+            out[e, :, start : start + rows] = pack(values.to(torch.int8), index, scales)
+    return words
+
+
+def _nearest(weights: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Values, index and scales of weights [R, K]: the largest of every four."""
+    chunks = weights.unflatten(-1, (-1, 4))
+    index = chunks.abs().argmax(-1)
+    kept = chunks.gather(-1, index[..., None]).view(len(weights), -1, 8)
+    scales = _scales(kept, torch.ones_like(kept))
+    return _round(kept, scales).flatten(-2), index, scales
+
+
+def _scales(kept: Tensor, weight: Tensor) -> Tensor:
+    """[..., n] bf16: the candidate of least weighted squared error for 8 of kept [..., n, 8]; 0 where all are 0."""
+    most = kept.abs().amax(-1)
+    unit = kept / most.clamp_min(torch.finfo(torch.float32).tiny)[..., None]  # squares cannot overflow
+    best = torch.zeros_like(most, dtype=torch.bfloat16)
+    least = torch.full_like(most, torch.inf)
+    for divisor in DIVISORS:
+        for sign in (1, -1):
+            scale = (most * (sign / divisor)).to(torch.bfloat16)
+            relative = scale.float() / most.clamp_min(torch.finfo(torch.float32).tiny)
+            error = (weight * (unit - _round(unit, relative) * relative[..., None]).square()).sum(-1)
+            better = error < least
+            least = torch.where(better, error, least)
+            best = torch.where(better, scale, best)
+    return best
+
+
+def _round(values: Tensor, scales: Tensor) -> Tensor:
+    """The int4 nearest to values [..., 8] / scales [...], as fp32; 0 where the scale is 0."""
+    scales = scales.float()[..., None]
+    return torch.where(scales == 0, 0, (values / scales).nan_to_num(0.0)).round().clamp(-8, 7)
+
+
+def _factor(moments: Tensor) -> tuple[Tensor, Tensor]:
+    """What the search needs of moments [K, K], damped.
+
+    With C = M M^T and M upper triangular, the inverse of C[j:, j:] is U[j:, j:]^T U[j:, j:], U the inverse of M.
+
+    Returns:
+        metric [K/4, 4, 4]: the error's quadratic form of each chunk, when all later channels make up for it.
+        update [K, K]: a chunk's error times its 4 rows is what later channels lose; 0 in the chunk and before it.
+    """
+    K = len(moments)
+    C = moments.double()
+    C = (C + C.T) / 2
+    mean = C.diagonal().mean()
+    # no input at all: as if inputs were white
+    C = C / mean if bool(mean > 0) else torch.zeros_like(C)
+    C.diagonal().add_(DAMPING if bool(mean > 0) else 1.0)
+    M = torch.linalg.cholesky(C.flip(0, 1)).flip(0, 1)
+    U = torch.linalg.solve_triangular(M, torch.eye(K, dtype=M.dtype, device=M.device), upper=True)
+    corner = torch.stack([M[j : j + 4, j : j + 4] for j in range(0, K, 4)])
+    update = (corner @ U.view(-1, 4, K)).view(K, K)
+    for j in range(0, K, 4):
+        update[j : j + 4, j : j + 4] = 0
+    return (corner @ corner.mT).float(), update.float()
+
+
+def _compensated(weights: Tensor, metric: Tensor, update: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Values, index and scales of weights [R, K], given what `_factor` returns."""
+    weights = weights.clone()
+    R, K = weights.shape
+    values = torch.empty(R, K // 4, device=weights.device)
+    index = torch.empty(R, K // 4, dtype=torch.int64, device=weights.device)
+    scales = torch.empty(R, K // GROUP, dtype=torch.bfloat16, device=weights.device)
+    for start in range(0, K, GROUP):
+        group, first = slice(start, start + GROUP), start // 4
+        A = metric[first : first + 8]
+        gain, best = _unquantised(weights[:, group].view(R, 8, 4), A)
+        picked = gain.argmax(-1, keepdim=True)
+        weight = A.diagonal(dim1=-2, dim2=-1).expand(R, 8, 4).gather(-1, picked)[..., 0]
+        scale = _scales(best.gather(-1, picked).view(R, 1, 8), weight.view(R, 1, 8))
+        scales[:, start // GROUP] = scale[:, 0]
+        left = torch.empty(R, GROUP, device=weights.device)
+        for i in range(8):
+            here = slice(start + 4 * i, start + 4 * i + 4)
+            chunk = weights[:, here].clone()
+            gain, best = _unquantised(chunk[:, None], A[i : i + 1])
+            q = _round(best[:, 0], scale[:, 0])
+            value = q * scale.float()
+            loss = A[i].diagonal() * (value - best[:, 0]).square() - gain[:, 0]
+            c = loss.argmin(-1, keepdim=True)
+            index[:, first + i], values[:, first + i] = c[:, 0], q.gather(-1, c)[:, 0]
+            error = chunk.scatter_add(-1, c, -value.gather(-1, c))
+            left[:, 4 * i : 4 * i + 4] = error
+            weights[:, here.stop : group.stop] -= error @ update[here, here.stop : group.stop]
+        weights[:, group.stop :] -= left @ update[group, group.stop :]
+    return values, index, scales
+
+
+def _unquantised(chunks: Tensor, metric: Tensor) -> tuple[Tensor, Tensor]:
+    """What keeping one channel of chunks [R, n, 4] gains, and its best value, [R, n, 4] both; metric [n, 4, 4]."""
+    slope = torch.einsum("rnc,ncd->rnd", chunks, metric)
+    curve = metric.diagonal(dim1=-2, dim2=-1)
+    return slope.square() / curve, slope / curve
+
+
+def _check_finite(name: str, matrices: Tensor) -> None:
+    """Raise ContractError if a value of matrices [n, rows, columns] is NaN or infinite, naming the first."""
+    bad = torch.stack([~matrix.isfinite().all() for matrix in matrices])
+    if bool(bad.any()):
+        e = int(bad.nonzero()[0])
+        row, column = (~matrices[e].isfinite()).nonzero()[0].tolist()
+        raise ContractError(
+            f"{name} cannot be quantised: not all are finite",
+            got=f"{float(matrices[e, row, column])} in matrix {e}, row {row}, channel {column}",
+            expected="finite values",
+        )
