@@ -6,7 +6,8 @@ With the second moments of the inputs, C = x^T x, the squared error of the outpu
 trace((W - Q) C (W - Q)^T). Four channels after four, a row keeps the channel and the int4 of least error, given that
 all later channels may still change; then those take the changes that make up for the error. That is the optimal brain
 surgeon (Hassibi and Stork, 1993) in the order of columns of GPTQ (Frantar and others, 2022), with a chunk of four
-channels in place of one.
+channels in place of one. In a layer, the down weights are first fitted to the activations of the quantised gate and up
+weights.
 """
 
 from __future__ import annotations
@@ -96,11 +97,25 @@ def quantise_experts(experts: Experts, hidden: Tensor | None = None, routing: Ro
     for e in range(experts.E):
         x = hidden[pairs[starts[e] : starts[e + 1]].long() // routing.K].float()
         w13.append(quantise(gate_up[e], x.T @ x))
-        both = x @ dequantise(w13[e]).T
-        halves = both.chunk(2, -1) if experts.gate_up_order == "halves" else (both[:, 0::2], both[:, 1::2])
-        act = torch.nn.functional.silu(halves[0]) * halves[1]
-        w2.append(quantise(down[e], act.T @ act))
+        want = _activations(x, gate_up[e].float(), experts.gate_up_order)
+        act = _activations(x, dequantise(w13[e]), experts.gate_up_order)
+        w2.append(quantise(_refitted(down[e].float(), want, act), act.T @ act))
     return Experts.int4_24(torch.stack(w13), torch.stack(w2), gate_up_order=experts.gate_up_order)
+
+
+def _activations(x: Tensor, gate_up: Tensor, order: str) -> Tensor:
+    """silu(gate) * up [n, I] fp32 of tokens x [n, H]."""
+    both = x @ gate_up.T
+    gate, up = (both[:, 0::2], both[:, 1::2]) if order == "interleaved" else both.chunk(2, -1)
+    return torch.nn.functional.silu(gate) * up
+
+
+def _refitted(weights: Tensor, want: Tensor, act: Tensor) -> Tensor:
+    """Weights [R, K] that make of act [n, K] what the given ones make of want: ridge regression towards the given."""
+    moments = (act.T @ act).double()
+    moments.diagonal().add_(DAMPING * moments.diagonal().mean().clamp_min(1e-30))
+    missing = (act.T @ ((want - act) @ weights.T)).double()
+    return weights + torch.linalg.solve(moments, missing).T.float()
 
 
 def _nearest(weights: Tensor) -> tuple[Tensor, Tensor, Tensor]:
