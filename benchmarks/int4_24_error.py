@@ -92,11 +92,11 @@ def experts_replaced(model: Qwen3Moe, replaced: list[Experts]) -> Iterator[None]
             mlp._experts = None
 
 
-def tiny(calibration: int = 60, asked: int = 20) -> dict[str, tuple[list[float], dict[str, float]]]:
+def tiny(calibration: int = 60, asked: int = 40, ask: bool = True) -> dict[str, tuple[list[float], dict[str, float]]]:
     """Of each variant: the errors of the checkpoint's layers, and the share of right answers of each task.
 
     Args:
-        calibration: training prompts of each task. asked: held-out prompts of each task.
+        calibration: training prompts of each task. asked: held-out prompts of each task. ask: count right answers.
     """
     model, tokenizer = load_model(TINY, "reference"), Tokenizer.from_directory(TINY).fast
 
@@ -110,7 +110,7 @@ def tiny(calibration: int = 60, asked: int = 20) -> dict[str, tuple[list[float],
         return run
 
     def right() -> dict[str, float]:
-        questions = heldout(asked)
+        questions = heldout(asked) if ask else []
         found = scores(questions, answered(model, tokenizer, questions))
         return {task: score.accuracy for task, score in found.items()}
 

@@ -8,11 +8,13 @@ import hypothesis.strategies as st
 import pytest
 import torch
 from hypothesis import given, settings
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import ttnn_moe
 from assertions import assert_close
-from ttnn_moe import ContractError, Experts, Placement, Problem, Routing, registry
+from ttnn_moe import BackendUnavailable, ContractError, Experts, Placement, Problem, Routing, registry
 from ttnn_moe.formats.int4_24 import dequantise, pack, unpack
+from ttnn_moe.reference_products import Int4_24Products
 from ttnn_moe.selfcheck.bounds import poisoned
 from ttnn_moe.selfcheck.edges import CASES, Case, Inputs
 from ttnn_moe.selfcheck.oracle import oracle
@@ -76,6 +78,17 @@ def test_every_value_and_position_round_trips(data: st.DataObject) -> None:
     again = unpack(words)
     assert torch.equal(again[0], values) and torch.equal(again[1], index)
     assert torch.equal(again[2].view(torch.int16), scales.view(torch.int16)), "bits of a scale, NaN and -0 included"
+
+
+def test_every_value_decodes_at_every_position() -> None:
+    rest = (0x3F80 << 48) | 0x88888888  # scale 1, all values 0
+    wanted = [(i, q4, idx2) for i in range(8) for q4 in range(16) for idx2 in range(4)]
+    words = [rest ^ (q4 ^ 8) << 4 * i | idx2 << 32 + 2 * i for i, q4, idx2 in wanted]
+    weights = dequantise(torch.tensor(words).view(1, -1, 2)).view(-1, 32)
+    for (i, q4, idx2), row in zip(wanted, weights.tolist(), strict=True):
+        want = [0.0] * 32
+        want[4 * i + idx2] = q4 - 8
+        assert row == want
 
 
 def test_one_word_by_hand() -> None:
@@ -210,8 +223,56 @@ def test_matches_the_oracle(case: Case, dtype: torch.dtype) -> None:
     assert_close(outs[0][good], want[good], dtype)
     assert not any(outs[0][t].isfinite().all() for t in x.spoiled)
     if x.num_tokens is None:
-        act = ttnn_moe.silu_mul(
-            *(step(x.hidden, routing, x.experts) for step in (ttnn_moe.gate_projection, ttnn_moe.up_projection))
-        )
+        parts = (step(x.hidden, routing, x.experts) for step in (ttnn_moe.gate_projection, ttnn_moe.up_projection))
+        act = ttnn_moe.silu_mul(*parts)
         for rows in (act, ttnn_moe.gate_up(x.hidden, routing, x.experts)):
             assert_close(ttnn_moe.down_projection(rows, routing, x.experts)[good], want[good], dtype)
+
+
+def test_blocks_of_rows_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = made(Case("plain"), torch.bfloat16)
+    whole = ttnn_moe.moe(x.hidden, x.routing(), x.experts)
+    monkeypatch.setattr("ttnn_moe.reference_products.BLOCK_WEIGHTS", 48 * 128)
+    assert_close(ttnn_moe.moe(x.hidden, x.routing(), x.experts), whole, torch.bfloat16)
+
+
+def test_a_prepared_call_decodes_in_its_workspace() -> None:
+    """A call allocates nothing as large as one expert's words: no dense copy of a weight, and no decoded block."""
+    x = made(Case("plain", T=16, H=512, I=512), torch.bfloat16)
+    layer = ttnn_moe.prepare(x.problem, x.experts)
+    layer(x.hidden, x.ids, x.weights)
+    with torch.profiler.profile(profile_memory=True) as profile:
+        out = layer(x.hidden, x.ids, x.weights)
+    taken = [event.self_cpu_memory_usage for event in profile.events() if event.self_cpu_memory_usage > 0]
+    # the sum over k converts its rows to fp32
+    assert max(taken) <= 2 * out.nbytes < min(words[0].nbytes for words in x.experts.tensors.values())
+
+
+def test_an_expert_without_a_token_is_not_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = made(Case("plain"), torch.bfloat16)
+    x.ids[x.ids == 2] = 3
+    seen = set()
+    multiply = Int4_24Products.multiply
+    monkeypatch.setattr(Int4_24Products, "multiply", lambda *args: seen.add(args[3]) or multiply(*args))
+    ttnn_moe.moe(x.hidden, x.routing(), x.experts)
+    assert seen == set(range(8)) - {2}
+
+
+@pytest.mark.parametrize("trace", ["compile", "make_fx"])
+def test_one_node_for_tracers(trace: str) -> None:
+    x = made(Case("plain"), torch.bfloat16)
+
+    def call(hidden, ids, weights, w13, w2):
+        return ttnn_moe.moe(hidden, Routing.from_topk(ids, weights, 8), Experts.int4_24(w13, w2))
+
+    args = x.hidden, x.ids, x.weights, x.experts.tensors["w13"], x.experts.tensors["w2"]
+    compiled = torch.compile(call, fullgraph=True, backend="eager") if trace == "compile" else make_fx(call)(*args)
+    assert torch.equal(compiled(*args), call(*args))
+
+
+@pytest.mark.parametrize("backend", ["cuda", "tenstorrent", "ascend"])
+def test_other_backends_say_why_not(backend: str) -> None:
+    problem = Problem(4, 8, 2, 128, 128, weight_format="int4_24")
+    assert registry.why_not(problem)[backend] is not None
+    with pytest.raises(BackendUnavailable):
+        registry.choose(problem, backend)

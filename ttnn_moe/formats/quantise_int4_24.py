@@ -55,13 +55,15 @@ def quantise(weights: Tensor, moments: Tensor | None = None) -> Tensor:
         return words
     each, out = weights.reshape(-1, R, K), words.view(-1, K // 64, R, 2)
     _check_finite("weights", each)
-    factors: tuple[Tensor, Tensor] | None = None
+    shared = moments is not None and moments.dim() == 2
     if moments is not None:
-        _check_finite("moments", moments.reshape(-1, K, K))
+        moments = moments.reshape(-1, K, K)
+        _check_finite("moments", moments)
+    factors: tuple[Tensor, Tensor] | None = None
     rows = max(1, MAX_ELEMENTS // K)
     for e, matrix in enumerate(each):
-        if moments is not None and (moments.dim() > 2 or factors is None):
-            factors = _factor(moments.reshape(-1, K, K)[e if moments.dim() > 2 else 0])
+        if moments is not None and (e == 0 or not shared):
+            factors = _factor(moments[e])
         for start in range(0, R, rows):
             part = matrix[start : start + rows].float()
             values, index, scales = _nearest(part) if factors is None else _compensated(part, *factors)
@@ -113,7 +115,10 @@ def _activations(x: Tensor, gate_up: Tensor, order: str) -> Tensor:
 def _refitted(weights: Tensor, want: Tensor, act: Tensor) -> Tensor:
     """Weights [R, K] that make of act [n, K] what the given ones make of want: ridge regression towards the given."""
     moments = (act.T @ act).double()
-    moments.diagonal().add_(DAMPING * moments.diagonal().mean().clamp_min(1e-30))
+    mean = moments.diagonal().mean()
+    if not bool(mean > 0):
+        return weights
+    moments.diagonal().add_(DAMPING * mean)
     missing = (act.T @ ((want - act) @ weights.T)).double()
     return weights + torch.linalg.solve(moments, missing).T.float()
 
@@ -150,8 +155,8 @@ def _round(values: Tensor, scales: Tensor) -> Tensor:
     return torch.where(scales == 0, 0, (values / scales).nan_to_num(0.0)).round().clamp(-8, 7)
 
 
-def _factor(moments: Tensor) -> tuple[Tensor, Tensor]:
-    """What the search needs of moments [K, K], damped.
+def _factor(moments: Tensor) -> tuple[Tensor, Tensor] | None:
+    """What the search needs of moments [K, K], damped; None where no input was seen.
 
     With C = M M^T and M upper triangular, the inverse of C[j:, j:] is U[j:, j:]^T U[j:, j:], U the inverse of M.
 
@@ -161,12 +166,15 @@ def _factor(moments: Tensor) -> tuple[Tensor, Tensor]:
     """
     K = len(moments)
     C = moments.double()
-    C = (C + C.T) / 2
     mean = C.diagonal().mean()
-    # no input at all: as if inputs were white
-    C = C / mean if bool(mean > 0) else torch.zeros_like(C)
-    C.diagonal().add_(DAMPING if bool(mean > 0) else 1.0)
-    M = torch.linalg.cholesky(C.flip(0, 1)).flip(0, 1)
+    if bool(mean == 0):
+        return None
+    C = (C + C.T) / (2 * mean)
+    C.diagonal().add_(DAMPING)
+    lower, failed = torch.linalg.cholesky_ex(C.flip(0, 1))
+    if bool(failed) or bool(mean < 0):
+        raise ContractError("moments are not those of any inputs", expected="a sum of x^T x")
+    M = lower.flip(0, 1)
     U = torch.linalg.solve_triangular(M, torch.eye(K, dtype=M.dtype, device=M.device), upper=True)
     corner = torch.stack([M[j : j + 4, j : j + 4] for j in range(0, K, 4)])
     update = (corner @ U.view(-1, 4, K)).view(K, K)
@@ -221,7 +229,7 @@ def _check_finite(name: str, matrices: Tensor) -> None:
         e = int(bad.nonzero()[0])
         row, column = (~matrices[e].isfinite()).nonzero()[0].tolist()
         raise ContractError(
-            f"{name} cannot be quantised: not all are finite",
+            f"int4_24 cannot be made of these {name}: not all are finite",
             got=f"{float(matrices[e, row, column])} in matrix {e}, row {row}, channel {column}",
             expected="finite values",
         )
