@@ -165,6 +165,7 @@ def test_sizes_come_from_the_words_and_nothing_is_copied() -> None:
     again = Experts.from_spec(experts.spec, experts.sizes, list(experts.tensors.values()))
     assert again.spec == experts.spec
     gate_up, down = experts.dequantize(1)
+    assert dequantise(w13[:0]).shape == (0, 2 * I, H) and dequantise(w13[:, :, :0]).shape == (E, 0, H)
     assert torch.equal(gate_up, dequantise(w13)[1]) and torch.equal(down, dequantise(w2)[1])
 
 
@@ -232,7 +233,10 @@ def test_matches_the_oracle(case: Case, dtype: torch.dtype) -> None:
 def test_blocks_of_rows_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     x = made(Case("plain"), torch.bfloat16)
     whole = ttnn_moe.moe(x.hidden, x.routing(), x.experts)
+    weights = x.experts.dequantize(1)[0]
     monkeypatch.setattr("ttnn_moe.reference_products.BLOCK_WEIGHTS", 48 * 128)
+    monkeypatch.setattr("ttnn_moe.formats.int4_24._BLOCK", 30)
+    assert torch.equal(x.experts.dequantize(1)[0], weights)
     assert_close(ttnn_moe.moe(x.hidden, x.routing(), x.experts), whole, torch.bfloat16)
 
 

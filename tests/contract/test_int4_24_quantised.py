@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from benchmark_scripts import script
+from paths import ROOT
 from ttnn_moe import ContractError, Experts, Routing
 from ttnn_moe.formats import quantise_int4_24
 from ttnn_moe.formats.int4_24 import dequantise, pack, unpack
@@ -62,8 +63,11 @@ def test_calibration_lowers_the_error_of_the_output() -> None:
     weights, moments = torch.randn(2, 32, 128).to(torch.bfloat16), x.T @ x
     plain, calibrated = quantise(weights), quantise(weights, moments)
     assert output_error(weights, calibrated, moments) < 0.4 * output_error(weights, plain, moments)
-    each = quantise(weights, torch.stack([moments, torch.eye(128)]))
+    each = quantise(torch.nn.Parameter(weights), torch.stack([moments, torch.eye(128)]))
     assert torch.equal(each[0], calibrated[0])
+    # a power of two changes nothing but the scales
+    scaled = quantise(weights.float() * 2.0**90, moments)
+    assert torch.equal(dequantise(scaled) / 2.0**90, dequantise(calibrated))
     # without inputs: as without moments
     assert torch.equal(quantise(weights, torch.zeros(128, 128)), plain)
     # without correlations: but for near ties, which the calibrated variant settles by the rounding errors
@@ -98,6 +102,14 @@ def test_a_layer_in_both_orders_of_rows(calibrated: bool) -> None:
     assert torch.equal(want.tensors["w13"][0], plain.tensors["w13"][0]) != calibrated
 
 
+def test_the_code_of_the_docs() -> None:
+    text = (ROOT / "docs" / "int4_24.md").read_text(encoding="utf-8")
+    names: dict = {}
+    exec(text.split("```python\n")[1].split("```")[0], names)
+    assert torch.equal(names["again"].dequantize(0)[0], names["calibrated"].dequantize(0)[0])
+    assert names["out"].isfinite().all()
+
+
 def test_the_figures_of_the_docs() -> None:
     """benchmarks/int4_24_error.py prints them; here with fewer prompts."""
     measure = script("int4_24_error")
@@ -121,6 +133,7 @@ def spoilt(value: float) -> torch.Tensor:
         (lambda: quantise(torch.randn(4, 96)), r"\(4, 96\).*K a multiple of 64"),
         (lambda: quantise(torch.randn(64)), "cannot be quantised to int4_24"),
         (lambda: quantise(torch.ones(4, 64, dtype=torch.int8)), "torch.int8"),
+        (lambda: quantise(torch.ones(4, 64).double()), "torch.float64"),
         (lambda: quantise(torch.randn(4, 64), torch.eye(128)), "moments do not fit"),
         (lambda: quantise(spoilt(float("nan"))), "weights: not all are finite; got nan in matrix 1, row 2, channel 9"),
         (lambda: quantise(torch.randn(4, 64), torch.full((64, 64), torch.inf)), "moments: not all are finite"),

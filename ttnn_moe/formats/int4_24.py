@@ -19,8 +19,6 @@ The other three channels are zero. The pair says which nibble of ordered 2:4 met
 
 from __future__ import annotations
 
-from functools import cache
-
 import torch
 from torch import Tensor
 
@@ -30,6 +28,7 @@ from .format import ExpertWeights, select_experts
 NAME = "int4_24"
 GROUP = 32
 """Channels that share a scale: those of one word."""
+_BLOCK = 1 << 18  # words decoded at a time
 _INFINITE = 0x7F80 << 48  # the exponent of the scale, all ones: infinite or NaN
 
 
@@ -90,7 +89,12 @@ def dequantise(words: Tensor) -> Tensor:
     check_words("words", words)
     *lead, G2, R, _ = words.shape
     rows = words.transpose(-2, -3).reshape(-1, G2, 2)
-    return Decoder(len(rows) * G2 * 2, words.device).decode(rows).view(*lead, R, 64 * G2)
+    weights = torch.empty(len(rows), 64 * G2, device=words.device)
+    block = max(1, _BLOCK // max(1, 2 * G2))
+    decoder = Decoder(min(block, len(rows)) * 2 * G2, words.device)
+    for start in range(0, len(rows), block):
+        weights[start : start + block] = decoder.decode(rows[start : start + block])
+    return weights.view(*lead, R, 64 * G2)
 
 
 class Decoder:
@@ -100,7 +104,7 @@ class Decoder:
     """
 
     def __init__(self, words: int, device: torch.device | str = "cpu"):
-        self._table = _eight_channels(torch.device(device))
+        self._table = _eight_channels().to(device)
         self._rows = torch.empty(words, dtype=torch.int64, device=device)
         self._codes, self._nibbles = torch.empty(2, words * 4, dtype=torch.int64, device=device)
         self._bits = torch.empty(words, dtype=torch.int16, device=device)
@@ -120,17 +124,16 @@ class Decoder:
         weights = torch.index_select(self._table, 0, codes.view(-1), out=self._weights[: 4 * n])
         bits = self._bits[:n].copy_(torch.bitwise_right_shift(rows.view(n), 48, out=rows.view(n)))
         scales = self._scales[:n].copy_(bits.view(torch.bfloat16))
-        return weights.view(n, GROUP).mul_(scales[:, None]).view(R, -1)
+        return weights.view(n, GROUP).mul_(scales[:, None]).view(R, words.shape[1] * 2 * GROUP)
 
 
-@cache
-def _eight_channels(device: torch.device) -> Tensor:
+def _eight_channels() -> Tensor:
     """[4096, 8] fp32: channels of two chunks without their scale, by idx2 (bits 8 .. 11) and q4 (bits 0 .. 7)."""
     code = torch.arange(4096)[:, None]
     chunk = torch.arange(2)
     q4, idx2 = code >> 4 * chunk & 15, code >> 8 + 2 * chunk & 3
     kept = idx2[:, :, None] == torch.arange(4)
-    return torch.where(kept, q4[:, :, None] - 8, 0).float().view(4096, 8).to(device)
+    return torch.where(kept, q4[:, :, None] - 8, 0).float().view(4096, 8)
 
 
 class Int4_24Format:

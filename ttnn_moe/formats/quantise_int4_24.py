@@ -18,10 +18,11 @@ from torch import Tensor
 from ..errors import ContractError
 from ..experts import Experts
 from ..routing import Routing
+from .dense import DTYPES
 from .int4_24 import GROUP, dequantise, pack
 
 MAX_ELEMENTS = 1 << 24
-"""Of weights worked on at a time: the scratch is about 40 times as many bytes."""
+"""Of weights worked on at a time."""
 DAMPING = 0.01
 """Of the mean of the diagonal of the moments, added to the diagonal."""
 # a scale is the largest kept weight over one of these, of either sign: 8 exists on one side alone. Whole ones find
@@ -29,6 +30,7 @@ DAMPING = 0.01
 DIVISORS = (1, 2, 3, 4, 5, *(d / 4 for d in range(24, 35)))
 
 
+@torch.no_grad()
 def quantise(weights: Tensor, moments: Tensor | None = None) -> Tensor:
     """Words [..., K/64, R, 2] int64 of weights [..., R, K], K channels of R rows.
 
@@ -40,7 +42,7 @@ def quantise(weights: Tensor, moments: Tensor | None = None) -> Tensor:
         ContractError: K is not a multiple of 64, shapes or dtypes do not fit, or a weight or moment is not finite.
     """
     *lead, R, K = weights.shape if weights.dim() >= 2 else (0, 0)
-    if weights.dim() < 2 or not weights.is_floating_point() or not K or K % 64:
+    if weights.dim() < 2 or weights.dtype not in DTYPES or not K or K % 64:
         raise ContractError(
             "weights cannot be quantised to int4_24",
             got=f"{tuple(weights.shape)} {weights.dtype}",
@@ -71,6 +73,7 @@ def quantise(weights: Tensor, moments: Tensor | None = None) -> Tensor:
     return words
 
 
+@torch.no_grad()
 def quantise_experts(experts: Experts, hidden: Tensor | None = None, routing: Routing | None = None) -> Experts:
     """A layer's dense experts in int4_24, their gate and up rows in the same order.
 
@@ -185,7 +188,9 @@ def _factor(moments: Tensor) -> tuple[Tensor, Tensor] | None:
 
 def _compensated(weights: Tensor, metric: Tensor, update: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Values, index and scales of weights [R, K], given what `_factor` returns."""
-    weights = weights.clone()
+    # squares must not overflow, and a power of two changes no bits
+    unit = torch.ldexp(torch.ones((), device=weights.device), torch.frexp(weights.abs().max())[1] - 1)
+    weights = weights / unit
     R, K = weights.shape
     values = torch.empty(R, K // 4, device=weights.device)
     index = torch.empty(R, K // 4, dtype=torch.int64, device=weights.device)
@@ -212,7 +217,7 @@ def _compensated(weights: Tensor, metric: Tensor, update: Tensor) -> tuple[Tenso
             left[:, 4 * i : 4 * i + 4] = error
             weights[:, here.stop : group.stop] -= error @ update[here, here.stop : group.stop]
         weights[:, group.stop :] -= left @ update[group, group.stop :]
-    return values, index, scales
+    return values, index, (scales.float() * unit).to(torch.bfloat16)
 
 
 def _unquantised(chunks: Tensor, metric: Tensor) -> tuple[Tensor, Tensor]:
