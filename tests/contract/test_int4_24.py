@@ -207,8 +207,11 @@ def made(case: Case, dtype: torch.dtype, interleaved: bool = False) -> Inputs:
 FITTING = [case for case in CASES if case.H % 64 == case.I % 64 == 0 and case.name != "idle_expert_nan_weights"]
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: str(d)[6:])
-@pytest.mark.parametrize("case", FITTING, ids=str)
+@pytest.mark.parametrize(
+    "case, dtype",
+    [(c, d) for c in FITTING for d in DTYPES if d == torch.bfloat16 or c.name in ("plain", "wide", "token_bound")],
+    ids=str,
+)
 def test_matches_the_oracle(case: Case, dtype: torch.dtype) -> None:
     x = made(case, dtype, interleaved=case.T % 2 == 0)
     routing, n = x.routing(), case.T if x.num_tokens is None else x.num_tokens

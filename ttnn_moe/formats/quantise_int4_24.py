@@ -23,6 +23,7 @@ from .int4_24 import GROUP, dequantise, pack
 
 MAX_ELEMENTS = 1 << 24
 """Of weights worked on at a time."""
+_SCALES = 1 << 12  # scales searched at a time: 4 MB for each of a few temporaries
 DAMPING = 0.01
 """Of the mean of the diagonal of the moments, added to the diagonal."""
 # a scale is the largest kept weight over one of these, of either sign: 8 exists on one side alone. Whole ones find
@@ -137,19 +138,20 @@ def _nearest(weights: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 def _scales(kept: Tensor, weight: Tensor) -> Tensor:
     """[..., n] bf16: the candidate of least weighted squared error for 8 of kept [..., n, 8]; 0 where all are 0."""
-    most = kept.abs().amax(-1)
-    unit = kept / most.clamp_min(torch.finfo(torch.float32).tiny)[..., None]  # squares cannot overflow
-    best = torch.zeros_like(most, dtype=torch.bfloat16)
-    least = torch.full_like(most, torch.inf)
-    for divisor in DIVISORS:
-        for sign in (1, -1):
-            scale = (most * (sign / divisor)).to(torch.bfloat16)
-            relative = scale.float() / most.clamp_min(torch.finfo(torch.float32).tiny)
-            error = (weight * (unit - _round(unit, relative) * relative[..., None]).square()).sum(-1)
-            better = error < least
-            least = torch.where(better, error, least)
-            best = torch.where(better, scale, best)
-    return best
+    out = torch.empty(kept.shape[:-1], dtype=torch.bfloat16, device=kept.device)
+    each = zip(kept.reshape(-1, 8).split(_SCALES), weight.reshape(-1, 8).split(_SCALES), strict=True)
+    candidates = torch.tensor([sign / d for d in DIVISORS for sign in (1, -1)], device=kept.device)
+    for part, (values, factors) in zip(out.view(-1).split(_SCALES), each, strict=True):
+        most = values.abs().amax(-1, keepdim=True)
+        scales = (most * candidates).to(torch.bfloat16)  # [n, candidates]
+        size = most.clamp_min(torch.finfo(torch.float32).tiny)  # squares of values / size cannot overflow
+        unit, relative = (values / size)[:, None], scales.float() / size
+        rounded = _round(unit, relative) * relative[..., None]
+        error = (factors[:, None] * (unit - rounded).square()).sum(-1)
+        # a scale that overflows bf16 has the error NaN
+        best = error.nan_to_num(torch.inf, posinf=torch.inf).argmin(-1, keepdim=True)
+        part.copy_(scales.gather(-1, best)[:, 0])
+    return out
 
 
 def _round(values: Tensor, scales: Tensor) -> Tensor:
