@@ -121,6 +121,16 @@ def test_the_figures_of_the_docs() -> None:
     assert errors["calibrated"] < 0.4
 
 
+def test_what_is_not_finite_is_named() -> None:
+    x = Case("layer", T=9, E=3, K=1, H=64, I=64).make(torch.bfloat16)
+    x.hidden[5, 7] = torch.inf
+    with pytest.raises(ContractError, match="hidden: .* inf in matrix 0, row 5, channel 7"):
+        quantise_experts(x.experts, x.hidden, x.routing())
+    x.experts.tensors["down"][2, 3, 4] = torch.nan
+    with pytest.raises(ContractError, match="down: .* nan in matrix 2, row 3, channel 4"):
+        quantise_experts(x.experts)
+
+
 def spoilt(value: float) -> torch.Tensor:
     weights = torch.randn(2, 4, 64)
     weights[1, 2, 9] = value

@@ -57,7 +57,7 @@ def pack(values: Tensor, index: Tensor, scales: Tensor) -> Tensor:
             raise ContractError(f"{name} are out of range", got=_range(tensor), expected=f"integers {low} .. {high}")
     i = torch.arange(8, device=values.device)
     q4, idx2 = ((part.long().unflatten(-1, (-1, 8))) for part in (values, index))
-    words = ((q4 + 8 << 4 * i) + (idx2 << 32 + 2 * i)).sum(-1)
+    words = (((q4 + 8) << (4 * i)) + (idx2 << (32 + 2 * i))).sum(-1)
     # the sign of a scale is the sign of its word: this product cannot overflow
     words += scales.view(torch.int16).long() * (1 << 48)
     return words.unflatten(-1, (-1, 2)).transpose(-2, -3).contiguous()
@@ -74,14 +74,16 @@ def unpack(words: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     check_words("words", words)
     rows = words.transpose(-2, -3).flatten(-2)  # [..., R, K/32]
     i = torch.arange(8, device=words.device)
-    values = (rows.unsqueeze(-1) >> 4 * i & 15) - 8
-    index = rows.unsqueeze(-1) >> 32 + 2 * i & 3
+    values = ((rows.unsqueeze(-1) >> (4 * i)) & 15) - 8
+    index = (rows.unsqueeze(-1) >> (32 + 2 * i)) & 3
     scales = (rows >> 48).to(torch.int16).view(torch.bfloat16)
     return values.flatten(-2).to(torch.int8), index.flatten(-2).to(torch.uint8), scales
 
 
 def dequantise(words: Tensor) -> Tensor:
     """Logical weights [..., R, K] fp32 of words [..., K/64, R, 2]: exact, as an int4 times a bf16 fits fp32.
+
+    The 32 channels of a NaN or infinite scale are not finite.
 
     Raises:
         ContractError: words [..., K/64, R, 2] int64 were expected.
@@ -131,7 +133,7 @@ def _eight_channels() -> Tensor:
     """[4096, 8] fp32: channels of two chunks without their scale, by idx2 (bits 8 .. 11) and q4 (bits 0 .. 7)."""
     code = torch.arange(4096)[:, None]
     chunk = torch.arange(2)
-    q4, idx2 = code >> 4 * chunk & 15, code >> 8 + 2 * chunk & 3
+    q4, idx2 = (code >> (4 * chunk)) & 15, (code >> (8 + 2 * chunk)) & 3
     kept = idx2[:, :, None] == torch.arange(4)
     return torch.where(kept, q4[:, :, None] - 8, 0).float().view(4096, 8)
 
@@ -188,7 +190,7 @@ def check_words(name: str, words: Tensor) -> None:
             expected="torch.int64",
             remedy=f"{name}.view(torch.int64)" if words.dtype.itemsize == 8 else None,
         )
-    if words.dim() < 3 or words.shape[-1] != 2:
+    if words.dim() < 3 or words.shape[-1] != 2 or not words.shape[-3]:
         raise ContractError(f"{name} has the wrong shape", got=tuple(words.shape), expected="[..., K/64, R, 2]")
 
 

@@ -38,6 +38,7 @@ def quantise(weights: Tensor, moments: Tensor | None = None) -> Tensor:
     Args:
         weights: bf16, fp16 or fp32.
         moments: [K, K], or [..., K, K]: the sum of x^T x over inputs x [K]; default: as if inputs were white.
+            With moments, the scratch is about 50 * K^2 bytes.
 
     Raises:
         ContractError: K is not a multiple of 64, shapes or dtypes do not fit, or a weight or moment is not finite.
@@ -90,6 +91,8 @@ def quantise_experts(experts: Experts, hidden: Tensor | None = None, routing: Ro
     if experts.format != "dense":
         raise ContractError("only dense experts can be quantised", got=experts.format, expected="dense")
     gate_up, down = experts.tensors["gate_up"], experts.tensors["down"]
+    for name, tensor in experts.tensors.items():
+        _check_finite(name, tensor)
     if hidden is None or routing is None:
         return Experts.int4_24(quantise(gate_up), quantise(down), gate_up_order=experts.gate_up_order)
     if tuple(hidden.shape) != (routing.T, experts.H) or routing.E != experts.E:
@@ -98,6 +101,7 @@ def quantise_experts(experts: Experts, hidden: Tensor | None = None, routing: Ro
             got=f"hidden {tuple(hidden.shape)}, routing of T={routing.T}, E={routing.E}",
             expected=f"[T, H] = {(routing.T, experts.H)}, E={experts.E}",
         )
+    _check_finite("hidden", hidden[None])
     starts, pairs = routing.sorted.expert_offsets.tolist(), routing.sorted.pairs
     w13, w2 = [], []
     for e in range(experts.E):
