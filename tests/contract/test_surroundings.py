@@ -8,11 +8,11 @@ from threading import Barrier
 
 import pytest
 import torch
-from test_gradients import CALLS, E, Given, H, I, K, T, given, prepared
 from torch import Tensor
 
 import ascend_stand_in
 import ttnn_moe
+from operator_calls import CALLS, E, Given, H, I, K, T, given
 from ttnn_moe import ContractError, Experts, Placement, Problem, Routing, TtnnMoeError
 from ttnn_moe.parallel import ExpertParallel
 
@@ -310,8 +310,3 @@ def test_a_failed_call_gives_its_turn_back(monkeypatch: pytest.MonkeyPatch) -> N
         with pytest.raises(ZeroDivisionError):
             layer(x.rows, x.ids, x.weights)
     assert torch.equal(layer(x.rows, x.ids, x.weights), want)
-
-
-def test_prepared_is_another_call_than_moe_only_in_speed() -> None:
-    x = given()
-    assert torch.equal(prepared(x), ttnn_moe.moe(x.rows, x.routing, x.experts))
