@@ -1,4 +1,4 @@
-# make demo | test | test-ascend | test-ascend-triton | lint | bench | wheel | clean, each from a clean clone. Everything made here is in .gitignore.
+# make demo | test | test-lowest | test-ascend | test-ascend-triton | soak | lint | bench | wheel | clean, each from a clean clone. Everything made here is in .gitignore.
 #   PYTHON=python3.12   use this Python (default: python3.11 where it exists, else any from 3.10 on)
 #   ARGS="..."          passed on to pytest, the demo or the benchmark
 SHELL := /bin/bash -o pipefail
@@ -11,6 +11,9 @@ PY := $(VENV)/bin/python
 # takes triton's place, wants numpy 1, and has wheels for Python up to 3.11.
 TORCH_NPU := .torch-npu
 TRITON_ASCEND := .triton-ascend
+# The dependencies at their floors; torch is the environment's own, since an older one is gigabytes.
+LOWEST := .lowest
+LOWEST_ASK := click commonmark 'huggingface-hub<1'
 # Python 3.11 first: for it the torch of constraints.txt may be had as a CPU build.
 PYTHONS := $(if $(PYTHON),$(PYTHON),python3.11 python3.12 python3.13 python3.10 python3)
 CPP_FILES := $(shell find cpp device_kernels gpu_kernels tests/support/ttnn_stand_in \
@@ -26,14 +29,16 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 TT_VENV := .venv-tenstorrent
 TT_PYTHONS := python3.12 python3.10
 
-.PHONY: help demo test test-tenstorrent test-ascend test-ascend-triton lint format bench wheel clean
+.PHONY: help demo test test-lowest test-tenstorrent test-ascend test-ascend-triton soak lint format bench wheel clean
 
 help:
 	@echo "make demo    generate text with the bundled model"
 	@echo "make test    checks and tests"
 	@echo "make test-tenstorrent    tests on a Tenstorrent card or simulator (docs/tenstorrent.md)"
+	@echo "make test-lowest   of these, the demo with the oldest versions of the dependencies"
 	@echo "make test-ascend   of these, those of that backend with torch_npu itself"
 	@echo "make test-ascend-triton   of these, that backend's Triton kernels with triton-ascend"
+	@echo "make soak    ten minutes of random load on the engine (ARGS=\"--seconds 60 --seed 7\")"
 	@echo "make lint    the checks alone;  make format applies the formatters"
 	@echo "make bench   measure a model (ARGS=... as for ttnn-moe bench-model)"
 	@echo "make wheel   build dist/*.whl"
@@ -46,7 +51,13 @@ demo: $(VENV)/.installed
 test: lint
 	@echo "==> pytest"
 	OMP_NUM_THREADS=1 $(PY) -m pytest $(ARGS)
-	$(if $(ARGS),,@$(MAKE) --no-print-directory test-ascend test-ascend-triton)
+	$(if $(ARGS),,@$(MAKE) --no-print-directory test-lowest test-ascend test-ascend-triton)
+
+# --no-deps leaves out torch, so what the others ask for, and the environment lacks or has too new, is named.
+test-lowest: $(LOWEST)/.installed
+	@set -x; for command in "generate --max-new-tokens 8" "why --device cpu" --help "generate --help"; do \
+	    PYTHONPATH="$(CURDIR)/$(LOWEST)" OMP_NUM_THREADS=1 $(PY) -m ttnn_moe $$command >/dev/null || exit 1; \
+	done
 
 # Without a card or a simulator named by TT_METAL_SIMULATOR, the tests say what is missing, and skip.
 test-tenstorrent: $(TT_VENV)/.installed
@@ -63,6 +74,10 @@ test-ascend-triton: $(TRITON_ASCEND)/.installed
 	@test ! -e $< || { set -x; export PYTHONPATH="$(CURDIR)/$(TRITON_ASCEND)"; \
 	    TRITON_INTERPRET=1 $(PY) tests/support/ascend_triton_cases.py interpret && \
 	    $(PY) tests/support/ascend_triton_cases.py compile; }
+
+# Ten minutes of random load on the engine; CI runs some seconds of it as a test.
+soak: $(VENV)/.installed-dev
+	OMP_NUM_THREADS=1 $(PY) tests/support/engine_soak.py $(ARGS)
 
 lint: $(VENV)/.installed-dev
 	@echo "==> ruff"
@@ -85,7 +100,7 @@ wheel: $(VENV)/.installed-dev
 	$(PY) -m build --outdir dist
 
 clean:
-	rm -rf $(VENV) $(TT_VENV) $(TORCH_NPU) $(TRITON_ASCEND) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(TT_VENV) $(TORCH_NPU) $(TRITON_ASCEND) $(LOWEST) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Installed from the checkout as it is (editable): Python and kernel sources need no second install; C++ is built
@@ -116,6 +131,11 @@ $(TORCH_NPU)/.installed: constraints.txt | $(VENV)/.installed-dev
 
 $(TRITON_ASCEND)/.installed: Makefile | $(VENV)/.installed-dev
 	@PIP_CONSTRAINT=; $(call beside,triton-ascend==3.2.0 'numpy<2' pybind11)
+
+$(LOWEST)/.installed: constraints-lowest.txt Makefile | $(VENV)/.installed-dev
+	rm -rf $(LOWEST); PIP_CONSTRAINT= $(PY) -m pip install --quiet --no-deps --target $(LOWEST) \
+	    $$(sed '/^#/d; /^torch=/d' constraints-lowest.txt) $(LOWEST_ASK)
+	@touch $@
 
 # Packages beside the environment; where they cannot be had, that is said, and their tests are left out.
 define beside

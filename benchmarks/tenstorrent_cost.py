@@ -243,10 +243,10 @@ def main(
         for routing in routings.split(",")
         for T in tokens.split(",")
     ]
-    Console(width=180).print(table(costs))
     if json_path is not None:
         about = {"E": E, "D": D, "K": K, "H": H, "I": I, "costs": [asdict(cost) for cost in costs]}
         json_path.write_text(json.dumps(about, indent=1) + "\n")
+    Console(width=180).print(table(costs))
     if plot is not None:
         draw_plot(costs, plot)
 

@@ -5,19 +5,24 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 
-from .errors import ContractError, TtnnMoeError
+from .command_line import run_app
+from .errors import ContractError, RequestError
+from .sizes import natural
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     import torch
 
 app = typer.Typer(
     name="ttnn-moe",
-    no_args_is_help=True,
+    invoke_without_command=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -25,10 +30,11 @@ app = typer.Typer(
 
 
 # options of several commands; the default sizes of a layer are Qwen3-30B-A3B's
-Experts = Annotated[int, typer.Option(help="E, experts.")]
-Topk = Annotated[int, typer.Option(help="K, experts per token.")]
-Hidden = Annotated[int, typer.Option(help="H, hidden size.")]
-Intermediate = Annotated[int, typer.Option(help="I, expert intermediate size.")]
+MOST = 1 << 24
+Experts = Annotated[int, typer.Option(help="E, experts.", min=1, max=MOST)]
+Topk = Annotated[int, typer.Option(help="K, experts per token.", min=1, max=MOST)]
+Hidden = Annotated[int, typer.Option(help="H, hidden size.", min=1, max=MOST)]
+Intermediate = Annotated[int, typer.Option(help="I, expert intermediate size.", min=1, max=MOST)]
 Tokens = Annotated[str, typer.Option(help="Numbers of tokens of a call.")]
 Dtype = Annotated[str, typer.Option(help="bf16, fp16 or fp32.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
@@ -45,6 +51,7 @@ def _print_version(asked: bool) -> None:
 
 @app.callback()
 def _common(
+    context: typer.Context,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log to stderr what is chosen, and why.")] = False,
     version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
@@ -55,6 +62,8 @@ def _common(
         from . import logs
 
         logs.enable("debug")
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
 
 
 @app.command()
@@ -70,8 +79,8 @@ def doctor(
     mesh: Annotated[str, typer.Option(help="With --plan: 1xD chips that share the experts.")] = "1x8",
     chip: Annotated[str, typer.Option(help="With --plan: n150, n300 or p150.")] = "n300",
     weights: Annotated[str, typer.Option(help="With --plan: experts' weights, bfloat16 or bfloat8_b.")] = "bfloat16",
-    batch: Annotated[int, typer.Option(help="With --plan: sequences.")] = 32,
-    sequence: Annotated[int, typer.Option(help="With --plan: tokens of each sequence.")] = 128,
+    batch: Annotated[int, typer.Option(help="With --plan: sequences.", min=1, max=MOST)] = 32,
+    sequence: Annotated[int, typer.Option(help="With --plan: tokens of each sequence.", min=1, max=MOST)] = 128,
     as_json: Json = False,
 ) -> None:
     """Show which backends are here, why the others are not, versions and devices."""
@@ -119,8 +128,8 @@ def bench(
     dtype: Dtype = "bf16",
     backend: Annotated[str, typer.Option(help="A backend, or auto: all that can run here.")] = "auto",
     device: Annotated[str | None, typer.Option(help="cuda or cpu; default: the first the backend runs on.")] = None,
-    rounds: Annotated[int, typer.Option(help="Samples of a time, at most.")] = 100,
-    seed: Annotated[int, typer.Option(help="Of weights and draws.")] = 0,
+    rounds: Annotated[int, typer.Option(help="Samples of a time, at most.", min=1, max=MOST)] = 100,
+    seed: Annotated[int, typer.Option(help="Of weights and draws.", min=0, max=2**63 - 1)] = 0,
     as_json: Json = False,
 ) -> None:
     """Measure one MoE layer of random weights, beside the floor of its bytes and operations."""
@@ -163,15 +172,15 @@ def why(
     operators: Annotated[
         bool, typer.Option("--operators", help="Also the other operators of a decoder layer.")
     ] = False,
-    heads: Annotated[int, typer.Option(help="With --operators: query heads.")] = 32,
-    kv_heads: Annotated[int, typer.Option(help="With --operators: key and value heads.")] = 4,
-    head_dim: Annotated[int, typer.Option(help="With --operators: size of a head.")] = 128,
+    heads: Annotated[int, typer.Option(help="With --operators: query heads.", min=1, max=MOST)] = 32,
+    kv_heads: Annotated[int, typer.Option(help="With --operators: key and value heads.", min=1, max=MOST)] = 4,
+    head_dim: Annotated[int, typer.Option(help="With --operators: size of a head.", min=1, max=MOST)] = 128,
 ) -> None:
     """Show what runs a layer's sizes on this machine, with which kernels, and why nothing else does. Needs no GPU."""
     from . import explain
     from .contract import Problem
 
-    kind = _dtype(dtype, "bf16", "fp16", "fp32")
+    kind, device = _dtype(dtype, "bf16", "fp16", "fp32"), explain.device_type(device)
     problems = [Problem(T, experts, topk, hidden, intermediate, kind, device=device) for T in _tokens(tokens)]
     console = Console()
     explain.print_moe(problems, backend, console)
@@ -182,10 +191,10 @@ def why(
 
 
 def _tokens(text: str) -> list[int]:
-    counts = [count.strip() for count in text.split(",")]
-    if not all(count.isdigit() and int(count) for count in counts):
+    counts = [natural(count.strip()) for count in text.split(",")]
+    if not all(counts):
         raise ContractError("these are no numbers of tokens", got=repr(text), expected="numbers like 1,512")
-    return [int(count) for count in counts]
+    return [count for count in counts if count]
 
 
 def _dtype(name: str, *able: str) -> torch.dtype:
@@ -198,16 +207,36 @@ def _dtype(name: str, *able: str) -> torch.dtype:
 
 @app.command()
 def cache(clear: Annotated[bool, typer.Option("--clear", help="Remove every compiled kernel.")] = False) -> None:
-    """Show where compiled kernels are kept, how many and how large; or remove them."""
+    """Show the caches: folders, what they hold, and what killed writers left; or remove the compiled kernels."""
+    from .cache_folder import CacheFolder
     from .cuda.jit.store import Store
+    from .tenstorrent import files
+    from .tenstorrent.emulator import build
 
     store = Store()
+    folders = {"kernels": store.folder, "emulator builds": CacheFolder(build.cache_folder(), build.CACHE_VARIABLE)}
+    if os.environ.get(files.CACHE) != "off":
+        folders["files of weights"] = CacheFolder(files.named_folder(), files.CACHE)
     if clear:
         typer.echo(f"removed {store.clear()} kernels from {store.where}")
+        for other in folders.values():
+            other.sweep()
         return
-    entries = store.entries()
-    held = sum(entry.size for entry in entries)
-    typer.echo(f"{store.where}: {len(entries)} kernels, {held / 2**20:.1f} of at most {store.most / 2**20:.0f} MB")
+    for what, one in folders.items():
+        kept = one.entries()
+        held = f"{_megabytes(kept):.1f}" + (f" of at most {store.most / 2**20:.0f}" if one is store.folder else "")
+        left = one.unfinished()
+        typer.echo(
+            f"{one.where}: {len(kept)} {what}, {held} MB"
+            + (f"; {len(left)} unfinished files of killed writers, {_megabytes(left):.1f} MB" if left else "")
+        )
+    refused = [f"{reason}; to fix it: {one.remedy}" for one in folders.values() if (reason := one.distrust())]
+    if refused:
+        raise ContractError("a cache is not used", got=refused[0], details=refused[1:])
+
+
+def _megabytes(files: list[tuple[Path, os.stat_result]]) -> float:
+    return sum(found.st_size for _, found in files) / 2**20
 
 
 # the model's own parsers take every option, --help too: they are defined once
@@ -219,7 +248,7 @@ def generate(context: typer.Context) -> None:
     """Generate text with a Qwen3-MoE checkpoint (options: ttnn-moe generate --help)."""
     from .models.qwen3 import demo
 
-    raise typer.Exit(demo.main(context.args) or 0)
+    raise typer.Exit(run_app(demo.app, context.args, "ttnn-moe generate"))
 
 
 @app.command("bench-model", context_settings=FORWARDED, add_help_option=False)
@@ -227,17 +256,22 @@ def bench_model(context: typer.Context) -> None:
     """Time prefill and decode of a Qwen3-MoE of a given size (options: ttnn-moe bench-model --help)."""
     from .models.qwen3 import bench
 
-    raise typer.Exit(bench.main(context.args) or 0)
+    raise typer.Exit(run_app(bench.app, context.args, "ttnn-moe bench-model"))
 
 
-def main() -> None:
-    """Entry point of the `ttnn-moe` script: what a user got wrong is one message and exit code 2."""
-    try:
-        app(prog_name="ttnn-moe")
-    except TtnnMoeError as error:
-        typer.echo(f"ttnn-moe: {error}", err=True)
-        sys.exit(2)
-    except BrokenPipeError:
-        # the reader (head, less) went away; without this, Python complains again when it flushes at exit
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(1)
+def run(args: Sequence[str] | None = None) -> int:
+    """Run the command with these arguments (default: those of the process); returns its exit code.
+
+    Raises:
+        RequestError: an argument is wrong. Other errors pass, to command_line.guarded.
+    """
+    given = list(sys.argv[1:] if args is None else args)
+    for option, value in zip(["", *given], given, strict=False):
+        name, equals, _ = value.partition("=")
+        if any("\ud800" <= one <= "\udfff" for one in value) and (name if equals else option) not in PATHS:
+            raise RequestError("an argument is not UTF-8 text", got=ascii(value[:100]))
+    return run_app(app, given, "ttnn-moe")
+
+
+# options whose values may hold any bytes
+PATHS = ("--model", "--config", "--plan", "--json")

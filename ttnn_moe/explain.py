@@ -9,10 +9,23 @@ from rich.console import Console
 
 from . import decoder, registry
 from .contract import Problem
+from .errors import RequestError
 from .tables import plain, print_table
 
 COLUMNS = ("backend", "runs it", "with, or why not")
 VERDICTS = {"runs": "[green]yes[/]", "could": "could", "cannot": "[red]no[/]"}
+
+
+def device_type(text: str) -> str:
+    """The type of a device that torch knows by this name, as in "cuda" of "cuda:1".
+
+    Raises:
+        RequestError: torch knows none.
+    """
+    try:
+        return torch.device(text).type
+    except RuntimeError:
+        raise RequestError("no such device", got=ascii(text), expected="cuda or cpu") from None
 
 
 def print_moe(problems: Iterable[Problem], backend: str, console: Console) -> None:
@@ -44,6 +57,10 @@ def print_operators(
 ) -> None:
     """The other operators of a decoder layer: one table for each answer. Arguments as decoder.why."""
     here = torch.device(device if device != "cuda" or torch.cuda.is_available() else "cpu")
+    try:
+        torch.empty(0, device=here)
+    except (RuntimeError, AssertionError):  # which one depends on the device
+        raise RequestError("torch cannot use this device", got=device, expected="cuda or cpu") from None
     answers: dict[tuple[decoder.Why, ...], list[int]] = {}
     for T in tokens:
         answers.setdefault(tuple(decoder.why(T, H, heads, kv_heads, head_dim, E, K, dtype, here)), []).append(T)

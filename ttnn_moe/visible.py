@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import reprlib
+from typing import Any
 
 LONGEST = 2000
 """Characters of one part of a message."""
@@ -30,8 +31,11 @@ def cut(text: str, longest: int = LONGEST) -> str:
 
 
 def shown(value: object) -> str:
-    """repr(value), cut before it is built: a value of any size gives a short text."""
-    return cut(_SHORT.repr(value))
+    """repr(value), cut before it is built: a value of any size gives a short text. Of a tensor, shape and dtype."""
+    try:
+        return cut(_SHORT.repr(value))
+    except Exception:  # whatever a foreign __repr__ raises
+        return f"a value of type {type(value).__name__}"
 
 
 def words(value: object) -> str:
@@ -51,6 +55,9 @@ class _Short(reprlib.Repr):
     def repr_int(self, x: int, level: int) -> str:
         # Python refuses to write out very long integers
         return repr(x) if x.bit_length() < 512 else f"an integer of {x.bit_length()} bits"
+
+    def repr_Tensor(self, x: Any, level: int) -> str:
+        return f"a tensor {list(x.shape)} of {str(x.dtype).removeprefix('torch.')}"
 
     def repr_bytes(self, x: bytes, level: int) -> str:
         return repr(x[: self.maxstring])

@@ -31,6 +31,8 @@ from .runtime.requests import check_request
 from .tt import request
 from .weights import device_of, dtype_of, load_model, randomize
 
+MOST = 1 << 20
+
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
@@ -39,14 +41,14 @@ def bench(
     config: Annotated[str, typer.Option(help=f"One of {sorted(PRESETS)}, or a checkpoint's directory.")],
     random_weights: Annotated[bool, typer.Option(help="Make weights instead of loading them.")] = False,
     layers: Annotated[int | None, typer.Option(help="Keep this many layers only.")] = None,
-    batch: Annotated[int, typer.Option(help="Sequences.")] = 1,
-    prompt_len: Annotated[int, typer.Option(help="Prompt tokens per sequence.")] = 128,
-    new_tokens: Annotated[int, typer.Option(help="New tokens per sequence.")] = 32,
+    batch: Annotated[int, typer.Option(help="Sequences.", max=MOST)] = 1,
+    prompt_len: Annotated[int, typer.Option(help="Prompt tokens per sequence.", max=MOST)] = 128,
+    new_tokens: Annotated[int, typer.Option(help="New tokens per sequence.", max=MOST)] = 32,
     backend: terminal.Backend = "auto",
     device: terminal.Device = None,
     mesh: terminal.Mesh = None,
     dtype: Annotated[str | None, typer.Option(help="bfloat16, float16 or float32.")] = None,
-    seed: Annotated[int, typer.Option(help="Of the weights and the prompts.")] = 0,
+    seed: Annotated[int, typer.Option(help="Of the weights and the prompts.", min=0, max=2**63 - 1)] = 0,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the figures to this file.")] = None,
 ) -> None:
     """Time prefill and decode of a Qwen3-MoE of a given size."""
@@ -123,10 +125,12 @@ def bench(
         rows["tokens/s"] = f"{stats.tokens_per_s:.2f}"
     where = f"{figures['backend']} on {figures['device']}, {figures['dtype']}"
     title = f"{config}, {sizes.num_hidden_layers} layers: {where}"
-    Console().print(terminal.table(title, rows))
-    if json_file is not None:
-        with whole_file(json_file) as part:
-            part.write_text(json.dumps(figures, indent=2) + "\n")
+    try:
+        if json_file is not None:
+            with whole_file(json_file) as part:
+                part.write_text(json.dumps(figures, indent=2) + "\n")
+    finally:  # neither of the two may lose the figures of the other
+        Console().print(terminal.table(title, rows))
 
 
 def _sizes(name: str, layers: int | None, random_weights: bool) -> Qwen3MoeConfig:

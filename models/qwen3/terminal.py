@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -23,7 +22,7 @@ from rich.progress import (
 from rich.table import Table
 from rich.text import Text
 
-from ttnn_moe.errors import TtnnMoeError
+from ttnn_moe.command_line import guarded, run_app
 from ttnn_moe.visible import visible
 
 from .runtime.engine import Engine
@@ -36,36 +35,14 @@ Device = Annotated[
 ]
 Mesh = Annotated[str | None, typer.Option(help="Chips of backend tenstorrent, as 1x8.", show_default="1x1")]
 
-USER_ERROR = 2
-INTERRUPTED = 130
-# what a mistake in the command line raises; typer itself names only this one of its kinds
-_USAGE_ERROR: Any = typer.BadParameter.__base__
-
 
 def run(app: typer.Typer, args: Sequence[str] | None, name: str) -> int:
-    """Run a typer application and return its exit code; user errors are one message on stderr and code 2.
+    """Run a typer application and return its exit code; what goes wrong is one message on stderr.
 
     Args:
         args: the command line, without the program's name; None = that of this process.
     """
-    try:
-        code = app(args=None if args is None else list(args), prog_name=name, standalone_mode=False)
-    except _USAGE_ERROR as error:
-        return _told(f"{error.format_message()} See {name} --help.")
-    except (TtnnMoeError, OSError, MemoryError) as error:
-        if isinstance(error, BrokenPipeError):
-            # the reader (head, less) went away; Python would complain again when it flushes at exit
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            return 1
-        return _told(str(error) or "out of memory")
-    except (KeyboardInterrupt, typer.Abort):
-        return INTERRUPTED
-    return code if isinstance(code, int) else 0
-
-
-def _told(error: str) -> int:
-    Console(stderr=True).print(Text.assemble(("error: ", "bold red"), visible(error)), soft_wrap=True)
-    return USER_ERROR
+    return guarded(lambda: run_app(app, sys.argv[1:] if args is None else args, name))
 
 
 @contextmanager

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from ttnn_moe.cache_folder import CacheWarning
 from ttnn_moe.cuda.jit.spec import Spec
-from ttnn_moe.cuda.jit.store import HEAD, CacheUnusable, Store, directory, limit
+from ttnn_moe.cuda.jit.store import HEAD, Store, directory, limit
 from ttnn_moe.errors import ContractError
 
 
@@ -98,8 +99,11 @@ def test_eight_processes_that_start_together_build_once(tmp_path: Path) -> None:
 
 def test_a_directory_that_cannot_be_used(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(CacheUnusable, match="TTNN_MOE_CACHE_DIR"):
-        Store(tmp_path / "file" / "below", 1 << 20).get("a", lambda: b"")
+    store = Store(tmp_path / "file" / "below", 1 << 20)
+    with pytest.warns(CacheWarning, match="TTNN_MOE_CACHE_DIR") as told:
+        assert store.get("a", lambda: b"code") == b"code"
+        assert store.get("b", lambda: b"code") == b"code"
+    assert len(told) == 1 and store.entries() == []
 
 
 def test_where_and_how_much(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -109,9 +113,10 @@ def test_where_and_how_much(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
     assert directory().parts[-2:] == ("ttnn-moe", "kernels")
     monkeypatch.setenv("TTNN_MOE_CACHE_MB", "3")
     assert limit() == 3 << 20
-    monkeypatch.setenv("TTNN_MOE_CACHE_MB", "three")
-    with pytest.raises(ContractError, match="whole number"):
-        limit()
+    for wrong in ("three", "²", "٣", "-1", "9" * 5000):
+        monkeypatch.setenv("TTNN_MOE_CACHE_MB", wrong)
+        with pytest.raises(ContractError, match="whole number"):
+            limit()
 
 
 def test_the_key_covers_what_the_code_depends_on(monkeypatch: pytest.MonkeyPatch) -> None:

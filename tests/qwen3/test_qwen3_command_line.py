@@ -70,7 +70,7 @@ def test_bad_input_is_one_message_and_code_2(name: str, directory: Path, capsys)
 def test_exit_code_and_message_of_the_process(tmp_path: Path) -> None:
     done = run_python("-m", "ttnn_moe.models.qwen3.demo", "--model", tmp_path, "--prompt", "hi", code=2, COLUMNS="200")
     assert done.stdout == ""
-    assert done.stderr.startswith("error: ") and len(done.stderr.splitlines()) == 1
+    assert done.stderr.startswith("ttnn-moe: ") and len(done.stderr.splitlines()) == 1
 
 
 def test_one_prompt_prints_its_text_and_the_table(directory: Path) -> None:

@@ -70,7 +70,7 @@ def test_errors_are_text(error: Exception, capsys: pytest.CaptureFixture[str]) -
 def test_mistakes_of_the_command_line_are_one_line(args: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert demo.main(args) == 2
     seen = capsys.readouterr().err
-    assert seen.startswith("error: ") and len(seen.splitlines()) == 1 and not set(seen) & CONTROLS
+    assert seen.startswith("ttnn-moe: ") and len(seen.splitlines()) == 1 and not set(seen) & CONTROLS
 
 
 def test_a_file_gets_the_exact_text(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch) -> None:

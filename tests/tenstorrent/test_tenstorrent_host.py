@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import ctypes
-import hashlib
 import importlib.util
-import platform
 import shutil
 import subprocess
-import tarfile
 from pathlib import Path
 
 import numpy as np
@@ -72,48 +69,6 @@ def test_without_a_compiler(installed: Path, monkeypatch: pytest.MonkeyPatch, tm
     _compiler(installed).touch()
     assert devices.probe().available
     assert devices.probe().devices == (f"simulator {library}",)
-
-
-def _release(ttnn: Path, source: Path, digest: str) -> None:
-    """ttnn's note of the SFPI release that it wants."""
-    note = ttnn / "tt_metal" / "sfpi-version"
-    note.parent.mkdir(parents=True)
-    note.write_text(
-        f"# sfpi release 1.2.3\nsfpi_repo='{source.as_uri()}'\nsfpi_version='1.2.3'\nsfpi_hashtype='sha256'\n"
-        f"sfpi_{platform.machine()}_debian_txz_hash='{digest}'\n"
-    )
-
-
-def test_the_compiler_is_fetched_and_verified(installed: Path, tmp_path: Path) -> None:
-    """From a folder that stands for the vendor's releases."""
-    held = tmp_path / "releases" / "download" / "1.2.3"
-    held.mkdir(parents=True)
-    archive = held / f"sfpi_1.2.3_{platform.machine()}_debian.txz"
-    made = tmp_path / "made" / "sfpi" / sfpi.COMPILER
-    made.parent.mkdir(parents=True)
-    made.write_text("a compiler")
-    with tarfile.open(archive, "w:xz") as tar:
-        tar.add(tmp_path / "made" / "sfpi", "sfpi")
-    _release(installed, tmp_path, hashlib.sha256(archive.read_bytes()).hexdigest())
-    assert sfpi.install(installed) == installed / "runtime" / "sfpi"
-    assert _compiler(installed).read_text() == "a compiler"
-    assert [path.name for path in (installed / "runtime").iterdir()] == ["sfpi"]
-    archive.unlink()
-    assert sfpi.install(installed) == installed / "runtime" / "sfpi"  # there already
-
-
-def test_another_file_than_ttnn_expects_is_refused(installed: Path, tmp_path: Path) -> None:
-    held = tmp_path / "releases" / "download" / "1.2.3"
-    held.mkdir(parents=True)
-    _release(installed, tmp_path, "0" * 64)
-    with pytest.raises(BackendUnavailable, match="could not be downloaded"):
-        sfpi.install(installed)
-    (held / f"sfpi_1.2.3_{platform.machine()}_debian.txz").write_bytes(b"something else")
-    with pytest.raises(BackendUnavailable, match="not the file that ttnn expects"):
-        sfpi.install(installed)
-    assert not _compiler(installed).exists()
-    with pytest.raises(BackendUnavailable, match="no SFPI release for sparc"):
-        sfpi.release(installed, "sparc")
 
 
 def test_with_a_card(installed: Path) -> None:

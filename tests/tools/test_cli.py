@@ -180,14 +180,14 @@ def test_a_wrong_log_level_does_not_keep_anyone_from_importing() -> None:
 def test_verbose_logs_to_stderr() -> None:
     code = """
 import sys
-from ttnn_moe import cli, doctor
+from ttnn_moe import __main__ as command, doctor
 from loguru import logger
 def examine():
     exec("logger.debug('looked')", {"__name__": "ttnn_moe.doctor", "logger": logger})
     return {}
 doctor.examine = examine
 sys.argv = ["ttnn-moe", *sys.argv[1:], "--verbose", "doctor", "--json"]
-cli.main()
+command.main()
 """
     done = python(code)
     assert done.stdout == "{}\n" and done.stderr.count("looked") == 1

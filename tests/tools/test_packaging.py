@@ -6,6 +6,7 @@ import importlib.metadata
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -35,15 +36,44 @@ def run(*command: str | Path, cwd: Path, **environment: str) -> subprocess.Compl
     return done
 
 
+# what may lie in a tree and belongs to nobody else
+SECRETS = (".env", ".npmrc", ".pypirc", "id_rsa", "key.pem", "credentials.json", "secrets.yaml", "notes.txt", "cli.py~")
+MADE = (
+    ".git",
+    ".venv*",
+    ".torch-npu",
+    ".triton-ascend",
+    ".*_cache",
+    ".hypothesis",
+    "__pycache__",
+    "build",
+    "dist",
+    "*.so",
+)
+
+
 @pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the checkout, with secrets in every folder, and folders of secrets."""
+    root = tmp_path_factory.mktemp("tree") / "checkout"
+    shutil.copytree(ROOT, root, symlinks=True, ignore=shutil.ignore_patterns(*MADE))
+    for folder in (".ssh", "ttnn_moe/.aws", "tests/private"):
+        (root / folder).mkdir()
+    for folder in [root, *(path for path in root.rglob("*") if path.is_dir() and not path.is_symlink())]:
+        for name in SECRETS:
+            (folder / name).write_text("secret")
+    return root
+
+
+@pytest.fixture(scope="module")
+def built(tree: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the sdist and the wheel that was built from it."""
     out = tmp_path_factory.mktemp("dist")
     # Not isolated: what builds is in this environment, so nothing is fetched.
     command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(out)]
     if not HAS_HEADERS:
         command += ["-C", "cmake.define.TTNN_MOE_PLANNER=OFF"]
-    run(*command, str(ROOT), cwd=out)
+    run(*command, str(tree), cwd=out)
     return out
 
 
@@ -145,6 +175,22 @@ def test_the_sdist_holds_what_builds_and_tests_it(built: Path) -> None:
     assert {"CMakeLists.txt", "LICENSE", "Makefile", "README.md", "constraints.txt", "pyproject.toml"} <= names
     assert _checkout_files(*PACKAGES.values(), "cpp", "tests") <= names
     assert not [name for name in names if name.startswith((".venv", "build/", "dist/")) or "__pycache__" in name]
+    assert not [name for name in names if Path(name).name in SECRETS]
+    if (ROOT / ".git").exists():
+        listed = run("git", "ls-files", "--recurse-submodules", cwd=ROOT).stdout.split("\n")
+        tracked = {name for name in listed if name and (ROOT / name).exists()} - {".ci/run", ".gitignore"}
+        assert tracked <= names, "a new kind of file: list it in pyproject.toml, sdist.include"
+
+
+def test_a_wheel_of_a_tree_with_secrets_holds_none(tree: Path, tmp_path: Path) -> None:
+    """The wheel that pip makes of a checkout, without an sdist between."""
+    command = [sys.executable, "-m", "build", "--no-isolation", "--wheel", "-C", "wheel.cmake=false"]
+    run(*command, "--outdir", str(tmp_path), str(tree), cwd=tmp_path)
+    (wheel,) = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        names = archive.namelist()
+    assert "ttnn_moe/models/qwen3/demo.py" in names and "ttnn_moe/gpu_kernels/README.md" in names
+    assert not [name for name in names if Path(name).name in SECRETS]
 
 
 def test_the_demo_generates_text(installed: Environment) -> None:

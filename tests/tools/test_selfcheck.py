@@ -90,12 +90,12 @@ def test_worst_error_sees_one_row_and_nan() -> None:
 
 STAND_IN = """
 import ascend_stand_in
-from ttnn_moe import cli, registry
+from ttnn_moe import __main__ as command, registry
 registry.register("ascend", ascend_stand_in.TARGET)
 """
 ONE_RANK_FAILS = """
 import os
-from ttnn_moe import cli, registry
+from ttnn_moe import __main__ as command, registry
 wrong = os.environ["RANK"] == "1"
 registry.register("forgetful", "broken_backends:Forgetful" if wrong else "ttnn_moe.reference:ReferenceBackend")
 """
@@ -103,7 +103,7 @@ registry.register("forgetful", "broken_backends:Forgetful" if wrong else "ttnn_m
 RUN = """
 import os, sys
 try:
-    cli.main()
+    command.main()
 except SystemExit as end:
     sys.stdout.flush()
     sys.stderr.flush()

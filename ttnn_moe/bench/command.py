@@ -10,6 +10,7 @@ from typing import Any
 from rich.console import Console
 
 from ..errors import BackendUnavailable, RequestError
+from ..sizes import natural
 from . import report
 from .floor import measure_ceilings
 from .implementations import device_of, ours
@@ -25,10 +26,10 @@ def points_of(tokens: str) -> list[Point]:
     """
     points = []
     for word in tokens.replace(" ", "").split(","):
-        number, skewed = word.removesuffix("s"), word.endswith("s")
-        if not (number.isascii() and number.isdigit() and int(number) >= 1):
+        T = natural(word.removesuffix("s"))
+        if not T:
             raise RequestError("tokens cannot be read", got=repr(word), expected="numbers from 1 on, as in 1,32,4096s")
-        points.append(Point(int(number), skewed))
+        points.append(Point(T, word.endswith("s")))
     return points
 
 

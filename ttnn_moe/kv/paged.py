@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from ..arguments import as_integer
 from ..choice import why_not_kernels
 from ..cuda.attention import prefill
 from ..cuda.attention.memory import Memory, why_not_heads
 from ..errors import RequestError
+from ..visible import shown
 from . import torch_forms
 from .attention import decode_attention, norm_rope_write, prefill_attention
 from .cache import CacheSizes, FusedWrite, HeadNorms
@@ -42,17 +46,14 @@ class PagedCache(PagedRows, FusedWrite):
     default_page = PAGE
 
     def __init__(self, sizes: CacheSizes, rows: int, capacity: int, pages: int, page: int = PAGE):
-        if page < 16 or page & (page - 1):
-            raise RequestError("a page has the wrong size", got=page, expected="a power of two, at least 16")
-        super().__init__(sizes, rows, capacity, pages, page)
-        shape = (sizes.layers, 1 + pages, sizes.kv_heads, page, sizes.head_dim)
+        super().__init__(sizes, rows, capacity, pages, check_page(page))
+        shape = (sizes.layers, 1 + self.total, sizes.kv_heads, page, sizes.head_dim)
         # zeros, since a masked value still adds 0 * value, which must not be NaN
-        self.k = torch.zeros(shape, dtype=sizes.dtype, device=sizes.device)
-        self.v = torch.zeros(shape, dtype=sizes.dtype, device=sizes.device)
+        self.k, self.v = (zeros(shape, sizes.dtype, sizes.device) for _ in range(2))
         self.layers = list(zip(self.k, self.v, strict=True))
-        # rows open together, so one copy of the whole table goes to the device before the next step
-        self._host = torch.zeros(rows + 1, self._most, dtype=torch.int32)
-        self._table, self._stale = self._host.to(sizes.device, copy=True), False
+        # rows open together, so one copy of the whole table goes to a GPU before the next step
+        self._host = zeros((self.rows + 1, self._most), torch.int32, torch.device("cpu"))
+        self._table, self._stale = self._host.to(sizes.device), False
 
     @classmethod
     def within(
@@ -66,9 +67,7 @@ class PagedCache(PagedRows, FusedWrite):
         Raises:
             RequestError: as the class; memory for less than one page.
         """
-        page = PAGE if page is None else page
-        if page < 1:
-            raise RequestError("a page has the wrong size", got=page, expected="a power of two, at least 16")
+        page = check_page(PAGE if page is None else page)
         if memory is None:
             cuda = sizes.device.type == "cuda"
             memory = torch.cuda.mem_get_info(sizes.device)[0] // 5 * 4 if cuda else 4 << 30
@@ -76,8 +75,9 @@ class PagedCache(PagedRows, FusedWrite):
 
     def open(self, row: int, tokens: int) -> None:
         super().open(row, tokens)
-        self._host.numpy()[row] = self._padded(row)  # a torch.tensor would take ten times as long
-        self._stale = True
+        own, line = self._own[row], self._host.numpy()[row]  # a torch.tensor would take ten times as long
+        line[: len(own)], line[len(own) :] = own, 0
+        self._stale = self._table is not self._host
 
     @property
     def table(self) -> Tensor:
@@ -130,3 +130,41 @@ class PagedCache(PagedRows, FusedWrite):
     @property
     def _queries(self) -> int:
         return prefill.queries_of(self.sizes.head_dim, self.sizes.dtype.itemsize)
+
+
+def check_page(page: int) -> int:
+    """A page's tokens.
+
+    Raises:
+        RequestError: no power of two, or below 16.
+    """
+    found = as_integer(page)
+    if found is None or found < 16 or found & (found - 1):
+        raise RequestError(
+            "a page has the wrong size",
+            got=f"page={shown(page)}",
+            expected="a power of two, at least 16",
+            remedy="leave page out",
+        )
+    return found
+
+
+def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Zeros. On a CPU a page of memory is taken when it is first written, so they cost what they hold.
+
+    Raises:
+        RequestError: the machine has less memory.
+    """
+    n = math.prod(shape) * dtype.itemsize
+    try:
+        if device.type != "cpu":
+            return torch.zeros(shape, dtype=dtype, device=device)
+        # torch.zeros writes them all
+        return torch.from_numpy(np.zeros(n, dtype=np.uint8)).view(dtype).view(shape)
+    except (MemoryError, ValueError, torch.OutOfMemoryError) as error:
+        raise RequestError(
+            "the machine has no room for the keys and values",
+            got=f"{list(shape)} of {str(dtype).removeprefix('torch.')}, {n:,} bytes",
+            expected="a cache that fits its memory",
+            remedy="give less memory, fewer rows or a smaller capacity",
+        ) from error

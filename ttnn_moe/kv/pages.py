@@ -4,9 +4,16 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from ..arguments import integer
 from ..errors import RequestError
 from ..sizes import ceil_div
 from .cache import CacheSizes, RowCache
+
+MOST_ROWS = 65_536
+"""Rows of a cache: each takes a line of the page table."""
+
+MOST = 2**31 - 1
+"""Pages, and tokens of a row: kernels count them in 32 bits."""
 
 
 class PagePool:
@@ -40,15 +47,14 @@ class PagedRows(RowCache):
         pages: of all rows together. page: tokens of a page.
 
     Raises:
-        RequestError: sizes below 1.
+        RequestError: sizes that are no positive integers.
     """
 
     default_page: ClassVar[int]
 
     def __init__(self, sizes: CacheSizes, rows: int, capacity: int, pages: int, page: int):
-        if min(rows, capacity, pages) < 1:
-            got = f"rows={rows}, capacity={capacity}, pages={pages}"
-            raise RequestError("a cache needs room", got=got, expected="1 or more")
+        rows = integer("rows", rows, high=MOST_ROWS)
+        capacity, pages = integer("capacity", capacity, high=MOST), integer("pages", pages, high=MOST)
         self.sizes, self.rows, self.spare, self.page, self.pool = sizes, rows, rows, page, PagePool(pages)
         self._most = self.needed(capacity)
         self.capacity = self._most * page
@@ -65,8 +71,10 @@ class PagedRows(RowCache):
         """Pages that `memory` bytes hold, but no more than the rows can use; page 0 is not counted.
 
         Raises:
-            RequestError: memory for less than one page.
+            RequestError: no integers; memory for less than one page.
         """
+        rows, capacity = integer("rows", rows, high=MOST_ROWS), integer("capacity", capacity, high=MOST)
+        memory = integer("memory", memory, 0)
         page = page or cls.default_page
         one = cls.page_bytes(sizes, page)
         if memory < one:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import lru_cache
 
 import torch
@@ -12,6 +14,9 @@ from torch import Tensor
 from ..cuda.attention.memory import Memory
 from ..sizes import ceil_div
 from .step import Span
+
+MIN = 64
+"""Sequences of no more tokens attend together, whatever their lengths: a group costs more than their padding."""
 
 
 def keep(memory: Memory, k: Tensor, v: Tensor) -> None:
@@ -35,10 +40,37 @@ def dense(memory: Memory, rows: Tensor | int, bound: int) -> tuple[Tensor, Tenso
 def decode_attention(q: Tensor, memory: Memory, bound: int, out: Tensor | None = None) -> Tensor:
     """Attention of one query a sequence, q [T, heads, head_dim], to the keys 0 .. position of its row.
 
+    On a CPU, where the host knows the positions, the cost follows the tokens held: see `alike`. Elsewhere, and under
+    torch.compile, it follows T * bound.
+
     Args:
         bound: every position is below it.
         out: as q, to write the result to.
     """
+    if q.device.type != "cpu" or torch.compiler.is_compiling():
+        attended = _decode(q, memory, bound)
+        return attended if out is None else out.copy_(attended)
+    out = torch.empty_like(q) if out is None else out
+    for places, n in alike([position + 1 for position in memory.positions.tolist()]):
+        if len(places) == len(q):
+            out.copy_(_decode(q, memory, n))
+        else:
+            at = torch.tensor(places)
+            out[at] = _decode(q[at], replace(memory, rows=memory.rows[at], positions=memory.positions[at]), n)
+    return out
+
+
+def alike(lengths: Sequence[int]) -> Iterator[tuple[list[int], int]]:
+    """Sequences that attend together, by index, and the longest of each group: at most twice its shortest, and MIN."""
+    order = sorted(range(len(lengths)), key=lengths.__getitem__)
+    while order:
+        longest = lengths[order[-1]]
+        first = bisect_left(order, longest // 2, key=lengths.__getitem__) if longest > MIN else 0
+        yield sorted(order[first:]), longest
+        del order[first:]
+
+
+def _decode(q: Tensor, memory: Memory, bound: int) -> Tensor:
     T, heads, _ = q.shape
     kv_heads = memory.keys.shape[1]
     mask = (torch.arange(bound, device=q.device) <= memory.positions[:, None])[:, None, None]
@@ -48,8 +80,7 @@ def decode_attention(q: Tensor, memory: Memory, bound: int, out: Tensor | None =
     k, v = k.masked_fill(unseen, 0), v.masked_fill(unseen, 0)
     # the query heads of one key/value head are its queries: no key is repeated
     grouped = q.unflatten(1, (kv_heads, heads // kv_heads))
-    attended = F.scaled_dot_product_attention(grouped, k, v, attn_mask=mask).reshape(q.shape)
-    return attended if out is None else out.copy_(attended)
+    return F.scaled_dot_product_attention(grouped, k, v, attn_mask=mask).reshape(q.shape)
 
 
 def prefill_attention(q: Tensor, memory: Memory, spans: Sequence[Span], out: Tensor | None = None) -> Tensor:

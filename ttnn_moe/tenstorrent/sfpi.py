@@ -8,12 +8,16 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import lzma
 import platform
-import shutil
 import sys
 import tarfile
 import tempfile
+import time
 import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.client import HTTPException
 from pathlib import Path
 
 from ..errors import BackendUnavailable
@@ -21,6 +25,7 @@ from ..errors import BackendUnavailable
 COMPILER = Path("compiler") / "bin" / "riscv-tt-elf-g++"
 # the vendor's package installs here; ttnn looks here first
 SYSTEM = Path("/opt/tenstorrent/sfpi")
+SILENCE_S, DOWNLOAD_S = 60.0, 1800.0
 MANUAL = f"install Tenstorrent's sfpi package, which unpacks to {SYSTEM}"
 
 
@@ -37,48 +42,70 @@ def release(ttnn: Path, machine: str | None = None) -> tuple[str, str]:
     """
     path = ttnn / "tt_metal" / "sfpi-version"
     named = {}
-    for line in path.read_text().splitlines() if path.exists() else []:
-        key, equals, value = line.partition("=")
-        if equals:
-            named[key.strip()] = value.strip().strip("'\"")
+    with _told(f"{path} cannot be read"):
+        for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
+            key, equals, value = line.partition("=")
+            if equals:
+                named[key.strip()] = value.strip().strip("'\"")
     machine = machine or platform.machine()
-    version, digest = named.get("sfpi_version"), named.get(f"sfpi_{machine}_debian_txz_hash")
-    if not version or not digest or named.get("sfpi_hashtype") != "sha256":
+    digest = named.get(f"sfpi_{machine}_debian_txz_hash")
+    version, repository = named.get("sfpi_version"), named.get("sfpi_repo")
+    if not version or not repository or not digest or named.get("sfpi_hashtype") != "sha256":
         raise BackendUnavailable(
             f"ttnn names no SFPI release for {machine}", got=f"{path}: {named or 'absent'}", remedy=MANUAL
         )
-    file = f"sfpi_{version}_{machine}_debian.txz"
-    return f"{named['sfpi_repo']}/releases/download/{version}/{file}", digest
+    return f"{repository}/releases/download/{version}/sfpi_{version}_{machine}_debian.txz", digest
+
+
+@contextmanager
+def _told(what: str) -> Iterator[None]:
+    """What files, connections and archives raise, as an error that says what to do."""
+    try:
+        yield
+    except (OSError, ValueError, EOFError, HTTPException, tarfile.TarError, lzma.LZMAError) as error:
+        got = " ".join(f"{type(error).__name__}: {error}".split())
+        raise BackendUnavailable(what, got=got, remedy=MANUAL) from None
+
+
+def _download(url: str, archive: Path) -> str:
+    """Fetch a file; returns its SHA-256."""
+    digest, deadline = hashlib.sha256(), time.monotonic() + DOWNLOAD_S
+    with urllib.request.urlopen(url, timeout=SILENCE_S) as source, archive.open("wb") as kept:
+        while data := source.read(1 << 20):
+            digest.update(data)
+            kept.write(data)
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"not complete after {DOWNLOAD_S} s")
+    return digest.hexdigest()
 
 
 def install(ttnn: Path) -> Path:
     """Download, verify and unpack the compiler, unless it is there. Returns its folder.
 
     Raises:
-        BackendUnavailable: no release for this machine, no connection, or another file than ttnn expects.
+        BackendUnavailable: no release for this machine, no connection, another file than ttnn expects, an archive or a
+            folder that cannot be used, a server that is silent for SILENCE_S or slower than DOWNLOAD_S.
     """
     there = folder(ttnn)
     if (there / COMPILER).exists():
         return there
     url, digest = release(ttnn)
-    there.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=there.parent) as scratch:
-        archive = Path(scratch) / "sfpi.txz"
-        try:
-            with urllib.request.urlopen(url) as source, archive.open("wb") as kept:
-                shutil.copyfileobj(source, kept)
-        except OSError as error:
-            raise BackendUnavailable(f"SFPI could not be downloaded from {url}", got=error, remedy=MANUAL) from None
-        got = hashlib.sha256(archive.read_bytes()).hexdigest()
-        if got != digest:
-            raise BackendUnavailable(f"{url} is not the file that ttnn expects", got=got, expected=digest)
-        unpacked = Path(scratch) / "unpacked"
-        with tarfile.open(archive) as tar:
-            tar.extractall(unpacked, filter="data")
-        found = next(iter(sorted(unpacked.rglob(str(COMPILER)))), None)
-        if found is None:
-            raise BackendUnavailable(f"{url} holds no compiler", expected=str(COMPILER))
-        found.parents[2].replace(there)
+    with _told(f"SFPI cannot be put into {there}"):
+        there.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=there.parent) as scratch:
+            archive, unpacked = Path(scratch) / "sfpi.txz", Path(scratch) / "unpacked"
+            with _told(f"SFPI could not be downloaded from {url}"):
+                got = _download(url, archive)
+            if got != digest:
+                raise BackendUnavailable(
+                    f"{url} is not the file that ttnn expects", got=got, expected=digest, remedy=MANUAL
+                )
+            with _told(f"{url} cannot be unpacked"), tarfile.open(archive) as tar:
+                tar.extractall(unpacked, filter="data")
+            found = next(iter(sorted(unpacked.rglob(str(COMPILER)))), None)
+            if found is None:
+                raise BackendUnavailable(f"{url} holds no compiler", expected=str(COMPILER), remedy=MANUAL)
+            found.parents[2].replace(there)
     return there
 
 

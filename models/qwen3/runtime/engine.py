@@ -9,23 +9,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ttnn_moe.arguments import as_integer, integer, switch
 from ttnn_moe.errors import RequestError
 from ttnn_moe.kv.cache import RowCache
-from ttnn_moe.sizes import power_of_2
+from ttnn_moe.visible import shown
 
 from ..tokenizer import Tokenizer
 from .captured import runner_for
 from .graphs import Progress
 from .language_model import LanguageModel
-from .requests import Options, Request, Stats, Token, make_requests
+from .limits import Limits, check_room
+from .requests import Options, Request, Stats, Token, check_tokenizer, make_requests
 from .scheduler import Scheduler
 from .stream import Stream
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
-
-STEP = 2048
-"""Tokens of a step on a GPU, unless asked for otherwise: more at a time would keep those that decode waiting."""
 
 
 @dataclass(frozen=True)
@@ -44,13 +43,13 @@ class Engine:
 
     Args:
         model: whose weights stay in place meanwhile: captured steps hold their addresses.
-        rows: requests that run at a time, at most.
-        capacity: tokens of one request, prompt and new ones; default: the model's context.
+        rows: requests that run at a time, at most; up to 65,536.
+        capacity: tokens of one request, prompt and new ones; default, and at most: the model's context.
         memory: bytes for keys and values; default: as many as rows of this capacity take, but at most 4 GiB, on a GPU
             four fifths of what is free.
         page: tokens of a page; default: the format's. PagedCache takes a power of two, at least 16.
         prefill_chunk: prompt tokens of a step, at most; default: 256, on a GPU 2048 less a token of each row.
-        max_waiting: requests that may wait; more are refused. Default: any number.
+        max_waiting: requests that may wait, at least 1; more are refused. Default: any number.
         tokenizer: to get text with the tokens.
         graphs: steps are CUDA graphs; None: on a GPU, where they serve the model and the cache.
         cache: an empty cache of any format, for this model; it says how many rows and tokens at most. Default:
@@ -60,10 +59,11 @@ class Engine:
         stats: sums over all that the engine did; first_token_s is not measured.
 
     Raises:
-        RequestError: sizes below 1; memory for less than one page; memory or page beside a cache; graphs asked for
-            where they do not serve.
+        RequestError: an argument of another type or out of range; memory for less than one page; memory or page
+            beside a cache; a cache in use, or for another model; graphs asked for where they do not serve.
 
-    Any thread may call it; one step runs at a time.
+    Any thread may call it; one step runs at a time. What fails for one request ends this request. What fails for a
+    whole step (the model, the cache, memory, an interrupt) ends the engine: see `step`.
     """
 
     def __init__(
@@ -80,20 +80,14 @@ class Engine:
         graphs: bool | None = None,
         cache: RowCache | None = None,
     ):
-        self.capacity = model.config.max_position_embeddings if capacity is None else capacity
-        if cache is not None:
-            if memory is not None or page is not None:
-                raise RequestError("a given cache has its own pages", remedy="leave out memory and page, or cache")
-            rows, self.capacity = cache.rows, min(self.capacity, cache.capacity)
-        if prefill_chunk is None:
-            prefill_chunk = max(256, STEP - power_of_2(rows)) if model.device.type == "cuda" else 256
-        if min(rows, self.capacity, prefill_chunk) < 1:
-            got = f"rows={rows}, capacity={self.capacity}, prefill_chunk={prefill_chunk}"
-            raise RequestError("an engine needs room", got=got, expected="1 or more")
-        self.model, self.rows, self.tokenizer, self.max_waiting = model, rows, tokenizer, max_waiting
-        self.cache = model.new_cache(rows, self.capacity, memory, page) if cache is None else cache
-        self.runner = runner_for(model, self.cache, prefill_chunk, graphs)
-        self.scheduler = Scheduler(self.runner, self.cache, prefill_chunk)
+        limits = Limits(rows, capacity, memory, page, prefill_chunk, max_waiting).checked(model, cache)
+        graphs = None if graphs is None else switch("graphs", graphs)
+        self.tokenizer = None if tokenizer is None else check_tokenizer(tokenizer)
+        self.model, self.rows, self.capacity, self.max_waiting = model, limits.rows, limits.capacity, limits.max_waiting
+        sizes = limits.rows, limits.capacity, limits.memory, limits.page
+        self.cache = model.new_cache(*sizes) if cache is None else cache
+        self.runner = runner_for(model, self.cache, limits.prefill_chunk, graphs)
+        self.scheduler = Scheduler(self.runner, self.cache, limits.prefill_chunk)
         self.stats = Stats()
         self._lock = threading.RLock()
         self._numbers = itertools.count()
@@ -108,13 +102,14 @@ class Engine:
             prompt: token ids. options: see `Options`.
 
         Raises:
-            RequestError: an empty prompt, ids or options out of range; a request that is too long for the context, for
-                a row or for all pages together; too many that wait.
+            RequestError: an empty prompt; ids or options of another type or out of range; a request that is too long
+                for the context, for a row or for all pages together; too many that wait.
+            TypeError: no such option.
         """
         (request,) = make_requests(self.model.config, [prompt], tokenizer=self.tokenizer, **options)
         with self._lock:
             self._look()
-            self._check_room(request)
+            check_room(request, self.cache, self.capacity)
             waiting = len(self.scheduler.waiting)
             if self.max_waiting is not None and waiting >= self.max_waiting:
                 raise RequestError(
@@ -133,7 +128,10 @@ class Engine:
             self._look()
             if not all(request.over for request in self._requests.values()):
                 raise RequestError(
-                    "the engine serves other requests", remedy="end them (close their streams), or make another engine"
+                    "the engine serves other requests",
+                    got="requests that are not over",
+                    expected="an idle engine",
+                    remedy="end them (close their streams), or make another engine",
                 )
             if len(requests) > self.rows:
                 raise RequestError(
@@ -143,7 +141,7 @@ class Engine:
                     remedy="make an engine of more rows, or add the requests to it: they wait for a row",
                 )
             for request in requests:
-                self._check_room(request)
+                check_room(request, self.cache, self.capacity)
 
     def run(self, requests: Sequence[Request]) -> Stream:
         """Take these, from `make_requests`, together. One stream of their tokens, whose `sequence` stays as it is.
@@ -163,7 +161,12 @@ class Engine:
         """Admit what fits and run one step; the tokens that reached the host, whose `sequence` is the request's number.
 
         A step is a chunk of the prompts that are not in the cache yet, and a decode step of all other requests.
-        With graphs they are those of the step before, which the GPU made while the host prepared this one.
+        With graphs they are those of the step before, which the GPU made while the host prepared this one. A token
+        whose `finish` is "error" ends its own request.
+
+        Raises:
+            Exception: what the model, the cache or the machine raised. The engine stops: every later call raises
+                RequestError with the reason.
         """
         with self._lock:
             return self._step(keep=False)
@@ -171,24 +174,29 @@ class Engine:
     def stream(self, number: int) -> Stream:
         """The tokens of a request from now on (and those that other streams' steps made), once.
 
+        The stream raises RequestError where this request alone fails, and RequestError or what a step raised where the
+        engine stops.
+
         Raises:
             RequestError: no such request, or it has a stream.
         """
         with self._lock:
             self._look()
-            request = self._requests.get(number)
+            request = self._find(number)
             if request is None or request.streamed:
                 what = "has a stream" if request is not None else "is not known, or over"
-                raise RequestError(f"request {number} {what}", remedy="take a number that add gave, once")
+                raise RequestError(f"request {shown(number)} {what}", remedy="take a number that add gave, once")
             request.streamed = True
             if request.over:
-                del self._requests[number]
+                del self._requests[request.number]
             return Stream([request], self._next, self.cancel, self._lost)
 
     def cancel(self, number: int) -> bool:
         """End a request now; its pages are free. False: it is not known, or over."""
         with self._lock:
-            request = self._requests.pop(number, None)
+            request = self._find(number)
+            if request is not None:
+                del self._requests[request.number]
             if request is None or request.over:
                 return False
             if self._error is None:
@@ -209,14 +217,18 @@ class Engine:
             return Load(len(self.scheduler.waiting), self.rows - free, free, self.cache.free)
 
     def fits(self, tokens: int) -> int:
-        """Requests of so many tokens, prompt and new ones, that run at a time."""
-        return min(self.rows, self.cache.total // self.cache.needed(max(tokens - 1, 1)))
+        """Requests of so many tokens, prompt and new ones, that run at a time.
+
+        Raises:
+            RequestError: no positive integer.
+        """
+        return min(self.rows, self.cache.total // self.cache.needed(max(integer("tokens", tokens) - 1, 1)))
 
     def waits_for(self, number: int) -> str | None:
         """What a request waits for; None: it does not."""
         with self._lock:
             self._look()
-            request = self._requests.get(number)
+            request = self._find(number)
             return None if request is None else self.scheduler.waits_for(request)
 
     def capture(self, progress: Progress | None = None) -> None:
@@ -229,6 +241,10 @@ class Engine:
         """
         with self._lock:
             self.runner.capture(progress)
+
+    def _find(self, number: object) -> Request | None:
+        found = as_integer(number)
+        return None if found is None else self._requests.get(found)
 
     def _accept(self, request: Request) -> None:
         request.number = next(self._numbers)
@@ -269,7 +285,7 @@ class Engine:
     def _look(self) -> None:
         """Refuse to go on after an error; end the requests of streams that were lost."""
         if self._error is not None:
-            raise RequestError("the engine stopped in a step", got=repr(self._error), remedy="make another engine")
+            raise RequestError("the engine stopped in a step", got=shown(self._error), remedy="make another engine")
         while self._lost:
             self.cancel(self._lost.popleft())
 
@@ -281,26 +297,7 @@ class Engine:
                 if all(request.over for request in requests):
                     raise StopIteration
                 self._step(keep=True)
-            return unread.popleft()
-
-    def _check_room(self, request: Request) -> None:
-        """Refuse what could never run."""
-        if request.length + request.max_new_tokens > self.capacity:
-            raise RequestError(
-                "the request is too long for a row of the engine",
-                got=_asked(request),
-                expected=f"at most {self.capacity} together",
-                remedy="shorten it, or make the engine with a larger capacity",
-            )
-        needed, pages = self.cache.needed(request.tokens), self.cache.total
-        if needed > pages:
-            raise RequestError(
-                "the request does not fit the engine's memory, even alone",
-                got=f"{_asked(request)}, which take {needed} pages",
-                expected=f"at most {pages} pages",
-                remedy="shorten it, or make the engine with more memory",
-            )
-
-
-def _asked(request: Request) -> str:
-    return f"{request.length} tokens and {request.max_new_tokens} new ones"
+            token = unread.popleft()
+        if token.error is not None:
+            raise token.error
+        return token

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence, Sized
+from collections.abc import Callable, Generator, Sequence, Sized
+from contextlib import closing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import torch
 
+from ttnn_moe.arguments import integer
 from ttnn_moe.errors import RequestError
+from ttnn_moe.visible import shown
 
 from ..tokenizer import Tokenizer
 from .engine import Engine
@@ -45,14 +48,27 @@ def generate(
     on_token: Callable[[Token], None] | None = None,
     **options: Unpack[StreamOptions],
 ) -> Generation:
-    """Continue each prompt; arguments and errors as `stream`. on_token gets every token as it comes."""
-    result = Generation([[] for _ in prompts], ["" for _ in prompts], [None for _ in prompts])
-    for token in stream(model, prompts, stats=result.stats, **options):
-        result.tokens[token.sequence].append(token.token)
-        result.texts[token.sequence] += token.text
-        result.finish[token.sequence] = token.finish
-        if on_token is not None:
-            on_token(token)
+    """Continue each prompt; arguments and errors as `stream`.
+
+    Args:
+        on_token: gets every token as it comes. What it raises ends this call and its requests; others of the engine
+            go on.
+    """
+    if on_token is not None and not callable(on_token):
+        raise RequestError(
+            "on_token is no function", got=shown(on_token), expected="a function of a Token", remedy="leave it out"
+        )
+    stats = Stats()
+    made = stream(model, prompts, stats=stats, **options)
+    B = len(prompts)
+    result = Generation([[] for _ in range(B)], [""] * B, [None] * B, stats)
+    with closing(made):
+        for token in made:
+            result.tokens[token.sequence].append(token.token)
+            result.texts[token.sequence] += token.text
+            result.finish[token.sequence] = token.finish
+            if on_token is not None:
+                on_token(token)
     return result
 
 
@@ -65,7 +81,7 @@ def stream(
     engine: Engine | None = None,
     stats: Stats | None = None,
     **options: Unpack[Options],
-) -> Iterator[Token]:
+) -> Generator[Token, None, None]:
     """Continue each prompt, yielding tokens as they come, sequence by sequence within a step.
 
     Prompts of different lengths run in one batch without padding: each gets what it would get alone.
@@ -80,16 +96,24 @@ def stream(
         options: see `Options`.
 
     Raises (before any work):
-        RequestError: an empty prompt, one too long for the context, ids or options out of range; an engine that
-            is busy, too small, or another model's.
+        RequestError: an empty prompt, one too long for the context, ids or options of another type or out of range;
+            an engine that is busy, too small, or another model's.
         TypeError: no such option.
+
+    Raises (while it runs):
+        RequestError: what ended one of the requests alone, its `__cause__`; the other prompts of this call end too.
+        Exception: see Engine.step.
     """
-    if prefill_chunk is not None and prefill_chunk < 1:
-        raise RequestError("prefill_chunk must be positive", got=f"prefill_chunk={prefill_chunk}")
+    prefill_chunk = None if prefill_chunk is None else integer("prefill_chunk", prefill_chunk)
     requests = make_requests(model.config, prompts, tokenizer=tokenizer, **options)
     if engine is not None:
-        if engine.model is not model:
-            raise RequestError("the engine is another model's", remedy="make one of this model")
+        if not isinstance(engine, Engine) or engine.model is not model:
+            raise RequestError(
+                "the engine is another model's",
+                got=shown(engine),
+                expected="an Engine",
+                remedy="make one of this model",
+            )
         engine.check_idle(requests)
     return _drain(model, requests, engine, prefill_chunk, Stats() if stats is None else stats)
 
@@ -107,7 +131,7 @@ def engine_for(model: LanguageModel, prompts: Sequence[Sized], max_new_tokens: i
 
 def _drain(
     model: LanguageModel, requests: list[Request], engine: Engine | None, chunk: int | None, stats: Stats
-) -> Iterator[Token]:
+) -> Generator[Token, None, None]:
     if not requests:
         return
     mark = time.perf_counter()

@@ -14,8 +14,8 @@ from ttnn_moe.kv.step import DecodeStep, PrefillStep
 from ttnn_moe.sizes import power_of_2
 
 from .graphs import Captured, capture
+from .ids import host_ids
 from .language_model import LanguageModel
-from .requests import host_ids
 
 SMALLEST, LARGEST = 64, 4096
 """Tokens of steps."""

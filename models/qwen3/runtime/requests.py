@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from array import array
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal, TypedDict
@@ -12,23 +11,30 @@ from typing import Literal, TypedDict
 import torch
 from torch import Tensor
 
+from ttnn_moe.arguments import integer
 from ttnn_moe.errors import RequestError
+from ttnn_moe.visible import shown
 
 from ..config import Qwen3MoeConfig
 from ..tokenizer import TextStream, Tokenizer
+from .ids import checked_ids, count_of
 from .sampling import Sampling, seeds_of
 
-Finish = Literal["stop", "length"]
+Finish = Literal["stop", "length", "error"]
 
 
 class Options(TypedDict, total=False):
     """Keyword arguments that say how prompts are continued.
 
+    Integers may be Python's, numpy's or torch's; a bool and 2.0 are refused. Floats may be any finite real number.
+
     Attributes:
-        max_new_tokens: per sequence, a stop token included; default: 128.
+        max_new_tokens: per sequence, a stop token included; 1 or more; default: 128.
         temperature, top_k, top_p: see Sampling; default: greedy.
-        seed: sequence i draws from seed + i (or from seed[i]) and nothing else; None, the default: fresh every time.
-        stop_ids: tokens that end a sequence; default: the eos tokens of the config (and of the tokenizer).
+        seed: sequence i draws from seed + i (or from seed[i]) and nothing else; 0 .. 2^63 - 1. None, the default: fresh
+            every time.
+        stop_ids: tokens that end a sequence, a sequence, a set or a vector of ids of the vocabulary; default: the eos
+            tokens of the config (and of the tokenizer).
     """
 
     max_new_tokens: int
@@ -46,13 +52,15 @@ class Token:
     Attributes:
         sequence: number of its request, or index of its prompt where `generate` made it. token: its id.
         text: the text it completes ("" without a tokenizer).
-        finish: why the sequence ends with it ("stop", "length"), else None.
+        finish: why the sequence ends with it ("stop", "length", "error"), else None.
+        error: what ended this sequence alone, where finish is "error"; token is -1 then. Streams raise it.
     """
 
     sequence: int
     token: int
     text: str = ""
     finish: Finish | None = None
+    error: RequestError | None = None
 
 
 @dataclass
@@ -94,6 +102,7 @@ class Request:
         row: of the cache; -1: none yet, or no more. filled: prompt tokens in the cache, or on their way there.
         launched, made: new tokens on the device, and on the host. over: no token follows.
         unread: tokens for its stream. streamed: it has one.
+        failure: what could not be done for this request alone, and its new tokens before that.
     """
 
     prompt: Tensor
@@ -111,6 +120,7 @@ class Request:
     over: bool = False
     streamed: bool = False
     unread: deque[Token] = field(default_factory=deque)
+    failure: tuple[Exception, int] | None = None
 
     @cached_property
     def length(self) -> int:
@@ -137,7 +147,7 @@ class Request:
         return torch.rand((), dtype=torch.float64, generator=self.generator)
 
     def take(self, token: int) -> Token:
-        """The next new token, on the host."""
+        """The next new token, on the host. What fails here is this request's alone: the token says so."""
         self.made += 1
         finish: Finish | None = None
         if token in self.stop_ids:
@@ -145,9 +155,28 @@ class Request:
         elif self.made == self.max_new_tokens:
             finish = "length"
         text = ""
+        if self.failure is not None and self.made > self.failure[1]:
+            return self._failed(self.failure[0])
         if self.text is not None:
-            text = self.text.push(token) + (self.text.finish() if finish is not None else "")
+            try:
+                text = self.text.push(token) + (self.text.finish() if finish is not None else "")
+            except Exception as error:
+                return self._failed(error)
         return Token(self.sequence, token, text, finish)
+
+    def fail(self, error: Exception) -> None:
+        """The token that is being launched cannot be made; those before it may not be on the host yet."""
+        self.failure = self.failure or (error, self.launched)
+
+    def _failed(self, error: Exception) -> Token:
+        failed = RequestError(
+            f"request {self.number} ended by an error of its own",
+            got=shown(error),
+            expected="a token and its text",
+            remedy="see the cause; the engine goes on, and the request may be made again",
+        )
+        failed.__cause__ = error
+        return Token(self.sequence, -1, finish="error", error=failed)
 
 
 def make_requests(
@@ -162,16 +191,23 @@ def make_requests(
     stop_ids: Sequence[int] | None = None,
     tokenizer: Tokenizer | None = None,
 ) -> list[Request]:
-    """A request for each prompt; see `Options`. Errors as `stream`."""
+    """A request for each prompt; see `Options`. No later step raises for what this takes.
+
+    Raises:
+        RequestError: a prompt or an option that is not of the type or within the range that `Options` says.
+    """
+    new = integer("max_new_tokens", max_new_tokens)
     sampling = Sampling(temperature, top_k, top_p)
-    checked = check_request(config, prompts, max_new_tokens)
-    seeds = seeds_of(seed, len(prompts))
+    checked = check_request(config, prompts, new)
+    seeds = seeds_of(seed, len(checked))
+    eos = check_tokenizer(tokenizer).eos_token_id if tokenizer is not None else None
     if stop_ids is None:
-        eos = tokenizer.eos_token_id if tokenizer is not None else None
-        stop_ids = (*config.eos_token_ids, *(() if eos is None else (eos,)))
-    stops = frozenset(stop_ids)
+        stops = frozenset((*config.eos_token_ids, *(() if eos is None else (eos,))))
+    else:
+        V = config.vocab_size
+        stops = frozenset(checked_ids("stop_ids", stop_ids, V, V, ordered=False).tolist())
     return [
-        Request(ids, max_new_tokens, sampling, own, stops, tokenizer.stream() if tokenizer is not None else None, i)
+        Request(ids, new, sampling, own, stops, tokenizer.stream() if tokenizer is not None else None, i)
         for i, (ids, own) in enumerate(zip(checked, seeds, strict=True))
     ]
 
@@ -182,52 +218,42 @@ def check_request(config: Qwen3MoeConfig, prompts: Sequence[Sequence[int]], max_
     Raises:
         RequestError: the model cannot serve them.
     """
-    context, V = config.max_position_embeddings, config.vocab_size
-    if max_new_tokens < 1:
-        raise RequestError("max_new_tokens must be positive", got=f"max_new_tokens={max_new_tokens}")
+    context, new = config.max_position_embeddings, integer("max_new_tokens", max_new_tokens)
+    try:
+        B, each = len(prompts), iter(prompts)
+    except Exception:  # a number, a generator, a tensor without dimensions
+        B, each = -1, iter(())
+    if B < 0 or isinstance(prompts, (str, Mapping, Set)):
+        raise RequestError(
+            "no list of prompts", got=shown(prompts), expected="a sequence of prompts", remedy="give [prompt]"
+        )
     checked = []
-    for i, prompt in enumerate(prompts):
-        if len(prompt) == 0:
-            raise RequestError(f"prompt {i} is empty", expected="at least one token")
-        if len(prompt) + max_new_tokens > context:
+    for i, prompt in enumerate(each):
+        n = count_of(f"prompt {i}", prompt)
+        if n + new > context:
             raise RequestError(
                 f"prompt {i} is too long for the context",
-                got=f"{len(prompt)} tokens and {max_new_tokens} new ones",
+                got=f"{n} tokens and {new} new ones",
                 expected=f"at most {context} together",
                 remedy="shorten the prompt or lower max_new_tokens",
             )
-        ids = _ids_below(V, prompt)
-        if ids is None:
-            bad = next(j for j, token in enumerate(prompt) if not 0 <= token < V)
+        ids = checked_ids(f"prompt {i}", prompt, config.vocab_size, n)
+        if len(ids) == 0:
             raise RequestError(
-                f"id out of range at position {bad} of prompt {i}", got=prompt[bad], expected=f"0 .. {V - 1}"
+                f"prompt {i} is empty", got="no tokens", expected="at least one token", remedy="leave this prompt out"
             )
         checked.append(ids)
     return checked
 
 
-def _ids_below(V: int, prompt: Sequence[int]) -> Tensor | None:
-    """None: not all of them are 0 .. V - 1."""
-    try:
-        ids = host_ids(prompt)
-    except OverflowError:
-        return None
-    except TypeError:
-        raise RequestError("a prompt is a list of token ids", got=repr(prompt)[:80], remedy="encode it") from None
-    least, largest = map(int, ids.aminmax())
-    return ids if least >= 0 and largest < V else None
-
-
-def host_ids(ids: Sequence[int] | Tensor) -> Tensor:
-    """int64, on the host. torch.tensor takes twenty times as long, and a GPU waits for it.
+def check_tokenizer(tokenizer: Tokenizer) -> Tokenizer:
+    """It.
 
     Raises:
-        OverflowError: one is negative, or has more than 64 bits.
-        TypeError: one is no integer.
+        RequestError: it gives no text for a stream of tokens.
     """
-    if isinstance(ids, Tensor):
-        if ids.dim() != 1 or ids.is_floating_point() or ids.is_complex():
-            raise TypeError("not a vector of integers")
-        return ids.to("cpu", torch.int64)
-    # unsigned: array takes them twice as fast; of bytes it would not take the items
-    return torch.frombuffer(array("Q", ids if isinstance(ids, list) else list(ids)), dtype=torch.int64)
+    if callable(getattr(tokenizer, "stream", None)) and hasattr(tokenizer, "eos_token_id"):
+        return tokenizer
+    raise RequestError(
+        "no tokenizer", got=shown(tokenizer), expected="a Tokenizer", remedy="make one: Tokenizer.from_directory(DIR)"
+    )

@@ -129,17 +129,41 @@ def next_tokens(logits: Tensor, requests: Sequence[Request]) -> Tensor:
 
 
 def draw(tokens: Tensor, logits: Tensor, requests: Sequence[Request]) -> None:
-    """Put what requests draw from logits [R, V] into tokens [R]; those of greedy requests stay."""
+    """Put what requests draw from logits [R, V] into tokens [R]; those of greedy requests stay.
+
+    A request for which this fails is told so (Request.fail); the others get their tokens.
+    """
     parts: dict[Sampling, list[int]] = {}
     for i, request in enumerate(requests):
         if request.sampling.temperature > 0:
             parts.setdefault(request.sampling, []).append(i)
-    device = logits.device
     for sampling, places in parts.items():
-        uniform = torch.stack([requests[i].draw() for i in places])
-        uniform = uniform.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else uniform.to(device)
-        if len(places) == len(requests):
-            tokens.copy_(choose(logits, sampling, uniform))
-        else:
-            rows = to_device(places, device)
-            tokens[rows] = choose(logits[rows], sampling, uniform)
+        uniform = torch.stack([_uniform(requests[i]) for i in places])
+        try:
+            _put(tokens, logits, sampling, places, uniform)
+        except Exception:
+            # each by itself, with the numbers that it drew
+            for i, own in zip(places, uniform, strict=True):
+                try:
+                    _put(tokens, logits, sampling, [i], own[None])
+                except Exception as error:
+                    requests[i].fail(error)
+
+
+def _uniform(request: Request) -> Tensor:
+    try:
+        return request.draw()
+    except Exception as error:
+        request.fail(error)
+        return torch.zeros((), dtype=torch.float64)
+
+
+def _put(tokens: Tensor, logits: Tensor, sampling: Sampling, places: list[int], uniform: Tensor) -> None:
+    """Draw tokens[places] with uniform [len(places)], which is on the host."""
+    device = logits.device
+    uniform = uniform.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else uniform.to(device)
+    if len(places) == len(tokens):
+        tokens.copy_(choose(logits, sampling, uniform))
+    else:
+        rows = to_device(places, device)
+        tokens[rows] = choose(logits[rows], sampling, uniform)

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-import operator
+import math
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
+from itertools import islice
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from ttnn_moe.arguments import LARGEST, as_integer, integer, number
 from ttnn_moe.errors import RequestError
+from ttnn_moe.visible import shown
+
+SMALLEST = 1e-37
+"""Temperatures below it are it: where logits differ at all, the largest has all of the probability."""
 
 
 @dataclass(frozen=True)
@@ -22,8 +29,10 @@ class Sampling:
         top_k: keep the k most probable tokens; 0 = all.
         top_p: of what top_k kept, keep the fewest most probable tokens whose probabilities reach top_p.
 
+    Each may be any real number, or top_k any integer, of Python, numpy or torch; a bool is none.
+
     Raises:
-        RequestError: a value out of range.
+        RequestError: a value of another type, not finite, or out of range.
     """
 
     temperature: float = 0.0
@@ -31,13 +40,13 @@ class Sampling:
     top_p: float = 1.0
 
     def __post_init__(self) -> None:
-        for name, good, expected in (
-            ("temperature", 0 <= self.temperature < float("inf"), "0 (greedy) or a positive number"),
-            ("top_k", self.top_k >= 0, "0 (all) or a positive count"),
-            ("top_p", 0 < self.top_p <= 1, "more than 0, at most 1"),
-        ):
-            if not good:
-                raise RequestError(f"{name} is out of range", got=getattr(self, name), expected=expected)
+        checked = {
+            "temperature": number("temperature", self.temperature, 0, math.inf, "0 (greedy) or a positive number"),
+            "top_k": integer("top_k", self.top_k, 0, expected="an integer, 0 (all) or a positive count"),
+            "top_p": number("top_p", self.top_p, 0, 1, "more than 0, at most 1", above=True),
+        }
+        for name, value in checked.items():
+            object.__setattr__(self, name, value)
 
 
 def choose(logits: Tensor, sampling: Sampling, uniform: Tensor | None = None) -> Tensor:
@@ -65,8 +74,10 @@ def kept_probabilities(logits: Tensor, sampling: Sampling) -> tuple[Tensor, Tens
     """Probabilities [R, n] fp64 in descending order, 0 for those not kept, and their tokens [R, n]."""
     V = logits.shape[-1]
     n = min(sampling.top_k or V, V)
-    values, tokens = torch.topk(logits.float() / sampling.temperature, n, dim=-1, sorted=True)
-    probabilities = torch.softmax(values.double(), dim=-1)
+    values, tokens = torch.topk(logits.float(), n, dim=-1, sorted=True)
+    # the largest is 0 now, so that no temperature makes it infinite; the divisor is no subnormal, nor its inverse
+    divisor = min(max(sampling.temperature, SMALLEST), 1 / SMALLEST)
+    probabilities = torch.softmax((values - values[:, :1]) / divisor, dim=-1, dtype=torch.float64)
     if sampling.top_p < 1:
         before = probabilities.cumsum(-1) - probabilities
         probabilities = torch.where(before < sampling.top_p, probabilities, 0)
@@ -81,7 +92,23 @@ def seeds_of(seed: int | Sequence[int] | None, B: int) -> list[int]:
     """
     if seed is None:
         seed = int.from_bytes(os.urandom(8), "little") >> 2
-    seeds = [seed + i for i in range(B)] if isinstance(seed, int) else list(map(operator.index, seed))
-    if len(seeds) != B or any(not 0 <= s < 2**63 for s in seeds):
-        raise RequestError("bad seeds", got=seed, expected=f"one integer, or {B} of them, each 0 .. 2^63 - 1")
-    return seeds
+    first = as_integer(seed)
+    seeds = _listed(seed, B) if first is None else [first + i for i in range(B)]
+    if len(seeds) != B or any(s is None or not 0 <= s <= LARGEST for s in seeds):
+        raise RequestError(
+            "bad seeds",
+            got=f"seed={shown(seed)}",
+            expected=f"one integer, or {B} of them, each 0 .. 2^63 - 1",
+            remedy="give one integer, or None for fresh seeds",
+        )
+    return [s for s in seeds if s is not None]
+
+
+def _listed(seeds: Any, B: int) -> list[int | None]:
+    """Items of what should be B integers; None: it is none. A list of another length: they are not B."""
+    if isinstance(seeds, (str, Mapping, Set)):
+        return [None]
+    try:
+        return [as_integer(one) for one in islice(seeds, B + 1)]
+    except Exception:  # not iterable
+        return [None]

@@ -30,7 +30,7 @@ def why_not() -> str | None:
     try:
         compiler()
     except Exception as error:  # what the loader raises differs with what is missing
-        return f"NVRTC cannot be loaded ({error}); to fix it: pip install 'cuda-core[cu13]'"
+        return f"NVRTC cannot be loaded ({' '.join(str(error).split())}); to fix it: pip install 'cuda-core[cu13]'"
     return None
 
 
@@ -77,7 +77,7 @@ def code_of(spec: Spec, store: Store | None = None) -> bytes:
     """Code of a kernel: from the store, else compiled and kept.
 
     Raises:
-        CompileError, SourceMissing: as compile_spec. CacheUnusable: the store cannot be written.
+        CompileError, SourceMissing: as compile_spec.
     """
 
     def build() -> bytes:

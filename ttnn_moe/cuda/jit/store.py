@@ -1,7 +1,7 @@
 """Compiled kernels on disk: whole or not at all, one writer a key, bounded.
 
-TTNN_MOE_CACHE_DIR names the directory, by default the user's cache directory. TTNN_MOE_CACHE_MB bounds it, by default
-to 512. The least recently used kernels go first.
+They lie in kernels/ of the folder that cache_folder.py names. TTNN_MOE_CACHE_MB bounds them, by default to 512 MB: the
+least recently used go first.
 """
 
 from __future__ import annotations
@@ -13,16 +13,13 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from ...errors import ContractError, TtnnMoeError
-from ...whole_file import whole_file
+from ...cache_folder import CacheFolder, cache_path
+from ...errors import ContractError
+from ...sizes import natural
 
 MAGIC = b"ttnnmoe1"
 HEAD = len(MAGIC) + hashlib.sha256().digest_size
 DEFAULT_MB = 512
-
-
-class CacheUnusable(TtnnMoeError, OSError):
-    """The directory for compiled kernels cannot be written."""
 
 
 @dataclass(frozen=True)
@@ -36,20 +33,16 @@ class Entry:
 
 def directory() -> Path:
     """Where compiled kernels are kept."""
-    named = os.environ.get("TTNN_MOE_CACHE_DIR")
-    if named:
-        return Path(named).expanduser() / "kernels"
-    from platformdirs import user_cache_path
-
-    return user_cache_path("ttnn-moe") / "kernels"
+    return cache_path("kernels")
 
 
 def limit() -> int:
     """Bytes that the kept kernels may take together."""
     text = os.environ.get("TTNN_MOE_CACHE_MB", str(DEFAULT_MB))
-    if not text.isdigit():
+    size = natural(text)
+    if size is None:
         raise ContractError("TTNN_MOE_CACHE_MB is not a size", got=repr(text), expected="a whole number of megabytes")
-    return int(text) << 20
+    return size << 20
 
 
 class Store:
@@ -61,21 +54,19 @@ class Store:
     """
 
     def __init__(self, where: Path | None = None, most: int | None = None):
-        self.where = directory() if where is None else where
+        self.folder = CacheFolder(directory() if where is None else where)
+        self.where = self.folder.where
         self.most = limit() if most is None else most
 
-    def _path(self, key: str) -> Path:
-        return self.where / f"{key}.bin"
-
     def read(self, key: str) -> bytes | None:
-        """Code of a key; None if it is not here or not whole."""
-        path = self._path(key)
+        """Code of a key; None if it is not here, not whole, or not to be trusted."""
+        path = self.folder.find(f"{key}.bin")
+        if path is None:
+            return None
         try:
             data = path.read_bytes()
-        except FileNotFoundError:
+        except OSError:  # cleared meanwhile
             return None
-        except OSError as error:
-            raise self._unusable(error) from error
         code = data[HEAD:]
         if data[:HEAD] != MAGIC + hashlib.sha256(code).digest():
             return None
@@ -86,44 +77,23 @@ class Store:
     def get(self, key: str, build: Callable[[], bytes]) -> bytes:
         """Code of a key, built if need be: by one process, while others that want it wait.
 
-        Raises:
-            CacheUnusable: the directory cannot be written.
+        Where the directory cannot be used, the code is built all the same, and one CacheWarning says why.
         """
         code = self.read(key)
         if code is not None:
             return code
-        from filelock import FileLock
-
-        try:
-            self.where.mkdir(parents=True, exist_ok=True)
-            lock = FileLock(self.where / f"{key}.lock")
-            lock.acquire()
-        except OSError as error:
-            raise self._unusable(error) from error
-        try:
+        with self.folder.lock(key):
             code = self.read(key)  # another process may have built it meanwhile
             if code is None:
                 code = build()
-                self._write(key, code)
-        finally:
-            lock.release()
+                data = MAGIC + hashlib.sha256(code).digest() + code
+                self.folder.keep(f"{key}.bin", lambda part: part.write_bytes(data))
         self._shrink(keep=key)
         return code
 
-    def _write(self, key: str, code: bytes) -> None:
-        try:
-            with whole_file(self._path(key)) as part:
-                part.write_bytes(MAGIC + hashlib.sha256(code).digest() + code)
-        except OSError as error:
-            raise self._unusable(error) from error
-
     def entries(self) -> list[Entry]:
         """What is kept, the longest unused first."""
-        found = []
-        for path in self.where.glob("*.bin"):
-            with suppress(FileNotFoundError):
-                stat = path.stat()
-                found.append(Entry(path.stem, stat.st_size, stat.st_mtime))
+        found = [Entry(path.stem, stat.st_size, stat.st_mtime) for path, stat in self.folder.entries()]
         return sorted(found, key=lambda entry: entry.used)
 
     def _shrink(self, keep: str) -> None:
@@ -138,23 +108,12 @@ class Store:
 
     def _remove(self, key: str) -> None:
         with suppress(OSError):
-            self._path(key).unlink()
+            (self.where / f"{key}.bin").unlink()
 
     def clear(self) -> int:
         """Remove every kernel, and what interrupted writers left. Returns the number of kernels."""
         entries = self.entries()
         for entry in entries:
             self._remove(entry.key)
-        for pattern in ("*.lock", "*.part"):
-            for path in self.where.glob(pattern):
-                with suppress(OSError):
-                    path.unlink()
+        self.folder.sweep()
         return len(entries)
-
-    def _unusable(self, error: OSError) -> CacheUnusable:
-        return CacheUnusable(
-            "the directory of compiled kernels cannot be used",
-            got=f"{self.where}: {error.strerror or error}",
-            expected="a directory that this user can write",
-            remedy="set TTNN_MOE_CACHE_DIR to one",
-        )

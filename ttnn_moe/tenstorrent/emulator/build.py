@@ -1,11 +1,12 @@
 """Native builds, kept on disk: the engine, and a shared library for each kernel with its compile-time arguments.
 
-An entry's name is a digest of all inputs: sources, the headers they include, flags, compiler and processor. An entry is
-written beside its place and moved there, under its own lock.
+An entry's name is a digest of all inputs: sources, the headers they include, flags, compiler and processor. Where the
+cache folder cannot be used, this process keeps its builds in a temporary folder of its own.
 """
 
 from __future__ import annotations
 
+import atexit
 import functools
 import hashlib
 import os
@@ -13,15 +14,14 @@ import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-import filelock
-import platformdirs
-
+from ...cache_folder import CacheFolder, cache_path
 from ...errors import BackendUnavailable, TtnnMoeError
+from ...whole_file import whole_file
 
 # The folder of kernels in a library's debug information: a library serves every checkout.
 KERNELS = "/kernels"
@@ -78,9 +78,8 @@ def compiler() -> str:
 
 
 def cache_folder() -> Path:
-    """Where builds are kept: $TTNN_MOE_EMULATOR_CACHE, else the user's cache folder."""
-    chosen = os.environ.get(CACHE_VARIABLE)
-    return Path(chosen) if chosen else Path(platformdirs.user_cache_dir("ttnn-moe")) / "emulator"
+    """Where builds are kept: $TTNN_MOE_EMULATOR_CACHE, else as cache_folder.py says."""
+    return cache_path("emulator", CACHE_VARIABLE)
 
 
 def engine(sanitizer: str | None = None) -> Path:
@@ -173,19 +172,31 @@ def _prelude(build: KernelBuild) -> str:
     return "\n".join([*lines, '#include "emulator/common.h"', ""])
 
 
-def _cached(name: str, build: object) -> Path:
-    folder = cache_folder()
-    target = folder / name
-    if target.exists():
-        return target
-    folder.mkdir(parents=True, exist_ok=True)
-    with filelock.FileLock(str(folder / f"{name}.lock")):
-        if not target.exists():
-            with tempfile.TemporaryDirectory(dir=folder) as beside:
-                made = Path(beside) / name
-                build(made)  # type: ignore[operator]
-                os.replace(made, target)
-    return target
+def _cached(name: str, build: Callable[[Path], object]) -> Path:
+    cache = CacheFolder(cache_folder(), CACHE_VARIABLE)
+    found = cache.find(name)
+    if found is not None:
+        return found
+    with cache.lock(name):
+        found = cache.find(name)
+        if found is None:
+            made = _scratch() / name
+            if not made.exists():
+                with whole_file(made) as part:
+                    build(part)
+            found = cache.keep(name, lambda part: shutil.copy(made, part))
+            if found is None:
+                return made
+            made.unlink()
+    return found
+
+
+@functools.cache
+def _scratch() -> Path:
+    """A folder for builds of this process, removed when it ends."""
+    made = tempfile.mkdtemp(prefix="ttnn-moe-builds-")
+    atexit.register(shutil.rmtree, made, ignore_errors=True)
+    return Path(made)
 
 
 def _compile(arguments: Sequence[str], what: str) -> None:
@@ -246,7 +257,9 @@ def _has_globals(library: Path) -> bool:
     tool = shutil.which("nm")
     if tool is None:
         return True
-    listing = subprocess.run([tool, "--defined-only", str(library)], capture_output=True, text=True, check=False).stdout
+    done = subprocess.run([tool, "--defined-only", str(library)], capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        return True
     runtime = (
         "completed.0",
         "__bss_start",
@@ -257,7 +270,7 @@ def _has_globals(library: Path) -> bool:
         "_DYNAMIC",
         "_GLOBAL_OFFSET",
     )
-    for line in listing.splitlines():
+    for line in done.stdout.splitlines():
         parts = line.split()
         if (
             len(parts) == 3

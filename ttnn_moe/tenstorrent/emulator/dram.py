@@ -5,6 +5,7 @@ from __future__ import annotations
 import mmap
 import os
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -61,16 +62,29 @@ class Tensor:
         flags = np.frombuffer(self.device.memory, np.uint8, words, self.shadow)
         return (flags.reshape(self.pages, -1) & 1).astype(bool)
 
-    def write(self, values: torch.Tensor) -> None:
-        """Copy values of this shape to the device."""
-        if tuple(values.shape) != self.shape:
-            raise ContractError("cannot write a tensor", got=tuple(values.shape), expected=self.shape)
-        self.bytes()[:, : self._used()] = _to_pages(values, self)
-        np.frombuffer(self.device.memory, np.uint8, self.pages * self.page_size // 4, self.shadow)[:] = 1
+    def write(self, values: torch.Tensor, places: Sequence[int] | None = None) -> None:
+        """Copy values of this shape to the device.
 
-    def read(self) -> torch.Tensor:
-        """A copy of its values, on the host."""
-        return _from_pages(np.ascontiguousarray(self.bytes()[:, : self._used()]), self)
+        Args:
+            places: indices of the first dimension, each once; values are of these alone.
+        """
+        shape = self._shape_of(places)
+        if tuple(values.shape) != shape:
+            raise ContractError("cannot write a tensor", got=tuple(values.shape), expected=shape)
+        rows = self._pages_of(places)
+        self.bytes()[rows, : self._used()] = _to_pages(values, self)
+        words = self.page_size // 4
+        shadow = np.frombuffer(self.device.memory, np.uint8, self.pages * words, self.shadow)
+        shadow.reshape(self.pages, words)[rows] = 1
+
+    def read(self, places: Sequence[int] | None = None) -> torch.Tensor:
+        """A copy of its values, on the host.
+
+        Args:
+            places: indices of the first dimension; the values of these alone.
+        """
+        pages = np.ascontiguousarray(self.bytes()[self._pages_of(places), : self._used()])
+        return _from_pages(pages, self, self._shape_of(places))
 
     def clear(self) -> None:
         """Mark it as unwritten: reads give poison, and are reported."""
@@ -81,6 +95,16 @@ class Tensor:
         if not self.freed:
             self.freed = True
             self.device.tensors.remove(self)
+
+    def _shape_of(self, places: Sequence[int] | None) -> tuple[int, ...]:
+        return self.shape if places is None else (len(places), *self.shape[1:])
+
+    def _pages_of(self, places: Sequence[int] | None) -> slice | np.ndarray:
+        """Which of `pages` hold these indices of the first dimension, of three or more."""
+        if places is None:
+            return slice(None)
+        each = self.pages // self.shape[0]
+        return (np.asarray(places, dtype=np.int64)[:, None] * each + np.arange(each)).reshape(-1)
 
     def _used(self) -> int:
         return self.format.tile_bytes if self.tiled else self.shape[-1] * self.format.item
@@ -173,7 +197,7 @@ def _to_pages(values: torch.Tensor, tensor: Tensor) -> np.ndarray:
     else:
         plain = values.numpy()
     if not tensor.tiled:
-        return np.ascontiguousarray(plain).reshape(tensor.pages, -1).view(np.uint8)
+        return np.ascontiguousarray(plain).reshape(-1, plain.shape[-1]).view(np.uint8)
     matrix = plain.reshape(1, 1, -1) if plain.ndim == 1 else plain.reshape(-1, *plain.shape[-2:])
     rows, columns = ceil_div(matrix.shape[1], 32) * 32, ceil_div(matrix.shape[2], 32) * 32
     if (rows, columns) != matrix.shape[1:]:
@@ -184,8 +208,8 @@ def _to_pages(values: torch.Tensor, tensor: Tensor) -> np.ndarray:
     return pack_bfp8(tiles) if kind.name == "Bfp8_b" else np.ascontiguousarray(tiles).view(np.uint8)
 
 
-def _from_pages(pages: np.ndarray, tensor: Tensor) -> torch.Tensor:
-    kind, shape = tensor.format, tensor.shape
+def _from_pages(pages: np.ndarray, tensor: Tensor, shape: tuple[int, ...]) -> torch.Tensor:
+    kind = tensor.format
     number = {torch.bfloat16: np.int16, torch.float32: np.float32, torch.int32: np.int32}.get(kind.dtype, np.uint8)
     number = np.int16 if kind.dtype == torch.int16 else number
     if tensor.tiled:

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor as Values
 
 from ...sizes import ceil_div
+from .dram import Tensor as Part
 from .mesh import ROW_MAJOR_LAYOUT, TILE_LAYOUT, Mesh, Tensor, on_chips
 
 MathFidelity = SimpleNamespace(HiFi4="HiFi4")
@@ -120,48 +121,50 @@ def _rotary_embedding_hf(x: Tensor, cos: Tensor, sin: Tensor, *, is_decode_mode:
 
 def _paged_fill_cache(cache: Tensor, x: Tensor, pages: Tensor, *, batch_idx: int) -> None:
     """x [1, heads, T, head_dim] into the pages [1, T / page] of a cache [pages, heads, page, head_dim]."""
-
-    def fill(cache: Values, x: Values, pages: Values) -> Values:
-        return cache.index_put((pages[batch_idx].long(),), x[0].unflatten(1, (-1, cache.shape[2])).transpose(0, 1))
-
-    _change(cache, fill, x, pages)
+    for part, values, table in zip(cache.parts, x.read(), pages.read(), strict=True):
+        # of a page named twice (that of padding), the last
+        last = {page: i for i, page in enumerate(table[batch_idx].tolist())}
+        pieces = values[0].unflatten(1, (-1, part.shape[2])).transpose(0, 1)
+        part.write(pieces[list(last.values())], list(last))
 
 
 def _paged_update_cache(cache: Tensor, x: Tensor, *, update_idxs_tensor: Tensor, page_table: Tensor) -> None:
     """Token b of x [1, B, heads, head_dim] to its row's position, unless that is -1."""
-
-    def update(cache: Values, x: Values, positions: Values, table: Values) -> Values:
-        for b, position in enumerate(positions.tolist()):
+    for part, values, where, table in zip(
+        cache.parts, x.read(), update_idxs_tensor.read(), page_table.read(), strict=True
+    ):
+        size = part.shape[2]
+        for b, position in enumerate(where.tolist()):
             if position >= 0:
-                cache[int(table[b, position // cache.shape[2]]), :, position % cache.shape[2]] = x[0, b]
-        return cache
-
-    _change(cache, update, x, update_idxs_tensor, page_table)
+                page = [int(table[b, position // size])]
+                held = part.read(page)
+                held[0, :, position % size] = values[0, b]
+                part.write(held, page)
 
 
 def _chunked_attention(q: Tensor, k: Tensor, v: Tensor, pages: Tensor, start: int) -> Tensor:
     """Causal: q [1, heads, T, head_dim] are the tokens from `start` on of what lies in the pages [1, n]."""
 
-    def attend(q: Values, k: Values, v: Values, pages: Values) -> Values:
+    def attend(q: Values, k: Part, v: Part, pages: Values) -> Values:
         T = q.shape[2]
         mask = torch.ones(T, start + T, dtype=torch.bool).tril(start)
         keys, values = (_gather(x, pages[0], start + T) for x in (k, v))
         return _attend(q, keys, values, mask)
 
-    return _each(attend, q, k, v, pages)
+    return _attended(attend, q, k, v, pages)
 
 
 def _decode_attention(q: Tensor, k: Tensor, v: Tensor, *, page_table_tensor: Tensor, cur_pos_tensor: Tensor) -> Tensor:
     """q [1, B, heads, head_dim], each of the B attending to its row's keys 0 .. position."""
 
-    def attend(q: Values, k: Values, v: Values, table: Values, positions: Values) -> Values:
+    def attend(q: Values, k: Part, v: Part, table: Values, positions: Values) -> Values:
         out = torch.zeros_like(q)
         for b, position in enumerate(positions.tolist()):
             keys, values = (_gather(x, table[b], position + 1) for x in (k, v))
             out[:, b] = _attend(q[:, b, :, None], keys, values, None)[:, :, 0]
         return out
 
-    return _each(attend, q, k, v, page_table_tensor, cur_pos_tensor)
+    return _attended(attend, q, k, v, page_table_tensor, cur_pos_tensor)
 
 
 experimental = SimpleNamespace(
@@ -176,10 +179,10 @@ transformer = SimpleNamespace(
 )
 
 
-def _gather(cache: Values, pages: Values, n: int) -> Values:
-    """The first n tokens of these pages: [1, heads, n, head_dim]."""
-    needed = pages[: ceil_div(n, cache.shape[2])].long()
-    return cache[needed].transpose(0, 1).flatten(1, 2)[None, :, :n]
+def _gather(cache: Part, pages: Values, n: int) -> Values:
+    """The first n tokens of these pages, fp32: [1, heads, n, head_dim]. Nothing else of the cache is read."""
+    held = cache.read(pages[: ceil_div(n, cache.shape[2])].tolist()).float()
+    return held.transpose(0, 1).flatten(1, 2)[None, :, :n]
 
 
 def _attend(q: Values, k: Values, v: Values, mask: Values | None) -> Values:
@@ -199,7 +202,8 @@ def _each(function: Callable[..., Values], *tensors: Tensor) -> Tensor:
     return on_chips(mesh, made, tensors[0].dtype, TILE_LAYOUT)
 
 
-def _change(cache: Tensor, function: Callable[..., Values], *tensors: Tensor) -> None:
-    """Replace the cache by what the function makes of it, on every chip."""
-    for part, *values in zip(cache.parts, *map(_floats, tensors), strict=True):
-        part.write(function(part.read(), *(x.to(torch.bfloat16) if x.is_floating_point() else x for x in values)))
+def _attended(function: Callable[..., Values], q: Tensor, k: Tensor, v: Tensor, *others: Tensor) -> Tensor:
+    """As _each, for caches k and v, which the function reads itself."""
+    assert q.mesh is not None
+    values = zip(_floats(q), k.parts, v.parts, *(other.read() for other in others), strict=True)
+    return on_chips(q.mesh, [function(*each) for each in values], q.dtype, TILE_LAYOUT)

@@ -1,0 +1,239 @@
+"""Arguments of the engine, of requests and of sampling: right or refused when they are given, never in a step."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from odd_arguments import Broken, anything
+from qwen3_checkpoints import TINY
+from ttnn_moe.errors import RequestError
+from ttnn_moe.kv.paged import PagedCache
+from ttnn_moe.models.qwen3 import Engine, Qwen3Moe, generate, load_model
+from ttnn_moe.models.qwen3.runtime.engine import Load
+from ttnn_moe.models.qwen3.runtime.sampling import Sampling, choose
+
+GOOD = {"max_new_tokens": 2, "stop_ids": (), "seed": 1}
+OPTIONS = ("max_new_tokens", "temperature", "top_k", "top_p", "seed", "stop_ids")
+NAN, HUGE = float("nan"), 10**400
+
+
+@cache
+def tiny() -> Qwen3Moe:
+    return load_model(TINY, backend="reference", device="cpu", dtype=torch.float32)
+
+
+@cache
+def engine() -> Engine:
+    return Engine(tiny(), 3, 64, page=16)
+
+
+@cache
+def expected() -> list[int]:
+    return generate(tiny(), [[3, 4]], **GOOD).tokens[0]
+
+
+def check_words(error: RequestError) -> None:
+    assert None not in (error.got, error.expected, error.remedy) and len(str(error)) < 800
+
+
+def serve(prompt: Any, options: dict[str, Any]) -> bool:
+    """Whether the engine takes a request; if so, no step raises, and a request beside it gets what it gets alone."""
+    other = engine().add([3, 4], **GOOD)
+    try:
+        number = engine().add(prompt, **options)
+    except RequestError as error:
+        check_words(error)
+        number = None
+    tokens = []
+    while len(tokens) < 2:
+        tokens += [token.token for token in engine().step() if token.sequence == other]
+    if number is not None:
+        engine().cancel(number)
+    assert tokens == expected() and engine().load() == Load(0, 0, 3, engine().cache.total)
+    return number is not None
+
+
+@settings(max_examples=60, deadline=None)
+@given(options=st.dictionaries(st.sampled_from(OPTIONS), anything(), max_size=2), prompt=st.none() | anything())
+def test_any_request_is_refused_or_served(options: dict[str, Any], prompt: Any) -> None:
+    serve([5] if prompt is None else prompt, {**GOOD, **options})
+
+
+REFUSED = [
+    ("max_new_tokens", [2.0, NAN, True, "2", None, HUGE, Fraction(2), torch.tensor(2.0), torch.tensor([2]), Broken()]),
+    ("top_k", [2.0, True, np.bool_(1), NAN, HUGE, -1, "4", torch.tensor(True)]),
+    ("temperature", [HUGE, NAN, float("inf"), "1", None, 1j, True, [1.0], torch.tensor([1.0]), Broken()]),
+    ("top_p", [0, NAN, True, HUGE, 1.0000001, "0.5", torch.tensor(0.5j)]),
+    ("seed", [True, 1.0, "1", [1.0], [True], [1, 2], -1, 2**63, {1}, Broken(), torch.tensor(1.5)]),
+    (
+        "stop_ids",
+        [5, "5", [5.0], [True], [-1], [512], {1: 2}, [None], range(10**12), torch.ones(2), Broken(), [Broken()]],
+    ),
+]
+
+
+@pytest.mark.parametrize("name, values", REFUSED, ids=[f"{name}-{len(values)}" for name, values in REFUSED])
+def test_what_a_request_may_not_ask(name: str, values: list[Any]) -> None:
+    for value in values:
+        with pytest.raises(RequestError, match=name.replace("seed", "bad seeds")) as error:
+            engine().add([5], **{**GOOD, name: value})
+        check_words(error.value)
+
+
+TAKEN = [
+    ("max_new_tokens", 3, [np.int16(3), torch.tensor(3), np.array(3)]),
+    ("temperature", 0.5, [Fraction(1, 2), np.float16(0.5), torch.tensor(0.5), np.float64(0.5)]),
+    ("top_k", 4, [np.uint8(4), torch.tensor(4, dtype=torch.int8), 4]),
+    ("seed", 6, [np.int64(6), [6], torch.tensor([6]), (np.int32(6),)]),
+]
+
+
+@pytest.mark.parametrize("name, plain, others", TAKEN, ids=[name for name, _, _ in TAKEN])
+def test_numbers_of_every_library_mean_the_same(name: str, plain: Any, others: list[Any]) -> None:
+    options = {"max_new_tokens": 6, "stop_ids": (), "seed": 6, "temperature": 1.5}
+    want = generate(tiny(), [[3, 4]], **{**options, name: plain}).tokens
+    for value in others:
+        assert generate(tiny(), [[3, 4]], **{**options, name: value}).tokens == want
+
+
+@pytest.mark.parametrize("kind", [torch.tensor, np.array, tuple, set, frozenset, lambda ids: np.array(ids, np.uint16)])
+def test_stop_ids_of_every_kind_stop(kind: Any) -> None:
+    free = generate(tiny(), [[3, 4]], max_new_tokens=8, stop_ids=()).tokens[0]
+    got = generate(tiny(), [[3, 4]], max_new_tokens=8, stop_ids=kind([free[2], 500]))
+    assert got.tokens[0] == free[: free.index(free[2]) + 1] and got.finish == ["stop"]
+
+
+def test_ids_that_are_no_ids() -> None:
+    for prompt in ([True], [1.0], [1, 2.0], [None], "12", {1, 2}, {1: 2}, torch.ones(2), torch.ones(2, 2).long(), 5):
+        with pytest.raises(RequestError) as error:
+            engine().add(prompt, **GOOD)
+        check_words(error.value)
+    for prompts in (5, "12", [1, 2], {1: [2]}, None, iter([[1]]), torch.tensor(1)):
+        with pytest.raises(RequestError) as error:
+            generate(tiny(), prompts, **GOOD)
+        check_words(error.value)
+
+
+@pytest.mark.parametrize("temperature", [1e-37, 1e-38, 1e-40, 1e-45, 5e-324, 1e-300])
+def test_temperatures_next_to_nothing_choose_the_largest(temperature: float) -> None:
+    logits = torch.randn(50, 17, generator=torch.Generator().manual_seed(0)) * 30
+    u = torch.rand(50, dtype=torch.float64)
+    for sampling in (Sampling(temperature), Sampling(temperature, 5, 0.9)):
+        assert torch.equal(choose(logits, sampling, u), logits.argmax(-1))
+        assert torch.equal(choose(logits.bfloat16(), sampling, u), logits.bfloat16().argmax(-1))
+
+
+def test_temperatures_without_end_choose_evenly() -> None:
+    logits = torch.tensor([[3.0, float("-inf"), 50.0, -20.0]])
+    u = torch.linspace(0, 0.999, 999, dtype=torch.float64)
+    chosen = choose(logits.expand(999, -1), Sampling(1e308), u)
+    assert torch.bincount(chosen, minlength=4).tolist() == [333, 0, 333, 333]
+
+
+ENGINE = [
+    ("rows", [0, True, 2.0, "2", HUGE, 2**17, None]),
+    ("capacity", [0, 64.0, True, "64", -1]),
+    ("memory", [0, 1e9, True, HUGE, "1"]),
+    ("page", [24, 16.0, True, 8, HUGE, -16]),
+    ("prefill_chunk", [2.5, 0, True, NAN, "8"]),
+    ("max_waiting", [0, -1, 1.0, True, HUGE]),
+    ("graphs", [1, "yes", True]),
+    ("tokenizer", [5, "tokenizer", object()]),
+    ("cache", [5, object(), {}]),
+]
+
+
+@pytest.mark.parametrize("name, values", ENGINE, ids=[name for name, _ in ENGINE])
+def test_what_an_engine_does_not_take(name: str, values: list[Any]) -> None:
+    for value in values:
+        with pytest.raises(RequestError):
+            Engine(tiny(), **{"rows": 1, "capacity": 32, "page": 16, name: value})
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.dictionaries(
+        st.sampled_from([*(name for name, _ in ENGINE)]), st.one_of(anything(), st.integers(1, 64)), max_size=2
+    )
+)
+def test_any_engine_is_refused_or_works(options: dict[str, Any]) -> None:
+    try:
+        made = Engine(tiny(), **{"rows": 2, "capacity": 32, **options})
+    except RequestError:
+        return
+    try:
+        made.add([3, 4], **GOOD)
+    except RequestError as error:
+        assert "too long for a row" in str(error)
+        return
+    assert [token.token for _ in range(4) for token in made.step()] == expected()
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.dictionaries(st.sampled_from(["rows", "capacity", "pages", "page", "memory"]), anything(), min_size=1))
+def test_any_cache_is_refused_or_made(options: dict[str, Any]) -> None:
+    sizes = tiny().cache_sizes
+    makes = (PagedCache.within, {"memory": 1 << 20}) if "pages" not in options else (PagedCache, {"pages": 2})
+    given = {"rows": 2, "capacity": 32, "page": 16, **makes[1], **options}
+    if "pages" in options:
+        given.pop("memory", None)
+    try:
+        made = makes[0](sizes, **given)
+    except RequestError:
+        return
+    assert made.free == made.total > 0 and made.k.shape[1] == 1 + made.total
+
+
+@pytest.mark.parametrize("name", ["rows", "capacity", "pages", "page"])
+@pytest.mark.parametrize("size", [2**20, 2**31, 2**40, 2**62, 2**63 - 1, 2**64])
+def test_a_cache_that_no_machine_holds(name: str, size: int) -> None:
+    given = {"rows": 2**12, "capacity": 2**20, "pages": 2**16, "page": 2**20, name: size}
+    with pytest.raises(RequestError) as error:
+        PagedCache(tiny().cache_sizes, **given)
+    check_words(error.value)
+
+
+def test_caches_that_an_engine_does_not_take() -> None:
+    used = tiny().new_cache(2, 32)
+    Engine(tiny(), cache=used).add([1], max_new_tokens=1)
+    used.open(0, 5)
+    with pytest.raises(RequestError, match="the cache is in use"):
+        Engine(tiny(), cache=used)
+    sizes = tiny().cache_sizes
+    with pytest.raises(RequestError, match="another model"):
+        Engine(tiny(), cache=PagedCache(type(sizes)(**{**vars(sizes), "layers": 2}), 2, 32, 4))
+
+
+@pytest.mark.parametrize("options", [{"prefill_chunk": 2.5}, {"prefill_chunk": True}, {"engine": 5}, {"on_token": 5}])
+def test_what_generate_does_not_take(options: dict[str, Any]) -> None:
+    with pytest.raises(RequestError) as error:
+        generate(tiny(), [[1]], **GOOD, **options)
+    check_words(error.value)
+
+
+def test_a_capacity_beyond_the_context_is_the_context() -> None:
+    assert Engine(tiny(), 1, 10**12).capacity == tiny().config.max_position_embeddings
+
+
+def test_a_prompt_is_the_callers_to_write_to() -> None:
+    for prompt in (torch.tensor([3, 4]), np.array([3, 4]), [3, 4]):
+        number = engine().add(prompt, **GOOD)
+        prompt[0] = 9
+        assert [token.token for token in engine().stream(number)] == expected()
+
+
+@given(number=anything())
+@settings(max_examples=60, deadline=None)
+def test_numbers_that_no_request_has(number: Any) -> None:
+    number = 10**6 if type(number) is int and number < 10**6 else number
+    assert engine().cancel(number) is False and engine().waits_for(number) is None
+    with pytest.raises(RequestError, match="is not known, or over"):
+        engine().stream(number)

@@ -1,0 +1,174 @@
+"""What fails for one request ends this request with its error; the others get what they get alone."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+
+from qwen3_checkpoints import TINY, prompts
+from ttnn_moe.errors import RequestError
+from ttnn_moe.models.qwen3 import Engine, Qwen3Moe, Tokenizer, generate, load_model
+from ttnn_moe.models.qwen3.runtime import runner
+from ttnn_moe.models.qwen3.runtime.engine import Load
+from ttnn_moe.models.qwen3.runtime.requests import Request, Token
+from ttnn_moe.models.qwen3.runtime.sampling import Sampling
+from ttnn_moe.models.qwen3.tokenizer import TextStream
+
+TEXTS = prompts([5, 9, 3], 500)
+OPTIONS = {"max_new_tokens": 8, "stop_ids": (), "temperature": 1.2}
+BAD = 1
+
+
+class Fault(Exception):
+    pass
+
+
+@cache
+def tiny() -> Qwen3Moe:
+    return load_model(TINY, backend="reference", device="cpu", dtype=torch.float32)
+
+
+@cache
+def tokenizer() -> Tokenizer:
+    return Tokenizer.from_directory(TINY)
+
+
+def alone(i: int, **options: Any) -> list[int]:
+    return generate(tiny(), [TEXTS[i]], seed=i, **{**OPTIONS, **options}).tokens[0]
+
+
+def text_fails(patch: pytest.MonkeyPatch) -> None:
+    """The third piece of the second stream that is made."""
+    made: list[TextStream] = []
+    pushed: list[int] = []
+    init, push = TextStream.__init__, TextStream.push
+
+    def counted(stream: TextStream, *args: Any) -> None:
+        init(stream, *args)
+        made.append(stream)
+
+    def failing(stream: TextStream, token: int) -> str:
+        if stream is made[BAD]:
+            pushed.append(token)
+            if len(pushed) == 3:
+                raise Fault("no text")
+        return push(stream, token)
+
+    patch.setattr(TextStream, "__init__", counted)
+    patch.setattr(TextStream, "push", failing)
+
+
+def drawing_fails(patch: pytest.MonkeyPatch) -> None:
+    draw = Request.draw
+
+    def failing(request: Request) -> torch.Tensor:
+        if request.seed == BAD and request.launched == 2:
+            raise Fault("no number")
+        return draw(request)
+
+    patch.setattr(Request, "draw", failing)
+
+
+def choosing_fails(patch: pytest.MonkeyPatch) -> None:
+    """For the number that the bad request draws third, in whatever rows it is."""
+    choose = runner.choose
+    generator = torch.Generator().manual_seed(BAD)
+    third = [float(torch.rand((), dtype=torch.float64, generator=generator)) for _ in range(3)][2]
+
+    def failing(logits: torch.Tensor, sampling: Sampling, uniform: torch.Tensor) -> torch.Tensor:
+        if third in uniform.tolist():
+            raise Fault("no token")
+        return choose(logits, sampling, uniform)
+
+    patch.setattr(runner, "choose", failing)
+
+
+FAULTS = [text_fails, drawing_fails, choosing_fails]
+faults = pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
+
+
+def serving(ahead: bool = False) -> Engine:
+    made = Engine(tiny(), 3, 32, page=16, tokenizer=tokenizer())
+    made.scheduler.ahead = ahead
+    return made
+
+
+def check_error(error: RequestError) -> None:
+    assert isinstance(error.__cause__, Fault) and "error of its own" in str(error)
+    assert None not in (error.got, error.expected, error.remedy)
+
+
+@faults
+@pytest.mark.parametrize("ahead", [False, True])
+def test_steps(fault: Any, ahead: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    want = [alone(i) for i in range(3)]
+    engine, got = serving(ahead), {}
+    with monkeypatch.context() as patch:
+        fault(patch)
+        numbers = [engine.add(text, seed=i, **OPTIONS) for i, text in enumerate(TEXTS)]
+        while engine.busy:
+            for token in engine.step():
+                got.setdefault(token.sequence, []).append(token)
+    tokens: list[list[Token]] = [got[number] for number in numbers]
+    for i in (0, 2):
+        assert [token.token for token in tokens[i]] == want[i] and tokens[i][-1].finish == "length"
+    *before, last = tokens[BAD]
+    assert [token.token for token in before] == want[BAD][:2]
+    assert last.finish == "error" and last.token == -1 and last.error is not None
+    check_error(last.error)
+    assert engine.load() == Load(0, 0, 3, engine.cache.total) and not engine._requests
+    again = engine.add(TEXTS[BAD], seed=BAD, **OPTIONS)
+    assert [token.token for token in engine.stream(again)] == want[BAD]
+
+
+@faults
+def test_streams(fault: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    want = [alone(i) for i in range(3)]
+    engine = serving()
+    with monkeypatch.context() as patch:
+        fault(patch)
+        streams = [engine.stream(engine.add(text, seed=i, **OPTIONS)) for i, text in enumerate(TEXTS)]
+        assert [token.token for token in streams[0]] == want[0]
+        with pytest.raises(RequestError) as error:
+            list(streams[BAD])
+        check_error(error.value)
+        assert list(streams[BAD]) == []
+        assert [token.token for token in streams[2]] == want[2]
+    assert engine.load() == Load(0, 0, 3, engine.cache.total)
+
+
+@faults
+def test_generate(fault: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = serving()
+    with monkeypatch.context() as patch:
+        fault(patch)
+        with pytest.raises(RequestError) as error:
+            generate(tiny(), TEXTS, seed=0, engine=engine, tokenizer=tokenizer(), **OPTIONS)
+        check_error(error.value)
+    assert engine.load() == Load(0, 0, 3, engine.cache.total) and not engine.busy
+    got = generate(tiny(), TEXTS, seed=0, engine=engine, tokenizer=tokenizer(), **OPTIONS)
+    assert got.tokens == [alone(i) for i in range(3)]
+
+
+@pytest.mark.parametrize("kind", [Fault, KeyboardInterrupt])
+def test_what_on_token_raises_ends_its_own_call(kind: type[BaseException]) -> None:
+    """And nobody else's requests; the error is the caller's, as it was raised."""
+    engine, seen = serving(), []
+    numbers: list[int] = []
+
+    def on_token(token: Token) -> None:
+        seen.append(token)
+        if not numbers:  # beside the generation
+            numbers.append(engine.add(TEXTS[2], seed=2, **OPTIONS))
+        if len(seen) == 4:
+            raise kind("enough")
+
+    with pytest.raises(kind, match="enough") as error:
+        generate(tiny(), TEXTS[:2], seed=0, engine=engine, on_token=on_token, **OPTIONS)
+    assert engine.load().free_rows == 3 - engine.load().running and engine.load().running <= 1
+    assert [token.token for token in engine.stream(numbers[0])] == alone(2)
+    assert engine.load() == Load(0, 0, 3, engine.cache.total)
+    del error

@@ -1,0 +1,98 @@
+"""Checks of options that callers give: whatever comes, a Python number or an error of ours leaves."""
+
+from __future__ import annotations
+
+import numbers
+import operator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .errors import RequestError
+from .visible import shown
+
+LARGEST = 2**63 - 1
+"""Of an integer that reaches a tensor."""
+
+
+def integer(name: str, value: Any, low: int = 1, high: int = LARGEST, expected: str = "", remedy: str = "") -> int:
+    """The option `name` as an int: a Python, numpy or torch integer. A bool, 2.0 and "2" are none.
+
+    Args:
+        expected, remedy: words for the error; default: the range.
+
+    Raises:
+        RequestError: no integer, or one that is not low .. high.
+    """
+    found = as_integer(value)
+    if found is not None and low <= found <= high:
+        return found
+    bounds = f"{low} .. {'2^63 - 1' if high == LARGEST else high}"
+    raise RequestError(
+        f"{name} is no integer" if found is None else f"{name} is out of range",
+        got=f"{name}={shown(value)}",
+        expected=expected or f"an integer, {bounds}",
+        remedy=remedy or f"give {name} as an int within this range",
+    )
+
+
+def number(name: str, value: Any, low: float, high: float, expected: str, above: bool = False) -> float:
+    """The option `name` as a finite float: any real number (a fraction, a numpy or torch scalar). A bool is none.
+
+    Args:
+        low, high: it is low .. high; above: it is more than low.
+        expected: words for the error.
+
+    Raises:
+        RequestError: no finite number, or one out of range.
+    """
+    found = as_float(value)
+    if found is not None and low <= found <= high and not (above and found == low):
+        return found
+    raise RequestError(
+        f"{name} is no finite number" if found is None else f"{name} is out of range",
+        got=f"{name}={shown(value)}",
+        expected=expected,
+        remedy=f"give {name} as a float within this range",
+    )
+
+
+def switch(name: str, value: Any) -> bool:
+    """The option `name` as a bool.
+
+    Raises:
+        RequestError: something else.
+    """
+    if isinstance(value, bool):
+        return value
+    raise RequestError(
+        f"{name} is no bool", got=f"{name}={shown(value)}", expected="True or False", remedy=f"give {name} as a bool"
+    )
+
+
+def as_integer(value: Any) -> int | None:
+    """The int that a scalar stands for; None: it is no integer."""
+    if type(value) is int:
+        return value
+    if isinstance(value, bool) or (isinstance(value, Tensor) and (value.dim() > 0 or value.dtype == torch.bool)):
+        return None
+    try:
+        return operator.index(value)
+    except Exception:  # whatever a foreign __index__ raises
+        return None
+
+
+def as_float(value: Any) -> float | None:
+    """The finite float that a scalar stands for; None: it is no finite number."""
+    if isinstance(value, bool):
+        return None
+    if isinstance(value, Tensor):
+        real = value.dim() == 0 and value.dtype != torch.bool and not value.is_complex()
+    else:
+        real = isinstance(value, numbers.Real)
+    try:
+        found = float(value) if real else None
+    except Exception:  # 10**400, or whatever a foreign __float__ raises
+        return None
+    return found if found is not None and abs(found) < float("inf") else None
