@@ -3,7 +3,7 @@
     python benchmarks/int4_24_error.py
 
 An error is ||got - want|| / ||want|| over all tokens of a layer; want is the output with the dense weights. Calibration
-reads training prompts, errors and answers are of held-out ones. Runs on a CPU, in under a minute.
+reads training prompts, errors and answers are of held-out ones. Runs on a CPU, in about a minute.
 """
 
 from __future__ import annotations
