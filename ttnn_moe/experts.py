@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from .errors import ContractError
-from .formats import get_format
+from .formats import get_format, int4_24
 from .placement import Placement
+from .watched import watcher
 
 GATE_UP_ORDERS = ("halves", "interleaved")
 
@@ -69,6 +70,30 @@ class Experts:
             )
         E, H, I = down.shape
         return cls("dense", E, H, I, {"gate_up": gate_up, "down": down}, gate_up_order=gate_up_order)
+
+    @classmethod
+    def int4_24(cls, w13: Tensor, w2: Tensor, *, gate_up_order: str = "halves") -> Experts:
+        """From 2:4-sparse int4 words, w13 [E, H/64, 2I, 2] and w2 [E, I/64, H, 2] int64, zero-copy.
+
+        gate_up_order: of the rows of w13. `ttnn_moe.formats.int4_24` says what a word holds;
+        `ttnn_moe.formats.quantise_int4_24` makes the words. All scales are read once, here.
+
+        Raises:
+            ContractError: shapes, dtypes, devices or strides that do not fit; a NaN or infinite scale, which it names.
+        """
+        for name, words in (("w13", w13), ("w2", w2)):
+            int4_24.check_words(name, words)
+            if words.dim() != 4:
+                raise ContractError(
+                    "expert weights must have four dimensions",
+                    got=f"{name} {tuple(words.shape)}",
+                    expected="w13 [E, H/64, 2I, 2], w2 [E, I/64, H, 2]",
+                )
+        E, H, I = w13.shape[0], 64 * w13.shape[1], 64 * w2.shape[1]
+        experts = cls(int4_24.NAME, E, H, I, {"w13": w13, "w2": w2}, gate_up_order=gate_up_order)
+        if watcher(()) is None:  # a tracer has no values
+            int4_24.check_scales(w13=w13, w2=w2)
+        return experts
 
     @classmethod
     def from_projections(cls, gate: Tensor, up: Tensor, down: Tensor) -> Experts:

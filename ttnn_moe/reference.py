@@ -3,6 +3,8 @@
 bf16 and fp16 products accumulate in fp32 and round once per product; fp32 is fp32 throughout. SiLU, the product with
 up, the routing weights and the sum over k are fp32 everywhere. Weights are read in place, once per expert and block
 of rows; weights of an expert without a token are not read.
+
+int4_24 weights are decoded to exact fp32 a block at a time, and their products are fp32: gate and up are not rounded.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from torch import Tensor
 
 from .backend import Numerics, Prepared, Probe
 from .contract import Experts, Placement, Problem, Routing
+from .reference_products import PRODUCTS, Products, products_of
 
 # rows of one expert worked on at a time: past 512 the products gain nothing, and their buffers grow
 BLOCK_ROWS = 512
@@ -28,10 +31,10 @@ BLOCK_TOKENS = 64
 class Workspace:
     """Buffers of one call of up to `pairs` token-expert pairs; reused by later calls."""
 
-    def __init__(self, pairs: int, T: int, H: int, I: int, dtype: torch.dtype):
+    def __init__(self, pairs: int, T: int, H: int, I: int, dtype: torch.dtype, gate_up_dtype: torch.dtype):
         rows = min(pairs, BLOCK_ROWS)
         self.hidden = torch.empty(rows, H, dtype=dtype)
-        self.gate_up = torch.empty(rows, 2 * I, dtype=dtype)
+        self.gate_up = torch.empty(rows, 2 * I, dtype=gate_up_dtype)
         self.product = torch.empty(rows, I, dtype=torch.float32)
         self.activations = torch.empty(rows, I, dtype=dtype)
         # the spare last row is zero: pairs that name no expert point at it
@@ -53,53 +56,61 @@ class ReferenceBackend:
     def why_not(self, problem: Problem) -> str | None:
         if problem.device != "cpu":
             return f"it runs on the CPU, and the tensors are on {problem.device!r}; to fix it: move them with .cpu()"
-        if problem.weight_format != "dense":
-            return f"it runs dense weights, not {problem.weight_format!r}"
+        if problem.weight_format not in PRODUCTS:
+            return f"it runs {' and '.join(sorted(PRODUCTS, reverse=True))} weights, not {problem.weight_format!r}"
         return None
 
     def numerics(self, problem: Problem) -> Numerics:
         if problem.dtype == torch.float32:
             return Numerics()
-        return Numerics(gate_up=problem.dtype, activation=problem.dtype, expert_out=problem.dtype)
+        gate_up = problem.dtype if problem.weight_format == "dense" else None
+        return Numerics(gate_up=gate_up, activation=problem.dtype, expert_out=problem.dtype)
 
     def prepare(self, problem: Problem, experts: Experts, placement: Placement | None) -> PreparedReference:
         return PreparedReference(self, problem, experts, placement)
 
     def moe(self, hidden: Tensor, routing: Routing, experts: Experts, out: Tensor, accumulate: bool) -> None:
         T, K = routing.T, routing.K
-        space = Workspace(T * K, T, experts.H, experts.I, hidden.dtype)
-        self.run(hidden, routing, experts, out, accumulate, space)
+        products = products_of(experts, min(T * K, BLOCK_ROWS), hidden.dtype)
+        space = Workspace(T * K, T, experts.H, experts.I, hidden.dtype, products.gate_up_dtype)
+        self.run(hidden, routing, experts, products, out, accumulate, space)
 
     def run(
-        self, hidden: Tensor, routing: Routing, experts: Experts, out: Tensor, accumulate: bool, space: Workspace
+        self,
+        hidden: Tensor,
+        routing: Routing,
+        experts: Experts,
+        products: Products,
+        out: Tensor,
+        accumulate: bool,
+        space: Workspace,
     ) -> None:
         """The whole operator in a given workspace."""
         view = routing.sorted
         starts = view.expert_offsets.tolist()
         tokens = view.pairs // routing.K
         pairs = routing.T * routing.K
-        gate_up, down = (experts.tensors[name].mT for name in ("gate_up", "down"))
         for block in _blocks(starts):
             first, n = block[0][1], block[-1][2] - block[0][1]
             x = torch.index_select(hidden, 0, tokens[first : first + n], out=space.hidden[:n])
             both, act = space.gate_up[:n], space.activations[:n]
             sizes = [end - start for _, start, end in block]
             for (e, _, _), a, b in zip(block, x.split(sizes), both.split(sizes), strict=True):
-                _product(a, gate_up[e], b)
+                products.multiply(a, "gate_up", e, b)
             _silu_mul(*_split(both, experts), space.product[:n], act)
             rows = space.expert_out[first : first + n]
             for (e, _, _), a, b in zip(block, act.split(sizes), rows.split(sizes), strict=True):
-                _product(a, down[e], b)
+                products.multiply(a, "down", e, b)
         _combine(space.expert_out[: pairs + 1], view.inverse, routing, routing.topk_weights, out, accumulate, space)
 
     def gate_projection(self, hidden: Tensor, routing: Routing, experts: Experts, row_align: int) -> Tensor:
-        return _step(hidden, routing, experts, row_align, lambda x, weight: x @ _split(weight, experts)[0])
+        return _step(hidden, routing, experts, row_align, _gate_and_up(experts)[0])
 
     def up_projection(self, hidden: Tensor, routing: Routing, experts: Experts, row_align: int) -> Tensor:
-        return _step(hidden, routing, experts, row_align, lambda x, weight: x @ _split(weight, experts)[1])
+        return _step(hidden, routing, experts, row_align, _gate_and_up(experts)[1])
 
     def gate_up(self, hidden: Tensor, routing: Routing, experts: Experts, row_align: int) -> Tensor:
-        return _step(hidden, routing, experts, row_align, lambda x, both: self.silu_mul(*_split(x @ both, experts)))
+        return _step(hidden, routing, experts, row_align, None, lambda both: self.silu_mul(*_split(both, experts)))
 
     def silu_mul(self, gate: Tensor, up: Tensor) -> Tensor:
         return _silu_mul(gate, up, torch.empty(gate.shape, dtype=torch.float32), torch.empty_like(gate))
@@ -108,9 +119,10 @@ class ReferenceBackend:
         self, activations: Tensor, routing: Routing, experts: Experts, row_align: int, out: Tensor, accumulate: bool
     ) -> None:
         layout = routing.step_layout(row_align)
-        space = Workspace(layout.capacity, routing.T, experts.H, 1, activations.dtype)
+        space = Workspace(layout.capacity, routing.T, experts.H, 1, activations.dtype, activations.dtype)
+        products = products_of(experts, layout.capacity, activations.dtype)
         for e, rows, _ in _real_rows(layout.row_start.tolist(), layout.row_tokens):
-            space.expert_out[rows] = activations[rows] @ experts.tensors["down"][e].t()
+            products.multiply(activations[rows], "down", e, space.expert_out[rows])
         _combine(space.expert_out, layout.inverse, routing, layout.weights, out, accumulate, space)
 
 
@@ -124,12 +136,15 @@ class PreparedReference(Prepared):
         super().__init__(problem, experts, placement)
         self._backend, self._turn = backend, Lock()
         # one process that drives the mesh holds all experts; a rank holds its own, and so does a lone device
-        self._experts = (
+        held = (
             [experts.for_device(placement, d) for d in range(placement.D)]
             if placement is not None and placement.rank is None
             else [experts]
         )
-        self._space = Workspace(problem.T * problem.K, problem.T, problem.H, problem.I, problem.dtype)
+        pairs = problem.T * problem.K
+        self._experts = [(mine, products_of(mine, min(pairs, BLOCK_ROWS), problem.dtype)) for mine in held]
+        gate_up_dtype = self._experts[0][1].gate_up_dtype
+        self._space = Workspace(pairs, problem.T, problem.H, problem.I, problem.dtype, gate_up_dtype)
         # fp32 sums over devices, and the partial sum of one
         self._sums = torch.empty(2, problem.T, problem.H) if len(self._experts) > 1 else None
 
@@ -137,7 +152,7 @@ class PreparedReference(Prepared):
         with self._turn:
             if self._sums is None:
                 local = routing if self.placement is None else routing.for_device()
-                self._backend.run(hidden, local, self._experts[0], out, accumulate, self._space)
+                self._backend.run(hidden, local, *self._experts[0], out, accumulate, self._space)
             else:
                 self._run_mesh(hidden, routing, out, accumulate, self._sums)
 
@@ -146,7 +161,7 @@ class PreparedReference(Prepared):
         total, partial = sums[:, : routing.T]
         total.copy_(out) if accumulate else total.zero_()
         for d, experts in enumerate(self._experts):
-            self._backend.run(hidden, routing.for_device(d), experts, partial, False, self._space)
+            self._backend.run(hidden, routing.for_device(d), *experts, partial, False, self._space)
             total[:n] += partial[:n]
         out[:n] = total[:n]
 
@@ -169,13 +184,22 @@ def _blocks(starts: list[int]) -> list[list[tuple[int, int, int]]]:
 
 
 def _step(
-    hidden: Tensor, routing: Routing, experts: Experts, row_align: int, product: Callable[[Tensor, Tensor], Tensor]
+    hidden: Tensor,
+    routing: Routing,
+    experts: Experts,
+    row_align: int,
+    part: slice | None,
+    finish: Callable[[Tensor], Tensor] | None = None,
 ) -> Tensor:
-    """[capacity, I]: product(x [n, H], gate and up weights [H, 2I]) of each expert's tokens; zeros in padding rows."""
+    """[capacity, I]: each expert's tokens times a part of its gate and up weights, finished; zeros in padding rows."""
     layout = routing.step_layout(row_align)
+    products = products_of(experts, layout.capacity, hidden.dtype)
     out = hidden.new_zeros(layout.capacity, experts.I)
+    N = 2 * experts.I if part is None else experts.I
     for e, rows, tokens in _real_rows(layout.row_start.tolist(), layout.row_tokens):
-        out[rows] = product(hidden[tokens], experts.tensors["gate_up"][e].t())
+        product = torch.empty(len(tokens), N, dtype=products.gate_up_dtype)
+        products.multiply(hidden[tokens], "gate_up", e, product, part)
+        out[rows] = product if finish is None else finish(product)
     return out
 
 
@@ -190,20 +214,17 @@ def _real_rows(starts: list[int], row_tokens: Tensor) -> list[tuple[int, slice, 
     return found
 
 
-def _product(x: Tensor, weight: Tensor, out: Tensor) -> None:
-    """out [n, N] = x [n, M] weight [M, N]; weight is the transpose of what lies in memory."""
-    if x.dtype == torch.float32 and 2 <= len(x) <= 4:
-        # MKL reads a weight on the right at half its speed for so few rows
-        out.copy_(torch.mm(weight.t(), x.t()).t())
-    else:
-        torch.mm(x, weight, out=out)
+def _gate_and_up(experts: Experts) -> tuple[slice, slice]:
+    """Where gate and up are among 2I rows or columns."""
+    if experts.gate_up_order == "interleaved":
+        return slice(0, None, 2), slice(1, None, 2)
+    return slice(0, experts.I), slice(experts.I, None)
 
 
 def _split(both: Tensor, experts: Experts) -> tuple[Tensor, Tensor]:
     """gate and up halves of [..., 2I]."""
-    if experts.gate_up_order == "interleaved":
-        return both[..., 0::2], both[..., 1::2]
-    return both[..., : experts.I], both[..., experts.I :]
+    gate, up = _gate_and_up(experts)
+    return both[..., gate], both[..., up]
 
 
 def _silu_mul(gate: Tensor, up: Tensor, product: Tensor, out: Tensor) -> Tensor:

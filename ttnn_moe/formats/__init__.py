@@ -9,8 +9,9 @@ from __future__ import annotations
 from ..errors import ContractError
 from .dense import DenseFormat
 from .format import ExpertFormat, ExpertWeights
+from .int4_24 import Int4_24Format
 
-__all__ = ["FORMATS", "DenseFormat", "ExpertFormat", "ExpertWeights", "get_format", "register_format"]
+__all__ = ["FORMATS", "DenseFormat", "ExpertFormat", "ExpertWeights", "Int4_24Format", "get_format", "register_format"]
 
 FORMATS: dict[str, ExpertFormat] = {}
 
@@ -28,3 +29,4 @@ def get_format(name: str) -> ExpertFormat:
 
 
 register_format(DenseFormat())
+register_format(Int4_24Format())

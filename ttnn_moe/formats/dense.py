@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ..errors import ContractError
-from .format import ExpertWeights
+from .format import ExpertWeights, select_experts
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
@@ -53,7 +53,4 @@ class DenseFormat:
         return gate_up, down
 
     def select(self, experts: ExpertWeights, index: Tensor) -> dict[str, Tensor]:
-        first, n = int(index[0]), len(index)
-        if torch.equal(index, torch.arange(first, first + n)):
-            return {name: tensor[first : first + n] for name, tensor in experts.tensors.items()}
-        return {name: tensor.index_select(0, index.to(tensor.device)) for name, tensor in experts.tensors.items()}
+        return select_experts(experts.tensors, index)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 
@@ -36,3 +37,11 @@ class ExpertFormat(Protocol):
 
     def select(self, experts: ExpertWeights, index: Tensor) -> dict[str, Tensor]:
         """The tensors of the experts in index [E_local] (int64, CPU); views where they can be."""
+
+
+def select_experts(tensors: Mapping[str, Tensor], index: Tensor) -> dict[str, Tensor]:
+    """The experts in index [E_local] (int64, CPU) of tensors [E, ...]; views where index is a contiguous run."""
+    first, n = int(index[0]), len(index)
+    if torch.equal(index, torch.arange(first, first + n)):
+        return {name: tensor[first : first + n] for name, tensor in tensors.items()}
+    return {name: tensor.index_select(0, index.to(tensor.device)) for name, tensor in tensors.items()}
