@@ -86,6 +86,8 @@ def _from_items(name: str, items: list[Any], V: int) -> Tensor:
 
 
 def _items(name: str, ids: Any, most: int, ordered: bool) -> list[Any]:
+    if type(ids) is list and len(ids) <= most:  # the common case: a GPU waits for these checks
+        return ids
     if isinstance(ids, (str, Mapping)) or (ordered and isinstance(ids, Set)):
         raise _no_ids(name, ids)
     n = count_of(name, ids)
