@@ -86,6 +86,24 @@ def peers_h200() -> str:
     return "\n".join(lines) + "\n"
 
 
+def sm80_layer() -> str:
+    """Microseconds of the layer with compute_80 code on a newer GPU, and of what was measured beside it."""
+    data = results("sm80_layer.json")
+    layer = data["layers"][0]
+    points = {point_of(draw): draw for draw in layer["draws"]}
+    lines = table_head(["T", *map(point_name, points)])
+    lines.append(table_row(["floor", *(microseconds(draw["floor_us"]) for draw in points.values())]))
+    names = {OURS: "sm80", "triton sm80": "our Triton kernels for sm_80"}
+    for name, shown in names.items():
+        rows = timed(data, layer, name, "graph")
+        lines.append(table_row([shown, *(cell(rows[point]) if point in rows else "" for point in points)]))
+    for name, found in data["beside"].items():
+        rows = {point_of(row): row for row in found if row["status"] == "ok"}
+        cells = [microseconds(rows[point]["median_us"]) if point in rows else "" for point in points]
+        lines.append(table_row([name.replace("sm80_", "sm80 "), *cells]))
+    return "\n".join([*lines, "", told_machine(data)]) + "\n"
+
+
 def over_floor(row: dict[str, Any], machine: dict[str, Any]) -> float:
     """A row of peers_h200.json over the floor of its bytes and operations at a machine's ceilings."""
     floor_us = max(row["bytes"] / machine["read_bytes_per_s"], row["flops"] / machine["flops_per_s"]) * 1e6
@@ -155,6 +173,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "moe_layer.json": moe_layer,
     "moe_layer.json, all of it": moe_layer_all,
     "peers_h200.json": peers_h200,
+    "sm80_layer.json": sm80_layer,
 }
 
 

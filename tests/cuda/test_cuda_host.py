@@ -24,7 +24,7 @@ from ttnn_moe.cuda.moe.cuda_cpp import dense_limits
 from ttnn_moe.cuda.moe.family import Call
 from ttnn_moe.cuda.moe.few import FEW, FewPlan, FewSizes
 from ttnn_moe.cuda.moe.pairs import tiles_bound
-from ttnn_moe.cuda.moe.sm80 import GemmTile
+from ttnn_moe.cuda.moe.sm80 import SM80, WarpTile
 from ttnn_moe.cuda.moe.sm90 import SM90, MlpTile
 from ttnn_moe.cuda.moe.sort import Sorters, Words
 from ttnn_moe.cuda.moe.uses import Use
@@ -47,6 +47,9 @@ def kernels(built: HostKernels, monkeypatch: pytest.MonkeyPatch) -> HostKernels:
     return built
 
 
+GRANULE = 16
+
+
 def _check_sort(seed: int, T: int, E: int, K: int, tile: int, sorters: Sorters) -> None:
     """One routing against torch's stable sort: rows, their way back, tiles, counters."""
     drawn = draw(seed, random.Random(seed), T, E, K)
@@ -54,28 +57,32 @@ def _check_sort(seed: int, T: int, E: int, K: int, tile: int, sorters: Sorters) 
     bound = None if drawn.bound is None else torch.tensor(drawn.bound, dtype=torch.int32)
     tiles, first = [], 0
     for e, n in enumerate(drawn.counts):
-        parts = ceil_div(n, tile)
-        each = ceil_div(ceil_div(n, parts), 8) * 8 if parts else 0
-        tiles += [[e, first + i * each, min(each, n - i * each), 0] for i in range(parts)]
+        parts, granules, begin = ceil_div(n, tile), ceil_div(n, GRANULE), first
+        for i in range(parts):
+            rows = min((granules // parts + (i < granules % parts)) * GRANULE, first + n - begin)
+            tiles.append([e, begin, rows, 0])
+            begin += rows
         first += n
 
     P = T * K
-    place = Words.of(P, here, tile)
+    place = Words.of(P, here, tile, sorters.parts)
     words = torch.full((place.count + 4,), 7, dtype=torch.int32)
     row_tokens, way_back = words[: place.inverse // 4], words[place.inverse // 4 : place.tiles // 4]
-    rest, num_tiles = words[place.tiles // 4 :], words[place.num_tiles // 4 :]
+    rest, num_tiles = words[place.tiles // 4 :], words[place.num_tiles // 4 : place.counts // 4]
     most = tiles_bound(P, here, tile)
-    use = sort.sort_use(HOPPER, sorters, here, ids.dtype == torch.int64)
-    given = [0 if tensor is None else tensor.data_ptr() for tensor in (ids, local, bound)]
-    launch = sort.bind_sort(use, sorters, 0, P, E, here, K, tile)
-    launch(None, *given, *(part.data_ptr() for part in (row_tokens, way_back, rest, num_tiles)))
+    uses = sort.sort_uses(HOPPER, sorters, here, ids.dtype == torch.int64, GRANULE)
+    given = tuple(0 if tensor is None else tensor.data_ptr() for tensor in (ids, local, bound))
+    launches = sort.bind_sorts(uses, sorters, 0, P, E, here, K, tile)
+    sort.launch_sorts(launches, None, given, words.data_ptr(), place)
 
     # without lists: pytest takes minutes to tell how long ones differ
     assert torch.equal(way_back[:P].long(), inverse)
     assert torch.equal(row_tokens[: len(order)].long(), order // K)
     assert num_tiles[:2].tolist() == [len(tiles), 0] and len(tiles) <= most
     assert torch.equal(rest[: 4 * len(tiles)], torch.tensor(tiles, dtype=torch.int32).flatten())
-    assert bool((row_tokens[len(order) :] == 7).all() and (num_tiles[4:] == 7).all())
+    assert bool(
+        (row_tokens[len(order) :] == 7).all() and (num_tiles[2:] == 7).all() and (words[place.count :] == 7).all()
+    )
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -88,10 +95,21 @@ def test_sort(seed: int, kernels: HostKernels) -> None:
     assert kernels.sound
 
 
-@pytest.mark.parametrize("cluster", [1, 8])
+@pytest.mark.parametrize("seed", range(8))
+def test_sort_in_parts(seed: int, kernels: HostKernels) -> None:
+    """What the plan takes before Hopper, which has no clusters: parts above 2,048 pairs, counted by a launch before."""
+    rng = random.Random(seed)
+    T, K, E = rng.choice([200, 300, 700]), rng.choice([8, 16]), rng.choice([1, 6, 128, 300])
+    plan = SM80.plan(Problem(T, E, K, 64, 64), Target(H200, ARCHES[8, 0]))
+    assert (plan.sorters.parts > 1) == (T * K > 2048)
+    _check_sort(seed, T, E, K, plan.tile.max_n, plan.sorters)
+    assert kernels.sound
+
+
+@pytest.mark.parametrize("sorters", [Sorters(128), Sorters(128, 8), Sorters(128, 1, 5)], ids=str)
 @pytest.mark.parametrize("seed", range(4))
-def test_sort_of_more_pairs_than_registers_hold(seed: int, cluster: int, kernels: HostKernels) -> None:
-    _check_sort(seed, 1300 if cluster == 1 else 3000, 128, 2, 32, Sorters(128, cluster))
+def test_sort_of_more_pairs_than_registers_hold(seed: int, sorters: Sorters, kernels: HostKernels) -> None:
+    _check_sort(seed, 3000 if sorters.cluster * sorters.parts > 1 else 1300, 128, 2, 32, sorters)
     assert kernels.sound
 
 
@@ -102,7 +120,8 @@ def test_sort_of_more_pairs_than_registers_hold(seed: int, cluster: int, kernels
         ("inverse[pair] = experts[i] >= 0 ? ranks[i] : -1;", "inverse[pair] = ranks[i];"),
         ("return seen + before;", "return before;"),
         ("base[e] + mine[e] + ranks[i]", "base[e] + ranks[i]"),
-        ("((rows + parts - 1) / parts + 7) / 8 * 8", "tile_rows"),
+        ("const int n = min((each + (i < more)) * GRANULE", "const int n = min(tile_rows"),
+        ("const int each = parts ? granules / parts : 0", "const int each = parts ? granules / parts + 1 : 0"),
     ],
 )
 def test_a_mistake_of_the_sort_is_seen(
@@ -122,7 +141,7 @@ def test_a_mistake_of_the_sort_is_seen(
 
 
 # the second as on Hopper
-SIZES: list[FewSizes | Tile] = [FewSizes(columns=4), FewSizes(columns=8), GemmTile(32, 4), MlpTile(32, 3, 128)]
+SIZES: list[FewSizes | Tile] = [FewSizes(columns=4), FewSizes(columns=8), WarpTile(2, 2, 32, 4), MlpTile(32, 3, 128)]
 
 
 def _runs(case: Case, sizes: FewSizes | Tile) -> bool:

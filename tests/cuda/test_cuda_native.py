@@ -28,7 +28,7 @@ from ttnn_moe.cuda.moe import run
 from ttnn_moe.cuda.moe.cuda_cpp import CudaCpp, dense_limits
 from ttnn_moe.cuda.moe.families import CUDA_CPP, Chosen
 from ttnn_moe.cuda.moe.few import FEW, FewPlan, FewSizes
-from ttnn_moe.cuda.moe.sm80 import SM80, GemmTile
+from ttnn_moe.cuda.moe.sm80 import SM80, WarpTile
 from ttnn_moe.cuda.moe.sm90 import SM90, MlpTile
 from ttnn_moe.cuda.moe.sort import Sorters
 from ttnn_moe.cuda.moe.sorted import SortedPlan
@@ -64,7 +64,7 @@ def _few(arch: Arch) -> Form:
     return Form(FEW, arch, lambda problem: FewPlan(problem, arch, FewSizes()))
 
 
-def _sorted(tile: MlpTile | GemmTile, sorters: Sorters) -> Form:
+def _sorted(tile: MlpTile | WarpTile, sorters: Sorters) -> Form:
     hopper = isinstance(tile, MlpTile)
     arch = HOPPER if hopper else _sm80()
     return Form(SM90 if hopper else SM80, arch, lambda problem: SortedPlan(problem, arch, tile, sorters))
@@ -77,9 +77,10 @@ FORMS = {
     "n176": _sorted(MlpTile(176, 3), Sorters(512, 8)),
     "n160": _sorted(MlpTile(160, 4), Sorters(1024, 8)),
     "sm80_few": _few(_sm80()),
-    "sm80_n32": _sorted(GemmTile(32, 4), Sorters(128)),
-    "sm80_n64": _sorted(GemmTile(64, 3), Sorters(512)),
-    "sm80_n128": _sorted(GemmTile(128, 3), Sorters(1024)),
+    "sm80_n32": _sorted(WarpTile(1, 2, 32, 6, blocks=2, read_once=True), Sorters(128)),
+    "sm80_n64": _sorted(WarpTile(2, 2, 64, 4), Sorters(512, parts=3)),
+    "sm80_n128": _sorted(WarpTile(4, 2, 128, 4, k_block=32), Sorters(1024)),
+    "sm80_n160": _sorted(WarpTile(4, 2, 160, 3), Sorters(1024, parts=4)),
 }
 
 
@@ -137,15 +138,15 @@ def test_every_plan_fits(T: int, E: int, K: int, capability: tuple[int, int]) ->
     if arch is HOPPER:
         assert isinstance(tile, MlpTile) and tile.max_n % 16 == 0 and tile.max_n <= 192
     else:
-        assert isinstance(tile, GemmTile) and tile.max_n % 32 == 0 and tile.stages >= 2
+        assert isinstance(tile, WarpTile) and tile.max_n % (16 * tile.warps_n) == 0 and 2 <= tile.stages < 15
         assert plan.sorters.cluster == 1
 
 
 def test_tiles_of_sm80_grow_with_rows_per_expert() -> None:
-    for capability, stages in (((8, 0), [4, 3, 4]), ((8, 6), [4, 4, 3]), ((12, 0), [4, 4, 3])):
+    for capability, rows in (((8, 0), [32, 64, 96, 160, 160]), ((8, 6), [32, 64, 96, 128, 128])):
         target = Target(gpu_of(capability), ARCHES[capability])
-        tiles = [SM80.plan(Problem(T, 128, 8, 64, 64), target).tile for T in (64, 1024, 4096)]
-        assert [tile.max_n for tile in tiles] == [32, 64, 128] and [tile.stages for tile in tiles] == stages
+        tiles = [SM80.plan(Problem(T, 128, 8, 64, 64), target).tile for T in (64, 512, 1024, 2048, 4096)]
+        assert [tile.max_n for tile in tiles] == rows and [tile.read_once for tile in tiles] == [True] * 4 + [False]
 
 
 @pytest.mark.parametrize(

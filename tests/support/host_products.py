@@ -12,12 +12,12 @@ from host_kernels import HostKernels
 from ttnn_moe import Experts, Problem, Routing
 from ttnn_moe.cuda.arch import ARCHES, HOPPER
 from ttnn_moe.cuda.moe.family import Call
-from ttnn_moe.cuda.moe.sm80 import SM80, GemmTile
+from ttnn_moe.cuda.moe.sm80 import SM80, WarpTile
 from ttnn_moe.cuda.moe.sm90 import SM90, MlpTile
 from ttnn_moe.cuda.moe.sort import Sorters
 from ttnn_moe.cuda.moe.sorted import Sorted, SortedPlan
 
-Tile = MlpTile | GemmTile
+Tile = MlpTile | WarpTile
 
 
 def family_of(tile: Tile) -> Sorted[Any]:

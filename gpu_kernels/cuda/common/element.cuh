@@ -40,9 +40,12 @@ __device__ __forceinline__ float second_of(u32 word) {
 #endif
 }
 
-// silu(gate) * up; gate = -inf gives 0 * up only through NaN-free arithmetic: -inf / inf is NaN, as in fp64.
+// silu(gate) * up = gate / (1 + exp(-gate)) * up. gate = -inf: -inf * 0 is NaN, as in fp64.
 __device__ __forceinline__ float silu_mul(float gate, float up) {
-    return __fdividef(gate, 1.0f + __expf(-gate)) * up;
+    float power, inverse;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(gate * -1.4426950408889634f));
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(inverse) : "f"(1.0f + power));
+    return gate * inverse * up;
 }
 
 // A block's dynamic shared memory.

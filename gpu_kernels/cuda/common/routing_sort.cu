@@ -9,18 +9,29 @@
 // | inverse    | [P]     | int32, out     | sorted row of each pair, -1 where it has none                  |
 // | tiles      | [bound] | Tile, out      | in the order of experts; at most tile_rows rows each           |
 // | num_tiles  | [2]     | int32, out     | tiles in use; 0, with which blocks count what they took        |
+// | counts     | [PARTS, E] | int32       | of routing_count; PARTS 1: null                                |
 //
-// P = T*K. Launch: one cluster of CLUSTER blocks of THREADS threads; E <= THREADS. Dynamic shared memory:
-// 256 + (WARPS + 2) * E * 4 bytes. Each warp ranks a contiguous run of pairs and counts them per expert in
-// shared memory. The counts are then summed over the warps, and over the blocks of the cluster. Consumers:
-// the grouped product, combine.
+// P = T*K. Launch: one cluster of CLUSTER blocks of THREADS threads, or PARTS blocks; E <= THREADS. Dynamic
+// shared memory: 256 + (WARPS + 2) * E * 4 bytes. Each warp ranks a contiguous run of pairs and counts them
+// per expert in shared memory. The counts are then summed over the warps, and over the blocks. An expert's
+// tiles have as many rows as one another, or GRANULE more; its last may have fewer. Consumers: the grouped
+// product, combine.
 #include "common/cluster.cuh"
 #include "common/routing.cuh"
 
 #ifndef THREADS
 #define THREADS 1024
 #endif
+#ifndef PARTS
+#define PARTS 1
+#endif
+#ifndef GRANULE
+#define GRANULE 8
+#endif
+static_assert(CLUSTER == 1 || PARTS == 1, "a cluster, or parts");
+
 constexpr int WARPS = THREADS / 32;
+constexpr int BLOCKS = CLUSTER * PARTS;
 constexpr int AHEAD = 4;  // loads in flight per lane
 
 // Exclusive prefix sum of value over the block's threads; sums: scratch, one per warp.
@@ -63,20 +74,22 @@ __device__ __forceinline__ int rank_in_warp(int e, int* counts, int bits) {
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
     routing_sort(const Id* ids, const int* expert_map, const int* num_tokens, int* row_tokens, int* inverse,
-                 Tile* tiles, int* num_tiles, int P, int E_ids, int E, int K, int tile_rows) {
+                 Tile* tiles, int* num_tiles, const int* counts_of_parts, int P, int E_ids, int E, int K,
+                 int tile_rows) {
     u64* sums = reinterpret_cast<u64*>(dynamic_memory());  // [32] of warps
     int* counts = reinterpret_cast<int*>(sums + 32);       // [WARPS][E]
     int* here = counts + WARPS * E;                        // [E] pairs of this block
     int* base = here + E;                                  // [E] first row of this block's pairs
 
-    const int thread = threadIdx.x, lane = thread % 32, warp = thread / 32, rank = rank_in_cluster();
+    const int thread = threadIdx.x, lane = thread % 32, warp = thread / 32;
+    const int rank = PARTS > 1 ? blockIdx.x : rank_in_cluster();
     for (int i = thread; i < WARPS * E; i += THREADS) counts[i] = 0;
     __syncthreads();
     wait_for_predecessor();
     let_successor_start();
 
     const int limit = pair_limit(num_tokens, P, K), bits = 32 - __clz(E - 1);
-    const int run = (P + 32 * WARPS * CLUSTER - 1) / (32 * WARPS * CLUSTER) * 32;
+    const int run = part_of(P, THREADS * BLOCKS);
     const int begin = (rank * WARPS + warp) * run, end = min(begin + run, P);
     const bool held = run <= 32 * AHEAD;  // a warp's pairs stay in registers
     int* mine = counts + warp * E;
@@ -115,9 +128,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     sync_cluster();
     int before = 0, rows = 0;
     if (thread < E) {
-#pragma unroll
-        for (int r = 0; r < CLUSTER; ++r) {
-            const int n = read_from(here + thread, r);
+#pragma unroll 8
+        for (int r = 0; r < BLOCKS; ++r) {
+            const int n = PARTS > 1 ? counts_of_parts[r * E + thread] : read_from(here + thread, r);
             before += r < rank ? n : 0;
             rows += n;
         }
@@ -127,15 +140,19 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     const u64 start = scan(static_cast<u64>(parts) << 32 | static_cast<u32>(rows), sums);
     const int offset = static_cast<int>(start), tile = static_cast<int>(start >> 32);
     if (thread < E) base[thread] = offset + before;
-    arrive_in_cluster();        // this block has read the counts of the other blocks
-    if (rank == CLUSTER - 1) {  // the block with the fewest pairs
+    arrive_in_cluster();       // this block has read the counts of the other blocks
+    if (rank == BLOCKS - 1) {  // the block with the fewest pairs
         if (thread == E - 1) {
             num_tiles[0] = tile + parts;
             num_tiles[1] = 0;
         }
-        const int each = parts ? ((rows + parts - 1) / parts + 7) / 8 * 8 : 0;
-        for (int i = 0; i < parts; ++i)
-            tiles[tile + i] = Tile{thread, offset + i * each, min(each, rows - i * each), 0};
+        const int granules = (rows + GRANULE - 1) / GRANULE;
+        const int each = parts ? granules / parts : 0, more = parts ? granules % parts : 0;
+        for (int i = 0, first = 0; i < parts; ++i) {
+            const int n = min((each + (i < more)) * GRANULE, rows - first);
+            tiles[tile + i] = Tile{thread, offset + first, n, 0};
+            first += n;
+        }
     }
     __syncthreads();
 

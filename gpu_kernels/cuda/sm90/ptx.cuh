@@ -2,6 +2,7 @@
 #pragma once
 
 #include "common/copies.cuh"
+#include "common/flags.cuh"
 
 struct alignas(64) TensorMap {
     u64 opaque[16];
@@ -70,19 +71,6 @@ __device__ __forceinline__ void named_arrive(u32 id, u32 threads) {
     asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
-// ---- flags in global memory between blocks
-
-__device__ __forceinline__ int load_acquire(const int* from) {
-    int word;
-    asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(word) : "l"(from) : "memory");
-    return word;
-}
-
-// Release: orders all that this thread wrote, or observed behind a barrier, before it.
-__device__ __forceinline__ void add_release(int* to, int value) {
-    asm volatile("red.release.gpu.global.add.s32 [%0], %1;" ::"l"(to), "r"(value) : "memory");
-}
-
 // ---- copies
 
 __device__ __forceinline__ void prefetch_map(const TensorMap* map) {
@@ -125,13 +113,7 @@ __device__ __forceinline__ void tensor_load_5d(u32 to, const TensorMap* map, u32
         : "memory");
 }
 
-// With an L2 eviction policy: evict_first, for data that is read once.
-__device__ __forceinline__ u64 evict_first() {
-    u64 policy;
-    asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
-    return policy;
-}
-
+// With an L2 eviction policy.
 __device__ __forceinline__ void tensor_load_3d(u32 to, const TensorMap* map, u32 barrier, int x, int y, int z,
                                                u64 policy) {
     asm volatile(

@@ -1,15 +1,16 @@
-"""Compute capability 8.x and 12.x: sm80/grouped_gemm.cu, a launch a product.
+"""Compute capability 8.x and 12.x: both products in one launch of sm80/grouped_mlp.cu.
 
-The tiles fit in shared memory and keep copies in flight. Nobody has timed them on such a GPU.
+The tiles were found on an H100 that ran compute_80 code. Nobody has timed them on such a GPU.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from ...contract import Problem
 from ..arch import Arch
+from ..device import gpu
 from ..jit import load
 from ..jit.load import Launch
 from .family import Call
@@ -17,58 +18,77 @@ from .pairs import rows_an_expert
 from .sorted import Sorted, SortedPlan
 from .uses import Use, halves, row_steps
 
-THREADS, WEIGHT_ROWS = 256, 128
+ITEMS = 16 * 32  # bytes of claimed items
 
 
 @dataclass(frozen=True)
-class GemmTile:
-    """Rows of a tile, a multiple of 32, and stages of the pipeline."""
+class WarpTile:
+    """Sizes of grouped_mlp.cu.
 
+    Attributes:
+        warps_m, warps_n: warps along the weight rows, 64 each, and along the rows of a tile.
+        max_n, k_block, stages: rows of a tile at most, elements of a row in a stage, stages of the pipeline.
+        blocks: resident blocks a multiprocessor, at least.
+        read_once: L2 evicts weights first, since few experts have a second tile; it also drops each expert output
+            that combine has read. Expert outputs then need not go to memory.
+    """
+
+    warps_m: int
+    warps_n: int
     max_n: int
     stages: int
-    read_once: ClassVar[bool] = False
+    k_block: int = 64
+    blocks: int = 1
+    read_once: bool = False
+
+    @property
+    def granule(self) -> int:
+        return 8 * self.warps_n
+
+    @property
+    def threads(self) -> int:
+        return 32 * self.warps_m * self.warps_n
 
     @property
     def shared_memory(self) -> int:
-        return self.stages * (WEIGHT_ROWS + self.max_n) * 128
+        return self.stages * (64 * self.warps_m + self.max_n) * self.k_block * 2 + ITEMS
 
 
 # rows an expert gets on average, at most -> tile; where a block may have 163 KiB, and where 99
-_TILES: tuple[tuple[float, GemmTile, GemmTile], ...] = (
-    (24, GemmTile(32, 4), GemmTile(32, 4)),
-    (64, GemmTile(64, 3), GemmTile(64, 4)),
-    (float("inf"), GemmTile(128, 4), GemmTile(128, 3)),
+_TILES: tuple[tuple[float, WarpTile, WarpTile], ...] = (
+    (24, WarpTile(1, 2, 32, 6, blocks=2, read_once=True), WarpTile(2, 2, 32, 4, read_once=True)),
+    (40, WarpTile(2, 2, 64, 6, read_once=True), WarpTile(2, 2, 64, 4, read_once=True)),
+    (72, WarpTile(2, 2, 96, 5, read_once=True), WarpTile(2, 2, 96, 3, read_once=True)),
+    (144, WarpTile(4, 2, 160, 3, read_once=True), WarpTile(2, 2, 128, 3, read_once=True)),
+    (float("inf"), WarpTile(4, 2, 160, 3), WarpTile(4, 2, 128, 4, k_block=32)),
 )
 
 
-class Sm80(Sorted[GemmTile]):
+class Sm80(Sorted[WarpTile]):
     """See the module's docstring."""
 
     name = "sm80"
     kernels = "CUDA C++ kernels of warp products"
     folder, targets = "sm80", "compute capability 8.x and 12.x"
 
-    def tile(self, problem: Problem, arch: Arch) -> GemmTile:
+    def tile(self, problem: Problem, arch: Arch) -> WarpTile:
         rows = rows_an_expert(problem)
         wide, narrow = next((wide, narrow) for most, wide, narrow in _TILES if rows <= most)
         return wide if arch.shared_memory >= 163 << 10 else narrow
 
-    def product_uses(self, plan: SortedPlan[GemmTile]) -> tuple[Use, ...]:
-        return tuple(plan.product("sm80/grouped_gemm", GATE_UP=first) for first in (True, False))
+    def bind_product(self, plan: SortedPlan[WarpTile], use: Use, device: int) -> Launch:
+        H, I, threads = plan.problem.H, plan.problem.I, plan.tile.threads
+        # no more than the architecture's own multiprocessors hold, which keep 1 KiB a block
+        most = ((plan.arch.shared_memory + 1024) // (use.shared_memory + 1024)) * gpu(device).multiprocessors
+        blocks = min(load.resident_blocks(use.spec, device, threads, use.shared_memory), most)
+        return use.bind(device, (blocks,), threads, H, I, *row_steps(plan.problem.gate_up_order, H, I))
 
-    def bind_products(self, plan: SortedPlan[GemmTile], uses: tuple[Use, ...], device: int) -> tuple[Launch, ...]:
-        H, I = plan.problem.H, plan.problem.I
-        sizes = (H, I, *row_steps(plan.problem.gate_up_order, H, I)), (I, H, H, I)
-        blocks = [load.resident_blocks(use.spec, device, THREADS, use.shared_memory) for use in uses]
-        return tuple(use.bind(device, (n,), THREADS, *last) for use, n, last in zip(uses, blocks, sizes, strict=True))
-
-    def launch_products(
-        self, launches: tuple[Launch, ...], stream: Any, call: Call, routed: tuple[int, int, int], act: int, rows: int
+    def launch_product(
+        self, product: Launch, stream: Any, call: Call, routed: tuple[int, int, int], act: int, rows: int
     ) -> None:
-        (gate_up, down), experts = launches, call.experts
-        weight = experts.tensors["down"].data_ptr()
-        gate_up(stream, *halves(experts), call.hidden.data_ptr(), *routed, act)
-        down(stream, weight, weight, act, *routed, rows)
+        experts = call.experts
+        weights = *halves(experts), experts.tensors["down"].data_ptr()
+        product(stream, *weights, call.hidden.data_ptr(), *routed, act, rows)
 
 
 SM80 = Sm80()

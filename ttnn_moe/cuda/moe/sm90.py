@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from ...contract import Problem
 from ..arch import Arch
@@ -33,6 +33,7 @@ class MlpTile:
     stages: int
     weight_rows: int = 256
     read_once: bool = False
+    granule: ClassVar[int] = 8
 
     @property
     def shared_memory(self) -> int:
@@ -61,16 +62,13 @@ class Sm90(Sorted[MlpTile]):
         rows = rows_an_expert(problem)
         return next(tile for most, tile in _TILES if rows <= most)
 
-    def product_uses(self, plan: SortedPlan[MlpTile]) -> tuple[Use, ...]:
-        return (plan.product("sm90/grouped_mlp"),)
+    def bind_product(self, plan: SortedPlan[MlpTile], use: Use, device: int) -> Launch:
+        return use.bind(device, (gpu(device).multiprocessors,), THREADS, plan.problem.H, plan.problem.I)
 
-    def bind_products(self, plan: SortedPlan[MlpTile], uses: tuple[Use, ...], device: int) -> tuple[Launch, ...]:
-        return (uses[0].bind(device, (gpu(device).multiprocessors,), THREADS, plan.problem.H, plan.problem.I),)
-
-    def launch_products(
-        self, launches: tuple[Launch, ...], stream: Any, call: Call, routed: tuple[int, int, int], act: int, rows: int
+    def launch_product(
+        self, product: Launch, stream: Any, call: Call, routed: tuple[int, int, int], act: int, rows: int
     ) -> None:
-        launches[0](stream, *maps_of(call.experts), call.hidden.data_ptr(), *routed, act, rows)
+        product(stream, *maps_of(call.experts), call.hidden.data_ptr(), *routed, act, rows)
 
 
 SM90 = Sm90()

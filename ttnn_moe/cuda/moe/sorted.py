@@ -29,6 +29,7 @@ class Tile(Protocol):
 
     Attributes:
         max_n: rows of a tile at most.
+        granule: rows of a tile that the product makes together: fewer take as long.
         read_once: L2 drops each expert output that combine has read.
         shared_memory: bytes of a block.
     """
@@ -37,6 +38,9 @@ class Tile(Protocol):
 
     @property
     def max_n(self) -> int: ...
+
+    @property
+    def granule(self) -> int: ...
 
     @property
     def read_once(self) -> bool: ...
@@ -50,7 +54,7 @@ TileT = TypeVar("TileT", bound=Tile)
 
 @dataclass(frozen=True, eq=False)
 class SortedPlan(Generic[TileT]):
-    """Sort, grouped products, combine."""
+    """Sort, both grouped products in one launch, combine."""
 
     problem: Problem
     arch: Arch
@@ -60,10 +64,10 @@ class SortedPlan(Generic[TileT]):
     @cached_property
     def words(self) -> Words:
         problem = self.problem
-        return Words.of(problem.T * problem.K, local_experts(problem), self.tile.max_n)
+        return Words.of(problem.T * problem.K, local_experts(problem), self.tile.max_n, self.sorters.parts)
 
     def product(self, name: str, **defines: object) -> Use:
-        """A kernel of the products."""
+        """The kernel of the products."""
         sizes = {field.upper(): size for field, size in asdict(self.tile).items()}
         fp16 = self.problem.dtype == torch.float16
         return Use.of(self.arch, name, self.tile.shared_memory, FP16=fp16, **sizes, **defines)
@@ -86,16 +90,12 @@ class Sorted(CudaCpp[SortedPlan[TileT]]):
         """Sizes of the products of a problem."""
 
     @abstractmethod
-    def product_uses(self, plan: SortedPlan[TileT]) -> tuple[Use, ...]:
-        """The kernels of the products, in the order of their launch."""
+    def bind_product(self, plan: SortedPlan[TileT], use: Use, device: int) -> Launch:
+        """The launch of the products, with everything but addresses."""
 
     @abstractmethod
-    def bind_products(self, plan: SortedPlan[TileT], uses: tuple[Use, ...], device: int) -> tuple[Launch, ...]:
-        """The launches of these kernels, with everything but addresses."""
-
-    @abstractmethod
-    def launch_products(
-        self, launches: tuple[Launch, ...], stream: Any, call: Call, routed: tuple[int, int, int], act: int, rows: int
+    def launch_product(
+        self, product: Launch, stream: Any, call: Call, routed: tuple[int, int, int], act: int, rows: int
     ) -> None:
         """Launch the products.
 
@@ -117,7 +117,7 @@ class Sorted(CudaCpp[SortedPlan[TileT]]):
         """Activations, expert outputs, words of the sort. Words for the smallest tiles grow with T."""
         problem = plan.problem
         P, E, dtype = problem.T * problem.K, local_experts(problem), problem.dtype
-        words = Words.of(P, E, min(plan.tile.max_n, LEAST_TILE)).count
+        words = Words.of(P, E, min(plan.tile.max_n, LEAST_TILE), plan.sorters.parts).count
         return Buffer((P, problem.I), dtype), Buffer((P, problem.H), dtype), Buffer((words,), torch.int32)
 
     def uses(self, plan: SortedPlan[TileT], ids64: bool, add: bool) -> tuple[Use, ...]:
@@ -125,26 +125,26 @@ class Sorted(CudaCpp[SortedPlan[TileT]]):
         out = {"FP16": problem.dtype == torch.float16, "TOP_K": problem.K, "ADD": add}
         out |= {"OUT32": problem.out_dtype == torch.float32, "DISCARD": plan.tile.read_once}
         return (
-            sort.sort_use(arch, plan.sorters, local_experts(problem), ids64),
-            *self.product_uses(plan),
+            *sort.sort_uses(arch, plan.sorters, local_experts(problem), ids64, plan.tile.granule),
+            plan.product(f"{self.folder}/grouped_mlp"),
             Use.of(arch, "common/combine", **out),
         )
 
     def bind(self, plan: SortedPlan[TileT], uses: tuple[Use, ...], device: int) -> tuple[Launch, ...]:
-        problem, (first, *products, combine) = plan.problem, uses
+        problem, (*sorts, product, combine) = plan.problem, uses
         T, E, K = problem.T, problem.E, problem.K
+        sizes = T * K, E, local_experts(problem), K, plan.tile.max_n
         return (
-            sort.bind_sort(first, plan.sorters, device, T * K, E, local_experts(problem), K, plan.tile.max_n),
-            *self.bind_products(plan, tuple(products), device),
+            *sort.bind_sorts(tuple(sorts), plan.sorters, device, *sizes),
+            self.bind_product(plan, product, device),
             sort.bind_combine(combine, device, T, problem.H),
         )
 
     def launch(self, plan: SortedPlan[TileT], call: Call, buffers: tuple[Tensor, ...]) -> None:
-        launches, routing, words = launches_of(self, plan, call), call.routing, plan.words
-        act, rows, row_tokens = (buffer.data_ptr() for buffer in buffers)
-        inverse, tiles, num_tiles = row_tokens + words.inverse, row_tokens + words.tiles, row_tokens + words.num_tiles
+        (*sorts, product, combine), routing, words = launches_of(self, plan, call), call.routing, plan.words
+        act, rows, at = (buffer.data_ptr() for buffer in buffers)
         stream, bound = load.stream(call.hidden.device.index), pointer(routing.num_tokens)
         route = routing.topk_ids.data_ptr(), pointer(call.expert_map), bound
-        launches[0](stream, *route, row_tokens, inverse, tiles, num_tiles)
-        self.launch_products(launches[1:-1], stream, call, (row_tokens, tiles, num_tiles), act, rows)
-        launches[-1](stream, rows, inverse, routing.topk_weights.data_ptr(), bound, call.out.data_ptr())
+        sort.launch_sorts(sorts, stream, route, at, words)
+        self.launch_product(product, stream, call, (at, at + words.tiles, at + words.num_tiles), act, rows)
+        combine(stream, rows, at + words.inverse, routing.topk_weights.data_ptr(), bound, call.out.data_ptr())

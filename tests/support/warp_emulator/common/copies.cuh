@@ -7,7 +7,11 @@ inline u32 shared_address(const void* pointer) {
     return static_cast<const unsigned char*>(pointer) - dynamic_memory();
 }
 
-inline void copy_16(u32 to, const void* from) {
+inline u64 row_at(u64 first, u32 row, u32 bytes) { return first + static_cast<u64>(row) * bytes; }
+
+inline u64 evict_first() { return 0; }
+
+inline void copy_16(u32 to, const void* from, u64 = 0) {
     if (reinterpret_cast<uintptr_t>(from) % 16) emulator::fail("16 bytes of global memory begin between");
     if (!emulator::late) emulator::land({to, from});
     emulator::fibers[emulator::current].open.push_back({to, from});

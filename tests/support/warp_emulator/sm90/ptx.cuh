@@ -2,6 +2,7 @@
 #pragma once
 
 #include "common/copies.cuh"
+#include "common/flags.cuh"
 
 // As tests/support/host_kernels.py makes it: elements of two bytes, innermost dimension first; swizzled by 128 bytes.
 struct TensorMap {
@@ -158,19 +159,9 @@ inline void named_arrive(u32 id, u32 threads) { emulator::come_named(id, threads
 
 // ---- words in memory by which blocks hear of each other
 
-inline int load_acquire(const int* from) {
-    emulator::pause();
-    return *from;
-}
-inline void add_release(int* to, int value) {
-    *to += value;
-    ++emulator::events;
-}
-
 // ---- copies
 
 inline void prefetch_map(const TensorMap*) {}
-inline u64 evict_first() { return 0; }
 inline void tensor_load_2d(u32 to, const TensorMap* map, u32 barrier, int x, int y) {
     emulator::load(to, map, barrier, {x, y});
 }
