@@ -14,8 +14,10 @@ from torch import Tensor
 
 from . import eager, registry
 from .backend import Prepared
-from .contract import Experts, Placement, Problem, Routing
+from .contract import Experts, Placement, Problem, Routing, check_kinds, check_sizes
 from .errors import ContractError
+from .memory import check_tensors
+from .visible import shown
 from .watched import watcher
 
 
@@ -81,6 +83,10 @@ def described(problem: Problem, experts: Experts, placement: Placement | None) -
     Raises:
         ContractError: they do not fit.
     """
+    for value, kind in ((problem, Problem), (experts, Experts)):
+        if not isinstance(value, kind):
+            raise ContractError(f"no {kind.__name__}", got=shown(value), expected=f"a ttnn_moe.{kind.__name__}")
+    check_sizes(problem)
     D, E_held = 1, problem.E
     if placement is not None:
         D = placement.D
@@ -138,6 +144,7 @@ def silu_mul(gate: Tensor, up: Tensor, *, backend: str = "auto") -> Tensor:
     Raises:
         ContractError: shapes, dtypes or devices that differ. BackendUnavailable: nothing can run it.
     """
+    check_tensors(gate=gate, up=up)
     return _form_for(watcher((gate, up))).silu_mul(gate, up, backend)
 
 
@@ -189,6 +196,7 @@ def _on_device(hidden: Any, routing: Any, experts: Any, out: Any, accumulate: bo
 
 def _form(rows: Tensor, routing: Routing, experts: Experts, out: Tensor | None = None) -> Any:
     """The module that runs a call: torch_ops where something watches it, else eager."""
+    check_kinds(rows, routing, experts, out)
     if torch.is_grad_enabled():
         return _form_for(watcher((rows, routing.topk_weights, out, *experts.tensors.values())))
     return _form_for(watcher(()))

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 import torch
 from torch import Tensor
 
-from .contract import Experts, Placement, Problem, Routing, check_memory, check_prepared
+from .contract import Experts, Placement, Problem, Routing, check_memory, check_prepared, check_rows_and_out
 from .errors import ContractError
-from .memory import dense, note_write
+from .memory import check_tensors, dense, note_write
 from .selfcheck.check import Check
 from .watched import watcher
 
@@ -95,6 +95,9 @@ class Prepared(ABC):
         """
         if torch.compiler.is_dynamo_compiling():
             return _call_outside_graph(self, hidden, topk_ids, topk_weights, out, accumulate, num_tokens)
+        check_rows_and_out(hidden, out)
+        if not isinstance(topk_weights, Tensor):
+            check_tensors(topk_weights=topk_weights)
         found = watcher((hidden, topk_weights, out, *self._held())) if torch.is_grad_enabled() else watcher(())
         if found is not None:
             raise ContractError(

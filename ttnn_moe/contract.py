@@ -14,9 +14,10 @@ from torch import Tensor
 
 from .errors import ContractError
 from .experts import Experts
-from .memory import first_shared
+from .memory import check_tensors, first_shared
 from .placement import Placement, check_even
 from .routing import PaddedView, Routing, SortedView, StepLayout, step_capacity
+from .visible import shown
 
 __all__ = [
     "Experts",
@@ -32,8 +33,11 @@ __all__ = [
     "check_down_projection",
     "check_gate_and_up",
     "check_hidden",
+    "check_kinds",
     "check_out",
     "check_prepared",
+    "check_rows_and_out",
+    "check_sizes",
     "step_capacity",
 ]
 
@@ -114,6 +118,28 @@ def check(hidden: Tensor, routing: Routing, experts: Experts, out: Tensor | None
     return Problem.of(routing.T, routing.K, experts, hidden.dtype, None if out is None else out.dtype)
 
 
+def check_sizes(problem: Problem) -> None:
+    """The sizes of a problem must be integers."""
+    sizes = problem.T, problem.E, problem.K, problem.H, problem.I, problem.D
+    if any(isinstance(size, (bool, float)) for size in sizes):
+        raise ContractError("sizes are no integers", got=problem, expected="T, E, K, H, I and D as int")
+
+
+def check_rows_and_out(rows: object, out: object) -> None:
+    """The rows must be a tensor, and out too where it is given."""
+    if not (isinstance(rows, Tensor) and (out is None or isinstance(out, Tensor))):
+        check_tensors(hidden=rows, **({} if out is None else {"out": out}))
+
+
+def check_kinds(rows: object, routing: object, experts: object, out: object) -> None:
+    """The arguments of a call must be tensors, a Routing and Experts."""
+    check_rows_and_out(rows, out)
+    if isinstance(routing, Routing) and isinstance(experts, Experts):
+        return
+    value, kind = (experts, Experts) if isinstance(routing, Routing) else (routing, Routing)
+    raise ContractError(f"no {kind.__name__}", got=shown(value), expected=f"a ttnn_moe.{kind.__name__}")
+
+
 def check_hidden(hidden: Tensor, routing: Routing, experts: Experts) -> None:
     """hidden [T, H] must fit the routing and the experts, in sizes, dtype and device."""
     shape = routing.T, experts.H
@@ -175,6 +201,8 @@ def _check_together(name: str, rows: Tensor, routing: Routing, experts: Experts)
 
 def check_out(out: Tensor, rows: Tensor, T: int, H: int) -> None:
     """out [T, H] must be writable in place: device of rows, their dtype or fp32, contiguous."""
+    if out.layout is not torch.strided:
+        raise ContractError("out is not dense", got=out.layout, expected="row-major [T, H]")
     if out.shape != (T, H) or out.device != rows.device:
         raise ContractError(
             "out has the wrong shape or device",
@@ -242,6 +270,8 @@ def check_prepared(
 
 def check_accumulate(out: Tensor | None, accumulate: bool) -> None:
     """Adding needs an out to add to."""
+    if accumulate is not True and accumulate is not False:
+        raise ContractError("accumulate is no bool", got=shown(accumulate), expected="True or False")
     if accumulate and out is None:
         raise ContractError("accumulate=True needs something to add to", got="out=None", expected="out [T, H]")
 

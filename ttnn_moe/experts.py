@@ -10,6 +10,7 @@ from torch import Tensor
 
 from .errors import ContractError
 from .formats import get_format, int4_24
+from .memory import check_tensors
 from .placement import Placement
 from .watched import watcher
 
@@ -62,6 +63,7 @@ class Experts:
         Raises:
             ContractError: shapes, dtypes, devices or strides that do not fit.
         """
+        check_tensors(gate_up=gate_up, down=down)
         if gate_up.dim() != 3 or down.dim() != 3:
             raise ContractError(
                 "expert weights must have three dimensions",

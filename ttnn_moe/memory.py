@@ -5,9 +5,20 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from .errors import ContractError
+from .visible import shown
+
 
 def dense(x: Tensor) -> Tensor:
-    """x with its elements in row-major order, and with the values that its memory holds: a copy only where needed."""
+    """x with its elements in row-major order, and with the values that its memory holds: a copy only where needed.
+
+    Raises:
+        ContractError: a sparse tensor, or one of another layout that has no row-major order.
+    """
+    if x.layout is not torch.strided:
+        raise ContractError(
+            "a tensor is not dense", got=str(x.layout), expected="torch.strided", remedy="pass tensor.to_dense()"
+        )
     return x.resolve_neg().contiguous() if x.is_neg() else x.contiguous()
 
 
@@ -26,3 +37,10 @@ def note_write(out: Tensor) -> None:
     """Tell autograd that a kernel writes to out: who saved its old values for a backward pass gets torch's error."""
     if not out.is_inference():
         torch.autograd.graph.increment_version(out)
+
+
+def check_tensors(**values: object) -> None:
+    """Raise ContractError, naming the first of values that is no tensor."""
+    for name, value in values.items():
+        if not isinstance(value, Tensor):
+            raise ContractError(f"{name} is no tensor", got=shown(value), expected="a torch tensor")

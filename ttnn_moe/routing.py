@@ -13,8 +13,11 @@ import torch
 from torch import Tensor
 
 from .errors import ContractError
-from .memory import dense
+from .memory import check_tensors, dense
 from .placement import Placement
+
+MOST_ALIGNED = 1 << 20
+"""Largest row_align."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,6 +112,8 @@ class Routing:
         Raises:
             ContractError: a shape, dtype or device that does not fit; with check, an id out of range.
         """
+        if not (isinstance(ids, Tensor) and isinstance(weights, Tensor)):
+            check_tensors(topk_ids=ids, topk_weights=weights)
         shape = ids.shape
         if len(shape) != 2 or shape != weights.shape or shape[1] < 1:
             raise ContractError(
@@ -126,11 +131,12 @@ class Routing:
                 got=f"{ids.device} and {weights.device}",
                 expected="one device",
             )
-        if E < 1:
-            raise ContractError("E must be positive", got=E, expected="E >= 1")
+        if isinstance(E, (bool, float)) or E < 1:
+            raise ContractError("E is no number of experts", got=E, expected="an integer of at least 1")
         if placement is not None and placement.E != E:
             raise ContractError("placement is for another number of experts", got=placement.E, expected=E)
         if num_tokens is not None:
+            check_tensors(num_tokens=num_tokens)
             if num_tokens.numel() != 1 or num_tokens.dtype != torch.int32 or num_tokens.device != ids.device:
                 raise ContractError(
                     "num_tokens has the wrong form",
@@ -209,8 +215,7 @@ class Routing:
 
     def step_layout(self, row_align: int = 1) -> StepLayout:
         """Rows of the step tensors; kept for later calls."""
-        if row_align < 1:
-            raise ContractError("row_align must be positive", got=row_align, expected="1 or 32")
+        check_row_align(row_align)
         if row_align not in self._cache:
             ids, weights = self._merged
             order, counts, keys = self._sort(ids)
@@ -242,8 +247,20 @@ class Routing:
 
 
 def step_capacity(T: int, K: int, E: int, row_align: int) -> int:
-    """Rows that any routing of T tokens to K of E experts can need when every expert starts aligned."""
+    """Rows that any routing of T tokens to K of E experts can need when every expert starts aligned.
+
+    Raises:
+        ContractError: as check_row_align.
+    """
+    check_row_align(row_align)
     return T * K + (row_align - 1) * min(E, T * K)
+
+
+def check_row_align(row_align: int) -> None:
+    """Raise ContractError unless row_align is an integer of a useful size."""
+    if isinstance(row_align, (bool, float)) or not 1 <= row_align <= MOST_ALIGNED:
+        expected = f"an integer 1 .. {MOST_ALIGNED}; 1 or 32 are usual"
+        raise ContractError("row_align is out of range", got=row_align, expected=expected)
 
 
 def check_ids(ids: Tensor, E: int) -> None:

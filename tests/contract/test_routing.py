@@ -141,7 +141,7 @@ def _topk(T: int = 4, K: int = 2) -> tuple[torch.Tensor, torch.Tensor]:
         (lambda i, w: Routing.from_topk(i.float(), w, 4), "topk_ids has the wrong dtype"),
         (lambda i, w: Routing.from_topk(i, w.double(), 4), "topk_weights has the wrong dtype"),
         (lambda i, w: Routing.from_topk(i, w.to("meta"), 4), "different devices"),
-        (lambda i, w: Routing.from_topk(i, w, 0), "E must be positive"),
+        (lambda i, w: Routing.from_topk(i, w, 0), "E is no number of experts"),
         (lambda i, w: Routing.from_topk(i, w, 4, placement=Placement.uniform(6, 2)), "another number of experts"),
         (lambda i, w: Routing.from_topk(i, w, 4, num_tokens=torch.tensor(3)), "num_tokens has the wrong form"),
         (lambda i, w: Routing.from_topk(i, w, 4).step_layout(0), "row_align"),
