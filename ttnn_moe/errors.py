@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from .visible import cut, visible, words
 
-_DETAILS, _DETAIL = 40, 500
-"""Lines below a message, and characters of each."""
+_DETAILS, _DETAIL = 40, (500, 2000)
+"""Lines below a message; characters of each, the fewer the more there are."""
 
 
 class TtnnMoeError(Exception):
@@ -38,7 +38,9 @@ class TtnnMoeError(Exception):
             parts.append(f"expected {words(expected)}")
         if remedy is not None:
             parts.append(f"to fix it: {words(remedy)}")
-        lines = [cut(line, _DETAIL) for line in self.details[:_DETAILS]]
+        least, most = _DETAIL
+        longest = min(most, max(least, least * _DETAILS // max(1, len(self.details))))
+        lines = [cut(line, longest) for line in self.details[:_DETAILS]]
         if len(self.details) > _DETAILS:
             lines.append(f"... and {len(self.details) - _DETAILS} more")
         super().__init__(visible("\n  ".join(("; ".join(parts) + ".", *lines))))

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from own_registry import own_registry
 from qwen3_checkpoints import TINY, make, prompts
 from tenstorrent_model_runs import encode, least_correlation
 from ttnn_moe import BackendUnavailable, ContractError, RequestError, tenstorrent
@@ -59,7 +60,8 @@ def emulated(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     if not found.available:
         pytest.skip(found.reason)
     tenstorrent.close_device()
-    yield
+    with own_registry():
+        yield
     tenstorrent.close_device()
 
 

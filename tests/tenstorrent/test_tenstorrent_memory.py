@@ -222,7 +222,7 @@ BAD = {
     "shares": ((NAME, "--mesh", "1x3"), "E=128 on 1x3"),
     "chip": ((NAME, "--chip", "p9"), "n150, n300, p150"),
     "weights": ((NAME, "--weights", "int4"), "bfloat8_b"),
-    "batch": ((NAME, "--batch", "0"), "batch 0"),
+    "batch": ((NAME, "--batch", "0"), "'--batch'"),
     "sequence": ((NAME, "--sequence", "40961"), "40960"),
 }
 

@@ -200,7 +200,9 @@ except KeyboardInterrupt as error:
 def test_ctrl_c_during_imports(entry: list[str], answer: str, tmp_path: Path) -> None:
     """A torch that is slow to import stands in for torch."""
     (tmp_path / "torch.py").write_text(TORCH.format(answer=answer))
-    code = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); sys.argv = ['ttnn-moe', 'doctor']; "
+    # a shell starts what it puts into the background without SIGINT
+    code = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
+    code += f"import sys; sys.path.insert(0, {str(tmp_path)!r}); sys.argv = ['ttnn-moe', 'doctor']; "
     start = "import runpy; runpy.run_module('ttnn_moe', run_name='__main__')" if entry[0] == "-m" else entry[1]
     done = run_python("-c", code + start, code=130, timeout=60)
     assert (done.stdout, done.stderr) == ("", "ttnn-moe: interrupted\n")

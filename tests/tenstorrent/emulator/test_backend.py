@@ -7,6 +7,7 @@ import importlib.util
 import pytest
 import torch
 
+from own_registry import own_registry
 from tenstorrent_names import MESH_NAMES, NAMES
 from ttnn_moe.tenstorrent.runtime import DEVICE
 
@@ -53,7 +54,8 @@ def test_run(chip, name, monkeypatch):
     tenstorrent.close_device()
     torch.manual_seed(0)
     try:
-        {**tenstorrent_runs.RUNS, **tenstorrent_runs.MESH_RUNS}[name]()
+        with own_registry():
+            {**tenstorrent_runs.RUNS, **tenstorrent_runs.MESH_RUNS}[name]()
     finally:
         tenstorrent.close_device()
 
