@@ -24,23 +24,17 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("target", chosen, ids=str)
 
 
-@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What workers take at a time, the longest first: a slow test, or the other tests of a file.
-
-    A slow test that needs a fixture of its module stays with its file.
-    """
+    """Workers take files, the longest first: no worker is left alone with a long one at the end."""
     costs: Counter[str] = Counter()
-    groups = {}
     for item in items:
-        slow, file = item.get_closest_marker("slow"), item.nodeid.partition("::")[0]
-        fixtures = item._fixtureinfo.name2fixturedefs.values() if isinstance(item, pytest.Function) else ()
-        alone = slow and not any(fixture.scope == "module" for found in fixtures for fixture in found)
-        groups[item] = item.nodeid if alone else file
-        costs[groups[item]] += (slow.args[0] if slow.args else 20) if slow else 1
-        if not alone:
-            item.add_marker(pytest.mark.xdist_group(file))
-    items.sort(key=lambda item: -costs[groups[item]])
+        slow = item.get_closest_marker("slow")
+        costs[_file(item)] += (slow.args[0] if slow.args else 20) if slow else 1
+    items.sort(key=lambda item: -costs[_file(item)])
+
+
+def _file(item: pytest.Item) -> str:
+    return item.nodeid.partition("::")[0]
 
 
 @pytest.fixture(autouse=True)

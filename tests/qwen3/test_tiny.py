@@ -20,8 +20,6 @@ from ttnn_moe.models.qwen3.model import MoE
 from ttnn_moe.models.qwen3.tiny import batches, english, evaluate, tasks, tokenizer
 from ttnn_moe.models.qwen3.tiny.tasks import TASKS, Example
 
-pytestmark = pytest.mark.xdist_group("tiny")
-
 LARGEST = 5_000_000
 NEEDED = 0.95
 
