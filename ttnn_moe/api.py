@@ -14,10 +14,9 @@ from torch import Tensor
 
 from . import eager, registry
 from .backend import Prepared
-from .contract import Experts, Placement, Problem, Routing, check_kinds, check_sizes
+from .contract import Experts, Placement, Problem, Routing, check_kind, check_kinds, check_sizes
 from .errors import ContractError
 from .memory import check_tensors
-from .visible import shown
 from .watched import watcher
 
 
@@ -83,9 +82,8 @@ def described(problem: Problem, experts: Experts, placement: Placement | None) -
     Raises:
         ContractError: they do not fit.
     """
-    for value, kind in ((problem, Problem), (experts, Experts)):
-        if not isinstance(value, kind):
-            raise ContractError(f"no {kind.__name__}", got=shown(value), expected=f"a ttnn_moe.{kind.__name__}")
+    check_kind(problem, Problem)
+    check_kind(experts, Experts)
     check_sizes(problem)
     D, E_held = 1, problem.E
     if placement is not None:

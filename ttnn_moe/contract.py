@@ -33,6 +33,7 @@ __all__ = [
     "check_down_projection",
     "check_gate_and_up",
     "check_hidden",
+    "check_kind",
     "check_kinds",
     "check_out",
     "check_prepared",
@@ -134,10 +135,14 @@ def check_rows_and_out(rows: object, out: object) -> None:
 def check_kinds(rows: object, routing: object, experts: object, out: object) -> None:
     """The arguments of a call must be tensors, a Routing and Experts."""
     check_rows_and_out(rows, out)
-    if isinstance(routing, Routing) and isinstance(experts, Experts):
-        return
-    value, kind = (experts, Experts) if isinstance(routing, Routing) else (routing, Routing)
-    raise ContractError(f"no {kind.__name__}", got=shown(value), expected=f"a ttnn_moe.{kind.__name__}")
+    check_kind(routing, Routing)
+    check_kind(experts, Experts)
+
+
+def check_kind(value: object, kind: type) -> None:
+    """An argument must be one of this package's own kinds."""
+    if not isinstance(value, kind):
+        raise ContractError(f"no {kind.__name__}", got=shown(value), expected=f"a ttnn_moe.{kind.__name__}")
 
 
 def check_hidden(hidden: Tensor, routing: Routing, experts: Experts) -> None:
