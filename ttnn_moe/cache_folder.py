@@ -128,7 +128,7 @@ class CacheFolder:
             self._make()
             if self._trusted():
                 held = self._acquired(filelock.FileLock(self.where / f"{name}{LOCK}"), name)
-        except (OSError, NotImplementedError) as error:
+        except (OSError, NotImplementedError) as error:  # the latter: filelock, on a file system without locks
             self._unusable(error)
         try:
             yield
