@@ -10,7 +10,6 @@ sm_80, too. `--tiles` measures other tiles of the grouped products beside the on
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import time
@@ -22,6 +21,7 @@ from typing import Annotated, Any
 
 import torch
 import typer
+from older_arch import compile_for
 from rich.console import Console
 from torch import Tensor
 
@@ -34,7 +34,6 @@ from ttnn_moe.bench.measure import Options, Result, measure_layer
 from ttnn_moe.bench.timing import fastest_us_on_device
 from ttnn_moe.contract import Experts, Problem, Routing
 from ttnn_moe.cuda.arch import target_of
-from ttnn_moe.cuda.device import gpu
 from ttnn_moe.cuda.moe import sort
 from ttnn_moe.cuda.moe.cuda_cpp import arch_of
 from ttnn_moe.cuda.moe.family import Call
@@ -92,18 +91,12 @@ class TritonSm80(Implementation):
     name = "triton sm80"
 
     def available(self, device: str) -> str | None:
-        from triton.backends.nvidia.compiler import CUDABackend
-
-        if os.environ.get("TRITON_OVERRIDE_ARCH") != "sm80":
-            os.environ["TRITON_OVERRIDE_ARCH"] = "sm80"
-            make = CUDABackend.make_cubin
-            here = 10 * torch.cuda.get_device_capability()[0]
-            CUDABackend.make_cubin = lambda self, src, metadata, opt, capability: make(self, src, metadata, opt, here)
+        compile_for((8, 0))
         return None
 
     def prepare(self, layer: Layer, weights: Weights, T: int) -> Forward:
         problem = Problem(T, layer.E, layer.K, layer.H, layer.I, layer.dtype, device="cuda")
-        target = replace(target_of(), gpu=replace(gpu(), capability=(8, 0)))
+        target = target_of()
         family = next(family for family in (TRITON_FEW, TRITON) if family.why_not(problem, target) is None)
         plan, experts = family.plan(problem, target), Experts.dense(weights.gate_up, weights.down)
         buffers = tuple(torch.empty(b.shape, dtype=b.dtype, device="cuda") for b in family.scratch(plan))
