@@ -50,11 +50,6 @@ __device__ __forceinline__ uint4 load_once(const uint4* from) {
     return words;
 }
 
-// Ask L2 for the 128 bytes that hold an address.
-__device__ __forceinline__ void prefetch_line(const u16* line) {
-    asm volatile("prefetch.global.L2 [%0];" ::"l"(line));
-}
-
 // Discard 128 bytes from L2 without write-back; their value is lost. Ordered after the computation of
 // `after`.
 __device__ __forceinline__ void discard_line(const u16* line, float after) {

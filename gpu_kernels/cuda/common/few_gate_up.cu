@@ -6,14 +6,10 @@
 // | gate, up   | [E, I, H] | as hidden | row n of e at (e * rows_of_expert + n) * row_stride, 16 bytes     |
 // | ids, expert_map, num_tokens |  |  | as routing_sort                                                   |
 // | act        | [P, I] | as hidden  | out; rows of pairs without an expert are not written                |
-// | down       | [E, H, I] | as hidden | row-major; lines of it go to L2 for few_down                      |
 //
 // P = T*K; H is a multiple of 64. Blocks: (ceil(I / (WARPS * CHANNELS)), P); threads: 32 * WARPS. A warp
 // makes CHANNELS channels. It reads their gate and up rows with 16 bytes per lane and UNROLL loads of each in
 // flight. Bandwidth-bound: it reads each weight once. Consumer: few_down.
-//
-// DOWN_LINES > 0: every warp also asks L2 for so many lines of 128 bytes of its expert's down weights. Memory then
-// works on while this kernel ends and few_down starts. Use it where few_down cannot start early.
 #include "common/routing.cuh"
 #include "common/rows.cuh"
 
@@ -26,16 +22,11 @@
 #ifndef UNROLL
 #define UNROLL 4
 #endif
-#ifndef DOWN_LINES
-#define DOWN_LINES 0
-#endif
-
-static_assert(DOWN_LINES <= 32, "a line a lane");
 
 extern "C" __global__ void __launch_bounds__(32 * WARPS)
     few_gate_up(const u16* hidden, const u16* gate, const u16* up, const Id* ids, const int* expert_map,
-                const int* num_tokens, u16* act, const u16* down, int P, int E_ids, int K, int H, int I,
-                int rows_of_expert, int row_stride) {
+                const int* num_tokens, u16* act, int P, int E_ids, int K, int H, int I, int rows_of_expert,
+                int row_stride) {
     const int pair = blockIdx.y, lane = threadIdx.x % 32;
     const int first = (blockIdx.x * WARPS + threadIdx.x / 32) * CHANNELS;
     wait_for_predecessor();
@@ -74,9 +65,6 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS)
             }
         }
     }
-    const u64 line = static_cast<u64>(lane) * I + first;  // warps ask for neighbouring lines
-    if (lane < DOWN_LINES && line < static_cast<u64>(I) * H / 64)
-        prefetch_line(down + static_cast<u64>(e) * H * I + line * 64);
 #pragma unroll
     for (int c = 0; c < CHANNELS; ++c) {
         const float out = silu_mul(warp_sum(g_sum[c]), warp_sum(u_sum[c]));

@@ -19,8 +19,6 @@ from .uses import Use, halves, pointer, row_steps
 
 # T = 3 of Qwen3-30B-A3B
 MOST_PAIRS = 24
-# where few_down cannot start early
-DOWN_LINES = 12
 
 
 @dataclass(frozen=True)
@@ -32,7 +30,6 @@ class FewSizes:
     unroll: int = 4
     columns: int = 8
     prefetch: int = 3
-    down_lines: int = 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,9 +51,8 @@ class Few(CudaCpp[FewPlan]):
 
     def plan(self, problem: Problem, target: Target) -> FewPlan:
         arch = arch_of(target)
-        # more columns spill registers before Hopper
-        columns = FewSizes.columns if arch.products == "sm90" else 4
-        return FewPlan(problem, arch, FewSizes(columns=columns, down_lines=0 if arch.overlaps else DOWN_LINES))
+        # before Hopper, more columns spill registers
+        return FewPlan(problem, arch, FewSizes() if arch.products == "sm90" else FewSizes(columns=4))
 
     def scratch(self, plan: FewPlan) -> tuple[Buffer, ...]:
         problem = plan.problem
@@ -66,7 +62,7 @@ class Few(CudaCpp[FewPlan]):
         problem, sizes = plan.problem, plan.sizes
         ids = {"FP16": problem.dtype == torch.float16, "ID64": ids64}
         out = {"TOP_K": problem.K, "OUT32": problem.out_dtype == torch.float32, "ADD": add}
-        up = {"WARPS": sizes.warps, "CHANNELS": sizes.channels, "UNROLL": sizes.unroll, "DOWN_LINES": sizes.down_lines}
+        up = {"WARPS": sizes.warps, "CHANNELS": sizes.channels, "UNROLL": sizes.unroll}
         down = {"COLUMNS": sizes.columns, "PREFETCH": sizes.prefetch}
         return (
             Use.of(plan.arch, "common/few_gate_up", **ids, **up),
@@ -88,9 +84,9 @@ class Few(CudaCpp[FewPlan]):
         hidden, routing, experts = call.hidden, call.routing, call.experts
         stream, act = load.stream(hidden.device.index), buffers[0].data_ptr()
         route = routing.topk_ids.data_ptr(), pointer(call.expert_map), pointer(routing.num_tokens)
-        weights, down_rows = routing.topk_weights.data_ptr(), experts.tensors["down"].data_ptr()
-        gate_up(stream, hidden.data_ptr(), *halves(experts), *route, act, down_rows)
-        down(stream, act, down_rows, *route, weights, call.out.data_ptr())
+        gate_up(stream, hidden.data_ptr(), *halves(experts), *route, act)
+        weights = routing.topk_weights.data_ptr()
+        down(stream, act, experts.tensors["down"].data_ptr(), *route, weights, call.out.data_ptr())
 
 
 FEW = Few()

@@ -33,8 +33,6 @@ inline void copies_wait() {
 
 inline uint4 load_once(const uint4* from) { return *from; }
 
-inline void prefetch_line(const u16* line) { static_cast<void>(*static_cast<const volatile u16*>(line)); }
-
 // As it may be at its worst: the line is lost at once.
 inline void discard_line(const u16* line, float) {
     if (reinterpret_cast<uintptr_t>(line) % 128) emulator::fail("a line begins between");
