@@ -3,25 +3,24 @@
     TTNN_MOE_CUDA_ARCH=sm_80 PYTHONPATH=. python benchmarks/sm80_layer.py --json benchmarks/results/sm80_layer.json
 
 The ceiling of products is a loop of nothing but mma.sync, measured in the same run. Triton's kernels are compiled for
-sm_80, too. `--tiles` measures other tiles of the grouped products beside the ones that the plan chooses, for example
-"512,2048:2,2,64,6,64,1,1;4,2,160,3,64,1,0". `--beside` adds files of moe_layer.py from the same machine.
+sm_80, too: ours, and vLLM's where it can be imported. `--tiles` measures other tiles of the grouped products beside
+the ones that the plan chooses, for example "512,2048:2,2,64,6,64,1,1;4,2,160,3,64,1,0". `--beside` adds files of
+moe_layer.py from the same machine.
 """
 
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import time
-from collections.abc import Sequence
 from ctypes import c_int32
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import torch
 import typer
 from older_arch import compile_for
+from peers.vllm_fused_experts import Vllm
 from rich.console import Console
 from torch import Tensor
 
@@ -32,56 +31,20 @@ from ttnn_moe.bench.implementations import Forward, Implementation, ours
 from ttnn_moe.bench.layer import PRESETS, Layer, Weights
 from ttnn_moe.bench.measure import Options, Result, measure_layer
 from ttnn_moe.bench.timing import fastest_us_on_device
+from ttnn_moe.bench.tune import WithTile, compile_all
 from ttnn_moe.contract import Experts, Problem, Routing
 from ttnn_moe.cuda.arch import target_of
-from ttnn_moe.cuda.moe import sort
-from ttnn_moe.cuda.moe.cuda_cpp import arch_of
 from ttnn_moe.cuda.moe.family import Call
 from ttnn_moe.cuda.moe.sm80 import SM80, WarpTile
-from ttnn_moe.cuda.moe.sorted import SortedPlan
 from ttnn_moe.cuda.moe.triton import TRITON, TRITON_FEW
 
 TOKENS = "1,8,32,128,512,2048,4096,16384,4096s"
-
-
-def tile_name(tile: WarpTile) -> str:
-    return "tile " + ",".join(str(int(value)) for value in asdict(tile).values())
 
 
 def tile_of(text: str) -> WarpTile:
     """From warps_m,warps_n,max_n,stages,k_block,blocks,read_once."""
     values = [int(word) for word in text.split(",")]
     return WarpTile(*values[:6], read_once=bool(values[6]))
-
-
-class Tile(Implementation):
-    """The grouped products with one tile, whatever the plan would choose."""
-
-    ours = True
-
-    def __init__(self, tile: WarpTile):
-        self.tile, self.name = tile, tile_name(tile)
-        self.tokens: set[int] = set()
-
-    def why_not(self, layer: Layer, T: int) -> str | None:
-        return None if T in self.tokens else "not asked for"
-
-    def _plan(self, layer: Layer, T: int) -> SortedPlan[WarpTile]:
-        problem = Problem(T, layer.E, layer.K, layer.H, layer.I, layer.dtype, device="cuda")
-        arch = arch_of(target_of())
-        return SortedPlan(problem, arch, self.tile, sort.choose(problem, arch))
-
-    def prepare(self, layer: Layer, weights: Weights, T: int) -> Forward:
-        plan, experts = self._plan(layer, T), Experts.dense(weights.gate_up, weights.down)
-        buffers = tuple(torch.empty(b.shape, dtype=b.dtype, device="cuda") for b in SM80.scratch(plan))
-
-        def call(hidden: Tensor, ids: Tensor, scale: Tensor) -> Tensor:
-            out = torch.empty_like(hidden)
-            routing = Routing.from_topk(ids, scale, layer.E)
-            SM80.launch(plan, Call(hidden, routing, experts, out, False), buffers)
-            return out
-
-        return call
 
 
 class TritonSm80(Implementation):
@@ -107,6 +70,21 @@ class TritonSm80(Implementation):
             return out
 
         return call
+
+
+class VllmSm80(Vllm):
+    """vLLM's Triton experts compiled for sm_80, with the configuration that it takes on an A100."""
+
+    name = "vllm sm80"
+
+    def available(self, device: str) -> str | None:
+        reason = super().available(device)
+        if reason is None:
+            from vllm.platforms import current_platform
+
+            compile_for((8, 0))
+            type(current_platform).get_device_name = lambda *_: "NVIDIA A100-SXM4-80GB"
+        return reason
 
 
 def product_rates() -> dict[int, float]:
@@ -135,14 +113,6 @@ def product_rates() -> dict[int, float]:
     return rates
 
 
-def warm(tiles: Sequence[WarpTile]) -> None:
-    """Compile tiles in processes of their own: the driver's compilation of PTX takes seconds a kernel."""
-    names = [",".join(str(int(value)) for value in asdict(tile).values()) for tile in tiles]
-    children = [subprocess.Popen([sys.executable, __file__, "--compile", name]) for name in names]
-    for child in children:
-        child.wait()
-
-
 def rows_of(file: Path) -> list[dict[str, Any]]:
     """Our graph rows of Qwen3's layer in a file of moe_layer.py."""
     rows = json.loads(file.read_text())["rows"]
@@ -156,7 +126,6 @@ def main(
     beside: Annotated[
         str, typer.Option(help="Files of moe_layer.py, as name=file and so on, separated by spaces.")
     ] = "",
-    compile: Annotated[str, typer.Option(help="Compile this tile and end.")] = "",
     rounds: Annotated[int, typer.Option(help="Samples of a time, at most.")] = 100,
     seconds: Annotated[float, typer.Option(help="About how long the rounds of one T may take.")] = 3.0,
     limit: Annotated[float, typer.Option(help="Begin no T after this many seconds.")] = 420.0,
@@ -164,19 +133,13 @@ def main(
 ) -> None:
     """Measure, write JSON, print a table."""
     started, layer = time.monotonic(), PRESETS["qwen3-30b-a3b"]
-    if compile:
-        from ttnn_moe.cuda.moe.cuda_cpp import launches
-
-        torch.zeros(1, device="cuda")
-        launches(SM80, Tile(tile_of(compile))._plan(layer, 64), False, False, 0)
-        return
     say = Console(stderr=True, soft_wrap=True, highlight=False, markup=False).print
-    asked: dict[WarpTile, Tile] = {}
+    asked: dict[WarpTile, WithTile] = {}
     for part in tiles.split():
         counts, _, names = part.partition(":")
         for tile in map(tile_of, names.split(";")):
-            asked.setdefault(tile, Tile(tile)).tokens |= {int(T) for T in counts.split(",")}
-    warm(list(asked))
+            asked.setdefault(tile, WithTile(SM80, tile, ())).tokens |= {int(T) for T in counts.split(",")}
+    compile_all(layer, list(asked.values()))
     say(f"compiled after {time.monotonic() - started:.0f} s")
     rates = product_rates()
     say(f"mma.sync TFLOP/s by warps a multiprocessor: { {w: round(r / 1e12, 1) for w, r in rates.items()} }")
@@ -195,7 +158,7 @@ def main(
             report.write(json_file, document())
 
     plans = [one for one in ours("cuda") if one.name == "ttnn_moe cuda prepared"]
-    peers = [one for one in (TritonSm80(),) if one.available("cuda") is None]
+    peers = [one for one in (TritonSm80(), VllmSm80()) if one.available("cuda") is None]
     measure_layer(layer, points_of(tokens), [*plans, *peers, *asked.values()], ceilings, options, result, save)
     save()
     for table in report.tables(document()):

@@ -109,6 +109,11 @@ def stands_for(here: Gpu) -> Gpu:
     return replace(here, capability=capability, shared_memory=arch.shared_memory)
 
 
+def has_warpgroups(device: torch.device) -> bool:
+    """Whether the tensor cores multiply for warpgroups (wgmma), as on Hopper, or for warps."""
+    return stands_for(gpu(device)).capability[0] == 9
+
+
 def why_not_hopper(device: torch.device) -> str | None:
     """Why the kernels of gpu_kernels/cuda/sm90 do not run on a device; None: they do."""
     if device.type != "cuda" or gpu(device).capability != (9, 0):
