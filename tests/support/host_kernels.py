@@ -88,11 +88,10 @@ class HostKernels:
         def run(stream: None, *given: int | TensorMap) -> None:
             values = [*(value if isinstance(value, TensorMap) else ctypes.c_void_p(value) for value in given), *last]
             places = (ctypes.c_void_p * len(values))(*(ctypes.addressof(value) for value in values))
-            x, y = (*grid, 1)[:2]
+            x, y, z = (*grid, 1, 1)[:3]
             together = next(n for n in range(min(self.together, x // cluster), 0, -1) if x // cluster % n == 0)
-            self.sound &= bool(
-                self._library(spec).run(places, x, y, block, cluster, together * cluster, shared_memory, int(self.late))
-            )
+            sizes = x, y, z, block, cluster, together * cluster, shared_memory, int(self.late)
+            self.sound &= bool(self._library(spec).run(places, *sizes))
 
         return run
 
