@@ -20,3 +20,5 @@ extern "C" int run(void** values, unsigned x, unsigned y, unsigned z, int block,
                    int bytes, int late) {
     return launch(ENTRY, values, {x, y, z}, block, cluster, together, bytes, late != 0);
 }
+
+extern "C" const char* trace() { return emulator::trace.c_str(); }

@@ -16,6 +16,7 @@
 #include <functional>
 #include <memory>
 #include <stdexcept>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -107,6 +108,11 @@ inline int current, threads, cluster, together, shared_bytes;
 inline bool late, failed;
 inline uint64_t events;  // where it does not grow, all wait
 inline std::function<void()> kernel;
+inline std::string trace;  // what thread 0 of the blocks did, one after the other, a letter each
+
+inline void note(char what) {
+    if (current == 0) trace += what;
+}
 
 [[noreturn]] inline void fail(const char* what) { throw std::runtime_error(what); }
 
@@ -236,6 +242,7 @@ inline bool run_grid(Index grid, int block, int blocks_of_cluster, int at_a_time
     gridDim = grid;
     blockDim.x = block;
     failed = false;
+    trace.clear();
     for (unsigned z = 0; z < grid.z; ++z)
         for (unsigned y = 0; y < grid.y; ++y)
             for (unsigned x = 0; x < grid.x && !failed; x += together) {
@@ -262,7 +269,10 @@ auto brought(T value) {
 
 }  // namespace emulator
 
-inline void __syncthreads() { emulator::wait(emulator::of_block[emulator::block()]); }
+inline void __syncthreads() {
+    emulator::note('|');
+    emulator::wait(emulator::of_block[emulator::block()]);
+}
 inline void __syncwarp() { emulator::meet_warp(); }
 inline float __int_as_float(int word) { return std::bit_cast<float>(word); }
 inline float __uint_as_float(uint32_t word) { return std::bit_cast<float>(word); }
@@ -288,12 +298,14 @@ T __shfl_up_sync(uint32_t, T value, int step) {
 
 template <class T>
 T __shfl_xor_sync(uint32_t, T value, int mask) {
+    emulator::note('x');
     const int me = emulator::current;
     return emulator::brought(value)(me ^ mask);
 }
 
 template <class T>
 T __shfl_sync(uint32_t, T value, int lane) {
+    emulator::note('s');
     const int me = emulator::current;
     return emulator::brought(value)(me / 32 * 32 + lane);
 }

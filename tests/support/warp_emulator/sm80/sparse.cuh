@@ -15,6 +15,7 @@
 #include "common/element.cuh"
 
 inline void load_transposed(u32 (&words)[4], u32 address) {
+    emulator::note('B');
     const int me = emulator::current, lane = me % 32;
     emulator::fibers[me].words[0] = address;
     emulator::meet_warp();
@@ -39,6 +40,10 @@ inline void multiply_sparse(float (&sums)[4], const u32 (&a)[4], const u32 (&b)[
     for (int i = 0; i < 4; ++i) mine[i] = a[i] | static_cast<u64>(b[i]) << 32;
     mine[4] = metadata;
     emulator::meet_warp();
+    emulator::note(SELECTOR ? '1' : '0');
+    for (int of = 0; of < 32; ++of)
+        if (of % 4 / 2 != SELECTOR && words(of)[4] != 0)
+            emulator::note('!');  // lanes that give none hold some
     for (int i = 0; i < 4; ++i) {
         const int row = lane / 4 + i / 2 * 8, column = lane % 4 * 2 + i % 2;
         for (int chunk = 0; chunk < 8; ++chunk) {
