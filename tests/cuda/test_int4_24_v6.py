@@ -6,7 +6,10 @@ Each pinned invariant of the contract is a test here or a static_assert that a t
 from __future__ import annotations
 
 import re
+import shutil
+import subprocess
 from ctypes import c_int32
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +30,13 @@ from ttnn_moe.cuda.moe.int4_24_v6 import FOLDER, INT4_24_V6
 from ttnn_moe.cuda.moe.int4_24_v6_steps import FusedMoE
 from ttnn_moe.errors import ContractError
 from ttnn_moe.selfcheck.oracle import oracle
+from ttnn_moe.sources import kernel_path
 
 on_host = pytest.mark.skipif(GXX is None, reason="g++ is not installed")
+NVCC = shutil.which("nvcc")
+TRITON = find_spec("triton")
+FOLDERS = (TRITON.submodule_search_locations if TRITON else None) or []
+NVDISASM = next((path for folder in FOLDERS for path in Path(folder).rglob("nvdisasm")), None)
 BF16 = torch.bfloat16
 
 
@@ -232,6 +240,31 @@ def test_a_pin_is_static(
     kernels.use(monkeypatch)
     with pytest.raises(AssertionError, match=re.escape(message)):
         _worst(kernels, exact_experts(3, 64, 64), 1, 1)
+
+
+@pytest.mark.skipif(NVCC is None, reason="nvcc is not installed")
+@pytest.mark.parametrize(("kernel", "paths"), [("k2_w13", 2), ("k4_w2", 1)])
+def test_the_machine_code_has_the_pinned_instructions(kernel: str, paths: int, tmp_path: Path) -> None:
+    """Of sm_80. Each of WORDS_AHEAD unrolled steps: two ldmatrix, a product of each path with each selector."""
+    source, steps = kernel_path("gpu_kernels", "cuda", "sm80", "int4_24_v6", f"{kernel}.cu"), 4
+    flags = [f"-I{kernel_path('gpu_kernels', 'cuda')}", f"-DWORDS_AHEAD={steps}", "-std=c++17", "-arch=sm_80"]
+    for kind in ("ptx", "cubin"):
+        subprocess.run(
+            [str(NVCC), *flags, f"-{kind}", str(source), "-o", str(tmp_path / kind)], check=True, timeout=300
+        )
+    ptx = (tmp_path / "ptx").read_text()
+    assert len(re.findall(r"ldmatrix\.sync\.aligned\.m8n8\.x4\.trans\.shared\.b16", ptx)) == 2 * steps
+    product = r"mma\.sp::ordered_metadata\.sync\.aligned\.m16n8k32\.row\.col\.f32\.bf16\.bf16\.f32.*, (\d);"
+    assert sorted(re.findall(product, ptx)) == ["0"] * paths * steps + ["1"] * paths * steps
+    # after each preload, and before the next one
+    assert len(re.findall(r"bar\.sync|barrier\.sync", ptx)) == 2
+    if NVDISASM is None:
+        return
+    listing = subprocess.run([str(NVDISASM), "-c", str(tmp_path / "cubin")], capture_output=True, text=True, check=True)
+    code = listing.stdout
+    assert len(re.findall(r"HMMA\.SP\.16832\.F32\.BF16", code)) == 2 * paths * steps
+    assert len(re.findall(r"LDSM\.16\.MT88\.4", code)) == 2 * steps
+    assert not re.search(r"\b(LDL|STL)\b", code), "it spills"
 
 
 def test_sizes_of_the_contract() -> None:

@@ -12,6 +12,8 @@
 // without a token exits at once. An expert with more than gridDim.x tiles has several a block. TB threads.
 // Dynamic shared memory: Xsh [H][NTOK] bf16, H * 16 bytes. One barrier a tile, after its preload. Consumer:
 // K4.
+//
+// A thread has at most 112 registers.
 #include "sm80/int4_24_v6/preload.cuh"
 #include "sm80/int4_24_v6/sweep.cuh"
 

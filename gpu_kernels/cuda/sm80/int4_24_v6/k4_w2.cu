@@ -11,6 +11,8 @@
 // H and I are multiples of 64. Grid: (token tiles of NTOK, U or E, ceil(H / 128)), as K2's. TB threads.
 // Dynamic shared memory: Xsh [I][NTOK] bf16, I * 16 bytes. One barrier a tile, after its preload. Consumer:
 // combine.
+//
+// A thread has at most 80 registers.
 #include "sm80/int4_24_v6/preload.cuh"
 #include "sm80/int4_24_v6/sweep.cuh"
 
