@@ -9,6 +9,7 @@ import re
 import shutil
 import subprocess
 from ctypes import c_int32
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -20,15 +21,18 @@ from torch import Tensor
 from assertions import assert_close
 from host_kernels import GXX, HostKernels, with_mistake
 from int4_24_cases import exact_activations, exact_experts, integers, product, random_int4_24
-from ttnn_moe import Experts, Problem
+from ttnn_moe import Experts, Problem, Routing
 from ttnn_moe.backend import Numerics
 from ttnn_moe.cuda.arch import ARCHES, HOPPER, Target
 from ttnn_moe.cuda.device import H200
 from ttnn_moe.cuda.jit import load
 from ttnn_moe.cuda.jit.spec import Spec
+from ttnn_moe.cuda.moe.families import choose
 from ttnn_moe.cuda.moe.int4_24_v6 import FOLDER, INT4_24_V6
 from ttnn_moe.cuda.moe.int4_24_v6_steps import FusedMoE
-from ttnn_moe.errors import ContractError
+from ttnn_moe.cuda.moe.prepared import bytes_of, most_bytes
+from ttnn_moe.cuda.moe.steps import step_tiles
+from ttnn_moe.errors import BackendUnavailable, ContractError
 from ttnn_moe.selfcheck.oracle import oracle
 from ttnn_moe.sources import kernel_path
 
@@ -280,6 +284,33 @@ def test_sizes_of_the_contract() -> None:
             assert (k2, k4) == (H * 16, I * 16) and k2 <= target.arch.shared_memory
             if H == 7168:
                 assert k2 == 112 << 10 and k4 == 32 << 10 and 2 * k2 > 164 << 10
+
+
+def test_a_prepared_layer_has_room_for_every_smaller_call() -> None:
+    for capability in ((8, 0), (9, 0), (12, 0)):
+        target, rooms = Target(H200, ARCHES[capability]), []
+        for T in (1, 2, 7, 8, 9, 33, 64, 65, 255, 256, 1000, 4096):
+            problem = Problem(T, 256, 8, 2048, 768, weight_format="int4_24")
+            rooms.append(most_bytes(problem, target))
+            assert bytes_of(INT4_24_V6.scratch(INT4_24_V6.plan(problem, target))) <= rooms[-1]
+        assert rooms == sorted(rooms)
+
+
+def test_the_families_of_the_format_are_asked_alone() -> None:
+    problem = Problem(4, 8, 2, 128, 64, weight_format="int4_24")
+    assert not isinstance(choose(problem, Target(H200, HOPPER)), str)
+    assert choose(problem, Target(H200, None, "no compiler")) == "no compiler"
+    dense = choose(Problem(4, 8, 2, 128, 64), Target(H200, HOPPER))
+    assert "int4_24" not in str(dense)
+    assert "int4_24 and dense weights, not 'other'" in str(
+        choose(replace(problem, weight_format="other"), Target(H200, HOPPER))
+    )
+
+
+def test_the_steps_are_refused() -> None:
+    routing = Routing.from_topk(torch.zeros(1, 1, dtype=torch.int32), torch.ones(1, 1), 2)
+    with pytest.raises(BackendUnavailable, match="steps run dense weights on CUDA; got 'int4_24'"):
+        step_tiles(routing, exact_experts(2, 64, 64))
 
 
 @pytest.mark.parametrize(
