@@ -16,15 +16,16 @@ struct StageOut {
 
 // int8x4 of chunks t and t + 4: (s, 0) where the slot is 0, else (0, s).
 __device__ __forceinline__ u32 phantom_pairs(Word word, int t) {
-    const u32 s = ((word.values >> 4 * t & 0x000f000fu) + 0x00f800f8u) & 0x00ff00ffu;  // q4 - 8, a byte each
+    const u32 s = (word.values >> 4 * t & 0x000f000fu) + 0x00f800f8u;  // q4 - 8, in bytes 0 and 2
     const u32 slots = word.rest >> 2 * t & 0x0101u;
-    return choose_bytes(s, 0x3210 ^ slots * 0x11);
+    // bytes 0 4 2 6 of (s, 0), where a slot is 1 the other way round
+    return choose_bytes(s, 0x6240 - 0x3c * slots);
 }
 
 // Nibble tokens of chunks t (low byte) and t + 4.
 __device__ __forceinline__ u32 nibbles(u32 rest_top, u32 rest_bot, int t) {
-    const u32 pairs = (rest_top >> (2 * t + 1) & 0x0101u) | (rest_bot >> (2 * t + 1) & 0x0101u) << 4;
-    return IDX_01 * 0x1111u + (IDX_23 - IDX_01) * pairs;
+    const u32 pairs = __byte_perm(rest_top, rest_bot, 0x5410) >> 2 * t & 0x02020202u;  // twice: pair is bit 1
+    return IDX_01 * 0x1111u + (IDX_23 - IDX_01) / 2 * ((pairs | pairs >> 12) & 0x2222u);
 }
 
 __device__ __forceinline__ uint4 from_lane(uint4 words, int lane) {
@@ -53,14 +54,13 @@ __device__ __forceinline__ StageOut stage(uint4 words, const Lane& at) {
 template <int HALF>
 __device__ __forceinline__ u32 park(const StageOut& out, const Lane& at) {
     const u32 own = HALF ? out.nib_h1 : out.nib_h0;
+    // nib_lo of the lanes for an even t, nib_hi for an odd one: each byte top_nib | bot_nib << 4
     const u32 beside = __shfl_xor_sync(~0u, own, 1);
-    const u32 here = at.t & 1 ? beside | own << 16 : own | beside << 16;  // of this lane's two, by t
+    const u32 here = __byte_perm(own, beside, at.t & 1 ? 0x4415 : 0x4440);  // of this lane's two, by t
     const u32 there = __shfl_xor_sync(~0u, here, 2);
-    const u32 first = at.t & 2 ? there : here, last = at.t & 2 ? here : there;
-    // nib_lo of four lanes for the even t, nib_hi for the odd: each byte top_nib | bot_nib << 4
-    u32 e = __byte_perm(first, last, at.t & 1 ? 0x7531 : 0x6420);
-    e = (e & 0xf00ff00fu) | (e >> 4 & 0x00f000f0u) |
-        (e & 0x00f000f0u) << 4;     // nibbles 1 and 2 of 16 bits trade
-    e = __byte_perm(e, 0, 0x3120);  // so do bytes 1 and 2
+    // bytes of t 0, 2, 1, 3; then nibbles 1 and 4 trade, and 3 and 6: top of t 0 .. 3, bot of t 0 .. 3
+    const u32 bytes = __byte_perm(here, there, at.t & 2 ? 0x1504 : 0x5140);
+    u32 e = (bytes & 0xffff0f0fu) | (bytes >> 12 & 0x0000f0f0u);
+    e = (e & 0xf0f0ffffu) | (bytes << 12 & 0x0f0f0000u);
     return at.t >> 1 == HALF ? e : 0;
 }

@@ -16,7 +16,7 @@ struct Path {
 
 // Pairs of bf16 integers of an int8x4: A of chunk t, then of chunk t + 4.
 __device__ __forceinline__ void widen(u32& low, u32& high, u32 bytes) {
-    const u32 biased = (bytes & 0x0f0f0f0fu) ^ 0x08080808u;  // s + 8
+    const u32 biased = and_xor(bytes, 0x0f0f0f0fu, 0x08080808u);  // s + 8
     low = integers_of(__byte_perm(biased, 0x43434343u, 0x4140));
     high = integers_of(__byte_perm(biased, 0x43434343u, 0x4342));
 }
