@@ -16,7 +16,7 @@
 #include "sm80/int4_24_v6/preload.cuh"
 #include "sm80/int4_24_v6/sweep.cuh"
 
-extern "C" __global__ void __launch_bounds__(TB)
+extern "C" __global__ void __launch_bounds__(TB, 6)
     k4_w2(const u16* X2_perm, const int* OffE, const int* Eids, const uint4* w2, u16* Y_perm, int H, int I) {
     wait_for_predecessor();
     let_successor_start();
