@@ -157,10 +157,12 @@ def test_monolith_b_is_row_major_by_k_and_zero_past_m_end(
 
 
 def _cadence(paths: int, G2: int) -> str:
-    """What a lane does for one tile and one phase, as letters of the emulator: s, x shuffles; B ldmatrix; 0, 1 mma."""
+    """What a lane does for one tile and one phase, as letters of the emulator: s, x shuffles; B ldmatrix; 0, 1 mma.
+
+    Each half's ldmatrix comes before its products, and behind the products of the half before.
+    """
     stage, park = "s" * 8 * paths, "xx" * paths
-    half0, half1 = "B" + "0" * paths, "B" + "1" * paths
-    return stage + park + park + (half0 + stage + park + half1 + park) * G2
+    return stage + park + park + "B" + ("0" * paths + "B" + stage + park + "1" * paths + "B" + park) * G2
 
 
 @on_host

@@ -49,18 +49,32 @@ __device__ __forceinline__ StageOut stage(uint4 words, const Lane& at) {
     return out;
 }
 
-// e of this lane for one half. half 0 (f = 0): t 0 holds chunks 0 .. 3, t 1 chunks 4 .. 7; half 1 (f = 1): t
-// 2 and t 3. In the low 16 bits of row_top, in the high ones of row_bot. The other lanes hold 0.
-template <int HALF>
-__device__ __forceinline__ u32 park(const StageOut& out, const Lane& at) {
-    const u32 own = HALF ? out.nib_h1 : out.nib_h0;
+template <int PATHS>
+struct Slot {
+    StageOut out[PATHS];
+    u32 e[PATHS][2];  // of this lane, by half
+};
+
+// e of this lane for one half, of all paths. half 0 (f = 0): t 0 holds chunks 0 .. 3, t 1 chunks 4 .. 7; half
+// 1 (f = 1): t 2 and t 3. In the low 16 bits of row_top, in the high ones of row_bot. The other lanes hold 0.
+template <int HALF, int PATHS>
+__device__ __forceinline__ void park(Slot<PATHS>& slot, const Lane& at) {
+    u32 here[PATHS], there[PATHS];
     // nib_lo of the lanes for an even t, nib_hi for an odd one: each byte top_nib | bot_nib << 4
-    const u32 beside = __shfl_xor_sync(~0u, own, 1);
-    const u32 here = __byte_perm(own, beside, at.t & 1 ? 0x4415 : 0x4440);  // of this lane's two, by t
-    const u32 there = __shfl_xor_sync(~0u, here, 2);
-    // bytes of t 0, 2, 1, 3; then nibbles 1 and 4 trade, and 3 and 6: top of t 0 .. 3, bot of t 0 .. 3
-    const u32 bytes = __byte_perm(here, there, at.t & 2 ? 0x1504 : 0x5140);
-    u32 e = (bytes & 0xffff0f0fu) | (bytes >> 12 & 0x0000f0f0u);
-    e = (e & 0xf0f0ffffu) | (bytes << 12 & 0x0f0f0000u);
-    return at.t >> 1 == HALF ? e : 0;
+#pragma unroll
+    for (int path = 0; path < PATHS; ++path) {
+        const u32 own = HALF ? slot.out[path].nib_h1 : slot.out[path].nib_h0;
+        const u32 beside = __shfl_xor_sync(~0u, own, 1);
+        here[path] = __byte_perm(own, beside, at.t & 1 ? 0x4415 : 0x4440);  // of this lane's two, by t
+    }
+#pragma unroll
+    for (int path = 0; path < PATHS; ++path) there[path] = __shfl_xor_sync(~0u, here[path], 2);
+#pragma unroll
+    for (int path = 0; path < PATHS; ++path) {
+        // bytes of t 0, 2, 1, 3; then nibbles 1 and 4 trade, and 3 and 6: top of t 0 .. 3, bot of t 0 .. 3
+        const u32 bytes = __byte_perm(here[path], there[path], at.t & 2 ? 0x1504 : 0x5140);
+        u32 e = (bytes & 0xffff0f0fu) | (bytes >> 12 & 0x0000f0f0u);
+        e = (e & 0xf0f0ffffu) | (bytes << 12 & 0x0f0f0000u);
+        slot.e[path][HALF] = at.t >> 1 == HALF ? e : 0;
+    }
 }
