@@ -192,7 +192,7 @@ MISTAKES = {
     "selector split": ("at.t >> 1 == HALF ? e : 0", "at.t >> 1 != HALF ? e : 0"),
     "e: top in the low half, bot in the high half": ("(bytes & 0xffff0f0fu)", "(bytes >> 16)"),
     "e: t0 holds chunks 0-3, t1 chunks 4-7": ("at.t & 1 ? 0x4415 : 0x4440", "at.t & 1 ? 0x4440 : 0x4415"),
-    "phantom pair: the slot": ("0x3c * slots", "0 * slots"),
+    "phantom pair: the slot": ("0x6240 - 0x3c", "0x6240 - 0"),
     "signed int4: q4 - 8": ("0x00f800f8u", "0x00f700f7u"),
     "broadcast of row_bot": ("SRC_T + 1;", "SRC_T;"),
     "up rows": ("{gate + up_rows}", "{gate}"),

@@ -14,18 +14,18 @@ struct StageOut {
     u32 nib_h0, nib_h1;  // bytes: nib_lo of chunk t, nib_hi of t + 4; each top_nib | bot_nib << 4
 };
 
-// int8x4 of chunks t and t + 4: (s, 0) where the slot is 0, else (0, s).
-__device__ __forceinline__ u32 phantom_pairs(Word word, int t) {
-    const u32 s = (word.values >> 4 * t & 0x000f000fu) + 0x00f800f8u;  // q4 - 8, in bytes 0 and 2
-    const u32 slots = word.rest >> 2 * t & 0x0101u;
+// int8x4 of chunks t and t + 4: (s, 0) where the slot is 0, else (0, s). index: idx2 of t at bit 0, of t + 4
+// at 8.
+__device__ __forceinline__ u32 phantom_pairs(u32 values, u32 index, int t) {
+    const u32 s = (values >> 4 * t & 0x000f000fu) + 0x00f800f8u;  // q4 - 8, in bytes 0 and 2
     // bytes 0 4 2 6 of (s, 0), where a slot is 1 the other way round
-    return choose_bytes(s, 0x6240 - 0x3c * slots);
+    return choose_bytes(s, 0x6240 - 0x3c * (index & 0x0101u));
 }
 
 // Nibble tokens of chunks t (low byte) and t + 4.
-__device__ __forceinline__ u32 nibbles(u32 rest_top, u32 rest_bot, int t) {
-    const u32 pairs = __byte_perm(rest_top, rest_bot, 0x5410) >> 2 * t & 0x02020202u;  // twice: pair is bit 1
-    return IDX_01 * 0x1111u + (IDX_23 - IDX_01) / 2 * ((pairs | pairs >> 12) & 0x2222u);
+__device__ __forceinline__ u32 nibbles(u32 index_top, u32 index_bot) {
+    constexpr u32 STEP = (IDX_23 - IDX_01) / 2;  // pair is bit 1
+    return (index_bot & 0x0202u) * (STEP << 4) + ((index_top & 0x0202u) * STEP + IDX_01 * 0x1111u);
 }
 
 __device__ __forceinline__ uint4 from_lane(uint4 words, int lane) {
@@ -37,15 +37,17 @@ __device__ __forceinline__ uint4 from_lane(uint4 words, int lane) {
 __device__ __forceinline__ StageOut stage(uint4 words, const Lane& at) {
     const int src_lane_top = (at.group << 2) + SRC_T, src_lane_bot = (at.group << 2) + SRC_T + 1;
     const uint4 top = from_lane(words, src_lane_top), bot = from_lane(words, src_lane_bot);
+    const u32 top_i0 = top.y >> 2 * at.t, bot_i0 = bot.y >> 2 * at.t;
+    const u32 top_i1 = top.w >> 2 * at.t, bot_i1 = bot.w >> 2 * at.t;
     StageOut out;
-    out.top_h0 = phantom_pairs({top.x, top.y}, at.t);
-    out.bot_h0 = phantom_pairs({bot.x, bot.y}, at.t);
-    out.top_h1 = phantom_pairs({top.z, top.w}, at.t);
-    out.bot_h1 = phantom_pairs({bot.z, bot.w}, at.t);
+    out.top_h0 = phantom_pairs(top.x, top_i0, at.t);
+    out.bot_h0 = phantom_pairs(bot.x, bot_i0, at.t);
+    out.top_h1 = phantom_pairs(top.z, top_i1, at.t);
+    out.bot_h1 = phantom_pairs(bot.z, bot_i1, at.t);
     const u32 scales_h0 = __byte_perm(top.y, bot.y, 0x7632), scales_h1 = __byte_perm(top.w, bot.w, 0x7632);
     out.sc_pack = scales_h0 | static_cast<u64>(scales_h1) << 32;
-    out.nib_h0 = nibbles(top.y, bot.y, at.t);
-    out.nib_h1 = nibbles(top.w, bot.w, at.t);
+    out.nib_h0 = nibbles(top_i0, bot_i0);
+    out.nib_h1 = nibbles(top_i1, bot_i1);
     return out;
 }
 
