@@ -1,4 +1,4 @@
-"""One MoE layer of int4_24 experts with each family of kernels of the format, beside the floor of its bytes.
+"""One MoE layer of int4_24 experts, prepared and with each family of kernels, beside the floor of its bytes.
 
     PYTHONPATH=. python benchmarks/int4_24_layer.py --json benchmarks/results/int4_24_layer.json
     TTNN_MOE_CUDA_ARCH=sm_80 PYTHONPATH=. python benchmarks/int4_24_layer.py --family v6
@@ -21,6 +21,7 @@ from ttnn_moe.bench import report
 from ttnn_moe.bench.command import points_of
 from ttnn_moe.bench.families import OfFamily
 from ttnn_moe.bench.floor import measure_ceilings
+from ttnn_moe.bench.implementations import Implementation, Prepared
 from ttnn_moe.bench.layer import PRESETS, Layer
 from ttnn_moe.bench.measure import Options, Result, measure_layer
 from ttnn_moe.cuda.moe.families import FAMILIES
@@ -31,13 +32,16 @@ from ttnn_moe.formats.int4_24 import NAME
 LAYERS, TOKENS = "deepseek-v3,qwen3-30b-a3b", "1,8,32,128,512,4096"
 
 
-def families(words: str) -> list[OfFamily]:
-    """The families of the format whose names end with one of these words, separated by commas; "": all."""
+def implementations(words: str) -> list[Implementation]:
+    """The families of the format whose names hold one of these words, separated by commas.
+
+    "": all of them, behind a prepared layer, which runs what the backend chooses.
+    """
     able = [family for family in FAMILIES if family.weight_format == NAME]
-    found = [f for f in able if any(f.name.endswith(word) for word in words.split(","))]
+    found = [OfFamily(f) for f in able if any(word in f.name for word in words.split(","))]
     if not found:
-        raise RequestError("no such family", got=words, expected=f"the end of one of {[f.name for f in able]}")
-    return [OfFamily(family) for family in found]
+        raise RequestError("no such family", got=words, expected=f"part of one of {[f.name for f in able]}")
+    return found if words else [Prepared("cuda", "cuda"), *found]
 
 
 class Ahead(OfFamily):
@@ -52,7 +56,7 @@ class Ahead(OfFamily):
 
 
 def main(
-    family: Annotated[str, typer.Option(help="Families: the ends of their names, as in v6.")] = "",
+    family: Annotated[str, typer.Option(help="Families: parts of their names, as in v6.")] = "",
     ahead: Annotated[str, typer.Option(help="Also v6 with these numbers of steps ahead, as 1,8.")] = "",
     layers: Annotated[str, typer.Option(help=f"Of {', '.join(PRESETS)}.")] = LAYERS,
     tokens: Annotated[str, typer.Option(help="Numbers of tokens; with an s: skewed routing.")] = TOKENS,
@@ -66,7 +70,7 @@ def main(
     """Measure, write JSON, print tables."""
     started = time.monotonic()
     say = Console(stderr=True, soft_wrap=True, highlight=False, markup=False).print
-    chosen = [*families(family), *(Ahead(int(word)) for word in ahead.split(",") if word)]
+    chosen = [*implementations(family), *(Ahead(int(word)) for word in ahead.split(",") if word)]
     options = Options("cuda", rounds, seconds, sets, 0, deadline=started + limit, say=say)
     wanted = [replace(PRESETS[name], weight_format=NAME) for name in layers.split(",")]
     ceilings, result = measure_ceilings("cuda", wanted[0].dtype), Result()

@@ -33,7 +33,10 @@ NVDISASM = next((path for folder in FOLDERS for path in Path(folder).rglob("nvdi
 @pytest.mark.skipif(NVCC is None, reason="nvcc is not installed")
 @pytest.mark.parametrize(("kernel", "paths"), [("k2_w13", 2), ("k4_w2", 1)])
 def test_the_machine_code_has_the_pinned_instructions(kernel: str, paths: int, tmp_path: Path) -> None:
-    """Of sm_80. Each of WORDS_AHEAD unrolled steps: two ldmatrix (and one before), a product of each path with each selector."""
+    """Of sm_80. Each unrolled step has two ldmatrix, and for each path a product with each selector.
+
+    One ldmatrix comes before the steps.
+    """
     source, steps = kernel_path("gpu_kernels", "cuda", "sm80", "int4_24_v6", f"{kernel}.cu"), 4
     flags = [f"-I{kernel_path('gpu_kernels', 'cuda')}", f"-DWORDS_AHEAD={steps}", "-std=c++17", "-arch=sm_80"]
     command = [str(NVCC), *flags, "-cubin", "-keep", "-keep-dir", str(tmp_path), str(source)]
