@@ -22,19 +22,16 @@ import typer
 from older_arch import compile_for
 from peers.vllm_fused_experts import Vllm
 from rich.console import Console
-from torch import Tensor
 
 from ttnn_moe.bench import report
 from ttnn_moe.bench.command import points_of
+from ttnn_moe.bench.families import OfFamily
 from ttnn_moe.bench.floor import measure_ceilings
-from ttnn_moe.bench.implementations import Forward, Implementation, ours
+from ttnn_moe.bench.implementations import Forward, ours
 from ttnn_moe.bench.layer import PRESETS, Layer, Weights
 from ttnn_moe.bench.measure import Options, Result, measure_layer
 from ttnn_moe.bench.timing import fastest_us_on_device
 from ttnn_moe.bench.tune import WithTile, compile_all
-from ttnn_moe.contract import Experts, Problem, Routing
-from ttnn_moe.cuda.arch import target_of
-from ttnn_moe.cuda.moe.family import Call
 from ttnn_moe.cuda.moe.sm80 import SM80, WarpTile
 from ttnn_moe.cuda.moe.triton import TRITON, TRITON_FEW
 
@@ -47,29 +44,17 @@ def tile_of(text: str) -> WarpTile:
     return WarpTile(*values[:6], read_once=bool(values[6]))
 
 
-class TritonSm80(Implementation):
-    """The Triton family with its tiles for capability 8.0, compiled for sm_80; ptxas then makes this GPU's code."""
-
-    ours = True
-    name = "triton sm80"
+class TritonSm80(OfFamily):
+    """A Triton family with its tiles for capability 8.0, compiled for sm_80; ptxas then makes this GPU's code."""
 
     def available(self, device: str) -> str | None:
         compile_for((8, 0))
         return None
 
     def prepare(self, layer: Layer, weights: Weights, T: int) -> Forward:
-        problem = Problem(T, layer.E, layer.K, layer.H, layer.I, layer.dtype, device="cuda")
-        target = target_of()
-        family = next(family for family in (TRITON_FEW, TRITON) if family.why_not(problem, target) is None)
-        plan, experts = family.plan(problem, target), Experts.dense(weights.gate_up, weights.down)
-        buffers = tuple(torch.empty(b.shape, dtype=b.dtype, device="cuda") for b in family.scratch(plan))
-
-        def call(hidden: Tensor, ids: Tensor, scale: Tensor) -> Tensor:
-            out = torch.empty_like(hidden)
-            family.launch(plan, Call(hidden, Routing.from_topk(ids, scale, layer.E), experts, out, False), buffers)
-            return out
-
-        return call
+        problem = layer.problem(T, "cuda")
+        self.family = next(family for family in (TRITON_FEW, TRITON) if family.why_not(problem, self.target()) is None)
+        return super().prepare(layer, weights, T)
 
 
 class VllmSm80(Vllm):
@@ -158,7 +143,7 @@ def main(
             report.write(json_file, document())
 
     plans = [one for one in ours("cuda") if one.name == "ttnn_moe cuda prepared"]
-    peers = [one for one in (TritonSm80(), VllmSm80()) if one.available("cuda") is None]
+    peers = [one for one in (TritonSm80(TRITON, "triton sm80"), VllmSm80()) if one.available("cuda") is None]
     measure_layer(layer, points_of(tokens), [*plans, *peers, *asked.values()], ceilings, options, result, save)
     save()
     for table in report.tables(document()):

@@ -18,7 +18,7 @@ import torch
 from cuda_gpus import gpu_of, pretend
 from paths import SUPPORT
 from ttnn_moe.cuda import maps
-from ttnn_moe.cuda.jit import load
+from ttnn_moe.cuda.jit import build, load
 from ttnn_moe.cuda.jit.spec import Spec
 from ttnn_moe.cuda.moe import cuda_cpp
 from ttnn_moe.sources import kernel_path
@@ -57,14 +57,17 @@ class HostKernels:
 
     Attributes:
         sound: no thread did what no thread may.
+        traces: by kernel, what thread 0 of the last launch did: see emulator::note.
     """
 
     def __init__(self, where: Path, late: bool = False, sources: dict[str, Path] | None = None, together: int = 1):
         self.where, self.late, self.sources, self.together = where, late, sources or {}, together
         self.sound = True
+        self.traces: dict[str, str] = {}
 
     def use(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(load, "Launch", self._bind)
+        monkeypatch.setattr(build, "why_not", lambda: None)
         monkeypatch.setattr(maps, "_map", TensorMap.of)
         monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
         monkeypatch.setattr(load, "stream", lambda device: None)
@@ -88,11 +91,12 @@ class HostKernels:
         def run(stream: None, *given: int | TensorMap) -> None:
             values = [*(value if isinstance(value, TensorMap) else ctypes.c_void_p(value) for value in given), *last]
             places = (ctypes.c_void_p * len(values))(*(ctypes.addressof(value) for value in values))
-            x, y = (*grid, 1)[:2]
+            x, y, z = (*grid, 1, 1)[:3]
             together = next(n for n in range(min(self.together, x // cluster), 0, -1) if x // cluster % n == 0)
-            self.sound &= bool(
-                self._library(spec).run(places, x, y, block, cluster, together * cluster, shared_memory, int(self.late))
-            )
+            sizes = x, y, z, block, cluster, together * cluster, shared_memory, int(self.late)
+            library = self._library(spec)
+            self.sound &= bool(library.run(places, *sizes))
+            self.traces[spec.name] = library.trace().decode()
 
         return run
 
@@ -105,6 +109,7 @@ class HostKernels:
             options = [f"-D{name}={value}" for name, value in defines.items()]
             _compile("-shared", "-include", str(_prelude()), *options, str(HERE / "launch.cpp"), "-o", str(path))
             _built[key] = ctypes.CDLL(str(path))
+            _built[key].trace.restype = ctypes.c_char_p
         return _built[key]
 
 
@@ -131,9 +136,22 @@ def _compile(*arguments: str) -> None:
 
 
 def with_mistake(where: Path, name: str, line: str, instead: str) -> dict[str, Path]:
-    """`sources` of HostKernels: a kernel with one line changed."""
-    source = kernel_path("gpu_kernels", "cuda", f"{name}.cu").read_text()
+    """`sources` of HostKernels: a kernel with one line changed, its own or of a header."""
+    source = _whole(f"{name}.cu", set())
     assert line in source
     wrong = where / "wrong.cu"
     wrong.write_text(source.replace(line, instead))
     return {name: wrong}
+
+
+def _whole(name: str, seen: set[str]) -> str:
+    """A source with its headers in place, but those that the emulator replaces."""
+    lines = []
+    for line in kernel_path("gpu_kernels", "cuda", *name.split("/")).read_text().splitlines():
+        header = line.split('"')[1] if line.startswith('#include "') else None
+        if header is None or (HERE / header).exists():
+            lines.append(line)
+        elif header not in seen:
+            seen.add(header)
+            lines.append(_whole(header, seen))
+    return "\n".join(lines).replace("#pragma once", "")

@@ -10,41 +10,38 @@ from typing import Any
 import torch
 from rich.console import Console
 from rich.table import Table
-from torch import Tensor
 
-from ..contract import Experts, Problem, Routing
 from ..cuda.arch import target_of
 from ..cuda.jit import load
 from ..cuda.moe import cuda_cpp, sort, tuned
 from ..cuda.moe.families import FAMILIES, choose
-from ..cuda.moe.family import Call
 from ..cuda.moe.sorted import Sorted, SortedPlan, Tile
 from ..cuda.moe.uses import Use
 from ..errors import RequestError
+from .families import OfFamily
 from .floor import measure_ceilings
-from .implementations import Forward, Implementation
-from .layer import Layer, Weights
+from .layer import Layer
 from .measure import Options, Point, Result, measure_layer
 
 GAIN = 0.98
 """A tile replaces the family's own choice where its time is at most this part of it."""
 
 
-class WithTile(Implementation):
+class WithTile(OfFamily):
     """A family with one tile, whatever its plan would choose, at some numbers of tokens."""
 
-    ours = True
+    family: Sorted[Any]
 
     def __init__(self, family: Sorted[Any], tile: Tile, tokens: Iterable[int]):
-        self.family, self.tile, self.tokens = family, tile, set(tokens)
-        self.name = name_of(tile)
+        super().__init__(family, name_of(tile))
+        self.tile, self.tokens = tile, set(tokens)
 
     def why_not(self, layer: Layer, T: int) -> str | None:
         return None if T in self.tokens else "not asked for"
 
     def plan(self, layer: Layer, T: int) -> SortedPlan[Any]:
-        arch = cuda_cpp.arch_of(target_of())
-        problem = problem_of(layer, T)
+        arch = cuda_cpp.arch_of(self.target())
+        problem = layer.problem(T, "cuda")
         return SortedPlan(problem, arch, self.tile, sort.choose(problem, arch))
 
     def uses(self, layer: Layer) -> Iterable[Use]:
@@ -52,24 +49,9 @@ class WithTile(Implementation):
         for T in self.tokens:
             yield from self.family.uses(self.plan(layer, T), ids64=False, add=False)
 
-    def prepare(self, layer: Layer, weights: Weights, T: int) -> Forward:
-        plan, experts = self.plan(layer, T), Experts.dense(weights.gate_up, weights.down)
-        buffers = tuple(torch.empty(b.shape, dtype=b.dtype, device="cuda") for b in self.family.scratch(plan))
-
-        def call(hidden: Tensor, ids: Tensor, scale: Tensor) -> Tensor:
-            out = torch.empty_like(hidden)
-            self.family.launch(plan, Call(hidden, Routing.from_topk(ids, scale, layer.E), experts, out, False), buffers)
-            return out
-
-        return call
-
 
 def name_of(tile: Tile) -> str:
     return "tile " + ",".join(str(int(value)) for value in asdict(tile).values())
-
-
-def problem_of(layer: Layer, T: int) -> Problem:
-    return Problem(T, layer.E, layer.K, layer.H, layer.I, layer.dtype, device="cuda")
 
 
 def compile_all(layer: Layer, asked: Sequence[WithTile]) -> None:
@@ -106,13 +88,13 @@ def tune(layer: Layer, tokens: Sequence[int], options: Options, console: Console
     target, reasons = target_of(), []
     asked: dict[tuple[Sorted[Any], Tile], WithTile] = {}
     for T in sorted(set(tokens)):
-        chosen = choose(problem_of(layer, T), target, FAMILIES)
+        chosen = choose(layer.problem(T, "cuda"), target, FAMILIES)
         if isinstance(chosen, str) or not isinstance(chosen.family, Sorted) or target.arch is None:
             reasons.append(f"T={T}: {chosen if isinstance(chosen, str) else f'{chosen.family.name} has one form'}")
             continue
         family, arch = chosen.family, target.arch
         able = [tile for tile in family.candidates(arch) if tile.shared_memory <= arch.shared_memory]
-        for tile in dict.fromkeys([family.tile(problem_of(layer, T), arch), *able]):
+        for tile in dict.fromkeys([family.tile(layer.problem(T, "cuda"), arch), *able]):
             asked.setdefault((family, tile), WithTile(family, tile, ())).tokens.add(T)
     if not asked:
         raise RequestError("there are no tiles to choose from", got="; ".join(reasons) or "no numbers of tokens")
@@ -127,14 +109,16 @@ def tune(layer: Layer, tokens: Sequence[int], options: Options, console: Console
     for T in (point.T for point in points):
         rows = {r["implementation"]: r for r in result.rows if (r["T"], r["mode"], r["status"]) == (T, "graph", "ok")}
         times = {one: rows[one.name]["median_us"] for one in made if T in one.tokens and one.name in rows}
-        own = next(one for one in made if T in one.tokens and one.tile == one.family.tile(problem_of(layer, T), arch))
+        own = next(
+            one for one in made if T in one.tokens and one.tile == one.family.tile(layer.problem(T, "cuda"), arch)
+        )
         if own in times:
             best = min(times, key=times.__getitem__)
             found.append(Found(T, own.tile, times[own], best.tile, times[best]))
     if not found:
         told = sorted({str(row["reason"]) for row in result.rows if row["status"] != "ok"})
         raise RequestError("nothing could be timed", got="; ".join(told) or str(result.stopped))
-    where = tuned.keep(target, [(problem_of(layer, one.T), one.best if one.better else one.own) for one in found])
+    where = tuned.keep(target, [(layer.problem(one.T, "cuda"), one.best if one.better else one.own) for one in found])
     _print(found, where, console)
     return found
 

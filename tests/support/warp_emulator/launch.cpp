@@ -16,7 +16,9 @@ bool launch(void (*kernel)(A...), void** values, Index grid, int block, int clus
                   std::index_sequence_for<A...>{});
 }
 
-extern "C" int run(void** values, unsigned x, unsigned y, int block, int cluster, int together, int bytes,
-                   int late) {
-    return launch(ENTRY, values, {x, y}, block, cluster, together, bytes, late != 0);
+extern "C" int run(void** values, unsigned x, unsigned y, unsigned z, int block, int cluster, int together,
+                   int bytes, int late) {
+    return launch(ENTRY, values, {x, y, z}, block, cluster, together, bytes, late != 0);
 }
+
+extern "C" const char* trace() { return emulator::trace.c_str(); }

@@ -16,6 +16,7 @@
 #include <functional>
 #include <memory>
 #include <stdexcept>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -107,6 +108,11 @@ inline int current, threads, cluster, together, shared_bytes;
 inline bool late, failed;
 inline uint64_t events;  // where it does not grow, all wait
 inline std::function<void()> kernel;
+inline std::string trace;  // what thread 0 of the blocks did, one after the other, a letter each
+
+inline void note(char what) {
+    if (current == 0) trace += what;
+}
 
 [[noreturn]] inline void fail(const char* what) { throw std::runtime_error(what); }
 
@@ -236,11 +242,13 @@ inline bool run_grid(Index grid, int block, int blocks_of_cluster, int at_a_time
     gridDim = grid;
     blockDim.x = block;
     failed = false;
-    for (unsigned y = 0; y < grid.y; ++y)
-        for (unsigned x = 0; x < grid.x && !failed; x += together) {
-            blockIdx = {x, y};
-            run_together();
-        }
+    trace.clear();
+    for (unsigned z = 0; z < grid.z; ++z)
+        for (unsigned y = 0; y < grid.y; ++y)
+            for (unsigned x = 0; x < grid.x && !failed; x += together) {
+                blockIdx = {x, y, z};
+                run_together();
+            }
     return !failed;
 }
 
@@ -261,9 +269,22 @@ auto brought(T value) {
 
 }  // namespace emulator
 
-inline void __syncthreads() { emulator::wait(emulator::of_block[emulator::block()]); }
+inline void __syncthreads() {
+    emulator::note('|');
+    emulator::wait(emulator::of_block[emulator::block()]);
+}
 inline void __syncwarp() { emulator::meet_warp(); }
 inline float __int_as_float(int word) { return std::bit_cast<float>(word); }
+inline float __uint_as_float(uint32_t word) { return std::bit_cast<float>(word); }
+
+// Bytes of low (0 .. 3) and high (4 .. 7), chosen by the four low nibbles of `which`.
+inline uint32_t __byte_perm(uint32_t low, uint32_t high, uint32_t which) {
+    const uint64_t bytes = low | static_cast<uint64_t>(high) << 32;
+    uint32_t out = 0;
+    for (int i = 0; i < 4; ++i)
+        out |= static_cast<uint32_t>(bytes >> 8 * (which >> 4 * i & 7) & 0xff) << 8 * i;
+    return out;
+}
 inline float rsqrtf(float x) { return 1.0f / std::sqrt(x); }
 inline int atomicAdd(int* to, int value) { return std::exchange(*to, *to + value); }
 inline int __popc(uint32_t word) { return std::popcount(word); }
@@ -277,8 +298,16 @@ T __shfl_up_sync(uint32_t, T value, int step) {
 
 template <class T>
 T __shfl_xor_sync(uint32_t, T value, int mask) {
+    emulator::note('x');
     const int me = emulator::current;
     return emulator::brought(value)(me ^ mask);
+}
+
+template <class T>
+T __shfl_sync(uint32_t, T value, int lane) {
+    emulator::note('s');
+    const int me = emulator::current;
+    return emulator::brought(value)(me / 32 * 32 + lane);
 }
 
 inline uint32_t __ballot_sync(uint32_t, bool vote) {

@@ -22,6 +22,7 @@ class CudaCpp(Family[P]):
     """A family whose kernels NVRTC compiles. P: its plan."""
 
     alignment = 16
+    weight_format = "dense"
 
     @abstractmethod
     def uses(self, plan: P, ids64: bool, add: bool) -> tuple[Use, ...]:
@@ -45,13 +46,19 @@ def launches_of(family: CudaCpp[P], plan: P, call: Call) -> tuple[Launch, ...]:
 
 def dense_limits(problem: Problem, target: Target) -> str | None:
     """Why the kernels of dense weights do not run a problem, or None. One limit for few and many tokens."""
+    return limits(problem, target, "dense", (torch.bfloat16, torch.float16))
+
+
+def limits(problem: Problem, target: Target, weight_format: str, dtypes: tuple[torch.dtype, ...]) -> str | None:
+    """Why kernels of these weights, which multiply these dtypes, do not run a problem, or None."""
     arch = target.arch
     if arch is None:
         return target.reason
-    if problem.weight_format != "dense":
-        return f"it runs dense weights, not {problem.weight_format!r}"
-    if problem.dtype.itemsize != 2:
-        return f"it multiplies bf16 and fp16, not {str(problem.dtype)[6:]}"
+    if problem.weight_format != weight_format:
+        return f"it runs {weight_format} weights, not {problem.weight_format!r}"
+    if problem.dtype not in dtypes:
+        names = " and ".join("bf16" if dtype == torch.bfloat16 else "fp16" for dtype in dtypes)
+        return f"it multiplies {names}, not {str(problem.dtype)[6:]}"
     if problem.H % 64 or problem.I % 64:
         return f"H and I have to be multiples of 64, not {problem.H} and {problem.I}"
     if problem.E > MAX_E or problem.K > MAX_K:

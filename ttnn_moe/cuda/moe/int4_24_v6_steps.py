@@ -1,0 +1,157 @@
+"""The steps of v6 one by one, as its contract names them: permute, K2, K4, combine; and all of them."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ...contract import Experts, Problem, Routing
+from ...errors import ContractError
+from ..arch import target_of
+from ..device import on
+from ..jit import load
+from . import sort
+from .family import Call
+from .int4_24_v6 import INT4_24_V6
+from .uses import pointer
+
+
+@dataclass(frozen=True)
+class Permuted:
+    """Rows of hidden sorted by expert.
+
+    Attributes:
+        X_perm: [M, H] bf16, M = T * K; rows that no pair has are undefined.
+        OffE: [E + 1] int32; the rows of expert e are OffE[e] .. OffE[e + 1] - 1.
+        Inv: [T, K] int32, the row of each pair; -1: its id names no expert.
+        Eids: [U] int32, U = min(E, M): the experts that have a row, ascending; then -1.
+    """
+
+    X_perm: Tensor
+    OffE: Tensor
+    Inv: Tensor
+    Eids: Tensor
+
+
+class FusedMoE:
+    """int4_24 experts on one GPU, for calls of exactly T tokens with K experts each. No call waits for the GPU.
+
+    Args:
+        experts: int4_24, contiguous, at a multiple of 16 bytes. T, K: of every call.
+        ids64: whether topk_ids are int64; else they are int32.
+
+    Raises:
+        ContractError: v6 does not run these sizes, this format or this GPU.
+    """
+
+    def __init__(self, experts: Experts, T: int, K: int, ids64: bool = False):
+        self.experts, self.problem = experts, Problem.of(T, K, experts, torch.bfloat16)
+        device, target = experts.device, target_of(experts.device)
+        reason = INT4_24_V6.why_not(self.problem, target)
+        if reason is None and any(words.data_ptr() % INT4_24_V6.alignment for words in experts.tensors.values()):
+            reason = f"words begin at no multiple of {INT4_24_V6.alignment} bytes"
+        if reason is not None:
+            raise ContractError("v6 does not run this problem", got=reason)
+        self._device, self._ids = device, torch.int64 if ids64 else torch.int32
+        self._plan = INT4_24_V6.plan(self.problem, target)
+        index = 0 if device.index is None else device.index
+        self._uses = INT4_24_V6.uses(self._plan, ids64, False)
+        (*sorts, self._permute, k2, k4, self._combine) = INT4_24_V6.bind(self._plan, self._uses, index)
+        self._sorts = tuple(sorts)
+        # by whether blockIdx.y is an index into Eids, or the expert itself
+        *_, k2_use, k4_use, _ = self._uses
+        self._k2 = {True: k2, False: self._plan.bind_k2(k2_use, index, experts.E)}
+        self._k4 = {True: k4, False: self._plan.bind_k4(k4_use, index, experts.E)}
+
+    def apply(self, hidden: Tensor, topk_ids: Tensor, topk_ws: Tensor) -> Tensor:
+        """out [T, H] bf16 of hidden [T, H] bf16, topk_ids [T, K] and topk_ws [T, K] fp32: one call of the family."""
+        self._check(hidden=hidden, topk_ids=topk_ids, topk_ws=topk_ws)
+        out = torch.empty_like(hidden)
+        call = Call(hidden, Routing.from_topk(topk_ids, topk_ws, self.problem.E), self.experts, out, False)
+        buffers = tuple(self._empty(*b.shape, dtype=b.dtype) for b in INT4_24_V6.scratch(self._plan))
+        with self._here():
+            INT4_24_V6.launch(self._plan, call, buffers)
+        return out
+
+    def permute(self, hidden: Tensor, topk_ids: Tensor) -> Permuted:
+        """Sort the pairs of hidden [T, H] bf16 and topk_ids [T, K] by expert, and gather their rows."""
+        self._check(hidden=hidden, topk_ids=topk_ids)
+        plan, words, problem = self._plan, self._plan.words, self.problem
+        memory = self._empty(words.count, dtype=torch.int32)
+        at, inverse = memory.data_ptr(), words.inverse // 4
+        out = Permuted(
+            self._empty(plan.most_rows, problem.H),
+            self._empty(problem.E + 1, dtype=torch.int32),
+            memory[inverse : inverse + plan.most_rows].view(problem.T, problem.K),
+            self._empty(plan.active, dtype=torch.int32),
+        )
+        gathered = (tensor.data_ptr() for tensor in (out.X_perm, out.OffE, out.Eids))
+        with self._here():
+            stream = load.stream(self._device.index)
+            sort.launch_sorts(self._sorts, stream, (topk_ids.data_ptr(), 0, 0), at, words)
+            self._permute(stream, hidden.data_ptr(), at, at + words.tiles, at + words.num_tiles, *gathered)
+        return out
+
+    def k2(self, X_perm: Tensor, OffE: Tensor, Eids: Tensor | None = None) -> Tensor:
+        """X2_perm [M, I] bf16 = silu(X_perm Wg_e) * (X_perm Wu_e). Without Eids, blockIdx.y is the expert."""
+        self._check(X_perm=X_perm, OffE=OffE, Eids=Eids)
+        return self._product(self._k2[Eids is not None], X_perm, OffE, Eids, "w13", self.problem.I)
+
+    def k4(self, X2_perm: Tensor, OffE: Tensor, Eids: Tensor | None = None) -> Tensor:
+        """Y_perm [M, H] bf16 = X2_perm Wd_e."""
+        self._check(X2_perm=X2_perm, OffE=OffE, Eids=Eids)
+        return self._product(self._k4[Eids is not None], X2_perm, OffE, Eids, "w2", self.problem.H)
+
+    def combine(self, Y_perm: Tensor, Inv: Tensor, topk_ws: Tensor) -> Tensor:
+        """out [T, H] bf16: the K rows of each token, weighted by topk_ws [T, K] fp32, in ascending k."""
+        self._check(Y_perm=Y_perm, Inv=Inv, topk_ws=topk_ws)
+        out = self._empty(self.problem.T, self.problem.H)
+        with self._here():
+            given = (tensor.data_ptr() for tensor in (Y_perm, Inv, topk_ws))
+            self._combine(load.stream(self._device.index), *given, 0, out.data_ptr())
+        return out
+
+    def _product(
+        self, launch: load.Launch, rows: Tensor, OffE: Tensor, Eids: Tensor | None, words: str, width: int
+    ) -> Tensor:
+        out = self._empty(self._plan.most_rows, width)
+        with self._here():
+            given = rows.data_ptr(), OffE.data_ptr(), pointer(Eids), self.experts.tensors[words].data_ptr()
+            launch(load.stream(self._device.index), *given, out.data_ptr())
+        return out
+
+    def _check(self, **tensors: Tensor | None) -> None:
+        """Raise ContractError unless tensors have the shape and dtype of their names, contiguous, on the GPU."""
+        problem, M, bf16 = self.problem, self._plan.most_rows, torch.bfloat16
+        pairs = problem.T, problem.K
+        wanted = {
+            "hidden": ((problem.T, problem.H), bf16),
+            "topk_ids": (pairs, self._ids),
+            "topk_ws": (pairs, torch.float32),
+            "X_perm": ((M, problem.H), bf16),
+            "X2_perm": ((M, problem.I), bf16),
+            "Y_perm": ((M, problem.H), bf16),
+            "OffE": ((problem.E + 1,), torch.int32),
+            "Inv": (pairs, torch.int32),
+            "Eids": ((self._plan.active,), torch.int32),
+        }
+        for name, tensor in tensors.items():
+            if tensor is None:
+                continue
+            shape, dtype = wanted[name]
+            fits = tuple(tensor.shape) == shape and tensor.dtype == dtype and tensor.device == self._device
+            if not fits or not tensor.is_contiguous() or tensor.data_ptr() % 16:
+                raise ContractError(
+                    f"{name} does not fit",
+                    got=f"{tuple(tensor.shape)} {tensor.dtype}, strides {tensor.stride()}, on {tensor.device}",
+                    expected=f"{shape} {dtype}, contiguous, at a multiple of 16 bytes, on {self._device}",
+                )
+
+    def _empty(self, *shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+        return torch.empty(shape, dtype=dtype, device=self._device)
+
+    def _here(self) -> AbstractContextManager[object]:
+        return on(self._device)
