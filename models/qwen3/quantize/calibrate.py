@@ -15,7 +15,6 @@ from ttnn_moe.contract import Routing
 from ttnn_moe.errors import RequestError
 from ttnn_moe.kv.step import PrefillStep
 from ttnn_moe.kv.uncached import Uncached
-from ttnn_moe.sizes import ceil_div
 
 from ..checkpoint import EMBED, Checkpoint, layer_slots
 from ..config import Qwen3MoeConfig
@@ -99,9 +98,7 @@ class Activations:
             x = layer.attention(self._x[b], layer.attention_norm, (cos, sin), Uncached(B, S), step)
             norm, mlp = layer.mlp_norm, layer.mlp
             if isinstance(mlp, MoE):
-                found.append(
-                    decoder.norm_route(x, norm.weight, norm.eps, mlp.router.weight, mlp.K, mlp.norm_topk_prob)
-                )
+                found.append(decoder.norm_route(x, norm.weight, norm.eps, mlp.router.weight, mlp.K, mlp.norm_topk_prob))
             else:
                 x = mlp(x, norm, step)
             self._x[b] = x

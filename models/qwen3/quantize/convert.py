@@ -17,7 +17,6 @@ from ttnn_moe.contract import Experts, Routing
 from ttnn_moe.errors import CheckpointError, ContractError, RequestError
 
 from ..checkpoint import EXPERTS, Checkpoint, Progress, bytes_of
-from ..config import Qwen3MoeConfig
 from ..files import Fields, reading
 from ..weight_formats import FORMATS, METHOD, QUANTISED
 from ..weights import device_of
@@ -221,9 +220,7 @@ class Conversion:
             gate_up = torch.cat((gate.float(), up.float()))
         return gate_up[None].float().to(self.device), down[None].float().to(self.device)
 
-    def _quantised(
-        self, i: int, e: int, gate_up: Tensor, down: Tensor, routed: Routed | None
-    ) -> dict[str, Tensor]:
+    def _quantised(self, i: int, e: int, gate_up: Tensor, down: Tensor, routed: Routed | None) -> dict[str, Tensor]:
         hidden, routing = None, None
         if routed is not None and (n := len(routed.tokens[e])):
             hidden = routed.hidden[routed.tokens[e]]
