@@ -13,7 +13,7 @@ from ttnn_moe.errors import CheckpointError, RequestError
 from ttnn_moe.visible import shown
 
 from .files import Fields, reading
-from .weight_formats import FORMATS, format_named
+from .weight_formats import FORMATS, UNFINISHED, format_named
 
 MODEL_TYPE = "qwen3_moe"
 ARCHITECTURE = "Qwen3MoeForCausalLM"
@@ -140,6 +140,11 @@ class Qwen3MoeConfig:
                     expected="a directory with config.json and *.safetensors",
                 )
             path = directory / "config.json"
+            if not path.is_file() and (directory / UNFINISHED).is_file():
+                raise CheckpointError(
+                    f"{directory} is not a checkpoint: its conversion is unfinished",
+                    remedy="run the same command of ttnn-moe quantize again",
+                )
             if not path.is_file():
                 raise CheckpointError(
                     f"{directory} is not a checkpoint: it has no config.json",

@@ -18,6 +18,8 @@ from .files import Fields
 
 METHOD = "ttnn_moe"
 """quant_method of config.json, for every format but dense."""
+UNFINISHED = "quantize.unfinished.json"
+"""A file of a directory whose conversion did not end."""
 
 
 class WeightFormat(Protocol):

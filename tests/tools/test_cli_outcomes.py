@@ -39,6 +39,7 @@ COMMANDS: dict[str, tuple[list[str], str]] = {
         ["--config", str(TINY), "--prompt-len", "2", "--new-tokens", "1"],
         "config layers batch prompt-len new-tokens backend device dtype seed",
     ),
+    "quantize": (["--model", str(TINY), "--out", "/dev/null"], "model out format calibrate tokens device"),
 }
 WRONG = [
     *(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +20,7 @@ from ..files import Fields, reading
 from ..weight_formats import FORMATS, METHOD, QUANTISED
 from ..weights import device_of
 from .calibrate import Activations, Calibration, Routed, expert_output, memory_needed
-from .output import CONFIG, Output
+from .output import CONFIG, Output, raw
 
 TOKENS = 131_072
 """Tokens of a calibration text that are read, unless another number is asked for."""
@@ -74,6 +73,9 @@ class Conversion:
         tokens: int = TOKENS,
         device: torch.device | str | None = None,
     ):
+        if out.resolve() == directory.resolve() or (out.exists() and not out.is_dir()):
+            got = "the model itself" if out.is_dir() else "a file"
+            raise RequestError(f"{out} cannot be written", got=got, expected="another directory")
         self.source = checkpoint = Checkpoint(directory)
         config = self.config = checkpoint.config
         if format not in QUANTISED:
@@ -81,8 +83,6 @@ class Conversion:
         self.format = FORMATS[format]
         self.sizes = config.num_experts, config.hidden_size, config.moe_intermediate_size
         self._check_sizes(directory)
-        if out.resolve() == Path(directory).resolve():
-            raise RequestError("--out is the model itself", got=str(out), expected="another directory")
         self.device = device_of(device or ("cuda" if torch.cuda.is_available() else "cpu"), "reference")
         self.calibration = None
         if calibrate is not None:
@@ -91,10 +91,11 @@ class Conversion:
         self.contents = [self._contents(i) for i in range(config.num_hidden_layers + 1)]
         sizes = [sum(parts.values()) for parts in self.contents]
         self.disk = sum(sizes)
-        E, H, I = self.sizes
-        self.memory = 3 * max(sizes) + 12 * 3 * H * I + memory_needed(config, self.calibration)
+        _, H, I = self.sizes
+        # a shard and its bytes; an expert in fp32, with the search for scales
+        self.memory = 3 * max(sizes) + 3 * H * I * 64 + memory_needed(config, self.calibration)
 
-    def _check_sizes(self, directory: str | Path) -> None:
+    def _check_sizes(self, directory: Path) -> None:
         config = self.config
         if config.weight_format != "dense" or not any(map(config.is_sparse, range(config.num_hidden_layers))):
             quantised = config.weight_format != "dense"
@@ -144,7 +145,8 @@ class Conversion:
         """Write what is missing. progress: called with experts and shards done, and in all."""
         L, output = self.config.num_hidden_layers, self.output
         steps = [1 + self.sizes[0] * (i < L and self.config.is_sparse(i)) for i in range(L + 1)]
-        done, fewest = 0, None
+        done = 0
+        fewest: int | None = None
 
         def step(n: int = 1) -> None:
             nonlocal done
@@ -170,7 +172,7 @@ class Conversion:
                 if activations is not None and routed is not None:
                     if i < last:
                         activations.add(self._output(experts, routed))
-                    fewest = min([fewest or math.inf, *map(len, routed.tokens)])
+                    fewest = min(map(len, routed.tokens) if fewest is None else [fewest, *map(len, routed.tokens)])
                 step(steps[i] - (done - before))
             for name in COPIED:
                 path = self.source.directory / name
@@ -260,7 +262,7 @@ def fingerprint(checkpoint: Checkpoint) -> str:
             shape = header["shape"]
             digest.update(f"{name} {header['dtype']} {shape}\n".encode())
             for row in sorted({0, shape[0] // 2, shape[0] - 1}):
-                digest.update(read(name, row, row + 1).contiguous().view(-1).view(torch.uint8).numpy())
+                digest.update(raw(read(name, row, row + 1)))
     return digest.hexdigest()
 
 

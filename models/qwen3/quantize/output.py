@@ -27,9 +27,9 @@ from ttnn_moe.whole_file import whole_file
 
 from ..checkpoint import INDEX
 from ..files import Fields, reading
+from ..weight_formats import UNFINISHED
 
 CONFIG = "config.json"
-UNFINISHED = "quantize.unfinished.json"
 _KEY = "ttnn_moe"  # of a shard's metadata: one key, since the order of several is random
 
 
@@ -85,18 +85,14 @@ class Output:
             return
         if not held:
             got = f"{CONFIG} of a model that is not quantised" if config.is_file() else shown(names[:5])
-            what = f"{self.directory} holds other files"
+            what, wanted = f"{self.directory} holds other files", "an empty directory, or none"
         else:
             differs = sorted(key for key in {*held, *self.made_by} if held.get(key) != self.made_by.get(key))
-            got = ", ".join(f"{key} {shown(held.get(key))}" for key in differs)
+            got, wanted = (
+                ", ".join(f"{key} {by.get(key) or 'none'}" for key in differs) for by in (held, self.made_by)
+            )
             what = f"{self.directory} holds another conversion"
-            names = [f"{key} {shown(self.made_by.get(key))}" for key in differs]
-        raise RequestError(
-            what,
-            got=got,
-            expected=", ".join(names) if held else "an empty directory, or none",
-            remedy="another --out, or remove the directory",
-        )
+        raise RequestError(what, got=got, expected=wanted, remedy="another --out, or remove the directory")
 
     def has(self, name: str) -> bool:
         """Whether the shard is there, of this conversion, and whole: its bytes have the checksum that it was given.
@@ -159,10 +155,15 @@ def _sync(path: Path) -> None:
         os.close(handle)
 
 
+def raw(tensor: Tensor) -> Any:
+    """The bytes of a tensor, as a buffer."""
+    return tensor.contiguous().reshape(-1).view(torch.uint8).numpy()
+
+
 def _digest(tensors: Iterator[tuple[str, Tensor]]) -> str:
     """SHA-256 of names, dtypes, shapes and bytes."""
     digest = hashlib.sha256()
     for name, tensor in tensors:
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-        digest.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy())
+        digest.update(raw(tensor))
     return digest.hexdigest()

@@ -21,10 +21,10 @@ FUSED = ("gate_up_proj", "down_proj")
 
 
 def on_disk(state: Mapping[str, Tensor], experts: torch.dtype = torch.bfloat16) -> dict[str, Tensor]:
-    """A transformers state dict under the names and in the dtype (bf16) of Qwen's own files; experts in their own dtype.
+    """A transformers state dict under the names and in the dtype (bf16) of Qwen's own files.
 
     gate_up_proj [E, 2I, H] and down_proj [E, H, I] become gate_proj and up_proj [I, H], down_proj [H, I] per expert;
-    the tied head is left out.
+    the tied head is left out. experts: the dtype of these three.
     """
     tensors: dict[str, Tensor] = {}
     for name, value in state.items():

@@ -1,4 +1,4 @@
-"""Fine-tune the tiny checkpoint with int4_24 experts: `python -m ttnn_moe.models.qwen3.tiny.finetune_int4_24 --out DIR`.
+"""Fine-tune the tiny checkpoint for int4_24: `python -m ttnn_moe.models.qwen3.tiny.finetune_int4_24 --out DIR`.
 
 Straight-through: a pass computes with int4_24 weights, and their gradients go to fp32 weights behind them. It starts
 with experts that a calibration quantised; the other weights are trained too.
@@ -78,8 +78,8 @@ def write(out: Path, network: Network, tokenizer: Tokenizer) -> None:
 @app.command()
 def main(
     out: Annotated[Path, typer.Option(help="Directory to write the checkpoint into: none yet, or empty.")],
-    steps: Annotated[int, typer.Option(min=1, help="Training steps.")] = 4_000,
-    tokens: Annotated[int, typer.Option(min=1280, help="Tokens of a step.")] = 32_768,
+    steps: Annotated[int, typer.Option(min=0, help="Training steps; 0 = write the calibrated start.")] = 2_000,
+    tokens: Annotated[int, typer.Option(min=1280, help="Tokens of a step.")] = 16_384,
     peak_rate: Annotated[float, typer.Option(help="Highest learning rate.")] = 1e-3,
     seed: Annotated[int, typer.Option(help="Decides the data.")] = 1,
     device: Annotated[str, typer.Option(help="cuda or cpu.")] = "cuda" if torch.cuda.is_available() else "cpu",
