@@ -1,6 +1,6 @@
-"""Conversions that are killed at random file operations: `python quantize_kills.py MODEL FOLDER TEXT KILLS`.
+"""Conversions that are killed at random: `python quantize_kills.py MODEL FOLDER TEXT KILLS`.
 
-Each conversion runs in a fork that kills itself with SIGKILL at its n-th operation on a file of --out. Then the
+Each conversion runs in a fork that gets SIGKILL at its n-th operation on a file of --out, or at some time. Then the
 directory must refuse to load, or be complete; a second run must finish it, byte for byte as an uninterrupted one.
 """
 
@@ -11,6 +11,7 @@ import random
 import shutil
 import signal
 import sys
+import time
 from pathlib import Path
 
 import torch
@@ -26,8 +27,11 @@ def files(directory: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in directory.iterdir()}
 
 
-def converted(model: Path, out: Path, text: Path | None, n: int = 1 << 30) -> int | None:
-    """Operations on files of `out` that a conversion has; None: it was killed before its n-th, counted from 0."""
+def converted(model: Path, out: Path, text: Path | None, n: int = 1 << 30, seconds: float | None = None) -> int | None:
+    """Operations on files of `out` that a conversion has; None: it was killed.
+
+    n: kill before the n-th operation, counted from 0. seconds: kill after so long.
+    """
     child = os.fork()
     if child == 0:
         seen = 0
@@ -42,6 +46,9 @@ def converted(model: Path, out: Path, text: Path | None, n: int = 1 << 30) -> in
         sys.addaudithook(hook)
         quantize_model(model, out, calibrate=text, device="cpu")
         os._exit(seen)
+    if seconds is not None:
+        time.sleep(seconds)
+        os.kill(child, signal.SIGKILL)
     status = os.waitpid(child, 0)[1]
     return None if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
 
@@ -60,10 +67,14 @@ def main(model: Path, folder: Path, text: Path, kills: int) -> None:
     whole, out = folder / "whole", folder / "killed"
     for calibrate in (None, text):
         shutil.rmtree(whole, ignore_errors=True)
+        start = time.monotonic()
         points = converted(model, whole, calibrate) or 0
-        want, kept = files(whole), 0
-        for n in sorted(random.Random(0).sample(range(points), min(kills, points))):
-            assert converted(model, out, calibrate, n) is None
+        want, kept, took, rng = files(whole), 0, time.monotonic() - start, random.Random(0)
+        for n in sorted(rng.sample(range(points), min(kills, points))):
+            if n % 3:
+                assert converted(model, out, calibrate, n) is None
+            else:
+                converted(model, out, calibrate, seconds=took * rng.random())
             assert loads(out) == (out / "config.json").exists(), n
             if loads(out):
                 assert {name: there for name, there in files(out).items() if name in want} == want, n

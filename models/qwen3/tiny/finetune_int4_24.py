@@ -99,10 +99,9 @@ def main(
     network.to(device).expert_weights = straight_through
     console.print(f"calibrated after {time.monotonic() - started:.0f} s")
     stepper = Stepper(network, False, graphs and on_cuda)
-    lengths = torch.multinomial(
-        torch.tensor(CURRICULUM[-1][1]), steps, True, generator=torch.Generator().manual_seed(seed)
-    )
-    data = Steps(tokenizer.to_str(), [LENGTHS[i] for i in lengths], tokens, seed)
+    shares, generator = torch.tensor(CURRICULUM[-1][1]), torch.Generator().manual_seed(seed)
+    drawn = torch.multinomial(shares, max(1, steps), True, generator=generator)[:steps]
+    data = Steps(tokenizer.to_str(), [LENGTHS[i] for i in drawn], tokens, seed)
     workers = max(1, (os.cpu_count() or 2) - 1) if workers is None else workers
     loader = DataLoader(
         data, batch_size=None, num_workers=workers, pin_memory=on_cuda, prefetch_factor=8 if workers else None
