@@ -16,7 +16,7 @@ from ttnn_moe.contract import Experts, Routing
 from ttnn_moe.errors import CheckpointError, ContractError, RequestError
 
 from ..checkpoint import EXPERTS, Checkpoint, Progress, bytes_of
-from ..files import Fields, reading
+from ..files import Fields, read_bytes
 from ..weight_formats import FORMATS, METHOD, QUANTISED
 from ..weights import device_of
 from .calibrate import Activations, Calibration, Routed, expert_output, memory_needed
@@ -178,9 +178,7 @@ class Conversion:
             for name in COPIED:
                 path = self.source.directory / name
                 if path.is_file():
-                    with reading(path):
-                        content = path.read_bytes()
-                    output.write_bytes(name, content)
+                    output.write_bytes(name, read_bytes(path))
             where = {name: self.shard(i) for i, parts in enumerate(self.contents) for name in parts}
             config = Fields.of_file(self.source.directory / CONFIG).values
             output.finish(config, where, self.disk)
@@ -280,8 +278,8 @@ def quantize_model(
 ) -> Report:
     """Convert the experts of a Qwen3-MoE checkpoint; everything else stays as it is.
 
-    It holds one layer in the new format and one dense expert at a time, and with calibration the hidden states of its
-    tokens. A second call with the same arguments finishes what a killed one began: whole shards are kept, if their
+    It holds one shard (a layer in the new format, or the embeddings and the head) and one dense expert at a time, and
+    with calibration the hidden states of its tokens. A second call with the same arguments finishes what a killed one began: whole shards are kept, if their
     checksums are right. The directory is a checkpoint only when it is complete.
 
     Args:
