@@ -279,8 +279,8 @@ def quantize_model(
     """Convert the experts of a Qwen3-MoE checkpoint; everything else stays as it is.
 
     It holds one shard (a layer in the new format, or the embeddings and the head) and one dense expert at a time, and
-    with calibration the hidden states of its tokens. A second call with the same arguments finishes what a killed one began: whole shards are kept, if their
-    checksums are right. The directory is a checkpoint only when it is complete.
+    with calibration the hidden states of its tokens. A second call with the same arguments finishes what a killed one
+    began: whole shards are kept, if their checksums are right. The directory is a checkpoint only when it is complete.
 
     Args:
         directory: the checkpoint, in Hugging Face format. out: the directory to make.
