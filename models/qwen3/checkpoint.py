@@ -21,6 +21,7 @@ from ttnn_moe.visible import shown
 from .config import Qwen3MoeConfig
 from .files import Fields, reading
 from .model import Attention, DenseMLP, Layer, MoE, Qwen3Moe
+from .shards import examined
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
@@ -140,7 +141,14 @@ class Checkpoint:
             yield rows
 
     def check_values(self, model: Qwen3Moe) -> None:
-        """Raise CheckpointError, naming the layer, if weights that were read hold what no conversion makes."""
+        """Raise CheckpointError for a file that differs from its checksum, or a layer with values of no conversion."""
+        for path in sorted({header["file"] for header in self.headers.values()}):
+            if self.config.weight_format != "dense" and not examined(path)[1]:
+                raise CheckpointError(
+                    f"{path} is damaged",
+                    got="tensors that differ from its checksum",
+                    remedy="run the same command of ttnn-moe quantize again, or copy the file again",
+                )
         for i, layer in enumerate(model.layers):
             mlp = layer.mlp
             if isinstance(mlp, MoE):

@@ -183,9 +183,8 @@ def test_damaged_shards_are_made_again(harm: str, model: Path, plain: Path, out:
     (out / name).write_bytes(content)
     if harm == "absent":
         (out / name).unlink()
-    if harm != "flipped bit":
-        with pytest.raises(CheckpointError, match=r"model-00003|lacks files"):
-            load_model(out)
+    with pytest.raises(CheckpointError, match=r"model-00003.*checksum" if harm == "flipped bit" else "model-00003"):
+        load_model(out)
     (out / ".model-00001.0123456789abcdef.part").write_bytes(b"left by a killed writer")
     assert quantize_model(model, out, device="cpu").kept == 3
     assert files(out) == files(plain)

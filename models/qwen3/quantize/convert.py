@@ -17,10 +17,11 @@ from ttnn_moe.errors import CheckpointError, ContractError, RequestError
 
 from ..checkpoint import EXPERTS, Checkpoint, Progress, bytes_of
 from ..files import Fields, read_bytes
+from ..shards import raw
 from ..weight_formats import FORMATS, METHOD, QUANTISED
 from ..weights import device_of
 from .calibrate import Activations, Calibration, Routed, expert_output, memory_needed
-from .output import CONFIG, Output, raw
+from .output import CONFIG, Output
 
 TOKENS = 131_072
 """Tokens of a calibration text that are read, unless another number is asked for."""

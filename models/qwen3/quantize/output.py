@@ -15,9 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors import safe_open
-from safetensors.torch import save
 from torch import Tensor
 
 from ttnn_moe.errors import CheckpointError, RequestError
@@ -27,10 +25,10 @@ from ttnn_moe.whole_file import whole_file
 
 from ..checkpoint import INDEX
 from ..files import Fields, reading
+from ..shards import examined, packed
 from ..weight_formats import UNFINISHED
 
 CONFIG = "config.json"
-_KEY = "ttnn_moe"  # of a shard's metadata: one key, since the order of several is random
 
 
 class Output:
@@ -104,10 +102,7 @@ class Output:
         if not path.is_file():
             return False
         try:
-            with reading(path), safe_open(path, framework="pt") as file:
-                said = json.loads((file.metadata() or {}).get(_KEY, "{}"))
-                conversion, digest = said.get("conversion"), said.get("sha256")
-                whole = _digest((key, file.get_tensor(key)) for key in sorted(file.keys())) == digest
+            conversion, whole = examined(path)
         except CheckpointError:  # truncated, or its header is damaged
             return False
         if conversion != self.conversion:
@@ -125,9 +120,7 @@ class Output:
             return {key: file.get_tensor(key) for key in file.keys()}
 
     def write_shard(self, name: str, tensors: Mapping[str, Tensor]) -> None:
-        digest = _digest((key, tensors[key]) for key in sorted(tensors))
-        said = json.dumps({"conversion": self.conversion, "sha256": digest}, sort_keys=True)
-        self.write_bytes(name, save(dict(tensors), metadata={_KEY: said}))
+        self.write_bytes(name, packed(tensors, self.conversion))
 
     def write_json(self, name: str, value: object) -> None:
         self.write_bytes(name, json.dumps(value, indent=2, ensure_ascii=False).encode() + b"\n")
@@ -153,17 +146,3 @@ def _sync(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
-
-
-def raw(tensor: Tensor) -> Any:
-    """The bytes of a tensor, as a buffer."""
-    return tensor.contiguous().reshape(-1).view(torch.uint8).numpy()
-
-
-def _digest(tensors: Iterator[tuple[str, Tensor]]) -> str:
-    """SHA-256 of names, dtypes, shapes and bytes."""
-    digest = hashlib.sha256()
-    for name, tensor in tensors:
-        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-        digest.update(raw(tensor))
-    return digest.hexdigest()
