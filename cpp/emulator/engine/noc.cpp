@@ -6,6 +6,23 @@
 
 using namespace emulator;
 
+namespace {
+
+// Complains if another role's access of the far side is not ordered before that of the role that runs.
+void in_order(const History& history, bool write, std::uint64_t at, std::uint32_t size,
+              const std::string& where, const char* call) {
+    const Role& role = *machine.role;
+    const Conflict conflict =
+        write ? history.before_write(role, at, size) : history.before_read(role, at, size);
+    if (conflict.role >= 0) {
+        machine.report(write ? "unordered-write" : "unordered-read",
+                       text("%s of %s, byte 0x%llx: %s", call, where.c_str(),
+                            static_cast<unsigned long long>(at), conflict.what().c_str()));
+    }
+}
+
+}  // namespace
+
 extern "C" {
 
 std::uint64_t emu_dram_bank_address(std::uint32_t bank, std::uint32_t address) {
@@ -32,18 +49,22 @@ void emu_noc_read(std::uint64_t source, std::uint32_t destination, std::uint32_t
         }
         for (const DramSpan& span : spans) {
             span.buffer->read_bytes += span.size;
+            in_order(span.buffer->history, false, span.at, span.size, span.buffer->name, "noc_async_read");
         }
         core.counters.dram_read_bytes += size;
     } else {
-        if (far_core(source, "noc_async_read") == nullptr) {
+        Core* from = far_core(source, "noc_async_read");
+        if (from == nullptr) {
             return;
         }
+        in_order(from->history, false, local_of(source), size, core_name(*from), "noc_async_read");
         core.counters.noc_read_bytes += size;
     }
     poison(core.l1 + local, size);
     set_shadow(core.shadow, local, size, ARRIVING, WRITTEN);
     Transfer t{Transfer::Read, source, local, size, 0, false, false, false, tag, 0, {}, emu_place};
     t.arrival = transfer_time(role, source, size, true);
+    t.stamp.known = role.known;
     role.reads.push_back(std::move(t));
 }
 
@@ -92,6 +113,7 @@ void emu_noc_write(std::uint32_t source, std::uint64_t destination, std::uint32_
                 buffer.shadow = buffer.own_shadow.data();
             }
             set_shadow(buffer.shadow + span.at / 4, 0, span.size, ARRIVING, 0);
+            in_order(buffer.history, true, span.at, span.size, buffer.name, "noc_async_write");
         }
         core.counters.dram_written_bytes += size;
     } else {
@@ -143,8 +165,10 @@ void emu_noc_write_barrier(std::uint32_t noc, std::uint32_t) {
     spend(kIssueCycles);
     std::uint64_t last = 0;
     for (auto& channel : role.channels) {
-        if (channel->noc == noc && !channel->transfers.empty()) {
-            last = std::max(last, channel->transfers.back().arrival);
+        for (const Transfer& t : channel->transfers) {
+            if (channel->noc == noc) {
+                last = std::max(last, t.arrival);
+            }
         }
     }
     sleep_until(last);
