@@ -20,11 +20,13 @@ void copy_shadow(std::uint8_t* to, std::uint64_t to_at, const std::uint8_t* from
     }
 }
 
-// What a read finds on the far side: what was written must have been known to the issuer at the issue.
+// What a read finds on the far side must have been known to the issuer when it issued the read.
 void read_far(Role& role, const Transfer& t, History& history, std::uint64_t at, std::uint32_t size,
-              const std::string& where) {
+              const char* tensor) {
     const Conflict conflict = history.before_read(role.id, *t.stamp.known, at, size);
     if (conflict.role >= 0) {
+        const std::string where =
+            tensor != nullptr ? text("tensor %s", tensor) : "L1 of " + core_name(*history.core);
         machine.report_at("unordered-read",
                           text("noc_async_read of %s, byte 0x%llx: %s", where.c_str(),
                                static_cast<unsigned long long>(at), conflict.what().c_str()),
@@ -49,7 +51,7 @@ void land_read(Role& role, const Transfer& t) {
                              span.buffer->name.c_str(), static_cast<unsigned long long>(span.at)),
                         t.place, role);
                 }
-                read_far(role, t, span.buffer->history, span.at, span.size, span.buffer->name);
+                read_far(role, t, span.buffer->history, span.at, span.size, span.buffer->name.c_str());
                 std::memcpy(core.l1 + t.local + span.done, span.buffer->bytes + span.at, span.size);
                 copy_shadow(core.shadow, t.local + span.done, span.buffer->shadow, span.at, span.size);
             }
@@ -67,7 +69,7 @@ void land_read(Role& role, const Transfer& t) {
                      local_of(t.remote), core_name(*from).c_str()),
                 t.place, role);
         }
-        read_far(role, t, from->history, local_of(t.remote), t.size, core_name(*from));
+        read_far(role, t, from->history, local_of(t.remote), t.size, nullptr);
         std::memmove(core.l1 + t.local, from->l1 + local_of(t.remote), t.size);
         copy_shadow(core.shadow, t.local, from->shadow, local_of(t.remote), t.size);
     }

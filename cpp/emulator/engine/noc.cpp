@@ -6,23 +6,6 @@
 
 using namespace emulator;
 
-namespace {
-
-// Complains if another role's access of the far side is not ordered before that of the role that runs.
-void in_order(const History& history, bool write, std::uint64_t at, std::uint32_t size,
-              const std::string& where, const char* call) {
-    const Role& role = *machine.role;
-    const Conflict conflict =
-        write ? history.before_write(role, at, size) : history.before_read(role, at, size);
-    if (conflict.role >= 0) {
-        machine.report(write ? "unordered-write" : "unordered-read",
-                       text("%s of %s, byte 0x%llx: %s", call, where.c_str(),
-                            static_cast<unsigned long long>(at), conflict.what().c_str()));
-    }
-}
-
-}  // namespace
-
 extern "C" {
 
 std::uint64_t emu_dram_bank_address(std::uint32_t bank, std::uint32_t address) {
@@ -49,15 +32,12 @@ void emu_noc_read(std::uint64_t source, std::uint32_t destination, std::uint32_t
         }
         for (const DramSpan& span : spans) {
             span.buffer->read_bytes += span.size;
-            in_order(span.buffer->history, false, span.at, span.size, span.buffer->name, "noc_async_read");
         }
         core.counters.dram_read_bytes += size;
     } else {
-        Core* from = far_core(source, "noc_async_read");
-        if (from == nullptr) {
+        if (far_core(source, "noc_async_read") == nullptr) {
             return;
         }
-        in_order(from->history, false, local_of(source), size, core_name(*from), "noc_async_read");
         core.counters.noc_read_bytes += size;
     }
     poison(core.l1 + local, size);
@@ -113,7 +93,12 @@ void emu_noc_write(std::uint32_t source, std::uint64_t destination, std::uint32_
                 buffer.shadow = buffer.own_shadow.data();
             }
             set_shadow(buffer.shadow + span.at / 4, 0, span.size, ARRIVING, 0);
-            in_order(buffer.history, true, span.at, span.size, buffer.name, "noc_async_write");
+            const Conflict conflict = buffer.history.before_write(role, span.at, span.size);
+            if (conflict.role >= 0) {
+                machine.report("unordered-write",
+                               text("noc_async_write of tensor %s, byte %llu: %s", buffer.name.c_str(),
+                                    static_cast<unsigned long long>(span.at), conflict.what().c_str()));
+            }
         }
         core.counters.dram_written_bytes += size;
     } else {

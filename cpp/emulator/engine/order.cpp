@@ -26,41 +26,63 @@ void make(Array& array, std::uint64_t bytes) {
     }
 }
 
-void join(Clock& into, const Clock& from) {
-    for (std::size_t i = 0; i < into.size(); ++i) {
-        into[i] = std::max(into[i], from[i]);
+void learn(Role& role, const Stamp& stamp) {
+    if (stamp.role == role.id || (*role.known)[stamp.role] >= stamp.clock) {
+        return;  // so all that came with it is known as well
     }
+    if (role.known.use_count() > 1) {
+        role.known = std::make_shared<Clock>(*role.known);
+    }
+    std::uint32_t* known = role.known->data();
+    const std::uint32_t* more = stamp.known->data();
+    for (std::size_t i = 0; i < role.known->size(); ++i) {
+        known[i] = std::max(known[i], more[i]);
+    }
+    known[stamp.role] = stamp.clock;
 }
 
-void join(std::shared_ptr<Clock>& into, const Stamp& stamp) {
-    if ((*into)[stamp.role] >= stamp.clock) {
-        return;  // so all that came with it is there as well
+// Of the granules that bytes [at, at + size) touch, whether all hold what the first does, and the largest.
+bool all_same(const std::uint64_t* values, std::uint64_t at, std::uint32_t size) {
+    const std::uint64_t first = at / kGranule, end = (at + size + kGranule - 1) / kGranule;
+    std::uint64_t differ = 0;
+    for (std::uint64_t i = first; i < end; ++i) {
+        differ |= values[i] ^ values[first];
     }
-    if (into.use_count() > 1) {
-        into = std::make_shared<Clock>(*into);
+    return differ == 0;
+}
+std::uint32_t largest(const std::uint32_t* values, std::uint64_t at, std::uint32_t size) {
+    std::uint32_t most = 0;
+    for (std::uint64_t i = at / kGranule; i < (at + size + kGranule - 1) / kGranule; ++i) {
+        most = std::max(most, values[i]);
     }
-    join(*into, *stamp.known);
-    (*into)[stamp.role] = stamp.clock;
+    return most;
 }
 
 }  // namespace
 
 Stamp stamp_of(Role& role) { return {role.known, role.id, role.clock++}; }
 
-void Sync::fold(std::size_t steps) {
+void Sync::pass_on(std::size_t steps) {
     for (std::size_t i = 0; i < steps; ++i) {
-        if (known_ == nullptr) {
-            known_ = std::make_shared<Clock>(steps_[i].stamp.known->size());
+        const Step& step = steps_[i];
+        reached_ = step.value;
+        auto known = std::find_if(passed_.begin(), passed_.end(),
+                                  [&](const Stamp& stamp) { return stamp.role == step.stamp.role; });
+        if (known == passed_.end()) {
+            passed_.push_back(step.stamp);
+        } else {
+            *known = step.stamp;
         }
-        join(known_, steps_[i].stamp);
-        reached_ = steps_[i].value;
     }
     steps_.erase(steps_.begin(), steps_.begin() + static_cast<std::ptrdiff_t>(steps));
 }
 
 void Sync::rise(std::uint64_t before, std::uint64_t after, const Stamp& stamp) {
+    if (!machine.exact) {
+        return;
+    }
     if (after < before) {  // it fell: whoever waits sees a new number
-        fold(steps_.size());
+        pass_on(steps_.size());
         reached_ = -1;
     } else if (steps_.empty()) {
         reached_ = static_cast<std::int64_t>(before);
@@ -69,31 +91,27 @@ void Sync::rise(std::uint64_t before, std::uint64_t after, const Stamp& stamp) {
 }
 
 void Sync::set(std::uint64_t value, const Stamp& stamp) {
+    if (!machine.exact) {
+        return;
+    }
     steps_.clear();
-    known_.reset();
+    passed_.clear();
     reached_ = -1;
     steps_.push_back({static_cast<std::int64_t>(value), stamp});
 }
 
 void Sync::wait(Role& role, std::uint64_t value) {
+    if (!machine.exact) {
+        return;
+    }
     const auto wanted = static_cast<std::int64_t>(value);
     std::size_t steps = 0;
     for (std::int64_t reached = reached_; reached < wanted && steps < steps_.size(); ++steps) {
         reached = steps_[steps].value;
     }
-    fold(steps);
-    if (known_ == nullptr) {
-        return;
-    }
-    const Clock& now = *role.known;
-    for (std::size_t i = 0; i < now.size(); ++i) {
-        if ((*known_)[i] > now[i]) {
-            if (role.known.use_count() > 1) {
-                role.known = std::make_shared<Clock>(now);
-            }
-            join(*role.known, *known_);
-            return;
-        }
+    pass_on(steps);
+    for (const Stamp& stamp : passed_) {
+        learn(role, stamp);
     }
 }
 
@@ -117,10 +135,15 @@ void History::written(const Role&, std::uint64_t, std::uint32_t, std::uint32_t) 
 
 Conflict History::before_read(std::uint32_t role, const Clock& known, std::uint64_t at,
                               std::uint32_t size) const {
-    if (writes_ == nullptr || at + size > bytes) {
+    if (!machine.exact || writes_ == nullptr || at + size > bytes) {
         return {};
     }
-    std::uint64_t last = 0;
+    std::uint64_t last = writes_[at / kGranule];
+    if ((last == 0 || knows(role, known, role_of(last), clock_of(last))) &&
+        all_same(writes_.get(), at, size)) {
+        return {};
+    }
+    last = 0;
     for (std::uint64_t i = at / kGranule; i * kGranule < at + size; ++i) {
         if (writes_[i] != last) {
             last = writes_[i];
@@ -134,7 +157,7 @@ Conflict History::before_read(std::uint32_t role, const Clock& known, std::uint6
 
 Conflict History::before_write(const Role& role, std::uint64_t at, std::uint32_t size) const {
     const Conflict write = before_read(role, at, size);
-    if (write.role >= 0 || at + size > bytes) {
+    if (!machine.exact || write.role >= 0 || at + size > bytes) {
         return write;
     }
     for (std::size_t kind = 0; kind < reads_.size(); ++kind) {
@@ -142,11 +165,8 @@ Conflict History::before_write(const Role& role, std::uint64_t at, std::uint32_t
         if (other < 0 || static_cast<std::uint32_t>(other) == role.id || reads_[kind] == nullptr) {
             continue;
         }
-        const std::uint32_t known = (*role.known)[static_cast<std::uint32_t>(other)];
-        for (std::uint64_t i = at / kGranule; i * kGranule < at + size; ++i) {
-            if (reads_[kind][i] > known) {
-                return {other, false};
-            }
+        if (largest(reads_[kind].get(), at, size) > (*role.known)[static_cast<std::uint32_t>(other)]) {
+            return {other, false};
         }
     }
     for (std::uint64_t bucket = at / kBucket; bucket < far_.size() && bucket * kBucket < at + size;
@@ -162,7 +182,7 @@ Conflict History::before_write(const Role& role, std::uint64_t at, std::uint32_t
 }
 
 void History::read(const Role& role, std::uint64_t at, std::uint32_t size) {
-    if (at + size > bytes) {
+    if (!machine.exact || at + size > bytes) {
         return;
     }
     if (role.core == core) {
@@ -189,17 +209,12 @@ void History::read(const Role& role, std::uint64_t at, std::uint32_t size) {
 }
 
 void History::written(const Role& role, std::uint64_t at, std::uint32_t size, std::uint32_t clock) {
-    if (at + size > bytes) {
+    if (!machine.exact || at + size > bytes) {
         return;
     }
     make<std::uint64_t>(writes_, bytes);
     const std::uint64_t first = at / kGranule, end = (at + size + kGranule - 1) / kGranule;
     std::fill(&writes_[first], &writes_[end], epoch(role.id, clock));
-    for (auto& reads : reads_) {
-        if (reads != nullptr) {
-            std::fill(&reads[first], &reads[end], 0u);
-        }
-    }
     for (std::uint64_t bucket = at / kBucket; bucket < far_.size() && bucket * kBucket < at + size;
          ++bucket) {
         for (Read& read : far_[bucket]) {  // the part that was written is done with

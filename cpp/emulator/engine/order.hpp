@@ -40,9 +40,9 @@ class Sync {
         std::int64_t value;
         Stamp stamp;
     };
-    void fold(std::size_t steps);
-    std::vector<Step> steps_;       // above reached_
-    std::shared_ptr<Clock> known_;  // passed on up to reached_
+    void pass_on(std::size_t steps);
+    std::vector<Step> steps_;    // above reached_
+    std::vector<Stamp> passed_;  // up to reached_: of each role the last one
     std::int64_t reached_ = 0;
 };
 

@@ -56,7 +56,8 @@ def run(
         undefined: tensors of which the program may read unwritten values.
         seed: of the schedule. 0: what has the least simulated time runs first. Any other: roles and NoC messages are
             delayed at random, within what the hardware allows; default: $TTNN_MOE_EMULATOR_SEED, else 0.
-        exact: round matrix products as the FPU does. False: fp32 sums, several times faster.
+        exact: round matrix products as the FPU does, and check that accesses are ordered. False: fp32 sums and no
+            such check, several times faster.
 
     Raises:
         EmulationError: the program broke a rule of the hardware.
