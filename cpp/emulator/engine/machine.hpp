@@ -189,7 +189,9 @@ struct Machine {
     std::uint64_t steps = 0;
     bool deadlock = false;
     std::uint64_t seed = 0;  // of the schedule; 0: the least simulated time first
-    bool exact = true;       // matrix products as the FPU rounds them; else plain fp32 sums, faster
+    // Matrix products as the FPU rounds them, and accesses checked for their order; else plain fp32 sums and
+    // no such check, which is faster.
+    bool exact = true;
 
     Core* core_of_noc(std::uint32_t x, std::uint32_t y);
     void report(const char* kind, const std::string& message);
