@@ -40,7 +40,7 @@ class Mesh:
         chip: the chips' model.
         D: how many.
         check: raise EmulationError for a finding.
-        exact, sanitizer, seed: see run(). root: folder of the kernel sources; default: device_kernels.
+        exact, sanitizer, seed, timeout_s: see run(). root: folder of the kernel sources; default: device_kernels.
         keep: keep results. results: for every program so far, the result of each chip, in order.
     """
 
@@ -51,6 +51,7 @@ class Mesh:
     sanitizer: str | None = None
     seed: int | None = None
     root: Path | None = None
+    timeout_s: int = 600
     keep: bool = False
     results: list[list[Result]] = field(default_factory=list)
     devices: list[EmulatedChip] = field(init=False)
@@ -90,6 +91,7 @@ class Mesh:
                     sanitizer=self.sanitizer,
                     seed=self.seed,
                     root=self.root,
+                    timeout_s=self.timeout_s,
                     undefined=_UNDEFINED.get(operator, ()),
                 )
             )
