@@ -76,15 +76,15 @@ class Runs:
         try:
             routed = self._at(at["routing"], on.route)
             if operator == "routing":
-                counts, *lists = (on.back(tensor) for tensor in routed.tensors.values())
+                picked = routed.pick("num_routed_tokens", "routed_tokens", "routed_token_weights")
+                counts, *lists = map(on.back, picked.values())
                 self.last = [counts, *(rows[e, : counts[0, e]] for rows in lists for e in range(layer.E))]
                 check("routing", lambda: check_routing(on, routed))
             elif operator == "silu_mul":
-                sums = [
-                    on.programs.project(on.hidden, routed, w, name) for w, name in ((on.gate, "gate"), (on.up, "up"))
-                ]
-                rows = self._at(root, lambda: on.programs.silu_mul(sums[0], sums[1], routed.bound))
-                self.last = [on.back(rows)]
+                gate = on.programs.project(on.hidden, routed, on.gate, "gate")
+                up = on.programs.project(on.hidden, routed, on.up, "up")
+                rows = self._at(root, lambda: on.programs.silu_mul(gate, up, routed.bound))
+                self._keep_rows(rows)
                 check("product", lambda: check_rows(layer, {"activations": on.back(rows)}))
             else:
                 rows = self._at(at["gate_up"], lambda: on.programs.gate_up(on.hidden, routed, on.gate, on.up))

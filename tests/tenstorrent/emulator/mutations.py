@@ -1,4 +1,4 @@
-"""Mistakes of one line in the device kernels, and what finds each: `python mutations.py` prints docs/emulator.md's table.
+"""Mistakes of one line in the device kernels, and what finds each. Run it for docs/emulator.md's table.
 
 test_mutations.py applies each to a copy of the kernels and runs the operator on emulated cores.
 """
