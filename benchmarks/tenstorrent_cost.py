@@ -25,7 +25,6 @@ from torch import Tensor
 
 from ttnn_moe import _planner
 from ttnn_moe.sizes import ceil_div, power_of_2
-from ttnn_moe.tenstorrent.device import UNPACK_TO_DEST
 from ttnn_moe.tenstorrent.emulator import CHIPS, EmulatedChip, Result, run
 from ttnn_moe.tenstorrent.emulator.formats import find_format
 
@@ -72,7 +71,7 @@ def emulate(chip: str, T: int, routing: str, weight_format: str) -> Cost:
     device = EmulatedChip(model)
     bound = max(32, power_of_2(T))
     problem = _planner.Problem(T=bound, E=E, E_local=LOCAL, K=K, H=H, I=I, weight_format=weight_format)
-    machine = _planner.Machine(grid=model.grid, l1_bytes=model.l1_size, unpack_to_dest=UNPACK_TO_DEST[model.arch])
+    machine = _planner.Machine(grid=model.grid, l1_bytes=model.l1_size)
     ids, weights = draw(T, routing)
     here = torch.bincount(ids.flatten().long() // LOCAL, minlength=D).argmax() * LOCAL
     tensors: dict[str, Any] = {

@@ -12,9 +12,12 @@ from targets import TARGETS, Target
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--backend", action="append", default=None, help="run the cases on this backend only")
+    parser.addoption("--seeds", type=int, default=3, help="schedules of the Tenstorrent emulator to run")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "schedule_seed" in metafunc.fixturenames:
+        metafunc.parametrize("schedule_seed", range(1, 1 + metafunc.config.getoption("--seeds")))
     if "target" in metafunc.fixturenames:
         asked = metafunc.config.getoption("--backend")
         unknown = set(asked or ()) - {target.backend for target in TARGETS}

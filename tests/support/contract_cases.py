@@ -69,7 +69,7 @@ class TestCases:
         ttnn_moe.moe(there.hidden, routing, there.experts, out=out, backend=runnable.backend)
         want = _want(inputs, backend.numerics(problem))
         _check(out, want, inputs, dtype, "fp32 out")
-        if inputs.num_tokens is not None:
+        if inputs.num_tokens is not None or not case.accumulates:
             return
         start = torch.randn(case.T, case.H)
         for kind in {dtype, torch.float32}:
@@ -96,6 +96,8 @@ class TestCases:
             out = poisoned(case.T, case.H, dtype=dtype, device=runnable.device)
             ttnn_moe.down_projection(rows, routing, there.experts, row_align=align, out=out, backend=name)
             _check(out, _want(inputs, backend.numerics(problem)), inputs, dtype, what)
+            if not case.accumulates:
+                continue
             start = torch.randn(case.T, case.H).to(dtype)
             out = start.to(runnable.device, copy=True)
             ttnn_moe.down_projection(

@@ -49,6 +49,9 @@ def broken_ids() -> None:
     ids[40:60] = here
     layer.weights[7, 0], layer.weights[8, 1] = 1e-39, -3.5e8  # subnormal; large
     ids[7], layer.weights[7, 1] = here, 2e-39
+    # the sum in ascending k is 0, 1, 0; in any other order it is not
+    for t, three in enumerate(((1e8, 1.0, -1e8), (1e8, -1e8, 1.0), (1.0, 1e8, -1e8)), 9):
+        ids[t], ids[t, 3], layer.weights[t, :3] = here, -1, torch.tensor(three)
     on = OnDevice(layer, tenstorrent.open_device())
     routed = on.route()
     check_routing(on, routed)

@@ -22,6 +22,7 @@ from ttnn_moe.tenstorrent.programs import LayerPrograms, Routed, Sizes, programs
 from ttnn_moe.tenstorrent.runtime import library
 
 BF16 = torch.bfloat16
+UNDEFINED = 2**30 + 12345  # no token, and no multiple of 2: its address lies in no tensor
 NUMERICS = Numerics(activation=BF16, routing_weight=BF16)
 
 
@@ -114,7 +115,7 @@ def poison_buffers(programs: LayerPrograms) -> None:
     ttnn = library()
     for (name, _), buffer in programs._buffers.items():
         whole = name in ("num_routed_tokens", "routed_tokens")
-        filled = torch.full(tuple(buffer.shape), 2**30 if whole else POISON)
+        filled = torch.full(tuple(buffer.shape), UNDEFINED if whole else POISON)
         kind = torch.int32 if whole else BF16
         host = ttnn.from_torch(filled.to(kind), dtype=buffer.dtype, layout=buffer.layout)
         ttnn.copy_host_to_device_tensor(host, buffer)

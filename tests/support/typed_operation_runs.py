@@ -19,7 +19,7 @@ from paths import ROOT
 from ttnn_moe import _planner as planner
 from ttnn_moe.sizes import ceil_div
 from ttnn_moe.tenstorrent import runtime
-from ttnn_moe.tenstorrent.device import UNPACK_TO_DEST, Device
+from ttnn_moe.tenstorrent.device import Device
 from ttnn_moe.tenstorrent.launch import Launcher
 from ttnn_moe.tenstorrent.programs import LayerPrograms, Sizes
 from typed_operation_cases import BOUND, T
@@ -71,7 +71,7 @@ class On:
     def __init__(self, ops: Any, stand_in: Any, arch: str, sizes: Sizes):
         grid, l1_bytes = CHIPS[arch]
         self.ops, self.stand_in, self.sizes, self.chip = ops, stand_in, sizes, stand_in.Device(arch, grid)
-        machine = planner.Machine(grid=grid, l1_bytes=l1_bytes, unpack_to_dest=UNPACK_TO_DEST[arch])
+        machine = planner.Machine(grid=grid, l1_bytes=l1_bytes)
         self.device = Device(self, 1, arch, machine)
         self.programs = LayerPrograms(self.device, sizes)
 

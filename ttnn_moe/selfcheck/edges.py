@@ -58,7 +58,10 @@ class Inputs:
 
 @dataclass(frozen=True)
 class Case:
-    """Sizes and what is done to ordinary random inputs."""
+    """Sizes and what is done to ordinary random inputs.
+
+    accumulates: the sum of out as it was and the result keeps both, in any order.
+    """
 
     name: str
     T: int = 37
@@ -67,6 +70,7 @@ class Case:
     H: int = 128
     I: int = 128
     change: Callable[[Inputs], object] | None = None
+    accumulates: bool = True
 
     def __str__(self) -> str:
         return self.name
@@ -110,6 +114,16 @@ def _one_idle_with_nan_weights(x: Inputs) -> None:
 def _twice(x: Inputs) -> None:
     x.ids[5] = torch.tensor([4, 1, 4])
     x.ids[6] = 7
+
+
+def _cancelling(x: Inputs) -> None:
+    """Weights of about 1e8 that cancel in ascending k, and swallow the last weight in any other order.
+
+    They are powers of two: products with them are exact, so fused multiply-adds change nothing.
+    """
+    for t, weights in ((5, (2.0**27, -(2.0**27), 1.0)), (6, (-(2.0**27), 2.0**27, -0.5))):
+        x.ids[t] = 2
+        x.weights[t] = torch.tensor(weights)
 
 
 def _some_absent(x: Inputs) -> None:
@@ -193,6 +207,7 @@ CASES = [
     Case("all_on_last", T=65, change=_all_on(7)),
     Case("idle_expert_nan_weights", change=_one_idle_with_nan_weights),
     Case("duplicates", change=_twice),
+    Case("duplicates_that_cancel", change=_cancelling, accumulates=False),
     Case("same_expert_k_times", E=2, K=5, change=lambda x: x.ids.fill_(1)),
     Case("absent_ids", change=_some_absent),
     Case("all_absent", change=lambda x: x.ids.fill_(-1)),

@@ -10,7 +10,7 @@ from .runtime import library
 
 
 def partial_dtype(device: Device) -> str:
-    """float32; on Wormhole bfloat16, the one dtype that the simulator of this chip reduces."""
+    """float32; on Wormhole's simulator bfloat16, the one dtype that it reduces."""
     return "float32" if device.machine.unpack_to_dest else "bfloat16"
 
 

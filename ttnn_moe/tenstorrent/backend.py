@@ -47,7 +47,7 @@ class TenstorrentBackend:
         return None
 
     def numerics(self, problem: Problem) -> Numerics:
-        """Sums are fp32; on Wormhole a sum that is read again passes through TF32 (device.UNPACK_TO_DEST)."""
+        """Sums are fp32; on Wormhole's simulator a sum that is read again passes through TF32 (`unpacks_to_dest`)."""
         return Numerics(activation=torch.bfloat16, routing_weight=torch.bfloat16)
 
     def prepare(self, problem: Problem, experts: Experts, placement: Placement | None) -> PreparedTenstorrent:

@@ -22,9 +22,15 @@ if TYPE_CHECKING:
 
 SIMULATOR = "TT_METAL_SIMULATOR"
 CARDS = Path("/dev/tenstorrent")
-# Architectures whose fp32 circular buffers are unpacked to DST unchanged. It is off on Wormhole: the simulator of that
-# chip lacks it, so fp32 passes through SrcA, which cuts it to TF32.
-UNPACK_TO_DEST = {"blackhole": True, "wormhole_b0": False}
+ARCHITECTURES = ("blackhole", "wormhole_b0")
+
+
+def unpacks_to_dest(arch: str, simulated: bool) -> bool:
+    """Whether fp32 circular buffers are unpacked to DST unchanged, and ttnn reduces fp32 tensors.
+
+    Cards do both. The simulator of Wormhole does neither: there fp32 passes through SrcA, which cuts it to TF32.
+    """
+    return not (simulated and arch == "wormhole_b0")
 
 
 @dataclass(eq=False)
@@ -50,13 +56,13 @@ class Device:
         from .. import _planner
 
         arch = str(handle.arch()).rsplit(".", 1)[-1].lower()
-        if arch not in UNPACK_TO_DEST:
-            raise BackendUnavailable(
-                "the device is of an unknown architecture", got=arch, expected=list(UNPACK_TO_DEST)
-            )
+        if arch not in ARCHITECTURES:
+            raise BackendUnavailable("the device is of an unknown architecture", got=arch, expected=list(ARCHITECTURES))
         grid = handle.compute_with_storage_grid_size()
         l1_bytes = next(chip.l1_bytes for chip in _planner.chips() if chip.arch == arch)
-        machine = _planner.Machine(grid=(grid.x, grid.y), l1_bytes=l1_bytes, unpack_to_dest=UNPACK_TO_DEST[arch])
+        simulated = bool(os.environ.get(SIMULATOR)) and not isinstance(handle, RunsPlans)
+        direct = unpacks_to_dest(arch, simulated)
+        machine = _planner.Machine(grid=(grid.x, grid.y), l1_bytes=l1_bytes, unpack_to_dest=direct)
         return cls(handle, handle.get_num_devices(), arch, machine, opened_here)
 
     @property

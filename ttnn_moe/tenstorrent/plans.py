@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import ContractError
 from ..sizes import ceil_div
 from .all_reduce import partial_dtype
-from .device import UNPACK_TO_DEST, Device
+from .device import Device
 from .experts import FORMATS
 from .memory import ModelSizes, Part, parts, tensor_bytes
 from .programs import LayerPrograms, Sizes
@@ -173,7 +173,7 @@ def _chip(name: str) -> Chip:
 def _programs(sizes: ModelSizes, chip: Chip, D: int, weight_format: str) -> LayerPrograms:
     from .._planner import Machine
 
-    machine = Machine(grid=chip.compute_grid, l1_bytes=chip.l1_bytes, unpack_to_dest=UNPACK_TO_DEST[chip.arch])
+    machine = Machine(grid=chip.compute_grid, l1_bytes=chip.l1_bytes)
     layer = Sizes(sizes.E, sizes.E // D, sizes.K, sizes.H, sizes.I, weight_format)
     return LayerPrograms(Device(None, D, chip.arch, machine), layer)
 

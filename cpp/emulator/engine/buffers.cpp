@@ -31,6 +31,13 @@ void claim(int& owner, const char* verb, std::uint32_t cb) {
     owner = self;
 }
 
+// The role has seen that pages can be reserved: as many were popped as that takes.
+void learn_of_room(CircularBuffer& buffer, std::uint32_t pages) {
+    if (buffer.pushed + pages > buffer.pages) {
+        buffer.emptied.wait(*machine.role, buffer.pushed + pages - buffer.pages);
+    }
+}
+
 }  // namespace
 
 extern "C" {
@@ -47,6 +54,7 @@ void emu_cb_reserve_back(std::uint32_t cb, std::uint32_t pages) {
     }
     wait_until(Wait::Reserve, cb, pages, 0);
     observe(&buffer->popped);
+    learn_of_room(*buffer, pages);
     CircularBufferView& view = machine.role->views[cb];
     view.reserved = std::max(view.reserved, pages);
 }
@@ -87,6 +95,7 @@ void emu_cb_push_back(std::uint32_t cb, std::uint32_t pages) {
     view.write = (view.write + bytes) % buffer->size;
     view.reserved -= std::min(view.reserved, pages);
     view.packed = 0;
+    buffer->filled.rise(buffer->pushed, buffer->pushed + pages, stamp_of(role));
     buffer->pushed += pages;
     buffer->pushed_at = role.time;
     buffer->most_pages =
@@ -107,6 +116,7 @@ void emu_cb_wait_front(std::uint32_t cb, std::uint32_t pages) {
     }
     wait_until(Wait::Front, cb, pages, 0);
     observe(&buffer->pushed);
+    buffer->filled.wait(*machine.role, buffer->popped + pages);
     CircularBufferView& view = machine.role->views[cb];
     view.waited = std::max(view.waited, pages);
 }
@@ -145,7 +155,9 @@ void emu_cb_pop_front(std::uint32_t cb, std::uint32_t pages) {
     }
     view.read = (view.read + bytes) % buffer->size;
     view.waited -= std::min(view.waited, pages);
-    buffer->popped = std::min(buffer->popped + pages, buffer->pushed);
+    const std::uint64_t popped = std::min(buffer->popped + pages, buffer->pushed);
+    buffer->emptied.rise(buffer->popped, popped, stamp_of(role));
+    buffer->popped = popped;
     buffer->popped_at = role.time;
     publish(&buffer->popped);
     changed(*role.core);
@@ -154,13 +166,21 @@ void emu_cb_pop_front(std::uint32_t cb, std::uint32_t pages) {
 std::uint32_t emu_cb_reservable(std::uint32_t cb, std::uint32_t pages) {
     CircularBuffer* buffer = buffer_of(cb, "cb_pages_reservable_at_back");
     emu_poll();
-    return buffer != nullptr && buffer->pushed - buffer->popped + pages <= buffer->pages;
+    if (buffer == nullptr || buffer->pushed - buffer->popped + pages > buffer->pages) {
+        return 0;
+    }
+    learn_of_room(*buffer, pages);
+    return 1;
 }
 
 std::uint32_t emu_cb_available(std::uint32_t cb, std::uint32_t pages) {
     CircularBuffer* buffer = buffer_of(cb, "cb_pages_available_at_front");
     emu_poll();
-    return buffer != nullptr && buffer->pushed - buffer->popped >= pages;
+    if (buffer == nullptr || buffer->pushed - buffer->popped < pages) {
+        return 0;
+    }
+    buffer->filled.wait(*machine.role, buffer->popped + pages);
+    return 1;
 }
 
 std::uint32_t emu_cb_write_ptr(std::uint32_t cb) {

@@ -97,8 +97,7 @@ void settle(Compute& state, std::uint32_t index) {
 namespace {
 
 // The bytes of a tile in L1 that a broadcast takes its values from.
-void check_part(const Core& core, std::uint32_t at, std::uint32_t format, std::uint32_t part,
-                const char* call) {
+void check_part(Core& core, std::uint32_t at, std::uint32_t format, std::uint32_t part, const char* call) {
     const std::uint32_t size = element_bytes(format);
     if (part == NO_BROADCAST || part == ROW || size == 0) {
         check_read(core, at, tile_bytes(format), call);

@@ -47,6 +47,7 @@ void accessed(void* address, std::uint32_t size, bool write, void* from) {
     if (core == nullptr || role == nullptr) {
         return;
     }
+    may_give_way();
     role->time += write ? 1 : 4;
     const char* verb = write ? "a store to" : "a load from";
     if (core != role->core) {
@@ -73,6 +74,19 @@ void accessed(void* address, std::uint32_t size, bool write, void* from) {
                          offset, region != nullptr ? region->name.c_str() : "not allocated"),
                     from);
         }
+        if (auto sync = core->syncs.find(offset); sync != core->syncs.end()) {
+            std::uint32_t value;
+            std::memcpy(&value, core->l1 + offset, 4);
+            sync->second.wait(*role, value);
+        }
+        if (!is_semaphore(offset)) {
+            const Conflict conflict = core->history.before_read(*role, offset, size);
+            if (conflict.role >= 0 && (flags & ARRIVING) == 0) {
+                located("unordered-read",
+                        text("%s L1 address 0x%x: %s", verb, offset, conflict.what().c_str()), from);
+            }
+            core->history.read(*role, offset, size);
+        }
         if (offset == role->last_read && ++role->same_reads >= kSameReads) {
             role->same_reads = 0;
             emu_poll();
@@ -94,6 +108,16 @@ void accessed(void* address, std::uint32_t size, bool write, void* from) {
         located("l1-out-of-range", text("%s L1 address 0x%x, which is not allocated", verb, offset), from);
     }
     set_shadow(core->shadow, offset, size, WRITTEN, 0);
+    if (is_semaphore(offset)) {
+        core->syncs[offset & ~3u].set(~0u, stamp_of(*role));  // what is stored is not known here
+    } else {
+        const Conflict conflict = core->history.before_write(*role, offset, size);
+        if (conflict.role >= 0 && (flags & (ARRIVING | LEAVING)) == 0) {
+            located("unordered-write", text("%s L1 address 0x%x: %s", verb, offset, conflict.what().c_str()),
+                    from);
+        }
+        core->history.written(*role, offset, size, role->clock);
+    }
     const std::uint32_t id = (offset - machine.chip.semaphores) / 16;
     if (offset >= machine.chip.semaphores && id < core->semaphore_time.size()) {
         core->semaphore_time[id] = role->time;

@@ -7,7 +7,10 @@ extern "C" {
 
 EmuPlace emu_place{nullptr, 0};
 
-void emu_at(const char* file, int line) { emu_place = {file, line}; }
+void emu_at(const char* file, int line) {
+    emu_place = {file, line};
+    may_give_way();
+}
 
 std::uint32_t emu_arg_address(int index, int common) {
     Role& role = *machine.role;

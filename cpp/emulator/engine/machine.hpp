@@ -6,11 +6,13 @@
 #include <deque>
 #include <memory>
 #include <string>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
 #include "emulator/abi.h"
 #include "findings.hpp"
+#include "order.hpp"
 
 extern "C" EmuPlace emu_place;  // where the role that runs is
 
@@ -22,6 +24,7 @@ constexpr std::uint32_t kL1Base = 0x10000000;
 constexpr std::uint32_t kL1Stride = 0x200000;
 constexpr std::uint32_t kPoison = 0xFFBADBAD;  // NaN as bf16 and as fp32
 constexpr int kCircularBuffers = 64;
+constexpr std::uint32_t kSemaphores = 16;  // of a core
 
 // State of four bytes of L1 or DRAM.
 enum Shadow : std::uint8_t { WRITTEN = 1, ARRIVING = 2, LEAVING = 4 };
@@ -37,6 +40,7 @@ struct DramBuffer {
     std::uint8_t* bytes;   // page after page
     std::uint8_t* shadow;  // a byte per four; null: everything is written
     std::vector<std::uint8_t> own_shadow;
+    History history;
     std::uint64_t read_bytes = 0, written_bytes = 0;
 };
 
@@ -52,6 +56,7 @@ struct CircularBuffer {
     std::uint64_t pushed_at = 0, popped_at = 0;  // time of the last one
     std::uint32_t most_pages = 0;
     int pusher = -1, popper = -1;  // RoleKind
+    Sync filled, emptied;
 };
 
 // A role's own view of a circular buffer: the pointers are kept by each RISC, not shared.
@@ -83,6 +88,7 @@ struct Transfer {
     std::uint64_t arrival;  // time
     std::vector<std::uint8_t> bytes;
     EmuPlace place;
+    Stamp stamp{};  // Read: what the issuer knew. A semaphore: what the message passes on
 };
 
 // Messages of one role on one NoC and virtual channel arrive in the order of issue.
@@ -116,6 +122,9 @@ struct Role {
     RoleKind kind = RoleKind::Reader;
     void (*entry)() = nullptr;
     std::unique_ptr<Fiber> fiber;
+    std::uint32_t id = 0;
+    std::shared_ptr<Clock> known;  // see order.hpp
+    std::uint32_t clock = 1;
     bool done = false, queued = false;
     std::uint64_t time = 0, waited = 0;
     bool open_atomics = false;  // increments since the last atomic barrier
@@ -147,6 +156,9 @@ struct Core {
     std::array<CircularBuffer, kCircularBuffers> buffers;
     std::vector<Region> regions;  // everything that is allocated in L1
     std::vector<std::uint64_t> semaphore_time;
+    std::unordered_map<std::uint32_t, Sync>
+        syncs;  // by L1 offset: semaphores, and words that are used as one
+    History history;
     std::vector<std::unique_ptr<Role>> roles;
     Counters counters;
     std::uint32_t high_water = 0;
@@ -169,13 +181,17 @@ struct Machine {
     std::vector<std::unique_ptr<Core>> cores;
     std::vector<DramBuffer> dram;
     std::vector<std::unique_ptr<Kernel>> kernels;
+    std::vector<Role*> roles;  // by id
     Findings findings;
     std::vector<std::string> prints;
     Role* role = nullptr;                       // the one that runs
     std::array<std::int16_t, 64 * 64> core_at;  // by NoC y * 64 + x; -1: no Tensix core
     std::uint64_t steps = 0;
     bool deadlock = false;
-    bool exact = true;  // matrix products as the FPU rounds them; else plain fp32 sums, faster
+    std::uint64_t seed = 0;  // of the schedule; 0: the least simulated time first
+    // Matrix products as the FPU rounds them, and accesses checked for their order; else plain fp32 sums and
+    // no such check, which is faster.
+    bool exact = true;
 
     Core* core_of_noc(std::uint32_t x, std::uint32_t y);
     void report(const char* kind, const std::string& message);
@@ -201,8 +217,10 @@ std::uint8_t all_shadow(const std::uint8_t* shadow, std::uint32_t begin, std::ui
 void set_shadow(std::uint8_t* shadow, std::uint32_t begin, std::uint32_t size, std::uint8_t set,
                 std::uint8_t clear);
 void poison(std::uint8_t* bytes, std::uint32_t size);
-// Complains if a role reads or writes bytes of its core's L1 that are not settled.
-void check_read(const Core& core, std::uint32_t offset, std::uint32_t size, const char* who);
+// Whether an L1 word is a semaphore: roles meet there, so their accesses need no other order.
+bool is_semaphore(std::uint32_t offset);
+// Complains if the role that runs reads, or is to write, bytes that are not settled or not its turn.
+void check_read(Core& core, std::uint32_t offset, std::uint32_t size, const char* who);
 void check_write(const Core& core, std::uint32_t offset, std::uint32_t size, const char* who);
 
 // DRAM (dram.cpp). `visit` gets (buffer, byte offset in it, bytes, offset in the transfer).
@@ -222,6 +240,9 @@ void sleep_until(std::uint64_t time);
 void changed(Core& core);  // something that a role of this core may wait for
 void spend(std::uint64_t cycles);
 void arrives(Role& role, Channel& channel, std::uint64_t time);
+// What the seed changes: how long a role or a message takes beyond its time, and where a role gives way.
+std::uint64_t delay();
+void may_give_way();
 std::string describe_wait(const Role& role);
 
 // NoC (noc.cpp).

@@ -120,6 +120,10 @@ void set_shadow(std::uint8_t* shadow, std::uint32_t begin, std::uint32_t size, s
     }
 }
 
+bool is_semaphore(std::uint32_t offset) {
+    return offset >= machine.chip.semaphores && offset < machine.chip.semaphores + kSemaphores * 16;
+}
+
 void poison(std::uint8_t* bytes, std::uint32_t size) {
     std::uint32_t i = 0;
     for (; i + 4 <= size; i += 4) {
@@ -134,7 +138,7 @@ constexpr bool kStoresSeen = false;  // a kernel's own stores go to the sanitize
 constexpr bool kStoresSeen = true;
 #endif
 
-void check_read(const Core& core, std::uint32_t offset, std::uint32_t size, const char* who) {
+void check_read(Core& core, std::uint32_t offset, std::uint32_t size, const char* who) {
     const std::uint8_t any = any_shadow(core.shadow, offset, size);
     if ((any & ARRIVING) != 0) {
         machine.report("read-before-barrier",
@@ -148,6 +152,15 @@ void check_read(const Core& core, std::uint32_t offset, std::uint32_t size, cons
                  who, size, offset, core_name(core).c_str(),
                  region != nullptr ? region->name.c_str() : "not allocated"));
     }
+    if (is_semaphore(offset)) {
+        return;
+    }
+    const Conflict conflict = core.history.before_read(*machine.role, offset, size);
+    if (conflict.role >= 0 && (any & ARRIVING) == 0) {
+        machine.report("unordered-read", text("%s reads L1 address 0x%x of %s: %s", who, offset,
+                                              core_name(core).c_str(), conflict.what().c_str()));
+    }
+    core.history.read(*machine.role, offset, size);
 }
 
 void check_write(const Core& core, std::uint32_t offset, std::uint32_t size, const char* who) {
@@ -161,6 +174,12 @@ void check_write(const Core& core, std::uint32_t offset, std::uint32_t size, con
         machine.report("write-before-barrier",
                        text("%s writes L1 address 0x%x of %s, to which a NoC transfer is still under way",
                             who, offset, core_name(core).c_str()));
+    } else if (!is_semaphore(offset)) {
+        const Conflict conflict = core.history.before_write(*machine.role, offset, size);
+        if (conflict.role >= 0) {
+            machine.report("unordered-write", text("%s writes L1 address 0x%x of %s: %s", who, offset,
+                                                   core_name(core).c_str(), conflict.what().c_str()));
+        }
     }
 }
 

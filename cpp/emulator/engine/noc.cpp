@@ -44,6 +44,7 @@ void emu_noc_read(std::uint64_t source, std::uint32_t destination, std::uint32_t
     set_shadow(core.shadow, local, size, ARRIVING, WRITTEN);
     Transfer t{Transfer::Read, source, local, size, 0, false, false, false, tag, 0, {}, emu_place};
     t.arrival = transfer_time(role, source, size, true);
+    t.stamp.known = role.known;
     role.reads.push_back(std::move(t));
 }
 
@@ -92,6 +93,12 @@ void emu_noc_write(std::uint32_t source, std::uint64_t destination, std::uint32_
                 buffer.shadow = buffer.own_shadow.data();
             }
             set_shadow(buffer.shadow + span.at / 4, 0, span.size, ARRIVING, 0);
+            const Conflict conflict = buffer.history.before_write(role, span.at, span.size);
+            if (conflict.role >= 0) {
+                machine.report("unordered-write",
+                               text("noc_async_write of tensor %s, byte %llu: %s", buffer.name.c_str(),
+                                    static_cast<unsigned long long>(span.at), conflict.what().c_str()));
+            }
         }
         core.counters.dram_written_bytes += size;
     } else {
@@ -143,8 +150,10 @@ void emu_noc_write_barrier(std::uint32_t noc, std::uint32_t) {
     spend(kIssueCycles);
     std::uint64_t last = 0;
     for (auto& channel : role.channels) {
-        if (channel->noc == noc && !channel->transfers.empty()) {
-            last = std::max(last, channel->transfers.back().arrival);
+        for (const Transfer& t : channel->transfers) {
+            if (channel->noc == noc) {
+                last = std::max(last, t.arrival);
+            }
         }
     }
     sleep_until(last);

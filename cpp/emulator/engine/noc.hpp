@@ -1,5 +1,5 @@
 // The network on chip, between the calls of kernels (noc.cpp, semaphores.cpp) and what becomes of them
-// (transfers.cpp).
+// (transfers.cpp, landing.cpp).
 #pragma once
 
 #include "machine.hpp"
@@ -24,12 +24,8 @@ Core* far_core(std::uint64_t remote, const char* call);
 std::vector<Core*> receivers_of(std::uint64_t remote, std::uint32_t noc, bool with_self,
                                 std::uint32_t expected, const char* call);
 Channel& channel_of(Role& role, std::uint32_t noc, std::uint32_t vc);
-void copy_shadow(std::uint8_t* to, std::uint64_t to_at, const std::uint8_t* from, std::uint64_t from_at,
-                 std::uint32_t size);
 void land_read(Role& role, const Transfer& t);
 void take(Role& role, Transfer& t);
-void deliver(Core& core, const Transfer& t);
-void land(Role& role, Transfer& t);
 Transfer& issue(Transfer::Kind kind, std::uint32_t source, std::uint64_t destination, std::uint32_t size,
                 std::uint32_t noc, std::uint32_t vc, bool synchronises);
 bool source_ready(std::uint32_t source, std::uint32_t size, const char* call);

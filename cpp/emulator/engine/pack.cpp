@@ -39,6 +39,7 @@ std::uint8_t* reserved(Compute& state, std::uint32_t out, std::uint32_t at, std:
     const std::uint32_t offset = buffer.address + view.write + at;
     check_write(core, offset, bytes, call);
     set_shadow(core.shadow, offset, bytes, WRITTEN, 0);
+    core.history.written(role, offset, bytes, role.clock);
     return core.l1 + offset;
 }
 

@@ -78,6 +78,8 @@ void read_chip(std::istream& in) {
             core->noc_y = static_cast<std::uint8_t>(next<int>(in));
             machine.core_at[core->noc_y * 64u + core->noc_x] = static_cast<std::int16_t>(core->index);
             map_l1(*core);
+            core->history.bytes = chip.l1_size;
+            core->history.core = core.get();
             machine.cores.push_back(std::move(core));
         }
     }
@@ -124,6 +126,7 @@ void read_buffer(std::istream& in, std::uint8_t* memory, std::uint64_t bytes) {
     }
     buffer.bytes = memory + at;
     buffer.shadow = shadow < 0 ? nullptr : memory + shadow;
+    buffer.history.bytes = std::uint64_t{buffer.pages} * buffer.page_size;
     machine.dram.push_back(std::move(buffer));
 }
 
@@ -166,8 +169,8 @@ void read_circular_buffer(std::istream& in) {
 
 void read_semaphore(std::istream& in) {
     const auto id = next<std::uint32_t>(in), initial = next<std::uint32_t>(in);
-    if (id >= 16) {
-        fail(text("semaphore %u: a core has 16", id));
+    if (id >= kSemaphores) {
+        fail(text("semaphore %u: a core has %u", id, kSemaphores));
     }
     for (std::size_t left = next<std::size_t>(in); left > 0; --left) {
         Core& core = next_core(in);
@@ -199,6 +202,9 @@ void read_kernel(std::istream& in) {
         role->kernel = kernel.get();
         role->kind = kernel->kind;
         role->place = {nullptr, 0};
+        role->id = static_cast<std::uint32_t>(machine.roles.size());
+        machine.roles.push_back(role.get());
+        core.history.local[static_cast<std::size_t>(role->kind)] = static_cast<std::int32_t>(role->id);
         for (int noc = 0; noc < 2; ++noc) {
             role->my_x[noc] = core.noc_x;
             role->my_y[noc] = core.noc_y;
@@ -243,6 +249,8 @@ void read_program(std::istream& in, std::uint8_t* memory, std::uint64_t memory_b
     while (in >> word) {
         if (word == "fast") {
             machine.exact = false;
+        } else if (word == "seed") {
+            machine.seed = next<std::uint64_t>(in);
         } else if (word == "chip") {
             read_chip(in);
         } else if (word == "tensor") {

@@ -24,13 +24,30 @@ struct Event {
 std::priority_queue<Event, std::vector<Event>, std::greater<>> events;
 std::uint64_t order = 0;
 std::uint64_t idle_polls = 0;  // polls since anything else happened
+std::uint64_t awaited = 0;     // events that are no polls
 constexpr std::uint64_t kPollCycles = 40;
+std::uint32_t patience = 0;  // with a seed: places to give way that a role passes by
+
+void push(std::uint64_t time, Role& role, Channel* channel) {
+    awaited += channel != nullptr || role.wait.kind != Wait::Poll;
+    events.push({time, order++, &role, channel});
+}
 
 void enqueue(Role& role) {
     if (!role.queued && !role.done) {
         role.queued = true;
-        events.push({role.time, order++, &role, nullptr});
+        role.time += delay();
+        push(role.time, role, nullptr);
     }
+}
+
+// The next number of the seed's row (splitmix64).
+std::uint64_t random_number() {
+    static std::uint64_t state = machine.seed;
+    std::uint64_t z = state += 0x9E3779B97F4A7C15;
+    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9;
+    z = (z ^ (z >> 27)) * 0x94D049BB133111EB;
+    return z ^ (z >> 31);
 }
 
 bool holds(const Role& role, std::uint64_t& since) {
@@ -110,14 +127,36 @@ void report_deadlock() {
 }  // namespace
 
 void start(Role& role) {
+    static const auto nothing = std::make_shared<Clock>(machine.roles.size());
+    role.known = nothing;
     role.fiber = std::make_unique<Fiber>(body);
     enqueue(role);
 }
 
 void spend(std::uint64_t cycles) { machine.role->time += cycles; }
 
-void arrives(Role& role, Channel& channel, std::uint64_t time) {
-    events.push({time, order++, &role, &channel});
+void arrives(Role& role, Channel& channel, std::uint64_t time) { push(time, role, &channel); }
+
+// Half of all are none; the others are of any size, so that one role or message may fall far behind the rest.
+std::uint64_t delay() {
+    constexpr std::uint64_t kSizes = 13;
+    if (machine.seed == 0) {
+        return 0;
+    }
+    const std::uint64_t number = random_number();
+    return number % 2 == 0 ? 0 : (number >> 8) % (std::uint64_t{2} << (number >> 1) % kSizes);
+}
+
+void may_give_way() {
+    if (machine.seed == 0 || machine.role == nullptr || patience-- > 0) {
+        return;
+    }
+    patience = static_cast<std::uint32_t>(random_number() % 64);
+    Role& role = *machine.role;
+    role.wait.kind = Wait::Time;
+    enqueue(role);
+    yield();
+    role.wait.kind = Wait::None;
 }
 
 void changed(Core& core) {
@@ -179,14 +218,15 @@ void run_all() {
         }
         const Event event = events.top();
         events.pop();
+        const bool polling = event.channel == nullptr && event.role->wait.kind == Wait::Poll;
+        awaited -= polling ? 0 : 1;
         if (event.channel != nullptr) {
             land_channel(*event.role, *event.channel, event.time, false);
             continue;
         }
         Role& role = *event.role;
         role.queued = false;
-        const bool polling = role.wait.kind == Wait::Poll;
-        if (polling && ++idle_polls > 2000 + 50 * live) {
+        if (polling && awaited == 0 && ++idle_polls > 2000 + 50 * live) {
             break;  // everyone who runs only looks
         }
         switch_to(role);

@@ -27,6 +27,7 @@ void emu_semaphore_wait(std::uint32_t address, std::uint32_t value, std::uint32_
     }
     wait_until(Wait::Semaphore, at, value, at_least);
     observe(core.l1 + at);
+    core.syncs[at].wait(*machine.role, value);
 }
 
 void emu_semaphore_set(std::uint32_t address, std::uint32_t value) {
@@ -43,6 +44,7 @@ void emu_semaphore_set(std::uint32_t address, std::uint32_t value) {
         core.semaphore_time[id] = machine.role->time;
     }
     publish(core.l1 + at);
+    core.syncs[at].set(value, stamp_of(*machine.role));
     changed(core);
 }
 

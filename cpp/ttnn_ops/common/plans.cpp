@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <cstdlib>
 #include <map>
 #include <mutex>
 #include <stdexcept>
@@ -35,11 +36,13 @@ planner::Machine machine_of(const ttnn::Tensor& tensor) {
     if (!blackhole && device->arch() != tt::ARCH::WORMHOLE_B0) {
         refuse("the device is of an unknown architecture", "another one", "wormhole_b0 or blackhole");
     }
+    // Wormhole's simulator does not unpack to DST: see device.py of ttnn_moe.tenstorrent.
+    static const bool simulated = std::getenv("TT_METAL_SIMULATOR") != nullptr;
     const std::string_view arch = blackhole ? "blackhole" : "wormhole_b0";
     const auto grid = device->compute_with_storage_grid_size();
     return {.grid = {static_cast<std::uint32_t>(grid.x), static_cast<std::uint32_t>(grid.y)},
             .l1_bytes = std::ranges::find(planner::chips(), arch, &planner::Chip::arch)->l1_bytes,
-            .unpack_to_dest = blackhole};
+            .unpack_to_dest = blackhole || !simulated};
 }
 
 const planner::Program& plan(const std::string& name, const planner::Problem& problem,

@@ -27,6 +27,7 @@ from ...whole_file import whole_file
 KERNELS = "/kernels"
 CACHE_VARIABLE = "TTNN_MOE_EMULATOR_CACHE"
 _INCLUDE = re.compile(rb'^[ \t]*#[ \t]*include[ \t]*"([^"]+)"', re.MULTILINE)
+OPTIMISE = "-O2"  # kernels
 _HOOKS = ("-fsanitize=thread", "--param", "tsan-instrument-func-entry-exit=0")
 
 
@@ -132,7 +133,7 @@ def build_all(builds: Sequence[KernelBuild]) -> list[tuple[Path, bool]]:
 def _kernel(build: KernelBuild) -> tuple[Path, bool]:
     folder = sources()
     text = _prelude(build)
-    flags = ["-std=c++17", "-O2", "-g1", "-fPIC", "-fvisibility=hidden", "-fpermissive", "-w", "-ffp-contract=off"]
+    flags = ["-std=c++17", OPTIMISE, "-g1", "-fPIC", "-fvisibility=hidden", "-fpermissive", "-w", "-ffp-contract=off"]
     link = ["-shared"]
     if build.sanitizer is None:
         flags += _HOOKS

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -39,7 +40,7 @@ class Mesh:
         chip: the chips' model.
         D: how many.
         check: raise EmulationError for a finding.
-        exact, sanitizer: see run().
+        exact, sanitizer, seed, timeout_s: see run(). root: folder of the kernel sources; default: device_kernels.
         keep: keep results. results: for every program so far, the result of each chip, in order.
     """
 
@@ -48,6 +49,9 @@ class Mesh:
     check: bool = True
     exact: bool = True
     sanitizer: str | None = None
+    seed: int | None = None
+    root: Path | None = None
+    timeout_s: int = 600
     keep: bool = False
     results: list[list[Result]] = field(default_factory=list)
     devices: list[EmulatedChip] = field(init=False)
@@ -85,6 +89,9 @@ class Mesh:
                     check=self.check,
                     exact=self.exact,
                     sanitizer=self.sanitizer,
+                    seed=self.seed,
+                    root=self.root,
+                    timeout_s=self.timeout_s,
                     undefined=_UNDEFINED.get(operator, ()),
                 )
             )

@@ -25,6 +25,7 @@ class Finding:
         place: "file:line" of the source line, where known.
         message: what happened.
         count: how often, on all cores.
+        seed: of the schedule that ran; 0: the emulator's own.
     """
 
     kind: str
@@ -34,11 +35,13 @@ class Finding:
     place: str
     message: str
     count: int
+    seed: int = 0
 
     def __str__(self) -> str:
         who = " ".join(part for part in (f"core {self.core}", self.role, self.place or self.kernel) if part)
         times = f" ({self.count} times)" if self.count > 1 else ""
-        return f"{self.kind}: {who}: {self.message}{times}"
+        seed = f" [seed {self.seed}]" if self.seed else ""
+        return f"{self.kind}: {who}: {self.message}{times}{seed}"
 
 
 class EmulationError(TtnnMoeError, RuntimeError):
@@ -86,7 +89,7 @@ class Result:
         return self
 
 
-def result_of(data: dict[str, Any], roots: Sequence[Path], seconds: float) -> Result:
+def result_of(data: dict[str, Any], roots: Sequence[Path], seconds: float, seed: int = 0) -> Result:
     """The engine's JSON as a Result; paths below a root are shortened, raw accesses looked up."""
     findings = []
     for raw in data["findings"]:
@@ -94,7 +97,7 @@ def result_of(data: dict[str, Any], roots: Sequence[Path], seconds: float) -> Re
         for root in roots:
             place = place.removeprefix(f"{root}/")
         findings.append(
-            Finding(raw["kind"], raw["core"], raw["role"], raw["kernel"], place, raw["message"], raw["count"])
+            Finding(raw["kind"], raw["core"], raw["role"], raw["kernel"], place, raw["message"], raw["count"], seed)
         )
     cores = {(core.pop("x"), core.pop("y")): core for core in data["cores"]}
     return Result(findings, cores, data["tensors"], data["prints"], data["steps"], seconds)

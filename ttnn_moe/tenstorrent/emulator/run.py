@@ -20,6 +20,7 @@ from .program import Values
 from .result import Result, result_of
 
 ROLES = ("reader", "writer", "compute")
+SEED_VARIABLE = "TTNN_MOE_EMULATOR_SEED"
 FIDELITIES = ("LoFi", "HiFi2", "HiFi3", "HiFi4")
 
 
@@ -39,6 +40,7 @@ def run(
     timeout_s: int = 600,
     exact: bool = True,
     undefined: Collection[str] = (),
+    seed: int | None = None,
 ) -> Result:
     """Run a program on an emulated chip.
 
@@ -52,7 +54,10 @@ def run(
         sanitizer: "address" or "thread": build engine and kernels with it.
         timeout_s: wall time after which the engine is stopped.
         undefined: tensors of which the program may read unwritten values.
-        exact: round matrix products as the FPU does. False: fp32 sums, several times faster.
+        seed: of the schedule. 0: what has the least simulated time runs first. Any other: roles and NoC messages are
+            delayed at random, within what the hardware allows; default: $TTNN_MOE_EMULATOR_SEED, else 0.
+        exact: round matrix products as the FPU does, and check that accesses are ordered. False: fp32 sums and no
+            such check, several times faster.
 
     Raises:
         EmulationError: the program broke a rule of the hardware.
@@ -61,13 +66,14 @@ def run(
         EngineFailed: the engine crashed, or took too long.
     """
     root = root or kernel_path("device_kernels")
+    seed = seed_of_environment() if seed is None else seed
     values = Values(tensors, scalars or {}, device.chip)
     builds = [_kernel_build(kernel, program, values, device.chip.arch, root, sanitizer) for kernel in program.kernels]
     with tempfile.TemporaryDirectory(prefix="ttnn-moe-emulator-") as folder:
         described, result = Path(folder, "program"), Path(folder, "result")
         for last in (False, True):
             libraries, executable = build_all(builds), engine(sanitizer)
-            described.write_text(_describe(program, device, tensors, values, libraries, exact, undefined))
+            described.write_text(_describe(program, device, tensors, values, libraries, exact, undefined, seed))
             began = time.perf_counter()
             done = _start([executable, described, f"/proc/self/fd/{device.file}", result, folder], device, timeout_s)
             seconds = time.perf_counter() - began
@@ -75,10 +81,19 @@ def run(
                 break  # else the cache was cleared meanwhile
         if done.returncode != 0 or not result.exists():
             raise EngineFailed(
-                "the emulator ended without a result", got=f"exit status {done.returncode}\n{done.stderr[-6000:]}"
+                "the emulator ended without a result",
+                got=f"exit status {done.returncode}, seed {seed}\n{done.stderr[-6000:]}",
             )
-        outcome = result_of(json.loads(result.read_text()), (Path(KERNELS),), seconds)
+        outcome = result_of(json.loads(result.read_text()), (Path(KERNELS),), seconds, seed)
     return outcome.raise_for_findings() if check else outcome
+
+
+def seed_of_environment() -> int:
+    """The schedule's seed that $TTNN_MOE_EMULATOR_SEED names, else 0."""
+    said = os.environ.get(SEED_VARIABLE) or "0"
+    if not said.isdecimal():
+        raise ContractError(f"{SEED_VARIABLE} is no seed", got=repr(said), expected="a number from 0 on")
+    return int(said)
 
 
 def _start(command: Sequence[str | Path], device: EmulatedChip, timeout_s: int) -> subprocess.CompletedProcess[str]:
@@ -131,11 +146,12 @@ def _describe(
     libraries: Sequence[tuple[Path, bool]],
     exact: bool,
     undefined: Collection[str],
+    seed: int,
 ) -> str:
     """The program as the text that engine/program.cpp reads."""
     chip = device.chip
     per_cycle = chip.dram_bytes_per_s / chip.clock_hz / chip.dram_banks
-    lines = [] if exact else ["fast"]
+    lines = [f"seed {seed}"] if exact else [f"seed {seed}", "fast"]
     lines.append(
         f'chip "{chip.arch}" {chip.l1_size} {chip.l1_first} {chip.dram_banks} {chip.dram_alignment} '
         f"{chip.dram_read_alignment} {per_cycle} {chip.noc_bytes_per_cycle} {chip.grid[0]} {chip.grid[1]}"

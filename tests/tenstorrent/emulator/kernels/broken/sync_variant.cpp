@@ -1,5 +1,5 @@
 // Two or more cores and one mistake in how they meet, chosen by a definition. Semaphores 0 and 1.
-// common args: x and y of the first and of the last core. args: core, cores.
+// common args: x and y of the first and of the last core, a tensor's address. args: core, cores.
 #include "api/dataflow/dataflow_api.h"
 
 void kernel_main() {
@@ -55,6 +55,56 @@ void kernel_main() {
     }
 #elif defined(NO_ATOMIC_BARRIER)
     noc_semaphore_inc(get_noc_addr(x0, y0, get_semaphore(0)), 1);
+#elif defined(FIRST_COMES_FIRST)
+    // whether core 0 sees 1 depends on who comes first
+    if (me == 0) {
+        noc_semaphore_wait(semaphore, 1);
+    } else {
+        noc_semaphore_inc(get_noc_addr(x0, y0, get_semaphore(0)), me);
+        noc_async_atomic_barrier();
+    }
+#elif defined(TELLS) || defined(READS_UNTOLD) || defined(READS_BEFORE_IT_WAITS) || defined(WRITES_UNTOLD)
+    // core 0 fills its page, the last core reads it, core 0 fills it again
+    if (me == 0) {
+        word[0] = 1;
+        noc_semaphore_inc(get_noc_addr(x1, y1, get_semaphore(0)), 1);
+#if !defined(WRITES_UNTOLD)
+        noc_semaphore_wait(semaphore, 1);
+#endif
+        word[0] = 2;
+        noc_async_atomic_barrier();
+    } else if (me == cores - 1) {
+#if defined(READS_BEFORE_IT_WAITS)
+        noc_async_read(get_noc_addr(x0, y0, page), page, 16);
+#endif
+#if !defined(READS_UNTOLD)
+        noc_semaphore_wait(semaphore, 1);
+#endif
+#if !defined(READS_BEFORE_IT_WAITS)
+        noc_async_read(get_noc_addr(x0, y0, page), page, 16);
+#endif
+        noc_async_read_barrier();
+        noc_semaphore_inc(get_noc_addr(x0, y0, get_semaphore(0)), 1);
+        noc_async_atomic_barrier();
+    }
+#elif defined(DRAM_TELLS) || defined(DRAM_UNTOLD)
+    // core 0 writes a page of the tensor, the last core reads it
+    const auto tensor = TensorAccessor(TensorAccessorArgs<0>(), get_common_arg_val<uint32_t>(4));
+    if (me == 0) {
+        word[0] = word[1] = word[2] = word[3] = 1;
+        noc_async_write(page, tensor.get_noc_addr(0), 16);
+        noc_async_write_barrier();
+#if defined(DRAM_TELLS)
+        noc_semaphore_inc(get_noc_addr(x1, y1, get_semaphore(0)), 1);
+        noc_async_atomic_barrier();
+#endif
+    } else if (me == cores - 1) {
+#if defined(DRAM_TELLS)
+        noc_semaphore_wait(semaphore, 1);
+#endif
+        noc_async_read(tensor.get_noc_addr(0), page, 64);
+        noc_async_read_barrier();
+    }
 #elif defined(PLAIN_STORE)
     // not a mistake: a core may store to its own semaphore, and poll it
     if (me == 0) {
