@@ -8,6 +8,7 @@ import os
 import threading
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -59,7 +60,7 @@ class Device:
         machine = _planner.Machine(grid=(grid.x, grid.y), l1_bytes=l1_bytes, unpack_to_dest=UNPACK_TO_DEST[arch])
         return cls(handle, handle.get_num_devices(), arch, machine, opened_here)
 
-    @property
+    @cached_property
     def emulated(self) -> bool:
         return isinstance(self.handle, RunsPlans)
 
