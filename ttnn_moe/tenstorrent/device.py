@@ -34,6 +34,7 @@ class Device:
 
     Attributes:
         handle: ttnn's device. D: devices in it. arch: "blackhole" or "wormhole_b0". machine: what plans may use.
+        trace_bytes: DRAM of each chip for traces, as far as known.
         turn: hold it while a call uses the buffers of its programs, which all calls of one size share.
     """
 
@@ -42,6 +43,7 @@ class Device:
     arch: str
     machine: Machine
     opened_here: bool = False
+    trace_bytes: int = 0
     cache: dict[object, Any] = field(default_factory=dict)  # lives as long as the device: programs, buffers
     turn: AbstractContextManager[object] = field(default_factory=threading.RLock, repr=False)
 
@@ -115,7 +117,9 @@ def open_device(D: int = 1, device: str | None = None, trace_bytes: int | None =
             )
         ttnn.set_fabric_config(ttnn.FabricConfig.FABRIC_1D)
         handle = ttnn.open_mesh_device(ttnn.MeshShape(1, D), **options)
-    return _keep(Device.of(handle, opened_here=True))
+    opened = Device.of(handle, opened_here=True)
+    opened.trace_bytes = trace_bytes or 0
+    return _keep(opened)
 
 
 def _keep(device: Device | None) -> Any:
