@@ -20,6 +20,7 @@ from ttnn_moe.models.qwen3.tt import model as models
 from ttnn_moe.models.qwen3.tt.operators import operators, trace_bytes  # noqa: E402
 from ttnn_moe.models.qwen3.tt.request import Options, check  # noqa: E402
 from ttnn_moe.tenstorrent.device import SIMULATOR  # noqa: E402
+from ttnn_moe.tenstorrent.emulator import library  # noqa: E402
 from ttnn_moe.tenstorrent.runtime import DEVICE  # noqa: E402
 
 SLOW = "TT_METAL_SLOW_DISPATCH_MODE"
@@ -74,6 +75,19 @@ def test_a_table_that_changed_is_sent(emulated: None, monkeypatch: pytest.Monkey
     calls = counted(monkeypatch, model.mesh)
     model(torch.tensor([6, 5]), cache, cache.decode([1, 0], [4, 4]))
     assert calls.counts["copy_host_to_device_tensor"] == 4
+
+
+def test_a_capture_that_fails_says_how_to_run_without(emulated: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    def begin(*_: Any, **__: Any) -> None:
+        raise RuntimeError("\nTT_FATAL: the trace region is too small\nbacktrace")
+
+    monkeypatch.setattr(library, "begin_trace_capture", begin, raising=False)
+    model = tt.load_model(TINY, traced=True)
+    cache = model.new_cache(1, 32)
+    cache.open(0, 32)
+    model(torch.full((3,), 5), cache, cache.prefill([(0, 3)], [2]))
+    with pytest.raises(RequestError, match="got TT_FATAL: the trace region is too small; to fix it"):
+        model(torch.tensor([5]), cache, cache.decode([0], [3]))
 
 
 def test_the_trace_region() -> None:

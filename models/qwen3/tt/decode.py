@@ -50,16 +50,30 @@ class Decoder:
             return run()
         if B not in self._traces:
             logits = run()  # compiles the programs of the trace, and is this step
+            self._traces[B] = self._capture(run)
+            return logits
+        trace, out = self._traces[B]
+        ttnn.execute_trace(handle, trace, cq_id=0, blocking=False)
+        return out
+
+    def _capture(self, run: Callable[[], Any]) -> tuple[Any, Any]:
+        """The trace of a step, and the logits that its replay writes.
+
+        Raises:
+            RequestError: ttnn captured none; its reason.
+        """
+        ttnn, handle = library(), self._device.handle
+        try:
             trace = ttnn.begin_trace_capture(handle, cq_id=0)
             try:
                 out = run()
             finally:
                 ttnn.end_trace_capture(handle, trace, cq_id=0)
-            self._traces[B] = trace, out
-            return logits
-        trace, out = self._traces[B]
-        ttnn.execute_trace(handle, trace, cq_id=0, blocking=False)
-        return out
+        except RuntimeError as error:
+            reason = next((line for line in str(error).splitlines() if line), "no reason")
+            remedy = "run without traces: --no-trace, or load_model(traced=False)"
+            raise RequestError("the decode step was not captured as a trace", got=reason, remedy=remedy) from error
+        return trace, out
 
     def release(self) -> None:
         """Forget the traces: a replay would overwrite what is allocated after the capture."""
