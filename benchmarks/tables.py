@@ -1,4 +1,4 @@
-"""Write the measured tables of README.md and docs/benchmark.md from benchmarks/results: python benchmarks/tables.py.
+"""Write the measured tables of README.md and of pages of docs/ from benchmarks/results: python benchmarks/tables.py.
 
 A table stands between `<!-- NAME -->`, NAME being a key of TABLES, and `<!-- end -->`.
 """
@@ -13,7 +13,7 @@ from typing import Any
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks/results"
-PAGES = (ROOT / "README.md", ROOT / "docs/benchmark.md")
+PAGES = (ROOT / "README.md", ROOT / "docs/benchmark.md", ROOT / "docs/tenstorrent.md")
 # what the pages call the implementations of moe_layer.json
 OURS, OURS_UNPREPARED = "ttnn_moe cuda prepared", "ttnn_moe cuda moe"
 SHORT = {OURS: "ttnn_moe", OURS_UNPREPARED: "ttnn_moe, without `prepare`"}
@@ -161,6 +161,21 @@ def layer_table(data: dict[str, Any], layer: dict[str, Any], graph: list[str], e
     return lines
 
 
+def tenstorrent_host() -> str:
+    """Microseconds of host time of a layer, before and after, by chip and T."""
+    data = results("tenstorrent_host.json")
+    lines = table_head(["us of host time", "T", "routing", "gate_up", "down", "a layer", "ratio"])
+    for row in data["rows"]:
+        before, after = row["before_us"], row["after_us"]
+        pairs = [f"{before[name]:.0f} -> {after[name]:.1f}" for name in ("routing", "gate_up", "down", "layer")]
+        lines.append(table_row([f"{row['where'].split()[1]}, {row['what']}", row["T"], *pairs, f"{row['ratio']:.0f}"]))
+    typed = data["typed_us"]
+    apart = [f"{typed[name]:.1f}" for name in ("routing", "gate_up", "down", "layer")]
+    lines.append(table_row(["typed operations, on their stand-in", 32, *apart, ""]))
+    host = data["host"]
+    return "\n".join([*lines, "", f"{host['processor']}, Python {host['python']}; the quickest of 15 rounds."]) + "\n"
+
+
 def timed(data: dict[str, Any], layer: dict[str, Any], name: str, mode: str) -> dict[tuple[int, bool], dict[str, Any]]:
     """The rows of an implementation that have a time, by point."""
     return {
@@ -213,6 +228,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "peers_h200.json": peers_h200,
     "sm80_layer.json": sm80_layer,
     "qwen3_sm80.json": qwen3_sm80,
+    "tenstorrent_host.json": tenstorrent_host,
 }
 
 

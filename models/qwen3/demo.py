@@ -37,7 +37,10 @@ def demo(
     backend: terminal.Backend = "auto",
     device: terminal.Device = None,
     mesh: terminal.Mesh = None,
-    trace: Annotated[bool, typer.Option("--trace", help="On tenstorrent: replay decode steps as ttnn traces.")] = False,
+    trace: Annotated[
+        bool | None,
+        typer.Option(help="On tenstorrent: replay decode steps as ttnn traces.", show_default="where the device can"),
+    ] = None,
     profile: Annotated[bool, typer.Option("--profile", help="On tenstorrent: time each operator.")] = False,
     dtype: Annotated[str | None, typer.Option(help="bfloat16, float16 or float32; default: the checkpoint's.")] = None,
     max_new_tokens: Annotated[int, typer.Option(help="Per prompt.")] = 128,
@@ -64,7 +67,7 @@ def demo(
     with terminal.loading(f"loading {model.name}") as progress:
         if on_chips:
             request.quiet()
-            network = tt.load_model(model, D, device, progress, trace)
+            network = tt.load_model(model, D, device, progress, False if profile else trace)
         else:
             network = load_model(model, backend, device, dtype, progress)
     load_s = time.perf_counter() - start

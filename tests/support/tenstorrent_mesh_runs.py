@@ -1,4 +1,4 @@
-"""Runs on a 1x8 mesh. See tenstorrent_runs.py."""
+"""Runs on a 1x8 or 1x4 mesh. See tenstorrent_runs.py."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import torch
 
 import ttnn_moe
 from assertions import assert_close
-from tenstorrent_setup import BF16, NUMERICS, check_out, entries, mesh_placement, mesh_run, refused
+from tenstorrent_setup import BF16, NUMERICS, check_out, entries, mesh_D, mesh_placement, mesh_run, refused
 from ttnn_moe import Problem, tenstorrent
 from ttnn_moe.selfcheck.bounds import poisoned
 from ttnn_moe.selfcheck.edges import Case
@@ -16,8 +16,9 @@ from ttnn_moe.tenstorrent import tensors
 
 def _mesh_layer(case: Case, contiguous: bool = False) -> None:
     inputs = case.make(BF16)
-    placement = ttnn_moe.Placement.uniform(case.E, 8) if contiguous else mesh_placement(case.E, 8)
-    problem = Problem.of(case.T, case.K, inputs.experts, BF16, D=8)
+    D = mesh_D()
+    placement = ttnn_moe.Placement.uniform(case.E, D) if contiguous else mesh_placement(case.E, D)
+    problem = Problem.of(case.T, case.K, inputs.experts, BF16, D=D)
     layer = ttnn_moe.prepare(problem, inputs.experts, placement, backend="tenstorrent")
     want = oracle(inputs.hidden, inputs.ids, inputs.weights, inputs.experts, NUMERICS)
     outs = []
@@ -26,7 +27,7 @@ def _mesh_layer(case: Case, contiguous: bool = False) -> None:
         layer(inputs.hidden, inputs.ids, inputs.weights, out=out)
         outs.append(out)
     good = [t for t in range(case.T) if t not in inputs.spoiled]
-    check_out(outs[0][good], want[good], f"1x8, {case}")
+    check_out(outs[0][good], want[good], f"1x{D}, {case}")
     for t in inputs.spoiled:
         assert not outs[0][t].isfinite().all()
     assert torch.equal(outs[0].view(torch.int16), outs[1].view(torch.int16))
@@ -44,7 +45,7 @@ def _spoil(inputs) -> None:
 
 @mesh_run
 def mesh_partition() -> None:
-    """Experts in no order on eight devices; NaN in two tokens touches no other."""
+    """Experts in no order on every device; NaN in two tokens touches no other."""
     _mesh_layer(Case("partition", T=37, E=16, K=3, H=256, I=64, change=_spoil))
 
 
@@ -55,7 +56,7 @@ def mesh_uniform() -> None:
 
 @mesh_run
 def mesh_narrow() -> None:
-    """H that eight devices cannot share by whole tiles: the sum is scattered along the tokens instead."""
+    """H that the devices cannot share by whole tiles: the sum is scattered along the tokens instead."""
     _mesh_layer(Case("narrow", T=256, E=8, K=2, H=64, I=64))
 
 
@@ -69,7 +70,7 @@ def mesh_steps_and_refusals() -> None:
     from ttnn_moe import BackendUnavailable, Placement
 
     inputs = Case("refused", T=8, E=16, K=2, H=256, I=64).make(BF16)
-    layer = tenstorrent.load_experts(inputs.experts, placement=Placement.uniform(16, 8))
+    layer = tenstorrent.load_experts(inputs.experts, placement=Placement.uniform(16, mesh_D()))
     hidden = tensors.replicate(inputs.hidden, layer.device)
     routing = tenstorrent.DeviceRouting(
         tensors.replicate(inputs.ids, layer.device), tensors.replicate(inputs.weights, layer.device)
@@ -80,8 +81,8 @@ def mesh_steps_and_refusals() -> None:
     before = entries()
     with refused("accumulate=True needs", "accumulate"):
         ttnn_moe.moe(hidden, routing, layer, out=out, accumulate=True)
-    with refused("cannot be shared evenly", "E=12 on 8"):
-        Placement.uniform(12, 8)
+    with refused("cannot be shared evenly", "E=10"):
+        Placement.uniform(10, mesh_D())
     try:
         tenstorrent.open_device(1)
     except BackendUnavailable as error:

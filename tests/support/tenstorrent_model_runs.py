@@ -1,4 +1,4 @@
-"""Runs of the whole model: the bundled checkpoint on one device, and on 1x8. See tenstorrent_runs.py."""
+"""Runs of the whole model: the bundled checkpoint on one device, and on a mesh. See tenstorrent_runs.py."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from tenstorrent_setup import mesh_run, run
+from tenstorrent_setup import mesh_D, mesh_run, run
 from ttnn_moe import tenstorrent
 from ttnn_moe.models.qwen3 import TINY, Qwen3Moe, Qwen3MoeConfig, Tokenizer, generate, load_model, tt
 from ttnn_moe.models.qwen3.tiny import tasks
@@ -115,12 +115,12 @@ def model_weights_on_disk() -> None:
 
 @mesh_run
 def mesh_model_logits() -> None:
-    check_logits(8, steps=2)
+    check_logits(mesh_D(), steps=2)
 
 
 @mesh_run
 def mesh_model_answers() -> None:
-    check_answers(8, list(tasks.TASKS))
+    check_answers(mesh_D(), list(tasks.TASKS))
 
 
 @run
@@ -161,4 +161,4 @@ def model_qwen3_layer() -> None:
 
 @mesh_run
 def mesh_model_weights_on_disk() -> None:
-    check_weights_on_disk(8)
+    check_weights_on_disk(mesh_D())

@@ -27,7 +27,7 @@ NUMERICS = Numerics(activation=BF16, routing_weight=BF16)
 
 
 RUNS: dict[str, Callable[[], None]] = {}  # on one device
-MESH_RUNS: dict[str, Callable[[], None]] = {}  # on 1x8
+MESH_RUNS: dict[str, Callable[[], None]] = {}  # on 1xD, see mesh_D
 
 
 def run(function: Callable[[], None]) -> Callable[[], None]:
@@ -38,6 +38,11 @@ def run(function: Callable[[], None]) -> Callable[[], None]:
 def mesh_run(function: Callable[[], None]) -> Callable[[], None]:
     MESH_RUNS[function.__name__] = function
     return function
+
+
+def mesh_D() -> int:
+    """Devices of the mesh that mesh runs open: eight, or the four that there are."""
+    return min(8, library().GetNumAvailableDevices())
 
 
 @dataclass

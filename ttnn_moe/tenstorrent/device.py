@@ -8,6 +8,7 @@ import os
 import threading
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,6 +40,7 @@ class Device:
 
     Attributes:
         handle: ttnn's device. D: devices in it. arch: "blackhole" or "wormhole_b0". machine: what plans may use.
+        trace_bytes: DRAM of each chip for traces, as far as known.
         turn: hold it while a call uses the buffers of its programs, which all calls of one size share.
     """
 
@@ -47,6 +49,7 @@ class Device:
     arch: str
     machine: Machine
     opened_here: bool = False
+    trace_bytes: int = 0
     cache: dict[object, Any] = field(default_factory=dict)  # lives as long as the device: programs, buffers
     turn: AbstractContextManager[object] = field(default_factory=threading.RLock, repr=False)
 
@@ -65,7 +68,7 @@ class Device:
         machine = _planner.Machine(grid=(grid.x, grid.y), l1_bytes=l1_bytes, unpack_to_dest=direct)
         return cls(handle, handle.get_num_devices(), arch, machine, opened_here)
 
-    @property
+    @cached_property
     def emulated(self) -> bool:
         return isinstance(self.handle, RunsPlans)
 
@@ -120,7 +123,9 @@ def open_device(D: int = 1, device: str | None = None, trace_bytes: int | None =
             )
         ttnn.set_fabric_config(ttnn.FabricConfig.FABRIC_1D)
         handle = ttnn.open_mesh_device(ttnn.MeshShape(1, D), **options)
-    return _keep(Device.of(handle, opened_here=True))
+    opened = Device.of(handle, opened_here=True)
+    opened.trace_bytes = trace_bytes or 0
+    return _keep(opened)
 
 
 def _keep(device: Device | None) -> Any:

@@ -9,7 +9,7 @@ Tiles are made once and kept on disk: see files.py.
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,7 @@ class DeviceExperts:
     Attributes:
         device, E (of all devices), H, I, weight_format, placement: what was loaded, and onto which devices.
         gate, up, down, mapping: ttnn tensors; mapping is each device's device_expert_mapping [1, E_local].
+        ready: calls whose tensors were found right, and their programs (layer.py).
     """
 
     device: Device
@@ -50,6 +51,7 @@ class DeviceExperts:
     up: Any
     down: Any
     mapping: Any
+    ready: dict[Any, Any] = field(default_factory=dict, init=False, repr=False)
 
 
 def load_experts(

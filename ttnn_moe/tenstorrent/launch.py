@@ -1,7 +1,7 @@
 """From a plan to a running program: ttnn's descriptors, filled in with the tensors of one call.
 
-Only runtime arguments hold what changes between calls: addresses and numbers. So ttnn's program cache has one entry a
-plan, for every routing and all buffers.
+Only common runtime arguments hold what changes between calls: addresses and numbers. So ttnn's program cache has one
+entry a plan, for every routing and all buffers. The first launch makes a descriptor; the next ones patch it.
 """
 
 from __future__ import annotations
@@ -17,33 +17,49 @@ if TYPE_CHECKING:
 
 _ROLES = ("reader", "writer", "compute")
 _BUFFERS = 64  # circular buffers of a core, in ttnn
+_NO_SEMAPHORE = 1 << 20  # ttnn has 16, and refuses to make a program with this one
 
 
 class Launcher:
-    """Runs one plan on one device or mesh."""
+    """Runs one plan on one device or mesh.
+
+    Attributes:
+        program: the plan.
+    """
 
     def __init__(self, program: Program, device: Any):
         self.program = program
         self._device = device
         self._emulated = device if isinstance(device, RunsPlans) else None
         self._grid: dict[tuple[str, int], int] = {}
+        self._again: _Relaunch | None = None
 
-    def __call__(self, tensors: Mapping[str, Any], scalars: Mapping[str, int], output: str) -> None:
+    def __call__(self, tensors: Mapping[str, Any], scalars: Mapping[str, int]) -> None:
         """Run the program.
 
         Args:
-            tensors: by their names in the plan.
+            tensors: by their names in the plan, in the forms (shape, dtype, layout, memory) that the plan is for; the
+                tensor that is written last comes last.
             scalars: the plan's numbers that a call sets.
-            output: name of the tensor that is written last.
         """
         if self._emulated is not None:
             self._emulated.launch(self.program, tensors, scalars)
             return
         ttnn = library()
 
+        order = list(tensors.values())
+        if self._again is not None:
+            self._again.patch(tensors, scalars)
+            try:
+                ttnn.generic_op(order, self._again.descriptor)
+                return
+            except RuntimeError:
+                # ttnn has forgotten the program: it is made again, or fails again
+                self._again = None
         descriptor = self.descriptor(tensors, scalars)
-        order = [tensor for name, tensor in tensors.items() if name != output]
-        ttnn.generic_op([*order, tensors[output]], descriptor)
+        descriptor.custom_program_hash = ttnn.compute_program_descriptor_hash(descriptor)
+        ttnn.generic_op(order, descriptor)
+        self._again = _Relaunch(self.program, descriptor)
 
     def descriptor(self, tensors: Mapping[str, Any], scalars: Mapping[str, int]) -> Any:
         """The plan as a ttnn.ProgramDescriptor for these tensors."""
@@ -101,6 +117,42 @@ class Launcher:
             core = self._device.worker_core_from_logical_core(ttnn.CoreCoord(*((index, 0) if across else (0, index))))
             self._grid[kind, index] = core.x if across else core.y
         return self._grid[kind, index]
+
+
+class _Relaunch:
+    """The descriptor of a launched program, for the launches that find this program in ttnn's cache.
+
+    There ttnn copies the runtime arguments that a descriptor has, and nothing else. Per-core arguments never change, so
+    this descriptor has none of them. It cannot make a program: where ttnn's cache lost it, one semaphore is refused.
+
+    Attributes:
+        descriptor: ttnn.ProgramDescriptor.
+    """
+
+    def __init__(self, program: Program, descriptor: Any):
+        ttnn = library()
+
+        self.descriptor = descriptor
+        self._addresses: list[tuple[Any, int, str]] = []  # common arguments of a kernel, place, name
+        self._scalars: list[tuple[Any, int, str]] = []
+        for kernel, made in zip(program.kernels, descriptor.kernels, strict=True):
+            made.clear_runtime_args()
+            common = made.common_runtime_args
+            for i, arg in enumerate(kernel.common_args):
+                if not isinstance(arg, int) and arg.kind in ("address", "scalar"):
+                    (self._addresses if arg.kind == "address" else self._scalars).append((common, i, arg.name))
+        descriptor.cbs = []
+        descriptor.semaphores = [
+            ttnn.SemaphoreDescriptor(id=_NO_SEMAPHORE, core_ranges=made.core_ranges, initial_value=0)
+        ]
+
+    def patch(self, tensors: Mapping[str, Any], scalars: Mapping[str, int]) -> None:
+        """Write the addresses and numbers of a call."""
+        addresses = {name: tensor.buffer_address() for name, tensor in tensors.items()}
+        for common, i, name in self._addresses:
+            common[i] = addresses[name]
+        for common, i, name in self._scalars:
+            common[i] = scalars[name]
 
 
 def _ranges(cores: Sequence[tuple[int, int]]) -> Any:

@@ -7,9 +7,11 @@ from typing import Any
 
 from ..errors import ContractError
 from . import tensors
-from .all_reduce import partial_dtype, partial_rows, sum_over_devices
+from .all_reduce import sum_over_devices
 from .experts import DeviceExperts
 from .programs import LayerPrograms, Sizes, programs_of
+
+_MOST_READY = 64  # calls whose tensors' forms are remembered to be right, for each layer
 
 
 @dataclass(frozen=True)
@@ -44,20 +46,41 @@ def moe(
         ContractError: wrong shapes, dtypes, layouts or devices, or more tokens than one program takes. Nothing was
             enqueued.
     """
+    given = (hidden, routing.topk_ids, routing.topk_weights, out)
+    forms = tensors.forms(given, experts.device)
+    key = None if forms is None else (hidden.logical_volume(), routing.topk_ids.logical_volume(), accumulate)
+    ready = experts.ready.get(key)
+    if ready is None or ready[0] != forms:
+        ready = (forms, *_check(*given, experts, accumulate))
+        if key is not None:
+            if len(experts.ready) >= _MOST_READY:
+                experts.ready.clear()
+            experts.ready[key] = ready
+    _, programs, T = ready
+    if out is None:
+        out = tensors.empty((T, experts.H), "bfloat16", "TILE", experts.device)
+    run(programs, hidden, routing.topk_ids, routing.topk_weights, experts, out, T, accumulate)
+    return out
+
+
+def _check(
+    hidden: Any, topk_ids: Any, topk_weights: Any, out: Any, experts: DeviceExperts, accumulate: bool
+) -> tuple[LayerPrograms, int]:
+    """The programs of a call and its T; raises as `moe`."""
     device = experts.device
-    shapes = [tuple(getattr(x, "shape", ())) for x in (hidden, routing.topk_ids)]
+    shapes = [tuple(getattr(x, "shape", ())) for x in (hidden, topk_ids)]
     if any(len(shape) != 2 for shape in shapes):
         raise ContractError(
             "hidden and topk_ids must have two dimensions",
             got=f"{shapes[0]} and {shapes[1]}",
             expected="[T, H] and [T, K]",
         )
-    T, K = int(hidden.shape[0]), int(routing.topk_ids.shape[1])
+    T, K = int(hidden.shape[0]), int(topk_ids.shape[1])
     if T == 0:
         raise ContractError("ttnn has no empty tensors to run on", got="T=0", expected="T >= 1", remedy="skip the call")
     tensors.check("hidden", hidden, (T, experts.H), ("bfloat16",), "ROW_MAJOR", device)
-    tensors.check("topk_ids", routing.topk_ids, (T, K), ("int32",), "ROW_MAJOR", device)
-    tensors.check("topk_weights", routing.topk_weights, (T, K), ("float32",), "ROW_MAJOR", device)
+    tensors.check("topk_ids", topk_ids, (T, K), ("int32",), "ROW_MAJOR", device)
+    tensors.check("topk_weights", topk_weights, (T, K), ("float32",), "ROW_MAJOR", device)
     if accumulate and (out is None or device.D > 1):
         raise ContractError(
             "accumulate=True needs an out to add to, on one device",
@@ -67,11 +90,9 @@ def moe(
         )
     programs = programs_of(device, Sizes.of_experts(experts, K))
     programs.bound(T)
-    if out is None:
-        out = tensors.empty((T, experts.H), "bfloat16", "TILE", device)
-    tensors.check("out", out, (T, experts.H), ("bfloat16", "float32"), "TILE", device)
-    run(programs, hidden, routing.topk_ids, routing.topk_weights, experts, out, T, accumulate)
-    return out
+    if out is not None:
+        tensors.check("out", out, (T, experts.H), ("bfloat16", "float32"), "TILE", device)
+    return programs, T
 
 
 def run(
@@ -91,7 +112,6 @@ def run(
         if experts.device.D == 1:
             programs.down(activations, routed, experts.down, out, accumulate)
             return
-        rows = partial_rows(int(out.shape[0]), experts.H, experts.device)
-        partial = tensors.empty((rows, experts.H), partial_dtype(experts.device), "TILE", experts.device)
+        partial = programs.partial(T)
         programs.down(activations, routed, experts.down, partial, False)
         sum_over_devices(partial, out, experts.device)

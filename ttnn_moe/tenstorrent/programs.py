@@ -13,6 +13,7 @@ from ..contract import Problem
 from ..errors import ContractError
 from ..sizes import ceil_div, power_of_2
 from . import tensors
+from .all_reduce import partial_dtype, partial_rows
 from .device import Device
 from .launch import Launcher
 from .runtime import library
@@ -72,6 +73,7 @@ class LayerPrograms:
         self.device, self.sizes = device, sizes
         self._plans: dict[tuple[Any, ...], Launcher] = {}
         self._buffers: dict[tuple[Any, ...], Any] = {}
+        self._routed: dict[int, dict[str, Any]] = {}
         self.max_T = self._largest_bound()
 
     def bound(self, T: int) -> int:
@@ -92,31 +94,33 @@ class LayerPrograms:
     def route(self, topk_ids: Any, topk_weights: Any, mapping: Any, T: int) -> Routed:
         """topk_ids [>= T, K] int32, topk_weights [>= T, K] fp32 -> the kernels' view. Rows past T are ignored."""
         bound = self.bound(T)
-        made = {
-            name: self._buffer(name, form, bound) for name, form in self.buffers(bound).items() if name != "activations"
-        }
-        given = {"topk_ids": topk_ids, "topk_weights": topk_weights, "device_expert_mapping": mapping}
-        self._launcher("routing", bound)({**given, **made}, {"T": T}, "routed_token_weights")
+        made = self._routed.get(bound)
+        if made is None:
+            forms = self.buffers(bound)
+            made = {name: self._buffer(name, form, bound) for name, form in forms.items() if name != "activations"}
+            self._routed[bound] = made
+        given = {"topk_ids": topk_ids, "topk_weights": topk_weights, "device_expert_mapping": mapping, **made}
+        self._launcher("routing", bound)(given, {"T": T})
         return Routed(T, bound, {"device_expert_mapping": mapping, **made})
 
     def gate_up(self, hidden: Any, routed: Routed, gate: Any, up: Any) -> Any:
         """Steps 1 to 3: activations [rows, I], in a buffer that the next call overwrites."""
         out = self._rows("activations", routed.bound)
         given = {**self._routing(routed), "hidden": hidden, "weight_0": gate, "weight_1": up, "out": out}
-        self._launcher("gate_up", routed.bound)(given, {}, "out")
+        self._launcher("gate_up", routed.bound)(given, {})
         return out
 
     def project(self, hidden: Any, routed: Routed, weight: Any, name: str) -> Any:
         """Step 1 or 2: [rows, I], in a buffer that the next call of that name overwrites."""
         out = self._rows(name, routed.bound)
         given = {**self._routing(routed), "hidden": hidden, "weight_0": weight, "out": out}
-        self._launcher("project", routed.bound)(given, {}, "out")
+        self._launcher("project", routed.bound)(given, {})
         return out
 
     def silu_mul(self, gate: Any, up: Any, bound: int) -> Any:
         """Step 3 over all rows of the two buffers."""
         out = self._rows("product", bound)
-        self._launcher("silu_mul", bound)({"gate": gate, "up": up, "out": out}, {}, "out")
+        self._launcher("silu_mul", bound)({"gate": gate, "up": up, "out": out}, {})
         return out
 
     def down(self, activations: Any, routed: Routed, weight: Any, out: Any, accumulate: bool) -> None:
@@ -127,7 +131,13 @@ class LayerPrograms:
         given |= {"weight_0": weight, "out": out}
         kind = "float32" if out.dtype == ttnn.float32 else "bfloat16"
         scalars = {"token_tiles": ceil_div(routed.T, 32), "accumulate": int(accumulate)}
-        self._launcher("down", routed.bound, kind)(given, scalars, "out")
+        self._launcher("down", routed.bound, kind)(given, scalars)
+
+    def partial(self, T: int) -> Any:
+        """One device's part of the sum of T tokens, [rows, H]; a decode step's is kept, and overwritten."""
+        rows, dtype = partial_rows(T, self.sizes.H, self.device), partial_dtype(self.device)
+        form: Form = ((rows, self.sizes.H), dtype, "TILE")
+        return self._buffer("partial", form, 32) if T <= 32 else tensors.empty(*form, self.device)
 
     def rows(self, bound: int) -> int:
         """Rows of a step tensor."""
@@ -147,7 +157,8 @@ class LayerPrograms:
         }
 
     def _rows(self, name: str, bound: int) -> Any:
-        return self._buffer(name, self.buffers(bound)["activations"], bound)
+        made = self._buffers.get((name, bound))
+        return self._buffer(name, self.buffers(bound)["activations"], bound) if made is None else made
 
     def _buffer(self, name: str, form: Form, bound: int) -> Any:
         key = (name, bound)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import sys
 from collections.abc import Mapping
 from typing import Any, Protocol, runtime_checkable
 
@@ -41,4 +42,4 @@ def library() -> Any:
     """ttnn, or the stand-in that `use` was given."""
     if _emulated is not None:
         return _emulated
-    return importlib.import_module("ttnn")
+    return sys.modules.get("ttnn") or importlib.import_module("ttnn")

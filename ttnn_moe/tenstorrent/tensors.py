@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -82,6 +82,24 @@ def parts_to_torch(tensor: Any, device: Device) -> list[Tensor]:
     ttnn = library()
 
     return [ttnn.to_torch(part) for part in (ttnn.get_device_tensors(tensor) if device.D > 1 else [tensor])]
+
+
+def forms(given: Sequence[Any], device: Device) -> tuple[Any, ...] | None:
+    """A cheap key of all that `check` looks at: calls with equal keys need one check.
+
+    Args:
+        given: tensors, or None.
+
+    Returns:
+        The specs of the tensors (shape, dtype, layout, memory); None if one is not a ttnn tensor of this device.
+    """
+    if device.emulated:
+        return None
+    handle, kind = device.handle, library().Tensor
+    for tensor in given:
+        if tensor is not None and not (isinstance(tensor, kind) and tensor.device() is handle):
+            return None
+    return tuple(None if tensor is None else tensor.spec for tensor in given)
 
 
 def check(name: str, tensor: Any, shape: tuple[int, ...], dtypes: tuple[str, ...], layout: str, device: Device) -> None:

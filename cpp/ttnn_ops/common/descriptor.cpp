@@ -1,6 +1,8 @@
 #include "ttnn_ops/common/descriptor.hpp"
 
 #include <algorithm>
+#include <map>
+#include <string>
 #include <tt-metalium/host_api.hpp>
 #include <tt-metalium/tensor_accessor_args.hpp>
 #include <utility>
@@ -21,8 +23,18 @@ std::filesystem::path& kernel_root() {
     return root;
 }
 
+// A call has a handful of them: a search is faster than a map, which allocates.
+template <typename Named>
+const auto& find(const Named& named, const std::string& name) {
+    const auto found = std::ranges::find(named, name, [](const auto& one) { return one.first; });
+    if (found == named.end()) {
+        refuse("a plan asks for a value that the call has not", name, "a tensor or number of the call");
+    }
+    return found->second;
+}
+
 const ttnn::Tensor& tensor_of(const Call& call, const planner::Placeholder& arg) {
-    return call.tensors.at(arg.name).get();
+    return find(call.tensors, arg.name).get();
 }
 
 std::uint32_t value_of(const planner::Arg& arg, const Call& call) {
@@ -34,10 +46,10 @@ std::uint32_t value_of(const planner::Arg& arg, const Call& call) {
         return static_cast<std::uint32_t>(tensor_of(call, placeholder).buffer()->address());
     }
     if (placeholder.kind == "scalar") {
-        return call.scalars.at(placeholder.name);
+        return find(call.scalars, placeholder.name);
     }
     // a coordinate of the grid: the same on every device of a mesh
-    const auto* device = call.tensors.begin()->second.get().device();
+    const auto* device = call.tensors.front().second.get().device();
     const bool across = placeholder.kind == "noc_x";
     const CoreCoord logical(across ? placeholder.index : 0, across ? 0 : placeholder.index);
     const CoreCoord core = device->worker_core_from_logical_core(logical);
@@ -161,10 +173,14 @@ ProgramDescriptor describe(const planner::Program& plan, const Call& call) {
 void rebind(Program& program, const planner::Program& plan, const Call& call) {
     for (std::uint32_t k = 0; k < plan.kernels.size(); k++) {
         const std::vector<planner::Arg>& args = plan.kernels[k].common_args;
+        if (args.empty()) {
+            continue;
+        }
+        RuntimeArgsData& written = GetCommonRuntimeArgs(program, k);
         for (std::size_t i = 0; i < args.size(); i++) {
             const auto* placeholder = std::get_if<planner::Placeholder>(&args[i]);
             if (placeholder != nullptr && (placeholder->kind == "address" || placeholder->kind == "scalar")) {
-                GetCommonRuntimeArgs(program, k)[i] = value_of(args[i], call);
+                written[i] = value_of(args[i], call);
             }
         }
     }

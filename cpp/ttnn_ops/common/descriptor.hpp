@@ -3,9 +3,10 @@
 #include <cstdint>
 #include <filesystem>
 #include <functional>
-#include <map>
-#include <string>
+#include <string_view>
 #include <tt-metalium/program_descriptors.hpp>
+#include <utility>
+#include <vector>
 
 #include "planner/program.hpp"
 #include "ttnn/tensor/tensor.hpp"
@@ -18,8 +19,8 @@ namespace ttnn::operations::experimental::moe {
 
 // The tensors and numbers of one call, by the names that the plan has for them.
 struct Call {
-    std::map<std::string, std::reference_wrapper<const ttnn::Tensor>> tensors;
-    std::map<std::string, std::uint32_t> scalars{};
+    std::vector<std::pair<std::string_view, std::reference_wrapper<const ttnn::Tensor>>> tensors;
+    std::vector<std::pair<std::string_view, std::uint32_t>> scalars{};
 };
 
 // Folder with the kernels of every operator: device_kernels/.

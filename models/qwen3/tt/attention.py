@@ -95,8 +95,10 @@ def _a_core_each(x: Any, device: Device) -> Any:
     ttnn = library()
 
     B, size = int(x.shape[1]), int(x.shape[3])
-    cores = ttnn.num_cores_to_corerangeset(B, device.handle.compute_with_storage_grid_size(), True)
-    place = ttnn.create_sharded_memory_config(
-        (32, size), core_grid=cores, strategy=ttnn.ShardStrategy.HEIGHT, use_height_and_width_as_shard_shape=True
-    )
-    return ttnn.to_memory_config(x, place)
+    key = "a core each", B, size
+    if key not in device.cache:
+        cores = ttnn.num_cores_to_corerangeset(B, device.handle.compute_with_storage_grid_size(), True)
+        device.cache[key] = ttnn.create_sharded_memory_config(
+            (32, size), core_grid=cores, strategy=ttnn.ShardStrategy.HEIGHT, use_height_and_width_as_shard_shape=True
+        )
+    return ttnn.to_memory_config(x, device.cache[key])

@@ -10,13 +10,11 @@ import torch
 
 from ttnn_moe.errors import RequestError
 from ttnn_moe.tenstorrent import Device, tensors
+from ttnn_moe.tenstorrent.device import SIMULATOR
 from ttnn_moe.tenstorrent.runtime import is_emulator, library, wanted
 
 from .attention import DecodeTables
 from .cache import PagedCache
-
-TRACE_BYTES = 64 << 20
-"""Bytes of a chip's DRAM for traces, which hold commands and no tensors."""
 
 Run = Callable[[Any, Any, PagedCache, DecodeTables], Any]
 """(ids, positions, cache, tables) -> logits; ids and positions are ttnn [1, B] uint32."""
@@ -34,6 +32,7 @@ class Decoder:
     def __init__(self, device: Device, run: Run, traced: bool):
         self._device, self._run, self._traced = device, run, traced
         self._inputs: dict[int, tuple[Any, ...]] = {}
+        self._tables: dict[int, torch.Tensor] = {}  # as they are on the device
         self._traces: dict[int, tuple[Any, Any]] = {}
 
     def __call__(self, cache: PagedCache, ids: Sequence[int], positions: Sequence[int], rows: Sequence[int]) -> Any:
@@ -51,16 +50,30 @@ class Decoder:
             return run()
         if B not in self._traces:
             logits = run()  # compiles the programs of the trace, and is this step
+            self._traces[B] = self._capture(run)
+            return logits
+        trace, out = self._traces[B]
+        ttnn.execute_trace(handle, trace, cq_id=0, blocking=False)
+        return out
+
+    def _capture(self, run: Callable[[], Any]) -> tuple[Any, Any]:
+        """The trace of a step, and the logits that its replay writes.
+
+        Raises:
+            RequestError: ttnn captured none; its reason.
+        """
+        ttnn, handle = library(), self._device.handle
+        try:
             trace = ttnn.begin_trace_capture(handle, cq_id=0)
             try:
                 out = run()
             finally:
                 ttnn.end_trace_capture(handle, trace, cq_id=0)
-            self._traces[B] = trace, out
-            return logits
-        trace, out = self._traces[B]
-        ttnn.execute_trace(handle, trace, cq_id=0, blocking=False)
-        return out
+        except RuntimeError as error:
+            reason = next((line for line in str(error).splitlines() if line), "no reason")
+            remedy = "run without traces: --no-trace, or load_model(traced=False)"
+            raise RequestError("the decode step was not captured as a trace", got=reason, remedy=remedy) from error
+        return trace, out
 
     def release(self) -> None:
         """Forget the traces: a replay would overwrite what is allocated after the capture."""
@@ -74,28 +87,39 @@ class Decoder:
         """ids and positions [1, B] uint32, positions [B] and table [B, pages] int32: buffers that stay."""
         ttnn = library()
 
-        values = (
+        B, device = len(ids), self._device
+        values = [
             (torch.tensor([list(ids)]).int(), "uint32"),
             (torch.tensor([list(positions)]).int(), "uint32"),
             (torch.tensor(positions).int(), "int32"),
-            (table, "int32"),
-        )
-        B, device = len(ids), self._device
-        if B not in self._inputs:
+        ]
+        there = self._inputs.get(B)
+        # rows get a new page every PAGE tokens
+        if there is None or not torch.equal(table, self._tables[B]):
+            values.append((table, "int32"))
+            self._tables[B] = table
+        if there is None:
             self.release()
-            self._inputs[B] = tuple(tensors.replicate(one, device, dtype=dtype) for one, dtype in values)
-        else:
-            for (one, dtype), there in zip(values, self._inputs[B], strict=True):
-                ttnn.copy_host_to_device_tensor(tensors.replicate(one, device, dtype=dtype, on_host=True), there)
-        return self._inputs[B]
+            there = self._inputs[B] = tuple(tensors.replicate(one, device, dtype=dtype) for one, dtype in values)
+            return there
+        for (one, dtype), buffer in zip(values, there, strict=False):
+            ttnn.copy_host_to_device_tensor(tensors.replicate(one, device, dtype=dtype, on_host=True), buffer)
+        return there
+
+
+def why_no_trace(device: str | None) -> str | None:
+    """Why decode steps cannot be captured as traces; None: they can."""
+    if is_emulator(wanted() if device is None else device):
+        return "the emulator runs programs one by one"
+    if os.environ.get("TT_METAL_SLOW_DISPATCH_MODE"):
+        return "TT_METAL_SLOW_DISPATCH_MODE is set, and ttnn captures no trace then (simulators need it)"
+    if os.environ.get(SIMULATOR):
+        return "simulators dispatch without command queues, which traces need"
+    return None
 
 
 def check_trace(device: str | None) -> None:
     """Raise RequestError where no trace can be captured."""
-    reason = None
-    if is_emulator(wanted() if device is None else device):
-        reason = "the emulator runs programs one by one"
-    elif os.environ.get("TT_METAL_SLOW_DISPATCH_MODE"):
-        reason = "TT_METAL_SLOW_DISPATCH_MODE is set, and ttnn captures no trace then (simulators need it)"
+    reason = why_no_trace(device)
     if reason is not None:
         raise RequestError("decode steps cannot be traced", got=reason, remedy="leave --trace out")

@@ -8,12 +8,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from ttnn_moe.tenstorrent import Device, DeviceRouting, moe
+from ttnn_moe.tenstorrent import Device, DeviceRouting, moe, tensors
 from ttnn_moe.tenstorrent.runtime import library
 
 from ..config import Qwen3MoeConfig
 from .attention import DecodeTables, PrefillTables
-from .cache import PagedCache
+from .cache import MAX_ROWS, PagedCache
 from .weights import Dense, LayerWeights, Linear, Router
 
 
@@ -39,6 +39,7 @@ class Network:
         ttnn = library()
 
         self.config, self.device = config, device
+        self._outs: dict[int, Any] = {}
         # sums are fp32 where the device unpacks fp32 to DST
         self.exact = ttnn.init_device_compute_kernel_config(
             device.handle.arch(),
@@ -112,8 +113,15 @@ class Network:
         routing = DeviceRouting(
             ttnn.typecast(_rows(ids, (T, K)), ttnn.int32), ttnn.typecast(_rows(probabilities, (T, K)), ttnn.float32)
         )
-        out = moe(_rows(x, (T, H)), routing, weights.experts)
-        return ttnn.reshape(out, (1, 1, T, H))
+        return ttnn.reshape(moe(_rows(x, (T, H)), routing, weights.experts, out=self._out(T, H)), (1, 1, T, H))
+
+    def _out(self, T: int, H: int) -> Any:
+        """Where a decode step's experts write: every layer reads it before the next writes. None: to be allocated."""
+        if T > MAX_ROWS:
+            return None
+        if T not in self._outs:
+            self._outs[T] = tensors.empty((T, H), "bfloat16", "TILE", self.device)
+        return self._outs[T]
 
     def logits(self, x: Any, ends: Any, norm: Any, head: Linear) -> Any:
         """Logits of the rows of x that ends [1, R] uint32 names (None: all); each chip holds its part of [.., R, V]."""

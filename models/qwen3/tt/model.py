@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from loguru import logger
 from torch import Tensor
 
 from ttnn_moe import Placement, tenstorrent
@@ -24,8 +25,9 @@ from ..config import Qwen3MoeConfig
 from ..model import Layer, Qwen3Moe, rope_table, sizes_of
 from .attention import DecodeTables, PrefillTables
 from .cache import PagedCache
-from .decode import TRACE_BYTES, Decoder
+from .decode import Decoder, why_no_trace
 from .layers import Network, Place
+from .operators import trace_bytes
 from .passes import Packer, Pass
 from .room import room_for
 from .weights import LayerWeights, Linear, Mover, Router, check_sizes
@@ -160,15 +162,32 @@ class Qwen3MoeTT:
         return whole[:n, : self.config.vocab_size]
 
 
+def _on_device(config: Qwen3MoeConfig, D: int, device: str | None, traced: bool | None) -> Qwen3MoeTT:
+    """The model without weights. A device that is open already has the trace region that it was opened with."""
+    reason, room = why_no_trace(device) if traced is None else None, trace_bytes(config, D)
+    capture = reason is None if traced is None else traced
+    mesh = tenstorrent.open_device(D, device, room if capture else None)
+    if traced is None and capture and mesh.trace_bytes < room:
+        capture, reason = False, f"the device was opened with {mesh.trace_bytes} bytes for traces, not {room}"
+    if reason is not None:
+        logger.info("decode steps run eagerly: {}", reason)
+    return Qwen3MoeTT(config, mesh, capture)
+
+
 def load_model(
-    directory: str | Path, D: int = 1, device: str | None = None, progress: Progress | None = None, traced: bool = False
+    directory: str | Path,
+    D: int = 1,
+    device: str | None = None,
+    progress: Progress | None = None,
+    traced: bool | None = None,
 ) -> Qwen3MoeTT:
     """Put a checkpoint on one chip, or a 1xD mesh; the host holds one layer at a time.
 
     Args:
         directory, progress: as ttnn_moe.models.qwen3.load_model.
         D: chips. device: as in ttnn_moe.tenstorrent.open_device.
-        traced: capture decode steps as traces, and replay them. This needs fast dispatch.
+        traced: capture decode steps as traces, and replay them; default: where the device can. This needs fast
+            dispatch.
 
     Raises:
         CheckpointError: as ttnn_moe.models.qwen3.load_model, or sizes that the device does not take.
@@ -180,7 +199,7 @@ def load_model(
     config = checkpoint.config
     if config.num_experts:
         Placement.uniform(config.num_experts, D)
-    model = Qwen3MoeTT(config, tenstorrent.open_device(D, device, TRACE_BYTES if traced else None), traced)
+    model = _on_device(config, D, device, traced)
     with torch.device("meta"):
         host = Qwen3Moe(config, "tenstorrent").to(model.dtype)
     done = 0

@@ -49,7 +49,7 @@ class Options:
     mesh: str | None = None
     device: str | None = None
     dtype: str | None = None
-    trace: bool = False
+    trace: bool | None = None
     profile: bool = False
 
     def refuse(self, backend: str) -> int:

@@ -106,6 +106,7 @@ NB_MODULE(ttnn_stand_in, module) {
                                                            : tt::ARCH::GRAYSKULL;
                  new (self) MeshDevice(kind, {grid.first, grid.second});
              })
+        .def_rw("keep", &MeshDevice::keep)
         .def_prop_ro("cache_entries", [](const MeshDevice& self) { return self.programs.size(); })
         .def_prop_ro("launched",
                      [](const MeshDevice& self) {

@@ -99,12 +99,14 @@ std::uint32_t page_size_of(const TensorSpec& spec) {
 }  // namespace
 
 Tensor::Tensor(TensorSpec spec, distributed::MeshDevice* device, std::shared_ptr<Buffer> buffer)
-    : spec_(std::move(spec)), device_(device), buffer_(std::move(buffer)) {}
+    : spec_(std::make_shared<const TensorSpec>(std::move(spec))),
+      device_(device),
+      buffer_(std::move(buffer)) {}
 Tensor::~Tensor() = default;
-DataType Tensor::dtype() const { return spec_.tensor_layout.dtype; }
-Layout Tensor::layout() const { return spec_.tensor_layout.page_config.layout; }
-const Shape& Tensor::logical_shape() const { return spec_.logical_shape; }
-const MemoryConfig& Tensor::memory_config() const { return spec_.tensor_layout.memory_config; }
+DataType Tensor::dtype() const { return spec_->tensor_layout.dtype; }
+Layout Tensor::layout() const { return spec_->tensor_layout.page_config.layout; }
+const Shape& Tensor::logical_shape() const { return spec_->logical_shape; }
+const MemoryConfig& Tensor::memory_config() const { return spec_->tensor_layout.memory_config; }
 StorageType Tensor::storage_type() const {
     return device_ == nullptr ? StorageType::HOST : StorageType::DEVICE;
 }

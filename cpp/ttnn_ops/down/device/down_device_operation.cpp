@@ -20,8 +20,8 @@ planner::Problem DownDeviceOperation::problem(const operation_attributes_t& attr
             .out_format = name_of(attributes.output_dtype)};
 }
 
-void DownDeviceOperation::validate_on_program_cache_miss(const operation_attributes_t& attributes,
-                                                         const tensor_args_t& tensors) {
+void DownDeviceOperation::validate_on_program_cache_hit(const operation_attributes_t& attributes,
+                                                        const tensor_args_t& tensors) {
     const planner::Problem sizes = problem(attributes, tensors);
     const std::uint32_t T = attributes.num_tokens;
     const auto check = [&](const char* name, const ttnn::Tensor& tensor,
@@ -44,6 +44,11 @@ void DownDeviceOperation::validate_on_program_cache_miss(const operation_attribu
     } else if (attributes.accumulate) {
         refuse("accumulate needs an output to add to", "none", "an output tensor");
     }
+}
+
+void DownDeviceOperation::validate_on_program_cache_miss(const operation_attributes_t& attributes,
+                                                         const tensor_args_t& tensors) {
+    validate_on_program_cache_hit(attributes, tensors);
     program(attributes, tensors);  // throws if there is none
 }
 

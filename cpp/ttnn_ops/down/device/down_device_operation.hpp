@@ -36,11 +36,8 @@ struct DownDeviceOperation {
     using program_factory_t = std::variant<ProgramFactory<DownDeviceOperation>>;
 
     static void validate_on_program_cache_miss(const operation_attributes_t&, const tensor_args_t&);
-    // The same: the hash leaves out the tensors' specs.
-    static void validate_on_program_cache_hit(const operation_attributes_t& attributes,
-                                              const tensor_args_t& tensors) {
-        validate_on_program_cache_miss(attributes, tensors);
-    }
+    // The tensors again, since the hash leaves out their specs; not the plan.
+    static void validate_on_program_cache_hit(const operation_attributes_t&, const tensor_args_t&);
     static spec_return_value_t compute_output_specs(const operation_attributes_t&, const tensor_args_t&);
     static tensor_return_value_t create_output_tensors(const operation_attributes_t&, const tensor_args_t&);
     static ttsl::hash::hash_t compute_program_hash(const operation_attributes_t&, const tensor_args_t&);

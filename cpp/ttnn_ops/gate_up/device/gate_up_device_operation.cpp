@@ -19,8 +19,8 @@ planner::Problem GateUpDeviceOperation::problem(const operation_attributes_t& at
             .weight_format = name_of(tensors.gate.dtype())};
 }
 
-void GateUpDeviceOperation::validate_on_program_cache_miss(const operation_attributes_t& attributes,
-                                                           const tensor_args_t& tensors) {
+void GateUpDeviceOperation::validate_on_program_cache_hit(const operation_attributes_t& attributes,
+                                                          const tensor_args_t& tensors) {
     const planner::Problem sizes = problem(attributes, tensors);
     const std::uint32_t T = sizes_of("hidden", tensors.hidden, 2)[0];
     const auto check = [&](const char* name, const ttnn::Tensor& tensor,
@@ -43,6 +43,11 @@ void GateUpDeviceOperation::validate_on_program_cache_miss(const operation_attri
         refuse("T is beyond what the routing was made for", std::to_string(T),
                "1 .. " + std::to_string(sizes.T));
     }
+}
+
+void GateUpDeviceOperation::validate_on_program_cache_miss(const operation_attributes_t& attributes,
+                                                           const tensor_args_t& tensors) {
+    validate_on_program_cache_hit(attributes, tensors);
     program(attributes, tensors);  // throws if there is none
 }
 

@@ -18,7 +18,7 @@ Call GateUpDeviceOperation::call(const operation_attributes_t&, const tensor_arg
                           {"weight_0", tensors.gate},
                           {"out", output}}};
     if (tensors.up.has_value()) {
-        call.tensors.emplace("weight_1", *tensors.up);
+        call.tensors.emplace_back("weight_1", *tensors.up);
     }
     return call;
 }

@@ -18,8 +18,8 @@ planner::Problem RoutingDeviceOperation::problem(const operation_attributes_t& a
             .I = planner::kTile};
 }
 
-void RoutingDeviceOperation::validate_on_program_cache_miss(const operation_attributes_t& attributes,
-                                                            const tensor_args_t& tensors) {
+void RoutingDeviceOperation::validate_on_program_cache_hit(const operation_attributes_t& attributes,
+                                                           const tensor_args_t& tensors) {
     const planner::Problem sizes = problem(attributes, tensors);
     const std::uint32_t T = sizes_of("topk_ids", tensors.topk_ids, 2)[0];
     const auto check = [&](const char* name, const ttnn::Tensor& tensor,
@@ -42,6 +42,11 @@ void RoutingDeviceOperation::validate_on_program_cache_miss(const operation_attr
         check("routed_token_weights", tensors.outputs[2], {sizes.E, planner::padded_tokens(sizes)},
               DataType::BFLOAT16);
     }
+}
+
+void RoutingDeviceOperation::validate_on_program_cache_miss(const operation_attributes_t& attributes,
+                                                            const tensor_args_t& tensors) {
+    validate_on_program_cache_hit(attributes, tensors);
     program(attributes, tensors);  // throws if there is none
 }
 

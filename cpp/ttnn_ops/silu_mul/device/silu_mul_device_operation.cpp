@@ -15,8 +15,8 @@ planner::Problem SiluMulDeviceOperation::problem(const operation_attributes_t&,
     return {.T = shape[0], .E = 1, .E_local = 1, .K = 1, .H = planner::kTile, .I = shape[1]};
 }
 
-void SiluMulDeviceOperation::validate_on_program_cache_miss(const operation_attributes_t& attributes,
-                                                            const tensor_args_t& tensors) {
+void SiluMulDeviceOperation::validate_on_program_cache_hit(const operation_attributes_t& attributes,
+                                                           const tensor_args_t& tensors) {
     const planner::Problem sizes = problem(attributes, tensors);
     const auto check = [&](const char* name, const ttnn::Tensor& tensor) {
         check_tensor(name, tensor, {sizes.T, sizes.I}, {DataType::BFLOAT16}, Layout::TILE, tensors.gate);
@@ -29,6 +29,11 @@ void SiluMulDeviceOperation::validate_on_program_cache_miss(const operation_attr
     if (sizes.T % planner::kTile != 0) {
         refuse("gate has rows beside whole tiles", std::to_string(sizes.T), "a multiple of 32");
     }
+}
+
+void SiluMulDeviceOperation::validate_on_program_cache_miss(const operation_attributes_t& attributes,
+                                                            const tensor_args_t& tensors) {
+    validate_on_program_cache_hit(attributes, tensors);
     program(attributes, tensors);  // throws if there is none
 }
 

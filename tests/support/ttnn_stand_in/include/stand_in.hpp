@@ -20,6 +20,7 @@ class MeshDevice {
 
     std::map<std::uint64_t, Program> programs;  // the program cache
     std::vector<ProgramDescriptor> launched;    // with the runtime arguments of that launch
+    bool keep = true;                           // false: launched stays as it is, for timing
     std::uint64_t next_address = 1 << 20;
 
   private:

@@ -55,7 +55,9 @@ typename Operation::tensor_return_value_t launch(const typename Operation::opera
         Operation::validate_on_program_cache_hit(attributes, tensors);
         Factory::override_runtime_arguments(found->second, attributes, tensors, outputs, std::nullopt);
     }
-    device->launched.push_back(found->second.descriptor);
+    if (device->keep) {
+        device->launched.push_back(found->second.descriptor);
+    }
     return outputs;
 }
 

@@ -26,7 +26,7 @@ class Tensor {
     tt::tt_metal::distributed::MeshDevice* device() const;  // likewise
 
   private:
-    tt::tt_metal::TensorSpec spec_;
+    std::shared_ptr<const tt::tt_metal::TensorSpec> spec_;  // shared by copies, as in ttnn
     tt::tt_metal::distributed::MeshDevice* device_;
     std::shared_ptr<tt::tt_metal::Buffer> buffer_;
 };

@@ -1,0 +1,158 @@
+"""Launches of a program that has run before: a call patches a descriptor, and the chip gets what a new one would give.
+
+On ttnn's host side without a device (tests/support/ttnn_host.py); on simulators: tenstorrent_host_runs.py.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("ttnn_moe._planner", reason="native planner: not built", exc_type=ModuleNotFoundError)
+
+import ttnn_host  # noqa: E402
+from benchmark_scripts import script  # noqa: E402
+from ttnn_moe import ContractError, Placement, tenstorrent  # noqa: E402
+from ttnn_moe.tenstorrent import runtime, tensors  # noqa: E402
+from ttnn_moe.tenstorrent.device import Device  # noqa: E402
+from ttnn_moe.tenstorrent.experts import DeviceExperts  # noqa: E402
+from ttnn_moe.tenstorrent.launch import Launcher  # noqa: E402
+
+CHIPS = {"blackhole": (13, 10), "wormhole_b0": (8, 7)}
+E, K, H, I = 16, 2, 96, 64
+
+
+@pytest.fixture(params=CHIPS)
+def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Device]:
+    monkeypatch.setattr(runtime, "_emulated", ttnn_host)
+    yield Device.of(ttnn_host.Device(request.param, CHIPS[request.param]))
+
+
+def experts_on(device: Device) -> DeviceExperts:
+    def tiles(*shape: int) -> Any:
+        return tensors.empty(shape, "bfloat16", "TILE", device)
+
+    mapping = tensors.empty((1, E), "int32", "ROW_MAJOR", device)
+    return DeviceExperts(
+        device, E, H, I, "bfloat16", Placement.uniform(E, 1), tiles(E, H, I), tiles(E, H, I), tiles(E, I, H), mapping
+    )
+
+
+def call_on(device: Device, T: int, out: str | None = "bfloat16") -> dict[str, Any]:
+    """Arguments of moe, in new buffers."""
+    ids = tensors.empty((T, K), "int32", "ROW_MAJOR", device)
+    weights = tensors.empty((T, K), "float32", "ROW_MAJOR", device)
+    return {
+        "hidden": tensors.empty((T, H), "bfloat16", "ROW_MAJOR", device),
+        "routing": tenstorrent.DeviceRouting(ids, weights),
+        "out": None if out is None else tensors.empty((T, H), out, "TILE", device),
+    }
+
+
+def anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Launch as at a first call."""
+
+    def launch(self: Launcher, given: Any, scalars: Any) -> None:
+        runtime.library().generic_op(list(given.values()), self.descriptor(given, scalars))
+
+    monkeypatch.setattr(Launcher, "__call__", launch)
+
+
+def test_a_chip_gets_the_arguments_of_each_call(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every buffer, T and accumulate change from call to call; two layers share the programs."""
+    layers = [experts_on(device), experts_on(device)]
+    kinds = [(20, "bfloat16"), (32, "bfloat16"), (1, "float32"), (7, "float32"), (20, "bfloat16")]
+    calls = [(layers[i % 2], call_on(device, T, out), i % 4 == 3) for i, (T, out) in enumerate(kinds)]
+    for experts, call, accumulate in calls * 2:
+        tenstorrent.moe(call["hidden"], call["routing"], experts, out=call["out"], accumulate=accumulate)
+    handle = device.handle
+    got, entries = list(handle.launched), handle.num_program_cache_entries()
+    assert entries == 4  # down has one for each format of the output
+    handle.launched.clear()
+    anew(monkeypatch)
+    for experts, call, accumulate in calls * 2:
+        tenstorrent.moe(call["hidden"], call["routing"], experts, out=call["out"], accumulate=accumulate)
+    assert got == handle.launched and len(got) == 30
+    assert all(own for program in got for _, own in program), "every core has its arguments"
+    assert handle.num_program_cache_entries() == entries
+
+
+def test_a_program_that_ttnn_forgot_is_made_again(device: Device) -> None:
+    experts, call = experts_on(device), call_on(device, 20)
+    for _ in range(3):
+        tenstorrent.moe(call["hidden"], call["routing"], experts, out=call["out"])
+    device.handle.clear_program_cache()
+    for _ in range(2):
+        tenstorrent.moe(call["hidden"], call["routing"], experts, out=call["out"])
+    launched = device.handle.launched
+    assert launched == launched[:3] * 5 and device.handle.num_program_cache_entries() == 3
+
+
+def test_a_later_call_makes_no_descriptor_and_no_check(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    experts, calls = experts_on(device), [call_on(device, 20) for _ in range(3)]
+    tenstorrent.moe(calls[0]["hidden"], calls[0]["routing"], experts, out=calls[0]["out"])
+
+    def never(*_: Any) -> None:
+        raise AssertionError("of a first call only")
+
+    monkeypatch.setattr(Launcher, "descriptor", never)
+    monkeypatch.setattr(tensors, "check", never)
+    monkeypatch.setattr(ttnn_host, "empty", never)
+    for call in calls:
+        tenstorrent.moe(call["hidden"], call["routing"], experts, out=call["out"])
+    assert len(device.handle.launched) == 12
+
+
+def test_what_fails_twice_is_raised(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    experts, call = experts_on(device), call_on(device, 20)
+    tenstorrent.moe(call["hidden"], call["routing"], experts, out=call["out"])
+
+    def broken(*_: Any) -> None:
+        raise RuntimeError("the card is gone")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ttnn_host, "generic_op", broken)
+        with pytest.raises(RuntimeError, match="the card is gone"):
+            tenstorrent.moe(call["hidden"], call["routing"], experts, out=call["out"])
+    tenstorrent.moe(call["hidden"], call["routing"], experts, out=call["out"])
+    assert device.handle.launched[:3] == device.handle.launched[3:]
+
+
+WRONG: dict[str, tuple[dict[str, Any], str]] = {
+    "shape": ({"shape": (20, H + 32)}, "hidden has the wrong shape"),
+    "as many numbers": ({"shape": (10, 2 * H)}, "hidden has the wrong shape"),
+    "dtype": ({"dtype": ttnn_host.float32}, "hidden has the wrong dtype"),
+    "layout": ({"layout": "TILE"}, "hidden has the wrong layout"),
+    "host": ({"device": None}, "hidden is not on a device"),
+    "another device": ({"device": ttnn_host.Device()}, "hidden is on another device"),
+    "L1": ({"memory_config": "L1"}, "hidden is not interleaved in DRAM"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_tensor_is_refused_after_right_ones(device: Device, name: str) -> None:
+    change, message = WRONG[name]
+    experts, call = experts_on(device), call_on(device, 20)
+    for _ in range(2):
+        tenstorrent.moe(call["hidden"], call["routing"], experts, out=call["out"])
+    form = {"shape": (20, H), "dtype": ttnn_host.bfloat16, "layout": "ROW_MAJOR", "device": device.handle}
+    wrong = ttnn_host.Tensor(**{**form, "memory_config": "DRAM", **change})
+    launched = len(device.handle.launched)
+    with pytest.raises(ContractError, match=re.escape(message)):
+        tenstorrent.moe(wrong, call["routing"], experts, out=call["out"])
+    with pytest.raises(ContractError, match="out is not a ttnn tensor"):
+        tenstorrent.moe(call["hidden"], call["routing"], experts, out=torch.zeros(20, H))
+    with pytest.raises(ContractError, match="needs an out|accumulate=True"):
+        tenstorrent.moe(call["hidden"], call["routing"], experts, accumulate=True)
+    assert len(device.handle.launched) == launched
+
+
+def test_the_benchmark(device: Device) -> None:
+    """Times of the host code before and after, with its gate; small."""
+    host = script("tenstorrent_host")
+    row = host.measure(device, host.Sizes(E=E, E_local=E, K=K, H=H, I=I), T=20, rounds=2, calls=3)
+    assert row.before_us["layer"] > row.after_us["layer"] > 0 and row.ratio > 1
