@@ -1,0 +1,492 @@
+// Sorted rows through int4_24 experts, both products in one launch:
+// act[row] = silu(x Wg_e^T) * (x Wu_e^T), x = hidden[row_tokens[row]]; out[row] = act[row] Wd_e^T.
+//
+// | argument   | shape             | dtype |                                                                |
+// |------------|-------------------|-------|----------------------------------------------------------------|
+// | w13        | [E, H/64, 2I, 2]  | int64 | words; gate row c is row c * row_step, its up row up_rows later |
+// | w2         | [E, I/64, H, 2]   | int64 | words                                                          |
+// | hidden     | [T, H]            | bf16  | row-major, 16 bytes                                            |
+// | row_tokens | [P]               | int32 |                                                                |
+// | tiles      | [bound]           | Tile  | of routing_sort, tile_rows = MAX_N; their done: 0              |
+// | num_tiles  | [2]               | int32 | tiles in use; 0, counts the items that blocks took             |
+// | act        | [P, I]            | bf16  | scratch; row-major, 16 bytes                                   |
+// | out        | [P, H]            | bf16  | row-major, 16 bytes; only rows of tiles written                |
+//
+// H and I are multiples of 64. Weights are the M side, the rows of a tile the N side of mma.sp.m16n8k32.
+// Integers are multiplied; each 32 channels' sums are then scaled, in fp32.
+//
+// Threads: 32 * WARPS_M * WARPS_N * WARPS_K. A warp makes 64 weight rows times its share of the tile's rows,
+// in groups of 8, over its share of the channels. Its last WARPS_K warps add up. Blocks and items: as in
+// grouped_mlp.
+//
+// Shared memory: STAGES stages of SLABS slabs of 64 channels: WEIGHT_ROWS * 16 bytes of words, then MAX_N *
+// 128 bytes of rows. A lane's decoding reads 16 bytes of a word's row, which its quad shares. Then sums of
+// the warps that share channels; then SLOTS items.
+#include "common/copies.cuh"
+#include "common/flags.cuh"
+#include "common/routing.cuh"
+#include "sm80/int4_24_rows.cuh"
+#include "sm80/mma.cuh"
+
+#ifndef WARPS_M
+#define WARPS_M 2
+#endif
+#ifndef WARPS_N
+#define WARPS_N 1
+#endif
+#ifndef WARPS_K
+#define WARPS_K 2
+#endif
+#ifndef MAX_N
+#define MAX_N 8
+#endif
+#ifndef SLABS
+#define SLABS 4
+#endif
+#ifndef STAGES
+#define STAGES 4
+#endif
+#ifndef BLOCKS
+#define BLOCKS 1  // of a multiprocessor, at least
+#endif
+#ifndef READ_ONCE
+#define READ_ONCE 0
+#endif
+
+constexpr int WARPS = WARPS_M * WARPS_N * WARPS_K, THREADS = 32 * WARPS;
+constexpr int WEIGHT_ROWS = 64 * WARPS_M;
+constexpr int GROUPS = MAX_N / (8 * WARPS_N);  // of 8 rows, a warp, at most
+constexpr int WEIGHT_SLAB = WEIGHT_ROWS * 16, ROW_SLAB = MAX_N * 128;
+constexpr int STAGE_BYTES = SLABS * (WEIGHT_SLAB + ROW_SLAB);
+constexpr int SLABS_AT_ONCE = THREADS / WEIGHT_ROWS;  // of words that the threads copy at a time
+constexpr int WEIGHT_PASSES = SLABS / SLABS_AT_ONCE;
+constexpr int ROWS_AT_ONCE = THREADS / 8;
+constexpr int ROW_PASSES = MAX_N > ROWS_AT_ONCE ? MAX_N / ROWS_AT_ONCE : 1;  // of a slab
+constexpr int ROW_SLABS_AT_ONCE = MAX_N > ROWS_AT_ONCE ? 1 : ROWS_AT_ONCE / MAX_N;
+constexpr int SUMS_BYTES = (WARPS_K - 1) * WARPS_M * WARPS_N * GROUPS * 2048;
+constexpr int SLOTS = 16, NEVER = 1 << 30;
+
+static_assert(MAX_N % (8 * WARPS_N) == 0 && GROUPS <= 8, "whole groups of 8 rows, whose sums fit registers");
+static_assert(THREADS % WEIGHT_ROWS == 0 && SLABS % SLABS_AT_ONCE == 0, "a thread copies one row of words");
+static_assert(MAX_N % ROWS_AT_ONCE == 0 || ROWS_AT_ONCE % MAX_N == 0, "whole passes of rows");
+static_assert(SLABS % WARPS_K == 0, "warps have as many slabs as one another");
+static_assert(STAGES >= 2 && STAGES < SLOTS - 1, "an item stays in its slot until its products are made");
+
+enum Kind { GATE_UP, DOWN, NONE };
+
+struct alignas(16) Item {
+    int expert, first, rows;  // of the tile
+    int tile;                 // index of the tile
+    int kind, block;          // of WEIGHT_ROWS rows of weights
+    int ready;                // a down item's activations were complete when it was claimed
+    int unused;
+};
+
+struct Work {
+    Tile* tiles;
+    int* taken;
+    int count, gate_up_items, gate_up_blocks, down_blocks;
+
+    __device__ __forceinline__ Work(Tile* tiles, int* num_tiles, int H, int I)
+        : tiles(tiles), taken(num_tiles + 1) {
+        gate_up_blocks = (2 * I + WEIGHT_ROWS - 1) / WEIGHT_ROWS;
+        down_blocks = (H + WEIGHT_ROWS - 1) / WEIGHT_ROWS;
+        gate_up_items = *num_tiles * gate_up_blocks;
+        count = gate_up_items + *num_tiles * down_blocks;
+    }
+    __device__ __forceinline__ int claim() const { return atomicAdd(taken, 1); }
+    __device__ __forceinline__ Item item(int i) const {
+        Item item{};
+        item.kind = i < gate_up_items ? GATE_UP : i < count ? DOWN : NONE;
+        if (item.kind == NONE) return item;
+        const int at = item.kind == DOWN ? i - gate_up_items : i;
+        const int blocks = item.kind == DOWN ? down_blocks : gate_up_blocks;
+        item.tile = at / blocks;
+        item.block = at % blocks;
+        const int4 words = *reinterpret_cast<const int4*>(tiles + item.tile);
+        item.expert = words.x;
+        item.first = words.y;
+        item.rows = words.z;
+        item.ready = item.kind == DOWN && complete(item.tile);
+        return item;
+    }
+    __device__ __forceinline__ bool complete(int tile) const {
+        return load_acquire(&tiles[tile].done) >= gate_up_blocks;
+    }
+};
+
+// Row c of 32 low, or of 32 high, ones is row c % 2 + c / 8 * 2 of that half of product c / 2 % 4 of a warp:
+// four transposed products give a lane eight channels in a row. Swizzled: copies of eight rows in a row touch
+// every bank once, as products do.
+__device__ __forceinline__ u32 place(int c, int high) {
+    const int m = c / 2 % 4, g = c % 2 + c / 8 * 2;
+    return ((2 * m + high) * 8 + (g ^ (2 * m) ^ (4 * high))) * 16;
+}
+
+// Of a 16-byte chunk of a row of a tile: four rows of two chunks touch every bank once.
+__device__ __forceinline__ u32 place_of_row(int row, int chunk) {
+    return row * 128 + (chunk ^ (row % 4 * 2)) * 16;
+}
+
+struct Weights {
+    const uint4 *w13, *w2;
+    int row_step, up_rows, H, I;
+};
+
+// This thread's copies: of one row of words, and of a chunk of rows of x.
+struct Loader {
+    const Work& work;
+    const Weights& given;
+    const u16* hidden;
+    const u16* act;
+    const int* row_tokens;
+    Item* items;
+    u32 shared;
+
+    u64 weights, x;        // addresses, of the next step
+    u64 slab_bytes;        // from a slab of words to the next
+    u32 to;                // of the words in a slab of a stage
+    int x_bytes;           // of a row in memory
+    int rows;              // of x, to copy, from this thread's on; also for the words: below 0, none
+    int index[ROW_PASSES];  // rows of x
+    int slabs = 0;         // of this item that are not filled yet; NEVER: there is no item to fill
+    int item = 0;          // that is prepared next
+    int claimed;           // thread 0: the item after the next
+    Item looked_up;        // thread 0: to be written to its slot
+    bool pending = false, valid = false, down = false;
+#if READ_ONCE
+    u64 policy = evict_first();
+#endif
+
+    __device__ __forceinline__ Loader(const Work& work, const Weights& given, const u16* hidden,
+                                      const u16* act, const int* row_tokens, Item* items, u32 shared)
+        : work(work),
+          given(given),
+          hidden(hidden),
+          act(act),
+          row_tokens(row_tokens),
+          items(items),
+          shared(shared) {
+        if (threadIdx.x == 0) {
+            items[0] = work.item(work.claim());
+            claimed = work.claim();
+        }
+        __syncthreads();
+    }
+
+    // Between items: the addresses of the next one. The one after it is looked up meanwhile.
+    __device__ __forceinline__ void prepare() {
+        const Item next = items[item % SLOTS];
+        if (next.kind == NONE || (next.kind == DOWN && !down)) {
+            slabs = NEVER;
+            valid = false;
+            rows = 0;
+            return;
+        }
+        ++item;
+        if (threadIdx.x == 0) {
+            looked_up = work.item(claimed);
+            claimed = work.claim();
+            pending = true;
+        }
+        const bool is_down = next.kind == DOWN;
+        const int depth = is_down ? given.I : given.H, R = is_down ? given.H : 2 * given.I;
+        slabs = depth / 64;
+        slab_bytes = static_cast<u64>(R) * 16;
+        {
+            const int r = threadIdx.x % WEIGHT_ROWS % 64, warp_m = threadIdx.x % WEIGHT_ROWS / 64;
+            const int slab = threadIdx.x / WEIGHT_ROWS;
+            const bool pairs = !is_down && given.row_step == 2;  // gate and up rows take turns
+            const int c = pairs ? r / 2 : r % 32, high = pairs ? r % 2 : r / 32;
+            const int channel = (next.block * WARPS_M + warp_m) * (is_down ? 64 : 32) + c + (is_down ? 32 * high : 0);
+            const int row = is_down ? channel : channel * given.row_step + high * given.up_rows;
+            valid = channel < (is_down ? given.H : given.I);
+            const uint4* first = is_down ? given.w2 : given.w13;
+            weights = reinterpret_cast<u64>(first + (static_cast<u64>(next.expert) * slabs + slab) * R + row);
+            to = shared + slab * WEIGHT_SLAB + warp_m * 1024 + place(c, high);
+        }
+        const int row = threadIdx.x / 8 % MAX_N;
+        rows = next.rows - row;
+        x_bytes = depth * 2;
+        x = reinterpret_cast<u64>((is_down ? act : hidden) + threadIdx.x / (8 * MAX_N) * 64 + threadIdx.x % 8 * 8);
+#pragma unroll
+        for (int i = 0; i < ROW_PASSES; ++i) {
+            index[i] = next.first + row + ROWS_AT_ONCE * i;
+            if (!is_down && ROWS_AT_ONCE * i < rows) index[i] = row_tokens[index[i]];
+        }
+        if (is_down && !next.ready) {
+            if (threadIdx.x % 32 == 0)
+                while (!work.complete(next.tile)) {
+                }
+            __syncwarp();
+        }
+    }
+
+    // A step's copies, to the stage at offset `stage`.
+    __device__ __forceinline__ void fill(u32 stage) {
+        if (slabs == 0) prepare();
+        const int left_words = slabs - threadIdx.x / WEIGHT_ROWS;
+#pragma unroll
+        for (int i = 0; i < WEIGHT_PASSES; ++i) {
+            const void* from = reinterpret_cast<const void*>(weights + i * SLABS_AT_ONCE * slab_bytes);
+            // past the last channel: products of what is there, not stored
+#if READ_ONCE
+            if (valid && i * SLABS_AT_ONCE < left_words)
+                copy_16(to + stage + i * SLABS_AT_ONCE * WEIGHT_SLAB, from, policy);
+#else
+            if (valid && i * SLABS_AT_ONCE < left_words)
+                copy_16(to + stage + i * SLABS_AT_ONCE * WEIGHT_SLAB, from);
+#endif
+        }
+        const int own_slab = ROW_SLABS_AT_ONCE > 1 ? threadIdx.x / (8 * MAX_N) : 0;
+        const u32 to_row = shared + stage + SLABS * WEIGHT_SLAB + own_slab * ROW_SLAB +
+                           place_of_row(threadIdx.x / 8 % MAX_N, threadIdx.x % 8);
+#pragma unroll
+        for (int i = 0; i < ROW_PASSES; ++i) {
+            const u64 from = row_at(x, index[i], x_bytes);
+#pragma unroll
+            for (int s = 0; s < SLABS; s += ROW_SLABS_AT_ONCE)
+                if (ROWS_AT_ONCE * i < rows && s + own_slab < min(slabs, SLABS))
+                    copy_16(to_row + s * ROW_SLAB + i * ROWS_AT_ONCE * 128,
+                            reinterpret_cast<const void*>(from + s * 128));
+        }
+        copies_commit();
+        weights += SLABS * slab_bytes;
+        x += SLABS * 128;
+        if (slabs != NEVER) slabs = max(slabs - SLABS, 0);
+    }
+
+    // After a step: the item that it looked up becomes visible at the next barrier.
+    __device__ __forceinline__ void publish() {
+        if (!pending) return;
+        items[item % SLOTS] = looked_up;
+        pending = false;
+    }
+
+    // The first STAGES - 1 steps.
+    __device__ __forceinline__ void start() {
+        slabs = 0;
+        for (int s = 0; s < STAGES - 1; ++s) {
+            fill(s * STAGE_BYTES);
+            publish();
+            __syncthreads();
+        }
+    }
+};
+
+template <int G>
+using Sums = float[4][G][4];
+
+// Where a lane reads a slab.
+struct Lane {
+    u32 word;  // of the low row of product 0, of this lane's row
+    u32 row;   // of the first group: channels 4t of row lane / 4
+
+    __device__ __forceinline__ explicit Lane(int groups) {
+        const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+        word = warp % WARPS_M * 1024 + lane / 4 * 16;
+        row = warp / WARPS_M % WARPS_N * groups * 1024 + lane / 4 * 128 + (lane / 4 % 4 * 2 ^ lane % 4 / 2) * 16 +
+              lane % 2 * 8;
+    }
+    // The words of 64 channels, or the half-th of them, of a row of product m.
+    template <class T>
+    __device__ __forceinline__ T words(const unsigned char* slab, int m, int high, int half) const {
+        const u32 swizzle = (2 * m ^ 4 * high) * 16;
+        return *reinterpret_cast<const T*>(slab + ((word ^ swizzle) + (2 * m + high) * 128 + half * 8));
+    }
+    // B of group j.
+    __device__ __forceinline__ void rows(u32 (&b)[4], const unsigned char* slab, int j, int half) const {
+        const uint2 first = *reinterpret_cast<const uint2*>(slab + ((row ^ half * 64) + j * 1024));
+        const uint2 second = *reinterpret_cast<const uint2*>(slab + ((row ^ (half * 64 + 32)) + j * 1024));
+        b[0] = first.x;
+        b[1] = second.x;
+        b[2] = first.y;
+        b[3] = second.y;
+    }
+};
+
+template <int G>
+__device__ __forceinline__ void multiply_slab(Sums<G>& sums, const unsigned char* words, const unsigned char* rows,
+                                              const Lane& lane, const Decoder& decoder) {
+    if constexpr (G <= 2) {
+        u32 b[2][G][4];
+#pragma unroll
+        for (int half = 0; half < 2; ++half)
+#pragma unroll
+            for (int j = 0; j < G; ++j) lane.rows(b[half][j], rows, j, half);
+#pragma unroll
+        for (int m = 0; m < 4; ++m) {
+            const uint4 low = lane.words<uint4>(words, m, 0, 0), high = lane.words<uint4>(words, m, 1, 0);
+            const auto first = decoder.decode(low.x, low.y, high.x, high.y);
+#pragma unroll
+            for (int j = 0; j < G; ++j) multiply_scaled(sums[m][j], first, b[0][j]);
+            const auto second = decoder.decode(low.z, low.w, high.z, high.w);
+#pragma unroll
+            for (int j = 0; j < G; ++j) multiply_scaled(sums[m][j], second, b[1][j]);
+        }
+    } else {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            u32 b[G][4];
+#pragma unroll
+            for (int j = 0; j < G; ++j) lane.rows(b[j], rows, j, half);
+#pragma unroll
+            for (int m = 0; m < 4; ++m) {
+                const uint2 low = lane.words<uint2>(words, m, 0, half), high = lane.words<uint2>(words, m, 1, half);
+                const auto decoded = decoder.decode(low.x, low.y, high.x, high.y);
+#pragma unroll
+                for (int j = 0; j < G; ++j) multiply_scaled(sums[m][j], decoded, b[j]);
+            }
+        }
+    }
+}
+
+// Products of an item: G groups of 8 rows a warp. here: offset of the stage of its first step. Each step's
+// copies are for a step STAGES - 1 later, whose stage is the one before.
+template <int G>
+__device__ __forceinline__ void multiply(Loader& loader, u32& here, int done, Sums<G>& sums, int slabs) {
+    const Lane lane(G);
+    const Decoder decoder;
+    const int warp_k = threadIdx.x / 32 / (WARPS_M * WARPS_N);
+#pragma unroll
+    for (int m = 0; m < 4; ++m)
+#pragma unroll
+        for (int j = 0; j < G; ++j)
+#pragma unroll
+            for (int i = 0; i < 4; ++i) sums[m][j][i] = 0.0f;
+    for (; slabs > 0; slabs -= SLABS) {
+        copies_wait<STAGES - 2>();
+        __syncthreads();  // this stage has landed, and no warp reads the one before any more
+        if (done >= 0) {
+            // at the barrier all activations of the previous item were written
+            if (threadIdx.x == 0) add_release(&loader.work.tiles[done].done, 1);
+            done = -1;
+        }
+        loader.fill((here == 0 ? STAGES * STAGE_BYTES : here) - STAGE_BYTES);
+        __syncwarp();  // mma needs all lanes
+        const unsigned char* stage = dynamic_memory() + here;
+#pragma unroll 1
+        for (int s = warp_k; s < SLABS; s += WARPS_K)
+            if (s < slabs)
+                multiply_slab<G>(sums, stage + s * WEIGHT_SLAB, stage + SLABS * WEIGHT_SLAB + s * ROW_SLAB, lane,
+                                 decoder);
+        loader.publish();
+        here = here + STAGE_BYTES == STAGES * STAGE_BYTES ? 0 : here + STAGE_BYTES;
+    }
+}
+
+// The sums of the warps that share channels, to the first of them. Whether this warp is one.
+template <int G>
+__device__ __forceinline__ bool add_up(Sums<G>& sums) {
+    if constexpr (WARPS_K > 1) {
+        constexpr int EACH = G * 4;  // of four sums
+        float4* memory = reinterpret_cast<float4*>(dynamic_memory() + STAGES * STAGE_BYTES);
+        const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, same = WARPS_M * WARPS_N;
+        if (warp >= same)
+#pragma unroll
+            for (int i = 0; i < EACH; ++i) {
+                const float* four = sums[i / G][i % G];
+                memory[((warp - same) * EACH + i) * 32 + lane] = float4{four[0], four[1], four[2], four[3]};
+            }
+        __syncthreads();
+        if (warp >= same) return false;
+#pragma unroll
+        for (int k = 0; k < WARPS_K - 1; ++k)
+#pragma unroll
+            for (int i = 0; i < EACH; ++i) {
+                const float4 four = memory[((warp + k * same) * EACH + i) * 32 + lane];
+                float* own = sums[i / G][i % G];
+                own[0] += four.x;
+                own[1] += four.y;
+                own[2] += four.z;
+                own[3] += four.w;
+            }
+    }
+    return true;
+}
+
+// Four words of four products, transposed: eight channels in a row of one row of the tile.
+__device__ __forceinline__ void store(u16* to, bool valid, u32 a, u32 b, u32 c, u32 d) {
+    const uint4 words = make_uint4(transposed(a), transposed(b), transposed(c), transposed(d));
+    if (valid) *reinterpret_cast<uint4*>(to) = words;
+}
+
+template <int G>
+__device__ __forceinline__ void write(const Sums<G>& sums, const Item& item, u16* act, u16* out, int H, int I) {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warp_m = warp % WARPS_M;
+    const bool is_down = item.kind == DOWN;
+    const int width = is_down ? H : I;
+    const int channel = (item.block * WARPS_M + warp_m) * (is_down ? 64 : 32);
+    const int row = warp / WARPS_M * G * 8 + lane / 4, left = item.rows - row;
+    u16* to = (is_down ? out : act) + static_cast<u64>(item.first + row) * width + channel + lane % 4 * 8;
+    if (channel >= width) return;
+#pragma unroll
+    for (int j = 0; j < G; ++j) {
+        const bool valid = 8 * j < left;
+        u32 words[4];
+        if (is_down) {
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+#pragma unroll
+                for (int m = 0; m < 4; ++m) words[m] = pack(sums[m][j][2 * half], sums[m][j][2 * half + 1]);
+                store(to + 32 * half, valid, words[0], words[1], words[2], words[3]);
+            }
+        } else {
+#pragma unroll
+            for (int m = 0; m < 4; ++m) {
+                const float* d = sums[m][j];
+                words[m] = pack(silu_mul(d[0], d[2]), silu_mul(d[1], d[3]));
+            }
+            store(to, valid, words[0], words[1], words[2], words[3]);
+        }
+        to += 8 * static_cast<u64>(width);
+    }
+}
+
+// Numbers of groups a warp that are compiled: all up to 2, then every second.
+__device__ __forceinline__ constexpr int after(int groups) { return groups + (groups < 2 ? 1 : 2); }
+
+// With the fewest groups a warp that hold the rows of the item. done: a tile of whose activations the item
+// before made a part, or -1.
+template <int G>
+__device__ __forceinline__ void run(Loader& loader, u32& here, int done, const Item& item, int rows, u16* act,
+                                    u16* out, int H, int I) {
+    if constexpr (G < GROUPS) {
+        if (rows > 8 * WARPS_N * G) {
+            run<after(G)>(loader, here, done, item, rows, act, out, H, I);
+            return;
+        }
+    }
+    Sums<G> sums;
+    multiply<G>(loader, here, done, sums, (item.kind == DOWN ? I : H) / 64);
+    if (add_up<G>(sums)) write<G>(sums, item, act, out, H, I);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
+    int4_24_mlp(const uint4* w13, const uint4* w2, const u16* hidden, const int* row_tokens, Tile* tiles,
+                int* num_tiles, u16* act, u16* out, int H, int I, int row_step, int up_rows) {
+    const u32 shared = shared_address(dynamic_memory());
+    Item* items = reinterpret_cast<Item*>(dynamic_memory() + STAGES * STAGE_BYTES + SUMS_BYTES);
+    wait_for_predecessor();
+    let_successor_start();
+
+    const Work work(tiles, num_tiles, H, I);
+    const Weights weights{w13, w2, row_step, up_rows, H, I};
+    Loader loader(work, weights, hidden, act, row_tokens, items, shared);
+    int computed = 0, done = -1;
+    for (;; loader.down = true) {
+        u32 here = 0;
+        loader.start();
+        for (;; ++computed) {
+            const Item& item = items[computed % SLOTS];
+            if (item.kind == NONE || (item.kind == DOWN && !loader.down)) break;
+            run<1>(loader, here, done, item, item.rows, act, out, H, I);
+            done = item.kind == GATE_UP ? item.tile : -1;
+        }
+        copies_wait<0>();
+        __syncthreads();  // all of act is written
+        if (done >= 0 && threadIdx.x == 0) add_release(&tiles[done].done, 1);
+        done = -1;
+        if (items[computed % SLOTS].kind == NONE) return;
+    }
+}
