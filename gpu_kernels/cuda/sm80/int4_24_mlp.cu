@@ -5,11 +5,11 @@
 // |------------|-------------------|-------|----------------------------------------------------------------|
 // | w13        | [E, H/64, 2I, 2]  | int64 | words; gate row c is row c * row_step, its up row up_rows later |
 // | w2         | [E, I/64, H, 2]   | int64 | words                                                          |
-// | hidden     | [T, H]            | bf16  | row-major, 16 bytes                                            |
+// | hidden     | [T, H]            | bf16  | of int4_24_order; row-major, 16 bytes                          |
 // | row_tokens | [P]               | int32 |                                                                |
 // | tiles      | [bound]           | Tile  | of routing_sort, tile_rows = MAX_N; their done: 0              |
 // | num_tiles  | [2]               | int32 | tiles in use; 0, counts the items that blocks took             |
-// | act        | [P, I]            | bf16  | scratch; row-major, 16 bytes                                   |
+// | act        | [P, I]            | bf16  | scratch, in the order of hidden                                |
 // | out        | [P, H]            | bf16  | row-major, 16 bytes; only rows of tiles written                |
 //
 // H and I are multiples of 64. Weights are the M side, the rows of a tile the N side of mma.sp.m16n8k32.
@@ -115,17 +115,17 @@ struct Work {
     }
 };
 
-// Row c of 32 low, or of 32 high, ones is row c % 2 + c / 8 * 2 of that half of product c / 2 % 4 of a warp:
-// four transposed products give a lane eight channels in a row. Swizzled: copies of eight rows in a row touch
-// every bank once, as products do.
-__device__ __forceinline__ u32 place(int c, int high) {
-    const int m = c / 2 % 4, g = c % 2 + c / 8 * 2;
-    return ((2 * m + high) * 8 + (g ^ (2 * m) ^ (4 * high))) * 16;
+// Row c of 32 low, or of 32 high, ones is row g of that half of product m of a warp. Four transposed products give a
+// lane eight channels in a row of memory: of out in their order, of act in the order of B. Swizzled: copies of eight
+// rows in a row touch every bank once, as products do.
+__device__ __forceinline__ u32 place(int c, int high, bool is_down) {
+    const int word = is_down ? c / 2 : word_of(c), m = word % 4, g = word / 4 * 2 + c % 2;
+    return ((2 * m + high) * 8 + (g ^ 2 * (m ^ high))) * 16;
 }
 
-// Of a 16-byte chunk of a row of a tile: four rows of two chunks touch every bank once.
+// Of a 16-byte chunk of a row of a tile: two rows of four chunks touch every bank once.
 __device__ __forceinline__ u32 place_of_row(int row, int chunk) {
-    return row * 128 + (chunk ^ (row % 4 * 2)) * 16;
+    return row * 128 + (chunk ^ row % 2 * 4) * 16;
 }
 
 struct Weights {
@@ -203,7 +203,7 @@ struct Loader {
             valid = channel < (is_down ? given.H : given.I);
             const uint4* first = is_down ? given.w2 : given.w13;
             weights = reinterpret_cast<u64>(first + (static_cast<u64>(next.expert) * slabs + slab) * R + row);
-            to = shared + slab * WEIGHT_SLAB + warp_m * 1024 + place(c, high);
+            to = shared + slab * WEIGHT_SLAB + warp_m * 1024 + place(c, high, is_down);
         }
         const int row = threadIdx.x / 8 % MAX_N;
         rows = next.rows - row;
@@ -280,28 +280,26 @@ using Sums = float[4][G][4];
 // Where a lane reads a slab.
 struct Lane {
     u32 word;  // of the low row of product 0, of this lane's row
-    u32 row;   // of the first group: channels 4t of row lane / 4
+    u32 row;   // of the first group: the first 32 channels of row lane / 4
 
     __device__ __forceinline__ explicit Lane(int groups) {
         const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
         word = warp % WARPS_M * 1024 + lane / 4 * 16;
-        row = warp / WARPS_M % WARPS_N * groups * 1024 + lane / 4 * 128 + (lane / 4 % 4 * 2 ^ lane % 4 / 2) * 16 +
-              lane % 2 * 8;
+        row = warp / WARPS_M % WARPS_N * groups * 1024 + place_of_row(lane / 4, lane % 4);
     }
     // The words of 64 channels, or the half-th of them, of a row of product m.
     template <class T>
     __device__ __forceinline__ T words(const unsigned char* slab, int m, int high, int half) const {
-        const u32 swizzle = (2 * m ^ 4 * high) * 16;
+        const u32 swizzle = 2 * (m ^ high) * 16;
         return *reinterpret_cast<const T*>(slab + ((word ^ swizzle) + (2 * m + high) * 128 + half * 8));
     }
     // B of group j.
     __device__ __forceinline__ void rows(u32 (&b)[4], const unsigned char* slab, int j, int half) const {
-        const uint2 first = *reinterpret_cast<const uint2*>(slab + ((row ^ half * 64) + j * 1024));
-        const uint2 second = *reinterpret_cast<const uint2*>(slab + ((row ^ (half * 64 + 32)) + j * 1024));
-        b[0] = first.x;
-        b[1] = second.x;
-        b[2] = first.y;
-        b[3] = second.y;
+        const uint4 words = *reinterpret_cast<const uint4*>(slab + ((row ^ half * 64) + j * 1024));
+        b[0] = words.x;
+        b[1] = words.y;
+        b[2] = words.z;
+        b[3] = words.w;
     }
 };
 
@@ -346,7 +344,7 @@ __device__ __forceinline__ void multiply_slab(Sums<G>& sums, const unsigned char
 template <int G>
 __device__ __forceinline__ void multiply(Loader& loader, u32& here, int done, Sums<G>& sums, int slabs) {
     const Lane lane(G);
-    const Decoder decoder;
+    const Decoder decoder(loader.given.H & 63);
     const int warp_k = threadIdx.x / 32 / (WARPS_M * WARPS_N);
 #pragma unroll
     for (int m = 0; m < 4; ++m)
@@ -373,6 +371,12 @@ __device__ __forceinline__ void multiply(Loader& loader, u32& here, int done, Su
         loader.publish();
         here = here + STAGE_BYTES == STAGES * STAGE_BYTES ? 0 : here + STAGE_BYTES;
     }
+#pragma unroll
+    for (int m = 0; m < 4; ++m)
+#pragma unroll
+        for (int j = 0; j < G; ++j)
+#pragma unroll
+            for (int i = 0; i < 4; ++i) sums[m][j][i] *= INTEGERS;
 }
 
 // The sums of the warps that share channels, to the first of them. Whether this warp is one.

@@ -16,33 +16,48 @@
 #include "sm80/bytes.cuh"
 #include "sm80/int4_24.cuh"
 
+// The order of channels in memory, in groups of 32: 16 bytes t hold 4t, 4t + 1, 4t + 16, 4t + 17, 4t + 2, 4t + 3,
+// 4t + 18, 4t + 19: the words of B of lane t of a quad, in one load.
+//
+// Where a channel pair (an even channel and the next) of a group of 32 is: of its 16 words.
+__device__ __forceinline__ constexpr int word_of(int channel) {
+    return channel / 4 % 4 * 4 + channel / 2 % 2 * 2 + channel / 16;
+}
+
+constexpr float INTEGERS = 64.0f;  // 1 / the factor of decoded integers
+
 // What lane t of a quad needs to decode.
 struct Decoder {
     u32 own_byte;  // selector of byte t, zero-extended
     u32 x, y;      // factors that shift the pair of X, and of Y, to the high bit of a half
+    u32 second;    // index 2 of every chunk's second kept channel
 
-    __device__ __forceinline__ Decoder() {
+    // zero: 0, which the compiler must not know. So constants stay in registers, and shifts are multiplications:
+    // those units are free.
+    __device__ __forceinline__ explicit Decoder(u32 zero) {
         const int t = threadIdx.x % 4;
-        own_byte = 0x4440 | t;
-        x = 1u << (14 - 4 * t);
-        y = 1u << (12 - 4 * t);
+        own_byte = (0x4440 | t) + zero;
+        x = (1u << (14 - 4 * t)) + zero;
+        y = (1u << (12 - 4 * t)) + zero;
+        second = 0x88888888u + zero;
     }
 
-    // X in the low half, Y in the high half, as integers of bf16.
+    // X in the low half, Y in the high half, as (integer - 8) / 64. An integer's bits are 2^-133 of bf16 each.
     __device__ __forceinline__ u32 integers(u32 values) const {
-        const u32 both = select_bytes(values, 0, own_byte) * 4097;  // Y 12 bits above X's place, at bit 16
-        return integers_of((both & 0x000f000fu) | 0x43004300u);
+        const u32 both = select_bytes(values, 0, own_byte) * 4097;  // Y is 12 bits above its place, at bit 16
+        return multiply_add_bf16x2(both & 0x000f000fu, 0x7f007f00u, 0xbe00be00u);  // * 2^127 - 1 / 8
     }
 
-    // sums [16 x 8] += scale * (rows [16 x 32] * b). low, high: words of rows l / 4 and l / 4 + 8.
+    // 32 channels of 16 rows.
     struct Fragment {
         u32 a[4], metadata;
         float low, high;  // scales
     };
+    // low, high: words of rows l / 4 and l / 4 + 8 of lane l.
     __device__ __forceinline__ Fragment decode(u32 low, u32 low_rest, u32 high, u32 high_rest) const {
         Fragment out;
         const u32 both = select_bytes(low_rest, high_rest, 0x5410);  // idx2 of the low row, of the high row
-        out.metadata = (both & 0x55555555u) | 0x88888888u;
+        out.metadata = (both & 0x55555555u) | second;
         const u32 of_x = both * x, of_y = both * y;
         const u32 low_integers = integers(low), high_integers = integers(high);
         // copies of the high bits: masks of the second pair
@@ -56,6 +71,7 @@ struct Decoder {
     }
 };
 
+// sums [16 x 8] += scales * (rows [16 x 32] * b) / INTEGERS.
 __device__ __forceinline__ void multiply_scaled(float (&sums)[4], const Decoder::Fragment& rows,
                                                 const u32 (&b)[4]) {
     float products[4] = {};
