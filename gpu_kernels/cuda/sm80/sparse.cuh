@@ -30,6 +30,13 @@ __device__ __forceinline__ void multiply_sparse(float (&sums)[4], const u32 (&a)
           "r"(metadata), "n"(SELECTOR));
 }
 
+// Bytes of word (0 .. 3), or zeros (4 .. 7), chosen by the nibbles of `which`, all below 8.
+__device__ __forceinline__ u32 choose_bytes(u32 word, u32 which) {
+    u32 out;
+    asm("prmt.b32 %0, %1, 0, %2;" : "=r"(out) : "r"(word), "r"(which));
+    return out;
+}
+
 // a * b + c of two bf16 each, in one instruction.
 __device__ __forceinline__ u32 multiply_add_bf16x2(u32 a, u32 b, u32 c) {
     u32 out;

@@ -22,6 +22,7 @@ class CudaCpp(Family[P]):
     """A family whose kernels NVRTC compiles. P: its plan."""
 
     alignment = 16
+    weight_format = "dense"
 
     @abstractmethod
     def uses(self, plan: P, ids64: bool, add: bool) -> tuple[Use, ...]:

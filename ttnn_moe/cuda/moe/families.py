@@ -1,4 +1,4 @@
-"""The families in order. The first that can, runs."""
+"""The families in order. The first of a weight format that can, runs."""
 
 from __future__ import annotations
 
@@ -10,17 +10,18 @@ from ..arch import Target
 from .cuda_cpp import CudaCpp
 from .family import Buffer, Family
 from .few import FEW
+from .int4_24_v6 import INT4_24_V6
 from .sm80 import SM80
 from .sm90 import SM90
 from .triton import TRITON, TRITON_FEW
 
-CUDA_CPP: tuple[CudaCpp[Any], ...] = (FEW, SM90, SM80)
+CUDA_CPP: tuple[CudaCpp[Any], ...] = (FEW, SM90, SM80, INT4_24_V6)
 FAMILIES: tuple[Family[Any], ...] = (*CUDA_CPP, TRITON_FEW, TRITON)
 
 
 @dataclass(frozen=True, eq=False)
 class Chosen:
-    """The family of a problem, its plan and scratch; refused: why each earlier family does not run it."""
+    """The family of a problem, its plan and scratch; refused: why each earlier one of the format does not run it."""
 
     family: Family[Any]
     plan: Any
@@ -45,7 +46,11 @@ def choose(
         aligned: whether weights, hidden and out begin at multiples of 16 bytes.
     """
     refused: dict[str, str] = {}
-    for family in families:
+    able = [family for family in families if family.weight_format == problem.weight_format]
+    if not able:
+        formats = sorted({family.weight_format for family in families}, reverse=True)
+        return f"it runs {' and '.join(formats)} weights, not {problem.weight_format!r}"
+    for family in able:
         reason = family.why_not(problem, target)
         if reason is None and not aligned and family.alignment > 1:
             reason = f"a tensor begins at no multiple of {family.alignment} bytes"

@@ -51,12 +51,14 @@ class Family(Protocol[P]):
     Attributes:
         name: as in families.FAMILIES and in `ttnn-moe why`.
         kernels: what runs, in words.
+        weight_format: of the experts that it runs.
         alignment: weights, hidden and out must begin at a multiple of so many bytes. A later family runs other calls.
         rounds_expert_out: whether each expert's output is rounded to the dtype of hidden before it is weighted.
     """
 
     name: str
     kernels: str
+    weight_format: str
     alignment: int
     rounds_expert_out: bool
 

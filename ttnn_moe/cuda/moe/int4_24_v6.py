@@ -79,10 +79,11 @@ class Int4_24V6(CudaCpp[V6Plan]):
 
     name = "int4_24_v6"
     kernels = "CUDA C++ kernels of int4_24 words, v6"
+    weight_format = NAME
     rounds_expert_out = True
 
     def why_not(self, problem: Problem, target: Target) -> str | None:
-        if (reason := limits(problem, target, NAME, (torch.bfloat16,))) is not None:
+        if (reason := limits(problem, target, self.weight_format, (torch.bfloat16,))) is not None:
             return reason
         arch = arch_of(target)
         for name, channels in (("H", problem.H), ("I", problem.I)):

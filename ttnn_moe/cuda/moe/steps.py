@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from ...contract import Experts, Problem, Routing
+from ...errors import BackendUnavailable
 from ..device import gpu
 from .pairs import tiles_bound, why_not_few
 from .triton_launch import SortedRows
@@ -12,7 +13,17 @@ from .triton_tiles import MOST_PAIRS, SortedTiles, sorted_tiles
 
 
 def step_tiles(routing: Routing, experts: Experts) -> SortedTiles:
-    """Tiles of the steps, which always sort. Few tokens get the tiles of MOST_PAIRS more."""
+    """Tiles of the steps, which always sort. Few tokens get the tiles of MOST_PAIRS more.
+
+    Raises:
+        BackendUnavailable: the experts are not dense.
+    """
+    if experts.format != "dense":
+        raise BackendUnavailable(
+            "the steps run dense weights on CUDA",
+            got=f"{experts.format!r} experts",
+            remedy="call ttnn_moe.moe, or the steps on backend 'reference'",
+        )
     dtype = experts.tensors["down"].dtype
 
     def problem(T: int) -> Problem:

@@ -42,6 +42,7 @@ class TritonFew:
 
     name = "triton_few"
     kernels = "Triton kernels of few pairs"
+    weight_format = "dense"
     alignment = 1
     rounds_expert_out = False
 
@@ -64,6 +65,7 @@ class Triton:
 
     name = "triton"
     kernels = "Triton kernels"
+    weight_format = "dense"
     alignment = 1
     rounds_expert_out = True
 

@@ -18,7 +18,7 @@ struct StageOut {
 __device__ __forceinline__ u32 phantom_pairs(Word word, int t) {
     const u32 s = ((word.values >> 4 * t & 0x000f000fu) + 0x00f800f8u) & 0x00ff00ffu;  // q4 - 8, a byte each
     const u32 slots = word.rest >> 2 * t & 0x0101u;
-    return __byte_perm(s, 0, 0x3210 ^ slots * 0x11);
+    return choose_bytes(s, 0x3210 ^ slots * 0x11);
 }
 
 // Nibble tokens of chunks t (low byte) and t + 4.
