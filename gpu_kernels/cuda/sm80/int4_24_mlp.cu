@@ -75,10 +75,12 @@ static_assert(STAGES >= 2 && STAGES < SLOTS - 1, "an item stays in its slot unti
 enum Kind { GATE_UP, DOWN, NONE };
 
 struct alignas(16) Item {
-    int expert, first, rows;  // of the tile
-    int tile;                 // index of the tile
-    int kind, block;          // of WEIGHT_ROWS rows of weights
-    int ready;                // a down item's activations were complete when it was claimed
+    struct OfTile {
+        int expert, first, rows;
+        int ready;  // a down item's activations were complete when it was claimed
+    } of;
+    int tile;         // index of the tile
+    int kind, block;  // of WEIGHT_ROWS rows of weights
     int unused;
 };
 
@@ -95,20 +97,18 @@ struct Work {
         count = gate_up_items + *num_tiles * down_blocks;
     }
     __device__ __forceinline__ int claim() const { return atomicAdd(taken, 1); }
-    __device__ __forceinline__ Item item(int i) const {
-        Item item{};
+    // All of an item but what its tile says.
+    __device__ __forceinline__ void place(Item& item, int i) const {
         item.kind = i < gate_up_items ? GATE_UP : i < count ? DOWN : NONE;
-        if (item.kind == NONE) return item;
         const int at = item.kind == DOWN ? i - gate_up_items : i;
         const int blocks = item.kind == DOWN ? down_blocks : gate_up_blocks;
         item.tile = at / blocks;
         item.block = at % blocks;
+    }
+    __device__ __forceinline__ Item::OfTile look_up(const Item& item) const {
+        if (item.kind == NONE) return {};
         const int4 words = *reinterpret_cast<const int4*>(tiles + item.tile);
-        item.expert = words.x;
-        item.first = words.y;
-        item.rows = words.z;
-        item.ready = item.kind == DOWN && complete(item.tile);
-        return item;
+        return {words.x, words.y, words.z, item.kind == DOWN && complete(item.tile)};
     }
     __device__ __forceinline__ bool complete(int tile) const {
         return load_acquire(&tiles[tile].done) >= gate_up_blocks;
@@ -152,7 +152,7 @@ struct Loader {
     int slabs = 0;         // of this item that are not filled yet; NEVER: there is no item to fill
     int item = 0;          // that is prepared next
     int claimed;           // thread 0: the item after the next
-    Item looked_up;        // thread 0: to be written to its slot
+    Item::OfTile looked_up;  // thread 0: to be written to its slot
     bool pending = false, valid = false, down = false;
 #if READ_ONCE
     u64 policy = evict_first();
@@ -168,7 +168,8 @@ struct Loader {
           items(items),
           shared(shared) {
         if (threadIdx.x == 0) {
-            items[0] = work.item(work.claim());
+            work.place(items[0], work.claim());
+            items[0].of = work.look_up(items[0]);
             claimed = work.claim();
         }
         __syncthreads();
@@ -185,7 +186,9 @@ struct Loader {
         }
         ++item;
         if (threadIdx.x == 0) {
-            looked_up = work.item(claimed);
+            Item& after = items[item % SLOTS];
+            work.place(after, claimed);
+            looked_up = work.look_up(after);
             claimed = work.claim();
             pending = true;
         }
@@ -202,19 +205,19 @@ struct Loader {
             const int row = is_down ? channel : channel * given.row_step + high * given.up_rows;
             valid = channel < (is_down ? given.H : given.I);
             const uint4* first = is_down ? given.w2 : given.w13;
-            weights = reinterpret_cast<u64>(first + (static_cast<u64>(next.expert) * slabs + slab) * R + row);
+            weights = reinterpret_cast<u64>(first + (static_cast<u64>(next.of.expert) * slabs + slab) * R + row);
             to = shared + slab * WEIGHT_SLAB + warp_m * 1024 + place(c, high, is_down);
         }
         const int row = threadIdx.x / 8 % MAX_N;
-        rows = next.rows - row;
+        rows = next.of.rows - row;
         x_bytes = depth * 2;
         x = reinterpret_cast<u64>((is_down ? act : hidden) + threadIdx.x / (8 * MAX_N) * 64 + threadIdx.x % 8 * 8);
 #pragma unroll
         for (int i = 0; i < ROW_PASSES; ++i) {
-            index[i] = next.first + row + ROWS_AT_ONCE * i;
+            index[i] = next.of.first + row + ROWS_AT_ONCE * i;
             if (!is_down && ROWS_AT_ONCE * i < rows) index[i] = row_tokens[index[i]];
         }
-        if (is_down && !next.ready) {
+        if (is_down && !next.of.ready) {
             if (threadIdx.x % 32 == 0)
                 while (!work.complete(next.tile)) {
                 }
@@ -259,7 +262,7 @@ struct Loader {
     // After a step: the item that it looked up becomes visible at the next barrier.
     __device__ __forceinline__ void publish() {
         if (!pending) return;
-        items[item % SLOTS] = looked_up;
+        items[item % SLOTS].of = looked_up;
         pending = false;
     }
 
@@ -325,15 +328,18 @@ __device__ __forceinline__ void multiply_slab(Sums<G>& sums, const unsigned char
     } else {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-            u32 b[G][4];
-#pragma unroll
-            for (int j = 0; j < G; ++j) lane.rows(b[j], rows, j, half);
+            Decoder::Fragment decoded[4];
 #pragma unroll
             for (int m = 0; m < 4; ++m) {
                 const uint2 low = lane.words<uint2>(words, m, 0, half), high = lane.words<uint2>(words, m, 1, half);
-                const auto decoded = decoder.decode(low.x, low.y, high.x, high.y);
+                decoded[m] = decoder.decode(low.x, low.y, high.x, high.y);
+            }
 #pragma unroll
-                for (int j = 0; j < G; ++j) multiply_scaled(sums[m][j], decoded, b[j]);
+            for (int j = 0; j < G; ++j) {
+                u32 b[4];
+                lane.rows(b, rows, j, half);
+#pragma unroll
+                for (int m = 0; m < 4; ++m) multiply_scaled(sums[m][j], decoded[m], b);
             }
         }
     }
@@ -421,8 +427,8 @@ __device__ __forceinline__ void write(const Sums<G>& sums, const Item& item, u16
     const bool is_down = item.kind == DOWN;
     const int width = is_down ? H : I;
     const int channel = (item.block * WARPS_M + warp_m) * (is_down ? 64 : 32);
-    const int row = warp / WARPS_M * G * 8 + lane / 4, left = item.rows - row;
-    u16* to = (is_down ? out : act) + static_cast<u64>(item.first + row) * width + channel + lane % 4 * 8;
+    const int row = warp / WARPS_M * G * 8 + lane / 4, left = item.of.rows - row;
+    u16* to = (is_down ? out : act) + static_cast<u64>(item.of.first + row) * width + channel + lane % 4 * 8;
     if (channel >= width) return;
 #pragma unroll
     for (int j = 0; j < G; ++j) {
@@ -484,7 +490,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
         for (;; ++computed) {
             const Item& item = items[computed % SLOTS];
             if (item.kind == NONE || (item.kind == DOWN && !loader.down)) break;
-            run<1>(loader, here, done, item, item.rows, act, out, H, I);
+            run<1>(loader, here, done, item, item.of.rows, act, out, H, I);
             done = item.kind == GATE_UP ? item.tile : -1;
         }
         copies_wait<0>();

@@ -74,16 +74,16 @@ class SortedPlan(Generic[TileT]):
 
 
 class Sorted(CudaCpp[SortedPlan[TileT]]):
-    """A family of dense weights whose products read rows sorted by expert.
+    """A family whose products read rows sorted by expert.
 
     Attributes:
-        folder: of its products, under gpu_kernels/cuda; see Arch.products.
-        targets: what its products are compiled for, in words.
+        products: their kernel, under gpu_kernels/cuda.
+        least_tile: rows of the smallest tiles of any plan.
     """
 
     rounds_expert_out = True
-    folder: str
-    targets: str
+    products: str
+    least_tile = LEAST_TILE
 
     @abstractmethod
     def tile(self, problem: Problem, arch: Arch) -> TileT:
@@ -103,12 +103,6 @@ class Sorted(CudaCpp[SortedPlan[TileT]]):
             routed: addresses of row_tokens, tiles and num_tiles. act, rows: of activations and expert outputs.
         """
 
-    def why_not(self, problem: Problem, target: Target) -> str | None:
-        arch, reason = target.arch, dense_limits(problem, target)
-        if reason is None and arch is not None and arch.products != self.folder:
-            reason = f"its code is for {self.targets}, not {arch.name}"
-        return reason
-
     def plan(self, problem: Problem, target: Target) -> SortedPlan[TileT]:
         arch = arch_of(target)
         return SortedPlan(problem, arch, self.tile(problem, arch), sort.choose(problem, arch))
@@ -117,7 +111,7 @@ class Sorted(CudaCpp[SortedPlan[TileT]]):
         """Activations, expert outputs, words of the sort. Words for the smallest tiles grow with T."""
         problem = plan.problem
         P, E, dtype = problem.T * problem.K, local_experts(problem), problem.dtype
-        words = Words.of(P, E, min(plan.tile.max_n, LEAST_TILE), plan.sorters.parts).count
+        words = Words.of(P, E, min(plan.tile.max_n, self.least_tile), plan.sorters.parts).count
         return Buffer((P, problem.I), dtype), Buffer((P, problem.H), dtype), Buffer((words,), torch.int32)
 
     def uses(self, plan: SortedPlan[TileT], ids64: bool, add: bool) -> tuple[Use, ...]:
@@ -126,7 +120,7 @@ class Sorted(CudaCpp[SortedPlan[TileT]]):
         out |= {"OUT32": problem.out_dtype == torch.float32, "DISCARD": plan.tile.read_once}
         return (
             *sort.sort_uses(arch, plan.sorters, local_experts(problem), ids64, plan.tile.granule),
-            plan.product(f"{self.folder}/grouped_mlp"),
+            plan.product(self.products),
             Use.of(arch, "common/combine", **out),
         )
 
@@ -148,3 +142,25 @@ class Sorted(CudaCpp[SortedPlan[TileT]]):
         sort.launch_sorts(sorts, stream, route, at, words)
         self.launch_product(product, stream, call, (at, at + words.tiles, at + words.num_tiles), act, rows)
         combine(stream, rows, at + words.inverse, routing.topk_weights.data_ptr(), bound, call.out.data_ptr())
+
+
+class SortedDense(Sorted[TileT]):
+    """A family of dense weights.
+
+    Attributes:
+        folder: of its products, under gpu_kernels/cuda; see Arch.products.
+        targets: what its products are compiled for, in words.
+    """
+
+    folder: str
+    targets: str
+
+    @property
+    def products(self) -> str:  # type: ignore[override]
+        return f"{self.folder}/grouped_mlp"
+
+    def why_not(self, problem: Problem, target: Target) -> str | None:
+        arch, reason = target.arch, dense_limits(problem, target)
+        if reason is None and arch is not None and arch.products != self.folder:
+            reason = f"its code is for {self.targets}, not {arch.name}"
+        return reason

@@ -1,0 +1,131 @@
+"""int4_24 experts: both products in one launch of sm80/int4_24_mlp.cu, on sm_80 and newer.
+
+The tiles were found on an H200.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...contract import Problem
+from ...formats.int4_24 import GROUP, NAME
+from ...sizes import ceil_div
+from ..arch import Arch, Target
+from ..device import gpu
+from ..jit import load
+from ..jit.load import Launch
+from . import sort
+from .cuda_cpp import launches_of, limits
+from .family import Buffer, Call
+from .pairs import rows_an_expert
+from .sorted import Sorted, SortedPlan
+from .uses import Use, pointer
+
+ITEMS = 16 * 32  # bytes of claimed items
+ORDER_THREADS = 128
+
+
+@dataclass(frozen=True)
+class SparseTile:
+    """Sizes of int4_24_mlp.cu.
+
+    Attributes:
+        warps_m, warps_n, warps_k: warps along the weight rows, 64 each, along the rows of a tile, and along channels.
+        max_n, slabs, stages: rows of a tile at most, slabs of 64 channels in a stage, stages of the pipeline.
+        blocks: resident blocks a multiprocessor, at least.
+        read_once: L2 evicts weights first, and drops each expert output that combine has read.
+    """
+
+    warps_m: int
+    warps_n: int
+    warps_k: int
+    max_n: int
+    slabs: int
+    stages: int
+    blocks: int = 1
+    read_once: bool = False
+
+    @property
+    def granule(self) -> int:
+        return 8 * self.warps_n
+
+    @property
+    def threads(self) -> int:
+        return 32 * self.warps_m * self.warps_n * self.warps_k
+
+    @property
+    def shared_memory(self) -> int:
+        stage = self.slabs * (1024 * self.warps_m + 128 * self.max_n)
+        sums = (self.warps_k - 1) * self.warps_m * self.max_n * 256
+        return self.stages * stage + sums + ITEMS
+
+
+# rows an expert gets on average, at most -> tile
+_TILES: tuple[tuple[float, SparseTile], ...] = (
+    (2.5, SparseTile(1, 1, 4, 8, 4, 5, blocks=4, read_once=True)),
+    (5, SparseTile(1, 1, 4, 16, 4, 4, blocks=4, read_once=True)),
+    (12, SparseTile(2, 1, 2, 32, 2, 4, blocks=3, read_once=True)),
+    (40, SparseTile(2, 2, 1, 64, 2, 4, blocks=2, read_once=True)),
+    (float("inf"), SparseTile(4, 2, 1, 128, 1, 4)),
+)
+
+
+class Int4_24Sorted(Sorted[SparseTile]):
+    """See the module's docstring."""
+
+    name = "int4_24"
+    kernels = "CUDA C++ kernels of int4_24 words"
+    weight_format = NAME
+    products = "sm80/int4_24_mlp"
+    least_tile = 8
+
+    def why_not(self, problem: Problem, target: Target) -> str | None:
+        return limits(problem, target, self.weight_format, (torch.bfloat16,))
+
+    def tile(self, problem: Problem, arch: Arch) -> SparseTile:
+        rows = rows_an_expert(problem)
+        return next(tile for most, tile in _TILES if rows <= most)
+
+    def scratch(self, plan: SortedPlan[SparseTile]) -> tuple[Buffer, ...]:
+        """Those of Sorted, and the rows of hidden in the order of channels that the products take."""
+        problem = plan.problem
+        return *super().scratch(plan), Buffer((problem.T, problem.H), problem.dtype)
+
+    def uses(self, plan: SortedPlan[SparseTile], ids64: bool, add: bool) -> tuple[Use, ...]:
+        return Use.of(plan.arch, "sm80/int4_24_order"), *super().uses(plan, ids64, add)
+
+    def bind(self, plan: SortedPlan[SparseTile], uses: tuple[Use, ...], device: int) -> tuple[Launch, ...]:
+        order, *others = uses
+        groups = plan.problem.T * plan.problem.H // GROUP
+        ordered = order.bind(device, (ceil_div(groups, ORDER_THREADS),), ORDER_THREADS, groups)
+        return ordered, *super().bind(plan, tuple(others), device)
+
+    def bind_product(self, plan: SortedPlan[SparseTile], use: Use, device: int) -> Launch:
+        problem, threads = plan.problem, plan.tile.threads
+        # no more than the architecture's own multiprocessors hold, which keep 1 KiB a block
+        most = ((plan.arch.shared_memory + 1024) // (use.shared_memory + 1024)) * gpu(device).multiprocessors
+        blocks = min(load.resident_blocks(use.spec, device, threads, use.shared_memory), most)
+        rows = (1, problem.I) if problem.gate_up_order == "halves" else (2, 1)
+        return use.bind(device, (blocks,), threads, problem.H, problem.I, *rows)
+
+    def launch_product(
+        self, product: Launch, stream: Any, call: Call, routed: tuple[int, int, int], act: int, rows: int
+    ) -> None:
+        raise NotImplementedError
+
+    def launch(self, plan: SortedPlan[SparseTile], call: Call, buffers: tuple[Tensor, ...]) -> None:
+        (order, *sorts, product, combine), routing, words = launches_of(self, plan, call), call.routing, plan.words
+        act, rows, at, ordered = (buffer.data_ptr() for buffer in buffers)
+        w13, w2 = (call.experts.tensors[name].data_ptr() for name in ("w13", "w2"))
+        stream, bound = load.stream(call.hidden.device.index), pointer(routing.num_tokens)
+        order(stream, call.hidden.data_ptr(), ordered)
+        sort.launch_sorts(sorts, stream, (routing.topk_ids.data_ptr(), pointer(call.expert_map), bound), at, words)
+        product(stream, w13, w2, ordered, at, at + words.tiles, at + words.num_tiles, act, rows)
+        combine(stream, rows, at + words.inverse, routing.topk_weights.data_ptr(), bound, call.out.data_ptr())
+
+
+INT4_24 = Int4_24Sorted()
