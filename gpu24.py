@@ -6,6 +6,7 @@ from ttnn_moe.cuda.arch import target_of
 from ttnn_moe.cuda.moe import sort
 from ttnn_moe.cuda.moe.family import Call
 from ttnn_moe.cuda.moe.int4_24_sorted import INT4_24, SparseTile
+from ttnn_moe.cuda.moe.int4_24_few import INT4_24_FEW, ColumnPlan, ColumnSizes
 from ttnn_moe.cuda.moe.int4_24_v6 import INT4_24_V6
 from ttnn_moe.cuda.moe.sorted import SortedPlan
 
@@ -62,6 +63,9 @@ def main():
             if text is None: plan = INT4_24.plan(p, target)
             elif text == 0:
                 family = INT4_24_V6; plan = family.plan(p, target)
+            elif text[0] == "f":
+                if T > 3: continue
+                family = INT4_24_FEW; plan = ColumnPlan(p, target.arch, ColumnSizes(*(int(x) for x in text[2:].split("."))))
             else:
                 sizes = [int(x) for x in text.rstrip("r").split(".")]
                 plan = SortedPlan(p, target.arch, SparseTile(*sizes, read_once=text.endswith("r")), sort.choose(p, target.arch))

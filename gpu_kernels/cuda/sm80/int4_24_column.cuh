@@ -1,0 +1,105 @@
+// Rows of int4_24 words times one column, by a warp alone: it copies what it multiplies, and waits for no other.
+//
+// A warp has ROW_TILES products of 16 rows, over some slabs of 64 channels. Its ring in shared memory holds DEPTH slabs
+// of its rows: 16 bytes a row.
+#pragma once
+
+#include "common/copies.cuh"
+#include "sm80/int4_24_rows.cuh"
+
+#ifndef ROW_TILES
+#define ROW_TILES 2
+#endif
+#ifndef DEPTH
+#define DEPTH 8
+#endif
+
+constexpr int SLAB_ROWS = 16 * ROW_TILES, SLAB_BYTES = SLAB_ROWS * 16, RING_BYTES = DEPTH * SLAB_BYTES;
+static_assert(ROW_TILES == 2 || ROW_TILES == 4, "a lane copies one row, or two");
+
+// The column, of `channels` channels, in the order of B; threads first, first + step, ...
+__device__ __forceinline__ void load_column(u32* to, const u16* from, int channels, int first, int step) {
+    for (int i = first; i < channels / 8; i += step) {
+        const uint4 words = reinterpret_cast<const uint4*>(from)[i];
+        u32* group = to + i / 4 * 16;
+        group[word_of(i % 4 * 8)] = words.x;
+        group[word_of(i % 4 * 8 + 2)] = words.y;
+        group[word_of(i % 4 * 8 + 4)] = words.z;
+        group[word_of(i % 4 * 8 + 6)] = words.w;
+    }
+}
+
+struct Column {
+    const uint4* rows[ROW_TILES / 2];  // that this lane copies, of the next slab
+    u64 slab_words;                    // from a slab to the next of this warp, in uint4
+    int slabs;                         // that are not requested yet
+    const unsigned char* ring;
+    int at = 0;  // of the ring, that is filled and multiplied next
+
+    // 16 bytes of a lane's rows, which lie in the order of the products: row l of each 32, low ones of a product first.
+    __device__ __forceinline__ void request() {
+        if (slabs > 0) {
+#pragma unroll
+            for (int i = 0; i < ROW_TILES / 2; ++i) {
+                copy_16(shared_address(ring) + at * SLAB_BYTES + i * 512 + threadIdx.x % 32 * 16, rows[i]);
+                rows[i] += slab_words;
+            }
+        }
+        --slabs;
+        at = at + 1 == DEPTH ? 0 : at + 1;
+        copies_commit();
+    }
+    __device__ __forceinline__ void start() {
+#pragma unroll
+        for (int i = 0; i < DEPTH; ++i) request();
+    }
+
+    // sums: of rows l / 4 and l / 4 + 8 of each product, in lanes l % 4 = 0. column: of the first slab; to the next one,
+    // `step` times 16 bytes.
+    __device__ __forceinline__ void multiply(float (&sums)[ROW_TILES][2], const uint4* column, int step,
+                                             int count, u32 zero) {
+        const Decoder decoder(zero);
+        const int lane = threadIdx.x % 32;
+#pragma unroll
+        for (int m = 0; m < ROW_TILES; ++m) sums[m][0] = sums[m][1] = 0.0f;
+        for (int s = 0; s < count; ++s) {
+            copies_wait<DEPTH - 1>();
+            __syncwarp();
+            const uint4* words = reinterpret_cast<const uint4*>(ring + at * SLAB_BYTES);
+            u32 b[2][4] = {};
+            if (lane < 4) {
+#pragma unroll
+                for (int half = 0; half < 2; ++half) {
+                    const uint4 four = column[half * 4 + lane];
+                    b[half][0] = four.x;
+                    b[half][1] = four.y;
+                    b[half][2] = four.z;
+                    b[half][3] = four.w;
+                }
+            }
+            column += step;
+            __syncwarp();
+#pragma unroll
+            for (int m = 0; m < ROW_TILES; ++m) {
+                const uint4 low = words[16 * m + lane / 4], high = words[16 * m + 8 + lane / 4];
+#pragma unroll
+                for (int half = 0; half < 2; ++half) {
+                    const auto rows = half ? decoder.decode(low.z, low.w, high.z, high.w)
+                                           : decoder.decode(low.x, low.y, high.x, high.y);
+                    float products[4] = {};
+                    multiply_sparse<0>(products, rows.a, b[half], rows.metadata);
+                    sums[m][0] = fmaf(products[0], rows.low, sums[m][0]);
+                    sums[m][1] = fmaf(products[2], rows.high, sums[m][1]);
+                }
+            }
+            __syncwarp();
+            request();
+        }
+        copies_wait<0>();
+#pragma unroll
+        for (int m = 0; m < ROW_TILES; ++m) {
+            sums[m][0] *= INTEGERS;
+            sums[m][1] *= INTEGERS;
+        }
+    }
+};
