@@ -5,7 +5,7 @@ from ttnn_moe.formats import int4_24
 from ttnn_moe.cuda.arch import target_of
 from ttnn_moe.cuda.moe import sort
 from ttnn_moe.cuda.moe.family import Call
-from ttnn_moe.cuda.moe.int4_24_sorted import INT4_24, SparseTile
+from ttnn_moe.cuda.moe.int4_24_sorted import INT4_24, NarrowTile, SparseTile
 from ttnn_moe.cuda.moe.int4_24_few import INT4_24_FEW, ColumnPlan, ColumnSizes
 from ttnn_moe.cuda.moe.int4_24_v6 import INT4_24_V6
 from ttnn_moe.cuda.moe.sorted import SortedPlan
@@ -67,8 +67,10 @@ def main():
                 if T > 3: continue
                 family = INT4_24_FEW; plan = ColumnPlan(p, target.arch, ColumnSizes(*(int(x) for x in text[2:].split("."))))
             else:
-                sizes = [int(x) for x in text.rstrip("r").split(".")]
-                plan = SortedPlan(p, target.arch, SparseTile(*sizes, read_once=text.endswith("r")), sort.choose(p, target.arch))
+                text, _, probe = text.partition("p")
+                sizes = [int(x) for x in text.lstrip("n").rstrip("r").split(".")]
+                tile = NarrowTile(*sizes, probe=int(probe or 0)) if text[0] == "n" else SparseTile(*sizes, read_once=text.endswith("r"), probe=int(probe or 0))
+                plan = SortedPlan(p, target.arch, tile, sort.choose(p, target.arch))
             try:
                 bufs = tuple(torch.empty(b.shape, dtype=b.dtype, device=dev) for b in family.scratch(plan))
                 outs = [torch.full((T, H), float("nan"), dtype=torch.bfloat16, device=dev) for _ in range(2)]

@@ -23,10 +23,7 @@
 // 128 bytes of rows. A lane's decoding reads 16 bytes of a word's row, which its quad shares. Then sums of
 // the warps that share channels; then SLOTS items.
 #include "common/copies.cuh"
-#include "common/flags.cuh"
-#include "common/routing.cuh"
-#include "sm80/int4_24_rows.cuh"
-#include "sm80/mma.cuh"
+#include "sm80/int4_24_tile.cuh"
 
 #ifndef WARPS_M
 #define WARPS_M 2
@@ -48,6 +45,9 @@
 #endif
 #ifndef BLOCKS
 #define BLOCKS 1  // of a multiprocessor, at least
+#endif
+#ifndef PROBE
+#define PROBE 0
 #endif
 #ifndef READ_ONCE
 #define READ_ONCE 0
@@ -71,67 +71,6 @@ static_assert(THREADS % WEIGHT_ROWS == 0 && SLABS % SLABS_AT_ONCE == 0, "a threa
 static_assert(MAX_N % ROWS_AT_ONCE == 0 || ROWS_AT_ONCE % MAX_N == 0, "whole passes of rows");
 static_assert(SLABS % WARPS_K == 0, "warps have as many slabs as one another");
 static_assert(STAGES >= 2 && STAGES < SLOTS - 1, "an item stays in its slot until its products are made");
-
-enum Kind { GATE_UP, DOWN, NONE };
-
-struct alignas(16) Item {
-    struct OfTile {
-        int expert, first, rows;
-        int ready;  // a down item's activations were complete when it was claimed
-    } of;
-    int tile;         // index of the tile
-    int kind, block;  // of WEIGHT_ROWS rows of weights
-    int unused;
-};
-
-struct Work {
-    Tile* tiles;
-    int* taken;
-    int count, gate_up_items, gate_up_blocks, down_blocks;
-
-    __device__ __forceinline__ Work(Tile* tiles, int* num_tiles, int H, int I)
-        : tiles(tiles), taken(num_tiles + 1) {
-        gate_up_blocks = (2 * I + WEIGHT_ROWS - 1) / WEIGHT_ROWS;
-        down_blocks = (H + WEIGHT_ROWS - 1) / WEIGHT_ROWS;
-        gate_up_items = *num_tiles * gate_up_blocks;
-        count = gate_up_items + *num_tiles * down_blocks;
-    }
-    __device__ __forceinline__ int claim() const { return atomicAdd(taken, 1); }
-    // All of an item but what its tile says.
-    __device__ __forceinline__ void place(Item& item, int i) const {
-        item.kind = i < gate_up_items ? GATE_UP : i < count ? DOWN : NONE;
-        const int at = item.kind == DOWN ? i - gate_up_items : i;
-        const int blocks = item.kind == DOWN ? down_blocks : gate_up_blocks;
-        item.tile = at / blocks;
-        item.block = at % blocks;
-    }
-    __device__ __forceinline__ Item::OfTile look_up(const Item& item) const {
-        if (item.kind == NONE) return {};
-        const int4 words = *reinterpret_cast<const int4*>(tiles + item.tile);
-        return {words.x, words.y, words.z, item.kind == DOWN && complete(item.tile)};
-    }
-    __device__ __forceinline__ bool complete(int tile) const {
-        return load_acquire(&tiles[tile].done) >= gate_up_blocks;
-    }
-};
-
-// Row c of 32 low, or of 32 high, ones is row g of that half of product m of a warp. Four transposed products give a
-// lane eight channels in a row of memory: of out in their order, of act in the order of B. Swizzled: copies of eight
-// rows in a row touch every bank once, as products do.
-__device__ __forceinline__ u32 place(int c, int high, bool is_down) {
-    const int word = is_down ? c / 2 : word_of(c), m = word % 4, g = word / 4 * 2 + c % 2;
-    return ((2 * m + high) * 8 + (g ^ 2 * (m ^ high))) * 16;
-}
-
-// Of a 16-byte chunk of a row of a tile: two rows of four chunks touch every bank once.
-__device__ __forceinline__ u32 place_of_row(int row, int chunk) {
-    return row * 128 + (chunk ^ row % 2 * 4) * 16;
-}
-
-struct Weights {
-    const uint4 *w13, *w2;
-    int row_step, up_rows, H, I;
-};
 
 // This thread's copies: of one row of words, and of a chunk of rows of x.
 struct Loader {
@@ -234,10 +173,10 @@ struct Loader {
             const void* from = reinterpret_cast<const void*>(weights + i * SLABS_AT_ONCE * slab_bytes);
             // past the last channel: products of what is there, not stored
 #if READ_ONCE
-            if (valid && i * SLABS_AT_ONCE < left_words)
+            if (PROBE != 2 && valid && i * SLABS_AT_ONCE < left_words)
                 copy_16(to + stage + i * SLABS_AT_ONCE * WEIGHT_SLAB, from, policy);
 #else
-            if (valid && i * SLABS_AT_ONCE < left_words)
+            if (PROBE != 2 && valid && i * SLABS_AT_ONCE < left_words)
                 copy_16(to + stage + i * SLABS_AT_ONCE * WEIGHT_SLAB, from);
 #endif
         }
@@ -277,81 +216,14 @@ struct Loader {
     }
 };
 
-template <int G>
-using Sums = float[4][G][4];
-
-// Where a lane reads a slab.
-struct Lane {
-    u32 word;  // of the low row of product 0, of this lane's row
-    u32 row;   // of the first group: the first 32 channels of row lane / 4
-
-    __device__ __forceinline__ explicit Lane(int groups) {
-        const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-        word = warp % WARPS_M * 1024 + lane / 4 * 16;
-        row = warp / WARPS_M % WARPS_N * groups * 1024 + place_of_row(lane / 4, lane % 4);
-    }
-    // The words of 64 channels, or the half-th of them, of a row of product m.
-    template <class T>
-    __device__ __forceinline__ T words(const unsigned char* slab, int m, int high, int half) const {
-        const u32 swizzle = 2 * (m ^ high) * 16;
-        return *reinterpret_cast<const T*>(slab + ((word ^ swizzle) + (2 * m + high) * 128 + half * 8));
-    }
-    // B of group j.
-    __device__ __forceinline__ void rows(u32 (&b)[4], const unsigned char* slab, int j, int half) const {
-        const uint4 words = *reinterpret_cast<const uint4*>(slab + ((row ^ half * 64) + j * 1024));
-        b[0] = words.x;
-        b[1] = words.y;
-        b[2] = words.z;
-        b[3] = words.w;
-    }
-};
-
-template <int G>
-__device__ __forceinline__ void multiply_slab(Sums<G>& sums, const unsigned char* words, const unsigned char* rows,
-                                              const Lane& lane, const Decoder& decoder) {
-    if constexpr (G <= 2) {
-        u32 b[2][G][4];
-#pragma unroll
-        for (int half = 0; half < 2; ++half)
-#pragma unroll
-            for (int j = 0; j < G; ++j) lane.rows(b[half][j], rows, j, half);
-#pragma unroll
-        for (int m = 0; m < 4; ++m) {
-            const uint4 low = lane.words<uint4>(words, m, 0, 0), high = lane.words<uint4>(words, m, 1, 0);
-            const auto first = decoder.decode(low.x, low.y, high.x, high.y);
-#pragma unroll
-            for (int j = 0; j < G; ++j) multiply_scaled(sums[m][j], first, b[0][j]);
-            const auto second = decoder.decode(low.z, low.w, high.z, high.w);
-#pragma unroll
-            for (int j = 0; j < G; ++j) multiply_scaled(sums[m][j], second, b[1][j]);
-        }
-    } else {
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-            Decoder::Fragment decoded[4];
-#pragma unroll
-            for (int m = 0; m < 4; ++m) {
-                const uint2 low = lane.words<uint2>(words, m, 0, half), high = lane.words<uint2>(words, m, 1, half);
-                decoded[m] = decoder.decode(low.x, low.y, high.x, high.y);
-            }
-#pragma unroll
-            for (int j = 0; j < G; ++j) {
-                u32 b[4];
-                lane.rows(b, rows, j, half);
-#pragma unroll
-                for (int m = 0; m < 4; ++m) multiply_scaled(sums[m][j], decoded[m], b);
-            }
-        }
-    }
-}
-
 // Products of an item: G groups of 8 rows a warp. here: offset of the stage of its first step. Each step's
 // copies are for a step STAGES - 1 later, whose stage is the one before.
 template <int G>
 __device__ __forceinline__ void multiply(Loader& loader, u32& here, int done, Sums<G>& sums, int slabs) {
-    const Lane lane(G);
+    const int warp = threadIdx.x / 32;
+    const Lane lane(warp % WARPS_M, warp / WARPS_M % WARPS_N * G * 8);
     const Decoder decoder(loader.given.H & 63);
-    const int warp_k = threadIdx.x / 32 / (WARPS_M * WARPS_N);
+    const int warp_k = warp / (WARPS_M * WARPS_N);
 #pragma unroll
     for (int m = 0; m < 4; ++m)
 #pragma unroll
@@ -371,7 +243,7 @@ __device__ __forceinline__ void multiply(Loader& loader, u32& here, int done, Su
         const unsigned char* stage = dynamic_memory() + here;
 #pragma unroll 1
         for (int s = warp_k; s < SLABS; s += WARPS_K)
-            if (s < slabs)
+            if (s < slabs && PROBE != 1)
                 multiply_slab<G>(sums, stage + s * WEIGHT_SLAB, stage + SLABS * WEIGHT_SLAB + s * ROW_SLAB, lane,
                                  decoder);
         loader.publish();
@@ -415,44 +287,6 @@ __device__ __forceinline__ bool add_up(Sums<G>& sums) {
     return true;
 }
 
-// Four words of four products, transposed: eight channels in a row of one row of the tile.
-__device__ __forceinline__ void store(u16* to, bool valid, u32 a, u32 b, u32 c, u32 d) {
-    const uint4 words = make_uint4(transposed(a), transposed(b), transposed(c), transposed(d));
-    if (valid) *reinterpret_cast<uint4*>(to) = words;
-}
-
-template <int G>
-__device__ __forceinline__ void write(const Sums<G>& sums, const Item& item, u16* act, u16* out, int H, int I) {
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warp_m = warp % WARPS_M;
-    const bool is_down = item.kind == DOWN;
-    const int width = is_down ? H : I;
-    const int channel = (item.block * WARPS_M + warp_m) * (is_down ? 64 : 32);
-    const int row = warp / WARPS_M * G * 8 + lane / 4, left = item.of.rows - row;
-    u16* to = (is_down ? out : act) + static_cast<u64>(item.of.first + row) * width + channel + lane % 4 * 8;
-    if (channel >= width) return;
-#pragma unroll
-    for (int j = 0; j < G; ++j) {
-        const bool valid = 8 * j < left;
-        u32 words[4];
-        if (is_down) {
-#pragma unroll
-            for (int half = 0; half < 2; ++half) {
-#pragma unroll
-                for (int m = 0; m < 4; ++m) words[m] = pack(sums[m][j][2 * half], sums[m][j][2 * half + 1]);
-                store(to + 32 * half, valid, words[0], words[1], words[2], words[3]);
-            }
-        } else {
-#pragma unroll
-            for (int m = 0; m < 4; ++m) {
-                const float* d = sums[m][j];
-                words[m] = pack(silu_mul(d[0], d[2]), silu_mul(d[1], d[3]));
-            }
-            store(to, valid, words[0], words[1], words[2], words[3]);
-        }
-        to += 8 * static_cast<u64>(width);
-    }
-}
-
 // Numbers of groups a warp that are compiled: all up to 2, then every second.
 __device__ __forceinline__ constexpr int after(int groups) { return groups + (groups < 2 ? 1 : 2); }
 
@@ -469,7 +303,8 @@ __device__ __forceinline__ void run(Loader& loader, u32& here, int done, const I
     }
     Sums<G> sums;
     multiply<G>(loader, here, done, sums, (item.kind == DOWN ? I : H) / 64);
-    if (add_up<G>(sums)) write<G>(sums, item, act, out, H, I);
+    const int warp = threadIdx.x / 32, of_64 = item.block * WARPS_M + warp % WARPS_M;
+    if (add_up<G>(sums)) write<G>(sums, item, of_64, warp / WARPS_M * G * 8, act, out, H, I);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
@@ -480,7 +315,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     wait_for_predecessor();
     let_successor_start();
 
-    const Work work(tiles, num_tiles, H, I);
+    const Work work(tiles, num_tiles, H, I, WEIGHT_ROWS);
     const Weights weights{w13, w2, row_step, up_rows, H, I};
     Loader loader(work, weights, hidden, act, row_tokens, items, shared);
     int computed = 0, done = -1;

@@ -48,6 +48,7 @@ class SparseTile:
     stages: int
     blocks: int = 1
     read_once: bool = False
+    probe: int = 0
 
     @property
     def granule(self) -> int:
@@ -64,8 +65,38 @@ class SparseTile:
         return self.stages * stage + sums + ITEMS
 
 
+@dataclass(frozen=True)
+class NarrowTile:
+    """Sizes of int4_24_narrow.cu.
+
+    Attributes:
+        warps, max_n, depth, blocks: warps of a block, which share channels; rows of a tile at most; slabs of 64
+            channels that a warp has in shared memory; resident blocks a multiprocessor, at least.
+    """
+
+    warps: int
+    max_n: int
+    depth: int
+    blocks: int
+    probe: int = 0
+
+    granule = 8
+    read_once = True
+
+    @property
+    def threads(self) -> int:
+        return 32 * self.warps
+
+    @property
+    def shared_memory(self) -> int:
+        sums = (self.warps - 1) * self.max_n * 256
+        return self.warps * self.depth * (1024 + 128 * self.max_n) + sums + 4 * 32
+
+
+AnyTile = SparseTile | NarrowTile
+
 # rows an expert gets on average, at most -> tile
-_TILES: tuple[tuple[float, SparseTile], ...] = (
+_TILES: tuple[tuple[float, AnyTile], ...] = (
     (2.5, SparseTile(1, 1, 4, 8, 4, 5, blocks=4, read_once=True)),
     (5, SparseTile(1, 1, 4, 16, 4, 4, blocks=4, read_once=True)),
     (12, SparseTile(2, 1, 2, 32, 2, 4, blocks=3, read_once=True)),
@@ -74,37 +105,39 @@ _TILES: tuple[tuple[float, SparseTile], ...] = (
 )
 
 
-class Int4_24Sorted(Sorted[SparseTile]):
+class Int4_24Sorted(Sorted[AnyTile]):
     """See the module's docstring."""
 
     name = "int4_24"
     kernels = "CUDA C++ kernels of int4_24 words"
     weight_format = NAME
-    products = "sm80/int4_24_mlp"
     least_tile = 8
 
     def why_not(self, problem: Problem, target: Target) -> str | None:
         return limits(problem, target, self.weight_format, (torch.bfloat16,))
 
-    def tile(self, problem: Problem, arch: Arch) -> SparseTile:
+    def kernel(self, tile: AnyTile) -> str:
+        return "sm80/int4_24_mlp" if isinstance(tile, SparseTile) else "sm80/int4_24_narrow"
+
+    def tile(self, problem: Problem, arch: Arch) -> AnyTile:
         rows = rows_an_expert(problem)
         return next(tile for most, tile in _TILES if rows <= most)
 
-    def scratch(self, plan: SortedPlan[SparseTile]) -> tuple[Buffer, ...]:
+    def scratch(self, plan: SortedPlan[AnyTile]) -> tuple[Buffer, ...]:
         """Those of Sorted, and the rows of hidden in the order of channels that the products take."""
         problem = plan.problem
         return *super().scratch(plan), Buffer((problem.T, problem.H), problem.dtype)
 
-    def uses(self, plan: SortedPlan[SparseTile], ids64: bool, add: bool) -> tuple[Use, ...]:
+    def uses(self, plan: SortedPlan[AnyTile], ids64: bool, add: bool) -> tuple[Use, ...]:
         return Use.of(plan.arch, "sm80/int4_24_order"), *super().uses(plan, ids64, add)
 
-    def bind(self, plan: SortedPlan[SparseTile], uses: tuple[Use, ...], device: int) -> tuple[Launch, ...]:
+    def bind(self, plan: SortedPlan[AnyTile], uses: tuple[Use, ...], device: int) -> tuple[Launch, ...]:
         order, *others = uses
         groups = plan.problem.T * plan.problem.H // GROUP
         ordered = order.bind(device, (ceil_div(groups, ORDER_THREADS),), ORDER_THREADS, groups)
         return ordered, *super().bind(plan, tuple(others), device)
 
-    def bind_product(self, plan: SortedPlan[SparseTile], use: Use, device: int) -> Launch:
+    def bind_product(self, plan: SortedPlan[AnyTile], use: Use, device: int) -> Launch:
         problem, threads = plan.problem, plan.tile.threads
         # no more than the architecture's own multiprocessors hold, which keep 1 KiB a block
         most = ((plan.arch.shared_memory + 1024) // (use.shared_memory + 1024)) * gpu(device).multiprocessors
@@ -117,7 +150,7 @@ class Int4_24Sorted(Sorted[SparseTile]):
     ) -> None:
         raise NotImplementedError
 
-    def launch(self, plan: SortedPlan[SparseTile], call: Call, buffers: tuple[Tensor, ...]) -> None:
+    def launch(self, plan: SortedPlan[AnyTile], call: Call, buffers: tuple[Tensor, ...]) -> None:
         (order, *sorts, product, combine), routing, words = launches_of(self, plan, call), call.routing, plan.words
         act, rows, at, ordered = (buffer.data_ptr() for buffer in buffers)
         w13, w2 = (call.experts.tensors[name].data_ptr() for name in ("w13", "w2"))

@@ -77,17 +77,19 @@ class Sorted(CudaCpp[SortedPlan[TileT]]):
     """A family whose products read rows sorted by expert.
 
     Attributes:
-        products: their kernel, under gpu_kernels/cuda.
         least_tile: rows of the smallest tiles of any plan.
     """
 
     rounds_expert_out = True
-    products: str
     least_tile = LEAST_TILE
 
     @abstractmethod
     def tile(self, problem: Problem, arch: Arch) -> TileT:
         """Sizes of the products of a problem."""
+
+    @abstractmethod
+    def kernel(self, tile: TileT) -> str:
+        """The kernel of products in such tiles, under gpu_kernels/cuda."""
 
     @abstractmethod
     def bind_product(self, plan: SortedPlan[TileT], use: Use, device: int) -> Launch:
@@ -120,7 +122,7 @@ class Sorted(CudaCpp[SortedPlan[TileT]]):
         out |= {"OUT32": problem.out_dtype == torch.float32, "DISCARD": plan.tile.read_once}
         return (
             *sort.sort_uses(arch, plan.sorters, local_experts(problem), ids64, plan.tile.granule),
-            plan.product(self.products),
+            plan.product(self.kernel(plan.tile)),
             Use.of(arch, "common/combine", **out),
         )
 
@@ -155,8 +157,7 @@ class SortedDense(Sorted[TileT]):
     folder: str
     targets: str
 
-    @property
-    def products(self) -> str:  # type: ignore[override]
+    def kernel(self, tile: TileT) -> str:
         return f"{self.folder}/grouped_mlp"
 
     def why_not(self, problem: Problem, target: Target) -> str | None:
