@@ -91,7 +91,6 @@ struct Loader {
     int slabs = 0;         // of this item that are not filled yet; NEVER: there is no item to fill
     int item = 0;          // that is prepared next
     int claimed;           // thread 0: the item after the next
-    Item::OfTile looked_up;  // thread 0: to be written to its slot
     bool pending = false, valid = false, down = false;
 #if READ_ONCE
     u64 policy = evict_first();
@@ -109,6 +108,7 @@ struct Loader {
         if (threadIdx.x == 0) {
             work.place(items[0], work.claim());
             items[0].of = work.look_up(items[0]);
+            items[0].ready = 0;
             claimed = work.claim();
         }
         __syncthreads();
@@ -127,7 +127,6 @@ struct Loader {
         if (threadIdx.x == 0) {
             Item& after = items[item % SLOTS];
             work.place(after, claimed);
-            looked_up = work.look_up(after);
             claimed = work.claim();
             pending = true;
         }
@@ -156,7 +155,7 @@ struct Loader {
             index[i] = next.of.first + row + ROWS_AT_ONCE * i;
             if (!is_down && ROWS_AT_ONCE * i < rows) index[i] = row_tokens[index[i]];
         }
-        if (is_down && !next.of.ready) {
+        if (is_down && !next.ready) {
             if (threadIdx.x % 32 == 0)
                 while (!work.complete(next.tile)) {
                 }
@@ -198,10 +197,12 @@ struct Loader {
         if (slabs != NEVER) slabs = max(slabs - SLABS, 0);
     }
 
-    // After a step: the item that it looked up becomes visible at the next barrier.
+    // After a step: looks up the item after the next, which becomes visible at the next barrier.
     __device__ __forceinline__ void publish() {
         if (!pending) return;
-        items[item % SLOTS].of = looked_up;
+        Item& after = items[item % SLOTS];
+        after.of = work.look_up(after);
+        after.ready = after.kind == DOWN && work.complete(after.tile);
         pending = false;
     }
 
@@ -221,7 +222,7 @@ struct Loader {
 template <int G>
 __device__ __forceinline__ void multiply(Loader& loader, u32& here, int done, Sums<G>& sums, int slabs) {
     const int warp = threadIdx.x / 32;
-    const Lane lane(warp % WARPS_M, warp / WARPS_M % WARPS_N * G * 8);
+    const Lane lane(warp % WARPS_M, warp / WARPS_M % WARPS_N * G * 8, false);
     const Decoder decoder(loader.given.H & 63);
     const int warp_k = warp / (WARPS_M * WARPS_N);
 #pragma unroll
@@ -315,7 +316,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     wait_for_predecessor();
     let_successor_start();
 
-    const Work work(tiles, num_tiles, H, I, WEIGHT_ROWS);
+    Work& work = *reinterpret_cast<Work*>(items + SLOTS);
+    if (threadIdx.x == 0) work = Work(tiles, num_tiles, H, I, WEIGHT_ROWS);
+    __syncthreads();
     const Weights weights{w13, w2, row_step, up_rows, H, I};
     Loader loader(work, weights, hidden, act, row_tokens, items, shared);
     int computed = 0, done = -1;

@@ -32,11 +32,11 @@ struct Lane {
     u32 word;  // of the low row of product 0, of this lane's row
     u32 row;   // of the first group: the first 32 channels of row lane / 4
 
-    // warp_m: 64 weight rows each. first: row of the tile, a multiple of 8.
-    __device__ __forceinline__ Lane(int warp_m, int first) {
+    // warp_m: 64 weight rows each. first: row of the tile, a multiple of 8. few: rows in every second column.
+    __device__ __forceinline__ Lane(int warp_m, int first, bool few) {
         const int lane = threadIdx.x % 32;
         word = warp_m * 1024 + lane / 4 * 16;
-        row = first * 128 + place_of_row(lane / 4, lane % 4);
+        row = first * 128 + place_of_row(lane / (few ? 8 : 4), lane % 4);
     }
     // The words of 64 channels, or the half-th of them, of a row of product m.
     template <class T>
@@ -54,7 +54,8 @@ struct Lane {
     }
 };
 
-template <int G>
+// FEW: of each sum, only those of even columns.
+template <int G, bool FEW = false>
 __device__ __forceinline__ void multiply_slab(Sums<G>& sums, const unsigned char* words, const unsigned char* rows,
                                               const Lane& lane, const Decoder& decoder) {
     if constexpr (G <= 2) {
@@ -68,10 +69,27 @@ __device__ __forceinline__ void multiply_slab(Sums<G>& sums, const unsigned char
             const uint4 low = lane.words<uint4>(words, m, 0, 0), high = lane.words<uint4>(words, m, 1, 0);
             const auto first = decoder.decode(low.x, low.y, high.x, high.y);
 #pragma unroll
-            for (int j = 0; j < G; ++j) multiply_scaled(sums[m][j], first, b[0][j]);
+            for (int j = 0; j < G; ++j) multiply_scaled<FEW>(sums[m][j], first, b[0][j]);
             const auto second = decoder.decode(low.z, low.w, high.z, high.w);
 #pragma unroll
-            for (int j = 0; j < G; ++j) multiply_scaled(sums[m][j], second, b[1][j]);
+            for (int j = 0; j < G; ++j) multiply_scaled<FEW>(sums[m][j], second, b[1][j]);
+        }
+    } else if constexpr (G <= 4) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            u32 b[G][4];
+#pragma unroll
+            for (int j = 0; j < G; ++j) lane.rows(b[j], rows, j, half);
+#pragma unroll
+            for (int m = 0; m < 4; ++m) {
+                const uint2 low = lane.words<uint2>(words, m, 0, half), high = lane.words<uint2>(words, m, 1, half);
+                const auto decoded = decoder.decode(low.x, low.y, high.x, high.y);
+                float products[G][4];
+#pragma unroll
+                for (int j = 0; j < G; ++j) multiply_integers(products[j], decoded, b[j]);
+#pragma unroll
+                for (int j = 0; j < G; ++j) scale(sums[m][j], products[j], decoded);
+            }
         }
     } else {
 #pragma unroll
@@ -82,12 +100,19 @@ __device__ __forceinline__ void multiply_slab(Sums<G>& sums, const unsigned char
                 const uint2 low = lane.words<uint2>(words, m, 0, half), high = lane.words<uint2>(words, m, 1, half);
                 decoded[m] = decoder.decode(low.x, low.y, high.x, high.y);
             }
+            // scaled a group later: products take a while
+            float products[2][4][4];
 #pragma unroll
-            for (int j = 0; j < G; ++j) {
-                u32 b[4];
-                lane.rows(b, rows, j, half);
+            for (int j = 0; j <= G; ++j) {
+                if (j < G) {
+                    u32 b[4];
+                    lane.rows(b, rows, j, half);
 #pragma unroll
-                for (int m = 0; m < 4; ++m) multiply_scaled(sums[m][j], decoded[m], b);
+                    for (int m = 0; m < 4; ++m) multiply_integers(products[j % 2][m], decoded[m], b);
+                }
+                if (j > 0)
+#pragma unroll
+                    for (int m = 0; m < 4; ++m) scale(sums[m][j - 1], products[(j - 1) % 2][m], decoded[m]);
             }
         }
     }
@@ -99,15 +124,15 @@ __device__ __forceinline__ void store(u16* to, bool valid, u32 a, u32 b, u32 c, 
     if (valid) *reinterpret_cast<uint4*>(to) = words;
 }
 
-// of_64: which 64 rows of weights. first: row of the tile.
-template <int G>
-__device__ __forceinline__ void write(const Sums<G>& sums, const Item& item, int of_64, int first, u16* act,
-                                      u16* out, int H, int I) {
+// of_64: which 64 rows of weights. first: row of the tile. FEW: rows are in every second column.
+template <int G, bool FEW = false>
+__device__ __forceinline__ void write(const Sums<G>& sums, const Item& item, int of_64, int first, u16* act, u16* out,
+                                      int H, int I) {
     const int lane = threadIdx.x % 32;
     const bool is_down = item.kind == DOWN;
     const int width = is_down ? H : I;
     const int channel = of_64 * (is_down ? 64 : 32);
-    const int row = first + lane / 4, left = item.of.rows - row;
+    const int row = first + lane / (FEW ? 8 : 4), left = FEW && lane / 4 % 2 ? 0 : item.of.rows - row;
     u16* to = (is_down ? out : act) + static_cast<u64>(item.of.first + row) * width + channel + lane % 4 * 8;
     if (channel >= width) return;
 #pragma unroll

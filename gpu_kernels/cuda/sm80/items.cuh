@@ -10,12 +10,11 @@ enum Kind { GATE_UP, DOWN, NONE };
 
 struct alignas(16) Item {
     struct OfTile {
-        int expert, first, rows;
-        int ready;  // a down item's activations were complete when it was claimed
+        int expert, first, rows, done;
     } of;
     int tile;         // index of the tile
     int kind, block;  // which weight rows of the expert
-    int unused;
+    int ready;        // a down item's activations were complete when it was claimed
 };
 
 struct Work {
@@ -43,7 +42,7 @@ struct Work {
     __device__ __forceinline__ Item::OfTile look_up(const Item& item) const {
         if (item.kind == NONE) return {};
         const int4 words = *reinterpret_cast<const int4*>(tiles + item.tile);
-        return {words.x, words.y, words.z, item.kind == DOWN && complete(item.tile)};
+        return {words.x, words.y, words.z, words.w};
     }
     __device__ __forceinline__ bool complete(int tile) const {
         return load_acquire(&tiles[tile].done) >= gate_up_blocks;

@@ -25,7 +25,7 @@ from .pairs import rows_an_expert
 from .sorted import Sorted, SortedPlan
 from .uses import Use, pointer
 
-ITEMS = 16 * 32  # bytes of claimed items
+ITEMS = 16 * 32 + 32  # bytes of claimed items, and of what they have in common
 ORDER_THREADS = 128
 
 
@@ -70,7 +70,7 @@ class NarrowTile:
     """Sizes of int4_24_narrow.cu.
 
     Attributes:
-        warps, max_n, depth, blocks: warps of a block, which share channels; rows of a tile at most; slabs of 64
+        warps, max_n, depth, blocks: warps of a block, which share channels; rows of a tile at most; pairs of slabs of 64
             channels that a warp has in shared memory; resident blocks a multiprocessor, at least.
     """
 
@@ -90,7 +90,7 @@ class NarrowTile:
     @property
     def shared_memory(self) -> int:
         sums = (self.warps - 1) * self.max_n * 256
-        return self.warps * self.depth * (1024 + 128 * self.max_n) + sums + 4 * 32
+        return self.warps * self.depth * 2 * (1024 + 128 * self.max_n) + sums + 5 * 32
 
 
 AnyTile = SparseTile | NarrowTile
