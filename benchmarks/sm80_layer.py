@@ -23,21 +23,19 @@ from typing import Annotated, Any
 import torch
 import typer
 from rich.console import Console
-from torch import Tensor
 
 from ttnn_moe.bench import report
 from ttnn_moe.bench.command import points_of
+from ttnn_moe.bench.families import OfFamily
 from ttnn_moe.bench.floor import measure_ceilings
-from ttnn_moe.bench.implementations import Forward, Implementation, ours
+from ttnn_moe.bench.implementations import Forward, ours
 from ttnn_moe.bench.layer import PRESETS, Layer, Weights
 from ttnn_moe.bench.measure import Options, Result, measure_layer
 from ttnn_moe.bench.timing import fastest_us_on_device
-from ttnn_moe.contract import Experts, Problem, Routing
-from ttnn_moe.cuda.arch import target_of
+from ttnn_moe.cuda.arch import Target, target_of
 from ttnn_moe.cuda.device import gpu
 from ttnn_moe.cuda.moe import sort
 from ttnn_moe.cuda.moe.cuda_cpp import arch_of
-from ttnn_moe.cuda.moe.family import Call
 from ttnn_moe.cuda.moe.sm80 import SM80, WarpTile
 from ttnn_moe.cuda.moe.sorted import SortedPlan
 from ttnn_moe.cuda.moe.triton import TRITON, TRITON_FEW
@@ -55,41 +53,24 @@ def tile_of(text: str) -> WarpTile:
     return WarpTile(*values[:6], read_once=bool(values[6]))
 
 
-class Tile(Implementation):
+class Tile(OfFamily):
     """The grouped products with one tile, whatever the plan would choose."""
 
-    ours = True
-
     def __init__(self, tile: WarpTile):
-        self.tile, self.name = tile, tile_name(tile)
+        super().__init__(SM80, tile_name(tile))
+        self.tile = tile
         self.tokens: set[int] = set()
 
     def why_not(self, layer: Layer, T: int) -> str | None:
         return None if T in self.tokens else "not asked for"
 
-    def _plan(self, layer: Layer, T: int) -> SortedPlan[WarpTile]:
-        problem = Problem(T, layer.E, layer.K, layer.H, layer.I, layer.dtype, device="cuda")
-        arch = arch_of(target_of())
+    def plan(self, layer: Layer, T: int) -> SortedPlan[WarpTile]:
+        problem, arch = layer.problem(T, "cuda"), arch_of(self.target())
         return SortedPlan(problem, arch, self.tile, sort.choose(problem, arch))
 
-    def prepare(self, layer: Layer, weights: Weights, T: int) -> Forward:
-        plan, experts = self._plan(layer, T), Experts.dense(weights.gate_up, weights.down)
-        buffers = tuple(torch.empty(b.shape, dtype=b.dtype, device="cuda") for b in SM80.scratch(plan))
 
-        def call(hidden: Tensor, ids: Tensor, scale: Tensor) -> Tensor:
-            out = torch.empty_like(hidden)
-            routing = Routing.from_topk(ids, scale, layer.E)
-            SM80.launch(plan, Call(hidden, routing, experts, out, False), buffers)
-            return out
-
-        return call
-
-
-class TritonSm80(Implementation):
-    """The Triton family with its tiles for capability 8.0, compiled for sm_80; ptxas then makes this GPU's code."""
-
-    ours = True
-    name = "triton sm80"
+class TritonSm80(OfFamily):
+    """A Triton family with its tiles for capability 8.0, compiled for sm_80; ptxas then makes this GPU's code."""
 
     def available(self, device: str) -> str | None:
         from triton.backends.nvidia.compiler import CUDABackend
@@ -101,19 +82,13 @@ class TritonSm80(Implementation):
             CUDABackend.make_cubin = lambda self, src, metadata, opt, capability: make(self, src, metadata, opt, here)
         return None
 
+    def target(self) -> Target:
+        return replace(target_of(), gpu=replace(gpu(), capability=(8, 0)))
+
     def prepare(self, layer: Layer, weights: Weights, T: int) -> Forward:
-        problem = Problem(T, layer.E, layer.K, layer.H, layer.I, layer.dtype, device="cuda")
-        target = replace(target_of(), gpu=replace(gpu(), capability=(8, 0)))
-        family = next(family for family in (TRITON_FEW, TRITON) if family.why_not(problem, target) is None)
-        plan, experts = family.plan(problem, target), Experts.dense(weights.gate_up, weights.down)
-        buffers = tuple(torch.empty(b.shape, dtype=b.dtype, device="cuda") for b in family.scratch(plan))
-
-        def call(hidden: Tensor, ids: Tensor, scale: Tensor) -> Tensor:
-            out = torch.empty_like(hidden)
-            family.launch(plan, Call(hidden, Routing.from_topk(ids, scale, layer.E), experts, out, False), buffers)
-            return out
-
-        return call
+        problem = layer.problem(T, "cuda")
+        self.family = next(family for family in (TRITON_FEW, TRITON) if family.why_not(problem, self.target()) is None)
+        return super().prepare(layer, weights, T)
 
 
 def product_rates() -> dict[int, float]:
@@ -175,7 +150,7 @@ def main(
         from ttnn_moe.cuda.moe.cuda_cpp import launches
 
         torch.zeros(1, device="cuda")
-        launches(SM80, Tile(tile_of(compile))._plan(layer, 64), False, False, 0)
+        launches(SM80, Tile(tile_of(compile)).plan(layer, 64), False, False, 0)
         return
     say = Console(stderr=True, soft_wrap=True, highlight=False, markup=False).print
     asked: dict[WarpTile, Tile] = {}
@@ -202,7 +177,7 @@ def main(
             report.write(json_file, document())
 
     plans = [one for one in ours("cuda") if one.name == "ttnn_moe cuda prepared"]
-    peers = [one for one in (TritonSm80(),) if one.available("cuda") is None]
+    peers = [one for one in (TritonSm80(TRITON, "triton sm80"),) if one.available("cuda") is None]
     measure_layer(layer, points_of(tokens), [*plans, *peers, *asked.values()], ceilings, options, result, save)
     save()
     for table in report.tables(document()):

@@ -104,6 +104,17 @@ def sm80_layer() -> str:
     return "\n".join([*lines, "", told_machine(data)]) + "\n"
 
 
+def int4_24_layer() -> str:
+    """Both layers with int4_24 experts: the backend's choice and each family, as graphs."""
+    data = results("int4_24_layer.json")
+    lines = []
+    for layer in data["layers"]:
+        names = list(dict.fromkeys(r["implementation"] for r in data["rows"] if r["layer"] == layer["name"]))
+        sizes = f"{layer['name']}: E {layer['E']}, K {layer['K']}, H {layer['H']}, I {layer['I']}"
+        lines += [f"### int4_24, {sizes}", "", *layer_table(data, layer, names, []), ""]
+    return "\n".join([*lines, told_machine(data)]) + "\n"
+
+
 def over_floor(row: dict[str, Any], machine: dict[str, Any]) -> float:
     """A row of peers_h200.json over the floor of its bytes and operations at a machine's ceilings."""
     floor_us = max(row["bytes"] / machine["read_bytes_per_s"], row["flops"] / machine["flops_per_s"]) * 1e6
@@ -170,6 +181,7 @@ def table_head(cells: list[Any]) -> list[str]:
 
 TABLES: dict[str, Callable[[], str]] = {
     "cpu_layer.json": cpu_layer,
+    "int4_24_layer.json": int4_24_layer,
     "moe_layer.json": moe_layer,
     "moe_layer.json, all of it": moe_layer_all,
     "peers_h200.json": peers_h200,

@@ -25,9 +25,9 @@ def random_routing(T: int, E: int, K: int, skew: float = 0.0) -> Routing:
     return Routing.from_topk(ids.int(), weights / weights.sum(-1, keepdim=True), E)
 
 
-def assert_same_bits(T: int) -> None:
-    """Twenty more calls give what the first one gave."""
-    experts, routing = random_experts(32, 256, 128), random_routing(T, 32, 8, 0.3)
+def assert_same_bits(T: int, experts: Experts | None = None) -> None:
+    """Twenty more calls give what the first one gave. experts: 32 of H = 256."""
+    experts, routing = experts or random_experts(32, 256, 128), random_routing(T, 32, 8, 0.3)
     hidden = torch.randn(T, 256, device="cuda").bfloat16()
     first = ttnn_moe.moe(hidden, routing, experts, backend="cuda")
     for _ in range(20):

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..contract import Experts
 from ..selfcheck.bounds import BOUND, POISON, token_errors
 from ..selfcheck.oracle import oracle
 from .draw import Draw
@@ -42,8 +41,8 @@ class Inputs:
     def of(cls, layer: Layer, hidden: Tensor, draw: Draw, expert_weights: Weights, seed: int = 0) -> Inputs:
         """Put a draw beside hidden, choose the tokens to check, and compute them in fp64."""
         tokens = checked_tokens(layer, len(hidden), hidden.is_cuda, seed)
-        experts = Experts.dense(expert_weights.gate_up, expert_weights.down)
-        want = oracle(hidden[tokens.to(hidden.device)], draw.ids[tokens], draw.weights[tokens], experts)
+        at = tokens.to(hidden.device)
+        want = oracle(hidden[at], draw.ids[tokens], draw.weights[tokens], expert_weights.experts)
         ids, weights = draw.ids.to(hidden.device), draw.weights.to(hidden.device)
         return cls(hidden, ids, weights, draw, tokens.to(hidden.device), want)
 

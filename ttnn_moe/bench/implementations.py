@@ -11,7 +11,7 @@ from torch import Tensor
 
 from .. import registry
 from ..api import moe, prepare
-from ..contract import Experts, Problem, Routing
+from ..contract import Problem, Routing
 from ..errors import BackendUnavailable
 from .layer import Layer, Weights
 
@@ -78,10 +78,10 @@ class Moe(Implementation):
         return registry.why_not(self._problem(layer, T)).get(self.backend)
 
     def _problem(self, layer: Layer, T: int) -> Problem:
-        return Problem(T, layer.E, layer.K, layer.H, layer.I, layer.dtype, device=self.device)
+        return layer.problem(T, self.device)
 
     def prepare(self, layer: Layer, weights: Weights, T: int) -> Forward:
-        experts = Experts.dense(weights.gate_up, weights.down)
+        experts = weights.experts
 
         def call(hidden: Tensor, ids: Tensor, scale: Tensor) -> Tensor:
             return moe(hidden, Routing.from_topk(ids, scale, layer.E), experts, backend=self.backend)
@@ -95,8 +95,7 @@ class Prepared(Moe):
     row = "prepared"
 
     def prepare(self, layer: Layer, weights: Weights, T: int) -> Forward:
-        experts = Experts.dense(weights.gate_up, weights.down)
-        return prepare(self._problem(layer, T), experts, backend=self.backend)
+        return prepare(self._problem(layer, T), weights.experts, backend=self.backend)
 
 
 def ours(device: str, backend: str = registry.AUTO) -> list[Implementation]:

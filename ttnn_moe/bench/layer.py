@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable
 from contextlib import suppress
@@ -12,14 +13,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..contract import Experts, Problem
 from ..errors import ContractError, RequestError
+from ..formats import int4_24
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 
 @dataclass(frozen=True)
 class Layer:
-    """Sizes of one MoE layer: E experts, K per token, hidden size H, expert intermediate size I."""
+    """Sizes of one MoE layer: E experts, K per token, hidden size H, expert intermediate size I.
+
+    Attributes:
+        weight_format: "dense" or "int4_24".
+    """
 
     name: str
     E: int
@@ -27,6 +34,7 @@ class Layer:
     H: int
     I: int
     dtype: torch.dtype = torch.bfloat16
+    weight_format: str = "dense"
 
     def __post_init__(self) -> None:
         if min(self.E, self.K, self.H, self.I) < 1 or self.K > self.E:
@@ -39,12 +47,18 @@ class Layer:
     @property
     def expert_bytes(self) -> int:
         """Of one expert's gate, up and down weights."""
-        return 3 * self.H * self.I * self.dtype.itemsize
+        weights = 3 * self.H * self.I
+        return weights // 4 if self.weight_format == int4_24.NAME else weights * self.dtype.itemsize
 
     @property
     def set_bytes(self) -> int:
         """Of one weight set."""
         return self.E * self.expert_bytes
+
+    def problem(self, T: int, device: str) -> Problem:
+        """A call of T tokens."""
+        sizes = T, self.E, self.K, self.H, self.I, self.dtype
+        return Problem(*sizes, weight_format=self.weight_format, device=device)
 
     def working_bytes(self, T: int, sets: int) -> int:
         """A generous estimate of what calls of T tokens need beside the weights.
@@ -68,14 +82,20 @@ PRESETS = {
 
 @dataclass
 class Weights:
-    """One weight set in the Hugging Face layout: gate_up [E, 2I, H] (gate rows first), down [E, H, I].
+    """One weight set. kept: what implementations made from it, such as another layout; it is freed with the set."""
 
-    kept: what implementations made from it, such as another layout; it is freed with the set.
-    """
-
-    gate_up: Tensor
-    down: Tensor
+    experts: Experts
     kept: dict[str, Any] = field(default_factory=dict, repr=False)
+
+    @property
+    def gate_up(self) -> Tensor:
+        """Dense [E, 2I, H], gate rows first."""
+        return self.experts.tensors["gate_up"]
+
+    @property
+    def down(self) -> Tensor:
+        """Dense [E, H, I]."""
+        return self.experts.tensors["down"]
 
     def once(self, key: str, make: Callable[[], Any]) -> Any:
         """What make() returned the first time."""
@@ -85,14 +105,28 @@ class Weights:
 
     @classmethod
     def random(cls, layer: Layer, device: str, seed: int) -> Weights:
-        """Normal, scaled so that every projection keeps the size of its input."""
+        """Scaled so that every projection keeps the size of its input. Dense: normal; int4_24: random words."""
         generator = torch.Generator(device).manual_seed(seed)
-        gate_up = torch.empty(layer.E, 2 * layer.I, layer.H, dtype=layer.dtype, device=device)
-        down = torch.empty(layer.E, layer.H, layer.I, dtype=layer.dtype, device=device)
-        for weight, fan_in in ((gate_up, layer.H), (down, layer.I)):
+        E, H, I = layer.E, layer.H, layer.I
+        if layer.weight_format == int4_24.NAME:
+            w13 = _random_words((E, H // 64, 2 * I, 2), H, generator)
+            return cls(Experts.int4_24(w13, _random_words((E, I // 64, H, 2), I, generator)))
+        gate_up = torch.empty(E, 2 * I, H, dtype=layer.dtype, device=device)
+        down = torch.empty(E, H, I, dtype=layer.dtype, device=device)
+        for weight, fan_in in ((gate_up, H), (down, I)):
             for expert in weight:
                 expert.normal_(0.0, fan_in**-0.5, generator=generator)
-        return cls(gate_up, down)
+        return cls(Experts.dense(gate_up, down))
+
+
+def _random_words(shape: tuple[int, ...], fan_in: int, generator: torch.Generator) -> Tensor:
+    """int4_24 words of every int4 and index, and scales of 1 to 2 times a power of two, of either sign."""
+    # of a row: fan_in / 4 weights, whose int4 has a mean square of 21.5 and whose scale is about 1.5 powers
+    exponent = 127 + round(math.log2((fan_in * 12) ** -0.5))
+    bits = torch.randint(0, 1 << 48, shape, generator=generator, device=generator.device)
+    scale = torch.randint(0, 1 << 7, shape, generator=generator, device=generator.device)
+    scale += torch.randint(0, 2, shape, generator=generator, device=generator.device) * (1 << 15) + (exponent << 7)
+    return bits + scale.to(torch.int16).long() * (1 << 48)
 
 
 def fit(layer: Layer, T: int, free: int, sets: int = 4, cut_experts: bool = False) -> tuple[Layer, int]:

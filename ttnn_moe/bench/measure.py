@@ -88,6 +88,7 @@ def measure_layer(
         "H": layer.H,
         "I": layer.I,
         "dtype": str(layer.dtype).removeprefix("torch."),
+        "weight_format": layer.weight_format,
         "E_of_the_model": E_of_the_model,
         "sets": n_sets,
         "set_bytes": layer.set_bytes,

@@ -37,6 +37,13 @@ __device__ __forceinline__ u32 choose_bytes(u32 word, u32 which) {
     return out;
 }
 
+// (a & b) ^ c in one instruction.
+__device__ __forceinline__ u32 and_xor(u32 a, u32 b, u32 c) {
+    u32 out;
+    asm("lop3.b32 %0, %1, %2, %3, 0x6a;" : "=r"(out) : "r"(a), "r"(b), "r"(c));
+    return out;
+}
+
 // a * b + c of two bf16 each, in one instruction.
 __device__ __forceinline__ u32 multiply_add_bf16x2(u32 a, u32 b, u32 c) {
     u32 out;

@@ -12,10 +12,12 @@
 // without a token exits at once. An expert with more than gridDim.x tiles has several a block. TB threads.
 // Dynamic shared memory: Xsh [H][NTOK] bf16, H * 16 bytes. One barrier a tile, after its preload. Consumer:
 // K4.
+//
+// A thread has at most 128 registers.
 #include "sm80/int4_24_v6/preload.cuh"
 #include "sm80/int4_24_v6/sweep.cuh"
 
-extern "C" __global__ void __launch_bounds__(TB)
+extern "C" __global__ void __launch_bounds__(TB, 4)
     k2_w13(const u16* X_perm, const int* OffE, const int* Eids, const uint4* w13, u16* X2_perm, int H, int I,
            int row_step, int up_rows) {
     wait_for_predecessor();

@@ -11,10 +11,12 @@
 // H and I are multiples of 64. Grid: (token tiles of NTOK, U or E, ceil(H / 128)), as K2's. TB threads.
 // Dynamic shared memory: Xsh [I][NTOK] bf16, I * 16 bytes. One barrier a tile, after its preload. Consumer:
 // combine.
+//
+// A thread has at most 80 registers.
 #include "sm80/int4_24_v6/preload.cuh"
 #include "sm80/int4_24_v6/sweep.cuh"
 
-extern "C" __global__ void __launch_bounds__(TB)
+extern "C" __global__ void __launch_bounds__(TB, 6)
     k4_w2(const u16* X2_perm, const int* OffE, const int* Eids, const uint4* w2, u16* Y_perm, int H, int I) {
     wait_for_predecessor();
     let_successor_start();

@@ -3,12 +3,6 @@
 
 #include "sm80/int4_24_v6/stage.cuh"
 
-template <int PATHS>
-struct Slot {
-    StageOut out[PATHS];
-    u32 e[PATHS][2];  // of this lane, by half
-};
-
 // Words of a path: where this lane's row begins; R rows later the next 64 channels follow.
 struct Path {
     const uint4* words;
@@ -16,7 +10,7 @@ struct Path {
 
 // Pairs of bf16 integers of an int8x4: A of chunk t, then of chunk t + 4.
 __device__ __forceinline__ void widen(u32& low, u32& high, u32 bytes) {
-    const u32 biased = (bytes & 0x0f0f0f0fu) ^ 0x08080808u;  // s + 8
+    const u32 biased = and_xor(bytes, 0x0f0f0f0fu, 0x08080808u);  // s + 8
     low = integers_of(__byte_perm(biased, 0x43434343u, 0x4140));
     high = integers_of(__byte_perm(biased, 0x43434343u, 0x4342));
 }
@@ -66,15 +60,6 @@ __device__ __forceinline__ void sweep(float (&c)[PATHS][4], const Path (&paths)[
 #pragma unroll
         for (int path = 0; path < PATHS; ++path) next.out[path] = stage(words[path], at);
     };
-    const auto park_h0 = [&] {
-#pragma unroll
-        for (int path = 0; path < PATHS; ++path) next.e[path][0] = park<0>(next.out[path], at);
-    };
-    const auto park_h1 = [&] {
-#pragma unroll
-        for (int path = 0; path < PATHS; ++path) next.e[path][1] = park<1>(next.out[path], at);
-    };
-
 #pragma unroll
     for (int g2 = 0; g2 < AHEAD; ++g2) {
 #pragma unroll
@@ -83,30 +68,32 @@ __device__ __forceinline__ void sweep(float (&c)[PATHS][4], const Path (&paths)[
     }
     stage_next(raw[0]);
     load(raw[0], AHEAD);
-    park_h0();
-    park_h1();
+    park<0>(next, at);
+    park<1>(next, at);
     u32 slab = Xsh + at.lane * KROW_BYTES;
+    u32 b[2][4];  // of half 0 and half 1
+    load_transposed(b[0], slab);
     for (int first = 0; first < G2; first += AHEAD) {
 #pragma unroll
         for (int step = 0; step < AHEAD; ++step) {
             const int g2 = first + step;
             if (g2 >= G2) break;
             cur = next;
-            u32 b[4];
             float d[PATHS][4];
             // half 0: lanes t 0 and t 1 hold e; stage(next) meanwhile
-            load_transposed(b, slab);
-            products<0>(d, cur, b);
+            products<0>(d, cur, b[0]);
+            load_transposed(b[1], slab + KTILE * KROW_BYTES);
             stage_next(raw[(step + 1) % AHEAD]);  // of zeros after the last step
             load(raw[(step + 1) % AHEAD], g2 + 1 + AHEAD);
             accumulate<0>(c, d, cur);
-            park_h0();  // t 0 and t 1 are free
+            park<0>(next, at);  // t 0 and t 1 are free
             // half 1: lanes t 2 and t 3 hold e
-            load_transposed(b, slab + KTILE * KROW_BYTES);
-            products<1>(d, cur, b);
+            products<1>(d, cur, b[1]);
+            const u32 after = slab + (g2 + 1 < G2 ? 2 * KTILE * KROW_BYTES : 0);  // any, after the last step
+            load_transposed(b[0], after);
             accumulate<1>(c, d, cur);
-            park_h1();  // t 2 and t 3 are free
-            slab += 2 * KTILE * KROW_BYTES;
+            park<1>(next, at);  // t 2 and t 3 are free
+            slab = after;
         }
     }
 }

@@ -64,6 +64,8 @@ inline void multiply_sparse(float (&sums)[4], const u32 (&a)[4], const u32 (&b)[
 
 inline u32 choose_bytes(u32 word, u32 which) { return __byte_perm(word, 0, which); }
 
+inline u32 and_xor(u32 a, u32 b, u32 c) { return (a & b) ^ c; }
+
 inline u32 multiply_add_bf16x2(u32 a, u32 b, u32 c) {
     return pack(fmaf(first_of(a), first_of(b), first_of(c)), fmaf(second_of(a), second_of(b), second_of(c)));
 }
