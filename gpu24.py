@@ -5,7 +5,7 @@ from ttnn_moe.formats import int4_24
 from ttnn_moe.cuda.arch import target_of
 from ttnn_moe.cuda.moe import sort
 from ttnn_moe.cuda.moe.family import Call
-from ttnn_moe.cuda.moe.int4_24_sorted import INT4_24, NarrowTile, SparseTile
+from ttnn_moe.cuda.moe.sm80_int4_24 import INT4_24, NarrowTile, SparseTile
 from ttnn_moe.cuda.moe.int4_24_few import INT4_24_FEW, ColumnPlan, ColumnSizes
 from ttnn_moe.cuda.moe.int4_24_v6 import INT4_24_V6
 from ttnn_moe.cuda.moe.sorted import SortedPlan

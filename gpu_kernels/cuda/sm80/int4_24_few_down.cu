@@ -38,11 +38,11 @@ extern "C" __global__ void __launch_bounds__(32 * K)
     const int e = expert_of(ids, expert_map, pair, P, E_ids);
     Column column;
     column.ring = memory + k * RING_BYTES;
-    column.slab_words = H;
+    column.slab_bytes = H * 16;
     column.slabs = e >= 0 ? slabs : 0;
-#pragma unroll
-    for (int i = 0; i < ROW_TILES / 2; ++i)
-        column.rows[i] = w2 + static_cast<u64>(max(e, 0)) * slabs * H + row + 32 * i + lane;
+    column.rows =
+        reinterpret_cast<const unsigned char*>(w2 + static_cast<u64>(max(e, 0)) * slabs * H + row + lane);
+    column.second = 512;
     column.start();
     wait_for_predecessor();
     let_successor_start();

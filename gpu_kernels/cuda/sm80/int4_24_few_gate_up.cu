@@ -34,15 +34,13 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS)
     const int slabs = H / 64;
     Column column;
     column.ring = memory + warp * RING_BYTES;
-    column.slab_words = static_cast<u64>(2 * I) * WARPS;
+    column.slab_bytes = 2 * I * 16 * WARPS;
     column.slabs = (slabs - warp + WARPS - 1) / WARPS;
     const int count = column.slabs;
-#pragma unroll
-    for (int i = 0; i < ROW_TILES / 2; ++i) {
-        // a product's low rows are gate rows, its high ones the up rows of the same channels
-        const int c = channel + (2 * i + lane / 16) * 8 + lane % 8, up = lane / 8 % 2;
-        column.rows[i] = w13 + (static_cast<u64>(e) * slabs + warp) * (2 * I) + c * row_step + up * up_rows;
-    }
+    // a product's low rows are gate rows, its high ones the up rows of the same channels
+    const int row = (channel + lane / 16 * 8 + lane % 8) * row_step + lane / 8 % 2 * up_rows;
+    column.rows = reinterpret_cast<const unsigned char*>(w13 + (static_cast<u64>(e) * slabs + warp) * (2 * I) + row);
+    column.second = 16 * row_step * 16;
     column.start();
     load_column(x, hidden + static_cast<u64>(pair / K) * H, H, threadIdx.x, 32 * WARPS);
     __syncthreads();

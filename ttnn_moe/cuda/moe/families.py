@@ -11,9 +11,9 @@ from .cuda_cpp import CudaCpp
 from .family import Buffer, Family
 from .few import FEW
 from .int4_24_few import INT4_24_FEW
-from .int4_24_sorted import INT4_24
 from .int4_24_v6 import INT4_24_V6
 from .sm80 import SM80
+from .sm80_int4_24 import INT4_24
 from .sm90 import SM90
 from .triton import TRITON, TRITON_FEW
 

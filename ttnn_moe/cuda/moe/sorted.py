@@ -95,16 +95,6 @@ class Sorted(CudaCpp[SortedPlan[TileT]]):
     def bind_product(self, plan: SortedPlan[TileT], use: Use, device: int) -> Launch:
         """The launch of the products, with everything but addresses."""
 
-    @abstractmethod
-    def launch_product(
-        self, product: Launch, stream: Any, call: Call, routed: tuple[int, int, int], act: int, rows: int
-    ) -> None:
-        """Launch the products.
-
-        Args:
-            routed: addresses of row_tokens, tiles and num_tiles. act, rows: of activations and expert outputs.
-        """
-
     def plan(self, problem: Problem, target: Target) -> SortedPlan[TileT]:
         arch = arch_of(target)
         return SortedPlan(problem, arch, self.tile(problem, arch), sort.choose(problem, arch))
@@ -136,15 +126,6 @@ class Sorted(CudaCpp[SortedPlan[TileT]]):
             sort.bind_combine(combine, device, T, problem.H),
         )
 
-    def launch(self, plan: SortedPlan[TileT], call: Call, buffers: tuple[Tensor, ...]) -> None:
-        (*sorts, product, combine), routing, words = launches_of(self, plan, call), call.routing, plan.words
-        act, rows, at = (buffer.data_ptr() for buffer in buffers)
-        stream, bound = load.stream(call.hidden.device.index), pointer(routing.num_tokens)
-        route = routing.topk_ids.data_ptr(), pointer(call.expert_map), bound
-        sort.launch_sorts(sorts, stream, route, at, words)
-        self.launch_product(product, stream, call, (at, at + words.tiles, at + words.num_tiles), act, rows)
-        combine(stream, rows, at + words.inverse, routing.topk_weights.data_ptr(), bound, call.out.data_ptr())
-
 
 class SortedDense(Sorted[TileT]):
     """A family of dense weights.
@@ -165,3 +146,22 @@ class SortedDense(Sorted[TileT]):
         if reason is None and arch is not None and arch.products != self.folder:
             reason = f"its code is for {self.targets}, not {arch.name}"
         return reason
+
+    @abstractmethod
+    def launch_product(
+        self, product: Launch, stream: Any, call: Call, routed: tuple[int, int, int], act: int, rows: int
+    ) -> None:
+        """Launch the products.
+
+        Args:
+            routed: addresses of row_tokens, tiles and num_tiles. act, rows: of activations and expert outputs.
+        """
+
+    def launch(self, plan: SortedPlan[TileT], call: Call, buffers: tuple[Tensor, ...]) -> None:
+        (*sorts, product, combine), routing, words = launches_of(self, plan, call), call.routing, plan.words
+        act, rows, at = (buffer.data_ptr() for buffer in buffers)
+        stream, bound = load.stream(call.hidden.device.index), pointer(routing.num_tokens)
+        route = routing.topk_ids.data_ptr(), pointer(call.expert_map), bound
+        sort.launch_sorts(sorts, stream, route, at, words)
+        self.launch_product(product, stream, call, (at, at + words.tiles, at + words.num_tiles), act, rows)
+        combine(stream, rows, at + words.inverse, routing.topk_weights.data_ptr(), bound, call.out.data_ptr())

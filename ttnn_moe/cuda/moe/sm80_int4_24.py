@@ -6,7 +6,6 @@ The tiles were found on an H200.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -70,7 +69,7 @@ class NarrowTile:
     """Sizes of int4_24_narrow.cu.
 
     Attributes:
-        warps, max_n, depth, blocks: warps of a block, which share channels; rows of a tile at most; pairs of slabs of 64
+        warps, max_n, depth, blocks: warps of a block, which share channels; rows of a tile at most; pairs of slabs
             channels that a warp has in shared memory; resident blocks a multiprocessor, at least.
     """
 
@@ -105,7 +104,7 @@ _TILES: tuple[tuple[float, AnyTile], ...] = (
 )
 
 
-class Int4_24Sorted(Sorted[AnyTile]):
+class Sm80Int4_24(Sorted[AnyTile]):
     """See the module's docstring."""
 
     name = "int4_24"
@@ -145,11 +144,6 @@ class Int4_24Sorted(Sorted[AnyTile]):
         rows = (1, problem.I) if problem.gate_up_order == "halves" else (2, 1)
         return use.bind(device, (blocks,), threads, problem.H, problem.I, *rows)
 
-    def launch_product(
-        self, product: Launch, stream: Any, call: Call, routed: tuple[int, int, int], act: int, rows: int
-    ) -> None:
-        raise NotImplementedError
-
     def launch(self, plan: SortedPlan[AnyTile], call: Call, buffers: tuple[Tensor, ...]) -> None:
         (order, *sorts, product, combine), routing, words = launches_of(self, plan, call), call.routing, plan.words
         act, rows, at, ordered = (buffer.data_ptr() for buffer in buffers)
@@ -161,4 +155,4 @@ class Int4_24Sorted(Sorted[AnyTile]):
         combine(stream, rows, at + words.inverse, routing.topk_weights.data_ptr(), bound, call.out.data_ptr())
 
 
-INT4_24 = Int4_24Sorted()
+INT4_24 = Sm80Int4_24()
