@@ -4,7 +4,7 @@
 
 Weights N(0, 0.02), norms 1, embeddings N(0, 1). A step's time is the median of whole generations less the median of
 those that end with the first token, over the number of steps. --write puts the tables into docs/qwen3.md
-and README.md.
+and README.md. With TTNN_MOE_CUDA_ARCH=sm_80 the GPU stands for an older one: every kernel is compiled for that.
 """
 
 from __future__ import annotations
@@ -19,11 +19,14 @@ from typing import Annotated, Any
 
 import torch
 import typer
+from older_arch import compile_for
 from qwen3_parts import PARTS, kernels_of, steps_of, times
 from rich.console import Console
 
 from ttnn_moe.bench import report
 from ttnn_moe.bench.floor import Ceilings, measure_ceilings
+from ttnn_moe.cuda.arch import asked, stands_for
+from ttnn_moe.cuda.device import gpu
 from ttnn_moe.models.qwen3 import PRESETS, Engine, Qwen3Moe, Qwen3MoeConfig, generate
 from ttnn_moe.models.qwen3.runtime.generate import default_chunk
 from ttnn_moe.models.qwen3.weights import randomize
@@ -46,6 +49,7 @@ def described(model: Qwen3Moe, name: str, ceilings: Ceilings, rounds: int) -> di
         "machine": report.machine(model.device.type, ceilings),
         "versions": report.versions(),
         "config": name,
+        "arch": asked(),
         "layers": model.config.num_hidden_layers,
         "dtype": "bfloat16",
         "rounds": rounds,
@@ -205,6 +209,8 @@ def main(
     if layers is not None:
         sizes = dataclasses.replace(sizes, num_hidden_layers=layers)
     dtype = torch.bfloat16
+    if device == "cuda" and asked() is not None:
+        compile_for(stands_for(gpu()).capability)
     ceilings = measure_ceilings(device, dtype)
     floor = floors(sizes, ceilings, dtype.itemsize)
     start = time.perf_counter()

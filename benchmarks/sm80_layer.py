@@ -3,25 +3,24 @@
     TTNN_MOE_CUDA_ARCH=sm_80 PYTHONPATH=. python benchmarks/sm80_layer.py --json benchmarks/results/sm80_layer.json
 
 The ceiling of products is a loop of nothing but mma.sync, measured in the same run. Triton's kernels are compiled for
-sm_80, too. `--tiles` measures other tiles of the grouped products beside the ones that the plan chooses, for example
-"512,2048:2,2,64,6,64,1,1;4,2,160,3,64,1,0". `--beside` adds files of moe_layer.py from the same machine.
+sm_80, too: ours, and vLLM's where it can be imported. `--tiles` measures other tiles of the grouped products beside
+the ones that the plan chooses, for example "512,2048:2,2,64,6,64,1,1;4,2,160,3,64,1,0". `--beside` adds files of
+moe_layer.py from the same machine.
 """
 
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 import time
-from collections.abc import Sequence
 from ctypes import c_int32
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import torch
 import typer
+from older_arch import compile_for
+from peers.vllm_fused_experts import Vllm
 from rich.console import Console
 
 from ttnn_moe.bench import report
@@ -32,19 +31,11 @@ from ttnn_moe.bench.implementations import Forward, ours
 from ttnn_moe.bench.layer import PRESETS, Layer, Weights
 from ttnn_moe.bench.measure import Options, Result, measure_layer
 from ttnn_moe.bench.timing import fastest_us_on_device
-from ttnn_moe.cuda.arch import Target, target_of
-from ttnn_moe.cuda.device import gpu
-from ttnn_moe.cuda.moe import sort
-from ttnn_moe.cuda.moe.cuda_cpp import arch_of
+from ttnn_moe.bench.tune import WithTile, compile_all
 from ttnn_moe.cuda.moe.sm80 import SM80, WarpTile
-from ttnn_moe.cuda.moe.sorted import SortedPlan
 from ttnn_moe.cuda.moe.triton import TRITON, TRITON_FEW
 
 TOKENS = "1,8,32,128,512,2048,4096,16384,4096s"
-
-
-def tile_name(tile: WarpTile) -> str:
-    return "tile " + ",".join(str(int(value)) for value in asdict(tile).values())
 
 
 def tile_of(text: str) -> WarpTile:
@@ -53,42 +44,32 @@ def tile_of(text: str) -> WarpTile:
     return WarpTile(*values[:6], read_once=bool(values[6]))
 
 
-class Tile(OfFamily):
-    """The grouped products with one tile, whatever the plan would choose."""
-
-    def __init__(self, tile: WarpTile):
-        super().__init__(SM80, tile_name(tile))
-        self.tile = tile
-        self.tokens: set[int] = set()
-
-    def why_not(self, layer: Layer, T: int) -> str | None:
-        return None if T in self.tokens else "not asked for"
-
-    def plan(self, layer: Layer, T: int) -> SortedPlan[WarpTile]:
-        problem, arch = layer.problem(T, "cuda"), arch_of(self.target())
-        return SortedPlan(problem, arch, self.tile, sort.choose(problem, arch))
-
-
 class TritonSm80(OfFamily):
     """A Triton family with its tiles for capability 8.0, compiled for sm_80; ptxas then makes this GPU's code."""
 
     def available(self, device: str) -> str | None:
-        from triton.backends.nvidia.compiler import CUDABackend
-
-        if os.environ.get("TRITON_OVERRIDE_ARCH") != "sm80":
-            os.environ["TRITON_OVERRIDE_ARCH"] = "sm80"
-            make = CUDABackend.make_cubin
-            here = 10 * torch.cuda.get_device_capability()[0]
-            CUDABackend.make_cubin = lambda self, src, metadata, opt, capability: make(self, src, metadata, opt, here)
+        compile_for((8, 0))
         return None
-
-    def target(self) -> Target:
-        return replace(target_of(), gpu=replace(gpu(), capability=(8, 0)))
 
     def prepare(self, layer: Layer, weights: Weights, T: int) -> Forward:
         problem = layer.problem(T, "cuda")
         self.family = next(family for family in (TRITON_FEW, TRITON) if family.why_not(problem, self.target()) is None)
         return super().prepare(layer, weights, T)
+
+
+class VllmSm80(Vllm):
+    """vLLM's Triton experts compiled for sm_80, with the configuration that it takes on an A100."""
+
+    name = "vllm sm80"
+
+    def available(self, device: str) -> str | None:
+        reason = super().available(device)
+        if reason is None:
+            from vllm.platforms import current_platform
+
+            compile_for((8, 0))
+            type(current_platform).get_device_name = lambda *_: "NVIDIA A100-SXM4-80GB"
+        return reason
 
 
 def product_rates() -> dict[int, float]:
@@ -117,14 +98,6 @@ def product_rates() -> dict[int, float]:
     return rates
 
 
-def warm(tiles: Sequence[WarpTile]) -> None:
-    """Compile tiles in processes of their own: the driver's compilation of PTX takes seconds a kernel."""
-    names = [",".join(str(int(value)) for value in asdict(tile).values()) for tile in tiles]
-    children = [subprocess.Popen([sys.executable, __file__, "--compile", name]) for name in names]
-    for child in children:
-        child.wait()
-
-
 def rows_of(file: Path) -> list[dict[str, Any]]:
     """Our graph rows of Qwen3's layer in a file of moe_layer.py."""
     rows = json.loads(file.read_text())["rows"]
@@ -138,7 +111,6 @@ def main(
     beside: Annotated[
         str, typer.Option(help="Files of moe_layer.py, as name=file and so on, separated by spaces.")
     ] = "",
-    compile: Annotated[str, typer.Option(help="Compile this tile and end.")] = "",
     rounds: Annotated[int, typer.Option(help="Samples of a time, at most.")] = 100,
     seconds: Annotated[float, typer.Option(help="About how long the rounds of one T may take.")] = 3.0,
     limit: Annotated[float, typer.Option(help="Begin no T after this many seconds.")] = 420.0,
@@ -146,19 +118,13 @@ def main(
 ) -> None:
     """Measure, write JSON, print a table."""
     started, layer = time.monotonic(), PRESETS["qwen3-30b-a3b"]
-    if compile:
-        from ttnn_moe.cuda.moe.cuda_cpp import launches
-
-        torch.zeros(1, device="cuda")
-        launches(SM80, Tile(tile_of(compile)).plan(layer, 64), False, False, 0)
-        return
     say = Console(stderr=True, soft_wrap=True, highlight=False, markup=False).print
-    asked: dict[WarpTile, Tile] = {}
+    asked: dict[WarpTile, WithTile] = {}
     for part in tiles.split():
         counts, _, names = part.partition(":")
         for tile in map(tile_of, names.split(";")):
-            asked.setdefault(tile, Tile(tile)).tokens |= {int(T) for T in counts.split(",")}
-    warm(list(asked))
+            asked.setdefault(tile, WithTile(SM80, tile, ())).tokens |= {int(T) for T in counts.split(",")}
+    compile_all(layer, list(asked.values()))
     say(f"compiled after {time.monotonic() - started:.0f} s")
     rates = product_rates()
     say(f"mma.sync TFLOP/s by warps a multiprocessor: { {w: round(r / 1e12, 1) for w, r in rates.items()} }")
@@ -177,7 +143,7 @@ def main(
             report.write(json_file, document())
 
     plans = [one for one in ours("cuda") if one.name == "ttnn_moe cuda prepared"]
-    peers = [one for one in (TritonSm80(TRITON, "triton sm80"),) if one.available("cuda") is None]
+    peers = [one for one in (TritonSm80(TRITON, "triton sm80"), VllmSm80()) if one.available("cuda") is None]
     measure_layer(layer, points_of(tokens), [*plans, *peers, *asked.values()], ceilings, options, result, save)
     save()
     for table in report.tables(document()):

@@ -93,7 +93,7 @@ def sm80_layer() -> str:
     points = {point_of(draw): draw for draw in layer["draws"]}
     lines = table_head(["T", *map(point_name, points)])
     lines.append(table_row(["floor", *(microseconds(draw["floor_us"]) for draw in points.values())]))
-    names = {OURS: "sm80", "triton sm80": "our Triton kernels for sm_80"}
+    names = {OURS: "sm80", "triton sm80": "our Triton kernels for sm_80", "vllm sm80": "vLLM 0.22.1 for sm_80"}
     for name, shown in names.items():
         rows = timed(data, layer, name, "graph")
         lines.append(table_row([shown, *(cell(rows[point]) if point in rows else "" for point in points)]))
@@ -113,6 +113,26 @@ def int4_24_layer() -> str:
         sizes = f"{layer['name']}: E {layer['E']}, K {layer['K']}, H {layer['H']}, I {layer['I']}"
         lines += [f"### int4_24, {sizes}", "", *layer_table(data, layer, names, []), ""]
     return "\n".join([*lines, told_machine(data)]) + "\n"
+
+
+def qwen3_sm80() -> str:
+    """Milliseconds of the whole model, every kernel compiled for sm_80, beside the GPU's own kernels."""
+    older, own = (results(name) for name in ("qwen3_sm80.json", "qwen3_sm90_beside.json"))
+    lines = table_head(
+        [
+            "ms a step, or to the first token",
+            *(f"batch {row['B']}" for row in older["decode"]),
+            *(f"prompt of {row['n']:,}" for row in older["prefill"]),
+        ]
+    )
+    times = {
+        name: [*(row["step_s"] for row in data["decode"]), *(row["first_token_s"] for row in data["prefill"])]
+        for name, data in (("sm_80 code", older), ("the GPU's own", own))
+    }
+    lines += [table_row([name, *(f"{1e3 * s:.2f}" for s in found)]) for name, found in times.items()]
+    ratios = (a / b for a, b in zip(*times.values(), strict=True))
+    lines.append(table_row(["ratio", *(f"{ratio:.2f}" for ratio in ratios)]))
+    return "\n".join([*lines, "", told_machine(older)]) + "\n"
 
 
 def over_floor(row: dict[str, Any], machine: dict[str, Any]) -> float:
@@ -186,6 +206,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "moe_layer.json, all of it": moe_layer_all,
     "peers_h200.json": peers_h200,
     "sm80_layer.json": sm80_layer,
+    "qwen3_sm80.json": qwen3_sm80,
 }
 
 

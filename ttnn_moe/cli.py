@@ -130,6 +130,7 @@ def bench(
     device: Annotated[str | None, typer.Option(help="cuda or cpu; default: the first the backend runs on.")] = None,
     rounds: Annotated[int, typer.Option(help="Samples of a time, at most.", min=1, max=MOST)] = 100,
     seed: Annotated[int, typer.Option(help="Of weights and draws.", min=0, max=2**63 - 1)] = 0,
+    tune: Annotated[bool, typer.Option("--tune", help="Time the tiles of CUDA kernels and keep the fastest.")] = False,
     as_json: Json = False,
 ) -> None:
     """Measure one MoE layer of random weights, beside the floor of its bytes and operations."""
@@ -137,6 +138,9 @@ def bench(
     from .bench.layer import Layer
 
     layer = Layer("layer", experts, topk, hidden, intermediate)
+    if tune:
+        command.tune(layer, tokens, dtype, device, rounds, seed)
+        return
     command.bench(layer, tokens, dtype, backend, device, rounds, seed, as_json)
 
 
@@ -210,11 +214,13 @@ def cache(clear: Annotated[bool, typer.Option("--clear", help="Remove every comp
     """Show the caches: folders, what they hold, and what killed writers left; or remove the compiled kernels."""
     from .cache_folder import CacheFolder
     from .cuda.jit.store import Store
+    from .cuda.moe import tuned
     from .tenstorrent import files
     from .tenstorrent.emulator import build
 
     store = Store()
-    folders = {"kernels": store.folder, "emulator builds": CacheFolder(build.cache_folder(), build.CACHE_VARIABLE)}
+    builds = CacheFolder(build.cache_folder(), build.CACHE_VARIABLE)
+    folders = {"kernels": store.folder, "files of tuned tiles": tuned.folder(), "emulator builds": builds}
     if os.environ.get(files.CACHE) != "off":
         folders["files of weights"] = CacheFolder(files.named_folder(), files.CACHE)
     if clear:

@@ -24,7 +24,7 @@ from ttnn_moe.backend import Numerics
 from ttnn_moe.cuda import arch as arches
 from ttnn_moe.cuda.arch import ARCHES, HOPPER, Arch, Target
 from ttnn_moe.cuda.device import H200
-from ttnn_moe.cuda.moe import run
+from ttnn_moe.cuda.moe import prepared, run
 from ttnn_moe.cuda.moe.cuda_cpp import CudaCpp, dense_limits
 from ttnn_moe.cuda.moe.families import CUDA_CPP, Chosen
 from ttnn_moe.cuda.moe.few import FEW, FewPlan, FewSizes
@@ -94,6 +94,11 @@ def form(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> For
         plan = wanted.plan(problem)
         return Chosen(wanted.family, plan, wanted.family.scratch(plan), {})
 
+    def most_bytes(problem: Problem, target: Target) -> int:
+        return max(most(problem, target), prepared.bytes_of(wanted.family.scratch(wanted.plan(problem))))
+
+    most = prepared.most_bytes
+    monkeypatch.setattr(prepared, "most_bytes", most_bytes)
     monkeypatch.setattr(run, "choose", choose)
     run.chosen_of.cache_clear()
     request.addfinalizer(run.chosen_of.cache_clear)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -156,3 +158,21 @@ def test_the_digest_covers_sources_and_headers(monkeypatch: pytest.MonkeyPatch, 
         (tmp_path / name).write_text("two")
         found.add(digest())
     assert len(found) == 4
+
+
+def test_threads_that_compile_first_at_the_same_time() -> None:
+    """cuda.core, imported by several threads at once, is found half made by some."""
+    code = """
+import threading
+from ttnn_moe.cuda.jit import build
+start, kinds = threading.Barrier(8), []
+def run():
+    start.wait()
+    kinds.append(build.cuda_core().Program)
+threads = [threading.Thread(target=run) for _ in range(8)]
+[thread.start() for thread in threads]; [thread.join() for thread in threads]
+assert len(kinds) == 8
+"""
+    pytest.importorskip("cuda.core")
+    for _ in range(3):
+        subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

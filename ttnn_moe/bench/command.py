@@ -42,15 +42,7 @@ def bench(
         ContractError, RequestError: sizes that make no sense or do not fit, before memory is taken.
         BackendUnavailable: the backend or the device is not here. RequestError: nothing could be timed.
     """
-    if dtype not in DTYPES:
-        raise RequestError("no such dtype", got=repr(dtype), expected=f"one of {sorted(DTYPES)}")
-    if rounds < 1:
-        raise RequestError("rounds must be positive", got=rounds)
-    points, layer = points_of(tokens), replace(layer, dtype=DTYPES[dtype])
-    device = device_of(device, backend)
-    fit(layer, max(point.T for point in points), free_bytes(device))
-    console = Console(stderr=True)
-    options = Options(device, rounds=rounds, sets=4 if device == "cuda" else 2, seed=seed, say=_quietly(console))
+    points, layer, options = _asked(layer, tokens, dtype, backend, device, rounds, seed)
     data = run(layer, points, backend, options)
     if as_json:
         print(json.dumps(data, indent=1, allow_nan=False))
@@ -70,6 +62,33 @@ def bench(
     if bad:
         told = "; ".join(f"{r['implementation']}, {r['mode']}, T={r['T']}: {r['status']}: {r['reason']}" for r in bad)
         raise RequestError(f"not everything could be measured: {told}")
+
+
+def tune(layer: Layer, tokens: str, dtype: str, device: str | None, rounds: int, seed: int) -> None:
+    """Time the tiles of the CUDA kernels, print them, and keep the fastest for plans.
+
+    Raises:
+        ContractError, RequestError, BackendUnavailable: as bench.
+    """
+    from .tune import tune
+
+    points, layer, options = _asked(layer, tokens, dtype, "cuda", device, rounds, seed)
+    tune(layer, [point.T for point in points], options, Console())
+
+
+def _asked(
+    layer: Layer, tokens: str, dtype: str, backend: str, device: str | None, rounds: int, seed: int
+) -> tuple[list[Point], Layer, Options]:
+    """Points, layer and options of a run that fits the device."""
+    if dtype not in DTYPES:
+        raise RequestError("no such dtype", got=repr(dtype), expected=f"one of {sorted(DTYPES)}")
+    if rounds < 1:
+        raise RequestError("rounds must be positive", got=rounds)
+    points, layer = points_of(tokens), replace(layer, dtype=DTYPES[dtype])
+    device = device_of(device, backend)
+    fit(layer, max(point.T for point in points), free_bytes(device))
+    sets = 4 if device == "cuda" else 2
+    return points, layer, Options(device, rounds=rounds, sets=sets, seed=seed, say=_quietly(Console(stderr=True)))
 
 
 def run(layer: Layer, points: list[Point], backend: str, options: Options) -> dict[str, Any]:

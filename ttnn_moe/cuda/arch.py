@@ -6,7 +6,7 @@ TTNN_MOE_CUDA_ARCH names an older architecture. The GPU then runs the kernels an
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
@@ -96,10 +96,30 @@ def find(here: Gpu, name: str | None = None) -> Arch | None:
     )
 
 
+def stands_for(here: Gpu) -> Gpu:
+    """The GPU that kernels are chosen for: this one, or one of the architecture that TTNN_MOE_CUDA_ARCH names.
+
+    Raises:
+        ContractError: TTNN_MOE_CUDA_ARCH names what the GPU does not run.
+    """
+    arch = find(here, name) if (name := asked()) is not None else None
+    if arch is None or ARCHES.get(here.capability) == arch:
+        return here
+    capability = next(capability for capability, arch in ARCHES.items() if arch.name == name)
+    return replace(here, capability=capability, shared_memory=arch.shared_memory)
+
+
+def has_warpgroups(device: torch.device) -> bool:
+    """Whether the tensor cores multiply for warpgroups (wgmma), as on Hopper, or for warps."""
+    return stands_for(gpu(device)).capability[0] == 9
+
+
 def why_not_hopper(device: torch.device) -> str | None:
     """Why the kernels of gpu_kernels/cuda/sm90 do not run on a device; None: they do."""
     if device.type != "cuda" or gpu(device).capability != (9, 0):
         return "the device is no GPU of compute capability 9.0"
+    if stands_for(gpu(device)).capability != (9, 0):
+        return f"{ENV} asks for {asked()}"
     return build.why_not()
 
 
@@ -108,7 +128,7 @@ class Target:
     """What kernels are chosen for.
 
     Attributes:
-        gpu: the GPU that runs them.
+        gpu: the GPU that runs them, or that it stands for.
         arch: what CUDA C++ is compiled for; None: nothing.
         reason: why arch is None.
     """
@@ -127,7 +147,7 @@ def target_of(device: torch.device | None = None) -> Target:
     here = gpu(device)
     if interpreted():
         return Target(here, None, "Triton's interpreter runs Triton kernels alone")
-    arch = find(here, asked())
+    arch, here = find(here, asked()), stands_for(here)
     if arch is None:
         major, minor = here.capability
         return Target(here, None, f"its code is for compute capability 8.x, 9.0 and 12.x, not {major}.{minor}")

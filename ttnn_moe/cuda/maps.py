@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from ..contract import Experts
+from .jit import build
 
 
 def maps_of(experts: Experts) -> tuple[Any, Any]:
@@ -57,6 +58,7 @@ def _gate_up(weight: Tensor, interleaved: bool) -> Any:
 
 
 def _map(view: Tensor, box: tuple[int, ...]) -> Any:
+    build.cuda_core()
     from cuda.core._tensor_map import TensorMapSwizzle
     from cuda.core.utils import StridedMemoryView
 

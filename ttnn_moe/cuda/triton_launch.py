@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from . import device as devices
+from .arch import stands_for
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,8 @@ _NO_PDL = {"PDL": False}
 
 def pdl(device: torch.device) -> dict[str, bool]:
     """Options of a launch: programmatic dependent launch where the GPU has it."""
-    return _PDL if device.type == "cuda" and devices.gpu(device).capability >= (9, 0) else _NO_PDL
+    here = stands_for(devices.gpu(device)) if device.type == "cuda" else None
+    return _PDL if here is not None and here.capability >= (9, 0) else _NO_PDL
 
 
 def precision(x: Tensor) -> str:

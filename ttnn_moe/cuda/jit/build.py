@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib.util
 import os
 from functools import cache
+from threading import Lock
+from typing import Any
 
 from ...errors import BackendUnavailable, TtnnMoeError
 from ...logs import logger
@@ -15,6 +17,15 @@ from .store import Store
 
 class CompileError(TtnnMoeError, RuntimeError):
     """NVRTC refused a kernel source."""
+
+
+_importing = Lock()
+
+
+def cuda_core() -> Any:
+    """The module cuda.core. Threads that import it at the same time may find it half made."""
+    with _importing:
+        return importlib.import_module("cuda.core")
 
 
 @cache
@@ -63,11 +74,10 @@ def compile_spec(spec: Spec) -> bytes:
         CompileError: with the compiler's log.
         SourceMissing: no such file.
     """
-    from cuda.core import Program, ProgramOptions
-
+    core = cuda_core()
     source = kernel_path(*ROOT, f"{spec.name}.cu").read_text()
     try:
-        code = Program(source, "c++", ProgramOptions(**options(spec))).compile(spec.format).code
+        code = core.Program(source, "c++", core.ProgramOptions(**options(spec))).compile(spec.format).code
     except Exception as error:
         raise CompileError(f"NVRTC cannot compile {spec}", got=str(error), remedy="report this; it is a bug") from error
     return code if isinstance(code, bytes) else bytes(code, "ascii")

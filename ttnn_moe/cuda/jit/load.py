@@ -8,19 +8,17 @@ from typing import Any
 import torch
 
 from ..device import gpu
-from .build import code_of
+from .build import code_of, cuda_core
 from .spec import Spec
 
 
 @lru_cache(maxsize=1024)
 def kernel(spec: Spec, device: int, shared_memory: int = 0) -> Any:
     """The loaded kernel of a spec on one GPU (cuda.core's Kernel), allowed shared_memory bytes of dynamic memory."""
-    from cuda.core import Device, ObjectCode
-
-    code = code_of(spec)
+    core, code = cuda_core(), code_of(spec)
     with torch.cuda.device(device):
-        Device(device).set_current()
-        make = ObjectCode.from_ptx if spec.format == "ptx" else ObjectCode.from_cubin
+        core.Device(device).set_current()
+        make = core.ObjectCode.from_ptx if spec.format == "ptx" else core.ObjectCode.from_cubin
         loaded = make(code, name=str(spec)).get_kernel(spec.entry)
         if shared_memory > 48 << 10:
             from cuda.bindings import driver
@@ -38,14 +36,12 @@ def config(grid: tuple[int, ...], block: int, shared_memory: int = 0, cluster: i
         grid: blocks; a multiple of cluster in x.
         overlap: programmatic dependent launch: the kernel may start before its predecessor on the stream has ended.
     """
-    from cuda.core import LaunchConfig
-
     options: dict[str, Any] = {"grid": grid, "block": block, "shmem_size": shared_memory}
     if cluster > 1:
         options |= {"grid": (grid[0] // cluster, *grid[1:]), "cluster": cluster}
     if overlap:
         options["programmatic_stream_serialization"] = True
-    return LaunchConfig(**options)
+    return cuda_core().LaunchConfig(**options)
 
 
 class _TorchStream:
@@ -58,9 +54,7 @@ class _TorchStream:
 
 @lru_cache(maxsize=64)
 def _stream(device: int, handle: int) -> Any:
-    from cuda.core import Device
-
-    found = Device(device)
+    found = cuda_core().Device(device)
     found.set_current()
     return found.create_stream(_TorchStream(handle))
 
@@ -90,9 +84,7 @@ class Launch:
         cluster: int = 1,
         overlap: bool = False,
     ):
-        from cuda.core import launch
-
-        self._launch, self._last = launch, last
+        self._launch, self._last = cuda_core().launch, last
         self._config = config(grid, block, shared_memory, cluster, overlap)
         self._kernel = kernel(spec, device, shared_memory)
 

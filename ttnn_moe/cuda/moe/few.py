@@ -32,6 +32,10 @@ class FewSizes:
     prefetch: int = 3
 
 
+# few_down starts late: more blocks at once serve better than more loads ahead, and more columns spill registers
+BEFORE_HOPPER = FewSizes(unroll=2, columns=4, prefetch=1)
+
+
 @dataclass(frozen=True, eq=False)
 class FewPlan:
     problem: Problem
@@ -51,8 +55,7 @@ class Few(CudaCpp[FewPlan]):
 
     def plan(self, problem: Problem, target: Target) -> FewPlan:
         arch = arch_of(target)
-        # before Hopper, more columns spill registers
-        return FewPlan(problem, arch, FewSizes() if arch.products == "sm90" else FewSizes(columns=4))
+        return FewPlan(problem, arch, FewSizes() if arch.products == "sm90" else BEFORE_HOPPER)
 
     def scratch(self, plan: FewPlan) -> tuple[Buffer, ...]:
         problem = plan.problem

@@ -76,6 +76,9 @@ class Sm80(SortedDense[WarpTile]):
         wide, narrow = next((wide, narrow) for most, wide, narrow in _TILES if rows <= most)
         return wide if arch.shared_memory >= 163 << 10 else narrow
 
+    def candidates(self, arch: Arch) -> tuple[WarpTile, ...]:
+        return tuple(tile for _, *tiles in _TILES for tile in tiles)
+
     def bind_product(self, plan: SortedPlan[WarpTile], use: Use, device: int) -> Launch:
         H, I, threads = plan.problem.H, plan.problem.I, plan.tile.threads
         # no more than the architecture's own multiprocessors hold, which keep 1 KiB a block

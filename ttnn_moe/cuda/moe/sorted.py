@@ -19,6 +19,7 @@ from .cuda_cpp import CudaCpp, arch_of, dense_limits, launches_of
 from .family import Buffer, Call
 from .pairs import local_experts
 from .sort import Sorters, Words
+from .tuned import tuned_tile
 from .uses import Use, pointer
 
 LEAST_TILE = 16
@@ -87,6 +88,10 @@ class Sorted(CudaCpp[SortedPlan[TileT]]):
     def tile(self, problem: Problem, arch: Arch) -> TileT:
         """Sizes of the products of a problem."""
 
+    def candidates(self, arch: Arch) -> tuple[TileT, ...]:
+        """Tiles that `ttnn-moe bench --tune` may choose instead, of any architecture's shared memory."""
+        return ()
+
     @abstractmethod
     def kernel(self, tile: TileT) -> str:
         """The kernel of products in such tiles, under gpu_kernels/cuda."""
@@ -97,7 +102,9 @@ class Sorted(CudaCpp[SortedPlan[TileT]]):
 
     def plan(self, problem: Problem, target: Target) -> SortedPlan[TileT]:
         arch = arch_of(target)
-        return SortedPlan(problem, arch, self.tile(problem, arch), sort.choose(problem, arch))
+        able = [tile for tile in self.candidates(arch) if tile.shared_memory <= arch.shared_memory]
+        tile = tuned_tile(problem, target, able) or self.tile(problem, arch)
+        return SortedPlan(problem, arch, tile, sort.choose(problem, arch))
 
     def scratch(self, plan: SortedPlan[TileT]) -> tuple[Buffer, ...]:
         """Activations, expert outputs, words of the sort. Words for the smallest tiles grow with T."""

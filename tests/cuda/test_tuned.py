@@ -1,0 +1,110 @@
+"""Tiles that `ttnn-moe bench --tune` keeps, and plans that take them."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from cuda_gpus import gpu_of
+from ttnn_moe.contract import Problem
+from ttnn_moe.cuda.arch import ARCHES, Target
+from ttnn_moe.cuda.moe import tuned
+from ttnn_moe.cuda.moe.sm80 import SM80, WarpTile
+
+TARGET = Target(gpu_of((8, 0)), ARCHES[8, 0])
+PROBLEM = Problem(512, 128, 8, 2048, 768)
+OTHER = WarpTile(2, 2, 64, 4, read_once=True)
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("TTNN_MOE_CACHE_DIR", str(tmp_path))
+    tuned._entries.cache_clear()
+    return tmp_path / "tiles"
+
+
+def tile(T: int, problem: Problem = PROBLEM, target: Target = TARGET) -> WarpTile:
+    return SM80.plan(replace(problem, T=T), target).tile
+
+
+def test_plans_take_what_was_kept_for_about_as_many_tokens(folder: Path) -> None:
+    own = {T: tile(T) for T in (64, 200, 512, 1000, 4096)}
+    assert OTHER not in own.values()
+    path = tuned.keep(TARGET, [(PROBLEM, OTHER)])
+    assert path is not None and Path(path).parent == folder
+    assert {T: tile(T) for T in own} == {**own, 512: OTHER, 1000: OTHER}
+
+
+def test_the_nearest_number_of_tokens_counts_and_a_later_run_replaces(folder: Path) -> None:
+    fast, slow = WarpTile(4, 2, 160, 3), OTHER
+    tuned.keep(TARGET, [(PROBLEM, slow), (replace(PROBLEM, T=1024), fast)])
+    assert [tile(T) for T in (512, 700, 800, 1024)] == [slow, slow, fast, fast]
+    tuned.keep(TARGET, [(PROBLEM, fast)])
+    assert tile(512) == fast == tile(1024)
+    (file,) = folder.glob("*.json")
+    assert len(json.loads(file.read_text())["entries"]) == 2
+
+
+def test_other_sizes_gpus_and_architectures_keep_their_own() -> None:
+    tuned.keep(TARGET, [(PROBLEM, OTHER)])
+    assert tile(512) == OTHER
+    others = [replace(PROBLEM, H=4096), replace(PROBLEM, E=64), replace(PROBLEM, dtype=torch.float16, out_dtype=None)]
+    assert OTHER not in [tile(512, problem) for problem in others]
+    elsewhere = [replace(TARGET, gpu=replace(TARGET.gpu, name="another")), replace(TARGET, arch=ARCHES[8, 7])]
+    assert OTHER not in [tile(512, PROBLEM, target) for target in elsewhere]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{}",
+        "[1]",
+        '{"kernels": "of another version", "entries": []}',
+        '{"kernels": DIGEST, "entries": [{"T": 0, "sizes": {}, "tile": {}}]}',
+        '{"kernels": DIGEST, "entries": [{"T": 512, "sizes": SIZES, "tile": {"warps_m": 99}}]}',
+        '{"kernels": DIGEST, "entries": [3]}',
+    ],
+)
+def test_a_file_that_is_not_ours_is_not_used(folder: Path, text: str) -> None:
+    own = tile(512)
+    path = tuned.keep(TARGET, [(PROBLEM, OTHER)])
+    assert path is not None and tile(512) == OTHER
+    digest, sizes = json.dumps(tuned.sources_digest()), json.dumps(tuned.sizes_of(PROBLEM))
+    Path(path).write_text(text.replace("DIGEST", digest).replace("SIZES", sizes))
+    tuned._entries.cache_clear()
+    assert tile(512) == own
+
+
+def test_a_tile_that_the_architecture_cannot_hold_is_not_taken() -> None:
+    narrow = Target(gpu_of((8, 6)), ARCHES[8, 6])
+    own = tile(512, PROBLEM, narrow)
+    tuned.keep(narrow, [(PROBLEM, WarpTile(4, 2, 160, 3))])
+    assert tile(512, PROBLEM, narrow) == own
+
+
+def test_tune_without_a_gpu_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    from ttnn_moe.cli import app
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    done = CliRunner().invoke(app, ["bench", "--tune", "--tokens", "512", "--experts", "8", "--hidden", "128"])
+    assert done.exit_code != 0 and "cuda" in str(done.exception)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device is here")
+def test_tune_keeps_what_it_measured(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    from ttnn_moe.cli import app
+
+    sizes = ["--experts", "16", "--topk", "4", "--hidden", "256", "--intermediate", "128", "--rounds", "10"]
+    done = CliRunner().invoke(app, ["bench", "--tune", "--tokens", "1,100", *sizes], catch_exceptions=False)
+    assert done.exit_code == 0
+    said = capfd.readouterr().out + done.output
+    assert "T=1: few has one form" in said and "plans of new processes" in " ".join(said.split())
+    (file,) = folder.glob("*.json")
+    assert [entry["T"] for entry in json.loads(file.read_text())["entries"]] == [100]

@@ -1,0 +1,133 @@
+"""`ttnn-moe bench --tune`: time the tiles that a CUDA C++ family has, and keep the fastest for this machine's plans."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from ..cuda.arch import target_of
+from ..cuda.jit import load
+from ..cuda.moe import cuda_cpp, sort, tuned
+from ..cuda.moe.families import FAMILIES, choose
+from ..cuda.moe.sorted import Sorted, SortedPlan, Tile
+from ..cuda.moe.uses import Use
+from ..errors import RequestError
+from .families import OfFamily
+from .floor import measure_ceilings
+from .layer import Layer
+from .measure import Options, Point, Result, measure_layer
+
+GAIN = 0.98
+"""A tile replaces the family's own choice where its time is at most this part of it."""
+
+
+class WithTile(OfFamily):
+    """A family with one tile, whatever its plan would choose, at some numbers of tokens."""
+
+    family: Sorted[Any]
+
+    def __init__(self, family: Sorted[Any], tile: Tile, tokens: Iterable[int]):
+        super().__init__(family, name_of(tile))
+        self.tile, self.tokens = tile, set(tokens)
+
+    def why_not(self, layer: Layer, T: int) -> str | None:
+        return None if T in self.tokens else "not asked for"
+
+    def plan(self, layer: Layer, T: int) -> SortedPlan[Any]:
+        arch = cuda_cpp.arch_of(self.target())
+        problem = layer.problem(T, "cuda")
+        return SortedPlan(problem, arch, self.tile, sort.choose(problem, arch))
+
+    def uses(self, layer: Layer) -> Iterable[Use]:
+        """Its kernels."""
+        for T in self.tokens:
+            yield from self.family.uses(self.plan(layer, T), ids64=False, add=False)
+
+
+def name_of(tile: Tile) -> str:
+    return "tile " + ",".join(str(int(value)) for value in asdict(tile).values())
+
+
+def compile_all(layer: Layer, asked: Sequence[WithTile]) -> None:
+    """Compile and load the kernels of tiles on the current GPU, several at a time."""
+    device = torch.cuda.current_device()
+    kernels = {(use.spec, use.shared_memory) for one in asked for use in one.uses(layer)}
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(lambda kernel: load.kernel(kernel[0], device, kernel[1]), kernels))
+
+
+@dataclass(frozen=True)
+class Found:
+    """The fastest tile of one number of tokens, and the time of the family's own choice, in microseconds."""
+
+    T: int
+    own: Tile
+    own_us: float
+    best: Tile
+    best_us: float
+
+    @property
+    def better(self) -> bool:
+        return self.best_us <= GAIN * self.own_us
+
+
+def tune(layer: Layer, tokens: Sequence[int], options: Options, console: Console) -> list[Found]:
+    """Time every tile of the families that run these numbers of tokens; keep those that beat the families' choice.
+
+    Results that fail the benchmark's gate count for nothing. What is kept replaces what was kept for the same sizes.
+
+    Raises:
+        RequestError: no family that runs them has tiles to choose from, or nothing could be timed.
+    """
+    target, reasons = target_of(), []
+    asked: dict[tuple[Sorted[Any], Tile], WithTile] = {}
+    for T in sorted(set(tokens)):
+        chosen = choose(layer.problem(T, "cuda"), target, FAMILIES)
+        if isinstance(chosen, str) or not isinstance(chosen.family, Sorted) or target.arch is None:
+            reasons.append(f"T={T}: {chosen if isinstance(chosen, str) else f'{chosen.family.name} has one form'}")
+            continue
+        family, arch = chosen.family, target.arch
+        able = [tile for tile in family.candidates(arch) if tile.shared_memory <= arch.shared_memory]
+        for tile in dict.fromkeys([family.tile(layer.problem(T, "cuda"), arch), *able]):
+            asked.setdefault((family, tile), WithTile(family, tile, ())).tokens.add(T)
+    if not asked:
+        raise RequestError("there are no tiles to choose from", got="; ".join(reasons) or "no numbers of tokens")
+    for reason in reasons:
+        console.print(f"not tuned: {reason}", highlight=False, markup=False)
+    made = list(asked.values())
+    with console.status(f"compiling kernels of {len(made)} tiles"):
+        compile_all(layer, made)
+    ceilings, result, found = measure_ceilings("cuda", layer.dtype), Result(), []
+    points = [Point(T) for T in sorted({T for one in made for T in one.tokens})]
+    measure_layer(layer, points, made, ceilings, options, result)
+    for T in (point.T for point in points):
+        rows = {r["implementation"]: r for r in result.rows if (r["T"], r["mode"], r["status"]) == (T, "graph", "ok")}
+        times = {one: rows[one.name]["median_us"] for one in made if T in one.tokens and one.name in rows}
+        own = next(
+            one for one in made if T in one.tokens and one.tile == one.family.tile(layer.problem(T, "cuda"), arch)
+        )
+        if own in times:
+            best = min(times, key=times.__getitem__)
+            found.append(Found(T, own.tile, times[own], best.tile, times[best]))
+    if not found:
+        told = sorted({str(row["reason"]) for row in result.rows if row["status"] != "ok"})
+        raise RequestError("nothing could be timed", got="; ".join(told) or str(result.stopped))
+    where = tuned.keep(target, [(layer.problem(one.T, "cuda"), one.best if one.better else one.own) for one in found])
+    _print(found, where, console)
+    return found
+
+
+def _print(found: Sequence[Found], where: str | None, console: Console) -> None:
+    table = Table("T", "own choice", "us", "fastest", "us", "plans now take")
+    for one in found:
+        taken = name_of(one.best if one.better else one.own)
+        table.add_row(str(one.T), name_of(one.own), f"{one.own_us:.1f}", name_of(one.best), f"{one.best_us:.1f}", taken)
+    console.print(table)
+    if where is not None:
+        console.print(f"kept in {where}; plans of new processes take it. Remove the file to undo.", highlight=False)
