@@ -52,7 +52,6 @@ struct Ring {
     int claimed;           // thread 0: the item after the next
     Item::OfTile looked_up;  // thread 0: to be written to its slot
     bool pending = false, down = false, ended = false;
-    u64 policy = evict_first();
 
     __device__ __forceinline__ Ring(const Work& work, const Weights& given, const u16* hidden, const u16* act,
                                     const int* row_tokens, Item* items, u32 ring)
@@ -149,6 +148,7 @@ struct Ring {
     }
     __device__ __forceinline__ void copy_words(u32 slab_to, u64 from) const {
 #if PROBE != 2
+        const u64 policy = evict_first();
         copy_16(slab_to + to, reinterpret_cast<const void*>(from), policy);
         copy_16(slab_to + to_second, reinterpret_cast<const void*>(from + second), policy);
 #endif
@@ -263,7 +263,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, BLOCKS)
         int here = 0;
         ring.start(computing);
         for (;; ++computing) {
-            const Item item = items[computing % SLOTS];
+            const Item& item = items[computing % SLOTS];
             if (item.kind == NONE || (item.kind == DOWN && !ring.down)) break;
             if (GROUPS == 2 && item.of.rows > 8)
                 run<GROUPS, false>(ring, here, computing, item, act, out, decoder, memory);
