@@ -110,7 +110,7 @@ def test_a_call_is_within_the_bound(
     ("sizes", "kernel", "line", "instead"),
     [
         (NarrowTile(4, 8, 2, 4), "narrow", "copies_wait<DEPTH - 1>();", "copies_wait<DEPTH>();"),
-        (NarrowTile(4, 8, 2, 4), "narrow", "if (left > 1) multiply_slab", "multiply_slab"),
+        (NarrowTile(4, 8, 2, 4), "narrow", "if (s < left)", "if (true)"),
         (NarrowTile(4, 8, 2, 4), "narrow", "while (!work.complete(next.tile)) {", "while (false) {"),
         (NarrowTile(4, 8, 2, 4), "narrow", "lane / (few ? 8 : 4)", "lane / 4"),
         (NarrowTile(4, 8, 2, 4), "narrow", "low_integers & select_bytes(of_x, of_y, 0xdd99)", "low_integers"),

@@ -227,8 +227,10 @@ __device__ __forceinline__ void run(Ring& ring, int& here, int computing, const 
         __syncwarp();
         const unsigned char* stage = stages + here;
 #if PROBE != 1
-        multiply_slab<G, FEW>(sums, stage, stage + 2048, lane, decoder);
-        if (left > 1) multiply_slab<G, FEW>(sums, stage + 1024, stage + 2048 + MAX_N * 128, lane, decoder);
+#pragma unroll HALVES_AT_ONCE
+        for (int s = 0; s < 2; ++s)
+            if (s < left)
+                multiply_slab<G, FEW>(sums, stage + 1024 * s, stage + 2048 + MAX_N * 128 * s, lane, decoder);
 #endif
         __syncwarp();
         ring.request(computing);

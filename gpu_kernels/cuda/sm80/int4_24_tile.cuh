@@ -6,6 +6,11 @@
 #include "sm80/items.cuh"
 #include "sm80/mma.cuh"
 
+#ifndef PROBE
+#define PROBE 0
+#endif
+constexpr int HALVES_AT_ONCE = PROBE == 3 ? 1 : 2;
+
 struct Weights {
     const uint4 *w13, *w2;
     int row_step, up_rows, H, I;
@@ -75,7 +80,7 @@ __device__ __forceinline__ void multiply_slab(Sums<G>& sums, const unsigned char
             for (int j = 0; j < G; ++j) multiply_scaled<FEW>(sums[m][j], second, b[1][j]);
         }
     } else if constexpr (G <= 4) {
-#pragma unroll
+#pragma unroll HALVES_AT_ONCE
         for (int half = 0; half < 2; ++half) {
             u32 b[G][4];
 #pragma unroll
@@ -92,7 +97,7 @@ __device__ __forceinline__ void multiply_slab(Sums<G>& sums, const unsigned char
             }
         }
     } else {
-#pragma unroll
+#pragma unroll HALVES_AT_ONCE
         for (int half = 0; half < 2; ++half) {
             Decoder::Fragment decoded[4];
 #pragma unroll
