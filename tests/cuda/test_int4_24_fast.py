@@ -79,7 +79,7 @@ def worst(
 
 WIDE = SparseTile(1, 1, 2, 8, 2, 2)
 FORMS: list[tuple[Sizes, int, int, int, str]] = [
-    (ColumnSizes(warps=4, up_depth=2), 2, 320, 64, "halves"),
+    (ColumnSizes(up_depth=2), 2, 320, 64, "halves"),
     (ColumnSizes(warps=2, up_tiles=4, down_tiles=4, up_depth=3, down_depth=2), 1, 64, 192, "interleaved"),
     (NarrowTile(4, 8, 2, 4), 3, 64, 64, "halves"),
     (NarrowTile(4, 8, 2, 4), 17, 1088, 320, "interleaved"),
@@ -99,8 +99,7 @@ def test_a_call_is_within_the_bound(
     sizes: Sizes, T: int, H: int, I: int, order: str, late: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ragged tiles, an expert without tokens, ids of no expert, odd numbers of slabs, in scratch full of NaN."""
-    together = 1 if isinstance(sizes, ColumnSizes) else 3
-    kernels = HostKernels(tmp_path, late, together=together)
+    kernels = HostKernels(tmp_path, late, together=3)
     assert worst(kernels, monkeypatch, sizes, T, H, I, order) == 0
     assert worst(kernels, monkeypatch, sizes, T, H, I, order, add=True, bound=(T + 1) // 2) == 0
 

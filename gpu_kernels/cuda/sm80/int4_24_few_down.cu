@@ -10,7 +10,8 @@
 // | out      | [T, H]          | bf16; OUT32: fp32 | out; ADD: added to                  |
 //
 // H and I are multiples of 64. Blocks: (H / (16 * ROW_TILES), T); threads: 32 * K. Warp k multiplies pair k. It requests
-// its first words before it waits for the activations. Dynamic shared memory: K rings, then K times 2 * I bytes.
+// its first words before it waits for the activations. Dynamic shared memory: K times the
+// sums of its rows, K rings, K times 2 * I bytes.
 #include "common/routing.cuh"
 #include "sm80/int4_24_column.cuh"
 
@@ -29,8 +30,8 @@ constexpr int K = TOP_K;
 extern "C" __global__ void __launch_bounds__(32 * K)
     int4_24_few_down(const u16* act, const uint4* w2, const Id* ids, const int* expert_map, const int* num_tokens,
                      const float* weights, void* out, int P, int E_ids, int H, int I) {
-    __shared__ float parts[K][SLAB_ROWS];
-    unsigned char* memory = dynamic_memory();
+    auto* parts = reinterpret_cast<float(*)[SLAB_ROWS]>(dynamic_memory());
+    unsigned char* memory = dynamic_memory() + K * SLAB_ROWS * 4;
     const int t = blockIdx.y, k = threadIdx.x / 32, lane = threadIdx.x % 32, pair = t * K + k;
     const int row = blockIdx.x * SLAB_ROWS, slabs = I / 64;
     // ids are safe to read: the predecessor waited for them before it triggered this launch

@@ -9,7 +9,8 @@
 // | act      | [P, I]           | bf16  | out; rows of pairs without an expert are not written           |
 //
 // P = T*K; H and I are multiples of 64. Blocks: (I / (8 * ROW_TILES), P); threads: 32 * WARPS. The warps share the
-// channels of H: each takes every WARPS-th slab. Dynamic shared memory: WARPS rings, then x: 2 * H bytes. Consumer:
+// channels of H: each takes every WARPS-th slab. Dynamic shared memory: WARPS times the sums of
+// its rows, WARPS rings, then x: 2 * H bytes. Consumer:
 // int4_24_few_down.
 #include "common/routing.cuh"
 #include "sm80/int4_24_column.cuh"
@@ -22,8 +23,8 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS)
     int4_24_few_gate_up(const u16* hidden, const uint4* w13, const Id* ids, const int* expert_map,
                         const int* num_tokens, u16* act, int P, int E_ids, int K, int H, int I, int row_step,
                         int up_rows) {
-    __shared__ float parts[WARPS][SLAB_ROWS];
-    unsigned char* memory = dynamic_memory();
+    auto* parts = reinterpret_cast<float(*)[SLAB_ROWS]>(dynamic_memory());
+    unsigned char* memory = dynamic_memory() + WARPS * SLAB_ROWS * 4;
     u32* x = reinterpret_cast<u32*>(memory + WARPS * RING_BYTES);
     const int pair = blockIdx.y, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const int channel = blockIdx.x * 8 * ROW_TILES;

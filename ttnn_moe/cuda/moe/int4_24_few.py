@@ -27,11 +27,12 @@ class ColumnSizes:
 
     Attributes:
         warps: of a block of the first kernel, which share the channels.
-        up_tiles, down_tiles: products of 16 rows a warp. depth: slabs in a warp's ring.
+        up_tiles, down_tiles: products of 16 rows a warp, 2 or 4.
+        up_depth, down_depth: slabs of 64 channels in a warp's ring.
     """
 
     warps: int = 4
-    up_tiles: int = 4
+    up_tiles: int = 2
     down_tiles: int = 2
     up_depth: int = 8
     down_depth: int = 8
@@ -57,17 +58,17 @@ class Int4_24Few(CudaCpp[ColumnPlan]):
         if reason is not None:
             return reason
         arch = arch_of(target)
-        for name, (_, bytes_) in zip(("H", "I"), self._memory(problem, ColumnSizes()), strict=True):
-            if bytes_ > arch.shared_memory:
-                return f"{name} takes {bytes_} bytes of shared memory, and {arch.name} gives {arch.shared_memory}"
+        for name, room in zip("HI", self._memory(problem, ColumnSizes()), strict=True):
+            if room > arch.shared_memory:
+                return f"{name} takes {room} bytes of shared memory, and {arch.name} has {arch.shared_memory}"
         return None
 
     @staticmethod
-    def _memory(problem: Problem, sizes: ColumnSizes) -> tuple[tuple[str, int], tuple[str, int]]:
-        """Shared memory of both kernels: rings of words, and activations."""
-        up = sizes.warps * sizes.up_depth * sizes.up_tiles * 256 + 2 * problem.H
-        down = problem.K * (sizes.down_depth * sizes.down_tiles * 256 + 2 * problem.I)
-        return ("gate_up", up), ("down", down)
+    def _memory(problem: Problem, sizes: ColumnSizes) -> tuple[int, int]:
+        """Shared memory of a block of both kernels: sums and rings of its warps, and activations."""
+        up = sizes.warps * sizes.up_tiles * (64 + sizes.up_depth * 256) + 2 * problem.H
+        down = problem.K * (sizes.down_tiles * (64 + sizes.down_depth * 256) + 2 * problem.I)
+        return up, down
 
     def plan(self, problem: Problem, target: Target) -> ColumnPlan:
         return ColumnPlan(problem, arch_of(target), ColumnSizes())
@@ -78,7 +79,7 @@ class Int4_24Few(CudaCpp[ColumnPlan]):
 
     def uses(self, plan: ColumnPlan, ids64: bool, add: bool) -> tuple[Use, ...]:
         problem, sizes = plan.problem, plan.sizes
-        (_, up), (_, down) = self._memory(problem, sizes)
+        up, down = self._memory(problem, sizes)
         out = {"TOP_K": problem.K, "OUT32": problem.out_dtype == torch.float32, "ADD": add}
         of_up = {"WARPS": sizes.warps, "ROW_TILES": sizes.up_tiles, "DEPTH": sizes.up_depth}
         of_down = {"ROW_TILES": sizes.down_tiles, "DEPTH": sizes.down_depth}

@@ -96,10 +96,9 @@ AnyTile = SparseTile | NarrowTile
 
 # rows an expert gets on average, at most -> tile
 _TILES: tuple[tuple[float, AnyTile], ...] = (
-    (2.5, SparseTile(1, 1, 4, 8, 4, 5, blocks=4, read_once=True)),
-    (5, SparseTile(1, 1, 4, 16, 4, 4, blocks=4, read_once=True)),
-    (12, SparseTile(2, 1, 2, 32, 2, 4, blocks=3, read_once=True)),
-    (40, SparseTile(2, 2, 1, 64, 2, 4, blocks=2, read_once=True)),
+    (5, NarrowTile(4, 8, 4, 3)),
+    (12, SparseTile(2, 1, 2, 16, 4, 4, blocks=3, read_once=True)),
+    (48, SparseTile(2, 1, 2, 32, 2, 4, blocks=3, read_once=True)),
     (float("inf"), SparseTile(4, 2, 1, 128, 1, 4)),
 )
 
