@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 import pytest
@@ -67,7 +66,12 @@ def worst(
         buffers.append(storage[first : first + buffer.bytes].view(buffer.dtype).view(buffer.shape))
     family.launch(plan, Call(hidden, routing, experts, out, add), tuple(buffers))
     want = oracle(
-        hidden, counted, weights, experts, Numerics(activation=BF16, expert_out=None if few else BF16), start if add else None
+        hidden,
+        counted,
+        weights,
+        experts,
+        Numerics(activation=BF16, expert_out=None if few else BF16),
+        start if add else None,
     )
     n = T if bound is None else bound
     try:

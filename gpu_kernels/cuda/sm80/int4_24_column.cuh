@@ -1,7 +1,8 @@
-// Rows of int4_24 words times one column, by a warp alone: it copies what it multiplies, and waits for no other.
+// Rows of int4_24 words times one column, by a warp alone: it copies what it multiplies, and waits for no
+// other.
 //
-// A warp has ROW_TILES products of 16 rows, over some slabs of 64 channels. Its ring in shared memory holds DEPTH slabs
-// of its rows: 16 bytes a row.
+// A warp has ROW_TILES products of 16 rows, over some slabs of 64 channels. Its ring in shared memory holds
+// DEPTH slabs of its rows: 16 bytes a row.
 #pragma once
 
 #include "common/copies.cuh"
@@ -36,8 +37,8 @@ struct Column {
     int slabs;                  // that are not requested yet
     const unsigned char* ring;
 
-    // 16 bytes of a lane's rows, to stage `at`. They lie in the order of the products: row l of each 32, low ones of a
-    // product first.
+    // 16 bytes of a lane's rows, to stage `at`. They lie in the order of the products: row l of each 32, low
+    // ones of a product first.
     __device__ __forceinline__ void request(int at) {
         if (slabs > 0) {
             const u32 to = shared_address(ring) + at * SLAB_BYTES + threadIdx.x % 32 * 16;
@@ -53,10 +54,10 @@ struct Column {
         for (int i = 0; i < DEPTH; ++i) request(i);
     }
 
-    // sums: of rows l / 4 and l / 4 + 8 of each product, in lanes l % 4 = 0. column: of the first slab; to the next one,
-    // `step` times 16 bytes. All columns of a product are this one.
-    __device__ __forceinline__ void multiply(float (&sums)[ROW_TILES][2], const uint4* column, int step, int count,
-                                             u32 zero) {
+    // sums: of rows l / 4 and l / 4 + 8 of each product, in lanes l % 4 = 0. column: of the first slab; to
+    // the next one, `step` times 16 bytes. All columns of a product are this one.
+    __device__ __forceinline__ void multiply(float (&sums)[ROW_TILES][2], const uint4* column, int step,
+                                             int count, u32 zero) {
         const Decoder decoder(zero);
         const int lane = threadIdx.x % 32;
         column += lane % 4;

@@ -1,5 +1,5 @@
-// Down projection and weighted sum of few tokens, unsorted, through int4_24 experts: out[t] (+)= sum over ascending k
-// of weights[t, k] * (act[t*K + k] Wd_e^T), in fp32, one rounding.
+// Down projection and weighted sum of few tokens, unsorted, through int4_24 experts: out[t] (+)= sum over
+// ascending k of weights[t, k] * (act[t*K + k] Wd_e^T), in fp32, one rounding.
 //
 // | argument | shape           | dtype | |
 // |----------|-----------------|-------|-------------------------------------------------|
@@ -9,9 +9,9 @@
 // | weights  | [T, K]          | fp32  | of a pair without an expert: not used           |
 // | out      | [T, H]          | bf16; OUT32: fp32 | out; ADD: added to                  |
 //
-// H and I are multiples of 64. Blocks: (H / (16 * ROW_TILES), T); threads: 32 * K. Warp k multiplies pair k. It requests
-// its first words before it waits for the activations. Dynamic shared memory: K times the
-// sums of its rows, K rings, K times 2 * I bytes.
+// H and I are multiples of 64. Blocks: (H / (16 * ROW_TILES), T); threads: 32 * K. Warp k multiplies pair k.
+// It requests its first words before it waits for the activations. Dynamic shared memory: K times the sums of
+// its rows, K rings, K times 2 * I bytes.
 #include "common/routing.cuh"
 #include "sm80/int4_24_column.cuh"
 
@@ -28,9 +28,9 @@
 constexpr int K = TOP_K;
 
 extern "C" __global__ void __launch_bounds__(32 * K)
-    int4_24_few_down(const u16* act, const uint4* w2, const Id* ids, const int* expert_map, const int* num_tokens,
-                     const float* weights, void* out, int P, int E_ids, int H, int I) {
-    auto* parts = reinterpret_cast<float(*)[SLAB_ROWS]>(dynamic_memory());
+    int4_24_few_down(const u16* act, const uint4* w2, const Id* ids, const int* expert_map,
+                     const int* num_tokens, const float* weights, void* out, int P, int E_ids, int H, int I) {
+    auto* parts = reinterpret_cast<float (*)[SLAB_ROWS]>(dynamic_memory());
     unsigned char* memory = dynamic_memory() + K * SLAB_ROWS * 4;
     const int t = blockIdx.y, k = threadIdx.x / 32, lane = threadIdx.x % 32, pair = t * K + k;
     const int row = blockIdx.x * SLAB_ROWS, slabs = I / 64;
@@ -51,8 +51,7 @@ extern "C" __global__ void __launch_bounds__(32 * K)
     if (e >= 0) load_column(x, act + static_cast<u64>(pair) * I, I, lane, 32);
     __syncwarp();
     float sums[ROW_TILES][2];
-    column.multiply(sums, reinterpret_cast<const uint4*>(x), 8, e >= 0 ? slabs : 0,
-                    H & 63);
+    column.multiply(sums, reinterpret_cast<const uint4*>(x), 8, e >= 0 ? slabs : 0, H & 63);
     if (lane % 4 == 0) {
         const float weight = e >= 0 ? weights[pair] : 0.0f;
 #pragma unroll

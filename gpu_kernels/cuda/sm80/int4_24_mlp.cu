@@ -21,7 +21,8 @@
 //
 // Shared memory: STAGES stages of SLABS slabs of 64 channels: WEIGHT_ROWS * 16 bytes of words, then MAX_N *
 // 128 bytes of rows. A lane's decoding reads 16 bytes of a word's row, which its quad shares. Then sums of
-// the warps that share channels; then SLOTS items.
+// the warps that share channels; then SLOTS items, and what all items have in common. Up to 64 rows a warp
+// take at most 255 registers; nothing spills.
 #include "common/copies.cuh"
 #include "sm80/int4_24_tile.cuh"
 
@@ -45,9 +46,6 @@
 #endif
 #ifndef BLOCKS
 #define BLOCKS 1  // of a multiprocessor, at least
-#endif
-#ifndef PROBE
-#define PROBE 0
 #endif
 #ifndef READ_ONCE
 #define READ_ONCE 0
@@ -82,15 +80,15 @@ struct Loader {
     Item* items;
     u32 shared;
 
-    u64 weights, x;        // addresses, of the next step
-    u64 slab_bytes;        // from a slab of words to the next
-    u32 to;                // of the words in a slab of a stage
-    int x_bytes;           // of a row in memory
-    int rows;              // of x, to copy, from this thread's on; also for the words: below 0, none
+    u64 weights, x;         // addresses, of the next step
+    u64 slab_bytes;         // from a slab of words to the next
+    u32 to;                 // of the words in a slab of a stage
+    int x_bytes;            // of a row in memory
+    int rows;               // of x, to copy, from this thread's on; also for the words: below 0, none
     int index[ROW_PASSES];  // rows of x
-    int slabs = 0;         // of this item that are not filled yet; NEVER: there is no item to fill
-    int item = 0;          // that is prepared next
-    int claimed;           // thread 0: the item after the next
+    int slabs = 0;          // of this item that are not filled yet; NEVER: there is no item to fill
+    int item = 0;           // that is prepared next
+    int claimed;            // thread 0: the item after the next
     bool pending = false, valid = false, down = false;
 #if READ_ONCE
     u64 policy = evict_first();
@@ -139,17 +137,20 @@ struct Loader {
             const int slab = threadIdx.x / WEIGHT_ROWS;
             const bool pairs = !is_down && given.row_step == 2;  // gate and up rows take turns
             const int c = pairs ? r / 2 : r % 32, high = pairs ? r % 2 : r / 32;
-            const int channel = (next.block * WARPS_M + warp_m) * (is_down ? 64 : 32) + c + (is_down ? 32 * high : 0);
+            const int channel =
+                (next.block * WARPS_M + warp_m) * (is_down ? 64 : 32) + c + (is_down ? 32 * high : 0);
             const int row = is_down ? channel : channel * given.row_step + high * given.up_rows;
             valid = channel < (is_down ? given.H : given.I);
             const uint4* first = is_down ? given.w2 : given.w13;
-            weights = reinterpret_cast<u64>(first + (static_cast<u64>(next.of.expert) * slabs + slab) * R + row);
+            weights =
+                reinterpret_cast<u64>(first + (static_cast<u64>(next.of.expert) * slabs + slab) * R + row);
             to = shared + slab * WEIGHT_SLAB + warp_m * 1024 + place(c, high, is_down);
         }
         const int row = threadIdx.x / 8 % MAX_N;
         rows = next.of.rows - row;
         x_bytes = depth * 2;
-        x = reinterpret_cast<u64>((is_down ? act : hidden) + threadIdx.x / (8 * MAX_N) * 64 + threadIdx.x % 8 * 8);
+        x = reinterpret_cast<u64>((is_down ? act : hidden) + threadIdx.x / (8 * MAX_N) * 64 +
+                                  threadIdx.x % 8 * 8);
 #pragma unroll
         for (int i = 0; i < ROW_PASSES; ++i) {
             index[i] = next.of.first + row + ROWS_AT_ONCE * i;
@@ -172,10 +173,10 @@ struct Loader {
             const void* from = reinterpret_cast<const void*>(weights + i * SLABS_AT_ONCE * slab_bytes);
             // past the last channel: products of what is there, not stored
 #if READ_ONCE
-            if (PROBE != 2 && valid && i * SLABS_AT_ONCE < left_words)
+            if (valid && i * SLABS_AT_ONCE < left_words)
                 copy_16(to + stage + i * SLABS_AT_ONCE * WEIGHT_SLAB, from, policy);
 #else
-            if (PROBE != 2 && valid && i * SLABS_AT_ONCE < left_words)
+            if (valid && i * SLABS_AT_ONCE < left_words)
                 copy_16(to + stage + i * SLABS_AT_ONCE * WEIGHT_SLAB, from);
 #endif
         }
@@ -244,9 +245,9 @@ __device__ __forceinline__ void multiply(Loader& loader, u32& here, int done, Su
         const unsigned char* stage = dynamic_memory() + here;
 #pragma unroll 1
         for (int s = warp_k; s < SLABS; s += WARPS_K)
-            if (s < slabs && PROBE != 1)
-                multiply_slab<G>(sums, stage + s * WEIGHT_SLAB, stage + SLABS * WEIGHT_SLAB + s * ROW_SLAB, lane,
-                                 decoder);
+            if (s < slabs)
+                multiply_slab<G>(sums, stage + s * WEIGHT_SLAB, stage + SLABS * WEIGHT_SLAB + s * ROW_SLAB,
+                                 lane, decoder);
         loader.publish();
         here = here + STAGE_BYTES == STAGES * STAGE_BYTES ? 0 : here + STAGE_BYTES;
     }

@@ -3,12 +3,12 @@
 //
 // Arguments: as of int4_24_mlp. H and I are multiples of 64.
 //
-// Threads: 32 * WARPS. A block makes 64 weight rows of a tile at a time; its warps share the channels: each takes every
-// WARPS-th pair of slabs of 64. A warp copies what it multiplies itself, so warps meet once an item, to add their sums.
-// Blocks and items: as in grouped_mlp. Copies run on into the next item.
+// Threads: 32 * WARPS. A block makes 64 weight rows of a tile at a time; its warps share the channels: each
+// takes every WARPS-th pair of slabs of 64. A warp copies what it multiplies itself, so warps meet once an
+// item, to add their sums. Blocks and items: as in grouped_mlp. Copies run on into the next item.
 //
-// Shared memory: WARPS rings of DEPTH stages of two slabs: 2 * 1,024 bytes of words, then 2 * MAX_N * 128 bytes of rows.
-// Then sums of all warps but the first; then SLOTS items, and what all items have in common.
+// Shared memory: WARPS rings of DEPTH stages of two slabs: 2 * 1,024 bytes of words, then 2 * MAX_N * 128
+// bytes of rows. Then sums of all warps but the first; then SLOTS items, and what all items have in common.
 #include "common/copies.cuh"
 #include "sm80/int4_24_tile.cuh"
 
@@ -55,7 +55,13 @@ struct Ring {
 
     __device__ __forceinline__ Ring(const Work& work, const Weights& given, const u16* hidden, const u16* act,
                                     const int* row_tokens, Item* items, u32 ring)
-        : work(work), given(given), hidden(hidden), act(act), row_tokens(row_tokens), items(items), ring(ring) {
+        : work(work),
+          given(given),
+          hidden(hidden),
+          act(act),
+          row_tokens(row_tokens),
+          items(items),
+          ring(ring) {
         if (threadIdx.x == 0) {
             work.place(items[0], work.claim());
             items[0].of = work.look_up(items[0]);
@@ -94,7 +100,8 @@ struct Ring {
         const int channel = next.block * (is_down ? 64 : 32) + c;
         const int row = is_down ? channel : channel * given.row_step + high * given.up_rows;
         const uint4* first = is_down ? given.w2 : given.w13;
-        weights = reinterpret_cast<u64>(first + (static_cast<u64>(next.of.expert) * (depth / 64) + 2 * warp) * R + row);
+        weights = reinterpret_cast<u64>(
+            first + (static_cast<u64>(next.of.expert) * (depth / 64) + 2 * warp) * R + row);
         second = (is_down || pairs ? 32 : given.up_rows) * 16;
         slab = R * 16;
         to = place(c, high, is_down);
@@ -137,7 +144,8 @@ struct Ring {
                 if (4 * i < rows) {
                     const u64 from = row_at(x, index[i], x_bytes);
                     copy_16(to_row + i * 512, reinterpret_cast<const void*>(from));
-                    if (left > 1) copy_16(to_row + MAX_N * 128 + i * 512, reinterpret_cast<const void*>(from + 128));
+                    if (left > 1)
+                        copy_16(to_row + MAX_N * 128 + i * 512, reinterpret_cast<const void*>(from + 128));
                 }
             weights += static_cast<u64>(slab) * (2 * WARPS);
             x += 256 * WARPS;
@@ -147,11 +155,9 @@ struct Ring {
         copies_commit();
     }
     __device__ __forceinline__ void copy_words(u32 slab_to, u64 from) const {
-#if PROBE != 2
         const u64 policy = evict_first();
         copy_16(slab_to + to, reinterpret_cast<const void*>(from), policy);
         copy_16(slab_to + to_second, reinterpret_cast<const void*>(from + second), policy);
-#endif
     }
 
     // A phase's first requests. computing: its first item.
@@ -202,10 +208,11 @@ __device__ __forceinline__ void add_up(Sums<G>& sums, float4* memory) {
     __syncthreads();
 }
 
-// The products of an item, from stage `here` of the ring on. FEW: the tile has up to 4 rows, in every second column.
+// The products of an item, from stage `here` of the ring on. FEW: the tile has up to 4 rows, in every second
+// column.
 template <int G, bool FEW>
-__device__ __forceinline__ void run(Ring& ring, int& here, int computing, const Item& item, u16* act, u16* out,
-                                    const Decoder& decoder, float4* memory) {
+__device__ __forceinline__ void run(Ring& ring, int& here, int computing, const Item& item, u16* act,
+                                    u16* out, const Decoder& decoder, float4* memory) {
     Sums<G> sums;
 #pragma unroll
     for (int m = 0; m < 4; ++m)
@@ -226,12 +233,10 @@ __device__ __forceinline__ void run(Ring& ring, int& here, int computing, const 
             copies_wait<DEPTH - 1>();
         __syncwarp();
         const unsigned char* stage = stages + here;
-#if PROBE != 1
-#pragma unroll HALVES_AT_ONCE
+#pragma unroll
         for (int s = 0; s < 2; ++s)
             if (s < left)
                 multiply_slab<G, FEW>(sums, stage + 1024 * s, stage + 2048 + MAX_N * 128 * s, lane, decoder);
-#endif
         __syncwarp();
         ring.request(computing);
         here = here + STAGE_BYTES == RING_BYTES ? 0 : here + STAGE_BYTES;

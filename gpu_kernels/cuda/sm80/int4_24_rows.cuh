@@ -16,8 +16,8 @@
 #include "sm80/bytes.cuh"
 #include "sm80/int4_24.cuh"
 
-// The order of channels in memory, in groups of 32: 16 bytes t hold 4t, 4t + 1, 4t + 16, 4t + 17, 4t + 2, 4t + 3,
-// 4t + 18, 4t + 19: the words of B of lane t of a quad, in one load.
+// The order of channels in memory, in groups of 32: 16 bytes t hold 4t, 4t + 1, 4t + 16, 4t + 17, 4t + 2, 4t
+// + 3, 4t + 18, 4t + 19: the words of B of lane t of a quad, in one load.
 //
 // Where a channel pair (an even channel and the next) of a group of 32 is: of its 16 words.
 __device__ __forceinline__ constexpr int word_of(int channel) {
@@ -32,8 +32,8 @@ struct Decoder {
     u32 x, y;      // factors that shift the pair of X, and of Y, to the high bit of a half
     u32 second;    // index 2 of every chunk's second kept channel
 
-    // zero: 0, which the compiler must not know. So constants stay in registers, and shifts are multiplications:
-    // those units are free.
+    // zero: 0, which the compiler must not know. So constants stay in registers, and shifts are
+    // multiplications: those units are free.
     __device__ __forceinline__ explicit Decoder(u32 zero) {
         const int t = threadIdx.x % 4;
         own_byte = (0x4440 | t) + zero;
@@ -42,7 +42,8 @@ struct Decoder {
         second = 0x88888888u + zero;
     }
 
-    // X in the low half, Y in the high half, as (integer - 8) / 64. An integer's bits are 2^-133 of bf16 each.
+    // X in the low half, Y in the high half, as (integer - 8) / 64. An integer's bits are 2^-133 of bf16
+    // each.
     __device__ __forceinline__ u32 integers(u32 values) const {
         const u32 both = select_bytes(values, 0, own_byte) * 4097;  // Y is 12 bits above its place, at bit 16
         return multiply_add_bf16x2(both & 0x000f000fu, 0x7f007f00u, 0xbe00be00u);  // * 2^127 - 1 / 8

@@ -1,24 +1,19 @@
-// A warp's products of 64 rows of int4_24 words and the rows of a tile: where both lie in shared memory, and where sums
-// go.
+// A warp's products of 64 rows of int4_24 words and the rows of a tile: where both lie in shared memory, and
+// where sums go.
 #pragma once
 
 #include "sm80/int4_24_rows.cuh"
 #include "sm80/items.cuh"
 #include "sm80/mma.cuh"
 
-#ifndef PROBE
-#define PROBE 0
-#endif
-constexpr int HALVES_AT_ONCE = PROBE == 3 ? 1 : 2;
-
 struct Weights {
     const uint4 *w13, *w2;
     int row_step, up_rows, H, I;
 };
 
-// Row c of 32 low, or of 32 high, ones is row g of that half of product m of a warp. Four transposed products give a
-// lane eight channels in a row of memory: of out in their order, of act in the order of B. Swizzled: copies of eight
-// rows in a row touch every bank once, as products do.
+// Row c of 32 low, or of 32 high, ones is row g of that half of product m of a warp. Four transposed products
+// give a lane eight channels in a row of memory: of out in their order, of act in the order of B. Swizzled:
+// copies of eight rows in a row touch every bank once, as products do.
 __device__ __forceinline__ u32 place(int c, int high, bool is_down) {
     const int word = is_down ? c / 2 : word_of(c), m = word % 4, g = word / 4 * 2 + c % 2;
     return ((2 * m + high) * 8 + (g ^ 2 * (m ^ high))) * 16;
@@ -61,8 +56,9 @@ struct Lane {
 
 // FEW: of each sum, only those of even columns.
 template <int G, bool FEW = false>
-__device__ __forceinline__ void multiply_slab(Sums<G>& sums, const unsigned char* words, const unsigned char* rows,
-                                              const Lane& lane, const Decoder& decoder) {
+__device__ __forceinline__ void multiply_slab(Sums<G>& sums, const unsigned char* words,
+                                              const unsigned char* rows, const Lane& lane,
+                                              const Decoder& decoder) {
     if constexpr (G <= 2) {
         u32 b[2][G][4];
 #pragma unroll
@@ -80,14 +76,15 @@ __device__ __forceinline__ void multiply_slab(Sums<G>& sums, const unsigned char
             for (int j = 0; j < G; ++j) multiply_scaled<FEW>(sums[m][j], second, b[1][j]);
         }
     } else if constexpr (G <= 4) {
-#pragma unroll HALVES_AT_ONCE
+#pragma unroll 1  // both at once would spill
         for (int half = 0; half < 2; ++half) {
             u32 b[G][4];
 #pragma unroll
             for (int j = 0; j < G; ++j) lane.rows(b[j], rows, j, half);
 #pragma unroll
             for (int m = 0; m < 4; ++m) {
-                const uint2 low = lane.words<uint2>(words, m, 0, half), high = lane.words<uint2>(words, m, 1, half);
+                const uint2 low = lane.words<uint2>(words, m, 0, half),
+                            high = lane.words<uint2>(words, m, 1, half);
                 const auto decoded = decoder.decode(low.x, low.y, high.x, high.y);
                 float products[G][4];
 #pragma unroll
@@ -97,12 +94,13 @@ __device__ __forceinline__ void multiply_slab(Sums<G>& sums, const unsigned char
             }
         }
     } else {
-#pragma unroll HALVES_AT_ONCE
+#pragma unroll 1  // both at once would spill
         for (int half = 0; half < 2; ++half) {
             Decoder::Fragment decoded[4];
 #pragma unroll
             for (int m = 0; m < 4; ++m) {
-                const uint2 low = lane.words<uint2>(words, m, 0, half), high = lane.words<uint2>(words, m, 1, half);
+                const uint2 low = lane.words<uint2>(words, m, 0, half),
+                            high = lane.words<uint2>(words, m, 1, half);
                 decoded[m] = decoder.decode(low.x, low.y, high.x, high.y);
             }
             // scaled a group later: products take a while
@@ -131,8 +129,8 @@ __device__ __forceinline__ void store(u16* to, bool valid, u32 a, u32 b, u32 c, 
 
 // of_64: which 64 rows of weights. first: row of the tile. FEW: rows are in every second column.
 template <int G, bool FEW = false>
-__device__ __forceinline__ void write(const Sums<G>& sums, const Item& item, int of_64, int first, u16* act, u16* out,
-                                      int H, int I) {
+__device__ __forceinline__ void write(const Sums<G>& sums, const Item& item, int of_64, int first, u16* act,
+                                      u16* out, int H, int I) {
     const int lane = threadIdx.x % 32;
     const bool is_down = item.kind == DOWN;
     const int width = is_down ? H : I;
