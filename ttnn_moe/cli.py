@@ -265,6 +265,14 @@ def bench_model(context: typer.Context) -> None:
     raise typer.Exit(run_app(bench.app, context.args, "ttnn-moe bench-model"))
 
 
+@app.command(context_settings=FORWARDED, add_help_option=False)
+def quantize(context: typer.Context) -> None:
+    """Convert the experts of a Qwen3-MoE checkpoint to another format (options: ttnn-moe quantize --help)."""
+    from .models.qwen3.quantize import command
+
+    raise typer.Exit(run_app(command.app, context.args, "ttnn-moe quantize"))
+
+
 def run(args: Sequence[str] | None = None) -> int:
     """Run the command with these arguments (default: those of the process); returns its exit code.
 
@@ -280,4 +288,4 @@ def run(args: Sequence[str] | None = None) -> int:
 
 
 # options whose values may hold any bytes
-PATHS = ("--model", "--config", "--plan", "--json")
+PATHS = ("--model", "--config", "--plan", "--json", "--out", "--calibrate")

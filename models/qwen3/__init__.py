@@ -12,10 +12,13 @@ from .weights import load_model
 
 TINY = Path(__file__).parent / "tiny"
 """Directory of the bundled checkpoint."""
+TINY_INT4_24 = Path(__file__).parent / "tiny_int4_24"
+"""Directory of the bundled checkpoint with experts in int4_24, fine-tuned."""
 
 __all__ = [
     "PRESETS",
     "TINY",
+    "TINY_INT4_24",
     "Engine",
     "Generation",
     "Qwen3Moe",

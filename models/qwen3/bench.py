@@ -153,13 +153,13 @@ def memory_needed(
 ) -> dict[str, int]:
     """Bytes of each kind: weights and KV cache exactly; activations of a chunk as a generous estimate in fp32."""
     with torch.device("meta"):
-        parameters = sum(p.numel() for p in Qwen3Moe(config).parameters())
+        weights = Qwen3Moe(config).to(dtype).parameters()  # words keep their dtype
     T = min(batch * prompt_len, chunk)
     K, I, H = config.num_experts_per_tok, config.moe_intermediate_size, config.hidden_size
     heads = (config.num_attention_heads + 2 * config.num_key_value_heads) * config.head_dim
     activations = 4 * (T * (K * (3 * I + H) + 4 * H + 3 * heads) + 3 * batch * config.vocab_size)
     return {
-        "weights": parameters * dtype.itemsize,
+        "weights": sum(parameter.nbytes for parameter in weights),
         "KV cache": batch * ceil_div(prompt_len + new_tokens, PAGE) * PagedCache.page_bytes(sizes_of(config, dtype)),
         "activations": activations,
     }

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,21 +15,24 @@ from loguru import logger
 from safetensors import safe_open
 from torch import Tensor
 
-from ttnn_moe.errors import CheckpointError
+from ttnn_moe.errors import CheckpointError, ContractError
 from ttnn_moe.visible import shown
 
 from .config import Qwen3MoeConfig
 from .files import Fields, reading
 from .model import Attention, DenseMLP, Layer, MoE, Qwen3Moe
+from .shards import examined
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 HEAD = "lm_head.weight"
 EMBED = "model.embed_tokens.weight"
+EXPERTS = "mlp.experts."
 # mapped pages of a file count as ours until it is closed
 _CHUNK_BYTES = 16 << 20
 _FUSED = re.compile(r"(model\.layers\.\d+\.mlp\.experts\.)(gate_up_proj|down_proj)")
-_FILE_DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
+_FILE_DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16, "I64": torch.int64}
+_FLOATS = ("F32", "BF16", "F16")
 
 Progress = Callable[[int, int], None]
 """Called with bytes read so far and bytes in all."""
@@ -66,7 +69,8 @@ def layer_slots(layer: Layer, i: int, fused: frozenset[str] = frozenset()) -> di
     mlp = layer.mlp
     if isinstance(mlp, MoE):
         out[name + "mlp.gate.weight"] = mlp.router.weight
-        out.update(_expert_slots(mlp, name + "mlp.experts.", name + "mlp.experts." in fused))
+        prefix = name + EXPERTS
+        out.update(mlp.format.slots(mlp.tensors, prefix, prefix in fused))
     elif isinstance(mlp, DenseMLP):
         gate, up = mlp.gate_up.weight.chunk(2)
         out[name + "mlp.gate_proj.weight"], out[name + "mlp.up_proj.weight"] = gate, up
@@ -87,23 +91,13 @@ def _attention_slots(attention: Attention, name: str) -> dict[str, Tensor]:
     return out
 
 
-def _expert_slots(mlp: MoE, name: str, fused: bool) -> dict[str, Tensor]:
-    if fused:
-        return {name + "gate_up_proj": mlp.gate_up, name + "down_proj": mlp.down}
-    out = {}
-    for e, (gate_up, down) in enumerate(zip(mlp.gate_up.unbind(), mlp.down.unbind(), strict=True)):
-        gate, up = gate_up.chunk(2)
-        out[f"{name}{e}.gate_proj.weight"], out[f"{name}{e}.up_proj.weight"] = gate, up
-        out[f"{name}{e}.down_proj.weight"] = down
-    return out
-
-
 class Checkpoint:
     """Files of a checkpoint that match its config.json; of the weights, only headers have been read.
 
     Attributes:
         config: its configuration. dtype: of the weights in memory, as the config says, else the files.
         nbytes: of the weights in the files.
+        headers: of each tensor in the files: its file, shape and dtype.
         fused: see `slots`.
 
     Raises:
@@ -121,9 +115,8 @@ class Checkpoint:
             shapes = Qwen3Moe(self.config)
         _check(self._found, shapes, self.fused, self.directory)
         self.dtype = self.config.dtype or _FILE_DTYPES[self._found[EMBED]["dtype"]]
-        self.nbytes = sum(
-            math.prod(header["shape"]) * _FILE_DTYPES[header["dtype"]].itemsize for header in self._found.values()
-        )
+        self.nbytes = sum(map(bytes_of, self._found.values()))
+        self.headers = dict(self._found)
         # a tied head in the files is compared with the embeddings, not read
         self._tied_head = self._found.pop(HEAD, None) if self.config.tie_word_embeddings else None
 
@@ -132,10 +125,48 @@ class Checkpoint:
         with torch.inference_mode():
             _copy(self.directory, {name: h for name, h in self._found.items() if name in into}, into, progress)
 
+    @contextmanager
+    def reader(self) -> Iterator[Callable[..., Tensor]]:
+        """A function of a tensor's name and of its first and last row + 1, which reads those rows; files stay open."""
+        opened: dict[Path, Any] = {}
+        with ExitStack() as stack:
+
+            def rows(name: str, start: int = 0, stop: int | None = None) -> Tensor:
+                header = self.headers[name]
+                path = header["file"]
+                if path not in opened:
+                    opened[path] = stack.enter_context(_open(path))
+                return _rows(opened[path], path, name, start, header["shape"][0] if stop is None else stop)
+
+            yield rows
+
+    def check_values(self, model: Qwen3Moe) -> None:
+        """Raise CheckpointError for a file that differs from its checksum, or a layer with values of no conversion."""
+        for path in sorted({header["file"] for header in self.headers.values()}):
+            if self.config.weight_format != "dense" and not examined(path)[1]:
+                raise CheckpointError(
+                    f"{path} is damaged",
+                    got="tensors that differ from its checksum",
+                    remedy="run the same command of ttnn-moe quantize again, or copy the file again",
+                )
+        for i, layer in enumerate(model.layers):
+            mlp = layer.mlp
+            if isinstance(mlp, MoE):
+                try:
+                    mlp.format.check_values(mlp.tensors)
+                except ContractError as error:
+                    what = f"layer {i} of {self.directory} is damaged: {error.what}"
+                    raise CheckpointError(what, got=error.got, expected=error.expected, remedy=error.remedy) from None
+
     def check_tied_head(self, embed: Tensor) -> None:
         """Raise CheckpointError if the files hold a head that differs from the embeddings it is tied to."""
         if self._tied_head is not None:
             _check_tied_head(self.directory, self._tied_head, embed)
+
+
+def bytes_of(header: dict[str, Any]) -> int:
+    """Bytes of a tensor by its header."""
+    return math.prod(header["shape"]) * _FILE_DTYPES[header["dtype"]].itemsize
 
 
 def _reading(path: Path) -> AbstractContextManager[None]:
@@ -205,8 +236,8 @@ def _check_count(
     """Raise CheckpointError where config.json describes far more tensors than the files hold, before any loop."""
     described = 0
     for i in range(config.num_hidden_layers):
-        one_by_one = config.is_sparse(i) and f"model.layers.{i}.mlp.experts." not in fused
-        described += 8 + (3 * config.num_experts if one_by_one else 0)
+        one_by_one = config.is_sparse(i) and f"model.layers.{i}.{EXPERTS}" not in fused
+        described += 8 + (3 * config.num_experts if one_by_one and config.weight_format == "dense" else 0)
     if described > 2 * len(found) + 100:
         raise CheckpointError(
             f"{directory} does not match its config.json",
@@ -226,8 +257,8 @@ def _check(found: dict[str, dict[str, Any]], shapes: Qwen3Moe, fused: frozenset[
             problems.append(f"unexpected {name} {shown(list(header['shape']))}")
         elif tuple(expected.shape) != header["shape"]:
             problems.append(f"mis-shaped {name}: {shown(list(header['shape']))}, expected {list(expected.shape)}")
-        elif header["dtype"] not in _FILE_DTYPES:
-            problems.append(f"wrong dtype of {name}: {header['dtype']}, expected one of {list(_FILE_DTYPES)}")
+        elif header["dtype"] not in (able := _FLOATS if expected.is_floating_point() else ("I64",)):
+            problems.append(f"wrong dtype of {name}: {header['dtype']}, expected one of {list(able)}")
     if problems:
         raise CheckpointError(
             f"{directory} does not match its config.json, {len(problems)} tensors differ", details=problems

@@ -13,6 +13,7 @@ from ttnn_moe.errors import CheckpointError, RequestError
 from ttnn_moe.visible import shown
 
 from .files import Fields, reading
+from .weight_formats import FORMATS, UNFINISHED, format_named
 
 MODEL_TYPE = "qwen3_moe"
 ARCHITECTURE = "Qwen3MoeForCausalLM"
@@ -54,6 +55,8 @@ class Qwen3MoeConfig:
     """Sizes and switches of one Qwen3-MoE model; field names are those of config.json.
 
     H = hidden_size, I = moe_intermediate_size, E = num_experts, K = num_experts_per_tok.
+    weight_format names the format of the experts, in `weight_formats.FORMATS`; config.json says it in
+    quantization_config.
 
     Raises:
         CheckpointError: sizes that cannot belong together.
@@ -79,6 +82,7 @@ class Qwen3MoeConfig:
     mlp_only_layers: tuple[int, ...] = ()
     eos_token_ids: tuple[int, ...] = ()
     dtype: torch.dtype | None = None
+    weight_format: str = "dense"
 
     def __post_init__(self) -> None:
         for name, most in MOST.items():
@@ -106,6 +110,9 @@ class Qwen3MoeConfig:
                 f"moe_intermediate_size={self.moe_intermediate_size}",
                 expected="1 <= num_experts_per_tok <= num_experts and moe_intermediate_size >= 1",
             )
+        reason = FORMATS[self.weight_format].why_not(self.num_experts, self.hidden_size, self.moe_intermediate_size)
+        if sparse and reason is not None:
+            raise CheckpointError(f"the experts' sizes do not fit {self.weight_format}", got=reason)
         if len(sparse) < self.num_hidden_layers and self.intermediate_size < 1:
             raise CheckpointError(
                 "dense layers need intermediate_size", got=self.intermediate_size, expected="a positive size"
@@ -133,6 +140,11 @@ class Qwen3MoeConfig:
                     expected="a directory with config.json and *.safetensors",
                 )
             path = directory / "config.json"
+            if not path.is_file() and (directory / UNFINISHED).is_file():
+                raise CheckpointError(
+                    f"{directory} is not a checkpoint: its conversion is unfinished",
+                    remedy="run the same command of ttnn-moe quantize again",
+                )
             if not path.is_file():
                 raise CheckpointError(
                     f"{directory} is not a checkpoint: it has no config.json",
@@ -192,6 +204,7 @@ class Qwen3MoeConfig:
                 tie_word_embeddings=fields.flag("tie_word_embeddings"),
                 eos_token_ids=tuple(dict.fromkeys(fields.ids("eos_token_id"))),
                 dtype=_dtype(fields),
+                weight_format=format_named(fields),
             )
         except CheckpointError as error:
             if source in error.what:
@@ -224,13 +237,6 @@ def _refuse_other_models(fields: Fields) -> None:
             f"use_sliding_window of {source} asks for sliding-window attention, which this model does not compute",
             got=f"sliding_window {shown(window)}" + ("" if "sliding_window" in values else ", transformers' default"),
             expected="use_sliding_window false, or sliding_window null",
-        )
-    if values.get("quantization_config"):
-        method = fields.fields("quantization_config").values.get("quant_method", "unknown")
-        raise CheckpointError(
-            f"{source} describes a quantised checkpoint",
-            got=f"quantization_config with quant_method {shown(method)}",
-            expected="bf16, fp16 or fp32 weights",
         )
 
 

@@ -46,9 +46,20 @@ def read_text(path: Path) -> str:
         CheckpointError: unreadable, not UTF-8, or larger than MOST_BYTES.
     """
     with reading(path):
-        if (size := path.stat().st_size) > MOST_BYTES:
-            raise CheckpointError(f"{path} is too large", got=f"{size} bytes", expected=f"at most {MOST_BYTES}")
+        _check_size(path)
         return path.read_text(encoding="utf-8")
+
+
+def read_bytes(path: Path) -> bytes:
+    """The bytes of a file. Raises CheckpointError as `read_text`."""
+    with reading(path):
+        _check_size(path)
+        return path.read_bytes()
+
+
+def _check_size(path: Path) -> None:
+    if (size := path.stat().st_size) > MOST_BYTES:
+        raise CheckpointError(f"{path} is too large", got=f"{size} bytes", expected=f"at most {MOST_BYTES}")
 
 
 class Fields:

@@ -24,6 +24,7 @@ from ttnn_moe.kv.uncached import Uncached
 from ttnn_moe.sizes import power_of_2
 
 from .config import Qwen3MoeConfig
+from .weight_formats import FORMATS
 
 
 def sizes_of(config: Qwen3MoeConfig, dtype: torch.dtype, device: torch.device | str = "cpu") -> CacheSizes:
@@ -123,18 +124,27 @@ class MoE(nn.Module):
         E, H, I = config.num_experts, config.hidden_size, config.moe_intermediate_size
         self.K, self.norm_topk_prob, self.backend = config.num_experts_per_tok, config.norm_topk_prob, backend
         self.router = Linear(H, E, bias=False)
-        self.gate_up = nn.Parameter(torch.empty(E, 2 * I, H), requires_grad=False)
-        self.down = nn.Parameter(torch.empty(E, H, I), requires_grad=False)
+        self.format = FORMATS[config.weight_format]
+        self._sizes = E, H, I
+        self._names = tuple(tensors := self.format.empty(E, H, I))
+        for name, tensor in tensors.items():
+            self.register_parameter(name, nn.Parameter(tensor, requires_grad=False))
         self._experts: ttnn_moe.Experts | None = None
         self._experts_of: Tensor | None = None
         self._prepared: dict[int, Prepared] = {}
 
     @property
+    def tensors(self) -> dict[str, Tensor]:
+        """The format's tensors by name: the parameters' memory."""
+        return {name: getattr(self, name).data for name in self._names}
+
+    @property
     def experts(self) -> ttnn_moe.Experts:
         """The weights as the operator takes them: the same memory."""
-        if self._experts is None or self._experts_of is not self.gate_up:
-            self._experts_of = self.gate_up
-            self._experts = ttnn_moe.Experts.dense(self.gate_up.data, self.down.data)
+        first = getattr(self, self._names[0])
+        if self._experts is None or self._experts_of is not first:
+            self._experts_of = first
+            self._experts = ttnn_moe.Experts(self.format.name, *self._sizes, self.tensors)
             self._prepared = {}
         return self._experts
 
@@ -150,7 +160,7 @@ class MoE(nn.Module):
         """The layer ready for calls of T tokens rounded up to a power of two; kept, since graphs hold its memory."""
         experts, bound = self.experts, power_of_2(T)
         if bound not in self._prepared:
-            problem = ttnn_moe.Problem.of(bound, self.K, experts, self.gate_up.dtype)
+            problem = ttnn_moe.Problem.of(bound, self.K, experts, self.router.weight.dtype)
             self._prepared[bound] = ttnn_moe.prepare(problem, experts, backend=self.backend)
         return self._prepared[bound]
 

@@ -7,12 +7,15 @@ from pathlib import Path
 import torch
 
 from ttnn_moe import registry
+from ttnn_moe.contract import Problem
 from ttnn_moe.errors import CheckpointError, RequestError
 
 from .checkpoint import Checkpoint, Progress, slots
-from .config import DTYPES
+from .config import DTYPES, Qwen3MoeConfig
 from .files import said
-from .model import Qwen3Moe
+from .model import MoE, Qwen3Moe
+
+STD = 0.02
 
 
 def load_model(
@@ -38,20 +41,30 @@ def load_model(
         CheckpointError: not a checkpoint, another architecture, damaged files, or tensors that do not match; the
             message names every missing, unexpected and mis-shaped tensor.
             It names weights that do not fit the device's memory, too.
-        BackendUnavailable: the backend cannot run here.
+        BackendUnavailable: the backend cannot run here, or does not run the format of the experts.
         RequestError: no such device here.
     """
     checkpoint = Checkpoint(directory)
     registry.resolve(backend)
     place, kind = device_of(device, backend), dtype_of(dtype) or checkpoint.dtype
+    _check_format(checkpoint.config, backend, kind, place)
     try:
         model = Qwen3Moe.empty(checkpoint.config, backend, kind, place)
     except (RuntimeError, MemoryError) as error:  # torch's CPU allocator raises RuntimeError
         got = f"{checkpoint.nbytes / 2**30:.1f} GiB in the files, {said(error)}"
         raise CheckpointError(f"{directory} does not fit the memory of {place}", got=got) from error
     checkpoint.read(slots(model, checkpoint.fused), progress)
+    checkpoint.check_values(model)
     checkpoint.check_tied_head(model.embed.weight)
     return model
+
+
+def _check_format(config: Qwen3MoeConfig, backend: str, dtype: torch.dtype, device: torch.device) -> None:
+    """Raise BackendUnavailable, with reasons, if the backend does not run the format of the experts."""
+    if config.weight_format != "dense" and any(map(config.is_sparse, range(config.num_hidden_layers))):
+        E, K, H, I = config.num_experts, config.num_experts_per_tok, config.hidden_size, config.moe_intermediate_size
+        form = config.weight_format
+        registry.choose(Problem(1, E, K, H, I, dtype, weight_format=form, device=device.type), backend)
 
 
 def device_of(device: torch.device | str | None, backend: str) -> torch.device:
@@ -69,16 +82,19 @@ def device_of(device: torch.device | str | None, backend: str) -> torch.device:
 
 
 def randomize(model: Qwen3Moe, seed: int = 0) -> None:
-    """Fill the weights in place: norms with 1, biases with 0, all else from N(0, 0.02^2)."""
+    """Fill the weights in place: norms with 1, biases with 0, all else from N(0, 0.02^2), or words of that variance."""
     generator = torch.Generator(model.device).manual_seed(seed)
     with torch.no_grad():
+        for module in model.modules():
+            if isinstance(module, MoE):
+                module.format.fill(module.tensors, STD, generator)
         for name, parameter in model.named_parameters():
             if name.endswith("norm.weight"):
                 parameter.fill_(1)
             elif name.endswith("bias"):
                 parameter.zero_()
-            else:
-                parameter.normal_(0, 0.02, generator=generator)
+            elif parameter.is_floating_point():
+                parameter.normal_(0, STD, generator=generator)
 
 
 def dtype_of(dtype: torch.dtype | str | None) -> torch.dtype | None:

@@ -8,8 +8,10 @@ import torch
 from ttnn_moe import decoder
 from ttnn_moe.choice import TORCH
 from ttnn_moe.cuda import device
+from ttnn_moe.cuda.arch import has_warpgroups
 from ttnn_moe.cuda.device import Gpu
 from ttnn_moe.cuda.jit import build
+from ttnn_moe.cuda.triton_launch import pdl
 
 pytest.importorskip("triton")
 
@@ -52,6 +54,15 @@ def test_other_gpus_and_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
         "decode_attention",
         "prefill_attention",
     }
+
+
+@pytest.mark.parametrize("T", [1, 16, 4000])
+def test_a_gpu_that_stands_for_an_older_one_takes_its_families(monkeypatch: pytest.MonkeyPatch, T: int) -> None:
+    older = rows(monkeypatch, T, (8, 0))
+    assert older["prefill_attention"] == "Triton prefill_attention"
+    monkeypatch.setenv("TTNN_MOE_CUDA_ARCH", "sm_80")
+    assert rows(monkeypatch, T) == older
+    assert not has_warpgroups(CUDA) and pdl(CUDA) == {"PDL": False}
 
 
 def test_without_a_gpu_or_with_plain_everything_is_torch(monkeypatch: pytest.MonkeyPatch) -> None:

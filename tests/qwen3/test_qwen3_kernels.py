@@ -117,6 +117,7 @@ def _launches(x: str) -> list[Launch]:
             for pages, sizes, used in (
                 ({}, {**dense, "D": 128}, fill),
                 ({"pages": I32}, {**paged, "D": 128}, within(fill, 64)),
+                ({"pages": I32}, {**paged, "D": 128}, within(prefill.tile(128, ELEMENT[x], warpgroups=False), 64)),
                 ({}, {**dense, "D": 256}, wide_fill),
             )
         ),

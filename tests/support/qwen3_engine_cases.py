@@ -122,7 +122,7 @@ def test_prefill_attention_in_pages(seed: int, dtype: torch.dtype, monkeypatch: 
     page = rng.choice([16, 32, 64])
     if not GPU:
         tile = Tile({"BLOCK_M": rng.choice([16, 32]), "BLOCK_N": rng.choice([16, 32]), "STAGES": 2}, 4)
-        monkeypatch.setattr(triton_prefill, "tile", lambda D, itemsize: tile)
+        monkeypatch.setattr(triton_prefill, "tile", lambda D, itemsize, warpgroups=True: tile)
     S = rng.randint(1, 3)
     c = case(rng, dtype, S, longest=None if GPU else 200)
     capacity = -(-c.capacity // page) * page

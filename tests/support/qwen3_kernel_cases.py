@@ -338,7 +338,7 @@ def test_prefill_attention(seed: int, dtype: torch.dtype, monkeypatch: pytest.Mo
     rng = draw(seed)
     if not GPU:  # tiles in which short prompts have every kind of edge
         tile = Tile({"BLOCK_M": rng.choice([16, 32]), "BLOCK_N": rng.choice([16, 32]), "STAGES": 2}, 4)
-        monkeypatch.setattr(triton_prefill, "tile", lambda D, itemsize: tile)
+        monkeypatch.setattr(triton_prefill, "tile", lambda D, itemsize, warpgroups=True: tile)
     S = rng.randint(1, 3)
     c = case(rng, dtype, S, longest=None if GPU else 200)
     spans = packed(rng, c, S)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from command import run
-from paths import TINY
+from paths import ROOT, TINY
 from processes import run_python
 from ttnn_moe import command_line as gate
 from ttnn_moe import doctor
@@ -39,6 +39,8 @@ COMMANDS: dict[str, tuple[list[str], str]] = {
         ["--config", str(TINY), "--prompt-len", "2", "--new-tokens", "1"],
         "config layers batch prompt-len new-tokens backend device dtype seed",
     ),
+    # --out holds other files: refused after all options
+    "quantize": (["--model", str(TINY), "--out", str(ROOT / "tests")], "model format calibrate tokens device"),
 }
 WRONG = [
     *(

@@ -12,6 +12,8 @@ weights.
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import torch
 from torch import Tensor
 
@@ -73,6 +75,15 @@ def quantise(weights: Tensor, moments: Tensor | None = None) -> Tensor:
             values, index, scales = _nearest(part) if factors is None else _compensated(part, *factors)
             out[e, :, start : start + rows] = pack(values.to(torch.int8), index, scales)
     return words
+
+
+@torch.no_grad()
+def rounded(weights: Tensor) -> Tensor:
+    """What `dequantise(quantise(weights))` gives, [..., R, K] fp32, for training: no check, no word, no host sync."""
+    values, index, scales = _nearest(weights.reshape(-1, weights.shape[-1]).float())
+    kept = values.unflatten(-1, (-1, 8)) * scales.float()[..., None]
+    chunks = torch.zeros(*index.shape, 4, device=weights.device)
+    return chunks.scatter_(-1, index[..., None], kept.view(*index.shape, 1)).view(weights.shape)
 
 
 @torch.no_grad()
@@ -144,7 +155,7 @@ def _scales(kept: Tensor, weight: Tensor) -> Tensor:
     """[..., n] bf16: the candidate of least weighted squared error for 8 of kept [..., n, 8]; 0 where all are 0."""
     out = torch.empty(kept.shape[:-1], dtype=torch.bfloat16, device=kept.device)
     each = zip(kept.reshape(-1, 8).split(_SCALES), weight.reshape(-1, 8).split(_SCALES), strict=True)
-    candidates = torch.tensor([sign / d for d in DIVISORS for sign in (1, -1)], device=kept.device)
+    candidates = _candidates(kept.device)
     for part, (values, factors) in zip(out.view(-1).split(_SCALES), each, strict=True):
         most = values.abs().amax(-1, keepdim=True)
         scales = (most * candidates).to(torch.bfloat16)  # [n, candidates]
@@ -156,6 +167,11 @@ def _scales(kept: Tensor, weight: Tensor) -> Tensor:
         best = error.nan_to_num(torch.inf, posinf=torch.inf).argmin(-1, keepdim=True)
         part.copy_(scales.gather(-1, best)[:, 0])
     return out
+
+
+@lru_cache
+def _candidates(device: torch.device) -> Tensor:
+    return torch.tensor([sign / d for d in DIVISORS for sign in (1, -1)], device=device)
 
 
 def _round(values: Tensor, scales: Tensor) -> Tensor:

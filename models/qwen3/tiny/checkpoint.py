@@ -17,26 +17,27 @@ from . import tokenizer as tokenizers_files
 from .network import CONFIG, GENERATION_CONFIG
 
 SHARD_BYTES = 2_500_000
+FUSED = ("gate_up_proj", "down_proj")
 
 
-def on_disk(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def on_disk(state: Mapping[str, Tensor], experts: torch.dtype = torch.bfloat16) -> dict[str, Tensor]:
     """A transformers state dict under the names and in the dtype (bf16) of Qwen's own files.
 
     gate_up_proj [E, 2I, H] and down_proj [E, H, I] become gate_proj and up_proj [I, H], down_proj [H, I] per expert;
-    the tied head is left out.
+    the tied head is left out. experts: the dtype of these three.
     """
     tensors: dict[str, Tensor] = {}
     for name, value in state.items():
-        value = value.detach().to("cpu", torch.bfloat16)
         prefix, _, last = name.rpartition(".")
+        value = value.detach().to("cpu", experts if last in FUSED else torch.bfloat16)
         if name == "lm_head.weight":
             continue
-        if last == "gate_up_proj":
+        if last == FUSED[0]:
             for e, both in enumerate(value):
                 gate, up = both.chunk(2)
                 tensors[f"{prefix}.{e}.gate_proj.weight"] = gate.contiguous()
                 tensors[f"{prefix}.{e}.up_proj.weight"] = up.contiguous()
-        elif last == "down_proj":
+        elif last == FUSED[1]:
             for e, down in enumerate(value):
                 tensors[f"{prefix}.{e}.down_proj.weight"] = down.contiguous()
         else:
@@ -66,14 +67,16 @@ def shards(tensors: Mapping[str, Tensor]) -> dict[str, bytes]:
     return out
 
 
-def write(directory: Path, state: Mapping[str, Tensor], tokenizer: Tokenizer) -> None:
+def write(
+    directory: Path, state: Mapping[str, Tensor], tokenizer: Tokenizer, experts: torch.dtype = torch.bfloat16
+) -> None:
     """Write the checkpoint into `directory`, each file whole or not at all, the index of the weights last."""
     directory.mkdir(parents=True, exist_ok=True)
     files = {
         "config.json": _json(CONFIG),
         "generation_config.json": _json(GENERATION_CONFIG),
         **tokenizers_files.files(tokenizer, CONFIG["max_position_embeddings"]),
-        **shards(on_disk(state)),
+        **shards(on_disk(state, experts)),
     }
     for name, content in files.items():
         with whole_file(directory / name) as part:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -62,6 +63,7 @@ class Network(nn.Module):
         expert_noise: standard deviation of the noise put on the experts' weights in each pass, relative to the root
             mean square of their row. Weights that tolerate it also tolerate quantisation. It is a tensor: a captured
             step reads its present value.
+        expert_weights: what a pass computes with in place of experts' weights [E, rows, columns]; default: with noise.
     """
 
     expert_noise: Tensor
@@ -76,6 +78,7 @@ class Network(nn.Module):
         self.model: Any = Qwen3MoeForCausalLM(config).float().train()
         self.register_buffer("expert_noise", torch.zeros(()))
         self.block = self._block
+        self.expert_weights: Callable[[Tensor], Tensor] = self._noisy
 
     def forward(self, ids: Tensor, real: Tensor) -> tuple[Tensor, Tensor]:
         """Logits [B, S, vocab_size] of ids [B, S], and the load-balancing loss over the tokens where real [B, S]."""
@@ -108,7 +111,7 @@ class Network(nn.Module):
         Switch Transformers, https://arxiv.org/abs/2101.03961, equation 4.
         """
         E, K = CONFIG["num_experts"], CONFIG["num_experts_per_tok"]
-        gate_up, down = (self._noisy(w) for w in (block.experts.gate_up_proj, block.experts.down_proj))
+        gate_up, down = (self.expert_weights(w) for w in (block.experts.gate_up_proj, block.experts.down_proj))
         I = down.shape[2]
         probabilities = torch.softmax(F.linear(x, block.gate.weight), dim=-1, dtype=torch.float32)
         weights, chosen = torch.topk(probabilities, K, dim=-1)

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from ttnn_moe.errors import CheckpointError
 from ttnn_moe.tenstorrent.memory import ModelSizes
 
 from ..config import Qwen3MoeConfig
 
 
 def model_sizes(config: Qwen3MoeConfig) -> ModelSizes:
-    """The sizes of a configuration."""
+    """The sizes of a configuration.
+
+    Raises:
+        CheckpointError: experts in a format that the chips do not run.
+    """
+    check_format(config)
     return ModelSizes(
         H=config.hidden_size,
         E=config.num_experts,
@@ -24,3 +30,14 @@ def model_sizes(config: Qwen3MoeConfig) -> ModelSizes:
         head_dim=config.head_dim,
         attention_bias=config.attention_bias,
     )
+
+
+def check_format(config: Qwen3MoeConfig) -> None:
+    """Raise CheckpointError for experts in a format that the chips do not run."""
+    if config.weight_format != "dense":
+        raise CheckpointError(
+            "this model's experts have a format that backend tenstorrent does not run",
+            got=config.weight_format,
+            expected="dense",
+            remedy="the checkpoint that it was quantised from",
+        )

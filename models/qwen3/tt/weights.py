@@ -21,6 +21,7 @@ from ttnn_moe.tenstorrent.experts import weight_format
 
 from ..config import Qwen3MoeConfig
 from ..model import DenseMLP, Layer, MoE
+from .sizes import check_format
 
 TILE = 32
 LEAST_EXPERTS = 64
@@ -139,7 +140,8 @@ class Mover:
 
 
 def check_sizes(config: Qwen3MoeConfig) -> None:
-    """Raise CheckpointError for sizes that ttnn's operators, or ours, do not support."""
+    """Raise CheckpointError for sizes or formats that ttnn's operators, or ours, do not support."""
+    check_format(config)
     head = config.head_dim
     sizes = {"hidden_size": config.hidden_size, "intermediate_size": config.intermediate_size}
     if config.num_experts:

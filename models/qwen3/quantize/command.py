@@ -1,0 +1,67 @@
+"""Convert a checkpoint: ttnn-moe quantize --format int4_24 --model DIR --out DIR [--calibrate FILE]."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from .. import terminal
+from ..weight_formats import QUANTISED
+from .convert import TOKENS, Conversion
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+
+@app.command()
+def quantize(
+    model: Annotated[Path, typer.Option(help="Qwen3-MoE checkpoint in Hugging Face format.")],
+    out: Annotated[Path, typer.Option(help="Directory to make; one that a killed run left is finished.")],
+    format: Annotated[str, typer.Option(help=f"Of the experts: {', '.join(QUANTISED)}.")] = QUANTISED[0],
+    calibrate: Annotated[Path | None, typer.Option(help="Text to fit the experts to: UTF-8.")] = None,
+    tokens: Annotated[int, typer.Option(help="Tokens of that text that are read, at most.", min=1)] = TOKENS,
+    device: Annotated[
+        str | None, typer.Option(help="torch device that quantises; default: cuda where there is one, else cpu.")
+    ] = None,
+) -> None:
+    """Convert the experts of a Qwen3-MoE checkpoint; everything else stays as it is.
+
+    A run that was killed leaves no checkpoint. The same command then finishes it, and keeps the shards that are whole.
+    """
+    console, start = Console(), time.perf_counter()
+    work = Conversion(model, out, format, calibrate, tokens, device)
+    console.print(
+        terminal.table(
+            f"{model} to {format}, on {work.device}",
+            {
+                "weights now": _gib(work.source.nbytes),
+                "weights then": _gib(work.disk),
+                "memory, about": _gib(work.memory),
+                "calibration": "none" if work.calibration is None else f"{work.calibration.T} tokens",
+            },
+        )
+    )
+    with terminal.counting("experts and shards") as progress:
+        report = work.run(progress)
+    rows = {"shards": f"{report.shards}, {report.kept} of them kept from before"}
+    if report.fewest is not None:
+        rows["fewest tokens of an expert"] = str(report.fewest)
+    console.print(terminal.table(str(out), {**rows, "time": terminal.seconds(time.perf_counter() - start)}))
+
+
+def _gib(count: int) -> str:
+    return f"{count / 2**30:.2f} GiB" if count >= 1 << 30 else f"{count / 2**20:.1f} MiB"
+
+
+def main(args: Sequence[str] | None = None) -> int:
+    """Run the conversion with these arguments (default: the command line); returns the exit code."""
+    return terminal.run(app, args, "ttnn-moe quantize")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,148 @@
+"""The directory that a conversion writes: shards that know what made them, config.json last.
+
+A directory without config.json is no checkpoint. A conversion that was killed leaves whole shards, perhaps an
+unfinished hidden file, and the file UNFINISHED that says which conversion it was.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from safetensors import safe_open
+from torch import Tensor
+
+from ttnn_moe.errors import CheckpointError, RequestError
+from ttnn_moe.visible import shown
+from ttnn_moe.whole_file import UNFINISHED as PARTS
+from ttnn_moe.whole_file import whole_file
+
+from ..checkpoint import INDEX
+from ..files import Fields, reading
+from ..shards import examined, packed
+from ..weight_formats import UNFINISHED
+
+CONFIG = "config.json"
+
+
+class Output:
+    """A directory that one conversion fills.
+
+    Args:
+        directory: made if it is missing.
+        made_by: what decides every byte: format, version, model, calibration; JSON values.
+    """
+
+    def __init__(self, directory: Path, made_by: Mapping[str, Any]):
+        self.directory, self.made_by = directory, dict(made_by)
+        self.conversion = hashlib.sha256(json.dumps(self.made_by, sort_keys=True).encode()).hexdigest()
+
+    @contextmanager
+    def opened(self) -> Iterator[None]:
+        """Take the directory, alone.
+
+        Raises:
+            RequestError: it holds something else, or another process writes to it.
+        """
+        self.directory.mkdir(parents=True, exist_ok=True)
+        handle = os.open(self.directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise RequestError(
+                    f"{self.directory} is being written", got="another process", remedy="wait for it to end"
+                ) from None
+            except OSError:  # a file system without locks
+                pass
+            self._check_ours()
+            for part in self.directory.glob(PARTS):
+                part.unlink()
+            if not (self.directory / CONFIG).exists():
+                self.write_json(UNFINISHED, self.made_by)
+            yield
+        finally:
+            os.close(handle)
+
+    def _check_ours(self) -> None:
+        """Raise RequestError unless the directory is empty or holds this conversion."""
+        marker, config = self.directory / UNFINISHED, self.directory / CONFIG
+        held = None
+        if config.is_file():
+            held = Fields.of_file(config).fields("quantization_config").values
+        elif marker.is_file():
+            held = Fields.of_file(marker).values
+        names = sorted(path.name for path in self.directory.iterdir() if not path.match(PARTS))
+        if held == self.made_by or not names:
+            return
+        if not held:
+            got = f"{CONFIG} of a model that is not quantised" if config.is_file() else shown(names[:5])
+            what, wanted = f"{self.directory} holds other files", "an empty directory, or none"
+        else:
+            differs = sorted(key for key in {*held, *self.made_by} if held.get(key) != self.made_by.get(key))
+            got, wanted = (
+                ", ".join(f"{key} {by.get(key) or 'none'}" for key in differs) for by in (held, self.made_by)
+            )
+            what = f"{self.directory} holds another conversion"
+        raise RequestError(what, got=got, expected=wanted, remedy="another --out, or remove the directory")
+
+    def has(self, name: str) -> bool:
+        """Whether the shard is there, of this conversion, and whole: its bytes have the checksum that it was given.
+
+        Raises:
+            RequestError: it is of another conversion.
+        """
+        path = self.directory / name
+        if not path.is_file():
+            return False
+        try:
+            conversion, whole = examined(path)
+        except CheckpointError:  # truncated, or its header is damaged
+            return False
+        if conversion != self.conversion:
+            raise RequestError(
+                f"{path} is of another conversion",
+                got=shown(conversion),
+                expected=self.conversion,
+                remedy="another --out, or remove the directory",
+            )
+        return whole
+
+    def tensors(self, name: str) -> dict[str, Tensor]:
+        """The tensors of a shard."""
+        with reading(self.directory / name), safe_open(self.directory / name, framework="pt") as file:
+            return {key: file.get_tensor(key) for key in file.keys()}
+
+    def write_shard(self, name: str, tensors: Mapping[str, Tensor]) -> None:
+        self.write_bytes(name, packed(tensors, self.conversion))
+
+    def write_json(self, name: str, value: object) -> None:
+        self.write_bytes(name, json.dumps(value, indent=2, ensure_ascii=False).encode() + b"\n")
+
+    def write_bytes(self, name: str, content: bytes) -> None:
+        """The file appears whole and survives a power cut, or not at all."""
+        with whole_file(self.directory / name) as part:
+            part.write_bytes(content)
+            _sync(part)
+        _sync(self.directory)
+
+    def finish(self, config: Mapping[str, Any], weight_map: Mapping[str, str], nbytes: int) -> None:
+        """Make the directory a checkpoint. config: of the source, without quantization_config."""
+        index = {"metadata": {"total_size": nbytes}, "weight_map": dict(sorted(weight_map.items()))}
+        self.write_json(INDEX, index)
+        self.write_json(CONFIG, {**config, "quantization_config": self.made_by})
+        (self.directory / UNFINISHED).unlink(missing_ok=True)
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,145 @@
+"""Formats of the experts of a checkpoint: the tensors of a layer, their names in files, and how they are made."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from ttnn_moe.contract import Experts, Routing
+from ttnn_moe.errors import CheckpointError
+from ttnn_moe.formats import int4_24
+from ttnn_moe.formats.quantise_int4_24 import quantise_experts
+from ttnn_moe.visible import shown
+
+from .files import Fields
+
+METHOD = "ttnn_moe"
+"""quant_method of config.json, for every format but dense."""
+UNFINISHED = "quantize.unfinished.json"
+"""A file of a directory whose conversion did not end."""
+
+
+class WeightFormat(Protocol):
+    """The experts of one layer, as a model holds them and as a checkpoint names them.
+
+    Attributes:
+        name: of the format in `ttnn_moe.formats`. version: of the tensors' names and layout in files.
+    """
+
+    name: str
+    version: int
+
+    def why_not(self, E: int, H: int, I: int) -> str | None:
+        """Why experts of these sizes cannot have the format; None: they can."""
+
+    def empty(self, E: int, H: int, I: int) -> dict[str, Tensor]:
+        """Uninitialised tensors by their names in `Experts`, in fp32 unless the format gives the dtype."""
+
+    def slots(self, tensors: Mapping[str, Tensor], prefix: str, fused: bool) -> dict[str, Tensor]:
+        """The tensors under their names in a checkpoint, which begin with `prefix`; views.
+
+        fused: dense experts are stored fused, as transformers 5 holds them, rather than one by one.
+        """
+
+    def fill(self, tensors: Mapping[str, Tensor], std: float, generator: torch.Generator) -> None:
+        """Random weights of this standard deviation, in place; tensors of floats stay as they are."""
+
+    def check_values(self, tensors: Mapping[str, Tensor]) -> None:
+        """Raise ContractError for values that no conversion makes."""
+
+    def quantise(self, experts: Experts, hidden: Tensor | None, routing: Routing | None) -> Experts:
+        """Dense experts in the format; hidden [T, H] and its routing calibrate them."""
+
+
+class Dense:
+    """bf16, fp16 or fp32 matrices."""
+
+    name, version = "dense", 1
+
+    def why_not(self, E: int, H: int, I: int) -> str | None:
+        return None
+
+    def empty(self, E: int, H: int, I: int) -> dict[str, Tensor]:
+        return {"gate_up": torch.empty(E, 2 * I, H), "down": torch.empty(E, H, I)}
+
+    def slots(self, tensors: Mapping[str, Tensor], prefix: str, fused: bool) -> dict[str, Tensor]:
+        if fused:
+            return {prefix + "gate_up_proj": tensors["gate_up"], prefix + "down_proj": tensors["down"]}
+        out = {}
+        for e, (gate_up, down) in enumerate(zip(tensors["gate_up"].unbind(), tensors["down"].unbind(), strict=True)):
+            gate, up = gate_up.chunk(2)
+            out[f"{prefix}{e}.gate_proj.weight"], out[f"{prefix}{e}.up_proj.weight"] = gate, up
+            out[f"{prefix}{e}.down_proj.weight"] = down
+        return out
+
+    def fill(self, tensors: Mapping[str, Tensor], std: float, generator: torch.Generator) -> None:
+        pass
+
+    def check_values(self, tensors: Mapping[str, Tensor]) -> None:
+        pass
+
+    def quantise(self, experts: Experts, hidden: Tensor | None, routing: Routing | None) -> Experts:
+        return experts
+
+
+class Int4_24:
+    """Words w13 and w2 of `ttnn_moe.formats.int4_24`, one tensor each a layer."""
+
+    name, version = int4_24.NAME, 1
+
+    def why_not(self, E: int, H: int, I: int) -> str | None:
+        wrong = [f"{name} = {n}" for name, n in (("H", H), ("I", I)) if n % 64]
+        return f"{' and '.join(wrong)}: not a multiple of 64" if wrong else None
+
+    def empty(self, E: int, H: int, I: int) -> dict[str, Tensor]:
+        shapes = {"w13": (E, H // 64, 2 * I, 2), "w2": (E, I // 64, H, 2)}
+        return {name: torch.empty(shape, dtype=torch.int64) for name, shape in shapes.items()}
+
+    def slots(self, tensors: Mapping[str, Tensor], prefix: str, fused: bool) -> dict[str, Tensor]:
+        return {prefix + name: tensor for name, tensor in tensors.items()}
+
+    def fill(self, tensors: Mapping[str, Tensor], std: float, generator: torch.Generator) -> None:
+        # of four channels, one has a uniform int4, of variance 21.5: one scale gives the standard deviation
+        scale = int(torch.tensor(std * (4 / 21.5) ** 0.5, dtype=torch.bfloat16).view(torch.int16))
+        for words in tensors.values():
+            words.random_(1 << 48, generator=generator).add_(scale << 48)
+
+    def check_values(self, tensors: Mapping[str, Tensor]) -> None:
+        int4_24.check_scales(**tensors)
+
+    def quantise(self, experts: Experts, hidden: Tensor | None, routing: Routing | None) -> Experts:
+        return quantise_experts(experts, hidden, routing)
+
+
+FORMATS: dict[str, WeightFormat] = {fmt.name: fmt for fmt in (Dense(), Int4_24())}
+QUANTISED = tuple(name for name in FORMATS if name != Dense.name)
+
+
+def format_named(fields: Fields) -> str:
+    """The format that the quantization_config of a config.json names; "dense" where there is none.
+
+    Raises:
+        CheckpointError: another method, an unknown format, or another version of it.
+    """
+    if not fields.values.get("quantization_config"):
+        return Dense.name
+    given = fields.fields("quantization_config")
+    method: Any = given.values.get("quant_method", "unknown")
+    if method != METHOD:
+        raise CheckpointError(
+            f"{fields.source} describes a quantised checkpoint",
+            got=f"quantization_config with quant_method {shown(method)}",
+            expected=f"bf16, fp16 or fp32 weights, or quant_method {METHOD!r}",
+        )
+    name, version = given.text("format"), given.integer("version")
+    if name not in QUANTISED or version != FORMATS[name].version:
+        raise CheckpointError(
+            f"{fields.source} describes experts of an unknown format",
+            got=f"format {shown(name)}, version {version}",
+            expected=f"one of {[f'{name}, version {FORMATS[name].version}' for name in QUANTISED]}",
+            remedy="quantise the original checkpoint again with this version of ttnn-moe, or use a newer one",
+        )
+    return name

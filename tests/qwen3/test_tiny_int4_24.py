@@ -1,0 +1,88 @@
+"""The bundled checkpoint with int4_24 experts: what it can do, and the script that fine-tunes it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from ttnn_moe.formats.int4_24 import dequantise
+from ttnn_moe.formats.quantise_int4_24 import quantise, rounded
+from ttnn_moe.models.qwen3 import TINY, TINY_INT4_24, Tokenizer, generate, load_model
+from ttnn_moe.models.qwen3.model import MoE
+from ttnn_moe.models.qwen3.tiny import batches, evaluate, finetune_int4_24
+from ttnn_moe.models.qwen3.tiny.tasks import TASKS
+
+LARGEST = 2_000_000
+NEEDED = 0.9
+
+
+@pytest.fixture(scope="module")
+def model():
+    return load_model(TINY_INT4_24, "reference", "cpu")
+
+
+def test_the_folder_is_small_and_its_experts_have_two_bits_a_weight(model) -> None:
+    assert sum(path.stat().st_size for path in TINY_INT4_24.iterdir()) <= LARGEST
+    experts = [module.experts for module in model.modules() if isinstance(module, MoE)]
+    assert [one.format for one in experts] == ["int4_24", "int4_24"]
+    weights = sum(3 * one.E * one.H * one.I for one in experts)
+    assert sum(tensor.nbytes for one in experts for tensor in one.tensors.values()) * 8 == 2 * weights
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json"):
+        assert (TINY_INT4_24 / name).read_bytes() == (TINY / name).read_bytes()
+
+
+def test_every_task_is_answered(model) -> None:
+    words, asked = Tokenizer.from_directory(TINY_INT4_24).fast, evaluate.heldout(30)
+    right = evaluate.answered(model, words, asked)
+    found = evaluate.scores(asked, right)
+    assert set(found) == set(TASKS)
+    assert all(score.asked == 30 and score.accuracy >= NEEDED for score in found.values()), found
+    some = [(e, r) for e, r in zip(asked, right, strict=True) if e.context_length < 200][::30]
+    made = generate(model, [batches.answer_ids(words, e)[0] for e, _ in some], max_new_tokens=32)
+    said = [words.decode(tokens) == example.answer for (example, _), tokens in zip(some, made.tokens, strict=True)]
+    assert len(some) >= 3 and said == [r for _, r in some]
+
+
+def test_a_pass_computes_with_int4_24_weights_and_its_gradient_goes_through() -> None:
+    weights = torch.randn(2, 8, 128, requires_grad=True)
+    seen = finetune_int4_24.straight_through(weights)
+    want = dequantise(quantise(weights.detach()))
+    assert torch.equal(rounded(weights.detach()), want) and torch.equal(rounded(want), want)
+    torch.testing.assert_close(seen, want, rtol=0, atol=1e-6)
+    slope = torch.randn(2, 8, 128)
+    (seen * slope).sum().backward()
+    assert torch.equal(weights.grad, slope)
+
+
+def test_fine_tuning_writes_the_experts_that_it_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from typer.testing import CliRunner
+
+    monkeypatch.setattr(finetune_int4_24, "CALIBRATION_ROWS", 1)
+    trained: list[dict[str, torch.Tensor]] = []
+    write = finetune_int4_24.write
+
+    def seen(out: Path, network, tokenizer) -> None:
+        trained.append({name: value.clone() for name, value in network.model.state_dict().items()})
+        write(out, network, tokenizer)
+
+    monkeypatch.setattr(finetune_int4_24, "write", seen)
+    options = "--steps 1 --tokens 1280 --device cpu --workers 0 --examples 1 --log-every 1"
+    result = CliRunner().invoke(finetune_int4_24.app, ["--out", str(tmp_path / "new"), *options.split()])
+    assert result.exit_code == 0, result.output
+    loss = re.search(r"step 1: loss ([\d.]+)", result.output)
+    assert loss and float(loss[1]) < 1, "the start is not the bundled checkpoint"
+    found = load_model(tmp_path / "new", "reference", "cpu", torch.float32).layers[3].mlp.experts
+    for e in range(found.E):
+        for name, weights in zip(("gate_up_proj", "down_proj"), found.dequantize(e), strict=True):
+            want = trained[0][f"model.layers.3.mlp.experts.{name}"][e]
+            assert torch.equal(weights, dequantise(quantise(want)))
+    assert {path.name for path in (tmp_path / "new").iterdir()} == {path.name for path in TINY_INT4_24.iterdir()}
+    attention = load_file(tmp_path / "new" / "model-00001-of-00006.safetensors")[
+        "model.layers.0.self_attn.q_proj.weight"
+    ]
+    was = load_model(TINY).layers[0].attention.qkv.weight[: len(attention)]
+    assert attention.dtype == torch.bfloat16 and not torch.equal(attention, was), "nothing else was trained"
