@@ -43,10 +43,13 @@ def _uses(arch: Arch) -> list[Use]:
 
 
 def _int4_24_uses(arch: Arch) -> list[Use]:
-    """Of DeepSeek-V3's sizes. Sort and combine are compiled for dense weights."""
-    problem, target = Problem(8, 256, K, 7168, 2048, weight_format="int4_24"), Target(H200, arch)
-    able = [family for family in CUDA_CPP if family.why_not(problem, target) is None]
-    uses = {use for family in able for use in family.uses(family.plan(problem, target), ids64=False, add=False)}
+    """Of DeepSeek-V3's sizes, with every tile. Sort and combine are compiled for dense weights."""
+    target, uses = Target(H200, arch), set[Use]()
+    for T in (1, 8, 300, 1000, 4096):
+        problem = Problem(T, 256, K, 7168, 2048, weight_format="int4_24")
+        for family in CUDA_CPP:
+            if family.why_not(problem, target) is None:
+                uses.update(family.uses(family.plan(problem, target), ids64=False, add=False))
     return sorted((use for use in uses if "int4_24" in use.spec.name), key=lambda use: str(use.spec))
 
 

@@ -294,11 +294,8 @@ __device__ __forceinline__ void multiply(Loader& loader, u32& here, int done, Su
     }
     fragments.load_rows(b[0][0], here, 0, 0);
     for (int step = 0; step < steps; ++step) {
-        if (loader.steps == 0 || done >= 0) {
-            // a barrier ago, all activations of the previous item were written
-            if (done >= 0 && threadIdx.x == 0) add_release(&loader.work.tiles[done].done, 1);
-            done = -1;
-            if (loader.steps == 0) loader.prepare();
+        if (loader.steps == 0) {
+            loader.prepare();
             __syncwarp();  // ldmatrix and mma need all lanes
         }
         const u32 free = (here == first ? end : here) - STAGE_BYTES;
@@ -340,6 +337,11 @@ __device__ __forceinline__ void multiply(Loader& loader, u32& here, int done, Su
                     loader.step();
                     copies_wait<STAGES - 2>();
                     __syncthreads();  // the next stage has landed, and no warp reads this one any more
+                    if (done >= 0) {
+                        // before this barrier, all activations of the previous item were written
+                        if (threadIdx.x == 0) add_release(&loader.work.tiles[done].done, 1);
+                        done = -1;
+                    }
                     if (PAIRS == 1) {
                         next_weights(next, 0, 1);
                         fragments.load_rows(b[0][0], next, 0, 0);

@@ -15,7 +15,7 @@ from ..jit import load
 from ..jit.load import Launch
 from .family import Call
 from .pairs import rows_an_expert
-from .sorted import Sorted, SortedPlan
+from .sorted import SortedDense, SortedPlan
 from .uses import Use, halves, row_steps
 
 ITEMS = 16 * 32  # bytes of claimed items
@@ -64,7 +64,7 @@ _TILES: tuple[tuple[float, WarpTile, WarpTile], ...] = (
 )
 
 
-class Sm80(Sorted[WarpTile]):
+class Sm80(SortedDense[WarpTile]):
     """See the module's docstring."""
 
     name = "sm80"

@@ -12,7 +12,7 @@ from ..jit.load import Launch
 from ..maps import maps_of
 from .family import Call
 from .pairs import rows_an_expert
-from .sorted import Sorted, SortedPlan
+from .sorted import SortedDense, SortedPlan
 from .uses import Use
 
 THREADS = 384
@@ -51,7 +51,7 @@ _TILES: tuple[tuple[float, MlpTile], ...] = (
 )
 
 
-class Sm90(Sorted[MlpTile]):
+class Sm90(SortedDense[MlpTile]):
     """See the module's docstring."""
 
     name = "sm90"

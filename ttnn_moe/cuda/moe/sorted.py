@@ -75,16 +75,14 @@ class SortedPlan(Generic[TileT]):
 
 
 class Sorted(CudaCpp[SortedPlan[TileT]]):
-    """A family of dense weights whose products read rows sorted by expert.
+    """A family whose products read rows sorted by expert.
 
     Attributes:
-        folder: of its products, under gpu_kernels/cuda; see Arch.products.
-        targets: what its products are compiled for, in words.
+        least_tile: rows of the smallest tiles of any plan.
     """
 
     rounds_expert_out = True
-    folder: str
-    targets: str
+    least_tile = LEAST_TILE
 
     @abstractmethod
     def tile(self, problem: Problem, arch: Arch) -> TileT:
@@ -95,24 +93,12 @@ class Sorted(CudaCpp[SortedPlan[TileT]]):
         return ()
 
     @abstractmethod
-    def bind_product(self, plan: SortedPlan[TileT], use: Use, device: int) -> Launch:
-        """The launch of the products, with everything but addresses."""
+    def kernel(self, tile: TileT) -> str:
+        """The kernel of products in such tiles, under gpu_kernels/cuda."""
 
     @abstractmethod
-    def launch_product(
-        self, product: Launch, stream: Any, call: Call, routed: tuple[int, int, int], act: int, rows: int
-    ) -> None:
-        """Launch the products.
-
-        Args:
-            routed: addresses of row_tokens, tiles and num_tiles. act, rows: of activations and expert outputs.
-        """
-
-    def why_not(self, problem: Problem, target: Target) -> str | None:
-        arch, reason = target.arch, dense_limits(problem, target)
-        if reason is None and arch is not None and arch.products != self.folder:
-            reason = f"its code is for {self.targets}, not {arch.name}"
-        return reason
+    def bind_product(self, plan: SortedPlan[TileT], use: Use, device: int) -> Launch:
+        """The launch of the products, with everything but addresses."""
 
     def plan(self, problem: Problem, target: Target) -> SortedPlan[TileT]:
         arch = arch_of(target)
@@ -124,7 +110,7 @@ class Sorted(CudaCpp[SortedPlan[TileT]]):
         """Activations, expert outputs, words of the sort. Words for the smallest tiles grow with T."""
         problem = plan.problem
         P, E, dtype = problem.T * problem.K, local_experts(problem), problem.dtype
-        words = Words.of(P, E, min(plan.tile.max_n, LEAST_TILE), plan.sorters.parts).count
+        words = Words.of(P, E, min(plan.tile.max_n, self.least_tile), plan.sorters.parts).count
         return Buffer((P, problem.I), dtype), Buffer((P, problem.H), dtype), Buffer((words,), torch.int32)
 
     def uses(self, plan: SortedPlan[TileT], ids64: bool, add: bool) -> tuple[Use, ...]:
@@ -133,7 +119,7 @@ class Sorted(CudaCpp[SortedPlan[TileT]]):
         out |= {"OUT32": problem.out_dtype == torch.float32, "DISCARD": plan.tile.read_once}
         return (
             *sort.sort_uses(arch, plan.sorters, local_experts(problem), ids64, plan.tile.granule),
-            plan.product(f"{self.folder}/grouped_mlp"),
+            plan.product(self.kernel(plan.tile)),
             Use.of(arch, "common/combine", **out),
         )
 
@@ -146,6 +132,37 @@ class Sorted(CudaCpp[SortedPlan[TileT]]):
             self.bind_product(plan, product, device),
             sort.bind_combine(combine, device, T, problem.H),
         )
+
+
+class SortedDense(Sorted[TileT]):
+    """A family of dense weights.
+
+    Attributes:
+        folder: of its products, under gpu_kernels/cuda; see Arch.products.
+        targets: what its products are compiled for, in words.
+    """
+
+    folder: str
+    targets: str
+
+    def kernel(self, tile: TileT) -> str:
+        return f"{self.folder}/grouped_mlp"
+
+    def why_not(self, problem: Problem, target: Target) -> str | None:
+        arch, reason = target.arch, dense_limits(problem, target)
+        if reason is None and arch is not None and arch.products != self.folder:
+            reason = f"its code is for {self.targets}, not {arch.name}"
+        return reason
+
+    @abstractmethod
+    def launch_product(
+        self, product: Launch, stream: Any, call: Call, routed: tuple[int, int, int], act: int, rows: int
+    ) -> None:
+        """Launch the products.
+
+        Args:
+            routed: addresses of row_tokens, tiles and num_tiles. act, rows: of activations and expert outputs.
+        """
 
     def launch(self, plan: SortedPlan[TileT], call: Call, buffers: tuple[Tensor, ...]) -> None:
         (*sorts, product, combine), routing, words = launches_of(self, plan, call), call.routing, plan.words

@@ -1,0 +1,162 @@
+// A warp's products of 64 rows of int4_24 words and the rows of a tile: where both lie in shared memory, and
+// where sums go.
+#pragma once
+
+#include "sm80/int4_24_rows.cuh"
+#include "sm80/items.cuh"
+#include "sm80/mma.cuh"
+
+struct Weights {
+    const uint4 *w13, *w2;
+    int row_step, up_rows, H, I;
+};
+
+// Row c of 32 low, or of 32 high, ones is row g of that half of product m of a warp. Four transposed products
+// give a lane eight channels in a row of memory: of out in their order, of act in the order of B. Swizzled:
+// copies of eight rows in a row touch every bank once, as products do.
+__device__ __forceinline__ u32 place(int c, int high, bool is_down) {
+    const int word = is_down ? c / 2 : word_of(c), m = word % 4, g = word / 4 * 2 + c % 2;
+    return ((2 * m + high) * 8 + (g ^ 2 * (m ^ high))) * 16;
+}
+
+// Of a 16-byte chunk of a row of a tile: two rows of four chunks touch every bank once.
+__device__ __forceinline__ u32 place_of_row(int row, int chunk) {
+    return row * 128 + (chunk ^ row % 2 * 4) * 16;
+}
+
+template <int G>
+using Sums = float[4][G][4];
+
+// Where a lane reads a slab.
+struct Lane {
+    u32 word;  // of the low row of product 0, of this lane's row
+    u32 row;   // of the first group: the first 32 channels of row lane / 4
+
+    // warp_m: 64 weight rows each. first: row of the tile, a multiple of 8. few: rows in every second column.
+    __device__ __forceinline__ Lane(int warp_m, int first, bool few) {
+        const int lane = threadIdx.x % 32;
+        word = warp_m * 1024 + lane / 4 * 16;
+        row = first * 128 + place_of_row(lane / (few ? 8 : 4), lane % 4);
+    }
+    // The words of 64 channels, or the half-th of them, of a row of product m.
+    template <class T>
+    __device__ __forceinline__ T words(const unsigned char* slab, int m, int high, int half) const {
+        const u32 swizzle = 2 * (m ^ high) * 16;
+        return *reinterpret_cast<const T*>(slab + ((word ^ swizzle) + (2 * m + high) * 128 + half * 8));
+    }
+    // B of group j.
+    __device__ __forceinline__ void rows(u32 (&b)[4], const unsigned char* slab, int j, int half) const {
+        const uint4 words = *reinterpret_cast<const uint4*>(slab + ((row ^ half * 64) + j * 1024));
+        b[0] = words.x;
+        b[1] = words.y;
+        b[2] = words.z;
+        b[3] = words.w;
+    }
+};
+
+// FEW: of each sum, only those of even columns.
+template <int G, bool FEW = false>
+__device__ __forceinline__ void multiply_slab(Sums<G>& sums, const unsigned char* words,
+                                              const unsigned char* rows, const Lane& lane,
+                                              const Decoder& decoder) {
+    if constexpr (G <= 2) {
+        u32 b[2][G][4];
+#pragma unroll
+        for (int half = 0; half < 2; ++half)
+#pragma unroll
+            for (int j = 0; j < G; ++j) lane.rows(b[half][j], rows, j, half);
+#pragma unroll
+        for (int m = 0; m < 4; ++m) {
+            const uint4 low = lane.words<uint4>(words, m, 0, 0), high = lane.words<uint4>(words, m, 1, 0);
+            const auto first = decoder.decode(low.x, low.y, high.x, high.y);
+#pragma unroll
+            for (int j = 0; j < G; ++j) multiply_scaled<FEW>(sums[m][j], first, b[0][j]);
+            const auto second = decoder.decode(low.z, low.w, high.z, high.w);
+#pragma unroll
+            for (int j = 0; j < G; ++j) multiply_scaled<FEW>(sums[m][j], second, b[1][j]);
+        }
+    } else if constexpr (G <= 4) {
+#pragma unroll 1  // both at once would spill
+        for (int half = 0; half < 2; ++half) {
+            u32 b[G][4];
+#pragma unroll
+            for (int j = 0; j < G; ++j) lane.rows(b[j], rows, j, half);
+#pragma unroll
+            for (int m = 0; m < 4; ++m) {
+                const uint2 low = lane.words<uint2>(words, m, 0, half),
+                            high = lane.words<uint2>(words, m, 1, half);
+                const auto decoded = decoder.decode(low.x, low.y, high.x, high.y);
+                float products[G][4];
+#pragma unroll
+                for (int j = 0; j < G; ++j) multiply_integers(products[j], decoded, b[j]);
+#pragma unroll
+                for (int j = 0; j < G; ++j) scale(sums[m][j], products[j], decoded);
+            }
+        }
+    } else {
+#pragma unroll 1  // both at once would spill
+        for (int half = 0; half < 2; ++half) {
+            Decoder::Fragment decoded[4];
+#pragma unroll
+            for (int m = 0; m < 4; ++m) {
+                const uint2 low = lane.words<uint2>(words, m, 0, half),
+                            high = lane.words<uint2>(words, m, 1, half);
+                decoded[m] = decoder.decode(low.x, low.y, high.x, high.y);
+            }
+            // scaled a group later: products take a while
+            float products[2][4][4];
+#pragma unroll
+            for (int j = 0; j <= G; ++j) {
+                if (j < G) {
+                    u32 b[4];
+                    lane.rows(b, rows, j, half);
+#pragma unroll
+                    for (int m = 0; m < 4; ++m) multiply_integers(products[j % 2][m], decoded[m], b);
+                }
+                if (j > 0)
+#pragma unroll
+                    for (int m = 0; m < 4; ++m) scale(sums[m][j - 1], products[(j - 1) % 2][m], decoded[m]);
+            }
+        }
+    }
+}
+
+// Four words of four products, transposed: eight channels in a row of one row of the tile.
+__device__ __forceinline__ void store(u16* to, bool valid, u32 a, u32 b, u32 c, u32 d) {
+    const uint4 words = make_uint4(transposed(a), transposed(b), transposed(c), transposed(d));
+    if (valid) *reinterpret_cast<uint4*>(to) = words;
+}
+
+// of_64: which 64 rows of weights. first: row of the tile. FEW: rows are in every second column.
+template <int G, bool FEW = false>
+__device__ __forceinline__ void write(const Sums<G>& sums, const Item& item, int of_64, int first, u16* act,
+                                      u16* out, int H, int I) {
+    const int lane = threadIdx.x % 32;
+    const bool is_down = item.kind == DOWN;
+    const int width = is_down ? H : I;
+    const int channel = of_64 * (is_down ? 64 : 32);
+    const int row = first + lane / (FEW ? 8 : 4), left = FEW && lane / 4 % 2 ? 0 : item.of.rows - row;
+    u16* to = (is_down ? out : act) + static_cast<u64>(item.of.first + row) * width + channel + lane % 4 * 8;
+    if (channel >= width) return;
+#pragma unroll
+    for (int j = 0; j < G; ++j) {
+        const bool valid = 8 * j < left;
+        u32 words[4];
+        if (is_down) {
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+#pragma unroll
+                for (int m = 0; m < 4; ++m) words[m] = pack(sums[m][j][2 * half], sums[m][j][2 * half + 1]);
+                store(to + 32 * half, valid, words[0], words[1], words[2], words[3]);
+            }
+        } else {
+#pragma unroll
+            for (int m = 0; m < 4; ++m) {
+                const float* d = sums[m][j];
+                words[m] = pack(silu_mul(d[0], d[2]), silu_mul(d[1], d[3]));
+            }
+            store(to, valid, words[0], words[1], words[2], words[3]);
+        }
+        to += 8 * static_cast<u64>(width);
+    }
+}

@@ -1,0 +1,158 @@
+"""The fast kernels of int4_24 without a GPU: on the host, through the launches of a call, and their plans."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from assertions import assert_close
+from host_kernels import GXX, HostKernels, with_mistake
+from int4_24_cases import random_int4_24
+from ttnn_moe import Problem, Routing
+from ttnn_moe.backend import Numerics
+from ttnn_moe.cuda.arch import ARCHES, HOPPER, Target
+from ttnn_moe.cuda.device import H200
+from ttnn_moe.cuda.moe.families import choose
+from ttnn_moe.cuda.moe.family import Call
+from ttnn_moe.cuda.moe.int4_24_few import INT4_24_FEW, ColumnPlan, ColumnSizes
+from ttnn_moe.cuda.moe.prepared import bytes_of, most_bytes
+from ttnn_moe.cuda.moe.sm80_int4_24 import INT4_24, NarrowTile, SparseTile
+from ttnn_moe.cuda.moe.sort import Sorters
+from ttnn_moe.cuda.moe.sorted import SortedPlan
+from ttnn_moe.formats.int4_24 import NAME
+from ttnn_moe.selfcheck.oracle import oracle
+
+on_host = pytest.mark.skipif(GXX is None, reason="g++ is not installed")
+BF16 = torch.bfloat16
+Sizes = ColumnSizes | NarrowTile | SparseTile
+
+
+def worst(
+    kernels: HostKernels,
+    monkeypatch: pytest.MonkeyPatch,
+    sizes: Sizes,
+    T: int,
+    H: int,
+    I: int,
+    order: str = "halves",
+    add: bool = False,
+    bound: int | None = None,
+) -> float:
+    """Run a call of four experts, three a token; 0 if it is within the bound of the oracle, else infinity."""
+    kernels.use(monkeypatch)
+    torch.manual_seed(T)
+    E, K = 4, 3
+    experts = random_int4_24(E, H, I, order)
+    hidden, weights = torch.randn(T, H).bfloat16(), torch.rand(T, K)
+    ids = torch.tensor([0, 0, 1, 3])[torch.randint(0, 4, (T, K))].int()  # expert 2 has no token
+    ids[T // 2, 0], ids[T // 3, 1] = -1, E
+    counted = ids.clone()
+    if bound is not None:
+        counted[bound:] = -1
+    tokens = None if bound is None else torch.tensor(bound, dtype=torch.int32)
+    routing = Routing.from_topk(ids, weights, E, num_tokens=tokens)
+    out = torch.randn(T, H)
+    start = out.clone()
+    problem = Problem.of(T, K, experts, BF16, out.dtype)
+    few = isinstance(sizes, ColumnSizes)
+    family = INT4_24_FEW if few else INT4_24
+    plan = ColumnPlan(problem, HOPPER, sizes) if few else SortedPlan(problem, HOPPER, sizes, Sorters(128))
+    buffers = []
+    for buffer in family.scratch(plan):
+        storage = torch.full((buffer.bytes + 128,), 0xFF, dtype=torch.uint8)  # NaN; lines of 128 bytes
+        first = -storage.data_ptr() % 128
+        buffers.append(storage[first : first + buffer.bytes].view(buffer.dtype).view(buffer.shape))
+    family.launch(plan, Call(hidden, routing, experts, out, add), tuple(buffers))
+    want = oracle(
+        hidden,
+        counted,
+        weights,
+        experts,
+        Numerics(activation=BF16, expert_out=None if few else BF16),
+        start if add else None,
+    )
+    n = T if bound is None else bound
+    try:
+        assert_close(out[:n], want[:n], BF16, "int4_24")
+    except AssertionError:
+        return float("inf")
+    return 0.0 if kernels.sound and torch.equal(out[n:], start[n:]) else float("inf")
+
+
+WIDE = SparseTile(1, 1, 2, 8, 2, 2)
+FORMS: list[tuple[Sizes, int, int, int, str]] = [
+    (ColumnSizes(up_depth=2), 2, 320, 64, "halves"),
+    (ColumnSizes(2, 4, 4, 3, 2), 1, 64, 192, "interleaved"),
+    (NarrowTile(4, 8, 2, 4), 3, 64, 64, "halves"),
+    (NarrowTile(4, 8, 2, 4), 17, 1088, 320, "interleaved"),
+    (WIDE, 9, 192, 64, "interleaved"),
+    (SparseTile(2, 1, 2, 32, 2, 3), 30, 320, 64, "halves"),
+    (SparseTile(1, 2, 1, 128, 1, 3, read_once=True), 80, 128, 192, "interleaved"),
+]
+
+
+@on_host
+@pytest.mark.slow(40)
+@pytest.mark.parametrize("late", [False, True], ids=["early", "late"])
+@pytest.mark.parametrize(("sizes", "T", "H", "I", "order"), FORMS, ids=str)
+def test_a_call_is_within_the_bound(
+    sizes: Sizes, T: int, H: int, I: int, order: str, late: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ragged tiles, an expert without tokens, ids of no expert, odd numbers of slabs, in scratch full of NaN."""
+    kernels = HostKernels(tmp_path, late, together=3)
+    assert worst(kernels, monkeypatch, sizes, T, H, I, order) == 0
+    assert worst(kernels, monkeypatch, sizes, T, H, I, order, add=True, bound=(T + 1) // 2) == 0
+
+
+@on_host
+@pytest.mark.parametrize(
+    ("sizes", "kernel", "line", "instead"),
+    [
+        (NarrowTile(4, 8, 2, 4), "narrow", "copies_wait<DEPTH - 1>();", "copies_wait<DEPTH>();"),
+        (NarrowTile(4, 8, 2, 4), "narrow", "if (s < left)", "if (true)"),
+        (NarrowTile(4, 8, 2, 4), "narrow", "while (!work.complete(next.tile)) {", "while (false) {"),
+        (NarrowTile(4, 8, 2, 4), "narrow", "lane / (few ? 8 : 4)", "lane / 4"),
+        (NarrowTile(4, 8, 2, 4), "narrow", "| second;", "| 0x44444444u;"),
+        (WIDE, "mlp", "copies_wait<STAGES - 2>();", "copies_wait<STAGES - 1>();"),
+        (WIDE, "mlp", "if (s < slabs", "if (true"),
+    ],
+)
+def test_a_mistake_is_seen(
+    sizes: Sizes, kernel: str, line: str, instead: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = f"sm80/int4_24_{kernel}"
+    kernels = HostKernels(tmp_path, True, with_mistake(tmp_path, name, line, instead), together=3)
+    assert worst(kernels, monkeypatch, sizes, 9, 192, 64) > 0
+
+
+@pytest.mark.parametrize("arch", [ARCHES[8, 0], ARCHES[8, 6], HOPPER], ids=lambda arch: arch.name)
+def test_plans_fit_and_a_prepared_layer_has_room(arch: object) -> None:
+    """The first family is few, then int4_24, for every T of DeepSeek-V3 and Qwen3-30B-A3B; scratch grows with T."""
+    target = Target(H200, arch)  # type: ignore[arg-type]
+    for E, H, I in ((256, 7168, 2048), (128, 2048, 768)):
+        rooms = []
+        for T in (1, 2, 3, 4, 8, 9, 33, 64, 65, 255, 256, 1000, 4096, 65536):
+            problem = Problem(T, E, 8, H, I, weight_format=NAME)
+            chosen = choose(problem, target)
+            assert not isinstance(chosen, str)
+            assert chosen.family is (INT4_24_FEW if T <= 3 else INT4_24)
+            uses = chosen.family.uses(chosen.plan, ids64=True, add=False)
+            assert all(use.shared_memory <= target.arch.shared_memory for use in uses)  # type: ignore[union-attr]
+            rooms.append(most_bytes(problem, target))
+            assert bytes_of(chosen.scratch) <= rooms[-1]
+        assert rooms == sorted(rooms)
+
+
+@pytest.mark.parametrize("family", [INT4_24, INT4_24_FEW], ids=lambda family: family.name)
+def test_other_problems_are_refused(family: object) -> None:
+    for change, words in (
+        ({"weight_format": "dense"}, "int4_24 weights, not 'dense'"),
+        ({"dtype": torch.float16}, "multiplies bf16, not float16"),
+        ({"H": 96}, "multiples of 64, not 96"),
+        ({"K": 17}, "K up to 16"),
+    ):
+        sizes = {"T": 1, "E": 30, "K": 2, "H": 128, "I": 64, "weight_format": NAME} | change
+        reason = family.why_not(Problem(**sizes), Target(H200, HOPPER))  # type: ignore[attr-defined, arg-type]
+        assert reason is not None and words in reason

@@ -1,0 +1,14 @@
+// In place of gpu_kernels/cuda/sm80/bytes.cuh.
+#pragma once
+
+#include "common/element.cuh"
+
+inline u32 select_bytes(u32 low, u32 high, u32 selector) {
+    const u64 both = static_cast<u64>(high) << 32 | low;
+    u32 out = 0;
+    for (int i = 0; i < 4; ++i) {
+        const u32 which = selector >> 4 * i & 15, byte = both >> 8 * (which & 7) & 0xff;
+        out |= (which & 8 ? byte >> 7 ? 0xffu : 0u : byte) << 8 * i;
+    }
+    return out;
+}

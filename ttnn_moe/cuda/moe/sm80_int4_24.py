@@ -1,0 +1,155 @@
+"""int4_24 experts on sm_80 and newer: both products in one launch of sm80/int4_24_{narrow,mlp}.cu.
+
+The tiles were found on an H200. Nobody has timed them on another GPU.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ...contract import Problem
+from ...formats.int4_24 import GROUP, NAME
+from ...sizes import ceil_div
+from ..arch import Arch, Target
+from ..device import gpu
+from ..jit import load
+from ..jit.load import Launch
+from . import sort
+from .cuda_cpp import launches_of, limits
+from .family import Buffer, Call
+from .pairs import rows_an_expert
+from .sorted import Sorted, SortedPlan
+from .uses import Use, pointer
+
+ITEMS = 16 * 32 + 32  # bytes of claimed items, and of what they have in common
+ORDER_THREADS = 128
+
+
+@dataclass(frozen=True)
+class SparseTile:
+    """Sizes of int4_24_mlp.cu.
+
+    Attributes:
+        warps_m, warps_n, warps_k: warps along the weight rows, 64 each, along the rows of a tile, and along channels.
+        max_n, slabs, stages: rows of a tile at most, slabs of 64 channels in a stage, stages of the pipeline.
+        blocks: resident blocks a multiprocessor, at least.
+        read_once: L2 evicts weights first, and drops each expert output that combine has read.
+    """
+
+    warps_m: int
+    warps_n: int
+    warps_k: int
+    max_n: int
+    slabs: int
+    stages: int
+    blocks: int = 1
+    read_once: bool = False
+
+    @property
+    def granule(self) -> int:
+        return 8 * self.warps_n
+
+    @property
+    def threads(self) -> int:
+        return 32 * self.warps_m * self.warps_n * self.warps_k
+
+    @property
+    def shared_memory(self) -> int:
+        stage = self.slabs * (1024 * self.warps_m + 128 * self.max_n)
+        sums = (self.warps_k - 1) * self.warps_m * self.max_n * 256
+        return self.stages * stage + sums + ITEMS
+
+
+@dataclass(frozen=True)
+class NarrowTile:
+    """Sizes of int4_24_narrow.cu.
+
+    Attributes:
+        warps, max_n: warps of a block, which share the channels; rows of a tile at most.
+        depth: pairs of slabs of 64 channels in a warp's ring. blocks: resident blocks a multiprocessor, at least.
+    """
+
+    warps: int
+    max_n: int
+    depth: int
+    blocks: int
+
+    granule = 8
+    read_once = True
+
+    @property
+    def threads(self) -> int:
+        return 32 * self.warps
+
+    @property
+    def shared_memory(self) -> int:
+        sums = (self.warps - 1) * self.max_n * 256
+        return self.warps * self.depth * 2 * (1024 + 128 * self.max_n) + sums + 5 * 32
+
+
+AnyTile = SparseTile | NarrowTile
+
+# rows an expert gets on average, at most -> tile
+_TILES: tuple[tuple[float, AnyTile], ...] = (
+    (5, NarrowTile(4, 8, 4, 3)),
+    (12, SparseTile(2, 1, 2, 16, 4, 4, blocks=3, read_once=True)),
+    (48, SparseTile(2, 1, 2, 32, 2, 4, blocks=3, read_once=True)),
+    (float("inf"), SparseTile(4, 2, 1, 128, 1, 4)),
+)
+
+
+class Sm80Int4_24(Sorted[AnyTile]):
+    """See the module's docstring."""
+
+    name = "int4_24"
+    kernels = "CUDA C++ kernels of int4_24 words"
+    weight_format = NAME
+    least_tile = 8
+
+    def why_not(self, problem: Problem, target: Target) -> str | None:
+        return limits(problem, target, self.weight_format, (torch.bfloat16,))
+
+    def kernel(self, tile: AnyTile) -> str:
+        return "sm80/int4_24_mlp" if isinstance(tile, SparseTile) else "sm80/int4_24_narrow"
+
+    def tile(self, problem: Problem, arch: Arch) -> AnyTile:
+        rows = rows_an_expert(problem)
+        return next(tile for most, tile in _TILES if rows <= most)
+
+    def scratch(self, plan: SortedPlan[AnyTile]) -> tuple[Buffer, ...]:
+        """Those of Sorted, and the rows of hidden in the order of channels that the products take."""
+        problem = plan.problem
+        return *super().scratch(plan), Buffer((problem.T, problem.H), problem.dtype)
+
+    def uses(self, plan: SortedPlan[AnyTile], ids64: bool, add: bool) -> tuple[Use, ...]:
+        return Use.of(plan.arch, "sm80/int4_24_order"), *super().uses(plan, ids64, add)
+
+    def bind(self, plan: SortedPlan[AnyTile], uses: tuple[Use, ...], device: int) -> tuple[Launch, ...]:
+        order, *others = uses
+        groups = plan.problem.T * plan.problem.H // GROUP
+        ordered = order.bind(device, (ceil_div(groups, ORDER_THREADS),), ORDER_THREADS, groups)
+        return ordered, *super().bind(plan, tuple(others), device)
+
+    def bind_product(self, plan: SortedPlan[AnyTile], use: Use, device: int) -> Launch:
+        problem, threads = plan.problem, plan.tile.threads
+        # no more than the architecture's own multiprocessors hold, which keep 1 KiB a block
+        most = ((plan.arch.shared_memory + 1024) // (use.shared_memory + 1024)) * gpu(device).multiprocessors
+        blocks = min(load.resident_blocks(use.spec, device, threads, use.shared_memory), most)
+        rows = (1, problem.I) if problem.gate_up_order == "halves" else (2, 1)
+        return use.bind(device, (blocks,), threads, problem.H, problem.I, *rows)
+
+    def launch(self, plan: SortedPlan[AnyTile], call: Call, buffers: tuple[Tensor, ...]) -> None:
+        (order, *sorts, product, combine), routing, words = launches_of(self, plan, call), call.routing, plan.words
+        act, rows, at, ordered = (buffer.data_ptr() for buffer in buffers)
+        w13, w2 = (call.experts.tensors[name].data_ptr() for name in ("w13", "w2"))
+        stream, bound = load.stream(call.hidden.device.index), pointer(routing.num_tokens)
+        order(stream, call.hidden.data_ptr(), ordered)
+        sort.launch_sorts(sorts, stream, (routing.topk_ids.data_ptr(), pointer(call.expert_map), bound), at, words)
+        product(stream, w13, w2, ordered, at, at + words.tiles, at + words.num_tiles, act, rows)
+        combine(stream, rows, at + words.inverse, routing.topk_weights.data_ptr(), bound, call.out.data_ptr())
+
+
+INT4_24 = Sm80Int4_24()
