@@ -7,8 +7,8 @@ The scale of 32 channels, whose largest magnitude is amax, follows one of two ru
 | ocp | 2^(floor(log2(amax)) - 2), as the OCP MX specification 1.0 has it: amax becomes 4 up to 8, and 6 above 5 |
 | error | of that scale, its half and its double, the one of least squared error |
 
-No other power of two has a smaller error. What larger scales can make of 32 such channels, the double can make too. At a
-quarter, amax alone loses more than the first scale can cost the other 31 channels.
+No other power of two has a smaller error. What larger scales can make of 32 such channels, the double can make too.
+At a quarter, amax alone loses more than the first scale can cost the other 31 channels.
 
 No weight becomes infinite in fp32: the scale is at most 2^125.
 """
