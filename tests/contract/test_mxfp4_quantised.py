@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from benchmark_scripts import script
+from paths import ROOT
 from ttnn_moe import ContractError, Experts
 from ttnn_moe.formats import mxfp8, quantise_mxfp4, ue8m0
 from ttnn_moe.formats.mxfp4 import dequantise, unpack
@@ -105,6 +107,24 @@ def test_a_layer(dtype: torch.dtype) -> None:
         quantise_experts(dense)
     with pytest.raises(ContractError, match="only dense experts"):
         quantise_experts(got)
+
+
+def test_the_code_of_the_docs() -> None:
+    text = (ROOT / "docs" / "mxfp4.md").read_text(encoding="utf-8")
+    names: dict = {}
+    exec(text.split("```python\n")[1].split("```")[0], names)
+    assert torch.equal(names["again"].dequantize(0)[0], names["experts"].dequantize(0)[0])
+    assert names["out"].isfinite().all()
+
+
+def test_the_figures_of_the_docs() -> None:
+    """benchmarks/mxfp4_error.py prints them; here with fewer values and prompts."""
+    measure = script("mxfp4_error")
+    wanted = {"mxfp4, error": 0.112, "mxfp4, ocp": 0.115, "mxfp8, ocp": 0.029, "mxfp8, up": 0.027}
+    assert measure.values(1 << 18) == pytest.approx(wanted, abs=1e-3)
+    assert measure.gaussian() == pytest.approx({"error": 0.193, "ocp": 0.199}, abs=2e-3)
+    found = measure.tiny(asked=2)
+    assert 0.07 < max(found["error"]) < max(found["ocp"]) < 0.12
 
 
 @pytest.mark.parametrize(
