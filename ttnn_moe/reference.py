@@ -58,7 +58,7 @@ class ReferenceBackend:
         if problem.device != "cpu":
             return f"it runs on the CPU, and the tensors are on {problem.device!r}; to fix it: move them with .cpu()"
         if problem.weight_format not in PRODUCTS:
-            return f"it runs {', '.join(PRODUCTS)} weights, not {problem.weight_format!r}"
+            return f"it runs {', '.join(reversed(PRODUCTS))} weights, not {problem.weight_format!r}"
         return None
 
     def numerics(self, problem: Problem) -> Numerics:
