@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from .errors import ContractError
-from .formats import get_format, int4_24
+from .formats import get_format, int4_24, mxfp4
 from .memory import check_tensors
 from .placement import Placement
 from .watched import watcher
@@ -95,6 +95,44 @@ class Experts:
         experts = cls(int4_24.NAME, E, H, I, {"w13": w13, "w2": w2}, gate_up_order=gate_up_order)
         if watcher(()) is None:  # a tracer has no values
             int4_24.check_scales(w13=w13, w2=w2)
+        return experts
+
+    @classmethod
+    def mxfp4(
+        cls,
+        gate_up_blocks: Tensor,
+        gate_up_scales: Tensor,
+        down_blocks: Tensor,
+        down_scales: Tensor,
+        *,
+        gate_up_order: str = "halves",
+    ) -> Experts:
+        """From e2m1 blocks [E, 2I, H/2] and [E, H, I/2] and ue8m0 scales [E, 2I, H/32] and [E, H, I/32], zero-copy.
+
+        All are uint8. Contiguous blocks [E, R, K/32, 16], as gpt-oss stores them, are taken too.
+        gate_up_order: of the rows 2I. `ttnn_moe.formats.mxfp4` says what a byte holds;
+        `ttnn_moe.formats.quantise_mxfp4` makes the bytes. All scales are read once, here.
+
+        Raises:
+            ContractError: shapes, dtypes, devices or strides that do not fit; a NaN scale, which it names.
+        """
+        blocks = {"gate_up_blocks": gate_up_blocks, "down_blocks": down_blocks}
+        scales = {"gate_up_scales": gate_up_scales, "down_scales": down_scales}
+        check_tensors(**blocks, **scales)
+        for (name, tensor), (other, factors) in zip(blocks.items(), scales.items(), strict=True):
+            if tensor.dim() == 4 and tensor.shape[-1] == 16 and tensor.is_contiguous():
+                blocks[name] = tensor = tensor.view(*tensor.shape[:2], -1)
+            mxfp4.check_pair(name, tensor, other, factors)
+            if tensor.dim() != 3:
+                raise ContractError(
+                    "expert weights must have three dimensions",
+                    got=f"{name} {tuple(tensor.shape)}",
+                    expected="[E, R, K/2], or [E, R, K/32, 16] contiguous",
+                )
+        (E, _, half_H), half_I = blocks["gate_up_blocks"].shape, blocks["down_blocks"].shape[2]
+        experts = cls(mxfp4.NAME, E, 2 * half_H, 2 * half_I, {**blocks, **scales}, gate_up_order=gate_up_order)
+        if watcher(()) is None:  # a tracer has no values
+            mxfp4.check_scales(**scales)
         return experts
 
     @classmethod

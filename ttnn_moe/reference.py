@@ -4,7 +4,8 @@ bf16 and fp16 products accumulate in fp32 and round once per product; fp32 is fp
 up, the routing weights and the sum over k are fp32 everywhere. Weights are read in place, once per expert and block
 of rows; weights of an expert without a token are not read.
 
-int4_24 weights are decoded to exact fp32 a block at a time, and their products are fp32: gate and up are not rounded.
+int4_24 and mxfp4 weights are decoded to exact fp32 a block at a time, and their products are fp32: gate and up are not
+rounded.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ class ReferenceBackend:
         if problem.device != "cpu":
             return f"it runs on the CPU, and the tensors are on {problem.device!r}; to fix it: move them with .cpu()"
         if problem.weight_format not in PRODUCTS:
-            return f"it runs {' and '.join(sorted(PRODUCTS, reverse=True))} weights, not {problem.weight_format!r}"
+            return f"it runs {', '.join(reversed(PRODUCTS))} weights, not {problem.weight_format!r}"
         return None
 
     def numerics(self, problem: Problem) -> Numerics:

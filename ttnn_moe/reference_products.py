@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from .contract import Experts
-from .formats.int4_24 import Decoder
+from .formats import int4_24, mxfp4
 
 # weights decoded at a time: 2 MB of fp32 stay in the L2 cache until they are multiplied
 BLOCK_WEIGHTS = 1 << 19
@@ -50,40 +50,70 @@ class DenseProducts:
             torch.mm(x, weight, out=out)
 
 
-class Int4_24Products:
+class DecodedProducts:
     """fp32 products with exact weights, decoded a block of rows at a time; out rounds them once, to its dtype.
 
-    It owns its scratch: one call at a time, of up to `rows` rows.
+    It owns its scratch: one call at a time, of up to `rows` rows. A subclass decodes its format.
     """
 
     gate_up_dtype = torch.float32
 
     def __init__(self, experts: Experts, rows: int, dtype: torch.dtype):
-        self._words = {"gate_up": experts.tensors["w13"], "down": experts.tensors["w2"]}
-        most = {name: min(words.shape[2], _block(words)) for name, words in self._words.items()}
-        self._decoder = Decoder(max(most[name] * 2 * words.shape[1] for name, words in self._words.items()))
+        self._tensors = experts.tensors
+        # rows of a weight, and those decoded at a time
+        self._rows = {"gate_up": 2 * experts.I, "down": experts.H}
+        self._block = {
+            name: max(1, min(self._rows[name], BLOCK_WEIGHTS // K))
+            for name, K in (("gate_up", experts.H), ("down", experts.I))
+        }
+        self._most = max(self._block["gate_up"] * experts.H, self._block["down"] * experts.I)
         self._x = torch.empty(rows * max(experts.H, experts.I), dtype=torch.float32)
-        self._product = torch.empty(rows * max(most.values()), dtype=torch.float32)
+        self._product = torch.empty(rows * max(self._block.values()), dtype=torch.float32)
+
+    def decode(self, name: str, e: int, rows: slice) -> Tensor:
+        """Rows of a weight [n, K] fp32, up to a block of them, until the next call."""
+        raise NotImplementedError
 
     def multiply(self, x: Tensor, name: str, e: int, out: Tensor, rows: slice | None = None) -> None:
-        words = self._words[name][e].transpose(0, 1)  # [R, G2, 2]
-        if rows is not None:
-            words = words[rows]
         if x.dtype != torch.float32:
             x = self._x[: x.numel()].view(x.shape).copy_(x)
-        block = _block(self._words[name])
-        for start in range(0, len(words), block):
-            weight = self._decoder.decode(words[start : start + block])
+        wanted = range(self._rows[name])[slice(None) if rows is None else rows]
+        for start in range(0, len(wanted), self._block[name]):
+            some = wanted[start : start + self._block[name]]
+            weight = self.decode(name, e, slice(some.start, some.stop, some.step))
             product = self._product[: len(x) * len(weight)].view(len(x), len(weight))
-            out[:, start : start + block] = torch.mm(x, weight.t(), out=product)
+            out[:, start : start + len(weight)] = torch.mm(x, weight.t(), out=product)
 
 
-def _block(words: Tensor) -> int:
-    """Rows to decode at a time."""
-    return max(1, BLOCK_WEIGHTS // (64 * words.shape[1]))
+class Int4_24Products(DecodedProducts):
+    """See DecodedProducts."""
+
+    def __init__(self, experts: Experts, rows: int, dtype: torch.dtype):
+        super().__init__(experts, rows, dtype)
+        self._decoder = int4_24.Decoder(self._most // int4_24.GROUP)
+
+    def decode(self, name: str, e: int, rows: slice) -> Tensor:
+        words = self._tensors["w13" if name == "gate_up" else "w2"][e]  # [G2, R, 2]
+        return self._decoder.decode(words[:, rows].transpose(0, 1))
 
 
-PRODUCTS: dict[str, type[DenseProducts] | type[Int4_24Products]] = {"dense": DenseProducts, "int4_24": Int4_24Products}
+class Mxfp4Products(DecodedProducts):
+    """See DecodedProducts."""
+
+    def __init__(self, experts: Experts, rows: int, dtype: torch.dtype):
+        super().__init__(experts, rows, dtype)
+        self._decoder = mxfp4.Decoder(self._most)
+
+    def decode(self, name: str, e: int, rows: slice) -> Tensor:
+        blocks, scales = self._tensors[f"{name}_blocks"], self._tensors[f"{name}_scales"]
+        return self._decoder.decode(blocks[e, rows], scales[e, rows])
+
+
+PRODUCTS: dict[str, type[DenseProducts] | type[DecodedProducts]] = {
+    "dense": DenseProducts,
+    int4_24.NAME: Int4_24Products,
+    mxfp4.NAME: Mxfp4Products,
+}
 """By weight format: experts, the most rows of a product, dtype of hidden."""
 
 

@@ -31,7 +31,13 @@ EXPERTS = "mlp.experts."
 # mapped pages of a file count as ours until it is closed
 _CHUNK_BYTES = 16 << 20
 _FUSED = re.compile(r"(model\.layers\.\d+\.mlp\.experts\.)(gate_up_proj|down_proj)")
-_FILE_DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16, "I64": torch.int64}
+_FILE_DTYPES = {
+    "F32": torch.float32,
+    "BF16": torch.bfloat16,
+    "F16": torch.float16,
+    "I64": torch.int64,
+    "U8": torch.uint8,
+}
 _FLOATS = ("F32", "BF16", "F16")
 
 Progress = Callable[[int, int], None]
@@ -257,12 +263,17 @@ def _check(found: dict[str, dict[str, Any]], shapes: Qwen3Moe, fused: frozenset[
             problems.append(f"unexpected {name} {shown(list(header['shape']))}")
         elif tuple(expected.shape) != header["shape"]:
             problems.append(f"mis-shaped {name}: {shown(list(header['shape']))}, expected {list(expected.shape)}")
-        elif header["dtype"] not in (able := _FLOATS if expected.is_floating_point() else ("I64",)):
+        elif header["dtype"] not in (able := _able(expected.dtype)):
             problems.append(f"wrong dtype of {name}: {header['dtype']}, expected one of {list(able)}")
     if problems:
         raise CheckpointError(
             f"{directory} does not match its config.json, {len(problems)} tensors differ", details=problems
         )
+
+
+def _able(dtype: torch.dtype) -> tuple[str, ...]:
+    """The dtypes of files that a tensor of this dtype is read from."""
+    return _FLOATS if dtype.is_floating_point else tuple(n for n, known in _FILE_DTYPES.items() if known == dtype)
 
 
 def _copy(

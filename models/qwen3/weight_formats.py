@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any, Protocol
 
@@ -10,8 +11,7 @@ from torch import Tensor
 
 from ttnn_moe.contract import Experts, Routing
 from ttnn_moe.errors import CheckpointError
-from ttnn_moe.formats import int4_24
-from ttnn_moe.formats.quantise_int4_24 import quantise_experts
+from ttnn_moe.formats import int4_24, mxfp4, quantise_int4_24, quantise_mxfp4
 from ttnn_moe.visible import shown
 
 from .files import Fields
@@ -27,10 +27,12 @@ class WeightFormat(Protocol):
 
     Attributes:
         name: of the format in `ttnn_moe.formats`. version: of the tensors' names and layout in files.
+        calibrates: whether `quantise` reads hidden.
     """
 
     name: str
     version: int
+    calibrates: bool
 
     def why_not(self, E: int, H: int, I: int) -> str | None:
         """Why experts of these sizes cannot have the format; None: they can."""
@@ -51,13 +53,13 @@ class WeightFormat(Protocol):
         """Raise ContractError for values that no conversion makes."""
 
     def quantise(self, experts: Experts, hidden: Tensor | None, routing: Routing | None) -> Experts:
-        """Dense experts in the format; hidden [T, H] and its routing calibrate them."""
+        """Dense experts in the format; hidden [T, H] and its routing calibrate them, where `calibrates`."""
 
 
 class Dense:
     """bf16, fp16 or fp32 matrices."""
 
-    name, version = "dense", 1
+    name, version, calibrates = "dense", 1, False
 
     def why_not(self, E: int, H: int, I: int) -> str | None:
         return None
@@ -88,11 +90,10 @@ class Dense:
 class Int4_24:
     """Words w13 and w2 of `ttnn_moe.formats.int4_24`, one tensor each a layer."""
 
-    name, version = int4_24.NAME, 1
+    name, version, calibrates = int4_24.NAME, 1, True
 
     def why_not(self, E: int, H: int, I: int) -> str | None:
-        wrong = [f"{name} = {n}" for name, n in (("H", H), ("I", I)) if n % 64]
-        return f"{' and '.join(wrong)}: not a multiple of 64" if wrong else None
+        return _not_multiples(H, I, 64)
 
     def empty(self, E: int, H: int, I: int) -> dict[str, Tensor]:
         shapes = {"w13": (E, H // 64, 2 * I, 2), "w2": (E, I // 64, H, 2)}
@@ -111,10 +112,53 @@ class Int4_24:
         int4_24.check_scales(**tensors)
 
     def quantise(self, experts: Experts, hidden: Tensor | None, routing: Routing | None) -> Experts:
-        return quantise_experts(experts, hidden, routing)
+        return quantise_int4_24.quantise_experts(experts, hidden, routing)
 
 
-FORMATS: dict[str, WeightFormat] = {fmt.name: fmt for fmt in (Dense(), Int4_24())}
+class Mxfp4:
+    """Blocks and scales of `ttnn_moe.formats.mxfp4`, four tensors a layer."""
+
+    name, version, calibrates = mxfp4.NAME, 1, False
+
+    def why_not(self, E: int, H: int, I: int) -> str | None:
+        return _not_multiples(H, I, mxfp4.GROUP)
+
+    def empty(self, E: int, H: int, I: int) -> dict[str, Tensor]:
+        out = {}
+        for name, R, K in (("gate_up", 2 * I, H), ("down", H, I)):
+            out[f"{name}_blocks"] = torch.empty(E, R, K // 2, dtype=torch.uint8)
+            out[f"{name}_scales"] = torch.empty(E, R, K // mxfp4.GROUP, dtype=torch.uint8)
+        return out
+
+    def slots(self, tensors: Mapping[str, Tensor], prefix: str, fused: bool) -> dict[str, Tensor]:
+        # as gpt-oss names them: gate_up_proj_blocks, ...
+        return {f"{prefix}{name[:-7]}_proj{name[-7:]}": tensor for name, tensor in tensors.items()}
+
+    def fill(self, tensors: Mapping[str, Tensor], std: float, generator: torch.Generator) -> None:
+        # the variance of uniform codes is 8.5625: two scales in turn, by chance, give the standard deviation
+        square = std**2 / 8.5625
+        low = math.floor(math.log2(square) / 2)
+        share = (square / 4.0**low - 1) / 3
+        for name, tensor in tensors.items():
+            if name.endswith("_blocks"):
+                tensor.random_(256, generator=generator)
+            else:
+                tensor.bernoulli_(share, generator=generator).add_(127 + low)
+
+    def check_values(self, tensors: Mapping[str, Tensor]) -> None:
+        mxfp4.check_scales(**{name: tensor for name, tensor in tensors.items() if name.endswith("_scales")})
+
+    def quantise(self, experts: Experts, hidden: Tensor | None, routing: Routing | None) -> Experts:
+        return quantise_mxfp4.quantise_experts(experts)
+
+
+def _not_multiples(H: int, I: int, of: int) -> str | None:
+    """A sentence where H or I is not a multiple."""
+    wrong = [f"{name} = {n}" for name, n in (("H", H), ("I", I)) if n % of]
+    return f"{' and '.join(wrong)}: not a multiple of {of}" if wrong else None
+
+
+FORMATS: dict[str, WeightFormat] = {fmt.name: fmt for fmt in (Dense(), Int4_24(), Mxfp4())}
 QUANTISED = tuple(name for name in FORMATS if name != Dense.name)
 
 

@@ -82,7 +82,7 @@ def device_of(device: torch.device | str | None, backend: str) -> torch.device:
 
 
 def randomize(model: Qwen3Moe, seed: int = 0) -> None:
-    """Fill the weights in place: norms with 1, biases with 0, all else from N(0, 0.02^2), or words of that variance."""
+    """Fill the weights in place: norms with 1, biases with 0, all else from N(0, 0.02^2), or codes of that variance."""
     generator = torch.Generator(model.device).manual_seed(seed)
     with torch.no_grad():
         for module in model.modules():

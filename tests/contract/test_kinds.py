@@ -35,6 +35,7 @@ CALLS: dict[str, tuple[Callable[[Any], Any], list[Any]]] = {
     "E": (lambda v: Routing.from_topk(IDS, WEIGHTS, v), [0, -1, 4.0, True]),
     "num_tokens": (lambda v: Routing.from_topk(IDS, WEIGHTS, E, num_tokens=v), [3, 2.0, "x", X]),
     "dense": (lambda v: Experts.dense(v, v), ODD),
+    "mxfp4": (lambda v: Experts.mxfp4(v, v, v, v), ODD + SPARSE),
     "problem": (lambda v: ttnn_moe.prepare(v, EXPERTS), ODD),
     "prepared experts": (lambda v: ttnn_moe.prepare(PROBLEM, v), ODD),
     "T": (lambda v: ttnn_moe.prepare(Problem(v, E, K, H, I, torch.float32), EXPERTS), [5.0, True, -1]),

@@ -21,6 +21,7 @@ from processes import run_python
 from qwen3_checkpoints import make
 from ttnn_moe import Problem, Routing, decoder, registry
 from ttnn_moe.errors import BackendUnavailable, CheckpointError, RequestError
+from ttnn_moe.formats import quantise_mxfp4
 from ttnn_moe.formats.quantise_int4_24 import quantise_experts
 from ttnn_moe.models.qwen3 import Qwen3Moe, Qwen3MoeConfig, load_model
 from ttnn_moe.models.qwen3.bench import memory_needed
@@ -103,25 +104,28 @@ def fuse(directory: Path) -> None:
     save_file(tensors, path)
 
 
-@pytest.mark.parametrize("form", ["bf16", "fp32", "sharded", "fused", "tied"])
+@pytest.mark.parametrize("form", ["bf16", "fp32", "sharded", "fused", "tied", "mxfp4"])
 def test_the_experts_are_those_of_quantise_experts_and_the_rest_stays(form: str, tmp_path: Path) -> None:
+    weights, quantised_of = (
+        ("mxfp4", quantise_mxfp4.quantise_experts) if form == "mxfp4" else ("int4_24", quantise_experts)
+    )
     dtype = torch.float32 if form == "fp32" else torch.bfloat16
     shards = "60KB" if form == "sharded" else "5GB"
     source = made(tmp_path / "model", dtype, shards, tie_word_embeddings=form == "tied")
     if form == "fused":
         fuse(source)
-    report = quantize_model(source, tmp_path / "out", device="cpu")
+    report = quantize_model(source, tmp_path / "out", weights, device="cpu")
     assert (report.shards, report.kept) == (4, 0)
     dense, quantised = load_model(source), load_model(tmp_path / "out")
     for before, after in zip(mixtures(dense), mixtures(quantised), strict=True):
-        want = quantise_experts(before.experts)
-        assert after.experts.format == "int4_24"
+        want = quantised_of(before.experts)
+        assert after.experts.format == weights
         assert all(torch.equal(after.experts.tensors[name], tensor) for name, tensor in want.tensors.items())
     others = {name: tensor for name, tensor in slots(quantised).items() if ".experts." not in name}
     was = slots(dense)
     assert others and all(torch.equal(tensor, was[name]) for name, tensor in others.items())
     written, source_config = (json.loads((d / "config.json").read_text()) for d in (tmp_path / "out", source))
-    assert written.pop("quantization_config")["format"] == "int4_24" and written == source_config
+    assert written.pop("quantization_config")["format"] == weights and written == source_config
     assert Checkpoint(tmp_path / "out").nbytes == report.nbytes < report.source_bytes
     for name in ("tokenizer.json", "generation_config.json", "chat_template.jinja"):
         assert (tmp_path / "out" / name).read_bytes() == (source / name).read_bytes()
@@ -255,7 +259,14 @@ OUTS: dict[str, tuple[Callable[[Path, Path], dict[str, Any]], str]] = {
     "a result as the model": (quantised, "no experts to quantise; got experts in int4_24"),
     "no text": (empty_text, "cannot calibrate.*no tokens"),
     "an absent text": (lambda out, tmp: {"calibrate": tmp / "none"}, "none cannot be read"),
-    "no such format": (lambda out, _: {"format": "int3"}, r"unknown format; got 'int3'; expected one of \['int4_24'"),
+    "a text for a format without calibration": (
+        lambda *_: {"format": "mxfp4", "calibrate": ROOT / "LICENSE"},
+        "mxfp4 is not calibrated; got the text .*LICENSE; to fix it: .* another format: int4_24",
+    ),
+    "no such format": (
+        lambda out, _: {"format": "int3"},
+        r"unknown format; got 'int3'; expected one of \['int4_24', 'mxfp4'\]",
+    ),
     "no such device": (lambda out, _: {"device": "cuda:99"}, "no device cuda:99 here"),
     "no checkpoint": (lambda out, tmp: {"directory": tmp}, "not a checkpoint: it has no config.json"),
 }

@@ -10,8 +10,18 @@ from ..errors import ContractError
 from .dense import DenseFormat
 from .format import ExpertFormat, ExpertWeights
 from .int4_24 import Int4_24Format
+from .mxfp4 import Mxfp4Format
 
-__all__ = ["FORMATS", "DenseFormat", "ExpertFormat", "ExpertWeights", "Int4_24Format", "get_format", "register_format"]
+__all__ = [
+    "FORMATS",
+    "DenseFormat",
+    "ExpertFormat",
+    "ExpertWeights",
+    "Int4_24Format",
+    "Mxfp4Format",
+    "get_format",
+    "register_format",
+]
 
 FORMATS: dict[str, ExpertFormat] = {}
 
@@ -30,3 +40,4 @@ def get_format(name: str) -> ExpertFormat:
 
 register_format(DenseFormat())
 register_format(Int4_24Format())
+register_format(Mxfp4Format())

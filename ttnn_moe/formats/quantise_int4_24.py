@@ -21,7 +21,8 @@ from ..errors import ContractError
 from ..experts import Experts
 from ..routing import Routing
 from .dense import DTYPES
-from .int4_24 import GROUP, dequantise, pack
+from .finite import check_finite
+from .int4_24 import GROUP, NAME, dequantise, pack
 
 MAX_ELEMENTS = 1 << 24
 """Of weights worked on at a time."""
@@ -60,11 +61,11 @@ def quantise(weights: Tensor, moments: Tensor | None = None) -> Tensor:
     if not words.numel():
         return words
     each, out = weights.reshape(-1, R, K), words.view(-1, K // 64, R, 2)
-    _check_finite("weights", each)
+    check_finite(NAME, "weights", each)
     shared = moments is not None and moments.dim() == 2
     if moments is not None:
         moments = moments.reshape(-1, K, K)
-        _check_finite("moments", moments)
+        check_finite(NAME, "moments", moments)
     factors: tuple[Tensor, Tensor] | None = None
     rows = max(1, MAX_ELEMENTS // K)
     for e, matrix in enumerate(each):
@@ -103,7 +104,7 @@ def quantise_experts(experts: Experts, hidden: Tensor | None = None, routing: Ro
         raise ContractError("only dense experts can be quantised", got=experts.format, expected="dense")
     gate_up, down = experts.tensors["gate_up"], experts.tensors["down"]
     for name, tensor in experts.tensors.items():
-        _check_finite(name, tensor)
+        check_finite(NAME, name, tensor)
     if hidden is None or routing is None:
         return Experts.int4_24(quantise(gate_up), quantise(down), gate_up_order=experts.gate_up_order)
     if tuple(hidden.shape) != (routing.T, experts.H) or routing.E != experts.E:
@@ -112,7 +113,7 @@ def quantise_experts(experts: Experts, hidden: Tensor | None = None, routing: Ro
             got=f"hidden {tuple(hidden.shape)}, routing of T={routing.T}, E={routing.E}",
             expected=f"[T, H] = {(routing.T, experts.H)}, E={experts.E}",
         )
-    _check_finite("hidden", hidden[None])
+    check_finite(NAME, "hidden", hidden[None])
     starts, pairs = routing.sorted.expert_offsets.tolist(), routing.sorted.pairs
     w13, w2 = [], []
     for e in range(experts.E):
@@ -247,16 +248,3 @@ def _unquantised(chunks: Tensor, metric: Tensor) -> tuple[Tensor, Tensor]:
     slope = torch.einsum("rnc,ncd->rnd", chunks, metric)
     curve = metric.diagonal(dim1=-2, dim2=-1)
     return slope.square() / curve, slope / curve
-
-
-def _check_finite(name: str, matrices: Tensor) -> None:
-    """Raise ContractError if a value of matrices [n, rows, columns] is NaN or infinite, naming the first."""
-    bad = torch.stack([~matrix.isfinite().all() for matrix in matrices])
-    if bool(bad.any()):
-        e = int(bad.nonzero()[0])
-        row, column = (~matrices[e].isfinite()).nonzero()[0].tolist()
-        raise ContractError(
-            f"int4_24 cannot be made of these {name}: not all are finite",
-            got=f"{float(matrices[e, row, column])} in matrix {e}, row {row}, channel {column}",
-            expected="finite values",
-        )

@@ -83,6 +83,13 @@ class Conversion:
         if format not in QUANTISED:
             raise RequestError("unknown format", got=repr(format), expected=f"one of {list(QUANTISED)}")
         self.format = FORMATS[format]
+        if calibrate is not None and not self.format.calibrates:
+            able = [name for name in QUANTISED if FORMATS[name].calibrates]
+            raise RequestError(
+                f"{format} is not calibrated",
+                got=f"the text {calibrate}",
+                remedy=f"leave the text out, or give another format: {', '.join(able)}",
+            )
         self.sizes = config.num_experts, config.hidden_size, config.moe_intermediate_size
         self._check_sizes(directory)
         self.device = device_of(device or ("cuda" if torch.cuda.is_available() else "cpu"), "reference")
@@ -294,7 +301,8 @@ def quantize_model(
     Raises:
         CheckpointError: not a Qwen3-MoE checkpoint, or damaged; sizes that do not fit the format; values that are not
             finite, named by layer and expert.
-        RequestError: an `out` that holds anything else, or has too little room; an empty text; no such device.
+        RequestError: an `out` that holds anything else, or has too little room; an empty text, or one for a format that
+            is not calibrated; no such device.
     """
     paths = Path(directory), Path(out), format, None if calibrate is None else Path(calibrate)
     return Conversion(*paths, tokens, device).run(progress)

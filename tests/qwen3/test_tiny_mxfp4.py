@@ -1,0 +1,105 @@
+"""The bundled checkpoint converted to MXFP4: what it can do without training, and what its loader refuses."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from command import run
+from ttnn_moe.errors import CheckpointError
+from ttnn_moe.models.qwen3 import TINY, Qwen3Moe, Qwen3MoeConfig, Tokenizer, generate, load_model
+from ttnn_moe.models.qwen3.model import MoE
+from ttnn_moe.models.qwen3.quantize import quantize_model
+from ttnn_moe.models.qwen3.tiny import batches, evaluate
+from ttnn_moe.models.qwen3.tiny.tasks import TASKS
+from ttnn_moe.models.qwen3.weights import randomize
+
+NEEDED = 0.93
+
+
+@pytest.fixture(scope="module")
+def converted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("mxfp4") / "out"
+    quantize_model(TINY, out, "mxfp4", device="cpu")
+    return out
+
+
+@pytest.fixture(scope="module")
+def model(converted: Path) -> Qwen3Moe:
+    return load_model(converted, "reference", "cpu")
+
+
+def mixtures(network: Qwen3Moe) -> list[MoE]:
+    return [module for module in network.modules() if isinstance(module, MoE)]
+
+
+def test_the_experts_have_four_bits_and_a_quarter_a_weight(model: Qwen3Moe) -> None:
+    experts = [mlp.experts for mlp in mixtures(model)]
+    assert [one.format for one in experts] == ["mxfp4", "mxfp4"]
+    weights = sum(3 * one.E * one.H * one.I for one in experts)
+    assert sum(tensor.nbytes for one in experts for tensor in one.tensors.values()) * 8 == 4.25 * weights
+
+
+def test_every_task_is_answered_without_training(model: Qwen3Moe, converted: Path) -> None:
+    words, asked = Tokenizer.from_directory(converted).fast, evaluate.heldout(30)
+    right = evaluate.answered(model, words, asked)
+    found = evaluate.scores(asked, right)
+    assert set(found) == set(TASKS)
+    assert all(score.asked == 30 and score.accuracy >= NEEDED for score in found.values()), found
+    some = [(e, r) for e, r in zip(asked, right, strict=True) if e.context_length < 200][::30]
+    made = generate(model, [batches.answer_ids(words, e)[0] for e, _ in some], max_new_tokens=32)
+    said = [words.decode(tokens) == example.answer for (example, _), tokens in zip(some, made.tokens, strict=True)]
+    assert len(some) >= 3 and said == [r for _, r in some]
+
+
+def test_random_codes_have_the_standard_deviation_of_random_weights(converted: Path) -> None:
+    network = Qwen3Moe.empty(Qwen3MoeConfig.from_directory(converted), "reference", torch.bfloat16, "cpu")
+    randomize(network)
+    gate_up, down = mixtures(network)[0].experts.dequantize(0)
+    assert 0.0195 < gate_up.std() < 0.0205 and 0.0195 < down.std() < 0.0205
+    assert abs(float(down.mean())) < 0.001
+
+
+def nan_scale(tensors: dict[str, torch.Tensor], prefix: str) -> None:
+    tensors[prefix + "down_proj_scales"][1, 5, 2] = 0xFF
+
+
+def another_dtype(tensors: dict[str, torch.Tensor], prefix: str) -> None:
+    tensors[prefix + "gate_up_proj_blocks"] = tensors[prefix + "gate_up_proj_blocks"].long()
+
+
+def another_shape(tensors: dict[str, torch.Tensor], prefix: str) -> None:
+    tensors[prefix + "down_proj_blocks"] = tensors[prefix + "down_proj_blocks"][..., 1:].contiguous()
+
+
+@pytest.mark.parametrize(
+    "harm, match",
+    [
+        (nan_scale, r"layer \d of .* is damaged: down_scales.*0xFF for expert 1, row 5, group 2 \(channels 64 to 95\)"),
+        (another_dtype, r"wrong dtype of .*gate_up_proj_blocks: I64, expected one of \['U8'\]"),
+        (another_shape, r"mis-shaped .*down_proj_blocks"),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_damaged_tensors_are_refused(harm, match: str, converted: Path, tmp_path: Path) -> None:
+    out = Path(shutil.copytree(converted, tmp_path / "out"))
+    path = next(p for p in sorted(out.glob("*.safetensors")) if any("_blocks" in name for name in load_file(p)))
+    tensors = load_file(path)
+    prefix = next(name for name in tensors if name.endswith("down_proj_blocks")).removesuffix("down_proj_blocks")
+    harm(tensors, prefix)
+    save_file(tensors, path)
+    with pytest.raises(CheckpointError, match=match):
+        load_model(out)
+
+
+def test_the_commands(converted: Path, tmp_path: Path, monkeypatch, capsys) -> None:
+    out = tmp_path / "out"
+    assert run(monkeypatch, "quantize", "--format", "mxfp4", "--model", str(TINY), "--out", str(out)) == 0
+    assert {p.name: p.read_bytes() for p in out.iterdir()} == {p.name: p.read_bytes() for p in converted.iterdir()}
+    monkeypatch.setenv("TTNN_MOE_BACKEND", "reference")
+    assert run(monkeypatch, "generate", "--model", str(out), "--prompt", "a", "--max-new-tokens", "3") == 0
+    assert "new tokens" in capsys.readouterr().out
