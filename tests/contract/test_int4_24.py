@@ -12,12 +12,11 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import ttnn_moe
 from assertions import assert_close
+from format_cases import check_against_oracle, check_workspace
 from ttnn_moe import BackendUnavailable, ContractError, Experts, Placement, Problem, Routing, registry
 from ttnn_moe.formats.int4_24 import dequantise, pack, unpack
 from ttnn_moe.reference_products import Int4_24Products
-from ttnn_moe.selfcheck.bounds import poisoned
 from ttnn_moe.selfcheck.edges import CASES, Case, Inputs
-from ttnn_moe.selfcheck.oracle import oracle
 
 SETTINGS = settings(max_examples=60, deadline=None, derandomize=True)
 DTYPES = [torch.bfloat16, torch.float16, torch.float32]
@@ -215,24 +214,7 @@ FITTING = [case for case in CASES if case.H % 64 == case.I % 64 == 0 and case.na
     ids=str,
 )
 def test_matches_the_oracle(case: Case, dtype: torch.dtype) -> None:
-    x = made(case, dtype, interleaved=case.T % 2 == 0)
-    routing, n = x.routing(), case.T if x.num_tokens is None else x.num_tokens
-    good = [t for t in range(n) if t not in x.spoiled]
-    want = oracle(x.hidden, x.counted_ids, x.weights, x.experts, registry.choose(x.problem, "auto").numerics(x.problem))
-    layer = ttnn_moe.prepare(Problem.of(case.T + 5, case.K, x.experts, dtype), x.experts)
-    outs = [poisoned(case.T, case.H, dtype=dtype) for _ in range(3)]
-    ttnn_moe.moe(x.hidden, routing, x.experts, out=outs[0])
-    for out in outs[1:]:  # the second call finds a used workspace
-        layer(x.hidden, x.ids, x.weights, out=out, num_tokens=routing.num_tokens)
-    for out in outs:
-        assert torch.equal(out.view(torch.uint8), outs[0].view(torch.uint8)), "two runs differ"
-    assert_close(outs[0][good], want[good], dtype)
-    assert not any(outs[0][t].isfinite().all() for t in x.spoiled)
-    if x.num_tokens is None:
-        parts = (step(x.hidden, routing, x.experts) for step in (ttnn_moe.gate_projection, ttnn_moe.up_projection))
-        act = ttnn_moe.silu_mul(*parts)
-        for rows in (act, ttnn_moe.gate_up(x.hidden, routing, x.experts)):
-            assert_close(ttnn_moe.down_projection(rows, routing, x.experts)[good], want[good], dtype)
+    check_against_oracle(case, made(case, dtype, interleaved=case.T % 2 == 0))
 
 
 def test_blocks_of_rows_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -248,13 +230,7 @@ def test_blocks_of_rows_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_prepared_call_decodes_in_its_workspace() -> None:
     """A call allocates nothing as large as one expert's words: no dense copy of a weight, and no decoded block."""
     x = made(Case("plain", T=16, H=512, I=512), torch.bfloat16)
-    layer = ttnn_moe.prepare(x.problem, x.experts)
-    layer(x.hidden, x.ids, x.weights)
-    with torch.profiler.profile(profile_memory=True) as profile:
-        out = layer(x.hidden, x.ids, x.weights)
-    taken = [event.self_cpu_memory_usage for event in profile.events() if event.self_cpu_memory_usage > 0]
-    # the sum over k converts its rows to fp32
-    assert max(taken) <= 2 * out.nbytes < min(words[0].nbytes for words in x.experts.tensors.values())
+    check_workspace(x, min(words[0].nbytes for words in x.experts.tensors.values()))
 
 
 def test_an_expert_without_a_token_is_not_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
