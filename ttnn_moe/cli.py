@@ -37,6 +37,7 @@ Hidden = Annotated[int, typer.Option(help="H, hidden size.", min=1, max=MOST)]
 Intermediate = Annotated[int, typer.Option(help="I, expert intermediate size.", min=1, max=MOST)]
 Tokens = Annotated[str, typer.Option(help="Numbers of tokens of a call.")]
 Dtype = Annotated[str, typer.Option(help="bf16, fp16 or fp32.")]
+Format = Annotated[str, typer.Option(help="Of the experts' weights: dense, int4_24 or mxfp4.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 TOKENS = "1,8,32,128,512,1024,2048,4096,16384"
 
@@ -153,12 +154,13 @@ def warmup(
     intermediate: Intermediate = 768,
     dtype: Annotated[str, typer.Option(help="bf16 or fp16.")] = "bf16",
     arch: Annotated[str | None, typer.Option(help="sm_80, sm_90a, ...; default: this GPU's, or sm_90a.")] = None,
+    format: Format = "dense",
 ) -> None:
     """Compile the CUDA C++ kernels of a layer's sizes, so that the first call need not. Needs no GPU."""
     from .cuda.moe.warmup import specs_of, target, warm_up
 
     kind, found = _dtype(dtype, "bf16", "fp16"), target(arch)
-    specs = specs_of(_tokens(tokens), experts, topk, hidden, intermediate, kind, found)
+    specs = specs_of(_tokens(tokens), experts, topk, hidden, intermediate, kind, found, _format(format))
     made = warm_up(specs)
     typer.echo(f"{len(specs)} kernels for {found.name} are ready, {made} of them compiled now")
 
@@ -173,6 +175,7 @@ def why(
     dtype: Dtype = "bf16",
     backend: Annotated[str, typer.Option(help="A backend, or auto: the first that can.")] = "auto",
     device: Annotated[str, typer.Option(help="Where the tensors are: cuda or cpu.")] = "cuda",
+    format: Format = "dense",
     operators: Annotated[
         bool, typer.Option("--operators", help="Also the other operators of a decoder layer.")
     ] = False,
@@ -185,7 +188,10 @@ def why(
     from .contract import Problem
 
     kind, device = _dtype(dtype, "bf16", "fp16", "fp32"), explain.device_type(device)
-    problems = [Problem(T, experts, topk, hidden, intermediate, kind, device=device) for T in _tokens(tokens)]
+    problems = [
+        Problem(T, experts, topk, hidden, intermediate, kind, weight_format=_format(format), device=device)
+        for T in _tokens(tokens)
+    ]
     console = Console()
     explain.print_moe(problems, backend, console)
     if operators:
@@ -199,6 +205,12 @@ def _tokens(text: str) -> list[int]:
     if not all(counts):
         raise ContractError("these are no numbers of tokens", got=repr(text), expected="numbers like 1,512")
     return [count for count in counts if count]
+
+
+def _format(name: str) -> str:
+    from .formats import get_format
+
+    return get_format(name).name
 
 
 def _dtype(name: str, *able: str) -> torch.dtype:

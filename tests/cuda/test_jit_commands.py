@@ -42,6 +42,13 @@ def test_the_kernels_of_other_gpus_are_warmed_up(arch: str) -> None:
     assert f"10 kernels for {arch} are ready, 10 of them compiled now" in said
 
 
+def test_the_kernels_of_a_weight_format_are_warmed_up_and_explained() -> None:
+    """Of one token, gate/up and down; for two kinds of ids."""
+    asked = ("--tokens", "1", "--format", "int4_24")
+    assert "4 kernels for sm_90a are ready, 4 of them" in _run("warmup", *asked, "--arch", "sm_90a")
+    assert "nothing runs it here" not in _run("why", *asked, "--device", "cpu")
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -50,6 +57,8 @@ def test_the_kernels_of_other_gpus_are_warmed_up(arch: str) -> None:
         (["--arch", "sm_70"], "'sm_120f', 'sm_80'"),
         (["--arch", "sm_86", "--experts", "1024"], "99 KiB"),
         (["--hidden", "100"], "multiples of 64"),
+        (["--format", "mxfp4"], "no CUDA C"),
+        (["--format", "int3"], "'dense', 'int4_24'"),
     ],
 )
 def test_refused(arguments: list[str], words: str) -> None:

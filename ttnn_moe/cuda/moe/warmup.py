@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor, as_completed
 
 import torch
 from rich.progress import Progress
@@ -36,7 +37,14 @@ def target(name: str | None) -> Arch:
 
 
 def specs_of(
-    tokens: Iterable[int], E: int, K: int, H: int, I: int, dtype: torch.dtype, arch: Arch = HOPPER
+    tokens: Iterable[int],
+    E: int,
+    K: int,
+    H: int,
+    I: int,
+    dtype: torch.dtype,
+    arch: Arch = HOPPER,
+    weight_format: str = "dense",
 ) -> list[Spec]:
     """The kernels of calls of these numbers of tokens, in the order of first use; for int32 and int64 ids.
 
@@ -45,7 +53,8 @@ def specs_of(
     """
     found: dict[Spec, None] = {}
     for T in tokens:
-        chosen = choose(Problem(T, E, K, H, I, dtype), Target(H200, arch), CUDA_CPP)
+        problem = Problem(T, E, K, H, I, dtype, weight_format=weight_format)
+        chosen = choose(problem, Target(H200, arch), CUDA_CPP)
         if isinstance(chosen, str):
             raise ContractError("no CUDA C++ kernels run these sizes", got=chosen)
         assert isinstance(chosen.family, CudaCpp)
@@ -55,7 +64,7 @@ def specs_of(
 
 
 def warm_up(specs: list[Spec], store: Store | None = None) -> int:
-    """Compile the kernels that the store lacks, with a progress bar; returns their number.
+    """Compile the kernels that the store lacks, several at a time, with a progress bar; returns their number.
 
     Raises:
         BackendUnavailable: NVRTC is not here.
@@ -66,10 +75,10 @@ def warm_up(specs: list[Spec], store: Store | None = None) -> int:
     store = store or Store()
     compiler = build.compiler()
     missing = [spec for spec in specs if store.read(spec.key(compiler)) is None]
-    with Progress(transient=True) as progress:
+    with Progress(transient=True) as progress, ThreadPoolExecutor() as pool:
         task = progress.add_task("", total=len(missing))
-        for spec in missing:
-            progress.update(task, description=str(spec))
-            build.code_of(spec, store)
-            progress.advance(task)
+        made = {pool.submit(build.code_of, spec, store): spec for spec in missing}
+        for done in as_completed(made):
+            done.result()
+            progress.update(task, description=str(made[done]), advance=1)
     return len(missing)
