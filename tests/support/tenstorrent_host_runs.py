@@ -32,6 +32,8 @@ def program_cache() -> None:
         assert entries() == first, f"call {seed}: {entries()} programs, after the first call {first}"
     assert first is not None and first >= 3
     print(f"{first} programs after every call")
+    if device.emulated:  # it has no cache that could forget
+        return
     device.handle.clear_program_cache()
     out = poisoned(T, 64, dtype=BF16)
     host.run(layer.hidden, routing, there, out, False)

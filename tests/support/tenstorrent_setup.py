@@ -19,7 +19,7 @@ from ttnn_moe.tenstorrent import device as devices
 from ttnn_moe.tenstorrent import tensors
 from ttnn_moe.tenstorrent.device import Device
 from ttnn_moe.tenstorrent.programs import LayerPrograms, Routed, Sizes, programs_of
-from ttnn_moe.tenstorrent.runtime import library
+from ttnn_moe.tenstorrent.runtime import is_emulator, library, wanted
 
 BF16 = torch.bfloat16
 UNDEFINED = 2**30 + 12345  # no token, and no multiple of 2: its address lies in no tensor
@@ -42,7 +42,7 @@ def mesh_run(function: Callable[[], None]) -> Callable[[], None]:
 
 def mesh_D() -> int:
     """Devices of the mesh that mesh runs open: eight, or the four that there are."""
-    return min(8, library().GetNumAvailableDevices())
+    return 8 if is_emulator(wanted()) else min(8, library().GetNumAvailableDevices())
 
 
 @dataclass
