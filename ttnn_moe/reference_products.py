@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import Protocol
 
 import torch
@@ -50,7 +51,7 @@ class DenseProducts:
             torch.mm(x, weight, out=out)
 
 
-class DecodedProducts:
+class DecodedProducts(ABC):
     """fp32 products with exact weights, decoded a block of rows at a time; out rounds them once, to its dtype.
 
     It owns its scratch: one call at a time, of up to `rows` rows. A subclass decodes its format.
@@ -70,9 +71,9 @@ class DecodedProducts:
         self._x = torch.empty(rows * max(experts.H, experts.I), dtype=torch.float32)
         self._product = torch.empty(rows * max(self._block.values()), dtype=torch.float32)
 
+    @abstractmethod
     def decode(self, name: str, e: int, rows: slice) -> Tensor:
         """Rows of a weight [n, K] fp32, up to a block of them, until the next call."""
-        raise NotImplementedError
 
     def multiply(self, x: Tensor, name: str, e: int, out: Tensor, rows: slice | None = None) -> None:
         if x.dtype != torch.float32:

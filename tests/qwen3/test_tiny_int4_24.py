@@ -9,12 +9,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from tiny_answers import check_every_task
 from ttnn_moe.formats.int4_24 import dequantise
 from ttnn_moe.formats.quantise_int4_24 import quantise, rounded
-from ttnn_moe.models.qwen3 import TINY, TINY_INT4_24, Tokenizer, generate, load_model
+from ttnn_moe.models.qwen3 import TINY, TINY_INT4_24, load_model
 from ttnn_moe.models.qwen3.model import MoE
-from ttnn_moe.models.qwen3.tiny import batches, evaluate, finetune_int4_24
-from ttnn_moe.models.qwen3.tiny.tasks import TASKS
+from ttnn_moe.models.qwen3.tiny import finetune_int4_24
 
 LARGEST = 2_000_000
 NEEDED = 0.9
@@ -36,15 +36,7 @@ def test_the_folder_is_small_and_its_experts_have_two_bits_a_weight(model) -> No
 
 
 def test_every_task_is_answered(model) -> None:
-    words, asked = Tokenizer.from_directory(TINY_INT4_24).fast, evaluate.heldout(30)
-    right = evaluate.answered(model, words, asked)
-    found = evaluate.scores(asked, right)
-    assert set(found) == set(TASKS)
-    assert all(score.asked == 30 and score.accuracy >= NEEDED for score in found.values()), found
-    some = [(e, r) for e, r in zip(asked, right, strict=True) if e.context_length < 200][::30]
-    made = generate(model, [batches.answer_ids(words, e)[0] for e, _ in some], max_new_tokens=32)
-    said = [words.decode(tokens) == example.answer for (example, _), tokens in zip(some, made.tokens, strict=True)]
-    assert len(some) >= 3 and said == [r for _, r in some]
+    check_every_task(model, TINY_INT4_24, NEEDED)
 
 
 def test_a_pass_computes_with_int4_24_weights_and_its_gradient_goes_through() -> None:

@@ -10,12 +10,11 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from command import run
+from tiny_answers import check_every_task
 from ttnn_moe.errors import CheckpointError
-from ttnn_moe.models.qwen3 import TINY, Qwen3Moe, Qwen3MoeConfig, Tokenizer, generate, load_model
+from ttnn_moe.models.qwen3 import TINY, Qwen3Moe, Qwen3MoeConfig, load_model
 from ttnn_moe.models.qwen3.model import MoE
 from ttnn_moe.models.qwen3.quantize import quantize_model
-from ttnn_moe.models.qwen3.tiny import batches, evaluate
-from ttnn_moe.models.qwen3.tiny.tasks import TASKS
 from ttnn_moe.models.qwen3.weights import randomize
 
 NEEDED = 0.93
@@ -45,15 +44,7 @@ def test_the_experts_have_four_bits_and_a_quarter_a_weight(model: Qwen3Moe) -> N
 
 
 def test_every_task_is_answered_without_training(model: Qwen3Moe, converted: Path) -> None:
-    words, asked = Tokenizer.from_directory(converted).fast, evaluate.heldout(30)
-    right = evaluate.answered(model, words, asked)
-    found = evaluate.scores(asked, right)
-    assert set(found) == set(TASKS)
-    assert all(score.asked == 30 and score.accuracy >= NEEDED for score in found.values()), found
-    some = [(e, r) for e, r in zip(asked, right, strict=True) if e.context_length < 200][::30]
-    made = generate(model, [batches.answer_ids(words, e)[0] for e, _ in some], max_new_tokens=32)
-    said = [words.decode(tokens) == example.answer for (example, _), tokens in zip(some, made.tokens, strict=True)]
-    assert len(some) >= 3 and said == [r for _, r in some]
+    check_every_task(model, converted, NEEDED)
 
 
 def test_random_codes_have_the_standard_deviation_of_random_weights(converted: Path) -> None:

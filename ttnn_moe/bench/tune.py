@@ -93,8 +93,7 @@ def tune(layer: Layer, tokens: Sequence[int], options: Options, console: Console
             reasons.append(f"T={T}: {chosen if isinstance(chosen, str) else f'{chosen.family.name} has one form'}")
             continue
         family, arch = chosen.family, target.arch
-        able = [tile for tile in family.candidates(arch) if tile.shared_memory <= arch.shared_memory]
-        for tile in dict.fromkeys([family.tile(layer.problem(T, "cuda"), arch), *able]):
+        for tile in dict.fromkeys([family.tile(layer.problem(T, "cuda"), arch), *family.candidates(arch)]):
             asked.setdefault((family, tile), WithTile(family, tile, ())).tokens.add(T)
     if not asked:
         raise RequestError("there are no tiles to choose from", got="; ".join(reasons) or "no numbers of tokens")

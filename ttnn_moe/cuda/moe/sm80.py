@@ -76,7 +76,7 @@ class Sm80(SortedDense[WarpTile]):
         wide, narrow = next((wide, narrow) for most, wide, narrow in _TILES if rows <= most)
         return wide if arch.shared_memory >= 163 << 10 else narrow
 
-    def candidates(self, arch: Arch) -> tuple[WarpTile, ...]:
+    def tiles(self) -> tuple[WarpTile, ...]:
         return tuple(tile for _, *tiles in _TILES for tile in tiles)
 
     def bind_product(self, plan: SortedPlan[WarpTile], use: Use, device: int) -> Launch:

@@ -62,7 +62,7 @@ class Sm90(SortedDense[MlpTile]):
         rows = rows_an_expert(problem)
         return next(tile for most, tile in _TILES if rows <= most)
 
-    def candidates(self, arch: Arch) -> tuple[MlpTile, ...]:
+    def tiles(self) -> tuple[MlpTile, ...]:
         return tuple(tile for _, tile in _TILES)
 
     def bind_product(self, plan: SortedPlan[MlpTile], use: Use, device: int) -> Launch:

@@ -88,9 +88,13 @@ class Sorted(CudaCpp[SortedPlan[TileT]]):
     def tile(self, problem: Problem, arch: Arch) -> TileT:
         """Sizes of the products of a problem."""
 
-    def candidates(self, arch: Arch) -> tuple[TileT, ...]:
+    def tiles(self) -> tuple[TileT, ...]:
         """Tiles that `ttnn-moe bench --tune` may choose instead, of any architecture's shared memory."""
         return ()
+
+    def candidates(self, arch: Arch) -> list[TileT]:
+        """Those of `tiles` that an architecture can hold."""
+        return [tile for tile in self.tiles() if tile.shared_memory <= arch.shared_memory]
 
     @abstractmethod
     def kernel(self, tile: TileT) -> str:
@@ -102,8 +106,7 @@ class Sorted(CudaCpp[SortedPlan[TileT]]):
 
     def plan(self, problem: Problem, target: Target) -> SortedPlan[TileT]:
         arch = arch_of(target)
-        able = [tile for tile in self.candidates(arch) if tile.shared_memory <= arch.shared_memory]
-        tile = tuned_tile(problem, target, able) or self.tile(problem, arch)
+        tile = tuned_tile(problem, target, self.candidates(arch)) or self.tile(problem, arch)
         return SortedPlan(problem, arch, tile, sort.choose(problem, arch))
 
     def scratch(self, plan: SortedPlan[TileT]) -> tuple[Buffer, ...]:
