@@ -14,6 +14,7 @@
 // the activations.
 #include "common/routing.cuh"
 #include "common/rows.cuh"
+#include "common/sum_out.cuh"
 
 #ifndef TOP_K
 #define TOP_K 8
@@ -23,12 +24,6 @@
 #endif
 #ifndef PREFETCH
 #define PREFETCH 3
-#endif
-#ifndef OUT32
-#define OUT32 0
-#endif
-#ifndef ADD
-#define ADD 0
 #endif
 
 constexpr int K = TOP_K;
@@ -84,17 +79,5 @@ extern "C" __global__ void __launch_bounds__(32 * K)
     const int c = threadIdx.x;
     if (c >= COLUMNS || column + c >= H) return;
     const u64 at = static_cast<u64>(t) * H + column + c;
-    float total = 0.0f;
-#if ADD && OUT32
-    total = static_cast<const float*>(out)[at];
-#elif ADD
-    total = first_of(static_cast<const u16*>(out)[at]);
-#endif
-#pragma unroll
-    for (int i = 0; i < K; ++i) total += parts[i][c];
-#if OUT32
-    static_cast<float*>(out)[at] = total;
-#else
-    static_cast<u16*>(out)[at] = static_cast<u16>(pack(total, 0.0f));
-#endif
+    write_sum(parts, c, out, at);
 }

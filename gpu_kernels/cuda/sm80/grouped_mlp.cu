@@ -25,9 +25,7 @@
 // READ_ONCE: L2 evicts weights first. Use it for few tokens, where few experts have a second tile.
 // Producer: routing_sort. Consumer: combine.
 #include "common/copies.cuh"
-#include "common/flags.cuh"
-#include "common/routing.cuh"
-#include "sm80/mma.cuh"
+#include "sm80/rows_out.cuh"
 
 #ifndef WARPS_M
 #define WARPS_M 4
@@ -64,49 +62,6 @@ static_assert(K_BLOCK == 32 || K_BLOCK == 64, "rows of 64 or 128 bytes");
 static_assert(MAX_N % (16 * WARPS_N) == 0, "a warp loads 16 rows at a time");
 static_assert(PASS >= 8 && PASS <= 64 && WEIGHT_ROWS % PASS == 0, "whole passes of weights");
 static_assert(STAGES >= 2 && STAGES < SLOTS - 1, "an item stays in its slot until its products are made");
-
-enum Kind { GATE_UP, DOWN, NONE };
-
-struct alignas(16) Item {
-    int expert, first, rows;  // of the tile
-    int tile;                 // index of the tile
-    int kind, block;          // of WEIGHT_ROWS rows of weights
-    int ready;                // a down item's activations were complete when it was claimed
-    int unused;
-};
-
-struct Work {
-    Tile* tiles;
-    int* taken;
-    int count, gate_up_items, gate_up_blocks, down_blocks;
-
-    __device__ __forceinline__ Work(Tile* tiles, int* num_tiles, int H, int I)
-        : tiles(tiles), taken(num_tiles + 1) {
-        gate_up_blocks = (2 * I + WEIGHT_ROWS - 1) / WEIGHT_ROWS;
-        down_blocks = (H + WEIGHT_ROWS - 1) / WEIGHT_ROWS;
-        gate_up_items = *num_tiles * gate_up_blocks;
-        count = gate_up_items + *num_tiles * down_blocks;
-    }
-    __device__ __forceinline__ int claim() const { return atomicAdd(taken, 1); }
-    __device__ __forceinline__ Item item(int i) const {
-        Item item{};
-        item.kind = i < gate_up_items ? GATE_UP : i < count ? DOWN : NONE;
-        if (item.kind == NONE) return item;
-        const int at = item.kind == DOWN ? i - gate_up_items : i;
-        const int blocks = item.kind == DOWN ? down_blocks : gate_up_blocks;
-        item.tile = at / blocks;
-        item.block = at % blocks;
-        const int4 words = *reinterpret_cast<const int4*>(tiles + item.tile);
-        item.expert = words.x;
-        item.first = words.y;
-        item.rows = words.z;
-        item.ready = item.kind == DOWN && complete(item.tile);
-        return item;
-    }
-    __device__ __forceinline__ bool complete(int tile) const {
-        return load_acquire(&tiles[tile].done) >= gate_up_blocks;
-    }
-};
 
 // Swizzled byte offset of a 16-byte chunk of a row: eight rows of one chunk touch every bank once.
 __device__ __forceinline__ u32 place(int row, int chunk) {
@@ -156,7 +111,7 @@ struct Loader {
           items(items),
           shared(shared) {
         if (threadIdx.x == 0) {
-            items[0] = work.item(work.claim());
+            work.fill(items[0], work.claim());
             claimed = work.claim();
         }
         __syncthreads();
@@ -172,7 +127,7 @@ struct Loader {
         }
         ++item;
         if (threadIdx.x == 0) {
-            items[item % SLOTS] = work.item(claimed);
+            work.fill(items[item % SLOTS], claimed);
             claimed = work.claim();
         }
         const int row = threadIdx.x / CHUNKS, chunk = threadIdx.x % CHUNKS;
@@ -180,7 +135,7 @@ struct Loader {
         const int depth = is_down ? given.I : given.H;
         const int stride = is_down ? given.I : given.row_stride;
         const int channel = next.block * (is_down ? WEIGHT_ROWS : WEIGHT_ROWS / 2);
-        const u64 first = static_cast<u64>(next.expert) * (is_down ? given.H : given.rows_of_expert) +
+        const u64 first = static_cast<u64>(next.of.expert) * (is_down ? given.H : given.rows_of_expert) +
                           channel + channel_of(row);
         steps = depth / K_BLOCK;
         weight_bytes = stride * 2;
@@ -191,12 +146,12 @@ struct Loader {
         if (PASS == 64 && row >= 32) weights += 16 * static_cast<u64>(high);
         valid = is_down ? given.H - channel : 2 * (given.I - channel);
 
-        rows = next.rows - row;
+        rows = next.of.rows - row;
         x_bytes = depth * 2;
         x = reinterpret_cast<u64>((is_down ? act : hidden) + chunk * 8);
 #pragma unroll
         for (int i = 0; i < ROW_PASSES; ++i) {
-            index[i] = next.first + row + PASS * i;
+            index[i] = next.of.first + row + PASS * i;
             if (!is_down && PASS * i < rows) index[i] = row_tokens[index[i]];
         }
         if (is_down && !next.ready) {
@@ -353,44 +308,6 @@ __device__ __forceinline__ void multiply(Loader& loader, u32& here, int done, Su
     }
 }
 
-// Four words of four products, transposed: eight channels in a row of one row of the tile.
-__device__ __forceinline__ void store(u16* to, bool valid, u32 a, u32 b, u32 c, u32 d) {
-    const uint4 words = make_uint4(transposed(a), transposed(b), transposed(c), transposed(d));
-    if (valid) *reinterpret_cast<uint4*>(to) = words;
-}
-
-template <int G>
-__device__ __forceinline__ void write(const Sums& sums, const Item& item, u16* act, u16* out, int H, int I) {
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warp_m = warp % WARPS_M;
-    const bool is_down = item.kind == DOWN;
-    const int width = is_down ? H : I;
-    const int channel = (item.block * WARPS_M + warp_m) * (is_down ? 64 : 32);
-    const int row = warp / WARPS_M * G * 8 + lane / 4, left = item.rows - row;
-    u16* to = (is_down ? out : act) + static_cast<u64>(item.first + row) * width + channel + lane % 4 * 8;
-    if (channel >= width) return;
-#pragma unroll
-    for (int j = 0; j < G; ++j) {
-        const bool valid = 8 * j < left;
-        u32 words[4];
-        if (is_down) {
-#pragma unroll
-            for (int half = 0; half < 2; ++half) {
-#pragma unroll
-                for (int m = 0; m < 4; ++m) words[m] = pack(sums[m][j][2 * half], sums[m][j][2 * half + 1]);
-                store(to + 32 * half, valid, words[0], words[1], words[2], words[3]);
-            }
-        } else {
-#pragma unroll
-            for (int m = 0; m < 4; ++m) {
-                const float* d = sums[m][j];
-                words[m] = pack(silu_mul(d[0], d[2]), silu_mul(d[1], d[3]));
-            }
-            store(to, valid, words[0], words[1], words[2], words[3]);
-        }
-        to += 8 * static_cast<u64>(width);
-    }
-}
-
 // Numbers of groups a warp that are compiled: all of the upper half.
 __device__ __forceinline__ constexpr int after(int groups) { return groups + (2 * groups < GROUPS ? 2 : 1); }
 constexpr int FEWEST = GROUPS > 4 ? 2 : 1;
@@ -408,7 +325,8 @@ __device__ __forceinline__ void run(Loader& loader, u32& here, int done, const I
     }
     Sums sums;
     multiply<G>(loader, here, done, sums, (item.kind == DOWN ? I : H) / K_BLOCK);
-    write<G>(sums, item, act, out, H, I);
+    const int warp = threadIdx.x / 32, of_64 = item.block * WARPS_M + warp % WARPS_M;
+    write<G>(sums, item, of_64, warp / WARPS_M * G * 8, act, out, H, I);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
@@ -420,7 +338,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     wait_for_predecessor();
     let_successor_start();
 
-    const Work work(tiles, num_tiles, H, I);
+    const Work work(tiles, num_tiles, H, I, WEIGHT_ROWS);
     const Weights weights{gate, up, down, rows_of_expert, row_stride, H, I};
     Loader loader(work, weights, hidden, act, row_tokens, items, shared);
     int computed = 0, done = -1;
@@ -430,7 +348,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
         for (;; ++computed) {
             const Item& item = items[computed % SLOTS];
             if (item.kind == NONE || (item.kind == DOWN && !loader.down)) break;
-            run<FEWEST>(loader, here, done, item, item.rows, act, out, H, I);
+            run<FEWEST>(loader, here, done, item, item.of.rows, act, out, H, I);
             done = item.kind == GATE_UP ? item.tile : -1;
         }
         copies_wait<0>();

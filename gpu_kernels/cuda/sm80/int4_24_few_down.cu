@@ -13,16 +13,11 @@
 // It requests its first words before it waits for the activations. Dynamic shared memory: K times the sums of
 // its rows, K rings, K times 2 * I bytes.
 #include "common/routing.cuh"
+#include "common/sum_out.cuh"
 #include "sm80/int4_24_column.cuh"
 
 #ifndef TOP_K
 #define TOP_K 8
-#endif
-#ifndef OUT32
-#define OUT32 0
-#endif
-#ifndef ADD
-#define ADD 0
 #endif
 
 constexpr int K = TOP_K;
@@ -30,7 +25,7 @@ constexpr int K = TOP_K;
 extern "C" __global__ void __launch_bounds__(32 * K)
     int4_24_few_down(const u16* act, const uint4* w2, const Id* ids, const int* expert_map,
                      const int* num_tokens, const float* weights, void* out, int P, int E_ids, int H, int I) {
-    auto* parts = reinterpret_cast<float (*)[SLAB_ROWS]>(dynamic_memory());
+    auto& parts = *reinterpret_cast<float (*)[K][SLAB_ROWS]>(dynamic_memory());
     unsigned char* memory = dynamic_memory() + K * SLAB_ROWS * 4;
     const int t = blockIdx.y, k = threadIdx.x / 32, lane = threadIdx.x % 32, pair = t * K + k;
     const int row = blockIdx.x * SLAB_ROWS, slabs = I / 64;
@@ -63,18 +58,6 @@ extern "C" __global__ void __launch_bounds__(32 * K)
     __syncthreads();
     for (int c = threadIdx.x; c < SLAB_ROWS; c += 32 * K) {
         const u64 at = static_cast<u64>(t) * H + row + c;
-        float total = 0.0f;
-#if ADD && OUT32
-        total = static_cast<const float*>(out)[at];
-#elif ADD
-        total = first_of(static_cast<const u16*>(out)[at]);
-#endif
-#pragma unroll
-        for (int i = 0; i < K; ++i) total += parts[i][c];
-#if OUT32
-        static_cast<float*>(out)[at] = total;
-#else
-        static_cast<u16*>(out)[at] = static_cast<u16>(pack(total, 0.0f));
-#endif
+        write_sum(parts, c, out, at);
     }
 }

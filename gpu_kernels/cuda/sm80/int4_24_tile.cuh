@@ -1,10 +1,8 @@
-// A warp's products of 64 rows of int4_24 words and the rows of a tile: where both lie in shared memory, and
-// where sums go.
+// A warp's products of 64 rows of int4_24 words and the rows of a tile, and where both lie in shared memory.
 #pragma once
 
 #include "sm80/int4_24_rows.cuh"
-#include "sm80/items.cuh"
-#include "sm80/mma.cuh"
+#include "sm80/rows_out.cuh"
 
 struct Weights {
     const uint4 *w13, *w2;
@@ -118,45 +116,5 @@ __device__ __forceinline__ void multiply_slab(Sums<G>& sums, const unsigned char
                     for (int m = 0; m < 4; ++m) scale(sums[m][j - 1], products[(j - 1) % 2][m], decoded[m]);
             }
         }
-    }
-}
-
-// Four words of four products, transposed: eight channels in a row of one row of the tile.
-__device__ __forceinline__ void store(u16* to, bool valid, u32 a, u32 b, u32 c, u32 d) {
-    const uint4 words = make_uint4(transposed(a), transposed(b), transposed(c), transposed(d));
-    if (valid) *reinterpret_cast<uint4*>(to) = words;
-}
-
-// of_64: which 64 rows of weights. first: row of the tile. FEW: rows are in every second column.
-template <int G, bool FEW = false>
-__device__ __forceinline__ void write(const Sums<G>& sums, const Item& item, int of_64, int first, u16* act,
-                                      u16* out, int H, int I) {
-    const int lane = threadIdx.x % 32;
-    const bool is_down = item.kind == DOWN;
-    const int width = is_down ? H : I;
-    const int channel = of_64 * (is_down ? 64 : 32);
-    const int row = first + lane / (FEW ? 8 : 4), left = FEW && lane / 4 % 2 ? 0 : item.of.rows - row;
-    u16* to = (is_down ? out : act) + static_cast<u64>(item.of.first + row) * width + channel + lane % 4 * 8;
-    if (channel >= width) return;
-#pragma unroll
-    for (int j = 0; j < G; ++j) {
-        const bool valid = 8 * j < left;
-        u32 words[4];
-        if (is_down) {
-#pragma unroll
-            for (int half = 0; half < 2; ++half) {
-#pragma unroll
-                for (int m = 0; m < 4; ++m) words[m] = pack(sums[m][j][2 * half], sums[m][j][2 * half + 1]);
-                store(to + 32 * half, valid, words[0], words[1], words[2], words[3]);
-            }
-        } else {
-#pragma unroll
-            for (int m = 0; m < 4; ++m) {
-                const float* d = sums[m][j];
-                words[m] = pack(silu_mul(d[0], d[2]), silu_mul(d[1], d[3]));
-            }
-            store(to, valid, words[0], words[1], words[2], words[3]);
-        }
-        to += 8 * static_cast<u64>(width);
     }
 }

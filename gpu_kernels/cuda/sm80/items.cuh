@@ -44,6 +44,11 @@ struct Work {
         const int4 words = *reinterpret_cast<const int4*>(tiles + item.tile);
         return {words.x, words.y, words.z, words.w};
     }
+    __device__ __forceinline__ void fill(Item& item, int i) const {
+        place(item, i);
+        item.of = look_up(item);
+        item.ready = item.kind == DOWN && complete(item.tile);
+    }
     __device__ __forceinline__ bool complete(int tile) const {
         return load_acquire(&tiles[tile].done) >= gate_up_blocks;
     }
