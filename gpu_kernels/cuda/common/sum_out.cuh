@@ -1,5 +1,5 @@
-// The end of a down product of few tokens: the weighted sum of a token's experts. OUT32: out is fp32. ADD: out
-// is added to.
+// The end of a down product of few tokens: the weighted sum of a token's experts. OUT32: out is fp32. ADD:
+// out is added to.
 #pragma once
 
 #include "common/element.cuh"
@@ -13,7 +13,8 @@
 
 // out[at] (+)= the sum over ascending k of parts[k][column], in fp32, one rounding.
 template <int EXPERTS, int WIDTH>
-__device__ __forceinline__ void write_sum(const float (&parts)[EXPERTS][WIDTH], int column, void* out, u64 at) {
+__device__ __forceinline__ void write_sum(const float (&parts)[EXPERTS][WIDTH], int column, void* out,
+                                          u64 at) {
     float total = 0.0f;
 #if ADD && OUT32
     total = static_cast<const float*>(out)[at];

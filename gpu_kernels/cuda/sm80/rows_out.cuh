@@ -12,8 +12,8 @@ __device__ __forceinline__ void store(u16* to, bool valid, u32 a, u32 b, u32 c, 
 
 // of_64: which 64 rows of weights. first: row of the tile. FEW: rows are in every second column.
 template <int G, bool FEW = false, int GROUPS_OF_SUMS>
-__device__ __forceinline__ void write(const float (&sums)[4][GROUPS_OF_SUMS][4], const Item& item, int of_64, int first, u16* act,
-                                      u16* out, int H, int I) {
+__device__ __forceinline__ void write(const float (&sums)[4][GROUPS_OF_SUMS][4], const Item& item, int of_64,
+                                      int first, u16* act, u16* out, int H, int I) {
     const int lane = threadIdx.x % 32;
     const bool is_down = item.kind == DOWN;
     const int width = is_down ? H : I;
