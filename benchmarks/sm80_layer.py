@@ -53,8 +53,8 @@ class TritonSm80(OfFamily):
 
     def prepare(self, layer: Layer, weights: Weights, T: int) -> Forward:
         problem = layer.problem(T, "cuda")
-        self.family = next(family for family in (TRITON_FEW, TRITON) if family.why_not(problem, self.target()) is None)
-        return super().prepare(layer, weights, T)
+        family = next(family for family in (TRITON_FEW, TRITON) if family.why_not(problem, self.target()) is None)
+        return OfFamily(family).prepare(layer, weights, T)
 
 
 class VllmSm80(Vllm):
