@@ -18,7 +18,7 @@ from ttnn_moe.cuda.moe.families import choose
 from ttnn_moe.cuda.moe.family import Call
 from ttnn_moe.cuda.moe.int4_24_few import INT4_24_FEW, ColumnPlan, ColumnSizes
 from ttnn_moe.cuda.moe.prepared import bytes_of, most_bytes
-from ttnn_moe.cuda.moe.sm80_int4_24 import INT4_24, NarrowTile, SparseTile
+from ttnn_moe.cuda.moe.sm80_int4_24 import INT4_24, SparseTile
 from ttnn_moe.cuda.moe.sort import Sorters
 from ttnn_moe.cuda.moe.sorted import SortedPlan
 from ttnn_moe.formats.int4_24 import NAME
@@ -26,7 +26,7 @@ from ttnn_moe.selfcheck.oracle import oracle
 
 on_host = pytest.mark.skipif(GXX is None, reason="g++ is not installed")
 BF16 = torch.bfloat16
-Sizes = ColumnSizes | NarrowTile | SparseTile
+Sizes = ColumnSizes | SparseTile
 
 
 def worst(
@@ -85,9 +85,8 @@ WIDE = SparseTile(1, 1, 2, 8, 2, 2)
 FORMS: list[tuple[Sizes, int, int, int, str]] = [
     (ColumnSizes(up_depth=2), 2, 320, 64, "halves"),
     (ColumnSizes(2, 4, 4, 3, 2), 1, 64, 192, "interleaved"),
-    (NarrowTile(4, 8, 2, 4), 3, 64, 64, "halves"),
-    (NarrowTile(4, 8, 2, 4), 17, 1088, 320, "interleaved"),
-    (WIDE, 9, 192, 64, "interleaved"),
+    (WIDE, 3, 64, 64, "halves"),
+    (WIDE, 17, 1088, 320, "interleaved"),
     (SparseTile(2, 1, 2, 32, 2, 3), 30, 320, 64, "halves"),
     (SparseTile(1, 2, 1, 128, 1, 3, read_once=True), 80, 128, 192, "interleaved"),
 ]
@@ -108,23 +107,18 @@ def test_a_call_is_within_the_bound(
 
 @on_host
 @pytest.mark.parametrize(
-    ("sizes", "kernel", "line", "instead"),
+    ("line", "instead"),
     [
-        (NarrowTile(4, 8, 2, 4), "narrow", "copies_wait<DEPTH - 1>();", "copies_wait<DEPTH>();"),
-        (NarrowTile(4, 8, 2, 4), "narrow", "if (s < left)", "if (true)"),
-        (NarrowTile(4, 8, 2, 4), "narrow", "while (!work.complete(next.tile)) {", "while (false) {"),
-        (NarrowTile(4, 8, 2, 4), "narrow", "lane / (few ? 8 : 4)", "lane / 4"),
-        (NarrowTile(4, 8, 2, 4), "narrow", "| second;", "| 0x44444444u;"),
-        (WIDE, "mlp", "copies_wait<STAGES - 2>();", "copies_wait<STAGES - 1>();"),
-        (WIDE, "mlp", "if (s < slabs", "if (true"),
+        ("copies_wait<STAGES - 2>();", "copies_wait<STAGES - 1>();"),
+        ("if (s < slabs", "if (true"),
+        ("while (!work.complete(next.tile)) {", "while (false) {"),
+        ("place_of_row(lane / 4,", "place_of_row(lane / 8,"),
+        ("| second;", "| 0x44444444u;"),
     ],
 )
-def test_a_mistake_is_seen(
-    sizes: Sizes, kernel: str, line: str, instead: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    name = f"sm80/int4_24_{kernel}"
-    kernels = HostKernels(tmp_path, True, with_mistake(tmp_path, name, line, instead), together=3)
-    assert worst(kernels, monkeypatch, sizes, 9, 192, 64) > 0
+def test_a_mistake_is_seen(line: str, instead: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kernels = HostKernels(tmp_path, True, with_mistake(tmp_path, "sm80/int4_24_mlp", line, instead), together=3)
+    assert worst(kernels, monkeypatch, WIDE, 9, 192, 64) > 0
 
 
 @pytest.mark.parametrize("arch", [ARCHES[8, 0], ARCHES[8, 6], HOPPER], ids=lambda arch: arch.name)

@@ -223,7 +223,7 @@ struct Loader {
 template <int G>
 __device__ __forceinline__ void multiply(Loader& loader, u32& here, int done, Sums<G>& sums, int slabs) {
     const int warp = threadIdx.x / 32;
-    const Lane lane(warp % WARPS_M, warp / WARPS_M % WARPS_N * G * 8, false);
+    const Lane lane(warp % WARPS_M, warp / WARPS_M % WARPS_N * G * 8);
     const Decoder decoder(loader.given.H & 63);
     const int warp_k = warp / (WARPS_M * WARPS_N);
 #pragma unroll

@@ -80,20 +80,18 @@ __device__ __forceinline__ void multiply_integers(float (&products)[4], const De
     multiply_sparse<0>(products, rows.a, b, rows.metadata);
 }
 
-// sums += scales * products. FEW: of even columns.
-template <bool FEW = false>
+// sums += scales * products.
 __device__ __forceinline__ void scale(float (&sums)[4], const float (&products)[4],
                                       const Decoder::Fragment& rows) {
     sums[0] = fmaf(products[0], rows.low, sums[0]);
-    if (!FEW) sums[1] = fmaf(products[1], rows.low, sums[1]);
+    sums[1] = fmaf(products[1], rows.low, sums[1]);
     sums[2] = fmaf(products[2], rows.high, sums[2]);
-    if (!FEW) sums[3] = fmaf(products[3], rows.high, sums[3]);
+    sums[3] = fmaf(products[3], rows.high, sums[3]);
 }
 
-template <bool FEW = false>
 __device__ __forceinline__ void multiply_scaled(float (&sums)[4], const Decoder::Fragment& rows,
                                                 const u32 (&b)[4]) {
     float products[4];
     multiply_integers(products, rows, b);
-    scale<FEW>(sums, products, rows);
+    scale(sums, products, rows);
 }

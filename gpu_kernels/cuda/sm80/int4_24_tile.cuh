@@ -30,11 +30,11 @@ struct Lane {
     u32 word;  // of the low row of product 0, of this lane's row
     u32 row;   // of the first group: the first 32 channels of row lane / 4
 
-    // warp_m: 64 weight rows each. first: row of the tile, a multiple of 8. few: rows in every second column.
-    __device__ __forceinline__ Lane(int warp_m, int first, bool few) {
+    // warp_m: 64 weight rows each. first: row of the tile, a multiple of 8.
+    __device__ __forceinline__ Lane(int warp_m, int first) {
         const int lane = threadIdx.x % 32;
         word = warp_m * 1024 + lane / 4 * 16;
-        row = first * 128 + place_of_row(lane / (few ? 8 : 4), lane % 4);
+        row = first * 128 + place_of_row(lane / 4, lane % 4);
     }
     // The words of 64 channels, or the half-th of them, of a row of product m.
     template <class T>
@@ -52,8 +52,7 @@ struct Lane {
     }
 };
 
-// FEW: of each sum, only those of even columns.
-template <int G, bool FEW = false>
+template <int G>
 __device__ __forceinline__ void multiply_slab(Sums<G>& sums, const unsigned char* words,
                                               const unsigned char* rows, const Lane& lane,
                                               const Decoder& decoder) {
@@ -68,10 +67,10 @@ __device__ __forceinline__ void multiply_slab(Sums<G>& sums, const unsigned char
             const uint4 low = lane.words<uint4>(words, m, 0, 0), high = lane.words<uint4>(words, m, 1, 0);
             const auto first = decoder.decode(low.x, low.y, high.x, high.y);
 #pragma unroll
-            for (int j = 0; j < G; ++j) multiply_scaled<FEW>(sums[m][j], first, b[0][j]);
+            for (int j = 0; j < G; ++j) multiply_scaled(sums[m][j], first, b[0][j]);
             const auto second = decoder.decode(low.z, low.w, high.z, high.w);
 #pragma unroll
-            for (int j = 0; j < G; ++j) multiply_scaled<FEW>(sums[m][j], second, b[1][j]);
+            for (int j = 0; j < G; ++j) multiply_scaled(sums[m][j], second, b[1][j]);
         }
     } else if constexpr (G <= 4) {
 #pragma unroll 1  // both at once would spill

@@ -10,15 +10,15 @@ __device__ __forceinline__ void store(u16* to, bool valid, u32 a, u32 b, u32 c, 
     if (valid) *reinterpret_cast<uint4*>(to) = words;
 }
 
-// of_64: which 64 rows of weights. first: row of the tile. FEW: rows are in every second column.
-template <int G, bool FEW = false, int GROUPS_OF_SUMS>
+// of_64: which 64 rows of weights. first: row of the tile.
+template <int G, int GROUPS_OF_SUMS>
 __device__ __forceinline__ void write(const float (&sums)[4][GROUPS_OF_SUMS][4], const Item& item, int of_64,
                                       int first, u16* act, u16* out, int H, int I) {
     const int lane = threadIdx.x % 32;
     const bool is_down = item.kind == DOWN;
     const int width = is_down ? H : I;
     const int channel = of_64 * (is_down ? 64 : 32);
-    const int row = first + lane / (FEW ? 8 : 4), left = FEW && lane / 4 % 2 ? 0 : item.of.rows - row;
+    const int row = first + lane / 4, left = item.of.rows - row;
     u16* to = (is_down ? out : act) + static_cast<u64>(item.of.first + row) * width + channel + lane % 4 * 8;
     if (channel >= width) return;
 #pragma unroll

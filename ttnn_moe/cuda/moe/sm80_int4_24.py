@@ -1,4 +1,4 @@
-"""int4_24 experts on sm_80 and newer: both products in one launch of sm80/int4_24_{narrow,mlp}.cu.
+"""int4_24 experts on sm_80 and newer: both products in one launch of sm80/int4_24_mlp.cu.
 
 The tiles were found on an H200. Nobody has timed them on another GPU.
 """
@@ -63,45 +63,18 @@ class SparseTile:
         return self.stages * stage + sums + ITEMS
 
 
-@dataclass(frozen=True)
-class NarrowTile:
-    """Sizes of int4_24_narrow.cu.
-
-    Attributes:
-        warps, max_n: warps of a block, which share the channels; rows of a tile at most.
-        depth: pairs of slabs of 64 channels in a warp's ring. blocks: resident blocks a multiprocessor, at least.
-    """
-
-    warps: int
-    max_n: int
-    depth: int
-    blocks: int
-
-    granule = 8
-    read_once = True
-
-    @property
-    def threads(self) -> int:
-        return 32 * self.warps
-
-    @property
-    def shared_memory(self) -> int:
-        sums = (self.warps - 1) * self.max_n * 256
-        return self.warps * self.depth * 2 * (1024 + 128 * self.max_n) + sums + 5 * 32
-
-
-AnyTile = SparseTile | NarrowTile
-
 # rows an expert gets on average, at most -> tile
-_TILES: tuple[tuple[float, AnyTile], ...] = (
-    (5, NarrowTile(4, 8, 4, 3)),
+_TILES: tuple[tuple[float, SparseTile], ...] = (
+    (5, SparseTile(2, 1, 2, 8, 4, 4, blocks=3, read_once=True)),
     (12, SparseTile(2, 1, 2, 16, 4, 4, blocks=3, read_once=True)),
-    (48, SparseTile(2, 1, 2, 32, 2, 4, blocks=3, read_once=True)),
-    (float("inf"), SparseTile(4, 2, 1, 128, 1, 4)),
+    (24, SparseTile(2, 1, 2, 32, 2, 4, blocks=3, read_once=True)),
+    (40, SparseTile(2, 1, 2, 48, 2, 4, blocks=2, read_once=True)),
+    (80, SparseTile(2, 1, 2, 64, 2, 3, blocks=2, read_once=True)),
+    (float("inf"), SparseTile(2, 2, 1, 128, 1, 4, blocks=2)),
 )
 
 
-class Sm80Int4_24(Sorted[AnyTile]):
+class Sm80Int4_24(Sorted[SparseTile]):
     """See the module's docstring."""
 
     name = "int4_24"
@@ -112,28 +85,31 @@ class Sm80Int4_24(Sorted[AnyTile]):
     def why_not(self, problem: Problem, target: Target) -> str | None:
         return limits(problem, target, self.weight_format, (torch.bfloat16,))
 
-    def kernel(self, tile: AnyTile) -> str:
-        return "sm80/int4_24_mlp" if isinstance(tile, SparseTile) else "sm80/int4_24_narrow"
+    def kernel(self, tile: SparseTile) -> str:
+        return "sm80/int4_24_mlp"
 
-    def tile(self, problem: Problem, arch: Arch) -> AnyTile:
+    def tile(self, problem: Problem, arch: Arch) -> SparseTile:
         rows = rows_an_expert(problem)
         return next(tile for most, tile in _TILES if rows <= most)
 
-    def scratch(self, plan: SortedPlan[AnyTile]) -> tuple[Buffer, ...]:
+    def tiles(self) -> tuple[SparseTile, ...]:
+        return tuple(tile for _, tile in _TILES)
+
+    def scratch(self, plan: SortedPlan[SparseTile]) -> tuple[Buffer, ...]:
         """Those of Sorted, and the rows of hidden in the order of channels that the products take."""
         problem = plan.problem
         return *super().scratch(plan), Buffer((problem.T, problem.H), problem.dtype)
 
-    def uses(self, plan: SortedPlan[AnyTile], ids64: bool, add: bool) -> tuple[Use, ...]:
+    def uses(self, plan: SortedPlan[SparseTile], ids64: bool, add: bool) -> tuple[Use, ...]:
         return Use.of(plan.arch, "sm80/int4_24_order"), *super().uses(plan, ids64, add)
 
-    def bind(self, plan: SortedPlan[AnyTile], uses: tuple[Use, ...], device: int) -> tuple[Launch, ...]:
+    def bind(self, plan: SortedPlan[SparseTile], uses: tuple[Use, ...], device: int) -> tuple[Launch, ...]:
         order, *others = uses
         groups = plan.problem.T * plan.problem.H // GROUP
         ordered = order.bind(device, (ceil_div(groups, ORDER_THREADS),), ORDER_THREADS, groups)
         return ordered, *super().bind(plan, tuple(others), device)
 
-    def bind_product(self, plan: SortedPlan[AnyTile], use: Use, device: int) -> Launch:
+    def bind_product(self, plan: SortedPlan[SparseTile], use: Use, device: int) -> Launch:
         problem, threads = plan.problem, plan.tile.threads
         # no more than the architecture's own multiprocessors hold, which keep 1 KiB a block
         most = ((plan.arch.shared_memory + 1024) // (use.shared_memory + 1024)) * gpu(device).multiprocessors
@@ -141,7 +117,7 @@ class Sm80Int4_24(Sorted[AnyTile]):
         rows = (1, problem.I) if problem.gate_up_order == "halves" else (2, 1)
         return use.bind(device, (blocks,), threads, problem.H, problem.I, *rows)
 
-    def launch(self, plan: SortedPlan[AnyTile], call: Call, buffers: tuple[Tensor, ...]) -> None:
+    def launch(self, plan: SortedPlan[SparseTile], call: Call, buffers: tuple[Tensor, ...]) -> None:
         (order, *sorts, product, combine), routing, words = launches_of(self, plan, call), call.routing, plan.words
         act, rows, at, ordered = (buffer.data_ptr() for buffer in buffers)
         w13, w2 = (call.experts.tensors[name].data_ptr() for name in ("w13", "w2"))
