@@ -20,7 +20,7 @@ from ..jit.load import Launch
 from . import sort
 from .cuda_cpp import launches_of, limits
 from .family import Buffer, Call
-from .pairs import rows_an_expert
+from .pairs import local_experts, rows_an_expert
 from .sorted import Sorted, SortedPlan
 from .uses import Use, pointer
 
@@ -63,6 +63,9 @@ class SparseTile:
         return self.stages * stage + sums + ITEMS
 
 
+# where the rows of all experts are multiplied by at most so many weights of one projection
+_FEW_PRODUCTS = 5e8
+_FEW = SparseTile(1, 1, 4, 8, 4, 4, blocks=4, read_once=True)
 # rows an expert gets on average, at most -> tile
 _TILES: tuple[tuple[float, SparseTile], ...] = (
     (5, SparseTile(2, 1, 2, 8, 4, 4, blocks=3, read_once=True)),
@@ -90,10 +93,12 @@ class Sm80Int4_24(Sorted[SparseTile]):
 
     def tile(self, problem: Problem, arch: Arch) -> SparseTile:
         rows = rows_an_expert(problem)
+        if rows * local_experts(problem) * problem.H * problem.I <= _FEW_PRODUCTS:
+            return _FEW
         return next(tile for most, tile in _TILES if rows <= most)
 
     def tiles(self) -> tuple[SparseTile, ...]:
-        return tuple(tile for _, tile in _TILES)
+        return _FEW, *(tile for _, tile in _TILES)
 
     def scratch(self, plan: SortedPlan[SparseTile]) -> tuple[Buffer, ...]:
         """Those of Sorted, and the rows of hidden in the order of channels that the products take."""
