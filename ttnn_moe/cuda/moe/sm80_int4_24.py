@@ -20,7 +20,7 @@ from ..jit.load import Launch
 from . import sort
 from .cuda_cpp import launches_of, limits
 from .family import Buffer, Call
-from .pairs import local_experts, rows_an_expert
+from .pairs import rows_an_expert
 from .sorted import Sorted, SortedPlan
 from .uses import Use, pointer
 
@@ -63,7 +63,7 @@ class SparseTile:
         return self.stages * stage + sums + ITEMS
 
 
-# where the rows of all experts are multiplied by at most so many weights of one projection
+# multiply-adds of one projection, at most
 _FEW_PRODUCTS = 5e8
 _FEW = SparseTile(1, 1, 4, 8, 4, 4, blocks=4, read_once=True)
 # rows an expert gets on average, at most -> tile
@@ -92,9 +92,9 @@ class Sm80Int4_24(Sorted[SparseTile]):
         return "sm80/int4_24_mlp"
 
     def tile(self, problem: Problem, arch: Arch) -> SparseTile:
-        rows = rows_an_expert(problem)
-        if rows * local_experts(problem) * problem.H * problem.I <= _FEW_PRODUCTS:
+        if problem.T * problem.K // problem.D * problem.H * problem.I <= _FEW_PRODUCTS:
             return _FEW
+        rows = rows_an_expert(problem)
         return next(tile for most, tile in _TILES if rows <= most)
 
     def tiles(self) -> tuple[SparseTile, ...]:
