@@ -1,4 +1,4 @@
-"""CUDA C++ sources without a GPU: compiled as for a GPU, with the compiler's report (registers, spills, shared memory)."""
+"""CUDA C++ sources without a GPU: compiled as for a GPU. The compiler reports registers, spills, shared memory."""
 
 from __future__ import annotations
 
