@@ -126,12 +126,12 @@ class KernelDescriptor:
     def __init__(
         self, *, runtime_args: dict[int, dict[int, list[int]]], common_runtime_args: list[int], **compiled: Any
     ):
-        self.compiled, self.common_runtime_args = compiled, list(common_runtime_args)
+        self.__dict__.update(compiled)  # every one can be set, as in ttnn
+        self._compiled, self.common_runtime_args = tuple(compiled), list(common_runtime_args)
         self.runtime_args = {(x, y): own for x, column in runtime_args.items() for y, own in column.items()}
 
-    @property
-    def core_ranges(self) -> Any:
-        return self.compiled["core_ranges"]
+    def compiled(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in self._compiled}
 
     def clear_runtime_args(self) -> None:
         self.runtime_args = {}
@@ -148,7 +148,7 @@ def compute_program_descriptor_hash(descriptor: ProgramDescriptor) -> int:
     if descriptor.custom_program_hash is not None:
         return descriptor.custom_program_hash
     compiled = [
-        {name: getattr(value, "settings", value) for name, value in kernel.compiled.items()}
+        {name: getattr(value, "settings", value) for name, value in kernel.compiled().items()}
         for kernel in descriptor.kernels
     ]
     return hash(repr((compiled, descriptor.semaphores, descriptor.cbs)))
@@ -156,7 +156,7 @@ def compute_program_descriptor_hash(descriptor: ProgramDescriptor) -> int:
 
 def generic_op(tensors: list[Tensor], descriptor: ProgramDescriptor) -> Tensor:
     device = tensors[0].device()
-    assert device is not None
+    assert device is not None and len(tensors) >= 2
     key = compute_program_descriptor_hash(descriptor)
     found = device.programs.get(key)
     if found is None:

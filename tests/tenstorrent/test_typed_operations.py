@@ -30,6 +30,7 @@ from typed_operation_runs import REASON, On, arguments, configure, load, tool  #
 STAND_IN = SUPPORT / "ttnn_stand_in"
 SMALL = Sizes(E=16, E_local=4, K=2, H=96, I=64)
 QWEN3 = Sizes(E=128, E_local=16, K=8, H=2048, I=768)
+FORMATS = ("bfloat16", "float32", "uint32", "bfloat8_b", "int32")
 QWEN3_8BIT = Sizes(E=128, E_local=16, K=8, H=2048, I=768, weight_format="bfloat8_b")
 
 
@@ -164,6 +165,39 @@ def test_what_does_not_fit_is_refused(small: On, name: str, warm: bool) -> None:
     with pytest.raises(RuntimeError, match=re.escape(message)):
         run(**{**arguments(small, operator), **dict.fromkeys(names, wrong)})
     assert len(small.chip.launched) == launched
+
+
+@pytest.mark.parametrize("operator", ["routing", "gate_up", "silu_mul", "down"])
+def test_no_other_tensor_hits(small: On, stand_in: Any, operator: str) -> None:
+    """A cache hit checks nothing, so a tensor of another form or place is refused, or has a program of its own."""
+    run = getattr(small.ops, f"moe_{operator}")
+    given = arguments(small, operator)
+    made = run(**given)
+    if operator == "routing":
+        given["output_tensors"] = made
+    else:
+        given["output_tensor"] = made
+    run(**given)
+    assert small.chip.cache_entries == 1
+    tensors = {name: value for name, value in given.items() if isinstance(value, stand_in.Tensor)}
+    tensors |= {f"output_tensors {i}": tensor for i, tensor in enumerate(given.get("output_tensors", ()))}
+    for name, tensor in tensors.items():
+        form = {"shape": tuple(tensor.shape), "dtype": tensor.dtype.name, "tiled": tensor.tiled}
+        others = [{"dtype": dtype} for dtype in FORMATS if dtype != form["dtype"]]
+        others += [{"tiled": not tensor.tiled}, {"dram": False}, {"interleaved": False}, {"device": None}]
+        others += [{"device": stand_in.Device("blackhole", (13, 10))}, {"shape": (1, *form["shape"])}]
+        for at in range(name == "hidden", len(form["shape"])):  # one program serves every T
+            others.append({"shape": tuple(size + 32 * (i == at) for i, size in enumerate(form["shape"]))})
+        for other in others:
+            wrong, programs = small.tensor(**{**form, **other}), small.chip.cache_entries
+            listed, _, i = name.partition(" ")
+            value = [wrong if str(j) == i else t for j, t in enumerate(given[listed])] if i else wrong
+            try:
+                run(**{**given, listed: value})
+            except RuntimeError:
+                assert small.chip.cache_entries == programs
+            else:
+                assert small.chip.cache_entries == programs + 1, (name, other)
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 _ROLES = ("reader", "writer", "compute")
 _BUFFERS = 64  # circular buffers of a core, in ttnn
+_COMPILED = ("compile_time_args", "named_compile_time_args", "defines", "compiler_include_paths")
 _NO_SEMAPHORE = 1 << 20  # ttnn has 16, and refuses to make a program with this one
 
 
@@ -51,7 +52,7 @@ class Launcher:
         if self._again is not None:
             self._again.patch(tensors, scalars)
             try:
-                ttnn.generic_op(order, self._again.descriptor)
+                ttnn.generic_op([order[0], order[-1]], self._again.descriptor)  # of the others it needs nothing
                 return
             except RuntimeError:
                 # ttnn has forgotten the program: it is made again, or fails again
@@ -122,8 +123,9 @@ class Launcher:
 class _Relaunch:
     """The descriptor of a launched program, for the launches that find this program in ttnn's cache.
 
-    There ttnn copies the runtime arguments that a descriptor has, and nothing else. Per-core arguments never change, so
-    this descriptor has none of them. It cannot make a program: where ttnn's cache lost it, one semaphore is refused.
+    There ttnn reads the runtime arguments, and nothing else; but it copies the whole descriptor at every call. Per-core
+    arguments never change. So this descriptor has the program's hash and the common arguments, and the rest is empty.
+    It cannot make a program: where ttnn's cache lost it, one semaphore is refused.
 
     Attributes:
         descriptor: ttnn.ProgramDescriptor.
@@ -135,16 +137,19 @@ class _Relaunch:
         self.descriptor = descriptor
         self._addresses: list[tuple[Any, int, str]] = []  # common arguments of a kernel, place, name
         self._scalars: list[tuple[Any, int, str]] = []
+        descriptor.cbs = []
+        descriptor.semaphores = [
+            ttnn.SemaphoreDescriptor(id=_NO_SEMAPHORE, core_ranges=descriptor.kernels[0].core_ranges, initial_value=0)
+        ]
         for kernel, made in zip(program.kernels, descriptor.kernels, strict=True):
             made.clear_runtime_args()
+            made.kernel_source, made.core_ranges, made.config = "", ttnn.CoreRangeSet([]), ttnn.ReaderConfigDescriptor()
+            for name in _COMPILED:
+                setattr(made, name, [])
             common = made.common_runtime_args
             for i, arg in enumerate(kernel.common_args):
                 if not isinstance(arg, int) and arg.kind in ("address", "scalar"):
                     (self._addresses if arg.kind == "address" else self._scalars).append((common, i, arg.name))
-        descriptor.cbs = []
-        descriptor.semaphores = [
-            ttnn.SemaphoreDescriptor(id=_NO_SEMAPHORE, core_ranges=made.core_ranges, initial_value=0)
-        ]
 
     def patch(self, tensors: Mapping[str, Any], scalars: Mapping[str, int]) -> None:
         """Write the addresses and numbers of a call."""

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <tt_stl/assert.hpp>
 
+#include "ttnn/device_operation.hpp"
+
 namespace ttnn::operations::experimental::moe {
 
 using namespace tt::tt_metal;
@@ -26,6 +28,16 @@ std::vector<std::uint32_t> sizes(const ttnn::Tensor& tensor) {
         found.push_back(shape[static_cast<int>(i)]);
     }
     return found;
+}
+
+constexpr std::size_t kMaxRank = 3;  // of a tensor that passes
+
+std::uint64_t key_of(const std::array<std::uint32_t, kMaxRank + 1>& sizes, DataType dtype, Layout layout,
+                     TensorMemoryLayout memory, BufferType buffer, bool on_device, bool elsewhere) {
+    return ttsl::hash::hash_objects_with_default_seed(
+        sizes[0], sizes[1], sizes[2], sizes[3], static_cast<std::uint32_t>(dtype),
+        static_cast<std::uint32_t>(layout), static_cast<std::uint32_t>(memory),
+        static_cast<std::uint32_t>(buffer), on_device, elsewhere);
 }
 
 }  // namespace
@@ -87,6 +99,26 @@ void check_routing(const ::ttnn_moe::planner::Problem& sizes, const ttnn::Tensor
     check("num_routed_tokens", num_routed_tokens, 1, sizes.E);
     check("device_expert_mapping", device_expert_mapping, 1, sizes.E_local);
     check("routed_tokens", routed_tokens, sizes.E, sizes.T);
+}
+
+std::uint64_t key_of(const ttnn::Tensor& tensor, const ttnn::Tensor& beside, std::uint32_t rows) {
+    const auto& shape = tensor.logical_shape();
+    std::array<std::uint32_t, kMaxRank + 1> sizes{static_cast<std::uint32_t>(shape.rank())};
+    for (std::size_t i = 0; i < std::min(shape.rank(), kMaxRank); i++) {
+        sizes[i + 1] = shape[static_cast<int>(i)] - (i == 0 ? rows : 0);
+    }
+    const bool on_device = tensor.storage_type() == ttnn::StorageType::DEVICE;
+    const bool comparable = on_device && beside.storage_type() == ttnn::StorageType::DEVICE;
+    return key_of(sizes, tensor.dtype(), tensor.layout(), tensor.memory_config().memory_layout(),
+                  tensor.memory_config().buffer_type(), on_device,
+                  comparable && tensor.device() != beside.device());
+}
+
+std::uint64_t key_of(const ttnn::Tensor* output, const ttnn::Tensor& beside, std::uint32_t rows,
+                     const std::array<std::uint32_t, 2>& shape, DataType dtype, Layout layout) {
+    return output != nullptr ? key_of(*output, beside, rows)
+                             : key_of({2, shape[0] - rows, shape[1]}, dtype, layout,
+                                      TensorMemoryLayout::INTERLEAVED, BufferType::DRAM, true, false);
 }
 
 std::string name_of(DataType dtype) {

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -27,6 +28,16 @@ void check_tensor(const std::string& name, const ttnn::Tensor& tensor,
 void check_routing(const ::ttnn_moe::planner::Problem& sizes, const ttnn::Tensor& num_routed_tokens,
                    const ttnn::Tensor& device_expert_mapping, const ttnn::Tensor& routed_tokens,
                    const ttnn::Tensor& beside);
+
+// What the checks read of a tensor, as one number. A program's hash takes in those of all tensors, so tensors
+// at a cache hit passed the checks at the miss. rows is subtracted from the first size: T for a tensor of T
+// rows, since one program serves every T.
+std::uint64_t key_of(const ttnn::Tensor& tensor, const ttnn::Tensor& beside, std::uint32_t rows = 0);
+
+// The same of an output, or of the one that spec_of describes where none is given (nullptr).
+std::uint64_t key_of(const ttnn::Tensor* output, const ttnn::Tensor& beside, std::uint32_t rows,
+                     const std::array<std::uint32_t, 2>& shape, tt::tt_metal::DataType dtype,
+                     tt::tt_metal::Layout layout);
 
 // The planner's name of a dtype of weights or outputs: "bfloat16", "bfloat8_b", "float32" ...
 std::string name_of(tt::tt_metal::DataType dtype);

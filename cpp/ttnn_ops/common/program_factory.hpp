@@ -34,7 +34,8 @@ struct ProgramFactory {
     }
 };
 
-// Of what the plan and the compile-time arguments depend on: one program for every T up to the bound.
+// Of what the plan, the compile-time arguments and the checks depend on: one program for every T up to the
+// bound.
 template <typename Operation, typename... More>
 ttsl::hash::hash_t hash_of(const planner::Problem& p, const More&... more) {
     return ttsl::hash::hash_objects_with_default_seed(ttsl::hash::type_hash<Operation>, p.T, p.E, p.E_local,

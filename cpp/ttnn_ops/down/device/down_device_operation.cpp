@@ -20,8 +20,8 @@ planner::Problem DownDeviceOperation::problem(const operation_attributes_t& attr
             .out_format = name_of(attributes.output_dtype)};
 }
 
-void DownDeviceOperation::validate_on_program_cache_hit(const operation_attributes_t& attributes,
-                                                        const tensor_args_t& tensors) {
+void DownDeviceOperation::validate_on_program_cache_miss(const operation_attributes_t& attributes,
+                                                         const tensor_args_t& tensors) {
     const planner::Problem sizes = problem(attributes, tensors);
     const std::uint32_t T = attributes.num_tokens;
     const auto check = [&](const char* name, const ttnn::Tensor& tensor,
@@ -44,11 +44,6 @@ void DownDeviceOperation::validate_on_program_cache_hit(const operation_attribut
     } else if (attributes.accumulate) {
         refuse("accumulate needs an output to add to", "none", "an output tensor");
     }
-}
-
-void DownDeviceOperation::validate_on_program_cache_miss(const operation_attributes_t& attributes,
-                                                         const tensor_args_t& tensors) {
-    validate_on_program_cache_hit(attributes, tensors);
     program(attributes, tensors);  // throws if there is none
 }
 
@@ -68,7 +63,16 @@ DownDeviceOperation::tensor_return_value_t DownDeviceOperation::create_output_te
 
 ttsl::hash::hash_t DownDeviceOperation::compute_program_hash(const operation_attributes_t& attributes,
                                                              const tensor_args_t& tensors) {
-    return hash_of<DownDeviceOperation>(problem(attributes, tensors));
+    const planner::Problem sizes = problem(attributes, tensors);
+    const std::uint32_t T = attributes.num_tokens;
+    const ttnn::Tensor& beside = tensors.activations;
+    return hash_of<DownDeviceOperation>(
+        sizes, T == 0 || T > sizes.T, attributes.accumulate && !tensors.output.has_value(),
+        key_of(tensors.activations, beside), key_of(tensors.num_routed_tokens, beside),
+        key_of(tensors.device_expert_mapping, beside), key_of(tensors.routed_tokens, beside),
+        key_of(tensors.routed_token_weights, beside), key_of(tensors.weight, beside),
+        key_of(tensors.output.has_value() ? &*tensors.output : nullptr, beside, T, {T, sizes.H},
+               attributes.output_dtype, Layout::TILE));
 }
 
 }  // namespace ttnn::operations::experimental::moe

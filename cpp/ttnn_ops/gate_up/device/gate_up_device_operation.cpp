@@ -19,8 +19,8 @@ planner::Problem GateUpDeviceOperation::problem(const operation_attributes_t& at
             .weight_format = name_of(tensors.gate.dtype())};
 }
 
-void GateUpDeviceOperation::validate_on_program_cache_hit(const operation_attributes_t& attributes,
-                                                          const tensor_args_t& tensors) {
+void GateUpDeviceOperation::validate_on_program_cache_miss(const operation_attributes_t& attributes,
+                                                           const tensor_args_t& tensors) {
     const planner::Problem sizes = problem(attributes, tensors);
     const std::uint32_t T = sizes_of("hidden", tensors.hidden, 2)[0];
     const auto check = [&](const char* name, const ttnn::Tensor& tensor,
@@ -43,11 +43,6 @@ void GateUpDeviceOperation::validate_on_program_cache_hit(const operation_attrib
         refuse("T is beyond what the routing was made for", std::to_string(T),
                "1 .. " + std::to_string(sizes.T));
     }
-}
-
-void GateUpDeviceOperation::validate_on_program_cache_miss(const operation_attributes_t& attributes,
-                                                           const tensor_args_t& tensors) {
-    validate_on_program_cache_hit(attributes, tensors);
     program(attributes, tensors);  // throws if there is none
 }
 
@@ -67,7 +62,16 @@ GateUpDeviceOperation::tensor_return_value_t GateUpDeviceOperation::create_outpu
 
 ttsl::hash::hash_t GateUpDeviceOperation::compute_program_hash(const operation_attributes_t& attributes,
                                                                const tensor_args_t& tensors) {
-    return hash_of<GateUpDeviceOperation>(problem(attributes, tensors), tensors.up.has_value());
+    const planner::Problem sizes = problem(attributes, tensors);
+    const std::uint32_t T = sizes_of("hidden", tensors.hidden, 2)[0];
+    const ttnn::Tensor& beside = tensors.hidden;
+    return hash_of<GateUpDeviceOperation>(
+        sizes, T == 0 || T > sizes.T, key_of(tensors.hidden, beside, T),
+        key_of(tensors.num_routed_tokens, beside), key_of(tensors.device_expert_mapping, beside),
+        key_of(tensors.routed_tokens, beside), key_of(tensors.gate, beside),
+        tensors.up.has_value() ? key_of(*tensors.up, beside) : 0,
+        key_of(tensors.output.has_value() ? &*tensors.output : nullptr, beside, 0, {rows_of(sizes), sizes.I},
+               DataType::BFLOAT16, Layout::TILE));
 }
 
 }  // namespace ttnn::operations::experimental::moe

@@ -18,8 +18,8 @@ planner::Problem RoutingDeviceOperation::problem(const operation_attributes_t& a
             .I = planner::kTile};
 }
 
-void RoutingDeviceOperation::validate_on_program_cache_hit(const operation_attributes_t& attributes,
-                                                           const tensor_args_t& tensors) {
+void RoutingDeviceOperation::validate_on_program_cache_miss(const operation_attributes_t& attributes,
+                                                            const tensor_args_t& tensors) {
     const planner::Problem sizes = problem(attributes, tensors);
     const std::uint32_t T = sizes_of("topk_ids", tensors.topk_ids, 2)[0];
     const auto check = [&](const char* name, const ttnn::Tensor& tensor,
@@ -42,11 +42,6 @@ void RoutingDeviceOperation::validate_on_program_cache_hit(const operation_attri
         check("routed_token_weights", tensors.outputs[2], {sizes.E, planner::padded_tokens(sizes)},
               DataType::BFLOAT16);
     }
-}
-
-void RoutingDeviceOperation::validate_on_program_cache_miss(const operation_attributes_t& attributes,
-                                                            const tensor_args_t& tensors) {
-    validate_on_program_cache_hit(attributes, tensors);
     program(attributes, tensors);  // throws if there is none
 }
 
@@ -73,7 +68,19 @@ RoutingDeviceOperation::tensor_return_value_t RoutingDeviceOperation::create_out
 
 ttsl::hash::hash_t RoutingDeviceOperation::compute_program_hash(const operation_attributes_t& attributes,
                                                                 const tensor_args_t& tensors) {
-    return hash_of<RoutingDeviceOperation>(problem(attributes, tensors));
+    const planner::Problem sizes = problem(attributes, tensors);
+    const std::uint32_t T = sizes_of("topk_ids", tensors.topk_ids, 2)[0];
+    const std::uint32_t columns = planner::padded_tokens(sizes);
+    const ttnn::Tensor& beside = tensors.topk_ids;
+    const auto output = [&](std::size_t i, std::uint32_t rows, std::uint32_t width, DataType dtype) {
+        return key_of(i < tensors.outputs.size() ? &tensors.outputs[i] : nullptr, beside, 0, {rows, width},
+                      dtype, Layout::ROW_MAJOR);
+    };
+    return hash_of<RoutingDeviceOperation>(
+        sizes, T == 0 || T > sizes.T, !tensors.outputs.empty() && tensors.outputs.size() != 3,
+        key_of(tensors.topk_ids, beside, T), key_of(tensors.topk_weights, beside, T),
+        key_of(tensors.device_expert_mapping, beside), output(0, 1, sizes.E, DataType::INT32),
+        output(1, sizes.E, columns, DataType::INT32), output(2, sizes.E, columns, DataType::BFLOAT16));
 }
 
 }  // namespace ttnn::operations::experimental::moe

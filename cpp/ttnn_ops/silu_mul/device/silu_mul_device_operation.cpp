@@ -15,8 +15,8 @@ planner::Problem SiluMulDeviceOperation::problem(const operation_attributes_t&,
     return {.T = shape[0], .E = 1, .E_local = 1, .K = 1, .H = planner::kTile, .I = shape[1]};
 }
 
-void SiluMulDeviceOperation::validate_on_program_cache_hit(const operation_attributes_t& attributes,
-                                                           const tensor_args_t& tensors) {
+void SiluMulDeviceOperation::validate_on_program_cache_miss(const operation_attributes_t& attributes,
+                                                            const tensor_args_t& tensors) {
     const planner::Problem sizes = problem(attributes, tensors);
     const auto check = [&](const char* name, const ttnn::Tensor& tensor) {
         check_tensor(name, tensor, {sizes.T, sizes.I}, {DataType::BFLOAT16}, Layout::TILE, tensors.gate);
@@ -29,11 +29,6 @@ void SiluMulDeviceOperation::validate_on_program_cache_hit(const operation_attri
     if (sizes.T % planner::kTile != 0) {
         refuse("gate has rows beside whole tiles", std::to_string(sizes.T), "a multiple of 32");
     }
-}
-
-void SiluMulDeviceOperation::validate_on_program_cache_miss(const operation_attributes_t& attributes,
-                                                            const tensor_args_t& tensors) {
-    validate_on_program_cache_hit(attributes, tensors);
     program(attributes, tensors);  // throws if there is none
 }
 
@@ -53,7 +48,12 @@ SiluMulDeviceOperation::tensor_return_value_t SiluMulDeviceOperation::create_out
 
 ttsl::hash::hash_t SiluMulDeviceOperation::compute_program_hash(const operation_attributes_t& attributes,
                                                                 const tensor_args_t& tensors) {
-    return hash_of<SiluMulDeviceOperation>(problem(attributes, tensors));
+    const planner::Problem sizes = problem(attributes, tensors);
+    const ttnn::Tensor& beside = tensors.gate;
+    return hash_of<SiluMulDeviceOperation>(
+        sizes, key_of(tensors.gate, beside), key_of(tensors.up, beside),
+        key_of(tensors.output.has_value() ? &*tensors.output : nullptr, beside, 0, {sizes.T, sizes.I},
+               DataType::BFLOAT16, Layout::TILE));
 }
 
 }  // namespace ttnn::operations::experimental::moe
