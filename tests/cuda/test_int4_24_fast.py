@@ -86,7 +86,7 @@ FORMS: list[tuple[Sizes, int, int, int, str]] = [
     (ColumnSizes(up_depth=2), 2, 320, 64, "halves"),
     (ColumnSizes(2, 4, 4, 3, 2), 1, 64, 192, "interleaved"),
     (NarrowTile(4, 8, 2, 4), 3, 64, 64, "halves"),
-    (NarrowTile(4, 8, 2, 4), 17, 1088, 320, "interleaved"),
+    (NarrowTile(4, 8, 2, 4), 17, 576, 320, "interleaved"),
     (WIDE, 9, 192, 64, "interleaved"),
     (SparseTile(2, 1, 2, 32, 2, 3), 30, 320, 64, "halves"),
     (SparseTile(1, 2, 1, 128, 1, 3, read_once=True), 80, 128, 192, "interleaved"),
