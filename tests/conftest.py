@@ -13,6 +13,7 @@ from targets import TARGETS, Target
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--backend", action="append", default=None, help="run the cases on this backend only")
     parser.addoption("--seeds", type=int, default=3, help="schedules of the Tenstorrent emulator to run")
+    parser.addoption("--long", action="store_true", help="what another test runs on another chip, too")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -27,8 +28,12 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("target", chosen, ids=str)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Workers take files, the longest first: no worker is left alone with a long one at the end."""
+    if not config.getoption("--long"):
+        again = [item for item in items if item.get_closest_marker("long")]
+        config.hook.pytest_deselected(items=again)
+        items[:] = [item for item in items if item not in set(again)]
     costs: Counter[str] = Counter()
     for item in items:
         slow = item.get_closest_marker("slow")

@@ -86,7 +86,7 @@ FORMS: list[tuple[Sizes, int, int, int, str]] = [
     (ColumnSizes(up_depth=2), 2, 320, 64, "halves"),
     (ColumnSizes(2, 4, 4, 3, 2), 1, 64, 192, "interleaved"),
     (WIDE, 3, 64, 64, "halves"),
-    (WIDE, 17, 1088, 320, "interleaved"),
+    (WIDE, 17, 576, 320, "interleaved"),
     (SparseTile(2, 1, 2, 32, 2, 3), 30, 320, 64, "halves"),
     (SparseTile(1, 2, 1, 128, 1, 3, read_once=True), 80, 128, 192, "interleaved"),
 ]

@@ -62,14 +62,14 @@ def check_logits(D: int, steps: int) -> None:
         got = model(torch.tensor([one[-1] for one in ids]), cache, step)
 
 
-def check_answers(D: int, names: list[str]) -> None:
+def check_answers(D: int, names: list[str], new_tokens: int = 24) -> None:
     """Greedy answers to examples of tasks, through generate."""
     options = {"recall": {"context": (60, 100)}}
     ids = encode([tasks.examples(name, "heldout", 1, **options.get(name, {}))[0].prompt for name in names])
     tokenizer = Tokenizer.from_directory(TINY)
-    want = generate(load_model(TINY, "reference"), ids, max_new_tokens=24, tokenizer=tokenizer)
+    want = generate(load_model(TINY, "reference"), ids, max_new_tokens=new_tokens, tokenizer=tokenizer)
     model, start = tt.load_model(TINY, D), time.perf_counter()
-    got = generate(model, ids, max_new_tokens=24, tokenizer=tokenizer)
+    got = generate(model, ids, max_new_tokens=new_tokens, tokenizer=tokenizer)
     took = time.perf_counter() - start
     print(f"{got.stats.new_tokens} tokens, {got.stats.decode_steps} steps: {took:.0f} s with compiling; no error")
     assert got.texts == want.texts and got.tokens == want.tokens
@@ -120,7 +120,7 @@ def mesh_model_logits() -> None:
 
 @mesh_run
 def mesh_model_answers() -> None:
-    check_answers(mesh_D(), list(tasks.TASKS))
+    check_answers(mesh_D(), list(tasks.TASKS), new_tokens=10)
 
 
 @run

@@ -135,8 +135,8 @@ class _Relaunch:
         ttnn = library()
 
         self.descriptor = descriptor
-        self._addresses: list[tuple[Any, int, str]] = []  # common arguments of a kernel, place, name
-        self._scalars: list[tuple[Any, int, str]] = []
+        # by the name of a tensor or number: places in kernels' common arguments, and the value that is there
+        self._places: dict[str, list[tuple[Any, int]]] = {}
         descriptor.cbs = []
         descriptor.semaphores = [
             ttnn.SemaphoreDescriptor(id=_NO_SEMAPHORE, core_ranges=descriptor.kernels[0].core_ranges, initial_value=0)
@@ -149,15 +149,23 @@ class _Relaunch:
             common = made.common_runtime_args
             for i, arg in enumerate(kernel.common_args):
                 if not isinstance(arg, int) and arg.kind in ("address", "scalar"):
-                    (self._addresses if arg.kind == "address" else self._scalars).append((common, i, arg.name))
+                    self._places.setdefault(arg.name, []).append((common, i))
+        self._written: dict[str, int] = {}
 
     def patch(self, tensors: Mapping[str, Any], scalars: Mapping[str, int]) -> None:
-        """Write the addresses and numbers of a call."""
-        addresses = {name: tensor.buffer_address() for name, tensor in tensors.items()}
-        for common, i, name in self._addresses:
-            common[i] = addresses[name]
-        for common, i, name in self._scalars:
-            common[i] = scalars[name]
+        """Write the addresses and numbers of a call that are not those of the call before."""
+        places, written = self._places, self._written
+        for name, tensor in tensors.items():
+            address = tensor.buffer_address()
+            if written.get(name) != address:
+                written[name] = address
+                for common, i in places.get(name, ()):
+                    common[i] = address
+        for name, number in scalars.items():
+            if written.get(name) != number:
+                written[name] = number
+                for common, i in places.get(name, ()):
+                    common[i] = number
 
 
 def _ranges(cores: Sequence[tuple[int, int]]) -> Any:

@@ -49,13 +49,13 @@ void refuse(const std::string& what, const std::string& got, const std::string& 
     TT_THROW("{}", text);
 }
 
-std::vector<std::uint32_t> sizes_of(const std::string& name, const ttnn::Tensor& tensor, std::size_t rank) {
-    const std::vector<std::uint32_t> found = sizes(tensor);
-    if (found.size() != rank) {
-        refuse(name + " has the wrong number of dimensions", in_words(found),
+std::uint32_t size_of(const char* name, const ttnn::Tensor& tensor, std::size_t rank, std::size_t i) {
+    const auto& shape = tensor.logical_shape();
+    if (shape.rank() != rank) {
+        refuse(std::string(name) + " has the wrong number of dimensions", in_words(sizes(tensor)),
                std::to_string(rank) + " dimensions");
     }
-    return found;
+    return shape[static_cast<int>(i)];
 }
 
 void check_tensor(const std::string& name, const ttnn::Tensor& tensor,

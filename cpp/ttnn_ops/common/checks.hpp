@@ -14,8 +14,8 @@ namespace ttnn::operations::experimental::moe {
 [[noreturn]] void refuse(const std::string& what, const std::string& got, const std::string& expected,
                          const std::string& remedy = "");
 
-// Sizes of a tensor that has `rank` dimensions; throws if it has not.
-std::vector<std::uint32_t> sizes_of(const std::string& name, const ttnn::Tensor& tensor, std::size_t rank);
+// Size `i` of a tensor that has `rank` dimensions; throws if it has not.
+std::uint32_t size_of(const char* name, const ttnn::Tensor& tensor, std::size_t rank, std::size_t i);
 
 // A tensor that goes into a kernel: its form, on the device of another, interleaved in DRAM. Throws what is
 // wrong, and the ttnn call that makes it right.

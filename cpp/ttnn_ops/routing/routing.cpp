@@ -18,7 +18,7 @@ std::tuple<ttnn::Tensor, ttnn::Tensor, ttnn::Tensor> moe_routing(
         const auto& [counts, tokens, weights] = *output_tensors;
         outputs = {counts, tokens, weights};
     }
-    const std::uint32_t T = moe::sizes_of("topk_ids", topk_ids, 2)[0];
+    const std::uint32_t T = moe::size_of("topk_ids", topk_ids, 2, 0);
     const auto made = prim::moe_routing(topk_ids, topk_weights, device_expert_mapping, num_experts,
                                         token_bound.value_or(moe::bound_of(T)), outputs);
     return {made[0], made[1], made[2]};

@@ -10,12 +10,12 @@ using namespace tt::tt_metal;
 
 planner::Problem DownDeviceOperation::problem(const operation_attributes_t& attributes,
                                               const tensor_args_t& tensors) {
-    return {.T = sizes_of("routed_tokens", tensors.routed_tokens, 2)[1],
-            .E = sizes_of("num_routed_tokens", tensors.num_routed_tokens, 2)[1],
-            .E_local = sizes_of("device_expert_mapping", tensors.device_expert_mapping, 2)[1],
+    return {.T = size_of("routed_tokens", tensors.routed_tokens, 2, 1),
+            .E = size_of("num_routed_tokens", tensors.num_routed_tokens, 2, 1),
+            .E_local = size_of("device_expert_mapping", tensors.device_expert_mapping, 2, 1),
             .K = attributes.experts_per_token,
-            .H = sizes_of("weight", tensors.weight, 3)[2],
-            .I = sizes_of("activations", tensors.activations, 2)[1],
+            .H = size_of("weight", tensors.weight, 3, 2),
+            .I = size_of("activations", tensors.activations, 2, 1),
             .weight_format = name_of(tensors.weight.dtype()),
             .out_format = name_of(attributes.output_dtype)};
 }

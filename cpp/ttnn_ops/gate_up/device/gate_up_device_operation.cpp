@@ -10,19 +10,19 @@ using namespace tt::tt_metal;
 
 planner::Problem GateUpDeviceOperation::problem(const operation_attributes_t& attributes,
                                                 const tensor_args_t& tensors) {
-    return {.T = sizes_of("routed_tokens", tensors.routed_tokens, 2)[1],
-            .E = sizes_of("num_routed_tokens", tensors.num_routed_tokens, 2)[1],
-            .E_local = sizes_of("device_expert_mapping", tensors.device_expert_mapping, 2)[1],
+    return {.T = size_of("routed_tokens", tensors.routed_tokens, 2, 1),
+            .E = size_of("num_routed_tokens", tensors.num_routed_tokens, 2, 1),
+            .E_local = size_of("device_expert_mapping", tensors.device_expert_mapping, 2, 1),
             .K = attributes.experts_per_token,
-            .H = sizes_of("hidden", tensors.hidden, 2)[1],
-            .I = sizes_of("gate", tensors.gate, 3)[2],
+            .H = size_of("hidden", tensors.hidden, 2, 1),
+            .I = size_of("gate", tensors.gate, 3, 2),
             .weight_format = name_of(tensors.gate.dtype())};
 }
 
 void GateUpDeviceOperation::validate_on_program_cache_miss(const operation_attributes_t& attributes,
                                                            const tensor_args_t& tensors) {
     const planner::Problem sizes = problem(attributes, tensors);
-    const std::uint32_t T = sizes_of("hidden", tensors.hidden, 2)[0];
+    const std::uint32_t T = size_of("hidden", tensors.hidden, 2, 0);
     const auto check = [&](const char* name, const ttnn::Tensor& tensor,
                            const std::vector<std::uint32_t>& shape, const std::vector<DataType>& dtypes,
                            Layout layout) {
@@ -63,7 +63,7 @@ GateUpDeviceOperation::tensor_return_value_t GateUpDeviceOperation::create_outpu
 ttsl::hash::hash_t GateUpDeviceOperation::compute_program_hash(const operation_attributes_t& attributes,
                                                                const tensor_args_t& tensors) {
     const planner::Problem sizes = problem(attributes, tensors);
-    const std::uint32_t T = sizes_of("hidden", tensors.hidden, 2)[0];
+    const std::uint32_t T = size_of("hidden", tensors.hidden, 2, 0);
     const ttnn::Tensor& beside = tensors.hidden;
     return hash_of<GateUpDeviceOperation>(
         sizes, T == 0 || T > sizes.T, key_of(tensors.hidden, beside, T),

@@ -12,8 +12,8 @@ planner::Problem RoutingDeviceOperation::problem(const operation_attributes_t& a
                                                  const tensor_args_t& tensors) {
     return {.T = attributes.token_bound,
             .E = attributes.num_experts,
-            .E_local = sizes_of("device_expert_mapping", tensors.device_expert_mapping, 2)[1],
-            .K = sizes_of("topk_ids", tensors.topk_ids, 2)[1],
+            .E_local = size_of("device_expert_mapping", tensors.device_expert_mapping, 2, 1),
+            .K = size_of("topk_ids", tensors.topk_ids, 2, 1),
             .H = planner::kTile,  // routing depends on neither H nor I
             .I = planner::kTile};
 }
@@ -21,7 +21,7 @@ planner::Problem RoutingDeviceOperation::problem(const operation_attributes_t& a
 void RoutingDeviceOperation::validate_on_program_cache_miss(const operation_attributes_t& attributes,
                                                             const tensor_args_t& tensors) {
     const planner::Problem sizes = problem(attributes, tensors);
-    const std::uint32_t T = sizes_of("topk_ids", tensors.topk_ids, 2)[0];
+    const std::uint32_t T = size_of("topk_ids", tensors.topk_ids, 2, 0);
     const auto check = [&](const char* name, const ttnn::Tensor& tensor,
                            const std::vector<std::uint32_t>& shape, DataType dtype) {
         check_tensor(name, tensor, shape, {dtype}, Layout::ROW_MAJOR, tensors.topk_ids);
@@ -69,7 +69,7 @@ RoutingDeviceOperation::tensor_return_value_t RoutingDeviceOperation::create_out
 ttsl::hash::hash_t RoutingDeviceOperation::compute_program_hash(const operation_attributes_t& attributes,
                                                                 const tensor_args_t& tensors) {
     const planner::Problem sizes = problem(attributes, tensors);
-    const std::uint32_t T = sizes_of("topk_ids", tensors.topk_ids, 2)[0];
+    const std::uint32_t T = size_of("topk_ids", tensors.topk_ids, 2, 0);
     const std::uint32_t columns = planner::padded_tokens(sizes);
     const ttnn::Tensor& beside = tensors.topk_ids;
     const auto output = [&](std::size_t i, std::uint32_t rows, std::uint32_t width, DataType dtype) {

@@ -17,7 +17,7 @@ Call RoutingDeviceOperation::call(const operation_attributes_t&, const tensor_ar
                         {"num_routed_tokens", outputs[0]},
                         {"routed_tokens", outputs[1]},
                         {"routed_token_weights", outputs[2]}},
-            .scalars = {{"T", sizes_of("topk_ids", tensors.topk_ids, 2)[0]}}};
+            .scalars = {{"T", size_of("topk_ids", tensors.topk_ids, 2, 0)}}};
 }
 
 }  // namespace ttnn::operations::experimental::moe

@@ -10,9 +10,9 @@ using namespace tt::tt_metal;
 
 planner::Problem SiluMulDeviceOperation::problem(const operation_attributes_t&,
                                                  const tensor_args_t& tensors) {
-    const std::vector<std::uint32_t> shape = sizes_of("gate", tensors.gate, 2);
+    const auto size = [&](std::size_t i) { return size_of("gate", tensors.gate, 2, i); };
     // as one expert that every row goes to
-    return {.T = shape[0], .E = 1, .E_local = 1, .K = 1, .H = planner::kTile, .I = shape[1]};
+    return {.T = size(0), .E = 1, .E_local = 1, .K = 1, .H = planner::kTile, .I = size(1)};
 }
 
 void SiluMulDeviceOperation::validate_on_program_cache_miss(const operation_attributes_t& attributes,
