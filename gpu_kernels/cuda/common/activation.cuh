@@ -9,9 +9,6 @@
 #ifndef BIASED
 #define BIASED 0
 #endif
-#ifndef BIAS32
-#define BIAS32 0  // biases are fp32, or else bf16
-#endif
 
 // A NaN stays one.
 __device__ __forceinline__ float activated(float gate, float up) {
@@ -25,12 +22,16 @@ __device__ __forceinline__ float activated(float gate, float up) {
 #endif
 }
 
-__device__ __forceinline__ float bias_at(const void* biases, u64 i) {
-#if !BIASED
-    return 0.0f;
-#elif BIAS32
-    return static_cast<const float*>(biases)[i];
+// bf16 or fp32: the other pointer is null.
+struct Biases {
+    const u16* bf16;
+    const float* fp32;
+
+    __device__ __forceinline__ float operator[](u64 i) const {
+#if BIASED
+        return fp32 ? fp32[i] : __uint_as_float(static_cast<u32>(bf16[i]) << 16);
 #else
-    return __uint_as_float(static_cast<u32>(static_cast<const u16*>(biases)[i]) << 16);
+        return 0.0f;
 #endif
-}
+    }
+};

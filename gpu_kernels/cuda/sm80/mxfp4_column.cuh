@@ -36,7 +36,8 @@ struct Column {
 
     // Request chunk i of this warp.
     __device__ __forceinline__ void load(int i, uint4 (&to)[ROW_TILES][2]) const {
-        const bool here = 4 * (first + step * i) + threadIdx.x % 4 < groups;
+        const int group = 4 * (first + step * i) + static_cast<int>(threadIdx.x % 4);
+        const bool here = group < groups;
         const unsigned char* from = weights + static_cast<u64>(step * i) * 64;
 #pragma unroll
         for (int m = 0; m < ROW_TILES; ++m)

@@ -6,7 +6,7 @@
 // | act      | [T*K, I]     | bf16  | of mxfp4_few_gate_up; row-major, 16 bytes       |
 // | blocks   | [E, H, I/2]  | uint8 | 16 bytes                                        |
 // | scales   | [E, H, I/32] | uint8 | 16 bytes                                        |
-// | biases   | [E, H]       | bf16, fp32 (BIAS32) | BIASED 0: null                    |
+// | biases, biases32 | [E, H] | bf16, fp32 | one is null; BIASED 0: both             |
 // | ids, expert_map, num_tokens |  |  | as routing_sort                             |
 // | weights  | [T, K]       | fp32  | of a pair without an expert: not used           |
 // | out      | [T, H]       | bf16; OUT32: fp32 | out; ADD: added to                  |
@@ -36,7 +36,7 @@ constexpr int K = TOP_K, ROWS = 16 * ROW_TILES;
 
 extern "C" __global__ void __launch_bounds__(32 * K * SPLIT)
     mxfp4_few_down(const u16* act, const unsigned char* blocks, const unsigned char* scales,
-                   const void* biases, const Id* ids, const int* expert_map, const int* num_tokens,
+                   const u16* biases, const float* biases32, const Id* ids, const int* expert_map, const int* num_tokens,
                    const float* weights, void* out, int P, int E_ids, int H, int I) {
     auto* parts = reinterpret_cast<float (*)[ROWS]>(dynamic_memory());
     const int groups = I / 32, x_units = (I + CHUNK - 1) / CHUNK * 16;
@@ -74,7 +74,7 @@ extern "C" __global__ void __launch_bounds__(32 * K * SPLIT)
         for (int i = 0; i < 2 * ROW_TILES; ++i) {
             const int r = 8 * i + lane / 4;
             float sum = sums[i / 2][i % 2];
-            if (BIASED && part == 0 && e >= 0) sum += bias_at(biases, first_row + r);
+            if (BIASED && part == 0 && e >= 0) sum += Biases{biases, biases32}[first_row + r];
             parts[warp][r] = e >= 0 ? weight * sum : 0.0f;
         }
     }

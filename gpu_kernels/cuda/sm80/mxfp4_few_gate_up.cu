@@ -6,7 +6,7 @@
 // | hidden   | [T, H]       | bf16  | row-major, 16 bytes                                               |
 // | blocks   | [E, 2I, H/2] | uint8 | 16 bytes; gate row c is row c * row_step, its up row up_rows later |
 // | scales   | [E, 2I, H/32] | uint8 | 16 bytes; rows as of blocks                                      |
-// | biases   | [E, 2I]      | bf16, fp32 (BIAS32) | rows as of blocks; BIASED 0: null                   |
+// | biases, biases32 | [E, 2I] | bf16, fp32 | rows as of blocks; one is null; BIASED 0: both            |
 // | ids, expert_map, num_tokens |  |  | as routing_sort                                               |
 // | act      | [P, I]       | bf16  | out; rows of pairs without an expert are not written              |
 //
@@ -26,7 +26,7 @@ constexpr int ROWS = 16 * ROW_TILES;
 
 extern "C" __global__ void __launch_bounds__(32 * WARPS)
     mxfp4_few_gate_up(const u16* hidden, const unsigned char* blocks, const unsigned char* scales,
-                      const void* biases, const Id* ids, const int* expert_map, const int* num_tokens,
+                      const u16* biases, const float* biases32, const Id* ids, const int* expert_map, const int* num_tokens,
                       u16* act, int P, int E_ids, int K, int H, int I, int row_step, int up_rows) {
     auto* parts = reinterpret_cast<float (*)[ROWS]>(dynamic_memory());
     uint4* x = reinterpret_cast<uint4*>(dynamic_memory() + WARPS * ROWS * 4);
@@ -68,7 +68,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS)
     const int c = threadIdx.x;
     if (c >= 8 * ROW_TILES) return;
     const u64 row = first_row + c * row_step;
-    float gate = bias_at(biases, row), up = bias_at(biases, row + up_rows);
+    float gate = Biases{biases, biases32}[row], up = Biases{biases, biases32}[row + up_rows];
 #pragma unroll
     for (int w = 0; w < WARPS; ++w) {
         gate += parts[w][c / 8 * 16 + c % 8];

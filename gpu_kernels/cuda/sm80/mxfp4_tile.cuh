@@ -14,9 +14,9 @@ constexpr int SUMS_STRIDE = 68;  // of 64 sums of a row of a tile: lanes that wr
 
 struct Mlp {
     const unsigned char *gate_up_blocks, *gate_up_scales;
-    const void* gate_up_biases;
+    Biases gate_up_biases;
     const unsigned char *down_blocks, *down_scales;
-    const void* down_biases;
+    Biases down_biases;
     const u16* hidden;
     const int* row_tokens;
     u16 *act, *out;
@@ -179,8 +179,8 @@ __device__ __forceinline__ void write_kept(const float* memory, const Item& item
             const u64 row =
                 static_cast<u64>(item.of.expert) * (is_down ? given.H : 2 * given.I) +
                 (channel + i) * (is_down ? 1 : given.row_step);
-            bias[0][i] = bias_at(is_down ? given.down_biases : given.gate_up_biases, row);
-            bias[1][i] = is_down ? 0.0f : bias_at(given.gate_up_biases, row + given.up_rows);
+            bias[0][i] = is_down ? given.down_biases[row] : given.gate_up_biases[row];
+            bias[1][i] = is_down ? 0.0f : given.gate_up_biases[row + given.up_rows];
         }
     for (int n = threadIdx.x / quads; n < item.of.rows; n += 32 * W / quads) {
         const int at = n * SUMS_STRIDE + (is_down ? 4 * q : q / 2 * 16 + q % 2 * 4);
