@@ -90,6 +90,7 @@ struct Ring {
     u32 two;                 // bytes from one of this lane's low rows to the next
     int group;               // of this lane's next 16 bytes of weights
     int groups;              // of the item
+    int even_units = 0, odd_units = 0;  // of scales of an even and an odd item, 16 bytes each
     int left = 0;            // stages of this item that this warp has not requested
     int item = 0;            // that is prepared next
     int at = 0;              // bytes from the ring to the stage that is filled next
@@ -153,10 +154,12 @@ struct Ring {
         const int run_rows = min(R - channel, channels) * step, units = run_rows * groups / 16;
         const unsigned char* scales = (is_down ? given.down_scales : given.gate_up_scales) + row * groups;
         const u32 to_scales = shared_address(dynamic_memory()) + memory.scales + slot * memory.scale_bytes;
-        for (int run = 0; run < runs; ++run)
-            for (int i = threadIdx.x; i < units; i += THREADS)
-                copy_16(to_scales + (run * units + i) * 16,
-                        scales + static_cast<u64>(run * given.up_rows) * groups + i * 16);
+        (slot ? odd_units : even_units) = runs * units;
+        for (int i = threadIdx.x; i < runs * units; i += THREADS) {
+            const int run = i >= units;
+            copy_16(to_scales + i * 16,
+                    scales + static_cast<u64>(run * given.up_rows) * groups + (i - run * units) * 16);
+        }
 
         if (is_down && !next.ready) {
             if (lane == 0)
@@ -181,8 +184,9 @@ struct Ring {
         return unit / 16 * 16 + place_of_x(row, unit % 4, unit / 4 % 4);
     }
 
-    // x of an item, in the order of products: each thread what it copied itself, when that has landed.
-    __device__ __forceinline__ void permute(const Item& item, int slot) const {
+    // When this thread's copies for an item have landed: its x, in the order of products. Whether one of its
+    // scales is large.
+    __device__ __forceinline__ bool permute(const Item& item, int slot) const {
         unsigned char* x = dynamic_memory() + memory.x + slot * memory.x_bytes;
         const int units = units_of_x(item.kind == DOWN ? given.I : given.H);
         for (int n = 0; n < item.of.rows; ++n)
@@ -190,6 +194,12 @@ struct Ring {
                 uint4* words = reinterpret_cast<uint4*>(x + n * memory.row_bytes) + unit_of_x(n, unit);
                 *words = pairs_of(*words);
             }
+        const uint4* scales =
+            reinterpret_cast<const uint4*>(dynamic_memory() + memory.scales + slot * memory.scale_bytes);
+        u32 all = 0;
+        for (int i = threadIdx.x; i < (slot ? odd_units : even_units); i += THREADS)
+            all |= scales[i].x | scales[i].y | scales[i].z | scales[i].w;
+        return is_large(all);
     }
 
     // Copies of one more stage, while the block computes item `computing`.
@@ -240,20 +250,44 @@ struct Ring {
     }
 };
 
-// 16 rows by 128 channels. weights: a stage, from the chunk on; x: chunk of the first row.
+// 16 rows by 128 channels. x: chunk of the first row.
 template <int G, bool LARGE>
 __device__ __forceinline__ void multiply_chunk(float (&sums)[2][G][4], const uint4& low, const uint4& high,
                                                u32 low_scale, u32 high_scale, const unsigned char* x,
                                                int row_bytes) {
     const int row = threadIdx.x % 32 / 4 % MAX_N, t = threadIdx.x % 4;
-    const Factor by_low = Factor::of<LARGE>(low_scale), by_high = Factor::of<LARGE>(high_scale);
+    uint4 b[4][G];
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-        uint4 b[G];
+    for (int i = 0; i < 4; ++i)
 #pragma unroll
         for (int j = 0; j < G; ++j)
-            b[j] = reinterpret_cast<const uint4*>(x + j * 8 * row_bytes)[place_of_x(row, i, t)];
-        multiply_word<LARGE, G>(sums[i % 2], word_of(low, i), word_of(high, i), by_low, by_high, b);
+            b[i][j] = reinterpret_cast<const uint4*>(x + j * 8 * row_bytes)[place_of_x(row, i, t)];
+    const Factor by_low = Factor::of<LARGE>(low_scale), by_high = Factor::of<LARGE>(high_scale);
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+        multiply_word<LARGE, G>(sums[i % 2], word_of(low, i), word_of(high, i), by_low, by_high, b[i]);
+}
+
+// 16 rows by the chunks of stage s. scales: of the low row; x: of the first row.
+template <int G, bool LARGE>
+__device__ __forceinline__ void multiply_stage(float (&sums)[2][G][4], const unsigned char* stage,
+                                               const unsigned char* scales, int high_scales, int groups, int s,
+                                               const unsigned char* x, int row_bytes) {
+    const int lane = threadIdx.x % 32, t = lane % 4;
+    uint4 words[CHUNKS][2];
+    u32 of[CHUNKS][2];
+#pragma unroll
+    for (int j = 0; j < CHUNKS; ++j)
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+            words[j][h] = *reinterpret_cast<const uint4*>(stage + place(lane / 4 + 8 * h, 4 * j + t));
+            of[j][h] = scales[min(4 * (s * CHUNKS + j) + t, groups - 1) + h * high_scales];
+        }
+#pragma unroll
+    for (int j = 0; j < CHUNKS; ++j) {
+        const int c = s * CHUNKS + j;
+        if (4 * c >= groups) break;
+        multiply_chunk<G, LARGE>(sums, words[j][0], words[j][1], of[j][0], of[j][1], x + c * 256, row_bytes);
     }
 }
 
@@ -289,7 +323,7 @@ __device__ __forceinline__ void write(const float (&sums)[2][G][4], const Item& 
 template <int G>
 __device__ __forceinline__ void run(Ring& ring, int& here, int computing, int done, const Item& item) {
     const bool is_down = item.kind == DOWN;
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, t = lane % 4;
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const int depth = is_down ? ring.given.I : ring.given.H, groups = depth / 32;
     const int step = is_down ? 1 : ring.given.row_step;
     const int channels = is_down ? 16 : 8, row = warp * channels + lane / 4;
@@ -304,6 +338,7 @@ __device__ __forceinline__ void run(Ring& ring, int& here, int computing, int do
                              lane / 4 % MAX_N * ring.memory.row_bytes;
     const unsigned char* stages = dynamic_memory() + warp * RING_BYTES;
     float sums[2][G][4] = {};
+    bool large = false;
     const int count = Ring::stages_of(depth);
 #pragma unroll 1
     for (int s = 0; s < count; ++s) {
@@ -312,8 +347,8 @@ __device__ __forceinline__ void run(Ring& ring, int& here, int computing, int do
         else
             copies_wait<DEPTH - 1>();
         if (s == 0) {
-            ring.permute(item, computing % 2);
-            __syncthreads();  // all copies and activations of this item are there
+            // all copies and activations of this item are there
+            large = __syncthreads_or(ring.permute(item, computing % 2));
             if (done >= 0 && threadIdx.x == 0) add_release(&ring.work.tiles[done].done, 1);
             for (int waiting = ring.missing; waiting > 0; --waiting) {
                 --ring.missing;
@@ -321,23 +356,10 @@ __device__ __forceinline__ void run(Ring& ring, int& here, int computing, int do
             }
         }
         __syncwarp();
-        if (own)
-#pragma unroll
-            for (int j = 0; j < CHUNKS; ++j) {
-                const int c = s * CHUNKS + j;
-                if (4 * c >= groups) break;
-                const unsigned char* stage = stages + here;
-                const uint4 low = *reinterpret_cast<const uint4*>(stage + place(lane / 4, 4 * j + t));
-                const uint4 high = *reinterpret_cast<const uint4*>(stage + place(lane / 4 + 8, 4 * j + t));
-                const int group = min(4 * c + t, groups - 1);
-                const u32 low_scale = scales[group], high_scale = scales[group + high_scales];
-                if (__ballot_sync(~0u, is_large(low_scale | high_scale)))
-                    multiply_chunk<G, true>(sums, low, high, low_scale, high_scale, x + c * 256,
-                                            ring.memory.row_bytes);
-                else
-                    multiply_chunk<G, false>(sums, low, high, low_scale, high_scale, x + c * 256,
-                                             ring.memory.row_bytes);
-            }
+        if (own && large)
+            multiply_stage<G, true>(sums, stages + here, scales, high_scales, groups, s, x, ring.memory.row_bytes);
+        else if (own)
+            multiply_stage<G, false>(sums, stages + here, scales, high_scales, groups, s, x, ring.memory.row_bytes);
         __syncwarp();
         ring.request(computing);
         here = here + STAGE_BYTES == RING_BYTES ? 0 : here + STAGE_BYTES;
