@@ -2,6 +2,8 @@
 
     out[t] = sum over k of  w[t,k] * (silu(x[t] Wg_e) * (x[t] Wu_e)) Wd_e,   e = ids[t,k],  silu(z) = z / (1 + exp(-z))
 
+Experts may have biases and another activation: see `Experts` and `activations.py`.
+
 Names: T tokens, E experts, K experts per token, H hidden size, I expert intermediate size, D devices.
 """
 
@@ -12,6 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from .activations import SILU
 from .errors import ContractError
 from .experts import Experts
 from .memory import check_tensors, first_shared
@@ -55,6 +58,7 @@ class Problem:
         weight_format, gate_up_order: format and gate_up_order of the Experts.
         device: device type of the tensors ("cpu", "cuda", ...).
         D: devices that share the experts.
+        activation, biased: of the Experts.
     """
 
     T: int
@@ -68,6 +72,8 @@ class Problem:
     gate_up_order: str = "halves"
     device: str = "cpu"
     D: int = 1
+    activation: str = SILU
+    biased: bool = False
 
     def __post_init__(self) -> None:
         if self.T < 0 or min(self.E, self.K, self.H, self.I, self.D) < 1:
@@ -85,7 +91,15 @@ class Problem:
     def __str__(self) -> str:
         sizes = ", ".join(f"{name}={getattr(self, name)}" for name in ("T", "E", "K", "H", "I"))
         devices = self.device if self.D == 1 else f"{self.D} {self.device}"
-        return f"{sizes}, {str(self.dtype).removeprefix('torch.')}, {self.weight_format} weights, on {devices}"
+        kind = f"{str(self.dtype).removeprefix('torch.')}, {self.weight_format} weights"
+        kind += ", biases" * self.biased + f", {self.activation}" * (self.activation != SILU)
+        return f"{sizes}, {kind}, on {devices}"
+
+    def beyond_silu(self) -> str | None:
+        """Why kernels that compute silu(gate) * up without biases do not run this problem, or None."""
+        if self.activation != SILU:
+            return f"it computes silu(gate) * up, not {self.activation!r}"
+        return "it adds no biases" if self.biased else None
 
     @classmethod
     def of(
@@ -104,6 +118,8 @@ class Problem:
             experts.gate_up_order,
             experts.device.type,
             D,
+            experts.activation,
+            experts.biased,
         )
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from .activations import ACTIVATIONS, SILU
 from .errors import ContractError
 from .formats import get_format, int4_24, mxfp4
 from .memory import check_tensors
@@ -19,16 +20,17 @@ GATE_UP_ORDERS = ("halves", "interleaved")
 
 @dataclass(frozen=True, eq=False)
 class Experts:
-    """Weights of E experts that each compute (silu(x Wg) * (x Wu)) Wd.
+    """Weights of E experts that each compute act(x Wg, x Wu) Wd; with biases act(x Wg + bg, x Wu + bu) Wd + bd.
 
     Attributes:
         format: a name in ttnn_moe.formats.FORMATS.
         E, H, I: logical sizes.
         tensors: the format's named tensors (64-bit words are held as int64).
         gate_up_order: "halves" (gate rows, then up rows) or "interleaved" (gate and up rows alternate).
+        activation: a name in ttnn_moe.activations.ACTIVATIONS.
 
     Raises:
-        ContractError: unknown format or order of rows, or tensors that break the format.
+        ContractError: unknown format, order of rows or activation, or tensors that break the format.
     """
 
     format: str
@@ -37,16 +39,16 @@ class Experts:
     I: int
     tensors: Mapping[str, Tensor]
     gate_up_order: str = "halves"
+    activation: str = SILU
 
     def __post_init__(self) -> None:
         if min(self.E, self.H, self.I) < 1:
             raise ContractError(
                 "sizes must be positive", got=f"E={self.E}, H={self.H}, I={self.I}", expected="E, H, I >= 1"
             )
-        if self.gate_up_order not in GATE_UP_ORDERS:
-            raise ContractError(
-                "unknown gate_up_order", got=repr(self.gate_up_order), expected=f"one of {list(GATE_UP_ORDERS)}"
-            )
+        for name, known in (("gate_up_order", GATE_UP_ORDERS), ("activation", ACTIVATIONS)):
+            if getattr(self, name) not in known:
+                raise ContractError(f"unknown {name}", got=repr(getattr(self, name)), expected=f"one of {list(known)}")
         get_format(self.format).check(self)
         if torch.compiler.is_dynamo_compiling():  # the op checks when it runs
             return
@@ -104,13 +106,22 @@ class Experts:
         gate_up_scales: Tensor,
         down_blocks: Tensor,
         down_scales: Tensor,
+        gate_up_bias: Tensor | None = None,
+        down_bias: Tensor | None = None,
         *,
+        activation: str = SILU,
         gate_up_order: str = "halves",
     ) -> Experts:
         """From e2m1 blocks [E, 2I, H/2] and [E, H, I/2] and ue8m0 scales [E, 2I, H/32] and [E, H, I/32], zero-copy.
 
         All are uint8. Contiguous blocks [E, R, K/32, 16], as gpt-oss stores them, are taken too.
-        gate_up_order: of the rows 2I. `ttnn_moe.formats.mxfp4` says what a byte holds;
+
+        Args:
+            gate_up_bias, down_bias: [E, 2I] and [E, H], both bf16 or both fp32; or neither.
+            activation: "silu", or gpt-oss's "clamped_swiglu". `ttnn_moe.activations` defines both.
+            gate_up_order: of the rows 2I, in weights, scales and bias. gpt-oss has "interleaved".
+
+        `ttnn_moe.formats.mxfp4` says what a byte holds;
         `ttnn_moe.formats.quantise_mxfp4` makes the bytes. All scales are read once, here.
 
         Raises:
@@ -130,7 +141,11 @@ class Experts:
                     expected="[E, R, K/2], or [E, R, K/32, 16] contiguous",
                 )
         (E, _, half_H), half_I = blocks["gate_up_blocks"].shape, blocks["down_blocks"].shape[2]
-        experts = cls(mxfp4.NAME, E, 2 * half_H, 2 * half_I, {**blocks, **scales}, gate_up_order=gate_up_order)
+        named = {"gate_up_bias": gate_up_bias, "down_bias": down_bias}
+        biases = {name: bias for name, bias in named.items() if bias is not None}
+        check_tensors(**biases)
+        tensors = {**blocks, **scales, **biases}
+        experts = cls(mxfp4.NAME, E, 2 * half_H, 2 * half_I, tensors, gate_up_order, activation)
         if watcher(()) is None:  # a tracer has no values
             mxfp4.check_scales(**scales)
         return experts
@@ -156,6 +171,20 @@ class Experts:
     def device(self) -> torch.device:
         return next(iter(self.tensors.values())).device
 
+    @property
+    def biased(self) -> bool:
+        """Whether the experts have biases: tensors gate_up_bias [E, 2I], in gate_up_order, and down_bias [E, H]."""
+        return "gate_up_bias" in self.tensors
+
+    def biases(self, e: int) -> tuple[Tensor, Tensor] | None:
+        """Logical biases of expert e, fp32: gate_up [2I] (gate first) and down [H]; None: it has none."""
+        if not self.biased:
+            return None
+        gate_up, down = (self.tensors[name][e].float() for name in ("gate_up_bias", "down_bias"))
+        if self.gate_up_order == "interleaved":
+            gate_up = torch.cat([gate_up[0::2], gate_up[1::2]])
+        return gate_up, down
+
     def dequantize(self, e: int) -> tuple[Tensor, Tensor]:
         """Logical weights of expert e: gate_up [2I, H] (gate rows first) and down [H, I]."""
         return get_format(self.format).dequantize(self, e)
@@ -177,13 +206,13 @@ class Experts:
 
     @property
     def spec(self) -> str:
-        """Format, order of rows and tensor names, for `from_spec`; no sizes, which torch.compile may keep symbolic."""
-        return "|".join((self.format, self.gate_up_order, ",".join(self.tensors)))
+        """Format, order of rows, activation, tensor names, for `from_spec`; torch.compile may keep sizes symbolic."""
+        return "|".join((self.format, self.gate_up_order, self.activation, ",".join(self.tensors)))
 
     @classmethod
     def from_spec(cls, spec: str, sizes: Sequence[int], tensors: Sequence[Tensor]) -> Experts:
         """Inverse of `spec` and `sizes`; tensors in the order of the names in spec."""
-        fmt, order, names = spec.split("|")
+        fmt, order, activation, names = spec.split("|")
         named = dict(zip(names.split(","), tensors, strict=True))
         E, H, I = sizes
-        return cls(fmt, E, H, I, named, order)
+        return cls(fmt, E, H, I, named, order, activation)

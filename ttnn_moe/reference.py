@@ -17,6 +17,7 @@ from threading import Lock
 import torch
 from torch import Tensor
 
+from .activations import ALPHA, LIMIT, SILU
 from .backend import Numerics, Prepared, Probe
 from .contract import Experts, Placement, Problem, Routing
 from .reference_products import PRODUCTS, Products, products_of
@@ -98,7 +99,7 @@ class ReferenceBackend:
             sizes = [end - start for _, start, end in block]
             for (e, _, _), a, b in zip(block, x.split(sizes), both.split(sizes), strict=True):
                 products.multiply(a, "gate_up", e, b)
-            _silu_mul(*_split(both, experts), space.product[:n], act)
+            _activate(experts.activation, *_split(both, experts), space.product[:n], act)
             rows = space.expert_out[first : first + n]
             for (e, _, _), a, b in zip(block, act.split(sizes), rows.split(sizes), strict=True):
                 products.multiply(a, "down", e, b)
@@ -111,10 +112,15 @@ class ReferenceBackend:
         return _step(hidden, routing, experts, row_align, _gate_and_up(experts)[1])
 
     def gate_up(self, hidden: Tensor, routing: Routing, experts: Experts, row_align: int) -> Tensor:
-        return _step(hidden, routing, experts, row_align, None, lambda both: self.silu_mul(*_split(both, experts)))
+        def finish(both: Tensor) -> Tensor:
+            gate, up = _split(both, experts)
+            product, act = torch.empty(gate.shape, dtype=torch.float32), torch.empty(gate.shape, dtype=hidden.dtype)
+            return _activate(experts.activation, gate, up, product, act)
+
+        return _step(hidden, routing, experts, row_align, None, finish)
 
     def silu_mul(self, gate: Tensor, up: Tensor) -> Tensor:
-        return _silu_mul(gate, up, torch.empty(gate.shape, dtype=torch.float32), torch.empty_like(gate))
+        return _activate(SILU, gate, up, torch.empty(gate.shape, dtype=torch.float32), torch.empty_like(gate))
 
     def down_projection(
         self, activations: Tensor, routing: Routing, experts: Experts, row_align: int, out: Tensor, accumulate: bool
@@ -228,11 +234,16 @@ def _split(both: Tensor, experts: Experts) -> tuple[Tensor, Tensor]:
     return both[..., gate], both[..., up]
 
 
-def _silu_mul(gate: Tensor, up: Tensor, product: Tensor, out: Tensor) -> Tensor:
-    """silu(gate) * up in fp32 (product is scratch), rounded once to out."""
+def _activate(activation: str, gate: Tensor, up: Tensor, product: Tensor, out: Tensor) -> Tensor:
+    """The activation in fp32, rounded once to out. product is scratch; clamped_swiglu cuts up in place."""
     product.copy_(gate)
-    torch.nn.functional.silu(product, inplace=True)
-    product.mul_(up)
+    if activation == SILU:
+        torch.nn.functional.silu(product, inplace=True)
+        product.mul_(up)
+    else:  # gate * sigmoid(ALPHA * gate) is silu(ALPHA * gate) / ALPHA
+        product.clamp_(max=LIMIT).mul_(ALPHA)
+        torch.nn.functional.silu(product, inplace=True).mul_(1 / ALPHA)
+        product.addcmul_(product, up.clamp_(-LIMIT, LIMIT))
     return out.copy_(product)
 
 

@@ -25,7 +25,7 @@ class Products(Protocol):
     gate_up_dtype: torch.dtype
 
     def multiply(self, x: Tensor, name: str, e: int, out: Tensor, rows: slice | None = None) -> None:
-        """out [n, N] = x [n, M] times the transpose of a weight of expert e.
+        """out [n, N] = x [n, M] times the transpose of a weight of expert e, plus its bias if it has one.
 
         Args:
             name: "gate_up" [2I, H], its rows as they are stored, or "down" [H, I].
@@ -83,7 +83,10 @@ class DecodedProducts(ABC):
             some = wanted[start : start + self._block[name]]
             weight = self.decode(name, e, slice(some.start, some.stop, some.step))
             product = self._product[: len(x) * len(weight)].view(len(x), len(weight))
-            out[:, start : start + len(weight)] = torch.mm(x, weight.t(), out=product)
+            torch.mm(x, weight.t(), out=product)
+            if (biases := self._tensors.get(f"{name}_bias")) is not None:
+                product += biases[e, some.start : some.stop : some.step]
+            out[:, start : start + len(weight)] = product
 
 
 class Int4_24Products(DecodedProducts):

@@ -11,8 +11,9 @@ from torch.fx.experimental.proxy_tensor import make_fx
 import ttnn_moe
 from assertions import assert_close
 from format_cases import check_against_oracle, check_workspace
+from mxfp4_cases import as_gpt_oss, interleaved, spoil_idle
 from ttnn_moe import BackendUnavailable, ContractError, Experts, Placement, Problem, Routing, registry
-from ttnn_moe.formats.mxfp4 import dequantise, pack, unpack
+from ttnn_moe.formats.mxfp4 import BIASES, TENSORS, dequantise, pack, unpack
 from ttnn_moe.formats.quantise_mxfp4 import quantise_experts
 from ttnn_moe.reference_products import Mxfp4Products
 from ttnn_moe.selfcheck.edges import CASES, Case, Inputs
@@ -85,6 +86,10 @@ def spoilt(name: str, where: tuple[int, ...]) -> dict[str, torch.Tensor]:
     return tensors
 
 
+def biases(gate_up=(E, 2 * I), down=(E, H), dtype: torch.dtype = torch.float32) -> dict[str, torch.Tensor]:
+    return {"gate_up_bias": torch.zeros(gate_up, dtype=dtype), "down_bias": torch.zeros(down, dtype=dtype)}
+
+
 @pytest.mark.parametrize(
     "change, match",
     [
@@ -103,6 +108,16 @@ def spoilt(name: str, where: tuple[int, ...]) -> dict[str, torch.Tensor]:
         (lambda t: {"down_blocks": t["down_blocks"].mT.contiguous().mT}, r"\.contiguous\(\)"),
         (lambda t: {"down_scales": t["down_scales"].to("meta")}, "are apart; got cpu and meta"),
         (lambda t: {"gate_up_order": "mixed"}, "unknown gate_up_order"),
+        (lambda t: {"activation": "gelu"}, r"unknown activation; got 'gelu'.*clamped_swiglu"),
+        (lambda t: {"down_bias": torch.zeros(E, H)}, "exactly four tensors, or six with biases"),
+        (lambda t: {"gate_up_bias": torch.zeros(E, 2 * I)}, r"or also \['down_bias', 'gate_up_bias'\]"),
+        (lambda t: biases(gate_up=(E, I)), r"gate_up_bias has the wrong shape; got \(3, 64\).*\[E, 2I\]"),
+        (lambda t: biases(down=(E, I)), r"down_bias has the wrong shape; got \(3, 64\).*\[E, H\]"),
+        (lambda t: biases(dtype=torch.float16), "gate_up_bias has the wrong dtype; got torch.float16"),
+        (lambda t: {**biases(), "down_bias": torch.zeros(E, H).bfloat16()}, "down_bias .* the same for both biases"),
+        (lambda t: {**biases(), "down_bias": torch.zeros(H, E).T}, r"down_bias is not contiguous"),
+        (lambda t: {**biases(), "down_bias": None}, "or six with biases"),
+        (lambda t: {**biases(), "down_bias": torch.zeros(E, H, device="meta")}, "are apart"),
         (
             lambda t: spoilt("gate_up_scales", (1, 7, 2)),
             r"gate_up_scales has .* NaN; got 0xFF for expert 1, row 7, group 2 \(channels 64 to 95\)",
@@ -129,43 +144,55 @@ def test_refused_sizes(sizes: tuple[int, int, int], names: int, match: str) -> N
         Experts("mxfp4", *sizes, dict(list(drawn().items())[:names]))
 
 
+def test_other_formats_have_silu() -> None:
+    words = torch.zeros(2, 1, 128, 2).long(), torch.zeros(2, 1, 64, 2).long()
+    for experts in (Experts.dense(torch.zeros(2, 8, 4), torch.zeros(2, 4, 4)), Experts.int4_24(*words)):
+        with pytest.raises(ContractError, match="have another activation; got clamped_swiglu; expected silu"):
+            replace(experts, activation="clamped_swiglu")
+
+
 def test_sizes_come_from_the_bytes_and_nothing_is_copied() -> None:
-    tensors = drawn()
-    experts = Experts.mxfp4(**tensors)
+    tensors = drawn() | biases(dtype=torch.bfloat16)
+    experts = Experts.mxfp4(**tensors, activation="clamped_swiglu")
     assert experts.sizes == [E, H, I] and experts.dtype is None
     assert all(experts.tensors[name].data_ptr() == tensor.data_ptr() for name, tensor in tensors.items())
     again = Experts.from_spec(experts.spec, experts.sizes, list(experts.tensors.values()))
-    assert again.spec == experts.spec
+    assert again.spec == experts.spec and again.activation == "clamped_swiglu" and again.biased
     gate_up, down = experts.dequantize(1)
     assert torch.equal(gate_up, dequantise(tensors["gate_up_blocks"], tensors["gate_up_scales"])[1])
     assert torch.equal(down, dequantise(tensors["down_blocks"], tensors["down_scales"])[1])
     # as gpt-oss stores them
     grouped = {n: t.unflatten(-1, (-1, 16)) if n.endswith("blocks") else t for n, t in tensors.items()}
+    grouped["activation"] = "clamped_swiglu"
     same = Experts.mxfp4(**grouped)
     assert all(torch.equal(same.tensors[name], tensor) for name, tensor in tensors.items())
     assert same.tensors["down_blocks"].data_ptr() == tensors["down_blocks"].data_ptr()
 
 
-def test_interleaved_rows() -> None:
-    halves = drawn()
-    mixed = dict(halves)
-    for name in ("gate_up_blocks", "gate_up_scales"):
-        mixed[name] = torch.stack(halves[name].chunk(2, 1), 2).flatten(1, 2)
-    experts, interleaved = Experts.mxfp4(**halves), Experts.mxfp4(**mixed, gate_up_order="interleaved")
-    assert torch.equal(experts.dequantize(2)[0], interleaved.dequantize(2)[0])
+@pytest.mark.parametrize("gpt_oss", [False, True])
+def test_interleaved_rows(gpt_oss: bool) -> None:
+    experts = as_gpt_oss(Experts.mxfp4(**drawn()), torch.float32) if gpt_oss else Experts.mxfp4(**drawn())
+    mixed = interleaved(experts)
+    assert torch.equal(experts.dequantize(2)[0], mixed.dequantize(2)[0])
+    assert (experts.biases(2) is None) == (mixed.biases(2) is None) == (not gpt_oss)
+    if gpt_oss:
+        assert torch.equal(experts.biases(2)[0], mixed.biases(2)[0])  # type: ignore[index]
     x, routing = torch.randn(9, H), Routing.from_topk(torch.randint(0, E, (9, 2)), torch.rand(9, 2), E)
     for call in (ttnn_moe.moe, ttnn_moe.gate_up, ttnn_moe.gate_projection, ttnn_moe.up_projection):
-        torch.testing.assert_close(call(x, routing, interleaved), call(x, routing, experts))
+        torch.testing.assert_close(call(x, routing, mixed), call(x, routing, experts))
 
 
 @pytest.mark.parametrize("mapping", [None, [[3, 1], [0, 2]]])
 def test_selected_for_a_device(mapping) -> None:
-    experts = Experts.mxfp4(**drawn(E=4))
+    experts = as_gpt_oss(Experts.mxfp4(**drawn(E=4)))
     placement = Placement.uniform(4, 2) if mapping is None else Placement.from_mapping(mapping)
     for d in range(2):
         local = experts.for_device(placement, d)
         for i, e in enumerate(placement.device_expert_mapping[d].tolist()):
             assert torch.equal(local.dequantize(i)[1], experts.dequantize(e)[1])
+            for bias, want in zip(local.biases(i), experts.biases(e), strict=True):  # type: ignore[arg-type]
+                assert torch.equal(bias, want)
+        assert local.activation == "clamped_swiglu"
 
 
 def made(case: Case, dtype: torch.dtype) -> Inputs:
@@ -180,9 +207,7 @@ def made(case: Case, dtype: torch.dtype) -> Inputs:
         experts.tensors[f"{name}_scales"][experts_of] = 0xFF
     inputs.experts = experts
     if case.T % 2 == 0:
-        mixed = {n: t.unflatten(1, (2, -1)).transpose(1, 2).flatten(1, 2) for n, t in experts.tensors.items()}
-        tensors = {n: mixed[n] if n.startswith("gate_up") else t for n, t in experts.tensors.items()}
-        inputs.experts = replace(experts, tensors=tensors, gate_up_order="interleaved")
+        inputs.experts = interleaved(experts)
     return inputs
 
 
@@ -193,6 +218,48 @@ def made(case: Case, dtype: torch.dtype) -> Inputs:
 )
 def test_matches_the_oracle(case: Case, dtype: torch.dtype) -> None:
     check_against_oracle(case, made(case, dtype))
+
+
+GPT_OSS = ("plain", "one_token", "no_token", "duplicates", "absent_ids", "nan_and_inf_tokens", "token_bound", "skewed")
+
+
+@pytest.mark.parametrize("dtype, bias_dtype", [(d, b) for d in DTYPES[::2] for b in DTYPES[::2]], ids=str)
+@pytest.mark.parametrize("case", [case for case in CASES if case.name in GPT_OSS], ids=str)
+def test_experts_of_gpt_oss_match_the_oracle(case: Case, dtype: torch.dtype, bias_dtype: torch.dtype) -> None:
+    x = made(case, dtype)
+    x.experts = as_gpt_oss(x.experts, bias_dtype)
+    spoil_idle(x)
+    check_against_oracle(case, x, steps=False)
+    layer = ttnn_moe.prepare(x.problem, x.experts)
+    assert (layer.problem.activation, layer.problem.biased) == ("clamped_swiglu", True)
+
+
+def test_the_clamped_swiglu_of_gpt_oss() -> None:
+    """Each step on its own, from numbers written here; gates and ups beyond the limits, NaN and infinity."""
+    gate = torch.tensor([-torch.inf, -60, -7.5, -1, 0, 1, 6.9, 7.1, 300, torch.inf, torch.nan, 1, 1])
+    up = torch.tensor([1, 2, -9, -8, 3, -1, 7.1, 6.9, 80, -80, 1, torch.nan, torch.inf])
+    I = len(gate)
+    tensors = drawn(1, 32, 32)
+    for name, tensor in tensors.items():
+        tensor.fill_(0 if name.endswith("blocks") else 127)
+    tensors["down_blocks"][0, :, 0] = 2  # down is 1 in the first channel
+    gate_up_bias = torch.zeros(1, 64)
+    gate_up_bias[0, :I], gate_up_bias[0, 32 : 32 + I] = gate, up
+    experts = Experts.mxfp4(**tensors, gate_up_bias=gate_up_bias, down_bias=torch.full((1, 32), 0.25))
+    experts = replace(experts, activation="clamped_swiglu")
+    x, routing = torch.zeros(1, 32), Routing.from_topk(torch.zeros(1, 1).int(), torch.full((1, 1), 2.0), 1)
+    cut, wide = gate.double().clamp(max=7), up.double().clamp(-7, 7) + 1
+    want = (cut / (1 + (-1.702 * cut).exp()) * wide).float()
+    act = ttnn_moe.gate_up(x, routing, experts)[0, :I]
+    torch.testing.assert_close(act, want, equal_nan=True)
+    assert act[[0, 10, 11]].isnan().all() and 55.99 < float(act[8]) < 56
+    torch.testing.assert_close(ttnn_moe.gate_projection(x, routing, experts)[0, :I], gate, equal_nan=True)
+    torch.testing.assert_close(ttnn_moe.up_projection(x, routing, experts)[0, :I], up, equal_nan=True)
+    gate_up_bias[0, 0] = 2
+    finite = {**experts.tensors, "gate_up_bias": gate_up_bias.nan_to_num(posinf=9, neginf=-9)}
+    out = ttnn_moe.moe(x, routing, replace(experts, tensors=finite))
+    first = 2 / (1 + torch.tensor(-3.404).exp()) * 2  # of gate 2 and up 1
+    torch.testing.assert_close(out, (2 * (first + 0.25)).expand(1, 32))
 
 
 def test_blocks_of_rows_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -226,17 +293,18 @@ def test_one_node_for_tracers(trace: str) -> None:
     x = made(Case("plain"), torch.bfloat16)
 
     def call(hidden, ids, weights, *tensors):
-        return ttnn_moe.moe(hidden, Routing.from_topk(ids, weights, 8), Experts.mxfp4(*tensors))
+        experts = Experts.mxfp4(*tensors, activation="clamped_swiglu")
+        return ttnn_moe.moe(hidden, Routing.from_topk(ids, weights, 8), experts)
 
-    names = ("gate_up_blocks", "gate_up_scales", "down_blocks", "down_scales")
-    args = x.hidden, x.ids, x.weights, *(x.experts.tensors[name] for name in names)
+    args = x.hidden, x.ids, x.weights, *(as_gpt_oss(x.experts).tensors[name] for name in (*TENSORS, *BIASES))
     compiled = torch.compile(call, fullgraph=True, backend="eager") if trace == "compile" else make_fx(call)(*args)
     assert torch.equal(compiled(*args), call(*args))
 
 
 @pytest.mark.parametrize("backend", ["cuda", "tenstorrent", "ascend"])
 def test_other_backends_say_why_not(backend: str) -> None:
-    problem = Problem(4, 8, 2, 128, 128, weight_format="mxfp4")
+    problem = Problem(4, 8, 2, 128, 128, weight_format="mxfp4", activation="clamped_swiglu", biased=True)
+    assert "mxfp4 weights, biases, clamped_swiglu" in str(problem)
     assert registry.why_not(problem)[backend] is not None
     with pytest.raises(BackendUnavailable):
         registry.choose(problem, backend)

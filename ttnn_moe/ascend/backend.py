@@ -65,6 +65,8 @@ class AscendBackend:
             )
         if problem.weight_format != "dense":
             return f"it runs dense weights, not {problem.weight_format!r}"
+        if (reason := problem.beyond_silu()) is not None:
+            return reason
         if problem.dtype not in (torch.bfloat16, torch.float16):
             return f"it runs bf16 and fp16, not {problem.dtype}"
         E = problem.E // problem.D if problem.D > 1 else problem.E

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ..errors import ContractError
-from .format import ExpertWeights, select_experts
+from .format import ExpertWeights, check_silu, select_experts
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
@@ -21,6 +21,7 @@ class DenseFormat:
             raise ContractError(
                 "dense experts need exactly two tensors", got=sorted(experts.tensors), expected="['down', 'gate_up']"
             )
+        check_silu(self.name, experts)
         E, H, I = experts.E, experts.H, experts.I
         gate_up, down = experts.tensors["gate_up"], experts.tensors["down"]
         for name, tensor, shape in (("gate_up", gate_up, (E, 2 * I, H)), ("down", down, (E, H, I))):

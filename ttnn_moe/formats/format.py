@@ -8,9 +8,12 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from ..activations import SILU
+from ..errors import ContractError
+
 
 class ExpertWeights(Protocol):
-    """The weights of one layer, as a format sees them: sizes, named tensors, order of gate and up rows."""
+    """The weights of one layer, as a format sees them: sizes, named tensors, order of rows, activation."""
 
     @property
     def E(self) -> int: ...
@@ -22,6 +25,8 @@ class ExpertWeights(Protocol):
     def tensors(self) -> Mapping[str, Tensor]: ...
     @property
     def gate_up_order(self) -> str: ...
+    @property
+    def activation(self) -> str: ...
 
 
 class ExpertFormat(Protocol):
@@ -37,6 +42,12 @@ class ExpertFormat(Protocol):
 
     def select(self, experts: ExpertWeights, index: Tensor) -> dict[str, Tensor]:
         """The tensors of the experts in index [E_local] (int64, CPU); views where they can be."""
+
+
+def check_silu(name: str, experts: ExpertWeights) -> None:
+    """Raise ContractError unless experts, of the format of that name, compute silu(gate) * up."""
+    if experts.activation != SILU:
+        raise ContractError(f"{name} experts have another activation", got=experts.activation, expected=SILU)
 
 
 def select_experts(tensors: Mapping[str, Tensor], index: Tensor) -> dict[str, Tensor]:

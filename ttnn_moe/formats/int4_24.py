@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from ..errors import ContractError
-from .format import ExpertWeights, select_experts
+from .format import ExpertWeights, check_silu, select_experts
 
 NAME = "int4_24"
 GROUP = 32
@@ -149,6 +149,7 @@ class Int4_24Format:
             raise ContractError(
                 f"{NAME} experts need exactly two tensors", got=sorted(experts.tensors), expected="['w13', 'w2']"
             )
+        check_silu(NAME, experts)
         E, H, I = experts.E, experts.H, experts.I
         for size, n in (("H", H), ("I", I)):
             if n % 64:

@@ -4,6 +4,10 @@
 |---|---|---|---|
 | gate_up_blocks, gate_up_scales | [E, 2I, H/2] and [E, 2I, H/32] uint8 | gate and up rows, in gate_up_order | H |
 | down_blocks, down_scales | [E, H, I/2] and [E, H, I/32] uint8 | outputs | I |
+| gate_up_bias | [E, 2I] bf16 or fp32 | gate and up rows, in gate_up_order | |
+| down_bias | [E, H], the dtype of gate_up_bias | outputs | |
+
+Biases are there both, or neither.
 
 Byte i of a row of blocks holds channel 2i in its low four bits and channel 2i + 1 in its high four bits. Of these four
 bits, bit 3 is the sign; bits 0 .. 2 are 0, 0.5, 1, 1.5, 2, 3, 4 and 6. Byte g of a row of scales scales the channels
@@ -27,6 +31,8 @@ NAME = "mxfp4"
 MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 """Of e2m1, by its low three bits."""
 TENSORS = ("gate_up_blocks", "gate_up_scales", "down_blocks", "down_scales")
+BIASES = ("gate_up_bias", "down_bias")
+BIAS_DTYPES = (torch.bfloat16, torch.float32)
 _BLOCK = 1 << 21  # bytes decoded at a time
 
 
@@ -127,22 +133,34 @@ class Mxfp4Format:
 
     def check(self, experts: ExpertWeights) -> None:
         """Names, sizes, shapes and dtypes; `check_scales` reads the values."""
-        if set(experts.tensors) != set(TENSORS):
+        if set(experts.tensors) not in (set(TENSORS), {*TENSORS, *BIASES}):
             raise ContractError(
-                f"{NAME} experts need exactly four tensors", got=sorted(experts.tensors), expected=sorted(TENSORS)
+                f"{NAME} experts need exactly four tensors, or six with biases",
+                got=sorted(experts.tensors),
+                expected=f"{sorted(TENSORS)}, or also {sorted(BIASES)}",
             )
         E, H, I = experts.E, experts.H, experts.I
         for size, n in (("H", H), ("I", I)):
             if n % GROUP:
                 raise ContractError(f"{size} does not fit {NAME} experts", got=n, expected=f"a multiple of {GROUP}")
-        for name, shape, form in (
-            ("gate_up_blocks", (E, 2 * I, H // 2), "[E, 2I, H/2]"),
-            ("gate_up_scales", (E, 2 * I, H // GROUP), "[E, 2I, H/32]"),
-            ("down_blocks", (E, H, I // 2), "[E, H, I/2]"),
-            ("down_scales", (E, H, I // GROUP), "[E, H, I/32]"),
-        ):
-            tensor = experts.tensors[name]
-            check_bytes(name, tensor)
+        shapes: dict[str, tuple[tuple[int, ...], str]] = {
+            "gate_up_blocks": ((E, 2 * I, H // 2), "[E, 2I, H/2]"),
+            "gate_up_scales": ((E, 2 * I, H // GROUP), "[E, 2I, H/32]"),
+            "down_blocks": ((E, H, I // 2), "[E, H, I/2]"),
+            "down_scales": ((E, H, I // GROUP), "[E, H, I/32]"),
+            "gate_up_bias": ((E, 2 * I), "[E, 2I]"),
+            "down_bias": ((E, H), "[E, H]"),
+        }
+        for name, tensor in experts.tensors.items():
+            shape, form = shapes[name]
+            if name in TENSORS:
+                check_bytes(name, tensor)
+            elif tensor.dtype not in BIAS_DTYPES or tensor.dtype != experts.tensors[BIASES[0]].dtype:
+                raise ContractError(
+                    f"{name} has the wrong dtype",
+                    got=tensor.dtype,
+                    expected="torch.bfloat16 or torch.float32, the same for both biases",
+                )
             if tuple(tensor.shape) != shape:
                 raise ContractError(
                     f"{name} has the wrong shape", got=tuple(tensor.shape), expected=f"{shape} ({form})"

@@ -19,6 +19,8 @@ def oracle(
 ) -> Tensor:
     """out[t] = (out[t] +) sum over k of w[t,k] * (silu(x[t] Wg_e) * (x[t] Wu_e)) Wd_e, one expert after the other.
 
+    Biases are added to each product; clamped_swiglu stands in for silu(gate) * up where the experts have it.
+
     Args:
         hidden: [T, H], any dtype, on the device of the experts: the oracle computes there.
         ids: [T, K] integers; any value outside 0 .. E-1 names no expert. weights: [T, K]. On any device.
@@ -42,11 +44,17 @@ def oracle(
         if not len(t):
             continue
         gate_up, down = (w.to(kind) for w in experts.dequantize(e))
-        both = _round(hidden[t].to(kind) @ gate_up.T, rounding.gate_up)
+        biases = experts.biases(e)
+        gate_up_bias, down_bias = (0, 0) if biases is None else (bias.to(kind) for bias in biases)
+        both = _round(hidden[t].to(kind) @ gate_up.T + gate_up_bias, rounding.gate_up)
         gate, up = both[:, : experts.I], both[:, experts.I :]
-        gate = _round(gate / (1 + torch.exp(-gate)), rounding.silu)
+        if experts.activation == "clamped_swiglu":
+            gate, up = torch.where(gate > 7, 7, gate), torch.where(up > 7, 7, torch.where(up < -7, -7, up)) + 1
+            gate = _round(gate / (1 + torch.exp(-1.702 * gate)), rounding.silu)
+        else:
+            gate = _round(gate / (1 + torch.exp(-gate)), rounding.silu)
         act = _round(gate * up, rounding.activation)
-        y = _round(act @ down.T, rounding.expert_out)
+        y = _round(act @ down.T + down_bias, rounding.expert_out)
         w = _round(weights[t, k].to(kind), rounding.routing_weight)
         total.index_add_(0, t, _round(w[:, None] * y, rounding.weighted).double())
     return total

@@ -42,6 +42,8 @@ class TenstorrentBackend:
             return f"it runs bfloat16, not {problem.dtype}; to fix it: convert hidden and weights"
         if problem.weight_format != "dense":
             return f"it runs dense weights, not {problem.weight_format!r}"
+        if (reason := problem.beyond_silu()) is not None:
+            return reason
         if problem.H % 32 or problem.I % 32:
             return f"H and I must be multiples of 32, the side of a tile, not H={problem.H}, I={problem.I}"
         return None

@@ -49,8 +49,21 @@ def dense_limits(problem: Problem, target: Target) -> str | None:
     return limits(problem, target, "dense", (torch.bfloat16, torch.float16))
 
 
-def limits(problem: Problem, target: Target, weight_format: str, dtypes: tuple[torch.dtype, ...]) -> str | None:
-    """Why kernels of these weights, which multiply these dtypes, do not run a problem, or None."""
+def limits(
+    problem: Problem,
+    target: Target,
+    weight_format: str,
+    dtypes: tuple[torch.dtype, ...],
+    *,
+    multiple: int = 64,
+    silu_only: bool = True,
+) -> str | None:
+    """Why kernels of these weights, which multiply these dtypes, do not run a problem, or None.
+
+    Args:
+        multiple: of which H and I have to be.
+        silu_only: the kernels compute silu(gate) * up, without biases; else every activation, with biases too.
+    """
     arch = target.arch
     if arch is None:
         return target.reason
@@ -59,8 +72,10 @@ def limits(problem: Problem, target: Target, weight_format: str, dtypes: tuple[t
     if problem.dtype not in dtypes:
         names = " and ".join("bf16" if dtype == torch.bfloat16 else "fp16" for dtype in dtypes)
         return f"it multiplies {names}, not {str(problem.dtype)[6:]}"
-    if problem.H % 64 or problem.I % 64:
-        return f"H and I have to be multiples of 64, not {problem.H} and {problem.I}"
+    if silu_only and (reason := problem.beyond_silu()) is not None:
+        return reason
+    if problem.H % multiple or problem.I % multiple:
+        return f"H and I have to be multiples of {multiple}, not {problem.H} and {problem.I}"
     if problem.E > MAX_E or problem.K > MAX_K:
         return f"it runs up to {MAX_E} experts and K up to {MAX_K}, not E={problem.E}, K={problem.K}"
     if (reason := sort.why_not(problem.E, arch)) is not None:

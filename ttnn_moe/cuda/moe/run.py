@@ -27,6 +27,8 @@ def chosen_of(
     out_dtype: torch.dtype,
     weight_format: str,
     gate_up_order: str,
+    activation: str,
+    biased: bool,
     device: torch.device,
     aligned: bool,
 ) -> Chosen:
@@ -35,8 +37,8 @@ def chosen_of(
     Raises:
         ContractError: no family does, or TTNN_MOE_CUDA_ARCH names what the GPU does not run.
     """
-    names = {"weight_format": weight_format, "gate_up_order": gate_up_order, "device": device.type}
-    problem = Problem(T, E, K, H, I, dtype, out_dtype, D=D, **names)  # type: ignore[arg-type]
+    kinds = weight_format, gate_up_order, device.type
+    problem = Problem(T, E, K, H, I, dtype, out_dtype, *kinds, D, activation, biased)
     chosen = choose(problem, target_of(device), aligned=aligned)
     if isinstance(chosen, str):
         raise ContractError("no kernels run this problem", got=chosen)
@@ -50,7 +52,8 @@ def chosen_for(call: Call) -> Chosen:
     T, K = routing.topk_ids.shape
     E = routing.E
     sizes = T, K, E, E // experts.E, experts.H, experts.I
-    kinds = hidden.dtype, out.dtype, experts.format, experts.gate_up_order, hidden.device
+    form = experts.format, experts.gate_up_order, experts.activation, experts.biased
+    kinds = hidden.dtype, out.dtype, *form, hidden.device
     chosen = chosen_of(*sizes, *kinds, True)
     alignment = chosen.family.alignment
     if alignment > 1:

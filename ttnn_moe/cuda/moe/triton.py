@@ -20,6 +20,8 @@ MAX_E, MAX_K = 4096, 128
 def _limits(problem: Problem) -> str | None:
     if problem.weight_format != "dense":
         return f"it runs dense weights, not {problem.weight_format!r}"
+    if (reason := problem.beyond_silu()) is not None:
+        return reason
     if problem.E > MAX_E or problem.K > MAX_K:
         return f"it runs up to {MAX_E} experts and K up to {MAX_K}, not E={problem.E}, K={problem.K}"
     return None
