@@ -3,6 +3,8 @@
 
 #include "common/element.cuh"
 
+#define OUT_OF_LINE static __device__ __noinline__
+
 template <int WORDS>
 struct Lanes {
     u32 own[WORDS];

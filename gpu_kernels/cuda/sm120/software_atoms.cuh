@@ -51,11 +51,10 @@ __device__ __forceinline__ void load_fp4_matrices(u32 (&words)[4], u32 address) 
     lanes.leave();
 }
 
-template <bool FP4_A, int BYTE>
-__device__ __forceinline__ void multiply_scaled(float (&sums)[4], const u32 (&a)[4], u32 b0, u32 b1,
-                                                u32 scale_a, u32 scale_b) {
+// Of all products of a kernel one function: inlined, they take ptxas many minutes.
+OUT_OF_LINE float4 software_product(Lanes<8> lanes, float4 given, int byte, bool fp4_a) {
     const int lane = threadIdx.x % 32;
-    const Lanes<8> lanes{{a[0], a[1], a[2], a[3], b0, b1, scale_a, scale_b}};
+    float sums[4] = {given.x, given.y, given.z, given.w};
     lanes.bring();
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
@@ -66,32 +65,31 @@ __device__ __forceinline__ void multiply_scaled(float (&sums)[4], const u32 (&a)
         for (int n = 0; n < 8; ++n) {
             const u32 of_a = lanes.of(row * 4 + n % 4, i / 2 + n / 4 * 2);
             const u32 of_b = lanes.of(column * 4 + n % 4, 4 + n / 4);
-            const u32 fp8 = FP4_A ? of_b : of_a, fp4 = FP4_A ? of_a : of_b;
+            const u32 fp8 = fp4_a ? of_b : of_a, fp4 = fp4_a ? of_a : of_b;
             wrong |= (fp4 & 0xc3c3c3c3u) != 0;
 #pragma unroll
-            for (int byte = 0; byte < 32; byte += 8) {
-                wrong |= (fp8 >> byte & 0x7f) == 0x7f;
-                sum += units_of_e4m3(fp8 >> byte & 0xff) * units_of_e2m1(fp4 >> (byte + 2) & 15);
+            for (int bit = 0; bit < 32; bit += 8) {
+                wrong |= (fp8 >> bit & 0x7f) == 0x7f;
+                sum += units_of_e4m3(fp8 >> bit & 0xff) * units_of_e2m1(fp4 >> (bit + 2) & 15);
             }
         }
-        const u32 of_row = lanes.of(row * 4 + i / 2, 6) >> 8 * BYTE & 0xff;
-        const u32 of_column = lanes.of(column * 4, 7) >> 8 * BYTE & 0xff;
+        const u32 of_row = lanes.of(row * 4 + i / 2, 6) >> 8 * byte & 0xff;
+        const u32 of_column = lanes.of(column * 4, 7) >> 8 * byte & 0xff;
         sums[i] += wrong ? __uint_as_float(NAN_BITS) : scaled(sum, -10, of_row, of_column);
     }
     lanes.leave();
+    return make_float4(sums[0], sums[1], sums[2], sums[3]);
 }
 
-template <int BYTE>
-__device__ __forceinline__ void multiply_scaled_fp4(float (&sums)[4], const u32 (&a)[4], u32 b0, u32 b1,
-                                                    u32 scale_a, u32 scale_b) {
+OUT_OF_LINE float4 software_product_fp4(Lanes<8> lanes, float4 given, int byte) {
     const int lane = threadIdx.x % 32;
-    const Lanes<8> lanes{{a[0], a[1], a[2], a[3], b0, b1, scale_a, scale_b}};
+    float sums[4] = {given.x, given.y, given.z, given.w};
     lanes.bring();
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
         const int row = lane / 4, column = lane % 4 * 2 + i % 2;
-        const u32 of_row = lanes.of(row * 4 + i / 2, 6) >> 8 * BYTE;
-        const u32 of_column = lanes.of(column * 4, 7) >> 8 * BYTE;
+        const u32 of_row = lanes.of(row * 4 + i / 2, 6) >> 8 * byte;
+        const u32 of_column = lanes.of(column * 4, 7) >> 8 * byte;
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
             int sum = 0;
@@ -107,4 +105,23 @@ __device__ __forceinline__ void multiply_scaled_fp4(float (&sums)[4], const u32 
         }
     }
     lanes.leave();
+    return make_float4(sums[0], sums[1], sums[2], sums[3]);
+}
+
+__device__ __forceinline__ void set_sums(float (&sums)[4], float4 made) {
+    sums[0] = made.x, sums[1] = made.y, sums[2] = made.z, sums[3] = made.w;
+}
+
+template <bool FP4_A, int BYTE>
+__device__ __forceinline__ void multiply_scaled(float (&sums)[4], const u32 (&a)[4], u32 b0, u32 b1,
+                                                u32 scale_a, u32 scale_b) {
+    const Lanes<8> lanes{{a[0], a[1], a[2], a[3], b0, b1, scale_a, scale_b}};
+    set_sums(sums, software_product(lanes, make_float4(sums[0], sums[1], sums[2], sums[3]), BYTE, FP4_A));
+}
+
+template <int BYTE>
+__device__ __forceinline__ void multiply_scaled_fp4(float (&sums)[4], const u32 (&a)[4], u32 b0, u32 b1,
+                                                    u32 scale_a, u32 scale_b) {
+    const Lanes<8> lanes{{a[0], a[1], a[2], a[3], b0, b1, scale_a, scale_b}};
+    set_sums(sums, software_product_fp4(lanes, make_float4(sums[0], sums[1], sums[2], sums[3]), BYTE));
 }

@@ -3,6 +3,8 @@
 
 #include "common/element.cuh"
 
+#define OUT_OF_LINE inline
+
 template <int WORDS>
 struct Lanes {
     u32 own[WORDS];
