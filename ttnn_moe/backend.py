@@ -52,6 +52,7 @@ class Numerics:
         expert_out: dtype of each expert's output before the routing weight.
         weighted: dtype of an expert's output times its routing weight.
         routing_weight: dtype of the routing weights.
+        operands: format of hidden and of the activation in both products: "mxfp8" by the rule "up", "mxfp4" by "ocp".
     """
 
     gate_up: torch.dtype | None = None
@@ -60,6 +61,7 @@ class Numerics:
     expert_out: torch.dtype | None = None
     weighted: torch.dtype | None = None
     routing_weight: torch.dtype | None = None
+    operands: str | None = None
 
 
 class Prepared(ABC):

@@ -18,7 +18,7 @@ from .arch import target_of
 from .device import gpus, interpreted, on
 from .moe import triton_launch
 from .moe.families import choose
-from .moe.family import Call
+from .moe.family import Call, numerics_of
 from .moe.prepared import PreparedCuda
 from .moe.run import run
 from .moe.steps import step_rows, step_tiles
@@ -64,8 +64,9 @@ class CudaBackend:
         if problem.dtype == torch.float32:
             return Numerics()
         chosen = choose(problem, target_of())
-        rounds = isinstance(chosen, str) or chosen.family.rounds_expert_out
-        return Numerics(activation=problem.dtype, expert_out=problem.dtype if rounds else None)
+        if isinstance(chosen, str):
+            return Numerics(activation=problem.dtype, expert_out=problem.dtype)
+        return numerics_of(chosen.family, problem)
 
     def prepare(self, problem: Problem, experts: Experts, placement: Placement | None) -> PreparedCuda:
         return PreparedCuda(problem, experts, placement)
