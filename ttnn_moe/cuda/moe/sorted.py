@@ -119,7 +119,9 @@ class Sorted(CudaCpp[SortedPlan[TileT]]):
     def uses(self, plan: SortedPlan[TileT], ids64: bool, add: bool) -> tuple[Use, ...]:
         problem, arch = plan.problem, plan.arch
         out = {"FP16": problem.dtype == torch.float16, "TOP_K": problem.K, "ADD": add}
-        out |= {"OUT32": problem.out_dtype == torch.float32, "DISCARD": plan.tile.read_once}
+        # whole lines of 128 bytes alone can be dropped
+        drops = plan.tile.read_once and problem.H % 64 == 0
+        out |= {"OUT32": problem.out_dtype == torch.float32, "DISCARD": drops}
         return (
             *sort.sort_uses(arch, plan.sorters, local_experts(problem), ids64, plan.tile.granule),
             plan.product(self.kernel(plan.tile)),
