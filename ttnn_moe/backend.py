@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
@@ -225,6 +225,17 @@ class ChecksItself(Protocol):
 
     def selfchecks(self) -> Sequence[Check]:
         """They run before the contract's, on the device that the backend takes tensors on."""
+
+
+@runtime_checkable
+class ChecksFormats(Protocol):
+    """A backend that brings checks of its own for a weight format, such as of each tile of its kernels."""
+
+    def format_checks(self, weight_format: str) -> Iterable[Check]:
+        """They run after the contract's."""
+
+    def format_advice(self, weight_format: str) -> Iterable[str]:
+        """Lines about this machine that follow them, such as which tile is the fastest."""
 
 
 @runtime_checkable

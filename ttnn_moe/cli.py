@@ -111,11 +111,12 @@ def doctor(
 def selfcheck(
     backend: Annotated[str, typer.Option(help="A backend, or auto: the first that is here.")] = "auto",
     dtype: Dtype = "bf16",
+    format: Format = "dense",
 ) -> None:
     """Run every operator of a backend on this machine against plain arithmetic; the last line says what passed."""
     from .selfcheck import runner
 
-    if not runner.selfcheck(backend, typer.echo, _dtype(dtype, "bf16", "fp16", "fp32")):
+    if not runner.selfcheck(backend, typer.echo, _dtype(dtype, "bf16", "fp16", "fp32"), _format(format)):
         raise typer.Exit(1)
 
 
@@ -132,13 +133,14 @@ def bench(
     rounds: Annotated[int, typer.Option(help="Samples of a time, at most.", min=1, max=MOST)] = 100,
     seed: Annotated[int, typer.Option(help="Of weights and draws.", min=0, max=2**63 - 1)] = 0,
     tune: Annotated[bool, typer.Option("--tune", help="Time the tiles of CUDA kernels and keep the fastest.")] = False,
+    format: Format = "dense",
     as_json: Json = False,
 ) -> None:
     """Measure one MoE layer of random weights, beside the floor of its bytes and operations."""
     from .bench import command
     from .bench.layer import Layer
 
-    layer = Layer("layer", experts, topk, hidden, intermediate)
+    layer = Layer("layer", experts, topk, hidden, intermediate, weight_format=_format(format))
     if tune:
         command.tune(layer, tokens, dtype, device, rounds, seed)
         return
@@ -283,6 +285,14 @@ def quantize(context: typer.Context) -> None:
     from .models.qwen3.quantize import command
 
     raise typer.Exit(run_app(command.app, context.args, "ttnn-moe quantize"))
+
+
+@app.command(context_settings=FORWARDED, add_help_option=False)
+def profile(context: typer.Context) -> None:
+    """Show the share of the experts in a decode step of a checkpoint (options: ttnn-moe profile --help)."""
+    from .models.qwen3 import profile as profile_
+
+    raise typer.Exit(run_app(profile_.app, context.args, "ttnn-moe profile"))
 
 
 def run(args: Sequence[str] | None = None) -> int:

@@ -8,15 +8,17 @@ With TRITON_INTERPRET=1 the Triton kernels run on the CPU, slowly, in fp16 and f
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor
 
 from ..backend import Numerics, Probe
 from ..contract import Experts, Placement, Problem, Routing
+from ..selfcheck.check import Check
 from .arch import target_of
 from .device import gpus, interpreted, on
-from .moe import triton_launch
+from .moe import tile_checks, triton_launch
 from .moe.families import choose
 from .moe.family import Call, numerics_of
 from .moe.prepared import PreparedCuda
@@ -74,6 +76,12 @@ class CudaBackend:
     def moe(self, hidden: Tensor, routing: Routing, experts: Experts, out: Tensor, accumulate: bool) -> None:
         if routing.T:
             run(Call(hidden, routing, experts, out, accumulate))
+
+    def format_checks(self, weight_format: str) -> Iterable[Check]:
+        return () if interpreted() else tile_checks.checks(weight_format)
+
+    def format_advice(self, weight_format: str) -> Iterable[str]:
+        return () if interpreted() else tile_checks.advice(weight_format)
 
     def gate_projection(self, hidden: Tensor, routing: Routing, experts: Experts, row_align: int) -> Tensor:
         return self._step(hidden, routing, experts, row_align, "gate")

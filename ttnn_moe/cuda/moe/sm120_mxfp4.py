@@ -101,15 +101,13 @@ class Sm120Mxfp4(Sorted[Tile]):
         """Those that quantise activations themselves: others need scratch of another size."""
         return tuple(Tile(tile.M, tile.N, self.packed) for tile in TILES if tile.fused)
 
+    def checked_tiles(self) -> tuple[Tile, ...]:
+        return tuple(Tile(tile.M, tile.N, self.packed) for tile in TILES)
+
     def kernel(self, tile: Tile) -> str:
         return "sm120/mxfp4_product"
 
-    def plan(self, problem: Problem, target: Target) -> MxPlan:
-        made = super().plan(problem, target)
-        return self.plan_of(problem, made.arch, made.tile)
-
     def plan_of(self, problem: Problem, arch: Arch, tile: Tile) -> MxPlan:
-        """A plan with any of TILES."""
         return MxPlan(problem, arch, tile, sort.choose(problem, arch), self.software)
 
     def scratch(self, plan: SortedPlan[Tile]) -> tuple[Buffer, ...]:
