@@ -30,7 +30,7 @@ pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(CAPABILITY != (9, 0), reason="no GPU of compute capability 9.0 is here"),
 ]
-FP4 = [packed(Tile(*size)) for size in ((8, 64), (16, 128), (64, 128), (128, 256), (256, 64), (128, 16))]
+FP4 = [packed(Tile(*size)) for size in ((8, 64), (16, 128), (64, 128), (128, 128), (256, 64), (128, 16))]
 CASES = [
     *(Sm120Case(61, 4, 256, 192, 8, what) for what in ROUTINGS),
     Sm120Case(1, 4, 128, 64, 8),

@@ -426,7 +426,7 @@ __device__ __forceinline__ void write_quantised(const Places& at, const Sums& su
         }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS)
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
     mxfp4_product(const u8* x, const u8* x_scales, const int* row_tokens, const u8* weights, const u8* w_scales,
                   const u16* bias16, const float* bias32, const Tile* tiles, const int* num_tiles, void* out,
                   u8* out_scales, int channels, int outputs, int row_step, int up_step) {
