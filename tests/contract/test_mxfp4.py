@@ -11,12 +11,15 @@ from torch.fx.experimental.proxy_tensor import make_fx
 import ttnn_moe
 from assertions import assert_close
 from format_cases import check_against_oracle, check_workspace
-from mxfp4_cases import as_gpt_oss, interleaved, spoil_idle
+from mxfp4_cases import CASES as GPU_CASES
+from mxfp4_cases import FORMS, Form, as_gpt_oss, check_case, interleaved, near_the_ends, spoil_idle
 from ttnn_moe import BackendUnavailable, ContractError, Experts, Placement, Problem, Routing, registry
+from ttnn_moe.backend import Numerics
 from ttnn_moe.formats.mxfp4 import BIASES, TENSORS, dequantise, pack, unpack
 from ttnn_moe.formats.quantise_mxfp4 import quantise_experts
 from ttnn_moe.reference_products import Mxfp4Products
 from ttnn_moe.selfcheck.edges import CASES, Case, Inputs
+from ttnn_moe.selfcheck.oracle import oracle
 
 DTYPES = [torch.bfloat16, torch.float16, torch.float32]
 E, H, I = 3, 128, 64
@@ -232,6 +235,22 @@ def test_experts_of_gpt_oss_match_the_oracle(case: Case, dtype: torch.dtype, bia
     check_against_oracle(case, x, steps=False)
     layer = ttnn_moe.prepare(x.problem, x.experts)
     assert (layer.problem.activation, layer.problem.biased) == ("clamped_swiglu", True)
+
+
+@pytest.mark.parametrize("case", [c for c in GPU_CASES if c.H * c.I <= 96 * 64 or c.what == "out of range"], ids=str)
+def test_cases_of_gpus(case) -> None:
+    for form in FORMS[:3]:
+        check_case(case, form, Numerics(activation=torch.bfloat16, expert_out=torch.bfloat16), "reference", "cpu")
+
+
+@pytest.mark.parametrize("high", [False, True])
+def test_scales_near_the_ends(high: bool) -> None:
+    for form in (Form(), Form(order="interleaved")):
+        experts, hidden = near_the_ends(form, high, "cpu")
+        routing = Routing.from_topk(torch.randint(0, 4, (9, 2)), torch.rand(9, 2), 4)
+        want = oracle(hidden, routing.topk_ids, routing.topk_weights, experts)
+        assert want.isfinite().all() and (want.norm(dim=1) > 1e-30).all()
+        assert_close(ttnn_moe.moe(hidden, routing, experts), want, torch.bfloat16)
 
 
 def test_the_clamped_swiglu_of_gpt_oss() -> None:

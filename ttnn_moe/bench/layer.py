@@ -13,9 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..activations import CLAMPED_SWIGLU, SILU
 from ..contract import Experts, Problem
 from ..errors import ContractError, RequestError
-from ..formats import int4_24
+from ..formats import int4_24, mxfp4
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
@@ -25,7 +26,8 @@ class Layer:
     """Sizes of one MoE layer: E experts, K per token, hidden size H, expert intermediate size I.
 
     Attributes:
-        weight_format: "dense" or "int4_24".
+        weight_format: "dense", "int4_24" or "mxfp4".
+        gate_up_order, activation, biased: of the Experts. Biases, of mxfp4 alone, are bf16.
     """
 
     name: str
@@ -35,6 +37,9 @@ class Layer:
     I: int
     dtype: torch.dtype = torch.bfloat16
     weight_format: str = "dense"
+    gate_up_order: str = "halves"
+    activation: str = SILU
+    biased: bool = False
 
     def __post_init__(self) -> None:
         if min(self.E, self.K, self.H, self.I) < 1 or self.K > self.E:
@@ -46,9 +51,9 @@ class Layer:
 
     @property
     def expert_bytes(self) -> int:
-        """Of one expert's gate, up and down weights."""
-        weights = 3 * self.H * self.I
-        return weights // 4 if self.weight_format == int4_24.NAME else weights * self.dtype.itemsize
+        """Of one expert's gate, up and down weights, scales and biases."""
+        bits = {int4_24.NAME: 2.0, mxfp4.NAME: 4.25}.get(self.weight_format, 8 * self.dtype.itemsize)
+        return int(3 * self.H * self.I * bits) // 8 + 2 * (2 * self.I + self.H) * self.biased
 
     @property
     def set_bytes(self) -> int:
@@ -58,7 +63,8 @@ class Layer:
     def problem(self, T: int, device: str) -> Problem:
         """A call of T tokens."""
         sizes = T, self.E, self.K, self.H, self.I, self.dtype
-        return Problem(*sizes, weight_format=self.weight_format, device=device)
+        form = self.weight_format, self.gate_up_order, device, 1, self.activation, self.biased
+        return Problem(*sizes, None, *form)
 
     def working_bytes(self, T: int, sets: int) -> int:
         """A generous estimate of what calls of T tokens need beside the weights.
@@ -78,6 +84,7 @@ PRESETS = {
     "i1408": Layer("i1408", E=64, K=6, H=2048, I=1408),
     "deepseek-v3": Layer("deepseek-v3", E=256, K=8, H=7168, I=2048),
 }
+GPT_OSS = Layer("gpt-oss-120b", 128, 4, 2880, 2880, torch.bfloat16, "mxfp4", "interleaved", CLAMPED_SWIGLU, True)
 
 
 @dataclass
@@ -105,18 +112,43 @@ class Weights:
 
     @classmethod
     def random(cls, layer: Layer, device: str, seed: int) -> Weights:
-        """Scaled so that every projection keeps the size of its input. Dense: normal; int4_24: random words."""
+        """Scaled so that every projection keeps the size of its input. Dense: normal; others: random bits.
+
+        Raises:
+            ContractError: a format without such a layer.
+        """
         generator = torch.Generator(device).manual_seed(seed)
         E, H, I = layer.E, layer.H, layer.I
         if layer.weight_format == int4_24.NAME:
             w13 = _random_words((E, H // 64, 2 * I, 2), H, generator)
-            return cls(Experts.int4_24(w13, _random_words((E, I // 64, H, 2), I, generator)))
+            w2 = _random_words((E, I // 64, H, 2), I, generator)
+            return cls(Experts.int4_24(w13, w2, gate_up_order=layer.gate_up_order))
+        if layer.weight_format == mxfp4.NAME:
+            tensors = _random_mxfp4("gate_up", (E, 2 * I, H), generator) | _random_mxfp4("down", (E, H, I), generator)
+            for name, rows in (("gate_up_bias", 2 * I), ("down_bias", H)) if layer.biased else ():
+                tensors[name] = torch.randn(E, rows, generator=generator, device=device).bfloat16()
+            return cls(Experts(mxfp4.NAME, E, H, I, tensors, layer.gate_up_order, layer.activation))
+        if layer.weight_format != "dense":
+            raise ContractError("no random weights of this format", got=layer.weight_format)
         gate_up = torch.empty(E, 2 * I, H, dtype=layer.dtype, device=device)
         down = torch.empty(E, H, I, dtype=layer.dtype, device=device)
         for weight, fan_in in ((gate_up, H), (down, I)):
             for expert in weight:
                 expert.normal_(0.0, fan_in**-0.5, generator=generator)
-        return cls(Experts.dense(gate_up, down))
+        return cls(Experts.dense(gate_up, down, gate_up_order=layer.gate_up_order))
+
+
+def _random_mxfp4(name: str, shape: tuple[int, int, int], generator: torch.Generator) -> dict[str, Tensor]:
+    """Blocks of every byte, and scales of half, once and twice a power of two, by their names."""
+    E, R, fan_in = shape
+    # the mean square of e2m1 numbers of random bits is 8.6, and of these scales 1.75
+    exponent = 127 + round(math.log2((fan_in * 15) ** -0.5))
+    parts = {"blocks": (fan_in // 2, 0, 256), "scales": (fan_in // 32, exponent - 1, exponent + 2)}
+    made = {}
+    for part, (last, low, high) in parts.items():
+        bits = torch.empty(E, R, last, dtype=torch.uint8, device=generator.device)
+        made[f"{name}_{part}"] = bits.random_(low, high, generator=generator)
+    return made
 
 
 def _random_words(shape: tuple[int, ...], fan_in: int, generator: torch.Generator) -> Tensor:
