@@ -8,9 +8,8 @@
 // | down            | (I/2, 4, 2, H/8, E)          | uint8 | tensor map: channels, rows 2 r + s of eight      |
 // | gate_up_scales  | [E, 2I, H/32]                | uint8 | row-major, 16 bytes                              |
 // | down_scales     | [E, H, I/32]                 | uint8 | row-major, 16 bytes                              |
-// | gate_up_bias    | [E, 2I]                      | bf16, fp32 | BIASED; else not read                       |
-// | down_bias       | [E, H]                       | bf16, fp32 | BIASED; else not read                       |
-// | bias_bytes      |                              | u64   | of an element of the biases                      |
+// | gate_up_bf16, gate_up_fp32 | [E, 2I]           |       | BIASED: the bias in its dtype; the other: null   |
+// | down_bf16, down_fp32       | [E, H]            |       | as above                                         |
 // | hidden          | [T, H in units]              | bf16  | of mxfp4_order                                   |
 // | row_tokens      | [P]                          | int32 |                                                  |
 // | tiles           | [bound]                      | Tile  | of routing_sort, tile_rows = MAX_N; their done: 0 |
@@ -32,6 +31,7 @@
 // scales of two items, two output buffers per consumer warpgroup, items, barriers. Weights and scales come
 // through the copy engine; rows come through cp.async, since they are scattered.
 // Producer: routing_sort, mxfp4_order. Consumer: combine.
+#include "common/activation.cuh"
 #include "sm90/items.cuh"
 #include "sm90/mxfp4.cuh"
 #include "sm90/wgmma.cuh"
@@ -59,12 +59,6 @@
 #endif
 #ifndef INTERLEAVED
 #define INTERLEAVED 0
-#endif
-#ifndef CLAMPED
-#define CLAMPED 0
-#endif
-#ifndef BIASED
-#define BIASED 0
 #endif
 static_assert(MAX_N % 16 == 0 && MAX_N <= 192, "rows of a tile");
 static_assert(WEIGHT_ROWS == 128 || WEIGHT_ROWS == 256, "rows of weights of an item");
@@ -247,7 +241,7 @@ struct Place {
     // Fragment rows g and g + 8 of a warp: of down those rows, swapped so that lanes that load together use
     // different banks; of gate_up a gate row and its up row. Eight g are the channels of one 16-byte chunk of
     // act: 32 (g / 2) + 4 (g % 2) + what the warp, the part and the item add.
-    __device__ __forceinline__ Place(const Item& item) {
+    __device__ __forceinline__ Place(const Item& item, int I) {
         const int group = threadIdx.x / 128 - 1, warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32;
         const int g = lane / 4, at = group * PARTS, box = at / 2, sub = at % 2;  // of 64 weight rows
         int row;
@@ -263,7 +257,9 @@ struct Place {
             row = g / 2 * 16 + within;
             second = 64 * 128;
             part = 8 * 128;
-            scales = g / 2 * RANGE + box * 16 + within;
+            // rows past the last are 0 and have no scales: those of others serve, none of which is chance
+            const bool here = item.block / (2 / BOXES) * UNIT + g / 2 * 32 < I;
+            scales = (here ? g / 2 * RANGE : 0) + box * 16 + within;
             second_scale = 4 * RANGE;
             part_scale = 8;
 #if INTERLEAVED
@@ -354,10 +350,26 @@ struct Fragments {
     }
 };
 
+// Two steps of the smallest N that holds the rows; sums past it are unchanged. Each N in a loop of its own would
+// take registers of its own for fragments.
 template <int N>
+__device__ __forceinline__ void products(Sums& sums, const Fragments& fragments, u64 b, bool add, int rows) {
+    if constexpr (N < MAX_N) {
+        if (rows > N) return products<N + (N < 32 ? 8 : 16)>(sums, fragments, b, add, rows);
+    }
+    products_begin();
+#pragma unroll
+    for (int step = 0; step < 2; ++step)
+#pragma unroll
+        for (int part = 0; part < PARTS; ++part)
+            product_of_registers<N>(sums[part], fragments.words[part][step], b + step * OPERAND_STEP,
+                                    add || step > 0);
+    products_commit();
+}
+
 __device__ __forceinline__ void multiply(const Shared& shared, Turns& turns, Sums& sums, const Item& item,
-                                         int depth) {
-    const Place place(item);
+                                         int depth, int I) {
+    const Place place(item, I);
     const int units = units_of(depth), pitch = depth / 32;
     const u32 scales = shared.scales + turns.scales.at * SCALE_BYTES;
     Fragments fragments[2];
@@ -382,14 +394,7 @@ __device__ __forceinline__ void multiply(const Shared& shared, Turns& turns, Sum
             if (i == 1 && before >= 0) release(shared.rows_empty + 8 * before, 128);
             fragments[i % 2].make(bytes, i, large);
             const u64 b = operand(rows + i / 2 * HALF_BYTES) + i % 2 * 2 * OPERAND_STEP;
-            products_begin();
-#pragma unroll
-            for (int step = 0; step < 2; ++step)
-#pragma unroll
-                for (int part = 0; part < PARTS; ++part)
-                    product_of_registers<N>(sums[part], fragments[i % 2].words[part][step],
-                                            b + step * OPERAND_STEP, unit + i + step > 0);
-            products_commit();
+            products<8>(sums, fragments[i % 2], b, unit + i > 0, item.rows);
         }
         before = turns.rows.at;
         turns.rows.next();
@@ -401,58 +406,26 @@ __device__ __forceinline__ void multiply(const Shared& shared, Turns& turns, Sum
     turns.scales.next();
 }
 
-// The smallest N that holds the rows. Sums past it are unchanged.
-template <int N>
-__device__ __forceinline__ void multiply_rows(const Shared& shared, Turns& turns, Sums& sums, const Item& item,
-                                              int depth) {
-    if constexpr (N >= MAX_N) {
-        multiply<MAX_N>(shared, turns, sums, item, depth);
-    } else {
-        if (item.rows <= N)
-            multiply<N>(shared, turns, sums, item, depth);
-        else
-            multiply_rows<N + (N < 32 ? 8 : 16)>(shared, turns, sums, item, depth);
-    }
-}
-
-__device__ __forceinline__ float activation(float gate, float up) {
-#if CLAMPED
-    // NaN stays NaN
-    gate = gate > 7.0f ? 7.0f : gate;
-    up = up > 7.0f ? 7.0f : up < -7.0f ? -7.0f : up;
-    return silu_mul(1.702f * gate, up + 1.0f) * (1.0f / 1.702f);
-#else
-    return silu_mul(gate, up);
-#endif
-}
-
-// Biases of this thread's two rows of each part; zero past the last.
-struct Bias {
+// Biases of this thread's two rows of each part; zero past the last row.
+struct RowBiases {
     float rows[PARTS][2] = {};
 
-    __device__ __forceinline__ Bias(const void* gate_up, const void* down, u64 bytes, const Work& work,
-                                    const Item& item) {
+    __device__ __forceinline__ RowBiases(const Biases& biases, const Work& work, const Item& item) {
 #if BIASED
         const int group = threadIdx.x / 128 - 1, warp = threadIdx.x % 128 / 32, g = threadIdx.x % 32 / 4;
-        const void* biases = item.kind == DOWN ? down : gate_up;
         const int width = item.kind == DOWN ? work.H : 2 * work.I;
 #pragma unroll
         for (int part = 0; part < PARTS; ++part) {
             const int at = item.block * (WEIGHT_ROWS / 64) + group * PARTS + part;  // of 64 weight rows
-            int row[2] = {at * 64 + warp * 16 + g, at * 64 + warp * 16 + g + 8};
+            int first = at * 64 + warp * 16 + g, second = first + 8;
             if (item.kind != DOWN) {
                 const int channel = at / 4 * UNIT + at % 4 * 8 + g / 2 * 32 + g % 2 * 4 + warp;
-                row[0] = INTERLEAVED ? 2 * channel : channel;
-                row[1] = channel < work.I ? INTERLEAVED ? 2 * channel + 1 : channel + work.I : width;
-                if (channel >= work.I) row[0] = width;
+                first = channel >= work.I ? width : INTERLEAVED ? 2 * channel : channel;
+                second = channel >= work.I ? width : INTERLEAVED ? first + 1 : first + work.I;
             }
-#pragma unroll
-            for (int i = 0; i < 2; ++i)
-                if (row[i] < width) {
-                    const u64 from = static_cast<u64>(item.expert) * width + row[i];
-                    rows[part][i] = bytes == 4 ? static_cast<const float*>(biases)[from]
-                                               : first_of(static_cast<const u16*>(biases)[from]);
-                }
+            const u64 expert = static_cast<u64>(item.expert) * width;
+            if (first < width) rows[part][0] = biases[expert + first];
+            if (second < width) rows[part][1] = biases[expert + second];
         }
 #endif
     }
@@ -472,7 +445,7 @@ struct Piece {
 
 // Matrices of 8 channels x 8 rows of the tile, one word of each a thread.
 template <bool DOWN>
-__device__ __forceinline__ void to_piece(u32 piece, const Sums& sums, const Bias& bias, int first_column) {
+__device__ __forceinline__ void to_piece(u32 piece, const Sums& sums, const RowBiases& bias, int first_column) {
     const int warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32;
 #pragma unroll
     for (int part = 0; part < PARTS; ++part) {
@@ -491,7 +464,7 @@ __device__ __forceinline__ void to_piece(u32 piece, const Sums& sums, const Bias
                 words[j] = 0;
                 if (first_column + 8 * j >= MAX_N) continue;  // the last piece may hold less
                 const float* d = sums[part] + (first_column / 8 + j) * 4;
-                words[j] = pack(activation(d[0] + low, d[2] + high), activation(d[1] + low, d[3] + high));
+                words[j] = pack(activated(d[0] + low, d[2] + high), activated(d[1] + low, d[3] + high));
             }
             store_transposed(piece + Piece<DOWN>::at(lane, part * 4 + warp), words[0], words[1], words[2],
                              words[3]);
@@ -500,7 +473,7 @@ __device__ __forceinline__ void to_piece(u32 piece, const Sums& sums, const Bias
 }
 
 template <bool DOWN>
-__device__ __forceinline__ void write(const Shared& shared, const Sums& sums, const Bias& bias, u16* out,
+__device__ __forceinline__ void write(const Shared& shared, const Sums& sums, const RowBiases& bias, u16* out,
                                       const Item& item, int width, int* done) {
     using Part = Piece<DOWN>;
     const int thread = threadIdx.x % 128, group = threadIdx.x / 128 - 1;
@@ -530,9 +503,9 @@ __device__ __forceinline__ void write(const Shared& shared, const Sums& sums, co
 
 extern "C" __global__ void __launch_bounds__(128 * (1 + GROUPS), 1)
     mxfp4_mlp(const __grid_constant__ TensorMap gate_up, const __grid_constant__ TensorMap down,
-              const unsigned char* gate_up_scales, const unsigned char* down_scales, const void* gate_up_bias,
-              const void* down_bias, u64 bias_bytes, const u16* hidden, const int* row_tokens, Tile* tiles,
-              int* num_tiles, u16* act, u16* out, int H, int I) {
+              const unsigned char* gate_up_scales, const unsigned char* down_scales, const u16* gate_up_bf16,
+              const float* gate_up_fp32, const u16* down_bf16, const float* down_fp32, const u16* hidden,
+              const int* row_tokens, Tile* tiles, int* num_tiles, u16* act, u16* out, int H, int I) {
     const Shared shared(dynamic_memory());
     if (threadIdx.x == 0) {
         prefetch_map(&gate_up);
@@ -555,9 +528,11 @@ extern "C" __global__ void __launch_bounds__(128 * (1 + GROUPS), 1)
         Turn<SLOTS> slot;
         Sums sums;
         for (Item item = shared.items.hear(slot); item.kind != NONE; item = shared.items.hear(slot)) {
-            multiply_rows<8>(shared, turns, sums, item, work.depth(item));
-            const Bias bias(gate_up_bias, down_bias, bias_bytes, work, item);
-            if (item.kind == DOWN)
+            multiply(shared, turns, sums, item, work.depth(item), I);
+            const bool is_down = item.kind == DOWN;
+            const Biases biases{is_down ? down_bf16 : gate_up_bf16, is_down ? down_fp32 : gate_up_fp32};
+            const RowBiases bias(biases, work, item);
+            if (is_down)
                 write<true>(shared, sums, bias, out, item, H, nullptr);
             else
                 write<false>(shared, sums, bias, act, item, units_of(I) * UNIT, &tiles[item.tile].done);

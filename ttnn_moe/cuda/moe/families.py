@@ -15,9 +15,10 @@ from .int4_24_v6 import INT4_24_V6
 from .sm80 import SM80
 from .sm80_int4_24 import INT4_24
 from .sm90 import SM90
+from .sm90_mxfp4 import MXFP4_SM90
 from .triton import TRITON, TRITON_FEW
 
-CUDA_CPP: tuple[CudaCpp[Any], ...] = (FEW, SM90, SM80, INT4_24_FEW, INT4_24, INT4_24_V6)
+CUDA_CPP: tuple[CudaCpp[Any], ...] = (FEW, SM90, SM80, INT4_24_FEW, INT4_24, INT4_24_V6, MXFP4_SM90)
 FAMILIES: tuple[Family[Any], ...] = (*CUDA_CPP, TRITON_FEW, TRITON)
 
 

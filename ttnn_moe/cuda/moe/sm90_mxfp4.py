@@ -11,7 +11,7 @@ from ...activations import CLAMPED_SWIGLU
 from ...contract import Problem
 from ...formats.mxfp4 import BIASES, NAME
 from ...formats.ue8m0 import GROUP
-from ...sizes import align, ceil_div
+from ...sizes import ceil_div
 from ..arch import Arch, Target
 from ..device import gpu
 from ..jit import load
@@ -101,14 +101,13 @@ class Sm90Mxfp4(Sorted[Mxfp4Tile]):
         """Those of Sorted, and the rows of hidden in the order of channels that the products take."""
         problem, dtype = plan.problem, plan.problem.dtype
         _, rows, words = super().scratch(plan)
-        act = Buffer((problem.T * problem.K, align(problem.I, UNIT)), dtype)
-        return act, rows, words, Buffer((problem.T, align(problem.H, UNIT)), dtype)
+        act = Buffer((problem.T * problem.K, _units(problem.I)), dtype)
+        return act, rows, words, Buffer((problem.T, _units(problem.H)), dtype)
 
     def uses(self, plan: SortedPlan[Mxfp4Tile], ids64: bool, add: bool) -> tuple[Use, ...]:
         return Use.of(plan.arch, "sm90/mxfp4_order"), *super().uses(plan, ids64, add)
 
-    def product_defines(self, plan: SortedPlan[Mxfp4Tile]) -> dict[str, object]:
-        problem = plan.problem
+    def product_defines(self, problem: Problem) -> dict[str, object]:
         return {
             "INTERLEAVED": problem.gate_up_order == "interleaved",
             "CLAMPED": problem.activation == CLAMPED_SWIGLU,
@@ -118,7 +117,7 @@ class Sm90Mxfp4(Sorted[Mxfp4Tile]):
     def bind(self, plan: SortedPlan[Mxfp4Tile], uses: tuple[Use, ...], device: int) -> tuple[Launch, ...]:
         order, *others = uses
         problem = plan.problem
-        eights = problem.T * align(problem.H, UNIT) // 8
+        eights = problem.T * _units(problem.H) // 8
         sizes = problem.T, problem.H
         ordered = order.bind(device, (ceil_div(eights, ORDER_THREADS),), ORDER_THREADS, *sizes)
         return ordered, *super().bind(plan, tuple(others), device)
@@ -132,8 +131,7 @@ class Sm90Mxfp4(Sorted[Mxfp4Tile]):
         act, rows, at, ordered = (buffer.data_ptr() for buffer in buffers)
         tensors, bound = call.experts.tensors, pointer(routing.num_tokens)
         scales = (tensors[name].data_ptr() for name in ("gate_up_scales", "down_scales"))
-        biases = [tensors[name] for name in BIASES if name in tensors]
-        bias = (*(bias.data_ptr() for bias in biases), biases[0].element_size()) if biases else (0, 0, 0)
+        bias = [address for name in BIASES for address in _bf16_and_fp32(tensors.get(name))]
         stream = load.stream(call.hidden.device.index)
         order(stream, call.hidden.data_ptr(), ordered)
         sort.launch_sorts(sorts, stream, (routing.topk_ids.data_ptr(), pointer(call.expert_map), bound), at, words)
@@ -142,11 +140,22 @@ class Sm90Mxfp4(Sorted[Mxfp4Tile]):
         combine(stream, rows, at + words.inverse, routing.topk_weights.data_ptr(), bound, call.out.data_ptr())
 
 
+def _bf16_and_fp32(bias: Tensor | None) -> tuple[int, int]:
+    """Its address, in the place of its dtype."""
+    address = pointer(bias)
+    return (0, address) if bias is not None and bias.dtype == torch.float32 else (address, 0)
+
+
+def _units(channels: int) -> int:
+    """Channels of whole units."""
+    return ceil_div(channels, UNIT) * UNIT
+
+
 def fitted(tile: Mxfp4Tile, problem: Problem, arch: Arch) -> Mxfp4Tile:
     """A tile with room for the scales of a problem, and fewer stages or rows where it does not fit otherwise."""
     wide = max(problem.H, problem.I) // GROUP
     # the combine drops lines of 128 bytes
-    tile = replace(tile, scale_bytes=align(tile.weight_rows * wide, 16), read_once=tile.read_once and problem.H % 64 == 0)
+    tile = replace(tile, scale_bytes=tile.weight_rows * wide, read_once=tile.read_once and problem.H % 64 == 0)
     while tile.shared_memory > arch.shared_memory:
         if tile.row_stages > 3:
             tile = replace(tile, row_stages=tile.row_stages - 1)
@@ -155,7 +164,7 @@ def fitted(tile: Mxfp4Tile, problem: Problem, arch: Arch) -> Mxfp4Tile:
         elif tile.row_stages > 2:
             tile = replace(tile, row_stages=2)
         elif tile.weight_rows > 128:
-            tile = replace(tile, weight_rows=128, scale_bytes=align(128 * wide, 16))
+            tile = replace(tile, weight_rows=128, scale_bytes=128 * wide)
         elif tile.max_n > 32:
             tile = replace(tile, max_n=tile.max_n // 2)
         else:
