@@ -16,7 +16,7 @@ from ttnn_moe.cuda.arch import ARCHES, HOPPER, Arch, Target
 from ttnn_moe.cuda.device import H200
 from ttnn_moe.cuda.moe.family import Call
 from ttnn_moe.cuda.moe.mxfp4_few import MXFP4_FEW, ColumnPlan, ColumnSizes
-from ttnn_moe.cuda.moe.sm80_mxfp4 import MXFP4, NarrowTile
+from ttnn_moe.cuda.moe.sm80_mxfp4 import MXFP4, NarrowTile, WideTile
 from ttnn_moe.cuda.moe.sort import Sorters
 from ttnn_moe.cuda.moe.sorted import SortedPlan
 from ttnn_moe.formats.mxfp4 import NAME
@@ -24,7 +24,7 @@ from ttnn_moe.selfcheck.oracle import oracle
 
 on_host = pytest.mark.skipif(GXX is None, reason="g++ is not installed")
 BF16 = torch.bfloat16
-Sizes = ColumnSizes | NarrowTile
+Sizes = ColumnSizes | NarrowTile | WideTile
 
 
 def worst(
@@ -90,6 +90,8 @@ CALLS: list[tuple[Sizes, int, int, int, Form]] = [
     (NARROW, 3, 96, 32, Form()),
     (NARROW, 17, 1120, 352, GPT_OSS),
     (NarrowTile(4, 4, 3, 3), 9, 288, 64, Form(order="interleaved")),
+    (WideTile(1, 2, 32, 3), 33, 288, 96, GPT_OSS),
+    (WideTile(4, 1, 16, 2), 9, 160, 160, Form(bias=torch.float32)),
     (NarrowTile(4, 16, 2, 3), 30, 160, 96, Form(GPT_OSS.activation, torch.float32)),
 ]
 

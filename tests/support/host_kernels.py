@@ -36,6 +36,7 @@ class TensorMap(ctypes.Structure):
         ("sizes", ctypes.c_uint32 * 5),
         ("box", ctypes.c_uint32 * 5),
         ("strides", ctypes.c_uint64 * 5),
+        ("bytes", ctypes.c_int),
     )
 
     @classmethod
@@ -43,8 +44,9 @@ class TensorMap(ctypes.Structure):
         def five(values: Any, each: int = 1) -> list[int]:
             return [each * value for value in reversed(values)] + [0] * (5 - view.dim())
 
-        made = cls(view.data_ptr(), view.dim())
-        made.sizes[:], made.box[:], made.strides[:] = five(view.shape), five(box), five(view.stride(), 2)
+        made, each = cls(view.data_ptr(), view.dim()), view.element_size()
+        made.sizes[:], made.box[:], made.strides[:] = five(view.shape), five(box), five(view.stride(), each)
+        made.bytes = each
         return made
 
 

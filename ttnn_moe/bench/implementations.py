@@ -52,6 +52,10 @@ class Implementation:
         """Why it does not run this layer with T tokens, or None."""
         return None
 
+    def operands(self, layer: Layer, T: int) -> str | None:
+        """The format that it rounds hidden and activations to, as in backend.Numerics: the gate rounds them, too."""
+        return None
+
     def prepare(self, layer: Layer, weights: Weights, T: int) -> Forward:
         """Ready for calls of T tokens: f(hidden [T, H], ids [T, K], weights [T, K]) -> [T, H].
 
@@ -76,6 +80,10 @@ class Moe(Implementation):
 
     def why_not(self, layer: Layer, T: int) -> str | None:
         return registry.why_not(self._problem(layer, T)).get(self.backend)
+
+    def operands(self, layer: Layer, T: int) -> str | None:
+        problem = self._problem(layer, T)
+        return registry.choose(problem, self.backend).numerics(problem).operands
 
     def _problem(self, layer: Layer, T: int) -> Problem:
         return layer.problem(T, self.device)

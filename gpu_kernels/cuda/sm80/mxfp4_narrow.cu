@@ -19,9 +19,6 @@
 //
 // Shared memory: WARPS rings of DEPTH stages: 64 rows of 64 bytes of weights, then MAX_N rows of 256 bytes of
 // x. Then sums of all warps; scales of two items, SCALE_BYTES each; SLOTS items, and what they share.
-#include "common/activation.cuh"
-#include "common/copies.cuh"
-#include "sm80/items.cuh"
 #include "sm80/mxfp4_tile.cuh"
 
 #ifndef WARPS
@@ -51,7 +48,7 @@ struct Ring {
 
     u64 weights, x;          // addresses, of the next chunk
     u32 tile, high;          // bytes to the rows of the next product, and to its high rows
-    int tiles;               // products of 16 rows that exist
+    bool both;               // high rows exist
     int x_bytes;             // of a row in memory
     int rows;                // of x, to copy, from this lane's on
     int group, channel;      // of the next chunk: this lane's group of weights, and its first channel of x
@@ -107,13 +104,13 @@ struct Ring {
         const bool is_down = next.kind == DOWN;
         const Rows of(given, is_down, next.of.expert, next.block * 64);
         groups = of.depth / 32;
-        tile = of.tile;
-        high = of.high;
-        tiles = of.valid / 16;
+        tile = 2 * of.step * (of.depth / 2);
+        high = of.to_high * (of.depth / 2);
+        both = of.valid >= 64;
         group = 4 * first + lane % 4;
         channel = CHUNK * first + lane % 16 * 8;
-        weights = of.weights(lane / 4) + 16 * group;
-        of.copy_scales(to, threadIdx.x, 32 * WARPS);
+        weights = of.weights(given, is_down, lane / 4, group);
+        of.copy_scales(given, is_down, to, 32 * WARPS);
 
         rows = next.of.rows - lane / 16;
         x_bytes = of.depth * 2;
@@ -146,7 +143,7 @@ struct Ring {
             const u64 policy = evict_first();
 #pragma unroll
             for (int i = 0; i < 8; ++i)
-                if (i / 2 < tiles)
+                if (i % 2 == 0 || both)
                     copy_16_or_zeros(
                         stage + i * 512 + lane * 16,
                         reinterpret_cast<const void*>(weights + (i / 2) * static_cast<u64>(tile) +
@@ -199,7 +196,7 @@ __device__ __forceinline__ void run(Ring& ring, int& here, int computing, int do
         ring.request(computing);
     }
     const bool is_down = item.kind == DOWN;
-    const ScaleRows of_scales(ring.given, is_down);
+    const ScalesHere of_scales(ring.given, is_down);
     const unsigned char* stages = dynamic_memory() + threadIdx.x / 32 * RING_BYTES;
     const int chunks = ring.chunks_of(item.kind, computing);
     for (int i = 0; i < chunks; ++i) {

@@ -1,100 +1,35 @@
-// A warp's products of 64 rows of MXFP4 weights and the rows of a tile: where both lie in memory and in shared
-// memory, and where sums go.
-//
-// Product m of four has 16 rows. Of gate and up: low rows are gate rows of channels 8m .. 8m + 7, high rows
-// the up rows of the same channels. Of down: rows 16m .. 16m + 15.
+// A warp's products of 64 rows of MXFP4 weights and few rows of a tile, and the sums of warps that share the
+// channels.
 #pragma once
 
-#include "common/activation.cuh"
-#include "common/copies.cuh"
-#include "sm80/items.cuh"
-#include "sm80/mxfp4.cuh"
+#include "sm80/mxfp4_rows.cuh"
 
-constexpr int SUMS_STRIDE = 68;  // of 64 sums of a row of a tile: lanes that write them touch every bank once
+#ifndef I_OUTER
+#define I_OUTER 1
+#endif
 
-struct Mlp {
-    const unsigned char *gate_up_blocks, *gate_up_scales;
-    Biases gate_up_biases;
-    const unsigned char *down_blocks, *down_scales;
-    Biases down_biases;
-    const u16* hidden;
-    const int* row_tokens;
-    u16 *act, *out;
-    int H, I, row_step, up_rows;
-};
-
-// 64 rows of weights in memory. first: of the rows, counted over gate and up as products take them.
-struct Rows {
-    const unsigned char *blocks, *scales;  // of the first row
-    int depth;                             // channels of a row
-    int step;                              // rows from one low row to the next
-    int run, runs, to_run;                 // rows in a row of memory; how often; rows from one run to the next
-    u32 tile, high;                        // bytes to the next product, and to the high rows
-    int valid;                             // of 64
-
-    __device__ __forceinline__ Rows(const Mlp& given, bool is_down, int expert, int first) {
-        const int R = is_down ? given.H : 2 * given.I;
-        depth = is_down ? given.I : given.H;
-        step = is_down ? 1 : given.row_step;
-        const bool halves = !is_down && given.row_step == 1;
-        const u64 row = static_cast<u64>(expert) * R + (halves ? first / 2 : first);
-        blocks = (is_down ? given.down_blocks : given.gate_up_blocks) + row * (depth / 2);
-        scales = (is_down ? given.down_scales : given.gate_up_scales) + row * (depth / 32);
-        tile = (is_down ? 16 : 8 * step) * (depth / 2);
-        high = (is_down ? 8 : given.up_rows) * (depth / 2);
-        valid = min(R - first, 64);
-        runs = halves ? 2 : 1;
-        run = valid / runs;
-        to_run = given.up_rows;
-    }
-    // Address of low row g of the first product.
-    __device__ __forceinline__ u64 weights(int g) const {
-        return reinterpret_cast<u64>(blocks + static_cast<u64>(g * step) * (depth / 2));
-    }
-    // All rows' scales, one run after the other.
-    __device__ __forceinline__ void copy_scales(u32 to, int thread, int threads) const {
-        const int bytes = depth / 32, units = run * bytes / 16;
-        for (int r = 0; r < runs; ++r)
-            for (int i = thread; i < units; i += threads)
-                copy_16(to + (r * units + i) * 16, scales + static_cast<u64>(r * to_run) * bytes + i * 16);
-    }
-};
-
-// Where those scales lie: bytes to this lane's low row of product 0, to the next product, to the high rows.
-struct ScaleRows {
-    int first, tile, high, groups;
-
-    __device__ __forceinline__ ScaleRows(const Mlp& given, bool is_down) {
-        groups = (is_down ? given.I : given.H) / 32;
-        const int step = is_down ? 1 : given.row_step;
-        first = threadIdx.x % 32 / 4 * step * groups;
-        tile = (is_down ? 16 : 8 * step) * groups;
-        high = (is_down ? 8 : step == 2 ? 1 : 32) * groups;
-    }
-};
-
-// Of 16 bytes, unit = 0 .. 15, of 128 channels of a row of a tile: word i of lane t is unit 4t + i. Two rows
-// of four lanes touch every bank once.
-__device__ __forceinline__ u32 place_of_row(int row, int unit) {
-    return row * 256 + ((unit % 4 * 4 + unit / 4) ^ row % 2 * 4) * 16;
-}
-
-template <int G>
-using Sums = float[4][G][4];
-
-template <int G>
-__device__ __forceinline__ void clear(Sums<G>& sums) {
-#pragma unroll
-    for (int m = 0; m < 4; ++m)
-#pragma unroll
-        for (int j = 0; j < G; ++j)
-#pragma unroll
-            for (int i = 0; i < 4; ++i) sums[m][j][i] = 0.0f;
-}
+constexpr int SUMS_STRIDE = 68;  // from the 64 sums of a row of a tile to those of the next
 
 template <int G, bool LARGE>
 __device__ __forceinline__ void multiply_rows(Sums<G>& sums, const uint4* weights, const u32 (&scales)[4][2],
                                               const uint4 (&b)[4][G]) {
+#if I_OUTER
+    uint4 words[4][2];
+    Factor by[4][2];
+#pragma unroll
+    for (int m = 0; m < 4; ++m)
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+            words[m][h] = weights[m * 64 + h * 32];
+            by[m][h] = Factor::of<LARGE>(scales[m][h]);
+        }
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+#pragma unroll
+        for (int m = 0; m < 4; ++m)
+            multiply_word<LARGE, G>(sums[m], word_of(words[m][0], i), word_of(words[m][1], i), by[m][0],
+                                    by[m][1], b[i]);
+#else
 #pragma unroll
     for (int m = 0; m < 4; ++m) {
         const uint4 low = weights[m * 64], high = weights[m * 64 + 32];
@@ -103,13 +38,14 @@ __device__ __forceinline__ void multiply_rows(Sums<G>& sums, const uint4* weight
         for (int i = 0; i < 4; ++i)
             multiply_word<LARGE, G>(sums[m], word_of(low, i), word_of(high, i), by_low, by_high, b[i]);
     }
+#endif
 }
 
 // weights: 64 rows of 64 bytes, low and high rows of each product; rows: of x, N of them; c: the chunk.
 template <int G, int N>
 __device__ __forceinline__ void multiply_chunk(Sums<G>& sums, const unsigned char* weights,
                                                const unsigned char* rows, const unsigned char* scales,
-                                               const ScaleRows& of_scales, int c) {
+                                               const ScalesHere& of_scales, int c) {
     const int lane = threadIdx.x % 32, t = lane % 4;
     uint4 b[4][G];
 #pragma unroll
@@ -146,7 +82,7 @@ __device__ __forceinline__ void keep(const Sums<G>& sums, float* memory, int row
             if (n < rows)
 #pragma unroll
                 for (int m = 0; m < 4; ++m)
-                    memory[n * SUMS_STRIDE + 16 * m + i / 2 * 8 + lane / 4] = sums[m][j][i];
+                    memory[n * SUMS_STRIDE + i / 2 * 32 + channel_of(lane / 4) + 2 * m] = sums[m][j][i];
         }
 }
 
@@ -183,7 +119,7 @@ __device__ __forceinline__ void write_kept(const float* memory, const Item& item
             bias[1][i] = is_down ? 0.0f : given.gate_up_biases[row + given.up_rows];
         }
     for (int n = threadIdx.x / quads; n < item.of.rows; n += 32 * W / quads) {
-        const int at = n * SUMS_STRIDE + (is_down ? 4 * q : q / 2 * 16 + q % 2 * 4);
+        const int at = n * SUMS_STRIDE + 4 * q;
         float4 low = add_up<W, N>(memory, at);
         if (BIASED) {
             low.x += bias[0][0];
@@ -192,7 +128,7 @@ __device__ __forceinline__ void write_kept(const float* memory, const Item& item
             low.w += bias[0][3];
         }
         if (!is_down) {
-            float4 high = add_up<W, N>(memory, at + 8);
+            float4 high = add_up<W, N>(memory, at + 32);
             if (BIASED) {
                 high.x += bias[1][0];
                 high.y += bias[1][1];

@@ -1,4 +1,4 @@
-"""MXFP4 experts on sm_80 and newer: both products in one launch of sm80/mxfp4_narrow.cu."""
+"""MXFP4 experts on sm_80 and newer: both products in one launch of sm80/mxfp4_{narrow,mlp}.cu."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from torch import Tensor
 
 from ...contract import Problem
 from ...formats.mxfp4 import NAME
+from ...sizes import ceil_div
 from ..arch import Arch, Target
 from ..device import gpu
 from ..jit import load
@@ -53,7 +54,54 @@ class NarrowTile:
         return self.shared_memory + 4 * max(problem.H, problem.I)
 
 
-class Sm80Mxfp4(Sorted[NarrowTile]):
+@dataclass(frozen=True)
+class WideTile:
+    """Sizes of mxfp4_mlp.cu.
+
+    Attributes:
+        warps_m, warps_n: warps along the weight rows, 64 each, and along the rows of a tile.
+        max_n, stages: rows of a tile at most, stages of 128 channels.
+        blocks: resident blocks a multiprocessor, at least.
+        read_once: L2 evicts weights first, and drops each expert output that combine has read.
+    """
+
+    warps_m: int
+    warps_n: int
+    max_n: int
+    stages: int
+    blocks: int = 1
+    read_once: bool = False
+
+    @property
+    def granule(self) -> int:
+        return 8 * self.warps_n
+
+    @property
+    def threads(self) -> int:
+        return 32 * self.warps_m * self.warps_n
+
+    @property
+    def shared_memory(self) -> int:
+        index = 4 * self.threads * ceil_div(16 * self.max_n, self.threads)
+        return self.stages * (4096 * self.warps_m + 256 * self.max_n) + index + 17 * 32
+
+    def memory(self, problem: Problem) -> int:
+        return self.shared_memory
+
+
+AnyTile = NarrowTile | WideTile
+
+
+# rows an expert gets on average, at most -> tile
+_TILES: tuple[tuple[float, AnyTile], ...] = (
+    (5, NarrowTile(4, 8, 2, 3)),
+    (12, NarrowTile(4, 16, 2, 2)),
+    (40, WideTile(4, 1, 48, 3, blocks=2, read_once=True)),
+    (float("inf"), WideTile(4, 2, 96, 3)),
+)
+
+
+class Sm80Mxfp4(Sorted[AnyTile]):
     """See the module's docstring."""
 
     name = "mxfp4"
@@ -64,27 +112,28 @@ class Sm80Mxfp4(Sorted[NarrowTile]):
     def why_not(self, problem: Problem, target: Target) -> str | None:
         return mxfp4_limits(problem, target)
 
-    def kernel(self, tile: NarrowTile) -> str:
-        return "sm80/mxfp4_narrow"
+    def kernel(self, tile: AnyTile) -> str:
+        return "sm80/mxfp4_narrow" if isinstance(tile, NarrowTile) else "sm80/mxfp4_mlp"
 
-    def tile(self, problem: Problem, arch: Arch) -> NarrowTile:
-        return NarrowTile(4, 8, 2, 3) if rows_an_expert(problem) <= 5 else NarrowTile(4, 16, 2, 2)
+    def tile(self, problem: Problem, arch: Arch) -> AnyTile:
+        rows = rows_an_expert(problem)
+        return next(tile for most, tile in _TILES if rows <= most)
 
-    def uses(self, plan: SortedPlan[NarrowTile], ids64: bool, add: bool) -> tuple[Use, ...]:
+    def uses(self, plan: SortedPlan[AnyTile], ids64: bool, add: bool) -> tuple[Use, ...]:
         *sorts, product, combine = super().uses(plan, ids64, add)
         problem = plan.problem
         of = plan.product(self.kernel(plan.tile), **activation_defines(problem))
         product = replace(of, shared_memory=plan.tile.memory(problem))
         return *sorts, product, combine
 
-    def bind_product(self, plan: SortedPlan[NarrowTile], use: Use, device: int) -> Launch:
+    def bind_product(self, plan: SortedPlan[AnyTile], use: Use, device: int) -> Launch:
         problem, threads = plan.problem, plan.tile.threads
         # no more than the architecture's own multiprocessors hold, which keep 1 KiB a block
         most = ((plan.arch.shared_memory + 1024) // (use.shared_memory + 1024)) * gpu(device).multiprocessors
         blocks = min(load.resident_blocks(use.spec, device, threads, use.shared_memory), most)
         return use.bind(device, (blocks,), threads, problem.H, problem.I, *gate_up_rows(problem))
 
-    def launch(self, plan: SortedPlan[NarrowTile], call: Call, buffers: tuple[Tensor, ...]) -> None:
+    def launch(self, plan: SortedPlan[AnyTile], call: Call, buffers: tuple[Tensor, ...]) -> None:
         (*sorts, product, combine), routing, words = launches_of(self, plan, call), call.routing, plan.words
         act, rows, at = (buffer.data_ptr() for buffer in buffers)
         stream, bound = load.stream(call.hidden.device.index), pointer(routing.num_tokens)

@@ -104,6 +104,10 @@ class Sorted(CudaCpp[SortedPlan[TileT]]):
     def kernel(self, tile: TileT) -> str:
         """The kernel of products in such tiles, under gpu_kernels/cuda."""
 
+    def product_defines(self, problem: Problem) -> dict[str, object]:
+        """Definitions of the kernel of products, besides the sizes of a tile."""
+        return {}
+
     @abstractmethod
     def bind_product(self, plan: SortedPlan[TileT], use: Use, device: int) -> Launch:
         """The launch of the products, with everything but addresses."""
@@ -133,7 +137,7 @@ class Sorted(CudaCpp[SortedPlan[TileT]]):
         out |= {"OUT32": problem.out_dtype == torch.float32, "DISCARD": drops}
         return (
             *sort.sort_uses(arch, plan.sorters, local_experts(problem), ids64, plan.tile.granule),
-            plan.product(self.kernel(plan.tile)),
+            plan.product(self.kernel(plan.tile), **self.product_defines(problem)),
             Use.of(arch, "common/combine", **out),
         )
 
