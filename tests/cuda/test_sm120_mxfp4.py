@@ -153,10 +153,7 @@ def test_eight_processes_that_race_compile_a_tile_once(tmp_path: Path) -> None:
 def product_uses() -> list[Use]:
     """Every kernel that only this family has: all tiles; biased SwiGLU and FP4 by FP4 of some."""
     uses: dict[Use, None] = {}
-    for problem, tiles in (
-        (QWEN3, [*TILES, packed(Tile(8, 64)), packed(Tile(128, 128))]),
-        (GPT_OSS, [Tile(8, 64), Tile(128, 128)]),
-    ):
+    for problem, tiles in ((QWEN3, [*TILES, packed(Tile(8, 64)), packed(Tile(64, 128))]), (GPT_OSS, [Tile(8, 64)])):
         for tile in tiles:
             family = SM120_FP4 if tile.packed else SM120_MXFP4
             for use in family.uses(family.plan_of(problem, SM120, tile), ids64=False, add=False):
@@ -185,7 +182,10 @@ def _machine_code(cubin: Path) -> str | None:
 @pytest.mark.skipif(NVCC is None, reason="nvcc is not installed")
 @pytest.mark.parametrize("use", product_uses(), ids=lambda use: str(use.spec))
 def test_nvcc_compiles_it_for_sm_120f(use: Use, tmp_path: Path) -> None:
-    """Without spills and local memory; block-scaled products, as many as a warp makes of a stage."""
+    """Without spills; of small tiles also the machine code: as many block-scaled products as a warp makes of a stage.
+
+    cuobjdump takes longer than nvcc, and large tiles have the same instructions, more often.
+    """
     spec, root, cubin = use.spec, kernel_path("gpu_kernels", "cuda"), tmp_path / "kernel.cubin"
     flags = "-std=c++17 -cubin -Xptxas -v -Werror all-warnings -gencode=arch=compute_120f,code=sm_120f".split()
     flags += [f"-I{root}", *(f"-D{name}={value}" for name, value in spec.defines), "-o", str(cubin)]
@@ -195,7 +195,6 @@ def test_nvcc_compiles_it_for_sm_120f(use: Use, tmp_path: Path) -> None:
     assert done.returncode == 0, report
     assert "0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads" in report, report
     defines = dict(spec.defines)
-    code = _machine_code(cubin)
     if spec.entry != "mxfp4_product":
         assert int(re.findall(r"Used (\d+) registers", report)[0]) <= 48
         return
@@ -203,8 +202,9 @@ def test_nvcc_compiles_it_for_sm_120f(use: Use, tmp_path: Path) -> None:
     static = int((re.findall(r"(\d+) bytes smem", report) or ["0"])[0])
     assert use.shared_memory == tile.shared_memory and tile.shared_memory + static <= SM120.shared_memory
     assert int(re.findall(r"Used (\d+) registers", report)[0]) * tile.threads <= 65536
+    code = _machine_code(cubin) if tile.M * tile.N <= 2048 or tile.packed else None
     if code is None:
-        pytest.skip("no cuobjdump here")
+        return
     operands = "E2M1.E2M1" if tile.packed else "E2M1.E4M3" if tile.swapped else "E4M3.E2M1"
     products = re.findall(rf"[QO]MMA\.SF\.\w+\.F32\.{operands}\.E8", code)
     of_a_stage = tile.M * tile.N // (tile.threads // 32) // 128 * (2 if tile.packed else 4)

@@ -181,25 +181,24 @@ class Sm120Mxfp4(Sorted[Tile]):
         return use.bind(device, (blocks,), threads, *sizes)
 
     def launch(self, plan: SortedPlan[Tile], call: Call, buffers: tuple[Tensor, ...]) -> None:
-        launches, routing, words = list(launches_of(self, plan, call)), call.routing, plan.words
+        routing, words, tensors = call.routing, plan.words, call.experts.tensors
         x, x_scales, act, act_scales, rows, at, *fp32 = (buffer.data_ptr() for buffer in buffers)
-        tensors = call.experts.tensors
         blocks, scales, down_blocks, down_scales = (
             tensors[f"{name}_{of}"].data_ptr() for name in ("gate_up", "down") for of in ("blocks", "scales")
         )
         gate_up_bias, down_bias = (bias_pointers(tensors.get(f"{name}_bias")) for name in ("gate_up", "down"))
         stream, bound = load.stream(call.hidden.device.index), pointer(routing.num_tokens)
         sorted_rows = at + words.tiles, at + words.num_tiles
-        combine, down, first = launches.pop(), launches.pop(), launches.pop(0)
-        requantise = launches.pop() if fp32 else None
-        *sorts, gate_up = launches
+        quantise, *others, down, combine = launches_of(self, plan, call)
+        quantise_act = others.pop() if fp32 else None
+        *sorts, gate_up = others
 
-        first(stream, call.hidden.data_ptr(), 0, 0, x, x_scales)
+        quantise(stream, call.hidden.data_ptr(), 0, 0, x, x_scales)
         sort.launch_sorts(sorts, stream, (routing.topk_ids.data_ptr(), pointer(call.expert_map), bound), at, words)
         made = (fp32[0], 0) if fp32 else (act, act_scales)
         gate_up(stream, x, x_scales, at, blocks, scales, *gate_up_bias, *sorted_rows, *made)
-        if requantise is not None:
-            requantise(stream, fp32[0], *sorted_rows, act, act_scales)
+        if quantise_act is not None:
+            quantise_act(stream, fp32[0], *sorted_rows, act, act_scales)
         down(stream, act, act_scales, 0, down_blocks, down_scales, *down_bias, *sorted_rows, rows, 0)
         combine(stream, rows, at + words.inverse, routing.topk_weights.data_ptr(), bound, call.out.data_ptr())
 
