@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -12,6 +13,8 @@ import ttnn_moe
 from assertions import assert_close
 from cuda_gpus import no_host_sync
 from cuda_layers import assert_same_bits, random_routing, replays
+from mxfp4_cases import CASES as MXFP4_CASES
+from mxfp4_cases import FORMS, check_case
 from sm120_cases import BF16, ROUTINGS, Sm120Case, experts_of, packed, worst
 from ttnn_moe import Experts, Problem, Routing
 from ttnn_moe.cuda import backend
@@ -22,6 +25,8 @@ from ttnn_moe.cuda.moe.family import numerics_of
 from ttnn_moe.cuda.moe.mxfp4_tiles import TILES, Tile
 from ttnn_moe.cuda.moe.sm120_mxfp4 import Sm120Mxfp4
 from ttnn_moe.selfcheck.bounds import BOUND
+from ttnn_moe.selfcheck.edges import CASES as CONTRACT
+from ttnn_moe.selfcheck.formats import case_in, experts_in
 from ttnn_moe.selfcheck.oracle import oracle
 
 # cvt to e4m3
@@ -57,9 +62,8 @@ def test_gpt_oss_is_within_the_bound(tile: Tile) -> None:
         assert worst(case, tile, target_of().arch, "cuda") <= BOUND[BF16], case  # type: ignore[arg-type]
 
 
-@pytest.fixture(params=[Tile(8, 64), Tile(64, 16), Tile(128, 128), packed(Tile(64, 128))], ids=str)
-def family(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Sm120Mxfp4:
-    tile: Tile = request.param
+def _use(tile: Tile, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Sm120Mxfp4:
+    """Every call takes this tile."""
     wanted = Sm120Mxfp4(tile.packed, software=True)
 
     def choose(problem: Problem, target: Target, **_: Any) -> Chosen:
@@ -76,6 +80,33 @@ def family(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> S
     run.chosen_of.cache_clear()
     request.addfinalizer(run.chosen_of.cache_clear)
     return wanted
+
+
+@pytest.fixture(params=[Tile(8, 64), Tile(64, 16), Tile(128, 128), packed(Tile(64, 128))], ids=str)
+def family(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Sm120Mxfp4:
+    return _use(request.param, request, monkeypatch)
+
+
+@pytest.mark.parametrize("tile", TILES, ids=str)
+def test_the_edges_of_the_contract(tile: Tile, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    family = _use(tile, request, monkeypatch)
+    for case in map(partial(case_in, "mxfp4"), CONTRACT):
+        x = case.make(BF16)
+        x = replace(x, experts=experts_in("mxfp4", x.experts)).to("cuda")
+        n = case.T if x.num_tokens is None else x.num_tokens
+        want = oracle(x.hidden, x.counted_ids, x.weights, x.experts, numerics_of(family, x.problem))
+        out = ttnn_moe.moe(x.hidden, x.routing(), x.experts, backend="cuda")
+        good = [t for t in range(n) if t not in x.spoiled]
+        assert_close(out[good], want[good], BF16, str(case))
+        assert not any(out[t].isfinite().all() for t in x.spoiled), case
+
+
+@pytest.mark.parametrize("tile", [Tile(8, 128), Tile(64, 32), Tile(256, 64)], ids=str)
+def test_the_cases_of_mxfp4(tile: Tile, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    numerics = numerics_of(_use(tile, request, monkeypatch), Problem(1, 1, 1, 32, 32))
+    for case in MXFP4_CASES:
+        for form in FORMS:
+            check_case(case, form, numerics)
 
 
 def _experts(E: int, H: int, I: int) -> Experts:
