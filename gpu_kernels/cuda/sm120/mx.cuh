@@ -36,6 +36,7 @@ __device__ __forceinline__ float inverse_of(u32 scale) {
 // Four bits of a number: to nearest, ties to even; beyond 6: 6.
 __device__ __forceinline__ u32 to_e2m1(float value) {
     const float a = __uint_as_float(magnitude(value));
-    const u32 code = (a > 0.25f) + (a >= 0.75f) + (a > 1.25f) + (a >= 1.75f) + (a > 2.5f) + (a >= 3.5f) + (a > 5.0f);
+    const u32 code =
+        (a > 0.25f) + (a >= 0.75f) + (a > 1.25f) + (a >= 1.75f) + (a > 2.5f) + (a >= 3.5f) + (a > 5.0f);
     return code | (__float_as_uint(value) >> 28 & 8);
 }

@@ -1,4 +1,4 @@
-// Sorted rows times MXFP4 weights of their experts, on the block-scaled tensor cores of compute capability 12.x.
+// Sorted rows times MXFP4 weights of their experts, with the block-scaled products of compute capability 12.x.
 // One launch makes act = silu(x Wg_e^T) * (x Wu_e^T) of gathered tokens, another out = act Wd_e^T.
 //
 // | argument     | shape         | dtype            |                                                              |
@@ -113,7 +113,8 @@ struct Loader {
         const int scaled = threadIdx.x < TILE_N ? given.weight_row(block, threadIdx.x) : -1;
         w_scale = scaled < 0 ? nullptr : given.w_scales + (first + scaled) * (given.channels / GROUP);
         const int token = x_row(tile, threadIdx.x);
-        x_scale = token < 0 ? nullptr : given.x_scales + static_cast<u64>(token) * scale_stride(given.channels);
+        x_scale =
+            token < 0 ? nullptr : given.x_scales + static_cast<u64>(token) * scale_stride(given.channels);
     }
 
     // Row of x that is row r of a tile; -1: none.
@@ -133,12 +134,14 @@ struct Loader {
                 if (w_rows[i] >= 0)
                     copy_or_zero<WEIGHT_UNIT>(
                         to + WEIGHTS + place(row + PASS * i, chunk),
-                        weights + static_cast<u64>(w_rows[i]) * (given.channels / 2) + at, here ? WEIGHT_UNIT : 0);
+                        weights + static_cast<u64>(w_rows[i]) * (given.channels / 2) + at,
+                        here ? WEIGHT_UNIT : 0);
 #pragma unroll
             for (int i = 0; i < X_PASSES; ++i)
                 if (x_rows[i] >= 0)
                     copy_or_zero<16>(to + place(row + PASS * i, chunk),
-                                     given.x + static_cast<u64>(x_rows[i]) * (given.channels / (PACKED ? 2 : 1)) +
+                                     given.x +
+                                         static_cast<u64>(x_rows[i]) * (given.channels / (PACKED ? 2 : 1)) +
                                          step * ROW_BYTES + chunk * 16,
                                      here ? 16 : 0);
             if (x_scale) copy_or_zero<4>(to + X_SCALES + 4 * threadIdx.x, x_scale + 4 * step, 4);
@@ -147,7 +150,9 @@ struct Loader {
                 const int before = reinterpret_cast<u64>(from) % 4;
                 const int bytes = before + min(given.channels / GROUP - 4 * step, 4);
                 copy_or_zero<4>(to + W_SCALES + 8 * threadIdx.x, from - before, min(bytes, 4));
-                if (before) copy_or_zero<4>(to + W_SCALES + 8 * threadIdx.x + 4, from - before + 4, max(bytes - 4, 0));
+                if (before)
+                    copy_or_zero<4>(to + W_SCALES + 8 * threadIdx.x + 4, from - before + 4,
+                                    max(bytes - 4, 0));
             }
             if (++step == steps) {
                 step = 0;
@@ -172,7 +177,9 @@ struct Fragments {
         column = warp / WARPS_M * WARP_COLUMNS;
     }
     // Row of the A side, column of the B side, whose scales this lane brings.
-    __device__ __forceinline__ int scaled_row(int m) const { return row + m * 16 + lanes / 4 + lanes % 2 * 8; }
+    __device__ __forceinline__ int scaled_row(int m) const {
+        return row + m * 16 + lanes / 4 + lanes % 2 * 8;
+    }
     __device__ __forceinline__ int scaled_column(int n) const { return column + n * 8 + lanes / 4; }
 
     __device__ __forceinline__ void start(const Matrices& given, int block) {
@@ -186,7 +193,9 @@ struct Fragments {
     static __device__ __forceinline__ u32 word(int at) {
         return *reinterpret_cast<const u32*>(dynamic_memory() + at);
     }
-    static __device__ __forceinline__ u32 x_scales(int stage, int r) { return word(stage + X_SCALES + 4 * r); }
+    static __device__ __forceinline__ u32 x_scales(int stage, int r) {
+        return word(stage + X_SCALES + 4 * r);
+    }
     // i: of the warp's fragments on that side.
     __device__ __forceinline__ u32 w_scales(int stage, int r, int i) const {
         const int at = stage + W_SCALES + 8 * r;
@@ -222,7 +231,8 @@ struct Fragments {
 };
 
 template <int K>
-__device__ __forceinline__ void product(float (&sums)[4], const u32 (&a)[4], u32 b0, u32 b1, u32 scale_a, u32 scale_b) {
+__device__ __forceinline__ void product(float (&sums)[4], const u32 (&a)[4], u32 b0, u32 b1, u32 scale_a,
+                                        u32 scale_b) {
     if constexpr (PACKED)
         multiply_scaled_fp4<2 * K>(sums, a, b0, b1, scale_a, scale_b);
     else
@@ -285,8 +295,7 @@ struct Places {
     // The first of two outputs; of gate_up twice the output.
     __device__ __forceinline__ int output(int m, int n) const {
         const int lane = of.lanes;
-        return block * TILE_N +
-               (SWAPPED ? of.row + m * 16 + lane / 4 * 2 : of.column + n * 8 + lane % 4 * 2);
+        return block * TILE_N + (SWAPPED ? of.row + m * 16 + lane / 4 * 2 : of.column + n * 8 + lane % 4 * 2);
     }
     static __device__ __forceinline__ float first(const float (&sums)[4], int half) {
         return sums[SWAPPED ? half : 2 * half];
@@ -427,16 +436,17 @@ __device__ __forceinline__ void write_quantised(const Places& at, const Sums& su
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
-    mxfp4_product(const u8* x, const u8* x_scales, const int* row_tokens, const u8* weights, const u8* w_scales,
-                  const u16* bias16, const float* bias32, const Tile* tiles, const int* num_tiles, void* out,
-                  u8* out_scales, int channels, int outputs, int row_step, int up_step) {
+    mxfp4_product(const u8* x, const u8* x_scales, const int* row_tokens, const u8* weights,
+                  const u8* w_scales, const u16* bias16, const float* bias32, const Tile* tiles,
+                  const int* num_tiles, void* out, u8* out_scales, int channels, int outputs, int row_step,
+                  int up_step) {
     const u32 shared = shared_address(dynamic_memory());
     wait_for_predecessor();
     let_successor_start();
 
     const int blocks = ((up_step ? 2 * outputs : outputs) + TILE_N - 1) / TILE_N;
-    const Matrices given{x,        x_scales, weights,  w_scales, row_tokens, tiles,
-                         *num_tiles * blocks, blocks, channels, outputs, row_step, up_step};
+    const Matrices given{x,      x_scales, weights, w_scales, row_tokens, tiles, *num_tiles * blocks,
+                         blocks, channels, outputs, row_step, up_step};
     const Bias bias{bias16, bias32};
     Loader loader(given);
     Fragments fragments;

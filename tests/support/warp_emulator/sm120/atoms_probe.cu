@@ -23,8 +23,10 @@ extern "C" __global__ void atoms_probe(const u32* words, const u32* rows, float*
     const u32 a[4] = {mine[0], mine[1], mine[2], mine[3]};
     float made[4];
     for (int i = 0; i < 4; ++i) made[i] = sums[4 * at + i];
-#define ATOM(NUMBER, CALL) \
-    case NUMBER: CALL(made, a, mine[4], mine[5], mine[6], mine[7]); break
+#define ATOM(NUMBER, CALL)                                 \
+    case NUMBER:                                           \
+        CALL(made, a, mine[4], mine[5], mine[6], mine[7]); \
+        break
     switch (atom) {
         ATOM(0, (multiply_scaled<false, 0>));
         ATOM(1, (multiply_scaled<false, 1>));

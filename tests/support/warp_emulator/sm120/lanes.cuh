@@ -1,4 +1,5 @@
-// In place of gpu_kernels/cuda/sm120/lanes.cuh: one exchange of all words, since a shuffle costs a fiber switch.
+// In place of gpu_kernels/cuda/sm120/lanes.cuh: one exchange of all words, since a shuffle costs a fiber
+// switch.
 #pragma once
 
 #include "common/element.cuh"
