@@ -20,7 +20,7 @@
 // H and I are multiples of 32; a unit is 128. A box of a tensor map is 256 channels by 128 rows, swizzled by
 // 128 bytes; of gate_up by 16 gate rows of each 32 of 128, and the up rows of the same channels.
 //
-// Threads: 128 * (1 + GROUPS): a producer warpgroup, GROUPS consumer warpgroups. Blocks: one per multiprocessor.
+// Threads: 128 * (1 + GROUPS): a producer warpgroup, GROUPS consumer warpgroups. Blocks: BLOCKS per multiprocessor.
 // A work item is a tile times WEIGHT_ROWS rows of its expert's weights; items.cuh says how blocks claim them.
 // A down item starts when the activations of its tile are complete. The items that make them were claimed
 // earlier and wait for nothing, so no deadlock is possible. Weights are the M side: a warp reads their bytes
@@ -44,6 +44,9 @@
 #endif
 #ifndef GROUPS
 #define GROUPS 2
+#endif
+#ifndef BLOCKS
+#define BLOCKS 1  // resident, a multiprocessor
 #endif
 #ifndef WEIGHT_STAGES
 #define WEIGHT_STAGES 2
@@ -73,6 +76,8 @@ constexpr int PIECE_BYTES = 2048 * PARTS;
 constexpr int RANGE = WEIGHT_ROWS / 8;  // gate rows of an item in each 32
 constexpr int GATHER_WARPS = 3;
 constexpr int CONSUMERS = 4 * GROUPS;  // warps
+constexpr int PRODUCER_REGISTERS = BLOCKS == 2 ? 56 : GROUPS == 2 ? 88 : 56;
+constexpr int CONSUMER_REGISTERS = BLOCKS == 2 ? 88 : GROUPS == 2 ? 208 : 104;
 
 struct Shared {
     u32 weights, rows, scales, pieces, weights_full, weights_empty, rows_full, rows_empty, scales_full,
@@ -101,7 +106,7 @@ struct Shared {
         }
         for (int i = 0; i < ROW_STAGES; ++i) {
             barrier_init(rows_full + 8 * i, 32 * GATHER_WARPS);
-            barrier_init(rows_empty + 8 * i, GROUPS);
+            barrier_init(rows_empty + 8 * i, CONSUMERS);
         }
         for (int i = 0; i < 2; ++i) {
             barrier_init(scales_full + 8 * i, 1);
@@ -272,8 +277,9 @@ struct Place {
     }
 };
 
-__device__ __forceinline__ void release(u32 barrier, int each) {
-    if (threadIdx.x % each == 0) barrier_arrive(barrier);
+// By each warp.
+__device__ __forceinline__ void release(u32 barrier) {
+    if (threadIdx.x % 32 == 0) barrier_arrive(barrier);
 }
 
 struct Turns {
@@ -282,22 +288,23 @@ struct Turns {
     Turn<2> scales;
 };
 
-// The bytes and factors of one unit of weights.
+// The bytes and factors of one unit of weights. Words of the next unit come once those of this one are used.
 struct Bytes {
     u32 words[PARTS][2][4], factors[PARTS][2], scales[PARTS][2];
 
-    __device__ __forceinline__ void load(u32 weights, u32 scale_bytes, const Place& place, int pitch, int unit) {
+    // Words 2 `half` and the next.
+    __device__ __forceinline__ void load(u32 weights, const Place& place, int unit, int half) {
 #pragma unroll
         for (int part = 0; part < PARTS; ++part)
 #pragma unroll
             for (int i = 0; i < 2; ++i) {
                 const u32 from = weights + place.weights + part * place.part + i * place.second;
-                const uint4 four = load_16(from ^ unit % 2 * 64);
-                words[part][i][0] = four.x;
-                words[part][i][1] = four.y;
-                words[part][i][2] = four.z;
-                words[part][i][3] = four.w;
+                const uint2 two = load_8((from ^ unit % 2 * 64) + 8 * half);
+                words[part][i][2 * half] = two.x;
+                words[part][i][2 * half + 1] = two.y;
             }
+    }
+    __device__ __forceinline__ void load_scales(u32 from, const Place& place, int pitch, int unit) {
         // past the last channel there are weights of 0, and no scale
         const int group = min(4 * unit + static_cast<int>(threadIdx.x % 4), pitch - 1);
 #pragma unroll
@@ -305,7 +312,7 @@ struct Bytes {
 #pragma unroll
             for (int i = 0; i < 2; ++i) {
                 const int row = place.scales + part * place.part_scale + i * place.second_scale;
-                scales[part][i] = load_byte(scale_bytes + row * pitch + group);
+                scales[part][i] = load_byte(from + row * pitch + group);
             }
     }
     // Whether some scale is 128 or more; for the whole warp.
@@ -376,33 +383,43 @@ __device__ __forceinline__ void multiply(const Shared& shared, Turns& turns, Sum
     Bytes bytes;
     int before = -1;
     barrier_wait(shared.scales_full + 8 * turns.scales.at, turns.scales.parity);
+    barrier_wait(shared.weights_full + 8 * turns.weights.at, turns.weights.parity);
+    bytes.load_scales(scales, place, pitch, 0);
+    bytes.load(shared.weights + turns.weights.at * WEIGHT_BYTES, place, 0, 0);
+    bytes.load(shared.weights + turns.weights.at * WEIGHT_BYTES, place, 0, 1);
     for (int unit = 0; unit < units; ++unit) {
-        if (unit % 2 == 0) barrier_wait(shared.weights_full + 8 * turns.weights.at, turns.weights.parity);
-        bytes.load(shared.weights + turns.weights.at * WEIGHT_BYTES, scales, place, pitch, unit);
+        const bool large = bytes.large();
+        const u32 rows = shared.rows + turns.rows.at * ROW_BYTES;
+        // all of a stage of weights was read
         if (unit % 2 || unit == units - 1) {
             __syncwarp();
-            release(shared.weights_empty + 8 * turns.weights.at, 32);
+            release(shared.weights_empty + 8 * turns.weights.at);
             turns.weights.next();
         }
-        const bool large = bytes.large();
-        barrier_wait(shared.rows_full + 8 * turns.rows.at, turns.rows.parity);
-        fence_async_proxy();  // rows were written through the generic proxy
-        const u32 rows = shared.rows + turns.rows.at * ROW_BYTES;
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
             products_wait<1>();  // those that read the same fragments
-            if (i == 1 && before >= 0) release(shared.rows_empty + 8 * before, 128);
+            if (i == 1 && before >= 0) release(shared.rows_empty + 8 * before);
             fragments[i % 2].make(bytes, i, large);
+            if (i == 0) {
+                barrier_wait(shared.rows_full + 8 * turns.rows.at, turns.rows.parity);
+                fence_async_proxy();  // rows were written through the generic proxy
+            }
             const u64 b = operand(rows + i / 2 * HALF_BYTES) + i % 2 * 2 * OPERAND_STEP;
             products<8>(sums, fragments[i % 2], b, unit + i > 0, item.rows);
+            if (i % 2 == 0 || unit + 1 >= units) continue;
+            if (i == 1 && unit % 2)
+                barrier_wait(shared.weights_full + 8 * turns.weights.at, turns.weights.parity);
+            bytes.load(shared.weights + turns.weights.at * WEIGHT_BYTES, place, unit + 1, i / 2);
+            if (i == 3) bytes.load_scales(scales, place, pitch, unit + 1);
         }
         before = turns.rows.at;
         turns.rows.next();
     }
     products_wait<0>();
-    release(shared.rows_empty + 8 * before, 128);
     __syncwarp();
-    release(shared.scales_empty + 8 * turns.scales.at, 32);
+    release(shared.rows_empty + 8 * before);
+    release(shared.scales_empty + 8 * turns.scales.at);
     turns.scales.next();
 }
 
@@ -501,7 +518,7 @@ __device__ __forceinline__ void write(const Shared& shared, const Sums& sums, co
     if (!DOWN && thread == 0) add_release(done, 1);
 }
 
-extern "C" __global__ void __launch_bounds__(128 * (1 + GROUPS), 1)
+extern "C" __global__ void __launch_bounds__(128 * (1 + GROUPS), BLOCKS)
     mxfp4_mlp(const __grid_constant__ TensorMap gate_up, const __grid_constant__ TensorMap down,
               const unsigned char* gate_up_scales, const unsigned char* down_scales, const u16* gate_up_bf16,
               const float* gate_up_fp32, const u16* down_bf16, const float* down_fp32, const u16* hidden,
@@ -518,12 +535,12 @@ extern "C" __global__ void __launch_bounds__(128 * (1 + GROUPS), 1)
 
     const Work work(tiles, *num_tiles, units_of(I) * 2 / BOXES, (H + WEIGHT_ROWS - 1) / WEIGHT_ROWS, H, I);
     if (threadIdx.x < 128) {
-        give_registers<GROUPS == 2 ? 88 : 56>();
+        give_registers<PRODUCER_REGISTERS>();
         if (threadIdx.x == 0)
             load_weights(shared, &gate_up, &down, gate_up_scales, down_scales, work, num_tiles + 1);
         if (threadIdx.x >= 32) load_rows(shared, hidden, act, row_tokens, work);
     } else {
-        take_registers<GROUPS == 2 ? 208 : 104>();
+        take_registers<CONSUMER_REGISTERS>();
         Turns turns;
         Turn<SLOTS> slot;
         Sums sums;
