@@ -27,7 +27,7 @@
 // from shared memory and makes fragments of them. The rows of a tile are the N side: N is their number rounded
 // up, at most MAX_N. READ_ONCE: weights are evicted from L2 first.
 //
-// Shared memory: WEIGHT_STAGES * (WEIGHT_ROWS x 256 channels), ROW_STAGES * (MAX_N rows x 128 channels), the
+// Shared memory: WEIGHT_STAGES * (WEIGHT_ROWS x 256 channels), ROW_STAGES * (MAX_N rows x ROW_UNITS x 128 channels), the
 // scales of two items, two output buffers per consumer warpgroup, items, barriers. Weights and scales come
 // through the copy engine; rows come through cp.async, since they are scattered.
 // Producer: routing_sort, mxfp4_order. Consumer: combine.
@@ -54,6 +54,9 @@
 #ifndef ROW_STAGES
 #define ROW_STAGES 2
 #endif
+#ifndef ROW_UNITS
+#define ROW_UNITS 1
+#endif
 #ifndef SCALE_BYTES
 #define SCALE_BYTES 11520  // of the scales of an item
 #endif
@@ -65,19 +68,20 @@
 #endif
 static_assert(MAX_N % 16 == 0 && MAX_N <= 192, "rows of a tile");
 static_assert(WEIGHT_ROWS == 128 || WEIGHT_ROWS == 256, "rows of weights of an item");
+static_assert(ROW_UNITS == 1 || ROW_UNITS == 2, "units of a stage of rows");
 static_assert(WEIGHT_ROWS % (64 * GROUPS) == 0, "64 rows each");
 
 constexpr int PARTS = WEIGHT_ROWS / 64 / GROUPS;  // products of 64 weight rows a warpgroup
 constexpr int BOXES = WEIGHT_ROWS / 128, BOX_BYTES = 128 * 128;
 constexpr int WEIGHT_BYTES = BOXES * BOX_BYTES;  // of a stage of weights
 constexpr int HALF_BYTES = MAX_N * 128;          // rows of 64 channels
-constexpr int ROW_BYTES = 2 * HALF_BYTES;        // of a stage of rows
+constexpr int ROW_BYTES = 2 * ROW_UNITS * HALF_BYTES;  // of a stage of rows
 constexpr int PIECE_BYTES = 2048 * PARTS;
 constexpr int RANGE = WEIGHT_ROWS / 8;  // gate rows of an item in each 32
 constexpr int GATHER_WARPS = 3;
 constexpr int CONSUMERS = 4 * GROUPS;  // warps
-constexpr int PRODUCER_REGISTERS = BLOCKS == 2 ? 56 : GROUPS == 2 ? 88 : 56;
-constexpr int CONSUMER_REGISTERS = BLOCKS == 2 ? 88 : GROUPS == 2 ? 208 : 104;
+constexpr int PRODUCER_REGISTERS = BLOCKS == 2 ? 56 : GROUPS == 2 ? 88 : 80;
+constexpr int CONSUMER_REGISTERS = BLOCKS == 2 ? 88 : GROUPS == 2 ? 208 : 96;
 
 struct Shared {
     u32 weights, rows, scales, pieces, weights_full, weights_empty, rows_full, rows_empty, scales_full,
@@ -219,11 +223,12 @@ __device__ __forceinline__ void load_rows(const Shared& shared, const u16* hidde
         }
         if (item.kind == DOWN) wait_for_tile(work.tiles + item.tile, GROUPS * work.gate_up_blocks);
         const uint4* from = reinterpret_cast<const uint4*>(item.kind == DOWN ? act : hidden) + chunk;
-        for (int unit = 0; unit < units; ++unit) {
+        for (int unit = 0; unit < units; unit += ROW_UNITS) {
             barrier_wait(shared.rows_empty + 8 * turn.at, turn.parity ^ 1);
             u32 to = shared.rows + turn.at * ROW_BYTES + row_of_lane * 128;
 #pragma unroll
-            for (int half = 0; half < 2; ++half, from += 8, to += HALF_BYTES) {
+            for (int half = 0; half < 2 * ROW_UNITS; ++half, from += 8, to += HALF_BYTES) {
+                if (half == 2 && unit + 1 == units) break;
 #pragma unroll
                 for (int j = 0; j < COPIES; ++j)
                     if (j < copies) copy_16(to + j * STRIDE * 128 + (j % 2 ? odd : even), from + sources[j]);
@@ -293,13 +298,12 @@ struct Bytes {
     u32 words[PARTS][2][4], factors[PARTS][2], scales[PARTS][2];
 
     // Words 2 `half` and the next.
-    __device__ __forceinline__ void load(u32 weights, const Place& place, int unit, int half) {
+    __device__ __forceinline__ void load(u32 weights, const Place& place, int half) {
 #pragma unroll
         for (int part = 0; part < PARTS; ++part)
 #pragma unroll
             for (int i = 0; i < 2; ++i) {
-                const u32 from = weights + place.weights + part * place.part + i * place.second;
-                const uint2 two = load_8((from ^ unit % 2 * 64) + 8 * half);
+                const uint2 two = load_8(weights + part * place.part + i * place.second + 8 * half);
                 words[part][i][2 * half] = two.x;
                 words[part][i][2 * half + 1] = two.y;
             }
@@ -315,17 +319,19 @@ struct Bytes {
                 scales[part][i] = load_byte(from + row * pitch + group);
             }
     }
-    // Whether some scale is 128 or more; for the whole warp.
+    // What fragments need of the scales that were loaded. True, for the whole warp, if some scale is 128 or
+    // more: then `factors` are the scales, since two factors may be needed.
     __device__ __forceinline__ bool large() {
         u32 any = 0;
 #pragma unroll
+        for (int part = 0; part < PARTS; ++part) any |= scales[part][0] | scales[part][1];
+        const bool large = __ballot_sync(~0u, any & 128) != 0;
+#pragma unroll
         for (int part = 0; part < PARTS; ++part)
 #pragma unroll
-            for (int i = 0; i < 2; ++i) {
-                any |= scales[part][i];
-                factors[part][i] = factor(scales[part][i]);
-            }
-        return __ballot_sync(~0u, any & 128) != 0;
+            for (int i = 0; i < 2; ++i)
+                factors[part][i] = large ? scales[part][i] : factor(scales[part][i]);
+        return large;
     }
 };
 
@@ -333,45 +339,45 @@ struct Bytes {
 struct Fragments {
     u32 words[PARTS][2][4];
 
-    __device__ __forceinline__ void make(const Bytes& bytes, int i, bool large) {
+    template <bool LARGE>
+    __device__ __forceinline__ void make(const Bytes& bytes, int i) {
 #pragma unroll
         for (int part = 0; part < PARTS; ++part)
 #pragma unroll
             for (int row = 0; row < 2; ++row) {
                 u32 four[4];
                 spread(bytes.words[part][row][i], four);
+                const u32 given = bytes.factors[part][row];
 #pragma unroll
                 for (int j = 0; j < 4; ++j) {
                     u32& word = words[part][j / 2][j % 2 * 2 + row];
-                    word = multiply_pairs(four[j], bytes.factors[part][row]);
+                    word = multiply_pairs(four[j], LARGE ? factor(given) : given);
+                    if (LARGE) word = multiply_pairs(word, rest_of(given));
                 }
-            }
-        if (!large) return;
-#pragma unroll
-        for (int part = 0; part < PARTS; ++part)
-#pragma unroll
-            for (int j = 0; j < 8; ++j) {
-                u32& word = words[part][j / 4][j % 4];
-                word = multiply_pairs(word, rest_of(bytes.scales[part][j % 2]));
             }
     }
 };
 
-// Two steps of the smallest N that holds the rows; sums past it are unchanged. Each N in a loop of its own would
-// take registers of its own for fragments.
-template <int N>
+// Two steps of the smallest N of LEAST .. MOST, a multiple of 16, that holds the rows; sums past it are
+// unchanged. Each N in a loop of its own would take registers of its own for fragments.
+template <int LEAST, int MOST>
 __device__ __forceinline__ void products(Sums& sums, const Fragments& fragments, u64 b, bool add, int rows) {
-    if constexpr (N < MAX_N) {
-        if (rows > N) return products<N + (N < 32 ? 8 : 16)>(sums, fragments, b, add, rows);
+    if constexpr (LEAST < MOST) {
+        constexpr int MIDDLE = (LEAST + MOST) / 32 * 16;
+        if (rows <= MIDDLE)
+            products<LEAST, MIDDLE>(sums, fragments, b, add, rows);
+        else
+            products<MIDDLE + 16, MOST>(sums, fragments, b, add, rows);
+    } else {
+        products_begin();
+#pragma unroll
+        for (int step = 0; step < 2; ++step)
+#pragma unroll
+            for (int part = 0; part < PARTS; ++part)
+                product_of_registers<MOST>(sums[part], fragments.words[part][step],
+                                           advance(b, step * OPERAND_STEP), add || step > 0);
+        products_commit();
     }
-    products_begin();
-#pragma unroll
-    for (int step = 0; step < 2; ++step)
-#pragma unroll
-        for (int part = 0; part < PARTS; ++part)
-            product_of_registers<N>(sums[part], fragments.words[part][step], b + step * OPERAND_STEP,
-                                    add || step > 0);
-    products_commit();
 }
 
 __device__ __forceinline__ void multiply(const Shared& shared, Turns& turns, Sums& sums, const Item& item,
@@ -381,40 +387,54 @@ __device__ __forceinline__ void multiply(const Shared& shared, Turns& turns, Sum
     const u32 scales = shared.scales + turns.scales.at * SCALE_BYTES;
     Fragments fragments[2];
     Bytes bytes;
+    bool large = false;
+    u64 rows = 0;
     int before = -1;
     barrier_wait(shared.scales_full + 8 * turns.scales.at, turns.scales.parity);
     barrier_wait(shared.weights_full + 8 * turns.weights.at, turns.weights.parity);
+    u32 weights = shared.weights + turns.weights.at * WEIGHT_BYTES + place.weights;
     bytes.load_scales(scales, place, pitch, 0);
-    bytes.load(shared.weights + turns.weights.at * WEIGHT_BYTES, place, 0, 0);
-    bytes.load(shared.weights + turns.weights.at * WEIGHT_BYTES, place, 0, 1);
-    for (int unit = 0; unit < units; ++unit) {
-        const bool large = bytes.large();
-        const u32 rows = shared.rows + turns.rows.at * ROW_BYTES;
-        // all of a stage of weights was read
-        if (unit % 2 || unit == units - 1) {
-            __syncwarp();
-            release(shared.weights_empty + 8 * turns.weights.at);
-            turns.weights.next();
-        }
+    bytes.load(weights, place, 0);
+    bytes.load(weights, place, 1);
+    for (int first = 0; first < units; first += ROW_UNITS) {
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {
+        for (int i = 0; i < 4 * ROW_UNITS; ++i) {
+            const int unit = first + i / 4;
+            const bool second = ROW_UNITS == 2 ? i >= 4 : unit % 2;  // of a stage of weights
+            if (i == 4 && unit >= units) break;
+            if (i % 4 == 0) large = bytes.large();
             products_wait<1>();  // those that read the same fragments
-            if (i == 1 && before >= 0) release(shared.rows_empty + 8 * before);
-            fragments[i % 2].make(bytes, i, large);
+            if (i == 1) {
+                if (before >= 0) release(shared.rows_empty + 8 * before);
+                before = turns.rows.at;
+                turns.rows.next();
+            }
+            if (large)
+                fragments[i % 2].make<true>(bytes, i % 4);
+            else
+                fragments[i % 2].make<false>(bytes, i % 4);
             if (i == 0) {
                 barrier_wait(shared.rows_full + 8 * turns.rows.at, turns.rows.parity);
                 fence_async_proxy();  // rows were written through the generic proxy
+                rows = operand(shared.rows + turns.rows.at * ROW_BYTES);
             }
-            const u64 b = operand(rows + i / 2 * HALF_BYTES) + i % 2 * 2 * OPERAND_STEP;
-            products<8>(sums, fragments[i % 2], b, unit + i > 0, item.rows);
-            if (i % 2 == 0 || unit + 1 >= units) continue;
-            if (i == 1 && unit % 2)
-                barrier_wait(shared.weights_full + 8 * turns.weights.at, turns.weights.parity);
-            bytes.load(shared.weights + turns.weights.at * WEIGHT_BYTES, place, unit + 1, i / 2);
-            if (i == 3) bytes.load_scales(scales, place, pitch, unit + 1);
+            const u32 at = i / 2 * (HALF_BYTES / 16) + i % 2 * 2 * OPERAND_STEP;
+            products<16, MAX_N>(sums, fragments[i % 2], advance(rows, at), first + i > 0, item.rows);
+            // words i - 1 and i were used: those of the next unit take their place
+            if (i % 2 && unit + 1 < units) {
+                if (i % 4 == 1 && second) {
+                    barrier_wait(shared.weights_full + 8 * turns.weights.at, turns.weights.parity);
+                    weights = shared.weights + turns.weights.at * WEIGHT_BYTES + place.weights;
+                }
+                bytes.load(second ? weights : weights ^ 64, place, i % 4 / 2);
+                if (i % 4 == 1) bytes.load_scales(scales, place, pitch, unit + 1);
+            }
+            if (i % 4 == 3 && !second) {  // all of a stage of weights was read
+                __syncwarp();
+                release(shared.weights_empty + 8 * turns.weights.at);
+                turns.weights.next();
+            }
         }
-        before = turns.rows.at;
-        turns.rows.next();
     }
     products_wait<0>();
     __syncwarp();

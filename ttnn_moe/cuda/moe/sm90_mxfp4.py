@@ -35,7 +35,8 @@ class Mxfp4Tile:
 
     Attributes:
         max_n, weight_rows: rows of a tile at most; weight rows of an item.
-        groups: warpgroups that multiply. weight_stages, row_stages: stages of 256 and of 128 channels.
+        groups: warpgroups that multiply. weight_stages, row_stages: stages of 256 channels, and of row_units * 128.
+        row_units: of 128 channels, in a stage of rows.
         blocks: resident, a multiprocessor.
         read_once: L2 evicts weights first, and drops each expert output that combine has read.
         scale_bytes: of the scales of an item, at most.
@@ -48,11 +49,12 @@ class Mxfp4Tile:
     row_stages: int
     read_once: bool = False
     blocks: int = 1
+    row_units: int = 1
     scale_bytes: int = 0
 
     @property
     def granule(self) -> int:
-        return 8 if self.max_n <= 32 else 16
+        return 16
 
     @property
     def threads(self) -> int:
@@ -60,7 +62,7 @@ class Mxfp4Tile:
 
     @property
     def shared_memory(self) -> int:
-        stages = self.weight_stages * self.weight_rows * UNIT + self.row_stages * self.max_n * 2 * UNIT
+        stages = self.weight_stages * self.weight_rows * UNIT + self.row_stages * self.row_units * self.max_n * 2 * UNIT
         barriers = 16 * (self.weight_stages + self.row_stages) + 32 + 4 * 16 + 16 + 4 * 32
         return _ALIGNMENT + stages + 64 * self.weight_rows + 2 * self.scale_bytes + barriers
 
