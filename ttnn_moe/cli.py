@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
@@ -157,14 +158,21 @@ def warmup(
     dtype: Annotated[str, typer.Option(help="bf16 or fp16.")] = "bf16",
     arch: Annotated[str | None, typer.Option(help="sm_80, sm_90a, ...; default: this GPU's, or sm_90a.")] = None,
     format: Format = "dense",
+    activation: Annotated[str, typer.Option(help="silu, or clamped_swiglu, as gpt-oss has it.")] = "silu",
+    tiles: Annotated[
+        str | None, typer.Option(help="With --format mxfp4 on sm_120f: tiles instead of tokens, as in 8,16,64x256.")
+    ] = None,
 ) -> None:
     """Compile the CUDA C++ kernels of a layer's sizes, so that the first call need not. Needs no GPU."""
     from .cuda.moe.warmup import specs_of, target, warm_up
 
-    kind, found = _dtype(dtype, "bf16", "fp16"), target(arch)
-    specs = specs_of(_tokens(tokens), experts, topk, hidden, intermediate, kind, found, _format(format))
+    kind, found, names = _dtype(dtype, "bf16", "fp16"), target(arch), tiles.split(",") if tiles else []
+    sizes = experts, topk, hidden, intermediate, kind, found, _format(format), _activation(activation), names
+    specs = specs_of(_tokens(tokens), *sizes)
+    start = time.perf_counter()
     made = warm_up(specs)
-    typer.echo(f"{len(specs)} kernels for {found.name} are ready, {made} of them compiled now")
+    took = f" in {time.perf_counter() - start:.1f} s" if made else ""
+    typer.echo(f"{len(specs)} kernels for {found.name} are ready, {made} of them compiled now{took}")
 
 
 @app.command()
@@ -213,6 +221,14 @@ def _format(name: str) -> str:
     from .formats import get_format
 
     return get_format(name).name
+
+
+def _activation(name: str) -> str:
+    from .activations import ACTIVATIONS
+
+    if name not in ACTIVATIONS:
+        raise ContractError("unknown activation", got=repr(name), expected=f"one of {list(ACTIVATIONS)}")
+    return name
 
 
 def _dtype(name: str, *able: str) -> torch.dtype:

@@ -70,7 +70,7 @@ def e4m3(codes: Tensor) -> Tensor:
     return codes.to(torch.uint8).view(torch.float8_e4m3fn).double()
 
 
-def fragments(atom: int, a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, spoil: bool = True) -> Tensor:
+def fragments(atom: int, a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor) -> Tensor:
     """Words [32, 8] of codes a [16, K] and b [K, 8], scales [16, G] and [8, G]; what nobody reads is a NaN scale."""
     packed, bits = atom >= 8, 4 if atom >= 8 else 8
     per_word, words = 32 // bits, torch.zeros(32, 8, dtype=torch.int64)
@@ -83,8 +83,8 @@ def fragments(atom: int, a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor,
         for column in range(8):
             lane, word, i = place_b(k, column, per_word)
             words[lane, 4 + word] |= int(b[k, column]) << (bits * i + (0 if fp4_a or packed else 2))
-    byte, ones = atom % 4, 0xFFFFFFFF if spoil else 0
-    words[:, 6:] = ones
+    byte = atom % 4
+    words[:, 6:] = 0xFFFFFFFF
     for at, scales, lanes in (
         (6, scale_a, [4 * (row % 8) + row // 8 for row in range(16)]),
         (7, scale_b, [4 * column for column in range(8)]),
@@ -176,7 +176,7 @@ def test_every_scale(atom: int, kernels: HostKernels) -> None:
             for group in range(scales.shape[1]):
                 spoiled = [scale_a.clone(), scale_b.clone()]
                 spoiled[side][i, group] = 0xFF
-                words.append(fragments(atom, a, b, *spoiled))
+                words.append(fragments(atom, a, b, spoiled[0], spoiled[1]))
                 want.append(torch.zeros(16, 8, dtype=torch.bool))
                 want[-1][(i,) if side == 0 else (slice(None), i)] = True
     got = matrix(run_probe(atom, torch.stack(words), torch.zeros(len(words), 32, 4)))

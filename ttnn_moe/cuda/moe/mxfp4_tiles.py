@@ -39,6 +39,10 @@ class Tile:
 
     read_once: ClassVar[bool] = False
 
+    def __str__(self) -> str:
+        """As `ttnn-moe warmup --tiles` takes it."""
+        return f"{self.M}x{self.N}"
+
     M: int
     N: int
     packed: bool = False

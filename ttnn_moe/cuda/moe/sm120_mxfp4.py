@@ -14,22 +14,23 @@ import torch
 from torch import Tensor
 
 from ...activations import CLAMPED_SWIGLU
-from ...contract import Experts, Problem
+from ...contract import Problem
+from ...errors import ContractError
 from ...formats.mxfp4 import NAME
 from ...formats.ue8m0 import GROUP
-from ...sizes import ceil_div
-from ..arch import Arch, Target
+from ...sizes import ceil_div, natural
+from ..arch import ARCHES, Arch, Target
 from ..device import gpu
 from ..jit import load
 from ..jit.load import Launch
 from . import sort
-from .cuda_cpp import launches_of, limits
+from .cuda_cpp import arch_of, launches_of, limits
 from .family import Buffer, Call
-from .mxfp4_tiles import TILES, Tile, select_tile_m
+from .mxfp4_tiles import TILES, TILES_M, Tile, select_tile_m, why_not
 from .pairs import local_experts
 from .sort import Words
 from .sorted import Sorted, SortedPlan
-from .uses import Use, pointer
+from .uses import Use, bias_pointers, pointer
 
 FP4_ACTIVATIONS = "TTNN_MOE_FP4_ACTIVATIONS"
 _THREADS = 256  # of mx_quantise
@@ -38,10 +39,20 @@ _THREADS = 256  # of mx_quantise
 _N = {8: 64, 16: 64, 32: 64, 64: 128, 128: 128, 256: 64}
 
 
-def default_tile(T: int, packed: bool = False) -> Tile:
-    """The tile of T tokens. Nobody has timed another on a GPU: `ttnn-moe bench --tune` may."""
-    M = select_tile_m(T)
-    return Tile(M, _N[M], packed)
+def tile_named(text: str, packed: bool = False) -> Tile:
+    """The tile "M x N", as in 8x128; of "M" alone, the one that is chosen for M tokens.
+
+    Raises:
+        ContractError: no such tile, with the bytes of shared memory that it would need.
+    """
+    sizes = [natural(size.strip()) for size in text.split("x")]
+    M = sizes[0]
+    if not 1 <= len(sizes) <= 2 or M is None or sizes[-1] is None:
+        raise ContractError("no tile", got=repr(text), expected="M, or M x N, as in 8 or 8x128")
+    tile = Tile(M, sizes[1] or 0 if len(sizes) == 2 else _N.get(M, 64), packed)
+    if Tile(tile.M, tile.N) not in TILES:
+        raise ContractError("this tile cannot run", got=why_not(tile), expected=f"M of {list(TILES_M)}")
+    return tile
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,19 +98,19 @@ class Sm120Mxfp4(Sorted[Tile]):
         reason = limits(problem, target, self.weight_format, (torch.bfloat16,), multiple=GROUP, silu_only=False)
         if reason is not None:
             return reason
-        if not self.software and target.gpu.capability[0] != 12:
-            major, minor = target.gpu.capability
-            return f"its instructions are those of compute capability 12.x, not {major}.{minor}"
+        if not self.software and arch_of(target).name != ARCHES[12, 0].name:
+            return f"its instructions are those of compute capability 12.x, not of {arch_of(target).name}"
         if self.packed and os.environ.get(FP4_ACTIVATIONS) != "1":
             return f"it rounds activations to FP4; to ask for that: {FP4_ACTIVATIONS}=1"
         return None
 
     def tile(self, problem: Problem, arch: Arch) -> Tile:
-        return default_tile(problem.T, self.packed)
+        M = select_tile_m(problem.T)
+        return Tile(M, _N[M], self.packed)
 
     def tiles(self) -> tuple[Tile, ...]:
-        """Those that quantise activations themselves: others need scratch of another size."""
-        return tuple(Tile(tile.M, tile.N, self.packed) for tile in TILES if tile.fused)
+        """Those that quantise activations themselves: others need more scratch."""
+        return tuple(tile for tile in self.checked_tiles() if tile.fused)
 
     def checked_tiles(self) -> tuple[Tile, ...]:
         return tuple(Tile(tile.M, tile.N, self.packed) for tile in TILES)
@@ -170,36 +181,26 @@ class Sm120Mxfp4(Sorted[Tile]):
         return use.bind(device, (blocks,), threads, *sizes)
 
     def launch(self, plan: SortedPlan[Tile], call: Call, buffers: tuple[Tensor, ...]) -> None:
-        launches, routing, words = list(launches_of(self, plan, call)), call.routing, plan.words
+        routing, words, tensors = call.routing, plan.words, call.experts.tensors
         x, x_scales, act, act_scales, rows, at, *fp32 = (buffer.data_ptr() for buffer in buffers)
-        tensors = call.experts.tensors
         blocks, scales, down_blocks, down_scales = (
             tensors[f"{name}_{of}"].data_ptr() for name in ("gate_up", "down") for of in ("blocks", "scales")
         )
-        gate_up_bias, down_bias = _biases(call.experts)
+        gate_up_bias, down_bias = (bias_pointers(tensors.get(f"{name}_bias")) for name in ("gate_up", "down"))
         stream, bound = load.stream(call.hidden.device.index), pointer(routing.num_tokens)
         sorted_rows = at + words.tiles, at + words.num_tiles
-        combine, down, first = launches.pop(), launches.pop(), launches.pop(0)
-        requantise = launches.pop() if fp32 else None
-        *sorts, gate_up = launches
+        quantise, *others, down, combine = launches_of(self, plan, call)
+        quantise_act = others.pop() if fp32 else None
+        *sorts, gate_up = others
 
-        first(stream, call.hidden.data_ptr(), 0, 0, x, x_scales)
+        quantise(stream, call.hidden.data_ptr(), 0, 0, x, x_scales)
         sort.launch_sorts(sorts, stream, (routing.topk_ids.data_ptr(), pointer(call.expert_map), bound), at, words)
         made = (fp32[0], 0) if fp32 else (act, act_scales)
         gate_up(stream, x, x_scales, at, blocks, scales, *gate_up_bias, *sorted_rows, *made)
-        if requantise is not None:
-            requantise(stream, fp32[0], *sorted_rows, act, act_scales)
+        if quantise_act is not None:
+            quantise_act(stream, fp32[0], *sorted_rows, act, act_scales)
         down(stream, act, act_scales, 0, down_blocks, down_scales, *down_bias, *sorted_rows, rows, 0)
         combine(stream, rows, at + words.inverse, routing.topk_weights.data_ptr(), bound, call.out.data_ptr())
-
-
-def _biases(experts: Experts) -> tuple[tuple[int, int], tuple[int, int]]:
-    """Addresses of gate_up_bias and down_bias: as bf16 and as fp32, one of them or both 0."""
-    if not experts.biased:
-        return (0, 0), (0, 0)
-    found = [experts.tensors[name] for name in ("gate_up_bias", "down_bias")]
-    first, second = ((bias.data_ptr(), 0) if bias.dtype == torch.bfloat16 else (0, bias.data_ptr()) for bias in found)
-    return first, second
 
 
 SM120_MXFP4 = Sm120Mxfp4()
