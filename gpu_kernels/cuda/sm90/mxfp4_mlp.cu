@@ -99,9 +99,7 @@ struct Shared {
         rows_empty = rows_full + 8 * ROW_STAGES;
         scales_full = rows_empty + 8 * ROW_STAGES;
         scales_empty = scales_full + 16;
-        items.full = scales_empty + 16;
-        items.empty = items.full + 8 * SLOTS;
-        items.items = (items.empty + 8 * SLOTS + 15) / 16 * 16;
+        items = Items(scales_empty + 16);
     }
     __device__ __forceinline__ void init() const {
         for (int i = 0; i < WEIGHT_STAGES; ++i) {
