@@ -82,7 +82,7 @@ NARROW, WIDE = Mxfp4Tile(32, 128, 2, 2, 3), Mxfp4Tile(64, 256, 2, 2, 2)
         (NARROW, Form(), 64, 32, 1, 1),
         (NARROW, GPT_OSS, 320, 96, 47, 4),
         (WIDE, Form(order="interleaved"), 160, 288, 70, 2),
-        (replace(WIDE, groups=4), Form(bias=torch.float32), 288, 64, 33, 2),
+        (replace(WIDE, groups=4, row_units=2), Form(bias=torch.float32), 416, 64, 33, 2),
     ],
     ids=str,
 )
@@ -109,7 +109,7 @@ def test_products(
         ("products_wait<1>();", "", True, GPT_OSS),
         ("barrier_wait(shared.scales_full + 8 * turns.scales.at, turns.scales.parity);", "", True, GPT_OSS),
         ("if (item.kind == DOWN) wait_for_tile(", "if (false) wait_for_tile(", False, GPT_OSS),
-        ("from ^ unit % 2 * 64", "from", False, GPT_OSS),
+        ("second ? weights : weights ^ 64", "weights", False, GPT_OSS),
         ("(lane % 4 ^ row % 8) * 16", "lane % 4 * 16", False, GPT_OSS),
         (", pitch - 1);", ", 1 << 20);", False, GPT_OSS),
         ("(here ? g / 2 * RANGE : 0)", "(here ? g / 2 : g / 2) * RANGE", False, GPT_OSS),

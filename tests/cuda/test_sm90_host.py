@@ -147,7 +147,7 @@ def test_products(
 @pytest.mark.parametrize(
     ("line", "instead", "late"),
     [
-        ("if (item.kind == DOWN) wait_for_tile(work.tiles + item.tile, work.gate_up_blocks);", "", False),
+        ("if (item.kind == DOWN) wait_for_tile(work.tiles + item.tile, 2 * work.gate_up_blocks);", "", False),
         ("if (!DOWN && thread == 0) add_release(done, 1);", "", False),
         ("copies_arrive(shared.full + 8 * turn.at);", "barrier_arrive(shared.full + 8 * turn.at);", True),
         ("products_wait<1>();", "", True),

@@ -27,9 +27,7 @@
 // Shared memory: STAGES * (weights WEIGHT_ROWS x 64, rows MAX_N x 64), two output buffers per consumer
 // warpgroup, items, barriers. Weights come through TMA; rows come through cp.async, since they are scattered.
 // Producer: routing_sort. Consumer: combine.
-#include "common/routing.cuh"
-#include "sm90/ptx.cuh"
-#include "sm90/ring.cuh"
+#include "sm90/items.cuh"
 #include "sm90/wgmma.cuh"
 
 #ifndef WEIGHT_ROWS
@@ -53,22 +51,19 @@ constexpr int BOX_BYTES = 128 * K_BLOCK * 2;
 constexpr int WEIGHT_BYTES = PARTS * BOX_BYTES;
 constexpr int STAGE_BYTES = WEIGHT_BYTES + MAX_N * K_BLOCK * 2;
 constexpr int PIECE_BYTES = 16 * WEIGHT_ROWS;
-constexpr int SLOTS = 4;  // items claimed ahead of the one in progress
-constexpr int ITEM_BYTES = 32;
 constexpr int GATHER_WARPS = 3;
 constexpr int READERS = GATHER_WARPS + 8;  // warps that read an item
 
 struct Shared {
-    u32 stages, pieces, full, empty, items, items_full, items_empty;
+    u32 stages, pieces, full, empty;
+    Items items;
 
     __device__ __forceinline__ explicit Shared(const void* memory) {
         stages = (shared_address(memory) + 1023) / 1024 * 1024;
         pieces = stages + STAGES * STAGE_BYTES;
         full = pieces + 4 * PIECE_BYTES;
         empty = full + 8 * STAGES;
-        items_full = empty + 8 * STAGES;
-        items_empty = items_full + 8 * SLOTS;
-        items = items_empty + 8 * SLOTS;
+        items = Items(empty + 8 * STAGES);
     }
     __device__ __forceinline__ u32 weights(int stage) const { return stages + stage * STAGE_BYTES; }
     __device__ __forceinline__ u32 rows(int stage) const {
@@ -79,70 +74,10 @@ struct Shared {
             barrier_init(full + 8 * i, 1 + 32 * GATHER_WARPS);
             barrier_init(empty + 8 * i, 2);
         }
-        for (int i = 0; i < SLOTS; ++i) {
-            barrier_init(items_full + 8 * i, 1);
-            barrier_init(items_empty + 8 * i, READERS);
-        }
+        items.init(READERS);
         barrier_init_fence();
     }
 };
-
-enum Kind { GATE_UP, DOWN, NONE };
-
-// As the producer passes it to the other warps, in ITEM_BYTES.
-struct Item {
-    int expert, first, rows;  // of the tile
-    int tile;                 // index of the tile
-    int kind, block;          // of WEIGHT_ROWS rows of weights
-};
-
-struct Work {
-    Tile* tiles;
-    int count, gate_up_items, gate_up_blocks, down_blocks, H, I;
-
-    __device__ __forceinline__ Work(Tile* tiles, int num_tiles, int H, int I) : tiles(tiles), H(H), I(I) {
-        gate_up_blocks = (2 * I + WEIGHT_ROWS - 1) / WEIGHT_ROWS;
-        down_blocks = (H + WEIGHT_ROWS - 1) / WEIGHT_ROWS;
-        gate_up_items = num_tiles * gate_up_blocks;
-        count = gate_up_items + num_tiles * down_blocks;
-    }
-    __device__ __forceinline__ Item item(int i) const {
-        Item item{};
-        item.kind = i < gate_up_items ? GATE_UP : i < count ? DOWN : NONE;
-        if (item.kind == NONE) return item;
-        const int at = item.kind == DOWN ? i - gate_up_items : i;
-        const int blocks = item.kind == DOWN ? down_blocks : gate_up_blocks;
-        item.tile = at / blocks;
-        item.block = at % blocks;
-        const int4 words = *reinterpret_cast<const int4*>(tiles + item.tile);
-        item.expert = words.x;
-        item.first = words.y;
-        item.rows = words.z;
-        return item;
-    }
-    __device__ __forceinline__ int depth(const Item& item) const { return item.kind == DOWN ? I : H; }
-};
-
-// ---- items: one thread claims them, READERS warps read them
-
-__device__ __forceinline__ void tell(const Shared& shared, Turn<SLOTS>& slot, const Item& item) {
-    const u32 to = shared.items + ITEM_BYTES * slot.at;
-    barrier_wait(shared.items_empty + 8 * slot.at, slot.parity ^ 1);
-    store_16(to, make_uint4(item.expert, item.first, item.rows, item.tile));
-    store_16(to + 16, make_uint4(item.kind, item.block, 0, 0));
-    barrier_arrive(shared.items_full + 8 * slot.at);
-    slot.next();
-}
-
-__device__ __forceinline__ Item hear(const Shared& shared, Turn<SLOTS>& slot) {
-    const u32 from = shared.items + ITEM_BYTES * slot.at;
-    barrier_wait(shared.items_full + 8 * slot.at, slot.parity);
-    const uint4 tile = load_16(from), what = load_16(from + 16);
-    __syncwarp();
-    if (threadIdx.x % 32 == 0) barrier_arrive(shared.items_empty + 8 * slot.at);
-    slot.next();
-    return Item{int(tile.x), int(tile.y), int(tile.z), int(tile.w), int(what.x), int(what.y)};
-}
 
 // ---- the producer warpgroup: one warp loads weights, three load rows
 
@@ -161,7 +96,7 @@ __device__ __forceinline__ void load_weights(const Shared& shared, const TensorM
     // also the first: only resident blocks claim items, so a part of a GPU suffices
     Item item = work.item(atomicAdd(taken, 1)), next{};
     for (; item.kind != NONE; item = next) {
-        tell(shared, slot, item);
+        shared.items.tell(slot, item);
         const int i = atomicAdd(taken, 1), depth = work.depth(item), row = item.block * WEIGHT_ROWS;
         for (int k = 0; k < depth; k += K_BLOCK) {
             if (k == depth / 2 / K_BLOCK * K_BLOCK) next = work.item(i);  // early: hides the latency
@@ -179,15 +114,7 @@ __device__ __forceinline__ void load_weights(const Shared& shared, const TensorM
             turn.next();
         }
     }
-    tell(shared, slot, item);
-}
-
-// Wait until the activations of a tile are complete: both consumer warpgroups of every gate_up item count.
-__device__ __forceinline__ void wait_for_tile(const Tile* tile, int blocks) {
-    if (threadIdx.x % 32 == 0)
-        while (load_acquire(&tile->done) < 2 * blocks) {
-        }
-    __syncwarp();
+    shared.items.tell(slot, item);
 }
 
 __device__ __forceinline__ void load_rows(const Shared& shared, const u16* hidden, const u16* act,
@@ -200,7 +127,7 @@ __device__ __forceinline__ void load_rows(const Shared& shared, const u16* hidde
     const u32 even = (chunk ^ (row_of_lane % 8)) * 16, odd = (chunk ^ ((row_of_lane + 4) % 8)) * 16;
     Turn<STAGES> turn;
     Turn<SLOTS> slot;
-    for (Item item = hear(shared, slot); item.kind != NONE; item = hear(shared, slot)) {
+    for (Item item = shared.items.hear(slot); item.kind != NONE; item = shared.items.hear(slot)) {
         const int depth = work.depth(item);
         // copies of this warp; padding rows of the last copy repeat a valid row, and their sums are not
         // stored
@@ -214,7 +141,7 @@ __device__ __forceinline__ void load_rows(const Shared& shared, const u16* hidde
             if (j < copies) sources[j] = item.kind == DOWN ? row : max(row_tokens[row], 0);
             sources[j] *= static_cast<u32>(depth / 8);
         }
-        if (item.kind == DOWN) wait_for_tile(work.tiles + item.tile, work.gate_up_blocks);
+        if (item.kind == DOWN) wait_for_tile(work.tiles + item.tile, 2 * work.gate_up_blocks);
         const uint4* from = reinterpret_cast<const uint4*>(item.kind == DOWN ? act : hidden) + chunk;
         for (int k = 0; k < depth; k += K_BLOCK, from += K_BLOCK / 8) {
             barrier_wait(shared.empty + 8 * turn.at, turn.parity ^ 1);
@@ -361,7 +288,8 @@ extern "C" __global__ void __launch_bounds__(384, 1)
     wait_for_predecessor();
     let_successor_start();
 
-    const Work work(tiles, *num_tiles, H, I);
+    const int gate_up_blocks = (2 * I + WEIGHT_ROWS - 1) / WEIGHT_ROWS, down_blocks = (H + WEIGHT_ROWS - 1) / WEIGHT_ROWS;
+    const Work work(tiles, *num_tiles, gate_up_blocks, down_blocks, H, I);
     if (threadIdx.x < 128) {
         give_registers<88>();
         if (threadIdx.x == 0) load_weights(shared, &gate_up, &down, work, num_tiles + 1);
@@ -371,7 +299,7 @@ extern "C" __global__ void __launch_bounds__(384, 1)
         Turn<STAGES> turn;
         Turn<SLOTS> slot;
         Sums sums;
-        for (Item item = hear(shared, slot); item.kind != NONE; item = hear(shared, slot)) {
+        for (Item item = shared.items.hear(slot); item.kind != NONE; item = shared.items.hear(slot)) {
             multiply_rows<8>(shared, turn, sums, work.depth(item), item.rows);
             if (item.kind == DOWN)
                 write<true>(shared, sums, out, item, H, nullptr);

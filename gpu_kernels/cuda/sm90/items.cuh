@@ -47,10 +47,13 @@ struct Work {
     __device__ __forceinline__ int depth(const Item& item) const { return item.kind == DOWN ? I : H; }
 };
 
-// Shared memory of the items: SLOTS items, and two barriers for each.
+// Shared memory of the items: SLOTS items, and two barriers for each, from a multiple of 8 bytes on.
 struct Items {
-    u32 items, full, empty;
+    u32 full, empty, items;
 
+    Items() = default;
+    __device__ __forceinline__ explicit Items(u32 at)
+        : full(at), empty(full + 8 * SLOTS), items((empty + 8 * SLOTS + 15) / 16 * 16) {}
     __device__ __forceinline__ void init(int readers) const {
         for (int i = 0; i < SLOTS; ++i) {
             barrier_init(full + 8 * i, 1);

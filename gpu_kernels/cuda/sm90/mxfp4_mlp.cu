@@ -99,9 +99,7 @@ struct Shared {
         rows_empty = rows_full + 8 * ROW_STAGES;
         scales_full = rows_empty + 8 * ROW_STAGES;
         scales_empty = scales_full + 16;
-        items.full = scales_empty + 16;
-        items.empty = items.full + 8 * SLOTS;
-        items.items = (items.empty + 8 * SLOTS + 15) / 16 * 16;
+        items = Items(scales_empty + 16);
     }
     __device__ __forceinline__ void init() const {
         for (int i = 0; i < WEIGHT_STAGES; ++i) {
@@ -293,6 +291,19 @@ struct Turns {
     Turn<2> scales;
 };
 
+// The scales of an item, as this thread needs them.
+struct ScalesOf {
+    const Place& place;
+    u32 from;
+    int pitch;
+
+    __device__ __forceinline__ u32 operator()(int part, int i, int unit) const {
+        // past the last channel there are weights of 0, and no scale
+        const int group = min(4 * unit + static_cast<int>(threadIdx.x % 4), pitch - 1);
+        return load_byte(from + (place.scales + part * place.part_scale + i * place.second_scale) * pitch + group);
+    }
+};
+
 // The bytes and factors of one unit of weights. Words of the next unit come once those of this one are used.
 struct Bytes {
     u32 words[PARTS][2][4], factors[PARTS][2], scales[PARTS][2];
@@ -308,30 +319,23 @@ struct Bytes {
                 words[part][i][2 * half + 1] = two.y;
             }
     }
-    __device__ __forceinline__ void load_scales(u32 from, const Place& place, int pitch, int unit) {
-        // past the last channel there are weights of 0, and no scale
-        const int group = min(4 * unit + static_cast<int>(threadIdx.x % 4), pitch - 1);
+    __device__ __forceinline__ void load_scales(const ScalesOf& of, int unit) {
+#pragma unroll
+        for (int part = 0; part < PARTS; ++part)
+#pragma unroll
+            for (int i = 0; i < 2; ++i) scales[part][i] = of(part, i, unit);
+    }
+    // Make factors of the scales that were loaded. True, for the whole warp, if some scale is 128 or more.
+    __device__ __forceinline__ bool large() {
+        u32 any = 0;
 #pragma unroll
         for (int part = 0; part < PARTS; ++part)
 #pragma unroll
             for (int i = 0; i < 2; ++i) {
-                const int row = place.scales + part * place.part_scale + i * place.second_scale;
-                scales[part][i] = load_byte(from + row * pitch + group);
+                any |= scales[part][i];
+                factors[part][i] = factor(scales[part][i]);
             }
-    }
-    // What fragments need of the scales that were loaded. True, for the whole warp, if some scale is 128 or
-    // more: then `factors` are the scales, since two factors may be needed.
-    __device__ __forceinline__ bool large() {
-        u32 any = 0;
-#pragma unroll
-        for (int part = 0; part < PARTS; ++part) any |= scales[part][0] | scales[part][1];
-        const bool large = __ballot_sync(~0u, any & 128) != 0;
-#pragma unroll
-        for (int part = 0; part < PARTS; ++part)
-#pragma unroll
-            for (int i = 0; i < 2; ++i)
-                factors[part][i] = large ? scales[part][i] : factor(scales[part][i]);
-        return large;
+        return __ballot_sync(~0u, any & 128) != 0;
     }
 };
 
@@ -339,7 +343,6 @@ struct Bytes {
 struct Fragments {
     u32 words[PARTS][2][4];
 
-    template <bool LARGE>
     __device__ __forceinline__ void make(const Bytes& bytes, int i) {
 #pragma unroll
         for (int part = 0; part < PARTS; ++part)
@@ -347,12 +350,22 @@ struct Fragments {
             for (int row = 0; row < 2; ++row) {
                 u32 four[4];
                 spread(bytes.words[part][row][i], four);
-                const u32 given = bytes.factors[part][row];
+#pragma unroll
+                for (int j = 0; j < 4; ++j)
+                    words[part][j / 2][j % 2 * 2 + row] = multiply_pairs(four[j], bytes.factors[part][row]);
+            }
+    }
+    // What large scales are beyond their factors.
+    __device__ __forceinline__ void enlarge(const ScalesOf& of, int unit) {
+#pragma unroll
+        for (int part = 0; part < PARTS; ++part)
+#pragma unroll
+            for (int row = 0; row < 2; ++row) {
+                const u32 rest = rest_of(of(part, row, unit));
 #pragma unroll
                 for (int j = 0; j < 4; ++j) {
                     u32& word = words[part][j / 2][j % 2 * 2 + row];
-                    word = multiply_pairs(four[j], LARGE ? factor(given) : given);
-                    if (LARGE) word = multiply_pairs(word, rest_of(given));
+                    word = multiply_pairs(word, rest);
                 }
             }
     }
@@ -383,8 +396,8 @@ __device__ __forceinline__ void products(Sums& sums, const Fragments& fragments,
 __device__ __forceinline__ void multiply(const Shared& shared, Turns& turns, Sums& sums, const Item& item,
                                          int depth, int I) {
     const Place place(item, I);
-    const int units = units_of(depth), pitch = depth / 32;
-    const u32 scales = shared.scales + turns.scales.at * SCALE_BYTES;
+    const int units = units_of(depth);
+    const ScalesOf scales{place, shared.scales + turns.scales.at * SCALE_BYTES, depth / 32};
     Fragments fragments[2];
     Bytes bytes;
     bool large = false;
@@ -393,7 +406,7 @@ __device__ __forceinline__ void multiply(const Shared& shared, Turns& turns, Sum
     barrier_wait(shared.scales_full + 8 * turns.scales.at, turns.scales.parity);
     barrier_wait(shared.weights_full + 8 * turns.weights.at, turns.weights.parity);
     u32 weights = shared.weights + turns.weights.at * WEIGHT_BYTES + place.weights;
-    bytes.load_scales(scales, place, pitch, 0);
+    bytes.load_scales(scales, 0);
     bytes.load(weights, place, 0);
     bytes.load(weights, place, 1);
     for (int first = 0; first < units; first += ROW_UNITS) {
@@ -409,10 +422,8 @@ __device__ __forceinline__ void multiply(const Shared& shared, Turns& turns, Sum
                 before = turns.rows.at;
                 turns.rows.next();
             }
-            if (large)
-                fragments[i % 2].make<true>(bytes, i % 4);
-            else
-                fragments[i % 2].make<false>(bytes, i % 4);
+            fragments[i % 2].make(bytes, i % 4);
+            if (large) fragments[i % 2].enlarge(scales, unit);
             if (i == 0) {
                 barrier_wait(shared.rows_full + 8 * turns.rows.at, turns.rows.parity);
                 fence_async_proxy();  // rows were written through the generic proxy
@@ -427,7 +438,7 @@ __device__ __forceinline__ void multiply(const Shared& shared, Turns& turns, Sum
                     weights = shared.weights + turns.weights.at * WEIGHT_BYTES + place.weights;
                 }
                 bytes.load(second ? weights : weights ^ 64, place, i % 4 / 2);
-                if (i % 4 == 1) bytes.load_scales(scales, place, pitch, unit + 1);
+                if (i % 4 == 1) bytes.load_scales(scales, unit + 1);
             }
             if (i % 4 == 3 && !second) {  // all of a stage of weights was read
                 __syncwarp();
