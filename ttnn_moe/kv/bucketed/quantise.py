@@ -1,8 +1,8 @@
 """Vectors to levels and a scale each, and back; the Hadamard rotation that makes their channels alike.
 
-Levels are uniform and symmetric: level n stands for (n - (2^bits - 1) / 2) * scale. A rotated vector is nearly Gaussian,
-and the best scale of a Gaussian is a known multiple of its root mean square (J. Max, Quantizing for minimum distortion,
-1960). `quantise` tries some scales around it and keeps the one of the least squared error.
+Levels are uniform and symmetric: level n stands for (n - (2^bits - 1) / 2) * scale. A rotated vector is nearly
+Gaussian, and the best scale of a Gaussian is a known multiple of its root mean square (J. Max, Quantizing for minimum
+distortion, 1960). `quantise` tries some scales around it and keeps the one of the least squared error.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def half_of(bits: int) -> float:
 def quantise(x: Tensor, bits: int) -> tuple[Tensor, Tensor]:
     """Levels and scales of vectors x [..., D]: int64 [..., D], fp16 [...].
 
-    16 bits: levels are the bits of bf16, scales are 1. Below: a vector that holds NaN or an infinity gets the scale NaN.
+    16 bits: levels are the bits of bf16, scales are 1. Fewer: a vector with NaN or an infinity gets the scale NaN.
 
     Raises:
         ContractError: no tier has these bits.

@@ -1,7 +1,7 @@
 """Attention to packed tiers in plain torch: the definition of what the kernels do.
 
-Each tier gives a partial result (output, maximum, sum). `merge` joins them by their log-sum-exp, as streaming softmax does
-(https://arxiv.org/abs/1805.02867, https://arxiv.org/abs/2205.14135). The host reads no count.
+Each tier gives a partial result (output, maximum, sum). `merge` joins them by their log-sum-exp, as streaming softmax
+does (https://arxiv.org/abs/1805.02867, https://arxiv.org/abs/2205.14135). The host reads no count.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def attend_bucket(bits: int, q: Tensor, tier: Tier, rows: Tensor, positions: Ten
     """
     check_query(q, [tier])
     if check_bits(bits) != tier.bits:
-        raise ContractError("the tier has other bits", got=bits, expected=tier.bits, remedy="pass the tier of these bits")
+        raise ContractError("the tier has other bits", got=bits, expected=tier.bits, remedy="pass the tier's own bits")
     n, heads, D = q.shape[1:]
     units_of_page = tier.page // UNIT
     pages = tier.table[rows].to(torch.int64)  # [T, pages of a row]
