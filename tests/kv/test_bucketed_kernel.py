@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from bucketed_tiers import Rows, filled
-from host_kernels import GXX, HostKernels, with_mistake
+from host_kernels import GXX, HostKernels
 from ttnn_moe.cuda.attention import bucketed
 from ttnn_moe.kv.bucketed.reference import quantized_attention_bucketed
 

@@ -93,8 +93,8 @@ def launch(
 
     Args:
         rows: [T] int64, row of the tables of each entry.
-        positions: [T] int64, position of the first of n queries. A query sees the tokens of tiers of 8 and 16 bits up to
-            its own position, and all tokens of the others. None: all tokens.
+        positions: [T] int64, position of the first of n queries. A query sees the tokens of tiers of 8 and 16 bits up
+            to its own position, and all tokens of the others. None, or n = 1: all tokens.
         num_tokens: [] int32 on the device: entries from it on give 0. None: all T.
         out: as q, to write the result to.
         of: default: `plan`.
@@ -162,9 +162,7 @@ def _launches(
     if of.splits == 1:
         return attend, None
     merge = spec.Spec.of("sm80/merge_splits", arch.name)
-    return attend, load.Launch(
-        merge, device.index, (T * n * heads,), 128, c_int32(of.splits), overlap=arch.overlaps
-    )
+    return attend, load.Launch(merge, device.index, (T * n * heads,), 128, c_int32(of.splits), overlap=arch.overlaps)
 
 
 def spec_of(arch: str, group: int, n: int, page: int, mask: int, causal: bool, of: Plan) -> spec.Spec:
