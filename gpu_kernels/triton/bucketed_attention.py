@@ -14,9 +14,9 @@
 | table | [rows, wide] | int32 | pages of each row |
 | counts | [rows] | int32 | slots in use |
 
-Grid: (T, KV, SPLITS). The N * G queries of a key/value head are the rows of one tensor-core product, padded to Q_PAD >=
-16. D_PAD: D, padded to a power of two. Counts are read on the device. scale: softmax scale times log2(e). A program takes
-its share of each tier's units of 32 tokens. Consumer: merge_attention.
+Grid: (T, KV, SPLITS). The N * G queries of a key/value head are the rows of one tensor-core product, padded to Q_PAD,
+at least 16. D_PAD: D, padded to a power of two. Counts are read on the device. scale: softmax scale times log2(e). A
+program takes its share of each tier's units of 32 tokens. Consumer: merge_attention.
 """
 
 import triton
