@@ -276,6 +276,7 @@ inline void __syncthreads() {
 inline void __syncwarp() { emulator::meet_warp(); }
 inline float __int_as_float(int word) { return std::bit_cast<float>(word); }
 inline float __uint_as_float(uint32_t word) { return std::bit_cast<float>(word); }
+inline uint32_t __float_as_uint(float value) { return std::bit_cast<uint32_t>(value); }
 
 // Bytes of low (0 .. 3) and high (4 .. 7), chosen by the four low nibbles of `which`.
 inline uint32_t __byte_perm(uint32_t low, uint32_t high, uint32_t which) {
