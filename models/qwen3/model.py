@@ -17,8 +17,8 @@ import ttnn_moe
 from ttnn_moe import decoder, registry
 from ttnn_moe.backend import Prepared
 from ttnn_moe.errors import RequestError
-from ttnn_moe.kv.cache import CacheSizes, FusedWrite, HeadNorms, KVCache
-from ttnn_moe.kv.paged import PagedCache
+from ttnn_moe.kv import formats
+from ttnn_moe.kv.cache import CacheSizes, FusedWrite, HeadNorms, KVCache, RowCache
 from ttnn_moe.kv.step import PrefillStep, Step
 from ttnn_moe.kv.uncached import Uncached
 from ttnn_moe.sizes import power_of_2
@@ -239,9 +239,17 @@ class Qwen3Moe(nn.Module):
         """What a KV cache has to know of the model."""
         return sizes_of(self.config, self.dtype, self.device)
 
-    def new_cache(self, rows: int, capacity: int, memory: int | None = None, page: int | None = None) -> PagedCache:
+    def new_cache(
+        self,
+        rows: int,
+        capacity: int,
+        memory: int | None = None,
+        page: int | None = None,
+        kv: str = formats.PAGED,
+        kv_bits: float | None = None,
+    ) -> RowCache:
         """See LanguageModel."""
-        return PagedCache.within(self.cache_sizes, rows, capacity, memory, page)
+        return formats.new_cache(kv, kv_bits, self.cache_sizes, rows, capacity, memory, page)
 
     def why_not_captured(self) -> str | None:
         """See LanguageModel."""

@@ -1,17 +1,17 @@
 """How many tokens of a row each tier holds: a budget in average bits to pages per row. Plain numbers.
 
-A token has two places in its life, at most. It begins in the high tier, of 8 or 16 bits: the first tokens (`sinks`) stay
-there, the others are in a ring until `ring` tokens came after. Then a unit of 32 tokens moves to the low tiers, for good.
-So a token changes its tier once at most, and the tier of a unit follows from the number of units before: the host plans
-every move without reading the device, and every count of tokens follows from the length of the row.
+A token begins in the high tier, of 8 or 16 bits. The first tokens (`sinks`) stay there. The others are in a ring of
+`ring` tokens. From a full ring the oldest 32 tokens, a unit, move to the low tiers, for good. So a token changes its
+tier once at most. The tier of a unit follows from the number of units before it. So the host plans every move without
+reading the device, and every count of tokens follows from the length of the row.
 
-The low tiers are two neighbours of 2, 3, 4, 8 and 16 bits. The distortion of b bits falls like 4^-b, which is convex: so
-neighbours lose least, for tokens that weigh alike (docs/kv.md has the figures of other mixtures).
+The low tiers are two neighbours of 2, 3, 4, 8 and 16 bits. The distortion of b bits falls like 4^-b, a convex function.
+So neighbours lose least where tokens weigh alike. docs/kv.md has the figures of other mixtures.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ...arguments import integer, number
 from ...cuda.attention.tiers import BITS, UNIT
@@ -24,8 +24,7 @@ LEAST, MOST = 2.0, 16.0
 # (sinks, ring) of high tiers, the smallest first
 HIGH = ((4, 92), (16, 112), (16, 144), (16, 176))
 SHARE = 4
-"""The high tier takes 1 / SHARE of the bits of a full row at most, if a smaller one is there to take; at 16 bits half of
-that."""
+"""A larger high tier than the smallest takes 1 / SHARE of the bits of a full row at most; at 16 bits half of that."""
 
 
 @dataclass(frozen=True)
@@ -100,7 +99,9 @@ class Allocation:
         share = self.split(self.units)[bits] if self.units else 0
         if not share:
             return 0
-        return min(rows * self.pages_of(self.capacity)[bits], ceil_div(share * pages, self.units) + 2 * min(rows, pages))
+        return min(
+            rows * self.pages_of(self.capacity)[bits], ceil_div(share * pages, self.units) + 2 * min(rows, pages)
+        )
 
     def average(self, tokens: int) -> float:
         """Average bits of a row of so many tokens, after all moves that are due: below it where tokens are few."""
@@ -129,8 +130,10 @@ def allocate(bits: float, capacity: int, page: int = 64) -> Allocation:
         if (sinks + ring) % page:
             continue
         for high in (8, 16):
-            found = _with_high(bits, capacity, page, sinks, ring, high)
-            least = min(least, _with_high(LEAST, capacity, page, sinks, ring, high, any_bits=True).average(capacity))
+            empty = Allocation(bits, capacity, page, sinks, ring, high, (BITS[0], BITS[0]), 0, 0)
+            units = empty.moved(capacity)
+            least = min(least, replace(empty, units=units).average(capacity))
+            found = _filled(empty, units)
             if found is not None and (best is None or _affordable(found, best)):
                 best = found
     if best is None:
@@ -177,30 +180,23 @@ def least_capacity(bits: float, page: int = 64) -> int:
 def _affordable(found: Allocation, instead_of: Allocation) -> bool:
     """Whether the larger high tier costs no low tier, and little."""
     share = SHARE if found.high == 8 else 2 * SHARE
-    cheap = found.bits >= found.high or found.high_slots * found.high * share <= found.bits * found.capacity
+    wanted = found.bits >= 8 if found.high == 8 else found.bits > 8
+    cheap = wanted or found.high_slots * found.high * share <= found.bits * found.capacity
     return cheap and found.low[0] >= min(instead_of.low[0], instead_of.high)
 
 
-def _with_high(
-    bits: float, capacity: int, page: int, sinks: int, ring: int, high: int, any_bits: bool = False
-) -> Allocation | None:
-    """The best low tiers for a high tier; None: the budget does not reach 2 bits for them.
-
-    Args:
-        any_bits: take all tokens of low tiers at 2 bits, whatever the budget.
-    """
-    empty = Allocation(bits, capacity, page, sinks, ring, high, (2, 2), 0, 0)
-    units = empty.moved(capacity)
+def _filled(empty: Allocation, units: int) -> Allocation | None:
+    """With the best low tiers for so many units; None: the budget does not reach 2 bits for them."""
+    bits, capacity, high = empty.bits, empty.capacity, empty.high
     if not units:
-        fits = any_bits or high <= bits
-        return empty if fits else None
+        return empty if high <= bits else None
     left = (bits * capacity - high * (capacity - UNIT * units)) / (UNIT * units)
-    if any_bits or left < BITS[0]:
-        return Allocation(bits, capacity, page, sinks, ring, high, (2, 2), units, 0) if any_bits else None
+    if left < BITS[0]:
+        return None
     lower = max(b for b in BITS if b <= left)
     if lower >= high:
-        return Allocation(bits, capacity, page, sinks, ring, high, (high, high), units, 0)
+        return replace(empty, low=(high, high), units=units)
     upper = BITS[BITS.index(lower) + 1]
     # a small margin, so that 3.0 is not 2.999
     n = int((left - lower) / (upper - lower) * units + 1e-9)
-    return Allocation(bits, capacity, page, sinks, ring, high, (lower, upper), units, n)
+    return replace(empty, low=(lower, upper), units=units, upper=n)

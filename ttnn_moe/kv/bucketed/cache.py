@@ -9,20 +9,19 @@ import torch
 from torch import Tensor
 
 from ...cuda.attention.tiers import UNIT, Tier
-from ...errors import RequestError
 from ...sizes import ceil_div, power_of_2
 from ..cache import CacheSizes
-from ..pages import PagedRows, PagePool
 from ..paged import zeros
+from ..pages import PagedRows, PagePool
 from ..step import DecodeStep, PrefillStep, Span, Step
 from ..transfer import to_device
-from .allocation import Allocation, allocate
+from .allocation import allocate
+from .attention import quantized_attention_bucketed
 from .memory import bytes_of, pages_in
 from .moves import Layers, Staged, Target, move, one_tier, read_high
 from .packing import check_head_dim
 from .prompts import attend_piece, observed
 from .quantise import rotate
-from .reference import quantized_attention_bucketed
 from .storage import PAGE, put_tokens
 
 
@@ -72,6 +71,7 @@ class BucketedCache(PagedRows):
         self._units = [0] * (self.rows + 1)
         full = own.pages_of(self.capacity)
         widths = {b: full.get(b, 0) + (self._high_pages if b == own.high else 0) for b in own.tiers}
+        self._host_counts: dict[int, Tensor] = {}
         self._make_tables(widths)
         self.pools: dict[int, PagePool] = {}
         self.tiers: dict[int, Layers] = {}
@@ -175,13 +175,13 @@ class BucketedCache(PagedRows):
 
     def attend(self, layer: int, q: Tensor, step: Step) -> Tensor:
         if isinstance(step, DecodeStep) and self._now is None:
-            return self._decode(layer, q, step.rows)
+            return self._decode(layer, q, step)
         now = self._now
         assert now is not None
         n = 0 if now.decoding is None else len(now.decoding.rows)
         out = torch.empty_like(q)
         if now.decoding is not None:
-            out[:n] = self._decode(layer, q[:n], now.decoding.rows)
+            out[:n] = self._decode(layer, q[:n], now.decoding)
         done = n
         for piece in self._pieces:
             span = piece.span
@@ -205,8 +205,10 @@ class BucketedCache(PagedRows):
         if layer == 0:
             tier.token_ids[pages, slots % self.page] = step.positions.int()
 
-    def _decode(self, layer: int, q: Tensor, rows: Tensor) -> Tensor:
-        return rotate(quantized_attention_bucketed(rotate(q)[:, None], self._in_use[layer], rows)[:, 0])
+    def _decode(self, layer: int, q: Tensor, step: DecodeStep) -> Tensor:
+        turned = rotate(q)[:, None]
+        out = quantized_attention_bucketed(turned, self._in_use[layer], step.rows, num_tokens=step.num_tokens)
+        return rotate(out[:, 0])
 
     def _prompt(self, layer: int, q: Tensor, at: Tensor, piece: Piece) -> Tensor:
         span = piece.span
@@ -312,18 +314,10 @@ class BucketedCache(PagedRows):
         self._host = zeros((sum(lengths),), torch.int32, torch.device("cpu"))
         self._device_words = self._host.to(self.sizes.device)
         self._stale = False
-        self._host_tables, self._host_counts = self._parts(self._host, widths)
-        self._tables, self._counts = self._parts(self._device_words, widths)
+        self._host_tables, self._host_counts = _parts(self._host, lines, widths)
+        self._tables, self._counts = _parts(self._device_words, lines, widths)
         high = torch.arange(1, 1 + self.rows * self._high_pages, dtype=torch.int32)
         self._host_tables[own.high][: self.rows, : self._high_pages] = high.view(self.rows, -1)
-
-    def _parts(self, words: Tensor, widths: dict[int, int]) -> tuple[dict[int, Tensor], dict[int, Tensor]]:
-        tables, counts, lines, done = {}, {}, self.rows + 1, 0
-        for b, width in widths.items():
-            tables[b] = words[done : done + lines * width].view(lines, width)
-            counts[b] = words[done + lines * width : done + lines * (width + 1)]
-            done += lines * (width + 1)
-        return tables, counts
 
     def _make_tier(self, bits: int) -> Layers:
         sizes, page = self.sizes, self.page
@@ -362,3 +356,11 @@ class BucketedCache(PagedRows):
             self._k, self._v = (zeros(shape, torch.bfloat16, sizes.device) for _ in range(2))
 
 
+def _parts(words: Tensor, lines: int, widths: dict[int, int]) -> tuple[dict[int, Tensor], dict[int, Tensor]]:
+    """By tier: tables [lines, width] and counts [lines] of a buffer."""
+    tables, counts, done = {}, {}, 0
+    for bits, width in widths.items():
+        tables[bits] = words[done : done + lines * width].view(lines, width)
+        counts[bits] = words[done + lines * width : done + lines * (width + 1)]
+        done += lines * (width + 1)
+    return tables, counts

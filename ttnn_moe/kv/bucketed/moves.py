@@ -21,8 +21,8 @@ class Layers:
     """A tier of all layers.
 
     Attributes:
-        each: layer by layer. together: the same memory as one tier, whose pages are those of layer 0, then of layer 1, ..
-        pages: of a layer.
+        each: layer by layer. pages: of a layer.
+        together: the same memory as one tier. Its pages are those of layer 0, then those of layer 1, and so on.
     """
 
     each: list[Tier]
@@ -69,7 +69,7 @@ def move(
         high: the high tier. slots: [r] int64, slots of the row that leave it, oldest first. pages: [s] int64, pages of
             the row's own part of it.
         staged: tokens of a step. leaving: those of them that go to low tiers.
-        targets: by tier, the tier of most bits first; their units hold the r + leaving tokens. The tokens of the most mass come first.
+        targets: by tier, most bits first; they hold r + leaving tokens, those of most mass first.
         mass: [r + leaving] fp32, what later queries gave each of them. None: in the order of their positions.
         positions: [r + leaving] int32, of each token.
         stay: (slots of the row, indices within staged) [n] int64 of tokens for the high tier. None: none.
@@ -107,8 +107,10 @@ def _move(
     span = slice(layers.start, layers.stop)
     parts: list[tuple[Tensor, Tensor]] = []
     if len(slots):
-        parts.append(tuple(x[:, slots] for x in read_high(high, layers, pages)))  # type: ignore[arg-type]
-        tier.scales[high.places(layers, pages[slots // page]), :, slots % page // UNIT, slots % 8, slots % UNIT // 8, 0] = -1.0
+        k, v = read_high(high, layers, pages)
+        parts.append((k[:, slots], v[:, slots]))
+        of, t = slots % page // UNIT, slots % UNIT
+        tier.scales[high.places(layers, pages[slots // page]), :, of, t % 8, t // 8, 0] = -1.0
     if staged is not None and leaving:
         own = slice(leaving.start, leaving.stop)
         parts.append((rotate(staged.k[span, own].float()), rotate(staged.v[span, own].float())))
@@ -139,4 +141,6 @@ def read_high(high: Layers, layers: range, pages: Tensor) -> tuple[Tensor, Tenso
 
 def one_tier(tiers: Sequence[Tier], payload: Tensor, scales: Tensor) -> Layers:
     """The tier whose layers have payload and scales [layers, pages, ...]."""
-    return Layers(list(tiers), replace(tiers[0], payload=payload.flatten(0, 1), scales=scales.flatten(0, 1)), payload.shape[1])
+    return Layers(
+        list(tiers), replace(tiers[0], payload=payload.flatten(0, 1), scales=scales.flatten(0, 1)), payload.shape[1]
+    )

@@ -34,9 +34,9 @@ def attend_piece(q: Tensor, at: Tensor, k: Tensor, v: Tensor, past: Sequence[Tie
         seen = None if len(q) == len(k) else at[:, None] >= torch.arange(len(k), device=k.device)
         k, v, queries = (x.to(q.dtype).transpose(0, 1)[None] for x in (k, v, q))
         gqa = k.shape[1] != queries.shape[1]
-        out = F.scaled_dot_product_attention(queries, k, v, attn_mask=seen, is_causal=seen is None, enable_gqa=gqa)
-        return out[0].transpose(0, 1)
-    out = []
+        found = F.scaled_dot_product_attention(queries, k, v, attn_mask=seen, is_causal=seen is None, enable_gqa=gqa)
+        return found[0].transpose(0, 1)
+    out: list[Tensor] = []
     for first in range(0, len(q), BLOCK):
         own = slice(first, first + BLOCK)
         turned = rotate(q[own].float())[None]
