@@ -63,7 +63,8 @@ class Engine:
 
     Raises:
         RequestError: an argument of another type or out of range; memory for less than one page; memory, page or
-            kv beside a cache; kv_bits that no tiers reach; a cache in use, or for another model; graphs asked for where they do not serve.
+            kv beside a cache; kv_bits that no tiers reach; a cache in use, or for another model; graphs asked for where
+            they do not serve.
 
     Any thread may call it; one step runs at a time. What fails for one request ends this request. What fails for a
     whole step (the model, the cache, memory, an interrupt) ends the engine: see `step`.

@@ -85,6 +85,7 @@ class BucketedCache(PagedRows):
         self._pieces: list[Piece] = []
         self._k = self._v = torch.empty(sizes.layers, 0, sizes.kv_heads, sizes.head_dim, dtype=torch.bfloat16)
         self._in_use = self._layers
+        self._key_scale = torch.ones(sizes.layers, 1, sizes.head_dim, device=sizes.device)
 
     @classmethod
     def within(
@@ -115,6 +116,18 @@ class BucketedCache(PagedRows):
     def bytes(self) -> int:
         """Bytes of all tiers: what `within` holds to its memory. A step's staged tokens come on top, in bf16."""
         return bytes_of(self.allocation, self.sizes, self.rows, self.total)
+
+    def equalise(self, keys: Tensor, queries: Tensor) -> None:
+        """Divide keys by sqrt(keys / queries) before they are quantised, and multiply queries by it.
+
+        Channels that are large in every key then cost the others nothing. Call it before the first request.
+
+        Args:
+            keys, queries: [layers, D] fp32, how large each channel of them is.
+        """
+        least = 1e-3 * max(float(keys.max()), float(queries.max()), 1e-3)
+        by = (keys.clamp_min(least) / queries.clamp_min(least)).sqrt()
+        self._key_scale.copy_(by[:, None])
 
     # rows come and go
 
@@ -200,29 +213,34 @@ class BucketedCache(PagedRows):
         """Write one token a row into the high tier."""
         tier, slots = self.tiers[self.allocation.high].each[layer], self._slot(step.positions)
         pages = tier.table[step.rows, slots // self.page].long()
-        k, v = (rotate(x.to(torch.bfloat16).float()) for x in (k, v))
+        k, v = (x.to(torch.bfloat16).float() for x in (k, v))
+        k, v = rotate(k / self._key_scale[layer]), rotate(v)
         put_tokens(tier, pages, slots % self.page, k, v)
         if layer == 0:
             tier.token_ids[pages, slots % self.page] = step.positions.int()
 
     def _decode(self, layer: int, q: Tensor, step: DecodeStep) -> Tensor:
-        turned = rotate(q)[:, None]
+        turned = self._turned(layer, q).to(q.dtype)[:, None]
         out = quantized_attention_bucketed(turned, self._in_use[layer], step.rows, num_tokens=step.num_tokens)
         return rotate(out[:, 0])
+
+    def _turned(self, layer: int, q: Tensor) -> Tensor:
+        """Queries [T, heads, D] fp32 for packed keys."""
+        return rotate(q.float() * self._key_scale[layer])
 
     def _prompt(self, layer: int, q: Tensor, at: Tensor, piece: Piece) -> Tensor:
         span = piece.span
         own = slice(span.first, span.first + span.n)
-        k, v = self._k[layer, own], self._v[layer, own]
+        k, v, turned = self._k[layer, own], self._v[layer, own], self._turned(layer, q)
         if piece.mass is not None and len(q) == span.n:
             high = self.tiers[self.allocation.high]
             before = None
             if span.past:
                 before = read_high(high, range(layer, layer + 1), self._own_pages(span.row))[0][0]
-            seen = observed(q, k, before)
+            seen = observed(q, turned, k, before)
             piece.mass[-len(seen) :] += seen
         past = self._in_use[layer] if span.past else ()
-        return attend_piece(q, at, k, v, past, torch.tensor([span.row], device=q.device))
+        return attend_piece(q, turned, at, k, v, past, torch.tensor([span.row], device=q.device))
 
     # tokens that leave the high tier, or a step's staged ones
 
@@ -247,7 +265,7 @@ class BucketedCache(PagedRows):
         staged, stay, going = None, None, range(0)
         if piece is not None:
             rows = slice(piece.span.first, piece.span.first + piece.span.n)
-            staged = Staged(self._k[:, rows], self._v[:, rows])
+            staged = Staged(self._k[:, rows], self._v[:, rows], self._key_scale)
             going = range(max(first - past, 0), max(leaving.stop - past, 0)) if n else range(0)
             kept = [i for i in range(piece.span.n) if i not in going]
             into = to_device([[self._slot_of(past + i) for i in kept], kept], device)

@@ -46,10 +46,20 @@ class Target:
 
 @dataclass(frozen=True)
 class Staged:
-    """Keys and values of a step's tokens of one row: [layers, n, kv_heads, D], not rotated."""
+    """Keys and values of a step's tokens of one row: [layers, n, kv_heads, D], as they were written.
+
+    Attributes:
+        key_scale: [layers, 1, D] fp32, what keys are divided by before they are rotated.
+    """
 
     k: Tensor
     v: Tensor
+    key_scale: Tensor
+
+    def turned(self, layers: slice, tokens: Tensor | slice) -> tuple[Tensor, Tensor]:
+        """Keys and values fp32 of some layers and tokens, as tiers hold them."""
+        k = self.k[layers, tokens].float() / self.key_scale[layers, None]
+        return rotate(k), rotate(self.v[layers, tokens].float())
 
 
 def move(
@@ -113,7 +123,7 @@ def _move(
         tier.scales[high.places(layers, pages[slots // page]), :, of, t % 8, t // 8, 0] = -1.0
     if staged is not None and leaving:
         own = slice(leaving.start, leaving.stop)
-        parts.append((rotate(staged.k[span, own].float()), rotate(staged.v[span, own].float())))
+        parts.append(staged.turned(span, own))
     if parts:
         k, v = (torch.cat(xs, 1)[:, order] for xs in zip(*parts, strict=True))
         done = 0
@@ -125,7 +135,7 @@ def _move(
             done += n
     if stay is not None and staged is not None:
         into, of = stay
-        k, v = (rotate(x[span, of].float()).flatten(0, 1) for x in (staged.k, staged.v))
+        k, v = (x.flatten(0, 1) for x in staged.turned(span, of))
         places = high.places(layers, pages[into // page]).flatten()
         put_tokens(tier, places, (into % page).repeat(len(layers)), k, v)
 

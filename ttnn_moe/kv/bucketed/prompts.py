@@ -19,11 +19,14 @@ BLOCK = 512
 """Queries at a time."""
 
 
-def attend_piece(q: Tensor, at: Tensor, k: Tensor, v: Tensor, past: Sequence[Tier], row: Tensor) -> Tensor:
+def attend_piece(
+    q: Tensor, turned: Tensor, at: Tensor, k: Tensor, v: Tensor, past: Sequence[Tier], row: Tensor
+) -> Tensor:
     """Causal attention of queries to the tokens of their step, and to all packed tokens of their row.
 
     Args:
-        q: [n, heads, D]. at: [n] int64, ascending: which token of the step each of them is.
+        q: [n, heads, D]. turned: the same for packed keys.
+        at: [n] int64, ascending: which token of the step each query is.
         k, v: [m, kv_heads, D], the step's tokens of the row. past: tiers of one layer; empty: no token came before.
         row: [1] int64.
 
@@ -39,8 +42,7 @@ def attend_piece(q: Tensor, at: Tensor, k: Tensor, v: Tensor, past: Sequence[Tie
     out: list[Tensor] = []
     for first in range(0, len(q), BLOCK):
         own = slice(first, first + BLOCK)
-        turned = rotate(q[own].float())[None]
-        packed = [attend_bucket(tier.bits, turned, tier, row) for tier in past]
+        packed = [attend_bucket(tier.bits, turned[None, own], tier, row) for tier in past]
         partials = [Partial(rotate(one.out), one.most, one.total) for one in packed]
         out.append(merge([*partials, _among(q[own], at[own], k, v)])[0].to(q.dtype))
     return torch.cat(out)
@@ -61,17 +63,17 @@ def _scores(q: Tensor, k: Tensor) -> Tensor:
     return torch.einsum("nkgd,skd->nkgs", grouped, k.float()) / q.shape[-1] ** 0.5
 
 
-def observed(q: Tensor, k: Tensor, high: Tensor | None) -> Tensor:
+def observed(q: Tensor, turned: Tensor, k: Tensor, high: Tensor | None) -> Tensor:
     """What the last queries of a piece give to tokens: [h + m] fp32, the sum over queries and heads of the attention
     among these tokens alone.
 
     Args:
-        q: [n, heads, D], all queries of the piece. k: [m, kv_heads, D], its keys; m = n.
-        high: [h, kv_heads, D], rotated keys that came before; those without a token are NaN-free and get 0. None: none.
+        q: [n, heads, D], all queries of the piece. turned: the same for packed keys. k: [n, kv_heads, D], its keys.
+        high: [h, kv_heads, D], packed keys that came before. None: none.
     """
     m, last = len(k), q[-QUERIES:]
     index = torch.arange(m - len(last), m, device=q.device)
     scores = _scores(last, k).masked_fill(index[:, None, None, None] < torch.arange(m, device=q.device), float("-inf"))
     if high is not None:
-        scores = torch.cat((_scores(rotate(last.float()), high), scores), -1)
+        scores = torch.cat((_scores(turned[-QUERIES:], high), scores), -1)
     return scores.softmax(-1).sum((0, 1, 2))
