@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from ...choice import why_not_kernels
+from ...cuda.attention import bucketed_triton
 from ...cuda.attention.tiers import UNIT, Tier
 from ...sizes import ceil_div, power_of_2
 from ..cache import CacheSizes
@@ -59,6 +61,7 @@ class BucketedCache(PagedRows):
     """
 
     default_page = PAGE
+    moves = True
 
     def __init__(
         self, sizes: CacheSizes, rows: int, capacity: int, pages: int, bits: float = 3.0, page: int | None = None
@@ -168,10 +171,21 @@ class BucketedCache(PagedRows):
         return step
 
     def decode(self, rows: Sequence[int], positions: Sequence[int]) -> DecodeStep:
-        self._settle(list(zip(rows, positions, strict=True)))
+        self.begin(list(zip(rows, positions, strict=True)))
+        return super().decode(rows, positions)
+
+    def begin(self, decoding: Sequence[tuple[int, int]]) -> None:
+        self._settle(decoding)
         self._now = None
         self._refresh()
-        return super().decode(rows, positions)
+
+    def why_not_captured(self) -> str | None:
+        sizes = self.sizes
+        q = torch.empty(1, 1, sizes.heads, sizes.head_dim, dtype=sizes.dtype, device="meta")
+        return why_not_kernels(sizes.device, sizes.dtype) or bucketed_triton.why_not(q, self._layers[0])
+
+    def why_not_captured_prompts(self) -> str | None:
+        return "the host plans where the tokens of a prompt go"
 
     # what a layer does
 
