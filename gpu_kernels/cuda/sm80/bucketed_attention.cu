@@ -19,9 +19,10 @@
 // | counts     | [rows]                        | int32 | slots in use                                        |
 //
 // CAUSAL: a query sees the tokens of tiers of 8 and 16 bits up to its own position, and all others.
+// ROTATE: q and the output are multiplied by the Hadamard matrix (kv/bucketed/quantise.py).
 // Grid: (SPLITS, KV, T * TILES); threads: 32 * WARPS. A block has 8 * QT of the N * GROUP queries of a key/value
-// head, and a share of the row's steps. A step is 32 tokens, or 16 of 8 and 16 bits. Each warp takes every
-// WARPS-th step and keeps its own softmax. Warps merge in shared memory, blocks in merge_splits.
+// head, and a share of the row's steps. A step is 64 tokens of 2, 3 and 4 bits, 32 of 8, 16 of 16. Each warp takes
+// every WARPS-th step and keeps its own softmax. Warps merge in shared memory, blocks in merge_splits.
 //
 // Products: scores^T = keys * q^T and out^T += values^T * weights^T, so that 16 tokens or channels are the M
 // side, 8 queries the N side: one key/value head serves 8 query heads without padding. A lane copies its own
@@ -29,9 +30,10 @@
 // by channel are folded into q, and into the output when a warp leaves a tier. scale_k multiplies the score.
 // scale_v is folded into the exponent of the weight, so that fp16 weights use fp16's range whatever the scales.
 //
-// Shared memory: q for each tier, [5, QT, 4, 32] of 16 bytes; SLOTS steps a warp. At the end, in the same place,
+// Shared memory: q for each tier, [5, QT, 4, 32] of 16 bytes; two half steps a warp. At the end, in the same place,
 // the warps' results [WARPS, 8 * QT, ROW] fp32.
 #include "common/copies.cuh"
+#include "sm80/hadamard.cuh"
 #include "sm80/halves.cuh"
 #include "sm80/mma.cuh"
 #include "sm80/packed_levels.cuh"
@@ -51,31 +53,38 @@
 #ifndef WARPS
 #define WARPS 4
 #endif
-#ifndef SLOTS
-#define SLOTS 2
-#endif
 #ifndef PAGE
 #define PAGE 64
 #endif
 #ifndef CAUSAL
 #define CAUSAL 0
 #endif
+#ifndef ROTATE
+#define ROTATE 0
+#endif
+#ifndef PREFETCH
+#define PREFETCH 1  // fetch steps to L2 one step before they are copied
+#endif
+#ifndef CHAINS
+#define CHAINS 1  // of products that add up to the scores of a block
+#endif
 #ifndef REGISTER_WARPS
 #define REGISTER_WARPS (QT == 1 ? 16 : 8)  // of a multiprocessor; bounds the registers of a thread
 #endif
 
 constexpr int D = 128, KINDS = 5, ROWS = 8 * QT, TILES = (QUERIES * GROUP + ROWS - 1) / ROWS;
-constexpr int SLOT = 4096 + 512, VALUES_AT = 2048, SCALES_AT = 4096;  // bytes of a step: keys, values, scales
+constexpr int SLOT = 4096 + 512, VALUES_AT = 2048, SCALES_AT = 4096;  // bytes of half a step
 constexpr int Q_BYTES = KINDS * QT * 2048, ROW = D + 4;
 constexpr float LOWEST = -1e30f, HEADROOM = 7.0f;
-static_assert(PAGE % 32 == 0, "pages of whole units");
+static_assert(PAGE % 64 == 0, "pages of whole steps");
 
 __device__ __forceinline__ constexpr int bits_of_kind(int kind) {
     return kind < 3 ? kind + 2 : kind == 3 ? 8 : 16;
 }
 __device__ __forceinline__ constexpr bool has(int kind) { return TIERS >> bits_of_kind(kind) & 1; }
-__device__ __forceinline__ constexpr int tokens_of_step(int kind) { return kind < 3 ? 32 : 16; }
+__device__ __forceinline__ constexpr int tokens_of_step(int kind) { return kind < 3 ? 64 : kind == 3 ? 32 : 16; }
 
+// What a row and a key/value head have of a tier; payload and scales begin at the head's part of page 0.
 struct Tier {
     const unsigned char* payload;
     const uint4* scales;
@@ -218,6 +227,7 @@ __device__ __forceinline__ void attend(State& state, const unsigned char* slot, 
     const uint4* mine = reinterpret_cast<const uint4*>(slot) + lane;
     float scores[BLOCKS][QT][4] = {};
     {
+        float others[BLOCKS][QT][4] = {};
         u32 keys[WORDS], words[QT][16];
         load_words(keys, mine);
 #pragma unroll
@@ -231,8 +241,16 @@ __device__ __forceinline__ void attend(State& state, const unsigned char* slot, 
                                   pair_of<BITS>(low, 2 * t + 1), pair_of<BITS>(high, 2 * t + 1)};
 #pragma unroll
                 for (int n = 0; n < QT; ++n)
-                    multiply_add_fp16(scores[b][n], a, words[n][2 * t], words[n][2 * t + 1]);
+                    multiply_add_fp16(CHAINS == 2 && t % 2 ? others[b][n] : scores[b][n], a, words[n][2 * t],
+                                      words[n][2 * t + 1]);
             }
+        if (CHAINS == 2)
+#pragma unroll
+            for (int b = 0; b < BLOCKS; ++b)
+#pragma unroll
+                for (int n = 0; n < QT; ++n)
+#pragma unroll
+                    for (int i = 0; i < 4; ++i) scores[b][n][i] += others[b][n][i];
     }
     const uint4 four = mine[SCALES_AT / 16];
     const u32 scales[4] = {BITS == 8 && part ? four.z : four.x, BITS == 8 && part ? four.w : four.y, four.z, four.w};
@@ -320,57 +338,66 @@ __device__ __forceinline__ void attend_bf16(State& state, const uint4* keys, con
     }
 }
 
-// The steps of a warp, in order.
-struct Steps {
+// A step of a warp.
+struct Step {
     const Tier* tiers;
     int at, end, kind = 0;
 
-    __device__ __forceinline__ bool more() const { return at < end; }
+    __device__ __forceinline__ bool is() const { return at < end; }
     __device__ __forceinline__ void find() {
-        while (kind < KINDS - 1 && at >= tiers[kind].end) ++kind;
+        if (is())
+            while (at >= tiers[kind].end) ++kind;
     }
     __device__ __forceinline__ void next() {
         at += WARPS;
-        if (more()) find();
+        find();
     }
-    // Of the step in its tier.
-    __device__ __forceinline__ int first_token() const {
+    // In its tier.
+    __device__ __forceinline__ int token() const {
         return (at - (kind ? tiers[kind - 1].end : 0)) * tokens_of_step(kind);
     }
-    __device__ __forceinline__ int page() const { return more() ? tiers[kind].table[first_token() / PAGE] : 0; }
+    __device__ __forceinline__ int page() const { return is() ? tiers[kind].table[token() / PAGE] : 0; }
 };
 
-// Where the unit of a step lies: bytes of its keys; values are `apart` further.
-struct Place {
+// Where a lane's part of a step lies; values are `apart` bytes behind their keys, and the second half `half`.
+struct Source {
     const unsigned char* keys;
     const uint4* scales;
-    u32 apart;
+    u32 apart, half;
 
-    __device__ __forceinline__ Place(const Tier& tier, int kind, int page, int token, int kv_heads, int head) {
-        const u32 unit_bytes = 512 * bits_of_kind(kind), unit = token % PAGE / 32;
-        apart = PAGE / 32 * unit_bytes;
-        const u64 at = static_cast<u64>(page) * kv_heads + head;
-        keys = tier.payload + at * (2 * apart) + unit * unit_bytes + token % 32 / 16 * (unit_bytes / 2);
-        scales = tier.scales + at * (PAGE / 4) + unit * 8;
+    __device__ __forceinline__ Source(const Step& step, int page, int kv_heads) {
+        const int bits = bits_of_kind(step.kind), lane = threadIdx.x % 32;
+        const u32 unit = static_cast<u32>(step.token()) % PAGE / 32;
+        apart = PAGE * 16 * bits;
+        half = step.kind == 3 ? 2048 : 512 * bits;
+        const Tier& tier = step.tiers[step.kind];
+        keys = tier.payload + static_cast<u64>(page) * (kv_heads * 2 * apart) + unit * (512 * bits) + lane * 16;
+        scales = tier.scales + static_cast<u64>(page) * (kv_heads * (PAGE / 4)) + unit * 8 + lane / 4;
+    }
+
+    // All of the step.
+    __device__ __forceinline__ void prefetch(int kind) const {
+        const int lane = threadIdx.x % 32;
+        const unsigned char* line = keys + lane * 112;  // 16 * lane is there already
+        if (kind < 4 && (lane < 8 * (kind + 2) || kind == 3)) {
+            prefetch_line(line);
+            prefetch_line(line + apart);
+        }
+        if (lane == 0 ? kind < 4 : lane == 8 && kind < 3) prefetch_line(scales + lane / 8 * 6);
+    }
+
+    __device__ __forceinline__ void copy(u32 slot, int part, int kind) const {
+        const unsigned char* from = keys + (part ? half : 0);
+#pragma unroll
+        for (int which = 0; which < 2; ++which) {
+            const unsigned char* chunk = from + (which ? apart : 0);
+#pragma unroll
+            for (int j = 0; j < 4; ++j)
+                copy_16_if(kind < 4 && kind >= j - 1, slot + which * VALUES_AT + j * 512, chunk + j * 512);
+        }
+        copy_16_if(kind < 4, slot + SCALES_AT, scales + (part && kind < 3 ? 8 : 0));
     }
 };
-
-__device__ __forceinline__ void copy_step(u32 slot, const Steps& steps, int page, int kv_heads, int head) {
-    if (steps.more() && steps.kind < 4) {
-        const int lane = threadIdx.x % 32, chunks = min(bits_of_kind(steps.kind), 4);
-        const Place place(steps.tiers[steps.kind], steps.kind, page, steps.first_token(), kv_heads, head);
-        const unsigned char* from = place.keys + lane * 16;
-        slot += lane * 16;
-#pragma unroll
-        for (int j = 0; j < 4; ++j)
-            if (j < chunks) {
-                copy_16(slot + j * 512, from + j * 512);
-                copy_16(slot + VALUES_AT + j * 512, from + place.apart + j * 512);
-            }
-        copy_16(slot + SCALES_AT, place.scales + lane / 4);
-    }
-    copies_commit();
-}
 
 // q to fragments, scaled for each tier; the sums and powers of two that scores need.
 __device__ __forceinline__ void prepare_queries(unsigned char* memory, float (&by)[ROWS], float (&less)[ROWS],
@@ -385,7 +412,8 @@ __device__ __forceinline__ void prepare_queries(unsigned char* memory, float (&b
                            query % GROUP;
             words = reinterpret_cast<const uint2*>(q + of * D)[lane];
         }
-        const float x[4] = {first_of(words.x), second_of(words.x), first_of(words.y), second_of(words.y)};
+        float x[4] = {first_of(words.x), second_of(words.x), first_of(words.y), second_of(words.y)};
+        if (ROTATE) hadamard(x);
         u32 most = 0;  // of the absolute values, as words
 #pragma unroll
         for (int i = 0; i < 4; ++i) most = max(most, __float_as_uint(x[i]) & 0x7fffffffu);
@@ -450,7 +478,8 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, REGISTER_WARPS / WARPS)
         const auto set = [&](int kind, const unsigned char* payload, const uint4* scales, const int* ids,
                              const int* table, const int* counts, int wide) {
             const int count = has(kind) && valid ? max(0, min(counts[row], wide * PAGE)) : 0;
-            tiers[kind] = Tier{payload, scales, ids, table + row * wide, count, 0};
+            const u64 apart = PAGE * 16 * bits_of_kind(kind);
+            tiers[kind] = Tier{payload + head * 2 * apart, scales + head * (PAGE / 4), ids, table + row * wide, count, 0};
         };
         set(0, payload_2, scales_2, ids_2, table_2, counts_2, wide_2);
         set(1, payload_3, scales_3, ids_3, table_3, counts_3, wide_3);
@@ -467,8 +496,8 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, REGISTER_WARPS / WARPS)
     __syncthreads();
 
     const u64 all = tiers[KINDS - 1].end;
-    Steps now{tiers, static_cast<int>(all * split / splits) + warp, static_cast<int>(all * (split + 1) / splits)};
-    if (now.more()) now.find();
+    Step now{tiers, static_cast<int>(all * split / splits) + warp, static_cast<int>(all * (split + 1) / splits)};
+    now.find();
     State state{};
     Queries queries;
 #pragma unroll
@@ -482,48 +511,82 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, REGISTER_WARPS / WARPS)
             queries.sees[n][i] = CAUSAL ? static_cast<int>(positions[t]) + (first + r) / GROUP : 0;
         }
 
-    unsigned char* ring = memory + Q_BYTES + warp * SLOTS * SLOT;
-    const u32 ring_at = shared_address(ring);
-    Steps ahead = now;
-    int page = ahead.page(), slot = 0, to = 0;
-    // of the steps that are copied but not attended to, the pages that attend_bf16 needs are read again
+    unsigned char* slots = memory + Q_BYTES + warp * 2 * SLOT;
+    const u32 slots_at = shared_address(slots) + lane * 16;
+    int page = now.page();
+    if (now.is()) {
+        const Source source(now, page, kv_heads);
 #pragma unroll
-    for (int i = 0; i < SLOTS - 1; ++i) {
-        copy_step(ring_at + to * SLOT, ahead, page, kv_heads, head);
-        to = to + 1 == SLOTS ? 0 : to + 1;
-        if (ahead.more()) ahead.next();
-        page = ahead.page();
+        for (int part = 0; part < 2; ++part) {
+            source.copy(slots_at + part * SLOT, part, now.kind);
+            copies_commit();
+        }
     }
+    // steps ahead: copied, fetched to L2, looked up
+    Step ahead = now;
+    ahead.next();
+    int page_ahead = ahead.page();
+#if PREFETCH
+    Step beyond = ahead;
+    beyond.next();
+    int page_beyond = beyond.page();
+    if (ahead.is()) Source(ahead, page_ahead, kv_heads).prefetch(ahead.kind);
+#endif
     int entered = 4;  // 16 bits: nothing is scaled
-    while (now.more()) {
-        __syncwarp();  // the slot was read
-        copy_step(ring_at + to * SLOT, ahead, page, kv_heads, head);
-        to = to + 1 == SLOTS ? 0 : to + 1;
-        if (ahead.more()) ahead.next();
-        page = ahead.page();
+    while (now.is()) {
+#if PREFETCH
+        if (beyond.is()) Source(beyond, page_beyond, kv_heads).prefetch(beyond.kind);
+        Step last = beyond;
+        last.next();
+        const int page_last = last.page();  // a step hides the latency of the table
+#else
+        Step beyond = ahead;
+        beyond.next();
+        const int page_beyond = beyond.page();
+#endif
+        const Source source(ahead, page_ahead, kv_heads);
         const Tier& tier = tiers[now.kind];
         if (now.kind != entered) {
             rescale<false>(state, entered);
             rescale<true>(state, now.kind);
             entered = now.kind;
         }
-        copies_wait<SLOTS - 1>();
-        const int token = now.first_token(), left = tier.count - token, part = token % 32 / 16;
-        const unsigned char* from = ring + slot * SLOT;
-        const uint4* own = reinterpret_cast<const uint4*>(memory) + now.kind * QT * 128;
+        const int token = now.token(), kind = now.kind;
+        const uint4* own = reinterpret_cast<const uint4*>(memory) + kind * QT * 128;
         const int* ids = nullptr;
-        if (CAUSAL && now.kind >= 3) ids = tier.ids + static_cast<u64>(now.page()) * PAGE + token % PAGE;
-        if (has(0) && now.kind == 0) attend<2>(state, from, own, 0, left, nullptr, queries);
-        if (has(1) && now.kind == 1) attend<3>(state, from, own, 0, left, nullptr, queries);
-        if (has(2) && now.kind == 2) attend<4>(state, from, own, 0, left, nullptr, queries);
-        if (has(3) && now.kind == 3) attend<8>(state, from, own, part, left, ids, queries);
-        if (has(4) && now.kind == 4) {
-            const Place place(tier, 4, now.page(), token, kv_heads, head);
-            const auto* keys = reinterpret_cast<const uint4*>(place.keys);
-            attend_bf16(state, keys, keys + place.apart / 16, place.scales, own, part, left, ids, queries);
+        if (CAUSAL && kind >= 3) ids = tier.ids + static_cast<u64>(page) * PAGE + token % PAGE;
+        int left = tier.count - token;
+#pragma unroll 1
+        for (int part = 0; part < 2; ++part) {
+            copies_wait<1>();
+            const unsigned char* from = slots + part * SLOT;
+            if (left > 0) {
+                if (has(0) && kind == 0) attend<2>(state, from, own, 0, left, nullptr, queries);
+                if (has(1) && kind == 1) attend<3>(state, from, own, 0, left, nullptr, queries);
+                if (has(2) && kind == 2) attend<4>(state, from, own, 0, left, nullptr, queries);
+                if (has(3) && kind == 3)
+                    attend<8>(state, from, own, part, left, CAUSAL ? ids + part * 16 : nullptr, queries);
+                if (has(4) && kind == 4 && part == 0) {
+                    const auto* keys = reinterpret_cast<const uint4*>(
+                        tier.payload + static_cast<u64>(page) * (kv_heads * 2 * PAGE * 256) + token % PAGE * 256);
+                    const auto* scales =
+                        tier.scales + static_cast<u64>(page) * (kv_heads * (PAGE / 4)) + token % PAGE / 32 * 8;
+                    attend_bf16(state, keys, keys + PAGE * 16, scales, own, token % 32 / 16, left, ids, queries);
+                }
+            }
+            left -= kind < 3 ? 32 : 16;
+            __syncwarp();  // the slot was read
+            if (ahead.is()) source.copy(slots_at + part * SLOT, part, ahead.kind);
+            copies_commit();
         }
-        slot = slot + 1 == SLOTS ? 0 : slot + 1;
-        now.next();
+        now = ahead;
+        ahead = beyond;
+        page = page_ahead;
+        page_ahead = page_beyond;
+#if PREFETCH
+        beyond = last;
+        page_beyond = page_last;
+#endif
     }
     rescale<false>(state, entered);
     copies_wait<0>();
@@ -571,6 +634,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, REGISTER_WARPS / WARPS)
             (static_cast<u64>(t) * QUERIES + query / GROUP) * (kv_heads * GROUP) + head * GROUP + query % GROUP;
         sum.x *= inverse, sum.y *= inverse, sum.z *= inverse, sum.w *= inverse;
         if (splits == 1) {
+            if (ROTATE) hadamard(sum);
             reinterpret_cast<uint2*>(out + of * D)[lane] = make_uint2(pack(sum.x, sum.y), pack(sum.z, sum.w));
         } else {
             reinterpret_cast<float4*>(partial + (of * splits + split) * D)[lane] = sum;

@@ -6,8 +6,13 @@
 // | lse      | [R, splits]    | fp32  | log2 of the sum; -inf: no key         |
 // | out      | [R, 128]       | bf16  | out; 0 where no part had a key        |
 //
-// Blocks: R; threads: 128. Warp w takes every fourth part.
+// ROTATE: out is multiplied by the Hadamard matrix. Blocks: R; threads: 128. Warp w takes every fourth part.
+#include "sm80/hadamard.cuh"
 #include "sm80/halves.cuh"
+
+#ifndef ROTATE
+#define ROTATE 0
+#endif
 
 extern "C" __global__ void __launch_bounds__(128) merge_splits(const float4* partial, const float* lse, u16* out,
                                                                int splits) {
@@ -43,6 +48,7 @@ extern "C" __global__ void __launch_bounds__(128) merge_splits(const float4* par
         sum.x += x.x, sum.y += x.y, sum.z += x.z, sum.w += x.w;
     }
     const float inverse = total == 0.0f ? 0.0f : 1.0f / total;
-    reinterpret_cast<uint2*>(out + r * 128)[lane] =
-        make_uint2(pack(sum.x * inverse, sum.y * inverse), pack(sum.z * inverse, sum.w * inverse));
+    sum.x *= inverse, sum.y *= inverse, sum.z *= inverse, sum.w *= inverse;
+    if (ROTATE) hadamard(sum);
+    reinterpret_cast<uint2*>(out + r * 128)[lane] = make_uint2(pack(sum.x, sum.y), pack(sum.z, sum.w));
 }

@@ -19,8 +19,8 @@ from .tiers import BITS, Tier
 
 NAME = "CUDA C++ bucketed_attention (mma.sync)"
 HEAD_DIM, MOST_QUERIES = 128, 8
-_SLOT, _Q_TILE, _ROW = 4608, 5 * 2048, 132 * 4
-_TOKENS = {2: 32, 3: 32, 4: 32, 8: 16, 16: 16}
+_HALF_STEP, _Q_TILE, _ROW = 4608, 5 * 2048, 132 * 4
+_TOKENS = {2: 64, 3: 64, 4: 64, 8: 32, 16: 16}
 """Tokens of a warp's step."""
 
 
@@ -30,18 +30,17 @@ class Plan:
 
     Attributes:
         warps: of a block. splits: blocks that share the keys of a row and a key/value head.
-        tiles: groups of eight queries in a block. slots: steps that a warp holds in shared memory.
+        tiles: groups of eight queries in a block.
     """
 
     warps: int
     splits: int
     tiles: int = 1
-    slots: int = 2
 
     @property
     def shared_memory(self) -> int:
         """Bytes of a block."""
-        return max(self.tiles * _Q_TILE + self.warps * self.slots * _SLOT, self.warps * 8 * self.tiles * _ROW)
+        return max(self.tiles * _Q_TILE + self.warps * 2 * _HALF_STEP, self.warps * 8 * self.tiles * _ROW)
 
 
 def why_not(
@@ -57,6 +56,8 @@ def why_not(
         return "no entries, or more than 8 queries a row"
     if len({tier.page for tier in tiers}) > 1:
         return "tiers have pages of different sizes"
+    if tiers[0].page % 64:
+        return "a page is no multiple of 64 tokens"
     if device.type != "cuda":
         return "the device is no GPU"
     target = target_of(device)
@@ -72,7 +73,7 @@ def plan(T: int, n: int, heads: int, tiers: Sequence[Tier], multiprocessors: int
     """A block for each row, key/value head and tile of queries, times splits that fill one wave."""
     kv_heads = tiers[0].kv_heads
     queries = ceil_div(n * heads // kv_heads, 8)
-    tiles = 1 if queries == 1 else 2 if queries == 2 else 4
+    tiles = min(queries, 2)
     warps = 4
     most = sum(ceil_div(tier.capacity, _TOKENS[tier.bits]) for tier in tiers)
     resident = multiprocessors * (4 if tiles == 1 else 2)
@@ -87,6 +88,7 @@ def launch(
     positions: Tensor | None = None,
     num_tokens: Tensor | None = None,
     out: Tensor | None = None,
+    rotate: bool = False,
     of: Plan | None = None,
 ) -> Tensor:
     """Attention of q [T, n, heads, 128] to the tokens of all tiers -> as q.
@@ -97,6 +99,7 @@ def launch(
             to its own position, and all tokens of the others. None, or n = 1: all tokens.
         num_tokens: [] int32 on the device: entries from it on give 0. None: all T.
         out: as q, to write the result to.
+        rotate: whether keys and values in the tiers are rotated, as quantise.rotate does; q and the result are not.
         of: default: `plan`.
     """
     T, n, heads, D = q.shape
@@ -116,7 +119,7 @@ def launch(
         places += [t.data_ptr() for t in tensors] or [0] * 5
     mask = sum(1 << bits for bits in by_bits)
     causal = positions is not None and n > 1
-    attend, join = _launches(T, n, heads, kv_heads, tiers[0].page, mask, causal, wide, of, device)
+    attend, join = _launches(T, n, heads, kv_heads, tiers[0].page, mask, causal, rotate, wide, of, device)
     with torch.cuda.device(device):
         stream = load.stream(device.index)
         attend(
@@ -142,6 +145,7 @@ def _launches(
     page: int,
     mask: int,
     causal: bool,
+    rotate: bool,
     wide: tuple[int, ...],
     of: Plan,
     device: torch.device,
@@ -150,7 +154,7 @@ def _launches(
     assert arch is not None
     group = heads // kv_heads
     attend = load.Launch(
-        spec_of(arch.name, group, n, page, mask, causal, of),
+        spec_of(arch.name, group, n, page, mask, causal, rotate, of),
         device.index,
         (of.splits, kv_heads, T * ceil_div(n * group, 8 * of.tiles)),
         32 * of.warps,
@@ -161,11 +165,11 @@ def _launches(
     )
     if of.splits == 1:
         return attend, None
-    merge = spec.Spec.of("sm80/merge_splits", arch.name)
+    merge = spec.Spec.of("sm80/merge_splits", arch.name, ROTATE=rotate)
     return attend, load.Launch(merge, device.index, (T * n * heads,), 128, c_int32(of.splits), overlap=arch.overlaps)
 
 
-def spec_of(arch: str, group: int, n: int, page: int, mask: int, causal: bool, of: Plan) -> spec.Spec:
+def spec_of(arch: str, group: int, n: int, page: int, mask: int, causal: bool, rotate: bool, of: Plan) -> spec.Spec:
     """The kernel for n queries of `group` heads a key/value head, pages of `page` tokens, tiers of mask (1 << bits)."""
     return spec.Spec.of(
         "sm80/bucketed_attention",
@@ -177,5 +181,5 @@ def spec_of(arch: str, group: int, n: int, page: int, mask: int, causal: bool, o
         CAUSAL=causal,
         QT=of.tiles,
         WARPS=of.warps,
-        SLOTS=of.slots,
+        ROTATE=rotate,
     )

@@ -37,7 +37,7 @@ def launch(
     num_tokens: Tensor | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
-    """As bucketed.launch; a query sees tokens up to its own position in all tiers."""
+    """As bucketed.launch, without a rotation; a query sees tokens up to its own position in all tiers."""
     from ttnn_moe.gpu_kernels.triton.bucketed_attention import bucketed_attention
     from ttnn_moe.gpu_kernels.triton.merge_attention import merge_attention
 

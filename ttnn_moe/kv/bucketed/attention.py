@@ -10,6 +10,7 @@ from ...choice import Family, Operator
 from ...cuda.attention import bucketed, bucketed_triton
 from ...cuda.attention.tiers import Tier
 from . import reference
+from .quantise import rotate as rotated
 
 
 def _form(
@@ -19,8 +20,26 @@ def _form(
     positions: Tensor | None,
     num_tokens: Tensor | None,
     out: Tensor | None,
+    rotate: bool,
 ) -> Tensor:
-    found = reference.quantized_attention_bucketed(q, tiers, rows, positions)
+    x = rotated(q.float()) if rotate else q
+    found = reference.quantized_attention_bucketed(x, tiers, rows, positions)
+    found = rotated(found).to(q.dtype) if rotate else found
+    return found if out is None else out.copy_(found)
+
+
+def _triton(
+    q: Tensor,
+    tiers: Sequence[Tier],
+    rows: Tensor,
+    positions: Tensor | None,
+    num_tokens: Tensor | None,
+    out: Tensor | None,
+    rotate: bool,
+) -> Tensor:
+    if not rotate:
+        return bucketed_triton.launch(q, tiers, rows, positions, num_tokens, out)
+    found = rotated(bucketed_triton.launch(rotated(q), tiers, rows, positions, num_tokens))
     return found if out is None else out.copy_(found)
 
 
@@ -29,15 +48,15 @@ ATTENTION: Operator[Tensor] = Operator(
     [
         Family(
             bucketed.NAME,
-            lambda device, q, tiers, rows, positions, num_tokens, out: bucketed.why_not(
+            lambda device, q, tiers, rows, positions, num_tokens, out, rotate: bucketed.why_not(
                 device, q, tiers, rows, positions
             ),
             bucketed.launch,
         ),
         Family(
             bucketed_triton.NAME,
-            lambda device, q, tiers, rows, positions, num_tokens, out: bucketed_triton.why_not(q, tiers),
-            bucketed_triton.launch,
+            lambda device, q, tiers, rows, positions, num_tokens, out, rotate: bucketed_triton.why_not(q, tiers),
+            _triton,
         ),
     ],
     _form,
@@ -51,6 +70,7 @@ def quantized_attention_bucketed(
     positions: Tensor | None = None,
     num_tokens: Tensor | None = None,
     out: Tensor | None = None,
+    rotate: bool = False,
 ) -> Tensor:
     """Attention of q [T, n, heads, head_dim] to the tokens of all tiers, in one launch -> as q.
 
@@ -63,5 +83,7 @@ def quantized_attention_bucketed(
             than the first query lie in tiers of 8 or 16 bits. None: every query sees all tokens of its row.
         num_tokens: [] int32 on the device: the output of later entries is undefined. None: all T.
         out: as q, to write the result to.
+        rotate: whether keys and values in the tiers are rotated, as quantise.rotate does. q and the result are not: the
+            CUDA C++ kernel rotates both itself.
     """
-    return ATTENTION(q, tiers, rows, positions, num_tokens, out)
+    return ATTENTION(q, tiers, rows, positions, num_tokens, out, rotate)
