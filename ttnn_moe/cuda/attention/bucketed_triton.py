@@ -59,7 +59,7 @@ def launch(
             places += [words, tier.scales, tier.token_ids, tier.table, tier.counts]
     bucketed_attention[(T, kv_heads, splits)](
         *(q.contiguous(), rows, positions, num_tokens, partial, lse, *places),
-        *(by_bits[bits].table.shape[1] if bits in by_bits else 0 for bits in BITS),
+        *(by_bits[bits].row_stride if bits in by_bits else 0 for bits in BITS),
         scale_of(D),
         TIERS=sum(1 << bits for bits in by_bits),
         N=n,

@@ -21,10 +21,15 @@ def _form(
     num_tokens: Tensor | None,
     out: Tensor | None,
     rotate: bool,
+    mass: Sequence[Tensor] | None,
+    q_scale: Tensor | None,
 ) -> Tensor:
-    x = rotated(q.float()) if rotate else q
+    x = q if q_scale is None else q.float() * q_scale
+    x = rotated(x.float()) if rotate else x
+    if mass is not None:
+        reference.add_mass(x, tiers, rows, positions, num_tokens, mass)
     found = reference.quantized_attention_bucketed(x, tiers, rows, positions)
-    found = rotated(found).to(q.dtype) if rotate else found
+    found = (rotated(found) if rotate else found).to(q.dtype)
     return found if out is None else out.copy_(found)
 
 
@@ -36,10 +41,13 @@ def _triton(
     num_tokens: Tensor | None,
     out: Tensor | None,
     rotate: bool,
+    mass: Sequence[Tensor] | None,
+    q_scale: Tensor | None,
 ) -> Tensor:
+    x = q if q_scale is None else (q * q_scale).to(q.dtype)
     if not rotate:
-        return bucketed_triton.launch(q, tiers, rows, positions, num_tokens, out)
-    found = rotated(bucketed_triton.launch(rotated(q), tiers, rows, positions, num_tokens))
+        return bucketed_triton.launch(x, tiers, rows, positions, num_tokens, out)
+    found = rotated(bucketed_triton.launch(rotated(x), tiers, rows, positions, num_tokens))
     return found if out is None else out.copy_(found)
 
 
@@ -48,14 +56,16 @@ ATTENTION: Operator[Tensor] = Operator(
     [
         Family(
             bucketed.NAME,
-            lambda device, q, tiers, rows, positions, num_tokens, out, rotate: bucketed.why_not(
+            lambda device, q, tiers, rows, positions, num_tokens, out, rotate, mass, q_scale: bucketed.why_not(
                 device, q, tiers, rows, positions
             ),
             bucketed.launch,
         ),
         Family(
             bucketed_triton.NAME,
-            lambda device, q, tiers, rows, positions, num_tokens, out, rotate: bucketed_triton.why_not(q, tiers),
+            lambda device, q, tiers, rows, positions, num_tokens, out, rotate, mass, q_scale: (
+                bucketed_triton.why_not(q, tiers) if mass is None else "it adds up no mass"
+            ),
             _triton,
         ),
     ],
@@ -71,6 +81,8 @@ def quantized_attention_bucketed(
     num_tokens: Tensor | None = None,
     out: Tensor | None = None,
     rotate: bool = False,
+    mass: Sequence[Tensor] | None = None,
+    q_scale: Tensor | None = None,
 ) -> Tensor:
     """Attention of q [T, n, heads, head_dim] to the tokens of all tiers, in one launch -> as q.
 
@@ -85,5 +97,7 @@ def quantized_attention_bucketed(
         out: as q, to write the result to.
         rotate: whether keys and values in the tiers are rotated, as quantise.rotate does. q and the result are not: the
             CUDA C++ kernel rotates both itself.
+        mass: fp32 [pages] for each tier, to which the attention that each page got is added: see reference.add_mass.
+        q_scale: [head_dim] fp32, which q is multiplied by before it is rotated: the inverse of what keys were. None: 1.
     """
-    return ATTENTION(q, tiers, rows, positions, num_tokens, out, rotate)
+    return ATTENTION(q, tiers, rows, positions, num_tokens, out, rotate, mass, q_scale)
