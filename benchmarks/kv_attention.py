@@ -98,7 +98,7 @@ def bucketed_times(rows: int, counts: dict[int, int], plans: list[bucketed.Plan 
     found: dict[str, object] = {"floor": size / BANDWIDTH * 1e6, "sets": len(sets)}
     for plan in plans:
         of = plan or bucketed.plan(rows, 1, HEADS, sets[0], torch.cuda.get_device_properties(0).multi_processor_count)
-        name = f"{of.warps}w {of.splits}s {of.slots}r" if plan else "default"
+        name = f"{of.warps}w {of.splits}s" if plan else "default"
         got = bucketed.launch(q, sets[0], at, of=of)[some].float()
         error = float((got - want).norm() / want.norm())
         if not error < 0.01:
@@ -140,14 +140,13 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     parser.add_argument("--rows", default="1,8,32")
     parser.add_argument("--tokens", default="4096,32768,524288")
-    parser.add_argument("--plans", default="", help="such as 4:4:2, warps:splits:slots, beside the default plan")
+    parser.add_argument("--plans", default="", help="such as 4:4, warps:splits, beside the default plan")
     parser.add_argument("--no-bf16", action="store_true")
     args = parser.parse_args()
     rows, tokens = (set(map(int, given.split(","))) for given in (args.rows, args.tokens))
     plans: list[bucketed.Plan | None] = [None]
     for given in filter(None, args.plans.split(",")):
-        w, s, k = map(int, given.split(":"))
-        plans.append(bucketed.Plan(w, s, 1, k))
+        plans.append(bucketed.Plan(*map(int, given.split(":"))))
     results = []
     torch.manual_seed(0)
     for B, L in CASES:

@@ -9,7 +9,8 @@ from torch import Tensor
 from bucketed_tiers import Rows, filled
 from cuda_gpus import no_host_sync
 from ttnn_moe.cuda.attention import bucketed
-from ttnn_moe.kv.bucketed.reference import quantized_attention_bucketed
+from ttnn_moe.kv.bucketed.quantise import rotate
+from ttnn_moe.kv.bucketed.reference import add_mass, quantized_attention_bucketed
 
 pytestmark = pytest.mark.gpu
 
@@ -40,8 +41,9 @@ def test_one_tier(bits: int, slots: list[int]) -> None:
     assert _error(*_call(rows, 1, 16)) < 0.01
 
 
-@pytest.mark.parametrize("n", range(1, 9))
-@pytest.mark.parametrize(("kv_heads", "heads"), [(4, 32), (2, 6), (1, 16)], ids=str)
+@pytest.mark.parametrize(
+    ("n", "kv_heads", "heads"), [*((n, 4, 32) for n in range(1, 9)), (1, 2, 6), (5, 2, 6), (1, 1, 16)], ids=str
+)
 def test_queries_and_heads(n: int, kv_heads: int, heads: int) -> None:
     rows = filled(RAGGED, kv_heads, 128, holes=0.1, outside=float("nan"), device="cuda")
     if n > 1:  # the newest tokens are in a tier of 8 or 16 bits
@@ -49,11 +51,32 @@ def test_queries_and_heads(n: int, kv_heads: int, heads: int) -> None:
     assert _error(*_call(rows, n, heads)) < 0.01
 
 
-@pytest.mark.parametrize("of", [bucketed.Plan(w, s, 1, k) for w, s, k in [(4, 1, 2), (4, 9, 3), (8, 2, 2), (16, 1, 2)]])
-@pytest.mark.parametrize("page", [32, 128])
+@pytest.mark.parametrize("of", [bucketed.Plan(w, s) for w, s in [(4, 1), (4, 9), (8, 2), (16, 1)]])
+@pytest.mark.parametrize("page", [64, 128])
 def test_plans_and_pages(of: bucketed.Plan, page: int) -> None:
     rows = filled(RAGGED, 2, 128, page=page, spread=4.0, device="cuda")
     assert _error(*_call(rows, 1, 16, of)) < 0.01
+
+
+def test_rotation() -> None:
+    rows = filled(RAGGED, 2, 128, device="cuda")
+    q, at = torch.randn(4, 1, 16, 128, device="cuda").bfloat16(), torch.arange(4, device="cuda")
+    want = rotate(quantized_attention_bucketed(rotate(q.float()), rows.tiers, at))
+    for of in (bucketed.Plan(4, 1), bucketed.Plan(4, 3)):
+        assert _error(bucketed.launch(q, rows.tiers, at, rotate=True, of=of), want) < 0.01
+
+
+@pytest.mark.parametrize("n", [1, 3])
+def test_mass_of_pages(n: int) -> None:
+    rows = filled(RAGGED, 2, 128, holes=0.1, outside=float("nan"), device="cuda")
+    q, at = torch.randn(4, n, 16, 128, device="cuda").bfloat16(), torch.arange(4, device="cuda")
+    want, got = ([torch.zeros(len(tier.payload), device="cuda") for tier in rows.tiers] for _ in range(2))
+    add_mass(q.float(), rows.tiers, at, None, None, want)
+    for of in (None, bucketed.Plan(4, 1, 1 if n == 1 else 2)):
+        out = bucketed.launch(q, rows.tiers, at, mass=got, of=of)
+        assert _error(out, quantized_attention_bucketed(q.float(), rows.tiers, at)) < 0.01
+    for one, two in zip(want, got, strict=True):
+        assert torch.allclose(2 * one, two, rtol=0.02, atol=1e-3)
 
 
 def test_a_token_of_nan_stays_in_its_row() -> None:

@@ -13,7 +13,7 @@ from ttnn_moe.cuda.attention.tiers import BITS
 from ttnn_moe.errors import ContractError
 from ttnn_moe.kv.bucketed.packing import pack, unpack
 from ttnn_moe.kv.bucketed.quantise import dequantise, quantise, rotate
-from ttnn_moe.kv.bucketed.reference import attend_bucket, merge, quantized_attention_bucketed
+from ttnn_moe.kv.bucketed.reference import add_mass, attend_bucket, merge, quantized_attention_bucketed
 from ttnn_moe.kv.bucketed.storage import make_tier, put_tokens, read_units, write_units
 
 
@@ -110,6 +110,9 @@ def test_attention_to_tiers_is_attention_to_all_tokens(n: int) -> None:
         assert torch.allclose(got[i], want.transpose(0, 1), atol=1e-5)
     parts = [attend_bucket(tier.bits, q, tier, at, positions) for tier in rows.tiers]
     assert torch.allclose(merge(parts[::-1]), got, atol=1e-6)
+    mass = [torch.zeros(len(tier.payload)) for tier in rows.tiers]
+    add_mass(q, rows.tiers, at, positions, None, mass)
+    assert sum(float(part.sum()) for part in mass) == pytest.approx(3 * n * 4, rel=1e-4)
 
 
 def test_a_row_without_tokens_gives_zero() -> None:

@@ -46,4 +46,4 @@ def test_who_runs(D: int, dtype: torch.dtype, on: str, runs: str, monkeypatch: p
     monkeypatch.setattr(build, "why_not", lambda: None)
     rows, at = filled({2: [5]}, 1, D), torch.zeros(1, dtype=torch.int64)
     q = torch.empty(1, 1, 8, D, dtype=dtype, device="meta")
-    assert ATTENTION.explain(torch.device(on), q, rows.tiers, at, None, None, None)[0] == runs
+    assert ATTENTION.explain(torch.device(on), q, rows.tiers, at, None, None, None, False, None, None)[0] == runs

@@ -37,7 +37,7 @@ def test_empty_rows_nan_and_padding() -> None:
 def test_the_operator_takes_it() -> None:
     rows = filled({4: [40]}, 1, 32, device=DEVICE)
     q, at = torch.randn(1, 1, 2, 32, device=DEVICE), torch.zeros(1, dtype=torch.int64, device=DEVICE)
-    runs, _ = attention.ATTENTION.explain(q.device, q, rows.tiers, at, None, None, None)
+    runs, _ = attention.ATTENTION.explain(q.device, q, rows.tiers, at, None, None, None, False, None, None)
     assert runs == bucketed_triton.NAME
     got = attention.quantized_attention_bucketed(q, rows.tiers, at)
     assert torch.allclose(got, quantized_attention_bucketed(q, rows.tiers, at), atol=2e-5)

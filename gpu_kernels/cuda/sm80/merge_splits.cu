@@ -5,12 +5,18 @@
 // | partial  | [R, splits, 128] | fp32 | as bucketed_attention writes it      |
 // | lse      | [R, splits]    | fp32  | log2 of the sum; -inf: no key         |
 // | out      | [R, 128]       | bf16  | out; 0 where no part had a key        |
+// | whole    | [R]            | fp32  | out, or null: log2 of the whole sum   |
 //
-// Blocks: R; threads: 128. Warp w takes every fourth part.
+// ROTATE: out is multiplied by the Hadamard matrix. Blocks: R; threads: 128. Warp w takes every fourth part.
+#include "sm80/hadamard.cuh"
 #include "sm80/halves.cuh"
 
-extern "C" __global__ void __launch_bounds__(128) merge_splits(const float4* partial, const float* lse, u16* out,
-                                                               int splits) {
+#ifndef ROTATE
+#define ROTATE 0
+#endif
+
+extern "C" __global__ void __launch_bounds__(128)
+    merge_splits(const float4* partial, const float* lse, u16* out, float* whole, int splits) {
     __shared__ float4 sums[4][32];
     __shared__ float totals[4];
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -42,7 +48,9 @@ extern "C" __global__ void __launch_bounds__(128) merge_splits(const float4* par
         total += totals[w];
         sum.x += x.x, sum.y += x.y, sum.z += x.z, sum.w += x.w;
     }
+    if (whole && lane == 0) whole[r] = most + logarithm_to_two(total);
     const float inverse = total == 0.0f ? 0.0f : 1.0f / total;
-    reinterpret_cast<uint2*>(out + r * 128)[lane] =
-        make_uint2(pack(sum.x * inverse, sum.y * inverse), pack(sum.z * inverse, sum.w * inverse));
+    sum.x *= inverse, sum.y *= inverse, sum.z *= inverse, sum.w *= inverse;
+    if (ROTATE) hadamard(sum);
+    reinterpret_cast<uint2*>(out + r * 128)[lane] = make_uint2(pack(sum.x, sum.y), pack(sum.z, sum.w));
 }

@@ -19,8 +19,8 @@ from .tiers import BITS, Tier
 
 NAME = "CUDA C++ bucketed_attention (mma.sync)"
 HEAD_DIM, MOST_QUERIES = 128, 8
-_SLOT, _Q_TILE, _ROW = 4608, 5 * 2048, 132 * 4
-_TOKENS = {2: 32, 3: 32, 4: 32, 8: 16, 16: 16}
+_HALF_STEP, _Q_TILE, _ROW = 4608, 5 * 2048, 132 * 4
+_TOKENS = {2: 64, 3: 64, 4: 64, 8: 32, 16: 16}
 """Tokens of a warp's step."""
 
 
@@ -30,18 +30,17 @@ class Plan:
 
     Attributes:
         warps: of a block. splits: blocks that share the keys of a row and a key/value head.
-        tiles: groups of eight queries in a block. slots: steps that a warp holds in shared memory.
+        tiles: groups of eight queries in a block.
     """
 
     warps: int
     splits: int
     tiles: int = 1
-    slots: int = 2
 
     @property
     def shared_memory(self) -> int:
         """Bytes of a block."""
-        return max(self.tiles * _Q_TILE + self.warps * self.slots * _SLOT, self.warps * 8 * self.tiles * _ROW)
+        return max(self.tiles * _Q_TILE + self.warps * 2 * _HALF_STEP, self.warps * 8 * self.tiles * _ROW)
 
 
 def why_not(
@@ -57,6 +56,8 @@ def why_not(
         return "no entries, or more than 8 queries a row"
     if len({tier.page for tier in tiers}) > 1:
         return "tiers have pages of different sizes"
+    if tiers[0].page % 64:
+        return "a page is no multiple of 64 tokens"
     if device.type != "cuda":
         return "the device is no GPU"
     target = target_of(device)
@@ -72,7 +73,7 @@ def plan(T: int, n: int, heads: int, tiers: Sequence[Tier], multiprocessors: int
     """A block for each row, key/value head and tile of queries, times splits that fill one wave."""
     kv_heads = tiers[0].kv_heads
     queries = ceil_div(n * heads // kv_heads, 8)
-    tiles = 1 if queries == 1 else 2 if queries == 2 else 4
+    tiles = min(queries, 2)
     warps = 4
     most = sum(ceil_div(tier.capacity, _TOKENS[tier.bits]) for tier in tiers)
     resident = multiprocessors * (4 if tiles == 1 else 2)
@@ -87,6 +88,9 @@ def launch(
     positions: Tensor | None = None,
     num_tokens: Tensor | None = None,
     out: Tensor | None = None,
+    rotate: bool = False,
+    mass: Sequence[Tensor] | None = None,
+    q_scale: Tensor | None = None,
     of: Plan | None = None,
 ) -> Tensor:
     """Attention of q [T, n, heads, 128] to the tokens of all tiers -> as q.
@@ -97,35 +101,56 @@ def launch(
             to its own position, and all tokens of the others. None, or n = 1: all tokens.
         num_tokens: [] int32 on the device: entries from it on give 0. None: all T.
         out: as q, to write the result to.
+        rotate: whether keys and values in the tiers are rotated, as quantise.rotate does; q and the result are not.
+        mass: fp32 [pages] for each tier. The kernels add the attention that each page got, summed over queries and
+            heads, in the same pass over the keys. None: nothing is added.
+        q_scale: [128] fp32, which q is multiplied by before it is rotated: the inverse of what keys were. None: 1.
         of: default: `plan`.
     """
     T, n, heads, D = q.shape
     kv_heads, device = tiers[0].kv_heads, q.device
     of = of or plan(T, n, heads, tiers, devices.gpu(device).multiprocessors)
     out = torch.empty_like(q) if out is None else out
-    partial = lse = None
-    if of.splits > 1:
+    by_bits = {tier.bits: tier for tier in tiers}
+    wide = tuple(by_bits[bits].row_stride if bits in by_bits else 0 for bits in BITS)
+    shape = _Shape(T, n, heads, kv_heads, tiers[0].page, wide)
+    partial = lse = weights = whole = None
+    if of.splits > 1 or mass is not None:
         partial = q.new_empty(T, n, heads, of.splits, D, dtype=torch.float32)
         lse = q.new_empty(T, n, heads, of.splits, dtype=torch.float32)
-    by_bits = {tier.bits: tier for tier in tiers}
-    wide = tuple(by_bits[bits].table.shape[1] if bits in by_bits else 0 for bits in BITS)
+    if mass is not None:
+        weights = q.new_empty(T, kv_heads, 2 * shape.most_steps, shape.width(of), dtype=torch.float32)
+        whole = q.new_empty(T, n, heads, dtype=torch.float32)
     places: list[int] = []
     for bits in BITS:
         tier = by_bits.get(bits)
         tensors = () if tier is None else (tier.payload, tier.scales, tier.token_ids, tier.table, tier.counts)
         places += [t.data_ptr() for t in tensors] or [0] * 5
-    mask = sum(1 << bits for bits in by_bits)
     causal = positions is not None and n > 1
-    attend, join = _launches(T, n, heads, kv_heads, tiers[0].page, mask, causal, wide, of, device)
+    attend, join, sum_up = _launches(shape, causal, rotate, mass is not None, of, device)
     with torch.cuda.device(device):
         stream = load.stream(device.index)
         attend(
             stream,
-            *(q.data_ptr(), out.data_ptr(), _address(partial), _address(lse), rows.data_ptr()),
+            *(
+                q.data_ptr(),
+                _address(q_scale),
+                out.data_ptr(),
+                _address(partial),
+                _address(lse),
+                _address(weights),
+                rows.data_ptr(),
+            ),
             *(_address(positions), _address(num_tokens), *places),
         )
         if join is not None:
-            join(stream, _address(partial), _address(lse), out.data_ptr())
+            join(stream, _address(partial), _address(lse), out.data_ptr(), _address(whole))
+        if sum_up is not None and mass is not None:
+            of_bits = {tier.bits: m for tier, m in zip(tiers, mass, strict=True)}
+            ends = [
+                x for i, bits in enumerate(BITS) for x in (_address(of_bits.get(bits)), *places[5 * i + 3 : 5 * i + 5])
+            ]
+            sum_up(stream, _address(weights), _address(whole), rows.data_ptr(), _address(num_tokens), *ends)
     return out
 
 
@@ -133,49 +158,80 @@ def _address(t: Tensor | None) -> int:
     return 0 if t is None else t.data_ptr()
 
 
+@dataclass(frozen=True)
+class _Shape:
+    """Sizes of a call. wide: pages of a row, by BITS; 0: no such tier."""
+
+    T: int
+    n: int
+    heads: int
+    kv_heads: int
+    page: int
+    wide: tuple[int, ...]
+
+    @property
+    def group(self) -> int:
+        return self.heads // self.kv_heads
+
+    @property
+    def most_steps(self) -> int:
+        """Of a row."""
+        return sum(pages * self.page // _TOKENS[bits] for bits, pages in zip(BITS, self.wide, strict=True))
+
+    def blocks(self, of: Plan) -> int:
+        """Tiles of queries of a row and a key/value head."""
+        return ceil_div(self.n * self.group, 8 * of.tiles)
+
+    def width(self, of: Plan) -> int:
+        """Queries of all tiles."""
+        return self.blocks(of) * 8 * of.tiles
+
+
 @lru_cache(maxsize=1024)
 def _launches(
-    T: int,
-    n: int,
-    heads: int,
-    kv_heads: int,
-    page: int,
-    mask: int,
-    causal: bool,
-    wide: tuple[int, ...],
-    of: Plan,
-    device: torch.device,
-) -> tuple[load.Launch, load.Launch | None]:
+    shape: _Shape, causal: bool, rotate: bool, mass: bool, of: Plan, device: torch.device
+) -> tuple[load.Launch, load.Launch | None, load.Launch | None]:
+    """Of attention, of the merge of splits, of the sums by page."""
     arch = target_of(device).arch
     assert arch is not None
-    group = heads // kv_heads
+    wide = [c_int32(pages) for pages in shape.wide]
+    steps = c_int32(shape.most_steps)
     attend = load.Launch(
-        spec_of(arch.name, group, n, page, mask, causal, of),
+        spec_of(arch.name, shape, causal, rotate, mass, of),
         device.index,
-        (of.splits, kv_heads, T * ceil_div(n * group, 8 * of.tiles)),
+        (of.splits, shape.kv_heads, shape.T * shape.blocks(of)),
         32 * of.warps,
-        *(c_int32(width) for width in wide),
+        *wide,
+        steps,
         c_float(scale_of(HEAD_DIM)),
         shared_memory=of.shared_memory,
         overlap=arch.overlaps,
     )
-    if of.splits == 1:
-        return attend, None
-    merge = spec.Spec.of("sm80/merge_splits", arch.name)
-    return attend, load.Launch(merge, device.index, (T * n * heads,), 128, c_int32(of.splits), overlap=arch.overlaps)
+    join = sum_up = None
+    if of.splits > 1 or mass:
+        merge = spec.Spec.of("sm80/merge_splits", arch.name, ROTATE=rotate)
+        blocks = shape.T * shape.n * shape.heads
+        join = load.Launch(merge, device.index, (blocks,), 128, c_int32(of.splits), overlap=arch.overlaps)
+    if mass:
+        pages = spec.Spec.of("sm80/page_mass", arch.name, PAGE=shape.page, GROUP=shape.group, QUERIES=shape.n)
+        last = (*wide, steps, c_int32(shape.kv_heads), c_int32(shape.width(of)))
+        grid = (ceil_div(sum(shape.wide), 4), shape.T)
+        sum_up = load.Launch(pages, device.index, grid, 128, *last, overlap=arch.overlaps)
+    return attend, join, sum_up
 
 
-def spec_of(arch: str, group: int, n: int, page: int, mask: int, causal: bool, of: Plan) -> spec.Spec:
-    """The kernel for n queries of `group` heads a key/value head, pages of `page` tokens, tiers of mask (1 << bits)."""
+def spec_of(arch: str, shape: _Shape, causal: bool, rotate: bool, mass: bool, of: Plan) -> spec.Spec:
+    """The kernel of a call; see its source for what the macros mean."""
     return spec.Spec.of(
         "sm80/bucketed_attention",
         arch,
-        GROUP=group,
-        QUERIES=n,
-        PAGE=page,
-        TIERS=mask,
+        GROUP=shape.group,
+        QUERIES=shape.n,
+        PAGE=shape.page,
+        TIERS=sum(1 << bits for bits, pages in zip(BITS, shape.wide, strict=True) if pages),
         CAUSAL=causal,
+        ROTATE=rotate,
+        MASS=mass,
         QT=of.tiles,
         WARPS=of.warps,
-        SLOTS=of.slots,
     )

@@ -37,7 +37,7 @@ def launch(
     num_tokens: Tensor | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
-    """As bucketed.launch; a query sees tokens up to its own position in all tiers."""
+    """As bucketed.launch, without a rotation; a query sees tokens up to its own position in all tiers."""
     from ttnn_moe.gpu_kernels.triton.bucketed_attention import bucketed_attention
     from ttnn_moe.gpu_kernels.triton.merge_attention import merge_attention
 
@@ -59,7 +59,7 @@ def launch(
             places += [words, tier.scales, tier.token_ids, tier.table, tier.counts]
     bucketed_attention[(T, kv_heads, splits)](
         *(q.contiguous(), rows, positions, num_tokens, partial, lse, *places),
-        *(by_bits[bits].table.shape[1] if bits in by_bits else 0 for bits in BITS),
+        *(by_bits[bits].row_stride if bits in by_bits else 0 for bits in BITS),
         scale_of(D),
         TIERS=sum(1 << bits for bits in by_bits),
         N=n,

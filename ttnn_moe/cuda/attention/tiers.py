@@ -50,6 +50,11 @@ class Tier:
         return self.payload.shape[3] * 8 // (self.bits * self.page)
 
     @property
+    def row_stride(self) -> int:
+        """Words of the table between rows: more than its width where it is a part of a wider one."""
+        return max(self.table.stride(0), self.table.shape[1])
+
+    @property
     def capacity(self) -> int:
         """Slots of a row, at most."""
         return self.table.shape[1] * self.page

@@ -10,6 +10,7 @@ from ...choice import Family, Operator
 from ...cuda.attention import bucketed, bucketed_triton
 from ...cuda.attention.tiers import Tier
 from . import reference
+from .quantise import rotate as rotated
 
 
 def _form(
@@ -19,8 +20,34 @@ def _form(
     positions: Tensor | None,
     num_tokens: Tensor | None,
     out: Tensor | None,
+    rotate: bool,
+    mass: Sequence[Tensor] | None,
+    q_scale: Tensor | None,
 ) -> Tensor:
-    found = reference.quantized_attention_bucketed(q, tiers, rows, positions)
+    x = q if q_scale is None else q.float() * q_scale
+    x = rotated(x.float()) if rotate else x
+    if mass is not None:
+        reference.add_mass(x, tiers, rows, positions, num_tokens, mass)
+    found = reference.quantized_attention_bucketed(x, tiers, rows, positions)
+    found = (rotated(found) if rotate else found).to(q.dtype)
+    return found if out is None else out.copy_(found)
+
+
+def _triton(
+    q: Tensor,
+    tiers: Sequence[Tier],
+    rows: Tensor,
+    positions: Tensor | None,
+    num_tokens: Tensor | None,
+    out: Tensor | None,
+    rotate: bool,
+    mass: Sequence[Tensor] | None,
+    q_scale: Tensor | None,
+) -> Tensor:
+    x = q if q_scale is None else (q * q_scale).to(q.dtype)
+    if not rotate:
+        return bucketed_triton.launch(x, tiers, rows, positions, num_tokens, out)
+    found = rotated(bucketed_triton.launch(rotated(x), tiers, rows, positions, num_tokens))
     return found if out is None else out.copy_(found)
 
 
@@ -29,15 +56,17 @@ ATTENTION: Operator[Tensor] = Operator(
     [
         Family(
             bucketed.NAME,
-            lambda device, q, tiers, rows, positions, num_tokens, out: bucketed.why_not(
+            lambda device, q, tiers, rows, positions, num_tokens, out, rotate, mass, q_scale: bucketed.why_not(
                 device, q, tiers, rows, positions
             ),
             bucketed.launch,
         ),
         Family(
             bucketed_triton.NAME,
-            lambda device, q, tiers, rows, positions, num_tokens, out: bucketed_triton.why_not(q, tiers),
-            bucketed_triton.launch,
+            lambda device, q, tiers, rows, positions, num_tokens, out, rotate, mass, q_scale: (
+                bucketed_triton.why_not(q, tiers) if mass is None else "it adds up no mass"
+            ),
+            _triton,
         ),
     ],
     _form,
@@ -51,6 +80,9 @@ def quantized_attention_bucketed(
     positions: Tensor | None = None,
     num_tokens: Tensor | None = None,
     out: Tensor | None = None,
+    rotate: bool = False,
+    mass: Sequence[Tensor] | None = None,
+    q_scale: Tensor | None = None,
 ) -> Tensor:
     """Attention of q [T, n, heads, head_dim] to the tokens of all tiers, in one launch -> as q.
 
@@ -63,5 +95,9 @@ def quantized_attention_bucketed(
             than the first query lie in tiers of 8 or 16 bits. None: every query sees all tokens of its row.
         num_tokens: [] int32 on the device: the output of later entries is undefined. None: all T.
         out: as q, to write the result to.
+        rotate: whether keys and values in the tiers are rotated, as quantise.rotate does. q and the result are not: the
+            CUDA C++ kernel rotates both itself.
+        mass: fp32 [pages] for each tier, to which the attention that each page got is added: see reference.add_mass.
+        q_scale: [head_dim] fp32, which q is multiplied by before it is rotated: the inverse of what keys were. None: 1.
     """
-    return ATTENTION(q, tiers, rows, positions, num_tokens, out)
+    return ATTENTION(q, tiers, rows, positions, num_tokens, out, rotate, mass, q_scale)

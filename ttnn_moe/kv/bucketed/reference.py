@@ -45,6 +45,11 @@ def attend_bucket(bits: int, q: Tensor, tier: Tier, rows: Tensor, positions: Ten
     Raises:
         ContractError: other bits than the tier's; q does not fit the tier.
     """
+    return _attend(bits, q, tier, rows, positions)[0]
+
+
+def _attend(bits: int, q: Tensor, tier: Tier, rows: Tensor, positions: Tensor | None) -> tuple[Partial, Tensor]:
+    """attend_bucket, and exp(score - most) of each slot: [T, n, heads, slots]."""
     check_query(q, [tier])
     if check_bits(bits) != tier.bits:
         raise ContractError("the tier has other bits", got=bits, expected=tier.bits, remedy="pass the tier's own bits")
@@ -72,7 +77,7 @@ def attend_bucket(bits: int, q: Tensor, tier: Tier, rows: Tensor, positions: Ten
     # a token that nobody sees adds nothing, whatever it holds
     any_sees = seen.any(1)[:, :, None, None]
     out = torch.einsum("tnkgs,tskd->tnkgd", p, torch.where(any_sees, v, 0.0))
-    return Partial(out.flatten(2, 3), most.flatten(2, 3), p.sum(-1).flatten(2, 3))
+    return Partial(out.flatten(2, 3), most.flatten(2, 3), p.sum(-1).flatten(2, 3)), p.flatten(2, 3)
 
 
 def merge(partials: Sequence[Partial]) -> Tensor:
@@ -98,6 +103,31 @@ def quantized_attention_bucketed(
     """
     check_query(q, tiers)
     return merge([attend_bucket(tier.bits, q, tier, rows, positions) for tier in tiers]).to(q.dtype)
+
+
+def add_mass(
+    q: Tensor,
+    tiers: Sequence[Tier],
+    rows: Tensor,
+    positions: Tensor | None,
+    num_tokens: Tensor | None,
+    mass: Sequence[Tensor],
+) -> None:
+    """Add the attention that each page gets, summed over queries and heads, to mass: fp32 [pages] for each tier.
+
+    A row's parts add up to n * heads. num_tokens: [] int32, entries from it on add nothing. None: all T count.
+    """
+    found = [_attend(tier.bits, q, tier, rows, positions) for tier in tiers]
+    most = torch.stack([partial.most for partial, _ in found]).amax(0)
+    base = torch.where(most == float("-inf"), 0.0, most)
+    total = sum((partial.total * torch.exp(partial.most - base) for partial, _ in found), torch.zeros_like(base))
+    counts = torch.ones(len(q), device=q.device)
+    if num_tokens is not None:
+        counts = (torch.arange(len(q), device=q.device) < num_tokens).float()
+    for tier, (partial, p), into in zip(tiers, found, mass, strict=True):
+        weight = torch.exp(partial.most - base) / torch.where(total == 0, 1.0, total)
+        shares = (p * weight[..., None]).sum((1, 2)).unflatten(-1, (-1, tier.page)).sum(-1) * counts[:, None]
+        into.index_add_(0, tier.table[rows].flatten().to(torch.int64), shares.flatten())
 
 
 def check_query(q: Tensor, tiers: Sequence[Tier]) -> None:
