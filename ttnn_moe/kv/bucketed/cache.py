@@ -234,9 +234,14 @@ class BucketedCache(PagedRows):
             tier.token_ids[pages, slots % self.page] = step.positions.int()
 
     def _decode(self, layer: int, q: Tensor, step: DecodeStep) -> Tensor:
-        turned = self._turned(layer, q).to(q.dtype)[:, None]
-        out = quantized_attention_bucketed(turned, self._in_use[layer], step.rows, num_tokens=step.num_tokens)
-        return rotate(out[:, 0])
+        return quantized_attention_bucketed(
+            q[:, None],
+            self._in_use[layer],
+            step.rows,
+            num_tokens=step.num_tokens,
+            rotate=True,
+            q_scale=self._key_scale[layer, 0],
+        )[:, 0]
 
     def _turned(self, layer: int, q: Tensor) -> Tensor:
         """Queries [T, heads, D] fp32 for packed keys."""
