@@ -19,6 +19,14 @@ __device__ __forceinline__ void copy_16(u32 to, const void* from) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
 }
 
+// As copy_16, where `on`; without a branch.
+__device__ __forceinline__ void copy_16_if(bool on, u32 to, const void* from) {
+    asm volatile(
+        "{.reg .pred p; setp.ne.s32 p, %2, 0; @p cp.async.cg.shared.global [%0], [%1], 16;}" ::"r"(to),
+        "l"(from), "r"(static_cast<int>(on))
+        : "memory");
+}
+
 // The L2 eviction policy of data that is read once.
 __device__ __forceinline__ u64 evict_first() {
     u64 policy;
@@ -60,6 +68,11 @@ __device__ __forceinline__ uint4 load_once(const uint4* from) {
                  : "=r"(words.x), "=r"(words.y), "=r"(words.z), "=r"(words.w)
                  : "l"(from));
     return words;
+}
+
+// Ask for the 128 bytes around an address in L2.
+__device__ __forceinline__ void prefetch_line(const void* in) {
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(in));
 }
 
 // Discard 128 bytes from L2 without write-back; their value is lost. Ordered after the computation of

@@ -22,6 +22,10 @@ inline void copy_16_or_zeros(u32 to, const void* from, bool valid, u64 = 0) {
     copy_16(to, valid ? from : zeros);
 }
 
+inline void copy_16_if(bool on, u32 to, const void* from) {
+    if (on) copy_16(to, from);
+}
+
 inline void copies_commit() {
     auto& fiber = emulator::fibers[emulator::current];
     fiber.groups.push_back(std::move(fiber.open));
@@ -37,6 +41,11 @@ inline void copies_wait() {
 }
 
 inline uint4 load_once(const uint4* from) { return *from; }
+
+inline void prefetch_line(const void* in) {
+    volatile unsigned char byte = *static_cast<const unsigned char*>(in);  // it is there
+    static_cast<void>(byte);
+}
 
 // As it may be at its worst: the line is lost at once.
 inline void discard_line(const u16* line, float) {

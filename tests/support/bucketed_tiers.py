@@ -1,0 +1,83 @@
+"""Rows of a bucketed KV cache with known tokens."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ttnn_moe.cuda.attention.tiers import UNIT, Tier
+from ttnn_moe.kv.bucketed.storage import make_tier, read_units, write_units
+
+
+@dataclass
+class Rows:
+    """Tiers of one layer. lengths: [rows] tokens of each row in all tiers."""
+
+    tiers: list[Tier]
+    lengths: Tensor
+
+    def dense(self, row: int) -> tuple[Tensor, Tensor]:
+        """Keys and values [tokens, kv_heads, D] fp32 of a row as the tiers hold them, by position."""
+        found: list[tuple[int, Tensor, Tensor]] = []
+        for tier in self.tiers:
+            of = tier.page // UNIT
+            for slot in range(int(tier.counts[row])):
+                page, at = int(tier.table[row, slot // tier.page]), slot % tier.page
+                k, v, held = read_units(tier, torch.tensor([page * of + at // UNIT], device=tier.table.device))
+                if held[0, at % UNIT]:
+                    found.append((int(tier.token_ids[page, at]), k[0, at % UNIT], v[0, at % UNIT]))
+        found.sort(key=lambda token: token[0])
+        return torch.stack([k for _, k, _ in found]), torch.stack([v for _, _, v in found])
+
+
+def filled(
+    counts: dict[int, list[int]],
+    kv_heads: int,
+    D: int,
+    page: int = 64,
+    nan: tuple[int, int] | None = None,
+    holes: float = 0.0,
+    device: str | torch.device = "cpu",
+    outside: float = 0.0,
+    spread: float = 1.0,
+) -> Rows:
+    """Random tokens: slots of each row, by bits. Pages of all rows are mixed; the last tiers hold the newest tokens.
+
+    Args:
+        nan: (row, slot of its first tier): a token of NaN.
+        holes: the part of the slots that holds no token.
+        outside: what slots that are not in use hold, such as NaN.
+        spread: of the keys: larger ones make attention choose fewer tokens.
+    """
+    lengths = torch.zeros(len(next(iter(counts.values()))), dtype=torch.int64)
+    tiers = []
+    for bits, slots in counts.items():
+        many = [-(-n // page) for n in slots]
+        order = (1 + torch.randperm(sum(many))).tolist()
+        table = torch.zeros(len(slots), max(1, *many), dtype=torch.int32)
+        tier = make_tier(bits, 1 + sum(many), kv_heads, D, table, torch.tensor(slots, dtype=torch.int32), page)
+        tier.scales.fill_(outside)
+        if bits == 16:
+            tier.payload.view(torch.bfloat16).fill_(outside)
+        for row, n in enumerate(slots):
+            pages = torch.tensor([order.pop() for _ in range(many[row])], dtype=torch.int64)
+            table[row, : len(pages)] = pages
+            k, v = torch.randn(2, len(pages) * page, kv_heads, D)
+            k, v = k * spread, v + 0.5
+            held = (torch.arange(len(k)) < n) & (torch.rand(len(k)) >= holes)
+            held |= torch.arange(len(k)) == n - 1  # the newest token
+            ids = torch.where(held, lengths[row] + held.long().cumsum(0) - 1, -1).int()
+            lengths[row] += int(held.sum())
+            k[n:] = v[n:] = outside
+            if nan is not None and row == nan[0] and bits == next(iter(counts)):
+                k[nan[1]] = float("nan")
+            if n:
+                tier.token_ids[pages] = ids.view(-1, page)
+                units = (pages[:, None] * (page // UNIT) + torch.arange(page // UNIT)).flatten()
+                cut = (k.unflatten(0, (-1, UNIT)), v.unflatten(0, (-1, UNIT)))
+                write_units(tier, units, *cut, (held | (torch.arange(len(k)) >= n)).view(-1, UNIT))
+        fields = (tier.payload, tier.scales, tier.token_ids, tier.table, tier.counts)
+        tiers.append(Tier(bits, *(x.to(device) for x in fields)))
+    return Rows(tiers, lengths.to(device))

@@ -1,0 +1,237 @@
+"""Attention to packed tiers in CUDA C++: gpu_kernels/cuda/sm80/bucketed_attention.cu, then merge_splits.cu."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from ctypes import c_float, c_int32
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from ...sizes import ceil_div
+from .. import device as devices
+from ..arch import target_of
+from ..jit import load, spec
+from .memory import scale_of
+from .tiers import BITS, Tier
+
+NAME = "CUDA C++ bucketed_attention (mma.sync)"
+HEAD_DIM, MOST_QUERIES = 128, 8
+_HALF_STEP, _Q_TILE, _ROW = 4608, 5 * 2048, 132 * 4
+_TOKENS = {2: 64, 3: 64, 4: 64, 8: 32, 16: 16}
+"""Tokens of a warp's step."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a call is cut.
+
+    Attributes:
+        warps: of a block. splits: blocks that share the keys of a row and a key/value head.
+        tiles: groups of eight queries in a block.
+    """
+
+    warps: int
+    splits: int
+    tiles: int = 1
+
+    @property
+    def shared_memory(self) -> int:
+        """Bytes of a block."""
+        return max(self.tiles * _Q_TILE + self.warps * 2 * _HALF_STEP, self.warps * 8 * self.tiles * _ROW)
+
+
+def why_not(
+    device: torch.device, q: Tensor, tiers: Sequence[Tier], rows: Tensor, positions: Tensor | None
+) -> str | None:
+    """For q [T, n, heads, head_dim]."""
+    T, n, heads, D = q.shape
+    if D != HEAD_DIM:
+        return "head_dim is not 128"
+    if q.dtype != torch.bfloat16:
+        return "the queries are not bf16"
+    if T == 0 or n > MOST_QUERIES:
+        return "no entries, or more than 8 queries a row"
+    if len({tier.page for tier in tiers}) > 1:
+        return "tiers have pages of different sizes"
+    if tiers[0].page % 64:
+        return "a page is no multiple of 64 tokens"
+    if device.type != "cuda":
+        return "the device is no GPU"
+    target = target_of(device)
+    if target.arch is None:
+        return target.reason
+    for t in (q, *(tier.payload for tier in tiers), *(tier.scales for tier in tiers)):
+        if not t.is_contiguous() or t.data_ptr() % 16:
+            return "a tensor is not contiguous, or not aligned to 16 bytes"
+    return None
+
+
+def plan(T: int, n: int, heads: int, tiers: Sequence[Tier], multiprocessors: int) -> Plan:
+    """A block for each row, key/value head and tile of queries, times splits that fill one wave."""
+    kv_heads = tiers[0].kv_heads
+    queries = ceil_div(n * heads // kv_heads, 8)
+    tiles = min(queries, 2)
+    warps = 4
+    most = sum(ceil_div(tier.capacity, _TOKENS[tier.bits]) for tier in tiers)
+    resident = multiprocessors * (4 if tiles == 1 else 2)
+    splits = resident // (T * kv_heads * ceil_div(queries, tiles))
+    return Plan(warps, max(1, min(splits, ceil_div(most, warps))), tiles)
+
+
+def launch(
+    q: Tensor,
+    tiers: Sequence[Tier],
+    rows: Tensor,
+    positions: Tensor | None = None,
+    num_tokens: Tensor | None = None,
+    out: Tensor | None = None,
+    rotate: bool = False,
+    mass: Sequence[Tensor] | None = None,
+    q_scale: Tensor | None = None,
+    of: Plan | None = None,
+) -> Tensor:
+    """Attention of q [T, n, heads, 128] to the tokens of all tiers -> as q.
+
+    Args:
+        rows: [T] int64, row of the tables of each entry.
+        positions: [T] int64, position of the first of n queries. A query sees the tokens of tiers of 8 and 16 bits up
+            to its own position, and all tokens of the others. None, or n = 1: all tokens.
+        num_tokens: [] int32 on the device: entries from it on give 0. None: all T.
+        out: as q, to write the result to.
+        rotate: whether keys and values in the tiers are rotated, as quantise.rotate does; q and the result are not.
+        mass: fp32 [pages] for each tier. The kernels add the attention that each page got, summed over queries and
+            heads, in the same pass over the keys. None: nothing is added.
+        q_scale: [128] fp32, which q is multiplied by before it is rotated: the inverse of what keys were. None: 1.
+        of: default: `plan`.
+    """
+    T, n, heads, D = q.shape
+    kv_heads, device = tiers[0].kv_heads, q.device
+    of = of or plan(T, n, heads, tiers, devices.gpu(device).multiprocessors)
+    out = torch.empty_like(q) if out is None else out
+    by_bits = {tier.bits: tier for tier in tiers}
+    wide = tuple(by_bits[bits].row_stride if bits in by_bits else 0 for bits in BITS)
+    shape = _Shape(T, n, heads, kv_heads, tiers[0].page, wide)
+    partial = lse = weights = whole = None
+    if of.splits > 1 or mass is not None:
+        partial = q.new_empty(T, n, heads, of.splits, D, dtype=torch.float32)
+        lse = q.new_empty(T, n, heads, of.splits, dtype=torch.float32)
+    if mass is not None:
+        weights = q.new_empty(T, kv_heads, 2 * shape.most_steps, shape.width(of), dtype=torch.float32)
+        whole = q.new_empty(T, n, heads, dtype=torch.float32)
+    places: list[int] = []
+    for bits in BITS:
+        tier = by_bits.get(bits)
+        tensors = () if tier is None else (tier.payload, tier.scales, tier.token_ids, tier.table, tier.counts)
+        places += [t.data_ptr() for t in tensors] or [0] * 5
+    causal = positions is not None and n > 1
+    attend, join, sum_up = _launches(shape, causal, rotate, mass is not None, of, device)
+    with torch.cuda.device(device):
+        stream = load.stream(device.index)
+        attend(
+            stream,
+            *(
+                q.data_ptr(),
+                _address(q_scale),
+                out.data_ptr(),
+                _address(partial),
+                _address(lse),
+                _address(weights),
+                rows.data_ptr(),
+            ),
+            *(_address(positions), _address(num_tokens), *places),
+        )
+        if join is not None:
+            join(stream, _address(partial), _address(lse), out.data_ptr(), _address(whole))
+        if sum_up is not None and mass is not None:
+            of_bits = {tier.bits: m for tier, m in zip(tiers, mass, strict=True)}
+            ends = [
+                x for i, bits in enumerate(BITS) for x in (_address(of_bits.get(bits)), *places[5 * i + 3 : 5 * i + 5])
+            ]
+            sum_up(stream, _address(weights), _address(whole), rows.data_ptr(), _address(num_tokens), *ends)
+    return out
+
+
+def _address(t: Tensor | None) -> int:
+    return 0 if t is None else t.data_ptr()
+
+
+@dataclass(frozen=True)
+class _Shape:
+    """Sizes of a call. wide: pages of a row, by BITS; 0: no such tier."""
+
+    T: int
+    n: int
+    heads: int
+    kv_heads: int
+    page: int
+    wide: tuple[int, ...]
+
+    @property
+    def group(self) -> int:
+        return self.heads // self.kv_heads
+
+    @property
+    def most_steps(self) -> int:
+        """Of a row."""
+        return sum(pages * self.page // _TOKENS[bits] for bits, pages in zip(BITS, self.wide, strict=True))
+
+    def blocks(self, of: Plan) -> int:
+        """Tiles of queries of a row and a key/value head."""
+        return ceil_div(self.n * self.group, 8 * of.tiles)
+
+    def width(self, of: Plan) -> int:
+        """Queries of all tiles."""
+        return self.blocks(of) * 8 * of.tiles
+
+
+@lru_cache(maxsize=1024)
+def _launches(
+    shape: _Shape, causal: bool, rotate: bool, mass: bool, of: Plan, device: torch.device
+) -> tuple[load.Launch, load.Launch | None, load.Launch | None]:
+    """Of attention, of the merge of splits, of the sums by page."""
+    arch = target_of(device).arch
+    assert arch is not None
+    wide = [c_int32(pages) for pages in shape.wide]
+    steps = c_int32(shape.most_steps)
+    attend = load.Launch(
+        spec_of(arch.name, shape, causal, rotate, mass, of),
+        device.index,
+        (of.splits, shape.kv_heads, shape.T * shape.blocks(of)),
+        32 * of.warps,
+        *wide,
+        steps,
+        c_float(scale_of(HEAD_DIM)),
+        shared_memory=of.shared_memory,
+        overlap=arch.overlaps,
+    )
+    join = sum_up = None
+    if of.splits > 1 or mass:
+        merge = spec.Spec.of("sm80/merge_splits", arch.name, ROTATE=rotate)
+        blocks = shape.T * shape.n * shape.heads
+        join = load.Launch(merge, device.index, (blocks,), 128, c_int32(of.splits), overlap=arch.overlaps)
+    if mass:
+        pages = spec.Spec.of("sm80/page_mass", arch.name, PAGE=shape.page, GROUP=shape.group, QUERIES=shape.n)
+        last = (*wide, steps, c_int32(shape.kv_heads), c_int32(shape.width(of)))
+        grid = (ceil_div(sum(shape.wide), 4), shape.T)
+        sum_up = load.Launch(pages, device.index, grid, 128, *last, overlap=arch.overlaps)
+    return attend, join, sum_up
+
+
+def spec_of(arch: str, shape: _Shape, causal: bool, rotate: bool, mass: bool, of: Plan) -> spec.Spec:
+    """The kernel of a call; see its source for what the macros mean."""
+    return spec.Spec.of(
+        "sm80/bucketed_attention",
+        arch,
+        GROUP=shape.group,
+        QUERIES=shape.n,
+        PAGE=shape.page,
+        TIERS=sum(1 << bits for bits, pages in zip(BITS, shape.wide, strict=True) if pages),
+        CAUSAL=causal,
+        ROTATE=rotate,
+        MASS=mass,
+        QT=of.tiles,
+        WARPS=of.warps,
+    )
