@@ -27,6 +27,8 @@ CASES = {
     "three ranks of a node, one takes": (1, 3, [[6, 7], [], []]),
     "three nodes of one rank, one takes": (3, 1, [[6, 6], [], []]),
     "two nodes of two, the sender, its forwarder, the receiver": (2, 2, [[12, 8], [], [], []]),
+    "two nodes of two, both forward": (2, 2, [[12], [], [3], []]),
+    "three ranks of a node, two take": (1, 3, [[6], [5], []]),
     "no token": (1, 2, [[], []]),
 }
 
@@ -89,3 +91,16 @@ def test_search_finds_planted_mistakes(mistake: tuple[Role, Callable, dict, str]
     deaths = (0, 1) if "deaf" in options else ()
     with pytest.raises(Wrong, match=what):
         Search(ran, slots, deaths=deaths, **options).run()
+
+
+def test_search_finds_rings_that_wait_in_a_circle() -> None:
+    """Senders 2 and 3 serve receivers 0 and 1: in one order all end; where each starts with its own, both stop."""
+    found = programs("combine", 1, 4, [[12] * 3, [12] * 3, [], []], 1)
+    ran = [(rank, ops) for rank, _, ops in found]
+    Search(ran, 1).run()
+
+    def one_after_the_other(rank: int, role: Role, ops: Sequence[Operation]) -> Sequence[Operation]:
+        return sorted(ops, key=lambda op: op.ring.target * (1 if rank == 2 else -1)) if role is Role.SENDER else ops
+
+    with pytest.raises(Wrong, match="waits forever"):
+        Search([(one[0], one_after_the_other(*one)) for one in found], 1).run()

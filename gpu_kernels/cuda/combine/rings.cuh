@@ -74,6 +74,35 @@ __device__ __forceinline__ bool reached(u32 counter, u32 count) {
     return static_cast<int>(counter - count) >= 0;
 }
 
+// The whole warp: name the rank that stopped, to every rank. peer: the one that this warp waits for.
+__device__ __noinline__ void blame(const Call& call, int rank, int peer, int role) {
+    const auto status = [&](int r) { return reinterpret_cast<Status*>(call.heaps[r]); };
+    const int r = threadIdx.x % 32;
+    const u32 entered = load_relaxed_sys(&status(rank)->entered);
+    bool stopped = false, outside = false;
+    if (r < R && r != rank) {
+        const u32 before = load_relaxed_sys(&status(r)->beat);
+        const u64 start = nanoseconds();
+        while (nanoseconds() - start < call.timeout / 4) __nanosleep(1000);
+        const u32 its = load_relaxed_sys(&status(r)->entered);
+        const bool finished = load_relaxed_sys(&status(r)->ended) == its * gridDim.x;
+        outside = finished;
+        stopped = load_relaxed_sys(&status(r)->beat) == before && !(finished && reached(its, entered));
+    }
+    const u32 found = __ballot_sync(ALL, stopped);
+    if (found && !(found >> peer & 1)) peer = __ffs(found) - 1;
+    if (__ballot_sync(ALL, outside) >> peer & 1 && found) role = OUTSIDE;
+    if (r < R && atomicCAS_system(&status(r)->aborted, 0u, 1u) == 0) {
+        Status* to = status(r);
+        store_relaxed_sys(&to->peer, peer);
+        store_relaxed_sys(&to->role, role);
+        store_relaxed_sys(&to->call, entered);
+        store_relaxed_sys(&to->reporter, rank);
+        store_release_sys(&to->aborted, 2u);
+    }
+    __syncwarp();
+}
+
 // One rank's view of the group.
 struct Group {
     const Call& call;
@@ -100,34 +129,6 @@ struct Group {
 
     __device__ bool aborted() const { return load_relaxed_sys(&status(rank)->aborted) != 0; }
 
-    // The whole warp: name the rank that stopped, to every rank. peer: the one that this warp waits for.
-    __device__ __noinline__ void blame(int peer, int role) const {
-        const int r = threadIdx.x % 32;
-        const u32 entered = load_relaxed_sys(&status(rank)->entered);
-        bool stopped = false, outside = false;
-        if (r < R && r != rank) {
-            const u32 before = load_relaxed_sys(&status(r)->beat);
-            const u64 start = nanoseconds();
-            while (nanoseconds() - start < call.timeout / 4) __nanosleep(1000);
-            const u32 its = load_relaxed_sys(&status(r)->entered);
-            const bool finished = load_relaxed_sys(&status(r)->ended) == its * gridDim.x;
-            outside = finished;
-            stopped = load_relaxed_sys(&status(r)->beat) == before && !(finished && reached(its, entered));
-        }
-        const u32 found = __ballot_sync(ALL, stopped);
-        if (found && !(found >> peer & 1)) peer = __ffs(found) - 1;
-        if (__ballot_sync(ALL, outside) >> peer & 1 && found) role = OUTSIDE;
-        if (r < R && atomicCAS_system(&status(r)->aborted, 0u, 1u) == 0) {
-            Status* to = status(r);
-            store_relaxed_sys(&to->peer, peer);
-            store_relaxed_sys(&to->role, role);
-            store_relaxed_sys(&to->call, entered);
-            store_relaxed_sys(&to->reporter, rank);
-            store_release_sys(&to->aborted, 2u);
-        }
-        __syncwarp();
-    }
-
     // The whole warp waits until each active lane's counter, in this rank's heap, is at least count: acquire. false:
     // the group is dead. peer: whom the lane waits for.
     __device__ bool wait(bool active, const u32* counter, u32 count, int peer, int role) const {
@@ -141,7 +142,7 @@ struct Group {
             const u64 now = __shfl_sync(ALL, nanoseconds(), 0);
             if (!start) start = now;
             if (now - start <= call.timeout) continue;
-            blame(__shfl_sync(ALL, peer, __ffs(missing) - 1), role);
+            blame(call, rank, __shfl_sync(ALL, peer, __ffs(missing) - 1), role);
             return false;
         }
     }

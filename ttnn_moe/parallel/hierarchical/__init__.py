@@ -1,6 +1,6 @@
 """Hierarchical dispatch and combine: rings inside a node, one partial a node between nodes, sums in one fixed order.
 
-nodes.py has the topology; rings.py and roles.py the protocol. engine.py runs it over a transport. group.py is the front.
+nodes.py has the topology; rings.py and roles.py have the protocol; engine.py runs it; group.py is the front.
 """
 
 from .group import Dispatched, Group, Meta, Sizes

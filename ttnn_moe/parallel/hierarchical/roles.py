@@ -80,6 +80,11 @@ class Streams:
     def tokens(self, c: int, channel: int) -> Iterator[int]:
         return iter(range(channel, len(self.masks[c]), self.shape.channels))
 
+    def pairs(self, ranks: Sequence[int], channel: int) -> Iterator[tuple[int, int]]:
+        """(t, c) of the tokens of these ranks, ascending."""
+        most = max((len(self.masks[c]) for c in ranks), default=0)
+        return ((t, c) for t in range(channel, most, self.shape.channels) for c in ranks if t < len(self.masks[c]))
+
     def here(self, c: int, t: int, node: int) -> list[int]:
         """Local indices, ascending, of the ranks of a node that hold a row."""
         intra = self.nodes.intra
@@ -109,28 +114,29 @@ def combine(shape: Shape, rank: int, masks: Sequence[Sequence[int]], data: Combi
     nodes, node, local = s.nodes, s.node, s.local
     tasks: list[Task] = []
     for channel in range(shape.channels):
-        for other in range(nodes.intra):
-            for far in range(nodes.inter):
-                if other != local:
-                    tasks.append(Task(Role.SENDER, _send_rows(s, other, far, channel, data)))
-                    ring = s.inside(other, local, far, channel)
-                    c = nodes.rank(far, local)
-                    items = sum(other in s.here(c, t, node) for t in s.tokens(c, channel))
-                    tasks.append(Task(Role.COORDINATOR, s.coordinate(ring, items)))
+        tasks.append(Task(Role.SENDER, _send_rows(s, channel, data)))
+        tasks.append(Task(Role.FORWARDER, _forward_partials(s, channel, data)))
+        tasks.append(Task(Role.RECEIVER, _receive(s, channel, data)))
         for far in range(nodes.inter):
+            c = nodes.rank(far, local)
+            for other in range(nodes.intra):
+                if other != local:
+                    items = sum(other in s.here(c, t, node) for t in s.tokens(c, channel))
+                    tasks.append(Task(Role.COORDINATOR, s.coordinate(s.inside(other, local, far, channel), items)))
             if far != node:
-                tasks.append(Task(Role.FORWARDER, _forward_partials(s, far, channel, data)))
                 items = sum(bool(s.here(rank, t, far)) for t in s.tokens(rank, channel))
                 tasks.append(Task(Role.COORDINATOR, s.coordinate(s.between(far, node, channel), items)))
-        tasks.append(Task(Role.RECEIVER, _receive(s, channel, data)))
     return tasks
 
 
-def _send_rows(s: Streams, other: int, far: int, channel: int, data: CombineData) -> Program:
-    out, c = s.out(s.inside(s.local, other, far, channel)), s.nodes.rank(far, other)
-    for t in s.tokens(c, channel):
+def _send_rows(s: Streams, channel: int, data: CombineData) -> Program:
+    """All streams of a channel, in ascending (token, rank): with one order everywhere, no ring waits in a circle."""
+    ranks = [c for c in range(s.nodes.R) if s.nodes.place(c)[1] != s.local]
+    places = {c: s.nodes.place(c) for c in ranks}
+    outs = {c: s.out(s.inside(s.local, other, far, channel)) for c, (far, other) in places.items()}
+    for t, c in s.pairs(ranks, channel):
         if s.local in s.here(c, t, s.node):
-            yield from out.send(data.pack(data.own(c, t)))
+            yield from outs[c].send(data.pack(data.own(c, t)))
 
 
 def _sum_node(s: Streams, c: int, t: int, rows: dict[int, Incoming], data: CombineData) -> Answer:
@@ -150,13 +156,15 @@ def _rows_of(s: Streams, far: int, channel: int) -> dict[int, Incoming]:
     return {local: s.into(s.inside(local, s.local, far, channel)) for local in locals_}
 
 
-def _forward_partials(s: Streams, far: int, channel: int, data: CombineData) -> Program:
-    c, rows = s.nodes.rank(far, s.local), _rows_of(s, far, channel)
-    out = s.out(s.between(s.node, far, channel))
-    for t in s.tokens(c, channel):
+def _forward_partials(s: Streams, channel: int, data: CombineData) -> Program:
+    """In the senders' order."""
+    ranks = [s.nodes.rank(far, s.local) for far in range(s.nodes.inter) if far != s.node]
+    rows = {c: _rows_of(s, s.nodes.place(c)[0], channel) for c in ranks}
+    outs = {c: s.out(s.between(s.node, s.nodes.place(c)[0], channel)) for c in ranks}
+    for t, c in s.pairs(ranks, channel):
         if s.here(c, t, s.node):
-            total = yield from _sum_node(s, c, t, rows, data)
-            yield from out.send(data.pack(total))
+            total = yield from _sum_node(s, c, t, rows[c], data)
+            yield from outs[c].send(data.pack(total))
 
 
 def _receive(s: Streams, channel: int, data: CombineData) -> Program:
