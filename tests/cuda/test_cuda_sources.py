@@ -13,6 +13,7 @@ import torch
 from ttnn_moe import Problem
 from ttnn_moe.cuda.arch import ARCHES, HOPPER, Arch, Target
 from ttnn_moe.cuda.attention import prefill_sm90
+from ttnn_moe.cuda.combine.rank_combine import Plan
 from ttnn_moe.cuda.device import H200
 from ttnn_moe.cuda.jit import build
 from ttnn_moe.cuda.jit.spec import Spec
@@ -63,8 +64,15 @@ MODEL = [
     Use(prefill_sm90.spec_of(torch.bfloat16, 64, 8), prefill_sm90.SHARED_MEMORY),
     Use(prefill_sm90.spec_of(torch.float16, 256, 1), prefill_sm90.SHARED_MEMORY),
 ]
+COMBINE = [
+    Use(Plan(1, 2, 7168, 4096).spec("sm_80")),
+    Use(Plan(1, 2, 7168, 4096).spec("sm_90a")),
+    Use(Plan(2, 4, 2048, 128).spec("sm_90a")),
+    Use(Plan(4, 8, 2048, 128, wire=torch.float32).spec("sm_90a")),
+]
 USES = [
     *MODEL,
+    *COMBINE,
     *(use for arch in dict.fromkeys(ARCHES.values()) for use in _uses(arch)),
     *(use for arch in (ARCHES[8, 0], HOPPER) for use in _int4_24_uses(arch)),
 ]

@@ -13,7 +13,7 @@
 // | T                     | [R]         | int32      | tokens of each rank, up to T_max                     |
 //
 // H is a multiple of 8. Slots hold the wire dtype: bf16 (fp16), or fp32 (WIRE32). A ring's slots are a power of two.
-// Blocks: (SMs of a rank, ranks), all resident; threads: (ROLES * CHANNELS + 1) * 32. At most 128 registers a thread.
+// Blocks: (SMs of a rank, ranks), all resident; threads: (ROLES * CHANNELS + 1) * 32. By launch bounds at most 128 registers.
 #ifndef R_INTER
 #define R_INTER 1
 #endif
