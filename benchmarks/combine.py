@@ -4,7 +4,7 @@
 
 A process each GPU; ranks share GPUs evenly (--ranks a GPU). Every token has a row on every rank, the most that travels.
 A time is a call inside a CUDA graph of 20, the slowest GPU's, the median of the replays. GB/s count the bytes that one
-rank sends to other GPUs. A time stands only behind the gate: 20 calls, each equal to the tree oracle bit for bit.
+GPU sends to others. A time stands only behind the gate: 20 calls, each equal to the tree oracle bit for bit.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import os
 import statistics
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from itertools import product
 from pathlib import Path
 
 import torch
@@ -36,7 +37,7 @@ class Result:
     H: int
     sms: int
     channels: int
-    columns: int
+    kind: str
     slots: int
     right: bool
     us: float
@@ -135,23 +136,14 @@ def process(gpu: int, gpus: int, options: argparse.Namespace) -> None:
     for H in options.hidden:
         for T in options.tokens:
             beside = nccl(Plan(1, R, H, T), gpus)
-            for sms in options.sms:
-                for channels in options.channels:
-                    for columns in options.columns:
-                        for slots in options.slots:
-                            plan = Plan(
-                                options.inter,
-                                R // options.inter,
-                                H,
-                                T,
-                                sms=sms,
-                                slots=slots,
-                                channels=channels,
-                                columns=columns,
-                            )
-                            found.append(measure(plan, gpus, options.ranks, beside))
-                            if gpu == 0:
-                                print(*asdict(found[-1]).values(), flush=True)
+            sweep = product(options.sms, options.channels, options.slots, options.kind)
+            for sms, channels, slots, kind in sweep:
+                sizes = {"sms": sms, "slots": slots, "channels": channels}
+                flags = {"bulk": "bulk" in kind, "overlap": "overlap" in kind}
+                plan = Plan(options.inter, R // options.inter, H, T, **sizes, **flags)
+                found.append(measure(plan, gpus, options.ranks, beside))
+                if gpu == 0:
+                    print(*asdict(found[-1]).values(), flush=True)
     if gpu == 0 and options.out:
         name = torch.cuda.get_device_name()
         lines = {"device": f"{gpus} x {name}", "torch": torch.__version__, "rows": [asdict(one) for one in found]}
@@ -164,7 +156,7 @@ def measure(plan: Plan, gpus: int, each: int, beside: float) -> Result:
     ranks = Ranks(plan, each)
     right = ranks.right()
     us = timed(ranks.call.launch) if right else float("nan")
-    # rows that leave a GPU, of one rank: to ranks of the node elsewhere, or partials to other nodes
+    # rows that leave a GPU: to ranks of the node elsewhere, or partials to other nodes
     nodes = Nodes(plan.inter, plan.intra)
     remote = 0
     for c in range(plan.R):
@@ -180,7 +172,7 @@ def measure(plan: Plan, gpus: int, each: int, beside: float) -> Result:
         plan.H,
         plan.sms,
         plan.W,
-        plan.columns,
+        ("bulk" if plan.bulk else "vectors") + "+overlap" * plan.overlap,
         plan.slots,
         right,
         round(us, 2),
@@ -197,10 +189,11 @@ def main() -> None:
         ("hidden", [7168, 2048]),
         ("sms", [24]),
         ("channels", [0]),
-        ("columns", [0]),
         ("slots", [4]),
     ):
         parser.add_argument(f"--{name}", type=int, nargs="+", default=default)
+    kinds = ["vectors", "vectors+overlap", "bulk", "bulk+overlap"]
+    parser.add_argument("--kind", nargs="+", choices=kinds, default=kinds[-1:])
     parser.add_argument("--inter", type=int, default=1)
     parser.add_argument("--ranks", type=int, default=1, help="of a GPU")
     parser.add_argument("--gpus", type=int, default=0)

@@ -64,10 +64,11 @@ MODEL = [
     Use(prefill_sm90.spec_of(torch.bfloat16, 64, 8), prefill_sm90.SHARED_MEMORY),
     Use(prefill_sm90.spec_of(torch.float16, 256, 1), prefill_sm90.SHARED_MEMORY),
 ]
+BULK = Plan(1, 2, 7168, 4096, bulk=True)
 COMBINE = [
     Use(Plan(1, 2, 7168, 4096).spec("sm_80")),
-    Use(Plan(1, 2, 7168, 4096).spec("sm_90a")),
-    Use(Plan(2, 4, 2048, 128).spec("sm_90a")),
+    Use(BULK.spec("sm_90a"), BULK.shared_memory),
+    Use(Plan(2, 4, 2048, 128, bulk=True).spec("sm_90a")),
     Use(Plan(4, 8, 2048, 128, wire=torch.float32).spec("sm_90a")),
 ]
 USES = [

@@ -30,13 +30,20 @@ PLANS = {
 @pytest.mark.skipif(build.why_not() is not None, reason=str(build.why_not()))
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
 def test_nvrtc_compiles_it(arch: str) -> None:
-    plan, _ = PLANS["2 x 4"]
+    plan = replace(PLANS["2 x 4"][0], bulk=arch == "sm_90a")
     assert build.compile_spec(plan.spec(arch))[:4] == b"\x7fELF"
 
 
 def test_a_plan_refuses_what_no_kernel_takes() -> None:
     plan, _ = PLANS["2 x 4"]
-    for wrong in ({"inter": 8, "intra": 8}, {"H": 12}, {"slots": 3}, {"wire": F16}, {"dtype": F32}):
+    for wrong in (
+        {"inter": 8, "intra": 8},
+        {"H": 12},
+        {"slots": 3},
+        {"wire": F16},
+        {"dtype": F32},
+        {"bulk": True, "wire": F32},
+    ):
         with pytest.raises(ContractError):
             replace(plan, **wrong)
 
@@ -55,10 +62,15 @@ def gpu_counts() -> list[int]:
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 class TestOnGpus:
+    @pytest.mark.parametrize("bulk", [False, True], ids=["vectors", "bulk"])
     @pytest.mark.parametrize("gpus", gpu_counts())
     @pytest.mark.parametrize("case", PLANS.values(), ids=PLANS)
-    def test_equals_the_tree_oracle(self, case: tuple, gpus: int) -> None:
+    def test_equals_the_tree_oracle(self, case: tuple, gpus: int, bulk: bool) -> None:
         plan, tokens = case
+        if bulk:
+            if plan.wire is not plan.dtype or torch.cuda.get_device_capability() < (9, 0):
+                pytest.skip("no bulk copies")
+            plan = replace(plan, bulk=True)
         if plan.R % gpus:
             pytest.skip("ranks do not spread evenly")
         ranks = _ranks(plan, tokens, gpu_of=[r * gpus // plan.R for r in range(plan.R)])
@@ -69,7 +81,20 @@ class TestOnGpus:
             assert ranks.reports() == [None] * plan.R
             assert ranks.wrong() == []
 
-    @pytest.mark.parametrize("change", [{"slots": 1}, {"slots": 8}, {"sms": 1}, {"sms": 7}, {"channels": 2}], ids=str)
+    @pytest.mark.parametrize(
+        "change",
+        [
+            {"slots": 1},
+            {"slots": 8},
+            {"sms": 1},
+            {"sms": 7},
+            {"channels": 2},
+            {"bulk": True, "slots": 1},
+            {"bulk": True, "stages": 1},
+            {"overlap": True},
+        ],
+        ids=str,
+    )
     def test_bits_depend_on_no_ring_channel_or_block(self, change: dict) -> None:
         plan, tokens = PLANS["2 x 4"]
         ranks = _ranks(replace(plan, **change), tokens, biases=False)
@@ -79,6 +104,8 @@ class TestOnGpus:
 
     def test_twenty_replays_of_a_graph_across_the_wrap_of_the_counters(self) -> None:
         plan, tokens = PLANS["2 x 4"]
+        if torch.cuda.get_device_capability() >= (9, 0):
+            plan = replace(plan, bulk=True, overlap=True)
         ranks = _ranks(plan, tokens, first=-3)
         ranks.launch()
         ranks.synchronize()

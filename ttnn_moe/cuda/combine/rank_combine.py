@@ -18,6 +18,8 @@ from ..jit.spec import Spec
 STATUS, COUNTER, ALIGN = 256, 72, 128
 """Bytes: status words; the counters of a ring (tail and head, 32 each, got and sent, 4 each); what slots align to."""
 MOST_RANKS, MOST_HERE = 32, 8
+SHARED_MEMORY = (227 << 10) - 2048
+"""Bytes of dynamic shared memory that a block of compute capability 9.0 leaves to bulk copies."""
 
 
 class _Local(ctypes.Structure):
@@ -50,8 +52,13 @@ class Plan:
         inter, intra: nodes, and ranks of a node; up to 32 ranks.
         H: a multiple of 8. T: the most tokens of a rank. dtype: of x and out. wire: dtype, or float32.
         sms: multiprocessors that a rank takes, one block each. slots: of a ring, a power of two.
-        channels: of a block, one warp of each role each; 0: as many as fit. columns: vectors of 8 that a lane adds at a
-            time; 0: what the topology's registers hold. stalls: for tests only, a rank that stops.
+        channels: of a block, one warp of each role each; 0: as many as fit.
+        bulk: rows travel by bulk copies through shared memory (compute capability 9.0 and newer, wire = dtype), not by
+            16-byte copies of each thread.
+        overlap: launches start while their predecessor ends (programmatic dependent launch, 9.0 and newer), and are
+            not cooperative: nothing else may hold the GPU's multiprocessors.
+        columns, stages: vectors of 8 that a lane adds at a time, chunks in flight of a channel; 0: what fits.
+        stalls: for tests only, a rank that stops.
     """
 
     inter: int
@@ -63,7 +70,10 @@ class Plan:
     sms: int = 24
     slots: int = 4
     channels: int = 0
+    bulk: bool = False
+    overlap: bool = False
     columns: int = 0
+    stages: int = 0
     stalls: int = -1
 
     def __post_init__(self) -> None:
@@ -78,6 +88,14 @@ class Plan:
                 "unsupported dtypes", got=f"{self.dtype}, wire {self.wire}", expected="bf16 or fp16; the same, or fp32"
             )
 
+        if self.bulk and (self.wire is not self.dtype or self.shared_memory > SHARED_MEMORY):
+            raise ContractError(
+                "bulk copies do not serve this plan",
+                got=f"wire {self.wire}, {self.shared_memory} bytes of shared memory",
+                expected=f"the wire in {self.dtype}, up to {SHARED_MEMORY} bytes",
+                remedy="bulk=False, or fewer channels",
+            )
+
     @property
     def R(self) -> int:
         return self.inter * self.intra
@@ -89,7 +107,29 @@ class Plan:
 
     @property
     def W(self) -> int:
-        return self.channels or {1: 15, 2: 7, 3: 5}[self.roles]
+        most = {1: 15, 2: 7, 3: 5}[self.roles]
+        if self.bulk:
+            most = max(1, min(most, SHARED_MEMORY // self._channel_memory))
+        return self.channels or most
+
+    @property
+    def chunk(self) -> int:
+        sources = self.intra + self.inter - 1
+        return 2048 if sources <= 2 else 1024 if sources <= 4 else 512
+
+    @property
+    def chunks_in_flight(self) -> int:
+        return self.stages or min(7, -(-self.H * 2 // self.chunk))
+
+    @property
+    def _channel_memory(self) -> int:
+        """Bytes of shared memory of a channel: two rows of its sender, the stages of its receiver and forwarder."""
+        summed = self.intra + self.inter - 1 + (self.intra if self.inter > 1 else 0)
+        return (2 * self.H * 2 if self.intra > 1 else 0) + self.chunks_in_flight * self.chunk * summed
+
+    @property
+    def shared_memory(self) -> int:
+        return self.W * self._channel_memory if self.bulk else 0
 
     @property
     def threads(self) -> int:
@@ -106,6 +146,8 @@ class Plan:
         sizes: dict[str, object] = {"R_INTER": self.inter, "R_INTRA": self.intra, "CHANNELS": self.W}
         if self.columns:
             sizes["COLUMNS"] = self.columns
+        if self.bulk:
+            sizes |= {"BULK": True, "CHUNK": self.chunk, "STAGES": self.chunks_in_flight}
         if self.stalls >= 0:
             sizes["STALLS"] = self.stalls
         wide, half = self.wire is torch.float32, self.dtype is torch.float16
@@ -132,7 +174,7 @@ class RankCombine:
         self.plan, self.device, self.ranks = plan, device, tuple(ranks)
         arch = arch or (f"{found.sm}a" if found.capability[0] == 9 else found.sm)
         spec = plan.spec(arch)
-        fits = load.resident_blocks(spec, device, plan.threads, 0)
+        fits = load.resident_blocks(spec, device, plan.threads, plan.shared_memory)
         if len(self.ranks) * plan.sms > fits or len(self.ranks) > MOST_HERE:
             raise ContractError(
                 "the ranks' blocks must run at the same time",
@@ -140,7 +182,7 @@ class RankCombine:
                 expected=f"{fits} blocks, {MOST_HERE} ranks",
                 remedy="fewer multiprocessors a rank",
             )
-        self._kernel = load.kernel(spec, device)
+        self._kernel = load.kernel(spec, device, plan.shared_memory)
         self._call = _Call(timeout=int(timeout * 1e9), H=plan.H, T_max=plan.T, slots=plan.slots)
         self._call.heaps[: plan.R] = list(heaps)
         for n, rank in enumerate(self.ranks):
@@ -179,9 +221,14 @@ def _config(plan: Plan, ranks: int) -> Any:
     config = driver.CUlaunchConfig()
     config.gridDimX, config.gridDimY, config.gridDimZ = plan.sms, ranks, 1
     config.blockDimX, config.blockDimY, config.blockDimZ = plan.threads, 1, 1
+    config.sharedMemBytes = plan.shared_memory
     attribute = driver.CUlaunchAttribute()
-    attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_COOPERATIVE
-    attribute.value.cooperative = 1
+    if plan.overlap:
+        attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+        attribute.value.programmaticStreamSerializationAllowed = 1
+    else:
+        attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_COOPERATIVE
+        attribute.value.cooperative = 1
     config.attrs, config.numAttrs = [attribute], 1
     return config
 
