@@ -15,6 +15,19 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--seeds", type=int, default=3, help="schedules of the Tenstorrent emulator to run")
     parser.addoption("--long", action="store_true", help="what another test runs on another chip, too")
 
+    parser.addoption("--fault-runs", type=int, default=20, help="random faults of an expert-parallel group to run")
+    parser.addoption("--fault-seed", type=int, default=1, help="seed of the first of them")
+
+
+@pytest.fixture
+def fault_runs(request: pytest.FixtureRequest) -> int:
+    return request.config.getoption("--fault-runs")
+
+
+@pytest.fixture
+def fault_seed(request: pytest.FixtureRequest) -> int:
+    return request.config.getoption("--fault-seed")
+
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "schedule_seed" in metafunc.fixturenames:

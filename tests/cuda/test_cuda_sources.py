@@ -15,6 +15,7 @@ from ttnn_moe import Problem
 from ttnn_moe.activations import CLAMPED_SWIGLU
 from ttnn_moe.cuda.arch import ARCHES, HOPPER, Arch, Target
 from ttnn_moe.cuda.attention import prefill_sm90
+from ttnn_moe.cuda.combine.rank_combine import Plan
 from ttnn_moe.cuda.device import H200
 from ttnn_moe.cuda.jit import build
 from ttnn_moe.cuda.jit.spec import Spec
@@ -76,8 +77,16 @@ MODEL = [
     Use(prefill_sm90.spec_of(torch.bfloat16, 64, 8), prefill_sm90.SHARED_MEMORY),
     Use(prefill_sm90.spec_of(torch.float16, 256, 1), prefill_sm90.SHARED_MEMORY),
 ]
+BULK = Plan(1, 2, 7168, 4096, bulk=True)
+COMBINE = [
+    Use(Plan(1, 2, 7168, 4096).spec("sm_80")),
+    Use(BULK.spec("sm_90a"), BULK.shared_memory),
+    Use(Plan(2, 4, 2048, 128, bulk=True).spec("sm_90a")),
+    Use(Plan(4, 8, 2048, 128, wire=torch.float32).spec("sm_90a")),
+]
 USES = [
     *MODEL,
+    *COMBINE,
     *(use for arch in dict.fromkeys(ARCHES.values()) for use in _uses(arch)),
     *(use for arch in (ARCHES[8, 0], HOPPER) for use in _int4_24_uses(arch)),
     *_mxfp4_uses(HOPPER),

@@ -1,0 +1,121 @@
+"""Hierarchical dispatch and combine over shared memory: equal to the tree oracle, whatever the rings and topology."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from rank_processes import Case, by_processes, by_threads
+from ttnn_moe.contract import Placement
+from ttnn_moe.errors import ContractError
+from ttnn_moe.parallel.hierarchical import Group, Nodes, Shape, Sizes, tree_sum
+from ttnn_moe.parallel.hierarchical.nodes import rank_masks
+from ttnn_moe.parallel.hierarchical.shared_memory import SharedMemory, SharedMemoryTransport
+
+F32, BF16 = torch.float32, torch.bfloat16
+CASES = {
+    "one rank": Case(1, 1, (5,)),
+    "two ranks of a node": Case(1, 2, (5, 3), channels=2),
+    "two nodes of one rank, ring size 1": Case(2, 1, (4, 6), slots=1, wire=F32),
+    "2 x 4, no token on three": Case(2, 4, (6, 0, 3, 1, 0, 0, 5, 2), channels=2, slots=1),
+    "4 x 2, fp32": Case(4, 2, (1, 2, 3, 4, 0, 2, 1, 3), dtype=F32, wire=F32, slots=4),
+    "fp32 rows on a bf16 wire": Case(2, 2, (4, 3, 2, 5), dtype=F32),
+    "3 x 3, counters wrap around": Case(3, 3, (4, 3, 2, 5, 4, 1, 0, 2, 6), first=2**32 - 2, repeats=3),
+    "8 in a node": Case(1, 8, (2, 1, 0, 3, 2, 1, 1, 2), H=8, K=1),
+    "8 nodes": Case(8, 1, (2, 1, 0, 3, 2, 1, 1, 2), H=24),
+    "nobody has a token": Case(2, 2, (0, 0, 0, 0)),
+}
+
+
+def check(case: Case, results: list) -> None:
+    for rank, result in enumerate(results):
+        hidden, ids, weights = case.inputs(rank)
+        sent = result["sent"]
+        masks = rank_masks(ids, case.placement)
+        assert torch.equal(sent.meta.masks[rank], masks)
+        want = case.want(rank, masks)
+        for out in result["outs"]:
+            assert torch.equal(out, want)
+        origins = [case.inputs(c) for c in range(len(case.tokens))]
+        chosen = [mask >> rank & 1 == 1 for mask in sent.meta.masks]
+        for n, got in enumerate((sent.rows, None, sent.weights)):
+            if got is not None:
+                assert torch.equal(got, torch.cat([one[n][some] for one, some in zip(origins, chosen, strict=True)]))
+        ids_came = torch.cat([one[1][some] for one, some in zip(origins, chosen, strict=True)])
+        local = case.placement.local_of(rank)
+        known = (ids_came >= 0) & (ids_came < case.placement.E)
+        assert torch.equal(sent.ids, torch.where(known, local[ids_came.clamp(0, case.placement.E - 1).long()], -1))
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_equals_the_tree_oracle(case: Case) -> None:
+    check(case, by_threads(case))
+
+
+def test_processes_2x4() -> None:
+    case = Case(2, 4, (6, 0, 3, 1, 0, 0, 5, 2), slots=1, repeats=2)
+    check(case, by_processes(case)[0])
+
+
+def test_the_oracle_by_hand() -> None:
+    """2 x 2, rank 1: three roundings differ from one."""
+    rows = torch.tensor([1.0, 2**-9, 2**-9, 2**-9]).reshape(4, 1, 1).expand(4, 1, 8)
+    mask, nodes = torch.tensor([15]), Nodes(2, 2)
+    assert tree_sum(rows, mask, nodes, 1, F32)[0, 0] == 1 + 3 * 2**-9
+    # rows and the other node's partial, 2^-8, are exact in bf16; the sum is fp32
+    assert tree_sum(rows, mask, nodes, 1)[0, 0] == 1 + 3 * 2**-9
+    swapped = rows.flip(0)
+    assert tree_sum(swapped, mask, nodes, 1)[0, 0] == 2**-8 + 1, "the other node's partial, 1 + 2^-9, is rounded to 1"
+    assert tree_sum(rows, torch.tensor([2]), nodes, 1, biases=(rows[3], None))[0, 0] == 2**-8
+    assert bool((tree_sum(rows * torch.nan, torch.tensor([0]), nodes, 1) == 0).all())
+
+
+def test_weights_are_applied_by_the_expert_side() -> None:
+    """Pairs that are not here are not read; the sum over k is fp32 and ascending."""
+    sizes = Sizes(Shape(Nodes(1, 1)), 2, 8, 2)
+    memory = SharedMemory(sizes.layout)
+    group = Group(SharedMemoryTransport(memory, 0), sizes, Placement.uniform(2))
+    ids = torch.tensor([[0, -1], [1, 0]], dtype=torch.int32)
+    sent = group.dispatch(torch.ones(2, 8).bfloat16(), ids, torch.tensor([[0.5, 9.0], [0.25, 2.0]]))
+    pairs = torch.arange(4.0).reshape(2, 2, 1).expand(2, 2, 8).bfloat16() + 1
+    pairs[0, 1] = torch.nan
+    out = group.combine(pairs, sent.meta, sent.weights, wire_dtype=F32)
+    assert out[:, 0].tolist() == [0.5, 0.25 * 3 + 2 * 4]
+    memory.detach_name()
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Nodes(9, 1),
+        lambda: Nodes(1, 0),
+        lambda: Sizes(Shape(Nodes(1, 1)), 4, 12, 2),
+        lambda: Sizes(Shape(Nodes(1, 1), slots=3), 4, 16, 2),
+        lambda: Sizes(Shape(Nodes(1, 1)), 4, 16, 2, torch.int8),
+        lambda: SharedMemory(Sizes(Shape(Nodes(1, 1)), 4, 16, 2).layout, "/dev/null"),
+    ],
+)
+def test_refuses(make) -> None:
+    with pytest.raises(ContractError, match="got"):
+        make()
+
+
+def test_a_call_refuses_what_does_not_fit() -> None:
+    sizes = Sizes(Shape(Nodes(1, 1)), 2, 8, 2)
+    memory = SharedMemory(sizes.layout)
+    memory.detach_name()
+    with pytest.raises(ContractError, match="topology"):
+        Group(SharedMemoryTransport(memory, 0), sizes, Placement.uniform(2, 2))
+    group = Group(SharedMemoryTransport(memory, 0), sizes, Placement.uniform(2))
+    hidden, ids, weights = torch.ones(2, 8).bfloat16(), torch.zeros(2, 2, dtype=torch.int32), torch.ones(2, 2)
+    for wrong in ((hidden.float(), ids, weights), (hidden, ids[:1], weights), (hidden, ids, weights.double())):
+        with pytest.raises(ContractError, match="wrong form"):
+            group.dispatch(*wrong)
+    with pytest.raises(ContractError, match="too many"):
+        group.dispatch(hidden.repeat(2, 1), ids.repeat(2, 1), weights.repeat(2, 1))
+    sent = group.dispatch(hidden, ids, weights)
+    with pytest.raises(ContractError, match="wire"):
+        group.combine(sent.rows, sent.meta, wire_dtype=torch.float16)
+    with pytest.raises(ContractError, match="bias_1"):
+        group.combine(sent.rows, sent.meta, bias_1=hidden[:1])
+    assert torch.equal(group.combine(sent.rows, sent.meta), hidden)

@@ -1,0 +1,51 @@
+"""A rank is delayed, stalled or killed at any operation: no rank hangs, and every error names the right one."""
+
+from __future__ import annotations
+
+import os
+import random
+
+import pytest
+from test_hierarchical import check
+
+from rank_processes import Case, Fault, by_processes
+
+CASE = Case(2, 2, (5, 4, 3, 6), slots=1, repeats=2, timeout=1.0)
+LARGE = Case(2, 4, (3, 2, 3, 1, 0, 2, 2, 3), slots=1, timeout=1.2)
+OPERATIONS = {CASE: 110, LARGE: 60}
+"""About what a rank makes; a fault past them never comes, and all must be right."""
+
+
+def draw(seed: int) -> tuple[Case, Fault]:
+    g = random.Random(seed)
+    case = LARGE if g.random() < 0.2 else CASE
+    kind = g.choices(["kill", "stall", "delay"], [6, 2, 2])[0]
+    return case, Fault(g.randrange(len(case.tokens)), kind, g.randint(1, OPERATIONS[case]))
+
+
+def check_fault(seed: int) -> str:
+    """Runs one; returns what it came to."""
+    case, fault = draw(seed)
+    named = len(os.listdir("/dev/shm"))
+    results, where = by_processes(case, fault)
+    assert len(os.listdir("/dev/shm")) <= named
+    if where is None:
+        check(case, results)
+        return "all right"
+    survivors = [r for rank, r in enumerate(results) if rank != fault.rank or fault.kind == "stall"]
+    errors = [r for r in survivors if r is not None and "report" in r]
+    assert None not in survivors, f"{fault}: a rank left without an answer"
+    for result in errors:
+        report = result["report"]
+        assert (report.peer, report.call, report.role) == (fault.rank, *where), f"{fault}: {result['text']}"
+        assert f"rank {fault.rank} stopped" in result["text"]
+        assert result["again"] == report, "the group must stay dead"
+        assert result["took"] < 4 * case.timeout + 2
+    # a rank that needed nothing more of the dead one may have ended
+    return "named" if errors else "nobody waited"
+
+
+@pytest.mark.slow(30)
+def test_faults(fault_runs: int, fault_seed: int) -> None:
+    came = [check_fault(seed) for seed in range(fault_seed, fault_seed + fault_runs)]
+    assert fault_runs < 15 or came.count("named") > fault_runs // 4

@@ -1,0 +1,244 @@
+"""dispatch and combine of one rank, over any transport."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ...contract import Placement
+from ...errors import ContractError
+from . import roles
+from .engine import Engine
+from .nodes import rank_masks
+from .rings import Counts
+from .shared_memory import Layout
+from .transport import Transport
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What all ranks agree on. T bounds the tokens of a rank; H is a multiple of 8."""
+
+    shape: roles.Shape
+    T: int
+    H: int
+    K: int
+    dtype: torch.dtype = torch.bfloat16
+
+    def __post_init__(self) -> None:
+        slots = self.shape.slots
+        if self.H < 8 or self.H % 8:
+            raise ContractError("H does not fit vector copies", got=self.H, expected="a positive multiple of 8")
+        if slots < 1 or slots & (slots - 1) or self.shape.channels < 1:
+            raise ContractError(
+                "a ring has the wrong form",
+                got=f"{slots} slots, {self.shape.channels} channels",
+                expected="a power of two of slots, so that counters may wrap around, and a channel or more",
+            )
+        if self.dtype not in (torch.bfloat16, torch.float16, torch.float32):
+            raise ContractError("unsupported dtype of hidden", got=self.dtype, expected="bfloat16, float16 or float32")
+
+    @property
+    def layout(self) -> Layout:
+        token = self.H * self.dtype.itemsize + self.K * 8
+        slot = -(-max(token, 4 * self.H) // 16) * 16
+        return Layout(self.shape.nodes, self.shape.channels, self.shape.slots, slot, -(-8 * (self.T + 1) // 16) * 16)
+
+
+@dataclass(frozen=True)
+class Meta:
+    """Where the rows of one dispatch belong; combine wants it back.
+
+    Attributes:
+        masks: of each rank c, [T_c] int64: the ranks that hold a row of its token t.
+        ids: [A, K] int32: the local expert of each pair of this rank's rows; -1: not here.
+    """
+
+    masks: tuple[Tensor, ...]
+    ids: Tensor
+
+
+@dataclass(frozen=True)
+class Dispatched:
+    """What came: rows [A, H], ids [A, K] int32 (local; -1: elsewhere), weights [A, K] fp32.
+
+    The order is that of the rank of origin, then of the token.
+    """
+
+    rows: Tensor
+    ids: Tensor
+    weights: Tensor
+    meta: Meta
+
+
+class Group:
+    """One rank of a group; every rank makes one, and all make the same calls, also those without a token.
+
+    Args:
+        transport: of this rank. sizes: the same on every rank. placement: with any rank; D is the number of ranks.
+        timeout: seconds without progress after which a call ends the group. first: of tests, the counters' start.
+    """
+
+    def __init__(self, transport: Transport, sizes: Sizes, placement: Placement, timeout: float = 30.0, first: int = 0):
+        if placement.D != sizes.shape.nodes.R:
+            raise ContractError(
+                "the placement is not that of this topology", got=f"D={placement.D}", expected=sizes.shape.nodes.R
+            )
+        self.sizes, self.rank = sizes, transport.rank
+        self._engine = Engine(transport, timeout)
+        self._device_of, self._placement = placement.device_of, placement
+        self._local_of = placement.local_of(self.rank)
+        self._counts: Counts = defaultdict(lambda: first)
+
+    def dispatch(self, hidden: Tensor, topk_ids: Tensor, topk_weights: Tensor) -> Dispatched:
+        """Each token goes once to each rank that holds one of its experts, with its ids and weights.
+
+        Args:
+            hidden: [T, H]. topk_ids: [T, K] global experts; others, as -1, go nowhere. topk_weights: [T, K] fp32.
+
+        Raises:
+            ContractError: a shape or a dtype is not that of sizes.
+            PeerStopped: a rank died or stalled. The group is dead.
+        """
+        sizes = self.sizes
+        T = len(hidden)
+        _check("hidden", hidden, (T, sizes.H), sizes.dtype)
+        _check("topk_ids", topk_ids, (T, sizes.K), topk_ids.dtype)
+        _check("topk_weights", topk_weights, (T, sizes.K), torch.float32)
+        if T > sizes.T:
+            raise ContractError("too many tokens for this group", got=T, expected=f"at most {sizes.T}")
+        masks = self._announce(rank_masks(topk_ids, self._placement))
+        data = _Tokens(self, masks, hidden, topk_ids.int(), topk_weights)
+        lists = [mask.tolist() for mask in masks]
+        self._engine.run(roles.dispatch(sizes.shape, self.rank, lists, data, self._counts))
+        inside = (data.ids >= 0) & (data.ids < self._placement.E)
+        ids = torch.where(inside, self._local_of[data.ids.clamp(0, self._placement.E - 1).long()], -1)
+        return Dispatched(data.rows, ids, data.weights, Meta(tuple(masks), ids))
+
+    def combine(
+        self,
+        x: Tensor,
+        meta: Meta,
+        topk_weights: Tensor | None = None,
+        bias_0: Tensor | None = None,
+        bias_1: Tensor | None = None,
+        wire_dtype: torch.dtype = torch.bfloat16,
+    ) -> Tensor:
+        """[T, H] in the dtype of x: each token's sum over the ranks; see tree.tree_sum.
+
+        Args:
+            x: [A, H], one row of each of dispatch's rows; or with topk_weights [A, K, H], one of each pair.
+            topk_weights: [A, K] fp32: the expert side weighs its pairs, in fp32 and ascending k, before the first hop.
+            bias_0, bias_1: [T, H], added before the one rounding to out.
+            wire_dtype: bfloat16 (one rounding a hop) or float32.
+
+        Raises:
+            ContractError, PeerStopped: as dispatch.
+        """
+        sizes = self.sizes
+        A, T = len(meta.ids), len(meta.masks[self.rank])
+        if wire_dtype not in (torch.bfloat16, torch.float32):
+            raise ContractError("unsupported wire dtype", got=wire_dtype, expected="bfloat16 or float32")
+        _check("x", x, (A, sizes.H) if topk_weights is None else (A, sizes.K, sizes.H), x.dtype)
+        for name, bias in (("bias_0", bias_0), ("bias_1", bias_1)):
+            if bias is not None:
+                _check(name, bias, (T, sizes.H), bias.dtype)
+        rows = x
+        if topk_weights is not None:
+            _check("topk_weights", topk_weights, (A, sizes.K), torch.float32)
+            rows = torch.zeros(A, sizes.H)
+            for k in range(sizes.K):
+                weighed = rows + topk_weights[:, k, None] * x[:, k].float()
+                rows = torch.where(meta.ids[:, k, None] >= 0, weighed, rows)
+        out = x.new_zeros(T, sizes.H)
+        data = _Rows(self.rank, meta.masks, rows, wire_dtype, out, (bias_0, bias_1))
+        lists = [mask.tolist() for mask in meta.masks]
+        self._engine.run(roles.combine(sizes.shape, self.rank, lists, data, self._counts))
+        return out
+
+    def _announce(self, mine: Tensor) -> list[Tensor]:
+        masks: dict[int, Tensor] = {self.rank: mine}
+
+        def learn(rank: int, slot: Tensor) -> None:
+            words = slot.view(torch.int64)
+            masks[rank] = words[1 : 1 + int(words[0])].clone()
+
+        packed = torch.cat([torch.tensor([len(mine)]), mine]).view(torch.uint8)
+        self._engine.run(roles.announce(self.sizes.shape.nodes, self.rank, packed, learn, self._counts))
+        return [masks[rank] for rank in range(len(masks))]
+
+
+class _Tokens:
+    """roles.DispatchData: a slot holds a token, its ids and its weights."""
+
+    def __init__(self, group: Group, masks: list[Tensor], hidden: Tensor, ids: Tensor, weights: Tensor):
+        self._H, self._row, self._masks = group.sizes.H, group.sizes.H * hidden.element_size(), masks
+        self._slots = torch.cat([part.contiguous().view(torch.uint8) for part in (hidden, ids, weights)], 1)
+        here = [mask >> group.rank & 1 for mask in masks]
+        counts = torch.stack([mask.sum() for mask in here])
+        starts = (counts.cumsum(0) - counts).tolist()
+        self._row_of = [(mask.cumsum(0) - 1 + start).tolist() for mask, start in zip(here, starts, strict=True)]
+        A = int(counts.sum())
+        self.rows = hidden.new_empty(A, group.sizes.H)
+        self.ids = ids.new_empty(A, group.sizes.K)
+        self.weights = weights.new_empty(A, group.sizes.K)
+
+    def own(self, t: int) -> Tensor:
+        return self._slots[t]
+
+    def deliver(self, c: int, t: int, slot: Tensor) -> None:
+        row, K = self._row_of[c][t], self.ids.shape[1]
+        at = self._row
+        self.rows[row] = slot[:at].view(self.rows.dtype)
+        self.ids[row] = slot[at : at + 4 * K].clone().view(torch.int32)
+        self.weights[row] = slot[at + 4 * K : at + 8 * K].clone().view(torch.float32)
+
+
+class _Rows:
+    """roles.CombineData: fp32 values, slots in the wire dtype."""
+
+    def __init__(
+        self,
+        rank: int,
+        masks: tuple[Tensor, ...],
+        rows: Tensor,
+        wire_dtype: torch.dtype,
+        out: Tensor,
+        biases: tuple[Tensor | None, ...],
+    ):
+        self._rows, self._wire, self._out, self._biases = rows, wire_dtype, out, biases
+        self._H = out.shape[1]
+        here = torch.cat([mask >> rank & 1 for mask in masks])
+        self._row_of = list((here.cumsum(0) - 1).split([len(mask) for mask in masks]))
+
+    def own(self, c: int, t: int) -> Tensor:
+        return self._rows[self._row_of[c][t]].float()
+
+    def pack(self, value: Tensor) -> Tensor:
+        return value.to(self._wire).view(torch.uint8)
+
+    def unpack(self, slot: Tensor) -> Tensor:
+        return slot[: self._H * self._wire.itemsize].view(self._wire).float()
+
+    def add(self, total: Tensor | None, value: Tensor) -> Tensor:
+        return value if total is None else total + value
+
+    def finish(self, t: int, total: Tensor | None) -> None:
+        if total is None:
+            total = torch.zeros(self._H)
+        for bias in self._biases:
+            if bias is not None:
+                total = total + bias[t].float()
+        self._out[t] = total.to(self._out.dtype)
+
+
+def _check(name: str, tensor: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    if tuple(tensor.shape) != shape or tensor.dtype != dtype:
+        raise ContractError(
+            f"{name} has the wrong form",
+            got=f"{list(tensor.shape)}, {tensor.dtype}",
+            expected=f"{list(shape)}, {dtype}",
+        )

@@ -1,0 +1,58 @@
+"""Ranks as nodes of equally many: rank = node * R_intra + local."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ...contract import Placement, Routing
+from ...errors import ContractError
+
+MOST = 8
+"""Nodes, and ranks of a node, at most: the masks of 64 ranks are int64."""
+
+
+@dataclass(frozen=True)
+class Nodes:
+    """R_inter nodes of R_intra ranks each.
+
+    Raises:
+        ContractError: a number outside 1 .. 8.
+    """
+
+    inter: int
+    intra: int
+
+    def __post_init__(self) -> None:
+        if not (1 <= self.inter <= MOST and 1 <= self.intra <= MOST):
+            raise ContractError(
+                "unsupported topology", got=f"R_inter={self.inter}, R_intra={self.intra}", expected=f"1 .. {MOST} each"
+            )
+
+    @property
+    def R(self) -> int:
+        return self.inter * self.intra
+
+    def rank(self, node: int, local: int) -> int:
+        return node * self.intra + local
+
+    def place(self, rank: int) -> tuple[int, int]:
+        """(node, local) of a rank."""
+        return divmod(rank, self.intra)
+
+
+def rank_masks(ids: Tensor, placement: Placement) -> Tensor:
+    """[T] int64: bit r of token t says that rank r holds one of its experts. ids outside 0 .. E-1 count for nothing.
+
+    Args:
+        ids: [T, K] int32 or int64.
+    """
+    inside = Routing.from_topk(ids, torch.zeros(ids.shape, dtype=torch.float32, device=ids.device), placement.E).ids
+    owner = placement.device_of.to(ids.device)[inside.clamp_min(0).long()].long()
+    bits = torch.where(inside < 0, 0, torch.ones_like(owner) << owner)
+    masks = torch.zeros(len(ids), dtype=torch.int64, device=ids.device)
+    for k in range(ids.shape[1]):
+        masks |= bits[:, k]
+    return masks

@@ -1,0 +1,161 @@
+"""Transport of processes on one host, over shared memory: what CI runs. Linux.
+
+The memory has no name (memfd), so no crash leaves any behind: it ends with the last process that maps it.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ...errors import ContractError
+from .nodes import Nodes
+from .rings import Counter, Ring, Role
+from .transport import Report
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Bytes of one rank's part: counters, then slots. The same on every rank.
+
+    Args:
+        slot: bytes of a slot; a multiple of 16. meta_slot: of a slot of masks.
+    """
+
+    nodes: Nodes
+    channels: int
+    slots: int
+    slot: int
+    meta_slot: int
+
+    WORDS = 16
+    """Words before the counters: heartbeats, call, role, ended, then the report (first: 1 when it is whole)."""
+
+    @property
+    def rings(self) -> int:
+        """Rings into one rank: of its node, of its local index, of masks."""
+        nodes = self.nodes
+        return (nodes.intra * nodes.inter + nodes.inter) * self.channels + nodes.R
+
+    @property
+    def data_rings(self) -> int:
+        return self.rings - self.nodes.R
+
+    def index(self, ring: Ring, end: int) -> int:
+        """Number of a ring among those of one rank; end: the rank at its other end."""
+        nodes = self.nodes
+        node, local = nodes.place(end)
+        if ring.meta:
+            return self.data_rings + end
+        if nodes.place(ring.source)[0] == nodes.place(ring.target)[0]:
+            return (local * nodes.inter + ring.far) * self.channels + ring.channel
+        return (nodes.intra * nodes.inter + node) * self.channels + ring.channel
+
+    @property
+    def counters(self) -> int:
+        """int64 words: status, tails, heads; whole cache lines."""
+        return -(-(self.WORDS + 2 * self.rings) // 8) * 8
+
+    @property
+    def bytes(self) -> int:
+        return self.counters * 8 + self.data_rings * self.slots * self.slot + self.nodes.R * self.meta_slot
+
+
+class SharedMemory:
+    """The memory of one group. `name` is what other processes attach by while its maker lives."""
+
+    def __init__(self, layout: Layout, name: str | None = None):
+        self.layout, size = layout, layout.bytes * layout.nodes.R
+        if name is None:
+            descriptor = os.memfd_create("ttnn-moe")
+            os.ftruncate(descriptor, size)
+            self.name = f"/proc/{os.getpid()}/fd/{descriptor}"
+            self._descriptor: int | None = descriptor
+        else:
+            self.name, self._descriptor = name, None
+            descriptor = os.open(name, os.O_RDWR)
+        try:
+            if os.fstat(descriptor).st_size != size:
+                raise ContractError(
+                    "ranks disagree on the sizes of the group",
+                    got=f"{os.fstat(descriptor).st_size} bytes",
+                    expected=f"{size} bytes",
+                    remedy="give every rank the same topology, channels, slots and sizes",
+                )
+            self._map = mmap.mmap(descriptor, size)
+        finally:
+            if name is not None:
+                os.close(descriptor)
+        whole = np.frombuffer(self._map, dtype=np.uint8)
+        self.parts = whole.reshape(layout.nodes.R, layout.bytes)
+        self.words = self.parts[:, : layout.counters * 8].view(np.int64)
+
+    def detach_name(self) -> None:
+        """Once every rank has attached: no further process can."""
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+
+class SharedMemoryTransport:
+    """See transport.Transport. A store of one int64 is whole, and x86 keeps the order of stores."""
+
+    def __init__(self, memory: SharedMemory, rank: int, first: int = 0):
+        self.rank, self.R = rank, memory.layout.nodes.R
+        self._memory, self._layout = memory, memory.layout
+        if first:  # of tests: counters about to wrap around
+            start = Layout.WORDS
+            memory.words[rank, start : start + 2 * self._layout.rings] = first
+
+    def _slot(self, ring: Ring, item: int) -> np.ndarray:
+        layout = self._layout
+        at = layout.counters * 8
+        if ring.meta:
+            at += layout.data_rings * layout.slots * layout.slot + ring.source * layout.meta_slot
+            size = layout.meta_slot
+        else:
+            at += (layout.index(ring, ring.source) * layout.slots + item % layout.slots) * layout.slot
+            size = layout.slot
+        return self._memory.parts[ring.target, at : at + size]
+
+    def _word(self, counter: Counter, ring: Ring) -> tuple[int, int]:
+        layout = self._layout
+        if counter is Counter.TAIL:
+            return ring.target, layout.WORDS + layout.index(ring, ring.source)
+        return ring.source, layout.WORDS + layout.rings + layout.index(ring, ring.target)
+
+    def put(self, ring: Ring, item: int, value: Tensor) -> None:
+        self._slot(ring, item)[: value.numel()] = value.numpy()
+
+    def read(self, ring: Ring, item: int) -> Tensor:
+        return torch.from_numpy(self._slot(ring, item).copy())
+
+    def publish(self, counter: Counter, ring: Ring, count: int) -> None:
+        self._memory.words[self._word(counter, ring)] = count
+
+    def counter(self, counter: Counter, ring: Ring) -> int:
+        return int(self._memory.words[self._word(counter, ring)])
+
+    def abort(self, report: Report) -> None:
+        for rank in range(self.R):
+            word = self._memory.words[rank]
+            if not word[4]:
+                word[5:9] = report
+                word[4] = 1
+
+    def aborted(self) -> Report | None:
+        word = self._memory.words[self.rank]
+        return Report(*map(int, word[5:9])) if word[4] else None
+
+    def beat(self, call: int, role: Role, ended: bool = False) -> None:
+        word = self._memory.words[self.rank]
+        word[1], word[2], word[3] = call, role, ended
+        word[0] += 1
+
+    def beats(self) -> list[tuple[int, int, int, bool]]:
+        return [(int(w[0]), int(w[1]), int(w[2]), bool(w[3])) for w in self._memory.words[:, :4]]
