@@ -109,7 +109,9 @@ class HostKernels:
             path = self.where / f"{len(_built)}.so"
             defines = {**dict(spec.defines), "KERNEL": f'"{source}"', "ENTRY": spec.entry}
             options = [f"-D{name}={value}" for name, value in defines.items()]
-            _compile("-shared", "-include", str(_prelude()), *options, str(HERE / "launch.cpp"), "-o", str(path))
+            header = _prelude()
+            options += ["-include", str(header), str(HERE / "launch.cpp"), str(header.with_name("warps.o"))]
+            _compile("-shared", "-Wl,-Bsymbolic", *options, "-o", str(path))
             _built[key] = ctypes.CDLL(str(path))
             _built[key].trace.restype = ctypes.c_char_p
         return _built[key]
@@ -121,12 +123,13 @@ _built: dict[tuple[Path, object], ctypes.CDLL] = {}
 
 @functools.cache
 def _prelude() -> Path:
-    """A precompiled header: most of a kernel's compilation is the standard library's headers."""
+    """A precompiled header, and warps.o beside it: most of a kernel's compilation is not the kernel."""
     folder = tempfile.mkdtemp()
     atexit.register(shutil.rmtree, folder)
     header = Path(folder, "emulator.h")
     header.write_text('#include "warps.h"\n')
     _compile("-x", "c++-header", str(header), "-o", f"{header}.gch")
+    _compile("-include", str(header), "-c", str(HERE / "warps.cpp"), "-o", str(header.with_name("warps.o")))
     return header
 
 

@@ -1,6 +1,7 @@
 // CUDA C++ on the host, for some blocks at a time: each thread is a fiber, collectives of a warp, of a block
 // and of a cluster make fibers wait for one another. What a GPU may do early or late is chosen: `late` copies
-// land, and products are made, when they are waited for, others at once.
+// land, and products are made, when they are waited for, others at once. warps.cpp has what no kernel needs
+// compiled with it.
 #pragma once
 
 #include <ucontext.h>
@@ -34,7 +35,7 @@ using std::min;
 struct Index {
     unsigned x = 0, y = 0, z = 0;
 };
-inline Index threadIdx, blockIdx, gridDim, blockDim;
+extern Index threadIdx, blockIdx, gridDim, blockDim;
 
 struct int4 {
     int x, y, z, w;
@@ -99,23 +100,23 @@ struct Flight {
     std::function<void()> land;
 };
 
-inline std::vector<Fiber> fibers;
-inline std::vector<Memory> memories;  // of the blocks that run
-inline std::vector<Meeting> of_warp, of_warpgroup, of_block, of_cluster;
-inline std::vector<std::array<Named, 16>> of_names;
-inline std::vector<Flight> flights;
-inline ucontext_t scheduler;
-inline int current, threads, cluster, together, shared_bytes;
-inline bool late, failed;
-inline uint64_t events;  // where it does not grow, all wait
-inline std::function<void()> kernel;
-inline std::string trace;  // what thread 0 of the blocks did, one after the other, a letter each
+extern std::vector<Fiber> fibers;
+extern std::vector<Memory> memories;  // of the blocks that run
+extern std::vector<Meeting> of_warp, of_warpgroup, of_block, of_cluster;
+extern std::vector<std::array<Named, 16>> of_names;
+extern std::vector<Flight> flights;
+extern ucontext_t scheduler;
+extern int current, threads, cluster, together, shared_bytes;
+extern bool late, failed;
+extern uint64_t events;  // where it does not grow, all wait
+extern std::function<void()> kernel;
+extern std::string trace;  // what thread 0 of the blocks did, one after the other, a letter each
+
+[[noreturn]] void fail(const char* what);
 
 inline void note(char what) {
     if (current == 0) trace += what;
 }
-
-[[noreturn]] inline void fail(const char* what) { throw std::runtime_error(what); }
 
 // Which of the blocks that run, and which of its cluster.
 inline int block() { return current / threads; }
@@ -128,22 +129,10 @@ inline void become(int fiber) {
     blockIdx.x = blockIdx.x / together * together + block();
 }
 
-inline void pause() {
-    const int me = current;
-    swapcontext(&fibers[me].context, &scheduler);
-    become(me);
-}
+// Lets the other fibers run.
+void pause();
 
-inline bool over(Meeting& meeting, unsigned generation) {
-    if (meeting.generation != generation) return true;
-    int members = 0;
-    for (int i = 0; i < meeting.count; ++i) members += !fibers[meeting.first + i].done;
-    if (meeting.arrived < members) return false;
-    meeting.arrived = 0;
-    ++meeting.generation;
-    ++events;
-    return true;
-}
+bool over(Meeting& meeting, unsigned generation);
 
 inline void await(Meeting& meeting, unsigned generation) {
     while (!over(meeting, generation)) pause();
@@ -171,91 +160,9 @@ inline void land(const Copy& copy) {
     std::memset(to + copy.bytes, 0, copy.zeros);
 }
 
-inline void enter(int fiber) {
-    become(fiber);
-    try {
-        kernel();
-        for (const auto& group : fibers[current].groups)
-            if (!group.empty()) fail("it ends before its copies");
-        if (!fibers[current].products.empty()) fail("it ends before its products");
-    } catch (const std::runtime_error& error) {
-        std::fprintf(stderr, "thread %u of block %u: %s\n", threadIdx.x, blockIdx.x, error.what());
-        failed = true;
-    }
-    fibers[current].done = true;
-    ++events;
-}
-
-inline void run_together() {
-    const int all = threads * together;
-    memories.resize(together);
-    for (Memory& memory : memories) std::memset(memory.bytes, 0xff, shared_bytes);
-    const auto meetings = [all](std::vector<Meeting>& of, int each) {
-        of.assign(all / each, {});
-        for (int i = 0; i < all / each; ++i) of[i] = {each * i, each};
-    };
-    meetings(of_warp, 32);
-    meetings(of_warpgroup, 128);
-    meetings(of_block, threads);
-    meetings(of_cluster, threads * cluster);
-    of_names.assign(together, {});
-    flights.clear();
-    fibers.resize(all);
-    for (int i = 0; i < all; ++i) {
-        Fiber& fiber = fibers[i];
-        fiber.done = false;
-        fiber.turn = 0;
-        fiber.open.clear();
-        fiber.groups.clear();
-        fiber.open_products.clear();
-        fiber.products.clear();
-        getcontext(&fiber.context);
-        fiber.context.uc_stack.ss_sp = fiber.stack.get();
-        fiber.context.uc_stack.ss_size = STACK;
-        fiber.context.uc_link = &scheduler;
-        makecontext(&fiber.context, reinterpret_cast<void (*)()>(enter), 1, i);
-    }
-    // up and down: no thread is always ahead of another
-    uint64_t seen[2] = {events, events};  // after the last two rounds
-    for (bool busy = true, up = true; busy && !failed; up = !up) {
-        busy = false;
-        for (int j = 0; j < all && !failed; ++j) {
-            const int i = up ? j : all - 1 - j;
-            if (fibers[i].done) continue;
-            busy = true;
-            become(i);
-            swapcontext(&scheduler, &fibers[i].context);
-        }
-        if (busy && seen[0] == events) {
-            std::fprintf(stderr, "all threads of block %u wait for one another\n", blockIdx.x);
-            failed = true;
-        }
-        seen[0] = seen[1];
-        seen[1] = events;
-    }
-}
-
 // A grid of blocks, some clusters at a time; shared memory holds NaN at first. False after a failure.
-inline bool run_grid(Index grid, int block, int blocks_of_cluster, int at_a_time, int bytes,
-                     bool copies_are_late, std::function<void()> body) {
-    kernel = std::move(body);
-    late = copies_are_late;
-    shared_bytes = bytes;
-    threads = block;
-    cluster = blocks_of_cluster;
-    together = at_a_time;
-    gridDim = grid;
-    blockDim.x = block;
-    failed = false;
-    trace.clear();
-    for (unsigned z = 0; z < grid.z; ++z)
-        for (unsigned y = 0; y < grid.y; ++y)
-            for (unsigned x = 0; x < grid.x && !failed; x += together) {
-                blockIdx = {x, y, z};
-                run_together();
-            }
-    return !failed;
-}
+bool run_grid(Index grid, int block, int blocks_of_cluster, int at_a_time, int bytes, bool copies_are_late,
+              std::function<void()> body);
 
 // What each fiber of the warp brings.
 template <class T>

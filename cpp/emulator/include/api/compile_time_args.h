@@ -1,9 +1,7 @@
 #pragma once
 
-#include <array>
+#include <cstddef>
 #include <cstdint>
-#include <string_view>
-#include <utility>
 
 #include "emulator/common.h"
 
@@ -11,10 +9,18 @@
 #define KERNEL_COMPILE_TIME_ARGS
 #endif
 
+// No <array> and no <string_view>: they take a quarter of a kernel's compilation.
 namespace emulator {
+template <std::size_t N>
+struct Numbers {
+    std::uint32_t values[N + 1];
+
+    constexpr std::size_t size() const { return N; }
+    constexpr std::uint32_t operator[](std::size_t i) const { return values[i]; }
+};
 template <class... Ts>
-constexpr std::array<std::uint32_t, sizeof...(Ts)> numbers(Ts... values) {
-    return {static_cast<std::uint32_t>(values)...};
+constexpr Numbers<sizeof...(Ts)> numbers(Ts... values) {
+    return {{static_cast<std::uint32_t>(values)..., 0}};
 }
 }  // namespace emulator
 constexpr auto kernel_compile_time_args = emulator::numbers(KERNEL_COMPILE_TIME_ARGS);
@@ -28,17 +34,19 @@ constexpr std::uint32_t get_ct_arg() {
 
 #ifdef KERNEL_COMPILE_TIME_ARG_MAP
 namespace emulator {
-constexpr std::pair<std::string_view, std::uint32_t> named_arguments[] = {KERNEL_COMPILE_TIME_ARG_MAP};
-}
-constexpr std::uint32_t get_named_ct_arg(std::string_view name) {
+struct Named {
+    const char* name;
+    std::uint32_t value;
+};
+constexpr Named named_arguments[] = {KERNEL_COMPILE_TIME_ARG_MAP};
+}  // namespace emulator
+constexpr std::uint32_t get_named_ct_arg(const char* name) {
     for (const auto& [known, value] : emulator::named_arguments) {
-        if (known == name) {
+        if (__builtin_strcmp(known, name) == 0) {
             return value;
         }
     }
     throw "no compile-time argument of that name";
 }
-constexpr std::uint32_t get_named_compile_time_arg_val(std::string_view name) {
-    return get_named_ct_arg(name);
-}
+constexpr std::uint32_t get_named_compile_time_arg_val(const char* name) { return get_named_ct_arg(name); }
 #endif

@@ -4,8 +4,8 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <initializer_list>
 #include <type_traits>
-#include <utility>
 
 #include "emulator/abi.h"
 

@@ -1,0 +1,128 @@
+// The scheduler of warps.h: compiled once, and linked to each kernel.
+#include "warps.h"
+
+Index threadIdx, blockIdx, gridDim, blockDim;
+
+namespace emulator {
+
+std::vector<Fiber> fibers;
+std::vector<Memory> memories;
+std::vector<Meeting> of_warp, of_warpgroup, of_block, of_cluster;
+std::vector<std::array<Named, 16>> of_names;
+std::vector<Flight> flights;
+ucontext_t scheduler;
+int current, threads, cluster, together, shared_bytes;
+bool late, failed;
+uint64_t events;
+std::function<void()> kernel;
+std::string trace;
+
+[[noreturn]] void fail(const char* what) { throw std::runtime_error(what); }
+
+void pause() {
+    const int me = current;
+    swapcontext(&fibers[me].context, &scheduler);
+    become(me);
+}
+
+bool over(Meeting& meeting, unsigned generation) {
+    if (meeting.generation != generation) return true;
+    int members = 0;
+    for (int i = 0; i < meeting.count; ++i) members += !fibers[meeting.first + i].done;
+    if (meeting.arrived < members) return false;
+    meeting.arrived = 0;
+    ++meeting.generation;
+    ++events;
+    return true;
+}
+
+namespace {
+
+void enter(int fiber) {
+    become(fiber);
+    try {
+        kernel();
+        for (const auto& group : fibers[current].groups)
+            if (!group.empty()) fail("it ends before its copies");
+        if (!fibers[current].products.empty()) fail("it ends before its products");
+    } catch (const std::runtime_error& error) {
+        std::fprintf(stderr, "thread %u of block %u: %s\n", threadIdx.x, blockIdx.x, error.what());
+        failed = true;
+    }
+    fibers[current].done = true;
+    ++events;
+}
+
+void run_together() {
+    const int all = threads * together;
+    memories.resize(together);
+    for (Memory& memory : memories) std::memset(memory.bytes, 0xff, shared_bytes);
+    const auto meetings = [all](std::vector<Meeting>& of, int each) {
+        of.assign(all / each, {});
+        for (int i = 0; i < all / each; ++i) of[i] = {each * i, each};
+    };
+    meetings(of_warp, 32);
+    meetings(of_warpgroup, 128);
+    meetings(of_block, threads);
+    meetings(of_cluster, threads * cluster);
+    of_names.assign(together, {});
+    flights.clear();
+    fibers.resize(all);
+    for (int i = 0; i < all; ++i) {
+        Fiber& fiber = fibers[i];
+        fiber.done = false;
+        fiber.turn = 0;
+        fiber.open.clear();
+        fiber.groups.clear();
+        fiber.open_products.clear();
+        fiber.products.clear();
+        getcontext(&fiber.context);
+        fiber.context.uc_stack.ss_sp = fiber.stack.get();
+        fiber.context.uc_stack.ss_size = STACK;
+        fiber.context.uc_link = &scheduler;
+        makecontext(&fiber.context, reinterpret_cast<void (*)()>(enter), 1, i);
+    }
+    // up and down: no thread is always ahead of another
+    uint64_t seen[2] = {events, events};  // after the last two rounds
+    for (bool busy = true, up = true; busy && !failed; up = !up) {
+        busy = false;
+        for (int j = 0; j < all && !failed; ++j) {
+            const int i = up ? j : all - 1 - j;
+            if (fibers[i].done) continue;
+            busy = true;
+            become(i);
+            swapcontext(&scheduler, &fibers[i].context);
+        }
+        if (busy && seen[0] == events) {
+            std::fprintf(stderr, "all threads of block %u wait for one another\n", blockIdx.x);
+            failed = true;
+        }
+        seen[0] = seen[1];
+        seen[1] = events;
+    }
+}
+
+}  // namespace
+
+bool run_grid(Index grid, int block, int blocks_of_cluster, int at_a_time, int bytes, bool copies_are_late,
+              std::function<void()> body) {
+    kernel = std::move(body);
+    late = copies_are_late;
+    shared_bytes = bytes;
+    threads = block;
+    cluster = blocks_of_cluster;
+    together = at_a_time;
+    gridDim = grid;
+    blockDim.x = block;
+    failed = false;
+    trace.clear();
+    for (unsigned z = 0; z < grid.z; ++z)
+        for (unsigned y = 0; y < grid.y; ++y)
+            for (unsigned x = 0; x < grid.x && !failed; x += together) {
+                blockIdx = {x, y, z};
+                run_together();
+            }
+    return !failed;
+}
+
+}  // namespace emulator
