@@ -16,18 +16,7 @@ import ttnn_moe
 from assertions import assert_close
 from cuda_gpus import no_host_sync
 from cuda_layers import assert_same_bits, random_routing, replays
-from mxfp4_cases import (
-    CASES,
-    FORMS,
-    GPT_OSS,
-    Case,
-    Form,
-    check_case,
-    inputs_of,
-    near_the_ends,
-    random_case,
-    random_mxfp4,
-)
+from mxfp4_cases import CALLS, GPT_OSS, Case, Form, check_case, inputs_of, near_the_ends, random_case, random_mxfp4
 from ttnn_moe import Experts, Placement, Problem, Routing
 from ttnn_moe.backend import Numerics
 from ttnn_moe.cuda.arch import Target, target_of
@@ -71,13 +60,12 @@ def _want(family: Family[Any], hidden: Tensor, routing: Routing, experts: Expert
     return oracle(hidden, routing.topk_ids, routing.topk_weights, experts, _numerics(family))
 
 
-@pytest.mark.parametrize("form", FORMS, ids=str)
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize(("case", "form"), CALLS, ids=str)
 def test_a_call_is_within_the_bound(case: Case, form: Form, family: Family[Any]) -> None:
     check_case(case, form, _numerics(family))
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", range(40))
 def test_random_draw(seed: int, family: Family[Any]) -> None:
     case, form = random_case(seed)
     check_case(case, form, _numerics(family))

@@ -116,6 +116,10 @@ CASES = (
 )
 
 
+CALLS = [(case, form) for case in CASES for form in FORMS if case.E * case.H * case.I < 1 << 26 or form in FORMS[:2]]
+"""Every form on all cases but the largest, which have two."""
+
+
 def random_case(seed: int) -> tuple[Case, Form]:
     """Sizes that are multiples of 32, and any form."""
     rng = random.Random(seed)
