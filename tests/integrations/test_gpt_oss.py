@@ -33,7 +33,9 @@ def load(folder: Path, dtype: torch.dtype = torch.float32, experts: str | None =
 
 
 def dequantised(folder: Path, dtype: torch.dtype = torch.float32) -> Any:
-    return load(folder, dtype, "eager", quantization_config=transformers.Mxfp4Config(dequantize=True))
+    """MXFP4 weights are exact in bf16, which older versions dequantise to whatever the dtype asked for."""
+    model = load(folder, torch.bfloat16, "eager", quantization_config=transformers.Mxfp4Config(dequantize=True))
+    return model.to(dtype)
 
 
 def logits(model: nn.Module, inputs: dict[str, Tensor]) -> Tensor:

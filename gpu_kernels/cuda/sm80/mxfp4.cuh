@@ -37,7 +37,8 @@ struct Factor {
     }
 };
 
-__device__ __forceinline__ bool is_large(u32 scales) { return (scales & 0x80u) != 0; }
+// Whether one of four scales is.
+__device__ __forceinline__ bool is_large(u32 scales) { return (scales & 0x80808080u) != 0; }
 
 // Pairs 0 .. 3 of a word, times their scale.
 template <bool LARGE>

@@ -22,9 +22,14 @@ __device__ __forceinline__ void load_column(uint4* x, const u16* from, int chann
     }
 }
 
-// Scales of runs of rows, which begin at multiples of 8 bytes, one run after the other.
-__device__ __forceinline__ void load_scales(u64* to, const u64* from, int units, int thread, int threads) {
-    for (int i = thread; i < units; i += threads) to[i] = from[i];
+// Scales of a run of rows, which begins at a multiple of 8 bytes. Whether one of them is large.
+__device__ __forceinline__ bool load_scales(u64* to, const u64* from, int units, int thread, int threads) {
+    u64 all = 0;
+    for (int i = thread; i < units; i += threads) {
+        to[i] = from[i];
+        all |= from[i];
+    }
+    return is_large(static_cast<u32>(all >> 32) | static_cast<u32>(all));
 }
 
 struct Column {
@@ -51,50 +56,61 @@ struct Column {
         for (int j = 0; j < UNROLL; ++j) load(j, words[j]);
     }
 
+    // What a chunk takes from shared memory.
+    struct Operands {
+        uint4 b[4];
+        u32 scales[ROW_TILES][2];
+    };
+    __device__ __forceinline__ Operands operands(int c, const unsigned char* scales, int high_scales,
+                                                 int tile_scales, const uint4* x) const {
+        const int t = threadIdx.x % 4, group = min(4 * c + t, groups - 1);
+        const uint4* from = x + group / 4 * 16 + t;
+        Operands out;
+#pragma unroll
+        for (int i = 0; i < 4; ++i) out.b[i] = from[4 * i];
+#pragma unroll
+        for (int m = 0; m < ROW_TILES; ++m)
+#pragma unroll
+            for (int h = 0; h < 2; ++h) out.scales[m][h] = scales[m * tile_scales + h * high_scales + group];
+        return out;
+    }
+
     template <bool LARGE>
-    __device__ __forceinline__ void multiply_chunk(float (&sums)[ROW_TILES][2][4],
-                                                   const uint4 (&rows)[ROW_TILES][2],
-                                                   const u32 (&scales)[ROW_TILES][2], const uint4* x) const {
+    __device__ __forceinline__ static void multiply_chunk(float (&sums)[ROW_TILES][2][4],
+                                                          const uint4 (&rows)[ROW_TILES][2],
+                                                          const Operands& with) {
         Factor by[ROW_TILES][2];
 #pragma unroll
         for (int m = 0; m < ROW_TILES; ++m)
 #pragma unroll
-            for (int h = 0; h < 2; ++h) by[m][h] = Factor::of<LARGE>(scales[m][h]);
+            for (int h = 0; h < 2; ++h) by[m][h] = Factor::of<LARGE>(with.scales[m][h]);
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            const uint4 b = x[4 * i];
+        for (int i = 0; i < 4; ++i)
 #pragma unroll
             for (int m = 0; m < ROW_TILES; ++m)
                 multiply_word<LARGE, 1>(&sums[m][i % 2], word_of(rows[m][0], i), word_of(rows[m][1], i),
-                                        by[m][0], by[m][1], &b);
-        }
+                                        by[m][0], by[m][1], &with.b[i]);
     }
 
     // scales: of this lane's row of tile 0; high_scales, tile_scales: bytes to other rows. sums of rows lane /
-    // 4 and lane / 4 + 8.
+    // 4 and lane / 4 + 8. LARGE: whether a scale of the block is large.
+    template <bool LARGE>
     __device__ __forceinline__ void multiply(float (&sums)[ROW_TILES][2], const unsigned char* scales,
                                              int high_scales, int tile_scales, const uint4* x) {
-        const int t = threadIdx.x % 4;
         float all[ROW_TILES][2][4] = {};
-        for (int i = 0; 4 * (first + step * i) < groups; i += UNROLL)
+        if (4 * first < groups) {
+            Operands next = operands(first, scales, high_scales, tile_scales, x);
+            for (int i = 0; 4 * (first + step * i) < groups; i += UNROLL)
 #pragma unroll
-            for (int j = 0; j < UNROLL; ++j) {
-                const int c = first + step * (i + j);
-                if (4 * c >= groups) break;
-                u32 s[ROW_TILES][2], any = 0;
-#pragma unroll
-                for (int m = 0; m < ROW_TILES; ++m)
-#pragma unroll
-                    for (int h = 0; h < 2; ++h) {
-                        s[m][h] = scales[m * tile_scales + h * high_scales + min(4 * c + t, groups - 1)];
-                        any |= s[m][h];
-                    }
-                if (__ballot_sync(~0u, is_large(any)))
-                    multiply_chunk<true>(all, words[j], s, x + 16 * c + t);
-                else
-                    multiply_chunk<false>(all, words[j], s, x + 16 * c + t);
-                load(i + j + UNROLL, words[j]);
-            }
+                for (int j = 0; j < UNROLL; ++j) {
+                    const int c = first + step * (i + j);
+                    if (4 * c >= groups) break;
+                    const Operands now = next;
+                    next = operands(c + step, scales, high_scales, tile_scales, x);
+                    multiply_chunk<LARGE>(all, words[j], now);
+                    load(i + j + UNROLL, words[j]);
+                }
+        }
 #pragma unroll
         for (int m = 0; m < ROW_TILES; ++m) {
             sums[m][0] = all[m][0][0] + all[m][1][0];

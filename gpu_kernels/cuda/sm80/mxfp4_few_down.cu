@@ -58,16 +58,20 @@ extern "C" __global__ void __launch_bounds__(32 * K * SPLIT)
     column.step = SPLIT;
     column.start();
     const int thread = part * 32 + lane;  // of those of this pair
+    bool large = false;
     if (e >= 0)
-        load_scales(own_scales, reinterpret_cast<const u64*>(scales + first_row * groups), ROWS / 8 * groups,
-                    thread, 32 * SPLIT);
+        large = load_scales(own_scales, reinterpret_cast<const u64*>(scales + first_row * groups),
+                            ROWS / 8 * groups, thread, 32 * SPLIT);
     wait_for_predecessor();
     let_successor_start();
     if (e >= 0) load_column(x, act + static_cast<u64>(pair) * I, I, thread, 32 * SPLIT);
-    __syncthreads();
+    large = __syncthreads_or(large);
     float sums[ROW_TILES][2];
-    column.multiply(sums, reinterpret_cast<const unsigned char*>(own_scales) + lane / 4 * groups, 8 * groups,
-                    16 * groups, x);
+    const unsigned char* of_lane = reinterpret_cast<const unsigned char*>(own_scales) + lane / 4 * groups;
+    if (large)
+        column.multiply<true>(sums, of_lane, 8 * groups, 16 * groups, x);
+    else
+        column.multiply<false>(sums, of_lane, 8 * groups, 16 * groups, x);
     if (lane % 4 == 0) {
         const float weight = e >= 0 ? weights[pair] : 0.0f;
 #pragma unroll

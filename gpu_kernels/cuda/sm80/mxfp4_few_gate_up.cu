@@ -49,15 +49,20 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS)
     column.start();
     // in memory the rows are one run, or gate rows and up rows
     const int runs = row_step == 2 ? 1 : 2, units = ROWS / 8 * groups / runs;
+    bool large = false;
     for (int run = 0; run < runs; ++run)
-        load_scales(own_scales + run * units,
-                    reinterpret_cast<const u64*>(scales + (first_row + run * up_rows) * groups), units,
-                    threadIdx.x, 32 * WARPS);
+        large |= load_scales(own_scales + run * units,
+                             reinterpret_cast<const u64*>(scales + (first_row + run * up_rows) * groups), units,
+                             threadIdx.x, 32 * WARPS);
     load_column(x, hidden + static_cast<u64>(pair / K) * H, H, threadIdx.x, 32 * WARPS);
-    __syncthreads();
+    large = __syncthreads_or(large);
     float sums[ROW_TILES][2];
-    column.multiply(sums, reinterpret_cast<const unsigned char*>(own_scales) + lane / 4 * row_step * groups,
-                    (runs == 1 ? 1 : ROWS / 2) * groups, 8 * row_step * groups, x);
+    const unsigned char* of_lane = reinterpret_cast<const unsigned char*>(own_scales) + lane / 4 * row_step * groups;
+    const int high_scales = (runs == 1 ? 1 : ROWS / 2) * groups, tile_scales = 8 * row_step * groups;
+    if (large)
+        column.multiply<true>(sums, of_lane, high_scales, tile_scales, x);
+    else
+        column.multiply<false>(sums, of_lane, high_scales, tile_scales, x);
     if (lane % 4 == 0)
 #pragma unroll
         for (int m = 0; m < ROW_TILES; ++m) {

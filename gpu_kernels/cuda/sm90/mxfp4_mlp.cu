@@ -20,14 +20,14 @@
 // H and I are multiples of 32; a unit is 128. A box of a tensor map is 256 channels by 128 rows, swizzled by
 // 128 bytes; of gate_up by 16 gate rows of each 32 of 128, and the up rows of the same channels.
 //
-// Threads: 128 * (1 + GROUPS): a producer warpgroup, GROUPS consumer warpgroups. Blocks: one per multiprocessor.
+// Threads: 128 * (1 + GROUPS): a producer warpgroup, GROUPS consumer warpgroups. Blocks: BLOCKS per multiprocessor.
 // A work item is a tile times WEIGHT_ROWS rows of its expert's weights; items.cuh says how blocks claim them.
 // A down item starts when the activations of its tile are complete. The items that make them were claimed
 // earlier and wait for nothing, so no deadlock is possible. Weights are the M side: a warp reads their bytes
 // from shared memory and makes fragments of them. The rows of a tile are the N side: N is their number rounded
 // up, at most MAX_N. READ_ONCE: weights are evicted from L2 first.
 //
-// Shared memory: WEIGHT_STAGES * (WEIGHT_ROWS x 256 channels), ROW_STAGES * (MAX_N rows x 128 channels), the
+// Shared memory: WEIGHT_STAGES * (WEIGHT_ROWS x 256 channels), ROW_STAGES * (MAX_N rows x ROW_UNITS x 128 channels), the
 // scales of two items, two output buffers per consumer warpgroup, items, barriers. Weights and scales come
 // through the copy engine; rows come through cp.async, since they are scattered.
 // Producer: routing_sort, mxfp4_order. Consumer: combine.
@@ -45,11 +45,17 @@
 #ifndef GROUPS
 #define GROUPS 2
 #endif
+#ifndef BLOCKS
+#define BLOCKS 1  // resident, a multiprocessor
+#endif
 #ifndef WEIGHT_STAGES
 #define WEIGHT_STAGES 2
 #endif
 #ifndef ROW_STAGES
 #define ROW_STAGES 2
+#endif
+#ifndef ROW_UNITS
+#define ROW_UNITS 1
 #endif
 #ifndef SCALE_BYTES
 #define SCALE_BYTES 11520  // of the scales of an item
@@ -62,17 +68,20 @@
 #endif
 static_assert(MAX_N % 16 == 0 && MAX_N <= 192, "rows of a tile");
 static_assert(WEIGHT_ROWS == 128 || WEIGHT_ROWS == 256, "rows of weights of an item");
+static_assert(ROW_UNITS == 1 || ROW_UNITS == 2, "units of a stage of rows");
 static_assert(WEIGHT_ROWS % (64 * GROUPS) == 0, "64 rows each");
 
 constexpr int PARTS = WEIGHT_ROWS / 64 / GROUPS;  // products of 64 weight rows a warpgroup
 constexpr int BOXES = WEIGHT_ROWS / 128, BOX_BYTES = 128 * 128;
 constexpr int WEIGHT_BYTES = BOXES * BOX_BYTES;  // of a stage of weights
 constexpr int HALF_BYTES = MAX_N * 128;          // rows of 64 channels
-constexpr int ROW_BYTES = 2 * HALF_BYTES;        // of a stage of rows
+constexpr int ROW_BYTES = 2 * ROW_UNITS * HALF_BYTES;  // of a stage of rows
 constexpr int PIECE_BYTES = 2048 * PARTS;
 constexpr int RANGE = WEIGHT_ROWS / 8;  // gate rows of an item in each 32
 constexpr int GATHER_WARPS = 3;
 constexpr int CONSUMERS = 4 * GROUPS;  // warps
+constexpr int PRODUCER_REGISTERS = BLOCKS == 2 ? 56 : GROUPS == 2 ? 88 : 80;
+constexpr int CONSUMER_REGISTERS = BLOCKS == 2 ? 88 : GROUPS == 2 ? 208 : 96;
 
 struct Shared {
     u32 weights, rows, scales, pieces, weights_full, weights_empty, rows_full, rows_empty, scales_full,
@@ -101,7 +110,7 @@ struct Shared {
         }
         for (int i = 0; i < ROW_STAGES; ++i) {
             barrier_init(rows_full + 8 * i, 32 * GATHER_WARPS);
-            barrier_init(rows_empty + 8 * i, GROUPS);
+            barrier_init(rows_empty + 8 * i, CONSUMERS);
         }
         for (int i = 0; i < 2; ++i) {
             barrier_init(scales_full + 8 * i, 1);
@@ -214,11 +223,12 @@ __device__ __forceinline__ void load_rows(const Shared& shared, const u16* hidde
         }
         if (item.kind == DOWN) wait_for_tile(work.tiles + item.tile, GROUPS * work.gate_up_blocks);
         const uint4* from = reinterpret_cast<const uint4*>(item.kind == DOWN ? act : hidden) + chunk;
-        for (int unit = 0; unit < units; ++unit) {
+        for (int unit = 0; unit < units; unit += ROW_UNITS) {
             barrier_wait(shared.rows_empty + 8 * turn.at, turn.parity ^ 1);
             u32 to = shared.rows + turn.at * ROW_BYTES + row_of_lane * 128;
 #pragma unroll
-            for (int half = 0; half < 2; ++half, from += 8, to += HALF_BYTES) {
+            for (int half = 0; half < 2 * ROW_UNITS; ++half, from += 8, to += HALF_BYTES) {
+                if (half == 2 && unit + 1 == units) break;
 #pragma unroll
                 for (int j = 0; j < COPIES; ++j)
                     if (j < copies) copy_16(to + j * STRIDE * 128 + (j % 2 ? odd : even), from + sources[j]);
@@ -272,8 +282,9 @@ struct Place {
     }
 };
 
-__device__ __forceinline__ void release(u32 barrier, int each) {
-    if (threadIdx.x % each == 0) barrier_arrive(barrier);
+// By each warp.
+__device__ __forceinline__ void release(u32 barrier) {
+    if (threadIdx.x % 32 == 0) barrier_arrive(barrier);
 }
 
 struct Turns {
@@ -282,22 +293,22 @@ struct Turns {
     Turn<2> scales;
 };
 
-// The bytes and factors of one unit of weights.
+// The bytes and factors of one unit of weights. Words of the next unit come once those of this one are used.
 struct Bytes {
     u32 words[PARTS][2][4], factors[PARTS][2], scales[PARTS][2];
 
-    __device__ __forceinline__ void load(u32 weights, u32 scale_bytes, const Place& place, int pitch, int unit) {
+    // Words 2 `half` and the next.
+    __device__ __forceinline__ void load(u32 weights, const Place& place, int half) {
 #pragma unroll
         for (int part = 0; part < PARTS; ++part)
 #pragma unroll
             for (int i = 0; i < 2; ++i) {
-                const u32 from = weights + place.weights + part * place.part + i * place.second;
-                const uint4 four = load_16(from ^ unit % 2 * 64);
-                words[part][i][0] = four.x;
-                words[part][i][1] = four.y;
-                words[part][i][2] = four.z;
-                words[part][i][3] = four.w;
+                const uint2 two = load_8(weights + part * place.part + i * place.second + 8 * half);
+                words[part][i][2 * half] = two.x;
+                words[part][i][2 * half + 1] = two.y;
             }
+    }
+    __device__ __forceinline__ void load_scales(u32 from, const Place& place, int pitch, int unit) {
         // past the last channel there are weights of 0, and no scale
         const int group = min(4 * unit + static_cast<int>(threadIdx.x % 4), pitch - 1);
 #pragma unroll
@@ -305,20 +316,22 @@ struct Bytes {
 #pragma unroll
             for (int i = 0; i < 2; ++i) {
                 const int row = place.scales + part * place.part_scale + i * place.second_scale;
-                scales[part][i] = load_byte(scale_bytes + row * pitch + group);
+                scales[part][i] = load_byte(from + row * pitch + group);
             }
     }
-    // Whether some scale is 128 or more; for the whole warp.
+    // What fragments need of the scales that were loaded. True, for the whole warp, if some scale is 128 or
+    // more: then `factors` are the scales, since two factors may be needed.
     __device__ __forceinline__ bool large() {
         u32 any = 0;
 #pragma unroll
+        for (int part = 0; part < PARTS; ++part) any |= scales[part][0] | scales[part][1];
+        const bool large = __ballot_sync(~0u, any & 128) != 0;
+#pragma unroll
         for (int part = 0; part < PARTS; ++part)
 #pragma unroll
-            for (int i = 0; i < 2; ++i) {
-                any |= scales[part][i];
-                factors[part][i] = factor(scales[part][i]);
-            }
-        return __ballot_sync(~0u, any & 128) != 0;
+            for (int i = 0; i < 2; ++i)
+                factors[part][i] = large ? scales[part][i] : factor(scales[part][i]);
+        return large;
     }
 };
 
@@ -326,45 +339,45 @@ struct Bytes {
 struct Fragments {
     u32 words[PARTS][2][4];
 
-    __device__ __forceinline__ void make(const Bytes& bytes, int i, bool large) {
+    template <bool LARGE>
+    __device__ __forceinline__ void make(const Bytes& bytes, int i) {
 #pragma unroll
         for (int part = 0; part < PARTS; ++part)
 #pragma unroll
             for (int row = 0; row < 2; ++row) {
                 u32 four[4];
                 spread(bytes.words[part][row][i], four);
+                const u32 given = bytes.factors[part][row];
 #pragma unroll
                 for (int j = 0; j < 4; ++j) {
                     u32& word = words[part][j / 2][j % 2 * 2 + row];
-                    word = multiply_pairs(four[j], bytes.factors[part][row]);
+                    word = multiply_pairs(four[j], LARGE ? factor(given) : given);
+                    if (LARGE) word = multiply_pairs(word, rest_of(given));
                 }
-            }
-        if (!large) return;
-#pragma unroll
-        for (int part = 0; part < PARTS; ++part)
-#pragma unroll
-            for (int j = 0; j < 8; ++j) {
-                u32& word = words[part][j / 4][j % 4];
-                word = multiply_pairs(word, rest_of(bytes.scales[part][j % 2]));
             }
     }
 };
 
-// Two steps of the smallest N that holds the rows; sums past it are unchanged. Each N in a loop of its own would
-// take registers of its own for fragments.
-template <int N>
+// Two steps of the smallest N of LEAST .. MOST, a multiple of 16, that holds the rows; sums past it are
+// unchanged. Each N in a loop of its own would take registers of its own for fragments.
+template <int LEAST, int MOST>
 __device__ __forceinline__ void products(Sums& sums, const Fragments& fragments, u64 b, bool add, int rows) {
-    if constexpr (N < MAX_N) {
-        if (rows > N) return products<N + (N < 32 ? 8 : 16)>(sums, fragments, b, add, rows);
+    if constexpr (LEAST < MOST) {
+        constexpr int MIDDLE = (LEAST + MOST) / 32 * 16;
+        if (rows <= MIDDLE)
+            products<LEAST, MIDDLE>(sums, fragments, b, add, rows);
+        else
+            products<MIDDLE + 16, MOST>(sums, fragments, b, add, rows);
+    } else {
+        products_begin();
+#pragma unroll
+        for (int step = 0; step < 2; ++step)
+#pragma unroll
+            for (int part = 0; part < PARTS; ++part)
+                product_of_registers<MOST>(sums[part], fragments.words[part][step],
+                                           advance(b, step * OPERAND_STEP), add || step > 0);
+        products_commit();
     }
-    products_begin();
-#pragma unroll
-    for (int step = 0; step < 2; ++step)
-#pragma unroll
-        for (int part = 0; part < PARTS; ++part)
-            product_of_registers<N>(sums[part], fragments.words[part][step], b + step * OPERAND_STEP,
-                                    add || step > 0);
-    products_commit();
 }
 
 __device__ __forceinline__ void multiply(const Shared& shared, Turns& turns, Sums& sums, const Item& item,
@@ -374,35 +387,59 @@ __device__ __forceinline__ void multiply(const Shared& shared, Turns& turns, Sum
     const u32 scales = shared.scales + turns.scales.at * SCALE_BYTES;
     Fragments fragments[2];
     Bytes bytes;
+    bool large = false;
+    u64 rows = 0;
     int before = -1;
     barrier_wait(shared.scales_full + 8 * turns.scales.at, turns.scales.parity);
-    for (int unit = 0; unit < units; ++unit) {
-        if (unit % 2 == 0) barrier_wait(shared.weights_full + 8 * turns.weights.at, turns.weights.parity);
-        bytes.load(shared.weights + turns.weights.at * WEIGHT_BYTES, scales, place, pitch, unit);
-        if (unit % 2 || unit == units - 1) {
-            __syncwarp();
-            release(shared.weights_empty + 8 * turns.weights.at, 32);
-            turns.weights.next();
-        }
-        const bool large = bytes.large();
-        barrier_wait(shared.rows_full + 8 * turns.rows.at, turns.rows.parity);
-        fence_async_proxy();  // rows were written through the generic proxy
-        const u32 rows = shared.rows + turns.rows.at * ROW_BYTES;
+    barrier_wait(shared.weights_full + 8 * turns.weights.at, turns.weights.parity);
+    u32 weights = shared.weights + turns.weights.at * WEIGHT_BYTES + place.weights;
+    bytes.load_scales(scales, place, pitch, 0);
+    bytes.load(weights, place, 0);
+    bytes.load(weights, place, 1);
+    for (int first = 0; first < units; first += ROW_UNITS) {
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {
+        for (int i = 0; i < 4 * ROW_UNITS; ++i) {
+            const int unit = first + i / 4;
+            const bool second = ROW_UNITS == 2 ? i >= 4 : unit % 2;  // of a stage of weights
+            if (i == 4 && unit >= units) break;
+            if (i % 4 == 0) large = bytes.large();
             products_wait<1>();  // those that read the same fragments
-            if (i == 1 && before >= 0) release(shared.rows_empty + 8 * before, 128);
-            fragments[i % 2].make(bytes, i, large);
-            const u64 b = operand(rows + i / 2 * HALF_BYTES) + i % 2 * 2 * OPERAND_STEP;
-            products<8>(sums, fragments[i % 2], b, unit + i > 0, item.rows);
+            if (i == 1) {
+                if (before >= 0) release(shared.rows_empty + 8 * before);
+                before = turns.rows.at;
+                turns.rows.next();
+            }
+            if (large)
+                fragments[i % 2].make<true>(bytes, i % 4);
+            else
+                fragments[i % 2].make<false>(bytes, i % 4);
+            if (i == 0) {
+                barrier_wait(shared.rows_full + 8 * turns.rows.at, turns.rows.parity);
+                fence_async_proxy();  // rows were written through the generic proxy
+                rows = operand(shared.rows + turns.rows.at * ROW_BYTES);
+            }
+            const u32 at = i / 2 * (HALF_BYTES / 16) + i % 2 * 2 * OPERAND_STEP;
+            products<16, MAX_N>(sums, fragments[i % 2], advance(rows, at), first + i > 0, item.rows);
+            // words i - 1 and i were used: those of the next unit take their place
+            if (i % 2 && unit + 1 < units) {
+                if (i % 4 == 1 && second) {
+                    barrier_wait(shared.weights_full + 8 * turns.weights.at, turns.weights.parity);
+                    weights = shared.weights + turns.weights.at * WEIGHT_BYTES + place.weights;
+                }
+                bytes.load(second ? weights : weights ^ 64, place, i % 4 / 2);
+                if (i % 4 == 1) bytes.load_scales(scales, place, pitch, unit + 1);
+            }
+            if (i % 4 == 3 && !second) {  // all of a stage of weights was read
+                __syncwarp();
+                release(shared.weights_empty + 8 * turns.weights.at);
+                turns.weights.next();
+            }
         }
-        before = turns.rows.at;
-        turns.rows.next();
     }
     products_wait<0>();
-    release(shared.rows_empty + 8 * before, 128);
     __syncwarp();
-    release(shared.scales_empty + 8 * turns.scales.at, 32);
+    release(shared.rows_empty + 8 * before);
+    release(shared.scales_empty + 8 * turns.scales.at);
     turns.scales.next();
 }
 
@@ -501,7 +538,7 @@ __device__ __forceinline__ void write(const Shared& shared, const Sums& sums, co
     if (!DOWN && thread == 0) add_release(done, 1);
 }
 
-extern "C" __global__ void __launch_bounds__(128 * (1 + GROUPS), 1)
+extern "C" __global__ void __launch_bounds__(128 * (1 + GROUPS), BLOCKS)
     mxfp4_mlp(const __grid_constant__ TensorMap gate_up, const __grid_constant__ TensorMap down,
               const unsigned char* gate_up_scales, const unsigned char* down_scales, const u16* gate_up_bf16,
               const float* gate_up_fp32, const u16* down_bf16, const float* down_fp32, const u16* hidden,
@@ -518,12 +555,12 @@ extern "C" __global__ void __launch_bounds__(128 * (1 + GROUPS), 1)
 
     const Work work(tiles, *num_tiles, units_of(I) * 2 / BOXES, (H + WEIGHT_ROWS - 1) / WEIGHT_ROWS, H, I);
     if (threadIdx.x < 128) {
-        give_registers<GROUPS == 2 ? 88 : 56>();
+        give_registers<PRODUCER_REGISTERS>();
         if (threadIdx.x == 0)
             load_weights(shared, &gate_up, &down, gate_up_scales, down_scales, work, num_tiles + 1);
         if (threadIdx.x >= 32) load_rows(shared, hidden, act, row_tokens, work);
     } else {
-        take_registers<GROUPS == 2 ? 208 : 104>();
+        take_registers<CONSUMER_REGISTERS>();
         Turns turns;
         Turn<SLOTS> slot;
         Sums sums;

@@ -169,6 +169,12 @@ __device__ __forceinline__ uint4 load_16(u32 from) {
     return words;
 }
 
+__device__ __forceinline__ uint2 load_8(u32 from) {
+    uint2 words;
+    asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(words.x), "=r"(words.y) : "r"(from) : "memory");
+    return words;
+}
+
 __device__ __forceinline__ u32 load_byte(u32 from) {
     u32 byte;
     asm volatile("ld.shared.u8 %0, [%1];" : "=r"(byte) : "r"(from) : "memory");

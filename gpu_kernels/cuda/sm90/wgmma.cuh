@@ -13,6 +13,11 @@ __device__ __forceinline__ u64 operand(u32 address) {
 // Advance by 16 elements along K.
 constexpr u64 OPERAND_STEP = 2;
 
+// A descriptor further on, in units of 16 bytes: the address is in the low word, and stays there.
+__device__ __forceinline__ u64 advance(u64 operand, u32 by) {
+    return (operand & 0xffffffff00000000) | (static_cast<u32>(operand) + by);
+}
+
 // B in MN-major order: a row of 128 bytes holds 64 columns of one element of K, swizzled as above. The next
 // 64 columns follow after `next` bytes.
 __device__ __forceinline__ u64 columns(u32 address, u32 next) {

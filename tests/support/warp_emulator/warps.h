@@ -278,6 +278,15 @@ inline void __syncthreads() {
     emulator::note('|');
     emulator::wait(emulator::of_block[emulator::block()]);
 }
+inline int __syncthreads_or(int vote) {
+    emulator::fibers[emulator::current].words[0] = vote != 0;
+    __syncthreads();
+    bool any = false;
+    for (int i = 0; i < emulator::threads; ++i)
+        any |= emulator::fibers[emulator::block() * emulator::threads + i].words[0] != 0;
+    __syncthreads();
+    return any;
+}
 inline void __syncwarp() { emulator::meet_warp(); }
 inline float __int_as_float(int word) { return std::bit_cast<float>(word); }
 inline float __uint_as_float(uint32_t word) { return std::bit_cast<float>(word); }

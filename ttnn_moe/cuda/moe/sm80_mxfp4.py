@@ -16,7 +16,7 @@ from ..jit.load import Launch
 from . import sort
 from .cuda_cpp import launches_of
 from .family import Call
-from .mxfp4_few import activation_defines, gate_up_rows, mxfp4_limits, weight_pointers
+from .mxfp4_few import CHUNK, activation_defines, gate_up_rows, mxfp4_limits, weight_pointers
 from .pairs import rows_an_expert
 from .sorted import Sorted, SortedPlan
 from .uses import Use, pointer
@@ -29,14 +29,16 @@ class NarrowTile:
     """Sizes of mxfp4_narrow.cu.
 
     Attributes:
-        warps, max_n: warps of a block, which share the channels; rows of a tile at most.
-        depth: chunks of 128 channels in a warp's ring. blocks: resident blocks a multiprocessor, at least.
+        warps, max_n: warps of a block, 16 weight rows each; rows of a tile at most.
+        chunks, depth: chunks of 128 channels in a stage, stages of a warp's ring.
+        blocks: resident blocks a multiprocessor, at least.
     """
 
     warps: int
     max_n: int
+    chunks: int
     depth: int
-    blocks: int
+    blocks: int = 1
 
     granule = 4
     read_once = True
@@ -47,11 +49,14 @@ class NarrowTile:
 
     @property
     def shared_memory(self) -> int:
-        """Without scales."""
-        return self.warps * (self.depth * (4096 + 256 * self.max_n) + self.max_n * 272) + ITEMS
+        """Without what a problem's sizes add."""
+        return self.warps * self.depth * self.chunks * 1024 + ITEMS
 
     def memory(self, problem: Problem) -> int:
-        return self.shared_memory + 4 * max(problem.H, problem.I)
+        """Bytes of a block."""
+        channels = max(problem.H, problem.I)
+        rows, scales = self.max_n * ceil_div(channels, CHUNK) * 2 * CHUNK, self.warps * channels // 2
+        return self.shared_memory + 2 * (rows + scales)
 
 
 @dataclass(frozen=True)
@@ -94,11 +99,12 @@ AnyTile = NarrowTile | WideTile
 
 # rows an expert gets on average, at most -> tile
 _TILES: tuple[tuple[float, AnyTile], ...] = (
-    (5, NarrowTile(4, 8, 2, 3)),
-    (12, NarrowTile(4, 16, 2, 2)),
+    (3, NarrowTile(16, 4, 2, 3)),
+    (6, NarrowTile(16, 8, 2, 2)),
     (40, WideTile(4, 1, 48, 3, blocks=2, read_once=True)),
     (float("inf"), WideTile(4, 2, 96, 3)),
 )
+_LEAST = WideTile(4, 1, 48, 2)  # fits every architecture
 
 
 class Sm80Mxfp4(Sorted[AnyTile]):
@@ -117,7 +123,8 @@ class Sm80Mxfp4(Sorted[AnyTile]):
 
     def tile(self, problem: Problem, arch: Arch) -> AnyTile:
         rows = rows_an_expert(problem)
-        return next(tile for most, tile in _TILES if rows <= most)
+        able = (tile for most, tile in _TILES if rows <= most and tile.memory(problem) <= arch.shared_memory)
+        return next(able, _LEAST)
 
     def uses(self, plan: SortedPlan[AnyTile], ids64: bool, add: bool) -> tuple[Use, ...]:
         *sorts, product, combine = super().uses(plan, ids64, add)

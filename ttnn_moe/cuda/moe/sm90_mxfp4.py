@@ -35,7 +35,9 @@ class Mxfp4Tile:
 
     Attributes:
         max_n, weight_rows: rows of a tile at most; weight rows of an item.
-        groups: warpgroups that multiply. weight_stages, row_stages: stages of 256 and of 128 channels.
+        groups: warpgroups that multiply. weight_stages, row_stages: stages of 256 channels, and of row_units * 128.
+        row_units: of 128 channels, in a stage of rows.
+        blocks: resident, a multiprocessor.
         read_once: L2 evicts weights first, and drops each expert output that combine has read.
         scale_bytes: of the scales of an item, at most.
     """
@@ -46,11 +48,13 @@ class Mxfp4Tile:
     weight_stages: int
     row_stages: int
     read_once: bool = False
+    blocks: int = 1
+    row_units: int = 1
     scale_bytes: int = 0
 
     @property
     def granule(self) -> int:
-        return 8 if self.max_n <= 32 else 16
+        return 16
 
     @property
     def threads(self) -> int:
@@ -58,7 +62,7 @@ class Mxfp4Tile:
 
     @property
     def shared_memory(self) -> int:
-        stages = self.weight_stages * self.weight_rows * UNIT + self.row_stages * self.max_n * 2 * UNIT
+        stages = self.weight_stages * self.weight_rows * UNIT + self.row_stages * self.row_units * self.max_n * 2 * UNIT
         barriers = 16 * (self.weight_stages + self.row_stages) + 32 + 4 * 16 + 16 + 4 * 32
         return _ALIGNMENT + stages + 64 * self.weight_rows + 2 * self.scale_bytes + barriers
 
@@ -124,7 +128,7 @@ class Sm90Mxfp4(Sorted[Mxfp4Tile]):
 
     def bind_product(self, plan: SortedPlan[Mxfp4Tile], use: Use, device: int) -> Launch:
         sizes = plan.problem.H, plan.problem.I
-        return use.bind(device, (gpu(device).multiprocessors,), plan.tile.threads, *sizes)
+        return use.bind(device, (plan.tile.blocks * gpu(device).multiprocessors,), plan.tile.threads, *sizes)
 
     def launch(self, plan: SortedPlan[Mxfp4Tile], call: Call, buffers: tuple[Tensor, ...]) -> None:
         (order, *sorts, product, combine), routing, words = launches_of(self, plan, call), call.routing, plan.words
@@ -156,7 +160,7 @@ def fitted(tile: Mxfp4Tile, problem: Problem, arch: Arch) -> Mxfp4Tile:
     wide = max(problem.H, problem.I) // GROUP
     # the combine drops lines of 128 bytes
     tile = replace(tile, scale_bytes=tile.weight_rows * wide, read_once=tile.read_once and problem.H % 64 == 0)
-    while tile.shared_memory > arch.shared_memory:
+    while tile.blocks * (tile.shared_memory + 1024) > arch.shared_memory + 1024:
         if tile.row_stages > 3:
             tile = replace(tile, row_stages=tile.row_stages - 1)
         elif tile.weight_stages > 2:

@@ -106,11 +106,11 @@ class Quantizer(Mxfp4HfQuantizer):
     def get_weight_conversions(self) -> list[Any]:
         return [] if self.packed else super().get_weight_conversions()
 
-    def update_weight_conversions(self, weight_conversions: list[Any], model: Any) -> list[Any]:
-        return weight_conversions if self.packed else super().update_weight_conversions(weight_conversions, model)
+    def update_weight_conversions(self, weight_conversions: list[Any], *model: Any) -> list[Any]:
+        return weight_conversions if self.packed else super().update_weight_conversions(weight_conversions, *model)
 
-    def get_state_dict_and_metadata(self, model: Any) -> tuple[Any, dict[str, Any]]:
-        return (None, {}) if self.packed else super().get_state_dict_and_metadata(model)
+    def get_state_dict_and_metadata(self, *given: Any, **options: Any) -> tuple[Any, dict[str, Any]]:
+        return (None, {}) if self.packed else super().get_state_dict_and_metadata(*given, **options)
 
     @property
     def is_compileable(self) -> bool:

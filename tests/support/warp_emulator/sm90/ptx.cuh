@@ -210,6 +210,11 @@ inline uint4 load_16(u32 from) {
     std::memcpy(&words, emulator::shared(from), 16);
     return words;
 }
+inline uint2 load_8(u32 from) {
+    uint2 words;
+    std::memcpy(&words, emulator::shared(from / 16 * 16) + from % 16, 8);
+    return words;
+}
 inline u32 load_byte(u32 from) { return emulator::shared(from / 16 * 16)[from % 16]; }
 inline void store_transposed(u32 row, u32 a, u32 b, u32 c, u32 d) {
     emulator::store_fragments(row, {a, b, c, d}, true);

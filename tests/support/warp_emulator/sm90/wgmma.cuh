@@ -9,6 +9,8 @@
 inline u64 operand(u32 address) { return address / 16; }
 constexpr u64 OPERAND_STEP = 2;
 
+inline u64 advance(u64 operand, u32 by) { return operand + by; }
+
 inline u64 columns(u32 address, u32 next) { return address / 16 | static_cast<u64>(next) << 32; }
 constexpr u64 COLUMNS_STEP = 16 * 128 / 16;
 
