@@ -104,7 +104,6 @@ MISTAKES = {
     ),
     "fragment_row": (UNFUSED, "row + m * 16 + lanes % 16, 2 * k + lanes / 16", "row + lanes / 2, 2 * k + lanes % 2"),
     "a_stage_too_early": (UNFUSED, "copies_wait<STAGES - 2>();", "copies_wait<STAGES - 1>();"),
-    "channels_past_the_last": (UNFUSED, "here ? 16 : 0);", "16);"),
     "maxima_of_one_warp": (SWAPPED, "for (int i = 0; i < GROUP_WARPS; ++i)", "for (int i = 0; i < 1; ++i)"),
 }
 
