@@ -21,6 +21,7 @@ from .gate import Refusal, traits, why_not
 from .mxfp4 import Mxfp4Experts
 from .mxfp4 import experts_of as mxfp4_experts
 
+_DENSE = ("gate_up", "down")
 _REMEDY = 'take one of transformers\' own: model.set_experts_implementation("grouped_mm"), or "eager"'
 
 
@@ -86,15 +87,17 @@ class _Weights(Mapping[str, Tensor]):
     def __len__(self) -> int:
         return len(self._refs)
 
-    def are(self, tensors: Mapping[str, Tensor]) -> bool:
-        return all(ref() is tensors.get(name) for name, ref in self._refs.items())
+
+def _held(module: Any) -> tuple[Tensor, ...]:
+    """A module's tensors, as they lie; None in place of one that is not there."""
+    if type(module) is Mxfp4Experts:
+        return tuple(module.tensors().values())
+    return getattr(module, "gate_up_proj", None), getattr(module, "down_proj", None)  # type: ignore[return-value]
 
 
 def _weights(module: Any) -> dict[str, Tensor]:
-    """A module's tensors by their names in Experts, as they lie; None in place of one that is not there."""
-    if isinstance(module, Mxfp4Experts):
-        return module.tensors()
-    return {"gate_up": getattr(module, "gate_up_proj", None), "down": getattr(module, "down_proj", None)}  # type: ignore[dict-item]
+    """The same by their names in Experts."""
+    return module.tensors() if type(module) is Mxfp4Experts else dict(zip(_DENSE, _held(module), strict=True))
 
 
 def _flat(tensor: Tensor) -> Tensor:
@@ -103,7 +106,7 @@ def _flat(tensor: Tensor) -> Tensor:
 
 
 def _experts(module: nn.Module, tensors: Mapping[str, Tensor]) -> Experts:
-    if isinstance(module, Mxfp4Experts):
+    if type(module) is Mxfp4Experts:
         return mxfp4_experts(tensors)
     E, H, I = tensors["down"].shape
     return Experts("dense", E, H, I, tensors)
@@ -117,14 +120,13 @@ def _form(tensor: Tensor) -> tuple[Any, ...]:
 class _Bound:
     """A module's Experts, and by what to tell that they are still right."""
 
-    __slots__ = ("experts", "weights", "forms", "traits", "asked", "backend")
+    __slots__ = ("experts", "known", "traits", "asked", "backend")
 
     def __init__(
         self, module: nn.Module, tensors: Mapping[str, Tensor], name: str, backend: str, K: int, dtype: torch.dtype
     ):
-        self.weights = _Weights(tensors)
-        self.experts = _experts(module, self.weights)
-        self.forms = [_form(tensor) for tensor in tensors.values()]
+        self.experts = _experts(module, _Weights(tensors))
+        self.known = [(weakref.ref(tensor), _form(tensor)) for tensor in tensors.values()]
         self.traits, self.asked = traits(module), (name, backend)
         problem = Problem.of(1, K, self.experts, self.experts.dtype or dtype)
         try:
@@ -134,27 +136,26 @@ class _Bound:
             remedy = error.remedy and f"{error.remedy}; or {_REMEDY}"
             raise BackendUnavailable(what, remedy=remedy, details=error.details) from error
 
-    def fits(self, module: nn.Module, tensors: Mapping[str, Tensor], name: str, backend: str) -> bool:
-        return (
-            self.traits == traits(module)  # the first: it tells whether there are weights
-            and self.weights.are(tensors)
-            and self.forms == [_form(tensor) for tensor in tensors.values()]
-            and self.asked == (name, backend)
-        )
+    def fits(self, module: nn.Module, held: tuple[Tensor, ...], name: str, backend: str) -> bool:
+        # traits are the first: they tell whether there are weights
+        if self.traits != traits(module) or self.asked != (name, backend):
+            return False
+        for (ref, form), tensor in zip(self.known, held, strict=True):
+            if ref() is not tensor or form != _form(tensor):
+                return False
+        return True
 
 
 _BOUND: weakref.WeakKeyDictionary[nn.Module, _Bound] = weakref.WeakKeyDictionary()
 
 
-def _bound(
-    module: nn.Module, name: str, backend: str, K: int, dtype: torch.dtype
-) -> tuple[_Bound, Mapping[str, Tensor]]:
+def _bound(module: nn.Module, name: str, backend: str, K: int, dtype: torch.dtype) -> tuple[_Bound, tuple[Tensor, ...]]:
     """The module's _Bound, made anew if anything changed, and its weights, alive for the time of the call."""
     bound = _BOUND.get(module)
     if bound is not None:
-        tensors = _weights(module)
-        if bound.fits(module, tensors, name, backend):
-            return bound, tensors
+        held = _held(module)
+        if bound.fits(module, held, name, backend):
+            return bound, held
         _BOUND.pop(module, None)
     refusal = why_not(module)
     if refusal is not None:
@@ -171,7 +172,7 @@ def _bound(
         experts.device,
         bound.backend,
     )
-    return bound, tensors
+    return bound, tuple(tensors.values())
 
 
 def _error(name: str, module: nn.Module, refusal: Refusal) -> ContractError:
