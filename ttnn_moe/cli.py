@@ -39,6 +39,7 @@ Intermediate = Annotated[int, typer.Option(help="I, expert intermediate size.", 
 Tokens = Annotated[str, typer.Option(help="Numbers of tokens of a call.")]
 Dtype = Annotated[str, typer.Option(help="bf16, fp16 or fp32.")]
 Format = Annotated[str, typer.Option(help="Of the experts' weights: dense, int4_24 or mxfp4.")]
+Activation = Annotated[str, typer.Option(help="silu; or clamped_swiglu with biases, as gpt-oss has it, in mxfp4.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 TOKENS = "1,8,32,128,512,1024,2048,4096,16384"
 
@@ -135,6 +136,7 @@ def bench(
     seed: Annotated[int, typer.Option(help="Of weights and draws.", min=0, max=2**63 - 1)] = 0,
     tune: Annotated[bool, typer.Option("--tune", help="Time the tiles of CUDA kernels and keep the fastest.")] = False,
     format: Format = "dense",
+    activation: Activation = "silu",
     as_json: Json = False,
 ) -> None:
     """Measure one MoE layer of random weights, beside the floor of its bytes and operations."""
@@ -142,6 +144,8 @@ def bench(
     from .bench.layer import Layer
 
     layer = Layer("layer", experts, topk, hidden, intermediate, weight_format=_format(format))
+    if _activation(activation) != layer.activation:
+        layer = layer.as_gpt_oss(activation)
     if tune:
         command.tune(layer, tokens, dtype, device, rounds, seed)
         return
@@ -158,7 +162,7 @@ def warmup(
     dtype: Annotated[str, typer.Option(help="bf16 or fp16.")] = "bf16",
     arch: Annotated[str | None, typer.Option(help="sm_80, sm_90a, ...; default: this GPU's, or sm_90a.")] = None,
     format: Format = "dense",
-    activation: Annotated[str, typer.Option(help="silu, or clamped_swiglu, as gpt-oss has it.")] = "silu",
+    activation: Activation = "silu",
     tiles: Annotated[
         str | None, typer.Option(help="With --format mxfp4 on sm_120f: tiles instead of tokens, as in 8,16,64x256.")
     ] = None,

@@ -233,3 +233,12 @@ def test_what_rounds_its_operands_is_judged_with_them_rounded() -> None:
     peers = [Peer("exact"), Rounds("not rounded")]
     measure_layer(layer, [Point(3)], peers, Ceilings(1e10, 1e11), Options("cpu", 2), result)
     assert [row["status"] for row in result.rows] == ["ok", "wrong"], "MXFP8 costs 3%"
+
+
+def test_the_command_takes_the_activation_of_gpt_oss(monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    asked = ("bench", "--tokens", "2", *SIZES, "--backend", "reference", "--device", "cpu", "--json")
+    assert run(monkeypatch, *asked, "--format", "mxfp4", "--activation", "clamped_swiglu") == 0
+    (layer,) = json.loads(capsys.readouterr().out)["layers"]
+    assert (layer["weight_format"], layer["activation"], layer["biased"]) == ("mxfp4", "clamped_swiglu", True)
+    assert run(monkeypatch, *asked, "--activation", "clamped_swiglu") == 2
+    assert "clamped_swiglu in dense; expected mxfp4 weights" in capsys.readouterr().err

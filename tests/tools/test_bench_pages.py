@@ -11,6 +11,7 @@ import pytest
 
 from benchmark_scripts import script
 from paths import ROOT
+from ttnn_moe.errors import RequestError
 
 
 @pytest.fixture
@@ -97,3 +98,20 @@ def test_the_figure_is_the_same_again(plot: ModuleType, tables: ModuleType, tmp_
         plot.draw(tables.results("moe_layer.json"), apart, tmp_path / name)
     assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
     assert "ttnn_moe" in (tmp_path / "a.svg").read_text()
+
+
+def test_the_mxfp4_benchmark_takes_families_and_the_peers_that_are_here() -> None:
+    layers = script("mxfp4_layer")
+    found, unavailable = layers.implementations("")
+    names = [one.name for one in found]
+    assert names[0] == "ttnn_moe cuda prepared" and "mxfp4_few" in names
+    peers = {peer.name for peer in layers.MXFP4_PEERS}
+    assert peers == (peers & set(names)) | set(unavailable)
+    assert [one.name for one in layers.implementations("mxfp4_few")[0]] == ["mxfp4_few"]
+    with pytest.raises(RequestError, match="nothing to measure; got nonesuch"):
+        layers.implementations("nonesuch")
+    assert {name: layer.weight_format for name, layer in layers.LAYERS.items()} == {
+        "gpt-oss-120b": "mxfp4",
+        "qwen3-30b-a3b": "mxfp4",
+    }
+    assert layers.BF16.weight_format == "dense" and layers.BF16.name not in layers.LAYERS

@@ -24,7 +24,7 @@ COMMANDS: dict[str, tuple[list[str], str]] = {
     "selfcheck": ([], "backend dtype"),
     "bench": (
         ["--tokens", "1", *SMALL, "--rounds", "1"],
-        "tokens experts topk hidden dtype backend device rounds seed format",
+        "tokens experts topk hidden dtype backend device rounds seed format activation",
     ),
     "warmup": (["--tokens", "1", *SMALL], "tokens experts topk hidden intermediate dtype arch"),
     "why": (

@@ -49,6 +49,16 @@ class Layer:
                 expected="all positive, K <= E",
             )
 
+    def as_gpt_oss(self, activation: str = CLAMPED_SWIGLU) -> Layer:
+        """The layer with another activation, biases, and gate and up rows that alternate.
+
+        Raises:
+            ContractError: its format has no biases.
+        """
+        if self.weight_format != mxfp4.NAME:
+            raise ContractError("no such layer", got=f"{activation} in {self.weight_format}", expected="mxfp4 weights")
+        return replace(self, activation=activation, biased=True, gate_up_order="interleaved")
+
     @property
     def expert_bytes(self) -> int:
         """Of one expert's gate, up and down weights, scales and biases."""
@@ -84,7 +94,7 @@ PRESETS = {
     "i1408": Layer("i1408", E=64, K=6, H=2048, I=1408),
     "deepseek-v3": Layer("deepseek-v3", E=256, K=8, H=7168, I=2048),
 }
-GPT_OSS = Layer("gpt-oss-120b", 128, 4, 2880, 2880, torch.bfloat16, "mxfp4", "interleaved", CLAMPED_SWIGLU, True)
+GPT_OSS = Layer("gpt-oss-120b", E=128, K=4, H=2880, I=2880, weight_format=mxfp4.NAME).as_gpt_oss()
 
 
 @dataclass

@@ -54,6 +54,7 @@ def specs_of(
     """The kernels of calls of these numbers of tokens, in the order of first use; for int32 and int64 ids.
 
     Args:
+        activation: another than "silu" is that of experts with biases, as gpt-oss has them.
         tiles: names of tiles of mxfp4 experts on compute capability 12.x: their kernels instead, whatever the tokens.
 
     Raises:
@@ -62,7 +63,8 @@ def specs_of(
     found: dict[Spec, None] = {}
     target, tiles = Target(H200, arch), list(tiles)
     for T in [1] if tiles else tokens:
-        problem = Problem(T, E, K, H, I, dtype, weight_format=weight_format, activation=activation)
+        form = {"weight_format": weight_format, "activation": activation, "biased": activation != SILU}
+        problem = Problem(T, E, K, H, I, dtype, **form)  # type: ignore[arg-type]
         chosen = choose(problem, target, CUDA_CPP)
         if isinstance(chosen, str):
             raise ContractError("no CUDA C++ kernels run these sizes", got=chosen)
