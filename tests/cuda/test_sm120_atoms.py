@@ -216,8 +216,6 @@ def test_a_load_of_padded_fp4(kernels: HostKernels) -> None:
 
 
 MISTAKES = {
-    "row_scale": ("lanes.of(row * 4 + i / 2, 6) >> 8 * byte & 0xff", "lanes.of(row * 4, 6) >> 8 * byte & 0xff"),
-    "byte": ("lanes.of(column * 4, 7) >> 8 * byte & 0xff", "lanes.of(column * 4, 7) & 0xff"),
     "row": ("lanes.of(row * 4 + n % 4, i / 2 + n / 4 * 2)", "lanes.of(row * 4 + n % 4, i / 2 * 2 + n / 4)"),
     "nibbles": ("(four & 0xf) | (four & 0xf0) << 4", "(four & 0xf0) >> 4 | (four & 0xf) << 8"),
 }

@@ -96,7 +96,6 @@ def test_rows_are_quantised_as_the_formats_do(
 SWAPPED, PLAIN, UNFUSED = TILES[:3]
 MISTAKES = {
     "scale_of_another_group": (UNFUSED, "multiply_scaled<SWAPPED, K>(", "multiply_scaled<SWAPPED, K ^ 1>("),
-    "scale_of_another_row": (SWAPPED, "lanes / 4 + lanes % 2 * 8", "lanes / 4 + lanes / 2 % 2 * 8"),
     "unshifted_scales": (SWAPPED, "(r * (given.channels / GROUP) & 3) << 2 * i", "(r & 0) << i"),
     "unpadded": (
         UNFUSED,
@@ -105,9 +104,7 @@ MISTAKES = {
     ),
     "fragment_row": (UNFUSED, "row + m * 16 + lanes % 16, 2 * k + lanes / 16", "row + lanes / 2, 2 * k + lanes % 2"),
     "a_stage_too_early": (UNFUSED, "copies_wait<STAGES - 2>();", "copies_wait<STAGES - 1>();"),
-    "channels_past_the_last": (UNFUSED, "here ? 16 : 0);", "16);"),
     "maxima_of_one_warp": (SWAPPED, "for (int i = 0; i < GROUP_WARPS; ++i)", "for (int i = 0; i < 1; ++i)"),
-    "gate_for_up": (UNFUSED, "pair * row_step + second * up_step", "pair * row_step + (1 - second) * up_step"),
 }
 
 

@@ -178,7 +178,7 @@ def _machine_code(cubin: Path) -> str | None:
     return subprocess.run([tool, "-sass", str(cubin)], capture_output=True, text=True, check=True, timeout=60).stdout
 
 
-@pytest.mark.slow(30)
+@pytest.mark.slow(2)
 @pytest.mark.skipif(NVCC is None, reason="nvcc is not installed")
 @pytest.mark.parametrize("use", product_uses(), ids=lambda use: str(use.spec))
 def test_nvcc_compiles_it_for_sm_120f(use: Use, tmp_path: Path) -> None:
