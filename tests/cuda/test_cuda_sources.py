@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ from ttnn_moe.cuda.jit import build
 from ttnn_moe.cuda.jit.spec import Spec
 from ttnn_moe.cuda.jit.store import Store
 from ttnn_moe.cuda.linear import decode_linear
+from ttnn_moe.cuda.moe.cuda_cpp import CudaCpp
 from ttnn_moe.cuda.moe.families import CUDA_CPP, choose
 from ttnn_moe.cuda.moe.few import FEW
 from ttnn_moe.cuda.moe.mxfp4_few import MXFP4_FEW
@@ -57,10 +59,10 @@ def _int4_24_uses(arch: Arch) -> list[Use]:
 
 def _mxfp4_uses(arch: Arch, *tokens: int) -> list[Use]:
     """Of gpt-oss-120b's sizes. Sort and combine are compiled for dense weights."""
-    uses = set[Use]()
+    uses, families = set[Use](), cast("tuple[CudaCpp[Any], ...]", (MXFP4_FEW, MXFP4))
     for T in tokens:
         problem = Problem(T, E, 4, 2880, 2880, weight_format="mxfp4", activation="clamped_swiglu", biased=True)
-        family = next(f for f in (MXFP4_FEW, MXFP4) if f.why_not(problem, Target(H200, arch)) is None)
+        family = next(f for f in families if f.why_not(problem, Target(H200, arch)) is None)
         uses.update(family.uses(family.plan(problem, Target(H200, arch)), ids64=False, add=False))
     return sorted((use for use in uses if "mxfp4" in use.spec.name), key=lambda use: str(use.spec))
 
