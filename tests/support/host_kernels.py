@@ -36,6 +36,7 @@ class TensorMap(ctypes.Structure):
         ("sizes", ctypes.c_uint32 * 5),
         ("box", ctypes.c_uint32 * 5),
         ("strides", ctypes.c_uint64 * 5),
+        ("bytes", ctypes.c_int),
     )
 
     @classmethod
@@ -43,8 +44,9 @@ class TensorMap(ctypes.Structure):
         def five(values: Any, each: int = 1) -> list[int]:
             return [each * value for value in reversed(values)] + [0] * (5 - view.dim())
 
-        made = cls(view.data_ptr(), view.dim())
-        made.sizes[:], made.box[:], made.strides[:] = five(view.shape), five(box), five(view.stride(), 2)
+        made, each = cls(view.data_ptr(), view.dim()), view.element_size()
+        made.sizes[:], made.box[:], made.strides[:] = five(view.shape), five(box), five(view.stride(), each)
+        made.bytes = each
         return made
 
 
@@ -135,19 +137,22 @@ def _compile(*arguments: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def with_mistake(where: Path, name: str, line: str, instead: str) -> dict[str, Path]:
-    """`sources` of HostKernels: a kernel with one line changed, its own or of a header."""
-    source = _whole(f"{name}.cu", set())
+def with_mistake(where: Path, name: str, line: str, instead: str, source_file: Path | None = None) -> dict[str, Path]:
+    """`sources` of HostKernels: a kernel with one line changed, its own or of a header.
+
+    source_file: of a kernel that is not under gpu_kernels/cuda.
+    """
+    source = _whole(f"{name}.cu", set(), source_file)
     assert line in source
     wrong = where / "wrong.cu"
     wrong.write_text(source.replace(line, instead))
     return {name: wrong}
 
 
-def _whole(name: str, seen: set[str]) -> str:
+def _whole(name: str, seen: set[str], file: Path | None = None) -> str:
     """A source with its headers in place, but those that the emulator replaces."""
     lines = []
-    for line in kernel_path("gpu_kernels", "cuda", *name.split("/")).read_text().splitlines():
+    for line in (file or kernel_path("gpu_kernels", "cuda", *name.split("/"))).read_text().splitlines():
         header = line.split('"')[1] if line.startswith('#include "') else None
         if header is None or (HERE / header).exists():
             lines.append(line)

@@ -132,6 +132,13 @@ __device__ __forceinline__ void tensor_load_5d(u32 to, const TensorMap* map, u32
         : "memory");
 }
 
+// Contiguous bytes, a multiple of 16.
+__device__ __forceinline__ void bytes_load(u32 to, const void* from, u32 bytes, u32 barrier) {
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
+                 "l"(from), "r"(bytes), "r"(barrier)
+                 : "memory");
+}
+
 // One arrival of this thread once all its copies have landed.
 __device__ __forceinline__ void copies_arrive(u32 barrier) {
     asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
@@ -162,6 +169,18 @@ __device__ __forceinline__ uint4 load_16(u32 from) {
     return words;
 }
 
+__device__ __forceinline__ uint2 load_8(u32 from) {
+    uint2 words;
+    asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(words.x), "=r"(words.y) : "r"(from) : "memory");
+    return words;
+}
+
+__device__ __forceinline__ u32 load_byte(u32 from) {
+    u32 byte;
+    asm volatile("ld.shared.u8 %0, [%1];" : "=r"(byte) : "r"(from) : "memory");
+    return byte;
+}
+
 // Four 8 x 8 matrices, each stored transposed; lane l gives the address of row l % 8 of matrix l / 8.
 __device__ __forceinline__ void store_transposed(u32 row, u32 a, u32 b, u32 c, u32 d) {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(row), "r"(a),
@@ -177,6 +196,13 @@ __device__ __forceinline__ void store_matrices(u32 row, u32 a, u32 b, u32 c, u32
 }
 
 // ---- arithmetic
+
+// Two products of bf16.
+__device__ __forceinline__ u32 multiply_pairs(u32 a, u32 b) {
+    u32 word;
+    asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(word) : "r"(a), "r"(b));
+    return word;
+}
 
 __device__ __forceinline__ float exp2_of(float x) {
     float y;

@@ -13,6 +13,11 @@ __device__ __forceinline__ u64 operand(u32 address) {
 // Advance by 16 elements along K.
 constexpr u64 OPERAND_STEP = 2;
 
+// A descriptor further on, in units of 16 bytes: the address is in the low word, and stays there.
+__device__ __forceinline__ u64 advance(u64 operand, u32 by) {
+    return (operand & 0xffffffff00000000) | (static_cast<u32>(operand) + by);
+}
+
 // B in MN-major order: a row of 128 bytes holds 64 columns of one element of K, swizzled as above. The next
 // 64 columns follow after `next` bytes.
 __device__ __forceinline__ u64 columns(u32 address, u32 next) {
@@ -142,6 +147,46 @@ __device__ __forceinline__ void product_of_registers(float* d, const u32* a, u64
         : D128
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(add)));
 }
+
+// sums [64 x N] += A * B with A in registers, as above, and B K-major in shared memory.
+template <int N>
+__device__ __forceinline__ void product_of_registers(float* d, const u32* a, u64 b, bool add);
+
+#define PRODUCT(N, A0, A1, A2, A3, B, ADD)                                                                    \
+    template <>                                                                                               \
+    __device__ __forceinline__ void product_of_registers<N>(float* d, const u32* a, u64 b, bool add) {        \
+        asm volatile("{.reg .pred add; setp.ne.b32 add, %" #ADD                                               \
+                     ", 0;\n"                                                                                 \
+                     "wgmma.mma_async.sync.aligned.m64n" #N "k16." TYPES " {" R##N "}, {" R(A0, A1, A2, A3) \
+                     "}, %" #B ", add, 1, 1, 0;}"                                                             \
+                     : D##N                                                                                   \
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(add)));       \
+    }
+PRODUCT(8, 4, 5, 6, 7, 8, 9)
+PRODUCT(16, 8, 9, 10, 11, 12, 13)
+PRODUCT(24, 12, 13, 14, 15, 16, 17)
+PRODUCT(32, 16, 17, 18, 19, 20, 21)
+PRODUCT(40, 20, 21, 22, 23, 24, 25)
+PRODUCT(48, 24, 25, 26, 27, 28, 29)
+PRODUCT(56, 28, 29, 30, 31, 32, 33)
+PRODUCT(64, 32, 33, 34, 35, 36, 37)
+PRODUCT(72, 36, 37, 38, 39, 40, 41)
+PRODUCT(80, 40, 41, 42, 43, 44, 45)
+PRODUCT(88, 44, 45, 46, 47, 48, 49)
+PRODUCT(96, 48, 49, 50, 51, 52, 53)
+PRODUCT(104, 52, 53, 54, 55, 56, 57)
+PRODUCT(112, 56, 57, 58, 59, 60, 61)
+PRODUCT(120, 60, 61, 62, 63, 64, 65)
+PRODUCT(128, 64, 65, 66, 67, 68, 69)
+PRODUCT(136, 68, 69, 70, 71, 72, 73)
+PRODUCT(144, 72, 73, 74, 75, 76, 77)
+PRODUCT(152, 76, 77, 78, 79, 80, 81)
+PRODUCT(160, 80, 81, 82, 83, 84, 85)
+PRODUCT(168, 84, 85, 86, 87, 88, 89)
+PRODUCT(176, 88, 89, 90, 91, 92, 93)
+PRODUCT(184, 92, 93, 94, 95, 96, 97)
+PRODUCT(192, 96, 97, 98, 99, 100, 101)
+#undef PRODUCT
 
 #undef R
 #undef D

@@ -92,6 +92,10 @@ class Sorted(CudaCpp[SortedPlan[TileT]]):
         """Tiles that `ttnn-moe bench --tune` may choose instead, of any architecture's shared memory."""
         return ()
 
+    def checked_tiles(self) -> tuple[TileT, ...]:
+        """Tiles that `ttnn-moe selfcheck` runs, one by one."""
+        return ()
+
     def candidates(self, arch: Arch) -> list[TileT]:
         """Those of `tiles` that an architecture can hold."""
         return [tile for tile in self.tiles() if tile.shared_memory <= arch.shared_memory]
@@ -100,13 +104,22 @@ class Sorted(CudaCpp[SortedPlan[TileT]]):
     def kernel(self, tile: TileT) -> str:
         """The kernel of products in such tiles, under gpu_kernels/cuda."""
 
+    def product_defines(self, problem: Problem) -> dict[str, object]:
+        """Definitions of the kernel of products, besides the sizes of a tile."""
+        return {}
+
     @abstractmethod
     def bind_product(self, plan: SortedPlan[TileT], use: Use, device: int) -> Launch:
         """The launch of the products, with everything but addresses."""
 
     def plan(self, problem: Problem, target: Target) -> SortedPlan[TileT]:
         arch = arch_of(target)
-        tile = tuned_tile(problem, target, self.candidates(arch)) or self.tile(problem, arch)
+        return self.plan_of(
+            problem, arch, tuned_tile(problem, target, self.candidates(arch)) or self.tile(problem, arch)
+        )
+
+    def plan_of(self, problem: Problem, arch: Arch, tile: TileT) -> SortedPlan[TileT]:
+        """A plan with a tile of `tiles` or `checked_tiles`."""
         return SortedPlan(problem, arch, tile, sort.choose(problem, arch))
 
     def scratch(self, plan: SortedPlan[TileT]) -> tuple[Buffer, ...]:
@@ -124,7 +137,7 @@ class Sorted(CudaCpp[SortedPlan[TileT]]):
         out |= {"OUT32": problem.out_dtype == torch.float32, "DISCARD": drops}
         return (
             *sort.sort_uses(arch, plan.sorters, local_experts(problem), ids64, plan.tile.granule),
-            plan.product(self.kernel(plan.tile)),
+            plan.product(self.kernel(plan.tile), **self.product_defines(problem)),
             Use.of(arch, "common/combine", **out),
         )
 

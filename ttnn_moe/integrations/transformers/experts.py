@@ -18,7 +18,10 @@ from ... import api, registry
 from ...contract import Experts, Problem, Routing
 from ...errors import BackendUnavailable, ContractError
 from .gate import Refusal, traits, why_not
+from .mxfp4 import Mxfp4Experts
+from .mxfp4 import experts_of as mxfp4_experts
 
+_DENSE = ("gate_up", "down")
 _REMEDY = 'take one of transformers\' own: model.set_experts_implementation("grouped_mm"), or "eager"'
 
 
@@ -38,16 +41,15 @@ def experts_forward(name: str, backend: str) -> Callable[[nn.Module, Tensor, Ten
             if refusal is not None:
                 # a class that the compiler knows: it shows the message
                 raise ValueError(f"{name} cannot serve {type(self).__name__}: {refusal.why}. {_REMEDY}")
-            gate_up, down = _weights(self)
-            experts = Experts.dense(gate_up, down)
+            experts = _experts(self, {key: _flat(tensor) for key, tensor in _weights(self).items()})
         else:
-            bound = _bound(self, name, backend, top_k_index.shape[-1])
-            gate_up, down = bound[1:]
-            experts = bound[0].experts
-        if hidden_states.dtype != gate_up.dtype:
+            # held until the call is done
+            bound, held = _bound(self, name, backend, top_k_index.shape[-1], hidden_states.dtype)
+            experts = bound.experts
+        if experts.dtype not in (None, hidden_states.dtype):
             raise ContractError(
                 f"{name} got hidden states of another dtype than the expert weights",
-                got=f"{hidden_states.dtype} and {gate_up.dtype}",
+                got=f"{hidden_states.dtype} and {experts.dtype}",
                 expected="one dtype",
                 remedy="load the whole model in one, from_pretrained(..., dtype=torch.bfloat16), without autocast",
             )
@@ -68,13 +70,16 @@ def served(model: nn.Module) -> dict[str, str]:
 class _Weights(Mapping[str, Tensor]):
     """The tensors of an Experts, held weakly: offloading replaces weights so that they are freed."""
 
-    def __init__(self, gate_up: Tensor, down: Tensor):
-        self._refs = {"gate_up": weakref.ref(gate_up), "down": weakref.ref(down)}
+    def __init__(self, tensors: Mapping[str, Tensor]):
+        self._refs = {name: weakref.ref(tensor) for name, tensor in tensors.items()}
 
     def __getitem__(self, name: str) -> Tensor:
         tensor = self._refs[name]()
         assert tensor is not None, "a module holds its weights while it runs"
-        return tensor
+        return _flat(tensor)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._refs
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._refs)
@@ -82,13 +87,29 @@ class _Weights(Mapping[str, Tensor]):
     def __len__(self) -> int:
         return len(self._refs)
 
-    def are(self, gate_up: Tensor, down: Tensor) -> bool:
-        return self._refs["gate_up"]() is gate_up and self._refs["down"]() is down
 
-
-def _weights(module: Any) -> tuple[Tensor, Tensor]:
-    """gate_up_proj [E, 2I, H] and down_proj [E, H, I]; None in place of one that is not there."""
+def _held(module: Any) -> tuple[Tensor, ...]:
+    """A module's tensors, as they lie; None in place of one that is not there."""
+    if type(module) is Mxfp4Experts:
+        return tuple(module.tensors().values())
     return getattr(module, "gate_up_proj", None), getattr(module, "down_proj", None)  # type: ignore[return-value]
+
+
+def _weights(module: Any) -> dict[str, Tensor]:
+    """The same by their names in Experts."""
+    return module.tensors() if type(module) is Mxfp4Experts else dict(zip(_DENSE, _held(module), strict=True))
+
+
+def _flat(tensor: Tensor) -> Tensor:
+    """Blocks [E, R, K/32, 16] as [E, R, K/2]; other tensors as they are."""
+    return tensor.flatten(2) if tensor.dim() == 4 else tensor
+
+
+def _experts(module: nn.Module, tensors: Mapping[str, Tensor]) -> Experts:
+    if type(module) is Mxfp4Experts:
+        return mxfp4_experts(tensors)
+    E, H, I = tensors["down"].shape
+    return Experts("dense", E, H, I, tensors)
 
 
 def _form(tensor: Tensor) -> tuple[Any, ...]:
@@ -99,57 +120,59 @@ def _form(tensor: Tensor) -> tuple[Any, ...]:
 class _Bound:
     """A module's Experts, and by what to tell that they are still right."""
 
-    __slots__ = ("experts", "weights", "forms", "traits", "asked", "backend")
+    __slots__ = ("experts", "known", "traits", "asked", "backend")
 
-    def __init__(self, module: nn.Module, gate_up: Tensor, down: Tensor, name: str, backend: str, K: int):
-        E, H, I = down.shape
-        self.weights = _Weights(gate_up, down)
-        self.experts = Experts("dense", E, H, I, self.weights)
-        self.forms = (_form(gate_up), _form(down))
+    def __init__(
+        self, module: nn.Module, tensors: Mapping[str, Tensor], name: str, backend: str, K: int, dtype: torch.dtype
+    ):
+        self.experts = _experts(module, _Weights(tensors))
+        self.known = [(weakref.ref(tensor), _form(tensor)) for tensor in tensors.values()]
         self.traits, self.asked = traits(module), (name, backend)
-        problem = Problem.of(1, K, self.experts, gate_up.dtype)
+        problem = Problem.of(1, K, self.experts, self.experts.dtype or dtype)
         try:
             self.backend = registry.choose(problem, backend).name
         except BackendUnavailable as error:
-            what = f"{name} cannot run {type(module).__name__} on {gate_up.device}: {error.what}"
+            what = f"{name} cannot run {type(module).__name__} on {self.experts.device}: {error.what}"
             remedy = error.remedy and f"{error.remedy}; or {_REMEDY}"
             raise BackendUnavailable(what, remedy=remedy, details=error.details) from error
 
-    def fits(self, module: nn.Module, gate_up: Tensor, down: Tensor, name: str, backend: str) -> bool:
-        return (
-            self.traits == traits(module)  # the first: it tells whether there are weights
-            and self.weights.are(gate_up, down)
-            and self.forms == (_form(gate_up), _form(down))
-            and self.asked == (name, backend)
-        )
+    def fits(self, module: nn.Module, held: tuple[Tensor, ...], name: str, backend: str) -> bool:
+        # traits are the first: they tell whether there are weights
+        if self.traits != traits(module) or self.asked != (name, backend):
+            return False
+        for (ref, form), tensor in zip(self.known, held, strict=True):
+            if ref() is not tensor or form != _form(tensor):
+                return False
+        return True
 
 
 _BOUND: weakref.WeakKeyDictionary[nn.Module, _Bound] = weakref.WeakKeyDictionary()
 
 
-def _bound(module: nn.Module, name: str, backend: str, K: int) -> tuple[_Bound, Tensor, Tensor]:
+def _bound(module: nn.Module, name: str, backend: str, K: int, dtype: torch.dtype) -> tuple[_Bound, tuple[Tensor, ...]]:
     """The module's _Bound, made anew if anything changed, and its weights, alive for the time of the call."""
     bound = _BOUND.get(module)
     if bound is not None:
-        gate_up, down = _weights(module)
-        if bound.fits(module, gate_up, down, name, backend):
-            return bound, gate_up, down
+        held = _held(module)
+        if bound.fits(module, held, name, backend):
+            return bound, held
         _BOUND.pop(module, None)
     refusal = why_not(module)
     if refusal is not None:
         raise _error(name, module, refusal)
-    gate_up, down = _weights(module)
-    bound = _BOUND[module] = _Bound(module, gate_up, down, name, backend, K)
+    tensors = _weights(module)
+    bound = _BOUND[module] = _Bound(module, tensors, name, backend, K, dtype)
+    experts = bound.experts
     logger.debug(
         "{} runs {} (E={}, H={}, I={}, {} on {}) on backend {}",
         name,
         type(module).__name__,
-        *bound.experts.sizes,
-        gate_up.dtype,
-        gate_up.device,
+        *experts.sizes,
+        experts.dtype or experts.format,
+        experts.device,
         bound.backend,
     )
-    return bound, gate_up, down
+    return bound, tuple(tensors.values())
 
 
 def _error(name: str, module: nn.Module, refusal: Refusal) -> ContractError:

@@ -4,12 +4,13 @@
 #include "common/copies.cuh"
 #include "common/flags.cuh"
 
-// As tests/support/host_kernels.py makes it: elements of two bytes, innermost dimension first; swizzled by 128 bytes.
+// As tests/support/host_kernels.py makes it: innermost dimension first, rows of 128 bytes; swizzled by 128 bytes.
 struct TensorMap {
     const unsigned char* from;
     int rank;
     u32 sizes[5], box[5];
     u64 strides[5];  // bytes
+    int bytes;       // of an element
 };
 
 namespace emulator {
@@ -64,7 +65,7 @@ inline bool land_all(u32 barrier) {
 inline u32 swizzled(u32 address) { return address ^ (address >> 7 & 7) << 4; }
 
 inline void load(u32 to, const TensorMap* map, u32 barrier, std::array<int, 5> at) {
-    if (to % 128 || map->box[0] != 64) fail("a box does not fit the swizzle");
+    if (to % 128 || map->box[0] * map->bytes != 128) fail("a box does not fit the swizzle");
     const int me = block();
     fly(barrier, [=, map = *map] {
         int rows = 1;
@@ -78,13 +79,13 @@ inline void load(u32 to, const TensorMap* map, u32 barrier, std::array<int, 5> a
                 inside &= place >= 0 && place < static_cast<int>(map.sizes[d]);
                 from += place * static_cast<int64_t>(map.strides[d]);
             }
-            for (int i = 0; i < 64; ++i) {
+            for (int i = 0; i < 128 / map.bytes; ++i) {
                 const int place = at[0] + i;
-                unsigned char* out = memories[me].bytes + swizzled(to + row * 128 + i * 2);
+                unsigned char* out = memories[me].bytes + swizzled(to + row * 128 + i * map.bytes);
                 if (inside && place >= 0 && place < static_cast<int>(map.sizes[0]))
-                    std::memcpy(out, from + place * 2, 2);
+                    std::memcpy(out, from + place * map.bytes, map.bytes);
                 else
-                    std::memset(out, 0, 2);
+                    std::memset(out, 0, map.bytes);
             }
         }
         Barrier& waits = barrier_at(me, barrier);
@@ -176,6 +177,17 @@ inline void tensor_load_5d(u32 to, const TensorMap* map, u32 barrier, int x, int
     emulator::load(to, map, barrier, {x, y, z, u, v});
 }
 
+inline void bytes_load(u32 to, const void* from, u32 bytes, u32 barrier) {
+    if (to % 16 || reinterpret_cast<uintptr_t>(from) % 16 || bytes % 16) emulator::fail("bytes that begin between");
+    if (static_cast<int>(to + bytes) > emulator::shared_bytes) emulator::fail("bytes outside shared memory");
+    emulator::fly(barrier, [=, me = emulator::block()] {
+        std::memcpy(emulator::memories[me].bytes + to, from, bytes);
+        emulator::Barrier& waits = emulator::barrier_at(me, barrier);
+        waits.bytes -= bytes;
+        emulator::settle(waits);
+    });
+}
+
 // Copies that were committed are not among those that it waits for here.
 inline void copies_arrive(u32 barrier) {
     auto& open = emulator::fibers[emulator::current].open;
@@ -198,6 +210,12 @@ inline uint4 load_16(u32 from) {
     std::memcpy(&words, emulator::shared(from), 16);
     return words;
 }
+inline uint2 load_8(u32 from) {
+    uint2 words;
+    std::memcpy(&words, emulator::shared(from / 16 * 16) + from % 16, 8);
+    return words;
+}
+inline u32 load_byte(u32 from) { return emulator::shared(from / 16 * 16)[from % 16]; }
 inline void store_transposed(u32 row, u32 a, u32 b, u32 c, u32 d) {
     emulator::store_fragments(row, {a, b, c, d}, true);
 }
@@ -207,6 +225,9 @@ inline void store_matrices(u32 row, u32 a, u32 b, u32 c, u32 d) {
 
 // ---- arithmetic, registers
 
+inline u32 multiply_pairs(u32 a, u32 b) {
+    return pack(first_of(a) * first_of(b), second_of(a) * second_of(b));
+}
 inline float exp2_of(float x) { return std::exp2(x); }
 inline void before_all_else(float, u32) {}
 

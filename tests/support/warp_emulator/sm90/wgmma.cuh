@@ -9,6 +9,8 @@
 inline u64 operand(u32 address) { return address / 16; }
 constexpr u64 OPERAND_STEP = 2;
 
+inline u64 advance(u64 operand, u32 by) { return operand + by; }
+
 inline u64 columns(u32 address, u32 next) { return address / 16 | static_cast<u64>(next) << 32; }
 constexpr u64 COLUMNS_STEP = 16 * 128 / 16;
 
@@ -73,20 +75,38 @@ void product(float* d, u64 a, u64 b, bool add) {
         [=](int column, int k) { return emulator::element(block, emulator::along(b, column, k)); });
 }
 
-inline void product_of_registers(float* d, const u32* a, u64 b, bool add) {
+namespace emulator {
+
+// A in registers: element_of_b(column, k).
+template <class B>
+void issue_registers(float* d, int count, const u32* a, bool add, B element_of_b) {
     // four lanes share two rows of A
-    const int block = emulator::block(), me = emulator::current;
-    emulator::fibers[me].words[0] = reinterpret_cast<uintptr_t>(a);
-    emulator::meet_warp();
+    const int me = current;
+    fibers[me].words[0] = reinterpret_cast<uintptr_t>(a);
+    meet_warp();
     std::array<const u32*, 4> lanes;
-    for (int i = 0; i < 4; ++i)
-        lanes[i] = reinterpret_cast<const u32*>(emulator::fibers[me / 4 * 4 + i].words[0]);
-    emulator::meet_warp();
-    emulator::issue(
-        d, 64, add,
+    for (int i = 0; i < 4; ++i) lanes[i] = reinterpret_cast<const u32*>(fibers[me / 4 * 4 + i].words[0]);
+    meet_warp();
+    issue(
+        d, count, add,
         [=](int row, int k) {
             return value_of(lanes[k % 8 / 2][row / 8 % 2 + k / 8 * 2] >> (k % 2 * 16) & 0xffff);
         },
-        [=](int column, int k) { return emulator::element(block, emulator::across(b, column, k)); });
-    emulator::meet_warp();  // nobody changes what others multiply
+        element_of_b);
+    meet_warp();  // nobody changes what others multiply
+}
+
+}  // namespace emulator
+
+inline void product_of_registers(float* d, const u32* a, u64 b, bool add) {
+    emulator::issue_registers(d, 64, a, add, [=, block = emulator::block()](int column, int k) {
+        return emulator::element(block, emulator::across(b, column, k));
+    });
+}
+
+template <int N>
+void product_of_registers(float* d, const u32* a, u64 b, bool add) {
+    emulator::issue_registers(d, N / 2, a, add, [=, block = emulator::block()](int column, int k) {
+        return emulator::element(block, emulator::along(b, column, k));
+    });
 }

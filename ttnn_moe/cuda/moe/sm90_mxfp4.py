@@ -1,0 +1,179 @@
+"""MXFP4 experts on Hopper: both products in one launch of sm90/mxfp4_mlp.cu. The tiles were found on an H200."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from ...activations import CLAMPED_SWIGLU
+from ...contract import Problem
+from ...formats.mxfp4 import BIASES, NAME
+from ...formats.ue8m0 import GROUP
+from ...sizes import ceil_div
+from ..arch import Arch, Target
+from ..device import gpu
+from ..jit import load
+from ..jit.load import Launch
+from ..maps import mxfp4_maps_of
+from . import sort
+from .cuda_cpp import launches_of, limits
+from .family import Buffer, Call
+from .pairs import rows_an_expert
+from .sorted import Sorted, SortedPlan
+from .uses import Use, pointer
+
+UNIT = 128  # channels of a stage of rows
+ORDER_THREADS = 256
+_ALIGNMENT = 1024
+
+
+@dataclass(frozen=True)
+class Mxfp4Tile:
+    """Sizes of mxfp4_mlp.cu.
+
+    Attributes:
+        max_n, weight_rows: rows of a tile at most; weight rows of an item.
+        groups: warpgroups that multiply. weight_stages, row_stages: stages of 256 channels, and of row_units * 128.
+        row_units: of 128 channels, in a stage of rows.
+        blocks: resident, a multiprocessor.
+        read_once: L2 evicts weights first, and drops each expert output that combine has read.
+        scale_bytes: of the scales of an item, at most.
+    """
+
+    max_n: int
+    weight_rows: int
+    groups: int
+    weight_stages: int
+    row_stages: int
+    read_once: bool = False
+    blocks: int = 1
+    row_units: int = 1
+    scale_bytes: int = 0
+
+    @property
+    def granule(self) -> int:
+        return 16
+
+    @property
+    def threads(self) -> int:
+        return 128 * (1 + self.groups)
+
+    @property
+    def shared_memory(self) -> int:
+        stages = self.weight_stages * self.weight_rows * UNIT + self.row_stages * self.row_units * self.max_n * 2 * UNIT
+        barriers = 16 * (self.weight_stages + self.row_stages) + 32 + 4 * 16 + 16 + 4 * 32
+        return _ALIGNMENT + stages + 64 * self.weight_rows + 2 * self.scale_bytes + barriers
+
+
+# rows an expert gets on average, at most -> tile
+_TILES: tuple[tuple[float, Mxfp4Tile], ...] = (
+    (16, Mxfp4Tile(32, 128, 2, 5, 6, read_once=True)),
+    (48, Mxfp4Tile(64, 128, 2, 4, 4, read_once=True)),
+    (float("inf"), Mxfp4Tile(128, 256, 2, 2, 2)),
+)
+
+
+class Sm90Mxfp4(Sorted[Mxfp4Tile]):
+    """See the module's docstring."""
+
+    name = "mxfp4_sm90"
+    kernels = "CUDA C++ kernels of warpgroup products, MXFP4 weights, bf16 activations"
+    weight_format = NAME
+
+    def why_not(self, problem: Problem, target: Target) -> str | None:
+        dtypes = (torch.bfloat16,)
+        reason = limits(problem, target, self.weight_format, dtypes, multiple=GROUP, silu_only=False)
+        arch = target.arch
+        if reason is None and arch is not None:
+            if arch.products != "sm90":
+                return f"its code is for sm_90a, not {arch.name}"
+            if self.tile(problem, arch).shared_memory > arch.shared_memory:
+                return f"H={problem.H} and I={problem.I} take more shared memory for scales than {arch.name} has"
+        return reason
+
+    def kernel(self, tile: Mxfp4Tile) -> str:
+        return "sm90/mxfp4_mlp"
+
+    def tile(self, problem: Problem, arch: Arch) -> Mxfp4Tile:
+        rows = rows_an_expert(problem)
+        tile = next(tile for most, tile in _TILES if rows <= most)
+        return fitted(tile, problem, arch)
+
+    def scratch(self, plan: SortedPlan[Mxfp4Tile]) -> tuple[Buffer, ...]:
+        """Those of Sorted, and the rows of hidden in the order of channels that the products take."""
+        problem, dtype = plan.problem, plan.problem.dtype
+        _, rows, words = super().scratch(plan)
+        act = Buffer((problem.T * problem.K, _units(problem.I)), dtype)
+        return act, rows, words, Buffer((problem.T, _units(problem.H)), dtype)
+
+    def uses(self, plan: SortedPlan[Mxfp4Tile], ids64: bool, add: bool) -> tuple[Use, ...]:
+        return Use.of(plan.arch, "sm90/mxfp4_order"), *super().uses(plan, ids64, add)
+
+    def product_defines(self, problem: Problem) -> dict[str, object]:
+        return {
+            "INTERLEAVED": problem.gate_up_order == "interleaved",
+            "CLAMPED": problem.activation == CLAMPED_SWIGLU,
+            "BIASED": problem.biased,
+        }
+
+    def bind(self, plan: SortedPlan[Mxfp4Tile], uses: tuple[Use, ...], device: int) -> tuple[Launch, ...]:
+        order, *others = uses
+        problem = plan.problem
+        eights = problem.T * _units(problem.H) // 8
+        sizes = problem.T, problem.H
+        ordered = order.bind(device, (ceil_div(eights, ORDER_THREADS),), ORDER_THREADS, *sizes)
+        return ordered, *super().bind(plan, tuple(others), device)
+
+    def bind_product(self, plan: SortedPlan[Mxfp4Tile], use: Use, device: int) -> Launch:
+        sizes = plan.problem.H, plan.problem.I
+        return use.bind(device, (plan.tile.blocks * gpu(device).multiprocessors,), plan.tile.threads, *sizes)
+
+    def launch(self, plan: SortedPlan[Mxfp4Tile], call: Call, buffers: tuple[Tensor, ...]) -> None:
+        (order, *sorts, product, combine), routing, words = launches_of(self, plan, call), call.routing, plan.words
+        act, rows, at, ordered = (buffer.data_ptr() for buffer in buffers)
+        tensors, bound = call.experts.tensors, pointer(routing.num_tokens)
+        scales = (tensors[name].data_ptr() for name in ("gate_up_scales", "down_scales"))
+        bias = [address for name in BIASES for address in _bf16_and_fp32(tensors.get(name))]
+        stream = load.stream(call.hidden.device.index)
+        order(stream, call.hidden.data_ptr(), ordered)
+        sort.launch_sorts(sorts, stream, (routing.topk_ids.data_ptr(), pointer(call.expert_map), bound), at, words)
+        routed = at, at + words.tiles, at + words.num_tiles
+        product(stream, *mxfp4_maps_of(call.experts), *scales, *bias, ordered, *routed, act, rows)
+        combine(stream, rows, at + words.inverse, routing.topk_weights.data_ptr(), bound, call.out.data_ptr())
+
+
+def _bf16_and_fp32(bias: Tensor | None) -> tuple[int, int]:
+    """Its address, in the place of its dtype."""
+    address = pointer(bias)
+    return (0, address) if bias is not None and bias.dtype == torch.float32 else (address, 0)
+
+
+def _units(channels: int) -> int:
+    """Channels of whole units."""
+    return ceil_div(channels, UNIT) * UNIT
+
+
+def fitted(tile: Mxfp4Tile, problem: Problem, arch: Arch) -> Mxfp4Tile:
+    """A tile with room for the scales of a problem, and fewer stages or rows where it does not fit otherwise."""
+    wide = max(problem.H, problem.I) // GROUP
+    # the combine drops lines of 128 bytes
+    tile = replace(tile, scale_bytes=tile.weight_rows * wide, read_once=tile.read_once and problem.H % 64 == 0)
+    while tile.blocks * (tile.shared_memory + 1024) > arch.shared_memory + 1024:
+        if tile.row_stages > 3:
+            tile = replace(tile, row_stages=tile.row_stages - 1)
+        elif tile.weight_stages > 2:
+            tile = replace(tile, weight_stages=tile.weight_stages - 1)
+        elif tile.row_stages > 2:
+            tile = replace(tile, row_stages=2)
+        elif tile.weight_rows > 128:
+            tile = replace(tile, weight_rows=128, scale_bytes=128 * wide)
+        elif tile.max_n > 32:
+            tile = replace(tile, max_n=tile.max_n // 2)
+        else:
+            break
+    return tile
+
+
+MXFP4_SM90 = Sm90Mxfp4()
