@@ -7,6 +7,7 @@ import re
 from collections import defaultdict
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 import torch
@@ -21,8 +22,11 @@ from ttnn_moe.cuda.jit import build
 from ttnn_moe.cuda.jit.spec import Spec
 from ttnn_moe.cuda.jit.store import Store
 from ttnn_moe.cuda.linear import decode_linear
+from ttnn_moe.cuda.moe.cuda_cpp import CudaCpp
 from ttnn_moe.cuda.moe.families import CUDA_CPP, choose
 from ttnn_moe.cuda.moe.few import FEW
+from ttnn_moe.cuda.moe.mxfp4_few import MXFP4_FEW
+from ttnn_moe.cuda.moe.sm80_mxfp4 import MXFP4
 from ttnn_moe.cuda.moe.sm90_mxfp4 import MXFP4_SM90
 from ttnn_moe.cuda.moe.uses import Use
 from ttnn_moe.sources import kernel_path
@@ -56,6 +60,16 @@ def _int4_24_uses(arch: Arch) -> list[Use]:
     return sorted((use for use in uses if "int4_24" in use.spec.name), key=lambda use: str(use.spec))
 
 
+def _mxfp4_warp_uses(arch: Arch, *tokens: int) -> list[Use]:
+    """Of gpt-oss-120b's sizes. Sort and combine are compiled for dense weights."""
+    uses, families = set[Use](), cast("tuple[CudaCpp[Any], ...]", (MXFP4_FEW, MXFP4))
+    for T in tokens:
+        problem = Problem(T, E, 4, 2880, 2880, weight_format="mxfp4", activation="clamped_swiglu", biased=True)
+        family = next(f for f in families if f.why_not(problem, Target(H200, arch)) is None)
+        uses.update(family.uses(family.plan(problem, Target(H200, arch)), ids64=False, add=False))
+    return sorted((use for use in uses if "mxfp4" in use.spec.name), key=lambda use: str(use.spec))
+
+
 def _mxfp4_uses(arch: Arch) -> list[Use]:
     """Of gpt-oss's sizes, the products of Hopper."""
     target, uses = Target(H200, arch), set[Use]()
@@ -67,6 +81,7 @@ def _mxfp4_uses(arch: Arch) -> list[Use]:
     return sorted((use for use in uses if "mxfp4" in use.spec.name), key=lambda use: str(use.spec))
 
 
+SLOW = ("sm90/grouped_mlp", "sm80/mxfp4_mlp")  # to compile: by nvcc alone
 ROOM = {arch.name: arch.shared_memory for arch in ARCHES.values()}
 # of the other operators of a decoder layer
 MODEL = [
@@ -90,6 +105,8 @@ USES = [
     *(use for arch in dict.fromkeys(ARCHES.values()) for use in _uses(arch)),
     *(use for arch in (ARCHES[8, 0], HOPPER) for use in _int4_24_uses(arch)),
     *_mxfp4_uses(HOPPER),
+    *_mxfp4_warp_uses(ARCHES[8, 0], 1, 32, 4096),
+    *_mxfp4_warp_uses(HOPPER, 32),
 ]
 
 

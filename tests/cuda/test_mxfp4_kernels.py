@@ -83,15 +83,15 @@ def worst(
     return 0.0 if kernels.sound and torch.equal(out[n:], start[n:]) else float("inf")
 
 
-NARROW = NarrowTile(4, 8, 2, 2)
+NARROW, WIDE = NarrowTile(4, 8, 2, 3), WideTile(2, 1, 8, 2)
 CALLS: list[tuple[Sizes, int, int, int, Form]] = [
-    (ColumnSizes(split=2, up_unroll=2, down_unroll=2), 2, 352, 160, GPT_OSS),
-    (ColumnSizes(2, 1, 2, 2, 3, 3), 1, 96, 1056, Form(bias=torch.float32)),
+    (ColumnSizes(), 2, 352, 160, GPT_OSS),
+    (ColumnSizes(2, 1, 2, 2, 1, 2), 1, 96, 1056, Form(bias=torch.float32)),
     (NARROW, 3, 96, 32, Form()),
-    (NARROW, 17, 1120, 352, GPT_OSS),
-    (NarrowTile(8, 4, 4, 2), 9, 608, 64, Form(order="interleaved")),
+    (NARROW, 13, 672, 96, GPT_OSS),
+    (NarrowTile(4, 4, 3, 3), 9, 352, 64, Form(order="interleaved")),
     (WideTile(1, 2, 32, 3), 33, 288, 96, GPT_OSS),
-    (WideTile(4, 1, 16, 2), 9, 160, 160, Form(bias=torch.float32)),
+    (WIDE, 9, 160, 160, Form(bias=torch.float32)),
     (NarrowTile(4, 16, 2, 3), 30, 160, 96, Form(GPT_OSS.activation, torch.float32)),
 ]
 
@@ -119,15 +119,14 @@ def test_scales_near_the_ends(sizes: Sizes, scale: int, tmp_path: Path, monkeypa
 @pytest.mark.parametrize(
     ("sizes", "kernel", "line", "instead"),
     [
-        (NARROW, "narrow", "word << 6, even_signs", "word << 2, even_signs"),
-        (NARROW, "narrow", "even_signs << 8", "odd_signs << 8"),
-        (NARROW, "narrow", "min(4 * c + t, groups - 1)", "min(4 * c, groups - 1)"),
+        (NARROW, "narrow", "word << 6, even_signs", "word << 2, even_signs"),  # swapped nibbles
+        (NARROW, "narrow", "min(4 * c + t, of_scales.groups - 1)", "min(4 * c, of_scales.groups - 1)"),
         (NARROW, "narrow", "x.x, x.z, 0x7632", "x.x, x.y, 0x7632"),
         (NARROW, "narrow", "copies_wait<DEPTH - 1>();", "copies_wait<DEPTH>();"),
-        (NARROW, "narrow", "group < groups, policy", "true, policy"),
-        (NARROW, "narrow", "depth - 8), unit * 8 < depth", "depth - 8), true"),
-        (NARROW, "narrow", "while (!work.complete(next.tile)) {", "while (false) {"),
-        (NARROW, "narrow", "__syncthreads();  // all copies", "__syncwarp();  //"),
+        (NARROW, "narrow", "channel < groups * 32", "true"),
+        (NARROW, "narrow", "large = __syncthreads_or(", "large = ("),
+        (WIDE, "mlp", "copies_wait<STAGES - 2>();", "copies_wait<STAGES - 1>();"),
+        (WIDE, "mlp", "if (AHEAD) of.load(scales, c + 1);", "if (AHEAD) of.load(scales, c);"),
     ],
 )
 def test_a_mistake_is_seen(
@@ -135,7 +134,7 @@ def test_a_mistake_is_seen(
 ) -> None:
     name = f"sm80/mxfp4_{kernel}"
     kernels = HostKernels(tmp_path, True, with_mistake(tmp_path, name, line, instead), together=3)
-    assert worst(kernels, monkeypatch, sizes, 9, 672, 96, Form(order="interleaved")) > 0
+    assert worst(kernels, monkeypatch, sizes, 5, 352, 32, Form(order="interleaved")) > 0
 
 
 @pytest.mark.parametrize("arch", [ARCHES[8, 0], ARCHES[8, 6], HOPPER], ids=lambda arch: arch.name)

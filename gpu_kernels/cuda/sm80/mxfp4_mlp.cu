@@ -9,7 +9,7 @@
 //
 // Shared memory: STAGES stages of 128 channels: WEIGHT_ROWS rows of 64 bytes, MAX_N rows of x of 256 bytes,
 // filled by cp.async; then the rows of x that each thread copies, SLOTS items, and what they share. Each lane reads its rows' scales from memory, a
-// stage ahead. At most 255 registers; nothing spills.
+// stage ahead. A thread takes at most 255 registers; nothing spills.
 #include "sm80/mxfp4_rows.cuh"
 
 #ifndef WARPS_M
