@@ -1,10 +1,12 @@
 """Qwen3-30B-A3B with random weights on a GPU: decode steps, prefill, and where their time goes.
 
     PYTHONPATH=. python benchmarks/qwen3_gpu.py --json benchmarks/results/qwen3_gpu.json
+    PYTHONPATH=. python benchmarks/qwen3_gpu.py --weights mxfp4 --json benchmarks/results/qwen3_gpu_mxfp4.json
 
-Weights N(0, 0.02), norms 1, embeddings N(0, 1). A step's time is the median of whole generations less the median of
-those that end with the first token, over the number of steps. --write puts the tables into docs/qwen3.md
-and README.md. With TTNN_MOE_CUDA_ARCH=sm_80 the GPU stands for an older one: every kernel is compiled for that.
+Weights N(0, 0.02), norms 1, embeddings N(0, 1); --weights makes experts of random bits, of that standard deviation. A
+step's time is the median of whole generations less the median of those that end with the first token, over the number
+of steps. --write puts the tables of bf16 into docs/qwen3.md and README.md. With TTNN_MOE_CUDA_ARCH=sm_80 the GPU stands
+for an older one: every kernel is compiled for that.
 """
 
 from __future__ import annotations
@@ -25,10 +27,13 @@ from rich.console import Console
 
 from ttnn_moe.bench import report
 from ttnn_moe.bench.floor import Ceilings, measure_ceilings
+from ttnn_moe.bench.layer import Layer
 from ttnn_moe.cuda.arch import asked, stands_for
 from ttnn_moe.cuda.device import gpu
+from ttnn_moe.errors import RequestError
 from ttnn_moe.models.qwen3 import PRESETS, Engine, Qwen3Moe, Qwen3MoeConfig, generate
 from ttnn_moe.models.qwen3.runtime.generate import default_chunk
+from ttnn_moe.models.qwen3.weight_formats import FORMATS
 from ttnn_moe.models.qwen3.weights import randomize
 
 ROOT = Path(__file__).parent.parent
@@ -52,6 +57,7 @@ def described(model: Qwen3Moe, name: str, ceilings: Ceilings, rounds: int) -> di
         "arch": asked(),
         "layers": model.config.num_hidden_layers,
         "dtype": "bfloat16",
+        "weights": model.config.weight_format,
         "rounds": rounds,
     }
 
@@ -64,7 +70,9 @@ def floors(config: Qwen3MoeConfig, ceilings: Ceilings, itemsize: int) -> dict[st
     last layer the products that make keys and values, for only one token goes on.
     """
     E, K = config.num_experts, config.num_experts_per_tok
+    sizes = E, K, config.hidden_size, config.moe_intermediate_size
     expert = 3 * config.hidden_size * config.moe_intermediate_size
+    expert_bytes = Layer("", *sizes, weight_format=config.weight_format).expert_bytes
     heads = (2 * config.num_attention_heads + 2 * config.num_key_value_heads) * config.head_dim
     layer = config.hidden_size * (heads + E)
     kept = 2 * config.hidden_size * config.num_key_value_heads * config.head_dim
@@ -73,7 +81,7 @@ def floors(config: Qwen3MoeConfig, ceilings: Ceilings, itemsize: int) -> dict[st
 
     def step(B: int) -> float:
         visited = E * (1 - (1 - K / E) ** B)
-        return itemsize * (L * (layer + visited * expert) + head) / ceilings.read_bytes_per_s
+        return (itemsize * (L * layer + head) + L * visited * expert_bytes) / ceilings.read_bytes_per_s
 
     def prefill(n: int) -> float:
         attention = 2 * n * n * config.num_attention_heads * config.head_dim
@@ -183,6 +191,7 @@ def traced(run: Any, repeats: int, keep: Path | None) -> dict[str, Any]:
 def main(
     config: Annotated[str, typer.Option(help=f"One of {sorted(PRESETS)}.")] = "qwen3-30b-a3b",
     layers: Layers = None,
+    weights: Annotated[str, typer.Option(help=f"Format of the experts: {', '.join(FORMATS)}.")] = "dense",
     batches: Annotated[str, typer.Option(help="Sequences of decode.")] = "1,8,32,128",
     prefills: Annotated[str, typer.Option(help="Lengths of one prompt.")] = "128,512,4096",
     prompt: Annotated[int, typer.Option(help="Prompt tokens of a decoded sequence.")] = 128,
@@ -205,7 +214,9 @@ def main(
             page = ROOT / name
             page.write_text(updated(page.read_text(), text))
         return
-    sizes = PRESETS[config]
+    if weights not in FORMATS:
+        raise RequestError("no such weights", got=weights, expected=f"one of {list(FORMATS)}")
+    sizes = dataclasses.replace(PRESETS[config], weight_format=weights)
     if layers is not None:
         sizes = dataclasses.replace(sizes, num_hidden_layers=layers)
     dtype = torch.bfloat16
@@ -294,10 +305,17 @@ def parts(data: dict[str, Any]) -> list[str]:
     return markdown(*rows)
 
 
+def _weights(data: dict[str, Any]) -> str:
+    """Results from before there were other weights say nothing of them."""
+    form = data.get("weights", "dense")
+    return "bf16" if form == "dense" else f"bf16 with experts in {form}"
+
+
 def caption(data: dict[str, Any]) -> str:
     here, versions = data["machine"], data["versions"]
     return (
-        f"{here['name']}, torch {versions['torch']}, triton {versions.get('triton')}; bf16, {data['layers']} layers; "
+        f"{here['name']}, torch {versions['torch']}, triton {versions.get('triton')}; {_weights(data)}, "
+        f"{data['layers']} layers; "
         f"medians of {data['rounds']}. Floor: bytes at {here['read_bytes_per_s'] / 1e12:.2f} TB/s, operations at "
         f"{here['flops_per_s'] / 1e12:.0f} TFLOP/s, both measured in the same run."
     )

@@ -19,7 +19,9 @@ PARTS = ("norms", "qkv", "q/k norm, RoPE, cache", "attention", "out", "router", 
 _ATTENTION = re.compile(r"decode_attention|merge_attention|prefill_attention|flash|fmha|attention", re.I)
 _PRODUCT = re.compile(r"few_linear|decode_linear|gemm|nvjet|cutlass|cublas|splitk|xmma|ampere_|sm90_|sm80_", re.I)
 _NORM = re.compile(r"rms_norm")
-_EXPERTS = re.compile(r"few_gate_up|few_down|routing_|gate_up|grouped_matmul|grouped_mlp|combine|silu_mul")
+_EXPERTS = re.compile(
+    r"few_gate_up|few_down|routing_|gate_up|grouped_matmul|grouped_mlp|combine|silu_mul|mxfp4|int4_24|mx_quantise"
+)
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -104,14 +105,15 @@ def sm80_layer() -> str:
     return "\n".join([*lines, "", told_machine(data)]) + "\n"
 
 
-def int4_24_layer() -> str:
-    """Both layers with int4_24 experts: the backend's choice and each family, as graphs."""
-    data = results("int4_24_layer.json")
+def format_layers(weight_format: str) -> str:
+    """The layers with experts of a format: the backend's choice, each family and peers, as graphs."""
+    data = results(f"{weight_format}_layer.json")
     lines = []
     for layer in data["layers"]:
         names = list(dict.fromkeys(r["implementation"] for r in data["rows"] if r["layer"] == layer["name"]))
         sizes = f"{layer['name']}: E {layer['E']}, K {layer['K']}, H {layer['H']}, I {layer['I']}"
-        lines += [f"### int4_24, {sizes}", "", *layer_table(data, layer, names, []), ""]
+        title = sizes if layer["weight_format"] == "dense" else f"{weight_format}, {sizes}"
+        lines += [f"### {title}", "", *layer_table(data, layer, names, []), ""]
     return "\n".join([*lines, told_machine(data)]) + "\n"
 
 
@@ -222,7 +224,8 @@ def table_head(cells: list[Any]) -> list[str]:
 
 TABLES: dict[str, Callable[[], str]] = {
     "cpu_layer.json": cpu_layer,
-    "int4_24_layer.json": int4_24_layer,
+    "int4_24_layer.json": partial(format_layers, "int4_24"),
+    "mxfp4_layer.json": partial(format_layers, "mxfp4"),
     "moe_layer.json": moe_layer,
     "moe_layer.json, all of it": moe_layer_all,
     "peers_h200.json": peers_h200,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
@@ -52,6 +52,7 @@ class Numerics:
         expert_out: dtype of each expert's output before the routing weight.
         weighted: dtype of an expert's output times its routing weight.
         routing_weight: dtype of the routing weights.
+        operands: format of hidden and of the activation in both products: "mxfp8" by the rule "up", "mxfp4" by "ocp".
     """
 
     gate_up: torch.dtype | None = None
@@ -60,6 +61,7 @@ class Numerics:
     expert_out: torch.dtype | None = None
     weighted: torch.dtype | None = None
     routing_weight: torch.dtype | None = None
+    operands: str | None = None
 
 
 class Prepared(ABC):
@@ -223,6 +225,17 @@ class ChecksItself(Protocol):
 
     def selfchecks(self) -> Sequence[Check]:
         """They run before the contract's, on the device that the backend takes tensors on."""
+
+
+@runtime_checkable
+class ChecksFormats(Protocol):
+    """A backend that brings checks of its own for a weight format, such as of each tile of its kernels."""
+
+    def format_checks(self, weight_format: str) -> Iterable[Check]:
+        """They run after the contract's."""
+
+    def format_advice(self, weight_format: str) -> Iterable[str]:
+        """Lines about this machine that follow them, such as which tile is the fastest."""
 
 
 @runtime_checkable

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
@@ -111,11 +112,12 @@ def doctor(
 def selfcheck(
     backend: Annotated[str, typer.Option(help="A backend, or auto: the first that is here.")] = "auto",
     dtype: Dtype = "bf16",
+    format: Format = "dense",
 ) -> None:
     """Run every operator of a backend on this machine against plain arithmetic; the last line says what passed."""
     from .selfcheck import runner
 
-    if not runner.selfcheck(backend, typer.echo, _dtype(dtype, "bf16", "fp16", "fp32")):
+    if not runner.selfcheck(backend, typer.echo, _dtype(dtype, "bf16", "fp16", "fp32"), _format(format)):
         raise typer.Exit(1)
 
 
@@ -132,13 +134,14 @@ def bench(
     rounds: Annotated[int, typer.Option(help="Samples of a time, at most.", min=1, max=MOST)] = 100,
     seed: Annotated[int, typer.Option(help="Of weights and draws.", min=0, max=2**63 - 1)] = 0,
     tune: Annotated[bool, typer.Option("--tune", help="Time the tiles of CUDA kernels and keep the fastest.")] = False,
+    format: Format = "dense",
     as_json: Json = False,
 ) -> None:
     """Measure one MoE layer of random weights, beside the floor of its bytes and operations."""
     from .bench import command
     from .bench.layer import Layer
 
-    layer = Layer("layer", experts, topk, hidden, intermediate)
+    layer = Layer("layer", experts, topk, hidden, intermediate, weight_format=_format(format))
     if tune:
         command.tune(layer, tokens, dtype, device, rounds, seed)
         return
@@ -155,14 +158,21 @@ def warmup(
     dtype: Annotated[str, typer.Option(help="bf16 or fp16.")] = "bf16",
     arch: Annotated[str | None, typer.Option(help="sm_80, sm_90a, ...; default: this GPU's, or sm_90a.")] = None,
     format: Format = "dense",
+    activation: Annotated[str, typer.Option(help="silu, or clamped_swiglu, as gpt-oss has it.")] = "silu",
+    tiles: Annotated[
+        str | None, typer.Option(help="With --format mxfp4 on sm_120f: tiles instead of tokens, as in 8,16,64x256.")
+    ] = None,
 ) -> None:
     """Compile the CUDA C++ kernels of a layer's sizes, so that the first call need not. Needs no GPU."""
     from .cuda.moe.warmup import specs_of, target, warm_up
 
-    kind, found = _dtype(dtype, "bf16", "fp16"), target(arch)
-    specs = specs_of(_tokens(tokens), experts, topk, hidden, intermediate, kind, found, _format(format))
+    kind, found, names = _dtype(dtype, "bf16", "fp16"), target(arch), tiles.split(",") if tiles else []
+    sizes = experts, topk, hidden, intermediate, kind, found, _format(format), _activation(activation), names
+    specs = specs_of(_tokens(tokens), *sizes)
+    start = time.perf_counter()
     made = warm_up(specs)
-    typer.echo(f"{len(specs)} kernels for {found.name} are ready, {made} of them compiled now")
+    took = f" in {time.perf_counter() - start:.1f} s" if made else ""
+    typer.echo(f"{len(specs)} kernels for {found.name} are ready, {made} of them compiled now{took}")
 
 
 @app.command()
@@ -211,6 +221,14 @@ def _format(name: str) -> str:
     from .formats import get_format
 
     return get_format(name).name
+
+
+def _activation(name: str) -> str:
+    from .activations import ACTIVATIONS
+
+    if name not in ACTIVATIONS:
+        raise ContractError("unknown activation", got=repr(name), expected=f"one of {list(ACTIVATIONS)}")
+    return name
 
 
 def _dtype(name: str, *able: str) -> torch.dtype:
@@ -283,6 +301,14 @@ def quantize(context: typer.Context) -> None:
     from .models.qwen3.quantize import command
 
     raise typer.Exit(run_app(command.app, context.args, "ttnn-moe quantize"))
+
+
+@app.command(context_settings=FORWARDED, add_help_option=False)
+def profile(context: typer.Context) -> None:
+    """Show the share of the experts in a decode step of a checkpoint (options: ttnn-moe profile --help)."""
+    from .models.qwen3 import profile as profile_
+
+    raise typer.Exit(run_app(profile_.app, context.args, "ttnn-moe profile"))
 
 
 def run(args: Sequence[str] | None = None) -> int:

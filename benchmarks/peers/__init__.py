@@ -12,7 +12,9 @@ from .sonic_moe import SonicMoe
 from .torch_grouped_mm import TorchGroupedMm
 from .transformers_experts import Transformers
 from .triton_kernels_matmul import TritonKernels
+from .triton_kernels_mxfp4 import TritonKernelsMxfp4
 from .vllm_fused_experts import Vllm
+from .vllm_marlin_mxfp4 import VllmMarlinMxfp4
 
 PEERS: list[Implementation] = [
     TorchGroupedMm(),
@@ -24,3 +26,6 @@ PEERS: list[Implementation] = [
     SonicMoe(),
     TritonKernels(),
 ]
+
+MXFP4_PEERS: list[Implementation] = [VllmMarlinMxfp4(), TritonKernelsMxfp4()]
+"""Those of MXFP4 weights; never run, as no machine here had them."""

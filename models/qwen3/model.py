@@ -166,13 +166,18 @@ class MoE(nn.Module):
 
     def forward(self, x: Tensor, norm: RMSNorm, step: Step) -> Tensor:
         """x [T, H] + experts(norm(x)); x may be overwritten."""
-        ids, weights, hidden = decoder.norm_route(
-            x, norm.weight, norm.eps, self.router.weight, self.K, self.norm_topk_prob
-        )
+        return self.add_experts(x, *self.route(x, norm), step.num_tokens)
+
+    def route(self, x: Tensor, norm: RMSNorm) -> tuple[Tensor, Tensor, Tensor]:
+        """ids and weights [T, K] of the experts of each token, and norm(x) [T, H]."""
+        return decoder.norm_route(x, norm.weight, norm.eps, self.router.weight, self.K, self.norm_topk_prob)
+
+    def add_experts(self, x: Tensor, ids: Tensor, weights: Tensor, hidden: Tensor, num_tokens: Tensor | None) -> Tensor:
+        """x [T, H] + the experts of hidden [T, H]; x may be overwritten."""
         if decoder.uses_kernels(x):  # the sum over experts begins with x
             layer = self.prepared(x.shape[0])
-            return layer(hidden, ids, weights, out=x, accumulate=True, num_tokens=step.num_tokens)
-        routing = ttnn_moe.Routing.from_topk(ids, weights, self.router.out_features, num_tokens=step.num_tokens)
+            return layer(hidden, ids, weights, out=x, accumulate=True, num_tokens=num_tokens)
+        routing = ttnn_moe.Routing.from_topk(ids, weights, self.router.out_features, num_tokens=num_tokens)
         return x + ttnn_moe.moe(hidden, routing, self.experts, backend=self.backend)
 
 

@@ -87,7 +87,8 @@ USES = [
 
 def test_every_source_is_a_kernel_that_some_plan_uses() -> None:
     names = {path.relative_to(ROOT).with_suffix("").as_posix() for path in ROOT.rglob("*.cu")}
-    assert names == {use.spec.name for use in USES}
+    named = {use.spec.name for use in USES}
+    assert {name for name in names if not name.startswith("sm120/")} == named, "test_sm120_mxfp4.py has the others"
 
 
 @pytest.mark.parametrize("arch", dict.fromkeys(ARCHES.values()), ids=lambda arch: arch.name)

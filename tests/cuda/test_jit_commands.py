@@ -49,6 +49,15 @@ def test_the_kernels_of_a_weight_format_are_warmed_up_and_explained() -> None:
     assert "nothing runs it here" not in _run("why", *asked, "--device", "cpu")
 
 
+def test_tiles_of_mxfp4_are_warmed_up() -> None:
+    """Quantise, sort for two kinds of ids, product, combine: of a tile that a layer of gpt-oss takes."""
+    sizes = ("--experts", "32", "--topk", "4", "--hidden", "2880", "--intermediate", "2880")
+    asked = (*sizes, "--format", "mxfp4", "--activation", "clamped_swiglu", "--arch", "sm_120f", "--tiles")
+    said = _run("warmup", *asked, "8")
+    assert "5 kernels for sm_120f are ready, 5 of them compiled now in " in said
+    assert "5 kernels for sm_120f are ready, 0 of them compiled now" in _run("warmup", *asked, "8x64")
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -57,7 +66,10 @@ def test_the_kernels_of_a_weight_format_are_warmed_up_and_explained() -> None:
         (["--arch", "sm_70"], "'sm_120f', 'sm_80'"),
         (["--arch", "sm_86", "--experts", "1024"], "99 KiB"),
         (["--hidden", "100"], "multiples of 64"),
-        (["--format", "mxfp4"], "no CUDA C"),
+        (["--format", "mxfp4", "--hidden", "80"], "multiples of 32, not 80"),
+        (["--format", "mxfp4", "--arch", "sm_120f", "--tiles", "128x256"], "needs 108576 bytes"),
+        (["--format", "mxfp4", "--arch", "sm_120f", "--tiles", "8", "--activation", "gelu"], "clamped_swiglu"),
+        (["--tiles", "8"], "no tiles to name"),
         (["--format", "int3"], "'dense', 'int4_24'"),
     ],
 )

@@ -33,7 +33,7 @@ from ttnn_moe.backend import Numerics
 from ttnn_moe.cuda.arch import Target, target_of
 from ttnn_moe.cuda.moe import run
 from ttnn_moe.cuda.moe.families import FAMILIES, Chosen
-from ttnn_moe.cuda.moe.family import Family
+from ttnn_moe.cuda.moe.family import Family, numerics_of
 from ttnn_moe.formats.mxfp4 import NAME
 from ttnn_moe.selfcheck.bounds import poisoned
 from ttnn_moe.selfcheck.oracle import oracle
@@ -64,7 +64,7 @@ def family(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> F
 
 
 def _numerics(family: Family[Any]) -> Numerics:
-    return Numerics(activation=BF16, expert_out=BF16 if family.rounds_expert_out else None)
+    return numerics_of(family, Problem(1, 1, 1, 32, 32))
 
 
 def _want(family: Family[Any], hidden: Tensor, routing: Routing, experts: Experts) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from types import ModuleType
 
 import pytest
@@ -71,6 +72,10 @@ def test_floors_of_the_real_sizes(benchmark) -> None:
         [1.4, 6.0, 12.4, 14.1], rel=0.05
     )
     assert floor["prefill"](4096) * 1e3 == pytest.approx(37, rel=0.2)
+    packed = benchmark.floors(replace(PRESETS["qwen3-30b-a3b"], weight_format="mxfp4"), Ceilings(4.3e12, 790e12), 2)
+    experts = 48 * 8 * 3 * 2048 * 768  # weights of those that one token visits
+    assert packed["step"](1) == pytest.approx(floor["step"](1) - experts * (16 - 4.25) / 8 / 4.3e12)
+    assert packed["prefill"](4096) == floor["prefill"](4096)
 
 
 def test_the_pages_have_the_tables_of_the_results(benchmark) -> None:

@@ -137,19 +137,22 @@ def _compile(*arguments: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def with_mistake(where: Path, name: str, line: str, instead: str) -> dict[str, Path]:
-    """`sources` of HostKernels: a kernel with one line changed, its own or of a header."""
-    source = _whole(f"{name}.cu", set())
+def with_mistake(where: Path, name: str, line: str, instead: str, source_file: Path | None = None) -> dict[str, Path]:
+    """`sources` of HostKernels: a kernel with one line changed, its own or of a header.
+
+    source_file: of a kernel that is not under gpu_kernels/cuda.
+    """
+    source = _whole(f"{name}.cu", set(), source_file)
     assert line in source
     wrong = where / "wrong.cu"
     wrong.write_text(source.replace(line, instead))
     return {name: wrong}
 
 
-def _whole(name: str, seen: set[str]) -> str:
+def _whole(name: str, seen: set[str], file: Path | None = None) -> str:
     """A source with its headers in place, but those that the emulator replaces."""
     lines = []
-    for line in kernel_path("gpu_kernels", "cuda", *name.split("/")).read_text().splitlines():
+    for line in (file or kernel_path("gpu_kernels", "cuda", *name.split("/"))).read_text().splitlines():
         header = line.split('"')[1] if line.startswith('#include "') else None
         if header is None or (HERE / header).exists():
             lines.append(line)

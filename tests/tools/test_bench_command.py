@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,11 @@ from torch import Tensor
 
 from command import run
 from processes import run_python
-from ttnn_moe.bench import report
+from ttnn_moe.bench import command, report
 from ttnn_moe.bench.command import points_of
 from ttnn_moe.bench.floor import Ceilings
 from ttnn_moe.bench.implementations import Forward, Implementation, ours
-from ttnn_moe.bench.layer import Layer, Weights
+from ttnn_moe.bench.layer import GPT_OSS, Layer, Weights
 from ttnn_moe.bench.measure import Options, Point, Result, measure_layer
 from ttnn_moe.errors import RequestError
 
@@ -198,3 +199,37 @@ def test_the_script_measures_us_and_every_peer_that_is_here(tmp_path: Path) -> N
     assert {name: rows[name]["status"] for name in measured_here} == dict.fromkeys(measured_here, "ok")
     assert "vllm fused_experts" in data["unavailable"] and "vllm fused_experts" in done.stderr
     assert data["layers"][0]["E"] == 8 and data["layers"][0]["name"] == "i1408"
+
+
+@pytest.mark.parametrize("weight_format", ["dense", "int4_24", "mxfp4"])
+def test_a_weight_format_has_its_own_floor(weight_format: str) -> None:
+    """Bytes of what is read; random weights of the format pass the gate."""
+    layer = Layer("x", 4, 2, 64, 64, weight_format=weight_format)
+    held = Weights.random(layer, "cpu", 0).experts.tensors.values()
+    assert layer.set_bytes == sum(tensor.nbytes for tensor in held)
+    data = command.run(layer, [Point(3)], "reference", Options("cpu", rounds=2, sets=2))
+    assert {row["status"] for row in data["rows"]} == {"ok"}
+    assert data["layers"][0]["weight_format"] == weight_format
+    assert f"{weight_format} weights" in report.tables(data)[0].title or weight_format == "dense"
+
+
+def test_the_layer_of_gpt_oss_passes_the_gate() -> None:
+    layer = replace(GPT_OSS, E=4, H=96, I=160)
+    experts = Weights.random(layer, "cpu", 0).experts
+    assert (experts.activation, experts.gate_up_order, experts.biased) == ("clamped_swiglu", "interleaved", True)
+    assert layer.set_bytes == sum(tensor.nbytes for tensor in experts.tensors.values())
+    assert GPT_OSS.set_bytes == 128 * (3 * 2880 * 2880 * 17 // 32 + 2 * 3 * 2880)
+    result = Result()
+    measure_layer(layer, [Point(3)], ours("cpu", "reference", "mxfp4"), Ceilings(1e10, 1e11), Options("cpu", 2), result)
+    assert [row["status"] for row in result.rows] == ["ok", "ok"] and result.layers[0]["activation"] == "clamped_swiglu"
+
+
+def test_what_rounds_its_operands_is_judged_with_them_rounded() -> None:
+    class Rounds(Peer):
+        def operands(self, layer: Layer, T: int) -> str | None:
+            return "mxfp8"
+
+    layer, result = Layer("x", 4, 2, 64, 64, weight_format="mxfp4"), Result()
+    peers = [Peer("exact"), Rounds("not rounded")]
+    measure_layer(layer, [Point(3)], peers, Ceilings(1e10, 1e11), Options("cpu", 2), result)
+    assert [row["status"] for row in result.rows] == ["ok", "wrong"], "MXFP8 costs 3%"

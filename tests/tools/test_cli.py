@@ -100,7 +100,7 @@ def test_bench_model_takes_the_options_of_the_models_benchmark(monkeypatch, caps
 
 def test_the_package_runs_as_a_command() -> None:
     done = run_python("-m", "ttnn_moe", "--help")
-    for command in ("doctor", "selfcheck", "bench", "bench-model", "why", "generate", "quantize"):
+    for command in ("doctor", "selfcheck", "bench", "bench-model", "why", "generate", "quantize", "profile"):
         assert f" {command} " in done.stdout
 
 

@@ -24,7 +24,7 @@ COMMANDS: dict[str, tuple[list[str], str]] = {
     "selfcheck": ([], "backend dtype"),
     "bench": (
         ["--tokens", "1", *SMALL, "--rounds", "1"],
-        "tokens experts topk hidden dtype backend device rounds seed",
+        "tokens experts topk hidden dtype backend device rounds seed format",
     ),
     "warmup": (["--tokens", "1", *SMALL], "tokens experts topk hidden intermediate dtype arch"),
     "why": (
@@ -38,6 +38,10 @@ COMMANDS: dict[str, tuple[list[str], str]] = {
     "bench-model": (
         ["--config", str(TINY), "--prompt-len", "2", "--new-tokens", "1"],
         "config layers batch prompt-len new-tokens backend device dtype seed",
+    ),
+    "profile": (
+        ["--model", str(TINY), "--prompt-len", "2", "--steps", "1"],
+        "model batch prompt-len steps backend device dtype",
     ),
     # --out holds other files: refused after all options
     "quantize": (["--model", str(TINY), "--out", str(ROOT / "tests")], "model format calibrate tokens device"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -11,10 +11,13 @@ import torch
 from torch import Tensor
 
 import ascend_stand_in
+import broken_backends
 from command import run
 from own_registry import own_registry
 from processes import run_python
-from ttnn_moe import registry
+from ttnn_moe import ContractError, registry
+from ttnn_moe.reference import ReferenceBackend
+from ttnn_moe.selfcheck import contract_cases
 from ttnn_moe.selfcheck.bounds import worst_error
 from ttnn_moe.selfcheck.check import Check, measure
 from ttnn_moe.selfcheck.runner import selfcheck
@@ -36,6 +39,36 @@ def test_the_reference_passes(dtype: torch.dtype) -> None:
     assert any(torch.__version__ in line for line in lines[:3])
     for operator in ("moe, plain", "gate_projection", "silu_mul", "down_projection", "prepared layer"):
         assert any(operator in line and " us" in line for line in ran)
+
+
+def test_another_weight_format_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    few = [case for case in contract_cases.CASES if case.name in ("plain", "one_token", "idle_expert_nan_weights")]
+    monkeypatch.setattr(contract_cases, "CASES", few)
+    for weight_format, extra in (("mxfp4", 3), ("int4_24", 0)):
+        lines: list[str] = []
+        assert selfcheck("reference", lines.append, weight_format=weight_format), "\n".join(lines)
+        names = [line for line in lines if line.startswith("ok")]
+        assert len(names) == len(few) + extra + 1 and sum("as gpt-oss" in name for name in names) == extra
+        assert lines[-1].endswith(f"bfloat16, {weight_format} weights")
+    with pytest.raises(ContractError, match="no cases of this format"):
+        selfcheck("reference", lines.append, weight_format="nonesuch")
+
+
+def test_the_checks_and_the_advice_of_a_format_follow(register, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Offers(ReferenceBackend):
+        def format_checks(self, weight_format: str) -> Iterable[Check]:
+            yield Check(f"tile of {weight_format}", lambda: torch.ones(1, 1), lambda: torch.zeros(1, 1), 1e-2)
+
+        def format_advice(self, weight_format: str) -> Iterable[str]:
+            yield f"the fastest tile of {weight_format}"
+
+    monkeypatch.setattr(contract_cases, "CASES", [])
+    monkeypatch.setattr(broken_backends, "Offers", Offers, raising=False)
+    register("offers", "broken_backends:Offers")
+    lines: list[str] = []
+    assert not selfcheck("offers", lines.append, weight_format="mxfp4")
+    assert any(line.startswith("FAIL tile of mxfp4: error inf") for line in lines)
+    assert lines[-2] == "the fastest tile of mxfp4" and lines[-1].startswith("FAILED: offers")
 
 
 def test_a_wrong_backend_fails_and_is_told_where(register, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
@@ -90,6 +123,7 @@ def test_worst_error_sees_one_row_and_nan() -> None:
 
 STAND_IN = """
 import ascend_stand_in
+import broken_backends
 from ttnn_moe import __main__ as command, registry
 registry.register("ascend", ascend_stand_in.TARGET)
 """

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .gate import Inputs, Verdict, check_calls, check_replay
+from .gate import Inputs, Verdict, check_calls, check_replay, rounded
 from .implementations import Implementation
 from .layer import Layer, Weights
 from .timing import Call, CpuClock, CudaClock, Spread, Turn, capture, waits_for_device
@@ -75,6 +75,7 @@ def attempt(
         reason = implementation.why_not(layer, len(inputs[0].hidden))
         if reason is not None:
             return same("skipped", reason)
+        inputs = rounded(inputs, sets, implementation.operands(layer, len(inputs[0].hidden)))
         calls = _calls(implementation, layer, sets, inputs)
         verdict = check_calls(calls, inputs)
     except Exception as error:

@@ -85,7 +85,7 @@ def _asked(
     if rounds < 1:
         raise RequestError("rounds must be positive", got=rounds)
     points, layer = points_of(tokens), replace(layer, dtype=DTYPES[dtype])
-    device = device_of(device, backend)
+    device = device_of(device, backend, layer.weight_format)
     fit(layer, max(point.T for point in points), free_bytes(device))
     sets = 4 if device == "cuda" else 2
     return points, layer, Options(device, rounds=rounds, sets=sets, seed=seed, say=_quietly(Console(stderr=True)))
@@ -97,7 +97,7 @@ def run(layer: Layer, points: list[Point], backend: str, options: Options) -> di
     Raises:
         BackendUnavailable: a backend that was named cannot run this layer.
     """
-    implementations = ours(options.device, backend)
+    implementations = ours(options.device, backend, layer.weight_format)
     for implementation in implementations:
         reason = implementation.why_not(layer, points[0].T)
         if reason is not None and backend != "auto":

@@ -31,6 +31,9 @@ class OfFamily(Implementation):
             return f"it runs {self.family.weight_format} weights, not {problem.weight_format!r}"
         return self.family.why_not(problem, self.target())
 
+    def operands(self, layer: Layer, T: int) -> str | None:
+        return self.family.operands
+
     def plan(self, layer: Layer, T: int) -> Any:
         return self.family.plan(layer.problem(T, "cuda"), self.target())
 

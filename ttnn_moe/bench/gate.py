@@ -1,6 +1,7 @@
 """The gate: nothing is timed unless its output is right, in this run, on these inputs.
 
-Right: every checked token is within BOUND of the fp64 oracle on the same weights. No value of POISON is left in an
+Right: every checked token is within BOUND of the fp64 oracle on the same weights; of an implementation that declares
+operands such as MXFP8, within BOUND of the fp32 oracle on operands rounded so. No value of POISON is left in an
 output that was filled with it, and no NaN or infinity is anywhere. On CUDA the gate checks every token. On the CPU it
 checks as many as CPU_FLOPS allow, drawn anew for every routing, and always the last.
 """
@@ -8,11 +9,12 @@ checks as many as CPU_FLOPS allow, drawn anew for every routing, and always the 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
+from ..backend import Numerics
 from ..selfcheck.bounds import BOUND, POISON, token_errors
 from ..selfcheck.oracle import oracle
 from .draw import Draw
@@ -45,6 +47,17 @@ class Inputs:
         want = oracle(hidden[at], draw.ids[tokens], draw.weights[tokens], expert_weights.experts)
         ids, weights = draw.ids.to(hidden.device), draw.weights.to(hidden.device)
         return cls(hidden, ids, weights, draw, tokens.to(hidden.device), want)
+
+
+def rounded(inputs: Sequence[Inputs], sets: Sequence[Weights], operands: str | None) -> Sequence[Inputs]:
+    """The inputs with what is right where hidden and activations are rounded to a format; None: they are not."""
+    if operands is None:
+        return inputs
+    out = []
+    for given, weights in zip(inputs, sets, strict=True):
+        hidden, ids, scale = (tensor[given.tokens] for tensor in (given.hidden, given.ids, given.weights))
+        out.append(replace(given, want=oracle(hidden, ids, scale, weights.experts, Numerics(operands=operands))))
+    return out
 
 
 def checked_tokens(layer: Layer, T: int, on_cuda: bool, seed: int) -> Tensor:

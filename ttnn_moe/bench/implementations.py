@@ -52,6 +52,10 @@ class Implementation:
         """Why it does not run this layer with T tokens, or None."""
         return None
 
+    def operands(self, layer: Layer, T: int) -> str | None:
+        """The format that it rounds hidden and activations to, as in backend.Numerics: the gate rounds them, too."""
+        return None
+
     def prepare(self, layer: Layer, weights: Weights, T: int) -> Forward:
         """Ready for calls of T tokens: f(hidden [T, H], ids [T, K], weights [T, K]) -> [T, H].
 
@@ -77,6 +81,10 @@ class Moe(Implementation):
     def why_not(self, layer: Layer, T: int) -> str | None:
         return registry.why_not(self._problem(layer, T)).get(self.backend)
 
+    def operands(self, layer: Layer, T: int) -> str | None:
+        problem = self._problem(layer, T)
+        return registry.choose(problem, self.backend).numerics(problem).operands
+
     def _problem(self, layer: Layer, T: int) -> Problem:
         return layer.problem(T, self.device)
 
@@ -98,19 +106,21 @@ class Prepared(Moe):
         return prepare(self._problem(layer, T), weights.experts, backend=self.backend)
 
 
-def ours(device: str, backend: str = registry.AUTO) -> list[Implementation]:
-    """Our implementations on a device: of the backend named, or (auto) of all that can run dense weights there.
+def ours(device: str, backend: str = registry.AUTO, weight_format: str = "dense") -> list[Implementation]:
+    """Our implementations on a device: of the backend named, or (auto) of all that can run these weights there.
 
     Raises:
-        BackendUnavailable: the backend named is not here, or not for this device.
+        BackendUnavailable: the backend named is not here, or not for this device and these weights.
     """
-    small = Problem(1, 8, 1, 256, 256, torch.float16, device=device)
+    dtype = torch.float16 if weight_format == "dense" else torch.bfloat16
+    small = Problem(1, 8, 1, 256, 256, dtype, weight_format=weight_format, device=device)
     reasons = registry.why_not(small)
     if backend != registry.AUTO:
         if backend not in registry.backends():
             registry.probe(backend)  # raises, naming those that exist
         if backend in reasons:
-            raise BackendUnavailable(f"backend {backend!r} cannot run on {device!r}: {reasons[backend]}")
+            what = device if weight_format == "dense" else f"{weight_format} weights on {device}"
+            raise BackendUnavailable(f"backend {backend!r} cannot run on {what!r}: {reasons[backend]}")
     names = [name for name in registry.backends() if name not in reasons and backend in (registry.AUTO, name)]
     return [kind(name, device) for name in names for kind in (Moe, Prepared)]
 
@@ -120,8 +130,8 @@ def devices() -> Sequence[str]:
     return ["cuda", "cpu"] if torch.cuda.is_available() else ["cpu"]
 
 
-def device_of(device: str | None, backend: str) -> str:
-    """The device asked for, or the first on which the backend runs.
+def device_of(device: str | None, backend: str, weight_format: str = "dense") -> str:
+    """The device asked for, or the first on which the backend runs these weights.
 
     Raises:
         BackendUnavailable: not here, or the backend does not run there.
@@ -130,8 +140,9 @@ def device_of(device: str | None, backend: str) -> str:
         raise BackendUnavailable("no such device here", got=repr(device), expected=f"one of {devices()}")
     for candidate in devices() if device is None else [device]:
         try:
-            if ours(candidate, backend):
+            if ours(candidate, backend, weight_format):
                 return candidate
+            refused = BackendUnavailable(f"no backend runs {weight_format} weights on {candidate!r}")
         except BackendUnavailable as error:
             refused = error
     raise refused

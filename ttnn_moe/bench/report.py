@@ -103,6 +103,8 @@ def tables(data: dict[str, Any]) -> list[Table]:
         points = [point_name(draw) for draw in layer["draws"]]
         rows = [row for row in data["rows"] if row["layer"] == layer["name"]]
         title = f"{layer['name']}: E={layer['E']} K={layer['K']} H={layer['H']} I={layer['I']} {layer['dtype']}"
+        if layer.get("weight_format", "dense") != "dense":
+            title += f", {layer['weight_format']} weights"
         for mode in sorted({row["mode"] for row in rows}, reverse=True):
             table = Table(title=f"{title}, {mode}, us (over floor)", title_justify="left")
             table.add_column("T", no_wrap=True)

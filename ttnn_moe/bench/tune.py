@@ -13,7 +13,7 @@ from rich.table import Table
 
 from ..cuda.arch import target_of
 from ..cuda.jit import load
-from ..cuda.moe import cuda_cpp, sort, tuned
+from ..cuda.moe import cuda_cpp, tuned
 from ..cuda.moe.families import FAMILIES, choose
 from ..cuda.moe.sorted import Sorted, SortedPlan, Tile
 from ..cuda.moe.uses import Use
@@ -40,9 +40,7 @@ class WithTile(OfFamily):
         return None if T in self.tokens else "not asked for"
 
     def plan(self, layer: Layer, T: int) -> SortedPlan[Any]:
-        arch = cuda_cpp.arch_of(self.target())
-        problem = layer.problem(T, "cuda")
-        return SortedPlan(problem, arch, self.tile, sort.choose(problem, arch))
+        return self.family.plan_of(layer.problem(T, "cuda"), cuda_cpp.arch_of(self.target()), self.tile)
 
     def uses(self, layer: Layer) -> Iterable[Use]:
         """Its kernels."""

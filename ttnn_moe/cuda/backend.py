@@ -8,17 +8,19 @@ With TRITON_INTERPRET=1 the Triton kernels run on the CPU, slowly, in fp16 and f
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor
 
 from ..backend import Numerics, Probe
 from ..contract import Experts, Placement, Problem, Routing
+from ..selfcheck.check import Check
 from .arch import target_of
 from .device import gpus, interpreted, on
-from .moe import triton_launch
+from .moe import tile_checks, triton_launch
 from .moe.families import choose
-from .moe.family import Call
+from .moe.family import Call, numerics_of
 from .moe.prepared import PreparedCuda
 from .moe.run import run
 from .moe.steps import step_rows, step_tiles
@@ -64,8 +66,9 @@ class CudaBackend:
         if problem.dtype == torch.float32:
             return Numerics()
         chosen = choose(problem, target_of())
-        rounds = isinstance(chosen, str) or chosen.family.rounds_expert_out
-        return Numerics(activation=problem.dtype, expert_out=problem.dtype if rounds else None)
+        if isinstance(chosen, str):
+            return Numerics(activation=problem.dtype, expert_out=problem.dtype)
+        return numerics_of(chosen.family, problem)
 
     def prepare(self, problem: Problem, experts: Experts, placement: Placement | None) -> PreparedCuda:
         return PreparedCuda(problem, experts, placement)
@@ -73,6 +76,12 @@ class CudaBackend:
     def moe(self, hidden: Tensor, routing: Routing, experts: Experts, out: Tensor, accumulate: bool) -> None:
         if routing.T:
             run(Call(hidden, routing, experts, out, accumulate))
+
+    def format_checks(self, weight_format: str) -> Iterable[Check]:
+        return () if interpreted() else tile_checks.checks(weight_format)
+
+    def format_advice(self, weight_format: str) -> Iterable[str]:
+        return () if interpreted() else tile_checks.advice(weight_format)
 
     def gate_projection(self, hidden: Tensor, routing: Routing, experts: Experts, row_align: int) -> Tensor:
         return self._step(hidden, routing, experts, row_align, "gate")

@@ -10,27 +10,35 @@ from torch import Tensor
 from .. import api
 from ..backend import AlignsRows, Backend, Numerics
 from ..contract import Problem
+from ..formats import mxfp4
+from . import formats
 from .bounds import BOUND, POISON, poisoned
 from .check import Check
 from .edges import CASES, Case, Inputs
 from .oracle import oracle
 
 PLAIN = Case("plain")
+LIKE_GPT_OSS = ("plain", "one_token", "duplicates", "absent_ids", "skewed", "token_bound", "idle_expert_nan_weights")
 QWEN3 = [Case(f"Qwen3-30B-A3B's layer, T={T}", T, E=128, K=8, H=2048, I=768) for T in (1, 128)]
 
 
-def plain_problem(dtype: torch.dtype, device: str) -> Problem:
+def plain_problem(dtype: torch.dtype, device: str, weight_format: str = formats.DENSE) -> Problem:
     """The smallest problem that every backend runs."""
-    return Problem(PLAIN.T, PLAIN.E, PLAIN.K, PLAIN.H, PLAIN.I, dtype, device=device)
+    return Problem(PLAIN.T, PLAIN.E, PLAIN.K, PLAIN.H, PLAIN.I, dtype, weight_format=weight_format, device=device)
 
 
-def checks(backend: Backend, device: str, dtype: torch.dtype) -> Iterator[Check]:
-    """All checks of the contract, in the order in which to run them."""
+def checks(backend: Backend, device: str, dtype: torch.dtype, weight_format: str = formats.DENSE) -> Iterator[Check]:
+    """All checks of the contract, in the order in which to run them; the steps with dense weights alone."""
     # the full layer takes 1.2 GB in bf16, and a CPU minutes
     for case in (*CASES, *(QWEN3 if device != "cpu" else ())):
-        yield _fused(case, backend, device, dtype)
-    yield from _steps(backend, device, dtype)
-    yield _prepared(backend, device, dtype)
+        yield _fused(case, backend, device, dtype, weight_format)
+    if weight_format == mxfp4.NAME:
+        for case in CASES:
+            if case.name in LIKE_GPT_OSS:
+                yield _fused(case, backend, device, dtype, weight_format, like_gpt_oss=True)
+    if weight_format == formats.DENSE:
+        yield from _steps(backend, device, dtype)
+    yield _prepared(backend, device, dtype, weight_format)
 
 
 def expected(inputs: Inputs, numerics: Numerics) -> Tensor:
@@ -38,10 +46,12 @@ def expected(inputs: Inputs, numerics: Numerics) -> Tensor:
     return oracle(inputs.hidden, inputs.counted_ids, inputs.weights, inputs.experts, numerics)
 
 
-def _fused(case: Case, backend: Backend, device: str, dtype: torch.dtype) -> Check:
-    name = f"moe, {case.name.replace('_', ' ')}"
-    inputs = case.make(dtype)
-    there = inputs.to(device)
+def _fused(
+    case: Case, backend: Backend, device: str, dtype: torch.dtype, weight_format: str, like_gpt_oss: bool = False
+) -> Check:
+    name = f"moe, {case.name.replace('_', ' ')}" + ", as gpt-oss" * like_gpt_oss
+    case = formats.case_in(weight_format, case)
+    there, inputs = _in_format(case.make(dtype), weight_format, device, like_gpt_oss)
     n = case.T if inputs.num_tokens is None else inputs.num_tokens
 
     def run() -> Tensor:
@@ -92,9 +102,19 @@ def _steps(backend: Backend, device: str, dtype: torch.dtype) -> Iterator[Check]
     )
 
 
-def _prepared(backend: Backend, device: str, dtype: torch.dtype) -> Check:
-    inputs = PLAIN.make(dtype)
+def _in_format(inputs: Inputs, weight_format: str, device: str, like_gpt_oss: bool = False) -> tuple[Inputs, Inputs]:
+    """The inputs on the device, where their weights are quantised, and on the CPU."""
     there = inputs.to(device)
+    if weight_format == formats.DENSE:
+        return there, inputs
+    there.experts = formats.experts_in(weight_format, there.experts)
+    if like_gpt_oss:
+        there = formats.as_gpt_oss(there)
+    return there, there.to("cpu")
+
+
+def _prepared(backend: Backend, device: str, dtype: torch.dtype, weight_format: str) -> Check:
+    there, inputs = _in_format(PLAIN.make(dtype), weight_format, device)
     layer = api.prepare(there.problem, there.experts, backend=backend.name)
     return Check(
         "prepared layer",

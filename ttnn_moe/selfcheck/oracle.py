@@ -7,6 +7,7 @@ from torch import Tensor
 
 from ..backend import Numerics
 from ..contract import Experts
+from ..formats import mxfp4, mxfp8, quantise_mxfp4
 
 
 def oracle(
@@ -46,7 +47,7 @@ def oracle(
         gate_up, down = (w.to(kind) for w in experts.dequantize(e))
         biases = experts.biases(e)
         gate_up_bias, down_bias = (0, 0) if biases is None else (bias.to(kind) for bias in biases)
-        both = _round(hidden[t].to(kind) @ gate_up.T + gate_up_bias, rounding.gate_up)
+        both = _round(_as_operand(hidden[t], rounding).to(kind) @ gate_up.T + gate_up_bias, rounding.gate_up)
         gate, up = both[:, : experts.I], both[:, experts.I :]
         if experts.activation == "clamped_swiglu":
             gate, up = torch.where(gate > 7, 7, gate), torch.where(up > 7, 7, torch.where(up < -7, -7, up)) + 1
@@ -54,7 +55,7 @@ def oracle(
         else:
             gate = _round(gate / (1 + torch.exp(-gate)), rounding.silu)
         act = _round(gate * up, rounding.activation)
-        y = _round(act @ down.T + down_bias, rounding.expert_out)
+        y = _round(_as_operand(act, rounding) @ down.T + down_bias, rounding.expert_out)
         w = _round(weights[t, k].to(kind), rounding.routing_weight)
         total.index_add_(0, t, _round(w[:, None] * y, rounding.weighted).double())
     return total
@@ -62,3 +63,13 @@ def oracle(
 
 def _round(x: Tensor, dtype: torch.dtype | None) -> Tensor:
     return x if dtype is None else x.to(dtype).to(x.dtype)
+
+
+def _as_operand(x: Tensor, rounding: Numerics) -> Tensor:
+    """What the product multiplies."""
+    if rounding.operands is None:
+        return x
+    if rounding.operands == mxfp4.NAME:
+        finite = x.isfinite().unflatten(1, (-1, 32)).all(2).repeat_interleave(32, 1)
+        return mxfp4.dequantise(*quantise_mxfp4.quantise(x.where(finite, 0), "ocp")).where(finite, torch.nan)
+    return mxfp8.dequantise(*mxfp8.quantise(x, "up"))

@@ -14,17 +14,23 @@ from collections.abc import Callable, Iterator
 import torch
 
 from .. import __version__, registry
-from ..backend import ChecksItself, NamesVersions
+from ..backend import ChecksFormats, ChecksItself, NamesVersions
 from ..errors import BackendUnavailable
 from ..packages import versions
-from . import contract_cases, parallel_cases
+from . import contract_cases, formats, parallel_cases
 from .check import Check, Outcome, measure
 
 DEVICES = ("npu", "cuda", "cpu")
 
 
-def selfcheck(name: str, print_: Callable[[str], object], dtype: torch.dtype = torch.bfloat16) -> bool:
+def selfcheck(
+    name: str, print_: Callable[[str], object], dtype: torch.dtype = torch.bfloat16, weight_format: str = formats.DENSE
+) -> bool:
     """Run all checks of one backend, print each as it ends, and last a line that says what passed.
+
+    Args:
+        weight_format: of the experts. Other formats than dense have the backend's checks of the format instead of its
+            own checks, the steps and the parallel ones.
 
     Returns:
         Whether all passed, on this rank.
@@ -32,10 +38,12 @@ def selfcheck(name: str, print_: Callable[[str], object], dtype: torch.dtype = t
     Raises:
         BackendUnavailable: the backend is not here.
     """
+    formats.known(weight_format)
     name = registry.resolve(name)
-    device = device_of(name, dtype)
+    device = device_of(name, dtype, weight_format)
     rank, ranks = parallel_cases.start(device)
-    backend = registry.choose(contract_cases.plain_problem(dtype, device), name)
+    backend = registry.choose(contract_cases.plain_problem(dtype, device, weight_format), name)
+    dense = weight_format == formats.DENSE
 
     def say(line: str, always: bool = False) -> None:
         if rank == 0 or always:
@@ -54,11 +62,16 @@ def selfcheck(name: str, print_: Callable[[str], object], dtype: torch.dtype = t
         say(str(outcomes[-1]), not outcomes[-1].passed)
         return outcomes[-1].error is not None
 
-    for check in backend.selfchecks() if isinstance(backend, ChecksItself) else ():
+    for check in backend.selfchecks() if dense and isinstance(backend, ChecksItself) else ():
         in_step(check)
-    for check in contract_cases.checks(backend, device, dtype):
+    for check in contract_cases.checks(backend, device, dtype, weight_format):
         in_step(check)
-    if ranks > 1:
+    if isinstance(backend, ChecksFormats):
+        for check in backend.format_checks(weight_format):
+            in_step(check)
+        for line in backend.format_advice(weight_format):
+            say(line)
+    if dense and ranks > 1:
         # ranks call these together: one that raised cannot go on
         parallel_cases.stop(all(map(in_step, parallel_cases.checks(backend, device, dtype))))
     failed = [outcome.name for outcome in outcomes if not outcome.passed]
@@ -66,15 +79,16 @@ def selfcheck(name: str, print_: Callable[[str], object], dtype: torch.dtype = t
     if failed:
         say(f"FAILED: {where}: {len(failed)} of {len(outcomes)} checks: {', '.join(failed)}", True)
     else:
-        say(f"passed: {where}: all {len(outcomes)} checks, {str(dtype).removeprefix('torch.')}")
+        kind = str(dtype).removeprefix("torch.") + f", {weight_format} weights" * (not dense)
+        say(f"passed: {where}: all {len(outcomes)} checks, {kind}")
     return not failed
 
 
-def device_of(name: str, dtype: torch.dtype) -> str:
+def device_of(name: str, dtype: torch.dtype, weight_format: str = formats.DENSE) -> str:
     """The first device type that the backend takes tensors on."""
     reasons = []
     for device in DEVICES:
-        reason = registry.why_not(contract_cases.plain_problem(dtype, device)).get(name)
+        reason = registry.why_not(contract_cases.plain_problem(dtype, device, weight_format)).get(name)
         if reason is None:
             return device
         reasons.append(reason)

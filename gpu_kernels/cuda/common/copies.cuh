@@ -32,6 +32,18 @@ __device__ __forceinline__ void copy_16(u32 to, const void* from, u64 policy) {
                  : "memory");
 }
 
+// 16 bytes, or zeros; `from` is an address in either case.
+__device__ __forceinline__ void copy_16_or_zeros(u32 to, const void* from, bool valid) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(valid ? 16 : 0)
+                 : "memory");
+}
+
+__device__ __forceinline__ void copy_16_or_zeros(u32 to, const void* from, bool valid, u64 policy) {
+    asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2, %3;" ::"r"(to), "l"(from),
+                 "r"(valid ? 16 : 0), "l"(policy)
+                 : "memory");
+}
+
 // Commit this thread's copies since the last call as a group.
 __device__ __forceinline__ void copies_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 

@@ -59,6 +59,7 @@ constexpr int MOST_SHARED = 227 << 10, STACK = 1 << 16;
 struct Copy {
     unsigned to;
     const void* from;
+    int bytes = 16, zeros = 0;  // after the bytes
 };
 
 struct Fiber {
@@ -159,12 +160,16 @@ inline void meet_warp() { wait(of_warp[current / 32]); }
 inline Meeting& own_cluster() { return of_cluster[block() / cluster]; }
 inline void meet_warpgroup() { wait(of_warpgroup[current / 128]); }
 
-inline unsigned char* shared(unsigned address) {
-    if (address % 16 || static_cast<int>(address) + 16 > shared_bytes) fail("16 bytes outside shared memory");
+inline unsigned char* shared(unsigned address, int bytes = 16) {
+    if (address % bytes || static_cast<int>(address) + bytes > shared_bytes) fail("outside shared memory");
     return memories[block()].bytes + address;
 }
 
-inline void land(const Copy& copy) { std::memcpy(shared(copy.to), copy.from, 16); }
+inline void land(const Copy& copy) {
+    unsigned char* to = shared(copy.to, copy.bytes + copy.zeros);
+    if (copy.bytes) std::memcpy(to, copy.from, copy.bytes);
+    std::memset(to + copy.bytes, 0, copy.zeros);
+}
 
 inline void enter(int fiber) {
     become(fiber);
@@ -273,9 +278,22 @@ inline void __syncthreads() {
     emulator::note('|');
     emulator::wait(emulator::of_block[emulator::block()]);
 }
+inline int __syncthreads_or(int vote) {
+    emulator::fibers[emulator::current].words[0] = vote != 0;
+    __syncthreads();
+    bool any = false;
+    for (int i = 0; i < emulator::threads; ++i)
+        any |= emulator::fibers[emulator::block() * emulator::threads + i].words[0] != 0;
+    __syncthreads();
+    return any;
+}
 inline void __syncwarp() { emulator::meet_warp(); }
 inline float __int_as_float(int word) { return std::bit_cast<float>(word); }
 inline float __uint_as_float(uint32_t word) { return std::bit_cast<float>(word); }
+inline uint32_t __float_as_uint(float value) { return std::bit_cast<uint32_t>(value); }
+inline uint32_t __funnelshift_r(uint32_t low, uint32_t high, uint32_t bits) {
+    return (static_cast<uint64_t>(high) << 32 | low) >> bits % 32;
+}
 
 // Bytes of low (0 .. 3) and high (4 .. 7), chosen by the four low nibbles of `which`.
 inline uint32_t __byte_perm(uint32_t low, uint32_t high, uint32_t which) {

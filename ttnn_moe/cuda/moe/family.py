@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
+from ...backend import Numerics
 from ...contract import Experts, Problem, Routing
 from ..arch import Target
 
@@ -54,6 +55,7 @@ class Family(Protocol[P]):
         weight_format: of the experts that it runs.
         alignment: weights, hidden and out must begin at a multiple of so many bytes. A later family runs other calls.
         rounds_expert_out: whether each expert's output is rounded to the dtype of hidden before it is weighted.
+        operands: format of hidden and activations in both products, as in backend.Numerics; None: the dtype of hidden.
     """
 
     name: str
@@ -61,6 +63,7 @@ class Family(Protocol[P]):
     weight_format: str
     alignment: int
     rounds_expert_out: bool
+    operands: str | None = None
 
     def why_not(self, problem: Problem, target: Target) -> str | None:
         """Why this family does not run a problem, or None."""
@@ -73,3 +76,12 @@ class Family(Protocol[P]):
 
     def launch(self, plan: P, call: Call, buffers: tuple[Tensor, ...]) -> None:
         """Launch on the current stream of the current GPU; call.routing.T is plan's T, above 0."""
+
+
+def numerics_of(family: Family[Any], problem: Problem) -> Numerics:
+    """Where a family rounds, of hidden in bf16 or fp16."""
+    return Numerics(
+        activation=None if family.operands else problem.dtype,
+        expert_out=problem.dtype if family.rounds_expert_out else None,
+        operands=family.operands,
+    )

@@ -1,18 +1,21 @@
 """Tiles of a grouped MXFP8 x MXFP4 product on compute capability 12.x: which fit, and which M suits T tokens.
 
-A tile makes M tokens by N outputs, of K = 128 channels a stage. Its physical form has 64 or 128 rows, as CUTLASS limits
-tiles and scale layouts. A tile of other M is swapped: its outputs are the rows, its tokens the columns.
+A tile makes M tokens by N weight rows, of K = 128 channels a stage. Its physical form has 64 or 128 rows, as CUTLASS
+limits tiles and scale layouts. A tile of other M is swapped: its weight rows are the rows, its tokens the columns.
 
-Shared memory holds an epilogue and two or more stages. `kind::mxf8f6f4` reads FP4 padded, 16 numbers in 16 bytes, so
-both operands have a byte for each element. A stage also has ue8m0 scales of 32 channels, their rows padded to 128, and
-its barriers. These are the sizes of CUTLASS's block-scaled kernels; no kernel here uses them yet.
+The model: shared memory holds an epilogue and two or more stages. `kind::mxf8f6f4` reads FP4 padded, 16 numbers in 16
+bytes, so both operands have a byte for each element. A stage also has ue8m0 scales of 32 channels, their rows padded to
+128, and its barriers. These are the sizes of CUTLASS's block-scaled kernels. gpu_kernels/cuda/sm120/mxfp4_product.cu
+takes the model's stages, and no more memory: `Tile.shared_memory`.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from ...errors import ContractError
+from ...sizes import ceil_div
 from ..arch import ARCHES
 
 CAPACITY = ARCHES[12, 0].shared_memory
@@ -28,11 +31,17 @@ _BARRIERS = 16
 
 @dataclass(frozen=True)
 class Tile:
-    """M tokens by N outputs.
+    """M tokens by N weight rows.
 
     Attributes:
         packed: both operands are FP4 of half a byte, as `kind::mxf4` reads them.
     """
+
+    read_once: ClassVar[bool] = False
+
+    def __str__(self) -> str:
+        """As `ttnn-moe warmup --tiles` takes it."""
+        return f"{self.M}x{self.N}"
 
     M: int
     N: int
@@ -49,15 +58,51 @@ class Tile:
         return (self.N, self.M) if self.swapped else (self.M, self.N)
 
     @property
+    def max_n(self) -> int:
+        """Rows of a tile of the sort, at most."""
+        return self.M
+
+    @property
+    def granule(self) -> int:
+        """Rows that one instruction makes."""
+        return 8 if self.swapped else 16
+
+    @property
+    def fused(self) -> bool:
+        """Whether the gate/up product quantises its activations: 64 weight rows make the 32 that share a scale."""
+        return self.N >= 64
+
+    @property
+    def warps(self) -> tuple[int, int]:
+        """Warps along rows and columns."""
+        rows, columns = self.physical
+        return rows // (32 if rows * columns > 8192 else 16), ceil_div(columns, 64)
+
+    @property
+    def threads(self) -> int:
+        return 32 * self.warps[0] * self.warps[1]
+
+    @property
+    def shared_memory(self) -> int:
+        """Bytes that the kernel takes: its stages, and maxima that warps of a swapped tile exchange."""
+        stage = (self.M + self.N) * K // (2 if self.packed else 1) + 4 * self.M + 8 * self.N
+        return self.stages * stage + (4 * self.warps[0] * self.M if self.swapped else 0)
+
+    @property
+    def defines(self) -> dict[str, object]:
+        """Of the kernel."""
+        return {"TILE_M": self.M, "TILE_N": self.N, "STAGES": self.stages, "PACKED": self.packed}
+
+    @property
     def stage_bytes(self) -> int:
-        """Tokens, weights, scales of both and barriers of one stage."""
+        """Of the model: tokens, weights, scales of both and barriers of one stage."""
         operands = (self.M + self.N) * K // (2 if self.packed else 1)
         scales = sum(-(-n // _SCALED_ROWS) * _SCALED_ROWS * K // _GROUP for n in (self.M, self.N))
         return operands + scales + _BARRIERS
 
     @property
     def epilogue_bytes(self) -> int:
-        """Outputs on their way: a part of 64 x 16, or x 8 where the tile is as narrow."""
+        """Of the model: outputs on their way, a part of 64 x 16, or x 8 where the tile is as narrow."""
         return 64 * min(16, self.physical[1]) * 6 + 1024
 
     @property

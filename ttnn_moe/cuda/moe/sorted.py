@@ -92,6 +92,10 @@ class Sorted(CudaCpp[SortedPlan[TileT]]):
         """Tiles that `ttnn-moe bench --tune` may choose instead, of any architecture's shared memory."""
         return ()
 
+    def checked_tiles(self) -> tuple[TileT, ...]:
+        """Tiles that `ttnn-moe selfcheck` runs, one by one."""
+        return ()
+
     def candidates(self, arch: Arch) -> list[TileT]:
         """Those of `tiles` that an architecture can hold."""
         return [tile for tile in self.tiles() if tile.shared_memory <= arch.shared_memory]
@@ -110,7 +114,12 @@ class Sorted(CudaCpp[SortedPlan[TileT]]):
 
     def plan(self, problem: Problem, target: Target) -> SortedPlan[TileT]:
         arch = arch_of(target)
-        tile = tuned_tile(problem, target, self.candidates(arch)) or self.tile(problem, arch)
+        return self.plan_of(
+            problem, arch, tuned_tile(problem, target, self.candidates(arch)) or self.tile(problem, arch)
+        )
+
+    def plan_of(self, problem: Problem, arch: Arch, tile: TileT) -> SortedPlan[TileT]:
+        """A plan with a tile of `tiles` or `checked_tiles`."""
         return SortedPlan(problem, arch, tile, sort.choose(problem, arch))
 
     def scratch(self, plan: SortedPlan[TileT]) -> tuple[Buffer, ...]:
@@ -123,7 +132,9 @@ class Sorted(CudaCpp[SortedPlan[TileT]]):
     def uses(self, plan: SortedPlan[TileT], ids64: bool, add: bool) -> tuple[Use, ...]:
         problem, arch = plan.problem, plan.arch
         out = {"FP16": problem.dtype == torch.float16, "TOP_K": problem.K, "ADD": add}
-        out |= {"OUT32": problem.out_dtype == torch.float32, "DISCARD": plan.tile.read_once}
+        # whole lines of 128 bytes alone can be dropped
+        drops = plan.tile.read_once and problem.H % 64 == 0
+        out |= {"OUT32": problem.out_dtype == torch.float32, "DISCARD": drops}
         return (
             *sort.sort_uses(arch, plan.sorters, local_experts(problem), ids64, plan.tile.granule),
             plan.product(self.kernel(plan.tile), **self.product_defines(problem)),

@@ -47,6 +47,7 @@ class TritonFew:
     weight_format = "dense"
     alignment = 1
     rounds_expert_out = False
+    operands: str | None = None
 
     def why_not(self, problem: Problem, target: Target) -> str | None:
         return _limits(problem) or why_not_few(problem, MOST_PAIRS)
@@ -70,6 +71,7 @@ class Triton:
     weight_format = "dense"
     alignment = 1
     rounds_expert_out = True
+    operands: str | None = None
 
     def why_not(self, problem: Problem, target: Target) -> str | None:
         return _limits(problem)

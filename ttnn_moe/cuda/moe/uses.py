@@ -5,6 +5,7 @@ from __future__ import annotations
 from ctypes import c_int32
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from ...contract import Experts
@@ -53,3 +54,9 @@ def halves(experts: Experts) -> tuple[int, int]:
 def row_steps(order: str, H: int, I: int) -> tuple[int, int]:
     """Rows of an expert in gate_up, and elements from one gate (or up) row to the next."""
     return (I, 2 * H) if order == "interleaved" else (2 * I, H)
+
+
+def bias_pointers(bias: Tensor | None) -> tuple[int, int]:
+    """Address of a bias in bf16, and of one in fp32; 0: it is the other, or there is none."""
+    at = pointer(bias)
+    return (0, at) if bias is not None and bias.dtype == torch.float32 else (at, 0)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import replace
 
 import torch
 from rich.progress import Progress
 
+from ...activations import SILU
 from ...contract import Problem
 from ...errors import BackendUnavailable, ContractError
 from ..arch import HOPPER, Arch, Target, asked, find, named
@@ -17,6 +19,7 @@ from ..jit.spec import Spec
 from ..jit.store import Store
 from .cuda_cpp import CudaCpp
 from .families import CUDA_CPP, choose
+from .sm120_mxfp4 import SM120_MXFP4, Sm120Mxfp4, tile_named
 
 
 def target(name: str | None) -> Arch:
@@ -45,21 +48,34 @@ def specs_of(
     dtype: torch.dtype,
     arch: Arch = HOPPER,
     weight_format: str = "dense",
+    activation: str = SILU,
+    tiles: Iterable[str] = (),
 ) -> list[Spec]:
     """The kernels of calls of these numbers of tokens, in the order of first use; for int32 and int64 ids.
 
+    Args:
+        tiles: names of tiles of mxfp4 experts on compute capability 12.x: their kernels instead, whatever the tokens.
+
     Raises:
-        ContractError: these kernels do not serve the sizes.
+        ContractError: these kernels do not serve the sizes, or have no such tiles.
     """
     found: dict[Spec, None] = {}
-    for T in tokens:
-        problem = Problem(T, E, K, H, I, dtype, weight_format=weight_format)
-        chosen = choose(problem, Target(H200, arch), CUDA_CPP)
+    target, tiles = Target(H200, arch), list(tiles)
+    for T in [1] if tiles else tokens:
+        problem = Problem(T, E, K, H, I, dtype, weight_format=weight_format, activation=activation)
+        chosen = choose(problem, target, CUDA_CPP)
         if isinstance(chosen, str):
             raise ContractError("no CUDA C++ kernels run these sizes", got=chosen)
-        assert isinstance(chosen.family, CudaCpp)
-        for ids64 in (False, True):
-            found |= dict.fromkeys(use.spec for use in chosen.family.uses(chosen.plan, ids64, add=False))
+        family, plans = chosen.family, [chosen.plan]
+        assert isinstance(family, CudaCpp)
+        if tiles:
+            if not isinstance(family, Sm120Mxfp4):
+                raise ContractError("these kernels have no tiles to name", got=family.name, expected=SM120_MXFP4.name)
+            named = [tile_named(name, family.packed) for name in tiles]
+            plans = [family.plan_of(replace(problem, T=tile.M), arch, tile) for tile in named]
+        for plan in plans:
+            for ids64 in (False, True):
+                found |= dict.fromkeys(use.spec for use in family.uses(plan, ids64, add=False))
     return list(found)
 
 

@@ -18,6 +18,8 @@ from ... import api, registry
 from ...contract import Experts, Problem, Routing
 from ...errors import BackendUnavailable, ContractError
 from .gate import Refusal, traits, why_not
+from .mxfp4 import Mxfp4Experts
+from .mxfp4 import experts_of as mxfp4_experts
 
 _REMEDY = 'take one of transformers\' own: model.set_experts_implementation("grouped_mm"), or "eager"'
 
@@ -38,16 +40,15 @@ def experts_forward(name: str, backend: str) -> Callable[[nn.Module, Tensor, Ten
             if refusal is not None:
                 # a class that the compiler knows: it shows the message
                 raise ValueError(f"{name} cannot serve {type(self).__name__}: {refusal.why}. {_REMEDY}")
-            gate_up, down = _weights(self)
-            experts = Experts.dense(gate_up, down)
+            experts = _experts(self, {key: _flat(tensor) for key, tensor in _weights(self).items()})
         else:
-            bound = _bound(self, name, backend, top_k_index.shape[-1])
-            gate_up, down = bound[1:]
-            experts = bound[0].experts
-        if hidden_states.dtype != gate_up.dtype:
+            # held until the call is done
+            bound, held = _bound(self, name, backend, top_k_index.shape[-1], hidden_states.dtype)
+            experts = bound.experts
+        if experts.dtype not in (None, hidden_states.dtype):
             raise ContractError(
                 f"{name} got hidden states of another dtype than the expert weights",
-                got=f"{hidden_states.dtype} and {gate_up.dtype}",
+                got=f"{hidden_states.dtype} and {experts.dtype}",
                 expected="one dtype",
                 remedy="load the whole model in one, from_pretrained(..., dtype=torch.bfloat16), without autocast",
             )
@@ -68,13 +69,16 @@ def served(model: nn.Module) -> dict[str, str]:
 class _Weights(Mapping[str, Tensor]):
     """The tensors of an Experts, held weakly: offloading replaces weights so that they are freed."""
 
-    def __init__(self, gate_up: Tensor, down: Tensor):
-        self._refs = {"gate_up": weakref.ref(gate_up), "down": weakref.ref(down)}
+    def __init__(self, tensors: Mapping[str, Tensor]):
+        self._refs = {name: weakref.ref(tensor) for name, tensor in tensors.items()}
 
     def __getitem__(self, name: str) -> Tensor:
         tensor = self._refs[name]()
         assert tensor is not None, "a module holds its weights while it runs"
-        return tensor
+        return _flat(tensor)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._refs
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._refs)
@@ -82,13 +86,27 @@ class _Weights(Mapping[str, Tensor]):
     def __len__(self) -> int:
         return len(self._refs)
 
-    def are(self, gate_up: Tensor, down: Tensor) -> bool:
-        return self._refs["gate_up"]() is gate_up and self._refs["down"]() is down
+    def are(self, tensors: Mapping[str, Tensor]) -> bool:
+        return all(ref() is tensors.get(name) for name, ref in self._refs.items())
 
 
-def _weights(module: Any) -> tuple[Tensor, Tensor]:
-    """gate_up_proj [E, 2I, H] and down_proj [E, H, I]; None in place of one that is not there."""
-    return getattr(module, "gate_up_proj", None), getattr(module, "down_proj", None)  # type: ignore[return-value]
+def _weights(module: Any) -> dict[str, Tensor]:
+    """A module's tensors by their names in Experts, as they lie; None in place of one that is not there."""
+    if isinstance(module, Mxfp4Experts):
+        return module.tensors()
+    return {"gate_up": getattr(module, "gate_up_proj", None), "down": getattr(module, "down_proj", None)}  # type: ignore[dict-item]
+
+
+def _flat(tensor: Tensor) -> Tensor:
+    """Blocks [E, R, K/32, 16] as [E, R, K/2]; other tensors as they are."""
+    return tensor.flatten(2) if tensor.dim() == 4 else tensor
+
+
+def _experts(module: nn.Module, tensors: Mapping[str, Tensor]) -> Experts:
+    if isinstance(module, Mxfp4Experts):
+        return mxfp4_experts(tensors)
+    E, H, I = tensors["down"].shape
+    return Experts("dense", E, H, I, tensors)
 
 
 def _form(tensor: Tensor) -> tuple[Any, ...]:
@@ -101,25 +119,26 @@ class _Bound:
 
     __slots__ = ("experts", "weights", "forms", "traits", "asked", "backend")
 
-    def __init__(self, module: nn.Module, gate_up: Tensor, down: Tensor, name: str, backend: str, K: int):
-        E, H, I = down.shape
-        self.weights = _Weights(gate_up, down)
-        self.experts = Experts("dense", E, H, I, self.weights)
-        self.forms = (_form(gate_up), _form(down))
+    def __init__(
+        self, module: nn.Module, tensors: Mapping[str, Tensor], name: str, backend: str, K: int, dtype: torch.dtype
+    ):
+        self.weights = _Weights(tensors)
+        self.experts = _experts(module, self.weights)
+        self.forms = [_form(tensor) for tensor in tensors.values()]
         self.traits, self.asked = traits(module), (name, backend)
-        problem = Problem.of(1, K, self.experts, gate_up.dtype)
+        problem = Problem.of(1, K, self.experts, self.experts.dtype or dtype)
         try:
             self.backend = registry.choose(problem, backend).name
         except BackendUnavailable as error:
-            what = f"{name} cannot run {type(module).__name__} on {gate_up.device}: {error.what}"
+            what = f"{name} cannot run {type(module).__name__} on {self.experts.device}: {error.what}"
             remedy = error.remedy and f"{error.remedy}; or {_REMEDY}"
             raise BackendUnavailable(what, remedy=remedy, details=error.details) from error
 
-    def fits(self, module: nn.Module, gate_up: Tensor, down: Tensor, name: str, backend: str) -> bool:
+    def fits(self, module: nn.Module, tensors: Mapping[str, Tensor], name: str, backend: str) -> bool:
         return (
             self.traits == traits(module)  # the first: it tells whether there are weights
-            and self.weights.are(gate_up, down)
-            and self.forms == (_form(gate_up), _form(down))
+            and self.weights.are(tensors)
+            and self.forms == [_form(tensor) for tensor in tensors.values()]
             and self.asked == (name, backend)
         )
 
@@ -127,29 +146,32 @@ class _Bound:
 _BOUND: weakref.WeakKeyDictionary[nn.Module, _Bound] = weakref.WeakKeyDictionary()
 
 
-def _bound(module: nn.Module, name: str, backend: str, K: int) -> tuple[_Bound, Tensor, Tensor]:
+def _bound(
+    module: nn.Module, name: str, backend: str, K: int, dtype: torch.dtype
+) -> tuple[_Bound, Mapping[str, Tensor]]:
     """The module's _Bound, made anew if anything changed, and its weights, alive for the time of the call."""
     bound = _BOUND.get(module)
     if bound is not None:
-        gate_up, down = _weights(module)
-        if bound.fits(module, gate_up, down, name, backend):
-            return bound, gate_up, down
+        tensors = _weights(module)
+        if bound.fits(module, tensors, name, backend):
+            return bound, tensors
         _BOUND.pop(module, None)
     refusal = why_not(module)
     if refusal is not None:
         raise _error(name, module, refusal)
-    gate_up, down = _weights(module)
-    bound = _BOUND[module] = _Bound(module, gate_up, down, name, backend, K)
+    tensors = _weights(module)
+    bound = _BOUND[module] = _Bound(module, tensors, name, backend, K, dtype)
+    experts = bound.experts
     logger.debug(
         "{} runs {} (E={}, H={}, I={}, {} on {}) on backend {}",
         name,
         type(module).__name__,
-        *bound.experts.sizes,
-        gate_up.dtype,
-        gate_up.device,
+        *experts.sizes,
+        experts.dtype or experts.format,
+        experts.device,
         bound.backend,
     )
-    return bound, gate_up, down
+    return bound, tensors
 
 
 def _error(name: str, module: nn.Module, refusal: Refusal) -> ContractError:

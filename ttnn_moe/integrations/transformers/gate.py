@@ -11,6 +11,7 @@ from transformers.activations import SiLUActivation
 from transformers.integrations.moe import use_experts_implementation
 
 from ...contract import HIDDEN_DTYPES
+from .mxfp4 import Mxfp4Experts
 
 WEIGHTS = ("gate_up_proj", "down_proj")
 
@@ -50,6 +51,8 @@ class Refusal:
 
 def why_not(module: nn.Module) -> Refusal | None:
     """None if the operator computes what module's own forward does. Reads no values; torch.compile traces it."""
+    if isinstance(module, Mxfp4Experts):
+        return _why_not_parametrised(module)
     # unknown tensors before the gate: of a quantised module it is they that say why
     return (
         _why_not_layout(module) or _why_not_tensors(module) or _why_not_activation(module) or _why_not_weights(module)
@@ -71,9 +74,15 @@ def _why_not_layout(module: Any) -> Refusal | None:
     return None
 
 
-def _why_not_tensors(module: Any) -> Refusal | None:
+def _why_not_parametrised(module: Any) -> Refusal | None:
     if parametrize.is_parametrized(module):
         return Refusal("its weights are parametrised", list(module.parametrizations), "plain parameters")
+    return None
+
+
+def _why_not_tensors(module: Any) -> Refusal | None:
+    if (refusal := _why_not_parametrised(module)) is not None:
+        return refusal
     # their number too: not every torch.compile looks again when only the names are read
     number = len(module._parameters) + len(module._buffers)
     others = [key for key in (*module._parameters, *module._buffers) if key not in WEIGHTS]

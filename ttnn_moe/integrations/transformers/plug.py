@@ -7,6 +7,7 @@ from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS, ExpertsInterfac
 
 from ... import registry
 from ...errors import ContractError
+from . import mxfp4
 from .experts import experts_forward
 
 NAME = "ttnn_moe"
@@ -23,8 +24,7 @@ def register(name: str = NAME, *, backend: str = registry.AUTO) -> None:
     Raises:
         ContractError: name is one of transformers' own. BackendUnavailable: the backend is not here.
     """
-    there = ALL_EXPERTS_FUNCTIONS.get(name)
-    if name == "eager" or (there is not None and there.__module__ != experts_forward.__module__):
+    if name == "eager" or (name in ALL_EXPERTS_FUNCTIONS and not mxfp4.is_ours(name)):
         raise ContractError(
             "an experts implementation of that name is there already",
             got=repr(name),
@@ -35,6 +35,7 @@ def register(name: str = NAME, *, backend: str = registry.AUTO) -> None:
         registry.resolve(backend)
     forward = experts_forward(name, backend)
     ExpertsInterface.register(name, forward)
+    mxfp4.register()
     # models with FP8 experts look names up in a list of their own: there we say why they are not served
     fp8 = getattr(finegrained_fp8, "FP8ExpertsInterface", None)
     if fp8 is not None:

@@ -17,6 +17,11 @@ inline void copy_16(u32 to, const void* from, u64 = 0) {
     emulator::fibers[emulator::current].open.push_back({to, from});
 }
 
+inline void copy_16_or_zeros(u32 to, const void* from, bool valid, u64 = 0) {
+    alignas(16) static const unsigned char zeros[16] = {};
+    copy_16(to, valid ? from : zeros);
+}
+
 inline void copies_commit() {
     auto& fiber = emulator::fibers[emulator::current];
     fiber.groups.push_back(std::move(fiber.open));

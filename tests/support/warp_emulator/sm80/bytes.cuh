@@ -12,3 +12,5 @@ inline u32 select_bytes(u32 low, u32 high, u32 selector) {
     }
     return out;
 }
+
+inline u32 select_bits(u32 set, u32 clear, u32 mask) { return (set & mask) | (clear & ~mask); }

@@ -1,0 +1,83 @@
+// Activations of few pairs, unsorted, through MXFP4 experts: act[p] = activation(x Wg_e^T, x Wu_e^T), x =
+// hidden[p / K], e = ids[p].
+//
+// | argument | shape        | dtype | |
+// |----------|--------------|-------|-------------------------------------------------------------------|
+// | hidden   | [T, H]       | bf16  | row-major, 16 bytes                                               |
+// | blocks   | [E, 2I, H/2] | uint8 | 16 bytes; gate row c is row c * row_step, its up row up_rows later |
+// | scales   | [E, 2I, H/32] | uint8 | 16 bytes; rows as of blocks                                      |
+// | biases, biases32 | [E, 2I] | bf16, fp32 | rows as of blocks; one is null; BIASED 0: both            |
+// | ids, expert_map, num_tokens |  |  | as routing_sort                                               |
+// | act      | [P, I]       | bf16  | out; rows of pairs without an expert are not written              |
+//
+// P = T*K; H and I are multiples of 32. Blocks: (P, I / (8 * ROW_TILES)), so that pairs of one expert read
+// its rows at the same time; threads: 32 * WARPS. The warps share the channels: each takes every WARPS-th
+// chunk of 128. CLAMPED: clamped_swiglu. Dynamic shared memory: WARPS times the sums of the rows, then x in
+// chunks of 256 bytes, then the rows' scales. Consumer: mxfp4_few_down.
+#include "common/activation.cuh"
+#include "common/routing.cuh"
+#include "sm80/mxfp4_column.cuh"
+
+#ifndef WARPS
+#define WARPS 4
+#endif
+
+constexpr int ROWS = 16 * ROW_TILES;
+
+extern "C" __global__ void __launch_bounds__(32 * WARPS)
+    mxfp4_few_gate_up(const u16* hidden, const unsigned char* blocks, const unsigned char* scales,
+                      const u16* biases, const float* biases32, const Id* ids, const int* expert_map, const int* num_tokens,
+                      u16* act, int P, int E_ids, int K, int H, int I, int row_step, int up_rows) {
+    auto* parts = reinterpret_cast<float (*)[ROWS]>(dynamic_memory());
+    uint4* x = reinterpret_cast<uint4*>(dynamic_memory() + WARPS * ROWS * 4);
+    u64* own_scales = reinterpret_cast<u64*>(x + (H + CHUNK - 1) / CHUNK * 16);
+    const int pair = blockIdx.x, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const int channel = blockIdx.y * 8 * ROW_TILES, groups = H / 32;
+    wait_for_predecessor();
+    let_successor_start();
+    const int e = expert_of(ids, expert_map, pair, pair_limit(num_tokens, P, K), E_ids);
+    if (e < 0) return;
+    const u64 first_row = static_cast<u64>(e) * (2 * I) + channel * row_step;
+    // a product's low rows are gate rows, its high ones the up rows of the same channels
+    Column column;
+    column.weights = blocks + (first_row + lane / 4 * row_step) * (H / 2) + (4 * warp + lane % 4) * 16;
+    column.high = up_rows * (H / 2);
+    column.tile = 8 * row_step * (H / 2);
+    column.groups = groups;
+    column.first = warp;
+    column.step = WARPS;
+    column.start();
+    // in memory the rows are one run, or gate rows and up rows
+    const int runs = row_step == 2 ? 1 : 2, units = ROWS / 8 * groups / runs;
+    bool large = false;
+    for (int run = 0; run < runs; ++run)
+        large |= load_scales(own_scales + run * units,
+                             reinterpret_cast<const u64*>(scales + (first_row + run * up_rows) * groups), units,
+                             threadIdx.x, 32 * WARPS);
+    load_column(x, hidden + static_cast<u64>(pair / K) * H, H, threadIdx.x, 32 * WARPS);
+    large = __syncthreads_or(large);
+    float sums[ROW_TILES][2];
+    const unsigned char* of_lane = reinterpret_cast<const unsigned char*>(own_scales) + lane / 4 * row_step * groups;
+    const int high_scales = (runs == 1 ? 1 : ROWS / 2) * groups, tile_scales = 8 * row_step * groups;
+    if (large)
+        column.multiply<true>(sums, of_lane, high_scales, tile_scales, x);
+    else
+        column.multiply<false>(sums, of_lane, high_scales, tile_scales, x);
+    if (lane % 4 == 0)
+#pragma unroll
+        for (int m = 0; m < ROW_TILES; ++m) {
+            parts[warp][16 * m + lane / 4] = sums[m][0];
+            parts[warp][16 * m + 8 + lane / 4] = sums[m][1];
+        }
+    __syncthreads();
+    const int c = threadIdx.x;
+    if (c >= 8 * ROW_TILES) return;
+    const u64 row = first_row + c * row_step;
+    float gate = Biases{biases, biases32}[row], up = Biases{biases, biases32}[row + up_rows];
+#pragma unroll
+    for (int w = 0; w < WARPS; ++w) {
+        gate += parts[w][c / 8 * 16 + c % 8];
+        up += parts[w][c / 8 * 16 + 8 + c % 8];
+    }
+    act[static_cast<u64>(pair) * I + channel + c] = static_cast<u16>(pack(activated(gate, up), 0.0f));
+}

@@ -1,0 +1,150 @@
+"""The kernels of MXFP4 weights without a GPU: on the host, through the launches of a call, and their plans."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from assertions import assert_close
+from host_kernels import GXX, HostKernels, with_mistake
+from mxfp4_cases import GPT_OSS, Form, random_mxfp4, spoil
+from ttnn_moe import Problem, Routing
+from ttnn_moe.backend import Numerics
+from ttnn_moe.cuda.arch import ARCHES, HOPPER, Arch, Target
+from ttnn_moe.cuda.device import H200
+from ttnn_moe.cuda.moe.family import Call
+from ttnn_moe.cuda.moe.mxfp4_few import MXFP4_FEW, ColumnPlan, ColumnSizes
+from ttnn_moe.cuda.moe.sm80_mxfp4 import MXFP4, NarrowTile, WideTile
+from ttnn_moe.cuda.moe.sort import Sorters
+from ttnn_moe.cuda.moe.sorted import SortedPlan
+from ttnn_moe.formats.mxfp4 import NAME
+from ttnn_moe.selfcheck.oracle import oracle
+
+on_host = pytest.mark.skipif(GXX is None, reason="g++ is not installed")
+BF16 = torch.bfloat16
+Sizes = ColumnSizes | NarrowTile | WideTile
+
+
+def worst(
+    kernels: HostKernels,
+    monkeypatch: pytest.MonkeyPatch,
+    sizes: Sizes,
+    T: int,
+    H: int,
+    I: int,
+    form: Form,
+    add: bool = False,
+    bound: int | None = None,
+    scale: int = 0,
+) -> float:
+    """Run a call of four experts, three a token; 0 if it is within the bound of the oracle, else infinity.
+
+    scale: added to the scales of up rows, and taken from hidden as a power of two.
+    """
+    kernels.use(monkeypatch)
+    torch.manual_seed(T)
+    E, K = 4, 3
+    experts = random_mxfp4(E, H, I, form, "cpu")
+    spoil(experts, 2)
+    hidden, weights = torch.randn(T, H).bfloat16(), torch.rand(T, K)
+    if scale:
+        up = slice(1, None, 2) if form.order == "interleaved" else slice(I, None)
+        scales = experts.tensors["gate_up_scales"][:2, up]
+        scales.copy_(torch.randint(max(0, scale - 2), scale + 2, scales.shape))
+        hidden *= 2.0 ** ((125 - scale) / 2)
+    ids = torch.tensor([0, 0, 1, 3])[torch.randint(0, 4, (T, K))].int()  # expert 2 has no token
+    ids[T // 2, 0], ids[T // 3, 1] = -1, E
+    counted = ids.clone()
+    if bound is not None:
+        counted[bound:] = -1
+    tokens = None if bound is None else torch.tensor(bound, dtype=torch.int32)
+    routing = Routing.from_topk(ids, weights, E, num_tokens=tokens)
+    out = torch.randn(T, H)
+    start = out.clone()
+    problem = Problem.of(T, K, experts, BF16, out.dtype)
+    few = isinstance(sizes, ColumnSizes)
+    family = MXFP4_FEW if few else MXFP4
+    plan = ColumnPlan(problem, HOPPER, sizes) if few else SortedPlan(problem, HOPPER, sizes, Sorters(128))
+    buffers = []
+    for buffer in family.scratch(plan):
+        storage = torch.full((buffer.bytes + 128,), 0xFF, dtype=torch.uint8)  # NaN; lines of 128 bytes
+        first = -storage.data_ptr() % 128
+        buffers.append(storage[first : first + buffer.bytes].view(buffer.dtype).view(buffer.shape))
+    family.launch(plan, Call(hidden, routing, experts, out, add), tuple(buffers))
+    numerics = Numerics(activation=BF16, expert_out=None if few else BF16)
+    want = oracle(hidden, counted, weights, experts, numerics, start if add else None)
+    n = T if bound is None else bound
+    try:
+        assert_close(out[:n], want[:n], BF16, "mxfp4")
+    except AssertionError:
+        return float("inf")
+    return 0.0 if kernels.sound and torch.equal(out[n:], start[n:]) else float("inf")
+
+
+NARROW = NarrowTile(4, 8, 2, 2)
+CALLS: list[tuple[Sizes, int, int, int, Form]] = [
+    (ColumnSizes(split=2, up_unroll=2, down_unroll=2), 2, 352, 160, GPT_OSS),
+    (ColumnSizes(2, 1, 2, 2, 3, 3), 1, 96, 1056, Form(bias=torch.float32)),
+    (NARROW, 3, 96, 32, Form()),
+    (NARROW, 17, 1120, 352, GPT_OSS),
+    (NarrowTile(8, 4, 4, 2), 9, 608, 64, Form(order="interleaved")),
+    (WideTile(1, 2, 32, 3), 33, 288, 96, GPT_OSS),
+    (WideTile(4, 1, 16, 2), 9, 160, 160, Form(bias=torch.float32)),
+    (NarrowTile(4, 16, 2, 3), 30, 160, 96, Form(GPT_OSS.activation, torch.float32)),
+]
+
+
+@on_host
+@pytest.mark.slow(40)
+@pytest.mark.parametrize("late", [False, True], ids=["early", "late"])
+@pytest.mark.parametrize(("sizes", "T", "H", "I", "form"), CALLS, ids=str)
+def test_a_call_is_within_the_bound(
+    sizes: Sizes, T: int, H: int, I: int, form: Form, late: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ragged tiles and chunks, an expert of NaN without tokens, ids of no expert, in scratch full of NaN."""
+    kernels = HostKernels(tmp_path, late, together=3)
+    assert worst(kernels, monkeypatch, sizes, T, H, I, form, add=late, bound=(T + 1) // 2 if late else None) == 0
+
+
+@on_host
+@pytest.mark.parametrize("sizes", [ColumnSizes(up_unroll=1, down_unroll=1), NARROW], ids=["few", "narrow"])
+@pytest.mark.parametrize("scale", [2, 200, 240])
+def test_scales_near_the_ends(sizes: Sizes, scale: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert worst(HostKernels(tmp_path, together=3), monkeypatch, sizes, 3, 96, 32, Form(), scale=scale) == 0
+
+
+@on_host
+@pytest.mark.parametrize(
+    ("sizes", "kernel", "line", "instead"),
+    [
+        (NARROW, "narrow", "word << 6, even_signs", "word << 2, even_signs"),
+        (NARROW, "narrow", "even_signs << 8", "odd_signs << 8"),
+        (NARROW, "narrow", "min(4 * c + t, groups - 1)", "min(4 * c, groups - 1)"),
+        (NARROW, "narrow", "x.x, x.z, 0x7632", "x.x, x.y, 0x7632"),
+        (NARROW, "narrow", "copies_wait<DEPTH - 1>();", "copies_wait<DEPTH>();"),
+        (NARROW, "narrow", "group < groups, policy", "true, policy"),
+        (NARROW, "narrow", "depth - 8), unit * 8 < depth", "depth - 8), true"),
+        (NARROW, "narrow", "while (!work.complete(next.tile)) {", "while (false) {"),
+        (NARROW, "narrow", "__syncthreads();  // all copies", "__syncwarp();  //"),
+    ],
+)
+def test_a_mistake_is_seen(
+    sizes: Sizes, kernel: str, line: str, instead: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = f"sm80/mxfp4_{kernel}"
+    kernels = HostKernels(tmp_path, True, with_mistake(tmp_path, name, line, instead), together=3)
+    assert worst(kernels, monkeypatch, sizes, 9, 672, 96, Form(order="interleaved")) > 0
+
+
+@pytest.mark.parametrize("arch", [ARCHES[8, 0], ARCHES[8, 6], HOPPER], ids=lambda arch: arch.name)
+def test_plans_fit(arch: Arch) -> None:
+    target = Target(H200, arch)
+    for E, K, H, I in ((128, 4, 2880, 2880), (128, 8, 2048, 768), (32, 4, 2880, 2880), (256, 8, 7168, 2048)):
+        for T in (1, 2, 3, 4, 8, 9, 33, 64, 65, 255, 256, 1000, 4096, 65536):
+            problem = Problem(T, E, K, H, I, weight_format=NAME)
+            for family in (MXFP4_FEW, MXFP4):
+                if family.why_not(problem, target) is None:
+                    uses = family.uses(family.plan(problem, target), ids64=True, add=False)
+                    assert all(use.shared_memory <= arch.shared_memory for use in uses)

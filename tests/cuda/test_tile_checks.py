@@ -1,0 +1,37 @@
+"""What selfcheck runs of each tile: here with software atoms, on a GPU of another compute capability."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from ttnn_moe import Problem
+from ttnn_moe.cuda.arch import HOPPER
+from ttnn_moe.cuda.moe import tile_checks
+from ttnn_moe.cuda.moe.mxfp4_tiles import TILES, Tile
+from ttnn_moe.cuda.moe.sm120_mxfp4 import Sm120Mxfp4
+from ttnn_moe.selfcheck.check import measure
+
+CAPABILITY = torch.cuda.get_device_capability() if torch.cuda.is_available() else (0, 0)
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(CAPABILITY != (9, 0), reason="no GPU of compute capability 9.0 is here"),
+]
+
+
+class TwoTiles(Sm120Mxfp4):
+    def checked_tiles(self) -> tuple[Tile, ...]:
+        return TILES[0], TILES[-1]
+
+
+def test_each_tile_passes_and_the_fastest_is_named() -> None:
+    family = TwoTiles(software=True)
+    outcomes = [measure(check, "cuda") for check in tile_checks.checks("mxfp4", (family,))]
+    assert len(outcomes) == 2 and all(outcome.passed for outcome in outcomes), outcomes
+    own = family.tile(Problem(8, 8, 2, 64, 64, weight_format="mxfp4"), HOPPER)
+    (line,) = tile_checks.advice("mxfp4", (family,), (8,))
+    assert line.startswith("T=8, E=8, K=2") and f"{family.name} chooses {own}" in line
+
+
+def test_no_other_family_has_tiles_to_check() -> None:
+    assert list(tile_checks.checks("mxfp4")) == [] and list(tile_checks.advice("dense")) == []

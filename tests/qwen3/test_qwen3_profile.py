@@ -1,0 +1,62 @@
+"""ttnn-moe profile: the share of the experts in a decode step, and what follows from it."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from command import run
+from qwen3_checkpoints import HAS_TINY
+from ttnn_moe.errors import RequestError
+from ttnn_moe.models.qwen3 import PRESETS, TINY, Qwen3Moe, load_model
+from ttnn_moe.models.qwen3.profile import Shares, measure
+
+
+@pytest.mark.parametrize(
+    ("experts_s", "words"),
+    [(0.099, "stop: below 10%"), (0.1, "with care: 10 to 30%"), (0.3, "with care"), (0.301, "worthwhile: above 30%")],
+)
+def test_the_decision_of_a_share(experts_s: float, words: str) -> None:
+    assert words in Shares(1.0, experts_s).decision
+
+
+@pytest.mark.skipif(not HAS_TINY, reason="the bundled checkpoint is not here")
+class TestBundled:
+    def test_the_command(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+        monkeypatch.setenv("TTNN_MOE_BACKEND", "reference")
+        monkeypatch.setenv("COLUMNS", "160")
+        asked = ("profile", "--model", str(TINY), "--batch", "2", "--prompt-len", "5", "--steps", "2")
+        assert run(monkeypatch, *asked) == 0
+        out = capsys.readouterr().out
+        assert "decode step" in out and "experts of all layers" in out and "decision" in out
+        assert run(monkeypatch, *asked, "--json") == 0
+        found = json.loads(capsys.readouterr().out)
+        assert 0 < found["experts_s"] and found["share"] == found["experts_s"] / found["step_s"] < 1
+        assert found["decision"] == Shares(found["step_s"], found["experts_s"]).decision
+
+    def test_slow_experts_are_seen(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Every call of the experts in a step is timed: made ten times over, they are nearly all of it."""
+        model = load_model(TINY, backend="reference", device="cpu", dtype=torch.float32)
+        from ttnn_moe.models.qwen3.model import MoE
+
+        add_experts = MoE.add_experts
+
+        def slow(self: MoE, x: torch.Tensor, *given: object) -> torch.Tensor:
+            for _ in range(20):
+                out = add_experts(self, x, *given)  # type: ignore[arg-type]
+            return out
+
+        monkeypatch.setattr(MoE, "add_experts", slow)
+        assert measure(model, [[1, 2, 3]], 1).share > 0.6
+
+    def test_refused(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+        assert run(monkeypatch, "profile", "--model", str(TINY), "--prompt-len", "60000") == 2
+        assert "context" in capsys.readouterr().err
+        with torch.device("meta"):
+            model = Qwen3Moe(PRESETS["qwen3-30b-a3b"])
+        for layer in model.layers:
+            layer.mlp = torch.nn.Identity()
+        with pytest.raises(RequestError, match="no layer with experts"):
+            measure(model, [[1]], 1)

@@ -1,0 +1,153 @@
+"""MXFP4 experts on sm_80 and newer: both products in one launch of sm80/mxfp4_{narrow,mlp}.cu."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from torch import Tensor
+
+from ...contract import Problem
+from ...formats.mxfp4 import NAME
+from ...sizes import ceil_div
+from ..arch import Arch, Target
+from ..device import gpu
+from ..jit import load
+from ..jit.load import Launch
+from . import sort
+from .cuda_cpp import launches_of
+from .family import Call
+from .mxfp4_few import CHUNK, activation_defines, gate_up_rows, mxfp4_limits, weight_pointers
+from .pairs import rows_an_expert
+from .sorted import Sorted, SortedPlan
+from .uses import Use, pointer
+
+ITEMS = 5 * 32  # bytes of claimed items, and of what they have in common
+
+
+@dataclass(frozen=True)
+class NarrowTile:
+    """Sizes of mxfp4_narrow.cu.
+
+    Attributes:
+        warps, max_n: warps of a block, 16 weight rows each; rows of a tile at most.
+        chunks, depth: chunks of 128 channels in a stage, stages of a warp's ring.
+        blocks: resident blocks a multiprocessor, at least.
+    """
+
+    warps: int
+    max_n: int
+    chunks: int
+    depth: int
+    blocks: int = 1
+
+    granule = 4
+    read_once = True
+
+    @property
+    def threads(self) -> int:
+        return 32 * self.warps
+
+    @property
+    def shared_memory(self) -> int:
+        """Without what a problem's sizes add."""
+        return self.warps * self.depth * self.chunks * 1024 + ITEMS
+
+    def memory(self, problem: Problem) -> int:
+        """Bytes of a block."""
+        channels = max(problem.H, problem.I)
+        rows, scales = self.max_n * ceil_div(channels, CHUNK) * 2 * CHUNK, self.warps * channels // 2
+        return self.shared_memory + 2 * (rows + scales)
+
+
+@dataclass(frozen=True)
+class WideTile:
+    """Sizes of mxfp4_mlp.cu.
+
+    Attributes:
+        warps_m, warps_n: warps along the weight rows, 64 each, and along the rows of a tile.
+        max_n, stages: rows of a tile at most, stages of 128 channels.
+        blocks: resident blocks a multiprocessor, at least.
+        read_once: L2 evicts weights first, and drops each expert output that combine has read.
+    """
+
+    warps_m: int
+    warps_n: int
+    max_n: int
+    stages: int
+    blocks: int = 1
+    read_once: bool = False
+
+    @property
+    def granule(self) -> int:
+        return 8 * self.warps_n
+
+    @property
+    def threads(self) -> int:
+        return 32 * self.warps_m * self.warps_n
+
+    @property
+    def shared_memory(self) -> int:
+        index = 4 * self.threads * ceil_div(16 * self.max_n, self.threads)
+        return self.stages * (4096 * self.warps_m + 256 * self.max_n) + index + 17 * 32
+
+    def memory(self, problem: Problem) -> int:
+        return self.shared_memory
+
+
+AnyTile = NarrowTile | WideTile
+
+
+# rows an expert gets on average, at most -> tile
+_TILES: tuple[tuple[float, AnyTile], ...] = (
+    (3, NarrowTile(16, 4, 2, 3)),
+    (6, NarrowTile(16, 8, 2, 2)),
+    (40, WideTile(4, 1, 48, 3, blocks=2, read_once=True)),
+    (float("inf"), WideTile(4, 2, 96, 3)),
+)
+_LEAST = WideTile(4, 1, 48, 2)  # fits every architecture
+
+
+class Sm80Mxfp4(Sorted[AnyTile]):
+    """See the module's docstring."""
+
+    name = "mxfp4"
+    kernels = "CUDA C++ kernels of MXFP4 weights"
+    weight_format = NAME
+    least_tile = 4
+
+    def why_not(self, problem: Problem, target: Target) -> str | None:
+        return mxfp4_limits(problem, target)
+
+    def kernel(self, tile: AnyTile) -> str:
+        return "sm80/mxfp4_narrow" if isinstance(tile, NarrowTile) else "sm80/mxfp4_mlp"
+
+    def tile(self, problem: Problem, arch: Arch) -> AnyTile:
+        rows = rows_an_expert(problem)
+        able = (tile for most, tile in _TILES if rows <= most and tile.memory(problem) <= arch.shared_memory)
+        return next(able, _LEAST)
+
+    def uses(self, plan: SortedPlan[AnyTile], ids64: bool, add: bool) -> tuple[Use, ...]:
+        *sorts, product, combine = super().uses(plan, ids64, add)
+        problem = plan.problem
+        of = plan.product(self.kernel(plan.tile), **activation_defines(problem))
+        product = replace(of, shared_memory=plan.tile.memory(problem))
+        return *sorts, product, combine
+
+    def bind_product(self, plan: SortedPlan[AnyTile], use: Use, device: int) -> Launch:
+        problem, threads = plan.problem, plan.tile.threads
+        # no more than the architecture's own multiprocessors hold, which keep 1 KiB a block
+        most = ((plan.arch.shared_memory + 1024) // (use.shared_memory + 1024)) * gpu(device).multiprocessors
+        blocks = min(load.resident_blocks(use.spec, device, threads, use.shared_memory), most)
+        return use.bind(device, (blocks,), threads, problem.H, problem.I, *gate_up_rows(problem))
+
+    def launch(self, plan: SortedPlan[AnyTile], call: Call, buffers: tuple[Tensor, ...]) -> None:
+        (*sorts, product, combine), routing, words = launches_of(self, plan, call), call.routing, plan.words
+        act, rows, at = (buffer.data_ptr() for buffer in buffers)
+        stream, bound = load.stream(call.hidden.device.index), pointer(routing.num_tokens)
+        sort.launch_sorts(sorts, stream, (routing.topk_ids.data_ptr(), pointer(call.expert_map), bound), at, words)
+        routed = at, at + words.tiles, at + words.num_tiles
+        product(stream, *weight_pointers(call), call.hidden.data_ptr(), *routed, act, rows)
+        combine(stream, rows, at + words.inverse, routing.topk_weights.data_ptr(), bound, call.out.data_ptr())
+
+
+MXFP4 = Sm80Mxfp4()

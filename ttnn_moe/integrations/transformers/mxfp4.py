@@ -1,0 +1,129 @@
+"""gpt-oss with MXFP4 experts in transformers: its quantiser leaves the experts packed where ours are to run them.
+
+transformers' own quantiser of "mxfp4" dequantises the experts, or lays them out for its Triton kernels. Ours stands in
+for it: where one of our experts implementations is asked for, the experts of a checkpoint in MXFP4 keep their tensors,
+under the checkpoint's names. Everything else is left to transformers' own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
+from transformers.models.gpt_oss import modeling_gpt_oss
+from transformers.quantizers import auto
+from transformers.quantizers.quantizer_mxfp4 import Mxfp4HfQuantizer
+from transformers.quantizers.quantizers_utils import should_convert_module
+
+from ...activations import ALPHA, CLAMPED_SWIGLU, LIMIT
+from ...contract import Experts
+from ...errors import ContractError
+from ...formats.mxfp4 import GROUP, check_scales
+from ..gpt_oss import GATE_UP_ORDER, NAMES, check_activation
+
+METHOD = "mxfp4"
+
+
+def is_ours(implementation: str | None) -> bool:
+    """Whether an experts implementation of that name is one that ttnn_moe.hf.register made."""
+    return getattr(ALL_EXPERTS_FUNCTIONS.get(implementation), "__module__", None) == f"{__package__}.experts"
+
+
+class Mxfp4Experts(nn.Module):
+    """The experts of one layer, as a gpt-oss checkpoint holds them; biases are fp32."""
+
+    def __init__(self, config: Any):
+        super().__init__()
+        self.config = config
+        check_activation(getattr(config, "swiglu_alpha", ALPHA), getattr(config, "swiglu_limit", LIMIT))
+        E, H, I = config.num_local_experts, config.hidden_size, config.intermediate_size
+        for size, n in (("hidden_size", H), ("intermediate_size", I)):
+            if n % GROUP:
+                raise ContractError(f"{size} does not fit MXFP4 experts", got=n, expected=f"a multiple of {GROUP}")
+        self.num_experts, self.hidden_size, self.intermediate_size = E, H, I
+        for name, R, K in (("gate_up_proj", 2 * I, H), ("down_proj", H, I)):
+            for part, shape in (("blocks", (E, R, K // GROUP, GROUP // 2)), ("scales", (E, R, K // GROUP))):
+                bits = torch.empty(shape, dtype=torch.uint8)
+                self.register_parameter(f"{name}_{part}", nn.Parameter(bits, requires_grad=False))
+            bias = torch.empty(E, R, dtype=torch.float32)
+            self.register_parameter(f"{name}_bias", nn.Parameter(bias, requires_grad=False))
+
+    def forward(self, hidden_states: Tensor, router_indices: Tensor, routing_weights: Tensor) -> Tensor:
+        """hidden_states [T, H], router_indices and routing_weights [T, K] -> [T, H]; as experts.experts_forward.
+
+        Raises:
+            ContractError: the model's experts implementation is none of ours.
+        """
+        name = self.config._experts_implementation
+        if not is_ours(name):
+            raise ContractError(
+                "the model was loaded with packed MXFP4 experts, which this experts implementation cannot run",
+                got=repr(name),
+                expected="one that ttnn_moe.hf.register made",
+                remedy=f"load the model again: from_pretrained(..., experts_implementation={name!r})",
+            )
+        return ALL_EXPERTS_FUNCTIONS[name](self, hidden_states, router_indices, routing_weights)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Those of the Experts, by its names; as they lie."""
+        state = self.__dict__["_parameters"]
+        return {name: state.get(theirs) for name, theirs in NAMES.items()}
+
+
+def experts_of(tensors: Mapping[str, Tensor]) -> Experts:
+    """Experts of `Mxfp4Experts.tensors`, whose blocks are [E, R, K/2] here. Reads no values."""
+    E, H, half_I = tensors["down_blocks"].shape
+    return Experts(METHOD, E, H, 2 * half_I, tensors, GATE_UP_ORDER, CLAMPED_SWIGLU)
+
+
+class Quantizer(Mxfp4HfQuantizer):
+    """See the module's docstring."""
+
+    packed = False
+
+    def validate_environment(self, *args: Any, **kwargs: Any) -> None:
+        # only the model says whether its experts are ours: until then nothing is asked of the machine
+        self._environment = args, kwargs
+
+    def _process_model_before_weight_loading(self, model: Any, **kwargs: Any) -> Any:
+        ours = is_ours(model.config._experts_implementation)
+        if not (ours and self.pre_quantized and not self.quantization_config.dequantize):
+            given, options = self._environment
+            super().validate_environment(*given, **options)
+            return super()._process_model_before_weight_loading(model, **kwargs)
+        skipped = self.quantization_config.modules_to_not_convert
+        skipped = self.get_modules_to_not_convert(model, skipped, model._keep_in_fp32_modules)
+        for name, module in list(model.named_modules()):
+            if isinstance(module, modeling_gpt_oss.GptOssExperts) and should_convert_module(name, skipped):
+                with torch.device("meta"):
+                    model.set_submodule(name, Mxfp4Experts(module.config))
+                self.packed = True
+        return model
+
+    def get_weight_conversions(self) -> list[Any]:
+        return [] if self.packed else super().get_weight_conversions()
+
+    def update_weight_conversions(self, weight_conversions: list[Any], *model: Any) -> list[Any]:
+        return weight_conversions if self.packed else super().update_weight_conversions(weight_conversions, *model)
+
+    def get_state_dict_and_metadata(self, *given: Any, **options: Any) -> tuple[Any, dict[str, Any]]:
+        return (None, {}) if self.packed else super().get_state_dict_and_metadata(*given, **options)
+
+    @property
+    def is_compileable(self) -> bool:
+        return self.packed or super().is_compileable
+
+    def _process_model_after_weight_loading(self, model: Any, **kwargs: Any) -> Any:
+        for name, module in model.named_modules() if self.packed else ():
+            if isinstance(module, Mxfp4Experts):
+                scales = {key: value for key, value in module.named_parameters(prefix=name) if key.endswith("_scales")}
+                check_scales(**scales)
+        return super()._process_model_after_weight_loading(model, **kwargs)
+
+
+def register() -> None:
+    """Put the quantiser in the place of transformers' own."""
+    auto.AUTO_QUANTIZER_MAPPING[METHOD] = Quantizer
