@@ -83,13 +83,13 @@ def worst(
     return 0.0 if kernels.sound and torch.equal(out[n:], start[n:]) else float("inf")
 
 
-NARROW = NarrowTile(4, 8, 2, 2)
+NARROW = NarrowTile(4, 8, 2, 3)
 CALLS: list[tuple[Sizes, int, int, int, Form]] = [
     (ColumnSizes(split=2, up_unroll=2, down_unroll=2), 2, 352, 160, GPT_OSS),
     (ColumnSizes(2, 1, 2, 2, 3, 3), 1, 96, 1056, Form(bias=torch.float32)),
     (NARROW, 3, 96, 32, Form()),
     (NARROW, 17, 1120, 352, GPT_OSS),
-    (NarrowTile(8, 4, 4, 2), 9, 608, 64, Form(order="interleaved")),
+    (NarrowTile(4, 4, 3, 3), 9, 608, 64, Form(order="interleaved")),
     (WideTile(1, 2, 32, 3), 33, 288, 96, GPT_OSS),
     (WideTile(4, 1, 16, 2), 9, 160, 160, Form(bias=torch.float32)),
     (NarrowTile(4, 16, 2, 3), 30, 160, 96, Form(GPT_OSS.activation, torch.float32)),
@@ -121,13 +121,13 @@ def test_scales_near_the_ends(sizes: Sizes, scale: int, tmp_path: Path, monkeypa
     [
         (NARROW, "narrow", "word << 6, even_signs", "word << 2, even_signs"),
         (NARROW, "narrow", "even_signs << 8", "odd_signs << 8"),
-        (NARROW, "narrow", "min(4 * c + t, groups - 1)", "min(4 * c, groups - 1)"),
+        (NARROW, "narrow", "min(4 * c + t, of_scales.groups - 1)", "min(4 * c, of_scales.groups - 1)"),
         (NARROW, "narrow", "x.x, x.z, 0x7632", "x.x, x.y, 0x7632"),
         (NARROW, "narrow", "copies_wait<DEPTH - 1>();", "copies_wait<DEPTH>();"),
         (NARROW, "narrow", "group < groups, policy", "true, policy"),
-        (NARROW, "narrow", "depth - 8), unit * 8 < depth", "depth - 8), true"),
+        (NARROW, "narrow", "channel < groups * 32", "true"),
         (NARROW, "narrow", "while (!work.complete(next.tile)) {", "while (false) {"),
-        (NARROW, "narrow", "__syncthreads();  // all copies", "__syncwarp();  //"),
+        (NARROW, "narrow", "large = __syncthreads_or(", "large = ("),
     ],
 )
 def test_a_mistake_is_seen(

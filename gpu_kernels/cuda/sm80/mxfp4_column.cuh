@@ -14,23 +14,55 @@
 // x, eight channels at a time, as B: chunk c, word i of lane t at unit 16 * c + 4 * i + t. Zeros behind the
 // last channel.
 __device__ __forceinline__ void load_column(uint4* x, const u16* from, int channels, int thread, int threads) {
+    constexpr int AHEAD = 4;
     const int units = (channels + CHUNK - 1) / CHUNK * 16;
-    for (int i = thread; i < units; i += threads) {
-        const bool here = 8 * i < channels;
-        const uint4 words = here ? reinterpret_cast<const uint4*>(from)[i] : make_uint4(0, 0, 0, 0);
-        x[i / 16 * 16 + i % 4 * 4 + i / 4 % 4] = pairs_of(words);
+    for (int first = thread; first < units; first += AHEAD * threads) {
+        uint4 words[AHEAD];
+#pragma unroll
+        for (int k = 0; k < AHEAD; ++k) {
+            const int i = first + k * threads;
+            words[k] = 8 * i < channels ? reinterpret_cast<const uint4*>(from)[i] : make_uint4(0, 0, 0, 0);
+        }
+#pragma unroll
+        for (int k = 0; k < AHEAD; ++k) {
+            const int i = first + k * threads;
+            if (i < units) x[i / 16 * 16 + i % 4 * 4 + i / 4 % 4] = pairs_of(words[k]);
+        }
     }
 }
 
-// Scales of a run of rows, which begins at a multiple of 8 bytes. Whether one of them is large.
-__device__ __forceinline__ bool load_scales(u64* to, const u64* from, int units, int thread, int threads) {
-    u64 all = 0;
-    for (int i = thread; i < units; i += threads) {
-        to[i] = from[i];
-        all |= from[i];
+// Scales of one or two runs of rows, each of `units` times 8 bytes, which begin at multiples of 8 bytes.
+struct ScaleCopy {
+    static constexpr int AHEAD = 2;
+    u64* to;
+    const u64* from;
+    u64 to_run;  // from a run to the next, in units
+    int units, all, thread, threads;
+    u64 held[AHEAD];
+
+    __device__ __forceinline__ u64 at(int i) const {
+        return i < all ? from[i < units ? i : to_run + i - units] : 0;
     }
-    return is_large(static_cast<u32>(all >> 32) | static_cast<u32>(all));
-}
+    __device__ __forceinline__ void request() {
+#pragma unroll
+        for (int k = 0; k < AHEAD; ++k) held[k] = at(thread + k * threads);
+    }
+    // Whether a scale is large.
+    __device__ __forceinline__ bool keep() {
+        u64 any = 0;
+#pragma unroll
+        for (int k = 0; k < AHEAD; ++k)
+            if (thread + k * threads < all) {
+                to[thread + k * threads] = held[k];
+                any |= held[k];
+            }
+        for (int i = thread + AHEAD * threads; i < all; i += threads) {
+            to[i] = at(i);
+            any |= to[i];
+        }
+        return is_large(static_cast<u32>(any >> 32) | static_cast<u32>(any));
+    }
+};
 
 struct Column {
     const unsigned char* weights;  // of row lane / 4 of tile 0, this lane's 16 bytes of this warp's first chunk

@@ -56,12 +56,12 @@ extern "C" __global__ void __launch_bounds__(32 * K * SPLIT)
     column.groups = e >= 0 ? groups : 0;
     column.first = part;
     column.step = SPLIT;
-    column.start();
     const int thread = part * 32 + lane;  // of those of this pair
-    bool large = false;
-    if (e >= 0)
-        large = load_scales(own_scales, reinterpret_cast<const u64*>(scales + first_row * groups),
-                            ROWS / 8 * groups, thread, 32 * SPLIT);
+    ScaleCopy copy{own_scales, reinterpret_cast<const u64*>(scales + first_row * groups), 0, ROWS / 8 * groups,
+                   e >= 0 ? ROWS / 8 * groups : 0, thread, 32 * SPLIT, {}};
+    copy.request();
+    column.start();
+    bool large = copy.keep();
     wait_for_predecessor();
     let_successor_start();
     if (e >= 0) load_column(x, act + static_cast<u64>(pair) * I, I, thread, 32 * SPLIT);

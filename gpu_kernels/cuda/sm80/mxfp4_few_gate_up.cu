@@ -46,15 +46,15 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS)
     column.groups = groups;
     column.first = warp;
     column.step = WARPS;
-    column.start();
     // in memory the rows are one run, or gate rows and up rows
     const int runs = row_step == 2 ? 1 : 2, units = ROWS / 8 * groups / runs;
-    bool large = false;
-    for (int run = 0; run < runs; ++run)
-        large |= load_scales(own_scales + run * units,
-                             reinterpret_cast<const u64*>(scales + (first_row + run * up_rows) * groups), units,
-                             threadIdx.x, 32 * WARPS);
+    ScaleCopy copy{own_scales, reinterpret_cast<const u64*>(scales + first_row * groups),
+                   static_cast<u64>(up_rows) * groups / 8, units, runs * units, static_cast<int>(threadIdx.x),
+                   32 * WARPS, {}};
+    copy.request();
+    column.start();
     load_column(x, hidden + static_cast<u64>(pair / K) * H, H, threadIdx.x, 32 * WARPS);
+    bool large = copy.keep();
     large = __syncthreads_or(large);
     float sums[ROW_TILES][2];
     const unsigned char* of_lane = reinterpret_cast<const unsigned char*>(own_scales) + lane / 4 * row_step * groups;

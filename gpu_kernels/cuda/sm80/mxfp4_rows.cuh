@@ -53,11 +53,13 @@ struct Rows {
     }
     // All scales of up to 64 rows, as ScalesHere has them.
     __device__ __forceinline__ void copy_scales(const Mlp& given, bool is_down, u32 to, int threads) const {
-        const unsigned char* from = (is_down ? given.down_scales : given.gate_up_scales) + first_row * (depth / 32);
-        const int runs = !is_down && step == 1 ? 2 : 1, units = min(valid, 64) / runs * (depth / 32) / 16;
-        for (int run = 0; run < runs; ++run)
-            for (int i = threadIdx.x; i < units; i += threads)
-                copy_16(to + (run * units + i) * 16, from + static_cast<u64>(run * to_high) * (depth / 32) + i * 16);
+        const int bytes = depth / 32, units = min(valid, 64) * bytes / 16;
+        // from the first up row on
+        const int later = !is_down && step == 1 ? units / 2 : units;
+        const unsigned char* from = (is_down ? given.down_scales : given.gate_up_scales) + first_row * bytes;
+        const u64 further = static_cast<u64>(to_high) * bytes - later * 16;
+        for (int i = threadIdx.x; i < units; i += threads)
+            copy_16(to + i * 16, from + (i < later ? 0 : further) + i * 16);
     }
 };
 

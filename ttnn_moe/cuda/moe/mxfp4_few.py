@@ -19,7 +19,7 @@ from .family import Buffer, Call
 from .pairs import why_not_few
 from .uses import Use, bias_pointers, pointer
 
-MOST_PAIRS = 32
+MOST_PAIRS, MOST_TOKENS = 32, 4
 CHUNK = 128  # channels that a warp multiplies together
 
 
@@ -38,8 +38,8 @@ class ColumnSizes:
     split: int = 2
     up_tiles: int = 1
     down_tiles: int = 1
-    up_unroll: int = 6
-    down_unroll: int = 6
+    up_unroll: int = 2
+    down_unroll: int = 3
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,6 +61,8 @@ class Mxfp4Few(CudaCpp[ColumnPlan]):
         reason = mxfp4_limits(problem, target) or why_not_few(problem, MOST_PAIRS)
         if reason is not None:
             return reason
+        if problem.T > MOST_TOKENS:
+            return f"it runs up to {MOST_TOKENS} tokens"
         arch = arch_of(target)
         for name, room in zip("HI", self._memory(problem, self._sizes(problem)), strict=True):
             if room > arch.shared_memory:
@@ -69,13 +71,10 @@ class Mxfp4Few(CudaCpp[ColumnPlan]):
 
     @staticmethod
     def _sizes(problem: Problem) -> ColumnSizes:
-        """As many chunks in flight as a warp has, up to six."""
-        sizes = ColumnSizes(split=max(1, 8 // problem.K))
-        up, down = (
-            min(6, ceil_div(ceil_div(channels, CHUNK), warps))
-            for channels, warps in ((problem.H, sizes.warps), (problem.I, sizes.split))
-        )
-        return ColumnSizes(split=sizes.split, up_unroll=up, down_unroll=down)
+        """Found on an H200, for gpt-oss-120b and Qwen3-30B-A3B."""
+        if problem.T <= 2:
+            return ColumnSizes(split=2 if problem.K <= 8 else 1)
+        return ColumnSizes(split=max(1, 8 // problem.K), up_tiles=2, down_tiles=2, down_unroll=2)
 
     @staticmethod
     def _memory(problem: Problem, sizes: ColumnSizes) -> tuple[int, int]:

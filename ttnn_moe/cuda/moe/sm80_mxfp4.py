@@ -16,7 +16,7 @@ from ..jit.load import Launch
 from . import sort
 from .cuda_cpp import launches_of
 from .family import Call
-from .mxfp4_few import CHUNK, activation_defines, gate_up_rows, mxfp4_limits, weight_pointers
+from .mxfp4_few import activation_defines, gate_up_rows, mxfp4_limits, weight_pointers
 from .pairs import rows_an_expert
 from .sorted import Sorted, SortedPlan
 from .uses import Use, pointer
@@ -29,16 +29,14 @@ class NarrowTile:
     """Sizes of mxfp4_narrow.cu.
 
     Attributes:
-        warps, max_n: warps of a block, 16 weight rows each; rows of a tile at most.
-        chunks, depth: chunks of 128 channels in a stage, stages of a warp's ring.
-        blocks: resident blocks a multiprocessor, at least.
+        warps, max_n: warps of a block, which share the channels; rows of a tile at most.
+        depth: chunks of 128 channels in a warp's ring. blocks: resident blocks a multiprocessor, at least.
     """
 
     warps: int
     max_n: int
-    chunks: int
     depth: int
-    blocks: int = 1
+    blocks: int
 
     granule = 4
     read_once = True
@@ -49,14 +47,12 @@ class NarrowTile:
 
     @property
     def shared_memory(self) -> int:
-        """Without what a problem's sizes add."""
-        return self.warps * self.depth * self.chunks * 1024 + ITEMS
+        """Without scales."""
+        return self.warps * (self.depth * (4096 + 256 * self.max_n) + self.max_n * 272) + ITEMS
 
     def memory(self, problem: Problem) -> int:
         """Bytes of a block."""
-        channels = max(problem.H, problem.I)
-        rows, scales = self.max_n * ceil_div(channels, CHUNK) * 2 * CHUNK, self.warps * channels // 2
-        return self.shared_memory + 2 * (rows + scales)
+        return self.shared_memory + 4 * max(problem.H, problem.I)
 
 
 @dataclass(frozen=True)
@@ -99,10 +95,10 @@ AnyTile = NarrowTile | WideTile
 
 # rows an expert gets on average, at most -> tile
 _TILES: tuple[tuple[float, AnyTile], ...] = (
-    (3, NarrowTile(16, 4, 2, 3)),
-    (6, NarrowTile(16, 8, 2, 2)),
-    (40, WideTile(4, 1, 48, 3, blocks=2, read_once=True)),
-    (float("inf"), WideTile(4, 2, 96, 3)),
+    (5, NarrowTile(4, 8, 2, 3)),
+    (12, WideTile(4, 1, 16, 3, blocks=2, read_once=True)),
+    (48, WideTile(4, 1, 48, 3, blocks=2, read_once=True)),
+    (float("inf"), WideTile(4, 1, 48, 3, blocks=2)),
 )
 _LEAST = WideTile(4, 1, 48, 2)  # fits every architecture
 
