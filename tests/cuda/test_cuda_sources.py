@@ -70,9 +70,9 @@ def _mxfp4_warp_uses(arch: Arch, *tokens: int) -> list[Use]:
     return sorted((use for use in uses if "mxfp4" in use.spec.name), key=lambda use: str(use.spec))
 
 
-def _mxfp4_uses(arch: Arch) -> list[Use]:
-    """Of gpt-oss's sizes, the products of Hopper."""
-    target, uses = Target(H200, arch), set[Use]()
+def _hopper_mxfp4_uses() -> list[Use]:
+    """Of gpt-oss's sizes, in both orders of rows."""
+    target, uses = Target(H200, HOPPER), set[Use]()
     for T, order in ((128, "interleaved"), (4096, "interleaved"), (4096, "halves")):
         problem = Problem(T, E, 4, 2880, 2880, weight_format="mxfp4", gate_up_order=order)
         if order == "interleaved":
@@ -81,7 +81,6 @@ def _mxfp4_uses(arch: Arch) -> list[Use]:
     return sorted((use for use in uses if "mxfp4" in use.spec.name), key=lambda use: str(use.spec))
 
 
-SLOW = ("sm90/grouped_mlp", "sm80/mxfp4_mlp")  # to compile: by nvcc alone
 ROOM = {arch.name: arch.shared_memory for arch in ARCHES.values()}
 # of the other operators of a decoder layer
 MODEL = [
@@ -104,8 +103,8 @@ USES = [
     *COMBINE,
     *(use for arch in dict.fromkeys(ARCHES.values()) for use in _uses(arch)),
     *(use for arch in (ARCHES[8, 0], HOPPER) for use in _int4_24_uses(arch)),
-    *_mxfp4_uses(HOPPER),
-    *_mxfp4_warp_uses(ARCHES[8, 0], 1, 32, 4096),
+    *_hopper_mxfp4_uses(),
+    *_mxfp4_warp_uses(ARCHES[8, 0], 1, 32, 512, 4096),
     *_mxfp4_warp_uses(HOPPER, 32),
 ]
 

@@ -69,9 +69,10 @@ class Mxfp4Tile:
 
 # rows an expert gets on average, at most -> tile
 _TILES: tuple[tuple[float, Mxfp4Tile], ...] = (
-    (16, Mxfp4Tile(32, 128, 2, 5, 6, read_once=True)),
-    (48, Mxfp4Tile(64, 128, 2, 4, 4, read_once=True)),
-    (float("inf"), Mxfp4Tile(128, 256, 2, 2, 2)),
+    (8, Mxfp4Tile(16, 256, 4, 4, 4, read_once=True, row_units=2)),
+    (20, Mxfp4Tile(32, 256, 4, 3, 2, read_once=True, row_units=2)),
+    (48, Mxfp4Tile(48, 256, 4, 3, 2, read_once=True, row_units=2)),
+    (float("inf"), Mxfp4Tile(128, 256, 2, 2, 3)),
 )
 
 
