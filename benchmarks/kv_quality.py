@@ -276,7 +276,8 @@ def main(
     if part in ("greedy", "all"):
         found["greedy_at_8_bits"] = greedy(model, tokenizer, count)
     if part in ("tasks", "all"):
-        found["tasks"], found["chunk"] = tasks(model, tokenizer, count, chunk), chunk
+        found["tasks"] = tasks(model, tokenizer, count, chunk)
+        found["chunk"] = {"recall": chunk, "copy": max(1, chunk // 8)}
     if out is not None:
         out.write_text(json.dumps(found, indent=1) + "\n")
 

@@ -231,3 +231,22 @@ def test_what_is_refused_and_why(name: str) -> None:
     make, error, words = REFUSED[name]
     with pytest.raises(error, match=words):
         make()
+
+
+def test_equalised_keys_stand_outlier_channels() -> None:
+    by = torch.ones(32)
+    by[[3, 17]] = 25.0
+    errors = []
+    for equalised in (False, True):
+        cache = BucketedCache(SIZES, 1, 256, 8, 4, 32)
+        if equalised:
+            cache.equalise(by.repeat(2, 1), (1 / by).repeat(2, 1))
+        fed = Sequences(cache, 1, 256)
+        fed.k, fed.q = fed.k * by, fed.q / by
+        cache.open(0, 256)
+        fed.prefill([(0, 250)], [])
+        places, out = fed.decode([0])
+        want = fed.expected(places, 0)
+        errors.append(float((out[0] - want).norm() / want.norm()))
+    assert errors[1] < 0.25 < 0.5 * errors[0] + 0.25
+    assert errors[1] < 0.5 * errors[0]
