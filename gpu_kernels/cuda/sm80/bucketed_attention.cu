@@ -28,6 +28,7 @@
 // Each warp takes every WARPS-th step and keeps its own softmax. Warps merge in shared memory, blocks in
 // merge_splits.
 //
+// A thread has at most 255 registers.
 // Products: scores^T = keys * q^T and out^T += values^T * weights^T, so that 16 tokens or channels are the M
 // side, 8 queries the N side: one key/value head serves 8 query heads without padding. A lane copies its own
 // fragments (cp.async) and reads them back, so no barrier is needed; a pair of levels takes one AND. Powers
@@ -35,8 +36,8 @@
 // score. scale_v is folded into the exponent of the weight, so that fp16 weights use fp16's range whatever
 // the scales.
 //
-// Shared memory: q for each tier, [5, QT, 4, 32] of 16 bytes; two half steps a warp. At the end, in the same
-// place, the warps' results [WARPS, 8 * QT, ROW] fp32.
+// Shared memory: q for each tier, [5, QT, 4, 32] of 16 bytes; SLOTS half steps a warp. At the end, in the
+// same place, the warps' results [WARPS, 8 * QT, ROW + 2] fp32.
 #include "common/copies.cuh"
 #include "sm80/hadamard.cuh"
 #include "sm80/halves.cuh"
@@ -67,11 +68,11 @@
 #ifndef ROTATE
 #define ROTATE 0
 #endif
+#ifndef SLOTS
+#define SLOTS 2
+#endif
 #ifndef MASS
 #define MASS 0
-#endif
-#ifndef PREFETCH
-#define PREFETCH 1  // fetch steps to L2 one step before they are copied
 #endif
 #ifndef CHAINS
 #define CHAINS 1  // of products that add up to the scores of a block
@@ -103,8 +104,7 @@ struct Tier {
 };
 
 struct State {
-    float o[QT][8][4], offsets[QT][4], most[QT][2], total[QT][2];
-    float by[QT][2], less[QT][2];  // score = (sum * by - half * less) * scale_k
+    float o[QT][8][4], offsets[QT][2], most[QT][2], total[QT][2];
 };
 
 __device__ __forceinline__ float power(int n) { return __uint_as_float(bits_of_power(n)); }
@@ -155,16 +155,17 @@ struct Queries {
 
 // Scores to weights, in place; M of them, of tokens lane / 4 + 8 * m.
 template <int M>
-__device__ __forceinline__ void weigh(State& state, float (&scores)[M / 2][QT][4], const Token* tokens,
-                                      float half, float times, const int* ids, const Queries& queries,
-                                      float* mass) {
+__device__ __forceinline__ void weigh(State& state, float (&scores)[M / 2][QT][4], const float2* factors,
+                                      const Token* tokens, float half, float times, const int* ids,
+                                      const Queries& queries, float* mass) {
     bool higher = false;
     float most[QT][2];
 #pragma unroll
     for (int n = 0; n < QT; ++n)
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
-            const float by = state.by[n][i] * times, less = -half * state.less[n][i];
+            const float2 factor = factors[8 * n + threadIdx.x % 4 * 2 + i];
+            const float by = factor.x * times, less = -half * factor.y;
             float best = LOWEST;
 #pragma unroll
             for (int m = 0; m < M; ++m) {
@@ -189,7 +190,7 @@ __device__ __forceinline__ void weigh(State& state, float (&scores)[M / 2][QT][4
                 state.most[n][i] = best;
                 state.total[n][i] *= shrink;
                 state.offsets[n][i] *= shrink;
-                state.offsets[n][i + 2] *= shrink;
+
 #pragma unroll
                 for (int t = 0; t < 8; ++t) {
                     state.o[n][t][i] *= shrink;
@@ -202,17 +203,17 @@ __device__ __forceinline__ void weigh(State& state, float (&scores)[M / 2][QT][4
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
             const float base = state.most[n][i] - HEADROOM;
-            const float before = state.total[n][i];
-            if (MASS) state.total[n][i] = 0;
+            float weights = 0, sum = 0;
 #pragma unroll
             for (int m = 0; m < M; ++m) {
                 float& score = scores[m / 2][n][m % 2 * 2 + i];
                 score = power_of_two(score - base);
-                state.total[n][i] = fmaf(score, tokens[m].inverse_v, state.total[n][i]);
+                weights += score;
+                sum = fmaf(score, tokens[m].inverse_v, sum);
             }
+            state.offsets[n][i] = fmaf(half, weights, state.offsets[n][i]);
+            state.total[n][i] += sum;
             if (MASS) {
-                float sum = state.total[n][i];
-                state.total[n][i] += before;
 #pragma unroll
                 for (int step = 4; step < 32; step *= 2) sum += __shfl_xor_sync(~0u, sum, step);
                 if (threadIdx.x % 32 < 4)
@@ -242,8 +243,9 @@ __device__ __forceinline__ void load_words(u32 (&words)[N], const uint4* from) {
 
 // A step of 2, 3, 4 or 8 bits from a slot. left: tokens of the step and after it that are in use.
 template <int BITS>
-__device__ __forceinline__ void attend(State& state, const unsigned char* slot, const uint4* q, int part,
-                                       int left, const int* ids, const Queries& queries, float* mass) {
+__device__ __forceinline__ void attend(State& state, const unsigned char* slot, const float2* factors,
+                                       const uint4* q, int part, int left, const int* ids,
+                                       const Queries& queries, float* mass) {
     constexpr int BLOCKS = BITS == 8 ? 1 : 2, WORDS = 2 * BLOCKS * BITS, M = 2 * BLOCKS;
     constexpr float HALF = ((1 << BITS) - 1) * 0.5f;
     const int lane = threadIdx.x % 32;
@@ -287,10 +289,10 @@ __device__ __forceinline__ void attend(State& state, const unsigned char* slot, 
         if (tokens[0].held) id[0] = ids[lane / 4];
         if (tokens[1].held) id[1] = ids[lane / 4 + 8];
     }
-    weigh<M>(state, scores, tokens, HALF, 1.0f, BITS == 8 ? id : nullptr, queries, mass);
+    weigh<M>(state, scores, factors, tokens, HALF, 1.0f, BITS == 8 ? id : nullptr, queries, mass);
     u32 values[WORDS];
     load_words(values, mine + VALUES_AT / 16);
-    const u32 half = pack_fp16(HALF, HALF), halves[4] = {half, half, half, half};
+
 #pragma unroll
     for (int b = 0; b < BLOCKS; ++b) {
         u32 weights[QT][2];
@@ -298,7 +300,6 @@ __device__ __forceinline__ void attend(State& state, const unsigned char* slot, 
         for (int n = 0; n < QT; ++n) {
             weights[n][0] = transposed(pack_fp16(scores[b][n][0], scores[b][n][1]));
             weights[n][1] = transposed(pack_fp16(scores[b][n][2], scores[b][n][3]));
-            multiply_add_fp16(state.offsets[n], halves, weights[n][0], weights[n][1]);
         }
 #pragma unroll
         for (int t = 0; t < 8; ++t) {
@@ -313,12 +314,14 @@ __device__ __forceinline__ void attend(State& state, const unsigned char* slot, 
 
 // A step of 16 bits, from global memory: few tokens are there.
 __device__ __forceinline__ void attend_bf16(State& state, const uint4* keys, const uint4* values,
-                                            const uint4* scale, const uint4* q, int part, int left,
-                                            const int* ids, const Queries& queries, float* mass) {
+                                            const uint4* scale, const float2* factors, const uint4* q,
+                                            int part, int left, const int* ids, const Queries& queries,
+                                            float* mass) {
     const int lane = threadIdx.x % 32;
     float scores[1][QT][4] = {};
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
+        if (j == 2) asm volatile("" ::: "memory");  // half of the loads at a time: registers
         const uint4 low = keys[j * 32 + lane], high = keys[(4 + j) * 32 + lane];
         const u32 first[4] = {low.x, high.x, low.y, high.y}, second[4] = {low.z, high.z, low.w, high.w};
 #pragma unroll
@@ -336,7 +339,8 @@ __device__ __forceinline__ void attend_bf16(State& state, const uint4* keys, con
         if (tokens[0].held) id[0] = ids[lane / 4];
         if (tokens[1].held) id[1] = ids[lane / 4 + 8];
     }
-    weigh<2>(state, scores, tokens, 0.0f, power(-24), id, queries, mass);
+    weigh<2>(state, scores, factors, tokens, 0.0f, power(-24), id, queries, mass);
+    asm volatile("" ::: "memory");  // values are not loaded while registers hold keys
     // zero the values of no token: they may hold NaN, and 0 * NaN is NaN
     u32 held[2];
 #pragma unroll
@@ -401,17 +405,6 @@ struct Source {
         scales = tier.scales + static_cast<u64>(page) * (kv_heads * (PAGE / 4)) + unit * 8 + lane / 4;
     }
 
-    // All of the step.
-    __device__ __forceinline__ void prefetch(int kind) const {
-        const int lane = threadIdx.x % 32;
-        const unsigned char* line = keys + lane * 112;  // 16 * lane is there already
-        if (kind < 4 && (lane < 8 * (kind + 2) || kind == 3)) {
-            prefetch_line(line);
-            prefetch_line(line + apart);
-        }
-        if (lane == 0 ? kind < 4 : lane == 8 && kind < 3) prefetch_line(scales + lane / 8 * 6);
-    }
-
     __device__ __forceinline__ void copy(u32 slot, int part, int kind) const {
         const unsigned char* from = keys + (part ? half : 0);
 #pragma unroll
@@ -426,9 +419,9 @@ struct Source {
 };
 
 // q to fragments, scaled for each tier; the sums and powers of two that scores need.
-__device__ __forceinline__ void prepare_queries(unsigned char* memory, float (&by)[ROWS], float (&less)[ROWS],
-                                                const u16* q, const float4* q_scale, int first, int kv_heads,
-                                                int head, int t, float scale) {
+__device__ __forceinline__ void prepare_queries(unsigned char* memory, float2 (&factors)[ROWS], const u16* q,
+                                                const float4* q_scale, int first, int kv_heads, int head,
+                                                int t, float scale) {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     for (int r = warp; r < ROWS; r += WARPS) {
         const int query = first + r;
@@ -475,8 +468,7 @@ __device__ __forceinline__ void prepare_queries(unsigned char* memory, float (&b
 #pragma unroll
         for (int step = 16; step; step /= 2) sum += __shfl_xor_sync(~0u, sum, step);
         if (lane == 0) {
-            by[r] = scale * power(24 - up);
-            less[r] = scale * power(-up) * sum;
+            factors[r] = make_float2(scale * power(24 - up), scale * power(-up) * sum);
         }
     }
 }
@@ -496,7 +488,8 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, REGISTER_WARPS / WARPS)
     const int* counts_16,  //
     int wide_2, int wide_3, int wide_4, int wide_8, int wide_16, int most_steps, float scale) {
     __shared__ Tier tiers[KINDS];
-    __shared__ float by[ROWS], less[ROWS], merge_most[WARPS][ROWS], merge_total[WARPS][ROWS];
+    __shared__ float2 factors[ROWS];  // score = (sum * x - half * y) * scale_k
+
     unsigned char* memory = dynamic_memory();
     const int split = blockIdx.x, splits = gridDim.x, head = blockIdx.y, kv_heads = gridDim.y;
     const int t = blockIdx.z / TILES, first = blockIdx.z % TILES * ROWS;
@@ -524,7 +517,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, REGISTER_WARPS / WARPS)
             tiers[kind].end = end;
         }
     }
-    prepare_queries(memory, by, less, q, q_scale, first, kv_heads, head, t, scale);
+    prepare_queries(memory, factors, q, q_scale, first, kv_heads, head, t, scale);
     __syncthreads();
 
     const u64 all = tiers[KINDS - 1].end;
@@ -539,12 +532,11 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, REGISTER_WARPS / WARPS)
         for (int i = 0; i < 2; ++i) {
             const int r = 8 * n + lane % 4 * 2 + i;
             state.most[n][i] = LOWEST;
-            state.by[n][i] = by[r];
-            state.less[n][i] = less[r];
+
             queries.sees[n][i] = CAUSAL ? static_cast<int>(positions[t]) + (first + r) / GROUP : 0;
         }
 
-    unsigned char* slots = memory + Q_BYTES + warp * 2 * SLOT;
+    unsigned char* slots = memory + Q_BYTES + warp * SLOTS * SLOT;
     const u32 slots_at = shared_address(slots) + lane * 16;
     int page = now.page();
     if (now.is()) {
@@ -555,28 +547,16 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, REGISTER_WARPS / WARPS)
             copies_commit();
         }
     }
-    // steps ahead: copied, fetched to L2, looked up
+    // of the steps ahead, one is copied, one is looked up
     Step ahead = now;
     ahead.next();
     int page_ahead = ahead.page();
-#if PREFETCH
     Step beyond = ahead;
     beyond.next();
     int page_beyond = beyond.page();
-    if (ahead.is()) Source(ahead, page_ahead, kv_heads).prefetch(ahead.kind);
-#endif
+    int slot = 0, to = 2;
     int entered = 4;  // 16 bits: nothing is scaled
     while (now.is()) {
-#if PREFETCH
-        if (beyond.is()) Source(beyond, page_beyond, kv_heads).prefetch(beyond.kind);
-        Step last = beyond;
-        last.next();
-        const int page_last = last.page();  // a step hides the latency of the table
-#else
-        Step beyond = ahead;
-        beyond.next();
-        const int page_beyond = beyond.page();
-#endif
         const Source source(ahead, page_ahead, kv_heads);
         const Tier& tier = tiers[now.kind];
         if (now.kind != entered) {
@@ -591,8 +571,15 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, REGISTER_WARPS / WARPS)
         int left = tier.count - token;
 #pragma unroll 1
         for (int part = 0; part < 2; ++part) {
-            copies_wait<1>();
-            const unsigned char* from = slots + part * SLOT;
+            if (SLOTS > 2) {
+                __syncwarp();  // the slot was read
+                if (ahead.is()) source.copy(slots_at + to * SLOT, part, ahead.kind);
+                copies_commit();
+                to = to + 1 == SLOTS ? 0 : to + 1;
+            }
+            copies_wait<SLOTS - 1>();
+            const unsigned char* from = slots + (SLOTS > 2 ? slot : part) * SLOT;
+            slot = slot + 1 == SLOTS ? 0 : slot + 1;
             float* sums = nullptr;
             if (MASS)
                 sums = mass +
@@ -600,35 +587,38 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, REGISTER_WARPS / WARPS)
                            (TILES * ROWS) +
                        first;
             if (left > 0) {
-                if (has(0) && kind == 0) attend<2>(state, from, own, 0, left, nullptr, queries, sums);
-                if (has(1) && kind == 1) attend<3>(state, from, own, 0, left, nullptr, queries, sums);
-                if (has(2) && kind == 2) attend<4>(state, from, own, 0, left, nullptr, queries, sums);
+                if (has(0) && kind == 0)
+                    attend<2>(state, from, factors, own, 0, left, nullptr, queries, sums);
+                if (has(1) && kind == 1)
+                    attend<3>(state, from, factors, own, 0, left, nullptr, queries, sums);
+                if (has(2) && kind == 2)
+                    attend<4>(state, from, factors, own, 0, left, nullptr, queries, sums);
                 if (has(3) && kind == 3)
-                    attend<8>(state, from, own, part, left, CAUSAL ? ids + part * 16 : nullptr, queries,
-                              sums);
+                    attend<8>(state, from, factors, own, part, left, CAUSAL ? ids + part * 16 : nullptr,
+                              queries, sums);
                 if (has(4) && kind == 4 && part == 0) {
                     const auto* keys = reinterpret_cast<const uint4*>(
                         tier.payload + static_cast<u64>(page) * (kv_heads * 2 * PAGE * 256) +
                         token % PAGE * 256);
                     const auto* scales = tier.scales + static_cast<u64>(page) * (kv_heads * (PAGE / 4)) +
                                          token % PAGE / 32 * 8;
-                    attend_bf16(state, keys, keys + PAGE * 16, scales, own, token % 32 / 16, left, ids,
-                                queries, sums);
+                    attend_bf16(state, keys, keys + PAGE * 16, scales, factors, own, token % 32 / 16, left,
+                                ids, queries, sums);
                 }
             }
             left -= kind < 3 ? 32 : 16;
-            __syncwarp();  // the slot was read
-            if (ahead.is()) source.copy(slots_at + part * SLOT, part, ahead.kind);
-            copies_commit();
+            if (SLOTS == 2) {
+                __syncwarp();  // the slot was read
+                if (ahead.is()) source.copy(slots_at + part * SLOT, part, ahead.kind);
+                copies_commit();
+            }
         }
         now = ahead;
         ahead = beyond;
         page = page_ahead;
         page_ahead = page_beyond;
-#if PREFETCH
-        beyond = last;
-        page_beyond = page_last;
-#endif
+        beyond.next();
+        page_beyond = beyond.page();
     }
     rescale<false>(state, entered);
     copies_wait<0>();
@@ -636,6 +626,8 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, REGISTER_WARPS / WARPS)
 
     // merge the warps
     float* results = reinterpret_cast<float*>(memory);
+    auto* merge_most = reinterpret_cast<float (*)[ROWS]>(results + WARPS * ROWS * ROW);
+    auto* merge_total = merge_most + WARPS;
 #pragma unroll
     for (int n = 0; n < QT; ++n)
 #pragma unroll

@@ -19,7 +19,7 @@ from .tiers import BITS, Tier
 
 NAME = "CUDA C++ bucketed_attention (mma.sync)"
 HEAD_DIM, MOST_QUERIES = 128, 8
-_HALF_STEP, _Q_TILE, _ROW = 4608, 5 * 2048, 132 * 4
+_HALF_STEP, _Q_TILE, _ROW = 4608, 5 * 2048, 134 * 4
 _TOKENS = {2: 64, 3: 64, 4: 64, 8: 32, 16: 16}
 """Tokens of a warp's step."""
 
@@ -30,17 +30,18 @@ class Plan:
 
     Attributes:
         warps: of a block. splits: blocks that share the keys of a row and a key/value head.
-        tiles: groups of eight queries in a block.
+        tiles: groups of eight queries in a block. slots: half steps that a warp holds in shared memory.
     """
 
     warps: int
     splits: int
     tiles: int = 1
+    slots: int = 2
 
     @property
     def shared_memory(self) -> int:
         """Bytes of a block."""
-        return max(self.tiles * _Q_TILE + self.warps * 2 * _HALF_STEP, self.warps * 8 * self.tiles * _ROW)
+        return max(self.tiles * _Q_TILE + self.warps * self.slots * _HALF_STEP, self.warps * 8 * self.tiles * _ROW)
 
 
 def why_not(
@@ -113,7 +114,7 @@ def launch(
     out = torch.empty_like(q) if out is None else out
     by_bits = {tier.bits: tier for tier in tiers}
     wide = tuple(by_bits[bits].row_stride if bits in by_bits else 0 for bits in BITS)
-    shape = _Shape(T, n, heads, kv_heads, tiers[0].page, wide)
+    shape = Shape(T, n, heads, kv_heads, tiers[0].page, wide)
     partial = lse = weights = whole = None
     if of.splits > 1 or mass is not None:
         partial = q.new_empty(T, n, heads, of.splits, D, dtype=torch.float32)
@@ -159,7 +160,7 @@ def _address(t: Tensor | None) -> int:
 
 
 @dataclass(frozen=True)
-class _Shape:
+class Shape:
     """Sizes of a call. wide: pages of a row, by BITS; 0: no such tier."""
 
     T: int
@@ -189,7 +190,7 @@ class _Shape:
 
 @lru_cache(maxsize=1024)
 def _launches(
-    shape: _Shape, causal: bool, rotate: bool, mass: bool, of: Plan, device: torch.device
+    shape: Shape, causal: bool, rotate: bool, mass: bool, of: Plan, device: torch.device
 ) -> tuple[load.Launch, load.Launch | None, load.Launch | None]:
     """Of attention, of the merge of splits, of the sums by page."""
     arch = target_of(device).arch
@@ -209,18 +210,18 @@ def _launches(
     )
     join = sum_up = None
     if of.splits > 1 or mass:
-        merge = spec.Spec.of("sm80/merge_splits", arch.name, ROTATE=rotate)
+        merge = merge_spec(arch.name, rotate)
         blocks = shape.T * shape.n * shape.heads
         join = load.Launch(merge, device.index, (blocks,), 128, c_int32(of.splits), overlap=arch.overlaps)
     if mass:
-        pages = spec.Spec.of("sm80/page_mass", arch.name, PAGE=shape.page, GROUP=shape.group, QUERIES=shape.n)
+        pages = mass_spec(arch.name, shape)
         last = (*wide, steps, c_int32(shape.kv_heads), c_int32(shape.width(of)))
         grid = (ceil_div(sum(shape.wide), 4), shape.T)
         sum_up = load.Launch(pages, device.index, grid, 128, *last, overlap=arch.overlaps)
     return attend, join, sum_up
 
 
-def spec_of(arch: str, shape: _Shape, causal: bool, rotate: bool, mass: bool, of: Plan) -> spec.Spec:
+def spec_of(arch: str, shape: Shape, causal: bool, rotate: bool, mass: bool, of: Plan) -> spec.Spec:
     """The kernel of a call; see its source for what the macros mean."""
     return spec.Spec.of(
         "sm80/bucketed_attention",
@@ -234,4 +235,15 @@ def spec_of(arch: str, shape: _Shape, causal: bool, rotate: bool, mass: bool, of
         MASS=mass,
         QT=of.tiles,
         WARPS=of.warps,
+        SLOTS=of.slots,
     )
+
+
+def merge_spec(arch: str, rotate: bool) -> spec.Spec:
+    """The kernel that merges splits."""
+    return spec.Spec.of("sm80/merge_splits", arch, ROTATE=rotate)
+
+
+def mass_spec(arch: str, shape: Shape) -> spec.Spec:
+    """The kernel that adds up the mass of pages."""
+    return spec.Spec.of("sm80/page_mass", arch, PAGE=shape.page, GROUP=shape.group, QUERIES=shape.n)
