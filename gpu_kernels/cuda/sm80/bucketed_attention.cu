@@ -633,9 +633,12 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, REGISTER_WARPS / WARPS)
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
             const int r = 8 * n + lane % 4 * 2 + i;
-            float total = state.total[n][i];
+            float total = state.total[n][i], offset = state.offsets[n][i];
 #pragma unroll
-            for (int step = 4; step < 32; step *= 2) total += __shfl_xor_sync(~0u, total, step);
+            for (int step = 4; step < 32; step *= 2) {
+                total += __shfl_xor_sync(~0u, total, step);
+                offset += __shfl_xor_sync(~0u, offset, step);
+            }
             if (lane < 4) {
                 merge_most[warp][r] = state.most[n][i];
                 merge_total[warp][r] = total;
@@ -643,8 +646,8 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, REGISTER_WARPS / WARPS)
 #pragma unroll
             for (int t = 0; t < 8; ++t) {
                 float* to = results + (warp * ROWS + r) * ROW + 16 * t + lane / 4;
-                to[0] = state.o[n][t][i] - state.offsets[n][i];
-                to[8] = state.o[n][t][i + 2] - state.offsets[n][i];
+                to[0] = state.o[n][t][i] - offset;
+                to[8] = state.o[n][t][i + 2] - offset;
             }
         }
     __syncthreads();

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from ctypes import c_float, c_int32
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import torch
@@ -22,6 +22,13 @@ HEAD_DIM, MOST_QUERIES = 128, 8
 _HALF_STEP, _Q_TILE, _ROW = 4608, 5 * 2048, 134 * 4
 _TOKENS = {2: 64, 3: 64, 4: 64, 8: 32, 16: 16}
 """Tokens of a warp's step."""
+
+MOST_SPLITS = 132
+_WARP_STEP, _STEP, _MERGE, _SPLIT = 1.3, 0.245, 1.5, 0.03
+"""Microseconds of an H200: of a warp for a step, of a multiprocessor for a step, of a merge, of each merged part."""
+
+_STATIC = 512
+"""Bytes of a block's shared memory that are not dynamic, at most."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +49,35 @@ class Plan:
     def shared_memory(self) -> int:
         """Bytes of a block."""
         return max(self.tiles * _Q_TILE + self.warps * self.slots * _HALF_STEP, self.warps * 8 * self.tiles * _ROW)
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Sizes of a call. wide: pages of a row, by BITS; 0: no such tier."""
+
+    T: int
+    n: int
+    heads: int
+    kv_heads: int
+    page: int
+    wide: tuple[int, ...]
+
+    @property
+    def group(self) -> int:
+        return self.heads // self.kv_heads
+
+    @property
+    def most_steps(self) -> int:
+        """Of a row."""
+        return sum(pages * self.page // _TOKENS[bits] for bits, pages in zip(BITS, self.wide, strict=True))
+
+    def blocks(self, of: Plan) -> int:
+        """Tiles of queries of a row and a key/value head."""
+        return ceil_div(self.n * self.group, 8 * of.tiles)
+
+    def width(self, of: Plan) -> int:
+        """Queries of all tiles."""
+        return self.blocks(of) * 8 * of.tiles
 
 
 def why_not(
@@ -70,16 +106,55 @@ def why_not(
     return None
 
 
-def plan(T: int, n: int, heads: int, tiers: Sequence[Tier], multiprocessors: int) -> Plan:
-    """A block for each row, key/value head and tile of queries, times splits that fill one wave."""
-    kv_heads = tiers[0].kv_heads
-    queries = ceil_div(n * heads // kv_heads, 8)
-    tiles = min(queries, 2)
-    warps = 4
-    most = sum(ceil_div(tier.capacity, _TOKENS[tier.bits]) for tier in tiers)
-    resident = multiprocessors * (4 if tiles == 1 else 2)
-    splits = resident // (T * kv_heads * ceil_div(queries, tiles))
-    return Plan(warps, max(1, min(splits, ceil_div(most, warps))), tiles)
+@lru_cache(maxsize=1024)
+def plan(shape: Shape, multiprocessors: int, shared_memory: int) -> Plan:
+    """The cut that takes least time by a model of an H200: of a warp, of a multiprocessor, of the merge.
+
+    Args:
+        shared_memory: bytes of a block, at most.
+    """
+    tiles = min(ceil_div(shape.n * shape.group, 8), 2)
+    pairs = shape.T * shape.kv_heads * ceil_div(shape.n * shape.group, 8 * tiles)
+    resident = 16 if tiles == 1 else 8
+    best, least = Plan(4, 1, tiles), float("inf")
+    for warps in (16, 8, 4):
+        cuts = (Plan(warps, 1, tiles, slots) for slots in ((3, 2) if warps == 16 else (2,)))
+        own = next((cut for cut in cuts if cut.shared_memory + _STATIC <= shared_memory), None)
+        if own is None or warps > resident:
+            continue
+        for splits in range(1, max(1, min(MOST_SPLITS, resident // warps * multiprocessors // pairs)) + 1):
+            a_block = ceil_div(shape.most_steps, splits)
+            together = min(resident // warps, ceil_div(pairs * splits, multiprocessors))
+            waves = ceil_div(pairs * splits, multiprocessors * together)
+            took = waves * max(_WARP_STEP * ceil_div(a_block, warps), _STEP * a_block * together)
+            took += _MERGE + _SPLIT * splits if splits > 1 else 0
+            if took < least:
+                best, least = replace(own, splits=splits), took
+    return best
+
+
+def shape_of(q: Tensor, tiers: Sequence[Tier]) -> Shape:
+    """Of q [T, n, heads, 128]."""
+    T, n, heads, _ = q.shape
+    wide = dict.fromkeys(BITS, 0) | {tier.bits: tier.row_stride for tier in tiers}
+    return Shape(T, n, heads, tiers[0].kv_heads, tiers[0].page, tuple(wide.values()))
+
+
+def plan_of(q: Tensor, tiers: Sequence[Tier]) -> Plan:
+    """The plan of a call on the device of q, which runs the kernel."""
+    return plan_on(shape_of(q, tiers), q.device)
+
+
+def plan_on(shape: Shape, device: torch.device) -> Plan:
+    """The plan of a call on a device that runs the kernel."""
+    return plan(shape, devices.gpu(device).multiprocessors, _room(device))
+
+
+@lru_cache(maxsize=64)
+def _room(device: torch.device) -> int:
+    arch = target_of(device).arch
+    assert arch is not None
+    return arch.shared_memory
 
 
 def launch(
@@ -110,11 +185,10 @@ def launch(
     """
     T, n, heads, D = q.shape
     kv_heads, device = tiers[0].kv_heads, q.device
-    of = of or plan(T, n, heads, tiers, devices.gpu(device).multiprocessors)
     out = torch.empty_like(q) if out is None else out
     by_bits = {tier.bits: tier for tier in tiers}
-    wide = tuple(by_bits[bits].row_stride if bits in by_bits else 0 for bits in BITS)
-    shape = Shape(T, n, heads, kv_heads, tiers[0].page, wide)
+    shape = shape_of(q, tiers)
+    of = of or plan_on(shape, device)
     partial = lse = weights = whole = None
     if of.splits > 1 or mass is not None:
         partial = q.new_empty(T, n, heads, of.splits, D, dtype=torch.float32)
@@ -157,35 +231,6 @@ def launch(
 
 def _address(t: Tensor | None) -> int:
     return 0 if t is None else t.data_ptr()
-
-
-@dataclass(frozen=True)
-class Shape:
-    """Sizes of a call. wide: pages of a row, by BITS; 0: no such tier."""
-
-    T: int
-    n: int
-    heads: int
-    kv_heads: int
-    page: int
-    wide: tuple[int, ...]
-
-    @property
-    def group(self) -> int:
-        return self.heads // self.kv_heads
-
-    @property
-    def most_steps(self) -> int:
-        """Of a row."""
-        return sum(pages * self.page // _TOKENS[bits] for bits, pages in zip(BITS, self.wide, strict=True))
-
-    def blocks(self, of: Plan) -> int:
-        """Tiles of queries of a row and a key/value head."""
-        return ceil_div(self.n * self.group, 8 * of.tiles)
-
-    def width(self, of: Plan) -> int:
-        """Queries of all tiles."""
-        return self.blocks(of) * 8 * of.tiles
 
 
 @lru_cache(maxsize=1024)
