@@ -77,8 +77,12 @@
 #ifndef CHAINS
 #define CHAINS 1  // of products that add up to the scores of a block
 #endif
-#ifndef REGISTER_WARPS
-#define REGISTER_WARPS (QT == 1 ? 16 : 8)  // of a multiprocessor; bounds the registers of a thread
+#if QT > 1
+#define REGISTER_WARPS 8  // of a multiprocessor: they bound the registers of a thread
+#elif __CUDA_ARCH__ == 900
+#define REGISTER_WARPS 16
+#else
+#define REGISTER_WARPS 12  // elsewhere ptxas needs more than 128 registers
 #endif
 
 constexpr int D = 128, KINDS = 5, ROWS = 8 * QT, TILES = (QUERIES * GROUP + ROWS - 1) / ROWS;
@@ -377,9 +381,11 @@ struct Step {
         if (is())
             while (at >= tiers[kind].end) ++kind;
     }
-    __device__ __forceinline__ void next() {
-        at += WARPS;
-        find();
+    // `steps` of the warp further; its tier is not before `from`.
+    __device__ __forceinline__ Step next(int steps, int from) const {
+        Step step{tiers, at + steps * WARPS, end, from};
+        step.find();
+        return step;
     }
     // In its tier.
     __device__ __forceinline__ int token() const {
@@ -473,20 +479,21 @@ __device__ __forceinline__ void prepare_queries(unsigned char* memory, float2 (&
     }
 }
 
-extern "C" __global__ void __launch_bounds__(32 * WARPS, REGISTER_WARPS / WARPS) bucketed_attention(
-    const u16* q, const float4* q_scale, u16* out, float* partial, float* lse, float* mass,
-    const long long* rows, const long long* positions, const int* num_tokens,  //
-    const unsigned char* payload_2, const uint4* scales_2, const int* ids_2, const int* table_2,
-    const int* counts_2,  //
-    const unsigned char* payload_3, const uint4* scales_3, const int* ids_3, const int* table_3,
-    const int* counts_3,  //
-    const unsigned char* payload_4, const uint4* scales_4, const int* ids_4, const int* table_4,
-    const int* counts_4,  //
-    const unsigned char* payload_8, const uint4* scales_8, const int* ids_8, const int* table_8,
-    const int* counts_8,  //
-    const unsigned char* payload_16, const uint4* scales_16, const int* ids_16, const int* table_16,
-    const int* counts_16,  //
-    int wide_2, int wide_3, int wide_4, int wide_8, int wide_16, int most_steps, float scale) {
+extern "C" __global__ void __launch_bounds__(32 * WARPS, REGISTER_WARPS < WARPS ? 1 : REGISTER_WARPS / WARPS)
+    bucketed_attention(
+        const u16* q, const float4* q_scale, u16* out, float* partial, float* lse, float* mass,
+        const long long* rows, const long long* positions, const int* num_tokens,  //
+        const unsigned char* payload_2, const uint4* scales_2, const int* ids_2, const int* table_2,
+        const int* counts_2,  //
+        const unsigned char* payload_3, const uint4* scales_3, const int* ids_3, const int* table_3,
+        const int* counts_3,  //
+        const unsigned char* payload_4, const uint4* scales_4, const int* ids_4, const int* table_4,
+        const int* counts_4,  //
+        const unsigned char* payload_8, const uint4* scales_8, const int* ids_8, const int* table_8,
+        const int* counts_8,  //
+        const unsigned char* payload_16, const uint4* scales_16, const int* ids_16, const int* table_16,
+        const int* counts_16,  //
+        int wide_2, int wide_3, int wide_4, int wide_8, int wide_16, int most_steps, float scale) {
     __shared__ Tier tiers[KINDS];
     __shared__ float2 factors[ROWS];  // score = (sum * x - half * y) * scale_k
 
@@ -548,15 +555,14 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, REGISTER_WARPS / WARPS)
         }
     }
     // of the steps ahead, one is copied, one is looked up
-    Step ahead = now;
-    ahead.next();
-    int page_ahead = ahead.page();
-    Step beyond = ahead;
-    beyond.next();
-    int page_beyond = beyond.page();
+    Step ahead = now.next(1, now.kind);
+    int page_ahead = ahead.page(), kind_ahead = ahead.kind;
+    Step beyond = now.next(2, kind_ahead);
+    int page_beyond = beyond.page(), kind_beyond = beyond.kind;
     int slot = 0, to = 2;
     int entered = 4;  // 16 bits: nothing is scaled
     while (now.is()) {
+        const Step ahead{tiers, now.at + WARPS, now.end, kind_ahead};
         const Source source(ahead, page_ahead, kv_heads);
         const Tier& tier = tiers[now.kind];
         if (now.kind != entered) {
@@ -613,12 +619,14 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, REGISTER_WARPS / WARPS)
                 copies_commit();
             }
         }
-        now = ahead;
-        ahead = beyond;
+        now.at += WARPS;
+        now.kind = kind_ahead;
         page = page_ahead;
+        kind_ahead = kind_beyond;
         page_ahead = page_beyond;
-        beyond.next();
-        page_beyond = beyond.page();
+        const Step further = now.next(2, kind_ahead);
+        kind_beyond = further.kind;
+        page_beyond = further.page();
     }
     rescale<false>(state, entered);
     copies_wait<0>();

@@ -115,18 +115,18 @@ def plan(shape: Shape, multiprocessors: int, shared_memory: int) -> Plan:
     """
     tiles = min(ceil_div(shape.n * shape.group, 8), 2)
     pairs = shape.T * shape.kv_heads * ceil_div(shape.n * shape.group, 8 * tiles)
-    resident = 16 if tiles == 1 else 8
+    a_block = Plan(4, 1, tiles).shared_memory + _STATIC
+    resident = min(4 * (shared_memory // a_block), 16 if tiles == 1 else 8)
     best, least = Plan(4, 1, tiles), float("inf")
     for warps in (16, 8, 4):
-        cuts = (Plan(warps, 1, tiles, slots) for slots in ((3, 2) if warps == 16 else (2,)))
-        own = next((cut for cut in cuts if cut.shared_memory + _STATIC <= shared_memory), None)
-        if own is None or warps > resident:
+        own = Plan(warps, 1, tiles, 3 if warps == 16 else 2)
+        if warps > resident or own.shared_memory + _STATIC > shared_memory:
             continue
         for splits in range(1, max(1, min(MOST_SPLITS, resident // warps * multiprocessors // pairs)) + 1):
-            a_block = ceil_div(shape.most_steps, splits)
+            steps = ceil_div(shape.most_steps, splits)
             together = min(resident // warps, ceil_div(pairs * splits, multiprocessors))
             waves = ceil_div(pairs * splits, multiprocessors * together)
-            took = waves * max(_WARP_STEP * ceil_div(a_block, warps), _STEP * a_block * together)
+            took = waves * max(_WARP_STEP * ceil_div(steps, warps), _STEP * steps * together)
             took += _MERGE + _SPLIT * splits if splits > 1 else 0
             if took < least:
                 best, least = replace(own, splits=splits), took
