@@ -24,8 +24,8 @@ _TOKENS = {2: 64, 3: 64, 4: 64, 8: 32, 16: 16}
 """Tokens of a warp's step."""
 
 MOST_SPLITS = 132
-_WARP_STEP, _STEP, _MERGE, _SPLIT = 1.3, 0.245, 1.5, 0.03
-"""Microseconds of an H200: of a warp for a step, of a multiprocessor for a step, of a merge, of each merged part."""
+_ALONE, _BESIDE, _MERGE, _SPLIT = 1.0, 0.18, 1.5, 0.03
+"""Microseconds of an H200: of a warp's step, more for each warp beside it; of a merge, more for each part."""
 
 _STATIC = 512
 """Bytes of a block's shared memory that are not dynamic, at most."""
@@ -118,15 +118,16 @@ def plan(shape: Shape, multiprocessors: int, shared_memory: int) -> Plan:
     a_block = Plan(4, 1, tiles).shared_memory + _STATIC
     resident = min(4 * (shared_memory // a_block), 16 if tiles == 1 else 8)
     best, least = Plan(4, 1, tiles), float("inf")
-    for warps in (16, 8, 4):
-        own = Plan(warps, 1, tiles, 3 if warps == 16 else 2)
+    for warps in (8, 16, 4):
+        own = Plan(warps, 1, tiles)
         if warps > resident or own.shared_memory + _STATIC > shared_memory:
             continue
         for splits in range(1, max(1, min(MOST_SPLITS, resident // warps * multiprocessors // pairs)) + 1):
             steps = ceil_div(shape.most_steps, splits)
             together = min(resident // warps, ceil_div(pairs * splits, multiprocessors))
             waves = ceil_div(pairs * splits, multiprocessors * together)
-            took = waves * max(_WARP_STEP * ceil_div(steps, warps), _STEP * steps * together)
+            warps_busy = min(warps, steps) * together
+            took = waves * ceil_div(steps, warps) * (_ALONE + _BESIDE * warps_busy)
             took += _MERGE + _SPLIT * splits if splits > 1 else 0
             if took < least:
                 best, least = replace(own, splits=splits), took
