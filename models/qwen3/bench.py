@@ -18,8 +18,7 @@ from rich.console import Console
 from ttnn_moe import registry
 from ttnn_moe.bench.layer import free_bytes
 from ttnn_moe.errors import RequestError
-from ttnn_moe.kv.paged import PAGE, PagedCache
-from ttnn_moe.sizes import ceil_div
+from ttnn_moe.kv.formats import PAGED, bytes_for
 from ttnn_moe.whole_file import whole_file
 
 from . import terminal, tt
@@ -42,6 +41,8 @@ def bench(
     random_weights: Annotated[bool, typer.Option(help="Make weights instead of loading them.")] = False,
     layers: Annotated[int | None, typer.Option(help="Keep this many layers only.")] = None,
     batch: Annotated[int, typer.Option(help="Sequences.", max=MOST)] = 1,
+    kv: terminal.KV = PAGED,
+    kv_bits: terminal.KVBits = None,
     prompt_len: Annotated[int, typer.Option(help="Prompt tokens per sequence.", max=MOST)] = 128,
     new_tokens: Annotated[int, typer.Option(help="New tokens per sequence.", max=MOST)] = 32,
     backend: terminal.Backend = "auto",
@@ -64,7 +65,7 @@ def bench(
     if min(batch, prompt_len, new_tokens) < 1:
         raise RequestError("batch, prompt-len and new-tokens must be positive")
     check_request(sizes, [[0] * prompt_len], new_tokens)
-    needed = memory_needed(sizes, kind, batch, prompt_len, new_tokens, default_chunk(place))
+    needed = memory_needed(sizes, kind, batch, prompt_len, new_tokens, default_chunk(place), kv, kv_bits)
     D = 0
     if on_chips and random_weights:
         raise RequestError(
@@ -90,7 +91,7 @@ def bench(
     load_s = time.perf_counter() - start
     generator = torch.Generator().manual_seed(seed)
     prompts = torch.randint(sizes.vocab_size, (batch, prompt_len), generator=generator).tolist()
-    engine, warm_up_s = terminal.warmed_up(network, prompts, new_tokens)
+    engine, warm_up_s = terminal.warmed_up(network, prompts, new_tokens, kv, kv_bits)
     stats = generate(network, prompts, max_new_tokens=new_tokens, stop_ids=(), engine=engine).stats
     figures: dict[str, Any] = {
         "config": config,
@@ -149,7 +150,14 @@ def _sizes(name: str, layers: int | None, random_weights: bool) -> Qwen3MoeConfi
 
 
 def memory_needed(
-    config: Qwen3MoeConfig, dtype: torch.dtype, batch: int, prompt_len: int, new_tokens: int, chunk: int
+    config: Qwen3MoeConfig,
+    dtype: torch.dtype,
+    batch: int,
+    prompt_len: int,
+    new_tokens: int,
+    chunk: int,
+    kv: str = PAGED,
+    kv_bits: float | None = None,
 ) -> dict[str, int]:
     """Bytes of each kind: weights and KV cache exactly; activations of a chunk as a generous estimate in fp32."""
     with torch.device("meta"):
@@ -160,7 +168,7 @@ def memory_needed(
     activations = 4 * (T * (K * (3 * I + H) + 4 * H + 3 * heads) + 3 * batch * config.vocab_size)
     return {
         "weights": sum(parameter.nbytes for parameter in weights),
-        "KV cache": batch * ceil_div(prompt_len + new_tokens, PAGE) * PagedCache.page_bytes(sizes_of(config, dtype)),
+        "KV cache": bytes_for(kv, kv_bits, sizes_of(config, dtype), batch, prompt_len + new_tokens),
         "activations": activations,
     }
 

@@ -15,6 +15,7 @@ from rich.panel import Panel
 
 from ttnn_moe import registry
 from ttnn_moe.errors import RequestError
+from ttnn_moe.kv.formats import PAGED, check_format
 
 from . import TINY, terminal, tt
 from .config import Qwen3MoeConfig
@@ -43,6 +44,8 @@ def demo(
     ] = None,
     profile: Annotated[bool, typer.Option("--profile", help="On tenstorrent: time each operator.")] = False,
     dtype: Annotated[str | None, typer.Option(help="bfloat16, float16 or float32; default: the checkpoint's.")] = None,
+    kv: terminal.KV = PAGED,
+    kv_bits: terminal.KVBits = None,
     max_new_tokens: Annotated[int, typer.Option(help="Per prompt.")] = 128,
     temperature: Annotated[float, typer.Option(help="0 = greedy.")] = 0.0,
     top_k: Annotated[int, typer.Option(help="Keep the k most probable tokens; 0 = all.")] = 0,
@@ -59,6 +62,7 @@ def demo(
     ids = [_encode(tokenizer, text, chat) for text in texts]
     asked = Options(max_new_tokens=max_new_tokens, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
     make_requests(config, ids, **asked)
+    check_format(kv, kv_bits)
     options = request.Options(mesh, device, dtype, trace, profile)
     on_chips = request.asked_for(backend, device)
     D = request.check(config, len(texts), options) if on_chips else options.refuse(backend)
@@ -71,7 +75,7 @@ def demo(
         else:
             network = load_model(model, backend, device, dtype, progress)
     load_s = time.perf_counter() - start
-    engine, warm_up_s = terminal.warmed_up(network, ids, max_new_tokens)
+    engine, warm_up_s = terminal.warmed_up(network, ids, max_new_tokens, kv, kv_bits)
     shown = _Single(console) if len(texts) == 1 else _Batch(console, texts)
     with shown, request.profiled(network, profile) as times:
         result = generate(network, ids, tokenizer=tokenizer, on_token=shown.show, engine=engine, **asked)

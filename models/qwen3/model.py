@@ -17,8 +17,9 @@ import ttnn_moe
 from ttnn_moe import decoder, registry
 from ttnn_moe.backend import Prepared
 from ttnn_moe.errors import RequestError
-from ttnn_moe.kv.cache import CacheSizes, FusedWrite, HeadNorms, KVCache
-from ttnn_moe.kv.paged import PagedCache
+from ttnn_moe.kv import formats
+from ttnn_moe.kv.bucketed.cache import BucketedCache
+from ttnn_moe.kv.cache import CacheSizes, FusedWrite, HeadNorms, KVCache, RowCache
 from ttnn_moe.kv.step import PrefillStep, Step
 from ttnn_moe.kv.uncached import Uncached
 from ttnn_moe.sizes import power_of_2
@@ -239,9 +240,29 @@ class Qwen3Moe(nn.Module):
         """What a KV cache has to know of the model."""
         return sizes_of(self.config, self.dtype, self.device)
 
-    def new_cache(self, rows: int, capacity: int, memory: int | None = None, page: int | None = None) -> PagedCache:
+    def new_cache(
+        self,
+        rows: int,
+        capacity: int,
+        memory: int | None = None,
+        page: int | None = None,
+        kv: str = formats.PAGED,
+        kv_bits: float | None = None,
+    ) -> RowCache:
         """See LanguageModel."""
-        return PagedCache.within(self.cache_sizes, rows, capacity, memory, page)
+        cache = formats.new_cache(kv, kv_bits, self.cache_sizes, rows, capacity, memory, page)
+        if isinstance(cache, BucketedCache):
+            cache.equalise(self._norms("k_norm"), self._norms("q_norm"))
+        return cache
+
+    def _norms(self, name: str) -> Tensor:
+        """[layers, head_dim] fp32, how large each channel of keys or queries is: they are normalised.
+
+        RoPE mixes channel i with channel i + head_dim / 2.
+        """
+        norms = [module for key, module in self.named_modules() if key.endswith(f".attention.{name}")]
+        weights = torch.stack([norm.weight.float() for norm in norms if isinstance(norm, RMSNorm)])
+        return weights.square().unflatten(1, (2, -1)).mean(1).sqrt().repeat(1, 2)
 
     def why_not_captured(self) -> str | None:
         """See LanguageModel."""

@@ -23,6 +23,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ttnn_moe.command_line import guarded, run_app
+from ttnn_moe.kv.formats import PAGED
 from ttnn_moe.visible import visible
 
 from .runtime.engine import Engine
@@ -33,6 +34,8 @@ Backend = Annotated[str, typer.Option(help="What runs the experts: auto, referen
 Device = Annotated[
     str | None, typer.Option(help="torch device, or emulator on tenstorrent; default: what suits the backend.")
 ]
+KV = Annotated[str, typer.Option(help="KV cache: paged, in the model's dtype, or bucketed, quantised.")]
+KVBits = Annotated[float | None, typer.Option(help="With --kv bucketed: average bits of a number.", show_default="4")]
 Mesh = Annotated[str | None, typer.Option(help="Chips of backend tenstorrent, as 1x8.", show_default="1x1")]
 
 
@@ -69,10 +72,16 @@ def _bar(what: str, *columns: ProgressColumn) -> Iterator[Callable[[int, int], N
         yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
-def warmed_up(model: LanguageModel, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> tuple[Engine, float]:
+def warmed_up(
+    model: LanguageModel,
+    prompts: Sequence[Sequence[int]],
+    max_new_tokens: int,
+    kv: str = PAGED,
+    kv_bits: float | None = None,
+) -> tuple[Engine, float]:
     """An engine for these prompts, with its kernels compiled and its steps captured; and the seconds that this took."""
     start = time.perf_counter()
-    engine = engine_for(model, prompts, max_new_tokens)
+    engine = engine_for(model, prompts, max_new_tokens, kv, kv_bits)
     with counting("capturing decode steps") as captured:
         engine.capture(captured)
     generate(model, prompts, max_new_tokens=min(2, max_new_tokens), stop_ids=(), engine=engine)

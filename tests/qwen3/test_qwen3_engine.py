@@ -15,6 +15,8 @@ from hypothesis import strategies as st
 
 from qwen3_checkpoints import TINY, prompts
 from ttnn_moe.errors import RequestError
+from ttnn_moe.kv.bucketed import allocation
+from ttnn_moe.kv.bucketed.cache import BucketedCache
 from ttnn_moe.kv.paged import PagedCache
 from ttnn_moe.kv.pages import PagePool
 from ttnn_moe.models.qwen3 import Engine, Qwen3Moe, Tokenizer, generate, load_model
@@ -28,8 +30,21 @@ def tiny() -> Qwen3Moe:
     return load_model(TINY, backend="reference", device="cpu", dtype=torch.float32)
 
 
-def engine(rows: int = 3, capacity: int = 96, pages: int | None = None, **options: Any) -> Engine:
-    """With pages of 16 tokens, so many of them."""
+@pytest.fixture(params=["paged", "bucketed"])
+def kv(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A cache format. The high tier of the bucketed one is small, so that tokens move."""
+    monkeypatch.setattr(allocation, "HIGH", ((4, 60),))
+    return request.param
+
+
+def engine(rows: int = 3, capacity: int = 96, pages: int | None = None, kv: str = "paged", **options: Any) -> Engine:
+    """With so many pages of 16 tokens; in the bucketed cache of 32."""
+    if kv == "bucketed":
+        held = BucketedCache(
+            tiny().cache_sizes, rows, capacity, rows * capacity // 32 if pages is None else pages, 16, 32
+        )
+        # whole prompts: pieces attend to what the tiers keep of the pieces before
+        return Engine(tiny(), cache=held, **{"prefill_chunk": 500, **options})
     one = PagedCache.page_bytes(tiny().cache_sizes, PAGE)
     return Engine(
         tiny(),
@@ -52,6 +67,11 @@ def asked(n: int, seed: int, longest: int = 50, new: int = 20) -> list[tuple[lis
         options["stop_ids"] = tuple(rng.sample(range(500), 30)) if rng.random() < 0.5 else ()
         out.append((text, options))
     return out
+
+
+def alone(text: list[int], kv: str = "paged", **options: Any) -> list[int]:
+    """The tokens of a request that runs by itself."""
+    return generate(tiny(), [text], engine=engine(1, 192, kv=kv) if kv != "paged" else None, **options).tokens[0]
 
 
 def collect(engine: Engine, got: dict[int, list[int]] | None = None) -> dict[int, list[int]]:
@@ -109,13 +129,23 @@ def test_rows_share_no_page_and_the_table_says_which_they_have() -> None:
 )
 def test_every_request_gets_what_it_gets_alone(seed: int, rows: int, pages: int, chunk: int, ahead: bool) -> None:
     """Whatever joins and leaves meanwhile; and in the end everything is free."""
-    rng, serving = random.Random(seed), engine(rows, pages=pages, prefill_chunk=chunk)
+    random_arrivals(seed, engine(rows, pages=pages, prefill_chunk=chunk), "paged", ahead)
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_every_request_gets_what_it_gets_alone_at_16_bits(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(allocation, "HIGH", ((4, 60),))
+    random_arrivals(seed, engine(3, pages=6, kv="bucketed"), "bucketed", ahead=seed == 2)
+
+
+def random_arrivals(seed: int, serving: Engine, kv: str, ahead: bool) -> None:
+    rng, rows = random.Random(seed), serving.rows
     serving.scheduler.ahead = ahead  # as with graphs
     got: dict[int, list[int]] = {}
     wanted, cancelled = {}, set()
     for text, options in asked(6, seed, new=12):
         number = serving.add(text, **options)
-        wanted[number] = generate(tiny(), [text], **options).tokens[0]
+        wanted[number] = alone(text, kv, **options)
         for _ in range(rng.choice([0, 0, 1, 5])):
             for token in serving.step():
                 assert token.sequence not in cancelled
@@ -139,11 +169,11 @@ def test_every_request_gets_what_it_gets_alone(seed: int, rows: int, pages: int,
     )
 
 
-def test_a_request_draws_its_own_tokens_whatever_the_batch() -> None:
+def test_a_request_draws_its_own_tokens_whatever_the_batch(kv: str) -> None:
     text = prompts([9], 500)[0]
     options = {"max_new_tokens": 20, "temperature": 1.3, "top_p": 0.95, "stop_ids": ()}
-    alone = generate(tiny(), [text], seed=5, **options).tokens[0]
-    serving = engine(4)
+    by_itself = alone(text, kv, seed=5, **options)
+    serving = engine(4, kv=kv)
     others = [serving.add(text, seed=seed, **options) for seed in (6, 7)]
     got: dict[int, list[int]] = {}
     for token in serving.step():
@@ -151,23 +181,27 @@ def test_a_request_draws_its_own_tokens_whatever_the_batch() -> None:
     number = serving.add(text, seed=5, **options)
     serving.add(text, **options)
     collect(serving, got)
-    assert got[number] == alone and len({tuple(tokens) for tokens in got.values()}) == 4
-    assert [got[n] for n in others] == [generate(tiny(), [text], seed=s, **options).tokens[0] for s in (6, 7)]
+    assert got[number] == by_itself and len({tuple(tokens) for tokens in got.values()}) == 4
+    assert [got[n] for n in others] == [alone(text, kv, seed=s, **options) for s in (6, 7)]
 
 
-def test_what_a_page_held_reaches_nobody() -> None:
+def test_what_a_page_held_reaches_nobody(kv: str) -> None:
     """Pages are not cleared between requests."""
-    serving = engine(3, pages=8)
-    for kept in (serving.cache.k, serving.cache.v):
-        kept.fill_(float("nan"))
+    serving = engine(3, pages=8, kv=kv)
+    if isinstance(serving.cache, BucketedCache):
+        for tiers in serving.cache.tiers.values():
+            tiers.together.payload.fill_(255), tiers.together.scales.fill_(float("nan"))
+    else:
+        for kept in (serving.cache.k, serving.cache.v):
+            kept.fill_(float("nan"))
     todo = asked(5, 3)
     numbers = [serving.add(text, **options) for text, options in todo]
     got = collect(serving)
-    assert [got[n] for n in numbers] == [generate(tiny(), [text], **options).tokens[0] for text, options in todo]
+    assert [got[n] for n in numbers] == [alone(text, kv, **options) for text, options in todo]
 
 
-def test_long_prompts_do_not_hold_up_those_that_decode() -> None:
-    serving = engine(4, 400, prefill_chunk=10)
+def test_long_prompts_do_not_hold_up_those_that_decode(kv: str) -> None:
+    serving = engine(4, 400, kv=kv, prefill_chunk=10)
     short = serving.add(prompts([4], 500)[0], max_new_tokens=30, stop_ids=())
     serving.step()
     long = [serving.add(text, max_new_tokens=2, stop_ids=()) for text in prompts([95, 40], 500)]
@@ -221,14 +255,15 @@ def test_a_request_waits_for_pages_and_for_a_row_and_nobody_overtakes_it() -> No
     assert [len(got[n]) for n in (big, small, last)] == [5, 2, 2]
 
 
-def test_streams() -> None:
+def test_streams(kv: str) -> None:
     """One drives the engine for all; each sees its own tokens, from its first."""
     tokenizer = Tokenizer.from_directory(TINY)
-    serving = engine(2, tokenizer=tokenizer)
+    serving = engine(2, kv=kv, tokenizer=tokenizer)
     todo = asked(4, 11)
     numbers = [serving.add(text, **options) for text, options in todo]
     for number, (text, options) in reversed(list(zip(numbers, todo, strict=True))):
-        want = generate(tiny(), [text], tokenizer=tokenizer, **options)
+        single = engine(1, 192, kv=kv, tokenizer=tokenizer)
+        want = generate(tiny(), [text], tokenizer=tokenizer, engine=single, **options)
         seen = list(serving.stream(number))
         assert [token.token for token in seen] == want.tokens[0]
         assert "".join(token.text for token in seen) == want.texts[0]
@@ -238,8 +273,8 @@ def test_streams() -> None:
         serving.stream(2)
 
 
-def test_stepping_and_streaming_together() -> None:
-    serving = engine(2)
+def test_stepping_and_streaming_together(kv: str) -> None:
+    serving = engine(2, kv=kv)
     options = {"max_new_tokens": 6, "stop_ids": ()}
     one, other = (serving.add(text, **options) for text in prompts([5, 8], 500))
     stream = serving.stream(one)
@@ -253,11 +288,15 @@ def test_stepping_and_streaming_together() -> None:
     assert len(late) + sum(t.sequence == other for t in stepped) == 6
 
 
-@pytest.mark.parametrize("ahead", [False, True])
-@pytest.mark.parametrize("how", ["close", "with", "lost", "lost before its first token"])
-def test_a_client_that_goes_away_frees_its_pages(how: str, ahead: bool) -> None:
-    serving = engine(2, pages=6)
-    serving.scheduler.ahead = ahead
+GOES = [(how, ahead, "paged") for how in ("close", "with", "lost", "lost before its first token") for ahead in (0, 1)]
+
+
+@pytest.mark.parametrize(
+    ("how", "ahead", "kv"), [*GOES, ("close", 1, "bucketed"), ("lost", 0, "bucketed")], indirect=["kv"]
+)
+def test_a_client_that_goes_away_frees_its_pages(how: str, ahead: bool, kv: str) -> None:
+    serving = engine(2, pages=6, kv=kv)
+    serving.scheduler.ahead = bool(ahead)
     options = {"max_new_tokens": 40, "stop_ids": ()}
     stays, goes = (serving.add(text, **options) for text in prompts([5, 8], 500))
     waits = serving.add([7] * 3, max_new_tokens=2, stop_ids=())
@@ -276,29 +315,30 @@ def test_a_client_that_goes_away_frees_its_pages(how: str, ahead: bool) -> None:
         else:
             del stream
     gc.collect()
-    assert serving.load().free_pages == 3 and serving.load().free_rows == 1
+    assert serving.load().free_pages == 6 - serving.cache.needed(44) and serving.load().free_rows == 1
     got = collect(serving)
     assert serving.load() == Load(0, 0, 2, 6) and waits in got and goes not in got
     rest = [token.token for token in serving.stream(stays)] if stays in serving._requests else []
-    want = generate(tiny(), [prompts([5, 8], 500)[0]], **options).tokens[0]
+    want = alone(prompts([5, 8], 500)[0], kv, **options)
     assert (got[stays] == want[-len(got[stays]) :]) and want[: len(rest)] == rest
 
 
-def test_a_client_that_goes_away_while_it_waits_or_its_prompt_runs() -> None:
-    serving = engine(1, prefill_chunk=8)
+def test_a_client_that_goes_away_while_it_waits_or_its_prompt_runs(kv: str) -> None:
+    serving = engine(1, kv=kv, prefill_chunk=8)
+    pages = serving.cache.total
     first, second = (serving.add([5] * 30, max_new_tokens=3, stop_ids=()) for _ in range(2))
     serving.step()  # a piece of the first prompt
-    assert serving.load() == Load(1, 1, 0, 4)
+    assert serving.load() == Load(1, 1, 0, pages - serving.cache.needed(32))
     serving.stream(second).close()
     serving.stream(first).close()
-    assert serving.load() == Load(0, 0, 1, 6) and not serving.busy and serving.step() == []
+    assert serving.load() == Load(0, 0, 1, pages) and not serving.busy and serving.step() == []
     last = serving.add([5] * 30, max_new_tokens=3, stop_ids=())
-    want = generate(tiny(), [[5] * 30], max_new_tokens=3, stop_ids=()).tokens[0]
+    want = alone([5] * 30, kv, max_new_tokens=3, stop_ids=())
     assert collect(serving) == {last: want}
 
 
-def test_clients_in_threads() -> None:
-    serving = engine(3, pages=9)
+def test_clients_in_threads(kv: str) -> None:
+    serving = engine(3, pages=9, kv=kv)
     todo = asked(8, 21)
     got: list[list[int]] = [[] for _ in todo]
 
@@ -311,7 +351,7 @@ def test_clients_in_threads() -> None:
         thread.start()
     for thread in threads:
         thread.join(120)
-    assert got == [generate(tiny(), [text], **options).tokens[0] for text, options in todo]
+    assert got == [alone(text, kv, **options) for text, options in todo]
     assert serving.load() == Load(0, 0, 3, 9)
 
 
@@ -373,8 +413,8 @@ def test_memory() -> None:
             Engine(tiny(), **{"rows": 1, "capacity": 96, **bad})
 
 
-def test_a_step_that_failed_is_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
-    serving = engine()
+def test_a_step_that_failed_is_the_last(kv: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    serving = engine(kv=kv)
     number = serving.add([1], max_new_tokens=2)
     stream = serving.stream(number)
     with monkeypatch.context() as patch:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -70,6 +70,7 @@ class RowCache(ABC):
         sizes: of the model. rows: sequences at a time. capacity: tokens of each row, at most.
         lengths: tokens of each row, on the host.
         spare: the dummy row for padding tokens; nothing written there is read.
+        moves: `begin` has work to do.
         total, free: pages of the cache, and those that no row has. A page is the format's unit of allocation.
     """
 
@@ -78,6 +79,7 @@ class RowCache(ABC):
     capacity: int
     lengths: list[int]
     spare: int
+    moves: ClassVar[bool] = False
 
     @property
     @abstractmethod
@@ -183,6 +185,14 @@ class RowCache(ABC):
         In a captured step `spans` is empty and sizes are bounds. `plan` and `num_tokens` on the device hold the rest.
         """
         return f"a {type(self).__name__} runs steps that the host plans"
+
+    def why_not_captured_prompts(self) -> str | None:
+        """As why_not_captured, of steps with prompts."""
+        return self.why_not_captured()
+
+    def begin(self, decoding: Sequence[tuple[int, int]]) -> None:
+        """What a replay of a captured decode step of these (row, position) needs before, where `moves` says so."""
+        return None
 
     def _check_room(self, row: int, past: int, n: int) -> None:
         if past + n > self.room(row):

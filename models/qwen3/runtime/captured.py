@@ -57,6 +57,8 @@ class CapturedRunner:
 
     def decode(self, going: Sequence[Request]) -> Pending:
         landing = self._begin()
+        if self.cache.moves:
+            self.cache.begin([(request.row, request.position) for request in going])
         logits, tokens = self.steps.step(), self.steps.last
         draw(tokens, logits, going)
         return landing.send(tokens)
@@ -66,11 +68,13 @@ class CapturedRunner:
 
     def capture(self, progress: Progress | None) -> None:
         rows = self.cache.rows
-        if self.prompts is None:
+        if self.prompts is None and self.cache.why_not_captured_prompts() is None:
             # the row whose prompt runs does not decode
             decoding = self.steps.size if rows > 1 else 0
             self.prompts = PrefillGraphs(self.model, self.cache, self.pool, self._chunk + decoding, decoding)
-        work: list[Callable[[], object]] = [partial(self.prompts.capture, *kind) for kind in self.prompts.kinds]
+        work: list[Callable[[], object]] = []
+        if self.prompts is not None:
+            work += [partial(self.prompts.capture, *kind) for kind in self.prompts.kinds]
         work += [partial(self.steps.capture, n) for n in buckets(rows)]
         for done, capture_one in enumerate(work):
             if progress is not None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from ttnn_moe.arguments import as_integer, integer, switch
 from ttnn_moe.errors import RequestError
+from ttnn_moe.kv import formats
 from ttnn_moe.kv.cache import RowCache
 from ttnn_moe.visible import shown
 
@@ -53,14 +54,17 @@ class Engine:
         tokenizer: to get text with the tokens.
         graphs: steps are CUDA graphs; None: on a GPU, where they serve the model and the cache.
         cache: an empty cache of any format, for this model; it says how many rows and tokens at most. Default:
-            model.new_cache(rows, capacity, memory, page).
+            model.new_cache(rows, capacity, memory, page, kv, kv_bits).
+        kv: the format of the cache: "paged", in the model's dtype, or "bucketed", quantised: see docs/kv.md.
+        kv_bits: of a bucketed cache, average bits of a number in a full row, from 2 to 16; default: 4.
 
     Attributes:
         stats: sums over all that the engine did; first_token_s is not measured.
 
     Raises:
-        RequestError: an argument of another type or out of range; memory for less than one page; memory or page
-            beside a cache; a cache in use, or for another model; graphs asked for where they do not serve.
+        RequestError: an argument of another type or out of range; memory for less than one page; memory, page or
+            kv beside a cache; kv_bits that no tiers reach; a cache in use, or for another model; graphs asked for where
+            they do not serve.
 
     Any thread may call it; one step runs at a time. What fails for one request ends this request. What fails for a
     whole step (the model, the cache, memory, an interrupt) ends the engine: see `step`.
@@ -79,13 +83,16 @@ class Engine:
         tokenizer: Tokenizer | None = None,
         graphs: bool | None = None,
         cache: RowCache | None = None,
+        kv: str = formats.PAGED,
+        kv_bits: float | None = None,
     ):
-        limits = Limits(rows, capacity, memory, page, prefill_chunk, max_waiting).checked(model, cache)
+        formats.check_format(kv, kv_bits)
+        limits = Limits(rows, capacity, memory, page, prefill_chunk, max_waiting).checked(model, cache, kv)
         graphs = None if graphs is None else switch("graphs", graphs)
         self.tokenizer = None if tokenizer is None else check_tokenizer(tokenizer)
         self.model, self.rows, self.capacity, self.max_waiting = model, limits.rows, limits.capacity, limits.max_waiting
         sizes = limits.rows, limits.capacity, limits.memory, limits.page
-        self.cache = model.new_cache(*sizes) if cache is None else cache
+        self.cache = model.new_cache(*sizes, kv, kv_bits) if cache is None else cache
         self.runner = runner_for(model, self.cache, limits.prefill_chunk, graphs)
         self.scheduler = Scheduler(self.runner, self.cache, limits.prefill_chunk)
         self.stats = Stats()

@@ -12,6 +12,7 @@ import torch
 
 from ttnn_moe.arguments import integer
 from ttnn_moe.errors import RequestError
+from ttnn_moe.kv.formats import PAGED, least_capacity
 from ttnn_moe.visible import shown
 
 from ..tokenizer import Tokenizer
@@ -123,10 +124,18 @@ def default_chunk(device: torch.device) -> int:
     return 8192 if device.type == "cuda" else 2048
 
 
-def engine_for(model: LanguageModel, prompts: Sequence[Sized], max_new_tokens: int) -> Engine:
-    """An engine that just holds these prompts and their continuations, for `generate`."""
-    longest = max(map(len, prompts)) + max_new_tokens
-    return Engine(model, len(prompts), longest, prefill_chunk=default_chunk(model.device))
+def engine_for(
+    model: LanguageModel, prompts: Sequence[Sized], max_new_tokens: int, kv: str = PAGED, kv_bits: float | None = None
+) -> Engine:
+    """An engine that just holds these prompts and their continuations, for `generate`.
+
+    Rows of a bucketed cache may be longer: rows that are too short reach no low budget.
+
+    Raises:
+        RequestError: as Engine.
+    """
+    longest = least_capacity(kv, kv_bits, max(map(len, prompts)) + max_new_tokens)
+    return Engine(model, len(prompts), longest, prefill_chunk=default_chunk(model.device), kv=kv, kv_bits=kv_bits)
 
 
 def _drain(

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ttnn_moe.kv.cache import RowCache
+from ttnn_moe.kv.formats import PAGED
 
 from ..config import Qwen3MoeConfig
 
@@ -29,16 +30,26 @@ class LanguageModel(Protocol):
     def where(self) -> str:
         """The machine, in words."""
 
-    def new_cache(self, rows: int, capacity: int, memory: int | None = None, page: int | None = None) -> RowCache:
-        """An empty cache in the model's own format.
+    def new_cache(
+        self,
+        rows: int,
+        capacity: int,
+        memory: int | None = None,
+        page: int | None = None,
+        kv: str = PAGED,
+        kv_bits: float | None = None,
+    ) -> RowCache:
+        """An empty cache in a format that the model has.
 
         Args:
             rows: sequences at a time. capacity: tokens of a row, at most.
             memory: bytes for keys and values; default: the cache decides, and takes no more than its rows can use.
             page: tokens of a page; default: the format's.
+            kv, kv_bits: see kv.formats.new_cache.
 
         Raises:
-            RequestError: sizes that the format or the device does not take; memory for less than one page.
+            RequestError: sizes that the format or the device does not take; memory for less than one page; no such
+                format of this model.
         """
 
     def why_not_captured(self) -> str | None:

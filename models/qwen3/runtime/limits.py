@@ -8,6 +8,7 @@ from typing import Any
 from ttnn_moe.arguments import integer
 from ttnn_moe.errors import RequestError
 from ttnn_moe.kv.cache import RowCache
+from ttnn_moe.kv.formats import PAGED
 from ttnn_moe.kv.pages import MOST_ROWS
 from ttnn_moe.sizes import power_of_2
 from ttnn_moe.visible import shown
@@ -34,7 +35,7 @@ class Limits:
     prefill_chunk: Any
     max_waiting: Any
 
-    def checked(self, model: LanguageModel, cache: RowCache | None) -> Limits:
+    def checked(self, model: LanguageModel, cache: RowCache | None, kv: str) -> Limits:
         """Integers within range, defaults filled in; of a given cache, its rows and no more than its capacity.
 
         Raises:
@@ -45,7 +46,7 @@ class Limits:
         rows, context = integer("rows", self.rows, high=MOST_ROWS), model.config.max_position_embeddings
         capacity = min(given.get("capacity", context), context)
         if cache is not None:
-            check_cache(cache, model, given)
+            check_cache(cache, model, given, kv)
             rows, capacity = cache.rows, min(capacity, cache.capacity)
         chunk = max(256, STEP - power_of_2(rows)) if model.device.type == "cuda" else 256
         return Limits(
@@ -58,17 +59,17 @@ class Limits:
         )
 
 
-def check_cache(cache: RowCache, model: LanguageModel, given: dict[str, int]) -> None:
+def check_cache(cache: RowCache, model: LanguageModel, given: dict[str, int], kv: str) -> None:
     """Raise RequestError if an engine of this model, with these other arguments, cannot have the cache."""
     if not isinstance(cache, RowCache):
         raise RequestError("no cache", got=shown(cache), expected="a RowCache", remedy="leave cache= out")
-    both = sorted({"memory", "page"} & given.keys())
+    both = sorted({"memory", "page"} & given.keys()) + (["kv"] if kv != PAGED else [])
     if both:
         raise RequestError(
             "a given cache has its own pages",
             got=f"cache= and {' and '.join(both)}",
             expected="one of them",
-            remedy="leave out memory and page, or cache",
+            remedy="leave out memory, page and kv, or cache",
         )
     sizes = getattr(model, "cache_sizes", cache.sizes)
     if cache.sizes != sizes:

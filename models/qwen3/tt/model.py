@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ttnn_moe import Placement, tenstorrent
 from ttnn_moe.errors import RequestError
+from ttnn_moe.kv import formats
 from ttnn_moe.kv.cache import CacheSizes
 from ttnn_moe.kv.step import DecodeStep, Step
 from ttnn_moe.sizes import power_of_2
@@ -82,8 +83,21 @@ class Qwen3MoeTT:
         """What a KV cache has to know of the model."""
         return sizes_of(self.config, self.dtype, self.device)
 
-    def new_cache(self, rows: int, capacity: int, memory: int | None = None, page: int | None = None) -> PagedCache:
+    def new_cache(
+        self,
+        rows: int,
+        capacity: int,
+        memory: int | None = None,
+        page: int | None = None,
+        kv: str = formats.PAGED,
+        kv_bits: float | None = None,
+    ) -> PagedCache:
         """See LanguageModel. Up to 32 rows; a page holds 32 tokens."""
+        formats.check_format(kv, kv_bits)
+        if kv != formats.PAGED:
+            raise RequestError(
+                "Tenstorrent chips keep keys and values in bf16", got=f"kv={kv!r}", remedy="leave kv out, or use a GPU"
+            )
         if page not in (None, PAGE):
             raise RequestError("a page has the wrong size", got=page, expected=f"{PAGE}, a tile's height")
         self._release_traces()

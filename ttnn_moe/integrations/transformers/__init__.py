@@ -45,9 +45,12 @@ def _require_transformers() -> None:
 
 _require_transformers()
 
+from . import kv  # noqa: E402
 from .experts import served  # noqa: E402
+from .kv import BucketedCache  # noqa: E402
 from .plug import register  # noqa: E402
 
-__all__ = ["MIN_TRANSFORMERS", "TransformersUnsuitable", "register", "served"]
+__all__ = ["BucketedCache", "MIN_TRANSFORMERS", "TransformersUnsuitable", "register", "served"]
 
 register()
+kv.register()

@@ -1,0 +1,104 @@
+"""The allocator of the bucketed cache: budgets to tiers, and where a token is at any length. Numbers alone."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ttnn_moe.cuda.attention.tiers import BITS, UNIT
+from ttnn_moe.errors import RequestError
+from ttnn_moe.kv.bucketed.allocation import Allocation, allocate, least_capacity
+
+BUDGETS = st.floats(2.1, 16) | st.sampled_from([2.5, 3, 4, 6, 8, 16])
+CAPACITIES = st.integers(1, 40_000)
+PAGES = st.sampled_from([32, 64])
+
+
+def allocated(bits: float, capacity: int, page: int) -> Allocation | None:
+    try:
+        return allocate(bits, capacity, page)
+    except RequestError:
+        return None
+
+
+@given(BUDGETS, CAPACITIES, PAGES)
+def test_a_budget_is_kept_and_nearly_used(bits: float, capacity: int, page: int) -> None:
+    own = allocated(bits, capacity, page)
+    if own is None:
+        least = 2 + 6 * (own_high := 224) / max(capacity, own_high)
+        assert bits < least, "only a small budget, or a short row, has no tiers"
+        return
+    assert own.average(own.capacity) <= bits + 1e-9 and set(own.tiers) <= set(BITS)
+    if own.units:
+        step = own.low[1] - own.low[0]
+        assert bits >= own.high or bits - own.average(own.capacity) <= step * UNIT / own.capacity + 1e-9
+    assert 4 <= own.sinks <= 16 and 60 <= own.recent <= 144 and own.high in (8, 16)
+    assert own.capacity % page == 0 and own.high_slots % page == 0
+    assert BITS.index(own.low[1]) - BITS.index(own.low[0]) <= 1, "neighbours"
+
+
+@given(BUDGETS, CAPACITIES, PAGES, st.data())
+def test_a_row_that_grows(bits: float, capacity: int, page: int, data: st.DataObject) -> None:
+    """In any pieces: the ring never overflows, the newest stay, what moved stays, and the pages suffice."""
+    own = allocated(bits, capacity, page)
+    if own is None:
+        return
+    tokens = units = 0
+    end = data.draw(st.integers(1, own.capacity))
+    while tokens < end:
+        due = own.due(tokens, units)
+        before, after = own.split(units), own.split(units + due)
+        assert all(after[b] >= before[b] for b in after) and sum(after.values()) == units + due
+        units += due
+        held = tokens - UNIT * units
+        assert held < own.high_slots, "room for one more"
+        assert not units or held >= own.sinks + own.recent or not due
+        assert units <= own.moved(max(tokens, 1)), "what a request of this length reserves suffices"
+        pages = own.pages_of(tokens) if tokens else {}
+        assert all(UNIT * n <= pages[b] * page for b, n in own.split(units).items() if n)
+        tokens += data.draw(st.sampled_from([1, 1, 7, 40, 300, end]))
+        tokens = min(tokens, end)
+
+
+@given(BUDGETS, st.integers(64, 4096), PAGES, st.integers(1, 6), st.data())
+def test_pools_serve_whatever_pages_count(
+    bits: float, capacity: int, page: int, rows: int, data: st.DataObject
+) -> None:
+    own = allocated(bits, capacity, page)
+    if own is None:
+        return
+    most = own.capacity // page
+    pages = data.draw(st.integers(1, rows * most))
+    left, taken = pages, dict.fromkeys(own.tiers, 0)
+    for _ in range(rows):
+        n = data.draw(st.integers(0, min(left, most)))
+        left -= n
+        for b, count in own.pages_of(n * page).items():
+            taken[b] += count
+    assert all(count <= own.pool(b, rows, pages) for b, count in taken.items())
+
+
+@given(BUDGETS, PAGES)
+def test_least_capacity_reaches_the_budget(bits: float, page: int) -> None:
+    assert allocate(bits, least_capacity(bits, page), page).bits == bits
+
+
+REFUSED = {
+    "short rows": ((2.5, 512, 32), "no mix of tiers.*kv_bits=2.5 in rows of 512.*at least 2.75.*larger capacity"),
+    "two bits": ((2, 1 << 20, 64), "no mix of tiers.*kv_bits=2 in rows of 1048576"),
+    "one bit": ((1.9, 4096, 64), "kv_bits=1.9; expected an average from 2 to 16"),
+    "more than 16": ((16.5, 4096, 64), "kv_bits=16.5"),
+    "no number": ((float("nan"), 4096, 64), "kv_bits"),
+    "a word": (("3", 4096, 64), "kv_bits='3'"),
+    "no units": ((3, 4096, 48), "page=48; expected 32, 64, 96 or 128"),
+    "half a unit": ((3, 4096, 16), "page=16"),
+    "no tokens": ((3, 0, 64), "capacity=0"),
+}
+
+
+@pytest.mark.parametrize("name", list(REFUSED))
+def test_what_is_refused_and_why(name: str) -> None:
+    given_, words = REFUSED[name]
+    with pytest.raises(RequestError, match=words):
+        allocate(*given_)  # type: ignore[arg-type]

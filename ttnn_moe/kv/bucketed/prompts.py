@@ -1,0 +1,79 @@
+"""Attention of prompts: bf16 among the tokens of a step, packed tiers for what came before. Plain torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ...cuda.attention.tiers import Tier
+from .quantise import rotate
+from .reference import Partial, attend_bucket, merge
+
+QUERIES = 32
+"""The last queries of a piece of a prompt, which say what its tokens weigh (SnapKV, https://arxiv.org/abs/2404.14469)."""
+
+BLOCK = 512
+"""Queries at a time."""
+
+
+def attend_piece(
+    q: Tensor, turned: Tensor, at: Tensor, k: Tensor, v: Tensor, past: Sequence[Tier], row: Tensor
+) -> Tensor:
+    """Causal attention of queries to the tokens of their step, and to all packed tokens of their row.
+
+    Args:
+        q: [n, heads, D]. turned: the same for packed keys.
+        at: [n] int64, ascending: which token of the step each query is.
+        k, v: [m, kv_heads, D], the step's tokens of the row. past: tiers of one layer; empty: no token came before.
+        row: [1] int64.
+
+    Returns:
+        as q.
+    """
+    if not past:
+        seen = None if len(q) == len(k) else at[:, None] >= torch.arange(len(k), device=k.device)
+        k, v, queries = (x.to(q.dtype).transpose(0, 1)[None] for x in (k, v, q))
+        gqa = k.shape[1] != queries.shape[1]
+        found = F.scaled_dot_product_attention(queries, k, v, attn_mask=seen, is_causal=seen is None, enable_gqa=gqa)
+        return found[0].transpose(0, 1)
+    out: list[Tensor] = []
+    for first in range(0, len(q), BLOCK):
+        own = slice(first, first + BLOCK)
+        packed = [attend_bucket(tier.bits, turned[None, own], tier, row) for tier in past]
+        partials = [Partial(rotate(one.out), one.most, one.total) for one in packed]
+        out.append(merge([*partials, _among(q[own], at[own], k, v)])[0].to(q.dtype))
+    return torch.cat(out)
+
+
+def _among(q: Tensor, at: Tensor, k: Tensor, v: Tensor) -> Partial:
+    """q [n, heads, D] to the tokens of the step: [1, n, heads, ..]."""
+    scores = _scores(q, k).masked_fill(at[:, None, None, None] < torch.arange(len(k), device=k.device), float("-inf"))
+    most = scores.amax(-1)
+    p = torch.exp(scores - most[..., None])
+    out = torch.einsum("nkgs,skd->nkgd", p, v.float())
+    return Partial(out.flatten(1, 2)[None], most.flatten(1, 2)[None], p.sum(-1).flatten(1, 2)[None])
+
+
+def _scores(q: Tensor, k: Tensor) -> Tensor:
+    """[n, kv_heads, group, m] fp32 of q [n, heads, D] and k [m, kv_heads, D]."""
+    grouped = q.float().unflatten(1, (k.shape[1], -1))
+    return torch.einsum("nkgd,skd->nkgs", grouped, k.float()) / q.shape[-1] ** 0.5
+
+
+def observed(q: Tensor, turned: Tensor, k: Tensor, high: Tensor | None) -> Tensor:
+    """What the last queries of a piece give to tokens: [h + m] fp32, the sum over queries and heads of the attention
+    among these tokens alone.
+
+    Args:
+        q: [n, heads, D], all queries of the piece. turned: the same for packed keys. k: [n, kv_heads, D], its keys.
+        high: [h, kv_heads, D], packed keys that came before. None: none.
+    """
+    m, last = len(k), q[-QUERIES:]
+    index = torch.arange(m - len(last), m, device=q.device)
+    scores = _scores(last, k).masked_fill(index[:, None, None, None] < torch.arange(m, device=q.device), float("-inf"))
+    if high is not None:
+        scores = torch.cat((_scores(turned[-QUERIES:], high), scores), -1)
+    return scores.softmax(-1).sum((0, 1, 2))

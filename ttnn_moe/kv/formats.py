@@ -1,0 +1,85 @@
+"""KV-cache formats by name, as an engine's `kv` and a command line's --kv give them."""
+
+from __future__ import annotations
+
+from ..errors import RequestError
+from ..visible import shown
+from .bucketed import allocation
+from .bucketed.cache import BucketedCache
+from .bucketed.memory import bytes_of
+from .cache import CacheSizes, RowCache
+from .paged import PAGE, PagedCache
+
+PAGED, BUCKETED = "paged", "bucketed"
+FORMATS = (PAGED, BUCKETED)
+DEFAULT_BITS = 4.0
+"""Average bits of a bucketed cache, unless asked for otherwise."""
+
+
+def check_format(kv: object, kv_bits: object) -> None:
+    """Check a format's name, and that bits are given to a format that has some.
+
+    Raises:
+        RequestError: no such format; bits for the paged one.
+    """
+    if kv not in FORMATS:
+        raise RequestError(
+            "no such KV-cache format", got=f"kv={shown(kv)}", expected=f"one of {list(FORMATS)}", remedy="leave kv out"
+        )
+    if kv == PAGED and kv_bits is not None:
+        raise RequestError(
+            "the paged KV cache keeps the model's dtype",
+            got=f"kv_bits={shown(kv_bits)}",
+            expected=f"kv={BUCKETED!r} with bits",
+            remedy=f"give kv={BUCKETED!r} as well, or leave kv_bits out",
+        )
+
+
+def new_cache(
+    kv: str,
+    kv_bits: float | None,
+    sizes: CacheSizes,
+    rows: int,
+    capacity: int,
+    memory: int | None = None,
+    page: int | None = None,
+) -> RowCache:
+    """An empty cache of this format.
+
+    Args:
+        kv: one of FORMATS. kv_bits: of a bucketed one, average bits; default: 4.
+        sizes, rows, capacity, memory, page: see PagedCache.within and BucketedCache.within.
+
+    Raises:
+        RequestError: see check_format, and the formats.
+    """
+    check_format(kv, kv_bits)
+    if kv == PAGED:
+        return PagedCache.within(sizes, rows, capacity, memory, page)
+    return BucketedCache.within(sizes, rows, capacity, memory, page, DEFAULT_BITS if kv_bits is None else kv_bits)
+
+
+def least_capacity(kv: str, kv_bits: float | None, tokens: int) -> int:
+    """Tokens of a row that holds so many, and that reaches the budget.
+
+    Raises:
+        RequestError: see check_format; a budget that no row reaches.
+    """
+    check_format(kv, kv_bits)
+    if kv == PAGED:
+        return tokens
+    return max(tokens, allocation.least_capacity(DEFAULT_BITS if kv_bits is None else kv_bits))
+
+
+def bytes_for(kv: str, kv_bits: float | None, sizes: CacheSizes, rows: int, tokens: int) -> int:
+    """Bytes of a cache that just holds `rows` sequences of so many tokens.
+
+    Raises:
+        RequestError: see check_format; a budget that no mix of tiers reaches.
+    """
+    check_format(kv, kv_bits)
+    pages = rows * -(-tokens // PAGE)
+    if kv == PAGED:
+        return pages * PagedCache.page_bytes(sizes)
+    bits = DEFAULT_BITS if kv_bits is None else kv_bits
+    return bytes_of(allocation.allocate(bits, least_capacity(kv, bits, tokens)), sizes, rows, pages)
