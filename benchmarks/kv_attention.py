@@ -97,8 +97,10 @@ def bucketed_times(rows: int, counts: dict[int, int], plans: list[bucketed.Plan 
     want = quantized_attention_bucketed(q[some].float(), sets[0], some)
     found: dict[str, object] = {"floor": size / BANDWIDTH * 1e6, "sets": len(sets)}
     for plan in plans:
-        of = plan or bucketed.plan(rows, 1, HEADS, sets[0], torch.cuda.get_device_properties(0).multi_processor_count)
-        name = f"{of.warps}w {of.splits}s" if plan else "default"
+        of = plan or bucketed.plan_of(q, sets[0])
+        name = f"{of.warps}w {of.splits}s {of.slots}r"
+        if plan is None:
+            found["plan"], name = name, "us"
         got = bucketed.launch(q, sets[0], at, of=of)[some].float()
         error = float((got - want).norm() / want.norm())
         if not error < 0.01:

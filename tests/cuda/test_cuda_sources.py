@@ -15,7 +15,7 @@ import torch
 from ttnn_moe import Problem
 from ttnn_moe.activations import CLAMPED_SWIGLU
 from ttnn_moe.cuda.arch import ARCHES, HOPPER, Arch, Target
-from ttnn_moe.cuda.attention import prefill_sm90
+from ttnn_moe.cuda.attention import bucketed, prefill_sm90
 from ttnn_moe.cuda.combine.rank_combine import Plan
 from ttnn_moe.cuda.device import H200
 from ttnn_moe.cuda.jit import build
@@ -98,11 +98,26 @@ COMBINE = [
     Use(Plan(2, 4, 2048, 128, bulk=True).spec("sm_90a")),
     Use(Plan(4, 8, 2048, 128, wire=torch.float32).spec("sm_90a")),
 ]
+
+
+def _bucketed_uses(arch: Arch) -> list[Use]:
+    """Of a bucketed KV cache: one query a row, and five; with the mass of pages, and without."""
+    shapes = [bucketed.Shape(8, n, 32, 4, 64, (4,) * 5) for n in (1, 5)]
+    uses = [Use(bucketed.merge_spec(arch.name, True), 0), Use(bucketed.mass_spec(arch.name, shapes[0]), 0)]
+    for shape, mass, of in (
+        (shapes[0], False, bucketed.Plan(4, 4)),
+        (shapes[0], True, bucketed.Plan(16, 4)),
+        (shapes[1], False, bucketed.Plan(4, 4, 2)),
+    ):
+        uses.append(Use(bucketed.spec_of(arch.name, shape, shape.n > 1, True, mass, of), of.shared_memory))
+    return uses
+
+
 USES = [
     *MODEL,
     *COMBINE,
     *(use for arch in dict.fromkeys(ARCHES.values()) for use in _uses(arch)),
-    *(use for arch in (ARCHES[8, 0], HOPPER) for use in _int4_24_uses(arch)),
+    *(use for arch in (ARCHES[8, 0], HOPPER) for use in (*_int4_24_uses(arch), *_bucketed_uses(arch))),
     *_hopper_mxfp4_uses(),
     *_mxfp4_warp_uses(ARCHES[8, 0], 1, 32, 512, 4096),
     *_mxfp4_warp_uses(HOPPER, 32),

@@ -41,8 +41,8 @@ def test_quantise_is_as_good_as_it_can_be(bits: int) -> None:
     x = torch.randn(500, 128)
     levels, scale = quantise(x, bits)
     error = (dequantise(levels, scale, bits) - x).square().mean().item()
-    # of a Gaussian; 8 bits reach to the largest element, 16 round
-    assert error < {2: 0.122, 3: 0.0385, 4: 0.0122, 8: 6e-5, 16: 3e-6}[bits]
+    # of a Gaussian, with the scale that keeps its projection; 8 bits reach to the largest element, 16 round
+    assert error < {2: 0.136, 3: 0.0395, 4: 0.0122, 8: 6e-5, 16: 3e-6}[bits]
     assert int(levels.max()) < 2**bits and int(levels.min()) >= 0
 
 

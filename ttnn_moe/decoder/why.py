@@ -10,7 +10,9 @@ from torch import Tensor
 
 from ..choice import Operator
 from ..cuda.attention.memory import Memory
+from ..cuda.attention.tiers import UNIT, Tier
 from ..kv import attention
+from ..kv.bucketed.attention import ATTENTION as BUCKETED
 from ..kv.cache import HeadNorms
 from ..kv.paged import PAGE
 from . import operators
@@ -54,11 +56,18 @@ def why(
     keys, tiles = of(2, kv_heads, PAGE, head_dim), of(4, dtype=torch.int32)
     memory = Memory(keys, keys, words, words, None, of(1, 1, dtype=torch.int32))
     attended = q.flatten(1)
+    payload, scales = (
+        of(1, kv_heads, 2, PAGE * head_dim // 2, dtype=torch.uint8),
+        of(1, kv_heads, PAGE // UNIT, 8, 4, 2),
+    )
+    ids, table, counts = (of(*shape, dtype=torch.int32) for shape in ((1, PAGE), (1, 1), (1,)))
+    packed = [Tier(4, payload, scales, ids, table, counts)]
     return [
         row(operators.NORM_LINEAR, "query, key, value", x, norm, eps, of(qkv[0].numel(), H), None),
         row(attention.NORM_ROPE_WRITE, "", qkv, HeadNorms(head_norm, head_norm, eps), (angles, angles), memory),
         row(attention.DECODE, "", q, memory, PAGE, None),
         row(attention.PREFILL, "", q, memory, (), tiles, None),
+        row(BUCKETED, "", q[:, None], packed, words, None, None, None, False, None, None),
         row(operators.LINEAR_ADD, "output", attended, of(H, heads * head_dim), None, x),
         row(operators.NORM_ROUTE, "", x, norm, eps, of(E, H), K, True),
         row(operators.ROUTE, "", of(T, E), K, True),

@@ -70,11 +70,6 @@ __device__ __forceinline__ uint4 load_once(const uint4* from) {
     return words;
 }
 
-// Ask for the 128 bytes around an address in L2.
-__device__ __forceinline__ void prefetch_line(const void* in) {
-    asm volatile("prefetch.global.L2 [%0];" ::"l"(in));
-}
-
 // Discard 128 bytes from L2 without write-back; their value is lost. Ordered after the computation of
 // `after`.
 __device__ __forceinline__ void discard_line(const u16* line, float after) {

@@ -28,6 +28,7 @@
 // Each warp takes every WARPS-th step and keeps its own softmax. Warps merge in shared memory, blocks in
 // merge_splits.
 //
+// A thread has at most 255 registers.
 // Products: scores^T = keys * q^T and out^T += values^T * weights^T, so that 16 tokens or channels are the M
 // side, 8 queries the N side: one key/value head serves 8 query heads without padding. A lane copies its own
 // fragments (cp.async) and reads them back, so no barrier is needed; a pair of levels takes one AND. Powers
@@ -35,400 +36,16 @@
 // score. scale_v is folded into the exponent of the weight, so that fp16 weights use fp16's range whatever
 // the scales.
 //
-// Shared memory: q for each tier, [5, QT, 4, 32] of 16 bytes; two half steps a warp. At the end, in the same
-// place, the warps' results [WARPS, 8 * QT, ROW] fp32.
-#include "common/copies.cuh"
+// Shared memory: q for each tier, [5, QT, 4, 32] of 16 bytes; SLOTS half steps a warp. At the end, in the
+// same place, the warps' results [WARPS, 8 * QT, ROW + 2] fp32.
+#include "sm80/bucketed_attend.cuh"
+#include "sm80/bucketed_steps.cuh"
 #include "sm80/hadamard.cuh"
-#include "sm80/halves.cuh"
-#include "sm80/mma.cuh"
-#include "sm80/packed_levels.cuh"
-
-#ifndef TIERS
-#define TIERS 65820  // 1 << 2 | 1 << 3 | 1 << 4 | 1 << 8 | 1 << 16
-#endif
-#ifndef GROUP
-#define GROUP 8
-#endif
-#ifndef QUERIES
-#define QUERIES 1  // N
-#endif
-#ifndef QT
-#define QT 1
-#endif
-#ifndef WARPS
-#define WARPS 4
-#endif
-#ifndef PAGE
-#define PAGE 64
-#endif
-#ifndef CAUSAL
-#define CAUSAL 0
-#endif
-#ifndef ROTATE
-#define ROTATE 0
-#endif
-#ifndef MASS
-#define MASS 0
-#endif
-#ifndef PREFETCH
-#define PREFETCH 1  // fetch steps to L2 one step before they are copied
-#endif
-#ifndef CHAINS
-#define CHAINS 1  // of products that add up to the scores of a block
-#endif
-#ifndef REGISTER_WARPS
-#define REGISTER_WARPS (QT == 1 ? 16 : 8)  // of a multiprocessor; bounds the registers of a thread
-#endif
-
-constexpr int D = 128, KINDS = 5, ROWS = 8 * QT, TILES = (QUERIES * GROUP + ROWS - 1) / ROWS;
-constexpr int SLOT = 4096 + 512, VALUES_AT = 2048, SCALES_AT = 4096;  // bytes of half a step
-constexpr int Q_BYTES = KINDS * QT * 2048, ROW = D + 4;
-constexpr float LOWEST = -1e30f, HEADROOM = 7.0f;
-static_assert(PAGE % 64 == 0, "pages of whole steps");
-
-__device__ __forceinline__ constexpr int bits_of_kind(int kind) {
-    return kind < 3 ? kind + 2 : kind == 3 ? 8 : 16;
-}
-__device__ __forceinline__ constexpr bool has(int kind) { return TIERS >> bits_of_kind(kind) & 1; }
-__device__ __forceinline__ constexpr int tokens_of_step(int kind) {
-    return kind < 3 ? 64 : kind == 3 ? 32 : 16;
-}
-
-// What a row and a key/value head have of a tier; payload and scales begin at the head's part of page 0.
-struct Tier {
-    const unsigned char* payload;
-    const uint4* scales;
-    const int *ids, *table;
-    int count, end;  // end: of its steps among the row's
-};
-
-struct State {
-    float o[QT][8][4], offsets[QT][4], most[QT][2], total[QT][2];
-    float by[QT][2], less[QT][2];  // score = (sum * by - half * less) * scale_k
-};
-
-__device__ __forceinline__ float power(int n) { return __uint_as_float(bits_of_power(n)); }
-
-// The output between the scales of a tier's pairs and 1.
-template <int BITS, bool ENTER>
-__device__ __forceinline__ void rescale(State& state) {
-    if (BITS == 16) return;
-#pragma unroll
-    for (int n = 0; n < QT; ++n)
-#pragma unroll
-        for (int t = 0; t < 8; ++t)
-#pragma unroll
-            for (int i = 0; i < 4; ++i) {
-                const int up = 24 - shift_of<BITS>(2 * t + i / 2);
-                state.o[n][t][i] *= power(ENTER ? -up : up);
-            }
-}
-
-template <bool ENTER>
-__device__ __forceinline__ void rescale(State& state, int kind) {
-    if (kind == 0) rescale<2, ENTER>(state);
-    if (kind == 1) rescale<3, ENTER>(state);
-    if (kind == 2) rescale<4, ENTER>(state);
-    if (kind == 3) rescale<8, ENTER>(state);
-}
-
-// What a lane knows of a token: of row lane / 4 of a block, or 8 further.
-struct Token {
-    float scale, log_v, inverse_v;
-    bool held;
-
-    __device__ __forceinline__ Token(u32 scales, bool inside) {
-        scale = first_of_fp16(scales);
-        const float v = second_of_fp16(scales);
-        held = inside && !(scale < 0.0f);
-        scale = held ? scale : 0.0f;
-        log_v = held ? logarithm_to_two(v) : __int_as_float(0xff800000);
-        inverse_v = held ? inverse_of(v) : 0.0f;
-    }
-};
-
-struct Queries {
-    int sees[QT][2];  // CAUSAL: position of the lane's queries
-
-    __device__ __forceinline__ bool hidden(int n, int i, int id) const { return CAUSAL && id > sees[n][i]; }
-};
-
-// Scores to weights, in place; M of them, of tokens lane / 4 + 8 * m.
-template <int M>
-__device__ __forceinline__ void weigh(State& state, float (&scores)[M / 2][QT][4], const Token* tokens,
-                                      float half, float times, const int* ids, const Queries& queries,
-                                      float* mass) {
-    bool higher = false;
-    float most[QT][2];
-#pragma unroll
-    for (int n = 0; n < QT; ++n)
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-            const float by = state.by[n][i] * times, less = -half * state.less[n][i];
-            float best = LOWEST;
-#pragma unroll
-            for (int m = 0; m < M; ++m) {
-                float& score = scores[m / 2][n][m % 2 * 2 + i];
-                score = fmaf(fmaf(score, by, less), tokens[m].scale, tokens[m].log_v);
-                if (times != 1.0f && !tokens[m].held) score = tokens[m].log_v;  // a key of NaN that is none
-                if (CAUSAL && ids && queries.hidden(n, i, ids[m])) score = __int_as_float(0xff800000);
-                best = fmaxf(best, score);
-            }
-            most[n][i] = best;
-            higher |= best > state.most[n][i] + 8.0f;
-        }
-    if (__ballot_sync(~0u, higher)) {
-#pragma unroll
-        for (int n = 0; n < QT; ++n)
-#pragma unroll
-            for (int i = 0; i < 2; ++i) {
-                float best = fmaxf(most[n][i], state.most[n][i]);
-#pragma unroll
-                for (int step = 4; step < 32; step *= 2) best = fmaxf(best, __shfl_xor_sync(~0u, best, step));
-                const float shrink = power_of_two(state.most[n][i] - best);
-                state.most[n][i] = best;
-                state.total[n][i] *= shrink;
-                state.offsets[n][i] *= shrink;
-                state.offsets[n][i + 2] *= shrink;
-#pragma unroll
-                for (int t = 0; t < 8; ++t) {
-                    state.o[n][t][i] *= shrink;
-                    state.o[n][t][i + 2] *= shrink;
-                }
-            }
-    }
-#pragma unroll
-    for (int n = 0; n < QT; ++n)
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-            const float base = state.most[n][i] - HEADROOM;
-            const float before = state.total[n][i];
-            if (MASS) state.total[n][i] = 0;
-#pragma unroll
-            for (int m = 0; m < M; ++m) {
-                float& score = scores[m / 2][n][m % 2 * 2 + i];
-                score = power_of_two(score - base);
-                state.total[n][i] = fmaf(score, tokens[m].inverse_v, state.total[n][i]);
-            }
-            if (MASS) {
-                float sum = state.total[n][i];
-                state.total[n][i] += before;
-#pragma unroll
-                for (int step = 4; step < 32; step *= 2) sum += __shfl_xor_sync(~0u, sum, step);
-                if (threadIdx.x % 32 < 4)
-                    mass[8 * n + threadIdx.x % 4 * 2 + i] = base + logarithm_to_two(sum);
-            }
-        }
-}
-
-__device__ __forceinline__ void load_queries(u32 (&words)[16], const uint4* q, int n) {
-#pragma unroll
-    for (int j = 0; j < 4; ++j) {
-        const uint4 four = q[(n * 4 + j) * 32 + threadIdx.x % 32];
-        words[4 * j] = four.x, words[4 * j + 1] = four.y, words[4 * j + 2] = four.z,
-                  words[4 * j + 3] = four.w;
-    }
-}
-
-template <int N>
-__device__ __forceinline__ void load_words(u32 (&words)[N], const uint4* from) {
-#pragma unroll
-    for (int j = 0; j < N / 4; ++j) {
-        const uint4 four = from[j * 32];
-        words[4 * j] = four.x, words[4 * j + 1] = four.y, words[4 * j + 2] = four.z,
-                  words[4 * j + 3] = four.w;
-    }
-}
-
-// A step of 2, 3, 4 or 8 bits from a slot. left: tokens of the step and after it that are in use.
-template <int BITS>
-__device__ __forceinline__ void attend(State& state, const unsigned char* slot, const uint4* q, int part,
-                                       int left, const int* ids, const Queries& queries, float* mass) {
-    constexpr int BLOCKS = BITS == 8 ? 1 : 2, WORDS = 2 * BLOCKS * BITS, M = 2 * BLOCKS;
-    constexpr float HALF = ((1 << BITS) - 1) * 0.5f;
-    const int lane = threadIdx.x % 32;
-    const uint4* mine = reinterpret_cast<const uint4*>(slot) + lane;
-    float scores[BLOCKS][QT][4] = {};
-    {
-        float others[BLOCKS][QT][4] = {};
-        u32 keys[WORDS], words[QT][16];
-        load_words(keys, mine);
-#pragma unroll
-        for (int n = 0; n < QT; ++n) load_queries(words[n], q, n);
-#pragma unroll
-        for (int b = 0; b < BLOCKS; ++b)
-#pragma unroll
-            for (int t = 0; t < 8; ++t) {
-                const u32 *low = keys + 2 * b * BITS, *high = low + BITS;
-                const u32 a[4] = {pair_of<BITS>(low, 2 * t), pair_of<BITS>(high, 2 * t),
-                                  pair_of<BITS>(low, 2 * t + 1), pair_of<BITS>(high, 2 * t + 1)};
-#pragma unroll
-                for (int n = 0; n < QT; ++n)
-                    multiply_add_fp16(CHAINS == 2 && t % 2 ? others[b][n] : scores[b][n], a, words[n][2 * t],
-                                      words[n][2 * t + 1]);
-            }
-        if (CHAINS == 2)
-#pragma unroll
-            for (int b = 0; b < BLOCKS; ++b)
-#pragma unroll
-                for (int n = 0; n < QT; ++n)
-#pragma unroll
-                    for (int i = 0; i < 4; ++i) scores[b][n][i] += others[b][n][i];
-    }
-    const uint4 four = mine[SCALES_AT / 16];
-    const u32 scales[4] = {BITS == 8 && part ? four.z : four.x, BITS == 8 && part ? four.w : four.y, four.z,
-                           four.w};
-    const Token tokens[4] = {{scales[0], lane / 4 < left},
-                             {scales[1], lane / 4 + 8 < left},
-                             {scales[2], BLOCKS == 2 && lane / 4 + 16 < left},
-                             {scales[3], BLOCKS == 2 && lane / 4 + 24 < left}};
-    int id[4] = {};
-    if (CAUSAL && BITS == 8) {
-        if (tokens[0].held) id[0] = ids[lane / 4];
-        if (tokens[1].held) id[1] = ids[lane / 4 + 8];
-    }
-    weigh<M>(state, scores, tokens, HALF, 1.0f, BITS == 8 ? id : nullptr, queries, mass);
-    u32 values[WORDS];
-    load_words(values, mine + VALUES_AT / 16);
-    const u32 half = pack_fp16(HALF, HALF), halves[4] = {half, half, half, half};
-#pragma unroll
-    for (int b = 0; b < BLOCKS; ++b) {
-        u32 weights[QT][2];
-#pragma unroll
-        for (int n = 0; n < QT; ++n) {
-            weights[n][0] = transposed(pack_fp16(scores[b][n][0], scores[b][n][1]));
-            weights[n][1] = transposed(pack_fp16(scores[b][n][2], scores[b][n][3]));
-            multiply_add_fp16(state.offsets[n], halves, weights[n][0], weights[n][1]);
-        }
-#pragma unroll
-        for (int t = 0; t < 8; ++t) {
-            const u32 *low = values + 2 * b * BITS, *high = low + BITS;
-            const u32 a[4] = {pair_of<BITS>(low, 2 * t), pair_of<BITS>(low, 2 * t + 1),
-                              pair_of<BITS>(high, 2 * t), pair_of<BITS>(high, 2 * t + 1)};
-#pragma unroll
-            for (int n = 0; n < QT; ++n) multiply_add_fp16(state.o[n][t], a, weights[n][0], weights[n][1]);
-        }
-    }
-}
-
-// A step of 16 bits, from global memory: few tokens are there.
-__device__ __forceinline__ void attend_bf16(State& state, const uint4* keys, const uint4* values,
-                                            const uint4* scale, const uint4* q, int part, int left,
-                                            const int* ids, const Queries& queries, float* mass) {
-    const int lane = threadIdx.x % 32;
-    float scores[1][QT][4] = {};
-#pragma unroll
-    for (int j = 0; j < 4; ++j) {
-        const uint4 low = keys[j * 32 + lane], high = keys[(4 + j) * 32 + lane];
-        const u32 first[4] = {low.x, high.x, low.y, high.y}, second[4] = {low.z, high.z, low.w, high.w};
-#pragma unroll
-        for (int n = 0; n < QT; ++n) {
-            const uint4 words = q[(n * 4 + j) * 32 + lane];
-            multiply_add(scores[0][n], first, words.x, words.y);
-            multiply_add(scores[0][n], second, words.z, words.w);
-        }
-    }
-    const uint4 four = scale[lane / 4];
-    const Token tokens[2] = {{part ? four.z : four.x, lane / 4 < left},
-                             {part ? four.w : four.y, lane / 4 + 8 < left}};
-    int id[2] = {};
-    if (CAUSAL) {
-        if (tokens[0].held) id[0] = ids[lane / 4];
-        if (tokens[1].held) id[1] = ids[lane / 4 + 8];
-    }
-    weigh<2>(state, scores, tokens, 0.0f, power(-24), id, queries, mass);
-    // zero the values of no token: they may hold NaN, and 0 * NaN is NaN
-    u32 held[2];
-#pragma unroll
-    for (int m = 0; m < 2; ++m) {
-        const u32 votes = __ballot_sync(~0u, tokens[m].held) >> lane % 4 * 8;
-        held[m] = (votes & 1 ? 0xffffu : 0u) | (votes & 16 ? 0xffff0000u : 0u);
-    }
-    u32 weights[QT][2];
-#pragma unroll
-    for (int n = 0; n < QT; ++n) {
-        weights[n][0] = transposed(pack(scores[0][n][0], scores[0][n][1]));
-        weights[n][1] = transposed(pack(scores[0][n][2], scores[0][n][3]));
-    }
-#pragma unroll
-    for (int j = 0; j < 4; ++j) {
-        uint4 low = values[j * 32 + lane], high = values[(4 + j) * 32 + lane];
-        const u32 first[4] = {low.x & held[0], low.y & held[0], high.x & held[1], high.y & held[1]};
-        const u32 second[4] = {low.z & held[0], low.w & held[0], high.z & held[1], high.w & held[1]};
-#pragma unroll
-        for (int n = 0; n < QT; ++n) {
-            multiply_add(state.o[n][2 * j], first, weights[n][0], weights[n][1]);
-            multiply_add(state.o[n][2 * j + 1], second, weights[n][0], weights[n][1]);
-        }
-    }
-}
-
-// A step of a warp.
-struct Step {
-    const Tier* tiers;
-    int at, end, kind = 0;
-
-    __device__ __forceinline__ bool is() const { return at < end; }
-    __device__ __forceinline__ void find() {
-        if (is())
-            while (at >= tiers[kind].end) ++kind;
-    }
-    __device__ __forceinline__ void next() {
-        at += WARPS;
-        find();
-    }
-    // In its tier.
-    __device__ __forceinline__ int token() const {
-        return (at - (kind ? tiers[kind - 1].end : 0)) * tokens_of_step(kind);
-    }
-    __device__ __forceinline__ int page() const { return is() ? tiers[kind].table[token() / PAGE] : 0; }
-};
-
-// Where a lane's part of a step lies; values are `apart` bytes behind their keys, and the second half `half`.
-struct Source {
-    const unsigned char* keys;
-    const uint4* scales;
-    u32 apart, half;
-
-    __device__ __forceinline__ Source(const Step& step, int page, int kv_heads) {
-        const int bits = bits_of_kind(step.kind), lane = threadIdx.x % 32;
-        const u32 unit = static_cast<u32>(step.token()) % PAGE / 32;
-        apart = PAGE * 16 * bits;
-        half = step.kind == 3 ? 2048 : 512 * bits;
-        const Tier& tier = step.tiers[step.kind];
-        keys =
-            tier.payload + static_cast<u64>(page) * (kv_heads * 2 * apart) + unit * (512 * bits) + lane * 16;
-        scales = tier.scales + static_cast<u64>(page) * (kv_heads * (PAGE / 4)) + unit * 8 + lane / 4;
-    }
-
-    // All of the step.
-    __device__ __forceinline__ void prefetch(int kind) const {
-        const int lane = threadIdx.x % 32;
-        const unsigned char* line = keys + lane * 112;  // 16 * lane is there already
-        if (kind < 4 && (lane < 8 * (kind + 2) || kind == 3)) {
-            prefetch_line(line);
-            prefetch_line(line + apart);
-        }
-        if (lane == 0 ? kind < 4 : lane == 8 && kind < 3) prefetch_line(scales + lane / 8 * 6);
-    }
-
-    __device__ __forceinline__ void copy(u32 slot, int part, int kind) const {
-        const unsigned char* from = keys + (part ? half : 0);
-#pragma unroll
-        for (int which = 0; which < 2; ++which) {
-            const unsigned char* chunk = from + (which ? apart : 0);
-#pragma unroll
-            for (int j = 0; j < 4; ++j)
-                copy_16_if(kind < 4 && kind >= j - 1, slot + which * VALUES_AT + j * 512, chunk + j * 512);
-        }
-        copy_16_if(kind < 4, slot + SCALES_AT, scales + (part && kind < 3 ? 8 : 0));
-    }
-};
 
 // q to fragments, scaled for each tier; the sums and powers of two that scores need.
-__device__ __forceinline__ void prepare_queries(unsigned char* memory, float (&by)[ROWS], float (&less)[ROWS],
-                                                const u16* q, const float4* q_scale, int first, int kv_heads,
-                                                int head, int t, float scale) {
+__device__ __forceinline__ void prepare_queries(unsigned char* memory, float2 (&factors)[ROWS], const u16* q,
+                                                const float4* q_scale, int first, int kv_heads, int head,
+                                                int t, float scale) {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     for (int r = warp; r < ROWS; r += WARPS) {
         const int query = first + r;
@@ -475,28 +92,29 @@ __device__ __forceinline__ void prepare_queries(unsigned char* memory, float (&b
 #pragma unroll
         for (int step = 16; step; step /= 2) sum += __shfl_xor_sync(~0u, sum, step);
         if (lane == 0) {
-            by[r] = scale * power(24 - up);
-            less[r] = scale * power(-up) * sum;
+            factors[r] = make_float2(scale * power(24 - up), scale * power(-up) * sum);
         }
     }
 }
 
-extern "C" __global__ void __launch_bounds__(32 * WARPS, REGISTER_WARPS / WARPS) bucketed_attention(
-    const u16* q, const float4* q_scale, u16* out, float* partial, float* lse, float* mass,
-    const long long* rows, const long long* positions, const int* num_tokens,  //
-    const unsigned char* payload_2, const uint4* scales_2, const int* ids_2, const int* table_2,
-    const int* counts_2,  //
-    const unsigned char* payload_3, const uint4* scales_3, const int* ids_3, const int* table_3,
-    const int* counts_3,  //
-    const unsigned char* payload_4, const uint4* scales_4, const int* ids_4, const int* table_4,
-    const int* counts_4,  //
-    const unsigned char* payload_8, const uint4* scales_8, const int* ids_8, const int* table_8,
-    const int* counts_8,  //
-    const unsigned char* payload_16, const uint4* scales_16, const int* ids_16, const int* table_16,
-    const int* counts_16,  //
-    int wide_2, int wide_3, int wide_4, int wide_8, int wide_16, int most_steps, float scale) {
+extern "C" __global__ void __launch_bounds__(32 * WARPS, REGISTER_WARPS < WARPS ? 1 : REGISTER_WARPS / WARPS)
+    bucketed_attention(
+        const u16* q, const float4* q_scale, u16* out, float* partial, float* lse, float* mass,
+        const long long* rows, const long long* positions, const int* num_tokens,  //
+        const unsigned char* payload_2, const uint4* scales_2, const int* ids_2, const int* table_2,
+        const int* counts_2,  //
+        const unsigned char* payload_3, const uint4* scales_3, const int* ids_3, const int* table_3,
+        const int* counts_3,  //
+        const unsigned char* payload_4, const uint4* scales_4, const int* ids_4, const int* table_4,
+        const int* counts_4,  //
+        const unsigned char* payload_8, const uint4* scales_8, const int* ids_8, const int* table_8,
+        const int* counts_8,  //
+        const unsigned char* payload_16, const uint4* scales_16, const int* ids_16, const int* table_16,
+        const int* counts_16,  //
+        int wide_2, int wide_3, int wide_4, int wide_8, int wide_16, int most_steps, float scale) {
     __shared__ Tier tiers[KINDS];
-    __shared__ float by[ROWS], less[ROWS], merge_most[WARPS][ROWS], merge_total[WARPS][ROWS];
+    __shared__ float2 factors[ROWS];  // score = (sum * x - half * y) * scale_k
+
     unsigned char* memory = dynamic_memory();
     const int split = blockIdx.x, splits = gridDim.x, head = blockIdx.y, kv_heads = gridDim.y;
     const int t = blockIdx.z / TILES, first = blockIdx.z % TILES * ROWS;
@@ -524,7 +142,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, REGISTER_WARPS / WARPS)
             tiers[kind].end = end;
         }
     }
-    prepare_queries(memory, by, less, q, q_scale, first, kv_heads, head, t, scale);
+    prepare_queries(memory, factors, q, q_scale, first, kv_heads, head, t, scale);
     __syncthreads();
 
     const u64 all = tiers[KINDS - 1].end;
@@ -539,12 +157,11 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, REGISTER_WARPS / WARPS)
         for (int i = 0; i < 2; ++i) {
             const int r = 8 * n + lane % 4 * 2 + i;
             state.most[n][i] = LOWEST;
-            state.by[n][i] = by[r];
-            state.less[n][i] = less[r];
+
             queries.sees[n][i] = CAUSAL ? static_cast<int>(positions[t]) + (first + r) / GROUP : 0;
         }
 
-    unsigned char* slots = memory + Q_BYTES + warp * 2 * SLOT;
+    unsigned char* slots = memory + Q_BYTES + warp * SLOTS * SLOT;
     const u32 slots_at = shared_address(slots) + lane * 16;
     int page = now.page();
     if (now.is()) {
@@ -555,28 +172,15 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, REGISTER_WARPS / WARPS)
             copies_commit();
         }
     }
-    // steps ahead: copied, fetched to L2, looked up
-    Step ahead = now;
-    ahead.next();
-    int page_ahead = ahead.page();
-#if PREFETCH
-    Step beyond = ahead;
-    beyond.next();
-    int page_beyond = beyond.page();
-    if (ahead.is()) Source(ahead, page_ahead, kv_heads).prefetch(ahead.kind);
-#endif
+    // of the steps ahead, one is copied, one is looked up
+    Step ahead = now.next(1, now.kind);
+    int page_ahead = ahead.page(), kind_ahead = ahead.kind;
+    Step beyond = now.next(2, kind_ahead);
+    int page_beyond = beyond.page(), kind_beyond = beyond.kind;
+    int slot = 0, to = 2;
     int entered = 4;  // 16 bits: nothing is scaled
     while (now.is()) {
-#if PREFETCH
-        if (beyond.is()) Source(beyond, page_beyond, kv_heads).prefetch(beyond.kind);
-        Step last = beyond;
-        last.next();
-        const int page_last = last.page();  // a step hides the latency of the table
-#else
-        Step beyond = ahead;
-        beyond.next();
-        const int page_beyond = beyond.page();
-#endif
+        const Step ahead{tiers, now.at + WARPS, now.end, kind_ahead};
         const Source source(ahead, page_ahead, kv_heads);
         const Tier& tier = tiers[now.kind];
         if (now.kind != entered) {
@@ -591,8 +195,15 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, REGISTER_WARPS / WARPS)
         int left = tier.count - token;
 #pragma unroll 1
         for (int part = 0; part < 2; ++part) {
-            copies_wait<1>();
-            const unsigned char* from = slots + part * SLOT;
+            if (SLOTS > 2) {
+                __syncwarp();  // the slot was read
+                if (ahead.is()) source.copy(slots_at + to * SLOT, part, ahead.kind);
+                copies_commit();
+                to = to + 1 == SLOTS ? 0 : to + 1;
+            }
+            copies_wait<SLOTS - 1>();
+            const unsigned char* from = slots + (SLOTS > 2 ? slot : part) * SLOT;
+            slot = slot + 1 == SLOTS ? 0 : slot + 1;
             float* sums = nullptr;
             if (MASS)
                 sums = mass +
@@ -600,35 +211,40 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, REGISTER_WARPS / WARPS)
                            (TILES * ROWS) +
                        first;
             if (left > 0) {
-                if (has(0) && kind == 0) attend<2>(state, from, own, 0, left, nullptr, queries, sums);
-                if (has(1) && kind == 1) attend<3>(state, from, own, 0, left, nullptr, queries, sums);
-                if (has(2) && kind == 2) attend<4>(state, from, own, 0, left, nullptr, queries, sums);
+                if (has(0) && kind == 0)
+                    attend<2>(state, from, factors, own, 0, left, nullptr, queries, sums);
+                if (has(1) && kind == 1)
+                    attend<3>(state, from, factors, own, 0, left, nullptr, queries, sums);
+                if (has(2) && kind == 2)
+                    attend<4>(state, from, factors, own, 0, left, nullptr, queries, sums);
                 if (has(3) && kind == 3)
-                    attend<8>(state, from, own, part, left, CAUSAL ? ids + part * 16 : nullptr, queries,
-                              sums);
+                    attend<8>(state, from, factors, own, part, left, CAUSAL ? ids + part * 16 : nullptr,
+                              queries, sums);
                 if (has(4) && kind == 4 && part == 0) {
                     const auto* keys = reinterpret_cast<const uint4*>(
                         tier.payload + static_cast<u64>(page) * (kv_heads * 2 * PAGE * 256) +
                         token % PAGE * 256);
                     const auto* scales = tier.scales + static_cast<u64>(page) * (kv_heads * (PAGE / 4)) +
                                          token % PAGE / 32 * 8;
-                    attend_bf16(state, keys, keys + PAGE * 16, scales, own, token % 32 / 16, left, ids,
-                                queries, sums);
+                    attend_bf16(state, keys, keys + PAGE * 16, scales, factors, own, token % 32 / 16, left,
+                                ids, queries, sums);
                 }
             }
             left -= kind < 3 ? 32 : 16;
-            __syncwarp();  // the slot was read
-            if (ahead.is()) source.copy(slots_at + part * SLOT, part, ahead.kind);
-            copies_commit();
+            if (SLOTS == 2) {
+                __syncwarp();  // the slot was read
+                if (ahead.is()) source.copy(slots_at + part * SLOT, part, ahead.kind);
+                copies_commit();
+            }
         }
-        now = ahead;
-        ahead = beyond;
+        now.at += WARPS;
+        now.kind = kind_ahead;
         page = page_ahead;
+        kind_ahead = kind_beyond;
         page_ahead = page_beyond;
-#if PREFETCH
-        beyond = last;
-        page_beyond = page_last;
-#endif
+        const Step further = now.next(2, kind_ahead);
+        kind_beyond = further.kind;
+        page_beyond = further.page();
     }
     rescale<false>(state, entered);
     copies_wait<0>();
@@ -636,14 +252,19 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, REGISTER_WARPS / WARPS)
 
     // merge the warps
     float* results = reinterpret_cast<float*>(memory);
+    auto* merge_most = reinterpret_cast<float (*)[ROWS]>(results + WARPS * ROWS * ROW);
+    auto* merge_total = merge_most + WARPS;
 #pragma unroll
     for (int n = 0; n < QT; ++n)
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
             const int r = 8 * n + lane % 4 * 2 + i;
-            float total = state.total[n][i];
+            float total = state.total[n][i], offset = state.offsets[n][i];
 #pragma unroll
-            for (int step = 4; step < 32; step *= 2) total += __shfl_xor_sync(~0u, total, step);
+            for (int step = 4; step < 32; step *= 2) {
+                total += __shfl_xor_sync(~0u, total, step);
+                offset += __shfl_xor_sync(~0u, offset, step);
+            }
             if (lane < 4) {
                 merge_most[warp][r] = state.most[n][i];
                 merge_total[warp][r] = total;
@@ -651,8 +272,8 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, REGISTER_WARPS / WARPS)
 #pragma unroll
             for (int t = 0; t < 8; ++t) {
                 float* to = results + (warp * ROWS + r) * ROW + 16 * t + lane / 4;
-                to[0] = state.o[n][t][i] - state.offsets[n][i];
-                to[8] = state.o[n][t][i + 2] - state.offsets[n][i];
+                to[0] = state.o[n][t][i] - offset;
+                to[8] = state.o[n][t][i + 2] - offset;
             }
         }
     __syncthreads();

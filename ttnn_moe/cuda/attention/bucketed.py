@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from ctypes import c_float, c_int32
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import torch
@@ -19,9 +19,16 @@ from .tiers import BITS, Tier
 
 NAME = "CUDA C++ bucketed_attention (mma.sync)"
 HEAD_DIM, MOST_QUERIES = 128, 8
-_HALF_STEP, _Q_TILE, _ROW = 4608, 5 * 2048, 132 * 4
+_HALF_STEP, _Q_TILE, _ROW = 4608, 5 * 2048, 134 * 4
 _TOKENS = {2: 64, 3: 64, 4: 64, 8: 32, 16: 16}
 """Tokens of a warp's step."""
+
+MOST_SPLITS = 132
+_ALONE, _BESIDE, _MERGE, _SPLIT = 1.0, 0.18, 1.5, 0.03
+"""Microseconds of an H200: of a warp's step, more for each warp beside it; of a merge, more for each part."""
+
+_STATIC = 512
+"""Bytes of a block's shared memory that are not dynamic, at most."""
 
 
 @dataclass(frozen=True)
@@ -30,17 +37,47 @@ class Plan:
 
     Attributes:
         warps: of a block. splits: blocks that share the keys of a row and a key/value head.
-        tiles: groups of eight queries in a block.
+        tiles: groups of eight queries in a block. slots: half steps that a warp holds in shared memory.
     """
 
     warps: int
     splits: int
     tiles: int = 1
+    slots: int = 2
 
     @property
     def shared_memory(self) -> int:
         """Bytes of a block."""
-        return max(self.tiles * _Q_TILE + self.warps * 2 * _HALF_STEP, self.warps * 8 * self.tiles * _ROW)
+        return max(self.tiles * _Q_TILE + self.warps * self.slots * _HALF_STEP, self.warps * 8 * self.tiles * _ROW)
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Sizes of a call. wide: pages of a row, by BITS; 0: no such tier."""
+
+    T: int
+    n: int
+    heads: int
+    kv_heads: int
+    page: int
+    wide: tuple[int, ...]
+
+    @property
+    def group(self) -> int:
+        return self.heads // self.kv_heads
+
+    @property
+    def most_steps(self) -> int:
+        """Of a row."""
+        return sum(pages * self.page // _TOKENS[bits] for bits, pages in zip(BITS, self.wide, strict=True))
+
+    def blocks(self, of: Plan) -> int:
+        """Tiles of queries of a row and a key/value head."""
+        return ceil_div(self.n * self.group, 8 * of.tiles)
+
+    def width(self, of: Plan) -> int:
+        """Queries of all tiles."""
+        return self.blocks(of) * 8 * of.tiles
 
 
 def why_not(
@@ -69,16 +106,56 @@ def why_not(
     return None
 
 
-def plan(T: int, n: int, heads: int, tiers: Sequence[Tier], multiprocessors: int) -> Plan:
-    """A block for each row, key/value head and tile of queries, times splits that fill one wave."""
-    kv_heads = tiers[0].kv_heads
-    queries = ceil_div(n * heads // kv_heads, 8)
-    tiles = min(queries, 2)
-    warps = 4
-    most = sum(ceil_div(tier.capacity, _TOKENS[tier.bits]) for tier in tiers)
-    resident = multiprocessors * (4 if tiles == 1 else 2)
-    splits = resident // (T * kv_heads * ceil_div(queries, tiles))
-    return Plan(warps, max(1, min(splits, ceil_div(most, warps))), tiles)
+@lru_cache(maxsize=1024)
+def plan(shape: Shape, multiprocessors: int, shared_memory: int) -> Plan:
+    """The cut that takes least time by a model of an H200: of a warp, of a multiprocessor, of the merge.
+
+    Args:
+        shared_memory: bytes of a block, at most.
+    """
+    tiles = min(ceil_div(shape.n * shape.group, 8), 2)
+    pairs = shape.T * shape.kv_heads * ceil_div(shape.n * shape.group, 8 * tiles)
+    a_block = Plan(4, 1, tiles).shared_memory + _STATIC
+    resident = min(4 * (shared_memory // a_block), 16 if tiles == 1 else 8)
+    best, least = Plan(4, 1, tiles), float("inf")
+    for warps in (8, 16, 4):
+        own = Plan(warps, 1, tiles)
+        if warps > resident or own.shared_memory + _STATIC > shared_memory:
+            continue
+        for splits in range(1, max(1, min(MOST_SPLITS, resident // warps * multiprocessors // pairs)) + 1):
+            steps = ceil_div(shape.most_steps, splits)
+            together = min(resident // warps, ceil_div(pairs * splits, multiprocessors))
+            waves = ceil_div(pairs * splits, multiprocessors * together)
+            warps_busy = min(warps, steps) * together
+            took = waves * ceil_div(steps, warps) * (_ALONE + _BESIDE * warps_busy)
+            took += _MERGE + _SPLIT * splits if splits > 1 else 0
+            if took < least:
+                best, least = replace(own, splits=splits), took
+    return best
+
+
+def shape_of(q: Tensor, tiers: Sequence[Tier]) -> Shape:
+    """Of q [T, n, heads, 128]."""
+    T, n, heads, _ = q.shape
+    wide = dict.fromkeys(BITS, 0) | {tier.bits: tier.row_stride for tier in tiers}
+    return Shape(T, n, heads, tiers[0].kv_heads, tiers[0].page, tuple(wide.values()))
+
+
+def plan_of(q: Tensor, tiers: Sequence[Tier]) -> Plan:
+    """The plan of a call on the device of q, which runs the kernel."""
+    return plan_on(shape_of(q, tiers), q.device)
+
+
+def plan_on(shape: Shape, device: torch.device) -> Plan:
+    """The plan of a call on a device that runs the kernel."""
+    return plan(shape, devices.gpu(device).multiprocessors, _room(device))
+
+
+@lru_cache(maxsize=64)
+def _room(device: torch.device) -> int:
+    arch = target_of(device).arch
+    assert arch is not None
+    return arch.shared_memory
 
 
 def launch(
@@ -109,11 +186,10 @@ def launch(
     """
     T, n, heads, D = q.shape
     kv_heads, device = tiers[0].kv_heads, q.device
-    of = of or plan(T, n, heads, tiers, devices.gpu(device).multiprocessors)
     out = torch.empty_like(q) if out is None else out
     by_bits = {tier.bits: tier for tier in tiers}
-    wide = tuple(by_bits[bits].row_stride if bits in by_bits else 0 for bits in BITS)
-    shape = _Shape(T, n, heads, kv_heads, tiers[0].page, wide)
+    shape = shape_of(q, tiers)
+    of = of or plan_on(shape, device)
     partial = lse = weights = whole = None
     if of.splits > 1 or mass is not None:
         partial = q.new_empty(T, n, heads, of.splits, D, dtype=torch.float32)
@@ -158,38 +234,9 @@ def _address(t: Tensor | None) -> int:
     return 0 if t is None else t.data_ptr()
 
 
-@dataclass(frozen=True)
-class _Shape:
-    """Sizes of a call. wide: pages of a row, by BITS; 0: no such tier."""
-
-    T: int
-    n: int
-    heads: int
-    kv_heads: int
-    page: int
-    wide: tuple[int, ...]
-
-    @property
-    def group(self) -> int:
-        return self.heads // self.kv_heads
-
-    @property
-    def most_steps(self) -> int:
-        """Of a row."""
-        return sum(pages * self.page // _TOKENS[bits] for bits, pages in zip(BITS, self.wide, strict=True))
-
-    def blocks(self, of: Plan) -> int:
-        """Tiles of queries of a row and a key/value head."""
-        return ceil_div(self.n * self.group, 8 * of.tiles)
-
-    def width(self, of: Plan) -> int:
-        """Queries of all tiles."""
-        return self.blocks(of) * 8 * of.tiles
-
-
 @lru_cache(maxsize=1024)
 def _launches(
-    shape: _Shape, causal: bool, rotate: bool, mass: bool, of: Plan, device: torch.device
+    shape: Shape, causal: bool, rotate: bool, mass: bool, of: Plan, device: torch.device
 ) -> tuple[load.Launch, load.Launch | None, load.Launch | None]:
     """Of attention, of the merge of splits, of the sums by page."""
     arch = target_of(device).arch
@@ -209,18 +256,18 @@ def _launches(
     )
     join = sum_up = None
     if of.splits > 1 or mass:
-        merge = spec.Spec.of("sm80/merge_splits", arch.name, ROTATE=rotate)
+        merge = merge_spec(arch.name, rotate)
         blocks = shape.T * shape.n * shape.heads
         join = load.Launch(merge, device.index, (blocks,), 128, c_int32(of.splits), overlap=arch.overlaps)
     if mass:
-        pages = spec.Spec.of("sm80/page_mass", arch.name, PAGE=shape.page, GROUP=shape.group, QUERIES=shape.n)
+        pages = mass_spec(arch.name, shape)
         last = (*wide, steps, c_int32(shape.kv_heads), c_int32(shape.width(of)))
         grid = (ceil_div(sum(shape.wide), 4), shape.T)
         sum_up = load.Launch(pages, device.index, grid, 128, *last, overlap=arch.overlaps)
     return attend, join, sum_up
 
 
-def spec_of(arch: str, shape: _Shape, causal: bool, rotate: bool, mass: bool, of: Plan) -> spec.Spec:
+def spec_of(arch: str, shape: Shape, causal: bool, rotate: bool, mass: bool, of: Plan) -> spec.Spec:
     """The kernel of a call; see its source for what the macros mean."""
     return spec.Spec.of(
         "sm80/bucketed_attention",
@@ -234,4 +281,15 @@ def spec_of(arch: str, shape: _Shape, causal: bool, rotate: bool, mass: bool, of
         MASS=mass,
         QT=of.tiles,
         WARPS=of.warps,
+        SLOTS=of.slots,
     )
+
+
+def merge_spec(arch: str, rotate: bool) -> spec.Spec:
+    """The kernel that merges splits."""
+    return spec.Spec.of("sm80/merge_splits", arch, ROTATE=rotate)
+
+
+def mass_spec(arch: str, shape: Shape) -> spec.Spec:
+    """The kernel that adds up the mass of pages."""
+    return spec.Spec.of("sm80/page_mass", arch, PAGE=shape.page, GROUP=shape.group, QUERIES=shape.n)

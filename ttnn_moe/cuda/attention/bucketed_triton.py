@@ -24,6 +24,8 @@ def why_not(q: Tensor, tiers: Sequence[Tier]) -> str | None:
     T, n, heads, D = q.shape
     if T == 0 or n == 0:
         return "no queries"
+    if D % 32:
+        return "head_dim is no multiple of 32"
     if D > MOST or n * heads // tiers[0].kv_heads > MOST:
         return f"head_dim, or the queries of a key/value head, are more than {MOST}"
     return "tiers have pages of different sizes" if len({tier.page for tier in tiers}) > 1 else None

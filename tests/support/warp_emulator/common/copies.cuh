@@ -42,11 +42,6 @@ inline void copies_wait() {
 
 inline uint4 load_once(const uint4* from) { return *from; }
 
-inline void prefetch_line(const void* in) {
-    volatile unsigned char byte = *static_cast<const unsigned char*>(in);  // it is there
-    static_cast<void>(byte);
-}
-
 // As it may be at its worst: the line is lost at once.
 inline void discard_line(const u16* line, float) {
     if (reinterpret_cast<uintptr_t>(line) % 128) emulator::fail("a line begins between");
