@@ -25,7 +25,13 @@ from ttnn_moe.cuda.combine.rank_combine import Plan, RankCombine, pointers, stop
 from ttnn_moe.parallel.hierarchical import Nodes, tree_sum
 
 CALLS, REPLAYS = 20, 7
-DEFAULT = ['{"sms": 24, "bulk": true, "overlap": true}', '{"sms": 4, "bulk": true, "overlap": true}']
+DEFAULT = [
+    '{"sms": 24, "channels": 12}',
+    '{"sms": 24, "overlap": true}',
+    '{"sms": 4, "overlap": true}',
+    '{"sms": 24, "overlap": true, "bulk": true}',
+    '{"sms": 24, "overlap": true, "bulk": true, "send_rows": 1, "stages": 4}',
+]
 
 
 @dataclass

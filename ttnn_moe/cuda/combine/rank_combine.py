@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ...errors import ContractError
+from ...parallel.hierarchical.nodes import Nodes
 from ..device import gpu
 from ..jit import load
 from ..jit.spec import Spec
@@ -79,7 +80,8 @@ class Plan:
     stalls: int = -1
 
     def __post_init__(self) -> None:
-        if self.R > MOST_RANKS or self.inter < 1 or self.intra < 1:
+        nodes = Nodes(self.inter, self.intra)
+        if nodes.R > MOST_RANKS:
             raise ContractError("unsupported topology", got=f"{self.inter} x {self.intra}", expected="up to 32 ranks")
         if self.H < 8 or self.H % 8:
             raise ContractError("H does not fit vector copies", got=self.H, expected="a positive multiple of 8")
