@@ -1,6 +1,6 @@
 """Combine of ranks across the GPUs of one host, beside NCCL's all_to_all_single in the same run. Needs two GPUs.
 
-    python benchmarks/combine.py [--inter 1] [--hidden 7168 2048] [--tokens 4096 128 1] [--sms 24] [--out FILE]
+    python benchmarks/combine.py [--inter 1] [--sizes 4096x7168 128x2048] [--variants '{"sms": 24}'] [--out FILE]
 
 A process each GPU; ranks share GPUs evenly (--ranks a GPU). Every token has a row on every rank, the most that travels.
 A time is a call inside a CUDA graph of 20, the slowest GPU's, the median of the replays. GB/s count the bytes that one
@@ -15,7 +15,6 @@ import os
 import statistics
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from itertools import product
 from pathlib import Path
 
 import torch
@@ -26,19 +25,25 @@ from ttnn_moe.cuda.combine.rank_combine import Plan, RankCombine, pointers, stop
 from ttnn_moe.parallel.hierarchical import Nodes, tree_sum
 
 CALLS, REPLAYS = 20, 7
+DEFAULT = [
+    '{"sms": 24, "channels": 12}',
+    '{"sms": 24, "overlap": true}',
+    '{"sms": 4, "overlap": true}',
+    '{"sms": 24, "overlap": true, "bulk": true}',
+    '{"sms": 24, "overlap": true, "bulk": true, "send_rows": 1, "stages": 4}',
+]
 
 
 @dataclass
 class Result:
-    """One line. us: a call; gb: GB/s of remote bytes; nccl_us: all_to_all_single of the same rows, without a sum."""
+    """One line. us: a call; gb: GB/s to other GPUs; nccl_us: all_to_all_single of the same rows, without a sum."""
 
     topology: str
     T: int
     H: int
+    variant: str
     sms: int
     channels: int
-    kind: str
-    slots: int
     right: bool
     us: float
     gb: float
@@ -96,14 +101,14 @@ class Ranks:
             self.keep.append(tensors)
             self.outs.append(out)
 
-    def right(self) -> bool:
+    def right(self, repeats: int) -> bool:
         plan, good = self.plan, True
         nodes, full = Nodes(plan.inter, plan.intra), torch.full((plan.T,), (1 << plan.R) - 1, device="cuda")
         want = []
         for rank in self.ranks:
             rows = torch.stack([rows_of(rank, r, plan) for r in range(plan.R)])
             want.append(tree_sum(rows, full, nodes, rank, plan.wire))
-        for _ in range(20):
+        for _ in range(repeats):
             for out in self.outs:
                 out.fill_(float("nan"))
             self.call.launch()
@@ -133,17 +138,14 @@ def process(gpu: int, gpus: int, options: argparse.Namespace) -> None:
     dist.init_process_group("nccl", rank=gpu, world_size=gpus, device_id=torch.device("cuda", gpu))
     R = gpus * options.ranks
     found = []
-    for H in options.hidden:
-        for T in options.tokens:
-            beside = nccl(Plan(1, R, H, T), gpus)
-            sweep = product(options.sms, options.channels, options.slots, options.kind)
-            for sms, channels, slots, kind in sweep:
-                sizes = {"sms": sms, "slots": slots, "channels": channels}
-                flags = {"bulk": "bulk" in kind, "overlap": "overlap" in kind}
-                plan = Plan(options.inter, R // options.inter, H, T, **sizes, **flags)
-                found.append(measure(plan, gpus, options.ranks, beside))
-                if gpu == 0:
-                    print(*asdict(found[-1]).values(), flush=True)
+    for size in options.sizes:
+        T, H = map(int, size.split("x"))
+        beside = nccl(Plan(1, R, H, T), gpus)
+        for variant in options.variants:
+            plan = Plan(options.inter, R // options.inter, H, T, **json.loads(variant))
+            found.append(measure(plan, gpus, options, beside, variant))
+            if gpu == 0:
+                print(*asdict(found[-1]).values(), flush=True)
     if gpu == 0 and options.out:
         name = torch.cuda.get_device_name()
         lines = {"device": f"{gpus} x {name}", "torch": torch.__version__, "rows": [asdict(one) for one in found]}
@@ -152,9 +154,10 @@ def process(gpu: int, gpus: int, options: argparse.Namespace) -> None:
     os._exit(0)
 
 
-def measure(plan: Plan, gpus: int, each: int, beside: float) -> Result:
+def measure(plan: Plan, gpus: int, options: argparse.Namespace, beside: float, variant: str) -> Result:
+    each = options.ranks
     ranks = Ranks(plan, each)
-    right = ranks.right()
+    right = ranks.right(options.repeats)
     us = timed(ranks.call.launch) if right else float("nan")
     # rows that leave a GPU: to ranks of the node elsewhere, or partials to other nodes
     nodes = Nodes(plan.inter, plan.intra)
@@ -166,36 +169,18 @@ def measure(plan: Plan, gpus: int, each: int, beside: float) -> Result:
             remote += len(crossing) + (forwarder // each != c // each)
     row = plan.T * plan.H * plan.wire.itemsize
     total = remote * row / gpus
-    return Result(
-        f"{plan.inter}x{plan.intra} on {gpus}",
-        plan.T,
-        plan.H,
-        plan.sms,
-        plan.W,
-        ("bulk" if plan.bulk else "vectors") + "+overlap" * plan.overlap,
-        plan.slots,
-        right,
-        round(us, 2),
-        round(total / us / 1e3, 1),
-        round(beside, 2),
-        round((gpus - 1) * row / beside / 1e3, 1),
-    )
+    topology = f"{plan.inter}x{plan.intra} on {gpus}"
+    rates = round(us, 2), round(total / us / 1e3, 1), round(beside, 2), round((gpus - 1) * row / beside / 1e3, 1)
+    return Result(topology, plan.T, plan.H, variant, plan.sms, plan.W, right, *rates)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for name, default in (
-        ("tokens", [4096, 128, 1]),
-        ("hidden", [7168, 2048]),
-        ("sms", [24]),
-        ("channels", [0]),
-        ("slots", [4]),
-    ):
-        parser.add_argument(f"--{name}", type=int, nargs="+", default=default)
-    kinds = ["vectors", "vectors+overlap", "bulk", "bulk+overlap"]
-    parser.add_argument("--kind", nargs="+", choices=kinds, default=kinds[-1:])
-    parser.add_argument("--inter", type=int, default=1)
+    parser.add_argument("--sizes", nargs="+", default=["4096x7168", "128x2048", "1x2048"], help="T x H")
+    parser.add_argument("--variants", nargs="+", default=DEFAULT, help="fields of rank_combine.Plan, in JSON")
+    parser.add_argument("--inter", type=int, default=1, help="nodes")
     parser.add_argument("--ranks", type=int, default=1, help="of a GPU")
+    parser.add_argument("--repeats", type=int, default=20, help="of the gate")
     parser.add_argument("--gpus", type=int, default=0)
     parser.add_argument("--out")
     options = parser.parse_args()

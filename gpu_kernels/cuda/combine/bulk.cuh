@@ -2,7 +2,7 @@
 //
 // | shared memory of a channel | bytes                       |
 // |----------------------------|-----------------------------|
-// | sender                     | 2 rows                      |
+// | sender                     | SEND_ROWS rows, 1 or 2      |
 // | receiver                   | STAGES * SOURCES * CHUNK    |
 // | forwarder                  | STAGES * R_INTRA * CHUNK    |
 #pragma once
@@ -12,6 +12,9 @@
 
 #ifndef STAGES
 #define STAGES 7
+#endif
+#ifndef SEND_ROWS
+#define SEND_ROWS 2
 #endif
 #ifndef CHUNK
 #define CHUNK 2048

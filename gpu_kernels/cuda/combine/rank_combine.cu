@@ -124,13 +124,14 @@ __device__ void Warp::send() {
             const u64 source = address_of_lane(from, s);
             unsigned char* to = g.data(to_rank, __shfl_sync(ALL, ring, s), item);
 #if BULK
-            // two rows in turn: the load of one overlaps the store of the other
-            const u32 n = pipe.chunks & 1, bytes = vectors * 16, memory = pipe.memory + n * bytes;
+            // with two rows in turn, the load of one overlaps the store of the other
+            const u32 n = pipe.chunks % SEND_ROWS, bytes = vectors * 16, memory = pipe.memory + n * bytes;
+            if (SEND_ROWS == 1 && late >= 0) release(late);
             if (lane == 0) {
                 barrier_arrive_expect(pipe.barriers + 8 * n, bytes);
                 bulk_load(memory, reinterpret_cast<const void*>(source), bytes, pipe.barriers + 8 * n);
             }
-            barrier_wait(pipe.barriers + 8 * n, pipe.chunks / 2 & 1);
+            barrier_wait(pipe.barriers + 8 * n, pipe.chunks / SEND_ROWS & 1);
             ++pipe.chunks;
             if (late >= 0) release(late);
             if (lane == 0) bulk_store(to, memory, bytes);
@@ -279,7 +280,7 @@ extern "C" __global__ void __launch_bounds__((ROLES * CHANNELS + 1) * 32, 1)
     pipe.memory = shared_address(dynamic_memory()) +
                   (role == 0                 ? w * STAGES * SOURCES * CHUNK
                    : FORWARDERS && role == 1 ? receivers + w * STAGES * R_INTRA * CHUNK
-                                             : receivers + forwarders + w * 2 * row);
+                                             : receivers + forwarders + w * SEND_ROWS * row);
     pipe.barriers = shared_address(barriers + warp * BARRIERS);
     if (warp < ROLES * CHANNELS && lane < BARRIERS) barrier_init(pipe.barriers + 8 * lane, 1);
     barrier_init_fence();

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ...errors import ContractError
+from ...parallel.hierarchical.nodes import Nodes
 from ..device import gpu
 from ..jit import load
 from ..jit.spec import Spec
@@ -58,6 +59,7 @@ class Plan:
         overlap: launches start while their predecessor ends (programmatic dependent launch, 9.0 and newer), and are
             not cooperative: nothing else may hold the GPU's multiprocessors.
         columns, stages: vectors of 8 that a lane adds at a time, chunks in flight of a channel; 0: what fits.
+        send_rows: rows of a sender in shared memory, 1 or 2.
         stalls: for tests only, a rank that stops.
     """
 
@@ -74,10 +76,12 @@ class Plan:
     overlap: bool = False
     columns: int = 0
     stages: int = 0
+    send_rows: int = 2
     stalls: int = -1
 
     def __post_init__(self) -> None:
-        if self.R > MOST_RANKS or self.inter < 1 or self.intra < 1:
+        nodes = Nodes(self.inter, self.intra)
+        if nodes.R > MOST_RANKS:
             raise ContractError("unsupported topology", got=f"{self.inter} x {self.intra}", expected="up to 32 ranks")
         if self.H < 8 or self.H % 8:
             raise ContractError("H does not fit vector copies", got=self.H, expected="a positive multiple of 8")
@@ -123,9 +127,9 @@ class Plan:
 
     @property
     def _channel_memory(self) -> int:
-        """Bytes of shared memory of a channel: two rows of its sender, the stages of its receiver and forwarder."""
+        """Bytes of shared memory of a channel: rows of its sender, the stages of its receiver and forwarder."""
         summed = self.intra + self.inter - 1 + (self.intra if self.inter > 1 else 0)
-        return (2 * self.H * 2 if self.intra > 1 else 0) + self.chunks_in_flight * self.chunk * summed
+        return (self.send_rows * self.H * 2 if self.intra > 1 else 0) + self.chunks_in_flight * self.chunk * summed
 
     @property
     def shared_memory(self) -> int:
@@ -147,7 +151,7 @@ class Plan:
         if self.columns:
             sizes["COLUMNS"] = self.columns
         if self.bulk:
-            sizes |= {"BULK": True, "CHUNK": self.chunk, "STAGES": self.chunks_in_flight}
+            sizes |= {"BULK": True, "CHUNK": self.chunk, "STAGES": self.chunks_in_flight, "SEND_ROWS": self.send_rows}
         if self.stalls >= 0:
             sizes["STALLS"] = self.stalls
         wide, half = self.wire is torch.float32, self.dtype is torch.float16
