@@ -169,14 +169,14 @@ __device__ __forceinline__ void load_weights(const Shared& shared, const TensorM
     for (; item.kind != NONE; item = next) {
         shared.items.tell(slot, item);
         const int i = atomicAdd(taken, 1), depth = work.depth(item);
-        barrier_wait_idle(shared.scales_empty + 8 * scales.at, scales.parity ^ 1);
+        barrier_wait(shared.scales_empty + 8 * scales.at, scales.parity ^ 1);
         load_scales(shared.scales + scales.at * SCALE_BYTES, shared.scales_full + 8 * scales.at,
                     gate_up_scales, down_scales, work, item);
         scales.next();
         for (int k = 0; k < depth; k += 2 * UNIT) {
             if (k == depth / 2 / (2 * UNIT) * (2 * UNIT)) next = work.item(i);  // early: hides the latency
             const u32 full = shared.weights_full + 8 * turn.at;
-            barrier_wait_idle(shared.weights_empty + 8 * turn.at, turn.parity ^ 1);
+            barrier_wait(shared.weights_empty + 8 * turn.at, turn.parity ^ 1);
             barrier_arrive_expect(full, WEIGHT_BYTES);
 #pragma unroll
             for (int box = 0; box < BOXES; ++box) {
@@ -222,7 +222,7 @@ __device__ __forceinline__ void load_rows(const Shared& shared, const u16* hidde
         if (item.kind == DOWN) wait_for_tile(work.tiles + item.tile, GROUPS * work.gate_up_blocks);
         const uint4* from = reinterpret_cast<const uint4*>(item.kind == DOWN ? act : hidden) + chunk;
         for (int unit = 0; unit < units; unit += ROW_UNITS) {
-            barrier_wait_idle(shared.rows_empty + 8 * turn.at, turn.parity ^ 1);
+            barrier_wait(shared.rows_empty + 8 * turn.at, turn.parity ^ 1);
             u32 to = shared.rows + turn.at * ROW_BYTES + row_of_lane * 128;
 #pragma unroll
             for (int half = 0; half < 2 * ROW_UNITS; ++half, from += 8, to += HALF_BYTES) {

@@ -61,16 +61,6 @@ __device__ __forceinline__ void barrier_wait(u32 barrier, u32 parity) {
         : "memory");
 }
 
-// For a producer that is ahead: it seldom looks again, and leaves the issue slots to others.
-__device__ __forceinline__ void barrier_wait_idle(u32 barrier, u32 parity) {
-    asm volatile(
-        "{.reg .pred done;\n"
-        "again: mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1, 100000;\n"
-        "@!done bra again;}" ::"r"(barrier),
-        "r"(parity)
-        : "memory");
-}
-
 // Some warps of a block; id 1 to 15.
 __device__ __forceinline__ void named_sync(u32 id, u32 threads) {
     asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");

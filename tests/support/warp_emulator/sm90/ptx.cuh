@@ -152,7 +152,6 @@ inline void barrier_wait(u32 barrier, u32 parity) {
         if (!emulator::land_all(barrier)) emulator::pause();
     ++emulator::events;
 }
-inline void barrier_wait_idle(u32 barrier, u32 parity) { barrier_wait(barrier, parity); }
 inline void named_sync(u32 id, u32 threads) {
     const unsigned generation = emulator::come_named(id, threads);
     while (emulator::named(id).generation == generation) emulator::pause();
