@@ -193,7 +193,7 @@ def test_a_warp_reads_every_bank_once() -> None:
 @pytest.mark.parametrize(("H", "I"), [(2880, 2880), (2048, 768), (7168, 2048), (32, 32), (96, 4096)])
 def test_every_plan_fits(H: int, I: int) -> None:
     target = Target(gpu_of((9, 0)), HOPPER)
-    for T in (1, 16, 128, 512, 4096, 1 << 17):
+    for T in (48, 128, 512, 4096, 1 << 17):
         problem = Problem(T, 128, 4, H, I, weight_format=NAME)
         assert MXFP4_SM90.why_not(problem, target) is None
         tile = MXFP4_SM90.plan(problem, target).tile
@@ -205,7 +205,8 @@ def test_every_plan_fits(H: int, I: int) -> None:
 
 def test_why_not() -> None:
     def why_not(capability: tuple[int, int] = (9, 0), **change: Any) -> str | None:
-        problem = Problem(64, 128, 4, **{"H": 2880, "I": 2880, "weight_format": NAME, **change})
+        sizes = {"T": 64, "E": 128, "K": 4, "H": 2880, "I": 2880}
+        problem = Problem(**{**sizes, "weight_format": NAME, **change})
         return MXFP4_SM90.why_not(problem, Target(gpu_of(capability), ARCHES[capability]))
 
     assert why_not() is None
@@ -214,5 +215,6 @@ def test_why_not() -> None:
         (why_not(H=2864), "multiples of 32"),
         (why_not(H=1 << 15), "shared memory for scales"),
         (why_not(dtype=torch.float16), "bf16"),
+        (why_not(T=47), "fewer than 1.5 rows"),
     ]:
         assert reason is not None and words in reason

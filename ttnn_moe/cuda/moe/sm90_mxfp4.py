@@ -26,6 +26,7 @@ from .uses import Use, pointer
 
 UNIT = 128  # channels of a stage of rows
 ORDER_THREADS = 256
+FEWEST_ROWS = 1.5  # of an expert, on average; sm80's kernels are as fast there
 _ALIGNMENT = 1024
 
 
@@ -90,6 +91,8 @@ class Sm90Mxfp4(Sorted[Mxfp4Tile]):
         if reason is None and arch is not None:
             if arch.products != "sm90":
                 return f"its code is for sm_90a, not {arch.name}"
+            if rows_an_expert(problem) < FEWEST_ROWS:
+                return f"experts get fewer than {FEWEST_ROWS} rows on average"
             if self.tile(problem, arch).shared_memory > arch.shared_memory:
                 return f"H={problem.H} and I={problem.I} take more shared memory for scales than {arch.name} has"
         return reason
