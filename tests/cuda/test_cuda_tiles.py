@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from cuda_gpus import gpu_of
@@ -67,17 +69,20 @@ def test_tiles_grow_with_rows_per_expert(capability: tuple[int, int]) -> None:
     st.integers(1, 128),
     st.sampled_from([64, 40]),
     st.sampled_from([torch.bfloat16, torch.float32]),
+    st.sampled_from(["dense", "int4_24", "mxfp4"]),
     st.sampled_from(CAPABILITIES),
     st.data(),
 )
 def test_a_prepared_layer_has_room_for_every_smaller_call(
-    T: int, E: int, K: int, H: int, dtype: torch.dtype, capability: tuple[int, int], data: st.DataObject
+    T: int, E: int, K: int, H: int, dtype: torch.dtype, form: str, capability: tuple[int, int], data: st.DataObject
 ) -> None:
     """Of every family that runs it, aligned or not, on one device or on some of the experts."""
     target, D = _target(capability), data.draw(st.sampled_from([D for D in (1, 2, 4) if E % D == 0]))
-    room = most_bytes(Problem(T, E, K, H, 64, dtype, D=D), target)
+    whole = Problem(T, E, K, H, 64, dtype, weight_format=form, D=D)
+    assume(form == "dense" or not isinstance(choose(whole, target), str))
+    room = most_bytes(whole, target)
     for t in (T, data.draw(st.integers(1, T)), max(T // data.draw(st.integers(1, 50)), 1)):
-        problem = Problem(t, E, K, H, 64, dtype, D=D)
+        problem = replace(whole, T=t)
         able = [family for family in FAMILIES if family.why_not(problem, target) is None]
         assert able
         assert all(bytes_of(family.scratch(family.plan(problem, target))) <= room for family in able)

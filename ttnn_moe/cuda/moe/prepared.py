@@ -31,9 +31,11 @@ def bytes_of(scratch: tuple[Buffer, ...]) -> int:
 def most_bytes(problem: Problem, target: Target) -> int:
     """Bytes that suffice for calls of up to problem.T tokens, whichever family runs them.
 
-    Every family that runs T = 1 counts, since T and alignment decide which one runs. Scratch of a family grows with T.
+    Every family that runs one token or problem.T counts, since T and alignment decide which one runs. Scratch of a
+    family grows with T.
     """
-    able = [family for family in FAMILIES if family.why_not(replace(problem, T=1), target) is None]
+    ends = (replace(problem, T=1), replace(problem, T=max(problem.T, 1)))
+    able = [family for family in FAMILIES if any(family.why_not(end, target) is None for end in ends)]
     return max(bytes_of(family.scratch(family.plan(problem, target))) for family in able)
 
 
