@@ -20,7 +20,7 @@
 #define CHUNK 2048
 #endif
 constexpr int SOURCES = R_INTRA + R_INTER - 1;
-constexpr int EACH = CHUNK / 16 / 32;  // vectors of a lane in a chunk
+constexpr int EACH = CHUNK / 16 / 32;              // vectors of a lane in a chunk
 constexpr int BARRIERS = STAGES < 2 ? 2 : STAGES;  // of a warp; a sender has two
 static_assert(CHUNK % 512 == 0, "whole vectors for each lane");
 
@@ -32,7 +32,8 @@ __device__ __forceinline__ void bulk_load(u32 to, const void* from, u32 bytes, u
 }
 
 __device__ __forceinline__ void bulk_store(void* to, u32 from, u32 bytes) {
-    asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to), "r"(from), "r"(bytes)
+    asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to), "r"(from),
+                 "r"(bytes)
                  : "memory");
     asm volatile("cp.async.bulk.commit_group;" ::: "memory");
 }
@@ -53,8 +54,8 @@ struct Pipe {
 };
 
 template <bool NODES, class Emit>
-__device__ __forceinline__ void sum_rows(Pipe& pipe, const Group& g, u32 present, u64 row_of_lane, int vectors,
-                                         Emit emit) {
+__device__ __forceinline__ void sum_rows(Pipe& pipe, const Group& g, u32 present, u64 row_of_lane,
+                                         int vectors, Emit emit) {
     const u32 lane = threadIdx.x % 32, row = vectors * 16, rows = __popc(present);
     const u32 nth = __popc(present & ((1u << lane) - 1)), chunks = (row + CHUNK - 1) / CHUNK;
     const u32 stage = (NODES ? SOURCES : R_INTRA) * CHUNK;
@@ -64,8 +65,8 @@ __device__ __forceinline__ void sum_rows(Pipe& pipe, const Group& g, u32 present
         if (lane == 0) barrier_arrive_expect(pipe.barriers + 8 * n, rows * bytes);
         __syncwarp();
         if (present >> lane & 1)
-            bulk_load(pipe.memory + n * stage + nth * CHUNK, reinterpret_cast<const char*>(row_of_lane) + c * CHUNK,
-                      bytes, pipe.barriers + 8 * n);
+            bulk_load(pipe.memory + n * stage + nth * CHUNK,
+                      reinterpret_cast<const char*>(row_of_lane) + c * CHUNK, bytes, pipe.barriers + 8 * n);
     };
     fence_bulk();
     for (u32 c = 0; c < chunks && c < STAGES; ++c) load(c);
@@ -81,7 +82,8 @@ __device__ __forceinline__ void sum_rows(Pipe& pipe, const Group& g, u32 present
         if (!NODES || R_INTER == 1 || R_INTRA == 1) {
             for (u32 i = 0; i < rows; ++i) add(total, i);
         } else {
-            const u32 before = __popc(present & ((1u << (g.node * R_INTRA)) - 1)), after = before + __popc(here);
+            const u32 before = __popc(present & ((1u << (g.node * R_INTRA)) - 1)),
+                      after = before + __popc(here);
             for (u32 i = 0; i < before; ++i) add(total, i);
             if (here) {
                 float part[EACH][8] = {};

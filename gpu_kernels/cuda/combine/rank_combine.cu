@@ -1,7 +1,9 @@
-// out[t] = sum over nodes of (sum over the node's ranks of their rows of t), fp32, ascending: combine of R ranks.
+// out[t] = sum over nodes of (sum over the node's ranks of their rows of t), fp32, ascending: combine of R
+// ranks.
 //
-// The roles of ttnn_moe/parallel/hierarchical/roles.py, a warp each: CHANNELS channels a block, and a coordinator. The launch has
-// one or more ranks (blockIdx.y); each may lie on another GPU, or several on one. It knows its peers by their heaps alone.
+// The roles of ttnn_moe/parallel/hierarchical/roles.py, a warp each: CHANNELS channels a block, and a
+// coordinator. The launch has one or more ranks (blockIdx.y); each may lie on another GPU, or several on one.
+// It knows its peers by their heaps alone.
 //
 // | argument (of a rank)  | shape       | dtype      | |
 // |-----------------------|-------------|------------|------------------------------------------------------|
@@ -12,8 +14,9 @@
 // | rows                  | [R, T_max]  | int32      | this rank's row of token t of rank c, in x           |
 // | T                     | [R]         | int32      | tokens of each rank, up to T_max                     |
 //
-// H is a multiple of 8. Slots hold the wire dtype: bf16 (fp16), or fp32 (WIRE32). BULK: see bulk.cuh; else vectors.cuh. A ring's slots are a power of two.
-// Blocks: (SMs of a rank, ranks), all resident; threads: (ROLES * CHANNELS + 1) * 32. By launch bounds at most 128 registers.
+// H is a multiple of 8. Slots hold the wire dtype: bf16 (fp16), or fp32 (WIRE32). BULK: see bulk.cuh; else
+// vectors.cuh. A ring's slots are a power of two. Blocks: (SMs of a rank, ranks), all resident; threads:
+// (ROLES * CHANNELS + 1) * 32. By launch bounds at most 128 registers.
 #ifndef R_INTER
 #define R_INTER 1
 #endif
@@ -227,8 +230,7 @@ __device__ void coordinate(const Group& g, volatile u32* counts, volatile u32* l
     constexpr int EACH = (CHANNELS * RINGS + 31) / 32;
     u32 gave[EACH];
 #pragma unroll
-    for (int i = 0; i < EACH; ++i)
-        gave[i] = i * 32 + lane < CHANNELS * RINGS ? counts[i * 32 + lane] : 0;
+    for (int i = 0; i < EACH; ++i) gave[i] = i * 32 + lane < CHANNELS * RINGS ? counts[i * 32 + lane] : 0;
     const bool beats = blockIdx.x == 0 && lane == 0;
     u32 beat = beats ? load_relaxed_sys(&status->beat) : 0;
     for (u32 looks = 1;; ++looks) {
@@ -244,14 +246,16 @@ __device__ void coordinate(const Group& g, volatile u32* counts, volatile u32* l
             const int w = at / RINGS, entry = at % RINGS, between = entry - R_INTRA * R_INTER;
             gave[i] = count;
             const int source = between < 0 ? g.node * R_INTRA + entry / R_INTER : between * R_INTRA + g.local;
-            const int ring = between < 0 ? g.inside(g.local, entry % R_INTER, first + w) : g.between(g.node, first + w);
+            const int ring =
+                between < 0 ? g.inside(g.local, entry % R_INTER, first + w) : g.between(g.node, first + w);
             store_release_sys(g.head(source, ring), count);
         }
         if (__any_sync(ALL, last)) break;
         if (beats && !(STALLS == g.rank)) store_relaxed_sys(&status->beat, ++beat);
         if (looks % 256 == 0 && __any_sync(ALL, g.aborted())) return;
     }
-    for (int at = lane; at < CHANNELS * RINGS; at += 32) *g.got(at % RINGS * g.C + first + at / RINGS) = counts[at];
+    for (int at = lane; at < CHANNELS * RINGS; at += 32)
+        *g.got(at % RINGS * g.C + first + at / RINGS) = counts[at];
     __threadfence();
     __syncwarp();
     if (lane == 0) atomicAdd(&status->ended, 1u);
@@ -277,10 +281,10 @@ extern "C" __global__ void __launch_bounds__((ROLES * CHANNELS + 1) * 32, 1)
     __shared__ alignas(8) u64 barriers[ROLES * CHANNELS * BARRIERS];
     const u32 row = call.H * 2, receivers = CHANNELS * STAGES * SOURCES * CHUNK;
     const u32 forwarders = FORWARDERS * CHANNELS * STAGES * R_INTRA * CHUNK;
-    pipe.memory = shared_address(dynamic_memory()) +
-                  (role == 0                 ? w * STAGES * SOURCES * CHUNK
-                   : FORWARDERS && role == 1 ? receivers + w * STAGES * R_INTRA * CHUNK
-                                             : receivers + forwarders + w * SEND_ROWS * row);
+    pipe.memory = shared_address(dynamic_memory()) + (role == 0 ? w * STAGES * SOURCES * CHUNK
+                                                      : FORWARDERS && role == 1
+                                                          ? receivers + w * STAGES * R_INTRA * CHUNK
+                                                          : receivers + forwarders + w * SEND_ROWS * row);
     pipe.barriers = shared_address(barriers + warp * BARRIERS);
     if (warp < ROLES * CHANNELS && lane < BARRIERS) barrier_init(pipe.barriers + 8 * lane, 1);
     barrier_init_fence();

@@ -8,8 +8,8 @@
 // | got, sent      | RINGS * C * 4 each           | this rank: items of earlier calls                        |
 // | slots          | RINGS * C * slots * slot     | the producer of a ring into this rank                    |
 //
-// Ring of channel ch, by its other end: inside a node (local * R_INTER + far) * C + ch, where far is the node at the
-// other end of the stream; between nodes (R_INTRA * R_INTER + node) * C + ch.
+// Ring of channel ch, by its other end: inside a node (local * R_INTER + far) * C + ch, where far is the node
+// at the other end of the stream; between nodes (R_INTRA * R_INTER + node) * C + ch.
 #pragma once
 
 #include "common/element.cuh"
@@ -22,7 +22,8 @@ static_assert(R <= 32, "a lane for each rank");
 enum Role : int { OUTSIDE, SENDER, FORWARDER, RECEIVER, COORDINATOR };
 
 struct Status {
-    u32 beat, entered, ended, aborted;  // ended counts blocks; aborted: 1 once claimed, 2 once the report is whole
+    u32 beat, entered, ended,
+        aborted;  // ended counts blocks; aborted: 1 once claimed, 2 once the report is whole
     u32 peer, role, call, reporter;
     u32 unused[56];
 };
@@ -129,8 +130,8 @@ struct Group {
 
     __device__ bool aborted() const { return load_relaxed_sys(&status(rank)->aborted) != 0; }
 
-    // The whole warp waits until each active lane's counter, in this rank's heap, is at least count: acquire. false:
-    // the group is dead. peer: whom the lane waits for.
+    // The whole warp waits until each active lane's counter, in this rank's heap, is at least count: acquire.
+    // false: the group is dead. peer: whom the lane waits for.
     __device__ bool wait(bool active, const u32* counter, u32 count, int peer, int role) const {
         u64 start = 0;
         for (u32 looks = 1;; ++looks) {

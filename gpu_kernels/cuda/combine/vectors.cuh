@@ -47,7 +47,8 @@ __device__ __forceinline__ void add_elements(float* sum, uint4 v) {
 __device__ __forceinline__ void add_columns(float* sum, const Words& words, bool own) {
 #if WIRE32
     if (!own) {
-        const u32 a[8] = {words.a.x, words.a.y, words.a.z, words.a.w, words.b.x, words.b.y, words.b.z, words.b.w};
+        const u32 a[8] = {words.a.x, words.a.y, words.a.z, words.a.w,
+                          words.b.x, words.b.y, words.b.z, words.b.w};
 #pragma unroll
         for (int i = 0; i < 8; ++i) sum[i] += __uint_as_float(a[i]);
         return;
@@ -106,8 +107,8 @@ __device__ __forceinline__ void sum_node(float (*sum)[8], const Group& g, u32 he
 #pragma unroll
             for (int u = 0; u < COLUMNS; ++u)
                 if (v + 32 * u < vectors)
-                    words[la - first][u] = load_columns(reinterpret_cast<const unsigned char*>(from), v + 32 * u,
-                                                        la == g.local);
+                    words[la - first][u] =
+                        load_columns(reinterpret_cast<const unsigned char*>(from), v + 32 * u, la == g.local);
         }
 #pragma unroll
         for (int la = first; la < first + GROUP && la < R_INTRA; ++la) {
@@ -119,10 +120,11 @@ __device__ __forceinline__ void sum_node(float (*sum)[8], const Group& g, u32 he
     }
 }
 
-// Sum over ranks of this node, and with NODES over the partials of others: ascending. present: a bit for each rank whose
-// lane holds an address. emit(vector, sum) ends each vector of 8 columns.
+// Sum over ranks of this node, and with NODES over the partials of others: ascending. present: a bit for each
+// rank whose lane holds an address. emit(vector, sum) ends each vector of 8 columns.
 template <bool NODES, class Emit>
-__device__ __forceinline__ void sum_rows(const Group& g, u32 present, u64 row_of_lane, int vectors, Emit emit) {
+__device__ __forceinline__ void sum_rows(const Group& g, u32 present, u64 row_of_lane, int vectors,
+                                         Emit emit) {
     const u32 here = present >> (g.node * R_INTRA) & ((1u << R_INTRA) - 1);
     for (int v = threadIdx.x % 32; v - static_cast<int>(threadIdx.x % 32) < vectors; v += 32 * COLUMNS) {
         float total[COLUMNS][8] = {};

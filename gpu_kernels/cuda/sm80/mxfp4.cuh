@@ -33,7 +33,8 @@ struct Factor {
     __device__ __forceinline__ static Factor of(u32 scale) {
         if (!LARGE) return {scale * 0x00800080u + 0x3f003f00u, 0};
         const u32 rest = max(scale, 128u) - 1;
-        return {min(scale, 128u) * 0x00800080u + 0x3f003f00u, scale == 255 ? 0x7fc07fc0u : rest * 0x00800080u};
+        return {min(scale, 128u) * 0x00800080u + 0x3f003f00u,
+                scale == 255 ? 0x7fc07fc0u : rest * 0x00800080u};
     }
 };
 

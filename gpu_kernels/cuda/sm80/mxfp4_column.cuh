@@ -13,7 +13,8 @@
 
 // x, eight channels at a time, as B: chunk c, word i of lane t at unit 16 * c + 4 * i + t. Zeros behind the
 // last channel.
-__device__ __forceinline__ void load_column(uint4* x, const u16* from, int channels, int thread, int threads) {
+__device__ __forceinline__ void load_column(uint4* x, const u16* from, int channels, int thread,
+                                            int threads) {
     constexpr int AHEAD = 4;
     const int units = (channels + CHUNK - 1) / CHUNK * 16;
     for (int first = thread; first < units; first += AHEAD * threads) {
@@ -65,10 +66,11 @@ struct ScaleCopy {
 };
 
 struct Column {
-    const unsigned char* weights;  // of row lane / 4 of tile 0, this lane's 16 bytes of this warp's first chunk
-    u32 high, tile;                // bytes to row lane / 4 + 8, and to the next tile
-    int groups;                    // of 32 channels; 0: no expert
-    int first, step;               // this warp's first chunk, and from one to the next
+    const unsigned char*
+        weights;      // of row lane / 4 of tile 0, this lane's 16 bytes of this warp's first chunk
+    u32 high, tile;   // bytes to row lane / 4 + 8, and to the next tile
+    int groups;       // of 32 channels; 0: no expert
+    int first, step;  // this warp's first chunk, and from one to the next
     uint4 words[UNROLL][ROW_TILES][2];
 
     // Request chunk i of this warp.
@@ -124,8 +126,8 @@ struct Column {
                                         by[m][0], by[m][1], &with.b[i]);
     }
 
-    // scales: of this lane's row of tile 0; high_scales, tile_scales: bytes to other rows. sums of rows lane /
-    // 4 and lane / 4 + 8. LARGE: whether a scale of the block is large.
+    // scales: of this lane's row of tile 0; high_scales, tile_scales: bytes to other rows. sums of rows lane
+    // / 4 and lane / 4 + 8. LARGE: whether a scale of the block is large.
     template <bool LARGE>
     __device__ __forceinline__ void multiply(float (&sums)[ROW_TILES][2], const unsigned char* scales,
                                              int high_scales, int tile_scales, const uint4* x) {

@@ -36,8 +36,8 @@ constexpr int K = TOP_K, ROWS = 16 * ROW_TILES;
 
 extern "C" __global__ void __launch_bounds__(32 * K * SPLIT)
     mxfp4_few_down(const u16* act, const unsigned char* blocks, const unsigned char* scales,
-                   const u16* biases, const float* biases32, const Id* ids, const int* expert_map, const int* num_tokens,
-                   const float* weights, void* out, int P, int E_ids, int H, int I) {
+                   const u16* biases, const float* biases32, const Id* ids, const int* expert_map,
+                   const int* num_tokens, const float* weights, void* out, int P, int E_ids, int H, int I) {
     auto* parts = reinterpret_cast<float (*)[ROWS]>(dynamic_memory());
     const int groups = I / 32, x_units = (I + CHUNK - 1) / CHUNK * 16;
     uint4* all_x = reinterpret_cast<uint4*>(dynamic_memory() + K * SPLIT * ROWS * 4);
@@ -57,8 +57,14 @@ extern "C" __global__ void __launch_bounds__(32 * K * SPLIT)
     column.first = part;
     column.step = SPLIT;
     const int thread = part * 32 + lane;  // of those of this pair
-    ScaleCopy copy{own_scales, reinterpret_cast<const u64*>(scales + first_row * groups), 0, ROWS / 8 * groups,
-                   e >= 0 ? ROWS / 8 * groups : 0, thread, 32 * SPLIT, {}};
+    ScaleCopy copy{own_scales,
+                   reinterpret_cast<const u64*>(scales + first_row * groups),
+                   0,
+                   ROWS / 8 * groups,
+                   e >= 0 ? ROWS / 8 * groups : 0,
+                   thread,
+                   32 * SPLIT,
+                   {}};
     copy.request();
     column.start();
     bool large = copy.keep();

@@ -26,8 +26,9 @@ constexpr int ROWS = 16 * ROW_TILES;
 
 extern "C" __global__ void __launch_bounds__(32 * WARPS)
     mxfp4_few_gate_up(const u16* hidden, const unsigned char* blocks, const unsigned char* scales,
-                      const u16* biases, const float* biases32, const Id* ids, const int* expert_map, const int* num_tokens,
-                      u16* act, int P, int E_ids, int K, int H, int I, int row_step, int up_rows) {
+                      const u16* biases, const float* biases32, const Id* ids, const int* expert_map,
+                      const int* num_tokens, u16* act, int P, int E_ids, int K, int H, int I, int row_step,
+                      int up_rows) {
     auto* parts = reinterpret_cast<float (*)[ROWS]>(dynamic_memory());
     uint4* x = reinterpret_cast<uint4*>(dynamic_memory() + WARPS * ROWS * 4);
     u64* own_scales = reinterpret_cast<u64*>(x + (H + CHUNK - 1) / CHUNK * 16);
@@ -48,16 +49,22 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS)
     column.step = WARPS;
     // in memory the rows are one run, or gate rows and up rows
     const int runs = row_step == 2 ? 1 : 2, units = ROWS / 8 * groups / runs;
-    ScaleCopy copy{own_scales, reinterpret_cast<const u64*>(scales + first_row * groups),
-                   static_cast<u64>(up_rows) * groups / 8, units, runs * units, static_cast<int>(threadIdx.x),
-                   32 * WARPS, {}};
+    ScaleCopy copy{own_scales,
+                   reinterpret_cast<const u64*>(scales + first_row * groups),
+                   static_cast<u64>(up_rows) * groups / 8,
+                   units,
+                   runs * units,
+                   static_cast<int>(threadIdx.x),
+                   32 * WARPS,
+                   {}};
     copy.request();
     column.start();
     load_column(x, hidden + static_cast<u64>(pair / K) * H, H, threadIdx.x, 32 * WARPS);
     bool large = copy.keep();
     large = __syncthreads_or(large);
     float sums[ROW_TILES][2];
-    const unsigned char* of_lane = reinterpret_cast<const unsigned char*>(own_scales) + lane / 4 * row_step * groups;
+    const unsigned char* of_lane =
+        reinterpret_cast<const unsigned char*>(own_scales) + lane / 4 * row_step * groups;
     const int high_scales = (runs == 1 ? 1 : ROWS / 2) * groups, tile_scales = 8 * row_step * groups;
     if (large)
         column.multiply<true>(sums, of_lane, high_scales, tile_scales, x);

@@ -8,8 +8,8 @@
 // of 8. Blocks and items: as in grouped_mlp.
 //
 // Shared memory: STAGES stages of 128 channels: WEIGHT_ROWS rows of 64 bytes, MAX_N rows of x of 256 bytes,
-// filled by cp.async; then the rows of x that each thread copies, SLOTS items, and what they share. Each lane reads its rows' scales from memory, a
-// stage ahead. A thread takes at most 255 registers; nothing spills.
+// filled by cp.async; then the rows of x that each thread copies, SLOTS items, and what they share. Each lane
+// reads its rows' scales from memory, a stage ahead. A thread takes at most 255 registers; nothing spills.
 #include "sm80/mxfp4_rows.cuh"
 
 #ifndef WARPS_M
@@ -50,15 +50,15 @@ struct Loader {
     int* index;  // rows of x that this thread copies, THREADS apart
     u32 shared;
 
-    u64 weights, x;         // addresses, of the next stage
-    u32 tile, next_64;      // bytes to the rows of the next product, and to the next 64
-    int x_bytes;            // of a row in memory
-    int valid, rows;        // rows of weights, and of x, to copy, from this thread's on
-    int group, channel;     // of the next stage: this thread's group of weights, and first channel of x
-    int groups;             // of the item
-    int chunks = 0;         // of this item that are not filled yet; NEVER: there is no item to fill
-    int item = 0;           // that is prepared next
-    int claimed;            // thread 0: the item after the next
+    u64 weights, x;      // addresses, of the next stage
+    u32 tile, next_64;   // bytes to the rows of the next product, and to the next 64
+    int x_bytes;         // of a row in memory
+    int valid, rows;     // rows of weights, and of x, to copy, from this thread's on
+    int group, channel;  // of the next stage: this thread's group of weights, and first channel of x
+    int groups;          // of the item
+    int chunks = 0;      // of this item that are not filled yet; NEVER: there is no item to fill
+    int item = 0;        // that is prepared next
+    int claimed;         // thread 0: the item after the next
     bool pending = false, down = false;
 
     __device__ __forceinline__ Loader(const Work& work, const Mlp& given, Item* items, int* index, u32 shared)
@@ -98,8 +98,7 @@ struct Loader {
         next_64 = (is_down ? 64 : 32 * of.step) * row_bytes;
         group = unit;
         weights = of.weights(given, is_down, row % 8, unit) + static_cast<u64>(m * 2 * of.step) * row_bytes +
-                  static_cast<u64>(high * of.to_high) * row_bytes +
-                  static_cast<u64>(row / 64) * next_64;
+                  static_cast<u64>(high * of.to_high) * row_bytes + static_cast<u64>(row / 64) * next_64;
         valid = of.valid - row / 64 * 64 - high * 32;
 
         rows = next.of.rows - threadIdx.x / 16;
@@ -136,8 +135,7 @@ struct Loader {
                 copy_16_or_zeros(to + i * PASS * 64, reinterpret_cast<const void*>(from), group < groups);
 #endif
         }
-        const u32 to_row =
-            shared + stage + WEIGHT_BYTES + place_of_row(threadIdx.x / 16, threadIdx.x % 16);
+        const u32 to_row = shared + stage + WEIGHT_BYTES + place_of_row(threadIdx.x / 16, threadIdx.x % 16);
 #pragma unroll
         for (int i = 0; i < ROW_PASSES; ++i)
             if (ROW_PASS * i < rows)
@@ -185,7 +183,8 @@ struct Scales {
         groups = of.depth / 32;
         first = of.scales(given, is_down, threadIdx.x % 32 / 4);
         // rows that are not there: some that are
-        if (warp_m * 64 < of.valid) first += static_cast<u64>(warp_m * (is_down ? 64 : 32 * of.step)) * groups;
+        if (warp_m * 64 < of.valid)
+            first += static_cast<u64>(warp_m * (is_down ? 64 : 32 * of.step)) * groups;
         tile = 2 * of.step * groups;
         high = warp_m * 64 + 32 < of.valid ? of.to_high * groups : 0;
     }
@@ -301,7 +300,7 @@ __device__ __forceinline__ void write(const Sums<G>& sums, const Item& item, con
             const u64 of = static_cast<u64>(item.of.expert) * (is_down ? given.H : 2 * given.I) +
                            c * (is_down ? 1 : given.row_step);
             low[m] = is_down ? given.down_biases[of] : given.gate_up_biases[of];
-            high[m] = !is_down ? given.gate_up_biases[of + given.up_rows]
+            high[m] = !is_down   ? given.gate_up_biases[of + given.up_rows]
                       : high_too ? given.down_biases[of + 32]
                                  : 0.0f;
         }
@@ -353,10 +352,20 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     Work& work = *reinterpret_cast<Work*>(items + SLOTS);
     if (threadIdx.x == 0) work = Work(tiles, num_tiles, H, I, WEIGHT_ROWS);
     __syncthreads();
-    const Mlp given{gate_up_blocks, gate_up_scales, {gate_up_biases, gate_up_biases32},
-                    down_blocks,    down_scales,    {down_biases, down_biases32},
-                    hidden,         row_tokens,     act,            out,         H,           I,
-                    row_step,       up_rows};
+    const Mlp given{gate_up_blocks,
+                    gate_up_scales,
+                    {gate_up_biases, gate_up_biases32},
+                    down_blocks,
+                    down_scales,
+                    {down_biases, down_biases32},
+                    hidden,
+                    row_tokens,
+                    act,
+                    out,
+                    H,
+                    I,
+                    row_step,
+                    up_rows};
     Loader loader(work, given, items, index + threadIdx.x, shared_address(dynamic_memory()));
     int computed = 0, done = -1;
     for (;; loader.down = true) {

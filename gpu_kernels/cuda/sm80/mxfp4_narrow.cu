@@ -244,8 +244,8 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, BLOCKS)
     mxfp4_narrow(const unsigned char* gate_up_blocks, const unsigned char* gate_up_scales,
                  const u16* gate_up_biases, const float* gate_up_biases32, const unsigned char* down_blocks,
                  const unsigned char* down_scales, const u16* down_biases, const float* down_biases32,
-                 const u16* hidden, const int* row_tokens, Tile* tiles, int* num_tiles, u16* act, u16* out, int H, int I,
-                 int row_step, int up_rows) {
+                 const u16* hidden, const int* row_tokens, Tile* tiles, int* num_tiles, u16* act, u16* out,
+                 int H, int I, int row_step, int up_rows) {
     unsigned char* memory = dynamic_memory() + WARPS * RING_BYTES;
     float* sums_of_all = reinterpret_cast<float*>(memory);
     memory += SUMS_BYTES;
@@ -259,10 +259,20 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, BLOCKS)
 
     if (threadIdx.x == 0) work = Work(tiles, num_tiles, H, I, 64);
     __syncthreads();
-    const Mlp given{gate_up_blocks, gate_up_scales, {gate_up_biases, gate_up_biases32},
-                    down_blocks,    down_scales,    {down_biases, down_biases32},
-                    hidden,         row_tokens,     act,            out,         H,           I,
-                    row_step,       up_rows};
+    const Mlp given{gate_up_blocks,
+                    gate_up_scales,
+                    {gate_up_biases, gate_up_biases32},
+                    down_blocks,
+                    down_scales,
+                    {down_biases, down_biases32},
+                    hidden,
+                    row_tokens,
+                    act,
+                    out,
+                    H,
+                    I,
+                    row_step,
+                    up_rows};
     Ring ring(work, given, items, shared_address(dynamic_memory()) + threadIdx.x / 32 * RING_BYTES,
               shared_address(scales), scale_bytes);
     int computing = 0, done = -1;

@@ -65,7 +65,8 @@ struct Rows {
 
 // Those scales where the rows of memory lie one after the other: halves, gate rows before up rows.
 struct ScalesHere {
-    int first, tile, high, groups;  // bytes to low row lane / 4 of product 0, to the next product, to high rows
+    int first, tile, high,
+        groups;  // bytes to low row lane / 4 of product 0, to the next product, to high rows
 
     __device__ __forceinline__ ScalesHere(const Mlp& given, bool is_down) {
         const int step = is_down ? 1 : given.row_step;

@@ -37,8 +37,8 @@ __device__ __forceinline__ void multiply_chunk(Sums<G>& sums, const unsigned cha
     for (int j = 0; j < G; ++j)
 #pragma unroll
         for (int i = 0; i < 4; ++i)
-            b[i][j] = pairs_of(*reinterpret_cast<const uint4*>(
-                rows + j * 2048 + place_of_row(lane / 4 % N, 4 * t + i)));
+            b[i][j] = pairs_of(
+                *reinterpret_cast<const uint4*>(rows + j * 2048 + place_of_row(lane / 4 % N, 4 * t + i)));
     const unsigned char* own = scales + of_scales.first + min(4 * c + t, of_scales.groups - 1);
     u32 s[4][2];
 #pragma unroll
@@ -90,9 +90,8 @@ __device__ __forceinline__ void write_kept(const float* memory, const Item& item
     if (BIASED)
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-            const u64 row =
-                static_cast<u64>(item.of.expert) * (is_down ? given.H : 2 * given.I) +
-                (channel + i) * (is_down ? 1 : given.row_step);
+            const u64 row = static_cast<u64>(item.of.expert) * (is_down ? given.H : 2 * given.I) +
+                            (channel + i) * (is_down ? 1 : given.row_step);
             bias[0][i] = is_down ? given.down_biases[row] : given.gate_up_biases[row];
             bias[1][i] = is_down ? 0.0f : given.gate_up_biases[row + given.up_rows];
         }

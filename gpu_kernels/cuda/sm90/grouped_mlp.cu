@@ -288,7 +288,8 @@ extern "C" __global__ void __launch_bounds__(384, 1)
     wait_for_predecessor();
     let_successor_start();
 
-    const int gate_up_blocks = (2 * I + WEIGHT_ROWS - 1) / WEIGHT_ROWS, down_blocks = (H + WEIGHT_ROWS - 1) / WEIGHT_ROWS;
+    const int gate_up_blocks = (2 * I + WEIGHT_ROWS - 1) / WEIGHT_ROWS,
+              down_blocks = (H + WEIGHT_ROWS - 1) / WEIGHT_ROWS;
     const Work work(tiles, *num_tiles, gate_up_blocks, down_blocks, H, I);
     if (threadIdx.x < 128) {
         give_registers<88>();

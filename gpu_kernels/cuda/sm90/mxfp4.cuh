@@ -1,8 +1,8 @@
 // MXFP4 weights as fragments of a warpgroup product, and the order of channels that this takes.
 //
-// A unit is 128 channels: 64 bytes of a row of weights. Lane c of four lanes takes bytes 16 c .. 16 c + 15, so
-// one group of 32 channels and one scale. Word i of them makes the fragments of steps 2 i and 2 i + 1 of 16
-// channels. Four bits j of the low half of a word, and four bits j of its high half, make word j of eight
+// A unit is 128 channels: 64 bytes of a row of weights. Lane c of four lanes takes bytes 16 c .. 16 c + 15,
+// so one group of 32 channels and one scale. Word i of them makes the fragments of steps 2 i and 2 i + 1 of
+// 16 channels. Four bits j of the low half of a word, and four bits j of its high half, make word j of eight
 // elements: channels 32 c + 8 i + j and 32 c + 8 i + 4 + j. Rows of activations hold channels in this order:
 // position 16 (2 i + j / 2) + 8 (j % 2) + 2 c + h holds channel 32 c + 8 i + 4 h + j.
 #pragma once

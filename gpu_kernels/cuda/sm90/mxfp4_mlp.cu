@@ -20,17 +20,17 @@
 // H and I are multiples of 32; a unit is 128. A box of a tensor map is 256 channels by 128 rows, swizzled by
 // 128 bytes; of gate_up by 16 gate rows of each 32 of 128, and the up rows of the same channels.
 //
-// Threads: 128 * (1 + GROUPS): a producer warpgroup, GROUPS consumer warpgroups. Blocks: BLOCKS per multiprocessor.
-// A work item is a tile times WEIGHT_ROWS rows of its expert's weights; items.cuh says how blocks claim them.
-// A down item starts when the activations of its tile are complete. The items that make them were claimed
-// earlier and wait for nothing, so no deadlock is possible. Weights are the M side: a warp reads their bytes
-// from shared memory and makes fragments of them. The rows of a tile are the N side: N is their number rounded
-// up, at most MAX_N. READ_ONCE: weights are evicted from L2 first.
+// Threads: 128 * (1 + GROUPS): a producer warpgroup, GROUPS consumer warpgroups. Blocks: BLOCKS per
+// multiprocessor. A work item is a tile times WEIGHT_ROWS rows of its expert's weights; items.cuh says how
+// blocks claim them. A down item starts when the activations of its tile are complete. The items that make
+// them were claimed earlier and wait for nothing, so no deadlock is possible. Weights are the M side: a warp
+// reads their bytes from shared memory and makes fragments of them. The rows of a tile are the N side: N is
+// their number rounded up, at most MAX_N. READ_ONCE: weights are evicted from L2 first.
 //
-// Shared memory: WEIGHT_STAGES * (WEIGHT_ROWS x 256 channels), ROW_STAGES * (MAX_N rows x ROW_UNITS x 128 channels), the
-// scales of two items, two output buffers per consumer warpgroup, items, barriers. Weights and scales come
-// through the copy engine; rows come through cp.async, since they are scattered.
-// Producer: routing_sort, mxfp4_order. Consumer: combine.
+// Shared memory: WEIGHT_STAGES * (WEIGHT_ROWS x 256 channels), ROW_STAGES * (MAX_N rows x ROW_UNITS x 128
+// channels), the scales of two items, two output buffers per consumer warpgroup, items, barriers. Weights and
+// scales come through the copy engine; rows come through cp.async, since they are scattered. Producer:
+// routing_sort, mxfp4_order. Consumer: combine.
 #include "common/activation.cuh"
 #include "sm90/items.cuh"
 #include "sm90/mxfp4.cuh"
@@ -73,8 +73,8 @@ static_assert(WEIGHT_ROWS % (64 * GROUPS) == 0, "64 rows each");
 
 constexpr int PARTS = WEIGHT_ROWS / 64 / GROUPS;  // products of 64 weight rows a warpgroup
 constexpr int BOXES = WEIGHT_ROWS / 128, BOX_BYTES = 128 * 128;
-constexpr int WEIGHT_BYTES = BOXES * BOX_BYTES;  // of a stage of weights
-constexpr int HALF_BYTES = MAX_N * 128;          // rows of 64 channels
+constexpr int WEIGHT_BYTES = BOXES * BOX_BYTES;        // of a stage of weights
+constexpr int HALF_BYTES = MAX_N * 128;                // rows of 64 channels
 constexpr int ROW_BYTES = 2 * ROW_UNITS * HALF_BYTES;  // of a stage of rows
 constexpr int PIECE_BYTES = 2048 * PARTS;
 constexpr int RANGE = WEIGHT_ROWS / 8;  // gate rows of an item in each 32
@@ -243,7 +243,7 @@ using Sums = float[PARTS][MAX_N / 2];  // of PARTS x 64 weight rows and N rows o
 
 // Where the two rows of this thread's fragments lie in a stage of weights and in the scales.
 struct Place {
-    u32 weights, second, part;            // bytes
+    u32 weights, second, part;             // bytes
     int scales, second_scale, part_scale;  // rows
 
     // Fragment rows g and g + 8 of a warp: of down those rows, swapped so that lanes that load together use
@@ -300,7 +300,8 @@ struct ScalesOf {
     __device__ __forceinline__ u32 operator()(int part, int i, int unit) const {
         // past the last channel there are weights of 0, and no scale
         const int group = min(4 * unit + static_cast<int>(threadIdx.x % 4), pitch - 1);
-        return load_byte(from + (place.scales + part * place.part_scale + i * place.second_scale) * pitch + group);
+        return load_byte(from + (place.scales + part * place.part_scale + i * place.second_scale) * pitch +
+                         group);
     }
 };
 
@@ -493,7 +494,8 @@ struct Piece {
 
 // Matrices of 8 channels x 8 rows of the tile, one word of each a thread.
 template <bool DOWN>
-__device__ __forceinline__ void to_piece(u32 piece, const Sums& sums, const RowBiases& bias, int first_column) {
+__device__ __forceinline__ void to_piece(u32 piece, const Sums& sums, const RowBiases& bias,
+                                         int first_column) {
     const int warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32;
 #pragma unroll
     for (int part = 0; part < PARTS; ++part) {

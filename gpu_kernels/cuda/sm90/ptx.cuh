@@ -134,9 +134,10 @@ __device__ __forceinline__ void tensor_load_5d(u32 to, const TensorMap* map, u32
 
 // Contiguous bytes, a multiple of 16.
 __device__ __forceinline__ void bytes_load(u32 to, const void* from, u32 bytes, u32 barrier) {
-    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
-                 "l"(from), "r"(bytes), "r"(barrier)
-                 : "memory");
+    asm volatile(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
+        "l"(from), "r"(bytes), "r"(barrier)
+        : "memory");
 }
 
 // One arrival of this thread once all its copies have landed.

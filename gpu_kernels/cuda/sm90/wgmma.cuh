@@ -152,15 +152,15 @@ __device__ __forceinline__ void product_of_registers(float* d, const u32* a, u64
 template <int N>
 __device__ __forceinline__ void product_of_registers(float* d, const u32* a, u64 b, bool add);
 
-#define PRODUCT(N, A0, A1, A2, A3, B, ADD)                                                                    \
-    template <>                                                                                               \
-    __device__ __forceinline__ void product_of_registers<N>(float* d, const u32* a, u64 b, bool add) {        \
-        asm volatile("{.reg .pred add; setp.ne.b32 add, %" #ADD                                               \
-                     ", 0;\n"                                                                                 \
-                     "wgmma.mma_async.sync.aligned.m64n" #N "k16." TYPES " {" R##N "}, {" R(A0, A1, A2, A3) \
-                     "}, %" #B ", add, 1, 1, 0;}"                                                             \
-                     : D##N                                                                                   \
-                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(add)));       \
+#define PRODUCT(N, A0, A1, A2, A3, B, ADD)                                                              \
+    template <>                                                                                         \
+    __device__ __forceinline__ void product_of_registers<N>(float* d, const u32* a, u64 b, bool add) {  \
+        asm volatile("{.reg .pred add; setp.ne.b32 add, %" #ADD                                         \
+                     ", 0;\n"                                                                           \
+                     "wgmma.mma_async.sync.aligned.m64n" #N "k16." TYPES " {" R##N                      \
+                     "}, {" R(A0, A1, A2, A3) "}, %" #B ", add, 1, 1, 0;}"                              \
+                     : D##N                                                                             \
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(add))); \
     }
 PRODUCT(8, 4, 5, 6, 7, 8, 9)
 PRODUCT(16, 8, 9, 10, 11, 12, 13)
