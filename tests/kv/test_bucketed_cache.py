@@ -80,8 +80,8 @@ class Sequences:
 def stored(cache: BucketedCache, row: int, layer: int) -> dict[int, tuple[int, Tensor, Tensor]]:
     """By position: bits, key and value [kv_heads, D] of every token that the tiers hold."""
     found: dict[int, tuple[int, Tensor, Tensor]] = {}
-    for bits, tiers in cache.tiers.items():
-        tier, count = tiers.each[layer], int(cache._counts[bits][row])
+    for bits, tiers in cache.places.tiers.items():
+        tier, count = tiers.each[layer], int(cache.places.counts[bits][row])
         per = tier.page // UNIT
         if not count:
             continue
@@ -130,10 +130,10 @@ def test_every_token_is_in_one_tier_whatever_the_steps(bits: float, seed: int) -
                     error = (x - want[row, layer, position]).norm(dim=-1) / want[row, layer, position].norm(dim=-1)
                     assert error.max() < ERRORS[b]
         counts = {b: sum(1 for found_bits, *_ in found.values() if found_bits == b) for b in own.tiers}
-        moved = own.split(cache._units[row])
+        moved = own.split(cache.places.units[row])
         assert all(counts[b] == UNIT * moved[b] for b in own.tiers if b != own.high)
         cache.close(row)
-    assert cache.free == cache.total and all(pool.free == pool.n for pool in cache.pools.values())
+    assert cache.free == cache.total and all(pool.free == pool.n for pool in cache.places.pools.values())
 
 
 def test_a_row_sees_nothing_of_the_row_before_it() -> None:
@@ -200,7 +200,7 @@ def test_the_last_layer_may_want_some_tokens_only() -> None:
 @pytest.mark.parametrize("bits", [2.5, 3, 6, 16])
 def test_memory_is_what_the_tensors_take(bits: float) -> None:
     cache = BucketedCache.within(SIZES, 4, 1024, None, 64, bits)
-    layers = [tiers.together for tiers in cache.tiers.values()]
+    layers = [tiers.together for tiers in cache.places.tiers.values()]
     assert cache.bytes == sum(x.nbytes for tier in layers for x in (tier.payload, tier.scales, tier.token_ids))
     assert cache.total == 4 * 1024 // 64, "all that the rows can use"
     small = BucketedCache.within(SIZES, 4, 1024, cache.bytes // 2, 64, bits)

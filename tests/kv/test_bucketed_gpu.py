@@ -12,7 +12,7 @@ from ttnn_moe.cuda.attention import bucketed
 from ttnn_moe.kv.bucketed.quantise import rotate
 from ttnn_moe.kv.bucketed.reference import add_mass, quantized_attention_bucketed
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device is here")]
 
 RAGGED = {2: [700, 0, 31, 1], 3: [999, 0, 0, 64], 4: [130, 65, 0, 0], 8: [100, 7, 0, 0], 16: [64, 8, 0, 0]}
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from paths import TINY
 from qwen3_checkpoints import prompts
 from ttnn_moe.models.qwen3 import Engine, generate, load_model
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device is here")]
 
 
 @pytest.mark.parametrize("bits", [3, 8, 16])

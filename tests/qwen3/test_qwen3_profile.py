@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 
 import pytest
 import torch
@@ -37,16 +38,15 @@ class TestBundled:
         assert found["decision"] == Shares(found["step_s"], found["experts_s"]).decision
 
     def test_slow_experts_are_seen(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Every call of the experts in a step is timed: made ten times over, they are nearly all of it."""
+        """Every call of the experts in a step is timed: made slow, they are nearly all of it."""
         model = load_model(TINY, backend="reference", device="cpu", dtype=torch.float32)
         from ttnn_moe.models.qwen3.model import MoE
 
         add_experts = MoE.add_experts
 
         def slow(self: MoE, x: torch.Tensor, *given: object) -> torch.Tensor:
-            for _ in range(20):
-                out = add_experts(self, x, *given)  # type: ignore[arg-type]
-            return out
+            time.sleep(0.1)
+            return add_experts(self, x, *given)  # type: ignore[arg-type]
 
         monkeypatch.setattr(MoE, "add_experts", slow)
         assert measure(model, [[1, 2, 3]], 1).share > 0.6

@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from ...choice import why_not_kernels
 from ...cuda.attention import bucketed_triton
-from ...cuda.attention.tiers import UNIT, Tier
-from ...sizes import ceil_div, power_of_2
+from ...cuda.attention.tiers import UNIT
+from ...sizes import power_of_2
 from ..cache import CacheSizes
 from ..paged import zeros
-from ..pages import PagedRows, PagePool
+from ..pages import PagedRows
 from ..step import DecodeStep, PrefillStep, Span, Step
 from ..transfer import to_device
 from .allocation import allocate
 from .attention import quantized_attention_bucketed
 from .memory import bytes_of, pages_in
-from .moves import Layers, Staged, Target, move, one_tier, read_high
+from .moves import Staged, Target, move, read_high
 from .packing import check_head_dim
+from .places import Places
 from .prompts import attend_piece, observed
 from .quantise import rotate
 from .storage import PAGE, put_tokens
@@ -52,8 +53,7 @@ class BucketedCache(PagedRows):
 
     Attributes:
         allocation: the tiers of a row.
-        tiers: by bits, all layers. Pages 0 are dummy pages. Each row has its own first pages of the high tier; other
-            pages come from a pool.
+        places: the tiers, and where the tokens of each row lie in them.
 
     Raises:
         RequestError: sizes below 1; what `allocate` refuses; the machine has less memory.
@@ -70,24 +70,11 @@ class BucketedCache(PagedRows):
         self.allocation = allocate(bits, capacity, page)
         check_head_dim(sizes.head_dim)
         super().__init__(sizes, rows, capacity, pages, page)
-        own, self._high_pages = self.allocation, self.allocation.high_slots // page
-        self._units = [0] * (self.rows + 1)
-        full = own.pages_of(self.capacity)
-        widths = {b: full.get(b, 0) + (self._high_pages if b == own.high else 0) for b in own.tiers}
-        self._host_counts: dict[int, Tensor] = {}
-        self._make_tables(widths)
-        self.pools: dict[int, PagePool] = {}
-        self.tiers: dict[int, Layers] = {}
-        for b in own.tiers:
-            self.pools[b] = PagePool(own.pool(b, self.rows, self.total))
-            self.tiers[b] = self._make_tier(b)
-        self._tier_pages: list[dict[int, list[int]]] = [{} for _ in range(self.rows + 1)]
-        self._layers = [[self.tiers[b].each[layer] for b in own.tiers] for layer in range(sizes.layers)]
+        self.places = Places(sizes, self.allocation, self.rows, self.capacity, self.total, page)
         self._now: PrefillStep | None = None
         self._wanted: list[int] = []
         self._pieces: list[Piece] = []
         self._k = self._v = torch.empty(sizes.layers, 0, sizes.kv_heads, sizes.head_dim, dtype=torch.bfloat16)
-        self._in_use = self._layers
         self._key_scale = torch.ones(sizes.layers, 1, sizes.head_dim, device=sizes.device)
 
     @classmethod
@@ -136,26 +123,12 @@ class BucketedCache(PagedRows):
 
     def open(self, row: int, tokens: int) -> None:
         super().open(row, tokens)
-        own = self.allocation
-        taken = self._tier_pages[row] = {b: self.pools[b].take(n) for b, n in own.pages_of(self.room(row)).items()}
-        self._units[row] = 0
-        for b, pages in taken.items():
-            line, first = self._host_tables[b][row], self._high_pages if b == own.high else 0
-            line[first:] = 0
-            line[first : first + len(pages)] = torch.tensor(pages, dtype=torch.int32) + self._first_page(b)
-        self._count(row)
-        # what an earlier request left in the high tier is no token of this one
-        self.tiers[own.high].together.scales.unflatten(0, (self.sizes.layers, -1))[:, self._own_pages(row)] = -1.0
+        self.places.take(row, self.allocation.pages_of(self.room(row)))
 
     def close(self, row: int) -> None:
         super().close(row)
-        for b, pages in self._tier_pages[row].items():
-            self.pools[b].give(pages)
-        self._tier_pages[row] = {}
+        self.places.give(row)
         self._pieces = [piece for piece in self._pieces if piece.span.row != row]
-        for counts in self._host_counts.values():
-            counts[row] = 0
-        self._stale = True
 
     # what a step does before its first layer
 
@@ -167,7 +140,7 @@ class BucketedCache(PagedRows):
         self._now, self._wanted = step, list(logits_at)
         self._pieces = [Piece(span, self._empty_mass(span)) for span in step.spans]
         self._stage_room(len(step.rows))
-        self._refresh()
+        self.places.refresh()
         return step
 
     def decode(self, rows: Sequence[int], positions: Sequence[int]) -> DecodeStep:
@@ -177,12 +150,12 @@ class BucketedCache(PagedRows):
     def begin(self, decoding: Sequence[tuple[int, int]]) -> None:
         self._settle(decoding)
         self._now = None
-        self._refresh()
+        self.places.refresh()
 
     def why_not_captured(self) -> str | None:
         sizes = self.sizes
         q = torch.empty(1, 1, sizes.heads, sizes.head_dim, dtype=sizes.dtype, device="meta")
-        return why_not_kernels(sizes.device, sizes.dtype) or bucketed_triton.why_not(q, self._layers[0])
+        return why_not_kernels(sizes.device, sizes.dtype) or bucketed_triton.why_not(q, self.places.layers[0])
 
     def why_not_captured_prompts(self) -> str | None:
         return "the host plans where the tokens of a prompt go"
@@ -225,7 +198,7 @@ class BucketedCache(PagedRows):
 
     def _put(self, layer: int, k: Tensor, v: Tensor, step: DecodeStep) -> None:
         """Write one token a row into the high tier."""
-        tier, slots = self.tiers[self.allocation.high].each[layer], self._slot(step.positions)
+        tier, slots = self.places.tiers[self.allocation.high].each[layer], self.places.slots_of(step.positions)
         pages = tier.table[step.rows, slots // self.page].long()
         k, v = (x.to(torch.bfloat16).float() for x in (k, v))
         k, v = rotate(k / self._key_scale[layer]), rotate(v)
@@ -236,7 +209,7 @@ class BucketedCache(PagedRows):
     def _decode(self, layer: int, q: Tensor, step: DecodeStep) -> Tensor:
         return quantized_attention_bucketed(
             q[:, None],
-            self._in_use[layer],
+            self.places.in_use[layer],
             step.rows,
             num_tokens=step.num_tokens,
             rotate=True,
@@ -252,13 +225,13 @@ class BucketedCache(PagedRows):
         own = slice(span.first, span.first + span.n)
         k, v, turned = self._k[layer, own], self._v[layer, own], self._turned(layer, q)
         if piece.mass is not None and len(q) == span.n:
-            high = self.tiers[self.allocation.high]
+            high = self.places.tiers[self.allocation.high]
             before = None
             if span.past:
-                before = read_high(high, range(layer, layer + 1), self._own_pages(span.row))[0][0]
+                before = read_high(high, range(layer, layer + 1), self.places.own_pages(span.row))[0][0]
             seen = observed(q, turned, k, before)
             piece.mass[-len(seen) :] += seen
-        past = self._in_use[layer] if span.past else ()
+        past = self.places.in_use[layer] if span.past else ()
         return attend_piece(q, turned, at, k, v, past, torch.tensor([span.row], device=q.device))
 
     # tokens that leave the high tier, or a step's staged ones
@@ -269,17 +242,17 @@ class BucketedCache(PagedRows):
         for piece in pieces:
             self._place(piece.span.row, piece.span.past + piece.span.n, piece)
         for row, position in decoding:
-            if self.allocation.due(position, self._units[row]):
+            if self.allocation.due(position, self.places.units[row]):
                 self._place(row, position, None)
 
     def _place(self, row: int, tokens: int, piece: Piece | None) -> None:
         """Move what is due in a row of so many tokens, the last of them those of `piece`."""
-        own, units = self.allocation, self._units[row]
+        own, units = self.allocation, self.places.units[row]
         n = own.due(tokens, units)
         past = tokens if piece is None else piece.span.past
         first = own.sinks + UNIT * units
         leaving = range(first, first + UNIT * n)
-        ring = [self._slot_of(p) for p in leaving if p < past]
+        ring = [self.places.slot_of(p) for p in leaving if p < past]
         device = self.sizes.device
         staged, stay, going = None, None, range(0)
         if piece is not None:
@@ -287,20 +260,20 @@ class BucketedCache(PagedRows):
             staged = Staged(self._k[:, rows], self._v[:, rows], self._key_scale)
             going = range(max(first - past, 0), max(leaving.stop - past, 0)) if n else range(0)
             kept = [i for i in range(piece.span.n) if i not in going]
-            into = to_device([[self._slot_of(past + i) for i in kept], kept], device)
+            into = to_device([[self.places.slot_of(past + i) for i in kept], kept], device)
             stay = into[0], into[1]
         mass = None if piece is None else piece.mass
         if mass is not None and n:
             mass = torch.cat((mass[to_device(ring, device)], mass[own.high_slots :][going.start : going.stop]))
         positions = torch.arange(leaving.start, leaving.stop, dtype=torch.int32, device=device)
         targets = self._targets(row, units, n)
-        pages = self._own_pages(row)
-        move(self.tiers[own.high], to_device(ring, device), pages, staged, going, targets, mass, positions, stay)
+        pages = self.places.own_pages(row)
+        move(self.places.tiers[own.high], to_device(ring, device), pages, staged, going, targets, mass, positions, stay)
         if stay is not None:
-            ids = self.tiers[own.high].together.token_ids
+            ids = self.places.tiers[own.high].together.token_ids
             ids[pages[stay[0] // self.page], stay[0] % self.page] = (stay[1] + past).int()
-        self._units[row] += n
-        self._count(row)
+        self.places.units[row] += n
+        self.places.count(row)
 
     def _targets(self, row: int, units: int, n: int) -> list[Target]:
         """Where the next n units of a row go, the tier of most bits first."""
@@ -312,92 +285,22 @@ class BucketedCache(PagedRows):
             first = own.high_slots // UNIT if b == own.high else 0
             at = [first + i for i in range(before[b], after[b])]
             per = self.page // UNIT
-            line = self._host_tables[b][row]
-            where = to_device([[int(line[i // per]) for i in at], [i % per for i in at]], self.sizes.device)
-            out.append(Target(self.tiers[b], where[0], where[1]))
+            pages = self.places.pages_at(row, b, [i // per for i in at])
+            where = to_device([pages, [i % per for i in at]], self.sizes.device)
+            out.append(Target(self.places.tiers[b], where[0], where[1]))
         return out
 
     def _empty_mass(self, span: Span) -> Tensor | None:
         """Zeros for the mass of a span's tokens, where their tiers depend on it."""
-        units = self._units[span.row]
+        units = self.places.units[span.row]
         n = self.allocation.due(span.past + span.n, units)
         before, after = self.allocation.split(units), self.allocation.split(units + n)
         if sum(after[b] > before[b] for b in after) < 2:
             return None
         return torch.zeros(self.allocation.high_slots + span.n, device=self.sizes.device)
 
-    # where things are
-
-    def _slot_of(self, position: int) -> int:
-        own = self.allocation
-        return position if position < own.sinks else own.sinks + (position - own.sinks) % own.ring
-
-    def _slot(self, positions: Tensor) -> Tensor:
-        own = self.allocation
-        return torch.where(positions < own.sinks, positions, own.sinks + (positions - own.sinks) % own.ring)
-
-    def _first_page(self, bits: int) -> int:
-        """Of a tier, the page before the first of its pool: rows' own pages come before."""
-        return self.rows * self._high_pages if bits == self.allocation.high else 0
-
-    def _own_pages(self, row: int) -> Tensor:
-        first = 1 + row * self._high_pages
-        return torch.arange(first, first + self._high_pages, device=self.sizes.device)
-
-    def _make_tables(self, widths: dict[int, int]) -> None:
-        """Tables and counts of all tiers lie in one buffer, so that one copy brings them to the device."""
-        lines, own = self.rows + 1, self.allocation
-        lengths = [lines * (width + 1) for width in widths.values()]
-        self._host = zeros((sum(lengths),), torch.int32, torch.device("cpu"))
-        self._device_words = self._host.to(self.sizes.device)
-        self._stale = False
-        self._host_tables, self._host_counts = _parts(self._host, lines, widths)
-        self._tables, self._counts = _parts(self._device_words, lines, widths)
-        high = torch.arange(1, 1 + self.rows * self._high_pages, dtype=torch.int32)
-        self._host_tables[own.high][: self.rows, : self._high_pages] = high.view(self.rows, -1)
-
-    def _make_tier(self, bits: int) -> Layers:
-        sizes, page = self.sizes, self.page
-        pages = 1 + self._first_page(bits) + self.pools[bits].n
-        lead = (sizes.layers, pages, sizes.kv_heads)
-        payload = zeros((*lead, 2, page * sizes.head_dim * bits // 8), torch.uint8, sizes.device)
-        scales = zeros((*lead, page // UNIT, 8, 4, 2), torch.float16, sizes.device)
-        ids = torch.full((pages, page), -1, dtype=torch.int32, device=sizes.device)
-        table, counts = self._tables[bits], self._counts[bits]
-        each = [Tier(bits, payload[i], scales[i], ids, table, counts) for i in range(sizes.layers)]
-        return one_tier(each, payload, scales)
-
-    def _count(self, row: int) -> None:
-        own = self.allocation
-        for b, n in own.split(self._units[row]).items():
-            self._host_counts[b][row] = UNIT * n + (own.high_slots if b == own.high else 0)
-        self._stale = True
-
-    def _refresh(self) -> None:
-        """Bring tables and counts to the device; on a CPU, leave out pages that no row uses."""
-        if self._stale and self._device_words is not self._host:
-            host = self._host.pin_memory() if self._device_words.is_cuda else self._host
-            self._device_words.copy_(host, non_blocking=self._device_words.is_cuda)
-        if self._stale and self.sizes.device.type == "cpu":
-            used = {b: ceil_div(int(self._host_counts[b].max()), self.page) for b in self.allocation.tiers}
-            self._in_use = [
-                [replace(tier, table=tier.table[:, : used[tier.bits]]) for tier in tiers if used[tier.bits]]
-                for tiers in self._layers
-            ]
-        self._stale = False
-
     def _stage_room(self, T: int) -> None:
         if self._k.shape[1] < T or self._k.device != self.sizes.device:
             sizes = self.sizes
             shape = (sizes.layers, power_of_2(T), sizes.kv_heads, sizes.head_dim)
             self._k, self._v = (zeros(shape, torch.bfloat16, sizes.device) for _ in range(2))
-
-
-def _parts(words: Tensor, lines: int, widths: dict[int, int]) -> tuple[dict[int, Tensor], dict[int, Tensor]]:
-    """By tier: tables [lines, width] and counts [lines] of a buffer."""
-    tables, counts, done = {}, {}, 0
-    for bits, width in widths.items():
-        tables[bits] = words[done : done + lines * width].view(lines, width)
-        counts[bits] = words[done + lines * width : done + lines * (width + 1)]
-        done += lines * (width + 1)
-    return tables, counts
