@@ -189,7 +189,7 @@ def test_what_a_page_held_reaches_nobody(kv: str) -> None:
     """Pages are not cleared between requests."""
     serving = engine(3, pages=8, kv=kv)
     if isinstance(serving.cache, BucketedCache):
-        for tiers in serving.cache.tiers.values():
+        for tiers in serving.cache.places.tiers.values():
             tiers.together.payload.fill_(255), tiers.together.scales.fill_(float("nan"))
     else:
         for kept in (serving.cache.k, serving.cache.v):
