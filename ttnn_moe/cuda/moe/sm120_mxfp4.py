@@ -20,7 +20,6 @@ from ...formats.mxfp4 import NAME
 from ...formats.ue8m0 import GROUP
 from ...sizes import ceil_div, natural
 from ..arch import ARCHES, Arch, Target
-from ..device import gpu
 from ..jit import load
 from ..jit.load import Launch
 from . import sort
@@ -164,20 +163,15 @@ class Sm120Mxfp4(Sorted[Tile]):
         return (
             quantising(quantise, T, H),
             *sort.bind_sorts(tuple(sorts), plan.sorters, device, T * K, E, local_experts(problem), K, tile.M),
-            self._bind_product(plan, gate_up, device, H, I, *rows),
+            self.bind_product(plan, gate_up, device, H, I, *rows),
             *(quantising(use, T * K, I) for use in quantise_act),
-            self._bind_product(plan, down, device, I, H, 1, 0),
+            self.bind_product(plan, down, device, I, H, 1, 0),
             sort.bind_combine(combine, device, T, H),
         )
 
-    def bind_product(self, plan: SortedPlan[Tile], use: Use, device: int) -> Launch:
-        raise NotImplementedError("two launches: see bind")
-
-    def _bind_product(self, plan: SortedPlan[Tile], use: Use, device: int, *sizes: int) -> Launch:
+    def bind_product(self, plan: SortedPlan[Tile], use: Use, device: int, *sizes: int) -> Launch:
         threads = plan.tile.threads
-        # no more than the architecture's own multiprocessors hold, which keep 1 KiB a block
-        most = ((plan.arch.shared_memory + 1024) // (use.shared_memory + 1024)) * gpu(device).multiprocessors
-        blocks = min(load.resident_blocks(use.spec, device, threads, use.shared_memory), most)
+        blocks = use.resident_blocks(plan.arch, device, threads)
         return use.bind(device, (blocks,), threads, *sizes)
 
     def launch(self, plan: SortedPlan[Tile], call: Call, buffers: tuple[Tensor, ...]) -> None:

@@ -10,8 +10,6 @@ from typing import Any
 
 from ...contract import Problem
 from ..arch import Arch
-from ..device import gpu
-from ..jit import load
 from ..jit.load import Launch
 from .family import Call
 from .pairs import rows_an_expert
@@ -81,9 +79,7 @@ class Sm80(SortedDense[WarpTile]):
 
     def bind_product(self, plan: SortedPlan[WarpTile], use: Use, device: int) -> Launch:
         H, I, threads = plan.problem.H, plan.problem.I, plan.tile.threads
-        # no more than the architecture's own multiprocessors hold, which keep 1 KiB a block
-        most = ((plan.arch.shared_memory + 1024) // (use.shared_memory + 1024)) * gpu(device).multiprocessors
-        blocks = min(load.resident_blocks(use.spec, device, threads, use.shared_memory), most)
+        blocks = use.resident_blocks(plan.arch, device, threads)
         return use.bind(device, (blocks,), threads, H, I, *row_steps(plan.problem.gate_up_order, H, I))
 
     def launch_product(

@@ -14,7 +14,6 @@ from ...contract import Problem
 from ...formats.int4_24 import GROUP, NAME
 from ...sizes import ceil_div
 from ..arch import Arch, Target
-from ..device import gpu
 from ..jit import load
 from ..jit.load import Launch
 from . import sort
@@ -116,9 +115,7 @@ class Sm80Int4_24(Sorted[SparseTile]):
 
     def bind_product(self, plan: SortedPlan[SparseTile], use: Use, device: int) -> Launch:
         problem, threads = plan.problem, plan.tile.threads
-        # no more than the architecture's own multiprocessors hold, which keep 1 KiB a block
-        most = ((plan.arch.shared_memory + 1024) // (use.shared_memory + 1024)) * gpu(device).multiprocessors
-        blocks = min(load.resident_blocks(use.spec, device, threads, use.shared_memory), most)
+        blocks = use.resident_blocks(plan.arch, device, threads)
         rows = (1, problem.I) if problem.gate_up_order == "halves" else (2, 1)
         return use.bind(device, (blocks,), threads, problem.H, problem.I, *rows)
 

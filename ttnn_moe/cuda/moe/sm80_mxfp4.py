@@ -10,7 +10,6 @@ from ...contract import Problem
 from ...formats.mxfp4 import NAME
 from ...sizes import ceil_div
 from ..arch import Arch, Target
-from ..device import gpu
 from ..jit import load
 from ..jit.load import Launch
 from . import sort
@@ -131,9 +130,7 @@ class Sm80Mxfp4(Sorted[AnyTile]):
 
     def bind_product(self, plan: SortedPlan[AnyTile], use: Use, device: int) -> Launch:
         problem, threads = plan.problem, plan.tile.threads
-        # no more than the architecture's own multiprocessors hold, which keep 1 KiB a block
-        most = ((plan.arch.shared_memory + 1024) // (use.shared_memory + 1024)) * gpu(device).multiprocessors
-        blocks = min(load.resident_blocks(use.spec, device, threads, use.shared_memory), most)
+        blocks = use.resident_blocks(plan.arch, device, threads)
         return use.bind(device, (blocks,), threads, problem.H, problem.I, *gate_up_rows(problem))
 
     def launch(self, plan: SortedPlan[AnyTile], call: Call, buffers: tuple[Tensor, ...]) -> None:

@@ -22,7 +22,7 @@ from .cuda_cpp import launches_of, limits
 from .family import Buffer, Call
 from .pairs import rows_an_expert
 from .sorted import Sorted, SortedPlan
-from .uses import Use, pointer
+from .uses import Use, bias_pointers, pointer
 
 UNIT = 128  # channels of a stage of rows
 ORDER_THREADS = 256
@@ -139,19 +139,13 @@ class Sm90Mxfp4(Sorted[Mxfp4Tile]):
         act, rows, at, ordered = (buffer.data_ptr() for buffer in buffers)
         tensors, bound = call.experts.tensors, pointer(routing.num_tokens)
         scales = (tensors[name].data_ptr() for name in ("gate_up_scales", "down_scales"))
-        bias = [address for name in BIASES for address in _bf16_and_fp32(tensors.get(name))]
+        bias = [address for name in BIASES for address in bias_pointers(tensors.get(name))]
         stream = load.stream(call.hidden.device.index)
         order(stream, call.hidden.data_ptr(), ordered)
         sort.launch_sorts(sorts, stream, (routing.topk_ids.data_ptr(), pointer(call.expert_map), bound), at, words)
         routed = at, at + words.tiles, at + words.num_tiles
         product(stream, *mxfp4_maps_of(call.experts), *scales, *bias, ordered, *routed, act, rows)
         combine(stream, rows, at + words.inverse, routing.topk_weights.data_ptr(), bound, call.out.data_ptr())
-
-
-def _bf16_and_fp32(bias: Tensor | None) -> tuple[int, int]:
-    """Its address, in the place of its dtype."""
-    address = pointer(bias)
-    return (0, address) if bias is not None and bias.dtype == torch.float32 else (address, 0)
 
 
 def _units(channels: int) -> int:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ...contract import Experts
 from ..arch import Arch
+from ..device import gpu
 from ..jit import load
 from ..jit.spec import Spec
 
@@ -38,6 +39,11 @@ class Use:
             cluster=cluster,
             overlap=self.overlap,
         )
+
+    def resident_blocks(self, arch: Arch, device: int, threads: int) -> int:
+        """Blocks that a GPU holds at a time; no more than multiprocessors of `arch` hold, which keep 1 KiB a block."""
+        most = ((arch.shared_memory + 1024) // (self.shared_memory + 1024)) * gpu(device).multiprocessors
+        return min(load.resident_blocks(self.spec, device, threads, self.shared_memory), most)
 
 
 def pointer(tensor: Tensor | None) -> int:
