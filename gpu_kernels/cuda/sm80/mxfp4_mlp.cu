@@ -11,6 +11,7 @@
 // filled by cp.async; then the rows of x that each thread copies, SLOTS items, and what they share. Each lane
 // reads its rows' scales from memory, a stage ahead. A thread takes at most 255 registers; nothing spills.
 #include "sm80/mxfp4_rows.cuh"
+#include "sm80/rows_out.cuh"
 
 #ifndef WARPS_M
 #define WARPS_M 4
@@ -273,12 +274,6 @@ __device__ __forceinline__ void multiply(Loader& loader, u32& here, int done, Su
         loader.publish();
         here = here + STAGE_BYTES == STAGES * STAGE_BYTES ? 0 : here + STAGE_BYTES;
     }
-}
-
-// Four words of four products, transposed: eight channels in a row of one row of the tile.
-__device__ __forceinline__ void store(u16* to, bool valid, u32 a, u32 b, u32 c, u32 d) {
-    const uint4 words = make_uint4(transposed(a), transposed(b), transposed(c), transposed(d));
-    if (valid) *reinterpret_cast<uint4*>(to) = words;
 }
 
 template <int G>
