@@ -9,11 +9,25 @@ import pytest
 from test_hierarchical import check
 
 from rank_processes import Case, Fault, by_processes
+from ttnn_moe.parallel.hierarchical import Report
+from ttnn_moe.parallel.hierarchical.shared_memory import SharedMemory, SharedMemoryTransport
 
 CASE = Case(2, 2, (5, 4, 3, 6), slots=1, repeats=2, timeout=1.0)
 LARGE = Case(2, 4, (3, 2, 3, 1, 0, 2, 2, 3), slots=1, timeout=1.2)
 OPERATIONS = {CASE: 110, LARGE: 60}
 """About what a rank makes; a fault past them never comes, and all must be right."""
+
+
+def test_two_reports_at_once() -> None:
+    """A rank keeps the report that it saw first, also while another rank reports the same fault."""
+    memory = SharedMemory(CASE.sizes.layout)
+    ranks = [SharedMemoryTransport(memory, rank) for rank in range(4)]
+    early, late = Report(0, 1, 2, reporter=2), Report(0, 1, 2, reporter=1)
+    ranks[2].abort(early)
+    assert ranks[3].aborted() == early
+    ranks[1].abort(late)
+    assert [r.aborted() in (early, late) for r in ranks] == [True] * 4
+    assert ranks[3].aborted() == early
 
 
 def draw(seed: int) -> tuple[Case, Fault]:

@@ -34,7 +34,7 @@ class Layout:
     meta_slot: int
 
     WORDS = 16
-    """Words before the counters: heartbeats, call, role, ended, then the report (first: 1 when it is whole)."""
+    """Words before the counters: heartbeats, call, role, ended, then its own report (first: 1 when it is whole)."""
 
     @property
     def rings(self) -> int:
@@ -108,6 +108,7 @@ class SharedMemoryTransport:
     def __init__(self, memory: SharedMemory, rank: int, first: int = 0):
         self.rank, self.R = rank, memory.layout.nodes.R
         self._memory, self._layout = memory, memory.layout
+        self._report: Report | None = None
         if first:  # of tests: counters about to wrap around
             start = Layout.WORDS
             memory.words[rank, start : start + 2 * self._layout.rings] = first
@@ -142,15 +143,18 @@ class SharedMemoryTransport:
         return int(self._memory.words[self._word(counter, ring)])
 
     def abort(self, report: Report) -> None:
-        for rank in range(self.R):
-            word = self._memory.words[rank]
-            if not word[4]:
-                word[5:9] = report
-                word[4] = 1
+        # two ranks may report at once, so each writes its own words only, and a reader keeps the first it sees
+        word = self._memory.words[self.rank]
+        word[5:9] = report
+        word[4] = 1
 
     def aborted(self) -> Report | None:
-        word = self._memory.words[self.rank]
-        return Report(*map(int, word[5:9])) if word[4] else None
+        if self._report is None:
+            reports = self._memory.words[:, 4:9]
+            for reporter in reports[:, 0].nonzero()[0]:
+                self._report = Report(*map(int, reports[reporter, 1:]))
+                break
+        return self._report
 
     def beat(self, call: int, role: Role, ended: bool = False) -> None:
         word = self._memory.words[self.rank]
