@@ -245,6 +245,9 @@ class RunsOnNpu(Protocol):
     def npu(self) -> Any:
         """The torch_npu module."""
 
+    def machine(self) -> Any:
+        """What this rank knows of its server, CANN and driver: an ascend.machine.Machine."""
+
     def why_no_group(self, group: ProcessGroup | None) -> str | None:
         """None if HCCL can name the group (default: all processes), else the reason, with the remedy."""
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from ..backend import Numerics, Probe
 from ..contract import Experts, Placement, Problem, Routing
 from ..errors import BackendUnavailable
-from . import groups, kernels, limits, operators, run, steps
+from . import groups, kernels, limits, machine, operators, run, steps
 from .layout import weights_of
 from .prepared import PreparedAscend
 
@@ -98,11 +98,13 @@ class AscendBackend:
     def _hccl(self, group: Any) -> Any:
         return groups.hccl(group, self.device)
 
+    def machine(self) -> machine.Machine:
+        """What this rank knows of its server, CANN and driver; the tests put another in its place."""
+        return machine.here(self.npu())
+
     def versions(self) -> list[str]:
         """What `ttnn-moe selfcheck` shows beside the packages."""
-        npu = self.npu()
-        cann, driver = operators.cann_version(npu), operators.driver_version(npu)
-        return [f"CANN {cann or 'unknown'}, driver {driver or 'unknown'}"]
+        return machine.describe(self.machine())
 
     def selfchecks(self) -> list[Check]:
         """Each of torch_npu's operators alone, for `ttnn-moe selfcheck`."""

@@ -39,3 +39,19 @@ def hccl(group: Any, device: str) -> Any:
             got=str(error).splitlines()[0],
             remedy="torch.distributed.init_process_group('hccl'), or exchange='all_to_all'",
         ) from error
+
+
+_GLOBAL_BS: weakref.WeakKeyDictionary[dist.ProcessGroup, dict[bool, int]] = weakref.WeakKeyDictionary()
+
+
+def global_bs(group: dist.ProcessGroup | None) -> int | None:
+    """What the first layer of the exchange's group took as global_bs, which all layers share; None: there is none."""
+    key = group or (dist.group.WORLD if dist.is_initialized() else None)
+    return None if key is None else _GLOBAL_BS.get(key, {}).get(group is None)
+
+
+def take_global_bs(group: dist.ProcessGroup | None, value: int) -> None:
+    """Remember it for the layers to come."""
+    key = group or dist.group.WORLD
+    assert key is not None
+    _GLOBAL_BS.setdefault(key, {})[group is None] = value

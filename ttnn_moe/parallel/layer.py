@@ -31,9 +31,10 @@ class ExpertParallel(Prepared):
         group: of torch.distributed; default: all processes. For dispatch_combine, one that nothing else uses and that
             all layers share; by default it makes one.
         backend: runs the local experts.
-        exchange: "dispatch_combine" (torch_npu's npu_moe_distribute_*_v2), "all_to_all", or "auto": the first of these
-            that the sizes, torch_npu, the driver and HCCL_BUFFSIZE allow.
-        wire: dtype in which all_to_all sends results back: fp32, or the dtype of hidden (one rounding a process).
+        exchange: "dispatch_combine" (torch_npu's npu_moe_distribute_*_v2), "all_gather", "all_to_all", or "auto". On
+            NPUs auto takes the first of them that can, dispatch_combine from 16 ranks on; elsewhere all_to_all.
+            Should that fail at its first call, auto warns and takes the next.
+        wire: dtype in which all_gather and all_to_all send results back: fp32, or the dtype of hidden (one rounding a process).
 
     Raises:
         ContractError: torch.distributed is not started; experts, placement, group and problem do not fit.

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ... import api
 from ...contract import Experts, Placement, Problem, Routing
-from .exchange import Topology
+from .exchange import Table, Topology
 
 
 class AllToAll:
@@ -28,8 +28,8 @@ class AllToAll:
         wire: torch.dtype = torch.float32,
         backend: str = "auto",
     ):
-        self._group, self._placement, self._wire, self._backend = group, placement, wire, backend
-        self._device_of, self._local_of = placement.device_of, placement.local_of()
+        self._group, self._D, self._wire, self._backend = group, placement.D, wire, backend
+        self._device_of, self._local_of = Table(placement.device_of), Table(placement.local_of())
 
     @classmethod
     def why_not(cls, problem: Problem, topology: Topology) -> str | None:
@@ -41,18 +41,20 @@ class AllToAll:
 
     def __call__(self, hidden: Tensor, routing: Routing, experts: Experts) -> Tensor:
         # -1 where there is no expert, also past num_tokens
-        D, ids = self._placement.D, routing.ids
-        owner = torch.where(ids < 0, -1, self._device_of.to(ids.device)[ids.clamp_min(0).long()])
-        needs = (owner[:, None, :] == torch.arange(D, device=ids.device)[:, None]).any(-1)  # [T, D]
-        sent = needs.sum(0)
+        D, K, ids = self._D, routing.K, routing.ids
+        owner = torch.where(ids < 0, -1, self._device_of.on(ids.device)[ids.clamp_min(0).long()])
+        needs = (owner == torch.arange(D, device=ids.device)[:, None, None]).any(-1)  # [D, T]
+        sent = needs.sum(1)
         came = torch.empty_like(sent)
         dist.all_to_all_single(came, sent, group=self._group)
-        to, of = torch.stack([sent, came]).tolist()
-        tokens = needs.t().nonzero()[:, 1]  # by process, then by token
-        rows, global_ids, weights = (
-            self._move(tensor.index_select(0, tokens), to, of) for tensor in (hidden, ids, routing.topk_weights)
-        )
-        local = self._local_of.to(ids.device)[global_ids.clamp_min(0).long()]
+        # by process, then by token; a stable sort of floats, as nonzero waits and integers go to the AI CPU of an NPU
+        first = (~needs).flatten().float().sort(stable=True).indices
+        to, of = torch.stack([sent, came]).tolist()  # the one wait
+        tokens = first[: sum(to)] % max(routing.T, 1)
+        pairs = torch.cat([ids, routing.topk_weights.view(torch.int32)], 1)
+        rows, pairs = (self._move(tensor.index_select(0, tokens), to, of) for tensor in (hidden, pairs))
+        global_ids, weights = pairs[:, :K], pairs[:, K:].contiguous().view(torch.float32)
+        local = self._local_of.on(ids.device)[global_ids.clamp_min(0).long()]
         local = torch.where(global_ids < 0, -1, local)
         expert_out = rows.new_empty(rows.shape, dtype=self._wire)
         api.moe(rows, Routing.from_topk(local, weights, experts.E), experts, out=expert_out, backend=self._backend)
