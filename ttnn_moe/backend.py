@@ -252,7 +252,7 @@ class RunsOnNpu(Protocol):
         """None if HCCL can name the group (default: all processes), else the reason, with the remedy."""
 
     def group_name(self, group: ProcessGroup | None) -> str:
-        """HCCL's name of a process group; default: of a group that only the exchange uses.
+        """HCCL's name of a group that only the exchange uses, of the processes of this group (default: all).
 
         Raises:
             BackendUnavailable: the group has no HCCL.

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from paths import ROOT
 from processes import run_python
 from ttnn_moe import registry
-from ttnn_moe.ascend import operators
+from ttnn_moe.ascend import groups, operators
 from ttnn_moe.ascend.backend import AscendBackend
 from ttnn_moe.errors import BackendUnavailable
 
@@ -115,4 +115,8 @@ def test_the_exchange_has_a_process_group_for_itself(alone: None) -> None:
     name = backend.group_name(None)
     assert name != dist.group.WORLD.group_name and backend.group_name(None) == name
     mine = dist.new_group()
-    assert backend.group_name(mine) == mine.group_name != name
+    other = backend.group_name(mine)  # the layers of mine tell each other their sizes over mine
+    assert len({other, mine.group_name, name}) == 3 and backend.group_name(mine) == other
+    assert groups.global_bs(mine) is None
+    groups.take_global_bs(mine, 4096)
+    assert groups.global_bs(mine) == 4096 and groups.global_bs(None) is None

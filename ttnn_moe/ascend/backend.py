@@ -85,15 +85,13 @@ class AscendBackend:
         return None
 
     def group_name(self, group: ProcessGroup | None) -> str:
-        """HCCL's name of a process group; default: of a group that only the exchange uses.
+        """HCCL's name of the exchange's own group, of the processes of this group (default: all).
 
         Raises:
             BackendUnavailable: the group has no HCCL.
         """
-        named = self._hccl(group or dist.group.WORLD)
-        if group is None:
-            named = self._hccl(groups.own_group())
-        return named.get_hccl_comm_name(dist.get_rank())
+        self._hccl(group or dist.group.WORLD)
+        return self._hccl(groups.own_group(group)).get_hccl_comm_name(dist.get_rank())
 
     def _hccl(self, group: Any) -> Any:
         return groups.hccl(group, self.device)

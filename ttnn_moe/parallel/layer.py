@@ -25,16 +25,18 @@ class ExpertParallel(Prepared):
     out, accumulate and num_tokens (each process has its own) are those of any prepared layer.
 
     Args:
-        problem: as for ttnn_moe.prepare; T bounds the tokens of every process, E counts all experts.
+        problem: as for ttnn_moe.prepare, and equal on every process; T bounds the tokens of each, E counts all
+            experts.
         experts: the E/D of this process, in the order of placement.device_expert_mapping[rank].
         placement: with rank set; D is the size of the group.
-        group: of torch.distributed; default: all processes. For dispatch_combine, one that nothing else uses and that
-            all layers share; by default it makes one.
+        group: of torch.distributed; default: all processes. dispatch_combine makes one more of the same processes,
+            which all its layers share, as nothing else may use it.
         backend: runs the local experts.
         exchange: "dispatch_combine" (torch_npu's npu_moe_distribute_*_v2), "all_gather", "all_to_all", or "auto". On
             NPUs auto takes the first of them that can, dispatch_combine from 16 ranks on; elsewhere all_to_all.
             Should that fail at its first call, auto warns and takes the next.
-        wire: dtype in which all_gather and all_to_all send results back: fp32, or the dtype of hidden (one rounding a process).
+        wire: dtype in which all_gather and all_to_all send results back: fp32, or the dtype of hidden (one rounding a
+            process).
 
     Raises:
         ContractError: torch.distributed is not started; experts, placement, group and problem do not fit.
