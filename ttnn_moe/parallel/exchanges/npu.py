@@ -14,8 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...ascend import kernels, operators, run
-from ...ascend.layout import weights_of
+from ...ascend import operators, path
 from ...ascend.limits import PAGES, broken, describe
 from ...ascend.operators import COMBINE, DISPATCH
 from ...backend import RunsOnNpu
@@ -184,8 +183,7 @@ class DispatchCombine:
         rows, _, assist, counts, recv, _, scales = self._npu.npu_moe_distribute_dispatch_v2(
             x=hidden, quant_mode=0, expert_token_nums_type=1, **common
         )
-        through = kernels.experts if kernels.asked_for() else run.experts
-        expert_out = through(self._npu, rows, counts.cumsum(0), weights_of(experts))
+        expert_out = path.experts(self._npu, rows, counts, path.weights(self._npu, experts))
         out = self._npu.npu_moe_distribute_combine_v2(
             expand_x=expert_out, assist_info_for_combine=assist, ep_send_counts=recv, expand_scales=scales, **common
         )
