@@ -62,12 +62,7 @@ def moe(
 
 
 def prepare(
-    problem: Problem,
-    experts: Experts,
-    placement: Placement | None = None,
-    backend: str = "auto",
-    *,
-    ids: str = "any",
+    problem: Problem, experts: Experts, placement: Placement | None = None, backend: str = "auto", *, ids: str = "any"
 ) -> Prepared:
     """Make one layer ready for calls of up to problem.T tokens: op(hidden, topk_ids, topk_weights) -> out.
 

@@ -113,12 +113,7 @@ class Prepared(ABC):
             )
         problem = self.problem
         routing = Routing.from_topk(
-            topk_ids,
-            topk_weights,
-            problem.E,
-            placement=self.placement,
-            num_tokens=num_tokens,
-            distinct=self.distinct,
+            topk_ids, topk_weights, problem.E, placement=self.placement, num_tokens=num_tokens, distinct=self.distinct
         )
         check_prepared(problem, self.device, hidden, routing, out, accumulate)
         hidden = dense(hidden)

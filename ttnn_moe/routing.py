@@ -192,7 +192,7 @@ class Routing:
 
     def ids_or(self, none: int) -> Tensor:
         """[T, K] int32 with `none` in place of every id that names no expert."""
-        # not where(): an NPU copies its scalar from the host
+        # where() would make a tensor of its number: an operation more
         return self.topk_ids.int().masked_fill(self.absent, none)
 
     @cached_property
