@@ -71,9 +71,12 @@ def npu() -> Any:
             library.define(schema)
         _KEPT.append(library)
         module = types.ModuleType("torch_npu")
+        module.npu = types.SimpleNamespace()
         for name in SCHEMAS:
             setattr(module, name, getattr(torch.ops.npu, name))
     bind(IMPLEMENTATIONS | ascend_exchange_operators.IMPLEMENTATIONS)
+    # torch_npu's own sets an option of CANN
+    module.npu.config = types.SimpleNamespace(allow_internal_format=False)
     return module
 
 

@@ -17,6 +17,7 @@ import torch
 ROUTE, MATMUL = "npu_moe_init_routing_v2", "npu_grouped_matmul"
 SWIGLU, UNPERMUTE = "npu_swiglu", "npu_moe_token_unpermute"
 LAYER = (ROUTE, MATMUL, SWIGLU, UNPERMUTE)
+FORMAT = "npu_format_cast"
 
 DISPATCH, COMBINE = "npu_moe_distribute_dispatch_v2", "npu_moe_distribute_combine_v2"
 EXCHANGE = (DISPATCH, COMBINE)

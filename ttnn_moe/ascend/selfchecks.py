@@ -38,8 +38,8 @@ def checks(npu: Any, device: str) -> Iterator[Check]:
     for i, (what, want) in enumerate(routed):
         yield Check(f"npu_moe_init_routing_v2: {what}", lambda i=i: route(i), lambda want=want: want, 0.0)  # type: ignore[misc]
 
-    ends = counts[:-1].cumsum(0)
-    n, x = int(ends[-1]), hidden[order // K]
+    held = counts[:-1]
+    n, x = int(held.sum()), hidden[order // K]
     group = ids.flatten()[order][:n].long()
     for what, weight in (
         ("groups that end before the rows do", torch.randn(E, H, 2 * I, generator=g).bfloat16()),
@@ -49,14 +49,14 @@ def checks(npu: Any, device: str) -> Iterator[Check]:
         there = weight.transpose(1, 2).to(device).transpose(1, 2) if "transposed" in what else weight.to(device)
         yield Check(
             f"npu_grouped_matmul: {what}",
-            lambda there=there: grouped_matmul(npu, x.to(device), there, ends.to(device))[:n],  # type: ignore[misc]
+            lambda there=there: grouped_matmul(npu, x.to(device), there, held.to(device))[:n],  # type: ignore[misc]
             lambda weight=weight: torch.einsum("rh,rhn->rn", x[:n].float(), weight.float()[group]),  # type: ignore[misc]
             1e-2,
         )
     one = torch.randn(1, H, 2 * I, generator=g).bfloat16()
     yield Check(
         "npu_grouped_matmul: one group",
-        lambda: grouped_matmul(npu, x.to(device), one.to(device), ends[-1:].to(device))[:n],
+        lambda: grouped_matmul(npu, x.to(device), one.to(device), held.sum()[None].to(device))[:n],
         lambda: x[:n].float() @ one[0].float(),
         1e-2,
     )

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...ascend import groups, kernels, operators, run
-from ...ascend.layout import weights_of
+from ...ascend import groups, operators, path
+from ...ascend.run import is_distinct
 from ...backend import RunsOnNpu
 from ...contract import Experts, Placement, Problem, Routing
 from ...errors import BackendUnavailable
@@ -77,19 +77,24 @@ class DispatchCombine:
                 routing.E,
             )
             hidden = hidden.new_zeros(1, self.plan.H)
-        ids, weights, absent = unique_ids(routing, self._contiguous.on(hidden.device))
+        contiguous, absent = self._contiguous.on(hidden.device), None
+        if is_distinct(routing):
+            ids = contiguous.index_select(0, routing.topk_ids.flatten()).view(routing.topk_ids.shape)
+            weights = routing.topk_weights
+        else:
+            ids, weights, absent = unique_ids(routing, contiguous)
         common = {"expert_ids": ids, "expert_scales": weights, **self.plan.common(self._group)}
-        # expert_token_nums_type 0: running sums, which the AI CPU would have to make of counts
-        rows, _, assist, ends, recv, _, scales = self._npu.npu_moe_distribute_dispatch_v2(
-            x=hidden, quant_mode=0, expert_token_nums_type=0, **common
+        rows, _, assist, counts, recv, _, scales = self._npu.npu_moe_distribute_dispatch_v2(
+            x=hidden, quant_mode=0, expert_token_nums_type=1, **common
         )
-        through = kernels.experts if kernels.asked_for() else run.experts
-        expert_out = through(self._npu, rows, ends, weights_of(experts))
+        expert_out = path.experts(self._npu, rows, counts, path.weights(self._npu, experts))
         out = self._npu.npu_moe_distribute_combine_v2(
             expand_x=expert_out, assist_info_for_combine=assist, ep_send_counts=recv, expand_scales=scales, **common
         )
-        # zero times NaN is NaN: a token that names no expert at all has no part in what its row held
-        return torch.where(absent.all(1, keepdim=True), 0.0, out)[:T]
+        if absent is not None:
+            # zero times NaN is NaN: a token that names no expert at all has no part in what its row held
+            out = torch.where(absent.all(1, keepdim=True), 0.0, out)
+        return out[:T]
 
 
 def unique_ids(routing: Routing, contiguous: Tensor) -> tuple[Tensor, Tensor, Tensor]:
