@@ -208,8 +208,8 @@ class Routing:
         weights = torch.zeros_like(self.topk_weights)
         for k in range(self.K):  # ascending k, in fp32; where() keeps another pair's NaN out
             weights = torch.where(same[:, :, k], weights + self.topk_weights[:, k, None], weights)
-        earlier = torch.ones(self.K, self.K, dtype=torch.bool, device=ids.device).tril(-1)
-        return torch.where((same & earlier).any(-1), -1, ids), weights
+        k = torch.arange(self.K, dtype=torch.int32, device=ids.device)
+        return ids.masked_fill((same & (k[:, None] > k)).any(-1), -1), weights
 
     def _sort(self, ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Stable sort of pairs by expert: order [T*K] int64, counts [E] int64, sorted ids [T*K] (E = none)."""

@@ -17,7 +17,7 @@ from ttnn_moe.ascend.limits import Limit, broken
 from ttnn_moe.ascend.machine import Machine
 from ttnn_moe.ascend.operators import COMBINE, DISPATCH, EXCHANGE
 from ttnn_moe.errors import BackendUnavailable
-from ttnn_moe.parallel.exchanges.npu import DispatchCombine, unique_ids
+from ttnn_moe.parallel.exchanges.npu import DispatchCombine, turns, unique_ids
 from ttnn_moe.parallel.exchanges.npu_limits import RELEASES, Release, limits_of, release_of
 from ttnn_moe.parallel.exchanges.npu_plan import Plan, plan
 
@@ -276,7 +276,7 @@ def test_ids_are_renumbered_merged_and_filled(data: st.DataObject) -> None:
     weights = torch.rand(T, K)
     contiguous = torch.empty(E, dtype=torch.int32)
     contiguous[placement.device_expert_mapping.flatten().long()] = torch.arange(E, dtype=torch.int32)
-    new, scaled, absent = unique_ids(Routing.from_topk(ids, weights, E), contiguous)
+    new, scaled, absent = unique_ids(Routing.from_topk(ids, weights, E), contiguous, turns(T + 3, E, K))
     for t in range(T):
         assert len(set(new[t].tolist())) == K and 0 <= int(new[t].min()) and int(new[t].max()) < E
         want: dict[int, float] = {}
@@ -296,6 +296,7 @@ def test_ids_are_renumbered_merged_and_filled(data: st.DataObject) -> None:
 
 def test_pairs_without_an_expert_are_spread_over_the_experts() -> None:
     ids = torch.full((64, 2), -1)
-    new, _, _ = unique_ids(Routing.from_topk(ids, torch.ones(64, 2), 16), torch.arange(16, dtype=torch.int32))
+    routing, numbers = Routing.from_topk(ids, torch.ones(64, 2), 16), torch.arange(16, dtype=torch.int32)
+    new, _, _ = unique_ids(routing, numbers, turns(64, 16, 2))
     counts = torch.bincount(new.flatten(), minlength=16)
     assert int(counts.max()) == int(counts.min()) == 8

@@ -58,7 +58,10 @@ AI_CORE: dict[str, set[torch.dtype]] = {
     "cat": _ALL,  # conversion/concat_d/op_api/concat_d.cpp
     "zeros": _ALL - {torch.int16},  # math/zero_op/op_api/zero_op.cpp
     "zero": _ALL - {torch.int16},  # the same
+    "new_zeros": _ALL - {torch.int16},  # the same
+    "zeros_like": _ALL - {torch.int16},  # the same
     "fill": _FLOATS | _I64 | _BOOL | {torch.int8, torch.int32},  # conversion/fill/op_api/fill.cpp
+    "new_full": _FLOATS | _I64 | _BOOL | {torch.int8, torch.int32},  # the same
     "scalar_tensor": _FLOATS | _I64 | _BOOL | {torch.int8, torch.int32},  # the same
     "copy": _ALL,  # conversion/view_copy/op_api/view_copy.cpp
     "clone": _ALL,  # the same
@@ -70,7 +73,17 @@ TAKES_NUMBERS = ("add", "sub", "mul")
 # the dtype of these is that of the result
 RESULT_DECIDES = ("cumsum", "sum", "where")
 # they make no device operation
-FREE = ("empty", "empty_strided", "empty_like", "new_empty", "new_empty_strided", "detach", "alias", "lift_fresh")
+FREE = (
+    "empty",
+    "empty_strided",
+    "empty_like",
+    "new_empty",
+    "new_empty_strided",
+    "detach",
+    "alias",
+    "lift_fresh",
+    "unsafe_view",
+)
 
 
 class Counting:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ... import api
 from ...contract import Experts, Placement, Problem, Routing
-from .exchange import Table, Topology
+from .exchange import Topology
 
 DETERMINISTIC = "HCCL_DETERMINISTIC"
 # the sorted rows of all tokens, which the experts of a process read; past this all_to_all takes less memory
@@ -46,8 +46,8 @@ class AllGather:
         backend: str = "auto",
         ordered: bool = True,
     ):
-        self._group, self._D, self._wire, self._backend = group, placement.D, wire, backend
-        self.tokens, self.ordered, self._local_of = tokens, ordered, Table(placement.local_of())
+        self._group, self._placement, self._wire, self._backend = group, placement, wire, backend
+        self.tokens, self.ordered = tokens, ordered
 
     @classmethod
     def why_not(cls, problem: Problem, topology: Topology) -> str | None:
@@ -69,25 +69,24 @@ class AllGather:
         T, K, H, most = routing.T, routing.K, hidden.shape[1], self.tokens
         if most == 0:
             return hidden.new_zeros(0, H, dtype=torch.float32)
-        # ids and weights in one message; -1 where there is no expert, also past num_tokens and past T
-        pairs = torch.cat([routing.ids, routing.topk_weights.view(torch.int32)], 1)
+        # ids and weights in one message; E where there is no expert, also past num_tokens and past T
+        pairs = torch.cat([routing.ids_or(routing.E), routing.topk_weights.view(torch.int32)], 1)
         if T < most:
-            padding = pairs.new_full((most - T, 2 * K), -1)
-            pairs = torch.cat([pairs, padding])
+            pairs = torch.cat([pairs, pairs.new_full((most - T, 2 * K), routing.E)])
             padded = hidden.new_empty(most, H)
             padded[:T] = hidden
             hidden = padded
         rows, pairs = self._of_all(hidden), self._of_all(pairs)
         ids, weights = pairs[:, :K], pairs[:, K:].contiguous().view(torch.float32)
-        local = self._local_of.on(ids.device)[ids.clamp_min(0).long()]
-        local = torch.where(ids < 0, -1, local)
+        table = self._placement.local_table(None, ids.device)
+        local = table.index_select(0, ids.flatten()).view(ids.shape)
         sums = rows.new_empty(len(rows), H, dtype=self._wire)
         api.moe(rows, Routing.from_topk(local, weights, experts.E), experts, out=sums, backend=self._backend)
         return self._sum(sums)[:T]
 
     def _of_all(self, tensor: Tensor) -> Tensor:
         """[D * tokens, ...]: the tensor of each process, in ascending rank."""
-        out = tensor.new_empty(self._D * len(tensor), *tensor.shape[1:])
+        out = tensor.new_empty(self._placement.D * len(tensor), *tensor.shape[1:])
         _gather(out, tensor.contiguous(), group=self._group)
         return out
 

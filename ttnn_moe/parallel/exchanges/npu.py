@@ -41,7 +41,7 @@ class DispatchCombine:
         # where each global expert stands when experts are numbered device by device
         contiguous = torch.empty(placement.E, dtype=torch.int32)
         contiguous[placement.device_expert_mapping.flatten().long()] = torch.arange(placement.E, dtype=torch.int32)
-        self._contiguous = Table(contiguous)
+        self._contiguous, self._turn = Table(contiguous), Table(turns(made.tokens, placement.E, made.K))
 
     @classmethod
     def why_not(cls, problem: Problem, topology: Topology) -> str | None:
@@ -82,7 +82,7 @@ class DispatchCombine:
             ids = contiguous.index_select(0, routing.topk_ids.flatten()).view(routing.topk_ids.shape)
             weights = routing.topk_weights
         else:
-            ids, weights, absent = unique_ids(routing, contiguous)
+            ids, weights, absent = unique_ids(routing, contiguous, self._turn.on(hidden.device))
         common = {"expert_ids": ids, "expert_scales": weights, **self.plan.common(self._group)}
         rows, _, assist, counts, recv, _, scales = self._npu.npu_moe_distribute_dispatch_v2(
             x=hidden, quant_mode=0, expert_token_nums_type=1, **common
@@ -93,26 +93,32 @@ class DispatchCombine:
         )
         if absent is not None:
             # zero times NaN is NaN: a token that names no expert at all has no part in what its row held
-            out = torch.where(absent.all(1, keepdim=True), 0.0, out)
+            out = out.masked_fill(absent.all(1, keepdim=True), 0)
         return out[:T]
 
 
-def unique_ids(routing: Routing, contiguous: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def turns(T: int, E: int, K: int) -> Tensor:
+    """[T, E] fp32: the place of each expert in the order in which a token's absent pairs take experts."""
+    expert, token = torch.arange(E), torch.arange(T)
+    return ((expert - token[:, None] * K) % E).float()
+
+
+def unique_ids(routing: Routing, contiguous: Tensor, turn: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """ids [T, K] int32 in 0 .. E-1 with none twice in a row, weights [T, K] fp32, absent [T, K] bool.
 
     contiguous: [E] int32, the new number of each expert. An absent pair names no expert, or is a duplicate whose weight
     went to the first. It gets an expert that its row does not name, and weight zero; tokens get different ones. K <= E.
 
-    Sorts and running sums are of floats, and exact: an NPU gives those of integers to its AI CPU.
+    turn: of `turns`, for as many tokens or more. Sorts and running sums are of floats, and exact: an NPU gives those of
+    integers to its AI CPU.
     """
     merged, weights = routing._merged
     absent = merged < 0
     T, E = routing.T, routing.E
-    expert = torch.arange(E, device=merged.device)
-    ids = torch.where(absent, E, contiguous[merged.clamp_min(0).long()].long())
-    used = (ids[:, :, None] == expert).any(1)
-    turn = (expert - torch.arange(T, device=ids.device)[:, None] * routing.K) % E
-    unused_first = (used * E + turn).float().argsort(1)
+    ids = contiguous.index_select(0, merged.clamp_min(0).flatten()).view(T, routing.K).masked_fill(absent, E)
+    used = (ids[:, :, None] == torch.arange(E, dtype=torch.int32, device=ids.device)).any(1)
+    turn = turn[:T]
+    unused_first = torch.where(used, turn + E, turn).sort(1).indices
     nth = (absent.float().cumsum(1) - 1).clamp_min(0).long()
-    ids = torch.where(absent, unused_first.gather(1, nth), ids)
-    return ids.int(), torch.where(absent, 0.0, weights), absent
+    ids = torch.where(absent, unused_first.gather(1, nth).int(), ids)
+    return ids, weights.masked_fill(absent, 0), absent
