@@ -208,8 +208,8 @@ class Routing:
         weights = torch.zeros_like(self.topk_weights)
         for k in range(self.K):  # ascending k, in fp32; where() keeps another pair's NaN out
             weights = torch.where(same[:, :, k], weights + self.topk_weights[:, k, None], weights)
-        k = torch.arange(self.K, dtype=torch.int32, device=ids.device)
-        return ids.masked_fill((same & (k[:, None] > k)).any(-1), -1), weights
+        place = torch.arange(self.K, dtype=torch.int32, device=ids.device)
+        return ids.masked_fill((same & (place[:, None] > place)).any(-1), -1), weights
 
     def _sort(self, ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Stable sort of pairs by expert: order [T*K] int64, counts [E] int64, sorted ids [T*K] (E = none)."""
