@@ -12,6 +12,7 @@ from .. import api, registry
 from ..backend import Prepared, store
 from ..contract import Experts, Placement, Problem, Routing
 from ..errors import ContractError
+from ..routing import is_distinct
 from . import exchanges
 from .exchanges import Topology
 
@@ -33,6 +34,7 @@ class ExpertParallel(Prepared):
         backend: runs the local experts.
         exchange: "dispatch_combine" (torch_npu's npu_moe_distribute_*_v2), "all_to_all", or "auto": the first of these
             that the sizes, torch_npu, the driver and HCCL_BUFFSIZE allow.
+        ids: what the caller promises of topk_ids in every call, as for ttnn_moe.moe.
         wire: dtype in which all_to_all sends results back: fp32, or the dtype of hidden (one rounding a process).
 
     Raises:
@@ -49,6 +51,7 @@ class ExpertParallel(Prepared):
         backend: str = "auto",
         exchange: str = "auto",
         wire: torch.dtype = torch.float32,
+        ids: str = "any",
     ):
         if exchange not in NAMES:
             raise ContractError("unknown exchange", got=repr(exchange), expected=f"one of {list(NAMES)}")
@@ -56,6 +59,7 @@ class ExpertParallel(Prepared):
             raise ContractError("unsupported wire dtype", got=wire, expected=f"float32 or {problem.dtype}")
         _check_group(placement, group)
         super().__init__(api.described(problem, experts, placement), experts, placement)
+        self.distinct = is_distinct(ids)
         self._experts, self._turn = experts, Lock()
         local = Problem.of(1, problem.K, experts, problem.dtype)
         runs = registry.choose(local, registry.resolve(backend))
