@@ -79,7 +79,8 @@ def prepare(
         ids: what the caller promises of topk_ids in every call, as for `moe`.
 
     Raises:
-        ContractError: experts, problem and placement do not fit, or ids is no promise. BackendUnavailable: nothing can run it.
+        ContractError: experts, problem and placement do not fit, or ids is no promise.
+        BackendUnavailable: nothing can run it.
     """
     full, distinct = described(problem, experts, placement), is_distinct(ids)
     chosen = registry.choose(full, backend)

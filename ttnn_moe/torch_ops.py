@@ -45,16 +45,10 @@ def _packed(routing: Routing, experts: Experts) -> tuple[Any, ...]:
 
 
 def _unpacked(
-    ids: Tensor,
-    topk_weights: Tensor,
-    num_tokens: Tensor | None,
-    weights: Any,
-    sizes: Any,
-    spec: str,
-    distinct: bool = False,
+    ids: Tensor, topk_weights: Tensor, num_tokens: Tensor | None, weights: Any, sizes: Any, spec: str
 ) -> tuple[Routing, Experts]:
     experts = Experts.from_spec(spec, sizes, weights)
-    return Routing.from_topk(ids, topk_weights, experts.E, num_tokens=num_tokens, distinct=distinct), experts
+    return Routing.from_topk(ids, topk_weights, experts.E, num_tokens=num_tokens), experts
 
 
 def _into(base: Tensor | None, wide: bool, like: Tensor, shape: tuple[int, int]) -> Tensor:
@@ -66,9 +60,10 @@ def _into(base: Tensor | None, wide: bool, like: Tensor, shape: tuple[int, int])
 
 def _moe(hidden: Tensor, *inputs: Any) -> Tensor:
     *packed, backend, base, accumulate, wide, distinct = inputs
-    routing, experts = _unpacked(*packed, distinct=distinct)
+    routing, experts = _unpacked(*packed)
     # a backend may return a tensor of its own
     out = None if base is None and not wide else _into(base, wide, hidden, (routing.T, experts.H))
+    routing = routing.promised("distinct" if distinct else "any")
     return eager.moe(hidden, routing, experts, out, accumulate, backend)
 
 

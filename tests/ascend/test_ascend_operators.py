@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import ascend_operators
 import ascend_stand_in
 from ascend_schemas import SCHEMAS
 from ttnn_moe import Experts, Placement, Problem, Routing
@@ -207,16 +208,6 @@ def test_shapes_at_full_size_through_torch_npus_own_shape_functions(npu: Any) ->
     ]
 
 
-def test_weights_are_laid_out_once() -> None:
-    _, _, experts = _inputs(1, 4, 1, 16, 8)
-    made = weights_of(experts)
-    assert weights_of(experts) is made
-    assert made.gate_up.data_ptr() == experts.tensors["gate_up"].data_ptr(), "the Hugging Face layout is used in place"
-    mixed = experts.tensors["gate_up"].view(4, 2, 8, 16).transpose(1, 2).reshape(4, 16, 16)
-    interleaved = Experts.dense(mixed, experts.tensors["down"], gate_up_order="interleaved")
-    assert torch.equal(weights_of(interleaved).gate_up, made.gate_up)
-
-
 def test_no_group_of_one_count_and_no_empty_call(npu: Any) -> None:
     """One local expert, and no token: both are what the operators would refuse."""
     hidden, routing, experts = _inputs(4, 1, 2, 16, 8)
@@ -251,6 +242,29 @@ def test_a_pair_without_an_expert_adds_nothing(npu: Any) -> None:
     path.moe(npu, hidden, Routing.from_topk(ids, torch.ones(3, 2), 4), weights_of(experts), out, False)
     assert out[:2].isfinite().all() and bool((out[:2] != 0).any())
     assert bool((out[2] == 0).all())
+
+
+PROMISE_BROKEN = {
+    "below": [[-1, 2], [0, 1]],
+    "beyond": [[9, 2], [0, 4]],
+    "twice": [[2, 2], [0, 1]],
+    "all": [[-1, -7], [8, 2**31 - 1]],
+}
+
+
+@pytest.mark.parametrize("name", PROMISE_BROKEN)
+def test_a_broken_promise_stays_within_the_rows(npu: Any, name: str) -> None:
+    """Every row that an operator reads is there, and a token whose ids keep the promise gets its numbers."""
+    hidden, _, experts = _inputs(3, 4, 2, 16, 8)
+    ids = torch.tensor([*PROMISE_BROKEN[name], [3, 1]], dtype=torch.int32)
+    routing = Routing.from_topk(ids, torch.rand(3, 2), 4)
+    want, out = (torch.empty(3, 16, dtype=torch.bfloat16) for _ in range(2))
+    path.moe(npu, hidden, routing, weights_of(experts), want, False)
+    with ascend_operators.out_of_range_ids():
+        path.moe(npu, hidden, routing.promised("distinct"), weights_of(experts), out, False)
+    assert torch.equal(out[2], want[2])
+    if name == "twice":
+        assert torch.equal(out, want), "both count"
 
 
 def test_a_mesh_driven_by_one_process_adds_its_devices_up(npu: Any) -> None:

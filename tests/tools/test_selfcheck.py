@@ -68,7 +68,7 @@ def test_the_checks_and_the_advice_of_a_format_follow(register, monkeypatch: pyt
     lines: list[str] = []
     assert not selfcheck("offers", lines.append, weight_format="mxfp4")
     assert any(line.startswith("FAIL tile of mxfp4: error inf") for line in lines)
-    assert lines[-2] == "the fastest tile of mxfp4" and lines[-1].startswith("FAILED: offers")
+    assert lines[-3] == "the fastest tile of mxfp4" and lines[-1].startswith("FAILED: offers")
 
 
 def test_a_wrong_backend_fails_and_is_told_where(register, monkeypatch: pytest.MonkeyPatch, capsys) -> None:

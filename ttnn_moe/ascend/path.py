@@ -23,7 +23,7 @@ def moe(npu: Any, hidden: Tensor, routing: Routing, weights: Weights, out: Tenso
 def result(npu: Any, hidden: Tensor, routing: Routing, weights: Weights, wide: bool) -> Tensor:
     """The layer's result in a new tensor [T, H]: fp32 if wide, else in the dtype of hidden.
 
-    npu: torch_npu, or what stands for it. routing: ids of the experts in weights. Rows from num_tokens on are undefined.
+    npu: torch_npu, or what stands for it. routing: ids of the experts in weights. Rows past num_tokens are undefined.
     """
     if not routing.T:
         return hidden.new_empty(hidden.shape, dtype=torch.float32 if wide else hidden.dtype)
