@@ -15,7 +15,7 @@ from ttnn_moe.ascend.machine import Machine
 from ttnn_moe.backend import AlignsRows, Backend, ChecksItself, Explains, NamesVersions, RunsOnNpu
 from ttnn_moe.cuda.backend import CudaBackend
 from ttnn_moe.parallel import exchanges
-from ttnn_moe.parallel.exchanges import EXCHANGES, DispatchCombine, Topology, ranks
+from ttnn_moe.parallel.exchanges import EXCHANGES, DispatchCombine, Topology, agreement
 from ttnn_moe.reference import ReferenceBackend
 from ttnn_moe.tenstorrent.backend import TenstorrentBackend
 
@@ -62,7 +62,7 @@ ON_NPUS = OnNpus(*operators.EXCHANGE)
 @pytest.fixture(autouse=True)
 def eight_alike(monkeypatch: pytest.MonkeyPatch) -> None:
     """Eight ranks of one server say what this one says."""
-    monkeypatch.setattr(ranks, "machines", lambda backend, group: [backend.machine()] * PLACEMENT.D)
+    monkeypatch.setattr(agreement, "machines", lambda backend, group: [backend.machine()] * PLACEMENT.D)
 
 
 @pytest.mark.parametrize(

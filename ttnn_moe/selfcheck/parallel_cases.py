@@ -15,7 +15,7 @@ from ..backend import Backend, RunsOnNpu
 from ..contract import Placement, Problem
 from ..errors import BackendUnavailable
 from ..parallel import ExpertParallel
-from ..parallel.exchanges import EXCHANGES, Topology, ranks
+from ..parallel.exchanges import EXCHANGES, Topology, agreement
 from ..parallel.exchanges.npu_limits import RANKS_OF_A_SERVER
 from ..parallel.exchanges.npu_plan import plan
 from .bounds import BOUND
@@ -42,7 +42,7 @@ def stop(in_step: bool, failed: list[str]) -> list[list[str]] | None:
     """Leave the group of `start`; returns what failed on each rank. Ranks that are not in step do not: None."""
     if not (in_step and dist.is_initialized()):
         return None
-    of_ranks = ranks.gather(failed, None)
+    of_ranks = agreement.gather(failed, None)
     dist.barrier()
     dist.destroy_process_group()
     return of_ranks

@@ -10,7 +10,7 @@ from loguru import logger
 from ...backend import RunsOnNpu
 from ...contract import Problem
 from ...errors import BackendUnavailable
-from . import ranks
+from . import agreement
 from .all_gather import AllGather
 from .all_to_all import AllToAll
 from .exchange import Exchange, Mover, Topology
@@ -55,7 +55,7 @@ def choose(name: str, problem: Problem, topology: Topology) -> Mover:
         BackendUnavailable: it cannot; the message says why, and what would make it.
     """
     if dist.is_initialized():
-        ranks.check_same(topology.group, exchange=name, problem=problem, wire=topology.wire)
+        agreement.check_same(topology.group, exchange=name, problem=problem, wire=topology.wire)
     rejected: dict[str, str] = {}
     able: list[type[Exchange]] = []
     for kind in automatic(topology) if name == AUTO else (kind for kind in EXCHANGES if kind.name == name):

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ...contract import Experts, Routing
 from ...errors import ContractError
-from . import ranks
+from . import agreement
 from .exchange import Mover
 
 # what an operator raises that this torch_npu, CANN or library does not run, or takes other arguments for
@@ -49,7 +49,7 @@ class FirstCall:
                 raise
             except FAILURES as error:
                 failure = error
-            if ranks.all_succeeded(failure is None, hidden.device, self._group):
+            if agreement.all_succeeded(failure is None, hidden.device, self._group):
                 assert out is not None
                 self._proven, self._makers = True, []
                 return out

@@ -17,7 +17,7 @@ from ...ascend.run import is_distinct
 from ...backend import RunsOnNpu
 from ...contract import Experts, Placement, Problem, Routing
 from ...errors import BackendUnavailable
-from . import ranks
+from . import agreement
 from .exchange import Table, Topology
 from .npu_plan import REMEDY, Plan, plan
 
@@ -49,7 +49,7 @@ class DispatchCombine:
         if not isinstance(backend, RunsOnNpu):
             return f"backend {backend.name!r} has no exchange of its own; to fix it: exchange='all_to_all'"
         try:
-            made = plan(problem, topology.placement, ranks.machines(backend, group))
+            made = plan(problem, topology.placement, agreement.machines(backend, group))
         except BackendUnavailable as error:
             return str(error).removesuffix(".")
         if (taken := groups.global_bs(group)) not in (None, made.global_bs):
@@ -63,7 +63,7 @@ class DispatchCombine:
     def of(cls, problem: Problem, topology: Topology) -> DispatchCombine:
         backend, group = topology.backend, topology.group
         assert isinstance(backend, RunsOnNpu)
-        made = plan(problem, topology.placement, ranks.machines(backend, group))
+        made = plan(problem, topology.placement, agreement.machines(backend, group))
         groups.take_global_bs(group, made.global_bs)
         # last: to name a group is to make HCCL's buffers
         return cls(backend.npu(), made, topology.placement, backend.group_name(group))
