@@ -23,7 +23,7 @@ def empty(*shape: int, dtype: torch.dtype = BF16) -> torch.Tensor:
 
 def good(operator: str) -> dict[str, Any]:
     """A call of the layer at Qwen3-30B-A3B's sizes."""
-    return next(dict(a) for name, a in calls(37, 128, 8, 2048, 768, BF16, False) if name == operator)
+    return next(dict(a) for name, a in calls(37, 128, 8, 2048, 768, BF16, False, False) if name == operator)
 
 
 # rule -> what makes the good call break it, and it alone
@@ -86,8 +86,9 @@ BREAKS: dict[str, Callable[[dict[str, Any]], Any]] = {
 def test_the_layer_at_full_size_keeps_every_limit() -> None:
     for T in (1, 37, 4096):
         for wide in (False, True):
-            for operator, arguments in calls(T, 128, 8, 2048, 768, BF16, wide):
-                assert limits.broken(operator, arguments) == []
+            for distinct in (False, True):
+                for operator, arguments in calls(T, 128, 8, 2048, 768, BF16, wide, distinct):
+                    assert limits.broken(operator, arguments) == []
 
 
 @pytest.mark.parametrize("row", limits.LIMITS, ids=lambda row: f"{row.operator}: {row.rule}")
