@@ -46,7 +46,9 @@ BREAKS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "x and weight have one dtype": lambda a: a.update(x=[empty(296, 2048, dtype=torch.float16)]),
     "bias is fp32 beside bf16": lambda a: a.update(bias=[empty(1536)]),
     "x is [rows, inner]": lambda a: a.update(x=[empty(37, 8, 2048)]),
-    "a lone weight is [groups": lambda a: a.update(weight=[empty(2048, 1536)], group_list=empty(1, dtype=torch.int64)),
+    "a lone weight is [groups": lambda a: a.update(
+        weight=[empty(2048, 1536)], group_list=empty(1, dtype=torch.int64), group_list_type=0
+    ),
     "the inner sizes of x and weight": lambda a: a.update(x=[empty(296, 2080)]),
     "x is not transposed": lambda a: a.update(x=[empty(2048, 296).t()]),
     "the last axis of x in memory": lambda a: a.update(x=[empty(296, 65536)], weight=[empty(128, 65536, 1536)]),
