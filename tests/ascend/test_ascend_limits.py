@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import product
 from typing import Any
 
 import pytest
@@ -87,10 +88,9 @@ BREAKS: dict[str, Callable[[dict[str, Any]], Any]] = {
 
 def test_the_layer_at_full_size_keeps_every_limit() -> None:
     for T in (1, 37, 4096):
-        for wide in (False, True):
-            for distinct in (False, True):
-                for operator, arguments in calls(T, 128, 8, 2048, 768, BF16, wide, distinct):
-                    assert limits.broken(operator, arguments) == []
+        for wide, distinct in product((False, True), repeat=2):
+            for operator, arguments in calls(T, 128, 8, 2048, 768, BF16, wide, distinct):
+                assert limits.broken(operator, arguments) == []
 
 
 @pytest.mark.parametrize("row", limits.LIMITS, ids=lambda row: f"{row.operator}: {row.rule}")
