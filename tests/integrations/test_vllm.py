@@ -194,8 +194,7 @@ def test_a_shuffled_layout_is_not_taken(make: Any, monkeypatch: pytest.MonkeyPat
     before = layer.w13_weight.detach().clone()
     layer.quant_method.process_weights_after_loading(layer)
     assert served(layer) and torch.equal(layer.w13_weight, before)
-    refused = make(loaded=False, moe={"has_bias": False, "is_lora_enabled": True})
-    method = refused.quant_method
+    method = make.method(is_lora_enabled=True)
     assert (method.unquantized_backend, method.experts_cls) == chosen
 
 
@@ -292,7 +291,7 @@ REFUSED = {
     "ungated": ({"is_act_and_mul": False}, "not silu(gate) * up"),
     "clamped": ({"swiglu_limit": 7.0}, "swiglu_limit=7.0"),
     "dtype": ({"in_dtype": torch.float64}, "torch.float64"),
-    "batched": ({"parallel.batched": True}, "batched activation format"),
+    "batched": ({"batched": True}, "batched activation format"),
 }
 
 
@@ -304,7 +303,7 @@ def test_a_layer_that_cannot_be_served_stays_as_vllm_chose(
     chosen = object(), vllm_stand_in.VllmExperts
     monkeypatch.setattr(f"{METHOD}.select_unquantized_moe_backend", lambda moe_config: chosen)
     for _ in range(2):
-        method = make(loaded=False, moe=fields).quant_method
+        method = make.method(**fields)
         assert (method.unquantized_backend, method.experts_cls) == chosen and method._served is None
     refusals = [text for level, text in lines if level == logging.WARNING]
     assert len(refusals) == 1 and said in refusals[0], "one line for all layers"

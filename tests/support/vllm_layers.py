@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import importlib
 import importlib.util
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -42,19 +42,17 @@ def engine() -> Iterator[Any]:
         init_distributed_environment(1, 0, "file://" + tempfile.mktemp(), 0, "gloo")
         ensure_model_parallel_initialized(1, 1)
     init_workspace_manager(torch.device("cpu"))
-    yield _layers(lambda: set_current_vllm_config(config))
+    made = _layers(lambda: set_current_vllm_config(config))
+    made.config = config
+    yield made
 
 
 def _layers(current: Any) -> Any:
     def make(dtype: torch.dtype = torch.bfloat16, loaded: bool = True, **options: Any) -> Any:
-        """A layer with random weights, loaded as vLLM loads one.
-
-        Args:
-            options: of FusedMoE; or `moe`: fields of its FusedMoEConfig to change before the method sees them.
-        """
-        changed, sizes = options.pop("moe", {}), {"num_experts": E, **options}
+        """A layer with random weights, loaded as vLLM loads one; options: of FusedMoE."""
+        sizes = {"num_experts": E, **options}
         layers = importlib.import_module(f"{vllm_stand_in.MOE}.layer")
-        with current(), _changed(changed):
+        with current():
             prefix = sizes.pop("prefix", f"model.layers.{next(_COUNT)}.mlp.experts")
             layer = layers.FusedMoE(
                 top_k=K,
@@ -73,36 +71,29 @@ def _layers(current: Any) -> Any:
             layer.quant_method.process_weights_after_loading(layer)
         return layer
 
+    def method(**fields: Any) -> Any:
+        """The method of a layer whose configuration has other fields; its weights are not loaded."""
+        kind = importlib.import_module(f"{vllm_stand_in.MOE}.unquantized_fused_moe_method")
+        moe = _changed(make(loaded=False).moe_config, fields)
+        with current():
+            return kind.UnquantizedFusedMoEMethod(moe)
+
+    make.method = method  # type: ignore[attr-defined]
     return make
 
 
 _COUNT = iter(range(1 << 30))
 
 
-@contextmanager
-def _changed(fields: dict[str, Any]) -> Iterator[None]:
-    """FusedMoEConfig has these fields from its making on; `parallel.NAME` are those of its parallel configuration."""
-    kind = importlib.import_module(f"{vllm_stand_in.MOE}.config").FusedMoEConfig
-    init = kind.__init__
-
-    def changed(self: Any, *args: Any, **kwargs: Any) -> None:
-        init(self, *args, **kwargs)
-        for name, value in fields.items():
-            if not name.startswith("parallel."):
-                setattr(self, name, value)
-            elif name == "parallel.batched":
-                self.moe_parallel_config = SimpleNamespace(
-                    **{**vars(self.moe_parallel_config), "use_batched_activation_format": True},
-                    use_all2all_kernels=True,
-                )
-            else:
-                setattr(self.moe_parallel_config, name.partition(".")[2], value)
-
-    kind.__init__ = changed
-    try:
-        yield
-    finally:
-        kind.__init__ = init
+def _changed(moe: Any, fields: dict[str, Any]) -> Any:
+    """A FusedMoEConfig with other fields; `batched` changes its activation format."""
+    moe = copy.copy(moe)
+    for name, value in fields.items():
+        setattr(moe, name, value)
+    if fields.get("batched"):
+        parallel = moe.moe_parallel_config = copy.copy(moe.moe_parallel_config)
+        parallel.__class__ = type("Batched", (type(parallel),), {"use_batched_activation_format": True})
+    return moe
 
 
 def route(hidden_states: Tensor, gating_output: Tensor, topk: int, renormalize: bool) -> tuple[Tensor, Tensor]:
