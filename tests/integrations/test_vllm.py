@@ -14,7 +14,7 @@ from torch import nn
 import vllm_layers
 import vllm_stand_in
 from ttnn_moe.errors import ContractError
-from vllm_layers import HOOK, REAL, E, H, I, applied, call, expected
+from vllm_layers import HOOK, REAL, E, H, applied, call, expected
 
 BF16, FP32 = torch.bfloat16, torch.float32
 
@@ -142,6 +142,18 @@ def test_an_unknown_vllm_is_left_alone(
         register()
         assert HOOK not in registry()
         assert lines[0][0] == logging.WARNING and said in lines[0][1] and "to change it" in lines[0][1]
+    finally:
+        registry()[HOOK] = hook
+
+
+def test_a_vllm_that_asks_for_more_is_left_alone(make: Any, lines: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    from ttnn_moe.integrations.vllm import adapter, register
+
+    hook = registry().pop(HOOK)
+    try:
+        monkeypatch.setattr(adapter.TtnnMoeExperts, "__abstractmethods__", frozenset({"something_new"}), raising=False)
+        register()
+        assert HOOK not in registry() and "something_new" in lines[0][1]
     finally:
         registry()[HOOK] = hook
 
@@ -383,7 +395,3 @@ def _triton() -> tuple[Any, Any]:
     from vllm.model_executor.layers.fused_moe.experts.triton_moe import TritonExperts
 
     return Backend.TRITON, TritonExperts
-
-
-def test_sizes_of_the_cases() -> None:
-    assert H % 64 == I % 64 == 0, "int4_24 takes them"

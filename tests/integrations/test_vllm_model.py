@@ -18,6 +18,7 @@ import vllm_sources
 from paths import ROOT
 from ttnn_moe.integrations.vllm.surface import EXPERTS, QUANTISED
 from vllm_layers import REAL, H, expected, route
+from vllm_stand_in import MOE
 
 needs_vllm = pytest.mark.skipif(not REAL, reason="vLLM is not installed: make test-vllm has it")
 SOURCES = [Path(folder) for folder in os.environ.get("TTNN_MOE_VLLM_SOURCES", "").split(":") if folder]
@@ -155,7 +156,12 @@ def test_vllm_finds_the_plug_in(make: Any, tmp_path: Path, monkeypatch: pytest.M
 
 @pytest.mark.skipif(not SOURCES, reason="TTNN_MOE_VLLM_SOURCES names no folder that holds another vLLM's vllm/")
 @pytest.mark.parametrize("folder", SOURCES, ids=lambda folder: folder.name)
-def test_other_versions_have_what_the_adapter_uses(folder: Path) -> None:
+def test_other_versions_have_what_the_adapter_uses(make: Any, folder: Path) -> None:
+    from ttnn_moe.integrations.vllm.adapter import TtnnMoeExperts
+
+    classes = "FusedMoEExperts", "FusedMoEExpertsModular"
+    asked = vllm_sources.abstract_methods(folder, f"{MOE}.modular_kernel", *classes)
+    assert len(asked) > 5 and asked <= set(vars(TtnnMoeExperts))
     assert EXPERTS.why_not(vllm_sources.found_in(folder)) is None
     quantised = QUANTISED.why_not(vllm_sources.found_in(folder))
     assert quantised is None or "FusedMoE" in quantised, "from 0.33 on another class holds the weights"

@@ -33,6 +33,18 @@ def found_in(folder: Path) -> Callable[[str, str], Sequence[str]]:
     return found
 
 
+def abstract_methods(folder: Path, module: str, *classes: str) -> set[str]:
+    """Names that these classes of a module leave to subclasses."""
+    bodies = [_named(_tree(folder, module), name).body for name in classes]
+    return {
+        of.name
+        for body in bodies
+        for of in body
+        if isinstance(of, ast.FunctionDef)
+        and any(getattr(by, "id", "") == "abstractmethod" for by in of.decorator_list)
+    }
+
+
 def _tree(folder: Path, module: str) -> ast.Module:
     base = folder.joinpath(*module.split("."))
     for path in (base.with_suffix(".py"), base / "__init__.py"):

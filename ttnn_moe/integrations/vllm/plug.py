@@ -8,6 +8,10 @@ from .surface import EXPERTS, QUANTISED, installed
 
 HOOK = "UnquantizedFusedMoEMethod"
 METHOD = "ttnn_moe"
+_UNKNOWN = (
+    f"this vLLM is not known, and runs all MoE layers itself: {{}}; known are {EXPERTS.versions}; "
+    "to change it: install one of these, or a newer ttnn-moe"
+)
 
 
 def register() -> None:
@@ -32,15 +36,16 @@ def register() -> None:
 def _register_experts() -> None:
     reason = EXPERTS.why_not(installed)
     if reason is not None:
-        say.warning(
-            f"this vLLM is not known, and runs all MoE layers itself: {reason}; known are {EXPERTS.versions}; "
-            "to change it: install one of these, or a newer ttnn-moe"
-        )
+        say.warning(_UNKNOWN.format(reason))
         return
     from vllm.model_executor.custom_op import CustomOp, op_registry_oot
 
-    from .adapter import TtnnMoeMethod
+    from .adapter import TtnnMoeExperts, TtnnMoeMethod
 
+    lacking = {*getattr(TtnnMoeExperts, "__abstractmethods__", ()), *getattr(TtnnMoeMethod, "__abstractmethods__", ())}
+    if lacking:
+        say.warning(_UNKNOWN.format(f"its classes ask for {', '.join(sorted(lacking))}"))
+        return
     other = op_registry_oot.get(HOOK)
     if other is TtnnMoeMethod:
         return
