@@ -201,9 +201,7 @@ def test_calls_that_follow_one_another_share_scratch(streams: Callable[[int], No
     )
 
 
-def test_a_layer_compiles_what_its_problem_needs_once_a_process(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_kernels_of_a_problem_are_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """A layer of the same problem, or of one already compiled, compiles nothing."""
     asked: list[list[Spec]] = []
     monkeypatch.setattr(warmup.pool, "missing", lambda specs, store: list(specs))
