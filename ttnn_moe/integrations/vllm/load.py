@@ -2,25 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import time
 
 import torch
 from torch import Tensor
 
-from ... import registry
 from ...errors import TtnnMoeError
 from . import say
 from .served import ServedLayer
 
 _REMEDY = "to change it: a smaller --max-num-batched-tokens, or more memory"
-
-
-def why_not_device(device: torch.device) -> str | None:
-    """Why layers on a device are not served whatever their sizes, or None."""
-    if device.type == "cuda" or os.environ.get(registry.ENV):
-        return None
-    return f"its weights are on {device.type!r}, and the operator's fast kernels are for CUDA GPUs"
 
 
 def ready(served: ServedLayer, weights: tuple[Tensor, ...], expert_map: Tensor | None, both_ids: bool = False) -> bool:
@@ -37,10 +28,6 @@ def ready(served: ServedLayer, weights: tuple[Tensor, ...], expert_map: Tensor |
 
 def why_not(served: ServedLayer, weights: tuple[Tensor, ...], expert_map: Tensor | None, both_ids: bool) -> str | None:
     """As `ready`; the reason, or None."""
-    device = weights[0].device
-    reason = why_not_device(device)
-    if reason is not None:
-        return reason
     try:
         prepared = served.prepare(weights, expert_map)
         start = time.perf_counter()

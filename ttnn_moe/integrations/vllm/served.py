@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -56,11 +57,10 @@ class ServedLayer:
         E: experts that ids name, of all ranks. K: experts per token.
         tokens: the most that vLLM schedules in one call.
         dtype: of hidden.
-        name: of the backend; "auto": the first that can run it.
     """
 
-    def __init__(self, make: Make, E: int, K: int, tokens: int, dtype: torch.dtype, name: str = registry.AUTO):
-        self._make, self._name = make, name
+    def __init__(self, make: Make, E: int, K: int, tokens: int, dtype: torch.dtype):
+        self._make = make
         self.E, self.K, self.T, self.dtype = E, K, max(1, min(tokens, MOST_TOKENS)), dtype
         self._known: tuple[Any, ...] | None = None
         self._prepared: Prepared | None = None
@@ -80,7 +80,8 @@ class ServedLayer:
             raise ContractError("the layer holds some of the experts, without a map", got=experts.E, expected=self.E)
         problem = Problem.of(self.T, self.K, experts, self.dtype)
         full = api.described(Problem(self.T, E, self.K, problem.H, problem.I, self.dtype), experts, placement)
-        backend = registry.choose(full, self._name)
+        # not "auto": where the GPU is not served, vLLM's own kernels are faster than the reference
+        backend = registry.choose(full, registry.AUTO if os.environ.get(registry.ENV) else "cuda")
         with torch.inference_mode(False), torch.no_grad():
             # vLLM runs one step at a time, on one stream or on the one that it captures on
             if isinstance(backend, SharesScratch):
