@@ -13,6 +13,8 @@ from torch import nn
 
 import vllm_layers
 import vllm_stand_in
+from paths import ROOT
+from processes import run_python
 from ttnn_moe.errors import ContractError
 from vllm_layers import HOOK, REAL, E, H, applied, call, expected
 
@@ -290,6 +292,15 @@ def test_shards_of_tensor_parallel_ranks_sum_to_the_whole(make: Any) -> None:
         weights = torch.cat([one_gate, one_up], 1), one_down.contiguous()
         total += ServedLayer(dense, E, vllm_layers.K, 64, FP32)(*given, weights, None)
     torch.testing.assert_close(total, expected(*given, whole.w13_weight, whole.w2_weight))
+
+
+@pytest.mark.slow(12)
+@pytest.mark.skipif(REAL, reason="vLLM turns Triton off where it finds no GPU")
+def test_kernels_of_the_cuda_backend_in_a_layer() -> None:
+    """Their scratch is shared and stays, and they read vLLM's own map of experts."""
+    pytest.importorskip("triton")
+    environment = {"TRITON_INTERPRET": "1", "TTNN_MOE_BACKEND": "cuda"}
+    assert run_python(ROOT / "tests/support/vllm_interpreted.py", **environment).stdout.endswith("passed\n")
 
 
 # a layer that stays with vLLM
