@@ -78,3 +78,17 @@ def test_weights_are_drawn_as_the_engine_draws_them() -> None:
         torch.testing.assert_close(drawn[name], parameter.data, rtol=0, atol=0, msg=name)
     with pytest.raises(ValueError, match="does not know"):
         script("vllm_random").fill({**drawn, "model.layers.0.mlp.shared": drawn["model.norm.weight"]}, 2)
+
+
+def test_a_measurement_by_an_engine_of_fixed_speed() -> None:
+    """Every figure of a run, of an engine whose tokens are all 1."""
+    serve = script("vllm_serve")
+
+    def run(todo: list[tuple[list[int], int]]) -> tuple[float, list[list[int]]]:
+        return sum(new for _, new in todo) / 1000, [[1] * new for _, new in todo]
+
+    found = serve.measured(run, 32, 2, [1, 32, 128], [512, 4096], serve.OURS)
+    assert found["new_tokens_per_s"] == pytest.approx(1000) and found["tokens_again"]["first"] == 1
+    assert {B: round(ms, 6) for B, ms in found["steps_ms"].items()} == {1: 1.0, 32: 32.0}
+    assert list(found["prefill_ms"]) == [512]
+    json.dumps(found)
