@@ -72,7 +72,7 @@ class SharedMemory:
     def __init__(self, layout: Layout, name: str | None = None):
         self.layout, size = layout, layout.bytes * layout.nodes.R
         if name is None:
-            descriptor = os.memfd_create("ttnn-moe")
+            descriptor = os.memfd_create(f"ttnn-moe-ranks-{os.getpid()}")
             os.ftruncate(descriptor, size)
             self.name = f"/proc/{os.getpid()}/fd/{descriptor}"
             self._descriptor: int | None = descriptor

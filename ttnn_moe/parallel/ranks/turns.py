@@ -1,0 +1,35 @@
+"""How ranks agree on a step: one all_reduce on the host says how many tokens the busiest has, and whether any stays."""
+
+from __future__ import annotations
+
+import time
+
+import torch
+import torch.distributed as dist
+
+PAUSE = (0.001, 0.02)
+"""Seconds to wait after a turn in which no rank had a token: at first, and at most."""
+
+
+class Turns:
+    """See models.qwen3.parallel.experts.Turns.
+
+    Args:
+        control: a process group for tensors on the CPU. group: that of the exchanges.
+    """
+
+    def __init__(self, control: dist.ProcessGroup | None, group: dist.ProcessGroup | None):
+        self.group, self.number, self.most = group, 0, 0
+        self._control, self._pause = control, PAUSE[0]
+
+    def take(self, tokens: int, staying: bool = True) -> bool:
+        words = torch.tensor([tokens, int(staying)])
+        dist.all_reduce(words, dist.ReduceOp.MAX, group=self._control)
+        self.number += 1
+        self.most, going = words.tolist()
+        if self.most:
+            self._pause = PAUSE[0]
+        elif going:
+            time.sleep(self._pause)
+            self._pause = min(2 * self._pause, PAUSE[1])
+        return bool(self.most or going)
