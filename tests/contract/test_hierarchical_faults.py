@@ -46,7 +46,7 @@ def group_memory() -> list[str]:
     for process in Path("/proc").glob("[0-9]*"):
         try:
             maps = (process / "maps").read_text()
-            open_files = [os.readlink(one) for one in (process / "fd").iterdir()]
+            open_files = [os.path.realpath(one) for one in (process / "fd").iterdir()]
         except OSError:  # it ended, or is another user's
             continue
         if name in maps or any(name in one for one in open_files):

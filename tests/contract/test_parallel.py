@@ -16,11 +16,13 @@ from ttnn_moe import Experts, Placement, Problem, Routing, moe, registry
 from ttnn_moe.ascend import run
 from ttnn_moe.errors import BackendUnavailable, ContractError
 from ttnn_moe.parallel import ExpertParallel
+from ttnn_moe.parallel.hierarchical import Nodes, tree_sum
+from ttnn_moe.parallel.hierarchical.nodes import rank_masks
 
 E, K, H, I, MOST = 8, 3, 64, 32, 16
 # what each rank has: the last ends with tokens that name no expert, and some names come twice
 TOKENS = {2: (16, 0), 4: (5, 16, 0, 1)}
-EXCHANGES = ("all_to_all", "dispatch_combine")
+EXCHANGES = ("all_to_all", "dispatch_combine", "hierarchical")
 
 
 def inputs(rank: int, tokens: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -79,7 +81,8 @@ def process(rank: int, size: int, folder: str) -> None:
     run.grouped_matmul = spy
     for exchange in EXCHANGES:
         backend = "ascend" if exchange == "dispatch_combine" else "reference"
-        layer = ExpertParallel(problem, experts.for_device(placement), placement, None, backend, exchange)
+        nodes = Nodes(2, size // 2) if exchange == "hierarchical" else None
+        layer = ExpertParallel(problem, experts.for_device(placement), placement, None, backend, exchange, nodes=nodes)
         results[exchange] = layer(hidden, ids, weights)
         again = layer(hidden, ids, weights)
         results[f"{exchange}: bounded"] = bounded(layer, rank, hidden, ids, weights)
@@ -93,7 +96,8 @@ def process(rank: int, size: int, folder: str) -> None:
         ExpertParallel(problem, experts.for_device(placement), placement, None, backend).exchange.name
         for backend in ("ascend", "reference")
     ]
-    results["products"] = products[0]
+    results["products"], results["bounded products"] = products[0], products[2]
+    results["masks"] = rank_masks(ids, placement)
     try:
         wrong = Placement(placement.device_expert_mapping, (rank + 1) % size)
         ExpertParallel(problem, experts.for_device(wrong), wrong)
@@ -105,6 +109,23 @@ def process(rank: int, size: int, folder: str) -> None:
     os._exit(0)  # gloo's threads sometimes abort a process that ends by itself
 
 
+def bits(rows: torch.Tensor) -> torch.Tensor:
+    return rows.view(torch.int32)
+
+
+def summed(rank: int, size: int, masks: torch.Tensor) -> torch.Tensor:
+    """tree_sum of what each rank's experts make of this rank's tokens."""
+    hidden, ids, weights = inputs(rank, TOKENS[size][rank])
+    rows = torch.zeros(size, len(hidden), H)
+    for other in range(size):
+        placement = placement_of(size, other)
+        known = torch.where((ids < 0) | (ids >= E), 0, ids).long()
+        local = torch.where((ids < 0) | (ids >= E), -1, placement.local_of()[known])
+        routing = Routing.from_topk(local, weights, placement.E_local)
+        moe(hidden, routing, experts_of_all().for_device(placement), out=rows[other], backend="reference")
+    return tree_sum(rows, masks, Nodes(2, size // 2), rank, torch.float32)
+
+
 @pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_processes(size: int, tmp_path: Path) -> None:
     torch.multiprocessing.spawn(process, (size, str(tmp_path)), nprocs=size)
@@ -113,6 +134,9 @@ def test_processes(size: int, tmp_path: Path) -> None:
     # every pair is one row somewhere, a rank without a token sends one, and no other row is multiplied
     assert sum(rank["products"][0] for rank in loaded) == sum(max(n, 1) * K for n in TOKENS[size])
     assert all(rank["products"][1] == MOST * size * min(E // size, K) for rank in loaded)
+    # dispatch_combine's rows past num_tokens travel, too, with weight zero
+    bounded_rows = sum(rank["bounded products"][0] for rank in loaded)
+    assert bounded_rows == sum(max(n, 1) * K for n in TOKENS[size])
     for rank, tokens in enumerate(TOKENS[size]):
         hidden, ids, weights = inputs(rank, tokens)
         results = loaded[rank]
@@ -120,7 +144,12 @@ def test_processes(size: int, tmp_path: Path) -> None:
         moe(hidden, Routing.from_topk(ids, weights, E), experts, out=want, backend="reference")
         good = want.isfinite().all(1)
         assert int((~good).sum()) == (1 if tokens > 3 else 0)
-        for exchange, bound in (("all_to_all", 1e-6), ("dispatch_combine", 1e-2), ("bf16 wire, added", 1e-2)):
+        for exchange, bound in (
+            ("all_to_all", 1e-6),
+            ("hierarchical", 1e-6),
+            ("dispatch_combine", 1e-2),
+            ("bf16 wire, added", 1e-2),
+        ):
             got = results[exchange] - (1 if "added" in exchange else 0)
             assert got.shape == want.shape
             assert torch.equal(got.isfinite().all(1), good), f"{exchange}: NaN or infinity went to another token"
@@ -133,7 +162,8 @@ def test_processes(size: int, tmp_path: Path) -> None:
             got = results[f"{exchange}: bounded"]
             torch.testing.assert_close(got[:n], results[exchange][:n], rtol=1e-5, atol=1e-6, equal_nan=True)
             assert bool((got[n:] == 9).all()), "rows past num_tokens were written"
-        assert results["all_to_all: same"] and results["dispatch_combine: same"]
+        assert all(results[f"{exchange}: same"] for exchange in EXCHANGES)
+        assert torch.equal(bits(results["hierarchical"]), bits(summed(rank, size, results["masks"])))
         assert results["auto"] == ["dispatch_combine", "all_to_all"]
         assert "not that of this process group" in results["wrong rank"]
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import MutableMapping
 from threading import Lock
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
@@ -14,8 +16,14 @@ from ..contract import Experts, Placement, Problem, Routing
 from ..errors import ContractError
 from . import exchanges
 from .exchanges import Topology
+from .exchanges.exchange import world_of
+from .hierarchical import Nodes
 
 NAMES = (exchanges.AUTO, *(kind.name for kind in exchanges.EXCHANGES))
+
+
+_TURNS: MutableMapping[dist.ProcessGroup, Lock] = WeakKeyDictionary()
+"""Held during a call by a layer of the group."""
 
 
 class ExpertParallel(Prepared):
@@ -32,8 +40,11 @@ class ExpertParallel(Prepared):
             all layers share; by default it makes one.
         backend: runs the local experts.
         exchange: "dispatch_combine" (torch_npu's npu_moe_distribute_*_v2), "all_to_all", or "auto": the first of these
-            that the sizes, torch_npu, the driver and HCCL_BUFFSIZE allow.
-        wire: dtype in which all_to_all sends results back: fp32, or the dtype of hidden (one rounding a process).
+            that the sizes, torch_npu, the driver and HCCL_BUFFSIZE allow. "hierarchical": see exchanges.hierarchical.
+        wire: dtype in which results travel: fp32, or the dtype of hidden (all_to_all: one rounding a process;
+            hierarchical: one a hop, bf16). dispatch_combine has no choice.
+        nodes: of "hierarchical", R_inter x R_intra ranks; default: as few nodes as D allows.
+        timeout: of "hierarchical", seconds without progress after which all ranks raise PeerStopped.
 
     Raises:
         ContractError: torch.distributed is not started; experts, placement, group and problem do not fit.
@@ -49,6 +60,8 @@ class ExpertParallel(Prepared):
         backend: str = "auto",
         exchange: str = "auto",
         wire: torch.dtype = torch.float32,
+        nodes: Nodes | None = None,
+        timeout: float = 30.0,
     ):
         if exchange not in NAMES:
             raise ContractError("unknown exchange", got=repr(exchange), expected=f"one of {list(NAMES)}")
@@ -56,15 +69,16 @@ class ExpertParallel(Prepared):
             raise ContractError("unsupported wire dtype", got=wire, expected=f"float32 or {problem.dtype}")
         _check_group(placement, group)
         super().__init__(api.described(problem, experts, placement), experts, placement)
-        self._experts, self._turn = experts, Lock()
+        self._experts, self._turn = experts, _TURNS.setdefault(world_of(group), Lock())
         local = Problem.of(1, problem.K, experts, problem.dtype)
         runs = registry.choose(local, registry.resolve(backend))
-        self.exchange = exchanges.choose(exchange, self.problem, Topology(placement, runs, group, wire))
+        topology = Topology(placement, runs, group, wire, nodes, timeout)
+        self.exchange = exchanges.choose(exchange, self.problem, topology)
 
     def _run(self, hidden: Tensor, routing: Routing, out: Tensor, accumulate: bool) -> None:
         if not self._turn.acquire(blocking=False):
             raise ContractError(
-                "two threads call one ExpertParallel at once, and processes must agree on the order of calls",
+                "two threads call one process group at once, and processes must agree on the order of calls",
                 remedy="let one thread of each process make the calls",
             )
         try:

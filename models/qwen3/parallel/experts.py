@@ -34,6 +34,8 @@ class Turns(Protocol):
     """Of the turn that this rank took last."""
     most: int
     """The most tokens of any rank in it."""
+    timeout: float
+    """Seconds that a rank waits for the others."""
     group: Any
     """The process group of the exchange; None: all processes."""
 
@@ -58,11 +60,17 @@ class SharedMoE(MoE):
         """The layer for turns of T tokens at most, rounded up to a power of two: the same on every rank."""
         experts, bound = self.experts, power_of_2(T)
         if bound not in self._prepared:
-            placement = self._placement
+            placement, turns = self._placement, self._turns
             one = ttnn_moe.Problem.of(bound, self.K, experts, self.router.weight.dtype)
             problem = replace(one, E=placement.E, D=placement.D)
             self._prepared[bound] = ExpertParallel(
-                problem, experts, placement, self._turns.group, self.backend, self._exchange
+                problem,
+                experts,
+                placement,
+                self._turns.group,
+                self.backend,
+                self._exchange,
+                timeout=self._turns.timeout,
             )
         return self._prepared[bound]
 

@@ -8,12 +8,13 @@ from ...contract import Problem
 from ...errors import BackendUnavailable
 from .all_to_all import AllToAll
 from .exchange import Exchange, Topology
+from .hierarchical import Hierarchical
 from .npu import DispatchCombine
 
 __all__ = ["AUTO", "EXCHANGES", "Exchange", "Topology", "choose"]
 
 AUTO = "auto"
-EXCHANGES: tuple[type[Exchange], ...] = (DispatchCombine, AllToAll)
+EXCHANGES: tuple[type[Exchange], ...] = (DispatchCombine, AllToAll, Hierarchical)
 
 
 def choose(name: str, problem: Problem, topology: Topology) -> Exchange:

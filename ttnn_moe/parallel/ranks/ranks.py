@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ... import __version__
 from ...errors import BackendUnavailable, ContractError
+from ..exchanges.hierarchical import abandon
 from ..hierarchical.transport import PeerStopped
 from .faults import Faults, RankStopped
 from .handshake import compare
@@ -49,7 +50,7 @@ class Ranks:
         inner = dist.PrefixStore("group", store)
         dist.init_process_group(backend, store=inner, rank=rank, world_size=size, timeout=timedelta(seconds=timeout))
         self.group = dist.group.WORLD
-        self.turns = Turns(self.group, self.group)
+        self.turns = Turns(self.group, self.group, timeout)
 
     def compare(self, facts: Mapping[str, str]) -> None:
         """All ranks compare these fields. Every rank calls it.
@@ -89,7 +90,7 @@ class Ranks:
         """[R, D * n] of every rank's [R, n], in ascending rank."""
         whole = part.new_empty(self.size, *part.shape)
         if part.numel():
-            dist.all_gather_into_tensor(whole.flatten(0, 1), part.contiguous(), group=self.group)
+            dist.all_gather(list(whole.unbind()), part.contiguous(), group=self.group)
         return whole.transpose(0, 1).flatten(1)
 
     @contextmanager
@@ -125,6 +126,7 @@ class Ranks:
     def _leave(self) -> None:
         """Connections close, so that a collective of another rank ends now."""
         if dist.is_initialized():
+            abandon(self.group)
             dist.destroy_process_group()
         self._faults.end()
 

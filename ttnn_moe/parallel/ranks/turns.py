@@ -15,11 +15,11 @@ class Turns:
     """See models.qwen3.parallel.experts.Turns.
 
     Args:
-        control: a process group for tensors on the CPU. group: that of the exchanges.
+        control: a process group for tensors on the CPU. group: that of the exchanges. timeout: as Ranks.
     """
 
-    def __init__(self, control: dist.ProcessGroup | None, group: dist.ProcessGroup | None):
-        self.group, self.number, self.most = group, 0, 0
+    def __init__(self, control: dist.ProcessGroup | None, group: dist.ProcessGroup | None, timeout: float):
+        self.group, self.timeout, self.number, self.most = group, timeout, 0, 0
         self._control, self._pause = control, PAUSE[0]
 
     def take(self, tokens: int, staying: bool = True) -> bool:
