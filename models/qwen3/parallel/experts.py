@@ -64,13 +64,7 @@ class SharedMoE(MoE):
             one = ttnn_moe.Problem.of(bound, self.K, experts, self.router.weight.dtype)
             problem = replace(one, E=placement.E, D=placement.D)
             self._prepared[bound] = ExpertParallel(
-                problem,
-                experts,
-                placement,
-                self._turns.group,
-                self.backend,
-                self._exchange,
-                timeout=self._turns.timeout,
+                problem, experts, placement, turns.group, self.backend, self._exchange, timeout=turns.timeout
             )
         return self._prepared[bound]
 
