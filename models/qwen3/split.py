@@ -68,7 +68,7 @@ class Split:
             raise RequestError(
                 f"{self.D} ranks cannot share this model by {self.kind}",
                 got=", ".join(wrong),
-                expected=f"multiples of {self.D}" + (", or a divisor for key/value heads" if len(wrong) == 1 else ""),
+                expected=f"multiples of {self.D}; of key/value heads, a multiple or a divisor",
                 remedy="start another number of ranks",
             )
         if self.kind != "tensor":

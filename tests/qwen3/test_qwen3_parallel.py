@@ -140,7 +140,7 @@ def bad_work(ranks: Ranks, how: str, exchange: str) -> str:
 @pytest.mark.parametrize("exchange", ["all_to_all", "hierarchical"])
 @pytest.mark.parametrize("how", ["kill", "raise"])
 def test_a_rank_that_stops_in_a_step_is_named(how: str, exchange: str, tmp_path: Path) -> None:
-    results = by_ranks(bad_work, 3 if exchange == "all_to_all" else 2, tmp_path, how, exchange, timeout=4.0)
+    results = by_ranks(bad_work, 4 if exchange == "all_to_all" else 2, tmp_path, how, exchange, timeout=8.0)
     stopped = results.pop(1)
     assert stopped is None if how == "kill" else stopped.kind == "ValueError", stopped
     for result in results:

@@ -13,19 +13,19 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ttnn_moe.parallel.ranks import Ranks, faults
+from ttnn_moe.parallel.ranks import Ranks
 
 Work = Callable[..., Any]
 
 
-def by_ranks(work: Work, size: int, folder: Path, *args: Any, beat: float = 0.2, timeout: float = 30.0) -> list[Any]:
+def by_ranks(work: Work, size: int, folder: Path, *args: Any, timeout: float = 30.0) -> list[Any]:
     """What work(ranks, *args) returns in each of `size` processes, or the exception it raises; None: it died.
 
     Args:
-        beat: seconds between heartbeats. timeout: of Ranks.
+        timeout: of Ranks.
     """
     started = [
-        get_context("fork").Process(target=_process, args=(work, rank, size, folder, args, beat, timeout))
+        get_context("fork").Process(target=_process, args=(work, rank, size, folder, args, timeout))
         for rank in range(size)
     ]
     for process in started:
@@ -41,11 +41,8 @@ def by_ranks(work: Work, size: int, folder: Path, *args: Any, beat: float = 0.2,
     return [pickle.loads(file.read_bytes()) if file.exists() else None for file in files]
 
 
-def _process(
-    work: Work, rank: int, size: int, folder: Path, args: tuple[Any, ...], beat: float, timeout: float
-) -> None:
+def _process(work: Work, rank: int, size: int, folder: Path, args: tuple[Any, ...], timeout: float) -> None:
     torch.set_num_threads(1)
-    faults.BEAT = beat
     try:
         ranks = Ranks(dist.FileStore(str(folder / "store"), size), rank, size, timeout=timeout)
         with ranks.watched():

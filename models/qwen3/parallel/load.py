@@ -44,7 +44,6 @@ def load_shared(
     checkpoint = Checkpoint(directory)
     split = Split(kind, ranks.size, ranks.rank)
     config = checkpoint.config
-    split.local(config)
     ranks.compare(
         {
             "checkpoint": checkpoint.digest,

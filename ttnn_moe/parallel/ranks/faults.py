@@ -13,8 +13,8 @@ from ...errors import TtnnMoeError
 
 BEAT = 0.5
 """Seconds between two heartbeats of a rank."""
-SILENT = 6
-"""Heartbeats that a rank may miss before it counts as stopped: a loaded machine delays some."""
+PART = 4
+"""A rank whose heartbeat is silent for timeout / PART counts as stopped: a loaded machine delays some."""
 _REPORT = "report"
 
 
@@ -35,11 +35,11 @@ class Faults:
     """One rank's heartbeat, and its view of the others'.
 
     Args:
-        store: that all ranks see. rank, size: of this process, and how many there are.
+        store: that all ranks see. rank, size: of this process, and how many there are. timeout: of Ranks.
     """
 
-    def __init__(self, store: Store, rank: int, size: int):
-        self.rank, self.silence = rank, BEAT * SILENT
+    def __init__(self, store: Store, rank: int, size: int, timeout: float):
+        self.rank, self.silence = rank, timeout / PART
         self._store, self._peers = store, [peer for peer in range(size) if peer != rank]
         self._heard = dict.fromkeys(self._peers, time.monotonic())
         self._beats = dict.fromkeys(self._peers, b"")

@@ -31,7 +31,8 @@ class Ranks:
 
     Args:
         store: that all ranks see. rank, size: of this process, and how many there are.
-        device: of this rank's weights. timeout: seconds that a rank waits for the others in one call.
+        device: of this rank's weights. timeout: seconds that a rank waits for the others in one call. A rank without a
+            heartbeat for a quarter of it counts as stopped.
 
     Attributes:
         group: for tensors on the device. turns: see Turns.
@@ -43,7 +44,7 @@ class Ranks:
     def __init__(self, store: dist.Store, rank: int, size: int, device: str = "cpu", timeout: float = 60.0):
         self.rank, self.size, self.device, self.timeout = rank, size, torch.device(device), timeout
         self._store, self._met = store, 0
-        self._faults = Faults(dist.PrefixStore("faults", store), rank, size)
+        self._faults = Faults(dist.PrefixStore("faults", store), rank, size, timeout)
         self.compare({"ttnn_moe": __version__, "torch": torch.__version__, "ranks": str(size)})
         kind = self.device.type
         backend = "gloo" if kind == "cpu" else f"cpu:gloo,{kind}:{COLLECTIVES[kind]}"
