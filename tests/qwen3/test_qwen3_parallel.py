@@ -13,7 +13,7 @@ import torch
 from model_ranks import Failed, by_ranks
 from processes import run_python
 from ttnn_moe.errors import ContractError, RequestError
-from ttnn_moe.models.qwen3 import TINY, TINY_INT4_24, Engine, Qwen3Moe, Tokenizer, generate, load_model, pieces
+from ttnn_moe.models.qwen3 import TINY, TINY_INT4_24, Engine, Qwen3Moe, Tokenizer, demo, generate, load_model, pieces
 from ttnn_moe.models.qwen3.checkpoint import EXPERTS, Checkpoint
 from ttnn_moe.models.qwen3.parallel import load_shared
 from ttnn_moe.models.qwen3.parallel.serving import serve
@@ -137,6 +137,7 @@ def bad_work(ranks: Ranks, how: str, exchange: str) -> str:
     return "not reached"
 
 
+@pytest.mark.slow(5)
 @pytest.mark.parametrize("exchange", ["all_to_all", "hierarchical"])
 @pytest.mark.parametrize("how", ["kill", "raise"])
 def test_a_rank_that_stops_in_a_step_is_named(how: str, exchange: str, tmp_path: Path) -> None:
@@ -189,14 +190,26 @@ def test_numbers_of_ranks_that_do_not_divide_are_refused(kind: str, D: int, word
 
 @pytest.mark.slow(12)
 def test_the_command_under_torchrun() -> None:
-    asked = ["--prompt", "Copy: AB12", "--prompt", "Upper: abc", "--prompt", "Copy: q", "--max-new-tokens", "8"]
-    one = ["-m", "ttnn_moe", "generate", *asked, "--device", "cpu", "--backend", "reference"]
+    """Panels of all prompts, in order, as one process shows them."""
+    asked = [word for text in TASKS[:3] for word in ("--prompt", text)]
+    one = ["-m", "ttnn_moe", "generate", *asked, "--max-new-tokens", "8", "--device", "cpu", "--backend", "reference"]
     torchrun = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
-    want = [line for line in run_python(*one).stdout.splitlines() if line.startswith("│ ")]
-    shared = run_python(*torchrun, *one, "--parallel", "experts", OMP_NUM_THREADS="1")
-    assert [line for line in shared.stdout.splitlines() if line.startswith("│ ")][: len(TASKS)] == want[: len(TASKS)]
+    outs = [run_python(*one), run_python(*torchrun, *one, "--parallel", "experts", OMP_NUM_THREADS="1")]
+    want, shared = ([line for line in out.stdout.splitlines() if line.startswith("│ ")][:3] for out in outs)
+    assert shared == want and len(want) == 3 and "AB12" in want[0]
 
 
-def test_the_command_needs_torchrun() -> None:
-    done = run_python("-m", "ttnn_moe", "generate", "--parallel", "experts", "--device", "cpu", code=2)
-    assert "torchrun --nproc-per-node" in done.stderr
+@pytest.mark.parametrize(
+    "options, words",
+    [
+        (["--parallel", "experts"], "torchrun --nproc-per-node"),
+        (["--parallel", "layers"], "ranks cannot share that"),
+        (["--parallel", "experts", "--exchange", "pigeon"], "unknown exchange"),
+    ],
+)
+def test_what_the_command_refuses(
+    options: list[str], words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("RANK", raising=False)
+    assert demo.main(["--device", "cpu", *options]) == 2
+    assert words in capsys.readouterr().err
