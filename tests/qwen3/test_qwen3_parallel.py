@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,14 @@ from ttnn_moe.errors import ContractError, RequestError
 from ttnn_moe.models.qwen3 import TINY, TINY_INT4_24, Engine, Qwen3Moe, Tokenizer, demo, generate, load_model, pieces
 from ttnn_moe.models.qwen3.checkpoint import EXPERTS, Checkpoint
 from ttnn_moe.models.qwen3.parallel import load_shared
+from ttnn_moe.models.qwen3.parallel.experts import ExpertsQwen3
 from ttnn_moe.models.qwen3.parallel.serving import serve
+from ttnn_moe.models.qwen3.parallel.tensor import TensorQwen3
 from ttnn_moe.models.qwen3.split import Split
+from ttnn_moe.models.qwen3.weights import filled
 from ttnn_moe.parallel.ranks import Ranks
 from ttnn_moe.parallel.ranks.handshake import compare
+from ttnn_moe.parallel.ranks.turns import Turns
 
 NEW = 10
 TASKS = ("Copy: AB12", "Reverse: hello", "Upper: abc", "Copy: zz9 q", "Sort: dacb")
@@ -100,6 +105,45 @@ def alone() -> list[list[int]]:
     """One process's tokens of each prompt, by itself."""
     model = load_model(TINY)
     return [generate(model, [ids], max_new_tokens=NEW).tokens[0] for ids in prompts()]
+
+
+class Alone:
+    """Stands in for the other ranks: sums and logits stay this rank's own."""
+
+    def sum(self, part: torch.Tensor) -> torch.Tensor:
+        return part
+
+    gather = sum
+
+
+@pytest.mark.parametrize("directory", [TINY, TINY_INT4_24], ids=["dense", "int4_24"])
+def test_parts_of_experts_add_up(directory: Path) -> None:
+    """Each rank's I/D channels, and each rank's E/D experts, against the whole layer."""
+    checkpoint, layer = Checkpoint(directory), 1
+    whole = load_model(directory, dtype=torch.float32).layers[layer].mlp
+    x = torch.randn(5, checkpoint.config.hidden_size, generator=torch.Generator().manual_seed(0))
+    ids, weights = torch.randint(0, 16, (5, 2), dtype=torch.int32), torch.rand(5, 2)
+    want, total = whole.add_experts(torch.zeros_like(x), ids, weights, x, None), torch.zeros_like(x)
+    for rank in range(2):
+        split = Split("tensor", 2, rank)
+        make: Any = partial(TensorQwen3, checkpoint.config, "reference", split, Alone())
+        part = filled(checkpoint, make, "reference", "cpu", torch.float32, split=split)
+        total = part.layers[layer].mlp.add_experts(total, ids, weights, x, None)
+        split = Split("experts", 2, rank)
+        make = partial(ExpertsQwen3, checkpoint.config, "reference", split, Turns(None, None, 1.0))
+        part = filled(checkpoint, make, "reference", "cpu", torch.float32, split=split)
+        for name, tensor in part.layers[layer].mlp.tensors.items():
+            assert torch.equal(tensor, whole.tensors[name][8 * rank : 8 * (rank + 1)])
+    torch.testing.assert_close(total, want, rtol=1e-4, atol=1e-5)
+
+
+def test_a_part_of_fused_rows_is_gate_then_up() -> None:
+    gate, up = torch.arange(4 * 8 * 3).view(4, 8, 3).chunk(2, 1)
+    for rank in range(2):
+        here = torch.full((4, 4, 3), -1)
+        for there, own in Split("tensor", 2, rank).regions("l.mlp.experts.gate_up_proj", (4, 8, 3), (4, 4, 3)):
+            here[own] = torch.cat((gate, up), 1)[there]
+        assert torch.equal(here, torch.cat((gate.chunk(2, 1)[rank], up.chunk(2, 1)[rank]), 1))
 
 
 @pytest.mark.parametrize("kind, size, exchange", WAYS)
