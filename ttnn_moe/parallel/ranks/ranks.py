@@ -38,6 +38,7 @@ class Ranks:
         group: for tensors on the device. turns: see Turns.
 
     Raises:
+        ContractError: a rank has another version of ttnn_moe or of torch, or counts other ranks.
         RankStopped: a rank did not come within the timeout.
     """
 
@@ -45,7 +46,11 @@ class Ranks:
         self.rank, self.size, self.device, self.timeout = rank, size, torch.device(device), timeout
         self._store, self._met = store, 0
         self._faults = Faults(dist.PrefixStore("faults", store), rank, size, timeout)
-        self.compare({"ttnn_moe": __version__, "torch": torch.__version__, "ranks": str(size)})
+        try:
+            self.compare({"ttnn_moe": __version__, "torch": torch.__version__, "ranks": str(size)})
+        except BaseException:
+            self._faults.end()
+            raise
         kind = self.device.type
         backend = "gloo" if kind == "cpu" else f"cpu:gloo,{kind}:{COLLECTIVES[kind]}"
         inner = dist.PrefixStore("group", store)
@@ -122,6 +127,13 @@ class Ranks:
     def close(self) -> None:
         """The end of all ranks' work; every rank calls it."""
         self.meet("end")
+        if self.rank:
+            self._store.set(f"left/{self.rank}", "")
+        until = time.monotonic() + self._faults.silence
+        # rank 0 may keep the store, so it leaves last
+        left = [] if self.rank else [f"left/{rank}" for rank in range(1, self.size)]
+        while left and not self._store.check(left) and time.monotonic() < until:
+            time.sleep(_POLL)
         self._leave()
 
     def _leave(self) -> None:

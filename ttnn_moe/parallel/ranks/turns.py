@@ -12,10 +12,13 @@ PAUSE = (0.001, 0.02)
 
 
 class Turns:
-    """See models.qwen3.parallel.experts.Turns.
+    """The steps of ranks that share experts.
 
     Args:
         control: a process group for tensors on the CPU. group: that of the exchanges. timeout: as Ranks.
+
+    Attributes:
+        number: of the turn that this rank took last. most: the most tokens of any rank in it.
     """
 
     def __init__(self, control: dist.ProcessGroup | None, group: dist.ProcessGroup | None, timeout: float):
@@ -23,6 +26,11 @@ class Turns:
         self._control, self._pause = control, PAUSE[0]
 
     def take(self, tokens: int, staying: bool = True) -> bool:
+        """Every rank takes the turn. Returns whether any rank has tokens, or stays.
+
+        Args:
+            tokens: of this rank in this step. staying: this rank may have more later.
+        """
         words = torch.tensor([tokens, int(staying)])
         dist.all_reduce(words, dist.ReduceOp.MAX, group=self._control)
         self.number += 1
