@@ -37,7 +37,7 @@ class Placement:
                 got=f"shape {tuple(mapping.shape)}, {mapping.dtype}, on {mapping.device}",
                 expected="[D, E/D] int32 on the CPU",
             )
-        if not torch.equal(mapping.flatten().sort().values, torch.arange(self.E, dtype=torch.int32)):
+        if not torch.equal(mapping.flatten().sort().values, torch.arange(self.E, dtype=torch.int32, device="cpu")):
             raise ContractError(
                 "device_expert_mapping is not a partition of the experts",
                 got=mapping.tolist(),
@@ -50,7 +50,7 @@ class Placement:
     def uniform(cls, E: int, D: int = 1, rank: int | None = None) -> Placement:
         """Device d holds experts d*E/D .. (d+1)*E/D - 1. E must be divisible by D."""
         check_even(E, D)
-        return cls(torch.arange(E, dtype=torch.int32).reshape(D, E // D), rank)
+        return cls(torch.arange(E, dtype=torch.int32, device="cpu").reshape(D, E // D), rank)
 
     @classmethod
     def from_mapping(cls, mapping: Sequence[Sequence[int]] | Tensor, rank: int | None = None) -> Placement:

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import math
-import os
+import hashlib
 import re
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 from loguru import logger
-from safetensors import safe_open
 from torch import Tensor
 
 from ttnn_moe.errors import CheckpointError, ContractError
@@ -21,27 +19,17 @@ from ttnn_moe.visible import shown
 from .config import Qwen3MoeConfig
 from .files import Fields, reading
 from .model import Attention, DenseMLP, Layer, MoE, Qwen3Moe
+from .pieces import FILE_DTYPES, Header, Progress, bytes_of, copy, open_file, pieces, reading_file, region_of
 from .shards import examined
+from .split import WHOLE, Split
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 HEAD = "lm_head.weight"
 EMBED = "model.embed_tokens.weight"
 EXPERTS = "mlp.experts."
-# mapped pages of a file count as ours until it is closed
-_CHUNK_BYTES = 16 << 20
 _FUSED = re.compile(r"(model\.layers\.\d+\.mlp\.experts\.)(gate_up_proj|down_proj)")
-_FILE_DTYPES = {
-    "F32": torch.float32,
-    "BF16": torch.bfloat16,
-    "F16": torch.float16,
-    "I64": torch.int64,
-    "U8": torch.uint8,
-}
 _FLOATS = ("F32", "BF16", "F16")
-
-Progress = Callable[[int, int], None]
-"""Called with bytes read so far and bytes in all."""
 
 
 def slots(model: Qwen3Moe, fused: frozenset[str] = frozenset()) -> dict[str, Tensor]:
@@ -76,7 +64,7 @@ def layer_slots(layer: Layer, i: int, fused: frozenset[str] = frozenset()) -> di
     if isinstance(mlp, MoE):
         out[name + "mlp.gate.weight"] = mlp.router.weight
         prefix = name + EXPERTS
-        out.update(mlp.format.slots(mlp.tensors, prefix, prefix in fused))
+        out.update(mlp.format.slots(mlp.tensors, prefix, prefix in fused, mlp.first))
     elif isinstance(mlp, DenseMLP):
         gate, up = mlp.gate_up.weight.chunk(2)
         out[name + "mlp.gate_proj.weight"], out[name + "mlp.up_proj.weight"] = gate, up
@@ -120,16 +108,26 @@ class Checkpoint:
         with torch.device("meta"):
             shapes = Qwen3Moe(self.config)
         _check(self._found, shapes, self.fused, self.directory)
-        self.dtype = self.config.dtype or _FILE_DTYPES[self._found[EMBED]["dtype"]]
+        self.dtype = self.config.dtype or FILE_DTYPES[self._found[EMBED]["dtype"]]
         self.nbytes = sum(map(bytes_of, self._found.values()))
         self.headers = dict(self._found)
         # a tied head in the files is compared with the embeddings, not read
         self._tied_head = self._found.pop(HEAD, None) if self.config.tie_word_embeddings else None
 
-    def read(self, into: dict[str, Tensor], progress: Progress | None = None) -> None:
-        """Copy the files' tensors of these names into these tensors."""
+    def read(self, into: dict[str, Tensor], progress: Progress | None = None, split: Split = WHOLE) -> None:
+        """Copy the files' tensors of these names, or of each the share that `split` says, into these tensors."""
         with torch.inference_mode():
-            _copy(self.directory, {name: h for name, h in self._found.items() if name in into}, into, progress)
+            copy({name: h for name, h in self._found.items() if name in into}, into, progress, split)
+
+    @property
+    def digest(self) -> str:
+        """SHA-256, in hexadecimal, of the configuration, all headers and the sizes of files; it reads no weights."""
+        said = [repr(self.config)]
+        for name, header in sorted(self.headers.items()):
+            said.append(f"{name} {header['file'].name} {header['shape']} {header['dtype']}")
+        for path in sorted({header["file"] for header in self.headers.values()}):
+            said.append(f"{path.name} {path.stat().st_size}")
+        return hashlib.sha256("\n".join(said).encode()).hexdigest()
 
     @contextmanager
     def reader(self) -> Iterator[Callable[..., Tensor]]:
@@ -141,14 +139,18 @@ class Checkpoint:
                 header = self.headers[name]
                 path = header["file"]
                 if path not in opened:
-                    opened[path] = stack.enter_context(_open(path))
-                return _rows(opened[path], path, name, start, header["shape"][0] if stop is None else stop)
+                    opened[path] = stack.enter_context(open_file(path))
+                some = slice(start, header["shape"][0] if stop is None else stop)
+                return region_of(opened[path], path, name, (some,))
 
             yield rows
 
-    def check_values(self, model: Qwen3Moe) -> None:
-        """Raise CheckpointError for a file that differs from its checksum, or a layer with values of no conversion."""
-        for path in sorted({header["file"] for header in self.headers.values()}):
+    def check_values(self, model: Qwen3Moe, split: Split = WHOLE) -> None:
+        """Raise CheckpointError for a file that differs from its checksum, or a layer with values of no conversion.
+
+        Ranks share the files between them.
+        """
+        for path in sorted({header["file"] for header in self.headers.values()})[split.rank :: split.D]:
             if self.config.weight_format != "dense" and not examined(path)[1]:
                 raise CheckpointError(
                     f"{path} is damaged",
@@ -168,26 +170,6 @@ class Checkpoint:
         """Raise CheckpointError if the files hold a head that differs from the embeddings it is tied to."""
         if self._tied_head is not None:
             _check_tied_head(self.directory, self._tied_head, embed)
-
-
-def bytes_of(header: dict[str, Any]) -> int:
-    """Bytes of a tensor by its header."""
-    return math.prod(header["shape"]) * _FILE_DTYPES[header["dtype"]].itemsize
-
-
-def _reading(path: Path) -> AbstractContextManager[None]:
-    size = f"{path.stat().st_size} bytes" if os.path.isfile(path) else "absent"
-    return reading(path, f"is not a whole safetensors file ({size})", "download or copy it again")
-
-
-def _open(path: Path) -> Any:
-    with _reading(path):
-        return safe_open(path, framework="pt")
-
-
-def _rows(file: Any, path: Path, name: str, start: int, stop: int) -> Tensor:
-    with _reading(path):
-        return file.get_slice(name)[start:stop]
 
 
 def _files(directory: Path) -> list[Path]:
@@ -218,11 +200,11 @@ def _files(directory: Path) -> list[Path]:
     return [directory / name for name in names]
 
 
-def _headers(directory: Path) -> dict[str, dict[str, Any]]:
+def _headers(directory: Path) -> dict[str, Header]:
     """Per tensor name: its file, shape and dtype, from the headers alone."""
-    out: dict[str, dict[str, Any]] = {}
+    out: dict[str, Header] = {}
     for path in _files(directory):
-        with _reading(path), _open(path) as file:
+        with reading_file(path), open_file(path) as file:
             for key in file.offset_keys():
                 if key in out:  # transformers takes that of the last file
                     raise CheckpointError(
@@ -236,9 +218,7 @@ def _headers(directory: Path) -> dict[str, dict[str, Any]]:
     return out
 
 
-def _check_count(
-    config: Qwen3MoeConfig, found: dict[str, dict[str, Any]], fused: frozenset[str], directory: Path
-) -> None:
+def _check_count(config: Qwen3MoeConfig, found: dict[str, Header], fused: frozenset[str], directory: Path) -> None:
     """Raise CheckpointError where config.json describes far more tensors than the files hold, before any loop."""
     described = 0
     for i in range(config.num_hidden_layers):
@@ -253,7 +233,7 @@ def _check_count(
         )
 
 
-def _check(found: dict[str, dict[str, Any]], shapes: Qwen3Moe, fused: frozenset[str], directory: Path) -> None:
+def _check(found: dict[str, Header], shapes: Qwen3Moe, fused: frozenset[str], directory: Path) -> None:
     """Compare names, shapes and dtypes with the model."""
     wanted = slots(shapes, fused)
     problems = [f"missing {name} {list(wanted[name].shape)}" for name in wanted if name not in found]
@@ -273,46 +253,14 @@ def _check(found: dict[str, dict[str, Any]], shapes: Qwen3Moe, fused: frozenset[
 
 def _able(dtype: torch.dtype) -> tuple[str, ...]:
     """The dtypes of files that a tensor of this dtype is read from."""
-    return _FLOATS if dtype.is_floating_point else tuple(n for n, known in _FILE_DTYPES.items() if known == dtype)
+    return _FLOATS if dtype.is_floating_point else tuple(n for n, known in FILE_DTYPES.items() if known == dtype)
 
 
-def _copy(
-    directory: Path, found: dict[str, dict[str, Any]], into: dict[str, Tensor], progress: Progress | None
-) -> None:
-    """Copy every tensor to its slot, reopening files as it goes so that few of their pages stay mapped."""
-    total = sum(into[name].numel() * _FILE_DTYPES[header["dtype"]].itemsize for name, header in found.items())
-    done = 0
-    pieces = _pieces(found, into)
-    while pieces:
-        path, opened = pieces[-1][0], 0
-        with _open(path) as file:
-            while pieces and pieces[-1][0] == path and opened < _CHUNK_BYTES:
-                _, name, start, stop, nbytes = pieces.pop()
-                into[name][start:stop].copy_(_rows(file, path, name, start, stop))
-                opened += nbytes
-        done += opened
-        if progress is not None:
-            progress(done, total)
-
-
-def _pieces(found: dict[str, dict[str, Any]], into: dict[str, Tensor]) -> list[tuple[Path, str, int, int, int]]:
-    """(file, tensor, first row, last row + 1, bytes) in file order, last first; big tensors in pieces."""
-    out = []
-    for name, header in found.items():
-        rows = into[name].shape[0]
-        row_bytes = into[name][0].numel() * _FILE_DTYPES[header["dtype"]].itemsize
-        height = max(1, _CHUNK_BYTES // row_bytes)
-        for start in range(0, rows, height):
-            stop = min(rows, start + height)
-            out.append((header["file"], name, start, stop, (stop - start) * row_bytes))
-    return out[::-1]
-
-
-def _check_tied_head(directory: Path, header: dict[str, Any], embed: Tensor) -> None:
-    for path, name, start, stop, _ in _pieces({HEAD: header}, {HEAD: embed}):
-        with _open(path) as file:
-            part = _rows(file, path, name, start, stop).to(embed.device, embed.dtype)
-        if not torch.equal(part, embed[start:stop]):
+def _check_tied_head(directory: Path, header: Header, embed: Tensor) -> None:
+    for piece in pieces({HEAD: header}, {HEAD: embed}):
+        with open_file(piece.file) as file:
+            part = region_of(file, piece.file, HEAD, piece.there).to(embed.device, embed.dtype)
+        if not torch.equal(part, embed[piece.here]):
             raise CheckpointError(
                 f"{directory} holds a {HEAD} of its own, though its config ties it to {EMBED}",
                 remedy="set tie_word_embeddings to false in config.json, or remove the tensor",

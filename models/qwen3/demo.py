@@ -16,12 +16,16 @@ from rich.panel import Panel
 from ttnn_moe import registry
 from ttnn_moe.errors import RequestError
 from ttnn_moe.kv.formats import PAGED, check_format
+from ttnn_moe.parallel.layer import NAMES
+from ttnn_moe.visible import shown
 
 from . import TINY, terminal, tt
 from .config import Qwen3MoeConfig
+from .parallel.command import generate_shared
 from .runtime.generate import Generation, generate
 from .runtime.language_model import LanguageModel
 from .runtime.requests import Options, Stats, Token, make_requests
+from .split import KINDS
 from .tokenizer import Tokenizer
 from .tt import request
 from .weights import load_model
@@ -52,6 +56,10 @@ def demo(
     top_p: Annotated[float, typer.Option(help="Keep the fewest tokens that reach this probability.")] = 1.0,
     seed: Annotated[int | None, typer.Option(help="Same seed, same text; prompt i draws from seed + i.")] = None,
     chat: Annotated[bool, typer.Option(help="Wrap prompts in the checkpoint's chat template.")] = True,
+    parallel: Annotated[
+        str | None, typer.Option(help="Under torchrun: what its processes share, experts or tensor.")
+    ] = None,
+    exchange: Annotated[str, typer.Option(help="With --parallel experts: as ExpertParallel's.")] = "auto",
 ) -> None:
     """Generate text with a Qwen3-MoE checkpoint, and show how fast."""
     console = Console()
@@ -63,6 +71,16 @@ def demo(
     asked = Options(max_new_tokens=max_new_tokens, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
     make_requests(config, ids, **asked)
     check_format(kv, kv_bits)
+    if parallel is not None:
+        _check_parallel(parallel, exchange)
+        shared = generate_shared(model, parallel, ids, tokenizer, asked, backend, device, dtype, exchange, kv, kv_bits)
+        if shared.rank == 0:
+            with _Single(console) if len(texts) == 1 else _Batch(console, texts) as screen:
+                for i, answer in enumerate(shared.texts):
+                    screen.show(Token(i, -1, answer))
+            where = f"rank 0 of {shared.size}, {parallel} shared, on {shared.where}"
+            console.print(terminal.table(where, _speeds(shared.stats)))
+        return
     options = request.Options(mesh, device, dtype, trace, profile)
     on_chips = request.asked_for(backend, device)
     D = request.check(config, len(texts), options) if on_chips else options.refuse(backend)
@@ -76,14 +94,21 @@ def demo(
             network = load_model(model, backend, device, dtype, progress)
     load_s = time.perf_counter() - start
     engine, warm_up_s = terminal.warmed_up(network, ids, max_new_tokens, kv, kv_bits)
-    shown = _Single(console) if len(texts) == 1 else _Batch(console, texts)
-    with shown, request.profiled(network, profile) as times:
-        result = generate(network, ids, tokenizer=tokenizer, on_token=shown.show, engine=engine, **asked)
+    screen = _Single(console) if len(texts) == 1 else _Batch(console, texts)
+    with screen, request.profiled(network, profile) as times:
+        result = generate(network, ids, tokenizer=tokenizer, on_token=screen.show, engine=engine, **asked)
     name = request.NAME if on_chips else registry.resolve(backend)
     where = f"{name} on {network.where}, {str(network.dtype).removeprefix('torch.')}"
     console.print(terminal.table(where, _figures(result, load_s, warm_up_s)))
     if times is not None:
         console.print(terminal.table("operator (calls), each waited for", times.rows()))
+
+
+def _check_parallel(kind: str, exchange: str) -> None:
+    if kind not in KINDS[1:]:
+        raise RequestError("ranks cannot share that", got=shown(kind), expected=f"one of {list(KINDS[1:])}")
+    if exchange not in NAMES:
+        raise RequestError("unknown exchange", got=shown(exchange), expected=f"one of {list(NAMES)}")
 
 
 def _task_prompts(model: Path) -> list[str]:
@@ -109,9 +134,12 @@ def _figures(result: Generation, load_s: float, warm_up_s: float) -> dict[str, s
         "load": terminal.seconds(load_s),
         "compile and warm up": terminal.seconds(warm_up_s),
         "prompt tokens": f"{stats.prompt_tokens} in {len(result.tokens)} prompts",
-        "new tokens": str(stats.new_tokens),
-        "time to first token": terminal.seconds(stats.first_token_s),
     }
+    return {**rows, **_speeds(stats)}
+
+
+def _speeds(stats: Stats) -> dict[str, str]:
+    rows = {"new tokens": str(stats.new_tokens), "time to first token": terminal.seconds(stats.first_token_s)}
     if stats.decode_steps:
         rows["tokens/s/user"] = f"{stats.tokens_per_s_user:.1f}"
         rows["tokens/s"] = f"{stats.tokens_per_s:.1f}"

@@ -7,7 +7,9 @@ Architecture: Qwen3 Technical Report, https://arxiv.org/abs/2505.09388.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -121,16 +123,21 @@ class DenseMLP(nn.Module):
 
 
 class MoE(nn.Module):
-    """Router and experts. The only place that calls the operator."""
+    """Router and experts. The only place that calls the operator.
 
-    def __init__(self, config: Qwen3MoeConfig, backend: str):
+    Args:
+        held: experts that this process holds; default: all. first: number of the first of them.
+    """
+
+    def __init__(self, config: Qwen3MoeConfig, backend: str, held: int | None = None, first: int = 0):
         super().__init__()
         E, H, I = config.num_experts, config.hidden_size, config.moe_intermediate_size
+        self.first = first
         self.K, self.norm_topk_prob, self.backend = config.num_experts_per_tok, config.norm_topk_prob, backend
         self.router = Linear(H, E, bias=False)
         self.format = FORMATS[config.weight_format]
-        self._sizes = E, H, I
-        self._names = tuple(tensors := self.format.empty(E, H, I))
+        self._sizes = sizes = E if held is None else held, H, I
+        self._names = tuple(tensors := self.format.empty(*sizes))
         for name, tensor in tensors.items():
             self.register_parameter(name, nn.Parameter(tensor, requires_grad=False))
         self._experts: ttnn_moe.Experts | None = None
@@ -186,13 +193,25 @@ class MoE(nn.Module):
         return x + ttnn_moe.moe(hidden, routing, self.experts, backend=self.backend, ids=IDS)
 
 
+@dataclass(frozen=True)
+class Modules:
+    """What makes the parts of a layer; `parallel` has parts that several processes share."""
+
+    attention: Callable[[Qwen3MoeConfig, int], Attention] = Attention
+    dense: Callable[[Qwen3MoeConfig], DenseMLP] = DenseMLP
+    moe: Callable[[Qwen3MoeConfig, str], MoE] = MoE
+
+
+MODULES = Modules()
+
+
 class Layer(nn.Module):
-    def __init__(self, config: Qwen3MoeConfig, layer: int, backend: str):
+    def __init__(self, config: Qwen3MoeConfig, layer: int, backend: str, modules: Modules = MODULES):
         super().__init__()
         self.attention_norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.attention = Attention(config, layer)
+        self.attention = modules.attention(config, layer)
         self.mlp_norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.mlp: nn.Module = MoE(config, backend) if config.is_sparse(layer) else DenseMLP(config)
+        self.mlp: nn.Module = modules.moe(config, backend) if config.is_sparse(layer) else modules.dense(config)
 
     def forward(self, x: Tensor, rope: tuple[Tensor, Tensor], cache: KVCache, step: Step) -> Tensor:
         x = self.attention(x, self.attention_norm, rope, cache, step)
@@ -206,19 +225,30 @@ def rope_table(config: Qwen3MoeConfig, positions: Tensor) -> tuple[Tensor, Tenso
     return angles.cos(), angles.sin()
 
 
+M = TypeVar("M", bound=nn.Module)
+
+
+def placed(make: Callable[[], M], dtype: torch.dtype, device: torch.device | str) -> M:
+    """What make() gives, its weights allocated once, in their final place, and uninitialised."""
+    with torch.device("meta"):
+        model = make()
+    return model.to(dtype).to_empty(device=device).eval()
+
+
 class Qwen3Moe(nn.Module):
     """The whole model. Weights are uninitialised: `load_model` or `weights.randomize` fills them.
 
     Args:
         config: sizes and switches.
         backend: the ttnn_moe backend that runs the experts.
+        modules: makes the parts of its layers.
     """
 
-    def __init__(self, config: Qwen3MoeConfig, backend: str = "auto"):
+    def __init__(self, config: Qwen3MoeConfig, backend: str = "auto", modules: Modules = MODULES):
         super().__init__()
         self.config = config
         self.embed = Embedding(config.vocab_size, config.hidden_size)
-        self.layers = nn.ModuleList(Layer(config, i, backend) for i in range(config.num_hidden_layers))
+        self.layers = nn.ModuleList(Layer(config, i, backend, modules) for i in range(config.num_hidden_layers))
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         tied = config.tie_word_embeddings
         self.head = None if tied else Linear(config.hidden_size, config.vocab_size, bias=False)
@@ -228,9 +258,7 @@ class Qwen3Moe(nn.Module):
     @classmethod
     def empty(cls, config: Qwen3MoeConfig, backend: str, dtype: torch.dtype, device: torch.device | str) -> Qwen3Moe:
         """A model whose weights are allocated once, in their final place, and uninitialised."""
-        with torch.device("meta"):
-            model = cls(config, backend)
-        return model.to(dtype).to_empty(device=device).eval()
+        return placed(lambda: cls(config, backend), dtype, device)
 
     @property
     def device(self) -> torch.device:
@@ -331,8 +359,12 @@ class Qwen3Moe(nn.Module):
             x = last(x, rope, cache, step)
         if logits_at is not None:
             x = x[logits_at]
-        logits = decoder.norm_linear(x, self.norm.weight, self.norm.eps, (self.head or self.embed).weight)
+        logits = self.logits(x)
         return logits if len(shape) == 1 else logits.view(*shape, self.config.vocab_size)
+
+    def logits(self, x: Tensor) -> Tensor:
+        """[R, vocab_size] of x [R, H], which the last layer made."""
+        return decoder.norm_linear(x, self.norm.weight, self.norm.eps, (self.head or self.embed).weight)
 
     def _whole(self, ids: Tensor) -> tuple[Uncached, PrefillStep]:
         if ids.dim() != 2 or ids.dtype not in (torch.int32, torch.int64):

@@ -40,10 +40,11 @@ class WeightFormat(Protocol):
     def empty(self, E: int, H: int, I: int) -> dict[str, Tensor]:
         """Uninitialised tensors by their names in `Experts`, in fp32 unless the format gives the dtype."""
 
-    def slots(self, tensors: Mapping[str, Tensor], prefix: str, fused: bool) -> dict[str, Tensor]:
+    def slots(self, tensors: Mapping[str, Tensor], prefix: str, fused: bool, first: int = 0) -> dict[str, Tensor]:
         """The tensors under their names in a checkpoint, which begin with `prefix`; views.
 
         fused: dense experts are stored fused, as transformers 5 holds them, rather than one by one.
+        first: number of the first expert of the tensors.
         """
 
     def fill(self, tensors: Mapping[str, Tensor], std: float, generator: torch.Generator) -> None:
@@ -67,11 +68,12 @@ class Dense:
     def empty(self, E: int, H: int, I: int) -> dict[str, Tensor]:
         return {"gate_up": torch.empty(E, 2 * I, H), "down": torch.empty(E, H, I)}
 
-    def slots(self, tensors: Mapping[str, Tensor], prefix: str, fused: bool) -> dict[str, Tensor]:
+    def slots(self, tensors: Mapping[str, Tensor], prefix: str, fused: bool, first: int = 0) -> dict[str, Tensor]:
         if fused:
             return {prefix + "gate_up_proj": tensors["gate_up"], prefix + "down_proj": tensors["down"]}
         out = {}
-        for e, (gate_up, down) in enumerate(zip(tensors["gate_up"].unbind(), tensors["down"].unbind(), strict=True)):
+        pairs = zip(tensors["gate_up"].unbind(), tensors["down"].unbind(), strict=True)
+        for e, (gate_up, down) in enumerate(pairs, first):
             gate, up = gate_up.chunk(2)
             out[f"{prefix}{e}.gate_proj.weight"], out[f"{prefix}{e}.up_proj.weight"] = gate, up
             out[f"{prefix}{e}.down_proj.weight"] = down
@@ -99,7 +101,7 @@ class Int4_24:
         shapes = {"w13": (E, H // 64, 2 * I, 2), "w2": (E, I // 64, H, 2)}
         return {name: torch.empty(shape, dtype=torch.int64) for name, shape in shapes.items()}
 
-    def slots(self, tensors: Mapping[str, Tensor], prefix: str, fused: bool) -> dict[str, Tensor]:
+    def slots(self, tensors: Mapping[str, Tensor], prefix: str, fused: bool, first: int = 0) -> dict[str, Tensor]:
         return {prefix + name: tensor for name, tensor in tensors.items()}
 
     def fill(self, tensors: Mapping[str, Tensor], std: float, generator: torch.Generator) -> None:
@@ -130,7 +132,7 @@ class Mxfp4:
             out[f"{name}_scales"] = torch.empty(E, R, K // mxfp4.GROUP, dtype=torch.uint8)
         return out
 
-    def slots(self, tensors: Mapping[str, Tensor], prefix: str, fused: bool) -> dict[str, Tensor]:
+    def slots(self, tensors: Mapping[str, Tensor], prefix: str, fused: bool, first: int = 0) -> dict[str, Tensor]:
         # as gpt-oss names them: gate_up_proj_blocks, ...
         return {f"{prefix}{name[:-7]}_proj{name[-7:]}": tensor for name, tensor in tensors.items()}
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 
@@ -10,12 +12,15 @@ from ttnn_moe import registry
 from ttnn_moe.contract import Problem
 from ttnn_moe.errors import CheckpointError, RequestError
 
-from .checkpoint import Checkpoint, Progress, slots
+from .checkpoint import Checkpoint, slots
 from .config import DTYPES, Qwen3MoeConfig
 from .files import said
-from .model import MoE, Qwen3Moe
+from .model import MoE, Qwen3Moe, placed
+from .pieces import Progress
+from .split import WHOLE, Split
 
 STD = 0.02
+M = TypeVar("M", bound=Qwen3Moe)
 
 
 def load_model(
@@ -45,17 +50,35 @@ def load_model(
         RequestError: no such device here.
     """
     checkpoint = Checkpoint(directory)
+    return filled(checkpoint, lambda: Qwen3Moe(checkpoint.config, backend), backend, device, dtype, progress)
+
+
+def filled(
+    checkpoint: Checkpoint,
+    make: Callable[[], M],
+    backend: str,
+    device: torch.device | str | None = None,
+    dtype: torch.dtype | str | None = None,
+    progress: Progress | None = None,
+    split: Split = WHOLE,
+) -> M:
+    """The model that make() gives, with a checkpoint's weights, or the share of them that `split` says.
+
+    Args:
+        make: called on the meta device. Others, and errors: as load_model.
+    """
     registry.resolve(backend)
     place, kind = device_of(device, backend), dtype_of(dtype) or checkpoint.dtype
-    _check_format(checkpoint.config, backend, kind, place)
+    _check_format(split.local(checkpoint.config), backend, kind, place)
     try:
-        model = Qwen3Moe.empty(checkpoint.config, backend, kind, place)
+        model = placed(make, kind, place)
     except (RuntimeError, MemoryError) as error:  # torch's CPU allocator raises RuntimeError
         got = f"{checkpoint.nbytes / 2**30:.1f} GiB in the files, {said(error)}"
-        raise CheckpointError(f"{directory} does not fit the memory of {place}", got=got) from error
-    checkpoint.read(slots(model, checkpoint.fused), progress)
-    checkpoint.check_values(model)
-    checkpoint.check_tied_head(model.embed.weight)
+        raise CheckpointError(f"{checkpoint.directory} does not fit the memory of {place}", got=got) from error
+    checkpoint.read(slots(model, checkpoint.fused), progress, split)
+    checkpoint.check_values(model, split)
+    if split.rank == 0:
+        checkpoint.check_tied_head(model.embed.weight)
     return model
 
 

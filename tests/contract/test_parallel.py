@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -19,11 +20,12 @@ from ttnn_moe.errors import BackendUnavailable, ContractError
 from ttnn_moe.parallel import ExpertParallel
 from ttnn_moe.parallel.exchanges.all_to_all import AllToAll
 from ttnn_moe.parallel.exchanges.first_call import ExchangeWarning, FirstCall
+from ttnn_moe.parallel.hierarchical import Nodes, tree_sum
 
 E, K, H, I, MOST = 8, 3, 64, 32, 16
 # what each rank has: the last ends with tokens that name no expert, and some names come twice
 TOKENS = {2: (16, 0), 4: (5, 16, 0, 1)}
-EXCHANGES = ("all_to_all", "all_gather", "dispatch_combine")
+EXCHANGES = ("all_to_all", "all_gather", "dispatch_combine", "hierarchical")
 # what waits for the device in a call, by the exchange: the host reads the sizes of all_to_all's messages
 WAITS = {"all_to_all": ["tolist"], "all_gather": [], "dispatch_combine": []}
 
@@ -95,7 +97,8 @@ def process(rank: int, size: int, folder: str) -> None:
     hidden, ids, weights = inputs(rank, TOKENS[size][rank])
 
     def layer_of(problem: Problem, backend: str = "reference", exchange: str = "auto") -> ExpertParallel:
-        return ExpertParallel(problem, experts.for_device(placement), placement, None, backend, exchange)
+        nodes = Nodes(2, size // 2) if exchange == "hierarchical" else None
+        return ExpertParallel(problem, experts.for_device(placement), placement, None, backend, exchange, nodes=nodes)
 
     results: dict[str, object] = {}
     products: list[tuple[int, int]] = []
@@ -107,16 +110,28 @@ def process(rank: int, size: int, folder: str) -> None:
 
     for exchange in EXCHANGES:
         layer = layer_of(problem, "ascend" if exchange == "dispatch_combine" else "reference", exchange)
+        if exchange == "hierarchical":
+            combine = layer.exchange.transport.group.combine  # type: ignore[attr-defined]
+
+            def seen(rows, meta, *, combine=combine, **options):
+                results.setdefault("rows", rows)
+                results.setdefault("masks", meta.masks)
+                return combine(rows, meta, **options)
+
+            layer.exchange.transport.group.combine = seen  # type: ignore[attr-defined]
         run.grouped_matmul = spy
         results[exchange] = layer(hidden, ids, weights)
         run.grouped_matmul = grouped_matmul
         again = layer(hidden, ids, weights)
-        on_npu = layer_of(problem, "ascend", exchange)
-        on_npu(hidden, ids, weights)
-        with HostWaits() as waits:
+        if exchange in WAITS:
+            on_npu = layer_of(problem, "ascend", exchange)
             on_npu(hidden, ids, weights)
-        results[f"{exchange}: waits"] = waits.names
+            with HostWaits() as waits:
+                on_npu(hidden, ids, weights)
+            results[f"{exchange}: waits"] = waits.names
+        run.grouped_matmul = spy
         results[f"{exchange}: bounded"] = bounded(layer, rank, hidden, ids, weights)
+        run.grouped_matmul = grouped_matmul
         results[f"{exchange}: same"] = torch.equal(results[exchange].view(torch.int32), again.view(torch.int32))  # type: ignore[attr-defined]
     for exchange in ("all_to_all", "all_gather"):
         wire = ExpertParallel(
@@ -126,7 +141,7 @@ def process(rank: int, size: int, folder: str) -> None:
         results[f"{exchange}: bf16 wire, added"] = wire(hidden, ids, weights, out=start, accumulate=True)
     results["first call"] = first_call(rank, placement, experts, hidden, ids, weights)
     results["auto"] = [layer_of(problem, backend).exchange.name for backend in ("ascend", "reference")]
-    results["products"] = products[0]
+    results["products"], results["bounded products"] = products[0], products[2]
     wrong = Placement(placement.device_expert_mapping, (rank + 1) % size)
     for name, change in (
         ("wrong rank", lambda: ExpertParallel(problem, experts.for_device(wrong), wrong)),
@@ -142,14 +157,32 @@ def process(rank: int, size: int, folder: str) -> None:
     os._exit(0)  # gloo's threads sometimes abort a process that ends by itself
 
 
+def bits(rows: torch.Tensor) -> torch.Tensor:
+    return rows.view(torch.int32)
+
+
+def summed(rank: int, loaded: list[dict[str, Any]]) -> torch.Tensor:
+    """tree_sum of what each rank's experts made of this rank's tokens."""
+    size, masks = len(loaded), loaded[0]["masks"]
+    rows = torch.zeros(size, len(masks[rank]), H)
+    for other in range(size):
+        here = [mask >> other & 1 == 1 for mask in masks]
+        rows[other, here[rank]] = loaded[other]["rows"].split([int(one.sum()) for one in here])[rank]
+    return tree_sum(rows, masks[rank], Nodes(2, size // 2), rank, torch.float32)
+
+
 @pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_processes(size: int, tmp_path: Path) -> None:
-    torch.multiprocessing.spawn(process, (size, str(tmp_path)), nprocs=size)
+    # a start without imports takes milliseconds
+    torch.multiprocessing.start_processes(process, (size, str(tmp_path)), nprocs=size, start_method="fork")
     experts = experts_of_all()
     loaded = [torch.load(tmp_path / f"rank{rank}.pt") for rank in range(size)]
     # every pair is one row somewhere, a rank without a token sends one, and no other row is multiplied
     assert sum(rank["products"][0] for rank in loaded) == sum(max(n, 1) * K for n in TOKENS[size])
     assert all(rank["products"][1] == MOST * size * min(E // size, K) for rank in loaded)
+    # dispatch_combine's rows past num_tokens travel, too, with weight zero
+    bounded_rows = sum(rank["bounded products"][0] for rank in loaded)
+    assert bounded_rows == sum(max(n, 1) * K for n in TOKENS[size])
     for rank, tokens in enumerate(TOKENS[size]):
         hidden, ids, weights = inputs(rank, tokens)
         results = loaded[rank]
@@ -157,7 +190,7 @@ def test_processes(size: int, tmp_path: Path) -> None:
         moe(hidden, Routing.from_topk(ids, weights, E), experts, out=want, backend="reference")
         good = want.isfinite().all(1)
         assert int((~good).sum()) == (1 if tokens > 3 else 0)
-        bounds = {"all_to_all": 1e-6, "all_gather": 1e-6, "dispatch_combine": 1e-2}
+        bounds = {"all_to_all": 1e-6, "all_gather": 1e-6, "hierarchical": 1e-6, "dispatch_combine": 1e-2}
         bounds |= {f"{exchange}: bf16 wire, added": 1e-2 for exchange in ("all_to_all", "all_gather")}
         for exchange, bound in bounds.items():
             got = results[exchange] - (1 if "added" in exchange else 0)
@@ -172,7 +205,8 @@ def test_processes(size: int, tmp_path: Path) -> None:
             got = results[f"{exchange}: bounded"]
             torch.testing.assert_close(got[:n], results[exchange][:n], rtol=1e-5, atol=1e-6, equal_nan=True)
             assert bool((got[n:] == 9).all()), "rows past num_tokens were written"
-            assert results[f"{exchange}: same"] and results[f"{exchange}: waits"] == WAITS[exchange]
+            assert results[f"{exchange}: same"] and results.get(f"{exchange}: waits") == WAITS.get(exchange)
+        assert torch.equal(bits(results["hierarchical"]), bits(summed(rank, loaded)))
         assert results["auto"] == ["all_gather", "all_to_all"]
         assert "not that of this process group" in results["wrong rank"]
         for text in (f"problem; got rank 0: T={MOST},", f"rank 1: T={MOST + 1},"):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import MutableMapping
 from threading import Lock
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
@@ -15,8 +17,14 @@ from ..errors import ContractError
 from ..routing import is_distinct
 from . import exchanges
 from .exchanges import Topology
+from .exchanges.exchange import world_of
+from .hierarchical import Nodes
 
 NAMES = (exchanges.AUTO, *(kind.name for kind in exchanges.EXCHANGES))
+
+
+_TURNS: MutableMapping[dist.ProcessGroup, Lock] = WeakKeyDictionary()
+"""Held during a call by a layer of the group."""
 
 
 class ExpertParallel(Prepared):
@@ -35,10 +43,13 @@ class ExpertParallel(Prepared):
         backend: runs the local experts.
         exchange: "dispatch_combine" (torch_npu's npu_moe_distribute_*_v2), "all_gather", "all_to_all", or "auto". On
             NPUs auto takes the first of them that can, dispatch_combine from 16 ranks on; elsewhere all_to_all.
-            Should that fail at its first call, auto warns and takes the next.
+            Should that fail at its first call, auto warns and takes the next. "hierarchical": see
+            exchanges.hierarchical.
         ids: what the caller promises of topk_ids in every call, as for ttnn_moe.moe.
-        wire: dtype in which all_gather and all_to_all send results back: fp32, or the dtype of hidden (one rounding a
-            process).
+        wire: dtype in which results travel: fp32, or the dtype of hidden (all_gather and all_to_all: one rounding a
+            process; hierarchical: one a hop, bf16). dispatch_combine has no choice.
+        nodes: of "hierarchical", R_inter x R_intra ranks; default: as few nodes as D allows.
+        timeout: of "hierarchical", seconds without progress after which all ranks raise PeerStopped.
 
     Raises:
         ContractError: torch.distributed is not started; experts, placement, group and problem do not fit.
@@ -55,6 +66,8 @@ class ExpertParallel(Prepared):
         exchange: str = "auto",
         wire: torch.dtype = torch.float32,
         ids: str = "any",
+        nodes: Nodes | None = None,
+        timeout: float = 30.0,
     ):
         if exchange not in NAMES:
             raise ContractError("unknown exchange", got=repr(exchange), expected=f"one of {list(NAMES)}")
@@ -63,15 +76,16 @@ class ExpertParallel(Prepared):
         _check_group(placement, group)
         super().__init__(api.described(problem, experts, placement), experts, placement)
         self.distinct = is_distinct(ids)
-        self._experts, self._turn = experts, Lock()
+        self._experts, self._turn = experts, _TURNS.setdefault(world_of(group), Lock())
         local = Problem.of(1, problem.K, experts, problem.dtype)
         runs = registry.choose(local, registry.resolve(backend))
-        self.exchange = exchanges.choose(exchange, self.problem, Topology(placement, runs, group, wire))
+        topology = Topology(placement, runs, group, wire, nodes, timeout)
+        self.exchange = exchanges.choose(exchange, self.problem, topology)
 
     def _run(self, hidden: Tensor, routing: Routing, out: Tensor, accumulate: bool) -> None:
         if not self._turn.acquire(blocking=False):
             raise ContractError(
-                "two threads call one ExpertParallel at once, and processes must agree on the order of calls",
+                "two threads call one process group at once, and processes must agree on the order of calls",
                 remedy="let one thread of each process make the calls",
             )
         try:

@@ -15,8 +15,9 @@ from torch import Tensor
 from ttnn_moe.contract import Experts, Routing
 from ttnn_moe.errors import CheckpointError, ContractError, RequestError
 
-from ..checkpoint import EXPERTS, Checkpoint, Progress, bytes_of
+from ..checkpoint import EXPERTS, Checkpoint
 from ..files import Fields, read_bytes
+from ..pieces import Progress, bytes_of
 from ..shards import raw
 from ..weight_formats import FORMATS, METHOD, QUANTISED
 from ..weights import device_of

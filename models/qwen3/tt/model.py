@@ -21,9 +21,10 @@ from ttnn_moe.tenstorrent import Device, tensors
 from ttnn_moe.tenstorrent.memory import PAGE
 from ttnn_moe.tenstorrent.programs import Sizes, programs_of
 
-from ..checkpoint import Checkpoint, Progress, layer_slots, top_slots
+from ..checkpoint import Checkpoint, layer_slots, top_slots
 from ..config import Qwen3MoeConfig
 from ..model import Layer, Qwen3Moe, rope_table, sizes_of
+from ..pieces import Progress
 from .attention import DecodeTables, PrefillTables
 from .cache import PagedCache
 from .decode import Decoder, why_no_trace

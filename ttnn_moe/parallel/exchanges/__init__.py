@@ -15,6 +15,7 @@ from .all_gather import AllGather
 from .all_to_all import AllToAll
 from .exchange import Exchange, Mover, Topology
 from .first_call import FirstCall
+from .hierarchical import Hierarchical
 from .npu import DispatchCombine
 
 __all__ = [
@@ -31,7 +32,7 @@ __all__ = [
 ]
 
 AUTO = "auto"
-EXCHANGES: tuple[type[Exchange], ...] = (DispatchCombine, AllGather, AllToAll)
+EXCHANGES: tuple[type[Exchange], ...] = (DispatchCombine, AllGather, AllToAll, Hierarchical)
 # ranks from which torch_npu's operators are the first choice: what vllm-ascend does on this chip
 DISPATCH_FROM = 16
 

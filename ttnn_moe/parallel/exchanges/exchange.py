@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ...backend import Backend
 from ...contract import Experts, Placement, Problem, Routing
+from ..hierarchical import Nodes
 
 
 @dataclass(frozen=True)
@@ -22,12 +23,23 @@ class Topology:
         backend: runs this process's experts. The device kind of the tensors is that of the problem.
         group: of torch.distributed; None: all processes.
         wire: dtype in which results travel, where the exchange lets a caller choose.
+        nodes: of the hierarchical exchange; None: as few nodes as the number of ranks allows.
+        timeout: of the hierarchical exchange, seconds without progress after which it ends the group.
     """
 
     placement: Placement
     backend: Backend
     group: dist.ProcessGroup | None = None
     wire: torch.dtype = torch.float32
+    nodes: Nodes | None = None
+    timeout: float = 30.0
+
+
+def world_of(group: dist.ProcessGroup | None) -> dist.ProcessGroup:
+    """The group, or that of all processes."""
+    found = group or dist.group.WORLD
+    assert found is not None, "torch.distributed is not started"
+    return found
 
 
 class Mover(Protocol):

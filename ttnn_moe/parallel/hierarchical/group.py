@@ -13,9 +13,9 @@ from ...errors import ContractError
 from . import roles
 from .engine import Engine
 from .nodes import rank_masks
-from .rings import Counts
+from .rings import Counts, Role
 from .shared_memory import Layout
-from .transport import Transport
+from .transport import Report, Transport
 
 
 @dataclass(frozen=True)
@@ -158,6 +158,11 @@ class Group:
         lists = [mask.tolist() for mask in meta.masks]
         self._engine.run(roles.combine(sizes.shape, self.rank, lists, data, self._counts))
         return out
+
+    def leave(self) -> None:
+        """This rank makes no further call; the others raise PeerStopped that names it, now."""
+        transport = self._engine.transport
+        transport.abort(Report(self.rank, Role.OUTSIDE, self._engine.call + 1, self.rank))
 
     def _announce(self, mine: Tensor) -> list[Tensor]:
         masks: dict[int, Tensor] = {self.rank: mine}

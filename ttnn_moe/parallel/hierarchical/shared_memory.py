@@ -72,7 +72,7 @@ class SharedMemory:
     def __init__(self, layout: Layout, name: str | None = None):
         self.layout, size = layout, layout.bytes * layout.nodes.R
         if name is None:
-            descriptor = os.memfd_create("ttnn-moe")
+            descriptor = os.memfd_create(f"ttnn-moe-ranks-{os.getpid()}")
             os.ftruncate(descriptor, size)
             self.name = f"/proc/{os.getpid()}/fd/{descriptor}"
             self._descriptor: int | None = descriptor
@@ -150,9 +150,9 @@ class SharedMemoryTransport:
 
     def aborted(self) -> Report | None:
         if self._report is None:
-            reports = self._memory.words[:, 4:9]
-            for reporter in reports[:, 0].nonzero()[0]:
-                self._report = Report(*map(int, reports[reporter, 1:]))
+            # a copy: a rank may report while numpy counts
+            for reporter in self._memory.words[:, 4].copy().nonzero()[0]:
+                self._report = Report(*map(int, self._memory.words[reporter, 5:9]))
                 break
         return self._report
 

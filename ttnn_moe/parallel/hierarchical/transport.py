@@ -28,7 +28,9 @@ class PeerStopped(TtnnMoeError, RuntimeError):
         where = f"call {report.call}, " + ("before it" if role is Role.OUTSIDE else f"as {role.name.lower()}")
         super().__init__(
             f"rank {report.peer} stopped in {where}, and the expert-parallel group of rank {rank} is dead",
-            got=f"no heartbeat of rank {report.peer}; rank {report.reporter} waited {timeout:g} s for progress",
+            got="it left"
+            if report.reporter == report.peer
+            else f"no heartbeat of rank {report.peer}; rank {report.reporter} waited {timeout:g} s for progress",
             expected="all ranks make the same calls, within the timeout of each other",
             remedy=f"look at rank {report.peer}'s log first, then start all ranks again",
         )

@@ -1,0 +1,67 @@
+"""A rank's share of a checkpoint, as a model that works together with the other ranks'."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from ttnn_moe.parallel.ranks import Ranks
+
+from ..checkpoint import Checkpoint
+from ..model import Qwen3Moe
+from ..pieces import Progress
+from ..split import Split
+from ..weights import dtype_of, filled
+from .experts import ExpertsQwen3
+from .tensor import TensorQwen3
+
+
+def load_shared(
+    directory: str | Path,
+    ranks: Ranks,
+    kind: str,
+    backend: str = "auto",
+    dtype: torch.dtype | str | None = None,
+    progress: Progress | None = None,
+    exchange: str = "auto",
+) -> Qwen3Moe:
+    """Load the share of this rank; every rank calls it. A rank reads no byte of the others' shares.
+
+    First all ranks compare what they are about to do; see Ranks.meet.
+
+    Args:
+        kind: "experts" or "tensor"; see `split`. exchange: of experts; see ExpertParallel. Others: as load_model.
+
+    Returns:
+        ExpertsQwen3 or TensorQwen3, on the device of this rank.
+
+    Raises:
+        ContractError: a rank has another version, checkpoint, routing size, dtype or layout; it is named.
+        RankStopped: a rank did not come, or failed to load.
+        RequestError: so many ranks cannot share the model. Others: as load_model.
+    """
+    checkpoint = Checkpoint(directory)
+    split = Split(kind, ranks.size, ranks.rank)
+    config = checkpoint.config
+    ranks.compare(
+        {
+            "checkpoint": checkpoint.digest,
+            "K": str(config.num_experts_per_tok),
+            "E": str(config.num_experts),
+            "H": str(config.hidden_size),
+            "I": str(config.moe_intermediate_size),
+            "format of the experts": config.weight_format,
+            "dtype": str(dtype_of(dtype) or checkpoint.dtype),
+            "layout": f"{kind}, {ranks.size} ranks, exchange {exchange}",
+        }
+    )
+
+    def make() -> Qwen3Moe:
+        if kind == "tensor":
+            return TensorQwen3(config, backend, split, ranks)
+        return ExpertsQwen3(config, backend, split, ranks.turns, exchange)
+
+    model = filled(checkpoint, make, backend, ranks.device, dtype, progress, split)
+    ranks.meet("loaded")
+    return model

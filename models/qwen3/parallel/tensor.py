@@ -1,0 +1,92 @@
+"""Tensor parallelism: every rank runs the same requests, with its part of the heads, of I and of the vocabulary.
+
+Each layer sums over ranks twice, after attention and after the experts; the logits are gathered. All ranks get the
+same bits, so their engines choose the same tokens.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Protocol
+
+import torch.nn.functional as F
+from torch import Tensor
+
+import ttnn_moe
+from ttnn_moe import decoder
+from ttnn_moe.kv.cache import KVCache
+from ttnn_moe.kv.step import Step
+
+from ..config import Qwen3MoeConfig
+from ..model import Attention, DenseMLP, Linear, Modules, MoE, Qwen3Moe, RMSNorm
+from ..split import Split
+
+
+class Sums(Protocol):
+    """What the ranks do together; each call is made by all of them, in the same order."""
+
+    def sum(self, part: Tensor) -> Tensor:
+        """The sum of every rank's tensor, with the same bits on every rank; part may be overwritten."""
+
+    def gather(self, part: Tensor) -> Tensor:
+        """[R, D * n] of every rank's [R, n], in ascending rank."""
+
+
+class TensorAttention(Attention):
+    """Some of the heads."""
+
+    def __init__(self, config: Qwen3MoeConfig, layer: int, sums: Sums):
+        super().__init__(config, layer)
+        self._sums = sums
+
+    def forward(self, x: Tensor, norm: RMSNorm, rope: tuple[Tensor, Tensor], cache: KVCache, step: Step) -> Tensor:
+        q = self._write(x, norm, rope, cache, step, self.heads)
+        attended = cache.attend(self.layer, q, step).flatten(1)
+        x = x + self._sums.sum(F.linear(attended, self.out.weight))
+        return x if self.out.bias is None else x + self.out.bias
+
+
+class TensorDenseMLP(DenseMLP):
+    """Some of the intermediate channels."""
+
+    def __init__(self, config: Qwen3MoeConfig, sums: Sums):
+        super().__init__(config)
+        self._sums = sums
+
+    def forward(self, x: Tensor, norm: RMSNorm, step: Step) -> Tensor:
+        gate, up = norm.into(self.gate_up, x).chunk(2, dim=-1)
+        return x + self._sums.sum(F.linear(F.silu(gate) * up, self.down.weight))
+
+
+class TensorMoE(MoE):
+    """Some of each expert's intermediate channels; every rank routes all tokens."""
+
+    def __init__(self, config: Qwen3MoeConfig, backend: str, sums: Sums):
+        super().__init__(config, backend)
+        self._sums = sums
+
+    def add_experts(self, x: Tensor, ids: Tensor, weights: Tensor, hidden: Tensor, num_tokens: Tensor | None) -> Tensor:
+        if decoder.uses_kernels(x):
+            part = self.prepared(x.shape[0])(hidden, ids, weights, num_tokens=num_tokens)
+        else:
+            routing = ttnn_moe.Routing.from_topk(ids, weights, self.router.out_features, num_tokens=num_tokens)
+            part = ttnn_moe.moe(hidden, routing, self.experts, backend=self.backend)
+        return x + self._sums.sum(part)
+
+
+class TensorQwen3(Qwen3Moe):
+    """A rank's part of the model. Its config has the rank's own numbers of heads and channels."""
+
+    def __init__(self, config: Qwen3MoeConfig, backend: str, split: Split, sums: Sums):
+        shared = Modules(
+            partial(TensorAttention, sums=sums), partial(TensorDenseMLP, sums=sums), partial(TensorMoE, sums=sums)
+        )
+        super().__init__(split.local(config), backend, shared)
+        self._sums, self._words = sums, config.vocab_size // split.D
+        self._first = split.rank * self._words
+        if self.head is not None:
+            self.head = Linear(config.hidden_size, self._words, bias=False).requires_grad_(False)
+
+    def logits(self, x: Tensor) -> Tensor:
+        weight = self.embed.weight[self._first :][: self._words] if self.head is None else self.head.weight
+        return self._sums.gather(decoder.norm_linear(x, self.norm.weight, self.norm.eps, weight))

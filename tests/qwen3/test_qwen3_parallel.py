@@ -1,0 +1,259 @@
+"""Processes that share the bundled checkpoint by experts or by tensors: tokens, bytes read, faults, the command."""
+
+from __future__ import annotations
+
+import os
+import signal
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from model_ranks import Failed, by_ranks
+from processes import run_python
+from ttnn_moe.errors import ContractError, RequestError
+from ttnn_moe.models.qwen3 import TINY, TINY_INT4_24, Engine, Qwen3Moe, Tokenizer, demo, generate, load_model, pieces
+from ttnn_moe.models.qwen3.checkpoint import EXPERTS, Checkpoint
+from ttnn_moe.models.qwen3.parallel import load_shared
+from ttnn_moe.models.qwen3.parallel.experts import ExpertsQwen3
+from ttnn_moe.models.qwen3.parallel.serving import serve
+from ttnn_moe.models.qwen3.parallel.tensor import TensorQwen3
+from ttnn_moe.models.qwen3.split import Split
+from ttnn_moe.models.qwen3.weights import filled
+from ttnn_moe.parallel.ranks import Ranks
+from ttnn_moe.parallel.ranks.handshake import compare
+from ttnn_moe.parallel.ranks.turns import Turns
+
+NEW = 10
+TASKS = ("Copy: AB12", "Reverse: hello", "Upper: abc", "Copy: zz9 q", "Sort: dacb")
+WAYS = [
+    pytest.param("experts", 2, "all_to_all", id="experts-2"),
+    pytest.param("experts", 4, "hierarchical", id="experts-4-hierarchical", marks=pytest.mark.slow(4)),
+    pytest.param("tensor", 2, "auto", id="tensor-2"),
+    pytest.param("tensor", 4, "auto", id="tensor-4", marks=pytest.mark.slow(3)),
+]
+
+
+def prompts() -> list[list[int]]:
+    words = Tokenizer.from_directory(TINY)
+    chats = (words.apply_chat_template([{"role": "user", "content": t}], add_generation_prompt=True) for t in TASKS)
+    return [words.encode(chat, add_special_tokens=False) for chat in chats]
+
+
+def requests_of(rank: int) -> list[tuple[int, int]]:
+    """(prompt, new tokens) of a rank: rank 1 has none, and the others differ in number and length."""
+    return [(i, NEW - rank) for i in range(len(TASKS))][rank : rank + 1 + rank] if rank != 1 else []
+
+
+def shared_tokens(ranks: Ranks, kind: str, exchange: str) -> dict[str, Any]:
+    """Serve this rank's requests; with experts, one more is cancelled, and one fails by itself."""
+    read, region_of = [], pieces.region_of
+
+    def counted(*args: Any) -> torch.Tensor:
+        read.append(region_of(*args))
+        return read[-1]
+
+    pieces.region_of = counted
+    model = load_shared(TINY, ranks, kind, exchange=exchange)
+    if kind == "tensor":
+        tokens = generate(model, prompts(), max_new_tokens=NEW).tokens
+        return {"tokens": tokens, "bytes": sum(part.nbytes for part in read)}
+    engine = Engine(model, rows=2, capacity=256)
+    waiting, made, numbers = requests_of(ranks.rank), {}, {}
+    extra = [engine.add(prompts()[0], max_new_tokens=50) for _ in range(2)] if ranks.rank == 0 else []
+    failed = []
+
+    def more() -> bool:
+        if waiting and engine.load().waiting < 2:
+            prompt, new = waiting.pop(0)
+            numbers[engine.add(prompts()[prompt], max_new_tokens=new)] = prompt
+        if extra and len(made.get(extra[0], [])) == 3:
+            assert engine.cancel(extra[0])
+            # a draw that fails ends its own request
+            engine._requests[extra[1]].fail(RuntimeError("a draw"))
+            extra.clear()
+        return bool(waiting or extra)
+
+    def take(token: Any) -> None:
+        (failed if token.error else made.setdefault(token.sequence, [])).append(token.token)
+
+    serve(engine, more, take)
+    tokens = {prompt: made[number] for number, prompt in numbers.items()}
+    return {"tokens": tokens, "bytes": sum(part.nbytes for part in read), "failed": len(failed)}
+
+
+def share_of(split: Split) -> int:
+    """Bytes of the checkpoint that a rank must read: what it holds, whatever the loader does."""
+    checkpoint = Checkpoint(TINY)
+    total = 0
+    for name, header in checkpoint.headers.items():
+        nbytes, parts = pieces.bytes_of(header), 1
+        if split.kind == "experts" and EXPERTS in name:
+            parts = split.D
+        if split.kind == "tensor" and any(f"{p}_proj" in name for p in ("q", "o", "gate", "up", "down")):
+            parts = split.D
+        if split.kind == "tensor" and any(f"{p}_proj" in name for p in ("k", "v")):
+            parts = min(split.D, checkpoint.config.num_key_value_heads)
+        total += nbytes // parts
+    return total
+
+
+@pytest.fixture(scope="module")
+def alone() -> list[list[int]]:
+    """One process's tokens of each prompt, by itself."""
+    model = load_model(TINY)
+    return [generate(model, [ids], max_new_tokens=NEW).tokens[0] for ids in prompts()]
+
+
+class Alone:
+    """Stands in for the other ranks: sums and logits stay this rank's own."""
+
+    def sum(self, part: torch.Tensor) -> torch.Tensor:
+        return part
+
+    gather = sum
+
+
+@pytest.mark.parametrize("directory", [TINY, TINY_INT4_24], ids=["dense", "int4_24"])
+def test_parts_of_experts_add_up(directory: Path) -> None:
+    """Each rank's I/D channels, and each rank's E/D experts, against the whole layer."""
+    checkpoint, layer = Checkpoint(directory), 1
+    whole = load_model(directory, dtype=torch.float32).layers[layer].mlp
+    x = torch.randn(5, checkpoint.config.hidden_size, generator=torch.Generator().manual_seed(0))
+    ids, weights = torch.randint(0, 16, (5, 2), dtype=torch.int32), torch.rand(5, 2)
+    want, total = whole.add_experts(torch.zeros_like(x), ids, weights, x, None), torch.zeros_like(x)
+    for rank in range(2):
+        split = Split("tensor", 2, rank)
+        make: Any = partial(TensorQwen3, checkpoint.config, "reference", split, Alone())
+        part = filled(checkpoint, make, "reference", "cpu", torch.float32, split=split)
+        total = part.layers[layer].mlp.add_experts(total, ids, weights, x, None)
+        split = Split("experts", 2, rank)
+        make = partial(ExpertsQwen3, checkpoint.config, "reference", split, Turns(None, None, 1.0))
+        part = filled(checkpoint, make, "reference", "cpu", torch.float32, split=split)
+        for name, tensor in part.layers[layer].mlp.tensors.items():
+            assert torch.equal(tensor, whole.tensors[name][8 * rank : 8 * (rank + 1)])
+    torch.testing.assert_close(total, want, rtol=1e-4, atol=1e-5)
+
+
+def test_a_part_of_fused_rows_is_gate_then_up() -> None:
+    gate, up = torch.arange(4 * 8 * 3).view(4, 8, 3).chunk(2, 1)
+    for rank in range(2):
+        here = torch.full((4, 4, 3), -1)
+        for there, own in Split("tensor", 2, rank).regions("l.mlp.experts.gate_up_proj", (4, 8, 3), (4, 4, 3)):
+            here[own] = torch.cat((gate, up), 1)[there]
+        assert torch.equal(here, torch.cat((gate.chunk(2, 1)[rank], up.chunk(2, 1)[rank]), 1))
+
+
+@pytest.mark.parametrize("kind, size, exchange", WAYS)
+def test_every_rank_gets_one_processs_tokens(
+    kind: str, size: int, exchange: str, alone: list[list[int]], tmp_path: Path
+) -> None:
+    for rank, result in enumerate(by_ranks(shared_tokens, size, tmp_path, kind, exchange)):
+        assert isinstance(result, dict), result
+        if kind == "experts":
+            assert result["tokens"] == {i: alone[i][:new] for i, new in requests_of(rank)}
+            assert result["failed"] == (1 if rank == 0 else 0)
+        else:
+            assert result["tokens"] == alone
+        assert result["bytes"] == share_of(Split(kind, size, rank))
+
+
+def bad_work(ranks: Ranks, how: str, exchange: str) -> str:
+    """Rank 1 dies or raises in its third step, in the second layer with experts."""
+    model = load_shared(TINY, ranks, "experts", exchange=exchange)
+    if ranks.rank == 1:
+        moe, calls = model.layers[3].mlp, []
+        add_experts = moe.add_experts
+
+        def failing(*args: Any) -> torch.Tensor:
+            calls.append(1)
+            if len(calls) == 3:
+                if how == "kill":
+                    os.kill(os.getpid(), signal.SIGKILL)
+                raise ValueError("of rank 1's own")
+            return add_experts(*args)
+
+        moe.add_experts = failing
+    generate(model, [prompts()[ranks.rank]], max_new_tokens=NEW)
+    model.leave()
+    return "not reached"
+
+
+@pytest.mark.slow(5)
+@pytest.mark.parametrize("exchange", ["all_to_all", "hierarchical"])
+@pytest.mark.parametrize("how", ["kill", "raise"])
+def test_a_rank_that_stops_in_a_step_is_named(how: str, exchange: str, tmp_path: Path) -> None:
+    results = by_ranks(bad_work, 4 if exchange == "all_to_all" else 2, tmp_path, how, exchange, timeout=8.0)
+    stopped = results.pop(1)
+    assert stopped is None if how == "kill" else stopped.kind == "ValueError", stopped
+    for result in results:
+        assert isinstance(result, Failed) and (result.kind, result.peer) == ("RankStopped", 1), result
+        assert "rank 1 stopped" in result.text and ("of rank 1's own" in result.text) == (how == "raise")
+
+
+def other_checkpoint(ranks: Ranks) -> Qwen3Moe:
+    return load_shared(TINY_INT4_24 if ranks.rank == 2 else TINY, ranks, "experts")
+
+
+def test_a_rank_with_another_checkpoint_is_named(tmp_path: Path) -> None:
+    for result in by_ranks(other_checkpoint, 3, tmp_path):
+        assert result.kind == "ContractError" and "rank 2: checkpoint: got" in result.text
+        assert "rank 2: format of the experts: got int4_24, expected dense as rank 0" in result.text
+
+
+FACTS = {"ttnn_moe": "1", "checkpoint": "abc", "K": "8", "layout": "experts, 4 ranks"}
+
+
+@pytest.mark.parametrize("field", FACTS)
+@pytest.mark.parametrize("rank", range(3))
+def test_the_handshake_names_rank_field_and_values(field: str, rank: int) -> None:
+    facts = [dict(FACTS) for _ in range(3)]
+    compare(facts)
+    facts[rank][field] = "other"
+    with pytest.raises(ContractError, match=f"rank {rank}: {field}: got other, expected {FACTS[field]}"):
+        compare(facts)
+    del facts[rank][field]
+    with pytest.raises(ContractError, match=f"rank {rank}: {field}: got nothing"):
+        compare(facts)
+
+
+@pytest.mark.parametrize(
+    "kind, D, words",
+    [
+        ("experts", 3, "num_experts = 16"),
+        ("tensor", 3, "num_attention_heads = 4"),
+        ("tensor", 8, "num_attention_heads"),
+    ],
+)
+def test_numbers_of_ranks_that_do_not_divide_are_refused(kind: str, D: int, words: str) -> None:
+    with pytest.raises(RequestError, match=words):
+        Split(kind, D, 0).local(Checkpoint(TINY).config)
+
+
+@pytest.mark.slow(12)
+def test_the_command_under_torchrun() -> None:
+    """Panels of all prompts, in order, as one process shows them."""
+    asked = [word for text in TASKS[:3] for word in ("--prompt", text)]
+    one = ["-m", "ttnn_moe", "generate", *asked, "--max-new-tokens", "8", "--device", "cpu", "--backend", "reference"]
+    torchrun = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
+    outs = [run_python(*one), run_python(*torchrun, *one, "--parallel", "experts", OMP_NUM_THREADS="1")]
+    want, shared = ([line for line in out.stdout.splitlines() if line.startswith("│ ")][:3] for out in outs)
+    assert shared == want and len(want) == 3 and "AB12" in want[0]
+
+
+@pytest.mark.parametrize(
+    "options, words",
+    [
+        (["--parallel", "experts"], "torchrun --nproc-per-node"),
+        (["--parallel", "layers"], "ranks cannot share that"),
+        (["--parallel", "experts", "--exchange", "pigeon"], "unknown exchange"),
+    ],
+)
+def test_what_the_command_refuses(
+    options: list[str], words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("RANK", raising=False)
+    assert demo.main(["--device", "cpu", *options]) == 2
+    assert words in capsys.readouterr().err

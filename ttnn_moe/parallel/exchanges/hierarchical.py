@@ -1,0 +1,181 @@
+"""Tokens by the hierarchical protocol: once a node between nodes, sums in one fixed order. See docs/expert_parallel.md.
+
+MACHINES says which transport serves which machine.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import MutableMapping
+from dataclasses import dataclass
+from weakref import WeakKeyDictionary
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ... import api
+from ...contract import Experts, Placement, Problem, Routing
+from ...errors import BackendUnavailable, ContractError
+from ..hierarchical import Group, Nodes, Shape, Sizes
+from ..hierarchical.nodes import MOST
+from ..hierarchical.shared_memory import SharedMemory, SharedMemoryTransport
+from .exchange import Exchange, Mover, Topology, world_of
+from .npu import DispatchCombine
+
+CHANNELS, SLOTS = 1, 8
+
+
+class SharedMemoryExchange:
+    """An Exchange between processes on one host's CPUs, over shared memory.
+
+    A rank weighs and sums its own experts in fp32. Results travel in the dtype wire; tree_sum defines their sum.
+    """
+
+    name = "shared_memory"
+
+    def __init__(self, group: Group, topology: Topology):
+        self.group, self._wire, self._backend = group, topology.wire, topology.backend.name
+
+    @classmethod
+    def why_not(cls, problem: Problem, topology: Topology) -> str | None:
+        D = topology.placement.D
+        if sys.platform != "linux":
+            return "shared memory without a name is Linux's; to fix it: exchange='all_to_all'"
+        hosts = {os.environ.get(name) for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE")}
+        if None not in hosts and len(hosts) > 1:
+            return "the ranks are on several hosts, and no transport between hosts is here; use exchange='all_to_all'"
+        if topology.wire == torch.float16:
+            return "results travel in bfloat16 or float32; to fix it: wire=torch.float32"
+        try:
+            sizes_of(problem, topology)
+        except ContractError as error:
+            return str(error).removesuffix(".")
+        return None if D > 1 else "one rank has nobody to exchange with; to fix it: exchange='all_to_all'"
+
+    @classmethod
+    def of(cls, problem: Problem, topology: Topology) -> SharedMemoryExchange:
+        return cls(_group_of(sizes_of(problem, topology), topology), topology)
+
+    def __call__(self, hidden: Tensor, routing: Routing, experts: Experts) -> Tensor:
+        sent = self.group.dispatch(hidden, routing.ids, routing.topk_weights)
+        rows = sent.rows.new_empty(sent.rows.shape, dtype=torch.float32)
+        here = Routing.from_topk(sent.ids, sent.weights, experts.E)
+        api.moe(sent.rows, here, experts, out=rows, backend=self._backend)
+        return self.group.combine(rows, sent.meta, wire_dtype=self._wire)
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What carries the hierarchical protocol between ranks on one kind of device.
+
+    Attributes:
+        dispatch, combine: the transport of each. exchange: what ExpertParallel runs. reason: why it runs none.
+    """
+
+    dispatch: str
+    combine: str
+    exchange: type[Exchange] | None
+    reason: str = ""
+
+
+MACHINES = {
+    "cpu": Machine("shared memory", "shared memory", SharedMemoryExchange),
+    "cuda": Machine(
+        "none: no kernel",
+        "gpu_kernels/cuda/combine, over peer or symmetric memory (cuda.combine.RankCombine)",
+        None,
+        "a combine kernel is here, and no dispatch kernel; to fix it: exchange='all_to_all'",
+    ),
+    "npu": Machine("npu_moe_distribute_dispatch_v2", "npu_moe_distribute_combine_v2", DispatchCombine),
+}
+"""By device type. Between hosts only the NPU's operators serve, by comm_alg "hierarchy"."""
+
+
+class Hierarchical:
+    """The exchange that MACHINES names for the device of the tensors."""
+
+    name = "hierarchical"
+
+    def __init__(self, transport: Mover):
+        self.transport = transport
+
+    @classmethod
+    def why_not(cls, problem: Problem, topology: Topology) -> str | None:
+        machine = MACHINES.get(problem.device)
+        if machine is None:
+            return f"no transport for {problem.device}; to fix it: exchange='all_to_all'"
+        return machine.reason if machine.exchange is None else machine.exchange.why_not(problem, topology)
+
+    @classmethod
+    def of(cls, problem: Problem, topology: Topology) -> Hierarchical:
+        exchange = MACHINES[problem.device].exchange
+        assert exchange is not None
+        return cls(exchange.of(problem, topology))
+
+    def __call__(self, hidden: Tensor, routing: Routing, experts: Experts) -> Tensor:
+        return self.transport(hidden, routing, experts)
+
+
+def sizes_of(problem: Problem, topology: Topology) -> Sizes:
+    """Sizes of a layer's rings. Without topology.nodes, nodes have as many ranks, at most eight, as divide D.
+
+    Raises:
+        ContractError: the protocol does not take the sizes, or the nodes are not those of D ranks.
+    """
+    D = topology.placement.D
+    intra = max(n for n in range(1, MOST + 1) if D % n == 0)
+    nodes = topology.nodes or Nodes(D // intra, intra)
+    if nodes.R != D:
+        raise ContractError("the nodes are not those of this group", got=f"{nodes.R} ranks", expected=f"{D}")
+    return Sizes(Shape(nodes, CHANNELS, SLOTS), problem.T, problem.H, problem.K, problem.dtype)
+
+
+def abandon(group: dist.ProcessGroup | None) -> None:
+    """This rank leaves after an error: ranks that wait for it in a hierarchical exchange stop now."""
+    for made in _GROUPS.get(world_of(group), {}).values():
+        made.leave()
+
+
+_Key = tuple[Sizes, tuple[int, ...]]
+_GROUPS: MutableMapping[dist.ProcessGroup, dict[_Key, Group]] = WeakKeyDictionary()
+"""Layers of the same sizes and placement share rings. Ranks ask in the same order, so all find or make one."""
+
+
+def _group_of(sizes: Sizes, topology: Topology) -> Group:
+    world = world_of(topology.group)
+    made = _GROUPS.setdefault(world, {})
+    key = sizes, tuple(topology.placement.device_expert_mapping.flatten().tolist())
+    if key not in made:
+        made[key] = Group(_attach(sizes, topology.placement, world), sizes, topology.placement, topology.timeout)
+    return made[key]
+
+
+def _attach(sizes: Sizes, placement: Placement, world: dist.ProcessGroup) -> SharedMemoryTransport:
+    """The memory of all ranks, which the first makes; all ranks raise where one cannot attach."""
+    rank = placement.rank
+    assert rank is not None
+    memory = SharedMemory(sizes.layout) if rank == 0 else None
+    names: list[str] = _everybodys(memory.name if memory else "", world)
+    failed = ""
+    if memory is None:
+        try:
+            memory = SharedMemory(sizes.layout, names[0])
+        except (OSError, ContractError) as error:
+            failed = str(error)
+    said = _everybodys(failed, world)
+    if memory is None or any(said):
+        raise BackendUnavailable(
+            "not every rank can attach to the shared memory of rank 0",
+            details=[f"rank {other}: {why}" for other, why in enumerate(said) if why],
+            remedy="run all ranks on one host, in one PID namespace; or exchange='all_to_all'",
+        )
+    memory.detach_name()
+    return SharedMemoryTransport(memory, rank)
+
+
+def _everybodys(words: str, world: dist.ProcessGroup) -> list[str]:
+    out: list[str] = [""] * dist.get_world_size(world)
+    dist.all_gather_object(out, words, group=world)
+    return out

@@ -1,0 +1,175 @@
+"""The processes of one model."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ... import __version__
+from ...errors import BackendUnavailable, ContractError
+from ..exchanges.hierarchical import abandon
+from ..hierarchical.transport import PeerStopped
+from .faults import Faults, RankStopped
+from .handshake import compare
+from .turns import Turns
+
+COLLECTIVES = {"cpu": "gloo", "cuda": "nccl", "npu": "hccl"}
+"""Backend of torch.distributed for tensors of a device type; control messages are gloo's on every machine."""
+_POLL = 0.01
+
+
+class Ranks:
+    """This process among those that share a model. It starts torch.distributed, and `close` ends it.
+
+    Args:
+        store: that all ranks see. rank, size: of this process, and how many there are.
+        device: of this rank's weights. timeout: seconds that a rank waits for the others in one call. A rank without a
+            heartbeat for a quarter of it counts as stopped.
+
+    Attributes:
+        group: for tensors on the device. turns: see Turns.
+
+    Raises:
+        ContractError: a rank has another version of ttnn_moe or of torch, or counts other ranks.
+        RankStopped: a rank did not come within the timeout.
+    """
+
+    def __init__(self, store: dist.Store, rank: int, size: int, device: str = "cpu", timeout: float = 60.0):
+        self.rank, self.size, self.device, self.timeout = rank, size, torch.device(device), timeout
+        self._store, self._met = store, 0
+        self._faults = Faults(dist.PrefixStore("faults", store), rank, size, timeout)
+        try:
+            self.compare({"ttnn_moe": __version__, "torch": torch.__version__, "ranks": str(size)})
+        except BaseException:
+            self._faults.end()
+            raise
+        kind = self.device.type
+        backend = "gloo" if kind == "cpu" else f"cpu:gloo,{kind}:{COLLECTIVES[kind]}"
+        inner = dist.PrefixStore("group", store)
+        dist.init_process_group(backend, store=inner, rank=rank, world_size=size, timeout=timedelta(seconds=timeout))
+        self.group = dist.group.WORLD
+        self.turns = Turns(self.group, self.group, timeout)
+
+    def compare(self, facts: Mapping[str, str]) -> None:
+        """All ranks compare these fields. Every rank calls it.
+
+        Raises:
+            ContractError: a rank differs: which one, in which field, what it has and what the others have.
+            RankStopped: a rank did not come.
+        """
+        compare([json.loads(said) for said in self.meet(json.dumps(dict(facts)))])
+
+    def meet(self, words: str = "") -> list[str]:
+        """What every rank says here, in ascending rank. Every rank calls it.
+
+        Raises:
+            RankStopped: a rank failed, died, or did not come within the timeout.
+        """
+        self._met += 1
+        keys = [f"meeting{self._met}/{rank}" for rank in range(self.size)]
+        self._store.set(keys[self.rank], words)
+        until = time.monotonic() + self.timeout
+        for rank, key in enumerate(keys):
+            while not self._store.check([key]):
+                if (stopped := self._faults.stopped()) is not None:
+                    raise stopped
+                if time.monotonic() > until:
+                    raise self._faults.report(rank, f"it did not come to meeting {self._met} in {self.timeout:g} s")
+                time.sleep(_POLL)
+        return [self._store.get(key).decode() for key in keys]
+
+    def sum(self, part: Tensor) -> Tensor:
+        """The sum of every rank's tensor, with the same bits on every rank; part is overwritten."""
+        if part.numel():
+            dist.all_reduce(part, group=self.group)
+        return part
+
+    def gather(self, part: Tensor) -> Tensor:
+        """[R, D * n] of every rank's [R, n], in ascending rank."""
+        whole = part.new_empty(self.size, *part.shape)
+        if part.numel():
+            dist.all_gather(list(whole.unbind()), part.contiguous(), group=self.group)
+        return whole.transpose(0, 1).flatten(1)
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """What fails inside ends all ranks.
+
+        An error of this rank passes, and the others raise RankStopped. Where a rank stopped, a collective's error
+        becomes the RankStopped that names it.
+        """
+        try:
+            yield
+        except RankStopped:
+            self._leave()
+            raise
+        except PeerStopped as error:
+            named = self._faults.report(error.report.peer, str(error))
+            self._leave()
+            raise named from error
+        except BaseException as error:
+            stopped = self._faults.wait() if _of_a_collective(error) else None
+            if stopped is None:
+                self._faults.report(self.rank, f"{type(error).__name__}: {error}")
+            self._leave()
+            if stopped is None:
+                raise
+            raise stopped from error
+
+    def close(self) -> None:
+        """The end of all ranks' work; every rank calls it."""
+        self.meet("end")
+        if self.rank:
+            self._store.set(f"left/{self.rank}", "")
+        until = time.monotonic() + self._faults.silence
+        # rank 0 may keep the store, so it leaves last
+        left = [] if self.rank else [f"left/{rank}" for rank in range(1, self.size)]
+        while left and not self._store.check(left) and time.monotonic() < until:
+            time.sleep(_POLL)
+        self._leave()
+
+    def _leave(self) -> None:
+        """Connections close, so that a collective of another rank ends now."""
+        if dist.is_initialized():
+            abandon(self.group)
+            dist.destroy_process_group()
+        self._faults.end()
+
+
+def _of_a_collective(error: BaseException) -> bool:
+    """Whether a library of torch.distributed may have raised it: most of them raise plain RuntimeErrors."""
+    return type(error) is RuntimeError or isinstance(error, dist.DistError)
+
+
+def start(device: str = "cpu", timeout: float = 60.0) -> Ranks:
+    """The ranks that torchrun, or another launcher with its variables, started.
+
+    Args:
+        device: "cpu", "cuda" or "npu"; each process takes the one of its LOCAL_RANK.
+
+    Raises:
+        BackendUnavailable: no launcher started this process. Others: as Ranks.
+    """
+    absent = [name for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
+    if absent:
+        raise BackendUnavailable(
+            "this process is none of several ranks",
+            got=f"no {', '.join(absent)} in the environment",
+            expected="the variables that torchrun sets",
+            remedy="torchrun --nproc-per-node N -m ttnn_moe ...",
+        )
+    if device not in COLLECTIVES:
+        raise ContractError("no collectives for this device", got=device, expected=f"one of {list(COLLECTIVES)}")
+    store, rank, size = next(iter(dist.rendezvous("env://", timeout=timedelta(seconds=timeout))))
+    if device != "cpu":
+        device = f"{device}:{os.environ.get('LOCAL_RANK', '0')}"
+        getattr(torch, torch.device(device).type).set_device(torch.device(device))
+    return Ranks(store, rank, size, device, timeout)

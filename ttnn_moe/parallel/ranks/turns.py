@@ -1,0 +1,43 @@
+"""How ranks agree on a step: one all_reduce on the host says how many tokens the busiest has, and whether any stays."""
+
+from __future__ import annotations
+
+import time
+
+import torch
+import torch.distributed as dist
+
+PAUSE = (0.001, 0.02)
+"""Seconds to wait after a turn in which no rank had a token: at first, and at most."""
+
+
+class Turns:
+    """The steps of ranks that share experts.
+
+    Args:
+        control: a process group for tensors on the CPU. group: that of the exchanges. timeout: as Ranks.
+
+    Attributes:
+        number: of the turn that this rank took last. most: the most tokens of any rank in it.
+    """
+
+    def __init__(self, control: dist.ProcessGroup | None, group: dist.ProcessGroup | None, timeout: float):
+        self.group, self.timeout, self.number, self.most = group, timeout, 0, 0
+        self._control, self._pause = control, PAUSE[0]
+
+    def take(self, tokens: int, staying: bool = True) -> bool:
+        """Every rank takes the turn. Returns whether any rank has tokens, or stays.
+
+        Args:
+            tokens: of this rank in this step. staying: this rank may have more later.
+        """
+        words = torch.tensor([tokens, int(staying)])
+        dist.all_reduce(words, dist.ReduceOp.MAX, group=self._control)
+        self.number += 1
+        self.most, going = words.tolist()
+        if self.most:
+            self._pause = PAUSE[0]
+        elif going:
+            time.sleep(self._pause)
+            self._pause = min(2 * self._pause, PAUSE[1])
+        return bool(self.most or going)
