@@ -11,6 +11,8 @@ PY := $(VENV)/bin/python
 # takes triton's place, wants numpy 1, and has wheels for Python up to 3.11.
 TORCH_NPU := .torch-npu
 TRITON_ASCEND := .triton-ascend
+# bishengir-compile, which plans the memory of triton-ascend's kernels.
+ASCEND_IR := .ascendnpu-ir
 # The dependencies at their floors; torch is the environment's own, since an older one is gigabytes.
 LOWEST := .lowest
 LOWEST_ASK := click commonmark 'huggingface-hub<1'
@@ -72,11 +74,11 @@ test-ascend: $(TORCH_NPU)/.installed
 	    $(addprefix tests/tools/test_selfcheck.py::test_,ascend_on_stand_ins_passes_operator_by_operator \
 	    under_torchrun_expert_parallelism_is_checked_too) $(ARGS); }
 
-# Interpreted, and compiled for a 910B3 as far as that goes without CANN.
-test-ascend-triton: $(TRITON_ASCEND)/.installed
+# Interpreted, and compiled for a 910B3 as far as that goes without CANN: with ascendnpu-ir through the planning of memory.
+test-ascend-triton: $(TRITON_ASCEND)/.installed $(ASCEND_IR)/.installed
 	@test ! -e $< || { set -x; export PYTHONPATH="$(CURDIR)/$(TRITON_ASCEND)"; \
 	    TRITON_INTERPRET=1 $(PY) tests/support/ascend_triton_cases.py interpret && \
-	    $(PY) tests/support/ascend_triton_cases.py compile; }
+	    PATH="$(CURDIR)/$(ASCEND_IR)/ascendnpuir/bin:$$PATH" $(PY) tests/support/ascend_triton_cases.py compile; }
 
 # Ten minutes of random load on the engine; CI runs some seconds of it as a test.
 soak: $(VENV)/.installed-dev
@@ -103,7 +105,7 @@ wheel: $(VENV)/.installed-dev
 	$(PY) -m build --outdir dist
 
 clean:
-	rm -rf $(VENV) $(TT_VENV) $(TORCH_NPU) $(TRITON_ASCEND) $(LOWEST) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(TT_VENV) $(TORCH_NPU) $(TRITON_ASCEND) $(ASCEND_IR) $(LOWEST) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Installed from the checkout as it is (editable): Python and kernel sources need no second install; C++ is built
@@ -134,6 +136,9 @@ $(TORCH_NPU)/.installed: constraints.txt | $(VENV)/.installed-dev
 
 $(TRITON_ASCEND)/.installed: Makefile | $(VENV)/.installed-dev
 	@PIP_CONSTRAINT=; $(call beside,triton-ascend==3.2.0 'numpy<2' pybind11)
+
+$(ASCEND_IR)/.installed: Makefile | $(VENV)/.installed-dev
+	@PIP_CONSTRAINT=; $(call beside,ascendnpu-ir==1.2.0)
 
 $(LOWEST)/.installed: constraints-lowest.txt Makefile | $(VENV)/.installed-dev
 	rm -rf $(LOWEST); PIP_CONSTRAINT= $(PY) -m pip install --quiet --no-deps --target $(LOWEST) \

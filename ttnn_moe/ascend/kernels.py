@@ -18,10 +18,9 @@ from ..contract import Routing
 from ..errors import BackendUnavailable, ContractError
 from .layout import Weights
 from .run import grouped_matmul
+from .tiles import BLOCK_K, BLOCK_N, columns_of_block, rows_of_tile
 
 ENV = "TTNN_MOE_ASCEND_KERNELS"
-BLOCK_M, BLOCK_N, BLOCK_K = 64, 128, 64
-BLOCK_H = 2048
 
 
 def asked_for() -> bool:
@@ -45,7 +44,8 @@ def moe(npu: Any, hidden: Tensor, routing: Routing, weights: Weights, out: Tenso
     expert_out = experts(npu, hidden, view.expert_offsets[1:].long(), weights, view.pairs // K)
     total = torch.empty(T, H, dtype=torch.float32 if accumulate else out.dtype, device=out.device)
     (_, combine), (_, vector) = _kernels(), cores(hidden.device)
-    combine[(vector,)](expert_out, view.inverse, routing.topk_weights, total, T, H, K=K, BLOCK_H=BLOCK_H)
+    block = columns_of_block(H)
+    combine[(vector,)](expert_out, view.inverse, routing.topk_weights, total, T, H, K=K, BLOCK_H=block)
     store(total, out, accumulate, routing.num_tokens)
 
 
@@ -54,7 +54,8 @@ def experts(npu: Any, hidden: Tensor, ends: Tensor, weights: Weights, tokens: Te
     if tokens is None:
         tokens = torch.arange(len(hidden), dtype=torch.int32, device=hidden.device)
     H, I, rows = hidden.shape[1], weights.down.shape[1], len(tokens)
-    tiles, num_tiles = tiles_of(ends, rows)
+    block = rows_of_tile(rows, len(ends))
+    tiles, num_tiles = tiles_of(ends, rows, block)
     act = hidden.new_empty(rows, I)  # of rows past the last end, which are in no tile, nothing is written
     (gate_up, _), (cube, _) = _kernels(), cores(hidden.device)
     gate_up[(cube,)](
@@ -67,7 +68,7 @@ def experts(npu: Any, hidden: Tensor, ends: Tensor, weights: Weights, tokens: Te
         act,
         H,
         I,
-        BLOCK_M=BLOCK_M,
+        BLOCK_M=block,
         BLOCK_N=BLOCK_N,
         BLOCK_K=BLOCK_K,
         CAST=hidden.device.type == "cpu",
@@ -75,18 +76,18 @@ def experts(npu: Any, hidden: Tensor, ends: Tensor, weights: Weights, tokens: Te
     return grouped_matmul(npu, act, weights.down, ends)
 
 
-def tiles_of(ends: Tensor, rows: int) -> tuple[Tensor, Tensor]:
-    """(expert, first row) of each tile of BLOCK_M rows, [bound, 2] int32, and how many there are, [1] int32.
+def tiles_of(ends: Tensor, rows: int, block: int) -> tuple[Tensor, Tensor]:
+    """(expert, first row) of each tile of `block` rows, [bound, 2] int32, and how many there are, [1] int32.
 
     ends: [E] int64, where each expert's rows end.
     """
     E = len(ends)
     count = ends.diff(prepend=ends.new_zeros(1))
-    of_expert = (count + BLOCK_M - 1) // BLOCK_M
+    of_expert = (count + block - 1) // block
     last = of_expert.cumsum(0)
-    tile = torch.arange(rows // BLOCK_M + min(E, rows), device=ends.device)
+    tile = torch.arange(rows // block + min(E, rows), device=ends.device)
     expert = torch.searchsorted(last, tile, right=True).clamp_max(E - 1)
-    first = (ends - count)[expert] + (tile - (last - of_expert)[expert]) * BLOCK_M
+    first = (ends - count)[expert] + (tile - (last - of_expert)[expert]) * block
     return torch.stack([expert, first], 1).int(), last[-1:].int()
 
 
