@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+import ascend_attention_operators
 import ascend_exchange_operators
 import ascend_libraries
 from ascend_operators import IMPLEMENTATIONS
@@ -67,7 +68,7 @@ def npu() -> Any:
         module = types.ModuleType("torch_npu")
         for name in SCHEMAS:
             setattr(module, name, getattr(torch.ops.npu, name))
-    bind(IMPLEMENTATIONS | ascend_exchange_operators.IMPLEMENTATIONS)
+    bind(IMPLEMENTATIONS | ascend_exchange_operators.IMPLEMENTATIONS | ascend_attention_operators.IMPLEMENTATIONS)
     return module
 
 
