@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch.distributed import Work
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -66,6 +67,9 @@ class NPUGraph:
         self.updated, self.replays = False, self.replays + 1
         for record in self.records:
             again = tree_leaves(record.function(*record.args, **record.kwargs))
+            for leaf in again:
+                if isinstance(leaf, torch.ScriptObject):  # a collective; on an NPU the stream waits for it
+                    Work.unbox(leaf).wait()
             for old, new, fresh in zip(tree_leaves(record.out), again, record.fresh, strict=True):
                 if fresh:
                     old.copy_(new)
