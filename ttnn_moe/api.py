@@ -17,6 +17,7 @@ from .backend import Prepared
 from .contract import Experts, Placement, Problem, Routing, check_kind, check_kinds, check_sizes
 from .errors import ContractError
 from .memory import check_tensors
+from .routing import is_distinct
 from .watched import watcher
 
 
@@ -28,6 +29,7 @@ def moe(
     out: Tensor | None = None,
     accumulate: bool = False,
     backend: str = "auto",
+    ids: str = "any",
 ) -> Tensor:
     """One Mixture-of-Experts layer: route, gate and up, SiLU*mul, down, weigh, sum.
 
@@ -41,6 +43,9 @@ def moe(
             Allocated when absent.
         accumulate: add to out instead of overwriting it.
         backend: a name in registry.backends(), or "auto".
+        ids: "any", or "distinct": the caller promises that each row of topk_ids names K different experts of
+            0 .. E-1, as a router's top-k does. Ascend then makes fewer device operations. Where the promise is broken,
+            numbers are wrong, and no memory out of bounds is touched.
 
     Returns:
         out [T, H].
@@ -50,11 +55,15 @@ def moe(
             forward-mode gradients are asked for, or a backward pass runs.
     """
     if not isinstance(hidden, Tensor):
+        is_distinct(ids)
         return _on_device(hidden, routing, experts, out, accumulate, backend)
-    return _form(hidden, routing, experts, out).moe(hidden, routing, experts, out, accumulate, backend)
+    form = _form(hidden, routing, experts, out)
+    return form.moe(hidden, routing.promised(ids), experts, out, accumulate, backend)
 
 
-def prepare(problem: Problem, experts: Experts, placement: Placement | None = None, backend: str = "auto") -> Prepared:
+def prepare(
+    problem: Problem, experts: Experts, placement: Placement | None = None, backend: str = "auto", *, ids: str = "any"
+) -> Prepared:
     """Make one layer ready for calls of up to problem.T tokens: op(hidden, topk_ids, topk_weights) -> out.
 
     It owns workspace, compiled kernels and peer buffers; a call allocates nothing but its output. ids in calls are
@@ -66,14 +75,20 @@ def prepare(problem: Problem, experts: Experts, placement: Placement | None = No
 
     A layer is for inference: a call that autograd or a tracer would record raises ContractError.
 
+    Args:
+        ids: what the caller promises of topk_ids in every call, as for `moe`.
+
     Raises:
-        ContractError: experts, problem and placement do not fit. BackendUnavailable: nothing can run it.
+        ContractError: experts, problem and placement do not fit, or ids is no promise.
+        BackendUnavailable: nothing can run it.
     """
-    full = described(problem, experts, placement)
+    full, distinct = described(problem, experts, placement), is_distinct(ids)
     chosen = registry.choose(full, backend)
     # a workspace made under inference_mode could not be written outside it
     with torch.inference_mode(False), torch.no_grad():
-        return chosen.prepare(full, experts, placement)
+        made = chosen.prepare(full, experts, placement)
+    made.distinct = distinct
+    return made
 
 
 def described(problem: Problem, experts: Experts, placement: Placement | None) -> Problem:

@@ -73,7 +73,10 @@ class Prepared(ABC):
     Attributes:
         problem: sizes of the largest call. placement: what the routing of a call knows of where experts live.
         device: where the experts are, and the tensors of a call must be.
+        distinct: the ids of all calls are promised to be distinct, as for `ttnn_moe.moe`; set once, when made.
     """
+
+    distinct = False
 
     def __init__(self, problem: Problem, experts: Experts, placement: Placement | None = None):
         self.problem, self.placement, self.device = problem, placement, experts.device
@@ -109,14 +112,15 @@ class Prepared(ABC):
                 remedy="call it under torch.no_grad() and outside of tracers, or call ttnn_moe.moe",
             )
         problem = self.problem
-        routing = Routing.from_topk(topk_ids, topk_weights, problem.E, placement=self.placement, num_tokens=num_tokens)
+        routing = Routing.from_topk(
+            topk_ids, topk_weights, problem.E, placement=self.placement, num_tokens=num_tokens, distinct=self.distinct
+        )
         check_prepared(problem, self.device, hidden, routing, out, accumulate)
         hidden = dense(hidden)
         if out is None:
-            out = hidden.new_empty(routing.T, problem.H, dtype=problem.out_dtype)
-        else:
-            check_memory(out, routing, hidden, *self._held())
-            note_write(out)
+            return run(self._new, hidden, routing)
+        check_memory(out, routing, hidden, *self._held())
+        note_write(out)
         run(self._run, hidden, routing, out, accumulate)
         return out
 
@@ -127,6 +131,12 @@ class Prepared(ABC):
     @abstractmethod
     def _run(self, hidden: Tensor, routing: Routing, out: Tensor, accumulate: bool) -> None:
         """Write, or add, the result to out [T, H]; arguments were checked, hidden is contiguous."""
+
+    def _new(self, hidden: Tensor, routing: Routing) -> Tensor:
+        """The result [T, H] in a new tensor; a backend whose operators allocate their result returns that one."""
+        out = hidden.new_empty(routing.T, self.problem.H, dtype=self.problem.out_dtype)
+        self._run(hidden, routing, out, False)
+        return out
 
 
 @torch._disable_dynamo
@@ -197,6 +207,14 @@ class Backend(Protocol):
 
 
 @runtime_checkable
+class AllocatesResult(Protocol):
+    """A backend whose operators allocate their result: without out, no copy is made."""
+
+    def moe_new(self, hidden: Tensor, routing: Routing, experts: Experts) -> Tensor:
+        """As `Backend.moe`, in a new tensor in the dtype of hidden."""
+
+
+@runtime_checkable
 class Explains(Protocol):
     """A backend that has several sets of kernels for the whole operator."""
 
@@ -245,11 +263,14 @@ class RunsOnNpu(Protocol):
     def npu(self) -> Any:
         """The torch_npu module."""
 
+    def machine(self) -> Any:
+        """What this rank knows of its server, CANN and driver: an ascend.machine.Machine."""
+
     def why_no_group(self, group: ProcessGroup | None) -> str | None:
         """None if HCCL can name the group (default: all processes), else the reason, with the remedy."""
 
     def group_name(self, group: ProcessGroup | None) -> str:
-        """HCCL's name of a process group; default: of a group that only the exchange uses.
+        """HCCL's name of a group that only the exchange uses, of the processes of this group (default: all).
 
         Raises:
             BackendUnavailable: the group has no HCCL.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import torch
@@ -27,6 +27,7 @@ class Placement:
 
     device_expert_mapping: Tensor
     rank: int | None = None
+    _tables: dict[tuple[int, torch.device], Tensor] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
         mapping = self.device_expert_mapping
@@ -90,6 +91,16 @@ class Placement:
         out = torch.full((self.E,), -1, dtype=torch.int32)
         out[self.device_expert_mapping[d].long()] = torch.arange(self.E_local, dtype=torch.int32)
         return out
+
+    def local_table(self, d: int | None, device: torch.device) -> Tensor:
+        """[E+1] int32 on a torch device: `local_of(d)`, and -1 for an id of E. Copied there once, then kept."""
+        key = self._device(d), device
+        found = self._tables.get(key)
+        if found is None:
+            with torch.inference_mode(False):
+                local = self.local_of(d)
+                found = self._tables[key] = torch.cat([local, local.new_full((1,), -1)]).to(device)
+        return found
 
     def _device(self, d: int | None) -> int:
         d = self.rank if d is None else d

@@ -6,10 +6,13 @@ of rows; weights of an expert without a token are not read.
 
 int4_24 and mxfp4 weights are decoded to exact fp32 a block at a time, and their products are fp32: gate and up are not
 rounded.
+
+With TTNN_MOE_CHECK_IDS=1 it checks ids that a caller promised to be distinct.
 """
 
 from __future__ import annotations
 
+import os
 import platform
 from collections.abc import Callable
 from threading import Lock
@@ -21,7 +24,9 @@ from .activations import ALPHA, LIMIT, SILU
 from .backend import Numerics, Prepared, Probe
 from .contract import Experts, Placement, Problem, Routing
 from .reference_products import PRODUCTS, Products, products_of
+from .routing import check_distinct
 
+CHECK_ENV = "TTNN_MOE_CHECK_IDS"
 # rows of one expert worked on at a time: past 512 the products gain nothing, and their buffers grow
 BLOCK_ROWS = 512
 # experts of few rows are worked on together up to this many: fewer calls, and buffers that stay in the L2 cache
@@ -72,6 +77,7 @@ class ReferenceBackend:
         return PreparedReference(self, problem, experts, placement)
 
     def moe(self, hidden: Tensor, routing: Routing, experts: Experts, out: Tensor, accumulate: bool) -> None:
+        check_promise(routing)
         T, K = routing.T, routing.K
         products = products_of(experts, min(T * K, BLOCK_ROWS), hidden.dtype)
         space = Workspace(T * K, T, experts.H, experts.I, hidden.dtype, products.gate_up_dtype)
@@ -156,6 +162,7 @@ class PreparedReference(Prepared):
         self._sums = torch.empty(2, problem.T, problem.H) if len(self._experts) > 1 else None
 
     def _run(self, hidden: Tensor, routing: Routing, out: Tensor, accumulate: bool) -> None:
+        check_promise(routing)
         with self._turn:
             if self._sums is None:
                 local = routing if self.placement is None else routing.for_device()
@@ -171,6 +178,16 @@ class PreparedReference(Prepared):
             self._backend.run(hidden, routing.for_device(d), *experts, partial, False, self._space)
             total[:n] += partial[:n]
         out[:n] = total[:n]
+
+
+def check_promise(routing: Routing) -> None:
+    """Check ids that were promised to be distinct, where TTNN_MOE_CHECK_IDS=1 asks for it.
+
+    Raises:
+        ContractError: naming the first t and k that break the promise.
+    """
+    if routing.distinct and os.environ.get(CHECK_ENV) == "1":
+        check_distinct(routing.topk_ids[: routing.true_tokens()], routing.E)
 
 
 def _blocks(starts: list[int]) -> list[list[tuple[int, int, int]]]:

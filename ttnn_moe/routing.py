@@ -15,7 +15,10 @@ from torch import Tensor
 from .errors import ContractError
 from .memory import check_tensors, dense
 from .placement import Placement
+from .visible import shown
 
+PROMISES = ("any", "distinct")
+"""What a caller may say of the ids of all calls: see ttnn_moe.moe."""
 MOST_ALIGNED = 1 << 20
 """Largest row_align."""
 
@@ -78,6 +81,7 @@ class Routing:
     ids are global expert ids, int32 or int64, as given: an id outside 0 .. E-1 means "no expert" to every reader.
     num_tokens, if set, is the true number of tokens when T is only a bound: int32 [] on the same device; rows past
     it route nowhere and their output is not written. A value below 0 counts as 0, one above T as T.
+    distinct: the caller promises ids of 0 .. E-1, none twice in a row. The views of this class do not rely on it.
     """
 
     topk_ids: Tensor
@@ -85,6 +89,7 @@ class Routing:
     E: int
     placement: Placement | None = None
     num_tokens: Tensor | None = None
+    distinct: bool = False
     _cache: dict[int, StepLayout] = field(default_factory=dict, repr=False)
 
     @classmethod
@@ -96,6 +101,7 @@ class Routing:
         *,
         placement: Placement | None = None,
         num_tokens: Tensor | None = None,
+        distinct: bool = False,
         check: bool = False,
     ) -> Routing:
         """Check shapes and dtypes (never values, unless asked) and hold the routing.
@@ -107,6 +113,7 @@ class Routing:
             E: number of experts.
             placement: where experts live; needed by `device_expert_mapping` and `for_device`.
             num_tokens: true number of tokens, int32 [] or [1], where T is a bound.
+            distinct: for layers made with ids="distinct"; a caller of `moe` passes ids="distinct" there.
             check: read the ids back (a host synchronisation) and raise on the first that is neither -1 nor valid.
 
         Raises:
@@ -148,8 +155,19 @@ class Routing:
             check_ids(ids, E)
         weights = weights.float()
         if torch.compiler.is_dynamo_compiling():  # the op makes a routing of its own when it runs
-            return cls(ids.contiguous(), weights.contiguous(), E, placement, num_tokens)
-        return cls(dense(ids), dense(weights), E, placement, None if num_tokens is None else dense(num_tokens))
+            return cls(ids.contiguous(), weights.contiguous(), E, placement, num_tokens, distinct)
+        num_tokens = None if num_tokens is None else dense(num_tokens)
+        return cls(dense(ids), dense(weights), E, placement, num_tokens, distinct)
+
+    def promised(self, ids: str) -> Routing:
+        """This routing with what the caller promises of its ids: "any" (nothing) or "distinct".
+
+        Raises:
+            ContractError: ids is neither.
+        """
+        if is_distinct(ids) == self.distinct:
+            return self
+        return Routing(self.topk_ids, self.topk_weights, self.E, self.placement, self.num_tokens, not self.distinct)
 
     @property
     def T(self) -> int:
@@ -164,13 +182,23 @@ class Routing:
         return self.T if self.num_tokens is None else min(max(int(self.num_tokens), 0), self.T)
 
     @cached_property
-    def ids(self) -> Tensor:
-        """[T, K] int32 with every id that names no expert replaced by -1."""
-        valid = (self.topk_ids >= 0) & (self.topk_ids < self.E)
+    def absent(self) -> Tensor:
+        """[T, K] bool: the pairs that name no expert."""
+        absent = (self.topk_ids < 0) | (self.topk_ids >= self.E)
         if self.num_tokens is not None:
             rows = torch.arange(self.T, device=self.topk_ids.device, dtype=torch.int32)
-            valid &= (rows < self.num_tokens)[:, None]
-        return torch.where(valid, self.topk_ids, -1).int()
+            absent |= (rows >= self.num_tokens)[:, None]
+        return absent
+
+    def ids_or(self, none: int) -> Tensor:
+        """[T, K] int32 with `none` in place of every id that names no expert."""
+        # where() would make a tensor of its number: an operation more
+        return self.topk_ids.int().masked_fill(self.absent, none)
+
+    @cached_property
+    def ids(self) -> Tensor:
+        """[T, K] int32 with every id that names no expert replaced by -1."""
+        return self.ids_or(-1)
 
     @cached_property
     def _merged(self) -> tuple[Tensor, Tensor]:
@@ -180,8 +208,8 @@ class Routing:
         weights = torch.zeros_like(self.topk_weights)
         for k in range(self.K):  # ascending k, in fp32; where() keeps another pair's NaN out
             weights = torch.where(same[:, :, k], weights + self.topk_weights[:, k, None], weights)
-        earlier = torch.ones(self.K, self.K, dtype=torch.bool, device=ids.device).tril(-1)
-        return torch.where((same & earlier).any(-1), -1, ids), weights
+        place = torch.arange(self.K, dtype=torch.int32, device=ids.device)
+        return ids.masked_fill((same & (place[:, None] > place)).any(-1), -1), weights
 
     def _sort(self, ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Stable sort of pairs by expert: order [T*K] int64, counts [E] int64, sorted ids [T*K] (E = none)."""
@@ -239,10 +267,8 @@ class Routing:
     def for_device(self, d: int | None = None) -> Routing:
         """This routing as device d (default: placement.rank) sees it: local expert ids, E/D experts, -1 elsewhere."""
         placement = self.placement or Placement.uniform(self.E)
-        local = placement.local_of(d).to(self.topk_ids.device)
-        # the spare last entry answers for "no expert"
-        table = torch.cat([local, local.new_full((1,), -1)])
-        ids = table[torch.where(self.ids < 0, self.E, self.ids)]
+        table = placement.local_table(d, self.topk_ids.device)
+        ids = table.index_select(0, self.ids_or(self.E).flatten()).view(self.T, self.K)
         return Routing(ids, self.topk_weights, placement.E_local, None, self.num_tokens)
 
 
@@ -261,6 +287,34 @@ def check_row_align(row_align: int) -> None:
     if isinstance(row_align, (bool, float)) or not 1 <= row_align <= MOST_ALIGNED:
         expected = f"an integer 1 .. {MOST_ALIGNED}; 1 or 32 are usual"
         raise ContractError("row_align is out of range", got=row_align, expected=expected)
+
+
+def is_distinct(promise: str) -> bool:
+    """Whether the promise of ids is "distinct".
+
+    Raises:
+        ContractError: it is neither "any" nor "distinct".
+    """
+    if not (isinstance(promise, str) and promise in PROMISES):
+        raise ContractError(
+            "ids is no promise", got=f"ids={shown(promise)}", expected=f"one of {list(PROMISES)}", remedy="leave it out"
+        )
+    return promise == "distinct"
+
+
+def check_distinct(ids: Tensor, E: int) -> None:
+    """Raise ContractError naming the first (t, k) whose id breaks the promise "distinct". Reads ids back."""
+    bad = (ids < 0) | (ids >= E)
+    same = (ids[:, :, None] == ids[:, None, :]).tril(-1).any(-1)
+    found = (bad | same).nonzero()
+    if len(found):
+        t, k = found[0].tolist()
+        raise ContractError(
+            f"ids were promised to be distinct, and are not at t={t}, k={k} ({len(found)} in all)",
+            got=f"ids[{t}] = {shown(ids[t].tolist())}",
+            expected=f"ids of 0 .. {E - 1}, none twice in a row",
+            remedy="call without ids='distinct'",
+        )
 
 
 def check_ids(ids: Tensor, E: int) -> None:

@@ -1,6 +1,6 @@
 """The operator and its steps as torch ops, so that torch.compile, export, make_fx and autograd see one opaque node.
 
-    ttnn_moe::moe(hidden, *routing, *experts, base, accumulate, wide) -> [T, H]
+    ttnn_moe::moe(hidden, *routing, *experts, base, accumulate, wide, distinct) -> [T, H]
     ttnn_moe::gate_projection | up_projection | gate_up (hidden, *routing, *experts, row_align) -> [capacity, I]
     ttnn_moe::silu_mul(gate, up, backend) -> [rows, I]
     ttnn_moe::down_projection(activations, *routing, *experts, row_align, base, accumulate, wide) -> [T, H]
@@ -59,9 +59,11 @@ def _into(base: Tensor | None, wide: bool, like: Tensor, shape: tuple[int, int])
 
 
 def _moe(hidden: Tensor, *inputs: Any) -> Tensor:
-    *packed, backend, base, accumulate, wide = inputs
+    *packed, backend, base, accumulate, wide, distinct = inputs
     routing, experts = _unpacked(*packed)
-    out = _into(base, wide, hidden, (routing.T, experts.H))
+    # a backend may return a tensor of its own
+    out = None if base is None and not wide else _into(base, wide, hidden, (routing.T, experts.H))
+    routing = routing.promised("distinct" if distinct else "any")
     return eager.moe(hidden, routing, experts, out, accumulate, backend)
 
 
@@ -70,6 +72,11 @@ def _down_projection(activations: Tensor, *inputs: Any) -> Tensor:
     routing, experts = _unpacked(*packed)
     out = _into(base, wide, activations, (routing.T, experts.H))
     return eager.down_projection(activations, routing, experts, row_align, out, accumulate, backend)
+
+
+def _fake_moe(hidden: Tensor, *inputs: Any) -> Tensor:
+    *others, _ = inputs
+    return _rows_of_tokens(hidden, *others)
 
 
 def _rows_of_tokens(rows: Tensor, topk_ids: Tensor, *inputs: Any) -> Tensor:
@@ -89,7 +96,7 @@ def _define_step(name: str) -> Any:
     return define_op(name, f"(Tensor hidden, {ROUTING}, {EXPERTS}, SymInt row_align) -> Tensor", run, fake)
 
 
-MOE = define_op("moe", f"(Tensor hidden, {ROUTING}, {EXPERTS}, {INTO}) -> Tensor", _moe, _rows_of_tokens)
+MOE = define_op("moe", f"(Tensor hidden, {ROUTING}, {EXPERTS}, {INTO}, bool distinct) -> Tensor", _moe, _fake_moe)
 STEPS = {name: _define_step(name) for name in ("gate_projection", "up_projection", "gate_up")}
 SILU_MUL = define_op(
     "silu_mul",
@@ -112,7 +119,7 @@ def moe(
     check(hidden, routing, experts, out)
     check_accumulate(out, accumulate)
     into = _arguments(out, accumulate, routing)
-    return _written(MOE(hidden, *_packed(routing, experts), backend, *into), out)
+    return _written(MOE(hidden, *_packed(routing, experts), backend, *into, routing.distinct), out)
 
 
 def step(name: str, hidden: Tensor, routing: Routing, experts: Experts, row_align: int, backend: str) -> Tensor:

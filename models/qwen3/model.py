@@ -27,6 +27,9 @@ from ttnn_moe.sizes import power_of_2
 from .config import Qwen3MoeConfig
 from .weight_formats import FORMATS
 
+IDS = "distinct"
+"""What the router promises of its ids: topk names K different experts."""
+
 
 def sizes_of(config: Qwen3MoeConfig, dtype: torch.dtype, device: torch.device | str = "cpu") -> CacheSizes:
     """What a cache has to know of a model."""
@@ -162,7 +165,7 @@ class MoE(nn.Module):
         experts, bound = self.experts, power_of_2(T)
         if bound not in self._prepared:
             problem = ttnn_moe.Problem.of(bound, self.K, experts, self.router.weight.dtype)
-            self._prepared[bound] = ttnn_moe.prepare(problem, experts, backend=self.backend)
+            self._prepared[bound] = ttnn_moe.prepare(problem, experts, backend=self.backend, ids=IDS)
         return self._prepared[bound]
 
     def forward(self, x: Tensor, norm: RMSNorm, step: Step) -> Tensor:
@@ -179,7 +182,7 @@ class MoE(nn.Module):
             layer = self.prepared(x.shape[0])
             return layer(hidden, ids, weights, out=x, accumulate=True, num_tokens=num_tokens)
         routing = ttnn_moe.Routing.from_topk(ids, weights, self.router.out_features, num_tokens=num_tokens)
-        return x + ttnn_moe.moe(hidden, routing, self.experts, backend=self.backend)
+        return x + ttnn_moe.moe(hidden, routing, self.experts, backend=self.backend, ids=IDS)
 
 
 class Layer(nn.Module):

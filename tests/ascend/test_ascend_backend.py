@@ -14,7 +14,7 @@ import torch.distributed as dist
 from paths import ROOT
 from processes import run_python
 from ttnn_moe import registry
-from ttnn_moe.ascend import operators
+from ttnn_moe.ascend import groups, operators
 from ttnn_moe.ascend.backend import AscendBackend
 from ttnn_moe.errors import BackendUnavailable
 
@@ -75,28 +75,6 @@ def test_a_torch_npu_for_another_torch_is_named(machine, monkeypatch: pytest.Mon
     assert "is for torch 2.1" in found.reason and torch.__version__ in found.reason and "torch==2.1.*" in found.remedy
 
 
-def test_versions_are_torch_npus_or_those_of_the_drivers_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(operators, "DRIVER_INFO", tmp_path / "version.info")
-    known = {"CANN": "9.1.0", "DRIVER": ""}
-    utils = types.SimpleNamespace(get_cann_version=known.get)
-    backend = AscendBackend()
-    backend.npu = lambda: types.SimpleNamespace(npu=types.SimpleNamespace(utils=utils))  # type: ignore[method-assign]
-    assert backend.versions() == ["CANN 9.1.0, driver unknown"]
-    operators.DRIVER_INFO.write_text("package_version=25.0\nVersion=24.1.rc3\nascendhal_version=7.35.23\n")
-    assert backend.versions() == ["CANN 9.1.0, driver 24.1.rc3"]
-    known["DRIVER"] = "25.0.RC1.1"
-    assert backend.versions() == ["CANN 9.1.0, driver 25.0.RC1.1"]
-    backend.npu = types.SimpleNamespace  # type: ignore[method-assign]
-    operators.DRIVER_INFO.unlink()
-    assert backend.versions() == ["CANN unknown, driver unknown"]
-
-
-def test_versions_in_order() -> None:
-    listed = ["23.0.0", "24.1.RC3", "24.1.0", "24.1.0.3", "25.0.RC1", "25.0.rc1.1", "25.0.0", "25.2.RC1", "25.10.0"]
-    for i, one in enumerate(listed):
-        assert [operators.is_older(one, other) for other in listed] == [i < j for j in range(len(listed))]
-
-
 def test_asking_for_it_here_names_what_is_missing() -> None:
     if registry.probe("ascend").available:
         pytest.skip("an NPU is here")
@@ -137,4 +115,8 @@ def test_the_exchange_has_a_process_group_for_itself(alone: None) -> None:
     name = backend.group_name(None)
     assert name != dist.group.WORLD.group_name and backend.group_name(None) == name
     mine = dist.new_group()
-    assert backend.group_name(mine) == mine.group_name != name
+    other = backend.group_name(mine)  # the layers of mine tell each other their sizes over mine
+    assert len({other, mine.group_name, name}) == 3 and backend.group_name(mine) == other
+    assert groups.global_bs(mine) is None
+    groups.take_global_bs(mine, 4096)
+    assert groups.global_bs(mine) == 4096 and groups.global_bs(None) is None

@@ -11,12 +11,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ascend_machines import machines
 from ttnn_moe import Placement, Problem, Routing
 from ttnn_moe.ascend.limits import Limit, broken
+from ttnn_moe.ascend.machine import Machine
 from ttnn_moe.ascend.operators import COMBINE, DISPATCH, EXCHANGE
 from ttnn_moe.errors import BackendUnavailable
-from ttnn_moe.parallel.exchanges.npu import DispatchCombine, Plan, plan, unique_ids
-from ttnn_moe.parallel.exchanges.npu_limits import EXCHANGE_LIMITS, buffer_bytes
+from ttnn_moe.parallel.exchanges.npu import DispatchCombine, turns, unique_ids
+from ttnn_moe.parallel.exchanges.npu_limits import RELEASES, Release, limits_of, release_of
+from ttnn_moe.parallel.exchanges.npu_plan import Plan, plan
 
 BF16 = torch.bfloat16
 
@@ -64,12 +67,13 @@ BREAKS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "ep_world_size is 16, 32 or 64": lambda a: a.update(ep_world_size=8),
     "ep_rank_id is one": lambda a: a.update(ep_rank_id=16),
     "group_ep is a name": lambda a: a.update(group_ep="x" * 128),
-    "moe_expert_num is 1 to 1024": lambda a: a.update(moe_expert_num=1040),
+    "moe_expert_num is at least 1": lambda a: a.update(moe_expert_num=528),
     "moe_expert_num is a multiple": lambda a: a.update(moe_expert_num=129),
+    "a process has at most 24 experts": lambda a: a.update(moe_expert_num=400, comm_alg="fullmesh"),
     "hidden rows are [rows, H]": lambda a: hidden(a, 2048, torch.float32),
     "H is a multiple of 32": lambda a: hidden(a, 2050),
-    "H is at most 7168": lambda a: hidden(a, 10272),
-    "a process has 1 to 256 tokens": many_tokens,
+    "H is at most 10240": lambda a: hidden(a, 10272),
+    "a process has 1 token": many_tokens,
     "K is 1 to 16": many_choices,
     "expert_ids is [tokens, K] int32": lambda a: a.update(expert_ids=empty(128, 8, dtype=torch.int64)),
     "expert_scales is [tokens, K] fp32": lambda a: a.update(expert_scales=empty(128, 8)),
@@ -82,83 +86,156 @@ BREAKS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "expand_x holds at least": lambda a: came(a, 1024),
     "there are no shared experts": lambda a: a.update(shared_expert_rank_num=1),
 }
+ROWS = [(release, row) for release in RELEASES for row in limits_of(release)]
 
 
-@pytest.mark.parametrize("row", EXCHANGE_LIMITS, ids=lambda row: f"{row.operator[19:]}: {row.rule[:50]}")
-def test_each_limit_refuses_what_breaks_it(row: Limit) -> None:
+@pytest.mark.parametrize(
+    "release, row", ROWS, ids=[f"{release.cann[0]}: {row.operator[19:]}: {row.rule[:50]}" for release, row in ROWS]
+)
+def test_each_limit_refuses_what_breaks_it(release: Release, row: Limit) -> None:
     (change,) = [change for start, change in BREAKS.items() if row.rule.startswith(start)]
     arguments = good(row.operator)
-    assert broken(row.operator, arguments, EXCHANGE_LIMITS) == []
+    assert broken(row.operator, arguments, limits_of(release)) == []
     change(arguments)
-    assert broken(row.operator, arguments, EXCHANGE_LIMITS) == [row]
+    assert broken(row.operator, arguments, limits_of(release)) == [row]
     assert row.operator in row.page
 
 
 def test_every_break_has_its_limit() -> None:
-    assert all(any(row.rule.startswith(start) for row in EXCHANGE_LIMITS) for start in BREAKS)
-    assert {row.operator for row in EXCHANGE_LIMITS} == {DISPATCH, COMBINE}
+    assert all(any(row.rule.startswith(start) for _, row in ROWS) for start in BREAKS)
+    assert {row.operator for _, row in ROWS} == {DISPATCH, COMBINE}
 
 
-def planned(D: int, T: int = 128, E: int = 128, K: int = 8, H: int = 2048) -> Plan:
-    return plan(Problem(T, E, K, H, 768, BF16, D=D), Placement.uniform(E, D, 0))
+def planned(
+    D: int, T: int = 128, E: int = 128, K: int = 8, H: int = 2048, ranks: list[Machine] | None = None, **machine: Any
+) -> Plan:
+    """machine: of every rank, as in ascend_machines. ranks: the machines themselves."""
+    problem = Problem(T, E, K, H, 768, BF16, D=D)
+    return plan(problem, Placement.uniform(E, D, 0), ranks or machines(D, **machine))
 
 
 @pytest.mark.parametrize(
-    "D, T, want",
+    "cann, sizes, want",
     [
-        (16, 128, "hierarchy"),
-        (32, 512, "hierarchy"),
-        (64, 1, "hierarchy"),
-        (8, 256, "fullmesh"),
-        (2, 1, "fullmesh"),
-        (128, 64, "fullmesh"),
+        ("9.0.0", {"D": 16, "T": 128}, "hierarchy"),
+        ("9.0.0", {"D": 32, "T": 512}, "hierarchy"),
+        ("9.0.0", {"D": 64, "T": 1}, "hierarchy"),
+        ("9.0.0", {"D": 8, "T": 256}, "fullmesh"),
+        ("9.0.0", {"D": 2, "T": 1}, "fullmesh"),
+        ("9.0.0", {"D": 128, "T": 64}, "fullmesh"),
+        ("9.1.0", {"D": 16, "T": 16, "E": 1024}, "fullmesh"),
+        ("8.5.0", {"D": 16, "T": 256}, "hierarchy"),
+        ("8.3.RC1", {"D": 16, "T": 16, "E": 512}, "hierarchy"),
+        ("8.5.0", {"D": 24, "T": 64, "E": 120}, "fullmesh"),
+        ("8.5.0", {"D": 256, "T": 8, "E": 256}, "fullmesh"),
     ],
 )
-def test_the_algorithm_follows_from_the_documented_ranges(D: int, T: int, want: str, monkeypatch) -> None:
-    monkeypatch.setenv("HCCL_BUFFSIZE", "4000")
-    made = planned(D, T)
-    assert made.comm_alg == want
-    assert made.buffer == buffer_bytes(want, T, D, 128, 8, 2048)
+def test_the_algorithm_follows_from_the_documented_ranges(cann: str, sizes: dict[str, int], want: str) -> None:
+    made, release = planned(cann=cann, **sizes), release_of(cann)  # type: ignore[arg-type]
+    assert made.comm_alg == want and release is not None
+    assert made.buffer == release.buffer_bytes(want, made.tokens, made.ranks, made.E, 8, 2048)
     for operator, arguments in made.calls("group"):
-        assert broken(operator, arguments, EXCHANGE_LIMITS) == []
+        assert broken(operator, arguments, limits_of(release)) == []
 
 
 @pytest.mark.parametrize(
-    "sizes, words",
+    "cann, sizes, words",
     [
-        ({"D": 16, "T": 513}, "1 to 256 tokens"),
-        ({"D": 8, "T": 257}, "1 to 256 tokens"),
-        ({"D": 16, "H": 2064}, "multiple of 32"),
-        ({"D": 8, "H": 8192}, "at most 7168"),
-        ({"D": 16, "K": 17}, "K is 1 to 16"),
-        ({"D": 24, "E": 120}, "ep_world_size"),
-        ({"D": 1}, "ep_world_size"),
+        ("9.0.0", {"D": 16, "T": 513}, "at most 512 with hierarchy, 256 with fullmesh"),
+        ("9.0.0", {"D": 8, "T": 257}, "256 with fullmesh"),
+        ("9.0.0", {"D": 16, "H": 2064}, "multiple of 32"),
+        ("9.0.0", {"D": 8, "H": 8192}, "7168 with fullmesh"),
+        ("9.0.0", {"D": 16, "K": 17}, "K is 1 to 16"),
+        ("9.0.0", {"D": 24, "E": 120}, "ep_world_size"),
+        ("9.0.0", {"D": 1}, "ep_world_size"),
+        ("9.0.0", {"D": 16, "E": 1040}, "1024 with fullmesh"),
+        ("8.5.0", {"D": 16, "T": 257}, "at most 256 with hierarchy, 256 with fullmesh"),
+        ("8.5.0", {"D": 8}, "a multiple of 8 from 16 to 256"),
+        ("8.3.RC1", {"D": 2}, "16, 32 or 64 with hierarchy"),
+        ("8.5.0", {"D": 24, "E": 600}, "at most 512 with hierarchy, 512 with fullmesh"),
+        ("8.5.0", {"D": 40, "E": 1000}, "moe_expert_num"),
     ],
 )
-def test_other_sizes_are_refused_with_the_rule_and_the_way_out(sizes: dict[str, int], words: str) -> None:
+def test_other_sizes_are_refused_with_the_rule_and_the_way_out(cann: str, sizes: dict[str, int], words: str) -> None:
     with pytest.raises(BackendUnavailable, match=words) as error:
-        planned(**sizes)
-    assert "exchange='all_to_all'" in str(error.value) and "torch_npu-npu_moe_distribute" in str(error.value)
+        planned(cann=cann, **sizes)  # type: ignore[arg-type]
+    assert "exchange='all_gather'" in str(error.value) and "torch_npu-npu_moe_distribute" in str(error.value)
+    assert f"CANN {cann}" in str(error.value)
 
 
-def test_the_buffer_of_the_pages_formulas() -> None:
-    """hierarchy: (128 + 16 / 4) blocks of 512 * (2048 * 2 + 4 * 8 * 4) bytes, and 8 MB; by hand."""
-    assert buffer_bytes("hierarchy", 512, 16, 128, 8, 2048) == 132 * 2_162_688 + 8 * 2**20 == 293_863_424
-    assert buffer_bytes("hierarchy", 1, 16, 16, 3, 32) == 20 * 512 + 8 * 2**20  # 64 + 128 bytes, up to 512
-    assert buffer_bytes("fullmesh", 256, 8, 128, 8, 2048) == 2 * (256 * 8 * 8 * 4096 + 2 * 2**20)
-    assert buffer_bytes("fullmesh", 4, 8, 8, 8, 64) == 2 * (4 * 8 * 1 * 128 + 2 * 2**20)  # one expert a rank
+def test_fullmesh_of_the_older_canns_has_24_experts_a_rank() -> None:
+    assert planned(24, 8, 24 * 21, cann="8.5.0").comm_alg == "fullmesh"
+    arguments = dict(planned(24, 8, 24 * 21, cann="8.5.0").calls("group")[0][1])
+    arguments.update(moe_expert_num=16 * 25, ep_world_size=16)
+    (row,) = broken(DISPATCH, arguments, limits_of(RELEASES[0]))
+    assert row.rule == "a process has at most 24 experts with fullmesh"
 
 
-def test_a_buffer_that_is_too_small_is_refused_with_the_value_to_set(monkeypatch) -> None:
-    monkeypatch.delenv("HCCL_BUFFSIZE", raising=False)
-    with pytest.raises(BackendUnavailable, match="export HCCL_BUFFSIZE=281 ") as error:
-        planned(16, 512)
+MB = 2**20
+
+
+@pytest.mark.parametrize(
+    "cann, alg, sizes, want",
+    [
+        # (128 + 16 / 4) blocks of 512 * (2048 * 2 + 4 * 8 * 4) bytes, and 8 MB; by hand
+        ("9.0.0", "hierarchy", (512, 16, 128, 8, 2048), 132 * 2_162_688 + 8 * MB),
+        ("9.0.0", "hierarchy", (1, 16, 16, 3, 32), 20 * 512 + 8 * MB),  # 64 + 128 bytes, up to 512
+        ("9.0.0", "fullmesh", (256, 8, 128, 8, 2048), 2 * (256 * 8 * 8 * 4096 + 2 * MB)),
+        ("9.0.0", "fullmesh", (4, 8, 8, 8, 64), 2 * (4 * 8 * 1 * 128 + 2 * MB)),  # one expert a rank
+        # 128 experts, 256 tokens of 2 * 2048 + 16 * 8 bytes: 132 MB, and 104 MB
+        ("8.5.0", "hierarchy", (256, 16, 128, 8, 2048), 236 * MB),
+        ("8.3.RC1", "hierarchy", (256, 16, 128, 8, 2048), 236 * MB),
+        ("8.5.0", "fullmesh", (256, 16, 128, 8, 2048), 260 * MB),
+    ],
+)
+def test_the_buffer_of_the_pages_formulas(cann: str, alg: str, sizes: tuple[int, ...], want: int) -> None:
+    release = release_of(cann)
+    assert release is not None and release.buffer_bytes(alg, *sizes) == want
+
+
+@pytest.mark.parametrize("cann, tokens, need", [("9.0.0", 512, 281), ("8.5.0", 256, 236)])
+def test_a_buffer_that_is_too_small_is_refused_with_the_value_to_set(cann: str, tokens: int, need: int) -> None:
+    with pytest.raises(BackendUnavailable, match=f"export HCCL_BUFFSIZE={need} ") as error:
+        planned(16, tokens, cann=cann, buffer="")
     assert "unset (200)" in str(error.value)
-    monkeypatch.setenv("HCCL_BUFFSIZE", "280")
-    with pytest.raises(BackendUnavailable, match="HCCL_BUFFSIZE=280"):
-        planned(16, 512)
-    monkeypatch.setenv("HCCL_BUFFSIZE", "281")
-    assert planned(16, 512).comm_alg == "hierarchy"
+    for wrong in (str(need - 1), "300MB", "-1"):
+        with pytest.raises(BackendUnavailable, match=f"got HCCL_BUFFSIZE={wrong};.*at least {need} "):
+            planned(16, tokens, cann=cann, buffer=wrong)
+    assert planned(16, tokens, cann=cann, buffer=str(need)).comm_alg == "hierarchy"
+    one_small = [*machines(15, cann, str(need)), *machines(1, cann, str(need - 1), server="1")]
+    with pytest.raises(
+        BackendUnavailable, match=f"HCCL_BUFFSIZE={need} on 15 ranks, HCCL_BUFFSIZE={need - 1} on 1 rank"
+    ):
+        planned(16, tokens, ranks=one_small)
+
+
+@pytest.mark.parametrize(
+    "ranks, words",
+    [
+        (machines(16, cann=""), "CANN's version is not known.*set_env.sh"),
+        (machines(16, cann="8.2.RC1"), "limits of this CANN are not known.*got 8.2.RC1.*expected CANN 8.3, 8.5, 9"),
+        (machines(8) + machines(8, cann="8.5.0", server="1"), "different CANNs.*9.0.0 on 8 ranks, 8.5.0 on 8 ranks"),
+        (machines(16, lacks=(DISPATCH,)), f"this torch_npu has no {DISPATCH}"),
+        (machines(16, of_server=4), "8 ranks on each server.*0 on 4 ranks, 1 on 4 ranks"),
+        (machines(16, of_server=16), "8 ranks on each server.*got 0;"),
+        (machines(12) + machines(4, server="2"), "8 ranks on each server"),
+        (machines(8, of_server=4), "8 ranks on each server"),
+        ([machines(16)[i] for i in (*range(0, 16, 2), *range(1, 16, 2))], "in the order of the servers"),
+        (machines(16, cards=16), "count 8 NPUs a server; got a server of 16"),
+        (machines(16, network=""), "two servers may be joined by cables.*export TTNN_MOE_ASCEND_NETWORK=switch"),
+        (machines(16, network="cable"), "TTNN_MOE_ASCEND_NETWORK=cable"),
+    ],
+    ids=lambda value: value[:40] if isinstance(value, str) else "",
+)
+def test_what_the_ranks_run_on_is_refused_with_the_reason(ranks: list[Machine], words: str) -> None:
+    with pytest.raises(BackendUnavailable, match=words) as error:
+        planned(len(ranks), ranks=ranks)
+    assert "to fix it:" in str(error.value)
+
+
+def test_more_servers_than_two_need_a_switch_anyway() -> None:
+    assert planned(32, network="").comm_alg == "hierarchy"
+    assert planned(8, network="").comm_alg == "fullmesh", "one server needs none"
 
 
 @pytest.mark.parametrize(
@@ -171,13 +248,13 @@ def test_a_buffer_that_is_too_small_is_refused_with_the_value_to_set(monkeypatch
         ("", "hierarchy"),
     ],
 )
-def test_an_older_driver_has_no_hierarchy(driver: str, want: str, monkeypatch) -> None:
-    monkeypatch.setenv("HCCL_BUFFSIZE", "4000")
-    placement = Placement.uniform(128, 16, 0)
-    assert plan(Problem(128, 128, 8, 2048, 768, BF16, D=16), placement, driver).comm_alg == want
+def test_an_older_driver_has_no_hierarchy(driver: str, want: str) -> None:
+    assert planned(16, driver=driver).comm_alg == want
     if want == "fullmesh":  # whose 256 tokens are too few here
         with pytest.raises(BackendUnavailable, match=f"the driver is {driver}, older than 25.0.RC1.1"):
-            plan(Problem(512, 128, 8, 2048, 768, BF16, D=16), placement, driver)
+            planned(16, 512, driver=driver)
+        one_old = [*machines(15, driver="25.2.0"), *machines(1, driver=driver, server="1")]
+        assert planned(16, ranks=one_old).comm_alg == "fullmesh", "one rank has it"
 
 
 def test_a_torch_npu_without_the_second_version_is_refused() -> None:
@@ -199,7 +276,7 @@ def test_ids_are_renumbered_merged_and_filled(data: st.DataObject) -> None:
     weights = torch.rand(T, K)
     contiguous = torch.empty(E, dtype=torch.int32)
     contiguous[placement.device_expert_mapping.flatten().long()] = torch.arange(E, dtype=torch.int32)
-    new, scaled, absent = unique_ids(Routing.from_topk(ids, weights, E), contiguous)
+    new, scaled, absent = unique_ids(Routing.from_topk(ids, weights, E), contiguous, turns(T + 3, E, K))
     for t in range(T):
         assert len(set(new[t].tolist())) == K and 0 <= int(new[t].min()) and int(new[t].max()) < E
         want: dict[int, float] = {}
@@ -219,6 +296,7 @@ def test_ids_are_renumbered_merged_and_filled(data: st.DataObject) -> None:
 
 def test_pairs_without_an_expert_are_spread_over_the_experts() -> None:
     ids = torch.full((64, 2), -1)
-    new, _, _ = unique_ids(Routing.from_topk(ids, torch.ones(64, 2), 16), torch.arange(16, dtype=torch.int32))
+    routing, numbers = Routing.from_topk(ids, torch.ones(64, 2), 16), torch.arange(16, dtype=torch.int32)
+    new, _, _ = unique_ids(routing, numbers, turns(64, 16, 2))
     counts = torch.bincount(new.flatten(), minlength=16)
     assert int(counts.max()) == int(counts.min()) == 8

@@ -10,10 +10,11 @@ import pytest
 import torch
 from torch import Tensor
 
+import ascend_operators
 import ascend_stand_in
 from ascend_schemas import SCHEMAS
 from ttnn_moe import Experts, Placement, Problem, Routing
-from ttnn_moe.ascend import limits, operators, run
+from ttnn_moe.ascend import limits, operators, path, run
 from ttnn_moe.ascend.layout import weights_of
 
 needs_torch_npu = pytest.mark.skipif(not ascend_stand_in.real(), reason=str(ascend_stand_in.ascend_libraries.why_not()))
@@ -124,13 +125,15 @@ def test_token_unpermute_as_in_its_page(npu: Any) -> None:
         npu.npu_moe_token_unpermute(tokens, torch.tensor([0, 0], dtype=torch.int32), probs=torch.ones(1, 2))
 
 
-def _inputs(T: int, E: int, K: int, H: int, I: int):
+def _inputs(T: int, E: int, K: int, H: int, I: int, distinct: bool = False):
     g = torch.Generator().manual_seed(3)
     hidden = torch.randn(T, H, generator=g).bfloat16()
     gate_up = torch.randn(E, 2 * I, H, generator=g).bfloat16()
     experts = Experts.dense(gate_up, torch.randn(E, H, I, generator=g).bfloat16())
     ids = torch.randint(-1, E, (T, K), generator=g, dtype=torch.int32)
-    return hidden, Routing.from_topk(ids, torch.rand(T, K, generator=g), E), experts
+    if distinct:
+        ids = torch.rand(T, E, generator=g).topk(K).indices.int()
+    return hidden, Routing.from_topk(ids, torch.rand(T, K, generator=g), E, distinct=distinct), experts
 
 
 def _recording(npu: Any, note: Callable[[str, tuple[Any, ...], dict[str, Any], Any], object]) -> types.SimpleNamespace:
@@ -147,21 +150,22 @@ def _recording(npu: Any, note: Callable[[str, tuple[Any, ...], dict[str, Any], A
     return types.SimpleNamespace(**{name: recorder(name) for name in operators.LAYER})
 
 
+@pytest.mark.parametrize("distinct", [False, True])
 @pytest.mark.parametrize("E", [1, 8])
 @pytest.mark.parametrize("wide", [False, True])
-def test_the_layer_calls_what_was_checked(npu: Any, E: int, wide: bool) -> None:
+def test_the_layer_calls_what_was_checked(npu: Any, E: int, wide: bool, distinct: bool) -> None:
     """Operator by operator: the shapes, strides, dtypes and numbers that the limits were held against."""
-    T, K, H, I = 5, 3, 16, 8
+    T, K, H, I = 5, min(E, 3), 16, 8
     seen: list[tuple[str, dict[str, Any]]] = []
 
     def note(name: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         positional = [argument.name for argument in getattr(torch.ops.npu, name).default._schema.arguments]
         seen.append((name, {**dict(zip(positional, args, strict=False)), **kwargs}))
 
-    hidden, routing, experts = _inputs(T, E, K, H, I)
+    hidden, routing, experts = _inputs(T, E, K, H, I, distinct)
     out = torch.empty(T, H, dtype=torch.float32 if wide else torch.bfloat16)
-    run.moe(_recording(npu, note), hidden, routing, weights_of(experts), out, False)
-    planned = run.calls(T, E, K, H, I, torch.bfloat16, wide)
+    path.moe(_recording(npu, note), hidden, routing, weights_of(experts), out, False)
+    planned = run.calls(T, E, K, H, I, torch.bfloat16, wide, distinct)
     assert [name for name, _ in seen] == [name for name, _ in planned]
     for (name, got), (_, want) in zip(seen, planned, strict=True):
         assert got.keys() == want.keys(), name
@@ -192,7 +196,7 @@ def test_shapes_at_full_size_through_torch_npus_own_shape_functions(npu: Any) ->
         listed = [result] if isinstance(result, torch.Tensor) else list(result)
         shapes.append((name, [(tensor.shape, tensor.dtype) for tensor in listed]))
 
-    run.moe(_recording(npu, note), hidden, routing, weights_of(experts), out, False)
+    path.moe(_recording(npu, note), hidden, routing, weights_of(experts), out, False)
     by_operator = [(name, rows[: 3 if name == limits.ROUTE else 1]) for name, rows in shapes]
     bf16 = torch.bfloat16
     assert by_operator == [
@@ -204,37 +208,27 @@ def test_shapes_at_full_size_through_torch_npus_own_shape_functions(npu: Any) ->
     ]
 
 
-def test_weights_are_laid_out_once() -> None:
-    _, _, experts = _inputs(1, 4, 1, 16, 8)
-    made = weights_of(experts)
-    assert weights_of(experts) is made
-    assert made.gate_up.data_ptr() == experts.tensors["gate_up"].data_ptr(), "the Hugging Face layout is used in place"
-    mixed = experts.tensors["gate_up"].view(4, 2, 8, 16).transpose(1, 2).reshape(4, 16, 16)
-    interleaved = Experts.dense(mixed, experts.tensors["down"], gate_up_order="interleaved")
-    assert torch.equal(weights_of(interleaved).gate_up, made.gate_up)
-
-
 def test_no_group_of_one_count_and_no_empty_call(npu: Any) -> None:
     """One local expert, and no token: both are what the operators would refuse."""
     hidden, routing, experts = _inputs(4, 1, 2, 16, 8)
     out = torch.empty(4, 16, dtype=torch.bfloat16)
-    run.moe(npu, hidden, routing, weights_of(experts), out, False)
+    path.moe(npu, hidden, routing, weights_of(experts), out, False)
     assert out.isfinite().all()
     nothing = Routing.from_topk(torch.empty(0, 2, dtype=torch.int32), torch.empty(0, 2), 1)
-    run.moe(None, hidden[:0], nothing, weights_of(experts), out[:0], False)
+    path.moe(None, hidden[:0], nothing, weights_of(experts), out[:0], False)
 
 
 def test_a_pair_without_an_expert_is_not_multiplied(npu: Any) -> None:
     hidden, routing, experts = _inputs(9, 4, 3, 16, 8)
-    ends: list[Tensor] = []
+    counts: list[Tensor] = []
 
     def note(name: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         if name == "npu_grouped_matmul":
-            ends.append(kwargs["group_list"])
+            counts.append(kwargs["group_list"])
 
-    run.moe(_recording(npu, note), hidden, routing, weights_of(experts), torch.empty_like(hidden), False)
+    path.moe(_recording(npu, note), hidden, routing, weights_of(experts), torch.empty_like(hidden), False)
     valid = int((routing.ids >= 0).sum())
-    assert 0 < valid < 27 and [int(end[-1]) for end in ends] == [valid, valid]
+    assert 0 < valid < 27 and [int(count.sum()) for count in counts] == [valid, valid]
 
 
 def test_a_pair_without_an_expert_adds_nothing(npu: Any) -> None:
@@ -245,9 +239,32 @@ def test_a_pair_without_an_expert_adds_nothing(npu: Any) -> None:
     hidden[2] = float("nan")
     ids = torch.tensor([[-1, 2], [3, 9], [-1, -1]], dtype=torch.int32)
     out = torch.full((3, 16), 7.0).bfloat16()
-    run.moe(npu, hidden, Routing.from_topk(ids, torch.ones(3, 2), 4), weights_of(experts), out, False)
+    path.moe(npu, hidden, Routing.from_topk(ids, torch.ones(3, 2), 4), weights_of(experts), out, False)
     assert out[:2].isfinite().all() and bool((out[:2] != 0).any())
     assert bool((out[2] == 0).all())
+
+
+PROMISE_BROKEN = {
+    "below": [[-1, 2], [0, 1]],
+    "beyond": [[9, 2], [0, 4]],
+    "twice": [[2, 2], [0, 1]],
+    "all": [[-1, -7], [8, 2**31 - 1]],
+}
+
+
+@pytest.mark.parametrize("name", PROMISE_BROKEN)
+def test_a_broken_promise_stays_within_the_rows(npu: Any, name: str) -> None:
+    """Every row that an operator reads is there, and a token whose ids keep the promise gets its numbers."""
+    hidden, _, experts = _inputs(3, 4, 2, 16, 8)
+    ids = torch.tensor([*PROMISE_BROKEN[name], [3, 1]], dtype=torch.int32)
+    routing = Routing.from_topk(ids, torch.rand(3, 2), 4)
+    want, out = (torch.empty(3, 16, dtype=torch.bfloat16) for _ in range(2))
+    path.moe(npu, hidden, routing, weights_of(experts), want, False)
+    with ascend_operators.out_of_range_ids():
+        path.moe(npu, hidden, routing.promised("distinct"), weights_of(experts), out, False)
+    assert torch.equal(out[2], want[2])
+    if name == "twice":
+        assert torch.equal(out, want), "both count"
 
 
 def test_a_mesh_driven_by_one_process_adds_its_devices_up(npu: Any) -> None:

@@ -19,6 +19,7 @@ PROBLEM = Problem(T, E, K, H, I, torch.float32)
 LAYER = ttnn_moe.prepare(PROBLEM, EXPERTS)
 ACTIVATIONS = ttnn_moe.gate_up(X, ROUTING, EXPERTS)
 ODD: list[Any] = [None, 3, 2.0, "x", [[1.0]], X.numpy(), object()]
+PROMISES = [*ODD, True, "", "Distinct", b"any", ["any"]]
 SPARSE = [X.to_sparse(), X.to_sparse_csr(), X.to_mkldnn()]
 
 CALLS: dict[str, tuple[Callable[[Any], Any], list[Any]]] = {
@@ -27,6 +28,8 @@ CALLS: dict[str, tuple[Callable[[Any], Any], list[Any]]] = {
     "experts": (lambda v: ttnn_moe.moe(X, ROUTING, v), ODD),
     "out": (lambda v: ttnn_moe.moe(X, ROUTING, EXPERTS, out=v), [*ODD[1:], *SPARSE]),
     "accumulate": (lambda v: ttnn_moe.moe(X, ROUTING, EXPERTS, out=X.clone(), accumulate=v), ODD),
+    "ids of moe": (lambda v: ttnn_moe.moe(X, ROUTING, EXPERTS, ids=v), PROMISES),
+    "ids of prepare": (lambda v: ttnn_moe.prepare(PROBLEM, EXPERTS, ids=v), PROMISES),
     "row_align": (lambda v: ttnn_moe.gate_up(X, ROUTING, EXPERTS, row_align=v), [0, -1, 1.5, 2.0, True, 10**20]),
     "silu_mul": (lambda v: ttnn_moe.silu_mul(v, v), ODD + SPARSE),
     "activations": (lambda v: ttnn_moe.down_projection(v, ROUTING, EXPERTS), [*ODD, ACTIVATIONS.to_sparse()]),

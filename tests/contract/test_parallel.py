@@ -1,4 +1,4 @@
-"""Expert parallelism in two and four processes over gloo: both exchanges against one process with all experts."""
+"""Expert parallelism in two and four processes over gloo: each exchange against one process with all experts."""
 
 from __future__ import annotations
 
@@ -12,15 +12,20 @@ import torch
 import torch.distributed as dist
 
 import ascend_stand_in
+from host_waits import HostWaits
 from ttnn_moe import Experts, Placement, Problem, Routing, moe, registry
 from ttnn_moe.ascend import run
 from ttnn_moe.errors import BackendUnavailable, ContractError
 from ttnn_moe.parallel import ExpertParallel
+from ttnn_moe.parallel.exchanges.all_to_all import AllToAll
+from ttnn_moe.parallel.exchanges.first_call import ExchangeWarning, FirstCall
 
 E, K, H, I, MOST = 8, 3, 64, 32, 16
 # what each rank has: the last ends with tokens that name no expert, and some names come twice
 TOKENS = {2: (16, 0), 4: (5, 16, 0, 1)}
-EXCHANGES = ("all_to_all", "dispatch_combine")
+EXCHANGES = ("all_to_all", "all_gather", "dispatch_combine")
+# what waits for the device in a call, by the exchange: the host reads the sizes of all_to_all's messages
+WAITS = {"all_to_all": ["tolist"], "all_gather": [], "dispatch_combine": []}
 
 
 def inputs(rank: int, tokens: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -60,6 +65,26 @@ def bounded(layer: ExpertParallel, rank: int, hidden: torch.Tensor, ids: torch.T
     return layer(hidden, ids, weights, out=out, num_tokens=torch.tensor([n], dtype=torch.int32))
 
 
+def first_call(rank: int, placement: Placement, experts: Experts, *inputs: torch.Tensor) -> tuple[object, ...]:
+    """What "auto" would make where the preferred exchange fails on the last rank only, at its first call."""
+
+    class Fails(AllToAll):
+        name = "fails"
+        calls = 0
+
+        def __call__(self, *arguments):
+            Fails.calls += 1
+            if rank == placement.D - 1:
+                raise RuntimeError("CANN has no such operator")
+            return inputs[0]
+
+    exchange = FirstCall([lambda kind=kind: kind(placement, backend="reference") for kind in (Fails, AllToAll)], None)
+    routing, local = Routing.from_topk(*inputs[1:], E), experts.for_device(placement)
+    with pytest.warns(ExchangeWarning) as warned:
+        first, again = (exchange(inputs[0], routing, local) for _ in range(2))
+    return first, again, exchange.name, Fails.calls, [str(one.message) for one in warned]
+
+
 def process(rank: int, size: int, folder: str) -> None:
     torch.set_num_threads(1)
     os.environ["HCCL_BUFFSIZE"] = "200"
@@ -68,37 +93,49 @@ def process(rank: int, size: int, folder: str) -> None:
     placement, experts = placement_of(size, rank), experts_of_all()
     problem = Problem(MOST, E, K, H, I, torch.bfloat16, torch.float32, D=size)
     hidden, ids, weights = inputs(rank, TOKENS[size][rank])
+
+    def layer_of(problem: Problem, backend: str = "reference", exchange: str = "auto") -> ExpertParallel:
+        return ExpertParallel(problem, experts.for_device(placement), placement, None, backend, exchange)
+
     results: dict[str, object] = {}
     products: list[tuple[int, int]] = []
     grouped_matmul = run.grouped_matmul
 
-    def spy(npu, rows, weight, ends):
-        products.append((int(ends[-1]), len(rows)))
-        return grouped_matmul(npu, rows, weight, ends)
+    def spy(npu, rows, weight, counts):
+        products.append((int(counts.sum()), len(rows)))
+        return grouped_matmul(npu, rows, weight, counts)
 
-    run.grouped_matmul = spy
     for exchange in EXCHANGES:
-        backend = "ascend" if exchange == "dispatch_combine" else "reference"
-        layer = ExpertParallel(problem, experts.for_device(placement), placement, None, backend, exchange)
+        layer = layer_of(problem, "ascend" if exchange == "dispatch_combine" else "reference", exchange)
+        run.grouped_matmul = spy
         results[exchange] = layer(hidden, ids, weights)
+        run.grouped_matmul = grouped_matmul
         again = layer(hidden, ids, weights)
+        on_npu = layer_of(problem, "ascend", exchange)
+        on_npu(hidden, ids, weights)
+        with HostWaits() as waits:
+            on_npu(hidden, ids, weights)
+        results[f"{exchange}: waits"] = waits.names
         results[f"{exchange}: bounded"] = bounded(layer, rank, hidden, ids, weights)
         results[f"{exchange}: same"] = torch.equal(results[exchange].view(torch.int32), again.view(torch.int32))  # type: ignore[attr-defined]
-    wire = ExpertParallel(
-        problem, experts.for_device(placement), placement, None, "reference", "all_to_all", torch.bfloat16
-    )
-    start = torch.ones(len(hidden), H)
-    results["bf16 wire, added"] = wire(hidden, ids, weights, out=start, accumulate=True)
-    results["auto"] = [
-        ExpertParallel(problem, experts.for_device(placement), placement, None, backend).exchange.name
-        for backend in ("ascend", "reference")
-    ]
+    for exchange in ("all_to_all", "all_gather"):
+        wire = ExpertParallel(
+            problem, experts.for_device(placement), placement, None, "reference", exchange, torch.bfloat16
+        )
+        start = torch.ones(len(hidden), H)
+        results[f"{exchange}: bf16 wire, added"] = wire(hidden, ids, weights, out=start, accumulate=True)
+    results["first call"] = first_call(rank, placement, experts, hidden, ids, weights)
+    results["auto"] = [layer_of(problem, backend).exchange.name for backend in ("ascend", "reference")]
     results["products"] = products[0]
-    try:
-        wrong = Placement(placement.device_expert_mapping, (rank + 1) % size)
-        ExpertParallel(problem, experts.for_device(wrong), wrong)
-    except ContractError as error:
-        results["wrong rank"] = str(error)
+    wrong = Placement(placement.device_expert_mapping, (rank + 1) % size)
+    for name, change in (
+        ("wrong rank", lambda: ExpertParallel(problem, experts.for_device(wrong), wrong)),
+        ("T differs", lambda: layer_of(replace(problem, T=MOST + rank))),
+        ("global_bs differs", lambda: layer_of(replace(problem, T=MOST + 1), "ascend", "dispatch_combine")),
+    ):
+        with pytest.raises((ContractError, BackendUnavailable)) as error:
+            change()
+        results[name] = str(error.value)
     torch.save(results, f"{folder}/rank{rank}.pt")
     dist.barrier()
     dist.destroy_process_group()
@@ -120,7 +157,9 @@ def test_processes(size: int, tmp_path: Path) -> None:
         moe(hidden, Routing.from_topk(ids, weights, E), experts, out=want, backend="reference")
         good = want.isfinite().all(1)
         assert int((~good).sum()) == (1 if tokens > 3 else 0)
-        for exchange, bound in (("all_to_all", 1e-6), ("dispatch_combine", 1e-2), ("bf16 wire, added", 1e-2)):
+        bounds = {"all_to_all": 1e-6, "all_gather": 1e-6, "dispatch_combine": 1e-2}
+        bounds |= {f"{exchange}: bf16 wire, added": 1e-2 for exchange in ("all_to_all", "all_gather")}
+        for exchange, bound in bounds.items():
             got = results[exchange] - (1 if "added" in exchange else 0)
             assert got.shape == want.shape
             assert torch.equal(got.isfinite().all(1), good), f"{exchange}: NaN or infinity went to another token"
@@ -133,9 +172,17 @@ def test_processes(size: int, tmp_path: Path) -> None:
             got = results[f"{exchange}: bounded"]
             torch.testing.assert_close(got[:n], results[exchange][:n], rtol=1e-5, atol=1e-6, equal_nan=True)
             assert bool((got[n:] == 9).all()), "rows past num_tokens were written"
-        assert results["all_to_all: same"] and results["dispatch_combine: same"]
-        assert results["auto"] == ["dispatch_combine", "all_to_all"]
+            assert results[f"{exchange}: same"] and results[f"{exchange}: waits"] == WAITS[exchange]
+        assert results["auto"] == ["all_gather", "all_to_all"]
         assert "not that of this process group" in results["wrong rank"]
+        for text in (f"problem; got rank 0: T={MOST},", f"rank 1: T={MOST + 1},"):
+            assert text in results["T differs"]
+        assert f"the first took {MOST * size}, and T={MOST + 1}" in results["global_bs differs"]
+        first, again, name, calls, lines = results["first call"]
+        assert (name, calls) == ("all_to_all", 1) and torch.equal(first.isfinite(), again.isfinite())
+        torch.testing.assert_close(first, want, rtol=1e-5, atol=1e-6, equal_nan=True)
+        reason = "CANN has no such operator" if rank == size - 1 else "on another process"
+        assert lines == [f"exchange fails failed at its first call ({reason}); all_to_all takes its place"]
 
 
 @pytest.fixture

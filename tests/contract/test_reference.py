@@ -76,3 +76,35 @@ def test_prepared_and_plain_agree_bit_for_bit() -> None:
     x, ids, weights = torch.randn(T, H), torch.randint(-1, E, (T, K)), torch.rand(T, K)
     layer = ttnn_moe.prepare(Problem.of(2 * T, K, experts, torch.float32), experts)
     assert torch.equal(layer(x, ids, weights), ttnn_moe.moe(x, Routing.from_topk(ids, weights, E), experts))
+
+
+BROKEN = {"twice": [2, 2], "none": [-1, 2], "beyond": [0, 5], "int64 beyond": [0, 2**40]}
+
+
+@pytest.mark.parametrize("how", ["eager", "prepared"])
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_broken_promise_of_distinct_ids_is_found_where_asked_for(
+    name: str, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Unasked, the backend does not rely on the promise: the numbers are right."""
+    T, E, H, I = 4, 5, 16, 8
+    hidden, weights = torch.randn(T, H), torch.rand(T, 2)
+    experts = Experts.dense(torch.randn(E, 2 * I, H), torch.randn(E, H, I))
+    ids = torch.tensor([[0, 1], [2, 3], BROKEN[name], [4, 4]])
+    bound = torch.tensor(3, dtype=torch.int32)
+
+    def call(promise: str, n: torch.Tensor | None = bound) -> torch.Tensor:
+        if how == "prepared":
+            layer = ttnn_moe.prepare(Problem.of(T, 2, experts, torch.float32), experts, ids=promise)
+            return layer(hidden, ids, weights, num_tokens=n)
+        return ttnn_moe.moe(hidden, Routing.from_topk(ids, weights, E, num_tokens=n), experts, ids=promise)
+
+    assert torch.equal(call("distinct")[:3], call("any")[:3])
+    monkeypatch.setenv("TTNN_MOE_CHECK_IDS", "1")
+    with pytest.raises(ttnn_moe.ContractError, match=r"not at t=2, k=\d \(1 in all\).*without ids='distinct'"):
+        call("distinct")
+    with pytest.raises(ttnn_moe.ContractError, match=r"2 in all"):
+        call("distinct", None)  # row 3 names an expert twice; past num_tokens it did not count
+    call("any")
+    ids[2:] = torch.tensor([4, 0])
+    call("distinct", None)

@@ -30,8 +30,8 @@ def test_opcheck(runnable: Target, name: str) -> None:
     rows = torch.randn(capacity, CASE.I, device=runnable.device).to(dtype)
     out = torch.randn(CASE.T, CASE.H, device=runnable.device).to(dtype)
     op, arguments = {
-        "moe": (torch_ops.MOE, (x.hidden, *common, None, False, False)),
-        "moe_out": (torch_ops.MOE, (x.hidden, x.ids, x.weights, num_tokens, *held, out, True, False)),
+        "moe": (torch_ops.MOE, (x.hidden, *common, None, False, False, True)),
+        "moe_out": (torch_ops.MOE, (x.hidden, x.ids, x.weights, num_tokens, *held, out, True, False, False)),
         "silu_mul": (torch_ops.SILU_MUL, (rows, rows.clone(), runnable.backend)),
         "down": (torch_ops.DOWN_PROJECTION, (rows, *common, align, out, False, False)),
         **{step: (op, (x.hidden, *common, align)) for step, op in torch_ops.STEPS.items()},

@@ -12,8 +12,9 @@ from torch import Tensor
 
 from ascend_operators import UNDEFINED, refuse
 from ttnn_moe.ascend.operators import COMBINE, DISPATCH
-from ttnn_moe.parallel.exchanges.npu_limits import EXCHANGE_LIMITS, rows_received
+from ttnn_moe.parallel.exchanges.npu_limits import RELEASES, limits_of, rows_received
 
+LIMITS = limits_of(RELEASES[-1])
 GROUP = "gloo-in-place-of-hccl"
 
 
@@ -49,7 +50,7 @@ def dispatch(
     **others: object,
 ) -> tuple[Tensor, ...]:
     """Rows of each local expert, by source rank, then by pair; [A, H], the rest undefined."""
-    refuse(DISPATCH, locals(), EXCHANGE_LIMITS)
+    refuse(DISPATCH, locals(), LIMITS)
     assert group_ep == GROUP and ep_world_size == dist.get_world_size() and ep_rank_id == dist.get_rank()
     assert expert_scales is not None and quant_mode == 0
     _check_ids(expert_ids, moe_expert_num)
@@ -102,7 +103,7 @@ def combine(
     **others: object,
 ) -> Tensor:
     """Each token's rows times its weights, summed in fp32 over ascending k."""
-    refuse(COMBINE, locals(), EXCHANGE_LIMITS)
+    refuse(COMBINE, locals(), LIMITS)
     D, n = ep_world_size, int(ep_send_counts[moe_expert_num - 1])
     assist = assist_info_for_combine.view(-1, 128)[:n]
     back = assist[:, 0].sort(stable=True).indices

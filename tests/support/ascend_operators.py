@@ -2,18 +2,36 @@
 
 They refuse what the pages forbid, also what only values show, and fill what the pages leave undefined with NaN or
 -2**31, so that nothing can lean on it. Products accumulate in fp32 and round once; SiLU and sums are fp32.
+
+Within `out_of_range_ids` npu_moe_init_routing_v2 takes ids that its page forbids, as CANN 8.5's kernel does
+(ops-transformer, moe_init_routing_v3/op_kernel): it sorts them last and counts them nowhere.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
 
 from ttnn_moe.ascend import limits
+from ttnn_moe.ascend.operators import FORMAT
 
 UNDEFINED = -(2**31)
+NZ, SIDE = 29, 16
+_forgiving = False
+
+
+@contextmanager
+def out_of_range_ids() -> Iterator[None]:
+    """See the module's docstring. Rows may then be named twice; a row that is not there is refused as before."""
+    global _forgiving
+    _forgiving = True
+    try:
+        yield
+    finally:
+        _forgiving = False
 
 
 def refuse(operator: str, given: Mapping[str, object], table: tuple[limits.Limit, ...] | None = None) -> None:
@@ -50,7 +68,7 @@ def init_routing(
         raise NotImplementedError("the stand-in neither drops nor quantises")
     start, end = active_expert_range or (0, expert_num)
     ids = expert_idx.flatten()
-    if bool(((ids < 0) | (ids >= expert_num)).any()):
+    if bool(((ids < 0) | (ids >= expert_num)).any()) and not _forgiving:
         raise RuntimeError(f"expert_idx holds ids outside 0 .. {expert_num - 1}")
     active = (ids >= start) & (ids < end)
     # inactive pairs go last
@@ -101,12 +119,38 @@ def grouped_matmul(
     bounds = [0, *ends.tolist()]
     if bounds != sorted(bounds) or bounds[-1] > len(x[0]):
         raise RuntimeError(f"groups end at {bounds[1:]}, and x has {len(x[0])} rows")
+    weight = [_plain(one) for one in weight]
     groups = list(weight[0]) if len(weight) == 1 else weight
     # rows past the last group are not written
     out = x[0].new_full((len(x[0]), groups[0].shape[1]), float("nan"))
     for i, w in enumerate(groups):
         out[bounds[i] : bounds[i + 1]] = _product(x[0][bounds[i] : bounds[i + 1]], w, bias[i] if bias else None)
     return [out]
+
+
+def format_cast(
+    input: Tensor, acl_format: int, *, customize_dtype: int | None = None, input_dtype: int | None = None
+) -> Tensor:
+    """npu_format_cast from ND to FRACTAL_NZ: blocks of 16 x 16 values, row-major within a block, columns of blocks.
+
+    The result has the shape of the input, and its own order in memory: only `grouped_matmul` can read it.
+    """
+    rows, columns = input.shape[-2:]
+    if acl_format != NZ or not input.is_contiguous() or input.dtype == torch.float32 or rows % SIDE or columns % SIDE:
+        raise RuntimeError(f"the stand-in casts no {input.dtype} {list(input.shape)} to format {acl_format}")
+    blocks = input.unflatten(-1, (-1, SIDE)).unflatten(-3, (-1, SIDE)).movedim(-2, -4)
+    out = blocks.contiguous().view(input.shape)
+    out.acl_format = acl_format  # type: ignore[attr-defined]
+    return out
+
+
+def _plain(weight: Tensor) -> Tensor:
+    """A weight in ND, whatever its format."""
+    if getattr(weight, "acl_format", 2) != NZ:
+        return weight
+    rows, columns = weight.shape[-2:]
+    blocks = weight.view(*weight.shape[:-2], columns // SIDE, rows // SIDE, SIDE, SIDE)
+    return blocks.movedim(-4, -2).reshape(weight.shape)
 
 
 def _product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -132,7 +176,9 @@ def token_unpermute(
     if probs is None:
         probs = torch.ones(len(permuted_tokens), 1)
     refuse(limits.UNPERMUTE, locals())
-    if not torch.equal(sorted_indices.sort().values.long(), torch.arange(len(permuted_tokens))):
+    if bool(((sorted_indices < 0) | (sorted_indices >= len(permuted_tokens))).any()):
+        raise RuntimeError("sorted_indices names a row that is not there")
+    if len(sorted_indices.unique()) < len(permuted_tokens) and not _forgiving:
         raise RuntimeError("sorted_indices does not name each row once")
     T, K = probs.shape
     total = torch.zeros(T, permuted_tokens.shape[1])
@@ -147,4 +193,5 @@ IMPLEMENTATIONS = {
     limits.MATMUL: grouped_matmul,
     limits.SWIGLU: swiglu,
     limits.UNPERMUTE: token_unpermute,
+    FORMAT: format_cast,
 }

@@ -19,6 +19,9 @@ SCHEMAS = {
         "int? output_dtype=None, int? x_dtype=None, int? weight_dtype=None, int? scale_dtype=None, "
         "int? per_token_scale_dtype=None) -> Tensor[]"
     ),
+    "npu_format_cast": (
+        "npu_format_cast(Tensor input, int acl_format, *, int? customize_dtype=None, int? input_dtype=None) -> Tensor"
+    ),
     "npu_swiglu": "npu_swiglu(Tensor input, int dim=-1) -> Tensor",
     "npu_moe_token_unpermute": (
         "npu_moe_token_unpermute(Tensor permuted_tokens, Tensor sorted_indices, Tensor? probs=None, "

@@ -6,6 +6,7 @@ defined from ascend_schemas.py, and a small module takes torch_npu's place.
 
 from __future__ import annotations
 
+import os
 import tempfile
 import types
 from collections.abc import Iterator
@@ -23,9 +24,11 @@ from ascend_operators import IMPLEMENTATIONS
 from ascend_schemas import SCHEMAS
 from own_registry import own_registry
 from ttnn_moe.ascend.backend import AscendBackend
+from ttnn_moe.ascend.machine import Machine
 from ttnn_moe.backend import Probe
 
 TARGET = f"{__name__}:OnCpu"
+CANN = "9.0.0"
 _KEPT: list[object] = []
 
 
@@ -40,6 +43,9 @@ class OnCpu(AscendBackend):
 
     def npu(self) -> Any:
         return npu()
+
+    def machine(self) -> Machine:
+        return Machine(cann=CANN, server="here", cards=8, buffer=os.environ.get("HCCL_BUFFSIZE", ""))
 
     def why_no_group(self, group: object) -> str | None:
         return None
@@ -66,9 +72,12 @@ def npu() -> Any:
             library.define(schema)
         _KEPT.append(library)
         module = types.ModuleType("torch_npu")
+        module.npu = types.SimpleNamespace()
         for name in SCHEMAS:
             setattr(module, name, getattr(torch.ops.npu, name))
     bind(IMPLEMENTATIONS | ascend_exchange_operators.IMPLEMENTATIONS | ascend_attention_operators.IMPLEMENTATIONS)
+    # torch_npu's own sets an option of CANN
+    module.npu.config = types.SimpleNamespace(allow_internal_format=False)
     return module
 
 

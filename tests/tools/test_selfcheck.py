@@ -17,9 +17,9 @@ from own_registry import own_registry
 from processes import run_python
 from ttnn_moe import ContractError, registry
 from ttnn_moe.reference import ReferenceBackend
-from ttnn_moe.selfcheck import contract_cases
+from ttnn_moe.selfcheck import contract_cases, parallel_cases, report
 from ttnn_moe.selfcheck.bounds import worst_error
-from ttnn_moe.selfcheck.check import Check, measure
+from ttnn_moe.selfcheck.check import CALLS, Check, Outcome, measure, repeated
 from ttnn_moe.selfcheck.runner import selfcheck
 
 
@@ -68,7 +68,7 @@ def test_the_checks_and_the_advice_of_a_format_follow(register, monkeypatch: pyt
     lines: list[str] = []
     assert not selfcheck("offers", lines.append, weight_format="mxfp4")
     assert any(line.startswith("FAIL tile of mxfp4: error inf") for line in lines)
-    assert lines[-2] == "the fastest tile of mxfp4" and lines[-1].startswith("FAILED: offers")
+    assert lines[-3] == "the fastest tile of mxfp4" and lines[-1].startswith("FAILED: offers")
 
 
 def test_a_wrong_backend_fails_and_is_told_where(register, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
@@ -93,6 +93,9 @@ def test_ascend_on_stand_ins_passes_operator_by_operator() -> None:
     for operator in ("npu_moe_init_routing_v2: rows", "npu_grouped_matmul: one group", "npu_swiglu", "moe, absent ids"):
         assert any(line.startswith(f"ok   {operator}") for line in lines)
     assert lines[-1].startswith("passed: ascend on cpu, in place of an NPU")
+    assert any(line.startswith("ok   HCCL_BUFFSIZE=1 for Qwen3-30B-A3B on 16 ranks is refused") for line in lines)
+    told = report.read(lines[-2])
+    assert told["failed"] == [[]] and "environment: " in told["machine"][-1]  # type: ignore[index]
 
 
 def test_what_a_check_raises_is_its_failure() -> None:
@@ -156,12 +159,47 @@ def torchrun(folder: Path, script: str, backend: str, code: int | None = 0) -> s
 def test_under_torchrun_expert_parallelism_is_checked_too(tmp_path: Path) -> None:
     lines = torchrun(tmp_path, STAND_IN, "ascend").stdout.splitlines()
     assert not any(line.startswith("[rank 1] ") for line in lines), "it has nothing to say"
-    for exchange in ("all_to_all", "dispatch_combine"):
-        assert any(f"ok   expert parallel over 2 ranks, {exchange}: error" in line for line in lines)
+    for exchange in ("all_to_all", "all_gather", "dispatch_combine"):
+        for what in (*parallel_cases.CHANGES, f", different results of {CALLS} equal calls"):
+            assert any(f"ok   expert parallel over 2 ranks, {exchange}{what}: error" in line for line in lines)
+    assert any("ok   HCCL_BUFFSIZE=1 for Qwen3-30B-A3B on 16 ranks is refused" in line for line in lines)
     assert lines[-1].startswith("[rank 0] passed: ascend on cpu, in place of an NPU: all ")
+    told = report.read(lines[-2])
+    assert told["failed"] == [[], []] and told["ranks"] == 2 and told["backend"] == "ascend"
+    assert lines[-1].split("all ")[1].startswith(f"{len(told['checks'])} checks")  # type: ignore[arg-type]
+    assert any(line.startswith("CANN 9.0.0, driver unknown") for line in told["machine"])  # type: ignore[attr-defined]
 
 
 def test_under_torchrun_a_wrong_rank_says_so(tmp_path: Path) -> None:
     done = torchrun(tmp_path, ONE_RANK_FAILS, "forgetful", code=None)
     assert done.returncode != 0
-    assert "[rank 1] FAILED: forgetful" in done.stdout and "[rank 0] FAILED" not in done.stdout
+    assert "[rank 1] FAILED: forgetful" in done.stdout
+    first, second = report.read(done.stdout)["failed"]  # type: ignore[misc]
+    # what the wrong rank's experts make of the other's tokens is wrong on both
+    assert "moe, plain" in second and all(name.startswith("expert parallel") for name in first)
+
+
+def test_a_report_is_one_line_that_can_be_read_back() -> None:
+    outcomes = [
+        Outcome("a", True, 0.0012345, 12.3456),
+        Outcome("b", False, float("inf"), None),
+        Outcome("c\nd", False, None, None, "é"),
+    ]
+    text = report.line(["CANN 9.0.0"], outcomes, {"e": "no NPU"}, None, backend="ascend", ranks=1)
+    assert "\n" not in text and text.isascii() and text.startswith("ttnn-moe-selfcheck/1 {")
+    assert report.read(f"[rank 0] {text} and more") == {
+        "backend": "ascend",
+        "ranks": 1,
+        "machine": ["CANN 9.0.0"],
+        "checks": {"a": [0.00123, 12.3], "b": ["inf", None], "c\nd": [None, None]},
+        "refused": {"e": "no NPU"},
+        "failed": None,
+    }
+    with pytest.raises(ValueError, match="not found"):
+        report.read("nothing")
+
+
+def test_a_backend_whose_bits_change_fails_the_repeated_calls() -> None:
+    assert measure(repeated("steady", lambda: torch.ones(2, 2)), "cpu").passed
+    outcome = measure(repeated("unsteady", lambda: torch.rand(2, 2)), "cpu")
+    assert not outcome.passed and outcome.error == CALLS - 1

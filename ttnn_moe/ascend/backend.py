@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import lru_cache
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,8 +13,8 @@ from torch import Tensor
 from ..backend import Numerics, Probe
 from ..contract import Experts, Placement, Problem, Routing
 from ..errors import BackendUnavailable
-from . import groups, kernels, limits, operators, run, steps
-from .layout import weights_of
+from . import groups, kernels, limits, machine, operators, path, run, steps
+from .layout import nz_asked_for, weights_of
 from .prepared import PreparedAscend
 
 if TYPE_CHECKING:
@@ -69,6 +70,8 @@ class AscendBackend:
             return reason
         if problem.dtype not in (torch.bfloat16, torch.float16):
             return f"it runs bf16 and fp16, not {problem.dtype}"
+        if nz_asked_for() and (reason := path.why_not(self.npu(), problem)) is not None:
+            return reason
         E = problem.E // problem.D if problem.D > 1 else problem.E
         return _broken(problem.T, E, problem.K, problem.H, problem.I, problem.dtype)
 
@@ -85,24 +88,24 @@ class AscendBackend:
         return None
 
     def group_name(self, group: ProcessGroup | None) -> str:
-        """HCCL's name of a process group; default: of a group that only the exchange uses.
+        """HCCL's name of the exchange's own group, of the processes of this group (default: all).
 
         Raises:
             BackendUnavailable: the group has no HCCL.
         """
-        named = self._hccl(group or dist.group.WORLD)
-        if group is None:
-            named = self._hccl(groups.own_group())
-        return named.get_hccl_comm_name(dist.get_rank())
+        self._hccl(group or dist.group.WORLD)
+        return self._hccl(groups.own_group(group)).get_hccl_comm_name(dist.get_rank())
 
     def _hccl(self, group: Any) -> Any:
         return groups.hccl(group, self.device)
 
+    def machine(self) -> machine.Machine:
+        """What this rank knows of its server, CANN and driver; the tests put another in its place."""
+        return machine.here(self.npu())
+
     def versions(self) -> list[str]:
         """What `ttnn-moe selfcheck` shows beside the packages."""
-        npu = self.npu()
-        cann, driver = operators.cann_version(npu), operators.driver_version(npu)
-        return [f"CANN {cann or 'unknown'}, driver {driver or 'unknown'}"]
+        return machine.describe(self.machine())
 
     def selfchecks(self) -> list[Check]:
         """Each of torch_npu's operators alone, for `ttnn-moe selfcheck`."""
@@ -114,8 +117,10 @@ class AscendBackend:
         return PreparedAscend(self.npu(), problem, experts, placement)
 
     def moe(self, hidden: Tensor, routing: Routing, experts: Experts, out: Tensor, accumulate: bool) -> None:
-        layer = kernels.moe if kernels.asked_for() else run.moe
-        layer(self.npu(), hidden, routing, weights_of(experts), out, accumulate)
+        path.moe(self.npu(), hidden, routing, path.weights(self.npu(), experts), out, accumulate)
+
+    def moe_new(self, hidden: Tensor, routing: Routing, experts: Experts) -> Tensor:
+        return path.result(self.npu(), hidden, routing, path.weights(self.npu(), experts), False)
 
     def gate_projection(self, hidden: Tensor, routing: Routing, experts: Experts, row_align: int) -> Tensor:
         return self._project(hidden, routing, experts, row_align, slice(None, experts.I))
@@ -151,8 +156,8 @@ class AscendBackend:
 @lru_cache(maxsize=4096)
 def _broken(T: int, E: int, K: int, H: int, I: int, dtype: torch.dtype) -> str | None:
     """The first documented limit that a call of these sizes would break, or None."""
-    for wide in (False, True) if T else ():
-        for operator, arguments in run.calls(T, E, K, H, I, dtype, wide):
+    for wide, distinct in product((False, True), repeat=2) if T else ():
+        for operator, arguments in run.calls(T, E, K, H, I, dtype, wide, distinct):
             for row in limits.broken(operator, arguments):
                 return limits.describe(row, arguments)
     return None

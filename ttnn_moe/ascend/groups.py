@@ -11,18 +11,35 @@ import torch.distributed as dist
 from ..errors import BackendUnavailable
 
 _OWN: weakref.WeakKeyDictionary[dist.ProcessGroup, dist.ProcessGroup] = weakref.WeakKeyDictionary()
+_GLOBAL_BS: weakref.WeakKeyDictionary[dist.ProcessGroup, int] = weakref.WeakKeyDictionary()
 
 
-def own_group() -> dist.ProcessGroup:
-    """A group of all processes for torch_npu's exchange operators alone; all layers share it.
+def own_group(group: dist.ProcessGroup | None) -> dist.ProcessGroup:
+    """A group of the same processes (default: all) for torch_npu's exchange operators alone; all layers share it.
 
-    No other operator may use the group of those operators. Every process asks for it, as every process makes the layer.
+    No other operator may use the group of those operators. The processes of the group ask together.
     """
-    world = dist.group.WORLD
-    assert world is not None
-    if world not in _OWN:
-        _OWN[world] = dist.new_group()
-    return _OWN[world]
+    key = group or dist.group.WORLD
+    assert key is not None
+    if key not in _OWN:
+        if key is dist.group.WORLD:
+            _OWN[key] = dist.new_group()
+        else:  # the processes outside do not know of it
+            _OWN[key] = dist.new_group(dist.get_process_group_ranks(key), use_local_synchronization=True)
+    return _OWN[key]
+
+
+def global_bs(group: dist.ProcessGroup | None) -> int | None:
+    """What the first layer of the exchange's group took as global_bs, which all layers share; None: there is none."""
+    key = group or (dist.group.WORLD if dist.is_initialized() else None)
+    return None if key is None else _GLOBAL_BS.get(key)
+
+
+def take_global_bs(group: dist.ProcessGroup | None, value: int) -> None:
+    """Remember it for the layers to come."""
+    key = group or dist.group.WORLD
+    assert key is not None
+    _GLOBAL_BS[key] = value
 
 
 def hccl(group: Any, device: str) -> Any:

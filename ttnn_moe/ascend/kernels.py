@@ -13,11 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..backend import store
 from ..contract import Routing
 from ..errors import BackendUnavailable, ContractError
 from .layout import Weights
-from .run import grouped_matmul
+from .run import grouped_matmul, is_distinct, route
 from .tiles import BLOCK_K, BLOCK_N, columns_of_block, rows_of_tile
 
 ENV = "TTNN_MOE_ASCEND_KERNELS"
@@ -35,34 +34,33 @@ def asked_for() -> bool:
     return value == "triton"
 
 
-def moe(npu: Any, hidden: Tensor, routing: Routing, weights: Weights, out: Tensor, accumulate: bool) -> None:
-    """As run.moe."""
-    if routing.T == 0:
-        return
+def result(npu: Any, hidden: Tensor, routing: Routing, weights: Weights, wide: bool) -> Tensor:
+    """As path.result, for T of at least 1."""
     T, K, H = routing.T, routing.K, hidden.shape[1]
-    view = routing.sorted
-    expert_out = experts(npu, hidden, view.expert_offsets[1:].long(), weights, view.pairs // K)
-    total = torch.empty(T, H, dtype=torch.float32 if accumulate else out.dtype, device=out.device)
+    rows, row_of_pair, counts = route(npu, hidden, routing, weights.E)
+    expert_out = experts(npu, rows, counts[: weights.E], weights)
+    inverse = row_of_pair.view(T, K)
+    if not is_distinct(routing):
+        inverse = inverse.masked_fill(routing.absent, -1)
+    total = torch.empty(T, H, dtype=torch.float32 if wide else hidden.dtype, device=hidden.device)
     (_, combine), (_, vector) = _kernels(), cores(hidden.device)
     block = columns_of_block(H)
-    combine[(vector,)](expert_out, view.inverse, routing.topk_weights, total, T, H, K=K, BLOCK_H=block)
-    store(total, out, accumulate, routing.num_tokens)
+    combine[(vector,)](expert_out, inverse, routing.topk_weights, total, T, H, K=K, BLOCK_H=block)
+    return total
 
 
-def experts(npu: Any, hidden: Tensor, ends: Tensor, weights: Weights, tokens: Tensor | None = None) -> Tensor:
-    """As run.experts. tokens: [rows] int32, the row of hidden behind each sorted row; absent: hidden is sorted."""
-    if tokens is None:
-        tokens = torch.arange(len(hidden), dtype=torch.int32, device=hidden.device)
-    H, I, rows = hidden.shape[1], weights.down.shape[1], len(tokens)
-    block = rows_of_tile(rows, len(ends))
-    tiles, num_tiles = tiles_of(ends, rows, block)
-    act = hidden.new_empty(rows, I)  # of rows past the last end, which are in no tile, nothing is written
-    (gate_up, _), (cube, _) = _kernels(), cores(hidden.device)
+def experts(npu: Any, rows: Tensor, counts: Tensor, weights: Weights) -> Tensor:
+    """As path.experts."""
+    (n, H), I = rows.shape, weights.down.shape[1]
+    block = rows_of_tile(n, len(counts))
+    ends, tiles, num_tiles = tiles_of(counts, n, block)
+    act = rows.new_empty(n, I)  # of rows of no expert, which are in no tile, nothing is written
+    (gate_up, _), (cube, _) = _kernels(), cores(rows.device)
     gate_up[(cube,)](
-        hidden,
+        rows,
         weights.gate_up.transpose(1, 2),
-        ends.int(),
-        tokens,
+        ends,
+        torch.arange(n, dtype=torch.int32, device=rows.device),
         tiles,
         num_tiles,
         act,
@@ -71,24 +69,26 @@ def experts(npu: Any, hidden: Tensor, ends: Tensor, weights: Weights, tokens: Te
         BLOCK_M=block,
         BLOCK_N=BLOCK_N,
         BLOCK_K=BLOCK_K,
-        CAST=hidden.device.type == "cpu",
+        CAST=rows.device.type == "cpu",
     )
-    return grouped_matmul(npu, act, weights.down, ends)
+    return grouped_matmul(npu, act, weights.down, counts)
 
 
-def tiles_of(ends: Tensor, rows: int, block: int) -> tuple[Tensor, Tensor]:
-    """(expert, first row) of each tile of `block` rows, [bound, 2] int32, and how many there are, [1] int32.
+def tiles_of(counts: Tensor, rows: int, block: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Where each expert's rows end, [E] int32, and the tiles of `block` rows.
 
-    ends: [E] int64, where each expert's rows end.
+    A tile is (expert, first row), [bound, 2] int32; how many there are is [1] int32. int32 throughout: running sums
+    and quotients of int64 run on the AI CPU.
+
+    counts: [E] int64, how many of the sorted rows each expert has.
     """
-    E = len(ends)
-    count = ends.diff(prepend=ends.new_zeros(1))
+    E, count = len(counts), counts.int()
     of_expert = (count + block - 1) // block
-    last = of_expert.cumsum(0)
-    tile = torch.arange(rows // block + min(E, rows), device=ends.device)
-    expert = torch.searchsorted(last, tile, right=True).clamp_max(E - 1)
-    first = (ends - count)[expert] + (tile - (last - of_expert)[expert]) * block
-    return torch.stack([expert, first], 1).int(), last[-1:].int()
+    ends, last = count.cumsum(0, dtype=torch.int32), of_expert.cumsum(0, dtype=torch.int32)
+    tile = torch.arange(rows // block + min(E, rows), dtype=torch.int32, device=counts.device)
+    expert = (tile[:, None] >= last).sum(1, dtype=torch.int32).clamp_max(E - 1)
+    row, before = (ends - count).index_select(0, expert), (last - of_expert).index_select(0, expert)
+    return ends, torch.stack([expert, row + (tile - before) * block], 1), last[-1:]
 
 
 def cores(device: torch.device) -> tuple[int, int]:

@@ -2,21 +2,32 @@
 
 The operator takes transposed weights, so that the Hugging Face layout is used in place. Interleaved gate and up rows
 are put into halves, which is one copy.
+
+TTNN_MOE_ASCEND_NZ=1 asks for the format FRACTAL_NZ instead: the order in which the chip's matrix unit reads. It is a
+copy of the weights, made once. CANN's page (ops-transformer, gmm/grouped_matmul/README.md) allows it for bf16 and fp16.
 """
 
 from __future__ import annotations
 
+import os
 import weakref
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
 
 from ..contract import Experts
+from ..errors import ContractError
+
+ENV = "TTNN_MOE_ASCEND_NZ"
+FRACTAL_NZ = 29
+# CANN's check of H, I and N in this format: ALIGN_NZ_K of gmm/grouped_matmul/op_host/op_api/aclnn_grouped_matmul.cpp
+NZ_ALIGN = 16
 
 
 @dataclass(frozen=True)
 class Weights:
-    """gate_up [E, H, 2I] (gate columns first) and down [E, I, H], transposed in memory."""
+    """gate_up [E, H, 2I] (gate columns first) and down [E, I, H]: transposed in memory, or in FRACTAL_NZ."""
 
     gate_up: Tensor
     down: Tensor
@@ -26,16 +37,39 @@ class Weights:
         return self.down.shape[0]
 
 
-_MADE: weakref.WeakKeyDictionary[Experts, Weights] = weakref.WeakKeyDictionary()
+_MADE: weakref.WeakKeyDictionary[Experts, dict[bool, Weights]] = weakref.WeakKeyDictionary()
 
 
-def weights_of(experts: Experts) -> Weights:
-    """The weights of dense experts; the second call for the same object finds what the first made."""
-    found = _MADE.get(experts)
-    if found is None:
+def nz_asked_for() -> bool:
+    """Whether the environment asks for FRACTAL_NZ.
+
+    Raises:
+        ContractError: TTNN_MOE_ASCEND_NZ is neither 0 nor 1.
+    """
+    value = os.environ.get(ENV) or "0"
+    if value not in ("0", "1"):
+        raise ContractError(f"{ENV} is no switch", got=repr(value), expected="0 or 1", remedy=f"unset {ENV}")
+    return value == "1"
+
+
+def weights_of(experts: Experts, npu: Any = None) -> Weights:
+    """The weights of dense experts; the second call for the same object finds what the first made.
+
+    npu: torch_npu, to make them FRACTAL_NZ; None: they are used in place.
+    """
+    made = _MADE.setdefault(experts, {})
+    nz = npu is not None
+    if nz not in made:
         gate_up, down = experts.tensors["gate_up"], experts.tensors["down"]
         if experts.gate_up_order == "interleaved":
             # [E, I, 2, H] -> [E, 2, I, H]
             gate_up = gate_up.unflatten(1, (experts.I, 2)).transpose(1, 2).flatten(1, 2).contiguous()
-        found = _MADE[experts] = Weights(gate_up.transpose(1, 2), down.transpose(1, 2))
-    return found
+        gate_up, down = gate_up.transpose(1, 2), down.transpose(1, 2)
+        made[nz] = Weights(_nz(npu, gate_up), _nz(npu, down)) if nz else Weights(gate_up, down)
+    return made[nz]
+
+
+def _nz(npu: Any, weight: Tensor) -> Tensor:
+    # off by default, and the cast would leave the weight as it is
+    npu.npu.config.allow_internal_format = True
+    return npu.npu_format_cast(weight.contiguous(), FRACTAL_NZ)  # type: ignore[no-any-return]

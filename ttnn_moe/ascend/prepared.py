@@ -9,8 +9,8 @@ from torch import Tensor
 
 from ..backend import Prepared, store
 from ..contract import Experts, Placement, Problem, Routing
-from . import kernels, run
-from .layout import Weights, weights_of
+from . import path
+from .layout import Weights
 
 
 class PreparedAscend(Prepared):
@@ -23,15 +23,23 @@ class PreparedAscend(Prepared):
         if placement is not None and placement.rank is None:
             held = [experts.for_device(placement, d) for d in range(placement.D)]
         # kept beside the weights: layouts live as long as their experts
-        self._parts: list[tuple[Experts, Weights]] = [(part, weights_of(part)) for part in held]
+        self._parts: list[tuple[Experts, Weights]] = [(part, path.weights(npu, part)) for part in held]
+        if placement is not None:
+            for d in range(placement.D) if placement.rank is None else (placement.rank,):
+                placement.local_table(d, self.device)
 
     def _run(self, hidden: Tensor, routing: Routing, out: Tensor, accumulate: bool) -> None:
-        layer = kernels.moe if kernels.asked_for() else run.moe
+        total = self._result(hidden, routing, accumulate or out.dtype != hidden.dtype)
+        store(total, out, accumulate, routing.num_tokens)
+
+    def _new(self, hidden: Tensor, routing: Routing) -> Tensor:
+        return self._result(hidden, routing, self.problem.out_dtype != hidden.dtype)
+
+    def _result(self, hidden: Tensor, routing: Routing, wide: bool) -> Tensor:
         if len(self._parts) == 1:
             local = routing if self.placement is None else routing.for_device()
-            layer(self._npu, hidden, local, self._parts[0][1], out, accumulate)
-            return
-        sums = out.new_zeros(out.shape, dtype=torch.float32)
+            return path.result(self._npu, hidden, local, self._parts[0][1], wide)
+        sums = torch.zeros(hidden.shape, dtype=torch.float32, device=hidden.device)
         for d, (_, weights) in enumerate(self._parts):
-            layer(self._npu, hidden, routing.for_device(d), weights, sums, d > 0)
-        store(sums, out, accumulate, routing.num_tokens)
+            sums += path.result(self._npu, hidden, routing.for_device(d), weights, True)
+        return sums if wide else sums.to(hidden.dtype)

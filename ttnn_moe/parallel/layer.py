@@ -12,6 +12,7 @@ from .. import api, registry
 from ..backend import Prepared, store
 from ..contract import Experts, Placement, Problem, Routing
 from ..errors import ContractError
+from ..routing import is_distinct
 from . import exchanges
 from .exchanges import Topology
 
@@ -25,15 +26,19 @@ class ExpertParallel(Prepared):
     out, accumulate and num_tokens (each process has its own) are those of any prepared layer.
 
     Args:
-        problem: as for ttnn_moe.prepare; T bounds the tokens of every process, E counts all experts.
+        problem: as for ttnn_moe.prepare, and equal on every process; T bounds the tokens of each, E counts all
+            experts.
         experts: the E/D of this process, in the order of placement.device_expert_mapping[rank].
         placement: with rank set; D is the size of the group.
-        group: of torch.distributed; default: all processes. For dispatch_combine, one that nothing else uses and that
-            all layers share; by default it makes one.
+        group: of torch.distributed; default: all processes. dispatch_combine makes one more of the same processes,
+            which all its layers share, as nothing else may use it.
         backend: runs the local experts.
-        exchange: "dispatch_combine" (torch_npu's npu_moe_distribute_*_v2), "all_to_all", or "auto": the first of these
-            that the sizes, torch_npu, the driver and HCCL_BUFFSIZE allow.
-        wire: dtype in which all_to_all sends results back: fp32, or the dtype of hidden (one rounding a process).
+        exchange: "dispatch_combine" (torch_npu's npu_moe_distribute_*_v2), "all_gather", "all_to_all", or "auto". On
+            NPUs auto takes the first of them that can, dispatch_combine from 16 ranks on; elsewhere all_to_all.
+            Should that fail at its first call, auto warns and takes the next.
+        ids: what the caller promises of topk_ids in every call, as for ttnn_moe.moe.
+        wire: dtype in which all_gather and all_to_all send results back: fp32, or the dtype of hidden (one rounding a
+            process).
 
     Raises:
         ContractError: torch.distributed is not started; experts, placement, group and problem do not fit.
@@ -49,6 +54,7 @@ class ExpertParallel(Prepared):
         backend: str = "auto",
         exchange: str = "auto",
         wire: torch.dtype = torch.float32,
+        ids: str = "any",
     ):
         if exchange not in NAMES:
             raise ContractError("unknown exchange", got=repr(exchange), expected=f"one of {list(NAMES)}")
@@ -56,6 +62,7 @@ class ExpertParallel(Prepared):
             raise ContractError("unsupported wire dtype", got=wire, expected=f"float32 or {problem.dtype}")
         _check_group(placement, group)
         super().__init__(api.described(problem, experts, placement), experts, placement)
+        self.distinct = is_distinct(ids)
         self._experts, self._turn = experts, Lock()
         local = Problem.of(1, problem.K, experts, problem.dtype)
         runs = registry.choose(local, registry.resolve(backend))

@@ -6,6 +6,7 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from hashlib import sha256
 
 import torch
 from torch import Tensor
@@ -13,6 +14,8 @@ from torch import Tensor
 from .bounds import worst_error
 
 REPEATS = 5
+CALLS = 16
+"""How often one input is run to see whether its bits stay."""
 
 
 @dataclass(frozen=True)
@@ -23,6 +26,7 @@ class Check:
         run: returns what the machine made, [rows, columns]. want: returns what is right, in the same shape.
         bound: the relative error allowed in any row; 0 asks for equal values.
         refused: why the backend says that it cannot run this; then nothing is run.
+        once: run it once, untimed: it compares runs itself.
     """
 
     name: str
@@ -30,6 +34,7 @@ class Check:
     want: Callable[[], Tensor]
     bound: float
     refused: str = ""
+    once: bool = False
 
 
 @dataclass(frozen=True)
@@ -55,6 +60,8 @@ def measure(check: Check, device: str) -> Outcome:
     try:
         got = check.run().cpu()
         error = worst_error(got, check.want())
+        if check.once:
+            return Outcome(check.name, error <= check.bound, error, None)
         again = check.run().cpu()
         times = [_seconds(check.run, device) for _ in range(REPEATS)]
     except Exception as failure:  # of any kind: the next check is to run
@@ -62,6 +69,17 @@ def measure(check: Check, device: str) -> Outcome:
     same = torch.equal(got.contiguous().view(torch.uint8), again.contiguous().view(torch.uint8))
     problem = "" if same else "two runs differ"
     return Outcome(check.name, error <= check.bound and same, error, statistics.median(times) * 1e6, problem)
+
+
+def repeated(name: str, run: Callable[[], Tensor], refused: str = "") -> Check:
+    """A check that CALLS equal calls give one result, by their hashes; the error is the number of others."""
+
+    def different() -> Tensor:
+        hashes = {sha256(run().cpu().contiguous().view(torch.uint8).numpy().tobytes()).digest() for _ in range(CALLS)}
+        return torch.tensor([[float(len(hashes))]])
+
+    name = f"{name}, different results of {CALLS} equal calls"
+    return Check(name, different, lambda: torch.ones(1, 1), 0.0, refused, once=True)
 
 
 def _seconds(run: Callable[[], Tensor], device: str) -> float:

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from functools import cache
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import cache, partial
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
-from ..backend import Backend
-from ..contract import Placement
+from ..backend import Backend, RunsOnNpu
+from ..contract import Placement, Problem
+from ..errors import BackendUnavailable
 from ..parallel import ExpertParallel
-from ..parallel.exchanges import EXCHANGES, Topology
+from ..parallel.exchanges import EXCHANGES, Topology, agreement
+from ..parallel.exchanges.npu_limits import RANKS_OF_A_SERVER
+from ..parallel.exchanges.npu_plan import plan
 from .bounds import BOUND
-from .check import Check
+from .check import Check, repeated
 from .contract_cases import expected
-from .edges import Case
+from .edges import Case, Inputs
 
 LIBRARIES = {"npu": "hccl", "cuda": "nccl"}
 
@@ -33,11 +38,41 @@ def start(device: str) -> tuple[int, int]:
     return dist.get_rank(), size
 
 
-def stop(in_step: bool) -> None:
-    """Leave the group of `start`; ranks that are not in step cannot do so together."""
-    if in_step and dist.is_initialized():
-        dist.barrier()
-        dist.destroy_process_group()
+def stop(in_step: bool, failed: list[str]) -> list[list[str]] | None:
+    """Leave the group of `start`; returns what failed on each rank. Ranks that are not in step do not: None."""
+    if not (in_step and dist.is_initialized()):
+        return None
+    of_ranks = agreement.gather(failed, None)
+    dist.barrier()
+    dist.destroy_process_group()
+    return of_ranks
+
+
+def refusals(backend: Backend, dtype: torch.dtype) -> Iterator[Check]:
+    """What must be refused before a launch, on any number of ranks; nothing of it is launched."""
+    if not isinstance(backend, RunsOnNpu):
+        return
+    D = 2 * RANKS_OF_A_SERVER
+    here = replace(backend.machine(), lacks=(), cards=RANKS_OF_A_SERVER, network="switch")
+    machines = [replace(here, server=str(rank // RANKS_OF_A_SERVER), buffer="1") for rank in range(D)]
+    problem = Problem(128, 128, 8, 2048, 768, dtype, D=D)
+
+    def reason(buffer: str | None = None) -> str:
+        try:
+            plan(problem, Placement.uniform(128, D, 0), [replace(one, buffer=buffer or "1") for one in machines])
+        except BackendUnavailable as error:
+            return str(error)
+        return ""
+
+    known = reason("100000")  # with room enough: another rule, such as an unknown CANN
+    yield Check(
+        "HCCL_BUFFSIZE=1 for Qwen3-30B-A3B on 16 ranks is refused before a launch",
+        lambda: torch.tensor([[float("export HCCL_BUFFSIZE=" in reason())]]),
+        lambda: torch.ones(1, 1),
+        0.0,
+        known,
+        once=True,
+    )
 
 
 def checks(backend: Backend, device: str, dtype: torch.dtype) -> Iterator[Check]:
@@ -47,22 +82,53 @@ def checks(backend: Backend, device: str, dtype: torch.dtype) -> Iterator[Check]
     """
     rank, size = dist.get_rank(), dist.get_world_size()
     case = Case("parallel", E=4 * size)
-    inputs = case.make(dtype, tokens_seed=1 + rank)
-    there = inputs.to(device)
+    plain = case.make(dtype, tokens_seed=1 + rank)
     # dealt out: not contiguous
     placement = Placement.from_mapping([list(range(d, case.E, size)) for d in range(size)], rank)
+    numerics = backend.numerics(plain.problem)
+    # one layer for all calls: T and with it global_bs are those of a group
+    problem = plain.to(device).problem
 
     @cache
     def layer(exchange: str) -> ExpertParallel:
-        experts = there.experts.for_device(placement)
-        return ExpertParallel(there.problem, experts, placement, backend=backend.name, exchange=exchange)
+        experts = plain.to(device).experts.for_device(placement)
+        return ExpertParallel(problem, experts, placement, backend=backend.name, exchange=exchange)
+
+    def call(exchange: str, inputs: Inputs) -> Tensor:
+        there = inputs.to(device)
+        return layer(exchange)(there.hidden, there.ids, there.weights)
 
     topology = Topology(placement, backend)
-    for exchange in reversed(EXCHANGES):
-        yield Check(
-            f"expert parallel over {size} ranks, {exchange.name}",
-            lambda name=exchange.name: layer(name)(there.hidden, there.ids, there.weights),  # type: ignore[misc]
-            lambda: expected(inputs, backend.numerics(there.problem)),
-            BOUND[dtype],
-            exchange.why_not(there.problem, topology) or "",
-        )
+    for kind in reversed(EXCHANGES):
+        name, refused = kind.name, kind.why_not(problem, topology) or ""
+        title = f"expert parallel over {size} ranks, {name}"
+        for what, change in CHANGES.items():
+            inputs = change(plain, placement)
+            yield Check(
+                title + what, partial(call, name, inputs), partial(expected, inputs, numerics), BOUND[dtype], refused
+            )
+        yield repeated(title, partial(call, name, plain), refused)
+
+
+def _skewed(x: Inputs, placement: Placement) -> Inputs:
+    """Every token of every rank goes to rank 0: the others receive nothing."""
+    there = placement.device_expert_mapping[0, : x.ids.shape[1]]
+    return replace(x, ids=there.expand_as(x.ids).contiguous())
+
+
+def _silent(x: Inputs, placement: Placement) -> Inputs:
+    """Odd ranks have tokens without an expert: they send nothing."""
+    return replace(x, ids=torch.full_like(x.ids, -1)) if (placement.rank or 0) % 2 else x
+
+
+def _empty(x: Inputs, placement: Placement) -> Inputs:
+    """Only rank 0 has tokens."""
+    return replace(x, hidden=x.hidden[:0], ids=x.ids[:0], weights=x.weights[:0]) if placement.rank else x
+
+
+CHANGES: dict[str, Callable[[Inputs, Placement], Inputs]] = {
+    "": lambda x, placement: x,
+    ", all tokens to rank 0": _skewed,
+    ", odd ranks send nothing": _silent,
+    ", only rank 0 has tokens": _empty,
+}

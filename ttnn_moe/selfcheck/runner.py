@@ -17,7 +17,7 @@ from .. import __version__, registry
 from ..backend import ChecksFormats, ChecksItself, NamesVersions
 from ..errors import BackendUnavailable
 from ..packages import versions
-from . import contract_cases, formats, parallel_cases
+from . import contract_cases, formats, parallel_cases, report
 from .check import Check, Outcome, measure
 
 DEVICES = ("npu", "cuda", "cpu")
@@ -26,7 +26,7 @@ DEVICES = ("npu", "cuda", "cpu")
 def selfcheck(
     name: str, print_: Callable[[str], object], dtype: torch.dtype = torch.bfloat16, weight_format: str = formats.DENSE
 ) -> bool:
-    """Run all checks of one backend, print each as it ends, and last a line that says what passed.
+    """Run all checks of one backend, print each as it ends, a line to send back, and a line that says what passed.
 
     Args:
         weight_format: of the experts. Other formats than dense have the backend's checks of the format instead of its
@@ -49,14 +49,17 @@ def selfcheck(
         if rank == 0 or always:
             print_(line if ranks == 1 else f"[rank {rank}] {line}")
 
-    for line in (*machine(name, device), *(backend.versions() if isinstance(backend, NamesVersions) else ())):
+    about = [*machine(name, device), *(backend.versions() if isinstance(backend, NamesVersions) else ())]
+    for line in about:
         say(line)
     outcomes: list[Outcome] = []
+    refused: dict[str, str] = {}
 
     def in_step(check: Check) -> bool:
         """Run it and say what it gave; False if it raised."""
         if check.refused:
             say(f"none {check.name}: {check.refused}")
+            refused[check.name] = check.refused
             return True
         outcomes.append(measure(check, device))
         say(str(outcomes[-1]), not outcomes[-1].passed)
@@ -71,10 +74,28 @@ def selfcheck(
             in_step(check)
         for line in backend.format_advice(weight_format):
             say(line)
+    in_turn = True
+    if dense:
+        for check in parallel_cases.refusals(backend, dtype):
+            in_step(check)
     if dense and ranks > 1:
         # ranks call these together: one that raised cannot go on
-        parallel_cases.stop(all(map(in_step, parallel_cases.checks(backend, device, dtype))))
+        in_turn = all(map(in_step, parallel_cases.checks(backend, device, dtype)))
     failed = [outcome.name for outcome in outcomes if not outcome.passed]
+    of_ranks = [failed] if ranks == 1 else parallel_cases.stop(in_turn, failed) if dense else None
+    say(
+        report.line(
+            about,
+            outcomes,
+            refused,
+            of_ranks,
+            backend=name,
+            device=device,
+            dtype=str(dtype).removeprefix("torch."),
+            weights=weight_format,
+            ranks=ranks,
+        )
+    )
     where = f"{name} on {_device_name(name, device)}"
     if failed:
         say(f"FAILED: {where}: {len(failed)} of {len(outcomes)} checks: {', '.join(failed)}", True)

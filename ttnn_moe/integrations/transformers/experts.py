@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from loguru import logger
 from torch import Tensor, nn
 
@@ -22,6 +23,7 @@ from .mxfp4 import Mxfp4Experts
 from .mxfp4 import experts_of as mxfp4_experts
 
 _DENSE = ("gate_up", "down")
+DISTINCT = ("Qwen3MoeExperts",)
 _REMEDY = 'take one of transformers\' own: model.set_experts_implementation("grouped_mm"), or "eager"'
 
 
@@ -54,9 +56,19 @@ def experts_forward(name: str, backend: str) -> Callable[[nn.Module, Tensor, Ten
                 remedy="load the whole model in one, from_pretrained(..., dtype=torch.bfloat16), without autocast",
             )
         routing = Routing.from_topk(top_k_index, top_k_weights, experts.E)
-        return api.moe(hidden_states, routing, experts, backend=backend)
+        return api.moe(hidden_states, routing, experts, backend=backend, ids=_promise(self))
 
     return forward
+
+
+def _promise(module: nn.Module) -> str:
+    """What is known of a module's ids: the router of DISTINCT names K experts of its own by topk.
+
+    Expert parallelism marks experts of other ranks; it needs a process group.
+    """
+    known = type(module).__name__ in DISTINCT and type(module).__module__.startswith("transformers.")
+    alone = not (dist.is_available() and dist.is_initialized())
+    return "distinct" if known and alone else "any"
 
 
 def served(model: nn.Module) -> dict[str, str]:

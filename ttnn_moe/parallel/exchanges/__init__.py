@@ -1,36 +1,74 @@
-"""Exchanges, the fastest first: the first that can serve a layer does."""
+"""Exchanges, and which of them "auto" takes."""
 
 from __future__ import annotations
 
+from functools import partial
+
+import torch.distributed as dist
 from loguru import logger
 
+from ...backend import RunsOnNpu
 from ...contract import Problem
 from ...errors import BackendUnavailable
+from . import agreement
+from .all_gather import AllGather
 from .all_to_all import AllToAll
-from .exchange import Exchange, Topology
+from .exchange import Exchange, Mover, Topology
+from .first_call import FirstCall
 from .npu import DispatchCombine
 
-__all__ = ["AUTO", "EXCHANGES", "Exchange", "Topology", "choose"]
+__all__ = [
+    "AUTO",
+    "EXCHANGES",
+    "AllGather",
+    "AllToAll",
+    "DispatchCombine",
+    "Exchange",
+    "Mover",
+    "Topology",
+    "automatic",
+    "choose",
+]
 
 AUTO = "auto"
-EXCHANGES: tuple[type[Exchange], ...] = (DispatchCombine, AllToAll)
+EXCHANGES: tuple[type[Exchange], ...] = (DispatchCombine, AllGather, AllToAll)
+# ranks from which torch_npu's operators are the first choice: what vllm-ascend does on this chip
+DISPATCH_FROM = 16
 
 
-def choose(name: str, problem: Problem, topology: Topology) -> Exchange:
-    """The exchange of that name, or with "auto" the first that can.
+def automatic(topology: Topology) -> tuple[type[Exchange], ...]:
+    """What "auto" tries, in order.
+
+    On NPUs nothing waits for the device where it can be helped. Elsewhere all_to_all, which moves the fewest bytes.
+    """
+    if not isinstance(topology.backend, RunsOnNpu):
+        return (AllToAll,)
+    static = (AllGather, AllToAll)
+    return (DispatchCombine, *static) if topology.placement.D >= DISPATCH_FROM else static
+
+
+def choose(name: str, problem: Problem, topology: Topology) -> Mover:
+    """The exchange of that name, or with "auto" the first that can; all processes of the group call together.
 
     Raises:
+        ContractError: the processes ask for different things.
         BackendUnavailable: it cannot; the message says why, and what would make it.
     """
+    if dist.is_initialized():
+        agreement.check_same(topology.group, exchange=name, problem=problem, wire=topology.wire)
     rejected: dict[str, str] = {}
-    for kind in EXCHANGES:
-        if name not in (AUTO, kind.name):
-            continue
+    able: list[type[Exchange]] = []
+    for kind in automatic(topology) if name == AUTO else (kind for kind in EXCHANGES if kind.name == name):
         reason = kind.why_not(problem, topology)
         if reason is None:
-            logger.debug("exchange {}; rejected: {}", kind.name, rejected or "none")
-            return kind.of(problem, topology)
-        rejected[kind.name] = reason
-    raise BackendUnavailable(
-        f"exchange {name!r} cannot run here", details=[f"{kind}: {reason}" for kind, reason in rejected.items()]
-    )
+            able.append(kind)
+        else:
+            rejected[kind.name] = reason
+    if not able:
+        raise BackendUnavailable(
+            f"exchange {name!r} cannot run here", details=[f"{kind}: {reason}" for kind, reason in rejected.items()]
+        )
+    logger.debug("exchange {}; rejected: {}", able[0].name, rejected or "none")
+    if len(able) == 1:
+        return able[0].of(problem, topology)
+    return FirstCall([partial(kind.of, problem, topology) for kind in able], topology.group)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ... import api
 from ...contract import Experts, Placement, Problem, Routing
-from .exchange import Topology
+from .exchange import Table, Topology
 
 
 class AllToAll:
@@ -29,7 +29,8 @@ class AllToAll:
         backend: str = "auto",
     ):
         self._group, self._placement, self._wire, self._backend = group, placement, wire, backend
-        self._device_of, self._local_of = placement.device_of, placement.local_of()
+        # D, which is no process, for the id E, which is no expert
+        self._owner_of = Table(torch.cat([placement.device_of, torch.tensor([placement.D], dtype=torch.int32)]))
 
     @classmethod
     def why_not(cls, problem: Problem, topology: Topology) -> str | None:
@@ -40,27 +41,30 @@ class AllToAll:
         return cls(topology.placement, topology.group, topology.wire, topology.backend.name)
 
     def __call__(self, hidden: Tensor, routing: Routing, experts: Experts) -> Tensor:
-        # -1 where there is no expert, also past num_tokens
-        D, ids = self._placement.D, routing.ids
-        owner = torch.where(ids < 0, -1, self._device_of.to(ids.device)[ids.clamp_min(0).long()])
-        needs = (owner[:, None, :] == torch.arange(D, device=ids.device)[:, None]).any(-1)  # [T, D]
-        sent = needs.sum(0)
+        # E where there is no expert, also past num_tokens
+        D, (T, K), ids = self._placement.D, routing.topk_ids.shape, routing.ids_or(routing.E)
+        device = ids.device
+        owner = self._owner_of.on(device).index_select(0, ids.flatten()).view(T, K)
+        needs = (owner == torch.arange(D, dtype=torch.int32, device=device)[:, None, None]).any(-1)  # [D, T]
+        sent = needs.sum(1)
         came = torch.empty_like(sent)
         dist.all_to_all_single(came, sent, group=self._group)
-        to, of = torch.stack([sent, came]).tolist()
-        tokens = needs.t().nonzero()[:, 1]  # by process, then by token
-        rows, global_ids, weights = (
-            self._move(tensor.index_select(0, tokens), to, of) for tensor in (hidden, ids, routing.topk_weights)
-        )
-        local = self._local_of.to(ids.device)[global_ids.clamp_min(0).long()]
-        local = torch.where(global_ids < 0, -1, local)
+        # by process, then by token; a stable sort of floats, as nonzero waits and integers go to the AI CPU of an NPU
+        first = (~needs).flatten().float().sort(stable=True).indices
+        to, of = torch.stack([sent, came]).tolist()  # the one wait
+        token = torch.arange(T, dtype=torch.int32, device=device).expand(D, T).flatten()
+        tokens = token.index_select(0, first[: sum(to)])
+        pairs = torch.cat([ids, routing.topk_weights.view(torch.int32)], 1)
+        rows, pairs = (self._move(tensor.index_select(0, tokens), to, of) for tensor in (hidden, pairs))
+        ids, weights = pairs[:, :K], pairs[:, K:].contiguous().view(torch.float32)
+        local = self._placement.local_table(None, device).index_select(0, ids.flatten()).view(ids.shape)
         expert_out = rows.new_empty(rows.shape, dtype=self._wire)
         api.moe(rows, Routing.from_topk(local, weights, experts.E), experts, out=expert_out, backend=self._backend)
         back = self._move(expert_out, of, to)
         total = torch.zeros(hidden.shape, dtype=torch.float32, device=back.device)
         # a token stands once in each part: the order of additions is that of the ranks
-        for part, token in zip(back.split(to), tokens.split(to), strict=True):
-            total.index_add_(0, token, part.float())
+        for part, those in zip(back.split(to), tokens.split(to), strict=True):
+            total.index_add_(0, those, part.float())
         return total
 
     def _move(self, tensor: Tensor, to: list[int], of: list[int]) -> Tensor:

@@ -30,8 +30,24 @@ class Topology:
     wire: torch.dtype = torch.float32
 
 
-class Exchange(Protocol):
-    """One way to move tokens in one group of processes. All processes call it, in turn, also with no token."""
+class Mover(Protocol):
+    """One way to move tokens in one group of processes, made ready. All processes call it, in turn, also with no token.
+
+    name: as in ExpertParallel's argument exchange.
+    """
+
+    @property
+    def name(self) -> str: ...
+
+    def __call__(self, hidden: Tensor, routing: Routing, experts: Experts) -> Tensor:
+        """Each token [T, H] through its experts, wherever they live; returns its sum over all of them, [T, H].
+
+        routing: global ids. experts: those of this process. Rows past routing.num_tokens are undefined.
+        """
+
+
+class Exchange(Mover, Protocol):
+    """A kind of Mover: it says whether it can serve a layer, and makes itself ready."""
 
     name: str
 
@@ -39,15 +55,24 @@ class Exchange(Protocol):
     def why_not(cls, problem: Problem, topology: Topology) -> str | None:
         """None if this exchange can serve calls of up to problem.T tokens, else the reason, with the remedy.
 
-        The answer is the same on every process, and asking has no side effect.
+        All processes ask together, as they may tell each other what they know. The answer is the same on every one.
         """
 
     @classmethod
-    def of(cls, problem: Problem, topology: Topology) -> Exchange:
+    def of(cls, problem: Problem, topology: Topology) -> Mover:
         """Make it ready; every process does so. Only after why_not returned None."""
 
-    def __call__(self, hidden: Tensor, routing: Routing, experts: Experts) -> Tensor:
-        """Each token [T, H] through its experts, wherever they live; returns its sum over all of them, [T, H].
 
-        routing: global ids. experts: those of this process. Rows past routing.num_tokens are undefined.
-        """
+class Table:
+    """A small tensor of the host, such as where each expert lives, that is copied to a device once."""
+
+    def __init__(self, values: Tensor):
+        self._on = {values.device: values}
+        self._values = values
+
+    def on(self, device: torch.device) -> Tensor:
+        """The tensor on that device; only the first call for a device copies."""
+        found = self._on.get(device)
+        if found is None:
+            found = self._on[device] = self._values.to(device)
+        return found

@@ -1,0 +1,75 @@
+"""Expert weights as npu_grouped_matmul reads them: in place, or in the format FRACTAL_NZ."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import ascend_stand_in
+from ttnn_moe import Experts, Problem, Routing
+from ttnn_moe.ascend import path
+from ttnn_moe.ascend.layout import weights_of
+from ttnn_moe.errors import ContractError
+
+
+@pytest.fixture(scope="module")
+def npu() -> Any:
+    return ascend_stand_in.npu()
+
+
+def _inputs(T: int, E: int, K: int, H: int, I: int):
+    g = torch.Generator().manual_seed(3)
+    hidden = torch.randn(T, H, generator=g).bfloat16()
+    gate_up = torch.randn(E, 2 * I, H, generator=g).bfloat16()
+    experts = Experts.dense(gate_up, torch.randn(E, H, I, generator=g).bfloat16())
+    ids = torch.randint(-1, E, (T, K), generator=g, dtype=torch.int32)
+    return hidden, Routing.from_topk(ids, torch.rand(T, K, generator=g), E), experts
+
+
+def test_weights_are_laid_out_once() -> None:
+    _, _, experts = _inputs(1, 4, 1, 16, 8)
+    made = weights_of(experts)
+    assert weights_of(experts) is made
+    assert made.gate_up.data_ptr() == experts.tensors["gate_up"].data_ptr(), "the Hugging Face layout is used in place"
+    mixed = experts.tensors["gate_up"].view(4, 2, 8, 16).transpose(1, 2).reshape(4, 16, 16)
+    interleaved = Experts.dense(mixed, experts.tensors["down"], gate_up_order="interleaved")
+    assert torch.equal(weights_of(interleaved).gate_up, made.gate_up)
+
+
+@pytest.mark.parametrize("E", [1, 4])
+@pytest.mark.parametrize("order", ["halves", "interleaved"])
+def test_weights_in_fractal_nz(npu: Any, order: str, E: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same numbers, from a copy that is made once; the steps go on reading the weights in place."""
+    hidden, routing, experts = _inputs(9, E, 2, 32, 16)
+    experts = Experts.dense(*experts.tensors.values(), gate_up_order=order)
+    n = int(routing.step_layout().row_start[-1])
+    backend, outs = ascend_stand_in.OnCpu(), []
+    for switch in ("", "0", "1"):
+        monkeypatch.setenv("TTNN_MOE_ASCEND_NZ", switch)
+        outs.append(backend.moe_new(hidden, routing, experts))
+        outs.append(backend.gate_up(hidden, routing, experts, 1)[:n])
+    assert all(torch.equal(outs[i], out) for i in (0, 1) for out in outs[i::2])
+    cast = path.weights(npu, experts)
+    assert path.weights(npu, experts) is cast and cast is not weights_of(experts)
+    assert cast.gate_up.acl_format == cast.down.acl_format == 29 and cast.down.is_contiguous()  # type: ignore[attr-defined]
+    assert npu.npu.config.allow_internal_format, "else the cast changes nothing"
+
+
+@pytest.mark.parametrize(
+    "switch, sizes, words",
+    [("1", (24, 16), "multiples of 16, not H=24, I=16"), ("1", (16, 8), "not H=16, I=8"), ("1", (32, 32), None)],
+)
+def test_sizes_that_fractal_nz_cannot_hold(
+    switch: str, sizes: tuple[int, int], words: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TTNN_MOE_ASCEND_NZ", switch)
+    reason = ascend_stand_in.OnCpu().why_not(Problem(4, 8, 2, *sizes))
+    assert (reason is None) if words is None else (reason is not None and words in reason)
+
+
+def test_a_switch_of_fractal_nz_that_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TTNN_MOE_ASCEND_NZ", "yes")
+    with pytest.raises(ContractError, match="no switch; got 'yes'; expected 0 or 1"):
+        ascend_stand_in.OnCpu().why_not(Problem(4, 8, 2, 16, 16))

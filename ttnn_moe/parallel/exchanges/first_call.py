@@ -1,0 +1,64 @@
+"""What "auto" makes: the fastest exchange, until its first call shows that it does not run here."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+
+import torch.distributed as dist
+from torch import Tensor
+
+from ...contract import Experts, Routing
+from ...errors import ContractError
+from . import agreement
+from .exchange import Mover
+
+# what an operator raises that this torch_npu, CANN or library does not run, or takes other arguments for
+FAILURES = (RuntimeError, TypeError, ValueError)
+
+
+class ExchangeWarning(UserWarning):
+    """An exchange that "auto" took did not run here, and another one takes its place."""
+
+
+class FirstCall:
+    """A Mover: the first of several whose first call succeeds on every process.
+
+    A failure on one process makes all of them take the next one, with one warning. From the second call on this adds
+    no work. The first call waits for the device, so that it must not be captured in a graph.
+
+    Args:
+        makers: each makes an exchange, the preferred one first; the last is taken as it is.
+        group: of the exchanges.
+    """
+
+    def __init__(self, makers: Sequence[Callable[[], Mover]], group: dist.ProcessGroup | None):
+        self._makers, self._group = list(makers), group
+        self._exchange, self._proven = self._makers.pop(0)(), not self._makers
+
+    @property
+    def name(self) -> str:
+        return self._exchange.name
+
+    def __call__(self, hidden: Tensor, routing: Routing, experts: Experts) -> Tensor:
+        while not self._proven:
+            out, failure = None, None
+            try:
+                out = self._exchange(hidden, routing, experts)
+            except ContractError:
+                raise
+            except FAILURES as error:
+                failure = error
+            if agreement.all_succeeded(failure is None, hidden.device, self._group):
+                assert out is not None
+                self._proven, self._makers = True, []
+                return out
+            failed, self._exchange = self._exchange.name, self._makers.pop(0)()
+            self._proven = not self._makers
+            warnings.warn(
+                f"exchange {failed} failed at its first call ({failure or 'on another process'}); "
+                f"{self.name} takes its place",
+                ExchangeWarning,
+                stacklevel=2,
+            )
+        return self._exchange(hidden, routing, experts)
