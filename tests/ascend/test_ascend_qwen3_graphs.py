@@ -10,6 +10,8 @@ import torch
 import ascend_stand_in
 from npu_graphs import Npu
 from paths import TINY
+from ttnn_moe import api, backend
+from ttnn_moe.ascend import limits
 from ttnn_moe.kv.npu_paged import NpuPagedCache
 from ttnn_moe.models.qwen3 import Engine, Qwen3Moe, generate
 from ttnn_moe.models.qwen3.runtime import captured
@@ -51,6 +53,8 @@ def npu(monkeypatch: pytest.MonkeyPatch) -> Npu:
     made = Npu()
     monkeypatch.setattr(captured, "graphs_for", lambda device: NpuGraphs(made))
     monkeypatch.setattr(Qwen3Moe, "why_not_captured", lambda self: None)
+    for module in (api, backend):  # the stand-in is no tracer: it is to see the operators of a layer
+        monkeypatch.setattr(module, "watcher", lambda tensors: None)
     return made
 
 
@@ -80,6 +84,9 @@ def test_the_references_tokens_with_decode_steps_as_graphs(
     assert len(npu.graphs) == 3 and all(graph.replays for graph in npu.graphs)
     layers = model.config.num_hidden_layers
     assert all(len(graph.tasks) == layers for graph in npu.graphs)
+    routed = [one for graph in npu.graphs for one in graph.records if one.function.__name__.startswith(limits.ROUTE)]
+    assert routed, "and a step takes the short chain of distinct ids: no expert for absent pairs"
+    assert {one.kwargs["expert_num"] for one in routed} == {model.config.num_experts}
 
 
 def test_steps_captured_before_any_request_serve_them(

@@ -83,7 +83,7 @@ class DecodeGraphs:
                 rows=self._rows[:n],
                 positions=self._positions[:n],
                 bound=self.cache.capacity,
-                num_tokens=self._count if n > 1 else None,
+                num_tokens=self._count if n > 1 and self.graphs.counted else None,
             )
             state = self._ids, self._positions
             saved = [values.clone() for values in state]
