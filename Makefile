@@ -1,4 +1,4 @@
-# make demo | test | test-lowest | test-ascend | test-ascend-triton | soak | lint | bench | wheel | clean, each from a clean clone. Everything made here is in .gitignore.
+# make demo | test | test-lowest | test-ascend | test-ascend-triton | test-vllm | soak | lint | bench | wheel | clean, each from a clean clone. Everything made here is in .gitignore.
 #   PYTHON=python3.12   use this Python (default: python3.11 where it exists, else any from 3.10 on)
 #   ARGS="..."          passed on to pytest, the demo or the benchmark
 SHELL := /bin/bash -o pipefail
@@ -13,6 +13,11 @@ TORCH_NPU := .torch-npu
 TRITON_ASCEND := .triton-ascend
 # bishengir-compile, which plans the memory of triton-ascend's kernels.
 ASCEND_IR := .ascendnpu-ir
+# vLLM wants a torch of its own, so an environment of its own: gigabytes. Of the newest it is the sources that are read.
+VLLM := .vllm
+VLLM_ASK := vllm==0.22.1
+VLLM_READ := vllm==0.33.0
+VLLM_PYTHONS := python3.12 python3.11 python3.10
 # The dependencies at their floors; torch is the environment's own, since an older one is gigabytes.
 LOWEST := .lowest
 LOWEST_ASK := click commonmark 'huggingface-hub<1'
@@ -31,7 +36,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 TT_VENV := .venv-tenstorrent
 TT_PYTHONS := python3.12 python3.10
 
-.PHONY: help demo test test-lowest test-tenstorrent test-ascend test-ascend-triton soak lint format bench wheel clean
+.PHONY: help demo test test-lowest test-tenstorrent test-ascend test-ascend-triton test-vllm soak lint format bench wheel clean
 
 help:
 	@echo "make demo    generate text with the bundled model"
@@ -40,6 +45,7 @@ help:
 	@echo "make test-lowest   of these, the demo with the oldest versions of the dependencies"
 	@echo "make test-ascend   of these, those of that backend with torch_npu itself"
 	@echo "make test-ascend-triton   of these, that backend's Triton kernels with triton-ascend"
+	@echo "make test-vllm   the plug-in in vLLM itself (the first time: gigabytes; not part of make test)"
 	@echo "make soak    ten minutes of random load on the engine (ARGS=\"--seconds 60 --seed 7\")"
 	@echo "make lint    the checks alone;  make format applies the formatters"
 	@echo "make bench   measure a model (ARGS=... as for ttnn-moe bench-model)"
@@ -81,6 +87,12 @@ test-ascend-triton: $(TRITON_ASCEND)/.installed $(ASCEND_IR)/.installed
 	    TRITON_INTERPRET=1 $(PY) tests/support/ascend_triton_cases.py interpret && \
 	    PATH="$(CURDIR)/$(ASCEND_IR)/ascendnpuir/bin:$$PATH" $(PY) tests/support/ascend_triton_cases.py compile; }
 
+# On a CPU, with the reference backend: hooks, loading, numbers. `make test` runs most of it with a stand-in.
+test-vllm: $(VLLM)/.installed
+	PYTHONPATH="$(CURDIR):$(CURDIR)/tests/support" TTNN_MOE_VLLM_SOURCES="$(CURDIR)/$(VLLM)/sources" OMP_NUM_THREADS=1 \
+	    VLLM_NO_USAGE_STATS=1 $(VLLM)/bin/python -m pytest -n 0 -rs tests/integrations/test_vllm.py \
+	    $(addprefix tests/integrations/test_vllm_,model.py quantised.py) $(ARGS)
+
 # Ten minutes of random load on the engine; CI runs some seconds of it as a test.
 soak: $(VENV)/.installed-dev
 	OMP_NUM_THREADS=1 $(PY) tests/support/engine_soak.py $(ARGS)
@@ -106,7 +118,7 @@ wheel: $(VENV)/.installed-dev
 	$(PY) -m build --outdir dist
 
 clean:
-	rm -rf $(VENV) $(TT_VENV) $(TORCH_NPU) $(TRITON_ASCEND) $(ASCEND_IR) $(LOWEST) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(TT_VENV) $(TORCH_NPU) $(TRITON_ASCEND) $(ASCEND_IR) $(LOWEST) $(VLLM) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Installed from the checkout as it is (editable): Python and kernel sources need no second install; C++ is built
@@ -140,6 +152,20 @@ $(TRITON_ASCEND)/.installed: Makefile | $(VENV)/.installed-dev
 
 $(ASCEND_IR)/.installed: Makefile | $(VENV)/.installed-dev
 	@PIP_CONSTRAINT=; $(call beside,ascendnpu-ir==1.2.0)
+
+# The package itself is taken from the checkout: its C++ is not needed here.
+$(VLLM)/.installed: Makefile
+	@test -x $(VLLM)/bin/python || for python in $(VLLM_PYTHONS); do \
+	    if "$$python" -c 'import venv, ensurepip' 2>/dev/null; then exec "$$python" -m venv $(VLLM); fi; \
+	done; \
+	test -x $(VLLM)/bin/python || { echo "No Python for vLLM: tried $(VLLM_PYTHONS). Install one of them." >&2; exit 1; }
+	@echo "==> installing $(VLLM_ASK) into $(VLLM), and reading $(VLLM_READ) (the first time: gigabytes)"
+	@PIP_CONSTRAINT= $(VLLM)/bin/python -m pip install --quiet $(VLLM_ASK) loguru platformdirs pytest pytest-xdist
+	@rm -rf $(VLLM)/sources; mkdir $(VLLM)/sources
+	@PIP_CONSTRAINT= $(VLLM)/bin/python -m pip download --quiet --no-deps --dest $(VLLM)/wheel $(VLLM_READ) \
+	    && $(VLLM)/bin/python -m zipfile -e $(VLLM)/wheel/*.whl $(VLLM)/sources && rm -rf $(VLLM)/wheel
+	@find $(VLLM)/sources -type f ! -name '*.py' -delete
+	@touch $@
 
 $(LOWEST)/.installed: constraints-lowest.txt Makefile | $(VENV)/.installed-dev
 	rm -rf $(LOWEST); PIP_CONSTRAINT= $(PY) -m pip install --quiet --no-deps --target $(LOWEST) \

@@ -124,6 +124,17 @@ class Prepared(ABC):
         run(self._run, hidden, routing, out, accumulate)
         return out
 
+    def compile(self, least: int = 1, *, ids64: bool = False, accumulate: bool = False) -> int:
+        """Compile, several at a time, what calls of least to problem.T tokens launch; returns how many were compiled.
+
+        A call compiles what it lacks by itself, one kernel after the other. Triton kernels compile at their first
+        launch.
+
+        Args:
+            ids64: calls come with int64 ids, else int32. accumulate: calls add to out.
+        """
+        return 0
+
     def _held(self) -> list[Tensor]:
         """The weights that `prepare` got, as far as they live."""
         return [tensor for ref in self._weights if (tensor := ref()) is not None]
@@ -235,6 +246,14 @@ class NamesVersions(Protocol):
 
     def versions(self) -> list[str]:
         """A line for each part: drivers, toolkits."""
+
+
+@runtime_checkable
+class SharesScratch(Protocol):
+    """A backend with scratch for each stream, which can do with one."""
+
+    def prepare_in_turn(self, problem: Problem, experts: Experts, placement: Placement | None) -> Prepared:
+        """As prepare, for layers whose calls follow one another, whatever their streams: they share one scratch."""
 
 
 @runtime_checkable

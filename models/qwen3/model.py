@@ -165,7 +165,8 @@ class MoE(nn.Module):
         experts, bound = self.experts, power_of_2(T)
         if bound not in self._prepared:
             problem = ttnn_moe.Problem.of(bound, self.K, experts, self.router.weight.dtype)
-            self._prepared[bound] = ttnn_moe.prepare(problem, experts, backend=self.backend, ids=IDS)
+            layer = self._prepared[bound] = ttnn_moe.prepare(problem, experts, backend=self.backend, ids=IDS)
+            layer.compile(bound // 2 + 1, accumulate=True)
         return self._prepared[bound]
 
     def forward(self, x: Tensor, norm: RMSNorm, step: Step) -> Tensor:

@@ -87,4 +87,4 @@ def test_nothing_waits(name: str, tokens: int, how: str) -> None:
     assert out.shape == (tokens, H)
     assert counted.host_copies == [] and counted.ai_cpu == []
     if name == "dispatch_combine" and how == "distinct" and tokens:
-        assert counted.operations == ["index_select", MATMUL, SWIGLU, MATMUL]
+        assert counted.operations == ["clamp_min", "clamp_max", "index_select", MATMUL, SWIGLU, MATMUL]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import product
 from typing import Any
 
 import pytest
@@ -23,7 +24,7 @@ def empty(*shape: int, dtype: torch.dtype = BF16) -> torch.Tensor:
 
 def good(operator: str) -> dict[str, Any]:
     """A call of the layer at Qwen3-30B-A3B's sizes."""
-    return next(dict(a) for name, a in calls(37, 128, 8, 2048, 768, BF16, False) if name == operator)
+    return next(dict(a) for name, a in calls(37, 128, 8, 2048, 768, BF16, False, False) if name == operator)
 
 
 # rule -> what makes the good call break it, and it alone
@@ -46,7 +47,9 @@ BREAKS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "x and weight have one dtype": lambda a: a.update(x=[empty(296, 2048, dtype=torch.float16)]),
     "bias is fp32 beside bf16": lambda a: a.update(bias=[empty(1536)]),
     "x is [rows, inner]": lambda a: a.update(x=[empty(37, 8, 2048)]),
-    "a lone weight is [groups": lambda a: a.update(weight=[empty(2048, 1536)], group_list=empty(1, dtype=torch.int64)),
+    "a lone weight is [groups": lambda a: a.update(
+        weight=[empty(2048, 1536)], group_list=empty(1, dtype=torch.int64), group_list_type=0
+    ),
     "the inner sizes of x and weight": lambda a: a.update(x=[empty(296, 2080)]),
     "x is not transposed": lambda a: a.update(x=[empty(2048, 296).t()]),
     "the last axis of x in memory": lambda a: a.update(x=[empty(296, 65536)], weight=[empty(128, 65536, 1536)]),
@@ -85,8 +88,8 @@ BREAKS: dict[str, Callable[[dict[str, Any]], Any]] = {
 
 def test_the_layer_at_full_size_keeps_every_limit() -> None:
     for T in (1, 37, 4096):
-        for wide in (False, True):
-            for operator, arguments in calls(T, 128, 8, 2048, 768, BF16, wide):
+        for wide, distinct in product((False, True), repeat=2):
+            for operator, arguments in calls(T, 128, 8, 2048, 768, BF16, wide, distinct):
                 assert limits.broken(operator, arguments) == []
 
 

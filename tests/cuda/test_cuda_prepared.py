@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import Tensor
 
 import ttnn_moe
-from cuda_gpus import pretend
+from cuda_gpus import gpu_of, pretend
 from cuda_layers import random_experts, random_routing
 from ttnn_moe import Experts, Problem, Routing, registry
+from ttnn_moe.cuda.arch import ARCHES, HOPPER, Target
 from ttnn_moe.cuda.device import H200
-from ttnn_moe.cuda.moe import prepared
+from ttnn_moe.cuda.jit.spec import Spec
+from ttnn_moe.cuda.moe import prepared, warmup
+from ttnn_moe.cuda.moe.cuda_cpp import CudaCpp
 from ttnn_moe.cuda.moe.families import Chosen, choose
 from ttnn_moe.cuda.moe.family import Buffer, Call
 from ttnn_moe.cuda.moe.prepared import PreparedCuda, Workspace
@@ -184,3 +188,49 @@ def test_negative_views_on_the_gpu(T: int) -> None:
     again = Routing.from_topk(routing.topk_ids, weights, E)
     got = ttnn_moe.moe(torch._neg_view(-hidden), again, experts, backend="cuda")  # type: ignore[attr-defined]
     assert torch.equal(got, want)
+
+
+def test_calls_that_follow_one_another_share_scratch(streams: Callable[[int], None]) -> None:
+    space, found = Workspace(PROBLEM, torch.device("cpu"), False, in_turn=True), set()
+    for stream in (7, 8, 9):
+        streams(stream)
+        found.add(id(space.scratch()))
+    assert len(found) == 1
+    assert Workspace.of(PROBLEM, torch.device("cpu"), False, True) is not Workspace.of(
+        PROBLEM, torch.device("cpu"), False
+    )
+
+
+def test_kernels_of_a_problem_are_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A layer of the same problem, or of one already compiled, compiles nothing."""
+    asked: list[list[Spec]] = []
+    monkeypatch.setattr(warmup.pool, "missing", lambda specs, store: list(specs))
+    monkeypatch.setattr(warmup.pool, "compile_all", lambda specs, store: asked.append(specs))
+    monkeypatch.setattr(warmup, "_MADE", set())
+    problem = Problem(64, 128, 8, 2048, 768, device="cuda")
+    target = Target(H200, HOPPER)
+    assert warmup.compile_up_to(problem, target) == len(asked[0]) > 4
+    assert warmup.compile_up_to(problem, target) == 0 and len(asked) == 1
+    assert warmup.compile_up_to(problem, Target(H200, None, "no NVRTC")) == 0 and len(asked) == 1
+    warmup.compile_up_to(problem, target, 33, ids64=True, add=True)
+    assert len(asked) == 2 and all(("ID64", "1") in spec.defines for spec in asked[1] if "sort" in spec.name)
+
+
+SIZES = [
+    ("dense", (128, 8, 2048, 768), HOPPER, H200),
+    ("int4_24", (128, 8, 2048, 768), HOPPER, H200),
+    ("mxfp4", (32, 4, 2880, 2880), HOPPER, H200),
+    ("dense", (60, 4, 2048, 1408), ARCHES[8, 0], gpu_of((8, 0), 108)),
+]
+
+
+@pytest.mark.parametrize(("weight_format", "sizes", "arch", "gpu"), SIZES)
+def test_no_call_needs_a_kernel_that_was_not_compiled(weight_format, sizes, arch, gpu) -> None:
+    E, K, H, I = sizes
+    problem = Problem(4096, E, K, H, I, weight_format=weight_format, device="cuda")
+    target = Target(gpu, arch)
+    made = {*warmup.specs_up_to(problem, target)}
+    for T in (*range(1, 200), *range(200, 4097, 37)):
+        chosen = choose(replace(problem, T=T), target)
+        assert isinstance(chosen, Chosen) and isinstance(chosen.family, CudaCpp)
+        assert {use.spec for use in chosen.family.uses(chosen.plan, False, False)} <= made, T

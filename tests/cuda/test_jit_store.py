@@ -6,15 +6,18 @@ import multiprocessing
 import os
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
 import pytest
 
 from ttnn_moe.cache_folder import CacheWarning
+from ttnn_moe.cuda.jit import pool
+from ttnn_moe.cuda.jit.build import CompileError
 from ttnn_moe.cuda.jit.spec import Spec
 from ttnn_moe.cuda.jit.store import HEAD, Store, directory, limit
-from ttnn_moe.errors import ContractError
+from ttnn_moe.errors import BackendUnavailable, ContractError
 
 
 def _never() -> bytes:
@@ -176,3 +179,40 @@ assert len(kinds) == 8
     pytest.importorskip("cuda.core")
     for _ in range(3):
         subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+SPECS = [Spec.of("common/combine", "sm_90a", TOP_K=k) for k in range(4)]
+
+
+def test_kernels_are_compiled_at_the_same_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each waits for the other: one after the other they would not end."""
+    together = threading.Barrier(2, timeout=30)
+    done: list[Spec] = []
+
+    def build_one(spec: Spec, store: Store) -> bytes:
+        together.wait()
+        return store.get(str(spec), lambda: b"code")
+
+    monkeypatch.setattr(pool.build, "code_of", build_one)
+    pool.compile_all(SPECS[:2], Store(tmp_path, 1 << 20), done.append)
+    assert sorted(map(str, done)) == sorted(map(str, SPECS[:2]))
+
+
+def test_one_that_fails_stops_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(spec: Spec, store: Store) -> bytes:
+        raise CompileError(f"no {spec}")
+
+    monkeypatch.setattr(pool.build, "code_of", fail)
+    with pytest.raises(CompileError, match="no common/combine"):
+        pool.compile_all(SPECS, Store(tmp_path, 1 << 20))
+
+
+def test_what_is_missing_is_named_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool.build, "why_not", lambda: None)
+    monkeypatch.setattr(pool.build, "compiler", lambda: "nvrtc")
+    store = Store(tmp_path, 1 << 20)
+    store.get(SPECS[0].key("nvrtc"), lambda: b"code")
+    assert pool.missing([*SPECS, *SPECS], store) == SPECS[1:]
+    monkeypatch.setattr(pool.build, "why_not", lambda: "cuda.core is not installed")
+    with pytest.raises(BackendUnavailable, match="cuda.core is not installed"):
+        pool.missing(SPECS, store)

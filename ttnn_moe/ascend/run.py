@@ -89,7 +89,7 @@ def grouped_matmul(npu: Any, rows: Tensor, weight: Tensor, counts: Tensor) -> Te
 
 
 def calls(
-    T: int, E: int, K: int, H: int, I: int, dtype: torch.dtype, wide: bool, distinct: bool
+    T: int, E: int, K: int, H: int, I: int, dtype: torch.dtype, wide: bool, distinct: bool = False
 ) -> list[tuple[str, dict[str, Any]]]:
     """What `result` will call, in order, with meta tensors: for the check before the first launch."""
 

@@ -73,6 +73,9 @@ class CudaBackend:
     def prepare(self, problem: Problem, experts: Experts, placement: Placement | None) -> PreparedCuda:
         return PreparedCuda(problem, experts, placement)
 
+    def prepare_in_turn(self, problem: Problem, experts: Experts, placement: Placement | None) -> PreparedCuda:
+        return PreparedCuda(problem, experts, placement, in_turn=True)
+
     def moe(self, hidden: Tensor, routing: Routing, experts: Experts, out: Tensor, accumulate: bool) -> None:
         if routing.T:
             run(Call(hidden, routing, experts, out, accumulate))

@@ -25,6 +25,7 @@
 // READ_ONCE: L2 evicts weights first. Use it for few tokens, where few experts have a second tile.
 // Producer: routing_sort. Consumer: combine.
 #include "common/copies.cuh"
+#include "sm80/claims.cuh"
 #include "sm80/rows_out.cuh"
 
 #ifndef WARPS_M
@@ -154,12 +155,7 @@ struct Loader {
             index[i] = next.of.first + row + PASS * i;
             if (!is_down && PASS * i < rows) index[i] = row_tokens[index[i]];
         }
-        if (is_down && !next.ready) {
-            if (threadIdx.x % 32 == 0)
-                while (!work.complete(next.tile)) {
-                }
-            __syncwarp();
-        }
+        work.wait_for_activations(next);
     }
 
     // One of PARTS parts of a step's copies, to the stage at `to`.
@@ -341,20 +337,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     const Work work(tiles, num_tiles, H, I, WEIGHT_ROWS);
     const Weights weights{gate, up, down, rows_of_expert, row_stride, H, I};
     Loader loader(work, weights, hidden, act, row_tokens, items, shared);
-    int computed = 0, done = -1;
-    for (;; loader.down = true) {
-        u32 here = shared;
-        loader.start();
-        for (;; ++computed) {
-            const Item& item = items[computed % SLOTS];
-            if (item.kind == NONE || (item.kind == DOWN && !loader.down)) break;
+    u32 here;  // offset of the stage of an item's first step
+    each_item<SLOTS>(
+        loader, items, tiles,
+        [&](int) {
+            here = shared;
+            loader.start();
+        },
+        [&](int, const Item& item, int done) {
             run<FEWEST>(loader, here, done, item, item.of.rows, act, out, H, I);
-            done = item.kind == GATE_UP ? item.tile : -1;
-        }
-        copies_wait<0>();
-        __syncthreads();  // all of act is written
-        if (done >= 0 && threadIdx.x == 0) add_release(&tiles[done].done, 1);
-        done = -1;
-        if (items[computed % SLOTS].kind == NONE) return;
-    }
+        });
 }

@@ -24,6 +24,7 @@
 // the warps that share channels; then SLOTS items, and what all items have in common. Up to 64 rows a warp
 // take at most 255 registers; nothing spills.
 #include "common/copies.cuh"
+#include "sm80/claims.cuh"
 #include "sm80/int4_24_tile.cuh"
 
 #ifndef WARPS_M
@@ -71,13 +72,11 @@ static_assert(SLABS % WARPS_K == 0, "warps have as many slabs as one another");
 static_assert(STAGES >= 2 && STAGES < SLOTS - 1, "an item stays in its slot until its products are made");
 
 // This thread's copies: of one row of words, and of a chunk of rows of x.
-struct Loader {
-    const Work& work;
+struct Loader : Claims<SLOTS> {
     const Weights& given;
     const u16* hidden;
     const u16* act;
     const int* row_tokens;
-    Item* items;
     u32 shared;
 
     u64 weights, x;         // addresses, of the next step
@@ -87,46 +86,28 @@ struct Loader {
     int rows;               // of x, to copy, from this thread's on; also for the words: below 0, none
     int index[ROW_PASSES];  // rows of x
     int slabs = 0;          // of this item that are not filled yet; NEVER: there is no item to fill
-    int item = 0;           // that is prepared next
-    int claimed;            // thread 0: the item after the next
-    bool pending = false, valid = false, down = false;
+    bool valid = false;
 #if READ_ONCE
     u64 policy = evict_first();
 #endif
 
     __device__ __forceinline__ Loader(const Work& work, const Weights& given, const u16* hidden,
                                       const u16* act, const int* row_tokens, Item* items, u32 shared)
-        : work(work),
+        : Claims(work, items),
           given(given),
           hidden(hidden),
           act(act),
           row_tokens(row_tokens),
-          items(items),
-          shared(shared) {
-        if (threadIdx.x == 0) {
-            work.place(items[0], work.claim());
-            items[0].of = work.look_up(items[0]);
-            items[0].ready = 0;
-            claimed = work.claim();
-        }
-        __syncthreads();
-    }
+          shared(shared) {}
 
     // Between items: the addresses of the next one. The one after it is looked up meanwhile.
     __device__ __forceinline__ void prepare() {
         const Item next = items[item % SLOTS];
-        if (next.kind == NONE || (next.kind == DOWN && !down)) {
+        if (!take(next)) {
             slabs = NEVER;
             valid = false;
             rows = 0;
             return;
-        }
-        ++item;
-        if (threadIdx.x == 0) {
-            Item& after = items[item % SLOTS];
-            work.place(after, claimed);
-            claimed = work.claim();
-            pending = true;
         }
         const bool is_down = next.kind == DOWN;
         const int depth = is_down ? given.I : given.H, R = is_down ? given.H : 2 * given.I;
@@ -156,12 +137,7 @@ struct Loader {
             index[i] = next.of.first + row + ROWS_AT_ONCE * i;
             if (!is_down && ROWS_AT_ONCE * i < rows) index[i] = row_tokens[index[i]];
         }
-        if (is_down && !next.ready) {
-            if (threadIdx.x % 32 == 0)
-                while (!work.complete(next.tile)) {
-                }
-            __syncwarp();
-        }
+        work.wait_for_activations(next);
     }
 
     // A step's copies, to the stage at offset `stage`.
@@ -196,15 +172,6 @@ struct Loader {
         weights += SLABS * slab_bytes;
         x += SLABS * 128;
         if (slabs != NEVER) slabs = max(slabs - SLABS, 0);
-    }
-
-    // After a step: looks up the item after the next, which becomes visible at the next barrier.
-    __device__ __forceinline__ void publish() {
-        if (!pending) return;
-        Item& after = items[item % SLOTS];
-        after.of = work.look_up(after);
-        after.ready = after.kind == DOWN && work.complete(after.tile);
-        pending = false;
     }
 
     // The first STAGES - 1 steps.
@@ -322,20 +289,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     __syncthreads();
     const Weights weights{w13, w2, row_step, up_rows, H, I};
     Loader loader(work, weights, hidden, act, row_tokens, items, shared);
-    int computed = 0, done = -1;
-    for (;; loader.down = true) {
-        u32 here = 0;
-        loader.start();
-        for (;; ++computed) {
-            const Item& item = items[computed % SLOTS];
-            if (item.kind == NONE || (item.kind == DOWN && !loader.down)) break;
+    u32 here;  // offset of the stage of an item's first step
+    each_item<SLOTS>(
+        loader, items, tiles,
+        [&](int) {
+            here = 0;
+            loader.start();
+        },
+        [&](int, const Item& item, int done) {
             run<1>(loader, here, done, item, item.of.rows, act, out, H, I);
-            done = item.kind == GATE_UP ? item.tile : -1;
-        }
-        copies_wait<0>();
-        __syncthreads();  // all of act is written
-        if (done >= 0 && threadIdx.x == 0) add_release(&tiles[done].done, 1);
-        done = -1;
-        if (items[computed % SLOTS].kind == NONE) return;
-    }
+        });
 }

@@ -52,4 +52,22 @@ struct Work {
     __device__ __forceinline__ bool complete(int tile) const {
         return load_acquire(&tiles[tile].done) >= gate_up_blocks;
     }
+    // A warp waits until the activations of a down item are complete.
+    __device__ __forceinline__ void wait_for_activations(const Item& item) const {
+        if (item.kind != DOWN || item.ready) return;
+        if (threadIdx.x % 32 == 0)
+            while (!complete(item.tile)) {
+            }
+        __syncwarp();
+    }
+    // The block's first item, in its slot, and in thread 0 the number of the second.
+    __device__ __forceinline__ void claim_first(Item* items, int& second) const {
+        if (threadIdx.x == 0) {
+            place(items[0], claim());
+            items[0].of = look_up(items[0]);
+            items[0].ready = 0;
+            second = claim();
+        }
+        __syncthreads();
+    }
 };

@@ -10,6 +10,7 @@
 // Shared memory: STAGES stages of 128 channels: WEIGHT_ROWS rows of 64 bytes, MAX_N rows of x of 256 bytes,
 // filled by cp.async; then the rows of x that each thread copies, SLOTS items, and what they share. Each lane
 // reads its rows' scales from memory, a stage ahead. A thread takes at most 255 registers; nothing spills.
+#include "sm80/claims.cuh"
 #include "sm80/mxfp4_rows.cuh"
 #include "sm80/rows_out.cuh"
 
@@ -44,10 +45,8 @@ static_assert(PASS % 16 == 0 && WEIGHT_ROWS % PASS == 0 && (PASS <= 64 || PASS %
 static_assert(STAGES >= 2 && STAGES < SLOTS - 1, "an item stays in its slot until its products are made");
 
 // This thread's copies: 16 bytes of some rows of weights, and of x.
-struct Loader {
-    const Work& work;
+struct Loader : Claims<SLOTS> {
     const Mlp& given;
-    Item* items;
     int* index;  // rows of x that this thread copies, THREADS apart
     u32 shared;
 
@@ -58,35 +57,17 @@ struct Loader {
     int group, channel;  // of the next stage: this thread's group of weights, and first channel of x
     int groups;          // of the item
     int chunks = 0;      // of this item that are not filled yet; NEVER: there is no item to fill
-    int item = 0;        // that is prepared next
-    int claimed;         // thread 0: the item after the next
-    bool pending = false, down = false;
 
     __device__ __forceinline__ Loader(const Work& work, const Mlp& given, Item* items, int* index, u32 shared)
-        : work(work), given(given), items(items), index(index), shared(shared) {
-        if (threadIdx.x == 0) {
-            work.place(items[0], work.claim());
-            items[0].of = work.look_up(items[0]);
-            items[0].ready = 0;
-            claimed = work.claim();
-        }
-        __syncthreads();
-    }
+        : Claims(work, items), given(given), index(index), shared(shared) {}
 
     // Between items: the addresses of the next one. The one after it is looked up meanwhile.
     __device__ __forceinline__ void prepare() {
         const Item next = items[item % SLOTS];
-        if (next.kind == NONE || (next.kind == DOWN && !down)) {
+        if (!take(next)) {
             chunks = NEVER;
             valid = rows = groups = 0;
             return;
-        }
-        ++item;
-        if (threadIdx.x == 0) {
-            Item& after = items[item % SLOTS];
-            work.place(after, claimed);
-            claimed = work.claim();
-            pending = true;
         }
         const bool is_down = next.kind == DOWN;
         const Rows of(given, is_down, next.of.expert, next.block * WEIGHT_ROWS);
@@ -111,12 +92,7 @@ struct Loader {
             const int at = next.of.first + threadIdx.x / 16 + ROW_PASS * i;
             if (ROW_PASS * i < rows) index[THREADS * i] = is_down ? at : given.row_tokens[at];
         }
-        if (is_down && !next.ready) {
-            if (threadIdx.x % 32 == 0)
-                while (!work.complete(next.tile)) {
-                }
-            __syncwarp();
-        }
+        work.wait_for_activations(next);
     }
 
     // A stage's copies, to offset `stage`.
@@ -149,15 +125,6 @@ struct Loader {
         group += 4;
         channel += CHUNK;
         if (chunks != NEVER) --chunks;
-    }
-
-    // After a stage: looks up the item after the next, which becomes visible at the next barrier.
-    __device__ __forceinline__ void publish() {
-        if (!pending) return;
-        Item& after = items[item % SLOTS];
-        after.of = work.look_up(after);
-        after.ready = after.kind == DOWN && work.complete(after.tile);
-        pending = false;
     }
 
     // The first STAGES - 1 stages.
@@ -362,20 +329,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
                     row_step,
                     up_rows};
     Loader loader(work, given, items, index + threadIdx.x, shared_address(dynamic_memory()));
-    int computed = 0, done = -1;
-    for (;; loader.down = true) {
-        u32 here = 0;
-        loader.start();
-        for (;; ++computed) {
-            const Item& item = items[computed % SLOTS];
-            if (item.kind == NONE || (item.kind == DOWN && !loader.down)) break;
-            run<(GROUPS > 4 ? 2 : 1)>(loader, here, done, item);
-            done = item.kind == GATE_UP ? item.tile : -1;
-        }
-        copies_wait<0>();
-        __syncthreads();  // all of act is written
-        if (done >= 0 && threadIdx.x == 0) add_release(&tiles[done].done, 1);
-        done = -1;
-        if (items[computed % SLOTS].kind == NONE) return;
-    }
+    u32 here;  // offset of the stage of an item's first step
+    each_item<SLOTS>(
+        loader, items, tiles,
+        [&](int) {
+            here = 0;
+            loader.start();
+        },
+        [&](int, const Item& item, int done) { run<(GROUPS > 4 ? 2 : 1)>(loader, here, done, item); });
 }

@@ -19,6 +19,7 @@
 //
 // Shared memory: WARPS rings of DEPTH stages: 64 rows of 64 bytes of weights, then MAX_N rows of 256 bytes of
 // x. Then sums of all warps; scales of two items, SCALE_BYTES each; SLOTS items, and what they share.
+#include "sm80/claims.cuh"
 #include "sm80/mxfp4_tile.cuh"
 
 #ifndef WARPS
@@ -65,13 +66,7 @@ struct Ring {
     __device__ __forceinline__ Ring(const Work& work, const Mlp& given, Item* items, u32 ring, u32 scales,
                                     int scale_bytes)
         : work(work), given(given), items(items), ring(ring), scales(scales), scale_bytes(scale_bytes) {
-        if (threadIdx.x == 0) {
-            work.place(items[0], work.claim());
-            items[0].of = work.look_up(items[0]);
-            items[0].ready = 0;
-            claimed = work.claim();
-        }
-        __syncthreads();
+        work.claim_first(items, claimed);
     }
 
     // Whose turn the first chunk is changes from item to item: else some warps would always have more.
@@ -120,12 +115,7 @@ struct Ring {
             index[i] = next.of.first + lane / 16 + 2 * i;
             if (!is_down && 2 * i < rows) index[i] = given.row_tokens[index[i]];
         }
-        if (is_down && !next.ready) {
-            if (lane == 0)
-                while (!work.complete(next.tile)) {
-                }
-            __syncwarp();
-        }
+        work.wait_for_activations(next);
     }
 
     // Copies of one more chunk, while the block computes item `computing`.
@@ -275,24 +265,18 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, BLOCKS)
                     up_rows};
     Ring ring(work, given, items, shared_address(dynamic_memory()) + threadIdx.x / 32 * RING_BYTES,
               shared_address(scales), scale_bytes);
-    int computing = 0, done = -1;
-    for (;; ring.down = true) {
-        int here = 0;
-        ring.start(computing);
-        for (;; ++computing) {
-            const Item& item = items[computing % SLOTS];
-            if (item.kind == NONE || (item.kind == DOWN && !ring.down)) break;
-            const unsigned char* own_scales = scales + computing % 2 * scale_bytes;
+    int here;  // offset of the next stage
+    each_item<SLOTS>(
+        ring, items, tiles,
+        [&](int n) {
+            here = 0;
+            ring.start(n);
+        },
+        [&](int n, const Item& item, int done) {
+            const unsigned char* own_scales = scales + n % 2 * scale_bytes;
             if (GROUPS == 2 && item.of.rows > 8)
-                run<GROUPS>(ring, here, computing, done, item, own_scales, sums_of_all);
+                run<GROUPS>(ring, here, n, done, item, own_scales, sums_of_all);
             else
-                run<1>(ring, here, computing, done, item, own_scales, sums_of_all);
-            done = item.kind == GATE_UP ? item.tile : -1;
-        }
-        copies_wait<0>();
-        __syncthreads();
-        if (done >= 0 && threadIdx.x == 0) add_release(&tiles[done].done, 1);
-        done = -1;
-        if (items[computing % SLOTS].kind == NONE) return;
-    }
+                run<1>(ring, here, n, done, item, own_scales, sums_of_all);
+        });
 }

@@ -28,6 +28,7 @@
 // warpgroup, items, barriers. Weights come through TMA; rows come through cp.async, since they are scattered.
 // Producer: routing_sort. Consumer: combine.
 #include "sm90/items.cuh"
+#include "sm90/rows_out.cuh"
 #include "sm90/wgmma.cuh"
 
 #ifndef WEIGHT_ROWS
@@ -50,7 +51,6 @@ constexpr int PARTS = WEIGHT_ROWS / 128;  // boxes of a stage; products of 64 ro
 constexpr int BOX_BYTES = 128 * K_BLOCK * 2;
 constexpr int WEIGHT_BYTES = PARTS * BOX_BYTES;
 constexpr int STAGE_BYTES = WEIGHT_BYTES + MAX_N * K_BLOCK * 2;
-constexpr int PIECE_BYTES = 16 * WEIGHT_ROWS;
 constexpr int GATHER_WARPS = 3;
 constexpr int READERS = GATHER_WARPS + 8;  // warps that read an item
 
@@ -61,7 +61,7 @@ struct Shared {
     __device__ __forceinline__ explicit Shared(const void* memory) {
         stages = (shared_address(memory) + 1023) / 1024 * 1024;
         pieces = stages + STAGES * STAGE_BYTES;
-        full = pieces + 4 * PIECE_BYTES;
+        full = pieces + 4 * Piece<PARTS, true>::BYTES;
         empty = full + 8 * STAGES;
         items = Items(empty + 8 * STAGES);
     }
@@ -80,8 +80,6 @@ struct Shared {
 };
 
 // ---- the producer warpgroup: one warp loads weights, three load rows
-
-constexpr int GATHER_ROWS = 4;  // of a warp's copy: eight lanes a row of 128 bytes
 
 __device__ __forceinline__ void load_weights(const Shared& shared, const TensorMap* gate_up,
                                              const TensorMap* down, const Work& work, int* taken) {
@@ -116,6 +114,8 @@ __device__ __forceinline__ void load_weights(const Shared& shared, const TensorM
     }
     shared.items.tell(slot, item);
 }
+
+constexpr int GATHER_ROWS = 4;  // of a warp's copy: eight lanes a row of 128 bytes
 
 __device__ __forceinline__ void load_rows(const Shared& shared, const u16* hidden, const u16* act,
                                           const int* row_tokens, const Work& work) {
@@ -205,74 +205,11 @@ __device__ __forceinline__ void multiply_rows(const Shared& shared, Turn<STAGES>
     }
 }
 
-// A piece of a warpgroup's output, staged in shared memory: [ROWS][CHANNELS].
-template <bool DOWN>
-struct Piece {
-    static constexpr int CHANNELS = WEIGHT_ROWS / (DOWN ? 2 : 4), CHUNKS = CHANNELS / 8,
-                         ROWS = DOWN ? 16 : 32;
-    static_assert(ROWS * CHANNELS * 2 == PIECE_BYTES, "all of a buffer");
-
-    // Swizzled offset of 16 bytes: eight rows of one chunk touch every bank once.
-    static __device__ __forceinline__ u32 at(int row, int chunk) {
-        return row * CHANNELS * 2 + (chunk ^ (CHUNKS == 4 ? row / 2 % 4 : row % 8)) * 16;
-    }
+struct Plain {
+    __device__ __forceinline__ float low(int, float sum) const { return sum; }
+    __device__ __forceinline__ float high(int, float sum) const { return sum; }
+    __device__ __forceinline__ float both(int, float gate, float up) const { return silu_mul(gate, up); }
 };
-
-// Matrices of 8 channels x 8 rows of the tile, one word of each a thread.
-template <bool DOWN>
-__device__ __forceinline__ void to_piece(u32 piece, const Sums& sums, int first_column) {
-    const int warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32;
-#pragma unroll
-    for (int part = 0; part < PARTS; ++part) {
-        if constexpr (DOWN) {
-            const float* d = sums[part] + first_column / 8 * 4;
-            // low and high eight channels of the warp's 16, for two groups of eight rows
-            const int row = lane % 8 + lane / 16 * 8, chunk = part * 8 + warp * 2 + lane / 8 % 2;
-            store_transposed(piece + Piece<DOWN>::at(row, chunk), pack(d[0], d[1]), pack(d[2], d[3]),
-                             pack(d[4], d[5]), pack(d[6], d[7]));
-        } else {
-            u32 words[4];
-#pragma unroll
-            for (int j = 0; j < 4; ++j) {
-                words[j] = 0;
-                if (first_column + 8 * j >= MAX_N) continue;  // the last piece may hold less
-                const float* d = sums[part] + (first_column / 8 + j) * 4;
-                words[j] = pack(silu_mul(d[0], d[2]), silu_mul(d[1], d[3]));
-            }
-            store_transposed(piece + Piece<DOWN>::at(lane, part * 4 + warp), words[0], words[1], words[2],
-                             words[3]);
-        }
-    }
-}
-
-template <bool DOWN>
-__device__ __forceinline__ void write(const Shared& shared, const Sums& sums, u16* out, const Item& item,
-                                      int width, int* done) {
-    using Part = Piece<DOWN>;
-    const int thread = threadIdx.x % 128, group = threadIdx.x / 128 - 1;
-    const int channel = (item.block * 2 + group) * Part::CHANNELS;
-    int buffer = 0;
-#pragma unroll
-    for (int first = 0; first < MAX_N; first += Part::ROWS) {
-        if (first < item.rows) {
-            const u32 piece = shared.pieces + (group * 2 + buffer) * PIECE_BYTES;
-            to_piece<DOWN>(piece, sums, first);
-            named_sync(1 + group, 128);
-#pragma unroll
-            for (int i = thread; i < Part::ROWS * Part::CHUNKS; i += 128) {
-                const int row = i / Part::CHUNKS, chunk = i % Part::CHUNKS;
-                if (first + row < item.rows && channel + chunk * 8 < width) {
-                    u16* to = out + static_cast<u64>(item.first + first + row) * width + channel + chunk * 8;
-                    *reinterpret_cast<uint4*>(to) = load_16(piece + Part::at(row, chunk));
-                }
-            }
-            buffer ^= 1;
-        }
-    }
-    // the barrier of one buffer orders reuse of the other; after the last, all of act is written
-    named_sync(1 + group, 128);
-    if (!DOWN && thread == 0) add_release(done, 1);
-}
 
 extern "C" __global__ void __launch_bounds__(384, 1)
     grouped_mlp(const __grid_constant__ TensorMap gate_up, const __grid_constant__ TensorMap down,
@@ -303,9 +240,9 @@ extern "C" __global__ void __launch_bounds__(384, 1)
         for (Item item = shared.items.hear(slot); item.kind != NONE; item = shared.items.hear(slot)) {
             multiply_rows<8>(shared, turn, sums, work.depth(item), item.rows);
             if (item.kind == DOWN)
-                write<true>(shared, sums, out, item, H, nullptr);
+                write<true, 2>(shared.pieces, sums, Plain{}, out, item, H, nullptr);
             else
-                write<false>(shared, sums, act, item, I, &tiles[item.tile].done);
+                write<false, 2>(shared.pieces, sums, Plain{}, act, item, I, &tiles[item.tile].done);
         }
     }
 }

@@ -34,6 +34,7 @@
 #include "common/activation.cuh"
 #include "sm90/items.cuh"
 #include "sm90/mxfp4.cuh"
+#include "sm90/rows_out.cuh"
 #include "sm90/wgmma.cuh"
 
 #ifndef WEIGHT_ROWS
@@ -76,8 +77,7 @@ constexpr int BOXES = WEIGHT_ROWS / 128, BOX_BYTES = 128 * 128;
 constexpr int WEIGHT_BYTES = BOXES * BOX_BYTES;        // of a stage of weights
 constexpr int HALF_BYTES = MAX_N * 128;                // rows of 64 channels
 constexpr int ROW_BYTES = 2 * ROW_UNITS * HALF_BYTES;  // of a stage of rows
-constexpr int PIECE_BYTES = 2048 * PARTS;
-constexpr int RANGE = WEIGHT_ROWS / 8;  // gate rows of an item in each 32
+constexpr int RANGE = WEIGHT_ROWS / 8;                 // gate rows of an item in each 32
 constexpr int GATHER_WARPS = 3;
 constexpr int CONSUMERS = 4 * GROUPS;  // warps
 constexpr int PRODUCER_REGISTERS = BLOCKS == 2 ? 56 : GROUPS == 2 ? 88 : 80;
@@ -92,7 +92,7 @@ struct Shared {
         weights = (shared_address(memory) + 1023) / 1024 * 1024;
         rows = weights + WEIGHT_STAGES * WEIGHT_BYTES;
         pieces = rows + ROW_STAGES * ROW_BYTES;
-        scales = pieces + GROUPS * 2 * PIECE_BYTES;
+        scales = pieces + GROUPS * 2 * Piece<PARTS, true>::BYTES;
         weights_full = scales + 2 * SCALE_BYTES;
         weights_empty = weights_full + 8 * WEIGHT_STAGES;
         rows_full = weights_empty + 8 * WEIGHT_STAGES;
@@ -478,78 +478,12 @@ struct RowBiases {
         }
 #endif
     }
-};
-
-// A piece of a warpgroup's output, staged in shared memory: [ROWS][CHANNELS].
-template <bool DOWN>
-struct Piece {
-    static constexpr int CHANNELS = PARTS * (DOWN ? 64 : 32), CHUNKS = CHANNELS / 8, ROWS = DOWN ? 16 : 32;
-    static_assert(ROWS * CHANNELS * 2 == PIECE_BYTES, "all of a buffer");
-
-    // Swizzled offset of 16 bytes: eight rows of one chunk touch every bank once.
-    static __device__ __forceinline__ u32 at(int row, int chunk) {
-        return row * CHANNELS * 2 + (chunk ^ (CHUNKS == 4 ? row / 2 % 4 : row % 8)) * 16;
+    __device__ __forceinline__ float low(int part, float sum) const { return sum + rows[part][0]; }
+    __device__ __forceinline__ float high(int part, float sum) const { return sum + rows[part][1]; }
+    __device__ __forceinline__ float both(int part, float gate, float up) const {
+        return activated(low(part, gate), high(part, up));
     }
 };
-
-// Matrices of 8 channels x 8 rows of the tile, one word of each a thread.
-template <bool DOWN>
-__device__ __forceinline__ void to_piece(u32 piece, const Sums& sums, const RowBiases& bias,
-                                         int first_column) {
-    const int warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32;
-#pragma unroll
-    for (int part = 0; part < PARTS; ++part) {
-        const float low = bias.rows[part][0], high = bias.rows[part][1];
-        if constexpr (DOWN) {
-            const float* d = sums[part] + first_column / 8 * 4;
-            // low and high eight channels of the warp's 16, for two groups of eight rows
-            const int row = lane % 8 + lane / 16 * 8, chunk = part * 8 + warp * 2 + lane / 8 % 2;
-            store_transposed(piece + Piece<DOWN>::at(row, chunk), pack(d[0] + low, d[1] + low),
-                             pack(d[2] + high, d[3] + high), pack(d[4] + low, d[5] + low),
-                             pack(d[6] + high, d[7] + high));
-        } else {
-            u32 words[4];
-#pragma unroll
-            for (int j = 0; j < 4; ++j) {
-                words[j] = 0;
-                if (first_column + 8 * j >= MAX_N) continue;  // the last piece may hold less
-                const float* d = sums[part] + (first_column / 8 + j) * 4;
-                words[j] = pack(activated(d[0] + low, d[2] + high), activated(d[1] + low, d[3] + high));
-            }
-            store_transposed(piece + Piece<DOWN>::at(lane, part * 4 + warp), words[0], words[1], words[2],
-                             words[3]);
-        }
-    }
-}
-
-template <bool DOWN>
-__device__ __forceinline__ void write(const Shared& shared, const Sums& sums, const RowBiases& bias, u16* out,
-                                      const Item& item, int width, int* done) {
-    using Part = Piece<DOWN>;
-    const int thread = threadIdx.x % 128, group = threadIdx.x / 128 - 1;
-    const int channel = (item.block * GROUPS + group) * Part::CHANNELS;
-    int buffer = 0;
-#pragma unroll
-    for (int first = 0; first < MAX_N; first += Part::ROWS) {
-        if (first < item.rows) {
-            const u32 piece = shared.pieces + (group * 2 + buffer) * PIECE_BYTES;
-            to_piece<DOWN>(piece, sums, bias, first);
-            named_sync(1 + group, 128);
-#pragma unroll
-            for (int i = thread; i < Part::ROWS * Part::CHUNKS; i += 128) {
-                const int row = i / Part::CHUNKS, chunk = i % Part::CHUNKS;
-                if (first + row < item.rows && channel + chunk * 8 < width) {
-                    u16* to = out + static_cast<u64>(item.first + first + row) * width + channel + chunk * 8;
-                    *reinterpret_cast<uint4*>(to) = load_16(piece + Part::at(row, chunk));
-                }
-            }
-            buffer ^= 1;
-        }
-    }
-    // the barrier of one buffer orders reuse of the other; after the last, all of act is written
-    named_sync(1 + group, 128);
-    if (!DOWN && thread == 0) add_release(done, 1);
-}
 
 extern "C" __global__ void __launch_bounds__(128 * (1 + GROUPS), BLOCKS)
     mxfp4_mlp(const __grid_constant__ TensorMap gate_up, const __grid_constant__ TensorMap down,
@@ -583,9 +517,10 @@ extern "C" __global__ void __launch_bounds__(128 * (1 + GROUPS), BLOCKS)
             const Biases biases{is_down ? down_bf16 : gate_up_bf16, is_down ? down_fp32 : gate_up_fp32};
             const RowBiases bias(biases, work, item);
             if (is_down)
-                write<true>(shared, sums, bias, out, item, H, nullptr);
+                write<true, GROUPS>(shared.pieces, sums, bias, out, item, H, nullptr);
             else
-                write<false>(shared, sums, bias, act, item, units_of(I) * UNIT, &tiles[item.tile].done);
+                write<false, GROUPS>(shared.pieces, sums, bias, act, item, units_of(I) * UNIT,
+                                     &tiles[item.tile].done);
         }
     }
 }

@@ -18,6 +18,7 @@ from ..device import on
 from .families import FAMILIES, Chosen
 from .family import Buffer, Call
 from .run import chosen_for
+from .warmup import compile_up_to
 
 _ALIGN = 512
 _SHARED: weakref.WeakValueDictionary[tuple[object, ...], Workspace] = weakref.WeakValueDictionary()
@@ -65,14 +66,17 @@ class Scratch:
 class Workspace:
     """Scratch for each stream, made at a stream's first call. Layers prepared for one problem share it.
 
+    Args:
+        in_turn: calls follow one another, whatever their streams: one scratch serves all of them.
+
     Attributes:
         turn: hold it from the first to the last launch of a call. Then threads may share a stream.
     """
 
-    def __init__(self, problem: Problem, device: torch.device, sums: bool):
+    def __init__(self, problem: Problem, device: torch.device, sums: bool, in_turn: bool = False):
         self.turn = Lock()
         self._make = lambda: Scratch(problem, device, sums)
-        self._index = device.index if device.type == "cuda" else None
+        self._index = device.index if device.type == "cuda" and not in_turn else None
         self._of_stream: dict[int, Scratch] = {}
 
     def scratch(self) -> Scratch:
@@ -84,20 +88,23 @@ class Workspace:
         return found
 
     @classmethod
-    def of(cls, problem: Problem, device: torch.device, sums: bool) -> Workspace:
-        key = (problem, device, sums)
+    def of(cls, problem: Problem, device: torch.device, sums: bool, in_turn: bool = False) -> Workspace:
+        key = (problem, device, sums, in_turn)
         found = _SHARED.get(key)
         if found is None:
-            found = _SHARED[key] = cls(problem, device, sums)
+            found = _SHARED[key] = cls(*key)
         with found.turn:
             found.scratch()
         return found
 
 
 class PreparedCuda(Prepared):
-    """See ttnn_moe.prepare. With a placement and no rank, one GPU runs the D devices one after the other."""
+    """See ttnn_moe.prepare. With a placement and no rank, one GPU runs the D devices one after the other.
 
-    def __init__(self, problem: Problem, experts: Experts, placement: Placement | None):
+    in_turn: see Workspace.
+    """
+
+    def __init__(self, problem: Problem, experts: Experts, placement: Placement | None, in_turn: bool = False):
         super().__init__(problem, experts, placement)
         device = experts.device
         self._parts: list[tuple[Experts, Tensor | None]] = [(experts, None)]
@@ -108,7 +115,10 @@ class PreparedCuda(Prepared):
                 (experts.for_device(placement, d) if whole else experts, placement.local_of(d).to(device))
                 for d in devices
             ]
-        self._space = Workspace.of(replace(problem, out_dtype=None), device, len(self._parts) > 1)
+        self._space = Workspace.of(replace(problem, out_dtype=None), device, len(self._parts) > 1, in_turn)
+
+    def compile(self, least: int = 1, *, ids64: bool = False, accumulate: bool = False) -> int:
+        return compile_up_to(self.problem, target_of(self.device), least, ids64, accumulate)
 
     def _run(self, hidden: Tensor, routing: Routing, out: Tensor, accumulate: bool) -> None:
         if routing.T == 0:

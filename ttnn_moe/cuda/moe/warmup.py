@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 import torch
-from rich.progress import Progress
 
 from ...activations import SILU
 from ...contract import Problem
-from ...errors import BackendUnavailable, ContractError
+from ...errors import ContractError
 from ..arch import HOPPER, Arch, Target, asked, find, named
 from ..device import H200, gpu, gpus
-from ..jit import build
+from ..jit import pool
 from ..jit.spec import Spec
 from ..jit.store import Store
 from .cuda_cpp import CudaCpp
-from .families import CUDA_CPP, choose
+from .families import CUDA_CPP, Chosen, choose
 from .sm120_mxfp4 import SM120_MXFP4, Sm120Mxfp4, tile_named
 
 
@@ -81,22 +79,58 @@ def specs_of(
     return list(found)
 
 
+def sizes_up_to(T: int, least: int = 1) -> Iterator[int]:
+    """Numbers of tokens from least to T: plans change at sizes that lie further apart than these."""
+    size = least
+    while size < T:
+        yield size
+        size += max(1, size // 64)
+    yield T
+
+
+def specs_up_to(problem: Problem, target: Target, least: int = 1, ids64: bool = False, add: bool = False) -> list[Spec]:
+    """The CUDA C++ kernels of calls of `least` to problem.T tokens; Triton compiles its own.
+
+    Args:
+        ids64: int64 ids, else int32. add: calls add to out.
+    """
+    found: dict[Spec, None] = {}
+    for T in sizes_up_to(max(problem.T, 1), least):
+        chosen = choose(replace(problem, T=T), target)
+        if isinstance(chosen, Chosen) and isinstance(chosen.family, CudaCpp):
+            found |= dict.fromkeys(use.spec for use in chosen.family.uses(chosen.plan, ids64, add))
+    return list(found)
+
+
+_MADE: set[tuple[object, ...]] = set()
+
+
+def compile_up_to(problem: Problem, target: Target, least: int = 1, ids64: bool = False, add: bool = False) -> int:
+    """Compile the kernels of specs_up_to that the store lacks, several at a time; returns their number.
+
+    A process does it once for each problem: layers of one problem need the same kernels.
+    """
+    key = problem, target, least, ids64, add
+    if target.arch is None or key in _MADE:
+        return 0
+    store = Store()
+    lacking = pool.missing(specs_up_to(*key), store)
+    pool.compile_all(lacking, store)
+    _MADE.add(key)
+    return len(lacking)
+
+
 def warm_up(specs: list[Spec], store: Store | None = None) -> int:
     """Compile the kernels that the store lacks, several at a time, with a progress bar; returns their number.
 
     Raises:
         BackendUnavailable: NVRTC is not here.
     """
-    reason = build.why_not()
-    if reason is not None:
-        raise BackendUnavailable("kernels cannot be compiled here", got=reason)
+    from rich.progress import Progress
+
     store = store or Store()
-    compiler = build.compiler()
-    missing = [spec for spec in specs if store.read(spec.key(compiler)) is None]
-    with Progress(transient=True) as progress, ThreadPoolExecutor() as pool:
-        task = progress.add_task("", total=len(missing))
-        made = {pool.submit(build.code_of, spec, store): spec for spec in missing}
-        for done in as_completed(made):
-            done.result()
-            progress.update(task, description=str(made[done]), advance=1)
-    return len(missing)
+    lacking = pool.missing(specs, store)
+    with Progress(transient=True) as progress:
+        task = progress.add_task("", total=len(lacking))
+        pool.compile_all(lacking, store, lambda spec: progress.update(task, description=str(spec), advance=1))
+    return len(lacking)

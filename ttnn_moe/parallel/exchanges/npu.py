@@ -79,7 +79,9 @@ class DispatchCombine:
             hidden = hidden.new_zeros(1, self.plan.H)
         contiguous, absent = self._contiguous.on(hidden.device), None
         if is_distinct(routing):
-            ids = contiguous.index_select(0, routing.topk_ids.flatten()).view(routing.topk_ids.shape)
+            # an id that breaks the promise reads within the table
+            known = routing.topk_ids.clamp_min(0).clamp_max(routing.E - 1)
+            ids = contiguous.index_select(0, known.flatten()).view(known.shape)
             weights = routing.topk_weights
         else:
             ids, weights, absent = unique_ids(routing, contiguous, self._turn.on(hidden.device))

@@ -1,0 +1,287 @@
+"""Requests through vLLM, through vLLM with this package's experts, and through this package's engine: one machine.
+
+    PYTHONPATH=. python benchmarks/vllm_serve.py --json vllm_serve.json
+    PYTHONPATH=. python benchmarks/vllm_serve.py --kinds experts --rows 256 --json vllm_serve.json  # adds to the file
+    PYTHONPATH=. python benchmarks/vllm_serve.py --dry-run  # needs no GPU
+
+Qwen3-30B-A3B in bf16 with the random weights of qwen3_gpu.py, and the 256 requests of qwen3_engine.py, all there at the
+start; greedy, every request to its last token. Each kind and number of rows runs in a process of its own. Steps: whole
+generations of a batch less those that end with the first token. Tokens of every kind are compared with vLLM's.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from qwen3_engine import draw, spread
+from vllm_random import FORMAT
+
+ROOT = Path(__file__).parent.parent
+KINDS = {"vllm": "off", "experts": "experts", "ours": "off"}
+"""Kind -> TTNN_MOE_VLLM."""
+PROMPT, NEW, VOCAB, COUNT = (32, 1024), (16, 256), 151936, 256
+TOTALS = 77_351, 35_988
+VLLMS, OURS = 8192, PROMPT[1] + NEW[1]
+"""Longest sequence: vLLM takes KV blocks on demand; pages of ours are as many as the rows want. qwen3_gpu.py has longer
+prompts of ours."""
+CONFIG = {
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "attention_bias": False,
+    "decoder_sparse_step": 1,
+    "eos_token_id": 151645,
+    "head_dim": 128,
+    "hidden_act": "silu",
+    "hidden_size": 2048,
+    "intermediate_size": 6144,
+    "max_position_embeddings": 40960,
+    "mlp_only_layers": [],
+    "model_type": "qwen3_moe",
+    "moe_intermediate_size": 768,
+    "norm_topk_prob": True,
+    "num_attention_heads": 32,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "num_hidden_layers": 48,
+    "num_key_value_heads": 4,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 1000000.0,
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+    "vocab_size": VOCAB,
+}
+
+Request = tuple[list[int], int]
+Run = Callable[[list[Request]], tuple[float, list[list[int]]]]
+"""Requests -> seconds, and the new tokens of each."""
+
+
+def requests() -> list[Request]:
+    """Those of qwen3_engine.py."""
+    found = draw(COUNT, PROMPT, NEW, VOCAB, 0)
+    totals = sum(len(prompt) for prompt, _ in found), sum(new for _, new in found)
+    assert totals == TOTALS, f"other requests than those measured before: {totals}"
+    return found
+
+
+# one engine
+
+
+def vllm_run(rows: int, layers: int, folder: Path) -> tuple[Run, dict[str, Any]]:
+    """vLLM's offline engine, with graphs, prefix cache and asynchronous scheduling as it sets them."""
+    import vllm
+
+    (folder / "config.json").write_text(json.dumps({**CONFIG, "num_hidden_layers": layers}))
+    llm = vllm.LLM(
+        model=str(folder),
+        load_format=FORMAT,
+        skip_tokenizer_init=True,
+        dtype="bfloat16",
+        max_model_len=VLLMS,
+        max_num_seqs=rows,
+        seed=0,
+    )
+
+    def run(todo: list[Request]) -> tuple[float, list[list[int]]]:
+        llm.reset_prefix_cache()
+        given = [{"prompt_token_ids": prompt} for prompt, _ in todo]
+        options = {"temperature": 0.0, "ignore_eos": True, "detokenize": False}
+        wanted = [vllm.SamplingParams(max_tokens=new, **options) for _, new in todo]
+        start = time.perf_counter()
+        out = llm.generate(given, wanted, use_tqdm=False)
+        return time.perf_counter() - start, [list(one.outputs[0].token_ids) for one in out]
+
+    config = llm.llm_engine.vllm_config
+    return run, {
+        "vllm": vllm.__version__,
+        "batched_tokens": config.scheduler_config.max_num_batched_tokens,
+        "graphs": str(config.compilation_config.cudagraph_mode),
+        "blocks": config.cache_config.num_gpu_blocks,
+    }
+
+
+def our_run(rows: int, layers: int) -> tuple[Run, dict[str, Any]]:
+    """This package's engine."""
+    import dataclasses
+
+    import torch
+    from qwen3_gpu import make
+
+    from ttnn_moe.models.qwen3 import Engine
+    from ttnn_moe.models.qwen3.config import config_of
+
+    sizes = dataclasses.replace(config_of("qwen3-30b-a3b"), num_hidden_layers=layers)
+    engine = Engine(make(sizes, "cuda", torch.bfloat16, "auto", 0), rows, OURS)
+    engine.capture()
+
+    def run(todo: list[Request]) -> tuple[float, list[list[int]]]:
+        start = time.perf_counter()
+        made = {engine.add(prompt, max_new_tokens=new, stop_ids=()): [] for prompt, new in todo}
+        while engine.busy:
+            for token in engine.step():
+                made[token.sequence].append(token.token)
+        return time.perf_counter() - start, list(made.values())
+
+    return run, {"prefill_chunk": engine.scheduler.chunk, "pages": engine.cache.total}
+
+
+def measured(
+    run: Run, rows: int, rounds: int, steps: list[int], prefill: list[int], longest: int = VLLMS
+) -> dict[str, Any]:
+    """Rounds of all requests; decode steps and prefills of what fits into the rows and the longest sequence."""
+    todo = requests()
+    run(todo[: min(8, rows)])
+    served = [run(todo) for _ in range(rounds)]
+    for _, tokens in served:
+        assert [len(made) for made in tokens] == [new for _, new in todo], "every request has all its tokens"
+    seconds = statistics.median(took for took, _ in served)
+    found: dict[str, Any] = {
+        "seconds": seconds,
+        "new_tokens_per_s": TOTALS[1] / seconds,
+        "all_s": [took for took, _ in served],
+        "spread_s": spread([took for took, _ in served]),
+        "tokens": served[0][1],
+        "tokens_again": agreement(served[0][1], served[-1][1]),
+        "steps_ms": {},
+        "prefill_ms": {},
+    }
+    for B in (B for B in steps if B <= rows):
+        texts = [(prompt * 8)[:128] for prompt, _ in todo[:B]]
+        first, whole = ([run([(text, new) for text in texts])[0] for _ in range(3)] for new in (1, 128))
+        found["steps_ms"][B] = (statistics.median(whole) - statistics.median(first)) / 127 * 1e3
+    for n in (n for n in prefill if n < longest):
+        text = [token for prompt, _ in todo for token in prompt][:n]
+        found["prefill_ms"][n] = statistics.median(run([(text, 1)])[0] for _ in range(5)) * 1e3
+    return found
+
+
+# all of them
+
+
+def agreement(one: list[list[int]], other: list[list[int]]) -> dict[str, float]:
+    """Shares of requests whose first tokens are equal, and of positions that are."""
+    first = [a[0] == b[0] for a, b in zip(one, other, strict=True)]
+    equal = [x == y for a, b in zip(one, other, strict=True) for x, y in zip(a, b, strict=True)]
+    return {"first": statistics.fmean(first), "positions": statistics.fmean(equal)}
+
+
+def compared(results: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The same with tokens compared: with vLLM's at these rows, and of vLLM with itself at other rows."""
+    base = {row["rows"]: row["tokens"] for row in results if row["kind"] == "vllm"}
+    out = []
+    for row in results:
+        of = base if row["kind"] != "vllm" else {rows: base[rows] for rows in base if rows != row["rows"]}
+        other = of.get(row["rows"]) if row["kind"] != "vllm" else next(iter(of.values()), None)
+        out.append({**row, "tokens_as_vllm": None if other is None else agreement(row["tokens"], other)})
+    return out
+
+
+def entry_points(folder: Path) -> Path:
+    """A folder for PYTHONPATH by which vLLM's processes find this benchmark's plug-in and this package's."""
+    names = {"ttnn_moe_bench": "vllm_random:register"}
+    if not any(point.name == "ttnn_moe" for point in _installed()):
+        names["ttnn_moe"] = "ttnn_moe.integrations.vllm:register"
+    info = folder / "ttnn_moe_bench-0.dist-info"
+    info.mkdir(parents=True, exist_ok=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: ttnn-moe-bench\nVersion: 0\n")
+    lines = [f"{name} = {value}\n" for name, value in names.items()]
+    (info / "entry_points.txt").write_text("".join(["[vllm.general_plugins]\n", *lines]))
+    return folder
+
+
+def _installed() -> Any:
+    from importlib.metadata import entry_points as found
+
+    return found(group="vllm.general_plugins")
+
+
+def command(kind: str, rows: int, options: list[str], folder: Path) -> tuple[list[str], dict[str, str]]:
+    """What measures one kind at so many rows: a command, and what its environment has beside ours."""
+    path = [str(folder), str(ROOT), str(ROOT / "benchmarks"), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = {
+        "PYTHONPATH": os.pathsep.join(path),
+        "TTNN_MOE_VLLM": KINDS[kind],
+        "VLLM_PLUGINS": "ttnn_moe,ttnn_moe_bench",
+        "VLLM_NO_USAGE_STATS": "1",
+        "HF_HUB_OFFLINE": "1",
+    }
+    if importlib.util.find_spec("flashinfer") is None:  # vLLM's default sampler is FlashInfer's
+        environment["VLLM_USE_FLASHINFER_SAMPLER"] = "0"
+    return [sys.executable, __file__, "--kinds", kind, "--rows", str(rows), *options], environment
+
+
+def numbers(text: str) -> list[int]:
+    return [int(number) for number in text.split(",") if number]
+
+
+def main(
+    kinds: Annotated[str, typer.Option(help=f"Of {', '.join(KINDS)}.")] = ",".join(KINDS),
+    rows: Annotated[str, typer.Option(help="Requests that run at a time; a list.")] = "32,128,256",
+    rounds: Annotated[int, typer.Option(help="Times that the requests are run; the median is kept.")] = 3,
+    steps: Annotated[str, typer.Option(help="Batches whose decode step is timed.")] = "1,8,32,128",
+    prefill: Annotated[str, typer.Option(help="Prompts whose first token is timed.")] = "512,4096",
+    layers: Annotated[int, typer.Option(help="Of the model.")] = 48,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Add the results to this file.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would run.")] = False,
+    part: Annotated[Path | None, typer.Option(hidden=True)] = None,
+) -> None:
+    """Measure, write JSON, print a line a run."""
+    chosen, counts = kinds.split(","), numbers(rows)
+    if unknown := set(chosen) - set(KINDS):
+        raise typer.BadParameter(f"{sorted(unknown)}: not of {list(KINDS)}", param_hint="--kinds")
+    with tempfile.TemporaryDirectory() as made:
+        folder = Path(made)
+        if part is not None:
+            start = time.perf_counter()
+            run, about = our_run(counts[0], layers) if chosen == ["ours"] else vllm_run(counts[0], layers, folder)
+            about["ready_s"] = time.perf_counter() - start
+            longest = OURS if chosen == ["ours"] else VLLMS
+            found = measured(run, counts[0], rounds, numbers(steps), numbers(prefill), longest)
+            part.write_text(json.dumps({**about, **found}))
+            return
+        results = json.loads(json_file.read_text())["results"] if json_file and json_file.exists() else []
+        entry_points(folder)
+        for kind, count in ((kind, count) for kind in chosen for count in counts):
+            out = folder / f"{kind}_{count}.json"
+            # steps and prefills once, where every batch fits
+            asked = (steps, prefill) if count == max(counts) else ("", "")
+            options = ["--rounds", str(rounds), "--steps", asked[0], "--prefill", asked[1], "--layers", str(layers)]
+            words, environment = command(kind, count, [*options, "--part", str(out)], folder)
+            if dry_run:
+                shown = " ".join(f"{name}={value}" for name, value in environment.items())
+                typer.echo(f"{shown} {' '.join(words)}")
+                continue
+            done = subprocess.run(words, env={**os.environ, **environment})
+            row = {"kind": kind, "rows": count, "layers": layers}
+            if done.returncode or not out.exists():
+                typer.echo(f"{kind} at {count} rows failed: exit code {done.returncode}", err=True)
+                continue
+            row |= json.loads(out.read_text())
+            results = [old for old in results if (old["kind"], old["rows"]) != (kind, count)] + [row]
+            typer.echo(f"{kind} at {count} rows: {row['new_tokens_per_s']:,.0f} new tokens/s ({row['seconds']:.2f} s)")
+            if json_file is not None:
+                json_file.write_text(json.dumps({"machine": machine(), "results": compared(results)}) + "\n")
+    if dry_run:
+        typer.echo(f"{COUNT} requests, {TOTALS[0]:,} prompt and {TOTALS[1]:,} new tokens: {len(requests())} drawn")
+
+
+def machine() -> dict[str, str]:
+    """Names and versions."""
+    import torch
+
+    name = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"
+    return {"gpu": name, "torch": torch.__version__, "cuda": str(torch.version.cuda)}
+
+
+if __name__ == "__main__":
+    typer.run(main)

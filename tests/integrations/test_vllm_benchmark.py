@@ -1,0 +1,94 @@
+"""benchmarks/vllm_serve.py as far as it goes without a GPU: what it would run, requests, comparison of tokens."""
+
+from __future__ import annotations
+
+import configparser
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmark_scripts import script
+from paths import ROOT
+from ttnn_moe.models.qwen3.config import config_of
+
+
+def test_a_dry_run_names_every_process(capsys: pytest.CaptureFixture[str]) -> None:
+    script("vllm_serve").main(rows="32,256", dry_run=True)
+    *runs, last = capsys.readouterr().out.splitlines()
+    assert [line.split("--kinds ")[1].split()[0] for line in runs] == ["vllm"] * 2 + ["experts"] * 2 + ["ours"] * 2
+    assert all("TTNN_MOE_VLLM=experts" in line for line in runs if "--kinds experts" in line)
+    assert last == "256 requests, 77,351 prompt and 35,988 new tokens: 256 drawn"
+
+
+def test_tokens_are_compared_with_vllms() -> None:
+    serve = script("vllm_serve")
+    same, other = [[1, 2], [3, 4]], [[1, 5], [6, 4]]
+    cases = [("vllm", 32, same), ("vllm", 64, same), ("experts", 32, other), ("ours", 8, same)]
+    results = [{"kind": kind, "rows": rows, "tokens": tokens} for kind, rows, tokens in cases]
+    found = {(row["kind"], row["rows"]): row["tokens_as_vllm"] for row in serve.compared(results)}
+    assert found["experts", 32] == {"first": 0.5, "positions": 0.5}
+    assert found["vllm", 32] == found["vllm", 64] == {"first": 1.0, "positions": 1.0}, "itself at other rows"
+    assert found["ours", 8] is None, "vLLM did not run at so many rows"
+    json.dumps(found["experts", 32])
+
+
+def test_vllm_finds_both_plug_ins(tmp_path: Path) -> None:
+    folder = script("vllm_serve").entry_points(tmp_path)
+    points = configparser.ConfigParser()
+    points.read(folder / "ttnn_moe_bench-0.dist-info/entry_points.txt")
+    assert points["vllm.general_plugins"]["ttnn_moe_bench"] == "vllm_random:register"
+
+
+NAMES = {
+    "attention.qkv.weight": "self_attn.qkv_proj.weight",
+    "attention.out.weight": "self_attn.o_proj.weight",
+    "mlp.gate_up": "mlp.experts.w13_weight",
+    "mlp.down": "mlp.experts.w2_weight",
+    "mlp.router.weight": "mlp.gate.weight",
+    "attention_norm.weight": "input_layernorm.weight",
+    "mlp_norm.weight": "post_attention_layernorm.weight",
+    "attention.q_norm.weight": "self_attn.q_norm.weight",
+    "attention.k_norm.weight": "self_attn.k_norm.weight",
+}
+OUTER = {
+    "embed.weight": "model.embed_tokens.weight",
+    "norm.weight": "model.norm.weight",
+    "head.weight": "lm_head.weight",
+}
+
+
+def test_weights_are_drawn_as_the_engine_draws_them() -> None:
+    """Under vLLM's names, the same numbers: so tokens can be compared."""
+    tiny = config_of(str(ROOT / "models/qwen3/tiny"))
+    sizes = replace(tiny, num_hidden_layers=2, mlp_only_layers=(), tie_word_embeddings=False)
+    model = script("qwen3_gpu").make(sizes, "cpu", torch.float32, "reference", 0)
+    vllms = {}
+    for name, parameter in model.named_parameters():
+        layer, _, rest = name.removeprefix("layers.").partition(".")
+        if name.startswith("layers."):
+            vllms[f"model.layers.{layer}.{NAMES[rest]}"] = parameter
+        else:
+            vllms[OUTER[name]] = parameter
+    drawn = {name: torch.empty_like(parameter) for name, parameter in vllms.items()}
+    script("vllm_random").fill(drawn, 2)
+    for name, parameter in vllms.items():
+        torch.testing.assert_close(drawn[name], parameter.data, rtol=0, atol=0, msg=name)
+    with pytest.raises(ValueError, match="does not know"):
+        script("vllm_random").fill({**drawn, "model.layers.0.mlp.shared": drawn["model.norm.weight"]}, 2)
+
+
+def test_a_measurement_by_an_engine_of_fixed_speed() -> None:
+    """Every figure of a run, of an engine whose tokens are all 1."""
+    serve = script("vllm_serve")
+
+    def run(todo: list[tuple[list[int], int]]) -> tuple[float, list[list[int]]]:
+        return sum(new for _, new in todo) / 1000, [[1] * new for _, new in todo]
+
+    found = serve.measured(run, 32, 2, [1, 32, 128], [512, 4096], serve.OURS)
+    assert found["new_tokens_per_s"] == pytest.approx(1000) and found["tokens_again"]["first"] == 1
+    assert {B: round(ms, 6) for B, ms in found["steps_ms"].items()} == {1: 1.0, 32: 32.0}
+    assert list(found["prefill_ms"]) == [512]
+    json.dumps(found)

@@ -1,0 +1,142 @@
+"""Checkpoints of `ttnn-moe quantize` in vLLM, on the reference backend. Without vLLM: in a stand-in of its classes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import ttnn_moe
+import vllm_layers
+from paths import ROOT
+from ttnn_moe.contract import Experts
+from ttnn_moe.errors import BackendUnavailable, CheckpointError, ContractError
+from ttnn_moe.formats import quantise_int4_24, quantise_mxfp4
+from vllm_layers import E, H, I, K, applied, call
+
+WIDE = 2 * I  # so that two ranks hold a multiple of 64
+
+
+@pytest.fixture(scope="module")
+def make() -> Iterator[Any]:
+    with vllm_layers.engine() as made:
+        from ttnn_moe.integrations.vllm import register
+
+        register()
+        yield made
+
+
+@pytest.fixture(autouse=True)
+def on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TTNN_MOE_BACKEND", "reference")
+
+
+def config(name: str) -> Any:
+    """The quantisation config that vLLM makes of a checkpoint's config.json."""
+    from vllm.model_executor.layers.quantization import get_quantization_config
+
+    given = json.loads((ROOT / "models/qwen3/tiny_int4_24/config.json").read_text())["quantization_config"]
+    return get_quantization_config(given["quant_method"]).from_config({**given, "format": name})
+
+
+def packed(name: str, I: int = I) -> tuple[Experts, dict[str, Tensor]]:
+    """Random experts in a format, and the tensors as a checkpoint names them."""
+    generator = torch.Generator().manual_seed(1)
+    weights = (torch.randn(shape, generator=generator) * 0.1 for shape in ((E, 2 * I, H), (E, H, I)))
+    dense = Experts.dense(*(weight.bfloat16() for weight in weights))
+    if name == "int4_24":
+        experts = quantise_int4_24.quantise_experts(dense, None, None)
+        return experts, dict(experts.tensors)
+    experts = quantise_mxfp4.quantise_experts(dense)
+    names = {key: key.replace("_blocks", "_proj_blocks").replace("_scales", "_proj_scales") for key in experts.tensors}
+    return experts, {names[key]: tensor for key, tensor in experts.tensors.items()}
+
+
+def filled(make: Any, name: str, tensors: dict[str, Tensor]) -> Any:
+    """A layer with a checkpoint's tensors, not yet processed."""
+    layer = make(loaded=False, quant_config=config(name))
+    assert set(dict(layer.named_parameters())) == set(tensors)
+    for key, parameter in layer.named_parameters():
+        parameter.weight_loader(parameter, tensors[key])
+    return layer
+
+
+@pytest.mark.parametrize("name", ["int4_24", "mxfp4"])
+def test_a_layer_has_the_references_numbers(make: Any, name: str) -> None:
+    experts, tensors = packed(name)
+    layer = filled(make, name, tensors)
+    layer.quant_method.process_weights_after_loading(layer)
+    x, weights, ids = call(9)
+    routing = ttnn_moe.Routing.from_topk(ids, weights, E)
+    expected = ttnn_moe.moe(x, routing, experts, backend="reference")
+    torch.testing.assert_close(applied(layer, x, weights, ids), expected, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("name", ["int4_24", "mxfp4"])
+@pytest.mark.parametrize("ranks", ["tensor", "expert"])
+def test_ranks_hold_their_parts(make: Any, name: str, ranks: str) -> None:
+    from ttnn_moe.integrations.vllm.quantised import FORMATS
+    from ttnn_moe.integrations.vllm.served import ServedLayer
+
+    experts, tensors = packed(name, WIDE)
+    fmt, (x, weights, ids) = FORMATS[name], call(7)
+    total = torch.zeros(7, H)
+    for rank in range(2):
+        here = torch.arange(4 * rank, 4 * rank + 4) if ranks == "expert" else None
+        share = (0, 1) if ranks == "expert" else (rank, 2)
+        parts = tuple(packing.part(tensors[key], here, *share).contiguous() for key, packing in fmt.tensors.items())
+        local = WIDE // share[1]
+        count = 4 if here is not None else E
+        assert [part.shape for part in parts] == [packing.shape(count, H, local) for packing in fmt.tensors.values()]
+        expert_map = None
+        if here is not None:
+            expert_map = torch.full((E,), -1, dtype=torch.int32)
+            expert_map[here] = torch.arange(4, dtype=torch.int32)
+
+        def held(*tensors: Tensor, local: int = local) -> Experts:
+            return fmt.experts(H, local, *tensors)
+
+        total += ServedLayer(held, E, K, 64, torch.bfloat16)(x, weights, ids, parts, expert_map).float()
+    routing = ttnn_moe.Routing.from_topk(ids, weights, E)
+    expected = ttnn_moe.moe(x, routing, experts, backend="reference").float()
+    assert float((total - expected).norm() / expected.norm()) < 1e-2, "one rounding to bf16 a rank"
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "bits"), [("int4_24", "w13", 0x7FC0 << 48), ("mxfp4", "down_proj_scales", 255)]
+)
+def test_a_scale_that_is_no_number_is_named(make: Any, name: str, key: str, bits: int) -> None:
+    _, tensors = packed(name)
+    broken = {**tensors, key: tensors[key].clone()}
+    broken[key].view(-1)[5] = bits
+    layer = filled(make, name, broken)
+    with pytest.raises(ContractError, match=key):
+        layer.quant_method.process_weights_after_loading(layer)
+
+
+@pytest.mark.parametrize("change", [{"format": "int3"}, {"version": 2}, {"format": None}], ids=str)
+def test_unknown_formats_are_refused(make: Any, change: dict[str, Any]) -> None:
+    from ttnn_moe.integrations.vllm.quantised import QuantisedConfig
+
+    with pytest.raises(CheckpointError, match="unknown format.*quantise the original"):
+        QuantisedConfig.from_config({"format": "mxfp4", "version": 1, **change})
+
+
+def test_a_tensor_of_another_form_is_refused(make: Any) -> None:
+    _, tensors = packed("mxfp4")
+    layer = make(loaded=False, quant_config=config("mxfp4"))
+    parameter = layer.gate_up_proj_blocks
+    with pytest.raises(CheckpointError, match="gate_up_proj_blocks has another form"):
+        parameter.weight_loader(parameter, tensors["gate_up_proj_blocks"][:, :, :3])
+
+
+def test_what_cannot_be_served_is_an_error(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TTNN_MOE_BACKEND")
+    _, tensors = packed("mxfp4")
+    layer = filled(make, "mxfp4", tensors)
+    with pytest.raises(BackendUnavailable, match="cannot be served: backend 'cuda' cannot run here"):
+        layer.quant_method.process_weights_after_loading(layer)

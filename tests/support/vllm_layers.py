@@ -1,0 +1,120 @@
+"""MoE layers of vLLM on a CPU: vLLM's own where it can be imported, else those of the stand-in."""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import importlib.util
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import ttnn_moe
+import vllm_stand_in
+
+REAL = importlib.util.find_spec("vllm") is not None
+"""Whether vLLM itself is here."""
+E, K, H, I = 8, 2, 128, 64
+HOOK = "UnquantizedFusedMoEMethod"
+
+
+@contextmanager
+def engine() -> Iterator[Any]:
+    """vLLM, or its stand-in, as far as a layer needs it; yields a function that makes layers."""
+    if not REAL:
+        with vllm_stand_in.installed():
+            yield _layers(lambda: nullcontext())
+        return
+    import vllm.platforms
+    from vllm.platforms.cpu import CpuPlatform
+
+    vllm.platforms._current_platform = CpuPlatform()  # the wheel is for CUDA, and finds none
+    from vllm.config import DeviceConfig, VllmConfig, set_current_vllm_config
+    from vllm.distributed import ensure_model_parallel_initialized, init_distributed_environment
+    from vllm.v1.worker.workspace import init_workspace_manager
+
+    config = VllmConfig(device_config=DeviceConfig("cpu"))
+    with set_current_vllm_config(config):
+        init_distributed_environment(1, 0, "file://" + tempfile.mktemp(), 0, "gloo")
+        ensure_model_parallel_initialized(1, 1)
+    init_workspace_manager(torch.device("cpu"))
+    made = _layers(lambda: set_current_vllm_config(config))
+    made.config = config
+    yield made
+
+
+def _layers(current: Any) -> Any:
+    def make(dtype: torch.dtype = torch.bfloat16, loaded: bool = True, **options: Any) -> Any:
+        """A layer with random weights, loaded as vLLM loads one; options: of FusedMoE."""
+        sizes = {"num_experts": E, **options}
+        layers = importlib.import_module(f"{vllm_stand_in.MOE}.layer")
+        with current():
+            prefix = sizes.pop("prefix", f"model.layers.{next(_COUNT)}.mlp.experts")
+            layer = layers.FusedMoE(
+                top_k=K,
+                hidden_size=H,
+                intermediate_size=I,
+                params_dtype=dtype,
+                prefix=prefix,
+                custom_routing_function=route,
+                **sizes,
+            )
+        generator = torch.Generator().manual_seed(next(_COUNT))
+        for weight in layer.parameters():
+            if weight.dtype == dtype:
+                weight.data.normal_(0, 0.1, generator=generator)
+        if loaded:
+            layer.quant_method.process_weights_after_loading(layer)
+        return layer
+
+    def method(**fields: Any) -> Any:
+        """The method of a layer whose configuration has other fields; its weights are not loaded."""
+        kind = importlib.import_module(f"{vllm_stand_in.MOE}.unquantized_fused_moe_method")
+        moe = _changed(make(loaded=False).moe_config, fields)
+        with current():
+            return kind.UnquantizedFusedMoEMethod(moe)
+
+    make.method = method  # type: ignore[attr-defined]
+    return make
+
+
+_COUNT = iter(range(1 << 30))
+
+
+def _changed(moe: Any, fields: dict[str, Any]) -> Any:
+    """A FusedMoEConfig with other fields; `batched` changes its activation format."""
+    moe = copy.copy(moe)
+    for name, value in fields.items():
+        setattr(moe, name, value)
+    if fields.get("batched"):
+        parallel = moe.moe_parallel_config = copy.copy(moe.moe_parallel_config)
+        parallel.__class__ = type("Batched", (type(parallel),), {"use_batched_activation_format": True})
+    return moe
+
+
+def route(hidden_states: Tensor, gating_output: Tensor, topk: int, renormalize: bool) -> tuple[Tensor, Tensor]:
+    """Top-k in torch: vLLM's own is a CUDA kernel."""
+    found = gating_output.float().topk(topk)
+    return found.values.softmax(-1), found.indices.int()
+
+
+def call(T: int, dtype: torch.dtype = torch.bfloat16, experts: int = E, ids: torch.dtype = torch.int32) -> Any:
+    """x [T, H], topk_weights, topk_ids [T, K]."""
+    generator = torch.Generator().manual_seed(T)
+    x = torch.randn(T, H, generator=generator).to(dtype)
+    return x, torch.rand(T, K, generator=generator), torch.randint(experts, (T, K), generator=generator).to(ids)
+
+
+def expected(x: Tensor, weights: Tensor, ids: Tensor, w13: Tensor, w2: Tensor) -> Tensor:
+    """The reference's result."""
+    experts = ttnn_moe.Experts.dense(w13.data, w2.data)
+    return ttnn_moe.moe(x, ttnn_moe.Routing.from_topk(ids, weights, experts.E), experts, backend="reference")
+
+
+def applied(layer: Any, x: Tensor, weights: Tensor, ids: Tensor) -> Tensor:
+    """What the layer's method computes."""
+    return layer.quant_method.apply(layer, x, weights, ids, None, None)

@@ -1,0 +1,64 @@
+"""Which of vLLM's MoE layers the operator can stand in for."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import torch
+
+from ...contract import HIDDEN_DTYPES
+from ...visible import shown
+
+
+def why_not(moe: Any, parallel: Any) -> str | None:
+    """Why a layer stays with vLLM, as far as its configuration tells; None: it may be served.
+
+    Args:
+        moe: vLLM's FusedMoEConfig. parallel: vLLM's ParallelConfig, or None.
+    """
+    if moe.moe_backend != "auto":
+        return f"moe_backend={shown(moe.moe_backend)} was asked for; to change it: leave out --moe-backend"
+    if moe.is_lora_enabled:
+        return "LoRA adapters change the experts' weights by request; to change it: serve without --enable-lora"
+    if moe.has_bias:
+        return "its experts have biases, and their weights are not MXFP4"
+    activation = getattr(moe.activation, "value", moe.activation)
+    if activation != "silu" or not getattr(moe, "is_act_and_mul", True):
+        return f"its activation is {shown(activation)}, not silu(gate) * up"
+    if moe.swiglu_limit is not None:
+        return f"its SwiGLU is clamped (swiglu_limit={moe.swiglu_limit})"
+    if moe.in_dtype not in HIDDEN_DTYPES:
+        return f"its activations are {moe.in_dtype}, not one of {[str(dtype)[6:] for dtype in HIDDEN_DTYPES]}"
+    if moe.moe_parallel_config.use_batched_activation_format:
+        return (
+            "its all-to-all backend hands out one batch an expert (the batched activation format); to change it: "
+            "--all2all-backend allgather_reducescatter or deepep_high_throughput"
+        )
+    return _why_not_together(parallel)
+
+
+def _why_not_together(parallel: Any) -> str | None:
+    """Why all layers of an engine stay with vLLM."""
+    if os.environ.get("VLLM_BATCH_INVARIANT", "0") not in ("", "0"):
+        return "VLLM_BATCH_INVARIANT asks for sums that do not depend on the number of tokens"
+    if getattr(parallel, "use_ubatching", False):
+        return "two micro-batches run at a time, and the operator has one scratch; to change it: leave out --enable-dbo"
+    if getattr(parallel, "enable_elastic_ep", False):
+        return "ranks may come and go (elastic expert parallelism), which moves experts between layers"
+    return None
+
+
+def why_not_layer(layer: Any, w13: torch.Tensor, w2: torch.Tensor, dtype: torch.dtype) -> str | None:
+    """Why a loaded layer stays with vLLM; None: it may be served."""
+    if getattr(layer, "apply_router_weight_on_input", False):
+        return "its routing weights multiply the input of the experts"
+    E, rows, H = w13.shape
+    if tuple(w2.shape) != (E, H, rows // 2) or rows % 2:
+        return f"its weights do not fit together: w13 {tuple(w13.shape)}, w2 {tuple(w2.shape)}"
+    for name, weight in (("w13", w13), ("w2", w2)):
+        if weight.dtype != dtype:
+            return f"{name} is {weight.dtype} and the activations are {dtype}"
+        if not weight.is_contiguous():
+            return f"{name} has gaps: strides {weight.stride()} of {tuple(weight.shape)}"
+    return None

@@ -1,0 +1,42 @@
+"""Making a layer ready while vLLM loads it, so that nothing is allocated or compiled after vLLM has measured memory."""
+
+from __future__ import annotations
+
+import time
+
+import torch
+from torch import Tensor
+
+from ...errors import TtnnMoeError
+from . import say
+from .served import ServedLayer
+
+_REMEDY = "to change it: a smaller --max-num-batched-tokens, or more memory"
+
+
+def ready(served: ServedLayer, weights: tuple[Tensor, ...], expert_map: Tensor | None, both_ids: bool = False) -> bool:
+    """Allocate scratch and compile kernels, several at a time; if that fails, say why, once, and return False.
+
+    Args:
+        both_ids: calls may come with int64 ids as well as int32 ones.
+    """
+    reason = why_not(served, weights, expert_map, both_ids)
+    if reason is not None:
+        say.warning(f"MoE layers stay with vLLM: {reason}")
+    return reason is None
+
+
+def why_not(served: ServedLayer, weights: tuple[Tensor, ...], expert_map: Tensor | None, both_ids: bool) -> str | None:
+    """As `ready`; the reason, or None."""
+    try:
+        prepared = served.prepare(weights, expert_map)
+        start = time.perf_counter()
+        made = sum(prepared.compile(ids64=ids64) for ids64 in ((False, True) if both_ids else (False,)))
+    except torch.OutOfMemoryError as error:
+        return f"there is no memory for the operator's scratch ({str(error).splitlines()[0]}); {_REMEDY}"
+    except TtnnMoeError as error:
+        return str(error)
+    if made:
+        say.info(f"compiled {made} kernels in {time.perf_counter() - start:.1f} s")
+    say.info(f"runs MoE layers of {prepared.problem}")
+    return None

@@ -1,0 +1,71 @@
+"""Registering with vLLM: once a process, and never in vLLM's way."""
+
+from __future__ import annotations
+
+from ...errors import TtnnMoeError
+from . import say, setting
+from .surface import EXPERTS, QUANTISED, installed
+
+HOOK = "UnquantizedFusedMoEMethod"
+METHOD = "ttnn_moe"
+_UNKNOWN = (
+    f"this vLLM is not known, and runs all MoE layers itself: {{}}; known are {EXPERTS.versions}; "
+    "to change it: install one of these, or a newer ttnn-moe"
+)
+
+
+def register() -> None:
+    """Put the operator into vLLM's unquantised MoE layers, and teach vLLM this package's quantised checkpoints.
+
+    vLLM calls it in every process, perhaps more than once. Nothing is raised: the reason is in vLLM's log.
+    """
+    try:
+        level = setting.level()
+        if level == setting.OFF:
+            return
+        if level == setting.MODEL:
+            say.warning(f"{setting.ENV}=model is not there yet; experts alone are served, as by {setting.ENV}=experts")
+        _register_experts()
+        _register_quantised()
+    except TtnnMoeError as error:
+        say.error(str(error))
+    except Exception as error:  # vLLM starts without us, whatever a version of it holds
+        say.error(f"could not register, and vLLM runs all layers itself: {type(error).__name__}: {error}")
+
+
+def _register_experts() -> None:
+    reason = EXPERTS.why_not(installed)
+    if reason is not None:
+        say.warning(_UNKNOWN.format(reason))
+        return
+    from vllm.model_executor.custom_op import CustomOp, op_registry_oot
+
+    from .adapter import TtnnMoeExperts, TtnnMoeMethod
+
+    lacking = {*getattr(TtnnMoeExperts, "__abstractmethods__", ()), *getattr(TtnnMoeMethod, "__abstractmethods__", ())}
+    if lacking:
+        say.warning(_UNKNOWN.format(f"its classes ask for {', '.join(sorted(lacking))}"))
+        return
+    other = op_registry_oot.get(HOOK)
+    if other is TtnnMoeMethod:
+        return
+    if other is not None:
+        say.warning(
+            f"another plug-in has taken vLLM's {HOOK}, and runs its layers: {other.__module__}.{other.__qualname__}; "
+            "to change it: name the plug-ins to load, VLLM_PLUGINS=ttnn_moe"
+        )
+        return
+    CustomOp.register_oot(name=HOOK)(TtnnMoeMethod)
+
+
+def _register_quantised() -> None:
+    reason = QUANTISED.why_not(installed)
+    if reason is not None:
+        say.info(f"checkpoints of `ttnn-moe quantize` are not served by this vLLM: {reason}")
+        return
+    from vllm.model_executor.layers.quantization import QUANTIZATION_METHODS, register_quantization_config
+
+    from .quantised import QuantisedConfig
+
+    if METHOD not in QUANTIZATION_METHODS:
+        register_quantization_config(METHOD)(QuantisedConfig)

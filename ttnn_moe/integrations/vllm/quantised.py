@@ -1,0 +1,253 @@
+"""Checkpoints of `ttnn-moe quantize` in vLLM: the experts stay packed, in the tensors that the files hold.
+
+config.json of such a checkpoint says {"quant_method": "ttnn_moe", "format": "int4_24" or "mxfp4", "version": 1}. All
+weights but the experts' are dense. Nothing else runs these experts, so what cannot be served is an error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from vllm.model_executor.layers.fused_moe.fused_moe_method_base import FusedMoEMethodBase
+from vllm.model_executor.layers.fused_moe.layer import FusedMoE
+from vllm.model_executor.layers.linear import LinearBase, UnquantizedLinearMethod
+from vllm.model_executor.layers.quantization.base_config import QuantizationConfig
+
+from ...contract import Experts
+from ...errors import BackendUnavailable, CheckpointError, ContractError
+from ...formats import int4_24, mxfp4
+from ...visible import shown
+from . import gate, load
+from .served import ServedLayer
+
+VERSION = 1
+_REMEDY = "quantise the original checkpoint again with this version of ttnn-moe"
+
+
+@dataclass(frozen=True)
+class Packed:
+    """One tensor of a layer's experts.
+
+    Attributes:
+        shape: (E, H, I) -> its shape. dtype: of it.
+        rows: the dimension that holds 2I rows, gate first; None: the dimension `inner` holds I.
+        inner: see rows.
+        scales: whether a NaN here is an error.
+    """
+
+    shape: Callable[[int, int, int], tuple[int, ...]]
+    dtype: torch.dtype
+    rows: int | None = None
+    inner: int | None = None
+    scales: bool = False
+
+    def part(self, tensor: Tensor, here: Tensor | None, rank: int, of: int) -> Tensor:
+        """What this rank holds: experts `here` (None: all), and its share of I."""
+        if here is not None:
+            tensor = tensor[here]
+        if of == 1:
+            return tensor
+        if self.inner is not None:
+            return tensor.chunk(of, self.inner)[rank]
+        assert self.rows is not None
+        gate_rows, up_rows = tensor.chunk(2, self.rows)
+        return torch.cat([gate_rows.chunk(of, self.rows)[rank], up_rows.chunk(of, self.rows)[rank]], self.rows)
+
+
+@dataclass(frozen=True)
+class Format:
+    """One format of experts.
+
+    Attributes:
+        name: in `ttnn_moe.formats`. multiple: of which H and this rank's I have to be.
+        tensors: by their names in a checkpoint, after "mlp.experts.".
+        names: the same in `Experts`, in that order.
+    """
+
+    name: str
+    multiple: int
+    tensors: dict[str, Packed]
+    names: tuple[str, ...]
+
+    def experts(self, H: int, I: int, *tensors: Tensor) -> Experts:
+        """Reads no values."""
+        held = dict(zip(self.names, (tensor.detach() for tensor in tensors), strict=True))
+        return Experts(self.name, len(tensors[0]), H, I, held)
+
+
+_GROUP = mxfp4.GROUP
+FORMATS = {
+    fmt.name: fmt
+    for fmt in (
+        Format(
+            int4_24.NAME,
+            64,
+            {
+                "w13": Packed(lambda E, H, I: (E, H // 64, 2 * I, 2), torch.int64, rows=2),
+                "w2": Packed(lambda E, H, I: (E, I // 64, H, 2), torch.int64, inner=1),
+            },
+            ("w13", "w2"),
+        ),
+        Format(
+            mxfp4.NAME,
+            _GROUP,
+            {
+                "gate_up_proj_blocks": Packed(lambda E, H, I: (E, 2 * I, H // 2), torch.uint8, rows=1),
+                "gate_up_proj_scales": Packed(
+                    lambda E, H, I: (E, 2 * I, H // _GROUP), torch.uint8, rows=1, scales=True
+                ),
+                "down_proj_blocks": Packed(lambda E, H, I: (E, H, I // 2), torch.uint8, inner=2),
+                "down_proj_scales": Packed(lambda E, H, I: (E, H, I // _GROUP), torch.uint8, inner=2, scales=True),
+            },
+            ("gate_up_blocks", "gate_up_scales", "down_blocks", "down_scales"),
+        ),
+    )
+}
+
+
+class QuantisedConfig(QuantizationConfig):
+    """vLLM's view of quantization_config.
+
+    Raises:
+        CheckpointError: another format or version.
+    """
+
+    def __init__(self, config: dict[str, Any]):
+        super().__init__()
+        name, version = config.get("format"), config.get("version")
+        if name not in FORMATS or version != VERSION:
+            raise CheckpointError(
+                "config.json describes experts of an unknown format",
+                got=f"format {shown(name)}, version {shown(version)}",
+                expected=f"one of {list(FORMATS)}, version {VERSION}",
+                remedy=_REMEDY,
+            )
+        self.format = FORMATS[name]
+
+    def get_name(self) -> Any:
+        return "ttnn_moe"
+
+    def get_supported_act_dtypes(self) -> list[torch.dtype]:
+        return [torch.bfloat16, torch.float16]
+
+    @classmethod
+    def get_min_capability(cls) -> int:
+        return 80
+
+    @staticmethod
+    def get_config_filenames() -> list[str]:
+        return []
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> QuantisedConfig:
+        return cls(config)
+
+    def get_quant_method(self, layer: torch.nn.Module, prefix: str) -> Any:
+        if isinstance(layer, FusedMoE):
+            return QuantisedMethod(layer.moe_config, self.format, prefix)
+        return UnquantizedLinearMethod() if isinstance(layer, LinearBase) else None
+
+
+class QuantisedMethod(FusedMoEMethodBase):
+    """Packed experts of one layer.
+
+    Raises:
+        BackendUnavailable: the operator cannot serve such a layer.
+    """
+
+    def __init__(self, moe: Any, fmt: Format, prefix: str):
+        super().__init__(moe)
+        self.format, self.prefix = fmt, prefix
+        self._served: ServedLayer | None = None
+        reason = gate.why_not(moe, None)
+        if reason is None and moe.dp_size > 1:
+            reason = "tokens are exchanged between ranks (data parallelism); to change it: --data-parallel-size 1"
+        if reason is not None:
+            raise BackendUnavailable(f"{prefix}: these quantised experts cannot be served: {reason}")
+
+    def create_weights(
+        self,
+        layer: Any,
+        num_experts: int,
+        hidden_size: int,
+        intermediate_size_per_partition: int,
+        params_dtype: torch.dtype,
+        **extra_weight_attrs: Any,
+    ) -> None:
+        H, I = hidden_size, intermediate_size_per_partition
+        of = self.format.multiple
+        if H % of or I % of:
+            raise ContractError(
+                f"{self.prefix}: this rank's experts do not fit the format {self.format.name}",
+                got=f"H={H}, I={I}",
+                expected=f"multiples of {of}",
+                remedy="a smaller --tensor-parallel-size, or --enable-expert-parallel",
+            )
+        self._sizes = H, I
+        for name, packed in self.format.tensors.items():
+            bits = torch.empty(packed.shape(num_experts, H, I), dtype=packed.dtype)
+            parameter = torch.nn.Parameter(bits, requires_grad=False)
+            layer.register_parameter(name, parameter)
+            parameter.weight_loader = partial(self._fill, layer, name, packed)  # type: ignore[attr-defined]
+
+    def _fill(self, layer: Any, name: str, packed: Packed, parameter: Tensor, loaded: Tensor) -> None:
+        """vLLM's weight loader: copy this rank's part of a checkpoint's tensor."""
+        local, here = layer.expert_map, None
+        if local is not None:
+            local = local.cpu()
+            here = torch.tensor([int((local == index).nonzero()) for index in range(len(parameter))])
+        parallel = self.moe.moe_parallel_config
+        part = packed.part(loaded, here, parallel.tp_rank, parallel.tp_size)
+        if part.shape != parameter.shape or part.dtype != parameter.dtype:
+            raise CheckpointError(
+                f"{self.prefix}.{name} has another form",
+                got=f"{tuple(part.shape)} {part.dtype} on this rank",
+                expected=f"{tuple(parameter.shape)} {parameter.dtype}",
+                remedy=_REMEDY,
+            )
+        parameter.data.copy_(part)
+
+    def process_weights_after_loading(self, layer: Any) -> None:
+        """Check the scales, allocate scratch, compile kernels; again after a reload.
+
+        Raises:
+            ContractError: a scale is no number. BackendUnavailable: nothing can run the layer here.
+        """
+        weights, moe = self._weights(layer), self.moe
+        if self.format.name == int4_24.NAME:
+            int4_24.check_scales(**{name: getattr(layer, name) for name in self.format.tensors})
+        else:
+            scales = {name: getattr(layer, name) for name, packed in self.format.tensors.items() if packed.scales}
+            mxfp4.check_scales(**scales)
+        if self._served is None:
+            make = partial(self.format.experts, *self._sizes)
+            served = ServedLayer(
+                make, layer.global_num_experts, moe.experts_per_token, moe.max_num_tokens, moe.in_dtype
+            )
+            reason = load.why_not(served, weights, layer.expert_map, both_ids=False)
+            if reason is not None:
+                raise BackendUnavailable(f"{self.prefix}: these quantised experts cannot be served: {reason}")
+            self._served = served
+
+    def _weights(self, layer: Any) -> tuple[Tensor, ...]:
+        return tuple(getattr(layer, name) for name in self.format.tensors)
+
+    def get_fused_moe_quant_config(self, layer: Any) -> None:
+        return None
+
+    def apply(
+        self,
+        layer: Any,
+        x: Tensor,
+        topk_weights: Tensor,
+        topk_ids: Tensor,
+        shared_experts: Any,
+        shared_experts_input: Tensor | None,
+    ) -> Tensor:
+        assert self._served is not None, "weights are loaded before a call"
+        return self._served(x, topk_weights, topk_ids, self._weights(layer), layer.expert_map)

@@ -1,0 +1,177 @@
+"""What an adapter uses of vLLM, by name and signature. A vLLM that differs is left alone.
+
+A table, not a version: vLLM moves these classes in any release. The same table is compared with the source of a vLLM
+that is not installed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from typing import Any
+
+_MOE = "vllm.model_executor.layers.fused_moe"
+
+Names = tuple[str, ...]
+Found = Callable[[str, str], Sequence[str]]
+"""(module, attribute path) -> names of the parameters of a function, of the fields of a dataclass; () of other values.
+
+Raises LookupError for what is not there.
+"""
+
+
+@dataclass(frozen=True)
+class Surface:
+    """One family of versions.
+
+    Attributes:
+        versions: in words.
+        exact: module and attribute -> parameters that a function must have, in order.
+        has: module and attribute -> names among its parameters or fields; () asks for its existence alone.
+    """
+
+    versions: str
+    exact: Mapping[tuple[str, str], Names]
+    has: Mapping[tuple[str, str], Names]
+
+    def why_not(self, found: Found) -> str | None:
+        """What differs first, or None."""
+        for (module, path), names in {**self.exact, **self.has}.items():
+            try:
+                got = tuple(found(module, path))
+            except LookupError as error:
+                return f"{module}.{path} is not there ({error})"
+            if (module, path) in self.exact:
+                if got != names:
+                    return f"{module}.{path} takes {', '.join(got)}; expected {', '.join(names)}"
+            elif lacking := [name for name in names if name not in got]:
+                return f"{module}.{path} lacks {', '.join(lacking)}"
+        return None
+
+
+EXPERTS = Surface(
+    "0.22.1 to 0.33.0",
+    exact={
+        (f"{_MOE}.unquantized_fused_moe_method", "UnquantizedFusedMoEMethod.__init__"): ("self", "moe"),
+        (f"{_MOE}.unquantized_fused_moe_method", "UnquantizedFusedMoEMethod.process_weights_after_loading"): (
+            "self",
+            "layer",
+        ),
+        (f"{_MOE}.unquantized_fused_moe_method", "UnquantizedFusedMoEMethod.apply"): (
+            "self",
+            "layer",
+            "x",
+            "topk_weights",
+            "topk_ids",
+            "shared_experts",
+            "shared_experts_input",
+        ),
+        (f"{_MOE}.modular_kernel", "FusedMoEExpertsModular.workspace_shapes"): (
+            "self",
+            "M",
+            "N",
+            "K",
+            "topk",
+            "global_num_experts",
+            "local_num_experts",
+            "expert_tokens_meta",
+            "activation",
+        ),
+        (f"{_MOE}.modular_kernel", "FusedMoEExpertsModular.apply"): (
+            "self",
+            "output",
+            "hidden_states",
+            "w1",
+            "w2",
+            "topk_weights",
+            "topk_ids",
+            "activation",
+            "global_num_experts",
+            "expert_map",
+            "a1q_scale",
+            "a2_scale",
+            "workspace13",
+            "workspace2",
+            "expert_tokens_meta",
+            "apply_router_weight_on_input",
+        ),
+    },
+    has={
+        ("vllm.model_executor.custom_op", "CustomOp.register_oot"): ("name",),
+        ("vllm.model_executor.custom_op", "op_registry_oot"): (),
+        (f"{_MOE}.config", "FusedMoEConfig"): (
+            "num_experts",
+            "experts_per_token",
+            "num_local_experts",
+            "activation",
+            "moe_parallel_config",
+            "in_dtype",
+            "moe_backend",
+            "max_num_tokens",
+            "has_bias",
+            "is_lora_enabled",
+            "swiglu_limit",
+        ),
+        (f"{_MOE}.config", "FusedMoEParallelConfig"): ("dp_size", "enable_eplb"),
+        (f"{_MOE}.config", "FusedMoEParallelConfig.use_batched_activation_format"): ("self",),
+        (f"{_MOE}.config", "FusedMoEParallelConfig.use_all2all_kernels"): ("self",),
+        (f"{_MOE}.modular_kernel", "FusedMoEKernel.fused_experts"): ("self",),
+        (f"{_MOE}.modular_kernel", "FusedMoEActivationFormat.Standard"): (),
+        (f"{_MOE}.modular_kernel", "FusedMoEExpertsModular.finalize_weight_and_reduce_impl"): ("self",),
+        (f"{_MOE}.topk_weight_and_reduce", "TopKWeightAndReduceNoOP"): (),
+        (f"{_MOE}.oracle.unquantized", "UnquantizedMoeBackend.TRITON"): (),
+    },
+)
+"""The hook on layers of bf16, fp16 and fp32 weights."""
+
+QUANTISED = Surface(
+    "0.22.1",
+    exact={
+        (f"{_MOE}.fused_moe_method_base", "FusedMoEMethodBase.create_weights"): (
+            "self",
+            "layer",
+            "num_experts",
+            "hidden_size",
+            "intermediate_size_per_partition",
+            "params_dtype",
+            "extra_weight_attrs",
+        ),
+        (f"{_MOE}.fused_moe_method_base", "FusedMoEMethodBase.apply"): (
+            "self",
+            "layer",
+            "x",
+            "topk_weights",
+            "topk_ids",
+            "shared_experts",
+            "shared_experts_input",
+        ),
+    },
+    has={
+        # a layer that holds its weights itself, so that a checkpoint's names are its parameters' names
+        (f"{_MOE}.layer", "FusedMoE.__init__"): ("num_experts", "top_k", "quant_config", "prefix"),
+        ("vllm.model_executor.layers.quantization", "register_quantization_config"): ("quantization",),
+        ("vllm.model_executor.layers.quantization.base_config", "QuantizationConfig.get_quant_method"): (
+            "layer",
+            "prefix",
+        ),
+        ("vllm.model_executor.layers.linear", "UnquantizedLinearMethod"): (),
+    },
+)
+"""Checkpoints of `ttnn-moe quantize`."""
+
+
+def installed(module: str, path: str) -> Sequence[str]:
+    """`Found` of the vLLM that Python imports."""
+    try:
+        value: Any = reduce(getattr, path.split("."), importlib.import_module(module))
+    except (ImportError, AttributeError) as error:
+        raise LookupError(f"{type(error).__name__}: {error}") from error
+    if isinstance(value, property):
+        value = value.fget
+    if dataclasses.is_dataclass(value):
+        return [field.name for field in dataclasses.fields(value)]
+    return list(inspect.signature(value).parameters) if inspect.isfunction(value) or inspect.ismethod(value) else ()
