@@ -11,6 +11,8 @@ PY := $(VENV)/bin/python
 # takes triton's place, wants numpy 1, and has wheels for Python up to 3.11.
 TORCH_NPU := .torch-npu
 TRITON_ASCEND := .triton-ascend
+# bishengir-compile, which plans the memory of triton-ascend's kernels.
+ASCEND_IR := .ascendnpu-ir
 # vLLM wants a torch of its own, so an environment of its own: gigabytes. Of the newest it is the sources that are read.
 VLLM := .vllm
 VLLM_ASK := vllm==0.22.1
@@ -74,15 +76,16 @@ test-tenstorrent: $(TT_VENV)/.installed
 test-ascend: $(TORCH_NPU)/.installed
 	@test ! -e $< || { set -x; PYTHONPATH="$(CURDIR)/$(TORCH_NPU)" TORCH_DEVICE_BACKEND_AUTOLOAD=0 OMP_NUM_THREADS=1 \
 	    $(PY) -m pytest tests/ascend --ignore tests/ascend/test_ascend_triton.py \
+	    --ignore tests/ascend/test_ascend_qwen3_ranks.py \
 	    'tests/contract/test_parallel.py::test_processes[2]' \
 	    $(addprefix tests/tools/test_selfcheck.py::test_,ascend_on_stand_ins_passes_operator_by_operator \
 	    under_torchrun_expert_parallelism_is_checked_too) $(ARGS); }
 
-# Interpreted, and compiled for a 910B3 as far as that goes without CANN.
-test-ascend-triton: $(TRITON_ASCEND)/.installed
+# Interpreted, and compiled for a 910B3 as far as that goes without CANN: with ascendnpu-ir through the planning of memory.
+test-ascend-triton: $(TRITON_ASCEND)/.installed $(ASCEND_IR)/.installed
 	@test ! -e $< || { set -x; export PYTHONPATH="$(CURDIR)/$(TRITON_ASCEND)"; \
 	    TRITON_INTERPRET=1 $(PY) tests/support/ascend_triton_cases.py interpret && \
-	    $(PY) tests/support/ascend_triton_cases.py compile; }
+	    PATH="$(CURDIR)/$(ASCEND_IR)/ascendnpuir/bin:$$PATH" $(PY) tests/support/ascend_triton_cases.py compile; }
 
 # On a CPU, with the reference backend: hooks, loading, numbers. `make test` runs most of it with a stand-in.
 test-vllm: $(VLLM)/.installed
@@ -115,7 +118,7 @@ wheel: $(VENV)/.installed-dev
 	$(PY) -m build --outdir dist
 
 clean:
-	rm -rf $(VENV) $(TT_VENV) $(TORCH_NPU) $(TRITON_ASCEND) $(LOWEST) $(VLLM) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(TT_VENV) $(TORCH_NPU) $(TRITON_ASCEND) $(ASCEND_IR) $(LOWEST) $(VLLM) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Installed from the checkout as it is (editable): Python and kernel sources need no second install; C++ is built
@@ -146,6 +149,9 @@ $(TORCH_NPU)/.installed: constraints.txt | $(VENV)/.installed-dev
 
 $(TRITON_ASCEND)/.installed: Makefile | $(VENV)/.installed-dev
 	@PIP_CONSTRAINT=; $(call beside,triton-ascend==3.2.0 'numpy<2' pybind11)
+
+$(ASCEND_IR)/.installed: Makefile | $(VENV)/.installed-dev
+	@PIP_CONSTRAINT=; $(call beside,ascendnpu-ir==1.2.0)
 
 # The package itself is taken from the checkout: its C++ is not needed here.
 $(VLLM)/.installed: Makefile

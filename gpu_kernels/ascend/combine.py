@@ -9,8 +9,9 @@ For triton-ascend 3.2. Never run on an NPU.
 | weights | [T, K] | fp32 | |
 | out | [T, H] row-major | as rows or fp32, out | |
 
-Grid: one program per vector core; each loops over tokens and blocks of H. Sums are fp32, in a fixed order. A block of
-BLOCK_H elements takes about 10 bytes per element of the unified buffer (192 KiB on a 910B): BLOCK_H = 4096 fits.
+Grid: one program per vector core; each loops over tokens and blocks of H. Sums are fp32, in a fixed order. A block
+takes 14 bytes an element of the unified buffer (192 KiB on a 910B): BLOCK_H = 8192 fits, and 16384 does not
+(bishengir-compile of ascendnpu-ir 1.2.0 for Ascend910B3). ttnn_moe/ascend/tiles.py chooses it.
 """
 
 import triton

@@ -14,7 +14,9 @@ For triton-ascend 3.2. Never run on an NPU.
 
 Grid: one program per cube core; each loops over tiles and column blocks, since more programs than cores would run in
 waves. Two fp32 accumulators of BLOCK_M * BLOCK_N must fit L0C (128 KiB on a 910B). Two operands of BLOCK_K must fit the
-L0 buffers (64 KiB each). 64, 128 and 64 fit. One rounding, to act. I and H need not be multiples of the blocks.
+L0 buffers (64 KiB each). The vector part's unified buffer (192 KiB) is the tightest: 64 x 128 x 64 fits; 128 x 128 x 64
+and 64 x 256 x 64 miss it by 2,048 bits (bishengir-compile of ascendnpu-ir 1.2.0 for Ascend910B3).
+ttnn_moe/ascend/tiles.py chooses the blocks. One rounding, to act. I and H need not be multiples of the blocks.
 """
 
 import triton

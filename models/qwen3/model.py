@@ -303,9 +303,13 @@ class Qwen3Moe(nn.Module):
 
     def why_not_captured(self) -> str | None:
         """See LanguageModel."""
-        others = {registry.resolve(m.backend) for m in self.modules() if isinstance(m, MoE)} - {"cuda"}
+        npu = self.device.type == "npu"
+        native = "ascend" if npu else "cuda"
+        others = {registry.resolve(m.backend) for m in self.modules() if isinstance(m, MoE)} - {native}
         if others:
-            return f"its experts run on {', '.join(sorted(others))}, not on cuda"
+            return f"its experts run on {', '.join(sorted(others))}, not on {native}"
+        if npu:
+            return None
         config = self.config
         return decoder.why_not_captured(
             self.embed.weight, config.num_attention_heads, config.num_key_value_heads, config.head_dim

@@ -21,12 +21,14 @@ import typer
 from rich.console import Console
 from torch import Tensor
 
+from ttnn_moe.accelerator import is_accelerator, module_of
 from ttnn_moe.errors import RequestError
 
 from . import terminal
 from .model import MoE, Qwen3Moe
+from .runtime.captured import CapturedRunner
 from .runtime.engine import Engine
-from .runtime.graphs import capture
+from .runtime.graphs import graphs_for
 from .weights import device_of, dtype_of, load_model
 
 MOST = 1 << 16
@@ -75,8 +77,8 @@ def measure(model: Qwen3Moe, prompts: Sequence[Sequence[int]], steps: int) -> Sh
             call()
 
     again: Callable[[], object] = run
-    if engine.runner.ahead and model.device.type == "cuda":
-        again = capture(_tensor_after(run, model.device), torch.cuda.graph_pool_handle()).replay
+    if isinstance(engine.runner, CapturedRunner) and is_accelerator(model.device):
+        again = graphs_for(model.device).capture(_tensor_after(run, model.device)).replay
     return Shares(engine_s, _median(lambda: [again() for _ in range(steps)], model.device) / steps)
 
 
@@ -127,8 +129,8 @@ def _median(run: Callable[[], object], device: torch.device) -> float:
         for _ in range(ROUNDS + 1):
             start = time.perf_counter()
             run()
-            if device.type == "cuda":
-                torch.cuda.synchronize(device)
+            if is_accelerator(device):
+                module_of(device).synchronize(device)
             taken.append(time.perf_counter() - start)
     return statistics.median(taken[1:])
 

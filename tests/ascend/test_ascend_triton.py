@@ -8,6 +8,7 @@ import pytest
 
 from paths import ROOT, SUPPORT
 from processes import run_interpreted, run_python
+from ttnn_moe.ascend import tiles
 
 CASES = SUPPORT / "ascend_triton_cases.py"
 needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
@@ -58,18 +59,25 @@ def test_a_path_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) ->
         kernels.asked_for()
 
 
-def test_tiles_cover_every_row_once() -> None:
+@pytest.mark.parametrize("block", tiles.BLOCKS_M)
+def test_tiles_cover_every_row_once(block: int) -> None:
     import torch
 
-    from ttnn_moe.ascend.kernels import BLOCK_M, tiles_of
+    from ttnn_moe.ascend.kernels import tiles_of
 
-    ends = torch.tensor([0, 1, 1 + BLOCK_M, 2 + 3 * BLOCK_M, 2 + 3 * BLOCK_M])
-    found, tiles, n = tiles_of(ends.diff(prepend=torch.zeros(1, dtype=torch.int64)), 5 * BLOCK_M)
+    ends = torch.tensor([0, 1, 1 + block, 2 + 3 * block, 2 + 3 * block])
+    found, listed, n = tiles_of(ends.diff(prepend=torch.zeros(1, dtype=torch.int64)), 5 * block, block)
     assert torch.equal(found, ends.int())
     seen = []
-    for e, first in tiles[: int(n)].tolist():
-        seen += range(first, min(first + BLOCK_M, int(ends[e])))
-    assert seen == list(range(2 + 3 * BLOCK_M))
+    for e, first in listed[: int(n)].tolist():
+        seen += range(first, min(first + block, int(ends[e])))
+    assert seen == list(range(2 + 3 * block))
+
+
+def test_every_choice_is_a_tile_that_is_compiled() -> None:
+    """make test-ascend-triton compiles BLOCKS_M and BLOCKS_H: no sizes lead to another tile."""
+    assert {tiles.rows_of_tile(rows, E) for rows in range(0, 9000, 7) for E in (1, 8, 128, 1024)} == set(tiles.BLOCKS_M)
+    assert {tiles.columns_of_block(H) for H in range(1, 65536, 13)} == set(tiles.BLOCKS_H)
 
 
 def test_every_kernel_is_among_the_cases() -> None:

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+import ascend_attention_operators
 import ascend_exchange_operators
 import ascend_libraries
 from ascend_operators import IMPLEMENTATIONS
@@ -74,7 +75,7 @@ def npu() -> Any:
         module.npu = types.SimpleNamespace()
         for name in SCHEMAS:
             setattr(module, name, getattr(torch.ops.npu, name))
-    bind(IMPLEMENTATIONS | ascend_exchange_operators.IMPLEMENTATIONS)
+    bind(IMPLEMENTATIONS | ascend_exchange_operators.IMPLEMENTATIONS | ascend_attention_operators.IMPLEMENTATIONS)
     # torch_npu's own sets an option of CANN
     module.npu.config = types.SimpleNamespace(allow_internal_format=False)
     return module

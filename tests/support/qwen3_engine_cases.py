@@ -29,6 +29,7 @@ from ttnn_moe.kv.cache import HeadNorms
 from ttnn_moe.kv.step import Span
 from ttnn_moe.models.qwen3 import Engine, Qwen3Moe, Tokenizer, generate, load_model
 from ttnn_moe.models.qwen3.runtime import prefill_graphs
+from ttnn_moe.models.qwen3.runtime.graphs import graphs_for
 from ttnn_moe.models.qwen3.runtime.landing import Landing
 from ttnn_moe.models.qwen3.runtime.prefill_graphs import PrefillGraphs
 from ttnn_moe.models.qwen3.tiny import tasks
@@ -207,7 +208,7 @@ def test_the_last_layer_runs_only_for_tokens_whose_logits_are_wanted(
     for seed in range(6 if GPU else 1):
         cache = qwen3_last_layer.cache_of(pair[0], page)
         if captured:
-            fixed = PrefillGraphs(pair[0], cache, torch.cuda.graph_pool_handle() if GPU else None, decoding=4)
+            fixed = PrefillGraphs(pair[0], cache, graphs_for(pair[0].device), decoding=4)
             for kind in fixed.kinds:
                 fixed.capture(*kind)
             qwen3_last_layer.check(*pair, cache, seed, fixed=fixed)

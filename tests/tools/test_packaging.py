@@ -45,6 +45,7 @@ MADE = (
     ".venv*",
     ".torch-npu",
     ".triton-ascend",
+    ".ascendnpu-ir",
     ".*_cache",
     ".hypothesis",
     "__pycache__",

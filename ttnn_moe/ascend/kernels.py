@@ -17,10 +17,9 @@ from ..contract import Routing
 from ..errors import BackendUnavailable, ContractError
 from .layout import Weights
 from .run import grouped_matmul, is_distinct, route
+from .tiles import BLOCK_K, BLOCK_N, columns_of_block, rows_of_tile
 
 ENV = "TTNN_MOE_ASCEND_KERNELS"
-BLOCK_M, BLOCK_N, BLOCK_K = 64, 128, 64
-BLOCK_H = 2048
 
 
 def asked_for() -> bool:
@@ -45,14 +44,16 @@ def result(npu: Any, hidden: Tensor, routing: Routing, weights: Weights, wide: b
         inverse = inverse.masked_fill(routing.absent, -1)
     total = torch.empty(T, H, dtype=torch.float32 if wide else hidden.dtype, device=hidden.device)
     (_, combine), (_, vector) = _kernels(), cores(hidden.device)
-    combine[(vector,)](expert_out, inverse, routing.topk_weights, total, T, H, K=K, BLOCK_H=BLOCK_H)
+    block = columns_of_block(H)
+    combine[(vector,)](expert_out, inverse, routing.topk_weights, total, T, H, K=K, BLOCK_H=block)
     return total
 
 
 def experts(npu: Any, rows: Tensor, counts: Tensor, weights: Weights) -> Tensor:
     """As path.experts."""
     (n, H), I = rows.shape, weights.down.shape[1]
-    ends, tiles, num_tiles = tiles_of(counts, n)
+    block = rows_of_tile(n, len(counts))
+    ends, tiles, num_tiles = tiles_of(counts, n, block)
     act = rows.new_empty(n, I)  # of rows of no expert, which are in no tile, nothing is written
     (gate_up, _), (cube, _) = _kernels(), cores(rows.device)
     gate_up[(cube,)](
@@ -65,7 +66,7 @@ def experts(npu: Any, rows: Tensor, counts: Tensor, weights: Weights) -> Tensor:
         act,
         H,
         I,
-        BLOCK_M=BLOCK_M,
+        BLOCK_M=block,
         BLOCK_N=BLOCK_N,
         BLOCK_K=BLOCK_K,
         CAST=rows.device.type == "cpu",
@@ -73,8 +74,8 @@ def experts(npu: Any, rows: Tensor, counts: Tensor, weights: Weights) -> Tensor:
     return grouped_matmul(npu, act, weights.down, counts)
 
 
-def tiles_of(counts: Tensor, rows: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Where each expert's rows end, [E] int32, and the tiles of BLOCK_M rows.
+def tiles_of(counts: Tensor, rows: int, block: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Where each expert's rows end, [E] int32, and the tiles of `block` rows.
 
     A tile is (expert, first row), [bound, 2] int32; how many there are is [1] int32. int32 throughout: running sums
     and quotients of int64 run on the AI CPU.
@@ -82,12 +83,12 @@ def tiles_of(counts: Tensor, rows: int) -> tuple[Tensor, Tensor, Tensor]:
     counts: [E] int64, how many of the sorted rows each expert has.
     """
     E, count = len(counts), counts.int()
-    of_expert = (count + BLOCK_M - 1) // BLOCK_M
+    of_expert = (count + block - 1) // block
     ends, last = count.cumsum(0, dtype=torch.int32), of_expert.cumsum(0, dtype=torch.int32)
-    tile = torch.arange(rows // BLOCK_M + min(E, rows), dtype=torch.int32, device=counts.device)
+    tile = torch.arange(rows // block + min(E, rows), dtype=torch.int32, device=counts.device)
     expert = (tile[:, None] >= last).sum(1, dtype=torch.int32).clamp_max(E - 1)
     row, before = (ends - count).index_select(0, expert), (last - of_expert).index_select(0, expert)
-    return ends, torch.stack([expert, row + (tile - before) * BLOCK_M], 1), last[-1:]
+    return ends, torch.stack([expert, row + (tile - before) * block], 1), last[-1:]
 
 
 def cores(device: torch.device) -> tuple[int, int]:

@@ -180,7 +180,7 @@ class RowCache(ABC):
         return 0
 
     def why_not_captured(self) -> str | None:
-        """Why no CUDA graph can hold this cache's part of a step; None: one can.
+        """Why no graph of the device can hold this cache's part of a step; None: one can.
 
         In a captured step `spans` is empty and sizes are bounds. `plan` and `num_tokens` on the device hold the rest.
         """
@@ -193,6 +193,13 @@ class RowCache(ABC):
     def begin(self, decoding: Sequence[tuple[int, int]]) -> None:
         """What a replay of a captured decode step of these (row, position) needs before, where `moves` says so."""
         return None
+
+    def replay_inputs(self, n: int) -> dict[str, list[int]]:
+        """Operators' arguments that a captured decode step of n rows takes from the host at each replay, by name.
+
+        Only a graph of an NPU asks for them.
+        """
+        return {}
 
     def _check_room(self, row: int, past: int, n: int) -> None:
         if past + n > self.room(row):

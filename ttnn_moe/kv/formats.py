@@ -8,6 +8,7 @@ from .bucketed import allocation
 from .bucketed.cache import BucketedCache
 from .bucketed.memory import bytes_of
 from .cache import CacheSizes, RowCache
+from .npu_paged import NpuPagedCache
 from .paged import PAGE, PagedCache
 
 PAGED, BUCKETED = "paged", "bucketed"
@@ -55,7 +56,8 @@ def new_cache(
     """
     check_format(kv, kv_bits)
     if kv == PAGED:
-        return PagedCache.within(sizes, rows, capacity, memory, page)
+        paged = NpuPagedCache if sizes.device.type == "npu" else PagedCache
+        return paged.within(sizes, rows, capacity, memory, page)
     return BucketedCache.within(sizes, rows, capacity, memory, page, DEFAULT_BITS if kv_bits is None else kv_bits)
 
 

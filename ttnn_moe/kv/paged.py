@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -18,14 +16,14 @@ from ..visible import shown
 from . import torch_forms
 from .attention import decode_attention, norm_rope_write, prefill_attention
 from .cache import CacheSizes, FusedWrite, HeadNorms
-from .pages import PagedRows
+from .pages import TabledRows, default_memory, zeros
 from .step import DecodeStep, Span, Step
 
 PAGE = 64
 """Tokens of a page: what the attention kernels take at a time."""
 
 
-class PagedCache(PagedRows, FusedWrite):
+class PagedCache(TabledRows, FusedWrite):
     """Keys and values in pages, in the model's dtype. The dummy row's tokens go to page 0, which nobody reads.
 
     Args:
@@ -51,9 +49,6 @@ class PagedCache(PagedRows, FusedWrite):
         # zeros, since a masked value still adds 0 * value, which must not be NaN
         self.k, self.v = (zeros(shape, sizes.dtype, sizes.device) for _ in range(2))
         self.layers = list(zip(self.k, self.v, strict=True))
-        # rows open together, so one copy of the whole table goes to a GPU before the next step
-        self._host = zeros((self.rows + 1, self._most), torch.int32, torch.device("cpu"))
-        self._table, self._stale = self._host.to(sizes.device), False
 
     @classmethod
     def within(
@@ -68,30 +63,8 @@ class PagedCache(PagedRows, FusedWrite):
             RequestError: as the class; memory for less than one page.
         """
         page = check_page(PAGE if page is None else page)
-        if memory is None:
-            cuda = sizes.device.type == "cuda"
-            memory = torch.cuda.mem_get_info(sizes.device)[0] // 5 * 4 if cuda else 4 << 30
+        memory = default_memory(sizes.device) if memory is None else memory
         return cls(sizes, rows, capacity, cls.pages_within(sizes, rows, capacity, memory, page), page)
-
-    def open(self, row: int, tokens: int) -> None:
-        super().open(row, tokens)
-        own, line = self._own[row], self._host.numpy()[row]  # a torch.tensor would take ten times as long
-        line[: len(own)], line[len(own) :] = own, 0
-        self._stale = self._table is not self._host
-
-    @property
-    def table(self) -> Tensor:
-        """[rows + 1, capacity / page] int32 on the device: the pages of each row, in order; 0 past them."""
-        if self._stale:
-            host = self._host.pin_memory() if self._table.is_cuda else self._host
-            self._table.copy_(host, non_blocking=self._table.is_cuda)
-            self._stale = False
-        return self._table
-
-    def spans(self, chunks: Sequence[tuple[int, int]], first: int = 0) -> list[Span]:
-        spans = super().spans(chunks, first)
-        _ = self.table  # a captured step that runs these reads it
-        return spans
 
     def write(self, layer: int, k: Tensor, v: Tensor, step: Step) -> None:
         torch_forms.keep(self._memory(layer, step), k, v)
@@ -147,24 +120,3 @@ def check_page(page: int) -> int:
             remedy="leave page out",
         )
     return found
-
-
-def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Zeros. On a CPU a page of memory is taken when it is first written, so they cost what they hold.
-
-    Raises:
-        RequestError: the machine has less memory.
-    """
-    n = math.prod(shape) * dtype.itemsize
-    try:
-        if device.type != "cpu":
-            return torch.zeros(shape, dtype=dtype, device=device)
-        # torch.zeros writes them all
-        return torch.from_numpy(np.zeros(n, dtype=np.uint8)).view(dtype).view(shape)
-    except (MemoryError, ValueError, torch.OutOfMemoryError) as error:
-        raise RequestError(
-            "the machine has no room for the keys and values",
-            got=f"{list(shape)} of {str(dtype).removeprefix('torch.')}, {n:,} bytes",
-            expected="a cache that fits its memory",
-            remedy="give less memory, fewer rows or a smaller capacity",
-        ) from error

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import ClassVar
 
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..accelerator import free_memory, is_accelerator
 from ..arguments import integer
 from ..errors import RequestError
 from ..sizes import ceil_div
 from .cache import CacheSizes, RowCache
+from .step import Span
 
 MOST_ROWS = 65_536
 """Rows of a cache: each takes a line of the page table."""
@@ -112,3 +120,60 @@ class PagedRows(RowCache):
     def _padded(self, row: int) -> list[int]:
         """The pages of a row, in order; 0 past them."""
         return self._own[row] + [0] * (self._most - len(self._own[row]))
+
+
+class TabledRows(PagedRows):
+    """PagedRows whose page table lies on the device."""
+
+    def __init__(self, sizes: CacheSizes, rows: int, capacity: int, pages: int, page: int):
+        super().__init__(sizes, rows, capacity, pages, page)
+        # rows open together, so one copy of the whole table goes to a device before the next step
+        self._host = zeros((self.rows + 1, self._most), torch.int32, torch.device("cpu"))
+        self._table, self._stale = self._host.to(sizes.device), False
+
+    def open(self, row: int, tokens: int) -> None:
+        super().open(row, tokens)
+        own, line = self._own[row], self._host.numpy()[row]  # a torch.tensor would take ten times as long
+        line[: len(own)], line[len(own) :] = own, 0
+        self._stale = self._table is not self._host
+
+    @property
+    def table(self) -> Tensor:
+        """[rows + 1, capacity / page] int32 on the device: the pages of each row, in order; 0 past them."""
+        if self._stale:
+            behind = is_accelerator(self._table.device)
+            self._table.copy_(self._host.pin_memory() if behind else self._host, non_blocking=behind)
+            self._stale = False
+        return self._table
+
+    def spans(self, chunks: Sequence[tuple[int, int]], first: int = 0) -> list[Span]:
+        spans = super().spans(chunks, first)
+        _ = self.table  # a captured step that runs these reads it
+        return spans
+
+
+def default_memory(device: torch.device) -> int:
+    """Bytes for keys and values where nobody says: 4 GiB, on an accelerator four fifths of what is free."""
+    free = free_memory(device)
+    return 4 << 30 if free is None else free // 5 * 4
+
+
+def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Zeros. On a CPU a page of memory is taken when it is first written, so they cost what they hold.
+
+    Raises:
+        RequestError: the machine has less memory.
+    """
+    n = math.prod(shape) * dtype.itemsize
+    try:
+        if device.type != "cpu":
+            return torch.zeros(shape, dtype=dtype, device=device)
+        # torch.zeros writes them all
+        return torch.from_numpy(np.zeros(n, dtype=np.uint8)).view(dtype).view(shape)
+    except (MemoryError, ValueError, torch.OutOfMemoryError) as error:
+        raise RequestError(
+            "the machine has no room for the keys and values",
+            got=f"{list(shape)} of {str(dtype).removeprefix('torch.')}, {n:,} bytes",
+            expected="a cache that fits its memory",
+            remedy="give less memory, fewer rows or a smaller capacity",
+        ) from error

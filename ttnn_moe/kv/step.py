@@ -37,12 +37,15 @@ class DecodeStep:
         bound: every position is below it.
         num_tokens: [] int32 on the device, the number of valid tokens where T is a bound (a captured step). The others
             are padding: routed to no expert, written nowhere, output undefined. None: all T.
+        lengths: positions + 1, on the host, for a cache whose attention takes host numbers. None: it takes none, or the
+            step is captured.
     """
 
     rows: Tensor
     positions: Tensor
     bound: int
     num_tokens: Tensor | None = None
+    lengths: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -58,6 +61,7 @@ class PrefillStep:
         decoding: the first tokens of the step, each the next of its row. None: no such tokens.
         num_tokens: as in DecodeStep.
         num_wanted: [] int32 on the device, valid entries of logits_at where R is a bound. None: all R.
+        wanted_lengths: DecodeStep.lengths of `wanted`.
     """
 
     rows: Tensor
@@ -69,6 +73,7 @@ class PrefillStep:
     decoding: DecodeStep | None = None
     num_tokens: Tensor | None = None
     num_wanted: Tensor | None = None
+    wanted_lengths: tuple[int, ...] | None = None
 
     def wanted(self) -> DecodeStep | None:
         """A step of the tokens of logits_at, for a layer that has written the keys and values of all T.
@@ -78,7 +83,7 @@ class PrefillStep:
         at = self.logits_at
         if at is None or len(at) >= len(self.rows):
             return None
-        return DecodeStep(self.rows[at], self.positions[at], self.bound, self.num_wanted)
+        return DecodeStep(self.rows[at], self.positions[at], self.bound, self.num_wanted, self.wanted_lengths)
 
 
 Step = DecodeStep | PrefillStep

@@ -8,8 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..accelerator import upload
+
 
 def to_device(values: Sequence[Any], device: torch.device, dtype: torch.dtype = torch.int64) -> Tensor:
-    """A tensor of these values. On CUDA the copy comes from pinned memory, so the host does not wait for the device."""
-    host = torch.tensor(values, dtype=dtype)
-    return host.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else host.to(device)
+    """A tensor of these values. The copy comes from pinned memory, so the host does not wait for the device."""
+    return upload(torch.tensor(values, dtype=dtype), device)

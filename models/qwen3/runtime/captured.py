@@ -1,4 +1,4 @@
-"""The runner whose steps are CUDA graphs, launched while the device still runs the step before."""
+"""The runner whose steps are graphs of the device, launched while it still runs the step before where it can."""
 
 from __future__ import annotations
 
@@ -6,13 +6,12 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 
-import torch
-
+from ttnn_moe.accelerator import is_accelerator
 from ttnn_moe.errors import RequestError
 from ttnn_moe.kv.cache import RowCache
 
 from .decode_graphs import DecodeGraphs, buckets
-from .graphs import Progress
+from .graphs import Graphs, Progress, graphs_for
 from .landing import Landing
 from .language_model import LanguageModel
 from .prefill_graphs import PrefillGraphs
@@ -26,12 +25,13 @@ class CapturedRunner:
     Args:
         model, cache: what a graph can hold: see LanguageModel.why_not_captured and RowCache.why_not_captured.
         chunk: prompt tokens of a step, at most.
+        graphs: default: those of the model's device.
     """
 
-    def __init__(self, model: LanguageModel, cache: RowCache, chunk: int):
-        self.ahead, self.model, self.cache, self._chunk = True, model, cache, chunk
-        self.pool = torch.cuda.graph_pool_handle() if model.device.type == "cuda" else None
-        self.steps = DecodeGraphs(model, cache, self.pool)
+    def __init__(self, model: LanguageModel, cache: RowCache, chunk: int, graphs: Graphs | None = None):
+        self.graphs = graphs_for(model.device) if graphs is None else graphs
+        self.ahead, self.model, self.cache, self._chunk = self.graphs.ahead, model, cache, chunk
+        self.steps = DecodeGraphs(model, cache, self.graphs)
         self.prompts: PrefillGraphs | None = None
         # two steps are under way at most
         self._landings = deque(Landing(self.steps.size, model.device) for _ in range(3))
@@ -71,7 +71,7 @@ class CapturedRunner:
         if self.prompts is None and self.cache.why_not_captured_prompts() is None:
             # the row whose prompt runs does not decode
             decoding = self.steps.size if rows > 1 else 0
-            self.prompts = PrefillGraphs(self.model, self.cache, self.pool, self._chunk + decoding, decoding)
+            self.prompts = PrefillGraphs(self.model, self.cache, self.graphs, self._chunk + decoding, decoding)
         work: list[Callable[[], object]] = []
         if self.prompts is not None:
             work += [partial(self.prompts.capture, *kind) for kind in self.prompts.kinds]
@@ -93,6 +93,6 @@ def runner_for(model: LanguageModel, cache: RowCache, chunk: int, graphs: bool |
     reason = cache.why_not_captured() or model.why_not_captured()
     if graphs and reason is not None:
         raise RequestError("no step of this model can be captured", got=reason, remedy="graphs=None")
-    if graphs or (graphs is None and model.device.type == "cuda" and reason is None):
+    if graphs or (graphs is None and is_accelerator(model.device) and reason is None):
         return CapturedRunner(model, cache, chunk)
     return EagerRunner(model, cache)

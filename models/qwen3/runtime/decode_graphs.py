@@ -1,9 +1,9 @@
-"""Decode steps of fixed size on buffers that stay, replayed as CUDA graphs."""
+"""Decode steps of fixed size on buffers that stay, replayed as graphs of the device."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -13,7 +13,7 @@ from ttnn_moe.kv.step import DecodeStep
 from ttnn_moe.kv.transfer import to_device
 from ttnn_moe.sizes import power_of_2
 
-from .graphs import Captured, capture
+from .graphs import Captured, Graphs
 from .language_model import LanguageModel
 from .sampling import Sampling, choose
 
@@ -21,16 +21,15 @@ from .sampling import Sampling, choose
 class DecodeGraphs:
     """Decode steps of the rows in use: last tokens, positions and cache rows live on the device.
 
-    A step takes the least power of two that holds its rows, its bucket; the others are padding. On CUDA a bucket is
-    captured as a graph when it is first needed. Elsewhere (under Triton's interpreter, for tests) its operators run
-    again.
+    A step takes the least power of two that holds its rows, its bucket; the others are padding. A bucket is captured as
+    a graph when it is first needed. On a CPU (under Triton's interpreter, for tests) its operators run again.
 
     Args:
-        cache: of the rows. pool: memory pool of the graphs; None: no graphs.
+        cache: of the rows. graphs: of the model's device.
     """
 
-    def __init__(self, model: LanguageModel, cache: RowCache, pool: Any):
-        self.model, self.cache, self.pool, self.device = model, cache, pool, model.device
+    def __init__(self, model: LanguageModel, cache: RowCache, graphs: Graphs):
+        self.model, self.cache, self.graphs, self.device = model, cache, graphs, model.device
         self.size = power_of_2(cache.rows)
 
         def numbers() -> Tensor:
@@ -84,11 +83,12 @@ class DecodeGraphs:
                 rows=self._rows[:n],
                 positions=self._positions[:n],
                 bound=self.cache.capacity,
-                num_tokens=self._count if n > 1 else None,
+                num_tokens=self._count if n > 1 and self.graphs.counted else None,
             )
             state = self._ids, self._positions
             saved = [values.clone() for values in state]
-            self._captured[n] = capture(lambda: self._run(n, step), self.pool)
+            inputs = partial(self.cache.replay_inputs, n)
+            self._captured[n] = self.graphs.capture(lambda: self._run(n, step), inputs)
             with torch.inference_mode():
                 for values, before in zip(state, saved, strict=True):
                     values.copy_(before)

@@ -52,7 +52,7 @@ class Engine:
         prefill_chunk: prompt tokens of a step, at most; default: 256, on a GPU 2048 less a token of each row.
         max_waiting: requests that may wait, at least 1; more are refused. Default: any number.
         tokenizer: to get text with the tokens.
-        graphs: steps are CUDA graphs; None: on a GPU, where they serve the model and the cache.
+        graphs: steps are graphs of the device; None: on a GPU or an NPU, where they serve the model and the cache.
         cache: an empty cache of any format, for this model; it says how many rows and tokens at most. Default:
             model.new_cache(rows, capacity, memory, page, kv, kv_bits).
         kv: the format of the cache: "paged", in the model's dtype, or "bucketed", quantised: see docs/kv.md.

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from ttnn_moe.accelerator import is_accelerator
 from ttnn_moe.arguments import integer
 from ttnn_moe.errors import RequestError
 from ttnn_moe.kv.formats import PAGED, least_capacity
@@ -121,7 +122,7 @@ def stream(
 
 def default_chunk(device: torch.device) -> int:
     """Prompt tokens per forward pass: a GPU needs more of them to be busy."""
-    return 8192 if device.type == "cuda" else 2048
+    return 8192 if is_accelerator(device) else 2048
 
 
 def engine_for(

@@ -1,16 +1,21 @@
-"""Work that is run again on whatever its buffers hold: a CUDA graph, or without CUDA the operators themselves."""
+"""Work that is run again on whatever its buffers hold: a graph of the device, or the operators themselves."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
+from ttnn_moe.accelerator import is_accelerator, module_of
+
 Progress = Callable[[int, int], None]
 """Called with graphs captured so far and graphs in all."""
+
+Inputs = Callable[[], dict[str, list[int]]]
+"""Operators' arguments, by name, that a replay takes from the host; see RowCache.replay_inputs."""
 
 
 @dataclass(frozen=True)
@@ -25,27 +30,102 @@ class Captured:
     out: Tensor
 
 
-@torch.inference_mode()
-def capture(run: Callable[[], Tensor], pool: Any) -> Captured:
-    """Capture what `run` does on the current CUDA device, after running it once.
+class Graphs(Protocol):
+    """How a device runs work again. Graphs of one object share memory, and one of them runs at a time.
 
-    Args:
-        run: launches kernels on the current stream, waits for nothing, and returns the result.
-        pool: torch.cuda.graph_pool_handle() of graphs that share memory, one of which runs at a time; None: no CUDA.
+    Attributes:
+        ahead: a replay may be launched while the device still runs the one before.
+        counted: a step leaves padding out of the experts, by a number of valid rows on the device.
     """
-    if pool is None:
+
+    ahead: bool
+    counted: bool
+
+    def capture(self, run: Callable[[], Tensor], inputs: Inputs | None = None) -> Captured:
+        """Capture what `run` does, after running it once.
+
+        Args:
+            run: launches kernels on the current stream, waits for nothing, and returns the result.
+            inputs: asked at each replay; None: operators take nothing from the host.
+        """
+
+
+class Again:
+    """Without a graph: the operators run again. It stands in for a device's graphs on the CPU."""
+
+    ahead = counted = True
+
+    @torch.inference_mode()
+    def capture(self, run: Callable[[], Tensor], inputs: Inputs | None = None) -> Captured:
+        """See Graphs."""
         out = run()
 
         def again() -> None:
             out.copy_(run())
 
         return Captured(again, out)
-    aside = torch.cuda.Stream()
-    aside.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(aside):  # kernels compile and workspaces are made outside the graph
-        run()
-    torch.cuda.current_stream().wait_stream(aside)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, pool=pool):
-        out = run()
-    return Captured(graph.replay, out)
+
+
+class DeviceGraphs:
+    """CUDA graphs, or NPU graphs: torch.npu has the same functions under the same names.
+
+    Args:
+        module: torch.cuda or torch.npu. new: makes an empty graph. options: of module.graph.
+    """
+
+    ahead = counted = True
+
+    def __init__(self, module: Any, new: Callable[[], Any], **options: Any):
+        self._module, self._new, self._options = module, new, options
+        self._pool = module.graph_pool_handle()
+
+    @torch.inference_mode()
+    def capture(self, run: Callable[[], Tensor], inputs: Inputs | None = None) -> Captured:
+        """See Graphs."""
+        module = self._module
+        aside = module.Stream()
+        aside.wait_stream(module.current_stream())
+        with module.stream(aside):  # kernels compile and workspaces are made outside the graph
+            run()
+        module.current_stream().wait_stream(aside)
+        graph = self._new()
+        with module.graph(graph, pool=self._pool, **self._options):
+            out = run()
+        return Captured(self.replay_of(graph, inputs), out)
+
+    def replay_of(self, graph: Any, inputs: Inputs | None) -> Callable[[], None]:
+        """What runs the graph again."""
+        return graph.replay
+
+
+class NpuGraphs(DeviceGraphs):
+    """NPU graphs, whose operators may take host numbers: torch_npu rewrites these tasks before a replay.
+
+    A task must not be rewritten while an earlier replay still reads it, so no replay is launched ahead. A layer with a
+    number of valid rows takes 14 device operations instead of 6, so padding runs through its experts. Never run on an
+    NPU. Source: torch_npu/npu/graphs.py of 2.13, and op-plugin's page of NpuGraphOpHandler.
+    """
+
+    ahead = counted = False
+
+    def __init__(self, module: Any):
+        super().__init__(module, module.NPUGraph, auto_dispatch_capture=True)
+
+    def replay_of(self, graph: Any, inputs: Inputs | None) -> Callable[[], None]:
+        """See DeviceGraphs."""
+        if inputs is None:
+            return graph.replay
+
+        def replay() -> None:
+            graph.update(cpu_update_input=[inputs()])
+            graph.replay()
+
+        return replay
+
+
+def graphs_for(device: torch.device) -> Graphs:
+    """The graphs of a device."""
+    if not is_accelerator(device):
+        return Again()
+    module = module_of(device)
+    return NpuGraphs(module) if device.type == "npu" else DeviceGraphs(module, module.CUDAGraph)

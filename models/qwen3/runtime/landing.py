@@ -5,14 +5,16 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ttnn_moe.accelerator import is_accelerator, module_of
+
 
 class Landing:
     """Pinned host memory that the tokens of a step reach while the host goes on. It implements runner.Pending."""
 
     def __init__(self, size: int, device: torch.device):
-        cuda = device.type == "cuda"
-        self._memory, self._n = torch.empty(size, dtype=torch.int64, pin_memory=cuda), 0
-        self._begun, self._over = (torch.cuda.Event(enable_timing=True) if cuda else None for _ in range(2))
+        behind = is_accelerator(device)
+        self._memory, self._n = torch.empty(size, dtype=torch.int64, pin_memory=behind), 0
+        self._begun, self._over = (module_of(device).Event(enable_timing=True) if behind else None for _ in range(2))
 
     def begin(self) -> Landing:
         """The step is what the device does between this and `send`."""

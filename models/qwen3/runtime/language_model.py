@@ -53,7 +53,7 @@ class LanguageModel(Protocol):
         """
 
     def why_not_captured(self) -> str | None:
-        """Why no CUDA graph can hold a step of this model; None: one can."""
+        """Why no graph of the device can hold a step of this model; None: one can."""
 
     def __call__(self, ids: Tensor, cache: Any, step: Any) -> Tensor:
         """Logits [R, vocab_size]: of all tokens of a DecodeStep, or of PrefillStep.logits_at.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from ttnn_moe.accelerator import is_accelerator
 from ttnn_moe.arguments import integer
 from ttnn_moe.errors import RequestError
 from ttnn_moe.kv.cache import RowCache
@@ -48,7 +49,7 @@ class Limits:
         if cache is not None:
             check_cache(cache, model, given, kv)
             rows, capacity = cache.rows, min(capacity, cache.capacity)
-        chunk = max(256, STEP - power_of_2(rows)) if model.device.type == "cuda" else 256
+        chunk = max(256, STEP - power_of_2(rows)) if is_accelerator(model.device) else 256
         return Limits(
             rows,
             capacity,

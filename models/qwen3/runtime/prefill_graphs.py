@@ -1,19 +1,19 @@
-"""Prefill steps of fixed size, as CUDA graphs: launching a short prompt's kernels takes longer than running them."""
+"""Prefill steps of fixed size, as graphs: launching a short prompt's kernels takes longer than running them."""
 
 from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from ttnn_moe.accelerator import is_accelerator
 from ttnn_moe.kv.cache import RowCache
 from ttnn_moe.kv.step import DecodeStep, PrefillStep
 from ttnn_moe.sizes import power_of_2
 
-from .graphs import Captured, capture
+from .graphs import Captured, Graphs
 from .ids import host_ids
 from .language_model import LanguageModel
 
@@ -44,13 +44,15 @@ class PrefillGraphs:
 
     Args:
         cache: where keys and values go.
-        pool: memory pool of the graphs; None without CUDA, where the operators run again.
+        graphs: of the model's device.
         tokens: of a step, at most, and no more than the cache holds; default: that.
         decoding: rows that decode meanwhile, at most; default: 0.
     """
 
-    def __init__(self, model: LanguageModel, cache: RowCache, pool: Any, tokens: int | None = None, decoding: int = 0):
-        self.model, self.cache, self.pool, self.decoding = model, cache, pool, decoding
+    def __init__(
+        self, model: LanguageModel, cache: RowCache, graphs: Graphs, tokens: int | None = None, decoding: int = 0
+    ):
+        self.model, self.cache, self.graphs, self.decoding = model, cache, graphs, decoding
         self._sequences = min(cache.rows, SEQUENCES)
         held = cache.rows * cache.capacity
         largest = max(SMALLEST, min(LARGEST, power_of_2(min(tokens or held, held))))
@@ -86,7 +88,7 @@ class PrefillGraphs:
             num_tokens=counts[0],
             num_wanted=counts[2],
         )
-        self._captured[key] = capture(lambda: self.model(ids, self.cache, step), self.pool)
+        self._captured[key] = self.graphs.capture(lambda: self.model(ids, self.cache, step))
         return self._captured[key]
 
     def run(
@@ -106,7 +108,9 @@ class PrefillGraphs:
             return None
         most = min(self.decoding, n) if before else 0
         spans = self.cache.spans(chunks, before)
-        words = torch.zeros(sum(self._lengths(n, most)), dtype=torch.int64, pin_memory=self._words.is_cuda)
+        words = torch.zeros(
+            sum(self._lengths(n, most)), dtype=torch.int64, pin_memory=is_accelerator(self._words.device)
+        )
         counts, tokens, positions, rows, ends_at = self._parts(words, n, most)
         tokens[before:T] = ids
         if decoding:

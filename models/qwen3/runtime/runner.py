@@ -9,6 +9,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from ttnn_moe.accelerator import upload
 from ttnn_moe.kv.cache import RowCache
 from ttnn_moe.kv.transfer import to_device
 
@@ -161,7 +162,7 @@ def _uniform(request: Request) -> Tensor:
 def _put(tokens: Tensor, logits: Tensor, sampling: Sampling, places: list[int], uniform: Tensor) -> None:
     """Draw tokens[places] with uniform [len(places)], which is on the host."""
     device = logits.device
-    uniform = uniform.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else uniform.to(device)
+    uniform = upload(uniform, device)
     if len(places) == len(tokens):
         tokens.copy_(choose(logits, sampling, uniform))
     else:

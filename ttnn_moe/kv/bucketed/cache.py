@@ -13,8 +13,7 @@ from ...cuda.attention import bucketed_triton
 from ...cuda.attention.tiers import UNIT
 from ...sizes import power_of_2
 from ..cache import CacheSizes
-from ..paged import zeros
-from ..pages import PagedRows
+from ..pages import PagedRows, default_memory, zeros
 from ..step import DecodeStep, PrefillStep, Span, Step
 from ..transfer import to_device
 from .allocation import allocate
@@ -97,9 +96,7 @@ class BucketedCache(PagedRows):
         """
         allocation = allocate(bits, capacity, PAGE if page is None else page)
         check_head_dim(sizes.head_dim)
-        if memory is None:
-            cuda = sizes.device.type == "cuda"
-            memory = torch.cuda.mem_get_info(sizes.device)[0] // 5 * 4 if cuda else 4 << 30
+        memory = default_memory(sizes.device) if memory is None else memory
         return cls(sizes, rows, capacity, pages_in(allocation, sizes, rows, memory), bits, page)
 
     @property

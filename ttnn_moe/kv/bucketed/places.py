@@ -10,8 +10,7 @@ from torch import Tensor
 from ...cuda.attention.tiers import UNIT, Tier
 from ...sizes import ceil_div
 from ..cache import CacheSizes
-from ..paged import zeros
-from ..pages import PagePool
+from ..pages import PagePool, zeros
 from .allocation import Allocation
 from .moves import Layers, one_tier
 

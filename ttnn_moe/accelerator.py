@@ -1,0 +1,30 @@
+"""What host code asks of an accelerator, whichever it is: copies that do not wait, free memory, its module in torch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+ACCELERATORS = ("cuda", "npu")
+
+
+def is_accelerator(device: torch.device) -> bool:
+    """Whether the device runs behind the host: a copy from pageable memory would wait for it."""
+    return device.type in ACCELERATORS
+
+
+def module_of(device: torch.device) -> Any:
+    """torch.cuda, or torch.npu where torch_npu is imported: streams, events, graphs."""
+    return torch.get_device_module(device)
+
+
+def upload(host: Tensor, device: torch.device) -> Tensor:
+    """A host tensor on a device. The copy comes from pinned memory, so the host does not wait."""
+    return host.pin_memory().to(device, non_blocking=True) if is_accelerator(device) else host.to(device)
+
+
+def free_memory(device: torch.device) -> int | None:
+    """Bytes free on an accelerator; None: the device is none."""
+    return module_of(device).mem_get_info(device)[0] if is_accelerator(device) else None
