@@ -82,6 +82,16 @@ def topk(x: Tensor, k: int, *, dim: int) -> tuple[Tensor, Tensor]:
     return values, on_chips(x.mesh, [one.indices for one in found], "uint16", x.layout)
 
 
+def argmax(x: Tensor, *, dim: int) -> Tensor:
+    """The first of the largest."""
+    assert x.mesh is not None
+    return on_chips(x.mesh, [values.float().argmax(dim) for values in x.read()], "uint32", ROW_MAJOR_LAYOUT)
+
+
+def max(x: Tensor, *, dim: int) -> Tensor:
+    return _each(lambda x: x.amax(dim), x)
+
+
 def transpose(x: Tensor, first: int, second: int) -> Tensor:
     return _each(lambda x: x.transpose(first, second), x)
 
