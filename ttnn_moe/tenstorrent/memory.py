@@ -71,7 +71,7 @@ def tensor_bytes(form: Form) -> int:
     return size
 
 
-def parts(model: ModelSizes, programs: LayerPrograms, batch: int, sequence: int, kv: str = "bfloat16") -> list[Part]:
+def parts(model: ModelSizes, programs: LayerPrograms, batch: int, sequence: int) -> list[Part]:
     """Every part of the model for `batch` sequences of `sequence` tokens.
 
     Weights are bfloat16; `programs` names the format of the experts. The head is a matrix of its own even where
@@ -79,12 +79,12 @@ def parts(model: ModelSizes, programs: LayerPrograms, batch: int, sequence: int,
     layer, at the largest T of one call. What ttnn's own operators allocate, and what ttnn reserves, is not counted.
 
     Args:
-        programs: of one layer, on the mesh. kv: format of the KV cache.
+        programs: of one layer, on the mesh.
 
     Raises:
         ContractError: the chips cannot share the attention heads.
     """
-    made = [*_weights(model, programs), _cache(model, programs, batch, sequence, kv)]
+    made = [*_weights(model, programs), _cache(model, programs, batch, sequence)]
     return [*made, _workspace(programs, batch, sequence), _activations(model, programs, batch, sequence)]
 
 
@@ -134,11 +134,11 @@ def _widths(model: ModelSizes, heads: int, kv_heads: int) -> tuple[int, int]:
     return heads * model.head_dim, (heads + 2 * kv_heads) * model.head_dim
 
 
-def _cache(model: ModelSizes, programs: LayerPrograms, batch: int, sequence: int, kv: str) -> Part:
+def _cache(model: ModelSizes, programs: LayerPrograms, batch: int, sequence: int) -> Part:
     # page 0 takes the writes of padding tokens
     pages, D = 1 + batch * ceil_div(sequence, PAGE), programs.device.D
-    each = tensor_bytes(((pages, model.share(D).kv_heads, PAGE, model.head_dim), kv, "TILE"))
-    what = f"{model.layers} x 2 {[pages, model.kv_heads, PAGE, model.head_dim]} {kv}"
+    each = tensor_bytes(((pages, model.share(D).kv_heads, PAGE, model.head_dim), "bfloat16", "TILE"))
+    what = f"{model.layers} x 2 {[pages, model.kv_heads, PAGE, model.head_dim]}"
     return Part("KV cache", what, 2 * model.layers * each, D)
 
 

@@ -9,8 +9,8 @@ from .cache import MAX_ROWS
 
 STEP = 11
 """Around the layers: three embeddings with a reshape each, last norm, head, the largest logits."""
-ATTENTION = 19
-"""Of a layer, with its norm and residual."""
+ATTENTION = 18
+"""Of a layer, with its norm and residual; one more for B rows on fewer than 2 B cores."""
 EXPERTS = 17
 """Of a sparse layer: norm, router, our three programs, residual."""
 SUMMED_EXPERTS = 5
