@@ -195,7 +195,7 @@ class Qwen3MoeTT:
         return whole[:n, : self.config.vocab_size]
 
     def _first_largest(self, logits: Logits, n: int) -> Tensor:
-        """Of the chips' largest the first, [n] int64: 6 bytes of each row and chip come to the host."""
+        """Of the chips' largest logits the first, [n] int64; no others come to the host."""
         largest, at = (
             torch.stack([part.flatten()[:n] for part in tensors.parts_to_torch(one, self.mesh)])
             for one in (logits.largest, logits.at)
