@@ -79,7 +79,7 @@ def doctor(
             "A Qwen3-MoE checkpoint's directory, or qwen3-30b-a3b.",
         ),
     ] = None,
-    mesh: Annotated[str, typer.Option(help="With --plan: 1xD chips that share the experts.")] = "1x8",
+    mesh: Annotated[str, typer.Option(help="With --plan: 1xD chips that share the model.")] = "1x8",
     chip: Annotated[str, typer.Option(help="With --plan: n150, n300 or p150.")] = "n300",
     weights: Annotated[str, typer.Option(help="With --plan: experts' weights, bfloat16 or bfloat8_b.")] = "bfloat16",
     batch: Annotated[int, typer.Option(help="With --plan: sequences.", min=1, max=MOST)] = 32,

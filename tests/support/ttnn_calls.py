@@ -12,12 +12,14 @@ from ttnn_moe.tenstorrent import Device, runtime
 
 # On the host: tensors and settings made there, and moves between host and device.
 HOST = {
+    "CoreCoord",
+    "CoreRange",
     "copy_host_to_device_tensor",
     "create_sharded_memory_config",
     "empty",
     "from_torch",
     "get_device_tensors",
-    "num_cores_to_corerangeset",
+    "num_cores_to_corerangeset_in_subcoregrids",
     "to_torch",
     "zeros",
 }

@@ -60,7 +60,7 @@ def test_calls_of_a_decode_step(D: int, emulated: None, monkeypatch: pytest.Monk
         found = step(past)
         # ids, and positions as two operators want them; no settings, no buffers
         assert found["from_torch"] == found["copy_host_to_device_tensor"] == 3
-        made = {"empty", "zeros", "create_sharded_memory_config", "num_cores_to_corerangeset"}
+        made = {"empty", "zeros", "create_sharded_memory_config", "num_cores_to_corerangeset_in_subcoregrids"}
         assert not made & set(found)
 
 
@@ -92,8 +92,9 @@ def test_a_capture_that_fails_says_how_to_run_without(emulated: None, monkeypatc
 
 def test_the_trace_region() -> None:
     config = Qwen3MoeConfig.from_directory(TINY)
-    assert operators(config, 1) == 8 + 5 * 19 + 2 * 17 + 3 * 7
-    assert operators(config, 8) == operators(config, 1) + 2 * 7
+    assert operators(config, 1) == 11 + 5 * 18 + 2 * 17 + 3 * 7
+    assert operators(config, 4) == operators(config, 1) + 5 * 2 + 2 * 5
+    assert operators(config, 8) == operators(config, 4) + 5 + 2  # H = 128 is half a tile for each of 8 chips
     # six numbers of rows: 1, 2, 4 ... 32
     assert trace_bytes(config, 8) == operators(config, 8) * 6 * 32 * 1024
 

@@ -5,6 +5,7 @@ The bundled checkpoint's answers, on devices and simulators too: tenstorrent_mod
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import json
 from collections.abc import Callable, Iterator
@@ -28,6 +29,7 @@ from ttnn_moe.models.qwen3.tt.passes import Packer
 from ttnn_moe.models.qwen3.tt.profile import Profile, prepare
 from ttnn_moe.models.qwen3.tt.request import Options, check, chips_of
 from ttnn_moe.models.qwen3.tt.room import room_for
+from ttnn_moe.models.qwen3.tt.sizes import check_mesh
 from ttnn_moe.tenstorrent.emulator import library as emulated_ttnn
 from ttnn_moe.tenstorrent.memory import PAGE
 from ttnn_moe.tenstorrent.runtime import DEVICE
@@ -43,6 +45,13 @@ KINDS = {
     "all dense": (1, {"mlp_only_layers": [0, 1, 2]}),
     "weights not normalised": (1, {"norm_topk_prob": False}),
     "biases": (1, {"attention_bias": True}),
+    "biases, key heads on two chips each": (4, {"attention_bias": True}),
+    "biases, query heads on two chips each": (8, {"attention_bias": True}),
+    "query heads that read two key heads, on each chip": (2, {"num_attention_heads": 6, "num_key_value_heads": 3}),
+    "two query heads of three that read one key head": (
+        6,
+        {"num_attention_heads": 12, "num_key_value_heads": 4, "num_experts": 6, "num_experts_per_tok": 2},
+    ),
     "one kv head": (1, {"num_key_value_heads": 1}),
     "no gqa, wide heads": (1, {"num_key_value_heads": 4, "head_dim": 64}),
     "an expert a chip, every expert": (8, {"num_experts_per_tok": 8}),
@@ -183,10 +192,14 @@ class Traces:
         self.replays, self.released, self._recording = 0, 0, False
         step = tt.Qwen3MoeTT._step
 
+        def copied(made: object, out: object) -> None:
+            for name, tensor in vars(out).items():
+                emulated_ttnn.copy(getattr(made, name), tensor)
+
         def recorded(model: tt.Qwen3MoeTT, *args: object) -> object:
             out = step(model, *args)
             if self._recording:
-                self.captured.append(lambda: emulated_ttnn.copy(step(model, *args), out))
+                self.captured.append(lambda: copied(step(model, *args), out))
             return out
 
         monkeypatch.setattr(tt.Qwen3MoeTT, "_step", recorded)
@@ -363,4 +376,9 @@ def test_hooks_are_asked_for_before_ttnn_is_imported(monkeypatch: pytest.MonkeyP
 def test_contract_errors_come_before_a_device_is_opened(emulated: None) -> None:
     with pytest.raises(ContractError, match="D=5"):
         tt.load_model(TINY, 5)
+    config = dataclasses.replace(Qwen3MoeConfig.from_directory(TINY), num_attention_heads=12)
+    said = "got 12 query heads on 1x8; expected a D that divides the query heads, .*; to fix it: --mesh 1x6"
+    for asked in (lambda: check_mesh(config, 8), lambda: check(config, 1, Options(mesh="1x8"))):
+        with pytest.raises(ContractError, match=said):
+            asked()
     assert tenstorrent.device.current() is None

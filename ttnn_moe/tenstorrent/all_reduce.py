@@ -20,26 +20,38 @@ def partial_rows(T: int, H: int, device: Device) -> int:
     return ceil_div(T, unit) * unit
 
 
+def summed_columns(H: int, D: int) -> int:
+    """Columns of a partial output that `all_reduce` scatters: whole tiles for each of D devices; H on one."""
+    return H if D == 1 else ceil_div(H, 32 * D) * 32 * D
+
+
 def _by_columns(H: int, device: Device) -> bool:
     """Whether columns are scattered: every device gets whole tiles of H."""
     return H % (32 * device.D) == 0
 
 
-def sum_over_devices(partial: Any, out: Any, device: Device) -> None:
-    """Add up the devices' partial [partial_rows, H] tiles; every device gets the sum in out [T, H].
+def all_reduce(partial: Any, dtype: Any = None, *, dim: int = 3) -> Any:
+    """The sum over the devices of partial [1, 1, T, columns], tiles; every device gets it.
 
-    The sum has the dtype of `partial`, and is rounded to out's before the gather.
+    Args:
+        dtype: of the sum; default: that of partial. Sums have the dtype of partial, and are rounded before the gather.
+        dim: the dimension that is scattered; each device takes whole tiles of it.
     """
     ttnn = library()
 
+    part = ttnn.reduce_scatter(partial, dim=dim, topology=ttnn.Topology.Linear)
+    if dtype is not None and part.dtype != dtype:
+        part = ttnn.typecast(part, dtype)
+    return ttnn.all_gather(part, dim=dim, topology=ttnn.Topology.Linear)
+
+
+def sum_over_devices(partial: Any, T: int, dtype: Any, device: Device) -> Any:
+    """Add up the devices' partial [partial_rows, H] tiles: [T, H] of this dtype on every device."""
+    ttnn = library()
+
     rows, H = (int(size) for size in partial.shape)
-    # along H if each device gets whole tiles of it, else along the tokens
-    wide = ttnn.reshape(partial, (1, 1, rows, H))
-    dim = 3 if _by_columns(H, device) else 2
-    part = ttnn.reduce_scatter(wide, dim=dim, topology=ttnn.Topology.Linear)
-    if part.dtype != out.dtype:
-        part = ttnn.typecast(part, out.dtype)
-    whole = ttnn.reshape(ttnn.all_gather(part, dim=dim, topology=ttnn.Topology.Linear), (rows, H))
-    if rows != int(out.shape[0]):
-        whole = ttnn.slice(whole, [0, 0], [int(out.shape[0]), H])
-    ttnn.copy(whole, out)
+    if _by_columns(H, device):
+        # a view without the padding rows of the last tile
+        return ttnn.reshape(all_reduce(ttnn.reshape(partial, (1, 1, T, H), (1, 1, rows, H)), dtype), (T, H))
+    whole = ttnn.reshape(all_reduce(ttnn.reshape(partial, (1, 1, rows, H)), dtype, dim=2), (rows, H))
+    return whole if rows == T else ttnn.slice(whole, [0, 0], [T, H])

@@ -10,6 +10,7 @@ from . import tensors
 from .all_reduce import sum_over_devices
 from .experts import DeviceExperts
 from .programs import LayerPrograms, Sizes, programs_of
+from .runtime import library
 
 _MOST_READY = 64  # calls whose tensors' forms are remembered to be right, for each layer
 
@@ -36,7 +37,7 @@ def moe(
         hidden: ttnn bfloat16 [T, H], row-major; replicated on a mesh.
         routing: the same T. experts: from load_experts.
         out: ttnn [T, H] in tiles, bfloat16 or float32, to write to; allocated (bfloat16) when absent. On a mesh it is
-            replicated.
+            replicated, and costs a copy.
         accumulate: add to out instead of overwriting it; not on a mesh.
 
     Returns:
@@ -57,10 +58,9 @@ def moe(
                 experts.ready.clear()
             experts.ready[key] = ready
     _, programs, T = ready
-    if out is None:
+    if out is None and experts.device.D == 1:
         out = tensors.empty((T, experts.H), "bfloat16", "TILE", experts.device)
-    run(programs, hidden, routing.topk_ids, routing.topk_weights, experts, out, T, accumulate)
-    return out
+    return run(programs, hidden, routing.topk_ids, routing.topk_weights, experts, out, T, accumulate)
 
 
 def _check(
@@ -104,14 +104,23 @@ def run(
     out: Any,
     T: int,
     accumulate: bool,
-) -> None:
-    """Run the programs of one call, and on a mesh the sum over its devices. Arguments were checked."""
+) -> Any:
+    """Run the programs of one call, and on a mesh the sum over its devices. Arguments were checked.
+
+    Returns:
+        out; where that is None, which a mesh allows: the sum, bfloat16.
+    """
+    ttnn = library()
+
     with experts.device.turn:
         routed = programs.route(topk_ids, topk_weights, experts.mapping, T)
         activations = programs.gate_up(hidden, routed, experts.gate, experts.up)
         if experts.device.D == 1:
             programs.down(activations, routed, experts.down, out, accumulate)
-            return
+            return out
         partial = programs.partial(T)
         programs.down(activations, routed, experts.down, partial, False)
-        sum_over_devices(partial, out, experts.device)
+        whole = sum_over_devices(partial, T, ttnn.bfloat16 if out is None else out.dtype, experts.device)
+        if out is not None:
+            ttnn.copy(whole, out)
+        return whole if out is None else out

@@ -6,12 +6,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ..sizes import ceil_div
-from .all_reduce import partial_dtype
+from .all_reduce import partial_dtype, summed_columns
 from .emulator.formats import find_format
+from .heads import HeadShare
 from .programs import Form, LayerPrograms
 
-# Parts that the chips of a mesh share; every chip holds a copy of each of the others.
-SHARED = frozenset({"experts", "head"})
 PAGE = 32
 """Tokens of a page of the KV cache: one tile's height."""
 
@@ -41,15 +40,9 @@ class ModelSizes:
     head_dim: int
     attention_bias: bool
 
-    @property
-    def q_width(self) -> int:
-        """Columns of the query projection."""
-        return self.heads * self.head_dim
-
-    @property
-    def kv_width(self) -> int:
-        """Columns of the key projection, and of the value projection."""
-        return self.kv_heads * self.head_dim
+    def share(self, D: int) -> HeadShare:
+        """The heads of each of D chips. Raises ContractError if D chips cannot share them."""
+        return HeadShare.of(self.heads, self.kv_heads, D)
 
 
 @dataclass(frozen=True)
@@ -78,9 +71,7 @@ def tensor_bytes(form: Form) -> int:
     return size
 
 
-def parts(
-    model: ModelSizes, programs: LayerPrograms, batch: int, sequence: int, shared: frozenset[str] = SHARED
-) -> list[Part]:
+def parts(model: ModelSizes, programs: LayerPrograms, batch: int, sequence: int) -> list[Part]:
     """Every part of the model for `batch` sequences of `sequence` tokens.
 
     Weights are bfloat16; `programs` names the format of the experts. The head is a matrix of its own even where
@@ -89,52 +80,66 @@ def parts(
 
     Args:
         programs: of one layer, on the mesh.
-        shared: names of the parts that the chips share: the experts one by one, the cache by heads, other tensors by
-            columns.
+
+    Raises:
+        ContractError: the chips cannot share the attention heads.
     """
-    made = [*_weights(model, programs, shared), _cache(model, programs, batch, sequence, shared)]
+    made = [*_weights(model, programs), _cache(model, programs, batch, sequence)]
     return [*made, _workspace(programs, batch, sequence), _activations(model, programs, batch, sequence)]
 
 
-def _share(form: Form, dim: int, chips: int) -> Form:
-    shape, dtype, layout = form
-    return (*shape[:dim], ceil_div(shape[dim], chips), *shape[dim + 1 :]), dtype, layout
-
-
-def _weights(model: ModelSizes, programs: LayerPrograms, shared: frozenset[str]) -> Iterable[Part]:
+def _weights(model: ModelSizes, programs: LayerPrograms) -> Iterable[Part]:
     H, I, E, V, layers, sparse = model.H, model.I, model.E, model.V, model.layers, model.sparse_layers
-    weight_format, q, qkv = programs.sizes.weight_format, model.q_width, model.q_width + 2 * model.kv_width
+    weight_format, D = programs.sizes.weight_format, programs.device.D
 
     def part(
-        name: str, what: str, n: int, *shapes: tuple[int, ...], dtype: str = "bfloat16", layout: str = "TILE"
+        name: str,
+        what: str,
+        n: int,
+        *shapes: tuple[int, ...],
+        dtype: str = "bfloat16",
+        layout: str = "TILE",
+        chips: int = 1,
     ) -> Part:
-        chips = programs.device.D if name in shared else 1
-        forms = (_share((shape, dtype, layout), 0 if len(shape) == 3 else 1, chips) for shape in shapes)
-        return Part(name, what, n * sum(map(tensor_bytes, forms)), chips)
+        return Part(name, what, n * sum(tensor_bytes((shape, dtype, layout)) for shape in shapes), chips)
 
-    what = f"{sparse} x gate, up [{E}, {H}, {I}], down [{E}, {I}, {H}] {weight_format}"
-    yield part("experts", what, sparse, (E, H, I), (E, H, I), (E, I, H), dtype=weight_format)
+    what, own = f"{sparse} x gate, up [{E}, {H}, {I}], down [{E}, {I}, {H}] {weight_format}", E // D
+    yield part("experts", what, sparse, (own, H, I), (own, H, I), (own, I, H), dtype=weight_format, chips=D)
     yield part("router", f"{sparse} x [{H}, {E}]", sparse, (H, E))
     if sparse < layers:
         n, wide = layers - sparse, model.dense_I
         yield part("dense layers", f"{n} x 3 [{H}, {wide}]", n, (H, wide), (H, wide), (wide, H))
-    bias = ((1, qkv), (1, H)) if model.attention_bias else ()
-    yield part("attention", f"{layers} x qkv [{H}, {qkv}], out [{q}, {H}]", layers, (H, qkv), (q, H), *bias)
+    yield _attention(model, D)
     norms = layers * 2 * (H + model.head_dim) + H
     what = f"{layers} x 2 [{H}], 2 [{model.head_dim}]; 1 [{H}]; row-major"
     yield part("norms", what, 1, (1, norms), layout="ROW_MAJOR")
     rope = (model.context, model.head_dim)
     yield part("RoPE", f"2 x {list(rope)} row-major", 2, rope, layout="ROW_MAJOR")
     yield part("embedding", f"[{V}, {H}] row-major", 1, (V, H), layout="ROW_MAJOR")
-    yield part("head", f"[{H}, {V}]", 1, (H, V))
+    yield part("head", f"[{H}, {V}]", 1, (H, ceil_div(V, D)), chips=D)
 
 
-def _cache(model: ModelSizes, programs: LayerPrograms, batch: int, sequence: int, shared: frozenset[str]) -> Part:
+def _attention(model: ModelSizes, D: int) -> Part:
+    share, H, layers = model.share(D), model.H, model.layers
+    columns = summed_columns(H, D)
+    q, qkv = _widths(model, share.heads, share.kv_heads)
+    shapes = [(H, qkv), (q, columns)] + ([(1, qkv), (1, columns)] if model.attention_bias else [])
+    each = sum(tensor_bytes((shape, "bfloat16", "TILE")) for shape in shapes)
+    all_q, all_qkv = _widths(model, model.heads, model.kv_heads)
+    return Part("attention", f"{layers} x qkv [{H}, {all_qkv}], out [{all_q}, {H}]", layers * each, D)
+
+
+def _widths(model: ModelSizes, heads: int, kv_heads: int) -> tuple[int, int]:
+    """Columns of so many query heads, and of them with keys and values."""
+    return heads * model.head_dim, (heads + 2 * kv_heads) * model.head_dim
+
+
+def _cache(model: ModelSizes, programs: LayerPrograms, batch: int, sequence: int) -> Part:
     # page 0 takes the writes of padding tokens
-    shape = (1 + batch * ceil_div(sequence, PAGE), model.kv_heads, PAGE, model.head_dim)
-    chips = programs.device.D if "KV cache" in shared else 1
-    each = tensor_bytes(_share((shape, "bfloat16", "TILE"), 1, chips))
-    return Part("KV cache", f"{model.layers} x 2 {list(shape)}", 2 * model.layers * each, chips)
+    pages, D = 1 + batch * ceil_div(sequence, PAGE), programs.device.D
+    each = tensor_bytes(((pages, model.share(D).kv_heads, PAGE, model.head_dim), "bfloat16", "TILE"))
+    what = f"{model.layers} x 2 {[pages, model.kv_heads, PAGE, model.head_dim]}"
+    return Part("KV cache", what, 2 * model.layers * each, D)
 
 
 def _workspace(programs: LayerPrograms, batch: int, sequence: int) -> Part:
@@ -147,17 +152,20 @@ def _workspace(programs: LayerPrograms, batch: int, sequence: int) -> Part:
 
 def _activations(model: ModelSizes, programs: LayerPrograms, batch: int, sequence: int) -> Part:
     T = min(batch * sequence, programs.max_T)
-    H, D, q, kv = model.H, programs.device.D, model.q_width, model.kv_width
+    H, D = model.H, programs.device.D
+    share = model.share(D)
+    q, qkv = _widths(model, share.heads, share.kv_heads)
 
     def tiles(columns: int, dtype: str = "bfloat16", rows: int = T) -> int:
         return tensor_bytes(((rows, columns), dtype, "TILE"))
 
     # residual, normed, qkv, queries and keys with RoPE, attended
-    attention = 2 * tiles(H) + tiles(q + 2 * kv) + tiles(q + kv) + tiles(q)
+    attention = 2 * tiles(H) + tiles(qkv) + tiles(q + (qkv - q) // 2) + tiles(q)
     # residual, normed in tiles and by rows, scores, top k, out
     experts = 3 * tiles(H) + T * H * 2 + tiles(model.E, "float32") + T * model.K * 8
     if D > 1:  # the device's part, its share of the sum of all parts, the sum
-        kind = partial_dtype(programs.device)
+        kind, columns = partial_dtype(programs.device), summed_columns(H, D)
+        attention = max(attention, tiles(H) + tiles(q) + 2 * tiles(columns) + tiles(columns // D))
         experts += tiles(H, kind) + tiles(H, kind) // D + tiles(H)
-    logits = tiles(model.V, rows=batch)
+    logits = tiles(ceil_div(model.V, D), rows=batch)
     return Part("activations", f"the widest layer at T = {T}, logits of {batch}", max(attention, experts) + logits)

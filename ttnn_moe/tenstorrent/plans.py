@@ -12,6 +12,7 @@ from ..sizes import ceil_div
 from .all_reduce import partial_dtype
 from .device import Device
 from .experts import FORMATS
+from .heads import fits_heads
 from .memory import ModelSizes, Part, parts, tensor_bytes
 from .programs import LayerPrograms, Sizes
 from .runtime import PLANNER_REMEDY
@@ -90,7 +91,8 @@ def plan_model(
     """Every program of one layer, and the memory of the model.
 
     Raises:
-        ContractError: a mesh, a chip, a format or sizes that the planner does not support.
+        ContractError: a mesh, a chip, a format or sizes that the planner does not support; heads or experts that the
+            chips cannot share.
     """
     D, kind = devices_of(mesh), _chip(chip)
     if weight_format not in FORMATS:
@@ -105,6 +107,7 @@ def plan_model(
             got=f"batch {batch}, sequence {sequence}",
             expected=f"batch >= 1, sequence 1 .. {sizes.context}",
         )
+    sizes.share(D)
     programs = _programs(sizes, kind, D, weight_format)
     machine = programs.device.machine
     return Report(
@@ -141,7 +144,7 @@ def check_fits(report: Report, sizes: ModelSizes) -> None:
 def _remedies(report: Report, sizes: ModelSizes) -> Iterable[str]:
     """The smallest changes of mesh and format that fit."""
     D = devices_of(report.mesh)
-    larger = [d for d in range(D + 1, MOST_CHIPS + 1) if sizes.E % d == 0]
+    larger = [d for d in range(D + 1, MOST_CHIPS + 1) if sizes.E % d == 0 and fits_heads(sizes.heads, d)]
     for weight_format in FORMATS[FORMATS.index(report.weight_format) :]:
         for devices in [D, *larger]:
             mesh = f"1x{devices}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -61,3 +61,11 @@ class LanguageModel(Protocol):
         Args:
             ids: [T] int64, the tokens of the step; those of PrefillStep.decoding come first.
         """
+
+
+@runtime_checkable
+class PicksTokens(LanguageModel, Protocol):
+    """A model whose logits are better left on its device."""
+
+    def greedy(self, ids: Tensor, cache: Any, step: Any) -> Tensor:
+        """The first of the largest of each row of logits, [R] int64. Arguments as `__call__`."""

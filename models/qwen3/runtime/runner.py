@@ -11,10 +11,11 @@ from torch import Tensor
 
 from ttnn_moe.accelerator import upload
 from ttnn_moe.kv.cache import RowCache
+from ttnn_moe.kv.step import PrefillStep, Step
 from ttnn_moe.kv.transfer import to_device
 
 from .graphs import Progress
-from .language_model import LanguageModel
+from .language_model import LanguageModel, PicksTokens
 from .requests import Request
 from .sampling import Sampling, choose
 
@@ -88,17 +89,24 @@ class EagerRunner:
 
     def __init__(self, model: LanguageModel, cache: RowCache):
         self.ahead, self.model, self.cache = False, model, cache
+        self._greedy = model.greedy if isinstance(model, PicksTokens) else None
         self._last = torch.empty(0, dtype=torch.int64, device=model.device)
 
     def prefill(self, prompts: Prompts, going: Sequence[Request], whole: Sequence[Request]) -> Pending:
         where = [(request.row, request.position) for request in going]
-        logits = run_prefill(self.model, self.cache, prompts, where, self._last if going else None)
-        self._last = next_tokens(logits, [*going, *whole])
-        return Made(self._last)
+        ids, step = prefill_step(self.model, self.cache, prompts, where, self._last if going else None)
+        return self._run(ids, step, [*going, *whole])
 
     def decode(self, going: Sequence[Request]) -> Pending:
         step = self.cache.decode([request.row for request in going], [request.position for request in going])
-        self._last = next_tokens(self.model(self._last, self.cache, step), going)
+        return self._run(self._last, step, going)
+
+    def _run(self, ids: Tensor, step: Step, requests: Sequence[Request]) -> Made:
+        """A step, and the tokens that it makes for the requests."""
+        if self._greedy is not None and all(request.sampling.temperature == 0 for request in requests):
+            self._last = self._greedy(ids, self.cache, step)
+        else:
+            self._last = next_tokens(self.model(ids, self.cache, step), requests)
         return Made(self._last)
 
     def keep(self, places: Sequence[int]) -> None:
@@ -111,7 +119,15 @@ class EagerRunner:
 def run_prefill(
     model: LanguageModel, cache: RowCache, prompts: Prompts, decoding: Sequence[tuple[int, int]], last: Tensor | None
 ) -> Tensor:
-    """Logits [len(decoding) + len(prompts.ends), vocab_size] of a prefill step that the host plans.
+    """Logits [len(decoding) + len(prompts.ends), vocab_size] of a prefill step. Arguments as `prefill_step`."""
+    ids, step = prefill_step(model, cache, prompts, decoding, last)
+    return model(ids, cache, step)
+
+
+def prefill_step(
+    model: LanguageModel, cache: RowCache, prompts: Prompts, decoding: Sequence[tuple[int, int]], last: Tensor | None
+) -> tuple[Tensor, PrefillStep]:
+    """Ids [T] of a prefill step that the host plans, and the step.
 
     Args:
         decoding: (row, position) of tokens that run with the prompts, each the next of its row.
@@ -119,7 +135,7 @@ def run_prefill(
     """
     step = cache.prefill(prompts.chunks, prompts.ends, decoding)
     ids = prompts.ids.to(model.device)
-    return model(ids if last is None else torch.cat((last, ids)), cache, step)
+    return (ids if last is None else torch.cat((last, ids))), step
 
 
 def next_tokens(logits: Tensor, requests: Sequence[Request]) -> Tensor:

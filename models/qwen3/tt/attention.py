@@ -64,11 +64,14 @@ class DecodeTables:
         """Write a token of each row."""
         ttnn = library()
 
+        where = {"update_idxs_tensor": self.positions, "page_table": self.table}
+        places, k, v = _a_core_each(k, self.device), ttnn.transpose(k, 1, 2), ttnn.transpose(v, 1, 2)
+        k, v = (ttnn.to_memory_config(x, place) for x, place in zip((k, v), places, strict=True))
+        if places[0] is not places[1]:
+            ttnn.experimental.paged_fused_update_cache(k_cache, k, v_cache, v, **where)
+            return
         for cache, x in ((k_cache, k), (v_cache, v)):
-            placed = _a_core_each(ttnn.transpose(x, 1, 2), self.device)
-            ttnn.experimental.paged_update_cache(
-                cache, placed, update_idxs_tensor=self.positions, page_table=self.table
-            )
+            ttnn.experimental.paged_update_cache(cache, x, **where)
 
     def attend(self, k_cache: Any, v_cache: Any, q: Any) -> Any:
         """Attention of each token to its row -> as q."""
@@ -90,15 +93,29 @@ def _tokens(x: Any, piece: Piece) -> Any:
     return ttnn.slice(x, [0, 0, piece.first, 0], [1, heads, piece.first + piece.size, size])
 
 
-def _a_core_each(x: Any, device: Device) -> Any:
-    """x [1, B, heads, head_dim], each of the B in the L1 of its own core."""
+def _a_core_each(x: Any, device: Device) -> tuple[Any, Any]:
+    """Where tokens of x [1, heads, B, head_dim] lie to be written, each in the L1 of its own core: keys, values.
+
+    Both are written at once from different cores; a device of fewer than 2 B cores has one place for both.
+    """
     ttnn = library()
 
-    B, size = int(x.shape[1]), int(x.shape[3])
+    B, size = int(x.shape[2]), int(x.shape[3])
     key = "a core each", B, size
     if key not in device.cache:
-        cores = ttnn.num_cores_to_corerangeset(B, device.handle.compute_with_storage_grid_size(), True)
-        device.cache[key] = ttnn.create_sharded_memory_config(
-            (32, size), core_grid=cores, strategy=ttnn.ShardStrategy.HEIGHT, use_height_and_width_as_shard_shape=True
-        )
-    return ttnn.to_memory_config(x, device.cache[key])
+        columns, rows = device.machine.grid
+        whole = ttnn.CoreRangeSet({ttnn.CoreRange(ttnn.CoreCoord(0, 0), ttnn.CoreCoord(columns - 1, rows - 1))})
+
+        def place(first: int) -> Any:
+            start = ttnn.CoreCoord(first % columns, first // columns)
+            cores = ttnn.num_cores_to_corerangeset_in_subcoregrids(start, B, whole, True)
+            return ttnn.create_sharded_memory_config(
+                (32, size),
+                core_grid=cores,
+                strategy=ttnn.ShardStrategy.HEIGHT,
+                use_height_and_width_as_shard_shape=True,
+            )
+
+        keys = place(0)
+        device.cache[key] = keys, place(B) if 2 * B <= columns * rows else keys
+    return device.cache[key]

@@ -35,10 +35,10 @@ def check_rows(rows: int) -> None:
 
 
 class PagedCache(PagedRows):
-    """Keys and values of up to 32 sequences, in bfloat16; every chip of a mesh holds all of them.
+    """Keys and values of up to 32 sequences, in bfloat16; a chip of a mesh holds those of its own heads.
 
     Args:
-        sizes: of the model; its device is the host, where steps are planned.
+        sizes: of a chip's part of the model; its device is the host, where steps are planned.
         device: the chips. rows: sequences at a time. capacity: tokens of each, at most; rounded up to whole pages.
         pages: of all rows together; default: as many as the rows can use.
         packer: cuts prefill steps into passes.

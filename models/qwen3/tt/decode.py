@@ -15,8 +15,9 @@ from ttnn_moe.tenstorrent.runtime import is_emulator, library, wanted
 
 from .attention import DecodeTables
 from .cache import PagedCache
+from .layers import Logits
 
-Run = Callable[[Any, Any, PagedCache, DecodeTables], Any]
+Run = Callable[[Any, Any, PagedCache, DecodeTables], Logits]
 """(ids, positions, cache, tables) -> logits; ids and positions are ttnn [1, B] uint32."""
 
 
@@ -33,16 +34,16 @@ class Decoder:
         self._device, self._run, self._traced = device, run, traced
         self._inputs: dict[int, tuple[Any, ...]] = {}
         self._tables: dict[int, torch.Tensor] = {}  # as they are on the device
-        self._traces: dict[int, tuple[Any, Any]] = {}
+        self._traces: dict[int, tuple[Any, Logits]] = {}
 
-    def __call__(self, cache: PagedCache, ids: Sequence[int], positions: Sequence[int], rows: Sequence[int]) -> Any:
-        """Logits [1, 1, B, V] of a token of each of these B rows of the cache; valid until the next step."""
+    def __call__(self, cache: PagedCache, ids: Sequence[int], positions: Sequence[int], rows: Sequence[int]) -> Logits:
+        """Logits of a token of each of these B rows of the cache; valid until the next step."""
         ttnn = library()
 
         B, handle = len(ids), self._device.handle
         inputs = self._put(ids, positions, cache.table(rows))
 
-        def run() -> Any:
+        def run() -> Logits:
             ids, places, positions, table = inputs
             return self._run(ids, places, cache, DecodeTables(self._device, positions, table))
 
@@ -56,7 +57,7 @@ class Decoder:
         ttnn.execute_trace(handle, trace, cq_id=0, blocking=False)
         return out
 
-    def _capture(self, run: Callable[[], Any]) -> tuple[Any, Any]:
+    def _capture(self, run: Callable[[], Logits]) -> tuple[Any, Logits]:
         """The trace of a step, and the logits that its replay writes.
 
         Raises:

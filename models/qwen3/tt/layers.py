@@ -1,6 +1,6 @@
 """The network's layers on ttnn tensors. x is [1, 1, T, H] in tiles; T counts the tokens of a pass or of a decode step.
 
-On a mesh every chip does the same work, with its own experts and its own part of the head.
+On a mesh every chip has its own heads, experts and part of the vocabulary; it does the rest as the others do.
 """
 
 from __future__ import annotations
@@ -9,11 +9,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from ttnn_moe.tenstorrent import Device, DeviceRouting, moe, tensors
+from ttnn_moe.tenstorrent.all_reduce import all_reduce
 from ttnn_moe.tenstorrent.runtime import library
 
 from ..config import Qwen3MoeConfig
 from .attention import DecodeTables, PrefillTables
 from .cache import MAX_ROWS, PagedCache
+from .sizes import share_of
 from .weights import Dense, LayerWeights, Linear, Router
 
 
@@ -32,6 +34,19 @@ class Place:
     tables: PrefillTables | DecodeTables
 
 
+@dataclass(frozen=True)
+class Logits:
+    """Logits of R tokens over V, each chip's part of V.
+
+    Attributes:
+        parts: [1, 1, R, V / D] bfloat16. largest: the largest of each row, [1, 1, R]. at: the first such, uint32.
+    """
+
+    parts: Any
+    largest: Any
+    at: Any
+
+
 class Network:
     """The layers of a model of these sizes on a device."""
 
@@ -39,6 +54,7 @@ class Network:
         ttnn = library()
 
         self.config, self.device = config, device
+        self.share = share_of(config, device.D)
         self._outs: dict[int, Any] = {}
         # sums are fp32 where the device unpacks fp32 to DST
         self.exact = ttnn.init_device_compute_kernel_config(
@@ -79,8 +95,8 @@ class Network:
 
         q, k, v = ttnn.experimental.nlp_create_qkv_heads(
             self.linear(x, weights.qkv),
-            num_heads=self.config.num_attention_heads,
-            num_kv_heads=self.config.num_key_value_heads,
+            num_heads=self.share.heads,
+            num_kv_heads=self.share.kv_heads,
             transpose_k_heads=False,
         )
         q, k = (
@@ -89,7 +105,16 @@ class Network:
         )
         place.cache.write(i, k, v, place.tables)
         heads = place.cache.attend(i, q, place.tables)
-        return self.linear(ttnn.experimental.nlp_concat_heads(heads), weights.out)
+        return self.summed(self.linear(ttnn.experimental.nlp_concat_heads(heads), weights.out))
+
+    def summed(self, partial: Any) -> Any:
+        """The sum over the chips of partial [1, 1, T, H and what makes the chips' parts whole tiles]."""
+        ttnn = library()
+
+        if self.device.D == 1:
+            return partial
+        whole, H = all_reduce(partial), self.config.hidden_size
+        return whole if int(whole.shape[3]) == H else ttnn.slice(whole, [0, 0, 0, 0], [1, 1, int(whole.shape[2]), H])
 
     def dense(self, x: Any, weights: Dense) -> Any:
         ttnn = library()
@@ -117,17 +142,22 @@ class Network:
 
     def _out(self, T: int, H: int) -> Any:
         """Where a decode step's experts write: every layer reads it before the next writes. None: to be allocated."""
-        if T > MAX_ROWS:
+        if T > MAX_ROWS or self.device.D > 1:
             return None
         if T not in self._outs:
             self._outs[T] = tensors.empty((T, H), "bfloat16", "TILE", self.device)
         return self._outs[T]
 
-    def logits(self, x: Any, ends: Any, norm: Any, head: Linear) -> Any:
-        """Logits of the rows of x that ends [1, R] uint32 names (None: all); each chip holds its part of [.., R, V]."""
+    def logits(self, x: Any, ends: Any, norm: Any, head: Linear) -> Logits:
+        """Logits of the rows of x that ends [1, R] uint32 names; None: of all."""
+        ttnn = library()
+
         if ends is not None:
             x = self.embed(ends, _rows(x, (int(x.shape[2]), int(x.shape[3]))))
-        return self.linear(self.norm(x, norm), head)
+        made = self.linear(self.norm(x, norm), head)
+        # row-major: argmax of tiles runs on one core
+        at = ttnn.argmax(ttnn.to_layout(made, ttnn.ROW_MAJOR_LAYOUT), dim=-1)
+        return Logits(made, ttnn.max(made, dim=-1), at)
 
     def _softmax(self, x: Any) -> Any:
         ttnn = library()

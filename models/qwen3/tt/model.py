@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 from loguru import logger
 from torch import Tensor
 
-from ttnn_moe import Placement, tenstorrent
+from ttnn_moe import tenstorrent
 from ttnn_moe.errors import RequestError
 from ttnn_moe.kv import formats
 from ttnn_moe.kv.cache import CacheSizes
@@ -28,11 +29,12 @@ from ..pieces import Progress
 from .attention import DecodeTables, PrefillTables
 from .cache import PagedCache
 from .decode import Decoder, why_no_trace
-from .layers import Network, Place
+from .layers import Logits, Network, Place
 from .operators import trace_bytes
 from .passes import Packer, Pass
 from .room import room_for
-from .weights import LayerWeights, Linear, Mover, Router, check_sizes
+from .sizes import check_mesh
+from .weights import LayerWeights, Mover, Router, check_sizes
 
 LONGEST = 2048
 """Tokens of a pass, at most: longer prompts run in several."""
@@ -41,7 +43,7 @@ LONGEST = 2048
 class Qwen3MoeTT:
     """A model on the device; `load_model` makes one.
 
-    It runs steps that its own caches (`new_cache`) planned. Ids and logits are on the host.
+    It runs steps that its own caches (`new_cache`) planned. Ids, logits and tokens are on the host.
 
     Attributes:
         config: its sizes.
@@ -55,7 +57,7 @@ class Qwen3MoeTT:
     def __init__(self, config: Qwen3MoeConfig, mesh: Device, traced: bool = False):
         check_sizes(config)
         self.config, self.mesh, self.traced = config, mesh, traced
-        self._network, self._mover = Network(config, mesh), Mover(mesh)
+        self._network, self._mover = Network(config, mesh), Mover(config, mesh)
         self._layers: list[LayerWeights] = []
         self._decoders: weakref.WeakKeyDictionary[PagedCache, Decoder] = weakref.WeakKeyDictionary()
         self._prefilled: set[tuple[tuple[tuple[int, int], ...], int]] = set()
@@ -64,7 +66,7 @@ class Qwen3MoeTT:
         """Move embeddings, last norm and head to the device."""
         self._embed = self._mover.embedding(model.embed.weight)
         self._norm = self._mover.norm(model.norm.weight)
-        self._head = Linear(self._mover.head((model.head or model.embed).weight))
+        self._head = self._mover.head((model.head or model.embed).weight)
         positions = torch.arange(self.config.max_position_embeddings)
         self._cos, self._sin = (
             self._mover.embedding(torch.cat((half, half), -1).to(self.dtype))
@@ -81,8 +83,9 @@ class Qwen3MoeTT:
 
     @property
     def cache_sizes(self) -> CacheSizes:
-        """What a KV cache has to know of the model."""
-        return sizes_of(self.config, self.dtype, self.device)
+        """What a KV cache has to know of the model: on a mesh, the heads of one chip."""
+        share = self._network.share
+        return replace(sizes_of(self.config, self.dtype, self.device), heads=share.heads, kv_heads=share.kv_heads)
 
     def new_cache(
         self,
@@ -120,16 +123,30 @@ class Qwen3MoeTT:
 
     def __call__(self, ids: Tensor, cache: PagedCache, step: Step) -> Tensor:
         """Logits [R, vocab_size] of the tokens that the step wants; see LanguageModel."""
+        return torch.cat([self._no_logits(), *self._results(ids, cache, step, self._to_host)])
+
+    def greedy(self, ids: Tensor, cache: PagedCache, step: Step) -> Tensor:
+        """The first of the largest logits of each row of `__call__`, [R] int64; logits stay on the chips."""
+        return torch.cat([torch.empty(0, dtype=torch.int64), *self._results(ids, cache, step, self._first_largest)])
+
+    def _results(
+        self, ids: Tensor, cache: PagedCache, step: Step, fetch: Callable[[Logits, int], Tensor]
+    ) -> Iterable[Tensor]:
+        """What `fetch` makes of the logits of the tokens that the step wants, in parts."""
         words = ids.tolist()
         if isinstance(step, DecodeStep):
-            return self._decode(words, cache, step)
-        parts = [self._prefill(one, cache) for one in cache.packer.passes(words, step)]
+            yield self._decode(words, cache, step, fetch)
+            return
+        passes = cache.packer.passes(words, step)
         if step.decoding is not None:
-            parts.insert(0, self._decode(words[: len(step.decoding.rows)], cache, step.decoding))
-        return torch.cat([part for part in parts if part is not None] or [self._no_logits()])
+            yield self._decode(words[: len(step.decoding.rows)], cache, step.decoding, fetch)
+        for one in passes:
+            made = self._prefill(one, cache, fetch)
+            if made is not None:
+                yield made
 
-    def _prefill(self, one: Pass, cache: PagedCache) -> Tensor | None:
-        """Logits of the pass's ends; None: it has none."""
+    def _prefill(self, one: Pass, cache: PagedCache, fetch: Callable[[Logits, int], Tensor]) -> Tensor | None:
+        """Of the logits of the pass's ends; None: it has none."""
         wanted = power_of_2(len(one.ends)) if one.ends else 0
         shape = tuple((piece.size, piece.past) for piece in one.pieces), wanted
         if shape not in self._prefilled:  # its programs and buffers are allocated now
@@ -139,21 +156,23 @@ class Qwen3MoeTT:
         if not one.ends:
             return None
         ends = one.ends + one.ends[-1:] * (wanted - len(one.ends))
-        return self._to_host(self._network.logits(x, self._words(ends), self._norm, self._head), len(one.ends))
+        return fetch(self._network.logits(x, self._words(ends), self._norm, self._head), len(one.ends))
 
-    def _decode(self, ids: list[int], cache: PagedCache, step: DecodeStep) -> Tensor:
+    def _decode(
+        self, ids: list[int], cache: PagedCache, step: DecodeStep, fetch: Callable[[Logits, int], Tensor]
+    ) -> Tensor:
         # padding repeats the first row's token: it writes the same keys and values to the same place
         places = [*range(len(ids)), *[0] * (power_of_2(len(ids)) - len(ids))]
         rows, positions = step.rows.tolist(), step.positions.tolist()
         tokens, at, of = ([values[place] for place in places] for values in (ids, positions, rows))
-        return self._to_host(self._decoders[cache](cache, tokens, at, of), len(ids))
+        return fetch(self._decoders[cache](cache, tokens, at, of), len(ids))
 
     def _release_traces(self) -> None:
         """A replay would overwrite what is allocated after the capture."""
         for decoder in self._decoders.values():
             decoder.release()
 
-    def _step(self, ids: Any, positions: Any, cache: PagedCache, tables: DecodeTables) -> Any:
+    def _step(self, ids: Any, positions: Any, cache: PagedCache, tables: DecodeTables) -> Logits:
         return self._network.logits(self._run(ids, positions, cache, tables), None, self._norm, self._head)
 
     def _run(self, ids: Any, positions: Any, cache: PagedCache, tables: PrefillTables | DecodeTables) -> Any:
@@ -171,10 +190,19 @@ class Qwen3MoeTT:
         """The values as ttnn [1, n] uint32."""
         return tensors.replicate(torch.tensor([values]).int(), self.mesh, dtype="uint32")
 
-    def _to_host(self, logits: Any, n: int) -> Tensor:
-        parts = tensors.parts_to_torch(logits, self.mesh)
+    def _to_host(self, logits: Logits, n: int) -> Tensor:
+        parts = tensors.parts_to_torch(logits.parts, self.mesh)
         whole = torch.cat([part.reshape(-1, part.shape[-1]) for part in parts], -1)
         return whole[:n, : self.config.vocab_size]
+
+    def _first_largest(self, logits: Logits, n: int) -> Tensor:
+        """Of the chips' largest logits the first, [n] int64; no others come to the host."""
+        largest, at = (
+            torch.stack([part.flatten()[:n] for part in tensors.parts_to_torch(one, self.mesh)])
+            for one in (logits.largest, logits.at)
+        )
+        chip = largest.float().argmax(0)
+        return chip * int(logits.parts.shape[-1]) + at.long().gather(0, chip[None])[0]
 
 
 def _on_device(config: Qwen3MoeConfig, D: int, device: str | None, traced: bool | None) -> Qwen3MoeTT:
@@ -208,12 +236,11 @@ def load_model(
         CheckpointError: as ttnn_moe.models.qwen3.load_model, or sizes that the device does not take.
         BackendUnavailable: no such device, or fewer than D chips.
         RequestError: the model does not fit the chips' memory.
-        ContractError: experts that D chips cannot share.
+        ContractError: experts or heads that D chips cannot share; nothing was opened.
     """
     checkpoint = Checkpoint(directory)
     config = checkpoint.config
-    if config.num_experts:
-        Placement.uniform(config.num_experts, D)
+    check_mesh(config, D)
     model = _on_device(config, D, device, traced)
     with torch.device("meta"):
         host = Qwen3Moe(config, "tenstorrent").to(model.dtype)

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from ttnn_moe.tenstorrent.all_reduce import summed_columns
+
 from ..config import Qwen3MoeConfig
 from .cache import MAX_ROWS
 
-STEP = 8
-"""Around the layers: three embeddings with a reshape each, last norm, head."""
-ATTENTION = 19
-"""Of a layer, with its norm and residual."""
+STEP = 11
+"""Around the layers: three embeddings with a reshape each, last norm, head, the largest logits."""
+ATTENTION = 18
+"""Of a layer, with its norm and residual; one more for B rows on fewer than 2 B cores."""
 EXPERTS = 17
 """Of a sparse layer: norm, router, our three programs, residual."""
-SUM_OVER_DEVICES = 7
-"""More of these on a mesh."""
+SUMMED_EXPERTS = 5
+"""More of these on a mesh: views, reduce_scatter, typecast, all_gather."""
+SUMMED_ATTENTION = 2
+"""More of attention on a mesh: reduce_scatter, all_gather. Both sums need a slice where H / D is no whole tiles."""
 DENSE = 7
 """Of a dense layer: norm, three linears, SiLU, product, residual."""
 
@@ -24,12 +28,12 @@ def operators(config: Qwen3MoeConfig, D: int) -> int:
     """Operators of a decode step on a 1xD mesh, at most: Wormhole sums in bf16, and needs no typecast."""
     sparse = sum(config.is_sparse(i) for i in range(config.num_hidden_layers))
     dense = config.num_hidden_layers - sparse
-    return (
-        STEP
-        + ATTENTION * config.num_hidden_layers
-        + (EXPERTS + (SUM_OVER_DEVICES if D > 1 else 0)) * sparse
-        + DENSE * dense
-    )
+    attention, experts = ATTENTION, EXPERTS
+    if D > 1:
+        narrow = summed_columns(config.hidden_size, D) != config.hidden_size
+        attention += SUMMED_ATTENTION + narrow
+        experts += SUMMED_EXPERTS + narrow
+    return STEP + attention * config.num_hidden_layers + experts * sparse + DENSE * dense
 
 
 def trace_bytes(config: Qwen3MoeConfig, D: int) -> int:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from ttnn_moe import Placement, registry
+from ttnn_moe import registry
 from ttnn_moe.errors import BackendUnavailable, RequestError
 from ttnn_moe.tenstorrent import device as devices
 from ttnn_moe.tenstorrent.runtime import is_emulator
@@ -20,6 +20,7 @@ from .decode import check_trace
 from .model import Qwen3MoeTT
 from .profile import Profile, prepare
 from .profile import profiled as profile_of
+from .sizes import check_mesh
 from .weights import check_sizes
 
 NAME = "tenstorrent"
@@ -71,7 +72,7 @@ def check(config: Qwen3MoeConfig, rows: int, options: Options) -> int:
         RequestError: a mesh of another form, a dtype other than bfloat16, more than 32 sequences, or a trace or a
             profile where the device has none.
         BackendUnavailable: this machine has no such device.
-        CheckpointError, ContractError: sizes that do not fit the device, or experts that the chips cannot share.
+        CheckpointError, ContractError: sizes that do not fit the device; experts or heads that the chips cannot share.
     """
     D = chips_of(options.mesh)
     if options.dtype not in (None, "bfloat16"):
@@ -84,8 +85,7 @@ def check(config: Qwen3MoeConfig, rows: int, options: Options) -> int:
     check_rows(rows)
     check_device(options.device)
     check_sizes(config)
-    if config.num_experts:
-        Placement.uniform(config.num_experts, D)
+    check_mesh(config, D)
     if options.trace:
         if options.profile:
             raise RequestError("a replayed trace has no operators to time", remedy="--trace or --profile, not both")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from ttnn_moe import Placement
 from ttnn_moe.errors import CheckpointError
+from ttnn_moe.tenstorrent.heads import HeadShare
 from ttnn_moe.tenstorrent.memory import ModelSizes
 
 from ..config import Qwen3MoeConfig
@@ -30,6 +32,22 @@ def model_sizes(config: Qwen3MoeConfig) -> ModelSizes:
         head_dim=config.head_dim,
         attention_bias=config.attention_bias,
     )
+
+
+def share_of(config: Qwen3MoeConfig, D: int) -> HeadShare:
+    """The attention heads of each of D chips.
+
+    Raises:
+        ContractError: D chips cannot share them.
+    """
+    return HeadShare.of(config.num_attention_heads, config.num_key_value_heads, D)
+
+
+def check_mesh(config: Qwen3MoeConfig, D: int) -> None:
+    """Raise ContractError if D chips cannot share the experts, or the attention heads."""
+    if config.num_experts:
+        Placement.uniform(config.num_experts, D)
+    share_of(config, D)
 
 
 def check_format(config: Qwen3MoeConfig) -> None:

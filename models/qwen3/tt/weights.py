@@ -1,6 +1,6 @@
 """The model's weights on a chip or mesh, moved there a layer at a time.
 
-On a mesh the chips share the experts, and each holds a part of the head's vocabulary; all else is replicated.
+On a mesh the chips share the experts, the heads of attention, and the head's vocabulary; all else is replicated.
 TTNN_MOE_TT_WEIGHTS=bfloat8_b loads the experts in 8 bits. Large tensors are kept on disk in the device's layout: see
 ttnn_moe/tenstorrent/files.py.
 """
@@ -21,12 +21,14 @@ from ttnn_moe.tenstorrent.experts import weight_format
 
 from ..config import Qwen3MoeConfig
 from ..model import DenseMLP, Layer, MoE
-from .sizes import check_format
+from .shares import AttentionCut
+from .sizes import check_format, share_of
 
 TILE = 32
 LEAST_EXPERTS = 64
 """ttnn.topk gets rows of at least this many logits. Those of absent experts are NEVER."""
 NEVER = -1e9
+"""Logits of what is not there."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,11 +72,12 @@ class LayerWeights:
 
 
 class Mover:
-    """Moves torch tensors to the device, in the layouts of ttnn's operators."""
+    """Moves torch tensors of a model of this config to the device, in the layouts of ttnn's operators."""
 
-    def __init__(self, device: Device):
+    def __init__(self, config: Qwen3MoeConfig, device: Device):
         self.device = device
         self._folder = files.folder(device)
+        self._attention = AttentionCut(config, share_of(config, device.D))
 
     def layer(self, layer: Layer) -> LayerWeights:
         attention, mlp = layer.attention, layer.mlp
@@ -88,10 +91,10 @@ class Mover:
             moved = Dense(self.linear(gate), self.linear(up), self.linear(mlp.down.weight))
         return LayerWeights(
             self.norm(layer.attention_norm.weight),
-            self.linear(attention.qkv.weight, attention.qkv.bias),
+            self.qkv(attention.qkv.weight, attention.qkv.bias),
             self.norm(attention.q_norm.weight),
             self.norm(attention.k_norm.weight),
-            self.linear(attention.out.weight, attention.out.bias),
+            self.out(attention.out.weight, attention.out.bias),
             self.norm(layer.mlp_norm.weight),
             moved,
         )
@@ -104,18 +107,39 @@ class Mover:
         """weight [out, in] and bias [out], as tiles."""
         return Linear(self._keep(weight, turned=True), None if bias is None else self._keep(bias[None]))
 
+    def qkv(self, weight: Tensor, bias: Tensor | None) -> Linear:
+        """Attention's first projection: each chip gets the columns of its heads. Arguments as `linear`."""
+        if self.device.D == 1:
+            return self.linear(weight, bias)
+        cut = self._attention.qkv
+        return self._parts(cut(weight), None if bias is None else cut(bias))
+
+    def out(self, weight: Tensor, bias: Tensor | None) -> Linear:
+        """Attention's last projection: each chip gets the rows of its heads. Arguments as `linear`."""
+        if self.device.D == 1:
+            return self.linear(weight, bias)
+        cut = self._attention
+        return self._parts(cut.out(weight), None if bias is None else cut.out_bias(bias))
+
+    def _parts(self, weight: Tensor, bias: Tensor | None) -> Linear:
+        """weight [D, out, in] and bias [D, out], a part for each chip."""
+        kept = None if bias is None else self._keep(bias[:, None], cut=True)
+        return Linear(self._keep(weight, turned=True, cut=True), kept)
+
     def embedding(self, weight: Tensor) -> Any:
         """weight [V, H], row-major."""
         return self._keep(weight, layout="ROW_MAJOR")
 
-    def head(self, weight: Tensor) -> Any:
-        """weight [V, H] -> [H, ceil(V / D)] on each of D devices."""
-        D = self.device.D
-        each = ceil_div(weight.shape[0], D)
-        if each * D != weight.shape[0]:
-            weight = torch.cat((weight, weight.new_zeros(each * D - weight.shape[0], weight.shape[1])))
-        # the mapper cuts the first dimension
-        return self._keep(weight.reshape(D, each, -1), turned=True, cut=True)
+    def head(self, weight: Tensor) -> Linear:
+        """weight [V, H] -> [H, ceil(V / D)] on each of D devices; logits past V are NEVER."""
+        D, V = self.device.D, weight.shape[0]
+        each = ceil_div(V, D)
+        absent = each * D - V
+        if not absent:
+            return Linear(self._keep(weight.reshape(D, each, -1), turned=True, cut=True))
+        bias = torch.cat((weight.new_zeros(V), weight.new_full((absent,), NEVER)))
+        weight = torch.cat((weight, weight.new_zeros(absent, weight.shape[1])))
+        return self._parts(weight.reshape(D, each, -1), bias.reshape(D, each))
 
     def _router(self, weight: Tensor) -> Linear:
         E, H = weight.shape

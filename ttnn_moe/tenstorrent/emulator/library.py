@@ -84,8 +84,12 @@ def get_device_tensors(tensor: Tensor) -> list[Tensor]:
     return [Tensor(None, [], [values], tensor.dtype, tensor.layout) for values in tensor.read()]
 
 
-def reshape(tensor: Tensor, shape: Sequence[int]) -> Tensor:
-    return _again(tensor, [values.reshape(tuple(shape)) for values in tensor.read()])
+def reshape(tensor: Tensor, shape: Sequence[int], padded: Sequence[int] | None = None) -> Tensor:
+    """padded: the shape with the padding of its last tiles, which the result does not have."""
+    import builtins
+
+    cut = tuple(map(builtins.slice, shape))
+    return _again(tensor, [values.reshape(tuple(padded or shape))[cut] for values in tensor.read()])
 
 
 def slice(tensor: Tensor, begin: Sequence[int], end: Sequence[int]) -> Tensor:

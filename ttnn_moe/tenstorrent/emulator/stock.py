@@ -24,12 +24,24 @@ def init_device_compute_kernel_config(arch: str, **options: object) -> None:
     """No settings: sums are always fp32."""
 
 
-def num_cores_to_corerangeset(cores: int, grid: object, row_wise: bool) -> int:
+def CoreCoord(x: int, y: int) -> tuple[int, int]:
+    return x, y
+
+
+def CoreRange(first: tuple[int, int], last: tuple[int, int]) -> tuple[tuple[int, int], tuple[int, int]]:
+    return first, last
+
+
+CoreRangeSet = frozenset
+
+
+def num_cores_to_corerangeset_in_subcoregrids(start: object, cores: int, grid: object, row_wise: bool) -> int:
     return cores
 
 
-def create_sharded_memory_config(shape: Sequence[int], **options: object) -> None:
-    """No settings: all tensors are in DRAM."""
+def create_sharded_memory_config(shape: Sequence[int], **options: object) -> object:
+    """No settings, but an object of its own: all tensors are in DRAM."""
+    return object()
 
 
 def to_memory_config(tensor: Tensor, place: object) -> Tensor:
@@ -80,6 +92,16 @@ def topk(x: Tensor, k: int, *, dim: int) -> tuple[Tensor, Tensor]:
     found = [torch.topk(values, k, dim) for values in x.read()]
     values = on_chips(x.mesh, [one.values for one in found], x.dtype, x.layout)
     return values, on_chips(x.mesh, [one.indices for one in found], "uint16", x.layout)
+
+
+def argmax(x: Tensor, *, dim: int) -> Tensor:
+    """The first of the largest."""
+    assert x.mesh is not None
+    return on_chips(x.mesh, [values.float().argmax(dim) for values in x.read()], "uint32", ROW_MAJOR_LAYOUT)
+
+
+def max(x: Tensor, *, dim: int) -> Tensor:
+    return _each(lambda x: x.amax(dim), x)
 
 
 def transpose(x: Tensor, first: int, second: int) -> Tensor:
@@ -142,6 +164,11 @@ def _paged_update_cache(cache: Tensor, x: Tensor, *, update_idxs_tensor: Tensor,
                 part.write(held, page)
 
 
+def _paged_fused_update_cache(keys: Tensor, k: Tensor, values: Tensor, v: Tensor, **where: Tensor) -> None:
+    _paged_update_cache(keys, k, **where)
+    _paged_update_cache(values, v, **where)
+
+
 def _chunked_attention(q: Tensor, k: Tensor, v: Tensor, pages: Tensor, start: int) -> Tensor:
     """Causal: q [1, heads, T, head_dim] are the tokens from `start` on of what lies in the pages [1, n]."""
 
@@ -173,6 +200,7 @@ experimental = SimpleNamespace(
     rotary_embedding_hf=_rotary_embedding_hf,
     paged_fill_cache=_paged_fill_cache,
     paged_update_cache=_paged_update_cache,
+    paged_fused_update_cache=_paged_fused_update_cache,
 )
 transformer = SimpleNamespace(
     chunked_scaled_dot_product_attention=_chunked_attention, paged_scaled_dot_product_attention_decode=_decode_attention
