@@ -120,6 +120,10 @@ class Qwen3MoeTT:
         self._decoders[cache] = Decoder(self.mesh, self._step, self.traced)
         return cache
 
+    def trace(self, cache: PagedCache, wanted: bool) -> None:
+        """Whether decode steps of this cache are replayed from now on, where the device can."""
+        self._decoders[cache].traced = wanted and self.traced
+
     def why_not_captured(self) -> str | None:
         """See LanguageModel."""
         return "it runs on Tenstorrent chips, whose traces the model captures itself"
