@@ -188,7 +188,7 @@ class Qwen3MoeForCausalLM:
 
         Args:
             tokens: [B, 1] int. start_pos: [B] int, its position; negative: an unused row. page_table: [B, any] int.
-            enable_trace: not used: the model captures traces where the device can. read_from_device: not used.
+            enable_trace: replay the step where the device can; `trace_mode` of the plugin. read_from_device: not used.
 
         Returns:
             [B, 1, vocab_size]; unused rows: zeros.
@@ -198,6 +198,7 @@ class Qwen3MoeForCausalLM:
         if not used:
             return out
         positions = start_pos[used].tolist()
+        self.model.trace(kv_cache, enable_trace)
         for row, position in zip(used, positions, strict=True):
             kv_cache.lend(row, page_table[row].tolist(), position, position + 1)
         step = kv_cache.decode(used, positions)
@@ -231,7 +232,7 @@ class Qwen3MoeForCausalLM:
         while B <= power_of_2(max_batch_size):
             rows = min(B, max_batch_size)
             zeros = torch.zeros(rows, dtype=torch.int32)
-            self.decode_forward(zeros[:, None], zeros, zeros[:, None], kv_cache)
+            self.decode_forward(zeros[:, None], zeros, zeros[:, None], kv_cache, enable_trace)
             B *= 2
 
 
