@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
@@ -13,7 +14,7 @@ from .all_reduce import partial_dtype
 from .device import Device
 from .experts import FORMATS
 from .heads import fits_heads
-from .memory import ModelSizes, Part, parts, tensor_bytes
+from .memory import PAGE, ModelSizes, Part, parts, tensor_bytes
 from .programs import LayerPrograms, Sizes
 from .runtime import PLANNER_REMEDY
 
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 MODEL_OPERATORS = ("routing", "gate_up", "down")
 LEAST_T = 32
 MOST_CHIPS = 32
+SMALLEST = {"wormhole_b0": "n150", "blackhole": "p150"}
+"""The chip with the least memory of each architecture."""
 
 
 @dataclass(frozen=True)
@@ -122,6 +125,21 @@ def plan_model(
         list(_plans(programs)),
         parts(sizes, programs, batch, sequence),
     )
+
+
+def longest_sequence(sizes: ModelSizes, D: int, arch: str, weight_format: str, batch: int) -> int:
+    """Tokens of each of `batch` sequences that fit D chips of an architecture beside the model, whole pages; 0: none.
+
+    Raises:
+        ContractError: there is no planner, or heads that the chips cannot share.
+    """
+    chip = _chip(SMALLEST[arch])
+    programs = _programs(sizes, chip, D, weight_format)
+
+    def exceeds(pages: int) -> bool:
+        return sum(part.per_chip for part in parts(sizes, programs, batch, pages * PAGE)) > chip.dram_bytes
+
+    return PAGE * bisect_left(range(1, 1 + sizes.context // PAGE), True, key=exceeds)
 
 
 def check_fits(report: Report, sizes: ModelSizes) -> None:

@@ -68,6 +68,11 @@ class PagedCache(PagedRows):
         super().open(row, tokens)
         self.packer.begin(row)
 
+    def lend(self, row: int, pages: Sequence[int], past: int, tokens: int) -> None:
+        """Give a row pages that a server deals out, `past` tokens of it in place, for so many tokens in all."""
+        self._own[row], self.lengths[row] = list(pages[: self.needed(tokens)]), past
+        self.packer.begin(row)
+
     def write(self, layer: int, k: Any, v: Any, step: Any) -> None:
         """Keep k and v, ttnn [1, kv_heads, T, head_dim], of a pass or of a decode step. See KVCache.
 

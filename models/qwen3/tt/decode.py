@@ -31,7 +31,7 @@ class Decoder:
     """
 
     def __init__(self, device: Device, run: Run, traced: bool):
-        self._device, self._run, self._traced = device, run, traced
+        self._device, self._run, self.traced = device, run, traced
         self._inputs: dict[int, tuple[Any, ...]] = {}
         self._tables: dict[int, torch.Tensor] = {}  # as they are on the device
         self._traces: dict[int, tuple[Any, Logits]] = {}
@@ -47,7 +47,7 @@ class Decoder:
             ids, places, positions, table = inputs
             return self._run(ids, places, cache, DecodeTables(self._device, positions, table))
 
-        if not self._traced:
+        if not self.traced:
             return run()
         if B not in self._traces:
             logits = run()  # compiles the programs of the trace, and is this step

@@ -104,6 +104,11 @@ class Qwen3MoeTT:
             )
         if page not in (None, PAGE):
             raise RequestError("a page has the wrong size", got=page, expected=f"{PAGE}, a tile's height")
+        pages = None if memory is None else PagedCache.pages_within(self.cache_sizes, rows, capacity, memory)
+        return self.cache_of_pages(rows, capacity, pages)
+
+    def cache_of_pages(self, rows: int, capacity: int, pages: int | None) -> PagedCache:
+        """As new_cache, of so many pages besides the dummy page; None: as many as the rows can use."""
         self._release_traces()
         K, sizes = self.config.num_experts_per_tok, self.cache_sizes
         bounds = [
@@ -112,10 +117,13 @@ class Qwen3MoeTT:
             if isinstance(layer.mlp, Router)
         ]
         packer = Packer(rows, min([LONGEST, *bounds]), self.config.max_position_embeddings)
-        pages = None if memory is None else PagedCache.pages_within(sizes, rows, capacity, memory)
         cache = PagedCache(sizes, self.mesh, rows, capacity, packer, pages)
         self._decoders[cache] = Decoder(self.mesh, self._step, self.traced)
         return cache
+
+    def trace(self, cache: PagedCache, wanted: bool) -> None:
+        """Whether decode steps of this cache are replayed from now on, where the device can."""
+        self._decoders[cache].traced = wanted and self.traced
 
     def why_not_captured(self) -> str | None:
         """See LanguageModel."""
@@ -242,6 +250,23 @@ def load_model(
     config = checkpoint.config
     check_mesh(config, D)
     model = _on_device(config, D, device, traced)
+    put(checkpoint, model, progress)
+    return model
+
+
+def load_onto(mesh: Device, directory: str | Path) -> Qwen3MoeTT:
+    """As load_model, on a mesh that the caller opened, with or without a trace region."""
+    checkpoint = Checkpoint(directory)
+    check_mesh(checkpoint.config, mesh.D)
+    traced = why_no_trace("emulator" if mesh.emulated else "") is None
+    model = Qwen3MoeTT(checkpoint.config, mesh, traced)
+    put(checkpoint, model)
+    return model
+
+
+def put(checkpoint: Checkpoint, model: Qwen3MoeTT, progress: Progress | None = None) -> None:
+    """Move a checkpoint's weights to the model's chips, a layer at a time."""
+    config = checkpoint.config
     with torch.device("meta"):
         host = Qwen3Moe(config, "tenstorrent").to(model.dtype)
     done = 0
@@ -271,4 +296,3 @@ def load_model(
             with room_for("the model", f"room for {i} of {len(host.layers)} layers on {model.where}", "more chips"):
                 model.put_layer(layer)
             layer.to("meta")
-    return model
