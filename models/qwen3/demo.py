@@ -43,6 +43,8 @@ def demo(
         typer.Option(help="On tenstorrent: replay decode steps as ttnn traces.", show_default="where the device can"),
     ] = None,
     profile: Annotated[bool, typer.Option("--profile", help="On tenstorrent: time each operator.")] = False,
+    weights: terminal.Weights = None,
+    experts: terminal.ExpertsOn = None,
     dtype: Annotated[str | None, typer.Option(help="bfloat16, float16 or float32; default: the checkpoint's.")] = None,
     kv: terminal.KV = PAGED,
     kv_bits: terminal.KVBits = None,
@@ -63,7 +65,7 @@ def demo(
     asked = Options(max_new_tokens=max_new_tokens, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
     make_requests(config, ids, **asked)
     check_format(kv, kv_bits)
-    options = request.Options(mesh, device, dtype, trace, profile)
+    options = request.Options(mesh, device, dtype, trace, profile, weights, experts)
     on_chips = request.asked_for(backend, device)
     D = request.check(config, len(texts), options) if on_chips else options.refuse(backend)
     start = time.perf_counter()
@@ -71,7 +73,8 @@ def demo(
     with terminal.loading(f"loading {model.name}") as progress:
         if on_chips:
             request.quiet()
-            network = tt.load_model(model, D, device, progress, False if profile else trace)
+            split, traced = request.splits(config, len(texts), options), False if profile else trace
+            network = tt.load_model(model, D, device, progress, traced, weights=weights, split=split)
         else:
             network = load_model(model, backend, device, dtype, progress)
     load_s = time.perf_counter() - start

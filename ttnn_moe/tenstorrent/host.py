@@ -24,12 +24,15 @@ def loaded(experts: Experts, placement: Placement | None = None) -> DeviceExpert
     """The experts on the device in use; the first call loads them."""
     with _LOADING:
         found = _LOADED.get(experts)
-        if found is not None and found.device is devices.current() and found.weight_format == weight_format():
-            there = found.placement.device_expert_mapping
-            if placement is None or torch.equal(placement.device_expert_mapping, there):
+        if found is not None and found.device is devices.current() and str(found.formats) == weight_format():
+            if placement is None or _same(placement, found.placement):
                 return found
         found = _LOADED[experts] = load_experts(experts, placement=placement, weight_format=weight_format())
         return found
+
+
+def _same(a: Placement, b: Placement | None) -> bool:
+    return b is not None and torch.equal(a.device_expert_mapping, b.device_expert_mapping)
 
 
 def run(hidden: Tensor, routing: Routing, experts: DeviceExperts, out: Tensor, accumulate: bool) -> None:

@@ -9,6 +9,7 @@ from ..sizes import ceil_div
 from .all_reduce import partial_dtype
 from .emulator.formats import find_format
 from .programs import Form, LayerPrograms
+from .weight_formats import ModelFormats
 
 # Parts that the chips of a mesh share; every chip holds a copy of each of the others.
 SHARED = frozenset({"experts", "head"})
@@ -79,20 +80,27 @@ def tensor_bytes(form: Form) -> int:
 
 
 def parts(
-    model: ModelSizes, programs: LayerPrograms, batch: int, sequence: int, shared: frozenset[str] = SHARED
+    model: ModelSizes,
+    programs: LayerPrograms,
+    batch: int,
+    sequence: int,
+    shared: frozenset[str] = SHARED,
+    formats: ModelFormats | None = None,
 ) -> list[Part]:
     """Every part of the model for `batch` sequences of `sequence` tokens.
 
-    Weights are bfloat16; `programs` names the format of the experts. The head is a matrix of its own even where
-    it is tied: the embedding lies in rows, the head in tiles. Activations are the tensors of the widest moment of a
-    layer, at the largest T of one call. What ttnn's own operators allocate, and what ttnn reserves, is not counted.
+    The head is a matrix of its own even where it is tied: the embedding lies in rows, the head in tiles. Activations
+    are the tensors of the widest moment of a layer, at the largest T of one call. What ttnn's own operators allocate,
+    and what ttnn reserves, is not counted.
 
     Args:
         programs: of one layer, on the mesh.
         shared: names of the parts that the chips share: the experts one by one, the cache by heads, other tensors by
             columns.
+        formats: of every matrix; layers without experts come first. Default: bfloat16, and `programs`' for experts.
     """
-    made = [*_weights(model, programs, shared), _cache(model, programs, batch, sequence, shared)]
+    formats = ModelFormats.parse(programs.sizes.weight_format) if formats is None else formats
+    made = [*_weights(model, programs, shared, formats), _cache(model, programs, batch, sequence, shared)]
     return [*made, _workspace(programs, batch, sequence), _activations(model, programs, batch, sequence)]
 
 
@@ -101,32 +109,45 @@ def _share(form: Form, dim: int, chips: int) -> Form:
     return (*shape[:dim], ceil_div(shape[dim], chips), *shape[dim + 1 :]), dtype, layout
 
 
-def _weights(model: ModelSizes, programs: LayerPrograms, shared: frozenset[str]) -> Iterable[Part]:
+def _weights(
+    model: ModelSizes, programs: LayerPrograms, shared: frozenset[str], formats: ModelFormats
+) -> Iterable[Part]:
     H, I, E, V, layers, sparse = model.H, model.I, model.E, model.V, model.layers, model.sparse_layers
-    weight_format, q, qkv = programs.sizes.weight_format, model.q_width, model.q_width + 2 * model.kv_width
+    q, qkv = model.q_width, model.q_width + 2 * model.kv_width
+    first = layers - sparse
 
-    def part(
-        name: str, what: str, n: int, *shapes: tuple[int, ...], dtype: str = "bfloat16", layout: str = "TILE"
-    ) -> Part:
+    def part(name: str, what: str, n: int, *shapes: tuple[int, ...], layout: str = "TILE", **more: str) -> Part:
         chips = programs.device.D if name in shared else 1
-        forms = (_share((shape, dtype, layout), 0 if len(shape) == 3 else 1, chips) for shape in shapes)
+        forms = (
+            _share((shape, more.get("dtype", "bfloat16"), layout), 0 if len(shape) == 3 else 1, chips)
+            for shape in shapes
+        )
         return Part(name, what, n * sum(map(tensor_bytes, forms)), chips)
 
-    what = f"{sparse} x gate, up [{E}, {H}, {I}], down [{E}, {I}, {H}] {weight_format}"
-    yield part("experts", what, sparse, (E, H, I), (E, H, I), (E, I, H), dtype=weight_format)
+    def over(name: str, what: str, all_layers: range, *shapes: tuple[str, tuple[int, ...]]) -> Part:
+        """A part of matrices of these groups in each of these layers."""
+        made = [part(name, "", 1, shape, dtype=formats.of(group, i)) for i in all_layers for group, shape in shapes]
+        used = dict.fromkeys(formats.of(group, i) for group, _ in shapes for i in all_layers)
+        whole = f"{len(all_layers)} x {what} {', '.join(used)}"
+        return Part(name, whole, sum(one.per_chip for one in made), made[0].chips if made else 1)
+
+    experts = ("gate_up", (E, H, I)), ("gate_up", (E, H, I)), ("down", (E, I, H))
+    yield over("experts", f"gate, up [{E}, {H}, {I}], down [{E}, {I}, {H}]", range(first, layers), *experts)
     yield part("router", f"{sparse} x [{H}, {E}]", sparse, (H, E))
-    if sparse < layers:
-        n, wide = layers - sparse, model.dense_I
-        yield part("dense layers", f"{n} x 3 [{H}, {wide}]", n, (H, wide), (H, wide), (wide, H))
-    bias = ((1, qkv), (1, H)) if model.attention_bias else ()
-    yield part("attention", f"{layers} x qkv [{H}, {qkv}], out [{q}, {H}]", layers, (H, qkv), (q, H), *bias)
+    if first:
+        wide = model.dense_I
+        matrices = (("dense", (H, wide)), ("dense", (H, wide)), ("dense", (wide, H)))
+        yield over("dense layers", f"3 [{H}, {wide}]", range(first), *matrices)
+    qkv_out = (("attention", (H, qkv)), ("attention", (q, H)))
+    bias = (("bias", (1, qkv)), ("bias", (1, H))) if model.attention_bias else ()
+    yield over("attention", f"qkv [{H}, {qkv}], out [{q}, {H}]", range(layers), *qkv_out, *bias)
     norms = layers * 2 * (H + model.head_dim) + H
     what = f"{layers} x 2 [{H}], 2 [{model.head_dim}]; 1 [{H}]; row-major"
     yield part("norms", what, 1, (1, norms), layout="ROW_MAJOR")
     rope = (model.context, model.head_dim)
     yield part("RoPE", f"2 x {list(rope)} row-major", 2, rope, layout="ROW_MAJOR")
     yield part("embedding", f"[{V}, {H}] row-major", 1, (V, H), layout="ROW_MAJOR")
-    yield part("head", f"[{H}, {V}]", 1, (H, V))
+    yield part("head", f"[{H}, {V}] {formats.of('head')}", 1, (H, V), dtype=formats.of("head"))
 
 
 def _cache(model: ModelSizes, programs: LayerPrograms, batch: int, sequence: int, shared: frozenset[str]) -> Part:

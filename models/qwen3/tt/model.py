@@ -17,7 +17,8 @@ from ttnn_moe.kv import formats
 from ttnn_moe.kv.cache import CacheSizes
 from ttnn_moe.kv.step import DecodeStep, Step
 from ttnn_moe.sizes import power_of_2
-from ttnn_moe.tenstorrent import Device, tensors
+from ttnn_moe.tenstorrent import Device, ModelFormats, tensors
+from ttnn_moe.tenstorrent.experts import weight_format
 from ttnn_moe.tenstorrent.memory import PAGE
 from ttnn_moe.tenstorrent.programs import Sizes, programs_of
 
@@ -51,10 +52,17 @@ class Qwen3MoeTT:
 
     device, dtype = torch.device("cpu"), torch.bfloat16
 
-    def __init__(self, config: Qwen3MoeConfig, mesh: Device, traced: bool = False):
+    def __init__(
+        self,
+        config: Qwen3MoeConfig,
+        mesh: Device,
+        traced: bool = False,
+        formats: ModelFormats | None = None,
+        split: bool = False,
+    ):
         check_sizes(config)
         self.config, self.mesh, self.traced = config, mesh, traced
-        self._network, self._mover = Network(config, mesh), Mover(mesh)
+        self._network, self._mover = Network(config, mesh), Mover(mesh, formats or ModelFormats(), split)
         self._layers: list[LayerWeights] = []
         self._decoders: weakref.WeakKeyDictionary[PagedCache, Decoder] = weakref.WeakKeyDictionary()
         self._prefilled: set[tuple[tuple[tuple[int, int], ...], int]] = set()
@@ -72,7 +80,7 @@ class Qwen3MoeTT:
 
     def put_layer(self, layer: Layer) -> None:
         """Move the next layer to the device."""
-        self._layers.append(self._mover.layer(layer))
+        self._layers.append(self._mover.layer(layer, len(self._layers)))
 
     @property
     def where(self) -> str:
@@ -176,8 +184,10 @@ class Qwen3MoeTT:
         return whole[:n, : self.config.vocab_size]
 
 
-def _on_device(config: Qwen3MoeConfig, D: int, device: str | None, traced: bool | None) -> Qwen3MoeTT:
-    """The model without weights. A device that is open already has the trace region that it was opened with."""
+def _on_device(config: Qwen3MoeConfig, D: int, device: str | None, traced: bool | None, *weights: Any) -> Qwen3MoeTT:
+    """The model before its weights (`weights`: formats, split) are read.
+
+    A device that is open already has the trace region that it was opened with."""
     reason, room = why_no_trace(device) if traced is None else None, trace_bytes(config, D)
     capture = reason is None if traced is None else traced
     mesh = tenstorrent.open_device(D, device, room if capture else None)
@@ -185,7 +195,7 @@ def _on_device(config: Qwen3MoeConfig, D: int, device: str | None, traced: bool 
         capture, reason = False, f"the device was opened with {mesh.trace_bytes} bytes for traces, not {room}"
     if reason is not None:
         logger.info("decode steps run eagerly: {}", reason)
-    return Qwen3MoeTT(config, mesh, capture)
+    return Qwen3MoeTT(config, mesh, capture, *weights)
 
 
 def load_model(
@@ -194,6 +204,9 @@ def load_model(
     device: str | None = None,
     progress: Progress | None = None,
     traced: bool | None = None,
+    *,
+    weights: str | None = None,
+    split: bool = False,
 ) -> Qwen3MoeTT:
     """Put a checkpoint on one chip, or a 1xD mesh; the host holds one layer at a time.
 
@@ -202,18 +215,22 @@ def load_model(
         D: chips. device: as in ttnn_moe.tenstorrent.open_device.
         traced: capture decode steps as traces, and replay them; default: where the device can. This needs fast
             dispatch.
+        weights: the matrices' formats, as in "bfloat4_b,bfloat8_b,attention=bfloat8_b,head=bfloat8_b"; see
+            ttnn_moe.tenstorrent.ModelFormats.parse. Default: what TTNN_MOE_TT_WEIGHTS names, else bfloat16.
+        split: every chip holds 1 / D of each expert's I, instead of E / D experts; see ttnn_moe.tenstorrent.balance.
 
     Raises:
         CheckpointError: as ttnn_moe.models.qwen3.load_model, or sizes that the device does not take.
         BackendUnavailable: no such device, or fewer than D chips.
         RequestError: the model does not fit the chips' memory.
-        ContractError: experts that D chips cannot share.
+        ContractError: experts that D chips cannot share, or unknown formats.
     """
     checkpoint = Checkpoint(directory)
     config = checkpoint.config
-    if config.num_experts:
+    formats = ModelFormats.parse(weight_format() if weights is None else weights)
+    if config.num_experts and not split:
         Placement.uniform(config.num_experts, D)
-    model = _on_device(config, D, device, traced)
+    model = _on_device(config, D, device, traced, formats, split)
     with torch.device("meta"):
         host = Qwen3Moe(config, "tenstorrent").to(model.dtype)
     done = 0
