@@ -6,7 +6,7 @@ Experts are counted in the emulator (tenstorrent_cost.py writes the counts to th
 operators are the sizes of the weights and of the keys and values that they read once a step, as
 `ttnn-moe doctor --plan` lists them. Activations between ttnn's operators are not counted.
 
-The estimate adds bytes over bandwidth, launches and sums over the chips. Its constants are others' figures: see SOURCES.
+The estimate adds bytes over bandwidth, launches and sums over the chips. Its constants are others': see SOURCES.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ EIGHT = "attention=bfloat8_b,head=bfloat8_b"
 INTERLEAVED, BY_BANK = 0.65, 0.90
 LAUNCH_US, SUM_US = (2.0, 5.0), (45.0, 65.0)
 SOURCES = {
-    "bandwidth": "65% of the peak for weights interleaved over DRAM banks, 90% for weights sharded by bank: tt-metal's "
-    "moe_gpt reads bfloat4_b at 258 of 288 GB/s on Wormhole",
-    "sum": "45 to 65 us for reduce_scatter and all_gather of [32, 2048] over 8 chips: tt-metal's figures",
-    "launch": "2 to 5 us for an operator in a trace: our reading of tt-metal's tech reports",
+    "bandwidth": "65% of the peak for weights interleaved over DRAM banks, 90% for weights sharded by bank: upstream's "
+    "figures; tt-metal's moe_gpt reads bfloat4_b at 258 of 288 GB/s on Wormhole",
+    "sum": "45 to 65 us for reduce_scatter and all_gather of [32, 2048] over 8 chips: upstream's figures",
+    "launch": "2 to 5 us for an operator in a trace: an assumption (a few us), from no measurement of this model",
 }
 
 
@@ -65,7 +65,8 @@ class Step:
 
     Attributes:
         experts: of the weights that the most visited chip reads, on average. other: what our operators move besides.
-        model_us: of our operators of all layers, by the emulator's model of time; 0: this case was not emulated.
+        model_us: of our operators of all layers, by the emulator's model of time, in proportion to the visited
+            experts; 0: this case was not emulated.
         operators: of a step. sums: reduce_scatter with all_gather.
     """
 
@@ -125,7 +126,7 @@ def step(way: Way, B: int, counted: list[dict[str, Any]], chip: str) -> Step:
         model.layers * any_row["other_bytes"],
         parts["head"].per_chip,
         kv_bytes(model, B, way.shared_attention),
-        model.layers * row["simulated_us"] if row else 0.0,
+        model.layers * row["simulated_us"] * visited / row["active_experts"] * (D if way.split else 1) if row else 0.0,
         operators(config, D),
         model.sparse_layers + (model.layers if way.shared_attention else 0),
     )
@@ -154,7 +155,9 @@ def main(
     for way in WAYS:
         for B in (1, 32):
             made = step(way, B, counted, chip)
-            times = {str(share): estimate(made, chip, share) for share in (INTERLEAVED, BY_BANK)}
+            times = {
+                str(share): [round(ms, 2) for ms in estimate(made, chip, share)] for share in (INTERLEAVED, BY_BANK)
+            }
             rows.append({**asdict(made), "total": made.total, "ms": times})
             print(f"{way.name}, B {B}: {made.total / 1e9:.2f} GB, {times}")
     data["steps"] = {"model": NAME, "mesh": f"1x{D}", "chip": chip, "S": SEQUENCE, "sources": SOURCES, "rows": rows}
