@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
 
+from ttnn_moe import Experts
 from ttnn_moe.errors import ContractError
-from ttnn_moe.tenstorrent import ComputeConfig, ExpertFormats, ModelFormats
+from ttnn_moe.tenstorrent import ComputeConfig, ExpertFormats, ModelFormats, host
 from ttnn_moe.tenstorrent.balance import prefer_split, visits
 from ttnn_moe.tenstorrent.emulator.formats import FORMATS, pack_blocks, unpack_blocks
 
@@ -90,3 +93,16 @@ def test_experts_are_split_where_a_step_visits_few():
     choice = [prefer_split(128, 8, 8, B, 768) for B in (1, 2, 4, 32)]
     assert choice == [True, True, False, False]
     assert not prefer_split(128, 8, 8, 1, 128) and not prefer_split(128, 8, 1, 1, 768)
+
+
+@pytest.mark.parametrize("said", ["bfloat8_b,bfloat8_b", "bfloat8_b,attention=bfloat4_b"])
+def test_what_the_environment_names_is_loaded_once(said, monkeypatch):
+    """Two spellings of one format are one."""
+    found = SimpleNamespace(device=None, formats=ExpertFormats.parse("bfloat8_b"), placement=None)
+    calls = []
+    monkeypatch.setenv("TTNN_MOE_TT_WEIGHTS", said)
+    monkeypatch.setattr(host, "load_experts", lambda *args, **options: calls.append(options) or found)
+    monkeypatch.setattr(host.devices, "current", lambda: None)
+    experts = Experts.dense(torch.zeros(2, 64, 32).bfloat16(), torch.zeros(2, 32, 32).bfloat16())
+    assert host.loaded(experts) is host.loaded(experts) is found
+    assert [options["weight_format"] for options in calls] == ["bfloat8_b"]

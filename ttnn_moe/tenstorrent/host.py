@@ -15,6 +15,7 @@ from . import device as devices
 from . import layer, tensors
 from .experts import DeviceExperts, load_experts, weight_format
 from .programs import Sizes, programs_of
+from .weight_formats import ModelFormats
 
 _LOADED: weakref.WeakKeyDictionary[Experts, DeviceExperts] = weakref.WeakKeyDictionary()
 _LOADING = threading.Lock()
@@ -22,12 +23,13 @@ _LOADING = threading.Lock()
 
 def loaded(experts: Experts, placement: Placement | None = None) -> DeviceExperts:
     """The experts on the device in use; the first call loads them."""
+    formats = ModelFormats.parse(weight_format()).experts()
     with _LOADING:
         found = _LOADED.get(experts)
-        if found is not None and found.device is devices.current() and str(found.formats) == weight_format():
+        if found is not None and found.device is devices.current() and found.formats == formats:
             if placement is None or _same(placement, found.placement):
                 return found
-        found = _LOADED[experts] = load_experts(experts, placement=placement, weight_format=weight_format())
+        found = _LOADED[experts] = load_experts(experts, placement=placement, weight_format=str(formats))
         return found
 
 
