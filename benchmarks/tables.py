@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+import textwrap
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -18,6 +19,14 @@ PAGES = (ROOT / "README.md", ROOT / "docs/benchmark.md", ROOT / "docs/tenstorren
 # what the pages call the implementations of moe_layer.json
 OURS, OURS_UNPREPARED = "ttnn_moe cuda prepared", "ttnn_moe cuda moe"
 SHORT = {OURS: "ttnn_moe", OURS_UNPREPARED: "ttnn_moe, without `prepare`"}
+
+# columns of a decode step's bytes, and the keys that they add
+STEP_PARTS = (
+    ("attention, router", ("attention",)),
+    ("experts", ("experts",)),
+    ("our operators' other", ("other",)),
+    ("head, KV", ("head", "kv")),
+)
 
 
 def results(name: str) -> dict[str, Any]:
@@ -179,6 +188,53 @@ def tenstorrent_host() -> str:
     return "\n".join([*lines, "", told]) + "\n"
 
 
+def tenstorrent_bytes() -> str:
+    """Gigabytes of a chip and decode step, by way to run the model, at batch 1 and 32."""
+    steps = results("tenstorrent_cost.json")["steps"]
+    lines = table_head(["GB a chip and step, batch 1 / 32", *(name for name, _ in STEP_PARTS), "total"])
+    for name, one, many in ways(steps):
+        pairs = [[sum(row[key] for key in keys) for row in (one, many)] for _, keys in STEP_PARTS]
+        pairs.append([one["total"], many["total"]])
+        cells = [" / ".join(f"{value / 1e9:.2f}" for value in pair) for pair in pairs]
+        lines.append(table_row([name, *cells]))
+    told = f"{steps['model']} on {steps['mesh']} {steps['chip']}, {steps['S']} tokens a row."
+    return "\n".join([*lines, "", told]) + "\n"
+
+
+def tenstorrent_estimate() -> str:
+    """Milliseconds of a decode step and tokens a second, estimated."""
+    steps = results("tenstorrent_cost.json")["steps"]
+    head = ["estimated, never on silicon", "operators, sums", "B", "ms, 65%", "tokens/s", "ms, 90%", "tokens/s"]
+    lines = table_head(head)
+    for name, *rows in ways(steps):
+        for row in rows:
+            cells: list[str] = []
+            for least, most in row["ms"].values():
+                cells += [f"{least:.1f}-{most:.1f}", f"{row['B'] * 1e3 / most:.0f}-{row['B'] * 1e3 / least:.0f}"]
+            lines.append(table_row([name, f"{row['operators']}, {row['sums']}", row["B"], *cells]))
+    told = "; ".join(f"**{what}**: {source}" for what, source in steps["sources"].items())
+    return "\n".join([*lines, "", *textwrap.wrap(told + ".", 118)]) + "\n"
+
+
+def ways(steps: dict[str, Any]) -> list[tuple[str, dict[str, Any], dict[str, Any]]]:
+    """Each way to run the model, with its rows of batch 1 and 32."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for row in steps["rows"]:
+        found.setdefault(row["way"], []).append(row)
+    return [(name, rows[0], rows[1]) for name, rows in found.items()]
+
+
+def tenstorrent_quality() -> str:
+    """Right answers of each task, by format of the weights."""
+    data = results("tenstorrent_quality.json")
+    rows = data["rows"]
+    tasks = list(next(iter(rows.values()))["tasks"])
+    lines = table_head([f"weights; right of {data['examples']}", *tasks, "correlation of logits"])
+    for name, row in rows.items():
+        lines.append(table_row([name, *row["tasks"].values(), f"{row['correlation']:.5f}"]))
+    return "\n".join(lines) + "\n"
+
+
 def timed(data: dict[str, Any], layer: dict[str, Any], name: str, mode: str) -> dict[tuple[int, bool], dict[str, Any]]:
     """The rows of an implementation that have a time, by point."""
     return {
@@ -232,7 +288,10 @@ TABLES: dict[str, Callable[[], str]] = {
     "peers_h200.json": peers_h200,
     "sm80_layer.json": sm80_layer,
     "qwen3_sm80.json": qwen3_sm80,
+    "tenstorrent_cost.json, bytes": tenstorrent_bytes,
+    "tenstorrent_cost.json, estimate": tenstorrent_estimate,
     "tenstorrent_host.json": tenstorrent_host,
+    "tenstorrent_quality.json": tenstorrent_quality,
 }
 
 

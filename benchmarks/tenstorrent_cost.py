@@ -27,10 +27,12 @@ from ttnn_moe import _planner
 from ttnn_moe.sizes import ceil_div, power_of_2
 from ttnn_moe.tenstorrent.emulator import CHIPS, EmulatedChip, Result, run
 from ttnn_moe.tenstorrent.emulator.formats import find_format
+from ttnn_moe.tenstorrent.weight_formats import FIDELITIES, FORMATS, ExpertFormats
 
 E, D, K, H, I = 128, 8, 8, 2048, 768
 LOCAL = E // D
-CYCLES_OF_A_PHASE = 16  # of a 32 x 32 x 32 multiply; HiFi4 takes four
+CYCLES_OF_A_PHASE = 16  # of a 32 x 32 x 32 multiply
+PHASES = {form: FIDELITIES.index(_planner.default_fidelity(form)) + 1 for form in FORMATS}
 
 
 @dataclass
@@ -55,6 +57,11 @@ class Cost:
     l1_high_water: int
     roofline_us: float
     simulated_us: float
+    split: bool = False  # every device holds I / D of all experts
+
+    @property
+    def case(self) -> tuple[object, ...]:
+        return self.chip, self.routing, self.weights, self.T, self.split
 
 
 def draw(T: int, routing: str) -> tuple[Tensor, Tensor]:
@@ -66,26 +73,30 @@ def draw(T: int, routing: str) -> tuple[Tensor, Tensor]:
     return ids.int(), weights / weights.sum(-1, keepdim=True)
 
 
-def emulate(chip: str, T: int, routing: str, weight_format: str) -> Cost:
-    model = CHIPS[chip]
+def emulate(chip: str, T: int, routing: str, weight_format: str, split: bool = False) -> Cost:
+    """Costs of the device that most pairs go to; split: of any, which holds 1 / D of every expert."""
+    model, formats = CHIPS[chip], ExpertFormats.parse(weight_format)
     device = EmulatedChip(model)
     bound = max(32, power_of_2(T))
-    problem = _planner.Problem(T=bound, E=E, E_local=LOCAL, K=K, H=H, I=I, weight_format=weight_format)
+    local, width = (E, I // D) if split else (LOCAL, I)
+    sizes = {"T": bound, "E": E, "E_local": local, "K": K, "H": H, "I": width}
+    problem = _planner.Problem(**sizes, weight_format=formats.gate_up)
+    of_down = _planner.Problem(**sizes, weight_format=formats.down)
     machine = _planner.Machine(grid=model.grid, l1_bytes=model.l1_size)
     ids, weights = draw(T, routing)
-    here = torch.bincount(ids.flatten().long() // LOCAL, minlength=D).argmax() * LOCAL
+    here = int(torch.bincount(ids.flatten().long() // local, minlength=E // local).argmax()) * local
     tensors: dict[str, Any] = {
         "topk_ids": device.tensor(ids, "int32", tiled=False),
         "topk_weights": device.tensor(weights, "float32", tiled=False),
-        "device_expert_mapping": device.tensor(here + torch.arange(LOCAL)[None], "int32", tiled=False),
+        "device_expert_mapping": device.tensor(here + torch.arange(local)[None], "int32", tiled=False),
         "num_routed_tokens": device.empty((1, E), "int32", tiled=False),
         "routed_tokens": device.empty((E, problem.padded_tokens), "int32", tiled=False),
         "routed_token_weights": device.empty((E, problem.padded_tokens), "bfloat16", tiled=False),
         "hidden": device.tensor(torch.zeros(T, H), "bfloat16", tiled=False),
     }
-    gate, up = (device.tensor(torch.zeros(LOCAL, H, I), weight_format) for _ in range(2))
-    down = device.tensor(torch.zeros(LOCAL, I, H), weight_format)
-    activations = device.empty((max(problem.max_blocks, 1) * 32, I), "bfloat16")
+    gate, up = (device.tensor(torch.zeros(local, H, width), formats.gate_up) for _ in range(2))
+    down = device.tensor(torch.zeros(local, width, H), formats.down)
+    activations = device.empty((max(problem.max_blocks, 1) * 32, width), "bfloat16")
     out = device.empty((T, H), "bfloat16")
 
     def launch(program: Any, more: dict[str, Any], **scalars: int) -> Result:
@@ -94,43 +105,50 @@ def emulate(chip: str, T: int, routing: str, weight_format: str) -> Cost:
     routed = launch(_planner.plan_routing(problem, machine), {}, T=T)
     first = launch(_planner.plan_gate_up(problem, machine, 2), {"weight_0": gate, "weight_1": up, "out": activations})
     second = launch(
-        _planner.plan_down(problem, machine),
+        _planner.plan_down(of_down, machine),
         {"weight_0": down, "activations": activations, "out": out},
         token_tiles=ceil_div(T, 32),
         accumulate=0,
     )
-    return count(chip, routing, weight_format, ids, int(here), [routed, first, second])
+    tokens = torch.bincount(ids.flatten().long(), minlength=E)[here : here + local]
+    return count(chip, routing, formats, tokens, T, width, [routed, first, second])
 
 
-def count(chip: str, routing: str, weight_format: str, ids: Tensor, here: int, results: list[Result]) -> Cost:
-    model, T = CHIPS[chip], len(ids)
-    tokens = torch.bincount(ids.flatten().long(), minlength=E)[here : here + LOCAL]
+def count(
+    chip: str, routing: str, formats: ExpertFormats, tokens: Tensor, T: int, width: int, results: list[Result]
+) -> Cost:
+    model = CHIPS[chip]
     pairs, active = int(tokens.sum()), int((tokens > 0).sum())
     _, first, second = results
     weight_bytes = sum(
         r.tensors[name]["read_bytes"] for r in (first, second) for name in ("weight_0", "weight_1") if name in r.tensors
     )
     every = sum(r.total("dram_read_bytes") + r.total("dram_written_bytes") for r in results)
-    least_weights = active * 3 * (H // 32) * (I // 32) * find_format(weight_format).tile_bytes
+    gate_up, down = (find_format(name).tile_bytes for name in (formats.gate_up, formats.down))
+    least_weights = active * (2 * gate_up + down) * (H // 32) * (width // 32)
     # x once per pair, activations once each way, out once; all bf16
-    least_other = pairs * H * 2 + 2 * pairs * I * 2 + T * H * 2
+    least_other = pairs * H * 2 + 2 * pairs * width * 2 + T * H * 2
     multiplies = sum(r.total("tile_multiplies") for r in results)
-    least_multiplies = int(((tokens + 31) // 32).sum()) * 3 * (H // 32) * (I // 32)
+    least_multiplies = int(((tokens + 31) // 32).sum()) * 3 * (H // 32) * (width // 32)
     cores = model.grid[0] * model.grid[1]
     work: dict[tuple[int, int], int] = {}
+    cycles = dict[tuple[int, int], int]()
     readers = 0
     for result in (first, second):
         for core, counters in result.cores.items():
-            work[core] = work.get(core, 0) + counters["tile_multiplies"]
+            multiplied = counters["tile_multiplies"]
+            work[core] = work.get(core, 0) + multiplied
+            phases = PHASES[formats.gate_up if result is first else formats.down]
+            cycles[core] = cycles.get(core, 0) + multiplied * phases * CYCLES_OF_A_PHASE
     readers = min(
         sum(counters["tile_multiplies"] > 0 for counters in result.cores.values()) for result in (first, second)
     )
     busiest = max(work.values(), default=0)
-    roofline = max(every / model.dram_bytes_per_s, busiest * 4 * CYCLES_OF_A_PHASE / model.clock_hz)
+    roofline = max(every / model.dram_bytes_per_s, max(cycles.values(), default=0) / model.clock_hz)
     return Cost(
         chip,
         routing,
-        weight_format,
+        str(formats),
         T,
         pairs,
         active,
@@ -146,6 +164,7 @@ def count(chip: str, routing: str, weight_format: str, ids: Tensor, here: int, r
         max(core["l1_high_water"] for r in results for core in r.cores.values()),
         roofline * 1e6,
         sum(r.cycles for r in results) / model.clock_hz * 1e6,
+        width != I,
     )
 
 
@@ -180,7 +199,7 @@ def table(costs: list[Cost]) -> Table:
             c.chip,
             c.weights,
             c.routing,
-            str(c.T),
+            f"{c.T}{' split' if c.split else ''}",
             str(c.pairs),
             str(c.active_experts),
             f"{c.weight_bytes / 1e6:.1f}",
@@ -230,20 +249,26 @@ def main(
     tokens: Annotated[str, typer.Option(help="T, separated by commas.")] = "1,32,128,4096",
     chips: Annotated[str, typer.Option(help="n150 (Wormhole), p150 (Blackhole).")] = "n150,p150",
     routings: Annotated[str, typer.Option(help="uniform, skewed.")] = "uniform,skewed",
-    weights: Annotated[str, typer.Option(help="bfloat16, bfloat8_b.")] = "bfloat16",
+    weights: Annotated[
+        str, typer.Option(help="With / between: bfloat16, bfloat8_b, bfloat4_b,bfloat8_b.")
+    ] = "bfloat16",
+    split: Annotated[bool, typer.Option("--split", help="Every device holds a part of every expert.")] = False,
     json_path: Annotated[Path | None, typer.Option("--json", help="Write the figures here.")] = None,
     plot: Annotated[Path | None, typer.Option(help="Draw them here.")] = None,
 ) -> None:
     """Count what the layer costs one device."""
     costs = [
-        emulate(chip, int(T), routing, form)
+        emulate(chip, int(T), routing, form, split)
         for chip in chips.split(",")
-        for form in weights.split(",")
+        for form in weights.split("/")
         for routing in routings.split(",")
         for T in tokens.split(",")
     ]
     if json_path is not None:
-        about = {"E": E, "D": D, "K": K, "H": H, "I": I, "costs": [asdict(cost) for cost in costs]}
+        kept = json.loads(json_path.read_text()) if json_path.exists() else {}
+        known = {cost.case: cost for cost in (Cost(**row) for row in kept.get("costs", ()))}
+        known.update((cost.case, cost) for cost in costs)
+        about = {**kept, "E": E, "D": D, "K": K, "H": H, "I": I, "costs": [asdict(cost) for cost in known.values()]}
         json_path.write_text(json.dumps(about, indent=1) + "\n")
     Console(width=180).print(table(costs))
     if plot is not None:

@@ -81,7 +81,8 @@ class Layer:
         up, down = (s.E_local, s.H, s.I), (s.E_local, s.I, s.H)
         placement = Placement.uniform(s.E, s.E // s.E_local)
         mapping = new((1, s.E_local), "int32", "ROW_MAJOR")
-        experts = DeviceExperts(device, s.E, s.H, s.I, "bfloat16", placement, new(up), new(up), new(down), mapping)
+        formats, made = tenstorrent.ExpertFormats(), (new(up), new(up), new(down), mapping)
+        experts = DeviceExperts(device, s.E, s.H, s.I, formats, placement, *made)
         routing = tenstorrent.DeviceRouting(new((T, s.K), "int32", "ROW_MAJOR"), new((T, s.K), "float32", "ROW_MAJOR"))
         return cls(experts, new((T, s.H), "bfloat16", "ROW_MAJOR"), routing, new((T, s.H)))
 

@@ -147,7 +147,7 @@ class CircularBuffer:
 
     @property
     def format(self) -> str:
-        """bfloat16, float32, bfloat8_b, uint32."""
+        """bfloat16, float32, bfloat8_b, bfloat4_b, uint32."""
 
     @property
     def cores(self) -> list[tuple[int, int]]:
@@ -201,6 +201,8 @@ class Problem:
         I: int,
         weight_format: str = "bfloat16",
         out_format: str = "bfloat16",
+        math_fidelity: str = "",
+        fp32_dest: bool = True,
     ) -> None: ...
     @property
     def T(self) -> int:
@@ -228,11 +230,19 @@ class Problem:
 
     @property
     def weight_format(self) -> str:
-        """bfloat16 or bfloat8_b."""
+        """bfloat16, bfloat8_b or bfloat4_b."""
 
     @property
     def out_format(self) -> str:
         """bfloat16 or float32."""
+
+    @property
+    def math_fidelity(self) -> str:
+        """LoFi, HiFi2, HiFi3, HiFi4; empty: the format's."""
+
+    @property
+    def fp32_dest(self) -> bool:
+        """DST holds fp32; else bf16."""
 
     @property
     def padded_tokens(self) -> int:
@@ -267,6 +277,11 @@ class Machine:
     @property
     def usable_l1(self) -> int:
         """What a core's circular buffers may take, bytes."""
+
+def default_fidelity(weight_format: str) -> str:
+    """
+    The math fidelity of products with weights of a format. ValueError: an unknown format.
+    """
 
 def plan_routing(problem: Problem, machine: Machine) -> Program:
     """

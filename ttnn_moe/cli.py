@@ -81,7 +81,9 @@ def doctor(
     ] = None,
     mesh: Annotated[str, typer.Option(help="With --plan: 1xD chips that share the model.")] = "1x8",
     chip: Annotated[str, typer.Option(help="With --plan: n150, n300 or p150.")] = "n300",
-    weights: Annotated[str, typer.Option(help="With --plan: experts' weights, bfloat16 or bfloat8_b.")] = "bfloat16",
+    weights: Annotated[
+        str, typer.Option(help="With --plan: bfloat16, bfloat8_b, bfloat4_b; see generate --weights.")
+    ] = "bfloat16",
     batch: Annotated[int, typer.Option(help="With --plan: sequences.", min=1, max=MOST)] = 32,
     sequence: Annotated[int, typer.Option(help="With --plan: tokens of each sequence.", min=1, max=MOST)] = 128,
     as_json: Json = False,

@@ -143,7 +143,7 @@ def render_plan(report: Report, console: Console) -> None:
     from .tenstorrent.plans import in_words
 
     console.print(
-        f"[bold]{plain(report.model)}[/] on a {report.mesh} mesh of {report.chip}, experts' weights "
+        f"[bold]{plain(report.model)}[/] on a {report.mesh} mesh of {report.chip}, weights "
         f"{report.weight_format}, {report.batch} sequences of {report.sequence} tokens"
     )
     rows = [

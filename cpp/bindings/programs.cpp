@@ -46,7 +46,7 @@ void bind_programs(nb::module_& m) {
         .def_ro("index", &CircularBuffer::index, "Its number in the kernels.")
         .def_ro("total_size", &CircularBuffer::total_size, "Bytes on each core.")
         .def_ro("page_size", &CircularBuffer::page_size, "Bytes of a page.")
-        .def_ro("format", &CircularBuffer::format, "bfloat16, float32, bfloat8_b, uint32.")
+        .def_ro("format", &CircularBuffer::format, "bfloat16, float32, bfloat8_b, bfloat4_b, uint32.")
         .def_ro("cores", &CircularBuffer::cores, "(x, y), logical.");
     nb::class_<Semaphore>(m, "Semaphore", "A semaphore on some cores.")
         .def_ro("id", &Semaphore::id, "Its number in the kernels.")
@@ -63,19 +63,22 @@ void bind_programs(nb::module_& m) {
             "__init__",
             [](Problem* self, std::uint32_t T, std::uint32_t E, std::uint32_t E_local, std::uint32_t K,
                std::uint32_t H, std::uint32_t I, const std::string& weight_format,
-               const std::string& out_format) {
-                new (self) Problem{T, E, E_local, K, H, I, weight_format, out_format};
+               const std::string& out_format, const std::string& math_fidelity, bool fp32_dest) {
+                new (self)
+                    Problem{T, E, E_local, K, H, I, weight_format, out_format, math_fidelity, fp32_dest};
             },
             nb::kw_only(), "T"_a, "E"_a, "E_local"_a, "K"_a, "H"_a, "I"_a, "weight_format"_a = "bfloat16",
-            "out_format"_a = "bfloat16")
+            "out_format"_a = "bfloat16", "math_fidelity"_a = "", "fp32_dest"_a = true)
         .def_ro("T", &Problem::T, "Most tokens of a call.")
         .def_ro("E", &Problem::E, "Experts of all devices.")
         .def_ro("E_local", &Problem::E_local, "Experts of this device.")
         .def_ro("K", &Problem::K, "Experts per token.")
         .def_ro("H", &Problem::H, "Hidden size.")
         .def_ro("I", &Problem::I, "Expert intermediate size.")
-        .def_ro("weight_format", &Problem::weight_format, "bfloat16 or bfloat8_b.")
+        .def_ro("weight_format", &Problem::weight_format, "bfloat16, bfloat8_b or bfloat4_b.")
         .def_ro("out_format", &Problem::out_format, "bfloat16 or float32.")
+        .def_ro("math_fidelity", &Problem::math_fidelity, "LoFi, HiFi2, HiFi3, HiFi4; empty: the format's.")
+        .def_ro("fp32_dest", &Problem::fp32_dest, "DST holds fp32; else bf16.")
         .def_prop_ro("padded_tokens", &padded_tokens, "T rounded up to 32: columns of routed_tokens.")
         .def_prop_ro("max_blocks", &max_blocks, "Most blocks of 32 rows that one device can have.");
     nb::class_<Machine>(m, "Machine", "What a program may use of a chip.")
@@ -95,6 +98,8 @@ void bind_programs(nb::module_& m) {
         .def_ro("min_tiles", &Machine::min_tiles, "Tiles of a product that are worth a core.")
         .def_prop_ro("usable_l1", &Machine::usable_l1, "What a core's circular buffers may take, bytes.");
 
+    m.def("default_fidelity", &default_fidelity, "weight_format"_a,
+          "The math fidelity of products with weights of a format. ValueError: an unknown format.");
     m.def("plan_routing", &plan_routing, "problem"_a, "machine"_a,
           "topk ids and weights to num_routed_tokens, routed_tokens, routed_token_weights. ValueError: no "
           "such plan.");

@@ -1,8 +1,34 @@
 #include "planner/problem.hpp"
 
+#include <algorithm>
+#include <array>
 #include <stdexcept>
+#include <string_view>
 
 namespace ttnn_moe::planner {
+namespace {
+
+using std::literals::operator""sv;
+
+struct Weights {
+    std::string_view format;
+    std::string_view fidelity;
+};
+
+constexpr std::array kWeights{Weights{"bfloat16", "HiFi4"}, Weights{"bfloat8_b", "HiFi2"},
+                              Weights{"bfloat4_b", "LoFi"}};
+constexpr std::array kFidelities{"LoFi"sv, "HiFi2"sv, "HiFi3"sv, "HiFi4"sv};
+
+}  // namespace
+
+std::string default_fidelity(const std::string& weight_format) {
+    const auto* found = std::ranges::find(kWeights, weight_format, &Weights::format);
+    if (found == kWeights.end()) {
+        throw std::invalid_argument("weights are bfloat16, bfloat8_b or bfloat4_b, not '" + weight_format +
+                                    "'");
+    }
+    return std::string(found->fidelity);
+}
 
 void check(const Problem& p, const Machine& machine) {
     const auto refuse = [](const std::string& what) { throw std::invalid_argument(what); };
@@ -16,8 +42,9 @@ void check(const Problem& p, const Machine& machine) {
         refuse("H and I must be multiples of 32, the side of a tile; got H = " + std::to_string(p.H) +
                ", I = " + std::to_string(p.I));
     }
-    if (p.weight_format != "bfloat16" && p.weight_format != "bfloat8_b") {
-        refuse("weights are bfloat16 or bfloat8_b, not '" + p.weight_format + "'");
+    default_fidelity(p.weight_format);
+    if (!p.math_fidelity.empty() && std::ranges::find(kFidelities, p.math_fidelity) == kFidelities.end()) {
+        refuse("a math fidelity is LoFi, HiFi2, HiFi3 or HiFi4, not '" + p.math_fidelity + "'");
     }
     if (p.out_format != "bfloat16" && p.out_format != "float32") {
         refuse("the output is bfloat16 or float32, not '" + p.out_format + "'");

@@ -20,8 +20,10 @@ struct Problem {
     std::uint32_t K;
     std::uint32_t H;
     std::uint32_t I;
-    std::string weight_format = "bfloat16";  // or "bfloat8_b"
+    std::string weight_format = "bfloat16";  // of the planned operator: bfloat16, bfloat8_b or bfloat4_b
     std::string out_format = "bfloat16";     // or "float32"
+    std::string math_fidelity{};             // LoFi, HiFi2, HiFi3 or HiFi4; empty: default_fidelity
+    bool fp32_dest = true;                   // DST holds fp32; else bf16
 
     auto operator<=>(const Problem&) const = default;
 };
@@ -56,6 +58,10 @@ constexpr std::uint32_t max_blocks(const Problem& p) {
     const std::uint64_t experts = std::min<std::uint64_t>(p.E_local, pairs);
     return std::min((pairs + (kTile - 1) * experts) / kTile, p.E_local * ceil_div(p.T, kTile));
 }
+
+// The fidelity of products with weights of a format, as tt-metal's models choose it: what the multipliers of
+// a phase take of a value, beside what the format holds. docs/tenstorrent.md has what each costs.
+std::string default_fidelity(const std::string& weight_format);
 
 // Throws std::invalid_argument for sizes that cannot be planned.
 void check(const Problem& problem, const Machine& machine);

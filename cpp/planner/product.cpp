@@ -19,7 +19,10 @@ std::uint32_t tile_bytes(const std::string& format) {
         return 4096;
     }
     if (format == "bfloat8_b") {
-        return 1088;  // 1024 mantissas and signs, 64 exponents
+        return 1088;  // 1024 signs and magnitudes of 7 bits, 64 exponents
+    }
+    if (format == "bfloat4_b") {
+        return 576;  // of 3 bits
     }
     throw std::invalid_argument("no tile format is called '" + format + "'");
 }
@@ -93,7 +96,11 @@ Product make_product(const Problem& problem, const Machine& machine, std::uint32
 
 ProductProgram::ProductProgram(std::string name, const Product& product, const Problem& problem,
                                const Machine& machine)
-    : name_(std::move(name)), product_(product), machine_(machine), named_(product.named_args()) {
+    : name_(std::move(name)),
+      product_(product),
+      problem_(problem),
+      machine_(machine),
+      named_(product.named_args()) {
     const std::uint64_t mapping_offset = round_up(problem.E * 4, 64);
     table_bytes = mapping_offset + round_up(problem.E_local * 4, 64);
     plan_page = round_up((2 + 3 * problem.E_local) * 4, 64);
@@ -139,8 +146,10 @@ void ProductProgram::compute(const std::vector<Arg>& scalars,
     made.named_compile_args = named_;
     made.common_args = scalars;
     made.args = product_.core_args();
-    made.config.fp32_dest_acc = true;
-    if (machine_.unpack_to_dest) {
+    made.config.math_fidelity =
+        problem_.math_fidelity.empty() ? default_fidelity(problem_.weight_format) : problem_.math_fidelity;
+    made.config.fp32_dest_acc = problem_.fp32_dest;
+    if (machine_.unpack_to_dest && problem_.fp32_dest) {
         made.config.unpack_to_dest_fp32 = unpack_to_dest_fp32;
     }
     program_.kernels.push_back(made);

@@ -71,6 +71,7 @@ class ProductProgram {
   private:
     std::string name_;
     const Product& product_;
+    const Problem& problem_;
     const Machine& machine_;
     std::map<std::string, std::uint32_t> named_;
     Program program_;

@@ -47,6 +47,8 @@ def demo(
         typer.Option(help="On tenstorrent: replay decode steps as ttnn traces.", show_default="where the device can"),
     ] = None,
     profile: Annotated[bool, typer.Option("--profile", help="On tenstorrent: time each operator.")] = False,
+    weights: terminal.Weights = None,
+    experts: terminal.ExpertsOn = None,
     dtype: Annotated[str | None, typer.Option(help="bfloat16, float16 or float32; default: the checkpoint's.")] = None,
     kv: terminal.KV = PAGED,
     kv_bits: terminal.KVBits = None,
@@ -81,7 +83,7 @@ def demo(
             where = f"rank 0 of {shared.size}, {parallel} shared, on {shared.where}"
             console.print(terminal.table(where, _speeds(shared.stats)))
         return
-    options = request.Options(mesh, device, dtype, trace, profile)
+    options = request.Options(mesh, device, dtype, trace, profile, weights, experts)
     on_chips = request.asked_for(backend, device)
     D = request.check(config, len(texts), options) if on_chips else options.refuse(backend)
     start = time.perf_counter()
@@ -89,7 +91,8 @@ def demo(
     with terminal.loading(f"loading {model.name}") as progress:
         if on_chips:
             request.quiet()
-            network = tt.load_model(model, D, device, progress, False if profile else trace)
+            split, traced = request.splits(config, len(texts), options), False if profile else trace
+            network = tt.load_model(model, D, device, progress, traced, weights=weights, split=split)
         else:
             network = load_model(model, backend, device, dtype, progress)
     load_s = time.perf_counter() - start

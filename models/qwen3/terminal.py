@@ -36,6 +36,21 @@ Device = Annotated[
 ]
 KV = Annotated[str, typer.Option(help="KV cache: paged, in the model's dtype, or bucketed, quantised.")]
 KVBits = Annotated[float | None, typer.Option(help="With --kv bucketed: average bits of a number.", show_default="4")]
+Weights = Annotated[
+    str | None,
+    typer.Option(
+        help="On tenstorrent: formats, as bfloat8_b, or bfloat4_b,bfloat8_b (gate and up, down), then of other "
+        "matrices as attention=bfloat8_b,head=bfloat8_b, of layers as gate_up@0-1=bfloat8_b.",
+        show_default="bfloat16",
+    ),
+]
+ExpertsOn = Annotated[
+    str | None,
+    typer.Option(
+        help="On a mesh: experts placed on chips, split over all, or auto: what decode steps read.",
+        show_default="placed",
+    ),
+]
 Mesh = Annotated[str | None, typer.Option(help="Chips of backend tenstorrent, as 1x8.", show_default="1x1")]
 
 

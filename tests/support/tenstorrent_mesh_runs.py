@@ -50,6 +50,33 @@ def mesh_partition() -> None:
 
 
 @mesh_run
+def mesh_split() -> None:
+    """Every chip holds I / D of every expert; gate and up in 4 bits, down in 8."""
+    case = Case("split", T=5, E=12, K=3, H=256, I=32 * mesh_D())
+    inputs = case.make(BF16)
+    device, exact = tenstorrent.open_device(mesh_D()), tenstorrent.ComputeConfig("HiFi4")
+    for form in ("bfloat16", "bfloat4_b,bfloat8_b"):
+        layer = tenstorrent.load_experts(inputs.experts, device, split=True, weight_format=form, compute=exact)
+        assert (layer.E_local, layer.I_local) == (12, 32)
+        dims = (2, 2, 1)
+        gate, up, down = (
+            torch.cat(tensors.parts_to_torch(w, device), dim).transpose(1, 2)
+            for w, dim in zip((layer.gate, layer.up, layer.down), dims, strict=True)
+        )
+        kept = ttnn_moe.Experts.dense(torch.cat([gate, up], 1).to(BF16).contiguous(), down.to(BF16).contiguous())
+        if form == "bfloat16":
+            assert all(torch.equal(kept.tensors[n], inputs.experts.tensors[n]) for n in kept.tensors)
+        hidden = tensors.replicate(inputs.hidden, device)
+        routing = tenstorrent.DeviceRouting(
+            tensors.replicate(inputs.ids, device), tensors.replicate(inputs.weights, device)
+        )
+        out = tensors.to_torch(ttnn_moe.moe(hidden, routing, layer), device)
+        check_out(out, oracle(inputs.hidden, inputs.ids, inputs.weights, kept, NUMERICS), f"split, {form}")
+    with refused("cannot be split", "I"):
+        tenstorrent.load_experts(Case("odd", T=1, E=4, K=1, H=64, I=32).make(BF16).experts, device, split=True)
+
+
+@mesh_run
 def mesh_uniform() -> None:
     _mesh_layer(Case("uniform", T=1, E=32, K=4, H=256, I=64), contiguous=True)
 

@@ -38,7 +38,16 @@ def experts_on(device: Device) -> DeviceExperts:
 
     mapping = tensors.empty((1, E), "int32", "ROW_MAJOR", device)
     return DeviceExperts(
-        device, E, H, I, "bfloat16", Placement.uniform(E, 1), tiles(E, H, I), tiles(E, H, I), tiles(E, I, H), mapping
+        device,
+        E,
+        H,
+        I,
+        tenstorrent.ExpertFormats(),
+        Placement.uniform(E, 1),
+        tiles(E, H, I),
+        tiles(E, H, I),
+        tiles(E, I, H),
+        mapping,
     )
 
 

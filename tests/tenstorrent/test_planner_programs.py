@@ -107,6 +107,9 @@ def test_half_the_grid_routes_4096_tokens(grid) -> None:
     assert (named["readers"] - 1) * named["share"] < 4096 <= named["readers"] * named["share"]
 
 
+WEIGHTS = [("bfloat16", 2048, "HiFi4"), ("bfloat8_b", 1088, "HiFi2"), ("bfloat4_b", 576, "LoFi")]
+
+
 @settings(max_examples=150, deadline=None)
 @given(
     T=st.integers(1, 3000),
@@ -117,7 +120,7 @@ def test_half_the_grid_routes_4096_tokens(grid) -> None:
     i=st.integers(1, 40),
     grid=st.sampled_from(sorted(GRIDS)),
     least=st.integers(1, 9),
-    weights=st.sampled_from(["bfloat16", "bfloat8_b"]),
+    weights=st.sampled_from(["bfloat16", "bfloat8_b", "bfloat4_b"]),
     out=st.sampled_from(["bfloat16", "float32"]),
 )
 def test_any_sizes(T, local, D, K, h, i, grid, least, weights, out) -> None:
@@ -205,11 +208,23 @@ def test_a_plan_depends_on_sizes_only() -> None:
             assert kinds <= {"address", "scalar", "noc_x", "noc_y"}
 
 
-def test_bfloat8_b_weights_take_half_the_room() -> None:
-    sizes = {}
-    for weights in ("bfloat16", "bfloat8_b"):
-        program = planner.plan_gate_up(planner.Problem(T=32, **QWEN3, weight_format=weights), machine())
-        index = program.kernels[0].named_compile_args["cb_w"]
-        sizes[weights] = next(buffer for buffer in program.buffers if buffer.index == index)
-    assert sizes["bfloat8_b"].format == "bfloat8_b"
-    assert sizes["bfloat8_b"].total_size * 2048 == sizes["bfloat16"].total_size * 1088
+@pytest.mark.parametrize(("weights", "tile", "fidelity"), WEIGHTS)
+def test_weights_of_fewer_bits_take_less_room_and_fewer_phases(weights, tile, fidelity) -> None:
+    for plan in (planner.plan_gate_up, planner.plan_down):
+        wide, narrow = (plan(planner.Problem(T=32, **QWEN3, weight_format=w), machine()) for w in ("bfloat16", weights))
+        index = wide.kernels[0].named_compile_args["cb_w"]
+        before, after = (next(b for b in program.buffers if b.index == index) for program in (wide, narrow))
+        assert after.format == weights
+        assert after.total_size * 2048 == before.total_size * tile
+        assert narrow.kernels[0].named_compile_args["weight_tile_bytes"] == after.page_size == tile
+        assert narrow.kernels[-1].config.math_fidelity == planner.default_fidelity(weights) == fidelity
+
+
+def test_fidelity_and_bf16_sums_are_arguments() -> None:
+    problem = planner.Problem(T=32, **QWEN3, math_fidelity="HiFi3", fp32_dest=False)
+    config = planner.plan_down(problem, machine()).kernels[-1].config
+    assert (config.math_fidelity, config.fp32_dest_acc, config.unpack_to_dest_fp32) == ("HiFi3", False, [])
+    with pytest.raises(ValueError, match="HiFi9"):
+        planner.plan_down(planner.Problem(T=32, **QWEN3, math_fidelity="HiFi9"), machine())
+    with pytest.raises(ValueError, match="bfloat2_b"):
+        planner.default_fidelity("bfloat2_b")

@@ -19,7 +19,7 @@ from qwen3_checkpoints import TINY, make, prompts
 from tenstorrent_model_runs import encode, least_correlation
 from ttnn_moe import BackendUnavailable, ContractError, RequestError, tenstorrent
 from ttnn_moe.errors import CheckpointError
-from ttnn_moe.models.qwen3 import Engine, Qwen3MoeConfig, bench, demo, generate, load_model, tt
+from ttnn_moe.models.qwen3 import PRESETS, Engine, Qwen3MoeConfig, bench, demo, generate, load_model, tt
 from ttnn_moe.models.qwen3.model import sizes_of
 from ttnn_moe.models.qwen3.runtime.generate import engine_for
 from ttnn_moe.models.qwen3.tt import cache as caches
@@ -27,7 +27,7 @@ from ttnn_moe.models.qwen3.tt import model as models
 from ttnn_moe.models.qwen3.tt.cache import PagedCache
 from ttnn_moe.models.qwen3.tt.passes import Packer
 from ttnn_moe.models.qwen3.tt.profile import Profile, prepare
-from ttnn_moe.models.qwen3.tt.request import Options, check, chips_of
+from ttnn_moe.models.qwen3.tt.request import Options, check, chips_of, splits
 from ttnn_moe.models.qwen3.tt.room import room_for
 from ttnn_moe.models.qwen3.tt.sizes import check_mesh
 from ttnn_moe.tenstorrent.emulator import library as emulated_ttnn
@@ -89,6 +89,32 @@ def test_every_kind_of_model_against_the_reference(kind: str, tmp_path: Path, em
         assert least_correlation(got, want) > 0.99
         texts = [[*text, token] for text, token in zip(texts, forced, strict=True)]
         got = model(torch.tensor(forced), cache, cache.decode(range(3), [len(text) - 1 for text in texts]))
+
+
+def test_weights_of_8_bits_and_split_experts_against_the_reference(tmp_path: Path, emulated: None) -> None:
+    directory = make(tmp_path, **{**SIZES, "mlp_only_layers": [1], "moe_intermediate_size": 64})
+    eight = "bfloat8_b,attention=bfloat8_b,dense=bfloat8_b,head=bfloat8_b"
+    model = tt.load_model(directory, 2, weights=eight, split=True)
+    reference = load_model(directory, "reference", dtype=torch.float32)
+    texts = prompts([5, 1], model.config.vocab_size)
+    cache = model.new_cache(2, 32)
+    for row in range(2):
+        cache.open(row, 8)
+    got = model(torch.tensor(sum(texts, [])), cache, cache.prefill([(0, 5), (1, 1)], [4, 5]))
+    want = torch.stack([reference(torch.tensor([text]))[0, -1] for text in texts])
+    assert least_correlation(got, want) > 0.99
+
+
+def test_each_matrix_has_the_format_that_names_it(tmp_path: Path, emulated: None) -> None:
+    directory = make(tmp_path, **{**SIZES, "mlp_only_layers": [1]})
+    text = "bfloat4_b,bfloat8_b,attention=bfloat8_b,attention@1=bfloat16,dense=bfloat4_b,experts@2=bfloat8_b"
+    model = tt.load_model(directory, weights=text)
+    first, second, third = model._layers
+    assert [str(layer.mlp.experts.formats) for layer in (first, third)] == ["bfloat4_b,bfloat8_b", "bfloat8_b"]
+    assert [first.mlp.experts.gate.dtype, first.mlp.experts.down.dtype] == ["bfloat4_b", "bfloat8_b"]
+    assert [layer.qkv.weight.dtype for layer in model._layers] == ["bfloat8_b", "bfloat16", "bfloat8_b"]
+    assert second.mlp.up.weight.dtype == "bfloat4_b" and third.out.weight.dtype == "bfloat8_b"
+    assert first.mlp.linear.weight.dtype == first.attention_norm.dtype == "bfloat16"
 
 
 @pytest.mark.parametrize("chunk, longest", [(7, 2048), (200, 64)])
@@ -294,7 +320,7 @@ def test_what_the_demo_refuses(name: str, capsys: pytest.CaptureFixture[str], em
 
 
 def test_what_is_of_no_other_backend(capsys: pytest.CaptureFixture[str]) -> None:
-    for args in (["--mesh", "1x1"], ["--trace"], ["--profile"]):
+    for args in (["--mesh", "1x1"], ["--trace"], ["--profile"], ["--weights", "bfloat8_b"], ["--experts", "split"]):
         assert demo.main(["--backend", "reference", *args]) == 2
         assert f"{args[0]} is of backend tenstorrent" in capsys.readouterr().err
 
@@ -304,6 +330,19 @@ def test_meshes() -> None:
     for mesh in ("", "8", "1x", "1x08", "x8", "1x8 ", "1x8x1", "8x1", "-1x8"):
         with pytest.raises(RequestError, match="wrong form"):
             chips_of(mesh)
+
+
+def test_whether_experts_are_split() -> None:
+    config = PRESETS["qwen3-30b-a3b"]
+    found = {
+        (words, rows): splits(config, rows, Options("1x8", experts=words))
+        for words in (None, "placed", "split", "auto")
+        for rows in (1, 32)
+    }
+    assert {key for key, split in found.items() if split} == {("split", 1), ("split", 32), ("auto", 1)}
+    for words, mesh in (("both", "1x8"), ("split", "1x16")):
+        with pytest.raises(RequestError, match="--experts cannot be had"):
+            splits(config, 1, Options(mesh, experts=words))
 
 
 def test_without_a_device(monkeypatch: pytest.MonkeyPatch) -> None:

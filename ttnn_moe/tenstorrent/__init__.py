@@ -11,5 +11,18 @@ With torch tensors, `ttnn_moe.moe(..., backend="tenstorrent")` moves them to the
 from .device import Device, attach, close_device, open_device
 from .experts import DeviceExperts, load_experts
 from .layer import DeviceRouting, moe
+from .weight_formats import ComputeConfig, ExpertFormats, ModelFormats
 
-__all__ = ["Device", "DeviceExperts", "DeviceRouting", "attach", "close_device", "load_experts", "moe", "open_device"]
+__all__ = [
+    "ComputeConfig",
+    "Device",
+    "DeviceExperts",
+    "DeviceRouting",
+    "ExpertFormats",
+    "ModelFormats",
+    "attach",
+    "close_device",
+    "load_experts",
+    "moe",
+    "open_device",
+]

@@ -1,7 +1,7 @@
 """The Tenstorrent backend for torch tensors: it moves them to the device, and the result back.
 
 The first call on some experts loads their weights (experts.py). They stay on the device as long as the Experts object
-lives. TTNN_MOE_TT_WEIGHTS=bfloat8_b loads them in 8 bits. A model on the device uses layer.py: it has ttnn tensors.
+lives. TTNN_MOE_TT_WEIGHTS names their formats. A model on the device uses layer.py: it has ttnn tensors.
 """
 
 from __future__ import annotations

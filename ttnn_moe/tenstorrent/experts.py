@@ -1,7 +1,10 @@
 """Expert weights on a device, as tiles.
 
 Each device of a mesh holds gate and up [E_local, H, I] and down [E_local, I, H] of its experts, in the order of
-device_expert_mapping. They lie in DRAM as 32x32 tiles of bfloat16 or bfloat8_b.
+device_expert_mapping. They lie in DRAM as 32x32 tiles of bfloat16, bfloat8_b or bfloat4_b.
+
+Where a step visits few experts, `split=True` gives each device all E experts, and 1/D of every expert's I: all devices
+then read the same number of bytes, whatever the routing. The sum over devices is the same.
 
 Tiles are made once and kept on disk: see files.py.
 """
@@ -21,14 +24,14 @@ from ..experts import Experts
 from ..placement import Placement
 from . import files, tensors
 from .device import Device, open_device
+from .weight_formats import ComputeConfig, ExpertFormats
 
-FORMATS = ("bfloat16", "bfloat8_b")
 WEIGHTS = "TTNN_MOE_TT_WEIGHTS"
 
 
 def weight_format() -> str:
-    """The format that TTNN_MOE_TT_WEIGHTS names; default bfloat16."""
-    return os.environ.get(WEIGHTS) or FORMATS[0]
+    """The formats that TTNN_MOE_TT_WEIGHTS names; default bfloat16."""
+    return os.environ.get(WEIGHTS) or str(ExpertFormats())
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,7 +39,8 @@ class DeviceExperts:
     """One layer's weights on a device or mesh. Make it with `load_experts`.
 
     Attributes:
-        device, E (of all devices), H, I, weight_format, placement: what was loaded, and onto which devices.
+        device, E (of all devices), H, I, formats, compute: what was loaded, onto which devices, for which products.
+        placement: which device holds which experts. None: every device holds I / D of all of them.
         gate, up, down, mapping: ttnn tensors; mapping is each device's device_expert_mapping [1, E_local].
         ready: calls whose tensors were found right, and their programs (layer.py).
     """
@@ -45,13 +49,24 @@ class DeviceExperts:
     E: int
     H: int
     I: int
-    weight_format: str
-    placement: Placement
+    formats: ExpertFormats
+    placement: Placement | None
     gate: Any
     up: Any
     down: Any
     mapping: Any
+    compute: ComputeConfig = ComputeConfig()
     ready: dict[Any, Any] = field(default_factory=dict, init=False, repr=False)
+
+    @property
+    def E_local(self) -> int:
+        """Experts that a device holds, or holds a part of."""
+        return self.E if self.placement is None else self.placement.E_local
+
+    @property
+    def I_local(self) -> int:
+        """Of each expert's I, how many a device holds."""
+        return self.I // self.device.D if self.placement is None else self.I
 
 
 def load_experts(
@@ -59,7 +74,9 @@ def load_experts(
     device: Device | None = None,
     *,
     placement: Placement | None = None,
+    split: bool = False,
     weight_format: str = "bfloat16",
+    compute: ComputeConfig | None = None,
     cache: Path | str | None = None,
     least_cached_bytes: int = files.LEAST_CACHED_BYTES,
 ) -> DeviceExperts:
@@ -69,7 +86,10 @@ def load_experts(
         experts: dense bf16, all E of them.
         device: default: the one in use; if there is none, a mesh of placement.D devices is opened.
         placement: which device holds which experts, any partition; default: in order.
-        weight_format: "bfloat16", or "bfloat8_b" (8 bits a weight, an exponent for 16 of them).
+        split: instead of whole experts, each of D devices holds I / D of every expert; see balance.py for when.
+        weight_format: "bfloat16", "bfloat8_b" or "bfloat4_b" (an exponent for 16 weights), or those of gate_up and of
+            down: "bfloat4_b,bfloat8_b".
+        compute: how products are made; default: ComputeConfig().
         cache: folder of the tiles; default: see files.py.
         least_cached_bytes: layers smaller than this are not kept on disk.
 
@@ -84,17 +104,22 @@ def load_experts(
             expected="dense bfloat16",
             remedy="load the checkpoint's dense weights, in bfloat16",
         )
-    if weight_format not in FORMATS:
-        raise ContractError("unknown weight format", got=repr(weight_format), expected=f"one of {list(FORMATS)}")
+    formats = ExpertFormats.parse(weight_format)
     if experts.H % 32 or experts.I % 32:
         raise ContractError(
             "H and I do not fill whole tiles", got=f"H={experts.H}, I={experts.I}", expected="multiples of 32"
         )
+    if split and (placement is not None or device is None or experts.I % (32 * device.D)):
+        raise ContractError(
+            "every expert's I cannot be split",
+            got=f"I={experts.I}, D={device and device.D}, placement={placement}",
+            expected="an open device or mesh, I / D a multiple of 32, and no placement",
+        )
     if placement is None:
-        placement = Placement.uniform(experts.E, 1 if device is None else device.D)
+        placement = Placement.uniform(experts.E, 1 if device is None or split else device.D)
     if device is None:
         device = open_device(placement.D)
-    if (placement.E, placement.D) != (experts.E, device.D):
+    if not split and (placement.E, placement.D) != (experts.E, device.D):
         raise ContractError(
             "placement does not fit experts and mesh",
             got=f"E={placement.E}, D={placement.D}",
@@ -105,22 +130,38 @@ def load_experts(
     size = sum(tensor.numel() * tensor.element_size() for tensor in experts.tensors.values())
     key = None
     if folder is not None and size >= least_cached_bytes:
-        about = (experts.spec, experts.sizes, weight_format, device.D, order.tolist())
+        about = (experts.spec, experts.sizes, str(formats), device.D, order.tolist(), split)
         key = files.digest(experts.tensors.values(), *about)
 
     def tiles(name: str) -> Any:
         """One matrix of every expert, [E, in, out] in placement order."""
         path = None if folder is None or key is None else folder / f"{key}-{name}.tensorbin"
         matrix = _matrix(name, experts)
-        return files.kept(
-            path,
-            lambda: tensors.shard(matrix[order].transpose(1, 2), device, weight_format, "TILE", on_host=True),
-            device,
-        )
+        form = formats.down if name == "down" else formats.gate_up
+
+        def make() -> Any:
+            whole = matrix[order].transpose(1, 2)
+            if split:  # the mapper cuts the first dimension: [D * E, ..], a device's part of every expert after another
+                whole = torch.cat(whole.chunk(device.D, 1 if name == "down" else 2))
+            return tensors.shard(whole, device, form, "TILE", on_host=True)
+
+        return files.kept(path, make, device)
 
     made = {name: tiles(name) for name in ("gate", "up", "down")}
-    mapping = tensors.shard(placement.device_expert_mapping, device, "int32")
-    return DeviceExperts(device, experts.E, experts.H, experts.I, weight_format, placement, mapping=mapping, **made)
+    put = tensors.replicate if split else tensors.shard
+    mapping = put(placement.device_expert_mapping, device, dtype="int32")
+    kept = None if split else placement
+    return DeviceExperts(
+        device,
+        experts.E,
+        experts.H,
+        experts.I,
+        formats,
+        kept,
+        mapping=mapping,
+        compute=compute or ComputeConfig(),
+        **made,
+    )
 
 
 def _matrix(name: str, experts: Experts) -> Tensor:

@@ -15,6 +15,7 @@ from . import device as devices
 from . import layer, tensors
 from .experts import DeviceExperts, load_experts, weight_format
 from .programs import Sizes, programs_of
+from .weight_formats import ModelFormats
 
 _LOADED: weakref.WeakKeyDictionary[Experts, DeviceExperts] = weakref.WeakKeyDictionary()
 _LOADING = threading.Lock()
@@ -22,14 +23,18 @@ _LOADING = threading.Lock()
 
 def loaded(experts: Experts, placement: Placement | None = None) -> DeviceExperts:
     """The experts on the device in use; the first call loads them."""
+    formats = ModelFormats.parse(weight_format()).experts()
     with _LOADING:
         found = _LOADED.get(experts)
-        if found is not None and found.device is devices.current() and found.weight_format == weight_format():
-            there = found.placement.device_expert_mapping
-            if placement is None or torch.equal(placement.device_expert_mapping, there):
+        if found is not None and found.device is devices.current() and found.formats == formats:
+            if placement is None or _same(placement, found.placement):
                 return found
-        found = _LOADED[experts] = load_experts(experts, placement=placement, weight_format=weight_format())
+        found = _LOADED[experts] = load_experts(experts, placement=placement, weight_format=str(formats))
         return found
+
+
+def _same(a: Placement, b: Placement | None) -> bool:
+    return b is not None and torch.equal(a.device_expert_mapping, b.device_expert_mapping)
 
 
 def run(hidden: Tensor, routing: Routing, experts: DeviceExperts, out: Tensor, accumulate: bool) -> None:

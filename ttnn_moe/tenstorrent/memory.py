@@ -10,6 +10,7 @@ from .all_reduce import partial_dtype, summed_columns
 from .emulator.formats import find_format
 from .heads import HeadShare
 from .programs import Form, LayerPrograms
+from .weight_formats import ModelFormats
 
 PAGE = 32
 """Tokens of a page of the KV cache: one tile's height."""
@@ -71,26 +72,30 @@ def tensor_bytes(form: Form) -> int:
     return size
 
 
-def parts(model: ModelSizes, programs: LayerPrograms, batch: int, sequence: int) -> list[Part]:
+def parts(
+    model: ModelSizes, programs: LayerPrograms, batch: int, sequence: int, formats: ModelFormats | None = None
+) -> list[Part]:
     """Every part of the model for `batch` sequences of `sequence` tokens.
 
-    Weights are bfloat16; `programs` names the format of the experts. The head is a matrix of its own even where
-    it is tied: the embedding lies in rows, the head in tiles. Activations are the tensors of the widest moment of a
-    layer, at the largest T of one call. What ttnn's own operators allocate, and what ttnn reserves, is not counted.
+    The head is a matrix of its own even where it is tied: the embedding lies in rows, the head in tiles. Activations
+    are the tensors of the widest moment of a layer, at the largest T of one call. What ttnn's own operators allocate,
+    and what ttnn reserves, is not counted.
 
     Args:
         programs: of one layer, on the mesh.
+        formats: of every matrix; layers without experts come first. Default: bfloat16, and `programs`' for experts.
 
     Raises:
         ContractError: the chips cannot share the attention heads.
     """
-    made = [*_weights(model, programs), _cache(model, programs, batch, sequence)]
+    formats = ModelFormats.parse(programs.sizes.weight_format) if formats is None else formats
+    made = [*_weights(model, programs.device.D, formats), _cache(model, programs, batch, sequence)]
     return [*made, _workspace(programs, batch, sequence), _activations(model, programs, batch, sequence)]
 
 
-def _weights(model: ModelSizes, programs: LayerPrograms) -> Iterable[Part]:
+def _weights(model: ModelSizes, D: int, formats: ModelFormats) -> Iterable[Part]:
     H, I, E, V, layers, sparse = model.H, model.I, model.E, model.V, model.layers, model.sparse_layers
-    weight_format, D = programs.sizes.weight_format, programs.device.D
+    first, own = layers - sparse, E // D
 
     def part(
         name: str,
@@ -103,30 +108,40 @@ def _weights(model: ModelSizes, programs: LayerPrograms) -> Iterable[Part]:
     ) -> Part:
         return Part(name, what, n * sum(tensor_bytes((shape, dtype, layout)) for shape in shapes), chips)
 
-    what, own = f"{sparse} x gate, up [{E}, {H}, {I}], down [{E}, {I}, {H}] {weight_format}", E // D
-    yield part("experts", what, sparse, (own, H, I), (own, H, I), (own, I, H), dtype=weight_format, chips=D)
+    def over(name: str, what: str, all_layers: range, *shapes: tuple[str, tuple[int, ...]], chips: int = 1) -> Part:
+        """A part of matrices of these groups in each of these layers."""
+        size = sum(tensor_bytes((shape, formats.of(group, i), "TILE")) for i in all_layers for group, shape in shapes)
+        used = dict.fromkeys(formats.of(group, i) for group, _ in shapes for i in all_layers)
+        return Part(name, f"{len(all_layers)} x {what} {', '.join(used)}", size, chips)
+
+    experts = ("gate_up", (own, H, I)), ("gate_up", (own, H, I)), ("down", (own, I, H))
+    yield over("experts", f"gate, up [{E}, {H}, {I}], down [{E}, {I}, {H}]", range(first, layers), *experts, chips=D)
     yield part("router", f"{sparse} x [{H}, {E}]", sparse, (H, E))
-    if sparse < layers:
-        n, wide = layers - sparse, model.dense_I
-        yield part("dense layers", f"{n} x 3 [{H}, {wide}]", n, (H, wide), (H, wide), (wide, H))
-    yield _attention(model, D)
+    if first:
+        wide = model.dense_I
+        matrices = (("dense", (H, wide)), ("dense", (H, wide)), ("dense", (wide, H)))
+        yield over("dense layers", f"3 [{H}, {wide}]", range(first), *matrices)
+    all_q, all_qkv = _widths(model, model.heads, model.kv_heads)
+    what = f"qkv [{H}, {all_qkv}], out [{all_q}, {H}]"
+    yield over("attention", what, range(layers), *_attention(model, D), chips=D)
     norms = layers * 2 * (H + model.head_dim) + H
     what = f"{layers} x 2 [{H}], 2 [{model.head_dim}]; 1 [{H}]; row-major"
     yield part("norms", what, 1, (1, norms), layout="ROW_MAJOR")
     rope = (model.context, model.head_dim)
     yield part("RoPE", f"2 x {list(rope)} row-major", 2, rope, layout="ROW_MAJOR")
     yield part("embedding", f"[{V}, {H}] row-major", 1, (V, H), layout="ROW_MAJOR")
-    yield part("head", f"[{H}, {V}]", 1, (H, ceil_div(V, D)), chips=D)
+    what, each = f"[{H}, {V}] {formats.of('head')}", (H, ceil_div(V, D))
+    yield part("head", what, 1, each, dtype=formats.of("head"), chips=D)
 
 
-def _attention(model: ModelSizes, D: int) -> Part:
-    share, H, layers = model.share(D), model.H, model.layers
+def _attention(model: ModelSizes, D: int) -> Iterable[tuple[str, tuple[int, int]]]:
+    """The matrices of a chip's attention, with the group of each."""
+    share, H = model.share(D), model.H
     columns = summed_columns(H, D)
     q, qkv = _widths(model, share.heads, share.kv_heads)
-    shapes = [(H, qkv), (q, columns)] + ([(1, qkv), (1, columns)] if model.attention_bias else [])
-    each = sum(tensor_bytes((shape, "bfloat16", "TILE")) for shape in shapes)
-    all_q, all_qkv = _widths(model, model.heads, model.kv_heads)
-    return Part("attention", f"{layers} x qkv [{H}, {all_qkv}], out [{all_q}, {H}]", layers * each, D)
+    yield from (("attention", (H, qkv)), ("attention", (q, columns)))
+    if model.attention_bias:
+        yield from (("bias", (1, qkv)), ("bias", (1, columns)))
 
 
 def _widths(model: ModelSizes, heads: int, kv_heads: int) -> tuple[int, int]:

@@ -12,11 +12,11 @@ from ..errors import ContractError
 from ..sizes import ceil_div
 from .all_reduce import partial_dtype
 from .device import Device
-from .experts import FORMATS
 from .heads import fits_heads
 from .memory import PAGE, ModelSizes, Part, parts, tensor_bytes
 from .programs import LayerPrograms, Sizes
 from .runtime import PLANNER_REMEDY
+from .weight_formats import FORMATS, ModelFormats
 
 if TYPE_CHECKING:
     from .._planner import Chip, Program
@@ -91,15 +91,17 @@ def devices_of(mesh: str) -> int:
 def plan_model(
     model: str, sizes: ModelSizes, mesh: str, chip: str, weight_format: str, batch: int, sequence: int
 ) -> Report:
-    """Every program of one layer, and the memory of the model.
+    """Every program of the first layer with experts, and the memory of the model.
+
+    Args:
+        weight_format: of every matrix, as ModelFormats.parse reads it.
 
     Raises:
         ContractError: a mesh, a chip, a format or sizes that the planner does not support; heads or experts that the
             chips cannot share.
     """
     D, kind = devices_of(mesh), _chip(chip)
-    if weight_format not in FORMATS:
-        raise ContractError("unknown weight format", got=repr(weight_format), expected=f"one of {list(FORMATS)}")
+    formats = ModelFormats.parse(weight_format)
     if sizes.E % D:
         raise ContractError(
             "the chips cannot share the experts evenly", got=f"E={sizes.E} on {mesh}", expected="E % D == 0"
@@ -111,7 +113,7 @@ def plan_model(
             expected=f"batch >= 1, sequence 1 .. {sizes.context}",
         )
     sizes.share(D)
-    programs = _programs(sizes, kind, D, weight_format)
+    programs = _programs(sizes, kind, D, str(formats.experts(sizes.layers - sizes.sparse_layers)))
     machine = programs.device.machine
     return Report(
         model,
@@ -123,7 +125,7 @@ def plan_model(
         machine.usable_l1,
         kind.dram_bytes,
         list(_plans(programs)),
-        parts(sizes, programs, batch, sequence),
+        parts(sizes, programs, batch, sequence, formats=formats),
     )
 
 
@@ -131,13 +133,14 @@ def longest_sequence(sizes: ModelSizes, D: int, arch: str, weight_format: str, b
     """Tokens of each of `batch` sequences that fit D chips of an architecture beside the model, whole pages; 0: none.
 
     Raises:
-        ContractError: there is no planner, or heads that the chips cannot share.
+        ContractError: there is no planner, an unknown format, or heads that the chips cannot share.
     """
-    chip = _chip(SMALLEST[arch])
-    programs = _programs(sizes, chip, D, weight_format)
+    chip, formats = _chip(SMALLEST[arch]), ModelFormats.parse(weight_format)
+    programs = _programs(sizes, chip, D, str(formats.experts(sizes.layers - sizes.sparse_layers)))
 
     def exceeds(pages: int) -> bool:
-        return sum(part.per_chip for part in parts(sizes, programs, batch, pages * PAGE)) > chip.dram_bytes
+        found = parts(sizes, programs, batch, pages * PAGE, formats)
+        return sum(part.per_chip for part in found) > chip.dram_bytes
 
     return PAGE * bisect_left(range(1, 1 + sizes.context // PAGE), True, key=exceeds)
 
@@ -163,7 +166,8 @@ def _remedies(report: Report, sizes: ModelSizes) -> Iterable[str]:
     """The smallest changes of mesh and format that fit."""
     D = devices_of(report.mesh)
     larger = [d for d in range(D + 1, MOST_CHIPS + 1) if sizes.E % d == 0 and fits_heads(sizes.heads, d)]
-    for weight_format in FORMATS[FORMATS.index(report.weight_format) :]:
+    plain = report.weight_format in FORMATS
+    for weight_format in FORMATS[FORMATS.index(report.weight_format) :] if plain else (report.weight_format,):
         for devices in [D, *larger]:
             mesh = f"1x{devices}"
             other = plan_model(report.model, sizes, mesh, report.chip, weight_format, report.batch, report.sequence)
@@ -220,7 +224,8 @@ def _plan(programs: LayerPrograms, name: str, T: int, program: Program) -> Plan:
     else:
         shape = (s.E_local, s.H, s.I)
         matrices, inner = (2, s.H) if name == "gate_up" else (1, s.I)
-        weights = matrices * tensor_bytes((shape, s.weight_format, "TILE"))
+        form = s.formats.gate_up if name == "gate_up" else s.formats.down
+        weights = matrices * tensor_bytes((shape, form, "TILE"))
         tiles = [_tiles(kernel.args[core]) * matrices for core in kernel.cores]
         share, unit = (min(tiles), max(tiles)), "weight tiles"
         rows = pairs * inner * 2 + (pairs * s.I if name == "gate_up" else T * s.H) * 2

@@ -17,6 +17,7 @@ from .all_reduce import partial_dtype, partial_rows
 from .device import Device
 from .launch import Launcher
 from .runtime import library
+from .weight_formats import ComputeConfig, ExpertFormats
 
 if TYPE_CHECKING:
     from .._planner import Program
@@ -28,7 +29,7 @@ Form = tuple[tuple[int, ...], str, str]
 
 @dataclass(frozen=True)
 class Sizes:
-    """Sizes that a plan depends on, besides T."""
+    """Sizes that a plan depends on, besides T. E_local and I are those of a device; formats as ExpertFormats.parse."""
 
     E: int
     E_local: int
@@ -36,6 +37,7 @@ class Sizes:
     H: int
     I: int
     weight_format: str = "bfloat16"
+    compute: ComputeConfig = ComputeConfig()
 
     @classmethod
     def of(cls, problem: Problem, weight_format: str = "bfloat16") -> Sizes:
@@ -43,7 +45,12 @@ class Sizes:
 
     @classmethod
     def of_experts(cls, experts: DeviceExperts, K: int) -> Sizes:
-        return cls(experts.E, experts.placement.E_local, K, experts.H, experts.I, experts.weight_format)
+        E_local, I = experts.E_local, experts.I_local
+        return cls(experts.E, E_local, K, experts.H, I, str(experts.formats), experts.compute)
+
+    @property
+    def formats(self) -> ExpertFormats:
+        return ExpertFormats.parse(self.weight_format)
 
 
 @dataclass(frozen=True)
@@ -166,12 +173,21 @@ class LayerPrograms:
             self._buffers[key] = tensors.empty(*form, self.device)
         return self._buffers[key]
 
-    def _problem(self, bound: int, out_format: str = "bfloat16") -> Any:
+    def _problem(self, bound: int, name: str = "gate_up", out_format: str = "bfloat16") -> Any:
         from .._planner import Problem as Planned
 
         s = self.sizes
         return Planned(
-            T=bound, E=s.E, E_local=s.E_local, K=s.K, H=s.H, I=s.I, weight_format=s.weight_format, out_format=out_format
+            T=bound,
+            E=s.E,
+            E_local=s.E_local,
+            K=s.K,
+            H=s.H,
+            I=s.I,
+            weight_format=s.formats.down if name == "down" else s.formats.gate_up,
+            out_format=out_format,
+            math_fidelity=s.compute.math_fidelity or "",
+            fp32_dest=s.compute.fp32_dest_acc_en,
         )
 
     def _launcher(self, name: str, bound: int, out_format: str = "bfloat16") -> Launcher:
@@ -188,7 +204,7 @@ class LayerPrograms:
         """
         from .. import _planner
 
-        problem, machine = self._problem(bound, out_format), self.device.machine
+        problem, machine = self._problem(bound, name, out_format), self.device.machine
         if name in ("gate_up", "project"):
             return _planner.plan_gate_up(problem, machine, 2 if name == "gate_up" else 1)
         return getattr(_planner, f"plan_{name}")(problem, machine)

@@ -18,7 +18,8 @@ from ttnn_moe.kv import formats
 from ttnn_moe.kv.cache import CacheSizes
 from ttnn_moe.kv.step import DecodeStep, Step
 from ttnn_moe.sizes import power_of_2
-from ttnn_moe.tenstorrent import Device, tensors
+from ttnn_moe.tenstorrent import Device, ModelFormats, tensors
+from ttnn_moe.tenstorrent.experts import weight_format
 from ttnn_moe.tenstorrent.memory import PAGE
 from ttnn_moe.tenstorrent.programs import Sizes, programs_of
 
@@ -54,10 +55,18 @@ class Qwen3MoeTT:
 
     device, dtype = torch.device("cpu"), torch.bfloat16
 
-    def __init__(self, config: Qwen3MoeConfig, mesh: Device, traced: bool = False):
+    def __init__(
+        self,
+        config: Qwen3MoeConfig,
+        mesh: Device,
+        traced: bool = False,
+        formats: ModelFormats | None = None,
+        split: bool = False,
+    ):
         check_sizes(config)
         self.config, self.mesh, self.traced = config, mesh, traced
-        self._network, self._mover = Network(config, mesh), Mover(config, mesh)
+        self._network = Network(config, mesh)
+        self._mover = Mover(config, mesh, formats or ModelFormats(), split)
         self._layers: list[LayerWeights] = []
         self._decoders: weakref.WeakKeyDictionary[PagedCache, Decoder] = weakref.WeakKeyDictionary()
         self._prefilled: set[tuple[tuple[tuple[int, int], ...], int]] = set()
@@ -75,7 +84,7 @@ class Qwen3MoeTT:
 
     def put_layer(self, layer: Layer) -> None:
         """Move the next layer to the device."""
-        self._layers.append(self._mover.layer(layer))
+        self._layers.append(self._mover.layer(layer, len(self._layers)))
 
     @property
     def where(self) -> str:
@@ -213,8 +222,10 @@ class Qwen3MoeTT:
         return chip * int(logits.parts.shape[-1]) + at.long().gather(0, chip[None])[0]
 
 
-def _on_device(config: Qwen3MoeConfig, D: int, device: str | None, traced: bool | None) -> Qwen3MoeTT:
-    """The model without weights. A device that is open already has the trace region that it was opened with."""
+def _on_device(config: Qwen3MoeConfig, D: int, device: str | None, traced: bool | None, *weights: Any) -> Qwen3MoeTT:
+    """The model before its weights (`weights`: formats, split) are read.
+
+    A device that is open already has the trace region that it was opened with."""
     reason, room = why_no_trace(device) if traced is None else None, trace_bytes(config, D)
     capture = reason is None if traced is None else traced
     mesh = tenstorrent.open_device(D, device, room if capture else None)
@@ -222,7 +233,7 @@ def _on_device(config: Qwen3MoeConfig, D: int, device: str | None, traced: bool 
         capture, reason = False, f"the device was opened with {mesh.trace_bytes} bytes for traces, not {room}"
     if reason is not None:
         logger.info("decode steps run eagerly: {}", reason)
-    return Qwen3MoeTT(config, mesh, capture)
+    return Qwen3MoeTT(config, mesh, capture, *weights)
 
 
 def load_model(
@@ -231,6 +242,9 @@ def load_model(
     device: str | None = None,
     progress: Progress | None = None,
     traced: bool | None = None,
+    *,
+    weights: str | None = None,
+    split: bool = False,
 ) -> Qwen3MoeTT:
     """Put a checkpoint on one chip, or a 1xD mesh; the host holds one layer at a time.
 
@@ -239,17 +253,20 @@ def load_model(
         D: chips. device: as in ttnn_moe.tenstorrent.open_device.
         traced: capture decode steps as traces, and replay them; default: where the device can. This needs fast
             dispatch.
+        weights: the matrices' formats, as in "bfloat4_b,bfloat8_b,attention=bfloat8_b,head=bfloat8_b"; see
+            ttnn_moe.tenstorrent.ModelFormats.parse. Default: what TTNN_MOE_TT_WEIGHTS names, else bfloat16.
+        split: every chip holds 1 / D of each expert's I, instead of E / D experts; see ttnn_moe.tenstorrent.balance.
 
     Raises:
         CheckpointError: as ttnn_moe.models.qwen3.load_model, or sizes that the device does not take.
         BackendUnavailable: no such device, or fewer than D chips.
         RequestError: the model does not fit the chips' memory.
-        ContractError: experts or heads that D chips cannot share; nothing was opened.
+        ContractError: experts or heads that D chips cannot share, or unknown formats; nothing was opened.
     """
     checkpoint = Checkpoint(directory)
-    config = checkpoint.config
-    check_mesh(config, D)
-    model = _on_device(config, D, device, traced)
+    formats = ModelFormats.parse(weight_format() if weights is None else weights)
+    check_mesh(checkpoint.config, D, split)
+    model = _on_device(checkpoint.config, D, device, traced, formats, split)
     put(checkpoint, model, progress)
     return model
 
@@ -259,7 +276,7 @@ def load_onto(mesh: Device, directory: str | Path) -> Qwen3MoeTT:
     checkpoint = Checkpoint(directory)
     check_mesh(checkpoint.config, mesh.D)
     traced = why_no_trace("emulator" if mesh.emulated else "") is None
-    model = Qwen3MoeTT(checkpoint.config, mesh, traced)
+    model = Qwen3MoeTT(checkpoint.config, mesh, traced, ModelFormats.parse(weight_format()))
     put(checkpoint, model)
     return model
 

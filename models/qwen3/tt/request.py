@@ -11,7 +11,9 @@ from dataclasses import dataclass
 from ttnn_moe import registry
 from ttnn_moe.errors import BackendUnavailable, RequestError
 from ttnn_moe.tenstorrent import device as devices
+from ttnn_moe.tenstorrent.balance import prefer_split
 from ttnn_moe.tenstorrent.runtime import is_emulator
+from ttnn_moe.tenstorrent.weight_formats import ModelFormats
 
 from ..config import Qwen3MoeConfig
 from ..runtime.language_model import LanguageModel
@@ -21,9 +23,10 @@ from .model import Qwen3MoeTT
 from .profile import Profile, prepare
 from .profile import profiled as profile_of
 from .sizes import check_mesh
-from .weights import check_sizes
+from .weights import TILE, check_sizes
 
 NAME = "tenstorrent"
+PLACES = ("placed", "split")
 
 
 def asked_for(backend: str, device: str | None) -> bool:
@@ -45,17 +48,19 @@ def chips_of(mesh: str | None) -> int:
 
 @dataclass(frozen=True)
 class Options:
-    """Options of a command line: --mesh, --device, --dtype, --trace, --profile."""
+    """Options of a command line: --mesh, --device, --dtype, --trace, --profile, --weights, --experts."""
 
     mesh: str | None = None
     device: str | None = None
     dtype: str | None = None
     trace: bool | None = None
     profile: bool = False
+    weights: str | None = None
+    experts: str | None = None
 
     def refuse(self, backend: str) -> int:
         """0 chips, for another backend. Raises RequestError if an option is set that only Tenstorrent has."""
-        given = [name for name in ("mesh", "trace", "profile") if getattr(self, name)]
+        given = [name for name in ("mesh", "trace", "profile", "weights", "experts") if getattr(self, name)]
         if given:
             raise RequestError(
                 f"--{given[0]} is of backend {NAME}",
@@ -85,7 +90,8 @@ def check(config: Qwen3MoeConfig, rows: int, options: Options) -> int:
     check_rows(rows)
     check_device(options.device)
     check_sizes(config)
-    check_mesh(config, D)
+    ModelFormats.parse(options.weights or "")
+    check_mesh(config, D, splits(config, rows, options))
     if options.trace:
         if options.profile:
             raise RequestError("a replayed trace has no operators to time", remedy="--trace or --profile, not both")
@@ -93,6 +99,24 @@ def check(config: Qwen3MoeConfig, rows: int, options: Options) -> int:
     if options.profile:
         prepare(options.device)
     return D
+
+
+def splits(config: Qwen3MoeConfig, rows: int, options: Options) -> bool:
+    """Whether --experts says that every chip holds a part of each expert; auto: as decode steps of `rows` tokens read.
+
+    Raises:
+        RequestError: another word, or experts that the chips cannot split.
+    """
+    D, E, I = chips_of(options.mesh), config.num_experts, config.moe_intermediate_size
+    if options.experts == "auto":
+        return bool(E) and prefer_split(E, config.num_experts_per_tok, D, rows, I)
+    if options.experts not in (None, *PLACES) or (options.experts == "split" and E and I % (TILE * D)):
+        raise RequestError(
+            "--experts cannot be had",
+            got=f"--experts {options.experts}, {D} chips, moe_intermediate_size {I}",
+            expected="placed, auto, or split where moe_intermediate_size / chips is a multiple of 32",
+        )
+    return options.experts == "split"
 
 
 def quiet() -> None:

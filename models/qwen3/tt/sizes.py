@@ -43,9 +43,13 @@ def share_of(config: Qwen3MoeConfig, D: int) -> HeadShare:
     return HeadShare.of(config.num_attention_heads, config.num_key_value_heads, D)
 
 
-def check_mesh(config: Qwen3MoeConfig, D: int) -> None:
-    """Raise ContractError if D chips cannot share the experts, or the attention heads."""
-    if config.num_experts:
+def check_mesh(config: Qwen3MoeConfig, D: int, split: bool = False) -> None:
+    """Raise ContractError if D chips cannot share the experts, or the attention heads.
+
+    Args:
+        split: each chip holds a part of every expert, so D need not divide their number.
+    """
+    if config.num_experts and not split:
         Placement.uniform(config.num_experts, D)
     share_of(config, D)
 

@@ -1,7 +1,7 @@
 """The model's weights on a chip or mesh, moved there a layer at a time.
 
 On a mesh the chips share the experts, the heads of attention, and the head's vocabulary; all else is replicated.
-TTNN_MOE_TT_WEIGHTS=bfloat8_b loads the experts in 8 bits. Large tensors are kept on disk in the device's layout: see
+ModelFormats names each matrix's format. Large tensors are kept on disk in the device's layout: see
 ttnn_moe/tenstorrent/files.py.
 """
 
@@ -17,7 +17,7 @@ from ttnn_moe import tenstorrent
 from ttnn_moe.errors import CheckpointError
 from ttnn_moe.sizes import ceil_div
 from ttnn_moe.tenstorrent import Device, DeviceExperts, files, tensors
-from ttnn_moe.tenstorrent.experts import weight_format
+from ttnn_moe.tenstorrent.weight_formats import ModelFormats
 
 from ..config import Qwen3MoeConfig
 from ..model import DenseMLP, Layer, MoE
@@ -72,29 +72,35 @@ class LayerWeights:
 
 
 class Mover:
-    """Moves torch tensors of a model of this config to the device, in the layouts of ttnn's operators."""
+    """Moves torch tensors of a model of this config to the device, in the layouts of ttnn's operators.
 
-    def __init__(self, config: Qwen3MoeConfig, device: Device):
-        self.device = device
+    Args:
+        formats: of the matrices. split: each chip holds a part of every expert, instead of whole experts.
+    """
+
+    def __init__(self, config: Qwen3MoeConfig, device: Device, formats: ModelFormats, split: bool = False):
+        self.device, self.formats, self.split = device, formats, split
         self._folder = files.folder(device)
         self._attention = AttentionCut(config, share_of(config, device.D))
 
-    def layer(self, layer: Layer) -> LayerWeights:
+    def layer(self, layer: Layer, i: int) -> LayerWeights:
         attention, mlp = layer.attention, layer.mlp
+        wide, form = self.formats.of("dense", i), self.formats.of("attention", i)
         moved: Router | Dense
         if isinstance(mlp, MoE):
-            experts = tenstorrent.load_experts(mlp.experts, self.device, weight_format=weight_format())
+            formats = str(self.formats.experts(i))
+            experts = tenstorrent.load_experts(mlp.experts, self.device, split=self.split, weight_format=formats)
             moved = Router(self._router(mlp.router.weight), experts)
         else:
             assert isinstance(mlp, DenseMLP)
             gate, up = mlp.gate_up.weight.chunk(2)
-            moved = Dense(self.linear(gate), self.linear(up), self.linear(mlp.down.weight))
+            moved = Dense(*(self.linear(weight, form=wide) for weight in (gate, up, mlp.down.weight)))
         return LayerWeights(
             self.norm(layer.attention_norm.weight),
-            self.qkv(attention.qkv.weight, attention.qkv.bias),
+            self.qkv(attention.qkv.weight, attention.qkv.bias, form),
             self.norm(attention.q_norm.weight),
             self.norm(attention.k_norm.weight),
-            self.out(attention.out.weight, attention.out.bias),
+            self.out(attention.out.weight, attention.out.bias, form),
             self.norm(layer.mlp_norm.weight),
             moved,
         )
@@ -103,28 +109,28 @@ class Mover:
         """weight [n], in rows of a tile's width, as ttnn.rms_norm expects."""
         return self._keep(weight.reshape(1, 1, -1, TILE), layout="ROW_MAJOR")
 
-    def linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
-        """weight [out, in] and bias [out], as tiles."""
-        return Linear(self._keep(weight, turned=True), None if bias is None else self._keep(bias[None]))
+    def linear(self, weight: Tensor, bias: Tensor | None = None, form: str = "bfloat16") -> Linear:
+        """weight [out, in] in this format and bias [out], as tiles."""
+        return Linear(self._keep(weight, turned=True, form=form), None if bias is None else self._keep(bias[None]))
 
-    def qkv(self, weight: Tensor, bias: Tensor | None) -> Linear:
+    def qkv(self, weight: Tensor, bias: Tensor | None, form: str = "bfloat16") -> Linear:
         """Attention's first projection: each chip gets the columns of its heads. Arguments as `linear`."""
         if self.device.D == 1:
-            return self.linear(weight, bias)
+            return self.linear(weight, bias, form)
         cut = self._attention.qkv
-        return self._parts(cut(weight), None if bias is None else cut(bias))
+        return self._parts(cut(weight), None if bias is None else cut(bias), form)
 
-    def out(self, weight: Tensor, bias: Tensor | None) -> Linear:
+    def out(self, weight: Tensor, bias: Tensor | None, form: str = "bfloat16") -> Linear:
         """Attention's last projection: each chip gets the rows of its heads. Arguments as `linear`."""
         if self.device.D == 1:
-            return self.linear(weight, bias)
+            return self.linear(weight, bias, form)
         cut = self._attention
-        return self._parts(cut.out(weight), None if bias is None else cut.out_bias(bias))
+        return self._parts(cut.out(weight), None if bias is None else cut.out_bias(bias), form)
 
-    def _parts(self, weight: Tensor, bias: Tensor | None) -> Linear:
+    def _parts(self, weight: Tensor, bias: Tensor | None, form: str) -> Linear:
         """weight [D, out, in] and bias [D, out], a part for each chip."""
         kept = None if bias is None else self._keep(bias[:, None], cut=True)
-        return Linear(self._keep(weight, turned=True, cut=True), kept)
+        return Linear(self._keep(weight, turned=True, cut=True, form=form), kept)
 
     def embedding(self, weight: Tensor) -> Any:
         """weight [V, H], row-major."""
@@ -132,14 +138,14 @@ class Mover:
 
     def head(self, weight: Tensor) -> Linear:
         """weight [V, H] -> [H, ceil(V / D)] on each of D devices; logits past V are NEVER."""
-        D, V = self.device.D, weight.shape[0]
+        D, V, form = self.device.D, weight.shape[0], self.formats.of("head")
         each = ceil_div(V, D)
         absent = each * D - V
         if not absent:
-            return Linear(self._keep(weight.reshape(D, each, -1), turned=True, cut=True))
+            return Linear(self._keep(weight.reshape(D, each, -1), turned=True, cut=True, form=form))
         bias = torch.cat((weight.new_zeros(V), weight.new_full((absent,), NEVER)))
         weight = torch.cat((weight, weight.new_zeros(absent, weight.shape[1])))
-        return self._parts(weight.reshape(D, each, -1), bias.reshape(D, each))
+        return self._parts(weight.reshape(D, each, -1), bias.reshape(D, each), form)
 
     def _router(self, weight: Tensor) -> Linear:
         E, H = weight.shape
@@ -149,16 +155,19 @@ class Mover:
         bias = torch.cat((weight.new_zeros(E), weight.new_full((absent,), NEVER)))
         return self.linear(torch.cat((weight, weight.new_zeros(absent, H))), bias)
 
-    def _keep(self, values: Tensor, layout: str = "TILE", turned: bool = False, cut: bool = False) -> Any:
+    def _keep(
+        self, values: Tensor, layout: str = "TILE", turned: bool = False, cut: bool = False, form: str = "bfloat16"
+    ) -> Any:
         """The values on the device. turned: transposed. cut: each chip gets a part of the first dimension."""
         path = None
         if self._folder is not None and values.numel() * values.element_size() >= files.LEAST_CACHED_BYTES:
-            key = files.digest([values], tuple(values.shape), layout, turned, cut, self.device.D)
+            key = files.digest([values], tuple(values.shape), layout, turned, cut, form, self.device.D)
             path = self._folder / f"{key}.tensorbin"
         move = tensors.shard if cut else tensors.replicate
 
         def make() -> Any:
-            return move(values.transpose(-1, -2) if turned else values, self.device, layout=layout, on_host=True)
+            whole = values.transpose(-1, -2) if turned else values
+            return move(whole, self.device, dtype=form, layout=layout, on_host=True)
 
         return files.kept(path, make, self.device)
 

@@ -79,6 +79,7 @@ CASES = {
         lambda: unary(4, grid(2), out_fmt="float32"), lambda: one(numbers(64, 64)), (64, 64), "float32"
     ),
     "copy-bfp8": exact(lambda: unary(4, grid(2), fmt="bfloat8_b"), lambda: one(numbers(64, 64), "bfloat8_b"), (64, 64)),
+    "copy-bfp4": exact(lambda: unary(4, grid(2), fmt="bfloat4_b"), lambda: one(numbers(64, 64), "bfloat4_b"), (64, 64)),
     "silu": silu(BF16),
     "silu-fp32": silu(FP32, chips=("p150",)),
     "matmul": product(BF16, 2, 2),
@@ -87,6 +88,7 @@ CASES = {
     "matmul-hifi2": product(ComputeConfig("HiFi2")),
     "matmul-lofi": product(ComputeConfig("LoFi")),
     "matmul-bfp8": product(BF16, b="bfloat8_b"),
+    "matmul-bfp4": product(ComputeConfig("LoFi"), b="bfloat4_b"),
     "block": exact(lambda: block(2, 3, 2, BF16), lambda: two(2, 3, 2), (64, 64)),
     "add": eltwise(0),
     "sub": eltwise(1),

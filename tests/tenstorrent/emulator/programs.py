@@ -7,7 +7,7 @@ from pathlib import Path
 from ttnn_moe.tenstorrent.emulator import CircularBuffer, ComputeConfig, Kernel, Placeholder, Program, Semaphore
 
 KERNELS = Path(__file__).parent / "kernels"
-TILE_BYTES = {"bfloat16": 2048, "float32": 4096, "bfloat8_b": 1088, "int32": 4096}
+TILE_BYTES = {"bfloat16": 2048, "float32": 4096, "bfloat8_b": 1088, "bfloat4_b": 576, "int32": 4096}
 NOC_1, NOC_0 = "writer", "reader"
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import sys
 
 import pytest
 
 from benchmark_scripts import script
+from paths import ROOT
 from ttnn_moe.models.qwen3 import PRESETS
 from ttnn_moe.models.qwen3.tt.sizes import model_sizes
 from ttnn_moe.tenstorrent.plans import plan_model
@@ -51,6 +53,27 @@ def test_goals(cost, chip, T, routing):
     assert found.l1_high_water <= (1464 if chip == "n150" else 1536) * 1024
 
 
-def test_weights_of_8_bits_are_fewer_bytes(cost):
-    wide, narrow = (cost.emulate("p150", 1, "uniform", form) for form in ("bfloat16", "bfloat8_b"))
-    assert narrow.weight_bytes == wide.weight_bytes * 1088 // 2048
+def test_weights_of_fewer_bits_are_fewer_bytes(cost):
+    wide, narrow = (cost.emulate("p150", 1, "uniform", form) for form in ("bfloat16", "bfloat4_b,bfloat8_b"))
+    assert narrow.weight_bytes == wide.weight_bytes * (2 * 576 + 1088) // (3 * 2048)
+
+
+@pytest.mark.slow
+def test_split_experts_are_an_expert_s_bytes_of_each_token(cost):
+    found = cost.emulate("n150", 1, "uniform", "bfloat8_b", split=True)
+    assert (found.pairs, found.active_experts) == (8, 8)
+    assert found.weight_bytes == 3 * 64 * 24 * 1088
+
+
+def test_the_documented_bytes_of_a_step_are_those_that_the_script_adds_up():
+    step = script("tenstorrent_step")
+    data = json.loads((ROOT / "benchmarks/results/tenstorrent_cost.json").read_text())
+    counted = [row for row in data["costs"] if row["routing"] == "uniform"]
+    for way in step.WAYS:
+        for B in (1, 32):
+            kept = next(row for row in data["steps"]["rows"] if (row["way"], row["B"]) == (way.name, B))
+            made = step.step(way, B, counted, "n150")
+            for part in ("attention", "experts", "other", "head", "kv", "total"):
+                assert getattr(made, part) == kept[part], f"{way.name}, B {B}: {part}; run tenstorrent_step.py again"
+    least = {B: min(row["total"] for row in data["steps"]["rows"] if row["B"] == B) for B in (1, 32)}
+    assert least[1] < 0.45e9 and least[32] < 2.5e9

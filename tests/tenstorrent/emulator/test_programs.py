@@ -50,6 +50,16 @@ def test_formats(fmt):
         assert distance(a.read(), values) < 0.01
 
 
+@pytest.mark.parametrize("chip", CHIPS)
+@pytest.mark.parametrize("form", ["bfloat8_b", "bfloat4_b"])
+def test_blocks_are_unpacked_as_ttnn_packs_them(chip, form):
+    device, values = EmulatedChip(chip), numbers(64, 64)
+    a, out = device.tensor(values, form), device.empty((64, 64), "bfloat16")
+    emulate(unary(4, grid(2), fmt=form), device, a=a, out=out)
+    assert torch.equal(out.read().float(), a.read())
+    assert distance(a.read(), values) < (0.15 if form == "bfloat4_b" else 0.01)
+
+
 def test_fp32_through_a_source_register_is_cut_to_tf32():
     device = EmulatedChip()
     values = torch.full((32, 32), 1 + 2**-9 + 2**-20)

@@ -14,7 +14,7 @@ import torch
 from ...errors import ContractError
 from ...sizes import ceil_div
 from .chip import CHIPS, ChipModel
-from .formats import Format, find_format, from_faces, pack_bfp8, to_faces, unpack_bfp8
+from .formats import Format, find_format, from_faces, pack_blocks, to_faces, unpack_blocks
 
 _FIRST_ADDRESS = 1 << 20  # nothing lies below it, so that address 0 is an error
 _POISON = np.uint32(0xFFBADBAD)
@@ -209,7 +209,7 @@ def _to_pages(values: torch.Tensor, tensor: Tensor) -> np.ndarray:
         padded[:, : matrix.shape[1], : matrix.shape[2]] = matrix
         matrix = padded
     tiles = to_faces(matrix.reshape(-1, columns))
-    return pack_bfp8(tiles) if kind.name == "Bfp8_b" else np.ascontiguousarray(tiles).view(np.uint8)
+    return pack_blocks(tiles, kind) if kind.item == 0 else np.ascontiguousarray(tiles).view(np.uint8)
 
 
 def _from_pages(pages: np.ndarray, tensor: Tensor, shape: tuple[int, ...]) -> torch.Tensor:
@@ -219,7 +219,7 @@ def _from_pages(pages: np.ndarray, tensor: Tensor, shape: tuple[int, ...]) -> to
     if tensor.tiled:
         matrix = (1, *shape) if len(shape) == 1 else shape
         rows, columns = ceil_div(matrix[-2], 32) * 32, ceil_div(matrix[-1], 32) * 32
-        tiles = unpack_bfp8(pages) if kind.name == "Bfp8_b" else pages.view(number)
+        tiles = unpack_blocks(pages, kind) if kind.item == 0 else pages.view(number)
         plain = from_faces(tiles, tiles.shape[0] * 1024 // columns, columns).reshape(-1, rows, columns)
         plain = np.ascontiguousarray(plain[:, : matrix[-2], : matrix[-1]])
     else:

@@ -32,6 +32,8 @@ FORMATS = {
     "uint8": Format(30, "UInt8", 1024, 1, torch.uint8),
 }
 
+_WIDTHS = {"Bfp8_b": 7, "Bfp4_b": 3}  # bits of a magnitude; its leading one is kept, sixteen share an exponent
+
 
 def find_format(name: object) -> Format:
     """The format of that name (bfloat16 ... as ttnn writes them, or Float16_b ... as tt-metal does)."""
@@ -55,27 +57,36 @@ def from_faces(tiles: np.ndarray, rows: int, columns: int) -> np.ndarray:
     return split.transpose(0, 2, 4, 1, 3, 5).reshape(rows, columns)
 
 
-def pack_bfp8(tiles: np.ndarray) -> np.ndarray:
-    """[tiles, 1024] fp32 in face order -> [tiles, 1088] bytes: 64 shared exponents, then sign and 7 bits each."""
+def pack_blocks(tiles: np.ndarray, kind: Format) -> np.ndarray:
+    """[tiles, 1024] fp32 in face order -> [tiles, tile_bytes]: 64 shared exponents, then sign and magnitude each.
+
+    Rounds as ttnn's from_torch does: a value is first cut to the place of the largest exponent of its 16, then rounded
+    to nearest, ties to even. Of two values of 4 bits in a byte, the first has the low ones.
+    """
+    width = _WIDTHS[kind.name]
     bits = np.ascontiguousarray(tiles, np.float32).view(np.uint32).reshape(-1, 64, 16)
     exponent = (bits >> 23) & 255
     top = exponent.max(-1, keepdims=True)
-    mantissa = np.where(exponent == 0, 0, (bits & 0x7FFFFF) | 0x800000).astype(np.int64)
-    shift = np.minimum((top - exponent).astype(np.int64) + 17, 40)
-    kept = mantissa >> shift
-    rest = mantissa - (kept << shift)
-    half = np.int64(1) << (shift - 1)
-    kept = np.minimum(kept + ((rest > half) | ((rest == half) & (kept & 1 == 1))), 127)
-    sign = np.where(kept != 0, (bits >> 31) << 7, 0)
-    out = np.empty((bits.shape[0], 1088), np.uint8)
+    mantissa = np.where(exponent, (bits & 0x7FFFFF) | 0x800000, 0) >> np.minimum(top - exponent, 31)
+    drop = 24 - width
+    kept, rest = mantissa >> drop, mantissa & ((1 << drop) - 1)
+    half = 1 << (drop - 1)
+    kept = np.minimum(kept + ((rest > half) | ((rest == half) & (kept & 1 == 1))), (1 << width) - 1)
+    value = (kept | np.where(kept != 0, (bits >> 31) << width, 0)).reshape(-1, 1024).astype(np.uint8)
+    out = np.empty((bits.shape[0], kind.tile_bytes), np.uint8)
     out[:, :64] = top[..., 0]
-    out[:, 64:] = (kept | sign).reshape(-1, 1024)
+    out[:, 64:] = value if width == 7 else value[:, ::2] | value[:, 1::2] << 4
     return out
 
 
-def unpack_bfp8(data: np.ndarray) -> np.ndarray:
-    """The inverse of pack_bfp8, to fp32."""
-    exponent = data[:, :64].astype(np.int32)[:, :, None]
-    value = data[:, 64:].reshape(-1, 64, 16)
-    magnitude = np.ldexp((value & 127).astype(np.float32), exponent - 127 - 6)
-    return np.where(value & 128, -magnitude, magnitude).astype(np.float32).reshape(-1, 1024)
+def unpack_blocks(data: np.ndarray, kind: Format) -> np.ndarray:
+    """The inverse of pack_blocks, to fp32."""
+    width = _WIDTHS[kind.name]
+    exponent = data[:, :64].astype(np.int64)[:, :, None]
+    value = data[:, 64:] if width == 7 else np.stack((data[:, 64:] & 15, data[:, 64:] >> 4), -1)
+    value = value.reshape(-1, 64, 16)
+    magnitude = (value & ((1 << width) - 1)).astype(np.float32)
+    # the bits of a number, so that what exceeds the range is what they spell: infinity, or NaN
+    own = (magnitude.view(np.uint32).astype(np.int64) >> 23) + exponent - 127 - (width - 1)
+    word = own << 23 | magnitude.view(np.uint32) & 0x7FFFFF | (value >> width).astype(np.int64) << 31
+    return np.where((value == 0) | (own <= 0), 0, word).astype(np.uint32).view(np.float32).reshape(-1, 1024)

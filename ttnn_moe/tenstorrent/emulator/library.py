@@ -19,7 +19,8 @@ from .mesh import DRAM_MEMORY_CONFIG, ROW_MAJOR_LAYOUT, TILE_LAYOUT, Mesh, Stora
 __all__ = ["DRAM_MEMORY_CONFIG", "ROW_MAJOR_LAYOUT", "TILE_LAYOUT", "Mesh", "StorageType", "Tensor"]
 __version__ = "emulator"
 
-bfloat16, float32, int32, uint32, bfloat8_b = "bfloat16", "float32", "int32", "uint32", "bfloat8_b"
+bfloat16, float32, int32, uint32 = "bfloat16", "float32", "int32", "uint32"
+bfloat8_b, bfloat4_b = "bfloat8_b", "bfloat4_b"
 
 
 class Topology:

@@ -1,0 +1,113 @@
+"""What the weight formats of the Tenstorrent backend cost the bundled model: its five tasks, with quantised weights.
+
+    PYTHONPATH=. python benchmarks/tenstorrent_quality.py --out benchmarks/results/tenstorrent_quality.json
+
+The weights are quantised and dequantised as ttnn stores them (the emulator's conversion, which equals ttnn's bit for
+bit), and torch runs the model in fp32 on a CPU: only the formats differ from row to row. Math fidelity is not in it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import torch
+import typer
+from torch import Tensor, nn
+
+from ttnn_moe.models.qwen3 import TINY, Qwen3Moe, load_model
+from ttnn_moe.models.qwen3.model import Layer, MoE
+from ttnn_moe.models.qwen3.tiny.evaluate import answered, heldout, scores
+from ttnn_moe.models.qwen3.tokenizer import Tokenizer
+from ttnn_moe.tenstorrent.emulator.formats import find_format, from_faces, pack_blocks, to_faces, unpack_blocks
+from ttnn_moe.tenstorrent.weight_formats import ModelFormats
+
+EIGHT = "attention=bfloat8_b,dense=bfloat8_b,head=bfloat8_b"
+ROWS = {
+    "bfloat16": "",
+    "experts bfloat8_b": "bfloat8_b",
+    "all bfloat8_b": f"bfloat8_b,{EIGHT}",
+    "gate_up bfloat4_b, down bfloat8_b": "bfloat4_b,bfloat8_b",
+    "the same, all else bfloat8_b": f"bfloat4_b,bfloat8_b,{EIGHT}",
+    "experts bfloat4_b, all else bfloat8_b": f"bfloat4_b,{EIGHT}",
+    "the same, the first sparse layer bfloat8_b": f"bfloat4_b,{EIGHT},experts@0-1=bfloat8_b",
+    "attention bfloat4_b, all else bfloat8_b": f"bfloat8_b,{EIGHT},attention=bfloat4_b",
+    "all bfloat4_b": "bfloat4_b,attention=bfloat4_b,dense=bfloat4_b,head=bfloat4_b",
+}
+
+
+def as_stored(weight: Tensor, form: str) -> Tensor:
+    """weight [.., out, in] as tiles of [in, out] in this format keep it."""
+    if form == "bfloat16":
+        return weight
+    kind, turned = find_format(form), weight.float().transpose(-1, -2).contiguous()
+    rows, columns = turned.numel() // turned.shape[-1], turned.shape[-1]
+    assert rows % 32 == 0 and columns % 32 == 0
+    kept = from_faces(
+        unpack_blocks(pack_blocks(to_faces(turned.reshape(rows, columns).numpy()), kind), kind), rows, columns
+    )
+    return torch.from_numpy(np.ascontiguousarray(kept)).reshape(turned.shape).transpose(-1, -2).contiguous()
+
+
+def quantised(formats: ModelFormats) -> Qwen3Moe:
+    """The bundled model with weights of these formats, in fp32."""
+    model = load_model(TINY, "reference", dtype=torch.float32)
+    model.head = nn.Linear(model.config.hidden_size, model.config.vocab_size, bias=False, device="meta")
+    model.head.weight = nn.Parameter(as_stored(model.embed.weight, formats.of("head")), requires_grad=False)
+    for i, layer in enumerate(model.layers):
+        assert isinstance(layer, Layer)
+        named = [("attention", layer.attention.qkv.weight), ("attention", layer.attention.out.weight)]
+        if isinstance(layer.mlp, MoE):
+            named += [("gate_up", layer.mlp.gate_up), ("down", layer.mlp.down)]
+        else:
+            named += [("dense", layer.mlp.gate_up.weight), ("dense", layer.mlp.down.weight)]
+        for group, parameter in named:
+            parameter.data.copy_(as_stored(parameter.data, formats.of(group, i)))
+    return model
+
+
+def correlation(got: Tensor, want: Tensor) -> float:
+    """Of two rows of logits each, the least."""
+    a, b = (x - x.mean(-1, keepdim=True) for x in (got, want))
+    return float((a * b).sum(-1).div(a.norm(dim=-1) * b.norm(dim=-1)).median())
+
+
+def measure(rows: Sequence[str], examples: int, say: Callable[[str], object] = print) -> dict[str, Any]:
+    """Of each row of ROWS: right answers by task, and the median correlation of logits with bfloat16's."""
+    tokenizer = Tokenizer.from_directory(TINY).fast
+    asked = heldout(examples)
+    texts = [tokenizer.encode(example.prompt).ids for example in heldout(4)]
+    longest = max(map(len, texts))
+    ids = torch.tensor([text + [text[-1]] * (longest - len(text)) for text in texts])
+    found: dict[str, Any] = {}
+    want: Tensor | None = None
+    for name in rows:
+        model = quantised(ModelFormats.parse(ROWS[name]))
+        with torch.no_grad():
+            logits = model(ids)
+        want = logits if want is None else want
+        right = scores(asked, answered(model, tokenizer, asked))
+        found[name] = {
+            "weights": ROWS[name],
+            "tasks": {task: score.right for task, score in right.items()},
+            "correlation": correlation(logits, want),
+        }
+        say(f"{name}: {found[name]}")
+    return {"examples": examples, "rows": found}
+
+
+def main(
+    out: Annotated[Path | None, typer.Option(help="Write the figures here.")] = None,
+    examples: Annotated[int, typer.Option(help="Held-out examples of each task.")] = 300,
+) -> None:
+    """Score every row of formats."""
+    found = measure(list(ROWS), examples)
+    if out is not None:
+        out.write_text(json.dumps(found, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,131 @@
+"""Formats of weights on a device, of a layer's experts and of a whole model, and how exactly products of them are made.
+
+A block format keeps 16 values with one exponent: bfloat8_b has a sign and 7 bits of each, bfloat4_b a sign and 3.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ..errors import ContractError
+
+FORMATS = ("bfloat16", "bfloat8_b", "bfloat4_b")
+FIDELITIES = ("LoFi", "HiFi2", "HiFi3", "HiFi4")
+GROUPS = ("attention", "gate_up", "down", "dense", "head", "embedding")
+"""Groups of a model's matrices. Experts are gate_up and down. Norms, biases and the router are always bfloat16."""
+
+_ITEM = re.compile(r"(?:([a-z_]+)(?:@(\d{1,4})(?:-(\d{1,4}))?)?=)?(\w+)")
+
+
+@dataclass(frozen=True)
+class ComputeConfig:
+    """How products with the experts' weights are made; ttnn's DeviceComputeKernelConfig has the same names.
+
+    Attributes:
+        math_fidelity: LoFi, HiFi2, HiFi3 or HiFi4. None: by the weights' format, HiFi4 for bfloat16, HiFi2 for
+            bfloat8_b, LoFi for bfloat4_b.
+        fp32_dest_acc_en: sums are fp32. False: DST holds bf16, and each product that is added rounds.
+
+    Raises:
+        ContractError: an unknown fidelity.
+    """
+
+    math_fidelity: str | None = None
+    fp32_dest_acc_en: bool = True
+
+    def __post_init__(self) -> None:
+        if self.math_fidelity not in (None, *FIDELITIES):
+            raise ContractError(
+                "unknown math fidelity", got=repr(self.math_fidelity), expected=f"one of {list(FIDELITIES)}, or None"
+            )
+
+
+@dataclass(frozen=True)
+class ExpertFormats:
+    """Formats of experts' weights: of gate and up, and of down. `parse` reads "bfloat4_b,bfloat8_b"."""
+
+    gate_up: str = "bfloat16"
+    down: str = "bfloat16"
+
+    @classmethod
+    def parse(cls, text: str) -> ExpertFormats:
+        """One format for both, or gate_up's and down's with a comma between.
+
+        Raises:
+            ContractError: an unknown format, or more than two.
+        """
+        parts = text.split(",")
+        if len(parts) > 2 or any(part not in FORMATS for part in parts):
+            raise ContractError(
+                "unknown weight format", got=repr(text), expected=f"one of {list(FORMATS)}, or two: gate_up's,down's"
+            )
+        return cls(parts[0], parts[-1])
+
+    def __str__(self) -> str:
+        return self.gate_up if self.gate_up == self.down else f"{self.gate_up},{self.down}"
+
+
+@dataclass(frozen=True)
+class Rule:
+    """The format of a group in the layers first .. last."""
+
+    group: str
+    format: str
+    first: int = 0
+    last: int = 9999
+
+
+@dataclass(frozen=True)
+class ModelFormats:
+    """The format of every matrix of a model. The last rule that names a group and a layer holds, else bfloat16."""
+
+    text: str = ""
+    rules: Sequence[Rule] = ()
+
+    @classmethod
+    def parse(cls, text: str) -> ModelFormats:
+        """Read items with commas between: first the experts' formats as ExpertFormats has them, then GROUP=FORMAT.
+
+        GROUP is one of GROUPS, or experts: gate_up and down. GROUP@3=FORMAT and GROUP@0-5=FORMAT name layers. So
+        "bfloat4_b,bfloat8_b,attention=bfloat8_b,gate_up@0-1=bfloat8_b" has a coarse gate_up in all layers but two.
+
+        Raises:
+            ContractError: an unknown group or format; another embedding than bfloat16, which ttnn reads by rows.
+        """
+        rules: list[Rule] = []
+        alone: list[str] = []
+        for item in filter(None, text.split(",")):
+            found = _ITEM.fullmatch(item)
+            group, first, last, form = found.groups() if found else (None, None, None, "")
+            if group is None and not rules:
+                alone.append(form)
+                continue
+            if form not in FORMATS or group not in (*GROUPS, "experts"):
+                raise ContractError(
+                    "unknown weight format",
+                    got=repr(item),
+                    expected=f"GROUP=FORMAT, a group of {[*GROUPS, 'experts']}, a format of {list(FORMATS)}",
+                )
+            if group == "embedding" and form != FORMATS[0]:
+                raise ContractError("the embedding is read by rows", got=repr(item), expected="embedding=bfloat16")
+            span = (0, 9999) if first is None else (int(first), int(last or first))
+            rules += [Rule(name, form, *span) for name in (("gate_up", "down") if group == "experts" else (group,))]
+        if alone:
+            experts = ExpertFormats.parse(",".join(alone))
+            rules[:0] = [Rule("gate_up", experts.gate_up), Rule("down", experts.down)]
+        return cls(text, tuple(rules))
+
+    def of(self, group: str, layer: int = 0) -> str:
+        """The format of a group in a layer; head and embedding have none."""
+        for rule in reversed(self.rules):
+            if rule.group == group and rule.first <= layer <= rule.last:
+                return rule.format
+        return FORMATS[0]
+
+    def experts(self, layer: int = 0) -> ExpertFormats:
+        return ExpertFormats(self.of("gate_up", layer), self.of("down", layer))
+
+    def __str__(self) -> str:
+        return self.text or FORMATS[0]
