@@ -73,6 +73,8 @@ struct Counters {
     std::uint64_t tile_multiplies = 0, eltwise_tiles = 0, sfpu_tiles = 0, unpacked_tiles = 0,
                   packed_tiles = 0;
     std::uint64_t semaphore_messages = 0;
+    // packets of data: reads, unicast and multicast writes; waits of a role for its transfers
+    std::uint64_t dram_packets = 0, noc_packets = 0, barriers = 0;
 };
 
 struct Transfer {

@@ -34,11 +34,13 @@ void emu_noc_read(std::uint64_t source, std::uint32_t destination, std::uint32_t
             span.buffer->read_bytes += span.size;
         }
         core.counters.dram_read_bytes += size;
+        core.counters.dram_packets += packets(size);
     } else {
         if (far_core(source, "noc_async_read") == nullptr) {
             return;
         }
         core.counters.noc_read_bytes += size;
+        core.counters.noc_packets += packets(size);
     }
     poison(core.l1 + local, size);
     set_shadow(core.shadow, local, size, ARRIVING, WRITTEN);
@@ -50,6 +52,7 @@ void emu_noc_read(std::uint64_t source, std::uint32_t destination, std::uint32_t
 
 void emu_noc_read_barrier(std::uint32_t, std::uint32_t tag) {
     Role& role = *machine.role;
+    ++role.core->counters.barriers;
     spend(kIssueCycles);
     std::uint64_t last = 0;
     for (const Transfer& t : role.reads) {
@@ -101,6 +104,7 @@ void emu_noc_write(std::uint32_t source, std::uint64_t destination, std::uint32_
             }
         }
         core.counters.dram_written_bytes += size;
+        core.counters.dram_packets += packets(size);
     } else {
         Core* to = far_core(destination, "noc_async_write");
         if (to == nullptr) {
@@ -108,6 +112,7 @@ void emu_noc_write(std::uint32_t source, std::uint64_t destination, std::uint32_
         }
         expect_in(*to, local_of(destination), size, "noc_async_write");
         core.counters.noc_written_bytes += size;
+        core.counters.noc_packets += packets(size);
     }
     set_shadow(core.shadow, local, size, LEAVING, 0);
     issue(Transfer::Write, local, destination, size, noc, vc, false).tag = tag;
@@ -129,6 +134,7 @@ void emu_noc_write_multicast(std::uint32_t source, std::uint64_t destination, st
         to->counters.multicast_received_bytes += size;
     }
     core.counters.multicast_bytes += size;
+    core.counters.noc_packets += packets(size);
     set_shadow(core.shadow, local, size, LEAVING, 0);
     issue(Transfer::Multicast, local, destination, size, noc, vc, false).with_self = with_self != 0;
 }
@@ -147,6 +153,7 @@ void emu_noc_writes_flushed(std::uint32_t noc, std::uint32_t tag) {
 
 void emu_noc_write_barrier(std::uint32_t noc, std::uint32_t) {
     Role& role = *machine.role;
+    ++role.core->counters.barriers;
     spend(kIssueCycles);
     std::uint64_t last = 0;
     for (auto& channel : role.channels) {
@@ -167,6 +174,7 @@ void emu_noc_write_barrier(std::uint32_t noc, std::uint32_t) {
 void emu_noc_atomic_barrier(std::uint32_t noc) {
     Role& role = *machine.role;
     role.open_atomics = false;
+    ++role.core->counters.barriers;
     spend(kIssueCycles);
     std::uint64_t last = 0;
     for (auto& channel : role.channels) {

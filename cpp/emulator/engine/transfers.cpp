@@ -4,6 +4,12 @@
 #include "noc.hpp"
 
 namespace emulator {
+
+std::uint64_t packets(std::uint32_t size) {
+    const std::uint32_t burst = machine.chip.arch == "blackhole" ? 16384 : 8192;
+    return (size + burst - 1) / burst;
+}
+
 std::uint64_t transfer_time(const Role& role, std::uint64_t remote, std::uint32_t size, bool read) {
     const Chip& chip = machine.chip;
     if (!is_dram(remote)) {
