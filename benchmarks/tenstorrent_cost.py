@@ -71,7 +71,7 @@ def emulate(chip: str, T: int, routing: str, weight_format: str) -> Cost:
     device = EmulatedChip(model)
     bound = max(32, power_of_2(T))
     problem = _planner.Problem(T=bound, E=E, E_local=LOCAL, K=K, H=H, I=I, weight_format=weight_format)
-    machine = _planner.Machine(grid=model.grid, l1_bytes=model.l1_size)
+    machine = _planner.Machine(grid=model.grid, l1_bytes=model.l1_size, dram_banks=model.dram_banks)
     ids, weights = draw(T, routing)
     here = torch.bincount(ids.flatten().long() // LOCAL, minlength=D).argmax() * LOCAL
     tensors: dict[str, Any] = {

@@ -39,6 +39,10 @@ inline void make_schedule(volatile uint32_t* page, const volatile uint32_t* coun
     page[1] = blocks;
 }
 
+inline uint32_t schedule_bytes(const volatile uint32_t* page) {
+    return (kHeaderWords + kEntryWords * page[0]) * 4;
+}
+
 // Walks the blocks of a schedule in order.
 struct Cursor {
     const volatile uint32_t* page;

@@ -1,7 +1,7 @@
 """Expert weights on a device, as tiles.
 
 Each device of a mesh holds gate and up [E_local, H, I] and down [E_local, I, H] of its experts, in the order of
-device_expert_mapping. They lie in DRAM as 32x32 tiles of bfloat16 or bfloat8_b.
+device_expert_mapping. They lie in DRAM as 32x32 tiles of bfloat16 or bfloat8_b, in the order of weights.py.
 
 Tiles are made once and kept on disk: see files.py.
 """
@@ -21,6 +21,7 @@ from ..experts import Experts
 from ..placement import Placement
 from . import files, tensors
 from .device import Device, open_device
+from .weights import LAYOUT, in_bank_order
 
 FORMATS = ("bfloat16", "bfloat8_b")
 WEIGHTS = "TTNN_MOE_TT_WEIGHTS"
@@ -105,16 +106,23 @@ def load_experts(
     size = sum(tensor.numel() * tensor.element_size() for tensor in experts.tensors.values())
     key = None
     if folder is not None and size >= least_cached_bytes:
-        about = (experts.spec, experts.sizes, weight_format, device.D, order.tolist())
+        about = (experts.spec, experts.sizes, weight_format, device.D, order.tolist(), LAYOUT, device.machine.dram_banks)
         key = files.digest(experts.tensors.values(), *about)
 
     def tiles(name: str) -> Any:
         """One matrix of every expert, [E, in, out] in placement order."""
         path = None if folder is None or key is None else folder / f"{key}-{name}.tensorbin"
         matrix = _matrix(name, experts)
+
+        def laid() -> Tensor:
+            from .._planner import weight_run
+
+            banks, run = device.machine.dram_banks, weight_run(weight_format)
+            return in_bank_order(matrix[order].transpose(1, 2), device.D, banks, run)
+
         return files.kept(
             path,
-            lambda: tensors.shard(matrix[order].transpose(1, 2), device, weight_format, "TILE", on_host=True),
+            lambda: tensors.shard(laid(), device, weight_format, "TILE", on_host=True),
             device,
         )
 

@@ -91,6 +91,7 @@ struct Transfer {
     std::vector<std::uint8_t> bytes;
     EmuPlace place;
     Stamp stamp{};  // Read: what the issuer knew. A semaphore: what the message passes on
+    bool ahead = false;  // had left when a semaphore message to the same place was issued: it stays in front
 };
 
 // Messages of one role on one NoC and virtual channel arrive in the order of issue.
@@ -139,6 +140,7 @@ struct Role {
     std::uint32_t last_read = 0, same_reads = 0;  // raw loads in a row of one address
     std::array<CircularBufferView, kCircularBuffers> views;
     std::deque<Transfer> reads;
+    std::uint32_t read_tag = 0;  // transaction id of the reads to come
     std::vector<std::unique_ptr<Channel>> channels;
     std::unique_ptr<Compute> compute;
     Role();

@@ -6,6 +6,27 @@
 
 using namespace emulator;
 
+namespace {
+
+constexpr std::uint32_t kTransactionIds = 16;
+constexpr std::uint64_t kMostPackets = 255;  // the counter of an id has 8 bits
+
+// A barrier of one id reads its counter; nothing reads that of id 0.
+void count_packets(const Role& role, std::uint32_t tag) {
+    std::uint64_t under_way = 0;
+    for (const Transfer& t : role.reads) {
+        under_way += t.tag == tag ? packets(t.size) : 0;
+    }
+    if (tag != 0 && under_way > kMostPackets) {
+        machine.report("transaction-id",
+                       text("noc_async_read: %llu packets of transaction id %u are under way, its counter holds %llu",
+                            static_cast<unsigned long long>(under_way), tag,
+                            static_cast<unsigned long long>(kMostPackets)));
+    }
+}
+
+}  // namespace
+
 extern "C" {
 
 std::uint64_t emu_dram_bank_address(std::uint32_t bank, std::uint32_t address) {
@@ -14,10 +35,10 @@ std::uint64_t emu_dram_bank_address(std::uint32_t bank, std::uint32_t address) {
 std::uint32_t emu_dram_banks() { return machine.chip.dram_banks; }
 std::uint32_t emu_dram_alignment() { return machine.chip.dram_alignment; }
 
-void emu_noc_read(std::uint64_t source, std::uint32_t destination, std::uint32_t size, std::uint32_t,
-                  std::uint32_t tag) {
+void emu_noc_read(std::uint64_t source, std::uint32_t destination, std::uint32_t size, std::uint32_t) {
     Role& role = *machine.role;
     Core& core = *role.core;
+    const std::uint32_t tag = role.read_tag;
     const std::uint32_t local = l1_offset(destination);
     spend(kIssueCycles);
     if (size == 0 || !inside_l1(core, local, size, "noc_async_read")) {
@@ -48,6 +69,15 @@ void emu_noc_read(std::uint64_t source, std::uint32_t destination, std::uint32_t
     t.arrival = transfer_time(role, source, size, true);
     t.stamp.known = role.known;
     role.reads.push_back(std::move(t));
+    count_packets(role, tag);
+}
+
+void emu_noc_read_tag(std::uint32_t tag) {
+    if (tag >= kTransactionIds) {
+        machine.report("transaction-id", text("noc_async_read_set_trid(%u): ids are 0 to %u", tag, kTransactionIds - 1));
+        return;
+    }
+    machine.role->read_tag = tag;
 }
 
 void emu_noc_read_barrier(std::uint32_t, std::uint32_t tag) {

@@ -88,6 +88,11 @@ Transfer& issue(Transfer::Kind kind, std::uint32_t source, std::uint64_t destina
     Role& role = *machine.role;
     spend(kIssueCycles);
     Channel& channel = channel_of(role, noc, vc);
+    if (synchronises) {
+        for (Transfer& t : channel.transfers) {
+            t.ahead |= t.remote >> 36 == destination >> 36 && (t.sent || t.synchronises);
+        }
+    }
     std::uint64_t arrival = transfer_time(role, destination, size, false);
     // Messages to one place stay in order. With a seed, those to other places may overtake them.
     for (auto t = channel.transfers.rbegin(); t != channel.transfers.rend(); ++t) {
