@@ -30,6 +30,7 @@ from ttnn_moe.tenstorrent.emulator.formats import find_format
 
 E, D, K, H, I = 128, 8, 8, 2048, 768
 LOCAL = E // D
+MESSAGES = ("dram_packets", "noc_packets", "barriers", "semaphore_messages")
 CYCLES_OF_A_PHASE = 16  # of a 32 x 32 x 32 multiply; HiFi4 takes four
 
 
@@ -55,6 +56,10 @@ class Cost:
     l1_high_water: int
     roofline_us: float
     simulated_us: float
+    dram_packets: int  # reads and writes of DRAM
+    noc_packets: int  # reads, writes and multicasts between cores
+    barriers: int  # waits of a role for its transfers
+    signals: int  # semaphore messages; a multicast is one
 
 
 def draw(T: int, routing: str) -> tuple[Tensor, Tensor]:
@@ -146,6 +151,7 @@ def count(chip: str, routing: str, weight_format: str, ids: Tensor, here: int, r
         max(core["l1_high_water"] for r in results for core in r.cores.values()),
         roofline * 1e6,
         sum(r.cycles for r in results) / model.clock_hz * 1e6,
+        *(sum(r.total(name) for r in results) for name in MESSAGES),
     )
 
 
@@ -173,6 +179,10 @@ def table(costs: list[Cost]) -> Table:
         "L1 KiB",
         "roofline us",
         "model us",
+        "DRAM packets",
+        "NoC packets",
+        "barriers",
+        "signals",
     ):
         made.add_column(head, justify="right")
     for c in costs:
@@ -194,6 +204,7 @@ def table(costs: list[Cost]) -> Table:
             str(c.l1_high_water // 1024),
             f"{c.roofline_us:.0f}",
             f"{c.simulated_us:.0f}",
+            *map(str, (c.dram_packets, c.noc_packets, c.barriers, c.signals)),
         )
     return made
 
@@ -232,6 +243,7 @@ def main(
     routings: Annotated[str, typer.Option(help="uniform, skewed.")] = "uniform,skewed",
     weights: Annotated[str, typer.Option(help="bfloat16, bfloat8_b.")] = "bfloat16",
     json_path: Annotated[Path | None, typer.Option("--json", help="Write the figures here.")] = None,
+    before: Annotated[Path | None, typer.Option(help="Such figures of earlier kernels, to keep beside them.")] = None,
     plot: Annotated[Path | None, typer.Option(help="Draw them here.")] = None,
 ) -> None:
     """Count what the layer costs one device."""
@@ -243,7 +255,9 @@ def main(
         for T in tokens.split(",")
     ]
     if json_path is not None:
-        about = {"E": E, "D": D, "K": K, "H": H, "I": I, "costs": [asdict(cost) for cost in costs]}
+        about: dict[str, Any] = {"E": E, "D": D, "K": K, "H": H, "I": I, "costs": [asdict(cost) for cost in costs]}
+        if before is not None:
+            about["before"] = json.loads(before.read_text())["costs"]
         json_path.write_text(json.dumps(about, indent=1) + "\n")
     Console(width=180).print(table(costs))
     if plot is not None:

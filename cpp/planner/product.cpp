@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "planner/product.hpp"
 
 #include <algorithm>
@@ -48,9 +49,15 @@ Placeholder accessor_of(const std::string& tensor) { return {"accessor", tensor}
 Placeholder scalar(const std::string& name) { return {"scalar", name}; }
 
 std::map<std::string, std::uint32_t> Product::named_args() const {
-    return {{"columns", columns}, {"k_tiles", k_tiles}, {"weights", weights},
-            {"k_max", k_max},     {"chunk", chunk},     {"chunks", chunks},
-            {"slots", slots},     {"window", window},   {"cores", static_cast<std::uint32_t>(cores.size())},
+    return {{"columns", columns},
+            {"k_tiles", k_tiles},
+            {"weights", weights},
+            {"k_max", k_max},
+            {"chunk", chunk},
+            {"chunks", chunks},
+            {"slots", slots},
+            {"window", window},
+            {"cores", static_cast<std::uint32_t>(cores.size())},
             {"weights_ahead", weights_ahead}};
 }
 

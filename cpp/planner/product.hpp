@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include <cstdint>
@@ -14,7 +15,8 @@ namespace ttnn_moe::planner {
 // Bytes of a 32x32 tile. Throws std::invalid_argument for a format that is not known.
 std::uint32_t tile_bytes(const std::string& format);
 
-// Tiles of a weight matrix that lie side by side in a DRAM bank: as many as one packet of Wormhole's NoC holds.
+// Tiles of a weight matrix that lie side by side in a DRAM bank: as many as one packet of Wormhole's NoC
+// holds.
 std::uint32_t weight_run(const std::string& format);
 
 // The first n cores of a grid, row by row.
@@ -54,8 +56,8 @@ struct Product {
     std::map<Core, std::vector<Arg>> core_args() const;
 };
 
-// Split a product and place its left operand, of which up to home_bytes may be held by a core. Weights of `ahead`
-// experts are under way, if transaction ids allow.
+// Split a product and place its left operand, of which up to home_bytes may be held by a core. Weights of
+// `ahead` experts are under way, if transaction ids allow.
 Product make_product(const Problem& problem, const Machine& machine, std::uint32_t columns,
                      std::uint32_t k_tiles, std::uint32_t weights, std::uint64_t home_bytes,
                      std::uint32_t ahead);

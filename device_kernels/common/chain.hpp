@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The partial sums of a column that several cores share, passed from each core to the next (see pieces.hpp).
 //
 // The receiver reserves room in cb_in and gives the sender a credit; the sender writes into that room, which

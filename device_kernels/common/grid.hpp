@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The cores of one program, as its dataflow kernels address them, multicast to all of them, and a barrier.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Compute side of a product (pieces.hpp): one block times one piece, with the partial sum passed here added.
 #pragma once
 

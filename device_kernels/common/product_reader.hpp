@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the readers of both products do: make the schedule, keep the windows in step with all other cores,
 // fetch blocks.
 #pragma once

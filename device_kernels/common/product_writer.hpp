@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the writers of both products do: stream weights some experts ahead, and keep the chain of partial sums
 // going.
 #pragma once
@@ -23,11 +24,11 @@ inline Chain make_chain(const Grid& grid) {
             get_write_ptr(cb_part_in)};
 }
 
-// Go through the blocks of a schedule: weights reads those of the experts; begin(block), finish(block, piece) for
-// each column that this core finishes, end(block).
+// Go through the blocks of a schedule: weights reads those of the experts; begin(block), finish(block, piece)
+// for each column that this core finishes, end(block).
 template <class Weights, class Begin, class Finish, class End>
-void each_block(const volatile uint32_t* plan, Chain& chain, Weights&& weights, Begin&& begin, Finish&& finish,
-                End&& end) {
+void each_block(const volatile uint32_t* plan, Chain& chain, Weights&& weights, Begin&& begin,
+                Finish&& finish, End&& end) {
     const uint32_t active = plan[0];
     const uint32_t blocks = plan[1];
     const uint32_t pieces = get_arg_val<uint32_t>(kArgPieces);

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What a device has to do for one routing, as every kernel of a core reads it: the experts with a token, in
 // device_expert_mapping order, and their blocks of 32 rows.
 //

@@ -1,8 +1,9 @@
+// SPDX-License-Identifier: Apache-2.0
 // The weights of a core's pieces, from DRAM to cb_w: some experts ahead of the one that is worked on.
 //
-// The tiles of a weight matrix [E_local, K, N] lie in the order of a line: expert by expert, column by column, k by
-// k. So a piece is one stretch of the line. `run` tiles of the line are neighbours in one bank, the next `run` in
-// the next bank:
+// The tiles of a weight matrix [E_local, K, N] lie in the order of a line: expert by expert, column by
+// column, k by k. So a piece is one stretch of the line. `run` tiles of the line are neighbours in one bank,
+// the next `run` in the next bank:
 //
 // | tile j of the line      run r = j / run, tile j % run of it
 // | run r                   bank r % banks, place r / banks of that bank
@@ -29,7 +30,8 @@ class WeightStream {
     WeightStream(const Weight0& weight_0, const Weight1& weight_1)
         : weight_0_(weight_0), weight_1_(weight_1), base_(get_write_ptr(cb_w)) {}
 
-    // Start reading the tiles of active expert `entry`: for each piece those of weight_0, then those of weight_1.
+    // Start reading the tiles of active expert `entry`: for each piece those of weight_0, then those of
+    // weight_1.
     void start(uint32_t entry, uint32_t local) {
         const uint32_t waiting = entry - handed_on_ + 1;  // started, and not handed on
         cb_reserve_back(cb_w, waiting * kShareTiles);

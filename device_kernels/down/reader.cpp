@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // down, reader: brings the activations of this device's experts to the cores that multiply them. Cores where
 // a column ends also get each block's tokens and routing weights.
 //
@@ -88,8 +89,8 @@ void kernel_main() {
         cb_push_back(cb_ids, 1);
     };
     const uint32_t sums = get_read_ptr(cb_sum);
-    // Take out the sums of the tokens of a block, for each column that ends here. The blocks of an expert share no
-    // token, so only an expert's first block waits for those before it.
+    // Take out the sums of the tokens of a block, for each column that ends here. The blocks of an expert
+    // share no token, so only an expert's first block waits for those before it.
     auto take_sums = [&](uint32_t block, uint32_t ids) {
         if (block == 0) {
             // compute has filled them; rows of padding hold anything, so they are written once
@@ -109,8 +110,8 @@ void kernel_main() {
             const uint32_t old = get_write_ptr(cb_old);
             for (uint32_t row = 0; row < rows; row++) {
                 const uint32_t to = old + row_offset(row);
-                const uint64_t from =
-                    grid.address(me, sums + column * token_tiles * kSumBytes + token_offset(l1_words(ids)[row]));
+                const uint64_t from = grid.address(
+                    me, sums + column * token_tiles * kSumBytes + token_offset(l1_words(ids)[row]));
                 noc_async_read(from, to, kFaceRowBytes);
                 noc_async_read(from + kFaceBytes, to + kFaceBytes, kFaceRowBytes);
             }

@@ -1,5 +1,6 @@
-// The sums of the tokens, kept on the core where a column ends: for each such column a tile for every 32 tokens.
-// The reader takes the sums of a block's tokens out, the writer puts them back with the block added.
+// SPDX-License-Identifier: Apache-2.0
+// The sums of the tokens, kept on the core where a column ends: for each such column a tile for every 32
+// tokens. The reader takes the sums of a block's tokens out, the writer puts them back with the block added.
 #pragma once
 
 #include <cstdint>
@@ -18,9 +19,7 @@ constexpr uint32_t kFaceBytes = kSumBytes / 4;
 constexpr uint32_t kFaceRowBytes = kFaceBytes / 16;
 
 // Where the left half of a tile's row starts; the right half is a face further on.
-inline uint32_t row_offset(uint32_t row) {
-    return (row / 16) * 2 * kFaceBytes + (row % 16) * kFaceRowBytes;
-}
+inline uint32_t row_offset(uint32_t row) { return (row / 16) * 2 * kFaceBytes + (row % 16) * kFaceRowBytes; }
 
 // The same of a token, in the sums of a column.
 inline uint32_t token_offset(uint32_t token) {

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // down, writer: streams this core's weight tiles and passes partial sums on. It keeps the sums of the columns
 // that end here, a row a token, and writes them after the last expert.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // gate_up, reader: brings the token rows of this device's experts to the cores that multiply them.
 //
 // | num_routed_tokens      [1, E]        int32  row-major, one page    in  tokens of each global expert

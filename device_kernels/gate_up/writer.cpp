@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // gate_up, writer: streams this core's weight tiles, passes partial sums on, writes the columns that end
 // here.
 //

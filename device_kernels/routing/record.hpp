@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // How a core's findings lie in its cb_record, for the reader that writes them and the writers that pull them.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // routing, writer: the core that owns an expert joins the lists of all readers, and writes the expert's rows.
 //
 // | device_expert_mapping  [1, E_local]  int32  row-major, one page    in   global index of each local expert
@@ -9,8 +10,8 @@
 // | cb_pulled  scratch: from each reader its counts, and one expert's tokens and weights
 // | cb_row     scratch: a row of tokens, a row of weights, the counts of all experts, the mapping
 //
-// Core 0 also writes num_routed_tokens. A core may end while owners read its lists: its L1 stays until all have
-// ended.
+// Core 0 also writes num_routed_tokens. A core may end while owners read its lists: its L1 stays until all
+// have ended.
 //
 // | common args  device_expert_mapping, num_routed_tokens, routed_tokens, routed_token_weights,
 // |              NoC x of each column, NoC y of each row

@@ -20,8 +20,8 @@ from ttnn_moe.tenstorrent import device as devices
 from ttnn_moe.tenstorrent import tensors
 from ttnn_moe.tenstorrent.device import Device
 from ttnn_moe.tenstorrent.programs import LayerPrograms, Routed, Sizes, programs_of
-from ttnn_moe.tenstorrent.weights import in_bank_order
 from ttnn_moe.tenstorrent.runtime import is_emulator, library, wanted
+from ttnn_moe.tenstorrent.weights import in_bank_order
 
 BF16 = torch.bfloat16
 UNDEFINED = 2**30 + 12345  # no token, and no multiple of 2: its address lies in no tensor

@@ -66,9 +66,7 @@ class Device:
         simulated = bool(os.environ.get(SIMULATOR)) and not isinstance(handle, RunsPlans)
         direct = unpacks_to_dest(arch, simulated)
         banks = handle.dram_grid_size().x
-        machine = _planner.Machine(
-            grid=(grid.x, grid.y), l1_bytes=l1_bytes, unpack_to_dest=direct, dram_banks=banks
-        )
+        machine = _planner.Machine(grid=(grid.x, grid.y), l1_bytes=l1_bytes, unpack_to_dest=direct, dram_banks=banks)
         return cls(handle, handle.get_num_devices(), arch, machine, opened_here)
 
     @cached_property

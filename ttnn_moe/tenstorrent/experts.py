@@ -106,7 +106,15 @@ def load_experts(
     size = sum(tensor.numel() * tensor.element_size() for tensor in experts.tensors.values())
     key = None
     if folder is not None and size >= least_cached_bytes:
-        about = (experts.spec, experts.sizes, weight_format, device.D, order.tolist(), LAYOUT, device.machine.dram_banks)
+        about = (
+            experts.spec,
+            experts.sizes,
+            weight_format,
+            device.D,
+            order.tolist(),
+            LAYOUT,
+            device.machine.dram_banks,
+        )
         key = files.digest(experts.tensors.values(), *about)
 
     def tiles(name: str) -> Any:
@@ -120,11 +128,7 @@ def load_experts(
             banks, run = device.machine.dram_banks, weight_run(weight_format)
             return in_bank_order(matrix[order].transpose(1, 2), device.D, banks, run)
 
-        return files.kept(
-            path,
-            lambda: tensors.shard(laid(), device, weight_format, "TILE", on_host=True),
-            device,
-        )
+        return files.kept(path, lambda: tensors.shard(laid(), device, weight_format, "TILE", on_host=True), device)
 
     made = {name: tiles(name) for name in ("gate", "up", "down")}
     mapping = tensors.shard(placement.device_expert_mapping, device, "int32")

@@ -189,8 +189,8 @@ void land_channel(Role& role, Channel& channel, std::uint64_t time, bool everyth
         if (!queue[i].synchronises || queue[i].arrival > time) {
             continue;
         }
-        // Earlier messages to the same place come first, if they had left: a write and a semaphore message are in
-        // different command buffers until then. To other places there is no order.
+        // Earlier messages to the same place come first, if they had left: a write and a semaphore message
+        // are in different command buffers until then. To other places there is no order.
         const std::uint64_t place = queue[i].remote >> 36;
         const auto in_front = [&](std::size_t j) {
             return j == i || (queue[j].remote >> 36 == place && queue[j].ahead);
@@ -223,10 +223,11 @@ void finish_noc(Role& role) {
         role.reads.clear();
     }
     if (role.read_tag != 0) {
-        machine.report_at("transaction-id",
-                          text("the kernel ends with transaction id %u set: the next kernel's reads would have it",
-                               role.read_tag),
-                          role.place, role);
+        machine.report_at(
+            "transaction-id",
+            text("the kernel ends with transaction id %u set: the next kernel's reads would have it",
+                 role.read_tag),
+            role.place, role);
     }
     if (role.open_atomics) {
         machine.report_at("kernel-end",

@@ -90,7 +90,7 @@ struct Transfer {
     std::uint64_t arrival;  // time
     std::vector<std::uint8_t> bytes;
     EmuPlace place;
-    Stamp stamp{};  // Read: what the issuer knew. A semaphore: what the message passes on
+    Stamp stamp{};       // Read: what the issuer knew. A semaphore: what the message passes on
     bool ahead = false;  // had left when a semaphore message to the same place was issued: it stays in front
 };
 

@@ -18,10 +18,11 @@ void count_packets(const Role& role, std::uint32_t tag) {
         under_way += t.tag == tag ? packets(t.size) : 0;
     }
     if (tag != 0 && under_way > kMostPackets) {
-        machine.report("transaction-id",
-                       text("noc_async_read: %llu packets of transaction id %u are under way, its counter holds %llu",
-                            static_cast<unsigned long long>(under_way), tag,
-                            static_cast<unsigned long long>(kMostPackets)));
+        machine.report(
+            "transaction-id",
+            text("noc_async_read: %llu packets of transaction id %u are under way, its counter holds %llu",
+                 static_cast<unsigned long long>(under_way), tag,
+                 static_cast<unsigned long long>(kMostPackets)));
     }
 }
 
@@ -74,7 +75,8 @@ void emu_noc_read(std::uint64_t source, std::uint32_t destination, std::uint32_t
 
 void emu_noc_read_tag(std::uint32_t tag) {
     if (tag >= kTransactionIds) {
-        machine.report("transaction-id", text("noc_async_read_set_trid(%u): ids are 0 to %u", tag, kTransactionIds - 1));
+        machine.report("transaction-id",
+                       text("noc_async_read_set_trid(%u): ids are 0 to %u", tag, kTransactionIds - 1));
         return;
     }
     machine.role->read_tag = tag;

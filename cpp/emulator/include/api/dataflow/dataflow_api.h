@@ -113,7 +113,8 @@ FORCE_INLINE void noc_async_read_set_trid(std::uint32_t trid = 0, std::uint8_t =
     EMU_HERE;
     emu_noc_read_tag(trid);
 }
-FORCE_INLINE void noc_async_read_barrier_with_trid(std::uint32_t trid, std::uint8_t noc = noc_index, EMU_PLACE) {
+FORCE_INLINE void noc_async_read_barrier_with_trid(std::uint32_t trid, std::uint8_t noc = noc_index,
+                                                   EMU_PLACE) {
     EMU_HERE;
     emu_noc_read_barrier(noc, trid);
 }
