@@ -23,6 +23,10 @@ constexpr uint32_t kBanks = get_named_compile_time_arg_val("dram_banks");
 constexpr uint32_t kWeightsAhead = get_named_compile_time_arg_val("weights_ahead");  // experts under way
 constexpr uint32_t kShareTiles = kKMax * kWeights;                                   // of an expert, in cb_w
 
+#if defined(NUM_DRAM_BANKS)
+static_assert(kBanks == NUM_DRAM_BANKS, "the weights lie in the order of another number of banks");
+#endif
+
 template <class Weight0, class Weight1>
 class WeightStream {
   public:

@@ -101,20 +101,13 @@ def load_experts(
             got=f"E={placement.E}, D={placement.D}",
             expected=f"E={experts.E}, D={device.D}",
         )
+    banks = device.machine.dram_banks
     order = placement.device_expert_mapping.flatten().long()
     folder = files.folder(device, cache)
     size = sum(tensor.numel() * tensor.element_size() for tensor in experts.tensors.values())
     key = None
     if folder is not None and size >= least_cached_bytes:
-        about = (
-            experts.spec,
-            experts.sizes,
-            weight_format,
-            device.D,
-            order.tolist(),
-            LAYOUT,
-            device.machine.dram_banks,
-        )
+        about = (experts.spec, experts.sizes, weight_format, device.D, order.tolist(), LAYOUT, banks)
         key = files.digest(experts.tensors.values(), *about)
 
     def tiles(name: str) -> Any:
@@ -125,8 +118,7 @@ def load_experts(
         def laid() -> Tensor:
             from .._planner import weight_run
 
-            banks, run = device.machine.dram_banks, weight_run(weight_format)
-            return in_bank_order(matrix[order].transpose(1, 2), device.D, banks, run)
+            return in_bank_order(matrix[order].transpose(1, 2), device.D, banks, weight_run(weight_format))
 
         return files.kept(path, lambda: tensors.shard(laid(), device, weight_format, "TILE", on_host=True), device)
 
