@@ -1,8 +1,8 @@
 """The order in which the tiles of an expert weight lie in DRAM.
 
 A matrix of all experts of a device is a line of tiles: expert by expert, column by column, k by k. A core reads a
-stretch of that line. So `run` tiles of the line lie side by side in one DRAM bank, and one NoC packet moves them. The next
-`run` tiles lie in the next bank. device_kernels/common/weights.hpp has the same rule.
+stretch of that line. So `run` tiles of the line lie side by side in one DRAM bank, and one NoC packet moves them.
+The next `run` tiles lie in the next bank. device_kernels/common/weights.hpp has the same rule.
 """
 
 from __future__ import annotations
