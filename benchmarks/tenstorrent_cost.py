@@ -31,6 +31,7 @@ from ttnn_moe.tenstorrent.weight_formats import FIDELITIES, FORMATS, ExpertForma
 
 E, D, K, H, I = 128, 8, 8, 2048, 768
 LOCAL = E // D
+MESSAGES = ("dram_packets", "noc_packets", "barriers", "semaphore_messages")
 CYCLES_OF_A_PHASE = 16  # of a 32 x 32 x 32 multiply
 PHASES = {form: FIDELITIES.index(_planner.default_fidelity(form)) + 1 for form in FORMATS}
 
@@ -57,6 +58,10 @@ class Cost:
     l1_high_water: int
     roofline_us: float
     simulated_us: float
+    dram_packets: int  # reads and writes of DRAM
+    noc_packets: int  # reads, writes and multicasts between cores
+    barriers: int  # waits of a role for its transfers
+    signals: int  # semaphore messages; a multicast is one
     split: bool = False  # every device holds I / D of all experts
 
     @property
@@ -82,7 +87,7 @@ def emulate(chip: str, T: int, routing: str, weight_format: str, split: bool = F
     sizes = {"T": bound, "E": E, "E_local": local, "K": K, "H": H, "I": width}
     problem = _planner.Problem(**sizes, weight_format=formats.gate_up)
     of_down = _planner.Problem(**sizes, weight_format=formats.down)
-    machine = _planner.Machine(grid=model.grid, l1_bytes=model.l1_size)
+    machine = _planner.Machine(grid=model.grid, l1_bytes=model.l1_size, dram_banks=model.dram_banks)
     ids, weights = draw(T, routing)
     here = int(torch.bincount(ids.flatten().long() // local, minlength=E // local).argmax()) * local
     tensors: dict[str, Any] = {
@@ -164,6 +169,7 @@ def count(
         max(core["l1_high_water"] for r in results for core in r.cores.values()),
         roofline * 1e6,
         sum(r.cycles for r in results) / model.clock_hz * 1e6,
+        *(sum(r.total(name) for r in results) for name in MESSAGES),
         width != I,
     )
 
@@ -192,6 +198,10 @@ def table(costs: list[Cost]) -> Table:
         "L1 KiB",
         "roofline us",
         "model us",
+        "DRAM packets",
+        "NoC packets",
+        "barriers",
+        "signals",
     ):
         made.add_column(head, justify="right")
     for c in costs:
@@ -213,6 +223,7 @@ def table(costs: list[Cost]) -> Table:
             str(c.l1_high_water // 1024),
             f"{c.roofline_us:.0f}",
             f"{c.simulated_us:.0f}",
+            *map(str, (c.dram_packets, c.noc_packets, c.barriers, c.signals)),
         )
     return made
 
@@ -254,6 +265,7 @@ def main(
     ] = "bfloat16",
     split: Annotated[bool, typer.Option("--split", help="Every device holds a part of every expert.")] = False,
     json_path: Annotated[Path | None, typer.Option("--json", help="Write the figures here.")] = None,
+    before: Annotated[Path | None, typer.Option(help="Such figures of earlier kernels, to keep beside them.")] = None,
     plot: Annotated[Path | None, typer.Option(help="Draw them here.")] = None,
 ) -> None:
     """Count what the layer costs one device."""
@@ -269,6 +281,8 @@ def main(
         known = {cost.case: cost for cost in (Cost(**row) for row in kept.get("costs", ()))}
         known.update((cost.case, cost) for cost in costs)
         about = {**kept, "E": E, "D": D, "K": K, "H": H, "I": I, "costs": [asdict(cost) for cost in known.values()]}
+        if before is not None:
+            about["before"] = json.loads(before.read_text())["costs"]
         json_path.write_text(json.dumps(about, indent=1) + "\n")
     Console(width=180).print(table(costs))
     if plot is not None:

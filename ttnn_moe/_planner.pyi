@@ -34,6 +34,10 @@ class Chip:
         """DRAM of one chip, bytes."""
 
     @property
+    def dram_banks(self) -> int:
+        """DRAM banks that tensors are interleaved over."""
+
+    @property
     def dram_bytes_per_s(self) -> int:
         """DRAM bandwidth of one chip, bytes/s."""
 
@@ -256,7 +260,13 @@ class Machine:
     """What a program may use of a chip."""
 
     def __init__(
-        self, *, grid: tuple[int, int], l1_bytes: int, unpack_to_dest: bool = True, min_tiles: int = 4
+        self,
+        *,
+        grid: tuple[int, int],
+        l1_bytes: int,
+        unpack_to_dest: bool = True,
+        min_tiles: int = 4,
+        dram_banks: int = 8,
     ) -> None: ...
     @property
     def grid(self) -> tuple[int, int]:
@@ -275,12 +285,21 @@ class Machine:
         """Tiles of a product that are worth a core."""
 
     @property
+    def dram_banks(self) -> int:
+        """DRAM banks that tensors are interleaved over."""
+
+    @property
     def usable_l1(self) -> int:
         """What a core's circular buffers may take, bytes."""
 
 def default_fidelity(weight_format: str) -> str:
     """
     The math fidelity of products with weights of a format. ValueError: an unknown format.
+    """
+
+def weight_run(weight_format: str) -> int:
+    """
+    Tiles of a weight matrix that lie side by side in a DRAM bank. ValueError: unknown format.
     """
 
 def plan_routing(problem: Problem, machine: Machine) -> Program:

@@ -42,6 +42,7 @@ NB_MODULE(_planner, m) {
             "Columns and rows left to programs beside the dispatch cores.")
         .def_ro("l1_bytes", &Chip::l1_bytes, "L1 of one Tensix core, bytes.")
         .def_ro("dram_bytes", &Chip::dram_bytes, "DRAM of one chip, bytes.")
+        .def_ro("dram_banks", &Chip::dram_banks, "DRAM banks that tensors are interleaved over.")
         .def_ro("dram_bytes_per_s", &Chip::dram_bytes_per_s, "DRAM bandwidth of one chip, bytes/s.")
         .def_ro("clock_hz", &Chip::clock_hz, "Highest AI clock, Hz.")
         .def("__repr__", [](const Chip& c) {

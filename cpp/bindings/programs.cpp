@@ -85,10 +85,12 @@ void bind_programs(nb::module_& m) {
         .def(
             "__init__",
             [](Machine* self, std::pair<std::uint32_t, std::uint32_t> grid, std::uint64_t l1_bytes,
-               bool unpack_to_dest, std::uint32_t min_tiles) {
-                new (self) Machine{{grid.first, grid.second}, l1_bytes, unpack_to_dest, min_tiles};
+               bool unpack_to_dest, std::uint32_t min_tiles, std::uint32_t dram_banks) {
+                new (self)
+                    Machine{{grid.first, grid.second}, l1_bytes, unpack_to_dest, min_tiles, dram_banks};
             },
-            nb::kw_only(), "grid"_a, "l1_bytes"_a, "unpack_to_dest"_a = true, "min_tiles"_a = 4)
+            nb::kw_only(), "grid"_a, "l1_bytes"_a, "unpack_to_dest"_a = true, "min_tiles"_a = 4,
+            "dram_banks"_a = 8)
         .def_prop_ro(
             "grid", [](const Machine& c) { return std::pair{c.grid.x, c.grid.y}; },
             "Columns and rows of cores.")
@@ -96,10 +98,13 @@ void bind_programs(nb::module_& m) {
         .def_ro("unpack_to_dest", &Machine::unpack_to_dest,
                 "fp32 is unpacked to DST as it is; else cut to TF32.")
         .def_ro("min_tiles", &Machine::min_tiles, "Tiles of a product that are worth a core.")
+        .def_ro("dram_banks", &Machine::dram_banks, "DRAM banks that tensors are interleaved over.")
         .def_prop_ro("usable_l1", &Machine::usable_l1, "What a core's circular buffers may take, bytes.");
 
     m.def("default_fidelity", &default_fidelity, "weight_format"_a,
           "The math fidelity of products with weights of a format. ValueError: an unknown format.");
+    m.def("weight_run", &weight_run, "weight_format"_a,
+          "Tiles of a weight matrix that lie side by side in a DRAM bank. ValueError: unknown format.");
     m.def("plan_routing", &plan_routing, "problem"_a, "machine"_a,
           "topk ids and weights to num_routed_tokens, routed_tokens, routed_token_weights. ValueError: no "
           "such plan.");

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "planner/chips.hpp"
 
 #include <algorithm>
@@ -30,6 +31,7 @@ constexpr std::array<Chip, 3> kChips{{
      .compute = {8, 8},
      .l1_bytes = 1499136,
      .dram_bytes = 12 * GiB,
+     .dram_banks = 12,
      .dram_bytes_per_s = 288'000'000'000,
      .clock_hz = 1'000'000'000},
     {.name = "n300",
@@ -39,6 +41,7 @@ constexpr std::array<Chip, 3> kChips{{
      .compute = {8, 7},
      .l1_bytes = 1499136,
      .dram_bytes = 12 * GiB,
+     .dram_banks = 12,
      .dram_bytes_per_s = 288'000'000'000,
      .clock_hz = 1'000'000'000},
     {.name = "p150",
@@ -48,6 +51,7 @@ constexpr std::array<Chip, 3> kChips{{
      .compute = {13, 10},
      .l1_bytes = 1572864,
      .dram_bytes = 8 * 4278190080ull,
+     .dram_banks = 8,
      .dram_bytes_per_s = 512'000'000'000,
      .clock_hz = 1'350'000'000},
 }};

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include <compare>
@@ -26,6 +27,7 @@ struct Chip {
     Grid compute;              // of these, what is left to programs beside the dispatch cores
     std::uint64_t l1_bytes;    // L1 of one Tensix core, before what firmware and kernels' code take
     std::uint64_t dram_bytes;  // of one chip
+    std::uint32_t dram_banks;  // that tensors are interleaved over
     std::uint64_t dram_bytes_per_s;
     std::uint64_t clock_hz;
 };

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "planner/operators.hpp"
 #include "planner/product.hpp"
 
@@ -8,9 +9,9 @@ namespace {
 constexpr std::uint64_t kHomeBytes = 192 * 1024;
 constexpr std::uint64_t kLeastHomeBytes = 32 * 1024;
 
-Program plan(const Problem& problem, const Machine& machine, std::uint64_t home_bytes) {
+Program plan(const Problem& problem, const Machine& machine, std::uint64_t home_bytes, std::uint32_t ahead) {
     const Product product =
-        make_product(problem, machine, problem.H / kTile, problem.I / kTile, 1, home_bytes);
+        make_product(problem, machine, problem.H / kTile, problem.I / kTile, 1, home_bytes, ahead);
     const std::string sums = "float32";
     const std::uint64_t bf16 = tile_bytes("bfloat16");
     const std::uint64_t sum = tile_bytes(sums);
@@ -25,12 +26,15 @@ Program plan(const Problem& problem, const Machine& machine, std::uint64_t home_
     made.buffer("plan_w", 1, made.plan_page, "uint32");
     made.buffer("home", 2 * product.slots * product.chunk, bf16, "bfloat16");
     made.buffer("x", 2 * product.k_max, bf16, "bfloat16");
-    made.buffer("w", 2 * product.k_max, tile_bytes(problem.weight_format), problem.weight_format);
+    made.buffer("w", product.weight_tiles(), tile_bytes(problem.weight_format), problem.weight_format);
     std::vector<std::uint32_t> direct{made.buffer("part_in", product.partial_depth, sum, sums)};
     made.buffer("part_out", 2, sum, sums);
     made.buffer("ids", 2, ids_page, "uint32");
     made.buffer("scale", 2, bf16, "bfloat16");
-    direct.push_back(made.buffer("old", 2, sum, sums));
+    constexpr std::uint64_t old_pages = 2;
+    direct.push_back(made.buffer("old", old_pages, sum, sums));
+    made.number("old_pages", old_pages);
+    made.semaphore("sem_added");
     made.buffer("new", 2, sum, sums);
     direct.push_back(
         made.buffer("sum", std::max<std::uint64_t>(product.finished_max, 1) * token_tiles, sum, sums));
@@ -47,7 +51,7 @@ Program plan(const Problem& problem, const Machine& machine, std::uint64_t home_
     made.mover("reader",
                {"num_routed_tokens", "device_expert_mapping", "routed_tokens", "routed_token_weights",
                 "activations"},
-               {padded_tokens(problem)});
+               {padded_tokens(problem), scalar("token_tiles")});
     const std::vector<Arg> call{scalar("token_tiles"), scalar("accumulate")};
     made.mover("writer", {"weight_0", "out"}, call);
     made.compute(call, direct);
@@ -59,10 +63,13 @@ Program plan(const Problem& problem, const Machine& machine, std::uint64_t home_
 Program plan_down(const Problem& problem, const Machine& machine) {
     check(problem, machine);
     std::uint64_t home_bytes = kHomeBytes;
-    Program program = plan(problem, machine, home_bytes);
+    Program program = plan(problem, machine, home_bytes, Product::kMostAhead);
+    if (program.l1_bytes() > machine.usable_l1()) {
+        program = plan(problem, machine, home_bytes, 1);
+    }
     while (program.l1_bytes() > machine.usable_l1() && home_bytes > kLeastHomeBytes) {
         home_bytes /= 2;
-        program = plan(problem, machine, home_bytes);
+        program = plan(problem, machine, home_bytes, 1);
     }
     check_l1(program, machine, "down");
     return program;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "planner/operators.hpp"
 #include "planner/product.hpp"
 
@@ -7,12 +8,9 @@ namespace {
 // What a core's home buffer may take: at T = 4096 a window is then all blocks of a uniform routing.
 constexpr std::uint64_t kHomeBytes = 256 * 1024;
 
-}  // namespace
-
-Program plan_gate_up(const Problem& problem, const Machine& machine, std::uint32_t weights) {
-    check(problem, machine);
+Program plan(const Problem& problem, const Machine& machine, std::uint32_t weights, std::uint32_t ahead) {
     const Product product =
-        make_product(problem, machine, problem.I / kTile, problem.H / kTile, weights, kHomeBytes);
+        make_product(problem, machine, problem.I / kTile, problem.H / kTile, weights, kHomeBytes, ahead);
     const std::string sums = "float32";
     const std::uint64_t bf16 = tile_bytes("bfloat16");
     const std::uint64_t sum = tile_bytes(sums);
@@ -25,7 +23,7 @@ Program plan_gate_up(const Problem& problem, const Machine& machine, std::uint32
     made.buffer("rows", 2 * product.chunk, bf16, "bfloat16");
     made.buffer("home", 2 * product.slots * product.chunk, bf16, "bfloat16");
     made.buffer("x", 2 * product.k_max, bf16, "bfloat16");
-    made.buffer("w", 2 * product.k_max * weights, tile_bytes(problem.weight_format), problem.weight_format);
+    made.buffer("w", product.weight_tiles(), tile_bytes(problem.weight_format), problem.weight_format);
     const std::uint32_t part_in = made.buffer("part_in", product.partial_depth * weights, sum, sums);
     made.buffer("part_out", 2 * weights, sum, sums);
     made.buffer("out", 2, bf16, "bfloat16");
@@ -34,8 +32,19 @@ Program plan_gate_up(const Problem& problem, const Machine& machine, std::uint32
                {padded_tokens(problem)});
     made.mover("writer", {"weight_0", weights == 2 ? "weight_1" : "weight_0", "out"}, {});
     made.compute({}, {part_in});
-    check_l1(made.program(), machine, "gate_up");
     return made.program();
+}
+
+}  // namespace
+
+Program plan_gate_up(const Problem& problem, const Machine& machine, std::uint32_t weights) {
+    check(problem, machine);
+    Program program = plan(problem, machine, weights, Product::kMostAhead);
+    if (program.l1_bytes() > machine.usable_l1()) {
+        program = plan(problem, machine, weights, 1);
+    }
+    check_l1(program, machine, "gate_up");
+    return program;
 }
 
 }  // namespace ttnn_moe::planner

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "planner/problem.hpp"
 
 #include <algorithm>
@@ -49,8 +50,8 @@ void check(const Problem& p, const Machine& machine) {
     if (p.out_format != "bfloat16" && p.out_format != "float32") {
         refuse("the output is bfloat16 or float32, not '" + p.out_format + "'");
     }
-    if (machine.grid.cores() == 0 || machine.min_tiles == 0) {
-        refuse("a program needs at least one core, and a core at least one tile");
+    if (machine.grid.cores() == 0 || machine.min_tiles == 0 || machine.dram_banks == 0) {
+        refuse("a program needs at least one core and one DRAM bank, and a core at least one tile");
     }
 }
 

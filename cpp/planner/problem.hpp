@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include <algorithm>
@@ -37,6 +38,8 @@ struct Machine {
     bool unpack_to_dest = true;
     // a core gets at least this many tiles of a product
     std::uint32_t min_tiles = 4;
+    // DRAM banks that tensors are interleaved over
+    std::uint32_t dram_banks = 8;
 
     auto operator<=>(const Machine&) const = default;
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "planner/product.hpp"
 
 #include <algorithm>
@@ -27,6 +28,8 @@ std::uint32_t tile_bytes(const std::string& format) {
     throw std::invalid_argument("no tile format is called '" + format + "'");
 }
 
+std::uint32_t weight_run(const std::string& format) { return 8192 / tile_bytes(format); }
+
 std::vector<Core> first_cores(Grid grid, std::uint32_t n) {
     std::vector<Core> cores;
     for (std::uint32_t i = 0; i < n; i++) {
@@ -49,9 +52,16 @@ Placeholder accessor_of(const std::string& tensor) { return {"accessor", tensor}
 Placeholder scalar(const std::string& name) { return {"scalar", name}; }
 
 std::map<std::string, std::uint32_t> Product::named_args() const {
-    return {{"columns", columns}, {"k_tiles", k_tiles}, {"weights", weights},
-            {"k_max", k_max},     {"chunk", chunk},     {"chunks", chunks},
-            {"slots", slots},     {"window", window},   {"cores", static_cast<std::uint32_t>(cores.size())}};
+    return {{"columns", columns},
+            {"k_tiles", k_tiles},
+            {"weights", weights},
+            {"k_max", k_max},
+            {"chunk", chunk},
+            {"chunks", chunks},
+            {"slots", slots},
+            {"window", window},
+            {"cores", static_cast<std::uint32_t>(cores.size())},
+            {"weights_ahead", weights_ahead}};
 }
 
 std::map<Core, std::vector<Arg>> Product::core_args() const {
@@ -68,7 +78,8 @@ std::map<Core, std::vector<Arg>> Product::core_args() const {
 }
 
 Product make_product(const Problem& problem, const Machine& machine, std::uint32_t columns,
-                     std::uint32_t k_tiles, std::uint32_t weights, std::uint64_t home_bytes) {
+                     std::uint32_t k_tiles, std::uint32_t weights, std::uint64_t home_bytes,
+                     std::uint32_t ahead) {
     Product p{.columns = columns, .k_tiles = k_tiles, .weights = weights};
     p.shares = split(columns, k_tiles, machine.grid.cores(), machine.min_tiles);
     const auto cores = static_cast<std::uint32_t>(p.shares.size());
@@ -83,6 +94,7 @@ Product make_product(const Problem& problem, const Machine& machine, std::uint32
         p.k_max = std::max(p.k_max, tiles);
         p.finished_max = std::max(p.finished_max, finished);
     }
+    p.weights_ahead = p.can_read_ahead() ? ahead : 1;
     p.chunk = std::min(kChunkTiles, k_tiles);
     p.chunks = ceil_div(k_tiles, p.chunk);
     const std::uint64_t slot_bytes = std::uint64_t{p.chunk} * tile_bytes("bfloat16");
@@ -109,13 +121,19 @@ ProductProgram::ProductProgram(std::string name, const Product& product, const P
                    {"grid_columns", machine.grid.x},
                    {"mapping_offset", mapping_offset},
                    {"weight_tile_bytes", tile_bytes(problem.weight_format)},
+                   {"weight_run", weight_run(problem.weight_format)},
+                   {"dram_banks", machine.dram_banks},
                    {"partial_bytes", product.weights * tile_bytes("float32")},
                    {"partial_depth", product.partial_depth}});
-    for (const char* semaphore : {"sem_arrived", "sem_go", "sem_partial", "sem_credit"}) {
-        const auto id = static_cast<std::uint32_t>(program_.semaphores.size());
-        program_.semaphores.push_back({id, 0, product.cores});
-        named_[semaphore] = id;
+    for (const char* semaphore : {"sem_scheduled", "sem_arrived", "sem_go", "sem_partial", "sem_credit"}) {
+        this->semaphore(semaphore);
     }
+}
+
+void ProductProgram::semaphore(const std::string& name) {
+    const auto id = static_cast<std::uint32_t>(program_.semaphores.size());
+    program_.semaphores.push_back({id, 0, product_.cores});
+    named_[name] = id;
 }
 
 std::uint32_t ProductProgram::buffer(const std::string& name, std::uint64_t pages, std::uint64_t page,

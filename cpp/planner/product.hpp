@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include <cstdint>
@@ -13,6 +14,10 @@ namespace ttnn_moe::planner {
 
 // Bytes of a 32x32 tile. Throws std::invalid_argument for a format that is not known.
 std::uint32_t tile_bytes(const std::string& format);
+
+// Tiles of a weight matrix that lie side by side in a DRAM bank: as many as one packet of Wormhole's NoC
+// holds.
+std::uint32_t weight_run(const std::string& format);
 
 // The first n cores of a grid, row by row.
 std::vector<Core> first_cores(Grid grid, std::uint32_t n);
@@ -39,14 +44,23 @@ struct Product {
     std::uint32_t slots{};
     std::uint32_t window{};
     std::uint32_t partial_depth = 2;
+    std::uint32_t weights_ahead = 1;  // experts whose weights are under way at a time
+
+    // Pages of the buffer of weights: those of the expert that is worked on, and of those under way.
+    std::uint32_t weight_tiles() const { return (weights_ahead + 1) * k_max * weights; }
+    // Two experts, where the counter of a transaction id holds the packets of one.
+    static constexpr std::uint32_t kMostAhead = 2;
+    bool can_read_ahead() const { return k_max * weights <= 255; }
 
     std::map<std::string, std::uint32_t> named_args() const;
     std::map<Core, std::vector<Arg>> core_args() const;
 };
 
-// Split a product and place its left operand, of which up to home_bytes may be held by a core.
+// Split a product and place its left operand, of which up to home_bytes may be held by a core. Weights of
+// `ahead` experts are under way, if transaction ids allow.
 Product make_product(const Problem& problem, const Machine& machine, std::uint32_t columns,
-                     std::uint32_t k_tiles, std::uint32_t weights, std::uint64_t home_bytes);
+                     std::uint32_t k_tiles, std::uint32_t weights, std::uint64_t home_bytes,
+                     std::uint32_t ahead);
 
 // A product's program as it is put together. What is declared (buffers, in the order in which they lie in L1,
 // semaphores, numbers) every kernel added after it knows by name.
@@ -56,6 +70,7 @@ class ProductProgram {
 
     std::uint32_t buffer(const std::string& name, std::uint64_t pages, std::uint64_t page,
                          const std::string& format);
+    void semaphore(const std::string& name);
     void number(const std::string& name, std::uint32_t value) { named_[name] = value; }
 
     // A kernel that moves data; the grid's NoC coordinates follow its scalars.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "planner/operators.hpp"
 #include "planner/product.hpp"
 
@@ -8,7 +9,7 @@ namespace {
 constexpr std::uint64_t kLeastTokens = 8;
 
 enum Buffer : std::uint32_t { kTable, kInput, kRecord, kPulled, kRow };
-enum Sem : std::uint32_t { kArrived, kGo };
+enum Sem : std::uint32_t { kArrived };
 
 }  // namespace
 
@@ -41,9 +42,7 @@ Program plan_routing(const Problem& problem, const Machine& machine) {
     buffer(kPulled, readers * pulled_bytes);
     // a row of tokens, a row of weights, the counts of all experts, the mapping
     buffer(kRow, tokens * 4 + tokens * 2 + mapping_offset + round_up(problem.E_local * 4, 64));
-    for (const Sem sem : {kArrived, kGo}) {
-        program.semaphores.push_back({sem, 0, cores});
-    }
+    program.semaphores.push_back({kArrived, 0, cores});
 
     Kernel reader{.source = "routing/reader.cpp", .role = "reader", .cores = cores};
     reader.named_compile_args = {{"experts", problem.E},
@@ -60,7 +59,6 @@ Program plan_routing(const Problem& problem, const Machine& machine) {
                                  {"list_bytes", list_bytes},
                                  {"mapping_offset", mapping_offset},
                                  {"sem_arrived", kArrived},
-                                 {"sem_go", kGo},
                                  {"cb_table", kTable},
                                  {"cb_input", kInput},
                                  {"cb_record", kRecord},

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // ttnn_moe._ttnn_ops: the operators as functions on ttnn tensors. Tensors' type is the one that ttnn itself
 // binds.
 

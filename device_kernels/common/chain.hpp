@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The partial sums of a column that several cores share, passed from each core to the next (see pieces.hpp).
 //
 // The receiver reserves room in cb_in and gives the sender a credit; the sender writes into that room, which
@@ -32,8 +33,7 @@ struct Chain {
     // Wait for the next one, and hand it to compute.
     void receive() {
         received++;
-        noc_semaphore_wait_min(reinterpret_cast<volatile tt_l1_ptr uint32_t*>(get_semaphore(arrived_id)),
-                               received);
+        noc_semaphore_wait_min(l1_words(get_semaphore(arrived_id)), received);
         cb_push_back(cb_in, tiles);
     }
     // Pass compute's next partial sum to the core after.
@@ -41,10 +41,9 @@ struct Chain {
         cb_wait_front(cb_out, tiles);
         const uint32_t slot = sent % depth;
         sent++;
-        noc_semaphore_wait_min(reinterpret_cast<volatile tt_l1_ptr uint32_t*>(get_semaphore(credit_id)),
-                               sent);
+        noc_semaphore_wait_min(l1_words(get_semaphore(credit_id)), sent);
         noc_async_write(get_read_ptr(cb_out), grid.address(me + 1, in_base + slot * bytes), bytes);
-        noc_async_write_barrier();
+        noc_async_writes_flushed();  // then the signal, on the same way, arrives behind it
         noc_semaphore_inc(grid.address(me + 1, get_semaphore(arrived_id)), 1);
         cb_pop_front(cb_out, tiles);
     }

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // fp32 arithmetic on bit patterns, for RISC-V cores without a floating-point unit. Rounds to nearest, ties to
 // even.
 #pragma once

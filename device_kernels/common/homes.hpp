@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Where the left operand of a product lies while a window of blocks runs: in L1, each tile on one core.
 //
 // A block's k_tiles tiles are cut into chunks of `chunk` tiles.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A core's share of a matrix product: pieces (column, k0, k1) of the line of all (column, k) tiles, column by
 // column.
 //

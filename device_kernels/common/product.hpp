@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Compute side of a product (pieces.hpp): one block times one piece, with the partial sum passed here added.
 #pragma once
 
@@ -11,14 +12,15 @@
 
 namespace moe {
 
-// DST[0 .. width) = x tiles [x0, x0 + tiles) times weight tiles [w0, w0 + tiles * width), width of them for
-// each k.
+// DST[i] = x tiles [x0, x0 + tiles) times weight tiles [w0 + i * tiles, w0 + (i + 1) * tiles), i < width.
 template <uint32_t width>
 inline void multiply(uint32_t cb_x, uint32_t cb_w, uint32_t x0, uint32_t w0, uint32_t tiles) {
     reconfig_data_format<SrcOrder::Reverse>(cb_x, cb_w);
-    matmul_block_init(cb_x, cb_w, 0, width, 1, 1);
+    matmul_block_init(cb_x, cb_w, 0, 1, 1, 1);
     for (uint32_t k = 0; k < tiles; k++) {
-        matmul_block(cb_x, cb_w, x0 + k, w0 + k * width, 0, 0, width, 1, 1);
+        for (uint32_t i = 0; i < width; i++) {
+            matmul_block(cb_x, cb_w, x0 + k, w0 + i * tiles + k, i, 0, 1, 1, 1);
+        }
     }
 }
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Sizes and buffers that all kernels of a product (gate_up, down) share: named compile-time arguments of one
 // plan.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the readers of both products do: make the schedule, keep the windows in step with all other cores,
 // fetch blocks.
 #pragma once
@@ -12,27 +13,36 @@ namespace moe {
 constexpr uint32_t kMappingOffset = get_named_compile_time_arg_val("mapping_offset");
 constexpr uint32_t kArrived = get_named_compile_time_arg_val("sem_arrived");
 constexpr uint32_t kGo = get_named_compile_time_arg_val("sem_go");
+constexpr uint32_t kScheduled = get_named_compile_time_arg_val("sem_scheduled");
 constexpr uint32_t cb_table = get_named_compile_time_arg_val("cb_table");
 
-// Read num_routed_tokens [E] and device_expert_mapping [E_local], a page each, and give compute and writer
-// the schedule.
+// Give compute and writer the schedule. Core 0 makes it of num_routed_tokens [E] and device_expert_mapping
+// [E_local], a page each, and sends it to all cores.
 template <class Counts, class Mapping>
-const volatile uint32_t* make_schedules(const Counts& counts, const Mapping& mapping, uint32_t max_tokens) {
-    const uint32_t table = get_write_ptr(cb_table);
-    noc_async_read(counts.get_noc_addr(0), table, kExperts * 4);
-    noc_async_read(mapping.get_noc_addr(0), table + kMappingOffset, kLocalExperts * 4);
-    noc_async_read_barrier();
-    for (uint32_t cb : {cb_plan_c, cb_plan_w}) {
-        cb_reserve_back(cb, 1);
-        make_schedule(reinterpret_cast<volatile uint32_t*>(get_write_ptr(cb)),
-                      reinterpret_cast<volatile uint32_t*>(table),
-                      reinterpret_cast<volatile uint32_t*>(table + kMappingOffset), kExperts, kLocalExperts,
-                      max_tokens);
+const volatile uint32_t* make_schedules(const Grid& grid, uint32_t me, const Counts& counts,
+                                        const Mapping& mapping, uint32_t max_tokens) {
+    cb_reserve_back(cb_plan_c, 1);
+    cb_reserve_back(cb_plan_w, 1);
+    const uint32_t plan = get_write_ptr(cb_plan_c);
+    const uint32_t made = get_semaphore(kScheduled);
+    if (me == 0) {
+        const uint32_t table = get_write_ptr(cb_table);
+        noc_async_read(counts.get_noc_addr(0), table, kExperts * 4);
+        noc_async_read(mapping.get_noc_addr(0), table + kMappingOffset, kLocalExperts * 4);
+        noc_async_read_barrier();
+        for (uint32_t page : {plan, get_write_ptr(cb_plan_w)}) {
+            make_schedule(l1_words(page), l1_words(table), l1_words(table + kMappingOffset), kExperts,
+                          kLocalExperts, max_tokens);
+            grid.multicast(kCores, page, schedule_bytes(l1_words(page)));
+        }
+        noc_async_writes_flushed();
+        grid.tell(kCores, made, 1);
+    } else {
+        noc_semaphore_wait_min(l1_words(made), 1);
     }
-    const auto* plan = reinterpret_cast<const volatile uint32_t*>(get_write_ptr(cb_plan_c));
     cb_push_back(cb_plan_c, 1);
     cb_push_back(cb_plan_w, 1);
-    return plan;
+    return l1_words(plan);
 }
 
 // Go through the windows of a schedule of `blocks` blocks:
@@ -70,10 +80,9 @@ void each_window(const Grid& grid, uint32_t me, uint32_t blocks, Stage&& stage, 
         }
     }
     if (windows != 0) {
-        // no core leaves while another may still read its home buffer
-        barrier(grid, me, kCores, kArrived, kGo, windows + 1);
-        free(windows);
+        free(windows);  // others may still read it: it stays until all cores have ended
     }
+    leave();
 }
 
 // Start reading the tiles of a block that this core multiplies, to the back of cb_x, which is reserved here.

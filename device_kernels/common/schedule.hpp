@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What a device has to do for one routing, as every kernel of a core reads it: the experts with a token, in
 // device_expert_mapping order, and their blocks of 32 rows.
 //
@@ -37,6 +38,10 @@ inline void make_schedule(volatile uint32_t* page, const volatile uint32_t* coun
     }
     page[0] = active;
     page[1] = blocks;
+}
+
+inline uint32_t schedule_bytes(const volatile uint32_t* page) {
+    return (kHeaderWords + kEntryWords * page[0]) * 4;
 }
 
 // Walks the blocks of a schedule in order.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // down, compute: multiplies this core's pieces. Where a column ends, it weighs each row and adds it to the
 // sum of its token.
 //

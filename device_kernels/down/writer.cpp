@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // down, writer: streams this core's weight tiles and passes partial sums on. It keeps the sums of the columns
 // that end here, a row a token, and writes them after the last expert.
 //
@@ -10,7 +11,6 @@
 // | cb_part_in   partial sums passed here               -> compute
 // | cb_ids       a block's tokens (block_page.hpp)      <- reader
 // | cb_sum       sums: for each finished column, for each 32 tokens, a tile  <- compute fills it, once
-// | cb_old       sums of a block's tokens so far        -> compute; rows of cb_sum
 // | cb_new       the same with the block added          <- compute; they go back to cb_sum
 // | cb_out_in    tiles of out to add to                 -> compute
 // | cb_done      one page: all blocks are in the sums   -> compute
@@ -24,26 +24,17 @@
 #include "api/dataflow/dataflow_api.h"
 #include "common/product_writer.hpp"
 #include "down/block_page.hpp"
+#include "down/sums.hpp"
 
 namespace {
 
-constexpr uint32_t kSumBytes = get_named_compile_time_arg_val("sum_tile_bytes");
 constexpr uint32_t kOutBytes = get_named_compile_time_arg_val("out_tile_bytes");
-constexpr uint32_t cb_ids = get_named_compile_time_arg_val("cb_ids");
-constexpr uint32_t cb_sum = get_named_compile_time_arg_val("cb_sum");
-constexpr uint32_t cb_old = get_named_compile_time_arg_val("cb_old");
 constexpr uint32_t cb_new = get_named_compile_time_arg_val("cb_new");
 constexpr uint32_t cb_out_in = get_named_compile_time_arg_val("cb_out_in");
 constexpr uint32_t cb_done = get_named_compile_time_arg_val("cb_done");
 
 constexpr auto weight_args = TensorAccessorArgs<0>();
 constexpr auto out_args = TensorAccessorArgs<weight_args.next_compile_time_args_offset()>();
-
-constexpr uint32_t kFaceBytes = kSumBytes / 4;
-constexpr uint32_t kFaceRowBytes = kFaceBytes / 16;
-
-// Where the left half of a tile's row starts; the right half is a face further on.
-uint32_t row_offset(uint32_t row) { return (row / 16) * 2 * kFaceBytes + (row % 16) * kFaceRowBytes; }
 
 }  // namespace
 
@@ -90,46 +81,35 @@ void kernel_main() {
         }
     };
     const uint64_t self = grid.address(chain.me, 0);
-    auto copy_row = [&](uint32_t from, uint32_t to) {
-        noc_async_write(from, self + to, kFaceRowBytes);
-        noc_async_write(from + kFaceBytes, self + to + kFaceBytes, kFaceRowBytes);
-    };
-    // Add a block to the sums of its tokens.
+    // Put the sums of a block's tokens back, with the block added.
     auto add = [&](uint32_t, const Piece&) {
         if (sums == 0) {
             cb_wait_front(cb_sum, finished * token_tiles);
             sums = get_read_ptr(cb_sum);
         }
-        const auto* token = reinterpret_cast<const volatile uint32_t*>(ids);
-        const uint32_t rows = *reinterpret_cast<const volatile uint32_t*>(ids + kBlockCount);
+        const auto* token = l1_words(ids);
+        const uint32_t rows = *l1_words(ids + kBlockCount);
         const uint32_t base = sums + column * token_tiles * kSumBytes;
-        auto place = [&](uint32_t row) {
-            const uint32_t t = token[row];
-            return base + t / kBlockRows * kSumBytes + row_offset(t % kBlockRows);
-        };
-        // copied by writes to this core: a read barrier would wait for the next expert's weights as well
-        cb_reserve_back(cb_old, 1);
-        const uint32_t old = get_write_ptr(cb_old);
-        for (uint32_t row = 0; row < kBlockRows; row++) {
-            copy_row(place(row < rows ? row : rows - 1), old + row_offset(row));
-        }
-        noc_async_write_barrier();
-        cb_push_back(cb_old, 1);
         cb_wait_front(cb_new, 1);
         const uint32_t fresh = get_read_ptr(cb_new);
         for (uint32_t row = 0; row < rows; row++) {
-            copy_row(fresh + row_offset(row), place(row));
+            const uint32_t from = fresh + row_offset(row);
+            const uint64_t to = self + base + token_offset(token[row]);
+            noc_async_write(from, to, kFaceRowBytes);
+            noc_async_write(from + kFaceBytes, to + kFaceBytes, kFaceRowBytes);
         }
         noc_async_write_barrier();
         cb_pop_front(cb_new, 1);
         column++;
     };
-    auto end = [&](uint32_t) {
+    auto end = [&](uint32_t block) {
         if (finished != 0) {
             cb_pop_front(cb_ids, 1);
+            noc_semaphore_set(l1_words(get_semaphore(kAdded)), block + 1);
         }
     };
-    each_block(plan, chain, [&](uint32_t local) { read_weights(weight, weight, local); }, begin, add, end);
+    WeightStream stream(weight, weight);
+    each_block(plan, chain, stream, begin, add, end);
 
     if (finished != 0) {
         cb_reserve_back(cb_done, 1);
@@ -141,7 +121,6 @@ void kernel_main() {
             cb_pop_front(cb_out, 1);
         });
     }
-    noc_async_write_barrier();
-    noc_async_atomic_barrier();
+    leave();
     cb_pop_front(cb_plan_w, 1);
 }

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // gate_up, compute: tilizes this core's chunks and multiplies its pieces. SiLU*mul follows where a column
 // ends.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // gate_up, reader: brings the token rows of this device's experts to the cores that multiply them.
 //
 // | num_routed_tokens      [1, E]        int32  row-major, one page    in  tokens of each global expert
@@ -40,7 +41,8 @@ void kernel_main() {
     const auto hidden = TensorAccessor(hidden_args, get_common_arg_val<uint32_t>(3));
     const Grid grid{5, kGridColumns};
     const Homes homes{get_read_ptr(cb_home), kTileBytes, kKTiles, kChunk, kChunks, kSlots, kWindow, kCores};
-    const auto* plan = make_schedules(counts, mapping, get_common_arg_val<uint32_t>(4));
+    const uint32_t me = get_arg_val<uint32_t>(kArgCore);
+    const auto* plan = make_schedules(grid, me, counts, mapping, get_common_arg_val<uint32_t>(4));
 
     Cursor cursor{plan};
     const uint32_t ids = get_write_ptr(cb_ids);
@@ -51,15 +53,20 @@ void kernel_main() {
         noc_async_read(tokens.get_noc_addr(cursor.global(), row * 4), ids, kBlockRows * 4);
         noc_async_read_barrier();
         const uint32_t bytes = homes.chunk_tiles(q) * kTileRowBytes;
-        const uint32_t last = cursor.tokens() - 1 - row;
+        const uint32_t left = cursor.tokens() - row;
+        uint32_t rows = left < kBlockRows ? left : kBlockRows;
         cb_reserve_back(cb_rows, kChunk);
-        uint32_t to = get_write_ptr(cb_rows);
-        for (uint32_t i = 0; i < kBlockRows; i++, to += bytes) {
-            // rows past the expert's last token repeat it: what they give is never used
-            const uint32_t t = token[i < last ? i : last];
-            noc_async_read(hidden.get_noc_addr(t, q * kChunk * kTileRowBytes), to, bytes);
+        const uint32_t to = get_write_ptr(cb_rows);
+        for (uint32_t i = 0; i < rows; i++) {
+            noc_async_read(hidden.get_noc_addr(token[i], q * kChunk * kTileRowBytes), to + i * bytes, bytes);
         }
         noc_async_read_barrier();
+        // rows past the expert's last token repeat those before: what they give is never used
+        for (uint32_t more; rows < kBlockRows; rows += more) {
+            more = rows < kBlockRows - rows ? rows : kBlockRows - rows;
+            noc_async_read(grid.address(me, to), to + rows * bytes, more * bytes);
+            noc_async_read_barrier();
+        }
         cb_push_back(cb_rows, kChunk);
     };
     // compute pushes a half for each window; the half of the window before goes free once all cores are done
@@ -70,7 +77,7 @@ void kernel_main() {
             cb_pop_front(cb_home, kSlots * kChunk);
         }
     };
-    each_window(grid, get_arg_val<uint32_t>(kArgCore), plan[1], gather, tilized, free, [&](uint32_t block) {
+    each_window(grid, me, plan[1], gather, tilized, free, [&](uint32_t block) {
         fetch_block(homes, grid, block);
         noc_async_read_barrier();
         cb_push_back(cb_x, kKMax);

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // gate_up, writer: streams this core's weight tiles, passes partial sums on, writes the columns that end
 // here.
 //
@@ -33,8 +34,9 @@ void kernel_main() {
 
     cb_wait_front(cb_plan_w, 1);
     const auto* plan = reinterpret_cast<const volatile uint32_t*>(get_read_ptr(cb_plan_w));
+    WeightStream stream(weight_0, weight_1);
     each_block(
-        plan, chain, [&](uint32_t local) { read_weights(weight_0, weight_1, local); }, [](uint32_t) {},
+        plan, chain, stream, [](uint32_t) {},
         [&](uint32_t block, const Piece& piece) {
             cb_wait_front(cb_out, 1);
             noc_async_write(get_read_ptr(cb_out), out.get_noc_addr(block * kColumns + piece.column),
@@ -43,7 +45,6 @@ void kernel_main() {
             cb_pop_front(cb_out, 1);
         },
         [](uint32_t) {});
-    noc_async_write_barrier();
-    noc_async_atomic_barrier();
+    leave();
     cb_pop_front(cb_plan_w, 1);
 }

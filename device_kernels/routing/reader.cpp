@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // routing, reader: each core lists, for its share of the tokens, those that go to this device's experts.
 //
 // | topk_ids               [T, K]        int32  row-major, page = token  in  outside 0 .. E-1: no expert

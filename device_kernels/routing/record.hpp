@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // How a core's findings lie in its cb_record, for the reader that writes them and the writers that pull them.
 #pragma once
 
@@ -14,7 +15,6 @@ constexpr uint32_t kColumnsOfGrid = get_named_compile_time_arg_val("grid_columns
 constexpr uint32_t kCountsBytes = get_named_compile_time_arg_val("counts_bytes");
 constexpr uint32_t kListBytes = get_named_compile_time_arg_val("list_bytes");
 constexpr uint32_t kArrived = get_named_compile_time_arg_val("sem_arrived");
-constexpr uint32_t kGo = get_named_compile_time_arg_val("sem_go");
 constexpr uint32_t cb_record = get_named_compile_time_arg_val("cb_record");
 
 constexpr uint32_t tokens_offset(uint32_t local) { return kCountsBytes + local * 2 * kListBytes; }

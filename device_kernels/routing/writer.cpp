@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // routing, writer: the core that owns an expert joins the lists of all readers, and writes the expert's rows.
 //
 // | device_expert_mapping  [1, E_local]  int32  row-major, one page    in   global index of each local expert
@@ -9,7 +10,8 @@
 // | cb_pulled  scratch: from each reader its counts, and one expert's tokens and weights
 // | cb_row     scratch: a row of tokens, a row of weights, the counts of all experts, the mapping
 //
-// Core 0 also writes num_routed_tokens. No core leaves before all owners have read its lists.
+// Core 0 also writes num_routed_tokens. A core may end while owners read its lists: its L1 stays until all
+// have ended.
 //
 // | common args  device_expert_mapping, num_routed_tokens, routed_tokens, routed_token_weights,
 // |              NoC x of each column, NoC y of each row
@@ -45,7 +47,6 @@ void kernel_main() {
     const auto weights_out = TensorAccessor(weights_args, get_common_arg_val<uint32_t>(3));
     const moe::Grid grid{4, kColumnsOfGrid};
     const uint32_t me = get_arg_val<uint32_t>(0);
-    const uint32_t go = get_semaphore(kGo);
 
     if (me < kOwners) {
         const uint32_t record = get_write_ptr(cb_record);
@@ -107,12 +108,5 @@ void kernel_main() {
             noc_async_write(all_counts, counts_out.get_noc_addr(0), kExperts * 4);
             noc_async_write_barrier();
         }
-        for (uint32_t reader = 0; reader < kReaders; reader++) {
-            noc_semaphore_inc(grid.address(reader, go), 1);
-        }
-        noc_async_atomic_barrier();
-    }
-    if (me < kReaders) {
-        noc_semaphore_wait_min(words(go), kOwners);
     }
 }

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // silu_mul, compute: out = silu(gate) * up, in DST's format up to the one rounding to bf16.
 //
 // | cb_gate, cb_up  one tile at a time  <- reader

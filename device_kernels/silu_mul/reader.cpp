@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // silu_mul, reader: streams tiles [first, end) of gate and up to compute.
 //
 // | gate, up        [rows, I]  bf16  tiles  in

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // silu_mul, writer: writes tiles [first, end) of the product.
 //
 // | out     [rows, I]  bf16  tiles  out

@@ -14,7 +14,7 @@ import torch
 
 from targets import Target
 from tenstorrent_names import MESH_NAMES, NAMES
-from tenstorrent_setup import BF16, MESH_RUNS, RUNS, Layer, OnDevice, check_out, check_routing, check_rows, run
+from tenstorrent_setup import BF16, MESH_RUNS, RUNS, Layer, OnDevice, check_out, check_routing, check_rows, part_of, run
 from ttnn_moe import tenstorrent
 from ttnn_moe.selfcheck.edges import CASES, Case
 
@@ -118,13 +118,9 @@ def nothing_routed_here() -> None:
 @run
 def windows_and_long_chains() -> None:
     """A small grid, so that blocks come in several windows; few tiles a core, so that sums pass through many cores."""
-    from ttnn_moe import _planner
-
     device = tenstorrent.open_device()
     for grid, least, T in (((3, 2), 2, 300), ((7, 3), 1, 100), ((1, 1), 1, 40)):
-        device.machine = _planner.Machine(
-            grid=grid, l1_bytes=device.machine.l1_bytes, unpack_to_dest=device.machine.unpack_to_dest, min_tiles=least
-        )
+        device.machine = part_of(device.machine, grid, least)
         device.cache.clear()
         layer = Layer.make(T=T, E=8, K=3, H=352, I=96, local=7)
         on = OnDevice(layer, device)
@@ -135,8 +131,6 @@ def windows_and_long_chains() -> None:
 @run
 def random_sizes() -> None:
     """Sizes, grids and partitions that nobody chose."""
-    from ttnn_moe import _planner
-
     device = tenstorrent.open_device()
     whole = device.machine
     for seed in range(6):
@@ -150,12 +144,8 @@ def random_sizes() -> None:
             "I": 32 * draw.randint(1, 9),
             "local": draw.randint(1, E),
         }
-        device.machine = _planner.Machine(
-            grid=(draw.randint(1, whole.grid[0]), draw.randint(1, whole.grid[1])),
-            l1_bytes=whole.l1_bytes,
-            unpack_to_dest=whole.unpack_to_dest,
-            min_tiles=draw.randint(1, 6),
-        )
+        grid = (draw.randint(1, whole.grid[0]), draw.randint(1, whole.grid[1]))
+        device.machine = part_of(whole, grid, draw.randint(1, 6))
         device.cache.clear()
         layer = Layer.make(**sizes, seed=seed)
         whole_chain(layer, OnDevice(layer, device), f"{sizes} on {device.machine.grid}")
@@ -217,12 +207,10 @@ def skewed_4096() -> None:
 @run
 def harvested_grids() -> None:
     """Real sizes on grids with fewer columns and rows than the chip's kind has, by programs for 4096 tokens."""
-    from ttnn_moe import _planner
-
     device = tenstorrent.open_device()
     whole = device.machine
     for grid in ((8, 7), (7, 8)) if whole.grid[0] == 8 else ((11, 10), (12, 9)):
-        device.machine = _planner.Machine(grid=grid, l1_bytes=whole.l1_bytes, unpack_to_dest=whole.unpack_to_dest)
+        device.machine = part_of(whole, grid)
         device.cache.clear()
         layer = Layer.make(T=20, E=2, K=1, H=2048, I=768, local=1)
         on = OnDevice(layer, device)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,6 +21,7 @@ from ttnn_moe.tenstorrent import tensors
 from ttnn_moe.tenstorrent.device import Device
 from ttnn_moe.tenstorrent.programs import LayerPrograms, Routed, Sizes, programs_of
 from ttnn_moe.tenstorrent.runtime import is_emulator, library, wanted
+from ttnn_moe.tenstorrent.weights import in_bank_order
 
 BF16 = torch.bfloat16
 UNDEFINED = 2**30 + 12345  # no token, and no multiple of 2: its address lies in no tensor
@@ -89,16 +91,19 @@ class OnDevice:
     """A layer's tensors on the device, outputs poisoned, and its operators."""
 
     def __init__(self, layer: Layer, device: Device, bound: int | None = None, weight_format: str = "bfloat16"):
+        from ttnn_moe._planner import weight_run
+
         self.layer, self.device = layer, device
         self.programs: LayerPrograms = programs_of(device, layer.sizes(weight_format))
         here = layer.mapping.long()
         both, down = layer.experts.tensors["gate_up"][here], layer.experts.tensors["down"][here]
+        banks, run = device.machine.dram_banks, weight_run(weight_format)
         self.hidden = tensors.replicate(layer.hidden, device)
         self.ids = tensors.replicate(layer.ids, device)
         self.weights = tensors.replicate(layer.weights, device)
         self.mapping = tensors.replicate(layer.mapping[None], device)
         self.gate, self.up, self.down = (
-            tensors.shard(w.transpose(1, 2), device, weight_format, "TILE")
+            tensors.shard(in_bank_order(w.transpose(1, 2), 1, banks, run), device, weight_format, "TILE")
             for w in (both[:, : layer.I], both[:, layer.I :], down)
         )
 
@@ -171,6 +176,19 @@ def check_out(out: Tensor, want: Tensor, what: str = "out") -> float:
     error = float(token_errors(out, want).max())
     print(f"{what}: error {error:.2e}")
     return error
+
+
+def part_of(machine: Any, grid: tuple[int, int], min_tiles: int = 4) -> Any:
+    """The machine with another grid of cores."""
+    from ttnn_moe._planner import Machine
+
+    return Machine(
+        grid=grid,
+        l1_bytes=machine.l1_bytes,
+        unpack_to_dest=machine.unpack_to_dest,
+        min_tiles=min_tiles,
+        dram_banks=machine.dram_banks,
+    )
 
 
 def entries() -> int:

@@ -58,6 +58,9 @@ class Device:
     def compute_with_storage_grid_size(self) -> Grid:
         return self._grid
 
+    def dram_grid_size(self) -> Grid:
+        return Grid(8 if self._arch == "blackhole" else 12, 1)
+
     def get_num_devices(self) -> int:
         return 1
 

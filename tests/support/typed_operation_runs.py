@@ -72,7 +72,7 @@ class On:
     def __init__(self, ops: Any, stand_in: Any, arch: str, sizes: Sizes):
         grid, l1_bytes = CHIPS[arch]
         self.ops, self.stand_in, self.sizes, self.chip = ops, stand_in, sizes, stand_in.Device(arch, grid)
-        machine = planner.Machine(grid=grid, l1_bytes=l1_bytes)
+        machine = planner.Machine(grid=grid, l1_bytes=l1_bytes, dram_banks=self.chip.dram_banks)
         self.device = Device(self, 1, arch, machine)
         self.programs = LayerPrograms(self.device, sizes)
 

@@ -65,7 +65,8 @@ class Device:
         l1_bytes = next(chip.l1_bytes for chip in _planner.chips() if chip.arch == arch)
         simulated = bool(os.environ.get(SIMULATOR)) and not isinstance(handle, RunsPlans)
         direct = unpacks_to_dest(arch, simulated)
-        machine = _planner.Machine(grid=(grid.x, grid.y), l1_bytes=l1_bytes, unpack_to_dest=direct)
+        banks = handle.dram_grid_size().x
+        machine = _planner.Machine(grid=(grid.x, grid.y), l1_bytes=l1_bytes, unpack_to_dest=direct, dram_banks=banks)
         return cls(handle, handle.get_num_devices(), arch, machine, opened_here)
 
     @cached_property

@@ -1,7 +1,7 @@
 """Expert weights on a device, as tiles.
 
 Each device of a mesh holds gate and up [E_local, H, I] and down [E_local, I, H] of its experts, in the order of
-device_expert_mapping. They lie in DRAM as 32x32 tiles of bfloat16, bfloat8_b or bfloat4_b.
+device_expert_mapping. They lie in DRAM as 32x32 tiles of bfloat16, bfloat8_b or bfloat4_b, in the order of weights.py.
 
 Where a step visits few experts, `split=True` gives each device all E experts, and 1/D of every expert's I: all devices
 then read the same number of bytes, whatever the routing. The sum over devices is the same.
@@ -25,6 +25,7 @@ from ..placement import Placement
 from . import files, tensors
 from .device import Device, open_device
 from .weight_formats import ComputeConfig, ExpertFormats
+from .weights import LAYOUT, in_bank_order
 
 WEIGHTS = "TTNN_MOE_TT_WEIGHTS"
 
@@ -125,12 +126,13 @@ def load_experts(
             got=f"E={placement.E}, D={placement.D}",
             expected=f"E={experts.E}, D={device.D}",
         )
+    banks = device.machine.dram_banks
     order = placement.device_expert_mapping.flatten().long()
     folder = files.folder(device, cache)
     size = sum(tensor.numel() * tensor.element_size() for tensor in experts.tensors.values())
     key = None
     if folder is not None and size >= least_cached_bytes:
-        about = (experts.spec, experts.sizes, str(formats), device.D, order.tolist(), split)
+        about = (experts.spec, experts.sizes, str(formats), device.D, order.tolist(), split, LAYOUT, banks)
         key = files.digest(experts.tensors.values(), *about)
 
     def tiles(name: str) -> Any:
@@ -140,10 +142,13 @@ def load_experts(
         form = formats.down if name == "down" else formats.gate_up
 
         def make() -> Any:
+            from .._planner import weight_run
+
             whole = matrix[order].transpose(1, 2)
             if split:  # the mapper cuts the first dimension: [D * E, ..], a device's part of every expert after another
                 whole = torch.cat(whole.chunk(device.D, 1 if name == "down" else 2))
-            return tensors.shard(whole, device, form, "TILE", on_host=True)
+            laid = in_bank_order(whole, device.D, banks, weight_run(form))
+            return tensors.shard(laid, device, form, "TILE", on_host=True)
 
         return files.kept(path, make, device)
 

@@ -189,16 +189,21 @@ void land_channel(Role& role, Channel& channel, std::uint64_t time, bool everyth
         if (!queue[i].synchronises || queue[i].arrival > time) {
             continue;
         }
-        // Earlier messages to the same place come first; to other places there is no order.
+        // Earlier messages to the same place come first, if they had left: a write and a semaphore message
+        // are in different command buffers until then. To other places there is no order.
         const std::uint64_t place = queue[i].remote >> 36;
+        const auto in_front = [&](std::size_t j) {
+            return j == i || (queue[j].remote >> 36 == place && queue[j].ahead);
+        };
         const std::vector<std::uint32_t> clocks = landing_clocks(role, queue, i + 1);
         for (std::size_t j = 0; j <= i; ++j) {
-            if (queue[j].remote >> 36 == place) {
+            if (in_front(j)) {
                 land(role, queue[j], clocks[j]);
             }
         }
+        queue[i].ahead = true;
         for (std::size_t j = i + 1; j-- > 0;) {
-            if (queue[j].remote >> 36 == place) {
+            if (in_front(j)) {
                 queue.erase(queue.begin() + static_cast<std::ptrdiff_t>(j));
             }
         }
@@ -216,6 +221,13 @@ void finish_noc(Role& role) {
             land_read(role, t);
         }
         role.reads.clear();
+    }
+    if (role.read_tag != 0) {
+        machine.report_at(
+            "transaction-id",
+            text("the kernel ends with transaction id %u set: the next kernel's reads would have it",
+                 role.read_tag),
+            role.place, role);
     }
     if (role.open_atomics) {
         machine.report_at("kernel-end",

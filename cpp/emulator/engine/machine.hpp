@@ -73,6 +73,8 @@ struct Counters {
     std::uint64_t tile_multiplies = 0, eltwise_tiles = 0, sfpu_tiles = 0, unpacked_tiles = 0,
                   packed_tiles = 0;
     std::uint64_t semaphore_messages = 0;
+    // packets of data: reads, unicast and multicast writes; waits of a role for its transfers
+    std::uint64_t dram_packets = 0, noc_packets = 0, barriers = 0;
 };
 
 struct Transfer {
@@ -88,7 +90,8 @@ struct Transfer {
     std::uint64_t arrival;  // time
     std::vector<std::uint8_t> bytes;
     EmuPlace place;
-    Stamp stamp{};  // Read: what the issuer knew. A semaphore: what the message passes on
+    Stamp stamp{};       // Read: what the issuer knew. A semaphore: what the message passes on
+    bool ahead = false;  // had left when a semaphore message to the same place was issued: it stays in front
 };
 
 // Messages of one role on one NoC and virtual channel arrive in the order of issue.
@@ -137,6 +140,7 @@ struct Role {
     std::uint32_t last_read = 0, same_reads = 0;  // raw loads in a row of one address
     std::array<CircularBufferView, kCircularBuffers> views;
     std::deque<Transfer> reads;
+    std::uint32_t read_tag = 0;  // transaction id of the reads to come
     std::vector<std::unique_ptr<Channel>> channels;
     std::unique_ptr<Compute> compute;
     Role();

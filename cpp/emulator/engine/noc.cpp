@@ -6,6 +6,28 @@
 
 using namespace emulator;
 
+namespace {
+
+constexpr std::uint32_t kTransactionIds = 16;
+constexpr std::uint64_t kMostPackets = 255;  // the counter of an id has 8 bits
+
+// A barrier of one id reads its counter; nothing reads that of id 0.
+void count_packets(const Role& role, std::uint32_t tag) {
+    std::uint64_t under_way = 0;
+    for (const Transfer& t : role.reads) {
+        under_way += t.tag == tag ? packets(t.size) : 0;
+    }
+    if (tag != 0 && under_way > kMostPackets) {
+        machine.report(
+            "transaction-id",
+            text("noc_async_read: %llu packets of transaction id %u are under way, its counter holds %llu",
+                 static_cast<unsigned long long>(under_way), tag,
+                 static_cast<unsigned long long>(kMostPackets)));
+    }
+}
+
+}  // namespace
+
 extern "C" {
 
 std::uint64_t emu_dram_bank_address(std::uint32_t bank, std::uint32_t address) {
@@ -14,10 +36,10 @@ std::uint64_t emu_dram_bank_address(std::uint32_t bank, std::uint32_t address) {
 std::uint32_t emu_dram_banks() { return machine.chip.dram_banks; }
 std::uint32_t emu_dram_alignment() { return machine.chip.dram_alignment; }
 
-void emu_noc_read(std::uint64_t source, std::uint32_t destination, std::uint32_t size, std::uint32_t,
-                  std::uint32_t tag) {
+void emu_noc_read(std::uint64_t source, std::uint32_t destination, std::uint32_t size, std::uint32_t) {
     Role& role = *machine.role;
     Core& core = *role.core;
+    const std::uint32_t tag = role.read_tag;
     const std::uint32_t local = l1_offset(destination);
     spend(kIssueCycles);
     if (size == 0 || !inside_l1(core, local, size, "noc_async_read")) {
@@ -34,11 +56,13 @@ void emu_noc_read(std::uint64_t source, std::uint32_t destination, std::uint32_t
             span.buffer->read_bytes += span.size;
         }
         core.counters.dram_read_bytes += size;
+        core.counters.dram_packets += packets(size);
     } else {
         if (far_core(source, "noc_async_read") == nullptr) {
             return;
         }
         core.counters.noc_read_bytes += size;
+        core.counters.noc_packets += packets(size);
     }
     poison(core.l1 + local, size);
     set_shadow(core.shadow, local, size, ARRIVING, WRITTEN);
@@ -46,10 +70,21 @@ void emu_noc_read(std::uint64_t source, std::uint32_t destination, std::uint32_t
     t.arrival = transfer_time(role, source, size, true);
     t.stamp.known = role.known;
     role.reads.push_back(std::move(t));
+    count_packets(role, tag);
+}
+
+void emu_noc_read_tag(std::uint32_t tag) {
+    if (tag >= kTransactionIds) {
+        machine.report("transaction-id",
+                       text("noc_async_read_set_trid(%u): ids are 0 to %u", tag, kTransactionIds - 1));
+        return;
+    }
+    machine.role->read_tag = tag;
 }
 
 void emu_noc_read_barrier(std::uint32_t, std::uint32_t tag) {
     Role& role = *machine.role;
+    ++role.core->counters.barriers;
     spend(kIssueCycles);
     std::uint64_t last = 0;
     for (const Transfer& t : role.reads) {
@@ -101,6 +136,7 @@ void emu_noc_write(std::uint32_t source, std::uint64_t destination, std::uint32_
             }
         }
         core.counters.dram_written_bytes += size;
+        core.counters.dram_packets += packets(size);
     } else {
         Core* to = far_core(destination, "noc_async_write");
         if (to == nullptr) {
@@ -108,6 +144,7 @@ void emu_noc_write(std::uint32_t source, std::uint64_t destination, std::uint32_
         }
         expect_in(*to, local_of(destination), size, "noc_async_write");
         core.counters.noc_written_bytes += size;
+        core.counters.noc_packets += packets(size);
     }
     set_shadow(core.shadow, local, size, LEAVING, 0);
     issue(Transfer::Write, local, destination, size, noc, vc, false).tag = tag;
@@ -129,6 +166,7 @@ void emu_noc_write_multicast(std::uint32_t source, std::uint64_t destination, st
         to->counters.multicast_received_bytes += size;
     }
     core.counters.multicast_bytes += size;
+    core.counters.noc_packets += packets(size);
     set_shadow(core.shadow, local, size, LEAVING, 0);
     issue(Transfer::Multicast, local, destination, size, noc, vc, false).with_self = with_self != 0;
 }
@@ -147,6 +185,7 @@ void emu_noc_writes_flushed(std::uint32_t noc, std::uint32_t tag) {
 
 void emu_noc_write_barrier(std::uint32_t noc, std::uint32_t) {
     Role& role = *machine.role;
+    ++role.core->counters.barriers;
     spend(kIssueCycles);
     std::uint64_t last = 0;
     for (auto& channel : role.channels) {
@@ -167,6 +206,7 @@ void emu_noc_write_barrier(std::uint32_t noc, std::uint32_t) {
 void emu_noc_atomic_barrier(std::uint32_t noc) {
     Role& role = *machine.role;
     role.open_atomics = false;
+    ++role.core->counters.barriers;
     spend(kIssueCycles);
     std::uint64_t last = 0;
     for (auto& channel : role.channels) {

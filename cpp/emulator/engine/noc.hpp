@@ -18,6 +18,8 @@ inline std::uint32_t start_x(std::uint64_t address) { return (address >> 48) & 6
 inline std::uint32_t start_y(std::uint64_t address) { return (address >> 54) & 63; }
 inline bool is_dram(std::uint64_t address) { return end_y(address) == kDramRow; }
 
+// Packets that a transfer is cut into.
+std::uint64_t packets(std::uint32_t size);
 std::uint64_t transfer_time(const Role& role, std::uint64_t remote, std::uint32_t size, bool read);
 bool aligned(std::uint64_t remote, std::uint32_t local, bool read, const char* call);
 Core* far_core(std::uint64_t remote, const char* call);

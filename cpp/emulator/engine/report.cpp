@@ -95,6 +95,9 @@ void write_result(std::ostream& out) {
         field(out, "unpacked_tiles", c.unpacked_tiles);
         field(out, "packed_tiles", c.packed_tiles);
         field(out, "semaphore_messages", c.semaphore_messages);
+        field(out, "dram_packets", c.dram_packets);
+        field(out, "noc_packets", c.noc_packets);
+        field(out, "barriers", c.barriers);
         field(out, "l1_high_water", core->high_water);
         for (const auto& role : core->roles) {
             out << ",\"" << name_of(role->kind) << "_cycles\":" << role->time << ",\"" << name_of(role->kind)

@@ -4,6 +4,12 @@
 #include "noc.hpp"
 
 namespace emulator {
+
+std::uint64_t packets(std::uint32_t size) {
+    const std::uint32_t burst = machine.chip.arch == "blackhole" ? 16384 : 8192;
+    return (size + burst - 1) / burst;
+}
+
 std::uint64_t transfer_time(const Role& role, std::uint64_t remote, std::uint32_t size, bool read) {
     const Chip& chip = machine.chip;
     if (!is_dram(remote)) {
@@ -82,6 +88,11 @@ Transfer& issue(Transfer::Kind kind, std::uint32_t source, std::uint64_t destina
     Role& role = *machine.role;
     spend(kIssueCycles);
     Channel& channel = channel_of(role, noc, vc);
+    if (synchronises) {
+        for (Transfer& t : channel.transfers) {
+            t.ahead |= t.remote >> 36 == destination >> 36 && (t.sent || t.synchronises);
+        }
+    }
     std::uint64_t arrival = transfer_time(role, destination, size, false);
     // Messages to one place stay in order. With a seed, those to other places may overtake them.
     for (auto t = channel.transfers.rbegin(); t != channel.transfers.rend(); ++t) {

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "ttnn_ops/common/checks.hpp"
 
 #include <algorithm>

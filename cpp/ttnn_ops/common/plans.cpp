@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "ttnn_ops/common/plans.hpp"
 
 #include <algorithm>
@@ -42,7 +43,8 @@ planner::Machine machine_of(const ttnn::Tensor& tensor) {
     const auto grid = device->compute_with_storage_grid_size();
     return {.grid = {static_cast<std::uint32_t>(grid.x), static_cast<std::uint32_t>(grid.y)},
             .l1_bytes = std::ranges::find(planner::chips(), arch, &planner::Chip::arch)->l1_bytes,
-            .unpack_to_dest = blackhole || !simulated};
+            .unpack_to_dest = blackhole || !simulated,
+            .dram_banks = static_cast<std::uint32_t>(device->dram_grid_size().x)};
 }
 
 const planner::Program& plan(const std::string& name, const planner::Problem& problem,

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "down.hpp"
 
 #include "device/down_device_operation.hpp"

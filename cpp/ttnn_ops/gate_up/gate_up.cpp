@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "gate_up.hpp"
 
 #include "device/gate_up_device_operation.hpp"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "silu_mul.hpp"
 
 #include "device/silu_mul_device_operation.hpp"

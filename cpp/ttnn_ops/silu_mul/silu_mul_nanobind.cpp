@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "silu_mul_nanobind.hpp"
 
 #include <nanobind/nanobind.h>

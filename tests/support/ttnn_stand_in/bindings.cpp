@@ -116,6 +116,7 @@ NB_MODULE(ttnn_stand_in, module) {
                          }
                          return made;
                      })
+        .def_prop_ro("dram_banks", [](const MeshDevice& self) { return self.dram_grid_size().x; })
         .def("worker_core", [](const MeshDevice& self, std::size_t x, std::size_t y) {
             const CoreCoord core = self.worker_core_from_logical_core({x, y});
             return std::pair{core.x, core.y};

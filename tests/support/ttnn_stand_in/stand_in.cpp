@@ -73,6 +73,7 @@ namespace distributed {
 
 tt::ARCH MeshDevice::arch() const { return arch_; }
 CoreCoord MeshDevice::compute_with_storage_grid_size() const { return grid_; }
+CoreCoord MeshDevice::dram_grid_size() const { return {arch_ == tt::ARCH::BLACKHOLE ? 8u : 12u, 1u}; }
 // Two numberings that no other argument looks like; a column is missing, as on a chip.
 CoreCoord MeshDevice::worker_core_from_logical_core(const CoreCoord& core) const {
     return {1001 + core.x + (core.x > 6 ? 2 : 0), 2002 + core.y};

@@ -33,7 +33,9 @@ def main() -> None:
     # the emulator does as the simulator that it is compared with
     direct = devices.unpacks_to_dest(there.arch, bool(os.environ.get(devices.SIMULATOR)))
     machine = there.machine
-    there.machine = _planner.Machine(grid=machine.grid, l1_bytes=machine.l1_bytes, unpack_to_dest=direct)
+    there.machine = _planner.Machine(
+        grid=machine.grid, l1_bytes=machine.l1_bytes, unpack_to_dest=direct, dram_banks=machine.dram_banks
+    )
     on = OnDevice(layer, there)
     routed = on.route()
     activations = on.programs.gate_up(on.hidden, routed, on.gate, on.up)

@@ -11,8 +11,7 @@ import torch
 from mutations import Mutation
 from torch import Tensor
 
-from tenstorrent_setup import Layer, OnDevice, check_out, check_routing, check_rows, rows_of
-from ttnn_moe import _planner
+from tenstorrent_setup import Layer, OnDevice, check_out, check_routing, check_rows, part_of, rows_of
 from ttnn_moe.sources import kernel_path
 from ttnn_moe.tenstorrent import device
 from ttnn_moe.tenstorrent.emulator import library
@@ -45,9 +44,7 @@ class Runs:
         self.layer = small_layer()
         self.mesh = library.open_mesh(1, seed=seed, check=False, keep=True, timeout_s=20)
         there = device.Device.of(self.mesh)
-        there.machine = _planner.Machine(
-            grid=(3, 1), l1_bytes=there.machine.l1_bytes, unpack_to_dest=there.machine.unpack_to_dest, min_tiles=2
-        )
+        there.machine = part_of(there.machine, (3, 1), 2)
         self.on = OnDevice(self.layer, there)
         self.merged = self._merged()
         self.plain: dict[str, dict[str, int]] = {}

@@ -37,7 +37,7 @@ class Mutation:
 
 CHAIN, GRID, HOMES, PIECES = (f"common/{name}.hpp" for name in ("chain", "grid", "homes", "pieces"))
 FP32, PRODUCT, ARGS, SCHEDULE = (f"common/{name}.hpp" for name in ("fp32", "product", "product_args", "schedule"))
-READER, WRITER = "common/product_reader.hpp", "common/product_writer.hpp"
+READER, WRITER, WEIGHTS = (f"common/{name}.hpp" for name in ("product_reader", "product_writer", "weights"))
 LISTING = "    for (uint32_t t = first; t < end; t++) {\n        const uint32_t at"
 SIGNAL = "for (uint32_t i = 0; i < kOwners; i++) { noc_semaphore_inc(grid.address(i, get_semaphore(kArrived)), 1); }"
 
@@ -99,14 +99,6 @@ MUTATIONS = [
         "routing/writer.cpp", "if (me == 0) {", "if (true) {", "every owner writes num_routed_tokens", "unordered-write"
     ),
     Mutation(
-        "routing/writer.cpp",
-        "        noc_semaphore_wait_min(words(go), kOwners);",
-        "",
-        "leaves while others read its lists",
-        EQUIVALENT,
-        "the next program starts when all cores have ended, so the lists stay",
-    ),
-    Mutation(
         FP32,
         "if ((a & ~kFp32Sign) < (b & ~kFp32Sign)) {",
         "if ((a & ~kFp32Sign) > (b & ~kFp32Sign)) {",
@@ -125,27 +117,19 @@ MUTATIONS = [
     # both products
     Mutation(
         GRID,
-        "cores * round)",
-        "cores * round - 1)",
+        "(cores - 1) * round)",
+        "(cores - 1) * round - 1)",
         "the barrier waits for one core less",
         "unordered-read",
         operator="gate_up",
     ),
     Mutation(
         GRID,
-        "uint32_t*>(go), round)",
-        "uint32_t*>(go), round - 1)",
+        "l1_words(go), round)",
+        "l1_words(go), round - 1)",
         "the barrier is one round late",
         "unordered-read",
         operator="down",
-    ),
-    Mutation(
-        GRID,
-        "for (uint32_t core = 0; core < cores",
-        "for (uint32_t core = 1; core < cores",
-        "core 0 is not told to go on",
-        "deadlock",
-        operator="gate_up",
     ),
     Mutation(
         HOMES,
@@ -182,19 +166,10 @@ MUTATIONS = [
     ),
     Mutation(
         READER,
-        "kLocalExperts * 4);\n    noc_async_read_barrier();",
+        "kLocalExperts * 4);\n        noc_async_read_barrier();",
         "kLocalExperts * 4);",
         "makes the schedule of counts that are under way",
         "read-before-barrier",
-        operator="down",
-    ),
-    Mutation(
-        READER,
-        "        barrier(grid, me, kCores, kArrived, kGo, windows + 1);\n",
-        "",
-        "leaves while others read its home buffer",
-        EQUIVALENT,
-        "the next program starts when all cores have ended, so the tiles stay",
         operator="down",
     ),
     Mutation(
@@ -206,17 +181,17 @@ MUTATIONS = [
         operator="down",
     ),
     Mutation(
-        WRITER,
-        "(local * kKTiles + piece.begin)",
-        "(local * kKTiles)",
+        WEIGHTS,
+        " * kKTiles + piece.begin;",
+        " * kKTiles;",
         "each piece has the weights of the column's start",
         "wrong activations",
         operator="gate_up",
     ),
     Mutation(
-        WRITER,
-        "        noc_async_read_barrier();\n",
-        "",
+        WEIGHTS,
+        "with_trid(id(entry))",
+        "with_trid(id(entry + 1))",
         "hands on weights that are under way",
         "push-before-barrier",
         operator="down",
@@ -231,23 +206,23 @@ MUTATIONS = [
     ),
     Mutation(
         CHAIN,
-        "get_semaphore(credit_id)),\n                               sent);",
-        "get_semaphore(credit_id)),\n                               sent - 1);",
+        "get_semaphore(credit_id)), sent);",
+        "get_semaphore(credit_id)), sent - 1);",
         "sends a partial sum ahead of its invitation",
         "unordered-write",
         operator="gate_up",
     ),
     Mutation(
         CHAIN,
-        "get_semaphore(arrived_id)),\n                               received);",
-        "get_semaphore(arrived_id)),\n                               received - 1);",
+        "get_semaphore(arrived_id)), received);",
+        "get_semaphore(arrived_id)), received - 1);",
         "takes a partial sum before it has come",
         "unordered-read",
         operator="gate_up",
     ),
     Mutation(
         CHAIN,
-        "        noc_async_write_barrier();\n",
+        "        noc_async_writes_flushed();",
         "",
         "gives a partial sum's room back before it is sent",
         "pop-before-flush",
@@ -279,7 +254,7 @@ MUTATIONS = [
     ),
     Mutation(
         PRODUCT,
-        "w0 + k * width",
+        "w0 + i * tiles + k",
         "w0 + k",
         "multiplies by gate where up belongs",
         "wrong activations",
@@ -324,6 +299,86 @@ MUTATIONS = [
         "routing never counts more than T; the line is for input that is none of its",
         operator="down",
     ),
+    Mutation(
+        GRID,
+        "rows - 1), l1), whole - 1);",
+        "rows - 1), l1), whole);",
+        "counts the sender among the receivers of a multicast",
+        "multicast-receivers",
+        operator="gate_up",
+    ),
+    Mutation(
+        GRID,
+        "x(columns - 1), y(rows - 1)",
+        "x(columns - 2), y(rows - 1)",
+        "the rectangle of a multicast lacks a column",
+        "multicast-receivers",
+        operator="gate_up",
+    ),
+    Mutation(
+        GRID,
+        "get_noc_multicast_addr(x(0), y(0), x(columns - 1), y(rows - 1), l1)",
+        "get_noc_multicast_addr(x(columns - 1), y(rows - 1), x(0), y(0), l1)",
+        "the rectangle of a multicast has the corners of NoC 1",
+        "multicast-rectangle",
+        operator="down",
+    ),
+    Mutation(
+        GRID,
+        "        noc_semaphore_set(l1_words(semaphore), value);\n",
+        "",
+        "multicasts a semaphore that it has not set",
+        "deadlock",
+        operator="gate_up",
+    ),
+    Mutation(
+        GRID,
+        "    noc_async_atomic_barrier();\n",
+        "",
+        "ends with increments under way",
+        "kernel-end",
+        operator="gate_up",
+    ),
+    Mutation(
+        READER,
+        "        noc_async_writes_flushed();\n",
+        "",
+        "signals a schedule that may come later than its signal",
+        "read-before-barrier",
+        operator="gate_up",
+    ),
+    Mutation(
+        READER,
+        "        noc_semaphore_wait_min(l1_words(made), 1);",
+        "",
+        "does not wait for the schedule",
+        "uninitialised-read",
+        operator="down",
+    ),
+    Mutation(
+        WEIGHTS,
+        "            noc_async_read_set_trid(0);\n",
+        "",
+        "leaves its transaction id set",
+        "transaction-id",
+        operator="gate_up",
+    ),
+    Mutation(
+        WEIGHTS,
+        "entry % (kWeightsAhead + 1) * kShareTiles",
+        "entry % kWeightsAhead * kShareTiles",
+        "reads an expert's weights over those in use",
+        "wrong out",
+        operator="down",
+    ),
+    Mutation(
+        WEIGHTS,
+        "(run / kBanks * kRun + inside) * kBanks",
+        "(run / kBanks + inside) * kBanks",
+        "takes a run's place for its group's",
+        "wrong activations",
+        operator="gate_up",
+    ),
     # gate_up
     Mutation(
         "gate_up/compute.cpp",
@@ -341,10 +396,17 @@ MUTATIONS = [
     ),
     Mutation(
         "gate_up/reader.cpp",
-        "token[i < last ? i : last]",
-        "token[i]",
+        "left < kBlockRows ? left : kBlockRows;",
+        "kBlockRows;",
         "gathers rows past an expert's last token",
         "dram-out-of-range",
+    ),
+    Mutation(
+        "gate_up/reader.cpp",
+        "        noc_async_read_barrier();\n        // rows past",
+        "        // rows past",
+        "repeats rows that are under way",
+        "read-before-barrier",
     ),
     Mutation(
         "gate_up/reader.cpp",
@@ -360,7 +422,7 @@ MUTATIONS = [
         "gives a tile's room back before it is written",
         "pop-before-flush",
     ),
-    Mutation("gate_up/writer.cpp", "    noc_async_write_barrier();\n", "", "ends with writes under way", "kernel-end"),
+    Mutation("gate_up/writer.cpp", "    leave();\n", "", "ends with writes under way", "kernel-end"),
     # silu_mul
     Mutation(
         "silu_mul/compute.cpp",
@@ -421,9 +483,9 @@ MUTATIONS = [
         "the writer drops these rows",
     ),
     Mutation(
-        "down/writer.cpp",
-        "        noc_async_write_barrier();\n        cb_push_back(cb_old, 1);",
-        "        cb_push_back(cb_old, 1);",
+        "down/reader.cpp",
+        "            noc_async_read_barrier();\n            cb_push_back(cb_old, 1);",
+        "            cb_push_back(cb_old, 1);",
         "hands on sums that are being copied",
         "push-before-barrier",
     ),
@@ -433,6 +495,21 @@ MUTATIONS = [
         "        cb_pop_front(cb_new, 1);",
         "gives a block's sums back before they are copied",
         "pop-before-flush",
+    ),
+    Mutation(
+        "down/reader.cpp",
+        "if (block == cursor.first) {",
+        "if (false) {",
+        "takes sums out before those of the expert before are back",
+        "unordered-read",
+    ),
+    Mutation("down/writer.cpp", "block + 1);", "block + 2);", "says too soon that sums are back", "unordered-read"),
+    Mutation(
+        "down/sums.hpp",
+        "return (row / 16) * 2 * kFaceBytes",
+        "return (row / 16) * kFaceBytes",
+        "takes a tile's second face for its third",
+        "wrong out",
     ),
     Mutation("down/writer.cpp", "        column++;\n", "", "adds all columns to the first", "wrong out"),
 ]

@@ -31,6 +31,9 @@ class Handle:
     def compute_with_storage_grid_size(self):
         return library.open_mesh(1).compute_with_storage_grid_size()
 
+    def dram_grid_size(self):
+        return library.open_mesh(1).dram_grid_size()
+
     def get_num_devices(self) -> int:
         return 1
 
@@ -62,7 +65,9 @@ def test_64_experts_a_token(chip, direct, monkeypatch):
 
     monkeypatch.setattr(runtime, "_emulated", library)
     there = devices.Device.of(library.open_mesh(1, chip))
-    there.machine = _planner.Machine(grid=(4, 2), l1_bytes=there.machine.l1_bytes, unpack_to_dest=direct)
+    there.machine = _planner.Machine(
+        grid=(4, 2), l1_bytes=there.machine.l1_bytes, unpack_to_dest=direct, dram_banks=there.machine.dram_banks
+    )
     layer = Layer.make(T=4, E=64, K=64, H=64, I=32)
     on = OnDevice(layer, there)
     routed = on.route()

@@ -66,6 +66,9 @@ class Mesh:
     def compute_with_storage_grid_size(self) -> Grid:
         return Grid(*self.chip.grid)
 
+    def dram_grid_size(self) -> Grid:
+        return Grid(self.chip.dram_banks, 1)
+
     def get_num_devices(self) -> int:
         return self.D
 

@@ -37,8 +37,8 @@ std::uint32_t emu_cb_tile_address(std::uint32_t cb, std::uint32_t tile);
 std::uint64_t emu_dram_bank_address(std::uint32_t bank, std::uint32_t address);
 std::uint32_t emu_dram_banks();
 std::uint32_t emu_dram_alignment();
-void emu_noc_read(std::uint64_t source, std::uint32_t destination, std::uint32_t size, std::uint32_t noc,
-                  std::uint32_t tag);
+void emu_noc_read(std::uint64_t source, std::uint32_t destination, std::uint32_t size, std::uint32_t noc);
+void emu_noc_read_tag(std::uint32_t tag);
 void emu_noc_read_barrier(std::uint32_t noc, std::uint32_t tag);
 void emu_noc_write(std::uint32_t source, std::uint64_t destination, std::uint32_t size, std::uint32_t noc,
                    std::uint32_t vc, std::uint32_t tag);

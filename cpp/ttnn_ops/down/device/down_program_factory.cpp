@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "down_device_operation.hpp"
 #include "ttnn_ops/common/plans.hpp"
 

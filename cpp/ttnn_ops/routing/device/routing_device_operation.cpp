@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "routing_device_operation.hpp"
 
 #include "ttnn/tensor/tensor_ops.hpp"

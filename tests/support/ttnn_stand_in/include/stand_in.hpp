@@ -16,6 +16,7 @@ class MeshDevice {
 
     tt::ARCH arch() const;
     CoreCoord compute_with_storage_grid_size() const;
+    CoreCoord dram_grid_size() const;
     CoreCoord worker_core_from_logical_core(const CoreCoord& logical_core) const;
 
     std::map<std::uint64_t, Program> programs;  // the program cache

@@ -84,7 +84,7 @@ template <std::uint32_t max_page_size = NOC_MAX_BURST_SIZE + 1, bool tracing = t
 inline void noc_async_read(std::uint64_t source, std::uint32_t destination, std::uint32_t size,
                            std::uint8_t noc = noc_index, std::uint32_t = NOC_UNICAST_WRITE_VC, EMU_PLACE) {
     EMU_HERE;
-    emu_noc_read(source, destination, size, noc, 0);
+    emu_noc_read(source, destination, size, noc);
 }
 template <bool tracing = true>
 inline void noc_async_read_one_packet(std::uint64_t source, std::uint32_t destination, std::uint32_t size,
@@ -92,13 +92,13 @@ inline void noc_async_read_one_packet(std::uint64_t source, std::uint32_t destin
                                       EMU_PLACE) {
     EMU_HERE;
     ASSERT(size <= NOC_MAX_BURST_SIZE);
-    emu_noc_read(source, destination, size, noc, 0);
+    emu_noc_read(source, destination, size, noc);
 }
 template <typename AddrGen, bool tracing = true>
 inline void noc_async_read_page(std::uint32_t page, const AddrGen& accessor, std::uint32_t destination,
                                 std::uint32_t offset = 0, std::uint8_t noc = noc_index, EMU_PLACE) {
     EMU_HERE;
-    emu_noc_read(accessor.get_noc_addr(page, offset), destination, accessor.get_aligned_page_size(), noc, 0);
+    emu_noc_read(accessor.get_noc_addr(page, offset), destination, accessor.get_aligned_page_size(), noc);
 }
 template <typename AddrGen>
 inline void noc_async_read_tile(std::uint32_t page, const AddrGen& accessor, std::uint32_t destination,
@@ -108,6 +108,15 @@ inline void noc_async_read_tile(std::uint32_t page, const AddrGen& accessor, std
 inline void noc_async_read_barrier(std::uint8_t noc = noc_index, EMU_PLACE) {
     EMU_HERE;
     emu_noc_read_barrier(noc, emulator_all_tags);
+}
+FORCE_INLINE void noc_async_read_set_trid(std::uint32_t trid = 0, std::uint8_t = noc_index, EMU_PLACE) {
+    EMU_HERE;
+    emu_noc_read_tag(trid);
+}
+FORCE_INLINE void noc_async_read_barrier_with_trid(std::uint32_t trid, std::uint8_t noc = noc_index,
+                                                   EMU_PLACE) {
+    EMU_HERE;
+    emu_noc_read_barrier(noc, trid);
 }
 
 // Writes.

@@ -1,0 +1,40 @@
+"""The order in which the tiles of an expert weight lie in DRAM.
+
+A matrix of all experts of a device is a line of tiles: expert by expert, column by column, k by k. A core reads a
+stretch of that line. So `run` tiles of the line lie side by side in one DRAM bank, and one NoC packet moves them.
+The next `run` tiles lie in the next bank. device_kernels/common/weights.hpp has the same rule.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+TILE = 32
+LAYOUT = 1  # of tiles that are kept on disk
+
+
+def line_of_page(tiles: int, banks: int, run: int) -> Tensor:
+    """Which tile of the line each page of the tensor holds, [tiles] int64.
+
+    Pages go round the banks. The last tiles, fewer than banks * run, lie one a bank.
+    """
+    grouped = tiles // (banks * run) * (banks * run)
+    page = torch.arange(grouped)
+    place, bank = page // banks, page % banks
+    line = ((place // run) * banks + bank) * run + place % run
+    return torch.cat([line, torch.arange(grouped, tiles)])
+
+
+def in_bank_order(matrices: Tensor, devices: int, banks: int, run: int) -> Tensor:
+    """Experts' matrices [E, K, N] with their 32 x 32 tiles in the order of the pages; E / devices experts a device.
+
+    The result has the shape of the input. It is a matrix in no other sense.
+    """
+    E, K, N = matrices.shape
+    rows, columns = K // TILE, N // TILE
+    tiles = matrices.reshape(devices, E // devices, rows, TILE, columns, TILE)
+    line = tiles.permute(0, 1, 4, 2, 3, 5).reshape(devices, -1, TILE, TILE)  # by expert, column, k
+    pages = line[:, line_of_page(line.shape[1], banks, run).to(line.device)]
+    laid = pages.reshape(devices, E // devices, rows, columns, TILE, TILE)
+    return laid.permute(0, 1, 2, 4, 3, 5).reshape(E, K, N)
