@@ -16,8 +16,8 @@ struct Weights {
     std::string_view fidelity;
 };
 
-constexpr std::array kWeights{Weights{"bfloat16", "HiFi4"}, Weights{"bfloat8_b", "HiFi2"},
-                              Weights{"bfloat4_b", "LoFi"}};
+constexpr std::array kWeights{Weights{"bfloat16", "HiFi4"}, Weights{"bfloat8_b", "HiFi3"},
+                              Weights{"bfloat4_b", "HiFi3"}};
 constexpr std::array kFidelities{"LoFi"sv, "HiFi2"sv, "HiFi3"sv, "HiFi4"sv};
 
 }  // namespace

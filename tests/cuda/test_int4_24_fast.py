@@ -111,7 +111,7 @@ def test_a_call_is_within_the_bound(
     [
         ("copies_wait<STAGES - 2>();", "copies_wait<STAGES - 1>();"),
         ("if (s < slabs", "if (true"),
-        ("while (!work.complete(next.tile)) {", "while (false) {"),
+        ("while (!complete(item.tile)) {", "while (false) {"),
         ("place_of_row(lane / 4,", "place_of_row(lane / 8,"),
         ("| second;", "| 0x44444444u;"),
     ],

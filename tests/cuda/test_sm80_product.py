@@ -85,7 +85,7 @@ def test_no_row_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("lane / 16 * 8 + lane % 8, lane / 8 % 2", "lane / 4, lane / 8 % 2", True),
         ("r % 2 + r / 2 % 4 * 8 + r / 8 % 4 * 2", "r % 32", True),
         ("if (channel >= width) return;", "", True),
-        ("while (!work.complete(next.tile)) {", "while (false) {", False),
+        ("while (!complete(item.tile)) {", "while (false) {", False),
         ("if (done >= 0 && threadIdx.x == 0) add_release(&tiles[done].done, 1);", "", False),
         ("if (next.kind == NONE || (next.kind == DOWN && !down)) {", "if (next.kind == NONE) {", False),
     ],

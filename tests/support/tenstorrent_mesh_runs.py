@@ -6,7 +6,17 @@ import torch
 
 import ttnn_moe
 from assertions import assert_close
-from tenstorrent_setup import BF16, NUMERICS, check_out, entries, mesh_D, mesh_placement, mesh_run, refused
+from tenstorrent_setup import (
+    BF16,
+    NUMERICS,
+    back_from_bank_order,
+    check_out,
+    entries,
+    mesh_D,
+    mesh_placement,
+    mesh_run,
+    refused,
+)
 from ttnn_moe import Problem, tenstorrent
 from ttnn_moe.selfcheck.bounds import poisoned
 from ttnn_moe.selfcheck.edges import Case
@@ -59,9 +69,10 @@ def mesh_split() -> None:
         layer = tenstorrent.load_experts(inputs.experts, device, split=True, weight_format=form, compute=exact)
         assert (layer.E_local, layer.I_local) == (12, 32)
         dims = (2, 2, 1)
+        forms = (layer.formats.gate_up, layer.formats.gate_up, layer.formats.down)
         gate, up, down = (
-            torch.cat(tensors.parts_to_torch(w, device), dim).transpose(1, 2)
-            for w, dim in zip((layer.gate, layer.up, layer.down), dims, strict=True)
+            torch.cat(back_from_bank_order(w, device, of), dim).transpose(1, 2)
+            for w, of, dim in zip((layer.gate, layer.up, layer.down), forms, dims, strict=True)
         )
         kept = ttnn_moe.Experts.dense(torch.cat([gate, up], 1).to(BF16).contiguous(), down.to(BF16).contiguous())
         if form == "bfloat16":

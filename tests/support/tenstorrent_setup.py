@@ -21,7 +21,7 @@ from ttnn_moe.tenstorrent import tensors
 from ttnn_moe.tenstorrent.device import Device
 from ttnn_moe.tenstorrent.programs import LayerPrograms, Routed, Sizes, programs_of
 from ttnn_moe.tenstorrent.runtime import is_emulator, library, wanted
-from ttnn_moe.tenstorrent.weights import in_bank_order
+from ttnn_moe.tenstorrent.weights import TILE, in_bank_order, line_of_page
 
 BF16 = torch.bfloat16
 UNDEFINED = 2**30 + 12345  # no token, and no multiple of 2: its address lies in no tensor
@@ -118,6 +118,20 @@ class OnDevice:
 
     def back(self, tensor) -> Tensor:
         return tensors.to_torch(tensor, self.device)
+
+
+def back_from_bank_order(tensor, device: Device, form: str) -> list[Tensor]:
+    """Each device's part of an expert weight, [E, K, N]: the inverse of in_bank_order."""
+    from ttnn_moe._planner import weight_run
+
+    out = []
+    for laid in tensors.parts_to_torch(tensor, device):
+        E, K, N = laid.shape
+        pages = laid.reshape(E, K // TILE, TILE, N // TILE, TILE).permute(0, 1, 3, 2, 4).reshape(-1, TILE, TILE)
+        order = line_of_page(len(pages), device.machine.dram_banks, weight_run(form)).argsort()
+        line = pages[order].reshape(E, N // TILE, K // TILE, TILE, TILE)
+        out.append(line.permute(0, 2, 3, 1, 4).reshape(E, K, N))
+    return out
 
 
 def poison_buffers(programs: LayerPrograms) -> None:

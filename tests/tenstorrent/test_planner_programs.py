@@ -107,7 +107,7 @@ def test_half_the_grid_routes_4096_tokens(grid) -> None:
     assert (named["readers"] - 1) * named["share"] < 4096 <= named["readers"] * named["share"]
 
 
-WEIGHTS = [("bfloat16", 2048, "HiFi4"), ("bfloat8_b", 1088, "HiFi2"), ("bfloat4_b", 576, "LoFi")]
+WEIGHTS = [("bfloat16", 2048, "HiFi4"), ("bfloat8_b", 1088, "HiFi3"), ("bfloat4_b", 576, "HiFi3")]
 
 
 @settings(max_examples=150, deadline=None)

@@ -24,8 +24,7 @@ class ComputeConfig:
     """How products with the experts' weights are made; ttnn's DeviceComputeKernelConfig has the same names.
 
     Attributes:
-        math_fidelity: LoFi, HiFi2, HiFi3 or HiFi4. None: by the weights' format, HiFi4 for bfloat16, HiFi2 for
-            bfloat8_b, LoFi for bfloat4_b.
+        math_fidelity: LoFi, HiFi2, HiFi3 or HiFi4. None: by the weights' format, HiFi4 for bfloat16, else HiFi3.
         fp32_dest_acc_en: sums are fp32. False: DST holds bf16, and each product that is added rounds.
 
     Raises:
