@@ -1,4 +1,5 @@
-// A rank's status and counters in its heap, and the loads and stores of them that every rank of a host may make.
+// A rank's status and counters in its heap, and the loads and stores of them that every rank of a host may
+// make.
 #pragma once
 
 #include "common/element.cuh"

@@ -1,4 +1,5 @@
-// Between nodes by NCCL's device API (GIN): puts and signals into the window of the heaps. Compiled, never run.
+// Between nodes by NCCL's device API (GIN): puts and signals into the window of the heaps. Compiled, never
+// run.
 //
 // The same calls as peers.cuh. Ranks of one node still use addresses; the heaps of other nodes have none.
 //
@@ -15,18 +16,20 @@
 // | staging               | R_INTER * C * slots * slot   | this rank's forwarders                     |
 // | looks                 | R * 32                       | gets of other nodes' statuses              |
 //
-// A strong signal settles all earlier puts of its context to its peer. So a ring keeps to one context. A signal adds
-// to 8 bytes, of which the low word is the counter; it wraps as counters do. A staging slot needs no wait of its
-// own: its credit says that the target has read the item, so the put has read the slot.
+// A strong signal settles all earlier puts of its context to its peer. So a ring keeps to one context. A
+// signal adds to 8 bytes, of which the low word is the counter; it wraps as counters do. A staging slot needs
+// no wait of its own: its credit says that the target has read the item, so the put has read the slot.
 //
-// The launch has one rank. Ranks equal NCCL's. The host makes one window of the heaps (every rank's heap has the same
-// size, and starts as zeros) and a device communicator with full GIN connections, strong signals and VA signals. Posts
-// into a full queue wait without a timeout; looks have one.
+// The launch has one rank; ranks are NCCL's. The host makes one window of the heaps (each of the same size,
+// and zero at first), and a device communicator with full GIN connections, strong signals and VA signals. A
+// post into a full queue waits without a timeout, until the host aborts the communicator.
 #pragma once
 
 #include <nccl_device.h>
 
 #include "combine/heap.cuh"
+
+constexpr int LOOK = 32;  // bytes of a status that its rank writes
 
 struct Link {
     ncclDevComm comm;
@@ -53,17 +56,15 @@ __device__ __forceinline__ u64 offset_of(const G& g, const void* own) {
     return static_cast<const unsigned char*>(own) - g.heap(g.rank);
 }
 
-// Of another node: a copy of its status. The copy stays as it is where the other rank's NIC does not answer.
+// Of another node: a copy of its status, got within an eighth of the timeout. It stays as it is where no NIC
+// answers.
 template <class C>
 __device__ __noinline__ const Status* look(const C& call, int rank, int r) {
     if (same_node(rank, r)) return status_of(call, r);
-    const u64 at = call.looks + r * 32;
+    const u64 at = call.looks + r * LOOK, start = nanoseconds();
     const ncclGin gin(call.comm, 0);
-    const ncclTeam world = ncclTeamWorld(call.comm);
-    gin.get(world, r, call.window, 0, call.window, at, 32);
-    ncclGinRequest_t request;
-    gin.flushAsync(world, r, &request);
-    gin.wait(request, ncclCoopThread{}, ncclGin_None{}, cuda::memory_order_acquire, call.timeout / 4);
+    gin.get(ncclTeamWorld(call.comm), r, call.window, 0, call.window, at, LOOK);
+    while (nanoseconds() - start < call.timeout / 8) __nanosleep(1000);
     return reinterpret_cast<const Status*>(call.heaps[rank] + at);
 }
 
