@@ -1,5 +1,4 @@
-// A rank's status and counters in its heap, and the loads and stores of them that every rank of a host may
-// make.
+// The status of a rank, what a launch knows of it, and loads and stores between GPUs.
 #pragma once
 
 #include "common/element.cuh"

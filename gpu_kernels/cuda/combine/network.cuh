@@ -1,5 +1,4 @@
-// Between nodes by NCCL's device API (GIN): puts and signals into the window of the heaps. Compiled, never
-// run.
+// Between nodes by NCCL's device API (GIN): puts and signals into a window. Compiled, never run.
 //
 // The same calls as peers.cuh. Ranks of one node still use addresses; the heaps of other nodes have none.
 //
@@ -56,8 +55,7 @@ __device__ __forceinline__ u64 offset_of(const G& g, const void* own) {
     return static_cast<const unsigned char*>(own) - g.heap(g.rank);
 }
 
-// Of another node: a copy of its status, got within an eighth of the timeout. It stays as it is where no NIC
-// answers.
+// Of another node: a copy of its status, after an eighth of the timeout. It is stale where no NIC answered.
 template <class C>
 __device__ __noinline__ const Status* look(const C& call, int rank, int r) {
     if (same_node(rank, r)) return status_of(call, r);
