@@ -35,6 +35,9 @@
 #ifndef BULK
 #define BULK 0
 #endif
+#ifndef NETWORK
+#define NETWORK 0
+#endif
 #if BULK
 #include "combine/bulk.cuh"
 #else
@@ -180,11 +183,11 @@ __device__ void Warp::forward() {
             if (!g.wait(lane == 0, head, item + 1 - g.call.slots, n * R_INTRA + g.local, FORWARDER)) return;
             const int mine = __shfl_sync(ALL, x_of, n);
             const u64 from = reinterpret_cast<u64>(lane == g.rank ? x_row(mine) : g.data(g.rank, ring, got));
-            unsigned char* to = g.data(n * R_INTRA + g.local, g.between(g.node, ch), item);
+            unsigned char* to = slot_between(g, n * R_INTRA + g.local, g.between(g.node, ch), item);
             sum<false>(here, from, [&](int v, const float* total) { store_slot(to, v, total); });
             __syncwarp();
             if (comes) counts[entry] = got + 1;
-            if (lane == n) store_release_sys(g.tail(c, g.between(g.node, ch)), ++items);
+            if (lane == n) release_tail(g, c, g.between(g.node, ch), ++items);
         }
     }
     if (some) *g.sent(out) = items;
@@ -244,11 +247,12 @@ __device__ void coordinate(const Group& g, volatile u32* counts, volatile u32* l
             const u32 count = counts[at];
             if (count == gave[i]) continue;
             const int w = at / RINGS, entry = at % RINGS, between = entry - R_INTRA * R_INTER;
+            const u32 more = count - gave[i];
             gave[i] = count;
             const int source = between < 0 ? g.node * R_INTRA + entry / R_INTER : between * R_INTRA + g.local;
             const int ring =
                 between < 0 ? g.inside(g.local, entry % R_INTER, first + w) : g.between(g.node, first + w);
-            store_release_sys(g.head(source, ring), count);
+            return_head(g, source, ring, count, more);
         }
         if (__any_sync(ALL, last)) break;
         if (beats && !(STALLS == g.rank)) store_relaxed_sys(&status->beat, ++beat);

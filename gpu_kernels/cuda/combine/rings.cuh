@@ -12,95 +12,38 @@
 // at the other end of the stream; between nodes (R_INTRA * R_INTER + node) * C + ch.
 #pragma once
 
-#include "common/element.cuh"
+#if NETWORK
+#include "combine/network.cuh"
+#else
+#include "combine/peers.cuh"
+#endif
 
-constexpr int R = R_INTER * R_INTRA;
-constexpr int RINGS = (R_INTRA + 1) * R_INTER;  // a channel, into one rank
-constexpr u32 ALL = 0xffffffffu;
-static_assert(R <= 32, "a lane for each rank");
-
-enum Role : int { OUTSIDE, SENDER, FORWARDER, RECEIVER, COORDINATOR };
-
-struct Status {
-    u32 beat, entered, ended,
-        aborted;  // ended counts blocks; aborted: 1 once claimed, 2 once the report is whole
-    u32 peer, role, call, reporter;
-    u32 unused[56];
-};
-
-struct Local {  // one rank of this launch
-    const u16* x;
-    u16* out;
-    const u16 *bias_0, *bias_1;
-    const u64* masks;
-    const int* rows;
-    const int* T;
-    u64 rank;
-};
-
-struct Call {
+struct Call : Link {
     u64 heaps[32];
     Local local[8];
     u64 timeout;  // nanoseconds
     int H, T_max, slots, unused;
 };
 
-__device__ __forceinline__ u32 load_acquire_sys(const u32* from) {
-    u32 word;
-    asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(word) : "l"(from) : "memory");
-    return word;
-}
-
-__device__ __forceinline__ u32 load_relaxed_sys(const u32* from) {
-    u32 word;
-    asm volatile("ld.relaxed.sys.global.u32 %0, [%1];" : "=r"(word) : "l"(from) : "memory");
-    return word;
-}
-
-__device__ __forceinline__ void store_release_sys(u32* to, u32 word) {
-    asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(to), "r"(word) : "memory");
-}
-
-__device__ __forceinline__ void store_relaxed_sys(u32* to, u32 word) {
-    asm volatile("st.relaxed.sys.global.u32 [%0], %1;" ::"l"(to), "r"(word) : "memory");
-}
-
-__device__ __forceinline__ u64 nanoseconds() {
-    u64 now;
-    asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now));
-    return now;
-}
-
-__device__ __forceinline__ bool reached(u32 counter, u32 count) {
-    return static_cast<int>(counter - count) >= 0;
-}
-
 // The whole warp: name the rank that stopped, to every rank. peer: the one that this warp waits for.
 __device__ __noinline__ void blame(const Call& call, int rank, int peer, int role) {
-    const auto status = [&](int r) { return reinterpret_cast<Status*>(call.heaps[r]); };
     const int r = threadIdx.x % 32;
-    const u32 entered = load_relaxed_sys(&status(rank)->entered);
+    const u32 entered = load_relaxed_sys(&status_of(call, rank)->entered);
     bool stopped = false, outside = false;
     if (r < R && r != rank) {
-        const u32 before = load_relaxed_sys(&status(r)->beat);
+        const u32 before = load_relaxed_sys(&look(call, rank, r)->beat);
         const u64 start = nanoseconds();
         while (nanoseconds() - start < call.timeout / 4) __nanosleep(1000);
-        const u32 its = load_relaxed_sys(&status(r)->entered);
-        const bool finished = load_relaxed_sys(&status(r)->ended) == its * gridDim.x;
+        const Status* now = look(call, rank, r);
+        const u32 its = load_relaxed_sys(&now->entered);
+        const bool finished = load_relaxed_sys(&now->ended) == its * gridDim.x;
         outside = finished;
-        stopped = load_relaxed_sys(&status(r)->beat) == before && !(finished && reached(its, entered));
+        stopped = load_relaxed_sys(&now->beat) == before && !(finished && reached(its, entered));
     }
     const u32 found = __ballot_sync(ALL, stopped);
     if (found && !(found >> peer & 1)) peer = __ffs(found) - 1;
     if (__ballot_sync(ALL, outside) >> peer & 1 && found) role = OUTSIDE;
-    if (r < R && atomicCAS_system(&status(r)->aborted, 0u, 1u) == 0) {
-        Status* to = status(r);
-        store_relaxed_sys(&to->peer, peer);
-        store_relaxed_sys(&to->role, role);
-        store_relaxed_sys(&to->call, entered);
-        store_relaxed_sys(&to->reporter, rank);
-        store_release_sys(&to->aborted, 2u);
-    }
+    if (r < R) tell(call, rank, r, peer, role, entered);
     __syncwarp();
 }
 
@@ -128,7 +71,7 @@ struct Group {
     __device__ int inside(int other, int far, int ch) const { return (other * R_INTER + far) * C + ch; }
     __device__ int between(int other, int ch) const { return (R_INTRA * R_INTER + other) * C + ch; }
 
-    __device__ bool aborted() const { return load_relaxed_sys(&status(rank)->aborted) != 0; }
+    __device__ bool aborted() const { return dead(call, rank); }
 
     // The whole warp waits until each active lane's counter, in this rank's heap, is at least count: acquire.
     // false: the group is dead. peer: whom the lane waits for.
