@@ -86,11 +86,7 @@ tt::DataFormat format_of(const std::string& name) {
             return datatype_to_dataformat_converter(dtype);
         }
     }
-    TT_THROW(
-        "a plan has a buffer of an unknown format; got {}; expected bfloat16, float32, bfloat8_b, bfloat4_b "
-        "or "
-        "uint32.",
-        name);
+    TT_THROW("a plan has a buffer of an unknown format; got {}; expected that of a tensor's dtype.", name);
 }
 
 ComputeConfigDescriptor compute_of(const planner::Kernel& kernel) {

@@ -81,9 +81,8 @@ const planner::Program& plan(const std::string& name, const planner::Problem& pr
             found = made.emplace(key, make(name, problem, machine)).first;
         } catch (const std::invalid_argument& error) {
             TT_THROW(
-                "no program of {} for these sizes; got T <= {}, E = {}, E_local = {}, K = {}, H = {}, I = "
-                "{}; "
-                "expected {}.",
+                "no program of {} for these sizes; got T <= {}, E = {}, E_local = {}, K = {}, H = {}, "
+                "I = {}; expected {}.",
                 name, problem.T, problem.E, problem.E_local, problem.K, problem.H, problem.I, error.what());
         }
     }
