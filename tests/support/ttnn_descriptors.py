@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 # tt-metal's numbers of the formats
-bfloat16, float32, bfloat8_b, uint32 = 5, 0, 6, 24
+bfloat16, float32, bfloat8_b, bfloat4_b, uint32 = 5, 0, 6, 7, 24
 MathFidelity = SimpleNamespace(LoFi=0, HiFi2=2, HiFi3=3, HiFi4=4)
 UnpackToDestMode = SimpleNamespace(Default=False, UnpackToDestFp32=True)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 T, BOUND = 40, 64
+NOT_DRAM = "memory_config is not interleaved DRAM; got another memory config; expected DRAM_MEMORY_CONFIG"
 
 
 def tiles(*shape: int, dtype: str = "bfloat16") -> tuple[tuple[int, ...], str, bool]:
@@ -29,7 +30,7 @@ BAD: dict[str, tuple[str, str, Any, str]] = {
         "down",
         "weight",
         tiles(4, 64, 96, dtype="float32"),
-        "got float32; expected bfloat16 or bfloat8_b; to fix it: ttnn.typecast(weight,",
+        "got float32; expected bfloat16 or bfloat8_b or bfloat4_b; to fix it: ttnn.typecast(weight,",
     ),
     "up unlike gate": (
         "gate_up",
@@ -85,22 +86,50 @@ BAD: dict[str, tuple[str, str, Any, str]] = {
         "gate has rows beside whole tiles; got 40; expected a multiple of 32",
     ),
     "half a column": ("silu_mul", "both", tiles(64, 40), "must be multiples of 32"),
+    "packer's sums": (
+        "gate_up",
+        "compute_kernel_config",
+        lambda on: on.compute_config(packer_l1_acc=True),
+        "asks for packer_l1_acc, which the kernels do not have; got true; expected false.",
+    ),
+    "all of DST": (
+        "down",
+        "compute_kernel_config",
+        lambda on: on.compute_config(dst_full_sync_en=True),
+        "asks for dst_full_sync_en, which the kernels do not have",
+    ),
+} | {
+    f"{operator}, {case}": (operator, argument, value, message)
+    for operator in ("routing", "gate_up", "silu_mul", "down")
+    for case, argument, value, message in (
+        ("L1", "memory_config", lambda on: on.stand_in.MemoryConfig(dram=False), NOT_DRAM),
+        ("sharded", "memory_config", lambda on: on.stand_in.MemoryConfig(interleaved=False), NOT_DRAM),
+        ("far cores", "subdevice_id", lambda on: on.chip.add_sub_device([(1, 0, 3, 3)]), "got 12 cores from (1, 0)"),
+        (
+            "an L of cores",
+            "subdevice_id",
+            lambda on: on.chip.add_sub_device([(0, 0, 3, 0), (0, 1, 1, 1)]),
+            "got 6 cores from (0, 0) to (3, 1); expected all cores from (0, 0) on.",
+        ),
+    )
 }
 
 # Every name of theirs in cpp/ttnn_ops.
 NAMES = """
-ARCH BLACKHOLE WORMHOLE_B0 DataFormat DataType BFLOAT16 FLOAT32 BFLOAT8_B INT32 UINT32 Layout ROW_MAJOR TILE
+ARCH BLACKHOLE WORMHOLE_B0 DataFormat DataType BFLOAT16 FLOAT32 BFLOAT8_B BFLOAT4_B INT32 UINT32 Layout ROW_MAJOR TILE
 datatype_to_dataformat_converter Shape rank MemoryConfig memory_layout buffer_type TensorMemoryLayout INTERLEAVED
 BufferType DRAM PageConfig TensorLayout TensorSpec StorageType DEVICE Tensor dtype layout logical_shape memory_config
 storage_type buffer device create_device_tensor address CoreCoord CoreRange start_coord end_coord CoreRangeSet arch
-compute_with_storage_grid_size dram_grid_size worker_core_from_logical_core ProgramDescriptor kernels semaphores cbs
-KernelDescriptor kernel_source source_type SourceType FILE_PATH core_ranges compile_time_args named_compile_time_args
-defines runtime_args common_runtime_args config compiler_include_paths CoreRuntimeArgs ReaderConfigDescriptor
-WriterConfigDescriptor ComputeConfigDescriptor math_fidelity math_approx_mode fp32_dest_acc_en dst_full_sync_en
-unpack_to_dest_mode MathFidelity LoFi HiFi2 HiFi3 HiFi4 UnpackToDestMode UnpackToDestFp32 Default NUM_CIRCULAR_BUFFERS
-CBDescriptor total_size format_descriptors CBFormatDescriptor buffer_index data_format page_size SemaphoreDescriptor
-id initial_value TensorAccessorArgs append_to Program GetCommonRuntimeArgs TT_THROW MeshCoordinate launch
-device_operation operation_attributes_t tensor_args_t spec_return_value_t tensor_return_value_t program_factory_t
-create_descriptor override_runtime_arguments validate_on_program_cache_miss validate_on_program_cache_hit
-compute_output_specs create_output_tensors compute_program_hash hash_t hash_objects_with_default_seed type_hash
+compute_with_storage_grid_size l1_size_per_core worker_cores HalProgrammableCoreType TENSIX bounding_box num_cores
+SubDeviceId DeviceComputeKernelConfig packer_l1_acc dram_grid_size worker_core_from_logical_core ProgramDescriptor
+kernels semaphores cbs KernelDescriptor kernel_source source_type SourceType FILE_PATH core_ranges compile_time_args
+named_compile_time_args defines runtime_args common_runtime_args config compiler_include_paths CoreRuntimeArgs
+ReaderConfigDescriptor WriterConfigDescriptor ComputeConfigDescriptor math_fidelity math_approx_mode fp32_dest_acc_en
+dst_full_sync_en unpack_to_dest_mode MathFidelity LoFi HiFi2 HiFi3 HiFi4 UnpackToDestMode UnpackToDestFp32 Default
+NUM_CIRCULAR_BUFFERS CBDescriptor total_size format_descriptors CBFormatDescriptor buffer_index data_format page_size
+SemaphoreDescriptor id initial_value TensorAccessorArgs append_to Program GetCommonRuntimeArgs TT_THROW TT_FATAL
+MeshCoordinate launch device_operation operation_attributes_t tensor_args_t spec_return_value_t tensor_return_value_t
+program_factory_t create_descriptor override_runtime_arguments validate_on_program_cache_miss
+validate_on_program_cache_hit compute_output_specs create_output_tensors compute_program_hash hash_t
+hash_objects_with_default_seed type_hash
 """

@@ -22,6 +22,7 @@ from ttnn_moe.tenstorrent import runtime
 from ttnn_moe.tenstorrent.device import Device
 from ttnn_moe.tenstorrent.launch import Launcher
 from ttnn_moe.tenstorrent.programs import LayerPrograms, Sizes
+from ttnn_moe.tenstorrent.weight_formats import ComputeConfig
 from typed_operation_cases import BOUND, T
 
 CHIPS = {"blackhole": ((13, 10), 1572864), "wormhole_b0": ((8, 7), 1499136)}
@@ -69,12 +70,39 @@ def load(folder: Path, name: str) -> Any:
 class On:
     """A chip of the stand-in, the tensors of one layer on it, and both ways to run an operator."""
 
-    def __init__(self, ops: Any, stand_in: Any, arch: str, sizes: Sizes):
-        grid, l1_bytes = CHIPS[arch]
-        self.ops, self.stand_in, self.sizes, self.chip = ops, stand_in, sizes, stand_in.Device(arch, grid)
+    def __init__(self, ops: Any, stand_in: Any, arch: str, sizes: Sizes, l1_bytes: int = 0):
+        self.grid, l1 = CHIPS[arch]
+        l1_bytes = l1_bytes or l1
+        self.ops, self.stand_in, self.sizes = ops, stand_in, sizes
+        self.chip = stand_in.Device(arch, self.grid, l1_bytes)
+        self.settings: dict[str, Any] = {}  # of every call of an operation
+        self._on_cores(arch, self.grid, l1_bytes)
+
+    def _on_cores(self, arch: str, grid: tuple[int, int], l1_bytes: int) -> None:
         machine = planner.Machine(grid=grid, l1_bytes=l1_bytes, dram_banks=self.chip.dram_banks)
         self.device = Device(self, 1, arch, machine)
-        self.programs = LayerPrograms(self.device, sizes)
+        self.programs = LayerPrograms(self.device, self.sizes)
+
+    def on_sub_device(self, x: int, y: int) -> None:
+        """Run on the first x columns and y rows of the chip: a sub-device, and what the Python path plans for it."""
+        self.settings["subdevice_id"] = self.chip.add_sub_device([(0, 0, x - 1, y - 1)])
+        self._on_cores(self.device.arch, (x, y), self.device.machine.l1_bytes)
+
+    def compute_config(self, **settings: Any) -> Any:
+        config = self.stand_in.DeviceComputeKernelConfig()
+        for name, value in settings.items():
+            setattr(config, name, value)
+        return config
+
+    @property
+    def products(self) -> dict[str, Any]:
+        """Settings of gate_up and down: fidelity and DST as the sizes say."""
+        compute = self.sizes.compute
+        if compute == ComputeConfig():
+            return self.settings
+        fidelity = getattr(self.stand_in.MathFidelity, compute.math_fidelity)
+        config = self.compute_config(math_fidelity=fidelity, fp32_dest_acc_en=compute.fp32_dest_acc_en)
+        return {"compute_kernel_config": config, **self.settings}
 
     def worker_core_from_logical_core(self, core: ttnn_descriptors.CoreCoord) -> ttnn_descriptors.CoreCoord:
         return ttnn_descriptors.CoreCoord(*self.chip.worker_core(*core))
@@ -95,7 +123,9 @@ class On:
 
     def weight(self, name: str) -> Any:
         s = self.sizes
-        return self.tensor((s.E_local, s.I, s.H) if name == "down" else (s.E_local, s.H, s.I), s.weight_format)
+        if name == "down":
+            return self.tensor((s.E_local, s.I, s.H), s.formats.down)
+        return self.tensor((s.E_local, s.H, s.I), s.formats.gate_up)
 
     def activations(self, bound: int) -> Any:
         return self.tensor((self.programs.rows(bound), self.sizes.I))
@@ -115,7 +145,7 @@ class On:
             "topk_weights": self.rows(T, s.K, dtype="float32"),
             "device_expert_mapping": self.rows(1, s.E_local),
         }
-        made = self.ops.moe_routing(**given, num_experts=s.E, **more)
+        made = self.ops.moe_routing(**given, num_experts=s.E, **self.settings, **more)
         names = ("num_routed_tokens", "routed_tokens", "routed_token_weights")
         return made, self.in_python("routing", bound, {**given, **dict(zip(names, made, strict=True))}, {"T": T})
 
@@ -124,18 +154,20 @@ class On:
         routed.pop("routed_token_weights")
         given = {"hidden": self.rows(T, self.sizes.H, dtype="bfloat16"), **routed}
         gate, second = self.weight("gate"), self.weight("up") if up else None
+        more |= self.products
         out = self.ops.moe_gate_up(**given, gate=gate, up=second, experts_per_token=self.sizes.K, **more)
         weights = {"weight_0": gate} | ({"weight_1": second} if up else {})
         return out, self.in_python("gate_up" if up else "project", bound, {**given, **weights, "out": out}, {})
 
     def silu_mul(self, rows: int) -> tuple[Any, Any]:
         given = {name: self.tensor((rows, self.sizes.I)) for name in ("gate", "up")}
-        out = self.ops.moe_silu_mul(**given)
+        out = self.ops.moe_silu_mul(**given, **self.settings)
         return out, self.in_python("silu_mul", rows, {**given, "out": out}, {})
 
     def down(self, T: int, bound: int, out_format: str = "bfloat16", accumulate: bool = False, **more: Any) -> Any:
         given = {"activations": self.activations(bound), **self.routing(bound)}
         weight = self.weight("down")
+        more |= self.products
         if accumulate:
             more["output_tensor"] = self.tensor((T, self.sizes.H), out_format)
         out = self.ops.moe_down(

@@ -17,8 +17,10 @@ pytest.importorskip("ttnn_moe._planner", reason="native planner: not built", exc
 import ttnn_host  # noqa: E402
 from benchmark_scripts import script  # noqa: E402
 from ttnn_moe import ContractError, Placement, tenstorrent  # noqa: E402
+from ttnn_moe import _planner as planner  # noqa: E402
 from ttnn_moe.tenstorrent import runtime, tensors  # noqa: E402
 from ttnn_moe.tenstorrent.device import Device  # noqa: E402
+from ttnn_moe.tenstorrent.emulator import library as emulator_library  # noqa: E402
 from ttnn_moe.tenstorrent.experts import DeviceExperts  # noqa: E402
 from ttnn_moe.tenstorrent.launch import Launcher  # noqa: E402
 
@@ -30,6 +32,20 @@ E, K, H, I = 16, 2, 96, 64
 def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Device]:
     monkeypatch.setattr(runtime, "_emulated", ttnn_host)
     yield Device.of(ttnn_host.Device(request.param, CHIPS[request.param]))
+
+
+@pytest.mark.parametrize("arch", CHIPS)
+def test_l1_is_what_the_device_says_else_the_table_s(arch: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    handle = ttnn_host.Device(arch, CHIPS[arch])
+    assert Device.of(handle).machine.l1_bytes == {"blackhole": 1572864, "wormhole_b0": 1499136}[arch]
+    monkeypatch.setattr(handle, "l1_size_per_core", lambda: 1 << 20, raising=False)
+    assert Device.of(handle).machine.l1_bytes == 1 << 20
+
+
+@pytest.mark.parametrize("board", ["n150", "p150"])
+def test_l1_of_the_emulator(board: str) -> None:
+    handle = emulator_library.open_mesh(1, board)
+    assert handle.l1_size_per_core() == Device.of(handle).machine.l1_bytes == planner.find_chip(board).l1_bytes
 
 
 def experts_on(device: Device) -> DeviceExperts:

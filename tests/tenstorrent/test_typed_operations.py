@@ -24,15 +24,18 @@ pytest.importorskip("nanobind", reason="nanobind: not installed (pip install '.[
 
 from ttnn_moe.sources import kernel_path  # noqa: E402
 from ttnn_moe.tenstorrent.programs import Sizes  # noqa: E402
+from ttnn_moe.tenstorrent.weight_formats import ComputeConfig  # noqa: E402
 from typed_operation_cases import BAD, NAMES  # noqa: E402
 from typed_operation_runs import REASON, On, arguments, configure, load, tool  # noqa: E402
 
 STAND_IN = SUPPORT / "ttnn_stand_in"
 SMALL = Sizes(E=16, E_local=4, K=2, H=96, I=64)
 QWEN3 = Sizes(E=128, E_local=16, K=8, H=2048, I=768)
-FORMATS = ("bfloat16", "float32", "uint32", "bfloat8_b", "int32")
-QWEN3_8BIT = Sizes(E=128, E_local=16, K=8, H=2048, I=768, weight_format="bfloat8_b")
-
+FORMATS = ("bfloat16", "float32", "uint32", "bfloat8_b", "bfloat4_b", "int32")
+QWEN3_BLOCKS = Sizes(E=128, E_local=16, K=8, H=2048, I=768, weight_format="bfloat4_b,bfloat8_b")
+LOFI = Sizes(E=16, E_local=4, K=2, H=96, I=64, weight_format="bfloat8_b", compute=ComputeConfig("LoFi", False))
+HIFI2 = Sizes(E=16, E_local=4, K=2, H=96, I=64, weight_format="bfloat4_b", compute=ComputeConfig("HiFi2", True))
+SIZES = {"small": SMALL, "qwen3": QWEN3, "blocks": QWEN3_BLOCKS, "lofi": LOFI, "hifi2": HIFI2}
 
 pytestmark = pytest.mark.slow(10)
 
@@ -75,7 +78,17 @@ def small(ops, stand_in) -> On:
     return On(ops, stand_in, "blackhole", SMALL)
 
 
-@pytest.mark.parametrize("sizes", [SMALL, QWEN3, QWEN3_8BIT], ids=["small", "qwen3", "qwen3-8bit"])
+def same_programs(here: On, runs: list[tuple[Any, Any]]) -> bool:
+    """Whether the programs launched last are those of the Python path."""
+    launched = here.chip.launched[-len(runs) :]
+    for kernel in (kernel for got in launched for kernel in got["kernels"]):
+        kernel["include"] = [str(path) for path in kernel["include"]]
+    return launched == [wanted for _, wanted in runs]
+
+
+@pytest.mark.parametrize(
+    "sizes", [SMALL, QWEN3, QWEN3_BLOCKS, LOFI, HIFI2], ids=["small", "qwen3", "blocks", "lofi", "hifi2"]
+)
 @pytest.mark.parametrize(("T", "bound"), [(1, 32), (33, 64), (4096, 4096)])
 def test_programs_are_those_of_the_python_path(on, sizes: Sizes, T: int, bound: int) -> None:
     here = on(sizes)
@@ -86,22 +99,42 @@ def test_programs_are_those_of_the_python_path(on, sizes: Sizes, T: int, bound: 
         here.down(T, bound),
         here.down(T, bound, "float32"),
     ]
-    launched = here.chip.launched
-    for (_, wanted), got in zip(runs, launched, strict=True):
-        for kernel in got["kernels"]:
-            kernel["include"] = [str(path) for path in kernel["include"]]
-        assert got == wanted
-        assert all(Path(kernel["source"]).is_file() for kernel in got["kernels"])
-    assert here.chip.cache_entries == 5
+    assert same_programs(here, runs) and here.chip.cache_entries == len(here.chip.launched) == 5
+    assert all(Path(kernel["source"]).is_file() for got in here.chip.launched for kernel in got["kernels"])
 
 
 def test_silu_mul_is_that_of_the_python_path(on) -> None:
     here = on(Sizes(1, 1, 1, 32, 64))
-    _, wanted = here.silu_mul(256)
-    (got,) = here.chip.launched
-    for kernel in got["kernels"]:
-        kernel["include"] = [str(path) for path in kernel["include"]]
-    assert got == wanted and got["kernels"][0]["include"] == [str(kernel_path("device_kernels"))]
+    assert same_programs(here, [here.silu_mul(256)])
+    assert here.chip.launched[0]["kernels"][0]["include"] == [kernel_path("device_kernels")]
+
+
+def test_a_sub_device_s_cores_are_the_program_s(on) -> None:
+    here = on()
+    whole = here.down(20, 32)[1]
+    for entries, cores in ((4, (4, 3)), (7, (2, 2))):
+        here.on_sub_device(*cores)
+        runs = [here.route(20, 32), here.gate_up(20, 32), here.down(20, 32)]
+        assert same_programs(here, runs) and runs[-1][1] != whole
+        assert here.chip.cache_entries == entries
+    here.on_sub_device(2, 2)  # another id, the same cores
+    here.down(20, 32)
+    assert here.chip.cache_entries == 7
+
+
+@pytest.mark.parametrize("l1_bytes", [1024 * 1024, 700 * 1024])
+def test_l1_is_the_device_s(ops: Any, stand_in: Any, l1_bytes: int) -> None:
+    here = On(ops, stand_in, "blackhole", QWEN3, l1_bytes)
+    assert same_programs(here, [here.gate_up(20, 32), here.down(20, 32)])
+    sizes = [sum(size for size, _, _ in program["cbs"]) for program in here.chip.launched]
+    assert max(sizes) <= l1_bytes - 128 * 1024
+
+
+def test_too_little_l1_is_refused(ops: Any, stand_in: Any) -> None:
+    here = On(ops, stand_in, "blackhole", SMALL)
+    here.chip = stand_in.Device("blackhole", (13, 10), 160 * 1024)
+    with pytest.raises(RuntimeError, match="no program of gate_up for these sizes.*L1"):
+        ops.moe_gate_up(**arguments(here, "gate_up"))
 
 
 def test_one_program_serves_every_call_up_to_its_bound(small: On) -> None:
@@ -160,7 +193,7 @@ def test_what_does_not_fit_is_refused(small: On, name: str, warm: bool) -> None:
     if warm:
         run(**arguments(small, operator))
     launched = len(small.chip.launched)
-    wrong = small.tensor(*value) if isinstance(value, tuple) else value
+    wrong = small.tensor(*value) if isinstance(value, tuple) else value(small) if callable(value) else value
     names = ("gate", "up") if argument == "both" else (argument,)
     with pytest.raises(RuntimeError, match=re.escape(message)):
         run(**{**arguments(small, operator), **dict.fromkeys(names, wrong)})

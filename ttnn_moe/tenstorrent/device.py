@@ -34,6 +34,18 @@ def unpacks_to_dest(arch: str, simulated: bool) -> bool:
     return not (simulated and arch == "wormhole_b0")
 
 
+def l1_bytes_of(handle: Any, arch: str) -> int:
+    """Bytes of L1 of a core, as the device says.
+
+    ttnn 0.81.1 does not bind tt-metal's `l1_size_per_core`. For such a device the planner's table of chips holds.
+    """
+    from .. import _planner
+
+    if hasattr(handle, "l1_size_per_core"):
+        return handle.l1_size_per_core()
+    return next(chip.l1_bytes for chip in _planner.chips() if chip.arch == arch)
+
+
 @dataclass(eq=False)
 class Device:
     """An open device, or a 1xD mesh of them.
@@ -62,7 +74,7 @@ class Device:
         if arch not in ARCHITECTURES:
             raise BackendUnavailable("the device is of an unknown architecture", got=arch, expected=list(ARCHITECTURES))
         grid = handle.compute_with_storage_grid_size()
-        l1_bytes = next(chip.l1_bytes for chip in _planner.chips() if chip.arch == arch)
+        l1_bytes = l1_bytes_of(handle, arch)
         simulated = bool(os.environ.get(SIMULATOR)) and not isinstance(handle, RunsPlans)
         direct = unpacks_to_dest(arch, simulated)
         banks = handle.dram_grid_size().x

@@ -3,6 +3,9 @@
 A matrix of all experts of a device is a line of tiles: expert by expert, column by column, k by k. A core reads a
 stretch of that line. So `run` tiles of the line lie side by side in one DRAM bank, and one NoC packet moves them.
 The next `run` tiles lie in the next bank. device_kernels/common/weights.hpp has the same rule.
+
+`run` is what fits a packet of 8 KiB: 4 tiles of bfloat16, 7 of bfloat8_b, 14 of bfloat4_b (cpp/planner, weight_run).
+Gate, up and down weights of the typed operations (cpp/ttnn_ops) lie in this order, too.
 """
 
 from __future__ import annotations

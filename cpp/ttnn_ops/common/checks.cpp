@@ -22,6 +22,19 @@ std::string in_words(const std::vector<std::uint32_t>& shape) {
 
 std::string in_words(Layout layout) { return layout == Layout::TILE ? "TILE" : "ROW_MAJOR"; }
 
+std::string in_words(const std::vector<DataType>& dtypes) {
+    std::string text;
+    for (const DataType dtype : dtypes) {
+        text += (text.empty() ? "" : " or ") + name_of(dtype);
+    }
+    return text;
+}
+
+bool in_dram(const MemoryConfig& config) {
+    return config.memory_layout() == TensorMemoryLayout::INTERLEAVED &&
+           config.buffer_type() == BufferType::DRAM;
+}
+
 std::vector<std::uint32_t> sizes(const ttnn::Tensor& tensor) {
     const auto& shape = tensor.logical_shape();
     std::vector<std::uint32_t> found;
@@ -43,51 +56,33 @@ std::uint64_t key_of(const std::array<std::uint32_t, kMaxRank + 1>& sizes, DataT
 
 }  // namespace
 
-void refuse(const std::string& what, const std::string& got, const std::string& expected,
-            const std::string& remedy) {
-    const std::string text = what + "; got " + got + "; expected " + expected +
-                             (remedy.empty() ? "" : "; to fix it: " + remedy) + ".";
-    TT_THROW("{}", text);
-}
-
 std::uint32_t size_of(const char* name, const ttnn::Tensor& tensor, std::size_t rank, std::size_t i) {
     const auto& shape = tensor.logical_shape();
-    if (shape.rank() != rank) {
-        refuse(std::string(name) + " has the wrong number of dimensions", in_words(sizes(tensor)),
-               std::to_string(rank) + " dimensions");
-    }
+    TT_FATAL(shape.rank() == rank, "{} has the wrong number of dimensions; got {}; expected {} dimensions.",
+             name, in_words(sizes(tensor)), rank);
     return shape[static_cast<int>(i)];
 }
 
 void check_tensor(const std::string& name, const ttnn::Tensor& tensor,
                   const std::vector<std::uint32_t>& shape, const std::vector<DataType>& dtypes, Layout layout,
                   const ttnn::Tensor& beside) {
-    if (sizes(tensor) != shape) {
-        refuse(name + " has the wrong shape", in_words(sizes(tensor)), in_words(shape));
-    }
-    if (std::ranges::find(dtypes, tensor.dtype()) == dtypes.end()) {
-        std::string wanted;
-        for (const DataType dtype : dtypes) {
-            wanted += (wanted.empty() ? "" : " or ") + name_of(dtype);
-        }
-        refuse(name + " has the wrong dtype", name_of(tensor.dtype()), wanted,
-               "ttnn.typecast(" + name + ", ttnn." + name_of(dtypes.front()) + ")");
-    }
-    if (tensor.layout() != layout) {
-        refuse(name + " has the wrong layout", in_words(tensor.layout()), in_words(layout),
-               "ttnn.to_layout(" + name + ", ttnn." + in_words(layout) + "_LAYOUT)");
-    }
-    if (tensor.storage_type() != ttnn::StorageType::DEVICE) {
-        refuse(name + " is not on a device", "HOST", "DEVICE", "ttnn.to_device(" + name + ", device)");
-    }
-    if (beside.storage_type() == ttnn::StorageType::DEVICE && tensor.device() != beside.device()) {
-        refuse(name + " is on another device", "one that the other tensors are not on", "theirs");
-    }
-    if (tensor.memory_config().memory_layout() != TensorMemoryLayout::INTERLEAVED ||
-        tensor.memory_config().buffer_type() != BufferType::DRAM) {
-        refuse(name + " is not interleaved in DRAM", "another memory config", "DRAM_MEMORY_CONFIG",
-               "ttnn.to_memory_config(" + name + ", ttnn.DRAM_MEMORY_CONFIG)");
-    }
+    TT_FATAL(sizes(tensor) == shape, "{} has the wrong shape; got {}; expected {}.", name,
+             in_words(sizes(tensor)), in_words(shape));
+    TT_FATAL(std::ranges::find(dtypes, tensor.dtype()) != dtypes.end(),
+             "{} has the wrong dtype; got {}; expected {}; to fix it: ttnn.typecast({}, ttnn.{}).", name,
+             name_of(tensor.dtype()), in_words(dtypes), name, name_of(dtypes.front()));
+    TT_FATAL(tensor.layout() == layout,
+             "{} has the wrong layout; got {}; expected {}; to fix it: ttnn.to_layout({}, ttnn.{}_LAYOUT).",
+             name, in_words(tensor.layout()), in_words(layout), name, in_words(layout));
+    TT_FATAL(tensor.storage_type() == ttnn::StorageType::DEVICE,
+             "{} is not on a device; got HOST; expected DEVICE; to fix it: ttnn.to_device({}, device).", name,
+             name);
+    TT_FATAL(beside.storage_type() != ttnn::StorageType::DEVICE || tensor.device() == beside.device(),
+             "{} is on another device; got one that the other tensors are not on; expected theirs.", name);
+    TT_FATAL(in_dram(tensor.memory_config()),
+             "{} is not interleaved in DRAM; got another memory config; expected DRAM_MEMORY_CONFIG; to fix "
+             "it: ttnn.to_memory_config({}, ttnn.DRAM_MEMORY_CONFIG).",
+             name, name);
 }
 
 void check_routing(const ::ttnn_moe::planner::Problem& sizes, const ttnn::Tensor& num_routed_tokens,
@@ -122,6 +117,21 @@ std::uint64_t key_of(const ttnn::Tensor* output, const ttnn::Tensor& beside, std
                                       TensorMemoryLayout::INTERLEAVED, BufferType::DRAM, true, false);
 }
 
+void check_memory_config(const std::optional<MemoryConfig>& config) {
+    TT_FATAL(!config.has_value() || in_dram(*config),
+             "memory_config is not interleaved DRAM; got another memory config; expected DRAM_MEMORY_CONFIG; "
+             "to fix it: leave memory_config out, then ttnn.to_memory_config(output, memory_config).");
+}
+
+std::uint64_t key_of(const std::optional<MemoryConfig>& config) {
+    return !config.has_value() || in_dram(*config);
+}
+
+const std::vector<DataType>& weight_dtypes() {
+    static const std::vector<DataType> dtypes{DataType::BFLOAT16, DataType::BFLOAT8_B, DataType::BFLOAT4_B};
+    return dtypes;
+}
+
 std::string name_of(DataType dtype) {
     switch (dtype) {
         case DataType::BFLOAT16:
@@ -130,6 +140,8 @@ std::string name_of(DataType dtype) {
             return "float32";
         case DataType::BFLOAT8_B:
             return "bfloat8_b";
+        case DataType::BFLOAT4_B:
+            return "bfloat4_b";
         case DataType::INT32:
             return "int32";
         case DataType::UINT32:

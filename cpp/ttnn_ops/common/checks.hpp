@@ -3,6 +3,7 @@
 
 #include <array>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -10,10 +11,6 @@
 #include "ttnn/tensor/tensor.hpp"
 
 namespace ttnn::operations::experimental::moe {
-
-// Throws "what; got ...; expected ...; to fix it: ...".
-[[noreturn]] void refuse(const std::string& what, const std::string& got, const std::string& expected,
-                         const std::string& remedy = "");
 
 // Size `i` of a tensor that has `rank` dimensions; throws if it has not.
 std::uint32_t size_of(const char* name, const ttnn::Tensor& tensor, std::size_t rank, std::size_t i);
@@ -39,6 +36,13 @@ std::uint64_t key_of(const ttnn::Tensor& tensor, const ttnn::Tensor& beside, std
 std::uint64_t key_of(const ttnn::Tensor* output, const ttnn::Tensor& beside, std::uint32_t rows,
                      const std::array<std::uint32_t, 2>& shape, tt::tt_metal::DataType dtype,
                      tt::tt_metal::Layout layout);
+
+// What outputs may be asked to lie in: DRAM, interleaved. A program's circular buffers take all of L1.
+void check_memory_config(const std::optional<tt::tt_metal::MemoryConfig>& config);
+std::uint64_t key_of(const std::optional<tt::tt_metal::MemoryConfig>& config);
+
+// Of the experts' weights.
+const std::vector<tt::tt_metal::DataType>& weight_dtypes();
 
 // The planner's name of a dtype of weights or outputs: "bfloat16", "bfloat8_b", "float32" ...
 std::string name_of(tt::tt_metal::DataType dtype);

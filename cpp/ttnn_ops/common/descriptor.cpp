@@ -6,11 +6,13 @@
 #include <string>
 #include <tt-metalium/host_api.hpp>
 #include <tt-metalium/tensor_accessor_args.hpp>
+#include <tt_stl/assert.hpp>
 #include <utility>
 #include <variant>
 #include <vector>
 
 #include "ttnn_ops/common/checks.hpp"
+#include "ttnn_ops/common/compute_config.hpp"
 
 namespace ttnn::operations::experimental::moe {
 
@@ -28,9 +30,10 @@ std::filesystem::path& kernel_root() {
 template <typename Named>
 const auto& find(const Named& named, const std::string& name) {
     const auto found = std::ranges::find(named, name, [](const auto& one) { return one.first; });
-    if (found == named.end()) {
-        refuse("a plan asks for a value that the call has not", name, "a tensor or number of the call");
-    }
+    TT_FATAL(
+        found != named.end(),
+        "a plan asks for a value that the call has not; got {}; expected a tensor or number of the call.",
+        name);
     return found->second;
 }
 
@@ -77,21 +80,13 @@ CoreRangeSet ranges_of(const std::vector<planner::Core>& cores) {
 }
 
 tt::DataFormat format_of(const std::string& name) {
-    for (const DataType dtype :
-         {DataType::BFLOAT16, DataType::FLOAT32, DataType::BFLOAT8_B, DataType::UINT32}) {
+    for (const DataType dtype : {DataType::BFLOAT16, DataType::FLOAT32, DataType::BFLOAT8_B,
+                                 DataType::BFLOAT4_B, DataType::UINT32}) {
         if (name_of(dtype) == name) {
             return datatype_to_dataformat_converter(dtype);
         }
     }
-    refuse("a plan has a buffer of an unknown format", name, "bfloat16, float32, bfloat8_b or uint32");
-}
-
-MathFidelity fidelity_of(const std::string& name) {
-    const std::map<std::string, MathFidelity> known{{"LoFi", MathFidelity::LoFi},
-                                                    {"HiFi2", MathFidelity::HiFi2},
-                                                    {"HiFi3", MathFidelity::HiFi3},
-                                                    {"HiFi4", MathFidelity::HiFi4}};
-    return known.at(name);
+    TT_THROW("a plan has a buffer of an unknown format; got {}; expected that of a tensor's dtype.", name);
 }
 
 ComputeConfigDescriptor compute_of(const planner::Kernel& kernel) {

@@ -7,10 +7,11 @@
 #include <map>
 #include <mutex>
 #include <stdexcept>
+#include <tt-metalium/hal_types.hpp>
+#include <tt_stl/assert.hpp>
 #include <tuple>
 
 #include "planner/operators.hpp"
-#include "ttnn_ops/common/checks.hpp"
 
 namespace ttnn::operations::experimental::moe {
 namespace {
@@ -29,22 +30,43 @@ planner::Program make(const std::string& name, const planner::Problem& problem,
     return planner::plan_gate_up(problem, machine, name == "gate_up" ? 2 : 1);
 }
 
+// A plan counts cores from (0, 0), row by row, and multicasts to rectangles of them.
+planner::Grid cores_of(const ttnn::Tensor& tensor, const tt::tt_metal::SubDeviceId& subdevice_id) {
+    const auto cores =
+        tensor.device()->worker_cores(tt::tt_metal::HalProgrammableCoreType::TENSIX, subdevice_id);
+    const auto box = cores.bounding_box();
+    const planner::Grid grid{static_cast<std::uint32_t>(box.end_coord.x + 1),
+                             static_cast<std::uint32_t>(box.end_coord.y + 1)};
+    TT_FATAL(box.start_coord.x == 0 && box.start_coord.y == 0 && cores.num_cores() == grid.cores(),
+             "the sub-device is no rectangle of cores from (0, 0); got {} cores from ({}, {}) to ({}, {}); "
+             "expected all cores from (0, 0) on.",
+             cores.num_cores(), box.start_coord.x, box.start_coord.y, box.end_coord.x, box.end_coord.y);
+    return grid;
+}
+
 }  // namespace
 
-planner::Machine machine_of(const ttnn::Tensor& tensor) {
+planner::Machine machine_of(const ttnn::Tensor& tensor, const SubDevice& subdevice_id) {
     const auto* device = tensor.device();
     const bool blackhole = device->arch() == tt::ARCH::BLACKHOLE;
-    if (!blackhole && device->arch() != tt::ARCH::WORMHOLE_B0) {
-        refuse("the device is of an unknown architecture", "another one", "wormhole_b0 or blackhole");
-    }
+    TT_FATAL(blackhole || device->arch() == tt::ARCH::WORMHOLE_B0,
+             "the device is of an unknown architecture; got another one; expected wormhole_b0 or blackhole.");
     // Wormhole's simulator does not unpack to DST: see device.py of ttnn_moe.tenstorrent.
     static const bool simulated = std::getenv("TT_METAL_SIMULATOR") != nullptr;
-    const std::string_view arch = blackhole ? "blackhole" : "wormhole_b0";
     const auto grid = device->compute_with_storage_grid_size();
-    return {.grid = {static_cast<std::uint32_t>(grid.x), static_cast<std::uint32_t>(grid.y)},
-            .l1_bytes = std::ranges::find(planner::chips(), arch, &planner::Chip::arch)->l1_bytes,
+    const planner::Grid all{static_cast<std::uint32_t>(grid.x), static_cast<std::uint32_t>(grid.y)};
+    return {.grid = subdevice_id.has_value() ? cores_of(tensor, *subdevice_id) : all,
+            .l1_bytes = device->l1_size_per_core(),
             .unpack_to_dest = blackhole || !simulated,
             .dram_banks = static_cast<std::uint32_t>(device->dram_grid_size().x)};
+}
+
+std::uint64_t key_of(const ttnn::Tensor& tensor, const SubDevice& subdevice_id) {
+    if (!subdevice_id.has_value() || tensor.storage_type() != ttnn::StorageType::DEVICE) {
+        return 0;
+    }
+    const planner::Grid grid = cores_of(tensor, *subdevice_id);
+    return (std::uint64_t{grid.x} << 32) | grid.y;
 }
 
 const planner::Program& plan(const std::string& name, const planner::Problem& problem,
@@ -58,12 +80,10 @@ const planner::Program& plan(const std::string& name, const planner::Problem& pr
         try {
             found = made.emplace(key, make(name, problem, machine)).first;
         } catch (const std::invalid_argument& error) {
-            refuse("no program of " + name + " for these sizes",
-                   "T <= " + std::to_string(problem.T) + ", E = " + std::to_string(problem.E) +
-                       ", E_local = " + std::to_string(problem.E_local) +
-                       ", K = " + std::to_string(problem.K) + ", H = " + std::to_string(problem.H) +
-                       ", I = " + std::to_string(problem.I),
-                   error.what());
+            TT_THROW(
+                "no program of {} for these sizes; got T <= {}, E = {}, E_local = {}, K = {}, H = {}, "
+                "I = {}; expected {}.",
+                name, problem.T, problem.E, problem.E_local, problem.K, problem.H, problem.I, error.what());
         }
     }
     return found->second;

@@ -2,7 +2,9 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
+#include <tt-metalium/sub_device_types.hpp>
 
 #include "planner/problem.hpp"
 #include "planner/program.hpp"
@@ -12,8 +14,14 @@ namespace ttnn::operations::experimental::moe {
 
 namespace planner = ::ttnn_moe::planner;
 
-// What a program may use of the device, or of each device of the mesh, that a tensor lies on.
-planner::Machine machine_of(const ttnn::Tensor& tensor);
+using SubDevice = std::optional<tt::tt_metal::SubDeviceId>;
+
+// What a program may use of the device, or of each device of the mesh, that a tensor lies on: the cores of a
+// sub-device, which are a rectangle from core (0, 0), or the whole compute grid.
+planner::Machine machine_of(const ttnn::Tensor& tensor, const SubDevice& subdevice_id);
+
+// The cores of a sub-device as one number: a program's hash takes it in. 0 without one.
+std::uint64_t key_of(const ttnn::Tensor& tensor, const SubDevice& subdevice_id);
 
 // The program of "routing", "gate_up", "project", "silu_mul" or "down", planned when first asked for: a cache
 // hit plans nothing. Throws, in the words of checks.hpp, if there is none.

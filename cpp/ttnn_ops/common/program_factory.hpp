@@ -40,7 +40,8 @@ struct ProgramFactory {
 template <typename Operation, typename... More>
 ttsl::hash::hash_t hash_of(const planner::Problem& p, const More&... more) {
     return ttsl::hash::hash_objects_with_default_seed(ttsl::hash::type_hash<Operation>, p.T, p.E, p.E_local,
-                                                      p.K, p.H, p.I, p.weight_format, p.out_format, more...);
+                                                      p.K, p.H, p.I, p.weight_format, p.out_format,
+                                                      p.math_fidelity, p.fp32_dest, more...);
 }
 
 }  // namespace ttnn::operations::experimental::moe

@@ -3,7 +3,9 @@
 
 #include <cstdint>
 #include <optional>
+#include <tt-metalium/sub_device_types.hpp>
 
+#include "ttnn/operations/core/compute_kernel/compute_kernel_config.hpp"
 #include "ttnn/tensor/tensor.hpp"
 
 namespace ttnn::experimental {
@@ -16,6 +18,9 @@ ttnn::Tensor moe_down(const ttnn::Tensor& activations, const ttnn::Tensor& num_r
                       std::uint32_t experts_per_token, std::uint32_t num_tokens,
                       std::optional<tt::tt_metal::DataType> output_dtype = std::nullopt,
                       bool accumulate = false,
-                      const std::optional<ttnn::Tensor>& output_tensor = std::nullopt);
+                      const std::optional<ttnn::Tensor>& output_tensor = std::nullopt,
+                      const std::optional<tt::tt_metal::MemoryConfig>& memory_config = std::nullopt,
+                      const std::optional<tt::tt_metal::SubDeviceId>& subdevice_id = std::nullopt,
+                      const std::optional<DeviceComputeKernelConfig>& compute_kernel_config = std::nullopt);
 
 }  // namespace ttnn::experimental

@@ -12,7 +12,9 @@ namespace ttnn::experimental {
 std::tuple<ttnn::Tensor, ttnn::Tensor, ttnn::Tensor> moe_routing(
     const ttnn::Tensor& topk_ids, const ttnn::Tensor& topk_weights, const ttnn::Tensor& device_expert_mapping,
     std::uint32_t num_experts, std::optional<std::uint32_t> token_bound,
-    const std::optional<std::tuple<ttnn::Tensor, ttnn::Tensor, ttnn::Tensor>>& output_tensors) {
+    const std::optional<std::tuple<ttnn::Tensor, ttnn::Tensor, ttnn::Tensor>>& output_tensors,
+    const std::optional<tt::tt_metal::MemoryConfig>& memory_config,
+    const std::optional<tt::tt_metal::SubDeviceId>& subdevice_id) {
     namespace moe = operations::experimental::moe;
     std::vector<ttnn::Tensor> outputs;
     if (output_tensors.has_value()) {
@@ -20,8 +22,9 @@ std::tuple<ttnn::Tensor, ttnn::Tensor, ttnn::Tensor> moe_routing(
         outputs = {counts, tokens, weights};
     }
     const std::uint32_t T = moe::size_of("topk_ids", topk_ids, 2, 0);
-    const auto made = prim::moe_routing(topk_ids, topk_weights, device_expert_mapping, num_experts,
-                                        token_bound.value_or(moe::bound_of(T)), outputs);
+    const auto made =
+        prim::moe_routing(topk_ids, topk_weights, device_expert_mapping, num_experts,
+                          token_bound.value_or(moe::bound_of(T)), outputs, memory_config, subdevice_id);
     return {made[0], made[1], made[2]};
 }
 

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <tt-metalium/sub_device_types.hpp>
 #include <tuple>
 
 #include "ttnn/tensor/tensor.hpp"
@@ -15,6 +16,8 @@ namespace ttnn::experimental {
 std::tuple<ttnn::Tensor, ttnn::Tensor, ttnn::Tensor> moe_routing(
     const ttnn::Tensor& topk_ids, const ttnn::Tensor& topk_weights, const ttnn::Tensor& device_expert_mapping,
     std::uint32_t num_experts, std::optional<std::uint32_t> token_bound = std::nullopt,
-    const std::optional<std::tuple<ttnn::Tensor, ttnn::Tensor, ttnn::Tensor>>& output_tensors = std::nullopt);
+    const std::optional<std::tuple<ttnn::Tensor, ttnn::Tensor, ttnn::Tensor>>& output_tensors = std::nullopt,
+    const std::optional<tt::tt_metal::MemoryConfig>& memory_config = std::nullopt,
+    const std::optional<tt::tt_metal::SubDeviceId>& subdevice_id = std::nullopt);
 
 }  // namespace ttnn::experimental

@@ -27,18 +27,21 @@ Keyword Args:
     num_experts (int): E, of all devices.
     token_bound (int, optional): most tokens that the program serves; default: T rounded up to a power of two from 32.
     output_tensors (tuple, optional): tensors to write to.
+    memory_config (ttnn.MemoryConfig, optional): of the output; DRAM_MEMORY_CONFIG is the only one.
+    subdevice_id (ttnn.SubDeviceId, optional): sub-device to run on; default: the whole compute grid.
 
 Returns:
     tuple: num_routed_tokens [1, E] int32, routed_tokens [E, bound] int32, routed_token_weights [E, bound] bfloat16,
     row-major. Rows hold what num_routed_tokens says; the rest is undefined.
 
 Raises:
-    RuntimeError: shapes, dtypes, layouts, places or sizes that do not fit.
+    RuntimeError: shapes, dtypes, layouts, places, sizes or configs that do not fit.
 )doc";
     module.def("moe_routing", &ttnn::experimental::moe_routing, nb::arg("topk_ids").noconvert(),
                nb::arg("topk_weights").noconvert(), nb::arg("device_expert_mapping").noconvert(),
                nb::kw_only(), nb::arg("num_experts"), nb::arg("token_bound") = nb::none(),
-               nb::arg("output_tensors") = nb::none(), nb::call_guard<nb::gil_scoped_release>(), doc);
+               nb::arg("output_tensors") = nb::none(), nb::arg("memory_config") = nb::none(),
+               nb::arg("subdevice_id") = nb::none(), nb::call_guard<nb::gil_scoped_release>(), doc);
 }
 
 }  // namespace ttnn::operations::experimental::moe

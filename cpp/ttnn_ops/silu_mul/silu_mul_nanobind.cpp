@@ -19,15 +19,18 @@ Args:
 
 Keyword Args:
     output_tensor (ttnn.Tensor, optional): tensor to write to.
+    memory_config (ttnn.MemoryConfig, optional): of the output; DRAM_MEMORY_CONFIG is the only one.
+    subdevice_id (ttnn.SubDeviceId, optional): sub-device to run on; default: the whole compute grid.
 
 Returns:
     ttnn.Tensor: [rows, I] bfloat16, tiles.
 
 Raises:
-    RuntimeError: shapes, dtypes, layouts or places that do not fit.
+    RuntimeError: shapes, dtypes, layouts, places or configs that do not fit.
 )doc";
     module.def("moe_silu_mul", &ttnn::experimental::moe_silu_mul, nb::arg("gate").noconvert(),
                nb::arg("up").noconvert(), nb::kw_only(), nb::arg("output_tensor") = nb::none(),
+               nb::arg("memory_config") = nb::none(), nb::arg("subdevice_id") = nb::none(),
                nb::call_guard<nb::gil_scoped_release>(), doc);
 }
 

@@ -1,12 +1,14 @@
 // The stand-in as a Python module: devices and tensors to call the operations with, programs to look at.
 
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/array.h>
 #include <nanobind/stl/filesystem.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
 #include "tt-metalium/host_api.hpp"
+#include "ttnn/operations/core/compute_kernel/compute_kernel_config.hpp"
 #include "ttnn/tensor/tensor_ops.hpp"
 
 namespace nb = nanobind;
@@ -89,6 +91,11 @@ nb::dict in_python(const ProgramDescriptor& program) {
     return made;
 }
 
+MemoryConfig place(bool dram, bool interleaved) {
+    return MemoryConfig(interleaved ? TensorMemoryLayout::INTERLEAVED : TensorMemoryLayout::HEIGHT_SHARDED,
+                        dram ? BufferType::DRAM : BufferType::L1);
+}
+
 }  // namespace
 
 NB_MODULE(ttnn_stand_in, module) {
@@ -97,14 +104,46 @@ NB_MODULE(ttnn_stand_in, module) {
         .value("float32", DataType::FLOAT32)
         .value("uint32", DataType::UINT32)
         .value("bfloat8_b", DataType::BFLOAT8_B)
+        .value("bfloat4_b", DataType::BFLOAT4_B)
         .value("int32", DataType::INT32);
+    nb::enum_<MathFidelity>(module, "MathFidelity")
+        .value("LoFi", MathFidelity::LoFi)
+        .value("HiFi2", MathFidelity::HiFi2)
+        .value("HiFi3", MathFidelity::HiFi3)
+        .value("HiFi4", MathFidelity::HiFi4);
+    nb::class_<SubDeviceId>(module, "SubDeviceId");
+    nb::class_<MemoryConfig>(module, "MemoryConfig")
+        .def(
+            "__init__",
+            [](MemoryConfig* self, bool dram, bool interleaved) {
+                new (self) MemoryConfig(place(dram, interleaved));
+            },
+            "dram"_a = true, "interleaved"_a = true);
+    nb::class_<ttnn::DeviceComputeKernelConfig>(module, "DeviceComputeKernelConfig")
+        .def(nb::init<>())
+        .def_rw("math_fidelity", &ttnn::DeviceComputeKernelConfig::math_fidelity)
+        .def_rw("fp32_dest_acc_en", &ttnn::DeviceComputeKernelConfig::fp32_dest_acc_en)
+        .def_rw("packer_l1_acc", &ttnn::DeviceComputeKernelConfig::packer_l1_acc)
+        .def_rw("dst_full_sync_en", &ttnn::DeviceComputeKernelConfig::dst_full_sync_en);
     nb::class_<MeshDevice>(module, "Device")
-        .def("__init__",
-             [](MeshDevice* self, const std::string& arch, std::pair<std::size_t, std::size_t> grid) {
-                 const auto kind = arch == "blackhole"     ? tt::ARCH::BLACKHOLE
-                                   : arch == "wormhole_b0" ? tt::ARCH::WORMHOLE_B0
-                                                           : tt::ARCH::GRAYSKULL;
-                 new (self) MeshDevice(kind, {grid.first, grid.second});
+        .def(
+            "__init__",
+            [](MeshDevice* self, const std::string& arch, std::pair<std::size_t, std::size_t> grid,
+               std::uint32_t l1_bytes) {
+                const auto kind = arch == "blackhole"     ? tt::ARCH::BLACKHOLE
+                                  : arch == "wormhole_b0" ? tt::ARCH::WORMHOLE_B0
+                                                          : tt::ARCH::GRAYSKULL;
+                new (self) MeshDevice(kind, {grid.first, grid.second}, l1_bytes);
+            },
+            "arch"_a, "grid"_a, "l1_bytes"_a = 1572864)
+        .def("add_sub_device",
+             [](MeshDevice& self, const std::vector<std::array<std::size_t, 4>>& rectangles) {
+                 std::vector<CoreRange> cores;
+                 for (const auto& [x0, y0, x1, y1] : rectangles) {
+                     cores.emplace_back(CoreCoord(x0, y0), CoreCoord(x1, y1));
+                 }
+                 self.sub_devices.emplace_back(std::move(cores));
+                 return SubDeviceId(static_cast<std::uint8_t>(self.sub_devices.size() - 1));
              })
         .def_rw("keep", &MeshDevice::keep)
         .def_prop_ro("cache_entries", [](const MeshDevice& self) { return self.programs.size(); })
@@ -142,9 +181,7 @@ NB_MODULE(ttnn_stand_in, module) {
            bool interleaved) -> ttnn::Tensor {
             const TensorSpec spec(Shape(shape),
                                   TensorLayout(dtype, PageConfig(tiled ? Layout::TILE : Layout::ROW_MAJOR),
-                                               MemoryConfig(interleaved ? TensorMemoryLayout::INTERLEAVED
-                                                                        : TensorMemoryLayout::HEIGHT_SHARDED,
-                                                            dram ? BufferType::DRAM : BufferType::L1)));
+                                               place(dram, interleaved)));
             return device == nullptr ? ttnn::Tensor(spec, nullptr, nullptr)
                                      : ttnn::create_device_tensor(spec, device);
         },

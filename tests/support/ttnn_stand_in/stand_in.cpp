@@ -1,5 +1,6 @@
 // Definitions of what TT-NN's libraries export.
 
+#include <algorithm>
 #include <stdexcept>
 #include <utility>
 
@@ -15,6 +16,26 @@ CoreRange::CoreRange(const CoreCoord& start_coord, const CoreCoord& end_coord)
 CoreRangeSet::CoreRangeSet(std::vector<CoreRange>&& core_ranges) : ranges_(std::move(core_ranges)) {}
 const std::vector<CoreRange>& CoreRangeSet::ranges() const { return ranges_; }
 
+CoreRange CoreRangeSet::bounding_box() const {
+    CoreRange box = ranges_.at(0);
+    for (const CoreRange& range : ranges_) {
+        box.start_coord = {std::min(box.start_coord.x, range.start_coord.x),
+                           std::min(box.start_coord.y, range.start_coord.y)};
+        box.end_coord = {std::max(box.end_coord.x, range.end_coord.x),
+                         std::max(box.end_coord.y, range.end_coord.y)};
+    }
+    return box;
+}
+
+std::uint32_t CoreRangeSet::num_cores() const {
+    std::uint32_t found = 0;
+    for (const CoreRange& range : ranges_) {
+        found +=
+            (range.end_coord.x - range.start_coord.x + 1) * (range.end_coord.y - range.start_coord.y + 1);
+    }
+    return found;
+}
+
 DataFormat datatype_to_dataformat_converter(DataType datatype) {
     switch (datatype) {
         case DataType::BFLOAT16:
@@ -23,6 +44,8 @@ DataFormat datatype_to_dataformat_converter(DataType datatype) {
             return DataFormat::Float32;
         case DataType::BFLOAT8_B:
             return DataFormat::Bfp8_b;
+        case DataType::BFLOAT4_B:
+            return DataFormat::Bfp4_b;
         case DataType::UINT32:
             return DataFormat::UInt32;
         default:
@@ -74,6 +97,10 @@ namespace distributed {
 tt::ARCH MeshDevice::arch() const { return arch_; }
 CoreCoord MeshDevice::compute_with_storage_grid_size() const { return grid_; }
 CoreCoord MeshDevice::dram_grid_size() const { return {arch_ == tt::ARCH::BLACKHOLE ? 8u : 12u, 1u}; }
+std::uint32_t MeshDevice::l1_size_per_core() const { return l1_bytes_; }
+CoreRangeSet MeshDevice::worker_cores(HalProgrammableCoreType, SubDeviceId sub_device_id) const {
+    return sub_devices.at(*sub_device_id);
+}
 // Two numberings that no other argument looks like; a column is missing, as on a chip.
 CoreCoord MeshDevice::worker_core_from_logical_core(const CoreCoord& core) const {
     return {1001 + core.x + (core.x > 6 ? 2 : 0), 2002 + core.y};
@@ -92,7 +119,7 @@ std::uint32_t page_size_of(const TensorSpec& spec) {
     const DataType dtype = spec.tensor_layout.dtype;
     const std::uint32_t item = dtype == DataType::BFLOAT16 ? 2 : 4;
     if (spec.tensor_layout.page_config.layout == Layout::TILE) {
-        return dtype == DataType::BFLOAT8_B ? 1088 : 1024 * item;
+        return dtype == DataType::BFLOAT8_B ? 1088 : dtype == DataType::BFLOAT4_B ? 576 : 1024 * item;
     }
     return spec.logical_shape[static_cast<int>(spec.logical_shape.rank()) - 1] * item;
 }

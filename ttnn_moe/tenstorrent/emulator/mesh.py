@@ -69,6 +69,9 @@ class Mesh:
     def dram_grid_size(self) -> Grid:
         return Grid(self.chip.dram_banks, 1)
 
+    def l1_size_per_core(self) -> int:
+        return self.chip.l1_size
+
     def get_num_devices(self) -> int:
         return self.D
 

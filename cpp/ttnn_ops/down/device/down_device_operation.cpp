@@ -1,8 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "down_device_operation.hpp"
 
+#include <tt_stl/assert.hpp>
+
 #include "ttnn/tensor/tensor_ops.hpp"
 #include "ttnn_ops/common/checks.hpp"
+#include "ttnn_ops/common/compute_config.hpp"
 #include "ttnn_ops/common/plans.hpp"
 
 namespace ttnn::operations::experimental::moe {
@@ -18,7 +21,9 @@ planner::Problem DownDeviceOperation::problem(const operation_attributes_t& attr
             .H = size_of("weight", tensors.weight, 3, 2),
             .I = size_of("activations", tensors.activations, 2, 1),
             .weight_format = name_of(tensors.weight.dtype()),
-            .out_format = name_of(attributes.output_dtype)};
+            .out_format = name_of(attributes.output_dtype),
+            .math_fidelity = fidelity_of(attributes.compute_kernel_config),
+            .fp32_dest = fp32_dest_of(attributes.compute_kernel_config)};
 }
 
 void DownDeviceOperation::validate_on_program_cache_miss(const operation_attributes_t& attributes,
@@ -34,17 +39,16 @@ void DownDeviceOperation::validate_on_program_cache_miss(const operation_attribu
                   tensors.activations);
     check_tensor("routed_token_weights", tensors.routed_token_weights, {sizes.E, sizes.T},
                  {DataType::BFLOAT16}, Layout::ROW_MAJOR, tensors.activations);
-    check("weight", tensors.weight, {sizes.E_local, sizes.I, sizes.H},
-          {DataType::BFLOAT16, DataType::BFLOAT8_B});
-    if (T == 0 || T > sizes.T) {
-        refuse("T is beyond what the routing was made for", std::to_string(T),
-               "1 .. " + std::to_string(sizes.T));
-    }
+    check("weight", tensors.weight, {sizes.E_local, sizes.I, sizes.H}, weight_dtypes());
+    TT_FATAL(T != 0 && T <= sizes.T, "T is beyond what the routing was made for; got {}; expected 1 .. {}.",
+             T, sizes.T);
     if (tensors.output.has_value()) {
         check("output", *tensors.output, {T, sizes.H}, {attributes.output_dtype});
-    } else if (attributes.accumulate) {
-        refuse("accumulate needs an output to add to", "none", "an output tensor");
     }
+    TT_FATAL(tensors.output.has_value() || !attributes.accumulate,
+             "accumulate needs an output to add to; got none; expected an output tensor.");
+    check_memory_config(attributes.memory_config);
+    check_compute_config(attributes.compute_kernel_config);
     program(attributes, tensors);  // throws if there is none
 }
 
@@ -69,9 +73,11 @@ ttsl::hash::hash_t DownDeviceOperation::compute_program_hash(const operation_att
     const ttnn::Tensor& beside = tensors.activations;
     return hash_of<DownDeviceOperation>(
         sizes, T == 0 || T > sizes.T, attributes.accumulate && !tensors.output.has_value(),
-        key_of(tensors.activations, beside), key_of(tensors.num_routed_tokens, beside),
-        key_of(tensors.device_expert_mapping, beside), key_of(tensors.routed_tokens, beside),
-        key_of(tensors.routed_token_weights, beside), key_of(tensors.weight, beside),
+        key_of(attributes.memory_config), key_of(beside, attributes.subdevice_id),
+        key_of(attributes.compute_kernel_config), key_of(tensors.activations, beside),
+        key_of(tensors.num_routed_tokens, beside), key_of(tensors.device_expert_mapping, beside),
+        key_of(tensors.routed_tokens, beside), key_of(tensors.routed_token_weights, beside),
+        key_of(tensors.weight, beside),
         key_of(tensors.output.has_value() ? &*tensors.output : nullptr, beside, T, {T, sizes.H},
                attributes.output_dtype, Layout::TILE));
 }
@@ -85,13 +91,19 @@ ttnn::Tensor moe_down(const ttnn::Tensor& activations, const ttnn::Tensor& num_r
                       const ttnn::Tensor& routed_token_weights, const ttnn::Tensor& weight,
                       std::uint32_t experts_per_token, std::uint32_t num_tokens,
                       tt::tt_metal::DataType output_dtype, bool accumulate,
-                      const std::optional<ttnn::Tensor>& output) {
+                      const std::optional<ttnn::Tensor>& output,
+                      const std::optional<tt::tt_metal::MemoryConfig>& memory_config,
+                      const std::optional<tt::tt_metal::SubDeviceId>& subdevice_id,
+                      const std::optional<DeviceComputeKernelConfig>& compute_kernel_config) {
     using Operation = operations::experimental::moe::DownDeviceOperation;
     return ttnn::device_operation::launch<Operation>(
         Operation::operation_attributes_t{.experts_per_token = experts_per_token,
                                           .num_tokens = num_tokens,
                                           .output_dtype = output_dtype,
-                                          .accumulate = accumulate},
+                                          .accumulate = accumulate,
+                                          .memory_config = memory_config,
+                                          .subdevice_id = subdevice_id,
+                                          .compute_kernel_config = compute_kernel_config},
         Operation::tensor_args_t{.activations = activations,
                                  .num_routed_tokens = num_routed_tokens,
                                  .device_expert_mapping = device_expert_mapping,

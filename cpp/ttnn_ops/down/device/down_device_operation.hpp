@@ -3,24 +3,29 @@
 
 #include <cstdint>
 #include <optional>
+#include <tt-metalium/sub_device_types.hpp>
 #include <variant>
 
 #include "planner/problem.hpp"
 #include "ttnn/device_operation.hpp"
+#include "ttnn/operations/core/compute_kernel/compute_kernel_config.hpp"
 #include "ttnn/tensor/tensor.hpp"
 #include "ttnn_ops/common/program_factory.hpp"
 
 namespace ttnn::operations::experimental::moe {
 
-// activations [rows, I] bfloat16 in tiles, a routing, weight [E_local, I, H] bfloat16 or bfloat8_b in tiles
-// -> [T, H] bfloat16 or float32 in tiles: each row times weight times its routing weight, summed over the
-// rows of a token.
+// activations [rows, I] bfloat16 in tiles, a routing, weight [E_local, I, H] bfloat16, bfloat8_b or
+// bfloat4_b, tiles in bank order -> [T, H] bfloat16 or float32 in tiles: each row times weight times its
+// routing weight, summed over the rows of a token.
 struct DownDeviceOperation {
     struct operation_attributes_t {
         std::uint32_t experts_per_token;  // K
         std::uint32_t num_tokens;         // T
         tt::tt_metal::DataType output_dtype;
         bool accumulate;  // add to output instead of overwriting it
+        std::optional<tt::tt_metal::MemoryConfig> memory_config;
+        std::optional<tt::tt_metal::SubDeviceId> subdevice_id;
+        std::optional<DeviceComputeKernelConfig> compute_kernel_config;
     };
     struct tensor_args_t {
         ttnn::Tensor activations;
@@ -59,6 +64,9 @@ ttnn::Tensor moe_down(const ttnn::Tensor& activations, const ttnn::Tensor& num_r
                       const ttnn::Tensor& routed_token_weights, const ttnn::Tensor& weight,
                       std::uint32_t experts_per_token, std::uint32_t num_tokens,
                       tt::tt_metal::DataType output_dtype, bool accumulate,
-                      const std::optional<ttnn::Tensor>& output);
+                      const std::optional<ttnn::Tensor>& output,
+                      const std::optional<tt::tt_metal::MemoryConfig>& memory_config,
+                      const std::optional<tt::tt_metal::SubDeviceId>& subdevice_id,
+                      const std::optional<DeviceComputeKernelConfig>& compute_kernel_config);
 
 }  // namespace ttnn::prim

@@ -6,7 +6,8 @@ namespace ttnn::operations::experimental::moe {
 
 const planner::Program& DownDeviceOperation::program(const operation_attributes_t& attributes,
                                                      const tensor_args_t& tensors) {
-    return plan("down", problem(attributes, tensors), machine_of(tensors.activations));
+    return plan("down", problem(attributes, tensors),
+                machine_of(tensors.activations, attributes.subdevice_id));
 }
 
 Call DownDeviceOperation::call(const operation_attributes_t& attributes, const tensor_args_t& tensors,

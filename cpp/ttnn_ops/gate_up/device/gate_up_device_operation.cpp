@@ -1,8 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "gate_up_device_operation.hpp"
 
+#include <tt_stl/assert.hpp>
+
 #include "ttnn/tensor/tensor_ops.hpp"
 #include "ttnn_ops/common/checks.hpp"
+#include "ttnn_ops/common/compute_config.hpp"
 #include "ttnn_ops/common/plans.hpp"
 
 namespace ttnn::operations::experimental::moe {
@@ -17,7 +20,9 @@ planner::Problem GateUpDeviceOperation::problem(const operation_attributes_t& at
             .K = attributes.experts_per_token,
             .H = size_of("hidden", tensors.hidden, 2, 1),
             .I = size_of("gate", tensors.gate, 3, 2),
-            .weight_format = name_of(tensors.gate.dtype())};
+            .weight_format = name_of(tensors.gate.dtype()),
+            .math_fidelity = fidelity_of(attributes.compute_kernel_config),
+            .fp32_dest = fp32_dest_of(attributes.compute_kernel_config)};
 }
 
 void GateUpDeviceOperation::validate_on_program_cache_miss(const operation_attributes_t& attributes,
@@ -32,18 +37,17 @@ void GateUpDeviceOperation::validate_on_program_cache_miss(const operation_attri
     check("hidden", tensors.hidden, {T, sizes.H}, {DataType::BFLOAT16}, Layout::ROW_MAJOR);
     check_routing(sizes, tensors.num_routed_tokens, tensors.device_expert_mapping, tensors.routed_tokens,
                   tensors.hidden);
-    check("gate", tensors.gate, {sizes.E_local, sizes.H, sizes.I}, {DataType::BFLOAT16, DataType::BFLOAT8_B},
-          Layout::TILE);
+    check("gate", tensors.gate, {sizes.E_local, sizes.H, sizes.I}, weight_dtypes(), Layout::TILE);
     if (tensors.up.has_value()) {
         check("up", *tensors.up, {sizes.E_local, sizes.H, sizes.I}, {tensors.gate.dtype()}, Layout::TILE);
     }
     if (tensors.output.has_value()) {
         check("output", *tensors.output, {rows_of(sizes), sizes.I}, {DataType::BFLOAT16}, Layout::TILE);
     }
-    if (T == 0 || T > sizes.T) {
-        refuse("T is beyond what the routing was made for", std::to_string(T),
-               "1 .. " + std::to_string(sizes.T));
-    }
+    TT_FATAL(T != 0 && T <= sizes.T, "T is beyond what the routing was made for; got {}; expected 1 .. {}.",
+             T, sizes.T);
+    check_memory_config(attributes.memory_config);
+    check_compute_config(attributes.compute_kernel_config);
     program(attributes, tensors);  // throws if there is none
 }
 
@@ -67,10 +71,11 @@ ttsl::hash::hash_t GateUpDeviceOperation::compute_program_hash(const operation_a
     const std::uint32_t T = size_of("hidden", tensors.hidden, 2, 0);
     const ttnn::Tensor& beside = tensors.hidden;
     return hash_of<GateUpDeviceOperation>(
-        sizes, T == 0 || T > sizes.T, key_of(tensors.hidden, beside, T),
-        key_of(tensors.num_routed_tokens, beside), key_of(tensors.device_expert_mapping, beside),
-        key_of(tensors.routed_tokens, beside), key_of(tensors.gate, beside),
-        tensors.up.has_value() ? key_of(*tensors.up, beside) : 0,
+        sizes, T == 0 || T > sizes.T, key_of(attributes.memory_config),
+        key_of(beside, attributes.subdevice_id), key_of(attributes.compute_kernel_config),
+        key_of(tensors.hidden, beside, T), key_of(tensors.num_routed_tokens, beside),
+        key_of(tensors.device_expert_mapping, beside), key_of(tensors.routed_tokens, beside),
+        key_of(tensors.gate, beside), tensors.up.has_value() ? key_of(*tensors.up, beside) : 0,
         key_of(tensors.output.has_value() ? &*tensors.output : nullptr, beside, 0, {rows_of(sizes), sizes.I},
                DataType::BFLOAT16, Layout::TILE));
 }
@@ -82,10 +87,16 @@ namespace ttnn::prim {
 ttnn::Tensor moe_gate_up(const ttnn::Tensor& hidden, const ttnn::Tensor& num_routed_tokens,
                          const ttnn::Tensor& device_expert_mapping, const ttnn::Tensor& routed_tokens,
                          const ttnn::Tensor& gate, const std::optional<ttnn::Tensor>& up,
-                         std::uint32_t experts_per_token, const std::optional<ttnn::Tensor>& output) {
+                         std::uint32_t experts_per_token, const std::optional<ttnn::Tensor>& output,
+                         const std::optional<tt::tt_metal::MemoryConfig>& memory_config,
+                         const std::optional<tt::tt_metal::SubDeviceId>& subdevice_id,
+                         const std::optional<DeviceComputeKernelConfig>& compute_kernel_config) {
     using Operation = operations::experimental::moe::GateUpDeviceOperation;
     return ttnn::device_operation::launch<Operation>(
-        Operation::operation_attributes_t{.experts_per_token = experts_per_token},
+        Operation::operation_attributes_t{.experts_per_token = experts_per_token,
+                                          .memory_config = memory_config,
+                                          .subdevice_id = subdevice_id,
+                                          .compute_kernel_config = compute_kernel_config},
         Operation::tensor_args_t{.hidden = hidden,
                                  .num_routed_tokens = num_routed_tokens,
                                  .device_expert_mapping = device_expert_mapping,

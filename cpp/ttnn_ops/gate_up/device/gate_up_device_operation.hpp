@@ -3,21 +3,26 @@
 
 #include <cstdint>
 #include <optional>
+#include <tt-metalium/sub_device_types.hpp>
 #include <variant>
 
 #include "planner/problem.hpp"
 #include "ttnn/device_operation.hpp"
+#include "ttnn/operations/core/compute_kernel/compute_kernel_config.hpp"
 #include "ttnn/tensor/tensor.hpp"
 #include "ttnn_ops/common/program_factory.hpp"
 
 namespace ttnn::operations::experimental::moe {
 
-// hidden [T, H] bfloat16 row-major, a routing, gate and up [E_local, H, I] bfloat16 or bfloat8_b in tiles ->
-// [rows, I] bfloat16 in tiles: silu(hidden gate) * (hidden up), or hidden gate where there is no up. Rows of
-// an expert start at a multiple of 32, in device_expert_mapping order.
+// hidden [T, H] bfloat16 row-major, a routing, gate and up [E_local, H, I] bfloat16, bfloat8_b or
+// bfloat4_b, tiles in bank order -> [rows, I] bfloat16 in tiles: silu(hidden gate) * (hidden up), or hidden
+// gate where there is no up. Rows of an expert start at a multiple of 32, in device_expert_mapping order.
 struct GateUpDeviceOperation {
     struct operation_attributes_t {
         std::uint32_t experts_per_token;  // K
+        std::optional<tt::tt_metal::MemoryConfig> memory_config;
+        std::optional<tt::tt_metal::SubDeviceId> subdevice_id;
+        std::optional<DeviceComputeKernelConfig> compute_kernel_config;
     };
     struct tensor_args_t {
         ttnn::Tensor hidden;
@@ -54,6 +59,9 @@ namespace ttnn::prim {
 ttnn::Tensor moe_gate_up(const ttnn::Tensor& hidden, const ttnn::Tensor& num_routed_tokens,
                          const ttnn::Tensor& device_expert_mapping, const ttnn::Tensor& routed_tokens,
                          const ttnn::Tensor& gate, const std::optional<ttnn::Tensor>& up,
-                         std::uint32_t experts_per_token, const std::optional<ttnn::Tensor>& output);
+                         std::uint32_t experts_per_token, const std::optional<ttnn::Tensor>& output,
+                         const std::optional<tt::tt_metal::MemoryConfig>& memory_config,
+                         const std::optional<tt::tt_metal::SubDeviceId>& subdevice_id,
+                         const std::optional<DeviceComputeKernelConfig>& compute_kernel_config);
 
 }  // namespace ttnn::prim

@@ -7,7 +7,7 @@ namespace ttnn::operations::experimental::moe {
 const planner::Program& GateUpDeviceOperation::program(const operation_attributes_t& attributes,
                                                        const tensor_args_t& tensors) {
     return plan(tensors.up.has_value() ? "gate_up" : "project", problem(attributes, tensors),
-                machine_of(tensors.hidden));
+                machine_of(tensors.hidden, attributes.subdevice_id));
 }
 
 Call GateUpDeviceOperation::call(const operation_attributes_t&, const tensor_args_t& tensors,

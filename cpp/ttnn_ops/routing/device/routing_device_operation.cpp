@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "routing_device_operation.hpp"
 
+#include <tt_stl/assert.hpp>
+
 #include "ttnn/tensor/tensor_ops.hpp"
 #include "ttnn_ops/common/checks.hpp"
 #include "ttnn_ops/common/plans.hpp"
@@ -30,14 +32,13 @@ void RoutingDeviceOperation::validate_on_program_cache_miss(const operation_attr
     check("topk_ids", tensors.topk_ids, {T, sizes.K}, DataType::INT32);
     check("topk_weights", tensors.topk_weights, {T, sizes.K}, DataType::FLOAT32);
     check("device_expert_mapping", tensors.device_expert_mapping, {1, sizes.E_local}, DataType::INT32);
-    if (T == 0 || T > sizes.T) {
-        refuse("T is beyond what the program takes", std::to_string(T), "1 .. " + std::to_string(sizes.T),
-               "a larger token_bound");
-    }
+    TT_FATAL(T != 0 && T <= sizes.T,
+             "T is beyond what the program takes; got {}; expected 1 .. {}; to fix it: a larger token_bound.",
+             T, sizes.T);
+    check_memory_config(attributes.memory_config);
     if (!tensors.outputs.empty()) {
-        if (tensors.outputs.size() != 3) {
-            refuse("routing has three outputs", std::to_string(tensors.outputs.size()), "3, or none");
-        }
+        TT_FATAL(tensors.outputs.size() == 3, "routing has three outputs; got {}; expected 3, or none.",
+                 tensors.outputs.size());
         check("num_routed_tokens", tensors.outputs[0], {1, sizes.E}, DataType::INT32);
         check("routed_tokens", tensors.outputs[1], {sizes.E, planner::padded_tokens(sizes)}, DataType::INT32);
         check("routed_token_weights", tensors.outputs[2], {sizes.E, planner::padded_tokens(sizes)},
@@ -79,6 +80,7 @@ ttsl::hash::hash_t RoutingDeviceOperation::compute_program_hash(const operation_
     };
     return hash_of<RoutingDeviceOperation>(
         sizes, T == 0 || T > sizes.T, !tensors.outputs.empty() && tensors.outputs.size() != 3,
+        key_of(attributes.memory_config), key_of(beside, attributes.subdevice_id),
         key_of(tensors.topk_ids, beside, T), key_of(tensors.topk_weights, beside, T),
         key_of(tensors.device_expert_mapping, beside), output(0, 1, sizes.E, DataType::INT32),
         output(1, sizes.E, columns, DataType::INT32), output(2, sizes.E, columns, DataType::BFLOAT16));
@@ -90,10 +92,15 @@ namespace ttnn::prim {
 
 std::vector<ttnn::Tensor> moe_routing(const ttnn::Tensor& topk_ids, const ttnn::Tensor& topk_weights,
                                       const ttnn::Tensor& device_expert_mapping, std::uint32_t num_experts,
-                                      std::uint32_t token_bound, const std::vector<ttnn::Tensor>& outputs) {
+                                      std::uint32_t token_bound, const std::vector<ttnn::Tensor>& outputs,
+                                      const std::optional<tt::tt_metal::MemoryConfig>& memory_config,
+                                      const std::optional<tt::tt_metal::SubDeviceId>& subdevice_id) {
     using Operation = operations::experimental::moe::RoutingDeviceOperation;
     return ttnn::device_operation::launch<Operation>(
-        Operation::operation_attributes_t{.num_experts = num_experts, .token_bound = token_bound},
+        Operation::operation_attributes_t{.num_experts = num_experts,
+                                          .token_bound = token_bound,
+                                          .memory_config = memory_config,
+                                          .subdevice_id = subdevice_id},
         Operation::tensor_args_t{.topk_ids = topk_ids,
                                  .topk_weights = topk_weights,
                                  .device_expert_mapping = device_expert_mapping,

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <tt-metalium/sub_device_types.hpp>
 #include <variant>
 #include <vector>
 
@@ -20,6 +21,8 @@ struct RoutingDeviceOperation {
     struct operation_attributes_t {
         std::uint32_t num_experts;  // E, of all devices
         std::uint32_t token_bound;  // most tokens of a call that the program serves
+        std::optional<tt::tt_metal::MemoryConfig> memory_config;
+        std::optional<tt::tt_metal::SubDeviceId> subdevice_id;
     };
     struct tensor_args_t {
         ttnn::Tensor topk_ids;
@@ -52,6 +55,8 @@ namespace ttnn::prim {
 
 std::vector<ttnn::Tensor> moe_routing(const ttnn::Tensor& topk_ids, const ttnn::Tensor& topk_weights,
                                       const ttnn::Tensor& device_expert_mapping, std::uint32_t num_experts,
-                                      std::uint32_t token_bound, const std::vector<ttnn::Tensor>& outputs);
+                                      std::uint32_t token_bound, const std::vector<ttnn::Tensor>& outputs,
+                                      const std::optional<tt::tt_metal::MemoryConfig>& memory_config,
+                                      const std::optional<tt::tt_metal::SubDeviceId>& subdevice_id);
 
 }  // namespace ttnn::prim

@@ -7,7 +7,8 @@ namespace ttnn::operations::experimental::moe {
 
 const planner::Program& RoutingDeviceOperation::program(const operation_attributes_t& attributes,
                                                         const tensor_args_t& tensors) {
-    return plan("routing", problem(attributes, tensors), machine_of(tensors.topk_ids));
+    return plan("routing", problem(attributes, tensors),
+                machine_of(tensors.topk_ids, attributes.subdevice_id));
 }
 
 Call RoutingDeviceOperation::call(const operation_attributes_t&, const tensor_args_t& tensors,

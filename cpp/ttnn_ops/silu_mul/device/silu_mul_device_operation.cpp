@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "silu_mul_device_operation.hpp"
 
+#include <tt_stl/assert.hpp>
+
 #include "ttnn/tensor/tensor_ops.hpp"
 #include "ttnn_ops/common/checks.hpp"
 #include "ttnn_ops/common/plans.hpp"
@@ -27,9 +29,9 @@ void SiluMulDeviceOperation::validate_on_program_cache_miss(const operation_attr
     if (tensors.output.has_value()) {
         check("output", *tensors.output);
     }
-    if (sizes.T % planner::kTile != 0) {
-        refuse("gate has rows beside whole tiles", std::to_string(sizes.T), "a multiple of 32");
-    }
+    TT_FATAL(sizes.T % planner::kTile == 0,
+             "gate has rows beside whole tiles; got {}; expected a multiple of 32.", sizes.T);
+    check_memory_config(attributes.memory_config);
     program(attributes, tensors);  // throws if there is none
 }
 
@@ -52,7 +54,8 @@ ttsl::hash::hash_t SiluMulDeviceOperation::compute_program_hash(const operation_
     const planner::Problem sizes = problem(attributes, tensors);
     const ttnn::Tensor& beside = tensors.gate;
     return hash_of<SiluMulDeviceOperation>(
-        sizes, key_of(tensors.gate, beside), key_of(tensors.up, beside),
+        sizes, key_of(attributes.memory_config), key_of(beside, attributes.subdevice_id),
+        key_of(tensors.gate, beside), key_of(tensors.up, beside),
         key_of(tensors.output.has_value() ? &*tensors.output : nullptr, beside, 0, {sizes.T, sizes.I},
                DataType::BFLOAT16, Layout::TILE));
 }
@@ -62,10 +65,12 @@ ttsl::hash::hash_t SiluMulDeviceOperation::compute_program_hash(const operation_
 namespace ttnn::prim {
 
 ttnn::Tensor moe_silu_mul(const ttnn::Tensor& gate, const ttnn::Tensor& up,
-                          const std::optional<ttnn::Tensor>& output) {
+                          const std::optional<ttnn::Tensor>& output,
+                          const std::optional<tt::tt_metal::MemoryConfig>& memory_config,
+                          const std::optional<tt::tt_metal::SubDeviceId>& subdevice_id) {
     using Operation = operations::experimental::moe::SiluMulDeviceOperation;
     return ttnn::device_operation::launch<Operation>(
-        Operation::operation_attributes_t{},
+        Operation::operation_attributes_t{.memory_config = memory_config, .subdevice_id = subdevice_id},
         Operation::tensor_args_t{.gate = gate, .up = up, .output = output});
 }
 

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <tt-metalium/sub_device_types.hpp>
 #include <variant>
 
 #include "planner/problem.hpp"
@@ -14,7 +15,10 @@ namespace ttnn::operations::experimental::moe {
 
 // gate, up [rows, I] bfloat16 in tiles, rows and I multiples of 32 -> silu(gate) * up, the same.
 struct SiluMulDeviceOperation {
-    struct operation_attributes_t {};
+    struct operation_attributes_t {
+        std::optional<tt::tt_metal::MemoryConfig> memory_config;
+        std::optional<tt::tt_metal::SubDeviceId> subdevice_id;
+    };
     struct tensor_args_t {
         ttnn::Tensor gate;
         ttnn::Tensor up;
@@ -44,6 +48,8 @@ struct SiluMulDeviceOperation {
 namespace ttnn::prim {
 
 ttnn::Tensor moe_silu_mul(const ttnn::Tensor& gate, const ttnn::Tensor& up,
-                          const std::optional<ttnn::Tensor>& output);
+                          const std::optional<ttnn::Tensor>& output,
+                          const std::optional<tt::tt_metal::MemoryConfig>& memory_config,
+                          const std::optional<tt::tt_metal::SubDeviceId>& subdevice_id);
 
 }  // namespace ttnn::prim

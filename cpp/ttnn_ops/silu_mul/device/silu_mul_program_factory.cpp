@@ -6,7 +6,7 @@ namespace ttnn::operations::experimental::moe {
 
 const planner::Program& SiluMulDeviceOperation::program(const operation_attributes_t& attributes,
                                                         const tensor_args_t& tensors) {
-    return plan("silu_mul", problem(attributes, tensors), machine_of(tensors.gate));
+    return plan("silu_mul", problem(attributes, tensors), machine_of(tensors.gate, attributes.subdevice_id));
 }
 
 Call SiluMulDeviceOperation::call(const operation_attributes_t&, const tensor_args_t& tensors,

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <vector>
 
 namespace tt {
@@ -30,6 +31,9 @@ class CoreRangeSet {
   public:
     CoreRangeSet() = default;
     CoreRangeSet(std::vector<CoreRange>&& core_ranges);
+
+    CoreRange bounding_box() const;
+    std::uint32_t num_cores() const;
 
     const std::vector<CoreRange>& ranges() const;
 

@@ -13,7 +13,14 @@
 namespace tt {
 
 enum class ARCH { GRAYSKULL, WORMHOLE_B0, BLACKHOLE };
-enum class DataFormat : std::uint8_t { Float32 = 0, Float16_b = 5, Bfp8_b = 6, Int32 = 8, UInt32 = 24 };
+enum class DataFormat : std::uint8_t {
+    Float32 = 0,
+    Float16_b = 5,
+    Bfp8_b = 6,
+    Bfp4_b = 7,
+    Int32 = 8,
+    UInt32 = 24
+};
 
 namespace tt_metal {
 
