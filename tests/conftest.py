@@ -15,7 +15,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--seeds", type=int, default=3, help="schedules of the Tenstorrent emulator to run")
     parser.addoption("--long", action="store_true", help="what another test runs on another chip, too")
 
-    parser.addoption("--fault-runs", type=int, default=20, help="random faults of an expert-parallel group to run")
+    parser.addoption("--fault-runs", type=int, default=8, help="random faults of an expert-parallel group to run")
     parser.addoption("--fault-seed", type=int, default=1, help="seed of the first of them")
 
 
