@@ -24,10 +24,7 @@ BF16, FP32 = torch.bfloat16, torch.float32
 @pytest.fixture(scope="module")
 def make() -> Iterator[Any]:
     """Makes layers; the plug-in is registered."""
-    with vllm_layers.engine() as made:
-        from ttnn_moe.integrations.vllm import register
-
-        register()
+    with vllm_layers.with_plugin() as made:
         yield made
 
 

@@ -26,10 +26,7 @@ SOURCES = [Path(folder) for folder in os.environ.get("TTNN_MOE_VLLM_SOURCES", ""
 
 @pytest.fixture(scope="module")
 def make() -> Iterator[Any]:
-    with vllm_layers.engine() as made:
-        from ttnn_moe.integrations.vllm import register
-
-        register()
+    with vllm_layers.with_plugin() as made:
         yield made
 
 

@@ -23,10 +23,7 @@ WIDE = 2 * I  # so that two ranks hold a multiple of 64
 
 @pytest.fixture(scope="module")
 def make() -> Iterator[Any]:
-    with vllm_layers.engine() as made:
-        from ttnn_moe.integrations.vllm import register
-
-        register()
+    with vllm_layers.with_plugin() as made:
         yield made
 
 

@@ -47,6 +47,16 @@ def engine() -> Iterator[Any]:
     yield made
 
 
+@contextmanager
+def with_plugin() -> Iterator[Any]:
+    """As engine, with the plug-in registered."""
+    with engine() as made:
+        from ttnn_moe.integrations.vllm import register
+
+        register()
+        yield made
+
+
 def _layers(current: Any) -> Any:
     def make(dtype: torch.dtype = torch.bfloat16, loaded: bool = True, **options: Any) -> Any:
         """A layer with random weights, loaded as vLLM loads one; options: of FusedMoE."""
