@@ -279,16 +279,16 @@ def test_calling_the_model_on_bad_ids(ids, model: Qwen3Moe) -> None:
 def test_an_engine_generates_again_and_again(model: Qwen3Moe) -> None:
     engine = Engine(model, 3, 40)
     engine.capture(lambda done, total: pytest.fail("nothing is captured on a CPU"))
-    for lengths, seed in (([5, 9, 2], 1), ([30], 2), ([1, 12], 3), ([5, 9, 2], 1)):
+    for lengths, seed in (([5, 9, 2], 1), ([30], 2), ([1, 12], 3), ([4, 9, 2, 7, 1, 11, 3, 5], 4), ([5, 9, 2], 1)):
         texts, options = prompts(lengths, seed=seed), {"max_new_tokens": 10, "stop_ids": ()}
         assert generate(model, texts, engine=engine, **options).tokens == generate(model, texts, **options).tokens
     assert not engine.busy and engine.load().free_rows == 3 and engine.load().free_pages == engine.cache.total
 
 
 def test_what_an_engine_refuses_to_generate(model: Qwen3Moe) -> None:
-    engine = Engine(model, 2, 13)
+    engine = Engine(model, 2, 13, max_waiting=1)
     for texts, words in (
-        (prompts([3] * 3), "too small.*3 prompts"),
+        (prompts([3] * 4), "would wait.*4 prompts for 2 rows"),
         (prompts([9]), "too long for a row.*9 tokens and 5"),
     ):
         with pytest.raises(RequestError, match=words):

@@ -130,7 +130,7 @@ class Engine:
             return request.number
 
     def check_idle(self, requests: Sequence[Request]) -> None:
-        """Raise RequestError if these cannot run at once and by themselves: the engine is busy, or too small."""
+        """Raise RequestError if these cannot run by themselves: the engine is busy, or would keep too many waiting."""
         with self._lock:
             self._look()
             if not all(request.over for request in self._requests.values()):
@@ -140,12 +140,12 @@ class Engine:
                     expected="an idle engine",
                     remedy="end them (close their streams), or make another engine",
                 )
-            if len(requests) > self.rows:
+            if self.max_waiting is not None and len(requests) > self.rows + self.max_waiting:
                 raise RequestError(
-                    "the engine is too small",
-                    got=f"{len(requests)} prompts",
-                    expected=f"at most {self.rows}",
-                    remedy="make an engine of more rows, or add the requests to it: they wait for a row",
+                    "too many requests would wait",
+                    got=f"{len(requests)} prompts for {self.rows} rows",
+                    expected=f"at most {self.rows + self.max_waiting}",
+                    remedy="generate for fewer at a time, or make the engine with a larger max_waiting",
                 )
             for request in requests:
                 check_room(request, self.cache, self.capacity)

@@ -93,13 +93,14 @@ def stream(
         tokenizer: to get text with the tokens.
         prefill_chunk: prompt tokens per forward pass at most; bounds the memory of long prompts. Default: the given
             engine's, else see `default_chunk`.
-        engine: of this model, to generate with again and again; default: one for this call.
+        engine: of this model, to generate with again and again; more prompts than its rows wait for a row. Default:
+            one for this call, with a row for each prompt.
         stats: filled in as tokens come.
         options: see `Options`.
 
     Raises (before any work):
         RequestError: an empty prompt, one too long for the context, ids or options of another type or out of range;
-            an engine that is busy, too small, or another model's.
+            an engine that is busy or another model's, or would keep more than its max_waiting waiting.
         TypeError: no such option.
 
     Raises (while it runs):
@@ -151,7 +152,7 @@ def _drain(
     decode_s, decode_tokens, decode_steps = ran.decode_s, ran.decode_tokens, ran.decode_steps
     usual = scheduler.chunk
     stats.prompt_tokens = sum(request.length for request in requests)
-    first = set(range(len(requests)))  # sequences without a token
+    first = set(range(min(len(requests), engine.rows)))  # sequences that start at once and have no token yet
     with engine.run(requests) as tokens:
         scheduler.chunk = usual if chunk is None else chunk
         try:
