@@ -101,7 +101,7 @@ class Prepared(ABC):
         if torch.compiler.is_dynamo_compiling():
             return _call_outside_graph(self, hidden, topk_ids, topk_weights, out, accumulate, num_tokens)
         check_rows_and_out(hidden, out)
-        if not isinstance(topk_weights, Tensor):
+        if type(topk_weights) is not Tensor:
             check_tensors(topk_weights=topk_weights)
         found = watcher((hidden, topk_weights, out, *self._held())) if torch.is_grad_enabled() else watcher(())
         if found is not None:

@@ -144,7 +144,7 @@ def check_sizes(problem: Problem) -> None:
 
 def check_rows_and_out(rows: object, out: object) -> None:
     """The rows must be a tensor, and out too where it is given."""
-    if not (isinstance(rows, Tensor) and (out is None or isinstance(out, Tensor))):
+    if not (type(rows) is Tensor and (out is None or type(out) is Tensor)):
         check_tensors(hidden=rows, **({} if out is None else {"out": out}))
 
 

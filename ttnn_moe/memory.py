@@ -40,7 +40,16 @@ def note_write(out: Tensor) -> None:
 
 
 def check_tensors(**values: object) -> None:
-    """Raise ContractError, naming the first of values that is no tensor."""
+    """Raise ContractError, naming the first of values that is no tensor, or one spread over a device mesh (DTensor)."""
     for name, value in values.items():
+        if type(value) is Tensor:
+            continue
         if not isinstance(value, Tensor):
             raise ContractError(f"{name} is no tensor", got=shown(value), expected="a torch tensor")
+        if hasattr(value, "to_local"):
+            raise ContractError(
+                f"{name} is a DTensor",
+                got=shown(value),
+                expected="a torch tensor of this process",
+                remedy="pass tensor.to_local(), or make the layer with ttnn_moe.parallel.ExpertParallel",
+            )

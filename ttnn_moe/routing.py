@@ -119,7 +119,7 @@ class Routing:
         Raises:
             ContractError: a shape, dtype or device that does not fit; with check, an id out of range.
         """
-        if not (isinstance(ids, Tensor) and isinstance(weights, Tensor)):
+        if not (type(ids) is Tensor and type(weights) is Tensor):
             check_tensors(topk_ids=ids, topk_weights=weights)
         shape = ids.shape
         if len(shape) != 2 or shape != weights.shape or shape[1] < 1:

@@ -59,6 +59,9 @@ class _Short(reprlib.Repr):
     def repr_Tensor(self, x: Any, level: int) -> str:
         return f"a tensor {list(x.shape)} of {str(x.dtype).removeprefix('torch.')}"
 
+    def repr_DTensor(self, x: Any, level: int) -> str:
+        return f"a DTensor {list(x.shape)} of {str(x.dtype).removeprefix('torch.')}"
+
     def repr_bytes(self, x: bytes, level: int) -> str:
         return repr(x[: self.maxstring])
 
