@@ -19,12 +19,13 @@ from qwen3_checkpoints import TINY, make, prompts
 from tenstorrent_model_runs import encode, least_correlation
 from ttnn_moe import BackendUnavailable, ContractError, RequestError, tenstorrent
 from ttnn_moe.errors import CheckpointError
+from ttnn_moe.kv import formats
 from ttnn_moe.models.qwen3 import PRESETS, Engine, Qwen3MoeConfig, bench, demo, generate, load_model, tt
 from ttnn_moe.models.qwen3.model import sizes_of
 from ttnn_moe.models.qwen3.runtime.generate import engine_for
 from ttnn_moe.models.qwen3.tt import cache as caches
 from ttnn_moe.models.qwen3.tt import model as models
-from ttnn_moe.models.qwen3.tt.cache import PagedCache
+from ttnn_moe.models.qwen3.tt.cache import EightBitCache, PagedCache
 from ttnn_moe.models.qwen3.tt.passes import Packer
 from ttnn_moe.models.qwen3.tt.profile import Profile, prepare
 from ttnn_moe.models.qwen3.tt.request import Options, check, chips_of, splits
@@ -91,18 +92,22 @@ def test_every_kind_of_model_against_the_reference(kind: str, tmp_path: Path, em
         got = model(torch.tensor(forced), cache, cache.decode(range(3), [len(text) - 1 for text in texts]))
 
 
-def test_weights_of_8_bits_and_split_experts_against_the_reference(tmp_path: Path, emulated: None) -> None:
+def test_weights_and_keys_of_8_bits_and_split_experts_against_the_reference(tmp_path: Path, emulated: None) -> None:
     directory = make(tmp_path, **{**SIZES, "mlp_only_layers": [1], "moe_intermediate_size": 64})
     eight = "bfloat8_b,attention=bfloat8_b,dense=bfloat8_b,head=bfloat8_b"
     model = tt.load_model(directory, 2, weights=eight, split=True)
     reference = load_model(directory, "reference", dtype=torch.float32)
     texts = prompts([5, 1], model.config.vocab_size)
-    cache = model.new_cache(2, 32)
+    cache = model.new_cache(2, 32, kv="bfloat8_b")
+    assert {part.dtype for part in cache.k + cache.v} == {"bfloat8_b"}
     for row in range(2):
         cache.open(row, 8)
     got = model(torch.tensor(sum(texts, [])), cache, cache.prefill([(0, 5), (1, 1)], [4, 5]))
-    want = torch.stack([reference(torch.tensor([text]))[0, -1] for text in texts])
-    assert least_correlation(got, want) > 0.99
+    for new in (3, 4):
+        want = torch.stack([reference(torch.tensor([text]))[0, -1] for text in texts])
+        assert least_correlation(got, want) > 0.99
+        texts = [[*text, new] for text in texts]
+        got = model(torch.tensor([new, new]), cache, cache.decode([0, 1], [len(text) - 1 for text in texts]))
 
 
 def test_each_matrix_has_the_format_that_names_it(tmp_path: Path, emulated: None) -> None:
@@ -303,6 +308,7 @@ REFUSED = {
     "another device": (["--device", "cuda"], "no device cuda of backend tenstorrent"),
     "another board": (["--device", "emulator:n900"], "no such chip to emulate"),
     "another dtype": (["--dtype", "float16"], "--dtype float16"),
+    "a KV cache of a GPU": (["--kv", "bucketed"], "got kv=bucketed; expected one of ['paged', 'bfloat8_b']"),
     "a trace on the emulator": (["--trace"], "cannot be traced"),
     "a profile on the emulator": (["--profile"], "cannot be timed"),
     "a trace and a profile": (["--trace", "--profile"], "not both"),
@@ -320,7 +326,8 @@ def test_what_the_demo_refuses(name: str, capsys: pytest.CaptureFixture[str], em
 
 
 def test_what_is_of_no_other_backend(capsys: pytest.CaptureFixture[str]) -> None:
-    for args in (["--mesh", "1x1"], ["--trace"], ["--profile"], ["--weights", "bfloat8_b"], ["--experts", "split"]):
+    given = (["--mesh", "1x1"], ["--trace"], ["--profile"], ["--weights", "bfloat8_b"], ["--experts", "split"])
+    for args in (*given, ["--kv", "bfloat8_b"]):
         assert demo.main(["--backend", "reference", *args]) == 2
         assert f"{args[0]} is of backend tenstorrent" in capsys.readouterr().err
 
@@ -382,7 +389,12 @@ def test_engines_too_large_and_too_small(emulated: None) -> None:
 def test_memory_of_a_cache() -> None:
     config = Qwen3MoeConfig.from_directory(TINY)
     per_token = 2 * 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim
-    assert PagedCache.page_bytes(sizes_of(config, torch.bfloat16)) == PAGE * per_token
+    sizes = sizes_of(config, torch.bfloat16)
+    assert PagedCache.page_bytes(sizes) == PAGE * per_token == formats.bytes_for("paged", None, sizes, 1, PAGE)
+    eight = PAGE * per_token * 17 // 32
+    assert EightBitCache.page_bytes(sizes) == eight == formats.bytes_for("bfloat8_b", None, sizes, 1, PAGE)
+    with pytest.raises(RequestError, match="kv='bfloat8_b' on cpu; .*; to fix it: leave kv out"):
+        formats.new_cache("bfloat8_b", None, sizes, 1, 32)
     with pytest.raises(RequestError, match="the KV cache does not fit the chips' memory; got 9 MiB"):
         with room_for("the KV cache", "9 MiB", "less"):
             raise RuntimeError("Out of Memory: Not enough space to allocate")

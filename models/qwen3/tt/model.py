@@ -28,7 +28,7 @@ from ..config import Qwen3MoeConfig
 from ..model import Layer, Qwen3Moe, rope_table, sizes_of
 from ..pieces import Progress
 from .attention import DecodeTables, PrefillTables
-from .cache import PagedCache
+from .cache import CACHES, PagedCache, check_kv
 from .decode import Decoder, why_no_trace
 from .layers import Logits, Network, Place
 from .operators import trace_bytes
@@ -78,8 +78,7 @@ class Qwen3MoeTT:
         self._head = self._mover.head((model.head or model.embed).weight)
         positions = torch.arange(self.config.max_position_embeddings)
         self._cos, self._sin = (
-            self._mover.embedding(torch.cat((half, half), -1).to(self.dtype))
-            for half in rope_table(self.config, positions)
+            self._mover.table(torch.cat((half, half), -1).to(self.dtype)) for half in rope_table(self.config, positions)
         )
 
     def put_layer(self, layer: Layer) -> None:
@@ -105,19 +104,21 @@ class Qwen3MoeTT:
         kv: str = formats.PAGED,
         kv_bits: float | None = None,
     ) -> PagedCache:
-        """See LanguageModel. Up to 32 rows; a page holds 32 tokens."""
+        """See LanguageModel. Up to 32 rows; a page holds 32 tokens; kv is "paged" or "bfloat8_b"."""
         formats.check_format(kv, kv_bits)
-        if kv != formats.PAGED:
-            raise RequestError(
-                "Tenstorrent chips keep keys and values in bf16", got=f"kv={kv!r}", remedy="leave kv out, or use a GPU"
-            )
+        form = self._mover.formats.of("kv") if kv == formats.PAGED else kv
+        check_kv(form)
         if page not in (None, PAGE):
             raise RequestError("a page has the wrong size", got=page, expected=f"{PAGE}, a tile's height")
-        pages = None if memory is None else PagedCache.pages_within(self.cache_sizes, rows, capacity, memory)
-        return self.cache_of_pages(rows, capacity, pages)
+        pages = None if memory is None else CACHES[form].pages_within(self.cache_sizes, rows, capacity, memory)
+        return self.cache_of_pages(rows, capacity, pages, form)
 
-    def cache_of_pages(self, rows: int, capacity: int, pages: int | None) -> PagedCache:
-        """As new_cache, of so many pages besides the dummy page; None: as many as the rows can use."""
+    def cache_of_pages(self, rows: int, capacity: int, pages: int | None, form: str | None = None) -> PagedCache:
+        """As new_cache, of so many pages besides the dummy page; None: as many as the rows can use.
+
+        Args:
+            form: of CACHES; default: what the model's formats say of kv.
+        """
         self._release_traces()
         K, sizes = self.config.num_experts_per_tok, self.cache_sizes
         bounds = [
@@ -126,7 +127,7 @@ class Qwen3MoeTT:
             if isinstance(layer.mlp, Router)
         ]
         packer = Packer(rows, min([LONGEST, *bounds]), self.config.max_position_embeddings)
-        cache = PagedCache(sizes, self.mesh, rows, capacity, packer, pages)
+        cache = CACHES[form or self._mover.formats.of("kv")](sizes, self.mesh, rows, capacity, packer, pages)
         self._decoders[cache] = Decoder(self.mesh, self._step, self.traced)
         return cache
 
@@ -194,7 +195,7 @@ class Qwen3MoeTT:
 
     def _run(self, ids: Any, positions: Any, cache: PagedCache, tables: PrefillTables | DecodeTables) -> Any:
         network = self._network
-        place = Place(network.embed(positions, self._cos), network.embed(positions, self._sin), cache, tables)
+        place = Place(network.rows(positions, self._cos), network.rows(positions, self._sin), cache, tables)
         x = network.embed(ids, self._embed)
         for i, weights in enumerate(self._layers):
             x = network.layer(x, i, weights, place)

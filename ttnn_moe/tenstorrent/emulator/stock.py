@@ -53,7 +53,10 @@ def zeros(shape: Sequence[int], *, dtype: str, layout: str, device: Mesh, memory
 
 
 def embedding(ids: Tensor, weight: Tensor, *, layout: str = ROW_MAJOR_LAYOUT) -> Tensor:
-    found = [table[chosen.long()] for chosen, table in zip(ids.read(), weight.read(), strict=True)]
+    """weight [n, width], or with dimensions of 1 before these."""
+    found = [
+        table.reshape(table.shape[-2:])[chosen.long()] for chosen, table in zip(ids.read(), weight.read(), strict=True)
+    ]
     assert weight.mesh is not None
     return on_chips(weight.mesh, found, weight.dtype, layout)
 
@@ -142,7 +145,9 @@ def _rotary_embedding_hf(x: Tensor, cos: Tensor, sin: Tensor, *, is_decode_mode:
 
 
 def _paged_fill_cache(cache: Tensor, x: Tensor, pages: Tensor, *, batch_idx: int) -> None:
-    """x [1, heads, T, head_dim] into the pages [1, T / page] of a cache [pages, heads, page, head_dim]."""
+    """x [1, heads, T, head_dim] into the pages [1, T / page] of a cache [pages, heads, page, head_dim], tile by tile."""
+    if x.dtype != cache.dtype:
+        raise RuntimeError(f"paged_fill_cache copies tiles: got {x.dtype} for a cache of {cache.dtype}")
     for part, values, table in zip(cache.parts, x.read(), pages.read(), strict=True):
         # of a page named twice (that of padding), the last
         last = {page: i for i, page in enumerate(table[batch_idx].tolist())}
@@ -151,7 +156,9 @@ def _paged_fill_cache(cache: Tensor, x: Tensor, pages: Tensor, *, batch_idx: int
 
 
 def _paged_update_cache(cache: Tensor, x: Tensor, *, update_idxs_tensor: Tensor, page_table: Tensor) -> None:
-    """Token b of x [1, B, heads, head_dim] to its row's position, unless that is -1."""
+    """Token b of x [1, B, heads, head_dim] to its row's position, unless that is -1; x in bfloat16 or float32."""
+    if x.dtype not in ("bfloat16", "float32"):
+        raise RuntimeError(f"paged_update_cache converts by itself: got {x.dtype}")
     for part, values, where, table in zip(
         cache.parts, x.read(), update_idxs_tensor.read(), page_table.read(), strict=True
     ):
