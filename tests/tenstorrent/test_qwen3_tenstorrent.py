@@ -390,9 +390,9 @@ def test_memory_of_a_cache() -> None:
     config = Qwen3MoeConfig.from_directory(TINY)
     per_token = 2 * 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim
     sizes = sizes_of(config, torch.bfloat16)
-    assert PagedCache.page_bytes(sizes) == PAGE * per_token == formats.bytes_for("paged", None, sizes, 1, PAGE)
+    assert PagedCache.page_bytes(sizes) == PAGE * per_token == formats.bytes_for("paged", None, sizes, 1, 64) / 2
     eight = PAGE * per_token * 17 // 32
-    assert EightBitCache.page_bytes(sizes) == eight == formats.bytes_for("bfloat8_b", None, sizes, 1, PAGE)
+    assert EightBitCache.page_bytes(sizes) == eight == formats.bytes_for("bfloat8_b", None, sizes, 1, 64) / 2
     with pytest.raises(RequestError, match="kv='bfloat8_b' on cpu; .*; to fix it: leave kv out"):
         formats.new_cache("bfloat8_b", None, sizes, 1, 32)
     with pytest.raises(RequestError, match="the KV cache does not fit the chips' memory; got 9 MiB"):

@@ -145,7 +145,7 @@ def _rotary_embedding_hf(x: Tensor, cos: Tensor, sin: Tensor, *, is_decode_mode:
 
 
 def _paged_fill_cache(cache: Tensor, x: Tensor, pages: Tensor, *, batch_idx: int) -> None:
-    """x [1, heads, T, head_dim] into the pages [1, T / page] of a cache [pages, heads, page, head_dim], tile by tile."""
+    """x [1, heads, T, head_dim] into the pages [1, T / page] of a cache [pages, heads, page, head_dim], as tiles."""
     if x.dtype != cache.dtype:
         raise RuntimeError(f"paged_fill_cache copies tiles: got {x.dtype} for a cache of {cache.dtype}")
     for part, values, table in zip(cache.parts, x.read(), pages.read(), strict=True):
