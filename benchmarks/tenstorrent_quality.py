@@ -49,6 +49,8 @@ EMULATED = {
     "emulated: all bfloat8_b, keys and values too": ALL_EIGHT,
     "emulated: the same, experts bfloat4_b": f"{ALL_EIGHT},experts=bfloat4_b",
 }
+SHARE = 5
+"""Of this many examples, an emulated row answers one: the emulator is slow."""
 
 
 def as_stored(weight: Tensor, form: str) -> Tensor:
@@ -97,7 +99,7 @@ def emulated(formats: str) -> Callable[[Tensor], Tensor]:
             for one in cache.packer.passes(some.flatten().tolist(), step):
                 ids, positions = model._words(one.ids), model._words(one.positions)
                 x = model._run(ids, positions, cache, cache.tables_of(one))
-                found = model._to_host(model._network.logits(x, None, model._norm, model._head), len(one.ids))
+                found = model._fetcher.whole(model._logits(x, None), len(one.ids), ())
                 made += [found[piece.first : piece.first + S].float() for piece in one.pieces]
         return torch.stack(made)
 
@@ -113,7 +115,6 @@ def correlation(got: Tensor, want: Tensor) -> float:
 def measure(rows: Sequence[str], examples: int, say: Callable[[str], object] = print) -> dict[str, Any]:
     """Of each row of ROWS and EMULATED: right answers by task, and the median correlation of logits with bfloat16's."""
     tokenizer = Tokenizer.from_directory(TINY).fast
-    asked = heldout(examples)
     texts = [tokenizer.encode(example.prompt).ids for example in heldout(4)]
     longest = max(map(len, texts))
     ids = torch.tensor([text + [text[-1]] * (longest - len(text)) for text in texts])
@@ -124,9 +125,11 @@ def measure(rows: Sequence[str], examples: int, say: Callable[[str], object] = p
         with torch.no_grad():
             logits = model(ids)
         want = logits if want is None else want
+        asked = heldout(examples // SHARE if name in EMULATED else examples)
         right = scores(asked, answered(model, tokenizer, asked, batch_tokens=2048 if name in EMULATED else 16384))
         found[name] = {
             "weights": {**ROWS, **EMULATED}[name],
+            "examples": examples // SHARE if name in EMULATED else examples,
             "tasks": {task: score.right for task, score in right.items()},
             "correlation": correlation(logits, want),
         }

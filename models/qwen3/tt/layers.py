@@ -41,11 +41,16 @@ class Logits:
 
     Attributes:
         parts: [1, 1, R, V / D] bfloat16. largest: the largest of each row, [1, 1, R]. at: the first such, uint32.
+        values, places: of steps that draw, the largest of each row and chunk, and where in it: [1, 1, R * chunks, n].
+        mass: of Tail.MASS, the sum of exp((logit - largest) / temperature), [1, 1, R].
     """
 
     parts: Any
     largest: Any
     at: Any
+    values: Any = None
+    places: Any = None
+    mass: Any = None
 
 
 class Network:

@@ -94,7 +94,9 @@ def topk(x: Tensor, k: int, *, dim: int) -> tuple[Tensor, Tensor]:
     assert x.mesh is not None
     found = [torch.topk(values, k, dim) for values in x.read()]
     values = on_chips(x.mesh, [one.values for one in found], x.dtype, x.layout)
-    return values, on_chips(x.mesh, [one.indices for one in found], "uint16", x.layout)
+    # ttnn.topk has 32-bit indices from here on
+    kind = "uint16" if x.shape[-1] <= 1 << 16 else "uint32"
+    return values, on_chips(x.mesh, [one.indices for one in found], kind, x.layout)
 
 
 def argmax(x: Tensor, *, dim: int) -> Tensor:
@@ -103,8 +105,31 @@ def argmax(x: Tensor, *, dim: int) -> Tensor:
     return on_chips(x.mesh, [values.float().argmax(dim) for values in x.read()], "uint32", ROW_MAJOR_LAYOUT)
 
 
-def max(x: Tensor, *, dim: int) -> Tensor:
-    return _each(lambda x: x.amax(dim), x)
+def max(x: Tensor, *, dim: int, keepdim: bool = False) -> Tensor:
+    return _each(lambda x: x.amax(dim, keepdim), x)
+
+
+def sum(x: Tensor, *, dim: int, compute_kernel_config: object = None) -> Tensor:
+    return _each(lambda x: x.sum(dim), x)
+
+
+def subtract(a: Tensor, b: Tensor) -> Tensor:
+    return _each(torch.sub, a, b)
+
+
+def exp(x: Tensor) -> Tensor:
+    return _each(torch.exp, x)
+
+
+def pad(x: Tensor, shape: Sequence[int], start: Sequence[int], value: float) -> Tensor:
+    """The values from the start on, in a larger shape."""
+    assert not any(start)
+
+    def padded(x: Values) -> Values:
+        room = [end - own for own, end in zip(x.shape, shape, strict=True)]
+        return F.pad(x, [side for end in reversed(room) for side in (0, end)], value=value)
+
+    return _each(padded, x)
 
 
 def transpose(x: Tensor, first: int, second: int) -> Tensor:
