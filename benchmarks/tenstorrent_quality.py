@@ -49,7 +49,7 @@ EMULATED = {
     "emulated: all bfloat8_b, keys and values too": ALL_EIGHT,
     "emulated: the same, experts bfloat4_b": f"{ALL_EIGHT},experts=bfloat4_b",
 }
-SHARE = 5
+SHARE = 10
 """Of this many examples, an emulated row answers one: the emulator is slow."""
 
 
