@@ -231,7 +231,9 @@ def tenstorrent_quality() -> str:
     tasks = list(next(iter(rows.values()))["tasks"])
     lines = table_head([f"weights; right of {data['examples']}", *tasks, "correlation of logits"])
     for name, row in rows.items():
-        lines.append(table_row([name, *row["tasks"].values(), f"{row['correlation']:.5f}"]))
+        asked = row.get("examples", data["examples"])
+        of = "" if asked == data["examples"] else f" of {asked}"
+        lines.append(table_row([name, *(f"{n}{of}" for n in row["tasks"].values()), f"{row['correlation']:.5f}"]))
     return "\n".join(lines) + "\n"
 
 

@@ -4,6 +4,8 @@
 
 The weights are quantised and dequantised as ttnn stores them (the emulator's conversion, which equals ttnn's bit for
 bit), and torch runs the model in fp32 on a CPU: only the formats differ from row to row. Math fidelity is not in it.
+The rows of EMULATED run the model on an emulated Blackhole chip, with its KV cache: our kernels as the chip computes
+them, ttnn's operators in fp32 with bfloat16 results.
 """
 
 from __future__ import annotations
@@ -18,10 +20,12 @@ import torch
 import typer
 from torch import Tensor, nn
 
-from ttnn_moe.models.qwen3 import TINY, Qwen3Moe, load_model
+from ttnn_moe import tenstorrent
+from ttnn_moe.models.qwen3 import TINY, Qwen3Moe, load_model, tt
 from ttnn_moe.models.qwen3.model import Layer, MoE
 from ttnn_moe.models.qwen3.tiny.evaluate import answered, heldout, scores
 from ttnn_moe.models.qwen3.tokenizer import Tokenizer
+from ttnn_moe.models.qwen3.tt.cache import MAX_ROWS
 from ttnn_moe.tenstorrent.emulator.formats import find_format, from_faces, pack_blocks, to_faces, unpack_blocks
 from ttnn_moe.tenstorrent.weight_formats import ModelFormats
 
@@ -37,6 +41,16 @@ ROWS = {
     "attention bfloat4_b, all else bfloat8_b": f"bfloat8_b,{EIGHT},attention=bfloat4_b",
     "all bfloat4_b": "bfloat4_b,attention=bfloat4_b,dense=bfloat4_b,head=bfloat4_b",
 }
+
+ALL_EIGHT = f"experts=bfloat8_b,{EIGHT},kv=bfloat8_b"
+EMULATED = {
+    "emulated: bfloat16": "bfloat16",
+    "emulated: keys and values bfloat8_b": "bfloat16,kv=bfloat8_b",
+    "emulated: all bfloat8_b, keys and values too": ALL_EIGHT,
+    "emulated: the same, experts bfloat4_b": f"{ALL_EIGHT},experts=bfloat4_b",
+}
+SHARE = 10
+"""Of this many examples, an emulated row answers one: the emulator is slow."""
 
 
 def as_stored(weight: Tensor, form: str) -> Tensor:
@@ -69,6 +83,29 @@ def quantised(formats: ModelFormats) -> Qwen3Moe:
     return model
 
 
+def emulated(formats: str) -> Callable[[Tensor], Tensor]:
+    """ids [B, S] -> logits [B, S, V] of the bundled model on an emulated chip; keys and values go through its cache."""
+    tenstorrent.close_device()
+    model = tt.load_model(TINY, device="emulator", weights=formats)
+
+    def logits(ids: Tensor) -> Tensor:
+        made = []
+        for some in ids.split(MAX_ROWS):
+            B, S = some.shape
+            cache = model.new_cache(B, S)
+            for row in range(B):
+                cache.open(row, S)
+            step = cache.prefill([(row, S) for row in range(B)], range(S - 1, B * S, S))
+            for one in cache.packer.passes(some.flatten().tolist(), step):
+                ids, positions = model._words(one.ids), model._words(one.positions)
+                x = model._run(ids, positions, cache, cache.tables_of(one))
+                found = model._fetcher.whole(model._logits(x, None), len(one.ids), ())
+                made += [found[piece.first : piece.first + S].float() for piece in one.pieces]
+        return torch.stack(made)
+
+    return logits
+
+
 def correlation(got: Tensor, want: Tensor) -> float:
     """Of two rows of logits each, the least."""
     a, b = (x - x.mean(-1, keepdim=True) for x in (got, want))
@@ -76,22 +113,23 @@ def correlation(got: Tensor, want: Tensor) -> float:
 
 
 def measure(rows: Sequence[str], examples: int, say: Callable[[str], object] = print) -> dict[str, Any]:
-    """Of each row of ROWS: right answers by task, and the median correlation of logits with bfloat16's."""
+    """Of each row of ROWS and EMULATED: right answers by task, and the median correlation of logits with bfloat16's."""
     tokenizer = Tokenizer.from_directory(TINY).fast
-    asked = heldout(examples)
     texts = [tokenizer.encode(example.prompt).ids for example in heldout(4)]
     longest = max(map(len, texts))
     ids = torch.tensor([text + [text[-1]] * (longest - len(text)) for text in texts])
     found: dict[str, Any] = {}
     want: Tensor | None = None
     for name in rows:
-        model = quantised(ModelFormats.parse(ROWS[name]))
+        model = emulated(EMULATED[name]) if name in EMULATED else quantised(ModelFormats.parse(ROWS[name]))
         with torch.no_grad():
             logits = model(ids)
         want = logits if want is None else want
-        right = scores(asked, answered(model, tokenizer, asked))
+        asked = heldout(examples // SHARE if name in EMULATED else examples)
+        right = scores(asked, answered(model, tokenizer, asked, batch_tokens=2048 if name in EMULATED else 16384))
         found[name] = {
-            "weights": ROWS[name],
+            "weights": {**ROWS, **EMULATED}[name],
+            "examples": examples // SHARE if name in EMULATED else examples,
             "tasks": {task: score.right for task, score in right.items()},
             "correlation": correlation(logits, want),
         }
@@ -104,7 +142,7 @@ def main(
     examples: Annotated[int, typer.Option(help="Held-out examples of each task.")] = 300,
 ) -> None:
     """Score every row of formats."""
-    found = measure(list(ROWS), examples)
+    found = measure([*ROWS, *EMULATED], examples)
     if out is not None:
         out.write_text(json.dumps(found, indent=1) + "\n")
 

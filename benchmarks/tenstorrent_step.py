@@ -30,6 +30,7 @@ from ttnn_moe.tenstorrent.weight_formats import ModelFormats
 
 NAME, D, SEQUENCE = "qwen3-30b-a3b", 8, 128
 EIGHT = "attention=bfloat8_b,head=bfloat8_b"
+KEYS = f"{EIGHT},kv=bfloat8_b"
 INTERLEAVED, BY_BANK = 0.65, 0.90
 LAUNCH_US, SUM_US = (2.0, 5.0), (45.0, 65.0)
 SOURCES = {
@@ -56,6 +57,8 @@ WAYS = (
     Way("heads by 8, gate_up bfloat4_b, else bfloat8_b", f"bfloat4_b,bfloat8_b,{EIGHT}", False, True),
     Way("the same, experts split by 8", f"bfloat4_b,bfloat8_b,{EIGHT}", True, True),
     Way("heads by 8, experts bfloat4_b, else bfloat8_b", f"bfloat4_b,{EIGHT}", False, True),
+    Way("gate_up bfloat4_b, else bfloat8_b, keys and values too", f"bfloat4_b,bfloat8_b,{KEYS}", False, True),
+    Way("experts bfloat4_b, else bfloat8_b, keys and values too", f"bfloat4_b,{KEYS}", False, True),
 )
 
 
@@ -96,11 +99,11 @@ def attention_bytes(model: ModelSizes, formats: ModelFormats, shared: bool) -> i
     return model.layers * (qkv + tensor_bytes(((heads * model.head_dim, model.H), form, "TILE")))
 
 
-def kv_bytes(model: ModelSizes, B: int, shared: bool) -> int:
+def kv_bytes(model: ModelSizes, formats: ModelFormats, B: int, shared: bool) -> int:
     """Keys and values that B rows of SEQUENCE tokens attend to, in whole pages."""
     heads = max(1, model.kv_heads // (D if shared else 1))
     pages = B * ceil_div(SEQUENCE, PAGE)
-    return 2 * model.layers * tensor_bytes(((pages, heads, PAGE, model.head_dim), "bfloat16", "TILE"))
+    return 2 * model.layers * tensor_bytes(((pages, heads, PAGE, model.head_dim), formats.of("kv"), "TILE"))
 
 
 def step(way: Way, B: int, counted: list[dict[str, Any]], chip: str) -> Step:
@@ -125,7 +128,7 @@ def step(way: Way, B: int, counted: list[dict[str, Any]], chip: str) -> Step:
         int(model.layers * expert * visited),
         model.layers * any_row["other_bytes"],
         parts["head"].per_chip,
-        kv_bytes(model, B, way.shared_attention),
+        kv_bytes(model, formats, B, way.shared_attention),
         model.layers * row["simulated_us"] * visited / row["active_experts"] * (D if way.split else 1) if row else 0.0,
         operators(config, D),
         model.sparse_layers + (model.layers if way.shared_attention else 0),

@@ -84,6 +84,9 @@ def doctor(
     weights: Annotated[
         str, typer.Option(help="With --plan: bfloat16, bfloat8_b, bfloat4_b; see generate --weights.")
     ] = "bfloat16",
+    kv: Annotated[
+        str | None, typer.Option(help="With --plan: bfloat8_b, the KV cache.", show_default="bfloat16")
+    ] = None,
     batch: Annotated[int, typer.Option(help="With --plan: sequences.", min=1, max=MOST)] = 32,
     sequence: Annotated[int, typer.Option(help="With --plan: tokens of each sequence.", min=1, max=MOST)] = 128,
     as_json: Json = False,
@@ -97,7 +100,8 @@ def doctor(
         from .tenstorrent import plans
 
         sizes = model_sizes(config_of(plan))
-        report = plans.plan_model(plan, sizes, mesh, chip, weights, batch, sequence)
+        formats = weights if kv is None else f"{weights},kv={kv}"
+        report = plans.plan_model(plan, sizes, mesh, chip, formats, batch, sequence)
         if as_json:
             typer.echo(json.dumps(report.as_json(), indent=2))
         else:

@@ -57,7 +57,7 @@ def bench(
     if json_file is not None and not json_file.parent.is_dir():
         raise RequestError("cannot write the figures", got=f"no directory {json_file.parent}")
     sizes = _sizes(config, layers, random_weights)
-    options = request.Options(mesh, device, dtype)
+    options = request.Options(mesh, device, dtype, kv=kv)
     on_chips = request.asked_for(backend, device)
     place = torch.device("cpu") if on_chips else device_of(device, backend)
     kind = torch.bfloat16 if on_chips else dtype_of(dtype) or sizes.dtype or torch.bfloat16

@@ -83,7 +83,7 @@ def demo(
             where = f"rank 0 of {shared.size}, {parallel} shared, on {shared.where}"
             console.print(terminal.table(where, _speeds(shared.stats)))
         return
-    options = request.Options(mesh, device, dtype, trace, profile, weights, experts)
+    options = request.Options(mesh, device, dtype, trace, profile, weights, experts, kv)
     on_chips = request.asked_for(backend, device)
     D = request.check(config, len(texts), options) if on_chips else options.refuse(backend)
     start = time.perf_counter()

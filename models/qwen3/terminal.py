@@ -34,7 +34,9 @@ Backend = Annotated[str, typer.Option(help="What runs the experts: auto, referen
 Device = Annotated[
     str | None, typer.Option(help="torch device, or emulator on tenstorrent; default: what suits the backend.")
 ]
-KV = Annotated[str, typer.Option(help="KV cache: paged, in the model's dtype, or bucketed, quantised.")]
+KV = Annotated[
+    str, typer.Option(help="KV cache: paged, in the model's dtype; bucketed, quantised; bfloat8_b, on tenstorrent.")
+]
 KVBits = Annotated[float | None, typer.Option(help="With --kv bucketed: average bits of a number.", show_default="4")]
 Weights = Annotated[
     str | None,

@@ -13,6 +13,8 @@ from torch import Tensor
 from tenstorrent_setup import mesh_D, mesh_run, run
 from ttnn_moe import tenstorrent
 from ttnn_moe.models.qwen3 import TINY, Qwen3Moe, Qwen3MoeConfig, Tokenizer, generate, load_model, tt
+from ttnn_moe.models.qwen3.runtime.candidates import Candidates
+from ttnn_moe.models.qwen3.runtime.sampling import Sampling
 from ttnn_moe.models.qwen3.tiny import tasks
 from ttnn_moe.models.qwen3.weights import randomize
 
@@ -157,6 +159,43 @@ def model_qwen3_layer() -> None:
         found = least_correlation(logits, row.expand_as(logits))
         print(f"{name}: error {1 - found:.1e} of the correlation")
         assert found > LEAST_CORRELATION
+
+
+def check_candidates(found: Candidates, samplings: list[Sampling]) -> None:
+    """They are the largest logits; the mass is their sum."""
+    logits = found.whole()
+    assert torch.equal(found.first, logits.float().argmax(1))
+    assert torch.equal(found.values[:, :32], logits.float().topk(32).values)
+    assert torch.equal(logits.gather(1, found.tokens).float(), found.values)
+    temperatures = torch.tensor([one.temperature for one in samplings]).double()[:, None]
+    want = ((logits.double() - logits.double().amax(1, keepdim=True)) / temperatures).exp().sum(1)
+    apart = float((found.mass / want - 1).abs().max())
+    print(f"mass: error {apart:.1e}")
+    assert apart < 3e-2  # Wormhole's simulator adds in bf16
+
+
+@run
+def model_eight_bit_keys_and_draws() -> None:
+    """Keys and values in bfloat8_b; candidates and mass of a prompt's step and of decode steps."""
+    model, reference = tt.load_model(TINY), load_model(TINY, "reference")
+    ids, samplings = encode(list(PROMPTS[:2])), [Sampling(0.7), Sampling(1.5, 0, 0.9)]
+    cache = model.new_cache(2, 128, kv="bfloat8_b")
+    for row in (0, 1):
+        cache.open(row, 128)
+    first = [(row, len(one)) for row, one in enumerate(ids)]
+    step = cache.prefill(first, [len(ids[0]) - 1, len(ids[0]) + len(ids[1]) - 1])
+    words = torch.tensor(sum(ids, []))
+    for at in range(3):
+        found = model.candidates(words, cache, step, samplings)
+        check_candidates(found, samplings)
+        want = torch.stack([reference(torch.tensor([one]))[0, -1] for one in ids])
+        least = least_correlation(found.whole(), want)
+        print(f"bfloat8_b keys, step {at}: error {1 - least:.1e} of the correlation")
+        assert least > LEAST_CORRELATION
+        words = want.argmax(-1)
+        for one, token in zip(ids, words.tolist(), strict=True):
+            one.append(token)
+        step = cache.decode([0, 1], [len(one) - 1 for one in ids])
 
 
 @mesh_run

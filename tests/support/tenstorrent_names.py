@@ -12,7 +12,7 @@ HOST = """
 program_cache ttnn_tensors bad_input_is_refused bfloat8_b_weights bfloat4_b_weights mixed_weights
 weights_on_disk more_tokens_than_a_program_takes
 """
-MODEL = "model_logits model_answers model_weights_on_disk model_qwen3_layer"
+MODEL = "model_logits model_answers model_weights_on_disk model_qwen3_layer model_eight_bit_keys_and_draws"
 # test_tenstorrent_host.py shows that sizes that are not whole tiles are refused
 TILED = [f"case_{case}" for case in CASES if case.H % 32 == 0 and case.I % 32 == 0]
 NAMES = [*LAYER.split(), *HOST.split(), *MODEL.split(), *TILED]

@@ -19,12 +19,16 @@ from qwen3_checkpoints import TINY, make, prompts
 from tenstorrent_model_runs import encode, least_correlation
 from ttnn_moe import BackendUnavailable, ContractError, RequestError, tenstorrent
 from ttnn_moe.errors import CheckpointError
+from ttnn_moe.kv import formats
 from ttnn_moe.models.qwen3 import PRESETS, Engine, Qwen3MoeConfig, bench, demo, generate, load_model, tt
 from ttnn_moe.models.qwen3.model import sizes_of
+from ttnn_moe.models.qwen3.runtime import runner
 from ttnn_moe.models.qwen3.runtime.generate import engine_for
+from ttnn_moe.models.qwen3.runtime.sampling import Sampling
 from ttnn_moe.models.qwen3.tt import cache as caches
+from ttnn_moe.models.qwen3.tt import drawn
 from ttnn_moe.models.qwen3.tt import model as models
-from ttnn_moe.models.qwen3.tt.cache import PagedCache
+from ttnn_moe.models.qwen3.tt.cache import EightBitCache, PagedCache
 from ttnn_moe.models.qwen3.tt.passes import Packer
 from ttnn_moe.models.qwen3.tt.profile import Profile, prepare
 from ttnn_moe.models.qwen3.tt.request import Options, check, chips_of, splits
@@ -91,18 +95,22 @@ def test_every_kind_of_model_against_the_reference(kind: str, tmp_path: Path, em
         got = model(torch.tensor(forced), cache, cache.decode(range(3), [len(text) - 1 for text in texts]))
 
 
-def test_weights_of_8_bits_and_split_experts_against_the_reference(tmp_path: Path, emulated: None) -> None:
+def test_weights_and_keys_of_8_bits_and_split_experts_against_the_reference(tmp_path: Path, emulated: None) -> None:
     directory = make(tmp_path, **{**SIZES, "mlp_only_layers": [1], "moe_intermediate_size": 64})
     eight = "bfloat8_b,attention=bfloat8_b,dense=bfloat8_b,head=bfloat8_b"
     model = tt.load_model(directory, 2, weights=eight, split=True)
     reference = load_model(directory, "reference", dtype=torch.float32)
     texts = prompts([5, 1], model.config.vocab_size)
-    cache = model.new_cache(2, 32)
+    cache = model.new_cache(2, 32, kv="bfloat8_b")
+    assert {part.dtype for part in cache.k + cache.v} == {"bfloat8_b"}
     for row in range(2):
         cache.open(row, 8)
     got = model(torch.tensor(sum(texts, [])), cache, cache.prefill([(0, 5), (1, 1)], [4, 5]))
-    want = torch.stack([reference(torch.tensor([text]))[0, -1] for text in texts])
-    assert least_correlation(got, want) > 0.99
+    for new in (3, 4):
+        want = torch.stack([reference(torch.tensor([text]))[0, -1] for text in texts])
+        assert least_correlation(got, want) > 0.99
+        texts = [[*text, new] for text in texts]
+        got = model(torch.tensor([new, new]), cache, cache.decode([0, 1], [len(text) - 1 for text in texts]))
 
 
 def test_each_matrix_has_the_format_that_names_it(tmp_path: Path, emulated: None) -> None:
@@ -210,6 +218,61 @@ def test_32_sequences_that_end_at_different_times(emulated: None) -> None:
     assert sampled[0] == sampled[1]
 
 
+@pytest.mark.parametrize("D, vocabulary, columns", [(4, 323, 1 << 15), (1, 320, 128)])
+def test_candidates_are_the_largest_logits(
+    D: int, vocabulary: int, columns: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, emulated: None
+) -> None:
+    """Of chips that share the vocabulary unevenly, and of rows that topk takes in chunks."""
+    monkeypatch.setattr(drawn, "MOST_COLUMNS", columns)
+    layers = {"num_hidden_layers": 1, "mlp_only_layers": [0]}
+    model = tt.load_model(make(tmp_path, **SIZES, **layers, vocab_size=vocabulary), D)
+    cache = model.new_cache(3, 32)
+    for row in range(3):
+        cache.open(row, 32)
+    samplings, temperatures = [Sampling(0.7), Sampling(), Sampling(1.5, 0, 0.9)], torch.tensor([0.7, 1.0, 1.5]).double()
+    words = torch.tensor(sum(prompts([5, 3, 9], vocabulary), []))
+    step = cache.prefill([(0, 5), (1, 3), (2, 9)], [4, 7, 16])
+    after = cache.decode([0, 1, 2], [5, 3, 9])
+    for ids, one in ((words, step), (words[:3], after)):
+        found = model.candidates(ids, cache, one, samplings)
+        logits = found.whole()
+        assert torch.equal(logits.gather(1, found.tokens[:, :32]).float(), found.values[:, :32])
+        assert torch.equal(found.values[:, :32], logits.float().topk(32).values)
+        assert torch.equal(found.first, logits.argmax(1))
+        want = ((logits.double() - logits.double().amax(1, keepdim=True)) / temperatures[:, None]).exp().sum(1)
+        assert torch.allclose(found.mass[[0, 2]], want[[0, 2]], rtol=1e-5)
+    few = model.candidates(words[:3], cache, after, [Sampling(1.0, 20)] * 3)
+    assert few.mass.isnan().all() and torch.equal(few.values, found.values)
+    assert torch.equal(few.whole(), model(words[:3], cache, after))
+
+
+def test_drawn_tokens_are_those_of_the_whole_logits(monkeypatch: pytest.MonkeyPatch, emulated: None) -> None:
+    """Requests of several kinds in one batch; no logits come to the host where the candidates decide."""
+    ids = encode(["Copy: AB12", "What is 38+990?", "Sort: VBYIJAQ"])
+    model = tt.load_model(TINY)
+    kinds = ({"temperature": 0.9, "top_k": 20}, {"temperature": 0.9, "top_p": 0.9}, {})
+
+    def answers() -> list[list[int]]:
+        engine, got = Engine(model, 3, 64), [[], [], []]
+        for one, kind in zip(ids, kinds, strict=True):
+            engine.add(one, max_new_tokens=4, seed=3, **kind)
+        while engine.busy:
+            for token in engine.step():
+                got[token.sequence].append(token.token)
+        return got
+
+    whole: list[int] = []
+    fetch = drawn.Fetcher.whole
+    monkeypatch.setattr(drawn.Fetcher, "whole", lambda *args: [fetch(*args), whole.append(1)][0])
+    found = answers()
+    assert all(found) and not whole
+    monkeypatch.setattr(runner, "PicksTokens", type(None))
+    assert answers() == found and whole
+
+
+DRAWN = {"temperature": 0.8, "top_k": 20, "seed": 1}
+
+
 class Traces:
     """What ttnn does with traces, on the emulator: a capture runs nothing that counts, a replay runs it again."""
 
@@ -219,8 +282,8 @@ class Traces:
         step = tt.Qwen3MoeTT._step
 
         def copied(made: object, out: object) -> None:
-            for name, tensor in vars(out).items():
-                emulated_ttnn.copy(getattr(made, name), tensor)
+            for name in ("parts", "largest", "at"):
+                emulated_ttnn.copy(getattr(made, name), getattr(out, name))
 
         def recorded(model: tt.Qwen3MoeTT, *args: object) -> object:
             out = step(model, *args)
@@ -260,6 +323,13 @@ def test_replayed_steps(monkeypatch: pytest.MonkeyPatch, emulated: None) -> None
     assert traces.released == 2
     before = traces.replays
     assert generate(model, ids, max_new_tokens=9, engine=engine).tokens == want.tokens
+    assert traces.replays > before
+    # a trace holds no draws: their programs are allocated behind the first step's capture, which is released
+    released = traces.released
+    drawn_tokens = generate(model, ids, max_new_tokens=9, engine=engine, **DRAWN).tokens
+    assert traces.released > released
+    before = traces.replays
+    assert generate(model, ids, max_new_tokens=9, engine=engine, **DRAWN).tokens == drawn_tokens
     assert traces.replays > before
     # a prompt alone is another pass: its programs and buffers are allocated now
     held = len(traces.captured)
@@ -303,6 +373,7 @@ REFUSED = {
     "another device": (["--device", "cuda"], "no device cuda of backend tenstorrent"),
     "another board": (["--device", "emulator:n900"], "no such chip to emulate"),
     "another dtype": (["--dtype", "float16"], "--dtype float16"),
+    "a KV cache of a GPU": (["--kv", "bucketed"], "got kv=bucketed; expected one of ['paged', 'bfloat8_b']"),
     "a trace on the emulator": (["--trace"], "cannot be traced"),
     "a profile on the emulator": (["--profile"], "cannot be timed"),
     "a trace and a profile": (["--trace", "--profile"], "not both"),
@@ -320,7 +391,8 @@ def test_what_the_demo_refuses(name: str, capsys: pytest.CaptureFixture[str], em
 
 
 def test_what_is_of_no_other_backend(capsys: pytest.CaptureFixture[str]) -> None:
-    for args in (["--mesh", "1x1"], ["--trace"], ["--profile"], ["--weights", "bfloat8_b"], ["--experts", "split"]):
+    given = (["--mesh", "1x1"], ["--trace"], ["--profile"], ["--weights", "bfloat8_b"], ["--experts", "split"])
+    for args in (*given, ["--kv", "bfloat8_b"]):
         assert demo.main(["--backend", "reference", *args]) == 2
         assert f"{args[0]} is of backend tenstorrent" in capsys.readouterr().err
 
@@ -382,7 +454,12 @@ def test_engines_too_large_and_too_small(emulated: None) -> None:
 def test_memory_of_a_cache() -> None:
     config = Qwen3MoeConfig.from_directory(TINY)
     per_token = 2 * 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim
-    assert PagedCache.page_bytes(sizes_of(config, torch.bfloat16)) == PAGE * per_token
+    sizes = sizes_of(config, torch.bfloat16)
+    assert PagedCache.page_bytes(sizes) == PAGE * per_token == formats.bytes_for("paged", None, sizes, 1, 64) / 2
+    eight = PAGE * per_token * 17 // 32
+    assert EightBitCache.page_bytes(sizes) == eight == formats.bytes_for("bfloat8_b", None, sizes, 1, 64) / 2
+    with pytest.raises(RequestError, match="kv='bfloat8_b' on cpu; .*; to fix it: leave kv out"):
+        formats.new_cache("bfloat8_b", None, sizes, 1, 32)
     with pytest.raises(RequestError, match="the KV cache does not fit the chips' memory; got 9 MiB"):
         with room_for("the KV cache", "9 MiB", "less"):
             raise RuntimeError("Out of Memory: Not enough space to allocate")

@@ -71,7 +71,8 @@ def test_weights_are_the_parameters_of_the_model() -> None:
     # key heads, which lies on two chips
     eight = report("1x8")
     attention = 48 * 2048 * ((4 + 1 + 1) * 128 + 4 * 128) * 2
-    shared = {"experts": wanted["experts"] // 8, "head": 2048 * (594 * 32) * 2, "attention": attention}
+    shared = {name: wanted[name] // 8 for name in ("experts", "embedding")}
+    shared |= {"head": 2048 * (594 * 32) * 2, "attention": attention}
     assert {part.name for part in eight.parts if part.chips == 8} == {*shared, "KV cache"}
     assert {name: on_chip(eight)[name] for name in wanted} == {**wanted, **shared}
 
@@ -105,6 +106,8 @@ def test_eight_bits_cache_and_rope_by_hand() -> None:
         assert on_chip(report(sequence=sequence))["KV cache"] * 4 == held
     assert wide["RoPE"] == 2 * 40960 * 128 * 2
     assert {name: n for name, n in wide.items() if narrow[name] != n}.keys() == {"experts"}
+    eight = on_chip(report(weights="bfloat8_b,kv=bfloat8_b"))
+    assert eight.pop("KV cache") * 32 == narrow.pop("KV cache") * 17 and eight == narrow
 
 
 def test_activations_by_hand() -> None:
@@ -189,9 +192,9 @@ def test_what_does_not_fit_is_refused_with_numbers_and_a_remedy_that_is_true() -
 
 def test_the_issue_s_table(monkeypatch, capsys) -> None:
     monkeypatch.setenv("COLUMNS", "160")
-    assert run(monkeypatch, "doctor", "--plan", NAME, "--mesh", "1x8") == 0
+    assert run(monkeypatch, "doctor", "--plan", NAME, "--mesh", "1x8", "--kv", "bfloat8_b") == 0
     out = capsys.readouterr().out
-    made = report()
+    made = report(weights="bfloat16,kv=bfloat8_b")
     rows = [line.split() for line in out.splitlines() if line.strip()]
     assert sum(row[0] in plans.MODEL_OPERATORS for row in rows) == len(made.plans)
     for part in made.parts:
@@ -219,6 +222,7 @@ BAD = {
     "shares": ((NAME, "--mesh", "1x3"), "E=128 on 1x3"),
     "chip": ((NAME, "--chip", "p9"), "n150, n300, p150"),
     "weights": ((NAME, "--weights", "int4"), "bfloat8_b"),
+    "keys and values": ((NAME, "--kv", "bfloat4_b"), "kv=bfloat16 or kv=bfloat8_b"),
     "batch": ((NAME, "--batch", "0"), "'--batch'"),
     "sequence": ((NAME, "--sequence", "40961"), "40960"),
 }

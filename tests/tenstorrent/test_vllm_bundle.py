@@ -135,7 +135,7 @@ def test_warm_up(served: Qwen3MoeForCausalLM) -> None:
     sizes = served.model.cache_sizes
     cache = served.allocate_kv_cache(shape(sizes), torch.bfloat16, sizes.layers)
     served.warmup_model_prefill(cache, enable_trace=False, can_sample_on_device=False)
-    shapes = {shape for (one,), _ in served.model._prefilled for shape in [one]}
+    shapes = {shape for (one,), *_ in served.model._prefilled for shape in [one]}
     assert shapes == {(32, 0), (64, 0), (128, 0)}
 
 

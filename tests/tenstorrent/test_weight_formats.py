@@ -38,7 +38,7 @@ def test_the_last_rule_of_a_group_and_layer_holds():
     "text",
     [
         *("int4", "bfloat8_b,bfloat4_b,bfloat16", "attention=fp8", "router=bfloat8_b", "embedding=bfloat8_b"),
-        *("attention=bfloat8_b,bfloat4_b", "down@x=bfloat8_b", "=bfloat8_b"),
+        *("attention=bfloat8_b,bfloat4_b", "down@x=bfloat8_b", "=bfloat8_b", "kv=bfloat4_b", "kv@1=bfloat8_b"),
     ],
 )
 def test_what_is_no_format_is_refused(text):

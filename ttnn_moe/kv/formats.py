@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import torch
+
 from ..errors import RequestError
 from ..visible import shown
 from .bucketed import allocation
@@ -11,8 +15,9 @@ from .cache import CacheSizes, RowCache
 from .npu_paged import NpuPagedCache
 from .paged import PAGE, PagedCache
 
-PAGED, BUCKETED = "paged", "bucketed"
-FORMATS = (PAGED, BUCKETED)
+PAGED, BUCKETED, EIGHT_BITS = "paged", "bucketed", "bfloat8_b"
+FORMATS = (PAGED, BUCKETED, EIGHT_BITS)
+"""EIGHT_BITS: pages of a Tenstorrent chip, 17 bytes for 16 values."""
 DEFAULT_BITS = 4.0
 """Average bits of a bucketed cache, unless asked for otherwise."""
 
@@ -21,15 +26,15 @@ def check_format(kv: object, kv_bits: object) -> None:
     """Check a format's name, and that bits are given to a format that has some.
 
     Raises:
-        RequestError: no such format; bits for the paged one.
+        RequestError: no such format; bits for one that has none.
     """
     if kv not in FORMATS:
         raise RequestError(
             "no such KV-cache format", got=f"kv={shown(kv)}", expected=f"one of {list(FORMATS)}", remedy="leave kv out"
         )
-    if kv == PAGED and kv_bits is not None:
+    if kv != BUCKETED and kv_bits is not None:
         raise RequestError(
-            "the paged KV cache keeps the model's dtype",
+            f"the {kv} KV cache has no choice of bits",
             got=f"kv_bits={shown(kv_bits)}",
             expected=f"kv={BUCKETED!r} with bits",
             remedy=f"give kv={BUCKETED!r} as well, or leave kv_bits out",
@@ -52,12 +57,19 @@ def new_cache(
         sizes, rows, capacity, memory, page: see PagedCache.within and BucketedCache.within.
 
     Raises:
-        RequestError: see check_format, and the formats.
+        RequestError: see check_format, and the formats; EIGHT_BITS, which this machine has not.
     """
     check_format(kv, kv_bits)
     if kv == PAGED:
         paged = NpuPagedCache if sizes.device.type == "npu" else PagedCache
         return paged.within(sizes, rows, capacity, memory, page)
+    if kv == EIGHT_BITS:
+        raise RequestError(
+            f"a KV cache in {kv} is of backend tenstorrent",
+            got=f"kv={kv!r} on {sizes.device.type}",
+            expected=f"one of {[PAGED, BUCKETED]}",
+            remedy="leave kv out",
+        )
     return BucketedCache.within(sizes, rows, capacity, memory, page, DEFAULT_BITS if kv_bits is None else kv_bits)
 
 
@@ -68,7 +80,7 @@ def least_capacity(kv: str, kv_bits: float | None, tokens: int) -> int:
         RequestError: see check_format; a budget that no row reaches.
     """
     check_format(kv, kv_bits)
-    if kv == PAGED:
+    if kv != BUCKETED:
         return tokens
     return max(tokens, allocation.least_capacity(DEFAULT_BITS if kv_bits is None else kv_bits))
 
@@ -83,5 +95,7 @@ def bytes_for(kv: str, kv_bits: float | None, sizes: CacheSizes, rows: int, toke
     pages = rows * -(-tokens // PAGE)
     if kv == PAGED:
         return pages * PagedCache.page_bytes(sizes)
+    if kv == EIGHT_BITS:
+        return pages * PagedCache.page_bytes(replace(sizes, dtype=torch.int8)) * 17 // 16
     bits = DEFAULT_BITS if kv_bits is None else kv_bits
     return bytes_of(allocation.allocate(bits, least_capacity(kv, bits, tokens)), sizes, rows, pages)

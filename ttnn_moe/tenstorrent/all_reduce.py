@@ -42,6 +42,13 @@ def all_reduce(partial: Any, dtype: Any = None, *, dim: int = 3) -> Any:
     part = ttnn.reduce_scatter(partial, dim=dim, topology=ttnn.Topology.Linear)
     if dtype is not None and part.dtype != dtype:
         part = ttnn.typecast(part, dtype)
+    return all_gathered(part, dim)
+
+
+def all_gathered(part: Any, dim: int = 3) -> Any:
+    """The devices' parts, joined along dim; every device gets it."""
+    ttnn = library()
+
     return ttnn.all_gather(part, dim=dim, topology=ttnn.Topology.Linear)
 
 

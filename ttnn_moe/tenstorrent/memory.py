@@ -89,7 +89,7 @@ def parts(
         ContractError: the chips cannot share the attention heads.
     """
     formats = ModelFormats.parse(programs.sizes.weight_format) if formats is None else formats
-    made = [*_weights(model, programs.device.D, formats), _cache(model, programs, batch, sequence)]
+    made = [*_weights(model, programs.device.D, formats), _cache(model, programs, batch, sequence, formats.of("kv"))]
     return [*made, _workspace(programs, batch, sequence), _activations(model, programs, batch, sequence)]
 
 
@@ -129,7 +129,8 @@ def _weights(model: ModelSizes, D: int, formats: ModelFormats) -> Iterable[Part]
     yield part("norms", what, 1, (1, norms), layout="ROW_MAJOR")
     rope = (model.context, model.head_dim)
     yield part("RoPE", f"2 x {list(rope)} row-major", 2, rope, layout="ROW_MAJOR")
-    yield part("embedding", f"[{V}, {H}] row-major", 1, (V, H), layout="ROW_MAJOR")
+    own_columns = summed_columns(H, D) // D
+    yield part("embedding", f"[{V}, {H}] row-major", 1, (V, own_columns), layout="ROW_MAJOR", chips=D)
     what, each = f"[{H}, {V}] {formats.of('head')}", (H, ceil_div(V, D))
     yield part("head", what, 1, each, dtype=formats.of("head"), chips=D)
 
@@ -149,11 +150,11 @@ def _widths(model: ModelSizes, heads: int, kv_heads: int) -> tuple[int, int]:
     return heads * model.head_dim, (heads + 2 * kv_heads) * model.head_dim
 
 
-def _cache(model: ModelSizes, programs: LayerPrograms, batch: int, sequence: int) -> Part:
+def _cache(model: ModelSizes, programs: LayerPrograms, batch: int, sequence: int, form: str) -> Part:
     # page 0 takes the writes of padding tokens
     pages, D = 1 + batch * ceil_div(sequence, PAGE), programs.device.D
-    each = tensor_bytes(((pages, model.share(D).kv_heads, PAGE, model.head_dim), "bfloat16", "TILE"))
-    what = f"{model.layers} x 2 {[pages, model.kv_heads, PAGE, model.head_dim]}"
+    each = tensor_bytes(((pages, model.share(D).kv_heads, PAGE, model.head_dim), form, "TILE"))
+    what = f"{model.layers} x 2 {[pages, model.kv_heads, PAGE, model.head_dim]} {form}"
     return Part("KV cache", what, 2 * model.layers * each, D)
 
 

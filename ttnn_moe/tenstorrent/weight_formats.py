@@ -13,8 +13,10 @@ from ..errors import ContractError
 
 FORMATS = ("bfloat16", "bfloat8_b", "bfloat4_b")
 FIDELITIES = ("LoFi", "HiFi2", "HiFi3", "HiFi4")
-GROUPS = ("attention", "gate_up", "down", "dense", "head", "embedding")
-"""Groups of a model's matrices. Experts are gate_up and down. Norms, biases and the router are always bfloat16."""
+GROUPS = ("attention", "gate_up", "down", "dense", "head", "embedding", "kv")
+"""Groups of a model's matrices, and the KV cache. Experts are gate_up and down. All else is always bfloat16."""
+KV_FORMATS = FORMATS[:2]
+"""Of keys and values: 4 bits lose the tokens that a row attends to."""
 
 _ITEM = re.compile(r"(?:([a-z_]+)(?:@(\d{1,4})(?:-(\d{1,4}))?)?=)?(\w+)")
 
@@ -91,7 +93,8 @@ class ModelFormats:
         "bfloat4_b,bfloat8_b,attention=bfloat8_b,gate_up@0-1=bfloat8_b" has a coarse gate_up in all layers but two.
 
         Raises:
-            ContractError: an unknown group or format; another embedding than bfloat16, which ttnn reads by rows.
+            ContractError: an unknown group or format; another embedding than bfloat16, which ttnn reads by rows; a
+                KV cache of 4 bits, or of several formats.
         """
         rules: list[Rule] = []
         alone: list[str] = []
@@ -109,6 +112,9 @@ class ModelFormats:
                 )
             if group == "embedding" and form != FORMATS[0]:
                 raise ContractError("the embedding is read by rows", got=repr(item), expected="embedding=bfloat16")
+            if group == "kv" and (form not in KV_FORMATS or first is not None):
+                expected = " or ".join(f"kv={one}" for one in KV_FORMATS)
+                raise ContractError("the KV cache has one format in all layers", got=repr(item), expected=expected)
             span = (0, 9999) if first is None else (int(first), int(last or first))
             rules += [Rule(name, form, *span) for name in (("gate_up", "down") if group == "experts" else (group,))]
         if alone:
@@ -117,7 +123,7 @@ class ModelFormats:
         return cls(text, tuple(rules))
 
     def of(self, group: str, layer: int = 0) -> str:
-        """The format of a group in a layer; head and embedding have none."""
+        """The format of a group in a layer; head, embedding and kv have none."""
         for rule in reversed(self.rules):
             if rule.group == group and rule.first <= layer <= rule.last:
                 return rule.format

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -11,6 +12,8 @@ from ttnn_moe.kv.cache import RowCache
 from ttnn_moe.kv.formats import PAGED
 
 from ..config import Qwen3MoeConfig
+from .candidates import Candidates
+from .sampling import Sampling
 
 
 class LanguageModel(Protocol):
@@ -69,3 +72,6 @@ class PicksTokens(LanguageModel, Protocol):
 
     def greedy(self, ids: Tensor, cache: Any, step: Any) -> Tensor:
         """The first of the largest of each row of logits, [R] int64. Arguments as `__call__`."""
+
+    def candidates(self, ids: Tensor, cache: Any, step: Any, samplings: Sequence[Sampling]) -> Candidates:
+        """The largest logits of each of R rows, for draws as samplings [R] ask. Other arguments as `__call__`."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -14,6 +14,7 @@ from ttnn_moe.kv.cache import RowCache
 from ttnn_moe.kv.step import PrefillStep, Step
 from ttnn_moe.kv.transfer import to_device
 
+from .candidates import choose_among
 from .graphs import Progress
 from .language_model import LanguageModel, PicksTokens
 from .requests import Request
@@ -89,7 +90,7 @@ class EagerRunner:
 
     def __init__(self, model: LanguageModel, cache: RowCache):
         self.ahead, self.model, self.cache = False, model, cache
-        self._greedy = model.greedy if isinstance(model, PicksTokens) else None
+        self._picks = model if isinstance(model, PicksTokens) else None
         self._last = torch.empty(0, dtype=torch.int64, device=model.device)
 
     def prefill(self, prompts: Prompts, going: Sequence[Request], whole: Sequence[Request]) -> Pending:
@@ -103,10 +104,14 @@ class EagerRunner:
 
     def _run(self, ids: Tensor, step: Step, requests: Sequence[Request]) -> Made:
         """A step, and the tokens that it makes for the requests."""
-        if self._greedy is not None and all(request.sampling.temperature == 0 for request in requests):
-            self._last = self._greedy(ids, self.cache, step)
-        else:
+        if self._picks is None:
             self._last = next_tokens(self.model(ids, self.cache, step), requests)
+        elif all(request.sampling.temperature == 0 for request in requests):
+            self._last = self._picks.greedy(ids, self.cache, step)
+        else:
+            found = self._picks.candidates(ids, self.cache, step, [request.sampling for request in requests])
+            self._last = found.first.clone()
+            draw(self._last, found, requests, choose_among)
         return Made(self._last)
 
     def keep(self, places: Sequence[int]) -> None:
@@ -145,10 +150,13 @@ def next_tokens(logits: Tensor, requests: Sequence[Request]) -> Tensor:
     return tokens
 
 
-def draw(tokens: Tensor, logits: Tensor, requests: Sequence[Request]) -> None:
+def draw(tokens: Tensor, logits: Any, requests: Sequence[Request], by: Callable[..., Tensor] = choose) -> None:
     """Put what requests draw from logits [R, V] into tokens [R]; those of greedy requests stay.
 
     A request for which this fails is told so (Request.fail); the others get their tokens.
+
+    Args:
+        logits: what `by` draws from: a tensor, or Candidates. by: choose, or choose_among.
     """
     parts: dict[Sampling, list[int]] = {}
     for i, request in enumerate(requests):
@@ -157,12 +165,12 @@ def draw(tokens: Tensor, logits: Tensor, requests: Sequence[Request]) -> None:
     for sampling, places in parts.items():
         uniform = torch.stack([_uniform(requests[i]) for i in places])
         try:
-            _put(tokens, logits, sampling, places, uniform)
+            _put(tokens, logits, sampling, places, uniform, by)
         except Exception:
             # each by itself, with the numbers that it drew
             for i, own in zip(places, uniform, strict=True):
                 try:
-                    _put(tokens, logits, sampling, [i], own[None])
+                    _put(tokens, logits, sampling, [i], own[None], by)
                 except Exception as error:
                     requests[i].fail(error)
 
@@ -175,12 +183,14 @@ def _uniform(request: Request) -> Tensor:
         return torch.zeros((), dtype=torch.float64)
 
 
-def _put(tokens: Tensor, logits: Tensor, sampling: Sampling, places: list[int], uniform: Tensor) -> None:
+def _put(
+    tokens: Tensor, logits: Any, sampling: Sampling, places: list[int], uniform: Tensor, by: Callable[..., Tensor]
+) -> None:
     """Draw tokens[places] with uniform [len(places)], which is on the host."""
     device = logits.device
     uniform = upload(uniform, device)
     if len(places) == len(tokens):
-        tokens.copy_(choose(logits, sampling, uniform))
+        tokens.copy_(by(logits, sampling, uniform))
     else:
         rows = to_device(places, device)
-        tokens[rows] = choose(logits[rows], sampling, uniform)
+        tokens[rows] = by(logits[rows], sampling, uniform)

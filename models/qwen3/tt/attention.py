@@ -37,6 +37,8 @@ class PrefillTables:
         for one in self.pieces:
             for cache, x in ((k_cache, k), (v_cache, v)):
                 own = _tokens(x, one.piece)
+                if own.dtype != cache.dtype:  # this operator copies tiles; those of a decode step convert
+                    own = ttnn.typecast(own, cache.dtype)
                 ttnn.experimental.paged_fill_cache(cache, own, one.written, batch_idx=0)
 
     def attend(self, k_cache: Any, v_cache: Any, q: Any) -> Any:

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from ttnn_moe.errors import RequestError
 from ttnn_moe.kv.cache import CacheSizes
+from ttnn_moe.kv.formats import EIGHT_BITS, PAGED
 from ttnn_moe.kv.pages import PagedRows
 from ttnn_moe.sizes import ceil_div, power_of_2
 from ttnn_moe.tenstorrent import Device, tensors
-from ttnn_moe.tenstorrent.memory import PAGE
+from ttnn_moe.tenstorrent.memory import PAGE, tensor_bytes
 
 from .attention import PieceTables, PrefillTables
 from .passes import Packer, Pass, Piece
@@ -34,8 +35,19 @@ def check_rows(rows: int) -> None:
         )
 
 
+def check_kv(form: str) -> None:
+    """Raise RequestError if the chips keep keys and values in no such format."""
+    if form not in CACHES:
+        raise RequestError(
+            "Tenstorrent chips have no such KV cache",
+            got=f"kv={form}",
+            expected=f"one of {[PAGED, EIGHT_BITS]}",
+            remedy="leave kv out, or use a GPU",
+        )
+
+
 class PagedCache(PagedRows):
-    """Keys and values of up to 32 sequences, in bfloat16; a chip of a mesh holds those of its own heads.
+    """Keys and values of up to 32 sequences; a chip of a mesh holds those of its own heads.
 
     Args:
         sizes: of a chip's part of the model; its device is the host, where steps are planned.
@@ -44,6 +56,7 @@ class PagedCache(PagedRows):
         packer: cuts prefill steps into passes.
 
     Attributes:
+        form: their format.
         k, v: for each layer, ttnn [1 + pages, kv_heads, PAGE, head_dim] in tiles. Page 0 takes padding tokens.
 
     Raises:
@@ -51,6 +64,7 @@ class PagedCache(PagedRows):
     """
 
     default_page = PAGE
+    form: ClassVar[str] = "bfloat16"
 
     def __init__(
         self, sizes: CacheSizes, device: Device, rows: int, capacity: int, packer: Packer, pages: int | None = None
@@ -61,8 +75,12 @@ class PagedCache(PagedRows):
         shape = (1 + self.pool.n, sizes.kv_heads, PAGE, sizes.head_dim)
         held = f"{self.pool.n * self.page_bytes(sizes) / 2**20:.0f} MiB for {rows} sequences of {capacity} tokens"
         with room_for("the KV cache", held, "fewer or shorter sequences at a time"):
-            made = [[tensors.zeros(shape, "bfloat16", "TILE", device) for _ in range(2)] for _ in range(sizes.layers)]
+            made = [[tensors.zeros(shape, self.form, "TILE", device) for _ in range(2)] for _ in range(sizes.layers)]
         self.k, self.v = [k for k, _ in made], [v for _, v in made]
+
+    @classmethod
+    def page_bytes(cls, sizes: CacheSizes, page: int | None = None) -> int:
+        return 2 * sizes.layers * tensor_bytes(((sizes.kv_heads, PAGE, sizes.head_dim), cls.form, "TILE"))
 
     def open(self, row: int, tokens: int) -> None:
         super().open(row, tokens)
@@ -103,3 +121,13 @@ class PagedCache(PagedRows):
     def table(self, rows: Sequence[int]) -> Tensor:
         """int32 [len(rows), capacity / PAGE]: the pages of each row, in order; 0 past them."""
         return torch.tensor([self._padded(row) for row in rows]).int()
+
+
+class EightBitCache(PagedCache):
+    """A PagedCache in bfloat8_b: 17 bytes for 16 values of a token, which share an exponent."""
+
+    form = EIGHT_BITS
+
+
+CACHES: dict[str, type[PagedCache]] = {cache.form: cache for cache in (PagedCache, EightBitCache)}
+"""By format."""

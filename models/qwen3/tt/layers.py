@@ -1,6 +1,7 @@
 """The network's layers on ttnn tensors. x is [1, 1, T, H] in tiles; T counts the tokens of a pass or of a decode step.
 
-On a mesh every chip has its own heads, experts and part of the vocabulary; it does the rest as the others do.
+On a mesh every chip has its own heads, experts, columns of the embedding and part of the vocabulary; it does the rest
+as the others do.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ttnn_moe.tenstorrent import Device, DeviceRouting, moe, tensors
-from ttnn_moe.tenstorrent.all_reduce import all_reduce
+from ttnn_moe.tenstorrent.all_reduce import all_gathered, all_reduce
 from ttnn_moe.tenstorrent.runtime import library
 
 from ..config import Qwen3MoeConfig
@@ -40,11 +41,16 @@ class Logits:
 
     Attributes:
         parts: [1, 1, R, V / D] bfloat16. largest: the largest of each row, [1, 1, R]. at: the first such, uint32.
+        values, places: of steps that draw, the largest of each row and chunk, and where in it: [1, 1, R * chunks, n].
+        mass: of Tail.MASS, the sum of exp((logit - largest) / temperature), [1, 1, R].
     """
 
     parts: Any
     largest: Any
     at: Any
+    values: Any = None
+    places: Any = None
+    mass: Any = None
 
 
 class Network:
@@ -65,7 +71,12 @@ class Network:
             packer_l1_acc=False,
         )
 
-    def embed(self, ids: Any, table: Any) -> Any:
+    def embed(self, ids: Any, embedding: Any) -> Any:
+        """The embeddings of ids [1, T] uint32 -> [1, 1, T, H] on every chip; each has its columns of them."""
+        found = self.rows(ids, embedding)
+        return found if self.device.D == 1 else self._narrowed(all_gathered(found))
+
+    def rows(self, ids: Any, table: Any) -> Any:
         """Rows of `table` [n, width] that ids [1, T] uint32 name -> [1, 1, T, width]."""
         ttnn = library()
 
@@ -109,11 +120,13 @@ class Network:
 
     def summed(self, partial: Any) -> Any:
         """The sum over the chips of partial [1, 1, T, H and what makes the chips' parts whole tiles]."""
+        return partial if self.device.D == 1 else self._narrowed(all_reduce(partial))
+
+    def _narrowed(self, whole: Any) -> Any:
+        """The first H columns of whole [1, 1, T, any]."""
         ttnn = library()
 
-        if self.device.D == 1:
-            return partial
-        whole, H = all_reduce(partial), self.config.hidden_size
+        H = self.config.hidden_size
         return whole if int(whole.shape[3]) == H else ttnn.slice(whole, [0, 0, 0, 0], [1, 1, int(whole.shape[2]), H])
 
     def dense(self, x: Any, weights: Dense) -> Any:
@@ -153,7 +166,7 @@ class Network:
         ttnn = library()
 
         if ends is not None:
-            x = self.embed(ends, _rows(x, (int(x.shape[2]), int(x.shape[3]))))
+            x = self.rows(ends, _rows(x, (int(x.shape[2]), int(x.shape[3]))))
         made = self.linear(self.norm(x, norm), head)
         # row-major: argmax of tiles runs on one core
         at = ttnn.argmax(ttnn.to_layout(made, ttnn.ROW_MAJOR_LAYOUT), dim=-1)

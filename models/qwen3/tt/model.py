@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,9 +27,12 @@ from ..checkpoint import Checkpoint, layer_slots, top_slots
 from ..config import Qwen3MoeConfig
 from ..model import Layer, Qwen3Moe, rope_table, sizes_of
 from ..pieces import Progress
+from ..runtime.candidates import Candidates
+from ..runtime.sampling import Sampling
 from .attention import DecodeTables, PrefillTables
-from .cache import PagedCache
+from .cache import CACHES, PagedCache, check_kv
 from .decode import Decoder, why_no_trace
+from .drawn import Asked, Fetcher, Made, Tail, inverse_rows, inverses_of, tail_of, with_candidates
 from .layers import Logits, Network, Place
 from .operators import trace_bytes
 from .passes import Packer, Pass
@@ -65,11 +68,13 @@ class Qwen3MoeTT:
     ):
         check_sizes(config)
         self.config, self.mesh, self.traced = config, mesh, traced
-        self._network = Network(config, mesh)
+        self._network, self._fetcher = Network(config, mesh), Fetcher(mesh, config.vocab_size)
         self._mover = Mover(config, mesh, formats or ModelFormats(), split)
         self._layers: list[LayerWeights] = []
         self._decoders: weakref.WeakKeyDictionary[PagedCache, Decoder] = weakref.WeakKeyDictionary()
-        self._prefilled: set[tuple[tuple[tuple[int, int], ...], int]] = set()
+        # steps whose programs and buffers are allocated
+        self._prefilled: set[tuple[tuple[tuple[int, int], ...], int, Tail]] = set()
+        self._drawn: set[tuple[int, Tail]] = set()
 
     def put_top(self, model: Qwen3Moe) -> None:
         """Move embeddings, last norm and head to the device."""
@@ -78,8 +83,7 @@ class Qwen3MoeTT:
         self._head = self._mover.head((model.head or model.embed).weight)
         positions = torch.arange(self.config.max_position_embeddings)
         self._cos, self._sin = (
-            self._mover.embedding(torch.cat((half, half), -1).to(self.dtype))
-            for half in rope_table(self.config, positions)
+            self._mover.table(torch.cat((half, half), -1).to(self.dtype)) for half in rope_table(self.config, positions)
         )
 
     def put_layer(self, layer: Layer) -> None:
@@ -105,19 +109,21 @@ class Qwen3MoeTT:
         kv: str = formats.PAGED,
         kv_bits: float | None = None,
     ) -> PagedCache:
-        """See LanguageModel. Up to 32 rows; a page holds 32 tokens."""
+        """See LanguageModel. Up to 32 rows; a page holds 32 tokens; kv is "paged" or "bfloat8_b"."""
         formats.check_format(kv, kv_bits)
-        if kv != formats.PAGED:
-            raise RequestError(
-                "Tenstorrent chips keep keys and values in bf16", got=f"kv={kv!r}", remedy="leave kv out, or use a GPU"
-            )
+        form = self._mover.formats.of("kv") if kv == formats.PAGED else kv
+        check_kv(form)
         if page not in (None, PAGE):
             raise RequestError("a page has the wrong size", got=page, expected=f"{PAGE}, a tile's height")
-        pages = None if memory is None else PagedCache.pages_within(self.cache_sizes, rows, capacity, memory)
-        return self.cache_of_pages(rows, capacity, pages)
+        pages = None if memory is None else CACHES[form].pages_within(self.cache_sizes, rows, capacity, memory)
+        return self.cache_of_pages(rows, capacity, pages, form)
 
-    def cache_of_pages(self, rows: int, capacity: int, pages: int | None) -> PagedCache:
-        """As new_cache, of so many pages besides the dummy page; None: as many as the rows can use."""
+    def cache_of_pages(self, rows: int, capacity: int, pages: int | None, form: str | None = None) -> PagedCache:
+        """As new_cache, of so many pages besides the dummy page; None: as many as the rows can use.
+
+        Args:
+            form: of CACHES; default: what the model's formats say of kv.
+        """
         self._release_traces()
         K, sizes = self.config.num_experts_per_tok, self.cache_sizes
         bounds = [
@@ -126,7 +132,7 @@ class Qwen3MoeTT:
             if isinstance(layer.mlp, Router)
         ]
         packer = Packer(rows, min([LONGEST, *bounds]), self.config.max_position_embeddings)
-        cache = PagedCache(sizes, self.mesh, rows, capacity, packer, pages)
+        cache = CACHES[form or self._mover.formats.of("kv")](sizes, self.mesh, rows, capacity, packer, pages)
         self._decoders[cache] = Decoder(self.mesh, self._step, self.traced)
         return cache
 
@@ -140,49 +146,58 @@ class Qwen3MoeTT:
 
     def __call__(self, ids: Tensor, cache: PagedCache, step: Step) -> Tensor:
         """Logits [R, vocab_size] of the tokens that the step wants; see LanguageModel."""
-        return torch.cat([self._no_logits(), *self._results(ids, cache, step, self._to_host)])
+        nothing = torch.empty(0, self.config.vocab_size, dtype=self.dtype)
+        return torch.cat([nothing, *self._results(ids, cache, step, Asked(self._fetcher.whole))])
 
     def greedy(self, ids: Tensor, cache: PagedCache, step: Step) -> Tensor:
         """The first of the largest logits of each row of `__call__`, [R] int64; logits stay on the chips."""
-        return torch.cat([torch.empty(0, dtype=torch.int64), *self._results(ids, cache, step, self._first_largest)])
+        nothing = torch.empty(0, dtype=torch.int64)
+        return torch.cat([nothing, *self._results(ids, cache, step, Asked(self._fetcher.first_largest))])
 
-    def _results(
-        self, ids: Tensor, cache: PagedCache, step: Step, fetch: Callable[[Logits, int], Tensor]
-    ) -> Iterable[Tensor]:
-        """What `fetch` makes of the logits of the tokens that the step wants, in parts."""
+    def candidates(self, ids: Tensor, cache: PagedCache, step: Step, samplings: Sequence[Sampling]) -> Candidates:
+        """See PicksTokens; of each row and chip the largest logits come to the host."""
+        asked = Asked(self._fetcher.candidates, tail_of(samplings), inverses_of(samplings))
+        return Candidates.joined([*self._results(ids, cache, step, asked)])
+
+    def _results(self, ids: Tensor, cache: PagedCache, step: Step, asked: Asked[Made]) -> Iterable[Made]:
+        """What is asked of the logits of the tokens that the step wants, in parts."""
         words = ids.tolist()
         if isinstance(step, DecodeStep):
-            yield self._decode(words, cache, step, fetch)
+            yield self._decode(words, cache, step, asked)
             return
         passes = cache.packer.passes(words, step)
         if step.decoding is not None:
-            yield self._decode(words[: len(step.decoding.rows)], cache, step.decoding, fetch)
+            yield self._decode(words[: len(step.decoding.rows)], cache, step.decoding, asked)
         for one in passes:
-            made = self._prefill(one, cache, fetch)
-            if made is not None:
-                yield made
+            yield from self._prefill(one, cache, asked)
 
-    def _prefill(self, one: Pass, cache: PagedCache, fetch: Callable[[Logits, int], Tensor]) -> Tensor | None:
-        """Of the logits of the pass's ends; None: it has none."""
-        wanted = power_of_2(len(one.ends)) if one.ends else 0
-        shape = tuple((piece.size, piece.past) for piece in one.pieces), wanted
+    def _prefill(self, one: Pass, cache: PagedCache, asked: Asked[Made]) -> Iterable[Made]:
+        """Of the logits of the pass's ends, if it has any."""
+        n = len(one.ends)
+        wanted = power_of_2(n) if n else 0
+        shape = tuple((piece.size, piece.past) for piece in one.pieces), wanted, asked.tail
         if shape not in self._prefilled:  # its programs and buffers are allocated now
             self._prefilled.add(shape)
             self._release_traces()
         x = self._run(self._words(one.ids), self._words(one.positions), cache, cache.tables_of(one))
-        if not one.ends:
-            return None
-        ends = one.ends + one.ends[-1:] * (wanted - len(one.ends))
-        return fetch(self._network.logits(x, self._words(ends), self._norm, self._head), len(one.ends))
+        if not n:
+            return
+        own, ends = asked.take(n, wanted), self._words(one.ends + one.ends[:1] * (wanted - n))
+        yield asked.fetch(self._with_tail(self._logits(x, ends), asked.tail, own), n, own)
 
-    def _decode(
-        self, ids: list[int], cache: PagedCache, step: DecodeStep, fetch: Callable[[Logits, int], Tensor]
-    ) -> Tensor:
+    def _decode(self, ids: list[int], cache: PagedCache, step: DecodeStep, asked: Asked[Made]) -> Made:
         # padding repeats the first row's token: it writes the same keys and values to the same place
-        places = [*range(len(ids)), *[0] * (power_of_2(len(ids)) - len(ids))]
+        n = len(ids)
+        places = [*range(n), *[0] * (power_of_2(n) - n)]
         rows, positions = step.rows.tolist(), step.positions.tolist()
         tokens, at, of = ([values[place] for place in places] for values in (ids, positions, rows))
-        return fetch(self._decoders[cache](cache, tokens, at, of), len(ids))
+        own = asked.take(n, len(places))
+        logits = self._with_tail(self._decoders[cache](cache, tokens, at, of), asked.tail, own)
+        kind = len(places), asked.tail
+        if asked.tail is not Tail.GREEDY and kind not in self._drawn:  # its programs were allocated after the capture
+            self._drawn.add(kind)
+            self._release_traces()
+        return asked.fetch(logits, n, own)
 
     def _release_traces(self) -> None:
         """A replay would overwrite what is allocated after the capture."""
@@ -190,36 +205,29 @@ class Qwen3MoeTT:
             decoder.release()
 
     def _step(self, ids: Any, positions: Any, cache: PagedCache, tables: DecodeTables) -> Logits:
-        return self._network.logits(self._run(ids, positions, cache, tables), None, self._norm, self._head)
+        return self._logits(self._run(ids, positions, cache, tables), None)
+
+    def _logits(self, x: Any, ends: Any) -> Logits:
+        return self._network.logits(x, ends, self._norm, self._head)
+
+    def _with_tail(self, logits: Logits, tail: Tail, inverses: Sequence[float]) -> Logits:
+        """What the tail adds. No trace holds it: greedy steps and others replay the same one."""
+        if tail is Tail.GREEDY:
+            return logits
+        inverse = inverse_rows(inverses, self.mesh) if tail is Tail.MASS else None
+        return with_candidates(logits, inverse, self._network)
 
     def _run(self, ids: Any, positions: Any, cache: PagedCache, tables: PrefillTables | DecodeTables) -> Any:
         network = self._network
-        place = Place(network.embed(positions, self._cos), network.embed(positions, self._sin), cache, tables)
+        place = Place(network.rows(positions, self._cos), network.rows(positions, self._sin), cache, tables)
         x = network.embed(ids, self._embed)
         for i, weights in enumerate(self._layers):
             x = network.layer(x, i, weights, place)
         return x
 
-    def _no_logits(self) -> Tensor:
-        return torch.empty(0, self.config.vocab_size, dtype=self.dtype)
-
     def _words(self, values: Sequence[int]) -> Any:
         """The values as ttnn [1, n] uint32."""
         return tensors.replicate(torch.tensor([values]).int(), self.mesh, dtype="uint32")
-
-    def _to_host(self, logits: Logits, n: int) -> Tensor:
-        parts = tensors.parts_to_torch(logits.parts, self.mesh)
-        whole = torch.cat([part.reshape(-1, part.shape[-1]) for part in parts], -1)
-        return whole[:n, : self.config.vocab_size]
-
-    def _first_largest(self, logits: Logits, n: int) -> Tensor:
-        """Of the chips' largest logits the first, [n] int64; no others come to the host."""
-        largest, at = (
-            torch.stack([part.flatten()[:n] for part in tensors.parts_to_torch(one, self.mesh)])
-            for one in (logits.largest, logits.at)
-        )
-        chip = largest.float().argmax(0)
-        return chip * int(logits.parts.shape[-1]) + at.long().gather(0, chip[None])[0]
 
 
 def _on_device(config: Qwen3MoeConfig, D: int, device: str | None, traced: bool | None, *weights: Any) -> Qwen3MoeTT:

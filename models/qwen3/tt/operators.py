@@ -9,6 +9,8 @@ from .cache import MAX_ROWS
 
 STEP = 11
 """Around the layers: three embeddings with a reshape each, last norm, head, the largest logits."""
+EMBEDDED = 1
+"""More of the embedding on a mesh: all_gather."""
 ATTENTION = 18
 """Of a layer, with its norm and residual; one more for B rows on fewer than 2 B cores."""
 EXPERTS = 17
@@ -16,7 +18,7 @@ EXPERTS = 17
 SUMMED_EXPERTS = 5
 """More of these on a mesh: views, reduce_scatter, typecast, all_gather."""
 SUMMED_ATTENTION = 2
-"""More of attention on a mesh: reduce_scatter, all_gather. Both sums need a slice where H / D is no whole tiles."""
+"""More of attention on a mesh: reduce_scatter, all_gather. A slice follows a gather where H / D is no whole tiles."""
 DENSE = 7
 """Of a dense layer: norm, three linears, SiLU, product, residual."""
 
@@ -28,12 +30,13 @@ def operators(config: Qwen3MoeConfig, D: int) -> int:
     """Operators of a decode step on a 1xD mesh, at most: Wormhole sums in bf16, and needs no typecast."""
     sparse = sum(config.is_sparse(i) for i in range(config.num_hidden_layers))
     dense = config.num_hidden_layers - sparse
-    attention, experts = ATTENTION, EXPERTS
+    step, attention, experts = STEP, ATTENTION, EXPERTS
     if D > 1:
         narrow = summed_columns(config.hidden_size, D) != config.hidden_size
+        step += EMBEDDED + narrow
         attention += SUMMED_ATTENTION + narrow
         experts += SUMMED_EXPERTS + narrow
-    return STEP + attention * config.num_hidden_layers + experts * sparse + DENSE * dense
+    return step + attention * config.num_hidden_layers + experts * sparse + DENSE * dense
 
 
 def trace_bytes(config: Qwen3MoeConfig, D: int) -> int:

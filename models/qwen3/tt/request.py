@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from ttnn_moe import registry
 from ttnn_moe.errors import BackendUnavailable, RequestError
+from ttnn_moe.kv.formats import EIGHT_BITS, PAGED
 from ttnn_moe.tenstorrent import device as devices
 from ttnn_moe.tenstorrent.balance import prefer_split
 from ttnn_moe.tenstorrent.runtime import is_emulator
@@ -17,7 +18,7 @@ from ttnn_moe.tenstorrent.weight_formats import ModelFormats
 
 from ..config import Qwen3MoeConfig
 from ..runtime.language_model import LanguageModel
-from .cache import check_rows
+from .cache import check_kv, check_rows
 from .decode import check_trace
 from .model import Qwen3MoeTT
 from .profile import Profile, prepare
@@ -48,7 +49,7 @@ def chips_of(mesh: str | None) -> int:
 
 @dataclass(frozen=True)
 class Options:
-    """Options of a command line: --mesh, --device, --dtype, --trace, --profile, --weights, --experts."""
+    """Options of a command line: --mesh, --device, --dtype, --trace, --profile, --weights, --experts, --kv."""
 
     mesh: str | None = None
     device: str | None = None
@@ -57,10 +58,12 @@ class Options:
     profile: bool = False
     weights: str | None = None
     experts: str | None = None
+    kv: str = PAGED
 
     def refuse(self, backend: str) -> int:
         """0 chips, for another backend. Raises RequestError if an option is set that only Tenstorrent has."""
         given = [name for name in ("mesh", "trace", "profile", "weights", "experts") if getattr(self, name)]
+        given += ["kv"] * (self.kv == EIGHT_BITS)
         if given:
             raise RequestError(
                 f"--{given[0]} is of backend {NAME}",
@@ -74,8 +77,8 @@ def check(config: Qwen3MoeConfig, rows: int, options: Options) -> int:
     """Chips of the mesh that the model will run on.
 
     Raises:
-        RequestError: a mesh of another form, a dtype other than bfloat16, more than 32 sequences, or a trace or a
-            profile where the device has none.
+        RequestError: a mesh of another form, another dtype than bfloat16, more than 32 sequences, a KV cache that
+            the chips do not have, or a trace or a profile where the device has none.
         BackendUnavailable: this machine has no such device.
         CheckpointError, ContractError: sizes that do not fit the device; experts or heads that the chips cannot share.
     """
@@ -90,6 +93,8 @@ def check(config: Qwen3MoeConfig, rows: int, options: Options) -> int:
     check_rows(rows)
     check_device(options.device)
     check_sizes(config)
+    if options.kv != PAGED:
+        check_kv(options.kv)
     ModelFormats.parse(options.weights or "")
     check_mesh(config, D, splits(config, rows, options))
     if options.trace:

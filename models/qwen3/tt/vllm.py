@@ -115,8 +115,8 @@ class Qwen3MoeForCausalLM:
         """Pages for vLLM's blocks. Block 0 is vLLM's null block and the cache's dummy page.
 
         Args:
-            kv_cache_shape: (blocks, kv_heads, block size, head_dim); heads of a chip. dtype: ignored: the cache is
-                bfloat16.
+            kv_cache_shape: (blocks, kv_heads, block size, head_dim); heads of a chip. dtype: ignored: kv=bfloat8_b in
+                TTNN_MOE_TT_WEIGHTS makes it that, else it is bfloat16.
 
         Raises:
             RequestError: another block size than 32, other sizes than the model's, or no room on the chips.

@@ -1,6 +1,7 @@
 """The model's weights on a chip or mesh, moved there a layer at a time.
 
-On a mesh the chips share the experts, the heads of attention, and the head's vocabulary; all else is replicated.
+On a mesh the chips share the experts, the heads of attention, the embedding's columns, and the head's vocabulary; all
+else is replicated.
 ModelFormats names each matrix's format. Large tensors are kept on disk in the device's layout: see
 ttnn_moe/tenstorrent/files.py.
 """
@@ -17,6 +18,7 @@ from ttnn_moe import tenstorrent
 from ttnn_moe.errors import CheckpointError
 from ttnn_moe.sizes import ceil_div
 from ttnn_moe.tenstorrent import Device, DeviceExperts, files, tensors
+from ttnn_moe.tenstorrent.all_reduce import summed_columns
 from ttnn_moe.tenstorrent.weight_formats import ModelFormats
 
 from ..config import Qwen3MoeConfig
@@ -132,9 +134,17 @@ class Mover:
         kept = None if bias is None else self._keep(bias[:, None], cut=True)
         return Linear(self._keep(weight, turned=True, cut=True, form=form), kept)
 
-    def embedding(self, weight: Tensor) -> Any:
-        """weight [V, H], row-major."""
+    def table(self, weight: Tensor) -> Any:
+        """weight [n, width], row-major."""
         return self._keep(weight, layout="ROW_MAJOR")
+
+    def embedding(self, weight: Tensor) -> Any:
+        """weight [V, H], row-major; each of D > 1 chips gets [1, 1, V, columns], 0 past H."""
+        D, (V, H) = self.device.D, weight.shape
+        if D == 1:
+            return self.table(weight)
+        wide = torch.nn.functional.pad(weight, (0, summed_columns(H, D) - H))
+        return self._keep(wide.view(V, D, 1, -1).permute(1, 2, 0, 3), layout="ROW_MAJOR", cut=True)
 
     def head(self, weight: Tensor) -> Linear:
         """weight [V, H] -> [H, ceil(V / D)] on each of D devices; logits past V are NEVER."""

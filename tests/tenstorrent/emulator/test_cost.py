@@ -76,4 +76,4 @@ def test_the_documented_bytes_of_a_step_are_those_that_the_script_adds_up():
             for part in ("attention", "experts", "other", "head", "kv", "total"):
                 assert getattr(made, part) == kept[part], f"{way.name}, B {B}: {part}; run tenstorrent_step.py again"
     least = {B: min(row["total"] for row in data["steps"]["rows"] if row["B"] == B) for B in (1, 32)}
-    assert least[1] < 0.45e9 and least[32] < 2.5e9
+    assert least[1] < 0.45e9 and least[32] < 2.35e9

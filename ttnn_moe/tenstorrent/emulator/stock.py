@@ -53,7 +53,10 @@ def zeros(shape: Sequence[int], *, dtype: str, layout: str, device: Mesh, memory
 
 
 def embedding(ids: Tensor, weight: Tensor, *, layout: str = ROW_MAJOR_LAYOUT) -> Tensor:
-    found = [table[chosen.long()] for chosen, table in zip(ids.read(), weight.read(), strict=True)]
+    """weight [n, width], or with dimensions of 1 before these."""
+    found = [
+        table.reshape(table.shape[-2:])[chosen.long()] for chosen, table in zip(ids.read(), weight.read(), strict=True)
+    ]
     assert weight.mesh is not None
     return on_chips(weight.mesh, found, weight.dtype, layout)
 
@@ -91,7 +94,9 @@ def topk(x: Tensor, k: int, *, dim: int) -> tuple[Tensor, Tensor]:
     assert x.mesh is not None
     found = [torch.topk(values, k, dim) for values in x.read()]
     values = on_chips(x.mesh, [one.values for one in found], x.dtype, x.layout)
-    return values, on_chips(x.mesh, [one.indices for one in found], "uint16", x.layout)
+    # ttnn.topk has 32-bit indices from here on
+    kind = "uint16" if x.shape[-1] <= 1 << 16 else "uint32"
+    return values, on_chips(x.mesh, [one.indices for one in found], kind, x.layout)
 
 
 def argmax(x: Tensor, *, dim: int) -> Tensor:
@@ -100,8 +105,31 @@ def argmax(x: Tensor, *, dim: int) -> Tensor:
     return on_chips(x.mesh, [values.float().argmax(dim) for values in x.read()], "uint32", ROW_MAJOR_LAYOUT)
 
 
-def max(x: Tensor, *, dim: int) -> Tensor:
-    return _each(lambda x: x.amax(dim), x)
+def max(x: Tensor, *, dim: int, keepdim: bool = False) -> Tensor:
+    return _each(lambda x: x.amax(dim, keepdim), x)
+
+
+def sum(x: Tensor, *, dim: int, compute_kernel_config: object = None) -> Tensor:
+    return _each(lambda x: x.sum(dim), x)
+
+
+def subtract(a: Tensor, b: Tensor) -> Tensor:
+    return _each(torch.sub, a, b)
+
+
+def exp(x: Tensor) -> Tensor:
+    return _each(torch.exp, x)
+
+
+def pad(x: Tensor, shape: Sequence[int], start: Sequence[int], value: float) -> Tensor:
+    """The values from the start on, in a larger shape."""
+    assert not any(start)
+
+    def padded(x: Values) -> Values:
+        room = [end - own for own, end in zip(x.shape, shape, strict=True)]
+        return F.pad(x, [side for end in reversed(room) for side in (0, end)], value=value)
+
+    return _each(padded, x)
 
 
 def transpose(x: Tensor, first: int, second: int) -> Tensor:
@@ -142,7 +170,9 @@ def _rotary_embedding_hf(x: Tensor, cos: Tensor, sin: Tensor, *, is_decode_mode:
 
 
 def _paged_fill_cache(cache: Tensor, x: Tensor, pages: Tensor, *, batch_idx: int) -> None:
-    """x [1, heads, T, head_dim] into the pages [1, T / page] of a cache [pages, heads, page, head_dim]."""
+    """x [1, heads, T, head_dim] into the pages [1, T / page] of a cache [pages, heads, page, head_dim], as tiles."""
+    if x.dtype != cache.dtype:
+        raise RuntimeError(f"paged_fill_cache copies tiles: got {x.dtype} for a cache of {cache.dtype}")
     for part, values, table in zip(cache.parts, x.read(), pages.read(), strict=True):
         # of a page named twice (that of padding), the last
         last = {page: i for i, page in enumerate(table[batch_idx].tolist())}
@@ -151,7 +181,9 @@ def _paged_fill_cache(cache: Tensor, x: Tensor, pages: Tensor, *, batch_idx: int
 
 
 def _paged_update_cache(cache: Tensor, x: Tensor, *, update_idxs_tensor: Tensor, page_table: Tensor) -> None:
-    """Token b of x [1, B, heads, head_dim] to its row's position, unless that is -1."""
+    """Token b of x [1, B, heads, head_dim] to its row's position, unless that is -1; x in bfloat16 or float32."""
+    if x.dtype not in ("bfloat16", "float32"):
+        raise RuntimeError(f"paged_update_cache converts by itself: got {x.dtype}")
     for part, values, where, table in zip(
         cache.parts, x.read(), update_idxs_tensor.read(), page_table.read(), strict=True
     ):
