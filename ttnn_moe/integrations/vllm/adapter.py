@@ -94,11 +94,16 @@ class TtnnMoeExperts(modular_kernel.FusedMoEExpertsModular):
 
 
 class TtnnMoeMethod(UnquantizedFusedMoEMethod):
-    """vLLM's method, whose layers the operator runs where it can. What it refuses stays as vLLM chose."""
+    """vLLM's method, whose layers the operator runs where it can. What it refuses stays as vLLM chose.
+
+    Attributes:
+        adds: whether `add` will add to its output; None: nobody calls it.
+    """
 
     def __init__(self, moe: Any):
         super().__init__(moe)
         self._served: ServedLayer | None = None
+        self.adds: bool | None = None
         self._direct = moe.dp_size == 1 and not moe.moe_parallel_config.use_all2all_kernels
         config = get_current_vllm_config_or_none()
         reason = gate.why_not(moe, None if config is None else config.parallel_config)
@@ -134,7 +139,27 @@ class TtnnMoeMethod(UnquantizedFusedMoEMethod):
             return None
         tokens = moe.max_num_tokens * moe.dp_size
         served = ServedLayer(dense, layer.global_num_experts, moe.experts_per_token, tokens, moe.in_dtype)
-        return served if load.ready(served, weights, layer.expert_map, both_ids=not self._direct) else None
+        ready = load.ready(served, weights, layer.expert_map, both_ids=not self._direct, adds=bool(self.adds))
+        return served if ready else None
+
+    @property
+    def adds_itself(self) -> bool:
+        """Whether a model calls `add`, and no runner of vLLM's."""
+        return self.adds is not None and self._direct and self._served is not None
+
+    def add(
+        self,
+        layer: Any,
+        x: torch.Tensor,
+        topk_weights: torch.Tensor,
+        topk_ids: torch.Tensor,
+        out: torch.Tensor,
+        num_tokens: torch.Tensor | None,
+    ) -> None:
+        """The experts of x [T, H], added to out [T, H], or written to it."""
+        assert self._served is not None and self.adds is not None
+        weights = layer.w13_weight, layer.w2_weight
+        self._served(x, topk_weights, topk_ids, weights, layer.expert_map, out, self.adds, num_tokens)
 
     def apply(
         self,

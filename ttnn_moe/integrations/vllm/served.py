@@ -99,8 +99,14 @@ class ServedLayer:
         weights: tuple[Tensor, ...],
         expert_map: Tensor | None,
         out: Tensor | None = None,
+        accumulate: bool = False,
+        num_tokens: Tensor | None = None,
     ) -> Tensor:
-        """x [T, H], topk_weights and topk_ids [T, K] -> out [T, H]; ids name experts of all ranks, -1 none."""
+        """x [T, H], topk_weights and topk_ids [T, K] -> out [T, H]; ids name experts of all ranks, -1 none.
+
+        Args:
+            accumulate: add to out. num_tokens: [] int32, as of a prepared layer; a hint, for the first self.T tokens.
+        """
         layer = self._prepared
         if layer is None or self._known != _known(weights, expert_map):
             layer = self.prepare(weights, expert_map)
@@ -108,12 +114,12 @@ class ServedLayer:
             topk_ids = local_ids(topk_ids, self._map)
         T = len(x)
         if T <= self.T:
-            return layer(x, topk_ids, topk_weights, out=out)
+            return layer(x, topk_ids, topk_weights, out=out, accumulate=accumulate, num_tokens=num_tokens)
         if out is None:
             out = torch.empty_like(x)
         for first in range(0, T, self.T):
             rows = slice(first, first + self.T)
-            layer(x[rows], topk_ids[rows], topk_weights[rows], out=out[rows])
+            layer(x[rows], topk_ids[rows], topk_weights[rows], out=out[rows], accumulate=accumulate)
         return out
 
 
