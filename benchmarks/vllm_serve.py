@@ -1,4 +1,4 @@
-"""Requests through vLLM, through vLLM with this package's experts, and through this package's engine: one machine.
+"""Requests through vLLM, vLLM with this package's experts or whole model, and this package's engine: one machine.
 
     PYTHONPATH=. python benchmarks/vllm_serve.py --json vllm_serve.json
     PYTHONPATH=. python benchmarks/vllm_serve.py --kinds experts --rows 256 --json vllm_serve.json  # adds to the file
@@ -28,7 +28,7 @@ from qwen3_engine import draw, spread
 from vllm_random import FORMAT
 
 ROOT = Path(__file__).parent.parent
-KINDS = {"vllm": "off", "experts": "experts", "ours": "off"}
+KINDS = {"vllm": "off", "experts": "experts", "model": "model", "ours": "off"}
 """Kind -> TTNN_MOE_VLLM."""
 PROMPT, NEW, VOCAB, COUNT = (32, 1024), (16, 256), 151936, 256
 TOTALS = 77_351, 35_988

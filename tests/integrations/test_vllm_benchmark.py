@@ -18,7 +18,8 @@ from ttnn_moe.models.qwen3.config import config_of
 def test_a_dry_run_names_every_process(capsys: pytest.CaptureFixture[str]) -> None:
     script("vllm_serve").main(rows="32,256", dry_run=True)
     *runs, last = capsys.readouterr().out.splitlines()
-    assert [line.split("--kinds ")[1].split()[0] for line in runs] == ["vllm"] * 2 + ["experts"] * 2 + ["ours"] * 2
+    kinds = [line.split("--kinds ")[1].split()[0] for line in runs]
+    assert kinds == [kind for kind in ("vllm", "experts", "model", "ours") for _ in range(2)]
     assert all("TTNN_MOE_VLLM=experts" in line for line in runs if "--kinds experts" in line)
     assert last == "256 requests, 77,351 prompt and 35,988 new tokens: 256 drawn"
 

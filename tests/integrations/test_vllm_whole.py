@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from test_vllm_model import tiny
 from torch import Tensor
 
 import vllm_layers
-from test_vllm_model import tiny
 from vllm_layers import REAL
 
 pytestmark = pytest.mark.skipif(not REAL, reason="vLLM is not installed: make test-vllm has it")
@@ -142,7 +142,9 @@ def test_logits_are_those_of_vllms_model(whole: Any, tmp_path: Path, lines: list
     assert any("runs Qwen3-MoE whole, but for attention" in line for line in lines)
 
 
-def flash(self: Any, layer: Any, q: Tensor, key: Any, value: Any, kv_cache: Tensor, step: Any, output: Tensor) -> Tensor:
+def flash(
+    self: Any, layer: Any, q: Tensor, key: Any, value: Any, kv_cache: Tensor, step: Any, output: Tensor
+) -> Tensor:
     """In place of FlashAttention: causal attention to vLLM's blocks [2, blocks, BLOCK, kv_heads, D]."""
     starts = step.query_start_loc.tolist()
     for row, (first, end) in enumerate(zip(starts, starts[1:], strict=False)):
@@ -161,7 +163,9 @@ def paged(monkeypatch: pytest.MonkeyPatch, whole: Any, tmp_path: Path) -> Any:
 
     from ttnn_moe.integrations.vllm import attention, model_gate
 
-    monkeypatch.setattr(CpuPlatform, "get_attn_backend_cls", classmethod(lambda cls, chosen, **asked: chosen.get_path()))
+    monkeypatch.setattr(
+        CpuPlatform, "get_attn_backend_cls", classmethod(lambda cls, chosen, **asked: chosen.get_path())
+    )
     monkeypatch.setattr(model_gate, "own_attention", lambda config: True)
     monkeypatch.setattr(flash_attn.FlashAttentionImpl, "forward", flash)
     config = config_of(tmp_path)
@@ -171,7 +175,8 @@ def paged(monkeypatch: pytest.MonkeyPatch, whole: Any, tmp_path: Path) -> Any:
     for layer in layers:
         layer.kv_cache = torch.zeros(2, 9, first.num_kv_heads, BLOCK, first.head_size).transpose(2, 3)
     spec = FullAttentionSpec(
-        block_size=BLOCK, num_kv_heads=first.num_kv_heads, head_size=first.head_size, dtype=torch.float32)
+        block_size=BLOCK, num_kv_heads=first.num_kv_heads, head_size=first.head_size, dtype=torch.float32
+    )
     with ready(config):
         builder = attention.Builder(spec, [layer.layer_name for layer in layers], config, torch.device("cpu"))
     blocks = torch.tensor([[3, 1, 7], [2, 5, 4]], dtype=torch.int32)

@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
-import torch
 from torch import Tensor, nn
 from vllm.v1.attention.backend import AttentionCGSupport
 from vllm.v1.attention.backends.flash_attn import (
@@ -95,8 +94,8 @@ class Impl(FlashAttentionImpl):
         q_norm, k_norm: vLLM's norms of query and key heads; the model sets them.
     """
 
-    q_norm: nn.Module
-    k_norm: nn.Module
+    q_norm: Any
+    k_norm: Any
 
     def forward(
         self,
@@ -133,8 +132,7 @@ class Impl(FlashAttentionImpl):
 
     def write(self, qkv: Tensor, rope: tuple[Tensor, Tensor], memory: Memory, step: Metadata) -> Tensor:
         """Write keys and values; queries [T, heads, head_dim], normalised and rotated."""
-        q_norm: Any = self.q_norm
-        norms = HeadNorms(q_norm.weight, self.k_norm.weight, q_norm.variance_epsilon)
+        norms = HeadNorms(self.q_norm.weight, self.k_norm.weight, self.q_norm.variance_epsilon)
         q = norm_rope_write(qkv, norms, rope, memory)
         if q is None:
             q, k, v = decoder.head_norm_rope(qkv, self.num_kv_heads, norms, rope)

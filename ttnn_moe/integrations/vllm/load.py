@@ -15,7 +15,11 @@ _REMEDY = "to change it: a smaller --max-num-batched-tokens, or more memory"
 
 
 def ready(
-    served: ServedLayer, weights: tuple[Tensor, ...], expert_map: Tensor | None, both_ids: bool = False, adds: bool = False
+    served: ServedLayer,
+    weights: tuple[Tensor, ...],
+    expert_map: Tensor | None,
+    both_ids: bool = False,
+    adds: bool = False,
 ) -> bool:
     """Allocate scratch and compile kernels, several at a time; if that fails, say why, once, and return False.
 
@@ -35,7 +39,9 @@ def why_not(
     try:
         prepared = served.prepare(weights, expert_map)
         start = time.perf_counter()
-        made = sum(prepared.compile(ids64=ids64, accumulate=adds) for ids64 in ((False, True) if both_ids else (False,)))
+        made = sum(
+            prepared.compile(ids64=ids64, accumulate=adds) for ids64 in ((False, True) if both_ids else (False,))
+        )
     except torch.OutOfMemoryError as error:
         return f"there is no memory for the operator's scratch ({str(error).splitlines()[0]}); {_REMEDY}"
     except TtnnMoeError as error:

@@ -87,9 +87,7 @@ class Layer(qwen3_moe.Qwen3MoeDecoderLayer):
         return own.attn(q.flatten(1), k.flatten(1), v.flatten(1))
 
 
-@support_torch_compile(
-    dynamic_arg_dims={"input_ids": 0, "positions": 0, "intermediate_tensors": 0, "inputs_embeds": 0}
-)
+@support_torch_compile(dynamic_arg_dims={"input_ids": 0, "positions": 0, "intermediate_tensors": 0, "inputs_embeds": 0})
 class Model(qwen3_moe.Qwen3MoeModel):
     def __init__(self, *, vllm_config: Any, prefix: str = ""):
         super().__init__(vllm_config=vllm_config, prefix=prefix, decoder_layer_type=Layer)
@@ -134,7 +132,7 @@ class Qwen3Moe(qwen3_moe.Qwen3MoeForCausalLM):
             self.lm_head.weight = self.model.embed_tokens.weight
         self.logits_processor = LogitsProcessor(config.vocab_size)
         self.make_empty_intermediate_tensors = self.model.make_empty_intermediate_tensors
-        self.expert_weights = []
+        self.expert_weights: list[Any] = []
         self.moe_layers = [experts for layer in self.model.layers if (experts := getattr(layer.mlp, "experts", None))]
         self.num_moe_layers = len(self.moe_layers)
         say.info("runs Qwen3-MoE whole" + ("" if self.model.layers[0].paged else ", but for attention"))

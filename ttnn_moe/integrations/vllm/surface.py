@@ -173,13 +173,7 @@ MODEL = Surface(
     exact={
         (_QWEN3, "Qwen3MoeDecoderLayer.__init__"): ("self", "vllm_config", "prefix"),
         (_QWEN3, "Qwen3MoeModel.__init__"): ("self", "vllm_config", "prefix", "decoder_layer_type"),
-        (_QWEN3, "Qwen3MoeModel.forward"): (
-            "self",
-            "input_ids",
-            "positions",
-            "intermediate_tensors",
-            "inputs_embeds",
-        ),
+        (_QWEN3, "Qwen3MoeModel.forward"): ("self", "input_ids", "positions", "intermediate_tensors", "inputs_embeds"),
         (_QWEN3, "Qwen3MoeForCausalLM.__init__"): ("self", "vllm_config", "prefix"),
         (f"{_ATTENTION}.backend", "AttentionImpl.forward"): (
             "self",
