@@ -80,7 +80,7 @@ def test_a_second_registration_changes_nothing(make: Any, lines: list[Any]) -> N
     [
         ("off", False, None),
         ("experts", True, None),
-        ("MODEL", True, "not there yet"),
+        ("MODEL", True, None if REAL else "this vLLM runs Qwen3-MoE itself, but for experts"),
         ("yes", False, "TTNN_MOE_VLLM has no such value; got 'yes'; expected one of off, experts, model; to fix it"),
     ],
 )
@@ -90,6 +90,10 @@ def test_the_setting(
     from ttnn_moe.integrations.vllm import register
 
     hook = registry().pop(HOOK)
+    if REAL:
+        from vllm.model_executor.models.registry import ModelRegistry
+
+        monkeypatch.setattr(ModelRegistry, "models", dict(ModelRegistry.models))
     monkeypatch.setenv("TTNN_MOE_VLLM", value)
     try:
         register()

@@ -48,7 +48,7 @@ def config_of(folder: Path, **options: Any) -> Any:
     from vllm.engine.arg_utils import EngineArgs
 
     given = {"skip_tokenizer_init": True, "enforce_eager": True, "max_model_len": 256, "load_format": "dummy"}
-    return EngineArgs(model=str(tiny(folder)), dtype="float32", **{**given, **options}).create_engine_config()
+    return EngineArgs(model=str(folder), dtype="float32", **{**given, **options}).create_engine_config()
 
 
 @contextmanager
@@ -126,14 +126,14 @@ def whole(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> tuple[Tensor, Tens
     monkeypatch.setattr(RotaryEmbedding, "forward_cpu", rotary)
     monkeypatch.setattr(fused_topk_router, "fused_topk", softmax_route)
     monkeypatch.setattr(Attention, "forward", one_sequence)
-    config = config_of(tmp_path)
+    config = config_of(tiny(tmp_path))
     ids = torch.randint(100, (37,), generator=torch.Generator().manual_seed(1))
     return ids, logits(built(config, kinds()[1]), config, ids, torch.arange(37))
 
 
 def test_logits_are_those_of_vllms_model(whole: Any, tmp_path: Path, lines: list[str]) -> None:
     ids, wanted = whole
-    config = config_of(tmp_path)
+    config = config_of(tiny(tmp_path))
     model = built(config, kinds()[0])
     assert not model.model.layers[0].paged and type(model).__name__ == "Qwen3Moe"
     assert model.model.layers[0].mlp.experts.quant_method.adds_itself
@@ -168,7 +168,7 @@ def paged(monkeypatch: pytest.MonkeyPatch, whole: Any, tmp_path: Path) -> Any:
     )
     monkeypatch.setattr(model_gate, "own_attention", lambda config: True)
     monkeypatch.setattr(flash_attn.FlashAttentionImpl, "forward", flash)
-    config = config_of(tmp_path)
+    config = config_of(tiny(tmp_path))
     model = built(config, kinds()[0])
     layers = [layer.self_attn.attn for layer in model.model.layers]
     first = layers[0]
@@ -204,6 +204,125 @@ def paged(monkeypatch: pytest.MonkeyPatch, whole: Any, tmp_path: Path) -> Any:
         return positions, {layer.layer_name: made for layer in layers}
 
     return SimpleNamespace(model=model, config=config, step=step)
+
+
+@pytest.mark.parametrize("level", ["off", "experts", "model"])
+def test_the_model_is_registered_once(
+    make: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, lines: list[str], level: str
+) -> None:
+    from vllm.model_executor.model_loader.utils import get_model_architecture
+    from vllm.model_executor.models.registry import ModelRegistry
+
+    from ttnn_moe.integrations.vllm import register
+
+    monkeypatch.setattr(ModelRegistry, "models", dict(ModelRegistry.models))
+    monkeypatch.setenv("TTNN_MOE_VLLM", level)
+    register()
+    known = ModelRegistry.models["Qwen3MoeForCausalLM"]
+    register()
+    assert ModelRegistry.models["Qwen3MoeForCausalLM"] is known and lines == []
+    ours, vllms = kinds()
+    found, _ = get_model_architecture(config_of(tiny(tmp_path)).model_config)
+    assert found is (ours if level == "model" else vllms)
+
+
+def test_a_model_on_meta_has_vllms_parameters(make: Any, tmp_path: Path) -> None:
+    """So vLLM's loader finds them, by the names of Hugging Face's checkpoints."""
+    ours, vllms = kinds()
+    found, wanted = (built(config_of(tiny(tmp_path)), kind, "meta") for kind in (ours, vllms))
+    shapes = [{name: weight.shape for name, weight in of.named_parameters()} for of in (found, wanted)]
+    assert shapes[0] == shapes[1] and found.num_moe_layers == wanted.num_moe_layers == 2
+
+
+def test_a_checkpoint_is_loaded(make: Any) -> None:
+    """The bundled one: names of Hugging Face, by vLLM's own loading of weights."""
+    from safetensors.torch import load_file
+
+    from paths import ROOT
+    from ttnn_moe.models.qwen3 import load_model
+
+    folder = ROOT / "models/qwen3/tiny"
+    tensors = {key: value for file in folder.glob("*.safetensors") for key, value in load_file(file).items()}
+    config = config_of(folder)
+    with ready(config):
+        made = kinds()[0](vllm_config=config)
+        made.load_weights((key, value.float()) for key, value in tensors.items())
+    wanted = load_model(folder, backend="reference").layers[1]
+    torch.testing.assert_close(made.model.layers[1].self_attn.qkv_proj.weight, wanted.attention.qkv.weight.float())
+    torch.testing.assert_close(made.model.layers[1].mlp.gate.weight, wanted.mlp.router.weight.float())
+
+
+STAYS = {
+    "quantised": (lambda config: setattr(config, "quant_config", object()), "quantised"),
+    "lora": (lambda config: setattr(config, "lora_config", object()), "LoRA"),
+    "draft": (lambda config: setattr(config, "speculative_config", object()), "speculative"),
+    "pipeline": (lambda config: setattr(config.parallel_config, "pipeline_parallel_size", 2), "pipeline"),
+    "eplb": (lambda config: setattr(config.parallel_config, "enable_eplb", True), "EPLB"),
+    "context": (lambda config: setattr(config.parallel_config, "decode_context_parallel_size", 2), "context"),
+    "connector": (lambda config: setattr(config, "kv_transfer_config", object()), "KV connector"),
+    "window": (lambda config: setattr(config.cache_config, "sliding_window", 64), "window"),
+    "rope": (
+        lambda config: setattr(config.model_config.hf_text_config, "rope_parameters", {"rope_type": "linear"}),
+        "RoPE is 'linear'",
+    ),
+    "dbo": (lambda config: setattr(config.parallel_config, "enable_dbo", True), "--enable-dbo"),
+}
+
+
+@pytest.mark.parametrize("name", STAYS)
+def test_what_stays_with_vllm(make: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str) -> None:
+    """One line says why, and the class gives vLLM's own model."""
+    from ttnn_moe.integrations.vllm import model_gate
+
+    config = config_of(tiny(tmp_path))
+    assert model_gate.why_not(config) is None
+    change, said = STAYS[name]
+    change(config)
+    reason = model_gate.why_not(config)
+    assert reason is not None and said in reason
+
+
+def test_where_layers_do_not_serve_the_model_is_vllms(
+    make: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, lines: list[str]
+) -> None:
+    monkeypatch.delenv("TTNN_MOE_BACKEND")
+    ours, vllms = kinds()
+    assert type(built(config_of(tiny(tmp_path)), ours, "meta")) is vllms
+    assert lines[0] == ("ttnn-moe: Qwen3-MoE stays with vLLM, whose experts may be served: only CUDA GPUs are served")
+
+
+def test_experts_that_are_refused_run_in_vllms_layer(whole: Any, tmp_path: Path) -> None:
+    """As with data parallelism, where vLLM exchanges tokens."""
+    ids, wanted = whole
+    config = config_of(tiny(tmp_path))
+    model = built(config, kinds()[0])
+    for layer in model.model.layers:
+        layer.mlp.experts.quant_method._direct = False
+    torch.testing.assert_close(logits(model, config, ids, torch.arange(37)), wanted, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_one_rank_alone_begins_with_the_residual(whole: Any, tmp_path: Path, first: bool) -> None:
+    """Tensor parallelism: vLLM sums what the ranks' operators give."""
+    from vllm.forward_context import set_forward_context
+
+    from ttnn_moe.integrations.vllm.qwen3 import OPS
+
+    config = config_of(tiny(tmp_path))
+    layer = built(config, kinds()[0]).model.layers[0]
+    x = torch.randn(5, layer.hidden_size)
+    with ready(config), set_forward_context(None, config):
+        attended, weight = torch.randn(5, layer.self_attn.o_proj.weight.shape[1]), layer.self_attn.o_proj.weight
+        out = x.clone()
+        OPS.linear_(out, attended, weight, first)
+        torch.testing.assert_close(out, F.linear(attended, weight) + (x if first else 0))
+        parts = []
+        for adds in (False, True):
+            layer.mlp.experts.quant_method.adds = adds
+            parts.append(x.clone())
+            norm, router = layer.post_attention_layernorm.weight, layer.mlp.gate.weight
+            OPS.experts_(parts[-1], norm, layer.eps, router, layer.K, layer.renormalise, layer.experts_name)
+        torch.testing.assert_close(parts[1], parts[0] + x)
 
 
 def test_steps_over_vllms_blocks(paged: Any, whole: Any, lines: list[str]) -> None:

@@ -172,7 +172,6 @@ MODEL = Surface(
     "0.22.1",
     exact={
         (_QWEN3, "Qwen3MoeDecoderLayer.__init__"): ("self", "vllm_config", "prefix"),
-        (_QWEN3, "Qwen3MoeModel.__init__"): ("self", "vllm_config", "prefix", "decoder_layer_type"),
         (_QWEN3, "Qwen3MoeModel.forward"): ("self", "input_ids", "positions", "intermediate_tensors", "inputs_embeds"),
         (_QWEN3, "Qwen3MoeForCausalLM.__init__"): ("self", "vllm_config", "prefix"),
         (f"{_ATTENTION}.backend", "AttentionImpl.forward"): (
@@ -195,6 +194,8 @@ MODEL = Surface(
         ),
     },
     has={
+        # its __init__ is wrapped, and takes decoder_layer_type
+        (_QWEN3, "Qwen3MoeModel.__init__"): ("self", "vllm_config", "prefix"),
         (_FLASH, "FlashAttentionImpl.forward"): ("layer", "query", "kv_cache", "attn_metadata", "output"),
         (_FLASH, "FlashAttentionMetadata"): ("num_actual_tokens", "block_table", "query_start_loc"),
         (_FLASH, "FlashAttentionBackend.forward_includes_kv_cache_update"): (),
