@@ -5,8 +5,9 @@
     PYTHONPATH=. python benchmarks/vllm_serve.py --dry-run  # needs no GPU
 
 Qwen3-30B-A3B in bf16 with the random weights of qwen3_gpu.py, and the 256 requests of qwen3_engine.py, all there at the
-start; greedy, every request to its last token. Each kind and number of rows runs in a process of its own. Steps: whole
-generations of a batch less those that end with the first token. Tokens of every kind are compared with vLLM's.
+start; greedy, every request to its last token. Each kind and number of rows runs in a process of its own; with
+--together, vLLM's smaller numbers of rows are set on the scheduler of the largest. Steps: whole generations of a batch
+less those that end with the first token. Tokens of every kind are compared with vLLM's.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from vllm_random import FORMAT
 ROOT = Path(__file__).parent.parent
 KINDS = {"vllm": "off", "experts": "experts", "model": "model", "ours": "off"}
 """Kind -> TTNN_MOE_VLLM."""
+IN_PROCESS = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
 PROMPT, NEW, VOCAB, COUNT = (32, 1024), (16, 256), 151936, 256
 TOTALS = 77_351, 35_988
 VLLMS, OURS = 8192, PROMPT[1] + NEW[1]
@@ -64,6 +66,8 @@ CONFIG = {
 Request = tuple[list[int], int]
 Run = Callable[[list[Request]], tuple[float, list[list[int]]]]
 """Requests -> seconds, and the new tokens of each."""
+Limit = Callable[[int], None]
+"""Rows from now on."""
 
 
 def requests() -> list[Request]:
@@ -77,7 +81,7 @@ def requests() -> list[Request]:
 # one engine
 
 
-def vllm_run(rows: int, layers: int, folder: Path) -> tuple[Run, dict[str, Any]]:
+def vllm_run(rows: int, layers: int, folder: Path) -> tuple[Run, Limit, dict[str, Any]]:
     """vLLM's offline engine, with graphs, prefix cache and asynchronous scheduling as it sets them."""
     import vllm
 
@@ -101,16 +105,24 @@ def vllm_run(rows: int, layers: int, folder: Path) -> tuple[Run, dict[str, Any]]
         out = llm.generate(given, wanted, use_tqdm=False)
         return time.perf_counter() - start, [list(one.outputs[0].token_ids) for one in out]
 
+    def limit(fewer: int) -> None:
+        if fewer != rows:  # in this process alone: IN_PROCESS
+            llm.llm_engine.engine_core.engine_core.scheduler.max_num_running_reqs = fewer
+
     config = llm.llm_engine.vllm_config
-    return run, {
-        "vllm": vllm.__version__,
-        "batched_tokens": config.scheduler_config.max_num_batched_tokens,
-        "graphs": str(config.compilation_config.cudagraph_mode),
-        "blocks": config.cache_config.num_gpu_blocks,
-    }
+    return (
+        run,
+        limit,
+        {
+            "vllm": vllm.__version__,
+            "batched_tokens": config.scheduler_config.max_num_batched_tokens,
+            "graphs": str(config.compilation_config.cudagraph_mode),
+            "blocks": config.cache_config.num_gpu_blocks,
+        },
+    )
 
 
-def our_run(rows: int, layers: int) -> tuple[Run, dict[str, Any]]:
+def our_run(rows: int, layers: int) -> tuple[Run, Limit, dict[str, Any]]:
     """This package's engine."""
     import dataclasses
 
@@ -132,7 +144,7 @@ def our_run(rows: int, layers: int) -> tuple[Run, dict[str, Any]]:
                 made[token.sequence].append(token.token)
         return time.perf_counter() - start, list(made.values())
 
-    return run, {"prefill_chunk": engine.scheduler.chunk, "pages": engine.cache.total}
+    return run, lambda rows: None, {"prefill_chunk": engine.scheduler.chunk, "pages": engine.cache.total}
 
 
 def measured(
@@ -163,6 +175,23 @@ def measured(
         text = [token for prompt, _ in todo for token in prompt][:n]
         found["prefill_ms"][n] = statistics.median(run([(text, 1)])[0] for _ in range(5)) * 1e3
     return found
+
+
+def one_kind(
+    kind: str, counts: list[int], rounds: int, asked: tuple[list[int], list[int]], layers: int, folder: Path, part: Path
+) -> None:
+    """One engine, at each number of rows, the most first. Results are written after each."""
+    start = time.perf_counter()
+    ours = kind == "ours"
+    run, limit, about = our_run(counts[0], layers) if ours else vllm_run(counts[0], layers, folder)
+    about["ready_s"] = time.perf_counter() - start
+    found: list[dict[str, Any]] = []
+    for rows in counts:
+        limit(rows)
+        steps, prefill = asked if rows == counts[0] else ([], [])
+        row = measured(run, rows, rounds, steps, prefill, OURS if ours else VLLMS)
+        found.append({"kind": kind, "rows": rows, "layers": layers, **about, **row})
+        part.write_text(json.dumps(found))
 
 
 # all of them
@@ -205,8 +234,8 @@ def _installed() -> Any:
     return found(group="vllm.general_plugins")
 
 
-def command(kind: str, rows: int, options: list[str], folder: Path) -> tuple[list[str], dict[str, str]]:
-    """What measures one kind at so many rows: a command, and what its environment has beside ours."""
+def command(kind: str, rows: list[int], options: list[str], folder: Path) -> tuple[list[str], dict[str, str]]:
+    """What measures one kind at so many rows, the most first: a command, and what its environment has beside ours."""
     path = [str(folder), str(ROOT), str(ROOT / "benchmarks"), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = {
         "PYTHONPATH": os.pathsep.join(path),
@@ -217,7 +246,9 @@ def command(kind: str, rows: int, options: list[str], folder: Path) -> tuple[lis
     }
     if importlib.util.find_spec("flashinfer") is None:  # vLLM's default sampler is FlashInfer's
         environment["VLLM_USE_FLASHINFER_SAMPLER"] = "0"
-    return [sys.executable, __file__, "--kinds", kind, "--rows", str(rows), *options], environment
+    if len(rows) > 1:
+        environment |= IN_PROCESS
+    return [sys.executable, __file__, "--kinds", kind, "--rows", ",".join(map(str, rows)), *options], environment
 
 
 def numbers(text: str) -> list[int]:
@@ -232,43 +263,43 @@ def main(
     prefill: Annotated[str, typer.Option(help="Prompts whose first token is timed.")] = "512,4096",
     layers: Annotated[int, typer.Option(help="Of the model.")] = 48,
     json_file: Annotated[Path | None, typer.Option("--json", help="Add the results to this file.")] = None,
+    together: Annotated[bool, typer.Option("--together", help="One engine a kind of vLLM, for all rows.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would run.")] = False,
     part: Annotated[Path | None, typer.Option(hidden=True)] = None,
 ) -> None:
     """Measure, write JSON, print a line a run."""
-    chosen, counts = kinds.split(","), numbers(rows)
+    chosen, counts = kinds.split(","), sorted(numbers(rows), reverse=True)
     if unknown := set(chosen) - set(KINDS):
         raise typer.BadParameter(f"{sorted(unknown)}: not of {list(KINDS)}", param_hint="--kinds")
     with tempfile.TemporaryDirectory() as made:
         folder = Path(made)
         if part is not None:
-            start = time.perf_counter()
-            run, about = our_run(counts[0], layers) if chosen == ["ours"] else vllm_run(counts[0], layers, folder)
-            about["ready_s"] = time.perf_counter() - start
-            longest = OURS if chosen == ["ours"] else VLLMS
-            found = measured(run, counts[0], rounds, numbers(steps), numbers(prefill), longest)
-            part.write_text(json.dumps({**about, **found}))
+            one_kind(chosen[0], counts, rounds, (numbers(steps), numbers(prefill)), layers, folder, part)
             return
         results = json.loads(json_file.read_text())["results"] if json_file and json_file.exists() else []
         entry_points(folder)
-        for kind, count in ((kind, count) for kind in chosen for count in counts):
-            out = folder / f"{kind}_{count}.json"
+        groups = [(kind, [count]) for kind in chosen for count in counts]
+        if together:
+            alone = [group for group in groups if group[0] == "ours"]
+            groups = [(kind, counts) for kind in chosen if kind != "ours"] + alone
+        for kind, group in groups:
+            out = folder / f"{kind}_{group[0]}.json"
             # steps and prefills once, where every batch fits
-            asked = (steps, prefill) if count == max(counts) else ("", "")
+            asked = (steps, prefill) if group[0] == max(counts) else ("", "")
             options = ["--rounds", str(rounds), "--steps", asked[0], "--prefill", asked[1], "--layers", str(layers)]
-            words, environment = command(kind, count, [*options, "--part", str(out)], folder)
+            words, environment = command(kind, group, [*options, "--part", str(out)], folder)
             if dry_run:
                 shown = " ".join(f"{name}={value}" for name, value in environment.items())
                 typer.echo(f"{shown} {' '.join(words)}")
                 continue
             done = subprocess.run(words, env={**os.environ, **environment})
-            row = {"kind": kind, "rows": count, "layers": layers}
-            if done.returncode or not out.exists():
-                typer.echo(f"{kind} at {count} rows failed: exit code {done.returncode}", err=True)
-                continue
-            row |= json.loads(out.read_text())
-            results = [old for old in results if (old["kind"], old["rows"]) != (kind, count)] + [row]
-            typer.echo(f"{kind} at {count} rows: {row['new_tokens_per_s']:,.0f} new tokens/s ({row['seconds']:.2f} s)")
+            if done.returncode:
+                typer.echo(f"{kind} at {group} rows failed: exit code {done.returncode}", err=True)
+            for row in json.loads(out.read_text()) if out.exists() else []:
+                key = row["kind"], row["rows"]
+                results = [old for old in results if (old["kind"], old["rows"]) != key] + [row]
+                line = f"{row['new_tokens_per_s']:,.0f} new tokens/s ({row['seconds']:.2f} s)"
+                typer.echo(f"{kind} at {row['rows']} rows: {line}")
             if json_file is not None:
                 json_file.write_text(json.dumps({"machine": machine(), "results": compared(results)}) + "\n")
     if dry_run:
