@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -56,20 +55,12 @@ def moe_layers(of: nn.Module) -> dict[str, Any]:
     return {name: layer for name, layer in of.named_modules() if type(layer).__name__ == "FusedMoE"}
 
 
-def tiny(folder: Path) -> Path:
-    """A Qwen3-MoE of two layers."""
-    config = json.loads((ROOT / "models/qwen3/tiny/config.json").read_text())
-    config |= {"num_hidden_layers": 2, "mlp_only_layers": []}
-    (folder / "config.json").write_text(json.dumps(config))
-    return folder
-
-
 @needs_vllm
 @pytest.mark.parametrize("device", ["meta", "cpu"])
 def test_a_model_of_two_layers_is_served(make: Any, tmp_path: Path, device: str) -> None:
     from vllm.model_executor.model_loader.utils import process_weights_after_loading
 
-    made, config = model(tiny(tmp_path), device)
+    made, config = model(vllm_layers.tiny(tmp_path), device)
     layers = moe_layers(made)
     assert len(layers) == 2
     for layer in layers.values():

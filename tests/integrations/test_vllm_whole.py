@@ -12,11 +12,10 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from test_vllm_model import tiny
 from torch import Tensor
 
 import vllm_layers
-from vllm_layers import REAL
+from vllm_layers import REAL, tiny
 
 pytestmark = pytest.mark.skipif(not REAL, reason="vLLM is not installed: make test-vllm has it")
 BLOCK = 16

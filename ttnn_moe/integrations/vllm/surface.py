@@ -194,8 +194,7 @@ MODEL = Surface(
         ),
     },
     has={
-        # its __init__ is wrapped, and takes decoder_layer_type
-        (_QWEN3, "Qwen3MoeModel.__init__"): ("self", "vllm_config", "prefix"),
+        (_QWEN3, "Qwen3MoeModel"): (),
         (_FLASH, "FlashAttentionImpl.forward"): ("layer", "query", "kv_cache", "attn_metadata", "output"),
         (_FLASH, "FlashAttentionMetadata"): ("num_actual_tokens", "block_table", "query_start_loc"),
         (_FLASH, "FlashAttentionBackend.forward_includes_kv_cache_update"): (),
