@@ -222,7 +222,7 @@ MODEL = Surface(
         ("vllm.utils.torch_utils", "_encode_layer_name"): ("layer_name",),
         ("vllm.utils.torch_utils", "_resolve_layer_name"): ("layer_name",),
         ("vllm.utils.torch_utils", "direct_register_custom_op"): ("op_name", "mutates_args", "fake_impl", "target_lib"),
-        ("vllm.model_executor.models.registry", "ModelRegistry"): (),
+        ("vllm.model_executor.models.registry", "_ModelRegistry.register_model"): ("model_arch", "model_cls"),
     },
 )
 """Qwen3-MoE whole."""
