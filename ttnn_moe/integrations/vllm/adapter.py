@@ -120,6 +120,15 @@ class TtnnMoeMethod(UnquantizedFusedMoEMethod):
         self._vllms = given.unquantized_backend, given.experts_cls
         given.unquantized_backend, given.experts_cls = backend, experts_cls
 
+    def create_weights(self, layer: Any, num_experts: int, *sizes: Any, **attributes: Any) -> None:
+        super().create_weights(layer, num_experts, *sizes, **attributes)
+        if self._may_serve and num_experts == self.moe.num_experts:
+            load.begin(self._layer(num_experts), (layer.w13_weight, layer.w2_weight))
+
+    def _layer(self, E: int) -> ServedLayer:
+        moe = self.moe
+        return ServedLayer(dense, E, moe.experts_per_token, moe.max_num_tokens * moe.dp_size, moe.in_dtype)
+
     def process_weights_after_loading(self, layer: Any) -> None:
         first = self.moe_kernel is None
         if self._may_serve and first:
@@ -132,13 +141,12 @@ class TtnnMoeMethod(UnquantizedFusedMoEMethod):
             self.moe_kernel.fused_experts.served = self._served
 
     def _try(self, layer: Any) -> ServedLayer | None:
-        moe, weights = self.moe, (layer.w13_weight, layer.w2_weight)
-        reason = gate.why_not_layer(layer, *weights, moe.in_dtype)
+        weights = layer.w13_weight, layer.w2_weight
+        reason = gate.why_not_layer(layer, *weights, self.moe.in_dtype)
         if reason is not None:
             say.warning(f"MoE layers stay with vLLM: {reason}")
             return None
-        tokens = moe.max_num_tokens * moe.dp_size
-        served = ServedLayer(dense, layer.global_num_experts, moe.experts_per_token, tokens, moe.in_dtype)
+        served = self._layer(layer.global_num_experts)
         ready = load.ready(served, weights, layer.expert_map, both_ids=not self._direct, adds=bool(self.adds))
         return served if ready else None
 

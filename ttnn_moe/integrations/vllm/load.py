@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 
 import torch
 from torch import Tensor
@@ -12,6 +13,19 @@ from . import say
 from .served import ServedLayer
 
 _REMEDY = "to change it: a smaller --max-num-batched-tokens, or more memory"
+
+
+_BEGUN: set[tuple[object, ...]] = set()
+
+
+def begin(served: ServedLayer, weights: tuple[Tensor, ...]) -> None:
+    """Compile kernels while vLLM reads weights; once a process for layers of one size."""
+    key = served.E, served.K, served.T, served.dtype, *(weight.shape for weight in weights)
+    if weights[0].device.type == "meta" or key in _BEGUN:
+        return
+    _BEGUN.add(key)
+    with suppress(TtnnMoeError):  # `ready` says it
+        served.compile_ahead(weights)
 
 
 def ready(

@@ -102,6 +102,7 @@ EXPERTS = Surface(
     },
     has={
         ("vllm.model_executor.custom_op", "CustomOp.register_oot"): ("name",),
+        (f"{_MOE}.unquantized_fused_moe_method", "UnquantizedFusedMoEMethod.create_weights"): ("layer", "num_experts"),
         ("vllm.model_executor.custom_op", "op_registry_oot"): (),
         (f"{_MOE}.config", "FusedMoEConfig"): (
             "num_experts",
