@@ -263,7 +263,7 @@ def main(
     steps: Annotated[str, typer.Option(help="Batches whose decode step is timed.")] = "1,8,32,128",
     prefill: Annotated[str, typer.Option(help="Prompts whose first token is timed.")] = "512,4096",
     layers: Annotated[int, typer.Option(help="Of the model.")] = 48,
-    json_file: Annotated[Path | None, typer.Option("--json", help="Add the results to this file.")] = None,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Add to this file; tokens lie beside it.")] = None,
     together: Annotated[bool, typer.Option("--together", help="One engine a kind of vLLM, for all rows.")] = False,
     limit: Annotated[float | None, typer.Option(help="Seconds of one process; what it has found is kept.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would run.")] = False,
@@ -278,7 +278,7 @@ def main(
         if part is not None:
             one_kind(chosen[0], counts, rounds, (numbers(steps), numbers(prefill)), layers, folder, part)
             return
-        results = json.loads(json_file.read_text())["results"] if json_file and json_file.exists() else []
+        results = read(json_file)
         entry_points(folder)
         groups = [(kind, [count]) for kind in chosen for count in counts]
         if together:
@@ -304,9 +304,28 @@ def main(
                 line = f"{row['new_tokens_per_s']:,.0f} new tokens/s ({row['seconds']:.2f} s)"
                 typer.echo(f"{kind} at {row['rows']} rows: {line}")
             if json_file is not None:
-                json_file.write_text(json.dumps({"machine": machine(), "results": compared(results)}) + "\n")
+                write(json_file, compared(results))
     if dry_run:
         typer.echo(f"{COUNT} requests, {TOTALS[0]:,} prompt and {TOTALS[1]:,} new tokens: {len(requests())} drawn")
+
+
+def tokens_of(json_file: Path) -> Path:
+    """The file beside it that holds the tokens of each result, in the same order."""
+    return json_file.with_suffix(".tokens.json")
+
+
+def read(json_file: Path | None) -> list[dict[str, Any]]:
+    """The results that a file has."""
+    if json_file is None or not json_file.exists():
+        return []
+    rows, tokens = json.loads(json_file.read_text())["results"], json.loads(tokens_of(json_file).read_text())
+    return [{**row, "tokens": made} for row, made in zip(rows, tokens, strict=True)]
+
+
+def write(json_file: Path, results: list[dict[str, Any]]) -> None:
+    bare = [{key: value for key, value in row.items() if key != "tokens"} for row in results]
+    json_file.write_text(json.dumps({"machine": machine(), "results": bare}, indent=1) + "\n")
+    tokens_of(json_file).write_text(json.dumps([row["tokens"] for row in results]))
 
 
 def machine() -> dict[str, str]:
