@@ -21,6 +21,8 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -70,6 +72,20 @@ Limit = Callable[[int], None]
 """Rows from now on."""
 
 
+@dataclass(frozen=True)
+class Asked:
+    """What is measured beside rounds.
+
+    Attributes:
+        steps, prefill: batches, and tokens of prompts. limit: seconds, 0: any. sizes: of graphs; none: vLLM's own.
+    """
+
+    steps: list[int] = field(default_factory=list)
+    prefill: list[int] = field(default_factory=list)
+    limit: float = 0
+    sizes: list[int] = field(default_factory=list)
+
+
 def requests() -> list[Request]:
     """Those of qwen3_engine.py."""
     found = draw(COUNT, PROMPT, NEW, VOCAB, 0)
@@ -81,7 +97,7 @@ def requests() -> list[Request]:
 # one engine
 
 
-def vllm_run(rows: int, layers: int, folder: Path) -> tuple[Run, Limit, dict[str, Any]]:
+def vllm_run(rows: int, layers: int, folder: Path, sizes: list[int]) -> tuple[Run, Limit, dict[str, Any]]:
     """vLLM's offline engine, with graphs, prefix cache and asynchronous scheduling as it sets them."""
     import vllm
 
@@ -94,6 +110,7 @@ def vllm_run(rows: int, layers: int, folder: Path) -> tuple[Run, Limit, dict[str
         max_model_len=VLLMS,
         max_num_seqs=rows,
         seed=0,
+        **({"compilation_config": {"cudagraph_capture_sizes": sizes}} if sizes else {}),
     )
 
     def run(todo: list[Request]) -> tuple[float, list[list[int]]]:
@@ -148,51 +165,64 @@ def our_run(rows: int, layers: int) -> tuple[Run, Limit, dict[str, Any]]:
 
 
 def measured(
-    run: Run, rows: int, rounds: int, steps: list[int], prefill: list[int], longest: int = VLLMS
-) -> dict[str, Any]:
-    """Rounds of all requests; decode steps and prefills of what fits into the rows and the longest sequence."""
-    todo = requests()
-    run(todo[: min(8, rows)])
-    served = [run(todo) for _ in range(rounds)]
-    for _, tokens in served:
-        assert [len(made) for made in tokens] == [new for _, new in todo], "every request has all its tokens"
-    seconds = statistics.median(took for took, _ in served)
-    found: dict[str, Any] = {
-        "seconds": seconds,
-        "new_tokens_per_s": TOTALS[1] / seconds,
-        "all_s": [took for took, _ in served],
-        "spread_s": spread([took for took, _ in served]),
-        "tokens": served[0][1],
-        "tokens_again": agreement(served[0][1], served[-1][1]),
-        "steps_ms": {},
-        "prefill_ms": {},
-    }
-    for B in (B for B in steps if B <= rows):
+    run: Run, rows: int, rounds: int, asked: Asked, longest: int, keep: Callable[[dict[str, Any]], None], until: float
+) -> None:
+    """Rounds of all requests; decode steps and prefills of what fits into the rows and the longest sequence.
+
+    Args:
+        keep: gets what was found, after each figure. until: no figure begins after that time.
+    """
+    todo, served = requests(), []
+    run([(prompt, 2) for prompt, _ in todo])  # kernels that compile while they serve
+    found: dict[str, Any] = {"steps_ms": {}, "prefill_ms": {}}
+
+    def round_of_all() -> None:
+        served.append(run(todo))
+        assert [len(made) for made in served[-1][1]] == [new for _, new in todo], "every request has all its tokens"
+        took = [seconds for seconds, _ in served]
+        seconds = statistics.median(took)
+        found.update(seconds=seconds, new_tokens_per_s=TOTALS[1] / seconds, all_s=took, spread_s=spread(took))
+        found.update(tokens=served[0][1], tokens_again=agreement(served[0][1], served[-1][1]))
+
+    def step(B: int) -> None:
         texts = [(prompt * 8)[:128] for prompt, _ in todo[:B]]
         first, whole = ([run([(text, new) for text in texts])[0] for _ in range(3)] for new in (1, 128))
         found["steps_ms"][B] = (statistics.median(whole) - statistics.median(first)) / 127 * 1e3
-    for n in (n for n in prefill if n < longest):
+
+    def prefill(n: int) -> None:
         text = [token for prompt, _ in todo for token in prompt][:n]
         found["prefill_ms"][n] = statistics.median(run([(text, 1)])[0] for _ in range(5)) * 1e3
-    return found
+
+    figures = [round_of_all, *(partial(step, B) for B in asked.steps if B <= rows)]
+    figures += [partial(prefill, n) for n in asked.prefill if n < longest]
+    for figure in [*figures, *[round_of_all] * (rounds - 1)]:
+        if time.time() > until:
+            break
+        figure()
+        keep(found)
 
 
-def one_kind(
-    kind: str, counts: list[int], rounds: int, asked: tuple[list[int], list[int]], layers: int, folder: Path, part: Path
-) -> None:
-    """One engine, at each number of rows, the most first. Results are written after each."""
-    start = time.perf_counter()
+def one_kind(kind: str, counts: list[int], rounds: int, asked: Asked, layers: int, folder: Path, part: Path) -> None:
+    """One engine, at each number of rows, the most first. Results are written after each figure."""
+    start = time.time()
+    until = start + asked.limit if asked.limit else float("inf")
     ours, longest = kind == "ours", OURS if kind == "ours" else VLLMS
-    run, limit, about = our_run(counts[0], layers) if ours else vllm_run(counts[0], layers, folder)
-    about["ready_s"] = time.perf_counter() - start
-    found: list[dict[str, Any]] = []
+    engine = our_run(counts[0], layers) if ours else vllm_run(counts[0], layers, folder, asked.sizes)
+    run, limit, about = engine
+    about["ready_s"] = time.time() - start
+    done: list[dict[str, Any]] = []
     for rows in counts:
         limit(rows)
-        steps, prefill = asked if rows == counts[0] else ([], [])
+
+        def keep(found: dict[str, Any], rows: int = rows, before: list[dict[str, Any]] = done) -> None:
+            text = json.dumps([*before, {"kind": kind, "rows": rows, "layers": layers, **about, **found}])
+            part.with_suffix(".new").write_text(text)
+            part.with_suffix(".new").rename(part)
+
+        most = rows == counts[0]
         # kernels that compile while they serve did so at the most rows
-        row = measured(run, rows, rounds if rows == counts[0] else max(1, rounds - 1), steps, prefill, longest)
-        found.append({"kind": kind, "rows": rows, "layers": layers, **about, **row})
-        part.write_text(json.dumps(found))
+        measured(run, rows, rounds if most else max(1, rounds - 1), asked if most else Asked(), longest, keep, until)
+        done = json.loads(part.read_text()) if part.exists() else done
 
 
 # all of them
@@ -265,7 +295,8 @@ def main(
     layers: Annotated[int, typer.Option(help="Of the model.")] = 48,
     json_file: Annotated[Path | None, typer.Option("--json", help="Add to this file; tokens lie beside it.")] = None,
     together: Annotated[bool, typer.Option("--together", help="One engine a kind of vLLM, for all rows.")] = False,
-    limit: Annotated[float | None, typer.Option(help="Seconds of one process; what it has found is kept.")] = None,
+    limit: Annotated[float, typer.Option(help="Seconds after which a process begins no figure; 0: any.")] = 0,
+    sizes: Annotated[str, typer.Option(help="Of vLLM's graphs; default: its own, which take longer to capture.")] = "",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would run.")] = False,
     part: Annotated[Path | None, typer.Option(hidden=True)] = None,
 ) -> None:
@@ -276,7 +307,8 @@ def main(
     with tempfile.TemporaryDirectory() as made:
         folder = Path(made)
         if part is not None:
-            one_kind(chosen[0], counts, rounds, (numbers(steps), numbers(prefill)), layers, folder, part)
+            asked = Asked(numbers(steps), numbers(prefill), limit, numbers(sizes))
+            one_kind(chosen[0], counts, rounds, asked, layers, folder, part)
             return
         results = read(json_file)
         entry_points(folder)
@@ -287,15 +319,18 @@ def main(
         for kind, group in groups:
             out = folder / f"{kind}_{group[0]}.json"
             # steps and prefills once, where every batch fits
-            asked = (steps, prefill) if group[0] == max(counts) else ("", "")
-            options = ["--rounds", str(rounds), "--steps", asked[0], "--prefill", asked[1], "--layers", str(layers)]
+            beside = (steps, prefill) if group[0] == max(counts) else ("", "")
+            options = ["--rounds", str(rounds), "--steps", beside[0], "--prefill", beside[1], "--layers", str(layers)]
+            options += ["--limit", str(limit), "--sizes", sizes]
             words, environment = command(kind, group, [*options, "--part", str(out)], folder)
             if dry_run:
                 shown = " ".join(f"{name}={value}" for name, value in environment.items())
                 typer.echo(f"{shown} {' '.join(words)}")
                 continue
             try:
-                subprocess.run(words, env={**os.environ, **environment}, timeout=limit, check=True)
+                subprocess.run(
+                    words, env={**os.environ, **environment}, timeout=limit + 8 if limit else None, check=True
+                )
             except subprocess.SubprocessError as error:
                 typer.echo(f"{kind} at {group} rows failed: {error}", err=True)
             for row in json.loads(out.read_text()) if out.exists() else []:

@@ -6,6 +6,7 @@ import configparser
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -88,11 +89,31 @@ def test_a_measurement_by_an_engine_of_fixed_speed() -> None:
     def run(todo: list[tuple[list[int], int]]) -> tuple[float, list[list[int]]]:
         return sum(new for _, new in todo) / 1000, [[1] * new for _, new in todo]
 
-    found = serve.measured(run, 32, 2, [1, 32, 128], [512, 4096], serve.OURS)
+    kept: list[Any] = []
+    asked = serve.Asked([1, 32, 128], [512, 4096])
+    serve.measured(run, 32, 2, asked, serve.OURS, lambda found: kept.append(json.loads(json.dumps(found))), 1e12)
+    assert len(kept) == 5, "two rounds, two steps, a prefill: each is kept"
+    found = kept[-1]
     assert found["new_tokens_per_s"] == pytest.approx(1000) and found["tokens_again"]["first"] == 1
-    assert {B: round(ms, 6) for B, ms in found["steps_ms"].items()} == {1: 1.0, 32: 32.0}
-    assert list(found["prefill_ms"]) == [512]
-    json.dumps(found)
+    assert {B: round(ms, 6) for B, ms in found["steps_ms"].items()} == {"1": 1.0, "32": 32.0}
+    assert list(found["prefill_ms"]) == ["512"] and len(found["all_s"]) == 2
+    late: list[Any] = []
+    serve.measured(run, 32, 2, asked, serve.OURS, late.append, 0)
+    assert not late, "no figure begins after the limit"
+
+
+def test_one_engine_measures_all_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    serve, limits = script("vllm_serve"), []
+
+    def made(rows: int, layers: int, folder: Path, sizes: list[int]) -> Any:
+        return lambda todo: (1.0, [[1] * new for _, new in todo]), limits.append, {"vllm": "0.22.1"}
+
+    monkeypatch.setattr(serve, "vllm_run", made)
+    part = tmp_path / "part.json"
+    serve.one_kind("model", [256, 128], 1, serve.Asked([1], [512], 60, [1, 8]), 48, tmp_path, part)
+    rows = json.loads(part.read_text())
+    assert [(row["kind"], row["rows"], len(row["steps_ms"])) for row in rows] == [("model", 256, 1), ("model", 128, 0)]
+    assert limits == [256, 128]
 
 
 def test_results_are_read_and_tabled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
