@@ -15,7 +15,7 @@ from typing import Any
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks/results"
-PAGES = (ROOT / "README.md", ROOT / "docs/benchmark.md", ROOT / "docs/tenstorrent.md")
+PAGES = (ROOT / "README.md", ROOT / "docs/benchmark.md", ROOT / "docs/tenstorrent.md", ROOT / "docs/vllm.md")
 # what the pages call the implementations of moe_layer.json
 OURS, OURS_UNPREPARED = "ttnn_moe cuda prepared", "ttnn_moe cuda moe"
 SHORT = {OURS: "ttnn_moe", OURS_UNPREPARED: "ttnn_moe, without `prepare`"}
@@ -281,6 +281,34 @@ def table_head(cells: list[Any]) -> list[str]:
     return [table_row(cells), "|---" * len(cells) + "|"]
 
 
+def vllm_serve() -> str:
+    """vLLM, with our experts, with our whole model, and our engine: throughput, steps, prefills, equal tokens."""
+    if not (RESULTS / "vllm_serve.json").exists():
+        return "No results are kept yet.\n"
+    data = results("vllm_serve.json")
+    rows: list[dict[str, Any]] = data["results"]
+    named = {"vllm": "vLLM", "experts": "`experts`", "model": "`model`", "ours": "our engine"}
+    kinds = [kind for kind in named if any(row["kind"] == kind for row in rows)]
+    best = {kind: max((row for row in rows if row["kind"] == kind), key=lambda row: row["rows"]) for kind in kinds}
+    lines = table_head(["", *(named[kind] for kind in kinds)])
+
+    def line(name: str, cells: dict[str, str]) -> None:
+        lines.append(table_row([name, *(cells.get(kind, "") for kind in kinds)]))
+
+    for count in sorted({row["rows"] for row in rows}, reverse=True):
+        here = {row["kind"]: f"{row['new_tokens_per_s']:,.0f}" for row in rows if row["rows"] == count}
+        line(f"new tokens/s, {count} rows", here)
+    for key, name in (("steps_ms", "step of {} rows, ms"), ("prefill_ms", "prefill of {} tokens, ms")):
+        for size in next(iter(best.values()))[key]:
+            found = {kind: best[kind][key][size] for kind in kinds if size in best[kind][key]}
+            line(name.format(f"{int(size):,}"), {kind: f"{ms:.2f}" for kind, ms in found.items()})
+    for key, name in (("first", "first tokens as vLLM's"), ("positions", "all tokens as vLLM's")):
+        equal = {kind: best[kind]["tokens_as_vllm"] for kind in kinds}
+        line(name, {kind: f"{share[key]:.1%}" for kind, share in equal.items() if share})
+    about = f"{data['machine']['gpu']}, torch {data['machine']['torch']}, vLLM {best['vllm']['vllm']}"
+    return "\n".join([*lines, "", f"{about}, bf16; medians of rounds."]) + "\n"
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "cpu_layer.json": cpu_layer,
     "int4_24_layer.json": partial(format_layers, "int4_24"),
@@ -294,6 +322,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "tenstorrent_cost.json, estimate": tenstorrent_estimate,
     "tenstorrent_host.json": tenstorrent_host,
     "tenstorrent_quality.json": tenstorrent_quality,
+    "vllm_serve.json": vllm_serve,
 }
 
 

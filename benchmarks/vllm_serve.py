@@ -1,12 +1,13 @@
-"""Requests through vLLM, through vLLM with this package's experts, and through this package's engine: one machine.
+"""Requests through vLLM, vLLM with this package's experts or whole model, and this package's engine: one machine.
 
     PYTHONPATH=. python benchmarks/vllm_serve.py --json vllm_serve.json
     PYTHONPATH=. python benchmarks/vllm_serve.py --kinds experts --rows 256 --json vllm_serve.json  # adds to the file
     PYTHONPATH=. python benchmarks/vllm_serve.py --dry-run  # needs no GPU
 
 Qwen3-30B-A3B in bf16 with the random weights of qwen3_gpu.py, and the 256 requests of qwen3_engine.py, all there at the
-start; greedy, every request to its last token. Each kind and number of rows runs in a process of its own. Steps: whole
-generations of a batch less those that end with the first token. Tokens of every kind are compared with vLLM's.
+start; greedy, every request to its last token. Each kind and number of rows runs in a process of its own; with
+--together, vLLM's smaller numbers of rows are set on the scheduler of the largest. Steps: whole generations of a batch
+less those that end with the first token. Tokens of every kind are compared with vLLM's.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -28,8 +31,9 @@ from qwen3_engine import draw, spread
 from vllm_random import FORMAT
 
 ROOT = Path(__file__).parent.parent
-KINDS = {"vllm": "off", "experts": "experts", "ours": "off"}
+KINDS = {"vllm": "off", "experts": "experts", "model": "model", "ours": "off"}
 """Kind -> TTNN_MOE_VLLM."""
+IN_PROCESS = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
 PROMPT, NEW, VOCAB, COUNT = (32, 1024), (16, 256), 151936, 256
 TOTALS = 77_351, 35_988
 VLLMS, OURS = 8192, PROMPT[1] + NEW[1]
@@ -64,6 +68,22 @@ CONFIG = {
 Request = tuple[list[int], int]
 Run = Callable[[list[Request]], tuple[float, list[list[int]]]]
 """Requests -> seconds, and the new tokens of each."""
+Limit = Callable[[int], None]
+"""Rows from now on."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What is measured beside rounds.
+
+    Attributes:
+        steps, prefill: batches, and tokens of prompts. limit: seconds, 0: any. sizes: of graphs; none: vLLM's own.
+    """
+
+    steps: list[int] = field(default_factory=list)
+    prefill: list[int] = field(default_factory=list)
+    limit: float = 0
+    sizes: list[int] = field(default_factory=list)
 
 
 def requests() -> list[Request]:
@@ -77,7 +97,7 @@ def requests() -> list[Request]:
 # one engine
 
 
-def vllm_run(rows: int, layers: int, folder: Path) -> tuple[Run, dict[str, Any]]:
+def vllm_run(rows: int, layers: int, folder: Path, sizes: list[int]) -> tuple[Run, Limit, dict[str, Any]]:
     """vLLM's offline engine, with graphs, prefix cache and asynchronous scheduling as it sets them."""
     import vllm
 
@@ -90,6 +110,7 @@ def vllm_run(rows: int, layers: int, folder: Path) -> tuple[Run, dict[str, Any]]
         max_model_len=VLLMS,
         max_num_seqs=rows,
         seed=0,
+        **({"compilation_config": {"cudagraph_capture_sizes": sizes}} if sizes else {}),
     )
 
     def run(todo: list[Request]) -> tuple[float, list[list[int]]]:
@@ -101,16 +122,24 @@ def vllm_run(rows: int, layers: int, folder: Path) -> tuple[Run, dict[str, Any]]
         out = llm.generate(given, wanted, use_tqdm=False)
         return time.perf_counter() - start, [list(one.outputs[0].token_ids) for one in out]
 
+    def limit(fewer: int) -> None:
+        if fewer != rows:  # in this process alone: IN_PROCESS
+            llm.llm_engine.engine_core.engine_core.scheduler.max_num_running_reqs = fewer
+
     config = llm.llm_engine.vllm_config
-    return run, {
-        "vllm": vllm.__version__,
-        "batched_tokens": config.scheduler_config.max_num_batched_tokens,
-        "graphs": str(config.compilation_config.cudagraph_mode),
-        "blocks": config.cache_config.num_gpu_blocks,
-    }
+    return (
+        run,
+        limit,
+        {
+            "vllm": vllm.__version__,
+            "batched_tokens": config.scheduler_config.max_num_batched_tokens,
+            "graphs": str(config.compilation_config.cudagraph_mode),
+            "blocks": config.cache_config.num_gpu_blocks,
+        },
+    )
 
 
-def our_run(rows: int, layers: int) -> tuple[Run, dict[str, Any]]:
+def our_run(rows: int, layers: int) -> tuple[Run, Limit, dict[str, Any]]:
     """This package's engine."""
     import dataclasses
 
@@ -132,37 +161,68 @@ def our_run(rows: int, layers: int) -> tuple[Run, dict[str, Any]]:
                 made[token.sequence].append(token.token)
         return time.perf_counter() - start, list(made.values())
 
-    return run, {"prefill_chunk": engine.scheduler.chunk, "pages": engine.cache.total}
+    return run, lambda rows: None, {"prefill_chunk": engine.scheduler.chunk, "pages": engine.cache.total}
 
 
 def measured(
-    run: Run, rows: int, rounds: int, steps: list[int], prefill: list[int], longest: int = VLLMS
-) -> dict[str, Any]:
-    """Rounds of all requests; decode steps and prefills of what fits into the rows and the longest sequence."""
-    todo = requests()
-    run(todo[: min(8, rows)])
-    served = [run(todo) for _ in range(rounds)]
-    for _, tokens in served:
-        assert [len(made) for made in tokens] == [new for _, new in todo], "every request has all its tokens"
-    seconds = statistics.median(took for took, _ in served)
-    found: dict[str, Any] = {
-        "seconds": seconds,
-        "new_tokens_per_s": TOTALS[1] / seconds,
-        "all_s": [took for took, _ in served],
-        "spread_s": spread([took for took, _ in served]),
-        "tokens": served[0][1],
-        "tokens_again": agreement(served[0][1], served[-1][1]),
-        "steps_ms": {},
-        "prefill_ms": {},
-    }
-    for B in (B for B in steps if B <= rows):
+    run: Run, rows: int, rounds: int, asked: Asked, longest: int, keep: Callable[[dict[str, Any]], None], until: float
+) -> None:
+    """Rounds of all requests; decode steps and prefills of what fits into the rows and the longest sequence.
+
+    Args:
+        keep: gets what was found, after each figure. until: no figure begins after that time.
+    """
+    todo, served = requests(), []
+    run([(prompt, 2) for prompt, _ in todo])  # kernels that compile while they serve
+    found: dict[str, Any] = {"steps_ms": {}, "prefill_ms": {}}
+
+    def round_of_all() -> None:
+        served.append(run(todo))
+        assert [len(made) for made in served[-1][1]] == [new for _, new in todo], "every request has all its tokens"
+        took = [seconds for seconds, _ in served]
+        seconds = statistics.median(took)
+        found.update(seconds=seconds, new_tokens_per_s=TOTALS[1] / seconds, all_s=took, spread_s=spread(took))
+        found.update(tokens=served[0][1], tokens_again=agreement(served[0][1], served[-1][1]))
+
+    def step(B: int) -> None:
         texts = [(prompt * 8)[:128] for prompt, _ in todo[:B]]
         first, whole = ([run([(text, new) for text in texts])[0] for _ in range(3)] for new in (1, 128))
         found["steps_ms"][B] = (statistics.median(whole) - statistics.median(first)) / 127 * 1e3
-    for n in (n for n in prefill if n < longest):
+
+    def prefill(n: int) -> None:
         text = [token for prompt, _ in todo for token in prompt][:n]
         found["prefill_ms"][n] = statistics.median(run([(text, 1)])[0] for _ in range(5)) * 1e3
-    return found
+
+    figures = [round_of_all, *(partial(step, B) for B in asked.steps if B <= rows)]
+    figures += [partial(prefill, n) for n in asked.prefill if n < longest]
+    for figure in [*figures, *[round_of_all] * (rounds - 1)]:
+        if time.time() > until:
+            break
+        figure()
+        keep(found)
+
+
+def one_kind(kind: str, counts: list[int], rounds: int, asked: Asked, layers: int, folder: Path, part: Path) -> None:
+    """One engine, at each number of rows, the most first. Results are written after each figure."""
+    start = time.time()
+    until = start + asked.limit if asked.limit else float("inf")
+    ours, longest = kind == "ours", OURS if kind == "ours" else VLLMS
+    engine = our_run(counts[0], layers) if ours else vllm_run(counts[0], layers, folder, asked.sizes)
+    run, limit, about = engine
+    about["ready_s"] = time.time() - start
+    done: list[dict[str, Any]] = []
+    for rows in counts:
+        limit(rows)
+
+        def keep(found: dict[str, Any], rows: int = rows, before: list[dict[str, Any]] = done) -> None:
+            text = json.dumps([*before, {"kind": kind, "rows": rows, "layers": layers, **about, **found}])
+            part.with_suffix(".new").write_text(text)
+            part.with_suffix(".new").rename(part)
+
+        most = rows == counts[0]
+        # kernels that compile while they serve did so at the most rows
+        measured(run, rows, rounds if most else max(1, rounds - 1), asked if most else Asked(), longest, keep, until)
+        done = json.loads(part.read_text()) if part.exists() else done
 
 
 # all of them
@@ -205,8 +265,8 @@ def _installed() -> Any:
     return found(group="vllm.general_plugins")
 
 
-def command(kind: str, rows: int, options: list[str], folder: Path) -> tuple[list[str], dict[str, str]]:
-    """What measures one kind at so many rows: a command, and what its environment has beside ours."""
+def command(kind: str, rows: list[int], options: list[str], folder: Path) -> tuple[list[str], dict[str, str]]:
+    """What measures one kind at so many rows, the most first: a command, and what its environment has beside ours."""
     path = [str(folder), str(ROOT), str(ROOT / "benchmarks"), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = {
         "PYTHONPATH": os.pathsep.join(path),
@@ -217,7 +277,9 @@ def command(kind: str, rows: int, options: list[str], folder: Path) -> tuple[lis
     }
     if importlib.util.find_spec("flashinfer") is None:  # vLLM's default sampler is FlashInfer's
         environment["VLLM_USE_FLASHINFER_SAMPLER"] = "0"
-    return [sys.executable, __file__, "--kinds", kind, "--rows", str(rows), *options], environment
+    if len(rows) > 1:
+        environment |= IN_PROCESS
+    return [sys.executable, __file__, "--kinds", kind, "--rows", ",".join(map(str, rows)), *options], environment
 
 
 def numbers(text: str) -> list[int]:
@@ -231,48 +293,74 @@ def main(
     steps: Annotated[str, typer.Option(help="Batches whose decode step is timed.")] = "1,8,32,128",
     prefill: Annotated[str, typer.Option(help="Prompts whose first token is timed.")] = "512,4096",
     layers: Annotated[int, typer.Option(help="Of the model.")] = 48,
-    json_file: Annotated[Path | None, typer.Option("--json", help="Add the results to this file.")] = None,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Add to this file; tokens lie beside it.")] = None,
+    together: Annotated[bool, typer.Option("--together", help="One engine a kind of vLLM, for all rows.")] = False,
+    limit: Annotated[float, typer.Option(help="Seconds after which a process begins no figure; 0: any.")] = 0,
+    sizes: Annotated[str, typer.Option(help="Of vLLM's graphs; default: its own, which take longer to capture.")] = "",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would run.")] = False,
     part: Annotated[Path | None, typer.Option(hidden=True)] = None,
 ) -> None:
     """Measure, write JSON, print a line a run."""
-    chosen, counts = kinds.split(","), numbers(rows)
+    chosen, counts = kinds.split(","), sorted(numbers(rows), reverse=True)
     if unknown := set(chosen) - set(KINDS):
         raise typer.BadParameter(f"{sorted(unknown)}: not of {list(KINDS)}", param_hint="--kinds")
     with tempfile.TemporaryDirectory() as made:
         folder = Path(made)
         if part is not None:
-            start = time.perf_counter()
-            run, about = our_run(counts[0], layers) if chosen == ["ours"] else vllm_run(counts[0], layers, folder)
-            about["ready_s"] = time.perf_counter() - start
-            longest = OURS if chosen == ["ours"] else VLLMS
-            found = measured(run, counts[0], rounds, numbers(steps), numbers(prefill), longest)
-            part.write_text(json.dumps({**about, **found}))
+            asked = Asked(numbers(steps), numbers(prefill), limit, numbers(sizes))
+            one_kind(chosen[0], counts, rounds, asked, layers, folder, part)
             return
-        results = json.loads(json_file.read_text())["results"] if json_file and json_file.exists() else []
+        results = read(json_file)
         entry_points(folder)
-        for kind, count in ((kind, count) for kind in chosen for count in counts):
-            out = folder / f"{kind}_{count}.json"
+        groups = [(kind, [count]) for kind in chosen for count in counts]
+        if together:
+            alone = [group for group in groups if group[0] == "ours"]
+            groups = [(kind, counts) for kind in chosen if kind != "ours"] + alone
+        for kind, group in groups:
+            out = folder / f"{kind}_{group[0]}.json"
             # steps and prefills once, where every batch fits
-            asked = (steps, prefill) if count == max(counts) else ("", "")
-            options = ["--rounds", str(rounds), "--steps", asked[0], "--prefill", asked[1], "--layers", str(layers)]
-            words, environment = command(kind, count, [*options, "--part", str(out)], folder)
+            beside = (steps, prefill) if group[0] == max(counts) else ("", "")
+            options = ["--rounds", str(rounds), "--steps", beside[0], "--prefill", beside[1], "--layers", str(layers)]
+            options += ["--limit", str(limit), "--sizes", sizes]
+            words, environment = command(kind, group, [*options, "--part", str(out)], folder)
             if dry_run:
                 shown = " ".join(f"{name}={value}" for name, value in environment.items())
                 typer.echo(f"{shown} {' '.join(words)}")
                 continue
-            done = subprocess.run(words, env={**os.environ, **environment})
-            row = {"kind": kind, "rows": count, "layers": layers}
-            if done.returncode or not out.exists():
-                typer.echo(f"{kind} at {count} rows failed: exit code {done.returncode}", err=True)
-                continue
-            row |= json.loads(out.read_text())
-            results = [old for old in results if (old["kind"], old["rows"]) != (kind, count)] + [row]
-            typer.echo(f"{kind} at {count} rows: {row['new_tokens_per_s']:,.0f} new tokens/s ({row['seconds']:.2f} s)")
+            try:
+                subprocess.run(
+                    words, env={**os.environ, **environment}, timeout=limit + 8 if limit else None, check=True
+                )
+            except subprocess.SubprocessError as error:
+                typer.echo(f"{kind} at {group} rows failed: {error}", err=True)
+            for row in json.loads(out.read_text()) if out.exists() else []:
+                key = row["kind"], row["rows"]
+                results = [old for old in results if (old["kind"], old["rows"]) != key] + [row]
+                line = f"{row['new_tokens_per_s']:,.0f} new tokens/s ({row['seconds']:.2f} s)"
+                typer.echo(f"{kind} at {row['rows']} rows: {line}")
             if json_file is not None:
-                json_file.write_text(json.dumps({"machine": machine(), "results": compared(results)}) + "\n")
+                write(json_file, compared(results))
     if dry_run:
         typer.echo(f"{COUNT} requests, {TOTALS[0]:,} prompt and {TOTALS[1]:,} new tokens: {len(requests())} drawn")
+
+
+def tokens_of(json_file: Path) -> Path:
+    """The file beside it that holds the tokens of each result, in the same order."""
+    return json_file.with_suffix(".tokens.json")
+
+
+def read(json_file: Path | None) -> list[dict[str, Any]]:
+    """The results that a file has."""
+    if json_file is None or not json_file.exists():
+        return []
+    rows, tokens = json.loads(json_file.read_text())["results"], json.loads(tokens_of(json_file).read_text())
+    return [{**row, "tokens": made} for row, made in zip(rows, tokens, strict=True)]
+
+
+def write(json_file: Path, results: list[dict[str, Any]]) -> None:
+    bare = [{key: value for key, value in row.items() if key != "tokens"} for row in results]
+    json_file.write_text(json.dumps({"machine": machine(), "results": bare}, indent=1) + "\n")
+    tokens_of(json_file).write_text(json.dumps([row["tokens"] for row in results]))
 
 
 def machine() -> dict[str, str]:

@@ -257,6 +257,14 @@ class SharesScratch(Protocol):
 
 
 @runtime_checkable
+class CompilesAhead(Protocol):
+    """A backend that can compile before a layer is prepared, as while its weights are read."""
+
+    def compile_ahead(self, problem: Problem, device: torch.device) -> None:
+        """Compile what calls of up to problem.T tokens launch; from any thread."""
+
+
+@runtime_checkable
 class ChecksItself(Protocol):
     """A backend that brings checks of its own, such as of a vendor's operators."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -80,7 +81,7 @@ def test_a_second_registration_changes_nothing(make: Any, lines: list[Any]) -> N
     [
         ("off", False, None),
         ("experts", True, None),
-        ("MODEL", True, "not there yet"),
+        ("MODEL", True, None if REAL else "this vLLM runs Qwen3-MoE itself, but for experts"),
         ("yes", False, "TTNN_MOE_VLLM has no such value; got 'yes'; expected one of off, experts, model; to fix it"),
     ],
 )
@@ -90,6 +91,10 @@ def test_the_setting(
     from ttnn_moe.integrations.vllm import register
 
     hook = registry().pop(HOOK)
+    if REAL:
+        from vllm.model_executor.models.registry import ModelRegistry
+
+        monkeypatch.setattr(ModelRegistry, "models", dict(ModelRegistry.models))
     monkeypatch.setenv("TTNN_MOE_VLLM", value)
     try:
         register()
@@ -298,6 +303,26 @@ def test_kernels_of_the_cuda_backend_in_a_layer() -> None:
     pytest.importorskip("triton")
     environment = {"TRITON_INTERPRET": "1", "TTNN_MOE_BACKEND": "cuda"}
     assert run_python(ROOT / "tests/support/vllm_interpreted.py", **environment).stdout.endswith("passed\n")
+
+
+def test_kernels_compile_while_weights_are_read(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once for layers of one size; a failure is left to where kernels are needed."""
+    from ttnn_moe import reference
+    from ttnn_moe.integrations.vllm import load
+
+    begun, ended = [], threading.Event()
+
+    def compile_ahead(self: Any, problem: Any, device: torch.device) -> None:
+        begun.append((problem.T, problem.E, problem.I, device.type))
+        ended.set()
+        raise ContractError("NVRTC is not here", got="nothing")
+
+    monkeypatch.setattr(load, "_BEGUN", set())
+    monkeypatch.setattr(reference.ReferenceBackend, "compile_ahead", compile_ahead, raising=False)
+    layers = [make(loaded=False), make(loaded=False)]
+    assert ended.wait(10) and begun == [(layers[0].quant_method.moe.max_num_tokens, E, vllm_layers.I, "cpu")]
+    layers[0].quant_method.process_weights_after_loading(layers[0])
+    assert served(layers[0])
 
 
 # a layer that stays with vLLM

@@ -6,6 +6,7 @@ import configparser
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -18,7 +19,8 @@ from ttnn_moe.models.qwen3.config import config_of
 def test_a_dry_run_names_every_process(capsys: pytest.CaptureFixture[str]) -> None:
     script("vllm_serve").main(rows="32,256", dry_run=True)
     *runs, last = capsys.readouterr().out.splitlines()
-    assert [line.split("--kinds ")[1].split()[0] for line in runs] == ["vllm"] * 2 + ["experts"] * 2 + ["ours"] * 2
+    kinds = [line.split("--kinds ")[1].split()[0] for line in runs]
+    assert kinds == [kind for kind in ("vllm", "experts", "model", "ours") for _ in range(2)]
     assert all("TTNN_MOE_VLLM=experts" in line for line in runs if "--kinds experts" in line)
     assert last == "256 requests, 77,351 prompt and 35,988 new tokens: 256 drawn"
 
@@ -87,8 +89,44 @@ def test_a_measurement_by_an_engine_of_fixed_speed() -> None:
     def run(todo: list[tuple[list[int], int]]) -> tuple[float, list[list[int]]]:
         return sum(new for _, new in todo) / 1000, [[1] * new for _, new in todo]
 
-    found = serve.measured(run, 32, 2, [1, 32, 128], [512, 4096], serve.OURS)
+    kept: list[Any] = []
+    asked = serve.Asked([1, 32, 128], [512, 4096])
+    serve.measured(run, 32, 2, asked, serve.OURS, lambda found: kept.append(json.loads(json.dumps(found))), 1e12)
+    assert len(kept) == 5, "two rounds, two steps, a prefill: each is kept"
+    found = kept[-1]
     assert found["new_tokens_per_s"] == pytest.approx(1000) and found["tokens_again"]["first"] == 1
-    assert {B: round(ms, 6) for B, ms in found["steps_ms"].items()} == {1: 1.0, 32: 32.0}
-    assert list(found["prefill_ms"]) == [512]
-    json.dumps(found)
+    assert {B: round(ms, 6) for B, ms in found["steps_ms"].items()} == {"1": 1.0, "32": 32.0}
+    assert list(found["prefill_ms"]) == ["512"] and len(found["all_s"]) == 2
+    late: list[Any] = []
+    serve.measured(run, 32, 2, asked, serve.OURS, late.append, 0)
+    assert not late, "no figure begins after the limit"
+
+
+def test_one_engine_measures_all_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    serve, limits = script("vllm_serve"), []
+
+    def made(rows: int, layers: int, folder: Path, sizes: list[int]) -> Any:
+        return lambda todo: (1.0, [[1] * new for _, new in todo]), limits.append, {"vllm": "0.22.1"}
+
+    monkeypatch.setattr(serve, "vllm_run", made)
+    part = tmp_path / "part.json"
+    serve.one_kind("model", [256, 128], 1, serve.Asked([1], [512], 60, [1, 8]), 48, tmp_path, part)
+    rows = json.loads(part.read_text())
+    assert [(row["kind"], row["rows"], len(row["steps_ms"])) for row in rows] == [("model", 256, 1), ("model", 128, 0)]
+    assert limits == [256, 128]
+
+
+def test_results_are_read_and_tabled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    serve, tables = script("vllm_serve"), script("tables")
+    one = {"new_tokens_per_s": 6000.4, "steps_ms": {"1": 2.5}, "prefill_ms": {"4096": 60.0}, "tokens": [[1, 2]]}
+    kinds = {"vllm": {"vllm": "0.22.1"}, "model": {"new_tokens_per_s": 7654.3}, "ours": {"tokens": [[1, 3]]}}
+    rows = [{"kind": kind, "rows": 256, **one, **other} for kind, other in kinds.items()]
+    file = tmp_path / "vllm_serve.json"
+    serve.write(file, serve.compared(rows))
+    assert [row["tokens"] for row in serve.read(file)] == [row["tokens"] for row in rows]
+    assert 'tokens"' not in file.read_text()
+    monkeypatch.setattr(tables, "RESULTS", tmp_path)
+    lines = tables.vllm_serve().splitlines()
+    assert lines[0] == "|  | vLLM | `model` | our engine |" and "| 6,000 | 7,654 | 6,000 |" in lines[2]
+    assert "| step of 1 rows, ms | 2.50 | 2.50 | 2.50 |" in lines
+    assert "| all tokens as vLLM's |  | 100.0% | 50.0% |" in lines

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +15,7 @@ import ttnn_moe
 import vllm_layers
 import vllm_sources
 from paths import ROOT
-from ttnn_moe.integrations.vllm.surface import EXPERTS, QUANTISED
+from ttnn_moe.integrations.vllm.surface import EXPERTS, MODEL, QUANTISED
 from vllm_layers import REAL, H, expected, route
 from vllm_stand_in import MOE
 
@@ -56,20 +55,12 @@ def moe_layers(of: nn.Module) -> dict[str, Any]:
     return {name: layer for name, layer in of.named_modules() if type(layer).__name__ == "FusedMoE"}
 
 
-def tiny(folder: Path) -> Path:
-    """A Qwen3-MoE of two layers."""
-    config = json.loads((ROOT / "models/qwen3/tiny/config.json").read_text())
-    config |= {"num_hidden_layers": 2, "mlp_only_layers": []}
-    (folder / "config.json").write_text(json.dumps(config))
-    return folder
-
-
 @needs_vllm
 @pytest.mark.parametrize("device", ["meta", "cpu"])
 def test_a_model_of_two_layers_is_served(make: Any, tmp_path: Path, device: str) -> None:
     from vllm.model_executor.model_loader.utils import process_weights_after_loading
 
-    made, config = model(tiny(tmp_path), device)
+    made, config = model(vllm_layers.tiny(tmp_path), device)
     layers = moe_layers(made)
     assert len(layers) == 2
     for layer in layers.values():
@@ -171,6 +162,6 @@ def test_sources_are_read_as_the_installed_are(make: Any) -> None:
     from ttnn_moe.integrations.vllm.surface import installed
 
     found = vllm_sources.found_in(Path(vllm.__file__).parent.parent)
-    for surface in (EXPERTS, QUANTISED):
+    for surface in (EXPERTS, MODEL, QUANTISED):
         for module, path in {**surface.exact, **surface.has}:
             assert list(found(module, path)) == list(installed(module, path)), (module, path)

@@ -5,6 +5,9 @@ from __future__ import annotations
 import torch
 
 import vllm_layers
+from ttnn_moe.cuda.attention.memory import Memory
+from ttnn_moe.kv.attention import decode_attention, norm_rope_write
+from ttnn_moe.kv.cache import HeadNorms
 from vllm_layers import E, K, applied, call, expected
 
 FP32 = torch.float32
@@ -37,4 +40,16 @@ with vllm_layers.engine() as make:
         # vLLM saves and restores its own map (sleep mode): kernels read that one
         assert layer._prepared._parts[0][1] is expert_map  # type: ignore[union-attr]
     torch.testing.assert_close(total, wanted)
+# a decode step over vLLM's block table: rows are query_start_loc, int32, whose last is the number of tokens
+keys, values = torch.zeros(2, 9, 2, 16, 64, dtype=torch.float16)
+starts, positions = torch.tensor([0, 1, 2, 2], dtype=torch.int32), torch.tensor([0, 0, 250])
+blocks = torch.tensor([[3, 1, 7], [2, 5, 4], [0, 0, 0]], dtype=torch.int32)
+memory = Memory(keys, values, starts[:-1], positions, starts[-1], blocks)
+qkv, ones, zeros = torch.randn(3, 8, 64).half(), torch.ones(64).half(), torch.zeros(3, 1, 32).half()
+q = norm_rope_write(qkv, HeadNorms(ones, ones, 1e-6), (zeros + 1, zeros), memory)
+assert q is not None and values[3, :, 0].equal(qkv[0, 6:]) and values[2, :, 0].equal(qkv[1, 6:])
+assert not values[0].any(), "padding writes nothing"
+attended = decode_attention(q, memory, memory.capacity)
+torch.testing.assert_close(attended[:2], qkv[:2, 6:].repeat_interleave(2, 1))
+assert not attended[2].any()
 print("passed")

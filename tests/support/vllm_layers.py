@@ -5,9 +5,11 @@ from __future__ import annotations
 import copy
 import importlib
 import importlib.util
+import json
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,6 +17,7 @@ from torch import Tensor
 
 import ttnn_moe
 import vllm_stand_in
+from paths import ROOT
 
 REAL = importlib.util.find_spec("vllm") is not None
 """Whether vLLM itself is here."""
@@ -128,3 +131,11 @@ def expected(x: Tensor, weights: Tensor, ids: Tensor, w13: Tensor, w2: Tensor) -
 def applied(layer: Any, x: Tensor, weights: Tensor, ids: Tensor) -> Tensor:
     """What the layer's method computes."""
     return layer.quant_method.apply(layer, x, weights, ids, None, None)
+
+
+def tiny(folder: Path) -> Path:
+    """A Qwen3-MoE of two layers."""
+    config = json.loads((ROOT / "models/qwen3/tiny/config.json").read_text())
+    config |= {"num_hidden_layers": 2, "mlp_only_layers": []}
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder

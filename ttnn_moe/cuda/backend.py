@@ -24,6 +24,7 @@ from .moe.family import Call, numerics_of
 from .moe.prepared import PreparedCuda
 from .moe.run import run
 from .moe.steps import step_rows, step_tiles
+from .moe.warmup import compile_up_to
 
 MIN_CAPABILITY = (8, 0)
 
@@ -75,6 +76,9 @@ class CudaBackend:
 
     def prepare_in_turn(self, problem: Problem, experts: Experts, placement: Placement | None) -> PreparedCuda:
         return PreparedCuda(problem, experts, placement, in_turn=True)
+
+    def compile_ahead(self, problem: Problem, device: torch.device) -> None:
+        compile_up_to(problem, target_of(device))
 
     def moe(self, hidden: Tensor, routing: Routing, experts: Experts, out: Tensor, accumulate: bool) -> None:
         if routing.T:

@@ -94,11 +94,16 @@ class TtnnMoeExperts(modular_kernel.FusedMoEExpertsModular):
 
 
 class TtnnMoeMethod(UnquantizedFusedMoEMethod):
-    """vLLM's method, whose layers the operator runs where it can. What it refuses stays as vLLM chose."""
+    """vLLM's method, whose layers the operator runs where it can. What it refuses stays as vLLM chose.
+
+    Attributes:
+        adds: whether `add` will add to its output; None: nobody calls it.
+    """
 
     def __init__(self, moe: Any):
         super().__init__(moe)
         self._served: ServedLayer | None = None
+        self.adds: bool | None = None
         self._direct = moe.dp_size == 1 and not moe.moe_parallel_config.use_all2all_kernels
         config = get_current_vllm_config_or_none()
         reason = gate.why_not(moe, None if config is None else config.parallel_config)
@@ -115,6 +120,15 @@ class TtnnMoeMethod(UnquantizedFusedMoEMethod):
         self._vllms = given.unquantized_backend, given.experts_cls
         given.unquantized_backend, given.experts_cls = backend, experts_cls
 
+    def create_weights(self, layer: Any, num_experts: int, *sizes: Any, **attributes: Any) -> None:
+        super().create_weights(layer, num_experts, *sizes, **attributes)
+        if self._may_serve and num_experts == self.moe.num_experts:
+            load.begin(self._layer(num_experts), (layer.w13_weight, layer.w2_weight))
+
+    def _layer(self, E: int) -> ServedLayer:
+        moe = self.moe
+        return ServedLayer(dense, E, moe.experts_per_token, moe.max_num_tokens * moe.dp_size, moe.in_dtype)
+
     def process_weights_after_loading(self, layer: Any) -> None:
         first = self.moe_kernel is None
         if self._may_serve and first:
@@ -127,14 +141,33 @@ class TtnnMoeMethod(UnquantizedFusedMoEMethod):
             self.moe_kernel.fused_experts.served = self._served
 
     def _try(self, layer: Any) -> ServedLayer | None:
-        moe, weights = self.moe, (layer.w13_weight, layer.w2_weight)
-        reason = gate.why_not_layer(layer, *weights, moe.in_dtype)
+        weights = layer.w13_weight, layer.w2_weight
+        reason = gate.why_not_layer(layer, *weights, self.moe.in_dtype)
         if reason is not None:
             say.warning(f"MoE layers stay with vLLM: {reason}")
             return None
-        tokens = moe.max_num_tokens * moe.dp_size
-        served = ServedLayer(dense, layer.global_num_experts, moe.experts_per_token, tokens, moe.in_dtype)
-        return served if load.ready(served, weights, layer.expert_map, both_ids=not self._direct) else None
+        served = self._layer(layer.global_num_experts)
+        ready = load.ready(served, weights, layer.expert_map, both_ids=not self._direct, adds=bool(self.adds))
+        return served if ready else None
+
+    @property
+    def adds_itself(self) -> bool:
+        """Whether a model calls `add`, and no runner of vLLM's."""
+        return self.adds is not None and self._direct and self._served is not None
+
+    def add(
+        self,
+        layer: Any,
+        x: torch.Tensor,
+        topk_weights: torch.Tensor,
+        topk_ids: torch.Tensor,
+        out: torch.Tensor,
+        num_tokens: torch.Tensor | None,
+    ) -> None:
+        """The experts of x [T, H], added to out [T, H], or written to it."""
+        assert self._served is not None and self.adds is not None
+        weights = layer.w13_weight, layer.w2_weight
+        self._served(x, topk_weights, topk_ids, weights, layer.expert_map, out, self.adds, num_tokens)
 
     def apply(
         self,

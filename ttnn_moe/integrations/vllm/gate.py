@@ -35,10 +35,10 @@ def why_not(moe: Any, parallel: Any) -> str | None:
             "its all-to-all backend hands out one batch an expert (the batched activation format); to change it: "
             "--all2all-backend allgather_reducescatter or deepep_high_throughput"
         )
-    return _why_not_together(parallel)
+    return why_not_together(parallel)
 
 
-def _why_not_together(parallel: Any) -> str | None:
+def why_not_together(parallel: Any) -> str | None:
     """Why all layers of an engine stay with vLLM."""
     if os.environ.get("VLLM_BATCH_INVARIANT", "0") not in ("", "0"):
         return "VLLM_BATCH_INVARIANT asks for sums that do not depend on the number of tokens"

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from ...errors import TtnnMoeError
 from . import say, setting
-from .surface import EXPERTS, QUANTISED, installed
+from .surface import EXPERTS, MODEL, QUANTISED, installed
 
 HOOK = "UnquantizedFusedMoEMethod"
+ARCHITECTURE = "Qwen3MoeForCausalLM"
+CLASS = "ttnn_moe.integrations.vllm.qwen3:Qwen3Moe"
 METHOD = "ttnn_moe"
 _UNKNOWN = (
     f"this vLLM is not known, and runs all MoE layers itself: {{}}; known are {EXPERTS.versions}; "
@@ -23,10 +25,10 @@ def register() -> None:
         level = setting.level()
         if level == setting.OFF:
             return
-        if level == setting.MODEL:
-            say.warning(f"{setting.ENV}=model is not there yet; experts alone are served, as by {setting.ENV}=experts")
         _register_experts()
         _register_quantised()
+        if level == setting.MODEL:
+            _register_model()
     except TtnnMoeError as error:
         say.error(str(error))
     except Exception as error:  # vLLM starts without us, whatever a version of it holds
@@ -69,3 +71,16 @@ def _register_quantised() -> None:
 
     if METHOD not in QUANTIZATION_METHODS:
         register_quantization_config(METHOD)(QuantisedConfig)
+
+
+def _register_model() -> None:
+    reason = MODEL.why_not(installed)
+    if reason is not None:
+        say.warning(f"this vLLM runs Qwen3-MoE itself, but for experts: {reason}; known is {MODEL.versions}")
+        return
+    from vllm.model_executor.models.registry import ModelRegistry
+
+    module, _, name = CLASS.partition(":")
+    known = ModelRegistry.models.get(ARCHITECTURE)
+    if (getattr(known, "module_name", None), getattr(known, "class_name", None)) != (module, name):
+        ModelRegistry.register_model(ARCHITECTURE, CLASS)

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
+from threading import Thread
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ... import api, registry
-from ...backend import Prepared, SharesScratch
+from ...backend import Backend, CompilesAhead, Prepared, SharesScratch
 from ...contract import Experts, Placement, Problem
 from ...errors import ContractError
 
@@ -75,13 +77,9 @@ class ServedLayer:
         experts = self._make(*weights)
         placement = None if expert_map is None else VllmPlacement.of(expert_map, experts.E)
         self._map = None if placement is not None else expert_map
-        E = experts.E if placement is None else self.E
         if expert_map is None and self.E != experts.E:
             raise ContractError("the layer holds some of the experts, without a map", got=experts.E, expected=self.E)
-        problem = Problem.of(self.T, self.K, experts, self.dtype)
-        full = api.described(Problem(self.T, E, self.K, problem.H, problem.I, self.dtype), experts, placement)
-        # not "auto": where the GPU is not served, vLLM's own kernels are faster than the reference
-        backend = registry.choose(full, registry.AUTO if os.environ.get(registry.ENV) else "cuda")
+        full, backend = self._chosen(experts, placement)
         with torch.inference_mode(False), torch.no_grad():
             # vLLM runs one step at a time, on one stream or on the one that it captures on
             if isinstance(backend, SharesScratch):
@@ -91,6 +89,23 @@ class ServedLayer:
         self._known, self._prepared = _known(weights, expert_map), prepared
         return prepared
 
+    def compile_ahead(self, weights: tuple[Tensor, ...]) -> None:
+        """Compile kernels in a thread of their own; for layers whose weights, not yet read, are of all experts.
+
+        Raises:
+            ContractError, BackendUnavailable: as prepare.
+        """
+        full, backend = self._chosen(self._make(*weights), None)
+        if isinstance(backend, CompilesAhead):
+            Thread(target=_quietly, args=(backend.compile_ahead, full, weights[0].device), daemon=True).start()
+
+    def _chosen(self, experts: Experts, placement: Placement | None) -> tuple[Problem, Backend]:
+        problem = Problem.of(self.T, self.K, experts, self.dtype)
+        E = experts.E if placement is None else self.E
+        full = api.described(Problem(self.T, E, self.K, problem.H, problem.I, self.dtype), experts, placement)
+        # not "auto": where the GPU is not served, vLLM's own kernels are faster than the reference
+        return full, registry.choose(full, registry.AUTO if os.environ.get(registry.ENV) else "cuda")
+
     def __call__(
         self,
         x: Tensor,
@@ -99,8 +114,14 @@ class ServedLayer:
         weights: tuple[Tensor, ...],
         expert_map: Tensor | None,
         out: Tensor | None = None,
+        accumulate: bool = False,
+        num_tokens: Tensor | None = None,
     ) -> Tensor:
-        """x [T, H], topk_weights and topk_ids [T, K] -> out [T, H]; ids name experts of all ranks, -1 none."""
+        """x [T, H], topk_weights and topk_ids [T, K] -> out [T, H]; ids name experts of all ranks, -1 none.
+
+        Args:
+            accumulate: add to out. num_tokens: [] int32, as of a prepared layer; a hint, for the first self.T tokens.
+        """
         layer = self._prepared
         if layer is None or self._known != _known(weights, expert_map):
             layer = self.prepare(weights, expert_map)
@@ -108,13 +129,19 @@ class ServedLayer:
             topk_ids = local_ids(topk_ids, self._map)
         T = len(x)
         if T <= self.T:
-            return layer(x, topk_ids, topk_weights, out=out)
+            return layer(x, topk_ids, topk_weights, out=out, accumulate=accumulate, num_tokens=num_tokens)
         if out is None:
             out = torch.empty_like(x)
         for first in range(0, T, self.T):
             rows = slice(first, first + self.T)
-            layer(x[rows], topk_ids[rows], topk_weights[rows], out=out[rows])
+            layer(x[rows], topk_ids[rows], topk_weights[rows], out=out[rows], accumulate=accumulate)
         return out
+
+
+def _quietly(work: Callable[..., None], *args: Any) -> None:
+    """What fails here fails again where it is needed, and is said there."""
+    with suppress(Exception):
+        work(*args)
 
 
 def _known(weights: tuple[Tensor, ...], expert_map: Tensor | None) -> tuple[Any, ...]:

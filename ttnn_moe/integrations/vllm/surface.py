@@ -102,6 +102,7 @@ EXPERTS = Surface(
     },
     has={
         ("vllm.model_executor.custom_op", "CustomOp.register_oot"): ("name",),
+        (f"{_MOE}.unquantized_fused_moe_method", "UnquantizedFusedMoEMethod.create_weights"): ("layer", "num_experts"),
         ("vllm.model_executor.custom_op", "op_registry_oot"): (),
         (f"{_MOE}.config", "FusedMoEConfig"): (
             "num_experts",
@@ -162,6 +163,70 @@ QUANTISED = Surface(
     },
 )
 """Checkpoints of `ttnn-moe quantize`."""
+
+
+_ATTENTION = "vllm.v1.attention"
+_FLASH = f"{_ATTENTION}.backends.flash_attn"
+_QWEN3 = "vllm.model_executor.models.qwen3_moe"
+
+MODEL = Surface(
+    "0.22.1",
+    exact={
+        (_QWEN3, "Qwen3MoeDecoderLayer.__init__"): ("self", "vllm_config", "prefix"),
+        (_QWEN3, "Qwen3MoeModel.forward"): ("self", "input_ids", "positions", "intermediate_tensors", "inputs_embeds"),
+        (_QWEN3, "Qwen3MoeForCausalLM.__init__"): ("self", "vllm_config", "prefix"),
+        (f"{_ATTENTION}.backend", "AttentionImpl.forward"): (
+            "self",
+            "layer",
+            "query",
+            "key",
+            "value",
+            "kv_cache",
+            "attn_metadata",
+            "output",
+            "output_scale",
+            "output_block_scale",
+        ),
+        (_FLASH, "FlashAttentionMetadataBuilder.build"): (
+            "self",
+            "common_prefix_len",
+            "common_attn_metadata",
+            "fast_build",
+        ),
+    },
+    has={
+        (_QWEN3, "Qwen3MoeModel"): (),
+        (_FLASH, "FlashAttentionImpl.forward"): ("layer", "query", "kv_cache", "attn_metadata", "output"),
+        (_FLASH, "FlashAttentionMetadata"): ("num_actual_tokens", "block_table", "query_start_loc"),
+        (_FLASH, "FlashAttentionBackend.forward_includes_kv_cache_update"): (),
+        (f"{_ATTENTION}.backend", "CommonAttentionMetadata"): (
+            "query_start_loc",
+            "positions",
+            "slot_mapping",
+            "max_query_len",
+            "num_reqs",
+            "num_actual_tokens",
+        ),
+        (f"{_ATTENTION}.backend", "AttentionBackend.get_required_kv_cache_layout"): (),
+        (f"{_ATTENTION}.backend", "AttentionBackend.get_preferred_block_size"): ("default_block_size",),
+        (f"{_ATTENTION}.backend", "AttentionCGSupport.UNIFORM_SINGLE_TOKEN_DECODE"): (),
+        (f"{_ATTENTION}.backends.registry", "AttentionBackendEnum.CUSTOM"): (),
+        (f"{_ATTENTION}.backends.registry", "register_backend"): ("backend", "class_path"),
+        ("vllm.forward_context", "get_forward_context"): (),
+        ("vllm.model_executor.layers.attention.attention", "unified_attention_with_output"): (
+            "query",
+            "key",
+            "value",
+            "output",
+            "layer_name",
+        ),
+        ("vllm.utils.torch_utils", "_encode_layer_name"): ("layer_name",),
+        ("vllm.utils.torch_utils", "_resolve_layer_name"): ("layer_name",),
+        ("vllm.utils.torch_utils", "direct_register_custom_op"): ("op_name", "mutates_args", "fake_impl", "target_lib"),
+        ("vllm.model_executor.models.registry", "_ModelRegistry.register_model"): ("model_arch", "model_cls"),
+    },
+)
+"""Qwen3-MoE whole."""
 
 
 def installed(module: str, path: str) -> Sequence[str]:

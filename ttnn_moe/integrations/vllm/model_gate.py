@@ -1,0 +1,66 @@
+"""Which engines this package's decoder layers serve, inside vLLM."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import torch
+from vllm.platforms import current_platform
+
+from ... import registry
+from ...cuda.attention.memory import why_not_heads
+from ...visible import shown
+from . import gate
+
+_DTYPES = (torch.bfloat16, torch.float16)
+_ROPES = ("default", "yarn")
+
+
+def why_not(config: Any) -> str | None:
+    """Why vLLM's own model runs; None: this package's layers may. config: vLLM's VllmConfig."""
+    parallel, text = config.parallel_config, config.model_config.hf_text_config
+    asked = {
+        "the checkpoint is quantised": config.quant_config is not None,
+        "LoRA adapters change weights by request": config.lora_config is not None,
+        "a draft model reads hidden states (speculative decoding)": config.speculative_config is not None,
+        "its layers are split between GPUs (pipeline parallelism)": parallel.pipeline_parallel_size > 1,
+        "experts move between ranks (EPLB)": parallel.enable_eplb,
+        "keys and values are split between GPUs (context parallelism)": parallel.decode_context_parallel_size > 1,
+        "keys and values leave the GPU (a KV connector)": config.kv_transfer_config is not None,
+        "a window bounds its attention": config.cache_config.sliding_window is not None,
+        "its attention is in chunks": getattr(text, "dual_chunk_attention_config", None) is not None,
+    }
+    for reason, given in asked.items():
+        if given:
+            return reason
+    if config.model_config.dtype not in _DTYPES and current_platform.is_cuda():
+        return f"its dtype is {shown(str(config.model_config.dtype))}, neither bf16 nor fp16"
+    rope = (getattr(text, "rope_parameters", None) or {}).get("rope_type", "default")
+    if rope not in _ROPES:
+        return f"its RoPE is {shown(rope)}, not one of {', '.join(_ROPES)}"
+    if current_platform.is_cuda():
+        capability = current_platform.get_device_capability()
+        if capability is None or capability < (8, 0):
+            return "the GPU is older than compute capability 8.0"
+    elif not os.environ.get(registry.ENV):
+        return "only CUDA GPUs are served"
+    return gate.why_not_together(parallel)
+
+
+def own_attention(config: Any) -> bool:
+    """Whether this package's kernels may take vLLM's cache: it is there, in the model's dtype, and nobody asked for
+    another."""
+    cache, model = config.cache_config, config.model_config
+    return (
+        current_platform.is_cuda()
+        and config.attention_config.backend is None
+        and cache.cache_dtype == "auto"
+        and not (cache.user_specified_block_size and cache.block_size & (cache.block_size - 1))
+        and why_not_heads(model.hf_text_config.num_attention_heads, 1, model.get_head_size()) is None
+    )
+
+
+def own_experts(mlp: Any) -> bool:
+    """Whether a layer's experts may be called from here: all tokens are on every rank, and none is shared."""
+    return mlp.shared_expert is None and not mlp.is_sequence_parallel
