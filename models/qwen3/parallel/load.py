@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 
 from ttnn_moe.parallel.ranks import Ranks
+from ttnn_moe.parallel.ranks.sums import sums_of
 
 from ..checkpoint import Checkpoint
 from ..model import Qwen3Moe
@@ -59,7 +60,7 @@ def load_shared(
 
     def make() -> Qwen3Moe:
         if kind == "tensor":
-            return TensorQwen3(config, backend, split, ranks)
+            return TensorQwen3(config, backend, split, sums_of(ranks, config.hidden_size, config.vocab_size // split.D))
         return ExpertsQwen3(config, backend, split, ranks.turns, exchange)
 
     model = filled(checkpoint, make, backend, ranks.device, dtype, progress, split)

@@ -69,3 +69,11 @@ class PicksTokens(LanguageModel, Protocol):
 
     def greedy(self, ids: Tensor, cache: Any, step: Any) -> Tensor:
         """The first of the largest of each row of logits, [R] int64. Arguments as `__call__`."""
+
+
+@runtime_checkable
+class ChecksSteps(LanguageModel, Protocol):
+    """A model that several processes run: a step may end because one of them stopped."""
+
+    def check(self) -> None:
+        """Raise what went wrong in a step that is over. Waits for nothing."""

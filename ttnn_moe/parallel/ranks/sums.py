@@ -1,0 +1,89 @@
+"""Sums of ranks' parts on their devices: by torch.distributed, and on GPUs of one host by kernels of one hop."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ...cuda.parallel import heap, one_shot
+from ...errors import BackendUnavailable
+from ...logs import logger
+from .ranks import Ranks
+
+ROWS = 128
+"""Rows of H elements that a kernel adds; more of them go by torch.distributed."""
+GATHERED = 32
+"""Rows of logits that a kernel gathers at a time."""
+
+
+class Collectives:
+    """Every rank makes the same calls in the same order. All ranks get the same bits."""
+
+    def __init__(self, ranks: Ranks):
+        self.ranks = ranks
+
+    def add(self, part: Tensor, x: Tensor) -> Tensor:
+        """x [T, H] plus the sum of every rank's part [T, H]; both may be overwritten."""
+        if part.numel():
+            dist.all_reduce(part, group=self.ranks.group)
+        return x + part
+
+    def gather(self, part: Tensor) -> Tensor:
+        """[R, D * n] of every rank's [R, n], in ascending rank."""
+        whole = part.new_empty(self.ranks.size, *part.shape)
+        if part.numel():
+            dist.all_gather(list(whole.unbind()), part.contiguous(), group=self.ranks.group)
+        return whole.transpose(0, 1).flatten(1)
+
+    def check(self) -> None:
+        """Raise RankStopped where a rank waited in vain for another one. Waits for nothing."""
+
+
+class OneShot(Collectives):
+    """On GPUs of one host: up to ROWS rows by kernels of one hop, which no absent rank can hang.
+
+    Args:
+        H, V: columns of sums, and columns of a rank's part of what is gathered.
+
+    Raises:
+        BackendUnavailable: the GPUs share no memory.
+    """
+
+    def __init__(self, ranks: Ranks, H: int, V: int):
+        super().__init__(ranks)
+        capacity = max(ROWS * H, GATHERED * V) // 4
+        self._heap = heap.shared(ranks.group, capacity, ranks.device, ranks.timeout)
+        torch.cuda.synchronize(ranks.device)
+        ranks.meet("heaps")  # before any kernel writes into another rank's
+
+    def add(self, part: Tensor, x: Tensor) -> Tensor:
+        if part.shape[0] > ROWS or one_shot.why_not(self._heap, part) is not None or not x.is_contiguous():
+            return super().add(part, x)
+        return one_shot.add(self._heap, part, x)
+
+    def gather(self, part: Tensor) -> Tensor:
+        T, n = part.shape
+        rows = one_shot.rows_of(self._heap, n)
+        if one_shot.why_not(self._heap, part[:rows]) is not None:
+            return super().gather(part)
+        out = part.new_empty(T, self.ranks.size * n)
+        for first in range(0, T, rows):
+            one_shot.gather(self._heap, part[first : first + rows], out[first : first + rows])
+        return out
+
+    def check(self) -> None:
+        found = self._heap.report()
+        if found is not None:
+            raise self.ranks.stopped(found.peer, f"rank {found.reporter} waited in vain for its part of a sum")
+
+
+def sums_of(ranks: Ranks, H: int, V: int) -> Collectives:
+    """What serves these ranks. Arguments as OneShot."""
+    if ranks.device.type != "cuda" or not 2 <= ranks.size <= heap.MOST_RANKS:
+        return Collectives(ranks)
+    try:
+        return OneShot(ranks, H, V)
+    except BackendUnavailable as error:
+        logger.warning("sums go by NCCL: {}", error)
+        return Collectives(ranks)
