@@ -29,6 +29,7 @@ from ttnn_moe.cuda.moe.mxfp4_few import MXFP4_FEW
 from ttnn_moe.cuda.moe.sm80_mxfp4 import MXFP4
 from ttnn_moe.cuda.moe.sm90_mxfp4 import MXFP4_SM90
 from ttnn_moe.cuda.moe.uses import Use
+from ttnn_moe.cuda.parallel import one_shot
 from ttnn_moe.sources import kernel_path
 
 ROOT = kernel_path("gpu_kernels", "cuda")
@@ -98,6 +99,12 @@ COMBINE = [
     Use(Plan(2, 4, 2048, 128, bulk=True).spec("sm_90a")),
     Use(Plan(4, 8, 2048, 128, wire=torch.float32).spec("sm_90a")),
 ]
+PARALLEL = [
+    Use(one_shot.add_spec("sm_80", torch.float16, 2880, 8)),
+    Use(one_shot.add_spec("sm_90a", torch.bfloat16, 2048, 2)),
+    Use(one_shot.gather_spec("sm_80", torch.bfloat16, 3)),
+    Use(one_shot.gather_spec("sm_90a", torch.bfloat16, 2)),
+]
 
 
 def _bucketed_uses(arch: Arch) -> list[Use]:
@@ -116,6 +123,7 @@ def _bucketed_uses(arch: Arch) -> list[Use]:
 USES = [
     *MODEL,
     *COMBINE,
+    *PARALLEL,
     *(use for arch in dict.fromkeys(ARCHES.values()) for use in _uses(arch)),
     *(use for arch in (ARCHES[8, 0], HOPPER) for use in (*_int4_24_uses(arch), *_bucketed_uses(arch))),
     *_hopper_mxfp4_uses(),

@@ -194,6 +194,42 @@ def test_a_rank_that_stops_in_a_step_is_named(how: str, exchange: str, tmp_path:
         assert "rank 1 stopped" in result.text and ("of rank 1's own" in result.text) == (how == "raise")
 
 
+def bad_sums(ranks: Ranks, how: str) -> str:
+    """Rank 1 dies, stands still or raises in a decode step of tensor parallelism."""
+    made = []
+
+    def third(token: Any) -> None:
+        made.append(token)
+        if ranks.rank == 1 and len(made) == 3:
+            if how == "raise":
+                raise ValueError("of rank 1's own")
+            os.kill(os.getpid(), signal.SIGKILL if how == "kill" else signal.SIGSTOP)
+
+    generate(load_shared(TINY, ranks, "tensor"), prompts()[:1], max_new_tokens=40, on_token=third)
+    return "not reached"
+
+
+TWO_GPUS = (pytest.mark.gpu, pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs"))
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=TWO_GPUS)])
+@pytest.mark.parametrize("how", ["kill", "stop", "raise"])
+def test_a_rank_that_stops_in_a_sum_is_named(how: str, device: str, tmp_path: Path) -> None:
+    timeout, lost = 8.0 if device == "cuda" else 4.0, [1] if how == "stop" else []
+    other, stopped = by_ranks(bad_sums, 2, tmp_path, how, timeout=timeout, device=device, lost=lost)
+    assert stopped.kind == "ValueError" if how == "raise" else stopped is None
+    assert isinstance(other, Failed) and (other.kind, other.peer) == ("RankStopped", 1), other
+    assert ("of rank 1's own" in other.text) == (how == "raise")
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_two_gpus_make_one_processs_tokens(alone: list[list[int]], tmp_path: Path) -> None:
+    for result in by_ranks(shared_tokens, 2, tmp_path, "tensor", "auto", device="cuda"):
+        assert isinstance(result, dict), result
+        assert result["tokens"] == alone
+
+
 def other_checkpoint(ranks: Ranks) -> Qwen3Moe:
     return load_shared(TINY_INT4_24 if ranks.rank == 2 else TINY, ranks, "experts")
 

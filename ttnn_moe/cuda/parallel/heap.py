@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ...errors import BackendUnavailable, ContractError
 
-MOST_RANKS, BLOCKS, WORDS_AT = 8, 1024, 8192
+MOST_RANKS, WORDS_AT = 8, 8192
 REPORT, SAID, TIMEOUT, CALLS = 64, 72, 80, 128
 
 

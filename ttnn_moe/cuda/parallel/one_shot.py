@@ -16,9 +16,11 @@ from .. import device as devices
 from ..arch import Arch, asked, find
 from ..jit import load
 from ..jit.spec import Spec
-from .heap import BLOCKS, Heap
+from .heap import Heap
 
 EACH, WIDEST = 4, 512
+RESIDENT = 256
+"""Blocks of WIDEST threads that a GPU runs at one time: a block that waits must not keep one from sending."""
 
 
 def why_not(heap: Heap, part: Tensor) -> str | None:
@@ -28,8 +30,8 @@ def why_not(heap: Heap, part: Tensor) -> str | None:
         return "neither bf16 nor fp16"
     if n % 4:
         return "rows of no multiple of four elements"
-    if T * n // 4 > heap.capacity:
-        return f"more than the heap's {heap.capacity * 4} elements"
+    if T * n // 4 > heap.capacity or T > RESIDENT:
+        return f"more than the heap's {heap.capacity * 4} elements, or than {RESIDENT} rows"
     return None if part.is_contiguous() and part.data_ptr() % 8 == 0 else "not contiguous, or not aligned to 8 bytes"
 
 
@@ -57,7 +59,7 @@ def gather(heap: Heap, part: Tensor, out: Tensor) -> Tensor:
 
 def rows_of(heap: Heap, n: int) -> int:
     """Rows of n elements that one gather takes."""
-    return max(1, min(heap.capacity, BLOCKS // 2 * WIDEST * EACH) * 4 // n)
+    return max(1, min(heap.capacity, RESIDENT * WIDEST * EACH) * 4 // n)
 
 
 def threads_of(H: int) -> int:
