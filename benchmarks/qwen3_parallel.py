@@ -33,7 +33,7 @@ from ttnn_moe.models.qwen3.parallel.tensor import TensorQwen3
 from ttnn_moe.models.qwen3.runtime.generate import default_chunk
 from ttnn_moe.models.qwen3.split import Split
 from ttnn_moe.parallel.ranks import Ranks, start
-from ttnn_moe.parallel.ranks.sums import Collectives, sums_of
+from ttnn_moe.parallel.ranks.sums import Collectives, Hidden, OneShot, settled
 
 PROMPT, BLOCK = 128, 32
 CALLS, REPLAYS = 96, 4
@@ -51,8 +51,13 @@ class Way:
     def use(self, name: str) -> None:
         self._now = self.ways[name]
 
-    def add(self, part: Tensor, x: Tensor) -> Tensor:
+    def add(self, part: Tensor, x: Tensor) -> Hidden:
         return self._now.add(part, x)
+
+    def norm_linear(
+        self, x: Hidden, norm: Tensor, eps: float, weight: Tensor, keep: bool = False
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        return self._now.norm_linear(x, norm, eps, weight, keep)
 
     def gather(self, part: Tensor) -> Tensor:
         return self._now.gather(part)
@@ -74,7 +79,7 @@ def share(whole: Qwen3Moe, split: Split, sums: Way) -> TensorQwen3:
             target.copy_(tensor)
             continue
         (d,) = changed
-        parts = [tensor]
+        parts: list[Tensor] = [tensor]
         if name.endswith("gate_up"):
             parts = list(tensor.chunk(2, d))
         if "qkv" in name:
@@ -98,14 +103,14 @@ def slowest() -> Iterator[Callable[[float], float]]:
     yield most
 
 
-def sums_us(way: Callable[[Tensor, Tensor], Tensor], T: int, H: int) -> float:
+def sums_us(way: Callable[[Tensor, Tensor], Hidden], T: int, H: int) -> float:
     """Microseconds of a sum and residual in a graph of CALLS, each behind the one before."""
     part = torch.randn(T, H, device="cuda").bfloat16()
     x = torch.randn(T, H, device="cuda").bfloat16()
 
     def run() -> None:
         for _ in range(CALLS):
-            way(part, x)
+            settled(way(part, x))
 
     run()
     torch.cuda.synchronize()
@@ -133,7 +138,7 @@ def exact(ranks: Ranks, way: Collectives, T: int, H: int, repeats: int = 20) -> 
         draws = [torch.Generator("cuda").manual_seed(100 * seed + rank) for rank in range(ranks.size + 1)]
         *parts, x = (torch.randn(T, H, generator=g, device="cuda").bfloat16() for g in draws)
         want = sum((part.float() for part in parts), torch.zeros(T, H, device="cuda")) + x.float()
-        good &= torch.equal(way.add(parts[ranks.rank].clone(), x.clone()), want.bfloat16())
+        good &= torch.equal(settled(way.add(parts[ranks.rank].clone(), x.clone())), want.bfloat16())
         wide = torch.cat(parts, 1)
         good &= torch.equal(way.gather(parts[ranks.rank]), wide)
     return good
@@ -219,14 +224,19 @@ def main(
             if json_file is not None:
                 json_file.write_text(json.dumps(data, indent=1) + "\n")
 
-    found = {"one_shot": sums_of(ranks, H, V), "nccl": Collectives(ranks)}
+    found = {
+        "nccl": Collectives(ranks),
+        "one_shot": OneShot(ranks, H, V, fused=False),
+        "fused": OneShot(ranks, H, V, fused=True),
+    }
     way = Way({name: found[name] for name in ways.split(",")})
     for T in map(int, filter(None, sizes.split(","))):
         row: dict[str, Any] = {"T": T, "H": H}
         for name, one in way.ways.items():
             if name == "one_shot":
                 row["exact"] = exact(ranks, one, min(T, 128), H)
-            row[name] = sums_us(one.add, T, H)
+            if name != "fused":
+                row[name] = sums_us(one.add, T, H)
         data["sums"].append(row)
         say("sum", row)
     if gate_layers:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from ... import decoder
 from ...cuda.parallel import heap, one_shot
 from ...errors import BackendUnavailable
 from ...logs import logger
@@ -17,17 +20,51 @@ GATHERED = 32
 """Rows of logits that a kernel gathers at a time."""
 
 
+@dataclass(eq=False)
+class Owed:
+    """x plus the sum of every rank's part, both [T, H], which nobody has added yet: what comes next does it."""
+
+    x: Tensor
+    part: Tensor
+    heap: heap.Heap
+
+    def settled(self) -> Tensor:
+        """The sum [T, H], added now. Called once."""
+        return one_shot.add(self.heap, self.part, self.x)
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def __getitem__(self, rows: Tensor) -> Tensor:
+        return self.settled()[rows]
+
+
+Hidden = Tensor | Owed
+"""The residual stream [T, H] between the parts of a layer."""
+
+
+def settled(x: Hidden) -> Tensor:
+    return x.settled() if isinstance(x, Owed) else x
+
+
 class Collectives:
     """Every rank makes the same calls in the same order. All ranks get the same bits."""
 
     def __init__(self, ranks: Ranks):
         self.ranks = ranks
 
-    def add(self, part: Tensor, x: Tensor) -> Tensor:
+    def add(self, part: Tensor, x: Tensor) -> Hidden:
         """x [T, H] plus the sum of every rank's part [T, H]; both may be overwritten."""
         if part.numel():
             dist.all_reduce(part, group=self.ranks.group)
         return x + part
+
+    def norm_linear(
+        self, x: Hidden, norm: Tensor, eps: float, weight: Tensor, keep: bool = False
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """rms_norm(x) weight^T [T, N], x, and with `keep` perhaps rms_norm(x). norm [H], weight [N, H]."""
+        x = settled(x)
+        return decoder.norm_linear(x, norm, eps, weight), x, None
 
     def gather(self, part: Tensor) -> Tensor:
         """[R, D * n] of every rank's [R, n], in ascending rank."""
@@ -45,22 +82,32 @@ class OneShot(Collectives):
 
     Args:
         H, V: columns of sums, and columns of a rank's part of what is gathered.
+        fused: a sum of one or two rows is made by the linear layer behind it.
 
     Raises:
         BackendUnavailable: the GPUs share no memory.
     """
 
-    def __init__(self, ranks: Ranks, H: int, V: int):
+    def __init__(self, ranks: Ranks, H: int, V: int, fused: bool = False):
         super().__init__(ranks)
+        self._fused = fused
         capacity = max(ROWS * H, GATHERED * V) // 4
         self._heap = heap.shared(ranks.group, capacity, ranks.device, ranks.timeout)
         torch.cuda.synchronize(ranks.device)
         ranks.meet("heaps")  # before any kernel writes into another rank's
 
-    def add(self, part: Tensor, x: Tensor) -> Tensor:
+    def add(self, part: Tensor, x: Tensor) -> Hidden:
         if part.shape[0] > ROWS or one_shot.why_not(self._heap, part) is not None or not x.is_contiguous():
             return super().add(part, x)
-        return one_shot.add(self._heap, part, x)
+        owed = Owed(x, part, self._heap)
+        return owed if self._fused and part.shape[0] <= one_shot.FEW_ROWS else owed.settled()
+
+    def norm_linear(
+        self, x: Hidden, norm: Tensor, eps: float, weight: Tensor, keep: bool = False
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        if isinstance(x, Owed) and one_shot.why_not_norm_linear(self._heap, x.part, weight) is None:
+            return one_shot.add_norm_linear(self._heap, x.part, x.x, norm, eps, weight, keep)
+        return super().norm_linear(x, norm, eps, weight, keep)
 
     def gather(self, part: Tensor) -> Tensor:
         T, n = part.shape
