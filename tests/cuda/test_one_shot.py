@@ -69,6 +69,7 @@ def run(host: HostKernels, monkeypatch: pytest.MonkeyPatch) -> None:
     host.use(monkeypatch)
     one_shot._add.cache_clear()
     one_shot._gather.cache_clear()
+    one_shot._add_norm_linear.cache_clear()
 
 
 def some_calls(ranks: int, rank: int, dtype: torch.dtype = BF16, calls: int = 0) -> bool:
@@ -107,6 +108,30 @@ def test_a_rank_sends_its_part_and_adds_all(
 
 
 @needs_compiler
+@pytest.mark.parametrize(("ranks", "rank", "T", "H", "N"), [(2, 1, 1, 512, 20), (3, 0, 2, 256, 1030)], ids=str)
+def test_a_linear_layer_behind_a_sum(
+    ranks: int, rank: int, T: int, H: int, N: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host = HostKernels(tmp_path)
+    run(host, monkeypatch)
+    at = HostRank(ranks, rank)
+    weight, norm = torch.randn(N, H).to(BF16), torch.randn(H).to(BF16)
+    for seed, keep in enumerate((True, False)):
+        parts, x = parts_of(ranks, T, H, BF16, seed)
+        at.expect(parts)
+        assert one_shot.why_not_norm_linear(at.heap, parts[rank], weight) is None
+        out, total, normed = one_shot.add_norm_linear(at.heap, parts[rank], x, norm, 1e-6, weight, keep)
+        want = sum_of(parts, x)
+        assert torch.equal(total, want) and at.sent(parts[rank]) and at.heap.report() is None
+        wanted = torch.nn.functional.rms_norm(want.double(), (H,), norm.double(), 1e-6)
+        torch.testing.assert_close(out.double(), wanted @ weight.double().T, rtol=1e-2, atol=0.1)
+        if keep:
+            torch.testing.assert_close(normed.double(), wanted, rtol=1e-2, atol=1e-2)
+        assert (normed is None) == (not keep)
+    assert host.sound
+
+
+@needs_compiler
 def test_a_rank_that_waits_in_vain_names_the_other_and_tells_all(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -138,7 +163,7 @@ def test_a_rank_that_waits_in_vain_names_the_other_and_tells_all(
         ("if (call == 0) call = 2;", ""),
         ("words[1] >> 32 == call", "true"),
         ("+ source) * capacity", ") * capacity"),
-        ("b += gridDim.x * blockDim.x", "b += BLOCKS"),
+        ("threadIdx.x * gridDim.x", "threadIdx.x * BLOCKS"),
         ("if (whole) sums[c]", "sums[c]"),
     ],
 )
