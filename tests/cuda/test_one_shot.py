@@ -65,11 +65,12 @@ class HostRank:
         )
 
 
-def run(host: HostKernels, monkeypatch: pytest.MonkeyPatch) -> None:
+def run(host: HostKernels, monkeypatch: pytest.MonkeyPatch, resident: int = 256) -> None:
     host.use(monkeypatch)
     one_shot._add.cache_clear()
     one_shot._gather.cache_clear()
     one_shot._add_norm_linear.cache_clear()
+    monkeypatch.setattr(one_shot, "RESIDENT", resident)
 
 
 def some_calls(ranks: int, rank: int, dtype: torch.dtype = BF16, calls: int = 0) -> bool:
@@ -102,7 +103,7 @@ def test_a_rank_sends_its_part_and_adds_all(
     ranks: int, rank: int, dtype: torch.dtype, calls: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     host = HostKernels(tmp_path)
-    run(host, monkeypatch)
+    run(host, monkeypatch, resident=3)
     assert some_calls(ranks, rank, dtype, calls)
     assert host.sound
 

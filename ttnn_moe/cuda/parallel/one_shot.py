@@ -31,8 +31,8 @@ def why_not(heap: Heap, part: Tensor) -> str | None:
         return "neither bf16 nor fp16"
     if n % 4:
         return "rows of no multiple of four elements"
-    if T * n // 4 > heap.capacity or T > RESIDENT:
-        return f"more than the heap's {heap.capacity * 4} elements, or than {RESIDENT} rows"
+    if T * n // 4 > heap.capacity:
+        return f"more than the heap's {heap.capacity * 4} elements"
     return None if part.is_contiguous() and part.data_ptr() % 8 == 0 else "not contiguous, or not aligned to 8 bytes"
 
 
@@ -128,9 +128,9 @@ def channels_of(N: int) -> int:
 
 @lru_cache(maxsize=1024)
 def _add(dtype: torch.dtype, T: int, H: int, ranks: int, rank: int, capacity: int, device: int) -> load.Launch:
-    arch = _arch(device)
-    spec = add_spec(arch.name, dtype, H, ranks)
-    return load.Launch(spec, device, (T,), threads_of(H), c_int32(rank), c_int32(capacity), overlap=arch.overlaps)
+    arch, last = _arch(device), (c_int32(rank), c_int32(capacity), c_int32(T))
+    spec = add_spec(arch.name, dtype, H, ranks, T > RESIDENT)
+    return load.Launch(spec, device, (min(T, RESIDENT),), threads_of(H), *last, overlap=arch.overlaps)
 
 
 @lru_cache(maxsize=1024)

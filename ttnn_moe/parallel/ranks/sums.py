@@ -14,7 +14,7 @@ from ...errors import BackendUnavailable
 from ...logs import logger
 from .ranks import Ranks
 
-ROWS = 128
+ROWS = 1024
 """Rows of H elements that a kernel adds; more of them go by torch.distributed."""
 GATHERED = 32
 """Rows of logits that a kernel gathers at a time."""
