@@ -8,6 +8,8 @@
 // | 80     | timeout | u64, ns             | the host                                                       |
 // | 128    | calls   | [BLOCKS] u32        | each block: calls that are over, the same number for all       |
 // | 8192   | words   | [2, R, capacity] 16 bytes | the other ranks: by parity of the call, by rank          |
+// | behind | flags   | [2, R, TILES] u32   | the other ranks: the call whose tile is whole, see add_many.cu |
+// | behind | rows    | [2, R, room] 16 bytes | the other ranks                                              |
 //
 // A put is 16 bytes: two words of 32 bits of data below the number of the call. A word of 64 bits arrives whole, so a
 // receiver that finds the number has the data, without a fence. Call n writes where call n - 2 was read: a rank starts
@@ -20,7 +22,7 @@
 #define RANKS 2
 #endif
 
-constexpr int MOST_RANKS = 8, BLOCKS = 1024, WORDS_AT = 8192;
+constexpr int MOST_RANKS = 8, BLOCKS = 1024, TILES = 1024, WORDS_AT = 8192;
 static_assert(RANKS >= 2 && RANKS <= MOST_RANKS, "the heap has 8 addresses");
 
 struct Heap {
@@ -71,6 +73,23 @@ struct Ranks {
                 store_words(peers[r] + place(rank, chunk), flagged(data.x, call), flagged(data.y, call));
     }
 
+    // Where `source` says that it has put a tile, and where it puts its rows.
+    __device__ __forceinline__ u64 flag(int source, int tile) const {
+        return words_end() + (static_cast<u64>((call & 1) * RANKS + source) * TILES + tile) * 4;
+    }
+    __device__ __forceinline__ u64 rows(int source, u64 room) const {
+        return words_end() + 8 * RANKS * TILES + ((call & 1) * RANKS + source) * room * 16;
+    }
+
+    // One thread: whether a tile of a rank is whole. False: this rank, or another, gave up.
+    __device__ __forceinline__ bool await(int source, int tile) const {
+        const u64 from = reinterpret_cast<u64>(own) + flag(source, tile);
+        u64 since = 0;
+        for (u32 tries = 1; load_flag(from) != call; ++tries)
+            if (tries % PATIENCE == 0 && (since = over(own, rank, source, call, since)) == 0) return false;
+        return true;
+    }
+
     // Four elements of a rank. False: this rank, or another, gave up.
     __device__ __forceinline__ bool take(int source, int chunk, uint2& data) const {
         const u64 from = reinterpret_cast<u64>(own) + place(source, chunk);
@@ -85,6 +104,7 @@ struct Ranks {
     }
 
 private:
+    __device__ __forceinline__ u64 words_end() const { return WORDS_AT + static_cast<u64>(capacity) * 32 * RANKS; }
     static __device__ __forceinline__ u64 flagged(u32 data, u32 call) {
         return static_cast<u64>(call) << 32 | data;
     }

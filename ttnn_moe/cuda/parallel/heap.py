@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ...errors import BackendUnavailable, ContractError
 
-MOST_RANKS, WORDS_AT = 8, 8192
+MOST_RANKS, WORDS_AT, TILES = 8, 8192, 1024
 REPORT, SAID, TIMEOUT, CALLS = 64, 72, 80, 128
 
 
@@ -26,21 +26,21 @@ class Heap:
     """One rank's.
 
     Args:
-        memory: uint8, zeros, of nbytes(ranks, capacity) bytes on the rank's GPU.
+        memory: uint8, zeros, of nbytes(ranks, capacity, room) bytes on the rank's GPU.
         addresses: of every rank's memory, as this GPU reaches them. rank: which of them is this one's.
+        capacity, room: for words and for rows, in 16 bytes: see nbytes.
         timeout: seconds that a kernel waits for another rank.
 
     Every rank makes its own before any of them launches a kernel.
     """
 
-    def __init__(self, memory: Tensor, addresses: Sequence[int], rank: int, timeout: float):
-        self.memory, self.rank, self.ranks = memory, rank, len(addresses)
-        self.capacity = (memory.numel() - WORDS_AT) // (32 * self.ranks)
-        if not 2 <= self.ranks <= MOST_RANKS or self.capacity < 1:
+    def __init__(self, memory: Tensor, addresses: Sequence[int], rank: int, capacity: int, room: int, timeout: float):
+        self.memory, self.rank, self.ranks, self.capacity, self.room = memory, rank, len(addresses), capacity, room
+        if not 2 <= self.ranks <= MOST_RANKS or memory.numel() < nbytes(self.ranks, capacity, room):
             raise ContractError(
                 "no heap of ranks",
                 got=f"{self.ranks} ranks, {memory.numel()} bytes",
-                expected=f"2 to {MOST_RANKS} ranks, more than {WORDS_AT} bytes",
+                expected=f"2 to {MOST_RANKS} ranks, {nbytes(self.ranks, capacity, room)} bytes",
             )
         # the host reads it without waiting for the GPU
         self._said = torch.zeros(1, dtype=torch.int64, pin_memory=memory.is_cuda)
@@ -60,12 +60,16 @@ class Heap:
         return Report((word & 0xFF) - 1, word >> 8 & 0xFF, word >> 32 & 0xFFFFFFFF) if word else None
 
 
-def nbytes(ranks: int, capacity: int) -> int:
-    """Bytes of a heap for calls of at most `capacity` times four elements of a rank."""
-    return WORDS_AT + 32 * ranks * capacity
+def nbytes(ranks: int, capacity: int, room: int) -> int:
+    """Bytes of a heap.
+
+    Args:
+        capacity: four elements each of a rank's part in a call of few rows. room: eight elements each, of many.
+    """
+    return WORDS_AT + ranks * (32 * capacity + 8 * TILES + 32 * room)
 
 
-def shared(group: Any, capacity: int, device: torch.device, timeout: float) -> Heap:
+def shared(group: Any, capacity: int, room: int, device: torch.device, timeout: float) -> Heap:
     """The heap of this process, in torch's symmetric memory. Every process of the group calls it.
 
     Raises:
@@ -76,11 +80,11 @@ def shared(group: Any, capacity: int, device: torch.device, timeout: float) -> H
 
     ranks, rank = dist.get_world_size(group), dist.get_rank(group)
     try:
-        memory = symmetric.empty(nbytes(ranks, capacity), dtype=torch.uint8, device=device)
+        memory = symmetric.empty(nbytes(ranks, capacity, room), dtype=torch.uint8, device=device)
         handle = symmetric.rendezvous(memory, group)
     except RuntimeError as error:
         raise BackendUnavailable(
             "the GPUs of the ranks share no memory", got=error, remedy="ranks of one host, with peer access"
         ) from error
     memory.zero_()
-    return Heap(memory, list(handle.buffer_ptrs), rank, timeout)
+    return Heap(memory, list(handle.buffer_ptrs), rank, capacity, room, timeout)

@@ -16,12 +16,12 @@ from .. import device as devices
 from ..arch import Arch, asked, find
 from ..jit import load
 from ..jit.spec import Spec
-from .heap import Heap
+from .heap import TILES, Heap
 
 EACH, WIDEST = 4, 512
 RESIDENT = 256
 """Blocks of WIDEST threads that a GPU runs at one time: a block that waits must not keep one from sending."""
-FEW_ROWS, WARPS, CHANNELS = 2, 8, 2
+FEW_ROWS, WARPS, CHANNELS, TILE = 2, 8, 2, 8
 
 
 def why_not(heap: Heap, part: Tensor) -> str | None:
@@ -42,6 +42,27 @@ def add(heap: Heap, part: Tensor, x: Tensor) -> Tensor:
     if T:
         device = part.device.index
         _add(part.dtype, T, H, heap.ranks, heap.rank, heap.capacity, device)(
+            load.stream(device), part.data_ptr(), x.data_ptr(), heap.address
+        )
+    return x
+
+
+def why_not_many(heap: Heap, part: Tensor) -> str | None:
+    """For part [T, H] of each rank."""
+    T, H = part.shape
+    if part.dtype not in (torch.bfloat16, torch.float16):
+        return "neither bf16 nor fp16"
+    if H % 8 or T * H // 8 > heap.room or T > TILE * TILES:
+        return f"rows of no multiple of eight elements, or more than the heap's {heap.room * 8} elements"
+    return None if part.is_contiguous() and part.data_ptr() % 16 == 0 else "not contiguous, or not aligned to 16 bytes"
+
+
+def add_many(heap: Heap, part: Tensor, x: Tensor) -> Tensor:
+    """As add, of many rows: bound by the link."""
+    T, H = part.shape
+    if T:
+        device = part.device.index
+        _add_many(part.dtype, T, H, heap.ranks, heap.rank, heap.capacity, heap.room, device)(
             load.stream(device), part.data_ptr(), x.data_ptr(), heap.address
         )
     return x
@@ -108,8 +129,14 @@ def threads_of(H: int) -> int:
     return min(WIDEST, ceil_div(H, 128) * 32)
 
 
-def add_spec(arch: str, dtype: torch.dtype, H: int, ranks: int) -> Spec:
-    return Spec.of("parallel/add_parts", arch, SIZE=H, THREADS=threads_of(H), RANKS=ranks, FP16=dtype is torch.float16)
+def add_spec(arch: str, dtype: torch.dtype, H: int, ranks: int, many: bool) -> Spec:
+    sizes = {"SIZE": H, "THREADS": threads_of(H), "RANKS": ranks, "MANY": many}
+    return Spec.of("parallel/add_parts", arch, FP16=dtype is torch.float16, **sizes)
+
+
+def add_many_spec(arch: str, dtype: torch.dtype, H: int, ranks: int) -> Spec:
+    sizes = {"SIZE": H, "THREADS": WIDEST, "TILE": TILE, "RANKS": ranks}
+    return Spec.of("parallel/add_many", arch, FP16=dtype is torch.float16, **sizes)
 
 
 def gather_spec(arch: str, dtype: torch.dtype, ranks: int) -> Spec:
@@ -131,6 +158,18 @@ def _add(dtype: torch.dtype, T: int, H: int, ranks: int, rank: int, capacity: in
     arch, last = _arch(device), (c_int32(rank), c_int32(capacity), c_int32(T))
     spec = add_spec(arch.name, dtype, H, ranks, T > RESIDENT)
     return load.Launch(spec, device, (min(T, RESIDENT),), threads_of(H), *last, overlap=arch.overlaps)
+
+
+@lru_cache(maxsize=1024)
+def _add_many(
+    dtype: torch.dtype, T: int, H: int, ranks: int, rank: int, capacity: int, room: int, device: int
+) -> load.Launch:
+    arch = _arch(device)
+    blocks = min(ceil_div(T, TILE), 2 * devices.gpu(device).multiprocessors)
+    last = c_int32(rank), c_int32(capacity), c_int32(T), c_int32(room)
+    return load.Launch(
+        add_many_spec(arch.name, dtype, H, ranks), device, (blocks,), WIDEST, *last, overlap=arch.overlaps
+    )
 
 
 @lru_cache(maxsize=1024)

@@ -14,8 +14,10 @@ from ...errors import BackendUnavailable
 from ...logs import logger
 from .ranks import Ranks
 
-ROWS = 1024
-"""Rows of H elements that a kernel adds; more of them go by torch.distributed."""
+FEW = 256
+"""Up to so many rows travel with a flag in every word; more of them with a flag for each tile."""
+ROWS = 4096
+"""Rows that a kernel adds at a time."""
 GATHERED = 32
 """Rows of logits that a kernel gathers at a time."""
 
@@ -78,7 +80,7 @@ class Collectives:
 
 
 class OneShot(Collectives):
-    """On GPUs of one host: up to ROWS rows by kernels of one hop, which no absent rank can hang.
+    """On GPUs of one host, by kernels of one hop, which no absent rank can hang.
 
     Args:
         H, V: columns of sums, and columns of a rank's part of what is gathered.
@@ -91,36 +93,43 @@ class OneShot(Collectives):
     def __init__(self, ranks: Ranks, H: int, V: int, fused: bool = False):
         super().__init__(ranks)
         self._fused = fused
-        capacity = max(ROWS * H, GATHERED * V) // 4
-        self._heap = heap.shared(ranks.group, capacity, ranks.device, ranks.timeout)
+        capacity = max(FEW * H, GATHERED * V) // 4
+        self.heap = heap.shared(ranks.group, capacity, ROWS * H // 8, ranks.device, ranks.timeout)
         torch.cuda.synchronize(ranks.device)
         ranks.meet("heaps")  # before any kernel writes into another rank's
 
     def add(self, part: Tensor, x: Tensor) -> Hidden:
-        if part.shape[0] > ROWS or one_shot.why_not(self._heap, part) is not None or not x.is_contiguous():
+        T, h = len(part), self.heap
+        if not x.is_contiguous() or x.data_ptr() % 16:
             return super().add(part, x)
-        owed = Owed(x, part, self._heap)
-        return owed if self._fused and part.shape[0] <= one_shot.FEW_ROWS else owed.settled()
+        if T <= FEW and one_shot.why_not(h, part) is None:
+            owed = Owed(x, part, h)
+            return owed if self._fused and T <= one_shot.FEW_ROWS else owed.settled()
+        if one_shot.why_not_many(h, part[:ROWS]) is not None:
+            return super().add(part, x)
+        for first in range(0, T, ROWS):
+            one_shot.add_many(h, part[first : first + ROWS], x[first : first + ROWS])
+        return x
 
     def norm_linear(
         self, x: Hidden, norm: Tensor, eps: float, weight: Tensor, keep: bool = False
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        if isinstance(x, Owed) and one_shot.why_not_norm_linear(self._heap, x.part, weight) is None:
-            return one_shot.add_norm_linear(self._heap, x.part, x.x, norm, eps, weight, keep)
+        if isinstance(x, Owed) and one_shot.why_not_norm_linear(self.heap, x.part, weight) is None:
+            return one_shot.add_norm_linear(self.heap, x.part, x.x, norm, eps, weight, keep)
         return super().norm_linear(x, norm, eps, weight, keep)
 
     def gather(self, part: Tensor) -> Tensor:
         T, n = part.shape
-        rows = one_shot.rows_of(self._heap, n)
-        if one_shot.why_not(self._heap, part[:rows]) is not None:
+        rows = one_shot.rows_of(self.heap, n)
+        if one_shot.why_not(self.heap, part[:rows]) is not None:
             return super().gather(part)
         out = part.new_empty(T, self.ranks.size * n)
         for first in range(0, T, rows):
-            one_shot.gather(self._heap, part[first : first + rows], out[first : first + rows])
+            one_shot.gather(self.heap, part[first : first + rows], out[first : first + rows])
         return out
 
     def check(self) -> None:
-        found = self._heap.report()
+        found = self.heap.report()
         if found is not None:
             raise self.ranks.stopped(found.peer, f"rank {found.reporter} waited in vain for its part of a sum")
 

@@ -16,6 +16,14 @@ inline void load_words(u64 from, u64 (&words)[2]) {
     std::memcpy(words, reinterpret_cast<const void*>(from), sizeof words);
 }
 
+inline u32 load_flag(u64 from) { return *reinterpret_cast<const u32*>(from); }
+
+inline void store_flag(u64 to, u32 word) { *reinterpret_cast<u32*>(to) = word; }
+
+inline uint4 load_put(u64 from) { return *reinterpret_cast<const uint4*>(from); }
+
+inline void store_put(u64 to, uint4 words) { *reinterpret_cast<uint4*>(to) = words; }
+
 inline u64 load_word(const u64* from) { return *from; }
 
 inline void store_word(u64* to, u64 word) { *to = word; }
