@@ -268,7 +268,12 @@ def main(
         for i in range(blocks):
             for kind in kinds[:: -1 if i % 2 else 1]:
                 taken[kind].append(runs[kind].block())
-        row = {"B": B, "prompt": PROMPT, "all_s": taken, **{k: statistics.median(v) for k, v in taken.items()}}
+        row: dict[str, Any] = {
+            "B": B,
+            "prompt": PROMPT,
+            "all_s": taken,
+            **{k: statistics.median(v) for k, v in taken.items()},
+        }
         data["decode"].append(row)
         say("decode", B, {k: round(row[k] * 1e3, 3) for k in kinds})
         if str(B) in traces.split(","):
