@@ -80,7 +80,7 @@ class Collectives:
 
 
 class OneShot(Collectives):
-    """On GPUs of one host, by kernels of one hop, which no absent rank can hang.
+    """On GPUs of one host, by kernels of one hop, which no absent rank can hang. All ranks meet before the first sum.
 
     Args:
         H, V: columns of sums, and columns of a rank's part of what is gathered.
@@ -96,7 +96,6 @@ class OneShot(Collectives):
         capacity = max(FEW * H, GATHERED * V) // 4
         self.heap = heap.shared(ranks.group, capacity, ROWS * H // 8, ranks.device, ranks.timeout)
         torch.cuda.synchronize(ranks.device)
-        ranks.meet("heaps")  # before any kernel writes into another rank's
 
     def add(self, part: Tensor, x: Tensor) -> Hidden:
         T, h = len(part), self.heap
@@ -135,11 +134,16 @@ class OneShot(Collectives):
 
 
 def sums_of(ranks: Ranks, H: int, V: int) -> Collectives:
-    """What serves these ranks. Arguments as OneShot."""
+    """What serves these ranks; every rank calls it. Arguments as OneShot."""
+    plain = Collectives(ranks)
     if ranks.device.type != "cuda" or not 2 <= ranks.size <= heap.MOST_RANKS:
-        return Collectives(ranks)
+        return plain
+    made, why = plain, ""
     try:
-        return OneShot(ranks, H, V)
+        made = OneShot(ranks, H, V)
     except BackendUnavailable as error:
-        logger.warning("sums go by NCCL: {}", error)
-        return Collectives(ranks)
+        why = str(error)
+    reasons = [said for said in ranks.meet(why) if said]
+    if reasons:
+        logger.warning("sums go by torch.distributed: {}", reasons[0])
+    return plain if reasons else made
