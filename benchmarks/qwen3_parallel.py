@@ -213,6 +213,7 @@ def main(
     tiny: bool = True,
     alone: Annotated[bool, typer.Option(help="One GPU beside it.")] = True,
     seed: int = 0,
+    folder: Annotated[Path | None, typer.Option("--kernels", help="Folder: one traced step of each.")] = None,
     json_file: Annotated[Path | None, typer.Option("--json")] = None,
 ) -> None:
     """Measure on every rank; rank 0 prints and writes."""
@@ -279,7 +280,8 @@ def main(
         if str(B) in traces.split(","):
             for kind in kinds:
                 ranks.meet()
-                data["traces"][f"{kind} {B}"] = trace = traced(runs[kind].engine.step, 5, None)
+                keep = folder / f"kernels_{kind}_{B}.txt" if folder and ranks.rank == 0 else None
+                data["traces"][f"{kind} {B}"] = trace = traced(runs[kind].engine.step, 5, keep)
                 parts = {k: (round(v["us"]), v["kernels"]) for k, v in trace["parts"].items()}
                 say("trace", B, kind, round(trace["us"]), parts)
         del runs

@@ -15,7 +15,7 @@ from typing import Any
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks/results"
-PAGES = (ROOT / "README.md", ROOT / "docs/benchmark.md", ROOT / "docs/tenstorrent.md")
+PAGES = (ROOT / "README.md", ROOT / "docs/benchmark.md", ROOT / "docs/tenstorrent.md", ROOT / "docs/tensor_parallel.md")
 # what the pages call the implementations of moe_layer.json
 OURS, OURS_UNPREPARED = "ttnn_moe cuda prepared", "ttnn_moe cuda moe"
 SHORT = {OURS: "ttnn_moe", OURS_UNPREPARED: "ttnn_moe, without `prepare`"}
@@ -150,6 +150,31 @@ def qwen3_sm80() -> str:
         f"{machine['name']}, torch {versions['torch']}, triton {versions['triton']}; bf16, 48 layers; medians of 3.",
     ]
     return "\n".join(lines) + "\n"
+
+
+def qwen3_parallel() -> str:
+    """Milliseconds of the whole model on one GPU and on several, and microseconds of a sum alone."""
+    data = results("qwen3_parallel.json")
+    decode, prefill, sums = data["decode"], data["prefill"], data["sums"]
+    gpus = data["machine"]["gpus"]
+    heads = [f"batch {row['B']}" for row in decode] + [f"prompt of {row['n']:,}" for row in prefill]
+    lines = table_head(["ms a step, or to the first token", *heads])
+    names = {
+        "alone": "1 GPU",
+        "nccl": f"{gpus} GPUs, NCCL",
+        "one_shot": f"{gpus} GPUs, a kernel a sum",
+        "fused": f"{gpus} GPUs, sums of 1 or 2 rows in the linear layer",
+    }
+    for name, shown in names.items():
+        lines.append(table_row([shown, *(f"{1e3 * row[name]:.2f}" for row in [*decode, *prefill])]))
+    faster = (f"{row['alone'] / row['fused']:.2f}" for row in [*decode, *prefill])
+    lines += [table_row(["1 GPU over the last", *faster]), ""]
+    lines += table_head(["us of a sum alone, rows", *(f"{row['T']:,}" for row in sums)])
+    kernels = {"nccl": "NCCL, then the residual", "words": "add_parts", "tiles": "add_many"}
+    for name, shown in kernels.items():
+        lines.append(table_row([shown, *(f"{row[name]:.1f}" if name in row else "" for row in sums)]))
+    told = f"{gpus} {data['machine']['name']}, torch {data['versions']['torch']}; bf16, {data['layers']} layers."
+    return "\n".join([*lines, "", told]) + "\n"
 
 
 def over_floor(row: dict[str, Any], machine: dict[str, Any]) -> float:
@@ -288,6 +313,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "peers_h200.json": peers_h200,
     "sm80_layer.json": sm80_layer,
     "qwen3_sm80.json": qwen3_sm80,
+    "qwen3_parallel.json": qwen3_parallel,
     "tenstorrent_cost.json, bytes": tenstorrent_bytes,
     "tenstorrent_cost.json, estimate": tenstorrent_estimate,
     "tenstorrent_host.json": tenstorrent_host,
