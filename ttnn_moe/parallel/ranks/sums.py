@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -24,15 +26,15 @@ GATHERED = 32
 
 @dataclass(eq=False)
 class Owed:
-    """x plus the sum of every rank's part, both [T, H], which nobody has added yet: what comes next does it."""
+    """x plus the sum of every rank's part, both [T, H], which nobody has added yet: what comes next does it, once."""
 
     x: Tensor
     part: Tensor
-    heap: heap.Heap
+    add: Callable[[Tensor, Tensor], Tensor]
 
     def settled(self) -> Tensor:
-        """The sum [T, H], added now. Called once."""
-        return one_shot.add(self.heap, self.part, self.x)
+        """The sum [T, H], added now."""
+        return self.add(self.part, self.x)
 
     def __len__(self) -> int:
         return len(self.x)
@@ -102,8 +104,8 @@ class OneShot(Collectives):
         if not x.is_contiguous() or x.data_ptr() % 16:
             return super().add(part, x)
         if T <= FEW and one_shot.why_not(h, part) is None:
-            owed = Owed(x, part, h)
-            return owed if self._fused and T <= one_shot.FEW_ROWS else owed.settled()
+            add = partial(one_shot.add, h)
+            return Owed(x, part, add) if self._fused and T <= one_shot.FEW_ROWS else add(part, x)
         if one_shot.why_not_many(h, part[:ROWS]) is not None:
             return super().add(part, x)
         for first in range(0, T, ROWS):
