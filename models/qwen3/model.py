@@ -32,9 +32,6 @@ from .weight_formats import FORMATS
 IDS = "distinct"
 """What the router promises of its ids: topk names K different experts."""
 
-Hidden = Any
-"""The residual stream between the parts of a layer: x [T, H]; of several processes, perhaps a sum not made yet."""
-
 
 def sizes_of(config: Qwen3MoeConfig, dtype: torch.dtype, device: torch.device | str = "cpu") -> CacheSizes:
     """What a cache has to know of a model."""
@@ -85,7 +82,7 @@ class Attention(nn.Module):
         self.q_norm = RMSNorm(self.head_dim, config.rms_norm_eps)
         self.k_norm = RMSNorm(self.head_dim, config.rms_norm_eps)
 
-    def forward(self, x: Tensor, norm: RMSNorm, rope: tuple[Tensor, Tensor], cache: KVCache, step: Step) -> Hidden:
+    def forward(self, x: Tensor, norm: RMSNorm, rope: tuple[Tensor, Tensor], cache: KVCache, step: Step) -> Tensor:
         """x [T, H] + attention(norm(x)); x may be overwritten."""
         q = self._write(x, norm, rope, cache, step, self.heads)
         attended = cache.attend(self.layer, q, step).flatten(1)
@@ -100,11 +97,7 @@ class Attention(nn.Module):
     ) -> Tensor:
         """Write keys and values; the last `queries` query heads [T, queries, head_dim], normalised and rotated."""
         qkv = norm.into(self.qkv, x, (self.heads - queries) * self.head_dim)
-        return self._put(qkv, rope, cache, step, queries)
-
-    def _put(self, qkv: Tensor, rope: tuple[Tensor, Tensor], cache: KVCache, step: Step, queries: int) -> Tensor:
-        """As _write, of the rows of q, k and v that the linear layer made."""
-        heads = qkv.view(len(qkv), queries + 2 * self.kv_heads, self.head_dim)
+        heads = qkv.view(x.shape[0], queries + 2 * self.kv_heads, self.head_dim)
         norms = HeadNorms(self.q_norm.weight, self.k_norm.weight, self.q_norm.eps)
         if isinstance(cache, FusedWrite):
             q = cache.norm_rope_write(self.layer, heads, norms, rope, step)
@@ -123,7 +116,7 @@ class DenseMLP(nn.Module):
         self.gate_up = Linear(config.hidden_size, 2 * config.intermediate_size, bias=False)
         self.down = Linear(config.intermediate_size, config.hidden_size, bias=False)
 
-    def forward(self, x: Tensor, norm: RMSNorm, step: Step) -> Hidden:
+    def forward(self, x: Tensor, norm: RMSNorm, step: Step) -> Tensor:
         """x [T, H] + mlp(norm(x)); x may be overwritten."""
         gate, up = norm.into(self.gate_up, x).chunk(2, dim=-1)
         return decoder.linear_add(F.silu(gate) * up, self.down.weight, self.down.bias, x)
@@ -183,7 +176,7 @@ class MoE(nn.Module):
             layer.compile(bound // 2 + 1, accumulate=True)
         return self._prepared[bound]
 
-    def forward(self, x: Tensor, norm: RMSNorm, step: Step) -> Hidden:
+    def forward(self, x: Tensor, norm: RMSNorm, step: Step) -> Tensor:
         """x [T, H] + experts(norm(x)); x may be overwritten."""
         return self.add_experts(x, *self.route(x, norm), step.num_tokens)
 
@@ -191,7 +184,7 @@ class MoE(nn.Module):
         """ids and weights [T, K] of the experts of each token, and norm(x) [T, H]."""
         return decoder.norm_route(x, norm.weight, norm.eps, self.router.weight, self.K, self.norm_topk_prob)
 
-    def add_experts(self, x: Tensor, ids: Tensor, weights: Tensor, hidden: Tensor, num_tokens: Tensor | None) -> Hidden:
+    def add_experts(self, x: Tensor, ids: Tensor, weights: Tensor, hidden: Tensor, num_tokens: Tensor | None) -> Tensor:
         """x [T, H] + the experts of hidden [T, H]; x may be overwritten."""
         if decoder.uses_kernels(x):  # the sum over experts begins with x
             layer = self.prepared(x.shape[0])
@@ -220,7 +213,7 @@ class Layer(nn.Module):
         self.mlp_norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.mlp: nn.Module = modules.moe(config, backend) if config.is_sparse(layer) else modules.dense(config)
 
-    def forward(self, x: Hidden, rope: tuple[Tensor, Tensor], cache: KVCache, step: Step) -> Hidden:
+    def forward(self, x: Tensor, rope: tuple[Tensor, Tensor], cache: KVCache, step: Step) -> Tensor:
         x = self.attention(x, self.attention_norm, rope, cache, step)
         return self.mlp(x, self.mlp_norm, step)
 

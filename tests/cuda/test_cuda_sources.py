@@ -100,13 +100,10 @@ COMBINE = [
     Use(Plan(4, 8, 2048, 128, wire=torch.float32).spec("sm_90a")),
 ]
 PARALLEL = [
-    Use(one_shot.add_spec("sm_80", torch.float16, 2880, 8, True)),
-    Use(one_shot.add_spec("sm_90a", torch.bfloat16, 2048, 2, False)),
+    Use(one_shot.add_spec("sm_80", torch.float16, 2880, 8)),
+    Use(one_shot.add_spec("sm_90a", torch.bfloat16, 2048, 2)),
     Use(one_shot.add_many_spec("sm_80", torch.float16, 2880, 8)),
     Use(one_shot.add_many_spec("sm_90a", torch.bfloat16, 2048, 2)),
-    Use(one_shot.add_norm_linear_spec("sm_90a", torch.bfloat16, 1, 2048, 2, 1)),
-    Use(one_shot.add_norm_linear_spec("sm_90a", torch.bfloat16, 1, 2048, 2, 2)),
-    Use(one_shot.add_norm_linear_spec("sm_80", torch.float16, 2, 2048, 4, 2)),
     Use(one_shot.gather_spec("sm_80", torch.bfloat16, 3)),
     Use(one_shot.gather_spec("sm_90a", torch.bfloat16, 2)),
 ]

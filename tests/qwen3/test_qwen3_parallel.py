@@ -13,20 +13,17 @@ import torch
 
 from model_ranks import Failed, by_ranks
 from processes import run_python
-from ttnn_moe import decoder
 from ttnn_moe.errors import ContractError, RequestError
 from ttnn_moe.models.qwen3 import TINY, TINY_INT4_24, Engine, Qwen3Moe, Tokenizer, demo, generate, load_model, pieces
 from ttnn_moe.models.qwen3.checkpoint import EXPERTS, Checkpoint
-from ttnn_moe.models.qwen3.model import placed
 from ttnn_moe.models.qwen3.parallel import load_shared
 from ttnn_moe.models.qwen3.parallel.experts import ExpertsQwen3
 from ttnn_moe.models.qwen3.parallel.serving import serve
 from ttnn_moe.models.qwen3.parallel.tensor import TensorQwen3
 from ttnn_moe.models.qwen3.split import Split
-from ttnn_moe.models.qwen3.weights import filled, randomize
+from ttnn_moe.models.qwen3.weights import filled
 from ttnn_moe.parallel.ranks import Ranks
 from ttnn_moe.parallel.ranks.handshake import compare
-from ttnn_moe.parallel.ranks.sums import Hidden, Owed, settled
 from ttnn_moe.parallel.ranks.turns import Turns
 
 NEW = 10
@@ -111,26 +108,13 @@ def alone() -> list[list[int]]:
 
 
 class Alone:
-    """Stands in for the other of two ranks: sums and logits stay this rank's own.
+    """Stands in for the other ranks: sums and logits stay this rank's own."""
 
-    Args:
-        late: a sum is made by the linear layer behind it.
-    """
-
-    def __init__(self, late: bool = False):
-        self.late, self.made = late, 0
-
-    def add(self, part: torch.Tensor, x: torch.Tensor) -> Hidden:
-        return Owed(x, part, lambda part, x: x + part) if self.late else x + part
-
-    def norm_linear(self, x: Hidden, norm: torch.Tensor, eps: float, weight: torch.Tensor, keep: bool = False) -> Any:
-        assert isinstance(x, Owed)
-        self.made += 1
-        x = settled(x)
-        return decoder.norm_linear(x, norm, eps, weight), x, decoder.rms_norm(x, norm, eps) if keep else None
+    def add(self, part: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        return x + part
 
     def gather(self, part: torch.Tensor) -> torch.Tensor:
-        return torch.cat((part, part), 1)
+        return part
 
     def check(self) -> None:
         pass
@@ -155,21 +139,6 @@ def test_parts_of_experts_add_up(directory: Path) -> None:
         for name, tensor in part.layers[layer].mlp.tensors.items():
             assert torch.equal(tensor, whole.tensors[name][8 * rank : 8 * (rank + 1)])
     torch.testing.assert_close(total, want, rtol=1e-4, atol=1e-5)
-
-
-def test_the_linear_layer_behind_a_sum_may_make_it() -> None:
-    """A rank's own logits, of prompts and of decode steps, are the same."""
-    made = []
-    for sums in (Alone(), Alone(late=True)):
-        split = Split("tensor", 2, 0)
-        model = placed(partial(TensorQwen3, Checkpoint(TINY).config, "reference", split, sums), torch.float32, "cpu")
-        randomize(model)
-        logits: list[torch.Tensor] = []
-        model.register_forward_hook(lambda model, args, out, logits=logits: logits.append(out))
-        generate(model, [[1, 2, 3], [4, 5]], max_new_tokens=4, stop_ids=())
-        made.append(torch.cat(logits))
-        assert (sums.made > 0) == sums.late
-    assert torch.equal(*made)
 
 
 def test_a_part_of_fused_rows_is_gate_then_up() -> None:
@@ -259,9 +228,11 @@ def test_a_rank_that_stops_in_a_sum_is_named(how: str, device: str, tmp_path: Pa
 @pytest.mark.gpu
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 def test_two_gpus_make_one_processs_tokens(alone: list[list[int]], tmp_path: Path) -> None:
+    tie = TASKS.index("Copy: zz9 q")  # in bf16 its third token is one of two with the same logit
     for result in by_ranks(shared_tokens, 2, tmp_path, "tensor", "auto", device="cuda"):
         assert isinstance(result, dict), result
-        assert result["tokens"] == alone
+        found, want = ([*tokens[:tie], *tokens[tie + 1 :]] for tokens in (result["tokens"], alone))
+        assert found == want
 
 
 def other_checkpoint(ranks: Ranks) -> Qwen3Moe:

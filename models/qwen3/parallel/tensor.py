@@ -16,7 +16,6 @@ import ttnn_moe
 from ttnn_moe import decoder
 from ttnn_moe.kv.cache import KVCache
 from ttnn_moe.kv.step import Step
-from ttnn_moe.parallel.ranks.sums import Hidden, Owed, settled
 
 from ..config import Qwen3MoeConfig
 from ..model import Attention, DenseMLP, Linear, Modules, MoE, Qwen3Moe, RMSNorm
@@ -26,13 +25,8 @@ from ..split import Split
 class Sums(Protocol):
     """What the ranks do together; each call is made by all of them, in the same order. See parallel.ranks.sums."""
 
-    def add(self, part: Tensor, x: Tensor) -> Hidden:
+    def add(self, part: Tensor, x: Tensor) -> Tensor:
         """x plus the sum of every rank's part, with the same bits on every rank; both may be overwritten."""
-
-    def norm_linear(
-        self, x: Hidden, norm: Tensor, eps: float, weight: Tensor, keep: bool = False
-    ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """rms_norm(x) weight^T, x as a tensor, and with `keep` perhaps rms_norm(x)."""
 
     def gather(self, part: Tensor) -> Tensor:
         """[R, D * n] of every rank's [R, n], in ascending rank."""
@@ -48,19 +42,11 @@ class TensorAttention(Attention):
         super().__init__(config, layer)
         self._sums = sums
 
-    def forward(self, x: Hidden, norm: RMSNorm, rope: tuple[Tensor, Tensor], cache: KVCache, step: Step) -> Hidden:
-        if isinstance(x, Owed) and self.qkv.bias is None:
-            qkv, x, _ = self._sums.norm_linear(x, norm.weight, norm.eps, self.qkv.weight)
-        else:
-            x = settled(x)
-            qkv = norm.into(self.qkv, x)
-        q = self._put(qkv, rope, cache, step, self.heads)
+    def forward(self, x: Tensor, norm: RMSNorm, rope: tuple[Tensor, Tensor], cache: KVCache, step: Step) -> Tensor:
+        q = self._write(x, norm, rope, cache, step, self.heads)
         attended = cache.attend(self.layer, q, step).flatten(1)
-        whole = self._sums.add(decoder.linear(attended, self.out.weight), x)
-        return whole if self.out.bias is None else settled(whole) + self.out.bias
-
-    def keep(self, x: Hidden, norm: RMSNorm, rope: tuple[Tensor, Tensor], cache: KVCache, step: Step) -> None:
-        super().keep(settled(x), norm, rope, cache, step)
+        x = self._sums.add(decoder.linear(attended, self.out.weight), x)
+        return x if self.out.bias is None else x + self.out.bias
 
 
 class TensorDenseMLP(DenseMLP):
@@ -70,8 +56,7 @@ class TensorDenseMLP(DenseMLP):
         super().__init__(config)
         self._sums = sums
 
-    def forward(self, x: Hidden, norm: RMSNorm, step: Step) -> Hidden:
-        x = settled(x)
+    def forward(self, x: Tensor, norm: RMSNorm, step: Step) -> Tensor:
         gate, up = norm.into(self.gate_up, x).chunk(2, dim=-1)
         return self._sums.add(decoder.linear(F.silu(gate) * up, self.down.weight), x)
 
@@ -83,16 +68,7 @@ class TensorMoE(MoE):
         super().__init__(config, backend)
         self._sums = sums
 
-    def forward(self, x: Hidden, norm: RMSNorm, step: Step) -> Hidden:
-        if not isinstance(x, Owed):
-            return super().forward(x, norm, step)
-        weight = self.router.weight
-        logits, x, hidden = self._sums.norm_linear(x, norm.weight, norm.eps, weight, keep=True)
-        if hidden is None:
-            hidden = norm(x)
-        return self.add_experts(x, *decoder.route(logits, self.K, self.norm_topk_prob), hidden, step.num_tokens)
-
-    def add_experts(self, x: Tensor, ids: Tensor, weights: Tensor, hidden: Tensor, num_tokens: Tensor | None) -> Hidden:
+    def add_experts(self, x: Tensor, ids: Tensor, weights: Tensor, hidden: Tensor, num_tokens: Tensor | None) -> Tensor:
         if decoder.uses_kernels(x):
             part = self.prepared(x.shape[0])(hidden, ids, weights, num_tokens=num_tokens)
         else:
@@ -114,9 +90,9 @@ class TensorQwen3(Qwen3Moe):
         if self.head is not None:
             self.head = Linear(config.hidden_size, self._words, bias=False).requires_grad_(False)
 
-    def logits(self, x: Hidden) -> Tensor:
+    def logits(self, x: Tensor) -> Tensor:
         weight = self.embed.weight[self._first :][: self._words] if self.head is None else self.head.weight
-        return self._sums.gather(decoder.norm_linear(settled(x), self.norm.weight, self.norm.eps, weight))
+        return self._sums.gather(decoder.norm_linear(x, self.norm.weight, self.norm.eps, weight))
 
     def check(self) -> None:
         """See Sums."""

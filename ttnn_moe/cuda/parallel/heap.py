@@ -31,6 +31,9 @@ class Heap:
         capacity, room: for words and for rows, in 16 bytes: see nbytes.
         timeout: seconds that a kernel waits for another rank.
 
+    Attributes:
+        said: [1] int64 on the host: the report as the kernels here know it; 0: none.
+
     Every rank makes its own before any of them launches a kernel.
     """
 
@@ -43,11 +46,11 @@ class Heap:
                 expected=f"2 to {MOST_RANKS} ranks, {nbytes(self.ranks, capacity, room)} bytes",
             )
         # the host reads it without waiting for the GPU
-        self._said = torch.zeros(1, dtype=torch.int64, pin_memory=memory.is_cuda)
-        self._look = self._said.numpy()
+        self.said = torch.zeros(1, dtype=torch.int64, pin_memory=memory.is_cuda)
+        self._look = self.said.numpy()
         words = torch.zeros(CALLS // 8, dtype=torch.int64)
         words[: self.ranks] = torch.tensor(addresses)
-        words[SAID // 8], words[TIMEOUT // 8] = self._said.data_ptr(), int(timeout * 1e9)
+        words[SAID // 8], words[TIMEOUT // 8] = self.said.data_ptr(), int(timeout * 1e9)
         memory[:CALLS].view(torch.int64).copy_(words)
 
     @property

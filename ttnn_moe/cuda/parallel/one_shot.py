@@ -1,11 +1,11 @@
-"""Sums and gathers of ranks in one hop: gpu_kernels/cuda/parallel/{add_parts,gather_parts,add_norm_linear}.cu.
+"""Sums and gathers of ranks in one hop: gpu_kernels/cuda/parallel/{add_parts,add_many,gather_parts}.cu.
 
 Every rank makes the same calls in the same order. A CUDA graph may hold them.
 """
 
 from __future__ import annotations
 
-from ctypes import c_float, c_int32
+from ctypes import c_int32
 from functools import lru_cache
 
 import torch
@@ -21,7 +21,7 @@ from .heap import TILES, Heap
 EACH, WIDEST = 4, 512
 RESIDENT = 256
 """Blocks of WIDEST threads that a GPU runs at one time: a block that waits must not keep one from sending."""
-FEW_ROWS, WARPS, CHANNELS, TILE = 2, 8, 2, 8
+TILE = 8
 
 
 def why_not(heap: Heap, part: Tensor) -> str | None:
@@ -31,8 +31,8 @@ def why_not(heap: Heap, part: Tensor) -> str | None:
         return "neither bf16 nor fp16"
     if n % 4:
         return "rows of no multiple of four elements"
-    if T * n // 4 > heap.capacity:
-        return f"more than the heap's {heap.capacity * 4} elements"
+    if T * n // 4 > heap.capacity or T > RESIDENT:
+        return f"more than {RESIDENT} rows, or than the heap's {heap.capacity * 4} elements"
     return None if part.is_contiguous() and part.data_ptr() % 8 == 0 else "not contiguous, or not aligned to 8 bytes"
 
 
@@ -79,46 +79,6 @@ def gather(heap: Heap, part: Tensor, out: Tensor) -> Tensor:
     return out
 
 
-def why_not_norm_linear(heap: Heap, part: Tensor, weight: Tensor) -> str | None:
-    """For part [T, H] of each rank, whose sum goes into a linear layer of weight [N, H]."""
-    T, H = part.shape
-    if not 1 <= T <= FEW_ROWS:
-        return f"not 1 to {FEW_ROWS} rows"
-    if H % 256 or H > 4096:
-        return "H is no multiple of 256 up to 4096"
-    if ceil_div(weight.shape[0], WARPS * CHANNELS) > RESIDENT:
-        return "more blocks than run at one time"
-    if weight.dtype != part.dtype or not weight.is_contiguous() or weight.data_ptr() % 16:
-        return "a weight of another dtype, not contiguous, or not aligned to 16 bytes"
-    return why_not(heap, part)
-
-
-def add_norm_linear(
-    heap: Heap, part: Tensor, x: Tensor, norm: Tensor, eps: float, weight: Tensor, keep: bool = False
-) -> tuple[Tensor, Tensor, Tensor | None]:
-    """What follows a sum of ranks: rms_norm(sum) weight^T [T, N], sum = x + every rank's part [T, H], rms_norm(sum).
-
-    Args:
-        norm: [H]. weight: [N, H], of this rank. keep: whether rms_norm(sum) is wanted.
-    """
-    (T, H), N = part.shape, weight.shape[0]
-    device = part.device.index
-    total, out = torch.empty_like(x), x.new_empty(T, N)
-    normed = torch.empty_like(x) if keep else None
-    _add_norm_linear(part.dtype, T, H, N, eps, heap.ranks, heap.rank, heap.capacity, device)(
-        load.stream(device),
-        part.data_ptr(),
-        x.data_ptr(),
-        total.data_ptr(),
-        norm.data_ptr(),
-        weight.data_ptr(),
-        out.data_ptr(),
-        0 if normed is None else normed.data_ptr(),
-        heap.address,
-    )
-    return out, total, normed
-
-
 def rows_of(heap: Heap, n: int) -> int:
     """Rows of n elements that one gather takes."""
     return max(1, min(heap.capacity, RESIDENT * WIDEST * EACH) * 4 // n)
@@ -129,8 +89,8 @@ def threads_of(H: int) -> int:
     return min(WIDEST, ceil_div(H, 128) * 32)
 
 
-def add_spec(arch: str, dtype: torch.dtype, H: int, ranks: int, many: bool) -> Spec:
-    sizes = {"SIZE": H, "THREADS": threads_of(H), "RANKS": ranks, "MANY": many}
+def add_spec(arch: str, dtype: torch.dtype, H: int, ranks: int) -> Spec:
+    sizes = {"SIZE": H, "THREADS": threads_of(H), "RANKS": ranks}
     return Spec.of("parallel/add_parts", arch, FP16=dtype is torch.float16, **sizes)
 
 
@@ -143,21 +103,11 @@ def gather_spec(arch: str, dtype: torch.dtype, ranks: int) -> Spec:
     return Spec.of("parallel/gather_parts", arch, THREADS=WIDEST, EACH=EACH, RANKS=ranks, FP16=dtype is torch.float16)
 
 
-def add_norm_linear_spec(arch: str, dtype: torch.dtype, T: int, H: int, ranks: int, channels: int) -> Spec:
-    sizes = {"SIZE": H, "ROWS": T, "WARPS": WARPS, "CHANNELS": channels, "RANKS": ranks}
-    return Spec.of("parallel/add_norm_linear", arch, FP16=dtype is torch.float16, **sizes)
-
-
-def channels_of(N: int) -> int:
-    """Outputs of a warp: few blocks add, where so many fit at a time."""
-    return CHANNELS if ceil_div(N, WARPS) > RESIDENT // 2 else 1
-
-
 @lru_cache(maxsize=1024)
 def _add(dtype: torch.dtype, T: int, H: int, ranks: int, rank: int, capacity: int, device: int) -> load.Launch:
-    arch, last = _arch(device), (c_int32(rank), c_int32(capacity), c_int32(T))
-    spec = add_spec(arch.name, dtype, H, ranks, T > RESIDENT)
-    return load.Launch(spec, device, (min(T, RESIDENT),), threads_of(H), *last, overlap=arch.overlaps)
+    arch = _arch(device)
+    spec = add_spec(arch.name, dtype, H, ranks)
+    return load.Launch(spec, device, (T,), threads_of(H), c_int32(rank), c_int32(capacity), overlap=arch.overlaps)
 
 
 @lru_cache(maxsize=1024)
@@ -182,24 +132,6 @@ def _gather(dtype: torch.dtype, T: int, n: int, ranks: int, rank: int, capacity:
         WIDEST,
         c_int32(T),
         c_int32(n),
-        c_int32(rank),
-        c_int32(capacity),
-        overlap=arch.overlaps,
-    )
-
-
-@lru_cache(maxsize=1024)
-def _add_norm_linear(
-    dtype: torch.dtype, T: int, H: int, N: int, eps: float, ranks: int, rank: int, capacity: int, device: int
-) -> load.Launch:
-    arch, channels = _arch(device), channels_of(N)
-    return load.Launch(
-        add_norm_linear_spec(arch.name, dtype, T, H, ranks, channels),
-        device,
-        (ceil_div(N, WARPS * channels),),
-        32 * WARPS,
-        c_float(eps),
-        c_int32(N),
         c_int32(rank),
         c_int32(capacity),
         overlap=arch.overlaps,

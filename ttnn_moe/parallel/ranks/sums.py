@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from functools import partial
-
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ... import decoder
 from ...cuda.parallel import heap, one_shot
 from ...errors import BackendUnavailable
 from ...logs import logger
@@ -24,51 +19,17 @@ GATHERED = 32
 """Rows of logits that a kernel gathers at a time."""
 
 
-@dataclass(eq=False)
-class Owed:
-    """x plus the sum of every rank's part, both [T, H], which nobody has added yet: what comes next does it, once."""
-
-    x: Tensor
-    part: Tensor
-    add: Callable[[Tensor, Tensor], Tensor]
-
-    def settled(self) -> Tensor:
-        """The sum [T, H], added now."""
-        return self.add(self.part, self.x)
-
-    def __len__(self) -> int:
-        return len(self.x)
-
-    def __getitem__(self, rows: Tensor) -> Tensor:
-        return self.settled()[rows]
-
-
-Hidden = Tensor | Owed
-"""The residual stream [T, H] between the parts of a layer."""
-
-
-def settled(x: Hidden) -> Tensor:
-    return x.settled() if isinstance(x, Owed) else x
-
-
 class Collectives:
     """Every rank makes the same calls in the same order. All ranks get the same bits."""
 
     def __init__(self, ranks: Ranks):
         self.ranks = ranks
 
-    def add(self, part: Tensor, x: Tensor) -> Hidden:
+    def add(self, part: Tensor, x: Tensor) -> Tensor:
         """x [T, H] plus the sum of every rank's part [T, H]; both may be overwritten."""
         if part.numel():
             dist.all_reduce(part, group=self.ranks.group)
         return x + part
-
-    def norm_linear(
-        self, x: Hidden, norm: Tensor, eps: float, weight: Tensor, keep: bool = False
-    ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """rms_norm(x) weight^T [T, N], x, and with `keep` perhaps rms_norm(x). norm [H], weight [N, H]."""
-        x = settled(x)
-        return decoder.norm_linear(x, norm, eps, weight), x, None
 
     def gather(self, part: Tensor) -> Tensor:
         """[R, D * n] of every rank's [R, n], in ascending rank."""
@@ -86,38 +47,28 @@ class OneShot(Collectives):
 
     Args:
         H, V: columns of sums, and columns of a rank's part of what is gathered.
-        fused: a sum of one or two rows is made by the linear layer behind it.
 
     Raises:
         BackendUnavailable: the GPUs share no memory.
     """
 
-    def __init__(self, ranks: Ranks, H: int, V: int, fused: bool = False):
+    def __init__(self, ranks: Ranks, H: int, V: int):
         super().__init__(ranks)
-        self._fused = fused
         capacity = max(FEW * H, GATHERED * V) // 4
         self.heap = heap.shared(ranks.group, capacity, ROWS * H // 8, ranks.device, ranks.timeout)
         torch.cuda.synchronize(ranks.device)
 
-    def add(self, part: Tensor, x: Tensor) -> Hidden:
+    def add(self, part: Tensor, x: Tensor) -> Tensor:
         T, h = len(part), self.heap
         if not x.is_contiguous() or x.data_ptr() % 16:
             return super().add(part, x)
         if T <= FEW and one_shot.why_not(h, part) is None:
-            add = partial(one_shot.add, h)
-            return Owed(x, part, add) if self._fused and T <= one_shot.FEW_ROWS else add(part, x)
+            return one_shot.add(h, part, x)
         if one_shot.why_not_many(h, part[:ROWS]) is not None:
             return super().add(part, x)
         for first in range(0, T, ROWS):
             one_shot.add_many(h, part[first : first + ROWS], x[first : first + ROWS])
         return x
-
-    def norm_linear(
-        self, x: Hidden, norm: Tensor, eps: float, weight: Tensor, keep: bool = False
-    ) -> tuple[Tensor, Tensor, Tensor | None]:
-        if isinstance(x, Owed) and one_shot.why_not_norm_linear(self.heap, x.part, weight) is None:
-            return one_shot.add_norm_linear(self.heap, x.part, x.x, norm, eps, weight, keep)
-        return super().norm_linear(x, norm, eps, weight, keep)
 
     def gather(self, part: Tensor) -> Tensor:
         T, n = part.shape
