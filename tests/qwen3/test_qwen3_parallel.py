@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from ttnn_moe.models.qwen3.parallel.serving import serve
 from ttnn_moe.models.qwen3.parallel.tensor import TensorQwen3
 from ttnn_moe.models.qwen3.split import Split
 from ttnn_moe.models.qwen3.weights import filled
-from ttnn_moe.parallel.ranks import Ranks
+from ttnn_moe.parallel.ranks import Ranks, RankStopped
 from ttnn_moe.parallel.ranks.handshake import compare
 from ttnn_moe.parallel.ranks.turns import Turns
 
@@ -108,7 +109,10 @@ def alone() -> list[list[int]]:
 
 
 class Alone:
-    """Stands in for the other ranks: sums and logits stay this rank's own."""
+    """Stands in for the other ranks: sums and logits stay this rank's own. stopped: what the second step finds."""
+
+    def __init__(self, stopped: Exception | None = None):
+        self._stopped, self._steps = stopped, 0
 
     def add(self, part: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         return x + part
@@ -117,7 +121,9 @@ class Alone:
         return part
 
     def check(self) -> None:
-        pass
+        self._steps += 1
+        if self._stopped is not None and self._steps == 2:
+            raise self._stopped
 
 
 @pytest.mark.parametrize("directory", [TINY, TINY_INT4_24], ids=["dense", "int4_24"])
@@ -139,6 +145,18 @@ def test_parts_of_experts_add_up(directory: Path) -> None:
         for name, tensor in part.layers[layer].mlp.tensors.items():
             assert torch.equal(tensor, whole.tensors[name][8 * rank : 8 * (rank + 1)])
     torch.testing.assert_close(total, want, rtol=1e-4, atol=1e-5)
+
+
+def test_an_engine_raises_what_a_step_found_on_the_device() -> None:
+    checkpoint, split = Checkpoint(TINY), Split("tensor", 2, 0)
+    for stopped in (None, RankStopped(1, 0, "it waited in vain")):
+        make = partial(TensorQwen3, checkpoint.config, "reference", split, Alone(stopped))
+        engine = Engine(filled(checkpoint, make, "reference", "cpu", split=split), rows=1, capacity=16)
+        engine.add([1, 2, 3], max_new_tokens=3, stop_ids=())
+        assert len(engine.step()) == 1
+        with pytest.raises(RankStopped) if stopped else nullcontext():
+            engine.step()
+        assert (engine._error is not None) == (stopped is not None)
 
 
 def test_a_part_of_fused_rows_is_gate_then_up() -> None:
