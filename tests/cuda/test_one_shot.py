@@ -183,6 +183,7 @@ def test_a_rank_that_waits_in_vain_names_the_other_and_tells_all(
 
 
 @needs_compiler
+@pytest.mark.slow(1.5)
 @pytest.mark.parametrize(
     ("kernel", "line", "instead"),
     [
