@@ -43,8 +43,9 @@ def _uses(arch: Arch) -> list[Use]:
     product = next(family for family in CUDA_CPP if family.name == arch.products)
     for family, tokens in ((FEW, [1]), (product, [1 << i for i in range(18)])):
         for T in tokens:
-            problem = Problem(T, E, K, 64, 64)
-            found.update(family.uses(family.plan(problem, target), ids64=False, add=False))
+            for I in (64, 768) if family is FEW else (64,):
+                problem = Problem(T, E, K, 64, I)
+                found.update(family.uses(family.plan(problem, target), ids64=False, add=False))
         other = Problem(tokens[len(tokens) // 2], E, K, 64, 64, torch.float16, torch.float32)
         found.update(family.uses(family.plan(other, target), ids64=True, add=True))
     return sorted(found, key=lambda use: str(use.spec))
