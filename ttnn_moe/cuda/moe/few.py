@@ -32,9 +32,9 @@ class FewSizes:
     prefetch: int = 3
 
 
-# few_down starts late: more blocks at once serve better than more loads ahead, and more columns spill registers
 # 512 elements are two loads of a lane: tuned with I = 384
 NARROW = FewSizes(columns=4, prefetch=2)
+# few_down starts late: more blocks at once serve better than more loads ahead, and more columns spill registers
 BEFORE_HOPPER = FewSizes(unroll=2, columns=4, prefetch=1)
 
 
