@@ -159,11 +159,7 @@ def qwen3_parallel() -> str:
     gpus = data["machine"]["gpus"]
     heads = [f"batch {row['B']}" for row in decode] + [f"prompt of {row['n']:,}" for row in prefill]
     lines = table_head(["ms a step, or to the first token", *heads])
-    names = {
-        "alone": "1 GPU",
-        "nccl": f"{gpus} GPUs, NCCL",
-        "one_shot": f"{gpus} GPUs, sums in one hop",
-    }
+    names = {"alone": "1 GPU", "nccl": f"{gpus} GPUs, NCCL", "one_shot": f"{gpus} GPUs, sums in one hop"}
     for name, shown in names.items():
         lines.append(table_row([shown, *(f"{1e3 * row[name]:.2f}" for row in [*decode, *prefill])]))
     faster = (f"{row['alone'] / row['one_shot']:.2f}" for row in [*decode, *prefill])
@@ -172,7 +168,8 @@ def qwen3_parallel() -> str:
     kernels = {"nccl": "NCCL, then the residual", "words": "add_parts", "tiles": "add_many"}
     for name, shown in kernels.items():
         lines.append(table_row([shown, *(f"{row[name]:.1f}" if name in row else "" for row in sums)]))
-    told = f"{gpus} {data['machine']['name']}, torch {data['versions']['torch']}; bf16, {data['layers']} layers."
+    note = f"; {data['note']}" if "note" in data else ""
+    told = f"{gpus} {data['machine']['name']}, torch {data['versions']['torch']}; bf16, {data['layers']} layers{note}."
     return "\n".join([*lines, "", told]) + "\n"
 
 
