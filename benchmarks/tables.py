@@ -15,7 +15,13 @@ from typing import Any
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks/results"
-PAGES = (ROOT / "README.md", ROOT / "docs/benchmark.md", ROOT / "docs/tenstorrent.md", ROOT / "docs/vllm.md")
+PAGES = (
+    ROOT / "README.md",
+    ROOT / "docs/benchmark.md",
+    ROOT / "docs/tenstorrent.md",
+    ROOT / "docs/tensor_parallel.md",
+    ROOT / "docs/vllm.md",
+)
 # what the pages call the implementations of moe_layer.json
 OURS, OURS_UNPREPARED = "ttnn_moe cuda prepared", "ttnn_moe cuda moe"
 SHORT = {OURS: "ttnn_moe", OURS_UNPREPARED: "ttnn_moe, without `prepare`"}
@@ -150,6 +156,27 @@ def qwen3_sm80() -> str:
         f"{machine['name']}, torch {versions['torch']}, triton {versions['triton']}; bf16, 48 layers; medians of 3.",
     ]
     return "\n".join(lines) + "\n"
+
+
+def qwen3_parallel() -> str:
+    """Milliseconds of the whole model on one GPU and on several, and microseconds of a sum alone."""
+    data = results("qwen3_parallel.json")
+    decode, prefill, sums = data["decode"], data["prefill"], data["sums"]
+    gpus = data["machine"]["gpus"]
+    heads = [f"batch {row['B']}" for row in decode] + [f"prompt of {row['n']:,}" for row in prefill]
+    lines = table_head(["ms a step, or to the first token", *heads])
+    names = {"alone": "1 GPU", "nccl": f"{gpus} GPUs, NCCL", "one_shot": f"{gpus} GPUs, sums in one hop"}
+    for name, shown in names.items():
+        lines.append(table_row([shown, *(f"{1e3 * row[name]:.2f}" for row in [*decode, *prefill])]))
+    faster = (f"{row['alone'] / row['one_shot']:.2f}" for row in [*decode, *prefill])
+    lines += [table_row(["times as fast as 1 GPU", *faster]), ""]
+    lines += table_head(["us of a sum alone, rows", *(f"{row['T']:,}" for row in sums)])
+    kernels = {"nccl": "NCCL, then the residual", "words": "add_parts", "tiles": "add_many"}
+    for name, shown in kernels.items():
+        lines.append(table_row([shown, *(f"{row[name]:.1f}" if name in row else "" for row in sums)]))
+    note = f"; {data['note']}" if "note" in data else ""
+    told = f"{gpus} {data['machine']['name']}, torch {data['versions']['torch']}; bf16, {data['layers']} layers{note}."
+    return "\n".join([*lines, "", told]) + "\n"
 
 
 def over_floor(row: dict[str, Any], machine: dict[str, Any]) -> float:
@@ -318,6 +345,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "peers_h200.json": peers_h200,
     "sm80_layer.json": sm80_layer,
     "qwen3_sm80.json": qwen3_sm80,
+    "qwen3_parallel.json": qwen3_parallel,
     "tenstorrent_cost.json, bytes": tenstorrent_bytes,
     "tenstorrent_cost.json, estimate": tenstorrent_estimate,
     "tenstorrent_host.json": tenstorrent_host,

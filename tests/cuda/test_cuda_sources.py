@@ -29,6 +29,7 @@ from ttnn_moe.cuda.moe.mxfp4_few import MXFP4_FEW
 from ttnn_moe.cuda.moe.sm80_mxfp4 import MXFP4
 from ttnn_moe.cuda.moe.sm90_mxfp4 import MXFP4_SM90
 from ttnn_moe.cuda.moe.uses import Use
+from ttnn_moe.cuda.parallel import one_shot
 from ttnn_moe.sources import kernel_path
 
 ROOT = kernel_path("gpu_kernels", "cuda")
@@ -42,8 +43,9 @@ def _uses(arch: Arch) -> list[Use]:
     product = next(family for family in CUDA_CPP if family.name == arch.products)
     for family, tokens in ((FEW, [1]), (product, [1 << i for i in range(18)])):
         for T in tokens:
-            problem = Problem(T, E, K, 64, 64)
-            found.update(family.uses(family.plan(problem, target), ids64=False, add=False))
+            for I in (64, 768) if family is FEW else (64,):
+                problem = Problem(T, E, K, 64, I)
+                found.update(family.uses(family.plan(problem, target), ids64=False, add=False))
         other = Problem(tokens[len(tokens) // 2], E, K, 64, 64, torch.float16, torch.float32)
         found.update(family.uses(family.plan(other, target), ids64=True, add=True))
     return sorted(found, key=lambda use: str(use.spec))
@@ -98,6 +100,14 @@ COMBINE = [
     Use(Plan(2, 4, 2048, 128, bulk=True).spec("sm_90a")),
     Use(Plan(4, 8, 2048, 128, wire=torch.float32).spec("sm_90a")),
 ]
+PARALLEL = [
+    Use(one_shot.add_spec("sm_80", torch.float16, 2880, 8)),
+    Use(one_shot.add_spec("sm_90a", torch.bfloat16, 2048, 2)),
+    Use(one_shot.add_many_spec("sm_80", torch.float16, 2880, 8)),
+    Use(one_shot.add_many_spec("sm_90a", torch.bfloat16, 2048, 2)),
+    Use(one_shot.gather_spec("sm_80", torch.bfloat16, 3)),
+    Use(one_shot.gather_spec("sm_90a", torch.bfloat16, 2)),
+]
 
 
 def _bucketed_uses(arch: Arch) -> list[Use]:
@@ -116,6 +126,7 @@ def _bucketed_uses(arch: Arch) -> list[Use]:
 USES = [
     *MODEL,
     *COMBINE,
+    *PARALLEL,
     *(use for arch in dict.fromkeys(ARCHES.values()) for use in _uses(arch)),
     *(use for arch in (ARCHES[8, 0], HOPPER) for use in (*_int4_24_uses(arch), *_bucketed_uses(arch))),
     *_hopper_mxfp4_uses(),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from ttnn_moe.models.qwen3.parallel.serving import serve
 from ttnn_moe.models.qwen3.parallel.tensor import TensorQwen3
 from ttnn_moe.models.qwen3.split import Split
 from ttnn_moe.models.qwen3.weights import filled
-from ttnn_moe.parallel.ranks import Ranks
+from ttnn_moe.parallel.ranks import Ranks, RankStopped
 from ttnn_moe.parallel.ranks.handshake import compare
 from ttnn_moe.parallel.ranks.turns import Turns
 
@@ -108,12 +109,21 @@ def alone() -> list[list[int]]:
 
 
 class Alone:
-    """Stands in for the other ranks: sums and logits stay this rank's own."""
+    """Stands in for the other ranks: sums and logits stay this rank's own. stopped: what the second step finds."""
 
-    def sum(self, part: torch.Tensor) -> torch.Tensor:
+    def __init__(self, stopped: Exception | None = None):
+        self._stopped, self._steps = stopped, 0
+
+    def add(self, part: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        return x + part
+
+    def gather(self, part: torch.Tensor) -> torch.Tensor:
         return part
 
-    gather = sum
+    def check(self) -> None:
+        self._steps += 1
+        if self._stopped is not None and self._steps == 2:
+            raise self._stopped
 
 
 @pytest.mark.parametrize("directory", [TINY, TINY_INT4_24], ids=["dense", "int4_24"])
@@ -135,6 +145,18 @@ def test_parts_of_experts_add_up(directory: Path) -> None:
         for name, tensor in part.layers[layer].mlp.tensors.items():
             assert torch.equal(tensor, whole.tensors[name][8 * rank : 8 * (rank + 1)])
     torch.testing.assert_close(total, want, rtol=1e-4, atol=1e-5)
+
+
+def test_an_engine_raises_what_a_step_found_on_the_device() -> None:
+    checkpoint, split = Checkpoint(TINY), Split("tensor", 2, 0)
+    for stopped in (None, RankStopped(1, 0, "it waited in vain")):
+        make = partial(TensorQwen3, checkpoint.config, "reference", split, Alone(stopped))
+        engine = Engine(filled(checkpoint, make, "reference", "cpu", split=split), rows=1, capacity=16)
+        engine.add([1, 2, 3], max_new_tokens=3, stop_ids=())
+        assert len(engine.step()) == 1
+        with pytest.raises(RankStopped) if stopped else nullcontext():
+            engine.step()
+        assert (engine._error is not None) == (stopped is not None)
 
 
 def test_a_part_of_fused_rows_is_gate_then_up() -> None:
@@ -191,6 +213,44 @@ def test_a_rank_that_stops_in_a_step_is_named(how: str, exchange: str, tmp_path:
     for result in results:
         assert isinstance(result, Failed) and (result.kind, result.peer) == ("RankStopped", 1), result
         assert "rank 1 stopped" in result.text and ("of rank 1's own" in result.text) == (how == "raise")
+
+
+def bad_sums(ranks: Ranks, how: str) -> str:
+    """Rank 1 dies, stands still or raises in a decode step of tensor parallelism."""
+    made = []
+
+    def third(token: Any) -> None:
+        made.append(token)
+        if ranks.rank == 1 and len(made) == 3:
+            if how == "raise":
+                raise ValueError("of rank 1's own")
+            os.kill(os.getpid(), signal.SIGKILL if how == "kill" else signal.SIGSTOP)
+
+    generate(load_shared(TINY, ranks, "tensor"), prompts()[:1], max_new_tokens=40, on_token=third)
+    return "not reached"
+
+
+TWO_GPUS = (pytest.mark.gpu, pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs"))
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=TWO_GPUS)])
+@pytest.mark.parametrize("how", ["kill", "stop", "raise"])
+def test_a_rank_that_stops_in_a_sum_is_named(how: str, device: str, tmp_path: Path) -> None:
+    timeout, lost = 8.0 if device == "cuda" else 4.0, [1] if how == "stop" else []
+    other, stopped = by_ranks(bad_sums, 2, tmp_path, how, timeout=timeout, device=device, lost=lost)
+    assert stopped.kind == "ValueError" if how == "raise" else stopped is None
+    assert isinstance(other, Failed) and (other.kind, other.peer) == ("RankStopped", 1), other
+    assert ("of rank 1's own" in other.text) == (how == "raise")
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_two_gpus_make_one_processs_tokens(alone: list[list[int]], tmp_path: Path) -> None:
+    tie = TASKS.index("Copy: zz9 q")  # in bf16 its third token is one of two with the same logit
+    for result in by_ranks(shared_tokens, 2, tmp_path, "tensor", "auto", device="cuda"):
+        assert isinstance(result, dict), result
+        found, want = ([*tokens[:tie], *tokens[tie + 1 :]] for tokens in (result["tokens"], alone))
+        assert found == want
 
 
 def other_checkpoint(ranks: Ranks) -> Qwen3Moe:

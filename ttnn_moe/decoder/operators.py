@@ -105,6 +105,25 @@ def linear_add(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor)
     return LINEAR_ADD(x, weight, bias, residual)
 
 
+LINEAR: Operator[Tensor] = Operator(
+    "linear",
+    [
+        Family(few_rows.NAME, few_rows.why_not, lambda x, weight: few_rows.launch(x.contiguous(), weight)),
+        Family(
+            decode_linear.NAME,
+            lambda device, x, weight: decode_linear.why_not(device, x, weight, None, x),
+            decode_linear.launch,
+        ),
+    ],
+    F.linear,
+)
+
+
+def linear(x: Tensor, weight: Tensor) -> Tensor:
+    """x [T, K] weight [N, K]^T -> [T, N], rounded once."""
+    return LINEAR(x, weight)
+
+
 ROUTE: Operator[tuple[Tensor, Tensor]] = Operator(
     "route", [Family(topk.NAME, topk.why_not, topk.launch)], torch_forms.route
 )

@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 
 from ttnn_moe.parallel.ranks import Ranks
+from ttnn_moe.parallel.ranks.sums import sums_of
 
 from ..checkpoint import Checkpoint
 from ..model import Qwen3Moe
@@ -57,9 +58,12 @@ def load_shared(
         }
     )
 
+    # before the model is made, on the meta device
+    sums = sums_of(ranks, config.hidden_size, config.vocab_size // split.D) if kind == "tensor" else None
+
     def make() -> Qwen3Moe:
-        if kind == "tensor":
-            return TensorQwen3(config, backend, split, ranks)
+        if sums is not None:
+            return TensorQwen3(config, backend, split, sums)
         return ExpertsQwen3(config, backend, split, ranks.turns, exchange)
 
     model = filled(checkpoint, make, backend, ranks.device, dtype, progress, split)

@@ -23,13 +23,16 @@ from ..split import Split
 
 
 class Sums(Protocol):
-    """What the ranks do together; each call is made by all of them, in the same order."""
+    """What the ranks do together; each call is made by all of them, in the same order. See parallel.ranks.sums."""
 
-    def sum(self, part: Tensor) -> Tensor:
-        """The sum of every rank's tensor, with the same bits on every rank; part may be overwritten."""
+    def add(self, part: Tensor, x: Tensor) -> Tensor:
+        """x plus the sum of every rank's part, with the same bits on every rank; both may be overwritten."""
 
     def gather(self, part: Tensor) -> Tensor:
         """[R, D * n] of every rank's [R, n], in ascending rank."""
+
+    def check(self) -> None:
+        """Raise the error of a rank that waited in vain, if the device knows of one. Waits for nothing."""
 
 
 class TensorAttention(Attention):
@@ -42,7 +45,7 @@ class TensorAttention(Attention):
     def forward(self, x: Tensor, norm: RMSNorm, rope: tuple[Tensor, Tensor], cache: KVCache, step: Step) -> Tensor:
         q = self._write(x, norm, rope, cache, step, self.heads)
         attended = cache.attend(self.layer, q, step).flatten(1)
-        x = x + self._sums.sum(F.linear(attended, self.out.weight))
+        x = self._sums.add(decoder.linear(attended, self.out.weight), x)
         return x if self.out.bias is None else x + self.out.bias
 
 
@@ -55,7 +58,7 @@ class TensorDenseMLP(DenseMLP):
 
     def forward(self, x: Tensor, norm: RMSNorm, step: Step) -> Tensor:
         gate, up = norm.into(self.gate_up, x).chunk(2, dim=-1)
-        return x + self._sums.sum(F.linear(F.silu(gate) * up, self.down.weight))
+        return self._sums.add(decoder.linear(F.silu(gate) * up, self.down.weight), x)
 
 
 class TensorMoE(MoE):
@@ -71,7 +74,7 @@ class TensorMoE(MoE):
         else:
             routing = ttnn_moe.Routing.from_topk(ids, weights, self.router.out_features, num_tokens=num_tokens)
             part = ttnn_moe.moe(hidden, routing, self.experts, backend=self.backend)
-        return x + self._sums.sum(part)
+        return self._sums.add(part, x)
 
 
 class TensorQwen3(Qwen3Moe):
@@ -90,3 +93,7 @@ class TensorQwen3(Qwen3Moe):
     def logits(self, x: Tensor) -> Tensor:
         weight = self.embed.weight[self._first :][: self._words] if self.head is None else self.head.weight
         return self._sums.gather(decoder.norm_linear(x, self.norm.weight, self.norm.eps, weight))
+
+    def check(self) -> None:
+        """See Sums."""
+        self._sums.check()

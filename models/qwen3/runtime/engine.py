@@ -18,7 +18,7 @@ from ttnn_moe.visible import shown
 from ..tokenizer import Tokenizer
 from .captured import runner_for
 from .graphs import Progress
-from .language_model import LanguageModel
+from .language_model import ChecksSteps, LanguageModel
 from .limits import Limits, check_room
 from .requests import Options, Request, Stats, Token, check_tokenizer, make_requests
 from .scheduler import Scheduler
@@ -101,6 +101,7 @@ class Engine:
         self._requests: dict[int, Request] = {}
         self._lost: deque[int] = deque()
         self._error: BaseException | None = None
+        self._check = model.check if isinstance(model, ChecksSteps) else None
 
     def add(self, prompt: Sequence[int], **options: Unpack[Options]) -> int:
         """Take a request; its number, by which `step` and the others know it.
@@ -265,7 +266,10 @@ class Engine:
         out: list[Token] = []
         stats = self.stats
         try:
-            for step in self.scheduler.step():
+            finished = self.scheduler.step()
+            if self._check is not None:
+                self._check()
+            for step in finished:
                 before = len(out)
                 out += [self._take(request, token, keep) for request, token in step.tokens if not request.over]
                 made = len(out) - before

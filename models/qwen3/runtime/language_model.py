@@ -75,3 +75,11 @@ class PicksTokens(LanguageModel, Protocol):
 
     def candidates(self, ids: Tensor, cache: Any, step: Any, samplings: Sequence[Sampling]) -> Candidates:
         """The largest logits of each of R rows, for draws as samplings [R] ask. Other arguments as `__call__`."""
+
+
+@runtime_checkable
+class ChecksSteps(LanguageModel, Protocol):
+    """A model that several processes run: a step may end because one of them stopped."""
+
+    def check(self) -> None:
+        """Raise what went wrong in a step that is over. Waits for nothing."""

@@ -24,6 +24,7 @@
 #define __device__
 #define __global__
 #define __forceinline__ inline
+#define __noinline__
 #define __shared__ static  // one block at a time has such a variable
 #define __grid_constant__
 #define __launch_bounds__(...)

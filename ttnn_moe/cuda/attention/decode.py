@@ -12,6 +12,8 @@ from .memory import Memory, scale_of, why_not_q, within
 
 NAME = "Triton decode_attention"
 MAX_SPLITS = 64
+FEW = 4
+"""Programs of a short cache that are too few: tuned on an H200, with 2 and 4."""
 
 
 def why_not(q: Tensor, memory: Memory) -> str | None:
@@ -58,10 +60,11 @@ def tile(D: int, itemsize: int) -> Tile:
 
 
 def splits_of(T: int, kv_heads: int, capacity: int, multiprocessors: int) -> int:
-    """Parts of the keys, a power of two: programs for two waves, each of at least 128 keys."""
-    if capacity <= 512:
+    """Parts of the keys, a power of two: programs for two waves, each of at least 128 keys, or 64 of a short cache."""
+    short = capacity <= 512
+    if short and T * kv_heads > FEW:
         return 1  # merging would cost more than it saves
-    splits = 1
-    while splits < MAX_SPLITS and 2 * splits * T * kv_heads <= 2 * multiprocessors and 2 * splits * 128 <= capacity:
+    splits, least = 1, 64 if short else 128
+    while splits < MAX_SPLITS and 2 * splits * T * kv_heads <= 2 * multiprocessors and 2 * splits * least <= capacity:
         splits *= 2
     return splits

@@ -32,6 +32,8 @@ class FewSizes:
     prefetch: int = 3
 
 
+# 512 elements are two loads of a lane: tuned with I = 384
+NARROW = FewSizes(columns=4, prefetch=2)
 # few_down starts late: more blocks at once serve better than more loads ahead, and more columns spill registers
 BEFORE_HOPPER = FewSizes(unroll=2, columns=4, prefetch=1)
 
@@ -55,7 +57,8 @@ class Few(CudaCpp[FewPlan]):
 
     def plan(self, problem: Problem, target: Target) -> FewPlan:
         arch = arch_of(target)
-        return FewPlan(problem, arch, FewSizes() if arch.products == "sm90" else BEFORE_HOPPER)
+        hopper = NARROW if problem.I <= 512 else FewSizes()
+        return FewPlan(problem, arch, hopper if arch.products == "sm90" else BEFORE_HOPPER)
 
     def scratch(self, plan: FewPlan) -> tuple[Buffer, ...]:
         problem = plan.problem

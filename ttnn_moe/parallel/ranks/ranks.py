@@ -11,7 +11,6 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
 from ... import __version__
 from ...errors import BackendUnavailable, ContractError
@@ -86,18 +85,9 @@ class Ranks:
                 time.sleep(_POLL)
         return [self._store.get(key).decode() for key in keys]
 
-    def sum(self, part: Tensor) -> Tensor:
-        """The sum of every rank's tensor, with the same bits on every rank; part is overwritten."""
-        if part.numel():
-            dist.all_reduce(part, group=self.group)
-        return part
-
-    def gather(self, part: Tensor) -> Tensor:
-        """[R, D * n] of every rank's [R, n], in ascending rank."""
-        whole = part.new_empty(self.size, *part.shape)
-        if part.numel():
-            dist.all_gather(list(whole.unbind()), part.contiguous(), group=self.group)
-        return whole.transpose(0, 1).flatten(1)
+    def stopped(self, peer: int, why: str) -> RankStopped:
+        """The error of all ranks where this one finds that a rank stopped; another report may have come before."""
+        return self._faults.report(peer, why)
 
     @contextmanager
     def watched(self) -> Iterator[None]:
