@@ -90,9 +90,7 @@ def test_a_token_a_row(host: HostKernels, high: int, bound: int | None) -> None:
     ids=["the last pair", "infinity", "a scale", "length", "what left", "the ring"],
 )
 @pytest.mark.skipif(GPU, reason="on the host alone")
-def test_a_mistake_does_not_pass(
-    line: str, instead: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_mistake_does_not_pass(line: str, instead: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     wrong = with_mistake(tmp_path, "sm80/bucketed_units", line, instead)
     used(HostKernels(tmp_path, sources=wrong), monkeypatch)
     assert not moved(8, [3], 1, 1, 92)
