@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from ...choice import why_not_kernels
-from ...cuda.attention import bucketed_triton
+from ...cuda.attention import bucketed_prompt, bucketed_triton
+from ...cuda.attention.bucketed_prompt import Own
 from ...cuda.attention.bucketed_write import Change, Ring, Staged
 from ...cuda.attention.memory import Memory
 from ...cuda.attention.tiers import UNIT
@@ -25,7 +26,7 @@ from .memory import bytes_of, pages_in
 from .moves import read_high
 from .packing import check_head_dim
 from .places import Places
-from .prompts import attend_piece, observed
+from .prompts import QUERIES, observed, prompt_attention
 from .quantise import rotate
 from .storage import PAGE
 from .writes import move, norm_rope_write, put
@@ -36,11 +37,14 @@ class Piece:
     """A span of a prompt whose keys and values are staged.
 
     Attributes:
+        at: [n] int64: 0 .. n - 1. which: number among the pieces that have a past; -1: it has none.
         mass: [high slots + n] fp32, what its last queries gave to the tokens of the high tier and to its own. None: no
             choice depends on it.
     """
 
     span: Span
+    at: Tensor
+    which: int
     mass: Tensor | None
 
 
@@ -77,6 +81,7 @@ class BucketedCache(PagedRows, FusedWrite):
         self._now: PrefillStep | None = None
         self._wanted: list[int] = []
         self._pieces: list[Piece] = []
+        self._own: Own | None = None
         self._k = self._v = torch.empty(sizes.layers, 0, sizes.kv_heads, sizes.head_dim, dtype=torch.bfloat16)
         self._each = self._zeros = torch.empty(0, dtype=torch.int64)
         self._key_scale = torch.ones(sizes.layers, 1, sizes.head_dim, device=sizes.device)
@@ -145,8 +150,19 @@ class BucketedCache(PagedRows, FusedWrite):
         self._settle(decoding)
         step = super().prefill(chunks, logits_at, decoding)
         self._now, self._wanted = step, list(logits_at)
-        self._pieces = [Piece(span, self._empty_mass(span)) for span in step.spans]
         self._stage_room(len(step.rows))
+        past = [span for span in step.spans if span.past]
+        self._pieces = [
+            Piece(span, self._each[: span.n], past.index(span) if span.past else -1, self._empty_mass(span))
+            for span in step.spans
+        ]
+        sizes = self.sizes
+        why_not = why_not_kernels(sizes.device, sizes.dtype) or bucketed_prompt.why_not_heads(
+            sizes.device, sizes.dtype, sizes.head_dim, self.page
+        )
+        self._own = None
+        if past and why_not is None:
+            self._own = Own.of([(span.first, span.n) for span in past], sizes.kv_heads, self.page, sizes.device)
         self.places.refresh()
         return step
 
@@ -205,10 +221,12 @@ class BucketedCache(PagedRows, FusedWrite):
         if now.decoding is not None:
             out[:n] = self._decode(layer, q[:n], now.decoding)
         done = n
+        if self._own is not None:
+            self._own.pack(self._k[layer], self._v[layer], self._key_scale[layer, 0])
         for piece in self._pieces:
             span = piece.span
             if isinstance(step, PrefillStep):
-                queries, at = span.n, torch.arange(span.n, device=q.device)
+                queries, at = span.n, piece.at
             else:
                 asked = [n + i - span.first for i in self._wanted if span.first <= n + i < span.first + span.n]
                 queries, at = len(asked), to_device(asked, q.device)
@@ -228,23 +246,19 @@ class BucketedCache(PagedRows, FusedWrite):
             q_scale=self._key_scale[layer, 0],
         )[:, 0]
 
-    def _turned(self, layer: int, q: Tensor) -> Tensor:
-        """Queries [T, heads, D] fp32 for packed keys."""
-        return rotate(q.float() * self._key_scale[layer])
-
     def _prompt(self, layer: int, q: Tensor, at: Tensor, piece: Piece) -> Tensor:
         span = piece.span
         own = slice(span.first, span.first + span.n)
-        k, v, turned = self._k[layer, own], self._v[layer, own], self._turned(layer, q)
+        k, v = self._k[layer, own], self._v[layer, own]
         if piece.mass is not None and len(q) == span.n:
             high = self.places.tiers[self.allocation.high]
             before = None
             if span.past:
                 before = read_high(high, range(layer, layer + 1), self.places.own_pages(span.row))[0][0]
-            seen = observed(q, turned, k, before)
+            seen = observed(q, rotate(q[-QUERIES:].float() * self._key_scale[layer]), k, before)
             piece.mass[-len(seen) :] += seen
         past = self.places.in_use[layer] if span.past else ()
-        return attend_piece(q, turned, at, k, v, past, torch.tensor([span.row], device=q.device))
+        return prompt_attention(q, at, self._own, piece.which, k, v, past, span.row, self._key_scale[layer, 0])
 
     # tokens that leave the high tier, or a step's staged ones
 
