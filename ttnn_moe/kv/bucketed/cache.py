@@ -81,7 +81,7 @@ class BucketedCache(PagedRows, FusedWrite):
         self._now: PrefillStep | None = None
         self._wanted: list[int] = []
         self._pieces: list[Piece] = []
-        self._own: Own | None = None
+        self._step_own: Own | None = None
         self._k = self._v = torch.empty(sizes.layers, 0, sizes.kv_heads, sizes.head_dim, dtype=torch.bfloat16)
         self._each = self._zeros = torch.empty(0, dtype=torch.int64)
         self._key_scale = torch.ones(sizes.layers, 1, sizes.head_dim, device=sizes.device)
@@ -160,9 +160,9 @@ class BucketedCache(PagedRows, FusedWrite):
         why_not = why_not_kernels(sizes.device, sizes.dtype) or bucketed_prompt.why_not_heads(
             sizes.device, sizes.dtype, sizes.head_dim, self.page
         )
-        self._own = None
+        self._step_own = None
         if past and why_not is None:
-            self._own = Own.of([(span.first, span.n) for span in past], sizes.kv_heads, self.page, sizes.device)
+            self._step_own = Own.of([(span.first, span.n) for span in past], sizes.kv_heads, self.page, sizes.device)
         self.places.refresh()
         return step
 
@@ -221,8 +221,8 @@ class BucketedCache(PagedRows, FusedWrite):
         if now.decoding is not None:
             out[:n] = self._decode(layer, q[:n], now.decoding)
         done = n
-        if self._own is not None:
-            self._own.pack(self._k[layer], self._v[layer], self._key_scale[layer, 0])
+        if self._step_own is not None:
+            self._step_own.pack(self._k[layer], self._v[layer], self._key_scale[layer, 0])
         for piece in self._pieces:
             span = piece.span
             if isinstance(step, PrefillStep):
@@ -258,7 +258,7 @@ class BucketedCache(PagedRows, FusedWrite):
             seen = observed(q, rotate(q[-QUERIES:].float() * self._key_scale[layer]), k, before)
             piece.mass[-len(seen) :] += seen
         past = self.places.in_use[layer] if span.past else ()
-        return prompt_attention(q, at, self._own, piece.which, k, v, past, span.row, self._key_scale[layer, 0])
+        return prompt_attention(q, at, self._step_own, piece.which, k, v, past, span.row, self._key_scale[layer, 0])
 
     # tokens that leave the high tier, or a step's staged ones
 
