@@ -17,6 +17,7 @@
 // Grid: (ceil(n * GROUP / ROWS), KV); threads: 32 * WARPS. Row r of a key/value head is query r / GROUP, head
 // r % GROUP. Shared memory: q as fragments [ROWS / 16, 8, 32] of 16 bytes, STAGES units.
 //
+// A thread has at most 255 registers.
 // Queries are the M side of products, tokens or channels the N side: a packed pair of keys or values is a word of
 // the B operand as it is, for 16 bits and for fewer. All warps share a unit; 32 queries of a warp share what it
 // unpacks. Scales and weights are bucketed_attention's. 16 bits come first, then a power of two is taken from

@@ -21,9 +21,11 @@
 // them.
 #include "sm80/bucketed_put.cuh"
 
-template <int BITS>
-struct Bits {
-    static constexpr int value = BITS;
+// A low tier in all layers.
+struct Low {
+    unsigned char* payload;
+    u16* scales;
+    int *ids, pages;
 };
 
 // A unit's words, from levels [2, 32, 128]: kv/bucketed/packing.py.
@@ -75,8 +77,11 @@ struct Unit {
         }
     }
 
+    // where: kind, page, unit of the page.
     template <int BITS>
-    __device__ __forceinline__ void fill(u16 (&levels)[2][32][128], unsigned char* payload, u16* scales) const {
+    __device__ __forceinline__ void fill(u16 (&levels)[2][32][128], const int4& where, const Low& low) const {
+        const u64 of = (static_cast<u64>(blockIdx.z) * low.pages + where.y) * high.kv_heads + head;
+        u16* scales = low.scales + of * (PAGE * 2) + where.z * 64;
         const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, values = warp / 4;
 #pragma unroll 2
         for (int i = 0; i < 8; ++i) {
@@ -89,8 +94,10 @@ struct Unit {
                 make_uint2(found[0] | found[1] << 16, found[2] | found[3] << 16);
             if (lane == 0) scales[(t % 8 * 4 + t / 8) * 2 + values] = scale_bits(by);
         }
+        if (blockIdx.z == 0 && head == 0 && threadIdx.x < 32)
+            low.ids[static_cast<u64>(where.y) * PAGE + where.z * 32 + lane] = positions[lane];
         __syncthreads();
-        write_unit<BITS>(levels, payload);
+        write_unit<BITS>(levels, low.payload + of * (2 * PAGE * 16 * BITS) + where.z * (512 * BITS));
     }
 };
 
@@ -122,19 +129,11 @@ extern "C" __global__ void __launch_bounds__(256)
                    staged,
                    sinks,
                    ring};
-    const auto fill = [&](auto bits, unsigned char* to, u16* its_scales, int* ids, int its_pages) {
-        constexpr int BITS = decltype(bits)::value;
-        const u64 of = (static_cast<u64>(layer) * its_pages + where.y) * kv_heads + head;
-        one.fill<BITS>(levels, to + of * (2 * PAGE * 16 * BITS) + where.z * (512 * BITS),
-                       its_scales + of * (PAGE * 2) + where.z * 64);
-        if (layer == 0 && head == 0 && threadIdx.x < 32)
-            ids[static_cast<u64>(where.y) * PAGE + where.z * 32 + lane] = positions[lane];
-    };
-    if (where.x == 0) fill(Bits<2>{}, payload_2, scales_2, ids_2, pages_2);
-    if (where.x == 1) fill(Bits<3>{}, payload_3, scales_3, ids_3, pages_3);
-    if (where.x == 2) fill(Bits<4>{}, payload_4, scales_4, ids_4, pages_4);
-    if (where.x == 3) fill(Bits<8>{}, payload_8, scales_8, ids_8, pages_8);
-    if (where.x == 4) fill(Bits<16>{}, payload_16, scales_16, ids_16, pages_16);
+    if (where.x == 0) one.fill<2>(levels, where, Low{payload_2, scales_2, ids_2, pages_2});
+    if (where.x == 1) one.fill<3>(levels, where, Low{payload_3, scales_3, ids_3, pages_3});
+    if (where.x == 2) one.fill<4>(levels, where, Low{payload_4, scales_4, ids_4, pages_4});
+    if (where.x == 3) one.fill<8>(levels, where, Low{payload_8, scales_8, ids_8, pages_8});
+    if (where.x == 4) one.fill<16>(levels, where, Low{payload_16, scales_16, ids_16, pages_16});
     // all tokens were read: the block met after that
     if (threadIdx.x < 32 && positions[lane] < past) {
         const int slot = slot_of(positions[lane], sinks, ring);
