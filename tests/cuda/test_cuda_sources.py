@@ -111,7 +111,9 @@ def _bucketed_uses(arch: Arch) -> list[Use]:
     ):
         uses.append(Use(bucketed.spec_of(arch.name, shape, shape.n > 1, True, mass, of), of.shared_memory))
     uses += [Use(bucketed_write.write_spec(arch.name, norm, 8, 64), 0) for norm in (True, False)]
-    uses += [Use(bucketed_write.tier_spec(*one), 0) for one in (("stay", arch.name, 16, 64), ("units", arch.name, 8, 64))]
+    uses += [
+        Use(bucketed_write.tier_spec(*one), 0) for one in (("stay", arch.name, 16, 64), ("units", arch.name, 8, 64))
+    ]
     prompt = bucketed_prompt.spec_of(arch.name, 8, 64, (4,) * 5)
     return [*uses, Use(prompt, bucketed_prompt.SHARED_MEMORY)]
 

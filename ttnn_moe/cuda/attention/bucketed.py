@@ -25,14 +25,15 @@ _TOKENS = {2: 64, 3: 64, 4: 64, 8: 32, 16: 16}
 """Tokens of a warp's step."""
 
 MOST_SPLITS = 132
-_STEP = {2: (1.34, 0.114), 3: (1.34, 0.114), 4: (1.34, 0.114), 8: (0.84, 0.071), 16: (0.84, 0.071)}
+_STEP = {2: (1.34, 0.145), 3: (1.34, 0.145), 4: (1.34, 0.145), 8: (0.84, 0.071), 16: (0.84, 0.071)}
 """Microseconds of a warp's step on an H200, and more for each warp beside it on the multiprocessor."""
 
 _READ, _CROWD = 33_300.0, 0.37
-"""Bytes a microsecond that 16 warps of a multiprocessor read of an H200's memory; what part of the time grows with them."""
+"""Bytes a microsecond of a multiprocessor of 16 warps; what part of that time grows with its warps."""
 
-_QUERY, _WARP, _BLOCK, _SPLIT, _MERGE = 1.0, 0.136, 0.0091, 0.03, 0.4
-"""Microseconds more: for each query of a warp to prepare; for each warp of a block; where rows are split, for each block, each split, and the merge."""
+_QUERY, _WARP, _MERGE, _SPLIT, _BLOCK = 0.7, 0.136, 0.5, 0.005, 0.0064
+"""Microseconds more: for each query that a warp prepares, for each warp of a block. Where rows are split: for the
+merge, for each split, for each block."""
 
 _STATIC = 512
 """Bytes of a block's shared memory that are not dynamic, at most."""
