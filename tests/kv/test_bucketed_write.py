@@ -11,7 +11,9 @@ from bucketed_writes import Written, changes, written
 from host_kernels import GXX, HostKernels, with_mistake
 from ttnn_moe.choice import plain
 from ttnn_moe.cuda.attention import bucketed_write
+from ttnn_moe.decoder.torch_forms import head_norm_rope
 from ttnn_moe.kv.bucketed import moves, writes
+from ttnn_moe.kv.cache import HeadNorms
 from ttnn_moe.kv.step import DecodeStep
 
 GPU = torch.cuda.is_available()
@@ -75,6 +77,25 @@ def test_a_token_a_row(host: HostKernels, high: int, bound: int | None) -> None:
                 with plain():
                     writes.put(k[:bound], v[:bound], ring, DecodeStep(rows[:bound], at[:bound], 1000))
     assert same(*pair) and host.sound
+
+
+def test_norm_and_rope_of_heads(host: HostKernels) -> None:
+    T, heads, kv_heads = 3, 4, 2
+    one, two = (written(8, [3], 1, kv_heads, T, DEVICE) for _ in range(2))
+    qkv, angles = torch.randn(T, heads + 2 * kv_heads, 128).to(DEVICE).bfloat16(), 7 * torch.rand(T, 1, 64)
+    norms = HeadNorms(*(0.5 + torch.rand(2, 128)).to(DEVICE).bfloat16(), 1e-6)
+    rope = angles.cos().to(DEVICE).bfloat16(), angles.sin().to(DEVICE).bfloat16()
+    step = DecodeStep(torch.tensor([1, 0, 1], device=DEVICE), torch.tensor([1, 50, 3], device=DEVICE), 1000)
+    places = step.rows, step.positions, None
+    got = bucketed_write.launch(qkv, norms.q, norms.k, norms.eps, rope, one.rings[0], *places)
+    want, k, v = head_norm_rope(qkv, kv_heads, norms, rope)
+    with plain():
+        writes.put(k, v, two.rings[0], step)
+    torch.testing.assert_close(got.float(), want.float(), rtol=0.02, atol=0.02)
+    pages = torch.arange(1, 7, device=DEVICE)
+    for x, y in zip(*(moves.read_high(w.tiers[8], range(1), pages) for w in (one, two)), strict=True):
+        assert float((x - y).norm(dim=-1).amax()) < 0.02 * float(y.norm(dim=-1).amax())
+    assert torch.equal(one.tiers[8].together.token_ids, two.tiers[8].together.token_ids) and host.sound
 
 
 @pytest.mark.parametrize(
