@@ -23,6 +23,7 @@ import typer
 from qwen3_gpu import Device, Json, Layers, decode, described, make
 
 from ttnn_moe.bench.floor import measure_ceilings
+from ttnn_moe.errors import RequestError
 from ttnn_moe.kv.bucketed.cache import BucketedCache
 from ttnn_moe.kv.cache import RowCache
 from ttnn_moe.kv.formats import BUCKETED, PAGED, bytes_for
@@ -152,7 +153,7 @@ def main(
         for form in formats.split(",") * turns:
             try:
                 found = case(model, rows, int(tokens), form, capacity, prefilled, steps, rounds)
-            except torch.OutOfMemoryError as error:
+            except (RequestError, torch.OutOfMemoryError) as error:
                 found = {"rows": rows, "tokens": int(tokens), "form": form, "error": str(error)[:120]}
             data["cases"].append(found)
             print(json.dumps(found), flush=True)

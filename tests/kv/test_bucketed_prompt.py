@@ -24,11 +24,13 @@ MIXED = {2: [90, 0], 3: [33, 0], 4: [3, 65], 8: [40, 0], 16: [20, 9]}
 def used(host: HostKernels, monkeypatch: pytest.MonkeyPatch) -> HostKernels:
     if not GPU:
         host.use(monkeypatch)
-    bucketed_prompt._launch.cache_clear(), bucketed_prompt._packer.cache_clear()
+    bucketed_prompt._launches.cache_clear(), bucketed_prompt._packer.cache_clear()
     return host
 
 
-def error(rows: Rows, n: int, heads: int, row: int, at: Tensor | None = None, nan: bool = False) -> float:
+def error(
+    rows: Rows, n: int, heads: int, row: int, at: Tensor | None = None, splits: int = 1, nan: bool = False
+) -> float:
     """Largest error of a piece of n tokens, the second of its step, relative to the largest output."""
     kv_heads, D = rows.tiers[0].kv_heads, 128
     k, v = torch.randn(2, 5 + n, kv_heads, D, device=DEVICE).bfloat16()
@@ -39,7 +41,7 @@ def error(rows: Rows, n: int, heads: int, row: int, at: Tensor | None = None, na
     own = Own.of([(0, 5), (5, n)], kv_heads, rows.tiers[0].page, k.device)
     own.scales.fill_(1), own.payload.view(torch.bfloat16).fill_(float("nan"))
     own.pack(k, v, scale)
-    got = bucketed_prompt.launch(q, at, own, 1, n, rows.tiers, row, scale)
+    got = bucketed_prompt.launch(q, at, own, 1, n, rows.tiers, row, scale, splits)
     turned, past = rotate(q.float() * scale), torch.tensor([row], device=DEVICE)
     want = attend_piece(q, turned, at, k[5:], v[5:], rows.tiers, past).float()
     if nan:
@@ -58,7 +60,7 @@ def test_a_piece_and_what_came_before(
     host = used(HostKernels(tmp_path, late=True), monkeypatch)
     rows = filled(MIXED, 1, 128, holes=0.2, outside=float("nan"), spread=4.0 if at else 1.0, device=DEVICE)
     some = None if at is None else torch.tensor(at, device=DEVICE)
-    assert error(rows, n, heads, 0, some) < 0.02 and host.sound
+    assert error(rows, n, heads, 0, some, 3 if at else 1) < 0.02 and host.sound
 
 
 @pytest.mark.skipif(not GPU, reason="many queries and keys: on a GPU alone")
@@ -66,7 +68,7 @@ def test_a_piece_and_what_came_before(
 @pytest.mark.parametrize(("n", "group", "page"), [(2, 1, 64), (130, 8, 128), (1000, 5, 64)], ids=str)
 def test_each_tier(bits: int, n: int, group: int, page: int) -> None:
     rows = filled({bits: [0, 1700]}, 2, 128, page=page, outside=float("nan"), device=DEVICE)
-    assert error(rows, n, 2 * group, 1) < 0.02
+    assert error(rows, n, 2 * group, 1) < 0.02 and error(rows, n, 2 * group, 1, splits=5) < 0.02
     assert error(rows, n, 2 * group, 0) < 0.02, "no past"
 
 

@@ -31,12 +31,12 @@ class Written:
 
 
 def written(high: int, bits: list[int], layers: int, kv_heads: int, n: int, device: str, seed: int = 0) -> Written:
-    """Empty low tiers of 4 pages; a high tier of random tokens; n staged tokens, some of them odd."""
+    """Empty low tiers; a high tier of random tokens; n staged tokens, some of them odd."""
     random = torch.Generator().manual_seed(seed)
     own = (SINKS + RING) // PAGE
     tiers = {}
     for b in sorted({*bits, high}):
-        pages = 1 + 2 * own + 4 if b == high else 5
+        pages = 1 + 2 * own + 16
         table = torch.zeros(3, own + 4, dtype=torch.int32)
         table[:2, :own] = 1 + torch.arange(2 * own).view(2, own)
         counts = torch.zeros(3, dtype=torch.int32)
@@ -71,9 +71,9 @@ def changes(bits: list[int], n: int, device: str, seed: int = 0) -> list[Change]
     own, random = (SINKS + RING) // PAGE, torch.Generator().manual_seed(seed)
     # row 0: 80 tokens in the high tier
     leaving = UNIT * ((80 + n - SINKS - RING + UNIT) // UNIT)
-    at = [(bits[i % len(bits)], 1 + i // len(bits), 0) for i in range(leaving // UNIT)]
+    at = [(bits[i % len(bits)], 1 + 2 * own + i // len(bits), 0) for i in range(leaving // UNIT)]
     order = torch.randperm(leaving, generator=random).to(device)
     stay = [p for p in range(80, 80 + n) if p >= SINKS + leaving]
     one = Change(1, SINKS, at, 80, -80, order, stay)
-    two = Change(1 + own, SINKS + 3 * UNIT, [(bits[-1], 4, 0)], 10**6, 0, None, [])
+    two = Change(1 + own, SINKS + 3 * UNIT, [(bits[-1], 16 + 2 * own, 0)], 10**6, 0, None, [])
     return [one, two]

@@ -5,7 +5,9 @@
 // |------------|-------------------------------|-------|------------------------------------------------------|
 // | q          | [n, KV * GROUP, 128]          | bf16  | row-major, 16 bytes                                  |
 // | q_scale    | [128]                         | fp32  | or null: q is multiplied by it, before a rotation    |
-// | out        | as q                          | bf16  | out                                                  |
+// | out        | as q                          | bf16  | out; one split                                       |
+// | partial    | [n, KV * GROUP, splits, 128]  | fp32  | out; else: each part's result                        |
+// | lse        | [n, KV * GROUP, splits]       | fp32  | out; else: log2 of each part's sum; -inf: no key     |
 // | at         | [n]                           | int64 | which token of the piece each query is; ascending    |
 // | own        | [pages, KV, 2, PAGE * 256]    | bytes | the piece's tokens in pages of a tier of 16 bits,    |
 // | own_scales |                               |       | one after another                                    |
@@ -14,7 +16,7 @@
 // | own_count, row |                           | int64 | tokens of the piece; row of the tables               |
 //
 // ROTATE: keys and values are rotated (kv/bucketed/quantise.py), q and the output are not.
-// Grid: (ceil(n * GROUP / ROWS), KV); threads: 32 * WARPS. Row r of a key/value head is query r / GROUP, head
+// Grid: (ceil(n * GROUP / ROWS), KV, splits); threads: 32 * WARPS. Row r of a key/value head is query r / GROUP, head
 // r % GROUP. Shared memory: q as fragments [ROWS / 16, 8, 32] of 16 bytes, STAGES units.
 //
 // A thread has at most 255 registers.
@@ -39,12 +41,13 @@ __device__ __forceinline__ int next_kind(int kind) { return kind == OWN ? 4 : ki
 
 struct Unit {
     const Tier* tiers;
-    int at = 0, begin = 0, kind = OWN;  // begin: of its tier
+    int at, end, begin = 0, kind = OWN;  // begin: of its tier
 
     __device__ __forceinline__ void find() {
-        while (kind >= 0 && at >= tiers[kind].end) begin = tiers[kind].end, kind = next_kind(kind);
+        if (is())
+            while (at >= tiers[kind].end) begin = tiers[kind].end, kind = next_kind(kind);
     }
-    __device__ __forceinline__ bool is() const { return kind >= 0; }
+    __device__ __forceinline__ bool is() const { return at < end; }
 
     __device__ __forceinline__ void copy(u32 stage, int kv_heads) const {
         const int bits = bits_of_kind(kind), slot = (at - begin) * 32;
@@ -103,8 +106,9 @@ __device__ __forceinline__ void prepare_queries(unsigned char* memory, float2 (&
     }
 }
 
-extern "C" __global__ void __launch_bounds__(32 * WARPS, 2)
-    bucketed_prompt(const u16* q, const float4* q_scale, u16* out, const long long* at, const unsigned char* own,
+// Elsewhere ptxas needs more than 128 registers.
+extern "C" __global__ void __launch_bounds__(32 * WARPS, __CUDA_ARCH__ == 900 ? 2 : 1)
+    bucketed_prompt(const u16* q, const float4* q_scale, u16* out, float* partial, float* lse, const long long* at, const unsigned char* own,
                     const uint4* own_scales,  //
                     const unsigned char* payload_2, const uint4* scales_2, const int* table_2, const int* counts_2,
                     const unsigned char* payload_3, const uint4* scales_3, const int* table_3, const int* counts_3,
@@ -145,21 +149,16 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 2)
     __syncthreads();
 
     State state{};
-    int last[MT][2];  // of the piece's tokens, that each row sees
 #pragma unroll
-    for (int m = 0; m < MT; ++m)
-#pragma unroll
-        for (int h = 0; h < 2; ++h) {
-            state.most[m][h] = LOWEST;
-            const int query = (first + warp * (16 * MT) + 16 * m + 8 * h + lane / 4) / GROUP;
-            last[m][h] = query < n ? static_cast<int>(at[query]) : -1;
-        }
+    for (int m = 0; m < MT; ++m) state.most[m][0] = state.most[m][1] = LOWEST;
     const auto* fragments = reinterpret_cast<const uint4*>(memory) + warp * (MT * 256) + lane;
     const float2* mine = factors + warp * (16 * MT);
     unsigned char* stages = memory + Q_BYTES;
     const u32 stages_at = shared_address(stages);
-    Unit now{tiers}, ahead{tiers};
-    now.find(), ahead.find();
+    const int split = blockIdx.z, splits = gridDim.z, all = tiers[0].end;
+    Unit now{tiers, all * split / splits, all * (split + 1) / splits};
+    now.find();
+    Unit ahead = now;
     int to = 0, slot = 0;
 #pragma unroll
     for (int i = 0; i < STAGES - 1; ++i) {
@@ -178,10 +177,17 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 2)
         slot = slot + 1 == STAGES ? 0 : slot + 1;
         const int kind = now.kind, done = (now.at - now.begin) * 32, left = tiers[kind].count - done;
         if (kind < 4 && !packed) rescale(state, power(-24)), packed = true;
-        int sees[MT][2];
+        int sees[MT][2] = {};
+        if (kind == OWN) {
 #pragma unroll
-        for (int m = 0; m < MT; ++m) sees[m][0] = last[m][0] - done, sees[m][1] = last[m][1] - done;
-        if (kind == OWN) attend<16, true>(state, stage, fragments, mine, left, sees);
+            for (int m = 0; m < MT; ++m)
+#pragma unroll
+                for (int h = 0; h < 2; ++h) {
+                    const int query = (first + warp * (16 * MT) + 16 * m + 8 * h + lane / 4) / GROUP;
+                    sees[m][h] = query < n ? static_cast<int>(at[query]) - done : -1;
+                }
+            attend<16, true>(state, stage, fragments, mine, left, sees);
+        }
         if (has(4) && kind == 4) attend<16, false>(state, stage, fragments, mine, left, sees);
         if (has(3) && kind == 3) attend<8, false>(state, stage, fragments, mine, left, sees);
         if (has(2) && kind == 2) attend<4, false>(state, stage, fragments, mine, left, sees);
@@ -203,21 +209,34 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 2)
                 offset += __shfl_xor_sync(~0u, offset, step);
             }
             const float inverse = total == 0.0f ? 0.0f : 1.0f / total;
+            state.total[m][h] = total;
 #pragma unroll
             for (int c = 0; c < 16; ++c)
 #pragma unroll
                 for (int e = 0; e < 2; ++e)
                     state.o[m][c][2 * h + e] = (state.o[m][c][2 * h + e] * up - offset) * inverse;
         }
-        if (ROTATE) rotate_rows(state.o[m]);
+        if (ROTATE && splits == 1) rotate_rows(state.o[m]);
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
             const int row_of = first + warp * (16 * MT) + 16 * m + 8 * h + lane / 4;
             if (row_of / GROUP >= n) continue;
             const u64 of = static_cast<u64>(row_of / GROUP) * (kv_heads * GROUP) + head * GROUP + row_of % GROUP;
-            u32* words = reinterpret_cast<u32*>(out + of * 128) + lane % 4;
+            if (splits == 1) {
+                u32* words = reinterpret_cast<u32*>(out + of * 128) + lane % 4;
 #pragma unroll
-            for (int c = 0; c < 16; ++c) words[4 * c] = pack(state.o[m][c][2 * h], state.o[m][c][2 * h + 1]);
+                for (int c = 0; c < 16; ++c) words[4 * c] = pack(state.o[m][c][2 * h], state.o[m][c][2 * h + 1]);
+            } else {
+                auto* pairs = reinterpret_cast<float2*>(partial + (of * splits + split) * 128) + lane % 4;
+#pragma unroll
+                for (int c = 0; c < 16; ++c)
+                    pairs[4 * c] = make_float2(state.o[m][c][2 * h], state.o[m][c][2 * h + 1]);
+                const float total = state.total[m][h];
+                if (lane % 4 == 0)
+                    lse[of * splits + split] = total == 0.0f
+                                                   ? __int_as_float(0xff800000)
+                                                   : state.most[m][h] - HEADROOM + logarithm_to_two(total);
+            }
         }
     }
 }

@@ -65,9 +65,9 @@ __device__ __forceinline__ void four_of(float (&x)[4], const u16* from) {
 }
 
 // A key or value of a step as tiers hold it: keys are divided by their channels' scales, both are rotated.
-__device__ __forceinline__ void turn(float (&x)[4], const float4* key_scale, bool values) {
+// by: those of the lane's channels.
+__device__ __forceinline__ void turn(float (&x)[4], const float4& by, bool values) {
     if (!values) {
-        const float4 by = key_scale[threadIdx.x % 32];
         x[0] = __fdiv_rn(x[0], by.x), x[1] = __fdiv_rn(x[1], by.y);
         x[2] = __fdiv_rn(x[2], by.z), x[3] = __fdiv_rn(x[3], by.w);
     }

@@ -73,7 +73,7 @@ struct Unit {
         } else {
             const u64 at = static_cast<u64>(position + staged) * high.kv_heads + head;
             four_of(x, (values ? v : k) + at * 128 + threadIdx.x % 32 * 4);
-            turn(x, key_scale, values);
+            turn(x, key_scale[threadIdx.x % 32], values);
         }
     }
 

@@ -15,6 +15,7 @@
 // |            |                           |        | where another layer writes them                         |
 //
 // A token's slot follows from its position: the first `sinks` have their own, the others take turns in a ring.
+// The kernel reads all but x and v before it waits for its predecessor: see head_norm_rope.
 // Grid: ceil(T * (Q + 2 KV) / 4); threads: 128, a warp for each head of a token. Every byte of the tier is
 // what kv/bucketed/storage.py's put_tokens writes.
 #include "sm80/bucketed_put.cuh"
@@ -38,6 +39,16 @@ extern "C" __global__ void __launch_bounds__(128)
         four_of(norm, (is_q ? q_norm : k_norm) + 4 * lane);
         four_of(c, cos + t * 64 + lane % 16 * 4);
         four_of(s, sin + t * 64 + lane % 16 * 4);
+    }
+    int position = 0, slot = 0;
+    u64 page = 0;
+    float4 by{};
+    bool kept = false;
+    if (t < T && !is_q) {
+        position = static_cast<int>(positions[t]), slot = slot_of(position, sinks, ring);
+        page = static_cast<u64>(table[rows[t] * wide + slot / PAGE]);
+        by = values ? by : key_scale[lane];
+        kept = !num_tokens || t < *num_tokens;
     }
     wait_for_predecessor();
     if (t >= T) return;
@@ -63,10 +74,8 @@ extern "C" __global__ void __launch_bounds__(128)
         one[0] = first_of(words.x), one[1] = second_of(words.x);
         one[2] = first_of(words.y), one[3] = second_of(words.y);
     }
-    if (num_tokens && t >= *num_tokens) return;
-    const int position = static_cast<int>(positions[t]), slot = slot_of(position, sinks, ring);
-    const u64 page = static_cast<u64>(table[rows[t] * wide + slot / PAGE]);
-    turn(one, key_scale, values);
+    if (!kept) return;
+    turn(one, by, values);
     HighTier{payload, scales, kv_heads}.put(one, page, own, slot % PAGE, values);
     if (ids && lane == 0 && own == 0 && !values) ids[page * PAGE + slot % PAGE] = position;
 }

@@ -12,15 +12,20 @@ from torch import Tensor
 
 from ...accelerator import upload
 from ...sizes import ceil_div
+from .. import device as devices
 from ..arch import target_of
 from ..jit import load, spec
+from .bucketed import merge_spec
 from .bucketed_write import tier_spec
 from .memory import scale_of
 from .tiers import BITS, UNIT, Tier
 
 NAME = "CUDA C++ bucketed_prompt (mma.sync)"
 HEAD_DIM = 128
-WARPS, ROWS = 4, 128
+WARPS, ROWS = 8, 128
+RESIDENT, MOST_SPLITS = 2, 8
+"""Blocks of a multiprocessor; parts of a row's keys."""
+
 SHARED_MEMORY = ROWS * 2 * HEAD_DIM + 3 * (16384 + 128)
 """Bytes of a block: queries, and three units of tokens."""
 
@@ -85,7 +90,15 @@ def why_not_heads(device: torch.device, dtype: torch.dtype, D: int, page: int) -
 
 
 def launch(
-    q: Tensor, at: Tensor, own: Own, which: int, count: int, tiers: Sequence[Tier], row: int, q_scale: Tensor | None
+    q: Tensor,
+    at: Tensor,
+    own: Own,
+    which: int,
+    count: int,
+    tiers: Sequence[Tier],
+    row: int,
+    q_scale: Tensor | None,
+    splits: int | None = None,
 ) -> Tensor:
     """Causal attention of q [n, heads, 128] to the piece's own tokens, and to all tokens of the tiers -> as q.
 
@@ -94,6 +107,7 @@ def launch(
         own: holds the layer's keys and values. which: the piece. count: its tokens.
         tiers: of one layer, rotated. row: of their tables.
         q_scale: [128] fp32, which q is multiplied by before it is rotated. None: 1.
+        splits: blocks that share the keys. None: splits_of.
     """
     q = q.contiguous()
     n, heads, D = q.shape
@@ -105,29 +119,58 @@ def launch(
         tensors = () if tier is None else (tier.payload, tier.scales, tier.table, tier.counts)
         places += [t.data_ptr() for t in tensors] or [0] * 4
     wide = tuple(by_bits[bits].row_stride if bits in by_bits else 0 for bits in BITS)
-    page = own.pages[which]
+    page, keys = own.pages[which], sum(tier.capacity for tier in tiers)
+    splits = splits or splits_of(n * heads, kv_heads, keys, devices.gpu(device).multiprocessors)
+    partial = lse = None
+    if splits > 1:
+        partial = q.new_empty(n, heads, splits, D, dtype=torch.float32)
+        lse = q.new_empty(n, heads, splits, dtype=torch.float32)
+    attend, join = _launches(n, heads // kv_heads, kv_heads, tiers[0].page, wide, splits, device)
     with torch.cuda.device(device):
-        _launch(n, heads // kv_heads, kv_heads, tiers[0].page, wide, device)(
-            load.stream(device.index),
-            *(q.data_ptr(), 0 if q_scale is None else q_scale.data_ptr(), out.data_ptr(), at.data_ptr()),
-            *(own.payload[page].data_ptr(), own.scales[page].data_ptr(), *places, count, row),
+        stream = load.stream(device.index)
+        attend(
+            *(stream, q.data_ptr(), _address(q_scale), out.data_ptr(), _address(partial), _address(lse)),
+            *(at.data_ptr(), own.payload[page].data_ptr(), own.scales[page].data_ptr(), *places, count, row),
         )
+        if join is not None:
+            join(stream, _address(partial), _address(lse), out.data_ptr(), 0)
     return out
 
 
+def splits_of(rows: int, kv_heads: int, keys: int, multiprocessors: int) -> int:
+    """Blocks that share the keys of ROWS queries: as many as fill the GPU once, of at least 512 keys each.
+
+    Args:
+        rows: queries times heads. keys: of the row, at most.
+    """
+    blocks = ceil_div(rows // kv_heads, ROWS) * kv_heads
+    return max(1, min(MOST_SPLITS, RESIDENT * multiprocessors // blocks, keys // 512))
+
+
+def _address(t: Tensor | None) -> int:
+    return 0 if t is None else t.data_ptr()
+
+
 @lru_cache(maxsize=1024)
-def _launch(n: int, group: int, kv_heads: int, page: int, wide: tuple[int, ...], device: torch.device) -> load.Launch:
+def _launches(
+    n: int, group: int, kv_heads: int, page: int, wide: tuple[int, ...], splits: int, device: torch.device
+) -> tuple[load.Launch, load.Launch | None]:
+    """Of attention, and of the merge of splits."""
     arch = target_of(device).arch
     assert arch is not None
-    return load.Launch(
+    attend = load.Launch(
         spec_of(arch.name, group, page, wide),
         device.index,
-        (ceil_div(n * group, ROWS), kv_heads),
+        (ceil_div(n * group, ROWS), kv_heads, splits),
         32 * WARPS,
         *map(c_int32, (n, *wide)),
         c_float(scale_of(HEAD_DIM)),
         shared_memory=SHARED_MEMORY,
     )
+    if splits == 1:
+        return attend, None
+    merge, blocks = merge_spec(arch.name, True), n * group * kv_heads
+    return attend, load.Launch(merge, device.index, (blocks,), 128, c_int32(splits), overlap=arch.overlaps)
 
 
 @lru_cache(maxsize=1024)
