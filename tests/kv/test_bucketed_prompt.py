@@ -50,7 +50,7 @@ def error(
     return float((got.float() - want).abs().amax() / want.abs().amax())
 
 
-@pytest.mark.slow(20)
+@pytest.mark.slow(8)
 @pytest.mark.parametrize(
     ("n", "heads", "at"), [(7, 6, None), (40, 4, [3, 39]), *([(300, 32, None)] if GPU else [])], ids=str
 )
@@ -79,21 +79,16 @@ def test_a_token_of_nan_hides_from_others() -> None:
 
 @pytest.mark.skipif(GPU, reason="on the host alone")
 @pytest.mark.parametrize(
-    ("line", "instead", "spread"),
+    ("line", "instead"),
     [
-        ("const bool is = 8 * i + lane % 4 * 2 + e < left && !(k < 0.0f);", "const bool is = !(k < 0.0f);", 1.0),
-        ("if (BITS == 16) b0 &= held[2 * j], b1 &= held[2 * j + 1];", "", 1.0),
-        ("(words[2] >> 13 & 0x00040004u)", "(words[2] >> 12 & 0x00040004u)", 1.0),
-        ("if (kind < 4 && !packed) rescale(state, power(-24)), packed = true;", "packed = true;", 1.0),
-        ("lane % 4 * 2 + e > sees[m][h]", "lane % 4 * 2 + e > sees[m][h] + 1", 1.0),
-        ("state.offset[m][h] *= shrink;", "", 8.0),
+        ("const bool is = 8 * i + lane % 4 * 2 + e < left && !(k < 0.0f);", "const bool is = !(k < 0.0f);"),
+        ("if (kind < 4 && !packed) rescale(state, power(-24)), packed = true;", "packed = true;"),
+        ("lane % 4 * 2 + e > sees[m][h]", "lane % 4 * 2 + e > sees[m][h] + 1"),
     ],
-    ids=["the end of a unit", "values of no token", "the last pair of 3 bits", "the power", "causal", "a new maximum"],
+    ids=["the end of a unit", "the power", "causal"],
 )
-def test_a_mistake_does_not_pass(
-    line: str, instead: str, spread: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_mistake_does_not_pass(line: str, instead: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     wrong = with_mistake(tmp_path, "sm80/bucketed_prompt", line, instead)
     used(HostKernels(tmp_path, sources=wrong), monkeypatch)
-    rows = filled(MIXED, 1, 128, holes=0.2, outside=float("nan"), spread=spread)
+    rows = filled(MIXED, 1, 128, holes=0.2, outside=float("nan"))
     assert not error(rows, 7, 6, 0) < 0.02

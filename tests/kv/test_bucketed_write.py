@@ -51,7 +51,7 @@ def same(one: Written, two: Written) -> bool:
     )
 
 
-@pytest.mark.slow(20)
+@pytest.mark.slow(8)
 @pytest.mark.parametrize(
     ("high", "bits", "layers", "kv_heads", "n"),
     [(8, [2, 3], 1, 1, 70), (16, [8, 4], 2, 1, 20), *([(8, [3, 4, 2], 3, 4, 900), (8, [8], 2, 2, 200)] if GPU else [])],
@@ -103,12 +103,10 @@ def test_norm_and_rope_of_heads(host: HostKernels) -> None:
     [
         ("out |= (pair(group + 15) >> of & 0x00010001u) << 15;", ""),
         ("if (!(most < __int_as_float(0x7f800000))) best = __int_as_float(0x7fc00000);", ""),
-        ("{0.7, 0.8, 0.9, 1.0,", "{0.7, 0.8, 0.95, 1.0,"),
-        ("if (wanted > 0.0f && wanted < 65504.0f)", "if (false)"),
         ("flag = 0xbc00;  // -1", "flag = 0;"),
         ("sinks + (position - sinks) % ring;", "position;"),
     ],
-    ids=["the last pair", "infinity", "a scale", "length", "what left", "the ring"],
+    ids=["the last pair", "infinity", "what left", "the ring"],
 )
 @pytest.mark.skipif(GPU, reason="on the host alone")
 def test_a_mistake_does_not_pass(line: str, instead: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
