@@ -106,8 +106,7 @@ __device__ __forceinline__ void prepare_queries(unsigned char* memory, float2 (&
     }
 }
 
-// Elsewhere ptxas needs more than 128 registers.
-extern "C" __global__ void __launch_bounds__(32 * WARPS, __CUDA_ARCH__ == 900 ? 2 : 1)
+extern "C" __global__ void __launch_bounds__(32 * WARPS, 2)
     bucketed_prompt(const u16* q, const float4* q_scale, u16* out, float* partial, float* lse, const long long* at, const unsigned char* own,
                     const uint4* own_scales,  //
                     const unsigned char* payload_2, const uint4* scales_2, const int* table_2, const int* counts_2,

@@ -11,7 +11,7 @@
 #define PAGE 64
 #endif
 #ifndef WARPS
-#define WARPS 8
+#define WARPS 4
 #endif
 #ifndef TIERS
 #define TIERS 65820  // 1 << 2 | 1 << 3 | 1 << 4 | 1 << 8 | 1 << 16
@@ -21,7 +21,7 @@
 #endif
 
 #ifndef MT
-#define MT 1  // tiles of 16 queries of a warp
+#define MT 2  // tiles of 16 queries of a warp
 #endif
 constexpr int ROWS = 16 * MT * WARPS, KINDS = 6, OWN = 5, STAGES = 3;
 constexpr int Q_BYTES = ROWS * 256, SCALES_AT = 16384, STAGE = SCALES_AT + 128;

@@ -22,7 +22,7 @@ from .tiers import BITS, UNIT, Tier
 
 NAME = "CUDA C++ bucketed_prompt (mma.sync)"
 HEAD_DIM = 128
-WARPS, ROWS = 8, 128
+WARPS, ROWS = 4, 128
 RESIDENT, MOST_SPLITS = 2, 8
 """Blocks of a multiprocessor; parts of a row's keys."""
 
