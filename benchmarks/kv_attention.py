@@ -1,10 +1,14 @@
 """Decode attention to a bucketed KV cache beside bf16: torch's SDPA (cuDNN) and this package's bf16 kernel.
 
     python benchmarks/kv_attention.py --json FILE [--rows 1,8,32] [--tokens 4096,32768]
+    python benchmarks/kv_attention.py --json FILE --prompts 128,2048 --tokens 4096,32768
 
-32 query heads, 4 key/value heads, head_dim 128, one query a row. Each time is the median of replays of a CUDA graph
-that goes through as many caches as L2 does not hold. `mixed` has 3.0 bits on average: 64 tokens of 16 bits, 2% of 8,
-20% of 4, the others of 2 and 3. Every result is compared with the definition in torch before it is timed.
+With --prompts: a piece of a prompt of so many tokens after so many packed ones, beside this package's bf16 kernel.
+--queries 1,4,8: so many queries a row, as speculative decoding asks.
+
+32 query heads, 4 key/value heads, head_dim 128. Each time is the median of replays of a CUDA graph that goes through as
+many caches as L2 does not hold. `mixed` has 3.0 bits on average: 64 tokens of 16 bits, 2% of 8, 20% of 4, the others of
+2 and 3. Every result is compared with the definition in torch before it is timed.
 """
 
 from __future__ import annotations
@@ -20,11 +24,15 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from ttnn_moe.cuda.attention import bucketed, decode
+from ttnn_moe.cuda.attention import bucketed, bucketed_prompt, decode, prefill
 from ttnn_moe.cuda.attention.memory import Memory
 from ttnn_moe.cuda.attention.tiers import UNIT, Tier
+from ttnn_moe.kv.attention import prefill_attention
+from ttnn_moe.kv.bucketed.prompts import attend_piece
+from ttnn_moe.kv.bucketed.quantise import rotate
 from ttnn_moe.kv.bucketed.reference import quantized_attention_bucketed
 from ttnn_moe.kv.bucketed.storage import PAGE, bytes_of_token
+from ttnn_moe.kv.step import Span
 from ttnn_moe.sizes import ceil_div
 
 HEADS, KV_HEADS, D = 32, 4, 128
@@ -87,11 +95,13 @@ def sets_for(size: int) -> int:
     return max(1, min(100, ceil_div(int(L2_BYTES), size)))
 
 
-def bucketed_times(rows: int, counts: dict[int, int], plans: list[bucketed.Plan | None]) -> dict[str, object]:
-    """Microseconds and the error of each plan (None: the default one)."""
+def bucketed_times(
+    rows: int, counts: dict[int, int], plans: list[bucketed.Plan | None], queries: int
+) -> dict[str, object]:
+    """Microseconds and the error of each plan (None: the default one). All queries see all tokens."""
     size = rows * sum(n * bytes_of_token(bits, KV_HEADS, D) for bits, n in counts.items())
     sets = [tiers_of(rows, counts) for _ in range(sets_for(size))]
-    q = torch.randn(rows, 1, HEADS, D, device="cuda").bfloat16()
+    q = torch.randn(rows, queries, HEADS, D, device="cuda").bfloat16()
     at, out = torch.arange(rows, device="cuda"), torch.empty_like(q)
     some = torch.tensor(sorted({0, rows - 1}), device="cuda")
     want = quantized_attention_bucketed(q[some].float(), sets[0], some)
@@ -109,6 +119,32 @@ def bucketed_times(rows: int, counts: dict[int, int], plans: list[bucketed.Plan 
         calls = [lambda tiers=tiers, of=of: bucketed.launch(q, tiers, at, out=out, of=of) for tiers in sets]
         found[name] = round(microseconds(calls), 2)
     return found
+
+
+def prompt_times(n: int, counts: dict[int, int]) -> dict[str, object]:
+    """Microseconds of a piece of n tokens after those of the counts, by the kernel; and its error where it is small."""
+    tiers, at = tiers_of(1, counts), torch.arange(n, device="cuda")
+    k, v = torch.randn(2, n, KV_HEADS, D, device="cuda").bfloat16()
+    q, scale = torch.randn(n, HEADS, D, device="cuda").bfloat16(), torch.ones(D, device="cuda")
+    own = bucketed_prompt.Own.of([(0, n)], KV_HEADS, PAGE, k.device)
+
+    def run() -> Tensor:
+        own.pack(k, v, scale)
+        return bucketed_prompt.launch(q, at, own, 0, n, tiers, 0, scale)
+
+    some = torch.tensor(sorted({0, n // 2, n - 1}), device="cuda")
+    want = attend_piece(q[some], rotate(q[some].float()), some, k, v, tiers, at[:1]).float()
+    error = float((run()[some].float() - want).norm() / want.norm())
+    return {"error": error, "us": round(microseconds([run] * 3, 5), 1)} if error < 0.01 else {"error": error}
+
+
+def bf16_prompt_times(n: int, past: int) -> float:
+    """Microseconds of this package's bf16 kernel for the same piece."""
+    k, v = torch.randn(2, 1, KV_HEADS, past + n, D, device="cuda").bfloat16()
+    q = torch.randn(n, HEADS, D, device="cuda").bfloat16()
+    memory = Memory(k, v, torch.zeros(n, dtype=torch.int64, device="cuda"), past + torch.arange(n, device="cuda"))
+    tiles = torch.tensor(prefill.tiles_of([(0, n, past, 0)], prefill.queries_of(D, 2)), dtype=torch.int32).cuda()
+    return round(microseconds([lambda: prefill_attention(q, memory, [Span(0, 0, n, past)], tiles)] * 3, 5), 1)
 
 
 def bf16_times(rows: int, tokens: int) -> dict[str, object]:
@@ -143,22 +179,33 @@ def main() -> None:
     parser.add_argument("--rows", default="1,8,32")
     parser.add_argument("--tokens", default="4096,32768,524288")
     parser.add_argument("--plans", default="", help="such as 4:4, warps:splits, beside the default plan")
+    parser.add_argument("--queries", default="1", help="of a row, at most 8")
+    parser.add_argument("--prompts", default="", help="tokens of a piece: time these instead")
     parser.add_argument("--no-bf16", action="store_true")
     args = parser.parse_args()
     rows, tokens = (set(map(int, given.split(","))) for given in (args.rows, args.tokens))
     plans: list[bucketed.Plan | None] = [None]
     for given in filter(None, args.plans.split(",")):
         plans.append(bucketed.Plan(*map(int, given.split(":"))))
-    results = []
+    results: list[dict[str, object]] = []
     torch.manual_seed(0)
-    for B, L in CASES:
+    forms = (("3.0 bits, mixed", mixed), ("8 bits", lambda L: {8: L}), ("3 bits", lambda L: {3: L}))
+    where = {"device": torch.cuda.get_device_name()}
+    for n, L in ((int(n), L) for n in filter(None, args.prompts.split(",")) for L in sorted(tokens)):
+        piece: dict[str, object] = {"piece": n, "past": L, **where}
+        piece |= {name: prompt_times(n, counts(L)) for name, counts in forms}
+        piece["bf16 kernel"] = bf16_prompt_times(n, L)
+        print(json.dumps(piece), flush=True)
+        results.append(piece)
+    each = [] if args.prompts else [(B, L, int(n)) for B, L in CASES for n in args.queries.split(",")]
+    for B, L, n in each:
         if B not in rows or L not in tokens:
             continue
-        case: dict[str, object] = {"rows": B, "tokens": L, "device": torch.cuda.get_device_name()}
-        for name, counts in (("3.0 bits, mixed", mixed(L)), ("8 bits", {8: L}), ("3 bits", {3: L})):
-            case[name] = bucketed_times(B, counts, plans)
+        case: dict[str, object] = {"rows": B, "tokens": L, **where, **({"queries": n} if n > 1 else {})}
+        for name, counts in forms:
+            case[name] = bucketed_times(B, counts(L), plans, n)
             torch.cuda.empty_cache()
-        if not args.no_bf16:
+        if not args.no_bf16 and n == 1:
             case |= bf16_times(B, L)
             torch.cuda.empty_cache()
         print(json.dumps(case), flush=True)

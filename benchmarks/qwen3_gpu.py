@@ -115,9 +115,11 @@ def seconds(model: Qwen3Moe, engine: Engine, texts: list[list[int]], new: int) -
     return time.perf_counter() - start
 
 
-def decode(model: Qwen3Moe, B: int, prompt: int, new: int, rounds: int) -> tuple[dict[str, Any], Engine]:
+def decode(
+    model: Qwen3Moe, B: int, prompt: int, new: int, rounds: int, engine: Engine | None = None
+) -> tuple[dict[str, Any], Engine]:
     """Step time and tokens a second of B sequences."""
-    engine = engine_of(model, B, prompt + new)
+    engine = engine_of(model, B, prompt + new) if engine is None else engine
     texts = prompts(B, prompt, model.config.vocab_size)
     start = time.perf_counter()
     engine.capture()

@@ -13,12 +13,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import kv_tables
+
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks/results"
 PAGES = (
     ROOT / "README.md",
     ROOT / "docs/benchmark.md",
     ROOT / "docs/tenstorrent.md",
+    ROOT / "docs/kv.md",
     ROOT / "docs/tensor_parallel.md",
     ROOT / "docs/vllm.md",
 )
@@ -338,6 +341,10 @@ def vllm_serve() -> str:
 
 TABLES: dict[str, Callable[[], str]] = {
     "cpu_layer.json": cpu_layer,
+    "kv_attention.json": kv_tables.attention,
+    "kv_attention.json, several queries": kv_tables.queries,
+    "kv_prompts.json": kv_tables.prompts,
+    "qwen3_kv.json": kv_tables.steps,
     "int4_24_layer.json": partial(format_layers, "int4_24"),
     "mxfp4_layer.json": partial(format_layers, "mxfp4"),
     "moe_layer.json": moe_layer,

@@ -15,7 +15,7 @@ import torch
 from ttnn_moe import Problem
 from ttnn_moe.activations import CLAMPED_SWIGLU
 from ttnn_moe.cuda.arch import ARCHES, HOPPER, Arch, Target
-from ttnn_moe.cuda.attention import bucketed, prefill_sm90
+from ttnn_moe.cuda.attention import bucketed, bucketed_prompt, bucketed_write, prefill_sm90
 from ttnn_moe.cuda.combine.rank_combine import Plan
 from ttnn_moe.cuda.device import H200
 from ttnn_moe.cuda.jit import build
@@ -120,7 +120,12 @@ def _bucketed_uses(arch: Arch) -> list[Use]:
         (shapes[1], False, bucketed.Plan(4, 4, 2)),
     ):
         uses.append(Use(bucketed.spec_of(arch.name, shape, shape.n > 1, True, mass, of), of.shared_memory))
-    return uses
+    uses += [Use(bucketed_write.write_spec(arch.name, norm, 8, 64), 0) for norm in (True, False)]
+    uses += [
+        Use(bucketed_write.tier_spec(*one), 0) for one in (("stay", arch.name, 16, 64), ("units", arch.name, 8, 64))
+    ]
+    prompt = bucketed_prompt.spec_of(arch.name, 8, 64, (4,) * 5)
+    return [*uses, Use(prompt, bucketed_prompt.SHARED_MEMORY)]
 
 
 USES = [

@@ -41,6 +41,7 @@ def test_few_rows_decode_and_prompts_take_different_families(monkeypatch: pytest
         "rms_norm, GEMM, route",
     ]
     assert one["prefill_attention"] == "CUDA C++ prefill_attention (sm_90a)"
+    assert one["bucketed_norm_rope_write"] == "CUDA C++ bucketed_write"
     assert one["bucketed_attention"] == "CUDA C++ bucketed_attention (mma.sync)"
     assert one["linear_add"] == "Triton few_linear" and many["linear_add"] == "GEMM in place"
 
@@ -54,6 +55,7 @@ def test_other_gpus_and_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
         "norm_rope_write",
         "decode_attention",
         "prefill_attention",
+        "bucketed_norm_rope_write",
         "bucketed_attention",
     }
     assert rows(monkeypatch, 16, head_dim=96)["bucketed_attention"] == "Triton bucketed_attention"

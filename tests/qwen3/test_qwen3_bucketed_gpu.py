@@ -17,7 +17,7 @@ def test_captured_steps_give_the_tokens_of_eager_ones(bits: float) -> None:
     model, texts = load_model(TINY, backend="cuda"), prompts([300, 40, 150, 7], 500)
     made = []
     for graphs in (None, False):
-        engine = Engine(model, 4, 512, graphs=graphs, kv="bucketed", kv_bits=bits)
+        engine = Engine(model, 4, 1024, graphs=graphs, kv="bucketed", kv_bits=bits)
         made.append(generate(model, texts, max_new_tokens=120, stop_ids=(), engine=engine).tokens)
         assert engine.load().free_pages == engine.cache.total
     assert made[0] == made[1]

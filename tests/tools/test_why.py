@@ -150,7 +150,8 @@ def test_the_other_operators_of_a_layer_have_a_table(monkeypatch: pytest.MonkeyP
     lines = _table(monkeypatch, "--tokens", "1,512", "--device", "cpu", "--operators")
     at = lines.index("Other operators of a decoder layer, T=1 T=512")
     assert lines[at + 1].split() == "operator runs on and not on".split()
-    names = ["norm_linear", "norm_rope_write", "decode_attention", "prefill_attention", "bucketed_attention"]
+    names = ["norm_linear", "norm_rope_write", "decode_attention", "prefill_attention"]
+    names += ["bucketed_norm_rope_write", "bucketed_attention"]
     rows = [line.split() for line in lines[at + 2 :]]
     assert [row[0] for row in rows] == [*names, "linear_add", "norm_route", "route", "rms_norm"]
     assert all("torch" in row and "the tensor is not on a CUDA device" in " ".join(row) for row in rows)

@@ -9,12 +9,15 @@ import torch
 from torch import Tensor
 
 from ..choice import Operator
+from ..cuda.attention.bucketed_write import Ring
 from ..cuda.attention.memory import Memory
 from ..cuda.attention.tiers import UNIT, Tier
 from ..kv import attention
 from ..kv.bucketed.attention import ATTENTION as BUCKETED
+from ..kv.bucketed.writes import WRITE
 from ..kv.cache import HeadNorms
 from ..kv.paged import PAGE
+from ..kv.step import DecodeStep
 from . import operators
 
 
@@ -62,11 +65,13 @@ def why(
     )
     ids, table, counts = (of(*shape, dtype=torch.int32) for shape in ((1, PAGE), (1, 1), (1,)))
     packed = [Tier(4, payload, scales, ids, table, counts)]
+    norms, step = HeadNorms(head_norm, head_norm, eps), DecodeStep(words, words, PAGE)
     return [
         row(operators.NORM_LINEAR, "query, key, value", x, norm, eps, of(qkv[0].numel(), H), None),
-        row(attention.NORM_ROPE_WRITE, "", qkv, HeadNorms(head_norm, head_norm, eps), (angles, angles), memory),
+        row(attention.NORM_ROPE_WRITE, "", qkv, norms, (angles, angles), memory),
         row(attention.DECODE, "", q, memory, PAGE, None),
         row(attention.PREFILL, "", q, memory, (), tiles, None),
+        row(WRITE, "", qkv, norms, (angles, angles), Ring(packed[0], head_norm, 16, 112, False), step),
         row(BUCKETED, "", q[:, None], packed, words, None, None, None, False, None, None),
         row(operators.LINEAR_ADD, "output", attended, of(H, heads * head_dim), None, x),
         row(operators.NORM_ROUTE, "", x, norm, eps, of(E, H), K, True),

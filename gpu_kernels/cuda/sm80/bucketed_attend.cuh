@@ -125,7 +125,6 @@ __device__ __forceinline__ void attend(State& state, const unsigned char* slot, 
     const uint4* mine = reinterpret_cast<const uint4*>(slot) + lane;
     float scores[BLOCKS][QT][4] = {};
     {
-        float others[BLOCKS][QT][4] = {};
         u32 keys[WORDS], words[QT][16];
         load_words(keys, mine);
 #pragma unroll
@@ -139,16 +138,8 @@ __device__ __forceinline__ void attend(State& state, const unsigned char* slot, 
                                   pair_of<BITS>(low, 2 * t + 1), pair_of<BITS>(high, 2 * t + 1)};
 #pragma unroll
                 for (int n = 0; n < QT; ++n)
-                    multiply_add_fp16(CHAINS == 2 && t % 2 ? others[b][n] : scores[b][n], a, words[n][2 * t],
-                                      words[n][2 * t + 1]);
+                    multiply_add_fp16(scores[b][n], a, words[n][2 * t], words[n][2 * t + 1]);
             }
-        if (CHAINS == 2)
-#pragma unroll
-            for (int b = 0; b < BLOCKS; ++b)
-#pragma unroll
-                for (int n = 0; n < QT; ++n)
-#pragma unroll
-                    for (int i = 0; i < 4; ++i) scores[b][n][i] += others[b][n][i];
     }
     const uint4 four = mine[SCALES_AT / 16];
     const u32 scales[4] = {BITS == 8 && part ? four.z : four.x, BITS == 8 && part ? four.w : four.y, four.z,

@@ -28,7 +28,8 @@
 // Each warp takes every WARPS-th step and keeps its own softmax. Warps merge in shared memory, blocks in
 // merge_splits.
 //
-// A thread has at most 255 registers.
+// The kernel reads rows, num_tokens, tables and counts before it waits for its predecessor: a kernel launched
+// without PDL must run between their writers and this one. A thread has at most 255 registers.
 // Products: scores^T = keys * q^T and out^T += values^T * weights^T, so that 16 tokens or channels are the M
 // side, 8 queries the N side: one key/value head serves 8 query heads without padding. A lane copies its own
 // fragments (cp.async) and reads them back, so no barrier is needed; a pair of levels takes one AND. Powers
@@ -119,7 +120,6 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, REGISTER_WARPS < WARPS 
     const int split = blockIdx.x, splits = gridDim.x, head = blockIdx.y, kv_heads = gridDim.y;
     const int t = blockIdx.z / TILES, first = blockIdx.z % TILES * ROWS;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    wait_for_predecessor();
     let_successor_start();
     if (threadIdx.x == 0) {
         const long long row = rows[t];
@@ -142,6 +142,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, REGISTER_WARPS < WARPS 
             tiers[kind].end = end;
         }
     }
+    wait_for_predecessor();
     prepare_queries(memory, factors, q, q_scale, first, kv_heads, head, t, scale);
     __syncthreads();
 
@@ -160,7 +161,6 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, REGISTER_WARPS < WARPS 
 
             queries.sees[n][i] = CAUSAL ? static_cast<int>(positions[t]) + (first + r) / GROUP : 0;
         }
-
     unsigned char* slots = memory + Q_BYTES + warp * SLOTS * SLOT;
     const u32 slots_at = shared_address(slots) + lane * 16;
     int page = now.page();

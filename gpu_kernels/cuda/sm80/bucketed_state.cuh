@@ -33,9 +33,6 @@
 #ifndef MASS
 #define MASS 0
 #endif
-#ifndef CHAINS
-#define CHAINS 1  // of products that add up to the scores of a block
-#endif
 #if QT > 1
 #define REGISTER_WARPS 8  // of a multiprocessor: they bound the registers of a thread
 #elif __CUDA_ARCH__ == 900

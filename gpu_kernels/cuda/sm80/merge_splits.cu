@@ -21,8 +21,8 @@ extern "C" __global__ void __launch_bounds__(128)
     __shared__ float totals[4];
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const u64 r = blockIdx.x;
-    wait_for_predecessor();
     let_successor_start();
+    wait_for_predecessor();
     float most = __int_as_float(0xff800000);
     for (int s = lane; s < splits; s += 32) most = fmaxf(most, lse[r * splits + s]);
 #pragma unroll

@@ -215,6 +215,11 @@ inline uint32_t __byte_perm(uint32_t low, uint32_t high, uint32_t which) {
         out |= static_cast<uint32_t>(bytes >> 8 * (which >> 4 * i & 7) & 0xff) << 8 * i;
     return out;
 }
+inline float __fadd_rn(float x, float y) { return x + y; }
+inline float __fsub_rn(float x, float y) { return x - y; }
+inline float __fmul_rn(float x, float y) { return x * y; }
+inline float __fdiv_rn(float x, float y) { return x / y; }
+inline float __fsqrt_rn(float x) { return std::sqrt(x); }
 inline float rsqrtf(float x) { return 1.0f / std::sqrt(x); }
 inline int atomicAdd(int* to, int value) { return std::exchange(*to, *to + value); }
 inline int __popc(uint32_t word) { return std::popcount(word); }

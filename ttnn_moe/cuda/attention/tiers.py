@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
+import torch
 from torch import Tensor
 
 BITS = (2, 3, 4, 8, 16)
@@ -78,3 +80,28 @@ class Tier:
     def v_scale(self) -> Tensor:
         """As k_scale, of values."""
         return self.scales[..., 1].transpose(-1, -2).flatten(2)
+
+
+@dataclass(frozen=True)
+class Layers:
+    """A tier of all layers.
+
+    Attributes:
+        each: layer by layer. pages: of a layer.
+        together: the same memory as one tier. Its pages are those of layer 0, then those of layer 1, and so on.
+    """
+
+    each: list[Tier]
+    together: Tier
+    pages: int
+
+    @classmethod
+    def of(cls, tiers: Sequence[Tier], payload: Tensor, scales: Tensor) -> Layers:
+        """The tier whose layers have payload and scales [layers, pages, ...]."""
+        whole = replace(tiers[0], payload=payload.flatten(0, 1), scales=scales.flatten(0, 1))
+        return cls(list(tiers), whole, payload.shape[1])
+
+    def places(self, layers: range, pages: Tensor) -> Tensor:
+        """Pages [n] of these layers, as pages [layers, n] of `together`."""
+        first = torch.arange(layers.start, layers.stop, device=pages.device) * self.pages
+        return first[:, None] + pages

@@ -9,22 +9,27 @@ import torch
 from torch import Tensor
 
 from ...choice import why_not_kernels
-from ...cuda.attention import bucketed_triton
+from ...cuda.attention import bucketed_prompt, bucketed_triton
+from ...cuda.attention.bucketed_prompt import Own
+from ...cuda.attention.bucketed_write import Change, Ring, Staged
+from ...cuda.attention.memory import Memory
 from ...cuda.attention.tiers import UNIT
 from ...sizes import power_of_2
-from ..cache import CacheSizes
+from ..attention import norm_rope_write as write_staged
+from ..cache import CacheSizes, FusedWrite, HeadNorms
 from ..pages import PagedRows, default_memory, zeros
 from ..step import DecodeStep, PrefillStep, Span, Step
 from ..transfer import to_device
 from .allocation import allocate
 from .attention import quantized_attention_bucketed
 from .memory import bytes_of, pages_in
-from .moves import Staged, Target, move, read_high
+from .moves import read_high
 from .packing import check_head_dim
 from .places import Places
-from .prompts import attend_piece, observed
+from .prompts import QUERIES, observed, prompt_attention
 from .quantise import rotate
-from .storage import PAGE, put_tokens
+from .storage import PAGE
+from .writes import move, norm_rope_write, put
 
 
 @dataclass
@@ -32,15 +37,18 @@ class Piece:
     """A span of a prompt whose keys and values are staged.
 
     Attributes:
+        at: [n] int64: 0 .. n - 1. which: number among the pieces that have a past; -1: it has none.
         mass: [high slots + n] fp32, what its last queries gave to the tokens of the high tier and to its own. None: no
             choice depends on it.
     """
 
     span: Span
+    at: Tensor
+    which: int
     mass: Tensor | None
 
 
-class BucketedCache(PagedRows):
+class BucketedCache(PagedRows, FusedWrite):
     """Keys and values in tiers under a budget of average bits.
 
     A page that `needed`, `total` and `free` count is room for `page` tokens of a row, in whatever tiers they end.
@@ -73,8 +81,15 @@ class BucketedCache(PagedRows):
         self._now: PrefillStep | None = None
         self._wanted: list[int] = []
         self._pieces: list[Piece] = []
+        self._step_own: Own | None = None
         self._k = self._v = torch.empty(sizes.layers, 0, sizes.kv_heads, sizes.head_dim, dtype=torch.bfloat16)
+        self._each = self._zeros = torch.empty(0, dtype=torch.int64)
         self._key_scale = torch.ones(sizes.layers, 1, sizes.head_dim, device=sizes.device)
+        high, own = self.places.tiers[self.allocation.high], self.allocation
+        self._rings = [
+            Ring(tier, scale[0], own.sinks, own.ring, layer == 0)
+            for layer, (tier, scale) in enumerate(zip(high.each, self._key_scale, strict=True))
+        ]
 
     @classmethod
     def within(
@@ -135,8 +150,19 @@ class BucketedCache(PagedRows):
         self._settle(decoding)
         step = super().prefill(chunks, logits_at, decoding)
         self._now, self._wanted = step, list(logits_at)
-        self._pieces = [Piece(span, self._empty_mass(span)) for span in step.spans]
         self._stage_room(len(step.rows))
+        past = [span for span in step.spans if span.past]
+        self._pieces = [
+            Piece(span, self._each[: span.n], past.index(span) if span.past else -1, self._empty_mass(span))
+            for span in step.spans
+        ]
+        sizes = self.sizes
+        why_not = why_not_kernels(sizes.device, sizes.dtype) or bucketed_prompt.why_not_heads(
+            sizes.device, sizes.dtype, sizes.head_dim, self.page
+        )
+        self._step_own = None
+        if past and why_not is None:
+            self._step_own = Own.of([(span.first, span.n) for span in past], sizes.kv_heads, self.page, sizes.device)
         self.places.refresh()
         return step
 
@@ -165,10 +191,25 @@ class BucketedCache(PagedRows):
             self._k[layer, :T], self._v[layer, :T] = k, v
             if step.decoding is not None:
                 n = len(step.decoding.rows)
-                self._put(layer, k[:n], v[:n], step.decoding)
+                put(k[:n], v[:n], self._rings[layer], step.decoding)
         elif self._now is None:
-            self._put(layer, k, v, step)
+            put(k, v, self._rings[layer], step)
         # else: tokens that this layer has written already, for PrefillStep.wanted
+
+    def norm_rope_write(
+        self, layer: int, qkv: Tensor, norms: HeadNorms, rope: tuple[Tensor, Tensor], step: Step
+    ) -> Tensor | None:
+        """See FusedWrite."""
+        if isinstance(step, DecodeStep):
+            return norm_rope_write(qkv, norms, rope, self._rings[layer], step) if self._now is None else None
+        T = len(qkv)
+        k, v = self._k[layer, :T], self._v[layer, :T]
+        # each staged token is a row of one position
+        q = write_staged(qkv, norms, rope, Memory(k[:, :, None], v[:, :, None], self._each[:T], self._zeros[:T]))
+        if q is not None and step.decoding is not None:
+            n = len(step.decoding.rows)
+            put(k[:n], v[:n], self._rings[layer], step.decoding)
+        return q
 
     def attend(self, layer: int, q: Tensor, step: Step) -> Tensor:
         if isinstance(step, DecodeStep) and self._now is None:
@@ -180,10 +221,12 @@ class BucketedCache(PagedRows):
         if now.decoding is not None:
             out[:n] = self._decode(layer, q[:n], now.decoding)
         done = n
+        if self._step_own is not None:
+            self._step_own.pack(self._k[layer], self._v[layer], self._key_scale[layer, 0])
         for piece in self._pieces:
             span = piece.span
             if isinstance(step, PrefillStep):
-                queries, at = span.n, torch.arange(span.n, device=q.device)
+                queries, at = span.n, piece.at
             else:
                 asked = [n + i - span.first for i in self._wanted if span.first <= n + i < span.first + span.n]
                 queries, at = len(asked), to_device(asked, q.device)
@@ -192,16 +235,6 @@ class BucketedCache(PagedRows):
             if queries:
                 out[own] = self._prompt(layer, q[own], at, piece)
         return out
-
-    def _put(self, layer: int, k: Tensor, v: Tensor, step: DecodeStep) -> None:
-        """Write one token a row into the high tier."""
-        tier, slots = self.places.tiers[self.allocation.high].each[layer], self.places.slots_of(step.positions)
-        pages = tier.table[step.rows, slots // self.page].long()
-        k, v = (x.to(torch.bfloat16).float() for x in (k, v))
-        k, v = rotate(k / self._key_scale[layer]), rotate(v)
-        put_tokens(tier, pages, slots % self.page, k, v)
-        if layer == 0:
-            tier.token_ids[pages, slots % self.page] = step.positions.int()
 
     def _decode(self, layer: int, q: Tensor, step: DecodeStep) -> Tensor:
         return quantized_attention_bucketed(
@@ -213,78 +246,63 @@ class BucketedCache(PagedRows):
             q_scale=self._key_scale[layer, 0],
         )[:, 0]
 
-    def _turned(self, layer: int, q: Tensor) -> Tensor:
-        """Queries [T, heads, D] fp32 for packed keys."""
-        return rotate(q.float() * self._key_scale[layer])
-
     def _prompt(self, layer: int, q: Tensor, at: Tensor, piece: Piece) -> Tensor:
         span = piece.span
         own = slice(span.first, span.first + span.n)
-        k, v, turned = self._k[layer, own], self._v[layer, own], self._turned(layer, q)
+        k, v = self._k[layer, own], self._v[layer, own]
         if piece.mass is not None and len(q) == span.n:
             high = self.places.tiers[self.allocation.high]
             before = None
             if span.past:
                 before = read_high(high, range(layer, layer + 1), self.places.own_pages(span.row))[0][0]
-            seen = observed(q, turned, k, before)
+            seen = observed(q, rotate(q[-QUERIES:].float() * self._key_scale[layer]), k, before)
             piece.mass[-len(seen) :] += seen
         past = self.places.in_use[layer] if span.past else ()
-        return attend_piece(q, turned, at, k, v, past, torch.tensor([span.row], device=q.device))
+        return prompt_attention(q, at, self._step_own, piece.which, k, v, past, span.row, self._key_scale[layer, 0])
 
     # tokens that leave the high tier, or a step's staged ones
 
     def _settle(self, decoding: Sequence[tuple[int, int]]) -> None:
         """Before a step: place the tokens of the last step's prompts, and make room for those of `decoding`."""
         pieces, self._pieces = self._pieces, []
-        for piece in pieces:
-            self._place(piece.span.row, piece.span.past + piece.span.n, piece)
+        changes = [self._change(piece.span.row, piece.span.past + piece.span.n, piece) for piece in pieces]
         for row, position in decoding:
             if self.allocation.due(position, self.places.units[row]):
-                self._place(row, position, None)
+                changes.append(self._change(row, position, None))
+        if changes:
+            staged = Staged(self._k, self._v, self._key_scale) if pieces else None
+            tiers = list(self.places.tiers.values())
+            move(self.places.tiers[self.allocation.high], tiers, self._rings[0], changes, staged)
 
-    def _place(self, row: int, tokens: int, piece: Piece | None) -> None:
-        """Move what is due in a row of so many tokens, the last of them those of `piece`."""
+    def _change(self, row: int, tokens: int, piece: Piece | None) -> Change:
+        """What is due in a row of so many tokens, the last of them those of `piece`."""
         own, units = self.allocation, self.places.units[row]
         n = own.due(tokens, units)
         past = tokens if piece is None else piece.span.past
         first = own.sinks + UNIT * units
-        leaving = range(first, first + UNIT * n)
-        ring = [self.places.slot_of(p) for p in leaving if p < past]
-        device = self.sizes.device
-        staged, stay, going = None, None, range(0)
-        if piece is not None:
-            rows = slice(piece.span.first, piece.span.first + piece.span.n)
-            staged = Staged(self._k[:, rows], self._v[:, rows], self._key_scale)
-            going = range(max(first - past, 0), max(leaving.stop - past, 0)) if n else range(0)
-            kept = [i for i in range(piece.span.n) if i not in going]
-            into = to_device([[self.places.slot_of(past + i) for i in kept], kept], device)
-            stay = into[0], into[1]
-        mass = None if piece is None else piece.mass
-        if mass is not None and n:
-            mass = torch.cat((mass[to_device(ring, device)], mass[own.high_slots :][going.start : going.stop]))
-        positions = torch.arange(leaving.start, leaving.stop, dtype=torch.int32, device=device)
-        targets = self._targets(row, units, n)
-        pages = self.places.own_pages(row)
-        move(self.places.tiers[own.high], to_device(ring, device), pages, staged, going, targets, mass, positions, stay)
-        if stay is not None:
-            ids = self.places.tiers[own.high].together.token_ids
-            ids[pages[stay[0] // self.page], stay[0] % self.page] = (stay[1] + past).int()
+        end = first + UNIT * n
+        order = None
+        if piece is not None and piece.mass is not None and n:
+            ring = [self.places.slot_of(p) for p in range(first, min(end, past))]
+            mass = piece.mass[own.high_slots :][max(first - past, 0) : max(end - past, 0)]
+            mass = torch.cat((piece.mass[to_device(ring, mass.device)], mass))
+            order = torch.sort(mass, descending=True, stable=True).indices
+        stay = [] if piece is None else [p for p in range(past, tokens) if not first <= p < end]
+        index = 0 if piece is None else piece.span.first - past
+        places = self._targets(row, units, n)
         self.places.units[row] += n
         self.places.count(row)
+        return Change(self.places.own_page(row), first, places, past, index, order, stay)
 
-    def _targets(self, row: int, units: int, n: int) -> list[Target]:
-        """Where the next n units of a row go, the tier of most bits first."""
-        own, out = self.allocation, []
+    def _targets(self, row: int, units: int, n: int) -> list[tuple[int, int, int]]:
+        """Where the next n units of a row go: bits, page, unit of the page. The tier of most bits comes first."""
+        own, out, per = self.allocation, [], self.page // UNIT
         before, after = own.split(units), own.split(units + n)
         for b in sorted(own.tiers, reverse=True):
-            if after[b] == before[b]:
-                continue
             first = own.high_slots // UNIT if b == own.high else 0
-            at = [first + i for i in range(before[b], after[b])]
-            per = self.page // UNIT
+            at = range(first + before[b], first + after[b])
             pages = self.places.pages_at(row, b, [i // per for i in at])
-            where = to_device([pages, [i % per for i in at]], self.sizes.device)
-            out.append(Target(self.places.tiers[b], where[0], where[1]))
+            out += [(b, page, i % per) for page, i in zip(pages, at, strict=True)]
         return out
 
     def _empty_mass(self, span: Span) -> Tensor | None:
@@ -301,3 +319,5 @@ class BucketedCache(PagedRows):
             sizes = self.sizes
             shape = (sizes.layers, power_of_2(T), sizes.kv_heads, sizes.head_dim)
             self._k, self._v = (zeros(shape, torch.bfloat16, sizes.device) for _ in range(2))
+            self._each = torch.arange(shape[1], device=sizes.device)
+            self._zeros = torch.zeros_like(self._each)

@@ -7,12 +7,11 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from ...cuda.attention.tiers import UNIT, Tier
+from ...cuda.attention.tiers import UNIT, Layers, Tier
 from ...sizes import ceil_div
 from ..cache import CacheSizes
 from ..pages import PagePool, zeros
 from .allocation import Allocation
-from .moves import Layers, one_tier
 
 
 class Places:
@@ -90,20 +89,19 @@ class Places:
         own = self.allocation
         return position if position < own.sinks else own.sinks + (position - own.sinks) % own.ring
 
-    def slots_of(self, positions: Tensor) -> Tensor:
-        """As slot_of, of a tensor."""
-        own = self.allocation
-        return torch.where(positions < own.sinks, positions, own.sinks + (positions - own.sinks) % own.ring)
+    def own_page(self, row: int) -> int:
+        """The first page of the high tier that is the row's own; the others follow it."""
+        return 1 + row * self.high_pages
 
     def own_pages(self, row: int) -> Tensor:
         """Pages of the high tier that are the row's own, [n] int64."""
-        first = 1 + row * self.high_pages
+        first = self.own_page(row)
         return torch.arange(first, first + self.high_pages, device=self.sizes.device)
 
     def pages_at(self, row: int, bits: int, at: list[int]) -> list[int]:
         """The pages at these places of a row's table."""
         line = self._host_tables[bits][row]
-        return [int(line[i]) for i in at]
+        return line[at].tolist()  # type: ignore[no-any-return]
 
     def _first_page(self, bits: int) -> int:
         """Of a tier, the page before the first of its pool: rows' own pages come before."""
@@ -130,7 +128,7 @@ class Places:
         ids = torch.full((pages, page), -1, dtype=torch.int32, device=sizes.device)
         table, counts = self._tables[bits], self.counts[bits]
         each = [Tier(bits, payload[i], scales[i], ids, table, counts) for i in range(sizes.layers)]
-        return one_tier(each, payload, scales)
+        return Layers.of(each, payload, scales)
 
 
 def _parts(words: Tensor, lines: int, widths: dict[int, int]) -> tuple[dict[int, Tensor], dict[int, Tensor]]:

@@ -1,4 +1,4 @@
-"""Attention of prompts: bf16 among the tokens of a step, packed tiers for what came before. Plain torch."""
+"""Attention of prompts: bf16 among the tokens of a step, packed tiers for what came before."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ...choice import Family, Operator
+from ...cuda.attention import bucketed_prompt
+from ...cuda.attention.bucketed_prompt import Own
 from ...cuda.attention.tiers import Tier
 from .quantise import rotate
 from .reference import Partial, attend_bucket, merge
@@ -48,6 +51,45 @@ def attend_piece(
     return torch.cat(out)
 
 
+PROMPT: Operator[Tensor] = Operator(
+    "bucketed_prompt",
+    [
+        Family(
+            bucketed_prompt.NAME,
+            lambda device, q, at, own, which, k, v, past, row, q_scale: (
+                "it serves a packed past" if own is None or not past else None
+            ),
+            lambda q, at, own, which, k, v, past, row, q_scale: bucketed_prompt.launch(
+                q, at, own, which, len(k), past, row, q_scale
+            ),
+        )
+    ],
+    lambda q, at, own, which, k, v, past, row, q_scale: attend_piece(
+        q, rotate(q.float() * q_scale), at, k, v, past, torch.tensor([row], device=q.device)
+    ),
+)
+
+
+def prompt_attention(
+    q: Tensor,
+    at: Tensor,
+    own: Own | None,
+    which: int,
+    k: Tensor,
+    v: Tensor,
+    past: Sequence[Tier],
+    row: int,
+    q_scale: Tensor,
+) -> Tensor:
+    """See attend_piece.
+
+    Args:
+        own: the step's tokens as the kernel takes them, this piece being number `which`. None: no kernel serves.
+        q_scale: [D] fp32, what queries are multiplied by before they are rotated.
+    """
+    return PROMPT(q, at, own, which, k, v, past, row, q_scale)
+
+
 def _among(q: Tensor, at: Tensor, k: Tensor, v: Tensor) -> Partial:
     """q [n, heads, D] to the tokens of the step: [1, n, heads, ..]."""
     scores = _scores(q, k).masked_fill(at[:, None, None, None] < torch.arange(len(k), device=k.device), float("-inf"))
@@ -68,12 +110,13 @@ def observed(q: Tensor, turned: Tensor, k: Tensor, high: Tensor | None) -> Tenso
     among these tokens alone.
 
     Args:
-        q: [n, heads, D], all queries of the piece. turned: the same for packed keys. k: [n, kv_heads, D], its keys.
+        q: [n, heads, D], all queries of the piece. turned: the last QUERIES of them, for packed keys.
+        k: [n, kv_heads, D], its keys.
         high: [h, kv_heads, D], packed keys that came before. None: none.
     """
     m, last = len(k), q[-QUERIES:]
     index = torch.arange(m - len(last), m, device=q.device)
     scores = _scores(last, k).masked_fill(index[:, None, None, None] < torch.arange(m, device=q.device), float("-inf"))
     if high is not None:
-        scores = torch.cat((_scores(turned[-QUERIES:], high), scores), -1)
+        scores = torch.cat((_scores(turned, high), scores), -1)
     return scores.softmax(-1).sum((0, 1, 2))

@@ -1,0 +1,85 @@
+"""Tables of docs/kv.md from benchmarks/results: tables.py writes them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+RESULTS = Path(__file__).parent / "results"
+GOALS = {
+    "3.0 bits, mixed": ("8", "14", "12", "38", "24", "125", "1/4 of bf16"),
+    "8 bits": ("9", "18", "17", "72", "40", "255", ""),
+}
+
+
+def _rows(*rows: list[Any]) -> list[str]:
+    """Lines of a table, the first as its head."""
+    lines = ["| " + " | ".join(map(str, row)) + " |" for row in rows]
+    return [lines[0], "|---" * len(rows[0]) + "|", *lines[1:]]
+
+
+def _load(name: str) -> Any:
+    return json.loads((RESULTS / name).read_text())
+
+
+def _short(n: int) -> str:
+    return f"{n // 1024}k" if n >= 1024 else str(n)
+
+
+def _us(value: Any) -> str:
+    return f"{value:.1f}" if value < 100 else f"{value:.0f}"
+
+
+def attention() -> str:
+    """Microseconds of one query a row beside the goals, and the ratio to the packed bytes' floor."""
+    cases = [case for case in _load("kv_attention.json") if case.get("queries", 1) == 1]
+    lines = [["rows, tokens", *(f"{case['rows']}, {_short(case['tokens'])}" for case in cases)]]
+    lines += [[name, *(_us(case[key]) for case in cases)] for name, key in (("cuDNN, bf16", "cuDNN bf16"),)]
+    lines.append(["this package's bf16 kernel", *(_us(case["bf16 kernel"]) for case in cases)])
+    for name, goals in GOALS.items():
+        lines.append([name, *(_us(case[name]["us"]) for case in cases)])
+        lines.append(["goal", *goals])
+        lines.append(["ratio to the floor", *(f"{case[name]['us'] / case[name]['floor']:.2f}" for case in cases)])
+    return "\n".join(_rows(*lines)) + "\n"
+
+
+def queries() -> str:
+    """Microseconds of several queries a row."""
+    cases = [case for case in _load("kv_attention.json") if case.get("queries", 1) > 1]
+    head = ["queries", *(f"{case['queries']}: {case['rows']}, {_short(case['tokens'])}" for case in cases)]
+    return "\n".join(_rows(head, *([name, *(_us(case[name]["us"]) for case in cases)] for name in GOALS))) + "\n"
+
+
+def prompts() -> str:
+    """Microseconds of pieces of a prompt over a packed past."""
+    cases = _load("kv_prompts.json")
+    lines = [["piece, past", *(f"{_short(case['piece'])}, {_short(case['past'])}" for case in cases)]]
+    lines.append(["this package's bf16 kernel", *(_us(case["bf16 kernel"]) for case in cases)])
+    lines += [[name, *(_us(case[name]["us"]) for case in cases)] for name in GOALS]
+    return "\n".join(_rows(*lines)) + "\n"
+
+
+def steps() -> str:
+    """Milliseconds of decode steps of the whole model, and the memory that they take."""
+    data = _load("qwen3_kv.json")
+    lines: list[list[Any]] = [["rows, tokens", "cache", "ms a step", "tokens/s", "cache, GiB", "peak, GiB"]]
+    best: dict[tuple[Any, ...], dict[str, Any]] = {}
+    for case in data["cases"]:
+        key = case["rows"], case["tokens"], case["kv"], case["bits"]
+        if key not in best or case["step_s"] < best[key]["step_s"]:
+            best[key] = case
+    for case in best.values():
+        cache = "bf16" if case["bits"] is None else f"{case['bits']:g} bits"
+        lines.append(
+            [
+                f"{case['rows']}, {case['tokens']:,}" + (", drawn" if case["from"] == "drawn" else ""),
+                cache,
+                f"{case['step_s'] * 1e3:.2f}",
+                f"{case['rows'] / case['step_s']:,.0f}",
+                f"{case['cache_bytes'] / 2**30:.1f}",
+                f"{case['peak_bytes'] / 2**30:.1f}",
+            ]
+        )
+    where = f"{data['machine']['name']}, torch {data['versions']['torch']}, {data['layers']} layers."
+    return "\n".join([*_rows(*lines), "", where]) + "\n"
