@@ -18,11 +18,12 @@
 #include "combine/peers.cuh"
 #endif
 
+// Of one launch. Local: a rank of it, defined by the kernel.
 struct Call : Link {
     u64 heaps[32];
     Local local[8];
     u64 timeout;  // nanoseconds
-    int H, T_max, slots, unused;
+    int H, T_max, slots, K, E, unused;  // K, E: of dispatch
 };
 
 // The whole warp: name the rank that stopped, to every rank. peer: the one that this warp waits for.
