@@ -89,7 +89,7 @@ class TestOnGpus:
             {"sms": 1},
             {"sms": 7},
             {"channels": 2},
-            {"bulk": True, "slots": 1, "send_rows": 1},
+            {"bulk": True, "slots": 1, "send_rows": 3},
             {"bulk": True, "stages": 1},
             {"overlap": True},
         ],

@@ -6,13 +6,106 @@ from collections.abc import Sequence
 
 import torch
 
+from delivered import delivered
+from ttnn_moe.contract import Placement
 from ttnn_moe.cuda.combine import peers
+from ttnn_moe.cuda.combine.kernel import RankKernel, RingPlan
 from ttnn_moe.cuda.combine.rank_combine import Plan, RankCombine, Stopped, pointers, stopped
+from ttnn_moe.cuda.combine.rank_dispatch import DispatchPlan, RankDispatch, Received
 from ttnn_moe.parallel.hierarchical import Nodes, tree_sum
+from ttnn_moe.parallel.hierarchical.nodes import rank_masks
 
 
-class GpuRanks:
-    """All ranks, with inputs. gpu_of: of each rank. absent: ranks that do not launch."""
+class OnGpus:
+    """Heaps of all ranks, and what launches them. gpu_of: of each rank. absent: ranks that do not launch."""
+
+    def __init__(self, plan: RingPlan, gpu_of: Sequence[int], absent: Sequence[int], first: int):
+        self.gpu_of, self.runs = list(gpu_of) or [0] * plan.R, list[RankKernel]()
+        gpus = sorted(set(self.gpu_of))
+        self.heaps = [torch.zeros(plan.heap, dtype=torch.uint8, device=f"cuda:{gpu}") for gpu in self.gpu_of]
+        if first:
+            rings = (plan.intra + 1) * plan.inter * plan.sms * plan.W
+            for heap in self.heaps:
+                heap[256 : 256 + 72 * rings].view(torch.int32).fill_(first)
+        if len(gpus) > 1:
+            peers.enable(gpus)
+        self.addresses = [heap.data_ptr() for heap in self.heaps]
+        here = {gpu: [r for r in range(plan.R) if self.gpu_of[r] == gpu and r not in absent] for gpu in gpus}
+        self.ranks_of = {gpu: ranks for gpu, ranks in here.items() if ranks}
+
+    def launch(self) -> None:
+        for run in self.runs:
+            with torch.cuda.device(run.device):
+                run.launch()
+
+    def synchronize(self) -> None:
+        for gpu in set(self.gpu_of):
+            torch.cuda.synchronize(gpu)
+
+    def reports(self) -> list[Stopped | None]:
+        return [stopped(heap) for heap in self.heaps]
+
+
+class DispatchOnGpus(OnGpus):
+    """All ranks of a dispatch, with inputs. E: experts, of which ids name some, and -1, and too large ones."""
+
+    def __init__(
+        self,
+        plan: DispatchPlan,
+        tokens: Sequence[int],
+        gpu_of: Sequence[int] = (),
+        timeout: float = 5.0,
+        absent: Sequence[int] = (),
+        first: int = 0,
+        each: int = 2,
+    ):
+        super().__init__(plan, gpu_of, absent, first)
+        self.plan, R = plan, plan.R
+        E, g = each * R, torch.Generator().manual_seed(11)
+        self.placement = Placement.from_mapping(torch.randperm(E, generator=g).view(R, each).tolist())
+        self.origins = []
+        for T in tokens:
+            ids = torch.randint(-1, E + 1, (T, plan.K), generator=g, dtype=torch.int32)
+            hidden, weights = torch.randn(T, plan.H, generator=g).to(plan.dtype), torch.rand(T, plan.K, generator=g)
+            self.origins.append((hidden, ids, weights))
+        self.received: dict[int, Received] = {}
+        self.keep: list[object] = []
+        for gpu, ranks in self.ranks_of.items():
+            run = RankDispatch(plan, self.placement, gpu, ranks, self.addresses, timeout)
+            self.runs.append(run)
+            for n, rank in enumerate(ranks):
+                device = f"cuda:{gpu}"
+                inputs = [one.to(device) for one in (*self.origins[rank], torch.tensor([tokens[rank]]).int())]
+                self.received[rank] = Received.empty(plan, device)
+                run.bind(n, *inputs, self.received[rank])
+                self.keep.append(inputs)
+        self.poison()
+        self.synchronize()
+
+    def poison(self) -> None:
+        for received in self.received.values():
+            for tensor in vars(received).values():
+                tensor.view(torch.uint8).fill_(0xA5)
+
+    def wrong(self) -> list[tuple[int, str]]:
+        """(rank, tensor) that are not the oracle's, bit for bit."""
+        found: list[tuple[int, str]] = []
+        masks = [rank_masks(ids, self.placement) for _, ids, _ in self.origins]
+        for rank, received in self.received.items():
+            rows, ids, weights = delivered(self.origins, self.placement, rank)
+            A = len(rows)
+            want = [rows, ids, weights, *pointers(masks, self.plan.T, rank), torch.tensor([A]).int()]
+            names = ("rows", "ids", "weights", "masks", "row_of", "tokens", "A")
+            for name, one in zip(names, want, strict=True):
+                got = getattr(received, name).cpu()
+                got = got[:A] if name in names[:3] else got
+                if not torch.equal(got, one):
+                    found.append((rank, name))
+        return found
+
+
+class GpuRanks(OnGpus):
+    """All ranks of a combine, with inputs."""
 
     def __init__(
         self,
@@ -24,17 +117,8 @@ class GpuRanks:
         absent: Sequence[int] = (),
         first: int = 0,
     ):
+        super().__init__(plan, gpu_of, absent, first)
         self.plan, self.tokens, self.biases = plan, tokens, biases
-        self.gpu_of = list(gpu_of) or [0] * plan.R
-        gpus = sorted(set(self.gpu_of))
-        self.heaps = [torch.zeros(plan.heap, dtype=torch.uint8, device=f"cuda:{gpu}") for gpu in self.gpu_of]
-        if first:
-            rings = (plan.intra + 1) * plan.inter * plan.sms * plan.W
-            for heap in self.heaps:
-                heap[256 : 256 + 72 * rings].view(torch.int32).fill_(first)
-        if len(gpus) > 1:
-            peers.enable(gpus)
-        addresses = [heap.data_ptr() for heap in self.heaps]
         g = torch.Generator().manual_seed(7)
         R, H = plan.R, plan.H
         self.masks = [torch.randint(0, 1 << R, (T,), generator=g) for T in tokens]
@@ -43,14 +127,11 @@ class GpuRanks:
         self.added = [torch.randn(2, T, H, generator=g).to(plan.dtype) for T in tokens]
         self.outs: list[torch.Tensor] = []
         self.keep: list[object] = []
-        self.runs: list[RankCombine] = []
-        for gpu in gpus:
-            ranks = [rank for rank in range(R) if self.gpu_of[rank] == gpu and rank not in absent]
-            if ranks:
-                self.runs.append(RankCombine(plan, gpu, ranks, addresses, timeout))
-        for run in self.runs:
-            for n, rank in enumerate(run.ranks):
-                self._bind(run, n, rank, f"cuda:{run.device}")
+        for gpu, ranks in self.ranks_of.items():
+            run = RankCombine(plan, gpu, ranks, self.addresses, timeout)
+            self.runs.append(run)
+            for n, rank in enumerate(ranks):
+                self._bind(run, n, rank, f"cuda:{gpu}")
         self.synchronize()
 
     def _bind(self, run: RankCombine, n: int, rank: int, device: str) -> None:
@@ -62,15 +143,6 @@ class GpuRanks:
         run.bind(n, *tensors)
         self.outs.append(out)
         self.keep.append(tensors)
-
-    def launch(self) -> None:
-        for run in self.runs:
-            with torch.cuda.device(run.device):
-                run.launch()
-
-    def synchronize(self) -> None:
-        for gpu in set(self.gpu_of):
-            torch.cuda.synchronize(gpu)
 
     def poison(self) -> None:
         for out in self.outs:
@@ -87,6 +159,3 @@ class GpuRanks:
                 tree_sum(part, mask, nodes, rank, self.plan.wire, self.added[rank] if self.biases else ()),
             )
         ]
-
-    def reports(self) -> list[Stopped | None]:
-        return [stopped(heap) for heap in self.heaps]
