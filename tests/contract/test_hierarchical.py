@@ -38,7 +38,9 @@ def check(case: Case, results: list) -> None:
         for out in result["outs"]:
             assert torch.equal(out, want)
         want_sent = delivered([case.inputs(c) for c in range(len(case.tokens))], case.placement, rank)
-        assert all(torch.equal(got, one) for got, one in zip((sent.rows, sent.ids, sent.weights), want_sent, strict=True))
+        assert all(
+            torch.equal(got, one) for got, one in zip((sent.rows, sent.ids, sent.weights), want_sent, strict=True)
+        )
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)

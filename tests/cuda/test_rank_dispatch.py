@@ -1,4 +1,4 @@
-"""Dispatch of ranks on GPUs: virtual ranks on one GPU, ranks on several; equal to the protocol's dispatch bit for bit."""
+"""Dispatch of ranks on GPUs: virtual ranks on one GPU, ranks on several; bit for bit what the protocol delivers."""
 
 from __future__ import annotations
 

@@ -75,7 +75,8 @@ class DispatchOnGpus(OnGpus):
             self.runs.append(run)
             for n, rank in enumerate(ranks):
                 device = f"cuda:{gpu}"
-                inputs = [one.to(device) for one in (*self.origins[rank], torch.tensor([tokens[rank]]).int())]
+                hidden, ids, weights = (one.to(device) for one in self.origins[rank])
+                inputs = hidden, ids, weights, torch.tensor([tokens[rank]], dtype=torch.int32, device=device)
                 self.received[rank] = Received.empty(plan, device)
                 run.bind(n, *inputs, self.received[rank])
                 self.keep.append(inputs)
@@ -156,6 +157,6 @@ class GpuRanks(OnGpus):
             for rank, (part, mask) in enumerate(zip(self.parts, self.masks, strict=True))
             if not torch.equal(
                 self.outs[rank].cpu(),
-                tree_sum(part, mask, nodes, rank, self.plan.wire, self.added[rank] if self.biases else ()),
+                tree_sum(part, mask, nodes, rank, self.plan.wire, list(self.added[rank]) if self.biases else ()),
             )
         ]

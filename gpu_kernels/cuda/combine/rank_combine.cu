@@ -130,12 +130,14 @@ __device__ void Warp::send() {
             carrier.fetch(reinterpret_cast<const void*>(address_of_lane(from, s)));
             const u32 item = __shfl_sync(ALL, sends.items, s);
             const u32 want = item + 1 - g.call.slots;
+            bool may = true;
             if (!reached(__shfl_sync(ALL, freed, s), want)) {
                 sends.settle<0>();  // before any wait: a peer may need it to free the slot
-                if (!g.wait(lane == s, g.head(g.rank, back), want, forwarder, SENDER)) return;
+                may = g.wait(lane == s, g.head(g.rank, back), want, forwarder, SENDER);
                 if (lane == s) freed = load_relaxed_sys(g.head(g.rank, back));
             }
             carrier.arrive();
+            if (!may) return;
             carrier.put(g.data(__shfl_sync(ALL, forwarder, s), __shfl_sync(ALL, ring, s), item));
             carrier.commit();
             sends.sent(lane == s);
@@ -264,6 +266,7 @@ extern "C" __global__ void __launch_bounds__((ROLES * CHANNELS + 1) * 32, 1)
     } else {
         work.send();
     }
+    work.carrier.settle<0>();
     __syncwarp();
     __threadfence_block();
     if (lane == 0) atomicSub(&shared.left, 1u);

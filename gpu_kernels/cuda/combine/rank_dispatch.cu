@@ -296,8 +296,9 @@ __device__ void Warp::send() {
         }
         part = part_of(t + g.C);
         if (!targets) continue;
-        if (!credit(sends, wants, head, freed, r, SENDER)) return;
+        const bool may = credit(sends, wants, head, freed, r, SENDER);
         carrier.arrive();
+        if (!may) return;
         for (u32 todo = targets; todo; todo &= todo - 1) {
             const int s = __ffs(todo) - 1;
             unsigned char* to = g.data(s, __shfl_sync(ALL, ring, s), __shfl_sync(ALL, sends.items, s));
@@ -342,8 +343,9 @@ __device__ void Warp::forward(const Found& found) {
             sends.settle<SEND_ROWS - 1>();
             carrier.fetch(slot);
             const bool wants = out && n_of == n && here >> la & 1;
-            if (!credit(sends, wants, head, freed, peer, FORWARDER)) return;
+            const bool may = credit(sends, wants, head, freed, peer, FORWARDER);
             carrier.arrive();
+            if (!may) return;
             const int* ids = ids_of(slot);
             const float* weights = reinterpret_cast<const float*>(ids + K);
             for (u32 targets = __ballot_sync(ALL, wants); targets; targets &= targets - 1) {
@@ -404,7 +406,6 @@ __device__ void Warp::receive(const Found& found) {
             if (lane == s && s != g.rank) counts[entry] = ++got;
         }
     }
-    carrier.settle<0>();
 }
 
 extern "C" __global__ void __launch_bounds__((ROLES * CHANNELS + 1) * 32, 1)
@@ -466,6 +467,7 @@ extern "C" __global__ void __launch_bounds__((ROLES * CHANNELS + 1) * 32, 1)
     } else {
         work.send();
     }
+    work.carrier.settle<0>();
     __syncwarp();
     __threadfence_block();
     if (lane == 0) atomicSub(&shared.left, 1u);
