@@ -4,8 +4,8 @@
 
 A process each GPU; ranks share GPUs evenly (--ranks a GPU). Every token has a row on every rank, the most that travels.
 A time is a call inside a CUDA graph of 20, the slowest GPU's, the median of the replays. GB/s count the bytes of rows
-that one GPU sends to others. A time stands only behind the gate: 20 calls, each equal to the oracle bit for bit. A dispatch
-includes the exchange of its masks.
+that one GPU sends to others. A time stands only behind the gate: 20 calls, each equal to the oracle bit for bit. A
+dispatch includes the exchange of its masks.
 """
 
 from __future__ import annotations

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from ...errors import ContractError
-from ...parallel.hierarchical.nodes import Nodes
 from ..device import gpu
 from ..jit import load
 from ..jit.spec import Spec
@@ -65,9 +64,10 @@ class RingPlan:
     kernel: ClassVar[str]
 
     def __post_init__(self) -> None:
-        nodes = Nodes(self.inter, self.intra)
-        if nodes.R > MOST_RANKS:
-            raise ContractError("unsupported topology", got=f"{self.inter} x {self.intra}", expected="up to 32 ranks")
+        if not (1 <= self.inter <= 8 and 1 <= self.intra <= 8 and self.R <= MOST_RANKS):
+            raise ContractError(
+                "unsupported topology", got=f"{self.inter} x {self.intra}", expected="1 .. 8 each, up to 32 ranks"
+            )
         if self.H < 8 or self.H % 8:
             raise ContractError("H does not fit vector copies", got=self.H, expected="a positive multiple of 8")
         if self.slots < 1 or self.slots & (self.slots - 1):
