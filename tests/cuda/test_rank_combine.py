@@ -39,6 +39,7 @@ def test_a_plan_refuses_what_no_kernel_takes() -> None:
     for wrong in (
         {"inter": 8, "intra": 8},
         {"H": 12},
+        {"T": 0},
         {"slots": 3},
         {"wire": F16},
         {"dtype": F32},

@@ -37,7 +37,9 @@ def test_nvrtc_compiles_it(arch: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"K": 0}, {"H": 12}, {"slots": 3}, {"dtype": torch.float32}, {"T": 1 << 20}, {"send_rows": 9}], ids=str
+    "wrong",
+    [{"K": 0}, {"H": 12}, {"T": 0}, {"slots": 3}, {"dtype": torch.float32}, {"T": 1 << 20}, {"send_rows": 9}],
+    ids=str,
 )
 def test_a_plan_refuses_what_no_kernel_takes(wrong: dict) -> None:
     with pytest.raises(ContractError):

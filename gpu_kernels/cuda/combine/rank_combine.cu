@@ -71,6 +71,10 @@ struct Warp {
     volatile u32 *counts, *puts;  // [RINGS] of the channel, in Shared
     Pipe pipe;                    // of a role that sums
     Carrier carrier;              // of a sender
+    // this lane's rank c, the mask and the row of its first token, and its T: loaded before the block begins
+    const int c;
+    u64 mask;
+    int row, T_of;
 
     __device__ u64 address_of_lane(const void* pointer, int from) const {
         return __shfl_sync(ALL, reinterpret_cast<u64>(pointer), from);
@@ -110,11 +114,10 @@ struct Warp {
 
 __device__ void Warp::send() {
     // lane c: the stream to rank c, through the rank of this node with c's local index
-    const int c = lane < R ? lane : 0, far = c / R_INTRA, other = c % R_INTRA;
+    const int far = c / R_INTRA, other = c % R_INTRA;
     const bool some = lane < R && other != g.local;
-    u64 mask = mask_of(c, ch);
-    int row = row_of(c, ch), number = 0;
-    const int T = some ? own.T[c] : 0, ring = g.inside(g.local, far, ch), back = g.inside(other, far, ch);
+    int number = 0;
+    const int T = some ? T_of : 0, ring = g.inside(g.local, far, ch), back = g.inside(other, far, ch);
     Sends<Carrier> sends(carrier, puts + entry_inside(other, far), some);
     u32 freed = some ? load_relaxed_sys(g.head(g.rank, back)) : 0;
     const int most = __reduce_max_sync(ALL, T), forwarder = g.node * R_INTRA + other;
@@ -148,11 +151,10 @@ __device__ void Warp::send() {
 
 __device__ void Warp::forward() {
     // lane n: the stream to rank (n, local). lane r: rank r of this node as a source
-    const int far = lane < R_INTER ? lane : 0, c = far * R_INTRA + g.local;
+    const int far = c / R_INTRA;
     const bool some = lane < R_INTER && far != g.node;
-    u64 mask = mask_of(c, ch);
-    int row = row_of(c, ch), number = 0;
-    const int T = some ? own.T[c] : 0;
+    int number = 0;
+    const int T = some ? T_of : 0;
     u32 items = some ? puts[entry_between(far)] : 0;
     const int most = __reduce_max_sync(ALL, T), la = lane - g.node * R_INTRA;
     for (int t = ch; t < most; t += g.C) {
@@ -188,9 +190,7 @@ __device__ void Warp::forward() {
 __device__ void Warp::receive() {
     // lane r: rank r as a source: of rows in this node, of its node's partial where it has this local index
     const int r = lane < R ? lane : 0, n_of = r / R_INTRA, la_of = r % R_INTRA;
-    u64 mask = mask_of(g.rank, ch);
-    int row = row_of(g.rank, ch);
-    const int T = own.T[g.rank];
+    const int T = T_of;
     const bool inside = lane < R && n_of == g.node, partial = lane < R && n_of != g.node && la_of == g.local;
     const int entry = inside ? entry_inside(la_of, g.node) : entry_between(n_of);
     const int ring = entry * g.C + ch;
@@ -244,6 +244,11 @@ extern "C" __global__ void __launch_bounds__((ROLES * CHANNELS + 1) * 32, 1)
     carrier.vectors = call.H / 8;
 #endif
     wait_for_predecessor();
+    const int c = role == 0 ? g.rank : FORWARDERS && role == 1 ? (lane < R_INTER ? lane : 0) * R_INTRA + g.local
+                                                               : lane < R ? lane : 0;
+    const u64 of = static_cast<u64>(c) * call.T_max + min(first + w, call.T_max - 1);
+    const u64 mask = own.masks[of];
+    const int row_of = own.rows[of], T_of = own.T[c];
     if (threadIdx.x == 0) {
         shared.left = ROLES * CHANNELS;
         dead = g.aborted();
@@ -258,7 +263,7 @@ extern "C" __global__ void __launch_bounds__((ROLES * CHANNELS + 1) * 32, 1)
         coordinate(g, shared);
         return;
     }
-    Warp work{g, own, first + w, w, lane, call.H, call.H / 8, shared.read + w * RINGS, shared.put + w * RINGS, pipe, carrier};
+    Warp work{g, own, first + w, w, lane, call.H, call.H / 8, shared.read + w * RINGS, shared.put + w * RINGS, pipe, carrier, c, mask, row_of, T_of};
     if (role == 0) {
         work.receive();
     } else if (FORWARDERS && role == 1) {

@@ -68,8 +68,12 @@ class RingPlan:
             raise ContractError(
                 "unsupported topology", got=f"{self.inter} x {self.intra}", expected="1 .. 8 each, up to 32 ranks"
             )
-        if self.H < 8 or self.H % 8:
-            raise ContractError("H does not fit vector copies", got=self.H, expected="a positive multiple of 8")
+        if self.H < 8 or self.H % 8 or self.T < 1:
+            raise ContractError(
+                "sizes do not fit vector copies",
+                got=f"H={self.H}, T={self.T}",
+                expected="H a positive multiple of 8, and a token",
+            )
         if self.slots < 1 or self.slots & (self.slots - 1):
             raise ContractError("slots of a ring are not a power of two", got=self.slots, expected="1, 2, 4, ...")
         if self.dtype not in (torch.bfloat16, torch.float16):
