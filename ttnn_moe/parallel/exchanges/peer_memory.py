@@ -111,7 +111,7 @@ def _plans(problem: Problem, topology: Topology) -> tuple[DispatchPlan, Plan]:
         raise ContractError(
             "the nodes are not those of this group", got=f"{nodes.R} ranks", expected=f"{topology.placement.D}"
         )
-    fast = gpu().capability[0] >= 9
+    fast = torch.cuda.is_available() and gpu().capability[0] >= 9
     where = nodes.inter, nodes.intra, problem.H, max(problem.T, 1), problem.dtype, SMS, 8
     dispatch = DispatchPlan(*where, bulk=fast, overlap=fast, K=problem.K)
     return dispatch, Plan(*where, bulk=fast, overlap=fast, wire=problem.dtype)
