@@ -24,6 +24,7 @@ import torch.distributed._symmetric_memory as symmetric
 
 from ttnn_moe.contract import Placement
 from ttnn_moe.cuda.combine.kernel import RankKernel, RingPlan, stopped
+from ttnn_moe.cuda.combine.node import NodeCombine, NodeCombinePlan, NodeDispatch, NodeDispatchPlan, rows_at
 from ttnn_moe.cuda.combine.rank_combine import Plan, RankCombine, pointers
 from ttnn_moe.cuda.combine.rank_dispatch import DispatchPlan, RankDispatch, Received
 from ttnn_moe.parallel.exchanges.exchange import world_of
@@ -39,12 +40,16 @@ DEFAULT = [
 ]
 
 
+PLANS = {"combine": Plan, "dispatch": DispatchPlan, "node_combine": NodeCombinePlan, "node_dispatch": NodeDispatchPlan}
+"""By op: through rings; or in one node, in place."""
+
+
 @dataclass
 class Result:
     """One line.
 
     Attributes:
-        op: combine or dispatch. us: of a call. gb: GB/s to other GPUs.
+        op: see PLANS. us: of a call. gb: GB/s to other GPUs.
         nccl_us, nccl_gb: all_to_all_single of the same rows, without a sum.
     """
 
@@ -111,6 +116,9 @@ class Ranks:
         for _ in range(repeats):
             for out in self.outs:
                 out.view(torch.uint8).fill_(0xA5)
+            # a peer's launch writes into these
+            torch.cuda.synchronize()
+            dist.barrier()
             self.call.launch()
             good &= all(torch.equal(out[: len(one)], one) for out, one in zip(self.outs, self.want, strict=True))
         report = stopped(self.memory)
@@ -122,41 +130,65 @@ class Ranks:
 
 
 class CombineRanks(Ranks):
-    def __init__(self, plan: Plan, each: int):
+    def __init__(self, plan: Plan | NodeCombinePlan, each: int):
         super().__init__(plan, each)
-        self.call = call = RankCombine(plan, self.gpu, self.ranks, self.heaps, timeout=2.0)
+        call: RankCombine | NodeCombine
+        if isinstance(plan, NodeCombinePlan):
+            call, wire = NodeCombine(plan, self.gpu, self.ranks, self.heaps, timeout=2.0), plan.dtype
+        else:
+            call, wire = RankCombine(plan, self.gpu, self.ranks, self.heaps, timeout=2.0), plan.wire
+        self.call = call
         full = torch.full((plan.T,), (1 << plan.R) - 1, device="cuda")
-        nodes, self.keep = Nodes(plan.inter, plan.intra), []
+        nodes, self.keep = Nodes(plan.inter, plan.intra), list[object]()
         for n, rank in enumerate(self.ranks):
             # a rank's row of token t of rank c is the same on every machine
             x = torch.cat([rows_of(c, rank, plan) for c in range(plan.R)])
             out = torch.empty(plan.T, plan.H, dtype=plan.dtype, device="cuda")
-            tensors = x, *pointers([full] * plan.R, plan.T, rank), out
-            call.bind(n, *tensors)
-            self.keep.append(tensors)
+            masks, rows, T = pointers([full] * plan.R, plan.T, rank)
+            if isinstance(call, NodeCombine):
+                where = rows_at([full] * plan.R, plan.T, rank)
+                call.plan.rows(self.memory[n * plan.heap :])[:] = x
+                call.bind(n, where, T, out)
+                self.keep.append((where, T))
+            else:
+                call.bind(n, x, masks, rows, T, out)
+                self.keep.append((x, masks, rows, T))
             self.outs.append(out)
-            rows = torch.stack([rows_of(rank, r, plan) for r in range(plan.R)])
-            self.want.append(tree_sum(rows, full, nodes, rank, plan.wire))
+            stacked = torch.stack([rows_of(rank, r, plan) for r in range(plan.R)])
+            self.want.append(tree_sum(stacked, full, nodes, rank, wire))
+        torch.cuda.synchronize()
+        dist.barrier()
 
 
 class DispatchRanks(Ranks):
-    def __init__(self, plan: DispatchPlan, each: int):
+    def __init__(self, plan: DispatchPlan | NodeDispatchPlan, each: int):
         super().__init__(plan, each)
-        placement, self.keep = Placement.uniform(16 * plan.R, plan.R), []
-        self.call = call = RankDispatch(plan, placement, self.gpu, self.ranks, self.heaps, timeout=2.0)
+        placement, self.keep = Placement.uniform(16 * plan.R, plan.R), list[object]()
+        call: RankDispatch | NodeDispatch
+        if isinstance(plan, NodeDispatchPlan):
+            call = NodeDispatch(plan, placement, self.gpu, self.ranks, self.heaps, timeout=2.0)
+        else:
+            call = RankDispatch(plan, placement, self.gpu, self.ranks, self.heaps, timeout=2.0)
+        self.call = call
         g = torch.Generator("cuda").manual_seed(5)
         # each token has an expert on every rank
         first = torch.arange(plan.K, device="cuda") % plan.R * 16
         ids = [(first + torch.randint(16, (plan.T, plan.K), generator=g, device="cuda")).int() for _ in range(plan.R)]
         weights = [torch.rand(plan.T, plan.K, generator=g, device="cuda") for _ in range(plan.R)]
         for n, rank in enumerate(self.ranks):
-            into = Received.empty(plan, "cuda")
             count = torch.tensor([plan.T], dtype=torch.int32, device="cuda")
             tensors = rows_of(rank, rank, plan), ids[rank], weights[rank], count
-            call.bind(n, *tensors, into)
-            self.keep.append(tensors)
+            if isinstance(call, NodeDispatch):
+                where = torch.empty(plan.R, plan.T, dtype=torch.int32, device="cuda")
+                call.bind(n, *tensors, where, torch.empty_like(count))
+                self.outs += call.plan.rows(self.memory[n * plan.heap :])
+                self.keep.append((tensors, where))
+            else:
+                into = Received.empty(call.plan, "cuda")
+                call.bind(n, *tensors, into)
+                self.outs += [into.rows, into.ids, into.weights]
+                self.keep.append((tensors, into))
             local = placement.local_of(rank).cuda()
-            self.outs += [into.rows, into.ids, into.weights]
             self.want += [torch.cat([rows_of(c, c, plan) for c in range(plan.R)])]
             self.want += [local[torch.cat(ids).long()], torch.cat(weights)]
 
@@ -185,8 +217,7 @@ def process(gpu: int, gpus: int, options: argparse.Namespace) -> None:
             fields = json.loads(variant)
             if size not in fields.pop("sizes", options.sizes):
                 continue
-            kind = DispatchPlan if fields.pop("op", "combine") == "dispatch" else Plan
-            plan = kind(options.inter, R // options.inter, H, T, **fields)
+            plan = PLANS[fields.pop("op", "combine")](options.inter, R // options.inter, H, T, **fields)
             found.append(measure(plan, gpus, options, beside, json.dumps(fields)))
             if gpu == 0:
                 print(*asdict(found[-1]).values(), flush=True)
@@ -201,11 +232,12 @@ def process(gpu: int, gpus: int, options: argparse.Namespace) -> None:
 def measure(plan: RingPlan, gpus: int, options: argparse.Namespace, beside: float, variant: str) -> Result:
     each = options.ranks
     ranks: Ranks
-    if isinstance(plan, DispatchPlan):
-        op, wire, ranks = "dispatch", plan.dtype, DispatchRanks(plan, each)
+    op = next(name for name, kind in PLANS.items() if type(plan) is kind)
+    if isinstance(plan, DispatchPlan | NodeDispatchPlan):
+        wire, ranks = plan.dtype, DispatchRanks(plan, each)
     else:
-        assert isinstance(plan, Plan)
-        op, wire, ranks = "combine", plan.wire, CombineRanks(plan, each)
+        assert isinstance(plan, Plan | NodeCombinePlan)
+        wire, ranks = plan.wire if isinstance(plan, Plan) else plan.dtype, CombineRanks(plan, each)
     right = ranks.right(options.repeats)
     us = timed(ranks.call.launch) if right else float("nan")
     # rows that leave a GPU: to ranks of a node elsewhere; to other nodes, or partials from them

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from ttnn_moe.contract import Placement
+from ttnn_moe.cuda.combine.node import NodeDispatchPlan
 from ttnn_moe.cuda.combine.rank_dispatch import DispatchPlan, RankDispatch
 from ttnn_moe.cuda.jit import build
 from ttnn_moe.errors import ContractError
@@ -25,14 +26,20 @@ PLANS = {
     "4 x 2, fp16": (DispatchPlan(4, 2, 8, 70, F16, sms=4, slots=1, K=2), (70, 3, 0, 55, 1, 69, 64, 7)),
     "1 x 8": (DispatchPlan(1, 8, 520, 40, sms=4, K=2), ODD),
     "8 x 1": (DispatchPlan(8, 1, 2048, 40, sms=4, K=2), ODD),
+    "node, 1": (NodeDispatchPlan(1, 1, 64, 9, sms=2, K=3), (9,)),
+    "node, 2": (NodeDispatchPlan(1, 2, 2048, 200, sms=4, K=40), (200, 77)),
+    "node, 2, H 7168": (NodeDispatchPlan(1, 2, 7168, 500, sms=8), (500, 499)),
+    "node, 4, fp16": (NodeDispatchPlan(1, 4, 8, 70, F16, sms=3, K=1), (60, 0, 31, 5)),
+    "node, 8": (NodeDispatchPlan(1, 8, 520, 40, sms=4, K=3), ODD),
     "nobody has a token": (DispatchPlan(2, 2, 64, 4, sms=2), (0, 0, 0, 0)),
 }
 
 
 @pytest.mark.skipif(build.why_not() is not None, reason=str(build.why_not()))
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
-def test_nvrtc_compiles_it(arch: str) -> None:
-    plan = replace(PLANS["2 x 4"][0], bulk=arch == "sm_90a")
+@pytest.mark.parametrize("case", ["2 x 4", "node, 8"])
+def test_nvrtc_compiles_it(arch: str, case: str) -> None:
+    plan = replace(PLANS[case][0], bulk=arch == "sm_90a")
     assert build.compile_spec(plan.spec(arch))[:4] == b"\x7fELF"
 
 
@@ -86,8 +93,9 @@ class TestOnGpus:
         ranks.synchronize()
         assert ranks.wrong() == []
 
-    def test_twenty_replays_of_a_graph_across_the_wrap_of_the_counters(self) -> None:
-        plan, tokens = PLANS["2 x 4"]
+    @pytest.mark.parametrize("case", ["2 x 4", "node, 8"])
+    def test_twenty_replays_of_a_graph_across_the_wrap_of_the_counters(self, case: str) -> None:
+        plan, tokens = PLANS[case]
         if torch.cuda.get_device_capability() >= (9, 0):
             plan = replace(plan, bulk=True, overlap=True)
         ranks = _ranks(plan, tokens, first=-3)
@@ -103,8 +111,9 @@ class TestOnGpus:
             assert ranks.wrong() == []
 
     @pytest.mark.parametrize("rank", [0, 3, 6])
-    def test_an_absent_rank_is_named(self, rank: int) -> None:
-        plan, tokens = PLANS["2 x 4"]
+    @pytest.mark.parametrize("case", ["2 x 4", "node, 8"])
+    def test_an_absent_rank_is_named(self, rank: int, case: str) -> None:
+        plan, tokens = PLANS[case]
         ranks = _ranks(plan, tokens, timeout=0.05, absent=[rank])
         ranks.launch()
         ranks.synchronize()
@@ -117,9 +126,10 @@ class TestOnGpus:
         assert ranks.reports() == reports
 
     @pytest.mark.parametrize("rank", [0, 5])
-    def test_a_rank_that_stalls_is_named(self, rank: int) -> None:
-        plan, _ = PLANS["2 x 4"]
-        ranks = _ranks(replace(plan, stalls=rank, sms=1, channels=2, slots=1), (60,) * 8, timeout=0.05)
+    @pytest.mark.parametrize("case", ["2 x 4", "node, 8"])
+    def test_a_rank_that_stalls_is_named(self, rank: int, case: str) -> None:
+        plan = replace(PLANS[case][0], stalls=rank, sms=1, channels=2, slots=1)
+        ranks = _ranks(plan, (plan.T,) * 8, timeout=0.05)
         ranks.launch()
         ranks.synchronize()
         assert {report.peer if report else None for report in ranks.reports()} == {rank}

@@ -10,6 +10,7 @@ from delivered import delivered
 from ttnn_moe.contract import Placement
 from ttnn_moe.cuda.combine import peers
 from ttnn_moe.cuda.combine.kernel import RankKernel, RingPlan
+from ttnn_moe.cuda.combine.node import NodeCombine, NodeCombinePlan, NodeDispatch, NodeDispatchPlan, rows_at
 from ttnn_moe.cuda.combine.rank_combine import Plan, RankCombine, Stopped, pointers, stopped
 from ttnn_moe.cuda.combine.rank_dispatch import DispatchPlan, RankDispatch, Received
 from ttnn_moe.parallel.hierarchical import Nodes, tree_sum
@@ -23,7 +24,7 @@ class OnGpus:
         self.gpu_of, self.runs = list(gpu_of) or [0] * plan.R, list[RankKernel]()
         gpus = sorted(set(self.gpu_of))
         self.heaps = [torch.zeros(plan.heap, dtype=torch.uint8, device=f"cuda:{gpu}") for gpu in self.gpu_of]
-        if first:
+        if first and plan.slot:
             rings = (plan.intra + 1) * plan.inter * plan.sms * plan.W
             for heap in self.heaps:
                 heap[256 : 256 + 72 * rings].view(torch.int32).fill_(first)
@@ -51,7 +52,7 @@ class DispatchOnGpus(OnGpus):
 
     def __init__(
         self,
-        plan: DispatchPlan,
+        plan: DispatchPlan | NodeDispatchPlan,
         tokens: Sequence[int],
         gpu_of: Sequence[int] = (),
         timeout: float = 5.0,
@@ -68,24 +69,37 @@ class DispatchOnGpus(OnGpus):
             ids = torch.randint(-1, E + 1, (T, plan.K), generator=g, dtype=torch.int32)
             hidden, weights = torch.randn(T, plan.H, generator=g).to(plan.dtype), torch.rand(T, plan.K, generator=g)
             self.origins.append((hidden, ids, weights))
-        self.received: dict[int, Received] = {}
+        self.received: dict[int, dict[str, torch.Tensor]] = {}
         self.keep: list[object] = []
         for gpu, ranks in self.ranks_of.items():
-            run = RankDispatch(plan, self.placement, gpu, ranks, self.addresses, timeout)
+            device = f"cuda:{gpu}"
+            run: RankDispatch | NodeDispatch
+            if isinstance(plan, NodeDispatchPlan):
+                run = NodeDispatch(plan, self.placement, gpu, ranks, self.addresses, timeout)
+            else:
+                run = RankDispatch(plan, self.placement, gpu, ranks, self.addresses, timeout)
             self.runs.append(run)
             for n, rank in enumerate(ranks):
-                device = f"cuda:{gpu}"
                 hidden, ids, weights = (one.to(device) for one in self.origins[rank])
                 inputs = hidden, ids, weights, torch.tensor([tokens[rank]], dtype=torch.int32, device=device)
-                self.received[rank] = Received.empty(plan, device)
-                run.bind(n, *inputs, self.received[rank])
                 self.keep.append(inputs)
+                if isinstance(run, RankDispatch):
+                    into = Received.empty(run.plan, device)
+                    run.bind(n, *inputs, into)
+                    self.received[rank] = vars(into)
+                else:
+                    where = torch.empty(R, plan.T, dtype=torch.int32, device=device)
+                    A = torch.empty(1, dtype=torch.int32, device=device)
+                    run.bind(n, *inputs, where, A)
+                    rows, row_ids, row_weights = run.plan.rows(self.heaps[rank])
+                    made = {"rows": rows, "ids": row_ids, "weights": row_weights, "where": where, "A": A}
+                    self.received[rank] = made
         self.poison()
         self.synchronize()
 
     def poison(self) -> None:
         for received in self.received.values():
-            for tensor in vars(received).values():
+            for tensor in received.values():
                 tensor.view(torch.uint8).fill_(0xA5)
 
     def wrong(self) -> list[tuple[int, str]]:
@@ -94,13 +108,14 @@ class DispatchOnGpus(OnGpus):
         masks = [rank_masks(ids, self.placement) for _, ids, _ in self.origins]
         for rank, received in self.received.items():
             rows, ids, weights = delivered(self.origins, self.placement, rank)
-            A = len(rows)
-            want = [rows, ids, weights, *pointers(masks, self.plan.T, rank), torch.tensor([A]).int()]
-            names = ("rows", "ids", "weights", "masks", "row_of", "tokens", "A")
-            for name, one in zip(names, want, strict=True):
-                got = getattr(received, name).cpu()
-                got = got[:A] if name in names[:3] else got
-                if not torch.equal(got, one):
+            A, T = len(rows), len(masks[rank])
+            want = {"rows": rows, "ids": ids, "weights": weights, "A": torch.tensor([A]).int()}
+            want |= zip(("masks", "row_of", "tokens"), pointers(masks, self.plan.T, rank), strict=True)
+            want["where"] = rows_at(masks, self.plan.T, rank)[:, :T]
+            for name, tensor in received.items():
+                got = tensor.cpu()
+                got = got[:A] if name in ("rows", "ids", "weights") else got[:, :T] if name == "where" else got
+                if not torch.equal(got, want[name]):
                     found.append((rank, name))
         return found
 
@@ -110,7 +125,7 @@ class GpuRanks(OnGpus):
 
     def __init__(
         self,
-        plan: Plan,
+        plan: Plan | NodeCombinePlan,
         tokens: Sequence[int],
         gpu_of: Sequence[int] = (),
         biases: bool = True,
@@ -129,21 +144,31 @@ class GpuRanks(OnGpus):
         self.outs: list[torch.Tensor] = []
         self.keep: list[object] = []
         for gpu, ranks in self.ranks_of.items():
-            run = RankCombine(plan, gpu, ranks, self.addresses, timeout)
+            run: RankCombine | NodeCombine
+            if isinstance(plan, NodeCombinePlan):
+                run = NodeCombine(plan, gpu, ranks, self.addresses, timeout)
+            else:
+                run = RankCombine(plan, gpu, ranks, self.addresses, timeout)
             self.runs.append(run)
             for n, rank in enumerate(ranks):
                 self._bind(run, n, rank, f"cuda:{gpu}")
         self.synchronize()
 
-    def _bind(self, run: RankCombine, n: int, rank: int, device: str) -> None:
+    def _bind(self, run: RankCombine | NodeCombine, n: int, rank: int, device: str) -> None:
         x = torch.cat([part[rank][mask >> rank & 1 == 1] for part, mask in zip(self.parts, self.masks, strict=True)])
         masks, rows, T = pointers([mask.to(device) for mask in self.masks], self.plan.T, rank)
         out = torch.full((self.tokens[rank], self.plan.H), float("nan"), dtype=self.plan.dtype, device=device)
         bias_0, bias_1 = self.added[rank].to(device) if self.biases else (None, None)
-        tensors = x.to(device), masks, rows, T, out, bias_0, bias_1
-        run.bind(n, *tensors)
         self.outs.append(out)
-        self.keep.append(tensors)
+        if isinstance(run, NodeCombine):
+            where, own = rows_at(self.masks, self.plan.T, rank).to(device), T[rank : rank + 1]
+            run.plan.rows(self.heaps[rank])[: len(x)] = x.to(device)
+            run.bind(n, where, own, out, bias_0, bias_1)
+            self.keep.append((where, own, bias_0, bias_1))
+        else:
+            tensors = x.to(device), masks, rows, T, out, bias_0, bias_1
+            run.bind(n, *tensors)
+            self.keep.append(tensors)
 
     def poison(self) -> None:
         for out in self.outs:
@@ -152,11 +177,12 @@ class GpuRanks(OnGpus):
     def wrong(self) -> list[int]:
         """Ranks whose output is not the oracle's, bit for bit."""
         nodes = Nodes(self.plan.inter, self.plan.intra)
+        wire = self.plan.dtype if isinstance(self.plan, NodeCombinePlan) else self.plan.wire
         return [
             rank
             for rank, (part, mask) in enumerate(zip(self.parts, self.masks, strict=True))
             if not torch.equal(
                 self.outs[rank].cpu(),
-                tree_sum(part, mask, nodes, rank, self.plan.wire, list(self.added[rank]) if self.biases else ()),
+                tree_sum(part, mask, nodes, rank, wire, list(self.added[rank]) if self.biases else ()),
             )
         ]
