@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 
 import pytest
@@ -143,12 +144,17 @@ class TestOnGpus:
         assert ranks.reports() == reports
 
     @pytest.mark.parametrize("rank", [0, 5])
-    @pytest.mark.parametrize("case", ["2 x 4", "node, 8"])
-    def test_a_rank_that_stalls_is_named(self, rank: int, case: str) -> None:
-        plan = replace(PLANS[case][0], stalls=rank, sms=1, channels=2, slots=1)
+    @pytest.mark.parametrize(
+        ("case", "role"),
+        [("2 x 4", Role.SENDER), ("2 x 4", Role.FORWARDER), ("2 x 4", Role.RECEIVER), ("node, 8", Role.RECEIVER)],
+    )
+    def test_a_rank_that_stalls_is_named(self, rank: int, case: str, role: Role) -> None:
+        plan = replace(PLANS[case][0], stalls=rank, stall_role=role.value, sms=1, channels=2, slots=1)
+        start = time.monotonic()
         ranks = _ranks(plan, (plan.T,) * 8, timeout=0.05)
         ranks.launch()
         ranks.synchronize()
+        assert time.monotonic() - start < 20
         assert {report.peer if report else None for report in ranks.reports()} == {rank}
 
     def test_too_many_blocks_are_refused(self) -> None:

@@ -24,7 +24,8 @@
 #define CHANNELS 7  // warps that work
 #endif
 #ifndef STALLS
-#define STALLS -1  // of tests: a rank that stops at its second item
+#define STALLS -1  // of tests: a rank that stops, in this role, at its second item
+#define STALL_ROLE 0
 #endif
 #ifndef BULK
 #define BULK 0
@@ -94,12 +95,12 @@ struct Node {
         const int lane = threadIdx.x % 32;
         workers_sync();
         if (warp != 0) return;
-        fence_sys();
-        if (lane < R) add_sys(done(lane, g.rank), 1);
         if (lane == 0) {
             *calls() = shared.call + 1;
             atomicAdd(&g.status(g.rank)->ended, 1u);
         }
+        fence_sys();
+        if (lane < R) add_sys(done(lane, g.rank), 1);
         if (blockIdx.x == 0)
             g.wait(lane < R, done(g.rank, lane < R ? lane : 0), (shared.call + 1) * gridDim.x, lane, role);
         __syncwarp();
@@ -117,8 +118,8 @@ struct Node {
         }
     }
 
-    __device__ bool stalls(int items) const {
-        if (STALLS != g.rank || items < 1) return false;
+    __device__ bool stalls(int items, int role) const {
+        if (STALLS != g.rank || STALL_ROLE != role || items < 1) return false;
         while (!g.aborted()) __nanosleep(1000);
         return true;
     }

@@ -39,7 +39,7 @@ __device__ void Warp::combine() {
     for (int t = ch; t < T; t += C) {
         const int now = row;
         row = row_of(t + C);
-        if (node.stalls((t - ch) / C)) return;
+        if (node.stalls((t - ch) / C, RECEIVER)) return;
         const u32 present = __ballot_sync(ALL, lane < R && now >= 0);
         const u64 from = reinterpret_cast<u64>(x) + static_cast<u64>(max(now, 0)) * H * 2;
         const auto emit = [&](int v, float* total) {

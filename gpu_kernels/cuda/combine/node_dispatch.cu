@@ -86,6 +86,7 @@ __device__ void Warp::announce() const {
     }
     if (blockIdx.x == 0 && warp == 0 && lane < R) store_relaxed_sys(tokens(lane, node.g.rank), T);
     workers_sync();
+    if (node.stalls(1, ANNOUNCER)) return;
     if (warp == 0) node.enter();
 }
 
@@ -153,7 +154,7 @@ __device__ void Warp::send() {
         if (lane < R) own.where[static_cast<u64>(lane) * T_max + t] = has ? static_cast<int>(row) : -1;
         const u32 targets = __ballot_sync(ALL, has);
         if (!targets) continue;
-        if (node.stalls(items++)) return;
+        if (node.stalls(items++, SENDER)) return;
         carrier.reuse<SEND_ROWS - 1>();
         carrier.fetch(own.x + static_cast<u64>(t) * H);
         for (int k = lane; k < K; k += 32) {

@@ -73,7 +73,7 @@ __device__ void coordinate(const Group& g, Shared& shared) {
     const bool beats = blockIdx.x == 0 && lane == 0;
     u32 beat = beats ? load_relaxed_sys(&status->beat) : 0;
     for (u32 looks = 1;; ++looks) {
-        const bool last = *const_cast<volatile u32*>(&shared.left) == 0;
+        const bool last = __any_sync(ALL, *const_cast<volatile u32*>(&shared.left) == 0);
         __syncwarp();
         __threadfence_block();
         u32 read[EACH], put[EACH];
@@ -85,7 +85,7 @@ __device__ void coordinate(const Group& g, Shared& shared) {
             put[i] = at < CHANNELS * RINGS ? shared.put[at] : 0;
             news |= read[i] != gave[i] || put[i] != told[i];
         }
-        if (__any_sync(ALL, last)) {  // of the next launch
+        if (last) {  // for the next launch
 #pragma unroll
             for (int i = 0; i < EACH; ++i) {
                 const int at = i * 32 + lane, ring = at % RINGS * g.C + first + at / RINGS;
@@ -94,7 +94,8 @@ __device__ void coordinate(const Group& g, Shared& shared) {
                 *g.sent(ring) = put[i];
             }
         }
-        if (__any_sync(ALL, news || last)) fence_sys();
+        if (lane == 0 && last) atomicAdd(&status->ended, 1u);
+        if (__any_sync(ALL, news)) fence_sys();
 #pragma unroll
         for (int i = 0; i < EACH; ++i) {
             const int at = i * 32 + lane, ch = first + at / RINGS, entry = at % RINGS;
@@ -108,12 +109,10 @@ __device__ void coordinate(const Group& g, Shared& shared) {
             gave[i] = read[i];
             told[i] = put[i];
         }
-        if (__any_sync(ALL, last)) break;
+        if (last) break;
         if (beats && !(STALLS == g.rank)) store_relaxed_sys(&status->beat, ++beat);
         if (looks % 256 == 0 && __any_sync(ALL, g.aborted())) return;
     }
-    __syncwarp();
-    if (lane == 0) atomicAdd(&status->ended, 1u);
     if (blockIdx.x != 0) return;
     // other blocks may still wait for peers: this rank lives until they end
     const u32 all = load_relaxed_sys(&status->entered) * gridDim.x;

@@ -30,7 +30,8 @@
 #define WIRE32 0
 #endif
 #ifndef STALLS
-#define STALLS -1  // of tests: a rank that stops at its second item
+#define STALLS -1  // of tests: a rank that stops, in this role, at its second item
+#define STALL_ROLE 0
 #endif
 #ifndef BULK
 #define BULK 0
@@ -92,8 +93,8 @@ struct Warp {
         return t < g.call.T_max ? own.rows[static_cast<u64>(c) * g.call.T_max + t] : -1;
     }
 
-    __device__ bool stalls(int items) const {
-        if (STALLS != g.rank || items < 1) return false;
+    __device__ bool stalls(int items, int role) const {
+        if (STALLS != g.rank || STALL_ROLE != role || items < 1) return false;
         while (!g.aborted()) __nanosleep(1000);
         return true;
     }
@@ -128,7 +129,7 @@ __device__ void Warp::send() {
         row = row_of(c, t + g.C);
         for (; todo; todo &= todo - 1) {
             const int s = __ffs(todo) - 1;
-            if (stalls(number++)) return;
+            if (stalls(number++, SENDER)) return;
             sends.settle<SEND_ROWS - 1>();
             carrier.fetch(reinterpret_cast<const void*>(address_of_lane(from, s)));
             const u32 item = __shfl_sync(ALL, sends.items, s);
@@ -167,7 +168,7 @@ __device__ void Warp::forward() {
         for (; todo; todo &= todo - 1) {
             const int n = __ffs(todo) - 1;
             const u32 here = __shfl_sync(ALL, part, n);
-            if (stalls(number++)) return;
+            if (stalls(number++, FORWARDER)) return;
             const bool comes = here >> lane & 1 && lane != g.rank;
             const int entry = comes ? entry_inside(la, n) : 0, ring = g.inside(la, n, ch);
             const u32 got = comes ? counts[entry] : 0;
@@ -200,7 +201,7 @@ __device__ void Warp::receive() {
         const int x_of = row;
         mask = mask_of(g.rank, t + g.C);
         row = row_of(g.rank, t + g.C);
-        if (stalls((t - ch) / g.C)) return;
+        if (stalls((t - ch) / g.C, RECEIVER)) return;
         const bool counts_here = (inside && now >> r & 1) || (partial && now & node_bits);
         const u32 present = __ballot_sync(ALL, counts_here);
         const bool comes = counts_here && lane != g.rank;

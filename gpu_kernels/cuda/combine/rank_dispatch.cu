@@ -39,7 +39,8 @@
 #define CHANNELS 7
 #endif
 #ifndef STALLS
-#define STALLS -1  // of tests: a rank that stops at its second item
+#define STALLS -1  // of tests: a rank that stops, in this role, at its second item
+#define STALL_ROLE 0
 #endif
 #ifndef BULK
 #define BULK 0
@@ -142,8 +143,8 @@ struct Warp {
         return reinterpret_cast<const int*>(slot + static_cast<u64>(H) * 2);
     }
 
-    __device__ bool stalls(int items) const {
-        if (STALLS != g.rank || items < 1) return false;
+    __device__ bool stalls(int items, int role) const {
+        if (STALLS != g.rank || STALL_ROLE != role || items < 1) return false;
         while (!g.aborted()) __nanosleep(1000);
         return true;
     }
@@ -185,6 +186,7 @@ __device__ void Warp::announce(int warp) const {
     }
     if (blockIdx.x == 0 && warp == 0 && lane < R) store_relaxed_sys(tokens(lane, g.rank), T);
     preparers_sync();
+    if (stalls(1, ANNOUNCER)) return;
     if (warp == 0) {
         fence_sys();
         if (lane < R)
@@ -290,7 +292,7 @@ __device__ void Warp::send() {
         const bool wants = __reduce_or_sync(ALL, part) & bits;
         const u32 targets = __ballot_sync(ALL, wants);
         if (targets) {
-            if (stalls(number++)) return;
+            if (stalls(number++, SENDER)) return;
             sends.settle<SEND_ROWS - 1>();
             carrier.fetch(x_row(t));
         }
@@ -333,7 +335,7 @@ __device__ void Warp::forward(const Found& found) {
         for (; todo; todo &= todo - 1) {
             const int n = __ffs(todo) - 1, from_rank = n * R_INTRA + g.local;
             const u32 here = __shfl_sync(ALL, part, n);
-            if (stalls(number++)) return;
+            if (stalls(number++, FORWARDER)) return;
             const int into = g.between(n, ch);
             const u32 item = __shfl_sync(ALL, got, n);
             const bool there = reached(load_relaxed_sys(g.tail(g.rank, into)), item + 1);
@@ -380,6 +382,7 @@ __device__ void Warp::receive(const Found& found) {
     for (int t = ch; t < most; t += g.C) {
         u32 todo = __ballot_sync(ALL, some && numbers.has(c, t));
         const u32 row_of_lane = numbers.row(c, t);
+        if (stalls((t - ch) / g.C, RECEIVER)) return;
         for (; todo; todo &= todo - 1) {
             const int s = __ffs(todo) - 1;
             const u32 a = __shfl_sync(ALL, row_of_lane, s);

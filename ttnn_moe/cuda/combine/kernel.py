@@ -45,7 +45,7 @@ class RingPlan:
         overlap: launches start while their predecessor ends (programmatic dependent launch, 9.0 and newer), and are
             not cooperative: nothing else may hold the GPU's multiprocessors.
         send_rows: rows of a sender in shared memory, 1 to 4.
-        stalls: for tests only, a rank that stops.
+        stalls, stall_role: for tests only, a rank that stops, in this role (hierarchical.rings.Role).
     """
 
     inter: int
@@ -60,6 +60,7 @@ class RingPlan:
     overlap: bool = False
     send_rows: int = 1
     stalls: int = -1
+    stall_role: int = 1
 
     kernel: ClassVar[str]
 
@@ -142,7 +143,7 @@ class RingPlan:
         if self.bulk:
             found |= {"BULK": True, "SEND_ROWS": self.send_rows}
         if self.stalls >= 0:
-            found["STALLS"] = self.stalls
+            found |= {"STALLS": self.stalls, "STALL_ROLE": self.stall_role}
         return found
 
 
