@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,6 +20,7 @@ from ttnn_moe.parallel.hierarchical import Nodes
 from ttnn_moe.registry import resolve
 
 BF16 = torch.bfloat16
+KILLS = Path(__file__).parents[1] / "support" / "rank_kills.py"
 PROBLEM = Problem(64, 16, 4, 256, 128, BF16, D=2, device="cuda")
 
 
@@ -46,6 +50,19 @@ def test_layers_on_two_gpus(tmp_path: Path) -> None:
         port = free.getsockname()[1]
     torch.multiprocessing.spawn(_rank, (port, str(tmp_path)), nprocs=2)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["0", "1"]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+@pytest.mark.parametrize("inter", [1, 2])
+@pytest.mark.parametrize("delay", [0.0, 0.003, 0.02])
+def test_a_killed_process_is_named(inter: int, delay: float) -> None:
+    """The other's kernels end within the timeout of 0.2 s, and its heap names the dead rank."""
+    arguments = [str(inter), str(delay)]
+    done = subprocess.run([sys.executable, str(KILLS), *arguments], capture_output=True, text=True, timeout=120)
+    found = re.search(r"stopped Stopped\(peer=1, .*\) ([0-9.]+)", done.stdout)
+    assert found is not None, done.stdout + done.stderr
+    assert float(found[1]) < 5
 
 
 def _rank(rank: int, port: int, folder: str) -> None:
