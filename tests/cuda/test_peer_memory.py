@@ -17,7 +17,7 @@ from ttnn_moe.contract import Experts, Placement, Problem
 from ttnn_moe.parallel.exchanges import Topology
 from ttnn_moe.parallel.exchanges.peer_memory import PeerMemoryExchange
 from ttnn_moe.parallel.hierarchical import Nodes
-from ttnn_moe.registry import resolve
+from ttnn_moe.registry import choose
 
 BF16 = torch.bfloat16
 KILLS = Path(__file__).parents[1] / "support" / "rank_kills.py"
@@ -36,7 +36,8 @@ PROBLEM = Problem(64, 16, 4, 256, 128, BF16, D=2, device="cuda")
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_why_not(problem: Problem, changes: dict, why: str) -> None:
-    topology = Topology(Placement.uniform(16, 2, 0), resolve("reference"), wire=BF16)
+    runs = choose(replace(PROBLEM, device="cpu", D=1), "reference")
+    topology = Topology(Placement.uniform(16, 2, 0), runs, wire=BF16)
     said = PeerMemoryExchange.why_not(problem, replace(topology, **changes))
     assert said is not None and why in said
 

@@ -149,7 +149,7 @@ class TestOnGpus:
 
     def test_another_number_of_ranks_is_refused(self) -> None:
         with pytest.raises(ContractError, match="topology"):
-            RankDispatch(PLANS["2 x 4"][0], Placement.uniform(8, 4), 0, [0], [0] * 8)
+            RankDispatch(DispatchPlan(2, 4, 1024, 100), Placement.uniform(8, 4), 0, [0], [0] * 8)
 
 
 def _ranks(*args, **kwargs):

@@ -30,6 +30,16 @@ __device__ __forceinline__ u32 load_relaxed_sys(const u32* from) {
     return word;
 }
 
+__device__ __forceinline__ u64 load_relaxed_sys(const u64* from) {
+    u64 word;
+    asm volatile("ld.relaxed.sys.global.u64 %0, [%1];" : "=l"(word) : "l"(from) : "memory");
+    return word;
+}
+
+__device__ __forceinline__ void store_relaxed_sys(u64* to, u64 word) {
+    asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(to), "l"(word) : "memory");
+}
+
 __device__ __forceinline__ void store_release_sys(u32* to, u32 word) {
     asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(to), "r"(word) : "memory");
 }

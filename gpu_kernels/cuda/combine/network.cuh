@@ -36,12 +36,6 @@ struct Link {
     u64 looks;            // bytes from the heap's start
 };
 
-__device__ __forceinline__ u64 load_relaxed_sys(const u64* from) {
-    u64 word;
-    asm volatile("ld.relaxed.sys.global.u64 %0, [%1];" : "=l"(word) : "l"(from) : "memory");
-    return word;
-}
-
 __device__ __forceinline__ bool same_node(int a, int b) { return a / R_INTRA == b / R_INTRA; }
 
 // Of a ring: its channel keeps to one context.

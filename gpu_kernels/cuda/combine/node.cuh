@@ -6,7 +6,7 @@
 // | heap of a rank | bytes         | written by                                          |
 // |----------------|---------------|-----------------------------------------------------|
 // | Status         | 256           | this rank; its report by any rank                   |
-// | ready          | R * 32        | each rank: entries, over all calls                  |
+// | ready          | R * 32        | each rank: entries, over all calls; of combine      |
 // | done           | R * 32        | each rank: blocks that have ended, over all calls   |
 // | calls          | gridDim.x * 4 | this rank: calls of each block                      |
 // | the kernel's   |               | see there; 128 bytes aligned                        |

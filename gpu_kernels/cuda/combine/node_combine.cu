@@ -73,6 +73,7 @@ extern "C" __global__ void __launch_bounds__((CHANNELS + 1) * 32, 1)
     barrier_init_fence();
 #endif
     wait_for_predecessor();
+    if (warp == 0 && blockIdx.x == 0) node.enter();
     const int ch = warp * gridDim.x + blockIdx.x;
     Warp work{node, own, ch, lane, call.H, call.H / 8, C, min(max(own.T[0], 0), call.T_max), call.T_max, 0, pipe};
     work.row = work.row_of(ch);
@@ -81,7 +82,6 @@ extern "C" __global__ void __launch_bounds__((CHANNELS + 1) * 32, 1)
     let_successor_start();
     if (shared.dead) return;
     if (warp == CHANNELS) return node.beat(shared);
-    if (warp == 0 && blockIdx.x == 0) node.enter();
     if (node.entered(shared.call + 1, RECEIVER)) work.combine();
     node.end(shared, warp, RECEIVER);
 }

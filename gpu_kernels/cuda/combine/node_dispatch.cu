@@ -11,13 +11,13 @@
 //
 // | heap, the kernel's part | shape            | written by                                                |
 // |-------------------------|------------------|-----------------------------------------------------------|
-// | tokens                  | [2, R] u32       | each rank: its T, of even and of odd calls                |
-// | masks                   | [2, R, T_max] u32| each rank: the ranks that a token goes to                 |
+// | tokens                  | [R] u64          | each rank: its T, and the call                            |
+// | masks                   | [R, T_max] u64   | each rank: the ranks that a token goes to, and the call   |
 // | rows                    | [R * T_max, H]   | every rank; out: the first A, by rank, then token         |
 // | row_ids, row_weights    | [R * T_max, K]   | every rank; out: local experts, -1: not here              |
 //
-// Each part is 128 bytes aligned. A rank announces call n + 1 only after call n, for which it waited for all ranks
-// to enter it. So all ranks have ended call n - 1, and two copies of the masks are enough.
+// Each part is 128 bytes aligned. The upper half of an announced word is the number of the call, from 1, so a word
+// needs no flag. It also says that the rank has used the rows of the call before.
 //
 // H is a multiple of 8. A warp a token. BULK: see bulk.cuh; else vectors.cuh. Blocks: (SMs of a rank, ranks), all
 // resident; threads: (CHANNELS + 1) * 32. Dynamic shared memory: rows (BULK), then R * ceil(T_max / 32) * 8 bytes.
@@ -49,15 +49,14 @@ struct Warp {
     Carrier carrier;
 
     __device__ static u64 up(u64 bytes) { return (bytes + 127) / 128 * 128; }
-    __device__ u32* tokens(int r, int by) const {
-        return reinterpret_cast<u32*>(node.rest(r)) + (call & 1) * R + by;
+    __device__ u64* tokens(int r, int by) const { return reinterpret_cast<u64*>(node.rest(r)) + by; }
+    __device__ u64* mask(int r, int by, int t) const {
+        return tokens(r, R) + static_cast<u64>(by) * T_max + t;
     }
-    __device__ u32* mask(int r, int by, int t) const {
-        const u64 at = (static_cast<u64>(call & 1) * R + by) * T_max + t;
-        return reinterpret_cast<u32*>(node.rest(r)) + 2 * R + at;
-    }
+    __device__ u64 word(u32 said) const { return static_cast<u64>(call + 1) << 32 | said; }
+    __device__ bool said(u64 word) const { return static_cast<u32>(word >> 32) == call + 1; }
     __device__ unsigned char* rows(int r) const {
-        return node.rest(r) + up((2 * R + 2 * static_cast<u64>(R) * T_max) * 4);
+        return node.rest(r) + up((R + static_cast<u64>(R) * T_max) * 8);
     }
     __device__ int* row_ids(int r) const {
         return reinterpret_cast<int*>(rows(r) + up(static_cast<u64>(R) * T_max * H * 2));
@@ -68,6 +67,9 @@ struct Warp {
     }
     __device__ bool known(int e) const { return static_cast<u32>(e) < static_cast<u32>(node.g.call.E); }
 
+    __device__ int first() const { return warp * gridDim.x + blockIdx.x; }
+    __device__ void fetch(int t) { carrier.fetch(own.x + static_cast<u64>(t) * H); }
+
     __device__ void announce() const;
     __device__ bool number(Found& found) const;
     __device__ void send();
@@ -75,6 +77,8 @@ struct Warp {
 
 // This rank's masks to every rank.
 __device__ void Warp::announce() const {
+    if (node.stalls(1, ANNOUNCER)) return;
+    if (blockIdx.x == 0 && warp == 0 && lane < R) store_relaxed_sys(tokens(lane, node.g.rank), word(T));
     for (int t = (blockIdx.x * CHANNELS + warp) * 32 + lane; t < T; t += gridDim.x * CHANNELS * 32) {
         u32 to = 0;
         for (int k = 0; k < K; ++k) {
@@ -82,33 +86,44 @@ __device__ void Warp::announce() const {
             if (known(e)) to |= 1u << own.owner[e];
         }
 #pragma unroll
-        for (int r = 0; r < R; ++r) store_relaxed_sys(mask(r, node.g.rank, t), to);
+        for (int r = 0; r < R; ++r) store_relaxed_sys(mask(r, node.g.rank, t), word(to));
     }
-    if (blockIdx.x == 0 && warp == 0 && lane < R) store_relaxed_sys(tokens(lane, node.g.rank), T);
-    workers_sync();
-    if (node.stalls(1, ANNOUNCER)) return;
-    if (warp == 0) node.enter();
 }
 
 // The rows of this rank's tokens: after all ranks announced. false: the group is dead.
 __device__ bool Warp::number(Found& found) const {
     const int rank = node.g.rank;
-    if (warp == 0) {
-        const bool met = node.entered((call + 1) * gridDim.x, ANNOUNCER);
-        if (lane == 0) found.dead = !met;
-    }
-    workers_sync();
-    if (found.dead) return false;
-    const int T_of = lane < R ? min(static_cast<int>(load_relaxed_sys(tokens(rank, lane))), T_max) : 0;
+    const auto dead = [&](bool met) {
+        if (!met) found.dead = 1;
+        return !met;
+    };
+    u64 count = 0;
+    const bool met = node.g.until(
+        [&] {
+            if (lane < R) count = load_relaxed_sys(tokens(rank, lane));
+            return lane >= R || said(count);
+        },
+        lane, ANNOUNCER);
+    const int T_of = dead(met) ? 0 : min(static_cast<int>(static_cast<u32>(count)), T_max);
     constexpr int BATCH = 4;
     const int all = R * segments;
     for (int first = warp * BATCH; first < all; first += CHANNELS * BATCH) {
-        u32 to[BATCH];
+        u64 to[BATCH];
+        const bool came = node.g.until(
+            [&] {
+                bool all_said = true;
 #pragma unroll
-        for (int i = 0; i < BATCH; ++i) {
-            const int at = min(first + i, all - 1), c = at / segments, t = at % segments * 32 + lane;
-            to[i] = t < __shfl_sync(ALL, T_of, c) ? load_relaxed_sys(mask(rank, c, t)) : 0;
-        }
+                for (int i = 0; i < BATCH; ++i) {
+                    const int at = min(first + i, all - 1), c = at / segments, t = at % segments * 32 + lane;
+                    const bool some = t < __shfl_sync(ALL, T_of, c);
+                    to[i] = some ? load_relaxed_sys(mask(rank, c, t)) : 0;
+                    all_said &= !some || said(to[i]);
+                    if (!some) to[i] = 0;
+                }
+                return all_said;
+            },
+            first / segments, ANNOUNCER);
+        if (dead(came)) break;
 #pragma unroll
         for (int i = 0; i < BATCH; ++i) {
             const int at = first + i, c = at / segments;
@@ -124,7 +139,9 @@ __device__ bool Warp::number(Found& found) const {
             if (lane == rank && mine) atomicAdd(&found.A, __popc(mine));
         }
     }
+    fence_sys();
     workers_sync();
+    if (found.dead) return false;
     for (int r = warp; r < R; r += CHANNELS) {
         u32 total = found.before[r];
         for (int first = 0; first < segments; first += 32) {
@@ -146,17 +163,19 @@ __device__ bool Warp::number(Found& found) const {
 __device__ void Warp::send() {
     const int r = lane < R ? lane : 0;
     int items = 0;
-    for (int t = warp * gridDim.x + blockIdx.x; t < T; t += gridDim.x * CHANNELS) {
+    for (int t = first(); t < T; t += gridDim.x * CHANNELS) {
         const int at = r * segments + t / 32;
         const u32 word = bits[at], below = (1u << (t % 32)) - 1;
         const bool has = lane < R && word >> (t % 32) & 1;
         const u32 row = base[at] + __popc(word & below);
         if (lane < R) own.where[static_cast<u64>(lane) * T_max + t] = has ? static_cast<int>(row) : -1;
         const u32 targets = __ballot_sync(ALL, has);
-        if (!targets) continue;
         if (node.stalls(items++, SENDER)) return;
-        carrier.reuse<SEND_ROWS - 1>();
-        carrier.fetch(own.x + static_cast<u64>(t) * H);
+        if (t != first()) {
+            if (!targets) continue;
+            carrier.reuse<SEND_ROWS - 1>();
+            fetch(t);
+        }
         for (int k = lane; k < K; k += 32) {
             const u64 from = static_cast<u64>(t) * K + k;
             const int e = own.ids[from], owner = known(e) ? own.owner[e] : -1, index = known(e) ? own.index[e] : -1;
@@ -202,7 +221,7 @@ extern "C" __global__ void __launch_bounds__((CHANNELS + 1) * 32, 1)
     const int T = min(max(own.T[0], 0), call.T_max), segments = (call.T_max + 31) / 32;
     if (threadIdx.x == 0) {
         node.begin(shared);
-        found.A = 0;
+        found.A = found.dead = 0;
     }
     if (threadIdx.x < R) found.before[threadIdx.x] = 0;
     __syncthreads();
@@ -212,10 +231,13 @@ extern "C" __global__ void __launch_bounds__((CHANNELS + 1) * 32, 1)
     Warp work{node, own, shared.call, warp, lane, call.H, call.K, T, call.T_max, segments, words,
               words + R * segments, carrier};
     work.announce();
+    if (work.first() < T) work.fetch(work.first());  // meanwhile
     if (work.number(found)) {
         work.send();
         work.carrier.settle<0>();
         if (blockIdx.x == 0 && threadIdx.x == 0) *own.A = found.A;
+    } else if (work.first() < T) {
+        work.carrier.arrive();
     }
     node.end(shared, warp, RECEIVER);
 }

@@ -88,7 +88,7 @@ class NodeDispatchPlan(_NodePlan):
     def parts(self) -> tuple[int, int, int, int]:
         """Where the heap's rows, ids and weights begin, and its end; bytes."""
         A = self.R * self.T
-        rows = self.head + aligned((2 * self.R + 2 * A) * 4)
+        rows = self.head + aligned((self.R + A) * 8)
         ids = rows + aligned(A * self.H * 2)
         weights = ids + aligned(A * self.K * 4)
         return rows, ids, weights, weights + aligned(A * self.K * 4)
