@@ -85,7 +85,7 @@ struct Group {
             if (__any_sync(ALL, aborted())) return false;
             const u64 now = __shfl_sync(ALL, nanoseconds(), 0);
             if (!start) start = now;
-            if (now - start <= call.timeout) continue;
+            if (now - start <= call.timeout || STALLS == rank) continue;
             blame(call, rank, __shfl_sync(ALL, peer, __ffs(missing) - 1), role);
             return false;
         }
