@@ -30,6 +30,7 @@ from ttnn_moe.models.qwen3.split import Split
 from ttnn_moe.models.qwen3.weights import randomize
 from ttnn_moe.parallel.ranks import Ranks, start
 
+COPIES = "copies"
 TASKS = ("Copy: AB12", "Reverse: hello", "Upper: abc", "Copy: zz9 q", "Sort: dacb")
 
 
@@ -90,7 +91,9 @@ def main() -> None:
     parser.add_argument("--prompt", type=int, default=64, help="tokens")
     parser.add_argument("--new", type=int, default=64, help="tokens of each request")
     parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--exchanges", nargs="+", default=["all_to_all", "hierarchical"])
+    parser.add_argument(
+        "--runs", nargs="+", default=["all_to_all", COPIES, "hierarchical"], help="exchanges, or copies"
+    )
     parser.add_argument("--out")
     options = parser.parse_args()
     ranks = start("cuda")
@@ -102,25 +105,27 @@ def main() -> None:
         rows.append(row)
         if ranks.rank == 0:
             print(row, flush=True)
+            if options.out:
+                about = {"device": f"{ranks.size} x {torch.cuda.get_device_name()}", "torch": torch.__version__}
+                sizes = {name: getattr(options, name) for name in ("layers", "requests", "prompt", "new")}
+                Path(options.out).write_text(json.dumps({**about, **sizes, "rows": rows}, indent=1) + "\n")
         gc.collect()
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
 
     with ranks.watched():
-        for exchange in options.exchanges:
-            same = all(said == "True" for said in ranks.meet(str(equal(ranks, exchange))))
+        for run in options.runs:
+            if run == COPIES:
+                whole = timed(ranks, options, lambda: Qwen3Moe.empty(config, "auto", torch.bfloat16, ranks.device))
+                add(experts="a copy on each GPU", exchange="", **whole)
+                continue
+            same = all(said == "True" for said in ranks.meet(str(equal(ranks, run))))
 
-            def shared(exchange: str = exchange) -> Qwen3Moe:
+            def shared(exchange: str = run) -> Qwen3Moe:
                 make = lambda: ExpertsQwen3(config, "auto", split, ranks.turns, exchange)  # noqa: E731
                 return placed(make, torch.bfloat16, ranks.device)
 
-            add(experts="shared", exchange=exchange, equal_to_one_gpu=same, **timed(ranks, options, shared))
-        whole = timed(ranks, options, lambda: Qwen3Moe.empty(config, "auto", torch.bfloat16, ranks.device))
-        add(experts="a copy on each GPU", exchange="", equal_to_one_gpu=True, **whole)
-        if ranks.rank == 0 and options.out:
-            about = {"device": f"{ranks.size} x {torch.cuda.get_device_name()}", "torch": torch.__version__}
-            sizes = {name: getattr(options, name) for name in ("layers", "requests", "prompt", "new")}
-            Path(options.out).write_text(json.dumps({**about, **sizes, "rows": rows}, indent=1) + "\n")
+            add(experts="shared", exchange=run, equal_to_one_gpu=same, **timed(ranks, options, shared))
         ranks.close()
 
 

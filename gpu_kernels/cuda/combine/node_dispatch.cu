@@ -40,6 +40,11 @@ struct Found {  // in shared memory
     u32 before[R];  // rows of lower ranks, at each rank
 };
 
+struct Pair {  // of a token and one of its experts
+    int owner, index;
+    float weight;
+};
+
 struct Warp {
     const Node node;
     const Local& own;
@@ -70,9 +75,16 @@ struct Warp {
     __device__ int first() const { return warp * gridDim.x + blockIdx.x; }
     __device__ void fetch(int t) { carrier.fetch(own.x + static_cast<u64>(t) * H); }
 
+    __device__ Pair pair_of(int t, int k) const {
+        if (t >= T || k >= K) return {-1, -1, 0.0f};
+        const u64 at = static_cast<u64>(t) * K + k;
+        const int e = own.ids[at];
+        return {known(e) ? own.owner[e] : -1, known(e) ? own.index[e] : -1, own.weights[at]};
+    }
+
     __device__ void announce() const;
     __device__ bool number(Found& found) const;
-    __device__ void send();
+    __device__ void send(Pair next);
 };
 
 // This rank's masks to every rank.
@@ -160,7 +172,8 @@ __device__ bool Warp::number(Found& found) const {
     return true;
 }
 
-__device__ void Warp::send() {
+// next: of this lane and the first token.
+__device__ void Warp::send(Pair next) {
     const int r = lane < R ? lane : 0;
     int items = 0;
     for (int t = first(); t < T; t += gridDim.x * CHANNELS) {
@@ -172,19 +185,22 @@ __device__ void Warp::send() {
         const u32 targets = __ballot_sync(ALL, has);
         if (node.stalls(items++, SENDER)) return;
         if (t != first()) {
-            if (!targets) continue;
+            if (!targets) {
+                next = pair_of(t + gridDim.x * CHANNELS, lane);
+                continue;
+            }
             carrier.reuse<SEND_ROWS - 1>();
             fetch(t);
         }
+        const Pair now = next;
+        next = pair_of(t + gridDim.x * CHANNELS, lane);
         for (int k = lane; k < K; k += 32) {
-            const u64 from = static_cast<u64>(t) * K + k;
-            const int e = own.ids[from], owner = known(e) ? own.owner[e] : -1, index = known(e) ? own.index[e] : -1;
-            const float weight = own.weights[from];
+            const Pair pair = k == lane ? now : pair_of(t, k);
             for (u32 todo = targets; todo; todo &= todo - 1) {
                 const int s = __ffs(todo) - 1, to_bits = s * segments + t / 32;
                 const u64 to = static_cast<u64>(base[to_bits] + __popc(bits[to_bits] & below)) * K + k;
-                row_ids(s)[to] = owner == s ? index : -1;
-                row_weights(s)[to] = weight;
+                row_ids(s)[to] = pair.owner == s ? pair.index : -1;
+                row_weights(s)[to] = pair.weight;
             }
         }
         carrier.arrive();
@@ -231,9 +247,11 @@ extern "C" __global__ void __launch_bounds__((CHANNELS + 1) * 32, 1)
     Warp work{node, own, shared.call, warp, lane, call.H, call.K, T, call.T_max, segments, words,
               words + R * segments, carrier};
     work.announce();
-    if (work.first() < T) work.fetch(work.first());  // meanwhile
+    // meanwhile
+    if (work.first() < T) work.fetch(work.first());
+    const Pair pair = work.pair_of(work.first(), lane);
     if (work.number(found)) {
-        work.send();
+        work.send(pair);
         work.carrier.settle<0>();
         if (blockIdx.x == 0 && threadIdx.x == 0) *own.A = found.A;
     } else if (work.first() < T) {
