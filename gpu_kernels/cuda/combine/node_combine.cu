@@ -28,8 +28,10 @@ struct Warp {
     int row;  // of this lane's rank, of the first token
     Pipe pipe;
 
+    // -1 also for what is no row: a dispatch that a dead rank ended leaves anything
     __device__ int row_of(int t) const {
-        return lane < R && t < T_max ? own.where[static_cast<u64>(lane) * T_max + t] : -1;
+        const int found = lane < R && t < T_max ? own.where[static_cast<u64>(lane) * T_max + t] : -1;
+        return found < R * T_max ? found : -1;
     }
     __device__ void combine();
 };

@@ -11,7 +11,7 @@
 // | out                   | [T, H]      | as x       | tokens without a row: the biases, or zero            |
 // | bias_0, bias_1        | [T, H]      | as x, null | added before the one rounding                        |
 // | masks                 | [R, T_max]  | u64        | bit r: rank r has a row of token t of rank c         |
-// | rows                  | [R, T_max]  | int32      | this rank's row of token t of rank c, in x           |
+// | rows                  | [R, T_max]  | int32      | this rank's row of token t of rank c, below R*T_max  |
 // | T                     | [R]         | int32      | tokens of each rank, up to T_max                     |
 //
 // H is a multiple of 8. Slots hold the wire dtype: bf16 (fp16), or fp32 (WIRE32). BULK: see bulk.cuh; else
@@ -64,6 +64,9 @@ struct Pipe {};
 constexpr int SENDERS = R_INTRA > 1, FORWARDERS = R_INTER > 1;
 constexpr int ROLES = SENDERS + FORWARDERS + 1;
 
+// What is no row becomes one: a dispatch that a dead rank ended leaves anything.
+__device__ __forceinline__ int bounded(int row, const Call& call) { return min(max(row, 0), R * call.T_max - 1); }
+
 // A warp of one role and one channel; a lane stands for a rank where the roles look at all of them.
 struct Warp {
     const Group& g;
@@ -90,7 +93,7 @@ struct Warp {
         return t < g.call.T_max ? own.masks[static_cast<u64>(c) * g.call.T_max + t] : 0;
     }
     __device__ int row_of(int c, int t) const {
-        return t < g.call.T_max ? own.rows[static_cast<u64>(c) * g.call.T_max + t] : -1;
+        return t < g.call.T_max ? bounded(own.rows[static_cast<u64>(c) * g.call.T_max + t], g.call) : 0;
     }
 
     __device__ bool stalls(int items, int role) const {
@@ -249,7 +252,7 @@ extern "C" __global__ void __launch_bounds__((ROLES * CHANNELS + 1) * 32, 1)
                                                                : lane < R ? lane : 0;
     const u64 of = static_cast<u64>(c) * call.T_max + min(first + w, call.T_max - 1);
     const u64 mask = own.masks[of];
-    const int row_of = own.rows[of], T_of = own.T[c];
+    const int row_of = bounded(own.rows[of], call), T_of = min(max(own.T[c], 0), call.T_max);
     if (threadIdx.x == 0) {
         shared.left = ROLES * CHANNELS;
         dead = g.aborted();
