@@ -52,7 +52,7 @@ __device__ __forceinline__ void workers_sync() {
 }
 
 struct NodeShared {
-    u32 dead, call, ended;
+    u32 dead, call, ended, taken;  // taken: tokens of this block that a warp has
 };
 
 // A block's part in a call.
@@ -74,8 +74,17 @@ struct Node {
         shared.dead = g.aborted();
         shared.call = *calls();
         shared.ended = 0;
+        shared.taken = CHANNELS;
         Status* status = g.status(g.rank);
         if (blockIdx.x == 0) store_relaxed_sys(&status->entered, load_relaxed_sys(&status->entered) + 1);
+    }
+
+    // A warp's tokens: the first, then whichever no other warp has. The block has every gridDim.x-th.
+    __device__ int first(int warp) const { return warp * gridDim.x + blockIdx.x; }
+    __device__ int next(NodeShared& shared) const {
+        u32 n = 0;
+        if (threadIdx.x % 32 == 0) n = atomicAdd(&shared.taken, 1u);
+        return first(__shfl_sync(ALL, n, 0));
     }
 
     // One warp: what this thread knows of is for all ranks to see.

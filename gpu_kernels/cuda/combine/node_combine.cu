@@ -24,7 +24,8 @@ struct Local {  // one rank of this launch
 struct Warp {
     const Node node;
     const Local& own;
-    const int ch, lane, H, vectors, C, T, T_max;
+    NodeShared& shared;
+    const int first, lane, H, vectors, T, T_max;
     int row;  // of this lane's rank, of the first token
     Pipe pipe;
 
@@ -38,10 +39,11 @@ struct Warp {
 
 __device__ void Warp::combine() {
     const unsigned char* x = node.rest(lane < R ? lane : 0);
-    for (int t = ch; t < T; t += C) {
+    for (int t = first, next; t < T; t = next) {
         const int now = row;
-        row = row_of(t + C);
-        if (node.stalls((t - ch) / C, RECEIVER)) return;
+        next = node.next(shared);
+        row = row_of(next);
+        if (node.stalls(t != first, RECEIVER)) return;
         const u32 present = __ballot_sync(ALL, lane < R && now >= 0);
         const u64 from = reinterpret_cast<u64>(x) + static_cast<u64>(max(now, 0)) * H * 2;
         const auto emit = [&](int v, float* total) {
@@ -63,8 +65,8 @@ extern "C" __global__ void __launch_bounds__((CHANNELS + 1) * 32, 1)
     node_combine(const __grid_constant__ Call call) {
     __shared__ NodeShared shared;
     const Local& own = call.local[blockIdx.y];
-    const int C = gridDim.x * CHANNELS, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const Group g(call, static_cast<int>(own.rank), C, call.H * 2);
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const Group g(call, static_cast<int>(own.rank), 0, call.H * 2);
     const Node node{g};
     Pipe pipe{};
 #if BULK
@@ -76,8 +78,8 @@ extern "C" __global__ void __launch_bounds__((CHANNELS + 1) * 32, 1)
 #endif
     wait_for_predecessor();
     if (warp == 0 && blockIdx.x == 0) node.enter();
-    const int ch = warp * gridDim.x + blockIdx.x;
-    Warp work{node, own, ch, lane, call.H, call.H / 8, C, min(max(own.T[0], 0), call.T_max), call.T_max, 0, pipe};
+    const int ch = node.first(warp);
+    Warp work{node, own, shared, ch, lane, call.H, call.H / 8, min(max(own.T[0], 0), call.T_max), call.T_max, 0, pipe};
     work.row = work.row_of(ch);
     if (threadIdx.x == 0) node.begin(shared);
     __syncthreads();

@@ -48,6 +48,7 @@ struct Pair {  // of a token and one of its experts
 struct Warp {
     const Node node;
     const Local& own;
+    NodeShared& shared;
     const u32 call;
     const int warp, lane, H, K, T, T_max, segments;
     u32 *bits, *base;  // of this rank's tokens, [R, segments]: who gets them; rows before them
@@ -72,7 +73,7 @@ struct Warp {
     }
     __device__ bool known(int e) const { return static_cast<u32>(e) < static_cast<u32>(node.g.call.E); }
 
-    __device__ int first() const { return warp * gridDim.x + blockIdx.x; }
+    __device__ int first() const { return node.first(warp); }
     __device__ void fetch(int t) { carrier.fetch(own.x + static_cast<u64>(t) * H); }
 
     __device__ Pair pair_of(int t, int k) const {
@@ -176,7 +177,8 @@ __device__ bool Warp::number(Found& found) const {
 __device__ void Warp::send(Pair next) {
     const int r = lane < R ? lane : 0;
     int items = 0;
-    for (int t = first(); t < T; t += gridDim.x * CHANNELS) {
+    for (int t = first(), after; t < T; t = after) {
+        after = node.next(shared);
         const int at = r * segments + t / 32;
         const u32 word = bits[at], below = (1u << (t % 32)) - 1;
         const bool has = lane < R && word >> (t % 32) & 1;
@@ -186,14 +188,14 @@ __device__ void Warp::send(Pair next) {
         if (node.stalls(items++, SENDER)) return;
         if (t != first()) {
             if (!targets) {
-                next = pair_of(t + gridDim.x * CHANNELS, lane);
+                next = pair_of(after, lane);
                 continue;
             }
             carrier.reuse<SEND_ROWS - 1>();
             fetch(t);
         }
         const Pair now = next;
-        next = pair_of(t + gridDim.x * CHANNELS, lane);
+        next = pair_of(after, lane);
         for (int k = lane; k < K; k += 32) {
             const Pair pair = k == lane ? now : pair_of(t, k);
             for (u32 todo = targets; todo; todo &= todo - 1) {
@@ -204,8 +206,10 @@ __device__ void Warp::send(Pair next) {
             }
         }
         carrier.arrive();
-        for (u32 todo = targets; todo; todo &= todo - 1) {
-            const int s = __ffs(todo) - 1;
+#pragma unroll
+        for (int i = 1; i <= R; ++i) {
+            const int s = (node.g.rank + i) % R;  // each rank begins with another
+            if (!(targets >> s & 1)) continue;
             carrier.put(rows(s) + static_cast<u64>(__shfl_sync(ALL, row, s)) * H * 2);
         }
         carrier.commit();
@@ -218,7 +222,7 @@ extern "C" __global__ void __launch_bounds__((CHANNELS + 1) * 32, 1)
     __shared__ Found found;
     const Local& own = call.local[blockIdx.y];
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const Group g(call, static_cast<int>(own.rank), gridDim.x * CHANNELS, call.H * 2);
+    const Group g(call, static_cast<int>(own.rank), 0, call.H * 2);
     const Node node{g};
     u32* words = reinterpret_cast<u32*>(dynamic_memory());
     Carrier carrier{};
@@ -244,7 +248,7 @@ extern "C" __global__ void __launch_bounds__((CHANNELS + 1) * 32, 1)
     let_successor_start();
     if (shared.dead) return;
     if (warp == CHANNELS) return node.beat(shared);
-    Warp work{node, own, shared.call, warp, lane, call.H, call.K, T, call.T_max, segments, words,
+    Warp work{node, own, shared, shared.call, warp, lane, call.H, call.K, T, call.T_max, segments, words,
               words + R * segments, carrier};
     work.announce();
     // meanwhile
