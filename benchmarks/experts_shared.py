@@ -120,6 +120,8 @@ def main() -> None:
                 add(experts="a copy on each GPU", exchange="", **whole)
                 continue
             same = all(said == "True" for said in ranks.meet(str(equal(ranks, run))))
+            if ranks.rank == 0:
+                print(f"{run}: the bundled model's tokens are those of one GPU: {same}", flush=True)
 
             def shared(exchange: str = run) -> Qwen3Moe:
                 make = lambda: ExpertsQwen3(config, "auto", split, ranks.turns, exchange)  # noqa: E731

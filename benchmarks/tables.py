@@ -284,32 +284,19 @@ def table_head(cells: list[Any]) -> list[str]:
 def combine() -> str:
     """Dispatch and combine across GPUs beside NCCL."""
     data = results("combine.json")
-    lines = table_head(["op", "T, H", "SMs", "copies", "time, rate", "NCCL all_to_all_single"])
+    lines = table_head(["op", "T, H", "SMs", "channels, copies", "time, rate", "NCCL all_to_all_single"])
     for row in data["rows"]:
         assert row["right"]
         copies = "bulk" if json.loads(row["variant"]).get("bulk") else "16 bytes"
         times = [f"{row[us]:.1f} us, {row[gb]:.4g} GB/s" for us, gb in (("us", "gb"), ("nccl_us", "nccl_gb"))]
-        lines.append(table_row([row["op"], f"{row['T']}, {row['H']}", row["sms"], copies, *times]))
+        lines.append(
+            table_row([row["op"], f"{row['T']}, {row['H']}", row["sms"], f"{row['channels']}, {copies}", *times])
+        )
     return "\n".join([*lines, "", f"{data['device']}, torch {data['torch']}."]) + "\n"
-
-
-def experts_shared() -> str:
-    """The model with its experts shared by GPUs, beside copies."""
-    data = results("experts_shared.json")
-    lines = table_head(["experts", "exchange", "new tokens/s", "weights of a GPU", "most memory of a GPU"])
-    for row in data["rows"]:
-        rates = f"{row['new_tokens_per_s']:,}", f"{row['model_gib']:.1f} GiB", f"{row['peak_gib']:.1f} GiB"
-        lines.append(table_row([row["experts"], row["exchange"] or "none", *rates]))
-    told = (
-        f"{data['device']}, torch {data['torch']}; {data['layers']} layers, {data['requests']} requests a GPU of "
-        f"{data['prompt']} prompt tokens and {data['new']} new ones."
-    )
-    return "\n".join([*lines, "", told]) + "\n"
 
 
 TABLES: dict[str, Callable[[], str]] = {
     "combine.json": combine,
-    "experts_shared.json": experts_shared,
     "cpu_layer.json": cpu_layer,
     "int4_24_layer.json": partial(format_layers, "int4_24"),
     "mxfp4_layer.json": partial(format_layers, "mxfp4"),
