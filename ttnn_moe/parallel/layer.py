@@ -18,7 +18,6 @@ from ..routing import is_distinct
 from . import exchanges
 from .exchanges import Topology
 from .exchanges.exchange import world_of
-from .exchanges.hierarchical import Hierarchical
 from .hierarchical import Nodes
 
 NAMES = (exchanges.AUTO, *(kind.name for kind in exchanges.EXCHANGES))
@@ -82,15 +81,6 @@ class ExpertParallel(Prepared):
         runs = registry.choose(local, registry.resolve(backend))
         topology = Topology(placement, runs, group, wire, nodes, timeout)
         self.exchange = exchanges.choose(exchange, self.problem, topology)
-
-    def check(self) -> None:
-        """Where kernels exchange tokens, the host sees no error during a call: ask after it. Waits for the GPU.
-
-        Raises:
-            PeerStopped: a rank stopped; what calls gave is undefined, and the group is dead.
-        """
-        if isinstance(self.exchange, Hierarchical):
-            self.exchange.check()
 
     def _run(self, hidden: Tensor, routing: Routing, out: Tensor, accumulate: bool) -> None:
         if not self._turn.acquire(blocking=False):

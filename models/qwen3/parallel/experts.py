@@ -63,10 +63,8 @@ class SharedMoE(MoE):
             placement, turns = self._placement, self._turns
             one = ttnn_moe.Problem.of(bound, self.K, experts, self.router.weight.dtype)
             problem = replace(one, E=placement.E, D=placement.D)
-            # kernels of the exchange move results in the dtype of hidden
-            wire = problem.dtype if self._exchange == "hierarchical" and self.router.weight.is_cuda else torch.float32
             self._prepared[bound] = ExpertParallel(
-                problem, experts, placement, turns.group, self.backend, self._exchange, wire, timeout=turns.timeout
+                problem, experts, placement, turns.group, self.backend, self._exchange, timeout=turns.timeout
             )
         return self._prepared[bound]
 
@@ -98,7 +96,6 @@ class ExpertsQwen3(Qwen3Moe):
         self._turns.take(ids.numel())
         logits = super().forward(ids, cache, step)
         self._serve()  # the last layer runs wanted tokens only, and there may be none
-        self._check()
         return logits
 
     @torch.no_grad()
@@ -111,7 +108,6 @@ class ExpertsQwen3(Qwen3Moe):
         going = self._turns.take(0, staying)
         if self._turns.most:
             self._serve()
-            self._check()
         return going
 
     def leave(self) -> None:
@@ -121,14 +117,6 @@ class ExpertsQwen3(Qwen3Moe):
 
     def why_not_captured(self) -> str | None:
         return "ranks agree on each step, and the host takes part"
-
-    def _check(self) -> None:
-        """Raises PeerStopped where a kernel of this turn says so; layers of one size share their rings."""
-        for moe in (layer.mlp for layer in self.layers):
-            if isinstance(moe, SharedMoE):
-                layer = moe.prepared(self._turns.most)
-                assert isinstance(layer, ExpertParallel)
-                return layer.check()
 
     def _serve(self) -> None:
         """The layers that have not taken part in this turn."""

@@ -17,8 +17,6 @@ from .rank_dispatch import DispatchPlan, RankDispatch, Received
 Heap = Callable[[RingPlan], tuple[Tensor, list[int]]]
 """Makes this rank's heap of a plan, zeroed on all ranks; with the addresses of every rank's. All ranks call it."""
 SLOTS = 4
-SMS_OF_DISPATCH = 16
-"""Of a node: on two H200, bulk stores from 24 multiprocessors took longer than from 16."""
 
 
 class Came(NamedTuple):
@@ -52,8 +50,8 @@ class Sizes(NamedTuple):
         where = self.inter, self.intra, self.H, self.T, self.dtype, self.sms, SLOTS
         if self.inter == 1:
             return (
-                NodeDispatchPlan(*where[:5], SMS_OF_DISPATCH, SLOTS, bulk=self.fast, overlap=self.fast, K=self.K),
-                NodeCombinePlan(*where, bulk=self.fast, overlap=self.fast, stages=self.fast * 3),
+                NodeDispatchPlan(*where, bulk=self.fast, overlap=self.fast, K=self.K),
+                NodeCombinePlan(*where, bulk=self.fast, overlap=self.fast),
             )
         return (
             DispatchPlan(*where, bulk=self.fast, overlap=self.fast, K=self.K),
