@@ -1,10 +1,11 @@
-"""Combine of ranks across the GPUs of one host, beside NCCL's all_to_all_single in the same run. Needs two GPUs.
+"""Dispatch and combine of ranks across GPUs of one host, beside NCCL's all_to_all_single in the same run. Two or more.
 
     python benchmarks/combine.py [--inter 1] [--sizes 4096x7168 128x2048] [--variants '{"sms": 24}'] [--out FILE]
 
 A process each GPU; ranks share GPUs evenly (--ranks a GPU). Every token has a row on every rank, the most that travels.
-A time is a call inside a CUDA graph of 20, the slowest GPU's, the median of the replays. GB/s count the bytes that one
-GPU sends to others. A time stands only behind the gate: 20 calls, each equal to the tree oracle bit for bit.
+A time is a call inside a CUDA graph of 20, the slowest GPU's, the median of the replays. GB/s count the bytes of rows
+that one GPU sends to others. A time stands only behind the gate: 20 calls, each equal to the oracle bit for bit. A
+dispatch includes the exchange of its masks.
 """
 
 from __future__ import annotations
@@ -21,23 +22,38 @@ import torch
 import torch.distributed as dist
 import torch.distributed._symmetric_memory as symmetric
 
-from ttnn_moe.cuda.combine.rank_combine import Plan, RankCombine, pointers, stopped
+from ttnn_moe.contract import Placement
+from ttnn_moe.cuda.combine.kernel import RankKernel, RingPlan, stopped
+from ttnn_moe.cuda.combine.node import NodeCombine, NodeCombinePlan, NodeDispatch, NodeDispatchPlan, rows_at
+from ttnn_moe.cuda.combine.rank_combine import Plan, RankCombine, pointers
+from ttnn_moe.cuda.combine.rank_dispatch import DispatchPlan, RankDispatch, Received
+from ttnn_moe.parallel.exchanges.exchange import world_of
 from ttnn_moe.parallel.hierarchical import Nodes, tree_sum
 
 CALLS, REPLAYS = 20, 7
 DEFAULT = [
-    '{"sms": 24, "channels": 12}',
-    '{"sms": 24, "overlap": true}',
-    '{"sms": 4, "overlap": true}',
     '{"sms": 24, "overlap": true, "bulk": true}',
-    '{"sms": 24, "overlap": true, "bulk": true, "send_rows": 1, "stages": 4}',
+    '{"sms": 24, "overlap": true, "bulk": true, "slots": 8}',
+    '{"sms": 24, "overlap": true}',
+    '{"op": "dispatch", "sms": 24, "overlap": true, "bulk": true}',
+    '{"op": "dispatch", "sms": 24, "overlap": true}',
 ]
+
+
+PLANS = {"combine": Plan, "dispatch": DispatchPlan, "node_combine": NodeCombinePlan, "node_dispatch": NodeDispatchPlan}
+"""By op: through rings; or in one node, in place."""
 
 
 @dataclass
 class Result:
-    """One line. us: a call; gb: GB/s to other GPUs; nccl_us: all_to_all_single of the same rows, without a sum."""
+    """One line.
 
+    Attributes:
+        op: see PLANS. us: of a call. gb: GB/s to other GPUs.
+        nccl_us, nccl_gb: all_to_all_single of the same rows, without a sum.
+    """
+
+    op: str
     topology: str
     T: int
     H: int
@@ -80,39 +96,31 @@ def timed(call: Callable[[], None]) -> float:
 class Ranks:
     """The ranks of this process's GPU."""
 
-    def __init__(self, plan: Plan, each: int):
+    def __init__(self, plan: RingPlan, each: int):
         gpu, self.plan = dist.get_rank(), plan
-        self.memory = symmetric.empty(each * plan.heap, dtype=torch.uint8, device=f"cuda:{gpu}")
+        self.memory: torch.Tensor = symmetric.empty(
+            each * plan.heap, dtype=torch.uint8, device=torch.device("cuda", gpu)
+        )
         self.memory.zero_()
-        handle = symmetric.rendezvous(self.memory, dist.group.WORLD)
-        heaps = [handle.buffer_ptrs[rank // each] + rank % each * plan.heap for rank in range(plan.R)]
+        handle = symmetric.rendezvous(self.memory, world_of(None))
+        self.heaps = [handle.buffer_ptrs[rank // each] + rank % each * plan.heap for rank in range(plan.R)]
         torch.cuda.synchronize()
         dist.barrier()
-        self.ranks = range(gpu * each, (gpu + 1) * each)
-        self.call = RankCombine(plan, gpu, self.ranks, heaps, timeout=2.0)
-        full = torch.full((plan.T,), (1 << plan.R) - 1, device="cuda")
-        self.outs, self.keep = [], []
-        for n, rank in enumerate(self.ranks):
-            # a rank's row of token t of rank c is the same on every machine
-            x = torch.cat([rows_of(c, rank, plan) for c in range(plan.R)])
-            out = torch.empty(plan.T, plan.H, dtype=plan.dtype, device="cuda")
-            tensors = x, *pointers([full] * plan.R, plan.T, rank), out
-            self.call.bind(n, *tensors)
-            self.keep.append(tensors)
-            self.outs.append(out)
+        self.call: RankKernel
+        self.gpu, self.ranks = gpu, range(gpu * each, (gpu + 1) * each)
+        self.outs: list[torch.Tensor] = []
+        self.want: list[torch.Tensor] = []
 
     def right(self, repeats: int) -> bool:
-        plan, good = self.plan, True
-        nodes, full = Nodes(plan.inter, plan.intra), torch.full((plan.T,), (1 << plan.R) - 1, device="cuda")
-        want = []
-        for rank in self.ranks:
-            rows = torch.stack([rows_of(rank, r, plan) for r in range(plan.R)])
-            want.append(tree_sum(rows, full, nodes, rank, plan.wire))
+        good = True
         for _ in range(repeats):
             for out in self.outs:
-                out.fill_(float("nan"))
+                out.view(torch.uint8).fill_(0xA5)
+            # a peer's launch writes into these
+            torch.cuda.synchronize()
+            dist.barrier()
             self.call.launch()
-            good &= all(torch.equal(out, one) for out, one in zip(self.outs, want, strict=True))
+            good &= all(torch.equal(out[: len(one)], one) for out, one in zip(self.outs, self.want, strict=True))
         report = stopped(self.memory)
         if report:
             print(report, flush=True)
@@ -121,7 +129,71 @@ class Ranks:
         return bool(verdict.item())
 
 
-def rows_of(c: int, rank: int, plan: Plan) -> torch.Tensor:
+class CombineRanks(Ranks):
+    def __init__(self, plan: Plan | NodeCombinePlan, each: int):
+        super().__init__(plan, each)
+        call: RankCombine | NodeCombine
+        if isinstance(plan, NodeCombinePlan):
+            call, wire = NodeCombine(plan, self.gpu, self.ranks, self.heaps, timeout=2.0), plan.dtype
+        else:
+            call, wire = RankCombine(plan, self.gpu, self.ranks, self.heaps, timeout=2.0), plan.wire
+        self.call = call
+        full = torch.full((plan.T,), (1 << plan.R) - 1, device="cuda")
+        nodes, self.keep = Nodes(plan.inter, plan.intra), list[object]()
+        for n, rank in enumerate(self.ranks):
+            # a rank's row of token t of rank c is the same on every machine
+            x = torch.cat([rows_of(c, rank, plan) for c in range(plan.R)])
+            out = torch.empty(plan.T, plan.H, dtype=plan.dtype, device="cuda")
+            masks, rows, T = pointers([full] * plan.R, plan.T, rank)
+            if isinstance(call, NodeCombine):
+                where = rows_at([full] * plan.R, plan.T, rank)
+                call.plan.rows(self.memory[n * plan.heap :])[:] = x
+                call.bind(n, where, T, out)
+                self.keep.append((where, T))
+            else:
+                call.bind(n, x, masks, rows, T, out)
+                self.keep.append((x, masks, rows, T))
+            self.outs.append(out)
+            stacked = torch.stack([rows_of(rank, r, plan) for r in range(plan.R)])
+            self.want.append(tree_sum(stacked, full, nodes, rank, wire))
+        torch.cuda.synchronize()
+        dist.barrier()
+
+
+class DispatchRanks(Ranks):
+    def __init__(self, plan: DispatchPlan | NodeDispatchPlan, each: int):
+        super().__init__(plan, each)
+        placement, self.keep = Placement.uniform(16 * plan.R, plan.R), list[object]()
+        call: RankDispatch | NodeDispatch
+        if isinstance(plan, NodeDispatchPlan):
+            call = NodeDispatch(plan, placement, self.gpu, self.ranks, self.heaps, timeout=2.0)
+        else:
+            call = RankDispatch(plan, placement, self.gpu, self.ranks, self.heaps, timeout=2.0)
+        self.call = call
+        g = torch.Generator("cuda").manual_seed(5)
+        # each token has an expert on every rank
+        first = torch.arange(plan.K, device="cuda") % plan.R * 16
+        ids = [(first + torch.randint(16, (plan.T, plan.K), generator=g, device="cuda")).int() for _ in range(plan.R)]
+        weights = [torch.rand(plan.T, plan.K, generator=g, device="cuda") for _ in range(plan.R)]
+        for n, rank in enumerate(self.ranks):
+            count = torch.tensor([plan.T], dtype=torch.int32, device="cuda")
+            tensors = rows_of(rank, rank, plan), ids[rank], weights[rank], count
+            if isinstance(call, NodeDispatch):
+                where = torch.empty(plan.R, plan.T, dtype=torch.int32, device="cuda")
+                call.bind(n, *tensors, where, torch.empty_like(count))
+                self.outs += call.plan.rows(self.memory[n * plan.heap :])
+                self.keep.append((tensors, where))
+            else:
+                into = Received.empty(call.plan, "cuda")
+                call.bind(n, *tensors, into)
+                self.outs += [into.rows, into.ids, into.weights]
+                self.keep.append((tensors, into))
+            local = placement.local_of(rank).cuda()
+            self.want += [torch.cat([rows_of(c, c, plan) for c in range(plan.R)])]
+            self.want += [local[torch.cat(ids).long()], torch.cat(weights)]
+
+
+def rows_of(c: int, rank: int, plan: RingPlan) -> torch.Tensor:
     g = torch.Generator("cuda").manual_seed(1000 * c + rank)
     return torch.randn(plan.T, plan.H, generator=g, device="cuda", dtype=torch.float32).to(plan.dtype)
 
@@ -142,8 +214,11 @@ def process(gpu: int, gpus: int, options: argparse.Namespace) -> None:
         T, H = map(int, size.split("x"))
         beside = nccl(Plan(1, R, H, T), gpus)
         for variant in options.variants:
-            plan = Plan(options.inter, R // options.inter, H, T, **json.loads(variant))
-            found.append(measure(plan, gpus, options, beside, variant))
+            fields = json.loads(variant)
+            if size not in fields.pop("sizes", options.sizes):
+                continue
+            plan = PLANS[fields.pop("op", "combine")](options.inter, R // options.inter, H, T, **fields)
+            found.append(measure(plan, gpus, options, beside, json.dumps(fields)))
             if gpu == 0:
                 print(*asdict(found[-1]).values(), flush=True)
     if gpu == 0 and options.out:
@@ -154,12 +229,18 @@ def process(gpu: int, gpus: int, options: argparse.Namespace) -> None:
     os._exit(0)
 
 
-def measure(plan: Plan, gpus: int, options: argparse.Namespace, beside: float, variant: str) -> Result:
+def measure(plan: RingPlan, gpus: int, options: argparse.Namespace, beside: float, variant: str) -> Result:
     each = options.ranks
-    ranks = Ranks(plan, each)
+    ranks: Ranks
+    op = next(name for name, kind in PLANS.items() if type(plan) is kind)
+    if isinstance(plan, DispatchPlan | NodeDispatchPlan):
+        wire, ranks = plan.dtype, DispatchRanks(plan, each)
+    else:
+        assert isinstance(plan, Plan | NodeCombinePlan)
+        wire, ranks = plan.wire if isinstance(plan, Plan) else plan.dtype, CombineRanks(plan, each)
     right = ranks.right(options.repeats)
     us = timed(ranks.call.launch) if right else float("nan")
-    # rows that leave a GPU: to ranks of the node elsewhere, or partials to other nodes
+    # rows that leave a GPU: to ranks of a node elsewhere; to other nodes, or partials from them
     nodes = Nodes(plan.inter, plan.intra)
     remote = 0
     for c in range(plan.R):
@@ -167,17 +248,17 @@ def measure(plan: Plan, gpus: int, options: argparse.Namespace, beside: float, v
             forwarder = nodes.rank(n, nodes.place(c)[1])
             crossing = [r for r in (nodes.rank(n, la) for la in range(plan.intra)) if r // each != forwarder // each]
             remote += len(crossing) + (forwarder // each != c // each)
-    row = plan.T * plan.H * plan.wire.itemsize
+    row = plan.T * plan.H * wire.itemsize
     total = remote * row / gpus
     topology = f"{plan.inter}x{plan.intra} on {gpus}"
     rates = round(us, 2), round(total / us / 1e3, 1), round(beside, 2), round((gpus - 1) * row / beside / 1e3, 1)
-    return Result(topology, plan.T, plan.H, variant, plan.sms, plan.W, right, *rates)
+    return Result(op, topology, plan.T, plan.H, variant, plan.sms, plan.W, right, *rates)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sizes", nargs="+", default=["4096x7168", "128x2048", "1x2048"], help="T x H")
-    parser.add_argument("--variants", nargs="+", default=DEFAULT, help="fields of rank_combine.Plan, in JSON")
+    parser.add_argument("--variants", nargs="+", default=DEFAULT, help="fields of Plan or DispatchPlan, op, sizes")
     parser.add_argument("--inter", type=int, default=1, help="nodes")
     parser.add_argument("--ranks", type=int, default=1, help="of a GPU")
     parser.add_argument("--repeats", type=int, default=20, help="of the gate")

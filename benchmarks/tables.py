@@ -20,6 +20,7 @@ RESULTS = ROOT / "benchmarks/results"
 PAGES = (
     ROOT / "README.md",
     ROOT / "docs/benchmark.md",
+    ROOT / "docs/expert_parallel.md",
     ROOT / "docs/tenstorrent.md",
     ROOT / "docs/kv.md",
     ROOT / "docs/tensor_parallel.md",
@@ -339,7 +340,22 @@ def vllm_serve() -> str:
     return "\n".join([*lines, "", f"{about}, bf16; medians of rounds."]) + "\n"
 
 
+def combine() -> str:
+    """Dispatch and combine across GPUs beside NCCL."""
+    data = results("combine.json")
+    lines = table_head(["op", "T, H", "SMs", "channels, copies", "time, rate", "NCCL all_to_all_single"])
+    for row in data["rows"]:
+        assert row["right"]
+        copies = "bulk" if json.loads(row["variant"]).get("bulk") else "16 bytes"
+        times = [f"{row[us]:.1f} us, {row[gb]:.4g} GB/s" for us, gb in (("us", "gb"), ("nccl_us", "nccl_gb"))]
+        lines.append(
+            table_row([row["op"], f"{row['T']}, {row['H']}", row["sms"], f"{row['channels']}, {copies}", *times])
+        )
+    return "\n".join([*lines, "", f"{data['device']}, torch {data['torch']}."]) + "\n"
+
+
 TABLES: dict[str, Callable[[], str]] = {
+    "combine.json": combine,
     "cpu_layer.json": cpu_layer,
     "kv_attention.json": kv_tables.attention,
     "kv_attention.json, several queries": kv_tables.queries,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from delivered import delivered
 from rank_processes import Case, by_processes, by_threads
 from ttnn_moe.contract import Placement
 from ttnn_moe.errors import ContractError
@@ -36,15 +37,10 @@ def check(case: Case, results: list) -> None:
         want = case.want(rank, masks)
         for out in result["outs"]:
             assert torch.equal(out, want)
-        origins = [case.inputs(c) for c in range(len(case.tokens))]
-        chosen = [mask >> rank & 1 == 1 for mask in sent.meta.masks]
-        for n, got in enumerate((sent.rows, None, sent.weights)):
-            if got is not None:
-                assert torch.equal(got, torch.cat([one[n][some] for one, some in zip(origins, chosen, strict=True)]))
-        ids_came = torch.cat([one[1][some] for one, some in zip(origins, chosen, strict=True)])
-        local = case.placement.local_of(rank)
-        known = (ids_came >= 0) & (ids_came < case.placement.E)
-        assert torch.equal(sent.ids, torch.where(known, local[ids_came.clamp(0, case.placement.E - 1).long()], -1))
+        want_sent = delivered([case.inputs(c) for c in range(len(case.tokens))], case.placement, rank)
+        assert all(
+            torch.equal(got, one) for got, one in zip((sent.rows, sent.ids, sent.weights), want_sent, strict=True)
+        )
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)

@@ -23,7 +23,7 @@ INCLUDE = next((header.parent for header in HEADERS if header.is_file()), None)
 
 def calls(form: str) -> dict[str, str]:
     """Functions of a form that the kernel calls, with their parameters."""
-    kernel = "".join((ROOT / "combine" / name).read_text() for name in ("rank_combine.cu", "rings.cuh"))
+    kernel = "".join((ROOT / "combine" / name).read_text() for name in ("rank_combine.cu", "rings.cuh", "publish.cuh"))
     source = (ROOT / "combine" / form).read_text()
     found = dict(re.findall(r"\b(\w+)\(((?:const )?[CG]\w*&? ?[^()]*)\) \{", source))
     return {name: " ".join(given.split()) for name, given in found.items() if f"{name}(" in kernel}

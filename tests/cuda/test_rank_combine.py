@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 
 import pytest
 import torch
 
+from ttnn_moe.cuda.combine.node import NodeCombinePlan
 from ttnn_moe.cuda.combine.rank_combine import Plan, RankCombine, pointers
 from ttnn_moe.cuda.jit import build
 from ttnn_moe.errors import ContractError
@@ -23,14 +25,20 @@ PLANS = {
     "4 x 2, fp16": (Plan(4, 2, 8, 70, dtype=F16, wire=F16, sms=4, slots=1), (70, 3, 0, 55, 1, 69, 64, 7)),
     "1 x 8, fp32 wire": (Plan(1, 8, 520, 40, sms=4, wire=F32), (40, 3, 0, 35, 1, 39, 34, 7)),
     "8 x 1": (Plan(8, 1, 2048, 40, sms=4), (40, 3, 0, 35, 1, 39, 34, 7)),
+    "node, 1": (NodeCombinePlan(1, 1, 64, 9, sms=2), (9,)),
+    "node, 2": (NodeCombinePlan(1, 2, 2048, 200, sms=4), (200, 77)),
+    "node, 2, H 7168": (NodeCombinePlan(1, 2, 7168, 500, sms=8), (500, 499)),
+    "node, 4, fp16": (NodeCombinePlan(1, 4, 264, 60, F16, sms=3), (60, 0, 31, 5)),
+    "node, 8": (NodeCombinePlan(1, 8, 520, 40, sms=4), (40, 3, 0, 35, 1, 39, 34, 7)),
     "nobody has a token": (Plan(2, 2, 64, 4, sms=2), (0, 0, 0, 0)),
 }
 
 
 @pytest.mark.skipif(build.why_not() is not None, reason=str(build.why_not()))
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
-def test_nvrtc_compiles_it(arch: str) -> None:
-    plan = replace(PLANS["2 x 4"][0], bulk=arch == "sm_90a")
+@pytest.mark.parametrize("case", ["2 x 4", "node, 8"])
+def test_nvrtc_compiles_it(arch: str, case: str) -> None:
+    plan = replace(PLANS[case][0], bulk=arch == "sm_90a")
     assert build.compile_spec(plan.spec(arch))[:4] == b"\x7fELF"
 
 
@@ -39,6 +47,7 @@ def test_a_plan_refuses_what_no_kernel_takes() -> None:
     for wrong in (
         {"inter": 8, "intra": 8},
         {"H": 12},
+        {"T": 0},
         {"slots": 3},
         {"wire": F16},
         {"dtype": F32},
@@ -68,7 +77,7 @@ class TestOnGpus:
     def test_equals_the_tree_oracle(self, case: tuple, gpus: int, bulk: bool) -> None:
         plan, tokens = case
         if bulk:
-            if plan.wire is not plan.dtype or torch.cuda.get_device_capability() < (9, 0):
+            if getattr(plan, "wire", plan.dtype) is not plan.dtype or torch.cuda.get_device_capability() < (9, 0):
                 pytest.skip("no bulk copies")
             plan = replace(plan, bulk=True)
         if plan.R % gpus:
@@ -89,7 +98,7 @@ class TestOnGpus:
             {"sms": 1},
             {"sms": 7},
             {"channels": 2},
-            {"bulk": True, "slots": 1, "send_rows": 1},
+            {"bulk": True, "slots": 1, "send_rows": 3},
             {"bulk": True, "stages": 1},
             {"overlap": True},
         ],
@@ -102,8 +111,9 @@ class TestOnGpus:
         ranks.synchronize()
         assert ranks.wrong() == []
 
-    def test_twenty_replays_of_a_graph_across_the_wrap_of_the_counters(self) -> None:
-        plan, tokens = PLANS["2 x 4"]
+    @pytest.mark.parametrize("case", ["2 x 4", "node, 8"])
+    def test_twenty_replays_of_a_graph_across_the_wrap_of_the_counters(self, case: str) -> None:
+        plan, tokens = PLANS[case]
         if torch.cuda.get_device_capability() >= (9, 0):
             plan = replace(plan, bulk=True, overlap=True)
         ranks = _ranks(plan, tokens, first=-3)
@@ -119,8 +129,9 @@ class TestOnGpus:
             assert ranks.wrong() == []
 
     @pytest.mark.parametrize("rank", [0, 3, 6])
-    def test_an_absent_rank_is_named(self, rank: int) -> None:
-        plan, tokens = PLANS["2 x 4"]
+    @pytest.mark.parametrize("case", ["2 x 4", "node, 8"])
+    def test_an_absent_rank_is_named(self, rank: int, case: str) -> None:
+        plan, tokens = PLANS[case]
         ranks = _ranks(plan, tokens, timeout=0.05, absent=[rank])
         ranks.launch()
         ranks.synchronize()
@@ -133,11 +144,17 @@ class TestOnGpus:
         assert ranks.reports() == reports
 
     @pytest.mark.parametrize("rank", [0, 5])
-    def test_a_rank_that_stalls_is_named(self, rank: int) -> None:
-        plan, _ = PLANS["2 x 4"]
-        ranks = _ranks(replace(plan, stalls=rank, sms=1, channels=2, slots=1), (60,) * 8, timeout=0.05)
+    @pytest.mark.parametrize(
+        ("case", "role"),
+        [("2 x 4", Role.SENDER), ("2 x 4", Role.FORWARDER), ("2 x 4", Role.RECEIVER), ("node, 8", Role.RECEIVER)],
+    )
+    def test_a_rank_that_stalls_is_named(self, rank: int, case: str, role: Role) -> None:
+        plan = replace(PLANS[case][0], stalls=rank, stall_role=role.value, sms=1, channels=2, slots=1)
+        start = time.monotonic()
+        ranks = _ranks(plan, (plan.T,) * 8, timeout=0.05)
         ranks.launch()
         ranks.synchronize()
+        assert time.monotonic() - start < 20
         assert {report.peer if report else None for report in ranks.reports()} == {rank}
 
     def test_too_many_blocks_are_refused(self) -> None:

@@ -6,62 +6,33 @@ from collections.abc import Sequence
 
 import torch
 
+from delivered import delivered
+from ttnn_moe.contract import Placement
 from ttnn_moe.cuda.combine import peers
+from ttnn_moe.cuda.combine.kernel import RankKernel, RingPlan
+from ttnn_moe.cuda.combine.node import NodeCombine, NodeCombinePlan, NodeDispatch, NodeDispatchPlan, rows_at
 from ttnn_moe.cuda.combine.rank_combine import Plan, RankCombine, Stopped, pointers, stopped
+from ttnn_moe.cuda.combine.rank_dispatch import DispatchPlan, RankDispatch, Received
 from ttnn_moe.parallel.hierarchical import Nodes, tree_sum
+from ttnn_moe.parallel.hierarchical.nodes import rank_masks
 
 
-class GpuRanks:
-    """All ranks, with inputs. gpu_of: of each rank. absent: ranks that do not launch."""
+class OnGpus:
+    """Heaps of all ranks, and what launches them. gpu_of: of each rank. absent: ranks that do not launch."""
 
-    def __init__(
-        self,
-        plan: Plan,
-        tokens: Sequence[int],
-        gpu_of: Sequence[int] = (),
-        biases: bool = True,
-        timeout: float = 5.0,
-        absent: Sequence[int] = (),
-        first: int = 0,
-    ):
-        self.plan, self.tokens, self.biases = plan, tokens, biases
-        self.gpu_of = list(gpu_of) or [0] * plan.R
+    def __init__(self, plan: RingPlan, gpu_of: Sequence[int], absent: Sequence[int], first: int):
+        self.gpu_of, self.runs = list(gpu_of) or [0] * plan.R, list[RankKernel]()
         gpus = sorted(set(self.gpu_of))
         self.heaps = [torch.zeros(plan.heap, dtype=torch.uint8, device=f"cuda:{gpu}") for gpu in self.gpu_of]
-        if first:
+        if first and plan.slot:
             rings = (plan.intra + 1) * plan.inter * plan.sms * plan.W
             for heap in self.heaps:
                 heap[256 : 256 + 72 * rings].view(torch.int32).fill_(first)
         if len(gpus) > 1:
             peers.enable(gpus)
-        addresses = [heap.data_ptr() for heap in self.heaps]
-        g = torch.Generator().manual_seed(7)
-        R, H = plan.R, plan.H
-        self.masks = [torch.randint(0, 1 << R, (T,), generator=g) for T in tokens]
-        # [R, T, H] of each destination
-        self.parts = [torch.randn(R, T, H, generator=g).to(plan.dtype) for T in tokens]
-        self.added = [torch.randn(2, T, H, generator=g).to(plan.dtype) for T in tokens]
-        self.outs: list[torch.Tensor] = []
-        self.keep: list[object] = []
-        self.runs: list[RankCombine] = []
-        for gpu in gpus:
-            ranks = [rank for rank in range(R) if self.gpu_of[rank] == gpu and rank not in absent]
-            if ranks:
-                self.runs.append(RankCombine(plan, gpu, ranks, addresses, timeout))
-        for run in self.runs:
-            for n, rank in enumerate(run.ranks):
-                self._bind(run, n, rank, f"cuda:{run.device}")
-        self.synchronize()
-
-    def _bind(self, run: RankCombine, n: int, rank: int, device: str) -> None:
-        x = torch.cat([part[rank][mask >> rank & 1 == 1] for part, mask in zip(self.parts, self.masks, strict=True)])
-        masks, rows, T = pointers([mask.to(device) for mask in self.masks], self.plan.T, rank)
-        out = torch.full((self.tokens[rank], self.plan.H), float("nan"), dtype=self.plan.dtype, device=device)
-        bias_0, bias_1 = self.added[rank].to(device) if self.biases else (None, None)
-        tensors = x.to(device), masks, rows, T, out, bias_0, bias_1
-        run.bind(n, *tensors)
-        self.outs.append(out)
-        self.keep.append(tensors)
+        self.addresses = [heap.data_ptr() for heap in self.heaps]
+        here = {gpu: [r for r in range(plan.R) if self.gpu_of[r] == gpu and r not in absent] for gpu in gpus}
+        self.ranks_of = {gpu: ranks for gpu, ranks in here.items() if ranks}
 
     def launch(self) -> None:
         for run in self.runs:
@@ -72,6 +43,133 @@ class GpuRanks:
         for gpu in set(self.gpu_of):
             torch.cuda.synchronize(gpu)
 
+    def reports(self) -> list[Stopped | None]:
+        return [stopped(heap) for heap in self.heaps]
+
+
+class DispatchOnGpus(OnGpus):
+    """All ranks of a dispatch, with inputs. E: experts, of which ids name some, and -1, and too large ones."""
+
+    def __init__(
+        self,
+        plan: DispatchPlan | NodeDispatchPlan,
+        tokens: Sequence[int],
+        gpu_of: Sequence[int] = (),
+        timeout: float = 5.0,
+        absent: Sequence[int] = (),
+        first: int = 0,
+        each: int = 2,
+    ):
+        super().__init__(plan, gpu_of, absent, first)
+        self.plan, R = plan, plan.R
+        E, g = each * R, torch.Generator().manual_seed(11)
+        self.placement = Placement.from_mapping(torch.randperm(E, generator=g).view(R, each).tolist())
+        self.origins = []
+        for T in tokens:
+            ids = torch.randint(-1, E + 1, (T, plan.K), generator=g, dtype=torch.int32)
+            hidden, weights = torch.randn(T, plan.H, generator=g).to(plan.dtype), torch.rand(T, plan.K, generator=g)
+            self.origins.append((hidden, ids, weights))
+        self.received: dict[int, dict[str, torch.Tensor]] = {}
+        self.keep: list[object] = []
+        for gpu, ranks in self.ranks_of.items():
+            device = f"cuda:{gpu}"
+            run: RankDispatch | NodeDispatch
+            if isinstance(plan, NodeDispatchPlan):
+                run = NodeDispatch(plan, self.placement, gpu, ranks, self.addresses, timeout)
+            else:
+                run = RankDispatch(plan, self.placement, gpu, ranks, self.addresses, timeout)
+            self.runs.append(run)
+            for n, rank in enumerate(ranks):
+                hidden, ids, weights = (one.to(device) for one in self.origins[rank])
+                inputs = hidden, ids, weights, torch.tensor([tokens[rank]], dtype=torch.int32, device=device)
+                self.keep.append(inputs)
+                if isinstance(run, RankDispatch):
+                    into = Received.empty(run.plan, device)
+                    run.bind(n, *inputs, into)
+                    self.received[rank] = vars(into)
+                else:
+                    where = torch.empty(R, plan.T, dtype=torch.int32, device=device)
+                    A = torch.empty(1, dtype=torch.int32, device=device)
+                    run.bind(n, *inputs, where, A)
+                    rows, row_ids, row_weights = run.plan.rows(self.heaps[rank])
+                    made = {"rows": rows, "ids": row_ids, "weights": row_weights, "where": where, "A": A}
+                    self.received[rank] = made
+        self.poison()
+        self.synchronize()
+
+    def poison(self) -> None:
+        for received in self.received.values():
+            for tensor in received.values():
+                tensor.view(torch.uint8).fill_(0xA5)
+
+    def wrong(self) -> list[tuple[int, str]]:
+        """(rank, tensor) that are not the oracle's, bit for bit."""
+        found: list[tuple[int, str]] = []
+        masks = [rank_masks(ids, self.placement) for _, ids, _ in self.origins]
+        for rank, received in self.received.items():
+            rows, ids, weights = delivered(self.origins, self.placement, rank)
+            A, T = len(rows), len(masks[rank])
+            want = {"rows": rows, "ids": ids, "weights": weights, "A": torch.tensor([A]).int()}
+            want |= zip(("masks", "row_of", "tokens"), pointers(masks, self.plan.T, rank), strict=True)
+            want["where"] = rows_at(masks, self.plan.T, rank)[:, :T]
+            for name, tensor in received.items():
+                got = tensor.cpu()
+                got = got[:A] if name in ("rows", "ids", "weights") else got[:, :T] if name == "where" else got
+                if not torch.equal(got, want[name]):
+                    found.append((rank, name))
+        return found
+
+
+class GpuRanks(OnGpus):
+    """All ranks of a combine, with inputs."""
+
+    def __init__(
+        self,
+        plan: Plan | NodeCombinePlan,
+        tokens: Sequence[int],
+        gpu_of: Sequence[int] = (),
+        biases: bool = True,
+        timeout: float = 5.0,
+        absent: Sequence[int] = (),
+        first: int = 0,
+    ):
+        super().__init__(plan, gpu_of, absent, first)
+        self.plan, self.tokens, self.biases = plan, tokens, biases
+        g = torch.Generator().manual_seed(7)
+        R, H = plan.R, plan.H
+        self.masks = [torch.randint(0, 1 << R, (T,), generator=g) for T in tokens]
+        # [R, T, H] of each destination
+        self.parts = [torch.randn(R, T, H, generator=g).to(plan.dtype) for T in tokens]
+        self.added = [torch.randn(2, T, H, generator=g).to(plan.dtype) for T in tokens]
+        self.outs: list[torch.Tensor] = []
+        self.keep: list[object] = []
+        for gpu, ranks in self.ranks_of.items():
+            run: RankCombine | NodeCombine
+            if isinstance(plan, NodeCombinePlan):
+                run = NodeCombine(plan, gpu, ranks, self.addresses, timeout)
+            else:
+                run = RankCombine(plan, gpu, ranks, self.addresses, timeout)
+            self.runs.append(run)
+            for n, rank in enumerate(ranks):
+                self._bind(run, n, rank, f"cuda:{gpu}")
+        self.synchronize()
+
+    def _bind(self, run: RankCombine | NodeCombine, n: int, rank: int, device: str) -> None:
+        x = torch.cat([part[rank][mask >> rank & 1 == 1] for part, mask in zip(self.parts, self.masks, strict=True)])
+        masks, rows, T = pointers([mask.to(device) for mask in self.masks], self.plan.T, rank)
+        out = torch.full((self.tokens[rank], self.plan.H), float("nan"), dtype=self.plan.dtype, device=device)
+        bias_0, bias_1 = self.added[rank].to(device) if self.biases else (None, None)
+        self.outs.append(out)
+        if isinstance(run, NodeCombine):
+            where, own = rows_at(self.masks, self.plan.T, rank).to(device), T[rank : rank + 1]
+            run.plan.rows(self.heaps[rank])[: len(x)] = x.to(device)
+            run.bind(n, where, own, out, bias_0, bias_1)
+            self.keep.append((where, own, bias_0, bias_1))
+        else:
+            tensors = x.to(device), masks, rows, T, out, bias_0, bias_1
+            run.bind(n, *tensors)
+            self.keep.append(tensors)
+
     def poison(self) -> None:
         for out in self.outs:
             out.fill_(float("nan"))
@@ -79,14 +177,12 @@ class GpuRanks:
     def wrong(self) -> list[int]:
         """Ranks whose output is not the oracle's, bit for bit."""
         nodes = Nodes(self.plan.inter, self.plan.intra)
+        wire = self.plan.dtype if isinstance(self.plan, NodeCombinePlan) else self.plan.wire
         return [
             rank
             for rank, (part, mask) in enumerate(zip(self.parts, self.masks, strict=True))
             if not torch.equal(
                 self.outs[rank].cpu(),
-                tree_sum(part, mask, nodes, rank, self.plan.wire, self.added[rank] if self.biases else ()),
+                tree_sum(part, mask, nodes, rank, wire, list(self.added[rank]) if self.biases else ()),
             )
         ]
-
-    def reports(self) -> list[Stopped | None]:
-        return [stopped(heap) for heap in self.heaps]

@@ -2,7 +2,7 @@
 //
 // | shared memory of a channel | bytes                       |
 // |----------------------------|-----------------------------|
-// | sender                     | SEND_ROWS rows, 1 or 2      |
+// | sender                     | SEND_ROWS rows              |
 // | receiver                   | STAGES * SOURCES * CHUNK    |
 // | forwarder                  | STAGES * R_INTRA * CHUNK    |
 #pragma once
@@ -21,7 +21,7 @@
 #endif
 constexpr int SOURCES = R_INTRA + R_INTER - 1;
 constexpr int EACH = CHUNK / 16 / 32;              // vectors of a lane in a chunk
-constexpr int BARRIERS = STAGES < 2 ? 2 : STAGES;  // of a warp; a sender has two
+constexpr int BARRIERS = STAGES < SEND_ROWS ? SEND_ROWS : STAGES;  // of a warp
 static_assert(CHUNK % 512 == 0, "whole vectors for each lane");
 
 __device__ __forceinline__ void bulk_load(u32 to, const void* from, u32 bytes, u32 barrier) {
@@ -35,7 +35,14 @@ __device__ __forceinline__ void bulk_store(void* to, u32 from, u32 bytes) {
     asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to), "r"(from),
                  "r"(bytes)
                  : "memory");
-    asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}
+
+__device__ __forceinline__ void bulk_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+
+// All but the last N stores of this thread have read their shared memory.
+template <int N>
+__device__ __forceinline__ void bulk_wait_read() {
+    asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(N) : "memory");
 }
 
 // All but the last N stores of this thread are complete: their data may be released.
@@ -46,6 +53,41 @@ __device__ __forceinline__ void bulk_wait() {
 
 // Between ordinary accesses to global memory and bulk copies of the same bytes.
 __device__ __forceinline__ void fence_bulk() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
+
+// A warp's rows on their way, each in shared memory: as that of vectors.cuh, of rows of the same bytes.
+struct Carrier {
+    u32 memory, barriers, bytes;
+    int held;  // rows of shared memory
+    u32 rows;  // ever carried
+
+    __device__ u32 at() const { return rows % held; }
+    // After settle<held - 1> or reuse<held - 1>.
+    __device__ void fetch(const void* row) {
+        if (threadIdx.x % 32 != 0) return;
+        fence_bulk();  // the row's producer may have stored it by ordinary accesses
+        barrier_arrive_expect(barriers + 8 * at(), bytes);
+        bulk_load(memory + at() * bytes, row, bytes, barriers + 8 * at());
+    }
+    __device__ void arrive() { barrier_wait(barriers + 8 * at(), rows / held & 1); }
+    __device__ void put(unsigned char* to) {
+        if (threadIdx.x % 32 == 0) bulk_store(to, memory + at() * bytes, bytes);
+    }
+    __device__ void commit() {
+        if (threadIdx.x % 32 == 0) bulk_commit();
+        ++rows;
+    }
+    // All stores but the last `MOST` rows' are at their targets; or have only left shared memory.
+    template <int MOST>
+    __device__ void settle() {
+        if (threadIdx.x % 32 == 0) bulk_wait<MOST>();
+        fence_bulk();
+    }
+    template <int MOST>
+    __device__ void reuse() {
+        if (threadIdx.x % 32 == 0) bulk_wait_read<MOST>();
+        __syncwarp();
+    }
+};
 
 // A warp's stages for summing.
 struct Pipe {

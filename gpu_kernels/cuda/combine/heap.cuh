@@ -1,4 +1,4 @@
-// The status of a rank, what a launch knows of it, and loads and stores between GPUs.
+// The status of a rank, and loads and stores between GPUs.
 #pragma once
 
 #include "common/element.cuh"
@@ -8,7 +8,7 @@ constexpr int RINGS = (R_INTRA + 1) * R_INTER;  // a channel, into one rank
 constexpr u32 ALL = 0xffffffffu;
 static_assert(R <= 32, "a lane for each rank");
 
-enum Role : int { OUTSIDE, SENDER, FORWARDER, RECEIVER, COORDINATOR };
+enum Role : int { OUTSIDE, SENDER, FORWARDER, RECEIVER, COORDINATOR, ANNOUNCER };
 
 struct Status {
     u32 beat, entered, ended,
@@ -16,16 +16,6 @@ struct Status {
     u32 peer, role, call, reporter;
     u64 told;  // by a rank of another node (network.cuh): 0, or its report in one word
     u32 unused[54];
-};
-
-struct Local {  // one rank of this launch
-    const u16* x;
-    u16* out;
-    const u16 *bias_0, *bias_1;
-    const u64* masks;
-    const int* rows;
-    const int* T;
-    u64 rank;
 };
 
 __device__ __forceinline__ u32 load_acquire_sys(const u32* from) {
@@ -40,6 +30,16 @@ __device__ __forceinline__ u32 load_relaxed_sys(const u32* from) {
     return word;
 }
 
+__device__ __forceinline__ u64 load_relaxed_sys(const u64* from) {
+    u64 word;
+    asm volatile("ld.relaxed.sys.global.u64 %0, [%1];" : "=l"(word) : "l"(from) : "memory");
+    return word;
+}
+
+__device__ __forceinline__ void store_relaxed_sys(u64* to, u64 word) {
+    asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(to), "l"(word) : "memory");
+}
+
 __device__ __forceinline__ void store_release_sys(u32* to, u32 word) {
     asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(to), "r"(word) : "memory");
 }
@@ -47,6 +47,9 @@ __device__ __forceinline__ void store_release_sys(u32* to, u32 word) {
 __device__ __forceinline__ void store_relaxed_sys(u32* to, u32 word) {
     asm volatile("st.relaxed.sys.global.u32 [%0], %1;" ::"l"(to), "r"(word) : "memory");
 }
+
+// Reads and writes that this warp knows of, before its writes that follow.
+__device__ __forceinline__ void fence_sys() { asm volatile("fence.acq_rel.sys;" ::: "memory"); }
 
 __device__ __forceinline__ u64 nanoseconds() {
     u64 now;

@@ -5,7 +5,7 @@
 // | call             | here                                                                              |
 // |------------------|-----------------------------------------------------------------------------------|
 // | put slot         | slot_between: sums are stored into a staging slot of this rank                    |
-// | release tail     | release_tail: puts the staging slot; a strong signal adds 1 to the target's tail  |
+// | release tail     | release_tail: puts each staging slot; a strong signal adds 1 to the target's tail |
 // | acquire wait     | Group::wait: a signal is a word of this rank's heap                               |
 // | return credit    | return_head: a signal adds to the source's head                                   |
 // | abort            | tell: one 8-byte put into Status::told of each rank; dead reads it                |
@@ -35,12 +35,6 @@ struct Link {
     ncclWindow_t window;  // of the heaps
     u64 looks;            // bytes from the heap's start
 };
-
-__device__ __forceinline__ u64 load_relaxed_sys(const u64* from) {
-    u64 word;
-    asm volatile("ld.relaxed.sys.global.u64 %0, [%1];" : "=l"(word) : "l"(from) : "memory");
-    return word;
-}
 
 __device__ __forceinline__ bool same_node(int a, int b) { return a / R_INTRA == b / R_INTRA; }
 
@@ -90,17 +84,20 @@ __device__ __forceinline__ unsigned char* slot_between(const G& g, int to, int r
 }
 
 template <class G>
-__device__ __noinline__ void release_tail(const G& g, int to, int ring, u32 tail) {
+__device__ __noinline__ void release_tail(const G& g, int to, int ring, u32 tail, u32 more) {
+    if (same_node(g.rank, to)) return store_relaxed_sys(g.tail(to, ring), tail);
     const ncclWindow_t window = g.call.window;
-    const u64 from = offset_of(g, slot_between(g, to, ring, tail - 1));
-    const u64 slot = offset_of(g, g.data(g.rank, ring, tail - 1));
     const ncclGin_StrongVASignalAdd one{window, offset_of(g, g.tail(g.rank, ring)), 1};
-    gin_of(g, ring).put(ncclTeamWorld(g.call.comm), to, window, slot, window, from, g.slot, one);
+    for (u32 item = tail - more; item != tail; ++item) {
+        const u64 from = offset_of(g, slot_between(g, to, ring, item));
+        const u64 slot = offset_of(g, g.data(g.rank, ring, item));
+        gin_of(g, ring).put(ncclTeamWorld(g.call.comm), to, window, slot, window, from, g.slot, one);
+    }
 }
 
 template <class G>
 __device__ __noinline__ void return_head(const G& g, int source, int ring, u32 head, u32 more) {
-    if (same_node(g.rank, source)) return store_release_sys(g.head(source, ring), head);
+    if (same_node(g.rank, source)) return store_relaxed_sys(g.head(source, ring), head);
     const ncclGin_WeakVASignalAdd given{g.call.window, offset_of(g, g.head(g.rank, ring)), more};
     gin_of(g, ring).signal(ncclTeamWorld(g.call.comm), source, given);
 }

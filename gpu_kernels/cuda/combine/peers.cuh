@@ -37,14 +37,14 @@ __device__ __forceinline__ unsigned char* slot_between(const G& g, int to, int r
     return g.data(to, ring, item);
 }
 
-// One lane, after the warp's stores: tail items are put.
+// One lane, after fence_sys: tail items are put, more than at the last call.
 template <class G>
-__device__ __forceinline__ void release_tail(const G& g, int to, int ring, u32 tail) {
-    store_release_sys(g.tail(to, ring), tail);
+__device__ __forceinline__ void release_tail(const G& g, int to, int ring, u32 tail, u32 more) {
+    store_relaxed_sys(g.tail(to, ring), tail);
 }
 
-// One lane, after the reads: the source may reuse head slots, more than at the last call.
+// One lane, after fence_sys: the source may reuse head slots, more than at the last call.
 template <class G>
 __device__ __forceinline__ void return_head(const G& g, int source, int ring, u32 head, u32 more) {
-    store_release_sys(g.head(source, ring), head);
+    store_relaxed_sys(g.head(source, ring), head);
 }

@@ -11,7 +11,7 @@
 // | out                   | [T, H]      | as x       | tokens without a row: the biases, or zero            |
 // | bias_0, bias_1        | [T, H]      | as x, null | added before the one rounding                        |
 // | masks                 | [R, T_max]  | u64        | bit r: rank r has a row of token t of rank c         |
-// | rows                  | [R, T_max]  | int32      | this rank's row of token t of rank c, in x           |
+// | rows                  | [R, T_max]  | int32      | this rank's row of token t of rank c, below R*T_max  |
 // | T                     | [R]         | int32      | tokens of each rank, up to T_max                     |
 //
 // H is a multiple of 8. Slots hold the wire dtype: bf16 (fp16), or fp32 (WIRE32). BULK: see bulk.cuh; else
@@ -30,7 +30,8 @@
 #define WIRE32 0
 #endif
 #ifndef STALLS
-#define STALLS -1  // of tests: a rank that stops at its second item
+#define STALLS -1  // of tests: a rank that stops, in this role, at its second item
+#define STALL_ROLE 0
 #endif
 #ifndef BULK
 #define BULK 0
@@ -38,6 +39,21 @@
 #ifndef NETWORK
 #define NETWORK 0
 #endif
+#ifndef SEND_ROWS
+#define SEND_ROWS 1
+#endif
+#include "common/element.cuh"
+
+struct Local {  // one rank of this launch
+    const u16* x;
+    u16* out;
+    const u16 *bias_0, *bias_1;
+    const u64* masks;
+    const int* rows;
+    const int* T;
+    u64 rank;
+};
+
 #if BULK
 #include "combine/bulk.cuh"
 #else
@@ -48,13 +64,21 @@ struct Pipe {};
 constexpr int SENDERS = R_INTRA > 1, FORWARDERS = R_INTER > 1;
 constexpr int ROLES = SENDERS + FORWARDERS + 1;
 
+// What is no row becomes one: a dispatch that a dead rank ended leaves anything.
+__device__ __forceinline__ int bounded(int row, const Call& call) { return min(max(row, 0), R * call.T_max - 1); }
+
 // A warp of one role and one channel; a lane stands for a rank where the roles look at all of them.
 struct Warp {
     const Group& g;
     const Local& own;
     const int ch, w, lane, H, vectors;
-    volatile u32* counts;  // [RINGS], shared: items that this block's consumer of the channel has read
-    Pipe pipe;             // of the role
+    volatile u32 *counts, *puts;  // [RINGS] of the channel, in Shared
+    Pipe pipe;                    // of a role that sums
+    Carrier carrier;              // of a sender
+    // this lane's rank c, the mask and the row of its first token, and its T: loaded before the block begins
+    const int c;
+    u64 mask;
+    int row, T_of;
 
     __device__ u64 address_of_lane(const void* pointer, int from) const {
         return __shfl_sync(ALL, reinterpret_cast<u64>(pointer), from);
@@ -69,11 +93,11 @@ struct Warp {
         return t < g.call.T_max ? own.masks[static_cast<u64>(c) * g.call.T_max + t] : 0;
     }
     __device__ int row_of(int c, int t) const {
-        return t < g.call.T_max ? own.rows[static_cast<u64>(c) * g.call.T_max + t] : -1;
+        return t < g.call.T_max ? bounded(own.rows[static_cast<u64>(c) * g.call.T_max + t], g.call) : 0;
     }
 
-    __device__ bool stalls(int items) const {
-        if (STALLS != g.rank || items < 1) return false;
+    __device__ bool stalls(int items, int role) const {
+        if (STALLS != g.rank || STALL_ROLE != role || items < 1) return false;
         while (!g.aborted()) __nanosleep(1000);
         return true;
     }
@@ -94,23 +118,13 @@ struct Warp {
 
 __device__ void Warp::send() {
     // lane c: the stream to rank c, through the rank of this node with c's local index
-    const int c = lane < R ? lane : 0, far = c / R_INTRA, other = c % R_INTRA;
+    const int far = c / R_INTRA, other = c % R_INTRA;
     const bool some = lane < R && other != g.local;
-    u64 mask = mask_of(c, ch);
-    int row = row_of(c, ch), number = 0;
-    const int T = some ? own.T[c] : 0, ring = g.inside(g.local, far, ch), back = g.inside(other, far, ch);
-    u32 items = some ? *g.sent(back) : 0, freed = some ? load_relaxed_sys(g.head(g.rank, back)) : 0;
+    int number = 0;
+    const int T = some ? T_of : 0, ring = g.inside(g.local, far, ch), back = g.inside(other, far, ch);
+    Sends<Carrier> sends(carrier, puts + entry_inside(other, far), some);
+    u32 freed = some ? load_relaxed_sys(g.head(g.rank, back)) : 0;
     const int most = __reduce_max_sync(ALL, T), forwarder = g.node * R_INTRA + other;
-    int late = -1;  // the stream whose last item is in flight: its tail is not yet released
-    const auto release = [&](int s) {
-#if BULK
-        if (lane == 0) bulk_wait<0>();
-        fence_bulk();
-#endif
-        __syncwarp();
-        if (lane == s) store_release_sys(g.tail(forwarder, ring), items);
-        late = -1;
-    };
     for (int t = ch; t < most; t += g.C) {
         u32 todo = __ballot_sync(ALL, t < T && mask >> g.rank & 1);
         const unsigned char* from = x_row(row);
@@ -118,50 +132,34 @@ __device__ void Warp::send() {
         row = row_of(c, t + g.C);
         for (; todo; todo &= todo - 1) {
             const int s = __ffs(todo) - 1;
-            if (stalls(number++)) return;
-            const u32 item = __shfl_sync(ALL, items, s);
+            if (stalls(number++, SENDER)) return;
+            sends.settle<SEND_ROWS - 1>();
+            carrier.fetch(reinterpret_cast<const void*>(address_of_lane(from, s)));
+            const u32 item = __shfl_sync(ALL, sends.items, s);
             const u32 want = item + 1 - g.call.slots;
+            bool may = true;
             if (!reached(__shfl_sync(ALL, freed, s), want)) {
-                if (late >= 0) release(late);  // before any wait: a peer may need it to free the slot
-                if (!g.wait(lane == s, g.head(g.rank, back), want, forwarder, SENDER)) return;
+                sends.settle<0>();  // before any wait: a peer may need it to free the slot
+                may = g.wait(lane == s, g.head(g.rank, back), want, forwarder, SENDER);
                 if (lane == s) freed = load_relaxed_sys(g.head(g.rank, back));
             }
-            const int to_rank = __shfl_sync(ALL, forwarder, s);
-            const u64 source = address_of_lane(from, s);
-            unsigned char* to = g.data(to_rank, __shfl_sync(ALL, ring, s), item);
-#if BULK
-            // with two rows in turn, the load of one overlaps the store of the other
-            const u32 n = pipe.chunks % SEND_ROWS, bytes = vectors * 16, memory = pipe.memory + n * bytes;
-            if (SEND_ROWS == 1 && late >= 0) release(late);
-            if (lane == 0) {
-                barrier_arrive_expect(pipe.barriers + 8 * n, bytes);
-                bulk_load(memory, reinterpret_cast<const void*>(source), bytes, pipe.barriers + 8 * n);
-            }
-            barrier_wait(pipe.barriers + 8 * n, pipe.chunks / SEND_ROWS & 1);
-            ++pipe.chunks;
-            if (late >= 0) release(late);
-            if (lane == 0) bulk_store(to, memory, bytes);
-            if (lane == s) ++items;
-            late = s;
-#else
-            copy_row(to, reinterpret_cast<const unsigned char*>(source), vectors);
-            if (lane == s) ++items;
-            release(s);
-#endif
+            carrier.arrive();
+            if (!may) return;
+            carrier.put(g.data(__shfl_sync(ALL, forwarder, s), __shfl_sync(ALL, ring, s), item));
+            carrier.commit();
+            sends.sent(lane == s);
         }
     }
-    if (late >= 0) release(late);
-    if (some) *g.sent(back) = items;
+    sends.settle<0>();
 }
 
 __device__ void Warp::forward() {
     // lane n: the stream to rank (n, local). lane r: rank r of this node as a source
-    const int far = lane < R_INTER ? lane : 0, c = far * R_INTRA + g.local;
+    const int far = c / R_INTRA;
     const bool some = lane < R_INTER && far != g.node;
-    u64 mask = mask_of(c, ch);
-    int row = row_of(c, ch), number = 0;
-    const int T = some ? own.T[c] : 0, out = g.between(far, ch);
-    u32 items = some ? *g.sent(out) : 0;
+    int number = 0;
+    const int T = some ? T_of : 0;
+    u32 items = some ? puts[entry_between(far)] : 0;
     const int most = __reduce_max_sync(ALL, T), la = lane - g.node * R_INTRA;
     for (int t = ch; t < most; t += g.C) {
         const u32 bits = ((1u << R_INTRA) - 1) << (g.node * R_INTRA);
@@ -173,9 +171,9 @@ __device__ void Warp::forward() {
         for (; todo; todo &= todo - 1) {
             const int n = __ffs(todo) - 1;
             const u32 here = __shfl_sync(ALL, part, n);
-            if (stalls(number++)) return;
+            if (stalls(number++, FORWARDER)) return;
             const bool comes = here >> lane & 1 && lane != g.rank;
-            const int entry = la * R_INTER + n, ring = g.inside(la, n, ch);
+            const int entry = comes ? entry_inside(la, n) : 0, ring = g.inside(la, n, ch);
             const u32 got = comes ? counts[entry] : 0;
             if (!g.wait(comes, g.tail(g.rank, ring), got + 1, lane, FORWARDER)) return;
             const u32 item = __shfl_sync(ALL, items, n);
@@ -186,21 +184,19 @@ __device__ void Warp::forward() {
             unsigned char* to = slot_between(g, n * R_INTRA + g.local, g.between(g.node, ch), item);
             sum<false>(here, from, [&](int v, const float* total) { store_slot(to, v, total); });
             __syncwarp();
+            __threadfence_block();
             if (comes) counts[entry] = got + 1;
-            if (lane == n) release_tail(g, c, g.between(g.node, ch), ++items);
+            if (lane == n) puts[entry_between(n)] = ++items;
         }
     }
-    if (some) *g.sent(out) = items;
 }
 
 __device__ void Warp::receive() {
     // lane r: rank r as a source: of rows in this node, of its node's partial where it has this local index
     const int r = lane < R ? lane : 0, n_of = r / R_INTRA, la_of = r % R_INTRA;
-    u64 mask = mask_of(g.rank, ch);
-    int row = row_of(g.rank, ch);
-    const int T = own.T[g.rank];
+    const int T = T_of;
     const bool inside = lane < R && n_of == g.node, partial = lane < R && n_of != g.node && la_of == g.local;
-    const int entry = inside ? la_of * R_INTER + g.node : R_INTRA * R_INTER + n_of;
+    const int entry = inside ? entry_inside(la_of, g.node) : entry_between(n_of);
     const int ring = entry * g.C + ch;
     const u32 node_bits = ((1u << R_INTRA) - 1) << (n_of * R_INTRA);
     for (int t = ch; t < T; t += g.C) {
@@ -208,7 +204,7 @@ __device__ void Warp::receive() {
         const int x_of = row;
         mask = mask_of(g.rank, t + g.C);
         row = row_of(g.rank, t + g.C);
-        if (stalls((t - ch) / g.C)) return;
+        if (stalls((t - ch) / g.C, RECEIVER)) return;
         const bool counts_here = (inside && now >> r & 1) || (partial && now & node_bits);
         const u32 present = __ballot_sync(ALL, counts_here);
         const bool comes = counts_here && lane != g.rank;
@@ -226,61 +222,16 @@ __device__ void Warp::receive() {
     }
 }
 
-// Gives read slots back, and shows that this rank lives.
-__device__ void coordinate(const Group& g, volatile u32* counts, volatile u32* left) {
-    const int lane = threadIdx.x % 32, first = blockIdx.x * CHANNELS;
-    Status* status = g.status(g.rank);
-    constexpr int EACH = (CHANNELS * RINGS + 31) / 32;
-    u32 gave[EACH];
-#pragma unroll
-    for (int i = 0; i < EACH; ++i) gave[i] = i * 32 + lane < CHANNELS * RINGS ? counts[i * 32 + lane] : 0;
-    const bool beats = blockIdx.x == 0 && lane == 0;
-    u32 beat = beats ? load_relaxed_sys(&status->beat) : 0;
-    for (u32 looks = 1;; ++looks) {
-        const bool last = *left == 0;
-        __syncwarp();
-        __threadfence_block();
-#pragma unroll
-        for (int i = 0; i < EACH; ++i) {
-            const int at = i * 32 + lane;
-            if (at >= CHANNELS * RINGS) continue;
-            const u32 count = counts[at];
-            if (count == gave[i]) continue;
-            const int w = at / RINGS, entry = at % RINGS, between = entry - R_INTRA * R_INTER;
-            const u32 more = count - gave[i];
-            gave[i] = count;
-            const int source = between < 0 ? g.node * R_INTRA + entry / R_INTER : between * R_INTRA + g.local;
-            const int ring =
-                between < 0 ? g.inside(g.local, entry % R_INTER, first + w) : g.between(g.node, first + w);
-            return_head(g, source, ring, count, more);
-        }
-        if (__any_sync(ALL, last)) break;
-        if (beats && !(STALLS == g.rank)) store_relaxed_sys(&status->beat, ++beat);
-        if (looks % 256 == 0 && __any_sync(ALL, g.aborted())) return;
-    }
-    for (int at = lane; at < CHANNELS * RINGS; at += 32)
-        *g.got(at % RINGS * g.C + first + at / RINGS) = counts[at];
-    __threadfence();
-    __syncwarp();
-    if (lane == 0) atomicAdd(&status->ended, 1u);
-    if (blockIdx.x != 0) return;
-    // other blocks may still wait for peers: this rank lives until they end
-    const u32 all = load_relaxed_sys(&status->entered) * gridDim.x;
-    for (u32 looks = 1; load_relaxed_sys(&status->ended) != all; ++looks) {
-        if (beats && !(STALLS == g.rank)) store_relaxed_sys(&status->beat, ++beat);
-        if (looks % 256 == 0 && __any_sync(ALL, g.aborted())) return;
-    }
-}
-
 extern "C" __global__ void __launch_bounds__((ROLES * CHANNELS + 1) * 32, 1)
     rank_combine(const __grid_constant__ Call call) {
-    __shared__ u32 counts[CHANNELS * RINGS];
-    __shared__ u32 left, dead;
+    __shared__ Shared shared;
+    __shared__ u32 dead;
     const Local& own = call.local[blockIdx.y];
     const int C = gridDim.x * CHANNELS, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const int role = warp / CHANNELS, w = warp % CHANNELS, first = blockIdx.x * CHANNELS;
     const Group g(call, static_cast<int>(own.rank), C, call.H * (WIRE32 ? 4 : 2));
     Pipe pipe{};
+    Carrier carrier{};
 #if BULK
     __shared__ alignas(8) u64 barriers[ROLES * CHANNELS * BARRIERS];
     const u32 row = call.H * 2, receivers = CHANNELS * STAGES * SOURCES * CHUNK;
@@ -290,26 +241,33 @@ extern "C" __global__ void __launch_bounds__((ROLES * CHANNELS + 1) * 32, 1)
                                                           ? receivers + w * STAGES * R_INTRA * CHUNK
                                                           : receivers + forwarders + w * SEND_ROWS * row);
     pipe.barriers = shared_address(barriers + warp * BARRIERS);
+    carrier = {pipe.memory, pipe.barriers, row, SEND_ROWS, 0};
     if (warp < ROLES * CHANNELS && lane < BARRIERS) barrier_init(pipe.barriers + 8 * lane, 1);
     barrier_init_fence();
+#else
+    carrier.vectors = call.H / 8;
 #endif
     wait_for_predecessor();
+    const int c = role == 0 ? g.rank : FORWARDERS && role == 1 ? (lane < R_INTER ? lane : 0) * R_INTRA + g.local
+                                                               : lane < R ? lane : 0;
+    const u64 of = static_cast<u64>(c) * call.T_max + min(first + w, call.T_max - 1);
+    const u64 mask = own.masks[of];
+    const int row_of = bounded(own.rows[of], call), T_of = min(max(own.T[c], 0), call.T_max);
     if (threadIdx.x == 0) {
-        left = ROLES * CHANNELS;
+        shared.left = ROLES * CHANNELS;
         dead = g.aborted();
         Status* status = g.status(g.rank);
         if (blockIdx.x == 0) store_relaxed_sys(&status->entered, load_relaxed_sys(&status->entered) + 1);
     }
-    for (int at = threadIdx.x; at < CHANNELS * RINGS; at += blockDim.x)
-        counts[at] = *g.got(at % RINGS * C + first + at / RINGS);
+    load_counts(g, shared, first);
     __syncthreads();
     let_successor_start();
     if (dead) return;
     if (warp == ROLES * CHANNELS) {
-        coordinate(g, counts, &left);
+        coordinate(g, shared);
         return;
     }
-    Warp work{g, own, first + w, w, lane, call.H, call.H / 8, counts + w * RINGS, pipe};
+    Warp work{g, own, first + w, w, lane, call.H, call.H / 8, shared.read + w * RINGS, shared.put + w * RINGS, pipe, carrier, c, mask, row_of, T_of};
     if (role == 0) {
         work.receive();
     } else if (FORWARDERS && role == 1) {
@@ -317,7 +275,8 @@ extern "C" __global__ void __launch_bounds__((ROLES * CHANNELS + 1) * 32, 1)
     } else {
         work.send();
     }
+    work.carrier.settle<0>();
     __syncwarp();
     __threadfence_block();
-    if (lane == 0) atomicSub(&left, 1u);
+    if (lane == 0) atomicSub(&shared.left, 1u);
 }

@@ -18,11 +18,12 @@
 #include "combine/peers.cuh"
 #endif
 
+// Of one launch. Local: a rank of it, defined by the kernel.
 struct Call : Link {
     u64 heaps[32];
     Local local[8];
     u64 timeout;  // nanoseconds
-    int H, T_max, slots, unused;
+    int H, T_max, slots, K, E, unused;  // K, E: of dispatch
 };
 
 // The whole warp: name the rank that stopped, to every rank. peer: the one that this warp waits for.
@@ -73,21 +74,24 @@ struct Group {
 
     __device__ bool aborted() const { return dead(call, rank); }
 
-    // The whole warp waits until each active lane's counter, in this rank's heap, is at least count: acquire.
-    // false: the group is dead. peer: whom the lane waits for.
-    __device__ bool wait(bool active, const u32* counter, u32 count, int peer, int role) const {
+    // The whole warp waits until met() holds in each lane. false: the group is dead. peer: whom the lane waits for.
+    template <class Met>
+    __device__ bool until(Met met, int peer, int role) const {
         u64 start = 0;
         for (u32 looks = 1;; ++looks) {
-            const bool met = !active || reached(load_acquire_sys(counter), count);
-            const u32 missing = __ballot_sync(ALL, !met);
+            const u32 missing = __ballot_sync(ALL, !met());
             if (!missing) return true;
             if (looks % 256) continue;
             if (__any_sync(ALL, aborted())) return false;
             const u64 now = __shfl_sync(ALL, nanoseconds(), 0);
             if (!start) start = now;
-            if (now - start <= call.timeout) continue;
+            if (now - start <= call.timeout || STALLS == rank) continue;
             blame(call, rank, __shfl_sync(ALL, peer, __ffs(missing) - 1), role);
             return false;
         }
+    }
+    // Until each active lane's counter, in this rank's heap, is at least count: acquire.
+    __device__ bool wait(bool active, const u32* counter, u32 count, int peer, int role) const {
+        return until([&] { return !active || reached(load_acquire_sys(counter), count); }, peer, role);
     }
 };

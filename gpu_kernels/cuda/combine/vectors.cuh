@@ -1,7 +1,7 @@
 // Rows by 16-byte vector copies (sm_80 and newer): a warp copies a row, or sums rows.
 #pragma once
 
-#include "combine/rings.cuh"
+#include "combine/publish.cuh"
 
 #ifndef COLUMNS
 #define COLUMNS (R <= 2 && !WIRE32 ? 4 : R <= 8 ? 2 : 1)  // vectors of 8 columns a lane, at a time
@@ -92,6 +92,23 @@ __device__ __forceinline__ void copy_row(unsigned char* to, const unsigned char*
         }
     }
 }
+
+#if !BULK
+// A warp's row on its way to one target or several: here it is there at once.
+struct Carrier {
+    const unsigned char* from;
+    int vectors;
+
+    __device__ void fetch(const void* row) { from = static_cast<const unsigned char*>(row); }
+    __device__ void arrive() {}
+    __device__ void put(unsigned char* to) { copy_row(to, from, vectors); }
+    __device__ void commit() { __syncwarp(); }
+    template <int MOST>
+    __device__ void settle() {}
+    template <int MOST>
+    __device__ void reuse() {}
+};
+#endif
 
 // Add a node's rows of a token, in ascending local index. row_of_lane: an address in the lane of each rank.
 __device__ __forceinline__ void sum_node(float (*sum)[8], const Group& g, u32 here, u64 row_of_lane, int v,

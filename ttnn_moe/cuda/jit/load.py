@@ -95,7 +95,9 @@ class Launch:
 @lru_cache(maxsize=1024)
 def resident_blocks(spec: Spec, device: int, threads: int, shared_memory: int) -> int:
     """Blocks of a kernel that one GPU runs at one time."""
-    one = kernel(spec, device, shared_memory).occupancy.max_active_blocks_per_multiprocessor(threads, shared_memory)
+    loaded = kernel(spec, device, shared_memory)
+    with torch.cuda.device(device):  # the driver asks the current one
+        one = loaded.occupancy.max_active_blocks_per_multiprocessor(threads, shared_memory)
     return int(one) * gpu(device).multiprocessors
 
 

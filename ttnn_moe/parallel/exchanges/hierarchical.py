@@ -83,10 +83,10 @@ class Machine:
 MACHINES = {
     "cpu": Machine("shared memory", "shared memory", SharedMemoryExchange),
     "cuda": Machine(
-        "none: no kernel",
-        "gpu_kernels/cuda/combine, over peer or symmetric memory (cuda.combine.RankCombine)",
+        "gpu_kernels/cuda/combine, over peer or symmetric memory (cuda.combine.channel)",
+        "the same",
         None,
-        "a combine kernel is here, and no dispatch kernel; to fix it: exchange='all_to_all'",
+        "kernels of dispatch and combine are here, and no layer uses them; to fix it: exchange='all_to_all'",
     ),
     "npu": Machine("npu_moe_distribute_dispatch_v2", "npu_moe_distribute_combine_v2", DispatchCombine),
 }
