@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -19,6 +20,7 @@ from ttnn_moe.cuda.moe.family import Call
 from ttnn_moe.cuda.moe.int4_24_few import INT4_24_FEW, ColumnPlan, ColumnSizes
 from ttnn_moe.cuda.moe.prepared import bytes_of, most_bytes
 from ttnn_moe.cuda.moe.sm80_int4_24 import INT4_24, SparseTile
+from ttnn_moe.cuda.moe.sm90_int4_24 import INT4_24_SM90, Sm90SparseTile
 from ttnn_moe.cuda.moe.sort import Sorters
 from ttnn_moe.cuda.moe.sorted import SortedPlan
 from ttnn_moe.formats.int4_24 import NAME
@@ -26,7 +28,7 @@ from ttnn_moe.selfcheck.oracle import oracle
 
 on_host = pytest.mark.skipif(GXX is None, reason="g++ is not installed")
 BF16 = torch.bfloat16
-Sizes = ColumnSizes | SparseTile
+Sizes = ColumnSizes | SparseTile | Sm90SparseTile
 
 
 def worst(
@@ -57,7 +59,7 @@ def worst(
     start = out.clone()
     problem = Problem.of(T, K, experts, BF16, out.dtype)
     few = isinstance(sizes, ColumnSizes)
-    family = INT4_24_FEW if few else INT4_24
+    family: Any = INT4_24_FEW if few else INT4_24 if isinstance(sizes, SparseTile) else INT4_24_SM90
     plan = ColumnPlan(problem, HOPPER, sizes) if few else SortedPlan(problem, HOPPER, sizes, Sorters(128))
     buffers = []
     for buffer in family.scratch(plan):
@@ -82,6 +84,8 @@ def worst(
 
 
 WIDE = SparseTile(1, 1, 2, 8, 2, 2)
+NARROW_90 = Sm90SparseTile(8, 2, 2, 2, warps=2)
+WIDE_90 = Sm90SparseTile(16, 1, 2, 2, wide=True)
 FORMS: list[tuple[Sizes, int, int, int, str]] = [
     (ColumnSizes(up_depth=2), 2, 320, 64, "halves"),
     (ColumnSizes(2, 4, 4, 3, 2), 1, 64, 192, "interleaved"),
@@ -89,6 +93,12 @@ FORMS: list[tuple[Sizes, int, int, int, str]] = [
     (WIDE, 17, 576, 320, "interleaved"),
     (SparseTile(2, 1, 2, 32, 2, 3), 30, 320, 64, "halves"),
     (SparseTile(1, 2, 1, 128, 1, 3, read_once=True), 80, 128, 192, "interleaved"),
+    (NARROW_90, 3, 64, 64, "halves"),
+    (NARROW_90, 17, 576, 320, "interleaved"),
+    (Sm90SparseTile(32, 4, 2, 2, warps=1), 30, 320, 128, "halves"),
+    (WIDE_90, 3, 64, 64, "halves"),
+    (WIDE_90, 30, 320, 192, "interleaved"),
+    (Sm90SparseTile(96, 2, 2, 2, wide=True), 80, 320, 192, "halves"),
 ]
 
 

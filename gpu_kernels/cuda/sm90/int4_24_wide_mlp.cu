@@ -1,0 +1,186 @@
+// As int4_24_mlp.cu, in the same arguments, by sparse warpgroup products: tiles of up to 128 rows.
+//
+// | argument | dtype | |
+// |----------|-------|---------------------------------------------------------------------|
+// | hidden   | bf16  | of int4_24_order with K_ORDER: channels in the order of k            |
+// | act      | bf16  | scratch, in the order of hidden                                      |
+//
+// Weights are A, decoded into registers; rows are B, in shared memory. A product of 32 channels is a sum of
+// integers; it is scaled while the next product runs.
+//
+// Threads: 128 * 3: a producer warpgroup, two consumer warpgroups of M_TILES * 64 weight rows each. Blocks: one a
+// multiprocessor, or BLOCKS.
+#ifndef MAX_N
+#define MAX_N 128
+#endif
+#ifndef M_TILES
+#define M_TILES 2
+#endif
+#ifndef BLOCKS
+#define BLOCKS 1
+#endif
+#define PRODUCERS 4
+#define GROUPS 2
+#define SPREAD 1  // rows of 128 bytes as products read them
+#define WEIGHT_ROWS (64 * M_TILES * GROUPS)
+#define PIECES (GROUPS * 2 * 2048 * M_TILES)
+constexpr int PARTS = M_TILES;    // of a warpgroup's weight rows, 64 each
+constexpr int CONSUMERS = 4 * GROUPS;  // warps
+#include "sm90/int4_24_load.cuh"
+#include "sm90/rows_out.cuh"
+
+static_assert(PARTS * 2048 == Piece<PARTS, true>::BYTES && PARTS * 2048 == Piece<PARTS, false>::BYTES, "pieces");
+constexpr int PRODUCER_REGISTERS = 40, CONSUMER_REGISTERS = BLOCKS == 2 ? 104 : 232;
+
+// Where a lane's words lie in a slab: bytes. Of gate_up, eight rows of a warp are the channels of 16 bytes of act:
+// 8 p + 2 h + 4 i + j for k 16 h + 4 p + 2 i + j.
+struct Place {
+    u32 low, high, part;
+
+    __device__ __forceinline__ explicit Place(bool is_down) {
+        const int first = (threadIdx.x / 128 - 1) * PARTS, warp = threadIdx.x % 128 / 32, g = threadIdx.x % 32 / 4;
+        if (is_down) {
+            low = (first * 64 + warp * 16 + g) * 16;
+            high = 8 * 16;
+            part = 64 * 16;
+        } else {
+            const int channel = first * 32 + g / 4 * 8 + warp % 2 * 16 + warp / 2 * 2 + g / 2 % 2 * 4 + g % 2;
+            low = channel * (INTERLEAVED ? 32 : 16);
+            high = INTERLEAVED ? 16 : WEIGHT_SLAB / 2;
+            part = 32 * (INTERLEAVED ? 32 : 16);
+        }
+    }
+};
+
+// Products of an item, of N rows. Products come in turns into two sets of registers, UNITS products a fragment.
+template <int N>
+struct Products {
+    static constexpr int COLUMNS = N <= 64 ? N : N / 2, UNITS = N / COLUMNS, COUNT = COLUMNS / 2;
+    static_assert(COLUMNS % 8 == 0 && COLUMNS * UNITS == N, "columns of a product");
+
+    float sums[PARTS][N / 2], products[2][COUNT];
+    Decoder::Fragment fragments[2];
+
+    // Product `unit` of those of a slab: of 32 channels `half`, a part, some columns.
+    static __device__ __forceinline__ constexpr int part_of(int unit) { return unit / UNITS % PARTS; }
+    static __device__ __forceinline__ constexpr int fragment_of(int unit) { return unit / UNITS % 2; }
+
+    __device__ __forceinline__ void scale(int unit) {
+        const Decoder::Fragment& rows = fragments[fragment_of(unit)];
+        float* to = sums[part_of(unit)] + unit % UNITS * COUNT;
+        float* from = products[unit % 2];
+#pragma unroll
+        for (int i = 0; i < COUNT; ++i) {
+            sum_here(from[i]);
+            to[i] = fmaf(from[i], i % 4 < 2 ? rows.low : rows.high, to[i]);
+        }
+    }
+
+    __device__ __forceinline__ void make(const Shared& shared, Turn<STAGES>& turn, int slabs, const Place& place,
+                                         const Decoder& decoder) {
+        const u32 base = shared_address(dynamic_memory());
+#pragma unroll
+        for (int part = 0; part < PARTS; ++part)
+#pragma unroll
+            for (int i = 0; i < N / 2; ++i) sums[part][i] = 0.0f;
+#pragma unroll
+        for (int i = 0; i < COUNT; ++i) products[0][i] = products[1][i] = 0.0f;
+        int before = -1;
+        for (; slabs > 0; slabs -= SLABS) {
+            barrier_wait(shared.full + 8 * turn.at, turn.parity);
+            fence_async_proxy();  // rows were written through the generic proxy
+#pragma unroll 1
+            for (int s = 0; s < SLABS && s < slabs; ++s) {
+                const unsigned char* words =
+                    dynamic_memory() + (shared.words + turn.at * WORD_BYTES + s * WEIGHT_SLAB - base) + place.low;
+                const u64 rows = operand(shared.rows + turn.at * STAGE_ROWS + s * ROW_SLAB);
+#pragma unroll
+                for (int half = 0; half < 2; ++half)
+#pragma unroll
+                    for (int part = 0; part < PARTS; ++part) {
+                        const unsigned char* at = words + part * place.part + half * 8;
+                        const uint2 low = *reinterpret_cast<const uint2*>(at);
+                        const uint2 high = *reinterpret_cast<const uint2*>(at + place.high);
+                        const int first = (half * PARTS + part) * UNITS;
+                        Decoder::Fragment& fragment = fragments[fragment_of(first)];
+                        fragment = decoder.decode(low.x, low.y, high.x, high.y);
+#pragma unroll
+                        for (int u = 0; u < UNITS; ++u) {
+                            products_begin();
+                            sparse_product<COLUMNS>(products[(first + u) % 2], fragment.a, fragment.metadata,
+                                                    advance(rows, half * 2 * OPERAND_STEP + u * COLUMNS * 8));
+                            products_commit();
+                            if (first + u > 0) {
+                                products_wait<1>();
+                                scale(first + u - 1);
+                            }
+                        }
+                    }
+                products_wait<0>();  // ptxas makes products in turns if one runs across the loop's end
+                scale(2 * PARTS * UNITS - 1);
+                if (s == 0) {  // all products of the stage before are made
+                    if (before >= 0) release(shared.empty + 8 * before);
+                    before = turn.at;
+                }
+            }
+            turn.next();
+        }
+        __syncwarp();
+        release(shared.empty + 8 * before);
+    }
+};
+
+struct Finish {
+    __device__ __forceinline__ float low(int, float sum) const { return sum * INTEGERS; }
+    __device__ __forceinline__ float high(int, float sum) const { return sum * INTEGERS; }
+    __device__ __forceinline__ float both(int, float gate, float up) const {
+        return silu_mul(gate * INTEGERS, up * INTEGERS);
+    }
+};
+
+// Numbers of rows that are compiled.
+__device__ __forceinline__ constexpr int after(int rows) { return rows < 64 ? 2 * rows : rows + 16; }
+
+template <int N>
+__device__ __forceinline__ void run(const Shared& shared, Turn<STAGES>& turn, const Item& item, const Decoder& decoder,
+                                    Tile* tiles, u16* act, u16* out, int H, int I) {
+    if constexpr (N < MAX_N) {
+        if (item.rows > N) {
+            run<after(N)>(shared, turn, item, decoder, tiles, act, out, H, I);
+            return;
+        }
+    }
+    const bool is_down = item.kind == DOWN;
+    Products<N> of;
+    of.make(shared, turn, (is_down ? I : H) / 64, Place(is_down), decoder);
+    if (is_down)
+        write<true, GROUPS>(shared.pieces, of.sums, Finish(), out, item, H, nullptr);
+    else
+        write<false, GROUPS>(shared.pieces, of.sums, Finish(), act, item, I, &tiles[item.tile].done);
+}
+
+extern "C" __global__ void __launch_bounds__(128 * (1 + GROUPS), BLOCKS)
+    int4_24_wide_mlp(const uint4* w13, const uint4* w2, const u16* hidden, const int* row_tokens, Tile* tiles,
+                     int* num_tiles, u16* act, u16* out, int H, int I) {
+    const Shared shared(dynamic_memory());
+    if (threadIdx.x == 0) shared.init();
+    __syncthreads();
+    wait_for_predecessor();
+    let_successor_start();
+
+    const Work work = work_of(tiles, num_tiles, H, I);
+    if (threadIdx.x < 128) {
+        give_registers<PRODUCER_REGISTERS>();
+        if (threadIdx.x < 32)
+            load_words(shared, Weights{w13, w2}, work, num_tiles + 1);
+        else
+            load_rows(shared, hidden, act, row_tokens, work, GROUPS * work.gate_up_blocks);
+    } else {
+        take_registers<CONSUMER_REGISTERS>();
+        const Decoder decoder(H & 63);
+        Turn<STAGES> turn;
+        Turn<SLOTS> slot;
+        for (Item item = shared.items.hear(slot); item.kind != NONE; item = shared.items.hear(slot))
+            run<16>(shared, turn, item, decoder, tiles, act, out, H, I);
+    }
+}

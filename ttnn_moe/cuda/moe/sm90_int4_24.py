@@ -1,0 +1,112 @@
+"""int4_24 experts on Hopper: warps that only decode and multiply, beside warps that fill their ring.
+
+Small tiles run sm90/int4_24_mlp.cu, large ones sm90/int4_24_wide_mlp.cu. The tiles were found on an H200.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ...contract import Problem
+from ..arch import Arch, Target
+from ..jit.load import Launch
+from .int4_24_sorted import SortedInt4_24
+from .pairs import rows_an_expert
+from .sorted import SortedPlan
+from .uses import Use
+
+_ALIGNMENT, _SLOTS, _WARPGROUPS = 1024, 4, 2
+
+
+@dataclass(frozen=True)
+class Sm90SparseTile:
+    """Sizes of both kernels.
+
+    Attributes:
+        max_n: rows of a tile at most.
+        m_tiles: products along the weight rows a warp, 16 rows each; of wide a warpgroup, 64 each.
+        slabs, stages: slabs of 64 channels in a stage, stages of the ring.
+        blocks: resident blocks a multiprocessor.
+        warps: that multiply; of wide always 8.
+        wide: warpgroup products.
+        read_once: L2 evicts weights first, and drops each expert output that combine has read.
+    """
+
+    max_n: int
+    m_tiles: int
+    slabs: int
+    stages: int
+    blocks: int = 1
+    warps: int = 8
+    wide: bool = False
+    read_once: bool = False
+
+    @property
+    def granule(self) -> int:
+        return 16 if self.wide else 8
+
+    @property
+    def weight_rows(self) -> int:
+        return self.m_tiles * (64 * _WARPGROUPS if self.wide else 16 * self.warps)
+
+    @property
+    def threads(self) -> int:
+        return 128 * (1 + _WARPGROUPS) if self.wide else 32 * (2 + self.warps)
+
+    @property
+    def shared_memory(self) -> int:
+        stage = self.slabs * (16 * self.weight_rows + 128 * self.max_n)
+        pieces = _WARPGROUPS * 2 * 2048 * self.m_tiles if self.wide else 0
+        return _ALIGNMENT + self.stages * (stage + 16) + pieces + _SLOTS * (16 + 32) + 16
+
+
+# multiply-adds of one projection, at most: blocks of 64 weight rows are more
+_FEW_PRODUCTS = 5e8
+_FEW = Sm90SparseTile(8, 2, 4, 4, blocks=4, warps=2, read_once=True)
+# rows an expert gets on average, at most -> tile
+_TILES: tuple[tuple[float, Sm90SparseTile], ...] = (
+    (5, Sm90SparseTile(8, 4, 4, 4, blocks=2, warps=4, read_once=True)),
+    (12, Sm90SparseTile(16, 4, 4, 4, blocks=2, warps=4, read_once=True)),
+    (24, Sm90SparseTile(32, 4, 2, 4, blocks=2, warps=4, read_once=True)),
+    (64, Sm90SparseTile(64, 2, 2, 4, wide=True, read_once=True)),
+    (float("inf"), Sm90SparseTile(128, 2, 2, 4, wide=True)),
+)
+
+
+class Sm90Int4_24(SortedInt4_24[Sm90SparseTile]):
+    """See the module's docstring."""
+
+    name = "int4_24_sm90"
+    kernels = "CUDA C++ kernels of int4_24 words, copies by the copy engine, sparse warpgroup products"
+
+    def why_not(self, problem: Problem, target: Target) -> str | None:
+        reason = super().why_not(problem, target)
+        if reason is None and target.arch is not None and target.arch.products != "sm90":
+            return f"its code is for sm_90a, not {target.arch.name}"
+        return reason
+
+    def kernel(self, tile: Sm90SparseTile) -> str:
+        return "sm90/int4_24_wide_mlp" if tile.wide else "sm90/int4_24_mlp"
+
+    def tile(self, problem: Problem, arch: Arch) -> Sm90SparseTile:
+        if problem.T * problem.K // problem.D * problem.H * problem.I <= _FEW_PRODUCTS:
+            return _FEW
+        rows = rows_an_expert(problem)
+        return next(tile for most, tile in _TILES if rows <= most)
+
+    def tiles(self) -> tuple[Sm90SparseTile, ...]:
+        return _FEW, *(tile for _, tile in _TILES)
+
+    def order_defines(self, tile: Sm90SparseTile) -> dict[str, object]:
+        return {"K_ORDER": True} if tile.wide else {}
+
+    def product_defines(self, problem: Problem) -> dict[str, object]:
+        return {"INTERLEAVED": problem.gate_up_order == "interleaved"}
+
+    def bind_product(self, plan: SortedPlan[Sm90SparseTile], use: Use, device: int) -> Launch:
+        problem, threads = plan.problem, plan.tile.threads
+        blocks = use.resident_blocks(plan.arch, device, threads)
+        return use.bind(device, (blocks,), threads, problem.H, problem.I)
+
+
+INT4_24_SM90 = Sm90Int4_24()
