@@ -28,7 +28,7 @@
 #define INTERLEAVED 0
 #endif
 
-constexpr int WEIGHT_SLAB = WEIGHT_ROWS * 16, ROW_SLAB = MAX_N * 128;
+constexpr int WEIGHT_SLAB = WEIGHT_ROWS * 16 + SLAB_GAP, ROW_SLAB = MAX_N * 128;
 constexpr int WORD_BYTES = SLABS * WEIGHT_SLAB, STAGE_ROWS = SLABS * ROW_SLAB;
 constexpr int GATHER_WARPS = PRODUCERS - 1;
 static_assert(2 * SLABS <= 32, "a lane makes one copy of words");
@@ -89,7 +89,7 @@ __device__ __forceinline__ void load_words(const Shared& shared, const Weights& 
         const int slab = apart ? lane / 2 : lane, second = apart ? lane % 2 : 0;
         const uint4* from = (is_down ? given.w2 : given.w13) +
                             (static_cast<u64>(item.expert) * slabs + slab) * width + first + second * work.I;
-        const u32 to = shared.words + slab * WEIGHT_SLAB + second * (WEIGHT_SLAB / 2);
+        const u32 to = shared.words + slab * WEIGHT_SLAB + second * (WEIGHT_ROWS * 8);
         for (int at = 0; at < slabs; at += SLABS) {
             if (at == slabs / 2 / SLABS * SLABS) next = work.item(i);  // early: hides the latency
             const u32 full = shared.full + 8 * turn.at;
@@ -113,8 +113,8 @@ __device__ __forceinline__ void load_words(const Shared& shared, const Weights& 
 
 constexpr int ROWS_AT_ONCE = 4;  // of a warp's copy: eight lanes a row of 128 bytes
 
-// The 16 bytes of a row of 128 where a chunk lies: rows & SWIZZLE choose.
-__device__ __forceinline__ int place_of(int row, int chunk) { return chunk ^ (row & 7) * SPREAD % 8; }
+// Where a chunk of 16 bytes lies in a row of 128.
+__device__ __forceinline__ int place_of(int row, int chunk) { return chunk ^ SWIZZLE(row); }
 
 // Copy j of a warp is of rows (warp + GATHER_WARPS j) * 4 + lane / 8. parts: of a tile's activations.
 __device__ __forceinline__ void load_rows(const Shared& shared, const u16* hidden, const u16* act,

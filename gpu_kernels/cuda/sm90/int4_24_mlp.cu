@@ -30,58 +30,57 @@
 #define BLOCKS 2  // resident, a multiprocessor
 #endif
 #define PRODUCERS 2
-#define PIECES 0
-#define SPREAD 4  // a product's load of two rows of four chunks touches every bank once
+#define PIECES STAGE_ROWS  // zeros
+#define SWIZZLE(row) (row % 2 * 6)  // lanes that load together touch banks of their own
+#define SLAB_GAP 64  // of lanes that load words of two slabs, each touches banks of its own
 constexpr int CONSUMERS = WARPS;
 #define WEIGHT_ROWS (16 * M_TILES * WARPS)
+#include "sm80/int4_24_quad.cuh"
 #include "sm90/int4_24_load.cuh"
 
 constexpr int GROUPS = MAX_N / 8;
 constexpr int SLABS_AT_ONCE = GROUPS <= 2 ? 2 : 1;  // unrolled
+static_assert(SLABS % 2 == 0, "a lane's words are of two slabs");
 static_assert(MAX_N % 8 == 0 && GROUPS <= 8, "whole groups of 8 rows, whose sums fit registers");
 
 template <int G>
 using Sums = float[M_TILES][G][4];
 
 // Where a lane's words lie in a slab: bytes.
+template <bool IS_DOWN>
 struct Place {
-    u32 low, high, tile;  // the low row of its first product; to the high row; to the next product
+    static constexpr int PITCH = !IS_DOWN && INTERLEAVED ? 32 : 16;
+    static constexpr int HIGH = IS_DOWN ? 8 * 16 : INTERLEAVED ? 16 : WEIGHT_ROWS * 8;  // from the low to the high row
+    static constexpr int TILE = (IS_DOWN ? 16 : 8) * PITCH;                             // to the next product
 
-    __device__ __forceinline__ explicit Place(bool is_down) {
-        const int tile_of_warp = (threadIdx.x / 32 - PRODUCERS) * M_TILES, g = threadIdx.x % 32 / 4;
-        if (is_down) {
-            low = (tile_of_warp * 16 + g) * 16;
-            high = 8 * 16;
-            tile = 16 * 16;
-        } else {
-            low = (tile_of_warp * 8 + g) * (INTERLEAVED ? 32 : 16);
-            high = INTERLEAVED ? 16 : WEIGHT_SLAB / 2;
-            tile = 8 * (INTERLEAVED ? 32 : 16);
-        }
+    // The low row of its first product.
+    static __device__ __forceinline__ int first() {
+        return (threadIdx.x / 32 - PRODUCERS) * M_TILES * TILE + threadIdx.x % 32 / 4 * PITCH;
     }
 };
 
-template <int G>
+template <int G, bool IS_DOWN>
 __device__ __forceinline__ void multiply_slab(Sums<G>& sums, const unsigned char* words, const unsigned char* rows,
-                                              const Place& place, const Decoder& decoder) {
+                                              const Decoder& decoder) {
+    using Of = Place<IS_DOWN>;
     const int lane = threadIdx.x % 32, row = lane / 4, t = lane % 4;
-    const unsigned char* first = rows + row * 128 + place_of(row, t) * 16;
-    const unsigned char* then = rows + row * 128 + place_of(row, 4 + t) * 16;
     u32 b[2][G][4];
 #pragma unroll
-    for (int j = 0; j < G; ++j)
+    for (int half = 0; half < 2; ++half) {
+        const unsigned char* from = rows + row * 128 + place_of(row, half * 4 + t) * 16;
 #pragma unroll
-        for (int half = 0; half < 2; ++half) {
-            const uint4 four = *reinterpret_cast<const uint4*>((half ? then : first) + j * 1024);
+        for (int j = 0; j < G; ++j) {
+            const uint4 four = *reinterpret_cast<const uint4*>(from + j * 1024);
             b[half][j][0] = four.x;
             b[half][j][1] = four.y;
             b[half][j][2] = four.z;
             b[half][j][3] = four.w;
         }
+    }
 #pragma unroll
     for (int m = 0; m < M_TILES; ++m) {
-        const uint4 low = *reinterpret_cast<const uint4*>(words + place.low + m * place.tile);
-        const uint4 high = *reinterpret_cast<const uint4*>(words + place.low + place.high + m * place.tile);
+        const uint4 low = *reinterpret_cast<const uint4*>(words + m * Of::TILE);
+        const uint4 high = *reinterpret_cast<const uint4*>(words + m * Of::TILE + Of::HIGH);
         const auto even = decoder.decode(low.x, low.y, high.x, high.y);
 #pragma unroll
         for (int j = 0; j < G; ++j) multiply_scaled(sums[m][j], even, b[0][j]);
@@ -91,9 +90,9 @@ __device__ __forceinline__ void multiply_slab(Sums<G>& sums, const unsigned char
     }
 }
 
-template <int G>
+template <int G, bool IS_DOWN>
 __device__ __forceinline__ void multiply(const Shared& shared, Turn<STAGES>& turn, Sums<G>& sums, int slabs,
-                                         const Place& place, const Decoder& decoder) {
+                                         const Decoder& decoder) {
     const u32 base = shared_address(dynamic_memory());
 #pragma unroll
     for (int m = 0; m < M_TILES; ++m)
@@ -102,17 +101,17 @@ __device__ __forceinline__ void multiply(const Shared& shared, Turn<STAGES>& tur
 #pragma unroll
             for (int i = 0; i < 4; ++i) sums[m][j][i] = 0.0f;
     for (; slabs > 0; slabs -= SLABS) {
-        const unsigned char* words = dynamic_memory() + (shared.words + turn.at * WORD_BYTES - base);
+        const unsigned char* words = dynamic_memory() + (shared.words + turn.at * WORD_BYTES - base) + Place<IS_DOWN>::first();
         const unsigned char* rows = dynamic_memory() + (shared.rows + turn.at * STAGE_ROWS - base);
         barrier_wait(shared.full + 8 * turn.at, turn.parity);
         if (slabs >= SLABS) {
 #pragma unroll SLABS_AT_ONCE
             for (int s = 0; s < SLABS; ++s)
-                multiply_slab<G>(sums, words + s * WEIGHT_SLAB, rows + s * ROW_SLAB, place, decoder);
+                multiply_slab<G, IS_DOWN>(sums, words + s * WEIGHT_SLAB, rows + s * ROW_SLAB, decoder);
         } else {
 #pragma unroll 1
             for (int s = 0; s < slabs; ++s)
-                multiply_slab<G>(sums, words + s * WEIGHT_SLAB, rows + s * ROW_SLAB, place, decoder);
+                multiply_slab<G, IS_DOWN>(sums, words + s * WEIGHT_SLAB, rows + s * ROW_SLAB, decoder);
         }
         __syncwarp();
         release(shared.empty + 8 * turn.at);
@@ -120,18 +119,105 @@ __device__ __forceinline__ void multiply(const Shared& shared, Turn<STAGES>& tur
     }
 }
 
+// Up to 2 * PAIRS rows: see int4_24_quad.cuh.
+template <int PAIRS, bool IS_DOWN>
+struct Quads {
+    using Of = Place<IS_DOWN>;
+    float sums[M_TILES][PAIRS][4];
+
+    // Words and rows of two slabs; of one unless WHOLE. b_low, b_high: where this lane's k of the first slab, and of
+    // the second, lie in the first pair of rows: zeros for other columns than its own.
+    template <bool WHOLE>
+    __device__ __forceinline__ void multiply_slabs(const unsigned char* words, const unsigned char* b_low,
+                                                   const unsigned char* b_high, int swap, const QuadDecoder& decoder) {
+        u32 b[PAIRS][4][4];
+#pragma unroll
+        for (int pair = 0; pair < PAIRS; ++pair)
+#pragma unroll
+            for (int i = 0; i < 4; ++i)
+#pragma unroll
+                for (int j = 0; j < 4; ++j)  // words of one register each: b takes four in a row
+                    b[pair][i][j] = *reinterpret_cast<const u32*>((j % 2 ? b_high : b_low) + pair * 256 + i / 2 * 4 +
+                                                                  j / 2 * 8 + (i % 2 ? 32 - swap : swap));
+        const int t = threadIdx.x % 4;
+#pragma unroll
+        for (int m = 0; m < M_TILES; ++m) {
+            const uint2 low = *reinterpret_cast<const uint2*>(words + m * Of::TILE);
+            const uint2 high = *reinterpret_cast<const uint2*>(words + m * Of::TILE + Of::HIGH);
+            const auto rows = decoder.decode(low, high);
+#pragma unroll
+            for (int pair = 0; pair < PAIRS; ++pair) {
+                float products[4];
+                multiply_quad(products, rows, b[pair]);
+                if (WHOLE || t < 2) scale(sums[m][pair], products, rows.low, rows.high);
+            }
+        }
+    }
+
+    __device__ __forceinline__ void multiply(const Shared& shared, Turn<STAGES>& turn, int slabs,
+                                             const QuadDecoder& decoder) {
+        const u32 base = shared_address(dynamic_memory());
+        const int lane = threadIdx.x % 32, t = lane % 4, group = lane / 8, row = lane / 4 % 2;
+        // k of this lane: of groups t / 2 and t / 2 + 2; its column: of one group
+        const int own = row * 128 + (group % 2 ^ row) * 64 + t % 2 * 16, swap = row * 32;
+        const bool is_low = group == t / 2, is_high = group == t / 2 + 2;
+        const unsigned char* zeros = dynamic_memory() + (shared.pieces - base);
+        const int of_word = Of::first() + t / 2 * WEIGHT_SLAB + t % 2 * 8;
+#pragma unroll
+        for (int m = 0; m < M_TILES; ++m)
+#pragma unroll
+            for (int j = 0; j < PAIRS; ++j)
+#pragma unroll
+                for (int i = 0; i < 4; ++i) sums[m][j][i] = 0.0f;
+        for (; slabs > 0; slabs -= SLABS) {
+            const unsigned char* words = dynamic_memory() + (shared.words + turn.at * WORD_BYTES - base) + of_word;
+            const unsigned char* rows = dynamic_memory() + (shared.rows + turn.at * STAGE_ROWS - base) + own;
+            const unsigned char *b_low = is_low ? rows : zeros, *b_high = is_high ? rows + ROW_SLAB : zeros;
+            barrier_wait(shared.full + 8 * turn.at, turn.parity);
+            const int here = min(slabs, SLABS);
+#pragma unroll 1
+            for (int s = 0; s + 1 < here; s += 2)
+                multiply_slabs<true>(words + s * WEIGHT_SLAB, b_low + s * ROW_SLAB, b_high + s * ROW_SLAB, swap,
+                                     decoder);
+            if (here % 2)
+                multiply_slabs<false>(words + (here - 1) * WEIGHT_SLAB, b_low + (here - 1) * ROW_SLAB, zeros, swap,
+                                      decoder);
+            __syncwarp();
+            release(shared.empty + 8 * turn.at);
+            turn.next();
+        }
+    }
+
+    // The sums of a quad's lanes, in a form that `write` takes: columns of lane t are rows 2t and 2t + 1 of the tile.
+    __device__ __forceinline__ void add_up(Sums<1>& all) {
+        const int t = threadIdx.x % 4;
+#pragma unroll
+        for (int m = 0; m < M_TILES; ++m)
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                all[m][0][i] = 0.0f;
+#pragma unroll
+                for (int pair = 0; pair < PAIRS; ++pair) {
+                    float sum = sums[m][pair][i];
+                    sum += __shfl_xor_sync(~0u, sum, 1);
+                    sum += __shfl_xor_sync(~0u, sum, 2);
+                    if (t == pair) all[m][0][i] = sum;
+                }
+            }
+    }
+};
+
 // A lane's sums are of rows lane / 4 and lane / 4 + 8 of each product, and of two rows of the tile.
-template <int G>
+template <int G, bool IS_DOWN>
 __device__ __forceinline__ void write(const Sums<G>& sums, const Item& item, u16* act, u16* out, int H, int I,
                                       int* done) {
     const int lane = threadIdx.x % 32, g = lane / 4;
     const int of_16 = (item.block * CONSUMERS + threadIdx.x / 32 - PRODUCERS) * M_TILES;
-    const bool is_down = item.kind == DOWN;
 #pragma unroll
     for (int m = 0; m < M_TILES; ++m) {
-        const int channel = (of_16 + m) * (is_down ? 16 : 8) + g;
+        const int channel = (of_16 + m) * (IS_DOWN ? 16 : 8) + g;
         const int at = channel / 32 * 32 + word_of(channel % 32) * 2 + channel % 2;
-        if (channel >= (is_down ? H : I)) continue;
+        if (channel >= (IS_DOWN ? H : I)) continue;
 #pragma unroll
         for (int j = 0; j < G; ++j)
 #pragma unroll
@@ -140,7 +226,7 @@ __device__ __forceinline__ void write(const Sums<G>& sums, const Item& item, u16
                 if (row >= item.rows) continue;
                 const float low = sums[m][j][i] * INTEGERS, high = sums[m][j][2 + i] * INTEGERS;
                 const u64 of_row = item.first + row;
-                if (is_down) {
+                if (IS_DOWN) {
                     const u32 both = pack(low, high);
                     out[of_row * H + channel] = static_cast<u16>(both);
                     out[of_row * H + channel + 8] = static_cast<u16>(both >> 16);
@@ -150,24 +236,37 @@ __device__ __forceinline__ void write(const Sums<G>& sums, const Item& item, u16
             }
     }
     __syncwarp();
-    if (!is_down && lane == 0) add_release(done, 1);
+    if (!IS_DOWN && lane == 0) add_release(done, 1);
 }
 
 // Numbers of groups that are compiled: all up to 2, then every second.
 __device__ __forceinline__ constexpr int after(int groups) { return groups + (groups < 2 ? 1 : 2); }
 
-template <int G>
-__device__ __forceinline__ void run(const Shared& shared, Turn<STAGES>& turn, const Item& item, const Decoder& decoder,
-                                    Tile* tiles, u16* act, u16* out, int H, int I) {
+template <int PAIRS, bool IS_DOWN>
+__device__ __forceinline__ void run_quads(const Shared& shared, Turn<STAGES>& turn, const Item& item, Tile* tiles,
+                                          u16* act, u16* out, int H, int I) {
+    Sums<1> sums;
+    {
+        Quads<PAIRS, IS_DOWN> quads;
+        quads.multiply(shared, turn, (IS_DOWN ? I : H) / 64, QuadDecoder(H & 63));
+        quads.add_up(sums);
+    }
+    write<1, IS_DOWN>(sums, item, act, out, H, I, &tiles[item.tile].done);
+}
+
+template <int G, bool IS_DOWN>
+__device__ __forceinline__ void run(const Shared& shared, Turn<STAGES>& turn, const Item& item, Tile* tiles, u16* act,
+                                    u16* out, int H, int I) {
+    if constexpr (G == 1) {
+        if (item.rows <= 2) return run_quads<1, IS_DOWN>(shared, turn, item, tiles, act, out, H, I);
+        if (item.rows <= 4) return run_quads<2, IS_DOWN>(shared, turn, item, tiles, act, out, H, I);
+    }
     if constexpr (G < GROUPS) {
-        if (item.rows > 8 * G) {
-            run<after(G)>(shared, turn, item, decoder, tiles, act, out, H, I);
-            return;
-        }
+        if (item.rows > 8 * G) return run<after(G), IS_DOWN>(shared, turn, item, tiles, act, out, H, I);
     }
     Sums<G> sums;
-    multiply<G>(shared, turn, sums, (item.kind == DOWN ? I : H) / 64, Place(item.kind == DOWN), decoder);
-    write<G>(sums, item, act, out, H, I, &tiles[item.tile].done);
+    multiply<G, IS_DOWN>(shared, turn, sums, (IS_DOWN ? I : H) / 64, Decoder(H & 63));
+    write<G, IS_DOWN>(sums, item, act, out, H, I, &tiles[item.tile].done);
 }
 
 extern "C" __global__ void __launch_bounds__(32 * (PRODUCERS + CONSUMERS), BLOCKS)
@@ -175,6 +274,8 @@ extern "C" __global__ void __launch_bounds__(32 * (PRODUCERS + CONSUMERS), BLOCK
                 int* num_tiles, u16* act, u16* out, int H, int I) {
     const Shared shared(dynamic_memory());
     if (threadIdx.x == 0) shared.init();
+    for (int i = threadIdx.x * 16; i < PIECES; i += 16 * 32 * (PRODUCERS + CONSUMERS))
+        store_16(shared.pieces + i, make_uint4(0, 0, 0, 0));
     __syncthreads();
     wait_for_predecessor();
     let_successor_start();
@@ -185,10 +286,12 @@ extern "C" __global__ void __launch_bounds__(32 * (PRODUCERS + CONSUMERS), BLOCK
     } else if (threadIdx.x < 32 * PRODUCERS) {
         load_rows(shared, hidden, act, row_tokens, work, CONSUMERS * work.gate_up_blocks);
     } else {
-        const Decoder decoder(H & 63);
         Turn<STAGES> turn;
         Turn<SLOTS> slot;
         for (Item item = shared.items.hear(slot); item.kind != NONE; item = shared.items.hear(slot))
-            run<1>(shared, turn, item, decoder, tiles, act, out, H, I);
+            if (item.kind == DOWN)
+                run<1, true>(shared, turn, item, tiles, act, out, H, I);
+            else
+                run<1, false>(shared, turn, item, tiles, act, out, H, I);
     }
 }

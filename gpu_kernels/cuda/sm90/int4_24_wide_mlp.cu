@@ -21,7 +21,8 @@
 #endif
 #define PRODUCERS 4
 #define GROUPS 2
-#define SPREAD 1  // rows of 128 bytes as products read them
+#define SWIZZLE(row) (row % 8)  // as products read rows of 128 bytes
+#define SLAB_GAP 0
 #define WEIGHT_ROWS (64 * M_TILES * GROUPS)
 #define PIECES (GROUPS * 2 * 2048 * M_TILES)
 constexpr int PARTS = M_TILES;    // of a warpgroup's weight rows, 64 each
@@ -46,7 +47,7 @@ struct Place {
         } else {
             const int channel = first * 32 + g / 4 * 8 + warp % 2 * 16 + warp / 2 * 2 + g / 2 % 2 * 4 + g % 2;
             low = channel * (INTERLEAVED ? 32 : 16);
-            high = INTERLEAVED ? 16 : WEIGHT_SLAB / 2;
+            high = INTERLEAVED ? 16 : WEIGHT_ROWS * 8;
             part = 32 * (INTERLEAVED ? 32 : 16);
         }
     }

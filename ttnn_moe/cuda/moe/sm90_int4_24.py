@@ -55,9 +55,10 @@ class Sm90SparseTile:
 
     @property
     def shared_memory(self) -> int:
-        stage = self.slabs * (16 * self.weight_rows + 128 * self.max_n)
-        pieces = _WARPGROUPS * 2 * 2048 * self.m_tiles if self.wide else 0
-        return _ALIGNMENT + self.stages * (stage + 16) + pieces + _SLOTS * (16 + 32) + 16
+        words, rows = self.slabs * (16 * self.weight_rows + 64 * (not self.wide)), self.slabs * 128 * self.max_n
+        # outputs on their way; or zeros, as many as a stage has rows
+        pieces = _WARPGROUPS * 2 * 2048 * self.m_tiles if self.wide else rows
+        return _ALIGNMENT + self.stages * (words + rows + 16) + pieces + _SLOTS * (16 + 32) + 16
 
 
 # multiply-adds of one projection, at most: blocks of 64 weight rows are more
