@@ -88,7 +88,7 @@ NARROW_90 = Sm90SparseTile(8, 2, 2, 2, warps=2)
 WIDE_90 = Sm90SparseTile(16, 1, 2, 2, wide=True)
 FORMS: list[tuple[Sizes, int, int, int, str]] = [
     (ColumnSizes(up_depth=2), 2, 320, 64, "halves"),
-    (ColumnSizes(2, 4, 4, 3, 2), 1, 64, 192, "interleaved"),
+    (ColumnSizes(2, 4, 4, 3, 2), 1, 192, 192, "interleaved"),
     (WIDE, 3, 64, 64, "halves"),
     (WIDE, 17, 576, 320, "interleaved"),
     (SparseTile(2, 1, 2, 32, 2, 3), 30, 320, 64, "halves"),

@@ -8,7 +8,7 @@
 // Weights are A, decoded into registers; rows are B, in shared memory. A product of 32 channels is a sum of
 // integers; it is scaled while the next product runs.
 //
-// Threads: 128 * 3: a producer warpgroup, two consumer warpgroups of M_TILES * 64 weight rows each. Blocks: one a
+// Threads: 128 * (1 + GROUPS): a producer warpgroup, consumer warpgroups of M_TILES * 64 weight rows each. Blocks: one a
 // multiprocessor, or BLOCKS.
 #ifndef MAX_N
 #define MAX_N 128
@@ -19,19 +19,33 @@
 #ifndef BLOCKS
 #define BLOCKS 1
 #endif
+#ifndef WARPS
+#define WARPS 8  // consumers
+#endif
+#ifndef COLUMNS
+#define COLUMNS 64  // of a product, at most
+#endif
+#define GROUPS (WARPS / 4)  // consumer warpgroups
 #define PRODUCERS 4
-#define GROUPS 2
 #define SWIZZLE(row) (row % 8)  // as products read rows of 128 bytes
 #define SLAB_GAP 0
 #define WEIGHT_ROWS (64 * M_TILES * GROUPS)
 #define PIECES (GROUPS * 2 * 2048 * M_TILES)
 constexpr int PARTS = M_TILES;    // of a warpgroup's weight rows, 64 each
-constexpr int CONSUMERS = 4 * GROUPS;  // warps
+constexpr int CONSUMERS = WARPS;
 #include "sm90/int4_24_load.cuh"
 #include "sm90/rows_out.cuh"
 
 static_assert(PARTS * 2048 == Piece<PARTS, true>::BYTES && PARTS * 2048 == Piece<PARTS, false>::BYTES, "pieces");
-constexpr int PRODUCER_REGISTERS = 40, CONSUMER_REGISTERS = BLOCKS == 2 ? 104 : 232;
+constexpr int PRODUCER_REGISTERS = 40;
+constexpr int CONSUMER_REGISTERS = GROUPS == 4 ? 104 : GROUPS == 3 ? 152 : BLOCKS == 2 ? 96 : 232;
+
+// Products that N columns take: whole groups of 8 each.
+__device__ __forceinline__ constexpr int units_of(int N) {
+    int units = 1;
+    while (N / units > COLUMNS || N % (8 * units)) ++units;
+    return units;
+}
 
 // Where a lane's words lie in a slab: bytes. Of gate_up, eight rows of a warp are the channels of 16 bytes of act:
 // 8 p + 2 h + 4 i + j for k 16 h + 4 p + 2 i + j.
@@ -56,8 +70,7 @@ struct Place {
 // Products of an item, of N rows. Products come in turns into two sets of registers, UNITS products a fragment.
 template <int N>
 struct Products {
-    static constexpr int COLUMNS = N <= 64 ? N : N / 2, UNITS = N / COLUMNS, COUNT = COLUMNS / 2;
-    static_assert(COLUMNS % 8 == 0 && COLUMNS * UNITS == N, "columns of a product");
+    static constexpr int UNITS = units_of(N), WIDTH = N / UNITS, COUNT = WIDTH / 2;
 
     float sums[PARTS][N / 2], products[2][COUNT];
     Decoder::Fragment fragments[2];
@@ -108,8 +121,8 @@ struct Products {
 #pragma unroll
                         for (int u = 0; u < UNITS; ++u) {
                             products_begin();
-                            sparse_product<COLUMNS>(products[(first + u) % 2], fragment.a, fragment.metadata,
-                                                    advance(rows, half * 2 * OPERAND_STEP + u * COLUMNS * 8));
+                            sparse_product<WIDTH>(products[(first + u) % 2], fragment.a, fragment.metadata,
+                                                    advance(rows, half * 2 * OPERAND_STEP + u * WIDTH * 8));
                             products_commit();
                             if (first + u > 0) {
                                 products_wait<1>();
@@ -140,7 +153,7 @@ struct Finish {
 };
 
 // Numbers of rows that are compiled.
-__device__ __forceinline__ constexpr int after(int rows) { return rows < 64 ? 2 * rows : rows + 16; }
+__device__ __forceinline__ constexpr int after(int rows) { return rows + (rows < 32 ? 8 : 16); }
 
 template <int N>
 __device__ __forceinline__ void run(const Shared& shared, Turn<STAGES>& turn, const Item& item, const Decoder& decoder,

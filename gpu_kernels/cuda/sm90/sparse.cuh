@@ -43,6 +43,7 @@ __device__ __forceinline__ void sparse_product(float* d, const u32* a, u32 metad
                      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(metadata), "r"(0));              \
     }
 PRODUCT(16, 8, 9, 10, 11, 12, 13, 14)
+PRODUCT(24, 12, 13, 14, 15, 16, 17, 18)
 PRODUCT(32, 16, 17, 18, 19, 20, 21, 22)
 PRODUCT(40, 20, 21, 22, 23, 24, 25, 26)
 PRODUCT(48, 24, 25, 26, 27, 28, 29, 30)

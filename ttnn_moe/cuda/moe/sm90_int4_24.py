@@ -15,7 +15,7 @@ from .pairs import rows_an_expert
 from .sorted import SortedPlan
 from .uses import Use
 
-_ALIGNMENT, _SLOTS, _WARPGROUPS = 1024, 4, 2
+_ALIGNMENT, _SLOTS = 1024, 4
 
 
 @dataclass(frozen=True)
@@ -27,8 +27,9 @@ class Sm90SparseTile:
         m_tiles: products along the weight rows a warp, 16 rows each; of wide a warpgroup, 64 each.
         slabs, stages: slabs of 64 channels in a stage, stages of the ring.
         blocks: resident blocks a multiprocessor.
-        warps: that multiply; of wide always 8.
+        warps: that multiply.
         wide: warpgroup products.
+        columns: rows of a tile that one of them takes, at most.
         read_once: L2 evicts weights first, and drops each expert output that combine has read.
     """
 
@@ -39,6 +40,7 @@ class Sm90SparseTile:
     blocks: int = 1
     warps: int = 8
     wide: bool = False
+    columns: int = 64
     read_once: bool = False
 
     @property
@@ -47,17 +49,17 @@ class Sm90SparseTile:
 
     @property
     def weight_rows(self) -> int:
-        return self.m_tiles * (64 * _WARPGROUPS if self.wide else 16 * self.warps)
+        return 16 * self.m_tiles * self.warps
 
     @property
     def threads(self) -> int:
-        return 128 * (1 + _WARPGROUPS) if self.wide else 32 * (2 + self.warps)
+        return 32 * (self.warps + (4 if self.wide else 2))
 
     @property
     def shared_memory(self) -> int:
         words, rows = self.slabs * (16 * self.weight_rows + 64 * (not self.wide)), self.slabs * 128 * self.max_n
         # outputs on their way; or zeros, as many as a stage has rows
-        pieces = _WARPGROUPS * 2 * 2048 * self.m_tiles if self.wide else rows
+        pieces = 1024 * self.warps * self.m_tiles if self.wide else rows
         return _ALIGNMENT + self.stages * (words + rows + 16) + pieces + _SLOTS * (16 + 32) + 16
 
 
