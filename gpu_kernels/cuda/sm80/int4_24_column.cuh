@@ -79,25 +79,31 @@ struct Column {
                 copies_wait<DEPTH - 1>();
                 __syncwarp();
                 if (here == 1) high_x = zeros;
-                u32 b[4][4];
+                u32 b[1][4][4];
 #pragma unroll
                 for (int i = 0; i < 4; ++i)
 #pragma unroll
                     for (int j = 0; j < 4; ++j)  // words of one register each: b takes four in a row
-                        b[i][j] = *reinterpret_cast<const u32*>((j % 2 ? high_x : low_x) + i * 16 + j / 2 * 4);
+                        b[0][i][j] = *reinterpret_cast<const u32*>((j % 2 ? high_x : low_x) + i * 16 + j / 2 * 4);
                 low_x += low_step;
                 high_x += high_step;
 #pragma unroll
-                for (int m = 0; m < ROW_TILES; ++m) {
-                    const unsigned char* words = from + at * 2 * SLAB_BYTES + m * 256;
-                    const auto of = decoder.decode(*reinterpret_cast<const uint2*>(words),
-                                                   *reinterpret_cast<const uint2*>(words + 128));
-                    float products[4];
-                    multiply_quad(products, of, b);
-                    if (here > 1 || t < 2) {
-                        sums[m][0] = fmaf(products[0], of.low, sums[m][0]);
-                        sums[m][1] = fmaf(products[2], of.high, sums[m][1]);
+                for (int m = 0; m < ROW_TILES; m += 2) {
+                    QuadDecoder::Fragment of[2];
+#pragma unroll
+                    for (int i = 0; i < 2; ++i) {
+                        const unsigned char* words = from + at * 2 * SLAB_BYTES + (m + i) * 256;
+                        of[i] = decoder.decode(*reinterpret_cast<const uint2*>(words),
+                                               *reinterpret_cast<const uint2*>(words + 128));
                     }
+                    float products[2][1][4];
+                    multiply_quads(products, of, b);
+#pragma unroll
+                    for (int i = 0; i < 2; ++i)
+                        if (here > 1 || t < 2) {
+                            sums[m + i][0] = fmaf(products[i][0][0], of[i].low, sums[m + i][0]);
+                            sums[m + i][1] = fmaf(products[i][0][2], of[i].high, sums[m + i][1]);
+                        }
                 }
                 __syncwarp();
                 request(at);

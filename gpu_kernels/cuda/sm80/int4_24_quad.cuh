@@ -59,13 +59,25 @@ struct QuadDecoder {
     }
 };
 
-// products [16 x 8] = integers of rows [16 x 4 groups] * b / INTEGERS; b: of each step.
-__device__ __forceinline__ void multiply_quad(float (&products)[4], const QuadDecoder::Fragment& rows,
-                                              const u32 (&b)[4][4]) {
+// products [16 x 8] = integers of rows [16 x 4 groups] * b / INTEGERS, for M times 16 rows and PAIRS columns; b: of
+// each step. Products that wait for one another lie far apart.
+template <int M, int PAIRS>
+__device__ __forceinline__ void multiply_quads(float (&products)[M][PAIRS][4],
+                                               const QuadDecoder::Fragment (&rows)[M], const u32 (&b)[PAIRS][4][4]) {
 #pragma unroll
-    for (int i = 0; i < 4; ++i) products[i] = 0.0f;
-    multiply_sparse<0>(products, rows.a[0], b[0], rows.metadata[0]);
-    multiply_sparse<0>(products, rows.a[1], b[1], rows.metadata[1]);
-    multiply_sparse<1>(products, rows.a[2], b[2], rows.metadata[0]);
-    multiply_sparse<1>(products, rows.a[3], b[3], rows.metadata[1]);
+    for (int m = 0; m < M; ++m)
+#pragma unroll
+        for (int j = 0; j < PAIRS; ++j)
+#pragma unroll
+            for (int i = 0; i < 4; ++i) products[m][j][i] = 0.0f;
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+#pragma unroll
+        for (int m = 0; m < M; ++m)
+#pragma unroll
+            for (int j = 0; j < PAIRS; ++j)
+                if (i < 2)
+                    multiply_sparse<0>(products[m][j], rows[m].a[i], b[j][i], rows[m].metadata[i % 2]);
+                else
+                    multiply_sparse<1>(products[m][j], rows[m].a[i], b[j][i], rows[m].metadata[i % 2]);
 }

@@ -39,14 +39,15 @@ struct Weights {
 
 // Rows come first: eight of them begin at a multiple of 1024 bytes.
 struct Shared {
-    u32 rows, words, pieces, full, empty;
+    u32 rows, words, zeros, sources, full, empty;
     Items items;
 
     __device__ __forceinline__ explicit Shared(const void* memory) {
         rows = (shared_address(memory) + 1023) / 1024 * 1024;
         words = rows + STAGES * STAGE_ROWS;
-        pieces = words + STAGES * WORD_BYTES;
-        full = pieces + PIECES;
+        zeros = words + STAGES * WORD_BYTES;
+        sources = zeros + ZEROS;
+        full = sources + 4 * MAX_N;
         empty = full + 8 * STAGES;
         items = Items(empty + 8 * STAGES);
     }
@@ -125,21 +126,24 @@ __device__ __forceinline__ void load_rows(const Shared& shared, const u16* hidde
     const int warp = threadIdx.x / 32 - 1, lane = threadIdx.x % 32, chunk = lane % 8;
     const int row_of_lane = warp * ROWS_AT_ONCE + lane / 8;
     const u32 even = place_of(row_of_lane, chunk) * 16, odd = place_of(row_of_lane + 4, chunk) * 16;
+    u32* sources = reinterpret_cast<u32*>(dynamic_memory() + (shared.sources - shared_address(dynamic_memory()))) +
+                   row_of_lane;  // of the rows that this warp copies
     Turn<STAGES> turn;
     Turn<SLOTS> slot;
     for (Item item = shared.items.hear(slot); item.kind != NONE; item = shared.items.hear(slot)) {
         const int slabs = work.depth(item) / 64;
         // copies of this warp; padding rows of the last copy repeat a valid row, and their sums are not stored
         const int copies = (item.rows - warp * ROWS_AT_ONCE + STRIDE - 1) / STRIDE;
-        u32 sources[COPIES];  // in units of 16 bytes
+        __syncwarp();
 #pragma unroll
         for (int j = 0; j < COPIES; ++j) {
             const int row = item.first + min(row_of_lane + j * STRIDE, item.rows - 1);
-            sources[j] = 0;
+            if (j >= copies || chunk > 0) continue;
             // -1: a row that no token has
-            if (j < copies) sources[j] = item.kind == DOWN ? row : max(row_tokens[row], 0);
-            sources[j] *= static_cast<u32>(slabs * 8);
+            const u32 source = item.kind == DOWN ? row : max(row_tokens[row], 0);
+            sources[j * STRIDE] = source * static_cast<u32>(slabs * 8);  // in units of 16 bytes
         }
+        __syncwarp();
         if (item.kind == DOWN) wait_for_tile(work.tiles + item.tile, parts);
         const uint4* from = reinterpret_cast<const uint4*>(item.kind == DOWN ? act : hidden) + chunk;
         for (int at = 0; at < slabs; at += SLABS) {
@@ -150,7 +154,7 @@ __device__ __forceinline__ void load_rows(const Shared& shared, const u16* hidde
                 if (s > 0 && at + s >= slabs) break;
 #pragma unroll
                 for (int j = 0; j < COPIES; ++j)
-                    if (j < copies) copy_16(to + j * STRIDE * 128 + (j % 2 ? odd : even), from + sources[j]);
+                    if (j < copies) copy_16(to + j * STRIDE * 128 + (j % 2 ? odd : even), from + sources[j * STRIDE]);
             }
             copies_arrive(shared.full + 8 * turn.at);
             turn.next();

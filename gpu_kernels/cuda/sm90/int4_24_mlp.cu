@@ -30,7 +30,7 @@
 #define BLOCKS 2  // resident, a multiprocessor
 #endif
 #define PRODUCERS 2
-#define PIECES STAGE_ROWS  // zeros
+#define ZEROS STAGE_ROWS
 #define SWIZZLE(row) (row % 2 * 6)  // lanes that load together touch banks of their own
 #define SLAB_GAP 64  // of lanes that load words of two slabs, each touches banks of its own
 constexpr int CONSUMERS = WARPS;
@@ -39,8 +39,8 @@ constexpr int CONSUMERS = WARPS;
 #include "sm90/int4_24_load.cuh"
 
 constexpr int GROUPS = MAX_N / 8;
-constexpr int SLABS_AT_ONCE = GROUPS <= 2 ? 2 : 1;  // unrolled
-static_assert(SLABS % 2 == 0, "a lane's words are of two slabs");
+constexpr int SLABS_AT_ONCE = M_TILES * GROUPS <= 4 ? 2 : 1;  // unrolled
+static_assert(SLABS % 2 == 0 && M_TILES % 2 == 0, "a lane's words are of two slabs; two products are made at once");
 static_assert(MAX_N % 8 == 0 && GROUPS <= 8, "whole groups of 8 rows, whose sums fit registers");
 
 template <int G>
@@ -141,16 +141,21 @@ struct Quads {
                                                                   j / 2 * 8 + (i % 2 ? 32 - swap : swap));
         const int t = threadIdx.x % 4;
 #pragma unroll
-        for (int m = 0; m < M_TILES; ++m) {
-            const uint2 low = *reinterpret_cast<const uint2*>(words + m * Of::TILE);
-            const uint2 high = *reinterpret_cast<const uint2*>(words + m * Of::TILE + Of::HIGH);
-            const auto rows = decoder.decode(low, high);
+        for (int m = 0; m < M_TILES; m += 2) {
+            QuadDecoder::Fragment of[2];
 #pragma unroll
-            for (int pair = 0; pair < PAIRS; ++pair) {
-                float products[4];
-                multiply_quad(products, rows, b[pair]);
-                if (WHOLE || t < 2) scale(sums[m][pair], products, rows.low, rows.high);
+            for (int i = 0; i < 2; ++i) {
+                const unsigned char* at = words + (m + i) * Of::TILE;
+                of[i] = decoder.decode(*reinterpret_cast<const uint2*>(at),
+                                       *reinterpret_cast<const uint2*>(at + Of::HIGH));
             }
+            float products[2][PAIRS][4];
+            multiply_quads(products, of, b);
+#pragma unroll
+            for (int i = 0; i < 2; ++i)
+#pragma unroll
+                for (int pair = 0; pair < PAIRS; ++pair)
+                    if (WHOLE || t < 2) scale(sums[m + i][pair], products[i][pair], of[i].low, of[i].high);
         }
     }
 
@@ -161,7 +166,7 @@ struct Quads {
         // k of this lane: of groups t / 2 and t / 2 + 2; its column: of one group
         const int own = row * 128 + (group % 2 ^ row) * 64 + t % 2 * 16, swap = row * 32;
         const bool is_low = group == t / 2, is_high = group == t / 2 + 2;
-        const unsigned char* zeros = dynamic_memory() + (shared.pieces - base);
+        const unsigned char* zeros = dynamic_memory() + (shared.zeros - base);
         const int of_word = Of::first() + t / 2 * WEIGHT_SLAB + t % 2 * 8;
 #pragma unroll
         for (int m = 0; m < M_TILES; ++m)
@@ -211,8 +216,10 @@ struct Quads {
 template <int G, bool IS_DOWN>
 __device__ __forceinline__ void write(const Sums<G>& sums, const Item& item, u16* act, u16* out, int H, int I,
                                       int* done) {
-    const int lane = threadIdx.x % 32, g = lane / 4;
-    const int of_16 = (item.block * CONSUMERS + threadIdx.x / 32 - PRODUCERS) * M_TILES;
+    const int thread = later(threadIdx.x), lane = thread % 32, g = lane / 4;
+    const int of_16 = (item.block * CONSUMERS + thread / 32 - PRODUCERS) * M_TILES;
+    H = later(H);
+    I = later(I);
 #pragma unroll
     for (int m = 0; m < M_TILES; ++m) {
         const int channel = (of_16 + m) * (IS_DOWN ? 16 : 8) + g;
@@ -239,8 +246,8 @@ __device__ __forceinline__ void write(const Sums<G>& sums, const Item& item, u16
     if (!IS_DOWN && lane == 0) add_release(done, 1);
 }
 
-// Numbers of groups that are compiled: all up to 2, then every second.
-__device__ __forceinline__ constexpr int after(int groups) { return groups + (groups < 2 ? 1 : 2); }
+// Numbers of groups that are compiled: all up to 4, then every second.
+__device__ __forceinline__ constexpr int after(int groups) { return groups + (groups < 4 ? 1 : 2); }
 
 template <int PAIRS, bool IS_DOWN>
 __device__ __forceinline__ void run_quads(const Shared& shared, Turn<STAGES>& turn, const Item& item, Tile* tiles,
@@ -274,8 +281,8 @@ extern "C" __global__ void __launch_bounds__(32 * (PRODUCERS + CONSUMERS), BLOCK
                 int* num_tiles, u16* act, u16* out, int H, int I) {
     const Shared shared(dynamic_memory());
     if (threadIdx.x == 0) shared.init();
-    for (int i = threadIdx.x * 16; i < PIECES; i += 16 * 32 * (PRODUCERS + CONSUMERS))
-        store_16(shared.pieces + i, make_uint4(0, 0, 0, 0));
+    for (int i = threadIdx.x * 16; i < ZEROS; i += 16 * 32 * (PRODUCERS + CONSUMERS))
+        store_16(shared.zeros + i, make_uint4(0, 0, 0, 0));
     __syncthreads();
     wait_for_predecessor();
     let_successor_start();

@@ -30,13 +30,12 @@
 #define SWIZZLE(row) (row % 8)  // as products read rows of 128 bytes
 #define SLAB_GAP 0
 #define WEIGHT_ROWS (64 * M_TILES * GROUPS)
-#define PIECES (GROUPS * 2 * 2048 * M_TILES)
+#define ZEROS 0
 constexpr int PARTS = M_TILES;    // of a warpgroup's weight rows, 64 each
 constexpr int CONSUMERS = WARPS;
+#include "sm80/mma.cuh"
 #include "sm90/int4_24_load.cuh"
-#include "sm90/rows_out.cuh"
 
-static_assert(PARTS * 2048 == Piece<PARTS, true>::BYTES && PARTS * 2048 == Piece<PARTS, false>::BYTES, "pieces");
 constexpr int PRODUCER_REGISTERS = 40;
 constexpr int CONSUMER_REGISTERS = GROUPS == 4 ? 104 : GROUPS == 3 ? 152 : BLOCKS == 2 ? 96 : 232;
 
@@ -144,13 +143,37 @@ struct Products {
     }
 };
 
-struct Finish {
-    __device__ __forceinline__ float low(int, float sum) const { return sum * INTEGERS; }
-    __device__ __forceinline__ float high(int, float sum) const { return sum * INTEGERS; }
-    __device__ __forceinline__ float both(int, float gate, float up) const {
-        return silu_mul(gate * INTEGERS, up * INTEGERS);
+// Eight channels of eight rows at a time, transposed: a lane gets two channels of row lane / 4.
+template <bool IS_DOWN, int N>
+__device__ __forceinline__ void write(const float (&sums)[PARTS][N / 2], const Item& item, u16* to, int width,
+                                      int* done) {
+    const int thread = later(threadIdx.x), group = thread / 128 - 1, warp = thread % 128 / 32, lane = thread % 32;
+    width = later(width);
+#pragma unroll
+    for (int part = 0; part < PARTS; ++part) {
+        const int of_64 = (item.block * GROUPS + group) * PARTS + part;
+        const int channel = of_64 * (IS_DOWN ? 64 : 32) + warp * (IS_DOWN ? 16 : 8) + lane % 4 * 2;
+        if (channel >= width) break;
+        u16* at = to + static_cast<u64>(item.first + lane / 4) * width + channel;
+#pragma unroll
+        for (int j = 0; j < N / 8; ++j, at += 8 * static_cast<u64>(width)) {
+            float d[4];
+#pragma unroll
+            for (int i = 0; i < 4; ++i) d[i] = sums[part][4 * j + i] * INTEGERS;
+            const bool valid = 8 * j + lane / 4 < item.rows;
+            if (IS_DOWN) {
+                const u32 low = transposed(pack(d[0], d[1])), high = transposed(pack(d[2], d[3]));
+                if (valid) *reinterpret_cast<u32*>(at) = low;
+                if (valid) *reinterpret_cast<u32*>(at + 8) = high;
+            } else {
+                const u32 both = transposed(pack(silu_mul(d[0], d[2]), silu_mul(d[1], d[3])));
+                if (valid) *reinterpret_cast<u32*>(at) = both;
+            }
+        }
     }
-};
+    __syncwarp();
+    if (!IS_DOWN && lane == 0) add_release(done, 1);
+}
 
 // Numbers of rows that are compiled.
 __device__ __forceinline__ constexpr int after(int rows) { return rows + (rows < 32 ? 8 : 16); }
@@ -168,9 +191,9 @@ __device__ __forceinline__ void run(const Shared& shared, Turn<STAGES>& turn, co
     Products<N> of;
     of.make(shared, turn, (is_down ? I : H) / 64, Place(is_down), decoder);
     if (is_down)
-        write<true, GROUPS>(shared.pieces, of.sums, Finish(), out, item, H, nullptr);
+        write<true, N>(of.sums, item, out, H, nullptr);
     else
-        write<false, GROUPS>(shared.pieces, of.sums, Finish(), act, item, I, &tiles[item.tile].done);
+        write<false, N>(of.sums, item, act, I, &tiles[item.tile].done);
 }
 
 extern "C" __global__ void __launch_bounds__(128 * (1 + GROUPS), BLOCKS)
@@ -188,7 +211,7 @@ extern "C" __global__ void __launch_bounds__(128 * (1 + GROUPS), BLOCKS)
         if (threadIdx.x < 32)
             load_words(shared, Weights{w13, w2}, work, num_tiles + 1);
         else
-            load_rows(shared, hidden, act, row_tokens, work, GROUPS * work.gate_up_blocks);
+            load_rows(shared, hidden, act, row_tokens, work, CONSUMERS * work.gate_up_blocks);
     } else {
         take_registers<CONSUMER_REGISTERS>();
         const Decoder decoder(H & 63);

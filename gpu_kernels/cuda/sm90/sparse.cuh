@@ -53,6 +53,12 @@ PRODUCT(64, 32, 33, 34, 35, 36, 37, 38)
 #undef R
 #undef D
 
+// The same value, of which the compiler knows nothing: what follows from it is not computed early.
+__device__ __forceinline__ int later(int value) {
+    asm volatile("" : "+r"(value));
+    return value;
+}
+
 // Contiguous bytes, a multiple of 16, with an L2 eviction policy.
 __device__ __forceinline__ void bytes_load(u32 to, const void* from, u32 bytes, u32 barrier, u64 policy) {
     asm volatile(

@@ -58,9 +58,8 @@ class Sm90SparseTile:
     @property
     def shared_memory(self) -> int:
         words, rows = self.slabs * (16 * self.weight_rows + 64 * (not self.wide)), self.slabs * 128 * self.max_n
-        # outputs on their way; or zeros, as many as a stage has rows
-        pieces = 1024 * self.warps * self.m_tiles if self.wide else rows
-        return _ALIGNMENT + self.stages * (words + rows + 16) + pieces + _SLOTS * (16 + 32) + 16
+        zeros = rows * (not self.wide)  # as many as a stage has rows
+        return _ALIGNMENT + self.stages * (words + rows + 16) + zeros + 4 * self.max_n + _SLOTS * (16 + 32) + 16
 
 
 # multiply-adds of one projection, at most: blocks of 64 weight rows are more
