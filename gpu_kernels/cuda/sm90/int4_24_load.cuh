@@ -113,6 +113,8 @@ __device__ __forceinline__ void load_words(const Shared& shared, const Weights& 
 }
 
 constexpr int ROWS_AT_ONCE = 4;  // of a warp's copy: eight lanes a row of 128 bytes
+constexpr int COPIES = (MAX_N / ROWS_AT_ONCE + GATHER_WARPS - 1) / GATHER_WARPS;
+constexpr int UNROLLED = COPIES <= 4 ? COPIES : 2;  // these warps have few registers
 
 // Where a chunk of 16 bytes lies in a row of 128.
 __device__ __forceinline__ int place_of(int row, int chunk) { return chunk ^ SWIZZLE(row); }
@@ -120,7 +122,6 @@ __device__ __forceinline__ int place_of(int row, int chunk) { return chunk ^ SWI
 // Copy j of a warp is of rows (warp + GATHER_WARPS j) * 4 + lane / 8. parts: of a tile's activations.
 __device__ __forceinline__ void load_rows(const Shared& shared, const u16* hidden, const u16* act,
                                           const int* row_tokens, const Work& work, int parts) {
-    constexpr int COPIES = (MAX_N / ROWS_AT_ONCE + GATHER_WARPS - 1) / GATHER_WARPS;
     constexpr int STRIDE = GATHER_WARPS * ROWS_AT_ONCE;
     static_assert(STRIDE % 8 == 4, "the swizzle knows odd and even copies");
     const int warp = threadIdx.x / 32 - 1, lane = threadIdx.x % 32, chunk = lane % 8;
@@ -152,7 +153,7 @@ __device__ __forceinline__ void load_rows(const Shared& shared, const u16* hidde
 #pragma unroll
             for (int s = 0; s < SLABS; ++s, from += 8, to += ROW_SLAB) {
                 if (s > 0 && at + s >= slabs) break;
-#pragma unroll
+#pragma unroll UNROLLED
                 for (int j = 0; j < COPIES; ++j)
                     if (j < copies) copy_16(to + j * STRIDE * 128 + (j % 2 ? odd : even), from + sources[j * STRIDE]);
             }

@@ -214,10 +214,9 @@ struct Quads {
 
 // A lane's sums are of rows lane / 4 and lane / 4 + 8 of each product, and of two rows of the tile.
 template <int G, bool IS_DOWN>
-__device__ __forceinline__ void write(const Sums<G>& sums, const Item& item, u16* act, u16* out, int H, int I,
-                                      int* done) {
+__device__ __forceinline__ void write(const Sums<G>& sums, int block, Tile* tile, u16* act, u16* out, int H, int I) {
     const int thread = later(threadIdx.x), lane = thread % 32, g = lane / 4;
-    const int of_16 = (item.block * CONSUMERS + thread / 32 - PRODUCERS) * M_TILES;
+    const int first = tile->first, rows = tile->rows, of_16 = (block * CONSUMERS + thread / 32 - PRODUCERS) * M_TILES;
     H = later(H);
     I = later(I);
 #pragma unroll
@@ -230,9 +229,9 @@ __device__ __forceinline__ void write(const Sums<G>& sums, const Item& item, u16
 #pragma unroll
             for (int i = 0; i < 2; ++i) {
                 const int row = 8 * j + lane % 4 * 2 + i;
-                if (row >= item.rows) continue;
+                if (row >= rows) continue;
                 const float low = sums[m][j][i] * INTEGERS, high = sums[m][j][2 + i] * INTEGERS;
-                const u64 of_row = item.first + row;
+                const u64 of_row = first + row;
                 if (IS_DOWN) {
                     const u32 both = pack(low, high);
                     out[of_row * H + channel] = static_cast<u16>(both);
@@ -243,7 +242,7 @@ __device__ __forceinline__ void write(const Sums<G>& sums, const Item& item, u16
             }
     }
     __syncwarp();
-    if (!IS_DOWN && lane == 0) add_release(done, 1);
+    if (!IS_DOWN && lane == 0) add_release(&tile->done, 1);
 }
 
 // Numbers of groups that are compiled: all up to 4, then every second.
@@ -258,7 +257,7 @@ __device__ __forceinline__ void run_quads(const Shared& shared, Turn<STAGES>& tu
         quads.multiply(shared, turn, (IS_DOWN ? I : H) / 64, QuadDecoder(H & 63));
         quads.add_up(sums);
     }
-    write<1, IS_DOWN>(sums, item, act, out, H, I, &tiles[item.tile].done);
+    write<1, IS_DOWN>(sums, item.block, tiles + item.tile, act, out, H, I);
 }
 
 template <int G, bool IS_DOWN>
@@ -273,7 +272,7 @@ __device__ __forceinline__ void run(const Shared& shared, Turn<STAGES>& turn, co
     }
     Sums<G> sums;
     multiply<G, IS_DOWN>(shared, turn, sums, (IS_DOWN ? I : H) / 64, Decoder(H & 63));
-    write<G, IS_DOWN>(sums, item, act, out, H, I, &tiles[item.tile].done);
+    write<G, IS_DOWN>(sums, item.block, tiles + item.tile, act, out, H, I);
 }
 
 extern "C" __global__ void __launch_bounds__(32 * (PRODUCERS + CONSUMERS), BLOCKS)

@@ -46,24 +46,21 @@ __device__ __forceinline__ constexpr int units_of(int N) {
     return units;
 }
 
-// Where a lane's words lie in a slab: bytes. Of gate_up, eight rows of a warp are the channels of 16 bytes of act:
-// 8 p + 2 h + 4 i + j for k 16 h + 4 p + 2 i + j.
+// Where a lane's words lie in a slab: bytes. Low rows are gate rows, or the first half of an item's rows; high ones
+// the up rows, or the other half. Of gate_up, eight low rows of a warp are the channels of 16 bytes of act: 8 p + 2 h
+// + 4 i + j for k 16 h + 4 p + 2 i + j.
 struct Place {
-    u32 low, high, part;
+    u32 low;
+    bool turns;  // gate and up rows take turns
 
-    __device__ __forceinline__ explicit Place(bool is_down) {
+    __device__ __forceinline__ explicit Place(bool is_down) : turns(INTERLEAVED && !is_down) {
         const int first = (threadIdx.x / 128 - 1) * PARTS, warp = threadIdx.x % 128 / 32, g = threadIdx.x % 32 / 4;
-        if (is_down) {
-            low = (first * 64 + warp * 16 + g) * 16;
-            high = 8 * 16;
-            part = 64 * 16;
-        } else {
-            const int channel = first * 32 + g / 4 * 8 + warp % 2 * 16 + warp / 2 * 2 + g / 2 % 2 * 4 + g % 2;
-            low = channel * (INTERLEAVED ? 32 : 16);
-            high = INTERLEAVED ? 16 : WEIGHT_ROWS * 8;
-            part = 32 * (INTERLEAVED ? 32 : 16);
-        }
+        const int channel = is_down ? warp * 8 + g
+                                    : g / 4 * 8 + warp % 2 * 16 + warp / 2 * 2 + g / 2 % 2 * 4 + g % 2;
+        low = (first * 32 + channel) * (turns ? 32 : 16);
     }
+    __device__ __forceinline__ u32 high() const { return INTERLEAVED && turns ? 16 : WEIGHT_ROWS * 8; }
+    __device__ __forceinline__ u32 part() const { return INTERLEAVED && turns ? 32 * 32 : 32 * 16; }
 };
 
 // Products of an item, of N rows. Products come in turns into two sets of registers, UNITS products a fragment.
@@ -111,9 +108,9 @@ struct Products {
                 for (int half = 0; half < 2; ++half)
 #pragma unroll
                     for (int part = 0; part < PARTS; ++part) {
-                        const unsigned char* at = words + part * place.part + half * 8;
+                        const unsigned char* at = words + part * place.part() + half * 8;
                         const uint2 low = *reinterpret_cast<const uint2*>(at);
-                        const uint2 high = *reinterpret_cast<const uint2*>(at + place.high);
+                        const uint2 high = *reinterpret_cast<const uint2*>(at + place.high());
                         const int first = (half * PARTS + part) * UNITS;
                         Decoder::Fragment& fragment = fragments[fragment_of(first)];
                         fragment = decoder.decode(low.x, low.y, high.x, high.y);
@@ -145,34 +142,33 @@ struct Products {
 
 // Eight channels of eight rows at a time, transposed: a lane gets two channels of row lane / 4.
 template <bool IS_DOWN, int N>
-__device__ __forceinline__ void write(const float (&sums)[PARTS][N / 2], const Item& item, u16* to, int width,
-                                      int* done) {
+__device__ __forceinline__ void write(const float (&sums)[PARTS][N / 2], int block, Tile* tile, u16* to, int width) {
     const int thread = later(threadIdx.x), group = thread / 128 - 1, warp = thread % 128 / 32, lane = thread % 32;
+    const int first = tile->first + lane / 4, left = tile->rows - lane / 4;
     width = later(width);
 #pragma unroll
     for (int part = 0; part < PARTS; ++part) {
-        const int of_64 = (item.block * GROUPS + group) * PARTS + part;
-        const int channel = of_64 * (IS_DOWN ? 64 : 32) + warp * (IS_DOWN ? 16 : 8) + lane % 4 * 2;
-        if (channel >= width) break;
-        u16* at = to + static_cast<u64>(item.first + lane / 4) * width + channel;
+        const int channel = block * (IS_DOWN ? WEIGHT_ROWS : WEIGHT_ROWS / 2) + (group * PARTS + part) * 32 + warp * 8;
+        const bool low_here = channel < width, high_here = IS_DOWN && channel + WEIGHT_ROWS / 2 < width;
+        u16* at = to + static_cast<u64>(first) * width + channel + lane % 4 * 2;
 #pragma unroll
         for (int j = 0; j < N / 8; ++j, at += 8 * static_cast<u64>(width)) {
             float d[4];
 #pragma unroll
             for (int i = 0; i < 4; ++i) d[i] = sums[part][4 * j + i] * INTEGERS;
-            const bool valid = 8 * j + lane / 4 < item.rows;
+            const bool valid = 8 * j < left;
             if (IS_DOWN) {
                 const u32 low = transposed(pack(d[0], d[1])), high = transposed(pack(d[2], d[3]));
-                if (valid) *reinterpret_cast<u32*>(at) = low;
-                if (valid) *reinterpret_cast<u32*>(at + 8) = high;
+                if (valid && low_here) *reinterpret_cast<u32*>(at) = low;
+                if (valid && high_here) *reinterpret_cast<u32*>(at + WEIGHT_ROWS / 2) = high;
             } else {
                 const u32 both = transposed(pack(silu_mul(d[0], d[2]), silu_mul(d[1], d[3])));
-                if (valid) *reinterpret_cast<u32*>(at) = both;
+                if (valid && low_here) *reinterpret_cast<u32*>(at) = both;
             }
         }
     }
     __syncwarp();
-    if (!IS_DOWN && lane == 0) add_release(done, 1);
+    if (!IS_DOWN && lane == 0) add_release(&tile->done, 1);
 }
 
 // Numbers of rows that are compiled.
@@ -191,9 +187,9 @@ __device__ __forceinline__ void run(const Shared& shared, Turn<STAGES>& turn, co
     Products<N> of;
     of.make(shared, turn, (is_down ? I : H) / 64, Place(is_down), decoder);
     if (is_down)
-        write<true, N>(of.sums, item, out, H, nullptr);
+        write<true, N>(of.sums, item.block, tiles + item.tile, out, H);
     else
-        write<false, N>(of.sums, item, act, I, &tiles[item.tile].done);
+        write<false, N>(of.sums, item.block, tiles + item.tile, act, I);
 }
 
 extern "C" __global__ void __launch_bounds__(128 * (1 + GROUPS), BLOCKS)

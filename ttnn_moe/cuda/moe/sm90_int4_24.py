@@ -62,16 +62,13 @@ class Sm90SparseTile:
         return _ALIGNMENT + self.stages * (words + rows + 16) + zeros + 4 * self.max_n + _SLOTS * (16 + 32) + 16
 
 
-# multiply-adds of one projection, at most: blocks of 64 weight rows are more
-_FEW_PRODUCTS = 5e8
-_FEW = Sm90SparseTile(8, 2, 4, 4, blocks=4, warps=2, read_once=True)
 # rows an expert gets on average, at most -> tile
 _TILES: tuple[tuple[float, Sm90SparseTile], ...] = (
     (5, Sm90SparseTile(8, 4, 4, 4, blocks=2, warps=4, read_once=True)),
-    (12, Sm90SparseTile(16, 4, 4, 4, blocks=2, warps=4, read_once=True)),
-    (24, Sm90SparseTile(32, 4, 2, 4, blocks=2, warps=4, read_once=True)),
-    (64, Sm90SparseTile(64, 2, 2, 4, wide=True, read_once=True)),
-    (float("inf"), Sm90SparseTile(128, 2, 2, 4, wide=True)),
+    (12, Sm90SparseTile(16, 2, 4, 4, blocks=2, warps=6, read_once=True)),
+    (24, Sm90SparseTile(32, 2, 2, 4, blocks=2, warps=6, read_once=True)),
+    (48, Sm90SparseTile(48, 1, 2, 6, warps=16, wide=True, read_once=True)),
+    (float("inf"), Sm90SparseTile(144, 2, 2, 4, wide=True)),
 )
 
 
@@ -91,13 +88,11 @@ class Sm90Int4_24(SortedInt4_24[Sm90SparseTile]):
         return "sm90/int4_24_wide_mlp" if tile.wide else "sm90/int4_24_mlp"
 
     def tile(self, problem: Problem, arch: Arch) -> Sm90SparseTile:
-        if problem.T * problem.K // problem.D * problem.H * problem.I <= _FEW_PRODUCTS:
-            return _FEW
         rows = rows_an_expert(problem)
         return next(tile for most, tile in _TILES if rows <= most)
 
     def tiles(self) -> tuple[Sm90SparseTile, ...]:
-        return _FEW, *(tile for _, tile in _TILES)
+        return tuple(tile for _, tile in _TILES)
 
     def order_defines(self, tile: Sm90SparseTile) -> dict[str, object]:
         return {"K_ORDER": True} if tile.wide else {}
