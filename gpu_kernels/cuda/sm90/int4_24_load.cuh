@@ -37,26 +37,25 @@ struct Weights {
     const uint4 *w13, *w2;
 };
 
-// Rows come first: eight of them begin at a multiple of 1024 bytes.
+// Rows come first: eight of them begin at a multiple of 1024 bytes. The rest lies at constants from there.
 struct Shared {
-    u32 rows, words, zeros, sources, full, empty;
-    Items items;
+    u32 rows;
 
-    __device__ __forceinline__ explicit Shared(const void* memory) {
-        rows = (shared_address(memory) + 1023) / 1024 * 1024;
-        words = rows + STAGES * STAGE_ROWS;
-        zeros = words + STAGES * WORD_BYTES;
-        sources = zeros + ZEROS;
-        full = sources + 4 * MAX_N;
-        empty = full + 8 * STAGES;
-        items = Items(empty + 8 * STAGES);
-    }
+    __device__ __forceinline__ explicit Shared(const void* memory)
+        : rows((shared_address(memory) + 1023) / 1024 * 1024) {}
+    __device__ __forceinline__ u32 words() const { return rows + STAGES * STAGE_ROWS; }
+    __device__ __forceinline__ u32 zeros() const { return words() + STAGES * WORD_BYTES; }
+    __device__ __forceinline__ u32 sources() const { return zeros() + ZEROS; }
+    __device__ __forceinline__ u32 full(int stage) const { return sources() + 4 * MAX_N + 8 * stage; }
+    __device__ __forceinline__ u32 empty(int stage) const { return full(STAGES) + 8 * stage; }
+    __device__ __forceinline__ Items items() const { return Items(empty(STAGES)); }
+
     __device__ __forceinline__ void init() const {
         for (int i = 0; i < STAGES; ++i) {
-            barrier_init(full + 8 * i, 1 + 32 * GATHER_WARPS);
-            barrier_init(empty + 8 * i, CONSUMERS);
+            barrier_init(full(i), 1 + 32 * GATHER_WARPS);
+            barrier_init(empty(i), CONSUMERS);
         }
-        items.init(GATHER_WARPS + CONSUMERS);
+        items().init(GATHER_WARPS + CONSUMERS);
         barrier_init_fence();
     }
 };
@@ -80,7 +79,7 @@ __device__ __forceinline__ void load_words(const Shared& shared, const Weights& 
     };
     Item item = work.item(claim()), next{};
     for (; item.kind != NONE; item = next) {
-        if (lane == 0) shared.items.tell(slot, item);
+        if (lane == 0) shared.items().tell(slot, item);
         else slot.next();
         const int i = claim(), slabs = work.depth(item) / 64;
         const bool is_down = item.kind == DOWN, apart = !is_down && !INTERLEAVED;
@@ -90,12 +89,12 @@ __device__ __forceinline__ void load_words(const Shared& shared, const Weights& 
         const int slab = apart ? lane / 2 : lane, second = apart ? lane % 2 : 0;
         const uint4* from = (is_down ? given.w2 : given.w13) +
                             (static_cast<u64>(item.expert) * slabs + slab) * width + first + second * work.I;
-        const u32 to = shared.words + slab * WEIGHT_SLAB + second * (WEIGHT_ROWS * 8);
+        const u32 to = shared.words() + slab * WEIGHT_SLAB + second * (WEIGHT_ROWS * 8);
         for (int at = 0; at < slabs; at += SLABS) {
             if (at == slabs / 2 / SLABS * SLABS) next = work.item(i);  // early: hides the latency
-            const u32 full = shared.full + 8 * turn.at;
+            const u32 full = shared.full(turn.at);
             const int now = min(SLABS, slabs - at);
-            barrier_wait(shared.empty + 8 * turn.at, turn.parity ^ 1);
+            barrier_wait(shared.empty(turn.at), turn.parity ^ 1);
             if (lane == 0) barrier_arrive_expect(full, now * count * (apart ? 32 : 16));
             __syncwarp();
             if (slab < now) {
@@ -109,7 +108,7 @@ __device__ __forceinline__ void load_words(const Shared& shared, const Weights& 
             turn.next();
         }
     }
-    if (lane == 0) shared.items.tell(slot, item);
+    if (lane == 0) shared.items().tell(slot, item);
 }
 
 constexpr int ROWS_AT_ONCE = 4;  // of a warp's copy: eight lanes a row of 128 bytes
@@ -127,11 +126,11 @@ __device__ __forceinline__ void load_rows(const Shared& shared, const u16* hidde
     const int warp = threadIdx.x / 32 - 1, lane = threadIdx.x % 32, chunk = lane % 8;
     const int row_of_lane = warp * ROWS_AT_ONCE + lane / 8;
     const u32 even = place_of(row_of_lane, chunk) * 16, odd = place_of(row_of_lane + 4, chunk) * 16;
-    u32* sources = reinterpret_cast<u32*>(dynamic_memory() + (shared.sources - shared_address(dynamic_memory()))) +
+    u32* sources = reinterpret_cast<u32*>(dynamic_memory() + (shared.sources() - shared_address(dynamic_memory()))) +
                    row_of_lane;  // of the rows that this warp copies
     Turn<STAGES> turn;
     Turn<SLOTS> slot;
-    for (Item item = shared.items.hear(slot); item.kind != NONE; item = shared.items.hear(slot)) {
+    for (Item item = shared.items().hear(slot); item.kind != NONE; item = shared.items().hear(slot)) {
         const int slabs = work.depth(item) / 64;
         // copies of this warp; padding rows of the last copy repeat a valid row, and their sums are not stored
         const int copies = (item.rows - warp * ROWS_AT_ONCE + STRIDE - 1) / STRIDE;
@@ -148,7 +147,7 @@ __device__ __forceinline__ void load_rows(const Shared& shared, const u16* hidde
         if (item.kind == DOWN) wait_for_tile(work.tiles + item.tile, parts);
         const uint4* from = reinterpret_cast<const uint4*>(item.kind == DOWN ? act : hidden) + chunk;
         for (int at = 0; at < slabs; at += SLABS) {
-            barrier_wait(shared.empty + 8 * turn.at, turn.parity ^ 1);
+            barrier_wait(shared.empty(turn.at), turn.parity ^ 1);
             u32 to = shared.rows + turn.at * STAGE_ROWS + row_of_lane * 128;
 #pragma unroll
             for (int s = 0; s < SLABS; ++s, from += 8, to += ROW_SLAB) {
@@ -157,7 +156,7 @@ __device__ __forceinline__ void load_rows(const Shared& shared, const u16* hidde
                 for (int j = 0; j < COPIES; ++j)
                     if (j < copies) copy_16(to + j * STRIDE * 128 + (j % 2 ? odd : even), from + sources[j * STRIDE]);
             }
-            copies_arrive(shared.full + 8 * turn.at);
+            copies_arrive(shared.full(turn.at));
             turn.next();
         }
     }

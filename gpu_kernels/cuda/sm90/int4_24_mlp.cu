@@ -101,9 +101,9 @@ __device__ __forceinline__ void multiply(const Shared& shared, Turn<STAGES>& tur
 #pragma unroll
             for (int i = 0; i < 4; ++i) sums[m][j][i] = 0.0f;
     for (; slabs > 0; slabs -= SLABS) {
-        const unsigned char* words = dynamic_memory() + (shared.words + turn.at * WORD_BYTES - base) + Place<IS_DOWN>::first();
+        const unsigned char* words = dynamic_memory() + (shared.words() + turn.at * WORD_BYTES - base) + Place<IS_DOWN>::first();
         const unsigned char* rows = dynamic_memory() + (shared.rows + turn.at * STAGE_ROWS - base);
-        barrier_wait(shared.full + 8 * turn.at, turn.parity);
+        barrier_wait(shared.full(turn.at), turn.parity);
         if (slabs >= SLABS) {
 #pragma unroll SLABS_AT_ONCE
             for (int s = 0; s < SLABS; ++s)
@@ -114,7 +114,7 @@ __device__ __forceinline__ void multiply(const Shared& shared, Turn<STAGES>& tur
                 multiply_slab<G, IS_DOWN>(sums, words + s * WEIGHT_SLAB, rows + s * ROW_SLAB, decoder);
         }
         __syncwarp();
-        release(shared.empty + 8 * turn.at);
+        release(shared.empty(turn.at));
         turn.next();
     }
 }
@@ -166,7 +166,7 @@ struct Quads {
         // k of this lane: of groups t / 2 and t / 2 + 2; its column: of one group
         const int own = row * 128 + (group % 2 ^ row) * 64 + t % 2 * 16, swap = row * 32;
         const bool is_low = group == t / 2, is_high = group == t / 2 + 2;
-        const unsigned char* zeros = dynamic_memory() + (shared.zeros - base);
+        const unsigned char* zeros = dynamic_memory() + (shared.zeros() - base);
         const int of_word = Of::first() + t / 2 * WEIGHT_SLAB + t % 2 * 8;
 #pragma unroll
         for (int m = 0; m < M_TILES; ++m)
@@ -175,10 +175,10 @@ struct Quads {
 #pragma unroll
                 for (int i = 0; i < 4; ++i) sums[m][j][i] = 0.0f;
         for (; slabs > 0; slabs -= SLABS) {
-            const unsigned char* words = dynamic_memory() + (shared.words + turn.at * WORD_BYTES - base) + of_word;
+            const unsigned char* words = dynamic_memory() + (shared.words() + turn.at * WORD_BYTES - base) + of_word;
             const unsigned char* rows = dynamic_memory() + (shared.rows + turn.at * STAGE_ROWS - base) + own;
             const unsigned char *b_low = is_low ? rows : zeros, *b_high = is_high ? rows + ROW_SLAB : zeros;
-            barrier_wait(shared.full + 8 * turn.at, turn.parity);
+            barrier_wait(shared.full(turn.at), turn.parity);
             const int here = min(slabs, SLABS);
 #pragma unroll 1
             for (int s = 0; s + 1 < here; s += 2)
@@ -188,7 +188,7 @@ struct Quads {
                 multiply_slabs<false>(words + (here - 1) * WEIGHT_SLAB, b_low + (here - 1) * ROW_SLAB, zeros, swap,
                                       decoder);
             __syncwarp();
-            release(shared.empty + 8 * turn.at);
+            release(shared.empty(turn.at));
             turn.next();
         }
     }
@@ -281,7 +281,7 @@ extern "C" __global__ void __launch_bounds__(32 * (PRODUCERS + CONSUMERS), BLOCK
     const Shared shared(dynamic_memory());
     if (threadIdx.x == 0) shared.init();
     for (int i = threadIdx.x * 16; i < ZEROS; i += 16 * 32 * (PRODUCERS + CONSUMERS))
-        store_16(shared.zeros + i, make_uint4(0, 0, 0, 0));
+        store_16(shared.zeros() + i, make_uint4(0, 0, 0, 0));
     __syncthreads();
     wait_for_predecessor();
     let_successor_start();
@@ -294,7 +294,7 @@ extern "C" __global__ void __launch_bounds__(32 * (PRODUCERS + CONSUMERS), BLOCK
     } else {
         Turn<STAGES> turn;
         Turn<SLOTS> slot;
-        for (Item item = shared.items.hear(slot); item.kind != NONE; item = shared.items.hear(slot))
+        for (Item item = shared.items().hear(slot); item.kind != NONE; item = shared.items().hear(slot))
             if (item.kind == DOWN)
                 run<1, true>(shared, turn, item, tiles, act, out, H, I);
             else

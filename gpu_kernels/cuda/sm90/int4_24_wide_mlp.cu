@@ -36,8 +36,8 @@ constexpr int CONSUMERS = WARPS;
 #include "sm80/mma.cuh"
 #include "sm90/int4_24_load.cuh"
 
-constexpr int PRODUCER_REGISTERS = 40;
-constexpr int CONSUMER_REGISTERS = GROUPS == 4 ? 104 : GROUPS == 3 ? 152 : BLOCKS == 2 ? 96 : 232;
+constexpr int PRODUCER_REGISTERS = GROUPS == 4 ? 64 : BLOCKS == 2 ? 40 : 56;
+constexpr int CONSUMER_REGISTERS = GROUPS == 4 ? 104 : GROUPS == 3 ? 152 : BLOCKS == 2 ? 96 : 224;
 
 // Products that N columns take: whole groups of 8 each.
 __device__ __forceinline__ constexpr int units_of(int N) {
@@ -97,12 +97,12 @@ struct Products {
         for (int i = 0; i < COUNT; ++i) products[0][i] = products[1][i] = 0.0f;
         int before = -1;
         for (; slabs > 0; slabs -= SLABS) {
-            barrier_wait(shared.full + 8 * turn.at, turn.parity);
+            barrier_wait(shared.full(turn.at), turn.parity);
             fence_async_proxy();  // rows were written through the generic proxy
 #pragma unroll 1
             for (int s = 0; s < SLABS && s < slabs; ++s) {
                 const unsigned char* words =
-                    dynamic_memory() + (shared.words + turn.at * WORD_BYTES + s * WEIGHT_SLAB - base) + place.low;
+                    dynamic_memory() + (shared.words() + turn.at * WORD_BYTES + s * WEIGHT_SLAB - base) + place.low;
                 const u64 rows = operand(shared.rows + turn.at * STAGE_ROWS + s * ROW_SLAB);
 #pragma unroll
                 for (int half = 0; half < 2; ++half)
@@ -129,14 +129,14 @@ struct Products {
                 products_wait<0>();  // ptxas makes products in turns if one runs across the loop's end
                 scale(2 * PARTS * UNITS - 1);
                 if (s == 0) {  // all products of the stage before are made
-                    if (before >= 0) release(shared.empty + 8 * before);
+                    if (before >= 0) release(shared.empty(before));
                     before = turn.at;
                 }
             }
             turn.next();
         }
         __syncwarp();
-        release(shared.empty + 8 * before);
+        release(shared.empty(before));
     }
 };
 
@@ -213,7 +213,7 @@ extern "C" __global__ void __launch_bounds__(128 * (1 + GROUPS), BLOCKS)
         const Decoder decoder(H & 63);
         Turn<STAGES> turn;
         Turn<SLOTS> slot;
-        for (Item item = shared.items.hear(slot); item.kind != NONE; item = shared.items.hear(slot))
+        for (Item item = shared.items().hear(slot); item.kind != NONE; item = shared.items().hear(slot))
             run<16>(shared, turn, item, decoder, tiles, act, out, H, I);
     }
 }

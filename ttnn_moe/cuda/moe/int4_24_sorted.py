@@ -41,7 +41,7 @@ class SortedInt4_24(Sorted[TileT]):
         return *super().scratch(plan), Buffer((problem.T, problem.H), problem.dtype)
 
     def uses(self, plan: SortedPlan[TileT], ids64: bool, add: bool) -> tuple[Use, ...]:
-        order = Use.of(plan.arch, "sm80/int4_24_order", **self.order_defines(plan.tile))
+        order = Use.of(plan.arch, "sm80/int4_24_order", 0, **self.order_defines(plan.tile))
         return order, *super().uses(plan, ids64, add)
 
     def bind(self, plan: SortedPlan[TileT], uses: tuple[Use, ...], device: int) -> tuple[Launch, ...]:
