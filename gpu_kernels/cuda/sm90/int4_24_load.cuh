@@ -45,8 +45,7 @@ struct Shared {
         : rows((shared_address(memory) + 1023) / 1024 * 1024) {}
     __device__ __forceinline__ u32 words() const { return rows + STAGES * STAGE_ROWS; }
     __device__ __forceinline__ u32 zeros() const { return words() + STAGES * WORD_BYTES; }
-    __device__ __forceinline__ u32 sources() const { return zeros() + ZEROS; }
-    __device__ __forceinline__ u32 full(int stage) const { return sources() + 4 * MAX_N + 8 * stage; }
+    __device__ __forceinline__ u32 full(int stage) const { return zeros() + ZEROS + 8 * stage; }
     __device__ __forceinline__ u32 empty(int stage) const { return full(STAGES) + 8 * stage; }
     __device__ __forceinline__ Items items() const { return Items(empty(STAGES)); }
 
@@ -113,7 +112,7 @@ __device__ __forceinline__ void load_words(const Shared& shared, const Weights& 
 
 constexpr int ROWS_AT_ONCE = 4;  // of a warp's copy: eight lanes a row of 128 bytes
 constexpr int COPIES = (MAX_N / ROWS_AT_ONCE + GATHER_WARPS - 1) / GATHER_WARPS;
-constexpr int UNROLLED = COPIES <= 4 ? COPIES : 2;  // these warps have few registers
+constexpr int UNROLLED = COPIES > 8 ? 1 : SLABS;  // these warps have few registers
 
 // Where a chunk of 16 bytes lies in a row of 128.
 __device__ __forceinline__ int place_of(int row, int chunk) { return chunk ^ SWIZZLE(row); }
@@ -126,35 +125,32 @@ __device__ __forceinline__ void load_rows(const Shared& shared, const u16* hidde
     const int warp = threadIdx.x / 32 - 1, lane = threadIdx.x % 32, chunk = lane % 8;
     const int row_of_lane = warp * ROWS_AT_ONCE + lane / 8;
     const u32 even = place_of(row_of_lane, chunk) * 16, odd = place_of(row_of_lane + 4, chunk) * 16;
-    u32* sources = reinterpret_cast<u32*>(dynamic_memory() + (shared.sources() - shared_address(dynamic_memory()))) +
-                   row_of_lane;  // of the rows that this warp copies
     Turn<STAGES> turn;
     Turn<SLOTS> slot;
     for (Item item = shared.items().hear(slot); item.kind != NONE; item = shared.items().hear(slot)) {
         const int slabs = work.depth(item) / 64;
         // copies of this warp; padding rows of the last copy repeat a valid row, and their sums are not stored
         const int copies = (item.rows - warp * ROWS_AT_ONCE + STRIDE - 1) / STRIDE;
-        __syncwarp();
+        u32 sources[COPIES];  // in units of 16 bytes
 #pragma unroll
         for (int j = 0; j < COPIES; ++j) {
             const int row = item.first + min(row_of_lane + j * STRIDE, item.rows - 1);
-            if (j >= copies || chunk > 0) continue;
+            sources[j] = 0;
             // -1: a row that no token has
-            const u32 source = item.kind == DOWN ? row : max(row_tokens[row], 0);
-            sources[j * STRIDE] = source * static_cast<u32>(slabs * 8);  // in units of 16 bytes
+            if (j < copies) sources[j] = item.kind == DOWN ? row : max(row_tokens[row], 0);
+            sources[j] *= static_cast<u32>(slabs * 8);
         }
-        __syncwarp();
         if (item.kind == DOWN) wait_for_tile(work.tiles + item.tile, parts);
         const uint4* from = reinterpret_cast<const uint4*>(item.kind == DOWN ? act : hidden) + chunk;
         for (int at = 0; at < slabs; at += SLABS) {
             barrier_wait(shared.empty(turn.at), turn.parity ^ 1);
             u32 to = shared.rows + turn.at * STAGE_ROWS + row_of_lane * 128;
-#pragma unroll
+#pragma unroll UNROLLED
             for (int s = 0; s < SLABS; ++s, from += 8, to += ROW_SLAB) {
                 if (s > 0 && at + s >= slabs) break;
-#pragma unroll UNROLLED
+#pragma unroll
                 for (int j = 0; j < COPIES; ++j)
-                    if (j < copies) copy_16(to + j * STRIDE * 128 + (j % 2 ? odd : even), from + sources[j * STRIDE]);
+                    if (j < copies) copy_16(to + j * STRIDE * 128 + (j % 2 ? odd : even), from + sources[j]);
             }
             copies_arrive(shared.full(turn.at));
             turn.next();
