@@ -54,7 +54,7 @@ def _uses(arch: Arch) -> list[Use]:
 def _int4_24_uses(arch: Arch) -> list[Use]:
     """Of DeepSeek-V3's sizes, with every tile. Sort and combine are compiled for dense weights."""
     target, uses = Target(H200, arch), set[Use]()
-    for T in (1, 8, 300, 1000, 4096):
+    for T in (1, 8, 300, 512, 1000, 4096):
         problem = Problem(T, 256, K, 7168, 2048, weight_format="int4_24")
         for family in CUDA_CPP:
             if family.why_not(problem, target) is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -19,6 +20,7 @@ from ttnn_moe.cuda.moe.family import Call
 from ttnn_moe.cuda.moe.int4_24_few import INT4_24_FEW, ColumnPlan, ColumnSizes
 from ttnn_moe.cuda.moe.prepared import bytes_of, most_bytes
 from ttnn_moe.cuda.moe.sm80_int4_24 import INT4_24, SparseTile
+from ttnn_moe.cuda.moe.sm90_int4_24 import INT4_24_SM90, Sm90SparseTile
 from ttnn_moe.cuda.moe.sort import Sorters
 from ttnn_moe.cuda.moe.sorted import SortedPlan
 from ttnn_moe.formats.int4_24 import NAME
@@ -26,7 +28,7 @@ from ttnn_moe.selfcheck.oracle import oracle
 
 on_host = pytest.mark.skipif(GXX is None, reason="g++ is not installed")
 BF16 = torch.bfloat16
-Sizes = ColumnSizes | SparseTile
+Sizes = ColumnSizes | SparseTile | Sm90SparseTile
 
 
 def worst(
@@ -57,7 +59,7 @@ def worst(
     start = out.clone()
     problem = Problem.of(T, K, experts, BF16, out.dtype)
     few = isinstance(sizes, ColumnSizes)
-    family = INT4_24_FEW if few else INT4_24
+    family: Any = INT4_24_FEW if few else INT4_24 if isinstance(sizes, SparseTile) else INT4_24_SM90
     plan = ColumnPlan(problem, HOPPER, sizes) if few else SortedPlan(problem, HOPPER, sizes, Sorters(128))
     buffers = []
     for buffer in family.scratch(plan):
@@ -82,9 +84,11 @@ def worst(
 
 
 WIDE = SparseTile(1, 1, 2, 8, 2, 2)
+NARROW_90 = Sm90SparseTile(8, 2, 2, 2, warps=2)
+WIDE_90 = Sm90SparseTile(16, 1, 2, 2, wide=True)
 FORMS: list[tuple[Sizes, int, int, int, str]] = [
     (ColumnSizes(up_depth=2), 2, 320, 64, "halves"),
-    (ColumnSizes(2, 4, 4, 3, 2), 1, 64, 192, "interleaved"),
+    (ColumnSizes(2, 4, 4, 3, 2), 1, 192, 192, "interleaved"),
     (WIDE, 3, 64, 64, "halves"),
     (WIDE, 17, 576, 320, "interleaved"),
     (SparseTile(2, 1, 2, 32, 2, 3), 30, 320, 64, "halves"),
@@ -101,6 +105,26 @@ def test_a_call_is_within_the_bound(
 ) -> None:
     """Ragged tiles, an expert without tokens, ids of no expert, odd numbers of slabs, in scratch full of NaN."""
     kernels = HostKernels(tmp_path, late, together=3)
+    assert worst(kernels, monkeypatch, sizes, T, H, I, order) == 0
+    assert worst(kernels, monkeypatch, sizes, T, H, I, order, add=True, bound=(T + 1) // 2) == 0
+
+
+@on_host
+@pytest.mark.slow(25)
+@pytest.mark.parametrize(
+    ("sizes", "T", "H", "I", "order"),
+    [
+        (NARROW_90, 5, 192, 320, "interleaved"),
+        (WIDE_90, 17, 192, 64, "interleaved"),
+        (Sm90SparseTile(96, 2, 2, 2, wide=True), 80, 128, 192, "halves"),
+    ],
+    ids=str,
+)
+def test_a_call_of_hopper_is_within_the_bound(
+    sizes: Sm90SparseTile, T: int, H: int, I: int, order: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Experts with 1, 2, 4 and more rows, ragged tiles, blocks of weight rows that are cut, odd numbers of slabs."""
+    kernels = HostKernels(tmp_path, True, together=3)
     assert worst(kernels, monkeypatch, sizes, T, H, I, order) == 0
     assert worst(kernels, monkeypatch, sizes, T, H, I, order, add=True, bound=(T + 1) // 2) == 0
 
@@ -123,7 +147,7 @@ def test_a_mistake_is_seen(line: str, instead: str, tmp_path: Path, monkeypatch:
 
 @pytest.mark.parametrize("arch", [ARCHES[8, 0], ARCHES[8, 6], HOPPER], ids=lambda arch: arch.name)
 def test_plans_fit_and_a_prepared_layer_has_room(arch: object) -> None:
-    """The first family is few, then int4_24, for every T of DeepSeek-V3 and Qwen3-30B-A3B; scratch grows with T."""
+    """The first family is few, then one that sorts, for every T of DeepSeek-V3 and Qwen3-30B-A3B; scratch grows."""
     target = Target(H200, arch)  # type: ignore[arg-type]
     for E, H, I in ((256, 7168, 2048), (128, 2048, 768)):
         rooms = []
@@ -131,7 +155,7 @@ def test_plans_fit_and_a_prepared_layer_has_room(arch: object) -> None:
             problem = Problem(T, E, 8, H, I, weight_format=NAME)
             chosen = choose(problem, target)
             assert not isinstance(chosen, str)
-            assert chosen.family is (INT4_24_FEW if T <= 3 else INT4_24)
+            assert chosen.family is (INT4_24_FEW if T <= 3 else INT4_24_SM90 if arch is HOPPER else INT4_24)
             uses = chosen.family.uses(chosen.plan, ids64=True, add=False)
             assert all(use.shared_memory <= target.arch.shared_memory for use in uses)  # type: ignore[union-attr]
             rooms.append(most_bytes(problem, target))
@@ -139,7 +163,7 @@ def test_plans_fit_and_a_prepared_layer_has_room(arch: object) -> None:
         assert rooms == sorted(rooms)
 
 
-@pytest.mark.parametrize("family", [INT4_24, INT4_24_FEW], ids=lambda family: family.name)
+@pytest.mark.parametrize("family", [INT4_24, INT4_24_SM90, INT4_24_FEW], ids=lambda family: family.name)
 def test_other_problems_are_refused(family: object) -> None:
     for change, words in (
         ({"weight_format": "dense"}, "int4_24 weights, not 'dense'"),

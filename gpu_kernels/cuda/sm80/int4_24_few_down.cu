@@ -11,7 +11,7 @@
 //
 // H and I are multiples of 64. Blocks: (H / (16 * ROW_TILES), T); threads: 32 * K. Warp k multiplies pair k.
 // It requests its first words before it waits for the activations. Dynamic shared memory: K times the sums of
-// its rows, K rings, K times 2 * I bytes.
+// its rows, K rings, K times zeros and 2 * I bytes.
 #include "common/routing.cuh"
 #include "common/sum_out.cuh"
 #include "sm80/int4_24_column.cuh"
@@ -35,18 +35,21 @@ extern "C" __global__ void __launch_bounds__(32 * K)
     Column column;
     column.ring = memory + k * RING_BYTES;
     column.slab_bytes = H * 16;
-    column.slabs = e >= 0 ? slabs : 0;
+    column.pair_bytes = H * 32;
+    column.step = 2;
+    column.left = e >= 0 ? slabs : 0;
     column.rows =
         reinterpret_cast<const unsigned char*>(w2 + static_cast<u64>(max(e, 0)) * slabs * H + row + lane);
     column.second = 512;
     column.start();
     wait_for_predecessor();
     let_successor_start();
-    u32* x = reinterpret_cast<u32*>(memory + K * RING_BYTES) + k * (I / 2);
-    if (e >= 0) load_column(x, act + static_cast<u64>(pair) * I, I, lane, 32);
+    uint4* zeros = reinterpret_cast<uint4*>(memory + K * RING_BYTES) + k * (ZERO_BYTES / 16 + I / 8);
+    if (e >= 0) load_column(zeros + ZERO_BYTES / 16, act + static_cast<u64>(pair) * I, I, lane, 32);
+    clear_zeros(zeros, lane);
     __syncwarp();
     float sums[ROW_TILES][2];
-    column.multiply(sums, reinterpret_cast<const uint4*>(x), 8, e >= 0 ? slabs : 0, H & 63);
+    column.multiply(sums, reinterpret_cast<const unsigned char*>(zeros), 0, e >= 0 ? slabs : 0, H & 63);
     if (lane % 4 == 0) {
         const float weight = e >= 0 ? weights[pair] : 0.0f;
 #pragma unroll

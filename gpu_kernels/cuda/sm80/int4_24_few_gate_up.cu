@@ -9,8 +9,8 @@
 // | act      | [P, I]           | bf16  | out; rows of pairs without an expert are not written           |
 //
 // P = T*K; H and I are multiples of 64. Blocks: (I / (8 * ROW_TILES), P); threads: 32 * WARPS. The warps
-// share the channels of H: each takes every WARPS-th slab. Dynamic shared memory: WARPS times the sums of its
-// rows, WARPS rings, then x: 2 * H bytes. Consumer: int4_24_few_down.
+// share the channels of H: each takes every WARPS-th pair of slabs. Dynamic shared memory: WARPS times the sums of
+// its rows, WARPS rings, zeros, then x: 2 * H bytes. Consumer: int4_24_few_down.
 #include "common/routing.cuh"
 #include "sm80/int4_24_column.cuh"
 
@@ -24,7 +24,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS)
                         int up_rows) {
     auto* parts = reinterpret_cast<float (*)[SLAB_ROWS]>(dynamic_memory());
     unsigned char* memory = dynamic_memory() + WARPS * SLAB_ROWS * 4;
-    u32* x = reinterpret_cast<u32*>(memory + WARPS * RING_BYTES);
+    uint4* zeros = reinterpret_cast<uint4*>(memory + WARPS * RING_BYTES);
     const int pair = blockIdx.y, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const int channel = blockIdx.x * 8 * ROW_TILES;
     wait_for_predecessor();
@@ -34,19 +34,21 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS)
     const int slabs = H / 64;
     Column column;
     column.ring = memory + warp * RING_BYTES;
-    column.slab_bytes = 2 * I * 16 * WARPS;
-    column.slabs = (slabs - warp + WARPS - 1) / WARPS;
-    const int count = column.slabs;
+    column.slab_bytes = 2 * I * 16;
+    column.pair_bytes = 2 * I * 32 * WARPS;
+    column.step = 2 * WARPS;
+    column.left = slabs - 2 * warp;
     // a product's low rows are gate rows, its high ones the up rows of the same channels
     const int row = (channel + lane / 16 * 8 + lane % 8) * row_step + lane / 8 % 2 * up_rows;
     column.rows =
-        reinterpret_cast<const unsigned char*>(w13 + (static_cast<u64>(e) * slabs + warp) * (2 * I) + row);
+        reinterpret_cast<const unsigned char*>(w13 + (static_cast<u64>(e) * slabs + 2 * warp) * (2 * I) + row);
     column.second = 16 * row_step * 16;
     column.start();
-    load_column(x, hidden + static_cast<u64>(pair / K) * H, H, threadIdx.x, 32 * WARPS);
+    load_column(zeros + ZERO_BYTES / 16, hidden + static_cast<u64>(pair / K) * H, H, threadIdx.x, 32 * WARPS);
+    clear_zeros(zeros, threadIdx.x);
     __syncthreads();
     float sums[ROW_TILES][2];
-    column.multiply(sums, reinterpret_cast<const uint4*>(x) + warp * 8, WARPS * 8, count, H & 63);
+    column.multiply(sums, reinterpret_cast<const unsigned char*>(zeros), 2 * warp, slabs, H & 63);
     if (lane % 4 == 0)
 #pragma unroll
         for (int m = 0; m < ROW_TILES; ++m) {

@@ -28,7 +28,8 @@ constexpr float INTEGERS = 64.0f;  // 1 / the factor of decoded integers
 
 // What lane t of a quad needs to decode.
 struct Decoder {
-    u32 own_byte;  // selector of byte t, zero-extended
+    u32 own_byte;  // selector of byte t in both halves, zero-extended
+    u32 factors;   // of X, and of Y, which lies 4 bits higher
     u32 x, y;      // factors that shift the pair of X, and of Y, to the high bit of a half
     u32 second;    // index 2 of every chunk's second kept channel
 
@@ -36,17 +37,17 @@ struct Decoder {
     // multiplications: those units are free.
     __device__ __forceinline__ explicit Decoder(u32 zero) {
         const int t = threadIdx.x % 4;
-        own_byte = (0x4440 | t) + zero;
+        own_byte = (0x4040 | t * 0x101) + zero;
+        factors = 0x7d007f00u + zero;  // 2^127, 2^123
         x = (1u << (14 - 4 * t)) + zero;
         y = (1u << (12 - 4 * t)) + zero;
         second = 0x88888888u + zero;
     }
 
-    // X in the low half, Y in the high half, as (integer - 8) / 64. An integer's bits are 2^-133 of bf16
-    // each.
+    // X in the low half, Y in the high half, as (integer - 8) / 64. The last bit of a bf16 below 2^-125 is
+    // 2^-133.
     __device__ __forceinline__ u32 integers(u32 values) const {
-        const u32 both = select_bytes(values, 0, own_byte) * 4097;  // Y is 12 bits above its place, at bit 16
-        return multiply_add_bf16x2(both & 0x000f000fu, 0x7f007f00u, 0xbe00be00u);  // * 2^127 - 1 / 8
+        return multiply_add_bf16x2(select_bytes(values, 0, own_byte) & 0x00f0000fu, factors, 0xbe00be00u);  // - 1 / 8
     }
 
     // 32 channels of 16 rows.
@@ -81,17 +82,16 @@ __device__ __forceinline__ void multiply_integers(float (&products)[4], const De
 }
 
 // sums += scales * products.
-__device__ __forceinline__ void scale(float (&sums)[4], const float (&products)[4],
-                                      const Decoder::Fragment& rows) {
-    sums[0] = fmaf(products[0], rows.low, sums[0]);
-    sums[1] = fmaf(products[1], rows.low, sums[1]);
-    sums[2] = fmaf(products[2], rows.high, sums[2]);
-    sums[3] = fmaf(products[3], rows.high, sums[3]);
+__device__ __forceinline__ void scale(float (&sums)[4], const float (&products)[4], float low, float high) {
+    sums[0] = fmaf(products[0], low, sums[0]);
+    sums[1] = fmaf(products[1], low, sums[1]);
+    sums[2] = fmaf(products[2], high, sums[2]);
+    sums[3] = fmaf(products[3], high, sums[3]);
 }
 
 __device__ __forceinline__ void multiply_scaled(float (&sums)[4], const Decoder::Fragment& rows,
                                                 const u32 (&b)[4]) {
     float products[4];
     multiply_integers(products, rows, b);
-    scale(sums, products, rows);
+    scale(sums, products, rows.low, rows.high);
 }

@@ -87,7 +87,7 @@ __device__ __forceinline__ void multiply_slab(Sums<G>& sums, const unsigned char
 #pragma unroll
                 for (int j = 0; j < G; ++j) multiply_integers(products[j], decoded, b[j]);
 #pragma unroll
-                for (int j = 0; j < G; ++j) scale(sums[m][j], products[j], decoded);
+                for (int j = 0; j < G; ++j) scale(sums[m][j], products[j], decoded.low, decoded.high);
             }
         }
     } else {
@@ -112,7 +112,7 @@ __device__ __forceinline__ void multiply_slab(Sums<G>& sums, const unsigned char
                 }
                 if (j > 0)
 #pragma unroll
-                    for (int m = 0; m < 4; ++m) scale(sums[m][j - 1], products[(j - 1) % 2][m], decoded[m]);
+                    for (int m = 0; m < 4; ++m) scale(sums[m][j - 1], products[(j - 1) % 2][m], decoded[m].low, decoded[m].high);
             }
         }
     }

@@ -19,6 +19,12 @@ from .pairs import why_not_few
 from .uses import Use, pointer
 
 MOST_PAIRS = 24
+_ZEROS = 64  # bytes in front of activations
+
+
+def _of_warp(tiles: int, depth: int) -> int:
+    """Shared memory of a warp: sums of its rows, and its ring."""
+    return tiles * 64 + depth * 2 * (tiles * 256 + 64)
 
 
 @dataclass(frozen=True)
@@ -28,14 +34,14 @@ class ColumnSizes:
     Attributes:
         warps: of a block of the first kernel, which share the channels.
         up_tiles, down_tiles: products of 16 rows a warp, 2 or 4.
-        up_depth, down_depth: slabs of 64 channels in a warp's ring.
+        up_depth, down_depth: pairs of slabs of 64 channels in a warp's ring.
     """
 
     warps: int = 4
     up_tiles: int = 2
     down_tiles: int = 2
-    up_depth: int = 8
-    down_depth: int = 8
+    up_depth: int = 4
+    down_depth: int = 4
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,8 +72,8 @@ class Int4_24Few(CudaCpp[ColumnPlan]):
     @staticmethod
     def _memory(problem: Problem, sizes: ColumnSizes) -> tuple[int, int]:
         """Shared memory of a block of both kernels: sums and rings of its warps, and activations."""
-        up = sizes.warps * sizes.up_tiles * (64 + sizes.up_depth * 256) + 2 * problem.H
-        down = problem.K * (sizes.down_tiles * (64 + sizes.down_depth * 256) + 2 * problem.I)
+        up = sizes.warps * _of_warp(sizes.up_tiles, sizes.up_depth) + _ZEROS + 2 * problem.H
+        down = problem.K * (_of_warp(sizes.down_tiles, sizes.down_depth) + _ZEROS + 2 * problem.I)
         return up, down
 
     def plan(self, problem: Problem, target: Target) -> ColumnPlan:

@@ -7,24 +7,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
-from torch import Tensor
-
 from ...contract import Problem
-from ...formats.int4_24 import GROUP, NAME
-from ...sizes import ceil_div
-from ..arch import Arch, Target
-from ..jit import load
+from ..arch import Arch
 from ..jit.load import Launch
-from . import sort
-from .cuda_cpp import launches_of, limits
-from .family import Buffer, Call
+from .int4_24_sorted import SortedInt4_24
 from .pairs import rows_an_expert
-from .sorted import Sorted, SortedPlan
-from .uses import Use, pointer
+from .sorted import SortedPlan
+from .uses import Use
 
 ITEMS = 16 * 32 + 32  # bytes of claimed items, and of what they have in common
-ORDER_THREADS = 128
 
 
 @dataclass(frozen=True)
@@ -76,16 +67,11 @@ _TILES: tuple[tuple[float, SparseTile], ...] = (
 )
 
 
-class Sm80Int4_24(Sorted[SparseTile]):
+class Sm80Int4_24(SortedInt4_24[SparseTile]):
     """See the module's docstring."""
 
     name = "int4_24"
     kernels = "CUDA C++ kernels of int4_24 words"
-    weight_format = NAME
-    least_tile = 8
-
-    def why_not(self, problem: Problem, target: Target) -> str | None:
-        return limits(problem, target, self.weight_format, (torch.bfloat16,))
 
     def kernel(self, tile: SparseTile) -> str:
         return "sm80/int4_24_mlp"
@@ -99,35 +85,11 @@ class Sm80Int4_24(Sorted[SparseTile]):
     def tiles(self) -> tuple[SparseTile, ...]:
         return _FEW, *(tile for _, tile in _TILES)
 
-    def scratch(self, plan: SortedPlan[SparseTile]) -> tuple[Buffer, ...]:
-        """Those of Sorted, and the rows of hidden in the order of channels that the products take."""
-        problem = plan.problem
-        return *super().scratch(plan), Buffer((problem.T, problem.H), problem.dtype)
-
-    def uses(self, plan: SortedPlan[SparseTile], ids64: bool, add: bool) -> tuple[Use, ...]:
-        return Use.of(plan.arch, "sm80/int4_24_order"), *super().uses(plan, ids64, add)
-
-    def bind(self, plan: SortedPlan[SparseTile], uses: tuple[Use, ...], device: int) -> tuple[Launch, ...]:
-        order, *others = uses
-        groups = plan.problem.T * plan.problem.H // GROUP
-        ordered = order.bind(device, (ceil_div(groups, ORDER_THREADS),), ORDER_THREADS, groups)
-        return ordered, *super().bind(plan, tuple(others), device)
-
     def bind_product(self, plan: SortedPlan[SparseTile], use: Use, device: int) -> Launch:
         problem, threads = plan.problem, plan.tile.threads
         blocks = use.resident_blocks(plan.arch, device, threads)
         rows = (1, problem.I) if problem.gate_up_order == "halves" else (2, 1)
         return use.bind(device, (blocks,), threads, problem.H, problem.I, *rows)
-
-    def launch(self, plan: SortedPlan[SparseTile], call: Call, buffers: tuple[Tensor, ...]) -> None:
-        (order, *sorts, product, combine), routing, words = launches_of(self, plan, call), call.routing, plan.words
-        act, rows, at, ordered = (buffer.data_ptr() for buffer in buffers)
-        w13, w2 = (call.experts.tensors[name].data_ptr() for name in ("w13", "w2"))
-        stream, bound = load.stream(call.hidden.device.index), pointer(routing.num_tokens)
-        order(stream, call.hidden.data_ptr(), ordered)
-        sort.launch_sorts(sorts, stream, (routing.topk_ids.data_ptr(), pointer(call.expert_map), bound), at, words)
-        product(stream, w13, w2, ordered, at, at + words.tiles, at + words.num_tiles, act, rows)
-        combine(stream, rows, at + words.inverse, routing.topk_weights.data_ptr(), bound, call.out.data_ptr())
 
 
 INT4_24 = Sm80Int4_24()

@@ -1,0 +1,69 @@
+// Sparse warpgroup products, with A in registers: products [64 x N] = A [64 x 32] * B [32 x N], and bulk copies
+// of data that is read once.
+//
+// A and its metadata as in sm80/sparse.cuh, where each warp has 16 of the 64 rows, and lanes 0 and 1 of four
+// give the metadata. B: K-major in shared memory, as sm90/wgmma.cuh's `operand` says. A step of 32 along K is
+// twice OPERAND_STEP.
+#pragma once
+
+#include "sm90/ptx.cuh"
+#include "sm90/wgmma.cuh"
+
+template <int N>
+__device__ __forceinline__ void sparse_product(float* d, const u32* a, u32 metadata, u64 b);
+
+#define R(a, b, c, d) "%" #a ", %" #b ", %" #c ", %" #d
+#define D(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
+#define R8 R(0, 1, 2, 3)
+#define R16 R8 ", " R(4, 5, 6, 7)
+#define R24 R16 ", " R(8, 9, 10, 11)
+#define R32 R24 ", " R(12, 13, 14, 15)
+#define R40 R32 ", " R(16, 17, 18, 19)
+#define R48 R40 ", " R(20, 21, 22, 23)
+#define R56 R48 ", " R(24, 25, 26, 27)
+#define R64 R56 ", " R(28, 29, 30, 31)
+#define D8 D(0)
+#define D16 D8, D(4)
+#define D24 D16, D(8)
+#define D32 D24, D(12)
+#define D40 D32, D(16)
+#define D48 D40, D(20)
+#define D56 D48, D(24)
+#define D64 D56, D(28)
+
+// The predicate is false: what the registers held is not added.
+#define PRODUCT(N, A0, A1, A2, A3, B, METADATA, ZERO)                                                           \
+    template <>                                                                                                 \
+    __device__ __forceinline__ void sparse_product<N>(float* d, const u32* a, u32 metadata, u64 b) {            \
+        asm volatile("{.reg .pred add; setp.ne.b32 add, %" #ZERO                                                \
+                     ", 0;\n"                                                                                   \
+                     "wgmma.mma_async.sp.sync.aligned.m64n" #N "k32.f32.bf16.bf16 {" R##N                       \
+                     "}, {" R(A0, A1, A2, A3) "}, %" #B ", %" #METADATA ", 0, add, 1, 1, 0;}"                   \
+                     : D##N                                                                                     \
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(metadata), "r"(0));              \
+    }
+PRODUCT(16, 8, 9, 10, 11, 12, 13, 14)
+PRODUCT(24, 12, 13, 14, 15, 16, 17, 18)
+PRODUCT(32, 16, 17, 18, 19, 20, 21, 22)
+PRODUCT(40, 20, 21, 22, 23, 24, 25, 26)
+PRODUCT(48, 24, 25, 26, 27, 28, 29, 30)
+PRODUCT(56, 28, 29, 30, 31, 32, 33, 34)
+PRODUCT(64, 32, 33, 34, 35, 36, 37, 38)
+#undef PRODUCT
+#undef R
+#undef D
+
+// The same value, of which the compiler knows nothing: what follows from it is not computed early.
+__device__ __forceinline__ int later(int value) {
+    asm volatile("" : "+r"(value));
+    return value;
+}
+
+// Contiguous bytes, a multiple of 16, with an L2 eviction policy.
+__device__ __forceinline__ void bytes_load(u32 to, const void* from, u32 bytes, u32 barrier, u64 policy) {
+    asm volatile(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;"
+        ::"r"(to),
+        "l"(from), "r"(bytes), "r"(barrier), "l"(policy)
+        : "memory");
+}

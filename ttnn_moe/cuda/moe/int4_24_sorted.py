@@ -1,0 +1,62 @@
+"""What families of grouped int4_24 products share: hidden in the order of channels that they take, and launches."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...contract import Problem
+from ...formats.int4_24 import GROUP, NAME
+from ...sizes import ceil_div
+from ..arch import Target
+from ..jit import load
+from ..jit.load import Launch
+from . import sort
+from .cuda_cpp import launches_of, limits
+from .family import Buffer, Call
+from .sorted import Sorted, SortedPlan, TileT
+from .uses import Use, pointer
+
+ORDER_THREADS = 128
+
+
+class SortedInt4_24(Sorted[TileT]):
+    """Sort, hidden in the order of channels, both grouped products in one launch, combine."""
+
+    weight_format = NAME
+    least_tile = 8
+
+    def why_not(self, problem: Problem, target: Target) -> str | None:
+        return limits(problem, target, self.weight_format, (torch.bfloat16,))
+
+    def order_defines(self, tile: TileT) -> dict[str, object]:
+        """Definitions of int4_24_order: the order of channels that the products take."""
+        return {}
+
+    def scratch(self, plan: SortedPlan[TileT]) -> tuple[Buffer, ...]:
+        """Those of Sorted, and the rows of hidden in the order of channels that the products take."""
+        problem = plan.problem
+        return *super().scratch(plan), Buffer((problem.T, problem.H), problem.dtype)
+
+    def uses(self, plan: SortedPlan[TileT], ids64: bool, add: bool) -> tuple[Use, ...]:
+        order = Use.of(plan.arch, "sm80/int4_24_order", 0, **self.order_defines(plan.tile))
+        return order, *super().uses(plan, ids64, add)
+
+    def bind(self, plan: SortedPlan[TileT], uses: tuple[Use, ...], device: int) -> tuple[Launch, ...]:
+        order, *others = uses
+        groups = plan.problem.T * plan.problem.H // GROUP
+        ordered = order.bind(device, (ceil_div(groups, ORDER_THREADS),), ORDER_THREADS, groups)
+        return ordered, *super().bind(plan, tuple(others), device)
+
+    def launch(self, plan: SortedPlan[TileT], call: Call, buffers: tuple[Tensor, ...]) -> None:
+        (order, *sorts, product, combine), routing, words = launches_of(self, plan, call), call.routing, plan.words
+        act, rows, at, ordered = (buffer.data_ptr() for buffer in buffers)
+        w13, w2 = (call.experts.tensors[name].data_ptr() for name in ("w13", "w2"))
+        stream: Any = load.stream(call.hidden.device.index)
+        bound = pointer(routing.num_tokens)
+        order(stream, call.hidden.data_ptr(), ordered)
+        sort.launch_sorts(sorts, stream, (routing.topk_ids.data_ptr(), pointer(call.expert_map), bound), at, words)
+        product(stream, w13, w2, ordered, at, at + words.tiles, at + words.num_tiles, act, rows)
+        combine(stream, rows, at + words.inverse, routing.topk_weights.data_ptr(), bound, call.out.data_ptr())

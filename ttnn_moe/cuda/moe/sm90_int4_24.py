@@ -1,0 +1,109 @@
+"""int4_24 experts on Hopper: warps that only decode and multiply, beside warps that fill their ring.
+
+Small tiles run sm90/int4_24_mlp.cu, large ones sm90/int4_24_wide_mlp.cu. The tiles were found on an H200.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ...contract import Problem
+from ..arch import Arch, Target
+from ..jit.load import Launch
+from .int4_24_sorted import SortedInt4_24
+from .pairs import rows_an_expert
+from .sorted import SortedPlan
+from .uses import Use
+
+_ALIGNMENT, _SLOTS = 1024, 4
+
+
+@dataclass(frozen=True)
+class Sm90SparseTile:
+    """Sizes of both kernels.
+
+    Attributes:
+        max_n: rows of a tile at most.
+        m_tiles: products along the weight rows a warp, 16 rows each; of wide a warpgroup, 64 each.
+        slabs, stages: slabs of 64 channels in a stage, stages of the ring.
+        blocks: resident blocks a multiprocessor.
+        warps: that multiply.
+        wide: warpgroup products.
+        columns: rows of a tile that one of them takes, at most.
+        read_once: L2 evicts weights first, and drops each expert output that combine has read.
+    """
+
+    max_n: int
+    m_tiles: int
+    slabs: int
+    stages: int
+    blocks: int = 1
+    warps: int = 8
+    wide: bool = False
+    columns: int = 64
+    read_once: bool = False
+
+    @property
+    def granule(self) -> int:
+        return 16 if self.wide else 8
+
+    @property
+    def weight_rows(self) -> int:
+        return 16 * self.m_tiles * self.warps
+
+    @property
+    def threads(self) -> int:
+        return 32 * (self.warps + (4 if self.wide else 2))
+
+    @property
+    def shared_memory(self) -> int:
+        words, rows = self.slabs * (16 * self.weight_rows + 64 * (not self.wide)), self.slabs * 128 * self.max_n
+        zeros = rows * (not self.wide)  # as many as a stage has rows
+        return _ALIGNMENT + self.stages * (words + rows + 16) + zeros + _SLOTS * (16 + 32) + 16
+
+
+# rows an expert gets on average, at most -> tile
+_TILES: tuple[tuple[float, Sm90SparseTile], ...] = (
+    (5, Sm90SparseTile(8, 4, 4, 4, blocks=2, warps=4, read_once=True)),
+    (12, Sm90SparseTile(16, 4, 4, 4, blocks=2, warps=4, read_once=True)),
+    (20, Sm90SparseTile(24, 2, 2, 4, blocks=2, warps=6, read_once=True)),
+    (48, Sm90SparseTile(48, 2, 2, 5, warps=8, wide=True, read_once=True)),
+    (float("inf"), Sm90SparseTile(144, 2, 2, 4, wide=True)),
+)
+
+
+class Sm90Int4_24(SortedInt4_24[Sm90SparseTile]):
+    """See the module's docstring."""
+
+    name = "int4_24_sm90"
+    kernels = "CUDA C++ kernels of int4_24 words, copies by the copy engine, sparse warpgroup products"
+
+    def why_not(self, problem: Problem, target: Target) -> str | None:
+        reason = super().why_not(problem, target)
+        if reason is None and target.arch is not None and target.arch.products != "sm90":
+            return f"its code is for sm_90a, not {target.arch.name}"
+        return reason
+
+    def kernel(self, tile: Sm90SparseTile) -> str:
+        return "sm90/int4_24_wide_mlp" if tile.wide else "sm90/int4_24_mlp"
+
+    def tile(self, problem: Problem, arch: Arch) -> Sm90SparseTile:
+        rows = rows_an_expert(problem)
+        return next(tile for most, tile in _TILES if rows <= most)
+
+    def tiles(self) -> tuple[Sm90SparseTile, ...]:
+        return tuple(tile for _, tile in _TILES)
+
+    def order_defines(self, tile: Sm90SparseTile) -> dict[str, object]:
+        return {"K_ORDER": True} if tile.wide else {}
+
+    def product_defines(self, problem: Problem) -> dict[str, object]:
+        return {"INTERLEAVED": problem.gate_up_order == "interleaved"}
+
+    def bind_product(self, plan: SortedPlan[Sm90SparseTile], use: Use, device: int) -> Launch:
+        problem, threads = plan.problem, plan.tile.threads
+        blocks = use.resident_blocks(plan.arch, device, threads)
+        return use.bind(device, (blocks,), threads, problem.H, problem.I)
+
+
+INT4_24_SM90 = Sm90Int4_24()
