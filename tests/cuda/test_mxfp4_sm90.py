@@ -72,6 +72,7 @@ def _some_tokens(T: int, H: int, I: int, form: Form) -> tuple[Tensor, Experts]:
 
 LARGE = Form(order="interleaved")
 NARROW, WIDE = Mxfp4Tile(32, 128, 2, 2, 3), Mxfp4Tile(64, 256, 2, 2, 2)
+BY_WARPS = Mxfp4Tile(8, 128, 2, 3, 3, row_units=2, warp_products=True)
 
 
 @on_host
@@ -83,6 +84,10 @@ NARROW, WIDE = Mxfp4Tile(32, 128, 2, 2, 3), Mxfp4Tile(64, 256, 2, 2, 2)
         (NARROW, GPT_OSS, 320, 96, 47, 4),
         (WIDE, Form(order="interleaved"), 160, 288, 70, 2),
         (replace(WIDE, groups=4, row_units=2), Form(bias=torch.float32), 416, 64, 33, 2),
+        (BY_WARPS, GPT_OSS, 320, 96, 21, 4),
+        (replace(BY_WARPS, max_n=16), Form(), 416, 160, 47, 2),
+        (replace(BY_WARPS, max_n=32, groups=1), Form(order="interleaved"), 96, 288, 47, 2),
+        (replace(BY_WARPS, max_n=24, weight_rows=256, groups=4), Form(bias=torch.float32), 640, 320, 60, 2),
     ],
     ids=str,
 )

@@ -32,6 +32,7 @@
 // scales come through the copy engine; rows come through cp.async, since they are scattered. Producer:
 // routing_sort, mxfp4_order. Consumer: combine.
 #include "common/activation.cuh"
+#include "sm80/mma.cuh"
 #include "sm90/items.cuh"
 #include "sm90/mxfp4.cuh"
 #include "sm90/rows_out.cuh"
@@ -67,7 +68,10 @@
 #ifndef INTERLEAVED
 #define INTERLEAVED 0
 #endif
-static_assert(MAX_N % 16 == 0 && MAX_N <= 192, "rows of a tile");
+#ifndef WARP_PRODUCTS
+#define WARP_PRODUCTS 0
+#endif
+static_assert(MAX_N % (WARP_PRODUCTS ? 8 : 16) == 0 && MAX_N <= 192, "rows of a tile");
 static_assert(WEIGHT_ROWS == 128 || WEIGHT_ROWS == 256, "rows of weights of an item");
 static_assert(ROW_UNITS == 1 || ROW_UNITS == 2, "units of a stage of rows");
 static_assert(WEIGHT_ROWS % (64 * GROUPS) == 0, "64 rows each");
@@ -80,8 +84,14 @@ constexpr int ROW_BYTES = 2 * ROW_UNITS * HALF_BYTES;  // of a stage of rows
 constexpr int RANGE = WEIGHT_ROWS / 8;                 // gate rows of an item in each 32
 constexpr int GATHER_WARPS = 3;
 constexpr int CONSUMERS = 4 * GROUPS;  // warps
-constexpr int PRODUCER_REGISTERS = BLOCKS == 2 ? 56 : GROUPS == 2 ? 88 : 80;
-constexpr int CONSUMER_REGISTERS = BLOCKS == 2 ? 88 : GROUPS == 2 ? 208 : 96;
+constexpr int PRODUCER_REGISTERS = BLOCKS == 3   ? 48
+                                   : BLOCKS == 2 ? (GROUPS == 1 ? 64 : 48)
+                                   : GROUPS == 2 ? 72
+                                                 : 80;
+constexpr int CONSUMER_REGISTERS = BLOCKS == 3   ? 112
+                                   : BLOCKS == 2 ? (GROUPS == 1 ? 184 : 96)
+                                   : GROUPS == 2 ? 216
+                                                 : 96;
 
 struct Shared {
     u32 weights, rows, scales, pieces, weights_full, weights_empty, rows_full, rows_empty, scales_full,
@@ -96,17 +106,23 @@ struct Shared {
         weights_full = scales + 2 * SCALE_BYTES;
         weights_empty = weights_full + 8 * WEIGHT_STAGES;
         rows_full = weights_empty + 8 * WEIGHT_STAGES;
+#if WARP_PRODUCTS
+        rows_full = weights_full;
+        rows_empty = weights_empty;
+        scales_full = weights_empty + 8 * WEIGHT_STAGES;
+#else
         rows_empty = rows_full + 8 * ROW_STAGES;
         scales_full = rows_empty + 8 * ROW_STAGES;
+#endif
         scales_empty = scales_full + 16;
         items = Items(scales_empty + 16);
     }
     __device__ __forceinline__ void init() const {
         for (int i = 0; i < WEIGHT_STAGES; ++i) {
-            barrier_init(weights_full + 8 * i, 1);
+            barrier_init(weights_full + 8 * i, WARP_PRODUCTS ? 1 + 32 * GATHER_WARPS : 1);
             barrier_init(weights_empty + 8 * i, CONSUMERS);
         }
-        for (int i = 0; i < ROW_STAGES; ++i) {
+        for (int i = 0; i < (WARP_PRODUCTS ? 0 : ROW_STAGES); ++i) {
             barrier_init(rows_full + 8 * i, 32 * GATHER_WARPS);
             barrier_init(rows_empty + 8 * i, CONSUMERS);
         }
@@ -394,6 +410,7 @@ __device__ __forceinline__ void products(Sums& sums, const Fragments& fragments,
     }
 }
 
+#if !WARP_PRODUCTS
 __device__ __forceinline__ void multiply(const Shared& shared, Turns& turns, Sums& sums, const Item& item,
                                          int depth, int I) {
     const Place place(item, I);
@@ -454,6 +471,113 @@ __device__ __forceinline__ void multiply(const Shared& shared, Turns& turns, Sum
     release(shared.scales_empty + 8 * turns.scales.at);
     turns.scales.next();
 }
+#else
+
+// As `multiply`, by products of a warp: the fewest groups of eight rows that hold the item's.
+template <int G, bool LARGE>
+__device__ __forceinline__ void multiply_unit(Sums& sums, u32 weights, u32 rows, const u32 (&scales)[PARTS][2],
+                                              const Place& place) {
+    const int lane = threadIdx.x % 32;
+    uint4 words[PARTS][2];
+    u32 factors[PARTS][2];
+#pragma unroll
+    for (int part = 0; part < PARTS; ++part)
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+            words[part][i] = load_16(weights + part * place.part + i * place.second);
+            factors[part][i] = factor(scales[part][i]);
+        }
+    // matrices of k 0 .. 7, 8 .. 15 of a step, then of the next step: chunks 4 i % 8 .. of a row
+    const u32 row = rows + lane % 8 * 128;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        u32 a[PARTS][2][4];
+#pragma unroll
+        for (int part = 0; part < PARTS; ++part)
+#pragma unroll
+            for (int r = 0; r < 2; ++r) {
+                u32 four[4];
+                const uint4& w = words[part][r];
+                spread(i == 0 ? w.x : i == 1 ? w.y : i == 2 ? w.z : w.w, four);
+#pragma unroll
+                for (int j = 0; j < 4; ++j) {
+                    u32 value = multiply_pairs(four[j], factors[part][r]);
+                    if (LARGE) value = multiply_pairs(value, rest_of(scales[part][r]));
+                    a[part][j / 2][j % 2 * 2 + r] = value;
+                }
+            }
+        const u32 chunk = (i % 2 * 4 + lane / 8) ^ (lane % 8);
+#pragma unroll
+        for (int g = 0; g < G; ++g) {
+            u32 b[4];
+            load_matrices(b, row + i / 2 * HALF_BYTES + g * 1024 + chunk * 16);
+#pragma unroll
+            for (int step = 0; step < 2; ++step)
+#pragma unroll
+                for (int part = 0; part < PARTS; ++part) {
+                    float (&sum)[4] = reinterpret_cast<float (&)[4]>(sums[part][4 * g]);
+                    multiply_add(sum, a[part][step], b[2 * step], b[2 * step + 1]);
+                }
+        }
+    }
+}
+
+template <int G>
+__device__ __forceinline__ void multiply_by_warps(const Shared& shared, Turns& turns, Sums& sums, const Item& item,
+                                                  int depth, int I) {
+    const Place place(item, I);
+    const int units = units_of(depth);
+    const ScalesOf of{place, shared.scales + turns.scales.at * SCALE_BYTES, depth / 32};
+#pragma unroll
+    for (int part = 0; part < PARTS; ++part)
+#pragma unroll
+        for (int i = 0; i < 4 * G; ++i) sums[part][i] = 0.0f;
+    barrier_wait(shared.scales_full + 8 * turns.scales.at, turns.scales.parity);
+#pragma unroll 1
+    for (int first = 0; first < units; first += 2) {
+        u32 scales[2][PARTS][2], any = 0;
+#pragma unroll
+        for (int h = 0; h < 2; ++h)
+#pragma unroll
+            for (int part = 0; part < PARTS; ++part)
+#pragma unroll
+                for (int i = 0; i < 2; ++i) {
+                    scales[h][part][i] = of(part, i, first + h);
+                    any |= scales[h][part][i];
+                }
+        const bool large = __ballot_sync(~0u, any & 128) != 0;
+        barrier_wait(shared.weights_full + 8 * turns.weights.at, turns.weights.parity);
+        const u32 weights = shared.weights + turns.weights.at * WEIGHT_BYTES + place.weights;
+        const u32 rows = shared.rows + turns.weights.at * ROW_BYTES;
+        if (large) {
+            multiply_unit<G, true>(sums, weights, rows, scales[0], place);
+            if (first + 1 < units)
+                multiply_unit<G, true>(sums, weights ^ 64, rows + 2 * HALF_BYTES, scales[1], place);
+        } else {
+            multiply_unit<G, false>(sums, weights, rows, scales[0], place);
+            if (first + 1 < units)
+                multiply_unit<G, false>(sums, weights ^ 64, rows + 2 * HALF_BYTES, scales[1], place);
+        }
+        __syncwarp();
+        release(shared.weights_empty + 8 * turns.weights.at);
+        turns.weights.next();
+    }
+    release(shared.scales_empty + 8 * turns.scales.at);
+    turns.scales.next();
+}
+
+template <int G>
+__device__ __forceinline__ void multiply_rows(const Shared& shared, Turns& turns, Sums& sums, const Item& item,
+                                              int depth, int I) {
+    if constexpr (8 * G < MAX_N) {
+        if (item.rows > 8 * G) {
+            multiply_rows<G + 1>(shared, turns, sums, item, depth, I);
+            return;
+        }
+    }
+    multiply_by_warps<G>(shared, turns, sums, item, depth, I);
+}
+#endif
 
 // Biases of this thread's two rows of each part; zero past the last row.
 struct RowBiases {
@@ -512,7 +636,11 @@ extern "C" __global__ void __launch_bounds__(128 * (1 + GROUPS), BLOCKS)
         Turn<SLOTS> slot;
         Sums sums;
         for (Item item = shared.items.hear(slot); item.kind != NONE; item = shared.items.hear(slot)) {
+#if WARP_PRODUCTS
+            multiply_rows<1>(shared, turns, sums, item, work.depth(item), I);
+#else
             multiply(shared, turns, sums, item, work.depth(item), I);
+#endif
             const bool is_down = item.kind == DOWN;
             const Biases biases{is_down ? down_bf16 : gate_up_bf16, is_down ? down_fp32 : gate_up_fp32};
             const RowBiases bias(biases, work, item);

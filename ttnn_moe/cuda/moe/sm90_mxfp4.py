@@ -52,10 +52,11 @@ class Mxfp4Tile:
     blocks: int = 1
     row_units: int = 1
     scale_bytes: int = 0
+    warp_products: bool = False
 
     @property
     def granule(self) -> int:
-        return 16
+        return 8 if self.warp_products else 16
 
     @property
     def threads(self) -> int:
@@ -113,7 +114,8 @@ class Sm90Mxfp4(Sorted[Mxfp4Tile]):
         return act, rows, words, Buffer((problem.T, _units(problem.H)), dtype)
 
     def uses(self, plan: SortedPlan[Mxfp4Tile], ids64: bool, add: bool) -> tuple[Use, ...]:
-        return Use.of(plan.arch, "sm90/mxfp4_order"), *super().uses(plan, ids64, add)
+        *sorts, product, combine = super().uses(plan, ids64, add)
+        return *sorts, Use.of(plan.arch, "sm90/mxfp4_order"), product, combine
 
     def product_defines(self, problem: Problem) -> dict[str, object]:
         return {
@@ -123,26 +125,27 @@ class Sm90Mxfp4(Sorted[Mxfp4Tile]):
         }
 
     def bind(self, plan: SortedPlan[Mxfp4Tile], uses: tuple[Use, ...], device: int) -> tuple[Launch, ...]:
-        order, *others = uses
+        *sorts, order, product, combine = uses
         problem = plan.problem
         eights = problem.T * _units(problem.H) // 8
         sizes = problem.T, problem.H
         ordered = order.bind(device, (ceil_div(eights, ORDER_THREADS),), ORDER_THREADS, *sizes)
-        return ordered, *super().bind(plan, tuple(others), device)
+        *bound, last = super().bind(plan, (*sorts, product, combine), device)
+        return *bound[:-1], ordered, bound[-1], last
 
     def bind_product(self, plan: SortedPlan[Mxfp4Tile], use: Use, device: int) -> Launch:
         sizes = plan.problem.H, plan.problem.I
         return use.bind(device, (plan.tile.blocks * gpu(device).multiprocessors,), plan.tile.threads, *sizes)
 
     def launch(self, plan: SortedPlan[Mxfp4Tile], call: Call, buffers: tuple[Tensor, ...]) -> None:
-        (order, *sorts, product, combine), routing, words = launches_of(self, plan, call), call.routing, plan.words
+        (*sorts, order, product, combine), routing, words = launches_of(self, plan, call), call.routing, plan.words
         act, rows, at, ordered = (buffer.data_ptr() for buffer in buffers)
         tensors, bound = call.experts.tensors, pointer(routing.num_tokens)
         scales = (tensors[name].data_ptr() for name in ("gate_up_scales", "down_scales"))
         bias = [address for name in BIASES for address in bias_pointers(tensors.get(name))]
         stream = load.stream(call.hidden.device.index)
-        order(stream, call.hidden.data_ptr(), ordered)
         sort.launch_sorts(sorts, stream, (routing.topk_ids.data_ptr(), pointer(call.expert_map), bound), at, words)
+        order(stream, call.hidden.data_ptr(), ordered)
         routed = at, at + words.tiles, at + words.num_tiles
         product(stream, *mxfp4_maps_of(call.experts), *scales, *bias, ordered, *routed, act, rows)
         combine(stream, rows, at + words.inverse, routing.topk_weights.data_ptr(), bound, call.out.data_ptr())
@@ -159,7 +162,9 @@ def fitted(tile: Mxfp4Tile, problem: Problem, arch: Arch) -> Mxfp4Tile:
     # the combine drops lines of 128 bytes
     tile = replace(tile, scale_bytes=tile.weight_rows * wide, read_once=tile.read_once and problem.H % 64 == 0)
     while tile.blocks * (tile.shared_memory + 1024) > arch.shared_memory + 1024:
-        if tile.row_stages > 3:
+        if tile.warp_products and tile.weight_stages > 2:
+            tile = replace(tile, weight_stages=tile.weight_stages - 1, row_stages=tile.weight_stages - 1)
+        elif tile.row_stages > 3:
             tile = replace(tile, row_stages=tile.row_stages - 1)
         elif tile.weight_stages > 2:
             tile = replace(tile, weight_stages=tile.weight_stages - 1)
