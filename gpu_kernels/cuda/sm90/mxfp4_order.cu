@@ -25,5 +25,5 @@ extern "C" __global__ void mxfp4_order(const uint4* hidden, u32* out, int T, int
         to[8] = __byte_perm(from.y, from.w, 0x5410);
         to[12] = __byte_perm(from.y, from.w, 0x7632);
     }
-    wait_for_predecessor();
+    if (blockIdx.x == 0) wait_for_predecessor();
 }
