@@ -72,7 +72,7 @@ def _some_tokens(T: int, H: int, I: int, form: Form) -> tuple[Tensor, Experts]:
 
 LARGE = Form(order="interleaved")
 NARROW, WIDE = Mxfp4Tile(32, 128, 2, 2, 3), Mxfp4Tile(64, 256, 2, 2, 2)
-BY_WARPS = Mxfp4Tile(8, 128, 2, 3, 3, row_units=2, warp_products=True)
+BY_WARPS = Mxfp4Tile(8, 128, 2, 3, 3, row_units=2, warp_products=True, direct=True)
 
 
 @on_host

@@ -38,6 +38,9 @@
 #ifndef WARP_PRODUCTS
 #define WARP_PRODUCTS 0
 #endif
+#ifndef DIRECT
+#define DIRECT WARP_PRODUCTS
+#endif
 static_assert(MAX_N % (WARP_PRODUCTS ? 8 : 16) == 0 && MAX_N <= 192, "rows of a tile");
 static_assert(WEIGHT_ROWS == 128 || WEIGHT_ROWS == 256, "rows of weights of an item");
 static_assert(ROW_UNITS == 1 || ROW_UNITS == 2, "units of a stage of rows");
@@ -51,6 +54,7 @@ constexpr int ROW_BYTES = 2 * ROW_UNITS * HALF_BYTES;  // of a stage of rows
 constexpr int RANGE = WEIGHT_ROWS / 8;                 // gate rows of an item in each 32
 constexpr int GATHER_WARPS = 3;
 constexpr int CONSUMERS = 4 * GROUPS;  // warps
+constexpr int WRITERS = DIRECT ? CONSUMERS : GROUPS;  // that count a tile's activations, an item
 constexpr int PRODUCER_REGISTERS = BLOCKS == 3   ? 48
                                    : BLOCKS == 2 ? (GROUPS == 1 ? 64 : 48)
                                    : GROUPS == 2 ? 72
@@ -69,7 +73,7 @@ struct Shared {
         weights = (shared_address(memory) + 1023) / 1024 * 1024;
         rows = weights + WEIGHT_STAGES * WEIGHT_BYTES;
         pieces = rows + ROW_STAGES * ROW_BYTES;
-        scales = pieces + GROUPS * 2 * Piece<PARTS, true>::BYTES;
+        scales = pieces + (DIRECT ? 0 : GROUPS * 2 * Piece<PARTS, true>::BYTES);
         weights_full = scales + 2 * SCALE_BYTES;
         weights_empty = weights_full + 8 * WEIGHT_STAGES;
         rows_full = weights_empty + 8 * WEIGHT_STAGES;

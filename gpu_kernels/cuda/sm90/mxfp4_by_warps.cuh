@@ -16,7 +16,7 @@ __device__ __forceinline__ void multiply_unit(Sums& sums, u32 weights, u32 rows,
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
             words[part][i] = load_16(weights + part * place.part + i * place.second);
-            factors[part][i] = factor(scales[part][i]);
+            factors[part][i] = LARGE ? factor(scales[part][i]) : small_factor(scales[part][i]);
         }
     // matrices of k 0 .. 7, 8 .. 15 of a step, then of the next step: chunks 4 i % 8 .. of a row
     const u32 row = rows + lane % 8 * 128;

@@ -99,7 +99,7 @@ __device__ __forceinline__ void load_rows(const Shared& shared, const u16* hidde
             if (j < copies) sources[j] = item.kind == DOWN ? row : max(row_tokens[row], 0);
             sources[j] *= static_cast<u32>(units * (UNIT / 8));
         }
-        if (item.kind == DOWN) wait_for_tile(work.tiles + item.tile, GROUPS * work.gate_up_blocks);
+        if (item.kind == DOWN) wait_for_tile(work.tiles + item.tile, WRITERS * work.gate_up_blocks);
         const uint4* from = reinterpret_cast<const uint4*>(item.kind == DOWN ? act : hidden) + chunk;
         for (int unit = 0; unit < units; unit += ROW_UNITS) {
             barrier_wait(shared.rows_empty + 8 * turn.at, turn.parity ^ 1);

@@ -33,6 +33,7 @@
 // routing_sort, mxfp4_order. Consumer: combine.
 #include "common/activation.cuh"
 #include "sm90/mxfp4_loads.cuh"
+#include "sm90/mxfp4_rows_out.cuh"
 #if WARP_PRODUCTS
 #include "sm90/mxfp4_by_warps.cuh"
 #else
@@ -96,19 +97,25 @@ extern "C" __global__ void __launch_bounds__(128 * (1 + GROUPS), BLOCKS)
         Turn<SLOTS> slot;
         Sums sums;
         for (Item item = shared.items.hear(slot); item.kind != NONE; item = shared.items.hear(slot)) {
+            const bool is_down = item.kind == DOWN;
+            const Biases biases{is_down ? down_bf16 : gate_up_bf16, is_down ? down_fp32 : gate_up_fp32};
 #if WARP_PRODUCTS
+            const RowBiases bias(biases, work, item);
             multiply_rows<1>(shared, turns, sums, item, work.depth(item), I);
 #else
             multiply(shared, turns, sums, item, work.depth(item), I);
-#endif
-            const bool is_down = item.kind == DOWN;
-            const Biases biases{is_down ? down_bf16 : gate_up_bf16, is_down ? down_fp32 : gate_up_fp32};
             const RowBiases bias(biases, work, item);
+#endif
+#if DIRECT
+            write_rows(sums, bias, is_down ? out : act, item, is_down ? H : units_of(I) * UNIT,
+                       &tiles[item.tile].done);
+#else
             if (is_down)
                 write<true, GROUPS>(shared.pieces, sums, bias, out, item, H, nullptr);
             else
                 write<false, GROUPS>(shared.pieces, sums, bias, act, item, units_of(I) * UNIT,
                                      &tiles[item.tile].done);
+#endif
         }
     }
 }

@@ -13,6 +13,9 @@
 extern "C" __global__ void mxfp4_order(const uint4* hidden, u32* out, int T, int H) {
     const int eights = (H + UNIT - 1) / UNIT * (UNIT / 8), i = blockIdx.x * blockDim.x + threadIdx.x;
     const int row = i / eights, at = i % eights;
+#if WAIT_FIRST
+    wait_for_predecessor();
+#endif
     let_successor_start();
     if (row < T) {
         uint4 from = make_uint4(0, 0, 0, 0);

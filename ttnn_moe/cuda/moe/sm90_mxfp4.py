@@ -26,7 +26,6 @@ from .uses import Use, bias_pointers, pointer
 
 UNIT = 128  # channels of a stage of rows
 ORDER_THREADS = 256
-FEWEST_ROWS = 1.5  # of an expert, on average; sm80's kernels are as fast there
 _ALIGNMENT = 1024
 
 
@@ -53,6 +52,7 @@ class Mxfp4Tile:
     row_units: int = 1
     scale_bytes: int = 0
     warp_products: bool = False
+    direct: bool = False
 
     @property
     def granule(self) -> int:
@@ -66,15 +66,21 @@ class Mxfp4Tile:
     def shared_memory(self) -> int:
         stages = self.weight_stages * self.weight_rows * UNIT + self.row_stages * self.row_units * self.max_n * 2 * UNIT
         barriers = 16 * (self.weight_stages + self.row_stages) + 32 + 4 * 16 + 16 + 4 * 32
-        return _ALIGNMENT + stages + 64 * self.weight_rows + 2 * self.scale_bytes + barriers
+        pieces = 0 if self.direct else 64 * self.weight_rows
+        return _ALIGNMENT + stages + pieces + 2 * self.scale_bytes + barriers
+
+
+def _by_warps(max_n: int, blocks: int, groups: int, stages: int = 4, weight_rows: int = 128) -> Mxfp4Tile:
+    return Mxfp4Tile(max_n, weight_rows, groups, stages, stages, True, blocks, 2, 0, True, True)
 
 
 # rows an expert gets on average, at most -> tile
 _TILES: tuple[tuple[float, Mxfp4Tile], ...] = (
-    (8, Mxfp4Tile(16, 256, 4, 4, 4, read_once=True, row_units=2)),
-    (20, Mxfp4Tile(32, 256, 4, 3, 2, read_once=True, row_units=2)),
+    (5, _by_warps(8, 3, 1)),
+    (12, _by_warps(16, 2, 2)),
+    (20, _by_warps(32, 1, 4, weight_rows=256)),
     (48, Mxfp4Tile(48, 256, 4, 3, 2, read_once=True, row_units=2)),
-    (float("inf"), Mxfp4Tile(128, 256, 2, 2, 3)),
+    (float("inf"), Mxfp4Tile(144, 256, 2, 2, 3)),
 )
 
 
@@ -92,8 +98,6 @@ class Sm90Mxfp4(Sorted[Mxfp4Tile]):
         if reason is None and arch is not None:
             if arch.products != "sm90":
                 return f"its code is for sm_90a, not {arch.name}"
-            if rows_an_expert(problem) < FEWEST_ROWS:
-                return f"experts get fewer than {FEWEST_ROWS} rows on average"
             if self.tile(problem, arch).shared_memory > arch.shared_memory:
                 return f"H={problem.H} and I={problem.I} take more shared memory for scales than {arch.name} has"
         return reason
