@@ -76,6 +76,7 @@ def _by_warps(max_n: int, blocks: int, groups: int, stages: int = 4, weight_rows
 
 # rows an expert gets on average, at most -> tile
 _TILES: tuple[tuple[float, Mxfp4Tile], ...] = (
+    (1.3, _by_warps(8, 2, 2)),
     (5, _by_warps(8, 3, 1)),
     (12, _by_warps(16, 2, 2)),
     (20, _by_warps(32, 1, 4, weight_rows=256)),
@@ -164,7 +165,9 @@ def fitted(tile: Mxfp4Tile, problem: Problem, arch: Arch) -> Mxfp4Tile:
     """A tile with room for the scales of a problem, and fewer stages or rows where it does not fit otherwise."""
     wide = max(problem.H, problem.I) // GROUP
     # the combine drops lines of 128 bytes
-    tile = replace(tile, scale_bytes=tile.weight_rows * wide, read_once=tile.read_once and problem.H % 64 == 0)
+    # a line of 128 bytes that holds the ends of two boxes should stay in L2 until the second comes
+    once = tile.read_once and problem.H % 256 == 0 and problem.I % 256 == 0
+    tile = replace(tile, scale_bytes=tile.weight_rows * wide, read_once=once)
     while tile.blocks * (tile.shared_memory + 1024) > arch.shared_memory + 1024:
         if tile.warp_products and tile.weight_stages > 2:
             tile = replace(tile, weight_stages=tile.weight_stages - 1, row_stages=tile.weight_stages - 1)
@@ -172,6 +175,8 @@ def fitted(tile: Mxfp4Tile, problem: Problem, arch: Arch) -> Mxfp4Tile:
             tile = replace(tile, row_stages=tile.row_stages - 1)
         elif tile.weight_stages > 2:
             tile = replace(tile, weight_stages=tile.weight_stages - 1)
+        elif tile.row_stages > 2 and not tile.direct:
+            tile = replace(tile, direct=True)
         elif tile.row_stages > 2:
             tile = replace(tile, row_stages=2)
         elif tile.weight_rows > 128:
