@@ -40,6 +40,8 @@ class Mxfp4Tile:
         blocks: resident, a multiprocessor.
         read_once: L2 evicts weights first, and drops each expert output that combine has read.
         scale_bytes: of the scales of an item, at most.
+        warp_products: by mma.sync, with as many stages of rows as of weights; else by wgmma.
+        direct: warps write their sums without shared memory.
     """
 
     max_n: int
