@@ -72,6 +72,7 @@ def _some_tokens(T: int, H: int, I: int, form: Form) -> tuple[Tensor, Experts]:
 
 LARGE = Form(order="interleaved")
 NARROW, WIDE = Mxfp4Tile(32, 128, 2, 2, 3), Mxfp4Tile(64, 256, 2, 2, 2)
+BY_WARPS = Mxfp4Tile(8, 128, 2, 3, 3, row_units=2, warp_products=True, direct=True)
 
 
 @on_host
@@ -83,6 +84,10 @@ NARROW, WIDE = Mxfp4Tile(32, 128, 2, 2, 3), Mxfp4Tile(64, 256, 2, 2, 2)
         (NARROW, GPT_OSS, 320, 96, 47, 4),
         (WIDE, Form(order="interleaved"), 160, 288, 70, 2),
         (replace(WIDE, groups=4, row_units=2), Form(bias=torch.float32), 416, 64, 33, 2),
+        (BY_WARPS, GPT_OSS, 320, 96, 21, 4),
+        (replace(BY_WARPS, max_n=16), Form(), 416, 160, 47, 2),
+        (replace(BY_WARPS, max_n=32, groups=1), Form(order="interleaved"), 96, 288, 47, 2),
+        (replace(BY_WARPS, max_n=24, weight_rows=256, groups=4), Form(bias=torch.float32), 640, 320, 60, 2),
     ],
     ids=str,
 )
@@ -104,29 +109,33 @@ def test_products(
 
 @on_host
 @pytest.mark.parametrize(
-    ("line", "instead", "late", "form"),
+    ("line", "instead", "late", "tile", "form"),
     [
-        ("products_wait<1>();", "", True, GPT_OSS),
-        ("barrier_wait(shared.scales_full + 8 * turns.scales.at, turns.scales.parity);", "", True, GPT_OSS),
-        ("if (item.kind == DOWN) wait_for_tile(", "if (false) wait_for_tile(", False, GPT_OSS),
-        ("second ? weights : weights ^ 64", "weights", False, GPT_OSS),
-        ("(lane % 4 ^ row % 8) * 16", "lane % 4 * 16", False, GPT_OSS),
-        (", pitch - 1);", ", 1 << 20);", False, GPT_OSS),
-        ("(here ? g / 2 * RANGE : 0)", "(here ? g / 2 : g / 2) * RANGE", False, GPT_OSS),
-        ("at / 4 * UNIT + at % 4 * 8", "at / 4 * UNIT + at % 4 * 16", False, GPT_OSS),
-        ("word >> 6", "word >> 5", False, GPT_OSS),
-        ("any & 128", "any & 0", False, LARGE),
+        ("products_wait<1>();", "", True, NARROW, GPT_OSS),
+        ("barrier_wait(shared.scales_full + 8 * turns.scales.at, turns.scales.parity);", "", True, NARROW, GPT_OSS),
+        ("if (item.kind == DOWN) wait_for_tile(", "if (false) wait_for_tile(", False, NARROW, GPT_OSS),
+        ("second ? weights : weights ^ 64", "weights", False, NARROW, GPT_OSS),
+        ("(lane % 4 ^ row % 8) * 16", "lane % 4 * 16", False, NARROW, GPT_OSS),
+        (", pitch - 1);", ", 1 << 20);", False, NARROW, GPT_OSS),
+        ("(here ? g / 2 * RANGE : 0)", "(here ? g / 2 : g / 2) * RANGE", False, NARROW, GPT_OSS),
+        ("at / 4 * UNIT + at % 4 * 8", "at / 4 * UNIT + at % 4 * 16", False, NARROW, GPT_OSS),
+        ("word >> 6", "word >> 5", False, NARROW, GPT_OSS),
+        ("any & 128", "any & 0", False, NARROW, LARGE),
+        ("any & 128", "any & 0", False, BY_WARPS, LARGE),
+        ("^ (lane % 8);", "^ 0;", False, BY_WARPS, GPT_OSS),
+        ("weights ^ 64, rows", "weights, rows", False, BY_WARPS, GPT_OSS),
+        ("row + channel + 8,", "row + channel,", False, BY_WARPS, GPT_OSS),
     ],
 )
 def test_a_mistake_is_seen(
-    line: str, instead: str, late: bool, form: Form, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    line: str, instead: str, late: bool, tile: Mxfp4Tile, form: Form, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     host = HostKernels(tmp_path, late, with_mistake(tmp_path, "sm90/mxfp4_mlp", line, instead), together=4)
     ids, experts = _some_tokens(40, 320, 96, form)
     if form is LARGE:
         experts.tensors["gate_up_scales"][:2, 1::2] += 20
         experts.tensors["down_scales"][:2] -= 20
-    assert not _worst_row(host, monkeypatch, NARROW, ids, experts) < 0.1
+    assert not _worst_row(host, monkeypatch, tile, ids, experts) < 0.1
 
 
 @on_host
@@ -193,11 +202,11 @@ def test_a_warp_reads_every_bank_once() -> None:
 @pytest.mark.parametrize(("H", "I"), [(2880, 2880), (2048, 768), (7168, 2048), (32, 32), (96, 4096)])
 def test_every_plan_fits(H: int, I: int) -> None:
     target = Target(gpu_of((9, 0)), HOPPER)
-    for T in (48, 128, 512, 4096, 1 << 17):
+    for T in (1, 8, 128, 512, 4096, 1 << 17):
         problem = Problem(T, 128, 4, H, I, weight_format=NAME)
         assert MXFP4_SM90.why_not(problem, target) is None
         tile = MXFP4_SM90.plan(problem, target).tile
-        assert tile.shared_memory <= HOPPER.shared_memory and tile.max_n % 16 == 0
+        assert tile.shared_memory <= HOPPER.shared_memory and tile.max_n % tile.granule == 0
         assert tile.scale_bytes >= tile.weight_rows * max(H, I) // 32
         assert tile.weight_stages >= 2 and tile.row_stages >= 2
         assert not (tile.read_once and H % 64)
@@ -215,6 +224,5 @@ def test_why_not() -> None:
         (why_not(H=2864), "multiples of 32"),
         (why_not(H=1 << 15), "shared memory for scales"),
         (why_not(dtype=torch.float16), "bf16"),
-        (why_not(T=47), "fewer than 1.5 rows"),
     ]:
         assert reason is not None and words in reason

@@ -82,7 +82,7 @@ struct Column {
         for (int m = 0; m < ROW_TILES; ++m)
 #pragma unroll
             for (int h = 0; h < 2; ++h)
-                to[m][h] = here ? load_once(reinterpret_cast<const uint4*>(from + m * tile + h * high))
+                to[m][h] = here ? load_once<true>(reinterpret_cast<const uint4*>(from + m * tile + h * high))
                                 : make_uint4(0, 0, 0, 0);
     }
     __device__ __forceinline__ void start() {

@@ -11,7 +11,7 @@
 // | weights  | [T, K]       | fp32  | of a pair without an expert: not used           |
 // | out      | [T, H]       | bf16; OUT32: fp32 | out; ADD: added to                  |
 //
-// H and I are multiples of 32. Blocks: (T, H / (16 * ROW_TILES)); threads: 32 * K * SPLIT. SPLIT warps
+// H = HIDDEN and I = INNER are multiples of 32. Blocks: (T, H / (16 * ROW_TILES)); threads: 32 * K * SPLIT. SPLIT warps
 // multiply a pair, each every SPLIT-th chunk of 128 channels. They request their first weights before they
 // wait for the activations. Dynamic shared memory: K * SPLIT times the sums of the rows, then of each pair
 // its x, in chunks of 256 bytes, then of each pair the rows' scales.
@@ -21,6 +21,12 @@
 
 #ifndef TOP_K
 #define TOP_K 8
+#endif
+#ifndef HIDDEN
+#define HIDDEN 2048
+#endif
+#ifndef INNER
+#define INNER 768
 #endif
 #ifndef SPLIT
 #define SPLIT 1
@@ -32,12 +38,12 @@
 #define ADD 0
 #endif
 
-constexpr int K = TOP_K, ROWS = 16 * ROW_TILES;
+constexpr int K = TOP_K, H = HIDDEN, I = INNER, ROWS = 16 * ROW_TILES;
 
 extern "C" __global__ void __launch_bounds__(32 * K * SPLIT)
     mxfp4_few_down(const u16* act, const unsigned char* blocks, const unsigned char* scales,
                    const u16* biases, const float* biases32, const Id* ids, const int* expert_map,
-                   const int* num_tokens, const float* weights, void* out, int P, int E_ids, int H, int I) {
+                   const int* num_tokens, const float* weights, void* out, int P, int E_ids) {
     auto* parts = reinterpret_cast<float (*)[ROWS]>(dynamic_memory());
     const int groups = I / 32, x_units = (I + CHUNK - 1) / CHUNK * 16;
     uint4* all_x = reinterpret_cast<uint4*>(dynamic_memory() + K * SPLIT * ROWS * 4);

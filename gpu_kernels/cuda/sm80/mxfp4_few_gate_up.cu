@@ -4,13 +4,13 @@
 // | argument | shape        | dtype | |
 // |----------|--------------|-------|-------------------------------------------------------------------|
 // | hidden   | [T, H]       | bf16  | row-major, 16 bytes                                               |
-// | blocks   | [E, 2I, H/2] | uint8 | 16 bytes; gate row c is row c * row_step, its up row up_rows later |
+// | blocks   | [E, 2I, H/2] | uint8 | 16 bytes; gate row c is row c, its up row I + c; INTERLEAVED: 2 c, 2 c + 1 |
 // | scales   | [E, 2I, H/32] | uint8 | 16 bytes; rows as of blocks                                      |
 // | biases, biases32 | [E, 2I] | bf16, fp32 | rows as of blocks; one is null; BIASED 0: both            |
 // | ids, expert_map, num_tokens |  |  | as routing_sort                                               |
 // | act      | [P, I]       | bf16  | out; rows of pairs without an expert are not written              |
 //
-// P = T*K; H and I are multiples of 32. Blocks: (P, I / (8 * ROW_TILES)), so that pairs of one expert read
+// P = T * TOP_K; H = HIDDEN and I = INNER are multiples of 32. Blocks: (P, I / (8 * ROW_TILES)), so that pairs of one expert read
 // its rows at the same time; threads: 32 * WARPS. The warps share the channels: each takes every WARPS-th
 // chunk of 128. CLAMPED: clamped_swiglu. Dynamic shared memory: WARPS times the sums of the rows, then x in
 // chunks of 256 bytes, then the rows' scales. Consumer: mxfp4_few_down.
@@ -21,14 +21,27 @@
 #ifndef WARPS
 #define WARPS 4
 #endif
+#ifndef TOP_K
+#define TOP_K 8
+#endif
+#ifndef HIDDEN
+#define HIDDEN 2048
+#endif
+#ifndef INNER
+#define INNER 768
+#endif
+#ifndef INTERLEAVED
+#define INTERLEAVED 0
+#endif
 
+// sizes of the layer: constants spare a block half of the instructions before its first product
+constexpr int K = TOP_K, H = HIDDEN, I = INNER, row_step = INTERLEAVED ? 2 : 1, up_rows = INTERLEAVED ? 1 : I;
 constexpr int ROWS = 16 * ROW_TILES;
 
 extern "C" __global__ void __launch_bounds__(32 * WARPS)
     mxfp4_few_gate_up(const u16* hidden, const unsigned char* blocks, const unsigned char* scales,
                       const u16* biases, const float* biases32, const Id* ids, const int* expert_map,
-                      const int* num_tokens, u16* act, int P, int E_ids, int K, int H, int I, int row_step,
-                      int up_rows) {
+                      const int* num_tokens, u16* act, int P, int E_ids) {
     auto* parts = reinterpret_cast<float (*)[ROWS]>(dynamic_memory());
     uint4* x = reinterpret_cast<uint4*>(dynamic_memory() + WARPS * ROWS * 4);
     u64* own_scales = reinterpret_cast<u64*>(x + (H + CHUNK - 1) / CHUNK * 16);

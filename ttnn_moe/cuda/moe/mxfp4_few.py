@@ -98,9 +98,10 @@ class Mxfp4Few(CudaCpp[ColumnPlan]):
         problem, sizes = plan.problem, plan.sizes
         up, down = self._memory(problem, sizes)
         out = {"TOP_K": problem.K, "OUT32": problem.out_dtype == torch.float32, "ADD": add, "SPLIT": sizes.split}
-        of_up = {"WARPS": sizes.warps, "ROW_TILES": sizes.up_tiles, "UNROLL": sizes.up_unroll}
-        of_up |= activation_defines(problem)
-        of_down = {"ROW_TILES": sizes.down_tiles, "UNROLL": sizes.down_unroll, "BIASED": problem.biased}
+        of = {"HIDDEN": problem.H, "INNER": problem.I}
+        of_up = of | {"WARPS": sizes.warps, "ROW_TILES": sizes.up_tiles, "UNROLL": sizes.up_unroll, "TOP_K": problem.K}
+        of_up |= activation_defines(problem) | {"INTERLEAVED": problem.gate_up_order == "interleaved"}
+        of_down = of | {"ROW_TILES": sizes.down_tiles, "UNROLL": sizes.down_unroll, "BIASED": problem.biased}
         return (
             Use.of(plan.arch, "sm80/mxfp4_few_gate_up", up, ID64=ids64, **of_up),
             Use.of(plan.arch, "sm80/mxfp4_few_down", down, ID64=ids64, **out, **of_down),
@@ -109,11 +110,10 @@ class Mxfp4Few(CudaCpp[ColumnPlan]):
     def bind(self, plan: ColumnPlan, uses: tuple[Use, ...], device: int) -> tuple[Launch, ...]:
         (gate_up, down), problem, sizes = uses, plan.problem, plan.sizes
         T, E, K, H, I = problem.T, problem.E, problem.K, problem.H, problem.I
-        rows = gate_up_rows(problem)
         up_grid, down_grid = (T * K, I // (8 * sizes.up_tiles)), (T, H // (16 * sizes.down_tiles))
         return (
-            gate_up.bind(device, up_grid, 32 * sizes.warps, T * K, E, K, H, I, *rows),
-            down.bind(device, down_grid, 32 * K * sizes.split, T * K, E, H, I),
+            gate_up.bind(device, up_grid, 32 * sizes.warps, T * K, E),
+            down.bind(device, down_grid, 32 * K * sizes.split, T * K, E),
         )
 
     def launch(self, plan: ColumnPlan, call: Call, buffers: tuple[Tensor, ...]) -> None:

@@ -26,7 +26,6 @@ from .uses import Use, bias_pointers, pointer
 
 UNIT = 128  # channels of a stage of rows
 ORDER_THREADS = 256
-FEWEST_ROWS = 1.5  # of an expert, on average; sm80's kernels are as fast there
 _ALIGNMENT = 1024
 
 
@@ -41,6 +40,8 @@ class Mxfp4Tile:
         blocks: resident, a multiprocessor.
         read_once: L2 evicts weights first, and drops each expert output that combine has read.
         scale_bytes: of the scales of an item, at most.
+        warp_products: by mma.sync, with as many stages of rows as of weights; else by wgmma.
+        direct: warps write their sums without shared memory.
     """
 
     max_n: int
@@ -52,10 +53,12 @@ class Mxfp4Tile:
     blocks: int = 1
     row_units: int = 1
     scale_bytes: int = 0
+    warp_products: bool = False
+    direct: bool = False
 
     @property
     def granule(self) -> int:
-        return 16
+        return 8 if self.warp_products else 16
 
     @property
     def threads(self) -> int:
@@ -65,15 +68,22 @@ class Mxfp4Tile:
     def shared_memory(self) -> int:
         stages = self.weight_stages * self.weight_rows * UNIT + self.row_stages * self.row_units * self.max_n * 2 * UNIT
         barriers = 16 * (self.weight_stages + self.row_stages) + 32 + 4 * 16 + 16 + 4 * 32
-        return _ALIGNMENT + stages + 64 * self.weight_rows + 2 * self.scale_bytes + barriers
+        pieces = 0 if self.direct else 64 * self.weight_rows
+        return _ALIGNMENT + stages + pieces + 2 * self.scale_bytes + barriers
+
+
+def _by_warps(max_n: int, blocks: int, groups: int, stages: int = 4, weight_rows: int = 128) -> Mxfp4Tile:
+    return Mxfp4Tile(max_n, weight_rows, groups, stages, stages, True, blocks, 2, 0, True, True)
 
 
 # rows an expert gets on average, at most -> tile
 _TILES: tuple[tuple[float, Mxfp4Tile], ...] = (
-    (8, Mxfp4Tile(16, 256, 4, 4, 4, read_once=True, row_units=2)),
-    (20, Mxfp4Tile(32, 256, 4, 3, 2, read_once=True, row_units=2)),
+    (1.3, _by_warps(8, 2, 2)),
+    (5, _by_warps(8, 3, 1)),
+    (12, _by_warps(16, 2, 2)),
+    (20, _by_warps(32, 1, 4, weight_rows=256)),
     (48, Mxfp4Tile(48, 256, 4, 3, 2, read_once=True, row_units=2)),
-    (float("inf"), Mxfp4Tile(128, 256, 2, 2, 3)),
+    (float("inf"), Mxfp4Tile(144, 256, 2, 2, 3)),
 )
 
 
@@ -91,8 +101,6 @@ class Sm90Mxfp4(Sorted[Mxfp4Tile]):
         if reason is None and arch is not None:
             if arch.products != "sm90":
                 return f"its code is for sm_90a, not {arch.name}"
-            if rows_an_expert(problem) < FEWEST_ROWS:
-                return f"experts get fewer than {FEWEST_ROWS} rows on average"
             if self.tile(problem, arch).shared_memory > arch.shared_memory:
                 return f"H={problem.H} and I={problem.I} take more shared memory for scales than {arch.name} has"
         return reason
@@ -113,7 +121,8 @@ class Sm90Mxfp4(Sorted[Mxfp4Tile]):
         return act, rows, words, Buffer((problem.T, _units(problem.H)), dtype)
 
     def uses(self, plan: SortedPlan[Mxfp4Tile], ids64: bool, add: bool) -> tuple[Use, ...]:
-        return Use.of(plan.arch, "sm90/mxfp4_order"), *super().uses(plan, ids64, add)
+        *sorts, product, combine = super().uses(plan, ids64, add)
+        return *sorts, Use.of(plan.arch, "sm90/mxfp4_order"), product, combine
 
     def product_defines(self, problem: Problem) -> dict[str, object]:
         return {
@@ -123,26 +132,27 @@ class Sm90Mxfp4(Sorted[Mxfp4Tile]):
         }
 
     def bind(self, plan: SortedPlan[Mxfp4Tile], uses: tuple[Use, ...], device: int) -> tuple[Launch, ...]:
-        order, *others = uses
+        *sorts, order, product, combine = uses
         problem = plan.problem
         eights = problem.T * _units(problem.H) // 8
         sizes = problem.T, problem.H
         ordered = order.bind(device, (ceil_div(eights, ORDER_THREADS),), ORDER_THREADS, *sizes)
-        return ordered, *super().bind(plan, tuple(others), device)
+        *bound, last = super().bind(plan, (*sorts, product, combine), device)
+        return *bound[:-1], ordered, bound[-1], last
 
     def bind_product(self, plan: SortedPlan[Mxfp4Tile], use: Use, device: int) -> Launch:
         sizes = plan.problem.H, plan.problem.I
         return use.bind(device, (plan.tile.blocks * gpu(device).multiprocessors,), plan.tile.threads, *sizes)
 
     def launch(self, plan: SortedPlan[Mxfp4Tile], call: Call, buffers: tuple[Tensor, ...]) -> None:
-        (order, *sorts, product, combine), routing, words = launches_of(self, plan, call), call.routing, plan.words
+        (*sorts, order, product, combine), routing, words = launches_of(self, plan, call), call.routing, plan.words
         act, rows, at, ordered = (buffer.data_ptr() for buffer in buffers)
         tensors, bound = call.experts.tensors, pointer(routing.num_tokens)
         scales = (tensors[name].data_ptr() for name in ("gate_up_scales", "down_scales"))
         bias = [address for name in BIASES for address in bias_pointers(tensors.get(name))]
         stream = load.stream(call.hidden.device.index)
-        order(stream, call.hidden.data_ptr(), ordered)
         sort.launch_sorts(sorts, stream, (routing.topk_ids.data_ptr(), pointer(call.expert_map), bound), at, words)
+        order(stream, call.hidden.data_ptr(), ordered)
         routed = at, at + words.tiles, at + words.num_tiles
         product(stream, *mxfp4_maps_of(call.experts), *scales, *bias, ordered, *routed, act, rows)
         combine(stream, rows, at + words.inverse, routing.topk_weights.data_ptr(), bound, call.out.data_ptr())
@@ -157,12 +167,18 @@ def fitted(tile: Mxfp4Tile, problem: Problem, arch: Arch) -> Mxfp4Tile:
     """A tile with room for the scales of a problem, and fewer stages or rows where it does not fit otherwise."""
     wide = max(problem.H, problem.I) // GROUP
     # the combine drops lines of 128 bytes
-    tile = replace(tile, scale_bytes=tile.weight_rows * wide, read_once=tile.read_once and problem.H % 64 == 0)
+    # a line of 128 bytes that holds the ends of two boxes should stay in L2 until the second comes
+    once = tile.read_once and problem.H % 256 == 0 and problem.I % 256 == 0
+    tile = replace(tile, scale_bytes=tile.weight_rows * wide, read_once=once)
     while tile.blocks * (tile.shared_memory + 1024) > arch.shared_memory + 1024:
-        if tile.row_stages > 3:
+        if tile.warp_products and tile.weight_stages > 2:
+            tile = replace(tile, weight_stages=tile.weight_stages - 1, row_stages=tile.weight_stages - 1)
+        elif tile.row_stages > 3:
             tile = replace(tile, row_stages=tile.row_stages - 1)
         elif tile.weight_stages > 2:
             tile = replace(tile, weight_stages=tile.weight_stages - 1)
+        elif tile.row_stages > 2 and not tile.direct:
+            tile = replace(tile, direct=True)
         elif tile.row_stages > 2:
             tile = replace(tile, row_stages=2)
         elif tile.weight_rows > 128:

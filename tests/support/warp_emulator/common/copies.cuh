@@ -40,6 +40,7 @@ inline void copies_wait() {
             for (const auto& copy : groups.front()) emulator::land(copy);
 }
 
+template <bool = false>
 inline uint4 load_once(const uint4* from) { return *from; }
 
 // As it may be at its worst: the line is lost at once.
