@@ -16,7 +16,9 @@ from ttnn_moe import Problem
 from ttnn_moe.activations import CLAMPED_SWIGLU
 from ttnn_moe.cuda.arch import ARCHES, HOPPER, Arch, Target
 from ttnn_moe.cuda.attention import bucketed, bucketed_prompt, bucketed_write, prefill_sm90
+from ttnn_moe.cuda.combine.node import NodeCombinePlan, NodeDispatchPlan
 from ttnn_moe.cuda.combine.rank_combine import Plan
+from ttnn_moe.cuda.combine.rank_dispatch import DispatchPlan
 from ttnn_moe.cuda.device import H200
 from ttnn_moe.cuda.jit import build
 from ttnn_moe.cuda.jit.spec import Spec
@@ -99,6 +101,11 @@ COMBINE = [
     Use(BULK.spec("sm_90a"), BULK.shared_memory),
     Use(Plan(2, 4, 2048, 128, bulk=True).spec("sm_90a")),
     Use(Plan(4, 8, 2048, 128, wire=torch.float32).spec("sm_90a")),
+    *(
+        Use(plan(nodes, 2, 2048, 128, bulk=bulk).spec("sm_90a" if bulk else "sm_80"))
+        for plan, nodes in ((DispatchPlan, 2), (NodeDispatchPlan, 1), (NodeCombinePlan, 1))
+        for bulk in (False, True)
+    ),
 ]
 PARALLEL = [
     Use(one_shot.add_spec("sm_80", torch.float16, 2880, 8)),
