@@ -81,7 +81,6 @@ def test_peers_measured_apart_stand_over_their_own_floor(tables: ModuleType) -> 
 
 
 def test_the_pages_show_the_results(tables: ModuleType) -> None:
-    first = {"tenstorrent.md": "tenstorrent_host", "tensor_parallel.md": "qwen3_parallel"}
     for page in tables.PAGES:
         text = page.read_text()
         assert any(f"<!-- {name}" in text or f"<!--{name}" in text for name in tables.TABLES), page.name
