@@ -12,11 +12,12 @@
 // | act        | [P, I]            | bf16  | scratch, in the order of hidden                        |
 // | out        | [P, H]            | bf16  | row-major, 16 bytes; only rows of tiles written        |
 //
-// As sm80/int4_24_mlp: weights are the M side of mma.sp.m16n8k32, integers are multiplied, and each 32 channels'
-// sums are scaled in fp32. Here two warps fill the ring, so that the others only decode and multiply.
+// As sm80/int4_24_mlp: weights are the M side of mma.sp.m16n8k32, integers are multiplied, and each 32
+// channels' sums are scaled in fp32. Here two warps fill the ring, so that the others only decode and
+// multiply.
 //
-// Threads: 32 * (2 + CONSUMERS). A consumer warp makes 16 * M_TILES weight rows times the rows of a tile. Blocks
-// and items: as in mxfp4_mlp.
+// Threads: 32 * (2 + CONSUMERS). A consumer warp makes 16 * M_TILES weight rows times the rows of a tile.
+// Blocks and items: as in mxfp4_mlp.
 #ifndef MAX_N
 #define MAX_N 8
 #endif
@@ -32,7 +33,7 @@
 #define PRODUCERS 2
 #define ZEROS STAGE_ROWS
 #define SWIZZLE(row) (row % 2 * 6)  // lanes that load together touch banks of their own
-#define SLAB_GAP 64  // of lanes that load words of two slabs, each touches banks of its own
+#define SLAB_GAP 64                 // of lanes that load words of two slabs, each touches banks of its own
 constexpr int CONSUMERS = WARPS;
 #define WEIGHT_ROWS (16 * M_TILES * WARPS)
 #include "sm80/int4_24_quad.cuh"
@@ -40,7 +41,8 @@ constexpr int CONSUMERS = WARPS;
 
 constexpr int GROUPS = MAX_N / 8;
 constexpr int SLABS_AT_ONCE = M_TILES * GROUPS <= 4 ? 2 : 1;  // unrolled
-static_assert(SLABS % 2 == 0 && M_TILES % 2 == 0, "a lane's words are of two slabs; two products are made at once");
+static_assert(SLABS % 2 == 0 && M_TILES % 2 == 0,
+              "a lane's words are of two slabs; two products are made at once");
 static_assert(MAX_N % 8 == 0 && GROUPS <= 8, "whole groups of 8 rows, whose sums fit registers");
 
 template <int G>
@@ -50,8 +52,10 @@ using Sums = float[M_TILES][G][4];
 template <bool IS_DOWN>
 struct Place {
     static constexpr int PITCH = !IS_DOWN && INTERLEAVED ? 32 : 16;
-    static constexpr int HIGH = IS_DOWN ? 8 * 16 : INTERLEAVED ? 16 : WEIGHT_ROWS * 8;  // from the low to the high row
-    static constexpr int TILE = (IS_DOWN ? 16 : 8) * PITCH;                             // to the next product
+    static constexpr int HIGH = IS_DOWN       ? 8 * 16
+                                : INTERLEAVED ? 16
+                                              : WEIGHT_ROWS * 8;  // from the low to the high row
+    static constexpr int TILE = (IS_DOWN ? 16 : 8) * PITCH;       // to the next product
 
     // The low row of its first product.
     static __device__ __forceinline__ int first() {
@@ -60,8 +64,8 @@ struct Place {
 };
 
 template <int G, bool IS_DOWN>
-__device__ __forceinline__ void multiply_slab(Sums<G>& sums, const unsigned char* words, const unsigned char* rows,
-                                              const Decoder& decoder) {
+__device__ __forceinline__ void multiply_slab(Sums<G>& sums, const unsigned char* words,
+                                              const unsigned char* rows, const Decoder& decoder) {
     using Of = Place<IS_DOWN>;
     const int lane = threadIdx.x % 32, row = lane / 4, t = lane % 4;
     u32 b[2][G][4];
@@ -101,7 +105,8 @@ __device__ __forceinline__ void multiply(const Shared& shared, Turn<STAGES>& tur
 #pragma unroll
             for (int i = 0; i < 4; ++i) sums[m][j][i] = 0.0f;
     for (; slabs > 0; slabs -= SLABS) {
-        const unsigned char* words = dynamic_memory() + (shared.words() + turn.at * WORD_BYTES - base) + Place<IS_DOWN>::first();
+        const unsigned char* words =
+            dynamic_memory() + (shared.words() + turn.at * WORD_BYTES - base) + Place<IS_DOWN>::first();
         const unsigned char* rows = dynamic_memory() + (shared.rows + turn.at * STAGE_ROWS - base);
         barrier_wait(shared.full(turn.at), turn.parity);
         if (slabs >= SLABS) {
@@ -125,11 +130,12 @@ struct Quads {
     using Of = Place<IS_DOWN>;
     float sums[M_TILES][PAIRS][4];
 
-    // Words and rows of two slabs; of one unless WHOLE. b_low, b_high: where this lane's k of the first slab, and of
-    // the second, lie in the first pair of rows: zeros for other columns than its own.
+    // Words and rows of two slabs; of one unless WHOLE. b_low, b_high: where this lane's k of the first slab,
+    // and of the second, lie in the first pair of rows: zeros for other columns than its own.
     template <bool WHOLE>
     __device__ __forceinline__ void multiply_slabs(const unsigned char* words, const unsigned char* b_low,
-                                                   const unsigned char* b_high, int swap, const QuadDecoder& decoder) {
+                                                   const unsigned char* b_high, int swap,
+                                                   const QuadDecoder& decoder) {
         u32 b[PAIRS][4][4];
 #pragma unroll
         for (int pair = 0; pair < PAIRS; ++pair)
@@ -137,8 +143,9 @@ struct Quads {
             for (int i = 0; i < 4; ++i)
 #pragma unroll
                 for (int j = 0; j < 4; ++j)  // words of one register each: b takes four in a row
-                    b[pair][i][j] = *reinterpret_cast<const u32*>((j % 2 ? b_high : b_low) + pair * 256 + i / 2 * 4 +
-                                                                  j / 2 * 8 + (i % 2 ? 32 - swap : swap));
+                    b[pair][i][j] =
+                        *reinterpret_cast<const u32*>((j % 2 ? b_high : b_low) + pair * 256 + i / 2 * 4 +
+                                                      j / 2 * 8 + (i % 2 ? 32 - swap : swap));
         const int t = threadIdx.x % 4;
 #pragma unroll
         for (int m = 0; m < M_TILES; m += 2) {
@@ -175,25 +182,27 @@ struct Quads {
 #pragma unroll
                 for (int i = 0; i < 4; ++i) sums[m][j][i] = 0.0f;
         for (; slabs > 0; slabs -= SLABS) {
-            const unsigned char* words = dynamic_memory() + (shared.words() + turn.at * WORD_BYTES - base) + of_word;
+            const unsigned char* words =
+                dynamic_memory() + (shared.words() + turn.at * WORD_BYTES - base) + of_word;
             const unsigned char* rows = dynamic_memory() + (shared.rows + turn.at * STAGE_ROWS - base) + own;
             const unsigned char *b_low = is_low ? rows : zeros, *b_high = is_high ? rows + ROW_SLAB : zeros;
             barrier_wait(shared.full(turn.at), turn.parity);
             const int here = min(slabs, SLABS);
 #pragma unroll 1
             for (int s = 0; s + 1 < here; s += 2)
-                multiply_slabs<true>(words + s * WEIGHT_SLAB, b_low + s * ROW_SLAB, b_high + s * ROW_SLAB, swap,
-                                     decoder);
+                multiply_slabs<true>(words + s * WEIGHT_SLAB, b_low + s * ROW_SLAB, b_high + s * ROW_SLAB,
+                                     swap, decoder);
             if (here % 2)
-                multiply_slabs<false>(words + (here - 1) * WEIGHT_SLAB, b_low + (here - 1) * ROW_SLAB, zeros, swap,
-                                      decoder);
+                multiply_slabs<false>(words + (here - 1) * WEIGHT_SLAB, b_low + (here - 1) * ROW_SLAB, zeros,
+                                      swap, decoder);
             __syncwarp();
             release(shared.empty(turn.at));
             turn.next();
         }
     }
 
-    // The sums of a quad's lanes, in a form that `write` takes: columns of lane t are rows 2t and 2t + 1 of the tile.
+    // The sums of a quad's lanes, in a form that `write` takes: columns of lane t are rows 2t and 2t + 1 of
+    // the tile.
     __device__ __forceinline__ void add_up(Sums<1>& all) {
         const int t = threadIdx.x % 4;
 #pragma unroll
@@ -214,9 +223,11 @@ struct Quads {
 
 // A lane's sums are of rows lane / 4 and lane / 4 + 8 of each product, and of two rows of the tile.
 template <int G, bool IS_DOWN>
-__device__ __forceinline__ void write(const Sums<G>& sums, int block, Tile* tile, u16* act, u16* out, int H, int I) {
+__device__ __forceinline__ void write(const Sums<G>& sums, int block, Tile* tile, u16* act, u16* out, int H,
+                                      int I) {
     const int thread = later(threadIdx.x), lane = thread % 32, g = lane / 4;
-    const int first = tile->first, rows = tile->rows, of_16 = (block * CONSUMERS + thread / 32 - PRODUCERS) * M_TILES;
+    const int first = tile->first, rows = tile->rows,
+              of_16 = (block * CONSUMERS + thread / 32 - PRODUCERS) * M_TILES;
     H = later(H);
     I = later(I);
 #pragma unroll
@@ -249,8 +260,8 @@ __device__ __forceinline__ void write(const Sums<G>& sums, int block, Tile* tile
 __device__ __forceinline__ constexpr int after(int groups) { return groups + (groups < 4 ? 1 : 2); }
 
 template <int PAIRS, bool IS_DOWN>
-__device__ __forceinline__ void run_quads(const Shared& shared, Turn<STAGES>& turn, const Item& item, Tile* tiles,
-                                          u16* act, u16* out, int H, int I) {
+__device__ __forceinline__ void run_quads(const Shared& shared, Turn<STAGES>& turn, const Item& item,
+                                          Tile* tiles, u16* act, u16* out, int H, int I) {
     Sums<1> sums;
     {
         Quads<PAIRS, IS_DOWN> quads;
@@ -261,8 +272,8 @@ __device__ __forceinline__ void run_quads(const Shared& shared, Turn<STAGES>& tu
 }
 
 template <int G, bool IS_DOWN>
-__device__ __forceinline__ void run(const Shared& shared, Turn<STAGES>& turn, const Item& item, Tile* tiles, u16* act,
-                                    u16* out, int H, int I) {
+__device__ __forceinline__ void run(const Shared& shared, Turn<STAGES>& turn, const Item& item, Tile* tiles,
+                                    u16* act, u16* out, int H, int I) {
     if constexpr (G == 1) {
         if (item.rows <= 2) return run_quads<1, IS_DOWN>(shared, turn, item, tiles, act, out, H, I);
         if (item.rows <= 4) return run_quads<2, IS_DOWN>(shared, turn, item, tiles, act, out, H, I);
