@@ -20,7 +20,7 @@
 #define CHUNK 2048
 #endif
 constexpr int SOURCES = R_INTRA + R_INTER - 1;
-constexpr int EACH = CHUNK / 16 / 32;              // vectors of a lane in a chunk
+constexpr int EACH = CHUNK / 16 / 32;                              // vectors of a lane in a chunk
 constexpr int BARRIERS = STAGES < SEND_ROWS ? SEND_ROWS : STAGES;  // of a warp
 static_assert(CHUNK % 512 == 0, "whole vectors for each lane");
 

@@ -1,7 +1,8 @@
-// Calls of the ranks of one node that need no ring: every rank reads and writes every other rank's memory in place.
+// Calls of the ranks of one node that need no ring: every rank reads and writes every other rank's memory in
+// place.
 //
-// A multiprocessor moves about 52 bytes a nanosecond, in and out. A ring costs a row two passes more: into the
-// slot's shared memory and out of it.
+// A multiprocessor moves about 52 bytes a nanosecond, in and out. A ring costs a row two passes more: into
+// the slot's shared memory and out of it.
 //
 // | heap of a rank | bytes         | written by                                          |
 // |----------------|---------------|-----------------------------------------------------|
@@ -11,8 +12,8 @@
 // | calls          | gridDim.x * 4 | this rank: calls of each block                      |
 // | the kernel's   |               | see there; 128 bytes aligned                        |
 //
-// A rank enters a call when its stream has used what the call before gave. It leaves the call when all ranks have
-// done with its memory.
+// A rank enters a call when its stream has used what the call before gave. It leaves the call when all ranks
+// have done with its memory.
 #pragma once
 
 #define R_INTER 1

@@ -1,4 +1,5 @@
-// out[t] = sum over the ranks of one node of their rows of t, fp32, ascending: combine that reads rows in place.
+// out[t] = sum over the ranks of one node of their rows of t, fp32, ascending: combine that reads rows in
+// place.
 //
 // | argument (of a rank)  | shape       | dtype      | |
 // |-----------------------|-------------|------------|------------------------------------------------------|
@@ -8,8 +9,8 @@
 // | T                     | [1]         | int32      | tokens of this rank, up to T_max                     |
 // | in the heap: x        | [R*T_max, H]| bf16, fp16 | this rank's rows of all ranks' tokens                |
 //
-// H is a multiple of 8. A warp a token. BULK: see bulk.cuh; else vectors.cuh. Blocks: (SMs of a rank, ranks), all
-// resident; threads: (CHANNELS + 1) * 32. By launch bounds at most 128 registers.
+// H is a multiple of 8. A warp a token. BULK: see bulk.cuh; else vectors.cuh. Blocks: (SMs of a rank, ranks),
+// all resident; threads: (CHANNELS + 1) * 32. By launch bounds at most 128 registers.
 #include "common/element.cuh"
 
 struct Local {  // one rank of this launch
@@ -79,7 +80,8 @@ extern "C" __global__ void __launch_bounds__((CHANNELS + 1) * 32, 1)
     wait_for_predecessor();
     if (warp == 0 && blockIdx.x == 0) node.enter();
     const int ch = node.first(warp);
-    Warp work{node, own, shared, ch, lane, call.H, call.H / 8, min(max(own.T[0], 0), call.T_max), call.T_max, 0, pipe};
+    Warp work{node,       own, shared, ch, lane, call.H, call.H / 8, min(max(own.T[0], 0), call.T_max),
+              call.T_max, 0,   pipe};
     work.row = work.row_of(ch);
     if (threadIdx.x == 0) node.begin(shared);
     __syncthreads();

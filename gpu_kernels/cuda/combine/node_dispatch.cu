@@ -16,11 +16,12 @@
 // | rows                    | [R * T_max, H]   | every rank; out: the first A, by rank, then token         |
 // | row_ids, row_weights    | [R * T_max, K]   | every rank; out: local experts, -1: not here              |
 //
-// Each part is 128 bytes aligned. The upper half of an announced word is the number of the call, from 1, so a word
-// needs no flag. It also says that the rank has used the rows of the call before.
+// Each part is 128 bytes aligned. The upper half of an announced word is the number of the call, from 1, so a
+// word needs no flag. It also says that the rank has used the rows of the call before.
 //
-// H is a multiple of 8. A warp a token. BULK: see bulk.cuh; else vectors.cuh. Blocks: (SMs of a rank, ranks), all
-// resident; threads: (CHANNELS + 1) * 32. Dynamic shared memory: rows (BULK), then R * ceil(T_max / 32) * 8 bytes.
+// H is a multiple of 8. A warp a token. BULK: see bulk.cuh; else vectors.cuh. Blocks: (SMs of a rank, ranks),
+// all resident; threads: (CHANNELS + 1) * 32. Dynamic shared memory: rows (BULK), then R * ceil(T_max / 32) *
+// 8 bytes.
 #define STAGES 1
 #include "common/element.cuh"
 
@@ -229,8 +230,8 @@ extern "C" __global__ void __launch_bounds__((CHANNELS + 1) * 32, 1)
 #if BULK
     __shared__ alignas(8) u64 barriers[(CHANNELS + 1) * SEND_ROWS];
     const u32 bytes = call.H * 2;
-    carrier = {shared_address(words) + warp * SEND_ROWS * bytes, shared_address(barriers + warp * SEND_ROWS), bytes,
-               SEND_ROWS, 0};
+    carrier = {shared_address(words) + warp * SEND_ROWS * bytes, shared_address(barriers + warp * SEND_ROWS),
+               bytes, SEND_ROWS, 0};
     if (lane < SEND_ROWS) barrier_init(carrier.barriers + 8 * lane, 1);
     barrier_init_fence();
     words += CHANNELS * SEND_ROWS * bytes / 4;
@@ -248,8 +249,8 @@ extern "C" __global__ void __launch_bounds__((CHANNELS + 1) * 32, 1)
     let_successor_start();
     if (shared.dead) return;
     if (warp == CHANNELS) return node.beat(shared);
-    Warp work{node, own, shared, shared.call, warp, lane, call.H, call.K, T, call.T_max, segments, words,
-              words + R * segments, carrier};
+    Warp work{node,       own,      shared, shared.call,          warp,   lane, call.H, call.K, T,
+              call.T_max, segments, words,  words + R * segments, carrier};
     work.announce();
     // meanwhile
     if (work.first() < T) work.fetch(work.first());

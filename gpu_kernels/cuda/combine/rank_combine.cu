@@ -65,7 +65,9 @@ constexpr int SENDERS = R_INTRA > 1, FORWARDERS = R_INTER > 1;
 constexpr int ROLES = SENDERS + FORWARDERS + 1;
 
 // What is no row becomes one: a dispatch that a dead rank ended leaves anything.
-__device__ __forceinline__ int bounded(int row, const Call& call) { return min(max(row, 0), R * call.T_max - 1); }
+__device__ __forceinline__ int bounded(int row, const Call& call) {
+    return min(max(row, 0), R * call.T_max - 1);
+}
 
 // A warp of one role and one channel; a lane stands for a rank where the roles look at all of them.
 struct Warp {
@@ -248,8 +250,10 @@ extern "C" __global__ void __launch_bounds__((ROLES * CHANNELS + 1) * 32, 1)
     carrier.vectors = call.H / 8;
 #endif
     wait_for_predecessor();
-    const int c = role == 0 ? g.rank : FORWARDERS && role == 1 ? (lane < R_INTER ? lane : 0) * R_INTRA + g.local
-                                                               : lane < R ? lane : 0;
+    const int c = role == 0                 ? g.rank
+                  : FORWARDERS && role == 1 ? (lane < R_INTER ? lane : 0) * R_INTRA + g.local
+                  : lane < R                ? lane
+                                            : 0;
     const u64 of = static_cast<u64>(c) * call.T_max + min(first + w, call.T_max - 1);
     const u64 mask = own.masks[of];
     const int row_of = bounded(own.rows[of], call), T_of = min(max(own.T[c], 0), call.T_max);
@@ -267,7 +271,21 @@ extern "C" __global__ void __launch_bounds__((ROLES * CHANNELS + 1) * 32, 1)
         coordinate(g, shared);
         return;
     }
-    Warp work{g, own, first + w, w, lane, call.H, call.H / 8, shared.read + w * RINGS, shared.put + w * RINGS, pipe, carrier, c, mask, row_of, T_of};
+    Warp work{g,
+              own,
+              first + w,
+              w,
+              lane,
+              call.H,
+              call.H / 8,
+              shared.read + w * RINGS,
+              shared.put + w * RINGS,
+              pipe,
+              carrier,
+              c,
+              mask,
+              row_of,
+              T_of};
     if (role == 0) {
         work.receive();
     } else if (FORWARDERS && role == 1) {

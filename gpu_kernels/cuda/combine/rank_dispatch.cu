@@ -2,8 +2,8 @@
 //
 // The roles of ttnn_moe/parallel/hierarchical/roles.py, a warp each: CHANNELS channels a block, and a
 // coordinator. The launch has one or more ranks (blockIdx.y); each may lie on another GPU, or several on one.
-// It knows its peers by their heaps alone. A token goes once to each rank with one of its experts, and once to
-// each other node.
+// It knows its peers by their heaps alone. A token goes once to each rank with one of its experts, and once
+// to each other node.
 //
 // | argument (of a rank)    | shape            | dtype      | |
 // |-------------------------|------------------|------------|--------------------------------------------------|
@@ -23,12 +23,13 @@
 // | tokens                  | 2 * R * 4        | each rank: its T, of even and of odd calls                |
 // | masks                   | 2 * R * T_max * 4| each rank: the ranks that a token goes to                 |
 //
-// A rank announces call n + 1 only after call n, for which it waited for all ranks to enter it. So all ranks have
-// ended call n - 1, and two copies of the masks are enough.
+// A rank announces call n + 1 only after call n, for which it waited for all ranks to enter it. So all ranks
+// have ended call n - 1, and two copies of the masks are enough.
 //
 // H is a multiple of 8. A slot is H elements, K ids, K weights, padded to 16 bytes. BULK: see bulk.cuh; else
-// vectors.cuh. Blocks: (SMs of a rank, ranks), all resident; threads: (ROLES * CHANNELS + 1) * 32. Dynamic shared
-// memory: rows of the carriers (BULK), then R * ceil(T_max / 32) * 8 bytes. By launch bounds at most 128 registers.
+// vectors.cuh. Blocks: (SMs of a rank, ranks), all resident; threads: (ROLES * CHANNELS + 1) * 32. Dynamic
+// shared memory: rows of the carriers (BULK), then R * ceil(T_max / 32) * 8 bytes. By launch bounds at most
+// 128 registers.
 #ifndef R_INTER
 #define R_INTER 1
 #endif
@@ -108,20 +109,19 @@ struct Warp {
     const Local& own;
     const Numbers numbers;
     const int ch, lane, H, K, T_max;
-    const u32 call;                // of this rank, modulo 2^32
+    const u32 call;               // of this rank, modulo 2^32
     volatile u32 *counts, *puts;  // [RINGS] of the channel, in Shared
     Carrier carrier;
 
     __device__ unsigned char* announcements(int r) const {
-        return g.data(r, RINGS * g.C, 0) + (128 - reinterpret_cast<u64>(g.data(r, RINGS * g.C, 0)) % 128) % 128;
+        return g.data(r, RINGS * g.C, 0) +
+               (128 - reinterpret_cast<u64>(g.data(r, RINGS * g.C, 0)) % 128) % 128;
     }
     __device__ u32* announced(int r, int by) const {
         return reinterpret_cast<u32*>(announcements(r)) + by * 8;
     }
     __device__ u32* calls() const { return announced(g.rank, R) + blockIdx.x; }
-    __device__ u32* tokens(int r, int by) const {
-        return announced(r, R) + gridDim.x + (call & 1) * R + by;
-    }
+    __device__ u32* tokens(int r, int by) const { return announced(r, R) + gridDim.x + (call & 1) * R + by; }
     __device__ u32* mask(int r, int by, int t) const {
         return announced(r, R) + gridDim.x + 2 * R + (static_cast<u64>(call & 1) * R + by) * T_max + t;
     }
@@ -169,7 +169,8 @@ struct Warp {
     __device__ void announce(int warp) const;
     __device__ bool number(int warp, Found& found);
     __device__ void tell_combine(const Found& found) const;
-    __device__ bool credit(Sends<Carrier>& sends, bool wants, const u32* head, u32& freed, int peer, int role);
+    __device__ bool credit(Sends<Carrier>& sends, bool wants, const u32* head, u32& freed, int peer,
+                           int role);
     __device__ void send();
     __device__ void forward(const Found& found);
     __device__ void receive(const Found& found);
@@ -198,8 +199,7 @@ __device__ void Warp::announce(int warp) const {
 __device__ bool Warp::number(int warp, Found& found) {
     if (warp == 0) {
         const int c = lane < R ? lane : 0;
-        const bool met =
-            g.wait(lane < R, announced(g.rank, c), (call + 1) * gridDim.x, c, ANNOUNCER);
+        const bool met = g.wait(lane < R, announced(g.rank, c), (call + 1) * gridDim.x, c, ANNOUNCER);
         if (lane == 0) found.dead = !met;
     }
     preparers_sync();
@@ -427,7 +427,8 @@ extern "C" __global__ void __launch_bounds__((ROLES * CHANNELS + 1) * 32, 1)
     constexpr int HELD = SEND_ROWS > TAKE_ROWS ? SEND_ROWS : TAKE_ROWS;
     __shared__ alignas(8) u64 barriers[ROLES * CHANNELS * HELD];
     const u32 bytes = call.H * 2, takes = CHANNELS * TAKE_ROWS * bytes;
-    const u32 at = role == 0 ? w * TAKE_ROWS * bytes : takes + ((role - 1) * CHANNELS + w) * SEND_ROWS * bytes;
+    const u32 at =
+        role == 0 ? w * TAKE_ROWS * bytes : takes + ((role - 1) * CHANNELS + w) * SEND_ROWS * bytes;
     carrier = {shared_address(words) + at, shared_address(barriers + warp * HELD), bytes,
                role == 0 ? TAKE_ROWS : SEND_ROWS, 0};
     if (warp < ROLES * CHANNELS && lane < HELD) barrier_init(carrier.barriers + 8 * lane, 1);
@@ -455,8 +456,18 @@ extern "C" __global__ void __launch_bounds__((ROLES * CHANNELS + 1) * 32, 1)
         if (lane == 0) *asks.calls() = calls + 1;
         return;
     }
-    Warp work{g, own, numbers, first + w, lane, call.H, call.K, call.T_max, calls,
-              shared.read + w * RINGS, shared.put + w * RINGS, carrier};
+    Warp work{g,
+              own,
+              numbers,
+              first + w,
+              lane,
+              call.H,
+              call.K,
+              call.T_max,
+              calls,
+              shared.read + w * RINGS,
+              shared.put + w * RINGS,
+              carrier};
     if (warp < PREPARERS) {
         work.announce(warp);
         if (work.number(warp, found)) {

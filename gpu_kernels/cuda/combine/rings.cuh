@@ -22,7 +22,7 @@
 struct Call : Link {
     u64 heaps[32];
     Local local[8];
-    u64 timeout;  // nanoseconds
+    u64 timeout;                        // nanoseconds
     int H, T_max, slots, K, E, unused;  // K, E: of dispatch
 };
 
@@ -74,7 +74,8 @@ struct Group {
 
     __device__ bool aborted() const { return dead(call, rank); }
 
-    // The whole warp waits until met() holds in each lane. false: the group is dead. peer: whom the lane waits for.
+    // The whole warp waits until met() holds in each lane. false: the group is dead. peer: whom the lane
+    // waits for.
     template <class Met>
     __device__ bool until(Met met, int peer, int role) const {
         u64 start = 0;

@@ -1,4 +1,5 @@
-// As add_parts, of many rows, bound by the link: 2 bytes a rank and element, and a flag for each tile of TILE rows.
+// As add_parts, of many rows, bound by the link: 2 bytes a rank and element, and a flag for each tile of TILE
+// rows.
 //
 // | argument | shape  | dtype      |                                                                |
 // |----------|--------|------------|----------------------------------------------------------------|
@@ -8,8 +9,8 @@
 // | rank, capacity, T |  | int32     | capacity: of the heap's words, in 16 bytes                     |
 // | room     |        | int32      | of the heap's rows, in 16 bytes; at least T H / 8              |
 //
-// SIZE: H, a multiple of 8. Blocks: two a multiprocessor at most; threads: THREADS. T: at most TILE * TILES. A block puts all
-// of its tiles before it waits for the first. A rank that waits in vain leaves x as it is.
+// SIZE: H, a multiple of 8. Blocks: two a multiprocessor at most; threads: THREADS. T: at most TILE * TILES.
+// A block puts all of its tiles before it waits for the first. A rank that waits in vain leaves x as it is.
 #include "parallel/heap.cuh"
 
 #ifndef SIZE
@@ -57,7 +58,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
 #pragma unroll
                 for (int i = 0; i < AHEAD; ++i)
                     if (r != rank && first + i * THREADS < end)
-                        store_put(ranks.peers[r] + mine + static_cast<u64>(first + i * THREADS) * 16, data[i]);
+                        store_put(ranks.peers[r] + mine + static_cast<u64>(first + i * THREADS) * 16,
+                                  data[i]);
         }
         __syncthreads();
         if (threadIdx.x == 0)
@@ -82,7 +84,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
                 for (int i = 0; i < AHEAD; ++i) {
                     const int v = first + i * THREADS;
                     if (v >= end) break;
-                    data[i] = r == RANKS ? sums[v] : r == rank ? parts[v] : load_put(from + static_cast<u64>(v) * 16);
+                    data[i] = r == RANKS  ? sums[v]
+                              : r == rank ? parts[v]
+                                          : load_put(from + static_cast<u64>(v) * 16);
                 }
 #pragma unroll
                 for (int i = 0; i < AHEAD; ++i)
@@ -91,8 +95,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
 #pragma unroll
             for (int i = 0; i < AHEAD; ++i)
                 if (first + i * THREADS < end)
-                    sums[first + i * THREADS] = make_uint4(pack(sum[i][0], sum[i][1]), pack(sum[i][2], sum[i][3]),
-                                                           pack(sum[i][4], sum[i][5]), pack(sum[i][6], sum[i][7]));
+                    sums[first + i * THREADS] =
+                        make_uint4(pack(sum[i][0], sum[i][1]), pack(sum[i][2], sum[i][3]),
+                                   pack(sum[i][4], sum[i][5]), pack(sum[i][6], sum[i][7]));
         }
     }
     ranks.end();

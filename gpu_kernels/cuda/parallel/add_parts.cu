@@ -1,4 +1,5 @@
-// x[t] += sum over ranks of part[t], the same bits on every rank: fp32, in ascending rank, then x, one rounding.
+// x[t] += sum over ranks of part[t], the same bits on every rank: fp32, in ascending rank, then x, one
+// rounding.
 //
 // | argument | shape  | dtype      |                                                               |
 // |----------|--------|------------|---------------------------------------------------------------|
@@ -9,8 +10,9 @@
 // | capacity |        | int32      | of the heap, in 16 bytes; at least T H / 4                     |
 //
 //
-// SIZE: H, a multiple of 4. Blocks: T, all resident; threads: THREADS. A block sends its row to every other rank and
-// waits for theirs. One hop, 4 bytes a rank and element. A rank that waits in vain leaves x as it is.
+// SIZE: H, a multiple of 4. Blocks: T, all resident; threads: THREADS. A block sends its row to every other
+// rank and waits for theirs. One hop, 4 bytes a rank and element. A rank that waits in vain leaves x as it
+// is.
 #include "parallel/heap.cuh"
 
 #ifndef SIZE

@@ -9,8 +9,8 @@
 // | rank     |          | int32      | of 0 .. RANKS - 1                                            |
 // | capacity |          | int32      | of the heap, in 16 bytes; at least T n / 4                   |
 //
-// Blocks: ceil(T n / 4 / THREADS / EACH), at most BLOCKS, all resident; threads: THREADS. A rank that waits in vain
-// leaves elements of out as they are.
+// Blocks: ceil(T n / 4 / THREADS / EACH), at most BLOCKS, all resident; threads: THREADS. A rank that waits
+// in vain leaves elements of out as they are.
 #include "parallel/heap.cuh"
 
 #ifndef THREADS

@@ -1,4 +1,5 @@
-// The heap of a rank, which every other rank of the host writes by address: see ttnn_moe/cuda/parallel/heap.py.
+// The heap of a rank, which every other rank of the host writes by address: see
+// ttnn_moe/cuda/parallel/heap.py.
 //
 // | offset | what    | shape, dtype        | who writes                                                    |
 // |--------|---------|---------------------|---------------------------------------------------------------|
@@ -11,9 +12,10 @@
 // | behind | flags   | [2, R, TILES] u32   | the other ranks: the call whose tile is whole, see add_many.cu |
 // | behind | rows    | [2, R, room] 16 bytes | the other ranks                                              |
 //
-// A put is 16 bytes: two words of 32 bits of data below the number of the call. A word of 64 bits arrives whole, so a
-// receiver that finds the number has the data, without a fence. Call n writes where call n - 2 was read: a rank starts
-// call n after it has every rank's words of call n - 1, and those come after call n - 2 ended there.
+// A put is 16 bytes: two words of 32 bits of data below the number of the call. A word of 64 bits arrives
+// whole, so a receiver that finds the number has the data, without a fence. Call n writes where call n - 2
+// was read: a rank starts call n after it has every rank's words of call n - 1, and those come after call n -
+// 2 ended there.
 #pragma once
 
 #include "parallel/words.cuh"
@@ -103,13 +105,16 @@ struct Ranks {
         return true;
     }
 
-private:
-    __device__ __forceinline__ u64 words_end() const { return WORDS_AT + static_cast<u64>(capacity) * 32 * RANKS; }
+  private:
+    __device__ __forceinline__ u64 words_end() const {
+        return WORDS_AT + static_cast<u64>(capacity) * 32 * RANKS;
+    }
     static __device__ __forceinline__ u64 flagged(u32 data, u32 call) {
         return static_cast<u64>(call) << 32 | data;
     }
 
-    // When the wait began; 0: a rank reported, or this one does, after the timeout. The first report to a rank stays.
+    // When the wait began; 0: a rank reported, or this one does, after the timeout. The first report to a
+    // rank stays.
     static __device__ __noinline__ u64 over(Heap* own, int rank, int source, u32 call, u64 since) {
         u64 report = load_word(&own->report);
         if (report == 0) {
@@ -119,7 +124,8 @@ private:
             report = static_cast<u64>(call) << 32 | rank << 8 | (source + 1);
             const u64 was = store_first(&own->report, report);
             if (was) report = was;
-            for (int r = 0; r < RANKS; ++r) store_first(&reinterpret_cast<Heap*>(own->peers[r])->report, report);
+            for (int r = 0; r < RANKS; ++r)
+                store_first(&reinterpret_cast<Heap*>(own->peers[r])->report, report);
         }
         store_word(reinterpret_cast<u64*>(own->said), report);
         return 0;

@@ -7,7 +7,8 @@ constexpr u32 PATIENCE = 256;  // loads between two looks at the clock
 
 // Two words of 64 bits; each arrives whole.
 __device__ __forceinline__ void store_words(u64 to, u64 first, u64 second) {
-    asm volatile("st.relaxed.sys.global.v2.u64 [%0], {%1, %2};" ::"l"(to), "l"(first), "l"(second) : "memory");
+    asm volatile("st.relaxed.sys.global.v2.u64 [%0], {%1, %2};" ::"l"(to), "l"(first), "l"(second)
+                 : "memory");
 }
 
 __device__ __forceinline__ void load_words(u64 from, u64 (&words)[2]) {
@@ -39,8 +40,8 @@ __device__ __forceinline__ uint4 load_put(u64 from) {
 }
 
 __device__ __forceinline__ void store_put(u64 to, uint4 words) {
-    asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(words.x), "r"(words.y), "r"(words.z),
-                 "r"(words.w)
+    asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(words.x), "r"(words.y),
+                 "r"(words.z), "r"(words.w)
                  : "memory");
 }
 

@@ -16,14 +16,14 @@
 // | own_count, row |                           | int64 | tokens of the piece; row of the tables               |
 //
 // ROTATE: keys and values are rotated (kv/bucketed/quantise.py), q and the output are not.
-// Grid: (ceil(n * GROUP / ROWS), KV, splits); threads: 32 * WARPS. Row r of a key/value head is query r / GROUP, head
-// r % GROUP. Shared memory: q as fragments [ROWS / 16, 8, 32] of 16 bytes, STAGES units.
+// Grid: (ceil(n * GROUP / ROWS), KV, splits); threads: 32 * WARPS. Row r of a key/value head is query r /
+// GROUP, head r % GROUP. Shared memory: q as fragments [ROWS / 16, 8, 32] of 16 bytes, STAGES units.
 //
 // A thread has at most 255 registers.
-// Queries are the M side of products, tokens or channels the N side: a packed pair of keys or values is a word of
-// the B operand as it is, for 16 bits and for fewer. All warps share a unit; 32 queries of a warp share what it
-// unpacks. Scales and weights are bucketed_attention's. 16 bits come first, then a power of two is taken from
-// the output, once.
+// Queries are the M side of products, tokens or channels the N side: a packed pair of keys or values is a
+// word of the B operand as it is, for 16 bits and for fewer. All warps share a unit; 32 queries of a warp
+// share what it unpacks. Scales and weights are bucketed_attention's. 16 bits come first, then a power of two
+// is taken from the output, once.
 #include "common/copies.cuh"
 #include "sm80/bucketed_prompt.cuh"
 #include "sm80/hadamard.cuh"
@@ -54,7 +54,8 @@ struct Unit {
         const Tier& tier = tiers[kind];
         const u64 page = static_cast<u64>(kind == OWN ? slot / PAGE : tier.table[slot / PAGE]);
         const u32 unit = slot % PAGE / 32, chunks = 32 * bits;
-        const unsigned char* from = tier.payload + page * (kv_heads * 2 * (PAGE * 16)) * bits + unit * (512 * bits);
+        const unsigned char* from =
+            tier.payload + page * (kv_heads * 2 * (PAGE * 16)) * bits + unit * (512 * bits);
         for (u32 i = threadIdx.x; i < 2 * chunks; i += 32 * WARPS) {
             const u32 in = i < chunks ? i * 16 : PAGE * 16 * bits + (i - chunks) * 16;
             copy_16(stage + i * 16, from + in);
@@ -67,8 +68,8 @@ struct Unit {
 
 // q to fragments; the sums and powers of two that scores need.
 __device__ __forceinline__ void prepare_queries(unsigned char* memory, float2 (&factors)[ROWS], const u16* q,
-                                                const float4* q_scale, int first, int n, int kv_heads, int head,
-                                                float scale) {
+                                                const float4* q_scale, int first, int n, int kv_heads,
+                                                int head, float scale) {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
 #pragma unroll 4
     for (int r = warp; r < ROWS; r += WARPS) {
@@ -107,15 +108,17 @@ __device__ __forceinline__ void prepare_queries(unsigned char* memory, float2 (&
 }
 
 extern "C" __global__ void __launch_bounds__(32 * WARPS, 2)
-    bucketed_prompt(const u16* q, const float4* q_scale, u16* out, float* partial, float* lse, const long long* at, const unsigned char* own,
+    bucketed_prompt(const u16* q, const float4* q_scale, u16* out, float* partial, float* lse,
+                    const long long* at, const unsigned char* own,
                     const uint4* own_scales,  //
-                    const unsigned char* payload_2, const uint4* scales_2, const int* table_2, const int* counts_2,
-                    const unsigned char* payload_3, const uint4* scales_3, const int* table_3, const int* counts_3,
-                    const unsigned char* payload_4, const uint4* scales_4, const int* table_4, const int* counts_4,
-                    const unsigned char* payload_8, const uint4* scales_8, const int* table_8, const int* counts_8,
-                    const unsigned char* payload_16, const uint4* scales_16, const int* table_16,
-                    const int* counts_16, long long own_count, long long row, int n, int wide_2, int wide_3, int wide_4,
-                    int wide_8, int wide_16, float scale) {
+                    const unsigned char* payload_2, const uint4* scales_2, const int* table_2,
+                    const int* counts_2, const unsigned char* payload_3, const uint4* scales_3,
+                    const int* table_3, const int* counts_3, const unsigned char* payload_4,
+                    const uint4* scales_4, const int* table_4, const int* counts_4,
+                    const unsigned char* payload_8, const uint4* scales_8, const int* table_8,
+                    const int* counts_8, const unsigned char* payload_16, const uint4* scales_16,
+                    const int* table_16, const int* counts_16, long long own_count, long long row, int n,
+                    int wide_2, int wide_3, int wide_4, int wide_8, int wide_16, float scale) {
     __shared__ Tier tiers[KINDS];
     __shared__ float2 factors[ROWS];  // score = (sum * x - half * y) * scale_k
 
@@ -129,8 +132,8 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 2)
         const auto set = [&](int kind, const unsigned char* payload, const uint4* scales, const int* table,
                              const int* counts, int wide) {
             const int count = has(kind) ? max(0, min(counts[row], wide * PAGE)) : 0;
-            tiers[kind] = Tier{payload + head * 2 * (PAGE * 16 * bits_of_kind(kind)), scales + head * (PAGE / 4),
-                               table + static_cast<u64>(row) * wide, count, 0};
+            tiers[kind] = Tier{payload + head * 2 * (PAGE * 16 * bits_of_kind(kind)),
+                               scales + head * (PAGE / 4), table + static_cast<u64>(row) * wide, count, 0};
         };
         set(0, payload_2, scales_2, table_2, counts_2, wide_2);
         set(1, payload_3, scales_3, table_3, counts_3, wide_3);
@@ -220,11 +223,13 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 2)
         for (int h = 0; h < 2; ++h) {
             const int row_of = first + warp * (16 * MT) + 16 * m + 8 * h + lane / 4;
             if (row_of / GROUP >= n) continue;
-            const u64 of = static_cast<u64>(row_of / GROUP) * (kv_heads * GROUP) + head * GROUP + row_of % GROUP;
+            const u64 of =
+                static_cast<u64>(row_of / GROUP) * (kv_heads * GROUP) + head * GROUP + row_of % GROUP;
             if (splits == 1) {
                 u32* words = reinterpret_cast<u32*>(out + of * 128) + lane % 4;
 #pragma unroll
-                for (int c = 0; c < 16; ++c) words[4 * c] = pack(state.o[m][c][2 * h], state.o[m][c][2 * h + 1]);
+                for (int c = 0; c < 16; ++c)
+                    words[4 * c] = pack(state.o[m][c][2 * h], state.o[m][c][2 * h + 1]);
             } else {
                 auto* pairs = reinterpret_cast<float2*>(partial + (of * splits + split) * 128) + lane % 4;
 #pragma unroll

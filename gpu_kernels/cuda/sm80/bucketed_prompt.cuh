@@ -72,8 +72,10 @@ __device__ __forceinline__ void multiply(float (&sums)[4], const u32 (&a)[4], u3
 
 template <int BITS>
 __device__ __forceinline__ void score(float (&scores)[MT][4][4], const uint4* keys, const uint4* q) {
-    constexpr int STEPS = BITS <= 4 ? 8 : BITS == 8 ? 4 : 2;  // of 16 channels, whose words are loaded at once
-    constexpr int WORDS = BITS <= 4 ? BITS : 4;               // of a block of 8 tokens
+    constexpr int STEPS = BITS <= 4   ? 8
+                          : BITS == 8 ? 4
+                                      : 2;       // of 16 channels, whose words are loaded at once
+    constexpr int WORDS = BITS <= 4 ? BITS : 4;  // of a block of 8 tokens
     u32 words[4 * WORDS];
 #pragma unroll
     for (int step = 0; step < 8; ++step) {
@@ -83,7 +85,8 @@ __device__ __forceinline__ void score(float (&scores)[MT][4][4], const uint4* ke
                 for (int i = 0; i < BITS; ++i) load_four(words + 4 * i, keys + i * 32);
             } else {
 #pragma unroll
-                for (int i = 0; i < 4; ++i) load_four(words + 4 * i, keys + (i * BITS / 4 + step / STEPS) * 32);
+                for (int i = 0; i < 4; ++i)
+                    load_four(words + 4 * i, keys + (i * BITS / 4 + step / STEPS) * 32);
             }
         }
         u32 a[MT][4];
@@ -97,7 +100,8 @@ __device__ __forceinline__ void score(float (&scores)[MT][4][4], const uint4* ke
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
             const int c = 2 * (step % STEPS);
-            const u32 b0 = level_pair<BITS>(words + i * WORDS, c), b1 = level_pair<BITS>(words + i * WORDS, c + 1);
+            const u32 b0 = level_pair<BITS>(words + i * WORDS, c),
+                      b1 = level_pair<BITS>(words + i * WORDS, c + 1);
 #pragma unroll
             for (int m = 0; m < MT; ++m) multiply<BITS>(scores[m][i], a[m], b0, b1);
         }
@@ -106,9 +110,11 @@ __device__ __forceinline__ void score(float (&scores)[MT][4][4], const uint4* ke
 
 // out += weights * values. held: masks of the lane's pairs of tokens, by block; 16 bits alone may hold NaN.
 template <int BITS>
-__device__ __forceinline__ void add_values(State& state, const float (&weights)[MT][4][4], const uint4* values,
-                                           const u32 (&held)[4]) {
-    constexpr int TILES = BITS <= 4 ? 16 : BITS == 8 ? 8 : 4;  // of 8 channels, whose words are loaded at once
+__device__ __forceinline__ void add_values(State& state, const float (&weights)[MT][4][4],
+                                           const uint4* values, const u32 (&held)[4]) {
+    constexpr int TILES = BITS <= 4   ? 16
+                          : BITS == 8 ? 8
+                                      : 4;  // of 8 channels, whose words are loaded at once
     constexpr int WORDS = BITS <= 4 ? BITS : 4;
     u32 words[BITS == 3 ? 12 : 2 * WORDS];
 #pragma unroll
@@ -118,7 +124,8 @@ __device__ __forceinline__ void add_values(State& state, const float (&weights)[
         for (int m = 0; m < MT; ++m)
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
-                const float first = weights[m][2 * j + i / 2][i % 2 * 2], second = weights[m][2 * j + i / 2][i % 2 * 2 + 1];
+                const float first = weights[m][2 * j + i / 2][i % 2 * 2],
+                            second = weights[m][2 * j + i / 2][i % 2 * 2 + 1];
                 a[m][i] = BITS == 16 ? pack(first, second) : pack_fp16(first, second);
             }
         if (BITS == 2) load_four(words, values + j * 32);
@@ -141,8 +148,8 @@ __device__ __forceinline__ void add_values(State& state, const float (&weights)[
     }
 }
 
-// A unit in shared memory. left: its slots in use. factors: of the warp's rows. sees: CAUSAL: the last slot that
-// each of the lane's rows sees.
+// A unit in shared memory. left: its slots in use. factors: of the warp's rows. sees: CAUSAL: the last slot
+// that each of the lane's rows sees.
 template <int BITS, bool CAUSAL>
 __device__ __forceinline__ void attend(State& state, const unsigned char* stage, const uint4* q,
                                        const float2* factors, int left, const int (&sees)[MT][2]) {
@@ -203,7 +210,8 @@ __device__ __forceinline__ void attend(State& state, const unsigned char* stage,
                 state.total[m][h] *= shrink;
                 state.offset[m][h] *= shrink;
 #pragma unroll
-                for (int c = 0; c < 16; ++c) state.o[m][c][2 * h] *= shrink, state.o[m][c][2 * h + 1] *= shrink;
+                for (int c = 0; c < 16; ++c)
+                    state.o[m][c][2 * h] *= shrink, state.o[m][c][2 * h + 1] *= shrink;
             }
     }
 #pragma unroll
@@ -263,7 +271,6 @@ __device__ __forceinline__ void rotate_rows(float (&o)[16][4]) {
                         o[c][h + e] = a + b, o[c | step][h + e] = a - b;
                     }
 #pragma unroll
-        for (int c = 0; c < 16; ++c)
-            o[c][h] *= 0.08838834764831845f, o[c][h + 1] *= 0.08838834764831845f;
+        for (int c = 0; c < 16; ++c) o[c][h] *= 0.08838834764831845f, o[c][h + 1] *= 0.08838834764831845f;
     }
 }

@@ -26,7 +26,8 @@ struct HighTier {
     }
 
     // Quantise x, channels 4 * lane .. 4 * lane + 3 of a rotated vector, and write it.
-    __device__ __forceinline__ void put(const float (&x)[4], u64 page, int head, int slot, bool values) const {
+    __device__ __forceinline__ void put(const float (&x)[4], u64 page, int head, int slot,
+                                        bool values) const {
         u32 levels[4];
         const float by = quantised<HIGH>(x, levels);
         const int lane = threadIdx.x % 32;

@@ -21,7 +21,8 @@ extern "C" __global__ void __launch_bounds__(256)
     const int4 one = puts[at / (2 * kv_heads)];
     const bool values = which >= kv_heads;
     float x[4];
-    four_of(x, (values ? v : k) + ((static_cast<u64>(layer) * room + one.z) * kv_heads + head) * 128 + 4 * lane);
+    four_of(x,
+            (values ? v : k) + ((static_cast<u64>(layer) * room + one.z) * kv_heads + head) * 128 + 4 * lane);
     turn(x, key_scale[layer * 32 + lane], values);
     const u64 page = static_cast<u64>(layer) * pages + one.x;
     HighTier{payload, scales, kv_heads}.put(x, page, head, one.y, values);

@@ -17,8 +17,8 @@
 // |            |                           |       | that leaves it gets the key scale -1: out                |
 // | then, for each kind: payload, scales, ids; out. `pages_*`: pages of a layer                              |
 //
-// Grid: (n, KV, layers); threads: 256. A block reads all its tokens before it writes, and no other block reads
-// them.
+// Grid: (n, KV, layers); threads: 256. A block reads all its tokens before it writes, and no other block
+// reads them.
 #include "sm80/bucketed_put.cuh"
 
 // A low tier in all layers.

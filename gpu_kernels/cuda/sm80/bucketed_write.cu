@@ -14,10 +14,10 @@
 // | payload, scales, ids, table |          |        | out; of the tier, as bucketed_attention; ids: null      |
 // |            |                           |        | where another layer writes them                         |
 //
-// A token's slot follows from its position: the first `sinks` have their own, the others take turns in a ring.
-// The kernel reads all but x and v before it waits for its predecessor: see head_norm_rope.
-// Grid: ceil(T * (Q + 2 KV) / 4); threads: 128, a warp for each head of a token. Every byte of the tier is
-// what kv/bucketed/storage.py's put_tokens writes.
+// A token's slot follows from its position: the first `sinks` have their own, the others take turns in a
+// ring. The kernel reads all but x and v before it waits for its predecessor: see head_norm_rope. Grid:
+// ceil(T * (Q + 2 KV) / 4); threads: 128, a warp for each head of a token. Every byte of the tier is what
+// kv/bucketed/storage.py's put_tokens writes.
 #include "sm80/bucketed_put.cuh"
 
 #ifndef NORM
@@ -28,7 +28,8 @@ extern "C" __global__ void __launch_bounds__(128)
     bucketed_write(const u16* x, const u16* v, const u16* q_norm, const u16* k_norm, const u16* cos,
                    const u16* sin, const long long* rows, const long long* positions, const int* num_tokens,
                    u16* q, const float4* key_scale, unsigned char* payload, u16* scales, int* ids,
-                   const int* table, float eps, int T, int heads, int kv_heads, int wide, int sinks, int ring) {
+                   const int* table, float eps, int T, int heads, int kv_heads, int wide, int sinks,
+                   int ring) {
     const int lane = threadIdx.x % 32, all = heads + 2 * kv_heads;
     const int at = blockIdx.x * 4 + threadIdx.x / 32, t = at / all, head = at % all;
     let_successor_start();

@@ -1,8 +1,8 @@
 // Rows of int4_24 words times one column, by a warp alone: it copies what it multiplies, and waits for no
 // other.
 //
-// A warp has ROW_TILES products of 16 rows, over some pairs of slabs of 64 channels (int4_24_quad.cuh). Its ring in
-// shared memory holds DEPTH pairs of slabs of its rows: 16 bytes a row and slab.
+// A warp has ROW_TILES products of 16 rows, over some pairs of slabs of 64 channels (int4_24_quad.cuh). Its
+// ring in shared memory holds DEPTH pairs of slabs of its rows: 16 bytes a row and slab.
 #pragma once
 
 #include "common/copies.cuh"
@@ -16,7 +16,8 @@
 #endif
 
 constexpr int SLAB_ROWS = 16 * ROW_TILES;
-constexpr int SLAB_BYTES = SLAB_ROWS * 16 + 64;  // so that lanes that load words of both slabs touch other banks
+constexpr int SLAB_BYTES =
+    SLAB_ROWS * 16 + 64;  // so that lanes that load words of both slabs touch other banks
 constexpr int RING_BYTES = DEPTH * 2 * SLAB_BYTES;
 constexpr int ZERO_BYTES = 64;  // in front of a column
 static_assert(ROW_TILES == 2 || ROW_TILES == 4, "a lane copies one row of a slab, or two");
@@ -38,8 +39,8 @@ struct Column {
     int step;                   // slabs from a pair of this warp to its next
     const unsigned char* ring;
 
-    // 16 bytes of a lane's rows and of each slab, to stage `at`. They lie in the order of the products: row l of each
-    // 32, low ones of a product first.
+    // 16 bytes of a lane's rows and of each slab, to stage `at`. They lie in the order of the products: row l
+    // of each 32, low ones of a product first.
     __device__ __forceinline__ void request(int at) {
         const u32 to = shared_address(ring) + at * 2 * SLAB_BYTES + threadIdx.x % 32 * 16;
 #pragma unroll
@@ -57,10 +58,11 @@ struct Column {
         for (int i = 0; i < DEPTH; ++i) request(i);
     }
 
-    // sums: of rows l / 4 and l / 4 + 8 of each product, in all lanes of a quad. zeros: ZERO_BYTES of zeros, then the
-    // column; first: slab of this warp's first pair, of `slabs`. Of a product's columns, 2g hold group g.
-    __device__ __forceinline__ void multiply(float (&sums)[ROW_TILES][2], const unsigned char* zeros, int first,
-                                             int slabs, u32 zero) {
+    // sums: of rows l / 4 and l / 4 + 8 of each product, in all lanes of a quad. zeros: ZERO_BYTES of zeros,
+    // then the column; first: slab of this warp's first pair, of `slabs`. Of a product's columns, 2g hold
+    // group g.
+    __device__ __forceinline__ void multiply(float (&sums)[ROW_TILES][2], const unsigned char* zeros,
+                                             int first, int slabs, u32 zero) {
         const QuadDecoder decoder(zero);
         const int lane = threadIdx.x % 32, t = lane % 4, group = lane / 8;
         const bool is_column = lane / 4 % 2 == 0, is_low = is_column && group == t / 2;
@@ -84,7 +86,8 @@ struct Column {
                 for (int i = 0; i < 4; ++i)
 #pragma unroll
                     for (int j = 0; j < 4; ++j)  // words of one register each: b takes four in a row
-                        b[0][i][j] = *reinterpret_cast<const u32*>((j % 2 ? high_x : low_x) + i * 16 + j / 2 * 4);
+                        b[0][i][j] =
+                            *reinterpret_cast<const u32*>((j % 2 ? high_x : low_x) + i * 16 + j / 2 * 4);
                 low_x += low_step;
                 high_x += high_step;
 #pragma unroll

@@ -9,8 +9,8 @@
 // | act      | [P, I]           | bf16  | out; rows of pairs without an expert are not written           |
 //
 // P = T*K; H and I are multiples of 64. Blocks: (I / (8 * ROW_TILES), P); threads: 32 * WARPS. The warps
-// share the channels of H: each takes every WARPS-th pair of slabs. Dynamic shared memory: WARPS times the sums of
-// its rows, WARPS rings, zeros, then x: 2 * H bytes. Consumer: int4_24_few_down.
+// share the channels of H: each takes every WARPS-th pair of slabs. Dynamic shared memory: WARPS times the
+// sums of its rows, WARPS rings, zeros, then x: 2 * H bytes. Consumer: int4_24_few_down.
 #include "common/routing.cuh"
 #include "sm80/int4_24_column.cuh"
 
@@ -40,8 +40,8 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS)
     column.left = slabs - 2 * warp;
     // a product's low rows are gate rows, its high ones the up rows of the same channels
     const int row = (channel + lane / 16 * 8 + lane % 8) * row_step + lane / 8 % 2 * up_rows;
-    column.rows =
-        reinterpret_cast<const unsigned char*>(w13 + (static_cast<u64>(e) * slabs + 2 * warp) * (2 * I) + row);
+    column.rows = reinterpret_cast<const unsigned char*>(
+        w13 + (static_cast<u64>(e) * slabs + 2 * warp) * (2 * I) + row);
     column.second = 16 * row_step * 16;
     column.start();
     load_column(zeros + ZERO_BYTES / 16, hidden + static_cast<u64>(pair / K) * H, H, threadIdx.x, 32 * WARPS);

@@ -1,10 +1,11 @@
-// Words of int4_24 as A of sparse products with few columns: four groups of 32 channels at a time, and two tokens a
-// product.
+// Words of int4_24 as A of sparse products with few columns: four groups of 32 channels at a time, and two
+// tokens a product.
 //
-// Lane t of a quad owns the words of group t: it decodes whole words, so that a warp decodes none twice. Step i of
-// four takes byte i of each word: chunks 2i (X) and 2i + 1 (Y), in k positions t and t + 4 as int4_24_rows.cuh has
-// them. So a product mixes four groups. B keeps them apart: columns 2g and 2g + 1 hold two tokens' channels of group
-// g alone, and zeros in the k of other groups. The sums of lane t are then those of its own words, whose scale it has.
+// Lane t of a quad owns the words of group t: it decodes whole words, so that a warp decodes none twice. Step
+// i of four takes byte i of each word: chunks 2i (X) and 2i + 1 (Y), in k positions t and t + 4 as
+// int4_24_rows.cuh has them. So a product mixes four groups. B keeps them apart: columns 2g and 2g + 1 hold
+// two tokens' channels of group g alone, and zeros in the k of other groups. The sums of lane t are then
+// those of its own words, whose scale it has.
 #pragma once
 
 #include "sm80/int4_24_rows.cuh"
@@ -28,7 +29,8 @@ struct QuadDecoder {
 
     // As int4_24_rows.cuh's, of byte i.
     __device__ __forceinline__ u32 integers(u32 values, int i) const {
-        return multiply_add_bf16x2(select_bytes(values, 0, 0x4040 | i * 0x101) & 0x00f0000fu, factors, 0xbe00be00u);
+        return multiply_add_bf16x2(select_bytes(values, 0, 0x4040 | i * 0x101) & 0x00f0000fu, factors,
+                                   0xbe00be00u);
     }
 
     // low, high: this lane's words of rows l / 4 and l / 4 + 8.
@@ -59,11 +61,12 @@ struct QuadDecoder {
     }
 };
 
-// products [16 x 8] = integers of rows [16 x 4 groups] * b / INTEGERS, for M times 16 rows and PAIRS columns; b: of
-// each step. Products that wait for one another lie far apart.
+// products [16 x 8] = integers of rows [16 x 4 groups] * b / INTEGERS, for M times 16 rows and PAIRS columns;
+// b: of each step. Products that wait for one another lie far apart.
 template <int M, int PAIRS>
 __device__ __forceinline__ void multiply_quads(float (&products)[M][PAIRS][4],
-                                               const QuadDecoder::Fragment (&rows)[M], const u32 (&b)[PAIRS][4][4]) {
+                                               const QuadDecoder::Fragment (&rows)[M],
+                                               const u32 (&b)[PAIRS][4][4]) {
 #pragma unroll
     for (int m = 0; m < M; ++m)
 #pragma unroll

@@ -47,7 +47,8 @@ struct Decoder {
     // X in the low half, Y in the high half, as (integer - 8) / 64. The last bit of a bf16 below 2^-125 is
     // 2^-133.
     __device__ __forceinline__ u32 integers(u32 values) const {
-        return multiply_add_bf16x2(select_bytes(values, 0, own_byte) & 0x00f0000fu, factors, 0xbe00be00u);  // - 1 / 8
+        return multiply_add_bf16x2(select_bytes(values, 0, own_byte) & 0x00f0000fu, factors,
+                                   0xbe00be00u);  // - 1 / 8
     }
 
     // 32 channels of 16 rows.

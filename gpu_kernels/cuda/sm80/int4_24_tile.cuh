@@ -112,7 +112,8 @@ __device__ __forceinline__ void multiply_slab(Sums<G>& sums, const unsigned char
                 }
                 if (j > 0)
 #pragma unroll
-                    for (int m = 0; m < 4; ++m) scale(sums[m][j - 1], products[(j - 1) % 2][m], decoded[m].low, decoded[m].high);
+                    for (int m = 0; m < 4; ++m)
+                        scale(sums[m][j - 1], products[(j - 1) % 2][m], decoded[m].low, decoded[m].high);
             }
         }
     }

@@ -11,10 +11,10 @@
 // | weights  | [T, K]       | fp32  | of a pair without an expert: not used           |
 // | out      | [T, H]       | bf16; OUT32: fp32 | out; ADD: added to                  |
 //
-// H = HIDDEN and I = INNER are multiples of 32. Blocks: (T, H / (16 * ROW_TILES)); threads: 32 * K * SPLIT. SPLIT warps
-// multiply a pair, each every SPLIT-th chunk of 128 channels. They request their first weights before they
-// wait for the activations. Dynamic shared memory: K * SPLIT times the sums of the rows, then of each pair
-// its x, in chunks of 256 bytes, then of each pair the rows' scales.
+// H = HIDDEN and I = INNER are multiples of 32. Blocks: (T, H / (16 * ROW_TILES)); threads: 32 * K * SPLIT.
+// SPLIT warps multiply a pair, each every SPLIT-th chunk of 128 channels. They request their first weights
+// before they wait for the activations. Dynamic shared memory: K * SPLIT times the sums of the rows, then of
+// each pair its x, in chunks of 256 bytes, then of each pair the rows' scales.
 #include "common/activation.cuh"
 #include "common/routing.cuh"
 #include "sm80/mxfp4_column.cuh"

@@ -10,10 +10,10 @@
 // | ids, expert_map, num_tokens |  |  | as routing_sort                                               |
 // | act      | [P, I]       | bf16  | out; rows of pairs without an expert are not written              |
 //
-// P = T * TOP_K; H = HIDDEN and I = INNER are multiples of 32. Blocks: (P, I / (8 * ROW_TILES)), so that pairs of one expert read
-// its rows at the same time; threads: 32 * WARPS. The warps share the channels: each takes every WARPS-th
-// chunk of 128. CLAMPED: clamped_swiglu. Dynamic shared memory: WARPS times the sums of the rows, then x in
-// chunks of 256 bytes, then the rows' scales. Consumer: mxfp4_few_down.
+// P = T * TOP_K; H = HIDDEN and I = INNER are multiples of 32. Blocks: (P, I / (8 * ROW_TILES)), so that
+// pairs of one expert read its rows at the same time; threads: 32 * WARPS. The warps share the channels: each
+// takes every WARPS-th chunk of 128. CLAMPED: clamped_swiglu. Dynamic shared memory: WARPS times the sums of
+// the rows, then x in chunks of 256 bytes, then the rows' scales. Consumer: mxfp4_few_down.
 #include "common/activation.cuh"
 #include "common/routing.cuh"
 #include "sm80/mxfp4_column.cuh"

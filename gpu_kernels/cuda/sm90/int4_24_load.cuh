@@ -1,11 +1,12 @@
-// What fills a ring of int4_24 words and rows, and its place in shared memory: the producer warps of both kernels
-// of int4_24 for sm_90a.
+// What fills a ring of int4_24 words and rows, and its place in shared memory: the producer warps of both
+// kernels of int4_24 for sm_90a.
 //
-// A stage holds SLABS slabs of 64 channels: WEIGHT_ROWS words of 16 bytes each, then MAX_N rows of 128 bytes each.
-// One warp loads words through the copy engine; GATHER_WARPS load rows through cp.async, since rows are scattered.
+// A stage holds SLABS slabs of 64 channels: WEIGHT_ROWS words of 16 bytes each, then MAX_N rows of 128 bytes
+// each. One warp loads words through the copy engine; GATHER_WARPS load rows through cp.async, since rows are
+// scattered.
 //
-// Words of gate_up lie in a slab as in memory: where gate and up rows take turns, in turns; else gate rows, then
-// the up rows of the same channels.
+// Words of gate_up lie in a slab as in memory: where gate and up rows take turns, in turns; else gate rows,
+// then the up rows of the same channels.
 #pragma once
 
 #include "sm80/int4_24_rows.cuh"
@@ -60,11 +61,14 @@ struct Shared {
 };
 
 __device__ __forceinline__ Work work_of(Tile* tiles, const int* num_tiles, int H, int I) {
-    return Work(tiles, *num_tiles, (2 * I + WEIGHT_ROWS - 1) / WEIGHT_ROWS, (H + WEIGHT_ROWS - 1) / WEIGHT_ROWS, H, I);
+    return Work(tiles, *num_tiles, (2 * I + WEIGHT_ROWS - 1) / WEIGHT_ROWS,
+                (H + WEIGHT_ROWS - 1) / WEIGHT_ROWS, H, I);
 }
 
-// By one warp. The copy of lane i: of slab i, or where gate and up rows lie apart of half i % 2 of slab i / 2.
-__device__ __forceinline__ void load_words(const Shared& shared, const Weights& given, const Work& work, int* taken) {
+// By one warp. The copy of lane i: of slab i, or where gate and up rows lie apart of half i % 2 of slab i
+// / 2.
+__device__ __forceinline__ void load_words(const Shared& shared, const Weights& given, const Work& work,
+                                           int* taken) {
     const int lane = threadIdx.x % 32;
     Turn<STAGES> turn;
     Turn<SLOTS> slot;
@@ -78,8 +82,10 @@ __device__ __forceinline__ void load_words(const Shared& shared, const Weights& 
     };
     Item item = work.item(claim()), next{};
     for (; item.kind != NONE; item = next) {
-        if (lane == 0) shared.items().tell(slot, item);
-        else slot.next();
+        if (lane == 0)
+            shared.items().tell(slot, item);
+        else
+            slot.next();
         const int i = claim(), slabs = work.depth(item) / 64;
         const bool is_down = item.kind == DOWN, apart = !is_down && !INTERLEAVED;
         const int width = is_down ? work.H : 2 * work.I;
@@ -129,7 +135,8 @@ __device__ __forceinline__ void load_rows(const Shared& shared, const u16* hidde
     Turn<SLOTS> slot;
     for (Item item = shared.items().hear(slot); item.kind != NONE; item = shared.items().hear(slot)) {
         const int slabs = work.depth(item) / 64;
-        // copies of this warp; padding rows of the last copy repeat a valid row, and their sums are not stored
+        // copies of this warp; padding rows of the last copy repeat a valid row, and their sums are not
+        // stored
         const int copies = (item.rows - warp * ROWS_AT_ONCE + STRIDE - 1) / STRIDE;
         u32 sources[COPIES];  // in units of 16 bytes
 #pragma unroll

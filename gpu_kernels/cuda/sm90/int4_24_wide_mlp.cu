@@ -8,8 +8,8 @@
 // Weights are A, decoded into registers; rows are B, in shared memory. A product of 32 channels is a sum of
 // integers; it is scaled while the next product runs.
 //
-// Threads: 128 * (1 + GROUPS): a producer warpgroup, consumer warpgroups of M_TILES * 64 weight rows each. Blocks: one a
-// multiprocessor, or BLOCKS.
+// Threads: 128 * (1 + GROUPS): a producer warpgroup, consumer warpgroups of M_TILES * 64 weight rows each.
+// Blocks: one a multiprocessor, or BLOCKS.
 #ifndef MAX_N
 #define MAX_N 128
 #endif
@@ -31,7 +31,7 @@
 #define SLAB_GAP 0
 #define WEIGHT_ROWS (64 * M_TILES * GROUPS)
 #define ZEROS 0
-constexpr int PARTS = M_TILES;    // of a warpgroup's weight rows, 64 each
+constexpr int PARTS = M_TILES;  // of a warpgroup's weight rows, 64 each
 constexpr int CONSUMERS = WARPS;
 #include "sm80/mma.cuh"
 #include "sm90/int4_24_load.cuh"
@@ -46,24 +46,27 @@ __device__ __forceinline__ constexpr int units_of(int N) {
     return units;
 }
 
-// Where a lane's words lie in a slab: bytes. Low rows are gate rows, or the first half of an item's rows; high ones
-// the up rows, or the other half. Of gate_up, eight low rows of a warp are the channels of 16 bytes of act: 8 p + 2 h
+// Where a lane's words lie in a slab: bytes. Low rows are gate rows, or the first half of an item's rows;
+// high ones the up rows, or the other half. Of gate_up, eight low rows of a warp are the channels of 16 bytes
+// of act: 8 p + 2 h
 // + 4 i + j for k 16 h + 4 p + 2 i + j.
 struct Place {
     u32 low;
     bool turns;  // gate and up rows take turns
 
     __device__ __forceinline__ explicit Place(bool is_down) : turns(INTERLEAVED && !is_down) {
-        const int first = (threadIdx.x / 128 - 1) * PARTS, warp = threadIdx.x % 128 / 32, g = threadIdx.x % 32 / 4;
-        const int channel = is_down ? warp * 8 + g
-                                    : g / 4 * 8 + warp % 2 * 16 + warp / 2 * 2 + g / 2 % 2 * 4 + g % 2;
+        const int first = (threadIdx.x / 128 - 1) * PARTS, warp = threadIdx.x % 128 / 32,
+                  g = threadIdx.x % 32 / 4;
+        const int channel =
+            is_down ? warp * 8 + g : g / 4 * 8 + warp % 2 * 16 + warp / 2 * 2 + g / 2 % 2 * 4 + g % 2;
         low = (first * 32 + channel) * (turns ? 32 : 16);
     }
     __device__ __forceinline__ u32 high() const { return INTERLEAVED && turns ? 16 : WEIGHT_ROWS * 8; }
     __device__ __forceinline__ u32 part() const { return INTERLEAVED && turns ? 32 * 32 : 32 * 16; }
 };
 
-// Products of an item, of N rows. Products come in turns into two sets of registers, UNITS products a fragment.
+// Products of an item, of N rows. Products come in turns into two sets of registers, UNITS products a
+// fragment.
 template <int N>
 struct Products {
     static constexpr int UNITS = units_of(N), WIDTH = N / UNITS, COUNT = WIDTH / 2;
@@ -86,8 +89,8 @@ struct Products {
         }
     }
 
-    __device__ __forceinline__ void make(const Shared& shared, Turn<STAGES>& turn, int slabs, const Place& place,
-                                         const Decoder& decoder) {
+    __device__ __forceinline__ void make(const Shared& shared, Turn<STAGES>& turn, int slabs,
+                                         const Place& place, const Decoder& decoder) {
         const u32 base = shared_address(dynamic_memory());
 #pragma unroll
         for (int part = 0; part < PARTS; ++part)
@@ -102,7 +105,8 @@ struct Products {
 #pragma unroll 1
             for (int s = 0; s < SLABS && s < slabs; ++s) {
                 const unsigned char* words =
-                    dynamic_memory() + (shared.words() + turn.at * WORD_BYTES + s * WEIGHT_SLAB - base) + place.low;
+                    dynamic_memory() + (shared.words() + turn.at * WORD_BYTES + s * WEIGHT_SLAB - base) +
+                    place.low;
                 const u64 rows = operand(shared.rows + turn.at * STAGE_ROWS + s * ROW_SLAB);
 #pragma unroll
                 for (int half = 0; half < 2; ++half)
@@ -118,7 +122,7 @@ struct Products {
                         for (int u = 0; u < UNITS; ++u) {
                             products_begin();
                             sparse_product<WIDTH>(products[(first + u) % 2], fragment.a, fragment.metadata,
-                                                    advance(rows, half * 2 * OPERAND_STEP + u * WIDTH * 8));
+                                                  advance(rows, half * 2 * OPERAND_STEP + u * WIDTH * 8));
                             products_commit();
                             if (first + u > 0) {
                                 products_wait<1>();
@@ -142,13 +146,16 @@ struct Products {
 
 // Eight channels of eight rows at a time, transposed: a lane gets two channels of row lane / 4.
 template <bool IS_DOWN, int N>
-__device__ __forceinline__ void write(const float (&sums)[PARTS][N / 2], int block, Tile* tile, u16* to, int width) {
-    const int thread = later(threadIdx.x), group = thread / 128 - 1, warp = thread % 128 / 32, lane = thread % 32;
+__device__ __forceinline__ void write(const float (&sums)[PARTS][N / 2], int block, Tile* tile, u16* to,
+                                      int width) {
+    const int thread = later(threadIdx.x), group = thread / 128 - 1, warp = thread % 128 / 32,
+              lane = thread % 32;
     const int first = tile->first + lane / 4, left = tile->rows - lane / 4;
     width = later(width);
 #pragma unroll
     for (int part = 0; part < PARTS; ++part) {
-        const int channel = block * (IS_DOWN ? WEIGHT_ROWS : WEIGHT_ROWS / 2) + (group * PARTS + part) * 32 + warp * 8;
+        const int channel =
+            block * (IS_DOWN ? WEIGHT_ROWS : WEIGHT_ROWS / 2) + (group * PARTS + part) * 32 + warp * 8;
         const bool low_here = channel < width, high_here = IS_DOWN && channel + WEIGHT_ROWS / 2 < width;
         u16* at = to + static_cast<u64>(first) * width + channel + lane % 4 * 2;
 #pragma unroll
@@ -175,8 +182,8 @@ __device__ __forceinline__ void write(const float (&sums)[PARTS][N / 2], int blo
 __device__ __forceinline__ constexpr int after(int rows) { return rows + (rows < 32 ? 8 : 16); }
 
 template <int N>
-__device__ __forceinline__ void run(const Shared& shared, Turn<STAGES>& turn, const Item& item, const Decoder& decoder,
-                                    Tile* tiles, u16* act, u16* out, int H, int I) {
+__device__ __forceinline__ void run(const Shared& shared, Turn<STAGES>& turn, const Item& item,
+                                    const Decoder& decoder, Tile* tiles, u16* act, u16* out, int H, int I) {
     if constexpr (N < MAX_N) {
         if (item.rows > N) {
             run<after(N)>(shared, turn, item, decoder, tiles, act, out, H, I);

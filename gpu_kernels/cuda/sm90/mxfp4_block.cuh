@@ -53,7 +53,7 @@ constexpr int HALF_BYTES = MAX_N * 128;                // rows of 64 channels
 constexpr int ROW_BYTES = 2 * ROW_UNITS * HALF_BYTES;  // of a stage of rows
 constexpr int RANGE = WEIGHT_ROWS / 8;                 // gate rows of an item in each 32
 constexpr int GATHER_WARPS = 3;
-constexpr int CONSUMERS = 4 * GROUPS;  // warps
+constexpr int CONSUMERS = 4 * GROUPS;                 // warps
 constexpr int WRITERS = DIRECT ? CONSUMERS : GROUPS;  // that count a tile's activations, an item
 constexpr int PRODUCER_REGISTERS = BLOCKS == 3   ? 48
                                    : BLOCKS == 2 ? (GROUPS == 1 ? 64 : 48)

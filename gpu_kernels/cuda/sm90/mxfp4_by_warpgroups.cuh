@@ -1,4 +1,5 @@
-// Products of an item by warpgroups (wgmma): weights become fragments in registers, rows lie in shared memory.
+// Products of an item by warpgroups (wgmma): weights become fragments in registers, rows lie in shared
+// memory.
 #pragma once
 
 #include "sm90/mxfp4_place.cuh"

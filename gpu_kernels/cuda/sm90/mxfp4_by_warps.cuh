@@ -6,8 +6,8 @@
 
 // As `multiply`, by products of a warp: the fewest groups of eight rows that hold the item's.
 template <int G, bool LARGE>
-__device__ __forceinline__ void multiply_unit(Sums& sums, u32 weights, u32 rows, const u32 (&scales)[PARTS][2],
-                                              const Place& place) {
+__device__ __forceinline__ void multiply_unit(Sums& sums, u32 weights, u32 rows,
+                                              const u32 (&scales)[PARTS][2], const Place& place) {
     const int lane = threadIdx.x % 32;
     uint4 words[PARTS][2];
     u32 factors[PARTS][2];
@@ -54,8 +54,8 @@ __device__ __forceinline__ void multiply_unit(Sums& sums, u32 weights, u32 rows,
 }
 
 template <int G>
-__device__ __forceinline__ void multiply_by_warps(const Shared& shared, Turns& turns, Sums& sums, const Item& item,
-                                                  int depth, int I) {
+__device__ __forceinline__ void multiply_by_warps(const Shared& shared, Turns& turns, Sums& sums,
+                                                  const Item& item, int depth, int I) {
     const Place place(item, I);
     const int units = units_of(depth);
     const ScalesOf of{place, shared.scales + turns.scales.at * SCALE_BYTES, depth / 32};
@@ -98,8 +98,8 @@ __device__ __forceinline__ void multiply_by_warps(const Shared& shared, Turns& t
 }
 
 template <int G>
-__device__ __forceinline__ void multiply_rows(const Shared& shared, Turns& turns, Sums& sums, const Item& item,
-                                              int depth, int I) {
+__device__ __forceinline__ void multiply_rows(const Shared& shared, Turns& turns, Sums& sums,
+                                              const Item& item, int depth, int I) {
     if constexpr (8 * G < MAX_N) {
         if (item.rows > 8 * G) {
             multiply_rows<G + 1>(shared, turns, sums, item, depth, I);

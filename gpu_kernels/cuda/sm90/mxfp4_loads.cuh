@@ -113,7 +113,8 @@ __device__ __forceinline__ void load_rows(const Shared& shared, const u16* hidde
                 if (half == 2 && unit + 1 == units) break;
 #pragma unroll
                 for (int j = 0; j < COPIES; ++j)
-                    if (j < copies) copy_16(to + j * STRIDE * 128 + (j % 2 ? odd : even), from + sources[j * EACH]);
+                    if (j < copies)
+                        copy_16(to + j * STRIDE * 128 + (j % 2 ? odd : even), from + sources[j * EACH]);
             }
             copies_arrive(shared.rows_full + 8 * turn.at);
             turn.next();

@@ -5,9 +5,9 @@
 // | hidden   | [T, H]                 | bf16  | row-major, 16 bytes      |
 // | out      | [T, H in units of 128] | bf16  | out; row-major, 16 bytes |
 //
-// H is a multiple of 8. A thread moves eight channels. Blocks: ceil(T * 16 * units / threads). Predecessor: the
-// sort, which runs meanwhile: it let this launch start once its own predecessor, which made hidden, had ended.
-// This launch ends after the sort.
+// H is a multiple of 8. A thread moves eight channels. Blocks: ceil(T * 16 * units / threads). Predecessor:
+// the sort, which runs meanwhile: it let this launch start once its own predecessor, which made hidden, had
+// ended. This launch ends after the sort.
 #include "sm90/mxfp4.cuh"
 
 extern "C" __global__ void mxfp4_order(const uint4* hidden, u32* out, int T, int H) {

@@ -34,8 +34,8 @@ __device__ __forceinline__ void write_rows(const Sums& sums, const Bias& bias, u
                              item.rows - first, channel + 8 < width);
             } else {
                 const int channel = (at + part) * 32 + warp * 8;
-                write_matrix(row + channel, pack(bias.both(part, d[0], d[2]), bias.both(part, d[1], d[3])), width,
-                             item.rows - first, channel < width);
+                write_matrix(row + channel, pack(bias.both(part, d[0], d[2]), bias.both(part, d[1], d[3])),
+                             width, item.rows - first, channel < width);
             }
         }
         row += 8 * static_cast<u64>(width);

@@ -1,5 +1,5 @@
-// Sparse warpgroup products, with A in registers: products [64 x N] = A [64 x 32] * B [32 x N], and bulk copies
-// of data that is read once.
+// Sparse warpgroup products, with A in registers: products [64 x N] = A [64 x 32] * B [32 x N], and bulk
+// copies of data that is read once.
 //
 // A and its metadata as in sm80/sparse.cuh, where each warp has 16 of the 64 rows, and lanes 0 and 1 of four
 // give the metadata. B: K-major in shared memory, as sm90/wgmma.cuh's `operand` says. A step of 32 along K is
@@ -32,15 +32,15 @@ __device__ __forceinline__ void sparse_product(float* d, const u32* a, u32 metad
 #define D64 D56, D(28)
 
 // The predicate is false: what the registers held is not added.
-#define PRODUCT(N, A0, A1, A2, A3, B, METADATA, ZERO)                                                           \
-    template <>                                                                                                 \
-    __device__ __forceinline__ void sparse_product<N>(float* d, const u32* a, u32 metadata, u64 b) {            \
-        asm volatile("{.reg .pred add; setp.ne.b32 add, %" #ZERO                                                \
-                     ", 0;\n"                                                                                   \
-                     "wgmma.mma_async.sp.sync.aligned.m64n" #N "k32.f32.bf16.bf16 {" R##N                       \
-                     "}, {" R(A0, A1, A2, A3) "}, %" #B ", %" #METADATA ", 0, add, 1, 1, 0;}"                   \
-                     : D##N                                                                                     \
-                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(metadata), "r"(0));              \
+#define PRODUCT(N, A0, A1, A2, A3, B, METADATA, ZERO)                                                \
+    template <>                                                                                      \
+    __device__ __forceinline__ void sparse_product<N>(float* d, const u32* a, u32 metadata, u64 b) { \
+        asm volatile("{.reg .pred add; setp.ne.b32 add, %" #ZERO                                     \
+                     ", 0;\n"                                                                        \
+                     "wgmma.mma_async.sp.sync.aligned.m64n" #N "k32.f32.bf16.bf16 {" R##N            \
+                     "}, {" R(A0, A1, A2, A3) "}, %" #B ", %" #METADATA ", 0, add, 1, 1, 0;}"        \
+                     : D##N                                                                          \
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(metadata), "r"(0));   \
     }
 PRODUCT(16, 8, 9, 10, 11, 12, 13, 14)
 PRODUCT(24, 12, 13, 14, 15, 16, 17, 18)
@@ -62,8 +62,8 @@ __device__ __forceinline__ int later(int value) {
 // Contiguous bytes, a multiple of 16, with an L2 eviction policy.
 __device__ __forceinline__ void bytes_load(u32 to, const void* from, u32 bytes, u32 barrier, u64 policy) {
     asm volatile(
-        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;"
-        ::"r"(to),
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, "
+        "[%3], %4;" ::"r"(to),
         "l"(from), "r"(bytes), "r"(barrier), "l"(policy)
         : "memory");
 }
