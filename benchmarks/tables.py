@@ -315,7 +315,7 @@ def table_head(cells: list[Any]) -> list[str]:
 def vllm_serve() -> str:
     """vLLM, with our experts, with our whole model, and our engine: throughput, steps, prefills, equal tokens."""
     if not (RESULTS / "vllm_serve.json").exists():
-        return "No results are kept yet.\n"
+        return "No figures are kept.\n"
     data = results("vllm_serve.json")
     rows: list[dict[str, Any]] = data["results"]
     named = {"vllm": "vLLM", "experts": "`experts`", "model": "`model`", "ours": "our engine"}
