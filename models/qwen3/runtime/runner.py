@@ -150,14 +150,15 @@ def next_tokens(logits: Tensor, requests: Sequence[Request]) -> Tensor:
     return tokens
 
 
-def draw(tokens: Tensor, logits: Any, requests: Sequence[Request], by: Callable[..., Tensor] = choose) -> None:
+def draw(tokens: Tensor, logits: Any, requests: Sequence[Request], by: Callable[..., Tensor] | None = None) -> None:
     """Put what requests draw from logits [R, V] into tokens [R]; those of greedy requests stay.
 
     A request for which this fails is told so (Request.fail); the others get their tokens.
 
     Args:
-        logits: what `by` draws from: a tensor, or Candidates. by: choose, or choose_among.
+        logits: what `by` draws from: a tensor, or Candidates. by: choose (the default), or choose_among.
     """
+    by = by or choose
     parts: dict[Sampling, list[int]] = {}
     for i, request in enumerate(requests):
         if request.sampling.temperature > 0:
