@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ...errors import ContractError
+from ...placement import Placement
 from ..device import gpu
 from ..jit import load
 from ..jit.spec import Spec
@@ -32,7 +34,7 @@ class Stopped(NamedTuple):
 
 
 @dataclass(frozen=True)
-class RingPlan:
+class RingPlan(ABC):
     """What all ranks of a group agree on.
 
     Attributes:
@@ -94,14 +96,14 @@ class RingPlan:
         return self.inter * self.intra
 
     @property
+    @abstractmethod
     def roles(self) -> int:
         """Warps of a channel."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def channel_memory(self) -> int:
         """Bytes of shared memory of a channel, with bulk copies."""
-        raise NotImplementedError
 
     @property
     def fixed_memory(self) -> int:
@@ -109,9 +111,9 @@ class RingPlan:
         return 0
 
     @property
+    @abstractmethod
     def slot(self) -> int:
         """Bytes."""
-        raise NotImplementedError
 
     @property
     def W(self) -> int:
@@ -145,6 +147,12 @@ class RingPlan:
         if self.stalls >= 0:
             found |= {"STALLS": self.stalls, "STALL_ROLE": self.stall_role}
         return found
+
+
+def check_topology(plan: RingPlan, placement: Placement) -> None:
+    """Raise ContractError unless the placement has as many ranks as the plan."""
+    if placement.D != plan.R:
+        raise ContractError("the placement is not that of this topology", got=f"D={placement.D}", expected=plan.R)
 
 
 def aligned(count: int) -> int:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ...contract import Placement
 from ...errors import ContractError
-from .kernel import SHARED_MEMORY, STATUS, RankKernel, RingPlan, aligned
+from .kernel import SHARED_MEMORY, STATUS, RankKernel, RingPlan, aligned, check_topology
 
 _DISPATCH = ("x", "ids", "weights", "T", "owner", "index", "where", "A", "rank")
 _COMBINE = ("out", "bias_0", "bias_1", "where", "T", "rank")
@@ -157,8 +157,7 @@ class NodeDispatch(RankKernel):
         timeout: float = 10.0,
         arch: str = "",
     ):
-        if placement.D != plan.R:
-            raise ContractError("the placement is not that of this topology", got=f"D={placement.D}", expected=plan.R)
+        check_topology(plan, placement)
         super().__init__(plan, device, ranks, heaps, _DispatchLocal, timeout, arch)
         self.plan, self._call.K, self._call.E = plan, plan.K, placement.E
         tables = torch.stack([placement.device_of, torch.stack([placement.local_of(d) for d in range(plan.R)]).amax(0)])

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ...contract import Placement
 from ...errors import ContractError
-from .kernel import RankKernel, RingPlan, aligned
+from .kernel import RankKernel, RingPlan, aligned, check_topology
 
 _INPUTS = ("x", "ids", "weights", "T")
 _OUTPUTS = ("rows", "ids", "weights", "masks", "row_of", "tokens", "A")
@@ -127,8 +127,7 @@ class RankDispatch(RankKernel):
         timeout: float = 10.0,
         arch: str = "",
     ):
-        if placement.D != plan.R:
-            raise ContractError("the placement is not that of this topology", got=f"D={placement.D}", expected=plan.R)
+        check_topology(plan, placement)
         super().__init__(plan, device, ranks, heaps, _Local, timeout, arch)
         self.plan, self._call.K, self._call.E = plan, plan.K, placement.E
         where = f"cuda:{device}"
