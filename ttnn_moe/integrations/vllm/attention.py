@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor, nn
 from vllm.v1.attention.backend import AttentionCGSupport
 from vllm.v1.attention.backends.flash_attn import (
@@ -19,6 +20,7 @@ from vllm.v1.attention.backends.flash_attn import (
 )
 
 from ... import decoder
+from ...cuda.attention.head_norm_rope import ROWS_ALONE
 from ...cuda.attention.memory import Memory
 from ...kv import torch_forms
 from ...kv.attention import decode_attention, norm_rope_write
@@ -138,3 +140,23 @@ class Impl(FlashAttentionImpl):
             q, k, v = decoder.head_norm_rope(qkv, self.num_kv_heads, norms, rope)
             torch_forms.keep(memory, k, v)
         return q
+
+
+def compile_writes(heads: int, kv_heads: int, norms: HeadNorms) -> None:
+    """Run the write of steps with prompts in each form that Triton compiles, so that no request waits for a compiler.
+
+    vLLM runs no attention with prompts before it serves. Triton compiles once for T that 16 divides, once for other T.
+
+    Args:
+        heads, kv_heads: of a rank. norms: of a layer, on its device.
+    """
+    like, rows = norms.q, heads + 2 * kv_heads
+    if like.device.type != "cuda":
+        return
+    many = ROWS_ALONE // rows // 16 * 16 + 16
+    D = like.shape[0]
+    for T in (3, 16, many, many + 3):
+        keys, values = (like.new_zeros(1, kv_heads, PAGE, D) for _ in range(2))
+        cos, sin = (like.new_zeros(T, 1, D // 2) for _ in range(2))
+        places = (torch.zeros(T, dtype=torch.int64, device=like.device) for _ in range(2))
+        norm_rope_write(like.new_zeros(T, rows, D), norms, (cos, sin), Memory(keys, values, *places))

@@ -126,6 +126,11 @@ class Qwen3Moe(qwen3_moe.Qwen3MoeForCausalLM):
             register_backend(ATTENTION, f"{attention.__name__}.{attention.Backend.__qualname__}")
             vllm_config.attention_config.backend = ATTENTION
         self.model = Model(vllm_config=vllm_config, prefix=maybe_prefix(prefix, "model"))
+        first = self.model.layers[0]
+        if first.paged:
+            own = first.self_attn
+            norms = HeadNorms(own.q_norm.weight.detach(), own.k_norm.weight.detach(), config.rms_norm_eps)
+            attention.compile_writes(own.num_heads, own.num_kv_heads, norms)
         head = maybe_prefix(prefix, "lm_head")
         self.lm_head = ParallelLMHead(config.vocab_size, config.hidden_size, prefix=head)
         if config.tie_word_embeddings:
@@ -135,4 +140,4 @@ class Qwen3Moe(qwen3_moe.Qwen3MoeForCausalLM):
         self.expert_weights: list[Any] = []
         self.moe_layers = [experts for layer in self.model.layers if (experts := getattr(layer.mlp, "experts", None))]
         self.num_moe_layers = len(self.moe_layers)
-        say.info("runs Qwen3-MoE whole" + ("" if self.model.layers[0].paged else ", but for attention"))
+        say.info("runs Qwen3-MoE whole" + ("" if first.paged else ", but for attention"))
