@@ -364,3 +364,39 @@ def test_vllms_block_table_is_read_where_it_lies(paged: Any) -> None:
     memory = layer.impl.memory(layer.kv_cache, step)
     assert memory.keys.data_ptr() == layer.kv_cache.data_ptr() and memory.page == BLOCK
     assert memory.pages is step.block_table and memory.num_tokens is step.count
+
+
+@pytest.mark.parametrize(
+    ("options", "sizes", "most", "more"),
+    [
+        ({}, {}, 512, True),
+        ({"max_num_seqs": 16}, {}, 32, True),
+        ({"max_num_batched_tokens": 1000}, {}, 512, True),
+        ({}, {"cudagraph_capture_sizes": [1, 2, 700]}, 700, False),
+        ({}, {"max_cudagraph_capture_size": 64}, 64, False),
+        ({"enable_lora": True}, {}, 512, False),
+    ],
+)
+def test_larger_steps_have_graphs_too(
+    tmp_path: Path, options: dict[str, Any], sizes: dict[str, Any], most: int, more: bool
+) -> None:
+    """vLLM's own sizes stay, and a user's choice is the user's."""
+    from vllm.config import CUDAGraphMode
+
+    from ttnn_moe.integrations.vllm.graph_sizes import MORE, GraphSizes
+
+    found = []
+    for asked in (lambda config: None, GraphSizes.verify_and_update_config):
+        config = config_of(tiny(tmp_path), **{"max_num_seqs": 256, "enforce_eager": False, **options})
+        compilation = config.compilation_config
+        # vLLM asks before it chooses; a CPU has no graphs
+        compilation.cudagraph_mode = CUDAGraphMode.PIECEWISE
+        for name in ("cudagraph_capture_sizes", "max_cudagraph_capture_size"):
+            setattr(compilation, name, sizes.get(name))
+        asked(config)
+        config._set_cudagraph_sizes()
+        found.append(compilation.cudagraph_capture_sizes)
+    without, with_ours = found
+    assert with_ours[: len(without)] == without and without[-1] == most
+    limit = options.get("max_num_batched_tokens", MORE[-1])
+    assert with_ours[len(without) :] == ([size for size in MORE if size <= limit] if more else [])

@@ -78,8 +78,12 @@ def _register_model() -> None:
     if reason is not None:
         say.warning(f"this vLLM runs Qwen3-MoE itself, but for experts: {reason}; known is {MODEL.versions}")
         return
+    from vllm.model_executor.models.config import MODELS_CONFIG_MAP
     from vllm.model_executor.models.registry import ModelRegistry
 
+    from .graph_sizes import GraphSizes
+
+    MODELS_CONFIG_MAP.setdefault(ARCHITECTURE, GraphSizes)
     module, _, name = CLASS.partition(":")
     known = ModelRegistry.models.get(ARCHITECTURE)
     if (getattr(known, "module_name", None), getattr(known, "class_name", None)) != (module, name):

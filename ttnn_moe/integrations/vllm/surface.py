@@ -196,6 +196,9 @@ MODEL = Surface(
     },
     has={
         (_QWEN3, "Qwen3MoeModel"): (),
+        ("vllm.model_executor.models.config", "MODELS_CONFIG_MAP"): (),
+        ("vllm.model_executor.models.config", "VerifyAndUpdateConfig.verify_and_update_config"): ("vllm_config",),
+        ("vllm.config.vllm", "VllmConfig.performance_mode"): (),
         (_FLASH, "FlashAttentionImpl.forward"): ("layer", "query", "kv_cache", "attn_metadata", "output"),
         (_FLASH, "FlashAttentionMetadata"): ("num_actual_tokens", "block_table", "query_start_loc"),
         (_FLASH, "FlashAttentionBackend.forward_includes_kv_cache_update"): (),
