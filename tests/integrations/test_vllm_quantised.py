@@ -16,6 +16,7 @@ from paths import ROOT
 from ttnn_moe.contract import Experts
 from ttnn_moe.errors import BackendUnavailable, CheckpointError, ContractError
 from ttnn_moe.formats import quantise_int4_24, quantise_mxfp4
+from ttnn_moe.integrations.vllm.surface import QUANTISED
 from vllm_layers import E, H, I, K, applied, call
 
 WIDE = 2 * I  # so that two ranks hold a multiple of 64
@@ -24,6 +25,7 @@ WIDE = 2 * I  # so that two ranks hold a multiple of 64
 @pytest.fixture(scope="module")
 def make() -> Iterator[Any]:
     with vllm_layers.with_plugin() as made:
+        vllm_layers.needs(QUANTISED)
         yield made
 
 

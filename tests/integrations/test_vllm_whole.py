@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import vllm_layers
+from ttnn_moe.integrations.vllm.surface import MODEL
 from vllm_layers import REAL, tiny
 
 pytestmark = pytest.mark.skipif(not REAL, reason="vLLM is not installed: make test-vllm has it")
@@ -24,6 +25,7 @@ BLOCK = 16
 @pytest.fixture(scope="module")
 def make() -> Iterator[Any]:
     with vllm_layers.with_plugin() as made:
+        vllm_layers.needs(MODEL)
         yield made
 
 

@@ -12,6 +12,7 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -60,6 +61,14 @@ def with_plugin() -> Iterator[Any]:
         yield made
 
 
+def needs(surface: Any) -> None:
+    """Skip the tests of what this vLLM is not served with."""
+    from ttnn_moe.integrations.vllm.surface import installed
+
+    if reason := surface.why_not(installed):
+        pytest.skip(f"not served in this vLLM: {reason}")
+
+
 def _layers(current: Any) -> Any:
     def make(dtype: torch.dtype = torch.bfloat16, loaded: bool = True, **options: Any) -> Any:
         """A layer with random weights, loaded as vLLM loads one; options: of FusedMoE."""
@@ -67,7 +76,8 @@ def _layers(current: Any) -> Any:
         layers = importlib.import_module(f"{vllm_stand_in.MOE}.layer")
         with current():
             prefix = sizes.pop("prefix", f"model.layers.{next(_COUNT)}.mlp.experts")
-            layer = layers.FusedMoE(
+            factory = getattr(layers, "FusedMoE", None) or layers.FusedMoEFactory
+            whole = factory(
                 top_k=K,
                 hidden_size=H,
                 intermediate_size=I,
@@ -76,6 +86,8 @@ def _layers(current: Any) -> Any:
                 custom_routing_function=route,
                 **sizes,
             )
+        layer = getattr(whole, "routed_experts", whole)  # from 0.33 on they hold the weights
+        object.__setattr__(layer, "whole", whole)  # no submodule
         generator = torch.Generator().manual_seed(next(_COUNT))
         for weight in layer.parameters():
             if weight.dtype == dtype:
@@ -102,7 +114,10 @@ def _changed(moe: Any, fields: dict[str, Any]) -> Any:
     """A FusedMoEConfig with other fields; `batched` changes its activation format."""
     moe = copy.copy(moe)
     for name, value in fields.items():
-        setattr(moe, name, value)
+        if isinstance(getattr(type(moe), name, None), property):
+            moe.__class__ = type("Changed", (type(moe),), {name: value})
+        else:
+            setattr(moe, name, value)
     if fields.get("batched"):
         parallel = moe.moe_parallel_config = copy.copy(moe.moe_parallel_config)
         parallel.__class__ = type("Batched", (type(parallel),), {"use_batched_activation_format": True})
