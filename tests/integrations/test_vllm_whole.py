@@ -402,3 +402,12 @@ def test_larger_steps_have_graphs_too(
     assert with_ours[: len(without)] == without and without[-1] == most
     limit = options.get("max_num_batched_tokens", MORE[-1])
     assert with_ours[len(without) :] == ([size for size in MORE if size <= limit] if more else [])
+
+
+def test_no_operator_writes_over_its_arguments(make: Any) -> None:
+    """Inductor gave wrong logits for operators that did."""
+    from ttnn_moe.integrations.vllm import operators
+
+    for name in ("norm_linear", "linear_add", "experts", "linear_experts"):
+        schema = getattr(getattr(torch.ops, operators.NAMESPACE), name).default._schema
+        assert not schema.is_mutable and not any(argument.alias_info for argument in schema.returns), name

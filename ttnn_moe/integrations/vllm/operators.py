@@ -1,6 +1,6 @@
 """The operators of a decoder layer as opaque torch operators: torch.compile and graph capture see one node each.
 
-Those that end in an underscore write their result over x, the residual stream.
+None writes over its arguments: Inductor gave wrong logits for operators that wrote over x, the residual stream.
 """
 
 from __future__ import annotations
@@ -28,26 +28,51 @@ def _norm_linear(x: Tensor, norm: Tensor, eps: float, weight: Tensor, bias: Tens
     return x.new_empty(x.shape[0], weight.shape[0])
 
 
-def linear_(x: Tensor, attended: Tensor, weight: Tensor, add: bool) -> None:
-    """attended [T, N] weight^T, written over x [T, H], or added to it."""
-    if not add:
-        torch.mm(attended, weight.t(), out=x)
-    elif (out := decoder.linear_add(attended, weight, None, x)) is not x:
-        x.copy_(out)
+def linear_add(x: Tensor, attended: Tensor, weight: Tensor, add: bool) -> Tensor:
+    """attended [T, N] weight^T, added to x [T, H] or not -> [T, H]."""
+    return decoder.linear_add(attended, weight, None, x.clone()) if add else torch.mm(attended, weight.t())
 
 
-def experts_(
+def experts(
     x: Tensor, norm: Tensor, eps: float, router: Tensor, K: int, renormalise: bool, layer_name: LayerNameType
-) -> None:
-    """The experts of rms_norm(x [T, H]), written over x, or added to it: the layer's method knows.
+) -> Tensor:
+    """The experts of rms_norm(x [T, H]), added to x or not -> [T, H]: the layer's method knows.
 
     Args:
         router: [E, H]. K, renormalise: as decoder.norm_route. layer_name: of vLLM's layer of experts.
     """
+    return _experts_over(x.clone(), norm, eps, router, K, renormalise, layer_name)
+
+
+def linear_experts(
+    x: Tensor,
+    attended: Tensor,
+    weight: Tensor,
+    norm: Tensor,
+    eps: float,
+    router: Tensor,
+    K: int,
+    renormalise: bool,
+    layer_name: LayerNameType,
+) -> Tensor:
+    """linear_add, then experts, both added to x: what one GPU runs after attention, with one copy of x."""
+    x = decoder.linear_add(attended, weight, None, x.clone())
+    return _experts_over(x, norm, eps, router, K, renormalise, layer_name)
+
+
+def _experts_over(
+    x: Tensor, norm: Tensor, eps: float, router: Tensor, K: int, renormalise: bool, layer_name: LayerNameType
+) -> Tensor:
+    """experts, written over x."""
     context = get_forward_context()
     layer = context.no_compile_layers[_resolve_layer_name(layer_name)]
     ids, weights, hidden = decoder.norm_route(x, norm, eps, router, K, renormalise)
     layer.quant_method.add(layer, hidden, weights, ids, x, _true_tokens(context.attn_metadata))
+    return x
+
+
+def _like_x(x: Tensor, *args: Any) -> Tensor:
+    return torch.empty_like(x)
 
 
 def _true_tokens(metadata: Any) -> Tensor | None:
@@ -56,22 +81,19 @@ def _true_tokens(metadata: Any) -> Tensor | None:
     return found.count if isinstance(found, Metadata) and found.decode else None
 
 
-def _nothing(*args: Any) -> None:
-    """Operators that only write over x."""
-
-
 def register() -> None:
     """Once a process."""
-    for operator, fake, writes in (
-        (norm_linear, _norm_linear, []),
-        (linear_, _nothing, ["x"]),
-        (experts_, _nothing, ["x"]),
+    for operator, fake in (
+        (norm_linear, _norm_linear),
+        (linear_add, _like_x),
+        (experts, _like_x),
+        (linear_experts, _like_x),
     ):
         # a schema is made of types, not of their names
         hints = get_type_hints(operator)
         operator.__annotations__ = {name: None if kind is type(None) else kind for name, kind in hints.items()}
         if not hasattr(getattr(torch.ops, NAMESPACE), operator.__name__):
-            direct_register_custom_op(operator.__name__, operator, writes, fake, target_lib=LIBRARY)
+            direct_register_custom_op(operator.__name__, operator, [], fake, target_lib=LIBRARY)
 
 
 register()

@@ -55,20 +55,19 @@ class Layer(qwen3_moe.Qwen3MoeDecoderLayer):
                 method.adds = self.first
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """x [T, H], the residual stream, which may be overwritten; cos and sin [T, 1, head_dim / 2]."""
+        """x [T, H], the residual stream; cos and sin [T, 1, head_dim / 2]."""
         own = self.self_attn
         qkv = OPS.norm_linear(x, self.input_layernorm.weight, self.eps, own.qkv_proj.weight, own.qkv_proj.bias)
         heads = qkv.view(-1, own.num_heads + 2 * own.num_kv_heads, own.head_dim)
         attended = self._paged(heads, cos, sin) if self.paged else self._vllms(heads, cos, sin)
-        OPS.linear_(x, attended, own.o_proj.weight, self.first)
-        x = self._sum(x)
         norm = self.post_attention_layernorm
         experts = getattr(self.mlp, "experts", None)
-        if experts is None or not getattr(experts.quant_method, "adds_itself", False):
-            return x + self.mlp(norm(x))
-        router = self.mlp.gate.weight
-        OPS.experts_(x, norm.weight, self.eps, router, self.K, self.renormalise, self.experts_name)
-        return self._sum(x)
+        ours = experts is not None and getattr(experts.quant_method, "adds_itself", False)
+        route = (norm.weight, self.eps, self.mlp.gate.weight, self.K, self.renormalise) if ours else ()
+        if ours and self.ranks == 1:
+            return OPS.linear_experts(x, attended, own.o_proj.weight, *route, self.experts_name)
+        x = self._sum(OPS.linear_add(x, attended, own.o_proj.weight, self.first))
+        return self._sum(OPS.experts(x, *route, self.experts_name)) if ours else x + self.mlp(norm(x))
 
     def _sum(self, x: Tensor) -> Tensor:
         return x if self.ranks == 1 else tensor_model_parallel_all_reduce(x)
@@ -99,7 +98,7 @@ class Model(qwen3_moe.Qwen3MoeModel):
         intermediate_tensors: IntermediateTensors | None = None,
         inputs_embeds: Tensor | None = None,
     ) -> Tensor:
-        x = self.embed_input_ids(input_ids) if inputs_embeds is None else inputs_embeds.clone()
+        x = self.embed_input_ids(input_ids) if inputs_embeds is None else inputs_embeds
         table = self.layers[0].self_attn.rotary_emb.cos_sin_cache
         cos, sin = table[positions].to(x.dtype).unsqueeze(1).chunk(2, dim=-1)
         cos, sin = cos.contiguous(), sin.contiguous()
