@@ -4,11 +4,34 @@
 #include "sm80/mma.cuh"
 #include "sm90/mxfp4_place.cuh"
 
-// As `multiply`, by products of a warp: the fewest groups of eight rows that hold the item's.
+// The scales of an item, as a thread needs them, by the bytes of its rows.
+struct LaneScales {
+    u32 rows[PARTS][2];
+    int last;
+
+    __device__ __forceinline__ LaneScales(const Place& place, u32 from, int pitch) : last(pitch - 1) {
+#pragma unroll
+        for (int part = 0; part < PARTS; ++part)
+#pragma unroll
+            for (int i = 0; i < 2; ++i)
+                rows[part][i] =
+                    from + (place.scales + part * place.part_scale + i * place.second_scale) * pitch;
+    }
+    // past the last channel there are weights of 0, and no scale
+    __device__ __forceinline__ int group(int unit) const {
+        return min(4 * unit + static_cast<int>(threadIdx.x % 4), last);
+    }
+    __device__ __forceinline__ u32 operator()(int part, int i, int group) const {
+        return load_byte(rows[part][i] + group);
+    }
+};
+
+// As `multiply`, by products of a warp: the fewest groups of eight rows that hold the item's. rows: the
+// matrix row and chunk of this lane. Even and odd steps have sums of their own, so that products wait less
+// for each other.
 template <int G, bool LARGE>
-__device__ __forceinline__ void multiply_unit(Sums& sums, u32 weights, u32 rows,
+__device__ __forceinline__ void multiply_unit(float (&sums)[2][PARTS][G][4], u32 weights, u32 rows,
                                               const u32 (&scales)[PARTS][2], const Place& place) {
-    const int lane = threadIdx.x % 32;
     uint4 words[PARTS][2];
     u32 factors[PARTS][2];
 #pragma unroll
@@ -18,8 +41,6 @@ __device__ __forceinline__ void multiply_unit(Sums& sums, u32 weights, u32 rows,
             words[part][i] = load_16(weights + part * place.part + i * place.second);
             factors[part][i] = LARGE ? factor(scales[part][i]) : small_factor(scales[part][i]);
         }
-    // matrices of k 0 .. 7, 8 .. 15 of a step, then of the next step: chunks 4 i % 8 .. of a row
-    const u32 row = rows + lane % 8 * 128;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
         u32 a[PARTS][2][4];
@@ -37,18 +58,17 @@ __device__ __forceinline__ void multiply_unit(Sums& sums, u32 weights, u32 rows,
                     a[part][j / 2][j % 2 * 2 + r] = value;
                 }
             }
-        const u32 chunk = (i % 2 * 4 + lane / 8) ^ (lane % 8);
+        // chunks 4 i % 8 .. of a row, swizzled
+        const u32 from = (i % 2 ? rows ^ 64 : rows) + i / 2 * HALF_BYTES;
 #pragma unroll
         for (int g = 0; g < G; ++g) {
             u32 b[4];
-            load_matrices(b, row + i / 2 * HALF_BYTES + g * 1024 + chunk * 16);
+            load_matrices(b, from + g * 1024);
 #pragma unroll
             for (int step = 0; step < 2; ++step)
 #pragma unroll
-                for (int part = 0; part < PARTS; ++part) {
-                    float (&sum)[4] = reinterpret_cast<float (&)[4]>(sums[part][4 * g]);
-                    multiply_add(sum, a[part][step], b[2 * step], b[2 * step + 1]);
-                }
+                for (int part = 0; part < PARTS; ++part)
+                    multiply_add(sums[step][part][g], a[part][step], b[2 * step], b[2 * step + 1]);
         }
     }
 }
@@ -57,37 +77,44 @@ template <int G>
 __device__ __forceinline__ void multiply_by_warps(const Shared& shared, Turns& turns, Sums& sums,
                                                   const Item& item, int depth, int I) {
     const Place place(item, I);
-    const int units = units_of(depth);
-    const ScalesOf of{place, shared.scales + turns.scales.at * SCALE_BYTES, depth / 32};
-#pragma unroll
-    for (int part = 0; part < PARTS; ++part)
-#pragma unroll
-        for (int i = 0; i < 4 * G; ++i) sums[part][i] = 0.0f;
+    const int units = units_of(depth), lane = threadIdx.x % 32;
+    // matrices of k 0 .. 7, 8 .. 15 of a step, then of the next step
+    const u32 row = lane % 8 * 128 + (lane / 8 ^ lane % 8) * 16;
+    const LaneScales of(place, shared.scales + turns.scales.at * SCALE_BYTES, depth / 32);
+    float both[2][PARTS][G][4] = {};
     barrier_wait(shared.scales_full + 8 * turns.scales.at, turns.scales.parity);
 #pragma unroll 1
-    for (int first = 0; first < units; first += 2) {
-        u32 scales[2][PARTS][2], any = 0;
-#pragma unroll
-        for (int h = 0; h < 2; ++h)
-#pragma unroll
-            for (int part = 0; part < PARTS; ++part)
-#pragma unroll
-                for (int i = 0; i < 2; ++i) {
-                    scales[h][part][i] = of(part, i, first + h);
-                    any |= scales[h][part][i];
-                }
-        const bool large = __ballot_sync(~0u, any & 128) != 0;
+    for (int first = 0; first < units; first += WEIGHT_UNITS) {
         barrier_wait(shared.weights_full + 8 * turns.weights.at, turns.weights.parity);
         const u32 weights = shared.weights + turns.weights.at * WEIGHT_BYTES + place.weights;
-        const u32 rows = shared.rows + turns.weights.at * ROW_BYTES;
-        if (large) {
-            multiply_unit<G, true>(sums, weights, rows, scales[0], place);
-            if (first + 1 < units)
-                multiply_unit<G, true>(sums, weights ^ 64, rows + 2 * HALF_BYTES, scales[1], place);
-        } else {
-            multiply_unit<G, false>(sums, weights, rows, scales[0], place);
-            if (first + 1 < units)
-                multiply_unit<G, false>(sums, weights ^ 64, rows + 2 * HALF_BYTES, scales[1], place);
+        const u32 rows = shared.rows + turns.weights.at * ROW_BYTES + row;
+#pragma unroll
+        for (int pair = 0; pair < WEIGHT_UNITS; pair += 2) {
+            if (first + pair >= units) break;
+            u32 scales[2][PARTS][2], any = 0;
+#pragma unroll
+            for (int h = 0; h < 2; ++h) {
+                const int group = of.group(first + pair + h);
+#pragma unroll
+                for (int part = 0; part < PARTS; ++part)
+#pragma unroll
+                    for (int i = 0; i < 2; ++i) {
+                        scales[h][part][i] = of(part, i, group);
+                        any |= scales[h][part][i];
+                    }
+            }
+            const u32 of_first = weights + pair * 64,
+                      of_second = PITCH == 128 ? of_first ^ 64 : of_first + 64;
+            const u32 rows_of_first = rows + pair * 2 * HALF_BYTES,
+                      rows_of_second = rows_of_first + 2 * HALF_BYTES;
+            const bool second = first + pair + 1 < units;
+            if (__ballot_sync(~0u, any & 128) != 0) {
+                multiply_unit<G, true>(both, of_first, rows_of_first, scales[0], place);
+                if (second) multiply_unit<G, true>(both, of_second, rows_of_second, scales[1], place);
+            } else {
+                multiply_unit<G, false>(both, of_first, rows_of_first, scales[0], place);
+                if (second) multiply_unit<G, false>(both, of_second, rows_of_second, scales[1], place);
+            }
         }
         __syncwarp();
         release(shared.weights_empty + 8 * turns.weights.at);
@@ -95,6 +122,11 @@ __device__ __forceinline__ void multiply_by_warps(const Shared& shared, Turns& t
     }
     release(shared.scales_empty + 8 * turns.scales.at);
     turns.scales.next();
+#pragma unroll
+    for (int part = 0; part < PARTS; ++part)
+#pragma unroll
+        for (int i = 0; i < 4 * G; ++i)
+            sums[part][i] = both[0][part][i / 4][i % 4] + both[1][part][i / 4][i % 4];
 }
 
 template <int G>

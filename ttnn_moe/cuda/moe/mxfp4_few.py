@@ -21,6 +21,7 @@ from .uses import Use, bias_pointers, pointer
 
 MOST_PAIRS, MOST_TOKENS = 32, 4
 CHUNK = 128  # channels that a warp multiplies together
+ZEROS = 64  # bytes
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,7 @@ class Mxfp4Few(CudaCpp[ColumnPlan]):
 
         def of(warps: int, tiles: int, pairs: int, channels: int) -> int:
             each = ceil_div(channels, CHUNK) * 2 * CHUNK + 16 * tiles * channels // GROUP
-            return warps * tiles * 64 + pairs * each
+            return warps * tiles * 64 + ZEROS + pairs * each
 
         up = of(sizes.warps, sizes.up_tiles, 1, problem.H)
         return up, of(problem.K * sizes.split, sizes.down_tiles, problem.K, problem.I)
