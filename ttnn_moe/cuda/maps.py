@@ -22,13 +22,13 @@ def maps_of(experts: Experts) -> tuple[Any, Any]:
     )
 
 
-def mxfp4_maps_of(experts: Experts, pitch: int = 128) -> tuple[Any, Any]:
-    """Maps of gate_up_blocks and down_blocks. A box is 128 rows by `pitch` bytes: see sm90/mxfp4_mlp.cu."""
+def mxfp4_maps_of(experts: Experts) -> tuple[Any, Any]:
+    """Maps of gate_up_blocks and down_blocks. A box is 128 rows by 128 bytes: see sm90/mxfp4_mlp.cu."""
     interleaved = experts.gate_up_order == "interleaved"
     gate_up, down = experts.tensors["gate_up_blocks"], experts.tensors["down_blocks"]
     return (
-        _kept(gate_up, (interleaved, pitch), lambda: _mxfp4_gate_up(gate_up, interleaved, pitch)),
-        _kept(down, pitch, lambda: _mxfp4_down(down, pitch)),
+        _kept(gate_up, interleaved, lambda: _mxfp4_gate_up(gate_up, interleaved)),
+        _kept(down, False, lambda: _mxfp4_down(down)),
     )
 
 
@@ -67,31 +67,28 @@ def _gate_up(weight: Tensor, interleaved: bool) -> Any:
     return _map(weight.detach().as_strided((E, I // 8, 2, 8, H), (2 * I * H, *steps, 1)), (1, 8, 2, 8, 64))
 
 
-def _mxfp4_gate_up(blocks: Tensor, interleaved: bool, pitch: int) -> Any:
+def _mxfp4_gate_up(blocks: Tensor, interleaved: bool) -> Any:
     """[E, 2, I/32, 32, H/2]: a box is 16 rows of each of four times 32 gate rows, then the same up rows."""
     E, rows, width = blocks.shape
     I = rows // 2
     steps = (width, 64 * width, 2 * width) if interleaved else (I * width, 32 * width, width)
     view = blocks.detach().as_strided((E, 2, I // 32, 32, width), (2 * I * width, *steps, 1))
-    return _map(view, (1, 2, 4, 16, pitch))
+    return _map(view, (1, 2, 4, 16, 128))
 
 
-def _mxfp4_down(blocks: Tensor, pitch: int) -> Any:
+def _mxfp4_down(blocks: Tensor) -> Any:
     """[E, H/8, 2, 4, I/2]: of eight rows a box has the even ones first, since lanes that load together read row r and
     r + 1, and the swizzle keeps rows apart that differ by four."""
     E, H, width = blocks.shape
     view = blocks.detach().as_strided((E, H // 8, 2, 4, width), (H * width, 8 * width, width, 2 * width, 1))
-    return _map(view, (1, 16, 2, 4, pitch))
+    return _map(view, (1, 16, 2, 4, 128))
 
 
 def _map(view: Tensor, box: tuple[int, ...]) -> Any:
-    """Rows of 128 bytes are swizzled by 128 bytes, others are not."""
     build.cuda_core()
     from cuda.core._tensor_map import TensorMapSwizzle
     from cuda.core.utils import StridedMemoryView
 
     # detached, since a map of the tensor itself would keep that tensor alive
     strided = StridedMemoryView.from_any_interface(view.detach(), stream_ptr=-1)
-    rows_of_128 = box[-1] * view.element_size() == 128
-    swizzle = TensorMapSwizzle.SWIZZLE_128B if rows_of_128 else TensorMapSwizzle.NONE
-    return strided.as_tensor_map(box_dim=box, swizzle=swizzle)
+    return strided.as_tensor_map(box_dim=box, swizzle=TensorMapSwizzle.SWIZZLE_128B)

@@ -26,9 +26,6 @@
 #ifndef ROW_UNITS
 #define ROW_UNITS 1
 #endif
-#ifndef WEIGHT_UNITS
-#define WEIGHT_UNITS 2
-#endif
 #ifndef SCALE_BYTES
 #define SCALE_BYTES 11520  // of the scales of an item
 #endif
@@ -46,13 +43,11 @@
 #endif
 static_assert(MAX_N % (WARP_PRODUCTS ? 8 : 16) == 0 && MAX_N <= 192, "rows of a tile");
 static_assert(WEIGHT_ROWS == 128 || WEIGHT_ROWS == 256, "rows of weights of an item");
-static_assert(WEIGHT_UNITS == 2 || (WEIGHT_UNITS == 4 && WARP_PRODUCTS), "units of a stage of weights");
-static_assert(ROW_UNITS == 1 || ROW_UNITS == WEIGHT_UNITS, "units of a stage of rows");
+static_assert(ROW_UNITS == 1 || ROW_UNITS == 2, "units of a stage of rows");
 static_assert(WEIGHT_ROWS % (64 * GROUPS) == 0, "64 rows each");
 
 constexpr int PARTS = WEIGHT_ROWS / 64 / GROUPS;  // products of 64 weight rows a warpgroup
-constexpr int PITCH = WEIGHT_UNITS * 64;          // of weight rows of a stage, in bytes
-constexpr int BOXES = WEIGHT_ROWS / 128, BOX_BYTES = 128 * PITCH;
+constexpr int BOXES = WEIGHT_ROWS / 128, BOX_BYTES = 128 * 128;
 constexpr int WEIGHT_BYTES = BOXES * BOX_BYTES;        // of a stage of weights
 constexpr int HALF_BYTES = MAX_N * 128;                // rows of 64 channels
 constexpr int ROW_BYTES = 2 * ROW_UNITS * HALF_BYTES;  // of a stage of rows

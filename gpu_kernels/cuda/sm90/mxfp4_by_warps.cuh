@@ -26,11 +26,14 @@ struct LaneScales {
     }
 };
 
+// Sums of one place in turns: products of few sums would wait for each other.
+template <int G>
+constexpr int CHAINS = PARTS * G <= 2 ? 2 : 1;
+
 // As `multiply`, by products of a warp: the fewest groups of eight rows that hold the item's. rows: the
-// matrix row and chunk of this lane. Even and odd steps have sums of their own, so that products wait less
-// for each other.
+// matrix row and chunk of this lane.
 template <int G, bool LARGE>
-__device__ __forceinline__ void multiply_unit(float (&sums)[2][PARTS][G][4], u32 weights, u32 rows,
+__device__ __forceinline__ void multiply_unit(float (&sums)[CHAINS<G>][PARTS][G][4], u32 weights, u32 rows,
                                               const u32 (&scales)[PARTS][2], const Place& place) {
     uint4 words[PARTS][2];
     u32 factors[PARTS][2];
@@ -68,7 +71,8 @@ __device__ __forceinline__ void multiply_unit(float (&sums)[2][PARTS][G][4], u32
             for (int step = 0; step < 2; ++step)
 #pragma unroll
                 for (int part = 0; part < PARTS; ++part)
-                    multiply_add(sums[step][part][g], a[part][step], b[2 * step], b[2 * step + 1]);
+                    multiply_add(sums[step % CHAINS<G>][part][g], a[part][step], b[2 * step],
+                                 b[2 * step + 1]);
         }
     }
 }
@@ -81,40 +85,33 @@ __device__ __forceinline__ void multiply_by_warps(const Shared& shared, Turns& t
     // matrices of k 0 .. 7, 8 .. 15 of a step, then of the next step
     const u32 row = lane % 8 * 128 + (lane / 8 ^ lane % 8) * 16;
     const LaneScales of(place, shared.scales + turns.scales.at * SCALE_BYTES, depth / 32);
-    float both[2][PARTS][G][4] = {};
+    float chains[CHAINS<G>][PARTS][G][4] = {};
     barrier_wait(shared.scales_full + 8 * turns.scales.at, turns.scales.parity);
 #pragma unroll 1
-    for (int first = 0; first < units; first += WEIGHT_UNITS) {
+    for (int first = 0; first < units; first += 2) {
         barrier_wait(shared.weights_full + 8 * turns.weights.at, turns.weights.parity);
         const u32 weights = shared.weights + turns.weights.at * WEIGHT_BYTES + place.weights;
         const u32 rows = shared.rows + turns.weights.at * ROW_BYTES + row;
+        u32 scales[2][PARTS][2], any = 0;
 #pragma unroll
-        for (int pair = 0; pair < WEIGHT_UNITS; pair += 2) {
-            if (first + pair >= units) break;
-            u32 scales[2][PARTS][2], any = 0;
+        for (int h = 0; h < 2; ++h) {
+            const int group = of.group(first + h);
 #pragma unroll
-            for (int h = 0; h < 2; ++h) {
-                const int group = of.group(first + pair + h);
+            for (int part = 0; part < PARTS; ++part)
 #pragma unroll
-                for (int part = 0; part < PARTS; ++part)
-#pragma unroll
-                    for (int i = 0; i < 2; ++i) {
-                        scales[h][part][i] = of(part, i, group);
-                        any |= scales[h][part][i];
-                    }
-            }
-            const u32 of_first = weights + pair * 64,
-                      of_second = PITCH == 128 ? of_first ^ 64 : of_first + 64;
-            const u32 rows_of_first = rows + pair * 2 * HALF_BYTES,
-                      rows_of_second = rows_of_first + 2 * HALF_BYTES;
-            const bool second = first + pair + 1 < units;
-            if (__ballot_sync(~0u, any & 128) != 0) {
-                multiply_unit<G, true>(both, of_first, rows_of_first, scales[0], place);
-                if (second) multiply_unit<G, true>(both, of_second, rows_of_second, scales[1], place);
-            } else {
-                multiply_unit<G, false>(both, of_first, rows_of_first, scales[0], place);
-                if (second) multiply_unit<G, false>(both, of_second, rows_of_second, scales[1], place);
-            }
+                for (int i = 0; i < 2; ++i) {
+                    scales[h][part][i] = of(part, i, group);
+                    any |= scales[h][part][i];
+                }
+        }
+        if (__ballot_sync(~0u, any & 128) != 0) {
+            multiply_unit<G, true>(chains, weights, rows, scales[0], place);
+            if (first + 1 < units)
+                multiply_unit<G, true>(chains, weights ^ 64, rows + 2 * HALF_BYTES, scales[1], place);
+        } else {
+            multiply_unit<G, false>(chains, weights, rows, scales[0], place);
+            if (first + 1 < units)
+                multiply_unit<G, false>(chains, weights ^ 64, rows + 2 * HALF_BYTES, scales[1], place);
         }
         __syncwarp();
         release(shared.weights_empty + 8 * turns.weights.at);
@@ -125,8 +122,10 @@ __device__ __forceinline__ void multiply_by_warps(const Shared& shared, Turns& t
 #pragma unroll
     for (int part = 0; part < PARTS; ++part)
 #pragma unroll
-        for (int i = 0; i < 4 * G; ++i)
-            sums[part][i] = both[0][part][i / 4][i % 4] + both[1][part][i / 4][i % 4];
+        for (int i = 0; i < 4 * G; ++i) {
+            sums[part][i] = chains[0][part][i / 4][i % 4];
+            if (CHAINS<G> > 1) sums[part][i] += chains[CHAINS<G> - 1][part][i / 4][i % 4];
+        }
 }
 
 template <int G>

@@ -53,9 +53,8 @@ __device__ __forceinline__ void load_weights(const Shared& shared, const TensorM
         load_scales(shared.scales + scales.at * SCALE_BYTES, shared.scales_full + 8 * scales.at,
                     gate_up_scales, down_scales, work, item);
         scales.next();
-        constexpr int STEP = WEIGHT_UNITS * UNIT;
-        for (int k = 0; k < depth; k += STEP) {
-            if (k == depth / 2 / STEP * STEP) next = work.item(i);  // early: hides the latency
+        for (int k = 0; k < depth; k += 2 * UNIT) {
+            if (k == depth / 2 / (2 * UNIT) * (2 * UNIT)) next = work.item(i);  // early: hides the latency
             const u32 full = shared.weights_full + 8 * turn.at;
             barrier_wait(shared.weights_empty + 8 * turn.at, turn.parity ^ 1);
             barrier_arrive_expect(full, WEIGHT_BYTES);
@@ -111,7 +110,7 @@ __device__ __forceinline__ void load_rows(const Shared& shared, const u16* hidde
             u32 to = shared.rows + turn.at * ROW_BYTES + row_of_lane * 128;
 #pragma unroll
             for (int half = 0; half < 2 * ROW_UNITS; ++half, from += 8, to += HALF_BYTES) {
-                if (half && half % 2 == 0 && unit + half / 2 >= units) break;
+                if (half == 2 && unit + 1 == units) break;
 #pragma unroll
                 for (int j = 0; j < COPIES; ++j)
                     if (j < copies)

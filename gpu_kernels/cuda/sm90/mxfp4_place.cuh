@@ -19,16 +19,16 @@ struct Place {
         int row;
         if (item.kind == DOWN) {
             row = sub * 64 + warp * 16 + g % 2 * 4 + g / 2;
-            second = 8 * PITCH;
-            part = 64 * PITCH;
+            second = 8 * 128;
+            part = 64 * 128;
             scales = at * 64 + warp * 16 + g;
             second_scale = 8;
             part_scale = 64;
         } else {
             const int within = sub * 8 + g % 2 * 4 + warp;
             row = g / 2 * 16 + within;
-            second = 64 * PITCH;
-            part = 8 * PITCH;
+            second = 64 * 128;
+            part = 8 * 128;
             // rows past the last are 0 and have no scales: those of others serve, none of which is chance
             const bool here = item.block / (2 / BOXES) * UNIT + g / 2 * 32 < I;
             scales = (here ? g / 2 * RANGE : 0) + box * 16 + within;
@@ -40,8 +40,7 @@ struct Place {
             part_scale *= 2;
 #endif
         }
-        // rows of 128 bytes are swizzled, so that lanes that load together use different banks
-        weights = box * BOX_BYTES + row * PITCH + (PITCH == 128 ? lane % 4 ^ row % 8 : lane % 4) * 16;
+        weights = box * BOX_BYTES + row * 128 + (lane % 4 ^ row % 8) * 16;
     }
 };
 

@@ -55,12 +55,6 @@ class Mxfp4Tile:
     scale_bytes: int = 0
     warp_products: bool = False
     direct: bool = False
-    weight_units: int = 2
-
-    @property
-    def pitch(self) -> int:
-        """Bytes of a row of weights in a stage."""
-        return self.weight_units * UNIT // 2
 
     @property
     def granule(self) -> int:
@@ -72,10 +66,7 @@ class Mxfp4Tile:
 
     @property
     def shared_memory(self) -> int:
-        stages = (
-            self.weight_stages * self.weight_rows * self.pitch
-            + self.row_stages * self.row_units * self.max_n * 2 * UNIT
-        )
+        stages = self.weight_stages * self.weight_rows * UNIT + self.row_stages * self.row_units * self.max_n * 2 * UNIT
         barriers = 16 * (self.weight_stages + self.row_stages) + 32 + 4 * 16 + 16 + 4 * 32 + 4 * (self.max_n + 12)
         pieces = 0 if self.direct else 64 * self.weight_rows
         return _ALIGNMENT + stages + pieces + 2 * self.scale_bytes + barriers
@@ -165,7 +156,7 @@ class Sm90Mxfp4(Sorted[Mxfp4Tile]):
         sort.launch_sorts(sorts, stream, (routing.topk_ids.data_ptr(), pointer(call.expert_map), bound), at, words)
         order(stream, call.hidden.data_ptr(), ordered)
         routed = at, at + words.tiles, at + words.num_tiles
-        product(stream, *mxfp4_maps_of(call.experts, plan.tile.pitch), *scales, *bias, ordered, *routed, act, rows)
+        product(stream, *mxfp4_maps_of(call.experts), *scales, *bias, ordered, *routed, act, rows)
         combine(stream, rows, at + words.inverse, routing.topk_weights.data_ptr(), bound, call.out.data_ptr())
 
 

@@ -4,7 +4,7 @@
 #include "common/copies.cuh"
 #include "common/flags.cuh"
 
-// As tests/support/host_kernels.py makes it: innermost dimension first; rows of 128 bytes are swizzled.
+// As tests/support/host_kernels.py makes it: innermost dimension first, rows of 128 bytes; swizzled by 128 bytes.
 struct TensorMap {
     const unsigned char* from;
     int rank;
@@ -65,12 +65,12 @@ inline bool land_all(u32 barrier) {
 inline u32 swizzled(u32 address) { return address ^ (address >> 7 & 7) << 4; }
 
 inline void load(u32 to, const TensorMap* map, u32 barrier, std::array<int, 5> at) {
-    const int me = block(), pitch = map->box[0] * map->bytes;
-    if (to % 128 || pitch % 16) fail("a box is not aligned");
+    if (to % 128 || map->box[0] * map->bytes != 128) fail("a box does not fit the swizzle");
+    const int me = block();
     fly(barrier, [=, map = *map] {
         int rows = 1;
         for (int d = 1; d < map.rank; ++d) rows *= map.box[d];
-        if (static_cast<int>(to) + rows * pitch > shared_bytes) fail("a box outside shared memory");
+        if (static_cast<int>(to) + rows * 128 > shared_bytes) fail("a box outside shared memory");
         for (int row = 0; row < rows; ++row) {
             const unsigned char* from = map.from;
             bool inside = true;
@@ -79,10 +79,9 @@ inline void load(u32 to, const TensorMap* map, u32 barrier, std::array<int, 5> a
                 inside &= place >= 0 && place < static_cast<int>(map.sizes[d]);
                 from += place * static_cast<int64_t>(map.strides[d]);
             }
-            for (int i = 0; i < pitch / map.bytes; ++i) {
+            for (int i = 0; i < 128 / map.bytes; ++i) {
                 const int place = at[0] + i;
-                const u32 here = to + row * pitch + i * map.bytes;
-                unsigned char* out = memories[me].bytes + (pitch == 128 ? swizzled(here) : here);
+                unsigned char* out = memories[me].bytes + swizzled(to + row * 128 + i * map.bytes);
                 if (inside && place >= 0 && place < static_cast<int>(map.sizes[0]))
                     std::memcpy(out, from + place * map.bytes, map.bytes);
                 else
@@ -90,7 +89,7 @@ inline void load(u32 to, const TensorMap* map, u32 barrier, std::array<int, 5> a
             }
         }
         Barrier& waits = barrier_at(me, barrier);
-        waits.bytes -= rows * pitch;
+        waits.bytes -= rows * 128;
         settle(waits);
     });
 }
@@ -179,8 +178,7 @@ inline void tensor_load_5d(u32 to, const TensorMap* map, u32 barrier, int x, int
 }
 
 inline void bytes_load(u32 to, const void* from, u32 bytes, u32 barrier) {
-    if (to % 16 || reinterpret_cast<uintptr_t>(from) % 16 || bytes % 16)
-        emulator::fail("bytes that begin between");
+    if (to % 16 || reinterpret_cast<uintptr_t>(from) % 16 || bytes % 16) emulator::fail("bytes that begin between");
     if (static_cast<int>(to + bytes) > emulator::shared_bytes) emulator::fail("bytes outside shared memory");
     emulator::fly(barrier, [=, me = emulator::block()] {
         std::memcpy(emulator::memories[me].bytes + to, from, bytes);
