@@ -4,37 +4,11 @@
 #include "sm80/mma.cuh"
 #include "sm90/mxfp4_place.cuh"
 
-// The scales of an item, as a thread needs them, by the bytes of its rows.
-struct LaneScales {
-    u32 rows[PARTS][2];
-    int last;
-
-    __device__ __forceinline__ LaneScales(const Place& place, u32 from, int pitch) : last(pitch - 1) {
-#pragma unroll
-        for (int part = 0; part < PARTS; ++part)
-#pragma unroll
-            for (int i = 0; i < 2; ++i)
-                rows[part][i] =
-                    from + (place.scales + part * place.part_scale + i * place.second_scale) * pitch;
-    }
-    // past the last channel there are weights of 0, and no scale
-    __device__ __forceinline__ int group(int unit) const {
-        return min(4 * unit + static_cast<int>(threadIdx.x % 4), last);
-    }
-    __device__ __forceinline__ u32 operator()(int part, int i, int group) const {
-        return load_byte(rows[part][i] + group);
-    }
-};
-
-// Sums of one place in turns: products of few sums would wait for each other.
-template <int G>
-constexpr int CHAINS = PARTS * G <= 2 ? 2 : 1;
-
-// As `multiply`, by products of a warp: the fewest groups of eight rows that hold the item's. rows: the
-// matrix row and chunk of this lane.
+// As `multiply`, by products of a warp: the fewest groups of eight rows that hold the item's.
 template <int G, bool LARGE>
-__device__ __forceinline__ void multiply_unit(float (&sums)[CHAINS<G>][PARTS][G][4], u32 weights, u32 rows,
+__device__ __forceinline__ void multiply_unit(Sums& sums, u32 weights, u32 rows,
                                               const u32 (&scales)[PARTS][2], const Place& place) {
+    const int lane = threadIdx.x % 32;
     uint4 words[PARTS][2];
     u32 factors[PARTS][2];
 #pragma unroll
@@ -44,6 +18,8 @@ __device__ __forceinline__ void multiply_unit(float (&sums)[CHAINS<G>][PARTS][G]
             words[part][i] = load_16(weights + part * place.part + i * place.second);
             factors[part][i] = LARGE ? factor(scales[part][i]) : small_factor(scales[part][i]);
         }
+    // matrices of k 0 .. 7, 8 .. 15 of a step, then of the next step: chunks 4 i % 8 .. of a row
+    const u32 row = rows + lane % 8 * 128;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
         u32 a[PARTS][2][4];
@@ -61,18 +37,18 @@ __device__ __forceinline__ void multiply_unit(float (&sums)[CHAINS<G>][PARTS][G]
                     a[part][j / 2][j % 2 * 2 + r] = value;
                 }
             }
-        // chunks 4 i % 8 .. of a row, swizzled
-        const u32 from = (i % 2 ? rows ^ 64 : rows) + i / 2 * HALF_BYTES;
+        const u32 chunk = (i % 2 * 4 + lane / 8) ^ (lane % 8);
 #pragma unroll
         for (int g = 0; g < G; ++g) {
             u32 b[4];
-            load_matrices(b, from + g * 1024);
+            load_matrices(b, row + i / 2 * HALF_BYTES + g * 1024 + chunk * 16);
 #pragma unroll
             for (int step = 0; step < 2; ++step)
 #pragma unroll
-                for (int part = 0; part < PARTS; ++part)
-                    multiply_add(sums[step % CHAINS<G>][part][g], a[part][step], b[2 * step],
-                                 b[2 * step + 1]);
+                for (int part = 0; part < PARTS; ++part) {
+                    float (&sum)[4] = reinterpret_cast<float (&)[4]>(sums[part][4 * g]);
+                    multiply_add(sum, a[part][step], b[2 * step], b[2 * step + 1]);
+                }
         }
     }
 }
@@ -81,37 +57,37 @@ template <int G>
 __device__ __forceinline__ void multiply_by_warps(const Shared& shared, Turns& turns, Sums& sums,
                                                   const Item& item, int depth, int I) {
     const Place place(item, I);
-    const int units = units_of(depth), lane = threadIdx.x % 32;
-    // matrices of k 0 .. 7, 8 .. 15 of a step, then of the next step
-    const u32 row = lane % 8 * 128 + (lane / 8 ^ lane % 8) * 16;
-    const LaneScales of(place, shared.scales + turns.scales.at * SCALE_BYTES, depth / 32);
-    float chains[CHAINS<G>][PARTS][G][4] = {};
+    const int units = units_of(depth);
+    const ScalesOf of{place, shared.scales + turns.scales.at * SCALE_BYTES, depth / 32};
+#pragma unroll
+    for (int part = 0; part < PARTS; ++part)
+#pragma unroll
+        for (int i = 0; i < 4 * G; ++i) sums[part][i] = 0.0f;
     barrier_wait(shared.scales_full + 8 * turns.scales.at, turns.scales.parity);
 #pragma unroll 1
     for (int first = 0; first < units; first += 2) {
-        barrier_wait(shared.weights_full + 8 * turns.weights.at, turns.weights.parity);
-        const u32 weights = shared.weights + turns.weights.at * WEIGHT_BYTES + place.weights;
-        const u32 rows = shared.rows + turns.weights.at * ROW_BYTES + row;
         u32 scales[2][PARTS][2], any = 0;
 #pragma unroll
-        for (int h = 0; h < 2; ++h) {
-            const int group = of.group(first + h);
+        for (int h = 0; h < 2; ++h)
 #pragma unroll
             for (int part = 0; part < PARTS; ++part)
 #pragma unroll
                 for (int i = 0; i < 2; ++i) {
-                    scales[h][part][i] = of(part, i, group);
+                    scales[h][part][i] = of(part, i, first + h);
                     any |= scales[h][part][i];
                 }
-        }
-        if (__ballot_sync(~0u, any & 128) != 0) {
-            multiply_unit<G, true>(chains, weights, rows, scales[0], place);
+        const bool large = __ballot_sync(~0u, any & 128) != 0;
+        barrier_wait(shared.weights_full + 8 * turns.weights.at, turns.weights.parity);
+        const u32 weights = shared.weights + turns.weights.at * WEIGHT_BYTES + place.weights;
+        const u32 rows = shared.rows + turns.weights.at * ROW_BYTES;
+        if (large) {
+            multiply_unit<G, true>(sums, weights, rows, scales[0], place);
             if (first + 1 < units)
-                multiply_unit<G, true>(chains, weights ^ 64, rows + 2 * HALF_BYTES, scales[1], place);
+                multiply_unit<G, true>(sums, weights ^ 64, rows + 2 * HALF_BYTES, scales[1], place);
         } else {
-            multiply_unit<G, false>(chains, weights, rows, scales[0], place);
+            multiply_unit<G, false>(sums, weights, rows, scales[0], place);
             if (first + 1 < units)
-                multiply_unit<G, false>(chains, weights ^ 64, rows + 2 * HALF_BYTES, scales[1], place);
+                multiply_unit<G, false>(sums, weights ^ 64, rows + 2 * HALF_BYTES, scales[1], place);
         }
         __syncwarp();
         release(shared.weights_empty + 8 * turns.weights.at);
@@ -119,13 +95,6 @@ __device__ __forceinline__ void multiply_by_warps(const Shared& shared, Turns& t
     }
     release(shared.scales_empty + 8 * turns.scales.at);
     turns.scales.next();
-#pragma unroll
-    for (int part = 0; part < PARTS; ++part)
-#pragma unroll
-        for (int i = 0; i < 4 * G; ++i) {
-            sums[part][i] = chains[0][part][i / 4][i % 4];
-            if (CHAINS<G> > 1) sums[part][i] += chains[CHAINS<G> - 1][part][i / 4][i % 4];
-        }
 }
 
 template <int G>
