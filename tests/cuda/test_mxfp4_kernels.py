@@ -83,7 +83,7 @@ def worst(
     return 0.0 if kernels.sound and torch.equal(out[n:], start[n:]) else float("inf")
 
 
-NARROW, WIDE = NarrowTile(4, 8, 2, 3), WideTile(2, 1, 8, 2)
+FEW, NARROW, WIDE = ColumnSizes(up_unroll=1, down_unroll=1), NarrowTile(4, 8, 2, 3), WideTile(2, 1, 8, 2)
 CALLS: list[tuple[Sizes, int, int, int, Form]] = [
     (ColumnSizes(), 2, 352, 160, GPT_OSS),
     (ColumnSizes(2, 1, 2, 2, 1, 2), 1, 96, 1056, Form(bias=torch.float32)),
@@ -109,7 +109,7 @@ def test_a_call_is_within_the_bound(
 
 
 @on_host
-@pytest.mark.parametrize("sizes", [ColumnSizes(up_unroll=1, down_unroll=1), NARROW], ids=["few", "narrow"])
+@pytest.mark.parametrize("sizes", [FEW, NARROW], ids=["few", "narrow"])
 @pytest.mark.parametrize("scale", [2, 200, 240])
 def test_scales_near_the_ends(sizes: Sizes, scale: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert worst(HostKernels(tmp_path, together=3), monkeypatch, sizes, 3, 96, 32, Form(), scale=scale) == 0
@@ -119,6 +119,8 @@ def test_scales_near_the_ends(sizes: Sizes, scale: int, tmp_path: Path, monkeypa
 @pytest.mark.parametrize(
     ("sizes", "kernel", "line", "instead"),
     [
+        (FEW, "few_gate_up", "lane / 4 == 2 * t", "lane / 4 == t"),
+        (FEW, "few_down", "own ? x + 4 * t : zeros", "x + 4 * t"),
         (NARROW, "narrow", "word << 6, even_signs", "word << 2, even_signs"),  # swapped nibbles
         (NARROW, "narrow", "min(4 * c + t, of_scales.groups - 1)", "min(4 * c, of_scales.groups - 1)"),
         (NARROW, "narrow", "x.x, x.z, 0x7632", "x.x, x.y, 0x7632"),

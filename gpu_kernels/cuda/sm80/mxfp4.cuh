@@ -41,9 +41,8 @@ struct Factor {
 // Whether one of four scales is.
 __device__ __forceinline__ bool is_large(u32 scales) { return (scales & 0x80808080u) != 0; }
 
-// Pairs 0 .. 3 of a word, times their scale.
-template <bool LARGE>
-__device__ __forceinline__ void decode(u32 (&pairs)[4], u32 word, const Factor& by) {
+// Pairs 0 .. 3 of a word, times 2^-126.
+__device__ __forceinline__ void place(u32 (&pairs)[4], u32 word) {
     // by asm: the compiler would mask each pair's signs alone
     const u32 even = word << 4, odd_signs = and_xor(word, 0x80808080u, 0);
     const u32 even_signs = and_xor(even, 0x80808080u, 0);
@@ -51,6 +50,12 @@ __device__ __forceinline__ void decode(u32 (&pairs)[4], u32 word, const Factor& 
     pairs[1] = with_sign(word << 2, odd_signs << 8);
     pairs[2] = with_sign(even >> 6, even_signs);
     pairs[3] = with_sign(word >> 6, odd_signs);
+}
+
+// Pairs 0 .. 3 of a word, times their scale.
+template <bool LARGE>
+__device__ __forceinline__ void decode(u32 (&pairs)[4], u32 word, const Factor& by) {
+    place(pairs, word);
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
         pairs[i] = multiply_add_bf16x2(pairs[i], by.factor, 0x80008000u);

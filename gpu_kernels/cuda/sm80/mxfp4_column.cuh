@@ -1,4 +1,10 @@
 // A warp's product of 16 * ROW_TILES rows of MXFP4 weights and one token.
+//
+// The token fills one column of eight, so the columns keep the scale groups apart: lane t of a quad has group
+// t of a chunk, and column 2t of B holds the token's channels of that group, zeros elsewhere. Then lane t's
+// sums of columns 2t are of its own group, and take that group's scales: one fma a row and chunk instead of a
+// multiplication for two weights. Weights are times 2^-126 and the token times 2^96, so the scale is times
+// 2^30. A block that finds a large scale, or a channel of 2^32 or more, multiplies each weight by its scale.
 #pragma once
 
 #include "common/copies.cuh"
@@ -11,12 +17,21 @@
 #define UNROLL 6  // chunks of 128 channels in flight
 #endif
 
-// x, eight channels at a time, as B: chunk c, word i of lane t at unit 16 * c + 4 * i + t. Zeros behind the
-// last channel.
-__device__ __forceinline__ void load_column(uint4* x, const u16* from, int channels, int thread,
+constexpr u32 UP = 0x6f806f80u;  // 2^96, twice
+
+// Whether one of two bf16 is infinite or NaN.
+__device__ __forceinline__ bool is_beyond(u32 two) {
+    return (((two & 0x7f807f80u) + 0x00800080u) & 0x80008000u) != 0;
+}
+
+// x, eight channels at a time, as B: chunk c, word i of lane t at unit 16 * c + 4 * t + i. Zeros behind the
+// last channel. SCALED: times 2^96; returns whether a channel is beyond that.
+template <bool SCALED>
+__device__ __forceinline__ bool load_column(uint4* x, const u16* from, int channels, int thread,
                                             int threads) {
     constexpr int AHEAD = 4;
     const int units = (channels + CHUNK - 1) / CHUNK * 16;
+    bool beyond = false;
     for (int first = thread; first < units; first += AHEAD * threads) {
         uint4 words[AHEAD];
 #pragma unroll
@@ -27,9 +42,19 @@ __device__ __forceinline__ void load_column(uint4* x, const u16* from, int chann
 #pragma unroll
         for (int k = 0; k < AHEAD; ++k) {
             const int i = first + k * threads;
-            if (i < units) x[i / 16 * 16 + i % 4 * 4 + i / 4 % 4] = pairs_of(words[k]);
+            uint4 pairs = pairs_of(words[k]);
+            if (SCALED) {
+                u32* word = &pairs.x;
+#pragma unroll
+                for (int j = 0; j < 4; ++j) {
+                    word[j] = multiply_add_bf16x2(word[j], UP, 0x80008000u);
+                    beyond |= is_beyond(word[j]);
+                }
+            }
+            if (i < units) x[i] = pairs;
         }
     }
+    return beyond;
 }
 
 // Scales of one or two runs of rows, each of `units` times 8 bytes, which begin at multiples of 8 bytes.
@@ -95,13 +120,15 @@ struct Column {
         uint4 b[4];
         u32 scales[ROW_TILES][2];
     };
+    // x: of this lane's group and column, of chunk 0; chunk_units: to the next chunk. Other lanes: zeros, and
+    // 0.
     __device__ __forceinline__ Operands operands(int c, const unsigned char* scales, int high_scales,
-                                                 int tile_scales, const uint4* x) const {
+                                                 int tile_scales, const uint4* x, int chunk_units) const {
         const int t = threadIdx.x % 4, group = min(4 * c + t, groups - 1);
-        const uint4* from = x + group / 4 * 16 + t;
+        const uint4* from = x + group / 4 * chunk_units;
         Operands out;
 #pragma unroll
-        for (int i = 0; i < 4; ++i) out.b[i] = from[4 * i];
+        for (int i = 0; i < 4; ++i) out.b[i] = from[i];
 #pragma unroll
         for (int m = 0; m < ROW_TILES; ++m)
 #pragma unroll
@@ -109,46 +136,70 @@ struct Column {
         return out;
     }
 
+    // sums += the chunk's products of rows lane / 4 and lane / 4 + 8, of this lane's group.
     template <bool LARGE>
-    __device__ __forceinline__ static void multiply_chunk(float (&sums)[ROW_TILES][2][4],
+    __device__ __forceinline__ static void multiply_chunk(float (&sums)[ROW_TILES][2],
                                                           const uint4 (&rows)[ROW_TILES][2],
                                                           const Operands& with) {
-        Factor by[ROW_TILES][2];
 #pragma unroll
-        for (int m = 0; m < ROW_TILES; ++m)
+        for (int m = 0; m < ROW_TILES; ++m) {
+            float parts[2][4] = {};
+            const Factor low = Factor::of<LARGE>(with.scales[m][0]),
+                         high = Factor::of<LARGE>(with.scales[m][1]);
 #pragma unroll
-            for (int h = 0; h < 2; ++h) by[m][h] = Factor::of<LARGE>(with.scales[m][h]);
+            for (int i = 0; i < 4; ++i) {
+                u32 l[4], h[4];
+                if (LARGE) {
+                    decode<LARGE>(l, word_of(rows[m][0], i), low);
+                    decode<LARGE>(h, word_of(rows[m][1], i), high);
+                } else {
+                    place(l, word_of(rows[m][0], i));
+                    place(h, word_of(rows[m][1], i));
+                }
+                const u32 first[4] = {l[0], h[0], l[1], h[1]}, second[4] = {l[2], h[2], l[3], h[3]};
+                multiply_add(parts[0], first, with.b[i].x, with.b[i].y);
+                multiply_add(parts[1], second, with.b[i].z, with.b[i].w);
+            }
 #pragma unroll
-        for (int i = 0; i < 4; ++i)
-#pragma unroll
-            for (int m = 0; m < ROW_TILES; ++m)
-                multiply_word<LARGE, 1>(&sums[m][i % 2], word_of(rows[m][0], i), word_of(rows[m][1], i),
-                                        by[m][0], by[m][1], &with.b[i]);
+            for (int h = 0; h < 2; ++h) {
+                const float scale =
+                    LARGE ? 1.0f : __uint_as_float(with.scales[m][h] * 0x00800000u + 0x0f000000u);
+                sums[m][h] = fmaf(parts[0][2 * h] + parts[1][2 * h], scale, sums[m][h]);
+            }
+        }
     }
 
-    // scales: of this lane's row of tile 0; high_scales, tile_scales: bytes to other rows. sums of rows lane
-    // / 4 and lane / 4 + 8. LARGE: whether a scale of the block is large.
+    // scales: of this lane's row of tile 0; high_scales, tile_scales: bytes to other rows. zeros: 64 bytes.
+    // sums of rows lane / 4 and lane / 4 + 8. LARGE: x is not scaled, and a scale of the block may be large.
     template <bool LARGE>
     __device__ __forceinline__ void multiply(float (&sums)[ROW_TILES][2], const unsigned char* scales,
-                                             int high_scales, int tile_scales, const uint4* x) {
-        float all[ROW_TILES][2][4] = {};
+                                             int high_scales, int tile_scales, const uint4* x,
+                                             const uint4* zeros) {
+        const int lane = threadIdx.x % 32, t = lane % 4;
+        const bool own = lane / 4 == 2 * t;
+        const uint4* of_lane = own ? x + 4 * t : zeros;
+        const int chunk_units = own ? 16 : 0;
+#pragma unroll
+        for (int m = 0; m < ROW_TILES; ++m) sums[m][0] = sums[m][1] = 0.0f;
         if (4 * first < groups) {
-            Operands next = operands(first, scales, high_scales, tile_scales, x);
+            Operands next = operands(first, scales, high_scales, tile_scales, of_lane, chunk_units);
             for (int i = 0; 4 * (first + step * i) < groups; i += UNROLL)
 #pragma unroll
                 for (int j = 0; j < UNROLL; ++j) {
                     const int c = first + step * (i + j);
                     if (4 * c >= groups) break;
                     const Operands now = next;
-                    next = operands(c + step, scales, high_scales, tile_scales, x);
-                    multiply_chunk<LARGE>(all, words[j], now);
+                    next = operands(c + step, scales, high_scales, tile_scales, of_lane, chunk_units);
+                    multiply_chunk<LARGE>(sums, words[j], now);
                     load(i + j + UNROLL, words[j]);
                 }
         }
 #pragma unroll
-        for (int m = 0; m < ROW_TILES; ++m) {
-            sums[m][0] = all[m][0][0] + all[m][1][0];
-            sums[m][1] = all[m][0][2] + all[m][1][2];
-        }
+        for (int m = 0; m < ROW_TILES; ++m)
+#pragma unroll
+            for (int h = 0; h < 2; ++h)
+#pragma unroll
+                for (int other = 1; other < 4; other *= 2)
+                    sums[m][h] += __shfl_xor_sync(~0u, sums[m][h], other);
     }
 };

@@ -13,8 +13,8 @@
 //
 // H = HIDDEN and I = INNER are multiples of 32. Blocks: (T, H / (16 * ROW_TILES)); threads: 32 * K * SPLIT.
 // SPLIT warps multiply a pair, each every SPLIT-th chunk of 128 channels. They request their first weights
-// before they wait for the activations. Dynamic shared memory: K * SPLIT times the sums of the rows, then of
-// each pair its x, in chunks of 256 bytes, then of each pair the rows' scales.
+// before they wait for the activations. Dynamic shared memory: K * SPLIT times the sums of the rows, then 64
+// bytes of zeros, then of each pair its x, in chunks of 256 bytes, then of each pair the rows' scales.
 #include "common/activation.cuh"
 #include "common/routing.cuh"
 #include "sm80/mxfp4_column.cuh"
@@ -46,7 +46,8 @@ extern "C" __global__ void __launch_bounds__(32 * K * SPLIT)
                    const int* num_tokens, const float* weights, void* out, int P, int E_ids) {
     auto* parts = reinterpret_cast<float (*)[ROWS]>(dynamic_memory());
     const int groups = I / 32, x_units = (I + CHUNK - 1) / CHUNK * 16;
-    uint4* all_x = reinterpret_cast<uint4*>(dynamic_memory() + K * SPLIT * ROWS * 4);
+    uint4* zeros = reinterpret_cast<uint4*>(dynamic_memory() + K * SPLIT * ROWS * 4);
+    uint4* all_x = zeros + 4;
     const int t = blockIdx.x, warp = threadIdx.x / 32, k = warp / SPLIT, part = warp % SPLIT;
     const int lane = threadIdx.x % 32, pair = t * K + k, row = blockIdx.y * ROWS;
     // ids are safe to read: the predecessor waited for them before it triggered this launch
@@ -76,14 +77,20 @@ extern "C" __global__ void __launch_bounds__(32 * K * SPLIT)
     bool large = copy.keep();
     wait_for_predecessor();
     let_successor_start();
-    if (e >= 0) load_column(x, act + static_cast<u64>(pair) * I, I, thread, 32 * SPLIT);
+    if (threadIdx.x < 4) zeros[threadIdx.x] = make_uint4(0, 0, 0, 0);
+    const u16* of_pair = act + static_cast<u64>(pair) * I;
+    if (e >= 0) large |= load_column<true>(x, of_pair, I, thread, 32 * SPLIT);
     large = __syncthreads_or(large);
+    if (large) {
+        if (e >= 0) load_column<false>(x, of_pair, I, thread, 32 * SPLIT);
+        __syncthreads();
+    }
     float sums[ROW_TILES][2];
     const unsigned char* of_lane = reinterpret_cast<const unsigned char*>(own_scales) + lane / 4 * groups;
     if (large)
-        column.multiply<true>(sums, of_lane, 8 * groups, 16 * groups, x);
+        column.multiply<true>(sums, of_lane, 8 * groups, 16 * groups, x, zeros);
     else
-        column.multiply<false>(sums, of_lane, 8 * groups, 16 * groups, x);
+        column.multiply<false>(sums, of_lane, 8 * groups, 16 * groups, x, zeros);
     if (lane % 4 == 0) {
         const float weight = e >= 0 ? weights[pair] : 0.0f;
 #pragma unroll

@@ -13,7 +13,8 @@
 // P = T * TOP_K; H = HIDDEN and I = INNER are multiples of 32. Blocks: (P, I / (8 * ROW_TILES)), so that
 // pairs of one expert read its rows at the same time; threads: 32 * WARPS. The warps share the channels: each
 // takes every WARPS-th chunk of 128. CLAMPED: clamped_swiglu. Dynamic shared memory: WARPS times the sums of
-// the rows, then x in chunks of 256 bytes, then the rows' scales. Consumer: mxfp4_few_down.
+// the rows, then 64 bytes of zeros, then x in chunks of 256 bytes, then the rows' scales. Consumer:
+// mxfp4_few_down.
 #include "common/activation.cuh"
 #include "common/routing.cuh"
 #include "sm80/mxfp4_column.cuh"
@@ -43,7 +44,8 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS)
                       const u16* biases, const float* biases32, const Id* ids, const int* expert_map,
                       const int* num_tokens, u16* act, int P, int E_ids) {
     auto* parts = reinterpret_cast<float (*)[ROWS]>(dynamic_memory());
-    uint4* x = reinterpret_cast<uint4*>(dynamic_memory() + WARPS * ROWS * 4);
+    uint4* zeros = reinterpret_cast<uint4*>(dynamic_memory() + WARPS * ROWS * 4);
+    uint4* x = zeros + 4;
     u64* own_scales = reinterpret_cast<u64*>(x + (H + CHUNK - 1) / CHUNK * 16);
     const int pair = blockIdx.x, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const int channel = blockIdx.y * 8 * ROW_TILES, groups = H / 32;
@@ -72,17 +74,23 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS)
                    {}};
     copy.request();
     column.start();
-    load_column(x, hidden + static_cast<u64>(pair / K) * H, H, threadIdx.x, 32 * WARPS);
-    bool large = copy.keep();
+    if (threadIdx.x < 4) zeros[threadIdx.x] = make_uint4(0, 0, 0, 0);
+    const u16* token = hidden + static_cast<u64>(pair / K) * H;
+    bool large = load_column<true>(x, token, H, threadIdx.x, 32 * WARPS);
+    large |= copy.keep();
     large = __syncthreads_or(large);
+    if (large) {
+        load_column<false>(x, token, H, threadIdx.x, 32 * WARPS);
+        __syncthreads();
+    }
     float sums[ROW_TILES][2];
     const unsigned char* of_lane =
         reinterpret_cast<const unsigned char*>(own_scales) + lane / 4 * row_step * groups;
     const int high_scales = (runs == 1 ? 1 : ROWS / 2) * groups, tile_scales = 8 * row_step * groups;
     if (large)
-        column.multiply<true>(sums, of_lane, high_scales, tile_scales, x);
+        column.multiply<true>(sums, of_lane, high_scales, tile_scales, x, zeros);
     else
-        column.multiply<false>(sums, of_lane, high_scales, tile_scales, x);
+        column.multiply<false>(sums, of_lane, high_scales, tile_scales, x, zeros);
     if (lane % 4 == 0)
 #pragma unroll
         for (int m = 0; m < ROW_TILES; ++m) {

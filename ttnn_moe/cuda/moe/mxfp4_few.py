@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -20,7 +20,9 @@ from .pairs import why_not_few
 from .uses import Use, bias_pointers, pointer
 
 MOST_PAIRS, MOST_TOKENS = 32, 4
+MOST_BYTES = 150_000_000  # of the pairs' weights, where mxfp4_sm90 runs, too
 CHUNK = 128  # channels that a warp multiplies together
+ZEROS = 64  # bytes
 
 
 @dataclass(frozen=True)
@@ -64,6 +66,9 @@ class Mxfp4Few(CudaCpp[ColumnPlan]):
         if problem.T > MOST_TOKENS:
             return f"it runs up to {MOST_TOKENS} tokens"
         arch = arch_of(target)
+        size = problem.T * problem.K * 3 * problem.H * problem.I * 17 // 32
+        if arch.products == "sm90" and problem.T > 1 and size > MOST_BYTES:
+            return f"it runs pairs of up to {MOST_BYTES} bytes of weights, not {size}"
         for name, room in zip("HI", self._memory(problem, self._sizes(problem)), strict=True):
             if room > arch.shared_memory:
                 return f"{name} takes {room} bytes of shared memory, and {arch.name} has {arch.shared_memory}"
@@ -72,8 +77,13 @@ class Mxfp4Few(CudaCpp[ColumnPlan]):
     @staticmethod
     def _sizes(problem: Problem) -> ColumnSizes:
         """Found on an H200, for gpt-oss-120b and Qwen3-30B-A3B."""
-        if problem.T <= 2:
-            return ColumnSizes(split=2 if problem.K <= 8 else 1)
+        sizes = ColumnSizes()
+        if problem.T == 1:
+            # eight warps where each then requests all its channels at once
+            warps = 8 if problem.H <= 8 * sizes.up_unroll * CHUNK else 4
+            return replace(sizes, warps=warps, split=2 if problem.K <= 8 else 1)
+        if problem.T == 2:
+            return replace(sizes, split=max(1, 8 // problem.K))
         return ColumnSizes(split=max(1, 8 // problem.K), up_tiles=2, down_tiles=2, down_unroll=2)
 
     @staticmethod
@@ -82,7 +92,7 @@ class Mxfp4Few(CudaCpp[ColumnPlan]):
 
         def of(warps: int, tiles: int, pairs: int, channels: int) -> int:
             each = ceil_div(channels, CHUNK) * 2 * CHUNK + 16 * tiles * channels // GROUP
-            return warps * tiles * 64 + pairs * each
+            return warps * tiles * 64 + ZEROS + pairs * each
 
         up = of(sizes.warps, sizes.up_tiles, 1, problem.H)
         return up, of(problem.K * sizes.split, sizes.down_tiles, problem.K, problem.I)

@@ -78,7 +78,7 @@ def _by_warps(max_n: int, blocks: int, groups: int, stages: int = 4, weight_rows
 
 # rows an expert gets on average, at most -> tile
 _TILES: tuple[tuple[float, Mxfp4Tile], ...] = (
-    (1.3, _by_warps(8, 2, 2)),
+    (0.7, _by_warps(8, 2, 2)),
     (5, _by_warps(8, 3, 1)),
     (12, _by_warps(16, 2, 2)),
     (20, _by_warps(32, 1, 4, weight_rows=256)),
