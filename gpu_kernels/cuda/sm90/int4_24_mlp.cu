@@ -36,6 +36,7 @@
 #define SLAB_GAP 64                 // of lanes that load words of two slabs, each touches banks of its own
 constexpr int CONSUMERS = WARPS;
 #define WEIGHT_ROWS (16 * M_TILES * WARPS)
+#define APART 1
 #include "sm80/int4_24_quad.cuh"
 #include "sm90/int4_24_load.cuh"
 
@@ -124,28 +125,25 @@ __device__ __forceinline__ void multiply(const Shared& shared, Turn<STAGES>& tur
     }
 }
 
-// Up to 2 * PAIRS rows: see int4_24_quad.cuh.
-template <int PAIRS, bool IS_DOWN>
+// One or two rows: see int4_24_quad.cuh.
+template <bool IS_DOWN>
 struct Quads {
     using Of = Place<IS_DOWN>;
-    float sums[M_TILES][PAIRS][4];
+    float sums[M_TILES][4];
 
     // Words and rows of two slabs; of one unless WHOLE. b_low, b_high: where this lane's k of the first slab,
-    // and of the second, lie in the first pair of rows: zeros for other columns than its own.
+    // and of the second, lie : zeros for other columns than its own.
     template <bool WHOLE>
     __device__ __forceinline__ void multiply_slabs(const unsigned char* words, const unsigned char* b_low,
                                                    const unsigned char* b_high, int swap,
                                                    const QuadDecoder& decoder) {
-        u32 b[PAIRS][4][4];
+        u32 b[1][4][4];
 #pragma unroll
-        for (int pair = 0; pair < PAIRS; ++pair)
+        for (int i = 0; i < 4; ++i)
 #pragma unroll
-            for (int i = 0; i < 4; ++i)
-#pragma unroll
-                for (int j = 0; j < 4; ++j)  // words of one register each: b takes four in a row
-                    b[pair][i][j] =
-                        *reinterpret_cast<const u32*>((j % 2 ? b_high : b_low) + pair * 256 + i / 2 * 4 +
-                                                      j / 2 * 8 + (i % 2 ? 32 - swap : swap));
+            for (int j = 0; j < 4; ++j)  // words of one register each: b takes four in a row
+                b[0][i][j] = *reinterpret_cast<const u32*>((j % 2 ? b_high : b_low) + j / 2 * 8 + i % 2 * 16 +
+                                                           (i / 2 ? 32 - swap : swap));
         const int t = threadIdx.x % 4;
 #pragma unroll
         for (int m = 0; m < M_TILES; m += 2) {
@@ -156,13 +154,11 @@ struct Quads {
                 of[i] = decoder.decode(*reinterpret_cast<const uint2*>(at),
                                        *reinterpret_cast<const uint2*>(at + Of::HIGH));
             }
-            float products[2][PAIRS][4];
+            float products[2][1][4];
             multiply_quads(products, of, b);
 #pragma unroll
             for (int i = 0; i < 2; ++i)
-#pragma unroll
-                for (int pair = 0; pair < PAIRS; ++pair)
-                    if (WHOLE || t < 2) scale(sums[m + i][pair], products[i][pair], of[i].low, of[i].high);
+                if (WHOLE || t < 2) scale(sums[m + i], products[i][0], of[i].low, of[i].high);
         }
     }
 
@@ -171,16 +167,15 @@ struct Quads {
         const u32 base = shared_address(dynamic_memory());
         const int lane = threadIdx.x % 32, t = lane % 4, group = lane / 8, row = lane / 4 % 2;
         // k of this lane: of groups t / 2 and t / 2 + 2; its column: of one group
-        const int own = row * 128 + (group % 2 ^ row) * 64 + t % 2 * 16, swap = row * 32;
+        const int own = row * 128 + (group % 2 ^ row) * 64 + t % 2 * 4, swap = row * 32;
         const bool is_low = group == t / 2, is_high = group == t / 2 + 2;
-        const unsigned char* zeros = dynamic_memory() + (shared.zeros() - base);
+        // 8 bytes on: in banks that no row's words are in
+        const unsigned char* zeros = dynamic_memory() + (shared.zeros() - base) + 8;
         const int of_word = Of::first() + t / 2 * WEIGHT_SLAB + t % 2 * 8;
 #pragma unroll
         for (int m = 0; m < M_TILES; ++m)
 #pragma unroll
-            for (int j = 0; j < PAIRS; ++j)
-#pragma unroll
-                for (int i = 0; i < 4; ++i) sums[m][j][i] = 0.0f;
+            for (int i = 0; i < 4; ++i) sums[m][i] = 0.0f;
         for (; slabs > 0; slabs -= SLABS) {
             const unsigned char* words =
                 dynamic_memory() + (shared.words() + turn.at * WORD_BYTES - base) + of_word;
@@ -209,14 +204,10 @@ struct Quads {
         for (int m = 0; m < M_TILES; ++m)
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
-                all[m][0][i] = 0.0f;
-#pragma unroll
-                for (int pair = 0; pair < PAIRS; ++pair) {
-                    float sum = sums[m][pair][i];
-                    sum += __shfl_xor_sync(~0u, sum, 1);
-                    sum += __shfl_xor_sync(~0u, sum, 2);
-                    if (t == pair) all[m][0][i] = sum;
-                }
+                float sum = sums[m][i];
+                sum += __shfl_xor_sync(~0u, sum, 1);
+                sum += __shfl_xor_sync(~0u, sum, 2);
+                all[m][0][i] = t == 0 ? sum : 0.0f;
             }
     }
 };
@@ -259,12 +250,12 @@ __device__ __forceinline__ void write(const Sums<G>& sums, int block, Tile* tile
 // Numbers of groups that are compiled: all up to 4, then every second.
 __device__ __forceinline__ constexpr int after(int groups) { return groups + (groups < 4 ? 1 : 2); }
 
-template <int PAIRS, bool IS_DOWN>
+template <bool IS_DOWN>
 __device__ __forceinline__ void run_quads(const Shared& shared, Turn<STAGES>& turn, const Item& item,
                                           Tile* tiles, u16* act, u16* out, int H, int I) {
     Sums<1> sums;
     {
-        Quads<PAIRS, IS_DOWN> quads;
+        Quads<IS_DOWN> quads;
         quads.multiply(shared, turn, (IS_DOWN ? I : H) / 64, QuadDecoder(H & 63));
         quads.add_up(sums);
     }
@@ -275,8 +266,7 @@ template <int G, bool IS_DOWN>
 __device__ __forceinline__ void run(const Shared& shared, Turn<STAGES>& turn, const Item& item, Tile* tiles,
                                     u16* act, u16* out, int H, int I) {
     if constexpr (G == 1) {
-        if (item.rows <= 2) return run_quads<1, IS_DOWN>(shared, turn, item, tiles, act, out, H, I);
-        if (item.rows <= 4) return run_quads<2, IS_DOWN>(shared, turn, item, tiles, act, out, H, I);
+        if (item.rows <= 2) return run_quads<IS_DOWN>(shared, turn, item, tiles, act, out, H, I);
     }
     if constexpr (G < GROUPS) {
         if (item.rows > 8 * G) return run<after(G), IS_DOWN>(shared, turn, item, tiles, act, out, H, I);

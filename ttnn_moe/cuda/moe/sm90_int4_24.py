@@ -64,7 +64,7 @@ class Sm90SparseTile:
 
 # rows an expert gets on average, at most -> tile
 _TILES: tuple[tuple[float, Sm90SparseTile], ...] = (
-    (5, Sm90SparseTile(8, 4, 4, 4, blocks=2, warps=4, read_once=True)),
+    (5, Sm90SparseTile(8, 4, 8, 2, blocks=2, warps=4, read_once=True)),
     (12, Sm90SparseTile(16, 4, 4, 4, blocks=2, warps=4, read_once=True)),
     (20, Sm90SparseTile(24, 2, 2, 4, blocks=2, warps=6, read_once=True)),
     (48, Sm90SparseTile(48, 2, 2, 5, warps=8, wide=True, read_once=True)),
