@@ -47,31 +47,3 @@ __device__ __forceinline__ float inverse_of(float x) {
     asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(value) : "f"(x));
     return value;
 }
-
-#ifndef SHIFTS
-#define SHIFTS 1
-#endif
-#if SHIFTS == 2
-__constant__ u32 powers[32] = {1u,       1u << 1,  1u << 2,  1u << 3,  1u << 4,  1u << 5,  1u << 6,  1u << 7,
-                               1u << 8,  1u << 9,  1u << 10, 1u << 11, 1u << 12, 1u << 13, 1u << 14, 1u << 15,
-                               1u << 16, 1u << 17, 1u << 18, 1u << 19, 1u << 20, 1u << 21, 1u << 22, 1u << 23,
-                               1u << 24, 1u << 25, 1u << 26, 1u << 27, 1u << 28, 1u << 29, 1u << 30, 1u << 31};
-#endif
-
-// (word >> N) + more.
-template <int N>
-__device__ __forceinline__ u32 shifted(u32 word, u32 more) {
-    u32 high;
-#if SHIFTS == 0
-    asm("mad.hi.u32 %0, %1, %2, %3;" : "=r"(high) : "r"(word), "r"(1u << (32 - N)), "r"(more));
-    return high;
-#elif SHIFTS == 1
-    asm("mul.hi.u32 %0, %1, %2;" : "=r"(high) : "r"(word), "r"(1u << (32 - N)));
-    return high + more;
-#else
-    asm("{.reg .u64 t, m; .reg .u32 l, z; mov.u32 z, 0; mov.b64 m, {z, %3}; mad.wide.u32 t, %1, %2, m; mov.b64 {l, %0}, t;}"
-        : "=r"(high)
-        : "r"(word), "r"(powers[32 - N]), "r"(more));
-    return high;
-#endif
-}

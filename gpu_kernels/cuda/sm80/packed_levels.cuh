@@ -2,7 +2,7 @@
 // 128 channels to pairs of fp16. A pair is a denormal number: level * 2^(shift_of - 24), exactly.
 #pragma once
 
-#include "sm80/halves.cuh"
+#include "common/element.cuh"
 
 // Channels 8 * c .. 8 * c + 7 lie at this bit of a half word when a pair is taken.
 template <int BITS>
@@ -15,18 +15,18 @@ template <int BITS>
 __device__ __forceinline__ u32 pair_of(const u32* words, int c) {
     if (BITS == 2) {
         const u32 word = words[c / 8];
-        return (c % 8 < 4 ? word : shifted<8>(word, 0)) & 0x00030003u << shift_of<2>(c);
+        return (c % 8 < 4 ? word : word >> 8) & 0x00030003u << shift_of<2>(c);
     }
     if (BITS == 3) {
         if (c == 15)
-            return shifted<15>(words[0] & 0x80008000u,
-                               shifted<14>(words[1] & 0x80008000u, shifted<13>(words[2] & 0x80008000u, 0)));
+            return (words[0] >> 15 & 0x00010001u) | (words[1] >> 14 & 0x00020002u) |
+                   (words[2] >> 13 & 0x00040004u);
         const u32 word = words[c / 5];
-        return (c % 5 < 3 ? word : shifted<9>(word, 0)) & 0x00070007u << shift_of<3>(c);
+        return (c % 5 < 3 ? word : word >> 9) & 0x00070007u << shift_of<3>(c);
     }
     if (BITS == 4) {
         const u32 word = words[c / 4];
-        return (c % 4 < 2 ? word : shifted<8>(word, 0)) & 0x000f000fu << shift_of<4>(c);
+        return (c % 4 < 2 ? word : word >> 8) & 0x000f000fu << shift_of<4>(c);
     }
     return __byte_perm(words[c / 2], 0, c % 2 ? 0x4341 : 0x4240);
 }

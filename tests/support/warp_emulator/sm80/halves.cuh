@@ -41,7 +41,3 @@ inline void multiply_add_fp16(float (&sums)[4], const u32 (&a)[4], u32 b0, u32 b
 inline float power_of_two(float x) { return std::exp2(x); }
 inline float logarithm_to_two(float x) { return std::log2(x); }
 inline float inverse_of(float x) { return 1.0f / x; }
-template <int N>
-inline u32 shifted(u32 word, u32 more) {
-    return (word >> N) + more;
-}
