@@ -8,8 +8,8 @@
 // | out        | as q                          | bf16  | out; SPLITS == 1 and no MASS                        |
 // | partial    | [T, N, KV * GROUP, SPLITS, 128] | fp32 | out; else: each part's result                      |
 // | lse        | [T, N, KV * GROUP, SPLITS]    | fp32  | out; else: log2 of each part's sum; -inf: no key    |
-// | mass       | [T, KV, 2 * most_steps, TILES * 8 * QT] | fp32 | out; MASS: log2 of the sum of the weights of   |
-// |            |                               |       | half a step, relative to 1, for each query          |
+// | mass       | [T, KV, most_pieces, TILES * 8 * QT] | fp32 | out; MASS: log2 of the sum of the weights of a     |
+// |            |                               |       | piece, relative to 1, for each query                |
 // | rows       | [T]                           | int64 | row of the tables for each entry                    |
 // | positions  | [T]                           | int64 | CAUSAL: position of the first of the N queries      |
 // | num_tokens | []                            | int32 | or null: entries from it on see no key              |
@@ -24,8 +24,8 @@
 // CAUSAL: a query sees the tokens of tiers of 8 and 16 bits up to its own position, and all others.
 // ROTATE: q and the output are multiplied by the Hadamard matrix (kv/bucketed/quantise.py).
 // Grid: (SPLITS, KV, T * TILES); threads: 32 * WARPS. A block has 8 * QT of the N * GROUP queries of a
-// key/value head, and a share of the row's steps. A step is 64 tokens of 2, 3 and 4 bits, 32 of 8, 16 of 16.
-// Each warp takes every WARPS-th step and keeps its own softmax. Warps merge in shared memory, blocks in
+// key/value head, and a share of the row's pieces. A piece is 32 tokens of 2, 3 and 4 bits, 16 of 8, 8 of 16.
+// Each warp takes a run of pieces and keeps its own softmax. Warps merge in shared memory, blocks in
 // merge_splits.
 //
 // The kernel reads rows, num_tokens, tables and counts before it waits for its predecessor: a kernel launched
@@ -37,7 +37,7 @@
 // score. scale_v is folded into the exponent of the weight, so that fp16 weights use fp16's range whatever
 // the scales.
 //
-// Shared memory: q for each tier, [5, QT, 4, 32] of 16 bytes; SLOTS half steps a warp. At the end, in the
+// Shared memory: q for each tier, [5, QT, 4, 32] of 16 bytes; two pieces a warp. At the end, in the
 // same place, the warps' results [WARPS, 8 * QT, ROW + 2] fp32.
 #include "sm80/bucketed_attend.cuh"
 #include "sm80/bucketed_pieces.cuh"

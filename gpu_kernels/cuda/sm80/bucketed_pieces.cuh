@@ -1,5 +1,4 @@
-// The pieces of a warp of bucketed_attention, and their copies to shared memory. A piece is 32 tokens of 2, 3 and 4
-// bits, 16 of 8, 8 of 16.
+// The pieces of a warp of bucketed_attention, and their copies to shared memory.
 #pragma once
 
 #include "common/copies.cuh"
