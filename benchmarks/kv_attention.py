@@ -108,7 +108,7 @@ def bucketed_times(
     found: dict[str, object] = {"floor": size / BANDWIDTH * 1e6, "sets": len(sets)}
     for plan in plans:
         of = plan or bucketed.plan_of(q, sets[0])
-        name = f"{of.warps}w {of.splits}s {of.slots}r"
+        name = f"{of.warps}w {of.splits}s"
         if plan is None:
             found["plan"], name = name, "us"
         got = bucketed.launch(q, sets[0], at, of=of)[some].float()

@@ -44,7 +44,7 @@ def _error(
 @pytest.mark.parametrize(
     ("n", "heads", "of", "late"),
     [
-        (1, 6, bucketed.Plan(2, 3, slots=3), True),
+        (1, 6, bucketed.Plan(2, 3), True),
         (3, 4, bucketed.Plan(4, 2, tiles=2), False),
         (1, 8, bucketed.Plan(2, 1), False),
     ],
@@ -61,11 +61,11 @@ def test_kernel(
     ("line", "instead", "spread"),
     [
         ("held = inside && !(scale < 0.0f);", "held = inside;", 1.0),
-        ("{scales[1], lane / 4 + 8 < left},", "{scales[1], true},", 1.0),
-        ("fmaf(half, weights, state", "fmaf(half, 0.9f * weights, state", 1.0),
+        ("{scales[1], room > 8},", "{scales[1], true},", 1.0),
+        ("fmaf(half, sums[n][i], state", "fmaf(half, 0.9f * sums[n][i], state", 1.0),
         ("state.offsets[n][i] *= shrink;", "", 8.0),
         ("(words[2] >> 13 & 0x00040004u)", "(words[2] >> 12 & 0x00040004u)", 1.0),
-        ("            rescale<false>(state, entered);\n", "", 1.0),
+        ("        rescale<BITS, false>(state);\n", "", 1.0),
     ],
     ids=["holes", "the end of a page", "offsets", "a new maximum", "the last pair of 3 bits", "tiers"],
 )

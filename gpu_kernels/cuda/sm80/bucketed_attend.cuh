@@ -1,4 +1,4 @@
-// Half a step of bucketed_attention: scores, weights, the sums of values.
+// A piece of bucketed_attention: scores, weights, the sums of values.
 #pragma once
 
 #include "sm80/bucketed_state.cuh"
@@ -28,42 +28,51 @@ struct Queries {
 
 // Scores to weights, in place; M of them, of tokens lane / 4 + 8 * m.
 template <int M>
-__device__ __forceinline__ void weigh(State& state, float (&scores)[M / 2][QT][4], const float2* factors,
+__device__ __forceinline__ void weigh(State& state, float (&scores)[(M + 1) / 2][QT][4], const float2* factors,
                                       const Token* tokens, float half, float times, const int* ids,
                                       const Queries& queries, float* mass) {
+    float weights[QT][2][M], sums[QT][2];
     bool higher = false;
-    float most[QT][2];
 #pragma unroll
     for (int n = 0; n < QT; ++n)
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
             const float2 factor = factors[8 * n + threadIdx.x % 4 * 2 + i];
             const float by = factor.x * times, less = -half * factor.y;
-            float best = LOWEST;
+            const float base = state.most[n][i] - HEADROOM;
+            float sum = 0;
 #pragma unroll
             for (int m = 0; m < M; ++m) {
                 float& score = scores[m / 2][n][m % 2 * 2 + i];
                 score = fmaf(fmaf(score, by, less), tokens[m].scale, tokens[m].log_v);
                 if (times != 1.0f && !tokens[m].held) score = tokens[m].log_v;  // a key of NaN that is none
                 if (CAUSAL && ids && queries.hidden(n, i, ids[m])) score = __int_as_float(0xff800000);
-                best = fmaxf(best, score);
+                weights[n][i][m] = power_of_two(score - base);
+                sum += weights[n][i][m];
             }
-            most[n][i] = best;
-            higher |= best > state.most[n][i] + 8.0f;
+            sums[n][i] = sum;
+            higher |= !(sum <= MOST_WEIGHT);
         }
     if (__ballot_sync(~0u, higher)) {
 #pragma unroll
         for (int n = 0; n < QT; ++n)
 #pragma unroll
             for (int i = 0; i < 2; ++i) {
-                float best = fmaxf(most[n][i], state.most[n][i]);
+                float best = state.most[n][i];
+#pragma unroll
+                for (int m = 0; m < M; ++m) best = fmaxf(best, scores[m / 2][n][m % 2 * 2 + i]);
 #pragma unroll
                 for (int step = 4; step < 32; step *= 2) best = fmaxf(best, __shfl_xor_sync(~0u, best, step));
                 const float shrink = power_of_two(state.most[n][i] - best);
                 state.most[n][i] = best;
                 state.total[n][i] *= shrink;
                 state.offsets[n][i] *= shrink;
-
+                sums[n][i] = 0;
+#pragma unroll
+                for (int m = 0; m < M; ++m) {
+                    weights[n][i][m] = power_of_two(scores[m / 2][n][m % 2 * 2 + i] - (best - HEADROOM));
+                    sums[n][i] += weights[n][i][m];
+                }
 #pragma unroll
                 for (int t = 0; t < 8; ++t) {
                     state.o[n][t][i] *= shrink;
@@ -75,22 +84,20 @@ __device__ __forceinline__ void weigh(State& state, float (&scores)[M / 2][QT][4
     for (int n = 0; n < QT; ++n)
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
-            const float base = state.most[n][i] - HEADROOM;
-            float weights = 0, sum = 0;
+            float total = 0;
 #pragma unroll
             for (int m = 0; m < M; ++m) {
-                float& score = scores[m / 2][n][m % 2 * 2 + i];
-                score = power_of_two(score - base);
-                weights += score;
-                sum = fmaf(score, tokens[m].inverse_v, sum);
+                scores[m / 2][n][m % 2 * 2 + i] = weights[n][i][m];
+                total = fmaf(weights[n][i][m], tokens[m].inverse_v, total);
             }
-            state.offsets[n][i] = fmaf(half, weights, state.offsets[n][i]);
-            state.total[n][i] += sum;
+            state.offsets[n][i] = fmaf(half, sums[n][i], state.offsets[n][i]);
+            state.total[n][i] += total;
             if (MASS) {
 #pragma unroll
-                for (int step = 4; step < 32; step *= 2) sum += __shfl_xor_sync(~0u, sum, step);
+                for (int step = 4; step < 32; step *= 2) total += __shfl_xor_sync(~0u, total, step);
                 if (threadIdx.x % 32 < 4)
-                    mass[8 * n + threadIdx.x % 4 * 2 + i] = base + logarithm_to_two(sum);
+                    mass[8 * n + threadIdx.x % 4 * 2 + i] =
+                        state.most[n][i] - HEADROOM + logarithm_to_two(total);
             }
         }
 }
@@ -114,7 +121,7 @@ __device__ __forceinline__ void load_words(u32 (&words)[N], const uint4* from) {
     }
 }
 
-// A step of 2, 3, 4 or 8 bits from a slot. left: tokens of the step and after it that are in use.
+// A piece of 2, 3, 4 or 8 bits from a slot. part: of its unit. left: tokens of the piece and after it that are in use.
 template <int BITS>
 __device__ __forceinline__ void attend(State& state, const unsigned char* slot, const float2* factors,
                                        const uint4* q, int part, int left, const int* ids,
@@ -144,10 +151,11 @@ __device__ __forceinline__ void attend(State& state, const unsigned char* slot, 
     const uint4 four = mine[SCALES_AT / 16];
     const u32 scales[4] = {BITS == 8 && part ? four.z : four.x, BITS == 8 && part ? four.w : four.y, four.z,
                            four.w};
-    const Token tokens[4] = {{scales[0], lane / 4 < left},
-                             {scales[1], lane / 4 + 8 < left},
-                             {scales[2], BLOCKS == 2 && lane / 4 + 16 < left},
-                             {scales[3], BLOCKS == 2 && lane / 4 + 24 < left}};
+    const int room = left - lane / 4;
+    const Token tokens[4] = {{scales[0], room > 0},
+                             {scales[1], room > 8},
+                             {scales[2], BLOCKS == 2 && room > 16},
+                             {scales[3], BLOCKS == 2 && room > 24}};
     int id[4] = {};
     if (CAUSAL && BITS == 8) {
         if (tokens[0].held) id[0] = ids[lane / 4];
@@ -176,18 +184,17 @@ __device__ __forceinline__ void attend(State& state, const unsigned char* slot, 
     }
 }
 
-// A step of 16 bits, from global memory: few tokens are there.
-__device__ __forceinline__ void attend_bf16(State& state, const uint4* keys, const uint4* values,
-                                            const uint4* scale, const float2* factors, const uint4* q,
-                                            int part, int left, const int* ids, const Queries& queries,
-                                            float* mass) {
+// A piece of 16 bits from a slot: half of each product is zeros, since few tokens are there.
+__device__ __forceinline__ void attend_bf16(State& state, const unsigned char* slot, const float2* factors,
+                                            const uint4* q, int part, int left, const int* ids,
+                                            const Queries& queries, float* mass) {
     const int lane = threadIdx.x % 32;
+    const uint4* mine = reinterpret_cast<const uint4*>(slot) + lane;
     float scores[1][QT][4] = {};
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
-        if (j == 2) asm volatile("" ::: "memory");  // half of the loads at a time: registers
-        const uint4 low = keys[j * 32 + lane], high = keys[(4 + j) * 32 + lane];
-        const u32 first[4] = {low.x, high.x, low.y, high.y}, second[4] = {low.z, high.z, low.w, high.w};
+        const uint4 four = mine[j * 32];
+        const u32 first[4] = {four.x, 0, four.y, 0}, second[4] = {four.z, 0, four.w, 0};
 #pragma unroll
         for (int n = 0; n < QT; ++n) {
             const uint4 words = q[(n * 4 + j) * 32 + lane];
@@ -195,38 +202,26 @@ __device__ __forceinline__ void attend_bf16(State& state, const uint4* keys, con
             multiply_add(scores[0][n], second, words.z, words.w);
         }
     }
-    const uint4 four = scale[lane / 4];
-    const Token tokens[2] = {{part ? four.z : four.x, lane / 4 < left},
-                             {part ? four.w : four.y, lane / 4 + 8 < left}};
-    int id[2] = {};
-    if (CAUSAL) {
-        if (tokens[0].held) id[0] = ids[lane / 4];
-        if (tokens[1].held) id[1] = ids[lane / 4 + 8];
-    }
-    weigh<2>(state, scores, factors, tokens, 0.0f, power(-24), id, queries, mass);
-    asm volatile("" ::: "memory");  // values are not loaded while registers hold keys
+    const uint4 four = mine[SCALES_AT / 16];
+    const Token token{part & 2 ? (part & 1 ? four.w : four.z) : (part & 1 ? four.y : four.x), lane / 4 < left};
+    int id = 0;
+    if (CAUSAL && token.held) id = ids[lane / 4];
+    weigh<1>(state, scores, factors, &token, 0.0f, power(-24), &id, queries, mass);
     // zero the values of no token: they may hold NaN, and 0 * NaN is NaN
-    u32 held[2];
+    const u32 votes = __ballot_sync(~0u, token.held) >> lane % 4 * 8;
+    const u32 held = (votes & 1 ? 0xffffu : 0u) | (votes & 16 ? 0xffff0000u : 0u);
+    u32 weights[QT];
 #pragma unroll
-    for (int m = 0; m < 2; ++m) {
-        const u32 votes = __ballot_sync(~0u, tokens[m].held) >> lane % 4 * 8;
-        held[m] = (votes & 1 ? 0xffffu : 0u) | (votes & 16 ? 0xffff0000u : 0u);
-    }
-    u32 weights[QT][2];
-#pragma unroll
-    for (int n = 0; n < QT; ++n) {
-        weights[n][0] = transposed(pack(scores[0][n][0], scores[0][n][1]));
-        weights[n][1] = transposed(pack(scores[0][n][2], scores[0][n][3]));
-    }
+    for (int n = 0; n < QT; ++n) weights[n] = transposed(pack(scores[0][n][0], scores[0][n][1]));
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
-        uint4 low = values[j * 32 + lane], high = values[(4 + j) * 32 + lane];
-        const u32 first[4] = {low.x & held[0], low.y & held[0], high.x & held[1], high.y & held[1]};
-        const u32 second[4] = {low.z & held[0], low.w & held[0], high.z & held[1], high.w & held[1]};
+        const uint4 values = mine[VALUES_AT / 16 + j * 32];
+        const u32 first[4] = {values.x & held, values.y & held, 0, 0};
+        const u32 second[4] = {values.z & held, values.w & held, 0, 0};
 #pragma unroll
         for (int n = 0; n < QT; ++n) {
-            multiply_add(state.o[n][2 * j], first, weights[n][0], weights[n][1]);
-            multiply_add(state.o[n][2 * j + 1], second, weights[n][0], weights[n][1]);
+            multiply_add(state.o[n][2 * j], first, weights[n], 0);
+            multiply_add(state.o[n][2 * j + 1], second, weights[n], 0);
         }
     }
 }

@@ -8,8 +8,8 @@
 // | out        | as q                          | bf16  | out; SPLITS == 1 and no MASS                        |
 // | partial    | [T, N, KV * GROUP, SPLITS, 128] | fp32 | out; else: each part's result                      |
 // | lse        | [T, N, KV * GROUP, SPLITS]    | fp32  | out; else: log2 of each part's sum; -inf: no key    |
-// | mass       | [T, KV, 2 * most_steps, TILES * 8 * QT] | fp32 | out; MASS: log2 of the sum of the weights of   |
-// |            |                               |       | half a step, relative to 1, for each query          |
+// | mass       | [T, KV, most_pieces, TILES * 8 * QT] | fp32 | out; MASS: log2 of the sum of the weights of a     |
+// |            |                               |       | piece, relative to 1, for each query                |
 // | rows       | [T]                           | int64 | row of the tables for each entry                    |
 // | positions  | [T]                           | int64 | CAUSAL: position of the first of the N queries      |
 // | num_tokens | []                            | int32 | or null: entries from it on see no key              |
@@ -24,8 +24,8 @@
 // CAUSAL: a query sees the tokens of tiers of 8 and 16 bits up to its own position, and all others.
 // ROTATE: q and the output are multiplied by the Hadamard matrix (kv/bucketed/quantise.py).
 // Grid: (SPLITS, KV, T * TILES); threads: 32 * WARPS. A block has 8 * QT of the N * GROUP queries of a
-// key/value head, and a share of the row's steps. A step is 64 tokens of 2, 3 and 4 bits, 32 of 8, 16 of 16.
-// Each warp takes every WARPS-th step and keeps its own softmax. Warps merge in shared memory, blocks in
+// key/value head, and a share of the row's pieces. A piece is 32 tokens of 2, 3 and 4 bits, 16 of 8, 8 of 16.
+// Each warp takes a run of pieces and keeps its own softmax. Warps merge in shared memory, blocks in
 // merge_splits.
 //
 // The kernel reads rows, num_tokens, tables and counts before it waits for its predecessor: a kernel launched
@@ -37,10 +37,10 @@
 // score. scale_v is folded into the exponent of the weight, so that fp16 weights use fp16's range whatever
 // the scales.
 //
-// Shared memory: q for each tier, [5, QT, 4, 32] of 16 bytes; SLOTS half steps a warp. At the end, in the
+// Shared memory: q for each tier, [5, QT, 4, 32] of 16 bytes; two pieces a warp. At the end, in the
 // same place, the warps' results [WARPS, 8 * QT, ROW + 2] fp32.
 #include "sm80/bucketed_attend.cuh"
-#include "sm80/bucketed_steps.cuh"
+#include "sm80/bucketed_pieces.cuh"
 #include "sm80/hadamard.cuh"
 
 // q to fragments, scaled for each tier; the sums and powers of two that scores need.
@@ -98,6 +98,66 @@ __device__ __forceinline__ void prepare_queries(unsigned char* memory, float2 (&
     }
 }
 
+// A warp's way through its pieces.
+struct Walk {
+    State& state;
+    const Queries& queries;
+    const float2* factors;
+    const unsigned char* memory;
+    Place ahead;  // the next to copy
+    int kv_heads, slot = 0;
+    float* mass = nullptr;  // of the next piece
+
+    __device__ __forceinline__ unsigned char* slots() const {
+        return dynamic_memory() + Q_BYTES + threadIdx.x / 32 * (2 * SLOT);
+    }
+
+    // KIND is that of the piece to copy.
+    __device__ __forceinline__ void fill(int to, int KIND) {
+        if (ahead.is()) {
+            ahead.copy(KIND, shared_address(slots()) + to + threadIdx.x % 32 * 16, kv_heads);
+            ahead.go_on(KIND);
+        }
+        copies_commit();
+    }
+
+    // The pieces of a tier; now: where the warp is.
+    template <int KIND>
+    __device__ __forceinline__ void tier(Place& now) {
+        constexpr int BITS = bits_of_kind(KIND), TOKENS = tokens_of_piece(KIND);
+        if (!has(KIND) || now.kind != KIND || !now.is()) return;
+        const Tier& tier = now.tiers[KIND];
+        const uint4* q = reinterpret_cast<const uint4*>(memory) + KIND * QT * 128;
+        const int count = tier.count;
+        rescale<BITS, true>(state);
+        while (true) {
+            copies_wait<1>();
+            const int left = count - now.at * TOKENS;
+            const int* ids = nullptr;
+            if (CAUSAL && KIND >= 3)
+                ids = tier.ids + static_cast<u64>(now.page) * PAGE + now.at * TOKENS % PAGE;
+            if constexpr (KIND < 4)
+                attend<BITS>(state, slots() + slot, factors, q, now.at & 1, left, ids, queries, mass);
+            else
+                attend_bf16(state, slots() + slot, factors, q, now.at & 3, left, ids, queries, mass);
+            if (MASS) mass += TILES * ROWS;
+            __syncwarp();  // the slot was read
+            if (ahead.kind == KIND)
+                fill(slot, KIND);
+            else
+                fill(slot, ahead.kind);
+            slot = SLOT - slot;
+            if (now.at + 1 == now.stop) break;
+            if (CAUSAL)
+                now.go_on(KIND);
+            else
+                ++now.at;
+        }
+        now.go_on(KIND);
+        rescale<BITS, false>(state);
+    }
+};
+
 extern "C" __global__ void __launch_bounds__(32 * WARPS, REGISTER_WARPS < WARPS ? 1 : REGISTER_WARPS / WARPS)
     bucketed_attention(
         const u16* q, const float4* q_scale, u16* out, float* partial, float* lse, float* mass,
@@ -112,7 +172,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, REGISTER_WARPS < WARPS 
         const int* counts_8,  //
         const unsigned char* payload_16, const uint4* scales_16, const int* ids_16, const int* table_16,
         const int* counts_16,  //
-        int wide_2, int wide_3, int wide_4, int wide_8, int wide_16, int most_steps, float scale) {
+        int wide_2, int wide_3, int wide_4, int wide_8, int wide_16, int most_pieces, float scale) {
     __shared__ Tier tiers[KINDS];
     __shared__ float2 factors[ROWS];  // score = (sum * x - half * y) * scale_k
 
@@ -129,27 +189,24 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, REGISTER_WARPS < WARPS 
             const int count = has(kind) && valid ? max(0, min(counts[row], wide * PAGE)) : 0;
             const u64 apart = PAGE * 16 * bits_of_kind(kind);
             tiers[kind] = Tier{
-                payload + head * 2 * apart, scales + head * (PAGE / 4), ids, table + row * wide, count, 0};
+                payload + head * 2 * apart, scales + head * (PAGE / 4), ids, table + row * wide, count,
+                               (count + tokens_of_piece(kind) - 1) / tokens_of_piece(kind)};
         };
         set(0, payload_2, scales_2, ids_2, table_2, counts_2, wide_2);
         set(1, payload_3, scales_3, ids_3, table_3, counts_3, wide_3);
         set(2, payload_4, scales_4, ids_4, table_4, counts_4, wide_4);
         set(3, payload_8, scales_8, ids_8, table_8, counts_8, wide_8);
         set(4, payload_16, scales_16, ids_16, table_16, counts_16, wide_16);
-        int end = 0;
-        for (int kind = 0; kind < KINDS; ++kind) {
-            end += (tiers[kind].count + tokens_of_step(kind) - 1) / tokens_of_step(kind);
-            tiers[kind].end = end;
-        }
     }
     wait_for_predecessor();
     prepare_queries(memory, factors, q, q_scale, first, kv_heads, head, t, scale);
     __syncthreads();
 
-    const u64 all = tiers[KINDS - 1].end;
-    Step now{tiers, static_cast<int>(all * split / splits) + warp,
-             static_cast<int>(all * (split + 1) / splits)};
-    now.find();
+    u64 all = 0;
+#pragma unroll
+    for (int kind = 0; kind < KINDS; ++kind) all += tiers[kind].pieces;
+    const u32 me = split * WARPS + warp, of = splits * WARPS;
+    const int from = static_cast<int>(all * me / of), pieces = static_cast<int>(all * (me + 1) / of) - from;
     State state{};
     Queries queries;
 #pragma unroll
@@ -158,95 +215,15 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, REGISTER_WARPS < WARPS 
         for (int i = 0; i < 2; ++i) {
             const int r = 8 * n + lane % 4 * 2 + i;
             state.most[n][i] = LOWEST;
-
             queries.sees[n][i] = CAUSAL ? static_cast<int>(positions[t]) + (first + r) / GROUP : 0;
         }
-    unsigned char* slots = memory + Q_BYTES + warp * SLOTS * SLOT;
-    const u32 slots_at = shared_address(slots) + lane * 16;
-    int page = now.page();
-    if (now.is()) {
-        const Source source(now, page, kv_heads);
-#pragma unroll
-        for (int part = 0; part < 2; ++part) {
-            source.copy(slots_at + part * SLOT, part, now.kind);
-            copies_commit();
-        }
-    }
-    // of the steps ahead, one is copied, one is looked up
-    Step ahead = now.next(1, now.kind);
-    int page_ahead = ahead.page(), kind_ahead = ahead.kind;
-    Step beyond = now.next(2, kind_ahead);
-    int page_beyond = beyond.page(), kind_beyond = beyond.kind;
-    int slot = 0, to = 2;
-    int entered = 4;  // 16 bits: nothing is scaled
-    while (now.is()) {
-        const Step ahead{tiers, now.at + WARPS, now.end, kind_ahead};
-        const Source source(ahead, page_ahead, kv_heads);
-        const Tier& tier = tiers[now.kind];
-        if (now.kind != entered) {
-            rescale<false>(state, entered);
-            rescale<true>(state, now.kind);
-            entered = now.kind;
-        }
-        const int token = now.token(), kind = now.kind;
-        const uint4* own = reinterpret_cast<const uint4*>(memory) + kind * QT * 128;
-        const int* ids = nullptr;
-        if (CAUSAL && kind >= 3) ids = tier.ids + static_cast<u64>(page) * PAGE + token % PAGE;
-        int left = tier.count - token;
-#pragma unroll 1
-        for (int part = 0; part < 2; ++part) {
-            if (SLOTS > 2) {
-                __syncwarp();  // the slot was read
-                if (ahead.is()) source.copy(slots_at + to * SLOT, part, ahead.kind);
-                copies_commit();
-                to = to + 1 == SLOTS ? 0 : to + 1;
-            }
-            copies_wait<SLOTS - 1>();
-            const unsigned char* from = slots + (SLOTS > 2 ? slot : part) * SLOT;
-            slot = slot + 1 == SLOTS ? 0 : slot + 1;
-            float* sums = nullptr;
-            if (MASS)
-                sums = mass +
-                       ((static_cast<u64>(t) * kv_heads + head) * (2 * most_steps) + 2 * now.at + part) *
-                           (TILES * ROWS) +
-                       first;
-            if (left > 0) {
-                if (has(0) && kind == 0)
-                    attend<2>(state, from, factors, own, 0, left, nullptr, queries, sums);
-                if (has(1) && kind == 1)
-                    attend<3>(state, from, factors, own, 0, left, nullptr, queries, sums);
-                if (has(2) && kind == 2)
-                    attend<4>(state, from, factors, own, 0, left, nullptr, queries, sums);
-                if (has(3) && kind == 3)
-                    attend<8>(state, from, factors, own, part, left, CAUSAL ? ids + part * 16 : nullptr,
-                              queries, sums);
-                if (has(4) && kind == 4 && part == 0) {
-                    const auto* keys = reinterpret_cast<const uint4*>(
-                        tier.payload + static_cast<u64>(page) * (kv_heads * 2 * PAGE * 256) +
-                        token % PAGE * 256);
-                    const auto* scales = tier.scales + static_cast<u64>(page) * (kv_heads * (PAGE / 4)) +
-                                         token % PAGE / 32 * 8;
-                    attend_bf16(state, keys, keys + PAGE * 16, scales, factors, own, token % 32 / 16, left,
-                                ids, queries, sums);
-                }
-            }
-            left -= kind < 3 ? 32 : 16;
-            if (SLOTS == 2) {
-                __syncwarp();  // the slot was read
-                if (ahead.is()) source.copy(slots_at + part * SLOT, part, ahead.kind);
-                copies_commit();
-            }
-        }
-        now.at += WARPS;
-        now.kind = kind_ahead;
-        page = page_ahead;
-        kind_ahead = kind_beyond;
-        page_ahead = page_beyond;
-        const Step further = now.next(2, kind_ahead);
-        kind_beyond = further.kind;
-        page_beyond = further.page();
-    }
-    rescale<false>(state, entered);
+    Walk walk{state, queries, factors, memory, Place(tiers, from, pieces), kv_heads};
+    if (MASS)
+        walk.mass = mass + ((static_cast<u64>(t) * kv_heads + head) * most_pieces + from) * (TILES * ROWS) + first;
+    Place now = walk.ahead;
+    walk.fill(0, walk.ahead.kind);
+    walk.fill(SLOT, walk.ahead.kind);
+    walk.tier<0>(now), walk.tier<1>(now), walk.tier<2>(now), walk.tier<3>(now), walk.tier<4>(now);
     copies_wait<0>();
     __syncthreads();
 

@@ -27,9 +27,6 @@
 #ifndef ROTATE
 #define ROTATE 0
 #endif
-#ifndef SLOTS
-#define SLOTS 2
-#endif
 #ifndef MASS
 #define MASS 0
 #endif
@@ -42,17 +39,17 @@
 #endif
 
 constexpr int D = 128, KINDS = 5, ROWS = 8 * QT, TILES = (QUERIES * GROUP + ROWS - 1) / ROWS;
-constexpr int SLOT = 4096 + 512, VALUES_AT = 2048, SCALES_AT = 4096;  // bytes of half a step
+constexpr int SLOT = 4096 + 512, VALUES_AT = 2048, SCALES_AT = 4096;  // bytes of a piece
 constexpr int Q_BYTES = KINDS * QT * 2048, ROW = D + 4;
-constexpr float LOWEST = -1e30f, HEADROOM = 7.0f;
-static_assert(PAGE % 64 == 0, "pages of whole steps");
+constexpr float LOWEST = -1e30f, HEADROOM = 7.0f, MOST_WEIGHT = 32768.0f;  // of fp16's 65504
+static_assert(PAGE % 64 == 0, "pages of whole pieces");
 
 __device__ __forceinline__ constexpr int bits_of_kind(int kind) {
     return kind < 3 ? kind + 2 : kind == 3 ? 8 : 16;
 }
 __device__ __forceinline__ constexpr bool has(int kind) { return TIERS >> bits_of_kind(kind) & 1; }
-__device__ __forceinline__ constexpr int tokens_of_step(int kind) {
-    return kind < 3 ? 64 : kind == 3 ? 32 : 16;
+__device__ __forceinline__ constexpr int tokens_of_piece(int kind) {
+    return kind < 3 ? 32 : kind == 3 ? 16 : 8;
 }
 
 // What a row and a key/value head have of a tier; payload and scales begin at the head's part of page 0.
@@ -60,7 +57,7 @@ struct Tier {
     const unsigned char* payload;
     const uint4* scales;
     const int *ids, *table;
-    int count, end;  // end: of its steps among the row's
+    int count, pieces;
 };
 
 struct State {
@@ -84,10 +81,3 @@ __device__ __forceinline__ void rescale(State& state) {
             }
 }
 
-template <bool ENTER>
-__device__ __forceinline__ void rescale(State& state, int kind) {
-    if (kind == 0) rescale<2, ENTER>(state);
-    if (kind == 1) rescale<3, ENTER>(state);
-    if (kind == 2) rescale<4, ENTER>(state);
-    if (kind == 3) rescale<8, ENTER>(state);
-}

@@ -20,18 +20,18 @@ from .tiers import BITS, Tier
 
 NAME = "CUDA C++ bucketed_attention (mma.sync)"
 HEAD_DIM, MOST_QUERIES = 128, 8
-_HALF_STEP, _Q_TILE, _ROW = 4608, 5 * 2048, 134 * 4
-_TOKENS = {2: 64, 3: 64, 4: 64, 8: 32, 16: 16}
-"""Tokens of a warp's step."""
+_PIECE, _Q_TILE, _ROW = 4608, 5 * 2048, 134 * 4
+_TOKENS = {2: 32, 3: 32, 4: 32, 8: 16, 16: 8}
+"""Tokens of a piece, which a warp takes at a time."""
 
 MOST_SPLITS = 132
-_STEP = {2: (1.34, 0.145), 3: (1.34, 0.145), 4: (1.34, 0.145), 8: (0.84, 0.071), 16: (0.84, 0.071)}
-"""Microseconds of a warp's step on an H200, and more for each warp beside it on the multiprocessor."""
+_COST = {2: (0.58, 0.0412), 3: (0.58, 0.0412), 4: (0.58, 0.0412), 8: (0.439, 0.0029), 16: (0.439, 0.0029)}
+"""Microseconds of a warp's piece on an H200, and more for each warp beside it on the multiprocessor."""
 
-_READ, _CROWD = 33_300.0, 0.37
+_READ, _CROWD = 31_200.0, 0.206
 """Bytes a microsecond of a multiprocessor of 16 warps; what part of that time grows with its warps."""
 
-_QUERY, _WARP, _MERGE, _SPLIT, _BLOCK = 0.7, 0.136, 0.5, 0.005, 0.0064
+_QUERY, _WARP, _MERGE, _SPLIT, _BLOCK = 0.71, 0.079, 1.03, 0.0061, 0.0067
 """Microseconds more: for each query that a warp prepares, for each warp of a block. Where rows are split: for the
 merge, for each split, for each block."""
 
@@ -45,18 +45,17 @@ class Plan:
 
     Attributes:
         warps: of a block. splits: blocks that share the keys of a row and a key/value head.
-        tiles: groups of eight queries in a block. slots: half steps that a warp holds in shared memory.
+        tiles: groups of eight queries in a block.
     """
 
     warps: int
     splits: int
     tiles: int = 1
-    slots: int = 2
 
     @property
     def shared_memory(self) -> int:
         """Bytes of a block."""
-        return max(self.tiles * _Q_TILE + self.warps * self.slots * _HALF_STEP, self.warps * 8 * self.tiles * _ROW)
+        return max(self.tiles * _Q_TILE + self.warps * 2 * _PIECE, self.warps * 8 * self.tiles * _ROW)
 
 
 @dataclass(frozen=True)
@@ -75,7 +74,7 @@ class Shape:
         return self.heads // self.kv_heads
 
     @property
-    def most_steps(self) -> int:
+    def most_pieces(self) -> int:
         """Of a row."""
         return sum(pages * self.page // _TOKENS[bits] for bits, pages in zip(BITS, self.wide, strict=True))
 
@@ -116,10 +115,10 @@ def why_not(
 
 @lru_cache(maxsize=1024)
 def plan(shape: Shape, multiprocessors: int, shared_memory: int) -> Plan:
-    """The cut that takes least time by a model of an H200, fitted to figures of 14 shapes in 3 to 40 cuts each.
+    """The cut that takes least time by a model of an H200, fitted to figures of 14 shapes in 4 to 11 cuts each.
 
     A multiprocessor's warps take turns, and wait for memory: the two times add up as squares. Of those 14 shapes, the
-    cuts that it chooses take 1% longer than the best on average, 3% at most.
+    cuts that it chooses take 1% longer than the best on average, 5% at most.
 
     Args:
         shared_memory: bytes of a block, at most.
@@ -136,11 +135,11 @@ def plan(shape: Shape, multiprocessors: int, shared_memory: int) -> Plan:
         if warps > resident or own.shared_memory + _STATIC > shared_memory:
             continue
         for splits in range(1, max(1, min(MOST_SPLITS, resident // warps * multiprocessors // pairs)) + 1):
-            steps = ceil_div(shape.most_steps, splits)
+            pieces = ceil_div(shape.most_pieces, splits * warps)
             together = min(resident // warps, ceil_div(pairs * splits, multiprocessors))
             waves = ceil_div(pairs * splits, multiprocessors * together)
-            busy = min(warps, steps) * together
-            works = waves * ceil_div(steps, warps) * (alone + beside * busy)
+            busy = min(warps, ceil_div(shape.most_pieces, splits)) * together
+            works = waves * pieces * (alone + beside * busy)
             took = math.hypot(works, read * (1 - _CROWD + _CROWD * busy / 16)) + _WARP * warps
             took += _QUERY * ceil_div(8 * tiles, warps)
             took += _MERGE + _SPLIT * splits + _BLOCK * pairs * splits if splits > 1 else 0
@@ -150,14 +149,14 @@ def plan(shape: Shape, multiprocessors: int, shared_memory: int) -> Plan:
 
 
 def _costs(shape: Shape) -> tuple[float, float, float]:
-    """Of a step of a row, on average: see _STEP. And bytes of all steps of a row and a key/value head."""
+    """Of a piece of a row, on average: see _COST. And bytes of all pieces of a row and a key/value head."""
     alone = beside = read = 0.0
     for bits, pages in zip(BITS, shape.wide, strict=True):
-        steps = pages * shape.page // _TOKENS[bits]
-        alone += steps * _STEP[bits][0]
-        beside += steps * _STEP[bits][1]
+        pieces = pages * shape.page // _TOKENS[bits]
+        alone += pieces * _COST[bits][0]
+        beside += pieces * _COST[bits][1]
         read += pages * shape.page * (2 * HEAD_DIM * bits // 8 + 4)
-    return alone / max(shape.most_steps, 1), beside / max(shape.most_steps, 1), read
+    return alone / max(shape.most_pieces, 1), beside / max(shape.most_pieces, 1), read
 
 
 def shape_of(q: Tensor, tiers: Sequence[Tier]) -> Shape:
@@ -221,7 +220,7 @@ def launch(
         partial = q.new_empty(T, n, heads, of.splits, D, dtype=torch.float32)
         lse = q.new_empty(T, n, heads, of.splits, dtype=torch.float32)
     if mass is not None:
-        weights = q.new_empty(T, kv_heads, 2 * shape.most_steps, shape.width(of), dtype=torch.float32)
+        weights = q.new_empty(T, kv_heads, shape.most_pieces, shape.width(of), dtype=torch.float32)
         whole = q.new_empty(T, n, heads, dtype=torch.float32)
     places: list[int] = []
     for bits in BITS:
@@ -268,14 +267,14 @@ def _launches(
     arch = target_of(device).arch
     assert arch is not None
     wide = [c_int32(pages) for pages in shape.wide]
-    steps = c_int32(shape.most_steps)
+    pieces = c_int32(shape.most_pieces)
     attend = load.Launch(
         spec_of(arch.name, shape, causal, rotate, mass, of),
         device.index,
         (of.splits, shape.kv_heads, shape.T * shape.blocks(of)),
         32 * of.warps,
         *wide,
-        steps,
+        pieces,
         c_float(scale_of(HEAD_DIM)),
         shared_memory=of.shared_memory,
         overlap=arch.overlaps,
@@ -287,7 +286,7 @@ def _launches(
         join = load.Launch(merge, device.index, (blocks,), 128, c_int32(of.splits), overlap=arch.overlaps)
     if mass:
         pages = mass_spec(arch.name, shape)
-        last = (*wide, steps, c_int32(shape.kv_heads), c_int32(shape.width(of)))
+        last = (*wide, pieces, c_int32(shape.kv_heads), c_int32(shape.width(of)))
         grid = (ceil_div(sum(shape.wide), 4), shape.T)
         sum_up = load.Launch(pages, device.index, grid, 128, *last, overlap=arch.overlaps)
     return attend, join, sum_up
@@ -307,7 +306,6 @@ def spec_of(arch: str, shape: Shape, causal: bool, rotate: bool, mass: bool, of:
         MASS=mass,
         QT=of.tiles,
         WARPS=of.warps,
-        SLOTS=of.slots,
     )
 
 
