@@ -18,6 +18,8 @@ from ..routing import is_distinct
 from . import exchanges
 from .exchanges import Topology
 from .exchanges.exchange import world_of
+from .exchanges.hierarchical import Hierarchical
+from .exchanges.peer_memory import PeerMemoryExchange
 from .hierarchical import Nodes
 
 NAMES = (exchanges.AUTO, *(kind.name for kind in exchanges.EXCHANGES))
@@ -51,6 +53,10 @@ class ExpertParallel(Prepared):
         nodes: of "hierarchical", R_inter x R_intra ranks; default: as few nodes as D allows.
         timeout: of "hierarchical", seconds without progress after which all ranks raise PeerStopped.
 
+    Attributes:
+        kernels: the exchange, if kernels of the GPU make it. Then a call waits for nothing, and `kernels.check` says
+            what went wrong in calls that are over.
+
     Raises:
         ContractError: torch.distributed is not started; experts, placement, group and problem do not fit.
         BackendUnavailable: the exchange or the backend that was asked for cannot run, and why.
@@ -81,6 +87,8 @@ class ExpertParallel(Prepared):
         runs = registry.choose(local, registry.resolve(backend))
         topology = Topology(placement, runs, group, wire, nodes, timeout)
         self.exchange = exchanges.choose(exchange, self.problem, topology)
+        made = self.exchange.transport if isinstance(self.exchange, Hierarchical) else None
+        self.kernels = made if isinstance(made, PeerMemoryExchange) else None
 
     def _run(self, hidden: Tensor, routing: Routing, out: Tensor, accumulate: bool) -> None:
         if not self._turn.acquire(blocking=False):
@@ -89,7 +97,11 @@ class ExpertParallel(Prepared):
                 remedy="let one thread of each process make the calls",
             )
         try:
-            store(self.exchange(hidden, routing, self._experts), out, accumulate, routing.num_tokens)
+            kernels = self.kernels
+            if kernels is not None and out.dtype == hidden.dtype and out.is_contiguous() and out.data_ptr() % 16 == 0:
+                kernels.into(hidden, routing, self._experts, out, accumulate)
+            else:
+                store(self.exchange(hidden, routing, self._experts), out, accumulate, routing.num_tokens)
         finally:
             self._turn.release()
 

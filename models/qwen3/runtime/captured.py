@@ -13,7 +13,7 @@ from ttnn_moe.kv.cache import RowCache
 from .decode_graphs import DecodeGraphs, buckets
 from .graphs import Graphs, Progress, graphs_for
 from .landing import Landing
-from .language_model import LanguageModel
+from .language_model import BringsGraphs, LanguageModel
 from .prefill_graphs import PrefillGraphs
 from .requests import Request
 from .runner import EagerRunner, Pending, Prompts, Runner, draw, next_tokens, run_prefill
@@ -67,6 +67,8 @@ class CapturedRunner:
         self.steps.keep(places)
 
     def capture(self, progress: Progress | None) -> None:
+        if not self.graphs.early:
+            return
         rows = self.cache.rows
         if self.prompts is None and self.cache.why_not_captured_prompts() is None:
             # the row whose prompt runs does not decode
@@ -94,5 +96,5 @@ def runner_for(model: LanguageModel, cache: RowCache, chunk: int, graphs: bool |
     if graphs and reason is not None:
         raise RequestError("no step of this model can be captured", got=reason, remedy="graphs=None")
     if graphs or (graphs is None and is_accelerator(model.device) and reason is None):
-        return CapturedRunner(model, cache, chunk)
+        return CapturedRunner(model, cache, chunk, model.graphs() if isinstance(model, BringsGraphs) else None)
     return EagerRunner(model, cache)
