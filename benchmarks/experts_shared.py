@@ -4,8 +4,8 @@
 
 Each rank serves its own requests, drawn as qwen3_engine.py draws them, all there at the start. Tokens a second are
 those of all ranks, by the slowest rank's seconds. Before it the same requests run with shorter prompts and fewer new
-tokens. Memory is that of one GPU with the model alone, and at most during the runs. The gate: with shared experts, the bundled
-model's tokens are those of one GPU.
+tokens. Memory is that of one GPU with the model alone, and at most during the runs. The gate: with shared experts, the
+bundled model's tokens are those of one GPU.
 """
 
 from __future__ import annotations

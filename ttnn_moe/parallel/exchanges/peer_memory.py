@@ -59,7 +59,9 @@ class PeerMemoryExchange:
 
     @classmethod
     def of(cls, problem: Problem, topology: Topology) -> PeerMemoryExchange:
-        return cls(_channel_of(problem, topology), problem, topology)
+        # a layer's first call may be under inference_mode, and a later one outside
+        with torch.inference_mode(False), torch.no_grad():
+            return cls(_channel_of(problem, topology), problem, topology)
 
     def __call__(self, hidden: Tensor, routing: Routing, experts: Experts) -> Tensor:
         out = torch.empty_like(hidden)
