@@ -23,8 +23,8 @@ from ttnn_moe.models.qwen3.parallel.serving import serve
 from ttnn_moe.models.qwen3.parallel.tensor import TensorQwen3
 from ttnn_moe.models.qwen3.split import Split
 from ttnn_moe.models.qwen3.weights import filled
+from ttnn_moe.parallel.compare import compare
 from ttnn_moe.parallel.ranks import Ranks, RankStopped
-from ttnn_moe.parallel.ranks.handshake import compare
 from ttnn_moe.parallel.ranks.turns import Turns
 
 NEW = 10
