@@ -100,20 +100,22 @@ class TestOnGpus:
             plan = fast(plan, overlap=True)
         GpuRanks(plan, tokens, first=-3).replay(20)
 
+    @pytest.mark.parametrize("gpus", gpu_counts())
     @pytest.mark.parametrize("rank", [0, 3, 6])
     @pytest.mark.parametrize("case", ["2 x 4", "node, 8"])
-    def test_an_absent_rank_is_named(self, rank: int, case: str) -> None:
+    def test_an_absent_rank_is_named(self, rank: int, case: str, gpus: int) -> None:
         plan, tokens = PLANS[case]
-        GpuRanks(plan, tokens, timeout=0.05, absent=[rank]).blames_absent(rank)
+        GpuRanks(plan, tokens, spread(plan, gpus), timeout=0.05, absent=[rank]).blames_absent(rank)
 
+    @pytest.mark.parametrize("gpus", gpu_counts())
     @pytest.mark.parametrize("rank", [0, 5])
     @pytest.mark.parametrize(
         ("case", "role"),
         [("2 x 4", Role.SENDER), ("2 x 4", Role.FORWARDER), ("2 x 4", Role.RECEIVER), ("node, 8", Role.RECEIVER)],
     )
-    def test_a_rank_that_stalls_is_named(self, rank: int, case: str, role: Role) -> None:
+    def test_a_rank_that_stalls_is_named(self, rank: int, case: str, role: Role, gpus: int) -> None:
         plan = stalling(PLANS[case][0], rank, role)
-        GpuRanks(plan, (plan.T,) * 8, timeout=0.05).blames(rank)
+        GpuRanks(plan, (plan.T,) * 8, spread(plan, gpus), timeout=0.05).blames(rank)
 
     def test_too_many_blocks_are_refused(self) -> None:
         plan, tokens = PLANS["2 x 4"]

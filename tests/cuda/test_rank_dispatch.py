@@ -89,12 +89,14 @@ class TestOnGpus:
             plan = fast(plan, overlap=True)
         DispatchOnGpus(plan, tokens, first=-3).replay(20)
 
+    @pytest.mark.parametrize("gpus", gpu_counts())
     @pytest.mark.parametrize("rank", [0, 3, 6])
     @pytest.mark.parametrize("case", ["2 x 4", "node, 8"])
-    def test_an_absent_rank_is_named(self, rank: int, case: str) -> None:
+    def test_an_absent_rank_is_named(self, rank: int, case: str, gpus: int) -> None:
         plan, tokens = PLANS[case]
-        DispatchOnGpus(plan, tokens, timeout=0.05, absent=[rank]).blames_absent(rank)
+        DispatchOnGpus(plan, tokens, spread(plan, gpus), timeout=0.05, absent=[rank]).blames_absent(rank)
 
+    @pytest.mark.parametrize("gpus", gpu_counts())
     @pytest.mark.parametrize("rank", [0, 5])
     @pytest.mark.parametrize(
         ("case", "role"),
@@ -107,9 +109,9 @@ class TestOnGpus:
             ("node, 8", Role.SENDER),
         ],
     )
-    def test_a_rank_that_stalls_is_named(self, rank: int, case: str, role: Role) -> None:
+    def test_a_rank_that_stalls_is_named(self, rank: int, case: str, role: Role, gpus: int) -> None:
         plan = stalling(PLANS[case][0], rank, role)
-        DispatchOnGpus(plan, (plan.T,) * 8, timeout=0.05).blames(rank)
+        DispatchOnGpus(plan, (plan.T,) * 8, spread(plan, gpus), timeout=0.05).blames(rank)
 
     def test_another_number_of_ranks_is_refused(self) -> None:
         with pytest.raises(ContractError, match="topology"):
