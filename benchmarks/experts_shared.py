@@ -36,6 +36,8 @@ from ttnn_moe.models.qwen3.weights import randomize
 from ttnn_moe.parallel.ranks import Ranks, start
 
 COPIES = "copies"
+EVERY = 4096
+"""Tokens of a rank after which it says how far it is."""
 PROMPT, NEW = (32, 1024), (16, 256)
 TASKS = ("Copy: AB12", "Reverse: hello", "Upper: abc", "Copy: zz9 q", "Sort: dacb")
 
@@ -53,22 +55,32 @@ def equal(ranks: Ranks, exchange: str, new: int = 16) -> bool:
     return made == want
 
 
-def served(ranks: Ranks, engine: Engine, todo: list[tuple[list[int], int]]) -> tuple[float, int]:
-    """Seconds of the slowest rank for these requests, and this rank's steps."""
+def served(
+    ranks: Ranks, engine: Engine, todo: list[tuple[list[int], int]], say: Callable[..., None]
+) -> tuple[float, int]:
+    """Seconds of the slowest rank for these requests, and this rank's decode steps."""
     ranks.meet()
     torch.cuda.synchronize()
     begun, steps = time.perf_counter(), engine.stats.decode_steps
     for prompt, new in todo:
         engine.add(prompt, max_new_tokens=new, stop_ids=())
-    tokens: list[Any] = []
+    tokens, next_word = [0], [EVERY]
+
+    def take(made: Any) -> None:
+        tokens[0] += 1
+        if tokens[0] >= next_word[0]:
+            next_word[0] += EVERY
+            say(tokens[0], "tokens in", round(time.perf_counter() - begun, 3), "s")
+
     if isinstance(engine.model, ExpertsQwen3):
-        serve(engine, lambda: False, tokens.append)
+        serve(engine, lambda: False, take)
     else:
         while engine.busy:
-            tokens += engine.step()
+            for made in engine.step():
+                take(made)
     torch.cuda.synchronize()
     took = time.perf_counter() - begun
-    assert len(tokens) == sum(new for _, new in todo), "every request has all its tokens"
+    assert tokens[0] == sum(new for _, new in todo), "every request has all its tokens"
     return max(map(float, ranks.meet(str(took)))), engine.stats.decode_steps - steps
 
 
@@ -85,10 +97,10 @@ def timed(
     engine = Engine(model, requests, PROMPT[1] + NEW[1], page=64)
     engine.capture()
     say("captured")
-    say("warm", served(ranks, engine, [(prompt[:128], 1 + new // 16) for prompt, new in todo]))
+    say("warm", served(ranks, engine, [(prompt[:128], 1 + new // 16) for prompt, new in todo], say))
     runs = []
     for _ in range(rounds):
-        runs.append(served(ranks, engine, todo))
+        runs.append(served(ranks, engine, todo, say))
         say("served", runs[-1])
     all_new = sum(int(words) for words in ranks.meet(str(sum(new for _, new in todo))))
     seconds = statistics.median(took for took, _ in runs)

@@ -381,18 +381,9 @@ def experts_shared() -> str:
         rate, beside = row["new_tokens_per_s"], row["new_tokens_per_s"] / copies["new_tokens_per_s"]
         freed = f"{whole - gib:.1f}" if row is not copies else ""
         lines.append(table_row([kinds[row["experts"]], f"{rate:,.0f}", f"{beside:.2f}", f"{gib:.1f}", freed]))
-    machine = data["machine"]
-    return (
-        "\n".join(
-            [
-                *lines,
-                "",
-                f"{machine['gpus']} {machine['name']}, torch {data['versions']['torch']}; bf16, {data['layers']} layers, "
-                f"{data['requests']} requests a GPU.",
-            ]
-        )
-        + "\n"
-    )
+    machine, versions = data["machine"], data["versions"]
+    where = f"{machine['gpus']} {machine['name']}, torch {versions['torch']}; bf16, {data['layers']} layers"
+    return "\n".join([*lines, "", f"{where}, {data['requests']} requests a GPU."]) + "\n"
 
 
 TABLES: dict[str, Callable[[], str]] = {

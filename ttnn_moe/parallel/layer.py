@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from .. import api, registry
-from ..backend import Prepared, store
+from ..backend import CompilesAhead, Prepared, store
 from ..contract import Experts, Placement, Problem, Routing
 from ..errors import ContractError
 from ..routing import is_distinct
@@ -82,13 +82,21 @@ class ExpertParallel(Prepared):
         _check_group(placement, group)
         super().__init__(api.described(problem, experts, placement), experts, placement)
         self.distinct = is_distinct(ids)
+        self._local = Problem.of(placement.D * problem.T, problem.K, experts, problem.dtype, wire)
         self._experts, self._turn = experts, _TURNS.setdefault(world_of(group), Lock())
         local = Problem.of(1, problem.K, experts, problem.dtype)
         runs = registry.choose(local, registry.resolve(backend))
+        self._runs = runs
         topology = Topology(placement, runs, group, wire, nodes, timeout)
         self.exchange = exchanges.choose(exchange, self.problem, topology)
         made = self.exchange.transport if isinstance(self.exchange, Hierarchical) else None
         self.kernels = made if isinstance(made, PeerMemoryExchange) else None
+
+    def compile(self, least: int = 1, *, ids64: bool = False, accumulate: bool = False) -> int:
+        """Compile what this process's experts launch for the tokens of all processes; see Prepared. Returns 0."""
+        if isinstance(self._runs, CompilesAhead):
+            self._runs.compile_ahead(self._local, self.device)
+        return 0
 
     def _run(self, hidden: Tensor, routing: Routing, out: Tensor, accumulate: bool) -> None:
         if not self._turn.acquire(blocking=False):

@@ -75,6 +75,8 @@ class SharedMoE(MoE):
             self._prepared[bound] = ExpertParallel(
                 problem, experts, placement, turns.group, self.backend, self._exchange, wire, timeout=turns.timeout
             )
+            # several at a time; a call would compile one after the other, while all ranks wait
+            self._prepared[bound].compile()
         layer = self._prepared[bound]
         assert isinstance(layer, ExpertParallel)
         return layer
