@@ -13,6 +13,7 @@ from __future__ import annotations
 import dataclasses
 import gc
 import json
+import math
 import statistics
 import time
 from collections.abc import Callable
@@ -97,7 +98,9 @@ def timed(
     engine = Engine(model, requests, PROMPT[1] + NEW[1], page=64)
     engine.capture()
     say("captured")
-    say("warm", served(ranks, engine, [(prompt[:128], 1 + new // 16) for prompt, new in todo], say))
+    # every second step, half of them end: steps of all sizes
+    short = [(prompt[:128], 2 + round(2 * math.log2(requests / (i + 1)))) for i, (prompt, _) in enumerate(todo)]
+    say("warm", served(ranks, engine, short, say))
     runs = []
     for _ in range(rounds):
         runs.append(served(ranks, engine, todo, say))

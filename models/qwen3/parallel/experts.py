@@ -30,8 +30,6 @@ from ..split import Split
 
 BY_KERNELS = "hierarchical"
 """The exchange that kernels make on GPUs of one host."""
-LARGEST = 512
-"""Tokens of the busiest rank up to which a decode step is a graph: in longer ones, launches cost nothing."""
 
 
 class Turns(Protocol):
@@ -172,9 +170,10 @@ class ExpertsQwen3(Qwen3Moe):
 
 
 class TurnGraphs(DeviceGraphs):
-    """CUDA graphs of decode steps that ranks take together: one for each number of tokens of the busiest rank.
+    """CUDA graphs of steps that ranks take together: one for each power of two of the busiest rank's tokens.
 
-    The host takes the turn before it replays a graph. A capture and what comes before it send nothing.
+    In decode steps, ranks with fewer tokens pad to as many. The host takes the turn before it replays a graph. A
+    capture, and what comes before it, send nothing.
     """
 
     early = False
@@ -183,12 +182,12 @@ class TurnGraphs(DeviceGraphs):
         super().__init__(torch.cuda, torch.cuda.CUDAGraph)
         self._model, self._bound = model, 0
 
-    def begin(self, tokens: int) -> int | None:
+    def begin(self, tokens: int, most: int) -> int | None:
         """See Graphs."""
         model = self._model
         model.turns.take(tokens)
         self._bound = power_of_2(model.turns.most)
-        model.began = self._bound > LARGEST
+        model.began = self._bound > most
         return None if model.began else self._bound
 
     def capture(self, run: Callable[[], Tensor], inputs: Inputs | None = None) -> Captured:

@@ -67,13 +67,13 @@ class CapturedRunner:
         self.steps.keep(places)
 
     def capture(self, progress: Progress | None) -> None:
-        if not self.graphs.early:
-            return
         rows = self.cache.rows
         if self.prompts is None and self.cache.why_not_captured_prompts() is None:
             # the row whose prompt runs does not decode
             decoding = self.steps.size if rows > 1 else 0
             self.prompts = PrefillGraphs(self.model, self.cache, self.graphs, self._chunk + decoding, decoding)
+        if not self.graphs.early:
+            return
         work: list[Callable[[], object]] = []
         if self.prompts is not None:
             work += [partial(self.prompts.capture, *kind) for kind in self.prompts.kinds]

@@ -21,7 +21,8 @@ from .sampling import Sampling, choose
 class DecodeGraphs:
     """Decode steps of the rows in use: last tokens, positions and cache rows live on the device.
 
-    A step takes the least power of two that holds its rows, its bucket; the others are padding. A bucket is captured as
+    A step takes the least power of two that holds its rows, its bucket (or what Graphs.begin says); the others are
+    padding. A bucket is captured as
     a graph when it is first needed. On a CPU (under Triton's interpreter, for tests) its operators run again.
 
     Args:
@@ -38,7 +39,7 @@ class DecodeGraphs:
         self._ids, self._positions, self._rows, self._advance = numbers(), numbers(), numbers(), numbers()
         self._count = torch.zeros((), dtype=torch.int32, device=self.device)
         self._used = 0
-        self._captured: dict[tuple[int, int], Captured] = {}
+        self._captured: dict[int, Captured] = {}
         self._use(0)
 
     @property
@@ -72,27 +73,27 @@ class DecodeGraphs:
     def step(self) -> Tensor:
         """Feed every row in use its last token. Its logits [rows in use, V], until the next step; `last` is greedy."""
         n = power_of_2(self._used)
-        kind = self.graphs.begin(n)
-        if kind is None:
+        bucket = self.graphs.begin(n, self.size)
+        if bucket is None:
             with torch.inference_mode():
                 return self._run(n, self._step(n))[: self._used]
-        step = self.capture(n, kind)
+        step = self.capture(bucket)
         step.replay()
         return step.out[: self._used]
 
-    def capture(self, n: int, kind: int = 0) -> Captured:
+    def capture(self, n: int) -> Captured:
         """The step of n rows. A capture leaves tokens and positions as they were: what it writes into the cache lies
-        where the next step writes again. kind: see Graphs.begin."""
-        if (n, kind) not in self._captured:
+        where the next step writes again."""
+        if n not in self._captured:
             step = self._step(n)
             state = self._ids, self._positions
             saved = [values.clone() for values in state]
             inputs = partial(self.cache.replay_inputs, n)
-            self._captured[n, kind] = self.graphs.capture(lambda: self._run(n, step), inputs)
+            self._captured[n] = self.graphs.capture(lambda: self._run(n, step), inputs)
             with torch.inference_mode():
                 for values, before in zip(state, saved, strict=True):
                     values.copy_(before)
-        return self._captured[n, kind]
+        return self._captured[n]
 
     def _step(self, n: int) -> DecodeStep:
         return DecodeStep(

@@ -43,10 +43,10 @@ class Graphs(Protocol):
     counted: bool
     early: bool
 
-    def begin(self, tokens: int) -> int | None:
-        """A step of so many tokens comes next: the kind of graph that holds it, 0 where there is one kind.
+    def begin(self, tokens: int, most: int) -> int | None:
+        """A step of so many tokens comes next: the tokens of the graph to take, from `tokens` to `most`.
 
-        None: no graph is worth it; the step runs once, as it is.
+        None: no graph serves; the step runs once, as it is.
         """
 
     def capture(self, run: Callable[[], Tensor], inputs: Inputs | None = None) -> Captured:
@@ -63,9 +63,9 @@ class Again:
 
     ahead = counted = early = True
 
-    def begin(self, tokens: int) -> int | None:
+    def begin(self, tokens: int, most: int) -> int | None:
         """See Graphs."""
-        return 0
+        return tokens
 
     @torch.inference_mode()
     def capture(self, run: Callable[[], Tensor], inputs: Inputs | None = None) -> Captured:
@@ -91,9 +91,9 @@ class DeviceGraphs:
         self._module, self._new, self._options = module, new, options
         self._pool = module.graph_pool_handle()
 
-    def begin(self, tokens: int) -> int | None:
+    def begin(self, tokens: int, most: int) -> int | None:
         """See Graphs."""
-        return 0
+        return tokens
 
     @torch.inference_mode()
     def capture(self, run: Callable[[], Tensor], inputs: Inputs | None = None) -> Captured:
