@@ -98,8 +98,8 @@ def timed(
     engine = Engine(model, requests, PROMPT[1] + NEW[1], page=64)
     engine.capture()
     say("captured")
-    # every second step, half of them end: steps of all sizes
-    short = [(prompt[:128], 2 + round(2 * math.log2(requests / (i + 1)))) for i, (prompt, _) in enumerate(todo)]
+    # prompts end within 20 steps; then, every second step, half of the requests end: decode steps of all sizes
+    short = [(prompt[:128], 20 + round(2 * math.log2(requests / (i + 1)))) for i, (prompt, _) in enumerate(todo)]
     say("warm", served(ranks, engine, short, say))
     runs = []
     for _ in range(rounds):
