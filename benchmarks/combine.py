@@ -5,7 +5,7 @@
 A process each GPU; ranks share GPUs evenly (--ranks a GPU). Every token has a row on every rank, the most that travels.
 A time is a call inside a CUDA graph of 20, the slowest GPU's, the median of the replays. GB/s count the bytes of rows
 that one GPU sends to others. A time stands only behind the gate: 20 calls, each equal to the oracle bit for bit. A
-dispatch includes the exchange of its masks.
+dispatch includes the exchange of its masks. With --inter 2 and --ranks 4, two GPUs stand for two nodes of four ranks.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import torch.distributed as dist
 import torch.distributed._symmetric_memory as symmetric
 
 from ttnn_moe.contract import Placement
-from ttnn_moe.cuda.combine.kernel import RankKernel, RingPlan, stopped
+from ttnn_moe.cuda.combine.kernel import STATUS, RankKernel, RingPlan, stopped
 from ttnn_moe.cuda.combine.node import NodeCombine, NodeCombinePlan, NodeDispatch, NodeDispatchPlan, rows_at
 from ttnn_moe.cuda.combine.rank_combine import Plan, RankCombine, pointers
 from ttnn_moe.cuda.combine.rank_dispatch import DispatchPlan, RankDispatch, Received
@@ -51,6 +51,8 @@ class Result:
     Attributes:
         op: see PLANS. us: of a call. gb: GB/s to other GPUs.
         nccl_us, nccl_gb: all_to_all_single of the same rows, without a sum.
+        between: rows that crossed between nodes in a call, as the rings of all ranks counted them. flat: rows that
+            would cross if each rank sent to each.
     """
 
     op: str
@@ -65,6 +67,8 @@ class Result:
     gb: float
     nccl_us: float
     nccl_gb: float
+    between: int = 0
+    flat: int = 0
 
 
 def timed(call: Callable[[], None]) -> float:
@@ -110,6 +114,19 @@ class Ranks:
         self.gpu, self.ranks = gpu, range(gpu * each, (gpu + 1) * each)
         self.outs: list[torch.Tensor] = []
         self.want: list[torch.Tensor] = []
+
+    def between(self) -> int:
+        """Rows that all ranks ever put into rings between nodes."""
+        plan, items = self.plan, 0
+        if not plan.slot:
+            return 0
+        C, entries = plan.sms * plan.W, (plan.intra + 1) * plan.inter
+        for heap in self.memory.split(plan.heap):
+            sent = heap[STATUS + 68 * entries * C :][: 4 * entries * C].view(torch.int32).view(entries, C)
+            items += int(sent[plan.intra * plan.inter :].sum())
+        count = torch.tensor([items], device="cuda")
+        dist.all_reduce(count)
+        return int(count)
 
     def right(self, repeats: int) -> bool:
         good = True
@@ -238,7 +255,10 @@ def measure(plan: RingPlan, gpus: int, options: argparse.Namespace, beside: floa
     else:
         assert isinstance(plan, Plan | NodeCombinePlan)
         wire, ranks = plan.wire if isinstance(plan, Plan) else plan.dtype, CombineRanks(plan, each)
+    begun = ranks.between()
     right = ranks.right(options.repeats)
+    between = (ranks.between() - begun) // options.repeats
+    flat = plan.R * (plan.R - plan.intra) * plan.T
     us = timed(ranks.call.launch) if right else float("nan")
     # rows that leave a GPU: to ranks of a node elsewhere; to other nodes, or partials from them
     nodes = Nodes(plan.inter, plan.intra)
@@ -252,7 +272,7 @@ def measure(plan: RingPlan, gpus: int, options: argparse.Namespace, beside: floa
     total = remote * row / gpus
     topology = f"{plan.inter}x{plan.intra} on {gpus}"
     rates = round(us, 2), round(total / us / 1e3, 1), round(beside, 2), round((gpus - 1) * row / beside / 1e3, 1)
-    return Result(op, topology, plan.T, plan.H, variant, plan.sms, plan.W, right, *rates)
+    return Result(op, topology, plan.T, plan.H, variant, plan.sms, plan.W, right, *rates, between, flat)
 
 
 def main() -> None:

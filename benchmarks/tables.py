@@ -354,8 +354,42 @@ def combine() -> str:
     return "\n".join([*lines, "", f"{data['device']}, torch {data['torch']}."]) + "\n"
 
 
+def combine_nodes() -> str:
+    """Dispatch and combine of two levels: what crosses between nodes."""
+    data = results("combine_nodes.json")
+    lines = table_head(
+        ["op", "T, H", "SMs of a rank", "time", "rows between nodes, counted", "a flat exchange", "part"]
+    )
+    for row in data["rows"]:
+        assert row["right"]
+        part = f"1/{row['flat'] / row['between']:.4g}"
+        counts = [f"{row['between']:,}", f"{row['flat']:,}", part]
+        lines.append(table_row([row["op"], f"{row['T']}, {row['H']}", row["sms"], f"{row['us']:.1f} us", *counts]))
+    return (
+        "\n".join([*lines, "", f"{data['rows'][0]['topology']} GPUs; {data['device']}, torch {data['torch']}."]) + "\n"
+    )
+
+
+def experts_shared() -> str:
+    """Qwen3 with shared experts beside copies."""
+    data = results("experts_shared.json")
+    kinds = {"copies": "a copy on each GPU", "all_to_all": "shared, NCCL", "hierarchical": "shared, kernels"}
+    copies = next(row for row in data["rows"] if row["experts"] == "copies")
+    lines = table_head(["experts", "new tokens/s", "beside copies", "GiB of weights a GPU", "freed"])
+    for row in data["rows"]:
+        gib, whole = (one["model_bytes"] / 2**30 for one in (row, copies))
+        rate, beside = row["new_tokens_per_s"], row["new_tokens_per_s"] / copies["new_tokens_per_s"]
+        freed = f"{whole - gib:.1f}" if row is not copies else ""
+        lines.append(table_row([kinds[row["experts"]], f"{rate:,.0f}", f"{beside:.2f}", f"{gib:.1f}", freed]))
+    machine, versions = data["machine"], data["versions"]
+    where = f"{machine['gpus']} {machine['name']}, torch {versions['torch']}; bf16, {data['layers']} layers"
+    return "\n".join([*lines, "", f"{where}, {data['requests']} requests a GPU."]) + "\n"
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "combine.json": combine,
+    "combine_nodes.json": combine_nodes,
+    "experts_shared.json": experts_shared,
     "cpu_layer.json": cpu_layer,
     "kv_attention.json": kv_tables.attention,
     "kv_attention.json, several queries": kv_tables.queries,

@@ -209,7 +209,7 @@ def test_processes(size: int, tmp_path: Path) -> None:
         assert torch.equal(bits(results["hierarchical"]), bits(summed(rank, loaded)))
         assert results["auto"] == ["all_gather", "all_to_all"]
         assert "not that of this process group" in results["wrong rank"]
-        for text in (f"problem; got rank 0: T={MOST},", f"rank 1: T={MOST + 1},"):
+        for text in (f"rank 1: problem: got T={MOST + 1},", f"expected T={MOST},"):
             assert text in results["T differs"]
         assert f"the first took {MOST * size}, and T={MOST + 1}" in results["global_bs differs"]
         first, again, name, calls, lines = results["first call"]

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import replace
 
 import pytest
 import torch
 
+from rank_gpus import GpuRanks, fast, gpu_counts, spread, stalling
 from ttnn_moe.cuda.combine.node import NodeCombinePlan
 from ttnn_moe.cuda.combine.rank_combine import Plan, RankCombine, pointers
 from ttnn_moe.cuda.jit import build
@@ -64,10 +64,6 @@ def test_rows_are_numbered_by_rank_then_token() -> None:
     assert T.tolist() == [2, 1, 3]
 
 
-def gpu_counts() -> list[int]:
-    return [n for n in (1, 2, 4) if n <= max(torch.cuda.device_count(), 1)]
-
-
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 class TestOnGpus:
@@ -76,19 +72,8 @@ class TestOnGpus:
     @pytest.mark.parametrize("case", PLANS.values(), ids=PLANS)
     def test_equals_the_tree_oracle(self, case: tuple, gpus: int, bulk: bool) -> None:
         plan, tokens = case
-        if bulk:
-            if getattr(plan, "wire", plan.dtype) is not plan.dtype or torch.cuda.get_device_capability() < (9, 0):
-                pytest.skip("no bulk copies")
-            plan = replace(plan, bulk=True)
-        if plan.R % gpus:
-            pytest.skip("ranks do not spread evenly")
-        ranks = _ranks(plan, tokens, gpu_of=[r * gpus // plan.R for r in range(plan.R)])
-        for _ in range(5):
-            ranks.poison()
-            ranks.launch()
-            ranks.synchronize()
-            assert ranks.reports() == [None] * plan.R
-            assert ranks.wrong() == []
+        plan = fast(plan) if bulk else plan
+        GpuRanks(plan, tokens, gpu_of=spread(plan, gpus)).run(5)
 
     @pytest.mark.parametrize(
         "change",
@@ -106,64 +91,33 @@ class TestOnGpus:
     )
     def test_bits_depend_on_no_ring_channel_or_block(self, change: dict) -> None:
         plan, tokens = PLANS["2 x 4"]
-        ranks = _ranks(replace(plan, **change), tokens, biases=False)
-        ranks.launch()
-        ranks.synchronize()
-        assert ranks.wrong() == []
+        GpuRanks(replace(plan, **change), tokens, biases=False).run()
 
     @pytest.mark.parametrize("case", ["2 x 4", "node, 8"])
     def test_twenty_replays_of_a_graph_across_the_wrap_of_the_counters(self, case: str) -> None:
         plan, tokens = PLANS[case]
         if torch.cuda.get_device_capability() >= (9, 0):
-            plan = replace(plan, bulk=True, overlap=True)
-        ranks = _ranks(plan, tokens, first=-3)
-        ranks.launch()
-        ranks.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            ranks.launch()
-        for _ in range(20):
-            ranks.poison()
-            graph.replay()
-            torch.cuda.synchronize()
-            assert ranks.wrong() == []
+            plan = fast(plan, overlap=True)
+        GpuRanks(plan, tokens, first=-3).replay(20)
 
+    @pytest.mark.parametrize("gpus", gpu_counts())
     @pytest.mark.parametrize("rank", [0, 3, 6])
     @pytest.mark.parametrize("case", ["2 x 4", "node, 8"])
-    def test_an_absent_rank_is_named(self, rank: int, case: str) -> None:
+    def test_an_absent_rank_is_named(self, rank: int, case: str, gpus: int) -> None:
         plan, tokens = PLANS[case]
-        ranks = _ranks(plan, tokens, timeout=0.05, absent=[rank])
-        ranks.launch()
-        ranks.synchronize()
-        reports = ranks.reports()
-        assert {report.peer for report in reports if report} == {rank}
-        assert all(reports)
-        assert {report.role for report in reports if report} == {Role.OUTSIDE}
-        ranks.launch()  # the group is dead: nothing waits, nothing changes
-        ranks.synchronize()
-        assert ranks.reports() == reports
+        GpuRanks(plan, tokens, spread(plan, gpus), timeout=0.05, absent=[rank]).blames_absent(rank)
 
+    @pytest.mark.parametrize("gpus", gpu_counts())
     @pytest.mark.parametrize("rank", [0, 5])
     @pytest.mark.parametrize(
         ("case", "role"),
         [("2 x 4", Role.SENDER), ("2 x 4", Role.FORWARDER), ("2 x 4", Role.RECEIVER), ("node, 8", Role.RECEIVER)],
     )
-    def test_a_rank_that_stalls_is_named(self, rank: int, case: str, role: Role) -> None:
-        plan = replace(PLANS[case][0], stalls=rank, stall_role=role.value, sms=1, channels=2, slots=1)
-        start = time.monotonic()
-        ranks = _ranks(plan, (plan.T,) * 8, timeout=0.05)
-        ranks.launch()
-        ranks.synchronize()
-        assert time.monotonic() - start < 20
-        assert {report.peer if report else None for report in ranks.reports()} == {rank}
+    def test_a_rank_that_stalls_is_named(self, rank: int, case: str, role: Role, gpus: int) -> None:
+        plan = stalling(PLANS[case][0], rank, role)
+        GpuRanks(plan, (plan.T,) * 8, spread(plan, gpus), timeout=0.05).blames(rank)
 
     def test_too_many_blocks_are_refused(self) -> None:
         plan, tokens = PLANS["2 x 4"]
         with pytest.raises(ContractError, match="same time"):
             RankCombine(replace(plan, sms=10_000), 0, [0], [0] * 8)
-
-
-def _ranks(*args, **kwargs):
-    from rank_gpus import GpuRanks
-
-    return GpuRanks(*args, **kwargs)

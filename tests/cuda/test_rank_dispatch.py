@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import replace
 
 import pytest
 import torch
 
+from rank_gpus import DispatchOnGpus, fast, gpu_counts, spread, stalling
 from ttnn_moe.contract import Placement
 from ttnn_moe.cuda.combine.node import NodeDispatchPlan
 from ttnn_moe.cuda.combine.rank_dispatch import DispatchPlan, RankDispatch
@@ -58,21 +58,12 @@ def test_a_plan_refuses_what_no_kernel_takes(wrong: dict) -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 class TestOnGpus:
     @pytest.mark.parametrize("bulk", [False, True], ids=["vectors", "bulk"])
-    @pytest.mark.parametrize("gpus", [n for n in (1, 2, 4) if n <= max(torch.cuda.device_count(), 1)])
+    @pytest.mark.parametrize("gpus", gpu_counts())
     @pytest.mark.parametrize("case", PLANS.values(), ids=PLANS)
     def test_equals_the_protocols_dispatch(self, case: tuple, gpus: int, bulk: bool) -> None:
         plan, tokens = case
-        if bulk and torch.cuda.get_device_capability() < (9, 0):
-            pytest.skip("no bulk copies")
-        if plan.R % gpus:
-            pytest.skip("ranks do not spread evenly")
-        ranks = _ranks(replace(plan, bulk=bulk), tokens, gpu_of=[r * gpus // plan.R for r in range(plan.R)])
-        for _ in range(5):
-            ranks.poison()
-            ranks.launch()
-            ranks.synchronize()
-            assert ranks.reports() == [None] * plan.R
-            assert ranks.wrong() == []
+        plan = fast(plan) if bulk else plan
+        DispatchOnGpus(plan, tokens, gpu_of=spread(plan, gpus)).run(5)
 
     @pytest.mark.parametrize(
         "change",
@@ -89,43 +80,23 @@ class TestOnGpus:
     )
     def test_bits_depend_on_no_ring_channel_or_block(self, change: dict) -> None:
         plan, tokens = PLANS["2 x 4"]
-        ranks = _ranks(replace(plan, **change), tokens)
-        ranks.launch()
-        ranks.synchronize()
-        assert ranks.wrong() == []
+        DispatchOnGpus(replace(plan, **change), tokens).run()
 
     @pytest.mark.parametrize("case", ["2 x 4", "node, 8"])
     def test_twenty_replays_of_a_graph_across_the_wrap_of_the_counters(self, case: str) -> None:
         plan, tokens = PLANS[case]
         if torch.cuda.get_device_capability() >= (9, 0):
-            plan = replace(plan, bulk=True, overlap=True)
-        ranks = _ranks(plan, tokens, first=-3)
-        ranks.launch()
-        ranks.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            ranks.launch()
-        for _ in range(20):
-            ranks.poison()
-            graph.replay()
-            torch.cuda.synchronize()
-            assert ranks.wrong() == []
+            plan = fast(plan, overlap=True)
+        DispatchOnGpus(plan, tokens, first=-3).replay(20)
 
+    @pytest.mark.parametrize("gpus", gpu_counts())
     @pytest.mark.parametrize("rank", [0, 3, 6])
     @pytest.mark.parametrize("case", ["2 x 4", "node, 8"])
-    def test_an_absent_rank_is_named(self, rank: int, case: str) -> None:
+    def test_an_absent_rank_is_named(self, rank: int, case: str, gpus: int) -> None:
         plan, tokens = PLANS[case]
-        ranks = _ranks(plan, tokens, timeout=0.05, absent=[rank])
-        ranks.launch()
-        ranks.synchronize()
-        reports = ranks.reports()
-        assert {report.peer for report in reports if report} == {rank}
-        assert all(reports)
-        assert {report.role for report in reports if report} == {Role.OUTSIDE}
-        ranks.launch()  # the group is dead: nothing waits, nothing changes
-        ranks.synchronize()
-        assert ranks.reports() == reports
+        DispatchOnGpus(plan, tokens, spread(plan, gpus), timeout=0.05, absent=[rank]).blames_absent(rank)
 
+    @pytest.mark.parametrize("gpus", gpu_counts())
     @pytest.mark.parametrize("rank", [0, 5])
     @pytest.mark.parametrize(
         ("case", "role"),
@@ -138,21 +109,10 @@ class TestOnGpus:
             ("node, 8", Role.SENDER),
         ],
     )
-    def test_a_rank_that_stalls_is_named(self, rank: int, case: str, role: Role) -> None:
-        plan = replace(PLANS[case][0], stalls=rank, stall_role=role.value, sms=1, channels=2, slots=1)
-        start = time.monotonic()
-        ranks = _ranks(plan, (plan.T,) * 8, timeout=0.05)
-        ranks.launch()
-        ranks.synchronize()
-        assert time.monotonic() - start < 20
-        assert {report.peer if report else None for report in ranks.reports()} == {rank}
+    def test_a_rank_that_stalls_is_named(self, rank: int, case: str, role: Role, gpus: int) -> None:
+        plan = stalling(PLANS[case][0], rank, role)
+        DispatchOnGpus(plan, (plan.T,) * 8, spread(plan, gpus), timeout=0.05).blames(rank)
 
     def test_another_number_of_ranks_is_refused(self) -> None:
         with pytest.raises(ContractError, match="topology"):
             RankDispatch(DispatchPlan(2, 4, 1024, 100), Placement.uniform(8, 4), 0, [0], [0] * 8)
-
-
-def _ranks(*args, **kwargs):
-    from rank_gpus import DispatchOnGpus
-
-    return DispatchOnGpus(*args, **kwargs)

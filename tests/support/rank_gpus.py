@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import time
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import TypeVar
 
+import pytest
 import torch
 
 from delivered import delivered
@@ -15,9 +20,10 @@ from ttnn_moe.cuda.combine.rank_combine import Plan, RankCombine, Stopped, point
 from ttnn_moe.cuda.combine.rank_dispatch import DispatchPlan, RankDispatch, Received
 from ttnn_moe.parallel.hierarchical import Nodes, tree_sum
 from ttnn_moe.parallel.hierarchical.nodes import rank_masks
+from ttnn_moe.parallel.hierarchical.rings import Role
 
 
-class OnGpus:
+class OnGpus(ABC):
     """Heaps of all ranks, and what launches them. gpu_of: of each rank. absent: ranks that do not launch."""
 
     def __init__(self, plan: RingPlan, gpu_of: Sequence[int], absent: Sequence[int], first: int):
@@ -45,6 +51,80 @@ class OnGpus:
 
     def reports(self) -> list[Stopped | None]:
         return [stopped(heap) for heap in self.heaps]
+
+    @abstractmethod
+    def poison(self) -> None:
+        """Outputs become what no call gives."""
+
+    @abstractmethod
+    def wrong(self) -> Sequence[object]:
+        """What is not the oracle's, bit for bit."""
+
+    def run(self, calls: int = 1) -> None:
+        """Calls, each of which gives what the oracle does, and stops no rank."""
+        for _ in range(calls):
+            self.poison()
+            self.launch()
+            self.synchronize()
+            assert self.reports() == [None] * len(self.heaps)
+            assert list(self.wrong()) == []
+
+    def replay(self, calls: int) -> None:
+        """As run, from a graph."""
+        self.run()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            self.launch()
+        for _ in range(calls):
+            self.poison()
+            graph.replay()
+            torch.cuda.synchronize()
+            assert list(self.wrong()) == []
+
+    def blames(self, rank: int) -> list[Stopped]:
+        """A call that ends with this rank's name in every report; the reports."""
+        begun = time.monotonic()
+        self.launch()
+        self.synchronize()
+        assert time.monotonic() - begun < 20
+        reports = [report for report in self.reports() if report is not None]
+        assert len(reports) == len(self.heaps) and {report.peer for report in reports} == {rank}
+        return reports
+
+    def blames_absent(self, rank: int) -> None:
+        """As blames, of a rank that does not launch; then the group is dead: nothing waits, nothing changes."""
+        reports = self.blames(rank)
+        assert {report.role for report in reports} == {Role.OUTSIDE}
+        self.launch()
+        self.synchronize()
+        assert self.reports() == reports
+
+
+def spread(plan: RingPlan, gpus: int) -> list[int]:
+    """gpu_of ranks that share GPUs evenly; skips where they do not."""
+    if plan.R % gpus:
+        pytest.skip("ranks do not spread evenly")
+    return [rank * gpus // plan.R for rank in range(plan.R)]
+
+
+P = TypeVar("P", bound=RingPlan)
+
+
+def fast(plan: P, **others: object) -> P:
+    """The plan with bulk copies, where the GPU and the wire have them; skips where not."""
+    if getattr(plan, "wire", plan.dtype) is not plan.dtype or torch.cuda.get_device_capability() < (9, 0):
+        pytest.skip("no bulk copies")
+    return replace(plan, bulk=True, **others)
+
+
+def stalling(plan: P, rank: int, role: Role) -> P:
+    """The plan with a rank that stops in this role, on few and short rings."""
+    return replace(plan, stalls=rank, stall_role=role.value, sms=1, channels=2, slots=1)
+
+
+def gpu_counts() -> list[int]:
+    """Numbers of GPUs to spread ranks over."""
+    return [n for n in (1, 2, 4) if n <= max(torch.cuda.device_count(), 1)]
 
 
 class DispatchOnGpus(OnGpus):

@@ -11,13 +11,15 @@ import torch.distributed as dist
 from torch import Tensor
 
 from .. import api, registry
-from ..backend import Prepared, store
+from ..backend import CompilesAhead, Prepared, store
 from ..contract import Experts, Placement, Problem, Routing
 from ..errors import ContractError
 from ..routing import is_distinct
 from . import exchanges
 from .exchanges import Topology
 from .exchanges.exchange import world_of
+from .exchanges.hierarchical import Hierarchical
+from .exchanges.peer_memory import PeerMemoryExchange
 from .hierarchical import Nodes
 
 NAMES = (exchanges.AUTO, *(kind.name for kind in exchanges.EXCHANGES))
@@ -51,6 +53,10 @@ class ExpertParallel(Prepared):
         nodes: of "hierarchical", R_inter x R_intra ranks; default: as few nodes as D allows.
         timeout: of "hierarchical", seconds without progress after which all ranks raise PeerStopped.
 
+    Attributes:
+        kernels: the exchange, if kernels of the GPU make it. Then a call waits for nothing, and `kernels.check` says
+            what went wrong in calls that are over.
+
     Raises:
         ContractError: torch.distributed is not started; experts, placement, group and problem do not fit.
         BackendUnavailable: the exchange or the backend that was asked for cannot run, and why.
@@ -76,11 +82,21 @@ class ExpertParallel(Prepared):
         _check_group(placement, group)
         super().__init__(api.described(problem, experts, placement), experts, placement)
         self.distinct = is_distinct(ids)
+        self._local = Problem.of(placement.D * problem.T, problem.K, experts, problem.dtype, wire)
         self._experts, self._turn = experts, _TURNS.setdefault(world_of(group), Lock())
         local = Problem.of(1, problem.K, experts, problem.dtype)
         runs = registry.choose(local, registry.resolve(backend))
+        self._runs = runs
         topology = Topology(placement, runs, group, wire, nodes, timeout)
         self.exchange = exchanges.choose(exchange, self.problem, topology)
+        made = self.exchange.transport if isinstance(self.exchange, Hierarchical) else None
+        self.kernels = made if isinstance(made, PeerMemoryExchange) else None
+
+    def compile(self, least: int = 1, *, ids64: bool = False, accumulate: bool = False) -> int:
+        """Compile what this process's experts launch for the tokens of all processes; see Prepared. Returns 0."""
+        if isinstance(self._runs, CompilesAhead):
+            self._runs.compile_ahead(self._local, self.device)
+        return 0
 
     def _run(self, hidden: Tensor, routing: Routing, out: Tensor, accumulate: bool) -> None:
         if not self._turn.acquire(blocking=False):
@@ -89,7 +105,11 @@ class ExpertParallel(Prepared):
                 remedy="let one thread of each process make the calls",
             )
         try:
-            store(self.exchange(hidden, routing, self._experts), out, accumulate, routing.num_tokens)
+            kernels = self.kernels
+            if kernels is not None and out.dtype == hidden.dtype and out.is_contiguous() and out.data_ptr() % 16 == 0:
+                kernels.into(hidden, routing, self._experts, out, accumulate)
+            else:
+                store(self.exchange(hidden, routing, self._experts), out, accumulate, routing.num_tokens)
         finally:
             self._turn.release()
 

@@ -6,6 +6,7 @@ tokens of any of them, then each runs its own tokens. A rank without tokens only
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
@@ -15,16 +16,20 @@ from torch import Tensor
 
 import ttnn_moe
 from ttnn_moe import decoder
-from ttnn_moe.backend import Prepared
 from ttnn_moe.contract import Placement
 from ttnn_moe.kv.cache import KVCache
 from ttnn_moe.kv.step import Step
 from ttnn_moe.parallel import ExpertParallel
+from ttnn_moe.parallel.exchanges.peer_memory import PeerMemoryExchange
 from ttnn_moe.sizes import power_of_2
 
 from ..config import Qwen3MoeConfig
 from ..model import Modules, MoE, Qwen3Moe
+from ..runtime.graphs import Captured, DeviceGraphs, Inputs
 from ..split import Split
+
+BY_KERNELS = "hierarchical"
+"""The exchange that kernels make on GPUs of one host."""
 
 
 class Turns(Protocol):
@@ -56,17 +61,23 @@ class SharedMoE(MoE):
         self._placement = Placement.uniform(config.num_experts, split.D, split.rank)
         self._turns, self._exchange, self.turn = turns, exchange, 0
 
-    def prepared(self, T: int) -> Prepared:
+    def prepared(self, T: int) -> ExpertParallel:
         """The layer for turns of T tokens at most, rounded up to a power of two: the same on every rank."""
         experts, bound = self.experts, power_of_2(T)
         if bound not in self._prepared:
             placement, turns = self._placement, self._turns
             one = ttnn_moe.Problem.of(bound, self.K, experts, self.router.weight.dtype)
             problem = replace(one, E=placement.E, D=placement.D)
+            # kernels of the exchange move results in the dtype of hidden
+            wire = problem.dtype if self._exchange == BY_KERNELS and self.router.weight.is_cuda else torch.float32
             self._prepared[bound] = ExpertParallel(
-                problem, experts, placement, turns.group, self.backend, self._exchange, timeout=turns.timeout
+                problem, experts, placement, turns.group, self.backend, self._exchange, wire, timeout=turns.timeout
             )
-        return self._prepared[bound]
+            # several at a time; a call would compile one after the other, while all ranks wait
+            self._prepared[bound].compile()
+        layer = self._prepared[bound]
+        assert isinstance(layer, ExpertParallel)
+        return layer
 
     def add_experts(self, x: Tensor, ids: Tensor, weights: Tensor, hidden: Tensor, num_tokens: Tensor | None) -> Tensor:
         self.turn = self._turns.number
@@ -84,16 +95,24 @@ class SharedMoE(MoE):
 
 
 class ExpertsQwen3(Qwen3Moe):
-    """A rank's experts and a copy of all other weights. Call `leave` after the last request."""
+    """A rank's experts and a copy of all other weights. Call `leave` after the last request.
+
+    Attributes:
+        began: the turn of the next forward pass is taken.
+    """
 
     def __init__(self, config: Qwen3MoeConfig, backend: str, split: Split, turns: Turns, exchange: str = "auto"):
         split.local(config)
         super().__init__(config, backend, Modules(moe=partial(SharedMoE, split=split, turns=turns, exchange=exchange)))
-        self._turns = turns
+        self.turns, self._exchange = turns, exchange
+        self.began = False
+        self._kernels: dict[int, PeerMemoryExchange] = {}
 
     def forward(self, ids: Tensor, cache: KVCache | None = None, step: Step | None = None) -> Tensor:
         """As Qwen3Moe.forward; every other rank calls it, or `idle`, at the same time."""
-        self._turns.take(ids.numel())
+        if not self.began:
+            self.turns.take(ids.numel())
+        self.began = False
         logits = super().forward(ids, cache, step)
         self._serve()  # the last layer runs wanted tokens only, and there may be none
         return logits
@@ -105,8 +124,9 @@ class ExpertsQwen3(Qwen3Moe):
         Args:
             staying: this rank may have tokens later.
         """
-        going = self._turns.take(0, staying)
-        if self._turns.most:
+        self.check()
+        going = self.turns.take(0, staying)
+        if self.turns.most:
             self._serve()
         return going
 
@@ -114,13 +134,77 @@ class ExpertsQwen3(Qwen3Moe):
         """Serve the other ranks until all of them leave."""
         while self.idle():
             pass
+        if self._kernels:
+            torch.cuda.synchronize(self.device)
+            self.check()
 
     def why_not_captured(self) -> str | None:
-        return "ranks agree on each step, and the host takes part"
+        if self._exchange == BY_KERNELS and self.device.type == "cuda":
+            return super().why_not_captured()
+        return "ranks agree on each layer's messages, and the host takes part"
+
+    def graphs(self) -> TurnGraphs:
+        """Those of an engine's steps."""
+        return TurnGraphs(self)
+
+    def check(self) -> None:
+        """Raise PeerStopped where a kernel of a step that is over says so. Waits for nothing."""
+        for kernels in self._kernels.values():
+            kernels.check()
+
+    def shared(self) -> list[SharedMoE]:
+        """The layers with experts."""
+        return [layer.mlp for layer in self.layers if isinstance(layer.mlp, SharedMoE)]
 
     def _serve(self) -> None:
-        """The layers that have not taken part in this turn."""
-        for layer in self.layers:
-            moe = layer.mlp
-            if isinstance(moe, SharedMoE) and moe.turn != self._turns.number:
+        """The layers that have not taken part in this turn; then the kernels' errors are on their way."""
+        shared = self.shared()
+        for moe in shared:
+            if moe.turn != self.turns.number:
                 moe.serve()
+        for moe in shared[:1]:  # layers of one size share their kernels
+            kernels = moe.prepared(self.turns.most).kernels
+            if kernels is not None:
+                self._kernels[power_of_2(self.turns.most)] = kernels
+                kernels.look()
+
+
+class TurnGraphs(DeviceGraphs):
+    """CUDA graphs of steps that ranks take together: one for each power of two of the busiest rank's tokens.
+
+    In decode steps, ranks with fewer tokens pad to as many. The host takes the turn before it replays a graph. A
+    capture, and what comes before it, send nothing.
+    """
+
+    early = False
+
+    def __init__(self, model: ExpertsQwen3):
+        super().__init__(torch.cuda, torch.cuda.CUDAGraph)
+        self._model, self._bound = model, 0
+
+    def begin(self, tokens: int, most: int) -> int | None:
+        """See Graphs."""
+        model = self._model
+        model.turns.take(tokens)
+        self._bound = power_of_2(model.turns.most)
+        model.began = self._bound > most
+        return None if model.began else self._bound
+
+    def capture(self, run: Callable[[], Tensor], inputs: Inputs | None = None) -> Captured:
+        """See Graphs."""
+
+        def began() -> Tensor:
+            self._model.began = True
+            return run()
+
+        return super().capture(began, inputs)
+
+    def warm_up(self, run: Callable[[], Tensor]) -> None:
+        """See DeviceGraphs."""
+        layers = [moe.prepared(self._bound) for moe in self._model.shared()]
+        kernels = layers[0].kernels if layers else None
+        if kernels is None:
+            run()
+            return
+        with kernels.alone():
+            run()

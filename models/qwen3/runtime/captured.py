@@ -13,7 +13,7 @@ from ttnn_moe.kv.cache import RowCache
 from .decode_graphs import DecodeGraphs, buckets
 from .graphs import Graphs, Progress, graphs_for
 from .landing import Landing
-from .language_model import LanguageModel
+from .language_model import BringsGraphs, LanguageModel
 from .prefill_graphs import PrefillGraphs
 from .requests import Request
 from .runner import EagerRunner, Pending, Prompts, Runner, draw, next_tokens, run_prefill
@@ -72,6 +72,8 @@ class CapturedRunner:
             # the row whose prompt runs does not decode
             decoding = self.steps.size if rows > 1 else 0
             self.prompts = PrefillGraphs(self.model, self.cache, self.graphs, self._chunk + decoding, decoding)
+        if not self.graphs.early:
+            return
         work: list[Callable[[], object]] = []
         if self.prompts is not None:
             work += [partial(self.prompts.capture, *kind) for kind in self.prompts.kinds]
@@ -94,5 +96,5 @@ def runner_for(model: LanguageModel, cache: RowCache, chunk: int, graphs: bool |
     if graphs and reason is not None:
         raise RequestError("no step of this model can be captured", got=reason, remedy="graphs=None")
     if graphs or (graphs is None and is_accelerator(model.device) and reason is None):
-        return CapturedRunner(model, cache, chunk)
+        return CapturedRunner(model, cache, chunk, model.graphs() if isinstance(model, BringsGraphs) else None)
     return EagerRunner(model, cache)

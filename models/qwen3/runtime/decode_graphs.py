@@ -21,7 +21,8 @@ from .sampling import Sampling, choose
 class DecodeGraphs:
     """Decode steps of the rows in use: last tokens, positions and cache rows live on the device.
 
-    A step takes the least power of two that holds its rows, its bucket; the others are padding. A bucket is captured as
+    A step takes the least power of two that holds its rows, its bucket (or what Graphs.begin says); the others are
+    padding. A bucket is captured as
     a graph when it is first needed. On a CPU (under Triton's interpreter, for tests) its operators run again.
 
     Args:
@@ -71,7 +72,12 @@ class DecodeGraphs:
 
     def step(self) -> Tensor:
         """Feed every row in use its last token. Its logits [rows in use, V], until the next step; `last` is greedy."""
-        step = self.capture(power_of_2(self._used))
+        n = power_of_2(self._used)
+        bucket = self.graphs.begin(n, self.size)
+        if bucket is None:
+            with torch.inference_mode():
+                return self._run(n, self._step(n))[: self._used]
+        step = self.capture(bucket)
         step.replay()
         return step.out[: self._used]
 
@@ -79,12 +85,7 @@ class DecodeGraphs:
         """The step of n rows. A capture leaves tokens and positions as they were: what it writes into the cache lies
         where the next step writes again."""
         if n not in self._captured:
-            step = DecodeStep(
-                rows=self._rows[:n],
-                positions=self._positions[:n],
-                bound=self.cache.capacity,
-                num_tokens=self._count if n > 1 and self.graphs.counted else None,
-            )
+            step = self._step(n)
             state = self._ids, self._positions
             saved = [values.clone() for values in state]
             inputs = partial(self.cache.replay_inputs, n)
@@ -93,6 +94,14 @@ class DecodeGraphs:
                 for values, before in zip(state, saved, strict=True):
                     values.copy_(before)
         return self._captured[n]
+
+    def _step(self, n: int) -> DecodeStep:
+        return DecodeStep(
+            rows=self._rows[:n],
+            positions=self._positions[:n],
+            bound=self.cache.capacity,
+            num_tokens=self._count if n > 1 and self.graphs.counted else None,
+        )
 
     def _run(self, n: int, step: DecodeStep) -> Tensor:
         logits = self.model(self._ids[:n], self.cache, step)

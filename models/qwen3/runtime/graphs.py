@@ -36,10 +36,18 @@ class Graphs(Protocol):
     Attributes:
         ahead: a replay may be launched while the device still runs the one before.
         counted: a step leaves padding out of the experts, by a number of valid rows on the device.
+        early: a step can be captured before it is needed.
     """
 
     ahead: bool
     counted: bool
+    early: bool
+
+    def begin(self, tokens: int, most: int) -> int | None:
+        """A step of so many tokens comes next: the tokens of the graph to take, from `tokens` to `most`.
+
+        None: no graph serves; the step runs once, as it is.
+        """
 
     def capture(self, run: Callable[[], Tensor], inputs: Inputs | None = None) -> Captured:
         """Capture what `run` does, after running it once.
@@ -53,7 +61,11 @@ class Graphs(Protocol):
 class Again:
     """Without a graph: the operators run again. It stands in for a device's graphs on the CPU."""
 
-    ahead = counted = True
+    ahead = counted = early = True
+
+    def begin(self, tokens: int, most: int) -> int | None:
+        """See Graphs."""
+        return tokens
 
     @torch.inference_mode()
     def capture(self, run: Callable[[], Tensor], inputs: Inputs | None = None) -> Captured:
@@ -73,11 +85,15 @@ class DeviceGraphs:
         module: torch.cuda or torch.npu. new: makes an empty graph. options: of module.graph.
     """
 
-    ahead = counted = True
+    ahead = counted = early = True
 
     def __init__(self, module: Any, new: Callable[[], Any], **options: Any):
         self._module, self._new, self._options = module, new, options
         self._pool = module.graph_pool_handle()
+
+    def begin(self, tokens: int, most: int) -> int | None:
+        """See Graphs."""
+        return tokens
 
     @torch.inference_mode()
     def capture(self, run: Callable[[], Tensor], inputs: Inputs | None = None) -> Captured:
@@ -86,12 +102,16 @@ class DeviceGraphs:
         aside = module.Stream()
         aside.wait_stream(module.current_stream())
         with module.stream(aside):  # kernels compile and workspaces are made outside the graph
-            run()
+            self.warm_up(run)
         module.current_stream().wait_stream(aside)
         graph = self._new()
         with module.graph(graph, pool=self._pool, **self._options):
             out = run()
         return Captured(self.replay_of(graph, inputs), out)
+
+    def warm_up(self, run: Callable[[], Tensor]) -> None:
+        """What comes before a capture."""
+        run()
 
     def replay_of(self, graph: Any, inputs: Inputs | None) -> Callable[[], None]:
         """What runs the graph again."""

@@ -13,6 +13,7 @@ from ttnn_moe.kv.formats import PAGED
 
 from ..config import Qwen3MoeConfig
 from .candidates import Candidates
+from .graphs import Graphs
 from .sampling import Sampling
 
 
@@ -75,6 +76,14 @@ class PicksTokens(LanguageModel, Protocol):
 
     def candidates(self, ids: Tensor, cache: Any, step: Any, samplings: Sequence[Sampling]) -> Candidates:
         """The largest logits of each of R rows, for draws as samplings [R] ask. Other arguments as `__call__`."""
+
+
+@runtime_checkable
+class BringsGraphs(LanguageModel, Protocol):
+    """A model whose steps need graphs of its own."""
+
+    def graphs(self) -> Graphs:
+        """New ones, for an engine."""
 
 
 @runtime_checkable

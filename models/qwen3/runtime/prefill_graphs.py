@@ -62,6 +62,7 @@ class PrefillGraphs:
         length = sum(self._lengths(largest, decoding))
         self._words = torch.zeros(length, dtype=torch.int64, device=model.device)
         self._captured: dict[tuple[int, bool], Captured] = {}
+        self._met: set[tuple[int, bool]] = set()
 
     @property
     def kinds(self) -> list[tuple[int, bool]]:
@@ -103,10 +104,12 @@ class PrefillGraphs:
         before = len(decoding)
         T = before + len(ids)
         n = size_for(T, self.sizes)
-        step = None if n is None else self._captured.get((n, before > 0))
-        if n is None or step is None or len(chunks) > self._sequences or before > min(self.decoding, n):
+        if n is None or len(chunks) > self._sequences or before > min(self.decoding, n):
             return None
         most = min(self.decoding, n) if before else 0
+        step = self._captured_step(n, before > 0, max(n, most + self._sequences))
+        if step is None:
+            return None
         spans = self.cache.spans(chunks, before)
         words = torch.zeros(
             sum(self._lengths(n, most)), dtype=torch.int64, pin_memory=is_accelerator(self._words.device)
@@ -129,6 +132,16 @@ class PrefillGraphs:
             self._parts(self._words, n, most)[1][:before] = last
         step.replay()
         return step.out[: len(wanted)]
+
+    def _captured_step(self, n: int, mixed: bool, tokens: int) -> Captured | None:
+        """The step of n tokens, whose layers run up to `tokens` rows; None: no graph serves now."""
+        key = n, mixed
+        if key not in self._captured and (self.graphs.early or key not in self._met):
+            self._met.add(key)  # a graph is worth its capture where the size comes again
+            return None
+        if self.graphs.begin(tokens, power_of_2(tokens)) is None:
+            return None
+        return self.capture(n, mixed)
 
     def _lengths(self, n: int, decoding: int) -> tuple[int, int, int, int, int]:
         """int64 words of the parts of a step of n tokens; of the plan, what any packing of them needs at most."""

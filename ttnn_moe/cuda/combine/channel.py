@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ...contract import Placement
+from ..jit import load
 from .kernel import RankKernel, RingPlan, Stopped, stopped
 from .node import NodeCombine, NodeCombinePlan, NodeDispatch, NodeDispatchPlan
 from .rank_combine import Plan, RankCombine
@@ -63,13 +64,17 @@ class Channel:
     """One rank's calls, of up to sizes.T tokens each: dispatch, then combine, by turns. Launches only.
 
     Attributes:
+        alone: calls launch nothing, and nothing comes.
         came: what the last dispatch brought. expert_out: [R*T, H], what combine sums: a row for each of came's.
     """
 
     def __init__(self, sizes: Sizes, placement: Placement, rank: int, device: int, heap: Heap, timeout: float):
         where = torch.device("cuda", device)
+        self.alone, self._device = False, device
         dispatch, combine = sizes.plans()
         (self._heap, to), (self._other, to_other) = heap(dispatch), heap(combine)
+        self._status = torch.zeros(2, 8, dtype=torch.int32, pin_memory=True)
+        self._words = self._status.numpy()  # the host reads it without waiting for the GPU
         self._dispatch: RankKernel
         self._combine: RankKernel
         if isinstance(dispatch, NodeDispatchPlan) and isinstance(combine, NodeCombinePlan):
@@ -79,7 +84,7 @@ class Channel:
             A = torch.empty(1, dtype=torch.int32, device=where)
             self.came, self.expert_out = Came(*dispatch.rows(self._heap), A), combine.rows(self._other)
             self._bind = lambda x, ids, weights, T: one.bind(0, x, ids, weights, T, rows_at, A)
-            self._bind_out = lambda out, T: two.bind(0, rows_at, T, out)
+            self._bind_out = lambda out, T, bias: two.bind(0, rows_at, T, out, bias)
             self._dispatch, self._combine = one, two
         else:
             assert isinstance(dispatch, DispatchPlan) and isinstance(combine, Plan)
@@ -88,20 +93,43 @@ class Channel:
             got = Received.empty(dispatch, where)
             self.came, self.expert_out = Came(got.rows, got.ids, got.weights, got.A), torch.empty_like(got.rows)
             self._bind = lambda x, ids, weights, T: first.bind(0, x, ids, weights, T, got)
-            self._bind_out = lambda out, T: second.bind(0, self.expert_out, got.masks, got.row_of, got.tokens, out)
+            self._bind_out = lambda out, T, bias: second.bind(
+                0, self.expert_out, got.masks, got.row_of, got.tokens, out, bias
+            )
             self._dispatch, self._combine = first, second
 
     def dispatch(self, x: Tensor, ids: Tensor, weights: Tensor, T: Tensor) -> Came:
         """x [T, H], ids [T, K] int32, weights [T, K] fp32, contiguous; T: [1] int32, tokens that count."""
+        if self.alone:
+            self.came.A.zero_()
+            return self.came
         self._bind(x, ids, weights, T)
         self._dispatch.launch()
         return self.came
 
-    def combine(self, out: Tensor, T: Tensor) -> None:
-        """Sums expert_out of all ranks into out [T, H]. T: as for dispatch."""
-        self._bind_out(out, T)
+    def combine(self, out: Tensor, T: Tensor, bias: Tensor | None = None) -> None:
+        """Sums expert_out of all ranks, and bias [T, H], into out [T, H]; out may be bias. T: as for dispatch."""
+        if self.alone:
+            return
+        self._bind_out(out, T, bias)
         self._combine.launch()
 
     def stopped(self) -> Stopped | None:
         """Why the group is dead; None: it lives. Waits for the GPU."""
         return stopped(self._heap) or stopped(self._other)
+
+    def look(self) -> None:
+        """The status, behind the calls so far, on its way to `seen`; waits for nothing."""
+        from cuda.bindings import driver
+
+        # torch's copy would keep an event, which a graph cannot hold
+        stream = driver.CUstream(torch._C._cuda_getCurrentRawStream(self._device))
+        for to, heap in zip(self._words, (self._heap, self._other), strict=True):
+            load._check(driver.cuMemcpyDtoHAsync(to.ctypes.data, heap.data_ptr(), to.nbytes, stream))
+
+    def seen(self) -> Stopped | None:
+        """Why the group is dead, as far as the last `look` that is over knows. Waits for nothing."""
+        for words in self._words:
+            if words[3]:
+                return Stopped(*words[4:8].tolist())
+        return None

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ...errors import ContractError
+from ..compare import compare
 
 _MACHINES: weakref.WeakKeyDictionary[dist.ProcessGroup, list[Any]] = weakref.WeakKeyDictionary()
 
@@ -34,19 +34,10 @@ def check_same(group: dist.ProcessGroup | None, **values: object) -> None:
     """Every process must make the layer with the same values: else messages of two sizes would meet.
 
     Raises:
-        ContractError: on all processes, with the values of each.
+        ContractError: on all processes; see compare.
     """
-    if dist.get_world_size(group) == 1:
-        return
-    of_ranks = gather({name: str(value) for name, value in values.items()}, group)
-    for name in values:
-        found = [one.get(name) for one in of_ranks]
-        if len(set(found)) > 1:
-            raise ContractError(
-                f"the processes make one layer with different values: {name}",
-                got="; ".join(f"rank {rank}: {value}" for rank, value in enumerate(found)),
-                expected="one value",
-            )
+    if dist.get_world_size(group) > 1:
+        compare(gather({name: str(value) for name, value in values.items()}, group), "one layer", "arguments")
 
 
 def all_succeeded(mine: bool, device: torch.device, group: dist.ProcessGroup | None) -> bool:

@@ -23,6 +23,7 @@ from ..hierarchical.nodes import MOST
 from ..hierarchical.shared_memory import SharedMemory, SharedMemoryTransport
 from .exchange import Exchange, Mover, Topology, world_of
 from .npu import DispatchCombine
+from .peer_memory import PeerMemoryExchange
 
 CHANNELS, SLOTS = 1, 8
 
@@ -71,23 +72,17 @@ class Machine:
     """What carries the hierarchical protocol between ranks on one kind of device.
 
     Attributes:
-        dispatch, combine: the transport of each. exchange: what ExpertParallel runs. reason: why it runs none.
+        dispatch, combine: the transport of each. exchange: what ExpertParallel runs.
     """
 
     dispatch: str
     combine: str
-    exchange: type[Exchange] | None
-    reason: str = ""
+    exchange: type[Exchange]
 
 
 MACHINES = {
     "cpu": Machine("shared memory", "shared memory", SharedMemoryExchange),
-    "cuda": Machine(
-        "gpu_kernels/cuda/combine, over peer or symmetric memory (cuda.combine.channel)",
-        "the same",
-        None,
-        "kernels of dispatch and combine are here, and no layer uses them; to fix it: exchange='all_to_all'",
-    ),
+    "cuda": Machine("cuda.combine.RankDispatch", "cuda.combine.RankCombine", PeerMemoryExchange),
     "npu": Machine("npu_moe_distribute_dispatch_v2", "npu_moe_distribute_combine_v2", DispatchCombine),
 }
 """By device type. Between hosts only the NPU's operators serve, by comm_alg "hierarchy"."""
@@ -106,13 +101,11 @@ class Hierarchical:
         machine = MACHINES.get(problem.device)
         if machine is None:
             return f"no transport for {problem.device}; to fix it: exchange='all_to_all'"
-        return machine.reason if machine.exchange is None else machine.exchange.why_not(problem, topology)
+        return machine.exchange.why_not(problem, topology)
 
     @classmethod
     def of(cls, problem: Problem, topology: Topology) -> Hierarchical:
-        exchange = MACHINES[problem.device].exchange
-        assert exchange is not None
-        return cls(exchange.of(problem, topology))
+        return cls(MACHINES[problem.device].exchange.of(problem, topology))
 
     def __call__(self, hidden: Tensor, routing: Routing, experts: Experts) -> Tensor:
         return self.transport(hidden, routing, experts)

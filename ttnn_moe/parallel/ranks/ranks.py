@@ -14,10 +14,10 @@ import torch.distributed as dist
 
 from ... import __version__
 from ...errors import BackendUnavailable, ContractError
+from ..compare import compare
 from ..exchanges.hierarchical import abandon
 from ..hierarchical.transport import PeerStopped
 from .faults import Faults, RankStopped
-from .handshake import compare
 from .turns import Turns
 
 COLLECTIVES = {"cpu": "gloo", "cuda": "nccl", "npu": "hccl"}

@@ -1,0 +1,97 @@
+"""Expert parallelism by the CUDA kernels of dispatch and combine: what refuses it, and layers on two GPUs."""
+
+from __future__ import annotations
+
+import os
+import socket
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from ttnn_moe.contract import Experts, Placement, Problem
+from ttnn_moe.parallel.exchanges import Topology
+from ttnn_moe.parallel.exchanges.peer_memory import PeerMemoryExchange
+from ttnn_moe.parallel.hierarchical import Nodes
+from ttnn_moe.registry import choose
+
+BF16 = torch.bfloat16
+PROBLEM = Problem(64, 16, 4, 256, 128, BF16, D=2, device="cuda")
+
+
+@pytest.mark.parametrize(
+    ("problem", "changes", "why"),
+    [
+        (PROBLEM, {"placement": Placement.uniform(16, 1, 0)}, "1 ranks"),
+        (PROBLEM, {"placement": Placement.uniform(16, 16, 0)}, "16 ranks"),
+        (PROBLEM, {"wire": torch.float32}, "wire=torch.bfloat16"),
+        (PROBLEM, {"nodes": Nodes(2, 2)}, "4 ranks"),
+        (replace(PROBLEM, H=260), {}, "H=260"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_why_not(problem: Problem, changes: dict, why: str) -> None:
+    runs = choose(replace(PROBLEM, device="cpu", D=1), "reference")
+    topology = Topology(Placement.uniform(16, 2, 0), runs, wire=BF16)
+    said = PeerMemoryExchange.why_not(problem, replace(topology, **changes))
+    assert said is not None and why in said
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_layers_on_two_gpus(tmp_path: Path) -> None:
+    """Eager and replayed from a graph: as all_to_all but for the rounding of partials, and the same every time."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    torch.multiprocessing.spawn(_rank, (port, str(tmp_path)), nprocs=2)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["0", "1"]
+
+
+def _rank(rank: int, port: int, folder: str) -> None:
+    import torch.distributed as dist
+
+    from ttnn_moe.parallel import ExpertParallel
+
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    torch.cuda.set_device(rank)
+    dist.init_process_group("cpu:gloo,cuda:nccl", rank=rank, world_size=2)
+    E, K, H, I = PROBLEM.E, PROBLEM.K, PROBLEM.H, PROBLEM.I
+    g = torch.Generator().manual_seed(3)
+    gate_up = (torch.randn(E, 2 * I, H, generator=g) / 16).to("cuda", BF16)
+    down = (torch.randn(E, H, I, generator=g) / 11).to("cuda", BF16)
+    own = slice(rank * E // 2, (rank + 1) * E // 2)
+    experts = Experts.dense(gate_up[own].contiguous(), down[own].contiguous())
+    layer = ExpertParallel(PROBLEM, experts, Placement.uniform(E, 2, rank), exchange="hierarchical", wire=BF16)
+    other = ExpertParallel(PROBLEM, experts, Placement.uniform(E, 2, rank), exchange="all_to_all")
+    g = torch.Generator().manual_seed(10 + rank)
+    for T in (64, 5, 0, 1):
+        hidden = torch.randn(T, H, generator=g).to("cuda", BF16)
+        ids = torch.randint(-1, E, (T, K), generator=g).int().cuda()
+        weights = torch.rand(T, K, generator=g).cuda()
+        got = layer(hidden, ids, weights)
+        assert torch.equal(got, layer(hidden, ids, weights))
+        torch.testing.assert_close(got, other(hidden, ids, weights), rtol=2e-2, atol=2e-2)
+        x = torch.randn(T, H, generator=g).to("cuda", BF16)
+        want = other(hidden, ids, weights, out=x.clone(), accumulate=True)
+        torch.testing.assert_close(layer(hidden, ids, weights, out=x, accumulate=True), want, rtol=2e-2, atol=2e-2)
+    assert layer.kernels is not None and other.kernels is None
+    count = torch.tensor(3, dtype=torch.int32, device="cuda")
+    hidden, ids = torch.randn(8, H, device="cuda").to(BF16), torch.randint(E, (8, K), device="cuda").int()
+    weights, out = torch.rand(8, K, device="cuda"), torch.zeros(8, H, device="cuda", dtype=BF16)
+    layer(hidden, ids, weights, out=out, num_tokens=count)
+    want, graph = out.clone(), torch.cuda.CUDAGraph()
+    assert bool((out[3:] == 0).all())
+    with torch.cuda.graph(graph):
+        layer(hidden, ids, weights, out=out, num_tokens=count)
+    for _ in range(20):
+        out.zero_()
+        graph.replay()
+        assert torch.equal(out, want)
+    layer.kernels.look()
+    torch.cuda.synchronize()
+    layer.kernels.check()
+    dist.barrier()
+    Path(folder, str(rank)).touch()
+    os._exit(0)  # NCCL's threads may outlive the graph

@@ -1,0 +1,159 @@
+"""Tokens by the CUDA kernels of dispatch and combine, over torch's symmetric memory: GPUs of one host."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, MutableMapping
+from contextlib import contextmanager
+from functools import partial
+from weakref import WeakKeyDictionary
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ... import api
+from ...backend import Prepared
+from ...contract import Experts, Problem, Routing
+from ...cuda.combine.channel import Channel, Sizes
+from ...cuda.combine.kernel import RingPlan
+from ...cuda.device import gpu
+from ...errors import BackendUnavailable, ContractError
+from ..hierarchical import Nodes, PeerStopped, Report
+from ..hierarchical.nodes import MOST
+from . import agreement
+from .exchange import Topology, world_of
+
+SMS = 24
+"""Multiprocessors of a launch."""
+
+
+class PeerMemoryExchange:
+    """An Exchange between GPUs of one host, one rank each. The host waits for nothing; CUDA graphs can hold a call.
+
+    A rank weighs and sums its own experts, and rounds once to the dtype of hidden. tree_sum defines the sum of ranks.
+    A rank that stops ends the kernels of all within the timeout; `check` then raises PeerStopped.
+    """
+
+    name = "peer_memory"
+
+    def __init__(self, channel: Channel, problem: Problem, topology: Topology):
+        self._channel, self._backend, self._timeout = channel, topology.backend.name, topology.timeout
+        self._rank = topology.placement.rank or 0
+        self._local: Prepared | None = None
+        # row n is n
+        self._counts = torch.arange(problem.T + 1, dtype=torch.int32, device=torch.cuda.current_device())[:, None]
+
+    @classmethod
+    def why_not(cls, problem: Problem, topology: Topology) -> str | None:
+        D = topology.placement.D
+        if not 2 <= D <= MOST:
+            return f"{D} ranks; one node has 2 to {MOST}; to fix it: exchange='all_to_all'"
+        if topology.wire != problem.dtype:
+            return f"results travel in the dtype of hidden; to fix it: wire={problem.dtype}"
+        try:
+            _sizes(problem, topology).plans()
+        except ContractError as error:
+            return str(error).removesuffix(".")
+        hosts = agreement.gather(_reaches_peers(), topology.group)
+        return None if all(hosts) else "not every GPU reaches all others' memory; to fix it: exchange='all_to_all'"
+
+    @classmethod
+    def of(cls, problem: Problem, topology: Topology) -> PeerMemoryExchange:
+        # a layer's first call may be under inference_mode, and a later one outside
+        with torch.inference_mode(False), torch.no_grad():
+            return cls(_channel_of(problem, topology), problem, topology)
+
+    def __call__(self, hidden: Tensor, routing: Routing, experts: Experts) -> Tensor:
+        out = torch.empty_like(hidden)
+        self.into(hidden, routing, experts, out, False)
+        return out
+
+    def into(self, hidden: Tensor, routing: Routing, experts: Experts, out: Tensor, accumulate: bool) -> None:
+        """As a call, written or added to out [T, H]; rows from routing.num_tokens on stay as they are."""
+        channel, count = self._channel, routing.num_tokens
+        if count is None:
+            count = self._counts[len(hidden)]
+        ids, weights = routing.topk_ids.int().contiguous(), routing.topk_weights.contiguous()
+        came = channel.dispatch(hidden.contiguous(), ids, weights, count)
+        self._prepared(experts)(came.rows, came.ids, came.weights, out=channel.expert_out, num_tokens=came.A)
+        channel.combine(out, count, out if accumulate else None)
+
+    def _prepared(self, experts: Experts) -> Prepared:
+        if self._local is None:
+            rows = self._channel.expert_out
+            problem = Problem.of(len(rows), self._channel.came.ids.shape[1], experts, rows.dtype)
+            self._local = api.prepare(problem, experts, backend=self._backend)
+            self._local.compile(len(rows))
+        return self._local
+
+    def look(self) -> None:
+        """Behind the calls so far, the GPU tells the host what `check` says; a CUDA graph can hold it."""
+        self._channel.look()
+
+    def check(self) -> None:
+        """Waits for nothing, and knows what the last `look` that is over saw.
+
+        Raises:
+            PeerStopped: a rank stopped, and the group is dead.
+        """
+        found = self._channel.seen()
+        if found is not None:
+            raise PeerStopped(Report(*found), self._rank, self._timeout)
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Calls inside send nothing, and the experts run no row: what they compile and allocate is all they do."""
+        self._channel.alone = True
+        try:
+            yield
+        finally:
+            self._channel.alone = False
+
+
+def _reaches_peers() -> tuple[bool, ...] | bool:
+    count = torch.cuda.device_count()
+    here = torch.cuda.current_device()
+    return all(n == here or torch.cuda.can_device_access_peer(here, n) for n in range(count))
+
+
+def _sizes(problem: Problem, topology: Topology) -> Sizes:
+    nodes = topology.nodes or Nodes(1, topology.placement.D)
+    if nodes.R != topology.placement.D:
+        raise ContractError(
+            "the nodes are not those of this group", got=f"{nodes.R} ranks", expected=f"{topology.placement.D}"
+        )
+    fast = torch.cuda.is_available() and gpu().capability[0] >= 9
+    return Sizes(nodes.inter, nodes.intra, problem.H, max(problem.T, 1), problem.dtype, problem.K, SMS, fast)
+
+
+_CHANNELS: MutableMapping[dist.ProcessGroup, dict[tuple[Sizes, tuple[int, ...]], Channel]] = WeakKeyDictionary()
+"""Layers of one size share a channel. Ranks ask in the same order, so all find or make one."""
+
+
+def _channel_of(problem: Problem, topology: Topology) -> Channel:
+    placement, world = topology.placement, world_of(topology.group)
+    made, sizes = _CHANNELS.setdefault(world, {}), _sizes(problem, topology)
+    key = sizes, tuple(placement.device_expert_mapping.flatten().tolist())
+    if key not in made:
+        assert placement.rank is not None
+        device, heap = torch.cuda.current_device(), partial(_heap, world=world)
+        made[key] = Channel(sizes, placement, placement.rank, device, heap, topology.timeout)
+    return made[key]
+
+
+def _heap(plan: RingPlan, world: dist.ProcessGroup) -> tuple[Tensor, list[int]]:
+    """This rank's heap, zeroed on all ranks, and the addresses of every rank's."""
+    import torch.distributed._symmetric_memory as symmetric
+
+    where = torch.device("cuda", torch.cuda.current_device())
+    heap: Tensor = symmetric.empty(plan.heap, dtype=torch.uint8, device=where)
+    heap.zero_()
+    try:
+        handle = symmetric.rendezvous(heap, world)
+    except RuntimeError as error:
+        raise BackendUnavailable(
+            "torch's symmetric memory does not reach all ranks", got=str(error), remedy="exchange='all_to_all'"
+        ) from error
+    torch.cuda.synchronize(where)
+    agreement.gather(True, world)
+    return heap, list(handle.buffer_ptrs)
