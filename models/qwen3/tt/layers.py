@@ -116,7 +116,7 @@ class Network:
             for one, norm in ((q, weights.q_norm), (k, weights.k_norm))
         )
         place.cache.write(i, k, v, place.tables)
-        heads = place.cache.attend(i, q, place.tables)
+        heads = place.cache.attend(i, q, place.tables, self.exact)
         return self.summed(ttnn.experimental.nlp_concat_heads(heads), weights.out)
 
     def summed(self, x: Any, by: Linear) -> Any:

@@ -208,7 +208,9 @@ def _paged_fused_update_cache(keys: Tensor, k: Tensor, values: Tensor, v: Tensor
     _paged_update_cache(values, v, **where)
 
 
-def _chunked_attention(q: Tensor, k: Tensor, v: Tensor, pages: Tensor, start: int) -> Tensor:
+def _chunked_attention(
+    q: Tensor, k: Tensor, v: Tensor, pages: Tensor, start: int, *, compute_kernel_config: object = None
+) -> Tensor:
     """Causal: q [1, heads, T, head_dim] are the tokens from `start` on of what lies in the pages [1, n]."""
 
     def attend(q: Values, k: Part, v: Part, pages: Values) -> Values:
@@ -220,7 +222,15 @@ def _chunked_attention(q: Tensor, k: Tensor, v: Tensor, pages: Tensor, start: in
     return _attended(attend, q, k, v, pages)
 
 
-def _decode_attention(q: Tensor, k: Tensor, v: Tensor, *, page_table_tensor: Tensor, cur_pos_tensor: Tensor) -> Tensor:
+def _decode_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    page_table_tensor: Tensor,
+    cur_pos_tensor: Tensor,
+    compute_kernel_config: object = None,
+) -> Tensor:
     """q [1, B, heads, head_dim], each of the B attending to its row's keys 0 .. position."""
 
     def attend(q: Values, k: Part, v: Part, table: Values, positions: Values) -> Values:
