@@ -38,6 +38,7 @@ ROWS = {
     "the same, all else bfloat8_b": f"bfloat4_b,bfloat8_b,{EIGHT}",
     "experts bfloat4_b, all else bfloat8_b": f"bfloat4_b,{EIGHT}",
     "the same, the first sparse layer bfloat8_b": f"bfloat4_b,{EIGHT},experts@0-1=bfloat8_b",
+    "experts and head bfloat4_b, all else bfloat8_b": f"bfloat4_b,{EIGHT},head=bfloat4_b",
     "attention bfloat4_b, all else bfloat8_b": f"bfloat8_b,{EIGHT},attention=bfloat4_b",
     "all bfloat4_b": "bfloat4_b,attention=bfloat4_b,dense=bfloat4_b,head=bfloat4_b",
 }

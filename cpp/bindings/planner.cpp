@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // ttnn_moe._planner: the program planner as Python sees it. Its types are in ttnn_moe/_planner.pyi.
 
 #include <nanobind/nanobind.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Programs as Python sees them: data with named fields.
 
 #include <nanobind/nanobind.h>

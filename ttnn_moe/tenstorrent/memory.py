@@ -181,7 +181,9 @@ def _activations(model: ModelSizes, programs: LayerPrograms, batch: int, sequenc
     experts = 3 * tiles(H) + T * H * 2 + tiles(model.E, "float32") + T * model.K * 8
     if D > 1:  # the device's part, its share of the sum of all parts, the sum
         kind, columns = partial_dtype(programs.device), summed_columns(H, D)
-        attention = max(attention, tiles(H) + tiles(q) + 2 * tiles(columns) + tiles(columns // D))
+        attention = max(
+            attention, tiles(H) + tiles(q) + tiles(columns, kind) + tiles(columns // D, kind) + tiles(columns)
+        )
         experts += tiles(H, kind) + tiles(H, kind) // D + tiles(H)
     logits = tiles(ceil_div(model.V, D), rows=batch)
     return Part("activations", f"the widest layer at T = {T}, logits of {batch}", max(attention, experts) + logits)

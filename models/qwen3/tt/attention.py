@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from ttnn_moe.tenstorrent import Device
@@ -41,11 +42,11 @@ class PrefillTables:
                     own = ttnn.typecast(own, cache.dtype)
                 ttnn.experimental.paged_fill_cache(cache, own, one.written, batch_idx=0)
 
-    def attend(self, k_cache: Any, v_cache: Any, q: Any) -> Any:
-        """Causal attention of each piece to its row, the piece included -> as q."""
+    def attend(self, k_cache: Any, v_cache: Any, q: Any, exact: Any = None) -> Any:
+        """Causal attention of each piece to its row, the piece included -> as q. exact: a compute kernel config."""
         ttnn = library()
 
-        attention = ttnn.transformer.chunked_scaled_dot_product_attention
+        attention = partial(ttnn.transformer.chunked_scaled_dot_product_attention, compute_kernel_config=exact)
         parts = [attention(_tokens(q, p.piece), k_cache, v_cache, p.seen, p.piece.past) for p in self.pieces]
         return parts[0] if len(parts) == 1 else ttnn.concat(parts, dim=2)
 
@@ -75,12 +76,17 @@ class DecodeTables:
         for cache, x in ((k_cache, k), (v_cache, v)):
             ttnn.experimental.paged_update_cache(cache, x, **where)
 
-    def attend(self, k_cache: Any, v_cache: Any, q: Any) -> Any:
-        """Attention of each token to its row -> as q."""
+    def attend(self, k_cache: Any, v_cache: Any, q: Any, exact: Any = None) -> Any:
+        """Attention of each token to its row -> as q. exact: a compute kernel config."""
         ttnn = library()
 
         out = ttnn.transformer.paged_scaled_dot_product_attention_decode(
-            ttnn.transpose(q, 1, 2), k_cache, v_cache, page_table_tensor=self.table, cur_pos_tensor=self.positions
+            ttnn.transpose(q, 1, 2),
+            k_cache,
+            v_cache,
+            page_table_tensor=self.table,
+            cur_pos_tensor=self.positions,
+            compute_kernel_config=exact,
         )
         return ttnn.transpose(out, 1, 2)
 

@@ -99,9 +99,9 @@ class PagedCache(PagedRows):
         """
         step.write(self.k[layer], self.v[layer], k, v)
 
-    def attend(self, layer: int, q: Any, step: Any) -> Any:
-        """q, ttnn [1, heads, T, head_dim] -> as q. Arguments as `write`."""
-        return step.attend(self.k[layer], self.v[layer], q)
+    def attend(self, layer: int, q: Any, step: Any, exact: Any = None) -> Any:
+        """q, ttnn [1, heads, T, head_dim] -> as q. Arguments as `write`; exact: how products are made and summed."""
+        return step.attend(self.k[layer], self.v[layer], q, exact)
 
     def tables_of(self, one: Pass) -> PrefillTables:
         """The tables of a pass, on the device."""

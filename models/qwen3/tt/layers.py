@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ttnn_moe.tenstorrent import Device, DeviceRouting, moe, tensors
-from ttnn_moe.tenstorrent.all_reduce import all_gathered, all_reduce
+from ttnn_moe.tenstorrent.all_reduce import all_gathered, all_reduce, partial_dtype
 from ttnn_moe.tenstorrent.runtime import library
 
 from ..config import Qwen3MoeConfig
@@ -88,10 +88,11 @@ class Network:
 
         return ttnn.rms_norm(x, epsilon=self.config.rms_norm_eps, weight=weight, compute_kernel_config=self.exact)
 
-    def linear(self, x: Any, by: Linear) -> Any:
+    def linear(self, x: Any, by: Linear, dtype: Any = None) -> Any:
+        """x times the weight, in this dtype; default: that of x."""
         ttnn = library()
 
-        return ttnn.linear(x, by.weight, bias=by.bias, compute_kernel_config=self.exact)
+        return ttnn.linear(x, by.weight, bias=by.bias, dtype=dtype, compute_kernel_config=self.exact)
 
     def layer(self, x: Any, i: int, weights: LayerWeights, place: Place) -> Any:
         ttnn = library()
@@ -115,12 +116,17 @@ class Network:
             for one, norm in ((q, weights.q_norm), (k, weights.k_norm))
         )
         place.cache.write(i, k, v, place.tables)
-        heads = place.cache.attend(i, q, place.tables)
-        return self.summed(self.linear(ttnn.experimental.nlp_concat_heads(heads), weights.out))
+        heads = place.cache.attend(i, q, place.tables, self.exact)
+        return self.summed(ttnn.experimental.nlp_concat_heads(heads), weights.out)
 
-    def summed(self, partial: Any) -> Any:
-        """The sum over the chips of partial [1, 1, T, H and what makes the chips' parts whole tiles]."""
-        return partial if self.device.D == 1 else self._narrowed(all_reduce(partial))
+    def summed(self, x: Any, by: Linear) -> Any:
+        """The sum over the chips of x times their part of a weight, rounded to bfloat16 once."""
+        ttnn = library()
+
+        if self.device.D == 1:
+            return self.linear(x, by)
+        partial = self.linear(x, by, getattr(ttnn, partial_dtype(self.device)))
+        return self._narrowed(all_reduce(partial, ttnn.bfloat16))
 
     def _narrowed(self, whole: Any) -> Any:
         """The first H columns of whole [1, 1, T, any]."""

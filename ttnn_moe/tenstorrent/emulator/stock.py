@@ -68,10 +68,17 @@ def rms_norm(x: Tensor, *, epsilon: float, weight: Tensor, compute_kernel_config
     return _each(norm, x, weight)
 
 
-def linear(x: Tensor, weight: Tensor, *, bias: Tensor | None = None, compute_kernel_config: object = None) -> Tensor:
+def linear(
+    x: Tensor,
+    weight: Tensor,
+    *,
+    bias: Tensor | None = None,
+    dtype: str | None = None,
+    compute_kernel_config: object = None,
+) -> Tensor:
     if bias is None:
-        return _each(torch.matmul, x, weight)
-    return _each(lambda x, weight, bias: x @ weight + bias, x, weight, bias)
+        return _each(torch.matmul, x, weight, dtype=dtype)
+    return _each(lambda x, weight, bias: x @ weight + bias, x, weight, bias, dtype=dtype)
 
 
 def add(a: Tensor, b: Tensor) -> Tensor:
@@ -201,7 +208,9 @@ def _paged_fused_update_cache(keys: Tensor, k: Tensor, values: Tensor, v: Tensor
     _paged_update_cache(values, v, **where)
 
 
-def _chunked_attention(q: Tensor, k: Tensor, v: Tensor, pages: Tensor, start: int) -> Tensor:
+def _chunked_attention(
+    q: Tensor, k: Tensor, v: Tensor, pages: Tensor, start: int, *, compute_kernel_config: object = None
+) -> Tensor:
     """Causal: q [1, heads, T, head_dim] are the tokens from `start` on of what lies in the pages [1, n]."""
 
     def attend(q: Values, k: Part, v: Part, pages: Values) -> Values:
@@ -213,7 +222,15 @@ def _chunked_attention(q: Tensor, k: Tensor, v: Tensor, pages: Tensor, start: in
     return _attended(attend, q, k, v, pages)
 
 
-def _decode_attention(q: Tensor, k: Tensor, v: Tensor, *, page_table_tensor: Tensor, cur_pos_tensor: Tensor) -> Tensor:
+def _decode_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    page_table_tensor: Tensor,
+    cur_pos_tensor: Tensor,
+    compute_kernel_config: object = None,
+) -> Tensor:
     """q [1, B, heads, head_dim], each of the B attending to its row's keys 0 .. position."""
 
     def attend(q: Values, k: Part, v: Part, table: Values, positions: Values) -> Values:
@@ -254,12 +271,12 @@ def _floats(tensor: Tensor) -> list[Values]:
     return [x.float() if x.dtype == torch.bfloat16 else x for x in tensor.read()]
 
 
-def _each(function: Callable[..., Values], *tensors: Tensor) -> Tensor:
-    """Apply the function on every chip, in fp32. The result has the dtype of the first tensor."""
+def _each(function: Callable[..., Values], *tensors: Tensor, dtype: str | None = None) -> Tensor:
+    """Apply the function on every chip, in fp32. The result has this dtype; default: that of the first tensor."""
     mesh = tensors[0].mesh
     assert mesh is not None
     made = [function(*values) for values in zip(*map(_floats, tensors), strict=True)]
-    return on_chips(mesh, made, tensors[0].dtype, TILE_LAYOUT)
+    return on_chips(mesh, made, dtype or tensors[0].dtype, TILE_LAYOUT)
 
 
 def _attended(function: Callable[..., Values], q: Tensor, k: Tensor, v: Tensor, *others: Tensor) -> Tensor:
