@@ -34,6 +34,7 @@
 constexpr int PARTS = M_TILES;  // of a warpgroup's weight rows, 64 each
 constexpr int CONSUMERS = WARPS;
 #include "sm80/mma.cuh"
+#include "sm90/int4_24_chunks.cuh"
 #include "sm90/int4_24_load.cuh"
 
 constexpr int PRODUCER_REGISTERS = GROUPS == 4 ? 64 : BLOCKS == 2 ? 40 : 56;
@@ -48,8 +49,7 @@ __device__ __forceinline__ constexpr int units_of(int N) {
 
 // Where a lane's words lie in a slab: bytes. Low rows are gate rows, or the first half of an item's rows;
 // high ones the up rows, or the other half. Of gate_up, eight low rows of a warp are the channels of 16 bytes
-// of act: 8 p + 2 h
-// + 4 i + j for k 16 h + 4 p + 2 i + j.
+// of act: 8 p + 4 h + 2 i + j for k 16 h + 4 p + 2 i + j.
 struct Place {
     u32 low;
     bool turns;  // gate and up rows take turns
@@ -58,29 +58,27 @@ struct Place {
         const int first = (threadIdx.x / 128 - 1) * PARTS, warp = threadIdx.x % 128 / 32,
                   g = threadIdx.x % 32 / 4;
         const int channel =
-            is_down ? warp * 8 + g : g / 4 * 8 + warp % 2 * 16 + warp / 2 * 2 + g / 2 % 2 * 4 + g % 2;
+            is_down ? warp * 8 + g : warp % 2 * 16 + g / 4 * 8 + warp / 2 * 4 + g % 4;
         low = (first * 32 + channel) * (turns ? 32 : 16);
     }
     __device__ __forceinline__ u32 high() const { return INTERLEAVED && turns ? 16 : WEIGHT_ROWS * 8; }
     __device__ __forceinline__ u32 part() const { return INTERLEAVED && turns ? 32 * 32 : 32 * 16; }
 };
 
-// Products of an item, of N rows. Products come in turns into two sets of registers, UNITS products a
-// fragment.
+// Products of an item, of N rows.
 template <int N>
 struct Products {
     static constexpr int UNITS = units_of(N), WIDTH = N / UNITS, COUNT = WIDTH / 2;
+    static constexpr int STEPS = SLABS * 2 * PARTS;  // of a stage: 32 channels, a part
 
-    float sums[PARTS][N / 2], products[2][COUNT];
-    Decoder::Fragment fragments[2];
-
-    // Product `unit` of those of a slab: of 32 channels `half`, a part, some columns.
-    static __device__ __forceinline__ constexpr int part_of(int unit) { return unit / UNITS % PARTS; }
-    static __device__ __forceinline__ constexpr int fragment_of(int unit) { return unit / UNITS % 2; }
+    float sums[PARTS][N / 2];
+    ChunkDecoder::Fragment fragments[2];
+#if !SPLIT
+    float products[2][COUNT];
 
     __device__ __forceinline__ void scale(int unit) {
-        const Decoder::Fragment& rows = fragments[fragment_of(unit)];
-        float* to = sums[part_of(unit)] + unit % UNITS * COUNT;
+        const auto& rows = fragments[unit / UNITS % 2];
+        float* to = sums[unit / UNITS % PARTS] + unit % UNITS * COUNT;
         float* from = products[unit % 2];
 #pragma unroll
         for (int i = 0; i < COUNT; ++i) {
@@ -88,59 +86,90 @@ struct Products {
             to[i] = fmaf(from[i], i % 4 < 2 ? rows.low : rows.high, to[i]);
         }
     }
+#endif
+
+    // Slabs of a stage. before: the stage before.
+    __device__ __forceinline__ void of_stage(const unsigned char* words, u64 rows, const Place& place,
+                                             const ChunkDecoder& decoder, u32 before) {
+#pragma unroll
+        for (int s = 0; s < SLABS; ++s)
+#pragma unroll
+            for (int half = 0; half < 2; ++half)
+#pragma unroll
+                for (int part = 0; part < PARTS; ++part) {
+                    const unsigned char* at = words + s * WEIGHT_SLAB + part * place.part() + half * 8;
+                    const int step = (s * 2 + half) * PARTS + part;
+                    auto& fragment = fragments[step % 2];
+                    decoder.decode(fragment, *reinterpret_cast<const uint2*>(at),
+                                   *reinterpret_cast<const uint2*>(at + place.high()));
+                    const u64 of_step = advance(rows, s * (ROW_SLAB / 16) + half * 2 * OPERAND_STEP);
+#if SPLIT
+                    products_begin();
+#pragma unroll
+                    for (int u = 0; u < UNITS; ++u) {
+                        sparse_product<WIDTH>(sums[part] + u * COUNT, fragment.a, fragment.metadata,
+                                              advance(of_step, u * WIDTH * 8), true);
+                        sparse_product<WIDTH, -1>(sums[part] + u * COUNT, fragment.rest, fragment.metadata,
+                                              advance(of_step, u * WIDTH * 8), true);
+                    }
+                    products_commit();
+                    products_wait<1>();
+                    if (step == 0) release(before);
+#else
+#pragma unroll
+                    for (int u = 0; u < UNITS; ++u) {
+                        const int unit = step * UNITS + u;
+                        products_begin();
+                        sparse_product<WIDTH>(products[unit % 2], fragment.a, fragment.metadata,
+                                              advance(of_step, u * WIDTH * 8), false);
+                        products_commit();
+                        if (unit > 0) {
+                            products_wait<1>();
+                            scale(unit - 1);
+                        }
+                    }
+#endif
+                }
+#if !SPLIT
+        products_wait<0>();  // ptxas makes products in turns if one runs across the loop's end
+        scale(SLABS * 2 * PARTS * UNITS - 1);
+#endif
+    }
 
     __device__ __forceinline__ void make(const Shared& shared, Turn<STAGES>& turn, int slabs,
-                                         const Place& place, const Decoder& decoder) {
+                                         const Place& place, const ChunkDecoder& decoder) {
         const u32 base = shared_address(dynamic_memory());
 #pragma unroll
         for (int part = 0; part < PARTS; ++part)
 #pragma unroll
             for (int i = 0; i < N / 2; ++i) sums[part][i] = 0.0f;
+#if !SPLIT
 #pragma unroll
         for (int i = 0; i < COUNT; ++i) products[0][i] = products[1][i] = 0.0f;
-        int before = -1;
+#endif
+        u32 before = shared.unused();
         for (; slabs > 0; slabs -= SLABS) {
             barrier_wait(shared.full(turn.at), turn.parity);
             fence_async_proxy();  // rows were written through the generic proxy
-#pragma unroll 1
-            for (int s = 0; s < SLABS && s < slabs; ++s) {
-                const unsigned char* words =
-                    dynamic_memory() + (shared.words() + turn.at * WORD_BYTES + s * WEIGHT_SLAB - base) +
-                    place.low;
-                const u64 rows = operand(shared.rows + turn.at * STAGE_ROWS + s * ROW_SLAB);
-#pragma unroll
-                for (int half = 0; half < 2; ++half)
-#pragma unroll
-                    for (int part = 0; part < PARTS; ++part) {
-                        const unsigned char* at = words + part * place.part() + half * 8;
-                        const uint2 low = *reinterpret_cast<const uint2*>(at);
-                        const uint2 high = *reinterpret_cast<const uint2*>(at + place.high());
-                        const int first = (half * PARTS + part) * UNITS;
-                        Decoder::Fragment& fragment = fragments[fragment_of(first)];
-                        fragment = decoder.decode(low.x, low.y, high.x, high.y);
-#pragma unroll
-                        for (int u = 0; u < UNITS; ++u) {
-                            products_begin();
-                            sparse_product<WIDTH>(products[(first + u) % 2], fragment.a, fragment.metadata,
-                                                  advance(rows, half * 2 * OPERAND_STEP + u * WIDTH * 8));
-                            products_commit();
-                            if (first + u > 0) {
-                                products_wait<1>();
-                                scale(first + u - 1);
-                            }
-                        }
-                    }
-                products_wait<0>();  // ptxas makes products in turns if one runs across the loop's end
-                scale(2 * PARTS * UNITS - 1);
-                if (s == 0) {  // all products of the stage before are made
-                    if (before >= 0) release(shared.empty(before));
-                    before = turn.at;
-                }
-            }
+            const unsigned char* words =
+                dynamic_memory() + (shared.words() + turn.at * WORD_BYTES - base) + place.low;
+            const u64 rows = operand(shared.rows + turn.at * STAGE_ROWS);
+            of_stage(words, rows, place, decoder, before);
+#if SPLIT
+            before = shared.empty(turn.at);
+#else
+            release(shared.empty(turn.at));
+#endif
             turn.next();
         }
-        __syncwarp();
-        release(shared.empty(before));
+#if SPLIT
+        products_wait<0>();
+#pragma unroll
+        for (int part = 0; part < PARTS; ++part)
+#pragma unroll
+            for (int i = 0; i < N / 2; ++i) sum_here(sums[part][i]);
+        release(before);
+#endif
     }
 };
 
@@ -183,7 +212,7 @@ __device__ __forceinline__ constexpr int after(int rows) { return rows + (rows <
 
 template <int N>
 __device__ __forceinline__ void run(const Shared& shared, Turn<STAGES>& turn, const Item& item,
-                                    const Decoder& decoder, Tile* tiles, u16* act, u16* out, int H, int I) {
+                                    const ChunkDecoder& decoder, Tile* tiles, u16* act, u16* out, int H, int I) {
     if constexpr (N < MAX_N) {
         if (item.rows > N) {
             run<after(N)>(shared, turn, item, decoder, tiles, act, out, H, I);
@@ -217,7 +246,7 @@ extern "C" __global__ void __launch_bounds__(128 * (1 + GROUPS), BLOCKS)
             load_rows(shared, hidden, act, row_tokens, work, CONSUMERS * work.gate_up_blocks);
     } else {
         take_registers<CONSUMER_REGISTERS>();
-        const Decoder decoder(H & 63);
+        const ChunkDecoder decoder(H & 63);
         Turn<STAGES> turn;
         Turn<SLOTS> slot;
         for (Item item = shared.items().hear(slot); item.kind != NONE; item = shared.items().hear(slot))

@@ -42,6 +42,7 @@ class Sm90SparseTile:
     wide: bool = False
     columns: int = 64
     read_once: bool = False
+    split: bool = False
 
     @property
     def granule(self) -> int:
@@ -59,7 +60,7 @@ class Sm90SparseTile:
     def shared_memory(self) -> int:
         words, rows = self.slabs * (16 * self.weight_rows + 64 * (not self.wide)), self.slabs * 128 * self.max_n
         zeros = rows * (not self.wide)  # as many as a stage has rows
-        return _ALIGNMENT + self.stages * (words + rows + 16) + zeros + _SLOTS * (16 + 32) + 16
+        return _ALIGNMENT + self.stages * (words + rows + 16) + zeros + _SLOTS * (16 + 32) + 32
 
 
 # rows an expert gets on average, at most -> tile
