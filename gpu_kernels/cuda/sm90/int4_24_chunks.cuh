@@ -9,66 +9,51 @@
 // | t          | 8t .. 8t + 3     | (X, 0)    | idx2 of X   | 3 - idx2     |
 // | t + 4      | 8t + 4 .. 8t + 7 | (0, Y)    | 3 - idx2    | idx2 of Y    |
 //
-// Lane 0 gives the metadata of chunks 0 .. 3, lane 1 that of chunks 4 .. 7. Nibble t of idx2 holds the indices
-// of X and Y: so 12 - 3 X, or 3 + 3 Y, is the metadata.
+// Lane 0 gives the metadata of chunks 0 .. 3, lane 1 that of chunks 4 .. 7: nibble t of idx2 holds the indices
+// of X and Y.
 #pragma once
 
 #include "sm80/bytes.cuh"
 #include "sm80/int4_24.cuh"
-#include "sm90/ptx.cuh"
 
 constexpr float INTEGERS = 64.0f;  // 1 / the factor of decoded integers
 
 // What lane t of a quad needs to decode.
 struct ChunkDecoder {
-    u32 own_byte;      // selector of byte t in both halves, zero-extended
-    u32 first, second; // factors of X and 0, and of 0 and Y, which lies 4 bits higher
-    u32 shift, factor, sum;  // of indices
+    u32 own_byte;       // selector of byte t in both halves, zero-extended
+    u32 first, second;  // factors of X and 0, and of 0 and Y, which lies 4 bits higher
+    u32 turn, kept;     // of idx2: bits to the other index, and those of this lane's index
 
     // zero: 0, which the compiler must not know, so that constants stay in registers.
     __device__ __forceinline__ explicit ChunkDecoder(u32 zero) {
         const int t = threadIdx.x % 4;
         own_byte = (0x4040 | t * 0x101) + zero;
-        first = 0x7f00u + zero;        // 2^127
-        second = 0x7d000000u + zero;   // 2^123
-        shift = (t == 1 ? 2 : 0) + zero;
-        factor = (t == 1 ? 3 : -3) + zero;
-        sum = (t == 1 ? 0x33333333u : 0xccccccccu) + zero;
+        first = 0x7f00u + zero;       // 2^127
+        second = 0x7d000000u + zero;  // 2^123
+        turn = (t == 0 ? 2 : 30) + zero;
+        kept = (t == 0 ? 0x33333333u : 0xccccccccu) + zero;
     }
 
-    // 32 channels of 16 rows: scale * (integer - 8) / 64, exactly a - rest.
+    // 32 channels of 16 rows, as (integer - 8) / 64.
     struct Fragment {
-        u32 a[4], rest[4], metadata;
-        float low, high;
+        u32 a[4], metadata;
+        float low, high;  // scales
     };
 
+    // The last bit of a bf16 below 2^-125 is 2^-133.
     __device__ __forceinline__ void values(u32& x, u32& y, u32 values) const {
-        // the last bit of a bf16 below 2^-125 is 2^-133; - 1 / 8
         const u32 both = select_bytes(values, 0, own_byte) & 0x00f0000fu;
-        x = multiply_add_bf16x2(both, first, 0x0000be00u);
+        x = multiply_add_bf16x2(both, first, 0x0000be00u);  // - 1 / 8
         y = multiply_add_bf16x2(both, second, 0xbe000000u);
     }
 
     // low, high: words of rows l / 4 and l / 4 + 8 of lane l.
-    __device__ __forceinline__ void decode(Fragment& out, uint2 low, uint2 high) const {
-        const u32 both = select_bytes(low.y, high.y, 0x5410);  // idx2 of the low row, of the high row
-        out.metadata = (both >> shift & 0x33333333u) * factor + sum;
-        u32 integers[4];
-        values(integers[0], integers[2], low.x);
-        values(integers[1], integers[3], high.x);
-#if SPLIT
-        const u32 scales[2] = {select_bytes(low.y, 0, 0x3232), select_bytes(high.y, 0, 0x3232)};
-        const u32 negative[2] = {multiply_pairs(scales[0], 0xbf80bf80u), multiply_pairs(scales[1], 0xbf80bf80u)};
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            out.a[i] = multiply_pairs(integers[i], scales[i % 2]);
-            out.rest[i] = multiply_add_bf16x2(integers[i], negative[i % 2], out.a[i]);
-        }
-#else
-#pragma unroll
-        for (int i = 0; i < 4; ++i) out.a[i] = integers[i];
-        out.low = scale_of(low.y);
-        out.high = scale_of(high.y);
-#endif
+    __device__ __forceinline__ void decode(Fragment& out, u32 low, u32 low_rest, u32 high, u32 high_rest) const {
+        const u32 both = select_bytes(low_rest, high_rest, 0x5410);  // idx2 of the low row, of the high row
+        out.metadata = select_or_flip(both, rotated(both, turn), kept);
+        values(out.a[0], out.a[2], low);
+        values(out.a[1], out.a[3], high);
+        out.low = scale_of(low_rest);
+        out.high = scale_of(high_rest);
     }
 };

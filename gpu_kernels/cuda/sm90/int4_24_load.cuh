@@ -47,15 +47,13 @@ struct Shared {
     __device__ __forceinline__ u32 zeros() const { return words() + STAGES * WORD_BYTES; }
     __device__ __forceinline__ u32 full(int stage) const { return zeros() + ZEROS + 8 * stage; }
     __device__ __forceinline__ u32 empty(int stage) const { return full(STAGES) + 8 * stage; }
-    __device__ __forceinline__ u32 unused() const { return empty(STAGES); }  // a barrier that nobody waits for
-    __device__ __forceinline__ Items items() const { return Items(empty(STAGES) + 8); }
+    __device__ __forceinline__ Items items() const { return Items(empty(STAGES)); }
 
     __device__ __forceinline__ void init() const {
         for (int i = 0; i < STAGES; ++i) {
             barrier_init(full(i), 1 + 32 * GATHER_WARPS);
             barrier_init(empty(i), CONSUMERS);
         }
-        barrier_init(unused(), CONSUMERS);
         items().init(GATHER_WARPS + CONSUMERS);
         barrier_init_fence();
     }

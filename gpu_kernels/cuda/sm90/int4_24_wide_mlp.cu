@@ -65,75 +65,87 @@ struct Place {
     __device__ __forceinline__ u32 part() const { return INTERLEAVED && turns ? 32 * 32 : 32 * 16; }
 };
 
-// Products of an item, of N rows.
+// Products of an item, of N rows; UNITS products make the sums of 32 channels of a part.
 template <int N>
 struct Products {
     static constexpr int UNITS = units_of(N), WIDTH = N / UNITS, COUNT = WIDTH / 2;
-    static constexpr int STEPS = SLABS * 2 * PARTS;  // of a stage: 32 channels, a part
+    static constexpr int STEPS = SLABS * PARTS;  // of a stage: 64 channels of a part
 
-    float sums[PARTS][N / 2];
-    ChunkDecoder::Fragment fragments[2];
-#if !SPLIT
-    float products[2][COUNT];
+    float sums[PARTS][N / 2], products[2][COUNT];
+    ChunkDecoder::Fragment fragments[2][2];
 
-    __device__ __forceinline__ void scale(int unit) {
-        const auto& rows = fragments[unit / UNITS % 2];
-        float* to = sums[unit / UNITS % PARTS] + unit % UNITS * COUNT;
-        float* from = products[unit % 2];
+    __device__ __forceinline__ void scale(const ChunkDecoder::Fragment& of, float* from, float* to) {
 #pragma unroll
         for (int i = 0; i < COUNT; ++i) {
             sum_here(from[i]);
-            to[i] = fmaf(from[i], i % 4 < 2 ? rows.low : rows.high, to[i]);
+            to[i] = fmaf(from[i], i % 4 < 2 ? of.low : of.high, to[i]);
         }
     }
-#endif
 
-    // Slabs of a stage. before: the stage before.
-    __device__ __forceinline__ void of_stage(const unsigned char* words, u64 rows, const Place& place,
-                                             const ChunkDecoder& decoder, u32 before) {
-#pragma unroll
-        for (int s = 0; s < SLABS; ++s)
+    __device__ __forceinline__ void multiply(const ChunkDecoder::Fragment& of, float* to, u64 rows) {
+        sparse_product<WIDTH>(to, of.a, of.metadata, rows, false);
+    }
+
+    // A stage with one unit. The two products of a step run while the next words are decoded.
+    __device__ __forceinline__ void step_by_step(const unsigned char* words, u64 rows, const Place& place,
+                                                 const ChunkDecoder& decoder) {
+        uint4 low, high;
+        const auto load = [&](int step) {
+            const unsigned char* at = words + step / PARTS * WEIGHT_SLAB + step % PARTS * place.part();
+            low = *reinterpret_cast<const uint4*>(at);
+            high = *reinterpret_cast<const uint4*>(at + place.high());
+        };
+        const auto scale_both = [&](int step) {
+            products_wait<0>();
 #pragma unroll
             for (int half = 0; half < 2; ++half)
+                scale(fragments[step % 2][half], products[half], sums[step % PARTS]);
+        };
+        load(0);
 #pragma unroll
-                for (int part = 0; part < PARTS; ++part) {
-                    const unsigned char* at = words + s * WEIGHT_SLAB + part * place.part() + half * 8;
-                    const int step = (s * 2 + half) * PARTS + part;
-                    auto& fragment = fragments[step % 2];
-                    decoder.decode(fragment, *reinterpret_cast<const uint2*>(at),
-                                   *reinterpret_cast<const uint2*>(at + place.high()));
-                    const u64 of_step = advance(rows, s * (ROW_SLAB / 16) + half * 2 * OPERAND_STEP);
-#if SPLIT
-                    products_begin();
+        for (int step = 0; step < STEPS; ++step) {
+            auto& of = fragments[step % 2];
+            decoder.decode(of[0], low.x, low.y, high.x, high.y);
+            decoder.decode(of[1], low.z, low.w, high.z, high.w);
+            if (step + 1 < STEPS) load(step + 1);
+            if (step > 0) scale_both(step - 1);
+            const u64 here = advance(rows, step / PARTS * (ROW_SLAB / 16));
+            products_begin();
+            multiply(of[0], products[0], here);
+            multiply(of[1], products[1], advance(here, 2 * OPERAND_STEP));
+            products_commit();
+        }
+        scale_both(STEPS - 1);  // ptxas makes products in turns if one runs across the loop's end
+    }
+
+    // A slab with several units. A product runs while the one before is scaled.
+    __device__ __forceinline__ void unit_by_unit(const unsigned char* words, u64 rows, const Place& place,
+                                                 const ChunkDecoder& decoder) {
+        constexpr int COUNT_OF_UNITS = 2 * PARTS * UNITS;
+        const auto scale_unit = [&](int unit) {
+            const int part = unit / UNITS % PARTS, fragment = unit / UNITS % 2;
+            scale(fragments[0][fragment], products[unit % 2], sums[part] + unit % UNITS * COUNT);
+        };
 #pragma unroll
-                    for (int u = 0; u < UNITS; ++u) {
-                        sparse_product<WIDTH>(sums[part] + u * COUNT, fragment.a, fragment.metadata,
-                                              advance(of_step, u * WIDTH * 8), true);
-                        sparse_product<WIDTH, -1>(sums[part] + u * COUNT, fragment.rest, fragment.metadata,
-                                              advance(of_step, u * WIDTH * 8), true);
-                    }
-                    products_commit();
-                    products_wait<1>();
-                    if (step == 0) release(before);
-#else
-#pragma unroll
-                    for (int u = 0; u < UNITS; ++u) {
-                        const int unit = step * UNITS + u;
-                        products_begin();
-                        sparse_product<WIDTH>(products[unit % 2], fragment.a, fragment.metadata,
-                                              advance(of_step, u * WIDTH * 8), false);
-                        products_commit();
-                        if (unit > 0) {
-                            products_wait<1>();
-                            scale(unit - 1);
-                        }
-                    }
-#endif
-                }
-#if !SPLIT
-        products_wait<0>();  // ptxas makes products in turns if one runs across the loop's end
-        scale(SLABS * 2 * PARTS * UNITS - 1);
-#endif
+        for (int unit = 0; unit < COUNT_OF_UNITS; ++unit) {
+            const int part = unit / UNITS % PARTS, half = unit / UNITS / PARTS;
+            auto& of = fragments[0][unit / UNITS % 2];
+            if (unit % UNITS == 0) {
+                const unsigned char* at = words + part * place.part() + half * 8;
+                const uint2 low = *reinterpret_cast<const uint2*>(at);
+                const uint2 high = *reinterpret_cast<const uint2*>(at + place.high());
+                decoder.decode(of, low.x, low.y, high.x, high.y);
+            }
+            products_begin();
+            multiply(of, products[unit % 2], advance(rows, half * 2 * OPERAND_STEP + unit % UNITS * WIDTH * 8));
+            products_commit();
+            if (unit > 0) {
+                products_wait<1>();
+                scale_unit(unit - 1);
+            }
+        }
+        products_wait<0>();  // as above
+        scale_unit(COUNT_OF_UNITS - 1);
     }
 
     __device__ __forceinline__ void make(const Shared& shared, Turn<STAGES>& turn, int slabs,
@@ -143,33 +155,27 @@ struct Products {
         for (int part = 0; part < PARTS; ++part)
 #pragma unroll
             for (int i = 0; i < N / 2; ++i) sums[part][i] = 0.0f;
-#if !SPLIT
 #pragma unroll
         for (int i = 0; i < COUNT; ++i) products[0][i] = products[1][i] = 0.0f;
-#endif
-        u32 before = shared.unused();
         for (; slabs > 0; slabs -= SLABS) {
             barrier_wait(shared.full(turn.at), turn.parity);
             fence_async_proxy();  // rows were written through the generic proxy
             const unsigned char* words =
                 dynamic_memory() + (shared.words() + turn.at * WORD_BYTES - base) + place.low;
-            const u64 rows = operand(shared.rows + turn.at * STAGE_ROWS);
-            of_stage(words, rows, place, decoder, before);
-#if SPLIT
-            before = shared.empty(turn.at);
-#else
+            u64 rows = operand(shared.rows + turn.at * STAGE_ROWS);
+            if (MAX_N <= COLUMNS && slabs >= SLABS) {
+                step_by_step(words, rows, place, decoder);
+            } else {
+#pragma unroll 1
+                for (int s = min(SLABS, slabs); s > 0; --s) {
+                    unit_by_unit(words, rows, place, decoder);
+                    words += WEIGHT_SLAB;
+                    rows = advance(rows, ROW_SLAB / 16);
+                }
+            }
             release(shared.empty(turn.at));
-#endif
             turn.next();
         }
-#if SPLIT
-        products_wait<0>();
-#pragma unroll
-        for (int part = 0; part < PARTS; ++part)
-#pragma unroll
-            for (int i = 0; i < N / 2; ++i) sum_here(sums[part][i]);
-        release(before);
-#endif
     }
 };
 
@@ -208,6 +214,7 @@ __device__ __forceinline__ void write(const float (&sums)[PARTS][N / 2], int blo
 }
 
 // Numbers of rows that are compiled.
+constexpr int LEAST = MAX_N > 48 ? 16 : 8;
 __device__ __forceinline__ constexpr int after(int rows) { return rows + (rows < 32 ? 8 : 16); }
 
 template <int N>
@@ -250,6 +257,6 @@ extern "C" __global__ void __launch_bounds__(128 * (1 + GROUPS), BLOCKS)
         Turn<STAGES> turn;
         Turn<SLOTS> slot;
         for (Item item = shared.items().hear(slot); item.kind != NONE; item = shared.items().hear(slot))
-            run<16>(shared, turn, item, decoder, tiles, act, out, H, I);
+            run<LEAST>(shared, turn, item, decoder, tiles, act, out, H, I);
     }
 }

@@ -9,8 +9,8 @@
 #include "sm90/ptx.cuh"
 #include "sm90/wgmma.cuh"
 
-// Products, times SIGN, are added to d, or replace it.
-template <int N, int SIGN = 1>
+// Products are added to d, or replace it.
+template <int N>
 __device__ __forceinline__ void sparse_product(float* d, const u32* a, u32 metadata, u64 b, bool add);
 
 #define R(a, b, c, d) "%" #a ", %" #b ", %" #c ", %" #d
@@ -23,16 +23,6 @@ __device__ __forceinline__ void sparse_product(float* d, const u32* a, u32 metad
 #define R48 R40 ", " R(20, 21, 22, 23)
 #define R56 R48 ", " R(24, 25, 26, 27)
 #define R64 R56 ", " R(28, 29, 30, 31)
-#define R72 R64 ", " R(32, 33, 34, 35)
-#define R80 R72 ", " R(36, 37, 38, 39)
-#define R88 R80 ", " R(40, 41, 42, 43)
-#define R96 R88 ", " R(44, 45, 46, 47)
-#define R104 R96 ", " R(48, 49, 50, 51)
-#define R112 R104 ", " R(52, 53, 54, 55)
-#define R120 R112 ", " R(56, 57, 58, 59)
-#define R128 R120 ", " R(60, 61, 62, 63)
-#define R136 R128 ", " R(64, 65, 66, 67)
-#define R144 R136 ", " R(68, 69, 70, 71)
 #define D8 D(0)
 #define D16 D8, D(4)
 #define D24 D16, D(8)
@@ -41,55 +31,27 @@ __device__ __forceinline__ void sparse_product(float* d, const u32* a, u32 metad
 #define D48 D40, D(20)
 #define D56 D48, D(24)
 #define D64 D56, D(28)
-#define D72 D64, D(32)
-#define D80 D72, D(36)
-#define D88 D80, D(40)
-#define D96 D88, D(44)
-#define D104 D96, D(48)
-#define D112 D104, D(52)
-#define D120 D112, D(56)
-#define D128 D120, D(60)
-#define D136 D128, D(64)
-#define D144 D136, D(68)
 
-#define PRODUCT(N, SIGN, A0, A1, A2, A3, B, METADATA, ADD)                                                     \
+#define PRODUCT(N, A0, A1, A2, A3, B, METADATA, ADD)                                                     \
     template <>                                                                                          \
-    __device__ __forceinline__ void sparse_product<N, SIGN>(float* d, const u32* a, u32 metadata, u64 b,       \
+    __device__ __forceinline__ void sparse_product<N>(float* d, const u32* a, u32 metadata, u64 b,       \
                                                       bool add) {                                        \
         asm volatile("{.reg .pred add; setp.ne.b32 add, %" #ADD                                          \
                      ", 0;\n"                                                                            \
                      "wgmma.mma_async.sp.sync.aligned.m64n" #N "k32.f32.bf16.bf16 {" R##N                \
-                     "}, {" R(A0, A1, A2, A3) "}, %" #B ", %" #METADATA ", 0, add, " #SIGN ", 1, 0;}"    \
+                     "}, {" R(A0, A1, A2, A3) "}, %" #B ", %" #METADATA ", 0, add, 1, 1, 0;}"            \
                      : D##N                                                                              \
                      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(metadata),                \
                        "r"(static_cast<int>(add)));                                                      \
     }
-PRODUCT(16, 1, 8, 9, 10, 11, 12, 13, 14)
-PRODUCT(16, -1, 8, 9, 10, 11, 12, 13, 14)
-PRODUCT(24, 1, 12, 13, 14, 15, 16, 17, 18)
-PRODUCT(24, -1, 12, 13, 14, 15, 16, 17, 18)
-PRODUCT(32, 1, 16, 17, 18, 19, 20, 21, 22)
-PRODUCT(32, -1, 16, 17, 18, 19, 20, 21, 22)
-PRODUCT(40, 1, 20, 21, 22, 23, 24, 25, 26)
-PRODUCT(40, -1, 20, 21, 22, 23, 24, 25, 26)
-PRODUCT(48, 1, 24, 25, 26, 27, 28, 29, 30)
-PRODUCT(48, -1, 24, 25, 26, 27, 28, 29, 30)
-PRODUCT(56, 1, 28, 29, 30, 31, 32, 33, 34)
-PRODUCT(56, -1, 28, 29, 30, 31, 32, 33, 34)
-PRODUCT(64, 1, 32, 33, 34, 35, 36, 37, 38)
-PRODUCT(64, -1, 32, 33, 34, 35, 36, 37, 38)
-PRODUCT(72, 1, 36, 37, 38, 39, 40, 41, 42)
-PRODUCT(72, -1, 36, 37, 38, 39, 40, 41, 42)
-PRODUCT(80, 1, 40, 41, 42, 43, 44, 45, 46)
-PRODUCT(80, -1, 40, 41, 42, 43, 44, 45, 46)
-PRODUCT(96, 1, 48, 49, 50, 51, 52, 53, 54)
-PRODUCT(96, -1, 48, 49, 50, 51, 52, 53, 54)
-PRODUCT(112, 1, 56, 57, 58, 59, 60, 61, 62)
-PRODUCT(112, -1, 56, 57, 58, 59, 60, 61, 62)
-PRODUCT(128, 1, 64, 65, 66, 67, 68, 69, 70)
-PRODUCT(128, -1, 64, 65, 66, 67, 68, 69, 70)
-PRODUCT(144, 1, 72, 73, 74, 75, 76, 77, 78)
-PRODUCT(144, -1, 72, 73, 74, 75, 76, 77, 78)
+PRODUCT(8, 4, 5, 6, 7, 8, 9, 10)
+PRODUCT(16, 8, 9, 10, 11, 12, 13, 14)
+PRODUCT(24, 12, 13, 14, 15, 16, 17, 18)
+PRODUCT(32, 16, 17, 18, 19, 20, 21, 22)
+PRODUCT(40, 20, 21, 22, 23, 24, 25, 26)
+PRODUCT(48, 24, 25, 26, 27, 28, 29, 30)
+PRODUCT(56, 28, 29, 30, 31, 32, 33, 34)
+PRODUCT(64, 32, 33, 34, 35, 36, 37, 38)
 #undef PRODUCT
 #undef R
 #undef D

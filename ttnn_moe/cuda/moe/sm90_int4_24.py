@@ -42,11 +42,10 @@ class Sm90SparseTile:
     wide: bool = False
     columns: int = 64
     read_once: bool = False
-    split: bool = False
 
     @property
     def granule(self) -> int:
-        return 16 if self.wide else 8
+        return 16 if self.wide and self.max_n > 48 else 8
 
     @property
     def weight_rows(self) -> int:
@@ -60,7 +59,7 @@ class Sm90SparseTile:
     def shared_memory(self) -> int:
         words, rows = self.slabs * (16 * self.weight_rows + 64 * (not self.wide)), self.slabs * 128 * self.max_n
         zeros = rows * (not self.wide)  # as many as a stage has rows
-        return _ALIGNMENT + self.stages * (words + rows + 16) + zeros + _SLOTS * (16 + 32) + 32
+        return _ALIGNMENT + self.stages * (words + rows + 16) + zeros + _SLOTS * (16 + 32) + 16
 
 
 # rows an expert gets on average, at most -> tile

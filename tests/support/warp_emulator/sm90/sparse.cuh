@@ -4,7 +4,7 @@
 #include "sm90/ptx.cuh"
 #include "sm90/wgmma.cuh"
 
-template <int N, int SIGN = 1>
+template <int N>
 void sparse_product(float* d, const u32* a, u32 metadata, u64 b, bool add) {
     const int me = emulator::current, block = emulator::block();
     auto& mine = emulator::fibers[me].words;
@@ -29,7 +29,7 @@ void sparse_product(float* d, const u32* a, u32 metadata, u64 b, bool add) {
                     sum += value_of(pair >> 16 * n & 0xffff) *
                            emulator::element(block, emulator::along(b, column, 4 * chunk + kept[n]));
             }
-            d[i] = (add ? d[i] : 0.0f) + SIGN * sum;
+            d[i] = (add ? d[i] : 0.0f) + sum;
         }
     };
     if (emulator::late)
