@@ -148,8 +148,8 @@ def test_a_mistake_is_seen(line: str, instead: str, tmp_path: Path, monkeypatch:
 @on_host
 @pytest.mark.parametrize(
     ("line", "instead"),
-    [("select_or_flip(both, rotated(both, turn), kept)", "both"), ("slabs >= SLABS)", "true)")],
-    ids=["an index twice", "half a stage"],
+    [("warp / 2 * 4 + g % 4", "warp / 2 * 4 + g % 2"), ("slabs >= SLABS)", "true)")],
+    ids=["a channel twice", "half a stage"],
 )
 def test_a_mistake_of_hopper_is_seen(line: str, instead: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     wrong = with_mistake(tmp_path, "sm90/int4_24_wide_mlp", line, instead)

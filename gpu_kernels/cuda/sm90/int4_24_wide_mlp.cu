@@ -37,12 +37,8 @@ constexpr int CONSUMERS = WARPS;
 #include "sm90/int4_24_chunks.cuh"
 #include "sm90/int4_24_load.cuh"
 
-constexpr int PRODUCER_REGISTERS = GROUPS == 4 ? 64 : BLOCKS == 2 || GROUPS == 5 ? 40 : 56;
-constexpr int CONSUMER_REGISTERS = GROUPS == 5   ? 88
-                                   : GROUPS == 4 ? 104
-                                   : GROUPS == 3 ? 152
-                                   : BLOCKS == 2 ? 96
-                                                 : 224;
+constexpr int PRODUCER_REGISTERS = GROUPS == 4 ? 64 : BLOCKS == 2 ? 40 : 56;
+constexpr int CONSUMER_REGISTERS = GROUPS == 4 ? 104 : GROUPS == 3 ? 152 : BLOCKS == 2 ? 96 : 224;
 
 // Products that N columns take: whole groups of 8 each.
 __device__ __forceinline__ constexpr int units_of(int N) {

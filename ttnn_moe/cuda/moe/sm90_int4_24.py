@@ -64,10 +64,10 @@ class Sm90SparseTile:
 
 # rows an expert gets on average, at most -> tile
 _TILES: tuple[tuple[float, Sm90SparseTile], ...] = (
-    (1.5, Sm90SparseTile(8, 4, 4, 4, blocks=2, warps=4, read_once=True)),
+    (0.75, Sm90SparseTile(8, 4, 4, 4, blocks=2, warps=4, read_once=True)),
     (10, Sm90SparseTile(16, 2, 4, 5, warps=16, wide=True, read_once=True)),
     (18, Sm90SparseTile(24, 2, 4, 4, warps=16, wide=True, read_once=True)),
-    (40, Sm90SparseTile(32, 2, 4, 5, warps=12, wide=True, read_once=True)),
+    (40, Sm90SparseTile(48, 2, 4, 4, warps=12, wide=True, read_once=True)),
     (float("inf"), Sm90SparseTile(144, 2, 2, 4, wide=True)),
 )
 
