@@ -9,8 +9,8 @@
 // | t          | 8t .. 8t + 3     | (X, 0)    | idx2 of X   | 3 - idx2     |
 // | t + 4      | 8t + 4 .. 8t + 7 | (0, Y)    | 3 - idx2    | idx2 of Y    |
 //
-// Lane 0 gives the metadata of chunks 0 .. 3, lane 1 that of chunks 4 .. 7: nibble t of idx2 holds the indices
-// of X and Y.
+// Lane 0 gives the metadata of chunks 0 .. 3, lane 1 that of chunks 4 .. 7: nibble t of idx2 holds the
+// indices of X and Y.
 #pragma once
 
 #include "sm80/bytes.cuh"
@@ -48,7 +48,8 @@ struct ChunkDecoder {
     }
 
     // low, high: words of rows l / 4 and l / 4 + 8 of lane l.
-    __device__ __forceinline__ void decode(Fragment& out, u32 low, u32 low_rest, u32 high, u32 high_rest) const {
+    __device__ __forceinline__ void decode(Fragment& out, u32 low, u32 low_rest, u32 high,
+                                           u32 high_rest) const {
         const u32 both = select_bytes(low_rest, high_rest, 0x5410);  // idx2 of the low row, of the high row
         out.metadata = select_or_flip(both, rotated(both, turn), kept);
         values(out.a[0], out.a[2], low);

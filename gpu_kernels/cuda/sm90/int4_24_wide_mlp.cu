@@ -57,8 +57,7 @@ struct Place {
     __device__ __forceinline__ explicit Place(bool is_down) : turns(INTERLEAVED && !is_down) {
         const int first = (threadIdx.x / 128 - 1) * PARTS, warp = threadIdx.x % 128 / 32,
                   g = threadIdx.x % 32 / 4;
-        const int channel =
-            is_down ? warp * 8 + g : warp % 2 * 16 + g / 4 * 8 + warp / 2 * 4 + g % 4;
+        const int channel = is_down ? warp * 8 + g : warp % 2 * 16 + g / 4 * 8 + warp / 2 * 4 + g % 4;
         low = (first * 32 + channel) * (turns ? 32 : 16);
     }
     __device__ __forceinline__ u32 high() const { return INTERLEAVED && turns ? 16 : WEIGHT_ROWS * 8; }
@@ -137,7 +136,8 @@ struct Products {
                 decoder.decode(of, low.x, low.y, high.x, high.y);
             }
             products_begin();
-            multiply(of, products[unit % 2], advance(rows, half * 2 * OPERAND_STEP + unit % UNITS * WIDTH * 8));
+            multiply(of, products[unit % 2],
+                     advance(rows, half * 2 * OPERAND_STEP + unit % UNITS * WIDTH * 8));
             products_commit();
             if (unit > 0) {
                 products_wait<1>();
@@ -219,7 +219,8 @@ __device__ __forceinline__ constexpr int after(int rows) { return rows + (rows <
 
 template <int N>
 __device__ __forceinline__ void run(const Shared& shared, Turn<STAGES>& turn, const Item& item,
-                                    const ChunkDecoder& decoder, Tile* tiles, u16* act, u16* out, int H, int I) {
+                                    const ChunkDecoder& decoder, Tile* tiles, u16* act, u16* out, int H,
+                                    int I) {
     if constexpr (N < MAX_N) {
         if (item.rows > N) {
             run<after(N)>(shared, turn, item, decoder, tiles, act, out, H, I);
