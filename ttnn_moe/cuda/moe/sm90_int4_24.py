@@ -11,7 +11,6 @@ from ...contract import Problem
 from ..arch import Arch, Target
 from ..jit.load import Launch
 from .int4_24_sorted import SortedInt4_24
-from .pairs import rows_an_expert
 from .sorted import SortedPlan
 from .uses import Use
 
@@ -62,7 +61,7 @@ class Sm90SparseTile:
         return _ALIGNMENT + self.stages * (words + rows + 16) + zeros + _SLOTS * (16 + 32) + 16
 
 
-# rows an expert gets on average, at most -> tile
+# pairs (T * K) over experts, at most -> tile
 _TILES: tuple[tuple[float, Sm90SparseTile], ...] = (
     (0.75, Sm90SparseTile(8, 4, 4, 4, blocks=2, warps=4, read_once=True)),
     (10, Sm90SparseTile(16, 2, 4, 5, warps=16, wide=True, read_once=True)),
@@ -88,7 +87,7 @@ class Sm90Int4_24(SortedInt4_24[Sm90SparseTile]):
         return "sm90/int4_24_wide_mlp" if tile.wide else "sm90/int4_24_mlp"
 
     def tile(self, problem: Problem, arch: Arch) -> Sm90SparseTile:
-        rows = rows_an_expert(problem)
+        rows = problem.T * problem.K / problem.E
         return next(tile for most, tile in _TILES if rows <= most)
 
     def tiles(self) -> tuple[Sm90SparseTile, ...]:
