@@ -145,6 +145,17 @@ def test_a_mistake_is_seen(line: str, instead: str, tmp_path: Path, monkeypatch:
     assert worst(kernels, monkeypatch, WIDE, 9, 192, 64) > 0
 
 
+@on_host
+@pytest.mark.parametrize(
+    ("line", "instead"),
+    [("warp / 2 * 4 + g % 4", "warp / 2 * 4 + g % 2"), ("slabs >= SLABS)", "true)")],
+    ids=["a channel twice", "half a stage"],
+)
+def test_a_mistake_of_hopper_is_seen(line: str, instead: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wrong = with_mistake(tmp_path, "sm90/int4_24_wide_mlp", line, instead)
+    assert worst(HostKernels(tmp_path, True, wrong, together=3), monkeypatch, WIDE_90, 5, 192, 64) > 0
+
+
 @pytest.mark.parametrize("arch", [ARCHES[8, 0], ARCHES[8, 6], HOPPER], ids=lambda arch: arch.name)
 def test_plans_fit_and_a_prepared_layer_has_room(arch: object) -> None:
     """The first family is few, then one that sorts, for every T of DeepSeek-V3 and Qwen3-30B-A3B; scratch grows."""

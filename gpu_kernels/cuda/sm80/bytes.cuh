@@ -17,3 +17,13 @@ __device__ __forceinline__ u32 select_bits(u32 set, u32 clear, u32 mask) {
     asm("lop3.b32 %0, %1, %2, %3, 0xe4;" : "=r"(out) : "r"(set), "r"(clear), "r"(mask));
     return out;
 }
+
+// Rotated left.
+__device__ __forceinline__ u32 rotated(u32 word, u32 bits) { return __funnelshift_l(word, word, bits); }
+
+// Bits of `set` where the mask has ones, those of `flip`, inverted, elsewhere, in one instruction.
+__device__ __forceinline__ u32 select_or_flip(u32 set, u32 flip, u32 mask) {
+    u32 out;
+    asm("lop3.b32 %0, %1, %2, %3, 0xb1;" : "=r"(out) : "r"(set), "r"(flip), "r"(mask));
+    return out;
+}

@@ -9,7 +9,6 @@
 // then the up rows of the same channels.
 #pragma once
 
-#include "sm80/int4_24_rows.cuh"
 #include "sm90/items.cuh"
 #include "sm90/sparse.cuh"
 

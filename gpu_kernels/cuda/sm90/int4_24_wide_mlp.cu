@@ -34,6 +34,7 @@
 constexpr int PARTS = M_TILES;  // of a warpgroup's weight rows, 64 each
 constexpr int CONSUMERS = WARPS;
 #include "sm80/mma.cuh"
+#include "sm90/int4_24_chunks.cuh"
 #include "sm90/int4_24_load.cuh"
 
 constexpr int PRODUCER_REGISTERS = GROUPS == 4 ? 64 : BLOCKS == 2 ? 40 : 56;
@@ -48,8 +49,7 @@ __device__ __forceinline__ constexpr int units_of(int N) {
 
 // Where a lane's words lie in a slab: bytes. Low rows are gate rows, or the first half of an item's rows;
 // high ones the up rows, or the other half. Of gate_up, eight low rows of a warp are the channels of 16 bytes
-// of act: 8 p + 2 h
-// + 4 i + j for k 16 h + 4 p + 2 i + j.
+// of act: 8 p + 4 h + 2 i + j for k 16 h + 4 p + 2 i + j.
 struct Place {
     u32 low;
     bool turns;  // gate and up rows take turns
@@ -57,40 +57,99 @@ struct Place {
     __device__ __forceinline__ explicit Place(bool is_down) : turns(INTERLEAVED && !is_down) {
         const int first = (threadIdx.x / 128 - 1) * PARTS, warp = threadIdx.x % 128 / 32,
                   g = threadIdx.x % 32 / 4;
-        const int channel =
-            is_down ? warp * 8 + g : g / 4 * 8 + warp % 2 * 16 + warp / 2 * 2 + g / 2 % 2 * 4 + g % 2;
+        const int channel = is_down ? warp * 8 + g : warp % 2 * 16 + g / 4 * 8 + warp / 2 * 4 + g % 4;
         low = (first * 32 + channel) * (turns ? 32 : 16);
     }
     __device__ __forceinline__ u32 high() const { return INTERLEAVED && turns ? 16 : WEIGHT_ROWS * 8; }
     __device__ __forceinline__ u32 part() const { return INTERLEAVED && turns ? 32 * 32 : 32 * 16; }
 };
 
-// Products of an item, of N rows. Products come in turns into two sets of registers, UNITS products a
-// fragment.
+// Products of an item, of N rows; UNITS products make the sums of 32 channels of a part.
 template <int N>
 struct Products {
     static constexpr int UNITS = units_of(N), WIDTH = N / UNITS, COUNT = WIDTH / 2;
+    static constexpr int STEPS = SLABS * PARTS;  // of a stage: 64 channels of a part
 
     float sums[PARTS][N / 2], products[2][COUNT];
-    Decoder::Fragment fragments[2];
+    ChunkDecoder::Fragment fragments[2][2];
 
-    // Product `unit` of those of a slab: of 32 channels `half`, a part, some columns.
-    static __device__ __forceinline__ constexpr int part_of(int unit) { return unit / UNITS % PARTS; }
-    static __device__ __forceinline__ constexpr int fragment_of(int unit) { return unit / UNITS % 2; }
-
-    __device__ __forceinline__ void scale(int unit) {
-        const Decoder::Fragment& rows = fragments[fragment_of(unit)];
-        float* to = sums[part_of(unit)] + unit % UNITS * COUNT;
-        float* from = products[unit % 2];
+    __device__ __forceinline__ void scale(const ChunkDecoder::Fragment& of, float* from, float* to) {
 #pragma unroll
         for (int i = 0; i < COUNT; ++i) {
             sum_here(from[i]);
-            to[i] = fmaf(from[i], i % 4 < 2 ? rows.low : rows.high, to[i]);
+            to[i] = fmaf(from[i], i % 4 < 2 ? of.low : of.high, to[i]);
         }
     }
 
+    __device__ __forceinline__ void multiply(const ChunkDecoder::Fragment& of, float* to, u64 rows) {
+        sparse_product<WIDTH>(to, of.a, of.metadata, rows, false);
+    }
+
+    // A stage with one unit. The two products of a step run while the next words are decoded.
+    __device__ __forceinline__ void step_by_step(const unsigned char* words, u64 rows, const Place& place,
+                                                 const ChunkDecoder& decoder) {
+        uint4 low, high;
+        const auto load = [&](int step) {
+            const unsigned char* at = words + step / PARTS * WEIGHT_SLAB + step % PARTS * place.part();
+            low = *reinterpret_cast<const uint4*>(at);
+            high = *reinterpret_cast<const uint4*>(at + place.high());
+        };
+        const auto scale_both = [&](int step) {
+            products_wait<0>();
+#pragma unroll
+            for (int half = 0; half < 2; ++half)
+                scale(fragments[step % 2][half], products[half], sums[step % PARTS]);
+        };
+        load(0);
+#pragma unroll
+        for (int step = 0; step < STEPS; ++step) {
+            auto& of = fragments[step % 2];
+            decoder.decode(of[0], low.x, low.y, high.x, high.y);
+            decoder.decode(of[1], low.z, low.w, high.z, high.w);
+            if (step + 1 < STEPS) load(step + 1);
+            if (step > 0) scale_both(step - 1);
+            const u64 here = advance(rows, step / PARTS * (ROW_SLAB / 16));
+            products_begin();
+            multiply(of[0], products[0], here);
+            multiply(of[1], products[1], advance(here, 2 * OPERAND_STEP));
+            products_commit();
+        }
+        scale_both(STEPS - 1);  // ptxas makes products in turns if one runs across the loop's end
+    }
+
+    // A slab with several units. A product runs while the one before is scaled.
+    __device__ __forceinline__ void unit_by_unit(const unsigned char* words, u64 rows, const Place& place,
+                                                 const ChunkDecoder& decoder) {
+        constexpr int COUNT_OF_UNITS = 2 * PARTS * UNITS;
+        const auto scale_unit = [&](int unit) {
+            const int part = unit / UNITS % PARTS, fragment = unit / UNITS % 2;
+            scale(fragments[0][fragment], products[unit % 2], sums[part] + unit % UNITS * COUNT);
+        };
+#pragma unroll
+        for (int unit = 0; unit < COUNT_OF_UNITS; ++unit) {
+            const int part = unit / UNITS % PARTS, half = unit / UNITS / PARTS;
+            auto& of = fragments[0][unit / UNITS % 2];
+            if (unit % UNITS == 0) {
+                const unsigned char* at = words + part * place.part() + half * 8;
+                const uint2 low = *reinterpret_cast<const uint2*>(at);
+                const uint2 high = *reinterpret_cast<const uint2*>(at + place.high());
+                decoder.decode(of, low.x, low.y, high.x, high.y);
+            }
+            products_begin();
+            multiply(of, products[unit % 2],
+                     advance(rows, half * 2 * OPERAND_STEP + unit % UNITS * WIDTH * 8));
+            products_commit();
+            if (unit > 0) {
+                products_wait<1>();
+                scale_unit(unit - 1);
+            }
+        }
+        products_wait<0>();  // as above
+        scale_unit(COUNT_OF_UNITS - 1);
+    }
+
     __device__ __forceinline__ void make(const Shared& shared, Turn<STAGES>& turn, int slabs,
-                                         const Place& place, const Decoder& decoder) {
+                                         const Place& place, const ChunkDecoder& decoder) {
         const u32 base = shared_address(dynamic_memory());
 #pragma unroll
         for (int part = 0; part < PARTS; ++part)
@@ -98,49 +157,25 @@ struct Products {
             for (int i = 0; i < N / 2; ++i) sums[part][i] = 0.0f;
 #pragma unroll
         for (int i = 0; i < COUNT; ++i) products[0][i] = products[1][i] = 0.0f;
-        int before = -1;
         for (; slabs > 0; slabs -= SLABS) {
             barrier_wait(shared.full(turn.at), turn.parity);
             fence_async_proxy();  // rows were written through the generic proxy
+            const unsigned char* words =
+                dynamic_memory() + (shared.words() + turn.at * WORD_BYTES - base) + place.low;
+            u64 rows = operand(shared.rows + turn.at * STAGE_ROWS);
+            if (MAX_N <= COLUMNS && slabs >= SLABS) {
+                step_by_step(words, rows, place, decoder);
+            } else {
 #pragma unroll 1
-            for (int s = 0; s < SLABS && s < slabs; ++s) {
-                const unsigned char* words =
-                    dynamic_memory() + (shared.words() + turn.at * WORD_BYTES + s * WEIGHT_SLAB - base) +
-                    place.low;
-                const u64 rows = operand(shared.rows + turn.at * STAGE_ROWS + s * ROW_SLAB);
-#pragma unroll
-                for (int half = 0; half < 2; ++half)
-#pragma unroll
-                    for (int part = 0; part < PARTS; ++part) {
-                        const unsigned char* at = words + part * place.part() + half * 8;
-                        const uint2 low = *reinterpret_cast<const uint2*>(at);
-                        const uint2 high = *reinterpret_cast<const uint2*>(at + place.high());
-                        const int first = (half * PARTS + part) * UNITS;
-                        Decoder::Fragment& fragment = fragments[fragment_of(first)];
-                        fragment = decoder.decode(low.x, low.y, high.x, high.y);
-#pragma unroll
-                        for (int u = 0; u < UNITS; ++u) {
-                            products_begin();
-                            sparse_product<WIDTH>(products[(first + u) % 2], fragment.a, fragment.metadata,
-                                                  advance(rows, half * 2 * OPERAND_STEP + u * WIDTH * 8));
-                            products_commit();
-                            if (first + u > 0) {
-                                products_wait<1>();
-                                scale(first + u - 1);
-                            }
-                        }
-                    }
-                products_wait<0>();  // ptxas makes products in turns if one runs across the loop's end
-                scale(2 * PARTS * UNITS - 1);
-                if (s == 0) {  // all products of the stage before are made
-                    if (before >= 0) release(shared.empty(before));
-                    before = turn.at;
+                for (int s = min(SLABS, slabs); s > 0; --s) {
+                    unit_by_unit(words, rows, place, decoder);
+                    words += WEIGHT_SLAB;
+                    rows = advance(rows, ROW_SLAB / 16);
                 }
             }
+            release(shared.empty(turn.at));
             turn.next();
         }
-        __syncwarp();
-        release(shared.empty(before));
     }
 };
 
@@ -179,11 +214,13 @@ __device__ __forceinline__ void write(const float (&sums)[PARTS][N / 2], int blo
 }
 
 // Numbers of rows that are compiled.
+constexpr int LEAST = MAX_N > 48 ? 16 : 8;
 __device__ __forceinline__ constexpr int after(int rows) { return rows + (rows < 32 ? 8 : 16); }
 
 template <int N>
 __device__ __forceinline__ void run(const Shared& shared, Turn<STAGES>& turn, const Item& item,
-                                    const Decoder& decoder, Tile* tiles, u16* act, u16* out, int H, int I) {
+                                    const ChunkDecoder& decoder, Tile* tiles, u16* act, u16* out, int H,
+                                    int I) {
     if constexpr (N < MAX_N) {
         if (item.rows > N) {
             run<after(N)>(shared, turn, item, decoder, tiles, act, out, H, I);
@@ -217,10 +254,10 @@ extern "C" __global__ void __launch_bounds__(128 * (1 + GROUPS), BLOCKS)
             load_rows(shared, hidden, act, row_tokens, work, CONSUMERS * work.gate_up_blocks);
     } else {
         take_registers<CONSUMER_REGISTERS>();
-        const Decoder decoder(H & 63);
+        const ChunkDecoder decoder(H & 63);
         Turn<STAGES> turn;
         Turn<SLOTS> slot;
         for (Item item = shared.items().hear(slot); item.kind != NONE; item = shared.items().hear(slot))
-            run<16>(shared, turn, item, decoder, tiles, act, out, H, I);
+            run<LEAST>(shared, turn, item, decoder, tiles, act, out, H, I);
     }
 }

@@ -11,7 +11,6 @@ from ...contract import Problem
 from ..arch import Arch, Target
 from ..jit.load import Launch
 from .int4_24_sorted import SortedInt4_24
-from .pairs import rows_an_expert
 from .sorted import SortedPlan
 from .uses import Use
 
@@ -45,7 +44,7 @@ class Sm90SparseTile:
 
     @property
     def granule(self) -> int:
-        return 16 if self.wide else 8
+        return 16 if self.wide and self.max_n > 48 else 8
 
     @property
     def weight_rows(self) -> int:
@@ -62,12 +61,12 @@ class Sm90SparseTile:
         return _ALIGNMENT + self.stages * (words + rows + 16) + zeros + _SLOTS * (16 + 32) + 16
 
 
-# rows an expert gets on average, at most -> tile
+# pairs (T * K) over experts, at most -> tile
 _TILES: tuple[tuple[float, Sm90SparseTile], ...] = (
-    (5, Sm90SparseTile(8, 4, 8, 2, blocks=2, warps=4, read_once=True)),
-    (12, Sm90SparseTile(16, 4, 4, 4, blocks=2, warps=4, read_once=True)),
-    (20, Sm90SparseTile(24, 2, 2, 4, blocks=2, warps=6, read_once=True)),
-    (48, Sm90SparseTile(48, 2, 2, 5, warps=8, wide=True, read_once=True)),
+    (0.75, Sm90SparseTile(8, 4, 8, 2, blocks=2, warps=4, read_once=True)),
+    (10, Sm90SparseTile(16, 2, 4, 5, warps=16, wide=True, read_once=True)),
+    (18, Sm90SparseTile(24, 2, 4, 4, warps=16, wide=True, read_once=True)),
+    (40, Sm90SparseTile(48, 2, 4, 4, warps=12, wide=True, read_once=True)),
     (float("inf"), Sm90SparseTile(144, 2, 2, 4, wide=True)),
 )
 
@@ -88,7 +87,7 @@ class Sm90Int4_24(SortedInt4_24[Sm90SparseTile]):
         return "sm90/int4_24_wide_mlp" if tile.wide else "sm90/int4_24_mlp"
 
     def tile(self, problem: Problem, arch: Arch) -> Sm90SparseTile:
-        rows = rows_an_expert(problem)
+        rows = problem.T * problem.K / problem.E
         return next(tile for most, tile in _TILES if rows <= most)
 
     def tiles(self) -> tuple[Sm90SparseTile, ...]:

@@ -14,3 +14,7 @@ inline u32 select_bytes(u32 low, u32 high, u32 selector) {
 }
 
 inline u32 select_bits(u32 set, u32 clear, u32 mask) { return (set & mask) | (clear & ~mask); }
+
+inline u32 select_or_flip(u32 set, u32 flip, u32 mask) { return (set & mask) | (~flip & ~mask); }
+
+inline u32 rotated(u32 word, u32 bits) { return word << bits | word >> (32 - bits); }

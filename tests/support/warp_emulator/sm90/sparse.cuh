@@ -5,7 +5,7 @@
 #include "sm90/wgmma.cuh"
 
 template <int N>
-void sparse_product(float* d, const u32* a, u32 metadata, u64 b) {
+void sparse_product(float* d, const u32* a, u32 metadata, u64 b, bool add) {
     const int me = emulator::current, block = emulator::block();
     auto& mine = emulator::fibers[me].words;
     mine[0] = reinterpret_cast<uintptr_t>(a);
@@ -24,12 +24,12 @@ void sparse_product(float* d, const u32* a, u32 metadata, u64 b) {
                 const u32 pair = lanes[chunk % 4][chunk / 4 * 2 + high];
                 const u32 bits = given[chunk / 4] >> (16 * high + 4 * (chunk % 4)) & 0xf;
                 const u32 kept[2] = {bits & 3, bits >> 2};
-                if (kept[0] >= kept[1]) emulator::fail("metadata that is not in order");
+                if (kept[0] == kept[1]) emulator::fail("metadata that names a channel twice");
                 for (int n = 0; n < 2; ++n)
                     sum += value_of(pair >> 16 * n & 0xffff) *
                            emulator::element(block, emulator::along(b, column, 4 * chunk + kept[n]));
             }
-            d[i] = sum;
+            d[i] = (add ? d[i] : 0.0f) + sum;
         }
     };
     if (emulator::late)

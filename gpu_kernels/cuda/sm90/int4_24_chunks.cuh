@@ -1,0 +1,60 @@
+// Words of int4_24 (sm80/int4_24.cuh) as A of sparse warpgroup products, a chunk of the format a chunk of A.
+//
+// The two indices of a chunk of A may come in any order; they only have to differ. So the kept value takes a
+// slot of our choice, with idx2 as its index; the other slot holds 0. Byte t of a word's values, chunks 2t
+// (X) and 2t + 1 (Y), belongs to lane t of a quad:
+//
+// | chunk of A | channels of 32   | kept pair | first index | second index |
+// |------------|------------------|-----------|-------------|--------------|
+// | t          | 8t .. 8t + 3     | (X, 0)    | idx2 of X   | 3 - idx2     |
+// | t + 4      | 8t + 4 .. 8t + 7 | (0, Y)    | 3 - idx2    | idx2 of Y    |
+//
+// Lane 0 gives the metadata of chunks 0 .. 3, lane 1 that of chunks 4 .. 7: nibble t of idx2 holds the
+// indices of X and Y.
+#pragma once
+
+#include "sm80/bytes.cuh"
+#include "sm80/int4_24.cuh"
+
+constexpr float INTEGERS = 64.0f;  // 1 / the factor of decoded integers
+
+// What lane t of a quad needs to decode.
+struct ChunkDecoder {
+    u32 own_byte;       // selector of byte t in both halves, zero-extended
+    u32 first, second;  // factors of X and 0, and of 0 and Y, which lies 4 bits higher
+    u32 turn, kept;     // of idx2: bits to the other index, and those of this lane's index
+
+    // zero: 0, which the compiler must not know, so that constants stay in registers.
+    __device__ __forceinline__ explicit ChunkDecoder(u32 zero) {
+        const int t = threadIdx.x % 4;
+        own_byte = (0x4040 | t * 0x101) + zero;
+        first = 0x7f00u + zero;       // 2^127
+        second = 0x7d000000u + zero;  // 2^123
+        turn = (t == 0 ? 2 : 30) + zero;
+        kept = (t == 0 ? 0x33333333u : 0xccccccccu) + zero;
+    }
+
+    // 32 channels of 16 rows, as (integer - 8) / 64.
+    struct Fragment {
+        u32 a[4], metadata;
+        float low, high;  // scales
+    };
+
+    // The last bit of a bf16 below 2^-125 is 2^-133.
+    __device__ __forceinline__ void values(u32& x, u32& y, u32 values) const {
+        const u32 both = select_bytes(values, 0, own_byte) & 0x00f0000fu;
+        x = multiply_add_bf16x2(both, first, 0x0000be00u);  // - 1 / 8
+        y = multiply_add_bf16x2(both, second, 0xbe000000u);
+    }
+
+    // low, high: words of rows l / 4 and l / 4 + 8 of lane l.
+    __device__ __forceinline__ void decode(Fragment& out, u32 low, u32 low_rest, u32 high,
+                                           u32 high_rest) const {
+        const u32 both = select_bytes(low_rest, high_rest, 0x5410);  // idx2 of the low row, of the high row
+        out.metadata = select_or_flip(both, rotated(both, turn), kept);
+        values(out.a[0], out.a[2], low);
+        values(out.a[1], out.a[3], high);
+        out.low = scale_of(low_rest);
+        out.high = scale_of(high_rest);
+    }
+};
