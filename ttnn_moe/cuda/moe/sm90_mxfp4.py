@@ -122,9 +122,7 @@ class Sm90Mxfp4(Sorted[Mxfp4Tile]):
 
     def uses(self, plan: SortedPlan[Mxfp4Tile], ids64: bool, add: bool) -> tuple[Use, ...]:
         *sorts, product, combine = super().uses(plan, ids64, add)
-        # beside the sort, a few tiles of many rows gave a wrong token (docs/notes/cuda.md)
-        order = Use.of(plan.arch, "sm90/mxfp4_order", WAIT_FIRST=False)
-        return *sorts, order, product, combine
+        return *sorts, Use.of(plan.arch, "sm90/mxfp4_order"), product, combine
 
     def product_defines(self, problem: Problem) -> dict[str, object]:
         return {
