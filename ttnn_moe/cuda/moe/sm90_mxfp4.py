@@ -67,7 +67,7 @@ class Mxfp4Tile:
     @property
     def shared_memory(self) -> int:
         stages = self.weight_stages * self.weight_rows * UNIT + self.row_stages * self.row_units * self.max_n * 2 * UNIT
-        barriers = 16 * (self.weight_stages + self.row_stages) + 32 + 4 * 16 + 16 + 4 * 32 + 4 * (self.max_n + 12)
+        barriers = 16 * (self.weight_stages + self.row_stages) + 32 + 4 * 16 + 16 + 4 * 32
         pieces = 0 if self.direct else 64 * self.weight_rows
         return _ALIGNMENT + stages + pieces + 2 * self.scale_bytes + barriers
 
