@@ -123,6 +123,12 @@ def test_twenty_repetitions_have_the_same_bits(T: int, form: Form, family: Famil
     assert_same_bits(T, random_mxfp4(32, 256, 160, form))
 
 
+@pytest.mark.parametrize("T", [512, 4096])
+def test_a_long_layer_has_the_same_bits(T: int, family: Family[Any]) -> None:
+    """A block makes dozens of items, with a down product whose last rows are a quarter of a block."""
+    assert_same_bits(T, random_mxfp4(64, 2880, 1440, GPT_OSS))
+
+
 @pytest.mark.parametrize("T", [1, 9, 200])
 def test_no_call_waits_for_the_gpu(T: int, family: Family[Any]) -> None:
     hidden, routing, experts = inputs_of(Case(T, 32, 2, 128, 64), GPT_OSS)

@@ -68,7 +68,6 @@ struct Shared {
     u32 weights, rows, scales, pieces, weights_full, weights_empty, rows_full, rows_empty, scales_full,
         scales_empty;
     Items items;
-    u32* sources;  // of the rows of a tile, as their gather warps noted them
 
     __device__ __forceinline__ explicit Shared(const void* memory) {
         weights = (shared_address(memory) + 1023) / 1024 * 1024;
@@ -88,8 +87,6 @@ struct Shared {
 #endif
         scales_empty = scales_full + 16;
         items = Items(scales_empty + 16);
-        sources = reinterpret_cast<u32*>(dynamic_memory() + items.items + SLOTS * ITEM_BYTES -
-                                         shared_address(dynamic_memory()));
     }
     __device__ __forceinline__ void init() const {
         for (int i = 0; i < WEIGHT_STAGES; ++i) {

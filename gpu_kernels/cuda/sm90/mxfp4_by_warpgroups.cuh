@@ -103,7 +103,7 @@ __device__ __forceinline__ void multiply(const Shared& shared, Turns& turns, Sum
     Bytes bytes;
     bool large = false;
     u64 rows = 0;
-    int before = -1, held = -1;  // stages of rows, and of weights, to release
+    int before = -1;  // the stage of rows to release
     barrier_wait(shared.scales_full + 8 * turns.scales.at, turns.scales.parity);
     barrier_wait(shared.weights_full + 8 * turns.weights.at, turns.weights.parity);
     u32 weights = shared.weights + turns.weights.at * WEIGHT_BYTES + place.weights;
@@ -142,14 +142,8 @@ __device__ __forceinline__ void multiply(const Shared& shared, Turns& turns, Sum
                 if (i % 4 == 1) bytes.load_scales(scales, unit + 1);
             }
             if (i % 4 == 3 && !second) {  // all of a stage of weights was asked for
-                held = turns.weights.at;
+                release_read(shared.weights_empty + 8 * turns.weights.at);
                 turns.weights.next();
-            }
-            // and has come: the fragments were made of it
-            if (i % 4 == 3 && (second || unit + 1 == units)) {
-                __syncwarp();
-                release(shared.weights_empty + 8 * held);
-                held = -1;
             }
         }
     }

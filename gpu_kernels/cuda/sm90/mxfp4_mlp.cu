@@ -29,8 +29,8 @@
 //
 // Shared memory: WEIGHT_STAGES * (WEIGHT_ROWS x 256 channels), ROW_STAGES * (MAX_N rows x ROW_UNITS x 128
 // channels), two output buffers per consumer warpgroup (not DIRECT), the scales of two items, barriers,
-// items, the sources of a tile's rows. Weights and scales come through the copy engine; rows come through
-// cp.async, since they are scattered. Producer: routing_sort, mxfp4_order. Consumer: combine.
+// items. Weights and scales come through the copy engine; rows come through cp.async, since they are
+// scattered. Producer: routing_sort, mxfp4_order. Consumer: combine.
 #include "common/activation.cuh"
 #include "sm90/mxfp4_loads.cuh"
 #include "sm90/mxfp4_rows_out.cuh"

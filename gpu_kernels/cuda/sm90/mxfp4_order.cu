@@ -6,18 +6,13 @@
 // | out      | [T, H in units of 128] | bf16  | out; row-major, 16 bytes |
 //
 // H is a multiple of 8. A thread moves eight channels. Blocks: ceil(T * 16 * units / threads). Predecessor:
-// the sort. WAIT_FIRST: start after it. Otherwise run beside it: it let this launch start once its own
-// predecessor, which made hidden, had ended; and this launch ends after it.
+// the sort, which runs meanwhile: it let this launch start once its own predecessor, which made hidden, had
+// ended. This launch ends after the sort.
 #include "sm90/mxfp4.cuh"
-
-#ifndef WAIT_FIRST
-#define WAIT_FIRST 0
-#endif
 
 extern "C" __global__ void mxfp4_order(const uint4* hidden, u32* out, int T, int H) {
     const int eights = (H + UNIT - 1) / UNIT * (UNIT / 8), i = blockIdx.x * blockDim.x + threadIdx.x;
     const int row = i / eights, at = i % eights;
-    if (WAIT_FIRST) wait_for_predecessor();
     let_successor_start();
     if (row < T) {
         uint4 from = make_uint4(0, 0, 0, 0);
@@ -30,5 +25,5 @@ extern "C" __global__ void mxfp4_order(const uint4* hidden, u32* out, int T, int
         to[8] = __byte_perm(from.y, from.w, 0x5410);
         to[12] = __byte_perm(from.y, from.w, 0x7632);
     }
-    if (!WAIT_FIRST && blockIdx.x == 0) wait_for_predecessor();
+    if (blockIdx.x == 0) wait_for_predecessor();
 }

@@ -49,6 +49,14 @@ __device__ __forceinline__ void release(u32 barrier) {
     if (threadIdx.x % 32 == 0) barrier_arrive(barrier);
 }
 
+// The same of what the copy engine refills, by each thread that loaded from it. Without the fence an arrival
+// overtakes loads before it, and so may the refill: a first replay then multiplied wrong weights.
+__device__ __forceinline__ void release_read(u32 barrier) {
+    fence_async_proxy();
+    __syncwarp();
+    release(barrier);
+}
+
 struct Turns {
     Turn<WEIGHT_STAGES> weights;
     Turn<ROW_STAGES> rows;

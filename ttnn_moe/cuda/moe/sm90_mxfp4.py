@@ -67,7 +67,7 @@ class Mxfp4Tile:
     @property
     def shared_memory(self) -> int:
         stages = self.weight_stages * self.weight_rows * UNIT + self.row_stages * self.row_units * self.max_n * 2 * UNIT
-        barriers = 16 * (self.weight_stages + self.row_stages) + 32 + 4 * 16 + 16 + 4 * 32 + 4 * (self.max_n + 12)
+        barriers = 16 * (self.weight_stages + self.row_stages) + 32 + 4 * 16 + 16 + 4 * 32
         pieces = 0 if self.direct else 64 * self.weight_rows
         return _ALIGNMENT + stages + pieces + 2 * self.scale_bytes + barriers
 
@@ -122,9 +122,7 @@ class Sm90Mxfp4(Sorted[Mxfp4Tile]):
 
     def uses(self, plan: SortedPlan[Mxfp4Tile], ids64: bool, add: bool) -> tuple[Use, ...]:
         *sorts, product, combine = super().uses(plan, ids64, add)
-        # beside the sort, a few tiles of many rows gave a wrong token (docs/notes/cuda.md)
-        order = Use.of(plan.arch, "sm90/mxfp4_order", WAIT_FIRST=not plan.tile.warp_products)
-        return *sorts, order, product, combine
+        return *sorts, Use.of(plan.arch, "sm90/mxfp4_order"), product, combine
 
     def product_defines(self, problem: Problem) -> dict[str, object]:
         return {
