@@ -7,6 +7,7 @@ from collections import Counter
 import pytest
 import torch
 
+from paths import session_folder
 from targets import TARGETS, Target
 
 
@@ -17,6 +18,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
     parser.addoption("--fault-runs", type=int, default=8, help="random faults of an expert-parallel group to run")
     parser.addoption("--fault-seed", type=int, default=1, help="seed of the first of them")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    session_folder()  # before there are workers, so that they inherit it
 
 
 @pytest.fixture
