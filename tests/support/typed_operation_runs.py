@@ -50,7 +50,6 @@ def configure(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
         f"-DCMAKE_MAKE_PROGRAM={tool('ninja')}",
         f"-DCMAKE_CXX_COMPILER={os.environ.get('CXX') or tool('g++', 'c++', 'clang++')}",
         "-DCMAKE_BUILD_TYPE=Debug",
-        "-DCMAKE_CXX_FLAGS_DEBUG=-O0",  # no debug information
         "-DCMAKE_UNITY_BUILD=ON",  # half of the time
         f"-DPython_EXECUTABLE={sys.executable}",
         f"-Dnanobind_DIR={nanobind.cmake_dir()}",
