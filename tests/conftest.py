@@ -7,16 +7,21 @@ from collections import Counter
 import pytest
 import torch
 
+from paths import session_folder
 from targets import TARGETS, Target
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--backend", action="append", default=None, help="run the cases on this backend only")
     parser.addoption("--seeds", type=int, default=3, help="schedules of the Tenstorrent emulator to run")
-    parser.addoption("--long", action="store_true", help="what another test runs on another chip, too")
+    parser.addoption("--long", action="store_true", help="also what another test shows (marker long)")
 
     parser.addoption("--fault-runs", type=int, default=8, help="random faults of an expert-parallel group to run")
     parser.addoption("--fault-seed", type=int, default=1, help="seed of the first of them")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    session_folder()  # before there are workers, so that they inherit it
 
 
 @pytest.fixture

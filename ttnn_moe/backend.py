@@ -24,7 +24,7 @@ R = TypeVar("R")
 
 
 def run(work: Callable[..., R], *args: Any) -> R:
-    """work(*args), a backend's method, outside autocast: a backend computes in the dtypes that it declares."""
+    """work(*args) outside autocast: a backend, or a model, computes in the dtypes that it declares."""
     if torch._C._is_any_autocast_enabled():
         with torch._C._DisableAutocast():
             return work(*args)

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 import ttnn_moe
 from ttnn_moe import decoder, registry
-from ttnn_moe.backend import Prepared
+from ttnn_moe.backend import Prepared, run
 from ttnn_moe.errors import RequestError
 from ttnn_moe.kv import formats
 from ttnn_moe.kv.bucketed.cache import BucketedCache
@@ -332,7 +332,7 @@ class Qwen3Moe(nn.Module):
 
     @torch.no_grad()
     def forward(self, ids: Tensor, cache: KVCache | None = None, step: Step | None = None) -> Tensor:
-        """Logits of the next token.
+        """Logits of the next token, in the dtype of the weights: torch.autocast changes no bit.
 
         Args:
             ids: [B, S] int64, B whole sequences (causal, nothing kept); with a cache [T], those of `step`.
@@ -345,6 +345,9 @@ class Qwen3Moe(nn.Module):
         Raises:
             RequestError: without a cache: sequences longer than the context, or ids outside the vocabulary.
         """
+        return run(self._forward, ids, cache, step)
+
+    def _forward(self, ids: Tensor, cache: KVCache | None, step: Step | None) -> Tensor:
         shape = ids.shape
         if cache is None or step is None:
             cache, step = self._whole(ids)

@@ -178,8 +178,15 @@ def test_autocast_does_not_reach_the_operator(device: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("grad", [False, True], ids=["no_grad", "grad"])
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    ("name", "grad"),
+    # every model, and both of one model; with --long the others
+    [
+        pytest.param(name, grad, marks=[pytest.mark.long] * (i > 0 and grad == bool(i % 2)))
+        for i, name in enumerate(MODELS)
+        for grad in (False, True)
+    ],
+)
 def test_compiled_whole(name: str, grad: bool) -> None:
     model, inputs = make(name), batch()
     want = run_with(model, "eager", lambda m: m(**inputs).logits)

@@ -112,6 +112,22 @@ class TestBundled:
         check_bf16_greedy(TINY, [tokenizer.encode(chat, add_special_tokens=False) for chat in chats])
 
 
+def test_autocast_changes_no_bit(checkpoint: Path) -> None:
+    """Neither of a whole forward pass nor of a generation: its steps, and what they draw."""
+    model = load_model(checkpoint, backend="reference", device="cpu", dtype=torch.float32)
+    seen: list[torch.Tensor] = []
+    model.register_forward_hook(lambda module, args, logits: seen.append(logits))
+    runs = []
+    for enabled in (False, True):
+        with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+            seen.clear()
+            model(torch.tensor(prompts([9])))
+            made = generate(model, prompts([5, 2]), max_new_tokens=4, stop_ids=(), temperature=0.9, seed=3).tokens
+        runs.append((made, list(seen)))
+    assert runs[0][0] == runs[1][0]
+    assert all(torch.equal(*pair) for pair in zip(runs[0][1], runs[1][1], strict=True))
+
+
 def test_a_ragged_batch_is_what_each_prompt_is_alone(tmp_path: Path) -> None:
     model = load_model(make(tmp_path))
     texts = prompts(LENGTHS)

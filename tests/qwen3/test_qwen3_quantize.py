@@ -234,6 +234,15 @@ def other_model(out: Path, tmp_path: Path) -> dict[str, Any]:
     return {"directory": source}
 
 
+def other_row(out: Path, tmp_path: Path) -> dict[str, Any]:
+    """Neither the first row of a tensor, nor its middle, nor its last."""
+    source = made(tmp_path / "other")
+    tensors = load_file(source / "model.safetensors")
+    tensors["model.layers.2.mlp.experts.0.up_proj.weight"][1, 3] += 1
+    save_file(tensors, source / "model.safetensors", metadata={"format": "pt"})
+    return {"directory": source}
+
+
 def other_files(out: Path, tmp_path: Path) -> dict[str, Any]:
     shutil.rmtree(out)
     out.mkdir()
@@ -252,6 +261,7 @@ def quantised(out: Path, tmp_path: Path) -> dict[str, Any]:
 
 OUTS: dict[str, tuple[Callable[[Path, Path], dict[str, Any]], str]] = {
     "another model": (other_model, "holds another conversion; got model "),
+    "a model with another row": (other_row, "holds another conversion; got model "),
     "another calibration": (lambda out, _: {"calibrate": ROOT / "LICENSE"}, "another conversion; got calibration none"),
     "other files": (other_files, r"holds other files; got .*thesis\.txt.*another --out"),
     "a dense model": (lambda out, _: {"out": TINY}, "holds other files; got config.json of a model that is not"),

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import atexit
 import ctypes
 import functools
+import hashlib
 import shutil
 import subprocess
-import tempfile
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from filelock import FileLock
 
 from cuda_gpus import gpu_of, pretend
-from paths import SUPPORT
+from paths import SUPPORT, session_folder
 from ttnn_moe.cuda import maps
 from ttnn_moe.cuda.jit import build, load
 from ttnn_moe.cuda.jit.spec import Spec
@@ -51,10 +51,11 @@ class TensorMap(ctypes.Structure):
 
 
 class HostKernels:
-    """Kernels built for the host, once a process for each set of definitions; stands in for launching.
+    """Kernels built for the host, once a test session for each set of definitions; stands in for launching.
 
     Args:
-        where: a folder for what is built. late: whether copies land, and products are made, as late as they may.
+        where: a folder for what is built from `sources`.
+        late: whether copies land, and products are made, as late as they may.
         sources: another source for some kernels. together: clusters of a kernel that run at a time, at most.
 
     Attributes:
@@ -104,37 +105,41 @@ class HostKernels:
 
     def _library(self, spec: Spec) -> ctypes.CDLL:
         source = self.sources.get(spec.name, Path(f"{spec.name}.cu"))
-        key = source, spec.defines
-        if key not in _built:
-            path = self.where / f"{len(_built)}.so"
-            defines = {**dict(spec.defines), "KERNEL": f'"{source}"', "ENTRY": spec.entry}
-            options = [f"-D{name}={value}" for name, value in defines.items()]
-            header = _prelude()
+        where = self.where if spec.name in self.sources else session_folder()
+        return _library(where, source, spec.entry, spec.defines)
+
+
+@functools.cache
+def _library(where: Path, source: Path, entry: str, defines: tuple[tuple[str, str], ...]) -> ctypes.CDLL:
+    """One process of the session builds it; the others load what lies there."""
+    digest = hashlib.sha256(repr((source, entry, defines)).encode()).hexdigest()
+    path, header = where / f"{digest[:24]}.so", _prelude()
+    with FileLock(path.with_suffix(".lock")):
+        if not path.exists():
+            every = {**dict(defines), "KERNEL": f'"{source}"', "ENTRY": entry}
+            options = [f"-D{name}={value}" for name, value in every.items()]
             options += ["-include", str(header), str(HERE / "launch.cpp"), str(header.with_name("warps.o"))]
             _compile("-shared", "-Wl,-Bsymbolic", *options, "-o", str(path))
-            _built[key] = ctypes.CDLL(str(path))
-            _built[key].trace.restype = ctypes.c_char_p
-        return _built[key]
-
-
-_built: dict[tuple[Path, object], ctypes.CDLL] = {}
-"""Of this process: most tests want the same sort, and the same products that are early or late."""
+    library = ctypes.CDLL(str(path))
+    library.trace.restype = ctypes.c_char_p
+    return library
 
 
 @functools.cache
 def _prelude() -> Path:
     """A precompiled header, and warps.o beside it: most of a kernel's compilation is not the kernel."""
-    folder = tempfile.mkdtemp()
-    atexit.register(shutil.rmtree, folder)
-    header = Path(folder, "emulator.h")
-    header.write_text('#include "warps.h"\n')
-    _compile("-x", "c++-header", str(header), "-o", f"{header}.gch")
-    _compile("-include", str(header), "-c", str(HERE / "warps.cpp"), "-o", str(header.with_name("warps.o")))
+    header = session_folder() / "emulator.h"
+    last = header.with_name("warps.o")
+    with FileLock(header.with_suffix(".lock")):
+        if not last.exists():
+            header.write_text('#include "warps.h"\n')
+            _compile("-x", "c++-header", str(header), "-o", f"{header}.gch")
+            _compile("-include", str(header), "-c", str(HERE / "warps.cpp"), "-o", str(last))
     return header
 
 
 def _compile(*arguments: str) -> None:
-    flags = "-O1 -std=c++20 -fPIC -Wall -Werror -Wno-unknown-pragmas -Winvalid-pch".split()
+    flags = "-Og -std=c++20 -fPIC -Wall -Werror -Wno-unknown-pragmas -Winvalid-pch".split()
     flags += [f"-I{folder}" for folder in (HERE, kernel_path("gpu_kernels", "cuda"))]
     done = subprocess.run([str(GXX), *flags, *arguments], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr

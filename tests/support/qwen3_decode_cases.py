@@ -178,7 +178,7 @@ def test_the_bundled_checkpoint_says_what_the_reference_says() -> None:
         for task in chosen
         for e in tasks.examples(task, "heldout", 12 if GPU else 1)
     ]
-    new = 48 if GPU else 8
+    new = 48 if GPU else 3
     with decoder.plain():
         expected = generate(theirs, texts, max_new_tokens=new)
     engine = Engine(ours, len(texts), max(map(len, texts)) + new, graphs=True)

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-from mutations import Mutation
+from mutation import Mutation
 from torch import Tensor
 
 from tenstorrent_setup import Layer, OnDevice, check_out, check_routing, check_rows, part_of, rows_of

@@ -33,9 +33,17 @@ def cpu_seconds() -> float:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("T", "routing"), [*((T, "uniform") for T in (1, 32, 4096)), *((T, "skewed") for T in (1, 32, 1024))]
+    ("chip", "T", "routing"),
+    [
+        *((chip, T, routing) for chip in ("n150", "p150") for T in (1, 32) for routing in ("uniform", "skewed")),
+        ("n150", 4096, "uniform"),
+        ("p150", 1024, "skewed"),
+        *(
+            pytest.param(*again, marks=pytest.mark.long)
+            for again in (("p150", 4096, "uniform"), ("n150", 1024, "skewed"))
+        ),
+    ],
 )
-@pytest.mark.parametrize("chip", ["n150", "p150"])
 def test_goals(cost, chip, T, routing):
     began = cpu_seconds()
     found = cost.emulate(chip, T, routing, "bfloat16")

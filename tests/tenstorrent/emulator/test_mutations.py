@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from mutations import EQUIVALENT, MUTATIONS, Mutation, table
+from mutation import EQUIVALENT, Mutation
+from mutations import MUTATIONS, table
 
 from paths import ROOT
 from ttnn_moe.tenstorrent import runtime

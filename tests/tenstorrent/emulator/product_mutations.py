@@ -1,0 +1,283 @@
+"""Mistakes in what both products of an expert share."""
+
+from __future__ import annotations
+
+from mutation import EQUIVALENT, Mutation
+
+CHAIN = "common/chain.hpp"
+GRID = "common/grid.hpp"
+HOMES = "common/homes.hpp"
+PIECES = "common/pieces.hpp"
+PRODUCT = "common/product.hpp"
+ARGS = "common/product_args.hpp"
+SCHEDULE = "common/schedule.hpp"
+READER = "common/product_reader.hpp"
+WRITER = "common/product_writer.hpp"
+WEIGHTS = "common/weights.hpp"
+
+PRODUCTS = [
+    Mutation(
+        GRID,
+        "(cores - 1) * round)",
+        "(cores - 1) * round - 1)",
+        "the barrier waits for one core less",
+        "unordered-read",
+        operator="gate_up",
+    ),
+    Mutation(
+        GRID,
+        "l1_words(go), round)",
+        "l1_words(go), round - 1)",
+        "the barrier is one round late",
+        "unordered-read",
+        operator="down",
+    ),
+    Mutation(
+        HOMES,
+        "((window_index & 1) * slots + slot)",
+        "(slot)",
+        "both windows lie in one half",
+        "wrong activations",
+        operator="gate_up",
+    ),
+    Mutation(
+        HOMES,
+        "return left < chunk ? left : chunk;",
+        "return chunk;",
+        "the last chunk is a whole one",
+        "dram-out-of-range",
+        operator="gate_up",
+    ),
+    Mutation(
+        HOMES,
+        "(q + 1) * chunk < end",
+        "(q + 1) * chunk <= end",
+        "ends a part at the chunk's end",
+        EQUIVALENT,
+        "where the two are equal, so are both values",
+        operator="gate_up",
+    ),
+    Mutation(
+        READER,
+        "kArrived, kGo, window + 1)",
+        "kArrived, kGo, window)",
+        "the first window has no barrier",
+        "unordered-read",
+        operator="gate_up",
+    ),
+    Mutation(
+        READER,
+        "kLocalExperts * 4);\n        noc_async_read_barrier();",
+        "kLocalExperts * 4);",
+        "makes the schedule of counts that are under way",
+        "read-before-barrier",
+        operator="down",
+    ),
+    Mutation(
+        READER,
+        "    cb_reserve_back(cb_x, kKMax);\n",
+        "",
+        "fetches a block over one in use",
+        "push-without-reserve",
+        operator="down",
+    ),
+    Mutation(
+        WEIGHTS,
+        " * kKTiles + piece.begin;",
+        " * kKTiles;",
+        "each piece has the weights of the column's start",
+        "wrong activations",
+        operator="gate_up",
+    ),
+    Mutation(
+        WEIGHTS,
+        "with_trid(id(entry))",
+        "with_trid(id(entry + 1))",
+        "hands on weights that are under way",
+        "push-before-barrier",
+        operator="down",
+    ),
+    Mutation(
+        WRITER,
+        "chain.invite(2);",
+        "chain.invite(1);",
+        "invites a block without room for it",
+        "push-without-reserve",
+        operator="gate_up",
+    ),
+    Mutation(
+        CHAIN,
+        "get_semaphore(credit_id)), sent);",
+        "get_semaphore(credit_id)), sent - 1);",
+        "sends a partial sum ahead of its invitation",
+        "unordered-write",
+        operator="gate_up",
+    ),
+    Mutation(
+        CHAIN,
+        "get_semaphore(arrived_id)), received);",
+        "get_semaphore(arrived_id)), received - 1);",
+        "takes a partial sum before it has come",
+        "unordered-read",
+        operator="gate_up",
+    ),
+    Mutation(
+        CHAIN,
+        "        noc_async_writes_flushed();",
+        "",
+        "gives a partial sum's room back before it is sent",
+        "pop-before-flush",
+        operator="gate_up",
+    ),
+    Mutation(
+        CHAIN,
+        "const uint32_t slot = sent % depth;",
+        "const uint32_t slot = 0;",
+        "sends every partial sum to one place",
+        "unordered-write",
+        operator="gate_up",
+    ),
+    Mutation(
+        PIECES,
+        "return begin != 0; }",
+        "return true; }",
+        "waits for a partial sum that nobody sends",
+        "deadlock",
+        operator="gate_up",
+    ),
+    Mutation(
+        PIECES,
+        "found += piece_arg(i)",
+        "found = piece_arg(i)",
+        "counts one column where a core finishes several",
+        "deadlock",
+        operator="down",
+    ),
+    Mutation(
+        PRODUCT,
+        "w0 + i * tiles + k",
+        "w0 + k",
+        "multiplies by gate where up belongs",
+        "wrong activations",
+        operator="gate_up",
+    ),
+    Mutation(
+        PRODUCT,
+        "    reconfig_data_format_srca(cb_in);\n",
+        "",
+        "unpacks a partial sum as bf16",
+        "mismatched-format",
+        operator="gate_up",
+    ),
+    Mutation(
+        PRODUCT,
+        "cb_wait_front(cb_in, width);",
+        "cb_wait_front(cb_in, 1);",
+        "waits for half a partial sum",
+        "tile-not-waited-for",
+        operator="gate_up",
+    ),
+    Mutation(
+        ARGS, "kTileBytes = 2048", "kTileBytes = 1024", "moves half a tile", "uninitialised-read", operator="down"
+    ),
+    Mutation(
+        SCHEDULE, "(tokens + kBlockRows - 1)", "(tokens)", "drops an expert's last block", "wrong out", operator="down"
+    ),
+    Mutation(
+        SCHEDULE,
+        "if (tokens != 0) {",
+        "if (true) {",
+        "reads the weights of idle experts",
+        "more dram_read_bytes",
+        operator="gate_up",
+    ),
+    Mutation(
+        SCHEDULE,
+        "tokens = tokens > max_tokens ? max_tokens : tokens;",
+        "",
+        "trusts the counts",
+        EQUIVALENT,
+        "routing never counts more than T; the line is for input that is none of its",
+        operator="down",
+    ),
+    Mutation(
+        GRID,
+        "rows - 1), l1), whole - 1);",
+        "rows - 1), l1), whole);",
+        "counts the sender among the receivers of a multicast",
+        "multicast-receivers",
+        operator="gate_up",
+    ),
+    Mutation(
+        GRID,
+        "x(columns - 1), y(rows - 1)",
+        "x(columns - 2), y(rows - 1)",
+        "the rectangle of a multicast lacks a column",
+        "multicast-receivers",
+        operator="gate_up",
+    ),
+    Mutation(
+        GRID,
+        "get_noc_multicast_addr(x(0), y(0), x(columns - 1), y(rows - 1), l1)",
+        "get_noc_multicast_addr(x(columns - 1), y(rows - 1), x(0), y(0), l1)",
+        "the rectangle of a multicast has the corners of NoC 1",
+        "multicast-rectangle",
+        operator="down",
+    ),
+    Mutation(
+        GRID,
+        "        noc_semaphore_set(l1_words(semaphore), value);\n",
+        "",
+        "multicasts a semaphore that it has not set",
+        "deadlock",
+        operator="gate_up",
+    ),
+    Mutation(
+        GRID,
+        "    noc_async_atomic_barrier();\n",
+        "",
+        "ends with increments under way",
+        "kernel-end",
+        operator="gate_up",
+    ),
+    Mutation(
+        READER,
+        "        noc_async_writes_flushed();\n",
+        "",
+        "signals a schedule that may come later than its signal",
+        "read-before-barrier",
+        operator="gate_up",
+    ),
+    Mutation(
+        READER,
+        "        noc_semaphore_wait_min(l1_words(made), 1);",
+        "",
+        "does not wait for the schedule",
+        "uninitialised-read",
+        operator="down",
+    ),
+    Mutation(
+        WEIGHTS,
+        "            noc_async_read_set_trid(0);\n",
+        "",
+        "leaves its transaction id set",
+        "transaction-id",
+        operator="gate_up",
+    ),
+    Mutation(
+        WEIGHTS,
+        "entry % (kWeightsAhead + 1) * kShareTiles",
+        "entry % kWeightsAhead * kShareTiles",
+        "reads an expert's weights over those in use",
+        "wrong out",
+        operator="down",
+    ),
+    Mutation(
+        WEIGHTS,
+        "(run / kBanks * kRun + inside) * kBanks",
+        "(run / kBanks + inside) * kBanks",
+        "takes a run's place for its group's",
+        "wrong activations",
+        operator="gate_up",
+    ),
+]
