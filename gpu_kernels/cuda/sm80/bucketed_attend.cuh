@@ -28,9 +28,9 @@ struct Queries {
 
 // Scores to weights, in place; M of them, of tokens lane / 4 + 8 * m.
 template <int M>
-__device__ __forceinline__ void weigh(State& state, float (&scores)[(M + 1) / 2][QT][4], const float2* factors,
-                                      const Token* tokens, float half, float times, const int* ids,
-                                      const Queries& queries, float* mass) {
+__device__ __forceinline__ void weigh(State& state, float (&scores)[(M + 1) / 2][QT][4],
+                                      const float2* factors, const Token* tokens, float half, float times,
+                                      const int* ids, const Queries& queries, float* mass) {
     float weights[QT][2][M], sums[QT][2];
     bool higher = false;
 #pragma unroll
@@ -121,7 +121,8 @@ __device__ __forceinline__ void load_words(u32 (&words)[N], const uint4* from) {
     }
 }
 
-// A piece of 2, 3, 4 or 8 bits from a slot. part: of its unit. left: tokens of the piece and after it that are in use.
+// A piece of 2, 3, 4 or 8 bits from a slot. part: of its unit. left: tokens of the piece and after it that
+// are in use.
 template <int BITS>
 __device__ __forceinline__ void attend(State& state, const unsigned char* slot, const float2* factors,
                                        const uint4* q, int part, int left, const int* ids,
@@ -203,7 +204,8 @@ __device__ __forceinline__ void attend_bf16(State& state, const unsigned char* s
         }
     }
     const uint4 four = mine[SCALES_AT / 16];
-    const Token token{part & 2 ? (part & 1 ? four.w : four.z) : (part & 1 ? four.y : four.x), lane / 4 < left};
+    const Token token{part & 2 ? (part & 1 ? four.w : four.z) : (part & 1 ? four.y : four.x),
+                      lane / 4 < left};
     int id = 0;
     if (CAUSAL && token.held) id = ids[lane / 4];
     weigh<1>(state, scores, factors, &token, 0.0f, power(-24), &id, queries, mass);

@@ -188,8 +188,11 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, REGISTER_WARPS < WARPS 
                              const int* table, const int* counts, int wide) {
             const int count = has(kind) && valid ? max(0, min(counts[row], wide * PAGE)) : 0;
             const u64 apart = PAGE * 16 * bits_of_kind(kind);
-            tiers[kind] = Tier{
-                payload + head * 2 * apart, scales + head * (PAGE / 4), ids, table + row * wide, count,
+            tiers[kind] = Tier{payload + head * 2 * apart,
+                               scales + head * (PAGE / 4),
+                               ids,
+                               table + row * wide,
+                               count,
                                (count + tokens_of_piece(kind) - 1) / tokens_of_piece(kind)};
         };
         set(0, payload_2, scales_2, ids_2, table_2, counts_2, wide_2);
@@ -219,7 +222,8 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, REGISTER_WARPS < WARPS 
         }
     Walk walk{state, queries, factors, memory, Place(tiers, from, pieces), kv_heads};
     if (MASS)
-        walk.mass = mass + ((static_cast<u64>(t) * kv_heads + head) * most_pieces + from) * (TILES * ROWS) + first;
+        walk.mass =
+            mass + ((static_cast<u64>(t) * kv_heads + head) * most_pieces + from) * (TILES * ROWS) + first;
     Place now = walk.ahead;
     walk.fill(0, walk.ahead.kind);
     walk.fill(SLOT, walk.ahead.kind);

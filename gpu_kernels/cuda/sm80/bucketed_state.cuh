@@ -80,4 +80,3 @@ __device__ __forceinline__ void rescale(State& state) {
                 state.o[n][t][i] *= power(ENTER ? -up : up);
             }
 }
-

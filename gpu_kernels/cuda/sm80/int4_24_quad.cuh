@@ -23,7 +23,7 @@
 struct QuadDecoder {
     u32 factors, second;
     u32 odd_factors;  // APART: of what lies 4 bits higher
-    u32 bytes;  // selector of what this pair of lanes needs, of its own and of the other pair's words
+    u32 bytes;        // selector of what this pair of lanes needs, of its own and of the other pair's words
 
     // zero: 0, which the compiler must not know, so that constants stay in registers.
     __device__ __forceinline__ explicit QuadDecoder(u32 zero) {

@@ -32,17 +32,17 @@ __device__ __forceinline__ void sparse_product(float* d, const u32* a, u32 metad
 #define D56 D48, D(24)
 #define D64 D56, D(28)
 
-#define PRODUCT(N, A0, A1, A2, A3, B, METADATA, ADD)                                                     \
-    template <>                                                                                          \
-    __device__ __forceinline__ void sparse_product<N>(float* d, const u32* a, u32 metadata, u64 b,       \
-                                                      bool add) {                                        \
-        asm volatile("{.reg .pred add; setp.ne.b32 add, %" #ADD                                          \
-                     ", 0;\n"                                                                            \
-                     "wgmma.mma_async.sp.sync.aligned.m64n" #N "k32.f32.bf16.bf16 {" R##N                \
-                     "}, {" R(A0, A1, A2, A3) "}, %" #B ", %" #METADATA ", 0, add, 1, 1, 0;}"            \
-                     : D##N                                                                              \
-                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(metadata),                \
-                       "r"(static_cast<int>(add)));                                                      \
+#define PRODUCT(N, A0, A1, A2, A3, B, METADATA, ADD)                                               \
+    template <>                                                                                    \
+    __device__ __forceinline__ void sparse_product<N>(float* d, const u32* a, u32 metadata, u64 b, \
+                                                      bool add) {                                  \
+        asm volatile("{.reg .pred add; setp.ne.b32 add, %" #ADD                                    \
+                     ", 0;\n"                                                                      \
+                     "wgmma.mma_async.sp.sync.aligned.m64n" #N "k32.f32.bf16.bf16 {" R##N          \
+                     "}, {" R(A0, A1, A2, A3) "}, %" #B ", %" #METADATA ", 0, add, 1, 1, 0;}"      \
+                     : D##N                                                                        \
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(metadata),          \
+                       "r"(static_cast<int>(add)));                                                \
     }
 PRODUCT(8, 4, 5, 6, 7, 8, 9, 10)
 PRODUCT(16, 8, 9, 10, 11, 12, 13, 14)
