@@ -115,6 +115,7 @@ class Impl(FlashAttentionImpl):
         step = attn_metadata
         if step is None:  # vLLM measures memory
             return output.fill_(0)
+        assert key.is_contiguous() and value.is_contiguous(), f"cos has strides {key.stride()}, sin {value.stride()}"
         n = step.num_actual_tokens
         q = self.write(query[:n], (key[:n], value[:n]), self.memory(kv_cache, step), step)
         if step.decode:

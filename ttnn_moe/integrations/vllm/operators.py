@@ -1,6 +1,6 @@
 """The operators of a decoder layer as opaque torch operators: torch.compile and graph capture see one node each.
 
-None writes over its arguments: Inductor gave wrong logits for operators that wrote over x, the residual stream.
+None writes over its arguments: vLLM's compiler drops copies, and does not ask who else reads the original.
 """
 
 from __future__ import annotations

@@ -90,6 +90,11 @@ class Layer(qwen3_moe.Qwen3MoeDecoderLayer):
 class Model(qwen3_moe.Qwen3MoeModel):
     def __init__(self, *, vllm_config: Any, prefix: str = ""):
         super().__init__(vllm_config=vllm_config, prefix=prefix, decoder_layer_type=Layer)
+        # two tables, since kernels read rows without gaps, and vLLM's compiler drops the copies that would close them
+        for name, half in zip(
+            ("cos", "sin"), self.layers[0].self_attn.rotary_emb.cos_sin_cache.chunk(2, -1), strict=True
+        ):
+            self.register_buffer(name, half.to(vllm_config.model_config.dtype).contiguous(), persistent=False)
 
     def forward(
         self,
@@ -99,9 +104,7 @@ class Model(qwen3_moe.Qwen3MoeModel):
         inputs_embeds: Tensor | None = None,
     ) -> Tensor:
         x = self.embed_input_ids(input_ids) if inputs_embeds is None else inputs_embeds
-        table = self.layers[0].self_attn.rotary_emb.cos_sin_cache
-        cos, sin = table[positions].to(x.dtype).unsqueeze(1).chunk(2, dim=-1)
-        cos, sin = cos.contiguous(), sin.contiguous()
+        cos, sin = self.cos[positions].unsqueeze(1), self.sin[positions].unsqueeze(1)
         for layer in self.layers:
             x = layer(x, cos, sin)
         return self.norm(x)
