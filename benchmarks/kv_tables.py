@@ -44,13 +44,6 @@ def attention() -> str:
     return "\n".join(_rows(*lines)) + "\n"
 
 
-def queries() -> str:
-    """Microseconds of several queries a row."""
-    cases = [case for case in _load("kv_attention.json") if case.get("queries", 1) > 1]
-    head = ["queries", *(f"{case['queries']}: {case['rows']}, {_short(case['tokens'])}" for case in cases)]
-    return "\n".join(_rows(head, *([name, *(_us(case[name]["us"]) for case in cases)] for name in GOALS))) + "\n"
-
-
 def prompts() -> str:
     """Microseconds of pieces of a prompt over a packed past."""
     cases = _load("kv_prompts.json")

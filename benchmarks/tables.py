@@ -392,7 +392,6 @@ TABLES: dict[str, Callable[[], str]] = {
     "experts_shared.json": experts_shared,
     "cpu_layer.json": cpu_layer,
     "kv_attention.json": kv_tables.attention,
-    "kv_attention.json, several queries": kv_tables.queries,
     "kv_prompts.json": kv_tables.prompts,
     "qwen3_kv.json": kv_tables.steps,
     "int4_24_layer.json": partial(format_layers, "int4_24"),
