@@ -69,14 +69,15 @@ __device__ __forceinline__ float power(int n) { return __uint_as_float(bits_of_p
 // The output between the scales of a tier's pairs and 1.
 template <int BITS, bool ENTER>
 __device__ __forceinline__ void rescale(State& state) {
-    if (BITS == 16) return;
+    if constexpr (BITS != 16) {
 #pragma unroll
-    for (int n = 0; n < QT; ++n)
+        for (int n = 0; n < QT; ++n)
 #pragma unroll
-        for (int t = 0; t < 8; ++t)
+            for (int t = 0; t < 8; ++t)
 #pragma unroll
-            for (int i = 0; i < 4; ++i) {
-                const int up = 24 - shift_of<BITS>(2 * t + i / 2);
-                state.o[n][t][i] *= power(ENTER ? -up : up);
-            }
+                for (int i = 0; i < 4; ++i) {
+                    const int up = 24 - shift_of<BITS>(2 * t + i / 2);
+                    state.o[n][t][i] *= power(ENTER ? -up : up);
+                }
+    }
 }
