@@ -22,7 +22,8 @@ class DecodeGraphs:
     """Decode steps of the rows in use: last tokens, positions and cache rows live on the device.
 
     A step takes the least power of two that holds its rows, its bucket (or what Graphs.begin says); the others are
-    padding. A bucket is captured as a graph when it is first needed. On a CPU (under Triton's interpreter, for tests) its operators run again.
+    padding. A bucket is captured as a graph when it is first needed. On a CPU (under Triton's interpreter, for tests)
+    its operators run again.
 
     Args:
         cache: of the rows. graphs: of the model's device.
