@@ -31,12 +31,20 @@ BUILD_INPUTS := pyproject.toml constraints.txt CMakeLists.txt $(shell find cpp -
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_BUILD_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# Tests start a hundred processes, so Python keeps bytecode: of what is imported, which is a quarter of what is installed.
+unexport PYTHONDONTWRITEBYTECODE
+PIP_INSTALL := $(PY) -m pip install --no-compile
 
 # The Tenstorrent kernels: ttnn has wheels for these only, and wants an older numpy than everything else here.
 TT_VENV := .venv-tenstorrent
 TT_PYTHONS := python3.12 python3.10
 
-.PHONY: help demo test test-lowest test-tenstorrent test-ascend test-ascend-triton test-vllm soak lint format bench wheel clean
+# What `make test` installs beside the environment, at the same time.
+BESIDE := $(addsuffix /.installed,$(LOWEST) $(TORCH_NPU) $(TRITON_ASCEND) $(ASCEND_IR))
+TOGETHER := $(MAKE) --no-print-directory --output-sync=target -j
+
+.PHONY: help demo test test-lowest test-tenstorrent test-ascend test-ascend-triton test-vllm soak lint lint-style lint-types \
+    format bench wheel clean
 
 help:
 	@echo "make demo    generate text with the bundled model"
@@ -56,13 +64,15 @@ demo: $(VENV)/.installed
 	$(PY) -m ttnn_moe generate $(ARGS)
 
 # One thread a test worker: there are as many workers as two cores want.
-test: lint
+test:
+	@$(TOGETHER) $(VENV)/.installed-dev $(if $(ARGS),,$(BESIDE))
+	@$(MAKE) --no-print-directory lint
 	@echo "==> pytest"
 	OMP_NUM_THREADS=1 $(PY) -m pytest $(ARGS)
-	$(if $(ARGS),,@$(MAKE) --no-print-directory test-lowest test-ascend test-ascend-triton)
+	$(if $(ARGS),,@$(TOGETHER) test-lowest test-ascend test-ascend-triton)
 
 # --no-deps leaves out torch, so what the others ask for, and the environment lacks or has too new, is named.
-test-lowest: $(LOWEST)/.installed
+test-lowest: $(LOWEST)/.installed | $(VENV)/.installed-dev
 	@set -x; for command in "generate --max-new-tokens 8" "why --device cpu" --help "generate --help"; do \
 	    PYTHONPATH="$(CURDIR)/$(LOWEST)" OMP_NUM_THREADS=1 $(PY) -m ttnn_moe $$command >/dev/null || exit 1; \
 	done
@@ -73,7 +83,7 @@ test-tenstorrent: $(TT_VENV)/.installed
 	    tenstorrent.py tenstorrent_host.py planner.py planner_programs.py) $(ARGS)
 
 # No NPU and no CANN: torch_npu's operators over CPU implementations. What asks for none of them ran in `make test`.
-test-ascend: $(TORCH_NPU)/.installed
+test-ascend: $(TORCH_NPU)/.installed | $(VENV)/.installed-dev
 	@test ! -e $< || { set -x; PYTHONPATH="$(CURDIR)/$(TORCH_NPU)" TORCH_DEVICE_BACKEND_AUTOLOAD=0 OMP_NUM_THREADS=1 \
 	    $(PY) -m pytest tests/ascend --ignore tests/ascend/test_ascend_triton.py \
 	    --ignore tests/ascend/test_ascend_qwen3_ranks.py \
@@ -82,7 +92,7 @@ test-ascend: $(TORCH_NPU)/.installed
 	    under_torchrun_expert_parallelism_is_checked_too) $(ARGS); }
 
 # Interpreted, and compiled for a 910B3 as far as that goes without CANN: with ascendnpu-ir through the planning of memory.
-test-ascend-triton: $(TRITON_ASCEND)/.installed $(ASCEND_IR)/.installed
+test-ascend-triton: $(TRITON_ASCEND)/.installed $(ASCEND_IR)/.installed | $(VENV)/.installed-dev
 	@test ! -e $< || { set -x; export PYTHONPATH="$(CURDIR)/$(TRITON_ASCEND)"; \
 	    TRITON_INTERPRET=1 $(PY) tests/support/ascend_triton_cases.py interpret && \
 	    PATH="$(CURDIR)/$(ASCEND_IR)/ascendnpuir/bin:$$PATH" $(PY) tests/support/ascend_triton_cases.py compile; }
@@ -98,11 +108,16 @@ soak: $(VENV)/.installed-dev
 	OMP_NUM_THREADS=1 $(PY) tests/support/engine_soak.py $(ARGS)
 
 lint: $(VENV)/.installed-dev
+	@$(TOGETHER) lint-types lint-style
+
+lint-style: $(VENV)/.installed-dev
 	@echo "==> ruff"
 	@$(PY) -m ruff check .
 	@$(PY) -m ruff format --check .
 	@echo "==> clang-format"
 	@$(if $(CPP_FILES),$(VENV)/bin/clang-format --dry-run --Werror $(CPP_FILES))
+
+lint-types: $(VENV)/.installed-dev
 	@echo "==> mypy"
 	@$(PY) -m mypy
 
@@ -144,13 +159,13 @@ $(TT_VENV)/.installed: pyproject.toml CMakeLists.txt constraints-tenstorrent.txt
 	@$(TT_VENV)/bin/python -m ttnn_moe.tenstorrent.sfpi || echo "NOTE: without SFPI nothing can be run on a device" >&2
 	@touch $@
 
-$(TORCH_NPU)/.installed: constraints.txt | $(VENV)/.installed-dev
+$(TORCH_NPU)/.installed: constraints.txt | $(VENV)/bin/pip
 	@$(call beside,torch-npu)
 
-$(TRITON_ASCEND)/.installed: Makefile | $(VENV)/.installed-dev
+$(TRITON_ASCEND)/.installed: Makefile | $(VENV)/bin/pip
 	@PIP_CONSTRAINT=; $(call beside,triton-ascend==3.2.0 'numpy<2' pybind11)
 
-$(ASCEND_IR)/.installed: Makefile | $(VENV)/.installed-dev
+$(ASCEND_IR)/.installed: Makefile | $(VENV)/bin/pip
 	@PIP_CONSTRAINT=; $(call beside,ascendnpu-ir==1.2.0)
 
 # The package itself is taken from the checkout: its C++ is not needed here.
@@ -167,15 +182,15 @@ $(VLLM)/.installed: Makefile
 	@find $(VLLM)/sources -type f ! -name '*.py' -delete
 	@touch $@
 
-$(LOWEST)/.installed: constraints-lowest.txt Makefile | $(VENV)/.installed-dev
-	rm -rf $(LOWEST); PIP_CONSTRAINT= $(PY) -m pip install --quiet --no-deps --target $(LOWEST) \
+$(LOWEST)/.installed: constraints-lowest.txt Makefile | $(VENV)/bin/pip
+	rm -rf $(LOWEST); PIP_CONSTRAINT= $(PIP_INSTALL) --quiet --no-deps --target $(LOWEST) \
 	    $$(sed '/^#/d; /^torch=/d' constraints-lowest.txt) $(LOWEST_ASK)
 	@touch $@
 
 # Packages beside the environment; where they cannot be had, that is said, and their tests are left out.
 define beside
 rm -rf $(@D); echo "==> installing $(1) into $(@D)"; \
-if $(PY) -m pip install --quiet --no-deps --target $(@D) $(1); then touch $@; else \
+if $(PIP_INSTALL) --quiet --no-deps --target $(@D) $(1); then touch $@; else \
     echo "NOTE: the tests with $(firstword $(1)) are skipped: it cannot be installed (pip says why, above)" >&2; fi
 endef
 
@@ -191,7 +206,7 @@ if ! test -f "$$headers/Python.h"; then \
     options="--config-settings=cmake.define.TTNN_MOE_PLANNER=OFF"; \
 fi; \
 echo "==> installing '$(1)' for Python $$python into $(VENV) (the first time: torch and more, some minutes)"; \
-$(PY) -m pip install $$options --editable '$(1)'
+$(PIP_INSTALL) $$options --editable '$(1)'
 endef
 
 $(VENV)/bin/pip:

@@ -21,9 +21,8 @@ FILES = [f"tests/support/qwen3_{name}_cases.py" for name in ("kernel", "decode",
 
 @pytest.mark.slow(100)
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the cases run on the GPU")
-@pytest.mark.parametrize("file", FILES)
-def test_cases_in_the_interpreter(file: str) -> None:
-    run_interpreted(file)
+def test_cases_in_the_interpreter() -> None:
+    run_interpreted(*FILES)
 
 
 @pytest.mark.gpu

@@ -37,21 +37,22 @@ def run_python(
     return done
 
 
-def run_pytest(file: str, *arguments: str, **environment: str) -> str:
-    """Run a test file, named from the root of the checkout; at least one test must pass and none fail.
+def run_pytest(*arguments: str, **environment: str) -> str:
+    """Run pytest in one process; at least one test must pass and none fail.
 
     Args:
-        arguments: of pytest, after "-n 0". environment: variables to add.
+        arguments: of pytest, after "-n 0"; test files are named from the root of the checkout. A process takes some
+            seconds to start, so one runs all files that it can. environment: variables to add.
 
     Returns:
         What pytest printed.
     """
-    command = ["-m", "pytest", file, "-q", "-p", "no:cacheprovider", "-n", "0", *arguments]
+    command = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", "0", *arguments]
     out = run_python(*command, timeout=900, **{"OMP_NUM_THREADS": "1", **environment}).stdout
     assert " passed" in out
     return out
 
 
-def run_interpreted(file: str, *arguments: str, **environment: str) -> str:
+def run_interpreted(*arguments: str, **environment: str) -> str:
     """As run_pytest, in Triton's interpreter: Triton reads TRITON_INTERPRET when a kernel is defined."""
-    return run_pytest(file, "-p", "interpreted", *arguments, TRITON_INTERPRET="1", **environment)
+    return run_pytest("-p", "interpreted", *arguments, TRITON_INTERPRET="1", **environment)
