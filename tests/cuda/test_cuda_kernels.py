@@ -17,9 +17,9 @@ from ttnn_moe.cuda.moe.triton_tiles import FewTiles, SortedTiles, few_tiles, sor
 Tiles = FewTiles | SortedTiles
 
 
-# The operator in bf16, and in fp16 where rounding shows ("float16" names bfloat16, too); then the steps, sums in fp32 and
-# prepared layers, on the cases that reach other code, each in one dtype.
+# The operator in bf16, and in fp16 where rounding shows ("float16" names bfloat16, too).
 FUSED = "test_fused and (bfloat16 or (float16 and (odd_sizes or nan_and_inf or absent_ids)))"
+# Steps, sums in fp32 and prepared layers, on the cases that reach other code, each in one dtype.
 HALVES = "not bfloat16 and float16 and (nan_and_inf or absent_ids or one_token)"
 OTHERS = f"not test_fused and ((float32 and (odd_sizes or token_bound)) or ({HALVES}))"
 
