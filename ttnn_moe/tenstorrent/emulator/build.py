@@ -212,12 +212,32 @@ def _compile(arguments: Sequence[str], what: str) -> None:
 
 
 def _digest(words: Sequence[str], files: Sequence[Path], include: Sequence[Path]) -> str:
+    """Of the words and of every file that is compiled. It is taken again when a file has another size or time."""
+    key = (tuple(words), tuple(files), tuple(include))
+    known = _digests.get(key)
+    if known is not None and all(_stamp(path) == stamp for path, stamp in known[0].items()):
+        return known[1]
     hasher = hashlib.sha256()
     for word in (*words, _version(), _processor()):
         hasher.update(word.encode() + b"\0")
+    stamps = {}
     for path in _closure(files, include):
+        stamps[path] = _stamp(path)
         hasher.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
-    return hasher.hexdigest()[:24]
+    _digests[key] = stamps, hasher.hexdigest()[:24]
+    return _digests[key][1]
+
+
+_Stamp = tuple[int, int]
+_digests: dict[tuple[tuple[str, ...], tuple[Path, ...], tuple[Path, ...]], tuple[dict[Path, _Stamp | None], str]] = {}
+
+
+def _stamp(path: Path) -> _Stamp | None:
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_size
 
 
 def _closure(files: Sequence[Path], include: Sequence[Path]) -> list[Path]:
