@@ -10,12 +10,12 @@ from processes import run_python
 from ttnn_moe import Experts, Problem, Routing
 from ttnn_moe.reference import BLOCK_ROWS, _blocks
 
-# one layer with Qwen3-30B-A3B's K and I, half of its H and an eighth of its experts; prints peak over need
+# one layer with Qwen3-30B-A3B's K and I, half of its H and eight experts; prints peak over need
 MEMORY = """
 import sys, torch
 from pathlib import Path
 from ttnn_moe import Experts, Routing, moe
-T, E, K, H, I = 2048, 16, 8, 1024, 768
+T, E, K, H, I = 1024, 8, 8, 1024, 768
 dtype = getattr(torch, sys.argv[1])
 
 def memory(field):

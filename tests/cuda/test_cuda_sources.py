@@ -159,17 +159,34 @@ def _arch(spec: Spec) -> str:
     return re.sub(r"sm_8\d", "8.x", spec.arch)
 
 
+# Sizes between a smaller and a larger one that are compiled: the source has no branch that these take alone.
+BETWEEN = {
+    "common/routing_sort": {"PARTS": (8, 16, 32), "THREADS": (256,)},
+    "sm80/grouped_mlp": {"MAX_N": (64, 96)},
+    "sm80/int4_24_mlp": {"MAX_N": (16, 32)},
+    "sm90/grouped_mlp": {"MAX_N": (64,)},
+    "sm90/int4_24_wide_mlp": {"MAX_N": (24,)},
+}
+
+
+def _between(spec: Spec) -> bool:
+    given = dict(spec.defines)
+    middle = BETWEEN.get(spec.name, {})
+    return given.get("FP16") != "1" and any(int(given[size]) in values for size, values in middle.items())
+
+
 def _compiled() -> list[Any]:
     """Parameters: a use is `long` where another is the same code with as many registers or more.
 
-    READ_ONCE changes a cache policy only; the tile of 176 columns of sm90/grouped_mlp is that of 160 and more; and of
-    tiles compiled for an 8.x, another architecture shows all in the widest ones.
+    READ_ONCE changes a cache policy only; the tile of 176 columns of sm90/grouped_mlp is that of 160 and more; of
+    tiles compiled for an 8.x, another architecture shows all in the widest ones; and compute capability 12.0 takes one
+    of each kernel that 8.x takes.
     """
     groups = _same_code(USES)
     every = {(spec.name, _arch(spec), spec.defines) for group in groups for spec in (group[0].spec,)}
     older = {(name, defines) for name, arch, defines in every if arch == "8.x"}
     wide = {(name, arch) for name, arch, defines in every if int(dict(defines).get("MAX_N", 0)) >= 96}
-    params = []
+    params, seen = [], set[tuple[str, str]]()
     for group in groups:
         spec, arch = group[0].spec, _arch(group[0].spec)
         given = dict(spec.defines)
@@ -178,6 +195,9 @@ def _compiled() -> list[Any]:
         again |= spec.name == "sm90/grouped_mlp" and given["MAX_N"] == "160"
         narrow = (spec.name, arch) in wide and int(given["MAX_N"]) < 96
         again |= arch != "8.x" and (spec.name, spec.defines) in older and narrow
+        again |= _between(spec) or arch == "sm_120f" and (spec.name, arch) in seen
+        if not again:
+            seen.add((spec.name, arch))
         params.append(pytest.param(group, marks=[pytest.mark.long] * again))
     return params
 

@@ -75,14 +75,19 @@ def test_exit_code_and_message_of_the_process(tmp_path: Path) -> None:
     assert done.stderr.startswith("ttnn-moe: ") and len(done.stderr.splitlines()) == 1
 
 
-def test_one_prompt_prints_its_text_and_the_table(directory: Path) -> None:
-    options = "--prompt hello --max-new-tokens 9 --temperature 1 --seed 4".split()
-    args = ["-m", "ttnn_moe.models.qwen3.demo", "--model", directory, *options]
-    out, again = (run_python(*args, *more, COLUMNS="200").stdout for more in (["--backend", "reference"], []))
+def test_one_prompt_prints_its_text_and_the_table(
+    directory: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    args = ["--model", str(directory), *"--prompt hello --max-new-tokens 9 --temperature 1 --seed 4".split()]
+    outs = []
+    for more in (["--backend", "reference"], []):
+        assert demo.main([*args, *more]) == 0
+        outs.append(capsys.readouterr().out)
     stages = ("load", "compile and warm up", "time to first token")
     for words in (*stages, "tokens/s/user", "tokens/s", "reference on cpu"):
-        assert words in out
-    text, other = (ran.split("reference on cpu")[0] for ran in (out, again))
+        assert words in outs[0]
+    text, other = (ran.split("reference on cpu")[0] for ran in outs)
     assert text.strip() and text == other
 
 

@@ -119,7 +119,7 @@ def test_rows_share_no_page_and_the_table_says_which_they_have() -> None:
             PagedCache(tiny().cache_sizes, **{"rows": 1, "capacity": 16, "pages": 1, **bad})
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=16, deadline=None)
 @given(
     seed=st.integers(0, 10_000),
     rows=st.integers(1, 6),
