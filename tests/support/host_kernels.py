@@ -134,7 +134,7 @@ def _prelude() -> Path:
         if not last.exists():
             header.write_text('#include "warps.h"\n')
             _compile("-x", "c++-header", str(header), "-o", f"{header}.gch")
-            _compile("-include", str(header), "-c", str(HERE / "warps.cpp"), "-o", str(last))
+            _compile("-include", str(header), "-U_FORTIFY_SOURCE", "-c", str(HERE / "warps.cpp"), "-o", str(last))
     return header
 
 

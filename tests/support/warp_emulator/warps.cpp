@@ -10,7 +10,6 @@ std::vector<Memory> memories;
 std::vector<Meeting> of_warp, of_warpgroup, of_block, of_cluster;
 std::vector<std::array<Named, 16>> of_names;
 std::vector<Flight> flights;
-ucontext_t scheduler;
 int current, threads, cluster, together, shared_bytes;
 bool late, failed;
 uint64_t events;
@@ -19,18 +18,29 @@ std::string trace;
 
 [[noreturn]] void fail(const char* what) { throw std::runtime_error(what); }
 
+namespace {
+
+jmp_buf scheduler;
+int ended;  // fibers
+
+}  // namespace
+
 void pause() {
     const int me = current;
-    swapcontext(&fibers[me].context, &scheduler);
+    if (!_setjmp(fibers[me].place)) _longjmp(scheduler, 1);
     become(me);
 }
 
 bool over(Meeting& meeting, unsigned generation) {
     if (meeting.generation != generation) return true;
+    if (meeting.asked == meeting.arrived && meeting.ended == ended) return false;
+    meeting.asked = meeting.arrived;
+    meeting.ended = ended;
     int members = 0;
     for (int i = 0; i < meeting.count; ++i) members += !fibers[meeting.first + i].done;
     if (meeting.arrived < members) return false;
     meeting.arrived = 0;
+    meeting.asked = -1;
     ++meeting.generation;
     ++events;
     return true;
@@ -50,7 +60,16 @@ void enter(int fiber) {
         failed = true;
     }
     fibers[current].done = true;
+    ++ended;
     ++events;
+    _longjmp(scheduler, 1);
+}
+
+// Runs a fiber until it pauses or ends.
+void resume(Fiber& fiber) {
+    if (_setjmp(scheduler)) return;
+    if (std::exchange(fiber.begun, true)) _longjmp(fiber.place, 1);
+    setcontext(&fiber.context);
 }
 
 void run_together() {
@@ -70,7 +89,7 @@ void run_together() {
     fibers.resize(all);
     for (int i = 0; i < all; ++i) {
         Fiber& fiber = fibers[i];
-        fiber.done = false;
+        fiber.done = fiber.begun = false;
         fiber.turn = 0;
         fiber.open.clear();
         fiber.groups.clear();
@@ -79,7 +98,7 @@ void run_together() {
         getcontext(&fiber.context);
         fiber.context.uc_stack.ss_sp = fiber.stack.get();
         fiber.context.uc_stack.ss_size = STACK;
-        fiber.context.uc_link = &scheduler;
+        fiber.context.uc_link = nullptr;
         makecontext(&fiber.context, reinterpret_cast<void (*)()>(enter), 1, i);
     }
     // up and down: no thread is always ahead of another
@@ -91,7 +110,7 @@ void run_together() {
             if (fibers[i].done) continue;
             busy = true;
             become(i);
-            swapcontext(&scheduler, &fibers[i].context);
+            resume(fibers[i]);
         }
         if (busy && seen[0] == events) {
             std::fprintf(stderr, "all threads of block %u wait for one another\n", blockIdx.x);

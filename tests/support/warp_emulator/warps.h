@@ -4,6 +4,7 @@
 // compiled with it.
 #pragma once
 
+#include <setjmp.h>
 #include <ucontext.h>
 
 #include <algorithm>
@@ -69,7 +70,9 @@ struct Copy {
 };
 
 struct Fiber {
-    ucontext_t context;
+    ucontext_t context;  // where it begins
+    jmp_buf place;       // where it paused: unlike swapcontext, a jump makes no system call
+    bool begun = false;
     std::unique_ptr<char[]> stack{new char[STACK]};
     bool done = false;
     uint64_t words[6] = {};  // what it brings to a collective
@@ -87,6 +90,7 @@ struct Fiber {
 struct Meeting {
     int first = 0, count = 0, arrived = 0;
     unsigned generation = 0;
+    int asked = -1, ended = -1;  // what `over` said no to: so many had arrived, and so many fibers had ended
 };
 
 // Of as many threads of a block as come.
@@ -110,7 +114,6 @@ extern std::vector<Memory> memories;  // of the blocks that run
 extern std::vector<Meeting> of_warp, of_warpgroup, of_block, of_cluster;
 extern std::vector<std::array<Named, 16>> of_names;
 extern std::vector<Flight> flights;
-extern ucontext_t scheduler;
 extern int current, threads, cluster, together, shared_bytes;
 extern bool late, failed;
 extern uint64_t events;  // where it does not grow, all wait
