@@ -52,12 +52,21 @@ template <class A, class B>
 void issue(float* sums, int count, bool add, A a, B b) {
     auto make = [=] {
         const int thread = threadIdx.x % 128, row = thread / 32 * 16 + thread % 32 / 4;
-        for (int i = 0; i < count; ++i) {
-            float sum = add ? sums[i] : 0;
-            for (int k = 0; k < 16; ++k)
-                sum += a(row + i / 2 % 2 * 8, k) * b(i / 4 * 8 + thread % 4 * 2 + i % 2, k);
-            sums[i] = sum;
-        }
+        float left[2][16];  // of both rows of A
+        for (int i = 0; i < 2; ++i)
+            for (int k = 0; k < 16; ++k) left[i][k] = a(row + i * 8, k);
+        // a thread's sums: of two columns, row by row
+        for (int first = 0; first < count; first += 4)
+            for (int column = 0; column < 2; ++column) {
+                float right[16];
+                for (int k = 0; k < 16; ++k) right[k] = b(first * 2 + thread % 4 * 2 + column, k);
+                for (int i = 0; i < 2; ++i) {
+                    float& to = sums[first + i * 2 + column];
+                    float sum = add ? to : 0;
+                    for (int k = 0; k < 16; ++k) sum += left[i][k] * right[k];
+                    to = sum;
+                }
+            }
     };
     if (late)
         fibers[current].open_products.push_back(make);
