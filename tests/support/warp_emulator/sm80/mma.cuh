@@ -22,15 +22,18 @@ inline void multiply_add(float (&sums)[4], const u32 (&a)[4], u32 b0, u32 b1) {
     words(me)[4] = b0;
     words(me)[5] = b1;
     emulator::meet_warp();
-    const auto half = [](u32 word, int k) { return value_of(word >> (k % 2 * 16) & 0xffff); };
-    for (int i = 0; i < 4; ++i) {
-        const int row = lane / 4 + i / 2 * 8, column = lane % 4 * 2 + i % 2;
-        for (int k = 0; k < 16; ++k) {
-            const int of_pair = k % 8 / 2;
-            sums[i] += half(words(first + row % 8 * 4 + of_pair)[row / 8 + k / 8 * 2], k) *
-                       half(words(first + column * 4 + of_pair)[4 + k / 8], k);
+    float left[2][16], right[2][16];  // of a thread's two rows and of its two columns
+    for (int i = 0; i < 2; ++i)
+        for (int pair = 0; pair < 8; ++pair) {
+            const u32 of_a = words(first + lane / 4 * 4 + pair % 4)[i + pair / 4 * 2];
+            const u32 of_b = words(first + (lane % 4 * 2 + i) * 4 + pair % 4)[4 + pair / 4];
+            for (int high = 0; high < 2; ++high) {
+                left[i][2 * pair + high] = value_of(of_a >> (16 * high) & 0xffff);
+                right[i][2 * pair + high] = value_of(of_b >> (16 * high) & 0xffff);
+            }
         }
-    }
+    for (int i = 0; i < 4; ++i)
+        for (int k = 0; k < 16; ++k) sums[i] += left[i / 2][k] * right[i % 2][k];
     emulator::meet_warp();
 }
 
