@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
 
 import pytest
 import torch
 
+from durations import SECONDS
 from paths import session_folder
 from targets import TARGETS, Target
 
@@ -47,15 +48,19 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Workers take files, the longest first: no worker is left alone with a long one at the end."""
+    """Workers take files, the longest first: no worker is left alone with a long one at the end.
+
+    How long a file takes is what durations.py says, else what its tests' marks `slow` say.
+    """
     if not config.getoption("--long"):
         again = [item for item in items if item.get_closest_marker("long")]
         config.hook.pytest_deselected(items=again)
         items[:] = [item for item in items if item not in set(again)]
-    costs: Counter[str] = Counter()
+    costs: defaultdict[str, float] = defaultdict(float)
     for item in items:
         slow = item.get_closest_marker("slow")
-        costs[_file(item)] += (slow.args[0] if slow.args else 20) if slow else 1
+        costs[_file(item)] += (slow.args[0] if slow.args else 20) if slow else 0.02
+    costs |= {file: SECONDS[name] for file in costs if (name := file.removeprefix("tests/")) in SECONDS}
     items.sort(key=lambda item: -costs[_file(item)])
 
 
