@@ -30,7 +30,6 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[object]:
     shutil.copy2(engine, cache / engine.name)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(build.CACHE_VARIABLE, str(cache))
-        patch.setattr(build, "OPTIMISE", "-O1")  # they are compiled once and run once
         patch.setattr(runtime, "_emulated", library)
         made = Runs()
         assert all(made.found(operator) == set() for operator in OPERATORS)

@@ -27,7 +27,7 @@ from ...whole_file import whole_file
 KERNELS = "/kernels"
 CACHE_VARIABLE = "TTNN_MOE_EMULATOR_CACHE"
 _INCLUDE = re.compile(rb'^[ \t]*#[ \t]*include[ \t]*"([^"]+)"', re.MULTILINE)
-OPTIMISE = "-O2"  # kernels
+OPTIMISE = "-O1"  # kernels: most run once or a few times
 _HOOKS = ("-fsanitize=thread", "--param", "tsan-instrument-func-entry-exit=0")
 
 
