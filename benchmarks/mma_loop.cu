@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Nothing but mma.sync.m16n8k16 (bf16, fp32 sums): its rate is the ceiling of kernels for sm_80.
 //
 // | argument | shape               | dtype | |

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Circular buffers. The roles of a core share the page counts; each role has its own pointers. A pointer may
 // wrap only when it is exactly at the end.
 #include "fiber.hpp"

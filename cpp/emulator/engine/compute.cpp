@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Unpack and math: tiles of circular buffers into DST.
 #include "compute.hpp"
 

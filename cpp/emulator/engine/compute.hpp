@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The compute role: how unpacker, math and packer are configured, and the destination registers.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Configuration of the compute units, and DST.
 #include <algorithm>
 

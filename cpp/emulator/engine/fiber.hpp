@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A role's stack and registers. Roles are cooperative: one runs until it waits, on one thread of the host. So
 // runs are deterministic, and the scheduler always knows which role waits for what.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Findings of a run: each kind once per kernel line, with a count.
 #pragma once
 

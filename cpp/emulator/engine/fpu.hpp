@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The matrix unit's arithmetic: products of cut mantissas, summed in integers by groups of eight, rounded
 // into DST.
 //

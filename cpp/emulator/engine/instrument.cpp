@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Every load and store of a kernel. Kernels are compiled with -fsanitize=thread, but not linked with its
 // runtime: the compiler's calls come here. L1 addresses are checked against bytes that are written and
 // transfers under way.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Arguments and place of a role, prints and asserts.
 #include "machine.hpp"
 

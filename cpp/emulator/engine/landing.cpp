@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // When transfers land. A read lands when its issuer waits for it. A write lands at its barrier, or when a
 // later semaphore message arrives at the same place on the same channel. That is the latest time that silicon
 // allows. Until then the bytes are poisoned (reads) or marked (writes), and each access to them is reported.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The simulated chip: cores with their L1, circular buffers and roles; DRAM buffers; what is counted.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // emulator <program> <memory file> <result> <scratch folder>: runs one program to its end.
 #include <fcntl.h>
 #include <sys/mman.h>

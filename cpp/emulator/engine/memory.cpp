@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // L1: mapping, allocation regions, and the state of every four bytes.
 #include <sys/mman.h>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // NoC reads, writes, multicast and barriers, as kernels call them.
 #include "noc.hpp"
 

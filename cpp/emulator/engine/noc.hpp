@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The network on chip, between the calls of kernels (noc.cpp, semaphores.cpp) and what becomes of them
 // (transfers.cpp, landing.cpp).
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Which accesses of memory are ordered, whatever the schedule: a happens-before check with vector clocks.
 //
 // A role's clock counts what it let others know: pushes, pops, and semaphore messages. `known` holds, of each

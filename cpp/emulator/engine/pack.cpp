@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The packer: DST into circular buffers, as tiles or as rows.
 #include <algorithm>
 

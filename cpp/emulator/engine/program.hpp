@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Reads the program to run and writes its result. Both are plain text; see _describe in
 // ttnn_moe/tenstorrent/emulator/run.py, and result.py beside it.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The end of a run: the last checks, and the result as JSON.
 #include <cmath>
 #include <iostream>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What runs next: the role or the NoC message with the least simulated time. It is a deadlock if nothing can
 // run and a role still waits.
 #include <algorithm>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Semaphores, as kernels call them.
 #include <algorithm>
 #include <cstring>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The vector unit: functions of tiles in DST, in fp32, rounded to DST's format at the end.
 #include <algorithm>
 #include <cmath>

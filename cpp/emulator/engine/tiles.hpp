@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Tiles of 32 x 32 values: four 16 x 16 faces, row after row, in L1; plain rows of fp32 here.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Transfers on the network on chip, up to their issue: addresses, times, receivers. landing.cpp has the rest.
 #include <algorithm>
 

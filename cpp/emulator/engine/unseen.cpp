@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // In a build with ThreadSanitizer: memory functions of the engine's own that its runtime does not watch.
 // Roles take turns inside the engine, on one thread, so what they do there to its data is no race; what
 // kernels do to L1 may be.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Rows by bulk copies (TMA) through shared memory, with mbarriers: sm_90 and newer, a wire of x's dtype.
 //
 // | shared memory of a channel | bytes                       |

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Dispatch: a rank's masks to all ranks; then the number of each row, for the roles and for combine.
 #pragma once
 

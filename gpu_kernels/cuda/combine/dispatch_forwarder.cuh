@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Dispatch: another node's rows, from a ring into the rings of this node's ranks.
 #pragma once
 

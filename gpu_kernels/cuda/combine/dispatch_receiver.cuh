@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Dispatch: rows from rings, and of this rank, to their places.
 #pragma once
 

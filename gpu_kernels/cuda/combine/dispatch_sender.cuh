@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Dispatch: rows of this rank into the rings of ranks of its node, and of forwarders.
 #pragma once
 

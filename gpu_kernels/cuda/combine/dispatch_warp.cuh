@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A warp of dispatch: what its roles share. The kernel defines Local and Carrier before.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The status of a rank, and loads and stores between GPUs.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Between nodes by NCCL's device API (GIN): puts and signals into a window. Compiled, never run.
 //
 // The same calls as peers.cuh. Ranks of one node still use addresses; the heaps of other nodes have none.

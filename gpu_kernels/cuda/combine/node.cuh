@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Calls of the ranks of one node that need no ring: every rank reads and writes every other rank's memory in
 // place.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // out[t] = sum over the ranks of one node of their rows of t, fp32, ascending: combine that reads rows in
 // place.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Each token goes once to each rank of one node that has one of its experts, straight to its row: dispatch.
 //
 // | argument (of a rank)    | shape            | dtype      | |

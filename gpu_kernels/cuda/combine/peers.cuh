@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Between nodes by address: every rank of the group reads and writes every other rank's heap.
 //
 // The five calls of the transport. network.cuh has the same ones for ranks that no address reaches.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What a block publishes: tails of rows that it put, heads of rows that it read, and that this rank lives.
 //
 // A warp that put a row writes its count to shared memory; so does one that read a row. The coordinator sees

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // out[t] = sum over nodes of (sum over the node's ranks of their rows of t), fp32, ascending: combine of R
 // ranks.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // rows[a] = x of the token, in the order of its rank, then of the token: dispatch of R ranks.
 //
 // The roles of ttnn_moe/parallel/hierarchical/roles.py, a warp each: CHANNELS channels a block, and a

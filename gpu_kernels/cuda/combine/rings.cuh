@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Rings between ranks: a rank's heap, its counters, waits that end, and who is to blame.
 //
 // | heap of a rank | bytes                        | written by |

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Rows by 16-byte vector copies (sm_80 and newer): a warp copies a row, or sums rows.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What an expert computes between its products: ttnn_moe/activations.py.
 #pragma once
 

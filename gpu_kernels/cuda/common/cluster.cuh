@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A cluster of CLUSTER blocks (before sm_90 always one): synchronisation and distributed shared memory.
 #pragma once
 

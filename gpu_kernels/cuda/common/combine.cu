@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // out[t] (+)= sum over ascending k of weights[t, k] * rows[inverse[t, k]], in fp32: no atomics, one order.
 //
 // | argument   | shape  | dtype      | |

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Memory instructions in PTX: asynchronous copies from global to shared memory (cp.async, sm_80 and newer),
 // and cache hints for data that is read once.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The two-byte element type of hidden, weights and rows: bfloat16, or float16 where FP16 is 1. Sums are fp32.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Flags in global memory, between blocks of one launch.
 #pragma once
 

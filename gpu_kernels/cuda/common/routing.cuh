@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // One routing as kernels read it: pairs p = t * K + k in [0, T*K).
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Pairs of each expert in each part of one routing: what the blocks of routing_sort need of one another where
 // they are no cluster.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Sort the token-expert pairs of one routing by expert: stable, deterministic, in one launch.
 //
 // | argument   | shape   | dtype          |                                                                |

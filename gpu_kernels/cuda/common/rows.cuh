@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Long rows read by the lanes of a warp, 16 bytes at a time.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The end of a down product of few tokens: the weighted sum of a token's experts. OUT32: out is fp32. ADD:
 // out is added to.
 #pragma once

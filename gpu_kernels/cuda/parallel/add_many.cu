@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // As add_parts, of many rows, bound by the link: 2 bytes a rank and element, and a flag for each tile of TILE
 // rows.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // x[t] += sum over ranks of part[t], the same bits on every rank: fp32, in ascending rank, then x, one
 // rounding.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // out[t] = part[t] of every rank, one after the other, in ascending rank.
 //
 // | argument | shape    | dtype      |                                                             |

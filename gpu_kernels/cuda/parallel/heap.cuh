@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The heap of a rank, which every other rank of the host writes by address: see
 // ttnn_moe/cuda/parallel/heap.py.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Loads and stores of memory that another GPU, or the host, reads or writes meanwhile.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Block-scaled warp products of compute capability 12.x (mma.sync), and the load of FP4 operands (ldmatrix).
 // SOFTWARE_ATOMS: software_atoms.cuh in place of the instructions; it has the layouts of the fragments.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Asynchronous copies from global to shared memory that fill with zeros what they do not copy.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // To e4m3 numbers.
 #pragma once
 

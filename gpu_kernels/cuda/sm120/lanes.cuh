@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Words that all lanes of a warp bring to an exchange, for software_atoms.cuh.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Activations as MXFP8 (e4m3), or MXFP4 (e2m1) where PACKED is 1: 32 channels share a ue8m0 scale.
 // ttnn_moe/formats/mxfp8.py, rule "up", and quantise_mxfp4.py, rule "ocp", give the same bytes.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Rows as MXFP8, or MXFP4 where PACKED is 1: a number for each channel, a scale for each 32.
 //
 // | argument  | shape          | dtype                |                                                            |

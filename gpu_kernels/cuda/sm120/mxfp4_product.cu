@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Sorted rows times MXFP4 weights of their experts: block-scaled products of compute capability 12.x.
 // One launch makes act = silu(x Wg_e^T) * (x Wu_e^T) of gathered tokens, another out = act Wd_e^T.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The instructions of atoms.cuh in exact arithmetic, with the same fragments: for tests on other machines.
 //
 // | operand of m16n8k32    | element    | lane               | where in the lane                              |

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A piece of bucketed_attention: scores, weights, the sums of values.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Attention of a few queries a row to keys and values in tiers of 2, 3, 4, 8 and 16 bits, all in one launch;
 // heads of 128 channels.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The pieces of a warp of bucketed_attention, and their copies to shared memory.
 #pragma once
 

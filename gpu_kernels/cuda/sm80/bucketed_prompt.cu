@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Attention of a piece of a prompt: causal among the piece's tokens, and to all packed tokens of its row, in
 // one launch; heads of 128 channels. No key or value of the past is unpacked to memory.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A unit of 32 tokens for bucketed_prompt: scores, weights, the sums of values. A warp has 16 * MT queries.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A token of a high tier, of 8 or 16 bits: where it lies, and its write by a warp.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Sizes of bucketed_attention, and what a warp keeps between steps.
 #pragma once
 

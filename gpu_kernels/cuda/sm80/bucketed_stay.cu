@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Tokens of prompts into the high tier of every layer: rotation, quantisation and packing in one launch.
 //
 // | argument   | shape                     | dtype |                                                          |

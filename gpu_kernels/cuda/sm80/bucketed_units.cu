@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Units of 32 tokens into low tiers, in all layers: tokens leave the high tier, or a step that staged them.
 // Heads of 128 channels. One launch serves all tiers and rows.
 //

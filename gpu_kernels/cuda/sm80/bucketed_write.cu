@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Keys and values of a step's tokens into the high tier, one token a row: norm of heads, RoPE, rotation,
 // quantisation and packing in one launch; heads of 128 channels.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Bytes of two words by a selector, with the mode that __byte_perm hides; bits of two words by a mask.
 #pragma once
 

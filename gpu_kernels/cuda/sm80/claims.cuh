@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // How a block takes items: it claims one while it copies for the one before, and walks through them in two
 // phases.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The Hadamard matrix of 128 channels, four a lane.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // fp16 numbers beside bf16 ones: products, conversions; and powers of two.
 #pragma once
 

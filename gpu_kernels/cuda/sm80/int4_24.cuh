@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Words of int4_24 (ttnn_moe/formats/int4_24.py) as operands of sparse products. A word holds 32 channels of
 // a row: eight chunks of four, each of which keeps one.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Rows of int4_24 words times one column, by a warp alone: it copies what it multiplies, and waits for no
 // other.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Rows in the order of channels that products of int4_24 take: of lanes that load B (int4_24_rows.cuh), or
 // with K_ORDER of k, as sm90/int4_24_wide_mlp reads them.
 //

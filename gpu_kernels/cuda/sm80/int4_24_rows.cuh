@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Words of int4_24 as A of sparse products, decoded by the lanes that hold them: no shuffles, few
 // instructions.
 //

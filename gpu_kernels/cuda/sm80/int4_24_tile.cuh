@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A warp's products of 64 rows of int4_24 words and the rows of a tile, and where both lie in shared memory.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Work of a grouped product whose blocks claim it: tiles of sorted rows times blocks of weight rows. All
 // gate_up items come first, then all down items. Only resident blocks claim. A down item starts when the
 // activations of its tile are complete.

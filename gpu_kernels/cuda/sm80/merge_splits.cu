@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Merge the parts of bucketed_attention by their log-sum-exp, in a fixed order; heads of 128 channels.
 //
 // | argument | shape          | dtype |                                       |

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Warp-level products (mma.sync) and the loads of their operands from shared memory: 8 x 8 matrices of
 // two-byte elements.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // MXFP4 weights (ttnn_moe/formats/mxfp4.py) as A of mma.m16n8k16, decoded by the lanes that hold them.
 //
 // The order of k in a product is free if A and B agree. A chunk is 128 channels, four groups of 32: group t

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A warp's product of 16 * ROW_TILES rows of MXFP4 weights and one token.
 //
 // The token fills one column of eight, so the columns keep the scale groups apart: lane t of a quad has group

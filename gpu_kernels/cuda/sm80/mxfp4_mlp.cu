@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Sorted rows through MXFP4 experts, both products in one launch: act[row] = activation(x Wg_e^T, x Wu_e^T),
 // x = hidden[row_tokens[row]]; out[row] = act[row] Wd_e^T + bd_e.
 //

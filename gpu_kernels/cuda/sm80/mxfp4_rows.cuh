@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // 64 rows of MXFP4 weights that a warp multiplies, and the rows of a tile: where they lie in memory and in
 // shared memory.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A warp's products of 64 rows of MXFP4 weights and few rows of a tile, and the sums of warps that share the
 // channels.
 #pragma once

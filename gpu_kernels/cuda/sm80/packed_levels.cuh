@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Levels of a tier (ttnn_moe/kv/bucketed/packing.py) as operands of products: a lane's words of 16 tokens by
 // 128 channels to pairs of fp16. A pair is a denormal number: level * 2^(shift_of - 24), exactly.
 #pragma once

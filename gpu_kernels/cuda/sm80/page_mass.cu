@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What part of a step's attention each page got: sums the weights that bucketed_attention wrote down.
 //
 // | argument | shape                                | dtype |                                                       |

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Vectors of 128 channels to levels and a scale, four channels a lane: kv/bucketed/quantise.py, bit by bit.
 // Every operation rounds by itself: no product joins a sum.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Where a warp's sums go: 64 weight rows times G groups of 8 rows of a tile, to act or to out.
 #pragma once
 

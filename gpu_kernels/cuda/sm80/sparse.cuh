@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Sparse warp-level products of bf16 (mma.sp::ordered_metadata, m16n8k32), and what makes their operands.
 #pragma once
 

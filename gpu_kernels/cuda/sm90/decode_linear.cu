@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A linear layer of few rows, with the RMSNorm before it or the residual sum after it: bound by reading the
 // weight. out[t] = (NORM ? rms_norm(x[t]) * norm : x[t]) weight^T (+ residual[t])
 //

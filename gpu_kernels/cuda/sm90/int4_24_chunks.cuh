@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Words of int4_24 (sm80/int4_24.cuh) as A of sparse warpgroup products, a chunk of the format a chunk of A.
 //
 // The two indices of a chunk of A may come in any order; they only have to differ. So the kept value takes a

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What fills a ring of int4_24 words and rows, and its place in shared memory: the producer warps of both
 // kernels of int4_24 for sm_90a.
 //

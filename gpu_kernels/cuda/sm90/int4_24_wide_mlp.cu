@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // As int4_24_mlp.cu, in the same arguments, by sparse warpgroup products: tiles of up to 128 rows.
 //
 // | argument | dtype | |

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Work items of a launch that makes both grouped products, and how a block's warps hear of them. One thread
 // of the producer claims items from a counter; READERS warps read each.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // MXFP4 weights as fragments of a warpgroup product, and the order of channels that this takes.
 //
 // A unit is 128 channels: 64 bytes of a row of weights. Lane c of four lanes takes bytes 16 c .. 16 c + 15,

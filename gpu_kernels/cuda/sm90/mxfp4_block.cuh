@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Sizes and shared memory of a block of mxfp4_mlp.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Products of an item by warpgroups (wgmma): weights become fragments in registers, rows lie in shared
 // memory.
 #pragma once

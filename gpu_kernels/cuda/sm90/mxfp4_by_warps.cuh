@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Products of an item of few rows by warps (mma.sync): no warp waits for another's product.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the producer warpgroup of mxfp4_mlp does: one warp loads weights and scales, three load rows.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Sorted rows through their MXFP4 experts, on the tensor cores of sm_90a, both products in one launch:
 // act[row] = activation(x Wg_e^T + bg_e, x Wu_e^T + bu_e), x = hidden[row_tokens[row]];
 // out[row] = act[row] Wd_e^T + bd_e. Weights become bf16 in registers; sums are fp32.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Rows in the order of channels that mxfp4_mlp multiplies (mxfp4.cuh), padded to whole units with zeros.
 //
 // | argument | shape                  | dtype | |

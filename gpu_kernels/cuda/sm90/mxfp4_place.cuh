@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Where a consumer thread of mxfp4_mlp finds its weights and scales.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What a warp of mxfp4_mlp does with its sums: to rows of act or out, without shared memory.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Causal attention of packed prompts, whole or in chunks, to their cached keys; heads of 128 elements.
 //
 // | argument     | shape                                | dtype      |                                          |

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // PTX of the Hopper kernels: mbarriers, TMA copies, warpgroup products.
 #pragma once
 

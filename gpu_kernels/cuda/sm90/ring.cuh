@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A ring of shared-memory stages between producers and consumers.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What two products of sorted rows do with a warpgroup's sums: staged in shared memory, then written to rows
 // of act or out. Sums: [PARTS][MAX_N / 2], of PARTS x 64 weight rows and the rows of a tile.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Online softmax in the registers of a warpgroup: 64 queries by 128 keys. A thread holds parts of two rows,
 // shared with three other threads of its warp, in the layout of wgmma.cuh's sums.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Sparse warpgroup products, with A in registers: products [64 x N] = A [64 x 32] * B [32 x N], and bulk
 // copies of data that is read once.
 //

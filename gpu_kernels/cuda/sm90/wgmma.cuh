@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Warpgroup products: sums [64 x N] += A [64 x 16] * B [16 x N], both operands in shared memory, K-major,
 // 128-byte swizzle. N is a multiple of 8; N / 2 sums a thread: of row 16 * warp + lane / 4 (+ 8 for the third
 // and fourth of each four), columns 8 * j + 2 * (lane % 4) and the next.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The stand-in as a Python module: devices and tensors to call the operations with, programs to look at.
 
 #include <nanobind/nanobind.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Definitions of what TT-NN's libraries export.
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // One kernel, KERNEL's ENTRY, as a function of the host; 0 where a thread did what no thread may. Arguments
 // come as cuLaunchKernel takes them: where each value is.
 #include KERNEL

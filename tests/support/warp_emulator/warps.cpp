@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The scheduler of warps.h: compiled once, and linked to each kernel.
 #include "warps.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // CUDA C++ on the host, for some blocks at a time: each thread is a fiber, collectives of a warp, of a block
 // and of a cluster make fibers wait for one another. What a GPU may do early or late is chosen: `late` copies
 // land, and products are made, when they are waited for, others at once. warps.cpp has what no kernel needs

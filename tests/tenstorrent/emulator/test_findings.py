@@ -239,7 +239,7 @@ def test_findings_are_an_error_unless_asked_for():
     a, out = device.tensor(torch.zeros(64, 32).bfloat16()), device.empty((64, 32), "bfloat16")
     program = unary(2, grid(1), reader="broken/reader_no_barrier.cpp")
     with pytest.raises(
-        EmulationError, match=r"push-before-barrier: core \(0, 0\) reader broken/reader_no_barrier.cpp:12"
+        EmulationError, match=r"push-before-barrier: core \(0, 0\) reader broken/reader_no_barrier.cpp:13"
     ) as caught:
         run(program, device, {"a": a, "out": out}, root=KERNELS)
     assert caught.value.findings[0].count == 2

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What a kernel calls in the engine: plain C symbols, resolved when the kernel's library is loaded.
 // The headers under api/ are thin C++17 wrappers of these, with the names and signatures of tt-metal.
 #pragma once

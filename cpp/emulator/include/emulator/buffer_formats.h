@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Format and tile size of each circular buffer, known when a kernel is compiled, as on the device: the build
 // writes EMULATOR_CB_FORMATS, a list of {index, format, bytes of a tile}.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What every kernel sees before its own first line: words of tt-metal's dialect, arguments, circular buffers.
 // Names and signatures are those of ttnn 0.81; the last two parameters of a function say which line calls it.
 #pragma once

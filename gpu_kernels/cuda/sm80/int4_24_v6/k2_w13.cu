@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // K2: X2_perm = silu(X_perm Wg_e) * (X_perm Wu_e), int4_24 words, fp32 sums, rows sorted by expert.
 //
 // | argument | shape            | dtype | |

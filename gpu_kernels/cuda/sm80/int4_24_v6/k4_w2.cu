@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // K4: Y_perm = X2_perm Wd_e, int4_24 words, fp32 sums, rows sorted by expert.
 //
 // | argument | shape           | dtype | |

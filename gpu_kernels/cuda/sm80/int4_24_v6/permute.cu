@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Rows of hidden sorted by expert, where each expert's rows lie, and which experts have any.
 //
 // | argument   | shape   | dtype       | |

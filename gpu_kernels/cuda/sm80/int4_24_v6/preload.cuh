@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Monolith-B preload: all channels of a block's tokens in shared memory, Xsh [DIM][NTOK] bf16.
 #pragma once
 

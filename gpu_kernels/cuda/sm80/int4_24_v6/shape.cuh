@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Sizes of a block and the place of each thread, the same in both kernels.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // stage and park: from words of two rows to what exec multiplies. A group of four lanes shares the rows
 // row_top and row_bot of its warp's 16; all shuffles stay within it. A step is 64 channels: half 0 and half
 // 1, a word a row each.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // One phase: a sweep over all channels with P=1 stage / exec. PATHS: 2 (gate, up) or 1 (main).
 #pragma once
 

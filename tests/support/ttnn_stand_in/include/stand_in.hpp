@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the stand-in has where TT-NN has a device: it keeps every program that would run.
 #pragma once
 

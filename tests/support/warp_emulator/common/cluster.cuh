@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // In place of gpu_kernels/cuda/common/cluster.cuh.
 #pragma once
 

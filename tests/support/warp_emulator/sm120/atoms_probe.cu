@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Each atom of sm120/atoms.cuh alone: a warp a block.
 //
 // | argument | shape        |                                                                                   |

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // In place of gpu_kernels/cuda/sm120/lanes.cuh: one exchange of all words, since a shuffle costs a fiber
 // switch.
 #pragma once

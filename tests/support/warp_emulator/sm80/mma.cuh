@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // In place of gpu_kernels/cuda/sm80/mma.cuh; fragments as the PTX ISA draws them (ldmatrix; mma.m16n8k16 with
 // 16-bit A and B; movmatrix).
 #pragma once

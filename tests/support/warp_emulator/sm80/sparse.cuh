@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // In place of gpu_kernels/cuda/sm80/sparse.cuh; fragments as the PTX ISA has them: ldmatrix with .trans, and
 // sparse mma.m16n8k32 with bf16.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // In place of gpu_kernels/cuda/sm90/sparse.cuh; fragments and metadata as sm80/sparse.cuh has them, a warp each.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // In place of gpu_kernels/cuda/sm90/wgmma.cuh; matrices in shared memory and fragments as the PTX ISA draws
 // them. A product is made when it is issued or, late, when it is waited for: by all threads of the warpgroup,
 // each its own sums, before any of them goes on.

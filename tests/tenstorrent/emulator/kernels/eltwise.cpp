@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // cb 1 = cb 0 OP cb 2, where cb 2 is broadcast as BROADCAST says; named: how (0 none, 1 column, 2 row, 3
 // scalar), op (0 add, 1 sub, 2 mul). args: first, count.
 #include "api/compute/bcast.h"

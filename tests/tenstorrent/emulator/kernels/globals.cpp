@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Counts its calls in variables of its own and stores the count: every core has its own copy of them.
 // common args: address. args: core.
 #include "api/dataflow/dataflow_api.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // cb 1 = sum over k of cb 0 times cb 2, for each output tile. named: k_tiles. args: first, count.
 #include "api/compute/matmul.h"
 

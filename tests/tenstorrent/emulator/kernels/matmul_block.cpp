@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // cb 1 [rt, ct] = cb 0 [rt, k] times cb 2 [k, ct], with matmul_block or, with TILES defined, tile by tile.
 // named: rt, ct, k_tiles.
 #include "api/compute/common.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // For each of `count` output tiles from `first` on: the k tiles of a's row and of b's column, into cb 0 and
 // cb 2. compile args: a, b. named: m_tiles, k_tiles, n_tiles. common args: a, b. args: first, count.
 #include "api/dataflow/dataflow_api.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Reads all pages of two tensors into cb 0 and cb 2, each in one go. named: a_pages, b_pages. common args:
 // addresses.
 #include "api/dataflow/dataflow_api.h"

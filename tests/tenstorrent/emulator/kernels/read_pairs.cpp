@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Reads page i of two tensors into cb 0 and cb 2, for i in [first, first + count).
 // common args: addresses. args: first, count.
 #include "api/dataflow/dataflow_api.h"

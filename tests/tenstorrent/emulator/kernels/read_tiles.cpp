@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Reads pages [first, first + count) of a tensor into cb 0, one at a time.
 // common args: address. args: first, count.
 #include "api/dataflow/dataflow_api.h"

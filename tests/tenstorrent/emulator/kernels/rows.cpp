@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Moves blocks of 32 rows between a row-major tensor and a circular buffer of whole blocks: to cb 0, or from
 // cb 1 with WRITE defined. named: block (tiles in a row), row_bytes. common args: address. args: first, count
 // (tiles).

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Core 0 reads `count` pages and multicasts each to all cores of the program; every core writes what came to
 // pages of its own. Two semaphores: 0 "room" counts receivers that are ready, 1 "there" says that a page has
 // arrived. named: cores, loopback. common args: source, target, x and y of the first and of the last core, x

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Rows in cb 0 (one page: 32 rows of `block` tiles) -> tiles in cb 1, or back with UNTILIZE defined. args:
 // first, count.
 #include "api/compute/tilize.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // cb 1 = f(cb 0), tile by tile; f is SiLU if SILU is defined, else the identity. args: first, count.
 #include "api/compute/common.h"
 #include "api/compute/compute_kernel_api.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Writes what arrives in cb 1 to pages [first, first + count) of a tensor.
 // common args: address. args: first, count.
 #include "api/dataflow/dataflow_api.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Data movement: NoC reads and writes, multicast, semaphores. See tt-metal's header of this name for what
 // each call means; engine/noc.cpp for when data lands here.
 #pragma once

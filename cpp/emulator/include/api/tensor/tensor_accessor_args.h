@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The compile-time arguments of an interleaved tensor: [flags, aligned page size], or the flags alone and the
 // page size as a common runtime argument.
 #pragma once

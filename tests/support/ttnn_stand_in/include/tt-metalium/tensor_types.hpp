@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Stand-in: what tt-metal's headers say of tensors' types, as far as cpp/ttnn_ops uses it. (tt-metal has
 // these in several headers, which ttnn/tensor/tensor.hpp includes.)
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Stand-in: of ttnn's header only what cpp/ttnn_ops uses. launch() takes the steps of ttnn's in its order,
 // with a program cache, up to the enqueueing.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // As read_tiles.cpp, but pages are pushed before their reads have landed.
 #include "api/dataflow/dataflow_api.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // As read_tiles.cpp, but looks at the first word before the barrier; FIX looks at it after.
 #include "api/dataflow/dataflow_api.h"
 

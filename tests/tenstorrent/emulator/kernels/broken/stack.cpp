@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Writes past the end of an array of its own. args: index.
 #include "api/dataflow/dataflow_api.h"
 

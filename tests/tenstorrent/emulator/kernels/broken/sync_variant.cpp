@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Two or more cores and one mistake in how they meet, chosen by a definition. Semaphores 0 and 1.
 // common args: x and y of the first and of the last core, a tensor's address. args: core, cores.
 #include "api/dataflow/dataflow_api.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Reader and writer store to one word of L1: at any time with RACES, one after the other with TAKES_TURNS.
 #include "api/dataflow/dataflow_api.h"
 

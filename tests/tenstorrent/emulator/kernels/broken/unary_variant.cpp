@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // As unary.cpp with one mistake, chosen by a definition.
 #include "api/compute/common.h"
 #include "api/compute/compute_kernel_api.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // As write_tiles.cpp with one mistake, chosen by a definition.
 #include "api/dataflow/dataflow_api.h"
 
