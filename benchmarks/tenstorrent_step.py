@@ -20,7 +20,7 @@ import typer
 
 from ttnn_moe import _planner
 from ttnn_moe.models.qwen3 import PRESETS
-from ttnn_moe.models.qwen3.tt.operators import SUMMED_ATTENTION, operators
+from ttnn_moe.models.qwen3.tt.operators import SUMMED_ATTENTION, WIDENED, operators
 from ttnn_moe.models.qwen3.tt.sizes import model_sizes
 from ttnn_moe.sizes import ceil_div
 from ttnn_moe.tenstorrent.balance import visits
@@ -132,7 +132,7 @@ def step(way: Way, B: int, counted: list[dict[str, Any]], chip: str) -> Step:
         parts["head"].per_chip,
         kv_bytes(model, formats, B, way.shared_attention),
         model.layers * row["simulated_us"] * visited / row["active_experts"] * (D if way.split else 1) if row else 0.0,
-        operators(config, D) - (0 if way.shared_attention else model.layers * SUMMED_ATTENTION),
+        operators(config, D) - (0 if way.shared_attention else model.layers * (SUMMED_ATTENTION + WIDENED)),
         model.sparse_layers + (model.layers if way.shared_attention else 0),
     )
 
