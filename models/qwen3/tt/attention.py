@@ -44,11 +44,6 @@ class Exact:
         )
         return cls(products, powers)
 
-    @property
-    def options(self) -> dict[str, Any]:
-        """Arguments of ttnn's attention."""
-        return {"compute_kernel_config": self.products, "program_config": self.powers}
-
 
 @dataclass(frozen=True)
 class PieceTables:
@@ -76,11 +71,11 @@ class PrefillTables:
                     own = ttnn.typecast(own, cache.dtype)
                 ttnn.experimental.paged_fill_cache(cache, own, one.written, batch_idx=0)
 
-    def attend(self, k_cache: Any, v_cache: Any, q: Any, exact: Exact) -> Any:
+    def attend(self, k_cache: Any, v_cache: Any, q: Any, exact: Exact | None = None) -> Any:
         """Causal attention of each piece to its row, the piece included -> as q."""
         ttnn = library()
 
-        attention = partial(ttnn.transformer.chunked_scaled_dot_product_attention, **exact.options)
+        attention = partial(ttnn.transformer.chunked_scaled_dot_product_attention, **_options(exact))
         parts = [attention(_tokens(q, p.piece), k_cache, v_cache, p.seen, p.piece.past) for p in self.pieces]
         return parts[0] if len(parts) == 1 else ttnn.concat(parts, dim=2)
 
@@ -110,7 +105,7 @@ class DecodeTables:
         for cache, x in ((k_cache, k), (v_cache, v)):
             ttnn.experimental.paged_update_cache(cache, x, **where)
 
-    def attend(self, k_cache: Any, v_cache: Any, q: Any, exact: Exact) -> Any:
+    def attend(self, k_cache: Any, v_cache: Any, q: Any, exact: Exact | None = None) -> Any:
         """Attention of each token to its row -> as q."""
         ttnn = library()
 
@@ -125,9 +120,14 @@ class DecodeTables:
             v_cache,
             page_table_tensor=self.table,
             cur_pos_tensor=self.positions,
-            **exact.options,
+            **_options(exact),
         )
         return ttnn.transpose(ttnn.reshape(out, (1, B, heads, size), whole) if widened else out, 1, 2)
+
+
+def _options(exact: Exact | None) -> dict[str, Any]:
+    """Arguments of ttnn's attention; None: ttnn's own settings."""
+    return {} if exact is None else {"compute_kernel_config": exact.products, "program_config": exact.powers}
 
 
 def _tokens(x: Any, piece: Piece) -> Any:

@@ -99,8 +99,8 @@ class PagedCache(PagedRows):
         """
         step.write(self.k[layer], self.v[layer], k, v)
 
-    def attend(self, layer: int, q: Any, step: Any, exact: Exact) -> Any:
-        """q, ttnn [1, heads, T, head_dim] -> as q. Arguments as `write`."""
+    def attend(self, layer: int, q: Any, step: Any, exact: Exact | None = None) -> Any:
+        """q, ttnn [1, heads, T, head_dim] -> as q. Arguments as `write`; None: by ttnn's own settings."""
         return step.attend(self.k[layer], self.v[layer], q, exact)
 
     def tables_of(self, one: Pass) -> PrefillTables:
