@@ -69,6 +69,7 @@ class Step:
     """Bytes that the busiest chip reads and writes in a decode step.
 
     Attributes:
+        way, weights, split: as in Way.
         experts: of the weights that the most visited chip reads, on average. other: what our operators move besides.
         model_us: of our operators of all layers, by the emulator's model of time, in proportion to the visited
             experts; 0: this case was not emulated.
@@ -77,6 +78,7 @@ class Step:
 
     way: str
     weights: str
+    split: bool
     B: int
     attention: int
     experts: int
@@ -125,6 +127,7 @@ def step(way: Way, B: int, counted: list[dict[str, Any]], chip: str) -> Step:
     return Step(
         way.name,
         way.weights,
+        way.split,
         B,
         attention + parts["router"].per_chip,
         int(model.layers * expert * visited),
