@@ -247,6 +247,25 @@ def tenstorrent_estimate() -> str:
     return "\n".join([*lines, "", *textwrap.wrap(told + ".", 118)]) + "\n"
 
 
+def tenstorrent_choice() -> str:
+    """Which formats and experts for which aim, by batch; a head of 4 bits costs too much of the correlation."""
+    rows = [row for row in results("tenstorrent_cost.json")["steps"]["rows"] if "head=bfloat4_b" not in row["weights"]]
+    aims: dict[str, Callable[[dict[str, Any]], Any]] = {
+        "least loss of quality": lambda row: row["weights"].count("bfloat4_b") or row["weights"] == "bfloat16",
+        "least time by estimate": lambda row: row["ms"]["0.65"],
+        "fewest bytes": lambda row: row["total"],
+    }
+    lines = table_head(["B", "aim", "options", "GB", "ms by estimate", "tokens/s by estimate"])
+    for B in (1, 32):
+        for aim, rank in aims.items():
+            row = min((row for row in rows if row["B"] == B), key=rank)
+            least, most = row["ms"]["0.65"]
+            options = f"`--weights {row['weights']}{' --experts split' if row['split'] else ''}`"
+            cells = [f"{row['total'] / 1e9:.2f}", f"{least:.1f}-{most:.1f}"]
+            lines.append(table_row([B, aim, options, *cells, f"{B * 1e3 / most:.0f}-{B * 1e3 / least:.0f}"]))
+    return "\n".join([*lines, "", "Never on silicon; 65% of the peak bandwidth."]) + "\n"
+
+
 def ways(steps: dict[str, Any]) -> list[tuple[str, dict[str, Any], dict[str, Any]]]:
     """Each way to run the model, with its rows of batch 1 and 32."""
     found: dict[str, list[dict[str, Any]]] = {}
@@ -403,6 +422,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "qwen3_sm80.json": qwen3_sm80,
     "qwen3_parallel.json": qwen3_parallel,
     "tenstorrent_cost.json, bytes": tenstorrent_bytes,
+    "tenstorrent_cost.json, choice": tenstorrent_choice,
     "tenstorrent_cost.json, estimate": tenstorrent_estimate,
     "tenstorrent_host.json": tenstorrent_host,
     "tenstorrent_quality.json": tenstorrent_quality,

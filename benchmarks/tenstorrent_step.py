@@ -20,7 +20,7 @@ import typer
 
 from ttnn_moe import _planner
 from ttnn_moe.models.qwen3 import PRESETS
-from ttnn_moe.models.qwen3.tt.operators import SUMMED_ATTENTION, operators
+from ttnn_moe.models.qwen3.tt.operators import SUMMED_ATTENTION, WIDENED, operators
 from ttnn_moe.models.qwen3.tt.sizes import model_sizes
 from ttnn_moe.sizes import ceil_div
 from ttnn_moe.tenstorrent.balance import visits
@@ -69,6 +69,7 @@ class Step:
     """Bytes that the busiest chip reads and writes in a decode step.
 
     Attributes:
+        way, weights, split: as in Way.
         experts: of the weights that the most visited chip reads, on average. other: what our operators move besides.
         model_us: of our operators of all layers, by the emulator's model of time, in proportion to the visited
             experts; 0: this case was not emulated.
@@ -77,6 +78,7 @@ class Step:
 
     way: str
     weights: str
+    split: bool
     B: int
     attention: int
     experts: int
@@ -125,6 +127,7 @@ def step(way: Way, B: int, counted: list[dict[str, Any]], chip: str) -> Step:
     return Step(
         way.name,
         way.weights,
+        way.split,
         B,
         attention + parts["router"].per_chip,
         int(model.layers * expert * visited),
@@ -132,7 +135,7 @@ def step(way: Way, B: int, counted: list[dict[str, Any]], chip: str) -> Step:
         parts["head"].per_chip,
         kv_bytes(model, formats, B, way.shared_attention),
         model.layers * row["simulated_us"] * visited / row["active_experts"] * (D if way.split else 1) if row else 0.0,
-        operators(config, D) - (0 if way.shared_attention else model.layers * SUMMED_ATTENTION),
+        operators(config, D) - (0 if way.shared_attention else model.layers * (SUMMED_ATTENTION + WIDENED)),
         model.sparse_layers + (model.layers if way.shared_attention else 0),
     )
 

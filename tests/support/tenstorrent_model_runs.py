@@ -18,7 +18,8 @@ from ttnn_moe.models.qwen3.runtime.sampling import Sampling
 from ttnn_moe.models.qwen3.tiny import tasks
 from ttnn_moe.models.qwen3.weights import randomize
 
-LEAST_CORRELATION = 0.99
+LEAST_CORRELATION = 0.999
+LEAST_OF_FEWER_BITS = 0.99  # keys and values of 8 bits; one wide layer of random weights, with bf16 sums
 # longer than a page, and shorter
 PROMPTS = ("Copy: AB12", "Reverse: of this a whole page is filled, and more", "What is 38+990?")
 
@@ -158,7 +159,7 @@ def model_qwen3_layer() -> None:
     for name, logits, row in zip(("prompt", "32 rows"), got, want, strict=True):
         found = least_correlation(logits, row.expand_as(logits))
         print(f"{name}: error {1 - found:.1e} of the correlation")
-        assert found > LEAST_CORRELATION
+        assert found > LEAST_OF_FEWER_BITS
 
 
 def check_candidates(found: Candidates, samplings: list[Sampling]) -> None:
@@ -191,7 +192,7 @@ def model_eight_bit_keys_and_draws() -> None:
         want = torch.stack([reference(torch.tensor([one]))[0, -1] for one in ids])
         least = least_correlation(found.whole(), want)
         print(f"bfloat8_b keys, step {at}: error {1 - least:.1e} of the correlation")
-        assert least > LEAST_CORRELATION
+        assert least > LEAST_OF_FEWER_BITS
         words = want.argmax(-1)
         for one, token in zip(ids, words.tolist(), strict=True):
             one.append(token)

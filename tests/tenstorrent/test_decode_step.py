@@ -93,7 +93,7 @@ def test_a_capture_that_fails_says_how_to_run_without(emulated: None, monkeypatc
 def test_the_trace_region() -> None:
     config = Qwen3MoeConfig.from_directory(TINY)
     assert operators(config, 1) == 11 + 5 * 18 + 2 * 17 + 3 * 7
-    assert operators(config, 4) == operators(config, 1) + 1 + 5 * 3 + 2 * 5
+    assert operators(config, 4) == operators(config, 1) + 1 + 5 * (3 + 2) + 2 * 5  # one key head: two views
     assert operators(config, 8) == operators(config, 4) + 1 + 5 + 2  # H = 128 is half a tile for each of 8 chips
     # six numbers of rows: 1, 2, 4 ... 32
     assert trace_bytes(config, 8) == operators(config, 8) * 6 * 32 * 1024

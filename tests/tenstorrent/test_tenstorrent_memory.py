@@ -146,10 +146,16 @@ def test_bytes_of_a_tensor_are_those_of_its_pages(shape, dtype, tiled) -> None:
     assert memory.tensor_bytes((shape, dtype, "TILE" if tiled else "ROW_MAJOR")) == tensor.pages * tensor.page_size
 
 
-def test_context_of_32_sequences_on_n150() -> None:
-    """Keys and values of a chip's own heads: bf16 experts leave room for more than 5,000 tokens a sequence."""
-    for sequence, weights in ((5600, "bfloat16"), (8192, "bfloat8_b")):
-        assert report(chip="n150", sequence=sequence, weights=weights).fits
+@pytest.mark.parametrize(
+    ("weights", "tokens"),
+    [("bfloat16", 6336), ("bfloat8_b", 10656), ("bfloat16,kv=bfloat8_b", 11968), ("bfloat8_b,kv=bfloat8_b", 20096)],
+)
+def test_context_of_32_sequences_on_n150(weights: str, tokens: int) -> None:
+    """Keys and values of a chip's own heads leave room for more than 5,000 tokens a sequence, as the page says."""
+    assert tokens > 5000 and f"{tokens:,}" in (ROOT / "docs/tenstorrent.md").read_text()
+    assert plans.longest_sequence(model_sizes(QWEN3), 8, "wormhole_b0", weights, 32) == tokens
+    assert report(chip="n150", sequence=tokens, weights=weights).fits
+    assert not report(chip="n150", sequence=tokens + memory.PAGE, weights=weights).fits
 
 
 @pytest.mark.parametrize("chip", ["n150", "n300", "p150"])

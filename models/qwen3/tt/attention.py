@@ -11,9 +11,38 @@ from functools import partial
 from typing import Any
 
 from ttnn_moe.tenstorrent import Device
+from ttnn_moe.tenstorrent.memory import PAGE
 from ttnn_moe.tenstorrent.runtime import library
 
 from .passes import Piece
+
+TILE = 32
+SPAN = PAGE
+"""Queries, and keys, that a core takes at a time."""
+
+
+@dataclass(frozen=True)
+class Exact:
+    """How attention multiplies, sums and exponentiates.
+
+    Attributes:
+        products: ttnn's compute kernel config. powers: SDPAProgramConfig; without one ttnn approximates exp.
+    """
+
+    products: Any
+    powers: Any
+
+    @classmethod
+    def of(cls, device: Device, products: Any) -> Exact:
+        ttnn = library()
+
+        powers = ttnn.SDPAProgramConfig(
+            compute_with_storage_grid_size=ttnn.CoreCoord(*device.machine.grid),
+            q_chunk_size=SPAN,
+            k_chunk_size=SPAN,
+            exp_approx_mode=False,
+        )
+        return cls(products, powers)
 
 
 @dataclass(frozen=True)
@@ -42,11 +71,11 @@ class PrefillTables:
                     own = ttnn.typecast(own, cache.dtype)
                 ttnn.experimental.paged_fill_cache(cache, own, one.written, batch_idx=0)
 
-    def attend(self, k_cache: Any, v_cache: Any, q: Any, exact: Any = None) -> Any:
-        """Causal attention of each piece to its row, the piece included -> as q. exact: a compute kernel config."""
+    def attend(self, k_cache: Any, v_cache: Any, q: Any, exact: Exact | None = None) -> Any:
+        """Causal attention of each piece to its row, the piece included -> as q."""
         ttnn = library()
 
-        attention = partial(ttnn.transformer.chunked_scaled_dot_product_attention, compute_kernel_config=exact)
+        attention = partial(ttnn.transformer.chunked_scaled_dot_product_attention, **_options(exact))
         parts = [attention(_tokens(q, p.piece), k_cache, v_cache, p.seen, p.piece.past) for p in self.pieces]
         return parts[0] if len(parts) == 1 else ttnn.concat(parts, dim=2)
 
@@ -76,19 +105,29 @@ class DecodeTables:
         for cache, x in ((k_cache, k), (v_cache, v)):
             ttnn.experimental.paged_update_cache(cache, x, **where)
 
-    def attend(self, k_cache: Any, v_cache: Any, q: Any, exact: Any = None) -> Any:
-        """Attention of each token to its row -> as q. exact: a compute kernel config."""
+    def attend(self, k_cache: Any, v_cache: Any, q: Any, exact: Exact | None = None) -> Any:
+        """Attention of each token to its row -> as q."""
         ttnn = library()
 
+        q = ttnn.transpose(q, 1, 2)
+        _, B, heads, size = (int(length) for length in q.shape)
+        whole = (1, B, TILE, size)
+        # ttnn approximates exp in half a tile of heads, so all rows of the tile attend: those of padding to no avail
+        widened = heads < TILE and int(k_cache.shape[1]) == 1
         out = ttnn.transformer.paged_scaled_dot_product_attention_decode(
-            ttnn.transpose(q, 1, 2),
+            ttnn.reshape(q, whole, whole) if widened else q,
             k_cache,
             v_cache,
             page_table_tensor=self.table,
             cur_pos_tensor=self.positions,
-            compute_kernel_config=exact,
+            **_options(exact),
         )
-        return ttnn.transpose(out, 1, 2)
+        return ttnn.transpose(ttnn.reshape(out, (1, B, heads, size), whole) if widened else out, 1, 2)
+
+
+def _options(exact: Exact | None) -> dict[str, Any]:
+    """Arguments of ttnn's attention; None: ttnn's own settings."""
+    return {} if exact is None else {"compute_kernel_config": exact.products, "program_config": exact.powers}
 
 
 def _tokens(x: Any, piece: Piece) -> Any:

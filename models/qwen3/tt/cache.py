@@ -16,7 +16,7 @@ from ttnn_moe.sizes import ceil_div, power_of_2
 from ttnn_moe.tenstorrent import Device, tensors
 from ttnn_moe.tenstorrent.memory import PAGE, tensor_bytes
 
-from .attention import PieceTables, PrefillTables
+from .attention import Exact, PieceTables, PrefillTables
 from .passes import Packer, Pass, Piece
 from .room import room_for
 
@@ -99,8 +99,8 @@ class PagedCache(PagedRows):
         """
         step.write(self.k[layer], self.v[layer], k, v)
 
-    def attend(self, layer: int, q: Any, step: Any, exact: Any = None) -> Any:
-        """q, ttnn [1, heads, T, head_dim] -> as q. Arguments as `write`; exact: how products are made and summed."""
+    def attend(self, layer: int, q: Any, step: Any, exact: Exact | None = None) -> Any:
+        """q, ttnn [1, heads, T, head_dim] -> as q. Arguments as `write`; None: by ttnn's own settings."""
         return step.attend(self.k[layer], self.v[layer], q, exact)
 
     def tables_of(self, one: Pass) -> PrefillTables:

@@ -14,7 +14,7 @@ from ttnn_moe.tenstorrent.all_reduce import all_gathered, all_reduce, partial_dt
 from ttnn_moe.tenstorrent.runtime import library
 
 from ..config import Qwen3MoeConfig
-from .attention import DecodeTables, PrefillTables
+from .attention import DecodeTables, Exact, PrefillTables
 from .cache import MAX_ROWS, PagedCache
 from .sizes import share_of
 from .weights import Dense, LayerWeights, Linear, Router
@@ -70,6 +70,7 @@ class Network:
             fp32_dest_acc_en=device.machine.unpack_to_dest,
             packer_l1_acc=False,
         )
+        self._attends = Exact.of(device, self.exact)
 
     def embed(self, ids: Any, embedding: Any) -> Any:
         """The embeddings of ids [1, T] uint32 -> [1, 1, T, H] on every chip; each has its columns of them."""
@@ -111,13 +112,18 @@ class Network:
             num_kv_heads=self.share.kv_heads,
             transpose_k_heads=False,
         )
-        q, k = (
-            ttnn.experimental.rotary_embedding_hf(self.norm(one, norm), place.cos, place.sin, is_decode_mode=False)
-            for one, norm in ((q, weights.q_norm), (k, weights.k_norm))
-        )
+        q, k = (self._rotated(self.norm(one, norm), place) for one, norm in ((q, weights.q_norm), (k, weights.k_norm)))
         place.cache.write(i, k, v, place.tables)
-        heads = place.cache.attend(i, q, place.tables, self.exact)
+        heads = place.cache.attend(i, q, place.tables, self._attends)
         return self.summed(ttnn.experimental.nlp_concat_heads(heads), weights.out)
+
+    def _rotated(self, x: Any, place: Place) -> Any:
+        """Queries or keys with RoPE."""
+        ttnn = library()
+
+        return ttnn.experimental.rotary_embedding_hf(
+            x, place.cos, place.sin, is_decode_mode=False, compute_kernel_config=self.exact
+        )
 
     def summed(self, x: Any, by: Linear) -> Any:
         """The sum over the chips of x times their part of a weight, rounded to bfloat16 once."""

@@ -5,7 +5,9 @@ from __future__ import annotations
 from ttnn_moe.tenstorrent.all_reduce import summed_columns
 
 from ..config import Qwen3MoeConfig
+from .attention import TILE
 from .cache import MAX_ROWS
+from .sizes import share_of
 
 STEP = 11
 """Around the layers: three embeddings with a reshape each, last norm, head, the largest logits."""
@@ -19,6 +21,8 @@ SUMMED_EXPERTS = 5
 """More of these on a mesh: views, reduce_scatter, typecast, all_gather."""
 SUMMED_ATTENTION = 3
 """More of attention on a mesh: reduce_scatter, typecast, all_gather. A slice follows where H / D is no whole tiles."""
+WIDENED = 2
+"""More of attention where a chip has one key head and less than a tile of query heads: views."""
 DENSE = 7
 """Of a dense layer: norm, three linears, SiLU, product, residual."""
 
@@ -30,7 +34,9 @@ def operators(config: Qwen3MoeConfig, D: int) -> int:
     """Operators of a decode step on a 1xD mesh, at most: a simulated Wormhole sums in bf16, without casts."""
     sparse = sum(config.is_sparse(i) for i in range(config.num_hidden_layers))
     dense = config.num_hidden_layers - sparse
-    step, attention, experts = STEP, ATTENTION, EXPERTS
+    share = share_of(config, D)
+    step, experts = STEP, EXPERTS
+    attention = ATTENTION + WIDENED * (share.kv_heads == 1 and share.heads < TILE)
     if D > 1:
         narrow = summed_columns(config.hidden_size, D) != config.hidden_size
         step += EMBEDDED + narrow

@@ -5,11 +5,13 @@ Names and meaning are ttnn's. `run` runs programs; the host moves and adds the b
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 
 from ...errors import ContractError
 from . import stock
@@ -86,11 +88,15 @@ def get_device_tensors(tensor: Tensor) -> list[Tensor]:
 
 
 def reshape(tensor: Tensor, shape: Sequence[int], padded: Sequence[int] | None = None) -> Tensor:
-    """padded: the shape with the padding of its last tiles, which the result does not have."""
+    """padded: the shape with the padding of tiles. What the result has of the padding of `tensor` is NaN."""
     import builtins
 
-    cut = tuple(map(builtins.slice, shape))
-    return _again(tensor, [values.reshape(tuple(padded or shape))[cut] for values in tensor.read()])
+    cut, whole = tuple(map(builtins.slice, shape)), tuple(padded or shape)
+    parts = tensor.read()
+    if padded is not None and math.prod(whole) > parts[0].numel():
+        sides = [side for size in reversed(parts[0].shape[-2:]) for side in (0, -size % 32)]
+        parts = [F.pad(values, sides, value=math.nan) for values in parts]
+    return _again(tensor, [values.reshape(whole)[cut] for values in parts])
 
 
 def slice(tensor: Tensor, begin: Sequence[int], end: Sequence[int]) -> Tensor:

@@ -18,6 +18,7 @@ from .mesh import ROW_MAJOR_LAYOUT, TILE_LAYOUT, Mesh, Tensor, on_chips
 
 MathFidelity = SimpleNamespace(HiFi4="HiFi4")
 ShardStrategy = SimpleNamespace(HEIGHT="HEIGHT")
+SDPAProgramConfig = SimpleNamespace  # of no effect: exp is torch's
 
 
 def init_device_compute_kernel_config(arch: str, **options: object) -> None:
@@ -166,7 +167,9 @@ def _nlp_concat_heads(x: Tensor) -> Tensor:
     return _each(lambda x: x.transpose(1, 2).flatten(2)[None], x)
 
 
-def _rotary_embedding_hf(x: Tensor, cos: Tensor, sin: Tensor, *, is_decode_mode: bool) -> Tensor:
+def _rotary_embedding_hf(
+    x: Tensor, cos: Tensor, sin: Tensor, *, is_decode_mode: bool, compute_kernel_config: object = None
+) -> Tensor:
     assert not is_decode_mode
 
     def rotate(x: Values, cos: Values, sin: Values) -> Values:
@@ -209,7 +212,14 @@ def _paged_fused_update_cache(keys: Tensor, k: Tensor, values: Tensor, v: Tensor
 
 
 def _chunked_attention(
-    q: Tensor, k: Tensor, v: Tensor, pages: Tensor, start: int, *, compute_kernel_config: object = None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    pages: Tensor,
+    start: int,
+    *,
+    compute_kernel_config: object = None,
+    program_config: object = None,
 ) -> Tensor:
     """Causal: q [1, heads, T, head_dim] are the tokens from `start` on of what lies in the pages [1, n]."""
 
@@ -230,6 +240,7 @@ def _decode_attention(
     page_table_tensor: Tensor,
     cur_pos_tensor: Tensor,
     compute_kernel_config: object = None,
+    program_config: object = None,
 ) -> Tensor:
     """q [1, B, heads, head_dim], each of the B attending to its row's keys 0 .. position."""
 
