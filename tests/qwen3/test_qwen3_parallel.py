@@ -203,11 +203,16 @@ def bad_work(ranks: Ranks, how: str, exchange: str) -> str:
     return "not reached"
 
 
+TWO_GPUS = (pytest.mark.gpu, pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs"))
+
+
 @pytest.mark.slow(5)
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=TWO_GPUS)])
 @pytest.mark.parametrize("exchange", ["all_to_all", "hierarchical"])
 @pytest.mark.parametrize("how", ["kill", "raise"])
-def test_a_rank_that_stops_in_a_step_is_named(how: str, exchange: str, tmp_path: Path) -> None:
-    results = by_ranks(bad_work, 4 if exchange == "all_to_all" else 2, tmp_path, how, exchange, timeout=8.0)
+def test_a_rank_that_stops_in_a_step_is_named(how: str, exchange: str, device: str, tmp_path: Path) -> None:
+    size = 4 if exchange == "all_to_all" and device == "cpu" else 2
+    results = by_ranks(bad_work, size, tmp_path, how, exchange, timeout=8.0, device=device)
     stopped = results.pop(1)
     assert stopped is None if how == "kill" else stopped.kind == "ValueError", stopped
     for result in results:
@@ -228,9 +233,6 @@ def bad_sums(ranks: Ranks, how: str) -> str:
 
     generate(load_shared(TINY, ranks, "tensor"), prompts()[:1], max_new_tokens=40, on_token=third)
     return "not reached"
-
-
-TWO_GPUS = (pytest.mark.gpu, pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs"))
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=TWO_GPUS)])
