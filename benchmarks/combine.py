@@ -23,6 +23,7 @@ import torch.distributed as dist
 import torch.distributed._symmetric_memory as symmetric
 
 from ttnn_moe.contract import Placement
+from ttnn_moe.cuda.combine.few import FewCombinePlan, FewDispatchPlan, origins_at
 from ttnn_moe.cuda.combine.kernel import STATUS, RankKernel, RingPlan, stopped
 from ttnn_moe.cuda.combine.node import NodeCombine, NodeCombinePlan, NodeDispatch, NodeDispatchPlan, rows_at
 from ttnn_moe.cuda.combine.rank_combine import Plan, RankCombine, pointers
@@ -40,8 +41,15 @@ DEFAULT = [
 ]
 
 
-PLANS = {"combine": Plan, "dispatch": DispatchPlan, "node_combine": NodeCombinePlan, "node_dispatch": NodeDispatchPlan}
-"""By op: through rings; or in one node, in place."""
+PLANS = {
+    "combine": Plan,
+    "dispatch": DispatchPlan,
+    "node_combine": NodeCombinePlan,
+    "node_dispatch": NodeDispatchPlan,
+    "few_combine": FewCombinePlan,
+    "few_dispatch": FewDispatchPlan,
+}
+"""By op: through rings; in one node, in place; of few tokens, in one hop."""
 
 
 @dataclass
@@ -165,8 +173,9 @@ class CombineRanks(Ranks):
             if isinstance(call, NodeCombine):
                 where = rows_at([full] * plan.R, plan.T, rank)
                 call.plan.rows(self.memory[n * plan.heap :])[:] = x
-                call.bind(n, where, T, out)
-                self.keep.append((where, T))
+                origins = origins_at([full] * plan.R, plan.T, rank)
+                call.bind(n, where, T, out, None, None, *origins)
+                self.keep.append((where, T, origins))
             else:
                 call.bind(n, x, masks, rows, T, out)
                 self.keep.append((x, masks, rows, T))

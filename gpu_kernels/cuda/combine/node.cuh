@@ -52,6 +52,9 @@ __device__ __forceinline__ void workers_sync() {
     asm volatile("bar.sync 1, %0;" ::"n"(CHANNELS * 32) : "memory");
 }
 
+// A word whose upper half is the number of its call: never 0, as memory starts.
+__device__ __forceinline__ u32 number_of(u32 call) { return call + 1 ? call + 1 : 0x80000000u; }
+
 struct NodeShared {
     u32 dead, call, ended, taken;  // taken: tokens of this block that a warp has
 };

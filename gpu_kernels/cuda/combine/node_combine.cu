@@ -16,7 +16,7 @@
 struct Local {  // one rank of this launch
     u16* out;
     const u16 *bias_0, *bias_1;
-    const int *where, *T;
+    const int *where, *T, *origins, *A;  // the last two: of few_combine
     u64 rank;
 };
 

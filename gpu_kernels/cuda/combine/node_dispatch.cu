@@ -60,8 +60,8 @@ struct Warp {
     __device__ u64* mask(int r, int by, int t) const {
         return tokens(r, R) + static_cast<u64>(by) * T_max + t;
     }
-    __device__ u64 word(u32 said) const { return static_cast<u64>(call + 1) << 32 | said; }
-    __device__ bool said(u64 word) const { return static_cast<u32>(word >> 32) == call + 1; }
+    __device__ u64 word(u32 said) const { return static_cast<u64>(number_of(call)) << 32 | said; }
+    __device__ bool said(u64 word) const { return static_cast<u32>(word >> 32) == number_of(call); }
     __device__ unsigned char* rows(int r) const {
         return node.rest(r) + up((R + static_cast<u64>(R) * T_max) * 8);
     }

@@ -19,7 +19,7 @@ from ...errors import ContractError
 from .kernel import SHARED_MEMORY, STATUS, RankKernel, RingPlan, aligned, check_topology
 
 _DISPATCH = ("x", "ids", "weights", "T", "owner", "index", "where", "A", "rank")
-_COMBINE = ("out", "bias_0", "bias_1", "where", "T", "rank")
+_COMBINE = ("out", "bias_0", "bias_1", "where", "T", "origins", "A", "rank")
 
 
 class _DispatchLocal(ctypes.Structure):
@@ -85,7 +85,7 @@ class NodeDispatchPlan(_NodePlan):
         return self.R * -(-self.T // 32) * 8
 
     @property
-    def parts(self) -> tuple[int, int, int, int]:
+    def parts(self) -> tuple[int, ...]:
         """Where the heap's rows, ids and weights begin, and its end; bytes."""
         A = self.R * self.T
         rows = self.head + aligned((self.R + A) * 8)
@@ -95,11 +95,11 @@ class NodeDispatchPlan(_NodePlan):
 
     @property
     def heap(self) -> int:
-        return self.parts[3]
+        return self.parts[-1]
 
     def rows(self, heap: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """rows [R*T, H], local ids [R*T, K] int32 (-1: not here) and weights [R*T, K] fp32 of a rank: its heap."""
-        A, (rows, ids, weights, _) = self.R * self.T, self.parts
+        A, (rows, ids, weights) = self.R * self.T, self.parts[:3]
         return (
             heap[rows : rows + A * self.H * 2].view(self.dtype).view(A, self.H),
             heap[ids : ids + A * self.K * 4].view(torch.int32).view(A, self.K),
@@ -196,12 +196,23 @@ class NodeCombine(RankKernel):
         self.plan = plan
 
     def bind(
-        self, n: int, where: Tensor, T: Tensor, out: Tensor, bias_0: Tensor | None = None, bias_1: Tensor | None = None
+        self,
+        n: int,
+        where: Tensor,
+        T: Tensor,
+        out: Tensor,
+        bias_0: Tensor | None = None,
+        bias_1: Tensor | None = None,
+        origins: Tensor | None = None,
+        A: Tensor | None = None,
     ) -> None:
-        """Tensors of the n-th rank here, for the launches that follow. where, T: as NodeDispatch's. out: [T, H]."""
+        """Tensors of the n-th rank here, for the launches that follow. where, T: as NodeDispatch's. out: [T, H].
+
+        origins, A: of a FewCombinePlan, as few.origins_at has them.
+        """
         local = self._call.local[n]
-        local.where, local.T, local.out = where.data_ptr(), T.data_ptr(), out.data_ptr()
-        local.bias_0, local.bias_1 = (0 if bias is None else bias.data_ptr() for bias in (bias_0, bias_1))
+        for name, tensor in zip(_COMBINE, (out, bias_0, bias_1, where, T, origins, A), strict=False):
+            setattr(local, name, 0 if tensor is None else tensor.data_ptr())
 
 
 def rows_at(masks: Sequence[Tensor], T: int, rank: int) -> Tensor:

@@ -1,0 +1,92 @@
+"""Launches of gpu_kernels/cuda/combine/few_{dispatch,combine}.cu: few tokens in one node, in one hop.
+
+Half of what travels is flags. So these take few tokens, where waiting for other ranks costs more than bytes do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from ...errors import ContractError
+from .kernel import aligned
+from .node import NodeCombinePlan, NodeDispatchPlan
+
+WARPS = 8
+"""Of a block."""
+
+
+def _check_vectors(plan: FewDispatchPlan | FewCombinePlan) -> None:
+    if plan.bulk:
+        raise ContractError("few tokens travel as words", got="bulk=True", expected="bulk=False")
+
+
+@dataclass(frozen=True)
+class FewDispatchPlan(NodeDispatchPlan):
+    """See NodeDispatchPlan."""
+
+    kernel: ClassVar[str] = "few_dispatch"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_vectors(self)
+
+    @property
+    def W(self) -> int:
+        return self.channels or WARPS
+
+    @property
+    def threads(self) -> int:
+        return self.W * 32
+
+    @property
+    def parts(self) -> tuple[int, ...]:
+        """Where the heap's rows, ids, weights and origins begin, and its end; bytes."""
+        A = self.R * self.T
+        ids = self.head + aligned(A * self.H * 2)
+        weights = ids + aligned(A * self.K * 4)
+        origins = weights + aligned(A * self.K * 4)
+        tokens = origins + aligned(A * 4)
+        pairs = tokens + aligned(2 * self.R * 8) + aligned(2 * A * 8)
+        return self.head, ids, weights, origins, pairs + aligned(2 * A * self.K * 16) + aligned(2 * A * self.H * 4)
+
+    def origins(self, heap: Tensor) -> Tensor:
+        """[R*T] int32 of a rank: its row's rank * T + its token."""
+        at = self.parts[3]
+        return heap[at : at + self.R * self.T * 4].view(torch.int32)
+
+
+@dataclass(frozen=True)
+class FewCombinePlan(NodeCombinePlan):
+    """See NodeCombinePlan."""
+
+    kernel: ClassVar[str] = "few_combine"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_vectors(self)
+
+    @property
+    def W(self) -> int:
+        return self.channels or WARPS
+
+    @property
+    def threads(self) -> int:
+        return self.W * 32
+
+    @property
+    def heap(self) -> int:
+        return super().heap + aligned(2 * self.R * self.T * self.H * 4)
+
+
+def origins_at(masks: Sequence[Tensor], T: int, rank: int) -> tuple[Tensor, Tensor]:
+    """[R*T] int32, where a rank's rows come from, and [1] int32, how many: from the masks of every rank."""
+    here = [c * T + torch.nonzero(mask >> rank & 1).flatten() for c, mask in enumerate(masks)]
+    found = torch.cat(here).int()
+    out = torch.full((len(masks) * T,), -1, dtype=torch.int32, device=found.device)
+    out[: len(found)] = found
+    return out, torch.tensor([len(found)], dtype=torch.int32, device=found.device)
