@@ -18,6 +18,15 @@ from .node import NodeCombinePlan, NodeDispatchPlan
 
 WARPS = 8
 """Of a block."""
+COLUMNS = 256
+"""That a warp moves at a time."""
+MOST_BYTES = 1 << 19
+"""Of a rank's tokens: above, bytes cost more than waiting."""
+
+
+def blocks(rows: int, H: int, most: int) -> int:
+    """Multiprocessors of a launch for so many rows of a rank: a warp moves COLUMNS of one."""
+    return min(most, -(-rows * -(-H // COLUMNS) // WARPS))
 
 
 def _check_vectors(plan: FewDispatchPlan | FewCombinePlan) -> None:
