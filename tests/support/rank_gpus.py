@@ -14,9 +14,8 @@ import torch
 from delivered import delivered
 from ttnn_moe.contract import Placement
 from ttnn_moe.cuda.combine import peers
-from ttnn_moe.cuda.combine.few import FewDispatchPlan, origins_at
 from ttnn_moe.cuda.combine.kernel import RankKernel, RingPlan
-from ttnn_moe.cuda.combine.node import NodeCombine, NodeCombinePlan, NodeDispatch, NodeDispatchPlan, rows_at
+from ttnn_moe.cuda.combine.node import NodeCombine, NodeCombinePlan, NodeDispatch, NodeDispatchPlan, origins_at, rows_at
 from ttnn_moe.cuda.combine.rank_combine import Plan, RankCombine, Stopped, pointers, stopped
 from ttnn_moe.cuda.combine.rank_dispatch import DispatchPlan, RankDispatch, Received
 from ttnn_moe.parallel.hierarchical import Nodes, tree_sum
@@ -175,12 +174,11 @@ class DispatchOnGpus(OnGpus):
                     self.received[rank] = vars(into)
                 else:
                     where = torch.empty(R, plan.T, dtype=torch.int32, device=device)
-                    A = torch.empty(1, dtype=torch.int32, device=device)
-                    run.bind(n, *inputs, where, A)
+                    firsts = torch.empty(R + 1, dtype=torch.int32, device=device)
+                    run.bind(n, *inputs, where, firsts)
                     rows, row_ids, row_weights = run.plan.rows(self.heaps[rank])
-                    made = {"rows": rows, "ids": row_ids, "weights": row_weights, "where": where, "A": A}
-                    if isinstance(plan, FewDispatchPlan):
-                        made["origins"] = plan.origins(self.heaps[rank])
+                    made = {"rows": rows, "ids": row_ids, "weights": row_weights, "where": where}
+                    made |= {"origins": run.plan.origins(self.heaps[rank]), "firsts": firsts}
                     self.received[rank] = made
         self.poison()
         self.synchronize()
@@ -200,7 +198,8 @@ class DispatchOnGpus(OnGpus):
             want = {"rows": rows, "ids": ids, "weights": weights, "A": torch.tensor([A]).int()}
             want |= zip(("masks", "row_of", "tokens"), pointers(masks, self.plan.T, rank), strict=True)
             want["where"] = rows_at(masks, self.plan.T, rank)[:, :T]
-            want["origins"] = origins_at(masks, self.plan.T, rank)[0][:A]
+            origins, want["firsts"] = origins_at(masks, self.plan.T, rank)
+            want["origins"] = origins[:A]
             for name, tensor in received.items():
                 got = tensor.cpu()
                 got = (
@@ -255,7 +254,7 @@ class GpuRanks(OnGpus):
             where, own = rows_at(self.masks, self.plan.T, rank).to(device), T[rank : rank + 1]
             run.plan.rows(self.heaps[rank])[: len(x)] = x.to(device)
             origins = [one.to(device) for one in origins_at(self.masks, self.plan.T, rank)]
-            run.bind(n, where, own, out, bias_0, bias_1, *origins)
+            run.bind(n, where, *origins, own, out, bias_0, bias_1)
             self.keep.append((where, own, bias_0, bias_1, origins))
         else:
             tensors = x.to(device), masks, rows, T, out, bias_0, bias_1

@@ -5,11 +5,10 @@
 // has said that it entered it, and no rank enters a call before it ended the one before. So call n writes where
 // call n - 2 was read. Nobody waits for another rank's end.
 //
-// Warps that wait show that their rank lives. Blocks: (SMs of a rank, ranks), all resident; threads: CHANNELS
+// Blocks: (SMs of a rank, ranks), all resident; threads: CHANNELS
 // * 32.
 #pragma once
 
-#define BEATS 1
 #include "combine/node.cuh"
 
 __device__ __forceinline__ void put(u64* to, u32 first, u32 second, u32 number) {

@@ -7,7 +7,7 @@
 // | where                 | [R, T_max]  | int32      | row of token t in rank r's rows, or -1               |
 // | T                     | [1]         | int32      | tokens of this rank, up to T_max                     |
 // | origins               | [R * T_max] | int32      | of this rank's row: its rank * T_max + its token     |
-// | A                     | [1]         | int32      | rows of this rank                                    |
+// | firsts                | [R + 1]     | int32      | where the rows of each rank's tokens begin; all rows |
 // | in the heap: x        | [R*T_max, H]| bf16, fp16 | this rank's rows of all ranks' tokens                |
 // | behind: words         | [2, R, T_max, H / 8, 4] u64 | the other ranks' rows: see few.cuh              |
 //
@@ -17,7 +17,7 @@
 struct Local {  // one rank of this launch
     u16* out;
     const u16 *bias_0, *bias_1;
-    const int *where, *T, *origins, *A;
+    const int *where, *T, *origins, *firsts;
     u64 rank;
 };
 
@@ -101,7 +101,7 @@ extern "C" __global__ void __launch_bounds__(CHANNELS * 32, 1)
     const Group g(call, static_cast<int>(own.rank), 0, call.H * 2);
     const Node node{g};
     wait_for_predecessor();
-    const int T = min(max(own.T[0], 0), call.T_max), A = min(max(own.A[0], 0), R * call.T_max);
+    const int T = min(max(own.T[0], 0), call.T_max), A = min(max(own.firsts[R], 0), R * call.T_max);
     if (threadIdx.x == 0) node.begin(shared);
     __syncthreads();
     let_successor_start();

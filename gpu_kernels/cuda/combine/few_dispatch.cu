@@ -8,7 +8,7 @@
 // | T                       | [1]              | int32      | tokens of this rank, up to T_max                 |
 // | owner, index            | [E]              | int32      | rank of an expert; its number on this rank       |
 // | where                   | [R, T_max]       | int32      | out: row of token t in rank r's rows, or -1      |
-// | A                       | [1]              | int32      | out: rows that came here                         |
+// | firsts                  | [R + 1]          | int32      | out: where rows of each rank begin; all rows     |
 //
 // | heap, the kernel's part | shape                   | written by                                         |
 // |-------------------------|-------------------------|----------------------------------------------------|
@@ -29,7 +29,7 @@ struct Local {  // one rank of this launch
     const int* ids;
     const float* weights;
     const int *T, *owner, *index;
-    int *where, *A;
+    int *where, *firsts;
     u64 rank;
 };
 
@@ -250,12 +250,10 @@ extern "C" __global__ void __launch_bounds__(CHANNELS * 32, 1)
     if (!dead) {
         work.say_where();
         work.receive();
-        if (blockIdx.x == 0 && warp == 0) {
+        if (blockIdx.x == 0 && threadIdx.x <= R) {
             u32 rows = 0;
-            for (int i = lane; i < R * segments; i += 32) rows += __popc(bits[i]);
-#pragma unroll
-            for (int d = 16; d; d /= 2) rows += __shfl_xor_sync(ALL, rows, d);
-            if (lane == 0) *own.A = rows;
+            for (int i = 0; i < threadIdx.x * segments; ++i) rows += __popc(bits[i]);
+            own.firsts[threadIdx.x] = rows;
         }
     }
     finish(node, shared, warp);

@@ -7,7 +7,7 @@
 // | T                       | [1]              | int32      | tokens of this rank, up to T_max                 |
 // | owner, index            | [E]              | int32      | rank of an expert; its number on this rank       |
 // | where                   | [R, T_max]       | int32      | out: row of token t in rank r's rows, or -1      |
-// | A                       | [1]              | int32      | out: rows that came here                         |
+// | firsts                  | [R + 1]          | int32      | out: where rows of each rank begin; all rows     |
 //
 // | heap, the kernel's part | shape            | written by                                                |
 // |-------------------------|------------------|-----------------------------------------------------------|
@@ -15,12 +15,13 @@
 // | masks                   | [R, T_max] u64   | each rank: the ranks that a token goes to, and the call   |
 // | rows                    | [R * T_max, H]   | every rank; out: the first A, by rank, then token         |
 // | row_ids, row_weights    | [R * T_max, K]   | every rank; out: local experts, -1: not here              |
+// | origins                 | [R * T_max]      | every rank; out: the row's rank * T_max + its token       |
 //
 // Each part is 128 bytes aligned. The upper half of an announced word is the number of the call, from 1, so a
 // word needs no flag. It also says that the rank has used the rows of the call before.
 //
 // H is a multiple of 8. A warp a token. BULK: see bulk.cuh; else vectors.cuh. Blocks: (SMs of a rank, ranks),
-// all resident; threads: (CHANNELS + 1) * 32. Dynamic shared memory: rows (BULK), then R * ceil(T_max / 32) *
+// all resident; threads: CHANNELS * 32. Dynamic shared memory: rows (BULK), then R * ceil(T_max / 32) *
 // 8 bytes.
 #define STAGES 1
 #include "common/element.cuh"
@@ -30,14 +31,15 @@ struct Local {  // one rank of this launch
     const int* ids;
     const float* weights;
     const int *T, *owner, *index;
-    int *where, *A;
+    int *where, *firsts;
     u64 rank;
 };
 
 #include "combine/node.cuh"
 
 struct Found {  // in shared memory
-    u32 dead, A;
+    u32 dead;
+    u32 from[R];    // rows here, of each rank
     u32 before[R];  // rows of lower ranks, at each rank
 };
 
@@ -71,6 +73,10 @@ struct Warp {
     __device__ float* row_weights(int r) const {
         return reinterpret_cast<float*>(reinterpret_cast<unsigned char*>(row_ids(r)) +
                                         up(static_cast<u64>(R) * T_max * K * 4));
+    }
+    __device__ int* origins(int r) const {
+        return reinterpret_cast<int*>(reinterpret_cast<unsigned char*>(row_weights(r)) +
+                                      up(static_cast<u64>(R) * T_max * K * 4));
     }
     __device__ bool known(int e) const { return static_cast<u32>(e) < static_cast<u32>(node.g.call.E); }
 
@@ -150,7 +156,7 @@ __device__ bool Warp::number(Found& found) const {
             }
             if (lane < R && c == rank) bits[lane * segments + at % segments] = mine;
             if (lane < R && c < rank && mine) atomicAdd(&found.before[lane], __popc(mine));
-            if (lane == rank && mine) atomicAdd(&found.A, __popc(mine));
+            if (lane == rank && mine) atomicAdd(&found.from[c], __popc(mine));
         }
     }
     fence_sys();
@@ -179,7 +185,7 @@ __device__ void Warp::send(Pair next) {
     const int r = lane < R ? lane : 0;
     int items = 0;
     for (int t = first(), after; t < T; t = after) {
-        after = node.next(shared);
+        const u32 claim = node.claim(shared, 0, CHANNELS, T);
         const int at = r * segments + t / 32;
         const u32 word = bits[at], below = (1u << (t % 32)) - 1;
         const bool has = lane < R && word >> (t % 32) & 1;
@@ -189,6 +195,7 @@ __device__ void Warp::send(Pair next) {
         if (node.stalls(items++, SENDER)) return;
         if (t != first()) {
             if (!targets) {
+                after = node.claimed(claim);
                 next = pair_of(after, lane);
                 continue;
             }
@@ -196,7 +203,9 @@ __device__ void Warp::send(Pair next) {
             fetch(t);
         }
         const Pair now = next;
+        after = node.claimed(claim);
         next = pair_of(after, lane);
+        if (has) origins(lane)[row] = node.g.rank * T_max + t;
         for (int k = lane; k < K; k += 32) {
             const Pair pair = k == lane ? now : pair_of(t, k);
             for (u32 todo = targets; todo; todo &= todo - 1) {
@@ -217,7 +226,7 @@ __device__ void Warp::send(Pair next) {
     }
 }
 
-extern "C" __global__ void __launch_bounds__((CHANNELS + 1) * 32, 1)
+extern "C" __global__ void __launch_bounds__(CHANNELS * 32, 1)
     node_dispatch(const __grid_constant__ Call call) {
     __shared__ NodeShared shared;
     __shared__ Found found;
@@ -228,7 +237,7 @@ extern "C" __global__ void __launch_bounds__((CHANNELS + 1) * 32, 1)
     u32* words = reinterpret_cast<u32*>(dynamic_memory());
     Carrier carrier{};
 #if BULK
-    __shared__ alignas(8) u64 barriers[(CHANNELS + 1) * SEND_ROWS];
+    __shared__ alignas(8) u64 barriers[CHANNELS * SEND_ROWS];
     const u32 bytes = call.H * 2;
     carrier = {shared_address(words) + warp * SEND_ROWS * bytes, shared_address(barriers + warp * SEND_ROWS),
                bytes, SEND_ROWS, 0};
@@ -242,13 +251,12 @@ extern "C" __global__ void __launch_bounds__((CHANNELS + 1) * 32, 1)
     const int T = min(max(own.T[0], 0), call.T_max), segments = (call.T_max + 31) / 32;
     if (threadIdx.x == 0) {
         node.begin(shared);
-        found.A = found.dead = 0;
+        found.dead = 0;
     }
-    if (threadIdx.x < R) found.before[threadIdx.x] = 0;
+    if (threadIdx.x < R) found.before[threadIdx.x] = found.from[threadIdx.x] = 0;
     __syncthreads();
     let_successor_start();
     if (shared.dead) return;
-    if (warp == CHANNELS) return node.beat(shared);
     Warp work{node,       own,      shared, shared.call,          warp,   lane, call.H, call.K, T,
               call.T_max, segments, words,  words + R * segments, carrier};
     work.announce();
@@ -258,7 +266,11 @@ extern "C" __global__ void __launch_bounds__((CHANNELS + 1) * 32, 1)
     if (work.number(found)) {
         work.send(pair);
         work.carrier.settle<0>();
-        if (blockIdx.x == 0 && threadIdx.x == 0) *own.A = found.A;
+        if (blockIdx.x == 0 && threadIdx.x <= R) {
+            u32 rows = 0;
+            for (int c = 0; c < threadIdx.x; ++c) rows += found.from[c];
+            own.firsts[threadIdx.x] = rows;
+        }
     } else if (work.first() < T) {
         work.carrier.arrive();
     }

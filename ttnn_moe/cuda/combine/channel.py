@@ -87,11 +87,11 @@ class Channel:
             one = NodeDispatch(dispatch, placement, device, [rank], to, timeout)
             two = NodeCombine(combine, device, [rank], to_other, timeout)
             rows_at = torch.empty(dispatch.R, dispatch.T, dtype=torch.int32, device=where)
-            A = torch.empty(1, dtype=torch.int32, device=where)
-            self.came, self.expert_out = Came(*dispatch.rows(self._heap), A), combine.rows(self._other)
-            self._bind = lambda x, ids, weights, T: one.bind(0, x, ids, weights, T, rows_at, A)
-            origins = dispatch.origins(self._heap) if isinstance(dispatch, FewDispatchPlan) else None
-            self._bind_out = lambda out, T, bias: two.bind(0, rows_at, T, out, bias, None, origins, A)
+            firsts = torch.empty(dispatch.R + 1, dtype=torch.int32, device=where)
+            self.came, self.expert_out = Came(*dispatch.rows(self._heap), firsts[-1:]), combine.rows(self._other)
+            told = rows_at, dispatch.origins(self._heap), firsts
+            self._bind = lambda x, ids, weights, T: one.bind(0, x, ids, weights, T, rows_at, firsts)
+            self._bind_out = lambda out, T, bias: two.bind(0, *told, T, out, bias)
             self._dispatch, self._combine = one, two
         else:
             assert isinstance(dispatch, DispatchPlan) and isinstance(combine, Plan)

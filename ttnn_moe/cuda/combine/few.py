@@ -5,12 +5,8 @@ Half of what travels is flags. So these take few tokens, where waiting for other
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
-
-import torch
-from torch import Tensor
 
 from ...errors import ContractError
 from .kernel import aligned
@@ -49,10 +45,6 @@ class FewDispatchPlan(NodeDispatchPlan):
         return self.channels or WARPS
 
     @property
-    def threads(self) -> int:
-        return self.W * 32
-
-    @property
     def parts(self) -> tuple[int, ...]:
         """Where the heap's rows, ids, weights and origins begin, and its end; bytes."""
         A = self.R * self.T
@@ -62,11 +54,6 @@ class FewDispatchPlan(NodeDispatchPlan):
         tokens = origins + aligned(A * 4)
         pairs = tokens + aligned(2 * self.R * 8) + aligned(2 * A * 8)
         return self.head, ids, weights, origins, pairs + aligned(2 * A * self.K * 16) + aligned(2 * A * self.H * 4)
-
-    def origins(self, heap: Tensor) -> Tensor:
-        """[R*T] int32 of a rank: its row's rank * T + its token."""
-        at = self.parts[3]
-        return heap[at : at + self.R * self.T * 4].view(torch.int32)
 
 
 @dataclass(frozen=True)
@@ -84,18 +71,6 @@ class FewCombinePlan(NodeCombinePlan):
         return self.channels or WARPS
 
     @property
-    def threads(self) -> int:
-        return self.W * 32
-
-    @property
     def heap(self) -> int:
-        return super().heap + aligned(2 * self.R * self.T * self.H * 4)
-
-
-def origins_at(masks: Sequence[Tensor], T: int, rank: int) -> tuple[Tensor, Tensor]:
-    """[R*T] int32, where a rank's rows come from, and [1] int32, how many: from the masks of every rank."""
-    here = [c * T + torch.nonzero(mask >> rank & 1).flatten() for c, mask in enumerate(masks)]
-    found = torch.cat(here).int()
-    out = torch.full((len(masks) * T,), -1, dtype=torch.int32, device=found.device)
-    out[: len(found)] = found
-    return out, torch.tensor([len(found)], dtype=torch.int32, device=found.device)
+        A = self.R * self.T
+        return self.head + aligned(A * self.H * 2) + aligned(2 * A * self.H * 4)

@@ -1,7 +1,7 @@
 """Launches of gpu_kernels/cuda/combine/node_{dispatch,combine}.cu: ranks of one node, in each other's memory, no rings.
 
-A dispatch puts each token straight into its row; a combine reads rows where they lie. So rows lie in the heaps. A
-rank's heap is in use from its launch until all ranks have ended that call.
+A dispatch puts each token straight into its row; a combine puts rows where their tokens' rank sums them. A rank's heap
+is in use from its launch until all ranks have ended that call.
 """
 
 from __future__ import annotations
@@ -18,8 +18,13 @@ from ...contract import Placement
 from ...errors import ContractError
 from .kernel import SHARED_MEMORY, STATUS, RankKernel, RingPlan, aligned, check_topology
 
-_DISPATCH = ("x", "ids", "weights", "T", "owner", "index", "where", "A", "rank")
-_COMBINE = ("out", "bias_0", "bias_1", "where", "T", "origins", "A", "rank")
+_DISPATCH = ("x", "ids", "weights", "T", "owner", "index", "where", "firsts", "rank")
+_COMBINE = ("out", "bias_0", "bias_1", "where", "T", "origins", "firsts", "rank")
+
+
+PIECE, PIECES = 4096, 4
+SENDING = PIECE * PIECES
+"""Bytes of shared memory of a warp that sends rows of a combine."""
 
 
 class _DispatchLocal(ctypes.Structure):
@@ -47,6 +52,10 @@ class _NodePlan(RingPlan):
     def W(self) -> int:
         most = max(1, min(14, (SHARED_MEMORY - self.fixed_memory) // self.channel_memory)) if self.bulk else 14
         return self.channels or most
+
+    @property
+    def threads(self) -> int:
+        return self.W * 32
 
     @property
     def slot(self) -> int:
@@ -86,12 +95,13 @@ class NodeDispatchPlan(_NodePlan):
 
     @property
     def parts(self) -> tuple[int, ...]:
-        """Where the heap's rows, ids and weights begin, and its end; bytes."""
+        """Where the heap's rows, ids, weights and origins begin, and its end; bytes."""
         A = self.R * self.T
         rows = self.head + aligned((self.R + A) * 8)
         ids = rows + aligned(A * self.H * 2)
         weights = ids + aligned(A * self.K * 4)
-        return rows, ids, weights, weights + aligned(A * self.K * 4)
+        origins = weights + aligned(A * self.K * 4)
+        return rows, ids, weights, origins, origins + aligned(A * 4)
 
     @property
     def heap(self) -> int:
@@ -106,14 +116,30 @@ class NodeDispatchPlan(_NodePlan):
             heap[weights : weights + A * self.K * 4].view(torch.float32).view(A, self.K),
         )
 
+    def origins(self, heap: Tensor) -> Tensor:
+        """[R*T] int32 of a rank, in its heap: its row's rank * T + its token."""
+        at = self.parts[3]
+        return heap[at : at + self.R * self.T * 4].view(torch.int32)
+
 
 @dataclass(frozen=True)
 class NodeCombinePlan(_NodePlan):
-    """What all ranks of a combine in one node agree on; stages: chunks in flight of a warp, with bulk; 0: what fits."""
+    """What all ranks of a combine in one node agree on.
+
+    Attributes:
+        senders: warps of a block that send, at most half of all. stages: chunks in flight of a warp that sums, with
+            bulk; 0: what fits.
+    """
 
     stages: int = 0
+    senders: int = 4
 
     kernel: ClassVar[str] = "node_combine"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.channels == 1:
+            raise ContractError("a block has one warp", got="channels=1", expected="one that sends and one that sums")
 
     @property
     def chunk(self) -> int:
@@ -128,16 +154,34 @@ class NodeCombinePlan(_NodePlan):
         return self.chunks_in_flight * self.chunk * self.R
 
     @property
+    def sending(self) -> int:
+        """Warps of a block that send."""
+        return min(self.senders, self.W // 2)
+
+    @property
+    def W(self) -> int:
+        most = 10
+        if self.bulk:
+            most = min(8, (SHARED_MEMORY - self.senders * SENDING) // self.channel_memory)
+        return self.channels or self.senders + max(most, 1)
+
+    @property
+    def shared_memory(self) -> int:
+        return self.sending * SENDING + (self.W - self.sending) * self.channel_memory if self.bulk else 0
+
+    @property
     def heap(self) -> int:
-        return self.head + aligned(self.R * self.T * self.H * 2)
+        return self.head + 2 * aligned(self.R * self.T * self.H * 2) + aligned(self.R * self.T * 4)
 
     def rows(self, heap: Tensor) -> Tensor:
         """[R*T, H]: a rank's rows, in its heap, in the order of dispatch's."""
         return heap[self.head : self.head + self.R * self.T * self.H * 2].view(self.dtype).view(-1, self.H)
 
     def defines(self) -> dict[str, object]:
-        more: dict[str, object] = {"CHUNK": self.chunk, "STAGES": self.chunks_in_flight} if self.bulk else {}
-        return super().defines() | more
+        found = super().defines() | {"SENDERS": self.sending}
+        if self.bulk:
+            found |= {"CHUNK": self.chunk, "STAGES": self.chunks_in_flight, "PIECE": PIECE, "PIECES": PIECES}
+        return found
 
 
 class NodeDispatch(RankKernel):
@@ -165,19 +209,19 @@ class NodeDispatch(RankKernel):
         for local in self._call.local[: len(self.ranks)]:
             local.owner, local.index = (table.data_ptr() for table in self._tables)
 
-    def bind(self, n: int, x: Tensor, ids: Tensor, weights: Tensor, T: Tensor, where: Tensor, A: Tensor) -> None:
+    def bind(self, n: int, x: Tensor, ids: Tensor, weights: Tensor, T: Tensor, where: Tensor, firsts: Tensor) -> None:
         """Tensors of the n-th rank here, for the launches that follow.
 
         Args:
             x: [T, H]. ids: [T, K] int32. weights: [T, K] fp32. T: [1] int32, tokens; more than the plan's count as
                 that many.
-            where: [R, T of the plan] int32, gets the row of each token at each rank, or -1. A: [1] int32, gets the
-                number of rows that came here.
+            where: [R, T of the plan] int32, gets the row of each token at each rank, or -1. firsts: [R + 1] int32,
+                gets where the rows of each rank's tokens begin here, and the number of all rows.
         """
         local = self._call.local[n]
         for name, tensor in zip(_DISPATCH, (x, ids, weights, T), strict=False):
             setattr(local, name, tensor.data_ptr())
-        local.where, local.A = where.data_ptr(), A.data_ptr()
+        local.where, local.firsts = where.data_ptr(), firsts.data_ptr()
 
 
 class NodeCombine(RankKernel):
@@ -199,19 +243,16 @@ class NodeCombine(RankKernel):
         self,
         n: int,
         where: Tensor,
+        origins: Tensor,
+        firsts: Tensor,
         T: Tensor,
         out: Tensor,
         bias_0: Tensor | None = None,
         bias_1: Tensor | None = None,
-        origins: Tensor | None = None,
-        A: Tensor | None = None,
     ) -> None:
-        """Tensors of the n-th rank here, for the launches that follow. where, T: as NodeDispatch's. out: [T, H].
-
-        origins, A: of a FewCombinePlan, as few.origins_at has them.
-        """
+        """Tensors of the n-th rank here, for the launches that follow. out: [T, H]. Others: as NodeDispatch's."""
         local = self._call.local[n]
-        for name, tensor in zip(_COMBINE, (out, bias_0, bias_1, where, T, origins, A), strict=False):
+        for name, tensor in zip(_COMBINE, (out, bias_0, bias_1, where, T, origins, firsts), strict=False):
             setattr(local, name, 0 if tensor is None else tensor.data_ptr())
 
 
@@ -224,3 +265,12 @@ def rows_at(masks: Sequence[Tensor], T: int, rank: int) -> Tensor:
         before = sum(int((mask >> r & 1).sum()) for mask in masks[:rank])
         out[r, : len(own)] = torch.where(has.bool(), has.cumsum(0) - 1 + before, -1).int()
     return out
+
+
+def origins_at(masks: Sequence[Tensor], T: int, rank: int) -> tuple[Tensor, Tensor]:
+    """[R*T] int32, where a rank's rows come from, and [R + 1] int32, where those of each rank begin: from all masks."""
+    here = [c * T + torch.nonzero(mask >> rank & 1).flatten() for c, mask in enumerate(masks)]
+    found, counts = torch.cat(here).int(), torch.tensor([0, *map(len, here)])
+    out = torch.full((len(masks) * T,), -1, dtype=torch.int32, device=found.device)
+    out[: len(found)] = found
+    return out, counts.cumsum(0).int().to(found.device)
