@@ -251,10 +251,10 @@ def test_a_rank_that_stops_in_a_sum_is_named(how: str, device: str, tmp_path: Pa
 def test_two_gpus_make_one_processs_tokens(exchange: str, alone: list[list[int]], tmp_path: Path) -> None:
     tie = TASKS.index("Copy: zz9 q")  # in bf16 its third token is one of two with the same logit
     kind, by = ("tensor", "auto") if exchange == "tensor" else ("experts", exchange)
-    for result in by_ranks(shared_tokens, 2, tmp_path, kind, by, device="cuda"):
+    for rank, result in enumerate(by_ranks(shared_tokens, 2, tmp_path, kind, by, device="cuda")):
         assert isinstance(result, dict), result
         found = result["tokens"] if kind == "experts" else dict(enumerate(result["tokens"]))
-        assert found
+        assert list(found) == ([i for i, _ in requests_of(rank)] if kind == "experts" else list(range(len(TASKS))))
         for prompt, tokens in found.items():
             assert prompt == tie or tokens == alone[prompt][: len(tokens)]
 

@@ -37,14 +37,19 @@ __device__ __forceinline__ bool take_vector(const u64* from, u32 number, uint4& 
     return first && second;
 }
 
-// A block's last act. Block 0 waits for all ranks' entries.
-__device__ __forceinline__ void finish(const Node& node, const NodeShared& shared, int warp) {
-    const int lane = threadIdx.x % 32, rank = node.g.rank;
-    if (blockIdx.x == 0 && warp == 0)
-        node.g.until([&] { return lane >= R || reached(load_relaxed_sys(node.ready(rank, lane)), shared.call + 1); },
-                     lane, RECEIVER);
+// Block 0 of a kernel that waits for no word of each rank.
+__device__ __forceinline__ void wait_for_entries(const Node& node, const NodeShared& shared) {
+    const int lane = threadIdx.x % 32;
+    const auto entered = [&] {
+        return lane >= R || reached(load_relaxed_sys(node.ready(node.g.rank, lane)), shared.call + 1);
+    };
+    node.g.until(entered, lane, RECEIVER);
+}
+
+// A block's last act, after it found that every rank entered the call.
+__device__ __forceinline__ void finish(const Node& node, const NodeShared& shared) {
     workers_sync();
     if (threadIdx.x != 0) return;
     *node.calls() = shared.call + 1;
-    atomicAdd(&node.g.status(rank)->ended, 1u);
+    atomicAdd(&node.g.status(node.g.rank)->ended, 1u);
 }

@@ -112,5 +112,6 @@ extern "C" __global__ void __launch_bounds__(CHANNELS * 32, 1)
                     shared.call};
     work.send(A);
     work.receive(T);
-    finish(node, shared, warp);
+    if (blockIdx.x == 0 && warp == CHANNELS - 1) wait_for_entries(node, shared);
+    finish(node, shared);
 }

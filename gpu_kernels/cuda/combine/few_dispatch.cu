@@ -83,6 +83,10 @@ struct Warp {
     __device__ bool known(int e) const { return static_cast<u32>(e) < static_cast<u32>(node.g.call.E); }
     __device__ int owner(int e) const { return known(e) ? own.owner[e] : -1; }
 
+    __device__ uint4 columns_of(int item) const {
+        const int t = item / chunks, v = item % chunks * 32 + lane;
+        return v < vectors ? load_once(own.x + (static_cast<u64>(t) * vectors + v) * 8) : uint4{};
+    }
     // The ranks of a token.
     __device__ u32 targets(int t) const {
         u32 to = 0;
@@ -94,14 +98,14 @@ struct Warp {
         for (int d = 16; d; d /= 2) to |= __shfl_xor_sync(ALL, to, d);
         return to;
     }
-    __device__ void send() const;
+    __device__ void send(u32 first_to, uint4 first_columns) const;
     __device__ void number_rows() const;
     __device__ void say_where() const;
     __device__ void receive() const;
 };
 
-// This rank's tokens and masks to the other ranks.
-__device__ void Warp::send() const {
+// This rank's tokens and masks to the other ranks. first: of this warp's first item.
+__device__ void Warp::send(u32 first_to, uint4 first_columns) const {
     if (blockIdx.x == 0 && warp == 0) {
         if (lane < R) {
             store_relaxed_sys(node.ready(lane, rank()), shared.call + 1);
@@ -111,9 +115,9 @@ __device__ void Warp::send() const {
     int items = 0;
     for (int item = node.first(warp); item < T * chunks; item += step()) {
         const int t = item / chunks, chunk = item % chunks, v = chunk * 32 + lane;
-        uint4 columns{};
-        if (v < vectors) columns = load_once(own.x + (static_cast<u64>(t) * vectors + v) * 8);
-        const u32 to = targets(t);
+        const bool first = items == 0;
+        const uint4 columns = first ? first_columns : columns_of(item);
+        const u32 to = first ? first_to : targets(t);
         if (node.stalls(items++, SENDER)) return;
         if (chunk == 0 && lane < R) store_relaxed_sys(mask(lane, rank(), t), word(to));
         for (u32 todo = to & ~(1u << rank()); todo; todo &= todo - 1) {
@@ -137,11 +141,9 @@ __device__ void Warp::number_rows() const {
         u64 count = 0, to = 0;
         const bool came = node.g.until(
             [&] {
-                if (!said(count)) count = load_relaxed_sys(tokens(rank(), c));
-                if (!said(count)) return false;
-                if (t >= static_cast<int>(static_cast<u32>(count)) || t >= T_max) return true;
-                to = load_relaxed_sys(mask(rank(), c, t));
-                return said(to);
+                count = load_relaxed_sys(tokens(rank(), c));
+                if (t < T_max) to = load_relaxed_sys(mask(rank(), c, t));
+                return said(count) && (said(to) || t >= min(static_cast<int>(static_cast<u32>(count)), T_max));
             },
             c, ANNOUNCER);
         if (!came) dead = 1;
@@ -159,7 +161,8 @@ __device__ void Warp::number_rows() const {
 
 // Rows of this rank's tokens at each rank. Lower ranks' rows lie before them.
 __device__ void Warp::say_where() const {
-    for (int item = node.first(warp); item < R * segments; item += step()) {
+    // not the warps that receive first
+    for (int item = node.first(CHANNELS - 1 - warp); item < R * segments; item += step()) {
         const int s = item / segments, segment = item % segments, t = segment * 32 + lane;
         u32 before = 0;
         for (int c = 0; c < rank(); ++c)
@@ -239,12 +242,17 @@ extern "C" __global__ void __launch_bounds__(CHANNELS * 32, 1)
         node.begin(shared);
         dead = 0;
     }
+    const Warp work{node,   own,    shared, places, warp,  lane, vectors, (vectors + 31) / 32,
+                    call.K, T,      T_max,  segments, bits, bits + R * segments, dead};
+    // meanwhile
+    const int first = node.first(warp);
+    const bool some = first < T * work.chunks;
+    const uint4 columns = some ? work.columns_of(first) : uint4{};
+    const u32 to = some ? work.targets(first / work.chunks) : 0;
     __syncthreads();
     let_successor_start();
     if (shared.dead) return;
-    const Warp work{node,   own,    shared, places, warp,  lane, vectors, (vectors + 31) / 32,
-                    call.K, T,      T_max,  segments, bits, bits + R * segments, dead};
-    work.send();
+    work.send(to, columns);
     work.number_rows();
     workers_sync();
     if (!dead) {
@@ -256,5 +264,5 @@ extern "C" __global__ void __launch_bounds__(CHANNELS * 32, 1)
             own.firsts[threadIdx.x] = rows;
         }
     }
-    finish(node, shared, warp);
+    finish(node, shared);
 }

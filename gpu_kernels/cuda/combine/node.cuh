@@ -7,7 +7,7 @@
 // | heap of a rank | bytes         | written by                                          |
 // |----------------|---------------|-----------------------------------------------------|
 // | Status         | 256           | this rank; its report by any rank                   |
-// | ready          | R * 32        | each rank: entries, over all calls; of few tokens   |
+// | ready          | R * 32        | each rank: entries, over all calls; not of dispatch |
 // | done           | R * 32        | each rank: blocks that have ended, over all calls   |
 // | calls          | gridDim.x * 4 | this rank: calls of each block                      |
 // | the kernel's   |               | see there; 128 bytes aligned                        |
@@ -81,20 +81,31 @@ struct Node {
         if (blockIdx.x != 0) return;
         Status* status = g.status(g.rank);
         store_relaxed_sys(&status->entered, load_relaxed_sys(&status->entered) + 1);
-        status->taken[(shared.call + 1) & 1] = status->taken[2 + ((shared.call + 1) & 1)] = 0;
+        status->taken[(shared.call + 1) & 1] = 0;
     }
 
     // A warp's items: the first, then whichever no other warp of this rank has. Multiprocessors get unequal
     // parts of the link, so equal parts of the items would end at different times.
     __device__ int first(int warp) const { return warp * gridDim.x + blockIdx.x; }
-    // One more, of `count` items that `warps` of each block share; each kind has its own counter. The atomic
-    // is under way until `claimed` reads it.
-    __device__ u32 claim(const NodeShared& shared, int kind, int warps, int count) const {
-        const u32 firsts = warps * gridDim.x;
+    // One more of `count`. The atomic is under way until `claimed` reads it.
+    __device__ u32 claim(const NodeShared& shared, int count) const {
+        const u32 firsts = CHANNELS * gridDim.x;
         if (threadIdx.x % 32 != 0 || firsts >= count) return count;
-        return atomicAdd(&g.status(g.rank)->taken[2 * kind + (shared.call & 1)], 1u) + firsts;
+        return atomicAdd(&g.status(g.rank)->taken[shared.call & 1], 1u) + firsts;
     }
     __device__ int claimed(u32 claim) const { return __shfl_sync(ALL, claim, 0); }
+
+    // One warp: what this thread knows of is for all ranks to see.
+    __device__ void enter() const {
+        const int lane = threadIdx.x % 32;
+        fence_sys();
+        if (lane < R) add_sys(ready(lane, g.rank), 1);
+    }
+    // The whole warp waits for all ranks' entries. false: the group is dead.
+    __device__ bool entered(u32 count, int role) const {
+        const int lane = threadIdx.x % 32;
+        return g.wait(lane < R, ready(g.rank, lane < R ? lane : 0), count, lane, role);
+    }
 
     // The warps that work, each after its last access: the call ends when every rank's have come here.
     __device__ void end(const NodeShared& shared, int warp, int role) const {

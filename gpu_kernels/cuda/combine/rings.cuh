@@ -36,8 +36,11 @@ __device__ __noinline__ void blame(const Call& call, int rank, int peer, int rol
     bool stopped = false, outside = false;
     if (r < R && r != rank) {
         const u32 before = load_relaxed_sys(&look(call, rank, r)->beat);
-        const u64 start = nanoseconds();
-        while (nanoseconds() - start < call.timeout / 4) __nanosleep(1000);
+        // in parts: a GPU that stood still for other work lets the rank run again before the last of them
+        for (int part = 0; part < 16; ++part) {
+            const u64 start = nanoseconds();
+            while (nanoseconds() - start < call.timeout / 64) __nanosleep(1000);
+        }
         const Status* now = look(call, rank, r);
         const u32 its = load_relaxed_sys(&now->entered);
         const bool finished = load_relaxed_sys(&now->ended) == its * gridDim.x;

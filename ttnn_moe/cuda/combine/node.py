@@ -1,7 +1,7 @@
 """Launches of gpu_kernels/cuda/combine/node_{dispatch,combine}.cu: ranks of one node, in each other's memory, no rings.
 
-A dispatch puts each token straight into its row; a combine puts rows where their tokens' rank sums them. A rank's heap
-is in use from its launch until all ranks have ended that call.
+A dispatch puts each token straight into its row; a combine reads rows where they lie. So rows lie in the heaps. A
+rank's heap is in use from its launch until all ranks have ended that call.
 """
 
 from __future__ import annotations
@@ -20,11 +20,6 @@ from .kernel import SHARED_MEMORY, STATUS, RankKernel, RingPlan, aligned, check_
 
 _DISPATCH = ("x", "ids", "weights", "T", "owner", "index", "where", "firsts", "rank")
 _COMBINE = ("out", "bias_0", "bias_1", "where", "T", "origins", "firsts", "rank")
-
-
-PIECE, PIECES = 4096, 4
-SENDING = PIECE * PIECES
-"""Bytes of shared memory of a warp that sends rows of a combine."""
 
 
 class _DispatchLocal(ctypes.Structure):
@@ -74,9 +69,14 @@ class _NodePlan(RingPlan):
 
 @dataclass(frozen=True)
 class NodeDispatchPlan(_NodePlan):
-    """What all ranks of a dispatch in one node agree on; K: experts of a token."""
+    """What all ranks of a dispatch in one node agree on.
+
+    Attributes:
+        K: experts of a token. pieces: of a token, each moved by one warp; 0: 1.
+    """
 
     K: int = 8
+    pieces: int = 0
 
     kernel: ClassVar[str] = "node_dispatch"
 
@@ -84,10 +84,21 @@ class NodeDispatchPlan(_NodePlan):
         super().__post_init__()
         if self.K < 1:
             raise ContractError("a token has no expert", got=f"K={self.K}", expected="1 or more")
+        if self.H % (8 * self.cuts):
+            raise ContractError(
+                "a token does not split", got=f"H={self.H}, {self.cuts} pieces", expected="8 columns each"
+            )
+
+    @property
+    def cuts(self) -> int:
+        return self.pieces or 1
 
     @property
     def channel_memory(self) -> int:
-        return self.send_rows * self.H * 2
+        return self.send_rows * self.H * 2 // self.cuts
+
+    def defines(self) -> dict[str, object]:
+        return super().defines() | {"CUTS": self.cuts}
 
     @property
     def fixed_memory(self) -> int:
@@ -124,22 +135,11 @@ class NodeDispatchPlan(_NodePlan):
 
 @dataclass(frozen=True)
 class NodeCombinePlan(_NodePlan):
-    """What all ranks of a combine in one node agree on.
-
-    Attributes:
-        senders: warps of a block that send, at most half of all. stages: chunks in flight of a warp that sums, with
-            bulk; 0: what fits.
-    """
+    """What all ranks of a combine in one node agree on; stages: chunks in flight of a warp, with bulk; 0: what fits."""
 
     stages: int = 0
-    senders: int = 4
 
     kernel: ClassVar[str] = "node_combine"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.channels == 1:
-            raise ContractError("a block has one warp", got="channels=1", expected="one that sends and one that sums")
 
     @property
     def chunk(self) -> int:
@@ -154,34 +154,16 @@ class NodeCombinePlan(_NodePlan):
         return self.chunks_in_flight * self.chunk * self.R
 
     @property
-    def sending(self) -> int:
-        """Warps of a block that send."""
-        return min(self.senders, self.W // 2)
-
-    @property
-    def W(self) -> int:
-        most = 10
-        if self.bulk:
-            most = min(8, (SHARED_MEMORY - self.senders * SENDING) // self.channel_memory)
-        return self.channels or self.senders + max(most, 1)
-
-    @property
-    def shared_memory(self) -> int:
-        return self.sending * SENDING + (self.W - self.sending) * self.channel_memory if self.bulk else 0
-
-    @property
     def heap(self) -> int:
-        return self.head + 2 * aligned(self.R * self.T * self.H * 2) + aligned(self.R * self.T * 4)
+        return self.head + aligned(self.R * self.T * self.H * 2)
 
     def rows(self, heap: Tensor) -> Tensor:
         """[R*T, H]: a rank's rows, in its heap, in the order of dispatch's."""
         return heap[self.head : self.head + self.R * self.T * self.H * 2].view(self.dtype).view(-1, self.H)
 
     def defines(self) -> dict[str, object]:
-        found = super().defines() | {"SENDERS": self.sending}
-        if self.bulk:
-            found |= {"CHUNK": self.chunk, "STAGES": self.chunks_in_flight, "PIECE": PIECE, "PIECES": PIECES}
-        return found
+        more: dict[str, object] = {"CHUNK": self.chunk, "STAGES": self.chunks_in_flight} if self.bulk else {}
+        return super().defines() | more
 
 
 class NodeDispatch(RankKernel):
