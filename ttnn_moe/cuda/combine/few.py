@@ -16,7 +16,7 @@ WARPS = 8
 """Of a block."""
 COLUMNS = 256
 """That a warp moves at a time."""
-MOST_BYTES = 1 << 19
+MOST_BYTES = 1 << 15
 """Of a rank's tokens: above, bytes cost more than waiting."""
 
 
