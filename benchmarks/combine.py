@@ -23,8 +23,9 @@ import torch.distributed as dist
 import torch.distributed._symmetric_memory as symmetric
 
 from ttnn_moe.contract import Placement
+from ttnn_moe.cuda.combine.few import FewCombinePlan, FewDispatchPlan
 from ttnn_moe.cuda.combine.kernel import STATUS, RankKernel, RingPlan, stopped
-from ttnn_moe.cuda.combine.node import NodeCombine, NodeCombinePlan, NodeDispatch, NodeDispatchPlan, rows_at
+from ttnn_moe.cuda.combine.node import NodeCombine, NodeCombinePlan, NodeDispatch, NodeDispatchPlan, origins_at, rows_at
 from ttnn_moe.cuda.combine.rank_combine import Plan, RankCombine, pointers
 from ttnn_moe.cuda.combine.rank_dispatch import DispatchPlan, RankDispatch, Received
 from ttnn_moe.parallel.exchanges.exchange import world_of
@@ -40,8 +41,15 @@ DEFAULT = [
 ]
 
 
-PLANS = {"combine": Plan, "dispatch": DispatchPlan, "node_combine": NodeCombinePlan, "node_dispatch": NodeDispatchPlan}
-"""By op: through rings; or in one node, in place."""
+PLANS = {
+    "combine": Plan,
+    "dispatch": DispatchPlan,
+    "node_combine": NodeCombinePlan,
+    "node_dispatch": NodeDispatchPlan,
+    "few_combine": FewCombinePlan,
+    "few_dispatch": FewDispatchPlan,
+}
+"""By op: through rings; in one node, in place; of few tokens, in one hop."""
 
 
 @dataclass
@@ -165,8 +173,9 @@ class CombineRanks(Ranks):
             if isinstance(call, NodeCombine):
                 where = rows_at([full] * plan.R, plan.T, rank)
                 call.plan.rows(self.memory[n * plan.heap :])[:] = x
-                call.bind(n, where, T, out)
-                self.keep.append((where, T))
+                origins = origins_at([full] * plan.R, plan.T, rank)
+                call.bind(n, where, *origins, T, out)
+                self.keep.append((where, T, origins))
             else:
                 call.bind(n, x, masks, rows, T, out)
                 self.keep.append((x, masks, rows, T))
@@ -197,9 +206,10 @@ class DispatchRanks(Ranks):
             tensors = rows_of(rank, rank, plan), ids[rank], weights[rank], count
             if isinstance(call, NodeDispatch):
                 where = torch.empty(plan.R, plan.T, dtype=torch.int32, device="cuda")
-                call.bind(n, *tensors, where, torch.empty_like(count))
+                firsts = torch.empty(plan.R + 1, dtype=torch.int32, device="cuda")
+                call.bind(n, *tensors, where, firsts)
                 self.outs += call.plan.rows(self.memory[n * plan.heap :])
-                self.keep.append((tensors, where))
+                self.keep.append((tensors, where, firsts))
             else:
                 into = Received.empty(call.plan, "cuda")
                 call.bind(n, *tensors, into)

@@ -60,6 +60,8 @@ def check_fault(seed: int) -> str:
     results, where = by_processes(case, fault)
     assert len(group_memory()) <= len(held), f"{fault}: memory of the group is left"
     if where is None:
+        early = [result["text"] for result in results if result is not None and "text" in result]
+        assert not early, f"{fault} did not come, and yet: {early[0]}"
         check(case, results)
         return "all right"
     survivors = [r for rank, r in enumerate(results) if rank != fault.rank or fault.kind == "stall"]

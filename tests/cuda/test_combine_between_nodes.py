@@ -7,13 +7,17 @@ import shutil
 import subprocess
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ttnn_moe.cuda.combine.rank_combine import Plan
+from ttnn_moe.cuda.jit import build
+from ttnn_moe.cuda.jit.spec import Spec
 from ttnn_moe.sources import kernel_path
 
 NVCC = shutil.which("nvcc")
+STAND_IN = Path(__file__).parents[1] / "support" / "nccl_stand_in"
 ROOT = kernel_path("gpu_kernels", "cuda")
 NVIDIA = find_spec("nvidia")
 FOLDERS = (NVIDIA.submodule_search_locations if NVIDIA else None) or []
@@ -32,6 +36,22 @@ def calls(form: str) -> dict[str, str]:
 def test_both_forms_have_the_same_calls() -> None:
     assert sorted(calls("peers.cuh")) == ["dead", "look", "release_tail", "return_head", "slot_between", "tell"]
     assert calls("network.cuh") == calls("peers.cuh")
+
+
+@pytest.mark.skipif(build.why_not() is not None, reason=str(build.why_not()))
+def test_the_network_form_compiles_with_the_calls_that_it_makes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Against a stand-in for NCCL's headers, whose wheel is too large for every run of the tests."""
+    options = build.options
+
+    def with_stand_in(spec: Spec) -> dict[str, Any]:
+        made = options(spec)
+        return made | {"include_path": [*made["include_path"], str(STAND_IN)]}
+
+    monkeypatch.setattr(build, "options", with_stand_in)
+    plan = Plan(2, 4, 2048, 128, bulk=True)
+    code = build.compile_spec(Spec.of(plan.spec("sm_90a").name, "sm_90a", **plan.defines(), NETWORK=True))
+    assert code[:4] == b"\x7fELF"
+    assert all(name.encode() in code for name in ("look", "tell", "release_tail", "return_head"))
 
 
 @pytest.mark.slow(9)

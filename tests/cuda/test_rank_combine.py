@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from rank_gpus import GpuRanks, fast, gpu_counts, spread, stalling
+from ttnn_moe.cuda.combine.few import FewCombinePlan
 from ttnn_moe.cuda.combine.node import NodeCombinePlan
 from ttnn_moe.cuda.combine.rank_combine import Plan, RankCombine, pointers
 from ttnn_moe.cuda.jit import build
@@ -30,15 +31,19 @@ PLANS = {
     "node, 2, H 7168": (NodeCombinePlan(1, 2, 7168, 500, sms=8), (500, 499)),
     "node, 4, fp16": (NodeCombinePlan(1, 4, 264, 60, F16, sms=3), (60, 0, 31, 5)),
     "node, 8": (NodeCombinePlan(1, 8, 520, 40, sms=4), (40, 3, 0, 35, 1, 39, 34, 7)),
+    "few, 1": (FewCombinePlan(1, 1, 64, 9, sms=2), (9,)),
+    "few, 2": (FewCombinePlan(1, 2, 2048, 64, sms=4), (64, 33)),
+    "few, 4, fp16": (FewCombinePlan(1, 4, 264, 40, F16, sms=3), (40, 0, 31, 5)),
+    "few, 8": (FewCombinePlan(1, 8, 520, 40, sms=4), (40, 3, 0, 35, 1, 39, 34, 7)),
     "nobody has a token": (Plan(2, 2, 64, 4, sms=2), (0, 0, 0, 0)),
 }
 
 
 @pytest.mark.skipif(build.why_not() is not None, reason=str(build.why_not()))
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
-@pytest.mark.parametrize("case", ["2 x 4", "node, 8"])
+@pytest.mark.parametrize("case", ["2 x 4", "node, 8", "few, 8"])
 def test_nvrtc_compiles_it(arch: str, case: str) -> None:
-    plan = replace(PLANS[case][0], bulk=arch == "sm_90a")
+    plan = replace(PLANS[case][0], bulk=arch == "sm_90a" and not case.startswith("few"))
     assert build.compile_spec(plan.spec(arch))[:4] == b"\x7fELF"
 
 
@@ -93,7 +98,7 @@ class TestOnGpus:
         plan, tokens = PLANS["2 x 4"]
         GpuRanks(replace(plan, **change), tokens, biases=False).run()
 
-    @pytest.mark.parametrize("case", ["2 x 4", "node, 8"])
+    @pytest.mark.parametrize("case", ["2 x 4", "node, 8", "few, 8"])
     def test_twenty_replays_of_a_graph_across_the_wrap_of_the_counters(self, case: str) -> None:
         plan, tokens = PLANS[case]
         if torch.cuda.get_device_capability() >= (9, 0):
@@ -102,7 +107,7 @@ class TestOnGpus:
 
     @pytest.mark.parametrize("gpus", gpu_counts())
     @pytest.mark.parametrize("rank", [0, 3, 6])
-    @pytest.mark.parametrize("case", ["2 x 4", "node, 8"])
+    @pytest.mark.parametrize("case", ["2 x 4", "node, 8", "few, 8"])
     def test_an_absent_rank_is_named(self, rank: int, case: str, gpus: int) -> None:
         plan, tokens = PLANS[case]
         GpuRanks(plan, tokens, spread(plan, gpus), timeout=0.05, absent=[rank]).blames_absent(rank)
@@ -111,7 +116,13 @@ class TestOnGpus:
     @pytest.mark.parametrize("rank", [0, 5])
     @pytest.mark.parametrize(
         ("case", "role"),
-        [("2 x 4", Role.SENDER), ("2 x 4", Role.FORWARDER), ("2 x 4", Role.RECEIVER), ("node, 8", Role.RECEIVER)],
+        [
+            ("2 x 4", Role.SENDER),
+            ("2 x 4", Role.FORWARDER),
+            ("2 x 4", Role.RECEIVER),
+            ("node, 8", Role.RECEIVER),
+            ("few, 8", Role.SENDER),
+        ],
     )
     def test_a_rank_that_stalls_is_named(self, rank: int, case: str, role: Role, gpus: int) -> None:
         plan = stalling(PLANS[case][0], rank, role)

@@ -9,6 +9,7 @@ import torch
 
 from rank_gpus import DispatchOnGpus, fast, gpu_counts, spread, stalling
 from ttnn_moe.contract import Placement
+from ttnn_moe.cuda.combine.few import FewDispatchPlan
 from ttnn_moe.cuda.combine.node import NodeDispatchPlan
 from ttnn_moe.cuda.combine.rank_dispatch import DispatchPlan, RankDispatch
 from ttnn_moe.cuda.jit import build
@@ -32,15 +33,19 @@ PLANS = {
     "node, 2, H 7168": (NodeDispatchPlan(1, 2, 7168, 500, sms=8), (500, 499)),
     "node, 4, fp16": (NodeDispatchPlan(1, 4, 8, 70, F16, sms=3, K=1), (60, 0, 31, 5)),
     "node, 8": (NodeDispatchPlan(1, 8, 520, 40, sms=4, K=3), ODD),
+    "few, 1": (FewDispatchPlan(1, 1, 64, 9, sms=2, K=3), (9,)),
+    "few, 2": (FewDispatchPlan(1, 2, 2048, 64, sms=4, K=40), (64, 33)),
+    "few, 4, fp16": (FewDispatchPlan(1, 4, 8, 70, F16, sms=3, K=1), (60, 0, 31, 5)),
+    "few, 8": (FewDispatchPlan(1, 8, 520, 40, sms=4, K=3), ODD),
     "nobody has a token": (DispatchPlan(2, 2, 64, 4, sms=2), (0, 0, 0, 0)),
 }
 
 
 @pytest.mark.skipif(build.why_not() is not None, reason=str(build.why_not()))
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
-@pytest.mark.parametrize("case", ["2 x 4", "node, 8"])
+@pytest.mark.parametrize("case", ["2 x 4", "node, 8", "few, 8"])
 def test_nvrtc_compiles_it(arch: str, case: str) -> None:
-    plan = replace(PLANS[case][0], bulk=arch == "sm_90a")
+    plan = replace(PLANS[case][0], bulk=arch == "sm_90a" and not case.startswith("few"))
     assert build.compile_spec(plan.spec(arch))[:4] == b"\x7fELF"
 
 
@@ -82,7 +87,7 @@ class TestOnGpus:
         plan, tokens = PLANS["2 x 4"]
         DispatchOnGpus(replace(plan, **change), tokens).run()
 
-    @pytest.mark.parametrize("case", ["2 x 4", "node, 8"])
+    @pytest.mark.parametrize("case", ["2 x 4", "node, 8", "few, 8"])
     def test_twenty_replays_of_a_graph_across_the_wrap_of_the_counters(self, case: str) -> None:
         plan, tokens = PLANS[case]
         if torch.cuda.get_device_capability() >= (9, 0):
@@ -91,7 +96,7 @@ class TestOnGpus:
 
     @pytest.mark.parametrize("gpus", gpu_counts())
     @pytest.mark.parametrize("rank", [0, 3, 6])
-    @pytest.mark.parametrize("case", ["2 x 4", "node, 8"])
+    @pytest.mark.parametrize("case", ["2 x 4", "node, 8", "few, 8"])
     def test_an_absent_rank_is_named(self, rank: int, case: str, gpus: int) -> None:
         plan, tokens = PLANS[case]
         DispatchOnGpus(plan, tokens, spread(plan, gpus), timeout=0.05, absent=[rank]).blames_absent(rank)
@@ -107,6 +112,7 @@ class TestOnGpus:
             ("2 x 4", Role.RECEIVER),
             ("node, 8", Role.ANNOUNCER),
             ("node, 8", Role.SENDER),
+            ("few, 8", Role.SENDER),
         ],
     )
     def test_a_rank_that_stalls_is_named(self, rank: int, case: str, role: Role, gpus: int) -> None:

@@ -15,7 +15,7 @@ from delivered import delivered
 from ttnn_moe.contract import Placement
 from ttnn_moe.cuda.combine import peers
 from ttnn_moe.cuda.combine.kernel import RankKernel, RingPlan
-from ttnn_moe.cuda.combine.node import NodeCombine, NodeCombinePlan, NodeDispatch, NodeDispatchPlan, rows_at
+from ttnn_moe.cuda.combine.node import NodeCombine, NodeCombinePlan, NodeDispatch, NodeDispatchPlan, origins_at, rows_at
 from ttnn_moe.cuda.combine.rank_combine import Plan, RankCombine, Stopped, pointers, stopped
 from ttnn_moe.cuda.combine.rank_dispatch import DispatchPlan, RankDispatch, Received
 from ttnn_moe.parallel.hierarchical import Nodes, tree_sum
@@ -30,10 +30,13 @@ class OnGpus(ABC):
         self.gpu_of, self.runs = list(gpu_of) or [0] * plan.R, list[RankKernel]()
         gpus = sorted(set(self.gpu_of))
         self.heaps = [torch.zeros(plan.heap, dtype=torch.uint8, device=f"cuda:{gpu}") for gpu in self.gpu_of]
-        if first and plan.slot:
+        if first:
             rings = (plan.intra + 1) * plan.inter * plan.sms * plan.W
             for heap in self.heaps:
-                heap[256 : 256 + 72 * rings].view(torch.int32).fill_(first)
+                words = heap[256 : 256 + (72 * rings if plan.slot else 64 * plan.R + 4 * plan.sms)].view(torch.int32)
+                words.fill_(first)
+                if not plan.slot:  # blocks that ended
+                    words[8 * plan.R : 16 * plan.R] = first * plan.sms
         if len(gpus) > 1:
             peers.enable(gpus)
         self.addresses = [heap.data_ptr() for heap in self.heaps]
@@ -111,7 +114,9 @@ P = TypeVar("P", bound=RingPlan)
 
 
 def fast(plan: P, **others: object) -> P:
-    """The plan with bulk copies, where the GPU and the wire have them; skips where not."""
+    """The plan with bulk copies, where the GPU, the wire and the kernel have them; skips where not."""
+    if plan.kernel.startswith("few"):
+        return replace(plan, **others) if others else pytest.skip("words, not bulk copies")
     if getattr(plan, "wire", plan.dtype) is not plan.dtype or torch.cuda.get_device_capability() < (9, 0):
         pytest.skip("no bulk copies")
     return replace(plan, bulk=True, **others)
@@ -169,10 +174,11 @@ class DispatchOnGpus(OnGpus):
                     self.received[rank] = vars(into)
                 else:
                     where = torch.empty(R, plan.T, dtype=torch.int32, device=device)
-                    A = torch.empty(1, dtype=torch.int32, device=device)
-                    run.bind(n, *inputs, where, A)
+                    firsts = torch.empty(R + 1, dtype=torch.int32, device=device)
+                    run.bind(n, *inputs, where, firsts)
                     rows, row_ids, row_weights = run.plan.rows(self.heaps[rank])
-                    made = {"rows": rows, "ids": row_ids, "weights": row_weights, "where": where, "A": A}
+                    made = {"rows": rows, "ids": row_ids, "weights": row_weights, "where": where}
+                    made |= {"origins": run.plan.origins(self.heaps[rank]), "firsts": firsts}
                     self.received[rank] = made
         self.poison()
         self.synchronize()
@@ -192,9 +198,13 @@ class DispatchOnGpus(OnGpus):
             want = {"rows": rows, "ids": ids, "weights": weights, "A": torch.tensor([A]).int()}
             want |= zip(("masks", "row_of", "tokens"), pointers(masks, self.plan.T, rank), strict=True)
             want["where"] = rows_at(masks, self.plan.T, rank)[:, :T]
+            origins, want["firsts"] = origins_at(masks, self.plan.T, rank)
+            want["origins"] = origins[:A]
             for name, tensor in received.items():
                 got = tensor.cpu()
-                got = got[:A] if name in ("rows", "ids", "weights") else got[:, :T] if name == "where" else got
+                got = (
+                    got[:A] if name in ("rows", "ids", "weights", "origins") else got[:, :T] if name == "where" else got
+                )
                 if not torch.equal(got, want[name]):
                     found.append((rank, name))
         return found
@@ -243,8 +253,9 @@ class GpuRanks(OnGpus):
         if isinstance(run, NodeCombine):
             where, own = rows_at(self.masks, self.plan.T, rank).to(device), T[rank : rank + 1]
             run.plan.rows(self.heaps[rank])[: len(x)] = x.to(device)
-            run.bind(n, where, own, out, bias_0, bias_1)
-            self.keep.append((where, own, bias_0, bias_1))
+            origins = [one.to(device) for one in origins_at(self.masks, self.plan.T, rank)]
+            run.bind(n, where, *origins, own, out, bias_0, bias_1)
+            self.keep.append((where, own, bias_0, bias_1, origins))
         else:
             tensors = x.to(device), masks, rows, T, out, bias_0, bias_1
             run.bind(n, *tensors)

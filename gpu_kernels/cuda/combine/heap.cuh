@@ -16,7 +16,8 @@ struct Status {
         aborted;  // ended counts blocks; aborted: 1 once claimed, 2 once the report is whole
     u32 peer, role, call, reporter;
     u64 told;  // by a rank of another node (network.cuh): 0, or its report in one word
-    u32 unused[54];
+    u32 taken[2];  // items that a warp has, by parity of the call: of one node's kernels
+    u32 unused[52];
 };
 
 __device__ __forceinline__ u32 load_acquire_sys(const u32* from) {

@@ -8,17 +8,18 @@
 // | heap of a rank | bytes         | written by                                          |
 // |----------------|---------------|-----------------------------------------------------|
 // | Status         | 256           | this rank; its report by any rank                   |
-// | ready          | R * 32        | each rank: entries, over all calls; of combine      |
+// | ready          | R * 32        | each rank: entries, over all calls; not of dispatch |
 // | done           | R * 32        | each rank: blocks that have ended, over all calls   |
 // | calls          | gridDim.x * 4 | this rank: calls of each block                      |
 // | the kernel's   |               | see there; 128 bytes aligned                        |
 //
 // A rank enters a call when its stream has used what the call before gave. It leaves the call when all ranks
-// have done with its memory.
+// have done with its memory. Warps that wait show that their rank lives.
 #pragma once
 
 #define R_INTER 1
 #define NETWORK 0
+#define BEATS 1
 #ifndef R_INTRA
 #define R_INTRA 2
 #endif
@@ -53,8 +54,11 @@ __device__ __forceinline__ void workers_sync() {
     asm volatile("bar.sync 1, %0;" ::"n"(CHANNELS * 32) : "memory");
 }
 
+// A word whose upper half is the number of its call: never 0, as memory starts.
+__device__ __forceinline__ u32 number_of(u32 call) { return call + 1 ? call + 1 : 0x80000000u; }
+
 struct NodeShared {
-    u32 dead, call, ended, taken;  // taken: tokens of this block that a warp has
+    u32 dead, call;
 };
 
 // A block's part in a call.
@@ -75,19 +79,22 @@ struct Node {
     __device__ void begin(NodeShared& shared) const {
         shared.dead = g.aborted();
         shared.call = *calls();
-        shared.ended = 0;
-        shared.taken = CHANNELS;
+        if (blockIdx.x != 0) return;
         Status* status = g.status(g.rank);
-        if (blockIdx.x == 0) store_relaxed_sys(&status->entered, load_relaxed_sys(&status->entered) + 1);
+        store_relaxed_sys(&status->entered, load_relaxed_sys(&status->entered) + 1);
+        status->taken[(shared.call + 1) & 1] = 0;
     }
 
-    // A warp's tokens: the first, then whichever no other warp has. The block has every gridDim.x-th.
+    // A warp's items: the first, then whichever no other warp of this rank has. Multiprocessors get unequal
+    // parts of the link, so equal parts of the items would end at different times.
     __device__ int first(int warp) const { return warp * gridDim.x + blockIdx.x; }
-    __device__ int next(NodeShared& shared) const {
-        u32 n = 0;
-        if (threadIdx.x % 32 == 0) n = atomicAdd(&shared.taken, 1u);
-        return first(__shfl_sync(ALL, n, 0));
+    // One more of `count`. The atomic is under way until `claimed` reads it.
+    __device__ u32 claim(const NodeShared& shared, int count) const {
+        const u32 firsts = CHANNELS * gridDim.x;
+        if (threadIdx.x % 32 != 0 || firsts >= count) return count;
+        return atomicAdd(&g.status(g.rank)->taken[shared.call & 1], 1u) + firsts;
     }
+    __device__ int claimed(u32 claim) const { return __shfl_sync(ALL, claim, 0); }
 
     // One warp: what this thread knows of is for all ranks to see.
     __device__ void enter() const {
@@ -102,7 +109,7 @@ struct Node {
     }
 
     // The warps that work, each after its last access: the call ends when every rank's have come here.
-    __device__ void end(NodeShared& shared, int warp, int role) const {
+    __device__ void end(const NodeShared& shared, int warp, int role) const {
         const int lane = threadIdx.x % 32;
         workers_sync();
         if (warp != 0) return;
@@ -114,19 +121,6 @@ struct Node {
         if (lane < R) add_sys(done(lane, g.rank), 1);
         if (blockIdx.x == 0)
             g.wait(lane < R, done(g.rank, lane < R ? lane : 0), (shared.call + 1) * gridDim.x, lane, role);
-        __syncwarp();
-        if (lane == 0) *const_cast<volatile u32*>(&shared.ended) = 1;
-    }
-
-    // One more warp: shows that this rank lives.
-    __device__ void beat(NodeShared& shared) const {
-        if (blockIdx.x != 0 || threadIdx.x % 32 != 0 || STALLS == g.rank) return;
-        Status* status = g.status(g.rank);
-        for (u32 beat = load_relaxed_sys(&status->beat); !*const_cast<volatile u32*>(&shared.ended);) {
-            store_relaxed_sys(&status->beat, ++beat);
-            if (g.aborted()) return;
-            __nanosleep(500);
-        }
     }
 
     __device__ bool stalls(int items, int role) const {

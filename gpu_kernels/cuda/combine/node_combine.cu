@@ -11,13 +11,13 @@
 // | in the heap: x        | [R*T_max, H]| bf16, fp16 | this rank's rows of all ranks' tokens                |
 //
 // H is a multiple of 8. A warp a token. BULK: see bulk.cuh; else vectors.cuh. Blocks: (SMs of a rank, ranks),
-// all resident; threads: (CHANNELS + 1) * 32. By launch bounds at most 128 registers.
+// all resident; threads: CHANNELS * 32. By launch bounds at most 128 registers.
 #include "common/element.cuh"
 
 struct Local {  // one rank of this launch
     u16* out;
     const u16 *bias_0, *bias_1;
-    const int *where, *T;
+    const int *where, *T, *origins, *firsts;  // the last two: of few_combine
     u64 rank;
 };
 
@@ -43,7 +43,7 @@ __device__ void Warp::combine() {
     const unsigned char* x = node.rest(lane < R ? lane : 0);
     for (int t = first, next; t < T; t = next) {
         const int now = row;
-        next = node.next(shared);
+        next = node.claimed(node.claim(shared, T));
         row = row_of(next);
         if (node.stalls(t != first, RECEIVER)) return;
         const u32 present = __ballot_sync(ALL, lane < R && now >= 0);
@@ -63,7 +63,7 @@ __device__ void Warp::combine() {
     }
 }
 
-extern "C" __global__ void __launch_bounds__((CHANNELS + 1) * 32, 1)
+extern "C" __global__ void __launch_bounds__(CHANNELS * 32, 1)
     node_combine(const __grid_constant__ Call call) {
     __shared__ NodeShared shared;
     const Local& own = call.local[blockIdx.y];
@@ -72,7 +72,7 @@ extern "C" __global__ void __launch_bounds__((CHANNELS + 1) * 32, 1)
     const Node node{g};
     Pipe pipe{};
 #if BULK
-    __shared__ alignas(8) u64 barriers[(CHANNELS + 1) * BARRIERS];
+    __shared__ alignas(8) u64 barriers[CHANNELS * BARRIERS];
     pipe.memory = shared_address(dynamic_memory()) + warp * STAGES * SOURCES * CHUNK;
     pipe.barriers = shared_address(barriers + warp * BARRIERS);
     if (lane < BARRIERS) barrier_init(pipe.barriers + 8 * lane, 1);
@@ -88,7 +88,6 @@ extern "C" __global__ void __launch_bounds__((CHANNELS + 1) * 32, 1)
     __syncthreads();
     let_successor_start();
     if (shared.dead) return;
-    if (warp == CHANNELS) return node.beat(shared);
     if (node.entered(shared.call + 1, RECEIVER)) work.combine();
     node.end(shared, warp, RECEIVER);
 }

@@ -8,7 +8,7 @@
 // | T                       | [1]              | int32      | tokens of this rank, up to T_max                 |
 // | owner, index            | [E]              | int32      | rank of an expert; its number on this rank       |
 // | where                   | [R, T_max]       | int32      | out: row of token t in rank r's rows, or -1      |
-// | A                       | [1]              | int32      | out: rows that came here                         |
+// | firsts                  | [R + 1]          | int32      | out: where rows of each rank begin; all rows     |
 //
 // | heap, the kernel's part | shape            | written by                                                |
 // |-------------------------|------------------|-----------------------------------------------------------|
@@ -16,14 +16,18 @@
 // | masks                   | [R, T_max] u64   | each rank: the ranks that a token goes to, and the call   |
 // | rows                    | [R * T_max, H]   | every rank; out: the first A, by rank, then token         |
 // | row_ids, row_weights    | [R * T_max, K]   | every rank; out: local experts, -1: not here              |
+// | origins                 | [R * T_max]      | every rank; out: the row's rank * T_max + its token       |
 //
 // Each part is 128 bytes aligned. The upper half of an announced word is the number of the call, from 1, so a
 // word needs no flag. It also says that the rank has used the rows of the call before.
 //
-// H is a multiple of 8. A warp a token. BULK: see bulk.cuh; else vectors.cuh. Blocks: (SMs of a rank, ranks),
-// all resident; threads: (CHANNELS + 1) * 32. Dynamic shared memory: rows (BULK), then R * ceil(T_max / 32) *
+// H is a multiple of 8 * CUTS. A warp moves a piece of a token. BULK: see bulk.cuh; else vectors.cuh. Blocks: (SMs of a rank, ranks),
+// all resident; threads: CHANNELS * 32. Dynamic shared memory: rows (BULK), then R * ceil(T_max / 32) *
 // 8 bytes.
 #define STAGES 1
+#ifndef CUTS
+#define CUTS 1  // pieces of a token
+#endif
 #include "common/element.cuh"
 
 struct Local {  // one rank of this launch
@@ -31,14 +35,15 @@ struct Local {  // one rank of this launch
     const int* ids;
     const float* weights;
     const int *T, *owner, *index;
-    int *where, *A;
+    int *where, *firsts;
     u64 rank;
 };
 
 #include "combine/node.cuh"
 
 struct Found {  // in shared memory
-    u32 dead, A;
+    u32 dead;
+    u32 from[R];    // rows here, of each rank
     u32 before[R];  // rows of lower ranks, at each rank
 };
 
@@ -61,8 +66,8 @@ struct Warp {
     __device__ u64* mask(int r, int by, int t) const {
         return tokens(r, R) + static_cast<u64>(by) * T_max + t;
     }
-    __device__ u64 word(u32 said) const { return static_cast<u64>(call + 1) << 32 | said; }
-    __device__ bool said(u64 word) const { return static_cast<u32>(word >> 32) == call + 1; }
+    __device__ u64 word(u32 said) const { return static_cast<u64>(number_of(call)) << 32 | said; }
+    __device__ bool said(u64 word) const { return static_cast<u32>(word >> 32) == number_of(call); }
     __device__ unsigned char* rows(int r) const {
         return node.rest(r) + up((R + static_cast<u64>(R) * T_max) * 8);
     }
@@ -73,10 +78,15 @@ struct Warp {
         return reinterpret_cast<float*>(reinterpret_cast<unsigned char*>(row_ids(r)) +
                                         up(static_cast<u64>(R) * T_max * K * 4));
     }
+    __device__ int* origins(int r) const {
+        return reinterpret_cast<int*>(reinterpret_cast<unsigned char*>(row_weights(r)) +
+                                      up(static_cast<u64>(R) * T_max * K * 4));
+    }
     __device__ bool known(int e) const { return static_cast<u32>(e) < static_cast<u32>(node.g.call.E); }
 
     __device__ int first() const { return node.first(warp); }
-    __device__ void fetch(int t) { carrier.fetch(own.x + static_cast<u64>(t) * H); }
+    // The n-th piece of all tokens.
+    __device__ void fetch(int n) { carrier.fetch(own.x + static_cast<u64>(n) * (H / CUTS)); }
 
     __device__ Pair pair_of(int t, int k) const {
         if (t >= T || k >= K) return {-1, -1, 0.0f};
@@ -151,7 +161,7 @@ __device__ bool Warp::number(Found& found) const {
             }
             if (lane < R && c == rank) bits[lane * segments + at % segments] = mine;
             if (lane < R && c < rank && mine) atomicAdd(&found.before[lane], __popc(mine));
-            if (lane == rank && mine) atomicAdd(&found.A, __popc(mine));
+            if (lane == rank && mine) atomicAdd(&found.from[c], __popc(mine));
         }
     }
     fence_sys();
@@ -177,34 +187,41 @@ __device__ bool Warp::number(Found& found) const {
 
 // next: of this lane and the first token.
 __device__ void Warp::send(Pair next) {
-    const int r = lane < R ? lane : 0;
+    const int r = lane < R ? lane : 0, pieces = T * CUTS;
     int items = 0;
-    for (int t = first(), after; t < T; t = after) {
-        after = node.next(shared);
+    for (int n = first(), after; n < pieces; n = after) {
+        const u32 claim = node.claim(shared, pieces);
+        const int t = n / CUTS, piece = n % CUTS;
         const int at = r * segments + t / 32;
         const u32 word = bits[at], below = (1u << (t % 32)) - 1;
         const bool has = lane < R && word >> (t % 32) & 1;
         const u32 row = base[at] + __popc(word & below);
-        if (lane < R) own.where[static_cast<u64>(lane) * T_max + t] = has ? static_cast<int>(row) : -1;
+        if (piece == 0 && lane < R)
+            own.where[static_cast<u64>(lane) * T_max + t] = has ? static_cast<int>(row) : -1;
         const u32 targets = __ballot_sync(ALL, has);
         if (node.stalls(items++, SENDER)) return;
-        if (t != first()) {
+        if (n != first()) {
             if (!targets) {
-                next = pair_of(after, lane);
+                after = node.claimed(claim);
+                next = pair_of(after / CUTS, lane);
                 continue;
             }
             carrier.reuse<SEND_ROWS - 1>();
-            fetch(t);
+            fetch(n);
         }
         const Pair now = next;
-        next = pair_of(after, lane);
-        for (int k = lane; k < K; k += 32) {
-            const Pair pair = k == lane ? now : pair_of(t, k);
-            for (u32 todo = targets; todo; todo &= todo - 1) {
-                const int s = __ffs(todo) - 1, to_bits = s * segments + t / 32;
-                const u64 to = static_cast<u64>(base[to_bits] + __popc(bits[to_bits] & below)) * K + k;
-                row_ids(s)[to] = pair.owner == s ? pair.index : -1;
-                row_weights(s)[to] = pair.weight;
+        after = node.claimed(claim);
+        next = pair_of(after / CUTS, lane);
+        if (piece == 0) {
+            if (has) origins(lane)[row] = node.g.rank * T_max + t;
+            for (int k = lane; k < K; k += 32) {
+                const Pair pair = k == lane ? now : pair_of(t, k);
+                for (u32 todo = targets; todo; todo &= todo - 1) {
+                    const int s = __ffs(todo) - 1, to_bits = s * segments + t / 32;
+                    const u64 to = static_cast<u64>(base[to_bits] + __popc(bits[to_bits] & below)) * K + k;
+                    row_ids(s)[to] = pair.owner == s ? pair.index : -1;
+                    row_weights(s)[to] = pair.weight;
+                }
             }
         }
         carrier.arrive();
@@ -212,13 +229,14 @@ __device__ void Warp::send(Pair next) {
         for (int i = 1; i <= R; ++i) {
             const int s = (node.g.rank + i) % R;  // each rank begins with another
             if (!(targets >> s & 1)) continue;
-            carrier.put(rows(s) + static_cast<u64>(__shfl_sync(ALL, row, s)) * H * 2);
+            const u64 to = static_cast<u64>(__shfl_sync(ALL, row, s)) * CUTS + piece;
+            carrier.put(rows(s) + to * (H / CUTS) * 2);
         }
         carrier.commit();
     }
 }
 
-extern "C" __global__ void __launch_bounds__((CHANNELS + 1) * 32, 1)
+extern "C" __global__ void __launch_bounds__(CHANNELS * 32, 1)
     node_dispatch(const __grid_constant__ Call call) {
     __shared__ NodeShared shared;
     __shared__ Found found;
@@ -229,38 +247,41 @@ extern "C" __global__ void __launch_bounds__((CHANNELS + 1) * 32, 1)
     u32* words = reinterpret_cast<u32*>(dynamic_memory());
     Carrier carrier{};
 #if BULK
-    __shared__ alignas(8) u64 barriers[(CHANNELS + 1) * SEND_ROWS];
-    const u32 bytes = call.H * 2;
+    __shared__ alignas(8) u64 barriers[CHANNELS * SEND_ROWS];
+    const u32 bytes = call.H / CUTS * 2;
     carrier = {shared_address(words) + warp * SEND_ROWS * bytes, shared_address(barriers + warp * SEND_ROWS),
                bytes, SEND_ROWS, 0};
     if (lane < SEND_ROWS) barrier_init(carrier.barriers + 8 * lane, 1);
     barrier_init_fence();
     words += CHANNELS * SEND_ROWS * bytes / 4;
 #else
-    carrier.vectors = call.H / 8;
+    carrier.vectors = call.H / CUTS / 8;
 #endif
     wait_for_predecessor();
     const int T = min(max(own.T[0], 0), call.T_max), segments = (call.T_max + 31) / 32;
     if (threadIdx.x == 0) {
         node.begin(shared);
-        found.A = found.dead = 0;
+        found.dead = 0;
     }
-    if (threadIdx.x < R) found.before[threadIdx.x] = 0;
+    if (threadIdx.x < R) found.before[threadIdx.x] = found.from[threadIdx.x] = 0;
     __syncthreads();
     let_successor_start();
     if (shared.dead) return;
-    if (warp == CHANNELS) return node.beat(shared);
     Warp work{node,       own,      shared, shared.call,          warp,   lane, call.H, call.K, T,
               call.T_max, segments, words,  words + R * segments, carrier};
     work.announce();
     // meanwhile
-    if (work.first() < T) work.fetch(work.first());
-    const Pair pair = work.pair_of(work.first(), lane);
+    if (work.first() < T * CUTS) work.fetch(work.first());
+    const Pair pair = work.pair_of(work.first() / CUTS, lane);
     if (work.number(found)) {
         work.send(pair);
         work.carrier.settle<0>();
-        if (blockIdx.x == 0 && threadIdx.x == 0) *own.A = found.A;
-    } else if (work.first() < T) {
+        if (blockIdx.x == 0 && threadIdx.x <= R) {
+            u32 rows = 0;
+            for (int c = 0; c < threadIdx.x; ++c) rows += found.from[c];
+            own.firsts[threadIdx.x] = rows;
+        }
+    } else if (work.first() < T * CUTS) {
         work.carrier.arrive();
     }
     node.end(shared, warp, RECEIVER);

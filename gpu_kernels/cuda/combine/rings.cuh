@@ -13,6 +13,9 @@
 // at the other end of the stream; between nodes (R_INTRA * R_INTER + node) * C + ch.
 #pragma once
 
+#ifndef BEATS
+#define BEATS 0
+#endif
 #if NETWORK
 #include "combine/network.cuh"
 #else
@@ -34,8 +37,11 @@ __device__ __noinline__ void blame(const Call& call, int rank, int peer, int rol
     bool stopped = false, outside = false;
     if (r < R && r != rank) {
         const u32 before = load_relaxed_sys(&look(call, rank, r)->beat);
-        const u64 start = nanoseconds();
-        while (nanoseconds() - start < call.timeout / 4) __nanosleep(1000);
+        // in parts: a GPU that stood still for other work lets the rank run again before the last of them
+        for (int part = 0; part < 16; ++part) {
+            const u64 start = nanoseconds();
+            while (nanoseconds() - start < call.timeout / 64) __nanosleep(1000);
+        }
         const Status* now = look(call, rank, r);
         const u32 its = load_relaxed_sys(&now->entered);
         const bool finished = load_relaxed_sys(&now->ended) == its * gridDim.x;
@@ -76,9 +82,9 @@ struct Group {
     __device__ bool aborted() const { return dead(call, rank); }
 
     // The whole warp waits until met() holds in each lane. false: the group is dead. peer: whom the lane
-    // waits for.
+    // waits for; met() may change it.
     template <class Met>
-    __device__ bool until(Met met, int peer, int role) const {
+    __device__ bool until(Met met, const int& peer, int role) const {
         u64 start = 0;
         for (u32 looks = 1;; ++looks) {
             const u32 missing = __ballot_sync(ALL, !met());
@@ -87,6 +93,9 @@ struct Group {
             if (__any_sync(ALL, aborted())) return false;
             const u64 now = __shfl_sync(ALL, nanoseconds(), 0);
             if (!start) start = now;
+#if BEATS  // no warp does it all the time
+            if (STALLS != rank && threadIdx.x % 32 == 0) store_relaxed_sys(&status(rank)->beat, static_cast<u32>(now));
+#endif
             if (now - start <= call.timeout || STALLS == rank) continue;
             blame(call, rank, __shfl_sync(ALL, peer, __ffs(missing) - 1), role);
             return false;

@@ -72,12 +72,11 @@ class CapturedRunner:
             # the row whose prompt runs does not decode
             decoding = self.steps.size if rows > 1 else 0
             self.prompts = PrefillGraphs(self.model, self.cache, self.graphs, self._chunk + decoding, decoding)
-        if not self.graphs.early:
-            return
-        work: list[Callable[[], object]] = []
-        if self.prompts is not None:
+        early, work = self.graphs.early, list[Callable[[], object]]()
+        if early and self.prompts is not None:
             work += [partial(self.prompts.capture, *kind) for kind in self.prompts.kinds]
-        work += [partial(self.steps.capture, n) for n in buckets(rows)]
+        # graphs that are not early take steps: their ranks serve each other meanwhile
+        work += [partial(self.steps.capture if early else self.steps.rehearse, n) for n in buckets(rows)]
         for done, capture_one in enumerate(work):
             if progress is not None:
                 progress(done, len(work))

@@ -72,14 +72,26 @@ class DecodeGraphs:
 
     def step(self) -> Tensor:
         """Feed every row in use its last token. Its logits [rows in use, V], until the next step; `last` is greedy."""
-        n = power_of_2(self._used)
+        return self._padded(power_of_2(self._used))[: self._used]
+
+    def rehearse(self, n: int) -> None:
+        """A step of n rows, all of them padding: what is captured when first needed is captured now.
+
+        Does nothing while rows are in use.
+        """
+        if not self._used:
+            with torch.inference_mode():
+                self._padded(n)
+
+    def _padded(self, n: int) -> Tensor:
+        """Logits of a step of n rows or more, those in use first."""
         bucket = self.graphs.begin(n, self.size)
         if bucket is None:
             with torch.inference_mode():
-                return self._run(n, self._step(n))[: self._used]
+                return self._run(n, self._step(n))
         step = self.capture(bucket)
         step.replay()
-        return step.out[: self._used]
+        return step.out
 
     def capture(self, n: int) -> Captured:
         """The step of n rows. A capture leaves tokens and positions as they were: what it writes into the cache lies

@@ -36,7 +36,7 @@ class Graphs(Protocol):
     Attributes:
         ahead: a replay may be launched while the device still runs the one before.
         counted: a step leaves padding out of the experts, by a number of valid rows on the device.
-        early: a step can be captured before it is needed.
+        early: a capture is no step. Else it belongs to a step, which other ranks take too.
     """
 
     ahead: bool

@@ -10,6 +10,8 @@ from torch import Tensor
 
 from ...contract import Placement
 from ..jit import load
+from . import few
+from .few import FewCombinePlan, FewDispatchPlan
 from .kernel import RankKernel, RingPlan, Stopped, stopped
 from .node import NodeCombine, NodeCombinePlan, NodeDispatch, NodeDispatchPlan
 from .rank_combine import Plan, RankCombine
@@ -48,11 +50,15 @@ class Sizes(NamedTuple):
         Raises:
             ContractError: no kernel takes these sizes.
         """
-        where = self.inter, self.intra, self.H, self.T, self.dtype, self.sms, SLOTS
+        size, fast = (self.inter, self.intra, self.H, self.T, self.dtype), self.fast
+        if self.inter == 1 and self.T * self.H * self.dtype.itemsize <= few.MOST_BYTES:
+            sms = few.blocks(self.intra * self.T, self.H, self.sms)
+            return FewDispatchPlan(*size, sms, overlap=fast, K=self.K), FewCombinePlan(*size, sms, overlap=fast)
+        where = *size, self.sms, SLOTS
         if self.inter == 1:
             return (
-                NodeDispatchPlan(*where, bulk=self.fast, overlap=self.fast, K=self.K),
-                NodeCombinePlan(*where, bulk=self.fast, overlap=self.fast),
+                NodeDispatchPlan(*where, bulk=fast, overlap=fast, K=self.K),
+                NodeCombinePlan(*where, bulk=fast, overlap=fast),
             )
         return (
             DispatchPlan(*where, bulk=self.fast, overlap=self.fast, K=self.K),
@@ -81,10 +87,11 @@ class Channel:
             one = NodeDispatch(dispatch, placement, device, [rank], to, timeout)
             two = NodeCombine(combine, device, [rank], to_other, timeout)
             rows_at = torch.empty(dispatch.R, dispatch.T, dtype=torch.int32, device=where)
-            A = torch.empty(1, dtype=torch.int32, device=where)
-            self.came, self.expert_out = Came(*dispatch.rows(self._heap), A), combine.rows(self._other)
-            self._bind = lambda x, ids, weights, T: one.bind(0, x, ids, weights, T, rows_at, A)
-            self._bind_out = lambda out, T, bias: two.bind(0, rows_at, T, out, bias)
+            firsts = torch.empty(dispatch.R + 1, dtype=torch.int32, device=where)
+            self.came, self.expert_out = Came(*dispatch.rows(self._heap), firsts[-1:]), combine.rows(self._other)
+            told = rows_at, dispatch.origins(self._heap), firsts
+            self._bind = lambda x, ids, weights, T: one.bind(0, x, ids, weights, T, rows_at, firsts)
+            self._bind_out = lambda out, T, bias: two.bind(0, *told, T, out, bias)
             self._dispatch, self._combine = one, two
         else:
             assert isinstance(dispatch, DispatchPlan) and isinstance(combine, Plan)

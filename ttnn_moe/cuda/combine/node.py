@@ -18,8 +18,8 @@ from ...contract import Placement
 from ...errors import ContractError
 from .kernel import SHARED_MEMORY, STATUS, RankKernel, RingPlan, aligned, check_topology
 
-_DISPATCH = ("x", "ids", "weights", "T", "owner", "index", "where", "A", "rank")
-_COMBINE = ("out", "bias_0", "bias_1", "where", "T", "rank")
+_DISPATCH = ("x", "ids", "weights", "T", "owner", "index", "where", "firsts", "rank")
+_COMBINE = ("out", "bias_0", "bias_1", "where", "T", "origins", "firsts", "rank")
 
 
 class _DispatchLocal(ctypes.Structure):
@@ -49,6 +49,10 @@ class _NodePlan(RingPlan):
         return self.channels or most
 
     @property
+    def threads(self) -> int:
+        return self.W * 32
+
+    @property
     def slot(self) -> int:
         return 0
 
@@ -65,9 +69,14 @@ class _NodePlan(RingPlan):
 
 @dataclass(frozen=True)
 class NodeDispatchPlan(_NodePlan):
-    """What all ranks of a dispatch in one node agree on; K: experts of a token."""
+    """What all ranks of a dispatch in one node agree on.
+
+    Attributes:
+        K: experts of a token. pieces: of a token, each moved by one warp; 0: 1.
+    """
 
     K: int = 8
+    pieces: int = 0
 
     kernel: ClassVar[str] = "node_dispatch"
 
@@ -75,36 +84,53 @@ class NodeDispatchPlan(_NodePlan):
         super().__post_init__()
         if self.K < 1:
             raise ContractError("a token has no expert", got=f"K={self.K}", expected="1 or more")
+        if self.H % (8 * self.cuts):
+            raise ContractError(
+                "a token does not split", got=f"H={self.H}, {self.cuts} pieces", expected="8 columns each"
+            )
+
+    @property
+    def cuts(self) -> int:
+        return self.pieces or 1
 
     @property
     def channel_memory(self) -> int:
-        return self.send_rows * self.H * 2
+        return self.send_rows * self.H * 2 // self.cuts
+
+    def defines(self) -> dict[str, object]:
+        return super().defines() | {"CUTS": self.cuts}
 
     @property
     def fixed_memory(self) -> int:
         return self.R * -(-self.T // 32) * 8
 
     @property
-    def parts(self) -> tuple[int, int, int, int]:
-        """Where the heap's rows, ids and weights begin, and its end; bytes."""
+    def parts(self) -> tuple[int, ...]:
+        """Where the heap's rows, ids, weights and origins begin, and its end; bytes."""
         A = self.R * self.T
         rows = self.head + aligned((self.R + A) * 8)
         ids = rows + aligned(A * self.H * 2)
         weights = ids + aligned(A * self.K * 4)
-        return rows, ids, weights, weights + aligned(A * self.K * 4)
+        origins = weights + aligned(A * self.K * 4)
+        return rows, ids, weights, origins, origins + aligned(A * 4)
 
     @property
     def heap(self) -> int:
-        return self.parts[3]
+        return self.parts[-1]
 
     def rows(self, heap: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """rows [R*T, H], local ids [R*T, K] int32 (-1: not here) and weights [R*T, K] fp32 of a rank: its heap."""
-        A, (rows, ids, weights, _) = self.R * self.T, self.parts
+        A, (rows, ids, weights) = self.R * self.T, self.parts[:3]
         return (
             heap[rows : rows + A * self.H * 2].view(self.dtype).view(A, self.H),
             heap[ids : ids + A * self.K * 4].view(torch.int32).view(A, self.K),
             heap[weights : weights + A * self.K * 4].view(torch.float32).view(A, self.K),
         )
+
+    def origins(self, heap: Tensor) -> Tensor:
+        """[R*T] int32 of a rank, in its heap: its row's rank * T + its token."""
+        at = self.parts[3]
+        return heap[at : at + self.R * self.T * 4].view(torch.int32)
 
 
 @dataclass(frozen=True)
@@ -165,19 +191,19 @@ class NodeDispatch(RankKernel):
         for local in self._call.local[: len(self.ranks)]:
             local.owner, local.index = (table.data_ptr() for table in self._tables)
 
-    def bind(self, n: int, x: Tensor, ids: Tensor, weights: Tensor, T: Tensor, where: Tensor, A: Tensor) -> None:
+    def bind(self, n: int, x: Tensor, ids: Tensor, weights: Tensor, T: Tensor, where: Tensor, firsts: Tensor) -> None:
         """Tensors of the n-th rank here, for the launches that follow.
 
         Args:
             x: [T, H]. ids: [T, K] int32. weights: [T, K] fp32. T: [1] int32, tokens; more than the plan's count as
                 that many.
-            where: [R, T of the plan] int32, gets the row of each token at each rank, or -1. A: [1] int32, gets the
-                number of rows that came here.
+            where: [R, T of the plan] int32, gets the row of each token at each rank, or -1. firsts: [R + 1] int32,
+                gets where the rows of each rank's tokens begin here, and the number of all rows.
         """
         local = self._call.local[n]
         for name, tensor in zip(_DISPATCH, (x, ids, weights, T), strict=False):
             setattr(local, name, tensor.data_ptr())
-        local.where, local.A = where.data_ptr(), A.data_ptr()
+        local.where, local.firsts = where.data_ptr(), firsts.data_ptr()
 
 
 class NodeCombine(RankKernel):
@@ -196,12 +222,20 @@ class NodeCombine(RankKernel):
         self.plan = plan
 
     def bind(
-        self, n: int, where: Tensor, T: Tensor, out: Tensor, bias_0: Tensor | None = None, bias_1: Tensor | None = None
+        self,
+        n: int,
+        where: Tensor,
+        origins: Tensor,
+        firsts: Tensor,
+        T: Tensor,
+        out: Tensor,
+        bias_0: Tensor | None = None,
+        bias_1: Tensor | None = None,
     ) -> None:
-        """Tensors of the n-th rank here, for the launches that follow. where, T: as NodeDispatch's. out: [T, H]."""
+        """Tensors of the n-th rank here, for the launches that follow. out: [T, H]. Others: as NodeDispatch's."""
         local = self._call.local[n]
-        local.where, local.T, local.out = where.data_ptr(), T.data_ptr(), out.data_ptr()
-        local.bias_0, local.bias_1 = (0 if bias is None else bias.data_ptr() for bias in (bias_0, bias_1))
+        for name, tensor in zip(_COMBINE, (out, bias_0, bias_1, where, T, origins, firsts), strict=False):
+            setattr(local, name, 0 if tensor is None else tensor.data_ptr())
 
 
 def rows_at(masks: Sequence[Tensor], T: int, rank: int) -> Tensor:
@@ -213,3 +247,12 @@ def rows_at(masks: Sequence[Tensor], T: int, rank: int) -> Tensor:
         before = sum(int((mask >> r & 1).sum()) for mask in masks[:rank])
         out[r, : len(own)] = torch.where(has.bool(), has.cumsum(0) - 1 + before, -1).int()
     return out
+
+
+def origins_at(masks: Sequence[Tensor], T: int, rank: int) -> tuple[Tensor, Tensor]:
+    """[R*T] int32, where a rank's rows come from, and [R + 1] int32, where those of each rank begin: from all masks."""
+    here = [c * T + torch.nonzero(mask >> rank & 1).flatten() for c, mask in enumerate(masks)]
+    found, counts = torch.cat(here).int(), torch.tensor([0, *map(len, here)])
+    out = torch.full((len(masks) * T,), -1, dtype=torch.int32, device=found.device)
+    out[: len(found)] = found
+    return out, counts.cumsum(0).int().to(found.device)

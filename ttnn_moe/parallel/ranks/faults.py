@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
+from collections.abc import Callable
 
 from loguru import logger
 from torch.distributed import Store
@@ -36,10 +37,14 @@ class Faults:
 
     Args:
         store: that all ranks see. rank, size: of this process, and how many there are. timeout: of Ranks.
+
+    Attributes:
+        cut: called once by the heartbeat's thread, when it finds that a rank stopped. It ends what waits for the rank.
     """
 
     def __init__(self, store: Store, rank: int, size: int, timeout: float):
         self.rank, self.silence = rank, timeout / PART
+        self.cut: Callable[[], None] | None = None
         self._store, self._peers = store, [peer for peer in range(size) if peer != rank]
         self._heard = dict.fromkeys(self._peers, time.monotonic())
         self._beats = dict.fromkeys(self._peers, b"")
@@ -112,3 +117,5 @@ class Faults:
             if not told and (found := self.stopped()) is not None:
                 told = True  # a kernel that waits for the rank may never return to say it
                 logger.error("{}", found)
+                if self.cut is not None:
+                    self.cut()

@@ -56,6 +56,8 @@ class Ranks:
         dist.init_process_group(backend, store=inner, rank=rank, world_size=size, timeout=timedelta(seconds=timeout))
         self.group = dist.group.WORLD
         self.turns = Turns(self.group, self.group, timeout)
+        if backend.endswith("nccl"):
+            self._faults.cut = self._abort
 
     def compare(self, facts: Mapping[str, str]) -> None:
         """All ranks compare these fields. Every rank calls it.
@@ -125,6 +127,11 @@ class Ranks:
         while left and not self._store.check(left) and time.monotonic() < until:
             time.sleep(_POLL)
         self._leave()
+
+    def _abort(self) -> None:
+        """NCCL's kernels wait for ever: end them, so that the host goes on and raises."""
+        if self.group is not None and dist.is_initialized():
+            self.group.abort()
 
     def _leave(self) -> None:
         """Connections close, so that a collective of another rank ends now."""
