@@ -16,8 +16,6 @@
 #include "sm80/bytes.cuh"
 #include "sm80/int4_24.cuh"
 
-constexpr float INTEGERS = 64.0f;  // 1 / the factor of decoded integers
-
 // What lane t of a quad needs to decode.
 struct ChunkDecoder {
     u32 own_byte;       // selector of byte t in both halves, zero-extended

@@ -36,8 +36,9 @@
 #define SLAB_GAP 64                 // of lanes that load words of two slabs, each touches banks of its own
 constexpr int CONSUMERS = WARPS;
 #define WEIGHT_ROWS (16 * M_TILES * WARPS)
-#define APART 1
+#define CHUNKS 1
 #include "sm80/int4_24_quad.cuh"
+#include "sm90/int4_24_chunks.cuh"
 #include "sm90/int4_24_load.cuh"
 
 constexpr int GROUPS = MAX_N / 8;
@@ -66,9 +67,9 @@ struct Place {
 
 template <int G, bool IS_DOWN>
 __device__ __forceinline__ void multiply_slab(Sums<G>& sums, const unsigned char* words,
-                                              const unsigned char* rows, const Decoder& decoder) {
+                                              const unsigned char* rows, const ChunkDecoder& decoder) {
     using Of = Place<IS_DOWN>;
-    const int lane = threadIdx.x % 32, row = lane / 4, t = lane % 4;
+    const int lane = threadIdx.x % 32, row = lane / 4, t = lane % 2 * 2 + lane % 4 / 2;
     u32 b[2][G][4];
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -86,18 +87,26 @@ __device__ __forceinline__ void multiply_slab(Sums<G>& sums, const unsigned char
     for (int m = 0; m < M_TILES; ++m) {
         const uint4 low = *reinterpret_cast<const uint4*>(words + m * Of::TILE);
         const uint4 high = *reinterpret_cast<const uint4*>(words + m * Of::TILE + Of::HIGH);
-        const auto even = decoder.decode(low.x, low.y, high.x, high.y);
 #pragma unroll
-        for (int j = 0; j < G; ++j) multiply_scaled(sums[m][j], even, b[0][j]);
-        const auto odd = decoder.decode(low.z, low.w, high.z, high.w);
+        for (int half = 0; half < 2; ++half) {
+            ChunkDecoder::Fragment of;
+            if (half == 0)
+                decoder.decode(of, low.x, low.y, high.x, high.y);
+            else
+                decoder.decode(of, low.z, low.w, high.z, high.w);
 #pragma unroll
-        for (int j = 0; j < G; ++j) multiply_scaled(sums[m][j], odd, b[1][j]);
+            for (int j = 0; j < G; ++j) {
+                float products[4] = {};
+                multiply_unordered<0>(products, of.a, b[half][j], of.metadata);
+                scale(sums[m][j], products, of.low, of.high);
+            }
+        }
     }
 }
 
 template <int G, bool IS_DOWN>
 __device__ __forceinline__ void multiply(const Shared& shared, Turn<STAGES>& turn, Sums<G>& sums, int slabs,
-                                         const Decoder& decoder) {
+                                         const ChunkDecoder& decoder) {
     const u32 base = shared_address(dynamic_memory());
 #pragma unroll
     for (int m = 0; m < M_TILES; ++m)
@@ -119,8 +128,7 @@ __device__ __forceinline__ void multiply(const Shared& shared, Turn<STAGES>& tur
             for (int s = 0; s < slabs; ++s)
                 multiply_slab<G, IS_DOWN>(sums, words + s * WEIGHT_SLAB, rows + s * ROW_SLAB, decoder);
         }
-        __syncwarp();
-        release(shared.empty(turn.at));
+        release_read(shared.empty(turn.at));
         turn.next();
     }
 }
@@ -135,15 +143,16 @@ struct Quads {
     // and of the second, lie : zeros for other columns than its own.
     template <bool WHOLE>
     __device__ __forceinline__ void multiply_slabs(const unsigned char* words, const unsigned char* b_low,
-                                                   const unsigned char* b_high, int swap,
-                                                   const QuadDecoder& decoder) {
+                                                   const unsigned char* b_high, const QuadDecoder& decoder) {
         u32 b[1][4][4];
 #pragma unroll
-        for (int i = 0; i < 4; ++i)
-#pragma unroll
-            for (int j = 0; j < 4; ++j)  // words of one register each: b takes four in a row
-                b[0][i][j] = *reinterpret_cast<const u32*>((j % 2 ? b_high : b_low) + j / 2 * 8 + i % 2 * 16 +
-                                                           (i / 2 ? 32 - swap : swap));
+        for (int j = 0; j < 4; ++j) {
+            const uint4 four = *reinterpret_cast<const uint4*>((j % 2 ? b_high : b_low) + j / 2 * 16);
+            b[0][0][j] = four.x;
+            b[0][1][j] = four.z;
+            b[0][2][j] = four.y;
+            b[0][3][j] = four.w;
+        }
         const int t = threadIdx.x % 4;
 #pragma unroll
         for (int m = 0; m < M_TILES; m += 2) {
@@ -167,10 +176,9 @@ struct Quads {
         const u32 base = shared_address(dynamic_memory());
         const int lane = threadIdx.x % 32, t = lane % 4, group = lane / 8, row = lane / 4 % 2;
         // k of this lane: of groups t / 2 and t / 2 + 2; its column: of one group
-        const int own = row * 128 + (group % 2 ^ row) * 64 + t % 2 * 4, swap = row * 32;
+        const int own = row * 128 + place_of(row, group % 2 * 4 + t % 2 * 2) * 16;
         const bool is_low = group == t / 2, is_high = group == t / 2 + 2;
-        // 8 bytes on: in banks that no row's words are in
-        const unsigned char* zeros = dynamic_memory() + (shared.zeros() - base) + 8;
+        const unsigned char* zeros = dynamic_memory() + (shared.zeros() - base);
         const int of_word = Of::first() + t / 2 * WEIGHT_SLAB + t % 2 * 8;
 #pragma unroll
         for (int m = 0; m < M_TILES; ++m)
@@ -186,12 +194,11 @@ struct Quads {
 #pragma unroll 1
             for (int s = 0; s + 1 < here; s += 2)
                 multiply_slabs<true>(words + s * WEIGHT_SLAB, b_low + s * ROW_SLAB, b_high + s * ROW_SLAB,
-                                     swap, decoder);
+                                     decoder);
             if (here % 2)
                 multiply_slabs<false>(words + (here - 1) * WEIGHT_SLAB, b_low + (here - 1) * ROW_SLAB, zeros,
-                                      swap, decoder);
-            __syncwarp();
-            release(shared.empty(turn.at));
+                                      decoder);
+            release_read(shared.empty(turn.at));
             turn.next();
         }
     }
@@ -224,7 +231,7 @@ __device__ __forceinline__ void write(const Sums<G>& sums, int block, Tile* tile
 #pragma unroll
     for (int m = 0; m < M_TILES; ++m) {
         const int channel = (of_16 + m) * (IS_DOWN ? 16 : 8) + g;
-        const int at = channel / 32 * 32 + word_of(channel % 32) * 2 + channel % 2;
+        const int at = channel / 32 * 32 + word_of_chunk(channel % 32) * 2 + channel % 2;
         if (channel >= (IS_DOWN ? H : I)) continue;
 #pragma unroll
         for (int j = 0; j < G; ++j)
@@ -272,7 +279,7 @@ __device__ __forceinline__ void run(const Shared& shared, Turn<STAGES>& turn, co
         if (item.rows > 8 * G) return run<after(G), IS_DOWN>(shared, turn, item, tiles, act, out, H, I);
     }
     Sums<G> sums;
-    multiply<G, IS_DOWN>(shared, turn, sums, (IS_DOWN ? I : H) / 64, Decoder(H & 63));
+    multiply<G, IS_DOWN>(shared, turn, sums, (IS_DOWN ? I : H) / 64, ChunkDecoder(H & 63));
     write<G, IS_DOWN>(sums, item.block, tiles + item.tile, act, out, H, I);
 }
 
