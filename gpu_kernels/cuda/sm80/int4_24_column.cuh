@@ -24,19 +24,7 @@ static_assert(ROW_TILES == 2 || ROW_TILES == 4, "a lane copies one row of a slab
 
 // A column of `channels` channels, by threads first, first + step, ...
 __device__ __forceinline__ void load_column(uint4* to, const u16* from, int channels, int first, int step) {
-    for (int i = first; i < channels / 8; i += step) {
-        const uint4 four = reinterpret_cast<const uint4*>(from)[i];
-#if CHUNKS
-        u32* group = reinterpret_cast<u32*>(to + i / 4 * 4);
-        const int q = i % 4, at = q % 2 * 4 + q / 2;  // chunks 2q and 2q + 1
-        group[at] = four.x;
-        group[at + 8] = four.y;
-        group[at + 2] = four.z;
-        group[at + 10] = four.w;
-#else
-        to[i] = four;
-#endif
-    }
+    for (int i = first; i < channels / 8; i += step) to[i] = reinterpret_cast<const uint4*>(from)[i];
 }
 __device__ __forceinline__ void clear_zeros(uint4* zeros, int first) {
     if (first < ZERO_BYTES / 16) zeros[first] = make_uint4(0, 0, 0, 0);
@@ -79,7 +67,7 @@ struct Column {
         const int lane = threadIdx.x % 32, t = lane % 4, group = lane / 8;
         const bool is_column = lane / 4 % 2 == 0, is_low = is_column && group == t / 2;
         const bool is_high = is_column && group == t / 2 + 2;
-        const unsigned char* own = zeros + ZERO_BYTES + first * 128 + group * 64 + t % 2 * (CHUNKS ? 32 : 8);
+        const unsigned char* own = zeros + ZERO_BYTES + first * 128 + group * 64 + t % 2 * 8;
         const unsigned char *low_x = is_low ? own : zeros, *high_x = is_high ? own : zeros;
         const int low_step = is_low ? step * 128 : 0, high_step = is_high ? step * 128 : 0;
         const unsigned char* from = ring + t / 2 * SLAB_BYTES + lane / 4 * 16 + t % 2 * 8;
@@ -94,23 +82,12 @@ struct Column {
                 __syncwarp();
                 if (here == 1) high_x = zeros;
                 u32 b[1][4][4];
-#if CHUNKS
-#pragma unroll
-                for (int j = 0; j < 4; ++j) {
-                    const uint4 four = *reinterpret_cast<const uint4*>((j % 2 ? high_x : low_x) + j / 2 * 16);
-                    b[0][0][j] = four.x;
-                    b[0][1][j] = four.z;
-                    b[0][2][j] = four.y;
-                    b[0][3][j] = four.w;
-                }
-#else
 #pragma unroll
                 for (int i = 0; i < 4; ++i)
 #pragma unroll
                     for (int j = 0; j < 4; ++j)  // words of one register each: b takes four in a row
                         b[0][i][j] =
                             *reinterpret_cast<const u32*>((j % 2 ? high_x : low_x) + i * 16 + j / 2 * 4);
-#endif
                 low_x += low_step;
                 high_x += high_step;
 #pragma unroll

@@ -16,17 +16,13 @@
 #include "common/sum_out.cuh"
 #include "sm80/int4_24_column.cuh"
 
-#ifndef BLOCKS_DOWN
-#define BLOCKS_DOWN 1
-#endif
-
 #ifndef TOP_K
 #define TOP_K 8
 #endif
 
 constexpr int K = TOP_K;
 
-extern "C" __global__ void __launch_bounds__(32 * K, BLOCKS_DOWN)
+extern "C" __global__ void __launch_bounds__(32 * K)
     int4_24_few_down(const u16* act, const uint4* w2, const Id* ids, const int* expert_map,
                      const int* num_tokens, const float* weights, void* out, int P, int E_ids, int H, int I) {
     auto& parts = *reinterpret_cast<float (*)[K][SLAB_ROWS]>(dynamic_memory());

@@ -14,15 +14,11 @@
 #include "common/routing.cuh"
 #include "sm80/int4_24_column.cuh"
 
-#ifndef BLOCKS_UP
-#define BLOCKS_UP 1
-#endif
-
 #ifndef WARPS
 #define WARPS 4
 #endif
 
-extern "C" __global__ void __launch_bounds__(32 * WARPS, BLOCKS_UP)
+extern "C" __global__ void __launch_bounds__(32 * WARPS)
     int4_24_few_gate_up(const u16* hidden, const uint4* w13, const Id* ids, const int* expert_map,
                         const int* num_tokens, u16* act, int P, int E_ids, int K, int H, int I, int row_step,
                         int up_rows) {

@@ -20,66 +20,6 @@
 #define APART 0
 #endif
 
-#ifndef CHUNKS
-#define CHUNKS 0
-#endif
-
-#if CHUNKS
-struct QuadDecoder {
-    u32 first, second, odd_first, odd_second;  // factors of the low half, of the high half
-    u32 bytes;          // selector of what this pair of lanes needs, of its own and of the other pair's words
-    u32 turn, nibbles;  // bits to turn the neighbour's nibbles by; those of its own that this lane keeps
-    u32 sign, offset;   // of an odd lane: make x ~x
-
-    __device__ __forceinline__ explicit QuadDecoder(u32 zero) {
-        const int t = threadIdx.x % 4;
-        first = 0x7f00u + zero;  // 2^127
-        second = 0x7f000000u + zero;
-        odd_first = 0x7d00u + zero;  // 2^123: of what lies 4 bits higher
-        odd_second = 0x7d000000u + zero;
-        bytes = (t < 2 ? 0x6240 : 0x3715) + zero;
-        turn = (t % 2 ? 28 : 4) + zero;
-        nibbles = (t % 2 ? 0xf0f0f0f0u : 0x0f0f0f0fu) + zero;
-        sign = (t % 2 ? ~0u : 1u) + zero;
-        offset = (t % 2 ? ~0u : 0u) + zero;
-    }
-
-    struct Fragment {
-        u32 a[4][4], metadata[2];
-        float low, high;  // scales
-    };
-
-    // Steps 2 * half and 2 * half + 1.
-    __device__ __forceinline__ void integers(u32 (&a)[4][4], u32 values, int half, int high) const {
-        const u32 bytes = select_bytes(values, 0, half ? 0x4342 : 0x4140);
-#pragma unroll
-        for (int odd = 0; odd < 2; ++odd) {
-            const u32 own = bytes & (odd ? 0x00f000f0u : 0x000f000fu);
-            auto& of = a[2 * half + odd];
-            of[high] = multiply_add_bf16x2(own, odd ? odd_first : first, 0x0000be00u);  // - 1 / 8
-            of[2 + high] = multiply_add_bf16x2(own, odd ? odd_second : second, 0xbe000000u);
-        }
-    }
-
-    __device__ __forceinline__ Fragment decode(uint2 low, uint2 high) const {
-        Fragment out;
-        const u32 both = select_bytes(low.y, high.y, 0x5410);  // idx2 of the low row, of the high row
-        const u32 pair = select_bytes(both, __shfl_xor_sync(~0u, both, 2), bytes);
-        const u32 other = rotated(__shfl_xor_sync(~0u, pair, 1), turn);
-        const u32 four = select_bits(pair, other, nibbles) * sign + offset;
-        out.metadata[0] = select_or_flip(four, four * 4, 0x33333333u);
-        out.metadata[1] = flip_or_select(four, four >> 2, 0xccccccccu);
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-            integers(out.a, low.x, half, 0);
-            integers(out.a, high.x, half, 1);
-        }
-        out.low = scale_of(low.y);
-        out.high = scale_of(high.y);
-        return out;
-    }
-};
-#else
 struct QuadDecoder {
     u32 factors, second;
     u32 odd_factors;  // APART: of what lies 4 bits higher
@@ -143,7 +83,6 @@ struct QuadDecoder {
         return out;
     }
 };
-#endif
 
 // products [16 x 8] = integers of rows [16 x 4 groups] * b / INTEGERS, for M times 16 rows and PAIRS columns;
 // b: of each step. Products that wait for one another lie far apart.
@@ -163,17 +102,10 @@ __device__ __forceinline__ void multiply_quads(float (&products)[M][PAIRS][4],
         for (int m = 0; m < M; ++m)
 #pragma unroll
             for (int j = 0; j < PAIRS; ++j)
-#if CHUNKS
-                if (i < 2)
-                    multiply_unordered<0>(products[m][j], rows[m].a[i], b[j][i], rows[m].metadata[i]);
-                else
-                    multiply_unordered<1>(products[m][j], rows[m].a[i], b[j][i], rows[m].metadata[i - 2]);
-#else
                 if ((APART ? i % 2 : i / 2) == 0)
                     multiply_sparse<0>(products[m][j], rows[m].a[i], b[j][i],
                                        rows[m].metadata[APART ? i / 2 : i % 2]);
                 else
                     multiply_sparse<1>(products[m][j], rows[m].a[i], b[j][i],
                                        rows[m].metadata[APART ? i / 2 : i % 2]);
-#endif
 }

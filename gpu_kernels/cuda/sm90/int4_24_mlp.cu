@@ -36,8 +36,7 @@
 #define SLAB_GAP 64                 // of lanes that load words of two slabs, each touches banks of its own
 constexpr int CONSUMERS = WARPS;
 #define WEIGHT_ROWS (16 * M_TILES * WARPS)
-#define CHUNKS 1
-#include "sm80/int4_24_quad.cuh"
+#include "sm90/int4_24_quad.cuh"
 #include "sm90/int4_24_chunks.cuh"
 #include "sm90/int4_24_load.cuh"
 
@@ -133,6 +132,67 @@ __device__ __forceinline__ void multiply(const Shared& shared, Turn<STAGES>& tur
     }
 }
 
+// Three or four rows: the sums of both groups of a slab lie side by side, so that one scale serves two products.
+// Columns 0 .. 3 are the rows for the first group, 4 .. 7 the same for the second.
+template <bool IS_DOWN>
+__device__ __forceinline__ void multiply_halves(const Shared& shared, Turn<STAGES>& turn, Sums<1>& sums,
+                                                int slabs, const ChunkDecoder& decoder) {
+    using Of = Place<IS_DOWN>;
+    const u32 base = shared_address(dynamic_memory());
+    const int lane = threadIdx.x % 32, t = lane % 4, row = lane / 4 % 4, half = lane / 16;
+    const int own = row * 128 + place_of(row, half * 4 + t % 2 * 2 + t / 2) * 16;
+    const unsigned char* zeros = dynamic_memory() + (shared.zeros() - base);
+#pragma unroll
+    for (int m = 0; m < M_TILES; ++m)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) sums[m][0][i] = 0.0f;
+    for (; slabs > 0; slabs -= SLABS) {
+        const unsigned char* words =
+            dynamic_memory() + (shared.words() + turn.at * WORD_BYTES - base) + Of::first();
+        const unsigned char* rows = dynamic_memory() + (shared.rows + turn.at * STAGE_ROWS - base) + own;
+        const unsigned char *first = half ? zeros : rows, *second = half ? rows : zeros;
+        barrier_wait(shared.full(turn.at), turn.parity);
+        const int here = min(slabs, SLABS);
+#pragma unroll 1
+        for (int s = 0; s < here; ++s) {
+            u32 b[2][4];
+#pragma unroll
+            for (int i = 0; i < 2; ++i) {
+                const uint4 four = *reinterpret_cast<const uint4*>(i ? second : first);
+                b[i][0] = four.x;
+                b[i][1] = four.y;
+                b[i][2] = four.z;
+                b[i][3] = four.w;
+            }
+#pragma unroll
+            for (int m = 0; m < M_TILES; ++m) {
+                const uint4 low = *reinterpret_cast<const uint4*>(words + m * Of::TILE);
+                const uint4 high = *reinterpret_cast<const uint4*>(words + m * Of::TILE + Of::HIGH);
+                const u32 low_rest = t < 2 ? low.y : low.w, high_rest = t < 2 ? high.y : high.w;
+                const u32 metadata = decoder.metadata(low_rest, high_rest);
+                u32 a[2][4];
+                decoder.values(a[0][0], a[0][2], low.x);
+                decoder.values(a[0][1], a[0][3], high.x);
+                decoder.values(a[1][0], a[1][2], low.z);
+                decoder.values(a[1][1], a[1][3], high.z);
+                float products[4] = {};
+                multiply_unordered<0>(products, a[0], b[0], metadata);
+                multiply_unordered<1>(products, a[1], b[1], metadata);
+                scale(sums[m][0], products, scale_of(low_rest), scale_of(high_rest));
+            }
+            words += WEIGHT_SLAB;
+            first += ROW_SLAB;
+            second += ROW_SLAB;
+        }
+        release_read(shared.empty(turn.at));
+        turn.next();
+    }
+#pragma unroll
+    for (int m = 0; m < M_TILES; ++m)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) sums[m][0][i] += __shfl_xor_sync(~0u, sums[m][0][i], 2);
+}
+
 // One or two rows: see int4_24_quad.cuh.
 template <bool IS_DOWN>
 struct Quads {
@@ -144,15 +204,12 @@ struct Quads {
     template <bool WHOLE>
     __device__ __forceinline__ void multiply_slabs(const unsigned char* words, const unsigned char* b_low,
                                                    const unsigned char* b_high, const QuadDecoder& decoder) {
-        u32 b[1][4][4];
+        u32 b[4][4];
 #pragma unroll
-        for (int j = 0; j < 4; ++j) {
-            const uint4 four = *reinterpret_cast<const uint4*>((j % 2 ? b_high : b_low) + j / 2 * 16);
-            b[0][0][j] = four.x;
-            b[0][1][j] = four.z;
-            b[0][2][j] = four.y;
-            b[0][3][j] = four.w;
-        }
+        for (int i = 0; i < 4; ++i)
+#pragma unroll
+            for (int j = 0; j < 4; ++j)  // words of one register each: b takes four in a row
+                b[i][j] = *reinterpret_cast<const u32*>((j % 2 ? b_high : b_low) + j / 2 * 16 + i % 2 * 8 + i / 2 * 4);
         const int t = threadIdx.x % 4;
 #pragma unroll
         for (int m = 0; m < M_TILES; m += 2) {
@@ -163,11 +220,11 @@ struct Quads {
                 of[i] = decoder.decode(*reinterpret_cast<const uint2*>(at),
                                        *reinterpret_cast<const uint2*>(at + Of::HIGH));
             }
-            float products[2][1][4];
+            float products[2][4];
             multiply_quads(products, of, b);
 #pragma unroll
             for (int i = 0; i < 2; ++i)
-                if (WHOLE || t < 2) scale(sums[m + i], products[i][0], of[i].low, of[i].high);
+                if (WHOLE || t < 2) scale(sums[m + i], products[i], of[i].low, of[i].high);
         }
     }
 
@@ -279,6 +336,12 @@ __device__ __forceinline__ void run(const Shared& shared, Turn<STAGES>& turn, co
         if (item.rows > 8 * G) return run<after(G), IS_DOWN>(shared, turn, item, tiles, act, out, H, I);
     }
     Sums<G> sums;
+#ifndef NO_HALVES
+    if (G == 1 && item.rows <= 4) {
+        if constexpr (G == 1)
+            multiply_halves<IS_DOWN>(shared, turn, sums, (IS_DOWN ? I : H) / 64, ChunkDecoder(H & 63));
+    } else
+#endif
     multiply<G, IS_DOWN>(shared, turn, sums, (IS_DOWN ? I : H) / 64, ChunkDecoder(H & 63));
     write<G, IS_DOWN>(sums, item.block, tiles + item.tile, act, out, H, I);
 }

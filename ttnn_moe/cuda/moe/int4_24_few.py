@@ -87,9 +87,8 @@ class Int4_24Few(CudaCpp[ColumnPlan]):
         problem, sizes = plan.problem, plan.sizes
         up, down = self._memory(problem, sizes)
         out = {"TOP_K": problem.K, "OUT32": problem.out_dtype == torch.float32, "ADD": add}
-        chunks = {"CHUNKS": plan.arch.products == "sm90"}
-        of_up = chunks | {"WARPS": sizes.warps, "ROW_TILES": sizes.up_tiles, "DEPTH": sizes.up_depth}
-        of_down = chunks | {"ROW_TILES": sizes.down_tiles, "DEPTH": sizes.down_depth}
+        of_up = {"WARPS": sizes.warps, "ROW_TILES": sizes.up_tiles, "DEPTH": sizes.up_depth}
+        of_down = {"ROW_TILES": sizes.down_tiles, "DEPTH": sizes.down_depth}
         return (
             Use.of(plan.arch, "sm80/int4_24_few_gate_up", up, ID64=ids64, **of_up),
             Use.of(plan.arch, "sm80/int4_24_few_down", down, ID64=ids64, **out, **of_down),
