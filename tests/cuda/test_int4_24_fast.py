@@ -29,6 +29,7 @@ from ttnn_moe.selfcheck.oracle import oracle
 
 on_host = pytest.mark.skipif(GXX is None, reason="g++ is not installed")
 BF16 = torch.bfloat16
+FAMILIES = (INT4_24, INT4_24_SM90, INT4_24_FEW, INT4_24_FEW_SM90)
 Sizes = ColumnSizes | DirectSizes | SparseTile | Sm90SparseTile
 
 

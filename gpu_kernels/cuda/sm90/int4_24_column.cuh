@@ -4,8 +4,8 @@
 // A lane's word of a pair is that of slab t / 2, half t % 2.
 //
 // In shared memory a column has 128 bytes a group of 32 channels: for even channel pairs, then odd ones, of
-// steps 0 .. 3 four words as B takes them: X and Y of the step for groups of the first slab of a pair in words 0
-// and 2, else in words 1 and 3. The others are 0.
+// steps 0 .. 3 four words as B takes them: X and Y of the step for groups of the first slab of a pair in
+// words 0 and 2, else in words 1 and 3. The others are 0.
 #pragma once
 
 #include "common/copies.cuh"
@@ -18,7 +18,7 @@
 #define AHEAD 4
 #endif
 
-constexpr int ZERO_BYTES = 64;  // in front of a column
+constexpr int ZERO_BYTES = 64;   // in front of a column
 constexpr int PAIR_BYTES = 512;  // of a column: a pair of slabs
 
 // Eight channels, the i-th of a column.
@@ -38,7 +38,8 @@ struct Column {
     static constexpr bool WHOLE = COUNT * STRIDE * 2 == SLABS;  // no pair of any warp is cut
     static constexpr int STEP = STRIDE * 2 * WIDTH * 16;
     uint2 low[AHEAD][TILES], high[AHEAD][TILES];
-    const unsigned char* rows;  // this lane's low row of product 0, in slab 0 of the expert, or of slab t / 2 of its first pair
+    const unsigned char* rows;  // this lane's low row of product 0, in slab 0 of the expert, or of slab t / 2
+                                // of its first pair
     int first;
     u32 to_high, to_tile;
 

@@ -68,7 +68,8 @@ extern "C" __global__ void __launch_bounds__(32 * K * WARPS, BLOCKS)
     }
     __syncthreads();
     if (WARPS == 2) {
-        for (int i = threadIdx.x; i < K * ROWS; i += 64 * K) parts[i / ROWS][i % ROWS] += halves[1][i / ROWS][i % ROWS];
+        for (int i = threadIdx.x; i < K * ROWS; i += 64 * K)
+            parts[i / ROWS][i % ROWS] += halves[1][i / ROWS][i % ROWS];
         __syncthreads();
     }
     for (int c = threadIdx.x; c < ROWS; c += 32 * K * WARPS)

@@ -36,9 +36,9 @@
 #define SLAB_GAP 64                 // of lanes that load words of two slabs, each touches banks of its own
 constexpr int CONSUMERS = WARPS;
 #define WEIGHT_ROWS (16 * M_TILES * WARPS)
-#include "sm90/int4_24_quad.cuh"
 #include "sm90/int4_24_chunks.cuh"
 #include "sm90/int4_24_load.cuh"
+#include "sm90/int4_24_quad.cuh"
 
 constexpr int GROUPS = MAX_N / 8;
 constexpr int SLABS_AT_ONCE = M_TILES * GROUPS <= 4 ? 2 : 1;  // unrolled
@@ -132,8 +132,8 @@ __device__ __forceinline__ void multiply(const Shared& shared, Turn<STAGES>& tur
     }
 }
 
-// Three or four rows: the sums of both groups of a slab lie side by side, so that one scale serves two products.
-// Columns 0 .. 3 are the rows for the first group, 4 .. 7 the same for the second.
+// Three or four rows: the sums of both groups of a slab lie side by side, so that one scale serves two
+// products. Columns 0 .. 3 are the rows for the first group, 4 .. 7 the same for the second.
 template <bool IS_DOWN>
 __device__ __forceinline__ void multiply_halves(const Shared& shared, Turn<STAGES>& turn, Sums<1>& sums,
                                                 int slabs, const ChunkDecoder& decoder) {
@@ -209,7 +209,8 @@ struct Quads {
         for (int i = 0; i < 4; ++i)
 #pragma unroll
             for (int j = 0; j < 4; ++j)  // words of one register each: b takes four in a row
-                b[i][j] = *reinterpret_cast<const u32*>((j % 2 ? b_high : b_low) + j / 2 * 16 + i % 2 * 8 + i / 2 * 4);
+                b[i][j] = *reinterpret_cast<const u32*>((j % 2 ? b_high : b_low) + j / 2 * 16 + i % 2 * 8 +
+                                                        i / 2 * 4);
         const int t = threadIdx.x % 4;
 #pragma unroll
         for (int m = 0; m < M_TILES; m += 2) {
@@ -342,7 +343,7 @@ __device__ __forceinline__ void run(const Shared& shared, Turn<STAGES>& turn, co
             multiply_halves<IS_DOWN>(shared, turn, sums, (IS_DOWN ? I : H) / 64, ChunkDecoder(H & 63));
     } else
 #endif
-    multiply<G, IS_DOWN>(shared, turn, sums, (IS_DOWN ? I : H) / 64, ChunkDecoder(H & 63));
+        multiply<G, IS_DOWN>(shared, turn, sums, (IS_DOWN ? I : H) / 64, ChunkDecoder(H & 63));
     write<G, IS_DOWN>(sums, item.block, tiles + item.tile, act, out, H, I);
 }
 

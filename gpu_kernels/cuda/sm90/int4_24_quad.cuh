@@ -1,5 +1,5 @@
-// Words of int4_24 as A of sparse products with few columns, a chunk of the format a chunk of A: four groups of
-// 32 channels at a time, and two tokens a product.
+// Words of int4_24 as A of sparse products with few columns, a chunk of the format a chunk of A: four groups
+// of 32 channels at a time, and two tokens a product.
 //
 // The two indices of a chunk of A may come in any order; they only have to differ. So the kept value takes a
 // slot of our choice, with idx2 as its index; the other slot holds 0 and the index 3 - idx2.
@@ -14,10 +14,11 @@
 // | 2    | 4 | 6 |
 // | 3    | 5 | 7 |
 //
-// So a product mixes four groups. B keeps them apart: columns 2g and 2g + 1 hold two tokens' channels of group
-// g alone, and zeros in the k of other groups. The sums of lane t are then those of its own words, whose scale
-// it has. Lane t gets nibble t of idx2 of four lanes: lanes 0 and 1 give the metadata of steps 0 and 1, lanes 2
-// and 3 of steps 2 and 3; even lanes of X, whose value comes first, odd ones of Y, whose value comes second.
+// So a product mixes four groups. B keeps them apart: columns 2g and 2g + 1 hold two tokens' channels of
+// group g alone, and zeros in the k of other groups. The sums of lane t are then those of its own words,
+// whose scale it has. Lane t gets nibble t of idx2 of four lanes: lanes 0 and 1 give the metadata of steps 0
+// and 1, lanes 2 and 3 of steps 2 and 3; even lanes of X, whose value comes first, odd ones of Y, whose value
+// comes second.
 #pragma once
 
 #include "sm80/int4_24_rows.cuh"
@@ -80,8 +81,8 @@ struct QuadDecoder {
 // products [16 x 8] = integers of rows [16 x 4 groups] * b / INTEGERS, for M times 16 rows; b: of each step.
 // Products that wait for one another lie far apart.
 template <int M>
-__device__ __forceinline__ void multiply_quads(float (&products)[M][4], const QuadDecoder::Fragment (&rows)[M],
-                                               const u32 (&b)[4][4]) {
+__device__ __forceinline__ void multiply_quads(float (&products)[M][4],
+                                               const QuadDecoder::Fragment (&rows)[M], const u32 (&b)[4][4]) {
 #pragma unroll
     for (int m = 0; m < M; ++m)
 #pragma unroll
