@@ -3,9 +3,7 @@
 // A warp has TILES products of 16 rows, over some pairs of slabs of 64 channels (sm90/int4_24_quad.cuh).
 // A lane's word of a pair is that of slab t / 2, half t % 2.
 //
-// In shared memory a column has 128 bytes a group of 32 channels: for even channel pairs, then odd ones, of
-// steps 0 .. 3 four words as B takes them: X and Y of the step for groups of the first slab of a pair in
-// words 0 and 2, else in words 1 and 3. The others are 0.
+// In shared memory a column lies in the order of word_of_chunk (sm80/int4_24_rows.cuh).
 #pragma once
 
 #include "common/copies.cuh"
@@ -18,18 +16,16 @@
 #define AHEAD 4
 #endif
 
-constexpr int ZERO_BYTES = 64;   // in front of a column
-constexpr int PAIR_BYTES = 512;  // of a column: a pair of slabs
+constexpr int PAIR_BYTES = 256;  // of a column: a pair of slabs
 
 // Eight channels, the i-th of a column.
 __device__ __forceinline__ void put_channels(unsigned char* column, int i, uint4 four) {
     const int q = i % 4;  // chunks 2q and 2q + 1
-    const bool odd = i / 8 % 2;
-    uint2* at = reinterpret_cast<uint2*>(column + i / 4 * 128) + q / 2 * 4 + q % 2;
-    at[0] = odd ? make_uint2(0, four.x) : make_uint2(four.x, 0);
-    at[8] = odd ? make_uint2(0, four.y) : make_uint2(four.y, 0);
-    at[2] = odd ? make_uint2(0, four.z) : make_uint2(four.z, 0);
-    at[10] = odd ? make_uint2(0, four.w) : make_uint2(four.w, 0);
+    u32* at = reinterpret_cast<u32*>(column + i / 4 * 64) + q % 2 * 4 + q / 2;
+    at[0] = four.x;
+    at[8] = four.y;
+    at[2] = four.z;
+    at[10] = four.w;
 }
 
 // COUNT pairs of this warp, STRIDE pairs apart, of SLABS slabs of WIDTH rows.
@@ -71,14 +67,12 @@ struct Column {
             if (a < COUNT) request(a, a);
     }
 
-    // column: ZERO_BYTES of zeros, then COUNT * STRIDE pairs.
+    // column: COUNT * STRIDE pairs.
     __device__ __forceinline__ void multiply(float (&sums)[TILES][2], const unsigned char* column, u32 zero) {
         const QuadDecoder decoder(zero);
         const int lane = threadIdx.x % 32, t = lane % 4, group = lane / 8;
-        const bool is_own = lane / 4 % 2 == 0 && group % 2 == t / 2;
-        const unsigned char* x = column;
-        if (is_own) x += ZERO_BYTES + first * PAIR_BYTES + group * 128 + t % 2 * 64;
-        const int step = is_own ? STRIDE * PAIR_BYTES : 0;
+        const OwnColumns own(zero, lane / 4 % 2 == 0);
+        const unsigned char* x = column + first * PAIR_BYTES + group * 64 + t % 2 * 32;
 #pragma unroll
         for (int m = 0; m < TILES; ++m) sums[m][0] = sums[m][1] = 0.0f;
 #pragma unroll 1
@@ -87,15 +81,8 @@ struct Column {
             for (int a = 0; a < AHEAD; ++a) {
                 if (COUNT % AHEAD && i + a >= COUNT) break;
                 u32 b[4][4];
-#pragma unroll
-                for (int j = 0; j < 4; ++j) {
-                    const uint4 four = *reinterpret_cast<const uint4*>(x + j * 16);
-                    b[j][0] = four.x;
-                    b[j][1] = four.y;
-                    b[j][2] = four.z;
-                    b[j][3] = four.w;
-                }
-                x += step;
+                own.take(b, x);
+                x += STRIDE * PAIR_BYTES;
                 constexpr int AT_ONCE = TILES % 2 ? 1 : 2;
 #pragma unroll
                 for (int m = 0; m < TILES; m += AT_ONCE) {

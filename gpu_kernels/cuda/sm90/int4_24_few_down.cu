@@ -27,7 +27,7 @@
 
 constexpr int K = TOP_K, H = HIDDEN, I = INTER, ROWS = 16 * TILES;
 constexpr int PAIRS = (I / 64 + 1) / 2, COUNT = (PAIRS + WARPS - 1) / WARPS;
-constexpr int COLUMN = ZERO_BYTES + COUNT * WARPS * PAIR_BYTES;
+constexpr int COLUMN = COUNT * WARPS * PAIR_BYTES;
 
 extern "C" __global__ void __launch_bounds__(32 * K * WARPS, BLOCKS)
     int4_24_few_down(const u16* act, const unsigned char* w2, const Id* ids, const int* expert_map,
@@ -50,9 +50,8 @@ extern "C" __global__ void __launch_bounds__(32 * K * WARPS, BLOCKS)
         const uint4* x = reinterpret_cast<const uint4*>(act + static_cast<u64>(pair) * I);
 #pragma unroll 4
         for (int i = warp * 32 + lane; i < COUNT * WARPS * 16; i += 32 * WARPS)
-            put_channels(column + ZERO_BYTES, i, i < I / 8 ? x[i] : make_uint4(0, 0, 0, 0));
+            put_channels(column, i, i < I / 8 ? x[i] : make_uint4(0, 0, 0, 0));
     }
-    if (warp == 0 && lane < ZERO_BYTES / 16) reinterpret_cast<uint4*>(column)[lane] = make_uint4(0, 0, 0, 0);
     if (WARPS > 1)
         __syncthreads();
     else

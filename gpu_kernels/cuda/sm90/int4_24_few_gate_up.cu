@@ -56,8 +56,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     }
     const uint4* x = reinterpret_cast<const uint4*>(hidden + static_cast<u64>(pair / K) * H);
     for (int i = threadIdx.x; i < COUNT * WARPS * 16; i += THREADS)
-        put_channels(column + ZERO_BYTES, i, i < H / 8 ? x[i] : make_uint4(0, 0, 0, 0));
-    if (threadIdx.x < ZERO_BYTES / 16) reinterpret_cast<uint4*>(column)[threadIdx.x] = make_uint4(0, 0, 0, 0);
+        put_channels(column, i, i < H / 8 ? x[i] : make_uint4(0, 0, 0, 0));
     __syncthreads();
     float sums[TILES][2];
     of.multiply(sums, column, E_ids >> 20);

@@ -199,18 +199,12 @@ struct Quads {
     using Of = Place<IS_DOWN>;
     float sums[M_TILES][4];
 
-    // Words and rows of two slabs; of one unless WHOLE. b_low, b_high: where this lane's k of the first slab,
-    // and of the second, lie : zeros for other columns than its own.
+    // Words and rows of two slabs; of one unless WHOLE. x: where this lane's channels lie.
     template <bool WHOLE>
-    __device__ __forceinline__ void multiply_slabs(const unsigned char* words, const unsigned char* b_low,
-                                                   const unsigned char* b_high, const QuadDecoder& decoder) {
+    __device__ __forceinline__ void multiply_slabs(const unsigned char* words, const unsigned char* x,
+                                                   const OwnColumns& own, const QuadDecoder& decoder) {
         u32 b[4][4];
-#pragma unroll
-        for (int i = 0; i < 4; ++i)
-#pragma unroll
-            for (int j = 0; j < 4; ++j)  // words of one register each: b takes four in a row
-                b[i][j] = *reinterpret_cast<const u32*>((j % 2 ? b_high : b_low) + j / 2 * 16 + i % 2 * 8 +
-                                                        i / 2 * 4);
+        own.take(b, x);
         const int t = threadIdx.x % 4;
 #pragma unroll
         for (int m = 0; m < M_TILES; m += 2) {
@@ -229,14 +223,12 @@ struct Quads {
         }
     }
 
-    __device__ __forceinline__ void multiply(const Shared& shared, Turn<STAGES>& turn, int slabs,
-                                             const QuadDecoder& decoder) {
+    __device__ __forceinline__ void multiply(const Shared& shared, Turn<STAGES>& turn, int slabs, u32 zero) {
+        const QuadDecoder decoder(zero);
         const u32 base = shared_address(dynamic_memory());
         const int lane = threadIdx.x % 32, t = lane % 4, group = lane / 8, row = lane / 4 % 2;
-        // k of this lane: of groups t / 2 and t / 2 + 2; its column: of one group
-        const int own = row * 128 + place_of(row, group % 2 * 4 + t % 2 * 2) * 16;
-        const bool is_low = group == t / 2, is_high = group == t / 2 + 2;
-        const unsigned char* zeros = dynamic_memory() + (shared.zeros() - base);
+        const int of_row = row * 128 + place_of(row, group % 2 * 4 + t % 2 * 2) * 16;
+        const OwnColumns own(zero, true), of_one(zero, true, false);
         const int of_word = Of::first() + t / 2 * WEIGHT_SLAB + t % 2 * 8;
 #pragma unroll
         for (int m = 0; m < M_TILES; ++m)
@@ -245,16 +237,16 @@ struct Quads {
         for (; slabs > 0; slabs -= SLABS) {
             const unsigned char* words =
                 dynamic_memory() + (shared.words() + turn.at * WORD_BYTES - base) + of_word;
-            const unsigned char* rows = dynamic_memory() + (shared.rows + turn.at * STAGE_ROWS - base) + own;
-            const unsigned char *b_low = is_low ? rows : zeros, *b_high = is_high ? rows + ROW_SLAB : zeros;
+            const unsigned char* rows =
+                dynamic_memory() + (shared.rows + turn.at * STAGE_ROWS - base) + of_row;
             barrier_wait(shared.full(turn.at), turn.parity);
             const int here = min(slabs, SLABS);
 #pragma unroll 1
             for (int s = 0; s + 1 < here; s += 2)
-                multiply_slabs<true>(words + s * WEIGHT_SLAB, b_low + s * ROW_SLAB, b_high + s * ROW_SLAB,
+                multiply_slabs<true>(words + s * WEIGHT_SLAB, rows + (s + group / 2) * ROW_SLAB, own,
                                      decoder);
             if (here % 2)
-                multiply_slabs<false>(words + (here - 1) * WEIGHT_SLAB, b_low + (here - 1) * ROW_SLAB, zeros,
+                multiply_slabs<false>(words + (here - 1) * WEIGHT_SLAB, rows + (here - 1) * ROW_SLAB, of_one,
                                       decoder);
             release_read(shared.empty(turn.at));
             turn.next();
@@ -321,7 +313,7 @@ __device__ __forceinline__ void run_quads(const Shared& shared, Turn<STAGES>& tu
     Sums<1> sums;
     {
         Quads<IS_DOWN> quads;
-        quads.multiply(shared, turn, (IS_DOWN ? I : H) / 64, QuadDecoder(H & 63));
+        quads.multiply(shared, turn, (IS_DOWN ? I : H) / 64, H & 63);
         quads.add_up(sums);
     }
     write<1, IS_DOWN>(sums, item.block, tiles + item.tile, act, out, H, I);

@@ -78,6 +78,33 @@ struct QuadDecoder {
     }
 };
 
+// What a lane has of B: its column is one token's group lane / 8.
+struct OwnColumns {
+    u32 low, high;  // 1: of k positions of lanes 0 and 1, of lanes 2 and 3
+
+    // has: whether the lane's column is in use. zero: as QuadDecoder's.
+    __device__ __forceinline__ OwnColumns(u32 zero, bool has, bool has_high = true) {
+        const int t = threadIdx.x % 4, group = threadIdx.x % 32 / 8;
+        low = (has && group == t / 2) + zero;
+        high = (has && has_high && group == t / 2 + 2) + zero;
+    }
+
+    // from: 32 bytes of channel pairs t % 2 of the group, in the order of word_of_chunk. A product by 0 or 1
+    // takes no part of the pipe that decodes.
+    __device__ __forceinline__ void take(u32 (&b)[4][4], const unsigned char* from) const {
+#pragma unroll
+        for (int y = 0; y < 2; ++y) {
+            const uint4 four = *reinterpret_cast<const uint4*>(from + y * 16);
+            const u32 of[4] = {four.x, four.z, four.y, four.w};
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                b[i][2 * y] = of[i] * low;
+                b[i][2 * y + 1] = of[i] * high;
+            }
+        }
+    }
+};
+
 // products [16 x 8] = integers of rows [16 x 4 groups] * b / INTEGERS, for M times 16 rows; b: of each step.
 // Products that wait for one another lie far apart.
 template <int M>

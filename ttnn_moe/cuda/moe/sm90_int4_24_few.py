@@ -19,7 +19,7 @@ from .pairs import why_not_few
 from .uses import Use, pointer
 
 MOST_PAIRS = 24
-_ZEROS, _PAIR_OF_SLABS = 64, 512  # bytes of activations in shared memory
+_PAIR_OF_SLABS = 256  # bytes of activations in shared memory
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class DirectPlan:
 def _column(channels: int, warps: int) -> int:
     """Bytes of shared memory."""
     pairs = ceil_div(channels, 128)
-    return _ZEROS + ceil_div(pairs, warps) * warps * _PAIR_OF_SLABS
+    return ceil_div(pairs, warps) * warps * _PAIR_OF_SLABS
 
 
 class Sm90Int4_24Few(CudaCpp[DirectPlan]):
