@@ -124,7 +124,7 @@ def test_a_call_is_within_the_bound(
     ("sizes", "T", "H", "I", "order"),
     [
         (DirectSizes(up_ahead=2), 2, 320, 64, "halves"),
-        (DirectSizes(1, 2, 4, 2, 1, 4, 2, 2, 1, fetch=64), 1, 192, 192, "interleaved"),
+        (DirectSizes(1, 2, 4, 2, 1, 4, 2, 2, 1), 1, 192, 192, "interleaved"),
         (NARROW_90, 5, 192, 320, "interleaved"),
         (WIDE_90, 17, 192, 64, "interleaved"),
         (Sm90SparseTile(96, 2, 2, 2, wide=True), 80, 128, 192, "halves"),

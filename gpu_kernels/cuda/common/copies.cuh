@@ -86,11 +86,6 @@ __device__ __forceinline__ uint2 load_once_8(const void* from) {
     return words;
 }
 
-// L2 fetches contiguous bytes, a multiple of 16. From sm_90 on.
-__device__ __forceinline__ void fetch_to_l2(const void* from, u32 bytes) {
-    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
-}
-
 // Discard 128 bytes from L2 without write-back; their value is lost. Ordered after the computation of
 // `after`.
 __device__ __forceinline__ void discard_line(const u16* line, float after) {

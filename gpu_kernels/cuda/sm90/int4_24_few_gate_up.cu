@@ -5,7 +5,6 @@
 // |----------|------------------|-------|----------------------------------------------------------------|
 // | hidden   | [T, H]           | bf16  | row-major, 16 bytes                                            |
 // | w13      | [E, H/64, 2I, 2] | int64 | words                                                          |
-// | w2       | [E, I/64, H, 2]  | int64 | words, which L2 fetches meanwhile                              |
 // | ids, expert_map, num_tokens |  |  | as routing_sort                                                |
 // | act      | [P, I]           | bf16  | out; rows of pairs without an expert are not written           |
 //
@@ -26,16 +25,13 @@
 #ifndef INTERLEAVED
 #define INTERLEAVED 0
 #endif
-#ifndef FETCH
-#define FETCH 0  // of 64: how much of the down weights
-#endif
 
 constexpr int H = HIDDEN, I = INTER, THREADS = 32 * WARPS * TEAMS;
 constexpr int PAIRS = (H / 64 + 1) / 2, COUNT = (PAIRS + WARPS - 1) / WARPS;
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
-    int4_24_few_gate_up(const u16* hidden, const unsigned char* w13, const unsigned char* w2, const Id* ids,
-                        const int* expert_map, const int* num_tokens, u16* act, int P, int E_ids, int K) {
+    int4_24_few_gate_up(const u16* hidden, const unsigned char* w13, const Id* ids, const int* expert_map,
+                        const int* num_tokens, u16* act, int P, int E_ids, int K) {
     auto* parts = reinterpret_cast<float (*)[TILES * 16]>(dynamic_memory());
     unsigned char* column = dynamic_memory() + WARPS * TEAMS * TILES * 64;
     const int pair = blockIdx.y, lane = threadIdx.x % 32, warp = threadIdx.x / 32 % WARPS,
@@ -49,11 +45,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     of.start(w13 + static_cast<u64>(e) * (H / 64) * (2 * I * 16),
              INTERLEAVED ? (channel + lane / 4) * 2 : channel + lane / 4, warp, INTERLEAVED ? 16 : I * 16,
              INTERLEAVED ? 256 : 128);
-    if (FETCH && threadIdx.x == 0) {
-        constexpr u32 bytes = I / 64 * H * 16 / (I / (8 * TILES * TEAMS)) / 64 * 64;
-        fetch_to_l2(w2 + static_cast<u64>(e) * (I / 64) * (H * 16) + static_cast<u64>(blockIdx.x) * bytes,
-                    bytes / 64 * FETCH / 16 * 16);
-    }
     const uint4* x = reinterpret_cast<const uint4*>(hidden + static_cast<u64>(pair / K) * H);
     for (int i = threadIdx.x; i < COUNT * WARPS * 16; i += THREADS)
         put_channels(column, i, i < H / 8 ? x[i] : make_uint4(0, 0, 0, 0));

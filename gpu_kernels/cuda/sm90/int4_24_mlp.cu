@@ -14,7 +14,7 @@
 //
 // As sm80/int4_24_mlp: weights are the M side of mma.sp.m16n8k32, integers are multiplied, and each 32
 // channels' sums are scaled in fp32. Here two warps fill the ring, so that the others only decode and
-// multiply.
+// multiply; and a chunk of the format is a chunk of A (int4_24_chunks.cuh).
 //
 // Threads: 32 * (2 + CONSUMERS). A consumer warp makes 16 * M_TILES weight rows times the rows of a tile.
 // Blocks and items: as in mxfp4_mlp.
@@ -329,13 +329,12 @@ __device__ __forceinline__ void run(const Shared& shared, Turn<STAGES>& turn, co
         if (item.rows > 8 * G) return run<after(G), IS_DOWN>(shared, turn, item, tiles, act, out, H, I);
     }
     Sums<G> sums;
-#ifndef NO_HALVES
     if (G == 1 && item.rows <= 4) {
         if constexpr (G == 1)
             multiply_halves<IS_DOWN>(shared, turn, sums, (IS_DOWN ? I : H) / 64, ChunkDecoder(H & 63));
-    } else
-#endif
+    } else {
         multiply<G, IS_DOWN>(shared, turn, sums, (IS_DOWN ? I : H) / 64, ChunkDecoder(H & 63));
+    }
     write<G, IS_DOWN>(sums, item.block, tiles + item.tile, act, out, H, I);
 }
 

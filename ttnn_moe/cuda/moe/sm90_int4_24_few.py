@@ -32,7 +32,6 @@ class DirectSizes:
         teams: of up_warps in a block of the first kernel.
         up_ahead, down_ahead: pairs of slabs of 64 channels that a warp has requested.
         up_blocks, down_blocks: least number of resident blocks that the compiler leaves registers for.
-        fetch: of 64, how much of the down weights the first kernel asks L2 for.
     """
 
     up_tiles: int = 2
@@ -44,7 +43,6 @@ class DirectSizes:
     down_warps: int = 1
     down_ahead: int = 4
     down_blocks: int = 2
-    fetch: int = 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,7 +102,6 @@ class Sm90Int4_24Few(CudaCpp[DirectPlan]):
             "TEAMS": sizes.teams,
             "AHEAD": sizes.up_ahead,
             "BLOCKS": sizes.up_blocks,
-            "FETCH": sizes.fetch,
             "INTERLEAVED": problem.gate_up_order == "interleaved",
         }
         of_down = {
@@ -136,7 +133,7 @@ class Sm90Int4_24Few(CudaCpp[DirectPlan]):
         w13, w2 = (call.experts.tensors[name].data_ptr() for name in ("w13", "w2"))
         stream, act = load.stream(hidden.device.index), buffers[0].data_ptr()
         route = routing.topk_ids.data_ptr(), pointer(call.expert_map), pointer(routing.num_tokens)
-        gate_up(stream, hidden.data_ptr(), w13, w2, *route, act)
+        gate_up(stream, hidden.data_ptr(), w13, *route, act)
         down(stream, act, w2, *route, routing.topk_weights.data_ptr(), call.out.data_ptr())
 
 

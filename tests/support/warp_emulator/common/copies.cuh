@@ -45,8 +45,6 @@ inline uint4 load_once(const uint4* from) { return *from; }
 
 inline uint2 load_once_8(const void* from) { return *static_cast<const uint2*>(from); }
 
-inline void fetch_to_l2(const void*, u32) {}
-
 // As it may be at its worst: the line is lost at once.
 inline void discard_line(const u16* line, float) {
     if (reinterpret_cast<uintptr_t>(line) % 128) emulator::fail("a line begins between");
