@@ -19,6 +19,7 @@ from .pairs import why_not_few
 from .uses import Use, pointer
 
 MOST_PAIRS = 24
+_ENOUGH = 400 * 32  # channels of an H200's teams of warps, 32 each
 _PAIR_OF_SLABS = 256  # bytes of activations in shared memory
 
 
@@ -73,7 +74,7 @@ class Sm90Int4_24Few(CudaCpp[DirectPlan]):
         arch = arch_of(target)
         if arch.products != "sm90":
             return f"its code is for sm_90a, not {arch.name}"
-        for name, room in zip("HI", self._memory(problem, DirectSizes()), strict=True):
+        for name, room in zip("HI", self._memory(problem, self.sizes(problem)), strict=True):
             if room > arch.shared_memory:
                 return f"{name} takes {room} bytes of shared memory, and {arch.name} has {arch.shared_memory}"
         return None
@@ -86,7 +87,13 @@ class Sm90Int4_24Few(CudaCpp[DirectPlan]):
         return up, down
 
     def plan(self, problem: Problem, target: Target) -> DirectPlan:
-        return DirectPlan(problem, arch_of(target), DirectSizes())
+        return DirectPlan(problem, arch_of(target), self.sizes(problem))
+
+    @staticmethod
+    def sizes(problem: Problem) -> DirectSizes:
+        """Found on an H200. Products that share activations load them less often, and make fewer warps."""
+        channels = problem.T * problem.K * problem.I  # of the first kernel's output
+        return DirectSizes(up_tiles=4, up_ahead=2) if channels >= _ENOUGH else DirectSizes()
 
     def scratch(self, plan: DirectPlan) -> tuple[Buffer, ...]:
         problem = plan.problem
