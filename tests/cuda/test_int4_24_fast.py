@@ -21,6 +21,7 @@ from ttnn_moe.cuda.moe.int4_24_few import INT4_24_FEW, ColumnPlan, ColumnSizes
 from ttnn_moe.cuda.moe.prepared import bytes_of, most_bytes
 from ttnn_moe.cuda.moe.sm80_int4_24 import INT4_24, SparseTile
 from ttnn_moe.cuda.moe.sm90_int4_24 import INT4_24_SM90, Sm90SparseTile
+from ttnn_moe.cuda.moe.sm90_int4_24_few import INT4_24_FEW_SM90, DirectPlan, DirectSizes
 from ttnn_moe.cuda.moe.sort import Sorters
 from ttnn_moe.cuda.moe.sorted import SortedPlan
 from ttnn_moe.formats.int4_24 import NAME
@@ -28,7 +29,8 @@ from ttnn_moe.selfcheck.oracle import oracle
 
 on_host = pytest.mark.skipif(GXX is None, reason="g++ is not installed")
 BF16 = torch.bfloat16
-Sizes = ColumnSizes | SparseTile | Sm90SparseTile
+FAMILIES = (INT4_24, INT4_24_SM90, INT4_24_FEW, INT4_24_FEW_SM90)
+Sizes = ColumnSizes | DirectSizes | SparseTile | Sm90SparseTile
 
 
 def worst(
@@ -58,9 +60,16 @@ def worst(
     out = torch.randn(T, H)
     start = out.clone()
     problem = Problem.of(T, K, experts, BF16, out.dtype)
-    few = isinstance(sizes, ColumnSizes)
-    family: Any = INT4_24_FEW if few else INT4_24 if isinstance(sizes, SparseTile) else INT4_24_SM90
-    plan = ColumnPlan(problem, HOPPER, sizes) if few else SortedPlan(problem, HOPPER, sizes, Sorters(128))
+    few = isinstance(sizes, ColumnSizes | DirectSizes)
+    family: Any
+    plan: Any
+    if isinstance(sizes, ColumnSizes):
+        family, plan = INT4_24_FEW, ColumnPlan(problem, HOPPER, sizes)
+    elif isinstance(sizes, DirectSizes):
+        family, plan = INT4_24_FEW_SM90, DirectPlan(problem, HOPPER, sizes)
+    else:
+        family = INT4_24 if isinstance(sizes, SparseTile) else INT4_24_SM90
+        plan = SortedPlan(problem, HOPPER, sizes, Sorters(128))
     buffers = []
     for buffer in family.scratch(plan):
         storage = torch.full((buffer.bytes + 128,), 0xFF, dtype=torch.uint8)  # NaN; lines of 128 bytes
@@ -114,6 +123,8 @@ def test_a_call_is_within_the_bound(
 @pytest.mark.parametrize(
     ("sizes", "T", "H", "I", "order"),
     [
+        (DirectSizes(up_ahead=2), 2, 320, 64, "halves"),
+        (DirectSizes(1, 2, 4, 2, 1, 4, 2, 2, 1), 1, 192, 192, "interleaved"),
         (NARROW_90, 5, 192, 320, "interleaved"),
         (WIDE_90, 17, 192, 64, "interleaved"),
         (Sm90SparseTile(96, 2, 2, 2, wide=True), 80, 128, 192, "halves"),
@@ -121,7 +132,7 @@ def test_a_call_is_within_the_bound(
     ids=str,
 )
 def test_a_call_of_hopper_is_within_the_bound(
-    sizes: Sm90SparseTile, T: int, H: int, I: int, order: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    sizes: Sizes, T: int, H: int, I: int, order: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Experts with 1, 2, 4 and more rows, ragged tiles, blocks of weight rows that are cut, odd numbers of slabs."""
     kernels = HostKernels(tmp_path, True, together=3)
@@ -166,7 +177,8 @@ def test_plans_fit_and_a_prepared_layer_has_room(arch: object) -> None:
             problem = Problem(T, E, 8, H, I, weight_format=NAME)
             chosen = choose(problem, target)
             assert not isinstance(chosen, str)
-            assert chosen.family is (INT4_24_FEW if T <= 3 else INT4_24_SM90 if arch is HOPPER else INT4_24)
+            few, many = (INT4_24_FEW_SM90, INT4_24_SM90) if arch is HOPPER else (INT4_24_FEW, INT4_24)
+            assert chosen.family is (few if T <= 3 else many)
             uses = chosen.family.uses(chosen.plan, ids64=True, add=False)
             assert all(use.shared_memory <= target.arch.shared_memory for use in uses)  # type: ignore[union-attr]
             rooms.append(most_bytes(problem, target))
@@ -174,7 +186,9 @@ def test_plans_fit_and_a_prepared_layer_has_room(arch: object) -> None:
         assert rooms == sorted(rooms)
 
 
-@pytest.mark.parametrize("family", [INT4_24, INT4_24_SM90, INT4_24_FEW], ids=lambda family: family.name)
+@pytest.mark.parametrize(
+    "family", [INT4_24, INT4_24_SM90, INT4_24_FEW, INT4_24_FEW_SM90], ids=lambda family: family.name
+)
 def test_other_problems_are_refused(family: object) -> None:
     for change, words in (
         ({"weight_format": "dense"}, "int4_24 weights, not 'dense'"),

@@ -78,6 +78,15 @@ __device__ __forceinline__ uint4 load_once(const uint4* from) {
     return words;
 }
 
+// The same, 8 bytes.
+__device__ __forceinline__ uint2 load_once_8(const void* from) {
+    uint2 words;
+    asm volatile("ld.global.nc.L1::no_allocate.v2.u32 {%0, %1}, [%2];"
+                 : "=r"(words.x), "=r"(words.y)
+                 : "l"(from));
+    return words;
+}
+
 // Discard 128 bytes from L2 without write-back; their value is lost. Ordered after the computation of
 // `after`.
 __device__ __forceinline__ void discard_line(const u16* line, float after) {

@@ -28,3 +28,10 @@ __device__ __forceinline__ u32 select_or_flip(u32 set, u32 flip, u32 mask) {
     asm("lop3.b32 %0, %1, %2, %3, 0xb1;" : "=r"(out) : "r"(set), "r"(flip), "r"(mask));
     return out;
 }
+
+// Bits of `flip`, inverted, where the mask has ones, those of `keep` elsewhere, in one instruction.
+__device__ __forceinline__ u32 flip_or_select(u32 flip, u32 keep, u32 mask) {
+    u32 out;
+    asm("lop3.b32 %0, %1, %2, %3, 0x4e;" : "=r"(out) : "r"(flip), "r"(keep), "r"(mask));
+    return out;
+}

@@ -20,6 +20,7 @@
 
 constexpr u32 IDX_01 = 0x4, IDX_23 = 0xE;  // metadata: index of the first kept channel, then of the second
 constexpr int CHANNELS_OF_WORD = 32;
+constexpr float INTEGERS = 64.0f;  // 1 / the factor of integers that the fast kernels decode
 
 // As a word lies in memory.
 struct Word {

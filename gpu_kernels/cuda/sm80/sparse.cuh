@@ -31,6 +31,18 @@ __device__ __forceinline__ void multiply_sparse(float (&sums)[4], const u32 (&a)
           "r"(metadata), "n"(SELECTOR));
 }
 
+// The same, where the two indices of a chunk may come in any order.
+template <int SELECTOR>
+__device__ __forceinline__ void multiply_unordered(float (&sums)[4], const u32 (&a)[4], const u32 (&b)[4],
+                                                   u32 metadata) {
+    asm volatile(
+        "mma.sp.sync.aligned.m16n8k32.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, "
+        "{%4, %5, %6, %7}, {%8, %9, %10, %11}, {%0, %1, %2, %3}, %12, %13;"
+        : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]), "r"(b[2]), "r"(b[3]),
+          "r"(metadata), "n"(SELECTOR));
+}
+
 // Bytes of word (0 .. 3), or zeros (4 .. 7), chosen by the nibbles of `which`, all below 8.
 __device__ __forceinline__ u32 choose_bytes(u32 word, u32 which) {
     u32 out;

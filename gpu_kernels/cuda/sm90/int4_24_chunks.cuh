@@ -17,8 +17,6 @@
 #include "sm80/bytes.cuh"
 #include "sm80/int4_24.cuh"
 
-constexpr float INTEGERS = 64.0f;  // 1 / the factor of decoded integers
-
 // What lane t of a quad needs to decode.
 struct ChunkDecoder {
     u32 own_byte;       // selector of byte t in both halves, zero-extended
@@ -31,8 +29,8 @@ struct ChunkDecoder {
         own_byte = (0x4040 | t * 0x101) + zero;
         first = 0x7f00u + zero;       // 2^127
         second = 0x7d000000u + zero;  // 2^123
-        turn = (t == 0 ? 2 : 30) + zero;
-        kept = (t == 0 ? 0x33333333u : 0xccccccccu) + zero;
+        turn = (t % 2 ? 30 : 2) + zero;
+        kept = (t % 2 ? 0xccccccccu : 0x33333333u) + zero;
     }
 
     // 32 channels of 16 rows, as (integer - 8) / 64.
@@ -48,11 +46,16 @@ struct ChunkDecoder {
         y = multiply_add_bf16x2(both, second, 0xbe000000u);
     }
 
+    // Of words whose rests these are. Even lanes give chunks 0 .. 3, odd ones 4 .. 7.
+    __device__ __forceinline__ u32 metadata(u32 low_rest, u32 high_rest) const {
+        const u32 both = select_bytes(low_rest, high_rest, 0x5410);  // idx2 of the low row, of the high row
+        return select_or_flip(both, rotated(both, turn), kept);
+    }
+
     // low, high: words of rows l / 4 and l / 4 + 8 of lane l.
     __device__ __forceinline__ void decode(Fragment& out, u32 low, u32 low_rest, u32 high,
                                            u32 high_rest) const {
-        const u32 both = select_bytes(low_rest, high_rest, 0x5410);  // idx2 of the low row, of the high row
-        out.metadata = select_or_flip(both, rotated(both, turn), kept);
+        out.metadata = metadata(low_rest, high_rest);
         values(out.a[0], out.a[2], low);
         values(out.a[1], out.a[3], high);
         out.low = scale_of(low_rest);

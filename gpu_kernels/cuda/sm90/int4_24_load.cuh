@@ -165,7 +165,10 @@ __device__ __forceinline__ void load_rows(const Shared& shared, const u16* hidde
     }
 }
 
-// By each consumer warp.
-__device__ __forceinline__ void release(u32 barrier) {
+// By each thread of a consumer warp, once it has loaded all that it needs. Without the fence an arrival
+// overtakes loads before it, and so may the copy that refills the stage.
+__device__ __forceinline__ void release_read(u32 barrier) {
+    fence_async_proxy();
+    __syncwarp();
     if (threadIdx.x % 32 == 0) barrier_arrive(barrier);
 }

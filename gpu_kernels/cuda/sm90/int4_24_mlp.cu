@@ -15,7 +15,7 @@
 //
 // As sm80/int4_24_mlp: weights are the M side of mma.sp.m16n8k32, integers are multiplied, and each 32
 // channels' sums are scaled in fp32. Here two warps fill the ring, so that the others only decode and
-// multiply.
+// multiply; and a chunk of the format is a chunk of A (int4_24_chunks.cuh).
 //
 // Threads: 32 * (2 + CONSUMERS). A consumer warp makes 16 * M_TILES weight rows times the rows of a tile.
 // Blocks and items: as in mxfp4_mlp.
@@ -37,9 +37,9 @@
 #define SLAB_GAP 64                 // of lanes that load words of two slabs, each touches banks of its own
 constexpr int CONSUMERS = WARPS;
 #define WEIGHT_ROWS (16 * M_TILES * WARPS)
-#define APART 1
-#include "sm80/int4_24_quad.cuh"
+#include "sm90/int4_24_chunks.cuh"
 #include "sm90/int4_24_load.cuh"
+#include "sm90/int4_24_quad.cuh"
 
 constexpr int GROUPS = MAX_N / 8;
 constexpr int SLABS_AT_ONCE = M_TILES * GROUPS <= 4 ? 2 : 1;  // unrolled
@@ -67,9 +67,9 @@ struct Place {
 
 template <int G, bool IS_DOWN>
 __device__ __forceinline__ void multiply_slab(Sums<G>& sums, const unsigned char* words,
-                                              const unsigned char* rows, const Decoder& decoder) {
+                                              const unsigned char* rows, const ChunkDecoder& decoder) {
     using Of = Place<IS_DOWN>;
-    const int lane = threadIdx.x % 32, row = lane / 4, t = lane % 4;
+    const int lane = threadIdx.x % 32, row = lane / 4, t = lane % 2 * 2 + lane % 4 / 2;
     u32 b[2][G][4];
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -87,18 +87,26 @@ __device__ __forceinline__ void multiply_slab(Sums<G>& sums, const unsigned char
     for (int m = 0; m < M_TILES; ++m) {
         const uint4 low = *reinterpret_cast<const uint4*>(words + m * Of::TILE);
         const uint4 high = *reinterpret_cast<const uint4*>(words + m * Of::TILE + Of::HIGH);
-        const auto even = decoder.decode(low.x, low.y, high.x, high.y);
 #pragma unroll
-        for (int j = 0; j < G; ++j) multiply_scaled(sums[m][j], even, b[0][j]);
-        const auto odd = decoder.decode(low.z, low.w, high.z, high.w);
+        for (int half = 0; half < 2; ++half) {
+            ChunkDecoder::Fragment of;
+            if (half == 0)
+                decoder.decode(of, low.x, low.y, high.x, high.y);
+            else
+                decoder.decode(of, low.z, low.w, high.z, high.w);
 #pragma unroll
-        for (int j = 0; j < G; ++j) multiply_scaled(sums[m][j], odd, b[1][j]);
+            for (int j = 0; j < G; ++j) {
+                float products[4] = {};
+                multiply_unordered<0>(products, of.a, b[half][j], of.metadata);
+                scale(sums[m][j], products, of.low, of.high);
+            }
+        }
     }
 }
 
 template <int G, bool IS_DOWN>
 __device__ __forceinline__ void multiply(const Shared& shared, Turn<STAGES>& turn, Sums<G>& sums, int slabs,
-                                         const Decoder& decoder) {
+                                         const ChunkDecoder& decoder) {
     const u32 base = shared_address(dynamic_memory());
 #pragma unroll
     for (int m = 0; m < M_TILES; ++m)
@@ -120,10 +128,70 @@ __device__ __forceinline__ void multiply(const Shared& shared, Turn<STAGES>& tur
             for (int s = 0; s < slabs; ++s)
                 multiply_slab<G, IS_DOWN>(sums, words + s * WEIGHT_SLAB, rows + s * ROW_SLAB, decoder);
         }
-        __syncwarp();
-        release(shared.empty(turn.at));
+        release_read(shared.empty(turn.at));
         turn.next();
     }
+}
+
+// Three or four rows: the sums of both groups of a slab lie side by side, so that one scale serves two
+// products. Columns 0 .. 3 are the rows for the first group, 4 .. 7 the same for the second.
+template <bool IS_DOWN>
+__device__ __forceinline__ void multiply_halves(const Shared& shared, Turn<STAGES>& turn, Sums<1>& sums,
+                                                int slabs, const ChunkDecoder& decoder) {
+    using Of = Place<IS_DOWN>;
+    const u32 base = shared_address(dynamic_memory());
+    const int lane = threadIdx.x % 32, t = lane % 4, row = lane / 4 % 4, half = lane / 16;
+    const int own = row * 128 + place_of(row, half * 4 + t % 2 * 2 + t / 2) * 16;
+    const unsigned char* zeros = dynamic_memory() + (shared.zeros() - base);
+#pragma unroll
+    for (int m = 0; m < M_TILES; ++m)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) sums[m][0][i] = 0.0f;
+    for (; slabs > 0; slabs -= SLABS) {
+        const unsigned char* words =
+            dynamic_memory() + (shared.words() + turn.at * WORD_BYTES - base) + Of::first();
+        const unsigned char* rows = dynamic_memory() + (shared.rows + turn.at * STAGE_ROWS - base) + own;
+        const unsigned char *first = half ? zeros : rows, *second = half ? rows : zeros;
+        barrier_wait(shared.full(turn.at), turn.parity);
+        const int here = min(slabs, SLABS);
+#pragma unroll 1
+        for (int s = 0; s < here; ++s) {
+            u32 b[2][4];
+#pragma unroll
+            for (int i = 0; i < 2; ++i) {
+                const uint4 four = *reinterpret_cast<const uint4*>(i ? second : first);
+                b[i][0] = four.x;
+                b[i][1] = four.y;
+                b[i][2] = four.z;
+                b[i][3] = four.w;
+            }
+#pragma unroll
+            for (int m = 0; m < M_TILES; ++m) {
+                const uint4 low = *reinterpret_cast<const uint4*>(words + m * Of::TILE);
+                const uint4 high = *reinterpret_cast<const uint4*>(words + m * Of::TILE + Of::HIGH);
+                const u32 low_rest = t < 2 ? low.y : low.w, high_rest = t < 2 ? high.y : high.w;
+                const u32 metadata = decoder.metadata(low_rest, high_rest);
+                u32 a[2][4];
+                decoder.values(a[0][0], a[0][2], low.x);
+                decoder.values(a[0][1], a[0][3], high.x);
+                decoder.values(a[1][0], a[1][2], low.z);
+                decoder.values(a[1][1], a[1][3], high.z);
+                float products[4] = {};
+                multiply_unordered<0>(products, a[0], b[0], metadata);
+                multiply_unordered<1>(products, a[1], b[1], metadata);
+                scale(sums[m][0], products, scale_of(low_rest), scale_of(high_rest));
+            }
+            words += WEIGHT_SLAB;
+            first += ROW_SLAB;
+            second += ROW_SLAB;
+        }
+        release_read(shared.empty(turn.at));
+        turn.next();
+    }
+#pragma unroll
+    for (int m = 0; m < M_TILES; ++m)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) sums[m][0][i] += __shfl_xor_sync(~0u, sums[m][0][i], 2);
 }
 
 // One or two rows: see int4_24_quad.cuh.
@@ -132,19 +200,12 @@ struct Quads {
     using Of = Place<IS_DOWN>;
     float sums[M_TILES][4];
 
-    // Words and rows of two slabs; of one unless WHOLE. b_low, b_high: where this lane's k of the first slab,
-    // and of the second, lie : zeros for other columns than its own.
+    // Words and rows of two slabs; of one unless WHOLE. x: where this lane's channels lie.
     template <bool WHOLE>
-    __device__ __forceinline__ void multiply_slabs(const unsigned char* words, const unsigned char* b_low,
-                                                   const unsigned char* b_high, int swap,
-                                                   const QuadDecoder& decoder) {
-        u32 b[1][4][4];
-#pragma unroll
-        for (int i = 0; i < 4; ++i)
-#pragma unroll
-            for (int j = 0; j < 4; ++j)  // words of one register each: b takes four in a row
-                b[0][i][j] = *reinterpret_cast<const u32*>((j % 2 ? b_high : b_low) + j / 2 * 8 + i % 2 * 16 +
-                                                           (i / 2 ? 32 - swap : swap));
+    __device__ __forceinline__ void multiply_slabs(const unsigned char* words, const unsigned char* x,
+                                                   const OwnColumns& own, const QuadDecoder& decoder) {
+        u32 b[4][4];
+        own.take(b, x);
         const int t = threadIdx.x % 4;
 #pragma unroll
         for (int m = 0; m < M_TILES; m += 2) {
@@ -155,23 +216,20 @@ struct Quads {
                 of[i] = decoder.decode(*reinterpret_cast<const uint2*>(at),
                                        *reinterpret_cast<const uint2*>(at + Of::HIGH));
             }
-            float products[2][1][4];
+            float products[2][4];
             multiply_quads(products, of, b);
 #pragma unroll
             for (int i = 0; i < 2; ++i)
-                if (WHOLE || t < 2) scale(sums[m + i], products[i][0], of[i].low, of[i].high);
+                if (WHOLE || t < 2) scale(sums[m + i], products[i], of[i].low, of[i].high);
         }
     }
 
-    __device__ __forceinline__ void multiply(const Shared& shared, Turn<STAGES>& turn, int slabs,
-                                             const QuadDecoder& decoder) {
+    __device__ __forceinline__ void multiply(const Shared& shared, Turn<STAGES>& turn, int slabs, u32 zero) {
+        const QuadDecoder decoder(zero);
         const u32 base = shared_address(dynamic_memory());
         const int lane = threadIdx.x % 32, t = lane % 4, group = lane / 8, row = lane / 4 % 2;
-        // k of this lane: of groups t / 2 and t / 2 + 2; its column: of one group
-        const int own = row * 128 + (group % 2 ^ row) * 64 + t % 2 * 4, swap = row * 32;
-        const bool is_low = group == t / 2, is_high = group == t / 2 + 2;
-        // 8 bytes on: in banks that no row's words are in
-        const unsigned char* zeros = dynamic_memory() + (shared.zeros() - base) + 8;
+        const int of_row = row * 128 + place_of(row, group % 2 * 4 + t % 2 * 2) * 16;
+        const OwnColumns own(zero, true), of_one(zero, true, false);
         const int of_word = Of::first() + t / 2 * WEIGHT_SLAB + t % 2 * 8;
 #pragma unroll
         for (int m = 0; m < M_TILES; ++m)
@@ -180,19 +238,18 @@ struct Quads {
         for (; slabs > 0; slabs -= SLABS) {
             const unsigned char* words =
                 dynamic_memory() + (shared.words() + turn.at * WORD_BYTES - base) + of_word;
-            const unsigned char* rows = dynamic_memory() + (shared.rows + turn.at * STAGE_ROWS - base) + own;
-            const unsigned char *b_low = is_low ? rows : zeros, *b_high = is_high ? rows + ROW_SLAB : zeros;
+            const unsigned char* rows =
+                dynamic_memory() + (shared.rows + turn.at * STAGE_ROWS - base) + of_row;
             barrier_wait(shared.full(turn.at), turn.parity);
             const int here = min(slabs, SLABS);
 #pragma unroll 1
             for (int s = 0; s + 1 < here; s += 2)
-                multiply_slabs<true>(words + s * WEIGHT_SLAB, b_low + s * ROW_SLAB, b_high + s * ROW_SLAB,
-                                     swap, decoder);
+                multiply_slabs<true>(words + s * WEIGHT_SLAB, rows + (s + group / 2) * ROW_SLAB, own,
+                                     decoder);
             if (here % 2)
-                multiply_slabs<false>(words + (here - 1) * WEIGHT_SLAB, b_low + (here - 1) * ROW_SLAB, zeros,
-                                      swap, decoder);
-            __syncwarp();
-            release(shared.empty(turn.at));
+                multiply_slabs<false>(words + (here - 1) * WEIGHT_SLAB, rows + (here - 1) * ROW_SLAB, of_one,
+                                      decoder);
+            release_read(shared.empty(turn.at));
             turn.next();
         }
     }
@@ -225,7 +282,7 @@ __device__ __forceinline__ void write(const Sums<G>& sums, int block, Tile* tile
 #pragma unroll
     for (int m = 0; m < M_TILES; ++m) {
         const int channel = (of_16 + m) * (IS_DOWN ? 16 : 8) + g;
-        const int at = channel / 32 * 32 + word_of(channel % 32) * 2 + channel % 2;
+        const int at = channel / 32 * 32 + word_of_chunk(channel % 32) * 2 + channel % 2;
         if (channel >= (IS_DOWN ? H : I)) continue;
 #pragma unroll
         for (int j = 0; j < G; ++j)
@@ -257,7 +314,7 @@ __device__ __forceinline__ void run_quads(const Shared& shared, Turn<STAGES>& tu
     Sums<1> sums;
     {
         Quads<IS_DOWN> quads;
-        quads.multiply(shared, turn, (IS_DOWN ? I : H) / 64, QuadDecoder(H & 63));
+        quads.multiply(shared, turn, (IS_DOWN ? I : H) / 64, H & 63);
         quads.add_up(sums);
     }
     write<1, IS_DOWN>(sums, item.block, tiles + item.tile, act, out, H, I);
@@ -273,7 +330,12 @@ __device__ __forceinline__ void run(const Shared& shared, Turn<STAGES>& turn, co
         if (item.rows > 8 * G) return run<after(G), IS_DOWN>(shared, turn, item, tiles, act, out, H, I);
     }
     Sums<G> sums;
-    multiply<G, IS_DOWN>(shared, turn, sums, (IS_DOWN ? I : H) / 64, Decoder(H & 63));
+    if (G == 1 && item.rows <= 4) {
+        if constexpr (G == 1)
+            multiply_halves<IS_DOWN>(shared, turn, sums, (IS_DOWN ? I : H) / 64, ChunkDecoder(H & 63));
+    } else {
+        multiply<G, IS_DOWN>(shared, turn, sums, (IS_DOWN ? I : H) / 64, ChunkDecoder(H & 63));
+    }
     write<G, IS_DOWN>(sums, item.block, tiles + item.tile, act, out, H, I);
 }
 

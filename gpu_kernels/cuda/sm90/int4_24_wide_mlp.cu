@@ -174,7 +174,7 @@ struct Products {
                     rows = advance(rows, ROW_SLAB / 16);
                 }
             }
-            release(shared.empty(turn.at));
+            release_read(shared.empty(turn.at));
             turn.next();
         }
     }

@@ -94,7 +94,7 @@ class Sm90Int4_24(SortedInt4_24[Sm90SparseTile]):
         return tuple(tile for _, tile in _TILES)
 
     def order_defines(self, tile: Sm90SparseTile) -> dict[str, object]:
-        return {"K_ORDER": True} if tile.wide else {}
+        return {"K_ORDER" if tile.wide else "CHUNKS": True}
 
     def product_defines(self, problem: Problem) -> dict[str, object]:
         return {"INTERLEAVED": problem.gate_up_order == "interleaved"}

@@ -44,6 +44,8 @@ inline void copies_wait() {
 template <bool = false>
 inline uint4 load_once(const uint4* from) { return *from; }
 
+inline uint2 load_once_8(const void* from) { return *static_cast<const uint2*>(from); }
+
 // As it may be at its worst: the line is lost at once.
 inline void discard_line(const u16* line, float) {
     if (reinterpret_cast<uintptr_t>(line) % 128) emulator::fail("a line begins between");

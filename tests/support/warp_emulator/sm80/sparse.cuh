@@ -33,7 +33,7 @@ inline void load_transposed(u32 (&words)[4], u32 address) {
     emulator::meet_warp();
 }
 
-template <int SELECTOR>
+template <int SELECTOR, bool ORDERED = true>
 inline void multiply_sparse(float (&sums)[4], const u32 (&a)[4], const u32 (&b)[4], u32 metadata) {
     const int me = emulator::current, lane = me % 32, first = me - lane;
     auto& mine = emulator::fibers[me].words;
@@ -52,7 +52,8 @@ inline void multiply_sparse(float (&sums)[4], const u32 (&a)[4], const u32 (&b)[
             const u32 given = words(row % 8 * 4 + 2 * SELECTOR + chunk / 4)[4];
             const u32 bits = given >> (16 * (row / 8) + 4 * (chunk % 4)) & 0xf;
             const u32 channels[2] = {bits & 3, bits >> 2};
-            if (channels[0] >= channels[1]) emulator::fail("metadata that is not in order");
+            if (ORDERED && channels[0] >= channels[1]) emulator::fail("metadata that is not in order");
+            if (channels[0] == channels[1]) emulator::fail("metadata that names a channel twice");
             for (int n = 0; n < 2; ++n) {
                 const u32 k = 4 * chunk + channels[n];
                 const u32 of_b = words(column * 4 + k % 8 / 2)[k / 8] >> 32;
@@ -61,6 +62,11 @@ inline void multiply_sparse(float (&sums)[4], const u32 (&a)[4], const u32 (&b)[
         }
     }
     emulator::meet_warp();
+}
+
+template <int SELECTOR>
+inline void multiply_unordered(float (&sums)[4], const u32 (&a)[4], const u32 (&b)[4], u32 metadata) {
+    multiply_sparse<SELECTOR, false>(sums, a, b, metadata);
 }
 
 inline u32 choose_bytes(u32 word, u32 which) { return __byte_perm(word, 0, which); }
