@@ -123,7 +123,7 @@ def test_a_call_is_within_the_bound(
 @pytest.mark.parametrize(
     ("sizes", "T", "H", "I", "order"),
     [
-        (DirectSizes(up_ahead=2), 2, 320, 64, "halves"),
+        (DirectSizes(up_ahead=1), 2, 320, 64, "halves"),
         (DirectSizes(1, 2, 4, 2, 1, 4, 2, 2, 1), 1, 192, 192, "interleaved"),
         (NARROW_90, 5, 192, 320, "interleaved"),
         (WIDE_90, 17, 192, 64, "interleaved"),

@@ -1,9 +1,10 @@
+// SPDX-License-Identifier: Apache-2.0
 // Few tokens in one node: 8 bytes travel as 4 bytes of data and the number of the call, twice. A word arrives
 // whole, so a rank that finds the number has the data: one hop, without a fence, a flag or a barrier.
 //
-// What a rank puts lies in two halves of the target's memory, used by turns. A rank ends a call when every rank
-// has said that it entered it, and no rank enters a call before it ended the one before. So call n writes where
-// call n - 2 was read. Nobody waits for another rank's end.
+// What a rank puts lies in two halves of the target's memory, used by turns. A rank ends a call when every
+// rank has said that it entered it, and no rank enters a call before it ended the one before. So call n
+// writes where call n - 2 was read. Nobody waits for another rank's end.
 //
 // Blocks: (SMs of a rank, ranks), all resident; threads: CHANNELS
 // * 32.

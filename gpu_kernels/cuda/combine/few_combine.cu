@@ -1,4 +1,6 @@
-// As node_combine.cu, of few tokens: each rank puts its rows of a token where the token's rank waits for them.
+// SPDX-License-Identifier: Apache-2.0
+// As node_combine.cu, of few tokens: each rank puts its rows of a token where the token's rank waits for
+// them.
 //
 // | argument (of a rank)  | shape       | dtype      |                                                      |
 // |-----------------------|-------------|------------|------------------------------------------------------|
@@ -108,8 +110,7 @@ extern "C" __global__ void __launch_bounds__(CHANNELS * 32, 1)
     if (shared.dead) return;
     if (blockIdx.x == 0 && warp == 0 && lane < R)
         store_relaxed_sys(node.ready(lane, g.rank), shared.call + 1);
-    const Warp work{node,    own, node.first(warp), lane, vectors, (vectors + 31) / 32, call.T_max,
-                    shared.call};
+    const Warp work{node, own, node.first(warp), lane, vectors, (vectors + 31) / 32, call.T_max, shared.call};
     work.send(A);
     work.receive(T);
     if (blockIdx.x == 0 && warp == CHANNELS - 1) wait_for_entries(node, shared);

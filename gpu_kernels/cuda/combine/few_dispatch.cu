@@ -1,5 +1,6 @@
-// As node_dispatch.cu, of few tokens: each rank puts its tokens where the other rank waits for them. That rank
-// numbers their rows.
+// SPDX-License-Identifier: Apache-2.0
+// As node_dispatch.cu, of few tokens: each rank puts its tokens where the other rank waits for them. That
+// rank numbers their rows.
 //
 // | argument (of a rank)    | shape            | dtype      | |
 // |-------------------------|------------------|------------|--------------------------------------------------|
@@ -20,8 +21,8 @@
 // | pairs                   | [2, R, T_max, K, 2] u64 | the other ranks: expert, weight                    |
 // | words                   | [2, R, T_max, H / 8, 4] u64 | the other ranks: tokens; see few.cuh           |
 //
-// Each part is 128 bytes aligned. H is a multiple of 8. A warp moves 32 vectors of 8 columns at a time. Dynamic
-// shared memory: 2 * R * ceil(T_max / 32) * 4 bytes.
+// Each part is 128 bytes aligned. H is a multiple of 8. A warp moves 32 vectors of 8 columns at a time.
+// Dynamic shared memory: 2 * R * ceil(T_max / 32) * 4 bytes.
 #include "common/element.cuh"
 
 struct Local {  // one rank of this launch
@@ -57,7 +58,8 @@ struct Warp {
     NodeShared& shared;
     const Places& places;
     const int warp, lane, vectors, chunks, K, T, T_max, segments;
-    u32 *here, *own_bits;  // [R, segments]: tokens of each rank that come here; own tokens that go to each rank
+    u32 *here,
+        *own_bits;  // [R, segments]: tokens of each rank that come here; own tokens that go to each rank
     u32& dead;
 
     __device__ int rank() const { return node.g.rank; }
@@ -127,8 +129,8 @@ __device__ void Warp::send(u32 first_to, uint4 first_columns) const {
             for (int k = lane; k < K; k += 32) {
                 const u64 at = static_cast<u64>(t) * K + k;
                 const int e = own.ids[at];
-                put(pair(s, rank(), t, k), owner(e) == s ? own.index[e] : -1, __float_as_uint(own.weights[at]),
-                    number());
+                put(pair(s, rank(), t, k), owner(e) == s ? own.index[e] : -1,
+                    __float_as_uint(own.weights[at]), number());
             }
         }
     }
@@ -143,7 +145,8 @@ __device__ void Warp::number_rows() const {
             [&] {
                 count = load_relaxed_sys(tokens(rank(), c));
                 if (t < T_max) to = load_relaxed_sys(mask(rank(), c, t));
-                return said(count) && (said(to) || t >= min(static_cast<int>(static_cast<u32>(count)), T_max));
+                return said(count) &&
+                       (said(to) || t >= min(static_cast<int>(static_cast<u32>(count)), T_max));
             },
             c, ANNOUNCER);
         if (!came) dead = 1;
@@ -175,7 +178,8 @@ __device__ void Warp::say_where() const {
         for (int d = 16; d; d /= 2) before += __shfl_xor_sync(ALL, before, d);
         const u32 bits = own_bits[item];
         if (t < T) {
-            const int row = bits >> lane & 1 ? static_cast<int>(before + __popc(bits & ((1u << lane) - 1))) : -1;
+            const int row =
+                bits >> lane & 1 ? static_cast<int>(before + __popc(bits & ((1u << lane) - 1))) : -1;
             own.where[static_cast<u64>(s) * T_max + t] = row;
         }
     }
@@ -197,7 +201,8 @@ __device__ void Warp::receive() const {
             if (v < vectors) columns = load_once(own.x + (static_cast<u64>(t) * vectors + v) * 8);
         } else {
             const bool came = node.g.until(
-                [&] { return v >= vectors || take_vector(words(rank(), c, t, v), number(), columns); }, c, RECEIVER);
+                [&] { return v >= vectors || take_vector(words(rank(), c, t, v), number(), columns); }, c,
+                RECEIVER);
             if (!came) return;
         }
         if (v < vectors) part<uint4>(rank(), places.rows)[row * vectors + v] = columns;
@@ -215,7 +220,8 @@ __device__ void Warp::receive() const {
                 }
             } else {
                 const bool came = node.g.until(
-                    [&] { return k >= K || take(pair(rank(), c, t, k), number(), expert, weight); }, c, RECEIVER);
+                    [&] { return k >= K || take(pair(rank(), c, t, k), number(), expert, weight); }, c,
+                    RECEIVER);
                 if (!came) return;
             }
             if (k >= K) continue;
@@ -242,8 +248,14 @@ extern "C" __global__ void __launch_bounds__(CHANNELS * 32, 1)
         node.begin(shared);
         dead = 0;
     }
-    const Warp work{node,   own,    shared, places, warp,  lane, vectors, (vectors + 31) / 32,
-                    call.K, T,      T_max,  segments, bits, bits + R * segments, dead};
+    const Warp work{node,    own,
+                    shared,  places,
+                    warp,    lane,
+                    vectors, (vectors + 31) / 32,
+                    call.K,  T,
+                    T_max,   segments,
+                    bits,    bits + R * segments,
+                    dead};
     // meanwhile
     const int first = node.first(warp);
     const bool some = first < T * work.chunks;

@@ -15,7 +15,7 @@ struct Status {
     u32 beat, entered, ended,
         aborted;  // ended counts blocks; aborted: 1 once claimed, 2 once the report is whole
     u32 peer, role, call, reporter;
-    u64 told;  // by a rank of another node (network.cuh): 0, or its report in one word
+    u64 told;      // by a rank of another node (network.cuh): 0, or its report in one word
     u32 taken[2];  // items that a warp has, by parity of the call: of one node's kernels
     u32 unused[52];
 };

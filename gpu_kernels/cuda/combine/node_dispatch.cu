@@ -21,9 +21,9 @@
 // Each part is 128 bytes aligned. The upper half of an announced word is the number of the call, from 1, so a
 // word needs no flag. It also says that the rank has used the rows of the call before.
 //
-// H is a multiple of 8 * CUTS. A warp moves a piece of a token. BULK: see bulk.cuh; else vectors.cuh. Blocks: (SMs of a rank, ranks),
-// all resident; threads: CHANNELS * 32. Dynamic shared memory: rows (BULK), then R * ceil(T_max / 32) *
-// 8 bytes.
+// H is a multiple of 8 * CUTS. A warp moves a piece of a token. BULK: see bulk.cuh; else vectors.cuh. Blocks:
+// (SMs of a rank, ranks), all resident; threads: CHANNELS * 32. Dynamic shared memory: rows (BULK), then R *
+// ceil(T_max / 32) * 8 bytes.
 #define STAGES 1
 #ifndef CUTS
 #define CUTS 1  // pieces of a token

@@ -94,7 +94,8 @@ struct Group {
             const u64 now = __shfl_sync(ALL, nanoseconds(), 0);
             if (!start) start = now;
 #if BEATS  // no warp does it all the time
-            if (STALLS != rank && threadIdx.x % 32 == 0) store_relaxed_sys(&status(rank)->beat, static_cast<u32>(now));
+            if (STALLS != rank && threadIdx.x % 32 == 0)
+                store_relaxed_sys(&status(rank)->beat, static_cast<u32>(now));
 #endif
             if (now - start <= call.timeout || STALLS == rank) continue;
             blame(call, rank, __shfl_sync(ALL, peer, __ffs(missing) - 1), role);

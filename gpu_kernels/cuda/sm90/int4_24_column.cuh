@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Rows of int4_24 words times one column, by a warp alone, words straight from memory to registers.
 //
 // A warp has TILES products of 16 rows, over some pairs of slabs of 64 channels (sm90/int4_24_quad.cuh).

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Down projection and weighted sum of few tokens, unsorted, through int4_24 experts: out[t] (+)= sum over
 // ascending k of weights[t, k] * (act[t*K + k] Wd_e^T), in fp32, one rounding.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Activations of few pairs, unsorted, through int4_24 experts: act[p] = silu(x Wg_e^T) * (x Wu_e^T), x =
 // hidden[p / K], e = ids[p].
 //

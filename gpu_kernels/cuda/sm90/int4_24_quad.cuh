@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Words of int4_24 as A of sparse products with few columns, a chunk of the format a chunk of A: four groups
 // of 32 channels at a time, and two tokens a product.
 //

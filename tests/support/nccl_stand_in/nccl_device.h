@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Stands in for NCCL's device API: the types and calls that network.cuh uses, without bodies that send.
 #pragma once
 

@@ -63,7 +63,7 @@ class Sm90SparseTile:
 
 # pairs (T * K) over experts, at most -> tile
 _TILES: tuple[tuple[float, Sm90SparseTile], ...] = (
-    (0.75, Sm90SparseTile(8, 4, 8, 2, blocks=2, warps=4, read_once=True)),
+    (4, Sm90SparseTile(8, 4, 8, 2, blocks=2, warps=4, read_once=True)),
     (10, Sm90SparseTile(16, 2, 4, 5, warps=16, wide=True, read_once=True)),
     (18, Sm90SparseTile(24, 2, 4, 4, warps=16, wide=True, read_once=True)),
     (40, Sm90SparseTile(48, 2, 4, 4, warps=12, wide=True, read_once=True)),

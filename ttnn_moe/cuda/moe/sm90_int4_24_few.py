@@ -38,7 +38,7 @@ class DirectSizes:
     up_tiles: int = 2
     up_warps: int = 4
     teams: int = 2
-    up_ahead: int = 4
+    up_ahead: int = 2
     up_blocks: int = 2
     down_tiles: int = 2
     down_warps: int = 1
@@ -93,7 +93,7 @@ class Sm90Int4_24Few(CudaCpp[DirectPlan]):
     def sizes(problem: Problem) -> DirectSizes:
         """Found on an H200. Products that share activations load them less often, and make fewer warps."""
         channels = problem.T * problem.K * problem.I  # of the first kernel's output
-        return DirectSizes(up_tiles=4, up_ahead=2) if channels >= _ENOUGH else DirectSizes()
+        return DirectSizes(up_tiles=4, up_ahead=1) if channels >= _ENOUGH else DirectSizes()
 
     def scratch(self, plan: DirectPlan) -> tuple[Buffer, ...]:
         problem = plan.problem
