@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import vllm_layers
-from ttnn_moe.integrations.vllm.surface import MODEL
+from ttnn_moe.integrations.vllm.surface import ATTENTION, MODEL
 from vllm_layers import REAL, tiny
 
 pytestmark = pytest.mark.skipif(not REAL, reason="vLLM is not installed: make test-vllm has it")
@@ -157,6 +157,7 @@ def flash(
 @pytest.fixture
 def paged(monkeypatch: pytest.MonkeyPatch, whole: Any, tmp_path: Path) -> Any:
     """A model that keeps keys and values in vLLM's blocks, and a function that builds a step's metadata."""
+    vllm_layers.needs(ATTENTION)
     from vllm.platforms.cpu import CpuPlatform
     from vllm.v1.attention.backend import CommonAttentionMetadata
     from vllm.v1.attention.backends import flash_attn
