@@ -20,9 +20,9 @@
 // items, so that memory stays busy between the two products. Blocks claim items dynamically, since memory
 // does not serve all multiprocessors at the same rate. A down item starts when the activations of its tile
 // are complete. The items that make them were claimed earlier and wait for nothing, so no deadlock is
-// possible. Weights are the M side, the rows of a tile the N side: N is their number rounded up to N_STEP. Each
-// N is code of its own, and the compiler's time grows with the sum of all N. READ_ONCE: weights are evicted
-// from L2 first. Use it for few tokens, where few experts have a second tile.
+// possible. Weights are the M side, the rows of a tile the N side: N is their number rounded up to 8, at most
+// MAX_N. READ_ONCE: weights are evicted from L2 first. Use it for few tokens, where few experts have a second
+// tile.
 //
 // Shared memory: STAGES * (weights WEIGHT_ROWS x 64, rows MAX_N x 64), two output buffers per consumer
 // warpgroup, items, barriers. Weights come through TMA; rows come through cp.async, since they are scattered.
@@ -47,7 +47,6 @@ static_assert(MAX_N % 16 == 0 && MAX_N <= 192, "rows of a tile");
 static_assert(WEIGHT_ROWS == 128 || WEIGHT_ROWS == 256, "rows of weights of an item");
 
 constexpr int K_BLOCK = 64;
-constexpr int N_STEP = MAX_N > 128 ? 16 : 8;
 constexpr int PARTS = WEIGHT_ROWS / 128;  // boxes of a stage; products of 64 rows a warpgroup
 constexpr int BOX_BYTES = 128 * K_BLOCK * 2;
 constexpr int WEIGHT_BYTES = PARTS * BOX_BYTES;
@@ -202,7 +201,7 @@ __device__ __forceinline__ void multiply_rows(const Shared& shared, Turn<STAGES>
         if (rows <= N)
             multiply<N>(shared, turn, sums, depth);
         else
-            multiply_rows<N + N_STEP>(shared, turn, sums, depth, rows);
+            multiply_rows<N + 8>(shared, turn, sums, depth, rows);
     }
 }
 
@@ -239,7 +238,7 @@ extern "C" __global__ void __launch_bounds__(384, 1)
         Turn<SLOTS> slot;
         Sums sums;
         for (Item item = shared.items.hear(slot); item.kind != NONE; item = shared.items.hear(slot)) {
-            multiply_rows<N_STEP>(shared, turn, sums, work.depth(item), item.rows);
+            multiply_rows<8>(shared, turn, sums, work.depth(item), item.rows);
             if (item.kind == DOWN)
                 write<true, 2>(shared.pieces, sums, Plain{}, out, item, H, nullptr);
             else
