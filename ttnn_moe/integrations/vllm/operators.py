@@ -14,6 +14,7 @@ from vllm.utils.torch_utils import LayerNameType, _resolve_layer_name, direct_re
 
 from ... import decoder
 from ...no_gradients import LIBRARY
+from .adapter import held
 from .attention import Metadata
 
 NAMESPACE = LIBRARY.ns
@@ -65,7 +66,7 @@ def _experts_over(
 ) -> Tensor:
     """experts, written over x."""
     context = get_forward_context()
-    layer = context.no_compile_layers[_resolve_layer_name(layer_name)]
+    layer = held(context.no_compile_layers[_resolve_layer_name(layer_name)])
     ids, weights, hidden = decoder.norm_route(x, norm, eps, router, K, renormalise)
     layer.quant_method.add(layer, hidden, weights, ids, x, _true_tokens(context.attn_metadata))
     return x
