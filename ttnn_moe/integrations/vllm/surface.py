@@ -130,7 +130,7 @@ EXPERTS = Surface(
 """The hook on layers of bf16, fp16 and fp32 weights."""
 
 QUANTISED = Surface(
-    "0.22.1",
+    "0.22.1 to 0.33.0",
     exact={
         (f"{_MOE}.fused_moe_method_base", "FusedMoEMethodBase.create_weights"): (
             "self",
@@ -152,8 +152,6 @@ QUANTISED = Surface(
         ),
     },
     has={
-        # a layer that holds its weights itself, so that a checkpoint's names are its parameters' names
-        (f"{_MOE}.layer", "FusedMoE.__init__"): ("num_experts", "top_k", "quant_config", "prefix"),
         ("vllm.model_executor.layers.quantization", "register_quantization_config"): ("quantization",),
         ("vllm.model_executor.layers.quantization.base_config", "QuantizationConfig.get_quant_method"): (
             "layer",
