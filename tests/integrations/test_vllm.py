@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import logging
 import threading
 from collections.abc import Iterator
@@ -69,8 +68,7 @@ def test_vllm_has_what_the_adapter_uses(make: Any) -> None:
     from ttnn_moe.integrations.vllm.surface import EXPERTS, QUANTISED, installed
 
     assert EXPERTS.why_not(installed) is None
-    layers = importlib.import_module(f"{vllm_stand_in.MOE}.layer")
-    assert (QUANTISED.why_not(installed) is None) == hasattr(layers, "FusedMoE"), "0.33 holds weights in another class"
+    assert QUANTISED.why_not(installed) is None
 
 
 def test_a_second_registration_changes_nothing(make: Any, lines: list[Any]) -> None:

@@ -15,7 +15,7 @@ import ttnn_moe
 import vllm_layers
 import vllm_sources
 from paths import ROOT
-from ttnn_moe.integrations.vllm.surface import EXPERTS, MODEL, QUANTISED
+from ttnn_moe.integrations.vllm.surface import ATTENTION, EXPERTS, MODEL, QUANTISED
 from vllm_layers import REAL, H, expected, route
 from vllm_stand_in import MOE
 
@@ -88,7 +88,7 @@ def test_a_quantised_checkpoint_is_loaded_and_served(make: Any) -> None:
     tensors = {key: value for file in sorted(folder.glob("*.safetensors")) for key, value in load_file(file).items()}
     made.load_weights(iter(tensors.items()))
     process_weights_after_loading(made, config.model_config, torch.device("cpu"))
-    layers = moe_layers(made)
+    layers = {name.removesuffix(".routed_experts"): layer for name, layer in moe_layers(made).items()}
     assert set(layers) == {key.rpartition(".")[0] for key in tensors if key.endswith("experts.w13")}
     for name, layer in layers.items():
         experts = ttnn_moe.Experts.int4_24(tensors[f"{name}.w13"], tensors[f"{name}.w2"])
@@ -152,8 +152,7 @@ def test_other_versions_have_what_the_adapter_uses(make: Any, folder: Path) -> N
     asked = vllm_sources.abstract_methods(folder, f"{MOE}.modular_kernel", *classes)
     assert len(asked) > 5 and asked <= set(vars(TtnnMoeExperts))
     assert EXPERTS.why_not(vllm_sources.found_in(folder)) is None
-    quantised = QUANTISED.why_not(vllm_sources.found_in(folder))
-    assert quantised is None or "FusedMoE" in quantised, "from 0.33 on another class holds the weights"
+    assert QUANTISED.why_not(vllm_sources.found_in(folder)) is None
 
 
 @needs_vllm
@@ -163,7 +162,7 @@ def test_sources_are_read_as_the_installed_are(make: Any) -> None:
     from ttnn_moe.integrations.vllm.surface import installed
 
     found = vllm_sources.found_in(Path(vllm.__file__).parent.parent)
-    for surface in (EXPERTS, MODEL, QUANTISED):
+    for surface in (EXPERTS, MODEL, ATTENTION, QUANTISED):
         if surface.why_not(installed) is not None:
             continue
         for module, path in {**surface.exact, **surface.has}:

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import vllm_layers
-from ttnn_moe.integrations.vllm.surface import MODEL
+from ttnn_moe.integrations.vllm.surface import ATTENTION, MODEL
 from vllm_layers import REAL, tiny
 
 pytestmark = pytest.mark.skipif(not REAL, reason="vLLM is not installed: make test-vllm has it")
@@ -75,7 +75,8 @@ def built(config: Any, kind: Any, device: str = "cpu") -> Any:
         for _, weight in sorted(made.named_parameters()):
             weight.data.normal_(1 if weight.dim() == 1 else 0, 0.08, generator=generator)
         for layer in made.model.layers:
-            layer.mlp.experts.quant_method.process_weights_after_loading(layer.mlp.experts)
+            experts = held(layer.mlp.experts)
+            experts.quant_method.process_weights_after_loading(experts)
     return made
 
 
@@ -85,6 +86,12 @@ def kinds() -> tuple[Any, Any]:
     from ttnn_moe.integrations.vllm.qwen3 import Qwen3Moe
 
     return Qwen3Moe, Qwen3MoeForCausalLM
+
+
+def held(experts: Any) -> Any:
+    from ttnn_moe.integrations.vllm.adapter import held
+
+    return held(experts)
 
 
 def causal(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -122,7 +129,7 @@ def whole(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> tuple[Tensor, Tens
     from vllm.model_executor.layers.rotary_embedding.base import RotaryEmbedding
 
     linear = "vllm.model_executor.layers.linear.dispatch_unquantized_gemm"
-    monkeypatch.setattr(linear, lambda: lambda layer, x, weight, bias: F.linear(x, weight, bias))
+    monkeypatch.setattr(linear, lambda *asked: lambda layer, x, weight, bias=None: F.linear(x, weight, bias))
     rotary = RotaryEmbedding.forward_native
     monkeypatch.setattr(RotaryEmbedding, "forward_cpu", rotary)
     monkeypatch.setattr(fused_topk_router, "fused_topk", softmax_route)
@@ -137,7 +144,7 @@ def test_logits_are_those_of_vllms_model(whole: Any, tmp_path: Path, lines: list
     config = config_of(tiny(tmp_path))
     model = built(config, kinds()[0])
     assert not model.model.layers[0].paged and type(model).__name__ == "Qwen3Moe"
-    assert model.model.layers[0].mlp.experts.quant_method.adds_itself
+    assert held(model.model.layers[0].mlp.experts).quant_method.adds_itself
     found = logits(model, config, ids, torch.arange(37))
     torch.testing.assert_close(found, wanted, rtol=1e-3, atol=1e-3)
     assert any("runs Qwen3-MoE whole, but for attention" in line for line in lines)
@@ -157,6 +164,7 @@ def flash(
 @pytest.fixture
 def paged(monkeypatch: pytest.MonkeyPatch, whole: Any, tmp_path: Path) -> Any:
     """A model that keeps keys and values in vLLM's blocks, and a function that builds a step's metadata."""
+    vllm_layers.needs(ATTENTION)
     from vllm.platforms.cpu import CpuPlatform
     from vllm.v1.attention.backend import CommonAttentionMetadata
     from vllm.v1.attention.backends import flash_attn
@@ -221,7 +229,8 @@ def test_the_model_is_registered_once(
     register()
     known = ModelRegistry.models["Qwen3MoeForCausalLM"]
     register()
-    assert ModelRegistry.models["Qwen3MoeForCausalLM"] is known and lines == []
+    assert ModelRegistry.models["Qwen3MoeForCausalLM"] is known
+    assert [line for line in lines if "ttnn-moe quantize" not in line] == []
     ours, vllms = kinds()
     found, _ = get_model_architecture(config_of(tiny(tmp_path)).model_config)
     assert found is (ours if level == "model" else vllms)
@@ -298,7 +307,7 @@ def test_experts_that_are_refused_run_in_vllms_layer(whole: Any, tmp_path: Path)
     config = config_of(tiny(tmp_path))
     model = built(config, kinds()[0])
     for layer in model.model.layers:
-        layer.mlp.experts.quant_method._direct = False
+        held(layer.mlp.experts).quant_method._direct = False
     torch.testing.assert_close(logits(model, config, ids, torch.arange(37)), wanted, rtol=1e-3, atol=1e-3)
 
 
@@ -318,7 +327,7 @@ def test_one_rank_alone_begins_with_the_residual(whole: Any, tmp_path: Path, fir
         torch.testing.assert_close(out, F.linear(attended, weight) + (x if first else 0))
         parts = []
         for adds in (False, True):
-            layer.mlp.experts.quant_method.adds = adds
+            held(layer.mlp.experts).quant_method.adds = adds
             norm, router = layer.post_attention_layernorm.weight, layer.mlp.gate.weight
             parts.append(OPS.experts(x, norm, layer.eps, router, layer.K, layer.renormalise, layer.experts_name))
         torch.testing.assert_close(parts[1], parts[0] + x)

@@ -188,3 +188,8 @@ class TtnnMoeMethod(UnquantizedFusedMoEMethod):
 def dense(w13: torch.Tensor, w2: torch.Tensor) -> Experts:
     """w13 [E, 2I, H] (gate rows, then up rows), w2 [E, H, I]; zero-copy."""
     return Experts.dense(w13.detach(), w2.detach())
+
+
+def held(experts: Any) -> Any:
+    """The module that has the weights and the method of a layer of experts: from vLLM 0.33 on, one inside it."""
+    return getattr(experts, "routed_experts", experts)

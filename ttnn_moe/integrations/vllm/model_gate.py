@@ -12,6 +12,7 @@ from ... import registry
 from ...cuda.attention.memory import why_not_heads
 from ...visible import shown
 from . import gate
+from .surface import ATTENTION, installed
 
 _DTYPES = (torch.bfloat16, torch.float16)
 _ROPES = ("default", "yarn")
@@ -49,14 +50,15 @@ def why_not(config: Any) -> str | None:
 
 
 def own_attention(config: Any) -> bool:
-    """Whether this package's kernels may take vLLM's cache: it is there, in the model's dtype, and nobody asked for
-    another."""
+    """Whether this package's kernels may take vLLM's cache: it is there, in the model's dtype and in blocks that they
+    know, and nobody asked for another."""
     cache, model = config.cache_config, config.model_config
     return (
         current_platform.is_cuda()
         and config.attention_config.backend is None
         and cache.cache_dtype == "auto"
         and not (cache.user_specified_block_size and cache.block_size & (cache.block_size - 1))
+        and ATTENTION.why_not(installed) is None
         and why_not_heads(model.hf_text_config.num_attention_heads, 1, model.get_head_size()) is None
     )
 

@@ -14,6 +14,7 @@ from vllm.utils.torch_utils import LayerNameType, _resolve_layer_name, direct_re
 
 from ... import decoder
 from ...no_gradients import LIBRARY
+from .adapter import held
 from .attention import Metadata
 
 NAMESPACE = LIBRARY.ns
@@ -41,7 +42,9 @@ def experts(
     Args:
         router: [E, H]. K, renormalise: as decoder.norm_route. layer_name: of vLLM's layer of experts.
     """
-    return _experts_over(x.clone(), norm, eps, router, K, renormalise, layer_name)
+    layer = _layer(layer_name)
+    out = x.clone() if layer.quant_method.adds else torch.empty_like(x)
+    return _experts_to(out, layer, x, norm, eps, router, K, renormalise)
 
 
 def linear_experts(
@@ -57,18 +60,20 @@ def linear_experts(
 ) -> Tensor:
     """linear_add, then experts, both added to x: what one GPU runs after attention, with one copy of x."""
     x = decoder.linear_add(attended, weight, None, x.clone())
-    return _experts_over(x, norm, eps, router, K, renormalise, layer_name)
+    return _experts_to(x, _layer(layer_name), x, norm, eps, router, K, renormalise)
 
 
-def _experts_over(
-    x: Tensor, norm: Tensor, eps: float, router: Tensor, K: int, renormalise: bool, layer_name: LayerNameType
+def _layer(name: LayerNameType) -> Any:
+    return held(get_forward_context().no_compile_layers[_resolve_layer_name(name)])
+
+
+def _experts_to(
+    out: Tensor, layer: Any, x: Tensor, norm: Tensor, eps: float, router: Tensor, K: int, renormalise: bool
 ) -> Tensor:
-    """experts, written over x."""
-    context = get_forward_context()
-    layer = context.no_compile_layers[_resolve_layer_name(layer_name)]
+    """The experts of rms_norm(x), added to out or written to it; out may be x."""
     ids, weights, hidden = decoder.norm_route(x, norm, eps, router, K, renormalise)
-    layer.quant_method.add(layer, hidden, weights, ids, x, _true_tokens(context.attn_metadata))
-    return x
+    layer.quant_method.add(layer, hidden, weights, ids, out, _true_tokens(get_forward_context().attn_metadata))
+    return out
 
 
 def _like_x(x: Tensor, *args: Any) -> Tensor:

@@ -67,9 +67,11 @@ def _register_quantised() -> None:
         return
     from vllm.model_executor.layers.quantization import QUANTIZATION_METHODS, register_quantization_config
 
-    from .quantised import QuantisedConfig
+    from .quantised import HOLDER, QuantisedConfig
 
-    if METHOD not in QUANTIZATION_METHODS:
+    if HOLDER is None:
+        say.info("checkpoints of `ttnn-moe quantize` are not served by this vLLM: its layer of experts is not known")
+    elif METHOD not in QUANTIZATION_METHODS:
         register_quantization_config(METHOD)(QuantisedConfig)
 
 

@@ -6,15 +6,15 @@ weights but the experts' are dense. Nothing else runs these experts, so what can
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
+from vllm.model_executor.layers.fused_moe import layer as _layers
 from vllm.model_executor.layers.fused_moe.fused_moe_method_base import FusedMoEMethodBase
-from vllm.model_executor.layers.fused_moe.layer import FusedMoE
 from vllm.model_executor.layers.linear import LinearBase, UnquantizedLinearMethod
 from vllm.model_executor.layers.quantization.base_config import QuantizationConfig
 
@@ -26,6 +26,8 @@ from . import gate, load
 from .served import ServedLayer
 
 VERSION = 1
+HOLDER: Any = getattr(_layers, "FusedMoE", None) or getattr(_layers, "RoutedExperts", None)
+"""vLLM's layer that has the weights of experts; from 0.33 on, one inside it. None: neither is there."""
 _REMEDY = "quantise the original checkpoint again with this version of ttnn-moe"
 
 
@@ -148,7 +150,7 @@ class QuantisedConfig(QuantizationConfig):
         return cls(config)
 
     def get_quant_method(self, layer: torch.nn.Module, prefix: str) -> Any:
-        if isinstance(layer, FusedMoE):
+        if isinstance(layer, HOLDER):
             return QuantisedMethod(layer.moe_config, self.format, prefix)
         return UnquantizedLinearMethod() if isinstance(layer, LinearBase) else None
 
@@ -194,6 +196,15 @@ class QuantisedMethod(FusedMoEMethodBase):
             parameter = torch.nn.Parameter(bits, requires_grad=False)
             layer.register_parameter(name, parameter)
             parameter.weight_loader = partial(self._fill, layer, name, packed)  # type: ignore[attr-defined]
+        # from vLLM 0.33 on the layer is given its part of a checkpoint, and would look for dense experts
+        layer.load_weights = partial(self._load, layer)
+
+    def _load(self, layer: Any, weights: Iterable[tuple[str, Tensor]]) -> Iterator[str]:
+        """The checkpoint's tensors of one layer, by their names in it; yields those names."""
+        for name, loaded in weights:
+            parameter = layer.get_parameter(name)
+            parameter.weight_loader(parameter, loaded)
+            yield name
 
     def _fill(self, layer: Any, name: str, packed: Packed, parameter: Tensor, loaded: Tensor) -> None:
         """vLLM's weight loader: copy this rank's part of a checkpoint's tensor."""

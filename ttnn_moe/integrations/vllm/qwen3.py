@@ -27,7 +27,7 @@ from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_b
 from ... import decoder
 from ...kv.cache import HeadNorms
 from . import attention, model_gate, operators, say
-from .adapter import TtnnMoeMethod
+from .adapter import TtnnMoeMethod, held
 
 OPS = getattr(torch.ops, operators.NAMESPACE)
 ATTENTION = AttentionBackendEnum.CUSTOM
@@ -50,7 +50,7 @@ class Layer(qwen3_moe.Qwen3MoeDecoderLayer):
         experts = getattr(self.mlp, "experts", None)
         if experts is not None:
             self.experts_name = _encode_layer_name(experts.layer_name)
-            method = experts.quant_method
+            method = held(experts).quant_method
             if isinstance(method, TtnnMoeMethod) and model_gate.own_experts(self.mlp):
                 method.adds = self.first
 
@@ -62,7 +62,7 @@ class Layer(qwen3_moe.Qwen3MoeDecoderLayer):
         attended = self._paged(heads, cos, sin) if self.paged else self._vllms(heads, cos, sin)
         norm = self.post_attention_layernorm
         experts = getattr(self.mlp, "experts", None)
-        ours = experts is not None and getattr(experts.quant_method, "adds_itself", False)
+        ours = experts is not None and getattr(held(experts).quant_method, "adds_itself", False)
         route = (norm.weight, self.eps, self.mlp.gate.weight, self.K, self.renormalise) if ours else ()
         if ours and self.ranks == 1:
             return OPS.linear_experts(x, attended, own.o_proj.weight, *route, self.experts_name)

@@ -130,7 +130,7 @@ EXPERTS = Surface(
 """The hook on layers of bf16, fp16 and fp32 weights."""
 
 QUANTISED = Surface(
-    "0.22.1",
+    "0.22.1 to 0.33.0",
     exact={
         (f"{_MOE}.fused_moe_method_base", "FusedMoEMethodBase.create_weights"): (
             "self",
@@ -152,8 +152,6 @@ QUANTISED = Surface(
         ),
     },
     has={
-        # a layer that holds its weights itself, so that a checkpoint's names are its parameters' names
-        (f"{_MOE}.layer", "FusedMoE.__init__"): ("num_experts", "top_k", "quant_config", "prefix"),
         ("vllm.model_executor.layers.quantization", "register_quantization_config"): ("quantization",),
         ("vllm.model_executor.layers.quantization.base_config", "QuantizationConfig.get_quant_method"): (
             "layer",
@@ -170,11 +168,32 @@ _FLASH = f"{_ATTENTION}.backends.flash_attn"
 _QWEN3 = "vllm.model_executor.models.qwen3_moe"
 
 MODEL = Surface(
-    "0.22.1",
+    "0.22.1 to 0.33.0",
     exact={
-        (_QWEN3, "Qwen3MoeDecoderLayer.__init__"): ("self", "vllm_config", "prefix"),
         (_QWEN3, "Qwen3MoeModel.forward"): ("self", "input_ids", "positions", "intermediate_tensors", "inputs_embeds"),
         (_QWEN3, "Qwen3MoeForCausalLM.__init__"): ("self", "vllm_config", "prefix"),
+    },
+    has={
+        (_QWEN3, "Qwen3MoeDecoderLayer.__init__"): ("self", "vllm_config", "prefix"),
+        (_QWEN3, "Qwen3MoeModel"): (),
+        (_FLASH, "FlashAttentionMetadata"): (),
+        ("vllm.model_executor.models.config", "MODELS_CONFIG_MAP"): (),
+        ("vllm.model_executor.models.config", "VerifyAndUpdateConfig.verify_and_update_config"): ("vllm_config",),
+        ("vllm.config.vllm", "VllmConfig.performance_mode"): (),
+        (f"{_ATTENTION}.backends.registry", "AttentionBackendEnum.CUSTOM"): (),
+        (f"{_ATTENTION}.backends.registry", "register_backend"): ("backend", "class_path"),
+        ("vllm.forward_context", "get_forward_context"): (),
+        ("vllm.utils.torch_utils", "_encode_layer_name"): ("layer_name",),
+        ("vllm.utils.torch_utils", "_resolve_layer_name"): ("layer_name",),
+        ("vllm.utils.torch_utils", "direct_register_custom_op"): ("op_name", "mutates_args", "fake_impl", "target_lib"),
+        ("vllm.model_executor.models.registry", "_ModelRegistry.register_model"): ("model_arch", "model_cls"),
+    },
+)
+"""Qwen3-MoE whole, but for attention."""
+
+ATTENTION = Surface(
+    "0.22.1",
+    exact={
         (f"{_ATTENTION}.backend", "AttentionImpl.forward"): (
             "self",
             "layer",
@@ -195,10 +214,6 @@ MODEL = Surface(
         ),
     },
     has={
-        (_QWEN3, "Qwen3MoeModel"): (),
-        ("vllm.model_executor.models.config", "MODELS_CONFIG_MAP"): (),
-        ("vllm.model_executor.models.config", "VerifyAndUpdateConfig.verify_and_update_config"): ("vllm_config",),
-        ("vllm.config.vllm", "VllmConfig.performance_mode"): (),
         (_FLASH, "FlashAttentionImpl.forward"): ("layer", "query", "kv_cache", "attn_metadata", "output"),
         (_FLASH, "FlashAttentionMetadata"): ("num_actual_tokens", "block_table", "query_start_loc"),
         (_FLASH, "FlashAttentionBackend.forward_includes_kv_cache_update"): (),
@@ -210,12 +225,10 @@ MODEL = Surface(
             "num_reqs",
             "num_actual_tokens",
         ),
+        # where it is gone, a block holds a token's keys and values side by side
         (f"{_ATTENTION}.backend", "AttentionBackend.get_required_kv_cache_layout"): (),
         (f"{_ATTENTION}.backend", "AttentionBackend.get_preferred_block_size"): ("default_block_size",),
         (f"{_ATTENTION}.backend", "AttentionCGSupport.UNIFORM_SINGLE_TOKEN_DECODE"): (),
-        (f"{_ATTENTION}.backends.registry", "AttentionBackendEnum.CUSTOM"): (),
-        (f"{_ATTENTION}.backends.registry", "register_backend"): ("backend", "class_path"),
-        ("vllm.forward_context", "get_forward_context"): (),
         ("vllm.model_executor.layers.attention.attention", "unified_attention_with_output"): (
             "query",
             "key",
@@ -223,13 +236,9 @@ MODEL = Surface(
             "output",
             "layer_name",
         ),
-        ("vllm.utils.torch_utils", "_encode_layer_name"): ("layer_name",),
-        ("vllm.utils.torch_utils", "_resolve_layer_name"): ("layer_name",),
-        ("vllm.utils.torch_utils", "direct_register_custom_op"): ("op_name", "mutates_args", "fake_impl", "target_lib"),
-        ("vllm.model_executor.models.registry", "_ModelRegistry.register_model"): ("model_arch", "model_cls"),
     },
 )
-"""Qwen3-MoE whole."""
+"""Attention over vLLM's blocks, of Qwen3-MoE whole."""
 
 
 def installed(module: str, path: str) -> Sequence[str]:
