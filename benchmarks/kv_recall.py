@@ -69,9 +69,7 @@ def main(
     found: dict[str, Any] = {"tokens": sum(len(i) for i, _ in asked) // prompts, "prompts": prompts, "chunk": chunk}
     found["caches"] = []
     with ProcessPoolExecutor(min(many, cores), mp_context=get_context("spawn")) as pool:
-        calls = [
-            pool.submit(answered, model, i, max(1, cores // many), prompts, length, chunk) for i in range(many)
-        ]
+        calls = [pool.submit(answered, model, i, max(1, cores // many), prompts, length, chunk) for i in range(many)]
         base: list[Tensor] = calls[0].result()[2]
         for call in calls:
             name, bits, got = call.result()
