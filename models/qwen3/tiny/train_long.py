@@ -1,6 +1,6 @@
 """Teach the bundled checkpoint long recalls: `python -m ttnn_moe.models.qwen3.tiny.train_long --out DIR`.
 
-The base of RoPE grows with the context, so that the slowest channel turns as far over 8,192 tokens as before over 1,280.
+The base of RoPE grows with the context: over 8,192 tokens the slowest channel turns as far as before over 1,280.
 """
 
 from __future__ import annotations
