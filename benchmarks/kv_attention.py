@@ -92,7 +92,7 @@ def microseconds(calls: list[Callable[[], object]], replays: int = 15) -> float:
 
 
 def sets_for(size: int) -> int:
-    return max(1, min(100, ceil_div(int(L2_BYTES), size)))
+    return max(4, min(100, ceil_div(int(L2_BYTES), size)))  # several: starting a graph takes microseconds
 
 
 def bucketed_times(

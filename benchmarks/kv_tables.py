@@ -44,6 +44,23 @@ def attention() -> str:
     return "\n".join(_rows(*lines)) + "\n"
 
 
+def queries() -> str:
+    """Microseconds of several queries a row, as speculative decoding asks."""
+    cases = _load("kv_queries.json")
+    lines = [["queries; rows, tokens", *(f"{c['queries']}; {c['rows']}, {_short(c['tokens'])}" for c in cases)]]
+    lines += [[name, *(_us(case[name]["us"]) for case in cases)] for name in GOALS]
+    return "\n".join(_rows(*lines)) + "\n"
+
+
+def recall() -> str:
+    """Long recalls through each cache."""
+    lines: list[list[Any]] = [["average bits", "cache", "exact answers", "divergence of the answers, x 10^-3"]]
+    for case in _load("kv_recall.json")["caches"]:
+        exact = f"{case['right']} of {case['asked']}"
+        lines.append([f"{case['bits']:g}", case["cache"], exact, f"{case['divergence'] * 1e3:.3g}"])
+    return "\n".join(_rows(*lines)) + "\n"
+
+
 def prompts() -> str:
     """Microseconds of pieces of a prompt over a packed past."""
     cases = _load("kv_prompts.json")

@@ -412,6 +412,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "cpu_layer.json": cpu_layer,
     "kv_attention.json": kv_tables.attention,
     "kv_prompts.json": kv_tables.prompts,
+    "kv_queries.json": kv_tables.queries,
+    "kv_recall.json": kv_tables.recall,
     "qwen3_kv.json": kv_tables.steps,
     "int4_24_layer.json": partial(format_layers, "int4_24"),
     "mxfp4_layer.json": partial(format_layers, "mxfp4"),

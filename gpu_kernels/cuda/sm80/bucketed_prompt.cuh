@@ -24,6 +24,7 @@
 #ifndef MT
 #define MT 2  // tiles of 16 queries of a warp
 #endif
+static_assert(WARPS == 4 && MT == 2, "other cuts spill registers");
 constexpr int ROWS = 16 * MT * WARPS, KINDS = 6, OWN = 5, STAGES = 3;
 constexpr int Q_BYTES = ROWS * 256, SCALES_AT = 16384, STAGE = SCALES_AT + 128;
 constexpr float LOWEST = -1e30f, HEADROOM = 7.0f;

@@ -19,6 +19,8 @@ TASKS = ("recall", "copy", "sort", "arithmetic", "sentences")
 SPLITS = ("train", "heldout")
 HELD_OUT_ONE_IN = 10
 SHORTEST_CONTEXT, LONGEST_CONTEXT = 16, 1000
+MOST_RECORDS = 600
+"""Of a recall: there are 676 keys."""
 
 
 @dataclass(frozen=True)
@@ -56,20 +58,26 @@ def split_of(key: str) -> str:
     return SPLITS[int.from_bytes(digest[:8], "big") % HELD_OUT_ONE_IN == 0]
 
 
-def recall(rng: Random, context: tuple[int, int] = (SHORTEST_CONTEXT, LONGEST_CONTEXT), questions: int = 1) -> Example:
-    """The value of a key among many: "Remember: QX=40 ZP=17 What is ZP?". One in four has sentences in between.
+def recall(
+    rng: Random,
+    context: tuple[int, int] = (SHORTEST_CONTEXT, LONGEST_CONTEXT),
+    questions: int = 1,
+    hay_share: float = 0.25,
+) -> Example:
+    """The value of a key among many: "Remember: QX=40 ZP=17 What is ZP?". Some have sentences in between.
 
     Args:
         context: bytes of records and sentences, from and to; lengths are spread evenly over their logarithm.
         questions: how many different keys are asked for, if there are as many; all but the first are follow-ups.
+        hay_share: how many recalls have sentences. After MOST_RECORDS records only sentences follow.
     """
     low, high = context
     length = round(low * (high / low) ** rng.random())
-    hay = rng.random() < 0.25
+    hay = rng.random() < hay_share
     records: dict[str, str] = {}
     parts: list[str] = []
     while length > 0 or not records:
-        if hay and records and rng.random() < 0.4:
+        if len(records) == MOST_RECORDS or (hay and records and rng.random() < 0.4):
             sentence = _train_sentence(rng)
             part = f"{sentence.text} {sentence.answer}"
         else:

@@ -124,6 +124,8 @@ def plan(shape: Shape, multiprocessors: int, shared_memory: int) -> Plan:
         shared_memory: bytes of a block, at most.
     """
     tiles = min(ceil_div(shape.n * shape.group, 8), 2)
+    if Plan(4, 1, tiles).shared_memory + _STATIC > shared_memory:
+        tiles = 1
     pairs = shape.T * shape.kv_heads * ceil_div(shape.n * shape.group, 8 * tiles)
     a_block = Plan(4, 1, tiles).shared_memory + _STATIC
     resident = min(4 * (shared_memory // a_block), 16 if tiles == 1 else 8)
