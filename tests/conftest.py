@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections import defaultdict
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -72,6 +74,15 @@ def _file(item: pytest.Item) -> str:
 def _seeded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TTNN_MOE_BACKEND", raising=False)
     torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _no_device_left() -> Iterator[None]:
+    """Close a Tenstorrent device or emulator that a file's tests left open: `probe` would tell the next file of it."""
+    yield
+    device = sys.modules.get("ttnn_moe.tenstorrent.device")
+    if device is not None:
+        device.close_device()
 
 
 @pytest.fixture

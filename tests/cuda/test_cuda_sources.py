@@ -16,6 +16,7 @@ from ttnn_moe import Problem
 from ttnn_moe.activations import CLAMPED_SWIGLU
 from ttnn_moe.cuda.arch import ARCHES, HOPPER, Arch, Target
 from ttnn_moe.cuda.attention import bucketed, bucketed_prompt, bucketed_write, prefill_sm90
+from ttnn_moe.cuda.combine.few import FewCombinePlan, FewDispatchPlan
 from ttnn_moe.cuda.combine.node import NodeCombinePlan, NodeDispatchPlan
 from ttnn_moe.cuda.combine.rank_combine import Plan
 from ttnn_moe.cuda.combine.rank_dispatch import DispatchPlan
@@ -105,6 +106,11 @@ COMBINE = [
         Use(plan(nodes, 2, 2048, 128, bulk=bulk).spec("sm_90a" if bulk else "sm_80"))
         for plan, nodes in ((DispatchPlan, 2), (NodeDispatchPlan, 1), (NodeCombinePlan, 1))
         for bulk in (False, True)
+    ),
+    *(
+        Use(plan(1, 2, 2048, 8).spec(arch))
+        for plan in (FewDispatchPlan, FewCombinePlan)
+        for arch in ("sm_80", "sm_90a")
     ),
 ]
 PARALLEL = [
