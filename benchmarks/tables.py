@@ -365,7 +365,9 @@ def combine() -> str:
     lines = table_head(["op", "T, H", "SMs", "channels, copies", "time, rate", "NCCL all_to_all_single"])
     for row in data["rows"]:
         assert row["right"]
-        copies = "bulk" if json.loads(row["variant"]).get("bulk") else "16 bytes"
+        variant = json.loads(row["variant"])
+        copies = "bulk" if variant.get("bulk") else "16 bytes"
+        copies += f", {variant['pieces']} pieces" if "pieces" in variant else ""
         times = [f"{row[us]:.1f} us, {row[gb]:.4g} GB/s" for us, gb in (("us", "gb"), ("nccl_us", "nccl_gb"))]
         lines.append(
             table_row([row["op"], f"{row['T']}, {row['H']}", row["sms"], f"{row['channels']}, {copies}", *times])
