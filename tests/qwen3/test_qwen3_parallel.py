@@ -26,6 +26,7 @@ from ttnn_moe.models.qwen3.weights import filled
 from ttnn_moe.parallel.compare import compare
 from ttnn_moe.parallel.ranks import Ranks, RankStopped
 from ttnn_moe.parallel.ranks.turns import Turns
+from ttnn_moe.sizes import power_of_2
 
 NEW = 10
 TASKS = ("Copy: AB12", "Reverse: hello", "Upper: abc", "Copy: zz9 q", "Sort: dacb")
@@ -257,6 +258,42 @@ def test_two_gpus_make_one_processs_tokens(exchange: str, alone: list[list[int]]
         assert list(found) == ([i for i, _ in requests_of(rank)] if kind == "experts" else list(range(len(TASKS))))
         for prompt, tokens in found.items():
             assert prompt == tie or tokens == alone[prompt][: len(tokens)]
+
+
+def order_of_layers(ranks: Ranks) -> list[tuple[str, int]]:
+    """What the layers do: "made" or "ran", of a size. Rank 1 only serves."""
+    model, said = load_shared(TINY, ranks, "experts", exchange="all_to_all"), []
+
+    def heard(moe: Any) -> None:
+        prepared, add_experts = moe.prepared, moe.add_experts
+
+        def making(T: int) -> Any:
+            if power_of_2(T) not in moe._prepared:
+                said.append(("made", power_of_2(T)))
+            return prepared(T)
+
+        def running(*args: Any) -> torch.Tensor:
+            said.append(("ran", power_of_2(model.turns.most)))
+            return add_experts(*args)
+
+        moe.prepared, moe.add_experts = making, running
+
+    for moe in model.shared():
+        heard(moe)
+    if ranks.rank == 0:
+        generate(model, prompts()[:1], max_new_tokens=2)
+    model.leave()
+    return said
+
+
+def test_all_layers_of_a_size_are_made_before_one_runs(tmp_path: Path) -> None:
+    """Else a kernel of the first layer may wait for a rank that waits for this host, which waits for the kernel."""
+    for said in by_ranks(order_of_layers, 2, tmp_path):
+        sizes = {size for _, size in said}
+        assert len(sizes) == 2, said
+        for size in sizes:
+            words = [word for word, of in said if of == size]
+            assert words == sorted(words) and words[-1] == "ran", words
 
 
 def other_checkpoint(ranks: Ranks) -> Qwen3Moe:

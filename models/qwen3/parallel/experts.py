@@ -107,11 +107,26 @@ class ExpertsQwen3(Qwen3Moe):
         self.turns, self._exchange = turns, exchange
         self.began = False
         self._kernels: dict[int, PeerMemoryExchange] = {}
+        self._sizes = set[int]()
+
+    def take(self, tokens: int, staying: bool = True) -> bool:
+        """Turns.take, and then all layers of a size that is new.
+
+        Making a layer is collective. Once a kernel of a turn waits for another rank, this rank's host may wait for the
+        kernel. A rank that still made layers would then wait for this host, and never send.
+        """
+        going = self.turns.take(tokens, staying)
+        size = power_of_2(self.turns.most)
+        if self.turns.most and size not in self._sizes:
+            for moe in self.shared():
+                moe.prepared(size)
+            self._sizes.add(size)
+        return going
 
     def forward(self, ids: Tensor, cache: KVCache | None = None, step: Step | None = None) -> Tensor:
         """As Qwen3Moe.forward; every other rank calls it, or `idle`, at the same time."""
         if not self.began:
-            self.turns.take(ids.numel())
+            self.take(ids.numel())
         self.began = False
         logits = super().forward(ids, cache, step)
         self._serve()  # the last layer runs wanted tokens only, and there may be none
@@ -125,7 +140,7 @@ class ExpertsQwen3(Qwen3Moe):
             staying: this rank may have tokens later.
         """
         self.check()
-        going = self.turns.take(0, staying)
+        going = self.take(0, staying)
         if self.turns.most:
             self._serve()
         return going
@@ -185,7 +200,7 @@ class TurnGraphs(DeviceGraphs):
     def begin(self, tokens: int, most: int) -> int | None:
         """See Graphs."""
         model = self._model
-        model.turns.take(tokens)
+        model.take(tokens)
         self._bound = power_of_2(model.turns.most)
         model.began = self._bound > most
         return None if model.began else self._bound
