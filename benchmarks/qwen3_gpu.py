@@ -325,7 +325,10 @@ def caption(data: dict[str, Any]) -> str:
 
 def tables(data: dict[str, Any]) -> str:
     """Markdown of all results."""
-    lines = [*speed(data), "", *([*parts(data), ""] if data["traces"] else []), caption(data)]
+    traced = [*parts(data), ""] if data["traces"] else []
+    if "traces_of" in data:
+        traced += [f"Parts are of {data['traces_of']}.", ""]
+    lines = [*speed(data), "", *traced, caption(data)]
     return "\n".join(lines) + "\n"
 
 
