@@ -69,7 +69,7 @@ def _is_same_type(self: tl.dtype, other: Any) -> bool:
 def _keep_constant(self: Any, value: Any, dtype: tl.dtype) -> tl.tensor:
     if type(value) not in (int, float, bool):
         return _constant(self, value, dtype)
-    key = type(value), value, dtype.name
+    key = type(value), str(value), dtype.name  # 0.0 and -0.0 are equal
     found = _constants.get(key)
     if found is None:
         found = _constants[key] = _constant(self, value, dtype)

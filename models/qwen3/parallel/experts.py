@@ -216,8 +216,8 @@ class TurnGraphs(DeviceGraphs):
 
     def warm_up(self, run: Callable[[], Tensor]) -> None:
         """See DeviceGraphs."""
-        layers = [moe.prepared(self._bound) for moe in self._model.shared()]
-        kernels = layers[0].kernels if layers else None
+        layers = self._model.shared()  # `take` made those of this size
+        kernels = layers[0].prepared(self._bound).kernels if layers else None
         if kernels is None:
             run()
             return

@@ -10,7 +10,7 @@ from typing import ClassVar
 
 from ...errors import ContractError
 from .kernel import aligned
-from .node import NodeCombinePlan, NodeDispatchPlan
+from .node import NodeCombinePlan, NodeDispatchPlan, NodePlan
 
 WARPS = 8
 """Of a block."""
@@ -25,24 +25,25 @@ def blocks(rows: int, H: int, most: int) -> int:
     return min(most, -(-rows * -(-H // COLUMNS) // WARPS))
 
 
-def _check_vectors(plan: FewDispatchPlan | FewCombinePlan) -> None:
-    if plan.bulk:
-        raise ContractError("few tokens travel as words", got="bulk=True", expected="bulk=False")
-
-
 @dataclass(frozen=True)
-class FewDispatchPlan(NodeDispatchPlan):
-    """See NodeDispatchPlan."""
-
-    kernel: ClassVar[str] = "few_dispatch"
+class _FewPlan(NodePlan):
+    """What both plans share."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _check_vectors(self)
+        if self.bulk:
+            raise ContractError("few tokens travel as words", got="bulk=True", expected="bulk=False")
 
     @property
     def W(self) -> int:
         return self.channels or WARPS
+
+
+@dataclass(frozen=True)
+class FewDispatchPlan(_FewPlan, NodeDispatchPlan):
+    """See NodeDispatchPlan."""
+
+    kernel: ClassVar[str] = "few_dispatch"
 
     @property
     def parts(self) -> tuple[int, ...]:
@@ -57,18 +58,10 @@ class FewDispatchPlan(NodeDispatchPlan):
 
 
 @dataclass(frozen=True)
-class FewCombinePlan(NodeCombinePlan):
+class FewCombinePlan(_FewPlan, NodeCombinePlan):
     """See NodeCombinePlan."""
 
     kernel: ClassVar[str] = "few_combine"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _check_vectors(self)
-
-    @property
-    def W(self) -> int:
-        return self.channels or WARPS
 
     @property
     def heap(self) -> int:

@@ -31,7 +31,7 @@ class _CombineLocal(ctypes.Structure):
 
 
 @dataclass(frozen=True)
-class _NodePlan(RingPlan):
+class NodePlan(RingPlan):
     """See RingPlan: inter is 1, and there are no slots. channels: warps of a block that work."""
 
     def __post_init__(self) -> None:
@@ -68,7 +68,7 @@ class _NodePlan(RingPlan):
 
 
 @dataclass(frozen=True)
-class NodeDispatchPlan(_NodePlan):
+class NodeDispatchPlan(NodePlan):
     """What all ranks of a dispatch in one node agree on.
 
     Attributes:
@@ -134,7 +134,7 @@ class NodeDispatchPlan(_NodePlan):
 
 
 @dataclass(frozen=True)
-class NodeCombinePlan(_NodePlan):
+class NodeCombinePlan(NodePlan):
     """What all ranks of a combine in one node agree on; stages: chunks in flight of a warp, with bulk; 0: what fits."""
 
     stages: int = 0
