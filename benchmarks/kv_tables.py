@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import Any
 
-RESULTS = Path(__file__).parent / "results"
+from table_text import microseconds, results, table_head, table_row
+
 GOALS = {
     "3.0 bits, mixed": ("8", "14", "12", "38", "24", "125", "1/4 of bf16"),
     "8 bits": ("9", "18", "17", "72", "40", "255", ""),
@@ -15,30 +14,21 @@ GOALS = {
 
 def _rows(*rows: list[Any]) -> list[str]:
     """Lines of a table, the first as its head."""
-    lines = ["| " + " | ".join(map(str, row)) + " |" for row in rows]
-    return [lines[0], "|---" * len(rows[0]) + "|", *lines[1:]]
-
-
-def _load(name: str) -> Any:
-    return json.loads((RESULTS / name).read_text())
+    return [*table_head(rows[0]), *map(table_row, rows[1:])]
 
 
 def _short(n: int) -> str:
     return f"{n // 1024}k" if n >= 1024 else str(n)
 
 
-def _us(value: Any) -> str:
-    return f"{value:.1f}" if value < 100 else f"{value:.0f}"
-
-
 def attention() -> str:
     """Microseconds of one query a row beside the goals, and the ratio to the packed bytes' floor."""
-    cases = [case for case in _load("kv_attention.json") if case.get("queries", 1) == 1]
+    cases = [case for case in results("kv_attention.json") if case.get("queries", 1) == 1]
     lines = [["rows, tokens", *(f"{case['rows']}, {_short(case['tokens'])}" for case in cases)]]
-    lines += [[name, *(_us(case[key]) for case in cases)] for name, key in (("cuDNN, bf16", "cuDNN bf16"),)]
-    lines.append(["this package's bf16 kernel", *(_us(case["bf16 kernel"]) for case in cases)])
+    lines += [[name, *(microseconds(case[key]) for case in cases)] for name, key in (("cuDNN, bf16", "cuDNN bf16"),)]
+    lines.append(["this package's bf16 kernel", *(microseconds(case["bf16 kernel"]) for case in cases)])
     for name, goals in GOALS.items():
-        lines.append([name, *(_us(case[name]["us"]) for case in cases)])
+        lines.append([name, *(microseconds(case[name]["us"]) for case in cases)])
         lines.append(["goal", *goals])
         lines.append(["ratio to the floor", *(f"{case[name]['us'] / case[name]['floor']:.2f}" for case in cases)])
     return "\n".join(_rows(*lines)) + "\n"
@@ -46,16 +36,16 @@ def attention() -> str:
 
 def queries() -> str:
     """Microseconds of several queries a row, as speculative decoding asks."""
-    cases = _load("kv_queries.json")
+    cases = results("kv_queries.json")
     lines = [["queries; rows, tokens", *(f"{c['queries']}; {c['rows']}, {_short(c['tokens'])}" for c in cases)]]
-    lines += [[name, *(_us(case[name]["us"]) for case in cases)] for name in GOALS]
+    lines += [[name, *(microseconds(case[name]["us"]) for case in cases)] for name in GOALS]
     return "\n".join(_rows(*lines)) + "\n"
 
 
 def recall() -> str:
     """Long recalls through each cache."""
     lines: list[list[Any]] = [["average bits", "cache", "exact answers", "divergence of the answers, x 10^-3"]]
-    for case in _load("kv_recall.json")["caches"]:
+    for case in results("kv_recall.json")["caches"]:
         exact = f"{case['right']} of {case['asked']}"
         lines.append([f"{case['bits']:g}", case["cache"], exact, f"{case['divergence'] * 1e3:.3g}"])
     return "\n".join(_rows(*lines)) + "\n"
@@ -63,16 +53,16 @@ def recall() -> str:
 
 def prompts() -> str:
     """Microseconds of pieces of a prompt over a packed past."""
-    cases = _load("kv_prompts.json")
+    cases = results("kv_prompts.json")
     lines = [["piece, past", *(f"{_short(case['piece'])}, {_short(case['past'])}" for case in cases)]]
-    lines.append(["this package's bf16 kernel", *(_us(case["bf16 kernel"]) for case in cases)])
-    lines += [[name, *(_us(case[name]["us"]) for case in cases)] for name in GOALS]
+    lines.append(["this package's bf16 kernel", *(microseconds(case["bf16 kernel"]) for case in cases)])
+    lines += [[name, *(microseconds(case[name]["us"]) for case in cases)] for name in GOALS]
     return "\n".join(_rows(*lines)) + "\n"
 
 
 def steps() -> str:
     """Milliseconds of decode steps of the whole model, and the memory that they take."""
-    data = _load("qwen3_kv.json")
+    data = results("qwen3_kv.json")
     lines: list[list[Any]] = [["rows, tokens", "cache", "ms a step", "tokens/s", "cache, GiB", "peak, GiB"]]
     best: dict[tuple[Any, ...], dict[str, Any]] = {}
     for case in data["cases"]:

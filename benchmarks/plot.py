@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from tables import OURS, RESULTS, ROOT, over_floor, results, timed
+from layer_tables import OURS, over_floor, timed
+from table_text import RESULTS, ROOT, results
 
 # name in moe_layer.json -> (label, colour)
 LINES = {

@@ -117,7 +117,7 @@ def test_one_engine_measures_all_rows(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_results_are_read_and_tabled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    serve, tables = script("vllm_serve"), script("tables")
+    serve, tables = script("vllm_serve"), script("model_tables")
     one = {"new_tokens_per_s": 6000.4, "steps_ms": {"1": 2.5}, "prefill_ms": {"4096": 60.0}, "tokens": [[1, 2]]}
     kinds = {"vllm": {"vllm": "0.22.1"}, "model": {"new_tokens_per_s": 7654.3}, "ours": {"tokens": [[1, 3]]}}
     rows = [{"kind": kind, "rows": 256, **one, **other} for kind, other in kinds.items()]
@@ -125,7 +125,7 @@ def test_results_are_read_and_tabled(tmp_path: Path, monkeypatch: pytest.MonkeyP
     serve.write(file, serve.compared(rows))
     assert [row["tokens"] for row in serve.read(file)] == [row["tokens"] for row in rows]
     assert 'tokens"' not in file.read_text()
-    monkeypatch.setattr(tables, "RESULTS", tmp_path)
+    monkeypatch.setattr(script("table_text"), "RESULTS", tmp_path)
     lines = tables.vllm_serve().splitlines()
     assert lines[0] == "|  | vLLM | `model` | our engine |" and "| 6,000 | 7,654 | 6,000 |" in lines[2]
     assert "| step of 1 rows, ms | 2.50 | 2.50 | 2.50 |" in lines

@@ -20,6 +20,11 @@ def tables() -> ModuleType:
 
 
 @pytest.fixture
+def layers() -> ModuleType:
+    return script("layer_tables")
+
+
+@pytest.fixture
 def plot() -> ModuleType:
     return script("plot")
 
@@ -45,9 +50,9 @@ def results() -> dict[str, Any]:
     }
 
 
-def test_a_table_holds_what_has_a_time(tables: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tables, "results", lambda name: results())
-    assert tables.moe_layer().splitlines()[:6] == [
+def test_a_table_holds_what_has_a_time(layers: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(layers, "results", lambda name: results())
+    assert layers.moe_layer().splitlines()[:6] == [
         "| T | 4 | 4 skewed |",
         "|---|---|---|",
         "| floor | 10.0 | 10.0 |",
@@ -55,7 +60,7 @@ def test_a_table_holds_what_has_a_time(tables: ModuleType, monkeypatch: pytest.M
         "| torch grouped_mm, graph |  | 1234 (123.45) |",
         "| ttnn_moe, eager | 20.0 (2.00) | 20.0 (2.00) |",
     ]
-    whole = tables.moe_layer_all()
+    whole = layers.moe_layer_all()
     assert "### x: E 8 of the model's 16, K 2" in whole and "4.00 TB/s and 800 TFLOP/s" in whole
 
 
@@ -68,11 +73,11 @@ def test_a_page_is_filled_between_its_marks(tables: ModuleType, monkeypatch: pyt
         tables.updated("<!-- c -->\n<!-- end -->\n")
 
 
-def test_peers_measured_apart_stand_over_their_own_floor(tables: ModuleType) -> None:
+def test_peers_measured_apart_stand_over_their_own_floor(layers: ModuleType) -> None:
     machine = {"read_bytes_per_s": 4.3e12, "flops_per_s": 790e12}
     rows = json.loads((ROOT / "benchmarks/results/peers_h200.json").read_text())["rows"]
     vllm = {
-        (r["T"], r["skewed"]): tables.over_floor(r, machine) for r in rows if r["implementation"].startswith("vLLM")
+        (r["T"], r["skewed"]): layers.over_floor(r, machine) for r in rows if r["implementation"].startswith("vLLM")
     }
     assert vllm[1, False] == pytest.approx(31.0 / 17.6, rel=0.01)
     assert vllm[8, False] == pytest.approx(1.17, rel=0.01) and vllm[32, False] == pytest.approx(1.07, rel=0.01)
@@ -91,11 +96,11 @@ def test_the_figure_is_drawn_from_the_results(plot: ModuleType) -> None:
     assert plot.drawn_from() in (ROOT / "docs/moe_layer.svg").read_text(), "run python benchmarks/plot.py"
 
 
-def test_the_figure_is_the_same_again(plot: ModuleType, tables: ModuleType, tmp_path: Path) -> None:
+def test_the_figure_is_the_same_again(plot: ModuleType, layers: ModuleType, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    apart = tables.results("peers_h200.json")
+    apart = layers.results("peers_h200.json")
     for name in ("a.svg", "b.svg"):
-        plot.draw(tables.results("moe_layer.json"), apart, tmp_path / name)
+        plot.draw(layers.results("moe_layer.json"), apart, tmp_path / name)
     assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
     assert "ttnn_moe" in (tmp_path / "a.svg").read_text()
 

@@ -1,0 +1,129 @@
+"""Tables of the whole model on one GPU and several from benchmarks/results: tables.py writes them."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from table_text import results, table_head, table_row
+
+
+def qwen3_sm80() -> str:
+    """Milliseconds of the whole model, every kernel compiled for sm_80, beside the GPU's own kernels."""
+    data = results("qwen3_sm80.json")
+    older, own = data["sm_80"], data["sm_90a"]
+    lines = table_head(
+        [
+            "ms a step, or to the first token",
+            *(f"batch {row['B']}" for row in older["decode"]),
+            *(f"prompt of {row['n']:,}" for row in older["prefill"]),
+        ]
+    )
+    times = {
+        name: [*(row["step_s"] for row in data["decode"]), *(row["first_token_s"] for row in data["prefill"])]
+        for name, data in (("sm_80 code", older), ("the GPU's own", own))
+    }
+    lines += [table_row([name, *(f"{1e3 * s:.2f}" for s in found)]) for name, found in times.items()]
+    ratios = (a / b for a, b in zip(*times.values(), strict=True))
+    lines.append(table_row(["ratio", *(f"{ratio:.2f}" for ratio in ratios)]))
+    machine, versions = older["machine"], older["versions"]
+    lines += [
+        "",
+        f"{machine['name']}, torch {versions['torch']}, triton {versions['triton']}; bf16, 48 layers; medians of 3.",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def qwen3_parallel() -> str:
+    """Milliseconds of the whole model on one GPU and on several, and microseconds of a sum alone."""
+    data = results("qwen3_parallel.json")
+    decode, prefill, sums = data["decode"], data["prefill"], data["sums"]
+    gpus = data["machine"]["gpus"]
+    heads = [f"batch {row['B']}" for row in decode] + [f"prompt of {row['n']:,}" for row in prefill]
+    lines = table_head(["ms a step, or to the first token", *heads])
+    names = {"alone": "1 GPU", "nccl": f"{gpus} GPUs, NCCL", "one_shot": f"{gpus} GPUs, sums in one hop"}
+    for name, shown in names.items():
+        lines.append(table_row([shown, *(f"{1e3 * row[name]:.2f}" for row in [*decode, *prefill])]))
+    faster = (f"{row['alone'] / row['one_shot']:.2f}" for row in [*decode, *prefill])
+    lines += [table_row(["times as fast as 1 GPU", *faster]), ""]
+    lines += table_head(["us of a sum alone, rows", *(f"{row['T']:,}" for row in sums)])
+    kernels = {"nccl": "NCCL, then the residual", "words": "add_parts", "tiles": "add_many"}
+    for name, shown in kernels.items():
+        lines.append(table_row([shown, *(f"{row[name]:.1f}" if name in row else "" for row in sums)]))
+    note = f"; {data['note']}" if "note" in data else ""
+    told = f"{gpus} {data['machine']['name']}, torch {data['versions']['torch']}; bf16, {data['layers']} layers{note}."
+    return "\n".join([*lines, "", told]) + "\n"
+
+
+def vllm_serve() -> str:
+    """vLLM, with our experts, with our whole model, and our engine: throughput, steps, prefills, equal tokens."""
+    data = results("vllm_serve.json")
+    rows: list[dict[str, Any]] = data["results"]
+    named = {"vllm": "vLLM", "experts": "`experts`", "model": "`model`", "ours": "our engine"}
+    kinds = [kind for kind in named if any(row["kind"] == kind for row in rows)]
+    best = {kind: max((row for row in rows if row["kind"] == kind), key=lambda row: row["rows"]) for kind in kinds}
+    lines = table_head(["", *(named[kind] for kind in kinds)])
+
+    def line(name: str, cells: dict[str, str]) -> None:
+        lines.append(table_row([name, *(cells.get(kind, "") for kind in kinds)]))
+
+    for count in sorted({row["rows"] for row in rows}, reverse=True):
+        here = {row["kind"]: f"{row['new_tokens_per_s']:,.0f}" for row in rows if row["rows"] == count}
+        line(f"new tokens/s, {count} rows", here)
+    for key, name in (("steps_ms", "step of {} rows, ms"), ("prefill_ms", "prefill of {} tokens, ms")):
+        for size in next(iter(best.values()))[key]:
+            found = {kind: best[kind][key][size] for kind in kinds if size in best[kind][key]}
+            line(name.format(f"{int(size):,}"), {kind: f"{ms:.2f}" for kind, ms in found.items()})
+    for key, name in (("first", "first tokens as vLLM's"), ("positions", "all tokens as vLLM's")):
+        equal = {kind: best[kind]["tokens_as_vllm"] for kind in kinds}
+        line(name, {kind: f"{share[key]:.1%}" for kind, share in equal.items() if share})
+    about = f"{data['machine']['gpu']}, torch {data['machine']['torch']}, vLLM {best['vllm']['vllm']}"
+    return "\n".join([*lines, "", f"{about}, bf16; medians of rounds."]) + "\n"
+
+
+def combine() -> str:
+    """Dispatch and combine across GPUs beside NCCL."""
+    data = results("combine.json")
+    lines = table_head(["op", "T, H", "SMs", "channels, copies", "time, rate", "NCCL all_to_all_single"])
+    for row in data["rows"]:
+        assert row["right"]
+        variant = json.loads(row["variant"])
+        copies = "bulk" if variant.get("bulk") else "16 bytes"
+        copies += f", {variant['pieces']} pieces" if "pieces" in variant else ""
+        times = [f"{row[us]:.1f} us, {row[gb]:.4g} GB/s" for us, gb in (("us", "gb"), ("nccl_us", "nccl_gb"))]
+        lines.append(
+            table_row([row["op"], f"{row['T']}, {row['H']}", row["sms"], f"{row['channels']}, {copies}", *times])
+        )
+    return "\n".join([*lines, "", f"{data['device']}, torch {data['torch']}."]) + "\n"
+
+
+def combine_nodes() -> str:
+    """Dispatch and combine of two levels: what crosses between nodes."""
+    data = results("combine_nodes.json")
+    lines = table_head(
+        ["op", "T, H", "SMs of a rank", "time", "rows between nodes, counted", "a flat exchange", "part"]
+    )
+    for row in data["rows"]:
+        assert row["right"]
+        part = f"1/{row['flat'] / row['between']:.4g}"
+        counts = [f"{row['between']:,}", f"{row['flat']:,}", part]
+        lines.append(table_row([row["op"], f"{row['T']}, {row['H']}", row["sms"], f"{row['us']:.1f} us", *counts]))
+    return (
+        "\n".join([*lines, "", f"{data['rows'][0]['topology']} GPUs; {data['device']}, torch {data['torch']}."]) + "\n"
+    )
+
+
+def experts_shared() -> str:
+    """Qwen3 with shared experts beside copies."""
+    data = results("experts_shared.json")
+    kinds = {"copies": "a copy on each GPU", "all_to_all": "shared, NCCL", "hierarchical": "shared, kernels"}
+    copies = next(row for row in data["rows"] if row["experts"] == "copies")
+    lines = table_head(["experts", "new tokens/s", "beside copies", "GiB of weights a GPU", "freed"])
+    for row in data["rows"]:
+        gib, whole = (one["model_bytes"] / 2**30 for one in (row, copies))
+        rate, beside = row["new_tokens_per_s"], row["new_tokens_per_s"] / copies["new_tokens_per_s"]
+        freed = f"{whole - gib:.1f}" if row is not copies else ""
+        lines.append(table_row([kinds[row["experts"]], f"{rate:,.0f}", f"{beside:.2f}", f"{gib:.1f}", freed]))
+    machine, versions = data["machine"], data["versions"]
+    where = f"{machine['gpus']} {machine['name']}, torch {versions['torch']}; bf16, {data['layers']} layers"
+    return "\n".join([*lines, "", f"{where}, {data['requests']} requests a GPU."]) + "\n"
