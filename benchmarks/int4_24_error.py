@@ -18,7 +18,8 @@ from torch import Tensor
 from ttnn_moe import Experts, Routing, decoder, moe
 from ttnn_moe.formats.quantise_int4_24 import quantise_experts
 from ttnn_moe.models.qwen3 import TINY, load_model, terminal
-from ttnn_moe.models.qwen3.model import MoE, Qwen3Moe
+from ttnn_moe.models.qwen3.layers import MoE
+from ttnn_moe.models.qwen3.model import Qwen3Moe
 from ttnn_moe.models.qwen3.tiny.batches import answer_ids
 from ttnn_moe.models.qwen3.tiny.evaluate import answered, heldout, scores
 from ttnn_moe.models.qwen3.tiny.tasks import TASKS, examples

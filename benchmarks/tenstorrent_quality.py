@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from ttnn_moe import tenstorrent
 from ttnn_moe.models.qwen3 import TINY, Qwen3Moe, load_model, tt
-from ttnn_moe.models.qwen3.model import Layer, MoE
+from ttnn_moe.models.qwen3.layers import Layer, MoE
 from ttnn_moe.models.qwen3.tiny.evaluate import answered, heldout, scores
 from ttnn_moe.models.qwen3.tokenizer import Tokenizer
 from ttnn_moe.models.qwen3.tt.cache import MAX_ROWS

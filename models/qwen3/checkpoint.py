@@ -18,7 +18,8 @@ from ttnn_moe.visible import shown
 
 from .config import Qwen3MoeConfig
 from .files import Fields, reading
-from .model import Attention, DenseMLP, Layer, MoE, Qwen3Moe
+from .layers import Attention, DenseMLP, Layer, MoE
+from .model import Qwen3Moe
 from .pieces import FILE_DTYPES, Header, Progress, bytes_of, copy, open_file, pieces, reading_file, region_of
 from .shards import examined
 from .split import WHOLE, Split

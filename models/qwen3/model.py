@@ -8,214 +8,28 @@ Architecture: Qwen3 Technical Report, https://arxiv.org/abs/2505.09388.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-import ttnn_moe
 from ttnn_moe import decoder, registry
-from ttnn_moe.backend import Prepared, run
+from ttnn_moe.backend import run
 from ttnn_moe.errors import RequestError
 from ttnn_moe.kv import formats
 from ttnn_moe.kv.bucketed.cache import BucketedCache
-from ttnn_moe.kv.cache import CacheSizes, FusedWrite, HeadNorms, KVCache, RowCache
+from ttnn_moe.kv.cache import CacheSizes, KVCache, RowCache
 from ttnn_moe.kv.step import PrefillStep, Step
 from ttnn_moe.kv.uncached import Uncached
-from ttnn_moe.sizes import power_of_2
 
 from .config import Qwen3MoeConfig
-from .weight_formats import FORMATS
-
-IDS = "distinct"
-"""What the router promises of its ids: topk names K different experts."""
+from .layers import MODULES, Embedding, Layer, Linear, Modules, MoE, RMSNorm
 
 
 def sizes_of(config: Qwen3MoeConfig, dtype: torch.dtype, device: torch.device | str = "cpu") -> CacheSizes:
     """What a cache has to know of a model."""
     heads = config.num_attention_heads, config.num_key_value_heads, config.head_dim
     return CacheSizes(config.num_hidden_layers, *heads, dtype, torch.device(device))
-
-
-class Linear(nn.Linear):
-    def reset_parameters(self) -> None:
-        """Weights come from a file: drawing random ones first would cost time and memory."""
-
-
-class Embedding(nn.Embedding):
-    def reset_parameters(self) -> None:
-        """As in Linear."""
-
-
-class RMSNorm(nn.Module):
-    """x / rms(x) * weight over the last dimension; fp32 inside, one rounding."""
-
-    def __init__(self, size: int, eps: float):
-        super().__init__()
-        self.weight, self.eps = nn.Parameter(torch.empty(size)), eps
-
-    def forward(self, x: Tensor) -> Tensor:
-        return decoder.rms_norm(x, self.weight, self.eps)
-
-    def into(self, linear: nn.Linear, x: Tensor, first: int = 0) -> Tensor:
-        """linear(self(x)), outputs from `first` on; one pass where that is faster."""
-        weight: Tensor = linear.weight
-        bias: Tensor | None = linear.bias
-        if first:
-            weight, bias = weight[first:], None if bias is None else bias[first:]
-        return decoder.norm_linear(x, self.weight, self.eps, weight, bias)
-
-
-class Attention(nn.Module):
-    """Grouped-query attention with normalised queries and keys."""
-
-    def __init__(self, config: Qwen3MoeConfig, layer: int):
-        super().__init__()
-        self.layer, self.head_dim = layer, config.head_dim
-        self.heads, self.kv_heads = config.num_attention_heads, config.num_key_value_heads
-        rows = (self.heads + 2 * self.kv_heads) * self.head_dim
-        # rows of q, then k, then v: one GEMM
-        self.qkv = Linear(config.hidden_size, rows, bias=config.attention_bias)
-        self.out = Linear(self.heads * self.head_dim, config.hidden_size, bias=config.attention_bias)
-        self.q_norm = RMSNorm(self.head_dim, config.rms_norm_eps)
-        self.k_norm = RMSNorm(self.head_dim, config.rms_norm_eps)
-
-    def forward(self, x: Tensor, norm: RMSNorm, rope: tuple[Tensor, Tensor], cache: KVCache, step: Step) -> Tensor:
-        """x [T, H] + attention(norm(x)); x may be overwritten."""
-        q = self._write(x, norm, rope, cache, step, self.heads)
-        attended = cache.attend(self.layer, q, step).flatten(1)
-        return decoder.linear_add(attended, self.out.weight, self.out.bias, x)
-
-    def keep(self, x: Tensor, norm: RMSNorm, rope: tuple[Tensor, Tensor], cache: KVCache, step: Step) -> None:
-        """Only write keys and values."""
-        self._write(x, norm, rope, cache, step, 0)
-
-    def _write(
-        self, x: Tensor, norm: RMSNorm, rope: tuple[Tensor, Tensor], cache: KVCache, step: Step, queries: int
-    ) -> Tensor:
-        """Write keys and values; the last `queries` query heads [T, queries, head_dim], normalised and rotated."""
-        qkv = norm.into(self.qkv, x, (self.heads - queries) * self.head_dim)
-        heads = qkv.view(x.shape[0], queries + 2 * self.kv_heads, self.head_dim)
-        norms = HeadNorms(self.q_norm.weight, self.k_norm.weight, self.q_norm.eps)
-        if isinstance(cache, FusedWrite):
-            q = cache.norm_rope_write(self.layer, heads, norms, rope, step)
-            if q is not None:
-                return q
-        q, k, v = decoder.head_norm_rope(heads, self.kv_heads, norms, rope)
-        cache.write(self.layer, k, v, step)
-        return q
-
-
-class DenseMLP(nn.Module):
-    """SwiGLU without experts."""
-
-    def __init__(self, config: Qwen3MoeConfig):
-        super().__init__()
-        self.gate_up = Linear(config.hidden_size, 2 * config.intermediate_size, bias=False)
-        self.down = Linear(config.intermediate_size, config.hidden_size, bias=False)
-
-    def forward(self, x: Tensor, norm: RMSNorm, step: Step) -> Tensor:
-        """x [T, H] + mlp(norm(x)); x may be overwritten."""
-        gate, up = norm.into(self.gate_up, x).chunk(2, dim=-1)
-        return decoder.linear_add(F.silu(gate) * up, self.down.weight, self.down.bias, x)
-
-
-class MoE(nn.Module):
-    """Router and experts. The only place that calls the operator.
-
-    Args:
-        held: experts that this process holds; default: all. first: number of the first of them.
-    """
-
-    def __init__(self, config: Qwen3MoeConfig, backend: str, held: int | None = None, first: int = 0):
-        super().__init__()
-        E, H, I = config.num_experts, config.hidden_size, config.moe_intermediate_size
-        self.first = first
-        self.K, self.norm_topk_prob, self.backend = config.num_experts_per_tok, config.norm_topk_prob, backend
-        self.router = Linear(H, E, bias=False)
-        self.format = FORMATS[config.weight_format]
-        self._sizes = sizes = E if held is None else held, H, I
-        self._names = tuple(tensors := self.format.empty(*sizes))
-        for name, tensor in tensors.items():
-            self.register_parameter(name, nn.Parameter(tensor, requires_grad=False))
-        self._experts: ttnn_moe.Experts | None = None
-        self._experts_of: Tensor | None = None
-        self._prepared: dict[int, Prepared] = {}
-
-    @property
-    def tensors(self) -> dict[str, Tensor]:
-        """The format's tensors by name: the parameters' memory."""
-        return {name: getattr(self, name).data for name in self._names}
-
-    @property
-    def experts(self) -> ttnn_moe.Experts:
-        """The weights as the operator takes them: the same memory."""
-        first = getattr(self, self._names[0])
-        if self._experts is None or self._experts_of is not first:
-            self._experts_of = first
-            self._experts = ttnn_moe.Experts(self.format.name, *self._sizes, self.tensors)
-            self._prepared = {}
-        return self._experts
-
-    def _apply(self, fn: Any, recurse: bool = True) -> MoE:
-        self._experts = None  # .to(), .cuda(), .bfloat16() put other memory behind the parameters
-        return super()._apply(fn, recurse)
-
-    def __getstate__(self) -> dict[str, Any]:
-        # a copy's experts are made from the copy's parameters
-        return {**self.__dict__, "_experts": None, "_prepared": {}}
-
-    def prepared(self, T: int) -> Prepared:
-        """The layer ready for calls of T tokens rounded up to a power of two; kept, since graphs hold its memory."""
-        experts, bound = self.experts, power_of_2(T)
-        if bound not in self._prepared:
-            problem = ttnn_moe.Problem.of(bound, self.K, experts, self.router.weight.dtype)
-            layer = self._prepared[bound] = ttnn_moe.prepare(problem, experts, backend=self.backend, ids=IDS)
-            layer.compile(bound // 2 + 1, accumulate=True)
-        return self._prepared[bound]
-
-    def forward(self, x: Tensor, norm: RMSNorm, step: Step) -> Tensor:
-        """x [T, H] + experts(norm(x)); x may be overwritten."""
-        return self.add_experts(x, *self.route(x, norm), step.num_tokens)
-
-    def route(self, x: Tensor, norm: RMSNorm) -> tuple[Tensor, Tensor, Tensor]:
-        """ids and weights [T, K] of the experts of each token, and norm(x) [T, H]."""
-        return decoder.norm_route(x, norm.weight, norm.eps, self.router.weight, self.K, self.norm_topk_prob)
-
-    def add_experts(self, x: Tensor, ids: Tensor, weights: Tensor, hidden: Tensor, num_tokens: Tensor | None) -> Tensor:
-        """x [T, H] + the experts of hidden [T, H]; x may be overwritten."""
-        if decoder.uses_kernels(x):  # the sum over experts begins with x
-            layer = self.prepared(x.shape[0])
-            return layer(hidden, ids, weights, out=x, accumulate=True, num_tokens=num_tokens)
-        routing = ttnn_moe.Routing.from_topk(ids, weights, self.router.out_features, num_tokens=num_tokens)
-        return x + ttnn_moe.moe(hidden, routing, self.experts, backend=self.backend, ids=IDS)
-
-
-@dataclass(frozen=True)
-class Modules:
-    """What makes the parts of a layer; `parallel` has parts that several processes share."""
-
-    attention: Callable[[Qwen3MoeConfig, int], Attention] = Attention
-    dense: Callable[[Qwen3MoeConfig], DenseMLP] = DenseMLP
-    moe: Callable[[Qwen3MoeConfig, str], MoE] = MoE
-
-
-MODULES = Modules()
-
-
-class Layer(nn.Module):
-    def __init__(self, config: Qwen3MoeConfig, layer: int, backend: str, modules: Modules = MODULES):
-        super().__init__()
-        self.attention_norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.attention = modules.attention(config, layer)
-        self.mlp_norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.mlp: nn.Module = modules.moe(config, backend) if config.is_sparse(layer) else modules.dense(config)
-
-    def forward(self, x: Tensor, rope: tuple[Tensor, Tensor], cache: KVCache, step: Step) -> Tensor:
-        x = self.attention(x, self.attention_norm, rope, cache, step)
-        return self.mlp(x, self.mlp_norm, step)
 
 
 def rope_table(config: Qwen3MoeConfig, positions: Tensor) -> tuple[Tensor, Tensor]:

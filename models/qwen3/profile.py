@@ -25,7 +25,8 @@ from ttnn_moe.accelerator import is_accelerator, module_of
 from ttnn_moe.errors import RequestError
 
 from . import terminal
-from .model import MoE, Qwen3Moe
+from .layers import MoE
+from .model import Qwen3Moe
 from .runtime.captured import CapturedRunner
 from .runtime.engine import Engine
 from .runtime.graphs import graphs_for

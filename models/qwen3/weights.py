@@ -15,7 +15,8 @@ from ttnn_moe.errors import CheckpointError, RequestError
 from .checkpoint import Checkpoint, slots
 from .config import DTYPES, Qwen3MoeConfig
 from .files import said
-from .model import MoE, Qwen3Moe, placed
+from .layers import MoE
+from .model import Qwen3Moe, placed
 from .pieces import Progress
 from .split import WHOLE, Split
 

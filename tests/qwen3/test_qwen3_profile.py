@@ -40,7 +40,7 @@ class TestBundled:
     def test_slow_experts_are_seen(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Every call of the experts in a step is timed: made slow, they are nearly all of it."""
         model = load_model(TINY, backend="reference", device="cpu", dtype=torch.float32)
-        from ttnn_moe.models.qwen3.model import MoE
+        from ttnn_moe.models.qwen3.layers import MoE
 
         add_experts = MoE.add_experts
 

@@ -26,7 +26,7 @@ from ttnn_moe.formats.quantise_int4_24 import quantise_experts
 from ttnn_moe.models.qwen3 import Qwen3Moe, Qwen3MoeConfig, load_model
 from ttnn_moe.models.qwen3.bench import memory_needed
 from ttnn_moe.models.qwen3.checkpoint import Checkpoint, slots
-from ttnn_moe.models.qwen3.model import MoE
+from ttnn_moe.models.qwen3.layers import MoE
 from ttnn_moe.models.qwen3.quantize import convert, quantize_model
 from ttnn_moe.models.qwen3.tt.sizes import model_sizes
 from ttnn_moe.models.qwen3.weight_formats import UNFINISHED

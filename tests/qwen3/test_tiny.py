@@ -16,7 +16,7 @@ from tokenizers import Tokenizer
 
 from ttnn_moe import decoder
 from ttnn_moe.models.qwen3 import TINY, generate, load_model
-from ttnn_moe.models.qwen3.model import MoE
+from ttnn_moe.models.qwen3.layers import MoE
 from ttnn_moe.models.qwen3.tiny import batches, english, evaluate, tasks, tokenizer
 from ttnn_moe.models.qwen3.tiny.tasks import TASKS, Example
 

@@ -13,7 +13,7 @@ from tiny_answers import check_every_task
 from ttnn_moe.formats.int4_24 import dequantise
 from ttnn_moe.formats.quantise_int4_24 import quantise, rounded
 from ttnn_moe.models.qwen3 import TINY, TINY_INT4_24, load_model
-from ttnn_moe.models.qwen3.model import MoE
+from ttnn_moe.models.qwen3.layers import MoE
 from ttnn_moe.models.qwen3.tiny import finetune_int4_24
 
 LARGEST = 2_000_000

@@ -13,7 +13,7 @@ from command import run
 from tiny_answers import check_every_task
 from ttnn_moe.errors import CheckpointError
 from ttnn_moe.models.qwen3 import TINY, Qwen3Moe, Qwen3MoeConfig, load_model
-from ttnn_moe.models.qwen3.model import MoE
+from ttnn_moe.models.qwen3.layers import MoE
 from ttnn_moe.models.qwen3.quantize import quantize_model
 from ttnn_moe.models.qwen3.weights import randomize
 

@@ -42,7 +42,7 @@ def on_chip(made) -> dict[str, int]:
 
 
 def part_of(name: str) -> str:
-    """The part that a tensor of the checkpoint, or a parameter of models/qwen3/model.py, belongs to."""
+    """The part that a tensor of the checkpoint, or a parameter of models/qwen3/layers.py, belongs to."""
     kinds = {
         "norm": "norms",
         "embed": "embedding",

@@ -24,7 +24,8 @@ from ttnn_moe.parallel.exchanges.peer_memory import PeerMemoryExchange
 from ttnn_moe.sizes import power_of_2
 
 from ..config import Qwen3MoeConfig
-from ..model import Modules, MoE, Qwen3Moe
+from ..layers import Modules, MoE
+from ..model import Qwen3Moe
 from ..runtime.graphs import Captured, DeviceGraphs, Inputs
 from ..split import Split
 

@@ -18,7 +18,8 @@ from ttnn_moe.kv.cache import KVCache
 from ttnn_moe.kv.step import Step
 
 from ..config import Qwen3MoeConfig
-from ..model import Attention, DenseMLP, Linear, Modules, MoE, Qwen3Moe, RMSNorm
+from ..layers import Attention, DenseMLP, Linear, Modules, MoE, RMSNorm
+from ..model import Qwen3Moe
 from ..split import Split
 
 

@@ -19,7 +19,8 @@ from ttnn_moe.kv.uncached import Uncached
 from ..checkpoint import EMBED, Checkpoint, layer_slots
 from ..config import Qwen3MoeConfig
 from ..files import read_text
-from ..model import Layer, MoE, rope_table
+from ..layers import Layer, MoE
+from ..model import rope_table
 from ..tokenizer import Tokenizer
 
 SEQUENCE = 2048

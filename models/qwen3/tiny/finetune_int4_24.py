@@ -23,7 +23,7 @@ from ttnn_moe.formats.quantise_int4_24 import rounded
 
 from .. import TINY, load_model, terminal
 from ..checkpoint import slots
-from ..model import MoE
+from ..layers import MoE
 from ..quantize import quantize_model
 from . import checkpoint, evaluate
 from .batches import LENGTHS, Conversations, Steps

@@ -25,7 +25,8 @@ from ttnn_moe.tenstorrent.programs import Sizes, programs_of
 
 from ..checkpoint import Checkpoint, layer_slots, top_slots
 from ..config import Qwen3MoeConfig
-from ..model import Layer, Qwen3Moe, rope_table, sizes_of
+from ..layers import Layer
+from ..model import Qwen3Moe, rope_table, sizes_of
 from ..pieces import Progress
 from ..runtime.candidates import Candidates
 from ..runtime.sampling import Sampling

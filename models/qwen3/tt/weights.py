@@ -22,7 +22,7 @@ from ttnn_moe.tenstorrent.all_reduce import summed_columns
 from ttnn_moe.tenstorrent.weight_formats import ModelFormats
 
 from ..config import Qwen3MoeConfig
-from ..model import DenseMLP, Layer, MoE
+from ..layers import DenseMLP, Layer, MoE
 from .shares import AttentionCut
 from .sizes import check_format, share_of
 
