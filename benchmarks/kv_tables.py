@@ -70,6 +70,16 @@ def prompts() -> str:
     return "\n".join(_rows(*lines)) + "\n"
 
 
+def bitdecoding() -> str:
+    """Microseconds of one query a row beside BitDecoding, each the mean of two turns."""
+    cases = _load("kv_bitdecoding.json")
+    lines = [["rows, tokens", *(f"{case['rows']}, {_short(case['tokens'])}" for case in cases)]]
+    lines.append(["cuDNN, bf16", *(_us(case["cuDNN bf16"]) for case in cases)])
+    for name, key in (("BitDecoding, 4 bits", "BitDecoding 4 bits"), ("4 bits", "4 bits"), ("2 bits", "2 bits")):
+        lines.append([name, *(_us(sum(case[key]["us"]) / len(case[key]["us"])) for case in cases)])
+    return "\n".join(_rows(*lines)) + "\n"
+
+
 def steps() -> str:
     """Milliseconds of decode steps of the whole model, and the memory that they take."""
     data = _load("qwen3_kv.json")

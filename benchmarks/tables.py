@@ -413,6 +413,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "experts_shared.json": experts_shared,
     "cpu_layer.json": cpu_layer,
     "kv_attention.json": kv_tables.attention,
+    "kv_bitdecoding.json": kv_tables.bitdecoding,
     "kv_prompts.json": kv_tables.prompts,
     "kv_queries.json": kv_tables.queries,
     "kv_recall.json": kv_tables.recall,
