@@ -137,17 +137,23 @@ class Uniform(PagedCache):
     """A paged cache whose tokens all go through `change` (x, positions) -> x after the step that wrote them.
 
     So a piece of a prompt attends to itself in the model's dtype here too, and to the quantised past.
+
+    Attributes:
+        equal: [layers, 1, D], what keys are divided by before `change` and multiplied by after it.
     """
 
     change: Callable[[Tensor, Tensor], Tensor]
+    equal: Tensor | None = None
     pending: tuple[Span, ...] = ()
 
     def prefill(self, *args: Any) -> PrefillStep:
         for span in self.pending:
-            at = torch.arange(span.past, span.past + span.n)
+            at = torch.arange(span.past, span.past + span.n, device=self.k.device)
             pages = self.table[span.row, at // self.page].long()
-            for kept in (self.k, self.v):
-                kept[:, pages, :, at % self.page] = self.change(kept[:, pages, :, at % self.page], at)
+            for kept, by in ((self.k, self.equal), (self.v, None)):
+                x = kept[:, pages, :, at % self.page]
+                x = self.change(x, at) if by is None else (self.change((x / by).float(), at) * by).to(x.dtype)
+                kept[:, pages, :, at % self.page] = x
         step = super().prefill(*args)
         self.pending = step.spans
         return step

@@ -43,12 +43,21 @@ def queries() -> str:
 
 
 def recall() -> str:
-    """Long recalls through each cache."""
-    lines: list[list[Any]] = [["average bits", "cache", "exact answers", "divergence of the answers, x 10^-3"]]
-    for case in results("kv_recall.json")["caches"]:
-        exact = f"{case['right']} of {case['asked']}"
-        lines.append([f"{case['bits']:g}", case["cache"], exact, f"{case['divergence'] * 1e3:.3g}"])
-    return "\n".join(_rows(*lines)) + "\n"
+    """Long recalls through each cache, asked evenly and by rank."""
+    data = results("kv_recall.json")["cases"]
+    skews = sorted({case["skew"] for case in data})
+    head: list[Any] = ["average bits", "cache", "outliers"]
+    for skew in skews:
+        asked = "by rank" if skew else "evenly"
+        head += [f"asked {asked}: exact answers", "divergence, x 10^-3"]
+    lines: dict[tuple[Any, ...], list[Any]] = {}
+    for case in data:
+        key = case["bits"], case["cache"], case["gain"]
+        line = lines.setdefault(key, [f"{case['bits']:g}", case["cache"], f"{case['gain']:g}" * (case["gain"] > 1)])
+        line += [f"{case['right']} of {case['asked']}", f"{case['divergence'] * 1e3:.3g}"]
+    order = ("bf16", "bucketed", "uniform", "uniform (not equalised)", "plain int4")
+    by = sorted(lines, key=lambda key: (key[0] == 16, key[0], order.index(key[1]), key[2]))
+    return "\n".join(_rows(head, *(lines[key] for key in by))) + "\n"
 
 
 def prompts() -> str:
@@ -57,6 +66,16 @@ def prompts() -> str:
     lines = [["piece, past", *(f"{_short(case['piece'])}, {_short(case['past'])}" for case in cases)]]
     lines.append(["this package's bf16 kernel", *(microseconds(case["bf16 kernel"]) for case in cases)])
     lines += [[name, *(microseconds(case[name]["us"]) for case in cases)] for name in GOALS]
+    return "\n".join(_rows(*lines)) + "\n"
+
+
+def bitdecoding() -> str:
+    """Microseconds of one query a row beside BitDecoding, each the mean of two turns."""
+    cases = results("kv_bitdecoding.json")
+    lines = [["rows, tokens", *(f"{case['rows']}, {_short(case['tokens'])}" for case in cases)]]
+    lines.append(["cuDNN, bf16", *(microseconds(case["cuDNN bf16"]) for case in cases)])
+    for name, key in (("BitDecoding, 4 bits", "BitDecoding 4 bits"), ("4 bits", "4 bits"), ("2 bits", "2 bits")):
+        lines.append([name, *(microseconds(sum(case[key]["us"]) / len(case[key]["us"])) for case in cases)])
     return "\n".join(_rows(*lines)) + "\n"
 
 

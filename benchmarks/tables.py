@@ -31,6 +31,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "experts_shared.json": model_tables.experts_shared,
     "cpu_layer.json": layer_tables.cpu_layer,
     "kv_attention.json": kv_tables.attention,
+    "kv_bitdecoding.json": kv_tables.bitdecoding,
     "kv_prompts.json": kv_tables.prompts,
     "kv_queries.json": kv_tables.queries,
     "kv_recall.json": kv_tables.recall,

@@ -23,8 +23,8 @@ LEAST, MOST = 2.0, 16.0
 
 # (sinks, ring) of high tiers, the smallest first
 HIGH = ((4, 92), (16, 112), (16, 144), (16, 176))
-SHARE = 4
-"""A larger high tier than the smallest takes 1 / SHARE of the bits of a full row at most; at 16 bits half of that."""
+SHARE = 16
+"""A larger high tier than the smallest takes 1 / SHARE of the bits of a full row at most."""
 
 
 @dataclass(frozen=True)
@@ -178,10 +178,11 @@ def least_capacity(bits: float, page: int = 64) -> int:
 
 
 def _affordable(found: Allocation, instead_of: Allocation) -> bool:
-    """Whether the larger high tier costs no low tier, and little."""
-    share = SHARE if found.high == 8 else 2 * SHARE
-    wanted = found.bits >= 8 if found.high == 8 else found.bits > 8
-    cheap = wanted or found.high_slots * found.high * share <= found.bits * found.capacity
+    """Whether the larger high tier costs no low tier, and little. Its bits are 16 in budgets above 8 only."""
+    if found.high == 8:
+        cheap = found.bits >= 8 or found.high_slots * found.high * SHARE <= found.bits * found.capacity
+    else:
+        cheap = found.bits > 8
     return cheap and found.low[0] >= min(instead_of.low[0], instead_of.high)
 
 
