@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -36,6 +37,9 @@ from ttnn_moe.kv.step import Span
 from ttnn_moe.sizes import ceil_div
 
 HEADS, KV_HEADS, D = 32, 4, 128
+WARM_UP = 0.1
+"""Seconds of replays that are not timed. For milliseconds after other work, 1 x 512k takes an eighth longer."""
+
 L2_BYTES, BANDWIDTH = 160e6, 4.4e12
 """What the caches of one graph exceed; bytes a second that an H200 reads."""
 
@@ -79,15 +83,18 @@ def microseconds(calls: list[Callable[[], object]], replays: int = 15) -> float:
     with torch.cuda.graph(graph):
         for call in calls:
             call()
+    until = time.monotonic() + WARM_UP
+    while time.monotonic() < until:
+        graph.replay()
+        torch.cuda.synchronize()
     times = []
-    for i in range(replays + 3):
+    for _ in range(replays):
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         begin.record()
         graph.replay()
         end.record()
         end.synchronize()
-        if i >= 3:
-            times.append(begin.elapsed_time(end) * 1e3 / len(calls))
+        times.append(begin.elapsed_time(end) * 1e3 / len(calls))
     return statistics.median(times)
 
 

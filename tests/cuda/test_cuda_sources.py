@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import re
 from collections import defaultdict
 from dataclasses import replace
@@ -126,11 +127,13 @@ PARALLEL = [
 def _bucketed_uses(arch: Arch) -> list[Use]:
     """Of a bucketed KV cache: one query a row, and five; with the mass of pages, and without."""
     shapes = [bucketed.Shape(8, n, 32, 4, 64, (4,) * 5) for n in (1, 5)]
-    uses = [Use(bucketed.merge_spec(arch.name, True), 0), Use(bucketed.mass_spec(arch.name, shapes[0]), 0)]
+    uses = [Use(bucketed.merge_spec(arch.name, True, 8), 0), Use(bucketed.mass_spec(arch.name, shapes[0]), 0)]
     for shape, mass, of in (
         (shapes[0], False, bucketed.Plan(4, 4)),
+        (shapes[0], False, bucketed.Plan(8, 4)),
         (shapes[0], True, bucketed.Plan(16, 4)),
         (shapes[1], False, bucketed.Plan(4, 4, 2)),
+        (shapes[1], False, bucketed.Plan(8, 4, 2)),
     ):
         uses.append(Use(bucketed.spec_of(arch.name, shape, shape.n > 1, True, mass, of), of.shared_memory))
     uses += [Use(bucketed_write.write_spec(arch.name, norm, 8, 64), 0) for norm in (True, False)]
@@ -167,6 +170,7 @@ def _arch(spec: Spec) -> str:
 
 # Sizes between a smaller and a larger one that are compiled: the source has no branch that these take alone.
 BETWEEN = {
+    "sm80/bucketed_attention": {"WARPS": (4,)},
     "common/routing_sort": {"PARTS": (8, 16, 32), "THREADS": (256,)},
     "sm80/grouped_mlp": {"MAX_N": (64, 96)},
     "sm80/int4_24_mlp": {"MAX_N": (16, 32)},
@@ -232,6 +236,16 @@ def test_no_other_product_is_chosen(arch: Arch) -> None:
             assert not isinstance(chosen, str)
             for use in chosen.family.uses(chosen.plan, ids64=False, add=False):
                 assert use.spec.entry not in PRODUCTS or use.spec in compiled
+
+
+def test_attention_to_packed_tiers_is_cut_as_compiled() -> None:
+    """No plan takes other warps or tiles than those that are compiled below, and that do not spill."""
+    given = [dict(use.spec.defines) for use in USES if use.spec.entry == "bucketed_attention"]
+    compiled = {(int(of["WARPS"]), int(of["QT"])) for of in given}
+    for T, n, pages in itertools.product((1, 8, 32, 200), (1, 2, 4, 8), (1, 8, 500, 8192)):
+        for room in (99 << 10, 227 << 10):
+            of = bucketed.plan(bucketed.Shape(T, n, 32, 4, 64, (pages,) * 5), 132, room)
+            assert (of.warps, of.tiles) in compiled
 
 
 @pytest.mark.skipif(build.why_not() is not None, reason=str(build.why_not()))

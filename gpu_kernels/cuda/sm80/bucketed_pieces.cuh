@@ -47,11 +47,13 @@ struct Place {
         const Tier& tier = tiers[KIND];
         const int bits = bits_of_kind(KIND), lane = threadIdx.x % 32;
         const u32 apart = PAGE * 16 * bits, piece = static_cast<u32>(at) % (PAGE / 32 << fold_of(KIND));
-        const unsigned char* keys = tier.payload + static_cast<u64>(page) * (kv_heads * 2 * apart) +
-                                    (piece * (512 * min(bits, 4)) + lane * 16);
+        const u64 page_at = row_at(reinterpret_cast<u64>(tier.payload), page, kv_heads * 2 * apart);
+        const u64 scales_at = row_at(reinterpret_cast<u64>(tier.scales), page, kv_heads * (PAGE * 4));
+        const auto* keys =
+            reinterpret_cast<const unsigned char*>(page_at) + (piece * (512 * min(bits, 4)) + lane * 16);
         const unsigned char* values = keys + apart;
-        const uint4* scales = tier.scales + static_cast<u64>(page) * (kv_heads * (PAGE / 4)) +
-                              ((piece >> fold_of(KIND)) * 8 + lane / 4);
+        const uint4* scales =
+            reinterpret_cast<const uint4*>(scales_at) + ((piece >> fold_of(KIND)) * 8 + lane / 4);
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
             copy_16_if(KIND >= j - 1, slot + j * 512, keys + j * 512);

@@ -35,8 +35,8 @@ _QUERY, _WARP, _MERGE, _SPLIT, _BLOCK = 0.71, 0.079, 1.03, 0.0061, 0.0067
 """Microseconds more: for each query that a warp prepares, for each warp of a block. Where rows are split: for the
 merge, for each split, for each block."""
 
-_STATIC = 512
-"""Bytes of a block's shared memory that are not dynamic, at most."""
+_STATIC, _RESERVED = 512, 1024
+"""Bytes of a block's shared memory that are not dynamic, at most; that the system takes of each block."""
 
 
 @dataclass(frozen=True)
@@ -46,16 +46,33 @@ class Plan:
     Attributes:
         warps: of a block. splits: blocks that share the keys of a row and a key/value head.
         tiles: groups of eight queries in a block.
+        least: bytes of shared memory that a block asks for at least: see `alone`.
     """
 
     warps: int
     splits: int
     tiles: int = 1
+    least: int = 0
 
     @property
     def shared_memory(self) -> int:
         """Bytes of a block."""
-        return max(self.tiles * _Q_TILE + self.warps * 2 * _PIECE, self.warps * 8 * self.tiles * _ROW)
+        return max(self.tiles * _Q_TILE + self.warps * 2 * _PIECE, self.warps * 8 * self.tiles * _ROW, self.least)
+
+    def alone(self, blocks: int, multiprocessors: int, room: int) -> Plan:
+        """With so much shared memory that no multiprocessor takes more than its share of the blocks.
+
+        Blocks start while those of the kernel before still run. Without this, some multiprocessors would get two
+        blocks and others none. Few blocks stay as they are.
+
+        Args:
+            room: bytes of a block, at most; a multiprocessor has 1 KiB more.
+        """
+        if blocks * 4 <= multiprocessors:
+            return self
+        share = ceil_div(blocks, multiprocessors)
+        least = (room + _RESERVED) // (share + 1) - _RESERVED
+        return replace(self, least=least) if least + _STATIC <= room else self
 
 
 @dataclass(frozen=True)
@@ -147,7 +164,7 @@ def plan(shape: Shape, multiprocessors: int, shared_memory: int) -> Plan:
             took += _MERGE + _SPLIT * splits + _BLOCK * pairs * splits if splits > 1 else 0
             if took < least:
                 best, least = replace(own, splits=splits), took
-    return best
+    return best.alone(pairs * best.splits, multiprocessors, shared_memory)
 
 
 def _costs(shape: Shape) -> tuple[float, float, float]:
@@ -283,9 +300,7 @@ def _launches(
     )
     join = sum_up = None
     if of.splits > 1 or mass:
-        merge = merge_spec(arch.name, rotate)
-        blocks = shape.T * shape.n * shape.heads
-        join = load.Launch(merge, device.index, (blocks,), 128, c_int32(of.splits), overlap=arch.overlaps)
+        join = merge_launch(device, shape.T * shape.n * shape.heads, of.splits, rotate)
     if mass:
         pages = mass_spec(arch.name, shape)
         last = (*wide, pieces, c_int32(shape.kv_heads), c_int32(shape.width(of)))
@@ -311,9 +326,18 @@ def spec_of(arch: str, shape: Shape, causal: bool, rotate: bool, mass: bool, of:
     )
 
 
-def merge_spec(arch: str, rotate: bool) -> spec.Spec:
+def merge_spec(arch: str, rotate: bool, warps: int) -> spec.Spec:
     """The kernel that merges splits."""
-    return spec.Spec.of("sm80/merge_splits", arch, ROTATE=rotate)
+    return spec.Spec.of("sm80/merge_splits", arch, ROTATE=rotate, WARPS=warps)
+
+
+def merge_launch(device: torch.device, queries: int, splits: int, rotate: bool) -> load.Launch:
+    """The merge of splits, for each query of each head."""
+    arch = target_of(device).arch
+    assert arch is not None
+    warps = 8 if splits > 8 else 4
+    merge = merge_spec(arch.name, rotate, warps)
+    return load.Launch(merge, device.index, (queries,), 32 * warps, c_int32(splits), overlap=arch.overlaps)
 
 
 def mass_spec(arch: str, shape: Shape) -> spec.Spec:

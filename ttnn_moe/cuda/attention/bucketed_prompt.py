@@ -15,7 +15,7 @@ from ...sizes import ceil_div
 from .. import device as devices
 from ..arch import target_of
 from ..jit import load, spec
-from .bucketed import merge_spec
+from .bucketed import merge_launch
 from .bucketed_write import tier_spec
 from .memory import scale_of
 from .tiers import BITS, UNIT, Tier
@@ -169,8 +169,7 @@ def _launches(
     )
     if splits == 1:
         return attend, None
-    merge, blocks = merge_spec(arch.name, True), n * group * kv_heads
-    return attend, load.Launch(merge, device.index, (blocks,), 128, c_int32(splits), overlap=arch.overlaps)
+    return attend, merge_launch(device, n * group * kv_heads, splits, True)
 
 
 @lru_cache(maxsize=1024)
