@@ -25,11 +25,14 @@
 #ifndef READ_ONCE
 #define READ_ONCE 0
 #endif
+#ifndef COLUMNS_OF_ROW
+#define COLUMNS_OF_ROW 1  // of B in shared memory
+#endif
 #ifndef INTERLEAVED
 #define INTERLEAVED 0
 #endif
 
-constexpr int WEIGHT_SLAB = WEIGHT_ROWS * 16 + SLAB_GAP, ROW_SLAB = MAX_N * 128;
+constexpr int WEIGHT_SLAB = WEIGHT_ROWS * 16 + SLAB_GAP, ROW_SLAB = MAX_N * COLUMNS_OF_ROW * 128;
 constexpr int WORD_BYTES = SLABS * WEIGHT_SLAB, STAGE_ROWS = SLABS * ROW_SLAB;
 constexpr int GATHER_WARPS = PRODUCERS - 1;
 static_assert(2 * SLABS <= 32, "a lane makes one copy of words");

@@ -87,20 +87,19 @@ __device__ __forceinline__ void multiply_slab(Sums<G>& sums, const unsigned char
     for (int m = 0; m < M_TILES; ++m) {
         const uint4 low = *reinterpret_cast<const uint4*>(words + m * Of::TILE);
         const uint4 high = *reinterpret_cast<const uint4*>(words + m * Of::TILE + Of::HIGH);
+        ChunkDecoder::Fragment of[2];
+        decoder.decode(of, low, high);
 #pragma unroll
-        for (int half = 0; half < 2; ++half) {
-            ChunkDecoder::Fragment of;
-            if (half == 0)
-                decoder.decode(of, low.x, low.y, high.x, high.y);
-            else
-                decoder.decode(of, low.z, low.w, high.z, high.w);
+        for (int half = 0; half < 2; ++half)
 #pragma unroll
             for (int j = 0; j < G; ++j) {
                 float products[4] = {};
-                multiply_unordered<0>(products, of.a, b[half][j], of.metadata);
-                scale(sums[m][j], products, of.low, of.high);
+                if (half == 0)
+                    multiply_unordered<0>(products, of[half].a, b[half][j], of[half].metadata);
+                else
+                    multiply_unordered<1>(products, of[half].a, b[half][j], of[half].metadata);
+                scale(sums[m][j], products, of[half].low, of[half].high);
             }
-        }
     }
 }
 
@@ -172,10 +171,8 @@ __device__ __forceinline__ void multiply_halves(const Shared& shared, Turn<STAGE
                 const u32 low_rest = t < 2 ? low.y : low.w, high_rest = t < 2 ? high.y : high.w;
                 const u32 metadata = decoder.metadata(low_rest, high_rest);
                 u32 a[2][4];
-                decoder.values(a[0][0], a[0][2], low.x);
-                decoder.values(a[0][1], a[0][3], high.x);
-                decoder.values(a[1][0], a[1][2], low.z);
-                decoder.values(a[1][1], a[1][3], high.z);
+                decoder.values(a[0], low.x, high.x);
+                decoder.values(a[1], low.z, high.z);
                 float products[4] = {};
                 multiply_unordered<0>(products, a[0], b[0], metadata);
                 multiply_unordered<1>(products, a[1], b[1], metadata);

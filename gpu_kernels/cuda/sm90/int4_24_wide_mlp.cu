@@ -82,8 +82,9 @@ struct Products {
         }
     }
 
+    template <int SELECTOR = 0>
     __device__ __forceinline__ void multiply(const ChunkDecoder::Fragment& of, float* to, u64 rows) {
-        sparse_product<WIDTH>(to, of.a, of.metadata, rows, false);
+        sparse_product<WIDTH, SELECTOR>(to, of.a, of.metadata, rows, false);
     }
 
     // A stage with one unit. The two products of a step run while the next words are decoded.
@@ -105,14 +106,13 @@ struct Products {
 #pragma unroll
         for (int step = 0; step < STEPS; ++step) {
             auto& of = fragments[step % 2];
-            decoder.decode(of[0], low.x, low.y, high.x, high.y);
-            decoder.decode(of[1], low.z, low.w, high.z, high.w);
+            decoder.decode(of, low, high);
             if (step + 1 < STEPS) load(step + 1);
             if (step > 0) scale_both(step - 1);
-            const u64 here = advance(rows, step / PARTS * (ROW_SLAB / 16));
+            const u64 here = further(rows, step / PARTS * (ROW_SLAB / 16));
             products_begin();
             multiply(of[0], products[0], here);
-            multiply(of[1], products[1], advance(here, 2 * OPERAND_STEP));
+            multiply<1>(of[1], products[1], further(here, 2 * OPERAND_STEP));
             products_commit();
         }
         scale_both(STEPS - 1);  // ptxas makes products in turns if one runs across the loop's end

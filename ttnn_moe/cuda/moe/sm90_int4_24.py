@@ -29,6 +29,7 @@ class Sm90SparseTile:
         warps: that multiply.
         wide: warpgroup products.
         columns: rows of a tile that one of them takes, at most.
+        quads: warpgroup products of four groups of channels at a time.
         read_once: L2 evicts weights first, and drops each expert output that combine has read.
     """
 
@@ -41,10 +42,11 @@ class Sm90SparseTile:
     wide: bool = False
     columns: int = 64
     read_once: bool = False
+    quads: bool = False
 
     @property
     def granule(self) -> int:
-        return 16 if self.wide and self.max_n > 48 else 8
+        return 2 if self.quads else 16 if self.wide and self.max_n > 48 else 8
 
     @property
     def weight_rows(self) -> int:
@@ -52,12 +54,13 @@ class Sm90SparseTile:
 
     @property
     def threads(self) -> int:
-        return 32 * (self.warps + (4 if self.wide else 2))
+        return 32 * (self.warps + (4 if self.wide or self.quads else 2))
 
     @property
     def shared_memory(self) -> int:
-        words, rows = self.slabs * (16 * self.weight_rows + 64 * (not self.wide)), self.slabs * 128 * self.max_n
-        zeros = rows * (not self.wide)  # as many as a stage has rows
+        words = self.slabs * (16 * self.weight_rows + 64 * (not self.wide))
+        rows = self.slabs * 128 * self.max_n * (4 if self.quads else 1)
+        zeros = rows * (not self.wide and not self.quads)  # as many as a stage has rows
         return _ALIGNMENT + self.stages * (words + rows + 16) + zeros + _SLOTS * (16 + 32) + 16
 
 
@@ -84,6 +87,8 @@ class Sm90Int4_24(SortedInt4_24[Sm90SparseTile]):
         return reason
 
     def kernel(self, tile: Sm90SparseTile) -> str:
+        if tile.quads:
+            return "sm90/int4_24_quads_mlp"
         return "sm90/int4_24_wide_mlp" if tile.wide else "sm90/int4_24_mlp"
 
     def tile(self, problem: Problem, arch: Arch) -> Sm90SparseTile:
@@ -93,7 +98,9 @@ class Sm90Int4_24(SortedInt4_24[Sm90SparseTile]):
     def tiles(self) -> tuple[Sm90SparseTile, ...]:
         return tuple(tile for _, tile in _TILES)
 
-    def order_defines(self, tile: Sm90SparseTile) -> dict[str, object]:
+    def order_defines(self, tile: Sm90SparseTile) -> dict[str, object] | None:
+        if tile.quads:
+            return None
         return {"K_ORDER" if tile.wide else "CHUNKS": True}
 
     def product_defines(self, problem: Problem) -> dict[str, object]:
