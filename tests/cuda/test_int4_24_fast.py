@@ -94,8 +94,7 @@ def worst(
 
 
 WIDE = SparseTile(1, 1, 2, 8, 2, 2)
-NARROW_90 = Sm90SparseTile(8, 2, 2, 2, warps=2)
-QUADS_90 = Sm90SparseTile(8, 2, 4, 2, warps=4, quads=True)
+QUADS_90 = Sm90SparseTile(8, 2, 4, 2, warps=4)
 WIDE_90 = Sm90SparseTile(16, 1, 2, 2, wide=True)
 FORMS: list[tuple[Sizes, int, int, int, str]] = [
     (ColumnSizes(up_depth=2), 2, 320, 64, "halves"),
@@ -127,7 +126,6 @@ def test_a_call_is_within_the_bound(
     [
         (DirectSizes(up_ahead=1), 2, 320, 64, "halves"),
         (DirectSizes(1, 2, 4, 2, 1, 4, 2, 2, 1), 1, 192, 192, "interleaved"),
-        (NARROW_90, 5, 192, 320, "interleaved"),
         (WIDE_90, 17, 192, 64, "interleaved"),
         (QUADS_90, 17, 192, 448, "interleaved"),
         (replace(QUADS_90, max_n=4, m_tiles=1), 5, 320, 64, "halves"),

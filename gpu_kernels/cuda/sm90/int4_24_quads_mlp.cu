@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// As int4_24_mlp.cu, in the same arguments, by sparse warpgroup products, four groups of 32 channels at a
-// time: tiles of up to 8 rows.
+// As int4_24_wide_mlp.cu, in the same arguments, four groups of 32 channels at a time: tiles of up to 8 rows.
 //
 // | argument | dtype | |
 // |----------|-------|---------------------------------------|
@@ -35,7 +34,6 @@
 #define SWIZZLE(row) (row % 8)  // as products read rows of 128 bytes
 #define SLAB_GAP 64             // of lanes that load words of two slabs, each touches banks of its own
 #define WEIGHT_ROWS (64 * M_TILES * GROUPS)
-#define ZEROS 0
 constexpr int PARTS = M_TILES;  // of a warpgroup's weight rows, 64 each
 constexpr int CONSUMERS = WARPS;
 #include "sm80/mma.cuh"
@@ -43,8 +41,9 @@ constexpr int CONSUMERS = WARPS;
 #include "sm90/int4_24_quad.cuh"
 
 static_assert(SLABS % 2 == 0 && MAX_N % 2 == 0 && MAX_N <= 8, "whole pairs of slabs; 32 columns");
-#ifndef EARLY
-#define EARLY 0
+#ifndef EARLY_COLUMNS
+#define EARLY_COLUMNS \
+    16  // of products that begin before the sums of the products before are scaled: registers
 #endif
 #ifndef CONSUMER_REGISTERS
 #define CONSUMER_REGISTERS (BLOCKS == 2 ? 96 : GROUPS == 4 ? 104 : GROUPS == 3 ? 152 : 224)
@@ -119,6 +118,8 @@ template <int N>
 struct Products {
     static constexpr int COUNT = N / 2, STEPS = SLABS / 2 * PARTS;  // of a stage: 128 channels of a part
 
+    static constexpr int EARLY = N <= EARLY_COLUMNS ? 1 : 0;
+
     float sums[PARTS][COUNT], products[1 + EARLY][COUNT];
     QuadDecoder::Fragment fragments[2];
 
@@ -163,12 +164,12 @@ struct Products {
         for (int step = 0; step < COUNT_OF_STEPS; ++step) {
             fragments[step % 2] = decoder.decode(low, high);
             if (step + 1 < COUNT_OF_STEPS) load(step + 1);
-            if (EARLY) multiply(step, rows);
+            if (EARLY == 1) multiply(step, rows);
             if (step > 0) {
                 products_wait<EARLY>();
                 scale(step - 1, WHOLE || has);
             }
-            if (!EARLY) multiply(step, rows);
+            if (EARLY == 0) multiply(step, rows);
         }
         products_wait<0>();  // ptxas makes products in turns if one runs across the loop's end
         scale(COUNT_OF_STEPS - 1, WHOLE || has);
