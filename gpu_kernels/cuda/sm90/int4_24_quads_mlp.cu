@@ -42,8 +42,7 @@ constexpr int CONSUMERS = WARPS;
 
 static_assert(SLABS % 2 == 0 && MAX_N % 2 == 0 && MAX_N <= 8, "whole pairs of slabs; 32 columns");
 #ifndef EARLY_COLUMNS
-#define EARLY_COLUMNS \
-    16  // of products that begin before the sums of the products before are scaled: registers
+#define EARLY_COLUMNS 0  // of products that begin before earlier sums are scaled: more registers
 #endif
 #ifndef CONSUMER_REGISTERS
 #define CONSUMER_REGISTERS (BLOCKS == 2 ? 96 : GROUPS == 4 ? 104 : GROUPS == 3 ? 152 : 224)
