@@ -34,7 +34,7 @@ NVDISASM = next((path for folder in FOLDERS for path in Path(folder).rglob("nvdi
         (INT4_24_FEW, ARCHES[8, 0], 1, r"HMMA\.SP\.16832\.F32\.BF16"),
         (INT4_24_FEW_SM90, HOPPER, 1, r"HMMA\.SP\.16832\.F32\.BF16"),
         (INT4_24, ARCHES[8, 0], 128, r"HMMA\.SP\.16832\.F32\.BF16"),
-        (INT4_24_SM90, HOPPER, 8, r"HMMA\.SP\.16832\.F32\.BF16"),
+        (INT4_24_SM90, HOPPER, 8, r"HGMMA\.SP\.64x\d+x32\.F32\.BF16"),
         (INT4_24_SM90, HOPPER, 1000, r"HGMMA\.SP\.64x\d+x32\.F32\.BF16"),
     ],
     ids=lambda value: getattr(value, "name", str(value)),

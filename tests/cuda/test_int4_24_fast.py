@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from ttnn_moe.cuda.moe.int4_24_few import INT4_24_FEW, ColumnPlan, ColumnSizes
 from ttnn_moe.cuda.moe.prepared import bytes_of, most_bytes
 from ttnn_moe.cuda.moe.sm80_int4_24 import INT4_24, SparseTile
 from ttnn_moe.cuda.moe.sm90_int4_24 import INT4_24_SM90, Sm90SparseTile
-from ttnn_moe.cuda.moe.sm90_int4_24_few import INT4_24_FEW_SM90, DirectPlan, DirectSizes
+from ttnn_moe.cuda.moe.sm90_int4_24_few import INT4_24_FEW_SM90, DirectSizes
 from ttnn_moe.cuda.moe.sort import Sorters
 from ttnn_moe.cuda.moe.sorted import SortedPlan
 from ttnn_moe.formats.int4_24 import NAME
@@ -66,7 +67,7 @@ def worst(
     if isinstance(sizes, ColumnSizes):
         family, plan = INT4_24_FEW, ColumnPlan(problem, HOPPER, sizes)
     elif isinstance(sizes, DirectSizes):
-        family, plan = INT4_24_FEW_SM90, DirectPlan(problem, HOPPER, sizes)
+        family, plan = INT4_24_FEW_SM90, ColumnPlan(problem, HOPPER, sizes)
     else:
         family = INT4_24 if isinstance(sizes, SparseTile) else INT4_24_SM90
         plan = SortedPlan(problem, HOPPER, sizes, Sorters(128))
@@ -93,7 +94,7 @@ def worst(
 
 
 WIDE = SparseTile(1, 1, 2, 8, 2, 2)
-NARROW_90 = Sm90SparseTile(8, 2, 2, 2, warps=2)
+QUADS_90 = Sm90SparseTile(8, 2, 4, 2, warps=4)
 WIDE_90 = Sm90SparseTile(16, 1, 2, 2, wide=True)
 FORMS: list[tuple[Sizes, int, int, int, str]] = [
     (ColumnSizes(up_depth=2), 2, 320, 64, "halves"),
@@ -125,8 +126,9 @@ def test_a_call_is_within_the_bound(
     [
         (DirectSizes(up_ahead=1), 2, 320, 64, "halves"),
         (DirectSizes(1, 2, 4, 2, 1, 4, 2, 2, 1), 1, 192, 192, "interleaved"),
-        (NARROW_90, 5, 192, 320, "interleaved"),
         (WIDE_90, 17, 192, 64, "interleaved"),
+        (QUADS_90, 17, 192, 448, "interleaved"),
+        (replace(QUADS_90, max_n=4, m_tiles=1), 5, 320, 64, "halves"),
         (Sm90SparseTile(96, 2, 2, 2, wide=True), 80, 128, 192, "halves"),
     ],
     ids=str,

@@ -26,6 +26,10 @@
 #ifndef PARTS
 #define PARTS 1
 #endif
+#ifndef WAIT_LATE
+#define WAIT_LATE \
+    0  // the predecessor is a kernel of this call, which waited first and writes nothing that is read here
+#endif
 #ifndef GRANULE
 #define GRANULE 8
 #endif
@@ -86,7 +90,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     const int rank = PARTS > 1 ? blockIdx.x : rank_in_cluster();
     for (int i = thread; i < WARPS * E; i += THREADS) counts[i] = 0;
     __syncthreads();
-    wait_for_predecessor();
+    if (!WAIT_LATE) wait_for_predecessor();
     let_successor_start();
 
     const int limit = pair_limit(num_tokens, P, K), bits = 32 - __clz(E - 1);
@@ -178,4 +182,5 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         }
     }
     wait_for_cluster();
+    if (WAIT_LATE) wait_for_predecessor();
 }

@@ -13,15 +13,10 @@
 #ifndef K_ORDER
 #define K_ORDER 0
 #endif
-#ifndef CHUNKS
-#define CHUNKS 0
-#endif
 
 // Where a channel pair of 32 channels goes, of 16 words.
 __device__ __forceinline__ constexpr int place_of_pair(int channel) {
-    return CHUNKS    ? word_of_chunk(channel)
-           : K_ORDER ? channel / 8 * 2 + channel / 4 % 2 * 8 + channel / 2 % 2
-                     : word_of(channel);
+    return K_ORDER ? channel / 8 * 2 + channel / 4 % 2 * 8 + channel / 2 % 2 : word_of(channel);
 }
 
 extern "C" __global__ void int4_24_order(const uint4* hidden, uint4* out, int groups) {

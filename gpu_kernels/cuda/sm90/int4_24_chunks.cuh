@@ -16,17 +16,18 @@
 
 #include "sm80/bytes.cuh"
 #include "sm80/int4_24.cuh"
+#include "sm90/sparse.cuh"
 
 // What lane t of a quad needs to decode.
 struct ChunkDecoder {
-    u32 own_byte;       // selector of byte t in both halves, zero-extended
+    u32 own_byte;  // selector of byte t: of the low row to the low half, of the high row to the high half
     u32 first, second;  // factors of X and 0, and of 0 and Y, which lies 4 bits higher
     u32 turn, kept;     // of idx2: bits to the other index, and those of this lane's index
 
     // zero: 0, which the compiler must not know, so that constants stay in registers.
     __device__ __forceinline__ explicit ChunkDecoder(u32 zero) {
         const int t = threadIdx.x % 4;
-        own_byte = (0x4040 | t * 0x101) + zero;
+        own_byte = (0x4400 + t * 0x1111) + zero;
         first = 0x7f00u + zero;       // 2^127
         second = 0x7d000000u + zero;  // 2^123
         turn = (t % 2 ? 30 : 2) + zero;
@@ -39,11 +40,13 @@ struct ChunkDecoder {
         float low, high;  // scales
     };
 
-    // The last bit of a bf16 below 2^-125 is 2^-133.
-    __device__ __forceinline__ void values(u32& x, u32& y, u32 values) const {
-        const u32 both = select_bytes(values, 0, own_byte) & 0x00f0000fu;
-        x = multiply_add_bf16x2(both, first, 0x0000be00u);  // - 1 / 8
-        y = multiply_add_bf16x2(both, second, 0xbe000000u);
+    // A of values of the low and of the high row. The last bit of a bf16 below 2^-125 is 2^-133.
+    __device__ __forceinline__ void values(u32 (&a)[4], u32 low, u32 high) const {
+        const u32 both = select_bytes(low, high, own_byte), x = both & 0x000f000fu, y = both & 0x00f000f0u;
+        a[0] = multiply_add_bf16x2(x, first, 0x0000be00u);  // - 1 / 8
+        a[1] = multiply_add_bf16x2(high_twice(x), first, 0x0000be00u);
+        a[2] = multiply_add_bf16x2(low_twice(y), second, 0xbe000000u);
+        a[3] = multiply_add_bf16x2(y, second, 0xbe000000u);
     }
 
     // Of words whose rests these are. Even lanes give chunks 0 .. 3, odd ones 4 .. 7.
@@ -56,9 +59,21 @@ struct ChunkDecoder {
     __device__ __forceinline__ void decode(Fragment& out, u32 low, u32 low_rest, u32 high,
                                            u32 high_rest) const {
         out.metadata = metadata(low_rest, high_rest);
-        values(out.a[0], out.a[2], low);
-        values(out.a[1], out.a[3], high);
+        values(out.a, low, high);
         out.low = scale_of(low_rest);
         out.high = scale_of(high_rest);
+    }
+
+    // Both groups of words: lanes 0 and 1 of four give the metadata of the first, lanes 2 and 3 of the
+    // second.
+    __device__ __forceinline__ void decode(Fragment (&out)[2], uint4 low, uint4 high) const {
+        const bool is_first = threadIdx.x % 4 < 2;
+        out[0].metadata = out[1].metadata = metadata(is_first ? low.y : low.w, is_first ? high.y : high.w);
+        values(out[0].a, low.x, high.x);
+        values(out[1].a, low.z, high.z);
+        out[0].low = scale_of(low.y);
+        out[0].high = scale_of(high.y);
+        out[1].low = scale_of(low.w);
+        out[1].high = scale_of(high.w);
     }
 };

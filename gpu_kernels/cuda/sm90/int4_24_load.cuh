@@ -2,9 +2,9 @@
 // What fills a ring of int4_24 words and rows, and its place in shared memory: the producer warps of both
 // kernels of int4_24 for sm_90a.
 //
-// A stage holds SLABS slabs of 64 channels: WEIGHT_ROWS words of 16 bytes each, then MAX_N rows of 128 bytes
-// each. One warp loads words through the copy engine; GATHER_WARPS load rows through cp.async, since rows are
-// scattered.
+// A stage holds SLABS slabs of 64 channels: WEIGHT_ROWS words of 16 bytes each, and MAX_N * COLUMNS_OF_ROW
+// columns of 128 bytes each. One warp loads words through the copy engine; GATHER_WARPS load rows through
+// cp.async, since rows are scattered.
 //
 // Words of gate_up lie in a slab as in memory: where gate and up rows take turns, in turns; else gate rows,
 // then the up rows of the same channels.
@@ -25,11 +25,14 @@
 #ifndef READ_ONCE
 #define READ_ONCE 0
 #endif
+#ifndef COLUMNS_OF_ROW
+#define COLUMNS_OF_ROW 1  // of B in shared memory
+#endif
 #ifndef INTERLEAVED
 #define INTERLEAVED 0
 #endif
 
-constexpr int WEIGHT_SLAB = WEIGHT_ROWS * 16 + SLAB_GAP, ROW_SLAB = MAX_N * 128;
+constexpr int WEIGHT_SLAB = WEIGHT_ROWS * 16 + SLAB_GAP, ROW_SLAB = MAX_N * COLUMNS_OF_ROW * 128;
 constexpr int WORD_BYTES = SLABS * WEIGHT_SLAB, STAGE_ROWS = SLABS * ROW_SLAB;
 constexpr int GATHER_WARPS = PRODUCERS - 1;
 static_assert(2 * SLABS <= 32, "a lane makes one copy of words");
@@ -45,8 +48,7 @@ struct Shared {
     __device__ __forceinline__ explicit Shared(const void* memory)
         : rows((shared_address(memory) + 1023) / 1024 * 1024) {}
     __device__ __forceinline__ u32 words() const { return rows + STAGES * STAGE_ROWS; }
-    __device__ __forceinline__ u32 zeros() const { return words() + STAGES * WORD_BYTES; }
-    __device__ __forceinline__ u32 full(int stage) const { return zeros() + ZEROS + 8 * stage; }
+    __device__ __forceinline__ u32 full(int stage) const { return words() + STAGES * WORD_BYTES + 8 * stage; }
     __device__ __forceinline__ u32 empty(int stage) const { return full(STAGES) + 8 * stage; }
     __device__ __forceinline__ Items items() const { return Items(empty(STAGES)); }
 

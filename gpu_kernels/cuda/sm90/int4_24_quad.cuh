@@ -23,24 +23,20 @@
 #pragma once
 
 #include "sm80/int4_24_rows.cuh"
+#include "sm90/sparse.cuh"
 
 struct QuadDecoder {
-    u32 first, second, odd_first, odd_second;  // factors of the low half, of the high half
+    u32 even, odd;      // factors of the low half, whose values may lie 4 bits higher
     u32 bytes;          // selector of what this pair of lanes needs, of its own and of the other pair's words
     u32 turn, nibbles;  // bits to turn the neighbour's nibbles by; those of its own that this lane keeps
-    u32 sign, offset;   // of an odd lane: make x ~x
 
     __device__ __forceinline__ explicit QuadDecoder(u32 zero) {
         const int t = threadIdx.x % 4;
-        first = 0x7f00u + zero;  // 2^127
-        second = 0x7f000000u + zero;
-        odd_first = 0x7d00u + zero;  // 2^123: of what lies 4 bits higher
-        odd_second = 0x7d000000u + zero;
+        even = 0x7f00u + zero;  // 2^127
+        odd = 0x7d00u + zero;   // 2^123: of what lies 4 bits higher
         bytes = (t < 2 ? 0x6240 : 0x3715) + zero;
         turn = (t % 2 ? 28 : 4) + zero;
         nibbles = (t % 2 ? 0xf0f0f0f0u : 0x0f0f0f0fu) + zero;
-        sign = (t % 2 ? ~0u : 1u) + zero;
-        offset = (t % 2 ? ~0u : 0u) + zero;
     }
 
     struct Fragment {
@@ -48,15 +44,14 @@ struct QuadDecoder {
         float low, high;  // scales
     };
 
-    // Steps 2 * half and 2 * half + 1.
+    // X of every step, or with half 1 its Y.
     __device__ __forceinline__ void integers(u32 (&a)[4][4], u32 values, int half, int high) const {
-        const u32 bytes = select_bytes(values, 0, half ? 0x4342 : 0x4140);
+        const u32 bytes = half ? values >> 8 : values;
 #pragma unroll
-        for (int odd = 0; odd < 2; ++odd) {
-            const u32 own = bytes & (odd ? 0x00f000f0u : 0x000f000fu);
-            auto& of = a[2 * half + odd];
-            of[high] = multiply_add_bf16x2(own, odd ? odd_first : first, 0x0000be00u);  // - 1 / 8
-            of[2 + high] = multiply_add_bf16x2(own, odd ? odd_second : second, 0xbe000000u);
+        for (int i = 0; i < 2; ++i) {
+            const u32 own = bytes & (i ? 0x00f000f0u : 0x000f000fu), factor = i ? odd : even;
+            a[i][2 * half + high] = multiply_add_bf16x2(own, factor, 0x0000be00u);  // - 1 / 8
+            a[2 + i][2 * half + high] = multiply_add_bf16x2(high_twice(own), factor, 0x0000be00u);
         }
     }
 
@@ -65,7 +60,7 @@ struct QuadDecoder {
         const u32 both = select_bytes(low.y, high.y, 0x5410);  // idx2 of the low row, of the high row
         const u32 pair = select_bytes(both, __shfl_xor_sync(~0u, both, 2), bytes);
         const u32 other = rotated(__shfl_xor_sync(~0u, pair, 1), turn);
-        const u32 four = select_bits(pair, other, nibbles) * sign + offset;
+        const u32 four = select_bits(pair, other, nibbles);
         out.metadata[0] = select_or_flip(four, four * 4, 0x33333333u);
         out.metadata[1] = flip_or_select(four, four >> 2, 0xccccccccu);
 #pragma unroll

@@ -1,10 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
-// As int4_24_mlp.cu, in the same arguments, by sparse warpgroup products: tiles of up to 128 rows.
+// Sorted rows through int4_24 experts on sm_90a, both products in one launch, by sparse warpgroup products:
+// act[row] = silu(x Wg_e^T) * (x Wu_e^T), x = hidden[row_tokens[row]]; out[row] = act[row] Wd_e^T.
 //
-// | argument | dtype | |
-// |----------|-------|---------------------------------------------------------------------|
-// | hidden   | bf16  | of int4_24_order with K_ORDER: channels in the order of k            |
-// | act      | bf16  | scratch, in the order of hidden                                      |
+// | argument   | shape             | dtype |                                                        |
+// |------------|-------------------|-------|--------------------------------------------------------|
+// | w13        | [E, H/64, 2I, 2]  | int64 | words                                                  |
+// | w2         | [E, I/64, H, 2]   | int64 | words                                                  |
+// | hidden     | [T, H]            | bf16  | of int4_24_order with K_ORDER; row-major, 16 bytes     |
+// | row_tokens | [P]               | int32 |                                                        |
+// | tiles      | [bound]           | Tile  | of routing_sort, tile_rows = MAX_N; their done: 0      |
+// | num_tiles  | [2]               | int32 | tiles in use; 0, counts the items that blocks took     |
+// | act        | [P, I]            | bf16  | scratch, in the order of hidden                        |
+// | out        | [P, H]            | bf16  | row-major, 16 bytes; only rows of tiles written        |
+//
+// Blocks and items: as in mxfp4_mlp.
 //
 // Weights are A, decoded into registers; rows are B, in shared memory. A product of 32 channels is a sum of
 // integers; it is scaled while the next product runs.
@@ -31,7 +40,6 @@
 #define SWIZZLE(row) (row % 8)  // as products read rows of 128 bytes
 #define SLAB_GAP 0
 #define WEIGHT_ROWS (64 * M_TILES * GROUPS)
-#define ZEROS 0
 constexpr int PARTS = M_TILES;  // of a warpgroup's weight rows, 64 each
 constexpr int CONSUMERS = WARPS;
 #include "sm80/mma.cuh"
@@ -82,8 +90,9 @@ struct Products {
         }
     }
 
+    template <int SELECTOR = 0>
     __device__ __forceinline__ void multiply(const ChunkDecoder::Fragment& of, float* to, u64 rows) {
-        sparse_product<WIDTH>(to, of.a, of.metadata, rows, false);
+        sparse_product<WIDTH, SELECTOR>(to, of.a, of.metadata, rows, false);
     }
 
     // A stage with one unit. The two products of a step run while the next words are decoded.
@@ -105,14 +114,13 @@ struct Products {
 #pragma unroll
         for (int step = 0; step < STEPS; ++step) {
             auto& of = fragments[step % 2];
-            decoder.decode(of[0], low.x, low.y, high.x, high.y);
-            decoder.decode(of[1], low.z, low.w, high.z, high.w);
+            decoder.decode(of, low, high);
             if (step + 1 < STEPS) load(step + 1);
             if (step > 0) scale_both(step - 1);
-            const u64 here = advance(rows, step / PARTS * (ROW_SLAB / 16));
+            const u64 here = further(rows, step / PARTS * (ROW_SLAB / 16));
             products_begin();
             multiply(of[0], products[0], here);
-            multiply(of[1], products[1], advance(here, 2 * OPERAND_STEP));
+            multiply<1>(of[1], products[1], further(here, 2 * OPERAND_STEP));
             products_commit();
         }
         scale_both(STEPS - 1);  // ptxas makes products in turns if one runs across the loop's end

@@ -10,8 +10,9 @@
 #include "sm90/ptx.cuh"
 #include "sm90/wgmma.cuh"
 
-// Products are added to d, or replace it.
-template <int N>
+// Products are added to d, or replace it. SELECTOR: 0, lanes 0 and 1 of four give the metadata; 1, lanes 2
+// and 3.
+template <int N, int SELECTOR = 0>
 __device__ __forceinline__ void sparse_product(float* d, const u32* a, u32 metadata, u64 b, bool add);
 
 #define R(a, b, c, d) "%" #a ", %" #b ", %" #c ", %" #d
@@ -33,18 +34,19 @@ __device__ __forceinline__ void sparse_product(float* d, const u32* a, u32 metad
 #define D56 D48, D(24)
 #define D64 D56, D(28)
 
-#define PRODUCT(N, A0, A1, A2, A3, B, METADATA, ADD)                                               \
-    template <>                                                                                    \
-    __device__ __forceinline__ void sparse_product<N>(float* d, const u32* a, u32 metadata, u64 b, \
-                                                      bool add) {                                  \
-        asm volatile("{.reg .pred add; setp.ne.b32 add, %" #ADD                                    \
-                     ", 0;\n"                                                                      \
-                     "wgmma.mma_async.sp.sync.aligned.m64n" #N "k32.f32.bf16.bf16 {" R##N          \
-                     "}, {" R(A0, A1, A2, A3) "}, %" #B ", %" #METADATA ", 0, add, 1, 1, 0;}"      \
-                     : D##N                                                                        \
-                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(metadata),          \
-                       "r"(static_cast<int>(add)));                                                \
+#define PRODUCT_OF(SELECTOR, N, A0, A1, A2, A3, B, METADATA, ADD)                                            \
+    template <>                                                                                              \
+    __device__ __forceinline__ void sparse_product<N, SELECTOR>(float* d, const u32* a, u32 metadata, u64 b, \
+                                                                bool add) {                                  \
+        asm volatile("{.reg .pred add; setp.ne.b32 add, %" #ADD                                              \
+                     ", 0;\n"                                                                                \
+                     "wgmma.mma_async.sp.sync.aligned.m64n" #N "k32.f32.bf16.bf16 {" R##N                    \
+                     "}, {" R(A0, A1, A2, A3) "}, %" #B ", %" #METADATA ", " #SELECTOR ", add, 1, 1, 0;}"    \
+                     : D##N                                                                                  \
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(metadata),                    \
+                       "r"(static_cast<int>(add)));                                                          \
     }
+#define PRODUCT(...) PRODUCT_OF(0, __VA_ARGS__) PRODUCT_OF(1, __VA_ARGS__)
 PRODUCT(8, 4, 5, 6, 7, 8, 9, 10)
 PRODUCT(16, 8, 9, 10, 11, 12, 13, 14)
 PRODUCT(24, 12, 13, 14, 15, 16, 17, 18)
@@ -54,8 +56,34 @@ PRODUCT(48, 24, 25, 26, 27, 28, 29, 30)
 PRODUCT(56, 28, 29, 30, 31, 32, 33, 34)
 PRODUCT(64, 32, 33, 34, 35, 36, 37, 38)
 #undef PRODUCT
+#undef PRODUCT_OF
 #undef R
 #undef D
+
+// As `advance`, by an addition that the compiler leaves alone: else it masks each sum.
+__device__ __forceinline__ u64 further(u64 operand, u32 by) {
+    u32 low;
+    asm("add.u32 %0, %1, %2;" : "=r"(low) : "r"(static_cast<u32>(operand)), "r"(by));
+    return (operand & 0xffffffff00000000) | low;
+}
+
+// Both halves are the low one, or the high one. As an operand of bf16x2 instructions this costs no
+// instruction.
+__device__ __forceinline__ u32 low_twice(u32 value) {
+    u32 out;
+    asm("{.reg .b16 low, high; mov.b32 {low, high}, %1; mov.b32 %0, {low, low};}" : "=r"(out) : "r"(value));
+    return out;
+}
+
+__device__ __forceinline__ u32 high_twice(u32 value) {
+    u32 out;
+    asm("{.reg .b16 low, high; mov.b32 {low, high}, %1; mov.b32 %0, {high, high};}" : "=r"(out) : "r"(value));
+    return out;
+}
+
+__device__ __forceinline__ void copy_8(u32 to, const void* from) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(to), "l"(from) : "memory");
+}
 
 // The same value, of which the compiler knows nothing: what follows from it is not computed early.
 __device__ __forceinline__ int later(int value) {

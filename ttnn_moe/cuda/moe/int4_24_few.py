@@ -1,8 +1,13 @@
-"""int4_24 experts, few pairs without a sort: sm80/int4_24_few_gate_up.cu and sm80/int4_24_few_down.cu."""
+"""int4_24 experts, few pairs without a sort: sm80/int4_24_few_gate_up.cu and sm80/int4_24_few_down.cu.
+
+FewInt4_24 is what families of such kernels share.
+"""
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -44,48 +49,75 @@ class ColumnSizes:
     down_depth: int = 4
 
 
+SizesT = TypeVar("SizesT")
+
+
 @dataclass(frozen=True, eq=False)
-class ColumnPlan:
+class ColumnPlan(Generic[SizesT]):
     problem: Problem
     arch: Arch
-    sizes: ColumnSizes
+    sizes: SizesT
 
 
-class Int4_24Few(CudaCpp[ColumnPlan]):
-    """See the module's docstring. The least host time: two launches."""
+class FewInt4_24(CudaCpp[ColumnPlan[SizesT]]):
+    """Gate and up of each pair, then down and the weighted sum of each token. The least host time: two launches."""
 
-    name = "int4_24_few"
-    kernels = "CUDA C++ kernels of int4_24 words, few pairs"
     weight_format = NAME
     rounds_expert_out = False
+
+    @abstractmethod
+    def sizes(self, problem: Problem) -> SizesT:
+        """Sizes of both kernels."""
+
+    @abstractmethod
+    def memory(self, problem: Problem, sizes: SizesT) -> tuple[int, int]:
+        """Bytes of shared memory of a block of both kernels."""
 
     def why_not(self, problem: Problem, target: Target) -> str | None:
         reason = limits(problem, target, self.weight_format, (torch.bfloat16,)) or why_not_few(problem, MOST_PAIRS)
         if reason is not None:
             return reason
         arch = arch_of(target)
-        for name, room in zip("HI", self._memory(problem, ColumnSizes()), strict=True):
+        for name, room in zip("HI", self.memory(problem, self.sizes(problem)), strict=True):
             if room > arch.shared_memory:
                 return f"{name} takes {room} bytes of shared memory, and {arch.name} has {arch.shared_memory}"
         return None
 
-    @staticmethod
-    def _memory(problem: Problem, sizes: ColumnSizes) -> tuple[int, int]:
+    def plan(self, problem: Problem, target: Target) -> ColumnPlan[SizesT]:
+        return ColumnPlan(problem, arch_of(target), self.sizes(problem))
+
+    def scratch(self, plan: ColumnPlan[SizesT]) -> tuple[Buffer, ...]:
+        problem = plan.problem
+        return (Buffer((problem.T * problem.K, problem.I), problem.dtype),)
+
+    def launch(self, plan: ColumnPlan[SizesT], call: Call, buffers: tuple[Tensor, ...]) -> None:
+        gate_up, down = launches_of(self, plan, call)
+        hidden, routing = call.hidden, call.routing
+        w13, w2 = (call.experts.tensors[name].data_ptr() for name in ("w13", "w2"))
+        stream, act = load.stream(hidden.device.index), buffers[0].data_ptr()
+        route = routing.topk_ids.data_ptr(), pointer(call.expert_map), pointer(routing.num_tokens)
+        gate_up(stream, hidden.data_ptr(), w13, *route, act)
+        down(stream, act, w2, *route, routing.topk_weights.data_ptr(), call.out.data_ptr())
+
+
+class Int4_24Few(FewInt4_24[ColumnSizes]):
+    """See the module's docstring."""
+
+    name = "int4_24_few"
+    kernels = "CUDA C++ kernels of int4_24 words, few pairs"
+
+    def sizes(self, problem: Problem) -> ColumnSizes:
+        return ColumnSizes()
+
+    def memory(self, problem: Problem, sizes: ColumnSizes) -> tuple[int, int]:
         """Shared memory of a block of both kernels: sums and rings of its warps, and activations."""
         up = sizes.warps * _of_warp(sizes.up_tiles, sizes.up_depth) + _ZEROS + 2 * problem.H
         down = problem.K * (_of_warp(sizes.down_tiles, sizes.down_depth) + _ZEROS + 2 * problem.I)
         return up, down
 
-    def plan(self, problem: Problem, target: Target) -> ColumnPlan:
-        return ColumnPlan(problem, arch_of(target), ColumnSizes())
-
-    def scratch(self, plan: ColumnPlan) -> tuple[Buffer, ...]:
-        problem = plan.problem
-        return (Buffer((problem.T * problem.K, problem.I), problem.dtype),)
-
-    def uses(self, plan: ColumnPlan, ids64: bool, add: bool) -> tuple[Use, ...]:
+    def uses(self, plan: ColumnPlan[ColumnSizes], ids64: bool, add: bool) -> tuple[Use, ...]:
         problem, sizes = plan.problem, plan.sizes
-        up, down = self._memory(problem, sizes)
+        up, down = self.memory(problem, sizes)
         out = {"TOP_K": problem.K, "OUT32": problem.out_dtype == torch.float32, "ADD": add}
         of_up = {"WARPS": sizes.warps, "ROW_TILES": sizes.up_tiles, "DEPTH": sizes.up_depth}
         of_down = {"ROW_TILES": sizes.down_tiles, "DEPTH": sizes.down_depth}
@@ -94,7 +126,7 @@ class Int4_24Few(CudaCpp[ColumnPlan]):
             Use.of(plan.arch, "sm80/int4_24_few_down", down, ID64=ids64, **out, **of_down),
         )
 
-    def bind(self, plan: ColumnPlan, uses: tuple[Use, ...], device: int) -> tuple[Launch, ...]:
+    def bind(self, plan: ColumnPlan[ColumnSizes], uses: tuple[Use, ...], device: int) -> tuple[Launch, ...]:
         (gate_up, down), problem, sizes = uses, plan.problem, plan.sizes
         T, E, K, H, I = problem.T, problem.E, problem.K, problem.H, problem.I
         rows = (1, I) if problem.gate_up_order == "halves" else (2, 1)
@@ -102,15 +134,6 @@ class Int4_24Few(CudaCpp[ColumnPlan]):
             gate_up.bind(device, (ceil_div(I, 8 * sizes.up_tiles), T * K), 32 * sizes.warps, T * K, E, K, H, I, *rows),
             down.bind(device, (ceil_div(H, 16 * sizes.down_tiles), T), 32 * K, T * K, E, H, I),
         )
-
-    def launch(self, plan: ColumnPlan, call: Call, buffers: tuple[Tensor, ...]) -> None:
-        gate_up, down = launches_of(self, plan, call)
-        hidden, routing = call.hidden, call.routing
-        w13, w2 = (call.experts.tensors[name].data_ptr() for name in ("w13", "w2"))
-        stream, act = load.stream(hidden.device.index), buffers[0].data_ptr()
-        route = routing.topk_ids.data_ptr(), pointer(call.expert_map), pointer(routing.num_tokens)
-        gate_up(stream, hidden.data_ptr(), w13, *route, act)
-        down(stream, act, w2, *route, routing.topk_weights.data_ptr(), call.out.data_ptr())
 
 
 INT4_24_FEW = Int4_24Few()

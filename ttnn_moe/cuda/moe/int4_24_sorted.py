@@ -31,32 +31,39 @@ class SortedInt4_24(Sorted[TileT]):
     def why_not(self, problem: Problem, target: Target) -> str | None:
         return limits(problem, target, self.weight_format, (torch.bfloat16,))
 
-    def order_defines(self, tile: TileT) -> dict[str, object]:
-        """Definitions of int4_24_order: the order of channels that the products take."""
+    def order_defines(self, tile: TileT) -> dict[str, object] | None:
+        """Definitions of int4_24_order: the order of channels that the products take. None: their own order."""
         return {}
+
+    def prepares(self, plan: SortedPlan[TileT]) -> bool:
+        return self.order_defines(plan.tile) is not None
 
     def scratch(self, plan: SortedPlan[TileT]) -> tuple[Buffer, ...]:
         """Those of Sorted, and the rows of hidden in the order of channels that the products take."""
-        problem = plan.problem
-        return *super().scratch(plan), Buffer((problem.T, problem.H), problem.dtype)
+        problem, buffers = plan.problem, super().scratch(plan)
+        return (*buffers, Buffer((problem.T, problem.H), problem.dtype)) if self.prepares(plan) else buffers
 
     def uses(self, plan: SortedPlan[TileT], ids64: bool, add: bool) -> tuple[Use, ...]:
-        order = Use.of(plan.arch, "sm80/int4_24_order", 0, **self.order_defines(plan.tile))
-        return order, *super().uses(plan, ids64, add)
+        uses, order = super().uses(plan, ids64, add), self.order_defines(plan.tile)
+        return uses if order is None else (Use.of(plan.arch, "sm80/int4_24_order", 0, **order), *uses)
 
     def bind(self, plan: SortedPlan[TileT], uses: tuple[Use, ...], device: int) -> tuple[Launch, ...]:
+        if not self.prepares(plan):
+            return super().bind(plan, uses, device)
         order, *others = uses
         groups = plan.problem.T * plan.problem.H // GROUP
         ordered = order.bind(device, (ceil_div(groups, ORDER_THREADS),), ORDER_THREADS, groups)
         return ordered, *super().bind(plan, tuple(others), device)
 
     def launch(self, plan: SortedPlan[TileT], call: Call, buffers: tuple[Tensor, ...]) -> None:
-        (order, *sorts, product, combine), routing, words = launches_of(self, plan, call), call.routing, plan.words
-        act, rows, at, ordered = (buffer.data_ptr() for buffer in buffers)
+        (*sorts, product, combine), routing, words = launches_of(self, plan, call), call.routing, plan.words
+        act, rows, at, *ordered = (buffer.data_ptr() for buffer in buffers)
         w13, w2 = (call.experts.tensors[name].data_ptr() for name in ("w13", "w2"))
         stream: Any = load.stream(call.hidden.device.index)
-        bound = pointer(routing.num_tokens)
-        order(stream, call.hidden.data_ptr(), ordered)
+        bound, hidden = pointer(routing.num_tokens), call.hidden.data_ptr()
+        if ordered:
+            sorts.pop(0)(stream, hidden, ordered[0])
+            hidden = ordered[0]
         sort.launch_sorts(sorts, stream, (routing.topk_ids.data_ptr(), pointer(call.expert_map), bound), at, words)
-        product(stream, w13, w2, ordered, at, at + words.tiles, at + words.num_tiles, act, rows)
+        product(stream, w13, w2, hidden, at, at + words.tiles, at + words.num_tiles, act, rows)
         combine(stream, rows, at + words.inverse, routing.topk_weights.data_ptr(), bound, call.out.data_ptr())

@@ -1,6 +1,6 @@
 """int4_24 experts on Hopper: warps that only decode and multiply, beside warps that fill their ring.
 
-Small tiles run sm90/int4_24_mlp.cu, large ones sm90/int4_24_wide_mlp.cu. The tiles were found on an H200.
+Small tiles run sm90/int4_24_quads_mlp.cu, large ones sm90/int4_24_wide_mlp.cu. The tiles were found on an H200.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ class Sm90SparseTile:
 
     Attributes:
         max_n: rows of a tile at most.
-        m_tiles: products along the weight rows a warp, 16 rows each; of wide a warpgroup, 64 each.
+        m_tiles: products along the weight rows a warpgroup, 64 rows each.
         slabs, stages: slabs of 64 channels in a stage, stages of the ring.
         blocks: resident blocks a multiprocessor.
         warps: that multiply.
-        wide: warpgroup products.
-        columns: rows of a tile that one of them takes, at most.
+        wide: a lane decodes its byte of words; else whole words, of four groups of channels.
+        columns: rows of a tile that a wide product takes, at most.
         read_once: L2 evicts weights first, and drops each expert output that combine has read.
     """
 
@@ -44,7 +44,7 @@ class Sm90SparseTile:
 
     @property
     def granule(self) -> int:
-        return 16 if self.wide and self.max_n > 48 else 8
+        return 2 if not self.wide else 16 if self.max_n > 48 else 8
 
     @property
     def weight_rows(self) -> int:
@@ -52,20 +52,20 @@ class Sm90SparseTile:
 
     @property
     def threads(self) -> int:
-        return 32 * (self.warps + (4 if self.wide else 2))
+        return 32 * (self.warps + 4)
 
     @property
     def shared_memory(self) -> int:
-        words, rows = self.slabs * (16 * self.weight_rows + 64 * (not self.wide)), self.slabs * 128 * self.max_n
-        zeros = rows * (not self.wide)  # as many as a stage has rows
-        return _ALIGNMENT + self.stages * (words + rows + 16) + zeros + _SLOTS * (16 + 32) + 16
+        words = self.slabs * (16 * self.weight_rows + 64 * (not self.wide))
+        rows = self.slabs * 128 * self.max_n * (1 if self.wide else 4)
+        return _ALIGNMENT + self.stages * (words + rows + 16) + _SLOTS * (16 + 32) + 16
 
 
 # pairs (T * K) over experts, at most -> tile
 _TILES: tuple[tuple[float, Sm90SparseTile], ...] = (
-    (4, Sm90SparseTile(8, 4, 8, 2, blocks=2, warps=4, read_once=True)),
+    (4, Sm90SparseTile(8, 2, 6, 3, warps=16, read_once=True)),
     (10, Sm90SparseTile(16, 2, 4, 5, warps=16, wide=True, read_once=True)),
-    (18, Sm90SparseTile(24, 2, 4, 4, warps=16, wide=True, read_once=True)),
+    (18, Sm90SparseTile(24, 2, 8, 2, warps=16, wide=True, read_once=True)),
     (40, Sm90SparseTile(48, 2, 4, 4, warps=12, wide=True, read_once=True)),
     (float("inf"), Sm90SparseTile(144, 2, 2, 4, wide=True)),
 )
@@ -84,7 +84,7 @@ class Sm90Int4_24(SortedInt4_24[Sm90SparseTile]):
         return reason
 
     def kernel(self, tile: Sm90SparseTile) -> str:
-        return "sm90/int4_24_wide_mlp" if tile.wide else "sm90/int4_24_mlp"
+        return "sm90/int4_24_wide_mlp" if tile.wide else "sm90/int4_24_quads_mlp"
 
     def tile(self, problem: Problem, arch: Arch) -> Sm90SparseTile:
         rows = problem.T * problem.K / problem.E
@@ -93,8 +93,8 @@ class Sm90Int4_24(SortedInt4_24[Sm90SparseTile]):
     def tiles(self) -> tuple[Sm90SparseTile, ...]:
         return tuple(tile for _, tile in _TILES)
 
-    def order_defines(self, tile: Sm90SparseTile) -> dict[str, object]:
-        return {"K_ORDER" if tile.wide else "CHUNKS": True}
+    def order_defines(self, tile: Sm90SparseTile) -> dict[str, object] | None:
+        return {"K_ORDER": True} if tile.wide else None
 
     def product_defines(self, problem: Problem) -> dict[str, object]:
         return {"INTERLEAVED": problem.gate_up_order == "interleaved"}

@@ -78,9 +78,16 @@ class Words:
         return cls(rows, 2 * rows, num_tiles, counts, counts // 4 + (parts * E if parts > 1 else 0))
 
 
-def sort_uses(arch: Arch, sorters: Sorters, E: int, ids64: bool, granule: int) -> tuple[Use, ...]:
-    """The kernels of the sort, in the order of their launch. granule: rows of a tile, but the last, are a multiple."""
+def sort_uses(arch: Arch, sorters: Sorters, E: int, ids64: bool, granule: int, beside: bool = False) -> tuple[Use, ...]:
+    """The kernels of the sort, in the order of their launch.
+
+    Args:
+        granule: rows of a tile, but the last, are a multiple.
+        beside: the sort runs beside its predecessor, a kernel of the same call that writes nothing that the sort reads.
+    """
     threads, sizes = {"ID64": ids64, "THREADS": sorters.threads}, {"CLUSTER": sorters.cluster, "PARTS": sorters.parts}
+    if beside and sorters.parts == 1:
+        sizes["WAIT_LATE"] = 1
     use = Use.of(arch, "common/routing_sort", sorters.shared_memory(E), **threads, **sizes, GRANULE=granule)
     return (use,) if sorters.parts == 1 else (Use.of(arch, "common/routing_count", 4 * E, **threads), use)
 

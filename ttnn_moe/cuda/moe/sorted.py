@@ -108,6 +108,10 @@ class Sorted(CudaCpp[SortedPlan[TileT]]):
         """Definitions of the kernel of products, besides the sizes of a tile."""
         return {}
 
+    def prepares(self, plan: SortedPlan[TileT]) -> bool:
+        """Whether a kernel of the call runs before the sort, which does not read what that kernel writes."""
+        return False
+
     @abstractmethod
     def bind_product(self, plan: SortedPlan[TileT], use: Use, device: int) -> Launch:
         """The launch of the products, with everything but addresses."""
@@ -136,7 +140,7 @@ class Sorted(CudaCpp[SortedPlan[TileT]]):
         drops = plan.tile.read_once and problem.H % 64 == 0
         out |= {"OUT32": problem.out_dtype == torch.float32, "DISCARD": drops}
         return (
-            *sort.sort_uses(arch, plan.sorters, local_experts(problem), ids64, plan.tile.granule),
+            *sort.sort_uses(arch, plan.sorters, local_experts(problem), ids64, plan.tile.granule, self.prepares(plan)),
             plan.product(self.kernel(plan.tile), **self.product_defines(problem)),
             Use.of(arch, "common/combine", **out),
         )

@@ -192,11 +192,12 @@ inline void bytes_load(u32 to, const void* from, u32 bytes, u32 barrier) {
 // Copies that were committed are not among those that it waits for here.
 inline void copies_arrive(u32 barrier) {
     auto& open = emulator::fibers[emulator::current].open;
-    std::vector<std::pair<unsigned char*, const void*>> copies;
-    for (const auto& copy : open) copies.emplace_back(emulator::shared(copy.to), copy.from);
+    std::vector<std::tuple<unsigned char*, const void*, int>> copies;
+    for (const auto& copy : open)
+        copies.emplace_back(emulator::shared(copy.to, copy.bytes), copy.from, copy.bytes);
     open.clear();
     emulator::fly(barrier, [copies, barrier, block = emulator::block()] {
-        for (const auto& [to, from] : copies) std::memcpy(to, from, 16);
+        for (const auto& [to, from, bytes] : copies) std::memcpy(to, from, bytes);
         emulator::come(block, barrier);
     });
 }

@@ -5,7 +5,7 @@
 #include "sm90/ptx.cuh"
 #include "sm90/wgmma.cuh"
 
-template <int N>
+template <int N, int SELECTOR = 0>
 void sparse_product(float* d, const u32* a, u32 metadata, u64 b, bool add) {
     const int me = emulator::current, block = emulator::block();
     auto& mine = emulator::fibers[me].words;
@@ -15,7 +15,7 @@ void sparse_product(float* d, const u32* a, u32 metadata, u64 b, bool add) {
     std::array<const u32*, 4> lanes;
     std::array<u32, 2> given;
     for (int i = 0; i < 4; ++i) lanes[i] = reinterpret_cast<const u32*>(emulator::fibers[me / 4 * 4 + i].words[0]);
-    for (int i = 0; i < 2; ++i) given[i] = static_cast<u32>(emulator::fibers[me / 4 * 4 + i].words[1]);
+    for (int i = 0; i < 2; ++i) given[i] = static_cast<u32>(emulator::fibers[me / 4 * 4 + 2 * SELECTOR + i].words[1]);
     emulator::meet_warp();
     auto make = [=] {
         for (int i = 0; i < N / 2; ++i) {
@@ -38,6 +38,17 @@ void sparse_product(float* d, const u32* a, u32 metadata, u64 b, bool add) {
     else
         make();
     emulator::meet_warp();  // nobody changes what others multiply
+}
+
+inline u64 further(u64 operand, u32 by) { return advance(operand, by); }
+
+inline u32 low_twice(u32 value) { return (value & 0xffff) * 0x10001u; }
+inline u32 high_twice(u32 value) { return (value >> 16) * 0x10001u; }
+
+inline void copy_8(u32 to, const void* from) {
+    const emulator::Copy copy{to, from, 8};
+    if (!emulator::late) emulator::land(copy);
+    emulator::fibers[emulator::current].open.push_back(copy);
 }
 
 inline int later(int value) { return value; }
