@@ -6,6 +6,29 @@
 
 using Sums = float[PARTS][MAX_N / 2];  // of PARTS x 64 weight rows and N rows of the tile
 
+#if BOXED
+// Where this thread finds the chunks of an item's stages.
+struct Place {
+    static constexpr u32 second = 512, part = 8192;  // bytes, of whole boxes
+    u32 weights, scales;                             // of whole boxes: from the begin of a stage
+    int box, fragment, rows;
+    bool whole;
+
+    __device__ __forceinline__ Place(const Item& item, int I) {
+        const int group = threadIdx.x / 128 - 1, warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32;
+        const int at = group * PARTS;  // of 64 weight rows
+        box = at / 2;
+        fragment = at % 2 * 4 + warp;
+        weights = box * BOX_BYTES + fragment * 2048 + lane * 16;
+        scales = BOXES * BOX_BYTES + box * BOX_SCALES + fragment * 128 + lane;
+        rows = item.kind == DOWN ? 16 : Box::of_gate_up(item.block * BOXES + box, I).rows;
+        whole = rows == 16;
+    }
+    __device__ __forceinline__ Chunk chunk(int of_part, int groups, int unit) const {
+        return Chunk(fragment + 4 * of_part, rows, groups, unit);
+    }
+};
+#else
 // Where the two rows of this thread's fragments lie in a stage of weights and in the scales.
 struct Place {
     u32 weights, second, part;             // bytes
@@ -44,6 +67,7 @@ struct Place {
         weights = box * BOX_BYTES + row * 128 + (lane % 4 ^ row % 8) * 16;
     }
 };
+#endif
 
 // By each warp.
 __device__ __forceinline__ void release(u32 barrier) {
@@ -64,6 +88,7 @@ struct Turns {
     Turn<2> scales;
 };
 
+#if !BOXED
 // The scales of an item, as this thread needs them.
 struct ScalesOf {
     const Place& place;
@@ -77,3 +102,4 @@ struct ScalesOf {
                          group);
     }
 };
+#endif
