@@ -142,7 +142,7 @@ class MoE(nn.Module):
         for name, tensor in tensors.items():
             self.register_parameter(name, nn.Parameter(tensor, requires_grad=False))
         self._experts: ttnn_moe.Experts | None = None
-        self._experts_of: Tensor | None = None
+        self._experts_of: tuple[Tensor, ...] = ()  # in a tuple: a module takes a bare one for its parameter
         self._arranged = False  # the parameters hold mxfp4_boxes: see ttnn_moe.arrange
         self._prepared: dict[int, Prepared] = {}
 
@@ -159,8 +159,8 @@ class MoE(nn.Module):
     def experts(self) -> ttnn_moe.Experts:
         """The weights as the operator takes them: the same memory."""
         first = getattr(self, self._names[0])
-        if self._experts is None or self._experts_of is not first:
-            self._experts_of = first
+        if self._experts is None or not self._experts_of or self._experts_of[0] is not first:
+            self._experts_of = (first,)
             form = mxfp4_boxes.NAME if self._arranged else self.format.name
             self._experts = arranging.at_load(ttnn_moe.Experts(form, *self._sizes, self._held()))
             self._arranged = self._experts.format == mxfp4_boxes.NAME

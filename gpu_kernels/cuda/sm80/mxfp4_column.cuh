@@ -11,9 +11,6 @@
 #include "common/copies.cuh"
 #include "sm80/mxfp4.cuh"
 #include "sm80/mxfp4_boxes.cuh"
-#if BOXED
-#include "sm90/prefetch.cuh"
-#endif
 
 #ifndef ROW_TILES
 #define ROW_TILES 1
@@ -154,13 +151,6 @@ struct Column {
 #if BOXED
     __device__ __forceinline__ Chunk chunk(int of_fragment, int c) const {
         return Chunk(of_fragment, box.rows, min(STAGE_GROUPS, groups - c / 2 * STAGE_GROUPS), c % 2);
-    }
-    // All of the fragments to L2: `thread` of at least as many as there are stages.
-    __device__ __forceinline__ void prefetch(int thread) const {
-        const int group = thread * STAGE_GROUPS, wide = min(STAGE_GROUPS, groups - group);
-        if (wide <= 0) return;
-        const int chunk = group * box.all() + fragment * box.rows * wide;
-        prefetch_bytes(weights + 16 * chunk, 16 * ROW_TILES * box.rows * wide);
     }
     __device__ __forceinline__ void load(int i, uint4 (&to)[ROW_TILES][2]) const {
         const int c = first + step * i;

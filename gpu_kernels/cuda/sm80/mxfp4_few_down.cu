@@ -38,9 +38,6 @@
 #ifndef ADD
 #define ADD 0
 #endif
-#ifndef PREFETCH
-#define PREFETCH 7
-#endif
 
 constexpr int K = TOP_K, H = HIDDEN, I = INNER, ROWS = 16 * ROW_TILES;
 
@@ -95,9 +92,6 @@ extern "C" __global__ void __launch_bounds__(32 * K * SPLIT)
                    thread,
                    32 * SPLIT,
                    {}};
-#endif
-#if BOXED && PREFETCH & 4
-    if (e >= 0 && part == 0) column.prefetch(lane);
 #endif
     copy.request();
     column.start();

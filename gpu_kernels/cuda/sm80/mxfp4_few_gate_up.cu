@@ -35,9 +35,6 @@
 #ifndef INTERLEAVED
 #define INTERLEAVED 0
 #endif
-#ifndef PREFETCH
-#define PREFETCH 3
-#endif
 
 // sizes of the layer: constants spare a block half of the instructions before its first product
 constexpr int K = TOP_K, H = HIDDEN, I = INNER, row_step = INTERLEAVED ? 2 : 1, up_rows = INTERLEAVED ? 1 : I;
@@ -46,7 +43,7 @@ constexpr int ROWS = 16 * ROW_TILES;
 extern "C" __global__ void __launch_bounds__(32 * WARPS)
     mxfp4_few_gate_up(const u16* hidden, const unsigned char* blocks, const unsigned char* scales,
                       const u16* biases, const float* biases32, const Id* ids, const int* expert_map,
-                      const int* num_tokens, u16* act, const unsigned char* down, int P, int E_ids) {
+                      const int* num_tokens, u16* act, int P, int E_ids) {
     auto* parts = reinterpret_cast<float (*)[ROWS]>(dynamic_memory());
     uint4* zeros = reinterpret_cast<uint4*>(dynamic_memory() + WARPS * ROWS * 4);
     uint4* x = zeros + 4;
@@ -99,20 +96,8 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS)
                    32 * WARPS,
                    {}};
 #endif
-#if BOXED && PREFETCH & 1
-    column.prefetch(threadIdx.x);
-#endif
     copy.request();
     column.start();
-#if BOXED && PREFETCH & 2
-    // a share of this expert's weights of down
-    if (threadIdx.x == 0) {
-        const int chunks = H * (I / 32), each = (chunks + gridDim.y - 1) / gridDim.y,
-                  begin = blockIdx.y * each;
-        const int count = min(each, chunks - begin);
-        if (count > 0) prefetch_bytes(down + 16 * (static_cast<u64>(e) * chunks + begin), 16 * count);
-    }
-#endif
     if (threadIdx.x < 4) zeros[threadIdx.x] = make_uint4(0, 0, 0, 0);
     const u16* token = hidden + static_cast<u64>(pair / K) * H;
     bool large = load_column<true>(x, token, H, threadIdx.x, 32 * WARPS);

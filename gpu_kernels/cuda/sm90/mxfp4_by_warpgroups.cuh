@@ -28,8 +28,9 @@ struct Bytes {
 #pragma unroll
             for (int i = 0; i < 2; ++i) scales[part][i] = load_byte(of_scales + part * 512 + i * 32);
     }
-    // Both of a stage that may have fewer rows or groups: zeros where there are none.
-    __device__ __forceinline__ void load_cut(u32 stage, const Place& place, int groups, int unit, int half) {
+    // Words 2 `half` and the next of a stage that may have fewer rows or groups: zeros where there are none.
+    __device__ __forceinline__ void load_cut(u32 stage, const Place& place, int groups, int unit, int half,
+                                             bool with_scales) {
 #pragma unroll
         for (int part = 0; part < PARTS; ++part) {
             const Chunk chunk = place.chunk(part, groups, unit);
@@ -39,7 +40,7 @@ struct Bytes {
                 const uint2 two = load_8(stage + place.box * BOX_BYTES + 16 * at + 8 * half);
                 words[part][i][2 * half] = chunk.here ? two.x : 0;
                 words[part][i][2 * half + 1] = chunk.here ? two.y : 0;
-                if (half == 0) continue;
+                if (!with_scales) continue;
                 const u32 scale = load_byte(stage + BOXES * BOX_BYTES + place.box * BOX_SCALES + at);
                 scales[part][i] = chunk.here ? scale : 0;
             }
@@ -132,21 +133,21 @@ __device__ __forceinline__ void multiply(const Shared& shared, Turns& turns, Sum
     u64 rows = 0;
     int before = -1;  // the stage of rows to release
 #if BOXED
-    // the half of a unit, of the stage at hand; with the second half come scales
-    const auto load = [&](int unit, int half) {
+    // the half of a unit, of the stage at hand
+    const auto load = [&](int unit, int half, bool with_scales) {
         const u32 stage = shared.weights + turns.weights.at * WEIGHT_BYTES;
         const int groups = min(STAGE_GROUPS, depth / 32 - unit / 2 * STAGE_GROUPS);
         if (place.whole && groups == STAGE_GROUPS) {
             bytes.load(stage + place.weights + unit % 2 * 1024, place, half);
-            if (half) bytes.load_scales(stage + place.scales + unit % 2 * 64);
+            if (with_scales) bytes.load_scales(stage + place.scales + unit % 2 * 64);
         } else {
-            bytes.load_cut(stage, place, groups, unit % 2, half);
+            bytes.load_cut(stage, place, groups, unit % 2, half, with_scales);
         }
     };
     const auto scale_of = [&](int part, int i) { return bytes.scales[part][i]; };
     barrier_wait(shared.weights_full + 8 * turns.weights.at, turns.weights.parity);
-    load(0, 0);
-    load(0, 1);
+    load(0, 0, true);
+    load(0, 1, false);
 #else
     const ScalesOf scales{place, shared.scales + turns.scales.at * SCALE_BYTES, depth / 32};
     barrier_wait(shared.scales_full + 8 * turns.scales.at, turns.scales.parity);
@@ -186,7 +187,8 @@ __device__ __forceinline__ void multiply(const Shared& shared, Turns& turns, Sum
                 if (i % 4 == 1 && second)
                     barrier_wait(shared.weights_full + 8 * turns.weights.at, turns.weights.parity);
 #if BOXED
-                load(unit + 1, i % 4 / 2);
+                // the rest of large scales is still needed
+                load(unit + 1, i % 4 / 2, large == (i % 4 == 3));
 #else
                 if (i % 4 == 1 && second)
                     weights = shared.weights + turns.weights.at * WEIGHT_BYTES + place.weights;

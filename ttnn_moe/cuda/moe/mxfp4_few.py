@@ -60,7 +60,6 @@ class Mxfp4Few(CudaCpp[ColumnPlan]):
     weight_format = NAME
     rounds_expert_out = False
     boxed = False
-    prefetch = 0
 
     def why_not(self, problem: Problem, target: Target) -> str | None:
         reason = mxfp4_limits(problem, target, self.weight_format) or why_not_few(problem, MOST_PAIRS)
@@ -111,7 +110,7 @@ class Mxfp4Few(CudaCpp[ColumnPlan]):
         problem, sizes = plan.problem, plan.sizes
         up, down = self._memory(problem, sizes)
         out = {"TOP_K": problem.K, "OUT32": problem.out_dtype == torch.float32, "ADD": add, "SPLIT": sizes.split}
-        of = {"HIDDEN": problem.H, "INNER": problem.I, "BOXED": self.boxed, "PREFETCH": self.prefetch}
+        of = {"HIDDEN": problem.H, "INNER": problem.I, "BOXED": self.boxed}
         of_up = of | {"WARPS": sizes.warps, "ROW_TILES": sizes.up_tiles, "UNROLL": sizes.up_unroll, "TOP_K": problem.K}
         of_up |= activation_defines(problem) | {"INTERLEAVED": problem.gate_up_order == "interleaved"}
         of_down = of | {"ROW_TILES": sizes.down_tiles, "UNROLL": sizes.down_unroll, "BIASED": problem.biased}
@@ -135,7 +134,7 @@ class Mxfp4Few(CudaCpp[ColumnPlan]):
         hidden, routing, weights = call.hidden, call.routing, weight_pointers(call)
         stream, act = load.stream(hidden.device.index), buffers[0].data_ptr()
         route = routing.topk_ids.data_ptr(), pointer(call.expert_map), pointer(routing.num_tokens)
-        gate_up(stream, hidden.data_ptr(), *weights[:4], *route, act, call.experts.tensors["down_blocks"].data_ptr())
+        gate_up(stream, hidden.data_ptr(), *weights[:4], *route, act)
         down(stream, act, *weights[4:], *route, routing.topk_weights.data_ptr(), call.out.data_ptr())
 
 
@@ -146,7 +145,6 @@ class Mxfp4FewBoxes(Mxfp4Few):
     kernels = "CUDA C++ kernels of arranged MXFP4 weights, few pairs"
     weight_format = BOXES
     boxed = True
-    prefetch = 7
 
 
 def mxfp4_limits(problem: Problem, target: Target, weight_format: str = NAME) -> str | None:

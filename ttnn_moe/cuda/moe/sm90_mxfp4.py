@@ -92,7 +92,15 @@ _TILES: tuple[tuple[float, Mxfp4Tile], ...] = (
 )
 
 
-_BOXED_TILES = _TILES
+# of arranged weights; the first where blocks have about two items of gate and up
+_FEW_ITEMS, _OF_FEW_ITEMS = 1000, _by_warps(8, 2, 2)
+_BOXED_TILES: tuple[tuple[float, Mxfp4Tile], ...] = (
+    (5, _by_warps(8, 4, 1)),
+    (12, _by_warps(16, 3, 1)),
+    (20, _by_warps(24, 3, 1)),
+    (48, Mxfp4Tile(48, 256, 4, 3, 2, read_once=True, row_units=2)),
+    (float("inf"), Mxfp4Tile(144, 256, 2, 3, 3, direct=True)),
+)
 
 
 class Sm90Mxfp4(Sorted[Mxfp4Tile]):
@@ -180,6 +188,8 @@ class Sm90Mxfp4Boxes(Sm90Mxfp4):
     def tile(self, problem: Problem, arch: Arch) -> Mxfp4Tile:
         rows = rows_an_expert(problem)
         tile = next(tile for most, tile in _BOXED_TILES if rows <= most)
+        if min(problem.T * problem.K, problem.E) * ceil_div(2 * problem.I, 128) <= _FEW_ITEMS and rows <= 1:
+            tile = _OF_FEW_ITEMS
         return fitted(replace(tile, boxed=True), problem, arch)
 
     def blocks(self, experts: Experts) -> tuple[Any, Any]:
