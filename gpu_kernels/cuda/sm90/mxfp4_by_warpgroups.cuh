@@ -37,11 +37,11 @@ struct Bytes {
 #pragma unroll
             for (int i = 0; i < 2; ++i) {
                 const u32 at = i ? chunk.second : chunk.first;
-                const uint2 two = load_8(stage + place.box * BOX_BYTES + 16 * at + 8 * half);
+                const uint2 two = load_8(stage + place.box() * BOX_BYTES + 16 * at + 8 * half);
                 words[part][i][2 * half] = chunk.here ? two.x : 0;
                 words[part][i][2 * half + 1] = chunk.here ? two.y : 0;
                 if (!with_scales) continue;
-                const u32 scale = load_byte(stage + BOXES * BOX_BYTES + place.box * BOX_SCALES + at);
+                const u32 scale = load_byte(stage + BOXES * BOX_BYTES + place.box() * BOX_SCALES + at);
                 scales[part][i] = chunk.here ? scale : 0;
             }
         }
@@ -137,7 +137,7 @@ __device__ __forceinline__ void multiply(const Shared& shared, Turns& turns, Sum
     const auto load = [&](int unit, int half, bool with_scales) {
         const u32 stage = shared.weights + turns.weights.at * WEIGHT_BYTES;
         const int groups = min(STAGE_GROUPS, depth / 32 - unit / 2 * STAGE_GROUPS);
-        if (place.whole && groups == STAGE_GROUPS) {
+        if (place.whole() && groups == STAGE_GROUPS) {
             bytes.load(stage + place.weights + unit % 2 * 1024, place, half);
             if (with_scales) bytes.load_scales(stage + place.scales + unit % 2 * 64);
         } else {

@@ -38,8 +38,8 @@ struct Chunks {
 #pragma unroll
             for (int i = 0; i < 2; ++i) {
                 const u32 at = i ? chunk.second : chunk.first;
-                load(part, i, stage + place.box * BOX_BYTES + 16 * at);
-                scales[part][i] = load_byte(stage + BOXES * BOX_BYTES + place.box * BOX_SCALES + at);
+                load(part, i, stage + place.box() * BOX_BYTES + 16 * at);
+                scales[part][i] = load_byte(stage + BOXES * BOX_BYTES + place.box() * BOX_SCALES + at);
                 if (!chunk.here)
                     words[part][i][0] = words[part][i][1] = words[part][i][2] = words[part][i][3] =
                         scales[part][i] = 0;
@@ -127,7 +127,7 @@ __device__ __forceinline__ void multiply_by_warps(const Shared& shared, Turns& t
         const u32 weights = stage + place.weights;
 #if BOXED
         const int groups = min(STAGE_GROUPS, depth / 32 - 4 * first);
-        const bool cut = !place.whole || groups < STAGE_GROUPS;
+        const bool cut = !place.whole() || groups < STAGE_GROUPS;
         barrier_wait(shared.weights_full + 8 * turns.weights.at, turns.weights.parity);
 #pragma unroll
         for (int h = 0; h < 2; ++h) chunks[h].load_scales(stage + place.scales + 64 * h);

@@ -107,9 +107,12 @@ extern "C" __global__ void __launch_bounds__(128 * (1 + GROUPS), BLOCKS)
         for (Item item = shared.items.hear(slot); item.kind != NONE; item = shared.items.hear(slot)) {
             const bool is_down = item.kind == DOWN;
             const Biases biases{is_down ? down_bf16 : gate_up_bf16, is_down ? down_fp32 : gate_up_fp32};
-#if WARP_PRODUCTS
-            const RowBiases bias(biases, work, item);
+#if WARP_PRODUCTS && MAX_N * WEIGHT_ROWS / 64 / GROUPS < 48
+            const RowBiases bias(biases, work, item);  // early: hides the latency
             multiply_rows<1>(shared, turns, sums, item, work.depth(item), I);
+#elif WARP_PRODUCTS
+            multiply_rows<1>(shared, turns, sums, item, work.depth(item), I);
+            const RowBiases bias(biases, work, item);
 #else
             multiply(shared, turns, sums, item, work.depth(item), I);
             const RowBiases bias(biases, work, item);

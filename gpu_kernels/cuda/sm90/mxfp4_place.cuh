@@ -11,21 +11,22 @@ using Sums = float[PARTS][MAX_N / 2];  // of PARTS x 64 weight rows and N rows o
 struct Place {
     static constexpr u32 second = 512, part = 8192;  // bytes, of whole boxes
     u32 weights, scales;                             // of whole boxes: from the begin of a stage
-    int box, fragment, rows;
-    bool whole;
+    int rows;                                        // of a fragment: 16 in whole boxes
 
     __device__ __forceinline__ Place(const Item& item, int I) {
-        const int group = threadIdx.x / 128 - 1, warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32;
-        const int at = group * PARTS;  // of 64 weight rows
-        box = at / 2;
-        fragment = at % 2 * 4 + warp;
-        weights = box * BOX_BYTES + fragment * 2048 + lane * 16;
-        scales = BOXES * BOX_BYTES + box * BOX_SCALES + fragment * 128 + lane;
-        rows = item.kind == DOWN ? 16 : Box::of_gate_up(item.block * BOXES + box, I).rows;
-        whole = rows == 16;
+        const int lane = threadIdx.x % 32;
+        weights = box() * BOX_BYTES + fragment() * 2048 + lane * 16;
+        scales = BOXES * BOX_BYTES + box() * BOX_SCALES + fragment() * 128 + lane;
+        rows = item.kind == DOWN ? 16 : Box::of_gate_up(item.block * BOXES + box(), I).rows;
     }
+    // Of part 0. Computed where they are needed: registers are short.
+    __device__ __forceinline__ static int box() { return (threadIdx.x / 128 - 1) * PARTS / 2; }
+    __device__ __forceinline__ static int fragment() {
+        return (threadIdx.x / 128 - 1) * PARTS % 2 * 4 + threadIdx.x % 128 / 32;
+    }
+    __device__ __forceinline__ bool whole() const { return rows == 16; }
     __device__ __forceinline__ Chunk chunk(int of_part, int groups, int unit) const {
-        return Chunk(fragment + 4 * of_part, rows, groups, unit);
+        return Chunk(fragment() + 4 * of_part, rows, groups, unit);
     }
 };
 #else
