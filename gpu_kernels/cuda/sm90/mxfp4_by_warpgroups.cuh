@@ -187,8 +187,7 @@ __device__ __forceinline__ void multiply(const Shared& shared, Turns& turns, Sum
                 if (i % 4 == 1 && second)
                     barrier_wait(shared.weights_full + 8 * turns.weights.at, turns.weights.parity);
 #if BOXED
-                // the rest of large scales is still needed
-                load(unit + 1, i % 4 / 2, large == (i % 4 == 3));
+                load(unit + 1, i % 4 / 2, i % 4 == 3);  // the rest of large scales was needed until now
 #else
                 if (i % 4 == 1 && second)
                     weights = shared.weights + turns.weights.at * WEIGHT_BYTES + place.weights;

@@ -93,13 +93,13 @@ _TILES: tuple[tuple[float, Mxfp4Tile], ...] = (
 
 
 # of arranged weights; the first where blocks have about two items of gate and up
-_FEW_ITEMS, _OF_FEW_ITEMS = 1000, _by_warps(8, 2, 2)
+_FEW_ITEMS, _OF_FEW_ITEMS = 1000, _by_warps(8, 2, 2, 3)
 _BOXED_TILES: tuple[tuple[float, Mxfp4Tile], ...] = (
     (5, _by_warps(8, 4, 1)),
     (12, _by_warps(16, 3, 1)),
     (20, _by_warps(24, 3, 1)),
     (48, Mxfp4Tile(48, 256, 4, 3, 2, read_once=True, row_units=2)),
-    (float("inf"), Mxfp4Tile(144, 256, 2, 3, 3, direct=True)),
+    (float("inf"), Mxfp4Tile(144, 256, 2, 2, 3)),
 )
 
 
