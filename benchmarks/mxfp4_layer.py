@@ -1,4 +1,4 @@
-"""One MoE layer of MXFP4 experts, prepared, arranged, and with each family of kernels, beside the floor, bf16 and peers.
+"""One MoE layer of MXFP4 experts: prepared, arranged, with each family of kernels; beside the floor, bf16 and peers.
 
     PYTHONPATH=. python benchmarks/mxfp4_layer.py --json benchmarks/results/mxfp4_layer.json
 
