@@ -123,9 +123,9 @@ class Mxfp4BoxesProducts(Mxfp4Products):
 
     def decode(self, name: str, e: int, rows: slice) -> Tensor:
         if self._restored is None or self._restored[0] != (name, e):
-            matrix = (self._tensors[f"{name}_{part}"][e].clone() for part in ("blocks", "scales"))
+            blocks, scales = self._tensors[f"{name}_blocks"][e].clone(), self._tensors[f"{name}_scales"][e].clone()
             order = self._order if name == "gate_up" else None
-            self._restored = (name, e), *mxfp4_boxes.restore_matrix(*matrix, order)
+            self._restored = (name, e), *mxfp4_boxes.restore_matrix(blocks, scales, order)
         _, blocks, scales = self._restored
         return self._decoder.decode(blocks[rows], scales[rows])
 

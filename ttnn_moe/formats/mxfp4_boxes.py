@@ -8,14 +8,13 @@ Bits within eight bytes change places, too. gpu_kernels/cuda/sm80/mxfp4_boxes.cu
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import lru_cache
 
 import torch
 from torch import Tensor
 
-from .format import ExpertWeights, select_experts
-from .mxfp4 import GROUP, Mxfp4Format
+from .format import ExpertWeights
+from .mxfp4 import GROUP, Mxfp4Format, dequantise
 
 NAME = "mxfp4_boxes"
 _UNIT = 4  # groups
@@ -131,23 +130,17 @@ def _reorder(blocks: Tensor, scales: Tensor, order: str | None, inverse: bool) -
         narrow.copy_(narrow.flatten(1)[:, places].view(narrow.shape))
 
 
-@dataclass(frozen=True)
-class _One:
-    """What `Mxfp4Format.dequantize` reads of experts."""
-
-    tensors: Mapping[str, Tensor]
-    gate_up_order: str
-
-
 class Mxfp4BoxesFormat(Mxfp4Format):
     """See the module's docstring."""
 
     name = NAME
 
     def dequantize(self, experts: ExpertWeights, e: int) -> tuple[Tensor, Tensor]:
-        tensors = {name: tensor[e : e + 1].clone() for name, tensor in experts.tensors.items()}
-        reorder(tensors, experts.gate_up_order, inverse=True)
-        return super().dequantize(_One(tensors, experts.gate_up_order), 0)
+        def matrix(name: str, order: str | None) -> Tensor:
+            blocks, scales = experts.tensors[f"{name}_blocks"][e], experts.tensors[f"{name}_scales"][e]
+            return dequantise(*restore_matrix(blocks.clone(), scales.clone(), order))
 
-    def select(self, experts: ExpertWeights, index: Tensor) -> dict[str, Tensor]:
-        return select_experts(experts.tensors, index)
+        gate_up, down = matrix("gate_up", experts.gate_up_order), matrix("down", None)
+        if experts.gate_up_order == "interleaved":
+            gate_up = torch.cat([gate_up[0::2], gate_up[1::2]])
+        return gate_up, down
