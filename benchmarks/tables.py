@@ -124,9 +124,9 @@ def sm80_layer() -> str:
     return "\n".join([*lines, "", told_machine(data)]) + "\n"
 
 
-def format_layers(weight_format: str) -> str:
+def format_layers(weight_format: str, file: str = "") -> str:
     """The layers with experts of a format: the backend's choice, each family and peers, as graphs."""
-    data = results(f"{weight_format}_layer.json")
+    data = results(file or f"{weight_format}_layer.json")
     lines = []
     for layer in data["layers"]:
         names = list(dict.fromkeys(r["implementation"] for r in data["rows"] if r["layer"] == layer["name"]))
@@ -419,6 +419,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "qwen3_kv.json": kv_tables.steps,
     "int4_24_layer.json": partial(format_layers, "int4_24"),
     "mxfp4_layer.json": partial(format_layers, "mxfp4"),
+    "mxfp4_arranged.json": partial(format_layers, "mxfp4", "mxfp4_arranged.json"),
     "moe_layer.json": moe_layer,
     "moe_layer.json, all of it": moe_layer_all,
     "peers_h200.json": peers_h200,
