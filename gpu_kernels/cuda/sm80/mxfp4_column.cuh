@@ -228,9 +228,9 @@ struct Column {
             for (int i = 0; i < 4; ++i) {
                 u32 l[4], h[4];
 #if BOXED
-                const u32 *low_words = &rows[m][0].x + i / 2 * 2, *high_words = &rows[m][1].x + i / 2 * 2;
-                spread_arranged(low_words[0], low_words[1], i, l);
-                spread_arranged(high_words[0], high_words[1], i, h);
+                const int even = i / 2 * 2;
+                spread_arranged(word_of(rows[m][0], even), word_of(rows[m][0], even + 1), i, l);
+                spread_arranged(word_of(rows[m][1], even), word_of(rows[m][1], even + 1), i, h);
                 if (LARGE) {
                     scale_pairs<LARGE>(l, low);
                     scale_pairs<LARGE>(h, high);
