@@ -90,9 +90,9 @@ def sm80_layer() -> str:
     return "\n".join([*lines, "", told_machine(data)]) + "\n"
 
 
-def format_layers(weight_format: str) -> str:
+def format_layers(weight_format: str, file: str = "") -> str:
     """The layers with experts of a format: the backend's choice, each family and peers, as graphs."""
-    data = results(f"{weight_format}_layer.json")
+    data = results(file or f"{weight_format}_layer.json")
     lines = []
     for layer in data["layers"]:
         names = list(dict.fromkeys(r["implementation"] for r in data["rows"] if r["layer"] == layer["name"]))

@@ -1,4 +1,4 @@
-"""One MoE layer of MXFP4 experts, prepared and with each family of kernels, beside the floor, bf16 and peers.
+"""One MoE layer of MXFP4 experts: prepared, arranged, with each family of kernels; beside the floor, bf16 and peers.
 
     PYTHONPATH=. python benchmarks/mxfp4_layer.py --json benchmarks/results/mxfp4_layer.json
 
@@ -13,22 +13,25 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from peers import MXFP4_PEERS
 from rich.console import Console
 
+from ttnn_moe.arranging import arranged
 from ttnn_moe.bench import report
 from ttnn_moe.bench.command import points_of
 from ttnn_moe.bench.families import OfFamily
 from ttnn_moe.bench.floor import Ceilings, measure_ceilings
-from ttnn_moe.bench.implementations import Implementation, Prepared
-from ttnn_moe.bench.layer import GPT_OSS, PRESETS, Layer
+from ttnn_moe.bench.implementations import Forward, Implementation, Prepared
+from ttnn_moe.bench.layer import GPT_OSS, PRESETS, Layer, Weights
 from ttnn_moe.bench.measure import Options, Result, measure_layer
+from ttnn_moe.contract import Problem
 from ttnn_moe.cuda.moe.families import FAMILIES
 from ttnn_moe.errors import RequestError
 from ttnn_moe.formats.mxfp4 import NAME
+from ttnn_moe.formats.mxfp4_boxes import NAME as BOXES
 
 QWEN3 = PRESETS["qwen3-30b-a3b"]
 LAYERS = {layer.name: layer for layer in (GPT_OSS, replace(QWEN3, weight_format=NAME))}
@@ -37,14 +40,50 @@ TOKENS = "1,8,32,128,512,4096"
 H200 = Ceilings(4.4e12, 790e12)
 
 
+def arranged_weights(weights: Weights) -> Weights:
+    """Arranged copies, made once."""
+    return weights.once("arranged", lambda: Weights(arranged(weights.experts)))
+
+
+class ArrangedPrepared(Prepared):
+    """A prepared layer of arranged experts (`ttnn_moe.arrange`)."""
+
+    row = "prepared, arranged"
+
+    def _problem(self, layer: Layer, T: int) -> Problem:
+        return super()._problem(replace(layer, weight_format=BOXES), T)
+
+    def prepare(self, layer: Layer, weights: Weights, T: int) -> Forward:
+        return super().prepare(layer, arranged_weights(weights), T)
+
+
+class ArrangedOfFamily(OfFamily):
+    """A family of arranged experts."""
+
+    def why_not(self, layer: Layer, T: int) -> str | None:
+        return super().why_not(replace(layer, weight_format=BOXES), T)
+
+    def plan(self, layer: Layer, T: int) -> Any:
+        return super().plan(replace(layer, weight_format=BOXES), T)
+
+    def prepare(self, layer: Layer, weights: Weights, T: int) -> Forward:
+        return super().prepare(layer, arranged_weights(weights), T)
+
+
 def implementations(words: str) -> tuple[list[Implementation], dict[str, str]]:
     """A prepared layer, the families of the format, peers; and which peers are not here, with the reason.
 
     words: only implementations whose names hold one of these, separated by commas.
     """
     families = [OfFamily(family) for family in FAMILIES if family.weight_format == NAME]
+    families += [ArrangedOfFamily(family) for family in FAMILIES if family.weight_format == BOXES]
     peers = {peer.name: peer.available("cuda") for peer in MXFP4_PEERS}
-    able = [Prepared("cuda", "cuda"), *families, *(peer for peer in MXFP4_PEERS if peers[peer.name] is None)]
+    able = [
+        Prepared("cuda", "cuda"),
+        ArrangedPrepared("cuda", "cuda"),
+        *families,
+        *(peer for peer in MXFP4_PEERS if peers[peer.name] is None),
+    ]
     found = [one for one in able if any(word in one.name for word in words.split(","))]
     if not found:
         raise RequestError("nothing to measure", got=words, expected=f"part of one of {[one.name for one in able]}")

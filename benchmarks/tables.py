@@ -38,6 +38,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "qwen3_kv.json": kv_tables.steps,
     "int4_24_layer.json": partial(layer_tables.format_layers, "int4_24"),
     "mxfp4_layer.json": partial(layer_tables.format_layers, "mxfp4"),
+    "mxfp4_arranged.json": partial(layer_tables.format_layers, "mxfp4", "mxfp4_arranged.json"),
     "moe_layer.json": layer_tables.moe_layer,
     "moe_layer.json, all of it": layer_tables.moe_layer_all,
     "peers_h200.json": layer_tables.peers_h200,

@@ -9,6 +9,7 @@ from . import logs
 
 if TYPE_CHECKING:
     from .api import down_projection, gate_projection, gate_up, moe, prepare, silu_mul, up_projection
+    from .arranging import arrange, restore
     from .contract import Experts, Placement, Problem, Routing
     from .errors import BackendUnavailable, CheckpointError, ContractError, GradientsRefused, RequestError, TtnnMoeError
     from .registry import why
@@ -28,11 +29,13 @@ __all__ = [
     "RequestError",
     "Routing",
     "TtnnMoeError",
+    "arrange",
     "down_projection",
     "gate_projection",
     "gate_up",
     "moe",
     "prepare",
+    "restore",
     "silu_mul",
     "up_projection",
     "why",
@@ -45,6 +48,7 @@ _PLACES = {
         "errors",
     ),
     **dict.fromkeys(("Experts", "Placement", "Problem", "Routing"), "contract"),
+    **dict.fromkeys(("arrange", "restore"), "arranging"),
     "why": "registry",
 }
 _MODULES = "api backend contract eager errors experts formats placement registry routing selfcheck".split()

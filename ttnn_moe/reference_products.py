@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from .contract import Experts
-from .formats import int4_24, mxfp4
+from .formats import int4_24, mxfp4, mxfp4_boxes
 
 # weights decoded at a time: 2 MB of fp32 stay in the L2 cache until they are multiplied
 BLOCK_WEIGHTS = 1 << 19
@@ -113,10 +113,28 @@ class Mxfp4Products(DecodedProducts):
         return self._decoder.decode(blocks[e, rows], scales[e, rows])
 
 
+class Mxfp4BoxesProducts(Mxfp4Products):
+    """See DecodedProducts. A matrix is brought back to the order of mxfp4 when its first rows are decoded."""
+
+    def __init__(self, experts: Experts, rows: int, dtype: torch.dtype):
+        super().__init__(experts, rows, dtype)
+        self._order = experts.gate_up_order
+        self._restored: tuple[tuple[str, int], Tensor, Tensor] | None = None
+
+    def decode(self, name: str, e: int, rows: slice) -> Tensor:
+        if self._restored is None or self._restored[0] != (name, e):
+            blocks, scales = self._tensors[f"{name}_blocks"][e].clone(), self._tensors[f"{name}_scales"][e].clone()
+            order = self._order if name == "gate_up" else None
+            self._restored = (name, e), *mxfp4_boxes.restore_matrix(blocks, scales, order)
+        _, blocks, scales = self._restored
+        return self._decoder.decode(blocks[rows], scales[rows])
+
+
 PRODUCTS: dict[str, type[DenseProducts] | type[DecodedProducts]] = {
     "dense": DenseProducts,
     int4_24.NAME: Int4_24Products,
     mxfp4.NAME: Mxfp4Products,
+    mxfp4_boxes.NAME: Mxfp4BoxesProducts,
 }
 """By weight format: experts, the most rows of a product, dtype of hidden."""
 

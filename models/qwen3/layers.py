@@ -11,8 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import ttnn_moe
-from ttnn_moe import decoder
+from ttnn_moe import arranging, decoder
 from ttnn_moe.backend import Prepared
+from ttnn_moe.formats import mxfp4_boxes
 from ttnn_moe.kv.cache import FusedWrite, HeadNorms, KVCache
 from ttnn_moe.kv.step import Step
 from ttnn_moe.sizes import power_of_2
@@ -126,27 +127,53 @@ class MoE(nn.Module):
         for name, tensor in tensors.items():
             self.register_parameter(name, nn.Parameter(tensor, requires_grad=False))
         self._experts: ttnn_moe.Experts | None = None
-        self._experts_of: Tensor | None = None
+        self._experts_of: tuple[Tensor, ...] = ()  # in a tuple: a module takes a bare one for its parameter
+        self._arranged = False  # the parameters hold mxfp4_boxes: see ttnn_moe.arrange
         self._prepared: dict[int, Prepared] = {}
 
     @property
     def tensors(self) -> dict[str, Tensor]:
-        """The format's tensors by name: the parameters' memory."""
+        """The format's tensors by name: the parameters' memory, as files have it."""
+        self._restore()
+        return self._held()
+
+    def _held(self) -> dict[str, Tensor]:
         return {name: getattr(self, name).data for name in self._names}
 
     @property
     def experts(self) -> ttnn_moe.Experts:
         """The weights as the operator takes them: the same memory."""
         first = getattr(self, self._names[0])
-        if self._experts is None or self._experts_of is not first:
-            self._experts_of = first
-            self._experts = ttnn_moe.Experts(self.format.name, *self._sizes, self.tensors)
+        if self._experts is None or not self._experts_of or self._experts_of[0] is not first:
+            self._experts_of = (first,)
+            form = mxfp4_boxes.NAME if self._arranged else self.format.name
+            self._experts = arranging.at_load(ttnn_moe.Experts(form, *self._sizes, self._held()))
+            self._arranged = self._experts.format == mxfp4_boxes.NAME
             self._prepared = {}
         return self._experts
 
+    def _restore(self) -> None:
+        """Bring the parameters back to the format that files have. The experts are made again when they are asked for.
+
+        Graphs that were captured before read other bytes then.
+        """
+        if self._arranged:
+            arranging.restore(self.experts)
+        self._arranged, self._experts = False, None
+
     def _apply(self, fn: Any, recurse: bool = True) -> MoE:
-        self._experts = None  # .to(), .cuda(), .bfloat16() put other memory behind the parameters
+        self._restore()  # .to(), .cuda(), .bfloat16() put other memory behind the parameters
         return super()._apply(fn, recurse)
+
+    def _load_from_state_dict(self, *args: Any, **options: Any) -> None:
+        self._restore()
+        super()._load_from_state_dict(*args, **options)
+
+    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        if self._arranged:
+            restored = arranging.restored(self.experts)
+            destination.update({prefix + name: tensor for name, tensor in restored.tensors.items()})
 
     def __getstate__(self) -> dict[str, Any]:
         # a copy's experts are made from the copy's parameters

@@ -27,7 +27,7 @@ def test_backends(backend, device: str, change: dict, words: str) -> None:
 
 @pytest.mark.parametrize(("change", "words"), BEYOND)
 @pytest.mark.parametrize(
-    "family", [family for family in FAMILIES if family.weight_format != "mxfp4"], ids=lambda f: f.name
+    "family", [family for family in FAMILIES if not family.weight_format.startswith("mxfp4")], ids=lambda f: f.name
 )
 def test_families(family, change: dict, words: str) -> None:
     problem = replace(PROBLEM, device="cuda", weight_format=family.weight_format)

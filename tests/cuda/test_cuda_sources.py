@@ -29,9 +29,9 @@ from ttnn_moe.cuda.linear import decode_linear
 from ttnn_moe.cuda.moe.cuda_cpp import CudaCpp
 from ttnn_moe.cuda.moe.families import CUDA_CPP, choose
 from ttnn_moe.cuda.moe.few import FEW
-from ttnn_moe.cuda.moe.mxfp4_few import MXFP4_FEW
+from ttnn_moe.cuda.moe.mxfp4_few import MXFP4_FEW, MXFP4_FEW_BOXES
 from ttnn_moe.cuda.moe.sm80_mxfp4 import MXFP4
-from ttnn_moe.cuda.moe.sm90_mxfp4 import MXFP4_SM90
+from ttnn_moe.cuda.moe.sm90_mxfp4 import MXFP4_BOXES_SM90, MXFP4_SM90
 from ttnn_moe.cuda.moe.uses import Use
 from ttnn_moe.cuda.parallel import one_shot
 from ttnn_moe.sources import kernel_path
@@ -84,6 +84,11 @@ def _hopper_mxfp4_uses() -> list[Use]:
         if order == "interleaved":
             problem = replace(problem, activation=CLAMPED_SWIGLU, biased=True)
         uses.update(MXFP4_SM90.uses(MXFP4_SM90.plan(problem, target), ids64=False, add=False))
+    for T in (1, 128, 512, 4096):
+        problem = Problem(T, E, 4, 2880, 2880, weight_format="mxfp4_boxes", activation=CLAMPED_SWIGLU, biased=True)
+        boxed = cast("tuple[CudaCpp[Any], ...]", (MXFP4_FEW_BOXES, MXFP4_BOXES_SM90))
+        family = next(f for f in boxed if f.why_not(problem, target) is None)
+        uses.update(family.uses(family.plan(problem, target), ids64=False, add=False))
     return sorted((use for use in uses if "mxfp4" in use.spec.name), key=lambda use: str(use.spec))
 
 

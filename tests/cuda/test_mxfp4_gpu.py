@@ -18,12 +18,14 @@ from cuda_gpus import no_host_sync
 from cuda_layers import assert_same_bits, random_routing, replays
 from mxfp4_cases import CALLS, GPT_OSS, Case, Form, check_case, inputs_of, near_the_ends, random_case, random_mxfp4
 from ttnn_moe import Experts, Placement, Problem, Routing
+from ttnn_moe.arranging import arranged
 from ttnn_moe.backend import Numerics
 from ttnn_moe.cuda.arch import Target, target_of
 from ttnn_moe.cuda.moe import run
 from ttnn_moe.cuda.moe.families import FAMILIES, Chosen
 from ttnn_moe.cuda.moe.family import Family, numerics_of
 from ttnn_moe.formats.mxfp4 import NAME
+from ttnn_moe.formats.mxfp4_boxes import NAME as BOXES
 from ttnn_moe.selfcheck.bounds import poisoned
 from ttnn_moe.selfcheck.oracle import oracle
 
@@ -35,7 +37,7 @@ pytestmark = [
 BF16 = torch.bfloat16
 
 
-@pytest.fixture(params=[f for f in FAMILIES if f.weight_format == NAME], ids=lambda family: f"{family.name}-")
+@pytest.fixture(params=[f for f in FAMILIES if f.weight_format in (NAME, BOXES)], ids=lambda family: f"{family.name}-")
 def family(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Family[Any]:
     wanted: Family[Any] = request.param
 
@@ -49,7 +51,29 @@ def family(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> F
     monkeypatch.setattr(run, "choose", choose)
     run.chosen_of.cache_clear()
     request.addfinalizer(run.chosen_of.cache_clear)
+    if wanted.weight_format == BOXES:
+        _arrange_experts(monkeypatch)
     return wanted
+
+
+def _arrange_experts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calls and layers take arranged copies of their experts."""
+    moe, prepare = ttnn_moe.moe, ttnn_moe.prepare
+    kept: dict[int, tuple[Experts, Experts]] = {}
+
+    def boxes(experts: Experts) -> Experts:
+        if id(experts) not in kept:
+            kept[id(experts)] = experts, arranged(experts)
+        return kept[id(experts)][1]
+
+    def arranged_moe(hidden: Tensor, routing: Routing, experts: Experts, **options: Any) -> Tensor:
+        return moe(hidden, routing, boxes(experts), **options)
+
+    def arranged_prepare(problem: Problem, experts: Experts, *args: Any, **options: Any) -> Any:
+        return prepare(replace(problem, weight_format=BOXES), boxes(experts), *args, **options)
+
+    monkeypatch.setattr(ttnn_moe, "moe", arranged_moe)
+    monkeypatch.setattr(ttnn_moe, "prepare", arranged_prepare)
 
 
 def _numerics(family: Family[Any]) -> Numerics:

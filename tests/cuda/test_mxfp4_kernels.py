@@ -11,11 +11,12 @@ from assertions import assert_close
 from host_kernels import GXX, HostKernels, with_mistake
 from mxfp4_cases import GPT_OSS, Form, random_mxfp4, spoil
 from ttnn_moe import Problem, Routing
+from ttnn_moe.arranging import arranged
 from ttnn_moe.backend import Numerics
 from ttnn_moe.cuda.arch import ARCHES, HOPPER, Arch, Target
 from ttnn_moe.cuda.device import H200
 from ttnn_moe.cuda.moe.family import Call
-from ttnn_moe.cuda.moe.mxfp4_few import MXFP4_FEW, ColumnPlan, ColumnSizes
+from ttnn_moe.cuda.moe.mxfp4_few import MXFP4_FEW, MXFP4_FEW_BOXES, ColumnPlan, ColumnSizes
 from ttnn_moe.cuda.moe.sm80_mxfp4 import MXFP4, NarrowTile, WideTile
 from ttnn_moe.cuda.moe.sort import Sorters
 from ttnn_moe.cuda.moe.sorted import SortedPlan
@@ -38,6 +39,7 @@ def worst(
     add: bool = False,
     bound: int | None = None,
     scale: int = 0,
+    boxed: bool = False,
 ) -> float:
     """Run a call of four experts, three a token; 0 if it is within the bound of the oracle, else infinity.
 
@@ -65,14 +67,15 @@ def worst(
     start = out.clone()
     problem = Problem.of(T, K, experts, BF16, out.dtype)
     few = isinstance(sizes, ColumnSizes)
-    family = MXFP4_FEW if few else MXFP4
+    family = (MXFP4_FEW_BOXES if boxed else MXFP4_FEW) if few else MXFP4
+    given = arranged(experts) if boxed else experts
     plan = ColumnPlan(problem, HOPPER, sizes) if few else SortedPlan(problem, HOPPER, sizes, Sorters(128))
     buffers = []
     for buffer in family.scratch(plan):
         storage = torch.full((buffer.bytes + 128,), 0xFF, dtype=torch.uint8)  # NaN; lines of 128 bytes
         first = -storage.data_ptr() % 128
         buffers.append(storage[first : first + buffer.bytes].view(buffer.dtype).view(buffer.shape))
-    family.launch(plan, Call(hidden, routing, experts, out, add), tuple(buffers))
+    family.launch(plan, Call(hidden, routing, given, out, add), tuple(buffers))
     numerics = Numerics(activation=BF16, expert_out=None if few else BF16)
     want = oracle(hidden, counted, weights, experts, numerics, start if add else None)
     n = T if bound is None else bound
@@ -106,6 +109,24 @@ def test_a_call_is_within_the_bound(
     """Ragged tiles and chunks, an expert of NaN without tokens, ids of no expert, in scratch full of NaN."""
     kernels = HostKernels(tmp_path, late, together=3)
     assert worst(kernels, monkeypatch, sizes, T, H, I, form, add=late, bound=(T + 1) // 2 if late else None) == 0
+
+
+@on_host
+@pytest.mark.parametrize(
+    ("sizes", "T", "H", "I", "form", "scale"),
+    [
+        (ColumnSizes(), 2, 352, 160, GPT_OSS, 0),
+        (ColumnSizes(2, 1, 2, 2, 1, 2), 1, 96, 1056, Form(bias=torch.float32), 0),
+        (FEW, 3, 96, 32, Form(), 200),
+    ],
+    ids=str,
+)
+def test_arranged_weights(
+    sizes: Sizes, T: int, H: int, I: int, form: Form, scale: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Boxes, units and stages that are cut."""
+    kernels = HostKernels(tmp_path, together=3)
+    assert worst(kernels, monkeypatch, sizes, T, H, I, form, scale=scale, boxed=True) == 0
 
 
 @on_host

@@ -18,12 +18,13 @@ from cuda_gpus import gpu_of
 from host_kernels import GXX, HostKernels, with_mistake
 from mxfp4_cases import GPT_OSS, Form, random_mxfp4, spoil
 from ttnn_moe import Experts, Problem, Routing
+from ttnn_moe.arranging import arranged
 from ttnn_moe.backend import Numerics
 from ttnn_moe.cuda.arch import ARCHES, HOPPER, Target
 from ttnn_moe.cuda.jit import load
 from ttnn_moe.cuda.jit.spec import Spec
 from ttnn_moe.cuda.moe.family import Call
-from ttnn_moe.cuda.moe.sm90_mxfp4 import MXFP4_SM90, Mxfp4Tile, fitted
+from ttnn_moe.cuda.moe.sm90_mxfp4 import MXFP4_BOXES_SM90, MXFP4_SM90, Mxfp4Tile, Sm90Mxfp4, fitted
 from ttnn_moe.cuda.moe.sort import Sorters
 from ttnn_moe.cuda.moe.sorted import SortedPlan
 from ttnn_moe.formats.mxfp4 import NAME, dequantise
@@ -41,16 +42,18 @@ def _worst_row(
     T, K = ids.shape
     hidden, weights = torch.randn(T, experts.H).to(BF16), torch.rand(T, K) + 0.1
     problem = Problem.of(T, K, experts, BF16, torch.float32)
+    family = MXFP4_BOXES_SM90 if tile.boxed else MXFP4_SM90
+    given = arranged(experts) if tile.boxed else experts
     plan = SortedPlan(problem, HOPPER, fitted(tile, problem, HOPPER), Sorters(128))
     buffers = tuple(
         torch.full((buffer.shape[0] + 64, *buffer.shape[1:]), -(2**31) if buffer.dtype == torch.int32 else 1e4)
         .to(buffer.dtype)
         .contiguous()
-        for buffer in MXFP4_SM90.scratch(plan)
+        for buffer in family.scratch(plan)
     )
     out = torch.full((T, experts.H), 1e4)
     routing = Routing.from_topk(ids, weights, experts.E)
-    MXFP4_SM90.launch(plan, Call(hidden, routing, experts, out, False), buffers)
+    family.launch(plan, Call(hidden, routing, given, out, False), buffers)
     pairs = int(((ids >= 0) & (ids < experts.E)).sum())
     if not host.sound or not all(bool((buffers[i][pairs:] == 1e4).all()) for i in (0, 1)):
         return float("inf")
@@ -88,6 +91,12 @@ BY_WARPS = Mxfp4Tile(8, 128, 2, 3, 3, row_units=2, warp_products=True, direct=Tr
         (replace(BY_WARPS, max_n=16), Form(), 416, 160, 47, 2),
         (replace(BY_WARPS, max_n=32, groups=1), Form(order="interleaved"), 96, 288, 47, 2),
         (replace(BY_WARPS, max_n=24, weight_rows=256, groups=4), Form(bias=torch.float32), 640, 320, 60, 2),
+        (replace(NARROW, boxed=True), GPT_OSS, 320, 96, 47, 4),
+        (replace(WIDE, boxed=True), Form(order="interleaved"), 160, 288, 70, 2),
+        (replace(WIDE, groups=4, row_units=2, boxed=True), Form(bias=torch.float32), 416, 64, 33, 2),
+        (replace(BY_WARPS, boxed=True), GPT_OSS, 320, 96, 21, 4),
+        (replace(BY_WARPS, max_n=32, groups=1, boxed=True), Form(order="interleaved"), 96, 288, 47, 2),
+        (replace(BY_WARPS, max_n=24, weight_rows=256, groups=4, boxed=True), Form(bias=torch.float32), 640, 320, 60, 2),
     ],
     ids=str,
 )
@@ -121,10 +130,13 @@ def test_products(
         ("at / 4 * UNIT + at % 4 * 8", "at / 4 * UNIT + at % 4 * 16", False, NARROW, GPT_OSS),
         ("word >> 6", "word >> 5", False, NARROW, GPT_OSS),
         ("any & 128", "any & 0", False, NARROW, LARGE),
-        ("any & 128", "any & 0", False, BY_WARPS, LARGE),
+        ("chunks[1].any()) & 128", "chunks[1].any()) & 0", False, BY_WARPS, LARGE),
         ("^ (lane % 8);", "^ 0;", False, BY_WARPS, GPT_OSS),
-        ("weights ^ 64, rows", "weights, rows", False, BY_WARPS, GPT_OSS),
+        ("weights ^ 64 * h", "weights", False, BY_WARPS, GPT_OSS),
         ("row + channel + 8,", "row + channel,", False, BY_WARPS, GPT_OSS),
+        ("second << 2, 0x06030603u", "second << 2, 0x06010601u", False, replace(BY_WARPS, boxed=True), GPT_OSS),
+        ("first + rows / 2 * n", "first + 32", False, replace(BY_WARPS, boxed=True), GPT_OSS),
+        ("box % 2 * 32 * groups", "box % 2 * 128", False, replace(BY_WARPS, boxed=True), GPT_OSS),
     ],
 )
 def test_a_mistake_is_seen(
@@ -199,17 +211,19 @@ def test_a_warp_reads_every_bank_once() -> None:
                 assert len(chunks) == 8
 
 
+@pytest.mark.parametrize("family", [MXFP4_SM90, MXFP4_BOXES_SM90], ids=lambda family: family.name)
 @pytest.mark.parametrize(("H", "I"), [(2880, 2880), (2048, 768), (7168, 2048), (32, 32), (96, 4096)])
-def test_every_plan_fits(H: int, I: int) -> None:
+def test_every_plan_fits(H: int, I: int, family: Sm90Mxfp4) -> None:
     target = Target(gpu_of((9, 0)), HOPPER)
     for T in (1, 8, 128, 512, 4096, 1 << 17):
-        problem = Problem(T, 128, 4, H, I, weight_format=NAME)
-        assert MXFP4_SM90.why_not(problem, target) is None
-        tile = MXFP4_SM90.plan(problem, target).tile
+        problem = Problem(T, 128, 4, H, I, weight_format=family.weight_format)
+        assert family.why_not(problem, target) is None
+        tile = family.plan(problem, target).tile
+        assert tile.boxed == (family is MXFP4_BOXES_SM90)
         assert tile.shared_memory <= HOPPER.shared_memory and tile.max_n % tile.granule == 0
-        assert tile.scale_bytes >= tile.weight_rows * max(H, I) // 32
+        assert tile.boxed or tile.scale_bytes >= tile.weight_rows * max(H, I) // 32
         assert tile.weight_stages >= 2 and tile.row_stages >= 2
-        assert not (tile.read_once and H % 64)
+        assert tile.boxed or not (tile.read_once and H % 64)
 
 
 def test_why_not() -> None:

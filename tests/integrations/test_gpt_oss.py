@@ -99,6 +99,25 @@ def test_saved_and_loaded_again(checkpoint: Path, tmp_path: Path) -> None:
     assert torch.equal(logits(load(tmp_path, torch.bfloat16), inputs), logits(model, inputs))
 
 
+def test_arranged_experts(checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a Hopper GPU: the same logits, and files, state dicts and deep copies as without."""
+    inputs, plain = batch(), load(checkpoint)
+    want = logits(plain, inputs)
+    monkeypatch.setattr("ttnn_moe.integrations.transformers.mxfp4.gains", lambda experts: experts.device.type == "cpu")
+    model = load(checkpoint)
+    assert all(module.arranged for module in packed(model)) and torch.equal(logits(model, inputs), want)
+    model.save_pretrained(tmp_path)
+    got, files = load_file(tmp_path / "model.safetensors"), load_file(checkpoint / "model.safetensors")
+    assert all(torch.equal(got[name].to(tensor.dtype), tensor) for name, tensor in files.items())
+    assert all(torch.equal(a, b) for a, b in zip(plain.state_dict().values(), model.state_dict().values(), strict=True))
+    other = copy.deepcopy(model)
+    with torch.no_grad():
+        packed(other)[0].down_proj_scales[:] += 1
+    assert not torch.equal(logits(other, inputs), want)
+    other.load_state_dict(plain.state_dict())
+    assert torch.equal(logits(other, inputs), want)
+
+
 def test_weights_may_change(checkpoint: Path) -> None:
     """In place, by load_state_dict, and by deep copies: a call uses what is there."""
     model, inputs = load(checkpoint), batch()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import shutil
 from pathlib import Path
 
@@ -45,6 +46,21 @@ def test_the_experts_have_four_bits_and_a_quarter_a_weight(model: Qwen3Moe) -> N
 
 def test_every_task_is_answered_without_training(model: Qwen3Moe, converted: Path) -> None:
     check_every_task(model, converted, NEEDED)
+
+
+def test_arranged_experts(model: Qwen3Moe, converted: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a Hopper GPU: the same logits; state dicts and copies have the tensors of files."""
+    tokens = torch.arange(1, 9)[None]
+    want, state = model(tokens), model.state_dict()
+    monkeypatch.setattr("ttnn_moe.arranging.gains", lambda experts: experts.format == "mxfp4")
+    other = load_model(converted, "reference", "cpu")
+    for network in (other, copy.deepcopy(other), other.to(torch.bfloat16)):
+        assert torch.equal(network(tokens).to(want.dtype), want)
+        assert {mlp.experts.format for mlp in mixtures(network)} == {"mxfp4_boxes"}
+        for name, tensor in network.state_dict().items():
+            assert torch.equal(tensor, state[name].to(tensor.dtype)), name
+    other.load_state_dict(state)
+    assert torch.equal(other(tokens).to(want.dtype), want)
 
 
 def test_random_codes_have_the_standard_deviation_of_random_weights(converted: Path) -> None:

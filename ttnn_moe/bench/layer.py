@@ -14,9 +14,10 @@ import torch
 from torch import Tensor
 
 from ..activations import CLAMPED_SWIGLU, SILU
+from ..arranging import arrange
 from ..contract import Experts, Problem
 from ..errors import ContractError, RequestError
-from ..formats import int4_24, mxfp4
+from ..formats import int4_24, mxfp4, mxfp4_boxes
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
@@ -26,7 +27,7 @@ class Layer:
     """Sizes of one MoE layer: E experts, K per token, hidden size H, expert intermediate size I.
 
     Attributes:
-        weight_format: "dense", "int4_24" or "mxfp4".
+        weight_format: "dense", "int4_24", "mxfp4" or "mxfp4_boxes".
         gate_up_order, activation, biased: of the Experts. Biases, of mxfp4 alone, are bf16.
     """
 
@@ -55,14 +56,16 @@ class Layer:
         Raises:
             ContractError: its format has no biases.
         """
-        if self.weight_format != mxfp4.NAME:
+        if self.weight_format not in (mxfp4.NAME, mxfp4_boxes.NAME):
             raise ContractError("no such layer", got=f"{activation} in {self.weight_format}", expected="mxfp4 weights")
         return replace(self, activation=activation, biased=True, gate_up_order="interleaved")
 
     @property
     def expert_bytes(self) -> int:
         """Of one expert's gate, up and down weights, scales and biases."""
-        bits = {int4_24.NAME: 2.0, mxfp4.NAME: 4.25}.get(self.weight_format, 8 * self.dtype.itemsize)
+        bits = {int4_24.NAME: 2.0, mxfp4.NAME: 4.25, mxfp4_boxes.NAME: 4.25}.get(
+            self.weight_format, 8 * self.dtype.itemsize
+        )
         return int(3 * self.H * self.I * bits) // 8 + 2 * (2 * self.I + self.H) * self.biased
 
     @property
@@ -133,11 +136,12 @@ class Weights:
             w13 = _random_words((E, H // 64, 2 * I, 2), H, generator)
             w2 = _random_words((E, I // 64, H, 2), I, generator)
             return cls(Experts.int4_24(w13, w2, gate_up_order=layer.gate_up_order))
-        if layer.weight_format == mxfp4.NAME:
+        if layer.weight_format in (mxfp4.NAME, mxfp4_boxes.NAME):
             tensors = _random_mxfp4("gate_up", (E, 2 * I, H), generator) | _random_mxfp4("down", (E, H, I), generator)
             for name, rows in (("gate_up_bias", 2 * I), ("down_bias", H)) if layer.biased else ():
                 tensors[name] = torch.randn(E, rows, generator=generator, device=device).bfloat16()
-            return cls(Experts(mxfp4.NAME, E, H, I, tensors, layer.gate_up_order, layer.activation))
+            experts = Experts(mxfp4.NAME, E, H, I, tensors, layer.gate_up_order, layer.activation)
+            return cls(experts if layer.weight_format == mxfp4.NAME else arrange(experts))
         if layer.weight_format != "dense":
             raise ContractError("no random weights of this format", got=layer.weight_format)
         gate_up = torch.empty(E, 2 * I, H, dtype=layer.dtype, device=device)

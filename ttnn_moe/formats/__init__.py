@@ -11,6 +11,7 @@ from .dense import DenseFormat
 from .format import ExpertFormat, ExpertWeights
 from .int4_24 import Int4_24Format
 from .mxfp4 import Mxfp4Format
+from .mxfp4_boxes import Mxfp4BoxesFormat
 
 __all__ = [
     "FORMATS",
@@ -18,6 +19,7 @@ __all__ = [
     "ExpertFormat",
     "ExpertWeights",
     "Int4_24Format",
+    "Mxfp4BoxesFormat",
     "Mxfp4Format",
     "get_format",
     "register_format",
@@ -41,3 +43,4 @@ def get_format(name: str) -> ExpertFormat:
 register_format(DenseFormat())
 register_format(Int4_24Format())
 register_format(Mxfp4Format())
+register_format(Mxfp4BoxesFormat())

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from ..activations import ALPHA, CLAMPED_SWIGLU, LIMIT
+from ..arranging import at_load
 from ..contract import Experts
 from ..errors import CheckpointError, ContractError
 from ..formats.mxfp4 import BIASES, TENSORS
@@ -48,6 +49,8 @@ def experts_of(tensors: Mapping[str, Tensor], prefix: str = "") -> Experts:
 def load_experts(folder: str | Path, layer: int, device: torch.device | str = "cpu") -> Experts:
     """The experts of one layer of a gpt-oss checkpoint, read from its safetensors files.
 
+    On a Hopper GPU they are arranged (`ttnn_moe.arrange`); `ttnn_moe.restore` gives the checkpoint's bytes.
+
     Raises:
         CheckpointError: the files lack a tensor, or cannot be read. ContractError: as experts_of; or config.json has
             another activation.
@@ -76,7 +79,7 @@ def load_experts(folder: str | Path, layer: int, device: torch.device | str = "c
             got=f"{type(error).__name__}: {error}",
             expected=f"safetensors files with {prefix}{NAMES['gate_up_blocks']} and so on",
         ) from error
-    return experts_of(tensors, prefix)
+    return at_load(experts_of(tensors, prefix))
 
 
 def check_activation(alpha: float, limit: float) -> None:

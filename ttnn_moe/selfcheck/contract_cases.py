@@ -10,7 +10,7 @@ from torch import Tensor
 from .. import api
 from ..backend import AlignsRows, Backend, Numerics
 from ..contract import Problem
-from ..formats import mxfp4
+from ..formats import mxfp4, mxfp4_boxes
 from . import formats
 from .bounds import BOUND, POISON, poisoned
 from .check import Check
@@ -32,7 +32,7 @@ def checks(backend: Backend, device: str, dtype: torch.dtype, weight_format: str
     # the full layer takes 1.2 GB in bf16, and a CPU minutes
     for case in (*CASES, *(QWEN3 if device != "cpu" else ())):
         yield _fused(case, backend, device, dtype, weight_format)
-    if weight_format == mxfp4.NAME:
+    if weight_format in (mxfp4.NAME, mxfp4_boxes.NAME):
         for case in CASES:
             if case.name in LIKE_GPT_OSS:
                 yield _fused(case, backend, device, dtype, weight_format, like_gpt_oss=True)

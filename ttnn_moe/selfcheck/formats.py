@@ -8,15 +8,17 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from .. import arranging
 from ..activations import CLAMPED_SWIGLU
 from ..contract import Experts
 from ..errors import ContractError
-from ..formats import int4_24, mxfp4, quantise_int4_24, quantise_mxfp4
+from ..formats import int4_24, mxfp4, mxfp4_boxes, quantise_int4_24, quantise_mxfp4
 from .edges import Case, Inputs
 
 _QUANTISE: dict[str, Callable[[Experts], Experts]] = {
     int4_24.NAME: quantise_int4_24.quantise_experts,
     mxfp4.NAME: quantise_mxfp4.quantise_experts,
+    mxfp4_boxes.NAME: lambda dense: arranging.arrange(quantise_mxfp4.quantise_experts(dense)),
 }
 DENSE = "dense"
 
@@ -50,7 +52,8 @@ def experts_in(weight_format: str, dense: Experts) -> Experts:
 
 def as_gpt_oss(x: Inputs) -> Inputs:
     """The same call with the activation and the order of rows of gpt-oss, and with biases."""
-    experts, g = x.experts, torch.Generator().manual_seed(0)
+    boxes = x.experts.format == mxfp4_boxes.NAME
+    experts, g = arranging.restored(x.experts) if boxes else x.experts, torch.Generator().manual_seed(0)
     E, H, I = experts.sizes
 
     def bias(rows: int, size: float) -> Tensor:
@@ -62,7 +65,7 @@ def as_gpt_oss(x: Inputs) -> Inputs:
     }
     tensors |= {"gate_up_bias": bias(2 * I, 5.0), "down_bias": bias(H, 1.0)}
     made = replace(experts, tensors=tensors, gate_up_order="interleaved", activation=CLAMPED_SWIGLU)
-    return replace(x, experts=made)
+    return replace(x, experts=arranging.arrange(made) if boxes else made)
 
 
 def _spoil(experts: Experts, e: int) -> None:

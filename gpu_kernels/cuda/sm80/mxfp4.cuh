@@ -53,15 +53,20 @@ __device__ __forceinline__ void place(u32 (&pairs)[4], u32 word) {
     pairs[3] = with_sign(word >> 6, odd_signs);
 }
 
-// Pairs 0 .. 3 of a word, times their scale.
 template <bool LARGE>
-__device__ __forceinline__ void decode(u32 (&pairs)[4], u32 word, const Factor& by) {
-    place(pairs, word);
+__device__ __forceinline__ void scale_pairs(u32 (&pairs)[4], const Factor& by) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
         pairs[i] = multiply_add_bf16x2(pairs[i], by.factor, 0x80008000u);
         if (LARGE) pairs[i] = multiply_add_bf16x2(pairs[i], by.again, 0x80008000u);
     }
+}
+
+// Pairs 0 .. 3 of a word, times their scale.
+template <bool LARGE>
+__device__ __forceinline__ void decode(u32 (&pairs)[4], u32 word, const Factor& by) {
+    place(pairs, word);
+    scale_pairs<LARGE>(pairs, by);
 }
 
 // Eight channels in their order -> the words of B of both products of a word.

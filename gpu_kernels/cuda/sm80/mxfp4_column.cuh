@@ -10,6 +10,7 @@
 
 #include "common/copies.cuh"
 #include "sm80/mxfp4.cuh"
+#include "sm80/mxfp4_boxes.cuh"
 
 #ifndef ROW_TILES
 #define ROW_TILES 1
@@ -58,6 +59,7 @@ __device__ __forceinline__ bool load_column(uint4* x, const u16* from, int chann
     return beyond;
 }
 
+#if !BOXED
 // Scales of one or two runs of rows, each of `units` times 8 bytes, which begin at multiples of 8 bytes.
 struct ScaleCopy {
     static constexpr int AHEAD = 2;
@@ -90,16 +92,80 @@ struct ScaleCopy {
         return is_large(static_cast<u32>(any >> 32) | static_cast<u32>(any));
     }
 };
+#else
+// Scales of ROW_TILES fragments of a box: of each its stages in turn, in words.
+struct BoxScales {
+    static constexpr int AHEAD = 4;
+    u32* to;
+    const unsigned char* from;  // of the box
+    Box box;
+    int fragment, groups, all, thread, threads;  // all: words
+    u32 held[AHEAD];
+
+    __device__ __forceinline__ u32 at(int i) const {
+        if (i >= all) return 0;
+        const int each = box.rows * groups / 4, m = ROW_TILES == 1 ? 0 : i / each, rest = i - m * each;
+        const int stage = box.rows == 16 ? rest / 32 : rest / (2 * box.rows),
+                  word = rest - stage * 2 * box.rows;
+        const int wide = min(STAGE_GROUPS, groups - stage * STAGE_GROUPS);
+        const int byte = stage * box.all() * STAGE_GROUPS + (fragment + m) * box.rows * wide + 4 * word;
+        return *reinterpret_cast<const u32*>(from + byte);
+    }
+    __device__ __forceinline__ void request() {
+#pragma unroll
+        for (int k = 0; k < AHEAD; ++k) held[k] = at(thread + k * threads);
+    }
+    // Whether a scale is large.
+    __device__ __forceinline__ bool keep() {
+        u32 any = 0;
+#pragma unroll
+        for (int k = 0; k < AHEAD; ++k)
+            if (thread + k * threads < all) {
+                to[thread + k * threads] = held[k];
+                any |= held[k];
+            }
+        for (int i = thread + AHEAD * threads; i < all; i += threads) {
+            to[i] = at(i);
+            any |= to[i];
+        }
+        return is_large(any);
+    }
+};
+#endif
 
 struct Column {
+#if BOXED
+    const unsigned char* weights;  // of the box
+    Box box;
+    int fragment;  // of tile 0
+#else
     const unsigned char*
-        weights;      // of row lane / 4 of tile 0, this lane's 16 bytes of this warp's first chunk
-    u32 high, tile;   // bytes to row lane / 4 + 8, and to the next tile
+        weights;     // of row lane / 4 of tile 0, this lane's 16 bytes of this warp's first chunk
+    u32 high, tile;  // bytes to row lane / 4 + 8, and to the next tile
+#endif
     int groups;       // of 32 channels; 0: no expert
     int first, step;  // this warp's first chunk, and from one to the next
     uint4 words[UNROLL][ROW_TILES][2];
 
     // Request chunk i of this warp.
+#if BOXED
+    __device__ __forceinline__ Chunk chunk(int of_fragment, int c) const {
+        return Chunk(of_fragment, box.rows, min(STAGE_GROUPS, groups - c / 2 * STAGE_GROUPS), c % 2);
+    }
+    __device__ __forceinline__ void load(int i, uint4 (&to)[ROW_TILES][2]) const {
+        const int c = first + step * i;
+        const auto* from = reinterpret_cast<const uint4*>(weights) + c / 2 * box.all() * STAGE_GROUPS;
+#pragma unroll
+        for (int m = 0; m < ROW_TILES; ++m) {
+            to[m][0] = to[m][1] = make_uint4(0, 0, 0, 0);
+            if (4 * c >= groups) continue;
+            const Chunk at = chunk(fragment + m, c);
+            if (!at.here) continue;
+            to[m][0] = load_once<true>(from + at.first);
+            to[m][1] = load_once<true>(from + at.second);
+        }
+    }
+#else
     __device__ __forceinline__ void load(int i, uint4 (&to)[ROW_TILES][2]) const {
         const int group = 4 * (first + step * i) + static_cast<int>(threadIdx.x % 4);
         const bool here = group < groups;
@@ -111,6 +177,7 @@ struct Column {
                 to[m][h] = here ? load_once<true>(reinterpret_cast<const uint4*>(from + m * tile + h * high))
                                 : make_uint4(0, 0, 0, 0);
     }
+#endif
     __device__ __forceinline__ void start() {
 #pragma unroll
         for (int j = 0; j < UNROLL; ++j) load(j, words[j]);
@@ -131,9 +198,19 @@ struct Column {
 #pragma unroll
         for (int i = 0; i < 4; ++i) out.b[i] = from[i];
 #pragma unroll
-        for (int m = 0; m < ROW_TILES; ++m)
+        for (int m = 0; m < ROW_TILES; ++m) {
+#if BOXED
+            // behind the last chunk: anything
+            const int last = min(c, (groups - 1) / 4);
+            const Chunk at = chunk(0, last);
+            const unsigned char* of = scales + m * box.rows * groups + last / 2 * box.rows * STAGE_GROUPS;
+            out.scales[m][0] = of[at.first];
+            out.scales[m][1] = of[at.second];
+#else
 #pragma unroll
             for (int h = 0; h < 2; ++h) out.scales[m][h] = scales[m * tile_scales + h * high_scales + group];
+#endif
+        }
         return out;
     }
 
@@ -150,6 +227,15 @@ struct Column {
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
                 u32 l[4], h[4];
+#if BOXED
+                const int even = i / 2 * 2;
+                spread_arranged(word_of(rows[m][0], even), word_of(rows[m][0], even + 1), i, l);
+                spread_arranged(word_of(rows[m][1], even), word_of(rows[m][1], even + 1), i, h);
+                if (LARGE) {
+                    scale_pairs<LARGE>(l, low);
+                    scale_pairs<LARGE>(h, high);
+                }
+#else
                 if (LARGE) {
                     decode<LARGE>(l, word_of(rows[m][0], i), low);
                     decode<LARGE>(h, word_of(rows[m][1], i), high);
@@ -157,6 +243,7 @@ struct Column {
                     place(l, word_of(rows[m][0], i));
                     place(h, word_of(rows[m][1], i));
                 }
+#endif
                 const u32 first[4] = {l[0], h[0], l[1], h[1]}, second[4] = {l[2], h[2], l[3], h[3]};
                 multiply_add(parts[0], first, with.b[i].x, with.b[i].y);
                 multiply_add(parts[1], second, with.b[i].z, with.b[i].w);

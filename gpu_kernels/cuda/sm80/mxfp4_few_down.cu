@@ -58,13 +58,32 @@ extern "C" __global__ void __launch_bounds__(32 * K * SPLIT)
     uint4* x = all_x + k * x_units;
     u64* own_scales = reinterpret_cast<u64*>(all_x + K * x_units) + k * (ROWS / 8 * groups);
     Column column;
+#if BOXED
+    const int fragment = blockIdx.y * ROW_TILES;
+    column.box = Box::of_down(fragment / 8, H);
+    column.fragment = fragment % 8;
+    const u64 before = (first_row - row + column.box.before) * groups;
+    column.weights = blocks + 16 * before;
+#else
     column.weights = blocks + (first_row + lane / 4) * (I / 2) + (4 * part + lane % 4) * 16;
     column.high = 8 * (I / 2);
     column.tile = 16 * (I / 2);
+#endif
     column.groups = e >= 0 ? groups : 0;
     column.first = part;
     column.step = SPLIT;
     const int thread = part * 32 + lane;  // of those of this pair
+#if BOXED
+    BoxScales copy{reinterpret_cast<u32*>(own_scales),
+                   scales + before,
+                   column.box,
+                   column.fragment,
+                   groups,
+                   e >= 0 ? ROWS / 4 * groups : 0,
+                   thread,
+                   32 * SPLIT,
+                   {}};
+#else
     ScaleCopy copy{own_scales,
                    reinterpret_cast<const u64*>(scales + first_row * groups),
                    0,
@@ -73,6 +92,7 @@ extern "C" __global__ void __launch_bounds__(32 * K * SPLIT)
                    thread,
                    32 * SPLIT,
                    {}};
+#endif
     copy.request();
     column.start();
     bool large = copy.keep();
@@ -87,7 +107,8 @@ extern "C" __global__ void __launch_bounds__(32 * K * SPLIT)
         __syncthreads();
     }
     float sums[ROW_TILES][2];
-    const unsigned char* of_lane = reinterpret_cast<const unsigned char*>(own_scales) + lane / 4 * groups;
+    const unsigned char* of_lane =
+        reinterpret_cast<const unsigned char*>(own_scales) + (BOXED ? 0 : lane / 4 * groups);
     if (large)
         column.multiply<true>(sums, of_lane, 8 * groups, 16 * groups, x, zeros);
     else

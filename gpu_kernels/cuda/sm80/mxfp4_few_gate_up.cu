@@ -49,20 +49,42 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS)
     uint4* x = zeros + 4;
     u64* own_scales = reinterpret_cast<u64*>(x + (H + CHUNK - 1) / CHUNK * 16);
     const int pair = blockIdx.x, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    const int channel = blockIdx.y * 8 * ROW_TILES, groups = H / 32;
+    const int groups = H / 32;
     wait_for_predecessor();
     let_successor_start();
     const int e = expert_of(ids, expert_map, pair, pair_limit(num_tokens, P, K), E_ids);
     if (e < 0) return;
+#if BOXED
+    const int fragment = blockIdx.y * ROW_TILES;
+    const u64 first_row = static_cast<u64>(e) * (2 * I);
+    Column column;
+    column.box = Box::of_gate_up(fragment / 8, I);
+    column.fragment = fragment % 8;
+    const u64 before = (first_row + column.box.before) * groups;
+    column.weights = blocks + 16 * before;
+#else
+    const int channel = blockIdx.y * 8 * ROW_TILES;
     const u64 first_row = static_cast<u64>(e) * (2 * I) + channel * row_step;
     // a product's low rows are gate rows, its high ones the up rows of the same channels
     Column column;
     column.weights = blocks + (first_row + lane / 4 * row_step) * (H / 2) + (4 * warp + lane % 4) * 16;
     column.high = up_rows * (H / 2);
     column.tile = 8 * row_step * (H / 2);
+#endif
     column.groups = groups;
     column.first = warp;
     column.step = WARPS;
+#if BOXED
+    BoxScales copy{reinterpret_cast<u32*>(own_scales),
+                   scales + before,
+                   column.box,
+                   column.fragment,
+                   groups,
+                   ROW_TILES * column.box.rows * groups / 4,
+                   static_cast<int>(threadIdx.x),
+                   32 * WARPS,
+                   {}};
+#else
     // in memory the rows are one run, or gate rows and up rows
     const int runs = row_step == 2 ? 1 : 2, units = ROWS / 8 * groups / runs;
     ScaleCopy copy{own_scales,
@@ -73,6 +95,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS)
                    static_cast<int>(threadIdx.x),
                    32 * WARPS,
                    {}};
+#endif
     copy.request();
     column.start();
     if (threadIdx.x < 4) zeros[threadIdx.x] = make_uint4(0, 0, 0, 0);
@@ -85,9 +108,14 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS)
         __syncthreads();
     }
     float sums[ROW_TILES][2];
+#if BOXED
+    const auto* of_lane = reinterpret_cast<const unsigned char*>(own_scales);
+    constexpr int high_scales = 0, tile_scales = 0;
+#else
     const unsigned char* of_lane =
         reinterpret_cast<const unsigned char*>(own_scales) + lane / 4 * row_step * groups;
     const int high_scales = (runs == 1 ? 1 : ROWS / 2) * groups, tile_scales = 8 * row_step * groups;
+#endif
     if (large)
         column.multiply<true>(sums, of_lane, high_scales, tile_scales, x, zeros);
     else
@@ -101,12 +129,20 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS)
     __syncthreads();
     const int c = threadIdx.x;
     if (c >= 8 * ROW_TILES) return;
+#if BOXED
+    const int f = fragment + c / 8,
+              channel = f / 16 * 128 + c % 8 / 2 * 32 + c % 2 * 4 + f % 16 / 4 * 8 + f % 4;
+    if (channel >= I) return;
+    const u64 row = first_row + channel * row_step;
+#else
     const u64 row = first_row + c * row_step;
+#endif
     float gate = Biases{biases, biases32}[row], up = Biases{biases, biases32}[row + up_rows];
 #pragma unroll
     for (int w = 0; w < WARPS; ++w) {
         gate += parts[w][c / 8 * 16 + c % 8];
         up += parts[w][c / 8 * 16 + 8 + c % 8];
     }
-    act[static_cast<u64>(pair) * I + channel + c] = static_cast<u16>(pack(activated(gate, up), 0.0f));
+    act[static_cast<u64>(pair) * I + channel + (BOXED ? 0 : c)] =
+        static_cast<u16>(pack(activated(gate, up), 0.0f));
 }

@@ -8,6 +8,7 @@
 // position 16 (2 i + j / 2) + 8 (j % 2) + 2 c + h holds channel 32 c + 8 i + 4 h + j.
 #pragma once
 
+#include "sm80/mxfp4_boxes.cuh"
 #include "sm90/ptx.cuh"
 
 constexpr int UNIT = 128;
@@ -20,6 +21,16 @@ __device__ __forceinline__ void spread(u32 word, u32* out) {
     out[1] = (word & 0x00f000f0) * 0x0104 & 0x81c081c0;
     out[2] = (lower & 0x003c003c) * 0x0410 & 0x81c081c0;
     out[3] = (word & 0x80008000) | (lower & 0x01c001c0);
+}
+
+// The same of word i of a chunk; BOXED: of the arranged words of the pair that has it.
+template <typename Words>
+__device__ __forceinline__ void spread_word(const Words& words, int i, u32* out) {
+#if BOXED
+    spread_arranged(words[i / 2 * 2], words[i / 2 * 2 + 1], i, out);
+#else
+    spread(words[i], out);
+#endif
 }
 
 // What spread numbers of a scale are multiplied by, twice: 2^(scale - 127 + 126), as far as bf16 goes, in

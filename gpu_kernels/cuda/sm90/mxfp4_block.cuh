@@ -28,7 +28,7 @@
 #define ROW_UNITS 1
 #endif
 #ifndef SCALE_BYTES
-#define SCALE_BYTES 11520  // of the scales of an item
+#define SCALE_BYTES 11520  // of the scales of an item; BOXED: none, since stages of weights hold scales
 #endif
 #ifndef READ_ONCE
 #define READ_ONCE 0
@@ -49,18 +49,21 @@ static_assert(WEIGHT_ROWS % (64 * GROUPS) == 0, "64 rows each");
 
 constexpr int PARTS = WEIGHT_ROWS / 64 / GROUPS;  // products of 64 weight rows a warpgroup
 constexpr int BOXES = WEIGHT_ROWS / 128, BOX_BYTES = 128 * 128;
-constexpr int WEIGHT_BYTES = BOXES * BOX_BYTES;        // of a stage of weights
-constexpr int HALF_BYTES = MAX_N * 128;                // rows of 64 channels
-constexpr int ROW_BYTES = 2 * ROW_UNITS * HALF_BYTES;  // of a stage of rows
-constexpr int RANGE = WEIGHT_ROWS / 8;                 // gate rows of an item in each 32
+constexpr int BOX_SCALES = BOXED ? 128 * STAGE_GROUPS : 0;      // of a box, in a stage
+constexpr int WEIGHT_BYTES = BOXES * (BOX_BYTES + BOX_SCALES);  // of a stage of weights
+constexpr int HALF_BYTES = MAX_N * 128;                         // rows of 64 channels
+constexpr int ROW_BYTES = 2 * ROW_UNITS * HALF_BYTES;           // of a stage of rows
+constexpr int RANGE = WEIGHT_ROWS / 8;                          // gate rows of an item in each 32
 constexpr int GATHER_WARPS = 3;
 constexpr int CONSUMERS = 4 * GROUPS;                 // warps
 constexpr int WRITERS = DIRECT ? CONSUMERS : GROUPS;  // that count a tile's activations, an item
-constexpr int PRODUCER_REGISTERS = BLOCKS == 3   ? 48
+constexpr int PRODUCER_REGISTERS = BLOCKS == 4   ? 40
+                                   : BLOCKS == 3 ? 48
                                    : BLOCKS == 2 ? (GROUPS == 1 ? 64 : 48)
                                    : GROUPS == 2 ? 72
                                                  : 80;
-constexpr int CONSUMER_REGISTERS = BLOCKS == 3   ? 112
+constexpr int CONSUMER_REGISTERS = BLOCKS == 4   ? 88
+                                   : BLOCKS == 3 ? 112
                                    : BLOCKS == 2 ? (GROUPS == 1 ? 184 : 96)
                                    : GROUPS == 2 ? 216
                                                  : 96;

@@ -5,20 +5,73 @@
 #include "sm80/mma.cuh"
 #include "sm90/mxfp4_place.cuh"
 
+// A unit's chunks of this thread: two rows a part.
+struct Chunks {
+    u32 words[PARTS][2][4], scales[PARTS][2];
+
+    __device__ __forceinline__ void load(int part, int i, u32 from) {
+        const uint4 four = load_16(from);
+        words[part][i][0] = four.x;
+        words[part][i][1] = four.y;
+        words[part][i][2] = four.z;
+        words[part][i][3] = four.w;
+    }
+    // weights, of_scales: of part 0 and the first row.
+    __device__ __forceinline__ void load_words(u32 weights, const Place& place) {
+#pragma unroll
+        for (int part = 0; part < PARTS; ++part)
+#pragma unroll
+            for (int i = 0; i < 2; ++i) load(part, i, weights + part * place.part + i * place.second);
+    }
+#if BOXED
+    __device__ __forceinline__ void load_scales(u32 of_scales) {
+#pragma unroll
+        for (int part = 0; part < PARTS; ++part)
+#pragma unroll
+            for (int i = 0; i < 2; ++i) scales[part][i] = load_byte(of_scales + part * 512 + i * 32);
+    }
+    // The same of a stage that may have fewer rows or groups: zeros where there are none.
+    __device__ __forceinline__ void load_cut(u32 stage, const Place& place, int groups, int unit) {
+#pragma unroll
+        for (int part = 0; part < PARTS; ++part) {
+            const Chunk chunk = place.chunk(part, groups, unit);
+#pragma unroll
+            for (int i = 0; i < 2; ++i) {
+                const u32 at = i ? chunk.second : chunk.first;
+                load(part, i, stage + place.box() * BOX_BYTES + 16 * at);
+                scales[part][i] = load_byte(stage + BOXES * BOX_BYTES + place.box() * BOX_SCALES + at);
+                if (!chunk.here)
+                    words[part][i][0] = words[part][i][1] = words[part][i][2] = words[part][i][3] =
+                        scales[part][i] = 0;
+            }
+        }
+    }
+#else
+    __device__ __forceinline__ void load_scales(const ScalesOf& of, int unit) {
+#pragma unroll
+        for (int part = 0; part < PARTS; ++part)
+#pragma unroll
+            for (int i = 0; i < 2; ++i) scales[part][i] = of(part, i, unit);
+    }
+#endif
+    __device__ __forceinline__ u32 any() const {
+        u32 bits = 0;
+#pragma unroll
+        for (int part = 0; part < PARTS; ++part) bits |= scales[part][0] | scales[part][1];
+        return bits;
+    }
+};
+
 // As `multiply`, by products of a warp: the fewest groups of eight rows that hold the item's.
 template <int G, bool LARGE>
-__device__ __forceinline__ void multiply_unit(Sums& sums, u32 weights, u32 rows,
-                                              const u32 (&scales)[PARTS][2], const Place& place) {
+__device__ __forceinline__ void multiply_unit(Sums& sums, const Chunks& chunks, u32 rows) {
     const int lane = threadIdx.x % 32;
-    uint4 words[PARTS][2];
     u32 factors[PARTS][2];
 #pragma unroll
     for (int part = 0; part < PARTS; ++part)
 #pragma unroll
-        for (int i = 0; i < 2; ++i) {
-            words[part][i] = load_16(weights + part * place.part + i * place.second);
-            factors[part][i] = LARGE ? factor(scales[part][i]) : small_factor(scales[part][i]);
-        }
+        for (int i = 0; i < 2; ++i)
+            factors[part][i] = LARGE ? factor(chunks.scales[part][i]) : small_factor(chunks.scales[part][i]);
     // matrices of k 0 .. 7, 8 .. 15 of a step, then of the next step: chunks 4 i % 8 .. of a row
     const u32 row = rows + lane % 8 * 128;
 #pragma unroll
@@ -29,12 +82,11 @@ __device__ __forceinline__ void multiply_unit(Sums& sums, u32 weights, u32 rows,
 #pragma unroll
             for (int r = 0; r < 2; ++r) {
                 u32 four[4];
-                const uint4& w = words[part][r];
-                spread(i == 0 ? w.x : i == 1 ? w.y : i == 2 ? w.z : w.w, four);
+                spread_word(chunks.words[part][r], i, four);
 #pragma unroll
                 for (int j = 0; j < 4; ++j) {
                     u32 value = multiply_pairs(four[j], factors[part][r]);
-                    if (LARGE) value = multiply_pairs(value, rest_of(scales[part][r]));
+                    if (LARGE) value = multiply_pairs(value, rest_of(chunks.scales[part][r]));
                     a[part][j / 2][j % 2 * 2 + r] = value;
                 }
             }
@@ -59,43 +111,71 @@ __device__ __forceinline__ void multiply_by_warps(const Shared& shared, Turns& t
                                                   const Item& item, int depth, int I) {
     const Place place(item, I);
     const int units = units_of(depth);
-    const ScalesOf of{place, shared.scales + turns.scales.at * SCALE_BYTES, depth / 32};
 #pragma unroll
     for (int part = 0; part < PARTS; ++part)
 #pragma unroll
         for (int i = 0; i < 4 * G; ++i) sums[part][i] = 0.0f;
+#if !BOXED
+    const ScalesOf of{place, shared.scales + turns.scales.at * SCALE_BYTES, depth / 32};
     barrier_wait(shared.scales_full + 8 * turns.scales.at, turns.scales.parity);
+#endif
 #pragma unroll 1
     for (int first = 0; first < units; first += 2) {
-        u32 scales[2][PARTS][2], any = 0;
-#pragma unroll
-        for (int h = 0; h < 2; ++h)
-#pragma unroll
-            for (int part = 0; part < PARTS; ++part)
-#pragma unroll
-                for (int i = 0; i < 2; ++i) {
-                    scales[h][part][i] = of(part, i, first + h);
-                    any |= scales[h][part][i];
-                }
-        const bool large = __ballot_sync(~0u, any & 128) != 0;
-        barrier_wait(shared.weights_full + 8 * turns.weights.at, turns.weights.parity);
-        const u32 weights = shared.weights + turns.weights.at * WEIGHT_BYTES + place.weights;
         const u32 rows = shared.rows + turns.weights.at * ROW_BYTES;
-        if (large) {
-            multiply_unit<G, true>(sums, weights, rows, scales[0], place);
-            if (first + 1 < units)
-                multiply_unit<G, true>(sums, weights ^ 64, rows + 2 * HALF_BYTES, scales[1], place);
+        const u32 stage = shared.weights + turns.weights.at * WEIGHT_BYTES;
+        Chunks chunks[2];
+        const u32 weights = stage + place.weights;
+#if BOXED
+        const int groups = min(STAGE_GROUPS, depth / 32 - 4 * first);
+        const bool cut = !place.whole() || groups < STAGE_GROUPS;
+        barrier_wait(shared.weights_full + 8 * turns.weights.at, turns.weights.parity);
+#pragma unroll
+        for (int h = 0; h < 2; ++h) chunks[h].load_scales(stage + place.scales + 64 * h);
+#else
+#pragma unroll
+        for (int h = 0; h < 2; ++h) chunks[h].load_scales(of, first + h);
+#endif
+        const bool large = __ballot_sync(~0u, (chunks[0].any() | chunks[1].any()) & 128) != 0;
+#if BOXED
+        if (large || cut) {
+#pragma unroll 1
+            for (int h = 0; h < 2 && first + h < units; ++h) {
+                chunks[0].load_cut(stage, place, groups, h);
+                multiply_unit<G, true>(sums, chunks[0], rows + 2 * HALF_BYTES * h);
+            }
         } else {
-            multiply_unit<G, false>(sums, weights, rows, scales[0], place);
-            if (first + 1 < units)
-                multiply_unit<G, false>(sums, weights ^ 64, rows + 2 * HALF_BYTES, scales[1], place);
+#pragma unroll
+            for (int h = 0; h < 2; ++h) {
+                chunks[h].load_words(weights + 1024 * h, place);
+                multiply_unit<G, false>(sums, chunks[h], rows + 2 * HALF_BYTES * h);
+            }
         }
+#else
+        barrier_wait(shared.weights_full + 8 * turns.weights.at, turns.weights.parity);
+        if (large) {
+#pragma unroll
+            for (int h = 0; h < 2; ++h)
+                if (h == 0 || first + 1 < units) {
+                    chunks[h].load_words(weights ^ 64 * h, place);
+                    multiply_unit<G, true>(sums, chunks[h], rows + 2 * HALF_BYTES * h);
+                }
+        } else {
+#pragma unroll
+            for (int h = 0; h < 2; ++h)
+                if (h == 0 || first + 1 < units) {
+                    chunks[h].load_words(weights ^ 64 * h, place);
+                    multiply_unit<G, false>(sums, chunks[h], rows + 2 * HALF_BYTES * h);
+                }
+        }
+#endif
         __syncwarp();
         release(shared.weights_empty + 8 * turns.weights.at);
         turns.weights.next();
     }
+#if !BOXED
     release(shared.scales_empty + 8 * turns.scales.at);
     turns.scales.next();
+#endif
 }
 
 template <int G>

@@ -3,12 +3,19 @@
 #pragma once
 
 #include "sm90/mxfp4_block.cuh"
+#if BOXED
+#include "sm90/sparse.cuh"
+#endif
 
 #if READ_ONCE
 #define POLICY , policy
 #else
 #define POLICY
 #endif
+
+#if !BOXED
+using Weights = const TensorMap*;
+__device__ __forceinline__ Weights weights_of(const TensorMap& map) { return &map; }
 
 // Scales of an item's rows, as they lie: of gate_up RANGE gate rows of each of four times 32, and the up rows
 // of the same channels, between them where the order is INTERLEAVED.
@@ -35,29 +42,79 @@ __device__ __forceinline__ void load_scales(u32 to, u32 full, const unsigned cha
 #endif
     }
 }
+#else
+// The boxes of an item, in which stages follow one another.
+struct Boxes {
+    const unsigned char *blocks[BOXES], *scales[BOXES];
+    int rows[BOXES], all, groups;
 
-__device__ __forceinline__ void load_weights(const Shared& shared, const TensorMap* gate_up,
-                                             const TensorMap* down, const unsigned char* gate_up_scales,
+    __device__ __forceinline__ Boxes(const unsigned char* gate_up, const unsigned char* down,
+                                     const unsigned char* gate_up_scales, const unsigned char* down_scales,
+                                     const Work& work, const Item& item)
+        : all(0), groups(work.depth(item) / 32) {
+        const bool is_down = item.kind == DOWN;
+        const u64 expert = static_cast<u64>(item.expert) * (is_down ? work.H : 2 * work.I);
+#pragma unroll
+        for (int i = 0; i < BOXES; ++i) {
+            const int at = item.block * BOXES + i;
+            const Box box = is_down ? Box::of_down(at, work.H) : Box::of_gate_up(at, work.I);
+            const u64 chunks = (expert + box.before) * groups;
+            blocks[i] = (is_down ? down : gate_up) + 16 * chunks;
+            scales[i] = (is_down ? down_scales : gate_up_scales) + chunks;
+            rows[i] = box.all();
+            all += rows[i];
+        }
+    }
+    // The stage from a group on.
+    __device__ __forceinline__ void load(u32 to, u32 full, int group, u64 policy) {
+        const int wide = min(STAGE_GROUPS, groups - group);
+        barrier_arrive_expect(full, all * wide * 17);
+#pragma unroll
+        for (int i = 0; i < BOXES; ++i) {
+            const u32 chunks = rows[i] * wide;
+            if (chunks == 0) break;
+            bytes_load(to + i * BOX_BYTES, blocks[i], 16 * chunks, full POLICY);
+            bytes_load(to + BOXES * BOX_BYTES + i * BOX_SCALES, scales[i], chunks, full POLICY);
+            blocks[i] += 16 * chunks;
+            scales[i] += chunks;
+        }
+    }
+};
+using Weights = const unsigned char*;
+__device__ __forceinline__ Weights weights_of(const unsigned char* blocks) { return blocks; }
+#endif
+
+__device__ __forceinline__ void load_weights(const Shared& shared, Weights gate_up, Weights down,
+                                             const unsigned char* gate_up_scales,
                                              const unsigned char* down_scales, const Work& work, int* taken) {
     Turn<WEIGHT_STAGES> turn;
-    Turn<2> scales;
     Turn<SLOTS> slot;
-#if READ_ONCE
+#if BOXED || READ_ONCE
     const u64 policy = evict_first();
+#endif
+#if !BOXED
+    Turn<2> scales;
 #endif
     // also the first: only resident blocks claim items, so a part of a GPU suffices
     Item item = work.item(atomicAdd(taken, 1)), next{};
     for (; item.kind != NONE; item = next) {
         shared.items.tell(slot, item);
         const int i = atomicAdd(taken, 1), depth = work.depth(item);
+#if BOXED
+        Boxes boxes(gate_up, down, gate_up_scales, down_scales, work, item);
+#else
         barrier_wait(shared.scales_empty + 8 * scales.at, scales.parity ^ 1);
         load_scales(shared.scales + scales.at * SCALE_BYTES, shared.scales_full + 8 * scales.at,
                     gate_up_scales, down_scales, work, item);
         scales.next();
+#endif
         for (int k = 0; k < depth; k += 2 * UNIT) {
             if (k == depth / 2 / (2 * UNIT) * (2 * UNIT)) next = work.item(i);  // early: hides the latency
             const u32 full = shared.weights_full + 8 * turn.at;
             barrier_wait(shared.weights_empty + 8 * turn.at, turn.parity ^ 1);
+#if BOXED
+            boxes.load(shared.weights + turn.at * WEIGHT_BYTES, full, k / 32, policy);
+#else
             barrier_arrive_expect(full, WEIGHT_BYTES);
 #pragma unroll
             for (int box = 0; box < BOXES; ++box) {
@@ -68,6 +125,7 @@ __device__ __forceinline__ void load_weights(const Shared& shared, const TensorM
                 else
                     tensor_load_5d(to, gate_up, full, k / 2, at % 2 * 16, at / 2 * 4, 0, item.expert POLICY);
             }
+#endif
             turn.next();
         }
     }

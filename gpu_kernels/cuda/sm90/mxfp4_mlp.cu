@@ -72,14 +72,20 @@ struct RowBiases {
 };
 
 extern "C" __global__ void __launch_bounds__(128 * (1 + GROUPS), BLOCKS)
+#if BOXED
+    mxfp4_mlp(const unsigned char* gate_up, const unsigned char* down,
+#else
     mxfp4_mlp(const __grid_constant__ TensorMap gate_up, const __grid_constant__ TensorMap down,
+#endif
               const unsigned char* gate_up_scales, const unsigned char* down_scales, const u16* gate_up_bf16,
               const float* gate_up_fp32, const u16* down_bf16, const float* down_fp32, const u16* hidden,
               const int* row_tokens, Tile* tiles, int* num_tiles, u16* act, u16* out, int H, int I) {
     const Shared shared(dynamic_memory());
     if (threadIdx.x == 0) {
+#if !BOXED
         prefetch_map(&gate_up);
         prefetch_map(&down);
+#endif
         shared.init();
     }
     __syncthreads();
@@ -90,7 +96,8 @@ extern "C" __global__ void __launch_bounds__(128 * (1 + GROUPS), BLOCKS)
     if (threadIdx.x < 128) {
         give_registers<PRODUCER_REGISTERS>();
         if (threadIdx.x == 0)
-            load_weights(shared, &gate_up, &down, gate_up_scales, down_scales, work, num_tiles + 1);
+            load_weights(shared, weights_of(gate_up), weights_of(down), gate_up_scales, down_scales, work,
+                         num_tiles + 1);
         if (threadIdx.x >= 32) load_rows(shared, hidden, act, row_tokens, work);
     } else {
         take_registers<CONSUMER_REGISTERS>();
@@ -100,9 +107,12 @@ extern "C" __global__ void __launch_bounds__(128 * (1 + GROUPS), BLOCKS)
         for (Item item = shared.items.hear(slot); item.kind != NONE; item = shared.items.hear(slot)) {
             const bool is_down = item.kind == DOWN;
             const Biases biases{is_down ? down_bf16 : gate_up_bf16, is_down ? down_fp32 : gate_up_fp32};
-#if WARP_PRODUCTS
-            const RowBiases bias(biases, work, item);
+#if WARP_PRODUCTS && MAX_N * WEIGHT_ROWS / 64 / GROUPS < 48
+            const RowBiases bias(biases, work, item);  // early: hides the latency
             multiply_rows<1>(shared, turns, sums, item, work.depth(item), I);
+#elif WARP_PRODUCTS
+            multiply_rows<1>(shared, turns, sums, item, work.depth(item), I);
+            const RowBiases bias(biases, work, item);
 #else
             multiply(shared, turns, sums, item, work.depth(item), I);
             const RowBiases bias(biases, work, item);

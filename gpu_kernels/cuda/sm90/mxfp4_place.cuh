@@ -6,6 +6,30 @@
 
 using Sums = float[PARTS][MAX_N / 2];  // of PARTS x 64 weight rows and N rows of the tile
 
+#if BOXED
+// Where this thread finds the chunks of an item's stages.
+struct Place {
+    static constexpr u32 second = 512, part = 8192;  // bytes, of whole boxes
+    u32 weights, scales;                             // of whole boxes: from the begin of a stage
+    int rows;                                        // of a fragment: 16 in whole boxes
+
+    __device__ __forceinline__ Place(const Item& item, int I) {
+        const int lane = threadIdx.x % 32;
+        weights = box() * BOX_BYTES + fragment() * 2048 + lane * 16;
+        scales = BOXES * BOX_BYTES + box() * BOX_SCALES + fragment() * 128 + lane;
+        rows = item.kind == DOWN ? 16 : Box::of_gate_up(item.block * BOXES + box(), I).rows;
+    }
+    // Of part 0. Computed where they are needed: registers are short.
+    __device__ __forceinline__ static int box() { return (threadIdx.x / 128 - 1) * PARTS / 2; }
+    __device__ __forceinline__ static int fragment() {
+        return (threadIdx.x / 128 - 1) * PARTS % 2 * 4 + threadIdx.x % 128 / 32;
+    }
+    __device__ __forceinline__ bool whole() const { return rows == 16; }
+    __device__ __forceinline__ Chunk chunk(int of_part, int groups, int unit) const {
+        return Chunk(fragment() + 4 * of_part, rows, groups, unit);
+    }
+};
+#else
 // Where the two rows of this thread's fragments lie in a stage of weights and in the scales.
 struct Place {
     u32 weights, second, part;             // bytes
@@ -44,6 +68,7 @@ struct Place {
         weights = box * BOX_BYTES + row * 128 + (lane % 4 ^ row % 8) * 16;
     }
 };
+#endif
 
 // By each warp.
 __device__ __forceinline__ void release(u32 barrier) {
@@ -64,6 +89,7 @@ struct Turns {
     Turn<2> scales;
 };
 
+#if !BOXED
 // The scales of an item, as this thread needs them.
 struct ScalesOf {
     const Place& place;
@@ -77,3 +103,4 @@ struct ScalesOf {
                          group);
     }
 };
+#endif

@@ -10,6 +10,7 @@ from torch import Tensor
 from ...activations import CLAMPED_SWIGLU
 from ...contract import Problem
 from ...formats.mxfp4 import GROUP, NAME
+from ...formats.mxfp4_boxes import NAME as BOXES
 from ...sizes import ceil_div
 from ..arch import Arch, Target
 from ..jit import load
@@ -58,9 +59,10 @@ class Mxfp4Few(CudaCpp[ColumnPlan]):
     kernels = "CUDA C++ kernels of MXFP4 weights, few pairs"
     weight_format = NAME
     rounds_expert_out = False
+    boxed = False
 
     def why_not(self, problem: Problem, target: Target) -> str | None:
-        reason = mxfp4_limits(problem, target) or why_not_few(problem, MOST_PAIRS)
+        reason = mxfp4_limits(problem, target, self.weight_format) or why_not_few(problem, MOST_PAIRS)
         if reason is not None:
             return reason
         if problem.T > MOST_TOKENS:
@@ -108,7 +110,7 @@ class Mxfp4Few(CudaCpp[ColumnPlan]):
         problem, sizes = plan.problem, plan.sizes
         up, down = self._memory(problem, sizes)
         out = {"TOP_K": problem.K, "OUT32": problem.out_dtype == torch.float32, "ADD": add, "SPLIT": sizes.split}
-        of = {"HIDDEN": problem.H, "INNER": problem.I}
+        of = {"HIDDEN": problem.H, "INNER": problem.I, "BOXED": self.boxed}
         of_up = of | {"WARPS": sizes.warps, "ROW_TILES": sizes.up_tiles, "UNROLL": sizes.up_unroll, "TOP_K": problem.K}
         of_up |= activation_defines(problem) | {"INTERLEAVED": problem.gate_up_order == "interleaved"}
         of_down = of | {"ROW_TILES": sizes.down_tiles, "UNROLL": sizes.down_unroll, "BIASED": problem.biased}
@@ -120,7 +122,8 @@ class Mxfp4Few(CudaCpp[ColumnPlan]):
     def bind(self, plan: ColumnPlan, uses: tuple[Use, ...], device: int) -> tuple[Launch, ...]:
         (gate_up, down), problem, sizes = uses, plan.problem, plan.sizes
         T, E, K, H, I = problem.T, problem.E, problem.K, problem.H, problem.I
-        up_grid, down_grid = (T * K, I // (8 * sizes.up_tiles)), (T, H // (16 * sizes.down_tiles))
+        fragments = ceil_div(I, CHUNK) * 16 if self.boxed else I // 8
+        up_grid, down_grid = (T * K, fragments // sizes.up_tiles), (T, H // (16 * sizes.down_tiles))
         return (
             gate_up.bind(device, up_grid, 32 * sizes.warps, T * K, E),
             down.bind(device, down_grid, 32 * K * sizes.split, T * K, E),
@@ -135,9 +138,18 @@ class Mxfp4Few(CudaCpp[ColumnPlan]):
         down(stream, act, *weights[4:], *route, routing.topk_weights.data_ptr(), call.out.data_ptr())
 
 
-def mxfp4_limits(problem: Problem, target: Target) -> str | None:
+class Mxfp4FewBoxes(Mxfp4Few):
+    """The same of arranged weights."""
+
+    name = "mxfp4_few_boxes"
+    kernels = "CUDA C++ kernels of arranged MXFP4 weights, few pairs"
+    weight_format = BOXES
+    boxed = True
+
+
+def mxfp4_limits(problem: Problem, target: Target, weight_format: str = NAME) -> str | None:
     """Why the kernels of MXFP4 weights that multiply bf16 do not run a problem, or None."""
-    return limits(problem, target, NAME, (torch.bfloat16,), multiple=GROUP, silu_only=False)
+    return limits(problem, target, weight_format, (torch.bfloat16,), multiple=GROUP, silu_only=False)
 
 
 def activation_defines(problem: Problem) -> dict[str, bool]:
@@ -161,3 +173,4 @@ def weight_pointers(call: Call) -> tuple[int, ...]:
 
 
 MXFP4_FEW = Mxfp4Few()
+MXFP4_FEW_BOXES = Mxfp4FewBoxes()

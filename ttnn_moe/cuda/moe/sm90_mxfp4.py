@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ...activations import CLAMPED_SWIGLU
-from ...contract import Problem
+from ...contract import Experts, Problem
 from ...formats.mxfp4 import BIASES, NAME
+from ...formats.mxfp4_boxes import NAME as BOXES
 from ...formats.ue8m0 import GROUP
 from ...sizes import ceil_div
 from ..arch import Arch, Target
@@ -42,6 +44,7 @@ class Mxfp4Tile:
         scale_bytes: of the scales of an item, at most.
         warp_products: by mma.sync, with as many stages of rows as of weights; else by wgmma.
         direct: warps write their sums without shared memory.
+        boxed: weights are mxfp4_boxes; a stage of them has its scales.
     """
 
     max_n: int
@@ -55,6 +58,7 @@ class Mxfp4Tile:
     scale_bytes: int = 0
     warp_products: bool = False
     direct: bool = False
+    boxed: bool = False
 
     @property
     def granule(self) -> int:
@@ -66,7 +70,8 @@ class Mxfp4Tile:
 
     @property
     def shared_memory(self) -> int:
-        stages = self.weight_stages * self.weight_rows * UNIT + self.row_stages * self.row_units * self.max_n * 2 * UNIT
+        row = UNIT + 8 * self.boxed
+        stages = self.weight_stages * self.weight_rows * row + self.row_stages * self.row_units * self.max_n * 2 * UNIT
         barriers = 16 * (self.weight_stages + self.row_stages) + 32 + 4 * 16 + 16 + 4 * 32
         pieces = 0 if self.direct else 64 * self.weight_rows
         return _ALIGNMENT + stages + pieces + 2 * self.scale_bytes + barriers
@@ -83,6 +88,18 @@ _TILES: tuple[tuple[float, Mxfp4Tile], ...] = (
     (12, _by_warps(16, 2, 2)),
     (20, _by_warps(32, 1, 4, weight_rows=256)),
     (48, Mxfp4Tile(48, 256, 4, 3, 2, read_once=True, row_units=2)),
+    (float("inf"), Mxfp4Tile(144, 256, 2, 2, 3)),
+)
+
+
+# of arranged weights; the first where blocks have about two items of gate and up
+_FEW_ITEMS, _OF_FEW_ITEMS = 1000, _by_warps(8, 2, 2, 3)
+_BOXED_TILES: tuple[tuple[float, Mxfp4Tile], ...] = (
+    (5, _by_warps(8, 4, 1)),
+    (12, _by_warps(16, 3, 1)),
+    (20, _by_warps(24, 3, 1)),
+    (48, Mxfp4Tile(48, 256, 4, 3, 2, read_once=True, row_units=2)),
+    (68, Mxfp4Tile(80, 256, 2, 3, 3, read_once=True)),
     (float("inf"), Mxfp4Tile(144, 256, 2, 2, 3)),
 )
 
@@ -154,8 +171,30 @@ class Sm90Mxfp4(Sorted[Mxfp4Tile]):
         sort.launch_sorts(sorts, stream, (routing.topk_ids.data_ptr(), pointer(call.expert_map), bound), at, words)
         order(stream, call.hidden.data_ptr(), ordered)
         routed = at, at + words.tiles, at + words.num_tiles
-        product(stream, *mxfp4_maps_of(call.experts), *scales, *bias, ordered, *routed, act, rows)
+        product(stream, *self.blocks(call.experts), *scales, *bias, ordered, *routed, act, rows)
         combine(stream, rows, at + words.inverse, routing.topk_weights.data_ptr(), bound, call.out.data_ptr())
+
+    def blocks(self, experts: Experts) -> tuple[Any, Any]:
+        """What the products take for blocks of gate_up and of down."""
+        return mxfp4_maps_of(experts)
+
+
+class Sm90Mxfp4Boxes(Sm90Mxfp4):
+    """The same of arranged weights, whose boxes are contiguous."""
+
+    name = "mxfp4_boxes_sm90"
+    kernels = "CUDA C++ kernels of warpgroup products, arranged MXFP4 weights, bf16 activations"
+    weight_format = BOXES
+
+    def tile(self, problem: Problem, arch: Arch) -> Mxfp4Tile:
+        rows = rows_an_expert(problem)
+        tile = next(tile for most, tile in _BOXED_TILES if rows <= most)
+        if min(problem.T * problem.K, problem.E) * ceil_div(2 * problem.I, 128) <= _FEW_ITEMS and rows <= 1:
+            tile = _OF_FEW_ITEMS
+        return fitted(replace(tile, boxed=True), problem, arch)
+
+    def blocks(self, experts: Experts) -> tuple[Any, Any]:
+        return experts.tensors["gate_up_blocks"].data_ptr(), experts.tensors["down_blocks"].data_ptr()
 
 
 def _units(channels: int) -> int:
@@ -168,8 +207,8 @@ def fitted(tile: Mxfp4Tile, problem: Problem, arch: Arch) -> Mxfp4Tile:
     wide = max(problem.H, problem.I) // GROUP
     # the combine drops lines of 128 bytes
     # a line of 128 bytes that holds the ends of two boxes should stay in L2 until the second comes
-    once = tile.read_once and problem.H % 256 == 0 and problem.I % 256 == 0
-    tile = replace(tile, scale_bytes=tile.weight_rows * wide, read_once=once)
+    once = tile.read_once and (tile.boxed or (problem.H % 256 == 0 and problem.I % 256 == 0))
+    tile = replace(tile, scale_bytes=0 if tile.boxed else tile.weight_rows * wide, read_once=once)
     while tile.blocks * (tile.shared_memory + 1024) > arch.shared_memory + 1024:
         if tile.warp_products and tile.weight_stages > 2:
             tile = replace(tile, weight_stages=tile.weight_stages - 1, row_stages=tile.weight_stages - 1)
@@ -182,7 +221,7 @@ def fitted(tile: Mxfp4Tile, problem: Problem, arch: Arch) -> Mxfp4Tile:
         elif tile.row_stages > 2:
             tile = replace(tile, row_stages=2)
         elif tile.weight_rows > 128:
-            tile = replace(tile, weight_rows=128, scale_bytes=128 * wide)
+            tile = replace(tile, weight_rows=128, scale_bytes=0 if tile.boxed else 128 * wide)
         elif tile.max_n > 32:
             tile = replace(tile, max_n=tile.max_n // 2)
         else:
@@ -191,3 +230,4 @@ def fitted(tile: Mxfp4Tile, problem: Problem, arch: Arch) -> Mxfp4Tile:
 
 
 MXFP4_SM90 = Sm90Mxfp4()
+MXFP4_BOXES_SM90 = Sm90Mxfp4Boxes()

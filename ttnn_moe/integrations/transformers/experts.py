@@ -119,7 +119,7 @@ def _flat(tensor: Tensor) -> Tensor:
 
 def _experts(module: nn.Module, tensors: Mapping[str, Tensor]) -> Experts:
     if type(module) is Mxfp4Experts:
-        return mxfp4_experts(tensors)
+        return mxfp4_experts(tensors, module.arranged)
     E, H, I = tensors["down"].shape
     return Experts("dense", E, H, I, tensors)
 

@@ -19,8 +19,10 @@ from transformers.quantizers.quantizer_mxfp4 import Mxfp4HfQuantizer
 from transformers.quantizers.quantizers_utils import should_convert_module
 
 from ...activations import ALPHA, CLAMPED_SWIGLU, LIMIT
+from ...arranging import arrange, gains, restore, restored
 from ...contract import Experts
 from ...errors import ContractError
+from ...formats import mxfp4_boxes
 from ...formats.mxfp4 import GROUP, check_scales
 from ..gpt_oss import GATE_UP_ORDER, NAMES, check_activation
 
@@ -33,7 +35,13 @@ def is_ours(implementation: str | None) -> bool:
 
 
 class Mxfp4Experts(nn.Module):
-    """The experts of one layer, as a gpt-oss checkpoint holds them; biases are fp32."""
+    """The experts of one layer, as a gpt-oss checkpoint holds them; biases are fp32.
+
+    Attributes:
+        arranged: the parameters hold arranged bytes (`ttnn_moe.arrange`); a state dict has the checkpoint's.
+    """
+
+    arranged = False
 
     def __init__(self, config: Any):
         super().__init__()
@@ -67,16 +75,44 @@ class Mxfp4Experts(nn.Module):
             )
         return ALL_EXPERTS_FUNCTIONS[name](self, hidden_states, router_indices, routing_weights)
 
+    def arrange(self) -> None:
+        """Arrange the parameters where that gains: once they are loaded, and before the first call."""
+        experts = self._experts()
+        if gains(experts):
+            arrange(experts)
+            self.arranged = True
+
+    def _experts(self) -> Experts:
+        flat = {
+            name: tensor.data.flatten(2) if tensor.dim() == 4 else tensor for name, tensor in self.tensors().items()
+        }
+        return experts_of(flat, self.arranged)
+
+    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        for name, tensor in restored(self._experts()).tensors.items() if self.arranged else ():
+            destination[prefix + NAMES[name]] = tensor.view(destination[prefix + NAMES[name]].shape)
+
+    def _load_from_state_dict(self, *args: Any, **options: Any) -> None:
+        # a call may have bound the experts: their bytes stay arranged
+        if self.arranged:
+            restore(self._experts())
+        super()._load_from_state_dict(*args, **options)
+        if self.arranged:
+            self.arranged = False
+            arrange(self._experts())
+            self.arranged = True
+
     def tensors(self) -> dict[str, Tensor]:
         """Those of the Experts, by its names; as they lie."""
         state = self.__dict__["_parameters"]
         return {name: state.get(theirs) for name, theirs in NAMES.items()}
 
 
-def experts_of(tensors: Mapping[str, Tensor]) -> Experts:
+def experts_of(tensors: Mapping[str, Tensor], arranged: bool) -> Experts:
     """Experts of `Mxfp4Experts.tensors`, whose blocks are [E, R, K/2] here. Reads no values."""
     E, H, half_I = tensors["down_blocks"].shape
-    return Experts(METHOD, E, H, 2 * half_I, tensors, GATE_UP_ORDER, CLAMPED_SWIGLU)
+    return Experts(mxfp4_boxes.NAME if arranged else METHOD, E, H, 2 * half_I, tensors, GATE_UP_ORDER, CLAMPED_SWIGLU)
 
 
 class Quantizer(Mxfp4HfQuantizer):
@@ -121,6 +157,7 @@ class Quantizer(Mxfp4HfQuantizer):
             if isinstance(module, Mxfp4Experts):
                 scales = {key: value for key, value in module.named_parameters(prefix=name) if key.endswith("_scales")}
                 check_scales(**scales)
+                module.arrange()
         return super()._process_model_after_weight_loading(model, **kwargs)
 
 

@@ -1,0 +1,94 @@
+"""Arranged MXFP4 experts: the order of chunks, its inverse, and the CPU backend on them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import ttnn_moe
+from mxfp4_cases import FORMS, Form, random_mxfp4, spoil
+from ttnn_moe import ContractError, Problem, Routing, arranging
+from ttnn_moe.formats import get_format
+from ttnn_moe.formats.mxfp4_boxes import NAME, chunk_order
+
+SIZES = st.integers(1, 12).map(lambda n: 32 * n)
+
+
+@settings(max_examples=20, deadline=None)
+@given(H=SIZES, I=SIZES, form=st.sampled_from(FORMS))
+def test_restore_is_the_inverse(H: int, I: int, form: Form) -> None:
+    experts = random_mxfp4(2, H, I, form, "cpu")
+    spoil(experts, 0)
+    before = {name: tensor.clone() for name, tensor in experts.tensors.items()}
+    dense = experts.dequantize(1)
+    boxes = ttnn_moe.arrange(experts)
+    assert boxes.format == NAME
+    assert all(boxes.tensors[name].data_ptr() == tensor.data_ptr() for name, tensor in experts.tensors.items())
+    assert all(torch.equal(a, b) for a, b in zip(boxes.dequantize(1), dense, strict=True))
+    after = ttnn_moe.restore(boxes)
+    assert after.format == "mxfp4" and (after.gate_up_order, after.activation) == (form.order, form.activation)
+    assert all(
+        torch.equal(after.tensors[name].view(torch.uint8), old.view(torch.uint8)) for name, old in before.items()
+    )
+
+
+@pytest.mark.parametrize("order", ["halves", "interleaved", None])
+def test_the_order_of_chunks(order: str | None) -> None:
+    """Chunk by chunk, as sm80/mxfp4_boxes.cuh writes it."""
+    groups, I = 11, 160
+    R = 2 * I if order else 336
+    want = []
+
+    def row(fragment: int, r: int, units: int) -> int:
+        """Of down; of gate_up, whose fragments have 4 * units rows."""
+        if order is None:
+            return 16 * fragment + r
+        half, g = divmod(r, 2 * units)
+        channel = fragment // 16 * 128 + g // 2 * 32 + g % 2 * 4 + fragment % 16 // 4 * 8 + fragment % 4
+        return 2 * channel + half if order == "interleaved" else half * I + channel
+
+    fragments = R // 16 if order is None else -(-I // 128) * 16
+    for box in range(0, fragments, 8):
+        units = 4 if order is None else min(4, I // 32 - box // 16 * 4)
+        for stage in range(0, groups, 8):
+            for fragment in range(box, min(box + 8, fragments)):
+                for unit in range(stage, min(stage + 8, groups), 4):
+                    for r in range(4 * units):
+                        want += [row(fragment, r, units) * groups + c for c in range(unit, min(unit + 4, groups))]
+    assert chunk_order(R, groups, order).tolist() == want
+
+
+@pytest.mark.parametrize("form", FORMS[:3], ids=str)
+def test_the_reference_runs_them(form: Form) -> None:
+    experts = random_mxfp4(4, 96, 160, form, "cpu")
+    hidden, ids = torch.randn(9, 96), torch.randint(-1, 4, (9, 2))
+    routing = Routing.from_topk(ids, torch.rand(9, 2), 4)
+    boxes = arranging.arranged(experts)
+    want = ttnn_moe.moe(hidden, routing, experts, backend="reference")
+    assert torch.equal(ttnn_moe.moe(hidden, routing, boxes, backend="reference"), want)
+    layer = ttnn_moe.prepare(Problem.of(9, 2, boxes, torch.float32), boxes, backend="reference")
+    assert torch.equal(layer(hidden, ids, routing.topk_weights), want)
+
+
+def test_experts_of_a_device_are_a_slice() -> None:
+    experts = random_mxfp4(4, 64, 32, Form(), "cpu")
+    boxes = arranging.arranged(experts)
+    some = get_format(NAME).select(boxes, torch.tensor([1, 2]))
+    assert all(torch.equal(tensor, boxes.tensors[name][1:3]) for name, tensor in some.items())
+
+
+def test_tensors_of_inference_mode() -> None:
+    with torch.inference_mode():
+        experts = random_mxfp4(1, 64, 32, Form(), "cpu")
+    assert ttnn_moe.arrange(experts).format == NAME
+
+
+def test_what_is_refused_and_what_does_not_gain() -> None:
+    experts = random_mxfp4(1, 64, 32, Form(), "cpu")
+    with pytest.raises(ContractError, match="another format; got mxfp4; expected mxfp4_boxes"):
+        ttnn_moe.restore(experts)
+    with pytest.raises(ContractError, match="got mxfp4_boxes; expected mxfp4"):
+        ttnn_moe.arrange(arranging.arranged(experts))
+    assert not arranging.gains(experts) and arranging.at_load(experts) is experts

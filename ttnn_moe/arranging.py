@@ -1,0 +1,71 @@
+"""MXFP4 experts in the order that Hopper's kernels read, in place, and back."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from . import registry
+from .contract import Experts, Problem
+from .errors import ContractError
+from .formats import mxfp4, mxfp4_boxes
+
+
+def arrange(experts: Experts) -> Experts:
+    """The same weights as `mxfp4_boxes`, in the same tensors: experts themselves are of no use afterwards.
+
+    Takes memory of some experts beside. `restore` is the inverse. Tensors may be those of inference mode.
+
+    Raises:
+        ContractError: experts of another format.
+    """
+    return _changed(experts, mxfp4.NAME, mxfp4_boxes.NAME)
+
+
+def restore(experts: Experts) -> Experts:
+    """The inverse of `arrange`, in the same tensors.
+
+    Raises:
+        ContractError: experts of another format.
+    """
+    return _changed(experts, mxfp4_boxes.NAME, mxfp4.NAME)
+
+
+def arranged(experts: Experts) -> Experts:
+    """The same weights as `mxfp4_boxes`, in tensors of their own.
+
+    Raises:
+        ContractError: experts of another format.
+    """
+    copies = {name: tensor.clone() for name, tensor in experts.tensors.items()}
+    return arrange(replace(experts, tensors=copies))
+
+
+def gains(experts: Experts) -> bool:
+    """Whether `arrange` makes experts faster where they lie: mxfp4 on a Hopper GPU."""
+    if experts.format != mxfp4.NAME or experts.device.type != "cuda":
+        return False
+    problem = replace(Problem.of(1, 1, experts, torch.bfloat16), weight_format=mxfp4_boxes.NAME)
+    return registry.why_not(problem).get("cuda") is None
+
+
+def at_load(experts: Experts) -> Experts:
+    """For loaders, which own the tensors: `arrange(experts)` where it gains, else experts."""
+    return arrange(experts) if gains(experts) else experts
+
+
+def restored(experts: Experts) -> Experts:
+    """The same weights as mxfp4, in tensors of their own.
+
+    Raises:
+        ContractError: experts of another format.
+    """
+    return restore(replace(experts, tensors={name: tensor.clone() for name, tensor in experts.tensors.items()}))
+
+
+def _changed(experts: Experts, before: str, after: str) -> Experts:
+    if experts.format != before:
+        raise ContractError("experts have another format", got=experts.format, expected=before)
+    mxfp4_boxes.reorder(experts.tensors, experts.gate_up_order, inverse=after == mxfp4.NAME)
+    return replace(experts, format=after)
