@@ -221,13 +221,13 @@ class Impl(FlashAttentionImpl):
         return q
 
 
-def compile_prompts(heads: int, kv_heads: int, norms: HeadNorms) -> None:
+def compile_prompts(heads: int, kv_heads: int, norms: HeadNorms, longest: int) -> None:
     """Run what steps with prompts run, in each form that is compiled, so that no request waits for a compiler.
 
     vLLM runs no attention with prompts before it serves. Triton compiles once for T that 16 divides, once for other T.
 
     Args:
-        heads, kv_heads: of a rank. norms: of a layer, on its device.
+        heads, kv_heads: of a rank. norms: of a layer, on its device. longest: tokens of a sequence, at most.
     """
     like, rows = norms.q, heads + 2 * kv_heads
     if like.device.type != "cuda":
@@ -239,6 +239,12 @@ def compile_prompts(heads: int, kv_heads: int, norms: HeadNorms) -> None:
         cos, sin = (like.new_zeros(T, 1, D // 2) for _ in range(2))
         block, at = (torch.zeros(T, dtype=torch.int64, device=like.device) for _ in range(2))
         q = norm_rope_write(like.new_zeros(T, rows, D), norms, (cos, sin), Memory(keys, values, block, at))
-        if q is not None and own_prompts(q.device, q.dtype, D, PAGE):
-            tiles, pages = (torch.tensor(words, dtype=torch.int32, device=q.device) for words in ([0, 3, 0, 0], [[0]]))
-            prefill_attention(q, Memory(keys, values, block, at, None, pages), [], tiles)
+        if q is None or not own_prompts(q.device, q.dtype, D, PAGE):
+            continue
+        tiles, pages = (torch.tensor(words, dtype=torch.int32, device=q.device) for words in ([0, 3, 0, 0], [[0]]))
+        prefill_attention(q, Memory(keys, values, block, at, None, pages), [], tiles)
+        # graphs of one and of two decode tokens hold kernels for a count that lies elsewhere
+        pages = pages.new_zeros(2, -(-longest // PAGE))
+        for n in (1, 2):
+            alone = Memory(keys, values, pages[0, :1].expand(n).contiguous(), at[:n], tiles[0], pages)
+            decode_attention(q[:n], alone, alone.capacity)

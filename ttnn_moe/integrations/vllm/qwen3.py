@@ -174,7 +174,7 @@ class Qwen3Moe(qwen3_moe.Qwen3MoeForCausalLM):
         if first.paged:
             own = first.self_attn
             norms = HeadNorms(own.q_norm.weight.detach(), own.k_norm.weight.detach(), config.rms_norm_eps)
-            attention.compile_prompts(own.num_heads, own.num_kv_heads, norms)
+            attention.compile_prompts(own.num_heads, own.num_kv_heads, norms, vllm_config.model_config.max_model_len)
         head = maybe_prefix(prefix, "lm_head")
         self.lm_head = ParallelLMHead(config.vocab_size, config.hidden_size, prefix=head)
         if config.tie_word_embeddings:
