@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -208,11 +209,12 @@ def paged(monkeypatch: pytest.MonkeyPatch, whole: Any, tmp_path: Path) -> Any:
             block_table_tensor=F.pad(blocks[: len(new)], (0, 0, 0, padding)),
             slot_mapping=torch.tensor(slots + [-1] * padding),
             positions=positions,
+            seq_lens_cpu_upper_bound=torch.tensor([*lengths, *[0] * padding], dtype=torch.int32),
         )
         made = builder.build(0, common)
         return positions, {layer.layer_name: made for layer in layers}
 
-    return SimpleNamespace(model=model, config=config, step=step)
+    return SimpleNamespace(model=model, config=config, step=step, builder=builder)
 
 
 @pytest.mark.parametrize("level", ["off", "experts", "model"])
@@ -333,9 +335,15 @@ def test_one_rank_alone_begins_with_the_residual(whole: Any, tmp_path: Path, fir
         torch.testing.assert_close(parts[1], parts[0] + x)
 
 
-def test_steps_over_vllms_blocks(paged: Any, whole: Any, lines: list[str]) -> None:
-    """Prompts in pieces beside another sequence, then decode steps: the logits of the whole sequence."""
+@pytest.mark.parametrize("own", [False, True])
+def test_steps_over_vllms_blocks(paged: Any, whole: Any, lines: list[str], own: bool) -> None:
+    """Prompts in pieces beside another sequence, then decode steps: the logits of the whole sequence.
+
+    Prompts run FlashAttention, or this package's kernel as on Hopper.
+    """
     ids, wanted = whole
+    assert not paged.builder.own_prompts and paged.builder.reorder_batch_threshold == 1
+    paged.builder.own_prompts = own
     other = torch.arange(9)
     positions, metadata = paged.step([20, 3], [20, 3])
     found = [logits(paged.model, paged.config, torch.cat([ids[:20], other[:3]]), positions, metadata)[:20]]
@@ -347,6 +355,29 @@ def test_steps_over_vllms_blocks(paged: Any, whole: Any, lines: list[str]) -> No
         assert now.decode and now.scheduler_metadata is None
         found += [logits(paged.model, paged.config, torch.stack([ids[n], other[n - 28]]), positions, metadata)[:1]]
     torch.testing.assert_close(torch.cat(found), wanted, rtol=1e-3, atol=1e-3)
+
+
+def test_decode_tokens_beside_prompts_run_the_decode_kernel(
+    paged: Any, whole: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """vLLM puts them first. The logits are those of the whole sequence."""
+    from ttnn_moe.integrations.vllm import attention
+
+    ids, wanted = whole
+    paged.builder.own_prompts = True
+    found, ran = [], []
+    decode = attention.decode_attention
+    monkeypatch.setattr(
+        attention, "decode_attention", lambda q, memory, *args: (ran.append(len(q)), decode(q, memory, *args))[1]
+    )
+    for new, lengths, rows in (([20, 3], [20, 3], slice(0, 20)), ([1, 5], [21, 8], slice(0, 1)), ([9], [30], slice(9))):
+        positions, metadata = paged.step(new, lengths)
+        given = [ids[lengths[0] - new[0] : lengths[0]], *[torch.arange(n) for n in new[1:]]]
+        found.append(logits(paged.model, paged.config, torch.cat(given), positions, metadata)[rows])
+        step = next(iter(metadata.values()))
+        assert step.alone == (new[0] == 1) and len(step.spans) == len(new) - step.alone
+    torch.testing.assert_close(torch.cat(found), wanted[:30], rtol=1e-3, atol=1e-3)
+    assert ran == [1, 1], "once a layer"
 
 
 def test_padding_of_a_decode_step_writes_nothing(paged: Any, whole: Any) -> None:
@@ -373,6 +404,11 @@ def test_vllms_block_table_is_read_where_it_lies(paged: Any) -> None:
     memory = layer.impl.memory(layer.kv_cache, step)
     assert memory.keys.data_ptr() == layer.kv_cache.data_ptr() and memory.page == BLOCK
     assert memory.pages is step.block_table and memory.num_tokens is step.count
+    kept, keys = weakref.ref(layer.kv_cache), weakref.ref(memory.keys)
+    assert layer.impl.memory(layer.kv_cache, step).keys is memory.keys
+    del memory
+    layer.kv_cache = torch.zeros(0)
+    assert kept() is None and keys() is None, "vLLM frees a cache with which it measured graphs"
 
 
 @pytest.mark.parametrize(
@@ -407,7 +443,7 @@ def test_larger_steps_have_graphs_too(
         found.append(compilation.cudagraph_capture_sizes)
     without, with_ours = found
     assert with_ours[: len(without)] == without and without[-1] == most
-    limit = options.get("max_num_batched_tokens", MORE[-1])
+    limit = config.scheduler_config.max_num_batched_tokens
     assert with_ours[len(without) :] == ([size for size in MORE if size <= limit] if more else [])
 
 
@@ -415,7 +451,7 @@ def test_no_operator_writes_over_its_arguments(make: Any) -> None:
     """vLLM's compiler drops copies of what they would write over."""
     from ttnn_moe.integrations.vllm import operators
 
-    for name in ("norm_linear", "linear_add", "experts", "linear_experts"):
+    for name in ("norm_linear", "linear_add", "experts", "begin_stream", "linear_experts"):
         schema = getattr(getattr(torch.ops, operators.NAMESPACE), name).default._schema
         assert not schema.is_mutable and not any(argument.alias_info for argument in schema.returns), name
 

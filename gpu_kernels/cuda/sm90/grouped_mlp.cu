@@ -173,12 +173,13 @@ __device__ __forceinline__ void multiply(const Shared& shared, Turn<STAGES>& tur
         fence_async_proxy();  // rows were written through the generic proxy
         const u64 a = operand(shared.weights(turn.at) + weights), b = operand(shared.rows(turn.at));
         products_begin();
+        if constexpr (PARTS == 2) {
 #pragma unroll
-        for (int step = 0; step < K_BLOCK / 16; ++step) {
-            const bool add = k > 0 || step > 0;
+            for (int part = 0; part < PARTS; ++part) products<N>(sums[part], a + part * 512, b, k > 0);
+        } else {
 #pragma unroll
-            for (int part = 0; part < PARTS; ++part)
-                product<N>(sums[part], a + part * 512 + step * OPERAND_STEP, b + step * OPERAND_STEP, add);
+            for (int step = 0; step < K_BLOCK / 16; ++step)
+                product<N>(sums[0], a + step * OPERAND_STEP, b + step * OPERAND_STEP, k > 0 || step > 0);
         }
         products_commit();
         if (before >= 0) {

@@ -138,6 +138,53 @@ PRODUCT(184, 92, 93, 94)
 PRODUCT(192, 96, 97, 98)
 #undef PRODUCT
 
+// The same for 64 elements along K: four products in one statement, which compiles faster than four.
+template <int N>
+__device__ __forceinline__ void products(float* d, u64 a, u64 b, bool add);
+
+#define STEP(N, BY, ADD)                                    \
+    "add.s64 a, first_a, " #BY "; add.s64 b, first_b, " #BY \
+    ";\n"                                                   \
+    "wgmma.mma_async.sync.aligned.m64n" #N "k16." TYPES " {" R##N "}, a, b, " ADD ", 1, 1, 0, 0;\n"
+#define PRODUCTS(N, A, B, ADD)                                                                             \
+    template <>                                                                                            \
+    __device__ __forceinline__ void products<N>(float* d, u64 a, u64 b, bool add) {                        \
+        asm volatile(                                                                                      \
+            "{.reg .pred add, always; .reg .b64 a, b, first_a, first_b;\n"                                 \
+            "setp.ne.b32 add, %" #ADD                                                                      \
+            ", 0; setp.eq.b32 always, 0, 0;\n"                                                             \
+            "mov.b64 first_a, %" #A "; mov.b64 first_b, %" #B ";\n" STEP(N, 0, "add") STEP(N, 2, "always") \
+                STEP(N, 4, "always") STEP(N, 6, "always") "}"                                              \
+            : D##N                                                                                         \
+            : "l"(a), "l"(b), "r"(static_cast<int>(add)));                                                 \
+    }
+PRODUCTS(8, 4, 5, 6)
+PRODUCTS(16, 8, 9, 10)
+PRODUCTS(24, 12, 13, 14)
+PRODUCTS(32, 16, 17, 18)
+PRODUCTS(40, 20, 21, 22)
+PRODUCTS(48, 24, 25, 26)
+PRODUCTS(56, 28, 29, 30)
+PRODUCTS(64, 32, 33, 34)
+PRODUCTS(72, 36, 37, 38)
+PRODUCTS(80, 40, 41, 42)
+PRODUCTS(88, 44, 45, 46)
+PRODUCTS(96, 48, 49, 50)
+PRODUCTS(104, 52, 53, 54)
+PRODUCTS(112, 56, 57, 58)
+PRODUCTS(120, 60, 61, 62)
+PRODUCTS(128, 64, 65, 66)
+PRODUCTS(136, 68, 69, 70)
+PRODUCTS(144, 72, 73, 74)
+PRODUCTS(152, 76, 77, 78)
+PRODUCTS(160, 80, 81, 82)
+PRODUCTS(168, 84, 85, 86)
+PRODUCTS(176, 88, 89, 90)
+PRODUCTS(184, 92, 93, 94)
+PRODUCTS(192, 96, 97, 98)
+#undef PRODUCTS
+#undef STEP
+
 // sums [64 x 128] += A * B with A in registers (of row 16 * warp + lane / 4, then of that + 8: columns
 // 2 * (lane % 4) and the next, then the same of columns + 8), and B as `columns` says.
 __device__ __forceinline__ void product_of_registers(float* d, const u32* a, u64 b, bool add) {

@@ -98,12 +98,14 @@ class TtnnMoeMethod(UnquantizedFusedMoEMethod):
 
     Attributes:
         adds: whether `add` will add to its output; None: nobody calls it.
+        stream: [most tokens, H], the residual stream of the model that calls `add`; None: it has none.
     """
 
     def __init__(self, moe: Any):
         super().__init__(moe)
         self._served: ServedLayer | None = None
         self.adds: bool | None = None
+        self.stream: torch.Tensor | None = None
         self._direct = moe.dp_size == 1 and not moe.moe_parallel_config.use_all2all_kernels
         config = get_current_vllm_config_or_none()
         reason = gate.why_not(moe, None if config is None else config.parallel_config)

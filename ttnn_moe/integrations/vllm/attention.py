@@ -1,12 +1,14 @@
 """vLLM's attention backend with this package's kernels: keys and values stay in vLLM's blocks, of 64 tokens.
 
-A step of decode tokens alone runs decode_attention over vLLM's block table; all others run vLLM's FlashAttention. Keys
-and values are normalised, rotated and written by one kernel.
+Decode tokens run decode_attention over vLLM's block table, and come first in a step. Prompts run prefill_attention on
+Hopper, and vLLM's FlashAttention elsewhere, with the step's decode tokens. Keys and values are normalised, rotated and
+written by one kernel.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+import weakref
+from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar
 
 import torch
@@ -20,12 +22,15 @@ from vllm.v1.attention.backends.flash_attn import (
 )
 
 from ... import decoder
+from ...cuda.arch import why_not_hopper
+from ...cuda.attention import prefill, prefill_sm90
 from ...cuda.attention.head_norm_rope import ROWS_ALONE
 from ...cuda.attention.memory import Memory
 from ...kv import torch_forms
-from ...kv.attention import decode_attention, norm_rope_write
+from ...kv.attention import decode_attention, norm_rope_write, prefill_attention
 from ...kv.cache import HeadNorms
 from ...kv.paged import PAGE
+from ...kv.step import Span
 
 
 class Backend(FlashAttentionBackend):
@@ -63,30 +68,70 @@ class Metadata(FlashAttentionMetadata):
         rows, at: decode: row of the block table [R] int32, and position [R] int64, of each token. Else: block [T] int64
             that takes the token's key, and where in it [T] int64.
         count: [] int32 on the device, tokens that are no padding.
+        alone: tokens of a step with prompts that are the next of their sequences; they come first.
+        alone_rows, alone_at, alone_count: of these, as rows, at and count of a decode step.
+        spans: the other sequences, with their rows of the block table. tiles: of these, as prefill_attention takes
+            them; None: FlashAttention runs the step.
     """
 
     decode: bool = False
     rows: Tensor | None = None
     at: Tensor | None = None
     count: Tensor | None = None
+    alone: int = 0
+    alone_rows: Tensor | None = None
+    alone_at: Tensor | None = None
+    alone_count: Tensor | None = None
+    spans: list[Span] = field(default_factory=list)
+    tiles: Tensor | None = None
+
+
+def own_prompts(device: torch.device, dtype: torch.dtype, head_dim: int, block: int) -> bool:
+    """Whether this package's kernel runs prompts: on Hopper it is faster than vLLM's FlashAttention."""
+    known = dtype in (torch.bfloat16, torch.float16) and head_dim == prefill_sm90.HEAD_DIM
+    return known and block in (8, 16, 32, PAGE) and why_not_hopper(device) is None
 
 
 class Builder(FlashAttentionMetadataBuilder):
     _cudagraph_support = AttentionCGSupport.UNIFORM_SINGLE_TOKEN_DECODE
     supports_update_block_table: ClassVar[bool] = False
 
+    def __init__(self, kv_cache_spec: Any, layer_names: list[str], vllm_config: Any, device: torch.device):
+        super().__init__(kv_cache_spec, layer_names, vllm_config, device)
+        self._init_reorder_batch_threshold(1, supports_spec_as_decode=False)
+        self.own_prompts = own_prompts(device, kv_cache_spec.dtype, self.headdim, self.block_size)
+
     def build(self, common_prefix_len: int, common_attn_metadata: Any, fast_build: bool = False) -> Metadata:
         common = common_attn_metadata
         decode = common.max_query_len == 1 and common_prefix_len == 0
-        # a decode step needs no schedule of FlashAttention
-        made = super().build(common_prefix_len, common, fast_build or decode)
+        own = self.own_prompts and common_prefix_len == 0 and common.seq_lens_cpu_upper_bound is not None
+        # FlashAttention's own schedule, where it runs
+        made = super().build(common_prefix_len, common, fast_build or decode or own)
         if decode:
             rows, at = common.query_start_loc[:-1], common.positions[: common.num_reqs]
         else:
             slots = common.slot_mapping[: common.num_actual_tokens]
             rows, at = slots // self.block_size, slots % self.block_size
-        own = {field.name: getattr(made, field.name) for field in fields(FlashAttentionMetadata)}
-        return Metadata(**own, decode=decode, rows=rows, at=at, count=common.query_start_loc[-1])
+        known = {field.name: getattr(made, field.name) for field in fields(FlashAttentionMetadata)}
+        step = Metadata(**known, decode=decode, rows=rows, at=at, count=common.query_start_loc[-1])
+        if own and not decode:
+            self._plan(step, common)
+        return step
+
+    def _plan(self, step: Metadata, common: Any) -> None:
+        """Divide a step with prompts between the two kernels."""
+        starts, lengths = common.query_start_loc_cpu.tolist(), common.seq_lens_cpu_upper_bound.tolist()
+        new = [end - first for first, end in zip(starts, starts[1:], strict=False)]
+        alone = next((row for row, n in enumerate(new) if n > 1), len(new))
+        step.spans = [Span(row, starts[row], n, lengths[row] - n) for row, n in enumerate(new) if row >= alone and n]
+        tiles = prefill.tiles_of(((span.first, span.n, span.past, span.row) for span in step.spans), prefill_sm90.TILE)
+        # one copy; kernels are compiled for a count that lies at a multiple of 16 bytes
+        words = torch.tensor(
+            [alone, 0, 0, 0, *tiles], dtype=torch.int32, device="cpu", pin_memory=self.device.type == "cuda"
+        )
+        words = words.to(self.device, non_blocking=True)
+        step.alone, step.alone_count, step.tiles = alone, words[0], words[4:]
+        step.alone_rows, step.alone_at = common.query_start_loc[:alone], common.positions[:alone]
 
 
 class Impl(FlashAttentionImpl):
@@ -98,6 +143,7 @@ class Impl(FlashAttentionImpl):
 
     q_norm: Any
     k_norm: Any
+    _blocks: tuple[weakref.ref[Tensor], Tensor, Tensor] | None = None
 
     def forward(
         self,
@@ -117,21 +163,53 @@ class Impl(FlashAttentionImpl):
             return output.fill_(0)
         assert key.is_contiguous() and value.is_contiguous(), f"cos has strides {key.stride()}, sin {value.stride()}"
         n = step.num_actual_tokens
-        q = self.write(query[:n], (key[:n], value[:n]), self.memory(kv_cache, step), step)
+        memory = self.memory(kv_cache, step)
+        q = self.write(query[:n], (key[:n], value[:n]), memory, step)
         if step.decode:
-            memory = self.memory(kv_cache, step)
             decode_attention(q, memory, memory.capacity, output[:n])
-            return output
-        return super().forward(layer, q, None, None, kv_cache, step, output)
+        elif step.tiles is not None:
+            self.attend(q, memory, step, step.tiles, output[:n])
+        else:
+            super().forward(layer, q, None, None, kv_cache, step, output)
+        return output
+
+    def attend(self, q: Tensor, memory: Memory, step: Metadata, tiles: Tensor, out: Tensor) -> None:
+        """A step with prompts: its decode tokens, then the prompts."""
+        if (n := step.alone) > 0:
+            assert step.alone_rows is not None and step.alone_at is not None
+            places = step.alone_rows, step.alone_at, step.alone_count
+            alone = Memory(memory.keys, memory.values, *places, step.block_table)
+            decode_attention(q[:n], alone, alone.capacity, out[:n])
+        pages = Memory(memory.keys, memory.values, memory.rows, memory.positions, None, step.block_table)
+        prefill_attention(q, pages, step.spans, tiles, out)
 
     def memory(self, kv_cache: Tensor, step: Metadata) -> Memory:
         """vLLM's blocks as pages; of a step with prompts as rows, which take a token at a place in a block."""
-        keys, values = kv_cache.transpose(2, 3).unbind(0)
-        assert keys.is_contiguous(), f"blocks of keys are {keys.shape} with strides {keys.stride()}"
+        keys, values = self.blocks(kv_cache)
         assert step.rows is not None and step.at is not None
         if step.decode:
             return Memory(keys, values, step.rows, step.at, step.count, step.block_table)
         return Memory(keys, values, step.rows, step.at)
+
+    def blocks(self, kv_cache: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values [blocks, kv_heads, block, head_dim].
+
+        The same tensors at each call, since tensor maps are kept with them. They go when vLLM's tensor does: vLLM first
+        measures graphs with another cache.
+        """
+        if self._blocks is None or self._blocks[0]() is not kv_cache:
+            found = kv_cache.transpose(2, 3).unbind(0)
+            assert found[0].is_contiguous(), f"blocks of keys are {found[0].shape} with strides {found[0].stride()}"
+            # no views, which would keep the tensor itself
+            keys, values = (
+                part.new_empty(0).set_(part.untyped_storage(), part.storage_offset(), part.shape, part.stride())
+                for part in found
+            )
+            self._blocks = weakref.ref(kv_cache, self._forget), keys, values
+        return self._blocks[1:]
+
+    def _forget(self, gone: object) -> None:
+        self._blocks = None
 
     def write(self, qkv: Tensor, rope: tuple[Tensor, Tensor], memory: Memory, step: Metadata) -> Tensor:
         """Write keys and values; queries [T, heads, head_dim], normalised and rotated."""
@@ -143,13 +221,13 @@ class Impl(FlashAttentionImpl):
         return q
 
 
-def compile_writes(heads: int, kv_heads: int, norms: HeadNorms) -> None:
-    """Run the write of steps with prompts in each form that Triton compiles, so that no request waits for a compiler.
+def compile_prompts(heads: int, kv_heads: int, norms: HeadNorms, longest: int) -> None:
+    """Run what steps with prompts run, in each form that is compiled, so that no request waits for a compiler.
 
     vLLM runs no attention with prompts before it serves. Triton compiles once for T that 16 divides, once for other T.
 
     Args:
-        heads, kv_heads: of a rank. norms: of a layer, on its device.
+        heads, kv_heads: of a rank. norms: of a layer, on its device. longest: tokens of a sequence, at most.
     """
     like, rows = norms.q, heads + 2 * kv_heads
     if like.device.type != "cuda":
@@ -159,5 +237,14 @@ def compile_writes(heads: int, kv_heads: int, norms: HeadNorms) -> None:
     for T in (3, 16, many, many + 3):
         keys, values = (like.new_zeros(1, kv_heads, PAGE, D) for _ in range(2))
         cos, sin = (like.new_zeros(T, 1, D // 2) for _ in range(2))
-        places = (torch.zeros(T, dtype=torch.int64, device=like.device) for _ in range(2))
-        norm_rope_write(like.new_zeros(T, rows, D), norms, (cos, sin), Memory(keys, values, *places))
+        block, at = (torch.zeros(T, dtype=torch.int64, device=like.device) for _ in range(2))
+        q = norm_rope_write(like.new_zeros(T, rows, D), norms, (cos, sin), Memory(keys, values, block, at))
+        if q is None or not own_prompts(q.device, q.dtype, D, PAGE):
+            continue
+        tiles, pages = (torch.tensor(words, dtype=torch.int32, device=q.device) for words in ([0, 3, 0, 0], [[0]]))
+        prefill_attention(q, Memory(keys, values, block, at, None, pages), [], tiles)
+        # graphs of one and of two decode tokens hold kernels for a count that lies elsewhere
+        pages = pages.new_zeros(2, -(-longest // PAGE))
+        for n in (1, 2):
+            alone = Memory(keys, values, pages[0, :1].expand(n).contiguous(), at[:n], tiles[0], pages)
+            decode_attention(q[:n], alone, alone.capacity)

@@ -1,6 +1,8 @@
 """The operators of a decoder layer as opaque torch operators: torch.compile and graph capture see one node each.
 
-None writes over its arguments: vLLM's compiler drops copies, and does not ask who else reads the original.
+None writes over its arguments: vLLM's compiler drops copies, and does not ask who else reads the original. On one GPU
+the residual stream is no argument: it lies beside the layers' experts, and operators add to it in place. Each of these
+operators takes what the one before it gave, so no compiler can reorder, merge or drop one.
 """
 
 from __future__ import annotations
@@ -47,8 +49,18 @@ def experts(
     return _experts_to(out, layer, x, norm, eps, router, K, renormalise)
 
 
+def begin_stream(x: Tensor, norm: Tensor, eps: float, weight: Tensor, layer_name: LayerNameType) -> Tensor:
+    """Let x [T, H] be the residual stream -> rms_norm(x) weight^T [T, N]; once a step.
+
+    Args:
+        layer_name: of any of vLLM's layers of experts.
+    """
+    stream = _layer(layer_name).quant_method.stream[: x.shape[0]]
+    stream.copy_(x)
+    return decoder.norm_linear(stream, norm, eps, weight)
+
+
 def linear_experts(
-    x: Tensor,
     attended: Tensor,
     weight: Tensor,
     norm: Tensor,
@@ -56,11 +68,28 @@ def linear_experts(
     router: Tensor,
     K: int,
     renormalise: bool,
+    next_norm: Tensor,
+    next_weight: Tensor | None,
     layer_name: LayerNameType,
 ) -> Tensor:
-    """linear_add, then experts, both added to x: what one GPU runs after attention, with one copy of x."""
-    x = decoder.linear_add(attended, weight, None, x.clone())
-    return _experts_to(x, _layer(layer_name), x, norm, eps, router, K, renormalise)
+    """All that one GPU runs between two attentions. The output projection of attended [T, N], then the experts, are
+    added to the residual stream.
+
+    Args:
+        weight: [H, N]. norm, router, K, renormalise: as decoder.norm_route. next_norm: [H]. next_weight: [M, H] of the
+            next layer; None: there is none.
+
+    Returns:
+        rms_norm(stream) next_weight^T [T, M], or rms_norm(stream) [T, H] of the last layer.
+    """
+    layer = _layer(layer_name)
+    stream = layer.quant_method.stream[: attended.shape[0]]
+    if (x := decoder.linear_add(attended, weight, None, stream)) is not stream:
+        stream.copy_(x)
+    _experts_to(stream, layer, stream, norm, eps, router, K, renormalise)
+    if next_weight is None:
+        return decoder.rms_norm(stream, next_norm, eps)
+    return decoder.norm_linear(stream, next_norm, eps, next_weight)
 
 
 def _layer(name: LayerNameType) -> Any:
@@ -80,6 +109,15 @@ def _like_x(x: Tensor, *args: Any) -> Tensor:
     return torch.empty_like(x)
 
 
+def _projected(x: Tensor, norm: Tensor, eps: float, weight: Tensor, layer_name: LayerNameType) -> Tensor:
+    return x.new_empty(x.shape[0], weight.shape[0])
+
+
+def _between(attended: Tensor, *args: Any) -> Tensor:
+    *_, next_norm, next_weight, _ = args
+    return attended.new_empty(attended.shape[0], len(next_norm if next_weight is None else next_weight))
+
+
 def _true_tokens(metadata: Any) -> Tensor | None:
     """[] int32, tokens of a decode step that are no padding; None: all."""
     found = next(iter(metadata.values()), None) if isinstance(metadata, dict) else None
@@ -92,7 +130,8 @@ def register() -> None:
         (norm_linear, _norm_linear),
         (linear_add, _like_x),
         (experts, _like_x),
-        (linear_experts, _like_x),
+        (begin_stream, _projected),
+        (linear_experts, _between),
     ):
         # a schema is made of types, not of their names
         hints = get_type_hints(operator)

@@ -1,7 +1,8 @@
 """Qwen3-MoE in vLLM with this package's decoder layers; weights, scheduler, KV blocks, graphs and samplers are vLLM's.
 
 A layer runs norm and qkv; norms of heads, RoPE, the write of keys and values, and attention; the output projection and
-its sum; norm, router, experts and their sum. With tensor parallelism, vLLM sums over ranks twice a layer.
+its sum; norm, router, experts and their sum. On one GPU, all between two attentions is one operator. With tensor
+parallelism, vLLM sums over ranks twice a layer.
 """
 
 from __future__ import annotations
@@ -58,16 +59,39 @@ class Layer(qwen3_moe.Qwen3MoeDecoderLayer):
         """x [T, H], the residual stream; cos and sin [T, 1, head_dim / 2]."""
         own = self.self_attn
         qkv = OPS.norm_linear(x, self.input_layernorm.weight, self.eps, own.qkv_proj.weight, own.qkv_proj.bias)
-        heads = qkv.view(-1, own.num_heads + 2 * own.num_kv_heads, own.head_dim)
-        attended = self._paged(heads, cos, sin) if self.paged else self._vllms(heads, cos, sin)
-        norm = self.post_attention_layernorm
-        experts = getattr(self.mlp, "experts", None)
-        ours = experts is not None and getattr(held(experts).quant_method, "adds_itself", False)
-        route = (norm.weight, self.eps, self.mlp.gate.weight, self.K, self.renormalise) if ours else ()
-        if ours and self.ranks == 1:
-            return OPS.linear_experts(x, attended, own.o_proj.weight, *route, self.experts_name)
+        attended = self.attend(qkv, cos, sin)
         x = self._sum(OPS.linear_add(x, attended, own.o_proj.weight, self.first))
-        return self._sum(OPS.experts(x, *route, self.experts_name)) if ours else x + self.mlp(norm(x))
+        if self.adds_itself:
+            return self._sum(OPS.experts(x, *self.route(), self.experts_name))
+        return x + self.mlp(self.post_attention_layernorm(x))
+
+    def share(self, stream: Tensor) -> None:
+        """Let the experts add to this residual stream [most tokens, H]."""
+        experts = getattr(self.mlp, "experts", None)
+        if experts is not None and isinstance(method := held(experts).quant_method, TtnnMoeMethod):
+            method.stream = stream
+
+    @property
+    def adds_itself(self) -> bool:
+        """Whether the experts are called from here."""
+        experts = getattr(self.mlp, "experts", None)
+        return experts is not None and getattr(held(experts).quant_method, "adds_itself", False)
+
+    @property
+    def joins(self) -> bool:
+        """Whether one operator can be all that runs between this layer's attention and the next."""
+        return self.adds_itself and self.ranks == 1 and self.self_attn.qkv_proj.bias is None
+
+    def route(self) -> tuple[Any, ...]:
+        """Arguments of the router, as operators take them."""
+        norm = self.post_attention_layernorm.weight
+        return norm, self.eps, self.mlp.gate.weight, self.K, self.renormalise
+
+    def attend(self, qkv: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """qkv [T, (heads + 2 kv_heads) head_dim] -> [T, heads head_dim]."""
+        own = self.self_attn
+        heads = qkv.view(-1, own.num_heads + 2 * own.num_kv_heads, own.head_dim)
+        return self._paged(heads, cos, sin) if self.paged else self._vllms(heads, cos, sin)
 
     def _sum(self, x: Tensor) -> Tensor:
         return x if self.ranks == 1 else tensor_model_parallel_all_reduce(x)
@@ -95,6 +119,11 @@ class Model(qwen3_moe.Qwen3MoeModel):
             ("cos", "sin"), self.layers[0].self_attn.rotary_emb.cos_sin_cache.chunk(2, -1), strict=True
         ):
             self.register_buffer(name, half.to(vllm_config.model_config.dtype).contiguous(), persistent=False)
+        # the residual stream of a step, where no compiler sees that operators write over it
+        shape = vllm_config.scheduler_config.max_num_batched_tokens, self.config.hidden_size
+        self.register_buffer("stream", self.cos.new_empty(shape), persistent=False)
+        for layer in self.layers:
+            layer.share(self.stream)
 
     def forward(
         self,
@@ -105,9 +134,22 @@ class Model(qwen3_moe.Qwen3MoeModel):
     ) -> Tensor:
         x = self.embed_input_ids(input_ids) if inputs_embeds is None else inputs_embeds
         cos, sin = self.cos[positions].unsqueeze(1), self.sin[positions].unsqueeze(1)
+        if all(layer.joins for layer in self.layers):
+            return self._joined(x, cos, sin)
         for layer in self.layers:
             x = layer(x, cos, sin)
         return self.norm(x)
+
+    def _joined(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        first = self.layers[0]
+        projections = [(layer.input_layernorm.weight, layer.self_attn.qkv_proj.weight) for layer in self.layers]
+        norm, weight = projections[0]
+        x = OPS.begin_stream(x, norm, first.eps, weight, first.experts_name)
+        for layer, after in zip(self.layers, [*projections[1:], (self.norm.weight, None)], strict=True):
+            attended = layer.attend(x, cos, sin)
+            weights = layer.self_attn.o_proj.weight, *layer.route(), *after
+            x = OPS.linear_experts(attended, *weights, layer.experts_name)
+        return x
 
 
 class Qwen3Moe(qwen3_moe.Qwen3MoeForCausalLM):
@@ -132,7 +174,7 @@ class Qwen3Moe(qwen3_moe.Qwen3MoeForCausalLM):
         if first.paged:
             own = first.self_attn
             norms = HeadNorms(own.q_norm.weight.detach(), own.k_norm.weight.detach(), config.rms_norm_eps)
-            attention.compile_writes(own.num_heads, own.num_kv_heads, norms)
+            attention.compile_prompts(own.num_heads, own.num_kv_heads, norms, vllm_config.model_config.max_model_len)
         head = maybe_prefix(prefix, "lm_head")
         self.lm_head = ParallelLMHead(config.vocab_size, config.hidden_size, prefix=head)
         if config.tie_word_embeddings:

@@ -219,6 +219,8 @@ ATTENTION = Surface(
         (_FLASH, "FlashAttentionBackend.forward_includes_kv_cache_update"): (),
         (f"{_ATTENTION}.backend", "CommonAttentionMetadata"): (
             "query_start_loc",
+            "query_start_loc_cpu",
+            "seq_lens_cpu_upper_bound",
             "positions",
             "slot_mapping",
             "max_query_len",
