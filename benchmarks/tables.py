@@ -22,6 +22,7 @@ PAGES = (
     ROOT / "docs/benchmark.md",
     ROOT / "docs/expert_parallel.md",
     ROOT / "docs/tenstorrent.md",
+    ROOT / "docs/tenstorrent_kernels.md",
     ROOT / "docs/kv.md",
     ROOT / "docs/tensor_parallel.md",
     ROOT / "docs/vllm.md",
@@ -31,6 +32,7 @@ OURS, OURS_UNPREPARED = "ttnn_moe cuda prepared", "ttnn_moe cuda moe"
 SHORT = {OURS: "ttnn_moe", OURS_UNPREPARED: "ttnn_moe, without `prepare`"}
 
 # columns of a decode step's bytes, and the keys that they add
+BANKED = ",layout=banked"
 STEP_PARTS = (
     ("attention, router", ("attention",)),
     ("experts", ("experts",)),
@@ -247,6 +249,25 @@ def tenstorrent_estimate() -> str:
     return "\n".join([*lines, "", *textwrap.wrap(told + ".", 118)]) + "\n"
 
 
+def tenstorrent_banks() -> str:
+    """Weights interleaved over DRAM banks, and by bank: packets, links, time."""
+    rows = results("tenstorrent_cost.json")["costs"]
+    rows = [row for row in rows if row["routing"] == "uniform" and not row["split"]]
+    by_case = {(row["chip"], row["weights"], row["T"]): row for row in rows}
+    head = ["chip", "weights", "T", "DRAM alone, us", "model us", "DRAM packets", "links a byte passes"]
+    lines = table_head([*head, "busiest link, us: NoC 1, NoC 0, by bank"])
+    for (chip, form, T), after in by_case.items():
+        before = by_case.get((chip, form.removesuffix(BANKED), T))
+        if not form.endswith(BANKED) or before is None:
+            continue
+        cells = [f"{before['roofline_us']:.0f}"]
+        for key, digits in (("simulated_us", 0), ("dram_packets", 0), ("hops", 1)):
+            cells.append(f"{before[key]:.{digits}f} -> {after[key]:.{digits}f}")
+        cells.append(f"{before['exchanged_us']:.0f}, {before['link_us']:.0f}, {after['link_us']:.0f}")
+        lines.append(table_row([chip, form.removesuffix(BANKED), T, *cells]))
+    return "\n".join(lines) + "\n"
+
+
 def tenstorrent_choice() -> str:
     """Which formats and experts for which aim, by batch; a head of 4 bits costs too much of the correlation."""
     rows = [row for row in results("tenstorrent_cost.json")["steps"]["rows"] if "head=bfloat4_b" not in row["weights"]]
@@ -425,6 +446,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "sm80_layer.json": sm80_layer,
     "qwen3_sm80.json": qwen3_sm80,
     "qwen3_parallel.json": qwen3_parallel,
+    "tenstorrent_cost.json, banks": tenstorrent_banks,
     "tenstorrent_cost.json, bytes": tenstorrent_bytes,
     "tenstorrent_cost.json, choice": tenstorrent_choice,
     "tenstorrent_cost.json, estimate": tenstorrent_estimate,
