@@ -25,8 +25,11 @@ from torch import Tensor
 
 from ttnn_moe import _planner
 from ttnn_moe.sizes import ceil_div, power_of_2
+from ttnn_moe.tenstorrent.device import bank_cores_of
 from ttnn_moe.tenstorrent.emulator import CHIPS, EmulatedChip, Result, run
 from ttnn_moe.tenstorrent.emulator.formats import find_format
+from ttnn_moe.tenstorrent.emulator.links import load
+from ttnn_moe.tenstorrent.emulator.mesh import Mesh
 from ttnn_moe.tenstorrent.weight_formats import FIDELITIES, FORMATS, ExpertFormats
 
 E, D, K, H, I = 128, 8, 8, 2048, 768
@@ -63,6 +66,9 @@ class Cost:
     barriers: int  # waits of a role for its transfers
     signals: int  # semaphore messages; a multicast is one
     split: bool = False  # every device holds I / D of all experts
+    hops: float = 0.0  # links of the NoC that a byte from DRAM passes, on average
+    link_us: float = 0.0  # what the busiest link carries from DRAM in each program, over a link's bandwidth
+    exchanged_us: float = 0.0  # the same, had each kernel read over the other NoC
 
     @property
     def case(self) -> tuple[object, ...]:
@@ -85,9 +91,10 @@ def emulate(chip: str, T: int, routing: str, weight_format: str, split: bool = F
     bound = max(32, power_of_2(T))
     local, width = (E, I // D) if split else (LOCAL, I)
     sizes = {"T": bound, "E": E, "E_local": local, "K": K, "H": H, "I": width}
-    problem = _planner.Problem(**sizes, weight_format=formats.gate_up)
-    of_down = _planner.Problem(**sizes, weight_format=formats.down)
-    machine = _planner.Machine(grid=model.grid, l1_bytes=model.l1_size, dram_banks=model.dram_banks)
+    problem = _planner.Problem(**sizes, weight_format=formats.gate_up, banked=formats.banked)
+    of_down = _planner.Problem(**sizes, weight_format=formats.down, banked=formats.banked)
+    near = bank_cores_of(Mesh(model), model.arch, model.grid)
+    machine = _planner.Machine(grid=model.grid, l1_bytes=model.l1_size, dram_banks=model.dram_banks, bank_cores=near)
     ids, weights = draw(T, routing)
     here = int(torch.bincount(ids.flatten().long() // local, minlength=E // local).argmax()) * local
     tensors: dict[str, Any] = {
@@ -150,6 +157,9 @@ def count(
     )
     busiest = max(work.values(), default=0)
     roofline = max(every / model.dram_bytes_per_s, max(cycles.values(), default=0) / model.clock_hz)
+    loads = [load(model, result) for result in results]
+    exchanged = [load(model, result, exchanged=True) for result in results]
+    us_of_a_byte = 1e6 / model.noc_bytes_per_cycle / model.clock_hz  # on a link
     return Cost(
         chip,
         routing,
@@ -171,6 +181,8 @@ def count(
         sum(r.cycles for r in results) / model.clock_hz * 1e6,
         *(sum(r.total(name) for r in results) for name in MESSAGES),
         width != I,
+        sum(one.carried for one in loads) / sum(one.read for one in loads),
+        *(sum(one.busiest for one in of) * us_of_a_byte for of in (loads, exchanged)),
     )
 
 
@@ -202,6 +214,8 @@ def table(costs: list[Cost]) -> Table:
         "NoC packets",
         "barriers",
         "signals",
+        "hops",
+        "link us",
     ):
         made.add_column(head, justify="right")
     for c in costs:
@@ -224,6 +238,8 @@ def table(costs: list[Cost]) -> Table:
             f"{c.roofline_us:.0f}",
             f"{c.simulated_us:.0f}",
             *map(str, (c.dram_packets, c.noc_packets, c.barriers, c.signals)),
+            f"{c.hops:.1f}",
+            f"{c.link_us:.0f}",
         )
     return made
 

@@ -38,6 +38,7 @@ ROWS = {
     "the same, all else bfloat8_b": f"bfloat4_b,bfloat8_b,{EIGHT}",
     "experts bfloat4_b, all else bfloat8_b": f"bfloat4_b,{EIGHT}",
     "the same, the first sparse layer bfloat8_b": f"bfloat4_b,{EIGHT},experts@0-1=bfloat8_b",
+    "experts bfloat4_b, all else and the router bfloat8_b": f"bfloat4_b,{EIGHT},router=bfloat8_b",
     "experts and head bfloat4_b, all else bfloat8_b": f"bfloat4_b,{EIGHT},head=bfloat4_b",
     "attention bfloat4_b, all else bfloat8_b": f"bfloat8_b,{EIGHT},attention=bfloat4_b",
     "all bfloat4_b": "bfloat4_b,attention=bfloat4_b,dense=bfloat4_b,head=bfloat4_b",
@@ -58,13 +59,16 @@ def as_stored(weight: Tensor, form: str) -> Tensor:
     """weight [.., out, in] as tiles of [in, out] in this format keep it."""
     if form == "bfloat16":
         return weight
-    kind, turned = find_format(form), weight.float().transpose(-1, -2).contiguous()
+    outs = weight.shape[-2]
+    weight = nn.functional.pad(weight.float(), (0, 0, 0, -outs % 32))  # the router's few experts fill no tile
+    kind, turned = find_format(form), weight.transpose(-1, -2).contiguous()
     rows, columns = turned.numel() // turned.shape[-1], turned.shape[-1]
     assert rows % 32 == 0 and columns % 32 == 0
     kept = from_faces(
         unpack_blocks(pack_blocks(to_faces(turned.reshape(rows, columns).numpy()), kind), kind), rows, columns
     )
-    return torch.from_numpy(np.ascontiguousarray(kept)).reshape(turned.shape).transpose(-1, -2).contiguous()
+    back = torch.from_numpy(np.ascontiguousarray(kept)).reshape(turned.shape).transpose(-1, -2)
+    return back[..., :outs, :].contiguous()
 
 
 def quantised(formats: ModelFormats) -> Qwen3Moe:
@@ -76,7 +80,7 @@ def quantised(formats: ModelFormats) -> Qwen3Moe:
         assert isinstance(layer, Layer)
         named = [("attention", layer.attention.qkv.weight), ("attention", layer.attention.out.weight)]
         if isinstance(layer.mlp, MoE):
-            named += [("gate_up", layer.mlp.gate_up), ("down", layer.mlp.down)]
+            named += [("gate_up", layer.mlp.gate_up), ("down", layer.mlp.down), ("router", layer.mlp.router.weight)]
         else:
             named += [("dense", layer.mlp.gate_up.weight), ("dense", layer.mlp.down.weight)]
         for group, parameter in named:

@@ -60,6 +60,12 @@ WAYS = (
     Way("gate_up bfloat4_b, else bfloat8_b, keys and values too", f"bfloat4_b,bfloat8_b,{KEYS}", False, True),
     Way("experts bfloat4_b, else bfloat8_b, keys and values too", f"bfloat4_b,{KEYS}", False, True),
     Way("the same, head bfloat4_b", f"bfloat4_b,{KEYS},head=bfloat4_b", False, True),
+    Way(
+        "experts bfloat4_b, else bfloat8_b, keys, values and router too",
+        f"bfloat4_b,{KEYS},router=bfloat8_b",
+        False,
+        True,
+    ),
     Way("experts bfloat4_b and split, else bfloat8_b, keys and values too", f"bfloat4_b,{KEYS}", True, True),
 )
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from table_text import results, table_head, table_row
 
+BANKED = ",layout=banked"
 # columns of a decode step's bytes, and the keys that they add
 STEP_PARTS = (
     ("attention, router", ("attention",)),
@@ -59,6 +60,25 @@ def estimate() -> str:
             lines.append(table_row([name, f"{row['operators']}, {row['sums']}", row["B"], *cells]))
     told = "; ".join(f"**{what}**: {source}" for what, source in steps["sources"].items())
     return "\n".join([*lines, "", *textwrap.wrap(told + ".", 118)]) + "\n"
+
+
+def banks() -> str:
+    """Weights interleaved over DRAM banks, and by bank: packets, links, time."""
+    rows = results("tenstorrent_cost.json")["costs"]
+    rows = [row for row in rows if row["routing"] == "uniform" and not row["split"]]
+    by_case = {(row["chip"], row["weights"], row["T"]): row for row in rows}
+    head = ["chip", "weights", "T", "DRAM alone, us", "model us", "DRAM packets", "links a byte passes"]
+    lines = table_head([*head, "busiest link, us: NoC 1, NoC 0, by bank"])
+    for (chip, form, T), after in by_case.items():
+        before = by_case.get((chip, form.removesuffix(BANKED), T))
+        if not form.endswith(BANKED) or before is None:
+            continue
+        cells = [f"{before['roofline_us']:.0f}"]
+        for key, digits in (("simulated_us", 0), ("dram_packets", 0), ("hops", 1)):
+            cells.append(f"{before[key]:.{digits}f} -> {after[key]:.{digits}f}")
+        cells.append(f"{before['exchanged_us']:.0f}, {before['link_us']:.0f}, {after['link_us']:.0f}")
+        lines.append(table_row([chip, form.removesuffix(BANKED), T, *cells]))
+    return "\n".join(lines) + "\n"
 
 
 def choice() -> str:

@@ -2,6 +2,8 @@
 The Tenstorrent program planner: plain C++, no device and no ttnn needed.
 """
 
+from collections.abc import Sequence
+
 class Chip:
     """One chip of a board that programs can be planned for."""
 
@@ -207,6 +209,7 @@ class Problem:
         out_format: str = "bfloat16",
         math_fidelity: str = "",
         fp32_dest: bool = True,
+        banked: bool = False,
     ) -> None: ...
     @property
     def T(self) -> int:
@@ -249,6 +252,10 @@ class Problem:
         """DST holds fp32; else bf16."""
 
     @property
+    def banked(self) -> bool:
+        """A DRAM bank holds one part of every expert's weights: weight_run."""
+
+    @property
     def padded_tokens(self) -> int:
         """T rounded up to 32: columns of routed_tokens."""
 
@@ -267,6 +274,7 @@ class Machine:
         unpack_to_dest: bool = True,
         min_tiles: int = 4,
         dram_banks: int = 8,
+        bank_cores: Sequence[tuple[int, int]] = [],
     ) -> None: ...
     @property
     def grid(self) -> tuple[int, int]:
@@ -289,6 +297,10 @@ class Machine:
         """DRAM banks that tensors are interleaved over."""
 
     @property
+    def bank_cores(self) -> list[tuple[int, int]]:
+        """Of each bank, (x, y) of the core to its right; empty: not known."""
+
+    @property
     def usable_l1(self) -> int:
         """What a core's circular buffers may take, bytes."""
 
@@ -297,9 +309,11 @@ def default_fidelity(weight_format: str) -> str:
     The math fidelity of products with weights of a format. ValueError: an unknown format.
     """
 
-def weight_run(weight_format: str) -> int:
+def weight_run(weight_format: str, by_bank: bool = False, expert_tiles: int = 0, banks: int = 0) -> int:
     """
     Tiles of a weight matrix that lie side by side in a DRAM bank. ValueError: unknown format.
+
+    by_bank: what each bank gets of an expert of expert_tiles, if the banks share it evenly.
     """
 
 def plan_routing(problem: Problem, machine: Machine) -> Program:

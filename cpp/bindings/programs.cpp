@@ -64,12 +64,12 @@ void bind_programs(nb::module_& m) {
             "__init__",
             [](Problem* self, std::uint32_t T, std::uint32_t E, std::uint32_t E_local, std::uint32_t K,
                std::uint32_t H, std::uint32_t I, const std::string& weight_format,
-               const std::string& out_format, const std::string& math_fidelity, bool fp32_dest) {
-                new (self)
-                    Problem{T, E, E_local, K, H, I, weight_format, out_format, math_fidelity, fp32_dest};
+               const std::string& out_format, const std::string& math_fidelity, bool fp32_dest, bool banked) {
+                new (self) Problem{
+                    T, E, E_local, K, H, I, weight_format, out_format, math_fidelity, fp32_dest, banked};
             },
             nb::kw_only(), "T"_a, "E"_a, "E_local"_a, "K"_a, "H"_a, "I"_a, "weight_format"_a = "bfloat16",
-            "out_format"_a = "bfloat16", "math_fidelity"_a = "", "fp32_dest"_a = true)
+            "out_format"_a = "bfloat16", "math_fidelity"_a = "", "fp32_dest"_a = true, "banked"_a = false)
         .def_ro("T", &Problem::T, "Most tokens of a call.")
         .def_ro("E", &Problem::E, "Experts of all devices.")
         .def_ro("E_local", &Problem::E_local, "Experts of this device.")
@@ -80,18 +80,21 @@ void bind_programs(nb::module_& m) {
         .def_ro("out_format", &Problem::out_format, "bfloat16 or float32.")
         .def_ro("math_fidelity", &Problem::math_fidelity, "LoFi, HiFi2, HiFi3, HiFi4; empty: the format's.")
         .def_ro("fp32_dest", &Problem::fp32_dest, "DST holds fp32; else bf16.")
+        .def_ro("banked", &Problem::banked,
+                "A DRAM bank holds one part of every expert's weights: weight_run.")
         .def_prop_ro("padded_tokens", &padded_tokens, "T rounded up to 32: columns of routed_tokens.")
         .def_prop_ro("max_blocks", &max_blocks, "Most blocks of 32 rows that one device can have.");
     nb::class_<Machine>(m, "Machine", "What a program may use of a chip.")
         .def(
             "__init__",
             [](Machine* self, std::pair<std::uint32_t, std::uint32_t> grid, std::uint64_t l1_bytes,
-               bool unpack_to_dest, std::uint32_t min_tiles, std::uint32_t dram_banks) {
-                new (self)
-                    Machine{{grid.first, grid.second}, l1_bytes, unpack_to_dest, min_tiles, dram_banks};
+               bool unpack_to_dest, std::uint32_t min_tiles, std::uint32_t dram_banks,
+               const std::vector<std::pair<std::uint32_t, std::uint32_t>>& bank_cores) {
+                new (self) Machine{
+                    {grid.first, grid.second}, l1_bytes, unpack_to_dest, min_tiles, dram_banks, bank_cores};
             },
             nb::kw_only(), "grid"_a, "l1_bytes"_a, "unpack_to_dest"_a = true, "min_tiles"_a = 4,
-            "dram_banks"_a = 8)
+            "dram_banks"_a = 8, "bank_cores"_a = std::vector<std::pair<std::uint32_t, std::uint32_t>>{})
         .def_prop_ro(
             "grid", [](const Machine& c) { return std::pair{c.grid.x, c.grid.y}; },
             "Columns and rows of cores.")
@@ -100,12 +103,16 @@ void bind_programs(nb::module_& m) {
                 "fp32 is unpacked to DST as it is; else cut to TF32.")
         .def_ro("min_tiles", &Machine::min_tiles, "Tiles of a product that are worth a core.")
         .def_ro("dram_banks", &Machine::dram_banks, "DRAM banks that tensors are interleaved over.")
+        .def_ro("bank_cores", &Machine::bank_cores,
+                "Of each bank, (x, y) of the core to its right; empty: not known.")
         .def_prop_ro("usable_l1", &Machine::usable_l1, "What a core's circular buffers may take, bytes.");
 
     m.def("default_fidelity", &default_fidelity, "weight_format"_a,
           "The math fidelity of products with weights of a format. ValueError: an unknown format.");
-    m.def("weight_run", &weight_run, "weight_format"_a,
-          "Tiles of a weight matrix that lie side by side in a DRAM bank. ValueError: unknown format.");
+    m.def("weight_run", &weight_run, "weight_format"_a, "by_bank"_a = false, "expert_tiles"_a = 0,
+          "banks"_a = 0,
+          "Tiles of a weight matrix that lie side by side in a DRAM bank. ValueError: unknown format.\n\n"
+          "by_bank: what each bank gets of an expert of expert_tiles, if the banks share it evenly.");
     m.def("plan_routing", &plan_routing, "problem"_a, "machine"_a,
           "topk ids and weights to num_routed_tokens, routed_tokens, routed_token_weights. ValueError: no "
           "such plan.");

@@ -53,6 +53,11 @@ void check(const Problem& p, const Machine& machine) {
     if (machine.grid.cores() == 0 || machine.min_tiles == 0 || machine.dram_banks == 0) {
         refuse("a program needs at least one core and one DRAM bank, and a core at least one tile");
     }
+    for (const auto& [x, y] : machine.bank_cores) {
+        if (x >= machine.grid.x || y > machine.grid.y) {
+            refuse("the core next to a DRAM bank is outside of the grid");
+        }
+    }
 }
 
 }  // namespace ttnn_moe::planner

@@ -5,6 +5,8 @@
 #include <compare>
 #include <cstdint>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "planner/chips.hpp"
 
@@ -25,6 +27,7 @@ struct Problem {
     std::string out_format = "bfloat16";     // or "float32"
     std::string math_fidelity{};             // LoFi, HiFi2, HiFi3 or HiFi4; empty: default_fidelity
     bool fp32_dest = true;                   // DST holds fp32; else bf16
+    bool banked = false;                     // a bank holds one part of every expert's weights: weight_run
 
     auto operator<=>(const Problem&) const = default;
 };
@@ -40,6 +43,9 @@ struct Machine {
     std::uint32_t min_tiles = 4;
     // DRAM banks that tensors are interleaved over
     std::uint32_t dram_banks = 8;
+    // of each bank, the (x, y) of the core to its right; y = grid.y: it stands below the cores; empty: not
+    // known
+    std::vector<std::pair<std::uint32_t, std::uint32_t>> bank_cores{};
 
     auto operator<=>(const Machine&) const = default;
 

@@ -2,8 +2,11 @@
 #include "planner/product.hpp"
 
 #include <algorithm>
+#include <numeric>
 #include <stdexcept>
 #include <utility>
+
+#include "planner/near.hpp"
 
 namespace ttnn_moe::planner {
 namespace {
@@ -28,7 +31,11 @@ std::uint32_t tile_bytes(const std::string& format) {
     throw std::invalid_argument("no tile format is called '" + format + "'");
 }
 
-std::uint32_t weight_run(const std::string& format) { return 8192 / tile_bytes(format); }
+std::uint32_t weight_run(const std::string& format, bool by_bank, std::uint32_t expert_tiles,
+                         std::uint32_t banks) {
+    const std::uint32_t packet = 8192 / tile_bytes(format);
+    return by_bank && expert_tiles % banks == 0 ? expert_tiles / banks : packet;
+}
 
 std::vector<Core> first_cores(Grid grid, std::uint32_t n) {
     std::vector<Core> cores;
@@ -66,10 +73,13 @@ std::map<std::string, std::uint32_t> Product::named_args() const {
 
 std::map<Core, std::vector<Arg>> Product::core_args() const {
     std::map<Core, std::vector<Arg>> args;
-    for (std::uint32_t i = 0; i < cores.size(); i++) {
+    for (std::uint32_t at = 0; at < line.size(); at++) {
+        const std::uint32_t i = line[at];
         std::vector<Arg>& own = args[cores[i]];
         own.emplace_back(i);
         own.emplace_back(static_cast<std::uint32_t>(shares[i].size()));
+        own.emplace_back(at == 0 ? i : line[at - 1]);
+        own.emplace_back(at + 1 == line.size() ? i : line[at + 1]);
         for (const Piece& piece : shares[i]) {
             own.insert(own.end(), {piece.column, piece.begin, piece.end});
         }
@@ -81,17 +91,30 @@ Product make_product(const Problem& problem, const Machine& machine, std::uint32
                      std::uint32_t k_tiles, std::uint32_t weights, std::uint64_t home_bytes,
                      std::uint32_t ahead) {
     Product p{.columns = columns, .k_tiles = k_tiles, .weights = weights};
-    p.shares = split(columns, k_tiles, machine.grid.cores(), machine.min_tiles);
-    const auto cores = static_cast<std::uint32_t>(p.shares.size());
+    const std::uint32_t tiles = columns * k_tiles;
+    const auto lengths = split(columns, k_tiles, machine.grid.cores(), machine.min_tiles);
+    const auto cores = static_cast<std::uint32_t>(lengths.size());
     p.cores = first_cores(machine.grid, cores);
+    p.run = weight_run(problem.weight_format, problem.banked, tiles, machine.dram_banks);
+    std::vector<std::uint32_t> taken(cores);
+    std::iota(taken.begin(), taken.end(), 0);
+    if (problem.banked && tiles % machine.dram_banks == 0 &&
+        machine.bank_cores.size() == machine.dram_banks) {
+        taken = lengths_near_banks(lengths, tiles, k_tiles, p.cores, machine.grid, machine.bank_cores);
+    }
+    p.line.resize(cores);
+    for (std::uint32_t i = 0; i < cores; i++) {
+        p.shares.push_back(lengths[taken[i]]);
+        p.line[taken[i]] = i;
+    }
     for (const auto& share : p.shares) {
-        std::uint32_t tiles = 0;
+        std::uint32_t length = 0;
         std::uint32_t finished = 0;
         for (const Piece& piece : share) {
-            tiles += piece.end - piece.begin;
+            length += piece.end - piece.begin;
             finished += piece.end == k_tiles;
         }
-        p.k_max = std::max(p.k_max, tiles);
+        p.k_max = std::max(p.k_max, length);
         p.finished_max = std::max(p.finished_max, finished);
     }
     p.weights_ahead = p.can_read_ahead() ? ahead : 1;
@@ -121,7 +144,7 @@ ProductProgram::ProductProgram(std::string name, const Product& product, const P
                    {"grid_columns", machine.grid.x},
                    {"mapping_offset", mapping_offset},
                    {"weight_tile_bytes", tile_bytes(problem.weight_format)},
-                   {"weight_run", weight_run(problem.weight_format)},
+                   {"weight_run", product.run},
                    {"dram_banks", machine.dram_banks},
                    {"partial_bytes", product.weights * tile_bytes("float32")},
                    {"partial_depth", product.partial_depth}});
@@ -144,9 +167,11 @@ std::uint32_t ProductProgram::buffer(const std::string& name, std::uint64_t page
     return index;
 }
 
-void ProductProgram::mover(const std::string& role, const std::vector<std::string>& tensors,
+void ProductProgram::mover(const std::string& file, const std::vector<std::string>& tensors,
                            const std::vector<Arg>& scalars) {
-    Kernel made{.source = name_ + "/" + role + ".cpp", .role = role, .cores = product_.cores};
+    Kernel made{.source = name_ + "/" + file + ".cpp",
+                .role = file == "writer" ? "reader" : "writer",
+                .cores = product_.cores};
     for (const std::string& tensor : tensors) {
         made.compile_args.push_back(accessor_of(tensor));
         made.common_args.push_back(address_of(tensor));

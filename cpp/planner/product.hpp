@@ -15,9 +15,11 @@ namespace ttnn_moe::planner {
 // Bytes of a 32x32 tile. Throws std::invalid_argument for a format that is not known.
 std::uint32_t tile_bytes(const std::string& format);
 
-// Tiles of a weight matrix that lie side by side in a DRAM bank: as many as one packet of Wormhole's NoC
-// holds.
-std::uint32_t weight_run(const std::string& format);
+// Tiles of a weight matrix that lie side by side in a DRAM bank, before the next bank has its turn: as many
+// as one packet of Wormhole's NoC holds. By bank: what each of the banks gets of an expert of expert_tiles,
+// if they can share it evenly.
+std::uint32_t weight_run(const std::string& format, bool by_bank = false, std::uint32_t expert_tiles = 0,
+                         std::uint32_t banks = 0);
 
 // The first n cores of a grid, row by row.
 std::vector<Core> first_cores(Grid grid, std::uint32_t n);
@@ -33,11 +35,13 @@ Placeholder scalar(const std::string& name);
 struct Product {
     std::uint32_t columns{};
     std::uint32_t k_tiles{};
-    std::uint32_t weights{};       // right operands that share a split: gate and up
-    std::uint32_t k_max{};         // tiles of the largest share
-    std::uint32_t finished_max{};  // columns that one core finishes, at most
-    std::vector<std::vector<Piece>> shares{};
+    std::uint32_t weights{};                   // right operands that share a split: gate and up
+    std::uint32_t k_max{};                     // tiles of the largest share
+    std::uint32_t finished_max{};              // columns that one core finishes, at most
+    std::vector<std::vector<Piece>> shares{};  // of each core
+    std::vector<std::uint32_t> line{};         // the cores in the order of their shares on the line
     std::vector<Core> cores{};
+    std::uint32_t run{};  // tiles of weights side by side in a bank
     // Homes of the left operand
     std::uint32_t chunk{};
     std::uint32_t chunks{};
@@ -73,8 +77,12 @@ class ProductProgram {
     void semaphore(const std::string& name);
     void number(const std::string& name, std::uint32_t value) { named_[name] = value; }
 
-    // A kernel that moves data; the grid's NoC coordinates follow its scalars.
-    void mover(const std::string& role, const std::vector<std::string>& tensors,
+    // A kernel that moves data: file reader.cpp, which brings the left operand, or writer.cpp, which brings
+    // weights and takes results away. The grid's NoC coordinates follow its scalars.
+    //
+    // Weights are most of the bytes, and reads of DRAM load NoC 0's links the least. So writer.cpp has the
+    // role that runs on NoC 0, "reader", and reader.cpp the other one.
+    void mover(const std::string& file, const std::vector<std::string>& tensors,
                const std::vector<Arg>& scalars);
     void compute(const std::vector<Arg>& scalars, const std::vector<std::uint32_t>& unpack_to_dest_fp32);
 

@@ -12,6 +12,8 @@ namespace moe {
 struct Chain {
     Grid grid;
     uint32_t me;
+    uint32_t before;  // cores that send partial sums to this one, and get its own
+    uint32_t after;
     uint32_t tiles;  // of one partial sum
     uint32_t bytes;  // of one partial sum
     uint32_t depth;  // partial sums that cb_in holds
@@ -28,7 +30,7 @@ struct Chain {
     // other.
     void invite(uint32_t ahead) {
         cb_reserve_back(cb_in, ahead * tiles);
-        noc_semaphore_inc(grid.address(me - 1, get_semaphore(credit_id)), 1);
+        noc_semaphore_inc(grid.address(before, get_semaphore(credit_id)), 1);
     }
     // Wait for the next one, and hand it to compute.
     void receive() {
@@ -42,9 +44,9 @@ struct Chain {
         const uint32_t slot = sent % depth;
         sent++;
         noc_semaphore_wait_min(l1_words(get_semaphore(credit_id)), sent);
-        noc_async_write(get_read_ptr(cb_out), grid.address(me + 1, in_base + slot * bytes), bytes);
+        noc_async_write(get_read_ptr(cb_out), grid.address(after, in_base + slot * bytes), bytes);
         noc_async_writes_flushed();  // then the signal, on the same way, arrives behind it
-        noc_semaphore_inc(grid.address(me + 1, get_semaphore(arrived_id)), 1);
+        noc_semaphore_inc(grid.address(after, get_semaphore(arrived_id)), 1);
         cb_pop_front(cb_out, tiles);
     }
 };

@@ -24,19 +24,24 @@ struct Grid {
         return get_noc_addr(x(core % columns), y(core / columns), l1);
     }
 
+    // The first `width` columns of rows y0 .. y1: its corners in the order in which this kernel's NoC runs.
+    uint64_t rectangle(uint32_t y0, uint32_t width, uint32_t y1, uint32_t l1) const {
+        return noc_index == 0 ? get_noc_multicast_addr(x(0), y(y0), x(width - 1), y(y1), l1)
+                              : get_noc_multicast_addr(x(width - 1), y(y1), x(0), y(y0), l1);
+    }
     // Core 0 calls send(address, receivers) for each rectangle of the first `cores` cores; receivers are
-    // without core 0. Corners are in the order of NoC 0.
+    // without core 0.
     template <class Send>
     void each_rectangle(uint32_t cores, uint32_t l1, Send&& send) const {
         const uint32_t rows = cores / columns;
         const uint32_t rest = cores % columns;
         const uint32_t whole = rows * columns;
         if (whole > 1) {
-            send(get_noc_multicast_addr(x(0), y(0), x(columns - 1), y(rows - 1), l1), whole - 1);
+            send(rectangle(0, columns, rows - 1, l1), whole - 1);
         }
         const uint32_t others = rows == 0 ? rest - 1 : rest;
         if (rest != 0 && others != 0) {
-            send(get_noc_multicast_addr(x(0), y(rows), x(rest - 1), y(rows), l1), others);
+            send(rectangle(rows, rest, rows, l1), others);
         }
     }
     // Core 0 copies bytes of its L1 to the same place of every other core.

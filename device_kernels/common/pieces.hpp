@@ -5,7 +5,8 @@
 // A column that several cores share is summed along them: the core with k0 = 0 sends its partial sum to the
 // next core, which adds its own and passes it on; the core with k1 = K finishes.
 //
-// | runtime args  [0] core, [1] pieces, then column, k0, k1 of each piece, in the order of the work
+// | runtime args  [0] core, [1] pieces, [2] and [3] the cores before and after it on the line, then column,
+// |               k0, k1 of each piece, in the order of the work
 //
 // A piece whose sum is sent on without waiting comes first.
 #pragma once
@@ -26,7 +27,9 @@ struct Piece {
 
 constexpr uint32_t kArgCore = 0;
 constexpr uint32_t kArgPieces = 1;
-constexpr uint32_t kArgFirstPiece = 2;
+constexpr uint32_t kArgBefore = 2;
+constexpr uint32_t kArgAfter = 3;
+constexpr uint32_t kArgFirstPiece = 4;
 
 inline Piece piece_arg(uint32_t i) {
     return {get_arg_val<uint32_t>(kArgFirstPiece + 3 * i), get_arg_val<uint32_t>(kArgFirstPiece + 3 * i + 1),

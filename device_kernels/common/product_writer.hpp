@@ -14,6 +14,8 @@ namespace moe {
 inline Chain make_chain(const Grid& grid) {
     return {grid,
             get_arg_val<uint32_t>(kArgCore),
+            get_arg_val<uint32_t>(kArgBefore),
+            get_arg_val<uint32_t>(kArgAfter),
             kWeights,
             get_named_compile_time_arg_val("partial_bytes"),
             get_named_compile_time_arg_val("partial_depth"),

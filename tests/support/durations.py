@@ -5,8 +5,8 @@ from __future__ import annotations
 SECONDS = {
     "tenstorrent/emulator/test_backend.py": 155,
     "cuda/test_cuda_sources.py": 130,
-    "tenstorrent/test_qwen3_tenstorrent.py": 90,
     "qwen3/test_qwen3_kernels.py": 62,
+    "tenstorrent/test_qwen3_tenstorrent.py": 60,
     "qwen3/test_tiny.py": 58,
     "cuda/test_mxfp4_sm90.py": 57,
     "tenstorrent/emulator/test_mutations.py": 53,

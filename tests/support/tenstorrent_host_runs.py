@@ -175,6 +175,23 @@ def mixed_weights() -> None:
 
 
 @run
+def banked_weights() -> None:
+    """A part of every expert in each DRAM bank: the bits of interleaved weights."""
+    device = tenstorrent.open_device()
+    layer = Layer.make(T=40, E=6, K=3, H=256, I=96)  # 24 tiles: 8 and 12 banks share them evenly
+    for formats in ("bfloat16", "bfloat4_b,bfloat8_b"):
+        outs = []
+        for layout in ("", ",layout=banked"):
+            there = tenstorrent.load_experts(layer.experts, device, weight_format=formats + layout)
+            assert there.formats.banked == bool(layout)
+            outs.append(poisoned(40, 256, dtype=BF16))
+            host.run(layer.hidden, Routing.from_topk(layer.ids, layer.weights, 6), there, outs[-1], False)
+        assert torch.equal(*outs), formats
+        if formats == "bfloat16":
+            check_out(outs[1], layer.want())
+
+
+@run
 def weights_on_disk() -> None:
     """Made once; found again; made anew when a weight changes; nothing half-written is left."""
     device = tenstorrent.open_device()

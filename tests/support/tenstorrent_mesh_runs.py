@@ -88,6 +88,26 @@ def mesh_split() -> None:
 
 
 @mesh_run
+def mesh_banked() -> None:
+    """Weights by bank have the bits of interleaved ones, of whole experts and of parts."""
+    D = mesh_D()
+    device = tenstorrent.open_device(D)
+    inputs = Case("banked", T=9, E=D, K=2, H=256, I=96 * D).make(BF16)
+    hidden = tensors.replicate(inputs.hidden, device)
+    routing = tenstorrent.DeviceRouting(
+        tensors.replicate(inputs.ids, device), tensors.replicate(inputs.weights, device)
+    )
+    want = oracle(inputs.hidden, inputs.ids, inputs.weights, inputs.experts, NUMERICS)
+    for split in (False, True):
+        outs = []
+        for form in ("bfloat16", "bfloat16,layout=banked"):
+            layer = tenstorrent.load_experts(inputs.experts, device, split=split, weight_format=form)
+            outs.append(tensors.to_torch(ttnn_moe.moe(hidden, routing, layer), device))
+        check_out(outs[1], want, f"banked, split {split}")
+        assert torch.equal(*outs)
+
+
+@mesh_run
 def mesh_uniform() -> None:
     _mesh_layer(Case("uniform", T=1, E=32, K=4, H=256, I=64), contiguous=True)
 

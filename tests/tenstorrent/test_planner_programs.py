@@ -32,13 +32,23 @@ def programs(problem, on):
 
 
 def pieces(program):
-    """(column, begin, end) of each core, in the order of the cores."""
+    """(column, begin, end) of each core, in the order of the line: from core to the core after."""
     kernel = program.kernels[0]
-    for core in kernel.cores:
-        args = kernel.args[core]
-        rest = args[2:]
-        assert len(rest) == 3 * args[1]
+    args = {kernel.args[core][0]: kernel.args[core] for core in kernel.cores}
+    assert list(args) == list(range(len(kernel.cores)))
+    first = [core for core, own in args.items() if own[2] == core]
+    assert len(first) == 1
+    core, seen = first[0], 0
+    while True:
+        own, seen = args[core], seen + 1
+        rest = own[4:]
+        assert len(rest) == 3 * own[1]
         yield [tuple(rest[i : i + 3]) for i in range(0, len(rest), 3)]
+        if own[3] == core:
+            break
+        assert args[own[3]][2] == core
+        core = own[3]
+    assert seen == len(args)
 
 
 def check_program(program, on):
@@ -228,3 +238,60 @@ def test_fidelity_and_bf16_sums_are_arguments() -> None:
         planner.plan_down(planner.Problem(T=32, **QWEN3, math_fidelity="HiFi9"), machine())
     with pytest.raises(ValueError, match="bfloat2_b"):
         planner.default_fidelity("bfloat2_b")
+
+
+# as ttnn names them for an n150 of ttsim and a p150; the rows below Wormhole's grid hold two banks
+BANK_CORES = {
+    (8, 8): [(0, 8), (0, 0), (0, 4), (0, 5), (4, 0), (4, 8), (4, 1), (4, 7), (4, 6), (4, 2), (4, 4), (4, 5)],
+    (13, 10): [(0, 9), (0, 0), (0, 7), (0, 3), (7, 9), (7, 1), (7, 6), (7, 4)],
+}
+
+
+def banks_of(share, columns, k_tiles, banks):
+    return {
+        (column * k_tiles + k) * banks // (columns * k_tiles) for column, begin, end in share for k in range(begin, end)
+    }
+
+
+@pytest.mark.parametrize("grid", BANK_CORES, ids=str)
+def test_weights_by_bank_are_read_by_cores_near_the_bank(grid) -> None:
+    banks = len(BANK_CORES[grid])
+    plain = machine(grid, dram_banks=banks)
+    near = machine(grid, dram_banks=banks, bank_cores=BANK_CORES[grid])
+    interleaved, banked = planner.Problem(T=32, **QWEN3), planner.Problem(T=32, **QWEN3, banked=True)
+    for plan, columns, k_tiles in ((planner.plan_gate_up, 24, 64), (planner.plan_down, 64, 24)):
+        before, after = plan(interleaved, near), plan(banked, near)
+        check_program(after, near)
+        check_split(after, columns, k_tiles, grid[0] * grid[1])
+        assert before.kernels[0].args == plan(interleaved, plain).kernels[0].args
+        assert list(pieces(before)) == list(pieces(after))  # in the same order, so sums have the same bits
+        assert after.kernels[0].named_compile_args["weight_run"] == columns * k_tiles // banks
+        away = []
+        for program in (before, after):
+            kernel, columns_away = program.kernels[0], []
+            for x, y in kernel.cores:
+                own = kernel.args[x, y]
+                share = [tuple(own[i : i + 3]) for i in range(4, len(own), 3)]
+                of = banks_of(share, columns, k_tiles, banks)
+                assert len(of) <= 2
+                columns_away += [(x - BANK_CORES[grid][bank][0]) % grid[0] for bank in of]
+            away.append(sum(columns_away))
+        assert away[1] < 0.75 * away[0]
+
+
+def test_weights_that_banks_cannot_share_evenly_stay_interleaved() -> None:
+    sizes = {"T": 32, "E": 8, "E_local": 8, "K": 2, "H": 160, "I": 96}  # 15 tiles
+    on = machine(dram_banks=8, bank_cores=BANK_CORES[13, 10])
+    before, after = (planner.plan_gate_up(planner.Problem(**sizes, banked=banked), on) for banked in (False, True))
+    for a, b in zip(before.kernels, after.kernels, strict=True):
+        assert a.named_compile_args == b.named_compile_args and a.args == b.args
+    assert planner.weight_run("bfloat16", True, 15, 8) == planner.weight_run("bfloat16") == 4
+
+
+def test_most_bytes_come_on_the_noc_that_reads_of_dram_load_least() -> None:
+    for plan in (planner.plan_gate_up, planner.plan_down):
+        roles = {
+            kernel.source.rpartition("/")[2]: kernel.role
+            for kernel in plan(planner.Problem(T=32, **QWEN3), machine()).kernels
+        }
+        assert roles == {"reader.cpp": "writer", "writer.cpp": "reader", "compute.cpp": "compute"}

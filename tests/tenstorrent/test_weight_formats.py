@@ -25,6 +25,22 @@ def test_formats_of_experts(text, gate_up, down):
     assert ModelFormats.parse(text).experts(7) == formats
 
 
+def test_weights_by_bank_are_a_layout_of_every_layer():
+    formats = ExpertFormats.parse("bfloat4_b,bfloat8_b,layout=banked")
+    assert formats.banked and (formats.gate_up, formats.down) == ("bfloat4_b", "bfloat8_b")
+    assert ExpertFormats.parse(str(formats)) == formats != ExpertFormats.parse("bfloat4_b,bfloat8_b")
+    assert str(ExpertFormats.parse("bfloat8_b,layout=interleaved")) == "bfloat8_b"
+    whole = ModelFormats.parse("bfloat4_b,bfloat8_b,layout=banked,head=bfloat8_b")
+    assert [whole.experts(i) for i in range(2)] == [formats] * 2
+    assert ModelFormats.parse("layout=banked").experts() == ExpertFormats.parse("bfloat16,layout=banked")
+    for text in ("bfloat16,layout=columns", "bfloat16,layout=banked,layout=banked"):
+        with pytest.raises(ContractError, match="layout"):
+            ExpertFormats.parse(text)
+    for text in ("layout=columns", "layout@1=banked"):
+        with pytest.raises(ContractError):
+            ModelFormats.parse(text)
+
+
 def test_the_last_rule_of_a_group_and_layer_holds():
     formats = ModelFormats.parse("bfloat4_b,attention=bfloat8_b,experts@0-1=bfloat8_b,down@3=bfloat16,head=bfloat8_b")
     assert [str(formats.experts(i)) for i in range(4)] == [*["bfloat8_b"] * 2, "bfloat4_b", "bfloat4_b,bfloat16"]
@@ -37,7 +53,7 @@ def test_the_last_rule_of_a_group_and_layer_holds():
 @pytest.mark.parametrize(
     "text",
     [
-        *("int4", "bfloat8_b,bfloat4_b,bfloat16", "attention=fp8", "router=bfloat8_b", "embedding=bfloat8_b"),
+        *("int4", "bfloat8_b,bfloat4_b,bfloat16", "attention=fp8", "norms=bfloat8_b", "embedding=bfloat8_b"),
         *("attention=bfloat8_b,bfloat4_b", "down@x=bfloat8_b", "=bfloat8_b", "kv=bfloat4_b", "kv@1=bfloat8_b"),
     ],
 )

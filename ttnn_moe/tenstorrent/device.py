@@ -46,6 +46,20 @@ def l1_bytes_of(handle: Any, arch: str) -> int:
     return next(chip.l1_bytes for chip in _planner.chips() if chip.arch == arch)
 
 
+def bank_cores_of(handle: Any, arch: str, grid: tuple[int, int]) -> list[tuple[int, int]]:
+    """Of each DRAM bank, the core of the grid to its right, as the device says of NoC 0; empty: it does not say.
+
+    Wormhole's banks stand left of columns 0 and 4. For a bank whose row has no cores, ttnn names one of another column.
+    Here such a bank gets the row below the grid.
+    """
+    if not hasattr(handle, "get_optimal_dram_bank_to_logical_worker_assignment"):
+        return []
+    noc = 0 if isinstance(handle, RunsPlans) else library().NOC.NOC_0
+    cores = handle.get_optimal_dram_bank_to_logical_worker_assignment(noc)
+    step = 4 if arch == "wormhole_b0" else 1
+    return [(min(c.x // step * step, grid[0] - 1), grid[1] if c.x % step else min(c.y, grid[1] - 1)) for c in cores]
+
+
 @dataclass(eq=False)
 class Device:
     """An open device, or a 1xD mesh of them.
@@ -78,7 +92,10 @@ class Device:
         simulated = bool(os.environ.get(SIMULATOR)) and not isinstance(handle, RunsPlans)
         direct = unpacks_to_dest(arch, simulated)
         banks = handle.dram_grid_size().x
-        machine = _planner.Machine(grid=(grid.x, grid.y), l1_bytes=l1_bytes, unpack_to_dest=direct, dram_banks=banks)
+        near = bank_cores_of(handle, arch, (grid.x, grid.y))
+        machine = _planner.Machine(
+            grid=(grid.x, grid.y), l1_bytes=l1_bytes, unpack_to_dest=direct, dram_banks=banks, bank_cores=near
+        )
         return cls(handle, handle.get_num_devices(), arch, machine, opened_here)
 
     @cached_property

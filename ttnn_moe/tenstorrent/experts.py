@@ -25,7 +25,7 @@ from ..placement import Placement
 from . import files, tensors
 from .device import Device, open_device
 from .weight_formats import ComputeConfig, ExpertFormats
-from .weights import LAYOUT, in_bank_order
+from .weights import LAYOUT, TILE, in_bank_order
 
 WEIGHTS = "TTNN_MOE_TT_WEIGHTS"
 
@@ -89,7 +89,7 @@ def load_experts(
         placement: which device holds which experts, any partition; default: in order.
         split: instead of whole experts, each of D devices holds I / D of every expert; see balance.py for when.
         weight_format: "bfloat16", "bfloat8_b" or "bfloat4_b" (an exponent for 16 weights), or those of gate_up and of
-            down: "bfloat4_b,bfloat8_b".
+            down: "bfloat4_b,bfloat8_b". With ",layout=banked" a DRAM bank holds one part of every expert.
         compute: how products are made; default: ComputeConfig().
         cache: folder of the tiles; default: see files.py.
         least_cached_bytes: layers smaller than this are not kept on disk.
@@ -147,7 +147,8 @@ def load_experts(
             whole = matrix[order].transpose(1, 2)
             if split:  # the mapper cuts the first dimension: [D * E, ..], a device's part of every expert after another
                 whole = torch.cat(whole.chunk(device.D, 1 if name == "down" else 2))
-            laid = in_bank_order(whole, device.D, banks, weight_run(form))
+            run = weight_run(form, formats.banked, whole[0].numel() // TILE**2, banks)
+            laid = in_bank_order(whole, device.D, banks, run)
             return tensors.shard(laid, device, form, "TILE", on_host=True)
 
         return files.kept(path, make, device)

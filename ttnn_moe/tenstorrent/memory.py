@@ -116,7 +116,7 @@ def _weights(model: ModelSizes, D: int, formats: ModelFormats) -> Iterable[Part]
 
     experts = ("gate_up", (own, H, I)), ("gate_up", (own, H, I)), ("down", (own, I, H))
     yield over("experts", f"gate, up [{E}, {H}, {I}], down [{E}, {I}, {H}]", range(first, layers), *experts, chips=D)
-    yield part("router", f"{sparse} x [{H}, {E}]", sparse, (H, E))
+    yield over("router", f"[{H}, {E}]", range(first, layers), ("router", (H, E)))
     if first:
         wide = model.dense_I
         matrices = (("dense", (H, wide)), ("dense", (H, wide)), ("dense", (wide, H)))

@@ -234,4 +234,4 @@ def _plan(programs: LayerPrograms, name: str, T: int, program: Program) -> Plan:
 
 def _tiles(args: list[Any]) -> int:
     """Tiles in the pieces of a core; see device_kernels/common/pieces.hpp."""
-    return sum(end - begin for begin, end in zip(args[3::3], args[4::3], strict=True))
+    return sum(end - begin for begin, end in zip(args[5::3], args[6::3], strict=True))

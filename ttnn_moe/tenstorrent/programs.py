@@ -188,6 +188,7 @@ class LayerPrograms:
             out_format=out_format,
             math_fidelity=s.compute.math_fidelity or "",
             fp32_dest=s.compute.fp32_dest_acc_en,
+            banked=s.formats.banked,
         )
 
     def _launcher(self, name: str, bound: int, out_format: str = "bfloat16") -> Launcher:

@@ -12,8 +12,10 @@ from dataclasses import dataclass
 from ..errors import ContractError
 
 FORMATS = ("bfloat16", "bfloat8_b", "bfloat4_b")
+LAYOUTS = ("interleaved", "banked")
+"""Of experts' weights over DRAM banks: in turn by runs of 8 KiB, or a part of every expert in each bank."""
 FIDELITIES = ("LoFi", "HiFi2", "HiFi3", "HiFi4")
-GROUPS = ("attention", "gate_up", "down", "dense", "head", "embedding", "kv")
+GROUPS = ("attention", "gate_up", "down", "dense", "router", "head", "embedding", "kv")
 """Groups of a model's matrices, and the KV cache. Experts are gate_up and down. All else is always bfloat16."""
 KV_FORMATS = FORMATS[:2]
 """Of keys and values: 4 bits lose the tokens that a row attends to."""
@@ -45,27 +47,40 @@ class ComputeConfig:
 
 @dataclass(frozen=True)
 class ExpertFormats:
-    """Formats of experts' weights: of gate and up, and of down. `parse` reads "bfloat4_b,bfloat8_b"."""
+    """Formats of experts' weights, and how they lie: `parse` reads "bfloat4_b,bfloat8_b,layout=banked".
+
+    Attributes:
+        gate_up, down: their formats. layout: one of LAYOUTS; tiles that the banks cannot share evenly lie interleaved.
+    """
 
     gate_up: str = "bfloat16"
     down: str = "bfloat16"
+    layout: str = "interleaved"
 
     @classmethod
     def parse(cls, text: str) -> ExpertFormats:
-        """One format for both, or gate_up's and down's with a comma between.
+        """One format for both, or gate_up's and down's with a comma between; then ",layout=banked".
 
         Raises:
-            ContractError: an unknown format, or more than two.
+            ContractError: an unknown format or layout, or more than two formats.
         """
-        parts = text.split(",")
+        named, *rest = text.split(",layout=")
+        if rest and (len(rest) > 1 or rest[0] not in LAYOUTS):
+            raise ContractError("unknown layout of weights", got=repr(text), expected=f"one of {list(LAYOUTS)}")
+        parts = named.split(",")
         if len(parts) > 2 or any(part not in FORMATS for part in parts):
             raise ContractError(
                 "unknown weight format", got=repr(text), expected=f"one of {list(FORMATS)}, or two: gate_up's,down's"
             )
-        return cls(parts[0], parts[-1])
+        return cls(parts[0], parts[-1], *rest)
+
+    @property
+    def banked(self) -> bool:
+        return self.layout == "banked"
 
     def __str__(self) -> str:
-        return self.gate_up if self.gate_up == self.down else f"{self.gate_up},{self.down}"
+        forms = self.gate_up if self.gate_up == self.down else f"{self.gate_up},{self.down}"
+        return f"{forms},layout={self.layout}" if self.banked else forms
 
 
 @dataclass(frozen=True)
@@ -84,6 +99,7 @@ class ModelFormats:
 
     text: str = ""
     rules: Sequence[Rule] = ()
+    layout: str = "interleaved"
 
     @classmethod
     def parse(cls, text: str) -> ModelFormats:
@@ -91,18 +107,23 @@ class ModelFormats:
 
         GROUP is one of GROUPS, or experts: gate_up and down. GROUP@3=FORMAT and GROUP@0-5=FORMAT name layers. So
         "bfloat4_b,bfloat8_b,attention=bfloat8_b,gate_up@0-1=bfloat8_b" has a coarse gate_up in all layers but two.
+        layout=banked holds for the experts of all layers.
 
         Raises:
-            ContractError: an unknown group or format; another embedding than bfloat16, which ttnn reads by rows; a
-                KV cache of 4 bits, or of several formats.
+            ContractError: an unknown group, format or layout; another embedding than bfloat16, which ttnn reads by
+                rows; a KV cache of 4 bits, or of several formats.
         """
         rules: list[Rule] = []
         alone: list[str] = []
+        layout = LAYOUTS[0]
         for item in filter(None, text.split(",")):
             found = _ITEM.fullmatch(item)
             group, first, last, form = found.groups() if found else (None, None, None, "")
             if group is None and not rules:
                 alone.append(form)
+                continue
+            if group == "layout" and first is None and form in LAYOUTS:
+                layout = form
                 continue
             if form not in FORMATS or group not in (*GROUPS, "experts"):
                 raise ContractError(
@@ -120,7 +141,7 @@ class ModelFormats:
         if alone:
             experts = ExpertFormats.parse(",".join(alone))
             rules[:0] = [Rule("gate_up", experts.gate_up), Rule("down", experts.down)]
-        return cls(text, tuple(rules))
+        return cls(text, tuple(rules), layout)
 
     def of(self, group: str, layer: int = 0) -> str:
         """The format of a group in a layer; head, embedding and kv have none."""
@@ -130,7 +151,7 @@ class ModelFormats:
         return FORMATS[0]
 
     def experts(self, layer: int = 0) -> ExpertFormats:
-        return ExpertFormats(self.of("gate_up", layer), self.of("down", layer))
+        return ExpertFormats(self.of("gate_up", layer), self.of("down", layer), self.layout)
 
     def __str__(self) -> str:
         return self.text or FORMATS[0]

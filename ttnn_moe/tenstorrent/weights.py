@@ -5,6 +5,7 @@ stretch of that line. So `run` tiles of the line lie side by side in one DRAM ba
 The next `run` tiles lie in the next bank. device_kernels/common/weights.hpp has the same rule.
 
 `run` is what fits a packet of 8 KiB: 4 tiles of bfloat16, 7 of bfloat8_b, 14 of bfloat4_b (cpp/planner, weight_run).
+By bank, `run` is the part of an expert that a bank gets: the same part of every expert lies in the same bank.
 Gate, up and down weights of the typed operations (cpp/ttnn_ops) lie in this order, too.
 """
 

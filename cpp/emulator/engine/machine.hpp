@@ -76,6 +76,7 @@ struct Counters {
     std::uint64_t semaphore_messages = 0;
     // packets of data: reads, unicast and multicast writes; waits of a role for its transfers
     std::uint64_t dram_packets = 0, noc_packets = 0, barriers = 0;
+    std::vector<std::uint64_t> bank_bytes;  // read over NoC 0 from each bank, then over NoC 1
 };
 
 struct Transfer {

@@ -37,7 +37,7 @@ std::uint64_t emu_dram_bank_address(std::uint32_t bank, std::uint32_t address) {
 std::uint32_t emu_dram_banks() { return machine.chip.dram_banks; }
 std::uint32_t emu_dram_alignment() { return machine.chip.dram_alignment; }
 
-void emu_noc_read(std::uint64_t source, std::uint32_t destination, std::uint32_t size, std::uint32_t) {
+void emu_noc_read(std::uint64_t source, std::uint32_t destination, std::uint32_t size, std::uint32_t noc) {
     Role& role = *machine.role;
     Core& core = *role.core;
     const std::uint32_t tag = role.read_tag;
@@ -57,6 +57,8 @@ void emu_noc_read(std::uint64_t source, std::uint32_t destination, std::uint32_t
             span.buffer->read_bytes += span.size;
         }
         core.counters.dram_read_bytes += size;
+        core.counters.bank_bytes.resize(2 * machine.chip.dram_banks);
+        core.counters.bank_bytes[(noc & 1) * machine.chip.dram_banks + end_x(source)] += size;
         core.counters.dram_packets += packets(size);
     } else {
         if (far_core(source, "noc_async_read") == nullptr) {

@@ -99,6 +99,11 @@ void write_result(std::ostream& out) {
         field(out, "dram_packets", c.dram_packets);
         field(out, "noc_packets", c.noc_packets);
         field(out, "barriers", c.barriers);
+        out << ",\"bank_bytes\":[";
+        for (std::size_t i = 0; i < c.bank_bytes.size(); i++) {
+            out << (i == 0 ? "" : ",") << c.bank_bytes[i];
+        }
+        out << "]";
         field(out, "l1_high_water", core->high_water);
         for (const auto& role : core->roles) {
             out << ",\"" << name_of(role->kind) << "_cycles\":" << role->time << ",\"" << name_of(role->kind)

@@ -92,7 +92,7 @@ class Mover:
         if isinstance(mlp, MoE):
             formats = str(self.formats.experts(i))
             experts = tenstorrent.load_experts(mlp.experts, self.device, split=self.split, weight_format=formats)
-            moved = Router(self._router(mlp.router.weight), experts)
+            moved = Router(self._router(mlp.router.weight, self.formats.of("router", i)), experts)
         else:
             assert isinstance(mlp, DenseMLP)
             gate, up = mlp.gate_up.weight.chunk(2)
@@ -157,13 +157,13 @@ class Mover:
         weight = torch.cat((weight, weight.new_zeros(absent, weight.shape[1])))
         return self._parts(weight.reshape(D, each, -1), bias.reshape(D, each), form)
 
-    def _router(self, weight: Tensor) -> Linear:
+    def _router(self, weight: Tensor, form: str) -> Linear:
         E, H = weight.shape
         if E >= LEAST_EXPERTS:
-            return self.linear(weight)
+            return self.linear(weight, form=form)
         absent = LEAST_EXPERTS - E
         bias = torch.cat((weight.new_zeros(E), weight.new_full((absent,), NEVER)))
-        return self.linear(torch.cat((weight, weight.new_zeros(absent, H))), bias)
+        return self.linear(torch.cat((weight, weight.new_zeros(absent, H))), bias, form)
 
     def _keep(
         self, values: Tensor, layout: str = "TILE", turned: bool = False, cut: bool = False, form: str = "bfloat16"

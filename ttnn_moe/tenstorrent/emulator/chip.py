@@ -1,7 +1,8 @@
 """The modelled chips: memory sizes, alignment rules, NoC coordinates, and rates for estimates of time.
 
 Sources: noc_parameters.h, dev_mem_map.h and the SoC descriptors of ttnn 0.81, and Tenstorrent's board pages for DRAM
-bandwidth. Virtual NoC coordinates are those that ttnn reports for the boards named.
+bandwidth. Virtual NoC coordinates are those that ttnn reports for the boards named, and cores next to banks those that
+it names in ttsim. Boards differ in which rows are harvested; here an n150 lacks the last ones.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ class ChipModel:
         dram_read_alignment: bytes; source and destination of a DRAM read agree modulo this.
         dram_bytes_per_s, clock_hz: of the whole chip.
         noc_bytes_per_cycle: of one NoC link.
+        torus: columns and rows of the NoC. core_x, core_y: where on it each column and each row of cores stands.
+        banks: of NoC 0 and of NoC 1, where each DRAM bank stands. bank_cores: the core next to it, by ttnn.
     """
 
     name: str
@@ -39,10 +42,17 @@ class ChipModel:
     dram_bytes_per_s: float
     clock_hz: float
     noc_bytes_per_cycle: int
+    torus: tuple[int, int]
+    core_x: tuple[int, ...]
+    core_y: tuple[int, ...]
+    banks: tuple[tuple[tuple[int, int], ...], tuple[tuple[int, int], ...]]
+    bank_cores: tuple[tuple[int, int], ...]
 
 
 _WORMHOLE_L1 = 1464 * 1024
 _BLACKHOLE_L1 = 1536 * 1024
+_WORMHOLE_BANKS = tuple((0, y) for y in (11, 1, 5, 7)) + tuple((5, y) for y in (1, 11, 2, 9, 8, 3, 5, 7))
+_BLACKHOLE_BANKS = tuple(tuple((x, y) for x in (0, 9) for y in rows) for rows in ((11, 2, 9, 5), (1, 10, 4, 7)))
 
 N150 = ChipModel(
     name="n150",
@@ -58,6 +68,11 @@ N150 = ChipModel(
     dram_bytes_per_s=288e9,
     clock_hz=1.0e9,
     noc_bytes_per_cycle=32,
+    torus=(10, 12),
+    core_x=(1, 2, 3, 4, 6, 7, 8, 9),
+    core_y=(1, 2, 3, 4, 5, 7, 8, 9),
+    banks=(_WORMHOLE_BANKS, _WORMHOLE_BANKS),
+    bank_cores=((3, 7), (0, 0), (0, 4), (0, 5), (4, 0), (7, 7), (4, 1), (4, 7), (4, 6), (4, 2), (4, 4), (4, 5)),
 )
 P150 = ChipModel(
     name="p150",
@@ -73,5 +88,10 @@ P150 = ChipModel(
     dram_bytes_per_s=512e9,
     clock_hz=1.35e9,
     noc_bytes_per_cycle=64,
+    torus=(17, 12),
+    core_x=(*range(1, 8), *range(10, 16)),
+    core_y=tuple(range(2, 12)),
+    banks=(_BLACKHOLE_BANKS[0], _BLACKHOLE_BANKS[1]),
+    bank_cores=((0, 9), (0, 0), (0, 7), (0, 3), (7, 9), (7, 1), (7, 6), (7, 4)),
 )
 CHIPS = {chip.name: chip for chip in (N150, P150)}

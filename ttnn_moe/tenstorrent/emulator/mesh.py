@@ -69,6 +69,10 @@ class Mesh:
     def dram_grid_size(self) -> Grid:
         return Grid(self.chip.dram_banks, 1)
 
+    def get_optimal_dram_bank_to_logical_worker_assignment(self, noc: Any) -> list[Grid]:
+        """Of each bank, the core that stands next to it."""
+        return [Grid(x, y) for x, y in self.chip.bank_cores]
+
     def l1_size_per_core(self) -> int:
         return self.chip.l1_size
 

@@ -63,6 +63,7 @@ class Result:
         cores: counters of each core, by (x, y).
         tensors: bytes read and written of each DRAM tensor, by its name in the call.
         prints: lines that kernels printed.
+        banks: of each core, the bytes that it read over NoC 0 from each DRAM bank, then those over NoC 1.
         steps: how often the scheduler gave a role its turn.
         seconds: wall time of the engine.
     """
@@ -73,6 +74,7 @@ class Result:
     prints: list[str] = field(default_factory=list)
     steps: int = 0
     seconds: float = 0.0
+    banks: dict[tuple[int, int], list[int]] = field(default_factory=dict)
 
     def total(self, counter: str) -> int:
         """Sum of a counter over the cores."""
@@ -100,7 +102,8 @@ def result_of(data: dict[str, Any], roots: Sequence[Path], seconds: float, seed:
             Finding(raw["kind"], raw["core"], raw["role"], raw["kernel"], place, raw["message"], raw["count"], seed)
         )
     cores = {(core.pop("x"), core.pop("y")): core for core in data["cores"]}
-    return Result(findings, cores, data["tensors"], data["prints"], data["steps"], seconds)
+    banks = {at: core.pop("bank_bytes") for at, core in cores.items()}
+    return Result(findings, cores, data["tensors"], data["prints"], data["steps"], seconds, banks)
 
 
 def _look_up(library: str, offset: int) -> str:
