@@ -85,6 +85,12 @@ void product(float* d, u64 a, u64 b, bool add) {
         [=](int column, int k) { return emulator::element(block, emulator::along(b, column, k)); });
 }
 
+template <int N>
+void products(float* d, u64 a, u64 b, bool add) {
+    for (int step = 0; step < 4; ++step)
+        product<N>(d, a + step * OPERAND_STEP, b + step * OPERAND_STEP, add || step > 0);
+}
+
 namespace emulator {
 
 // A in registers: element_of_b(column, k).
