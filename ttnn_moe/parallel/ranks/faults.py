@@ -39,7 +39,8 @@ class Faults:
         store: that all ranks see. rank, size: of this process, and how many there are. timeout: of Ranks.
 
     Attributes:
-        cut: called once by the heartbeat's thread, when it finds that a rank stopped. It ends what waits for the rank.
+        cut: called once, by the heartbeat's thread when it finds that a rank stopped, or by a rank that leaves after
+            an error. It ends what waits for the rank.
     """
 
     def __init__(self, store: Store, rank: int, size: int, timeout: float):
@@ -57,6 +58,12 @@ class Faults:
         """No heartbeat any more."""
         self._ended.set()
         self._thread.join(4 * BEAT)
+
+    def cut_once(self) -> None:
+        """See cut."""
+        cut, self.cut = self.cut, None
+        if cut is not None:
+            cut()
 
     def report(self, peer: int, why: str) -> RankStopped:
         """Tell all ranks that this one stopped. The first report stays, and all ranks raise it."""
@@ -117,5 +124,4 @@ class Faults:
             if not told and (found := self.stopped()) is not None:
                 told = True  # a kernel that waits for the rank may never return to say it
                 logger.error("{}", found)
-                if self.cut is not None:
-                    self.cut()
+                self.cut_once()

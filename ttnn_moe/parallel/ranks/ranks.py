@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from ... import __version__
-from ...errors import BackendUnavailable, ContractError
+from ...errors import BackendUnavailable, ContractError, TtnnMoeError
 from ..compare import compare
 from ..exchanges.hierarchical import abandon
 from ..hierarchical.transport import PeerStopped
@@ -95,23 +95,23 @@ class Ranks:
     def watched(self) -> Iterator[None]:
         """What fails inside ends all ranks.
 
-        An error of this rank passes, and the others raise RankStopped. Where a rank stopped, a collective's error
-        becomes the RankStopped that names it.
+        An error of this rank passes, and the others raise RankStopped. Where a rank stopped, another one's error
+        becomes the RankStopped that names it: a collective's, or one that unfinished results led to.
         """
         try:
             yield
         except RankStopped:
-            self._leave()
+            self._leave(failed=True)
             raise
         except PeerStopped as error:
             named = self._faults.report(error.report.peer, str(error))
-            self._leave()
+            self._leave(failed=True)
             raise named from error
         except BaseException as error:
-            stopped = self._faults.wait() if _of_a_collective(error) else None
+            stopped = self._faults.wait() if _of_a_collective(error) else self._stopped_before(error)
             if stopped is None:
                 self._faults.report(self.rank, f"{type(error).__name__}: {error}")
-            self._leave()
+            self._leave(failed=True)
             if stopped is None:
                 raise
             raise stopped from error
@@ -128,15 +128,27 @@ class Ranks:
             time.sleep(_POLL)
         self._leave()
 
+    def _stopped_before(self, error: BaseException) -> RankStopped | None:
+        """The other rank that stopped before this one raised, if the error can come of that."""
+        # errors of this package are about input, and every rank finds its own
+        found = (
+            self._faults.reported() if isinstance(error, Exception) and not isinstance(error, TtnnMoeError) else None
+        )
+        return None if found is None or found.peer == self.rank else found
+
     def _abort(self) -> None:
         """NCCL's kernels wait for ever: end them, so that the host goes on and raises."""
         if self.group is not None and dist.is_initialized():
             self.group.abort()
 
-    def _leave(self) -> None:
+    def _leave(self, failed: bool = False) -> None:
         """Connections close, so that a collective of another rank ends now."""
+        if failed:
+            self._faults.end()  # its thread may cut, which must not meet what follows
         if dist.is_initialized():
             abandon(self.group)
+            if failed:
+                self._faults.cut_once()
             dist.destroy_process_group()
         self._faults.end()
 
