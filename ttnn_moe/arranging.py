@@ -13,9 +13,9 @@ from .formats import mxfp4, mxfp4_boxes
 
 
 def arrange(experts: Experts) -> Experts:
-    """The same weights as `mxfp4_boxes`, in the same tensors: experts themselves are of no use afterwards.
+    """The same weights as `mxfp4_boxes`, in the same tensors. Do not use `experts` afterwards: their bytes moved.
 
-    Takes memory of some experts beside. `restore` is the inverse. Tensors may be those of inference mode.
+    Needs temporary memory for a few experts. `restore` is the inverse. Tensors may come from inference mode.
 
     Raises:
         ContractError: experts of another format.
@@ -24,7 +24,7 @@ def arrange(experts: Experts) -> Experts:
 
 
 def restore(experts: Experts) -> Experts:
-    """The inverse of `arrange`, in the same tensors.
+    """The same weights as `mxfp4`, in the same tensors: the inverse of `arrange`.
 
     Raises:
         ContractError: experts of another format.
