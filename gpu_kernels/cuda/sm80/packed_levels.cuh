@@ -5,13 +5,20 @@
 
 #include "common/element.cuh"
 
+// 3 bits: how far word `word` is shifted for its last two pairs. Bit 15 of the words then lies at 6, 7 and 8.
+__device__ __forceinline__ constexpr int down_of(int word) { return 9 - word; }
+
 // Channels 8 * c .. 8 * c + 7 lie at this bit of a half word when a pair is taken.
 template <int BITS>
 __device__ __forceinline__ constexpr int shift_of(int c) {
-    return BITS == 2 ? c % 4 * 2 : BITS == 3 ? (c == 15 ? 0 : c % 5 % 3 * 3) : BITS == 4 ? c % 2 * 4 : 0;
+    return BITS == 2   ? c % 4 * 2
+           : BITS == 3 ? (c == 15 ? 6 : c % 5 * 3 - (c % 5 < 3 ? 0 : down_of(c / 5)))
+           : BITS == 4 ? c % 2 * 4
+                       : 0;
 }
 
-// Pair c of 16: one AND; a shift serves two to four pairs. words: BITS of them, of one half of the tokens.
+// Pair c of 16: one AND; a shift serves two to four pairs, and its share of pair 15 of 3 bits. words: BITS of
+// them, of one half of the tokens.
 template <int BITS>
 __device__ __forceinline__ u32 pair_of(const u32* words, int c) {
     if (BITS == 2) {
@@ -20,10 +27,10 @@ __device__ __forceinline__ u32 pair_of(const u32* words, int c) {
     }
     if (BITS == 3) {
         if (c == 15)
-            return (words[0] >> 15 & 0x00010001u) | (words[1] >> 14 & 0x00020002u) |
-                   (words[2] >> 13 & 0x00040004u);
+            return (words[0] >> down_of(0) & 0x00400040u) | (words[1] >> down_of(1) & 0x00800080u) |
+                   (words[2] >> down_of(2) & 0x01000100u);
         const u32 word = words[c / 5];
-        return (c % 5 < 3 ? word : word >> 9) & 0x00070007u << shift_of<3>(c);
+        return (c % 5 < 3 ? word : word >> down_of(c / 5)) & 0x00070007u << shift_of<3>(c);
     }
     if (BITS == 4) {
         const u32 word = words[c / 4];
