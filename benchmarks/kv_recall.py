@@ -113,8 +113,9 @@ def main(
                     apart.append((base[n].exp() * (base[n] - got)).sum(-1))
                 case = {"gain": by, "skew": s, "cache": name, "bits": bits, "asked": sum(map(len, right))}
                 case |= {"right": int(torch.cat(right).sum()), "divergence": float(torch.cat(apart).mean())}
+                case["each"] = [[int(r.sum()), float(a.mean())] for r, a in zip(right, apart, strict=True)]
                 found["cases"].append(case)
-                typer.echo(json.dumps({**case, "s": round(time.monotonic() - start, 1)}))
+                typer.echo(json.dumps({**case, "each": len(right), "s": round(time.monotonic() - start, 1)}))
                 if json_file is not None:
                     json_file.write_text(json.dumps(found, indent=1) + "\n")
 
