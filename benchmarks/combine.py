@@ -17,6 +17,7 @@ import statistics
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Protocol
 
 import torch
 import torch.distributed as dist
@@ -24,7 +25,7 @@ import torch.distributed._symmetric_memory as symmetric
 
 from ttnn_moe.contract import Placement
 from ttnn_moe.cuda.combine.few import FewCombinePlan, FewDispatchPlan
-from ttnn_moe.cuda.combine.kernel import STATUS, RankKernel, RingPlan, stopped
+from ttnn_moe.cuda.combine.kernel import STATUS, RingPlan, stopped
 from ttnn_moe.cuda.combine.node import NodeCombine, NodeCombinePlan, NodeDispatch, NodeDispatchPlan, origins_at, rows_at
 from ttnn_moe.cuda.combine.rank_combine import Plan, RankCombine, pointers
 from ttnn_moe.cuda.combine.rank_dispatch import DispatchPlan, RankDispatch, Received
@@ -105,6 +106,10 @@ def timed(call: Callable[[], None]) -> float:
     return statistics.median(times[1:])
 
 
+class Call(Protocol):
+    def launch(self) -> None: ...
+
+
 class Ranks:
     """The ranks of this process's GPU."""
 
@@ -118,7 +123,7 @@ class Ranks:
         self.heaps = [handle.buffer_ptrs[rank // each] + rank % each * plan.heap for rank in range(plan.R)]
         torch.cuda.synchronize()
         dist.barrier()
-        self.call: RankKernel
+        self.call: Call
         self.gpu, self.ranks = gpu, range(gpu * each, (gpu + 1) * each)
         self.outs: list[torch.Tensor] = []
         self.want: list[torch.Tensor] = []

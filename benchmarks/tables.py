@@ -29,6 +29,7 @@ PAGES = (
 TABLES: dict[str, Callable[[], str]] = {
     "combine.json": model_tables.combine,
     "combine_nodes.json": model_tables.combine_nodes,
+    "combine_pairs.json": model_tables.combine_pairs,
     "experts_shared.json": model_tables.experts_shared,
     "cpu_layer.json": layer_tables.cpu_layer,
     "kv_attention.json": kv_tables.attention,
