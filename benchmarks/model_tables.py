@@ -116,14 +116,19 @@ def combine_nodes() -> str:
 def combine_pairs() -> str:
     """Combine of all pairs, own sums included, beside NCCL."""
     data = results("combine_pairs.json")
-    lines = table_head(["T, H, K", "SMs of node_combine", "what", "time", "GB/s by pairs"])
+    lines = table_head(["T, H, K", "SMs of node_combine", "what", "time", "GB/s moved", "by pairs"])
     for row in data["rows"]:
         assert row["right"]
         sizes = [f"{row['T']}, {row['H']}, {row['K']}", row["sms"]]
-        bytes_of_pairs = row["pair_gb"] * row["us"]
-        for what, us in (("own sums", "sum_us"), ("node_combine", "combine_us"), ("both", "us"), ("NCCL", "nccl_us")):
-            rate = "" if what == "own sums" else f"{bytes_of_pairs / row[us]:,.0f}"
-            lines.append(table_row([*sizes, what, f"{row[us]:.1f} us", rate]))
+        pairs, rows = (row[rate] * row["us"] for rate in ("pair_gb", "gb"))
+        for what, us, moved in (
+            ("own sums", "sum_us", 0.0),
+            ("node_combine", "combine_us", rows),
+            ("both", "us", rows),
+            ("NCCL", "nccl_us", pairs),
+        ):
+            rates = [f"{count / row[us]:,.0f}" if moved else "" for count in (moved, pairs)]
+            lines.append(table_row([*sizes, what, f"{row[us]:.1f} us", *rates]))
     return "\n".join([*lines, "", f"{data['device']}, torch {data['torch']}."]) + "\n"
 
 

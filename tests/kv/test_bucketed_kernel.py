@@ -64,7 +64,7 @@ def test_kernel(
         ("{scales[1], room > 8},", "{scales[1], true},", 1.0),
         ("fmaf(half, sums[n][i], state", "fmaf(half, 0.9f * sums[n][i], state", 1.0),
         ("state.offsets[n][i] *= shrink;", "", 8.0),
-        ("(words[2] >> 13 & 0x00040004u)", "(words[2] >> 12 & 0x00040004u)", 1.0),
+        ("(words[2] >> down_of(2) & 0x01000100u)", "(words[2] >> down_of(1) & 0x01000100u)", 1.0),
         ("        rescale<BITS, false>(state);\n", "", 1.0),
     ],
     ids=["holes", "the end of a page", "offsets", "a new maximum", "the last pair of 3 bits", "tiers"],
