@@ -94,8 +94,8 @@ def worst(
 
 
 WIDE = SparseTile(1, 1, 2, 8, 2, 2)
-QUADS_90 = Sm90SparseTile(8, 2, 4, 2, warps=4)
-WIDE_90 = Sm90SparseTile(16, 1, 2, 2, wide=True)
+QUADS_90 = Sm90SparseTile(8, 2, 4, 2)
+WIDE_90 = Sm90SparseTile(16, 1, 2, 2, warps=16)
 FORMS: list[tuple[Sizes, int, int, int, str]] = [
     (ColumnSizes(up_depth=2), 2, 320, 64, "halves"),
     (ColumnSizes(2, 4, 4, 3, 2), 1, 192, 192, "interleaved"),
@@ -128,8 +128,8 @@ def test_a_call_is_within_the_bound(
         (DirectSizes(1, 2, 4, 2, 1, 4, 2, 2, 1), 1, 192, 192, "interleaved"),
         (WIDE_90, 17, 192, 64, "interleaved"),
         (QUADS_90, 17, 192, 448, "interleaved"),
-        (replace(QUADS_90, max_n=4, m_tiles=1), 5, 320, 64, "halves"),
-        (Sm90SparseTile(96, 2, 2, 2, wide=True), 80, 128, 192, "halves"),
+        (replace(QUADS_90, max_n=24, slabs=2), 41, 320, 64, "halves"),
+        (Sm90SparseTile(96, 2, 2, 2), 80, 128, 192, "halves"),
     ],
     ids=str,
 )
@@ -161,11 +161,11 @@ def test_a_mistake_is_seen(line: str, instead: str, tmp_path: Path, monkeypatch:
 @on_host
 @pytest.mark.parametrize(
     ("line", "instead"),
-    [("warp / 2 * 4 + g % 4", "warp / 2 * 4 + g % 2"), ("slabs >= SLABS)", "true)")],
+    [("g / 4 * 32 + g % 4;", "g / 4 * 32 + g % 2;"), ("slabs >= SLABS)", "true)")],
     ids=["a channel twice", "half a stage"],
 )
 def test_a_mistake_of_hopper_is_seen(line: str, instead: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    wrong = with_mistake(tmp_path, "sm90/int4_24_wide_mlp", line, instead)
+    wrong = with_mistake(tmp_path, "sm90/int4_24_mlp", line, instead)
     assert worst(HostKernels(tmp_path, True, wrong, together=3), monkeypatch, WIDE_90, 5, 192, 64) > 0
 
 

@@ -87,6 +87,16 @@ __device__ __forceinline__ uint2 load_once_8(const void* from) {
     return words;
 }
 
+// Past L1: what other blocks wrote, behind an acquire.
+__device__ __forceinline__ uint4 load_there(const uint4* from) {
+    uint4 words;
+    asm volatile("ld.global.cg.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(words.x), "=r"(words.y), "=r"(words.z), "=r"(words.w)
+                 : "l"(from)
+                 : "memory");
+    return words;
+}
+
 // Discard 128 bytes from L2 without write-back; their value is lost. Ordered after the computation of
 // `after`.
 __device__ __forceinline__ void discard_line(const u16* line, float after) {

@@ -19,6 +19,13 @@ __device__ __forceinline__ u32 select_bits(u32 set, u32 clear, u32 mask) {
     return out;
 }
 
+// (word & mask) | bits, in one instruction.
+__device__ __forceinline__ u32 and_or(u32 word, u32 mask, u32 bits) {
+    u32 out;
+    asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(out) : "r"(word), "r"(mask), "r"(bits));
+    return out;
+}
+
 // Rotated left.
 __device__ __forceinline__ u32 rotated(u32 word, u32 bits) { return __funnelshift_l(word, word, bits); }
 

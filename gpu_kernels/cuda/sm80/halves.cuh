@@ -19,6 +19,19 @@ __device__ __forceinline__ u32 pack_fp16(float first, float second) {
     return word;
 }
 
+// Two products of fp16 each, and a * b + c, in one instruction.
+__device__ __forceinline__ u32 multiply_fp16x2(u32 a, u32 b) {
+    u32 out;
+    asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(out) : "r"(a), "r"(b));
+    return out;
+}
+
+__device__ __forceinline__ u32 multiply_add_fp16x2(u32 a, u32 b, u32 c) {
+    u32 out;
+    asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(out) : "r"(a), "r"(b), "r"(c));
+    return out;
+}
+
 __device__ __forceinline__ float first_of_fp16(u32 word) {
     float value;
     asm("{.reg .b16 a, b; mov.b32 {a, b}, %1; cvt.f32.f16 %0, a;}" : "=f"(value) : "r"(word));

@@ -177,6 +177,12 @@ __device__ __forceinline__ uint2 load_8(u32 from) {
     return words;
 }
 
+__device__ __forceinline__ u32 load_word(u32 from) {
+    u32 word;
+    asm volatile("ld.shared.u32 %0, [%1];" : "=r"(word) : "r"(from) : "memory");
+    return word;
+}
+
 __device__ __forceinline__ u32 load_byte(u32 from) {
     u32 byte;
     asm volatile("ld.shared.u8 %0, [%1];" : "=r"(byte) : "r"(from) : "memory");

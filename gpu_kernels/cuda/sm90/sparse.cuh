@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sparse warpgroup products, with A in registers: products [64 x N] = A [64 x 32] * B [32 x N], and bulk
-// copies of data that is read once.
+// Sparse warpgroup products, with A in registers: products [64 x N] = A [64 x 32] * B [32 x N] of fp16,
+// and bulk copies of data that is read once.
 //
 // A and its metadata as in sm80/sparse.cuh, where each warp has 16 of the 64 rows, and lanes 0 and 1 of four
 // give the metadata. B: K-major in shared memory, as sm90/wgmma.cuh's `operand` says. A step of 32 along K is
@@ -25,6 +25,18 @@ __device__ __forceinline__ void sparse_product(float* d, const u32* a, u32 metad
 #define R48 R40 ", " R(20, 21, 22, 23)
 #define R56 R48 ", " R(24, 25, 26, 27)
 #define R64 R56 ", " R(28, 29, 30, 31)
+#define R72 R64 ", " R(32, 33, 34, 35)
+#define R80 R72 ", " R(36, 37, 38, 39)
+#define R88 R80 ", " R(40, 41, 42, 43)
+#define R96 R88 ", " R(44, 45, 46, 47)
+#define R104 R96 ", " R(48, 49, 50, 51)
+#define R112 R104 ", " R(52, 53, 54, 55)
+#define R120 R112 ", " R(56, 57, 58, 59)
+#define R128 R120 ", " R(60, 61, 62, 63)
+#define R136 R128 ", " R(64, 65, 66, 67)
+#define R144 R136 ", " R(68, 69, 70, 71)
+#define R152 R144 ", " R(72, 73, 74, 75)
+#define R160 R152 ", " R(76, 77, 78, 79)
 #define D8 D(0)
 #define D16 D8, D(4)
 #define D24 D16, D(8)
@@ -33,6 +45,18 @@ __device__ __forceinline__ void sparse_product(float* d, const u32* a, u32 metad
 #define D48 D40, D(20)
 #define D56 D48, D(24)
 #define D64 D56, D(28)
+#define D72 D64, D(32)
+#define D80 D72, D(36)
+#define D88 D80, D(40)
+#define D96 D88, D(44)
+#define D104 D96, D(48)
+#define D112 D104, D(52)
+#define D120 D112, D(56)
+#define D128 D120, D(60)
+#define D136 D128, D(64)
+#define D144 D136, D(68)
+#define D152 D144, D(72)
+#define D160 D152, D(76)
 
 #define PRODUCT_OF(SELECTOR, N, A0, A1, A2, A3, B, METADATA, ADD)                                            \
     template <>                                                                                              \
@@ -40,7 +64,7 @@ __device__ __forceinline__ void sparse_product(float* d, const u32* a, u32 metad
                                                                 bool add) {                                  \
         asm volatile("{.reg .pred add; setp.ne.b32 add, %" #ADD                                              \
                      ", 0;\n"                                                                                \
-                     "wgmma.mma_async.sp.sync.aligned.m64n" #N "k32.f32.bf16.bf16 {" R##N                    \
+                     "wgmma.mma_async.sp.sync.aligned.m64n" #N "k32.f32.f16.f16 {" R##N                    \
                      "}, {" R(A0, A1, A2, A3) "}, %" #B ", %" #METADATA ", " #SELECTOR ", add, 1, 1, 0;}"    \
                      : D##N                                                                                  \
                      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(metadata),                    \
@@ -55,6 +79,12 @@ PRODUCT(40, 20, 21, 22, 23, 24, 25, 26)
 PRODUCT(48, 24, 25, 26, 27, 28, 29, 30)
 PRODUCT(56, 28, 29, 30, 31, 32, 33, 34)
 PRODUCT(64, 32, 33, 34, 35, 36, 37, 38)
+PRODUCT(80, 40, 41, 42, 43, 44, 45, 46)
+PRODUCT(96, 48, 49, 50, 51, 52, 53, 54)
+PRODUCT(112, 56, 57, 58, 59, 60, 61, 62)
+PRODUCT(128, 64, 65, 66, 67, 68, 69, 70)
+PRODUCT(144, 72, 73, 74, 75, 76, 77, 78)
+PRODUCT(160, 80, 81, 82, 83, 84, 85, 86)
 #undef PRODUCT
 #undef PRODUCT_OF
 #undef R
@@ -67,7 +97,7 @@ __device__ __forceinline__ u64 further(u64 operand, u32 by) {
     return (operand & 0xffffffff00000000) | low;
 }
 
-// Both halves are the low one, or the high one. As an operand of bf16x2 instructions this costs no
+// Both halves are the low one, or the high one. As an operand of instructions of two halves this costs no
 // instruction.
 __device__ __forceinline__ u32 low_twice(u32 value) {
     u32 out;
@@ -81,8 +111,8 @@ __device__ __forceinline__ u32 high_twice(u32 value) {
     return out;
 }
 
-__device__ __forceinline__ void copy_8(u32 to, const void* from) {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(to), "l"(from) : "memory");
+__device__ __forceinline__ void copy_4(u32 to, const void* from) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to), "l"(from) : "memory");
 }
 
 // The same value, of which the compiler knows nothing: what follows from it is not computed early.

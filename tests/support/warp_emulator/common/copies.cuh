@@ -44,6 +44,8 @@ inline void copies_wait() {
 template <bool = false>
 inline uint4 load_once(const uint4* from) { return *from; }
 
+inline uint4 load_there(const uint4* from) { return *from; }
+
 inline uint2 load_once_8(const void* from) { return *static_cast<const uint2*>(from); }
 
 // As it may be at its worst: the line is lost at once.

@@ -13,3 +13,9 @@ inline void add_release(int* to, int value) {
     *to += value;
     ++emulator::events;
 }
+
+inline int add_acquire_release(int* to, int value) {
+    emulator::pause();
+    ++emulator::events;
+    return std::exchange(*to, *to + value);
+}

@@ -18,6 +18,8 @@ inline u32 select_bits(u32 set, u32 clear, u32 mask) { return (set & mask) | (cl
 
 inline u32 select_or_flip(u32 set, u32 flip, u32 mask) { return (set & mask) | (~flip & ~mask); }
 
+inline u32 and_or(u32 word, u32 mask, u32 bits) { return (word & mask) | bits; }
+
 inline u32 rotated(u32 word, u32 bits) { return word << bits | word >> (32 - bits); }
 
 inline u32 flip_or_select(u32 flip, u32 keep, u32 mask) { return (~flip & mask) | (keep & ~mask); }

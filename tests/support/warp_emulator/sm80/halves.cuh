@@ -20,6 +20,14 @@ inline u32 pack_fp16(float first, float second) {
 inline float first_of_fp16(u32 word) { return fp16_of(word & 0xffff); }
 inline float second_of_fp16(u32 word) { return fp16_of(word >> 16); }
 
+inline u32 multiply_fp16x2(u32 a, u32 b) {
+    return pack_fp16(first_of_fp16(a) * first_of_fp16(b), second_of_fp16(a) * second_of_fp16(b));
+}
+inline u32 multiply_add_fp16x2(u32 a, u32 b, u32 c) {
+    return pack_fp16(first_of_fp16(a) * first_of_fp16(b) + first_of_fp16(c),
+                     second_of_fp16(a) * second_of_fp16(b) + second_of_fp16(c));
+}
+
 inline void multiply_add_fp16(float (&sums)[4], const u32 (&a)[4], u32 b0, u32 b1) {
     const int me = emulator::current, lane = me % 32, first = me - lane;
     const auto words = [](int fiber) { return emulator::fibers[fiber].words; };

@@ -217,6 +217,11 @@ inline uint2 load_8(u32 from) {
     std::memcpy(&words, emulator::shared(from / 16 * 16) + from % 16, 8);
     return words;
 }
+inline u32 load_word(u32 from) {
+    u32 word;
+    std::memcpy(&word, emulator::shared(from / 16 * 16) + from % 16, 4);
+    return word;
+}
 inline u32 load_byte(u32 from) { return emulator::shared(from / 16 * 16)[from % 16]; }
 inline void store_transposed(u32 row, u32 a, u32 b, u32 c, u32 d) {
     emulator::store_fragments(row, {a, b, c, d}, true);

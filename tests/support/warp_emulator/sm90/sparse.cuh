@@ -2,6 +2,7 @@
 // In place of gpu_kernels/cuda/sm90/sparse.cuh; fragments and metadata as sm80/sparse.cuh has them, a warp each.
 #pragma once
 
+#include "sm80/halves.cuh"
 #include "sm90/ptx.cuh"
 #include "sm90/wgmma.cuh"
 
@@ -27,8 +28,8 @@ void sparse_product(float* d, const u32* a, u32 metadata, u64 b, bool add) {
                 const u32 kept[2] = {bits & 3, bits >> 2};
                 if (kept[0] == kept[1]) emulator::fail("metadata that names a channel twice");
                 for (int n = 0; n < 2; ++n)
-                    sum += value_of(pair >> 16 * n & 0xffff) *
-                           emulator::element(block, emulator::along(b, column, 4 * chunk + kept[n]));
+                    sum += fp16_of(pair >> 16 * n & 0xffff) *
+                           fp16_of(emulator::bits(block, emulator::along(b, column, 4 * chunk + kept[n])));
             }
             d[i] = (add ? d[i] : 0.0f) + sum;
         }
@@ -45,8 +46,8 @@ inline u64 further(u64 operand, u32 by) { return advance(operand, by); }
 inline u32 low_twice(u32 value) { return (value & 0xffff) * 0x10001u; }
 inline u32 high_twice(u32 value) { return (value >> 16) * 0x10001u; }
 
-inline void copy_8(u32 to, const void* from) {
-    const emulator::Copy copy{to, from, 8};
+inline void copy_4(u32 to, const void* from) {
+    const emulator::Copy copy{to, from, 4};
     if (!emulator::late) emulator::land(copy);
     emulator::fibers[emulator::current].open.push_back(copy);
 }

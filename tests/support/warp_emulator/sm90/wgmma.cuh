@@ -35,11 +35,13 @@ void products_wait() {
 
 namespace emulator {
 
-inline float element(int block, u32 address) {
+inline u16 bits(int block, u32 address) {
     u16 bits;
     std::memcpy(&bits, memories[block].bytes + swizzled(address), 2);
-    return value_of(bits);
+    return bits;
 }
+
+inline float element(int block, u32 address) { return value_of(bits(block, address)); }
 
 // Row r, element k of 16, of an operand whose K lies along its rows of 128 bytes.
 inline u32 along(u64 operand, int r, int k) { return static_cast<u32>(operand) * 16 + r * 128 + k * 2; }

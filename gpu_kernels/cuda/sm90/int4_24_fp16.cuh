@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: Apache-2.0
+// int4_24 in fp16: words as A of sparse products, with their scales, and what takes rows to fp16.
+//
+// A scale has 8 significant bits and an int4 minus 8 at most 3, or is -8. So their product is exact in fp16's
+// 11 bits, and a product of a row needs no scaled sums. Scales are multiplied by WEIGHTS, and must lie below
+// 2^4 then; those below 2^-25 lose bits.
+//
+// Rows: a power of two takes the largest magnitude of a row to 2^14 .. 2^15. What is 2^31 times smaller loses
+// bits.
+//
+// Four groups of 32 channels go at a time. Lane t of a quad owns the words of group t: it decodes whole words,
+// so that a warp decodes none twice. Step i of four takes two chunks of each word: X in k position t, Y in
+// t + 4.
+//
+// | step | X | Y |
+// |------|---|---|
+// | 0    | 0 | 2 |
+// | 1    | 1 | 3 |
+// | 2    | 4 | 6 |
+// | 3    | 5 | 7 |
+//
+// The two indices of a chunk of A may come in any order; they only have to differ. So the kept value comes
+// first, with idx2 as its index; the other is 0, with the index 3 - idx2.
+#pragma once
+
+#include "sm80/bytes.cuh"
+#include "sm80/halves.cuh"
+#include "sm80/int4_24.cuh"
+#include "sm90/sparse.cuh"
+
+constexpr float WEIGHTS = 256.0f;
+
+struct ScaledDecoder {
+    u32 bytes;          // selector of what this pair of lanes needs, of its own and of the other pair's words
+    u32 turn, nibbles;  // bits to turn the neighbour's nibbles by; those of its own that this lane keeps
+    u32 exponent;       // 1024 in both halves, whose last bit is 1
+
+    // zero: 0, which the compiler must not know, so that constants stay in registers.
+    __device__ __forceinline__ explicit ScaledDecoder(u32 zero) {
+        const int t = threadIdx.x % 4;
+        bytes = (t < 2 ? 0x6240 : 0x3715) + zero;
+        turn = (t % 2 ? 28 : 4) + zero;
+        nibbles = (t % 2 ? 0xf0f0f0f0u : 0x0f0f0f0fu) + zero;
+        exponent = 0x64006400u + zero;
+    }
+
+    // Four steps. metadata: of steps 0 and 1 in lanes 0 and 1 of four, of 2 and 3 in the others.
+    struct Fragment {
+        u32 a[4][4], metadata[2];
+    };
+
+    // X and Y of every step, of one row. scale: in the low half; the high one is 0.
+    __device__ __forceinline__ void weights(u32 (&a)[4][4], u32 values, u32 scale, int high) const {
+#pragma unroll
+        for (int y = 0; y < 2; ++y) {
+            const u32 of = y ? values >> 8 : values;
+#pragma unroll
+            for (int i = 0; i < 2; ++i) {
+                // 4 bits higher: 1024 + 16 q4, times 1 / 16
+                const u32 both =
+                    i ? multiply_add_fp16x2(and_or(of, 0x00f000f0u, exponent), 0x2c002c00u, 0xd480d480u)
+                      : multiply_add_fp16x2(and_or(of, 0x000f000fu, exponent), 0x3c003c00u, 0xe408e408u);
+                a[i][2 * y + high] = multiply_fp16x2(low_twice(both), scale);
+                a[2 + i][2 * y + high] = multiply_fp16x2(high_twice(both), scale);
+            }
+        }
+    }
+
+    static __device__ __forceinline__ u32 scale(u32 rest) { return pack_fp16(scale_of(rest) * WEIGHTS, 0.0f); }
+
+    // low, high: this lane's words of rows l / 4 and l / 4 + 8.
+    __device__ __forceinline__ void decode(Fragment& out, uint2 low, uint2 high) const {
+        const u32 both = select_bytes(low.y, high.y, 0x5410);  // idx2 of the low row, of the high row
+        const u32 pair = select_bytes(both, __shfl_xor_sync(~0u, both, 2), bytes);
+        const u32 other = rotated(__shfl_xor_sync(~0u, pair, 1), turn);
+        const u32 four = select_bits(pair, other, nibbles);
+        out.metadata[0] = select_or_flip(four, four * 4, 0x33333333u);
+        out.metadata[1] = flip_or_select(four, four >> 2, 0xccccccccu);
+        weights(out.a, low.x, scale(low.y), 0);
+        weights(out.a, high.x, scale(high.y), 1);
+    }
+};
+
+// Channels of a row in the order of k, 128 at a time: what a product of warps reads. Unit u of 16 holds eight
+// channels, four from first_of_unit(u) on, and four from 32 further on.
+__device__ __forceinline__ constexpr int first_of_unit(int u) {
+    return u % 2 * 64 + (u / 8 * 4 + u / 4 % 2 + u / 2 % 2 * 2) * 4;
+}
+constexpr int UNIT_CHANNELS = 8, UNITS = 16, BLOCK_CHANNELS = 128;
+
+__device__ __forceinline__ constexpr int padded(int channels) {
+    return (channels + BLOCK_CHANNELS - 1) / BLOCK_CHANNELS * BLOCK_CHANNELS;
+}
+
+// The power of two of a row of bf16.
+struct RowPower {
+    float up, down;  // down: 1 / up
+
+    // most: the largest magnitude, as the bits of an fp32
+    __device__ __forceinline__ explicit RowPower(u32 most) {
+        const int exponent = max(static_cast<int>(most >> 23), 1) - 127, power = min(14 - exponent, 126);
+        up = __uint_as_float(static_cast<u32>(127 + power) << 23);
+        down = __uint_as_float(static_cast<u32>(127 - power) << 23);
+    }
+    __device__ __forceinline__ u32 pair(u32 two) const {
+        return pack_fp16(__uint_as_float(two << 16) * up, __uint_as_float(two & 0xffff0000u) * up);
+    }
+    __device__ __forceinline__ uint4 unit(uint4 eight) const {
+        return make_uint4(pair(eight.x), pair(eight.y), pair(eight.z), pair(eight.w));
+    }
+};
+
+// The larger magnitude of `most` and two bf16.
+__device__ __forceinline__ u32 most_of(u32 most, u32 two) {
+    return max(most, max(two << 16 & 0x7fffffffu, two & 0x7fff0000u));
+}
+__device__ __forceinline__ u32 most_of(u32 most, uint4 eight) {
+    return most_of(most_of(most_of(most_of(most, eight.x), eight.y), eight.z), eight.w);
+}
+__device__ __forceinline__ u32 most_of_warp(u32 most) {
+#pragma unroll
+    for (int lanes = 16; lanes > 0; lanes /= 2) most = max(most, __shfl_xor_sync(~0u, most, lanes));
+    return most;
+}
