@@ -95,7 +95,7 @@ def worst(
 
 WIDE = SparseTile(1, 1, 2, 8, 2, 2)
 QUADS_90 = Sm90SparseTile(8, 2, 4, 2)
-WIDE_90 = Sm90SparseTile(16, 1, 2, 2, warps=16)
+WIDE_90 = Sm90SparseTile(16, 2, 2, 2, warps=12)
 FORMS: list[tuple[Sizes, int, int, int, str]] = [
     (ColumnSizes(up_depth=2), 2, 320, 64, "halves"),
     (ColumnSizes(2, 4, 4, 3, 2), 1, 192, 192, "interleaved"),

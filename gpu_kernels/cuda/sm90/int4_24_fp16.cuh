@@ -44,24 +44,32 @@ struct ScaledDecoder {
         exponent = 0x64006400u + zero;
     }
 
-    // Four steps. metadata: of steps 0 and 1 in lanes 0 and 1 of four, of 2 and 3 in the others.
+    // What a lane's words have in common. metadata: of even steps, of odd ones; lanes 0 and 1 of four give steps
+    // 0 and 1, the others steps 2 and 3. Scales: in the low half; the high one is 0.
+    struct Both {
+        u32 low, high, low_scale, high_scale, metadata[2];
+    };
+    // A of some steps.
+    template <int STEPS>
     struct Fragment {
-        u32 a[4][4], metadata[2];
+        u32 a[STEPS][4];
     };
 
-    // X and Y of every step, of one row. scale: in the low half; the high one is 0.
-    __device__ __forceinline__ void weights(u32 (&a)[4][4], u32 values, u32 scale, int high) const {
+    // X and Y of a row: of steps `first` and first + 2, and where there are four of first + 1 and first + 3.
+    template <int STEPS>
+    __device__ __forceinline__ void weights(Fragment<STEPS>& out, u32 values, u32 scale, int first,
+                                            int high) const {
 #pragma unroll
         for (int y = 0; y < 2; ++y) {
             const u32 of = y ? values >> 8 : values;
 #pragma unroll
-            for (int i = 0; i < 2; ++i) {
+            for (int i = 0; i < STEPS / 2; ++i) {
                 // 4 bits higher: 1024 + 16 q4, times 1 / 16
                 const u32 both =
-                    i ? multiply_add_fp16x2(and_or(of, 0x00f000f0u, exponent), 0x2c002c00u, 0xd480d480u)
-                      : multiply_add_fp16x2(and_or(of, 0x000f000fu, exponent), 0x3c003c00u, 0xe408e408u);
-                a[i][2 * y + high] = multiply_fp16x2(low_twice(both), scale);
-                a[2 + i][2 * y + high] = multiply_fp16x2(high_twice(both), scale);
+                    first + i ? multiply_add_fp16x2(and_or(of, 0x00f000f0u, exponent), 0x2c002c00u, 0xd480d480u)
+                              : multiply_add_fp16x2(and_or(of, 0x000f000fu, exponent), 0x3c003c00u, 0xe408e408u);
+                out.a[i][2 * y + high] = multiply_fp16x2(low_twice(both), scale);
+                out.a[STEPS / 2 + i][2 * y + high] = multiply_fp16x2(high_twice(both), scale);
             }
         }
     }
@@ -69,24 +77,29 @@ struct ScaledDecoder {
     static __device__ __forceinline__ u32 scale(u32 rest) { return pack_fp16(scale_of(rest) * WEIGHTS, 0.0f); }
 
     // low, high: this lane's words of rows l / 4 and l / 4 + 8.
-    __device__ __forceinline__ void decode(Fragment& out, uint2 low, uint2 high) const {
+    __device__ __forceinline__ Both begin(uint2 low, uint2 high) const {
         const u32 both = select_bytes(low.y, high.y, 0x5410);  // idx2 of the low row, of the high row
         const u32 pair = select_bytes(both, __shfl_xor_sync(~0u, both, 2), bytes);
         const u32 other = rotated(__shfl_xor_sync(~0u, pair, 1), turn);
         const u32 four = select_bits(pair, other, nibbles);
-        out.metadata[0] = select_or_flip(four, four * 4, 0x33333333u);
-        out.metadata[1] = flip_or_select(four, four >> 2, 0xccccccccu);
-        weights(out.a, low.x, scale(low.y), 0);
-        weights(out.a, high.x, scale(high.y), 1);
+        return Both{low.x,
+                    high.x,
+                    scale(low.y),
+                    scale(high.y),
+                    {select_or_flip(four, four * 4, 0x33333333u), flip_or_select(four, four >> 2, 0xccccccccu)}};
+    }
+
+    template <int STEPS>
+    __device__ __forceinline__ void decode(Fragment<STEPS>& out, const Both& of, int first) const {
+        weights(out, of.low, of.low_scale, first, 0);
+        weights(out, of.high, of.high_scale, first, 1);
     }
 };
 
-// Channels of a row in the order of k, 128 at a time: what a product of warps reads. Unit u of 16 holds eight
-// channels, four from first_of_unit(u) on, and four from 32 further on.
-__device__ __forceinline__ constexpr int first_of_unit(int u) {
-    return u % 2 * 64 + (u / 8 * 4 + u / 4 % 2 + u / 2 % 2 * 2) * 4;
-}
-constexpr int UNIT_CHANNELS = 8, UNITS = 16, BLOCK_CHANNELS = 128;
+// Channels of a row in the order of k, what a product of warps reads: 128 at a time, in 16 units of eight.
+// Unit 2 v + h has four channels from 64 h + first_of(v) on, and four from 32 further on.
+__device__ __forceinline__ constexpr int first_of(int v) { return (v / 4 * 4 + v / 2 % 2 + v % 2 * 2) * 4; }
+constexpr int UNIT_CHANNELS = 8, UNITS = 16, BLOCK_CHANNELS = 128, HALF_CHANNELS = 64;
 
 __device__ __forceinline__ constexpr int padded(int channels) {
     return (channels + BLOCK_CHANNELS - 1) / BLOCK_CHANNELS * BLOCK_CHANNELS;

@@ -44,14 +44,19 @@ constexpr int CONSUMERS = WARPS;
 #include "sm90/int4_24_load.cuh"
 
 static_assert(SLABS % 2 == 0 && MAX_N % 8 == 0, "whole pairs of slabs, whole columns");
-static_assert(PARTS <= 2 && WEIGHT_ROWS / 2 % BLOCK_CHANNELS == 0, "whole units of act");
+static_assert(PARTS <= 2 && WEIGHT_ROWS / 2 % HALF_CHANNELS == 0, "whole halves of act");
+constexpr int AT_ONCE = MAX_N > 16 ? 2 : 4;  // steps decoded and multiplied together: fewer take fewer registers
 
 constexpr int PRODUCER_REGISTERS = GROUPS == 4 ? 64 : BLOCKS == 2 ? 40 : 56;
 constexpr int CONSUMER_REGISTERS = GROUPS == 4 ? 104 : GROUPS == 3 ? 152 : BLOCKS == 2 ? 96 : 224;
 constexpr u32 CONSUMERS_MEET = 1;  // a named barrier
 
-// A warp's unit of act in part 0, among those of an item.
-__device__ __forceinline__ int unit_of(int warp) { return warp / 4 * PARTS * 4 + warp % 4; }
+// A warp and part make eight channels of act, one unit: of which half of BLOCK_CHANNELS, counted in an item,
+// and which of its eight units.
+__device__ __forceinline__ int half_of(int warp, int part) { return (warp / 4 * PARTS + part) / 2; }
+__device__ __forceinline__ int unit_of(int warp, int part) {
+    return (warp / 4 * PARTS + part) % 2 * 4 + warp % 4;
+}
 
 // Where a lane's words lie in a pair of slabs: bytes. Low rows are gate rows, or the first half of an item's
 // rows; high ones the up rows, or the other half. Eight gate rows of a warp are a unit of act.
@@ -61,11 +66,10 @@ struct Place {
 
     __device__ __forceinline__ explicit Place(bool is_down) : turns(INTERLEAVED && !is_down) {
         const int warp = threadIdx.x / 32 - PRODUCERS, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
-        const int unit = unit_of(warp);
-        const int row = is_down ? warp / 4 * PARTS * 32 + warp % 4 * 8 + g
-                                : unit / UNITS * BLOCK_CHANNELS + first_of_unit(unit % UNITS) + g / 4 * 32 + g % 4;
+        const int channel = half_of(warp, 0) * HALF_CHANNELS + first_of(unit_of(warp, 0)) + g / 4 * 32 + g % 4;
+        const int row = is_down ? warp / 4 * PARTS * 32 + warp % 4 * 8 + g : channel;
         low = row * (turns ? 32 : 16) + t / 2 * WEIGHT_SLAB + t % 2 * 8;
-        part = (is_down ? 32 : 4) * (turns ? 32 : 16);
+        part = (is_down ? 32 : 16) * (turns ? 32 : 16);
     }
     __device__ __forceinline__ u32 high() const { return INTERLEAVED && turns ? 16 : WEIGHT_ROWS * 8; }
 };
@@ -76,27 +80,29 @@ struct Products {
     static constexpr int STEPS = SLABS / 2 * PARTS;  // of a stage: 128 channels of a part
 
     float sums[PARTS][N / 2];
-    ScaledDecoder::Fragment fragments[2];
+    ScaledDecoder::Fragment<AT_ONCE> fragments[2];
 
-    __device__ __forceinline__ void multiply(int step, u64 rows) {
-        const auto& of = fragments[step % 2];
-        float* to = sums[step % PARTS];
-        const u64 here = further(rows, step / PARTS * (2 * ROW_SLAB / 16));
+    // Of the fragment of steps first, first + 2, and where there are four of first + 1 and first + 3.
+    __device__ __forceinline__ void multiply(const ScaledDecoder::Fragment<AT_ONCE>& of, float* to, int first,
+                                             const u32 (&metadata)[2], u64 rows) {
         products_begin();
-        sparse_product<N, 0>(to, of.a[0], of.metadata[0], here, true);
-        sparse_product<N, 0>(to, of.a[1], of.metadata[1], further(here, 2 * OPERAND_STEP), true);
-        sparse_product<N, 1>(to, of.a[2], of.metadata[0], further(here, ROW_SLAB / 16), true);
-        sparse_product<N, 1>(to, of.a[3], of.metadata[1], further(here, ROW_SLAB / 16 + 2 * OPERAND_STEP),
-                             true);
+#pragma unroll
+        for (int i = 0; i < AT_ONCE / 2; ++i)
+            sparse_product<N, 0>(to, of.a[i], metadata[first + i],
+                                 further(rows, (first + i) * 2 * OPERAND_STEP), true);
+#pragma unroll
+        for (int i = 0; i < AT_ONCE / 2; ++i)
+            sparse_product<N, 1>(to, of.a[AT_ONCE / 2 + i], metadata[first + i],
+                                 further(rows, ROW_SLAB / 16 + (first + i) * 2 * OPERAND_STEP), true);
         products_commit();
     }
 
-    // A stage, or unless WHOLE a pair of slabs; has: whether this lane's slab of the pair is there. The
-    // products of a step run while the next words are decoded.
+    // A stage, or unless WHOLE a pair of slabs; has: whether this lane's slab of the pair is there. Products
+    // run while the next words are decoded.
     template <bool WHOLE>
     __device__ __forceinline__ void stage(const unsigned char* words, u64 rows, const Place& place,
                                           const ScaledDecoder& decoder, bool has) {
-        constexpr int COUNT = WHOLE ? STEPS : PARTS;
+        constexpr int TURNS = 4 / AT_ONCE, COUNT = (WHOLE ? STEPS : PARTS) * TURNS;
         uint2 low, high;
         const auto load = [&](int step) {
             const unsigned char* at = words + step / PARTS * (2 * WEIGHT_SLAB) + step % PARTS * place.part;
@@ -105,12 +111,18 @@ struct Products {
             if (!WHOLE && !has) low = high = make_uint2(0, 0);
         };
         load(0);
+        ScaledDecoder::Both both;
 #pragma unroll
-        for (int step = 0; step < COUNT; ++step) {
-            decoder.decode(fragments[step % 2], low, high);
-            if (step + 1 < COUNT) load(step + 1);
-            multiply(step, rows);
-            if (step + 1 < COUNT) products_wait<1>();  // the fragments of the step before are free
+        for (int i = 0; i < COUNT; ++i) {
+            const int step = i / TURNS, first = i % TURNS;
+            if (first == 0) {
+                both = decoder.begin(low, high);
+                if (i + TURNS < COUNT) load(step + 1);
+            }
+            decoder.decode(fragments[i % 2], both, first);
+            multiply(fragments[i % 2], sums[step % PARTS], first, both.metadata,
+                     further(rows, step / PARTS * (2 * ROW_SLAB / 16)));
+            if (i + 1 < COUNT) products_wait<1>();  // the other fragment is free
         }
         products_wait<0>();  // ptxas makes products in turns if one runs across the loop's end
     }
@@ -158,14 +170,12 @@ __device__ __forceinline__ void write(const float (&sums)[PARTS][N / 2], u32 pow
     width = later(width);
 #pragma unroll
     for (int part = 0; part < PARTS; ++part) {
-        // where the channels of a warp lie, and whether there are any
         int channel = block * WEIGHT_ROWS + (warp / 4 * PARTS + part) * 32 + warp % 4 * 8;
         bool low_here = channel < width, high_here = channel + WEIGHT_ROWS / 2 < width;
-        if (!IS_DOWN) {
-            const int unit = unit_of(warp) + 4 * part;
-            channel = block * (WEIGHT_ROWS / 2) + unit * UNIT_CHANNELS;
-            low_here = channel < stride;
-            high_here = channel / BLOCK_CHANNELS * BLOCK_CHANNELS + unit % 2 * 64 < width;
+        if (!IS_DOWN) {  // where the unit lies
+            const int half = block * (WEIGHT_ROWS / 2 / HALF_CHANNELS) + half_of(warp, part);
+            channel = half / 2 * BLOCK_CHANNELS + (unit_of(warp, part) * 2 + half % 2) * UNIT_CHANNELS;
+            low_here = half * HALF_CHANNELS < width;
         }
         u16* at = to + static_cast<u64>(first) * stride + channel + lane % 4 * 2;
 #pragma unroll
@@ -182,7 +192,7 @@ __device__ __forceinline__ void write(const float (&sums)[PARTS][N / 2], u32 pow
                 if (valid && high_here) *reinterpret_cast<u32*>(at + WEIGHT_ROWS / 2) = high;
             } else {
                 const u32 both = transposed(pack(silu_mul(d[0], d[2]), silu_mul(d[1], d[3])));
-                if (valid && low_here) *reinterpret_cast<u32*>(at) = high_here ? both : 0;
+                if (valid && low_here) *reinterpret_cast<u32*>(at) = both;
             }
         }
     }
@@ -192,37 +202,41 @@ __device__ __forceinline__ void write(const float (&sums)[PARTS][N / 2], u32 pow
 // to fp16, and counts once more.
 __device__ __forceinline__ void finish(const Shared& shared, Tile* tile, int parts, u16* act, float* powers,
                                        int width) {
-    constexpr int AT_ONCE = 8;
+    constexpr int UNITS_AT_ONCE = 8;
     named_sync(CONSUMERS_MEET, 32 * CONSUMERS);
     const int thread = later(threadIdx.x) - 32 * PRODUCERS, warp = thread / 32, lane = thread % 32;
     if (thread == 0) store_float(shared.arrived(), __int_as_float(add_acquire_release(&tile->done, 1)));
     named_sync(CONSUMERS_MEET, 32 * CONSUMERS);
     if (static_cast<int>(load_word(shared.arrived())) != parts - 1) return;
     const int units = padded(width) / UNIT_CHANNELS, rows = tile->rows, first = tile->first;
+    // of a last block of 64 channels, odd units have none
+    const int units_of_row = width / BLOCK_CHANNELS * UNITS;
 #pragma unroll 1
     for (int row = warp; row < rows; row += CONSUMERS) {
         uint4* at = reinterpret_cast<uint4*>(act) + static_cast<u64>(first + row) * units + lane;
-        uint4 eight[AT_ONCE];
+        uint4 eight[UNITS_AT_ONCE];
         u32 most = 0;
         const auto load = [&](int from) {
 #pragma unroll
-            for (int i = 0; i < AT_ONCE; ++i)
-                if (from + 32 * i + lane < units) eight[i] = load_there(at + from + 32 * i);
+            for (int i = 0; i < UNITS_AT_ONCE; ++i)
+                if (from + 32 * i + lane < units)
+                    eight[i] = from + 32 * i + lane < units_of_row || lane % 2 == 0 ? load_there(at + from + 32 * i)
+                                                                                   : make_uint4(0, 0, 0, 0);
         };
 #pragma unroll 1
-        for (int from = 0; from < units; from += 32 * AT_ONCE) {
+        for (int from = 0; from < units; from += 32 * UNITS_AT_ONCE) {
             load(from);
 #pragma unroll
-            for (int i = 0; i < AT_ONCE; ++i)
+            for (int i = 0; i < UNITS_AT_ONCE; ++i)
                 if (from + 32 * i + lane < units) most = most_of(most, eight[i]);
         }
         const RowPower power(most_of_warp(most));
         if (lane == 0) powers[first + row] = power.down;
 #pragma unroll 1
-        for (int from = 0; from < units; from += 32 * AT_ONCE) {
-            if (units > 32 * AT_ONCE) load(from);
+        for (int from = 0; from < units; from += 32 * UNITS_AT_ONCE) {
+            if (units > 32 * UNITS_AT_ONCE) load(from);
 #pragma unroll
-            for (int i = 0; i < AT_ONCE; ++i)
+            for (int i = 0; i < UNITS_AT_ONCE; ++i)
                 if (from + 32 * i + lane < units) at[from + 32 * i] = power.unit(eight[i]);
         }
     }

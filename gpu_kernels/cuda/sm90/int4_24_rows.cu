@@ -27,7 +27,7 @@ extern "C" __global__ void int4_24_rows(const u16* hidden, uint4* out, float* po
     if (threadIdx.x == 0) powers[token] = power.down;
     const int units = padded(H) / UNIT_CHANNELS;
     for (int i = threadIdx.x; i < units; i += blockDim.x) {
-        const int channel = i / UNITS * BLOCK_CHANNELS + first_of_unit(i % UNITS);
+        const int channel = i / UNITS * BLOCK_CHANNELS + i % 2 * HALF_CHANNELS + first_of(i % UNITS / 2);
         uint2 a = make_uint2(0, 0), b = a;
         if (channel < H) {  // H is a multiple of 64
             a = *reinterpret_cast<const uint2*>(row + channel);
