@@ -9,7 +9,7 @@ import torch
 from . import registry
 from .contract import Experts, Problem
 from .errors import ContractError
-from .formats import mxfp4, mxfp4_boxes
+from .formats import int4_24, mxfp4, mxfp4_boxes
 
 
 def arrange(experts: Experts) -> Experts:
@@ -51,7 +51,9 @@ def gains(experts: Experts) -> bool:
 
 
 def at_load(experts: Experts) -> Experts:
-    """For loaders, which own the tensors: `arrange(experts)` where it gains, else experts."""
+    """For loaders, which own the tensors: `arrange(experts)` where it gains; of int4_24, whether fp16 holds scales."""
+    if experts.format == int4_24.NAME:
+        return replace(experts, fp16_scales=int4_24.fit_fp16(*experts.tensors.values()))
     return arrange(experts) if gains(experts) else experts
 
 

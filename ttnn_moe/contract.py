@@ -17,6 +17,7 @@ from torch import Tensor
 from .activations import SILU
 from .errors import ContractError
 from .experts import Experts
+from .formats.int4_24 import NAME as INT4_24
 from .memory import check_tensors, first_shared
 from .placement import Placement, check_even
 from .routing import PaddedView, Routing, SortedView, StepLayout, step_capacity
@@ -59,6 +60,7 @@ class Problem:
         device: device type of the tensors ("cpu", "cuda", ...).
         D: devices that share the experts.
         activation, biased: of the Experts.
+        fp16_scales: of the Experts, where the format is int4_24.
     """
 
     T: int
@@ -74,6 +76,7 @@ class Problem:
     D: int = 1
     activation: str = SILU
     biased: bool = False
+    fp16_scales: bool = True
 
     def __post_init__(self) -> None:
         if self.T < 0 or min(self.E, self.K, self.H, self.I, self.D) < 1:
@@ -120,6 +123,7 @@ class Problem:
             D,
             experts.activation,
             experts.biased,
+            experts.fp16_scales or experts.format != INT4_24,
         )
 
 

@@ -28,6 +28,7 @@ class Experts:
         tensors: the format's named tensors (64-bit words are held as int64).
         gate_up_order: "halves" (gate rows, then up rows) or "interleaved" (gate and up rows alternate).
         activation: a name in ttnn_moe.activations.ACTIVATIONS.
+        fp16_scales: int4_24: whether `int4_24.fit_fp16` holds. `Experts.int4_24` finds out; else False is slower.
 
     Raises:
         ContractError: unknown format, order of rows or activation, or tensors that break the format.
@@ -40,6 +41,7 @@ class Experts:
     tensors: Mapping[str, Tensor]
     gate_up_order: str = "halves"
     activation: str = SILU
+    fp16_scales: bool = False
 
     def __post_init__(self) -> None:
         if min(self.E, self.H, self.I) < 1:
@@ -97,7 +99,7 @@ class Experts:
         experts = cls(int4_24.NAME, E, H, I, {"w13": w13, "w2": w2}, gate_up_order=gate_up_order)
         if watcher(()) is None:  # a tracer has no values
             int4_24.check_scales(w13=w13, w2=w2)
-        return experts
+        return replace(experts, fp16_scales=int4_24.fit_fp16(w13, w2))
 
     @classmethod
     def mxfp4(
@@ -206,13 +208,14 @@ class Experts:
 
     @property
     def spec(self) -> str:
-        """Format, order of rows, activation, tensor names, for `from_spec`; torch.compile may keep sizes symbolic."""
-        return "|".join((self.format, self.gate_up_order, self.activation, ",".join(self.tensors)))
+        """All but sizes and tensors, and the tensors' names, for `from_spec`; torch.compile may keep sizes symbolic."""
+        words = self.format, self.gate_up_order, self.activation, str(int(self.fp16_scales))
+        return "|".join((*words, ",".join(self.tensors)))
 
     @classmethod
     def from_spec(cls, spec: str, sizes: Sequence[int], tensors: Sequence[Tensor]) -> Experts:
         """Inverse of `spec` and `sizes`; tensors in the order of the names in spec."""
-        fmt, order, activation, names = spec.split("|")
+        fmt, order, activation, fp16_scales, names = spec.split("|")
         named = dict(zip(names.split(","), tensors, strict=True))
         E, H, I = sizes
-        return cls(fmt, E, H, I, named, order, activation)
+        return cls(fmt, E, H, I, named, order, activation, fp16_scales == "1")

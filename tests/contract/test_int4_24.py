@@ -14,7 +14,7 @@ import ttnn_moe
 from assertions import assert_close
 from format_cases import check_against_oracle, check_workspace
 from ttnn_moe import BackendUnavailable, ContractError, Experts, Placement, Problem, Routing, registry
-from ttnn_moe.formats.int4_24 import dequantise, pack, unpack
+from ttnn_moe.formats.int4_24 import NAME, dequantise, fit_fp16, pack, unpack
 from ttnn_moe.reference_products import Int4_24Products
 from ttnn_moe.selfcheck.edges import CASES, Case, Inputs
 
@@ -261,3 +261,23 @@ def test_other_backends_say_why_not(backend: str) -> None:
     assert registry.why_not(problem)[backend] is not None
     with pytest.raises(BackendUnavailable):
         registry.choose(problem, backend)
+
+
+@pytest.mark.parametrize(
+    ("scale", "fits"),
+    [(0.0, True), (2.0**-13, True), (-31.875, True), (32.0, False), (2.0**-14, False), (2.0**-130, False)],
+)
+def test_scales_that_fp16_holds(scale: float, fits: bool) -> None:
+    """The largest scale of each tensor decides; smaller ones may be anything."""
+    E, H, I = 2, 64, 128
+    made = []
+    for R, channels, largest in ((2 * I, H, 0.5), (H, I, scale)):
+        scales = torch.full((E, R, channels // 32), 0.0, dtype=torch.bfloat16)
+        scales[1, 3, 0] = largest
+        values = torch.ones(E, R, channels // 4, dtype=torch.int8)
+        made.append(pack(values, values, scales))
+    assert fit_fp16(*made) is fits
+    experts = Experts.int4_24(*made)
+    assert experts.fp16_scales is fits
+    assert Experts.from_spec(experts.spec, experts.sizes, list(experts.tensors.values())).fp16_scales is fits
+    assert not Experts(NAME, E, H, I, experts.tensors).fp16_scales

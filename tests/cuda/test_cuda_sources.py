@@ -58,7 +58,7 @@ def _uses(arch: Arch) -> list[Use]:
 def _int4_24_uses(arch: Arch) -> list[Use]:
     """Of DeepSeek-V3's sizes, with every tile. Sort and combine are compiled for dense weights."""
     target, uses = Target(H200, arch), set[Use]()
-    for T in (1, 8, 300, 512, 1000, 4096):
+    for T in (1, 8, 128, 300, 512, 1000, 2000, 4096):
         problem = Problem(T, 256, K, 7168, 2048, weight_format="int4_24")
         for family in CUDA_CPP:
             if family.why_not(problem, target) is None:
@@ -180,7 +180,7 @@ BETWEEN = {
     "sm80/grouped_mlp": {"MAX_N": (64, 96)},
     "sm80/int4_24_mlp": {"MAX_N": (16, 32)},
     "sm90/grouped_mlp": {"MAX_N": (64,)},
-    "sm90/int4_24_wide_mlp": {"MAX_N": (24,)},
+    "sm90/int4_24_mlp": {"MAX_N": (16,)},
 }
 
 

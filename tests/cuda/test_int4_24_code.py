@@ -19,6 +19,7 @@ from ttnn_moe.cuda.moe.int4_24_few import INT4_24_FEW
 from ttnn_moe.cuda.moe.sm80_int4_24 import INT4_24
 from ttnn_moe.cuda.moe.sm90_int4_24 import INT4_24_SM90
 from ttnn_moe.cuda.moe.sm90_int4_24_few import INT4_24_FEW_SM90
+from ttnn_moe.cuda.moe.sm90_int4_24_fp16 import INT4_24_FP16_SM90
 from ttnn_moe.formats.int4_24 import NAME
 
 TRITON = find_spec("triton")
@@ -35,7 +36,7 @@ NVDISASM = next((path for folder in FOLDERS for path in Path(folder).rglob("nvdi
         (INT4_24_FEW_SM90, HOPPER, 1, r"HMMA\.SP\.16832\.F32\.BF16"),
         (INT4_24, ARCHES[8, 0], 128, r"HMMA\.SP\.16832\.F32\.BF16"),
         (INT4_24_SM90, HOPPER, 8, r"HGMMA\.SP\.64x\d+x32\.F32\.BF16"),
-        (INT4_24_SM90, HOPPER, 1000, r"HGMMA\.SP\.64x\d+x32\.F32\.BF16"),
+        (INT4_24_FP16_SM90, HOPPER, 1000, r"HGMMA\.SP\.64x\d+x32\.F32"),
     ],
     ids=lambda value: getattr(value, "name", str(value)),
 )

@@ -23,6 +23,7 @@ from ttnn_moe.cuda.moe.prepared import bytes_of, most_bytes
 from ttnn_moe.cuda.moe.sm80_int4_24 import INT4_24, SparseTile
 from ttnn_moe.cuda.moe.sm90_int4_24 import INT4_24_SM90, Sm90SparseTile
 from ttnn_moe.cuda.moe.sm90_int4_24_few import INT4_24_FEW_SM90, DirectSizes
+from ttnn_moe.cuda.moe.sm90_int4_24_fp16 import INT4_24_FP16_SM90, Fp16Tile
 from ttnn_moe.cuda.moe.sort import Sorters
 from ttnn_moe.cuda.moe.sorted import SortedPlan
 from ttnn_moe.formats.int4_24 import NAME
@@ -30,8 +31,9 @@ from ttnn_moe.selfcheck.oracle import oracle
 
 on_host = pytest.mark.skipif(GXX is None, reason="g++ is not installed")
 BF16 = torch.bfloat16
-FAMILIES = (INT4_24, INT4_24_SM90, INT4_24_FEW, INT4_24_FEW_SM90)
-Sizes = ColumnSizes | DirectSizes | SparseTile | Sm90SparseTile
+FAMILIES = (INT4_24, INT4_24_SM90, INT4_24_FP16_SM90, INT4_24_FEW, INT4_24_FEW_SM90)
+Sizes = ColumnSizes | DirectSizes | SparseTile | Sm90SparseTile | Fp16Tile
+OF_TILES = {SparseTile: INT4_24, Sm90SparseTile: INT4_24_SM90, Fp16Tile: INT4_24_FP16_SM90}
 
 
 def worst(
@@ -69,7 +71,7 @@ def worst(
     elif isinstance(sizes, DirectSizes):
         family, plan = INT4_24_FEW_SM90, ColumnPlan(problem, HOPPER, sizes)
     else:
-        family = INT4_24 if isinstance(sizes, SparseTile) else INT4_24_SM90
+        family = OF_TILES[type(sizes)]
         plan = SortedPlan(problem, HOPPER, sizes, Sorters(128))
     buffers = []
     for buffer in family.scratch(plan):
@@ -94,8 +96,8 @@ def worst(
 
 
 WIDE = SparseTile(1, 1, 2, 8, 2, 2)
-QUADS_90 = Sm90SparseTile(8, 2, 4, 2)
-WIDE_90 = Sm90SparseTile(16, 2, 2, 2, warps=12)
+QUADS_90 = Sm90SparseTile(8, 2, 4, 2, warps=4)
+FP16_90 = Fp16Tile(16, 2, 2, 2, warps=12)
 FORMS: list[tuple[Sizes, int, int, int, str]] = [
     (ColumnSizes(up_depth=2), 2, 320, 64, "halves"),
     (ColumnSizes(2, 4, 4, 3, 2), 1, 192, 192, "interleaved"),
@@ -126,10 +128,12 @@ def test_a_call_is_within_the_bound(
     [
         (DirectSizes(up_ahead=1), 2, 320, 64, "halves"),
         (DirectSizes(1, 2, 4, 2, 1, 4, 2, 2, 1), 1, 192, 192, "interleaved"),
-        (WIDE_90, 17, 192, 64, "interleaved"),
         (QUADS_90, 17, 192, 448, "interleaved"),
-        (replace(QUADS_90, max_n=24, slabs=2), 41, 320, 64, "halves"),
-        (Sm90SparseTile(96, 2, 2, 2), 80, 128, 192, "halves"),
+        (replace(QUADS_90, max_n=4, m_tiles=1), 5, 320, 64, "halves"),
+        (FP16_90, 17, 192, 64, "interleaved"),
+        (Fp16Tile(8, 2, 4, 2), 17, 192, 448, "interleaved"),
+        (Fp16Tile(24, 1, 2, 2, warps=16), 41, 320, 192, "halves"),
+        (Fp16Tile(96, 2, 2, 2), 80, 128, 192, "halves"),
     ],
     ids=str,
 )
@@ -161,12 +165,18 @@ def test_a_mistake_is_seen(line: str, instead: str, tmp_path: Path, monkeypatch:
 @on_host
 @pytest.mark.parametrize(
     ("line", "instead"),
-    [("g / 4 * 32 + g % 4;", "g / 4 * 32 + g % 2;"), ("slabs >= SLABS)", "true)")],
-    ids=["a channel twice", "half a stage"],
+    [
+        ("g / 4 * 32 + g % 4;", "g / 4 * 32 + g % 2;"),
+        ("slabs >= SLABS)", "true)"),
+        ("!= parts - 1) return;", "< 0) return;"),
+        ("powers[first + row] = power.down", "powers[first] = power.down"),
+        ("lane % 2 == 0\n", "true\n"),
+    ],
+    ids=["a channel twice", "half a stage", "not the last", "powers", "channels past the last"],
 )
 def test_a_mistake_of_hopper_is_seen(line: str, instead: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     wrong = with_mistake(tmp_path, "sm90/int4_24_mlp", line, instead)
-    assert worst(HostKernels(tmp_path, True, wrong, together=3), monkeypatch, WIDE_90, 5, 192, 64) > 0
+    assert worst(HostKernels(tmp_path, True, wrong, together=3), monkeypatch, FP16_90, 5, 192, 320) > 0
 
 
 @pytest.mark.parametrize("arch", [ARCHES[8, 0], ARCHES[8, 6], HOPPER], ids=lambda arch: arch.name)
@@ -179,7 +189,9 @@ def test_plans_fit_and_a_prepared_layer_has_room(arch: object) -> None:
             problem = Problem(T, E, 8, H, I, weight_format=NAME)
             chosen = choose(problem, target)
             assert not isinstance(chosen, str)
-            few, many = (INT4_24_FEW_SM90, INT4_24_SM90) if arch is HOPPER else (INT4_24_FEW, INT4_24)
+            few, many = (INT4_24_FEW_SM90, INT4_24_FP16_SM90) if arch is HOPPER else (INT4_24_FEW, INT4_24)
+            if arch is HOPPER and T * 8 < 1.5 * E:
+                many = INT4_24_SM90
             assert chosen.family is (few if T <= 3 else many)
             uses = chosen.family.uses(chosen.plan, ids64=True, add=False)
             assert all(use.shared_memory <= target.arch.shared_memory for use in uses)  # type: ignore[union-attr]
@@ -188,9 +200,7 @@ def test_plans_fit_and_a_prepared_layer_has_room(arch: object) -> None:
         assert rooms == sorted(rooms)
 
 
-@pytest.mark.parametrize(
-    "family", [INT4_24, INT4_24_SM90, INT4_24_FEW, INT4_24_FEW_SM90], ids=lambda family: family.name
-)
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
 def test_other_problems_are_refused(family: object) -> None:
     for change, words in (
         ({"weight_format": "dense"}, "int4_24 weights, not 'dense'"),
@@ -201,3 +211,12 @@ def test_other_problems_are_refused(family: object) -> None:
         sizes = {"T": 1, "E": 30, "K": 2, "H": 128, "I": 64, "weight_format": NAME} | change
         reason = family.why_not(Problem(**sizes), Target(H200, HOPPER))  # type: ignore[attr-defined, arg-type]
         assert reason is not None and words in reason
+
+
+def test_scales_that_fp16_does_not_hold_take_another_family() -> None:
+    sizes = Problem(512, 256, 8, 7168, 2048, weight_format=NAME), Target(H200, HOPPER)
+    wide = replace(sizes[0], fp16_scales=False)
+    chosen, other = choose(*sizes), choose(wide, sizes[1])
+    assert not isinstance(chosen, str) and not isinstance(other, str)
+    assert chosen.family is INT4_24_FP16_SM90 and other.family is INT4_24
+    assert "fp16" in other.refused[INT4_24_FP16_SM90.name]

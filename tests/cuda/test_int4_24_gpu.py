@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -56,7 +57,7 @@ def family(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> F
 
 def _experts(E: int, H: int, I: int, seed: int = 0, order: str = "halves") -> Experts:
     made = Weights.random(Layer("", E, 1, H, I, weight_format=NAME), "cuda", seed).experts
-    return Experts(NAME, E, H, I, made.tensors, gate_up_order=order)
+    return replace(made, gate_up_order=order)
 
 
 def _want(

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from ..errors import ContractError
+from ..watched import watcher
 from .format import ExpertWeights, check_silu, select_experts
 
 NAME = "int4_24"
@@ -216,6 +217,23 @@ def check_scales(**tensors: Tensor) -> None:
             expected="finite scales",
             remedy="make the words again from the original weights",
         )
+
+
+def fit_fp16(*tensors: Tensor) -> bool:
+    """Whether fp16 holds the weights of these words [E, G2, R, 2] well enough for kernels that multiply in fp16.
+
+    The largest scale of each tensor lies below 32, and at 2^-13 or above, or is 0. Such kernels round weights to
+    multiples of 2^-32, and so are exact for scales from 2^-25 on. It reads all words once, an expert at a time, and
+    synchronises with a GPU. False without values: on meta, or while torch traces.
+    """
+    if any(words.is_meta for words in tensors) or watcher(()) is not None:
+        return False
+    for words in tensors:
+        bits = torch.stack([((expert >> 48) & 0x7FFF).max() for expert in words]).max()
+        largest = float(bits.to(torch.int16).view(torch.bfloat16))
+        if largest != 0 and not 2.0**-13 <= largest < 32:
+            return False
+    return True
 
 
 def _range(tensor: Tensor) -> str:

@@ -8,9 +8,9 @@
 // Rows: a power of two takes the largest magnitude of a row to 2^14 .. 2^15. What is 2^31 times smaller loses
 // bits.
 //
-// Four groups of 32 channels go at a time. Lane t of a quad owns the words of group t: it decodes whole words,
-// so that a warp decodes none twice. Step i of four takes two chunks of each word: X in k position t, Y in
-// t + 4.
+// Four groups of 32 channels go at a time. Lane t of a quad owns the words of group t: it decodes whole
+// words, so that a warp decodes none twice. Step i of four takes two chunks of each word: X in k position t,
+// Y in t + 4.
 //
 // | step | X | Y |
 // |------|---|---|
@@ -44,8 +44,8 @@ struct ScaledDecoder {
         exponent = 0x64006400u + zero;
     }
 
-    // What a lane's words have in common. metadata: of even steps, of odd ones; lanes 0 and 1 of four give steps
-    // 0 and 1, the others steps 2 and 3. Scales: in the low half; the high one is 0.
+    // What a lane's words have in common. metadata: of even steps, of odd ones; lanes 0 and 1 of four give
+    // steps 0 and 1, the others steps 2 and 3. Scales: in the low half; the high one is 0.
     struct Both {
         u32 low, high, low_scale, high_scale, metadata[2];
     };
@@ -66,15 +66,18 @@ struct ScaledDecoder {
             for (int i = 0; i < STEPS / 2; ++i) {
                 // 4 bits higher: 1024 + 16 q4, times 1 / 16
                 const u32 both =
-                    first + i ? multiply_add_fp16x2(and_or(of, 0x00f000f0u, exponent), 0x2c002c00u, 0xd480d480u)
-                              : multiply_add_fp16x2(and_or(of, 0x000f000fu, exponent), 0x3c003c00u, 0xe408e408u);
+                    first + i
+                        ? multiply_add_fp16x2(and_or(of, 0x00f000f0u, exponent), 0x2c002c00u, 0xd480d480u)
+                        : multiply_add_fp16x2(and_or(of, 0x000f000fu, exponent), 0x3c003c00u, 0xe408e408u);
                 out.a[i][2 * y + high] = multiply_fp16x2(low_twice(both), scale);
                 out.a[STEPS / 2 + i][2 * y + high] = multiply_fp16x2(high_twice(both), scale);
             }
         }
     }
 
-    static __device__ __forceinline__ u32 scale(u32 rest) { return pack_fp16(scale_of(rest) * WEIGHTS, 0.0f); }
+    static __device__ __forceinline__ u32 scale(u32 rest) {
+        return pack_fp16(scale_of(rest) * WEIGHTS, 0.0f);
+    }
 
     // low, high: this lane's words of rows l / 4 and l / 4 + 8.
     __device__ __forceinline__ Both begin(uint2 low, uint2 high) const {
@@ -82,11 +85,12 @@ struct ScaledDecoder {
         const u32 pair = select_bytes(both, __shfl_xor_sync(~0u, both, 2), bytes);
         const u32 other = rotated(__shfl_xor_sync(~0u, pair, 1), turn);
         const u32 four = select_bits(pair, other, nibbles);
-        return Both{low.x,
-                    high.x,
-                    scale(low.y),
-                    scale(high.y),
-                    {select_or_flip(four, four * 4, 0x33333333u), flip_or_select(four, four >> 2, 0xccccccccu)}};
+        return Both{
+            low.x,
+            high.x,
+            scale(low.y),
+            scale(high.y),
+            {select_or_flip(four, four * 4, 0x33333333u), flip_or_select(four, four >> 2, 0xccccccccu)}};
     }
 
     template <int STEPS>

@@ -40,12 +40,12 @@
 constexpr int PARTS = M_TILES;  // of a warpgroup's weight rows, 64 each
 constexpr int CONSUMERS = WARPS;
 #include "sm80/mma.cuh"
-#include "sm90/int4_24_fp16.cuh"
-#include "sm90/int4_24_load.cuh"
+#include "sm90/int4_24_load_rows.cuh"
 
 static_assert(SLABS % 2 == 0 && MAX_N % 8 == 0, "whole pairs of slabs, whole columns");
 static_assert(PARTS <= 2 && WEIGHT_ROWS / 2 % HALF_CHANNELS == 0, "whole halves of act");
-constexpr int AT_ONCE = MAX_N > 16 ? 2 : 4;  // steps decoded and multiplied together: fewer take fewer registers
+constexpr int AT_ONCE =
+    MAX_N > 16 ? 2 : 4;  // steps decoded and multiplied together: fewer take fewer registers
 
 constexpr int PRODUCER_REGISTERS = GROUPS == 4 ? 64 : BLOCKS == 2 ? 40 : 56;
 constexpr int CONSUMER_REGISTERS = GROUPS == 4 ? 104 : GROUPS == 3 ? 152 : BLOCKS == 2 ? 96 : 224;
@@ -66,7 +66,8 @@ struct Place {
 
     __device__ __forceinline__ explicit Place(bool is_down) : turns(INTERLEAVED && !is_down) {
         const int warp = threadIdx.x / 32 - PRODUCERS, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
-        const int channel = half_of(warp, 0) * HALF_CHANNELS + first_of(unit_of(warp, 0)) + g / 4 * 32 + g % 4;
+        const int channel =
+            half_of(warp, 0) * HALF_CHANNELS + first_of(unit_of(warp, 0)) + g / 4 * 32 + g % 4;
         const int row = is_down ? warp / 4 * PARTS * 32 + warp % 4 * 8 + g : channel;
         low = row * (turns ? 32 : 16) + t / 2 * WEIGHT_SLAB + t % 2 * 8;
         part = (is_down ? 32 : 16) * (turns ? 32 : 16);
@@ -88,12 +89,12 @@ struct Products {
         products_begin();
 #pragma unroll
         for (int i = 0; i < AT_ONCE / 2; ++i)
-            sparse_product<N, 0>(to, of.a[i], metadata[first + i],
-                                 further(rows, (first + i) * 2 * OPERAND_STEP), true);
+            sparse_product_fp16<N, 0>(to, of.a[i], metadata[first + i],
+                                      further(rows, (first + i) * 2 * OPERAND_STEP), true);
 #pragma unroll
         for (int i = 0; i < AT_ONCE / 2; ++i)
-            sparse_product<N, 1>(to, of.a[AT_ONCE / 2 + i], metadata[first + i],
-                                 further(rows, ROW_SLAB / 16 + (first + i) * 2 * OPERAND_STEP), true);
+            sparse_product_fp16<N, 1>(to, of.a[AT_ONCE / 2 + i], metadata[first + i],
+                                      further(rows, ROW_SLAB / 16 + (first + i) * 2 * OPERAND_STEP), true);
         products_commit();
     }
 
@@ -205,9 +206,9 @@ __device__ __forceinline__ void finish(const Shared& shared, Tile* tile, int par
     constexpr int UNITS_AT_ONCE = 8;
     named_sync(CONSUMERS_MEET, 32 * CONSUMERS);
     const int thread = later(threadIdx.x) - 32 * PRODUCERS, warp = thread / 32, lane = thread % 32;
-    if (thread == 0) store_float(shared.arrived(), __int_as_float(add_acquire_release(&tile->done, 1)));
+    if (thread == 0) store_float(word_of(shared), __int_as_float(add_acquire_release(&tile->done, 1)));
     named_sync(CONSUMERS_MEET, 32 * CONSUMERS);
-    if (static_cast<int>(load_word(shared.arrived())) != parts - 1) return;
+    if (static_cast<int>(load_word(word_of(shared))) != parts - 1) return;
     const int units = padded(width) / UNIT_CHANNELS, rows = tile->rows, first = tile->first;
     // of a last block of 64 channels, odd units have none
     const int units_of_row = width / BLOCK_CHANNELS * UNITS;
@@ -220,8 +221,9 @@ __device__ __forceinline__ void finish(const Shared& shared, Tile* tile, int par
 #pragma unroll
             for (int i = 0; i < UNITS_AT_ONCE; ++i)
                 if (from + 32 * i + lane < units)
-                    eight[i] = from + 32 * i + lane < units_of_row || lane % 2 == 0 ? load_there(at + from + 32 * i)
-                                                                                   : make_uint4(0, 0, 0, 0);
+                    eight[i] = from + 32 * i + lane < units_of_row || lane % 2 == 0
+                                   ? load_there(at + from + 32 * i)
+                                   : make_uint4(0, 0, 0, 0);
         };
 #pragma unroll 1
         for (int from = 0; from < units; from += 32 * UNITS_AT_ONCE) {
@@ -298,7 +300,7 @@ extern "C" __global__ void __launch_bounds__(128 * (1 + GROUPS), BLOCKS)
         Turn<POWERS> item_turn;
         Turn<SLOTS> slot;
         for (Item item = shared.items().hear(slot); item.kind != NONE; item = shared.items().hear(slot)) {
-            run<8>(shared, turn, item, shared.powers(item_turn.at), decoder, tiles, to, H, I);
+            run<8>(shared, turn, item, powers_of(shared, item_turn.at), decoder, tiles, to, H, I);
             if (item.kind == GATE_UP)
                 finish(shared, tiles + item.tile, work.gate_up_blocks, act, act_powers, I);
             item_turn.next();

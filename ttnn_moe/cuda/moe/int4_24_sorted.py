@@ -31,12 +31,9 @@ class SortedInt4_24(Sorted[TileT]):
     def why_not(self, problem: Problem, target: Target) -> str | None:
         return limits(problem, target, self.weight_format, (torch.bfloat16,))
 
-    def order_defines(self, tile: TileT) -> dict[str, object] | None:
-        """Definitions of int4_24_order: the order of channels that the products take. None: their own order."""
-        return {}
-
     def prepares(self, plan: SortedPlan[TileT]) -> bool:
-        return self.order_defines(plan.tile) is not None
+        """Whether the products take channels in the order of int4_24_order, not in their own."""
+        return True
 
     def scratch(self, plan: SortedPlan[TileT]) -> tuple[Buffer, ...]:
         """Those of Sorted, and the rows of hidden in the order of channels that the products take."""
@@ -44,8 +41,8 @@ class SortedInt4_24(Sorted[TileT]):
         return (*buffers, Buffer((problem.T, problem.H), problem.dtype)) if self.prepares(plan) else buffers
 
     def uses(self, plan: SortedPlan[TileT], ids64: bool, add: bool) -> tuple[Use, ...]:
-        uses, order = super().uses(plan, ids64, add), self.order_defines(plan.tile)
-        return uses if order is None else (Use.of(plan.arch, "sm80/int4_24_order", 0, **order), *uses)
+        uses = super().uses(plan, ids64, add)
+        return (Use.of(plan.arch, "sm80/int4_24_order"), *uses) if self.prepares(plan) else uses
 
     def bind(self, plan: SortedPlan[TileT], uses: tuple[Use, ...], device: int) -> tuple[Launch, ...]:
         if not self.prepares(plan):

@@ -29,6 +29,7 @@ def chosen_of(
     gate_up_order: str,
     activation: str,
     biased: bool,
+    fp16_scales: bool,
     device: torch.device,
     aligned: bool,
 ) -> Chosen:
@@ -38,7 +39,7 @@ def chosen_of(
         ContractError: no family does, or TTNN_MOE_CUDA_ARCH names what the GPU does not run.
     """
     kinds = weight_format, gate_up_order, device.type
-    problem = Problem(T, E, K, H, I, dtype, out_dtype, *kinds, D, activation, biased)
+    problem = Problem(T, E, K, H, I, dtype, out_dtype, *kinds, D, activation, biased, fp16_scales)
     chosen = choose(problem, target_of(device), aligned=aligned)
     if isinstance(chosen, str):
         raise ContractError("no kernels run this problem", got=chosen)
@@ -52,7 +53,7 @@ def chosen_for(call: Call) -> Chosen:
     T, K = routing.topk_ids.shape
     E = routing.E
     sizes = T, K, E, E // experts.E, experts.H, experts.I
-    form = experts.format, experts.gate_up_order, experts.activation, experts.biased
+    form = experts.format, experts.gate_up_order, experts.activation, experts.biased, experts.fp16_scales
     kinds = hidden.dtype, out.dtype, *form, hidden.device
     chosen = chosen_of(*sizes, *kinds, True)
     alignment = chosen.family.alignment

@@ -1,37 +1,22 @@
-"""int4_24 experts on Hopper: warps that only decode and multiply, beside warps that fill their ring.
-
-Rows and weights become fp16, which holds an int4 times its scale exactly. The tiles were found on an H200.
-"""
+"""int4_24 experts on Hopper, one or two rows each: sm90/int4_24_quads_mlp.cu. The tile was found on an H200."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
-
-import torch
-from torch import Tensor
 
 from ...contract import Problem
-from ...formats.int4_24 import NAME
-from ...sizes import ceil_div
 from ..arch import Arch, Target
-from ..jit import load
 from ..jit.load import Launch
-from . import sort
-from .cuda_cpp import launches_of, limits
-from .family import Buffer, Call
-from .sorted import Sorted, SortedPlan
-from .uses import Use, pointer
+from .int4_24_sorted import SortedInt4_24
+from .sorted import SortedPlan
+from .uses import Use
 
-BLOCK_CHANNELS = 128
-"""Rows are stored in whole blocks of so many channels."""
-_ROW_THREADS = 256
 _ALIGNMENT, _SLOTS = 1024, 4
 
 
 @dataclass(frozen=True)
 class Sm90SparseTile:
-    """Sizes of int4_24_mlp.cu.
+    """Sizes of int4_24_quads_mlp.cu.
 
     Attributes:
         max_n: rows of a tile at most.
@@ -52,7 +37,7 @@ class Sm90SparseTile:
 
     @property
     def granule(self) -> int:
-        return 8
+        return 2
 
     @property
     def weight_rows(self) -> int:
@@ -64,93 +49,49 @@ class Sm90SparseTile:
 
     @property
     def shared_memory(self) -> int:
-        words, rows = self.slabs * (16 * self.weight_rows + 64), self.slabs * 128 * self.max_n
-        powers = (self.stages + 1) * self.max_n * 4
-        return _ALIGNMENT + self.stages * (words + rows + 16) + powers + 8 + _SLOTS * (16 + 32) + 16
+        words = self.slabs * (16 * self.weight_rows + 64)
+        rows = self.slabs * 128 * self.max_n * 4
+        return _ALIGNMENT + self.stages * (words + rows + 16) + _SLOTS * (16 + 32) + 16
 
 
-# pairs (T * K) over experts, at most -> tile
-_TILES: tuple[tuple[float, Sm90SparseTile], ...] = (
-    (4, Sm90SparseTile(8, 2, 6, 4, warps=16, read_once=True)),
-    (10, Sm90SparseTile(16, 2, 4, 5, warps=16, read_once=True)),
-    (18, Sm90SparseTile(32, 2, 4, 4, warps=16, read_once=True)),
-    (40, Sm90SparseTile(48, 2, 4, 4, warps=16, read_once=True)),
-    (float("inf"), Sm90SparseTile(144, 2, 2, 4)),
-)
+_MOST_ROWS = 4
+"""Of an expert on average: with more, the kernels of sm_80 are faster."""
+_TILE = Sm90SparseTile(8, 2, 6, 3, warps=16, read_once=True)
 
 
-class Sm90Int4_24(Sorted[Sm90SparseTile]):
+class Sm90Int4_24(SortedInt4_24[Sm90SparseTile]):
     """See the module's docstring."""
 
     name = "int4_24_sm90"
-    kernels = "CUDA C++ kernels of int4_24 words, copies by the copy engine, sparse warpgroup products of fp16"
-    weight_format = NAME
-    least_tile = 8
+    kernels = "CUDA C++ kernels of int4_24 words, copies by the copy engine, sparse warpgroup products"
 
     def why_not(self, problem: Problem, target: Target) -> str | None:
-        reason = limits(problem, target, self.weight_format, (torch.bfloat16,))
+        reason = super().why_not(problem, target)
         if reason is None and target.arch is not None and target.arch.products != "sm90":
-            return f"its code is for sm_90a, not {target.arch.name}"
+            reason = f"its code is for sm_90a, not {target.arch.name}"
+        if reason is None and problem.T * problem.K > _MOST_ROWS * problem.E:
+            reason = f"it runs up to {_MOST_ROWS} rows an expert, not {problem.T * problem.K} on {problem.E}"
         return reason
 
     def kernel(self, tile: Sm90SparseTile) -> str:
-        return "sm90/int4_24_mlp"
+        return "sm90/int4_24_quads_mlp"
 
     def tile(self, problem: Problem, arch: Arch) -> Sm90SparseTile:
-        rows = problem.T * problem.K / problem.E
-        return next(tile for most, tile in _TILES if rows <= most)
+        return _TILE
 
     def tiles(self) -> tuple[Sm90SparseTile, ...]:
-        return tuple(tile for _, tile in _TILES)
+        return (_TILE,)
 
     def prepares(self, plan: SortedPlan[Sm90SparseTile]) -> bool:
-        return True
+        return False
 
     def product_defines(self, problem: Problem) -> dict[str, object]:
         return {"INTERLEAVED": problem.gate_up_order == "interleaved"}
-
-    def scratch(self, plan: SortedPlan[Sm90SparseTile]) -> tuple[Buffer, ...]:
-        """Those of Sorted, activations in whole blocks of channels; hidden in fp16; powers of rows of both."""
-        problem, (_, rows, words) = plan.problem, super().scratch(plan)
-        P, H, I = problem.T * problem.K, *(_padded(channels) for channels in (problem.H, problem.I))
-        return (
-            Buffer((P, I), torch.int16),
-            rows,
-            words,
-            Buffer((problem.T, H), torch.float16),
-            Buffer((problem.T,), torch.float32),
-            Buffer((P,), torch.float32),
-        )
-
-    def uses(self, plan: SortedPlan[Sm90SparseTile], ids64: bool, add: bool) -> tuple[Use, ...]:
-        rows = Use.of(plan.arch, "sm90/int4_24_rows", 4 * _ROW_THREADS // 32)
-        return rows, *super().uses(plan, ids64, add)
-
-    def bind(self, plan: SortedPlan[Sm90SparseTile], uses: tuple[Use, ...], device: int) -> tuple[Launch, ...]:
-        rows, *others = uses
-        bound = rows.bind(device, (plan.problem.T,), _ROW_THREADS, plan.problem.H)
-        return bound, *super().bind(plan, tuple(others), device)
 
     def bind_product(self, plan: SortedPlan[Sm90SparseTile], use: Use, device: int) -> Launch:
         problem, threads = plan.problem, plan.tile.threads
         blocks = use.resident_blocks(plan.arch, device, threads)
         return use.bind(device, (blocks,), threads, problem.H, problem.I)
-
-    def launch(self, plan: SortedPlan[Sm90SparseTile], call: Call, buffers: tuple[Tensor, ...]) -> None:
-        (to_rows, *sorts, product, combine), routing, words = launches_of(self, plan, call), call.routing, plan.words
-        act, rows, at, hidden, hidden_powers, act_powers = (buffer.data_ptr() for buffer in buffers)
-        w13, w2 = (call.experts.tensors[name].data_ptr() for name in ("w13", "w2"))
-        stream: Any = load.stream(call.hidden.device.index)
-        bound = pointer(routing.num_tokens)
-        to_rows(stream, call.hidden.data_ptr(), hidden, hidden_powers)
-        sort.launch_sorts(sorts, stream, (routing.topk_ids.data_ptr(), pointer(call.expert_map), bound), at, words)
-        tiles = at + words.tiles, at + words.num_tiles
-        product(stream, w13, w2, hidden, hidden_powers, at, *tiles, act, act_powers, rows)
-        combine(stream, rows, at + words.inverse, routing.topk_weights.data_ptr(), bound, call.out.data_ptr())
-
-
-def _padded(channels: int) -> int:
-    return ceil_div(channels, BLOCK_CHANNELS) * BLOCK_CHANNELS
 
 
 INT4_24_SM90 = Sm90Int4_24()

@@ -76,10 +76,10 @@ class Format:
     tensors: dict[str, Packed]
     names: tuple[str, ...]
 
-    def experts(self, H: int, I: int, *tensors: Tensor) -> Experts:
-        """Reads no values."""
+    def experts(self, H: int, I: int, *tensors: Tensor, fp16_scales: bool = False) -> Experts:
+        """Reads no values. fp16_scales: as in Experts."""
         held = dict(zip(self.names, (tensor.detach() for tensor in tensors), strict=True))
-        return Experts(self.name, len(tensors[0]), H, I, held)
+        return Experts(self.name, len(tensors[0]), H, I, held, fp16_scales=fp16_scales)
 
 
 _GROUP = mxfp4.GROUP
@@ -166,6 +166,7 @@ class QuantisedMethod(FusedMoEMethodBase):
         super().__init__(moe)
         self.format, self.prefix = fmt, prefix
         self._served: ServedLayer | None = None
+        self._fp16_scales = False
         reason = gate.why_not(moe, None)
         if reason is None and moe.dp_size > 1:
             reason = "tokens are exchanged between ranks (data parallelism); to change it: --data-parallel-size 1"
@@ -232,11 +233,14 @@ class QuantisedMethod(FusedMoEMethodBase):
         weights, moe = self._weights(layer), self.moe
         if self.format.name == int4_24.NAME:
             int4_24.check_scales(**{name: getattr(layer, name) for name in self.format.tensors})
+            fp16_scales = int4_24.fit_fp16(*weights)
         else:
+            fp16_scales = False
             scales = {name: getattr(layer, name) for name, packed in self.format.tensors.items() if packed.scales}
             mxfp4.check_scales(**scales)
-        if self._served is None:
-            make = partial(self.format.experts, *self._sizes)
+        if self._served is None or fp16_scales != self._fp16_scales:
+            self._fp16_scales = fp16_scales
+            make = partial(self.format.experts, *self._sizes, fp16_scales=fp16_scales)
             served = ServedLayer(
                 make, layer.global_num_experts, moe.experts_per_token, moe.max_num_tokens, moe.in_dtype
             )

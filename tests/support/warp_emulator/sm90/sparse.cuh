@@ -6,8 +6,11 @@
 #include "sm90/ptx.cuh"
 #include "sm90/wgmma.cuh"
 
-template <int N, int SELECTOR = 0>
-void sparse_product(float* d, const u32* a, u32 metadata, u64 b, bool add) {
+namespace emulator {
+
+// value: of an element's bits.
+template <int N, int SELECTOR>
+void sparse_product_of(float (*value)(u16), float* d, const u32* a, u32 metadata, u64 b, bool add) {
     const int me = emulator::current, block = emulator::block();
     auto& mine = emulator::fibers[me].words;
     mine[0] = reinterpret_cast<uintptr_t>(a);
@@ -28,8 +31,8 @@ void sparse_product(float* d, const u32* a, u32 metadata, u64 b, bool add) {
                 const u32 kept[2] = {bits & 3, bits >> 2};
                 if (kept[0] == kept[1]) emulator::fail("metadata that names a channel twice");
                 for (int n = 0; n < 2; ++n)
-                    sum += fp16_of(pair >> 16 * n & 0xffff) *
-                           fp16_of(emulator::bits(block, emulator::along(b, column, 4 * chunk + kept[n])));
+                    sum += value(pair >> 16 * n & 0xffff) *
+                           value(emulator::bits(block, emulator::along(b, column, 4 * chunk + kept[n])));
             }
             d[i] = (add ? d[i] : 0.0f) + sum;
         }
@@ -41,16 +44,33 @@ void sparse_product(float* d, const u32* a, u32 metadata, u64 b, bool add) {
     emulator::meet_warp();  // nobody changes what others multiply
 }
 
+}  // namespace emulator
+
+template <int N, int SELECTOR>
+void sparse_product(float* d, const u32* a, u32 metadata, u64 b, bool add) {
+    emulator::sparse_product_of<N, SELECTOR>(value_of, d, a, metadata, b, add);
+}
+template <int N, int SELECTOR>
+void sparse_product_fp16(float* d, const u32* a, u32 metadata, u64 b, bool add) {
+    emulator::sparse_product_of<N, SELECTOR>(fp16_of, d, a, metadata, b, add);
+}
+
 inline u64 further(u64 operand, u32 by) { return advance(operand, by); }
 
 inline u32 low_twice(u32 value) { return (value & 0xffff) * 0x10001u; }
 inline u32 high_twice(u32 value) { return (value >> 16) * 0x10001u; }
 
-inline void copy_4(u32 to, const void* from) {
-    const emulator::Copy copy{to, from, 4};
-    if (!emulator::late) emulator::land(copy);
-    emulator::fibers[emulator::current].open.push_back(copy);
+namespace emulator {
+
+inline void copy(const Copy& copy) {
+    if (!late) land(copy);
+    fibers[current].open.push_back(copy);
 }
+
+}  // namespace emulator
+
+inline void copy_8(u32 to, const void* from) { emulator::copy({to, from, 8}); }
+inline void copy_4(u32 to, const void* from) { emulator::copy({to, from, 4}); }
 
 inline int later(int value) { return value; }
 

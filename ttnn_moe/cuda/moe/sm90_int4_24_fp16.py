@@ -1,0 +1,163 @@
+"""int4_24 experts on Hopper in fp16, which holds an int4 times its scale exactly: sm90/int4_24_mlp.cu.
+
+The tiles were found on an H200.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...contract import Problem
+from ...formats.int4_24 import NAME
+from ...sizes import ceil_div
+from ..arch import Arch, Target
+from ..jit import load
+from ..jit.load import Launch
+from . import sort
+from .cuda_cpp import launches_of, limits
+from .family import Buffer, Call
+from .sorted import Sorted, SortedPlan
+from .uses import Use, pointer
+
+BLOCK_CHANNELS = 128
+"""Rows are stored in whole blocks of so many channels."""
+_ROW_THREADS = 256
+_ALIGNMENT, _SLOTS = 1024, 4
+
+
+@dataclass(frozen=True)
+class Fp16Tile:
+    """Sizes of int4_24_mlp.cu.
+
+    Attributes:
+        max_n: rows of a tile at most.
+        m_tiles: products along the weight rows a warpgroup, 64 rows each.
+        slabs, stages: slabs of 64 channels in a stage, stages of the ring.
+        blocks: resident blocks a multiprocessor.
+        warps: that multiply.
+        read_once: L2 evicts weights first, and drops each expert output that combine has read.
+    """
+
+    max_n: int
+    m_tiles: int
+    slabs: int
+    stages: int
+    blocks: int = 1
+    warps: int = 8
+    read_once: bool = False
+
+    @property
+    def granule(self) -> int:
+        return 8
+
+    @property
+    def weight_rows(self) -> int:
+        return 16 * self.m_tiles * self.warps
+
+    @property
+    def threads(self) -> int:
+        return 32 * (self.warps + 4)
+
+    @property
+    def shared_memory(self) -> int:
+        words, rows = self.slabs * (16 * self.weight_rows + 64), self.slabs * 128 * self.max_n
+        powers = (self.stages + 1) * self.max_n * 4
+        return _ALIGNMENT + self.stages * (words + rows + 16) + powers + 8 + _SLOTS * (16 + 32) + 16
+
+
+_LEAST_ROWS = 1.5
+"""Rows of an expert on average from which on this family is the faster one."""
+# pairs (T * K) over experts, at most -> tile
+_TILES: tuple[tuple[float, Fp16Tile], ...] = (
+    (4, Fp16Tile(8, 2, 8, 3, warps=16, read_once=True)),
+    (10, Fp16Tile(16, 2, 8, 2, warps=16, read_once=True)),
+    (18, Fp16Tile(24, 2, 8, 2, warps=16, read_once=True)),
+    (40, Fp16Tile(48, 2, 6, 3, warps=12, read_once=True)),
+    (72, Fp16Tile(80, 2, 4, 3)),
+    (float("inf"), Fp16Tile(144, 2, 2, 4)),
+)
+
+
+class Sm90Int4_24Fp16(Sorted[Fp16Tile]):
+    """See the module's docstring."""
+
+    name = "int4_24_fp16_sm90"
+    kernels = "CUDA C++ kernels of int4_24 words, copies by the copy engine, sparse warpgroup products of fp16"
+    weight_format = NAME
+    least_tile = 8
+
+    def why_not(self, problem: Problem, target: Target) -> str | None:
+        reason = limits(problem, target, self.weight_format, (torch.bfloat16,))
+        if reason is None and target.arch is not None and target.arch.products != "sm90":
+            reason = f"its code is for sm_90a, not {target.arch.name}"
+        if reason is None and not problem.fp16_scales:
+            reason = "it multiplies in fp16, and no one found out that fp16 holds the scales (Experts.int4_24 does)"
+        if reason is None and problem.T * problem.K < _LEAST_ROWS * problem.E:
+            reason = f"it runs {_LEAST_ROWS} rows an expert and more, not {problem.T * problem.K} on {problem.E}"
+        return reason
+
+    def kernel(self, tile: Fp16Tile) -> str:
+        return "sm90/int4_24_mlp"
+
+    def tile(self, problem: Problem, arch: Arch) -> Fp16Tile:
+        rows = problem.T * problem.K / problem.E
+        return next(tile for most, tile in _TILES if rows <= most)
+
+    def tiles(self) -> tuple[Fp16Tile, ...]:
+        return tuple(tile for _, tile in _TILES)
+
+    def prepares(self, plan: SortedPlan[Fp16Tile]) -> bool:
+        return True
+
+    def product_defines(self, problem: Problem) -> dict[str, object]:
+        return {"INTERLEAVED": problem.gate_up_order == "interleaved"}
+
+    def scratch(self, plan: SortedPlan[Fp16Tile]) -> tuple[Buffer, ...]:
+        """Those of Sorted, activations in whole blocks of channels; hidden in fp16; powers of rows of both."""
+        problem, (_, rows, words) = plan.problem, super().scratch(plan)
+        P, H, I = problem.T * problem.K, *(_padded(channels) for channels in (problem.H, problem.I))
+        return (
+            Buffer((P, I), torch.int16),
+            rows,
+            words,
+            Buffer((problem.T, H), torch.float16),
+            Buffer((problem.T,), torch.float32),
+            Buffer((P,), torch.float32),
+        )
+
+    def uses(self, plan: SortedPlan[Fp16Tile], ids64: bool, add: bool) -> tuple[Use, ...]:
+        rows = Use.of(plan.arch, "sm90/int4_24_rows", 4 * _ROW_THREADS // 32)
+        return rows, *super().uses(plan, ids64, add)
+
+    def bind(self, plan: SortedPlan[Fp16Tile], uses: tuple[Use, ...], device: int) -> tuple[Launch, ...]:
+        rows, *others = uses
+        bound = rows.bind(device, (plan.problem.T,), _ROW_THREADS, plan.problem.H)
+        return bound, *super().bind(plan, tuple(others), device)
+
+    def bind_product(self, plan: SortedPlan[Fp16Tile], use: Use, device: int) -> Launch:
+        problem, threads = plan.problem, plan.tile.threads
+        blocks = use.resident_blocks(plan.arch, device, threads)
+        return use.bind(device, (blocks,), threads, problem.H, problem.I)
+
+    def launch(self, plan: SortedPlan[Fp16Tile], call: Call, buffers: tuple[Tensor, ...]) -> None:
+        (to_rows, *sorts, product, combine), routing, words = launches_of(self, plan, call), call.routing, plan.words
+        act, rows, at, hidden, hidden_powers, act_powers = (buffer.data_ptr() for buffer in buffers)
+        w13, w2 = (call.experts.tensors[name].data_ptr() for name in ("w13", "w2"))
+        stream: Any = load.stream(call.hidden.device.index)
+        bound = pointer(routing.num_tokens)
+        to_rows(stream, call.hidden.data_ptr(), hidden, hidden_powers)
+        sort.launch_sorts(sorts, stream, (routing.topk_ids.data_ptr(), pointer(call.expert_map), bound), at, words)
+        tiles = at + words.tiles, at + words.num_tiles
+        product(stream, w13, w2, hidden, hidden_powers, at, *tiles, act, act_powers, rows)
+        combine(stream, rows, at + words.inverse, routing.topk_weights.data_ptr(), bound, call.out.data_ptr())
+
+
+def _padded(channels: int) -> int:
+    return ceil_div(channels, BLOCK_CHANNELS) * BLOCK_CHANNELS
+
+
+INT4_24_FP16_SM90 = Sm90Int4_24Fp16()
