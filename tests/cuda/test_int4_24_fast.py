@@ -190,7 +190,7 @@ def test_plans_fit_and_a_prepared_layer_has_room(arch: object) -> None:
             chosen = choose(problem, target)
             assert not isinstance(chosen, str)
             few, many = (INT4_24_FEW_SM90, INT4_24_FP16_SM90) if arch is HOPPER else (INT4_24_FEW, INT4_24)
-            if arch is HOPPER and T * 8 < 1.5 * E:
+            if arch is HOPPER and T * 8 <= 2 * E:
                 many = INT4_24_SM90
             assert chosen.family is (few if T <= 3 else many)
             uses = chosen.family.uses(chosen.plan, ids64=True, add=False)

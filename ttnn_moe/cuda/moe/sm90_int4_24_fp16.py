@@ -69,8 +69,8 @@ class Fp16Tile:
         return _ALIGNMENT + self.stages * (words + rows + 16) + powers + 8 + _SLOTS * (16 + 32) + 16
 
 
-_LEAST_ROWS = 1.5
-"""Rows of an expert on average from which on this family is the faster one."""
+_FEW_ROWS = 2
+"""Of an expert on average, for which sm90/int4_24_quads_mlp.cu is as fast."""
 # pairs (T * K) over experts, at most -> tile
 _TILES: tuple[tuple[float, Fp16Tile], ...] = (
     (4, Fp16Tile(8, 2, 8, 3, warps=16, read_once=True)),
@@ -96,8 +96,8 @@ class Sm90Int4_24Fp16(Sorted[Fp16Tile]):
             reason = f"its code is for sm_90a, not {target.arch.name}"
         if reason is None and not problem.fp16_scales:
             reason = "it multiplies in fp16, and no one found out that fp16 holds the scales (Experts.int4_24 does)"
-        if reason is None and problem.T * problem.K < _LEAST_ROWS * problem.E:
-            reason = f"it runs {_LEAST_ROWS} rows an expert and more, not {problem.T * problem.K} on {problem.E}"
+        if reason is None and problem.T * problem.K <= _FEW_ROWS * problem.E:
+            reason = f"it runs more than {_FEW_ROWS} rows an expert, not {problem.T * problem.K} on {problem.E}"
         return reason
 
     def kernel(self, tile: Fp16Tile) -> str:
