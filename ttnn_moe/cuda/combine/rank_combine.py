@@ -77,14 +77,10 @@ class Plan(RingPlan):
         return found
 
 
-class RankCombine(RankKernel):
+class RankCombine(RankKernel[Plan]):
     """Combine of ranks on one GPU; see RankKernel."""
 
-    def __init__(
-        self, plan: Plan, device: int, ranks: Sequence[int], heaps: Sequence[int], timeout: float = 10.0, arch: str = ""
-    ):
-        super().__init__(plan, device, ranks, heaps, _Local, timeout, arch)
-        self.plan = plan
+    local = _Local
 
     def bind(
         self,
