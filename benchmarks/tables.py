@@ -22,6 +22,7 @@ PAGES = (
     ROOT / "docs/tenstorrent.md",
     ROOT / "docs/tenstorrent_kernels.md",
     ROOT / "docs/kv.md",
+    ROOT / "docs/qwen3.md",
     ROOT / "docs/tensor_parallel.md",
     ROOT / "docs/vllm.md",
 )
@@ -37,6 +38,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "kv_prompts.json": kv_tables.prompts,
     "kv_queries.json": kv_tables.queries,
     "kv_recall.json": kv_tables.recall,
+    "qwen3_engine.json": model_tables.qwen3_engine,
     "qwen3_kv.json": kv_tables.steps,
     "int4_24_layer.json": partial(layer_tables.format_layers, "int4_24"),
     "mxfp4_layer.json": partial(layer_tables.format_layers, "mxfp4"),

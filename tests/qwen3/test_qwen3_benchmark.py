@@ -85,19 +85,6 @@ def test_the_pages_have_the_tables_of_the_results(benchmark) -> None:
         assert benchmark.updated(page, text) == page, "run python benchmarks/qwen3_gpu.py --write"
 
 
-def test_the_page_has_the_figures_of_the_engine() -> None:
-    data = json.loads((ROOT / "benchmarks/results/qwen3_engine.json").read_text())
-    page = (ROOT / "docs/qwen3.md").read_text()
-    for row in data["served"]:
-        speeds = (
-            f"| {row['rows']} | {row['new_tokens_per_s']:,.0f} | {row['tokens_per_s']:,.0f} | {row['seconds']:.1f} |"
-        )
-        assert f"{speeds} {row['mean_rows']:.1f} |" in page
-        assert f"{row['between_tokens_s']['p50'] * 1e3:.1f} ms ({row['between_tokens_s']['p99'] * 1e3:.1f}) |" in page
-    steps = [f"{row['engine_s'] * 1e3:#.3g}" for row in data["steps"]]
-    assert f"{', '.join(steps[:-1])} and {steps[-1]} ms at 1, 8, 32 and 128 rows" in page
-
-
 def test_the_engines_benchmark_serves_every_request(benchmark) -> None:
     import torch
 
