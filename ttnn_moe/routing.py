@@ -171,10 +171,12 @@ class Routing:
 
     @property
     def T(self) -> int:
+        """Tokens of the call, those past num_tokens included."""
         return self.topk_ids.shape[0]
 
     @property
     def K(self) -> int:
+        """Experts a token."""
         return self.topk_ids.shape[1]
 
     def true_tokens(self) -> int:
@@ -220,6 +222,7 @@ class Routing:
 
     @cached_property
     def sorted(self) -> SortedView:
+        """All pairs by expert, duplicates kept; see SortedView. Made on the ids' device, without a host sync."""
         order, counts, _ = self._sort(self.ids)
         offsets = _starts(counts)
         inverse = torch.empty_like(order)
@@ -229,6 +232,7 @@ class Routing:
 
     @cached_property
     def padded(self) -> PaddedView:
+        """Tokens of each expert, duplicates merged; see PaddedView. Made on the ids' device, without a host sync."""
         ids, weights = self._merged
         order, counts, keys = self._sort(ids)
         # one spare column takes the pairs that name no expert

@@ -122,6 +122,11 @@ def randomize(model: Qwen3Moe, seed: int = 0) -> None:
 
 
 def dtype_of(dtype: torch.dtype | str | None) -> torch.dtype | None:
+    """The torch dtype of a name or a dtype; None stays None.
+
+    Raises:
+        CheckpointError: no model can be loaded in this dtype.
+    """
     named = DTYPES.get(dtype) if isinstance(dtype, str) else dtype
     if dtype is not None and named not in DTYPES.values():
         raise CheckpointError("a model cannot be loaded in this dtype", got=dtype, expected=f"one of {list(DTYPES)}")

@@ -200,6 +200,7 @@ def fit(layer: Layer, T: int, free: int, sets: int = 4, cut_experts: bool = Fals
 
 
 def gib(n: int) -> str:
+    """Bytes in GiB, as text."""
     return f"{n / 2**30:.2f} GiB"
 
 

@@ -100,6 +100,7 @@ class Device:
 
     @cached_property
     def emulated(self) -> bool:
+        """Whether the emulator runs its programs."""
         return isinstance(self.handle, RunsPlans)
 
     def __str__(self) -> str:

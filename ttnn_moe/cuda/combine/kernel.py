@@ -93,6 +93,7 @@ class RingPlan(ABC):
 
     @property
     def R(self) -> int:
+        """Ranks."""
         return self.inter * self.intra
 
     @property
@@ -117,6 +118,7 @@ class RingPlan(ABC):
 
     @property
     def W(self) -> int:
+        """Channels of a block: as asked, else as many as its warps and its shared memory allow."""
         most = {1: 15, 2: 7, 3: 5}[self.roles]
         if self.bulk:
             most = max(1, min(most, (SHARED_MEMORY - self.fixed_memory) // self.channel_memory))
@@ -128,6 +130,7 @@ class RingPlan(ABC):
 
     @property
     def threads(self) -> int:
+        """Of a block: a warp of each role a channel, and the coordinator."""
         return (self.roles * self.W + 1) * 32
 
     @property
@@ -156,6 +159,7 @@ def check_topology(plan: RingPlan, placement: Placement) -> None:
 
 
 def aligned(count: int) -> int:
+    """count, rounded up to a multiple of ALIGN; bytes."""
     return -(-count // ALIGN) * ALIGN
 
 

@@ -45,11 +45,13 @@ class NodePlan(RingPlan):
 
     @property
     def W(self) -> int:
+        """Warps of a block: as asked, else as many as its shared memory allows, at most 14."""
         most = max(1, min(14, (SHARED_MEMORY - self.fixed_memory) // self.channel_memory)) if self.bulk else 14
         return self.channels or most
 
     @property
     def threads(self) -> int:
+        """Of a block."""
         return self.W * 32
 
     @property
@@ -91,6 +93,7 @@ class NodeDispatchPlan(NodePlan):
 
     @property
     def cuts(self) -> int:
+        """Pieces that a token is cut into."""
         return self.pieces or 1
 
     @property
@@ -143,10 +146,12 @@ class NodeCombinePlan(NodePlan):
 
     @property
     def chunk(self) -> int:
+        """Bytes of a row that a bulk copy takes."""
         return 2048 if self.R <= 2 else 1024 if self.R <= 4 else 512
 
     @property
     def chunks_in_flight(self) -> int:
+        """Stages of bulk copies a warp."""
         return self.stages or min(4, -(-self.H * 2 // self.chunk))
 
     @property
