@@ -331,7 +331,11 @@ def run(args: Sequence[str] | None = None) -> int:
     for option, value in zip(["", *given], given, strict=False):
         name, equals, _ = value.partition("=")
         if any("\ud800" <= one <= "\udfff" for one in value) and (name if equals else option) not in PATHS:
-            raise RequestError("an argument is not UTF-8 text", got=ascii(value[:100]))
+            raise RequestError(
+                "an argument is not UTF-8 text",
+                got=ascii(value[:100]),
+                expected=f"UTF-8; only {', '.join(PATHS)} take other bytes",
+            )
     return run_app(app, given, "ttnn-moe")
 
 

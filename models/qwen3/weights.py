@@ -75,7 +75,11 @@ def filled(
         model = placed(make, kind, place)
     except (RuntimeError, MemoryError) as error:  # torch's CPU allocator raises RuntimeError
         got = f"{checkpoint.nbytes / 2**30:.1f} GiB in the files, {said(error)}"
-        raise CheckpointError(f"{checkpoint.directory} does not fit the memory of {place}", got=got) from error
+        raise CheckpointError(
+            f"{checkpoint.directory} does not fit the memory of {place}",
+            got=got,
+            remedy="experts of fewer bits (ttnn-moe quantize), or several processes (--parallel)",
+        ) from error
     checkpoint.read(slots(model, checkpoint.fused), progress, split)
     checkpoint.check_values(model, split)
     if split.rank == 0:
