@@ -246,7 +246,14 @@ class Routing:
         return PaddedView(counts.int(), tokens[:-1].view(shape), token_weights[:-1].view(shape))
 
     def step_layout(self, row_align: int = 1) -> StepLayout:
-        """Rows of the step tensors; kept for later calls."""
+        """Rows of the step tensors, [capacity, ...]: see StepLayout. Kept for later calls.
+
+        Args:
+            row_align: 1, or 32 for tiled machines.
+
+        Raises:
+            ContractError: as check_row_align.
+        """
         check_row_align(row_align)
         if row_align not in self._cache:
             ids, weights = self._merged
@@ -269,7 +276,11 @@ class Routing:
         return (self.placement or Placement.uniform(self.E)).device_expert_mapping
 
     def for_device(self, d: int | None = None) -> Routing:
-        """This routing as device d (default: placement.rank) sees it: local expert ids, E/D experts, -1 elsewhere."""
+        """This routing as device d (default: placement.rank) sees it: local expert ids, E/D experts, -1 elsewhere.
+
+        Raises:
+            ContractError: no such device; or D > 1, no rank and no d.
+        """
         placement = self.placement or Placement.uniform(self.E)
         table = placement.local_table(d, self.topk_ids.device)
         ids = table.index_select(0, self.ids_or(self.E).flatten()).view(self.T, self.K)
