@@ -19,7 +19,8 @@ from .errors import ContractError
 from .experts import Experts
 from .memory import check_tensors, first_shared
 from .placement import Placement, check_even
-from .routing import PaddedView, Routing, SortedView, StepLayout, step_capacity
+from .routing import Routing
+from .routing_views import PaddedView, SortedView, StepLayout, step_capacity
 from .visible import shown
 
 __all__ = [
