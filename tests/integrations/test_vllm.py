@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -21,29 +20,7 @@ from vllm_layers import HOOK, METHOD, REAL, E, H, applied, call, expected, serve
 BF16, FP32 = torch.bfloat16, torch.float32
 
 
-@pytest.fixture(scope="module")
-def make() -> Iterator[Any]:
-    """Makes layers; the plug-in is registered."""
-    with vllm_layers.with_plugin() as made:
-        yield made
-
-
-@pytest.fixture(autouse=True)
-def on_the_cpu(monkeypatch: pytest.MonkeyPatch, make: Any) -> None:
-    from ttnn_moe.integrations.vllm import say
-
-    monkeypatch.setenv("TTNN_MOE_BACKEND", "reference")
-    monkeypatch.delenv("TTNN_MOE_VLLM", raising=False)
-    monkeypatch.setattr(say, "_SAID", set())
-
-
-@pytest.fixture
-def lines(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, str]]:
-    """What the plug-in says in vLLM's log: level and text."""
-    found: list[tuple[int, str]] = []
-    logger = logging.getLogger("vllm.ttnn_moe")
-    monkeypatch.setattr(logger, "log", lambda level, form, *args: found.append((level, form % args)))
-    return found
+pytestmark = pytest.mark.usefixtures("on_the_cpu")
 
 
 def registry() -> dict[str, Any]:

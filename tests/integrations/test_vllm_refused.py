@@ -2,45 +2,17 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-import vllm_layers
 import vllm_stand_in
 from ttnn_moe.errors import ContractError
 from vllm_layers import METHOD, REAL, served, warnings
 
-
-@pytest.fixture(scope="module")
-def make() -> Iterator[Any]:
-    """Makes layers; the plug-in is registered."""
-    with vllm_layers.with_plugin() as made:
-        yield made
-
-
-@pytest.fixture(autouse=True)
-def on_the_cpu(monkeypatch: pytest.MonkeyPatch, make: Any) -> None:
-    from ttnn_moe.integrations.vllm import say
-
-    monkeypatch.setenv("TTNN_MOE_BACKEND", "reference")
-    monkeypatch.delenv("TTNN_MOE_VLLM", raising=False)
-    monkeypatch.setattr(say, "_SAID", set())
-
-
-@pytest.fixture
-def lines(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, str]]:
-    """What the plug-in says in vLLM's log: level and text."""
-    found: list[tuple[int, str]] = []
-    logger = logging.getLogger("vllm.ttnn_moe")
-    monkeypatch.setattr(logger, "log", lambda level, form, *args: found.append((level, form % args)))
-    return found
-
-
+pytestmark = pytest.mark.usefixtures("on_the_cpu")
 REFUSED = {
     "backend": ({"moe_backend": "triton"}, "moe_backend='triton' was asked for"),
     "lora": ({"is_lora_enabled": True}, "LoRA"),
