@@ -17,7 +17,7 @@ import statistics
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -171,8 +171,7 @@ class CombineRanks(Ranks):
         full = torch.full((plan.T,), (1 << plan.R) - 1, device="cuda")
         nodes, self.keep = Nodes(plan.inter, plan.intra), list[object]()
         for n, rank in enumerate(self.ranks):
-            # a rank's row of token t of rank c is the same on every machine
-            x = torch.cat([rows_of(c, rank, plan) for c in range(plan.R)])
+            x = torch.cat([self.rows(c, rank) for c in range(plan.R)])
             out = torch.empty(plan.T, plan.H, dtype=plan.dtype, device="cuda")
             masks, rows, T = pointers([full] * plan.R, plan.T, rank)
             if isinstance(call, NodeCombine):
@@ -185,10 +184,14 @@ class CombineRanks(Ranks):
                 call.bind(n, x, masks, rows, T, out)
                 self.keep.append((x, masks, rows, T))
             self.outs.append(out)
-            stacked = torch.stack([rows_of(rank, r, plan) for r in range(plan.R)])
+            stacked = torch.stack([self.rows(rank, r) for r in range(plan.R)])
             self.want.append(tree_sum(stacked, full, nodes, rank, wire))
         torch.cuda.synchronize()
         dist.barrier()
+
+    def rows(self, c: int, rank: int) -> torch.Tensor:
+        """[T, H] rows of `rank` for rank c's tokens; the same on every machine."""
+        return rows_of(c, rank, self.plan)
 
 
 class DispatchRanks(Ranks):
@@ -236,10 +239,21 @@ def nccl(plan: Plan, gpus: int) -> float:
     return timed(lambda: dist.all_to_all_single(out, x))
 
 
-def process(gpu: int, gpus: int, options: argparse.Namespace) -> None:
+def join(gpu: int, gpus: int) -> None:
+    """Make this process one of NCCL's, on its GPU."""
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29533"}
     torch.cuda.set_device(gpu)
     dist.init_process_group("nccl", rank=gpu, world_size=gpus, device_id=torch.device("cuda", gpu))
+
+
+def write(path: str, gpus: int, rows: list[dict[str, Any]]) -> None:
+    """A JSON of results, and where they were measured."""
+    where = {"device": f"{gpus} x {torch.cuda.get_device_name()}", "torch": torch.__version__}
+    Path(path).write_text(json.dumps(where | {"rows": rows}, indent=1) + "\n")
+
+
+def process(gpu: int, gpus: int, options: argparse.Namespace) -> None:
+    join(gpu, gpus)
     R = gpus * options.ranks
     found = []
     for size in options.sizes:
@@ -254,9 +268,7 @@ def process(gpu: int, gpus: int, options: argparse.Namespace) -> None:
             if gpu == 0:
                 print(*asdict(found[-1]).values(), flush=True)
     if gpu == 0 and options.out:
-        name = torch.cuda.get_device_name()
-        lines = {"device": f"{gpus} x {name}", "torch": torch.__version__, "rows": [asdict(one) for one in found]}
-        Path(options.out).write_text(json.dumps(lines, indent=1) + "\n")
+        write(options.out, gpus, [asdict(one) for one in found])
     dist.barrier()
     os._exit(0)
 

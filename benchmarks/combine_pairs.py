@@ -10,24 +10,22 @@ and the gate are those of combine.py: 20 calls, each equal to the oracle bit for
 from __future__ import annotations
 
 import argparse
-import json
 import os
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from types import SimpleNamespace
 
 import torch
 import torch.distributed as dist
-from combine import CombineRanks, timed
+from combine import CombineRanks, join, timed, write
 from torch import Tensor
 
 from ttnn_moe.cuda.arch import find
+from ttnn_moe.cuda.combine.kernel import RingPlan
 from ttnn_moe.cuda.combine.node import NodeCombinePlan
 from ttnn_moe.cuda.device import gpu as properties
 from ttnn_moe.cuda.jit import load
 from ttnn_moe.cuda.moe import sort
 from ttnn_moe.cuda.moe.uses import Use
-from ttnn_moe.parallel.hierarchical import Nodes, tree_sum
 
 
 @dataclass
@@ -57,8 +55,9 @@ class PairRanks(CombineRanks):
     """One rank a GPU, whose rows of combine are sums of pairs."""
 
     def __init__(self, plan: NodeCombinePlan, K: int):
+        self.each = each = K // plan.R
         super().__init__(plan, 1)
-        rank, R, T, each = self.gpu, plan.R, plan.T, K // plan.R
+        rank, R, T = self.gpu, plan.R, plan.T
         pairs = torch.cat([pairs_of(c, rank, plan, each) for c in range(R)]).flatten(0, 1)
         weights = torch.cat([weights_of(c, rank, plan, each) for c in range(R)])
         # an expert's rows lie together, so a token's rows do not
@@ -80,42 +79,37 @@ class PairRanks(CombineRanks):
         self.sums = lambda: launch(load.stream(rank), *given)
         self.across = self.call.launch
         self.call = SimpleNamespace(launch=self.both)
-        full = torch.full((T,), (1 << R) - 1, device="cuda")
-        stacked = torch.stack([sum_of(rank, r, plan, each) for r in range(R)])
-        self.want = [tree_sum(stacked, full, Nodes(1, R), rank, plan.dtype)]
         torch.cuda.synchronize()
         dist.barrier()
+
+    def rows(self, c: int, rank: int) -> Tensor:
+        """[T, H] sums of `rank`'s pairs of rank c's tokens, in the dtype of the rows: fp32 sums in ascending k."""
+        plan = self.plan
+        pairs, weights = pairs_of(c, rank, plan, self.each), weights_of(c, rank, plan, self.each)
+        total = torch.zeros(plan.T, plan.H, device="cuda")
+        for k in range(self.each):
+            total += weights[:, k, None] * pairs[:, k].float()
+        return total.to(plan.dtype)
 
     def both(self) -> None:
         self.sums()
         self.across()
 
 
-def pairs_of(c: int, rank: int, plan: NodeCombinePlan, each: int) -> Tensor:
+def pairs_of(c: int, rank: int, plan: RingPlan, each: int) -> Tensor:
     """[T, each, H] outputs of rank's experts for rank c's tokens; the same on every machine."""
     g = torch.Generator("cuda").manual_seed(1000 * c + rank)
     return torch.randn(plan.T, each, plan.H, generator=g, device="cuda").to(plan.dtype)
 
 
-def weights_of(c: int, rank: int, plan: NodeCombinePlan, each: int) -> Tensor:
+def weights_of(c: int, rank: int, plan: RingPlan, each: int) -> Tensor:
     """[T, each] powers of two, so that products are exact and fused additions round as separate ones."""
     g = torch.Generator("cuda").manual_seed(77 + 1000 * c + rank)
     return torch.exp2(-torch.randint(4, (plan.T, each), generator=g, device="cuda").float())
 
 
-def sum_of(c: int, rank: int, plan: NodeCombinePlan, each: int) -> Tensor:
-    """[T, H] in the dtype of the rows, from an fp32 sum in ascending k."""
-    pairs, weights = pairs_of(c, rank, plan, each), weights_of(c, rank, plan, each)
-    total = torch.zeros(plan.T, plan.H, device="cuda")
-    for k in range(each):
-        total += weights[:, k, None] * pairs[:, k].float()
-    return total.to(plan.dtype)
-
-
 def process(gpu: int, gpus: int, options: argparse.Namespace) -> None:
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29534"}
-    torch.cuda.set_device(gpu)
-    dist.init_process_group("nccl", rank=gpu, world_size=gpus, device_id=torch.device("cuda", gpu))
+    join(gpu, gpus)
     T, H = map(int, options.size.split("x"))
     plan = NodeCombinePlan(1, gpus, H, T, sms=24, overlap=True, bulk=True)
     x = torch.randn(T * options.K, H, device="cuda").to(plan.dtype)
@@ -130,8 +124,7 @@ def process(gpu: int, gpus: int, options: argparse.Namespace) -> None:
     if gpu == 0:
         print(result, flush=True)
         if options.out:
-            where = {"device": f"{gpus} x {torch.cuda.get_device_name()}", "torch": torch.__version__}
-            Path(options.out).write_text(json.dumps(where | {"rows": [asdict(result)]}, indent=1) + "\n")
+            write(options.out, gpus, [asdict(result)])
     dist.barrier()
     os._exit(0)
 

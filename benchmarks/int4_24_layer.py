@@ -15,15 +15,14 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
+from layer_run import measure_layers, say
 
-from ttnn_moe.bench import report
 from ttnn_moe.bench.command import points_of
 from ttnn_moe.bench.families import OfFamily
 from ttnn_moe.bench.floor import measure_ceilings
 from ttnn_moe.bench.implementations import Implementation, Prepared
 from ttnn_moe.bench.layer import PRESETS, Layer
-from ttnn_moe.bench.measure import Options, Result, measure_layer
+from ttnn_moe.bench.measure import Options
 from ttnn_moe.cuda.moe.families import FAMILIES
 from ttnn_moe.cuda.moe.int4_24_v6 import INT4_24_V6, V6Plan
 from ttnn_moe.errors import RequestError
@@ -69,25 +68,11 @@ def main(
 ) -> None:
     """Measure, write JSON, print tables."""
     started = time.monotonic()
-    say = Console(stderr=True, soft_wrap=True, highlight=False, markup=False).print
     chosen = [*implementations(family), *(Ahead(int(word)) for word in ahead.split(",") if word)]
     options = Options("cuda", rounds, seconds, sets, 0, deadline=started + limit, say=say)
     wanted = [replace(PRESETS[name], weight_format=NAME) for name in layers.split(",")]
-    ceilings, result = measure_ceilings("cuda", wanted[0].dtype), Result()
-    say(f"read {ceilings.read_bytes_per_s / 1e12:.3f} TB/s, product {ceilings.flops_per_s / 1e12:.1f} TFLOP/s")
-
-    def save() -> None:
-        if json_file is not None:
-            report.write(json_file, report.document("cuda", ceilings, options, result, {}))
-
-    for layer in wanted:
-        if result.stopped is None:
-            of = layer if experts is None else replace(layer, E=experts)
-            measure_layer(of, points_of(tokens), chosen, ceilings, options, result, save)
-            say(f"{layer.name}: done {time.monotonic() - started:.0f} s after the start")
-    save()
-    for table in report.tables(report.document("cuda", ceilings, options, result, {})):
-        Console(width=200).print(table)
+    measured = [(layer if experts is None else replace(layer, E=experts), chosen) for layer in wanted]
+    measure_layers(measured, points_of(tokens), measure_ceilings("cuda", wanted[0].dtype), options, json_file)
 
 
 if __name__ == "__main__":

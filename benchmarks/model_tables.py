@@ -34,6 +34,33 @@ def qwen3_sm80() -> str:
     return "\n".join(lines) + "\n"
 
 
+def qwen3_engine() -> str:
+    """Throughput of continuous batching, and how long clients wait, by the rows that run at a time."""
+    data = results("qwen3_engine.json")
+    heads = "rows|new tokens/s|prompt and new tokens/s|seconds|mean rows that ran"
+    waits = "first token, median (99th of 100)|between tokens, median (99th)"
+    lines = table_head(f"{heads}|{waits}".split("|"))
+    for row in data["served"]:
+        first, gap = row["first_token_s"], row["between_tokens_s"]
+        lines.append(
+            table_row(
+                [
+                    row["rows"],
+                    f"{row['new_tokens_per_s']:,.0f}",
+                    f"{row['tokens_per_s']:,.0f}",
+                    f"{row['seconds']:.1f}",
+                    f"{row['mean_rows']:.1f}",
+                    f"{first['p50']:.2g} s ({first['p99']:.3g})",
+                    f"{gap['p50'] * 1e3:.1f} ms ({gap['p99'] * 1e3:.1f})",
+                ]
+            )
+        )
+    machine, runs = data["machine"], data["rounds"]
+    where = f"{machine['name']} with {machine['read_bytes_per_s'] / 1e12:.2f} TB/s, torch {data['versions']['torch']}"
+    told = f"{where}; bf16, {data['layers']} layers; {'one run' if runs == 1 else f'medians of {runs} runs'}."
+    return "\n".join([*lines, "", told]) + "\n"
+
+
 def qwen3_parallel() -> str:
     """Milliseconds of the whole model on one GPU and on several, and microseconds of a sum alone."""
     data = results("qwen3_parallel.json")

@@ -15,15 +15,15 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from layer_run import measure_layers, say
 from peers import PEERS
-from rich.console import Console
 
 from ttnn_moe.bench import report
 from ttnn_moe.bench.command import points_of
 from ttnn_moe.bench.floor import measure_ceilings
 from ttnn_moe.bench.implementations import Implementation, device_of, ours
 from ttnn_moe.bench.layer import DTYPES, PRESETS
-from ttnn_moe.bench.measure import Options, Result, measure_layer
+from ttnn_moe.bench.measure import Options
 from ttnn_moe.errors import RequestError, TtnnMoeError
 
 TOKENS = "1,8,32,128,512,2048,4096,16384,4096s"
@@ -54,29 +54,17 @@ def main(
         )
     device = device_of(device, "auto")
     points = points_of(tokens)
-    say = Console(stderr=True, soft_wrap=True, highlight=False, markup=False).print
     options = Options(device, rounds, seconds, sets, seed, cut_experts=True, deadline=started + limit, say=say)
     chosen, unavailable = _implementations(device, only)
-    ceilings, result = measure_ceilings(device, DTYPES[dtype]), Result()
-    say(f"read {ceilings.read_bytes_per_s / 1e12:.3f} TB/s, product {ceilings.flops_per_s / 1e12:.1f} TFLOP/s")
-
-    def save() -> None:
-        if json_file is not None:
-            report.write(json_file, report.document(device, ceilings, options, result, unavailable))
-
+    wanted = []
     for name in layers.split(","):
         layer = replace(PRESETS[name], dtype=DTYPES[dtype])
         if experts is not None:
             layer = replace(layer, E=experts, K=min(layer.K, experts))
-        if result.stopped is None:
-            measure_layer(layer, points, chosen, ceilings, options, result, save)
-            say(f"{name}: done {time.monotonic() - started:.0f} s after the start")
-    save()
-    data = report.document(device, ceilings, options, result, unavailable)
-    for table in report.tables(data):
-        Console(width=200).print(table)
-    for name, reason in unavailable.items():
-        say(f"not here: {name}: {reason}")
+        wanted.append((layer, chosen))
+    data = measure_layers(
+        wanted, points, measure_ceilings(device, DTYPES[dtype]), options, json_file, unavailable=unavailable
+    )
     for note in report.notes(data):
         say(note)
 

@@ -16,17 +16,16 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from layer_run import measure_layers, say
 from peers import MXFP4_PEERS
-from rich.console import Console
 
 from ttnn_moe.arranging import arranged
-from ttnn_moe.bench import report
 from ttnn_moe.bench.command import points_of
 from ttnn_moe.bench.families import OfFamily
 from ttnn_moe.bench.floor import Ceilings, measure_ceilings
 from ttnn_moe.bench.implementations import Forward, Implementation, Prepared
 from ttnn_moe.bench.layer import GPT_OSS, PRESETS, Layer, Weights
-from ttnn_moe.bench.measure import Options, Result, measure_layer
+from ttnn_moe.bench.measure import Options
 from ttnn_moe.contract import Problem
 from ttnn_moe.cuda.moe.families import FAMILIES
 from ttnn_moe.errors import RequestError
@@ -105,7 +104,6 @@ def main(
 ) -> None:
     """Measure, write JSON, print tables."""
     started = time.monotonic()
-    say = Console(stderr=True, soft_wrap=True, highlight=False, markup=False).print
     chosen, unavailable = implementations(only)
     options = Options("cuda", rounds, seconds, sets, 0, deadline=started + limit, say=say)
     unknown = [name for name in layers.split(",") if name not in LAYERS]
@@ -114,23 +112,9 @@ def main(
     wanted: list[tuple[Layer, list[Implementation]]] = [(LAYERS[name], chosen) for name in layers.split(",")]
     if bf16 and QWEN3.name in layers.split(","):
         wanted.append((BF16, [Prepared("cuda", "cuda")]))
-    ceilings, result = measure_ceilings("cuda", QWEN3.dtype) if measure else H200, Result()
-    say(f"floor: {ceilings.read_bytes_per_s / 1e12:.3f} TB/s, {ceilings.flops_per_s / 1e12:.1f} TFLOP/s")
-    for name, reason in unavailable.items():
-        say(f"not here: {name}: {reason}")
-
-    def save() -> None:
-        if json_file is not None:
-            report.write(json_file, report.document("cuda", ceilings, options, result, unavailable))
-
-    for layer, these in wanted:
-        if result.stopped is None:
-            of = layer if experts is None else replace(layer, E=experts)
-            measure_layer(of, points_of(tokens), these, ceilings, options, result, save)
-            say(f"{layer.name}: done {time.monotonic() - started:.0f} s after the start")
-    save()
-    for table in report.tables(report.document("cuda", ceilings, options, result, unavailable)):
-        Console(width=200).print(table)
+    ceilings = measure_ceilings("cuda", QWEN3.dtype) if measure else H200
+    measured = [(layer if experts is None else replace(layer, E=experts), these) for layer, these in wanted]
+    measure_layers(measured, points_of(tokens), ceilings, options, json_file, unavailable=unavailable)
 
 
 if __name__ == "__main__":

@@ -5,8 +5,8 @@
 
 Weights N(0, 0.02), norms 1, embeddings N(0, 1); --weights makes experts of random bits, of that standard deviation. A
 step's time is the median of whole generations less the median of those that end with the first token, over the number
-of steps. --write puts the tables of bf16 into docs/qwen3.md and README.md. With TTNN_MOE_CUDA_ARCH=sm_80 the GPU stands
-for an older one: every kernel is compiled for that.
+of steps. tables.py puts the tables of bf16 into docs/qwen3.md and README.md. With TTNN_MOE_CUDA_ARCH=sm_80 the GPU
+stands for an older one: every kernel is compiled for that.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from typing import Annotated, Any
 import torch
 import typer
 from older_arch import compile_for
-from qwen3_parts import PARTS, kernels_of, steps_of, times
+from qwen3_gpu_tables import REST, tables
+from qwen3_parts import kernels_of, steps_of, times
 from rich.console import Console
 
 from ttnn_moe.bench import report
@@ -35,12 +36,6 @@ from ttnn_moe.models.qwen3 import PRESETS, Engine, Qwen3Moe, Qwen3MoeConfig, gen
 from ttnn_moe.models.qwen3.runtime.generate import default_chunk
 from ttnn_moe.models.qwen3.weight_formats import FORMATS
 from ttnn_moe.models.qwen3.weights import randomize
-
-ROOT = Path(__file__).parent.parent
-RESULTS = ROOT / "benchmarks/results/qwen3_gpu.json"
-REST = 0.3
-START, END = "<!--qwen3_gpu.json-->\n", "<!--end of qwen3_gpu.json-->\n"
-
 
 Layers = Annotated[int | None, typer.Option(help="Keep this many layers only.")]
 Device = Annotated[str, typer.Option(help="cuda, or cpu to try the program.")]
@@ -207,15 +202,8 @@ def main(
     folder: Annotated[
         Path | None, typer.Option("--kernels", help="Folder: write one traced pass of each, kernel by kernel.")
     ] = None,
-    write: Annotated[bool, typer.Option("--write", help="Only put tables of the results into the pages.")] = False,
 ) -> None:
     """Measure, write JSON, print tables."""
-    if write:
-        data = json.loads(RESULTS.read_text())
-        for name, text in (("docs/qwen3.md", tables(data)), ("README.md", summary(data))):
-            page = ROOT / name
-            page.write_text(updated(page.read_text(), text))
-        return
     if weights not in FORMATS:
         raise RequestError("no such weights", got=weights, expected=f"one of {list(FORMATS)}")
     sizes = dataclasses.replace(PRESETS[config], weight_format=weights)
@@ -269,78 +257,6 @@ def begin(engine: Engine, texts: list[list[int]]) -> None:
         engine.add(text, max_new_tokens=engine.capacity - len(text), stop_ids=())
     while engine.scheduler.waiting or engine.scheduler.filling:
         engine.step()
-
-
-def milliseconds(s: float) -> str:
-    return f"{s * 1e3:.2f}" if s < 0.02 else f"{s * 1e3:.1f}"
-
-
-def markdown(head: list[str], *rows: list[str]) -> list[str]:
-    """Lines of a table."""
-    return ["| " + " | ".join(row) + " |" for row in (head, ["---"] * len(head), *rows)]
-
-
-def speed(data: dict[str, Any]) -> list[str]:
-    """Markdown: step times and tokens a second beside the floor."""
-    decoded, filled = data["decode"], data["prefill"]
-    took = [row["step_s"] for row in decoded] + [row["first_token_s"] for row in filled]
-    tokens = [row["tokens_per_s"] for row in decoded] + [row["n"] / row["first_token_s"] for row in filled]
-    rested = [row["rested_s"] for row in filled]
-    return markdown(
-        ["", *(f"batch {row['B']}" for row in decoded), *(f"prefill {row['n']:,}" for row in filled)],
-        ["ms a step, or to the first token", *map(milliseconds, took)],
-        [f"ms after {REST} s of rest", *("" for _ in decoded), *map(milliseconds, rested)],
-        ["tokens/s", *(f"{n:,.0f}" for n in tokens)],
-        ["floor, ms", *(f"{row['floor_s'] * 1e3:.2f}" for row in [*decoded, *filled])],
-    )
-
-
-def parts(data: dict[str, Any]) -> list[str]:
-    """Markdown: microseconds and kernels of each part."""
-    traces = data["traces"]
-    names = [f"prefill {int(name[1:]):,}" if name.startswith("p") else f"batch {name}" for name in traces]
-    rows = [["microseconds (kernels)", *names]]
-    for part in PARTS:
-        cells = [trace["parts"].get(part) for trace in traces.values()]
-        rows.append([part, *(f"{cell['us']:,.0f} ({cell['kernels']})" if cell else "" for cell in cells)])
-    rows.append(["all, traced", *(f"{trace['us']:,.0f}" for trace in traces.values())])
-    return markdown(*rows)
-
-
-def _weights(data: dict[str, Any]) -> str:
-    """Results from before there were other weights say nothing of them."""
-    form = data.get("weights", "dense")
-    return "bf16" if form == "dense" else f"bf16 with experts in {form}"
-
-
-def caption(data: dict[str, Any]) -> str:
-    here, versions = data["machine"], data["versions"]
-    return (
-        f"{here['name']}, torch {versions['torch']}, triton {versions.get('triton')}; {_weights(data)}, "
-        f"{data['layers']} layers; "
-        f"medians of {data['rounds']}. Floor: bytes at {here['read_bytes_per_s'] / 1e12:.2f} TB/s, operations at "
-        f"{here['flops_per_s'] / 1e12:.0f} TFLOP/s, both measured in the same run."
-    )
-
-
-def tables(data: dict[str, Any]) -> str:
-    """Markdown of all results."""
-    traced = [*parts(data), ""] if data["traces"] else []
-    if "traces_of" in data:
-        traced += [f"Parts are of {data['traces_of']}.", ""]
-    lines = [*speed(data), "", *traced, caption(data)]
-    return "\n".join(lines) + "\n"
-
-
-def summary(data: dict[str, Any]) -> str:
-    """Markdown of the speed alone."""
-    return "\n".join([*speed(data), "", caption(data)]) + "\n"
-
-
-def updated(page: str, text: str) -> str:
-    """A page with this text between its marks."""
-    head, rest = page.split(START)
-    return head + START + text + END + rest.split(END, 1)[1]
 
 
 if __name__ == "__main__":

@@ -19,17 +19,16 @@ from typing import Annotated, Any
 
 import torch
 import typer
+from layer_run import measure_layers, say
 from older_arch import compile_for
 from peers.vllm_fused_experts import Vllm
-from rich.console import Console
 
-from ttnn_moe.bench import report
 from ttnn_moe.bench.command import points_of
 from ttnn_moe.bench.families import OfFamily
 from ttnn_moe.bench.floor import measure_ceilings
 from ttnn_moe.bench.implementations import Forward, ours
 from ttnn_moe.bench.layer import PRESETS, Layer, Weights
-from ttnn_moe.bench.measure import Options, Result, measure_layer
+from ttnn_moe.bench.measure import Options
 from ttnn_moe.bench.timing import fastest_us_on_device
 from ttnn_moe.bench.tune import WithTile, compile_all
 from ttnn_moe.cuda.moe.sm80 import SM80, WarpTile
@@ -118,7 +117,6 @@ def main(
 ) -> None:
     """Measure, write JSON, print a table."""
     started, layer = time.monotonic(), PRESETS["qwen3-30b-a3b"]
-    say = Console(stderr=True, soft_wrap=True, highlight=False, markup=False).print
     asked: dict[WarpTile, WithTile] = {}
     for part in tiles.split():
         counts, _, names = part.partition(":")
@@ -129,25 +127,13 @@ def main(
     rates = product_rates()
     say(f"mma.sync TFLOP/s by warps a multiprocessor: { {w: round(r / 1e12, 1) for w, r in rates.items()} }")
     ceilings = replace(measure_ceilings("cuda", layer.dtype), flops_per_s=max(rates.values()))
-    say(f"read {ceilings.read_bytes_per_s / 1e12:.3f} TB/s")
     options = Options("cuda", rounds, seconds, 4, 0, deadline=started + limit, say=say)
-    result = Result()
     others = {name: rows_of(Path(file)) for name, _, file in (one.partition("=") for one in beside.split())}
-
-    def document() -> dict[str, Any]:
-        made = report.document("cuda", ceilings, options, result, {})
-        return made | {"arch": "compute_80", "mma_flops_per_s_by_warps": rates, "beside": others}
-
-    def save() -> None:
-        if json_file is not None:
-            report.write(json_file, document())
-
     plans = [one for one in ours("cuda") if one.name == "ttnn_moe cuda prepared"]
     peers = [one for one in (TritonSm80(TRITON, "triton sm80"), VllmSm80()) if one.available("cuda") is None]
-    measure_layer(layer, points_of(tokens), [*plans, *peers, *asked.values()], ceilings, options, result, save)
-    save()
-    for table in report.tables(document()):
-        Console(width=200).print(table)
+    more = {"arch": "compute_80", "mma_flops_per_s_by_warps": rates, "beside": others}
+    wanted = [(layer, [*plans, *peers, *asked.values()])]
+    measure_layers(wanted, points_of(tokens), ceilings, options, json_file, more=more)
 
 
 if __name__ == "__main__":

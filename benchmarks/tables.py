@@ -12,6 +12,7 @@ from functools import partial
 import kv_tables
 import layer_tables
 import model_tables
+import qwen3_gpu_tables
 import tenstorrent_tables
 from table_text import ROOT
 
@@ -22,6 +23,7 @@ PAGES = (
     ROOT / "docs/tenstorrent.md",
     ROOT / "docs/tenstorrent_kernels.md",
     ROOT / "docs/kv.md",
+    ROOT / "docs/qwen3.md",
     ROOT / "docs/tensor_parallel.md",
     ROOT / "docs/vllm.md",
 )
@@ -37,6 +39,9 @@ TABLES: dict[str, Callable[[], str]] = {
     "kv_prompts.json": kv_tables.prompts,
     "kv_queries.json": kv_tables.queries,
     "kv_recall.json": kv_tables.recall,
+    "qwen3_engine.json": model_tables.qwen3_engine,
+    "qwen3_gpu.json": qwen3_gpu_tables.summary,
+    "qwen3_gpu.json, with parts": qwen3_gpu_tables.whole,
     "qwen3_kv.json": kv_tables.steps,
     "int4_24_layer.json": partial(layer_tables.format_layers, "int4_24"),
     "mxfp4_layer.json": partial(layer_tables.format_layers, "mxfp4"),

@@ -34,10 +34,10 @@ KEYS = f"{EIGHT},kv=bfloat8_b"
 INTERLEAVED, BY_BANK = 0.65, 0.90
 LAUNCH_US, SUM_US = (2.0, 5.0), (45.0, 65.0)
 SOURCES = {
-    "bandwidth": "65% of the peak for weights interleaved over DRAM banks, 90% for weights sharded by bank: upstream's "
-    "figures; tt-metal's moe_gpt reads bfloat4_b at 258 of 288 GB/s on Wormhole",
-    "sum": "45 to 65 us for reduce_scatter and all_gather of [32, 2048] over 8 chips: upstream's figures",
-    "launch": "2 to 5 us for an operator in a trace: an assumption (a few us), from no measurement of this model",
+    "bandwidth": "65% of the peak for weights interleaved over DRAM banks, 90% for weights sharded by bank. Both are "
+    "upstream's figures. tt-metal's moe_gpt reads bfloat4_b at 258 of 288 GB/s on Wormhole",
+    "sum": "45 to 65 us for reduce_scatter and all_gather of [32, 2048] over 8 chips. These are upstream's figures",
+    "launch": "2 to 5 us for an operator in a trace. This is an assumption, from no measurement of this model",
 }
 
 

@@ -58,8 +58,10 @@ def estimate() -> str:
             for least, most in row["ms"].values():
                 cells += [f"{least:.1f}-{most:.1f}", f"{row['B'] * 1e3 / most:.0f}-{row['B'] * 1e3 / least:.0f}"]
             lines.append(table_row([name, f"{row['operators']}, {row['sums']}", row["B"], *cells]))
-    told = "; ".join(f"**{what}**: {source}" for what, source in steps["sources"].items())
-    return "\n".join([*lines, "", *textwrap.wrap(told + ".", 118)]) + "\n"
+    told: list[str] = []
+    for what, source in steps["sources"].items():
+        told += textwrap.wrap(f"**{what.capitalize()}.** {source}.", 118, initial_indent="* ", subsequent_indent="  ")
+    return "\n".join([*lines, "", *told]) + "\n"
 
 
 def banks() -> str:

@@ -16,8 +16,8 @@ from . import eager, registry
 from .backend import Prepared
 from .contract import Experts, Placement, Problem, Routing, check_kind, check_kinds, check_sizes
 from .errors import ContractError
+from .ids import is_distinct
 from .memory import check_tensors
-from .routing import is_distinct
 from .watched import watcher
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 import time
 from collections.abc import Sequence
@@ -17,8 +16,6 @@ from .errors import ContractError, RequestError
 from .sizes import natural
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     import torch
 
 app = typer.Typer(
@@ -252,37 +249,10 @@ def _dtype(name: str, *able: str) -> torch.dtype:
 @app.command()
 def cache(clear: Annotated[bool, typer.Option("--clear", help="Remove every compiled kernel.")] = False) -> None:
     """Show the caches: folders, what they hold, and what killed writers left; or remove the compiled kernels."""
-    from .cache_folder import CacheFolder
-    from .cuda.jit.store import Store
-    from .cuda.moe import tuned
-    from .tenstorrent import files
-    from .tenstorrent.emulator import build
+    from . import caches
 
-    store = Store()
-    builds = CacheFolder(build.cache_folder(), build.CACHE_VARIABLE)
-    folders = {"kernels": store.folder, "files of tuned tiles": tuned.folder(), "emulator builds": builds}
-    if os.environ.get(files.CACHE) != "off":
-        folders["files of weights"] = CacheFolder(files.named_folder(), files.CACHE)
-    if clear:
-        typer.echo(f"removed {store.clear()} kernels from {store.where}")
-        for other in folders.values():
-            other.sweep()
-        return
-    for what, one in folders.items():
-        kept = one.entries()
-        held = f"{_megabytes(kept):.1f}" + (f" of at most {store.most / 2**20:.0f}" if one is store.folder else "")
-        left = one.unfinished()
-        typer.echo(
-            f"{one.where}: {len(kept)} {what}, {held} MB"
-            + (f"; {len(left)} unfinished files of killed writers, {_megabytes(left):.1f} MB" if left else "")
-        )
-    refused = [f"{reason}; to fix it: {one.remedy}" for one in folders.values() if (reason := one.distrust())]
-    if refused:
-        raise ContractError("a cache is not used", got=refused[0], details=refused[1:])
-
-
-def _megabytes(files: list[tuple[Path, os.stat_result]]) -> float:
-    return sum(found.st_size for _, found in files) / 2**20
+    for line in caches.clear() if clear else caches.report():
+        typer.echo(line)
 
 
 # the model's own parsers take every option, --help too: they are defined once
@@ -331,7 +301,11 @@ def run(args: Sequence[str] | None = None) -> int:
     for option, value in zip(["", *given], given, strict=False):
         name, equals, _ = value.partition("=")
         if any("\ud800" <= one <= "\udfff" for one in value) and (name if equals else option) not in PATHS:
-            raise RequestError("an argument is not UTF-8 text", got=ascii(value[:100]))
+            raise RequestError(
+                "an argument is not UTF-8 text",
+                got=ascii(value[:100]),
+                expected=f"UTF-8; only {', '.join(PATHS)} take other bytes",
+            )
     return run_app(app, given, "ttnn-moe")
 
 

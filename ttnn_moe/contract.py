@@ -20,7 +20,8 @@ from .experts import Experts
 from .formats.int4_24 import NAME as INT4_24
 from .memory import check_tensors, first_shared
 from .placement import Placement, check_even
-from .routing import PaddedView, Routing, SortedView, StepLayout, step_capacity
+from .routing import Routing
+from .routing_views import PaddedView, SortedView, StepLayout, step_capacity
 from .visible import shown
 
 __all__ = [

@@ -67,14 +67,17 @@ class Placement:
 
     @property
     def D(self) -> int:
+        """Devices that share the experts."""
         return self.device_expert_mapping.shape[0]
 
     @property
     def E(self) -> int:
+        """Experts of all devices."""
         return self.device_expert_mapping.numel()
 
     @property
     def E_local(self) -> int:
+        """Experts of each device: E / D."""
         return self.device_expert_mapping.shape[1]
 
     @cached_property

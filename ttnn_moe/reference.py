@@ -23,8 +23,8 @@ from torch import Tensor
 from .activations import ALPHA, LIMIT, SILU
 from .backend import Numerics, Prepared, Probe
 from .contract import Experts, Placement, Problem, Routing
+from .ids import check_distinct
 from .reference_products import PRODUCTS, Products, products_of
-from .routing import check_distinct
 
 CHECK_ENV = "TTNN_MOE_CHECK_IDS"
 # rows of one expert worked on at a time: past 512 the products gain nothing, and their buffers grow

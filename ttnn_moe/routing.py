@@ -13,65 +13,10 @@ import torch
 from torch import Tensor
 
 from .errors import ContractError
+from .ids import check_ids, is_distinct
 from .memory import check_tensors, dense
 from .placement import Placement
-from .visible import shown
-
-PROMISES = ("any", "distinct")
-"""What a caller may say of the ids of all calls: see ttnn_moe.moe."""
-MOST_ALIGNED = 1 << 20
-"""Largest row_align."""
-
-
-@dataclass(frozen=True, eq=False)
-class PaddedView:
-    """One row of tokens per expert. Duplicates of one (t, e) are merged, so T_e <= T.
-
-    Attributes:
-        num_routed_tokens: [E] int32, T_e.
-        routed_tokens: [E, T] int32; entries past T_e are undefined and never read.
-        routed_token_weights: [E, T] fp32, aligned with routed_tokens.
-    """
-
-    num_routed_tokens: Tensor
-    routed_tokens: Tensor
-    routed_token_weights: Tensor
-
-
-@dataclass(frozen=True, eq=False)
-class SortedView:
-    """Token-expert pairs sorted by expert, duplicates kept.
-
-    Attributes:
-        expert_offsets: [E+1] int32; expert e owns sorted rows expert_offsets[e] .. expert_offsets[e+1] - 1.
-        pairs: [T*K] int32; t*K + k of each sorted row; rows past expert_offsets[E] are undefined.
-        inverse: [T, K] int32; the sorted row of pair (t, k), -1 where it names no expert.
-    """
-
-    expert_offsets: Tensor
-    pairs: Tensor
-    inverse: Tensor
-
-
-@dataclass(frozen=True, eq=False)
-class StepLayout:
-    """Rows of the step tensors (gate, up, activations): experts in order, each start a multiple of row_align.
-
-    Attributes:
-        row_align: 1, or 32 for tiled machines.
-        capacity: rows of a step tensor, T*K + (row_align - 1) * min(E, T*K): enough for every routing.
-        row_start: [E+1] int32; row_start[e+1] - row_start[e] is T_e rounded up to row_align.
-        row_tokens: [capacity] int32; the token of each row, -1 where the row is padding.
-        inverse: [T, K] int32; the row of pair (t, k), -1 where there is none or an earlier k names the same expert.
-        weights: [T, K] fp32; routing weights with duplicates summed into the first.
-    """
-
-    row_align: int
-    capacity: int
-    row_start: Tensor
-    row_tokens: Tensor
-    inverse: Tensor
-    weights: Tensor
+from .routing_views import PaddedView, SortedView, StepLayout, check_row_align, step_capacity
 
 
 @dataclass(frozen=True, eq=False)
@@ -171,10 +116,12 @@ class Routing:
 
     @property
     def T(self) -> int:
+        """Tokens of the call, those past num_tokens included."""
         return self.topk_ids.shape[0]
 
     @property
     def K(self) -> int:
+        """Experts a token."""
         return self.topk_ids.shape[1]
 
     def true_tokens(self) -> int:
@@ -220,6 +167,7 @@ class Routing:
 
     @cached_property
     def sorted(self) -> SortedView:
+        """All pairs by expert, duplicates kept; see SortedView. Made on the ids' device, without a host sync."""
         order, counts, _ = self._sort(self.ids)
         offsets = _starts(counts)
         inverse = torch.empty_like(order)
@@ -229,6 +177,7 @@ class Routing:
 
     @cached_property
     def padded(self) -> PaddedView:
+        """Tokens of each expert, duplicates merged; see PaddedView. Made on the ids' device, without a host sync."""
         ids, weights = self._merged
         order, counts, keys = self._sort(ids)
         # one spare column takes the pairs that name no expert
@@ -242,7 +191,14 @@ class Routing:
         return PaddedView(counts.int(), tokens[:-1].view(shape), token_weights[:-1].view(shape))
 
     def step_layout(self, row_align: int = 1) -> StepLayout:
-        """Rows of the step tensors; kept for later calls."""
+        """Rows of the step tensors, [capacity, ...]: see StepLayout. Kept for later calls.
+
+        Args:
+            row_align: 1, or 32 for tiled machines.
+
+        Raises:
+            ContractError: as check_row_align.
+        """
         check_row_align(row_align)
         if row_align not in self._cache:
             ids, weights = self._merged
@@ -265,68 +221,15 @@ class Routing:
         return (self.placement or Placement.uniform(self.E)).device_expert_mapping
 
     def for_device(self, d: int | None = None) -> Routing:
-        """This routing as device d (default: placement.rank) sees it: local expert ids, E/D experts, -1 elsewhere."""
+        """This routing as device d (default: placement.rank) sees it: local expert ids, E/D experts, -1 elsewhere.
+
+        Raises:
+            ContractError: no such device; or D > 1, no rank and no d.
+        """
         placement = self.placement or Placement.uniform(self.E)
         table = placement.local_table(d, self.topk_ids.device)
         ids = table.index_select(0, self.ids_or(self.E).flatten()).view(self.T, self.K)
         return Routing(ids, self.topk_weights, placement.E_local, None, self.num_tokens)
-
-
-def step_capacity(T: int, K: int, E: int, row_align: int) -> int:
-    """Rows that any routing of T tokens to K of E experts can need when every expert starts aligned.
-
-    Raises:
-        ContractError: as check_row_align.
-    """
-    check_row_align(row_align)
-    return T * K + (row_align - 1) * min(E, T * K)
-
-
-def check_row_align(row_align: int) -> None:
-    """Raise ContractError unless row_align is an integer of a useful size."""
-    if isinstance(row_align, (bool, float)) or not 1 <= row_align <= MOST_ALIGNED:
-        expected = f"an integer 1 .. {MOST_ALIGNED}; 1 or 32 are usual"
-        raise ContractError("row_align is out of range", got=row_align, expected=expected)
-
-
-def is_distinct(promise: str) -> bool:
-    """Whether the promise of ids is "distinct".
-
-    Raises:
-        ContractError: it is neither "any" nor "distinct".
-    """
-    if not (isinstance(promise, str) and promise in PROMISES):
-        raise ContractError(
-            "ids is no promise", got=f"ids={shown(promise)}", expected=f"one of {list(PROMISES)}", remedy="leave it out"
-        )
-    return promise == "distinct"
-
-
-def check_distinct(ids: Tensor, E: int) -> None:
-    """Raise ContractError naming the first (t, k) whose id breaks the promise "distinct". Reads ids back."""
-    bad = (ids < 0) | (ids >= E)
-    same = (ids[:, :, None] == ids[:, None, :]).tril(-1).any(-1)
-    found = (bad | same).nonzero()
-    if len(found):
-        t, k = found[0].tolist()
-        raise ContractError(
-            f"ids were promised to be distinct, and are not at t={t}, k={k} ({len(found)} in all)",
-            got=f"ids[{t}] = {shown(ids[t].tolist())}",
-            expected=f"ids of 0 .. {E - 1}, none twice in a row",
-            remedy="call without ids='distinct'",
-        )
-
-
-def check_ids(ids: Tensor, E: int) -> None:
-    """Raise ContractError naming the first (t, k) whose id is neither -1 nor in 0 .. E-1. Reads ids back."""
-    bad = ((ids < -1) | (ids >= E)).nonzero()
-    if len(bad):
-        t, k = bad[0].tolist()
-        raise ContractError(
-            f"expert id out of range at t={t}, k={k} ({len(bad)} in all)",
-            got=int(ids[t, k]),
-            expected=f"-1 (no expert) or 0 .. {E - 1}",
-        )
 
 
 def _starts(counts: Tensor) -> Tensor:

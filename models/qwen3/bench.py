@@ -55,7 +55,9 @@ def bench(
     """Time prefill and decode of a Qwen3-MoE of a given size."""
     name = registry.resolve(backend)
     if json_file is not None and not json_file.parent.is_dir():
-        raise RequestError("cannot write the figures", got=f"no directory {json_file.parent}")
+        raise RequestError(
+            "cannot write the figures", got=f"no directory {json_file.parent}", remedy="make it, or name another --json"
+        )
     sizes = _sizes(config, layers, random_weights)
     options = request.Options(mesh, device, dtype, kv=kv)
     on_chips = request.asked_for(backend, device)
@@ -63,7 +65,11 @@ def bench(
     kind = torch.bfloat16 if on_chips else dtype_of(dtype) or sizes.dtype or torch.bfloat16
     prompt_tokens, context = batch * prompt_len, prompt_len + new_tokens
     if min(batch, prompt_len, new_tokens) < 1:
-        raise RequestError("batch, prompt-len and new-tokens must be positive")
+        raise RequestError(
+            "nothing to time",
+            got=f"--batch {batch} --prompt-len {prompt_len} --new-tokens {new_tokens}",
+            expected="1 or more of each",
+        )
     check_request(sizes, [[0] * prompt_len], new_tokens)
     needed = memory_needed(sizes, kind, batch, prompt_len, new_tokens, default_chunk(place), kv, kv_bits)
     D = 0

@@ -45,6 +45,11 @@ class ChatTemplate:
             raise self._error(error) from error
 
     def render(self, **variables: Any) -> str:
+        """The text that the template makes of its variables.
+
+        Raises:
+            RequestError: the template fails, takes more than SECONDS, or writes more than MOST characters.
+        """
         try:
             pieces, length = [], 0
             with _timed():

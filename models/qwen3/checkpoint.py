@@ -193,7 +193,9 @@ def _files(directory: Path) -> list[Path]:
             raise CheckpointError(f"{index} has the wrong form", expected="an object weight_map of file names")
         names = sorted(set(where.values()))
         if outside := [name for name in names if Path(name).name != name]:
-            raise CheckpointError(f"{index} names files outside the checkpoint", got=outside)
+            raise CheckpointError(
+                f"{index} names files outside the checkpoint", got=outside, expected="names without a folder"
+            )
         if absent := [name for name in names if not (directory / name).is_file()]:
             raise CheckpointError(
                 f"{directory} lacks files that {INDEX} names", got=f"no {', '.join(absent[:9])}", remedy="fetch them"

@@ -101,7 +101,7 @@ class Qwen3MoeConfig:
                 expected="num_attention_heads divisible by num_key_value_heads",
             )
         if self.head_dim % 2:
-            raise CheckpointError("head_dim must be even for RoPE", got=self.head_dim)
+            raise CheckpointError("head_dim does not fit RoPE", got=self.head_dim, expected="an even number")
         sparse = [i for i in range(self.num_hidden_layers) if self.is_sparse(i)]
         if sparse and not (self.moe_intermediate_size >= 1 and 1 <= self.num_experts_per_tok <= self.num_experts):
             raise CheckpointError(
@@ -183,7 +183,11 @@ class Qwen3MoeConfig:
         if rope.values.get("rope_theta") is None:
             missing.append("rope_theta")
         if missing:
-            raise CheckpointError(f"{source} lacks needed fields", got=f"no {', '.join(missing)}")
+            raise CheckpointError(
+                f"{source} lacks needed fields",
+                got=f"no {', '.join(missing)}",
+                remedy="take config.json from where the checkpoint comes from",
+            )
         sizes = {name: fields.integer(name) for name in _SIZES}
         head_dim = sizes["hidden_size"] // max(1, sizes["num_attention_heads"])
         dense_layers = fields.items("mlp_only_layers")

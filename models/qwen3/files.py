@@ -89,6 +89,7 @@ class Fields:
         return cls(value, path)
 
     def integer(self, name: str, default: int | None = None) -> int:
+        """A field that is an integer. default: where it is absent; None: it must be there."""
         return self._typed(name, default, "an integer", int)
 
     def number(self, name: str, least: float, most: float) -> float:
@@ -106,6 +107,7 @@ class Fields:
         return value
 
     def text(self, name: str) -> str:
+        """A field that is text, without lone surrogates. It must be there."""
         value = self._typed(name, None, "text", str)
         try:
             value.encode()

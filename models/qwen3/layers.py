@@ -26,11 +26,15 @@ IDS = "distinct"
 
 
 class Linear(nn.Linear):
+    """torch's Linear, whose weights are not drawn."""
+
     def reset_parameters(self) -> None:
         """Weights come from a file: drawing random ones first would cost time and memory."""
 
 
 class Embedding(nn.Embedding):
+    """torch's Embedding, whose weights are not drawn."""
+
     def reset_parameters(self) -> None:
         """As in Linear."""
 
@@ -218,6 +222,8 @@ MODULES = Modules()
 
 
 class Layer(nn.Module):
+    """A decoder layer: attention, then experts or a dense MLP, each added to the residual x [T, H]."""
+
     def __init__(self, config: Qwen3MoeConfig, layer: int, backend: str, modules: Modules = MODULES):
         super().__init__()
         self.attention_norm = RMSNorm(config.hidden_size, config.rms_norm_eps)

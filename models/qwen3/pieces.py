@@ -44,6 +44,7 @@ def reading_file(path: Path) -> AbstractContextManager[None]:
 
 
 def open_file(path: Path) -> Any:
+    """A safetensors file, open for reading. What the parser raises becomes a CheckpointError that names the file."""
     with reading_file(path):
         return safe_open(path, framework="pt")
 

@@ -92,6 +92,7 @@ class Tokenizer:
 
     @cached_property
     def eos_token_id(self) -> int | None:
+        """Id of the special token eos_token; None: the tokenizer names none."""
         text = self.special_tokens.get("eos_token")
         return None if text is None else self.fast.token_to_id(text)
 

@@ -75,7 +75,11 @@ def filled(
         model = placed(make, kind, place)
     except (RuntimeError, MemoryError) as error:  # torch's CPU allocator raises RuntimeError
         got = f"{checkpoint.nbytes / 2**30:.1f} GiB in the files, {said(error)}"
-        raise CheckpointError(f"{checkpoint.directory} does not fit the memory of {place}", got=got) from error
+        raise CheckpointError(
+            f"{checkpoint.directory} does not fit the memory of {place}",
+            got=got,
+            remedy="experts of fewer bits (ttnn-moe quantize), or several processes (--parallel)",
+        ) from error
     checkpoint.read(slots(model, checkpoint.fused), progress, split)
     checkpoint.check_values(model, split)
     if split.rank == 0:
@@ -122,6 +126,11 @@ def randomize(model: Qwen3Moe, seed: int = 0) -> None:
 
 
 def dtype_of(dtype: torch.dtype | str | None) -> torch.dtype | None:
+    """The torch dtype of a name or a dtype; None stays None.
+
+    Raises:
+        CheckpointError: no model can be loaded in this dtype.
+    """
     named = DTYPES.get(dtype) if isinstance(dtype, str) else dtype
     if dtype is not None and named not in DTYPES.values():
         raise CheckpointError("a model cannot be loaded in this dtype", got=dtype, expected=f"one of {list(DTYPES)}")

@@ -10,11 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from ascend_counting import Counting, OnMeta, npu
+from ascend_counting import Counting, npu
 from own_registry import own_registry
 from ttnn_moe import Experts, Placement, Routing, api
 from ttnn_moe.ascend.operators import COMBINE, DISPATCH, MATMUL, SWIGLU
-from ttnn_moe.backend import Probe
 from ttnn_moe.parallel.exchanges import all_gather
 from ttnn_moe.parallel.exchanges.npu import DispatchCombine
 from ttnn_moe.parallel.exchanges.npu_plan import Plan
@@ -22,12 +21,6 @@ from ttnn_moe.parallel.exchanges.npu_plan import Plan
 # Qwen3-30B-A3B's layer
 T, E, K, H, I, D = 64, 128, 8, 2048, 768, 16
 PLACEMENT = Placement.from_mapping([list(range(d, E, D)) for d in range(D)], 3)
-
-
-class Registered(OnMeta):
-    @classmethod
-    def probe(cls) -> Probe:
-        return Probe(True, devices=("meta, in place of an NPU",))
 
 
 @pytest.fixture(autouse=True)
@@ -38,7 +31,7 @@ def _npu_is_meta(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         monkeypatch.setattr(all_gather, name, lambda *tensors, group: None)
     monkeypatch.setattr(all_gather.dist, "all_to_all_single", lambda *tensors, group: None)
     with own_registry() as register, torch.no_grad():
-        register("ascend", f"{__name__}:Registered")
+        register("ascend", "ascend_counting:OnMeta")
         yield
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterator
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,48 +15,18 @@ import vllm_stand_in
 from paths import ROOT
 from processes import run_python
 from ttnn_moe.errors import ContractError
-from vllm_layers import HOOK, REAL, E, H, applied, call, expected
+from vllm_layers import HOOK, METHOD, REAL, E, H, applied, call, expected, served, warnings
 
 BF16, FP32 = torch.bfloat16, torch.float32
 
 
-@pytest.fixture(scope="module")
-def make() -> Iterator[Any]:
-    """Makes layers; the plug-in is registered."""
-    with vllm_layers.with_plugin() as made:
-        yield made
-
-
-@pytest.fixture(autouse=True)
-def on_the_cpu(monkeypatch: pytest.MonkeyPatch, make: Any) -> None:
-    from ttnn_moe.integrations.vllm import say
-
-    monkeypatch.setenv("TTNN_MOE_BACKEND", "reference")
-    monkeypatch.delenv("TTNN_MOE_VLLM", raising=False)
-    monkeypatch.setattr(say, "_SAID", set())
-
-
-@pytest.fixture
-def lines(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, str]]:
-    """What the plug-in says in vLLM's log: level and text."""
-    found: list[tuple[int, str]] = []
-    logger = logging.getLogger("vllm.ttnn_moe")
-    monkeypatch.setattr(logger, "log", lambda level, form, *args: found.append((level, form % args)))
-    return found
-
-
-def warnings(lines: list[tuple[int, str]]) -> list[str]:
-    return [text for level, text in lines if level >= logging.WARNING]
+pytestmark = pytest.mark.usefixtures("on_the_cpu")
 
 
 def registry() -> dict[str, Any]:
     from vllm.model_executor.custom_op import op_registry_oot
 
     return op_registry_oot
-
-
-def served(layer: Any) -> bool:
-    return layer.quant_method._served is not None
 
 
 # the hook
@@ -122,9 +90,6 @@ def test_another_plug_in_keeps_the_class(make: Any, lines: list[Any], monkeypatc
     register()
     assert registry()[HOOK] is Other
     assert "another plug-in" in lines[0][1] and "VLLM_PLUGINS=ttnn_moe" in lines[0][1]
-
-
-METHOD = f"{vllm_stand_in.MOE}.unquantized_fused_moe_method"
 
 
 def _takes_more(self: Any, layer: Any, x: Any, topk_weights: Any, topk_ids: Any, shared: Any, new: Any) -> None:
@@ -331,108 +296,3 @@ def test_kernels_compile_while_weights_are_read(make: Any, monkeypatch: pytest.M
     assert ended.wait(10) and begun == [(layers[0].quant_method.moe.max_num_tokens, E, vllm_layers.I, "cpu")]
     layers[0].quant_method.process_weights_after_loading(layers[0])
     assert served(layers[0])
-
-
-# a layer that stays with vLLM
-
-
-REFUSED = {
-    "backend": ({"moe_backend": "triton"}, "moe_backend='triton' was asked for"),
-    "lora": ({"is_lora_enabled": True}, "LoRA"),
-    "biases": ({"has_bias": True}, "biases"),
-    "gelu": ({"activation": SimpleNamespace(value="gelu", is_gated=True)}, "its activation is 'gelu'"),
-    "ungated": ({"is_act_and_mul": False}, "not silu(gate) * up"),
-    "clamped": ({"swiglu_limit": 7.0}, "swiglu_limit=7.0"),
-    "dtype": ({"in_dtype": torch.float64}, "torch.float64"),
-    "batched": ({"batched": True}, "batched activation format"),
-}
-
-
-@pytest.mark.parametrize("name", REFUSED)
-def test_a_layer_that_cannot_be_served_stays_as_vllm_chose(
-    make: Any, lines: list[Any], monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
-    fields, said = REFUSED[name]
-    chosen = object(), vllm_stand_in.VllmExperts
-    monkeypatch.setattr(f"{METHOD}.select_unquantized_moe_backend", lambda moe_config: chosen)
-    for _ in range(2):
-        method = make.method(**fields)
-        assert (method.unquantized_backend, method.experts_cls) == chosen and method._served is None
-    refusals = warnings(lines)
-    assert len(refusals) == 1 and said in refusals[0], "one line for all layers"
-
-
-@pytest.mark.parametrize(
-    ("parallel", "environment", "said"),
-    [
-        ({"use_ubatching": True}, {}, "--enable-dbo"),
-        ({"enable_elastic_ep": True}, {}, "elastic"),
-        ({}, {"VLLM_BATCH_INVARIANT": "1"}, "VLLM_BATCH_INVARIANT"),
-    ],
-)
-def test_engines_that_are_not_served(
-    make: Any, monkeypatch: pytest.MonkeyPatch, parallel: dict[str, Any], environment: dict[str, str], said: str
-) -> None:
-    from ttnn_moe.integrations.vllm import gate
-
-    moe = make(loaded=False).quant_method.moe
-    for key, value in environment.items():
-        monkeypatch.setenv(key, value)
-    reason = gate.why_not(moe, SimpleNamespace(**parallel))
-    assert reason is not None and said in reason
-
-
-def _no_memory(*args: Any) -> None:
-    raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 708.00 MiB.\nmore")
-
-
-def _no_kernel(*args: Any) -> None:
-    raise ContractError("no kernels run this problem", got="H=100")
-
-
-@pytest.mark.parametrize(
-    ("fails", "said"),
-    [
-        (_no_memory, "no memory for the operator's scratch (CUDA out of memory. Tried to allocate 708.00 MiB.); to"),
-        (_no_kernel, "no kernels run this problem; got H=100"),
-    ],
-)
-def test_what_fails_at_load_stays_with_vllm(
-    make: Any, lines: list[Any], monkeypatch: pytest.MonkeyPatch, fails: Any, said: str
-) -> None:
-    from ttnn_moe.integrations.vllm.served import ServedLayer
-
-    chosen = _triton()
-    monkeypatch.setattr(f"{METHOD}.select_unquantized_moe_backend", lambda moe_config: chosen)
-    monkeypatch.setattr(ServedLayer, "prepare", fails)
-    layer = make()
-    method = layer.quant_method
-    assert not served(layer) and (method.unquantized_backend, method.experts_cls) == chosen
-    assert isinstance(method.moe_kernel.fused_experts, chosen[1])
-    assert said in lines[0][1]
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [({"apply_router_weight_on_input": True}, "multiply the input"), ({}, "backend 'cuda' cannot run here")],
-)
-def test_layers_that_are_refused_once_they_are_loaded(
-    make: Any, lines: list[Any], monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], said: str
-) -> None:
-    if not options:
-        monkeypatch.delenv("TTNN_MOE_BACKEND")
-    chosen = _triton()
-    monkeypatch.setattr(f"{METHOD}.select_unquantized_moe_backend", lambda moe_config: chosen)
-    assert not served(make(**options))
-    assert said in lines[0][1]
-
-
-def _triton() -> tuple[Any, Any]:
-    """A choice of vLLM's that loads on a CPU."""
-    from vllm.model_executor.layers.fused_moe.oracle.unquantized import UnquantizedMoeBackend as Backend
-
-    if not REAL:
-        return Backend.TRITON, vllm_stand_in.VllmExperts
-    from vllm.model_executor.layers.fused_moe.experts.triton_moe import TritonExperts
-
-    return Backend.TRITON, TritonExperts

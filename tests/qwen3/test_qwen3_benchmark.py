@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from dataclasses import replace
 from types import ModuleType
@@ -10,7 +9,6 @@ from types import ModuleType
 import pytest
 
 from benchmark_scripts import script
-from paths import ROOT
 from ttnn_moe.models.qwen3 import PRESETS
 
 
@@ -76,26 +74,6 @@ def test_floors_of_the_real_sizes(benchmark) -> None:
     experts = 48 * 8 * 3 * 2048 * 768  # weights of those that one token visits
     assert packed["step"](1) == pytest.approx(floor["step"](1) - experts * (16 - 4.25) / 8 / 4.3e12)
     assert packed["prefill"](4096) == floor["prefill"](4096)
-
-
-def test_the_pages_have_the_tables_of_the_results(benchmark) -> None:
-    data = json.loads(benchmark.RESULTS.read_text())
-    for name, text in (("docs/qwen3.md", benchmark.tables(data)), ("README.md", benchmark.summary(data))):
-        page = (ROOT / name).read_text()
-        assert benchmark.updated(page, text) == page, "run python benchmarks/qwen3_gpu.py --write"
-
-
-def test_the_page_has_the_figures_of_the_engine() -> None:
-    data = json.loads((ROOT / "benchmarks/results/qwen3_engine.json").read_text())
-    page = (ROOT / "docs/qwen3.md").read_text()
-    for row in data["served"]:
-        speeds = (
-            f"| {row['rows']} | {row['new_tokens_per_s']:,.0f} | {row['tokens_per_s']:,.0f} | {row['seconds']:.1f} |"
-        )
-        assert f"{speeds} {row['mean_rows']:.1f} |" in page
-        assert f"{row['between_tokens_s']['p50'] * 1e3:.1f} ms ({row['between_tokens_s']['p99'] * 1e3:.1f}) |" in page
-    steps = [f"{row['engine_s'] * 1e3:#.3g}" for row in data["steps"]]
-    assert f"{', '.join(steps[:-1])} and {steps[-1]} ms at 1, 8, 32 and 128 rows" in page
 
 
 def test_the_engines_benchmark_serves_every_request(benchmark) -> None:

@@ -1,85 +1,22 @@
-"""The engine on a CPU: pages, requests that come and go, streams, refusals."""
+"""The engine on a CPU: pages, rows, requests that come and go, memory."""
 
 from __future__ import annotations
 
-import gc
 import random
-import threading
-from functools import cache
-from typing import Any
 
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from qwen3_checkpoints import TINY, prompts
+from qwen3_checkpoints import prompts
+from tiny_engines import PAGE, alone, asked, collect, engine, tiny
 from ttnn_moe.errors import RequestError
 from ttnn_moe.kv.bucketed import allocation
 from ttnn_moe.kv.bucketed.cache import BucketedCache
 from ttnn_moe.kv.paged import PagedCache
 from ttnn_moe.kv.pages import PagePool
-from ttnn_moe.models.qwen3 import Engine, Qwen3Moe, Tokenizer, generate, load_model
+from ttnn_moe.models.qwen3 import Engine
 from ttnn_moe.models.qwen3.runtime.engine import Load
-
-PAGE = 16
-
-
-@cache
-def tiny() -> Qwen3Moe:
-    return load_model(TINY, backend="reference", device="cpu", dtype=torch.float32)
-
-
-@pytest.fixture(params=["paged", "bucketed"])
-def kv(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A cache format. The high tier of the bucketed one is small, so that tokens move."""
-    monkeypatch.setattr(allocation, "HIGH", ((4, 60),))
-    return request.param
-
-
-def engine(rows: int = 3, capacity: int = 96, pages: int | None = None, kv: str = "paged", **options: Any) -> Engine:
-    """With so many pages of 16 tokens; in the bucketed cache of 32."""
-    if kv == "bucketed":
-        held = BucketedCache(
-            tiny().cache_sizes, rows, capacity, rows * capacity // 32 if pages is None else pages, 16, 32
-        )
-        # whole prompts: pieces attend to what the tiers keep of the pieces before
-        return Engine(tiny(), cache=held, **{"prefill_chunk": 500, **options})
-    one = PagedCache.page_bytes(tiny().cache_sizes, PAGE)
-    return Engine(
-        tiny(),
-        rows,
-        capacity,
-        memory=None if pages is None else pages * one,
-        page=PAGE,
-        **{"prefill_chunk": 24, **options},
-    )
-
-
-def asked(n: int, seed: int, longest: int = 50, new: int = 20) -> list[tuple[list[int], dict[str, Any]]]:
-    """Prompts with options: greedy and drawn, stopped by a token and by length."""
-    rng = random.Random(seed)
-    out = []
-    for i, text in enumerate(prompts([rng.randint(1, longest) for _ in range(n)], 500, seed)):
-        options = {"max_new_tokens": rng.choice([1, 2, new, rng.randint(1, new)]), "seed": seed + i}
-        if rng.random() < 0.5:
-            options |= {"temperature": rng.choice([0.7, 1.5]), "top_p": rng.choice([0.9, 1.0]), "top_k": 40}
-        options["stop_ids"] = tuple(rng.sample(range(500), 30)) if rng.random() < 0.5 else ()
-        out.append((text, options))
-    return out
-
-
-def alone(text: list[int], kv: str = "paged", **options: Any) -> list[int]:
-    """The tokens of a request that runs by itself."""
-    return generate(tiny(), [text], engine=engine(1, 192, kv=kv) if kv != "paged" else None, **options).tokens[0]
-
-
-def collect(engine: Engine, got: dict[int, list[int]] | None = None) -> dict[int, list[int]]:
-    got = {} if got is None else got
-    while engine.busy:
-        for token in engine.step():
-            got.setdefault(token.sequence, []).append(token.token)
-    return got
 
 
 @settings(max_examples=60, deadline=None)
@@ -255,145 +192,6 @@ def test_a_request_waits_for_pages_and_for_a_row_and_nobody_overtakes_it() -> No
     assert [len(got[n]) for n in (big, small, last)] == [5, 2, 2]
 
 
-def test_streams(kv: str) -> None:
-    """One drives the engine for all; each sees its own tokens, from its first."""
-    tokenizer = Tokenizer.from_directory(TINY)
-    serving = engine(2, kv=kv, tokenizer=tokenizer)
-    todo = asked(4, 11)
-    numbers = [serving.add(text, **options) for text, options in todo]
-    for number, (text, options) in reversed(list(zip(numbers, todo, strict=True))):
-        single = engine(1, 192, kv=kv, tokenizer=tokenizer)
-        want = generate(tiny(), [text], tokenizer=tokenizer, engine=single, **options)
-        seen = list(serving.stream(number))
-        assert [token.token for token in seen] == want.tokens[0]
-        assert "".join(token.text for token in seen) == want.texts[0]
-        assert [token.finish for token in seen] == [None] * (len(seen) - 1) + [want.finish[0]]
-    assert not serving._requests and not serving.busy
-    with pytest.raises(RequestError, match="request 2 is not known, or over"):
-        serving.stream(2)
-
-
-def test_stepping_and_streaming_together(kv: str) -> None:
-    serving = engine(2, kv=kv)
-    options = {"max_new_tokens": 6, "stop_ids": ()}
-    one, other = (serving.add(text, **options) for text in prompts([5, 8], 500))
-    stream = serving.stream(one)
-    with pytest.raises(RequestError, match="has a stream"):
-        serving.stream(one)
-    stepped = [token for _ in range(3) for token in serving.step()]
-    seen = list(stream)
-    assert [t for t in stepped if t.sequence == one] == seen[: sum(t.sequence == one for t in stepped)]
-    assert len(seen) == 6 and list(stream) == []
-    late = list(serving.stream(other))
-    assert len(late) + sum(t.sequence == other for t in stepped) == 6
-
-
-GOES = [(how, ahead, "paged") for how in ("close", "with", "lost", "lost before its first token") for ahead in (0, 1)]
-
-
-@pytest.mark.parametrize(
-    ("how", "ahead", "kv"), [*GOES, ("close", 1, "bucketed"), ("lost", 0, "bucketed")], indirect=["kv"]
-)
-def test_a_client_that_goes_away_frees_its_pages(how: str, ahead: bool, kv: str) -> None:
-    serving = engine(2, pages=6, kv=kv)
-    serving.scheduler.ahead = bool(ahead)
-    options = {"max_new_tokens": 40, "stop_ids": ()}
-    stays, goes = (serving.add(text, **options) for text in prompts([5, 8], 500))
-    waits = serving.add([7] * 3, max_new_tokens=2, stop_ids=())
-    stream = serving.stream(goes)
-    if how == "with":
-        with stream:
-            next(stream)
-    elif how == "lost before its first token":
-        serving.step()
-        del stream
-    else:
-        next(stream)
-        if how == "close":
-            stream.close()
-            stream.close()
-        else:
-            del stream
-    gc.collect()
-    assert serving.load().free_pages == 6 - serving.cache.needed(44) and serving.load().free_rows == 1
-    got = collect(serving)
-    assert serving.load() == Load(0, 0, 2, 6) and waits in got and goes not in got
-    rest = [token.token for token in serving.stream(stays)] if stays in serving._requests else []
-    want = alone(prompts([5, 8], 500)[0], kv, **options)
-    assert (got[stays] == want[-len(got[stays]) :]) and want[: len(rest)] == rest
-
-
-def test_a_client_that_goes_away_while_it_waits_or_its_prompt_runs(kv: str) -> None:
-    serving = engine(1, kv=kv, prefill_chunk=8)
-    pages = serving.cache.total
-    first, second = (serving.add([5] * 30, max_new_tokens=3, stop_ids=()) for _ in range(2))
-    serving.step()  # a piece of the first prompt
-    assert serving.load() == Load(1, 1, 0, pages - serving.cache.needed(32))
-    serving.stream(second).close()
-    serving.stream(first).close()
-    assert serving.load() == Load(0, 0, 1, pages) and not serving.busy and serving.step() == []
-    last = serving.add([5] * 30, max_new_tokens=3, stop_ids=())
-    want = alone([5] * 30, kv, max_new_tokens=3, stop_ids=())
-    assert collect(serving) == {last: want}
-
-
-def test_clients_in_threads(kv: str) -> None:
-    serving = engine(3, pages=9, kv=kv)
-    todo = asked(8, 21)
-    got: list[list[int]] = [[] for _ in todo]
-
-    def client(i: int) -> None:
-        text, options = todo[i]
-        got[i] = [token.token for token in serving.stream(serving.add(text, **options))]
-
-    threads = [threading.Thread(target=client, args=(i,)) for i in range(len(todo))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(120)
-    assert got == [alone(text, kv, **options) for text, options in todo]
-    assert serving.load() == Load(0, 0, 3, 9)
-
-
-REFUSED = {
-    "empty": ([], {}, "prompt 0 is empty"),
-    "too long for the context": ([1] * 2040, {"max_new_tokens": 9}, "too long for the context.*2040 tokens and 9"),
-    "too long for a row": (
-        [1] * 90,
-        {"max_new_tokens": 7},
-        "too long for a row.*90 tokens and 7.*at most 96.*capacity",
-    ),
-    "too much memory": ([1] * 75, {"max_new_tokens": 6}, "even alone.*take 5 pages.*at most 4 pages.*memory"),
-    "text": ("12", {}, "list of token ids; got '12'"),
-    "id": ([1, 512], {}, "position 1 of prompt 0.*0 .. 511"),
-    "nothing new": ([1], {"max_new_tokens": 0}, "max_new_tokens=0"),
-    "temperature": ([1], {"temperature": -1.0}, "temperature"),
-    "seed": ([1], {"seed": -1}, "bad seeds"),
-}
-
-
-@pytest.mark.parametrize("name", list(REFUSED))
-def test_what_is_refused_and_why(name: str) -> None:
-    text, options, words = REFUSED[name]
-    serving = engine(3, pages=4)
-    with pytest.raises(RequestError, match=words):
-        serving.add(text, **{"max_new_tokens": 5, **options})
-    assert not serving.busy and serving.step() == []
-    with pytest.raises(RequestError, match="not known"):
-        serving.stream(0)
-
-
-def test_too_many_that_wait_are_refused() -> None:
-    serving = engine(1, max_waiting=2)
-    for _ in range(2):
-        serving.add([1], max_new_tokens=2, stop_ids=())
-    with pytest.raises(RequestError, match="too many requests wait.*2 that came before.*fewer than 2.*max_waiting"):
-        serving.add([1], max_new_tokens=2)
-    assert len(serving.step()) == 1
-    serving.add([1], max_new_tokens=2, stop_ids=())
-    assert sorted(collect(serving)) == [0, 1, 2]
-
-
 def test_memory() -> None:
     one = PagedCache.page_bytes(tiny().cache_sizes, PAGE)
     serving = engine(8, pages=11)
@@ -411,17 +209,3 @@ def test_memory() -> None:
     for bad in ({"rows": 0}, {"capacity": 0}, {"prefill_chunk": 0}, {"page": 0}, {"page": 48}, {"graphs": True}):
         with pytest.raises(RequestError):
             Engine(tiny(), **{"rows": 1, "capacity": 96, **bad})
-
-
-def test_a_step_that_failed_is_the_last(kv: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    serving = engine(kv=kv)
-    number = serving.add([1], max_new_tokens=2)
-    stream = serving.stream(number)
-    with monkeypatch.context() as patch:
-        patch.setattr(Qwen3Moe, "forward", lambda *_: (_ for _ in ()).throw(MemoryError("no room")))
-        with pytest.raises(MemoryError):
-            serving.step()
-    for call in (serving.step, lambda: serving.add([1]), serving.load, lambda: next(stream)):
-        with pytest.raises(RequestError, match="stopped in a step.*no room"):
-            call()
-    stream.close()

@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_leaves
 import ascend_stand_in
 from ttnn_moe.ascend.backend import AscendBackend
 from ttnn_moe.ascend.operators import FORMAT, MATMUL, ROUTE, SWIGLU, UNPERMUTE
+from ttnn_moe.backend import Probe
 
 _FLOATS = {torch.float32, torch.float16, torch.bfloat16}
 _INTS = {torch.int8, torch.uint8, torch.int32}
@@ -146,9 +147,13 @@ class _Operators(TorchDispatchMode):
 
 
 class OnMeta(AscendBackend):
-    """AscendBackend whose NPU is `meta`."""
+    """AscendBackend whose NPU is `meta`, and is here."""
 
     device = "meta"
+
+    @classmethod
+    def probe(cls) -> Probe:
+        return Probe(True, devices=("meta, in place of an NPU",))
 
     def npu(self) -> Any:
         return npu()

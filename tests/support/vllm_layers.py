@@ -6,6 +6,7 @@ import copy
 import importlib
 import importlib.util
 import json
+import logging
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -20,10 +21,11 @@ import ttnn_moe
 import vllm_stand_in
 from paths import ROOT
 
-REAL = importlib.util.find_spec("vllm") is not None
-"""Whether vLLM itself is here."""
+REAL = getattr(importlib.util.find_spec("vllm"), "origin", None) is not None
+"""Whether vLLM itself is here. A mere folder of that name has no origin."""
 E, K, H, I = 8, 2, 128, 64
 HOOK = "UnquantizedFusedMoEMethod"
+METHOD = f"{vllm_stand_in.MOE}.unquantized_fused_moe_method"
 
 
 @contextmanager
@@ -67,6 +69,16 @@ def needs(surface: Any) -> None:
 
     if reason := surface.why_not(installed):
         pytest.skip(f"not served in this vLLM: {reason}")
+
+
+def served(layer: Any) -> bool:
+    """Whether the operator runs the layer."""
+    return layer.quant_method._served is not None
+
+
+def warnings(lines: list[tuple[int, str]]) -> list[str]:
+    """The texts among a log's (level, text) that warn."""
+    return [text for level, text in lines if level >= logging.WARNING]
 
 
 def _layers(current: Any) -> Any:

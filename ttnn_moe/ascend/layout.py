@@ -34,6 +34,7 @@ class Weights:
 
     @property
     def E(self) -> int:
+        """Experts."""
         return self.down.shape[0]
 
 

@@ -12,7 +12,7 @@ from . import operators, versions
 
 BUFFER, NETWORK = "HCCL_BUFFSIZE", "TTNN_MOE_ASCEND_NETWORK"
 SWITCH = "switch"
-VARIABLES = ("HCCL_", "ASCEND_RT_", "ASCEND_HOME", "TTNN_MOE_ASCEND")
+VARIABLES = ("HCCL_", "ASCEND_RT_", "ASCEND_HOME", "TTNN_MOE_ASCEND_")
 
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 DEVICES = Path("/dev")

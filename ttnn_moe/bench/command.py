@@ -83,7 +83,7 @@ def _asked(
     if dtype not in DTYPES:
         raise RequestError("no such dtype", got=repr(dtype), expected=f"one of {sorted(DTYPES)}")
     if rounds < 1:
-        raise RequestError("rounds must be positive", got=rounds)
+        raise RequestError("there are no rounds", got=rounds, expected="1 or more")
     points, layer = points_of(tokens), replace(layer, dtype=DTYPES[dtype])
     device = device_of(device, backend, layer.weight_format)
     fit(layer, max(point.T for point in points), free_bytes(device))
@@ -101,7 +101,9 @@ def run(layer: Layer, points: list[Point], backend: str, options: Options) -> di
     for implementation in implementations:
         reason = implementation.why_not(layer, points[0].T)
         if reason is not None and backend != "auto":
-            raise BackendUnavailable(f"backend {backend!r} cannot run this layer: {reason}")
+            raise BackendUnavailable(
+                f"backend {backend!r} cannot run this layer: {reason}", remedy="ttnn-moe why says what can"
+            )
     ceilings, result = measure_ceilings(options.device, layer.dtype), Result()
     measure_layer(layer, points, implementations, ceilings, options, result)
     return report.document(options.device, ceilings, options, result, {})

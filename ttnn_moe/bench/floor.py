@@ -33,6 +33,7 @@ class Floor:
 
     @property
     def us(self) -> float:
+        """The longer of both terms, in microseconds."""
         return max(self.bytes_us, self.flops_us)
 
 
@@ -47,6 +48,7 @@ def flops(layer: Layer, draw: Draw) -> int:
 
 
 def floor(layer: Layer, draw: Draw, ceilings: Ceilings) -> Floor:
+    """The floor of one call; see Floor."""
     return Floor(
         bytes_moved(layer, draw) / ceilings.read_bytes_per_s * 1e6, flops(layer, draw) / ceilings.flops_per_s * 1e6
     )

@@ -143,7 +143,8 @@ class Weights:
             experts = Experts(mxfp4.NAME, E, H, I, tensors, layer.gate_up_order, layer.activation)
             return cls(experts if layer.weight_format == mxfp4.NAME else arrange(experts))
         if layer.weight_format != "dense":
-            raise ContractError("no random weights of this format", got=layer.weight_format)
+            known = ["dense", int4_24.NAME, mxfp4.NAME, mxfp4_boxes.NAME]
+            raise ContractError("no random weights of this format", got=layer.weight_format, expected=f"one of {known}")
         gate_up = torch.empty(E, 2 * I, H, dtype=layer.dtype, device=device)
         down = torch.empty(E, H, I, dtype=layer.dtype, device=device)
         for weight, fan_in in ((gate_up, H), (down, I)):
@@ -200,6 +201,7 @@ def fit(layer: Layer, T: int, free: int, sets: int = 4, cut_experts: bool = Fals
 
 
 def gib(n: int) -> str:
+    """Bytes in GiB, as text."""
     return f"{n / 2**30:.2f} GiB"
 
 

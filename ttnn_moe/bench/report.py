@@ -93,6 +93,7 @@ def write(path: Path, data: dict[str, Any]) -> None:
 
 
 def point_name(row: dict[str, Any]) -> str:
+    """A column's head: T, and whether routing is skewed."""
     return f"{row['T']} skewed" if row["skewed"] else str(row["T"])
 
 

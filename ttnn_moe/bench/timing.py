@@ -106,6 +106,7 @@ class CudaClock:
 
 
 def clock_for(device: str) -> CpuClock | CudaClock:
+    """The clock of a device type."""
     return CudaClock() if device == "cuda" else CpuClock()
 
 

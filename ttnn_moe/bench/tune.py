@@ -94,7 +94,11 @@ def tune(layer: Layer, tokens: Sequence[int], options: Options, console: Console
         for tile in dict.fromkeys([family.tile(layer.problem(T, "cuda"), arch), *family.candidates(arch)]):
             asked.setdefault((family, tile), WithTile(family, tile, ())).tokens.add(T)
     if not asked:
-        raise RequestError("there are no tiles to choose from", got="; ".join(reasons) or "no numbers of tokens")
+        raise RequestError(
+            "there are no tiles to choose from",
+            got="; ".join(reasons) or "no numbers of tokens",
+            expected="--tokens that a family with tiles runs (ttnn-moe why shows the families)",
+        )
     for reason in reasons:
         console.print(f"not tuned: {reason}", highlight=False, markup=False)
     made = list(asked.values())

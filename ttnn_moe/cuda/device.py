@@ -28,6 +28,7 @@ class Gpu:
 
     @property
     def sm(self) -> str:
+        """Its architecture as compilers write it: sm_90."""
         return f"sm_{self.capability[0]}{self.capability[1]}"
 
 

@@ -10,18 +10,22 @@ from ..kv.cache import HeadNorms
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """See operators.rms_norm."""
     return F.rms_norm(x, weight.shape, weight, eps)
 
 
 def norm_linear(x: Tensor, norm: Tensor, eps: float, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """See operators.norm_linear."""
     return F.linear(rms_norm(x, norm, eps), weight, bias)
 
 
 def linear_add(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor) -> Tensor:
+    """See operators.linear_add."""
     return residual + F.linear(x, weight, bias)
 
 
 def route(logits: Tensor, K: int, renormalise: bool) -> tuple[Tensor, Tensor]:
+    """See operators.route."""
     weights, ids = torch.topk(torch.softmax(logits, dim=-1, dtype=torch.float32), K, dim=-1)
     if renormalise:
         weights = weights / weights.sum(dim=-1, keepdim=True)
@@ -31,6 +35,7 @@ def route(logits: Tensor, K: int, renormalise: bool) -> tuple[Tensor, Tensor]:
 def norm_route(
     x: Tensor, norm: Tensor, eps: float, weight: Tensor, K: int, renormalise: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
+    """See operators.norm_route."""
     normed = rms_norm(x, norm, eps)
     return *route(F.linear(normed, weight), K, renormalise), normed
 

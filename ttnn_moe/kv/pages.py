@@ -33,6 +33,7 @@ class PagePool:
 
     @property
     def free(self) -> int:
+        """Pages that nobody has."""
         return len(self._free)
 
     def take(self, n: int) -> list[int]:
@@ -100,6 +101,7 @@ class PagedRows(RowCache):
 
     @property
     def free(self) -> int:
+        """Pages that no row has."""
         return self.pool.free
 
     def needed(self, tokens: int) -> int:

@@ -14,7 +14,7 @@ from .. import api, registry
 from ..backend import CompilesAhead, Prepared, store
 from ..contract import Experts, Placement, Problem, Routing
 from ..errors import ContractError
-from ..routing import is_distinct
+from ..ids import is_distinct
 from . import exchanges
 from .exchanges import Topology
 from .exchanges.exchange import world_of

@@ -113,7 +113,9 @@ def device_of(name: str, dtype: torch.dtype, weight_format: str = formats.DENSE)
         if reason is None:
             return device
         reasons.append(reason)
-    raise BackendUnavailable(f"backend {name!r} runs on none of {list(DEVICES)}: {reasons[-1]}")
+    raise BackendUnavailable(
+        f"backend {name!r} runs on none of {list(DEVICES)}: {reasons[-1]}", remedy="ttnn-moe doctor lists what is here"
+    )
 
 
 def machine(name: str, device: str) -> Iterator[str]:

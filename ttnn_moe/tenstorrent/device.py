@@ -100,6 +100,7 @@ class Device:
 
     @cached_property
     def emulated(self) -> bool:
+        """Whether the emulator runs its programs."""
         return isinstance(self.handle, RunsPlans)
 
     def __str__(self) -> str:
@@ -167,7 +168,11 @@ def _keep(device: Device | None) -> Any:
 
 
 def attach(handle: Any) -> Device:
-    """Use a ttnn device or 1xD mesh that the caller opened, and closes after close_device()."""
+    """Use a ttnn device or 1xD mesh that the caller opened, and closes after close_device().
+
+    Raises:
+        ContractError: another device is in use. BackendUnavailable: a chip of an architecture without programs.
+    """
     if _current is not None and _current.handle is not handle:
         raise ContractError(
             "another device is in use",

@@ -73,6 +73,7 @@ class Report:
         return self.needed <= self.dram_bytes
 
     def as_json(self) -> dict[str, Any]:
+        """The report as plain values, with the bytes that are needed and whether they fit."""
         return {**asdict(self), "needed": self.needed, "fits": self.fits}
 
 

@@ -45,11 +45,13 @@ class Sizes:
 
     @classmethod
     def of_experts(cls, experts: DeviceExperts, K: int) -> Sizes:
+        """Sizes of a layer with these experts and K of them a token."""
         E_local, I = experts.E_local, experts.I_local
         return cls(experts.E, E_local, K, experts.H, I, str(experts.formats), experts.compute)
 
     @property
     def formats(self) -> ExpertFormats:
+        """Formats of gate and up, and of down."""
         return ExpertFormats.parse(self.weight_format)
 
 
@@ -66,6 +68,7 @@ class Routed:
     tensors: dict[str, Any]
 
     def pick(self, *names: str) -> dict[str, Any]:
+        """Some of the tensors, by name."""
         return {name: self.tensors[name] for name in names}
 
 

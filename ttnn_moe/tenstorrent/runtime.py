@@ -29,6 +29,7 @@ def wanted() -> str:
 
 
 def is_emulator(device: str) -> bool:
+    """Whether a device name asks for the emulator: "emulator" or "emulator:CHIP"."""
     return device.partition(":")[0] == EMULATOR
 
 

@@ -110,6 +110,7 @@ def install(ttnn: Path) -> Path:
 
 
 def main() -> int:
+    """Install SFPI's compiler for the ttnn that is here. Returns the exit code."""
     spec = importlib.util.find_spec("ttnn")
     if spec is None or spec.origin is None:
         print("ttnn is not installed", file=sys.stderr)

@@ -76,6 +76,7 @@ class ExpertFormats:
 
     @property
     def banked(self) -> bool:
+        """Whether weights lie by DRAM bank."""
         return self.layout == "banked"
 
     def __str__(self) -> str:

@@ -42,6 +42,7 @@ class Calibration:
 
     @property
     def T(self) -> int:
+        """Tokens of all batches."""
         return sum(ids.numel() for ids in self.batches)
 
     @classmethod

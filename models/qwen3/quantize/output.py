@@ -120,9 +120,11 @@ class Output:
             return {key: file.get_tensor(key) for key in file.keys()}
 
     def write_shard(self, name: str, tensors: Mapping[str, Tensor]) -> None:
+        """Write tensors as a safetensors file of that name."""
         self.write_bytes(name, packed(tensors, self.conversion))
 
     def write_json(self, name: str, value: object) -> None:
+        """Write a value as an indented JSON file of that name."""
         self.write_bytes(name, json.dumps(value, indent=2, ensure_ascii=False).encode() + b"\n")
 
     def write_bytes(self, name: str, content: bytes) -> None:

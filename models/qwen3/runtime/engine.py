@@ -219,6 +219,7 @@ class Engine:
             return any(not request.over for request in self._requests.values()) or bool(self.scheduler.launched)
 
     def load(self) -> Load:
+        """Requests that wait and run, free rows and free pages, now."""
         with self._lock:
             self._look()
             free = len(self.scheduler.free_rows)

@@ -21,7 +21,8 @@ class LanguageModel(Protocol):
     """A model that runs steps. A step is a `DecodeStep` or a `PrefillStep` that one of its caches planned."""
 
     @property
-    def config(self) -> Qwen3MoeConfig: ...
+    def config(self) -> Qwen3MoeConfig:
+        """Sizes of the model. The runtime reads the context, the vocabulary size and the eos tokens."""
 
     @property
     def device(self) -> torch.device:

@@ -96,6 +96,7 @@ class Network:
         return ttnn.linear(x, by.weight, bias=by.bias, dtype=dtype, compute_kernel_config=self.exact)
 
     def layer(self, x: Any, i: int, weights: LayerWeights, place: Place) -> Any:
+        """Layer i of x, the residual stream [1, 1, T, H], replicated over the mesh -> the same form."""
         ttnn = library()
 
         x = ttnn.add(x, self.attention(self.norm(x, weights.attention_norm), i, weights, place))
@@ -104,6 +105,7 @@ class Network:
         return ttnn.add(x, self.moe(normed, mlp) if isinstance(mlp, Router) else self.dense(normed, mlp))
 
     def attention(self, x: Any, i: int, weights: LayerWeights, place: Place) -> Any:
+        """Attention of layer i to normed x, summed over the chips. The step's keys and values go to the cache first."""
         ttnn = library()
 
         q, k, v = ttnn.experimental.nlp_create_qkv_heads(

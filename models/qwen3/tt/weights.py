@@ -64,6 +64,8 @@ class Dense:
 
 @dataclass(frozen=True, eq=False)
 class LayerWeights:
+    """One layer's weights as ttnn tensors."""
+
     attention_norm: Any
     qkv: Linear
     q_norm: Any
@@ -86,6 +88,7 @@ class Mover:
         self._attention = AttentionCut(config, share_of(config, device.D))
 
     def layer(self, layer: Layer, i: int) -> LayerWeights:
+        """Layer i's weights on the device, in the formats of --weights."""
         attention, mlp = layer.attention, layer.mlp
         wide, form = self.formats.of("dense", i), self.formats.of("attention", i)
         moved: Router | Dense

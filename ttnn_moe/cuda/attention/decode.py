@@ -17,6 +17,7 @@ FEW = 4
 
 
 def why_not(q: Tensor, memory: Memory) -> str | None:
+    """Why the kernel does not attend q to this memory; None: it does."""
     return why_not_q(q, memory)
 
 

@@ -15,6 +15,7 @@ NAME = "Triton prefill_attention"
 
 
 def why_not(q: Tensor, memory: Memory, tiles: Tensor | None) -> str | None:
+    """Why the kernel does not attend q to this memory; None: it does. tiles: of the step's prompts."""
     return "the step has no tiles" if tiles is None else why_not_q(q, memory)
 
 

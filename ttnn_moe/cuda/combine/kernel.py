@@ -6,7 +6,7 @@ import ctypes
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -93,6 +93,7 @@ class RingPlan(ABC):
 
     @property
     def R(self) -> int:
+        """Ranks."""
         return self.inter * self.intra
 
     @property
@@ -117,6 +118,7 @@ class RingPlan(ABC):
 
     @property
     def W(self) -> int:
+        """Channels of a block: as asked, else as many as its warps and its shared memory allow."""
         most = {1: 15, 2: 7, 3: 5}[self.roles]
         if self.bulk:
             most = max(1, min(most, (SHARED_MEMORY - self.fixed_memory) // self.channel_memory))
@@ -128,6 +130,7 @@ class RingPlan(ABC):
 
     @property
     def threads(self) -> int:
+        """Of a block: a warp of each role a channel, and the coordinator."""
         return (self.roles * self.W + 1) * 32
 
     @property
@@ -156,34 +159,34 @@ def check_topology(plan: RingPlan, placement: Placement) -> None:
 
 
 def aligned(count: int) -> int:
+    """count, rounded up to a multiple of ALIGN; bytes."""
     return -(-count // ALIGN) * ALIGN
 
 
-class RankKernel:
-    """Ranks of one group on one GPU; one launch serves all of them.
+P = TypeVar("P", bound=RingPlan)
+
+
+class RankKernel(Generic[P]):
+    """Ranks of one group on one GPU; one launch serves all of them. A subclass binds the tensors of a rank.
 
     Args:
         plan: the same for all ranks. device: index of the GPU.
         ranks: those that run here. heaps: of every rank, zeroed before the first launch of any rank: addresses that
             this GPU can read and write.
-        local: the kernel's struct of one rank. timeout: seconds of a wait without progress.
+        timeout: seconds of a wait without progress. arch: what the kernel is compiled for; "": the GPU's own.
 
     Raises:
         ContractError: the blocks of all ranks here do not fit the GPU at one time.
     """
 
+    local: ClassVar[type[ctypes.Structure]]
+    """The kernel's struct of one rank."""
+
     def __init__(
-        self,
-        plan: RingPlan,
-        device: int,
-        ranks: Sequence[int],
-        heaps: Sequence[int],
-        local: type[ctypes.Structure],
-        timeout: float = 10.0,
-        arch: str = "",
+        self, plan: P, device: int, ranks: Sequence[int], heaps: Sequence[int], timeout: float = 10.0, arch: str = ""
     ):
         found = gpu(device)
-        self.device, self.ranks = device, tuple(ranks)
+        self.plan, self.device, self.ranks = plan, device, tuple(ranks)
         arch = arch or (f"{found.sm}a" if found.capability[0] == 9 else found.sm)
         spec = plan.spec(arch)
         fits = load.resident_blocks(spec, device, plan.threads, plan.shared_memory)
@@ -195,7 +198,7 @@ class RankKernel:
                 remedy="fewer multiprocessors a rank",
             )
         self._kernel = load.kernel(spec, device, plan.shared_memory)
-        self._call = _call_of(local)(timeout=int(timeout * 1e9), H=plan.H, T_max=plan.T, slots=plan.slots)
+        self._call = _call_of(self.local)(timeout=int(timeout * 1e9), H=plan.H, T_max=plan.T, slots=plan.slots)
         self._call.heaps[: plan.R] = list(heaps)
         for n, rank in enumerate(self.ranks):
             self._call.local[n].rank = rank

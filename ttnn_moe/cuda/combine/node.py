@@ -45,11 +45,13 @@ class NodePlan(RingPlan):
 
     @property
     def W(self) -> int:
+        """Warps of a block: as asked, else as many as its shared memory allows, at most 14."""
         most = max(1, min(14, (SHARED_MEMORY - self.fixed_memory) // self.channel_memory)) if self.bulk else 14
         return self.channels or most
 
     @property
     def threads(self) -> int:
+        """Of a block."""
         return self.W * 32
 
     @property
@@ -91,6 +93,7 @@ class NodeDispatchPlan(NodePlan):
 
     @property
     def cuts(self) -> int:
+        """Pieces that a token is cut into."""
         return self.pieces or 1
 
     @property
@@ -143,10 +146,12 @@ class NodeCombinePlan(NodePlan):
 
     @property
     def chunk(self) -> int:
+        """Bytes of a row that a bulk copy takes."""
         return 2048 if self.R <= 2 else 1024 if self.R <= 4 else 512
 
     @property
     def chunks_in_flight(self) -> int:
+        """Stages of bulk copies a warp."""
         return self.stages or min(4, -(-self.H * 2 // self.chunk))
 
     @property
@@ -166,12 +171,14 @@ class NodeCombinePlan(NodePlan):
         return super().defines() | more
 
 
-class NodeDispatch(RankKernel):
+class NodeDispatch(RankKernel[NodeDispatchPlan]):
     """Dispatch of ranks on one GPU; see RankKernel. placement: of the experts on the node's ranks.
 
     Raises:
         ContractError: placement has another number of ranks. Others: as RankKernel.
     """
+
+    local = _DispatchLocal
 
     def __init__(
         self,
@@ -184,8 +191,8 @@ class NodeDispatch(RankKernel):
         arch: str = "",
     ):
         check_topology(plan, placement)
-        super().__init__(plan, device, ranks, heaps, _DispatchLocal, timeout, arch)
-        self.plan, self._call.K, self._call.E = plan, plan.K, placement.E
+        super().__init__(plan, device, ranks, heaps, timeout, arch)
+        self._call.K, self._call.E = plan.K, placement.E
         tables = torch.stack([placement.device_of, torch.stack([placement.local_of(d) for d in range(plan.R)]).amax(0)])
         self._tables = tables.to(f"cuda:{device}", torch.int32)
         for local in self._call.local[: len(self.ranks)]:
@@ -206,20 +213,10 @@ class NodeDispatch(RankKernel):
         local.where, local.firsts = where.data_ptr(), firsts.data_ptr()
 
 
-class NodeCombine(RankKernel):
+class NodeCombine(RankKernel[NodeCombinePlan]):
     """Combine of ranks on one GPU; see RankKernel. What it sums is plan.rows of the ranks' heaps."""
 
-    def __init__(
-        self,
-        plan: NodeCombinePlan,
-        device: int,
-        ranks: Sequence[int],
-        heaps: Sequence[int],
-        timeout: float = 10.0,
-        arch: str = "",
-    ):
-        super().__init__(plan, device, ranks, heaps, _CombineLocal, timeout, arch)
-        self.plan = plan
+    local = _CombineLocal
 
     def bind(
         self,

@@ -29,4 +29,8 @@ def enable(devices: Sequence[int]) -> None:
                     continue
                 (status,) = driver.cuCtxEnablePeerAccess(contexts[peer], 0)
                 if status not in (0, driver.CUresult.CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED):
-                    raise BackendUnavailable(f"GPU {here} has no access to the memory of GPU {peer}", got=status)
+                    raise BackendUnavailable(
+                        f"GPU {here} has no access to the memory of GPU {peer}",
+                        got=status,
+                        remedy="GPUs that `nvidia-smi topo -p2p r` lists as OK",
+                    )

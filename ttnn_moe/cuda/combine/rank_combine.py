@@ -51,11 +51,13 @@ class Plan(RingPlan):
 
     @property
     def chunk(self) -> int:
+        """Bytes of a row that a bulk copy takes."""
         sources = self.intra + self.inter - 1
         return 2048 if sources <= 2 else 1024 if sources <= 4 else 512
 
     @property
     def chunks_in_flight(self) -> int:
+        """Stages of bulk copies a warp."""
         return self.stages or min(4, -(-self.H * 2 // self.chunk))
 
     @property
@@ -77,14 +79,10 @@ class Plan(RingPlan):
         return found
 
 
-class RankCombine(RankKernel):
+class RankCombine(RankKernel[Plan]):
     """Combine of ranks on one GPU; see RankKernel."""
 
-    def __init__(
-        self, plan: Plan, device: int, ranks: Sequence[int], heaps: Sequence[int], timeout: float = 10.0, arch: str = ""
-    ):
-        super().__init__(plan, device, ranks, heaps, _Local, timeout, arch)
-        self.plan = plan
+    local = _Local
 
     def bind(
         self,

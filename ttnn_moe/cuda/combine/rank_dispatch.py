@@ -107,7 +107,7 @@ class Received:
         )
 
 
-class RankDispatch(RankKernel):
+class RankDispatch(RankKernel[DispatchPlan]):
     """Dispatch of ranks on one GPU; see RankKernel.
 
     Args:
@@ -116,6 +116,8 @@ class RankDispatch(RankKernel):
     Raises:
         ContractError: placement has another number of ranks. Others: as RankKernel.
     """
+
+    local = _Local
 
     def __init__(
         self,
@@ -128,8 +130,8 @@ class RankDispatch(RankKernel):
         arch: str = "",
     ):
         check_topology(plan, placement)
-        super().__init__(plan, device, ranks, heaps, _Local, timeout, arch)
-        self.plan, self._call.K, self._call.E = plan, plan.K, placement.E
+        super().__init__(plan, device, ranks, heaps, timeout, arch)
+        self._call.K, self._call.E = plan.K, placement.E
         where = f"cuda:{device}"
         self._owner = placement.device_of.to(where, torch.int32)
         self._local_of = [placement.local_of(rank).to(where, torch.int32) for rank in self.ranks]

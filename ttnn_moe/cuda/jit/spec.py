@@ -34,6 +34,7 @@ class Spec:
 
     @property
     def entry(self) -> str:
+        """Name of the kernel function: the last part of `name`."""
         return self.name.rpartition("/")[2]
 
     @property

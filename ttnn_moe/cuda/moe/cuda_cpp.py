@@ -40,6 +40,7 @@ def launches(family: CudaCpp[P], plan: P, ids64: bool, add: bool, device: int) -
 
 
 def launches_of(family: CudaCpp[P], plan: P, call: Call) -> tuple[Launch, ...]:
+    """The bound launches of a call; kept for calls of the same plan, dtype of ids, device and `accumulate`."""
     device: Any = call.hidden.device.index
     return launches(family, plan, call.routing.topk_ids.dtype == torch.int64, call.accumulate, device)
 

@@ -40,6 +40,8 @@ BEFORE_HOPPER = FewSizes(unroll=2, columns=4, prefetch=1)
 
 @dataclass(frozen=True, eq=False)
 class FewPlan:
+    """Kernels and sizes of a problem of few pairs."""
+
     problem: Problem
     arch: Arch
     sizes: FewSizes

@@ -114,5 +114,6 @@ def launch_sorts(launches: Sequence[Launch], stream: Any, route: tuple[int, int,
 
 
 def bind_combine(use: Use, device: int, T: int, H: int) -> Launch:
+    """A launch of the combine for T rows of H."""
     threads = min(256, ceil_div(H, 256) * 32)
     return use.bind(device, (T, ceil_div(H, 8 * threads)), threads, H)

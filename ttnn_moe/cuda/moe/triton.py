@@ -29,12 +29,16 @@ def _limits(problem: Problem) -> str | None:
 
 @dataclass(frozen=True, eq=False)
 class TritonFewPlan:
+    """Tiles of a problem of few pairs."""
+
     problem: Problem
     tiles: FewTiles
 
 
 @dataclass(frozen=True, eq=False)
 class TritonPlan:
+    """Tiles of a problem whose pairs are sorted."""
+
     problem: Problem
     tiles: SortedTiles
 

@@ -47,6 +47,7 @@ class Use:
 
 
 def pointer(tensor: Tensor | None) -> int:
+    """The address of a tensor's data; 0 without a tensor."""
     return 0 if tensor is None else tensor.data_ptr()
 
 

@@ -33,7 +33,11 @@ def target(name: str | None) -> Arch:
     here = gpu()
     found = find(here, asked())
     if found is None:
-        raise ContractError("there are no CUDA C++ kernels for this GPU", got=here.sm)
+        raise ContractError(
+            "there are no CUDA C++ kernels for this GPU",
+            got=here.sm,
+            remedy="nothing to warm up: its Triton kernels compile at their first call; --arch names another GPU",
+        )
     return found
 
 

@@ -12,10 +12,12 @@ NAME = "Triton rms_norm"
 
 
 def why_not(device: torch.device, x: Tensor, weight: Tensor, eps: float) -> str | None:
+    """Why the kernel does not normalise x; None: it does."""
     return None if x.dim() == 2 and x.is_contiguous() else "x is not a contiguous matrix"
 
 
 def launch(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """x [T, H] / rms(x) * weight [H] -> [T, H], one block a row: fp32 inside, rounded once."""
     from ttnn_moe.gpu_kernels.triton import rms_norm as kernel
 
     out = torch.empty_like(x)

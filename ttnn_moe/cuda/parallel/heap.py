@@ -55,6 +55,7 @@ class Heap:
 
     @property
     def address(self) -> int:
+        """Of this rank's heap, on its GPU."""
         return self.memory.data_ptr()
 
     def report(self) -> Report | None:

@@ -90,16 +90,19 @@ def threads_of(H: int) -> int:
 
 
 def add_spec(arch: str, dtype: torch.dtype, H: int, ranks: int) -> Spec:
+    """add_parts for rows of H elements (bf16 or fp16) and so many ranks."""
     sizes = {"SIZE": H, "THREADS": threads_of(H), "RANKS": ranks}
     return Spec.of("parallel/add_parts", arch, FP16=dtype is torch.float16, **sizes)
 
 
 def add_many_spec(arch: str, dtype: torch.dtype, H: int, ranks: int) -> Spec:
+    """add_many for rows of H elements (bf16 or fp16) and so many ranks."""
     sizes = {"SIZE": H, "THREADS": WIDEST, "TILE": TILE, "RANKS": ranks}
     return Spec.of("parallel/add_many", arch, FP16=dtype is torch.float16, **sizes)
 
 
 def gather_spec(arch: str, dtype: torch.dtype, ranks: int) -> Spec:
+    """gather_parts for so many ranks."""
     return Spec.of("parallel/gather_parts", arch, THREADS=WIDEST, EACH=EACH, RANKS=ranks, FP16=dtype is torch.float16)
 
 

@@ -19,6 +19,7 @@ MAX_TOKENS = 512
 def why_not(
     device: torch.device, x: Tensor, norm: Tensor, eps: float, weight: Tensor, K: int, renormalise: bool
 ) -> str | None:
+    """Why the kernels do not route x [T, H] by weight [E, H]; None: they do."""
     if not 0 < x.shape[0] <= MAX_TOKENS:
         return "not 1 to 512 rows"
     if weight.shape[0] > MAX_EXPERTS:

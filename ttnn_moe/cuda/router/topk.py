@@ -13,6 +13,7 @@ MAX_EXPERTS = 4096
 
 
 def why_not(device: torch.device, logits: Tensor, K: int, renormalise: bool) -> str | None:
+    """Why the kernel does not take logits [T, E]; None: it does."""
     if logits.shape[0] == 0:
         return "no rows"
     return None if logits.shape[1] <= MAX_EXPERTS else "more than 4096 experts"

@@ -38,6 +38,7 @@ class FirstCall:
 
     @property
     def name(self) -> str:
+        """Of the exchange that is taken now."""
         return self._exchange.name
 
     def __call__(self, hidden: Tensor, routing: Routing, experts: Experts) -> Tensor:

@@ -43,6 +43,7 @@ class Sizes:
 
     @property
     def layout(self) -> Layout:
+        """The memory that ranks share: rings of slots that hold a token with its ids and weights, or a row of fp32."""
         token = self.H * self.dtype.itemsize + self.K * 8
         slot = -(-max(token, 4 * self.H) // 16) * 16
         return Layout(self.shape.nodes, self.shape.channels, self.shape.slots, slot, -(-8 * (self.T + 1) // 16) * 16)

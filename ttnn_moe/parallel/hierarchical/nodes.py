@@ -33,9 +33,11 @@ class Nodes:
 
     @property
     def R(self) -> int:
+        """Ranks of all nodes."""
         return self.inter * self.intra
 
     def rank(self, node: int, local: int) -> int:
+        """Number of the rank with this local index in this node."""
         return node * self.intra + local
 
     def place(self, rank: int) -> tuple[int, int]:

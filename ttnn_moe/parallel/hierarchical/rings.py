@@ -20,6 +20,8 @@ WORD = (1 << 32) - 1
 
 
 class Counter(IntEnum):
+    """Counters of a ring: items put, slots given back, items that the receiver has read."""
+
     TAIL = 0
     HEAD = 1
     DONE = 2
@@ -119,6 +121,7 @@ class Incoming:
         self.ring, self.counts = ring, counts
 
     def receive(self) -> Generator[Operation, Any, Any]:
+        """Wait for the ring's next item, read it, and count it as read: returns the item."""
         item = self.counts[self.ring]
         yield Wait(Counter.TAIL, self.ring, item + 1 & WORD)
         value = yield Read(self.ring, item)

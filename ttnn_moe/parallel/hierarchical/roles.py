@@ -97,6 +97,7 @@ class Streams:
         return Incoming(ring, self.counts)
 
     def coordinate(self, ring: Ring, items: int) -> Program:
+        """The coordinator of a ring for so many items more."""
         return coordinate(ring, self.counts[ring], items)
 
     def inside(self, source: int, target: int, far: int, channel: int) -> Ring:

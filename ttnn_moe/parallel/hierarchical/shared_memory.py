@@ -44,6 +44,7 @@ class Layout:
 
     @property
     def data_rings(self) -> int:
+        """Rings that hold tokens or rows; the others hold masks."""
         return self.rings - self.nodes.R
 
     def index(self, ring: Ring, end: int) -> int:
@@ -149,6 +150,7 @@ class SharedMemoryTransport:
         word[4] = 1
 
     def aborted(self) -> Report | None:
+        """The first report that a rank wrote; None while no rank has stopped."""
         if self._report is None:
             # a copy: a rank may report while numpy counts
             for reporter in self._memory.words[:, 4].copy().nonzero()[0]:

@@ -173,7 +173,12 @@ class EmulatedChip:
         address = _gap([t.in_bank for t in self.tensors], in_bank, unit)
         storage = _gap([t.in_file for t in self.tensors], total, 4096)
         if storage + total > self.memory_bytes or address + in_bank >= 1 << 32:
-            raise ContractError("no DRAM left on the simulated chip", got=f"{total} bytes wanted")
+            raise ContractError(
+                "no DRAM left on the simulated chip",
+                got=f"{total:,} bytes wanted",
+                expected=f"room in {self.memory_bytes:,} bytes",
+                remedy="free tensors that are not needed",
+            )
         tensor = Tensor(
             *(self, shape, kind, tiled, page_size, pages, address, storage, storage + pages * page_size),
             in_bank=(address, in_bank),

@@ -112,7 +112,11 @@ class Values:
             elif arg.kind in ("noc_x", "noc_y"):
                 out.append((self._chip.noc_x if arg.kind == "noc_x" else self._chip.noc_y)[arg.index])
             else:
-                raise ContractError("unknown placeholder in a program", got=arg.kind)
+                raise ContractError(
+                    "unknown placeholder in a program",
+                    got=arg.kind,
+                    expected="accessor, address, scalar, noc_x or noc_y",
+                )
         return out
 
     def _tensor(self, name: str) -> HasAddress:

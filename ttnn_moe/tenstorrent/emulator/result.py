@@ -86,6 +86,11 @@ class Result:
         return max((v for core in self.cores.values() for k, v in core.items() if k.endswith("_cycles")), default=0)
 
     def raise_for_findings(self) -> Result:
+        """This result.
+
+        Raises:
+            EmulationError: the run has findings.
+        """
         if self.findings:
             raise EmulationError(self.findings)
         return self

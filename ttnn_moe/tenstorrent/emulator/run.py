@@ -160,7 +160,11 @@ def _describe(
     seen: set[int] = set()
     for name, tensor in tensors.items():
         if tensor.device is not device or tensor.freed:
-            raise ContractError(f"tensor {name} is not on this device")
+            raise ContractError(
+                f"tensor {name} is not on this device",
+                got="a freed tensor" if tensor.freed else "a tensor of another device",
+                expected="a tensor that device.tensor made, not freed",
+            )
         if tensor.address not in seen:
             seen.add(tensor.address)
             shadow = -1 if name in undefined else tensor.shadow

@@ -1,0 +1,167 @@
+"""The engine's clients on a CPU: streams, threads, those that go away, what is refused."""
+
+from __future__ import annotations
+
+import gc
+import threading
+
+import pytest
+
+from qwen3_checkpoints import TINY, prompts
+from tiny_engines import alone, asked, collect, engine, tiny
+from ttnn_moe.errors import RequestError
+from ttnn_moe.models.qwen3 import Qwen3Moe, Tokenizer, generate
+from ttnn_moe.models.qwen3.runtime.engine import Load
+
+
+def test_streams(kv: str) -> None:
+    """One drives the engine for all; each sees its own tokens, from its first."""
+    tokenizer = Tokenizer.from_directory(TINY)
+    serving = engine(2, kv=kv, tokenizer=tokenizer)
+    todo = asked(4, 11)
+    numbers = [serving.add(text, **options) for text, options in todo]
+    for number, (text, options) in reversed(list(zip(numbers, todo, strict=True))):
+        single = engine(1, 192, kv=kv, tokenizer=tokenizer)
+        want = generate(tiny(), [text], tokenizer=tokenizer, engine=single, **options)
+        seen = list(serving.stream(number))
+        assert [token.token for token in seen] == want.tokens[0]
+        assert "".join(token.text for token in seen) == want.texts[0]
+        assert [token.finish for token in seen] == [None] * (len(seen) - 1) + [want.finish[0]]
+    assert not serving._requests and not serving.busy
+    with pytest.raises(RequestError, match="request 2 is not known, or over"):
+        serving.stream(2)
+
+
+def test_stepping_and_streaming_together(kv: str) -> None:
+    serving = engine(2, kv=kv)
+    options = {"max_new_tokens": 6, "stop_ids": ()}
+    one, other = (serving.add(text, **options) for text in prompts([5, 8], 500))
+    stream = serving.stream(one)
+    with pytest.raises(RequestError, match="has a stream"):
+        serving.stream(one)
+    stepped = [token for _ in range(3) for token in serving.step()]
+    seen = list(stream)
+    assert [t for t in stepped if t.sequence == one] == seen[: sum(t.sequence == one for t in stepped)]
+    assert len(seen) == 6 and list(stream) == []
+    late = list(serving.stream(other))
+    assert len(late) + sum(t.sequence == other for t in stepped) == 6
+
+
+GOES = [(how, ahead, "paged") for how in ("close", "with", "lost", "lost before its first token") for ahead in (0, 1)]
+
+
+@pytest.mark.parametrize(
+    ("how", "ahead", "kv"), [*GOES, ("close", 1, "bucketed"), ("lost", 0, "bucketed")], indirect=["kv"]
+)
+def test_a_client_that_goes_away_frees_its_pages(how: str, ahead: bool, kv: str) -> None:
+    serving = engine(2, pages=6, kv=kv)
+    serving.scheduler.ahead = bool(ahead)
+    options = {"max_new_tokens": 40, "stop_ids": ()}
+    stays, goes = (serving.add(text, **options) for text in prompts([5, 8], 500))
+    waits = serving.add([7] * 3, max_new_tokens=2, stop_ids=())
+    stream = serving.stream(goes)
+    if how == "with":
+        with stream:
+            next(stream)
+    elif how == "lost before its first token":
+        serving.step()
+        del stream
+    else:
+        next(stream)
+        if how == "close":
+            stream.close()
+            stream.close()
+        else:
+            del stream
+    gc.collect()
+    assert serving.load().free_pages == 6 - serving.cache.needed(44) and serving.load().free_rows == 1
+    got = collect(serving)
+    assert serving.load() == Load(0, 0, 2, 6) and waits in got and goes not in got
+    rest = [token.token for token in serving.stream(stays)] if stays in serving._requests else []
+    want = alone(prompts([5, 8], 500)[0], kv, **options)
+    assert (got[stays] == want[-len(got[stays]) :]) and want[: len(rest)] == rest
+
+
+def test_a_client_that_goes_away_while_it_waits_or_its_prompt_runs(kv: str) -> None:
+    serving = engine(1, kv=kv, prefill_chunk=8)
+    pages = serving.cache.total
+    first, second = (serving.add([5] * 30, max_new_tokens=3, stop_ids=()) for _ in range(2))
+    serving.step()  # a piece of the first prompt
+    assert serving.load() == Load(1, 1, 0, pages - serving.cache.needed(32))
+    serving.stream(second).close()
+    serving.stream(first).close()
+    assert serving.load() == Load(0, 0, 1, pages) and not serving.busy and serving.step() == []
+    last = serving.add([5] * 30, max_new_tokens=3, stop_ids=())
+    want = alone([5] * 30, kv, max_new_tokens=3, stop_ids=())
+    assert collect(serving) == {last: want}
+
+
+def test_clients_in_threads(kv: str) -> None:
+    serving = engine(3, pages=9, kv=kv)
+    todo = asked(8, 21)
+    got: list[list[int]] = [[] for _ in todo]
+
+    def client(i: int) -> None:
+        text, options = todo[i]
+        got[i] = [token.token for token in serving.stream(serving.add(text, **options))]
+
+    threads = [threading.Thread(target=client, args=(i,)) for i in range(len(todo))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+    assert got == [alone(text, kv, **options) for text, options in todo]
+    assert serving.load() == Load(0, 0, 3, 9)
+
+
+REFUSED = {
+    "empty": ([], {}, "prompt 0 is empty"),
+    "too long for the context": ([1] * 2040, {"max_new_tokens": 9}, "too long for the context.*2040 tokens and 9"),
+    "too long for a row": (
+        [1] * 90,
+        {"max_new_tokens": 7},
+        "too long for a row.*90 tokens and 7.*at most 96.*capacity",
+    ),
+    "too much memory": ([1] * 75, {"max_new_tokens": 6}, "even alone.*take 5 pages.*at most 4 pages.*memory"),
+    "text": ("12", {}, "list of token ids; got '12'"),
+    "id": ([1, 512], {}, "position 1 of prompt 0.*0 .. 511"),
+    "nothing new": ([1], {"max_new_tokens": 0}, "max_new_tokens=0"),
+    "temperature": ([1], {"temperature": -1.0}, "temperature"),
+    "seed": ([1], {"seed": -1}, "bad seeds"),
+}
+
+
+@pytest.mark.parametrize("name", list(REFUSED))
+def test_what_is_refused_and_why(name: str) -> None:
+    text, options, words = REFUSED[name]
+    serving = engine(3, pages=4)
+    with pytest.raises(RequestError, match=words):
+        serving.add(text, **{"max_new_tokens": 5, **options})
+    assert not serving.busy and serving.step() == []
+    with pytest.raises(RequestError, match="not known"):
+        serving.stream(0)
+
+
+def test_too_many_that_wait_are_refused() -> None:
+    serving = engine(1, max_waiting=2)
+    for _ in range(2):
+        serving.add([1], max_new_tokens=2, stop_ids=())
+    with pytest.raises(RequestError, match="too many requests wait.*2 that came before.*fewer than 2.*max_waiting"):
+        serving.add([1], max_new_tokens=2)
+    assert len(serving.step()) == 1
+    serving.add([1], max_new_tokens=2, stop_ids=())
+    assert sorted(collect(serving)) == [0, 1, 2]
+
+
+def test_a_step_that_failed_is_the_last(kv: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    serving = engine(kv=kv)
+    number = serving.add([1], max_new_tokens=2)
+    stream = serving.stream(number)
+    with monkeypatch.context() as patch:
+        patch.setattr(Qwen3Moe, "forward", lambda *_: (_ for _ in ()).throw(MemoryError("no room")))
+        with pytest.raises(MemoryError):
+            serving.step()
+    for call in (serving.step, lambda: serving.add([1]), serving.load, lambda: next(stream)):
+        with pytest.raises(RequestError, match="stopped in a step.*no room"):
+            call()
+    stream.close()
