@@ -30,9 +30,9 @@ def test_backends(backend, device: str, change: dict, words: str) -> None:
     "family", [family for family in FAMILIES if not family.weight_format.startswith("mxfp4")], ids=lambda f: f.name
 )
 def test_families(family, change: dict, words: str) -> None:
-    problem = replace(PROBLEM, device="cuda", weight_format=family.weight_format)
+    problems = [replace(PROBLEM, T=T, device="cuda", weight_format=family.weight_format) for T in (1, 64)]
     targets = [Target(gpu_of(capability), arch) for capability, arch in ARCHES.items()]
-    able = [target for target in targets if family.why_not(problem, target) is None]
+    able = [(p, target) for p in problems for target in targets if family.why_not(p, target) is None]
     assert able
-    for target in able:
+    for problem, target in able:
         assert words in (family.why_not(replace(problem, **change), target) or "")

@@ -136,7 +136,7 @@ BAD_BENCH = {
     "unknown": (["--config", "qwen9", "--random-weights"], "qwen3-30b-a3b"),
     "layers": (["--config", "qwen3-30b-a3b", "--random-weights", "--layers", "49"], "1 .. 48"),
     "memory": (["--config", "qwen3-30b-a3b", "--random-weights", "--batch", "100000"], "GiB (weights 56.9, KV cache"),
-    "batch": (["--config", "qwen3-30b-a3b", "--random-weights", "--layers", "1", "--batch", "0"], "positive"),
+    "batch": (["--config", "qwen3-30b-a3b", "--random-weights", "--layers", "1", "--batch", "0"], "expected 1 or more"),
     "context": (
         ["--config", "qwen3-30b-a3b", "--random-weights", "--layers", "1", "--prompt-len", "40960"],
         "too long for the context",

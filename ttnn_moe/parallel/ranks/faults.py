@@ -57,7 +57,7 @@ class Faults:
     def end(self) -> None:
         """No heartbeat any more."""
         self._ended.set()
-        self._thread.join(4 * BEAT)
+        self._thread.join(12 * BEAT)  # a loaded machine delays a beat in progress
 
     def cut_once(self) -> None:
         """See cut."""
