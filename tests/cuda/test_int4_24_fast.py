@@ -11,8 +11,8 @@ import torch
 
 from assertions import assert_close
 from host_kernels import GXX, HostKernels, with_mistake
-from int4_24_cases import random_int4_24
-from ttnn_moe import Problem, Routing
+from int4_24_cases import random_int4_24, random_words
+from ttnn_moe import Experts, Problem, Routing
 from ttnn_moe.backend import Numerics
 from ttnn_moe.cuda.arch import ARCHES, HOPPER, Target
 from ttnn_moe.cuda.device import H200
@@ -46,13 +46,26 @@ def worst(
     order: str = "halves",
     add: bool = False,
     bound: int | None = None,
+    spread: int = 0,
 ) -> float:
-    """Run a call of four experts, three a token; 0 if it is within the bound of the oracle, else infinity."""
+    """Run a call of four experts, three a token; 0 if it is within the bound of the oracle, else infinity.
+
+    spread: rows of hidden differ by up to 2^spread, one is zero, and scales by up to 2^27.
+    """
     kernels.use(monkeypatch)
     torch.manual_seed(T)
     E, K = 4, 3
     experts = random_int4_24(E, H, I, order)
     hidden, weights = torch.randn(T, H).bfloat16(), torch.rand(T, K)
+    if spread:
+        hidden *= 2.0 ** torch.randint(-spread, spread + 1, (T, 1))
+        hidden[1] = 0
+        w13, w2 = (
+            random_words(E, R, channels, (2.0 ** (torch.rand(E, R, channels // 32) * 27 - 24)).bfloat16())
+            for R, channels in ((2 * I, H), (H, I))
+        )
+        experts = Experts.int4_24(w13, w2, gate_up_order=order)
+        assert experts.fp16_scales
     ids = torch.tensor([0, 0, 1, 3])[torch.randint(0, 4, (T, K))].int()  # expert 2 has no token
     ids[T // 2, 0], ids[T // 3, 1] = -1, E
     counted = ids.clone()
@@ -144,6 +157,12 @@ def test_a_call_of_hopper_is_within_the_bound(
     kernels = HostKernels(tmp_path, True, together=3)
     assert worst(kernels, monkeypatch, sizes, T, H, I, order) == 0
     assert worst(kernels, monkeypatch, sizes, T, H, I, order, add=True, bound=(T + 1) // 2) == 0
+
+
+@on_host
+def test_fp16_holds_rows_and_scales_of_any_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows from 2^-60 to 2^60 times others, a row of zeros, scales from 2^-24 to 2^3."""
+    assert worst(HostKernels(tmp_path, True, together=3), monkeypatch, FP16_90, 17, 192, 192, spread=30) == 0
 
 
 @on_host
