@@ -77,16 +77,18 @@ def _mxfp4_warp_uses(arch: Arch, *tokens: int) -> list[Use]:
 
 
 def _hopper_mxfp4_uses() -> list[Use]:
-    """Of gpt-oss's sizes, in both orders of rows."""
+    """Of gpt-oss's sizes, in both orders of rows; arranged, also of Qwen3's."""
     target, uses = Target(H200, HOPPER), set[Use]()
     for T, order in ((128, "interleaved"), (4096, "interleaved"), (4096, "halves")):
         problem = Problem(T, E, 4, 2880, 2880, weight_format="mxfp4", gate_up_order=order)
         if order == "interleaved":
             problem = replace(problem, activation=CLAMPED_SWIGLU, biased=True)
         uses.update(MXFP4_SM90.uses(MXFP4_SM90.plan(problem, target), ids64=False, add=False))
-    for T in (1, 128, 512, 4096):
-        problem = Problem(T, E, 4, 2880, 2880, weight_format="mxfp4_boxes", activation=CLAMPED_SWIGLU, biased=True)
-        boxed = cast("tuple[CudaCpp[Any], ...]", (MXFP4_FEW_BOXES, MXFP4_BOXES_SM90))
+    gpt_oss = Problem(1, E, 4, 2880, 2880, weight_format="mxfp4_boxes", activation=CLAMPED_SWIGLU, biased=True)
+    qwen3 = Problem(1, E, K, 2048, 768, weight_format="mxfp4_boxes")
+    boxed = cast("tuple[CudaCpp[Any], ...]", (MXFP4_FEW_BOXES, MXFP4_BOXES_SM90))
+    for layer, T in (*((gpt_oss, T) for T in (1, 128, 512, 1024, 4096)), *((qwen3, T) for T in (1, 1024))):
+        problem = replace(layer, T=T)
         family = next(f for f in boxed if f.why_not(problem, target) is None)
         uses.update(family.uses(family.plan(problem, target), ids64=False, add=False))
     return sorted((use for use in uses if "mxfp4" in use.spec.name), key=lambda use: str(use.spec))
@@ -179,7 +181,10 @@ BETWEEN = {
     "common/routing_sort": {"PARTS": (8, 16, 32), "THREADS": (256,)},
     "sm80/grouped_mlp": {"MAX_N": (64, 96)},
     "sm80/int4_24_mlp": {"MAX_N": (16, 32)},
+    "sm80/mxfp4_few_gate_up": {"HIDDEN": (2048,)},
+    "sm80/mxfp4_few_down": {"HIDDEN": (2048,)},
     "sm90/grouped_mlp": {"MAX_N": (64,)},
+    "sm90/mxfp4_mlp": {"MAX_N": (48, 80)},
     "sm90/int4_24_mlp": {"MAX_N": (16,)},
 }
 

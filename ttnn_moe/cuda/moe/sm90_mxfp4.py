@@ -99,7 +99,7 @@ _BOXED_TILES: tuple[tuple[float, Mxfp4Tile], ...] = (
     (12, _by_warps(16, 3, 1)),
     (20, _by_warps(24, 3, 1)),
     (48, Mxfp4Tile(48, 256, 4, 3, 2, read_once=True, row_units=2)),
-    (68, Mxfp4Tile(80, 256, 2, 3, 3, read_once=True)),
+    (68, Mxfp4Tile(80, 256, 2, 3, 2, read_once=True, row_units=2)),
     (float("inf"), Mxfp4Tile(144, 256, 2, 2, 3)),
 )
 
