@@ -112,7 +112,9 @@ def test_where_layers_do_not_serve_the_model_is_vllms(
     monkeypatch.delenv("TTNN_MOE_BACKEND")
     ours, vllms = kinds()
     assert type(built(config_of(tiny(tmp_path)), ours, "meta")) is vllms
-    assert lines[0][1] == ("ttnn-moe: Qwen3-MoE stays with vLLM, whose experts may be served: only CUDA GPUs are served")
+    assert lines[0][1] == (
+        "ttnn-moe: Qwen3-MoE stays with vLLM, whose experts may be served: only CUDA GPUs are served"
+    )
 
 
 def test_experts_that_are_refused_run_in_vllms_layer(whole: Any, tmp_path: Path) -> None:
