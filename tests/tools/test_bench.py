@@ -13,6 +13,7 @@ from ttnn_moe.bench.draw import Draw
 from ttnn_moe.bench.floor import Ceilings, bytes_moved, floor, flops, measure_ceilings
 from ttnn_moe.bench.gate import POISON, Inputs, check_calls, check_replay, checked_tokens, judge
 from ttnn_moe.bench.layer import PRESETS, Layer, Weights, fit, free_bytes
+from ttnn_moe.bench.measure import Options, Point, draws_of
 from ttnn_moe.bench.timing import CpuClock, Spread, Turn, take_turns
 from ttnn_moe.errors import ContractError, RequestError
 from ttnn_moe.selfcheck.oracle import oracle
@@ -69,6 +70,29 @@ def test_a_skewed_draw_has_a_busy_expert_and_a_uniform_one_has_none() -> None:
 
 def test_one_token_draws_as_many_experts_as_it_may() -> None:
     assert Draw.random(1, 4, 4, seed=0).active == 4
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_draw_beside_others_is_the_same_routing_of_other_experts(seed: int) -> None:
+    draw, taken = Draw.random(3, 24, 4, seed), torch.zeros(24, dtype=torch.bool)
+    taken[Draw.random(3, 24, 4, seed + 9).ids.long()] = True
+    found = draw.beside(taken)
+    assert not bool(taken[found.ids.long()].any()) and torch.equal(found.weights, draw.weights)
+    same = draw.ids.flatten()[:, None] == draw.ids.flatten()
+    assert torch.equal(found.ids.flatten()[:, None] == found.ids.flatten(), same)
+    again = Draw.of(found.ids, found.weights, 24)
+    assert (again.active, again.most, again.pairs) == (draw.active, draw.most, draw.pairs)
+
+
+@pytest.mark.parametrize(("T", "calls"), [(1, 48), (2, 32), (8, 8), (9, 4), (4096, 4)])
+def test_calls_of_few_tokens_read_experts_of_their_own(T: int, calls: int) -> None:
+    layer = replace(SMALL, E=128, K=8)
+    drawn = draws_of(layer, Point(T), 4, Options("cuda"))
+    assert len(drawn) == calls
+    for first in range(4):
+        used = [set(draw.ids.flatten().tolist()) for draw in drawn[first::4]]
+        assert len(set.union(*used)) == sum(map(len, used))
+    assert len(draws_of(layer, Point(T), 2, Options("cpu"))) == 2
 
 
 def inputs_and_right_outputs(layer: Layer = SMALL, T: int = 9, sets: int = 2) -> tuple[list[Inputs], list[Tensor]]:

@@ -9,7 +9,7 @@ uniform in 0.5 .. 1.5, then divided by their sum, so that no expert's share hide
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -48,3 +48,13 @@ class Draw:
         ids = scores.topk(K).indices.int()
         weights = 0.5 + torch.rand(T, K, generator=generator)
         return cls.of(ids, weights / weights.sum(-1, keepdim=True), E)
+
+    def beside(self, taken: Tensor) -> Draw:
+        """The same routing with its experts renamed, in ascending order, to experts that are not taken.
+
+        Args:
+            taken: [E] bool; at least `active` are False.
+        """
+        names = torch.empty(len(taken), dtype=torch.int32)
+        names[self.ids.unique().long()] = (~taken).nonzero().flatten()[: self.active].int()
+        return replace(self, ids=names[self.ids.long()])

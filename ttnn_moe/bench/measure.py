@@ -18,6 +18,9 @@ from .implementations import Implementation
 from .layer import Layer, Weights, fit, free_bytes
 from .timing import clock_for, take_turns
 
+CALLS = 48
+"""Calls of a graph of few tokens: as many as Qwen3-30B-A3B has layers, which one graph holds, too."""
+
 
 @dataclass(frozen=True)
 class Point:
@@ -128,8 +131,10 @@ def _measure_point(
     draws: list[dict[str, Any]],
     rows: list[dict[str, Any]],
 ) -> None:
-    inputs = _inputs(layer, sets, point, options)
-    # a turn makes one call on every set, so its floor is the mean of the floors of the sets' draws
+    drawn = draws_of(layer, point, len(sets), options)
+    sets = [*sets] * (len(drawn) // len(sets))
+    inputs = _inputs(layer, sets, drawn, point, options)
+    # a turn makes every draw's call, so its floor is the mean of the floors of the draws
     floors = [floor(layer, given.draw, ceilings) for given in inputs]
     mean = {f"{key}_us": sum(getattr(f, f"{key}_us") for f in floors) / len(floors) for key in ("bytes", "flops")}
     floor_us = sum(f.us for f in floors) / len(floors)
@@ -139,6 +144,7 @@ def _measure_point(
             "T": point.T,
             "skewed": point.skewed,
             "seed": _seed(point, options),
+            "calls": len(inputs),
             "active_experts": [given.draw.active for given in inputs],
             "most_tokens_of_an_expert": [given.draw.most for given in inputs],
             "rotated_bytes": sum(given.draw.active for given in inputs) * layer.expert_bytes,
@@ -168,19 +174,34 @@ def _measure_point(
         options.say(f"  {a.implementation.name}, {a.mode}: {said}")
 
 
-def _inputs(layer: Layer, sets: Sequence[Weights], point: Point, options: Options) -> list[Inputs]:
+def draws_of(layer: Layer, point: Point, n_sets: int, options: Options) -> list[Draw]:
+    """The draws of a turn: one of each set, and on CUDA as many more as CALLS allow, whose experts no other draw of
+    the set reads."""
+    passes = min(CALLS // n_sets, layer.E // (point.T * layer.K)) if options.device == "cuda" else 1
+    taken = torch.zeros(n_sets, layer.E, dtype=torch.bool)
+    draws = []
+    for call in range(max(1, passes) * n_sets):
+        draw = Draw.random(point.T, layer.E, layer.K, _seed(point, options) + call, point.skewed)
+        draw = draw if call < n_sets else draw.beside(taken[call % n_sets])
+        taken[call % n_sets, draw.ids.long()] = True
+        draws.append(draw)
+    return draws
+
+
+def _inputs(
+    layer: Layer, sets: Sequence[Weights], draws: Sequence[Draw], point: Point, options: Options
+) -> list[Inputs]:
     seed = _seed(point, options)
     generator = torch.Generator(options.device).manual_seed(seed)
     inputs = []
-    for s, weights in enumerate(sets):
-        draw = Draw.random(point.T, layer.E, layer.K, seed + s, point.skewed)
+    for call, (weights, draw) in enumerate(zip(sets, draws, strict=True)):
         hidden = torch.randn(point.T, layer.H, generator=generator, device=options.device).to(layer.dtype)
-        inputs.append(Inputs.of(layer, hidden, draw, weights, seed + s))
+        inputs.append(Inputs.of(layer, hidden, draw, weights, seed + call))
     return inputs
 
 
 def _seed(point: Point, options: Options) -> int:
-    """Of a point's first draw; the draw of set s has the seed s further on."""
+    """Of a point's first draw; the draw of call n has the seed n further on."""
     return options.seed + 1000 * point.T + 500 * point.skewed
 
 

@@ -1,9 +1,9 @@
 """Times: device events and captured graphs on CUDA, the wall clock on the CPU; medians and spread of many turns.
 
-A turn is one call on every weight set, in order. A time is that of the turn over the number of sets. So no call finds
-its weights in a cache: on an H200 the active weights of the sets are several times the L2.
-One graph holds the calls of all sets, as a model's graph holds all its layers. They share the launch overhead of the
-graph: some microseconds, up to a tenth of a layer at T = 1.
+A turn is one call on every weight set, in order; of few tokens several, each with experts of its own (measure.CALLS).
+A time is that of the turn over the number of calls. So no call finds its weights in a cache: on an H200 the active
+weights of the sets are several times the L2. One graph holds the calls of a turn, as a model's graph holds all its
+layers. They share the launch overhead of the graph: some microseconds.
 """
 
 from __future__ import annotations
