@@ -22,7 +22,7 @@ from ttnn_moe.cuda.device import H200
 from ttnn_moe.cuda.moe import sort
 from ttnn_moe.cuda.moe.cuda_cpp import dense_limits
 from ttnn_moe.cuda.moe.family import Call
-from ttnn_moe.cuda.moe.few import FEW, NARROW, FewPlan, FewSizes
+from ttnn_moe.cuda.moe.few import FEW, FewPlan, FewSizes
 from ttnn_moe.cuda.moe.pairs import tiles_bound
 from ttnn_moe.cuda.moe.sm80 import SM80, WarpTile
 from ttnn_moe.cuda.moe.sm90 import SM90, MlpTile
@@ -137,7 +137,7 @@ def test_a_mistake_of_the_sort_is_seen(
 
 
 # the second as on Hopper
-SIZES: list[FewSizes | Tile] = [NARROW, FewSizes(columns=8), WarpTile(2, 2, 32, 4), MlpTile(32, 3, 128)]
+SIZES: list[FewSizes | Tile] = [FewSizes(), FewSizes(columns=8, prefetch=3), WarpTile(2, 2, 32, 4), MlpTile(32, 3, 128)]
 
 
 def _runs(case: Case, sizes: FewSizes | Tile) -> bool:

@@ -35,9 +35,10 @@ extern "C" __global__ void __launch_bounds__(32 * K)
     __shared__ float parts[K][COLUMNS];
     const int t = blockIdx.y, k = threadIdx.x / 32, lane = threadIdx.x % 32, pair = t * K + k;
     const int column = blockIdx.x * COLUMNS;
-    // ids are safe to read: the predecessor waited for them before it triggered this launch
+    // ids and weights are safe to read: the predecessor waited for them before it triggered this launch
     if (num_tokens && t >= *num_tokens) return;
     const int e = expert_of(ids, expert_map, pair, P, E_ids);
+    const float weight = e >= 0 ? weights[pair] : 0.0f;
     const int chunks = I / 8;
     const uint4* rows[COLUMNS];
     uint4 held[COLUMNS][PREFETCH];
@@ -72,7 +73,6 @@ extern "C" __global__ void __launch_bounds__(32 * K)
 #pragma unroll
     for (int c = 0; c < COLUMNS; ++c) sum[c] = warp_sum(sum[c]);
     if (lane == 0) {
-        const float weight = e >= 0 ? weights[pair] : 0.0f;
 #pragma unroll
         for (int c = 0; c < COLUMNS; ++c) parts[k][c] = e >= 0 ? weight * sum[c] : 0.0f;
     }

@@ -28,12 +28,10 @@ class FewSizes:
     warps: int = 4
     channels: int = 1
     unroll: int = 4
-    columns: int = 8
-    prefetch: int = 3
+    columns: int = 4
+    prefetch: int = 2
 
 
-# 512 elements are two loads of a lane: tuned with I = 384
-NARROW = FewSizes(columns=4, prefetch=2)
 # few_down starts late: more blocks at once serve better than more loads ahead, and more columns spill registers
 BEFORE_HOPPER = FewSizes(unroll=2, columns=4, prefetch=1)
 
@@ -59,8 +57,7 @@ class Few(CudaCpp[FewPlan]):
 
     def plan(self, problem: Problem, target: Target) -> FewPlan:
         arch = arch_of(target)
-        hopper = NARROW if problem.I <= 512 else FewSizes()
-        return FewPlan(problem, arch, hopper if arch.products == "sm90" else BEFORE_HOPPER)
+        return FewPlan(problem, arch, FewSizes() if arch.products == "sm90" else BEFORE_HOPPER)
 
     def scratch(self, plan: FewPlan) -> tuple[Buffer, ...]:
         problem = plan.problem
