@@ -22,7 +22,7 @@ from ttnn_moe.cuda.moe.int4_24_few import INT4_24_FEW, ColumnPlan, ColumnSizes
 from ttnn_moe.cuda.moe.prepared import bytes_of, most_bytes
 from ttnn_moe.cuda.moe.sm80_int4_24 import INT4_24, SparseTile
 from ttnn_moe.cuda.moe.sm90_int4_24 import INT4_24_SM90, Sm90SparseTile
-from ttnn_moe.cuda.moe.sm90_int4_24_few import INT4_24_FEW_SM90, DirectSizes
+from ttnn_moe.cuda.moe.sm90_int4_24_few import INT4_24_FEW_SM90, DirectSizes, even_eights
 from ttnn_moe.cuda.moe.sm90_int4_24_fp16 import INT4_24_FP16_SM90, Fp16Tile
 from ttnn_moe.cuda.moe.sort import Sorters
 from ttnn_moe.cuda.moe.sorted import SortedPlan
@@ -141,6 +141,7 @@ def test_a_call_is_within_the_bound(
     [
         (DirectSizes(up_ahead=1), 2, 320, 64, "halves"),
         (DirectSizes(1, 2, 4, 2, 1, 4, 2, 2, 1), 1, 192, 192, "interleaved"),
+        (DirectSizes(down_eights=3, down_warps=2, down_ahead=1), 1, 192, 320, "halves"),
         (QUADS_90, 17, 192, 448, "interleaved"),
         (replace(QUADS_90, max_n=4, m_tiles=1), 5, 320, 64, "halves"),
         (FP16_90, 17, 192, 64, "interleaved"),
@@ -239,3 +240,9 @@ def test_scales_that_fp16_does_not_hold_take_another_family() -> None:
     assert not isinstance(chosen, str) and not isinstance(other, str)
     assert chosen.family is INT4_24_FP16_SM90 and other.family is INT4_24
     assert "fp16" in other.refused[INT4_24_FP16_SM90.name]
+
+
+@pytest.mark.parametrize(("H", "T", "eights"), [(7168, 1, 7), (2048, 1, 2), (2048, 2, 2), (2048, 3, 4), (6144, 1, 6)])
+def test_rows_of_few_pairs_lie_evenly(H: int, T: int, eights: int) -> None:
+    problem = Problem(T, 256, 8, H, 2048, torch.bfloat16, weight_format=NAME, device="cuda")
+    assert even_eights(problem) == eights

@@ -29,8 +29,9 @@ __device__ __forceinline__ void put_channels(unsigned char* column, int i, uint4
     at[10] = four.w;
 }
 
-// COUNT pairs of this warp, STRIDE pairs apart, of SLABS slabs of WIDTH rows.
-template <int COUNT, int STRIDE, int SLABS, int WIDTH>
+// COUNT pairs of this warp, STRIDE pairs apart, of SLABS slabs of WIDTH rows. HALF: the last product has its
+// low rows alone; the sums of its high ones are anything.
+template <int COUNT, int STRIDE, int SLABS, int WIDTH, bool HALF = false>
 struct Column {
     static constexpr bool WHOLE = COUNT * STRIDE * 2 == SLABS;  // no pair of any warp is cut
     static constexpr int STEP = STRIDE * 2 * WIDTH * 16;
@@ -51,7 +52,7 @@ struct Column {
 #pragma unroll
         for (int m = 0; m < TILES; ++m) {
             low[at][m] = load_once_8(from + m * to_tile);
-            high[at][m] = load_once_8(from + m * to_tile + to_high);
+            high[at][m] = HALF && m == TILES - 1 ? low[at][m] : load_once_8(from + m * to_tile + to_high);
         }
     }
     // low_row: of this lane, of the expert's words
@@ -84,19 +85,13 @@ struct Column {
                 u32 b[4][4];
                 own.take(b, x);
                 x += STRIDE * PAIR_BYTES;
-                constexpr int AT_ONCE = TILES % 2 ? 1 : 2;
 #pragma unroll
-                for (int m = 0; m < TILES; m += AT_ONCE) {
-                    QuadDecoder::Fragment of[AT_ONCE];
-#pragma unroll
-                    for (int n = 0; n < AT_ONCE; ++n) of[n] = decoder.decode(low[a][m + n], high[a][m + n]);
-                    float products[AT_ONCE][4];
+                for (int m = 0; m < TILES; ++m) {
+                    const QuadDecoder::Fragment of[1] = {decoder.decode(low[a][m], high[a][m])};
+                    float products[1][4];
                     multiply_quads(products, of, b);
-#pragma unroll
-                    for (int n = 0; n < AT_ONCE; ++n) {
-                        sums[m + n][0] = fmaf(products[n][0], of[n].low, sums[m + n][0]);
-                        sums[m + n][1] = fmaf(products[n][2], of[n].high, sums[m + n][1]);
-                    }
+                    sums[m][0] = fmaf(products[0][0], of[0].low, sums[m][0]);
+                    sums[m][1] = fmaf(products[0][2], of[0].high, sums[m][1]);
                 }
                 if (i + a + AHEAD < COUNT) request(a, i + a + AHEAD);
             }

@@ -10,8 +10,13 @@
 // | weights  | [T, K]          | fp32  | of a pair without an expert: not used           |
 // | out      | [T, H]          | bf16; OUT32: fp32 | out; ADD: added to                      |
 //
-// H and I are multiples of 64, known at compile time. Blocks: (H / (16 * TILES), T); threads: 32 * K. Warp k
-// multiplies pair k. It requests its first words before it waits for the activations.
+// H and I are multiples of 64, known at compile time. Blocks: (H / (8 * EIGHTS), T); threads: 32 * K * WARPS.
+// WARPS warps multiply a pair. They request their first words before they wait for the activations.
+#ifndef EIGHTS
+#define EIGHTS 4  // of rows a block
+#endif
+#define TILES ((EIGHTS + 1) / 2)
+
 #include "common/routing.cuh"
 #include "common/sum_out.cuh"
 #include "sm90/int4_24_column.cuh"
@@ -38,15 +43,15 @@ extern "C" __global__ void __launch_bounds__(32 * K * WARPS, BLOCKS)
     const int t = blockIdx.y, k = threadIdx.x / 32 / WARPS, warp = threadIdx.x / 32 % WARPS,
               lane = threadIdx.x % 32, pair = t * K + k;
     unsigned char* column = dynamic_memory() + WARPS * K * ROWS * 4 + k * COLUMN;
-    const int row = blockIdx.x * ROWS;
-    // ids are safe to read: the predecessor waited for them before it triggered this launch
+    const int row = blockIdx.x * (8 * EIGHTS);
+    // ids and weights are safe to read: the predecessor waited for them before it triggered this launch
     if (num_tokens && t >= *num_tokens) return;
     const int e = expert_of(ids, expert_map, pair, P, E_ids);
-    Column<COUNT, WARPS, I / 64, H> of;
+    const float weight = e >= 0 ? weights[pair] : 0.0f;
+    Column<COUNT, WARPS, I / 64, H, EIGHTS % 2 != 0> of;
     if (e >= 0) of.start(w2 + static_cast<u64>(e) * (I / 64) * (H * 16), row + lane / 4, warp, 128, 256);
     wait_for_predecessor();
     let_successor_start();
-    const float weight = e >= 0 ? weights[pair] : 0.0f;
     if (e >= 0) {
         const uint4* x = reinterpret_cast<const uint4*>(act + static_cast<u64>(pair) * I);
 #pragma unroll 4
@@ -67,11 +72,12 @@ extern "C" __global__ void __launch_bounds__(32 * K * WARPS, BLOCKS)
         }
     }
     __syncthreads();
-    if (WARPS == 2) {
-        for (int i = threadIdx.x; i < K * ROWS; i += 64 * K)
-            parts[i / ROWS][i % ROWS] += halves[1][i / ROWS][i % ROWS];
+    if (WARPS > 1) {
+        for (int i = threadIdx.x; i < K * ROWS; i += 32 * K * WARPS)
+#pragma unroll
+            for (int w = 1; w < WARPS; ++w) parts[i / ROWS][i % ROWS] += halves[w][i / ROWS][i % ROWS];
         __syncthreads();
     }
-    for (int c = threadIdx.x; c < ROWS; c += 32 * K * WARPS)
+    for (int c = threadIdx.x; c < 8 * EIGHTS; c += 32 * K * WARPS)
         write_sum(parts, c, out, static_cast<u64>(t) * H + row + c);
 }

@@ -29,6 +29,7 @@
 
 constexpr int H = HIDDEN, I = INTER, THREADS = 32 * WARPS * TEAMS;
 constexpr int PAIRS = (H / 64 + 1) / 2, COUNT = (PAIRS + WARPS - 1) / WARPS;
+constexpr int HELD = (COUNT * WARPS * 16 + THREADS - 1) / THREADS;  // 16 bytes of x, of a thread
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     int4_24_few_gate_up(const u16* hidden, const unsigned char* w13, const Id* ids, const int* expert_map,
@@ -40,15 +41,25 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     const int channel = (blockIdx.x * TEAMS + team) * 8 * TILES;
     wait_for_predecessor();
     let_successor_start();
+    // all at once, and beside the expert's number, which the requests of words wait for
+    const uint4* x = reinterpret_cast<const uint4*>(hidden + static_cast<u64>(pair / K) * H);
+    uint4 held[HELD];
+#pragma unroll
+    for (int j = 0; j < HELD; ++j) {
+        const int i = threadIdx.x + j * THREADS;
+        held[j] = i < H / 8 ? x[i] : make_uint4(0, 0, 0, 0);
+    }
     const int e = expert_of(ids, expert_map, pair, pair_limit(num_tokens, P, K), E_ids);
     if (e < 0) return;
     Column<COUNT, WARPS, H / 64, 2 * I> of;
     of.start(w13 + static_cast<u64>(e) * (H / 64) * (2 * I * 16),
              INTERLEAVED ? (channel + lane / 4) * 2 : channel + lane / 4, warp, INTERLEAVED ? 16 : I * 16,
              INTERLEAVED ? 256 : 128);
-    const uint4* x = reinterpret_cast<const uint4*>(hidden + static_cast<u64>(pair / K) * H);
-    for (int i = threadIdx.x; i < COUNT * WARPS * 16; i += THREADS)
-        put_channels(column, i, i < H / 8 ? x[i] : make_uint4(0, 0, 0, 0));
+#pragma unroll
+    for (int j = 0; j < HELD; ++j) {
+        const int i = threadIdx.x + j * THREADS;
+        if (i < COUNT * WARPS * 16) put_channels(column, i, held[j]);
+    }
     __syncthreads();
     float sums[TILES][2];
     of.multiply(sums, column, E_ids >> 20);

@@ -15,6 +15,7 @@ from .uses import Use
 
 _ENOUGH = 400 * 32  # channels of an H200's teams of warps, 32 each
 _PAIR_OF_SLABS = 256  # bytes of activations in shared memory
+_MULTIPROCESSORS = 132  # of an H100 and an H200
 
 
 @dataclass(frozen=True)
@@ -22,7 +23,8 @@ class DirectSizes:
     """Sizes of both kernels: see their sources.
 
     Attributes:
-        up_tiles, down_tiles: products of 16 rows a warp.
+        up_tiles: products of 16 rows a warp of the first kernel.
+        down_eights: rows a block of the second kernel, times 8.
         up_warps, down_warps: that share the channels of a row.
         teams: of up_warps in a block of the first kernel.
         up_ahead, down_ahead: pairs of slabs of 64 channels that a warp has requested.
@@ -34,16 +36,29 @@ class DirectSizes:
     teams: int = 2
     up_ahead: int = 2
     up_blocks: int = 2
-    down_tiles: int = 2
+    down_eights: int = 2
     down_warps: int = 1
-    down_ahead: int = 3
+    down_ahead: int = 6
     down_blocks: int = 2
+
+    @property
+    def down_tiles(self) -> int:
+        """Products of 16 rows a warp of the second kernel; an odd eight of rows takes a whole one."""
+        return ceil_div(self.down_eights, 2)
 
 
 def _column(channels: int, warps: int) -> int:
     """Bytes of shared memory."""
     pairs = ceil_div(channels, 128)
     return ceil_div(pairs, warps) * warps * _PAIR_OF_SLABS
+
+
+def even_eights(problem: Problem) -> int:
+    """Rows a block of the second kernel, times 8: of the blocks that run at once, those that leave no multiprocessor
+    with more rows than it must have."""
+    blocks = {e: problem.H // (8 * e) * problem.T for e in range(2, 9) if problem.H % (8 * e) == 0}
+    at_once = {e: n for e, n in blocks.items() if n <= 2 * _MULTIPROCESSORS}
+    return min(at_once or {8: 0}, key=lambda e: (ceil_div(blocks[e], _MULTIPROCESSORS) * e, e % 2, e))
 
 
 class Sm90Int4_24Few(FewInt4_24[DirectSizes]):
@@ -67,7 +82,12 @@ class Sm90Int4_24Few(FewInt4_24[DirectSizes]):
     def sizes(self, problem: Problem) -> DirectSizes:
         """Found on an H200. Products that share activations load them less often, and make fewer warps."""
         channels = problem.T * problem.K * problem.I  # of the first kernel's output
-        return DirectSizes(up_tiles=4, up_ahead=1) if channels >= _ENOUGH else DirectSizes()
+        up = {"up_tiles": 4, "up_ahead": 1} if channels >= _ENOUGH else {}
+        eights = even_eights(problem)
+        two = eights > 2 and problem.K <= 8 and problem.H // (8 * eights) * problem.T <= _MULTIPROCESSORS
+        # what the registers of 16 warps hold
+        ahead = {1: 6, 2: 2 if two else 3}.get(ceil_div(eights, 2), 1)
+        return DirectSizes(**up, down_eights=eights, down_warps=1 + two, down_ahead=ahead, down_blocks=1 if two else 2)
 
     def uses(self, plan: ColumnPlan[DirectSizes], ids64: bool, add: bool) -> tuple[Use, ...]:
         problem, sizes = plan.problem, plan.sizes
@@ -82,7 +102,7 @@ class Sm90Int4_24Few(FewInt4_24[DirectSizes]):
             "INTERLEAVED": problem.gate_up_order == "interleaved",
         }
         of_down = {
-            "TILES": sizes.down_tiles,
+            "EIGHTS": sizes.down_eights,
             "WARPS": sizes.down_warps,
             "AHEAD": sizes.down_ahead,
             "BLOCKS": sizes.down_blocks,
@@ -101,7 +121,7 @@ class Sm90Int4_24Few(FewInt4_24[DirectSizes]):
         channels, threads = 8 * sizes.up_tiles * sizes.teams, 32 * sizes.up_warps * sizes.teams
         return (
             gate_up.bind(device, (ceil_div(I, channels), T * K), threads, T * K, E, K),
-            down.bind(device, (ceil_div(H, 16 * sizes.down_tiles), T), 32 * K * sizes.down_warps, T * K, E),
+            down.bind(device, (H // (8 * sizes.down_eights), T), 32 * K * sizes.down_warps, T * K, E),
         )
 
 
