@@ -19,7 +19,8 @@ from .layer import Layer, Weights, fit, free_bytes
 from .timing import clock_for, take_turns
 
 CALLS = 48
-"""Calls of a graph of few tokens: as many as Qwen3-30B-A3B has layers, which one graph holds, too."""
+"""Calls of a graph of FEW tokens: as many as Qwen3-30B-A3B has layers, which one graph holds, too."""
+FEW = 4
 
 
 @dataclass(frozen=True)
@@ -175,9 +176,10 @@ def _measure_point(
 
 
 def draws_of(layer: Layer, point: Point, n_sets: int, options: Options) -> list[Draw]:
-    """The draws of a turn: one of each set, and on CUDA as many more as CALLS allow, whose experts no other draw of
-    the set reads."""
-    passes = min(CALLS // n_sets, layer.E // (point.T * layer.K)) if options.device == "cuda" else 1
+    """The draws of a turn: one of each set, and of FEW tokens on CUDA as many more as CALLS allow, whose experts no
+    other draw of the set reads."""
+    several = options.device == "cuda" and point.T <= FEW
+    passes = min(CALLS // n_sets, layer.E // (point.T * layer.K)) if several else 1
     taken = torch.zeros(n_sets, layer.E, dtype=torch.bool)
     draws = []
     for call in range(max(1, passes) * n_sets):
