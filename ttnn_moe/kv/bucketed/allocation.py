@@ -22,7 +22,7 @@ LEAST, MOST = 2.0, 16.0
 """Average bits of a budget."""
 
 # (sinks, ring) of high tiers, the smallest first
-HIGH = ((4, 92), (16, 112), (16, 144), (16, 176))
+HIGH = ((4, 92), (16, 112))
 SHARE = 16
 """A larger high tier than the smallest takes 1 / SHARE of the bits of a full row at most."""
 

@@ -26,7 +26,7 @@ from .memory import bytes_of, pages_in
 from .moves import read_high
 from .packing import check_head_dim
 from .places import Places
-from .prompts import QUERIES, observed, prompt_attention
+from .prompts import observed, observing, prompt_attention
 from .quantise import rotate
 from .storage import PAGE
 from .writes import move, norm_rope_write, put
@@ -38,8 +38,8 @@ class Piece:
 
     Attributes:
         at: [n] int64: 0 .. n - 1. which: number among the pieces that have a past; -1: it has none.
-        mass: [high slots + n] fp32, what its last queries gave to the tokens of the high tier and to its own. None: no
-            choice depends on it.
+        mass: [high slots + n] fp32, what its observing queries gave to the tokens of the high tier and to its own.
+            None: no choice depends on it.
     """
 
     span: Span
@@ -255,7 +255,7 @@ class BucketedCache(PagedRows, FusedWrite):
             before = None
             if span.past:
                 before = read_high(high, range(layer, layer + 1), self.places.own_pages(span.row))[0][0]
-            seen = observed(q, rotate(q[-QUERIES:].float() * self._key_scale[layer]), k, before)
+            seen = observed(q, rotate(q[observing(len(q))].float() * self._key_scale[layer]), k, before)
             piece.mass[-len(seen) :] += seen
         past = self.places.in_use[layer] if span.past else ()
         return prompt_attention(q, at, self._step_own, piece.which, k, v, past, span.row, self._key_scale[layer, 0])

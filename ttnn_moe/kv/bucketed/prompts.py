@@ -12,11 +12,13 @@ from ...choice import Family, Operator
 from ...cuda.attention import bucketed_prompt
 from ...cuda.attention.bucketed_prompt import Own
 from ...cuda.attention.tiers import Tier
+from ...sizes import ceil_div
 from .quantise import rotate
 from .reference import Partial, attend_bucket, merge
 
-QUERIES = 32
-"""The last queries of a piece of a prompt, which say what its tokens weigh (SnapKV, https://arxiv.org/abs/2404.14469)."""
+QUERIES, APART = 32, 4
+"""Queries of a piece of a prompt that say what its tokens weigh: of the last 128, every fourth; of fewer, more of them
+(after SnapKV, https://arxiv.org/abs/2404.14469)."""
 
 BLOCK = 512
 """Queries at a time."""
@@ -105,18 +107,25 @@ def _scores(q: Tensor, k: Tensor) -> Tensor:
     return torch.einsum("nkgd,skd->nkgs", grouped, k.float()) / q.shape[-1] ** 0.5
 
 
+def observing(n: int) -> slice:
+    """Which of a piece's n queries say what its tokens weigh; the last is one of them."""
+    apart = max(1, min(APART, n // QUERIES))
+    first = n - 1 - apart * (min(QUERIES, ceil_div(n, apart)) - 1)
+    return slice(first, n, apart)
+
+
 def observed(q: Tensor, turned: Tensor, k: Tensor, high: Tensor | None) -> Tensor:
-    """What the last queries of a piece give to tokens: [h + m] fp32, the sum over queries and heads of the attention
-    among these tokens alone.
+    """What the observing queries of a piece give to tokens: [h + m] fp32, the sum of the attention among these tokens
+    alone, over queries and heads.
 
     Args:
-        q: [n, heads, D], all queries of the piece. turned: the last QUERIES of them, for packed keys.
+        q: [n, heads, D], all queries of the piece. turned: the observing ones, for packed keys.
         k: [n, kv_heads, D], its keys.
         high: [h, kv_heads, D], packed keys that came before. None: none.
     """
-    m, last = len(k), q[-QUERIES:]
-    index = torch.arange(m - len(last), m, device=q.device)
-    scores = _scores(last, k).masked_fill(index[:, None, None, None] < torch.arange(m, device=q.device), float("-inf"))
+    m, own = len(k), observing(len(q))
+    at = torch.arange(m, device=q.device)
+    scores = _scores(q[own], k).masked_fill(at[own, None, None, None] < at, float("-inf"))
     if high is not None:
         scores = torch.cat((_scores(turned, high), scores), -1)
     return scores.softmax(-1).sum((0, 1, 2))
