@@ -45,6 +45,7 @@ class Mxfp4Tile:
         warp_products: by mma.sync, with as many stages of rows as of weights; else by wgmma.
         direct: warps write their sums without shared memory.
         boxed: weights are mxfp4_boxes; a stage of them has its scales.
+        by_columns: by wgmma, each number of rows in a loop of its own, with as many stages of rows as of weights.
     """
 
     max_n: int
@@ -59,10 +60,12 @@ class Mxfp4Tile:
     warp_products: bool = False
     direct: bool = False
     boxed: bool = False
+    by_columns: bool = False
+    at_once: int = 1
 
     @property
     def granule(self) -> int:
-        return 8 if self.warp_products else 16
+        return 8 if self.warp_products or self.by_columns else 16
 
     @property
     def threads(self) -> int:
@@ -210,7 +213,7 @@ def fitted(tile: Mxfp4Tile, problem: Problem, arch: Arch) -> Mxfp4Tile:
     once = tile.read_once and (tile.boxed or (problem.H % 256 == 0 and problem.I % 256 == 0))
     tile = replace(tile, scale_bytes=0 if tile.boxed else tile.weight_rows * wide, read_once=once)
     while tile.blocks * (tile.shared_memory + 1024) > arch.shared_memory + 1024:
-        if tile.warp_products and tile.weight_stages > 2:
+        if (tile.warp_products or tile.by_columns) and tile.weight_stages > 2:
             tile = replace(tile, weight_stages=tile.weight_stages - 1, row_stages=tile.weight_stages - 1)
         elif tile.row_stages > 3:
             tile = replace(tile, row_stages=tile.row_stages - 1)

@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: Apache-2.0
+// Products of an item of few rows by warpgroups (wgmma), arranged weights: each number of columns N has a
+// loop of its own. Weights become fragments in registers, rows lie in shared memory; both share a stage.
+#pragma once
+
+#include "sm90/mxfp4_chunks.cuh"
+#include "sm90/sparse.cuh"
+
+#ifndef AT_ONCE
+#define AT_ONCE 1  // words whose products run together
+#endif
+
+// Two steps of 16 channels of a part for each of AT_ONCE words: words 0 and 2 are of the first row.
+struct Fragments {
+    u32 words[2 * AT_ONCE][4];
+
+    // Of word i of the chunks. LARGE: of scales of any size.
+    template <bool LARGE>
+    __device__ __forceinline__ void make(const Chunks& chunks, int part, const u32 (&factors)[2], int first) {
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; ++i)
+#pragma unroll
+            for (int row = 0; row < 2; ++row) {
+                u32 four[4];
+                spread_word(chunks.words[part][row], first + i, four);
+                const u32 scale = chunks.scales[part][row], by = LARGE ? factor(scale) : factors[row];
+#pragma unroll
+                for (int j = 0; j < 4; ++j) {
+                    u32 word = multiply_pairs(four[j], by);
+                    if (LARGE) word = multiply_pairs(word, rest_of(scale));
+                    words[2 * i + j / 2][j % 2 * 2 + row] = word;
+                }
+            }
+    }
+};
+
+// A unit of a stage. rows: of the unit. large: whether a scale of the warp is 128 or more. Products run while
+// the next fragments are made.
+template <int N>
+__device__ __forceinline__ void multiply_unit(Sums& sums, Fragments (&fragments)[2], const Chunks& chunks,
+                                              bool large, u64 rows) {
+    u32 factors[PARTS][2];
+#pragma unroll
+    for (int part = 0; part < PARTS; ++part)
+#pragma unroll
+        for (int i = 0; i < 2; ++i) factors[part][i] = small_factor(chunks.scales[part][i]);
+#pragma unroll
+    for (int i = 0; i < 4 / AT_ONCE * PARTS; ++i) {
+        const int word = i / PARTS * AT_ONCE, part = i % PARTS;
+        if (large)
+            fragments[i % 2].make<true>(chunks, part, factors[part], word);
+        else
+            fragments[i % 2].make<false>(chunks, part, factors[part], word);
+        products_begin();
+#pragma unroll
+        for (int j = 0; j < 2 * AT_ONCE; ++j) {
+            const int step = 2 * word + j;
+            product_of_registers<N>(sums[part], fragments[i % 2].words[j],
+                                    further(rows, step / 4 * (HALF_BYTES / 16) + step % 4 * OPERAND_STEP), true);
+        }
+        products_commit();
+        products_wait<1>();  // the other fragments are free
+    }
+}
+
+template <int N>
+__device__ __forceinline__ void multiply_columns(const Shared& shared, Turns& turns, Sums& sums,
+                                                 const Item& item, int depth, int I) {
+    Place place(item, I);
+    place.weights = later(place.weights);
+    place.scales = later(place.scales);
+    const int units = units_of(depth);
+    const bool whole = place.whole();
+    Fragments fragments[2];
+#pragma unroll
+    for (int part = 0; part < PARTS; ++part)
+#pragma unroll
+        for (int i = 0; i < N / 2; ++i) sums[part][i] = 0.0f;
+#pragma unroll 1
+    for (int first = 0; first < units; first += 2) {
+        const u32 stage = shared.weights + turns.weights.at * WEIGHT_BYTES;
+        const u64 rows = operand(shared.rows + turns.weights.at * ROW_BYTES);
+        const int groups = min(STAGE_GROUPS, depth / 32 - 4 * first);
+        barrier_wait(shared.weights_full + 8 * turns.weights.at, turns.weights.parity);
+        fence_async_proxy();  // rows were written through the generic proxy
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+            if (h > 0 && first + h >= units) break;
+            Chunks chunks;
+            if (whole && groups == STAGE_GROUPS) {
+                chunks.load_scales(stage + place.scales + 64 * h);
+                chunks.load_words(stage + place.weights + 1024 * h, place);
+            } else {
+                chunks.load_cut(stage, place, groups, h);
+            }
+            const bool large = __ballot_sync(~0u, chunks.any() & 128) != 0;
+            multiply_unit<N>(sums, fragments, chunks, large, further(rows, h * 2 * HALF_BYTES / 16));
+        }
+        products_wait<0>();
+        __syncwarp();
+        release(shared.weights_empty + 8 * turns.weights.at);  // products needed its words and rows
+        turns.weights.next();
+    }
+#pragma unroll
+    for (int part = 0; part < PARTS; ++part)
+#pragma unroll
+        for (int i = 0; i < N / 2; ++i) sum_here(sums[part][i]);
+}
+
+// Numbers of columns that are compiled.
+__device__ __forceinline__ constexpr int columns_after(int n) { return n + (n < 32 ? 8 : 16); }
+
+template <int N>
+__device__ __forceinline__ void multiply_rows(const Shared& shared, Turns& turns, Sums& sums,
+                                              const Item& item, int depth, int I) {
+    if constexpr (N < MAX_N) {
+        if (item.rows > N) {
+            multiply_rows<columns_after(N)>(shared, turns, sums, item, depth, I);
+            return;
+        }
+    }
+    multiply_columns<N>(shared, turns, sums, item, depth, I);
+}
