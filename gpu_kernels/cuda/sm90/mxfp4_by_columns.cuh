@@ -14,8 +14,7 @@
 struct Fragments {
     u32 words[2 * AT_ONCE][4];
 
-    // Of word i of the chunks. LARGE: of scales of any size.
-    template <bool LARGE>
+    // Of AT_ONCE words of the chunks.
     __device__ __forceinline__ void make(const Chunks& chunks, int part, const u32 (&factors)[2], int first) {
 #pragma unroll
         for (int i = 0; i < AT_ONCE; ++i)
@@ -23,14 +22,18 @@ struct Fragments {
             for (int row = 0; row < 2; ++row) {
                 u32 four[4];
                 spread_word(chunks.words[part][row], first + i, four);
-                const u32 scale = chunks.scales[part][row], by = LARGE ? factor(scale) : factors[row];
 #pragma unroll
-                for (int j = 0; j < 4; ++j) {
-                    u32 word = multiply_pairs(four[j], by);
-                    if (LARGE) word = multiply_pairs(word, rest_of(scale));
-                    words[2 * i + j / 2][j % 2 * 2 + row] = word;
-                }
+                for (int j = 0; j < 4; ++j)
+                    words[2 * i + j / 2][j % 2 * 2 + row] = multiply_pairs(four[j], factors[row]);
             }
+    }
+    // What large scales are beyond their factors.
+    __device__ __forceinline__ void enlarge(u32 low, u32 high) {
+        const u32 rests[2] = {rest_of(low), rest_of(high)};
+#pragma unroll
+        for (int i = 0; i < 2 * AT_ONCE; ++i)
+#pragma unroll
+            for (int j = 0; j < 4; ++j) words[i][j] = multiply_pairs(words[i][j], rests[j % 2]);
     }
 };
 
@@ -39,18 +42,19 @@ struct Fragments {
 template <int N>
 __device__ __forceinline__ void multiply_unit(Sums& sums, Fragments (&fragments)[2], const Chunks& chunks,
                                               bool large, u64 rows) {
-    u32 factors[PARTS][2];
+    u32 factors[PARTS][2], scales[PARTS];
 #pragma unroll
-    for (int part = 0; part < PARTS; ++part)
-#pragma unroll
-        for (int i = 0; i < 2; ++i) factors[part][i] = small_factor(chunks.scales[part][i]);
+    for (int part = 0; part < PARTS; ++part) {
+        const u32 low = chunks.scales[part][0], high = chunks.scales[part][1];
+        factors[part][0] = large ? factor(low) : small_factor(low);
+        factors[part][1] = large ? factor(high) : small_factor(high);
+        scales[part] = low | high << 8;  // one register for what is seldom needed
+    }
 #pragma unroll
     for (int i = 0; i < 4 / AT_ONCE * PARTS; ++i) {
         const int word = i / PARTS * AT_ONCE, part = i % PARTS;
-        if (large)
-            fragments[i % 2].make<true>(chunks, part, factors[part], word);
-        else
-            fragments[i % 2].make<false>(chunks, part, factors[part], word);
+        fragments[i % 2].make(chunks, part, factors[part], word);
+        if (large) fragments[i % 2].enlarge(scales[part] & 255, scales[part] >> 8);
         products_begin();
 #pragma unroll
         for (int j = 0; j < 2 * AT_ONCE; ++j) {
@@ -59,7 +63,7 @@ __device__ __forceinline__ void multiply_unit(Sums& sums, Fragments (&fragments)
                                     further(rows, step / 4 * (HALF_BYTES / 16) + step % 4 * OPERAND_STEP), true);
         }
         products_commit();
-        products_wait<1>();  // the other fragments are free
+        if (i + 1 < 4 / AT_ONCE * PARTS) products_wait<1>();  // the other fragments are free
     }
 }
 
@@ -95,8 +99,8 @@ __device__ __forceinline__ void multiply_columns(const Shared& shared, Turns& tu
             }
             const bool large = __ballot_sync(~0u, chunks.any() & 128) != 0;
             multiply_unit<N>(sums, fragments, chunks, large, further(rows, h * 2 * HALF_BYTES / 16));
+            products_wait<0>();  // ptxas makes products in turns if some run across a branch
         }
-        products_wait<0>();
         __syncwarp();
         release(shared.weights_empty + 8 * turns.weights.at);  // products needed its words and rows
         turns.weights.next();
@@ -108,7 +112,10 @@ __device__ __forceinline__ void multiply_columns(const Shared& shared, Turns& tu
 }
 
 // Numbers of columns that are compiled.
-__device__ __forceinline__ constexpr int columns_after(int n) { return n + (n < 32 ? 8 : 16); }
+__device__ __forceinline__ constexpr int columns_after(int n) {
+    const int next = n + (n < 32 ? 8 : 16);
+    return next < MAX_N ? next : MAX_N;
+}
 
 template <int N>
 __device__ __forceinline__ void multiply_rows(const Shared& shared, Turns& turns, Sums& sums,

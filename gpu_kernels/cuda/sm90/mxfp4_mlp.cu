@@ -33,6 +33,7 @@
 // items. Weights and scales come through the copy engine; rows come through cp.async, since they are
 // scattered. Producer: routing_sort, mxfp4_order. Consumer: combine.
 #include "common/activation.cuh"
+#include "sm90/mxfp4_chunks.cuh"
 #include "sm90/mxfp4_loads.cuh"
 #include "sm90/mxfp4_rows_out.cuh"
 #if WARP_PRODUCTS
@@ -112,6 +113,9 @@ extern "C" __global__ void __launch_bounds__(128 * (1 + GROUPS), BLOCKS)
 #if WARP_PRODUCTS && MAX_N * WEIGHT_ROWS / 64 / GROUPS < 48
             const RowBiases bias(biases, work, item);  // early: hides the latency
             multiply_rows<1>(shared, turns, sums, item, work.depth(item), I);
+#elif BY_COLUMNS && EARLY_BIAS
+            const RowBiases bias(biases, work, item);
+            multiply_rows<8>(shared, turns, sums, item, work.depth(item), I);
 #elif BY_COLUMNS
             multiply_rows<8>(shared, turns, sums, item, work.depth(item), I);
             const RowBiases bias(biases, work, item);

@@ -62,6 +62,7 @@ class Mxfp4Tile:
     boxed: bool = False
     by_columns: bool = False
     at_once: int = 1
+    early_bias: bool = False
 
     @property
     def granule(self) -> int:
