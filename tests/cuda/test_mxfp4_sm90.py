@@ -139,7 +139,7 @@ def test_products(
         ("^ (lane % 8);", "^ 0;", False, BY_WARPS, GPT_OSS),
         ("weights ^ 64 * h", "weights", False, BY_WARPS, GPT_OSS),
         ("row + channel + 8,", "row + channel,", False, BY_WARPS, GPT_OSS),
-        ("products_wait<0>();  // ptxas", "// ptxas", True, BY_COLUMNS, GPT_OSS),
+        ("products_wait<0>();  // then the", "// then the", True, BY_COLUMNS, GPT_OSS),
         ("chunks.any() & 128", "chunks.any() & 0", False, BY_COLUMNS, LARGE),
         ("h * 2 * HALF_BYTES / 16", "0", False, BY_COLUMNS, GPT_OSS),
         ("second << 2, 0x06030603u", "second << 2, 0x06010601u", False, replace(BY_WARPS, boxed=True), GPT_OSS),

@@ -6,22 +6,17 @@
 #include "sm90/mxfp4_chunks.cuh"
 #include "sm90/sparse.cuh"
 
-#ifndef AT_ONCE
-#define AT_ONCE 1  // words whose products run together
-#endif
-
-// Two steps of 16 channels of a part for each of AT_ONCE words: words 0 and 2 are of the first row.
+// A part of a unit, eight steps of 16 channels: words 0 and 2 are of the first row.
 struct Fragments {
-    u32 words[2 * AT_ONCE][4];
+    u32 words[8][4];
 
-    // Of AT_ONCE words of the chunks.
-    __device__ __forceinline__ void make(const Chunks& chunks, int part, const u32 (&factors)[2], int first) {
+    __device__ __forceinline__ void make(const Chunks& chunks, int part, const u32 (&factors)[2]) {
 #pragma unroll
-        for (int i = 0; i < AT_ONCE; ++i)
+        for (int i = 0; i < 4; ++i)
 #pragma unroll
             for (int row = 0; row < 2; ++row) {
                 u32 four[4];
-                spread_word(chunks.words[part][row], first + i, four);
+                spread_word(chunks.words[part][row], i, four);
 #pragma unroll
                 for (int j = 0; j < 4; ++j)
                     words[2 * i + j / 2][j % 2 * 2 + row] = multiply_pairs(four[j], factors[row]);
@@ -31,17 +26,17 @@ struct Fragments {
     __device__ __forceinline__ void enlarge(u32 low, u32 high) {
         const u32 rests[2] = {rest_of(low), rest_of(high)};
 #pragma unroll
-        for (int i = 0; i < 2 * AT_ONCE; ++i)
+        for (int i = 0; i < 8; ++i)
 #pragma unroll
             for (int j = 0; j < 4; ++j) words[i][j] = multiply_pairs(words[i][j], rests[j % 2]);
     }
 };
 
-// A unit of a stage. rows: of the unit. large: whether a scale of the warp is 128 or more. Products run while
-// the next fragments are made.
+// A unit of a stage. rows: of the unit. Products of a part run while other warpgroups make fragments. ptxas
+// makes products in turns if some run across a branch.
 template <int N>
-__device__ __forceinline__ void multiply_unit(Sums& sums, Fragments (&fragments)[2], const Chunks& chunks,
-                                              bool large, u64 rows) {
+__device__ __forceinline__ void multiply_unit(Sums& sums, const Chunks& chunks, u64 rows) {
+    const bool large = __ballot_sync(~0u, chunks.any() & 128) != 0;
     u32 factors[PARTS][2], scales[PARTS];
 #pragma unroll
     for (int part = 0; part < PARTS; ++part) {
@@ -50,20 +45,19 @@ __device__ __forceinline__ void multiply_unit(Sums& sums, Fragments (&fragments)
         factors[part][1] = large ? factor(high) : small_factor(high);
         scales[part] = low | high << 8;  // one register for what is seldom needed
     }
+    Fragments fragments;
 #pragma unroll
-    for (int i = 0; i < 4 / AT_ONCE * PARTS; ++i) {
-        const int word = i / PARTS * AT_ONCE, part = i % PARTS;
-        fragments[i % 2].make(chunks, part, factors[part], word);
-        if (large) fragments[i % 2].enlarge(scales[part] & 255, scales[part] >> 8);
+    for (int part = 0; part < PARTS; ++part) {
+        fragments.make(chunks, part, factors[part]);
+        if (large) fragments.enlarge(scales[part] & 255, scales[part] >> 8);
         products_begin();
 #pragma unroll
-        for (int j = 0; j < 2 * AT_ONCE; ++j) {
-            const int step = 2 * word + j;
-            product_of_registers<N>(sums[part], fragments[i % 2].words[j],
-                                    further(rows, step / 4 * (HALF_BYTES / 16) + step % 4 * OPERAND_STEP), true);
-        }
+        for (int step = 0; step < 8; ++step)
+            product_of_registers<N>(sums[part], fragments.words[step],
+                                    further(rows, step / 4 * (HALF_BYTES / 16) + step % 4 * OPERAND_STEP),
+                                    true);
         products_commit();
-        if (i + 1 < 4 / AT_ONCE * PARTS) products_wait<1>();  // the other fragments are free
+        products_wait<0>();  // then the fragments are free
     }
 }
 
@@ -75,7 +69,6 @@ __device__ __forceinline__ void multiply_columns(const Shared& shared, Turns& tu
     place.scales = later(place.scales);
     const int units = units_of(depth);
     const bool whole = place.whole();
-    Fragments fragments[2];
 #pragma unroll
     for (int part = 0; part < PARTS; ++part)
 #pragma unroll
@@ -97,9 +90,7 @@ __device__ __forceinline__ void multiply_columns(const Shared& shared, Turns& tu
             } else {
                 chunks.load_cut(stage, place, groups, h);
             }
-            const bool large = __ballot_sync(~0u, chunks.any() & 128) != 0;
-            multiply_unit<N>(sums, fragments, chunks, large, further(rows, h * 2 * HALF_BYTES / 16));
-            products_wait<0>();  // ptxas makes products in turns if some run across a branch
+            multiply_unit<N>(sums, chunks, further(rows, h * 2 * HALF_BYTES / 16));
         }
         __syncwarp();
         release(shared.weights_empty + 8 * turns.weights.at);  // products needed its words and rows

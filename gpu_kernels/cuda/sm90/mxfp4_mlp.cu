@@ -113,9 +113,6 @@ extern "C" __global__ void __launch_bounds__(128 * (1 + GROUPS), BLOCKS)
 #if WARP_PRODUCTS && MAX_N * WEIGHT_ROWS / 64 / GROUPS < 48
             const RowBiases bias(biases, work, item);  // early: hides the latency
             multiply_rows<1>(shared, turns, sums, item, work.depth(item), I);
-#elif BY_COLUMNS && EARLY_BIAS
-            const RowBiases bias(biases, work, item);
-            multiply_rows<8>(shared, turns, sums, item, work.depth(item), I);
 #elif BY_COLUMNS
             multiply_rows<8>(shared, turns, sums, item, work.depth(item), I);
             const RowBiases bias(biases, work, item);

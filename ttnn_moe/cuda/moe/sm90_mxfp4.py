@@ -61,8 +61,6 @@ class Mxfp4Tile:
     direct: bool = False
     boxed: bool = False
     by_columns: bool = False
-    at_once: int = 1
-    early_bias: bool = False
 
     @property
     def granule(self) -> int:
@@ -85,6 +83,10 @@ def _by_warps(max_n: int, blocks: int, groups: int, stages: int = 4, weight_rows
     return Mxfp4Tile(max_n, weight_rows, groups, stages, stages, True, blocks, 2, 0, True, True)
 
 
+def _by_columns(max_n: int, stages: int, weight_rows: int = 256) -> Mxfp4Tile:
+    return Mxfp4Tile(max_n, weight_rows, 4, stages, stages, True, row_units=2, direct=True, boxed=True, by_columns=True)
+
+
 # rows an expert gets on average, at most -> tile
 _TILES: tuple[tuple[float, Mxfp4Tile], ...] = (
     (0.7, _by_warps(8, 2, 2)),
@@ -101,9 +103,10 @@ _FEW_ITEMS, _OF_FEW_ITEMS = 1000, _by_warps(8, 2, 2, 3)
 _BOXED_TILES: tuple[tuple[float, Mxfp4Tile], ...] = (
     (5, _by_warps(8, 4, 1)),
     (12, _by_warps(16, 3, 1)),
-    (20, _by_warps(24, 3, 1)),
-    (48, Mxfp4Tile(48, 256, 4, 3, 2, read_once=True, row_units=2)),
-    (68, Mxfp4Tile(80, 256, 2, 3, 2, read_once=True, row_units=2)),
+    (20, _by_columns(32, 2, weight_rows=512)),
+    (40, _by_columns(48, 3)),
+    (52, _by_columns(64, 3)),
+    (68, _by_columns(80, 3)),
     (float("inf"), Mxfp4Tile(144, 256, 2, 2, 3)),
 )
 
