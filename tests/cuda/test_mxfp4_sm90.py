@@ -101,7 +101,7 @@ BY_WARPS = Mxfp4Tile(8, 128, 2, 3, 3, row_units=2, warp_products=True, direct=Tr
         (BY_COLUMNS, GPT_OSS, 320, 96, 47, 4),
         (replace(BY_COLUMNS, max_n=8, weight_rows=512, weight_stages=2, row_stages=2), Form(), 416, 160, 21, 2),
         (replace(BY_COLUMNS, max_n=48, groups=2, direct=False), Form(order="interleaved"), 96, 288, 70, 2),
-        (replace(BY_COLUMNS, max_n=64, groups=3, weight_rows=384), Form(bias=torch.float32), 640, 320, 90, 2),
+        (replace(BY_COLUMNS, max_n=64), Form(bias=torch.float32), 640, 320, 90, 2),
     ],
     ids=str,
 )

@@ -47,7 +47,8 @@
 #define DIRECT WARP_PRODUCTS
 #endif
 static_assert(MAX_N % (ONE_RING ? 8 : 16) == 0 && MAX_N <= 192, "rows of a tile");
-static_assert(WEIGHT_ROWS == 128 || WEIGHT_ROWS == 256 || (BY_COLUMNS && WEIGHT_ROWS % 128 == 0), "rows of weights");
+static_assert(WEIGHT_ROWS == 128 || WEIGHT_ROWS == 256 || (BY_COLUMNS && WEIGHT_ROWS == 512),
+              "rows of weights of an item");
 static_assert(ROW_UNITS == 1 || ROW_UNITS == 2, "units of a stage of rows");
 static_assert(WEIGHT_ROWS % (64 * GROUPS) == 0, "64 rows each");
 
@@ -65,14 +66,12 @@ constexpr int PRODUCER_REGISTERS = BLOCKS == 4   ? 40
                                    : BLOCKS == 3 ? 48
                                    : BLOCKS == 2 ? (GROUPS == 1 ? 64 : 48)
                                    : GROUPS == 2 ? 72
-                                   : GROUPS == 3 ? 56
                                    : BY_COLUMNS  ? 64
                                                  : 80;
 constexpr int CONSUMER_REGISTERS = BLOCKS == 4   ? 88
                                    : BLOCKS == 3 ? 112
                                    : BLOCKS == 2 ? (GROUPS == 1 ? 184 : 96)
                                    : GROUPS == 2 ? 216
-                                   : GROUPS == 3 ? 152
                                    : BY_COLUMNS  ? 104
                                                  : 96;
 

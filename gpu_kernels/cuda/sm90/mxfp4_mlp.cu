@@ -95,7 +95,8 @@ extern "C" __global__ void __launch_bounds__(128 * (1 + GROUPS), BLOCKS)
     wait_for_predecessor();
     let_successor_start();
 
-    const Work work(tiles, *num_tiles, (units_of(I) * 2 + BOXES - 1) / BOXES, (H + WEIGHT_ROWS - 1) / WEIGHT_ROWS, H, I);
+    const Work work(tiles, *num_tiles, (units_of(I) * 2 + BOXES - 1) / BOXES,
+                    (H + WEIGHT_ROWS - 1) / WEIGHT_ROWS, H, I);
     if (threadIdx.x < 128) {
         give_registers<PRODUCER_REGISTERS>();
         if (threadIdx.x == 0)
