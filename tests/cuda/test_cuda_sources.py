@@ -87,7 +87,10 @@ def _hopper_mxfp4_uses() -> list[Use]:
     gpt_oss = Problem(1, E, 4, 2880, 2880, weight_format="mxfp4_boxes", activation=CLAMPED_SWIGLU, biased=True)
     qwen3 = Problem(1, E, K, 2048, 768, weight_format="mxfp4_boxes")
     boxed = cast("tuple[CudaCpp[Any], ...]", (MXFP4_FEW_BOXES, MXFP4_BOXES_SM90))
-    for layer, T in (*((gpt_oss, T) for T in (1, 128, 512, 1024, 4096)), *((qwen3, T) for T in (1, 1024))):
+    for layer, T in (
+        *((gpt_oss, T) for T in (1, 128, 512, 1024, 1536, 2048, 4096)),
+        *((qwen3, T) for T in (1, 256, 1024)),
+    ):
         problem = replace(layer, T=T)
         family = next(f for f in boxed if f.why_not(problem, target) is None)
         uses.update(family.uses(family.plan(problem, target), ids64=False, add=False))
@@ -268,7 +271,7 @@ class TestNvrtc:
         assert code[:4] == b"\x7fELF" and "warning" not in report, report
         # mxfp4_mlp's gather warps spill some rows' places of wide tiles, which costs less than shared memory does
         frame = int(re.findall(r"(\d+) bytes stack frame", report)[0])
-        assert frame <= (80 if int(dict(spec.defines).get("MAX_N", 0)) > 96 and spec.entry == "mxfp4_mlp" else 0), (
+        assert frame <= (80 if int(dict(spec.defines).get("MAX_N", 0)) > 64 and spec.entry == "mxfp4_mlp" else 0), (
             report
         )
         assert frame or "0 bytes spill stores, 0 bytes spill loads" in report, report

@@ -75,6 +75,7 @@ def _some_tokens(T: int, H: int, I: int, form: Form) -> tuple[Tensor, Experts]:
 
 LARGE = Form(order="interleaved")
 NARROW, WIDE = Mxfp4Tile(32, 128, 2, 2, 3), Mxfp4Tile(64, 256, 2, 2, 2)
+BY_COLUMNS = Mxfp4Tile(24, 256, 4, 3, 3, row_units=2, direct=True, boxed=True, by_columns=True)
 BY_WARPS = Mxfp4Tile(8, 128, 2, 3, 3, row_units=2, warp_products=True, direct=True)
 
 
@@ -97,6 +98,10 @@ BY_WARPS = Mxfp4Tile(8, 128, 2, 3, 3, row_units=2, warp_products=True, direct=Tr
         (replace(BY_WARPS, boxed=True), GPT_OSS, 320, 96, 21, 4),
         (replace(BY_WARPS, max_n=32, groups=1, boxed=True), Form(order="interleaved"), 96, 288, 47, 2),
         (replace(BY_WARPS, max_n=24, weight_rows=256, groups=4, boxed=True), Form(bias=torch.float32), 640, 320, 60, 2),
+        (BY_COLUMNS, GPT_OSS, 320, 96, 47, 4),
+        (replace(BY_COLUMNS, max_n=8, weight_rows=512, weight_stages=2, row_stages=2), Form(), 416, 160, 21, 2),
+        (replace(BY_COLUMNS, max_n=48, groups=2, direct=False), Form(order="interleaved"), 96, 288, 70, 2),
+        (replace(BY_COLUMNS, max_n=64), Form(bias=torch.float32), 640, 320, 90, 2),
     ],
     ids=str,
 )
@@ -134,6 +139,9 @@ def test_products(
         ("^ (lane % 8);", "^ 0;", False, BY_WARPS, GPT_OSS),
         ("weights ^ 64 * h", "weights", False, BY_WARPS, GPT_OSS),
         ("row + channel + 8,", "row + channel,", False, BY_WARPS, GPT_OSS),
+        ("products_wait<0>();  // then the", "// then the", True, BY_COLUMNS, GPT_OSS),
+        ("chunks.any() & 128", "chunks.any() & 0", False, BY_COLUMNS, LARGE),
+        ("h * 2 * HALF_BYTES / 16", "0", False, BY_COLUMNS, GPT_OSS),
         ("second << 2, 0x06030603u", "second << 2, 0x06010601u", False, replace(BY_WARPS, boxed=True), GPT_OSS),
         ("first + rows / 2 * n", "first + 32", False, replace(BY_WARPS, boxed=True), GPT_OSS),
         ("box % 2 * 32 * groups", "box % 2 * 128", False, replace(BY_WARPS, boxed=True), GPT_OSS),

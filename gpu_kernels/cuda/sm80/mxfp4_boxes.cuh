@@ -23,7 +23,7 @@ struct Box {
     int before, fragments, rows;  // rows before it; its fragments; rows of a fragment
 
     __device__ __forceinline__ static Box of_gate_up(int box, int I) {
-        const int groups = min(4, I / 32 - box / 2 * 4);
+        const int groups = max(0, min(4, I / 32 - box / 2 * 4));
         return {box / 2 * 256 + box % 2 * 32 * groups, 8, 4 * groups};
     }
     __device__ __forceinline__ static Box of_down(int box, int H) {

@@ -39,11 +39,16 @@
 #ifndef WARP_PRODUCTS
 #define WARP_PRODUCTS 0
 #endif
+#ifndef BY_COLUMNS
+#define BY_COLUMNS 0
+#endif
+#define ONE_RING (WARP_PRODUCTS || BY_COLUMNS)  // a stage has weights and rows
 #ifndef DIRECT
 #define DIRECT WARP_PRODUCTS
 #endif
-static_assert(MAX_N % (WARP_PRODUCTS ? 8 : 16) == 0 && MAX_N <= 192, "rows of a tile");
-static_assert(WEIGHT_ROWS == 128 || WEIGHT_ROWS == 256, "rows of weights of an item");
+static_assert(MAX_N % (ONE_RING ? 8 : 16) == 0 && MAX_N <= 192, "rows of a tile");
+static_assert(WEIGHT_ROWS == 128 || WEIGHT_ROWS == 256 || (BY_COLUMNS && WEIGHT_ROWS == 512),
+              "rows of weights of an item");
 static_assert(ROW_UNITS == 1 || ROW_UNITS == 2, "units of a stage of rows");
 static_assert(WEIGHT_ROWS % (64 * GROUPS) == 0, "64 rows each");
 
@@ -61,11 +66,13 @@ constexpr int PRODUCER_REGISTERS = BLOCKS == 4   ? 40
                                    : BLOCKS == 3 ? 48
                                    : BLOCKS == 2 ? (GROUPS == 1 ? 64 : 48)
                                    : GROUPS == 2 ? 72
+                                   : BY_COLUMNS  ? 64
                                                  : 80;
 constexpr int CONSUMER_REGISTERS = BLOCKS == 4   ? 88
                                    : BLOCKS == 3 ? 112
                                    : BLOCKS == 2 ? (GROUPS == 1 ? 184 : 96)
                                    : GROUPS == 2 ? 216
+                                   : BY_COLUMNS  ? 104
                                                  : 96;
 
 struct Shared {
@@ -81,7 +88,7 @@ struct Shared {
         weights_full = scales + 2 * SCALE_BYTES;
         weights_empty = weights_full + 8 * WEIGHT_STAGES;
         rows_full = weights_empty + 8 * WEIGHT_STAGES;
-#if WARP_PRODUCTS
+#if ONE_RING
         rows_full = weights_full;
         rows_empty = weights_empty;
         scales_full = weights_empty + 8 * WEIGHT_STAGES;
@@ -94,10 +101,10 @@ struct Shared {
     }
     __device__ __forceinline__ void init() const {
         for (int i = 0; i < WEIGHT_STAGES; ++i) {
-            barrier_init(weights_full + 8 * i, WARP_PRODUCTS ? 1 + 32 * GATHER_WARPS : 1);
+            barrier_init(weights_full + 8 * i, ONE_RING ? 1 + 32 * GATHER_WARPS : 1);
             barrier_init(weights_empty + 8 * i, CONSUMERS);
         }
-        for (int i = 0; i < (WARP_PRODUCTS ? 0 : ROW_STAGES); ++i) {
+        for (int i = 0; i < (ONE_RING ? 0 : ROW_STAGES); ++i) {
             barrier_init(rows_full + 8 * i, 32 * GATHER_WARPS);
             barrier_init(rows_empty + 8 * i, CONSUMERS);
         }

@@ -33,10 +33,13 @@
 // items. Weights and scales come through the copy engine; rows come through cp.async, since they are
 // scattered. Producer: routing_sort, mxfp4_order. Consumer: combine.
 #include "common/activation.cuh"
+#include "sm90/mxfp4_chunks.cuh"
 #include "sm90/mxfp4_loads.cuh"
 #include "sm90/mxfp4_rows_out.cuh"
 #if WARP_PRODUCTS
 #include "sm90/mxfp4_by_warps.cuh"
+#elif BY_COLUMNS
+#include "sm90/mxfp4_by_columns.cuh"
 #else
 #include "sm90/mxfp4_by_warpgroups.cuh"
 #endif
@@ -92,7 +95,8 @@ extern "C" __global__ void __launch_bounds__(128 * (1 + GROUPS), BLOCKS)
     wait_for_predecessor();
     let_successor_start();
 
-    const Work work(tiles, *num_tiles, units_of(I) * 2 / BOXES, (H + WEIGHT_ROWS - 1) / WEIGHT_ROWS, H, I);
+    const Work work(tiles, *num_tiles, (units_of(I) * 2 + BOXES - 1) / BOXES,
+                    (H + WEIGHT_ROWS - 1) / WEIGHT_ROWS, H, I);
     if (threadIdx.x < 128) {
         give_registers<PRODUCER_REGISTERS>();
         if (threadIdx.x == 0)
@@ -110,6 +114,9 @@ extern "C" __global__ void __launch_bounds__(128 * (1 + GROUPS), BLOCKS)
 #if WARP_PRODUCTS && MAX_N * WEIGHT_ROWS / 64 / GROUPS < 48
             const RowBiases bias(biases, work, item);  // early: hides the latency
             multiply_rows<1>(shared, turns, sums, item, work.depth(item), I);
+#elif BY_COLUMNS
+            multiply_rows<8>(shared, turns, sums, item, work.depth(item), I);
+            const RowBiases bias(biases, work, item);
 #elif WARP_PRODUCTS
             multiply_rows<1>(shared, turns, sums, item, work.depth(item), I);
             const RowBiases bias(biases, work, item);

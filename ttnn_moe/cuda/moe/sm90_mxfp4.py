@@ -45,6 +45,7 @@ class Mxfp4Tile:
         warp_products: by mma.sync, with as many stages of rows as of weights; else by wgmma.
         direct: warps write their sums without shared memory.
         boxed: weights are mxfp4_boxes; a stage of them has its scales.
+        by_columns: by wgmma, each number of rows in a loop of its own, with as many stages of rows as of weights.
     """
 
     max_n: int
@@ -59,10 +60,11 @@ class Mxfp4Tile:
     warp_products: bool = False
     direct: bool = False
     boxed: bool = False
+    by_columns: bool = False
 
     @property
     def granule(self) -> int:
-        return 8 if self.warp_products else 16
+        return 8 if self.warp_products or self.by_columns else 16
 
     @property
     def threads(self) -> int:
@@ -81,6 +83,10 @@ def _by_warps(max_n: int, blocks: int, groups: int, stages: int = 4, weight_rows
     return Mxfp4Tile(max_n, weight_rows, groups, stages, stages, True, blocks, 2, 0, True, True)
 
 
+def _by_columns(max_n: int, stages: int, weight_rows: int = 256) -> Mxfp4Tile:
+    return Mxfp4Tile(max_n, weight_rows, 4, stages, stages, True, row_units=2, direct=True, boxed=True, by_columns=True)
+
+
 # rows an expert gets on average, at most -> tile
 _TILES: tuple[tuple[float, Mxfp4Tile], ...] = (
     (0.7, _by_warps(8, 2, 2)),
@@ -97,9 +103,10 @@ _FEW_ITEMS, _OF_FEW_ITEMS = 1000, _by_warps(8, 2, 2, 3)
 _BOXED_TILES: tuple[tuple[float, Mxfp4Tile], ...] = (
     (5, _by_warps(8, 4, 1)),
     (12, _by_warps(16, 3, 1)),
-    (20, _by_warps(24, 3, 1)),
-    (48, Mxfp4Tile(48, 256, 4, 3, 2, read_once=True, row_units=2)),
-    (68, Mxfp4Tile(80, 256, 2, 3, 2, read_once=True, row_units=2)),
+    (20, _by_columns(32, 2, weight_rows=512)),
+    (40, _by_columns(48, 3)),
+    (52, _by_columns(64, 3)),
+    (68, _by_columns(80, 3)),
     (float("inf"), Mxfp4Tile(144, 256, 2, 2, 3)),
 )
 
@@ -210,7 +217,7 @@ def fitted(tile: Mxfp4Tile, problem: Problem, arch: Arch) -> Mxfp4Tile:
     once = tile.read_once and (tile.boxed or (problem.H % 256 == 0 and problem.I % 256 == 0))
     tile = replace(tile, scale_bytes=0 if tile.boxed else tile.weight_rows * wide, read_once=once)
     while tile.blocks * (tile.shared_memory + 1024) > arch.shared_memory + 1024:
-        if tile.warp_products and tile.weight_stages > 2:
+        if (tile.warp_products or tile.by_columns) and tile.weight_stages > 2:
             tile = replace(tile, weight_stages=tile.weight_stages - 1, row_stages=tile.weight_stages - 1)
         elif tile.row_stages > 3:
             tile = replace(tile, row_stages=tile.row_stages - 1)
