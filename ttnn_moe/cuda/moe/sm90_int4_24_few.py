@@ -36,9 +36,9 @@ class DirectSizes:
     teams: int = 2
     up_ahead: int = 2
     up_blocks: int = 2
-    down_eights: int = 2
+    down_eights: int = 4
     down_warps: int = 1
-    down_ahead: int = 6
+    down_ahead: int = 3
     down_blocks: int = 2
 
     @property
@@ -53,12 +53,10 @@ def _column(channels: int, warps: int) -> int:
     return ceil_div(pairs, warps) * warps * _PAIR_OF_SLABS
 
 
-def even_eights(problem: Problem) -> int:
-    """Rows a block of the second kernel, times 8: of the blocks that run at once, those that leave no multiprocessor
-    with more rows than it must have."""
+def even_eights(problem: Problem) -> int | None:
+    """Rows a block of the second kernel, times 8, that make one block for nearly every multiprocessor, or None."""
     blocks = {e: problem.H // (8 * e) * problem.T for e in range(2, 9) if problem.H % (8 * e) == 0}
-    at_once = {e: n for e, n in blocks.items() if n <= 2 * _MULTIPROCESSORS}
-    return min(at_once or {8: 0}, key=lambda e: (ceil_div(blocks[e], _MULTIPROCESSORS) * e, e % 2, e))
+    return min((e for e, n in blocks.items() if 0.8 * _MULTIPROCESSORS <= n <= _MULTIPROCESSORS), default=None)
 
 
 class Sm90Int4_24Few(FewInt4_24[DirectSizes]):
@@ -84,10 +82,12 @@ class Sm90Int4_24Few(FewInt4_24[DirectSizes]):
         channels = problem.T * problem.K * problem.I  # of the first kernel's output
         up = {"up_tiles": 4, "up_ahead": 1} if channels >= _ENOUGH else {}
         eights = even_eights(problem)
-        two = eights > 2 and problem.K <= 8 and problem.H // (8 * eights) * problem.T <= _MULTIPROCESSORS
-        # what the registers of 16 warps hold
-        ahead = {1: 6, 2: 2 if two else 3}.get(ceil_div(eights, 2), 1)
-        return DirectSizes(**up, down_eights=eights, down_warps=1 + two, down_ahead=ahead, down_blocks=1 if two else 2)
+        if eights is None or (eights > 2 and problem.K > 8):
+            return DirectSizes(**up)
+        if eights == 2:
+            return DirectSizes(**up, down_eights=2, down_ahead=6)
+        ahead = 2 if eights <= 4 else 1  # what the registers of 16 warps hold
+        return DirectSizes(**up, down_eights=eights, down_warps=2, down_ahead=ahead, down_blocks=1)
 
     def uses(self, plan: ColumnPlan[DirectSizes], ids64: bool, add: bool) -> tuple[Use, ...]:
         problem, sizes = plan.problem, plan.sizes
