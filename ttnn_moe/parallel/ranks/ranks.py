@@ -110,6 +110,7 @@ class Ranks:
         except BaseException as error:
             stopped = self._faults.wait() if _of_a_collective(error) else self._stopped_before(error)
             if stopped is None:
+                self._faults.end()  # its thread would find the report, and cut beside what follows
                 self._faults.report(self.rank, f"{type(error).__name__}: {error}")
             self._leave(failed=True)
             if stopped is None:
