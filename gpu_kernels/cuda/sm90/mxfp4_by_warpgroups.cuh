@@ -7,8 +7,8 @@
 #include "sm90/wgmma.cuh"
 
 // The bytes and factors of one unit of weights. Words of the next unit come once those of this one are used.
-struct Bytes {
-    u32 words[PARTS][2][4], factors[PARTS][2], scales[PARTS][2];
+struct Bytes : UnitScales {
+    u32 words[PARTS][2][4], factors[PARTS][2];
 
     // Words 2 `half` and the next.
     __device__ __forceinline__ void load(u32 weights, const Place& place, int half) {
@@ -22,12 +22,6 @@ struct Bytes {
             }
     }
 #if BOXED
-    __device__ __forceinline__ void load_scales(u32 of_scales) {
-#pragma unroll
-        for (int part = 0; part < PARTS; ++part)
-#pragma unroll
-            for (int i = 0; i < 2; ++i) scales[part][i] = load_byte(of_scales + part * 512 + i * 32);
-    }
     // Words 2 `half` and the next of a stage that may have fewer rows or groups: zeros where there are none.
     __device__ __forceinline__ void load_cut(u32 stage, const Place& place, int groups, int unit, int half,
                                              bool with_scales) {
@@ -45,13 +39,6 @@ struct Bytes {
                 scales[part][i] = chunk.here ? scale : 0;
             }
         }
-    }
-#else
-    __device__ __forceinline__ void load_scales(const ScalesOf& of, int unit) {
-#pragma unroll
-        for (int part = 0; part < PARTS; ++part)
-#pragma unroll
-            for (int i = 0; i < 2; ++i) scales[part][i] = of(part, i, unit);
     }
 #endif
     // Make factors of the scales that were loaded. True, for the whole warp, if some scale is 128 or more.

@@ -5,8 +5,8 @@
 #include "sm90/mxfp4_place.cuh"
 
 // A unit's chunks of this thread: two rows a part.
-struct Chunks {
-    u32 words[PARTS][2][4], scales[PARTS][2];
+struct Chunks : UnitScales {
+    u32 words[PARTS][2][4];
 
     __device__ __forceinline__ void load(int part, int i, u32 from) {
         const uint4 four = load_16(from);
@@ -15,7 +15,7 @@ struct Chunks {
         words[part][i][2] = four.z;
         words[part][i][3] = four.w;
     }
-    // weights, of_scales: of part 0 and the first row.
+    // weights: of part 0 and the first row.
     __device__ __forceinline__ void load_words(u32 weights, const Place& place) {
 #pragma unroll
         for (int part = 0; part < PARTS; ++part)
@@ -23,13 +23,7 @@ struct Chunks {
             for (int i = 0; i < 2; ++i) load(part, i, weights + part * place.part + i * place.second);
     }
 #if BOXED
-    __device__ __forceinline__ void load_scales(u32 of_scales) {
-#pragma unroll
-        for (int part = 0; part < PARTS; ++part)
-#pragma unroll
-            for (int i = 0; i < 2; ++i) scales[part][i] = load_byte(of_scales + part * 512 + i * 32);
-    }
-    // The same of a stage that may have fewer rows or groups: zeros where there are none.
+    // Words and scales of a stage that may have fewer rows or groups: zeros where there are none.
     __device__ __forceinline__ void load_cut(u32 stage, const Place& place, int groups, int unit) {
 #pragma unroll
         for (int part = 0; part < PARTS; ++part) {
@@ -44,13 +38,6 @@ struct Chunks {
                         scales[part][i] = 0;
             }
         }
-    }
-#else
-    __device__ __forceinline__ void load_scales(const ScalesOf& of, int unit) {
-#pragma unroll
-        for (int part = 0; part < PARTS; ++part)
-#pragma unroll
-            for (int i = 0; i < 2; ++i) scales[part][i] = of(part, i, unit);
     }
 #endif
     __device__ __forceinline__ u32 any() const {

@@ -104,3 +104,25 @@ struct ScalesOf {
     }
 };
 #endif
+
+// Scales of a unit, of two rows a part, as bytes.
+struct UnitScales {
+    u32 scales[PARTS][2];
+
+#if BOXED
+    // of_scales: of part 0 and the first row.
+    __device__ __forceinline__ void load_scales(u32 of_scales) {
+#pragma unroll
+        for (int part = 0; part < PARTS; ++part)
+#pragma unroll
+            for (int i = 0; i < 2; ++i) scales[part][i] = load_byte(of_scales + part * 512 + i * 32);
+    }
+#else
+    __device__ __forceinline__ void load_scales(const ScalesOf& of, int unit) {
+#pragma unroll
+        for (int part = 0; part < PARTS; ++part)
+#pragma unroll
+            for (int i = 0; i < 2; ++i) scales[part][i] = of(part, i, unit);
+    }
+#endif
+};
