@@ -52,8 +52,7 @@ class Few(CudaCpp[FewPlan]):
         return dense_limits(problem, target) or why_not_few(problem, MOST_PAIRS)
 
     def plan(self, problem: Problem, target: Target) -> FewPlan:
-        arch = arch_of(target)
-        return FewPlan(problem, arch, FewSizes())
+        return FewPlan(problem, arch_of(target), FewSizes())
 
     def scratch(self, plan: FewPlan) -> tuple[Buffer, ...]:
         problem = plan.problem
