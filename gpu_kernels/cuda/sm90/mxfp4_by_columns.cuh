@@ -36,13 +36,13 @@ struct Fragments {
 // makes products in turns if some run across a branch.
 template <int N>
 __device__ __forceinline__ void multiply_unit(Sums& sums, const Chunks& chunks, u64 rows) {
-    const bool large = __ballot_sync(~0u, chunks.any() & 128) != 0;
+    const bool large = __any_sync(~0u, (chunks.any() & 128) != 0);
     u32 factors[PARTS][2], scales[PARTS];
 #pragma unroll
     for (int part = 0; part < PARTS; ++part) {
         const u32 low = chunks.scales[part][0], high = chunks.scales[part][1];
-        factors[part][0] = large ? factor(low) : small_factor(low);
-        factors[part][1] = large ? factor(high) : small_factor(high);
+        factors[part][0] = factor(low);
+        factors[part][1] = factor(high);
         scales[part] = low | high << 8;  // one register for what is seldom needed
     }
     Fragments fragments;
@@ -63,12 +63,14 @@ __device__ __forceinline__ void multiply_unit(Sums& sums, const Chunks& chunks, 
 
 template <int N>
 __device__ __forceinline__ void multiply_columns(const Shared& shared, Turns& turns, Sums& sums,
-                                                 const Item& item, int depth, int I) {
+                                                 const Item& item, int depth, int I, int H) {
     Place place(item, I);
     place.weights = later(place.weights);
     place.scales = later(place.scales);
     const int units = units_of(depth);
     const bool whole = place.whole();
+    // a vote, so that ptxas keeps descriptors in uniform registers
+    const bool idle = __all_sync(~0u, Place::idle(item, I, H));
 #pragma unroll
     for (int part = 0; part < PARTS; ++part)
 #pragma unroll
@@ -82,7 +84,7 @@ __device__ __forceinline__ void multiply_columns(const Shared& shared, Turns& tu
         fence_async_proxy();  // rows were written through the generic proxy
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
-            if (h > 0 && first + h >= units) break;
+            if (idle || (h > 0 && first + h >= units)) break;
             Chunks chunks;
             if (whole && groups == STAGE_GROUPS) {
                 chunks.load_scales(stage + place.scales + 64 * h);
@@ -110,12 +112,12 @@ __device__ __forceinline__ constexpr int columns_after(int n) {
 
 template <int N>
 __device__ __forceinline__ void multiply_rows(const Shared& shared, Turns& turns, Sums& sums,
-                                              const Item& item, int depth, int I) {
+                                              const Item& item, int depth, int I, int H) {
     if constexpr (N < MAX_N) {
         if (item.rows > N) {
-            multiply_rows<columns_after(N)>(shared, turns, sums, item, depth, I);
+            multiply_rows<columns_after(N)>(shared, turns, sums, item, depth, I, H);
             return;
         }
     }
-    multiply_columns<N>(shared, turns, sums, item, depth, I);
+    multiply_columns<N>(shared, turns, sums, item, depth, I, H);
 }

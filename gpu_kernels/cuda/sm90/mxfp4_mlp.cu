@@ -115,7 +115,7 @@ extern "C" __global__ void __launch_bounds__(128 * (1 + GROUPS), BLOCKS)
             const RowBiases bias(biases, work, item);  // early: hides the latency
             multiply_rows<1>(shared, turns, sums, item, work.depth(item), I);
 #elif BY_COLUMNS
-            multiply_rows<8>(shared, turns, sums, item, work.depth(item), I);
+            multiply_rows<8>(shared, turns, sums, item, work.depth(item), I, H);
             const RowBiases bias(biases, work, item);
 #elif WARP_PRODUCTS
             multiply_rows<1>(shared, turns, sums, item, work.depth(item), I);

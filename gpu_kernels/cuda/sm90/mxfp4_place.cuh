@@ -25,6 +25,11 @@ struct Place {
         return (threadIdx.x / 128 - 1) * PARTS % 2 * 4 + threadIdx.x % 128 / 32;
     }
     __device__ __forceinline__ bool whole() const { return rows == 16; }
+    // No weight row of this warpgroup is one of the matrix.
+    __device__ __forceinline__ static bool idle(const Item& item, int I, int H) {
+        const int at = item.block * BOXES + box();
+        return item.kind == DOWN ? at * 128 + fragment() / 4 * 64 >= H : Box::of_gate_up(at, I).rows == 0;
+    }
     __device__ __forceinline__ Chunk chunk(int of_part, int groups, int unit) const {
         return Chunk(fragment() + 4 * of_part, rows, groups, unit);
     }
