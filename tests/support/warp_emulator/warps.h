@@ -256,3 +256,5 @@ inline uint32_t __ballot_sync(uint32_t, bool vote) {
     for (int i = 0; i < 32; ++i) votes |= static_cast<uint32_t>(of(first + i)) << i;
     return votes;
 }
+inline bool __any_sync(uint32_t all, bool vote) { return __ballot_sync(all, vote) != 0; }
+inline bool __all_sync(uint32_t all, bool vote) { return __ballot_sync(all, !vote) == 0; }

@@ -102,7 +102,7 @@ _TILES: tuple[tuple[float, Mxfp4Tile], ...] = (
 _FEW_ITEMS, _OF_FEW_ITEMS = 1000, _by_warps(8, 2, 2, 3)
 _BOXED_TILES: tuple[tuple[float, Mxfp4Tile], ...] = (
     (5, _by_warps(8, 4, 1)),
-    (12, _by_warps(16, 3, 1)),
+    (9, _by_warps(16, 3, 1)),
     (20, _by_columns(32, 2, weight_rows=512)),
     (40, _by_columns(48, 3)),
     (52, _by_columns(64, 3)),
