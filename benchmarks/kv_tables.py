@@ -42,9 +42,9 @@ def queries() -> str:
     return "\n".join(_rows(*lines)) + "\n"
 
 
-def recall() -> str:
+def recall(name: str = "kv_recall.json") -> str:
     """Long recalls through each cache, asked evenly and by rank."""
-    data = results("kv_recall.json")["cases"]
+    data = results(name)["cases"]
     skews = sorted({case["skew"] for case in data})
     head: list[Any] = ["average bits", "cache", "outliers"]
     for skew in skews:
@@ -58,6 +58,11 @@ def recall() -> str:
     order = ("bf16", "bucketed", "uniform", "uniform (not equalised)", "plain int4")
     by = sorted(lines, key=lambda key: (key[0] == 16, key[0], order.index(key[1]), key[2]))
     return "\n".join(_rows(head, *(lines[key] for key in by))) + "\n"
+
+
+def long_keys() -> str:
+    """The same of longer keys."""
+    return recall("kv_recall_keys.json")
 
 
 def prompts() -> str:
