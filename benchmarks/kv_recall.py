@@ -107,7 +107,8 @@ class Recall:
     def _asked_early(self, told: Tensor, count: int, skew: float, shown: int, seed: int) -> tuple[Tensor, list[int]]:
         """Pairs [count, width]: pieces of new ones and `shown` questions about them, then questions. Ends of pieces."""
         generator, (new, width) = torch.Generator().manual_seed(seed), told.shape
-        odds = torch.arange(1, new + 1).float() ** -skew
+        # ranks in any order: the first pairs are in the cache's high tier
+        odds = (torch.randperm(new, generator=generator) + 1).float() ** -skew
         parts, ends, step = [], [], self.piece // width - shown
         for a in range(0, new, step):
             b = min(new, a + step)
