@@ -5,6 +5,7 @@
 
 A prompt lists pairs of near-duplicate keys and values, then asks for many of them, with right answers in between.
 --gain G multiplies two pairs of channels of each key by G and of each query by 1 / G: outliers, and the same model.
+--shown N asks N questions at the end of each piece of the pairs, too, so that their importance shows.
 """
 
 from __future__ import annotations
@@ -12,6 +13,9 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -69,6 +73,72 @@ def outliers(model: Qwen3Moe, gain: float) -> None:
                 weight[i] *= gain if name.endswith("k_norm") else 1 / gain
 
 
+@dataclass(frozen=True)
+class Recall:
+    """What every row of a run has: the checkpoint, the device, and the options of the same names below."""
+
+    model: Path
+    device: str
+    length: int
+    letters: int
+    family: int
+    piece: int
+    chunk: int
+    budgets: tuple[float, ...]
+    only: tuple[str, ...]
+
+    def prompt(self, row: int, rows: int, skew: float, shown: int) -> tuple[Tensor, Tensor, list[int]]:
+        """ids [n] of a row; where its answers begin; the pieces that it runs in."""
+        pairs = Pairs(self.letters, self.family, skew=skew)
+        ids, kinds = (x[row] for x in pairs.rows(rows, self.length, torch.Generator().manual_seed(10**6)))
+        width = pairs.width
+        whole = ids[: self.length // width * width].view(-1, width)
+        new = int((kinds == 3).nonzero()[0, 0]) // width
+        if shown:
+            whole, ends = self._asked_early(whole[:new], len(whole), skew, shown, row)
+        else:
+            ends = [min(at + self.piece, new * width) for at in range(0, new * width, self.piece)]
+        told, end = ends[-1], len(whole) * width
+        pieces = [b - a for a, b in zip([0, *ends], ends, strict=False)]
+        pieces += [min(self.chunk, end - at) for at in range(told, end, self.chunk)]
+        at = torch.arange(told, end, width)[:, None] + self.letters + 1 + torch.arange(DIGITS)
+        return whole.flatten(), at.flatten(), pieces
+
+    def _asked_early(self, told: Tensor, count: int, skew: float, shown: int, seed: int) -> tuple[Tensor, list[int]]:
+        """Pairs [count, width]: pieces of new ones and `shown` questions about them, then questions. Ends of pieces."""
+        generator, (new, width) = torch.Generator().manual_seed(seed), told.shape
+        # ranks in any order: the first pairs are in the cache's high tier
+        odds = (torch.randperm(new, generator=generator) + 1).float() ** -skew
+        parts, ends, step = [], [], self.piece // width - shown
+        for a in range(0, new, step):
+            b = min(new, a + step)
+            asked = a + torch.multinomial(odds[a:b], shown, True, generator=generator)
+            parts += [told[a:b], told[asked]]
+            ends.append(sum(map(len, parts)) * width)
+        asked = torch.multinomial(odds, count - ends[-1] // width, True, generator=generator)
+        return torch.cat((*parts, told[asked])), ends
+
+    def run(
+        self, row: int, rows: int, skew: float, shown: int, gain: float
+    ) -> list[tuple[str, float, int, int, float]]:
+        """Of each cache: its name and bits; right answers, questions, and divergence from bf16's cache."""
+        torch.set_grad_enabled(False)
+        loaded = load_model(self.model, "auto" if self.device == "cuda" else "reference", self.device, torch.bfloat16)
+        assert isinstance(loaded, Qwen3Moe)
+        outliers(loaded, gain)
+        ids, at, pieces = self.prompt(row, rows, skew, shown)
+        found, base = [], None
+        for name, bits, make in caches(loaded, self.length, list(self.budgets)):
+            if self.only and name not in ("bf16", *self.only):
+                continue
+            got = log_probabilities(loaded, make(), ids.to(self.device), pieces).cpu()[at - 1]
+            base = got if base is None else base
+            right = (got.argmax(-1) == ids[at]).view(-1, DIGITS).all(-1)
+            apart = float((base.exp() * (base - got)).sum(-1).mean())
+            found.append((name, bits, int(right.sum()), len(right), apart))
+        return found
+
+
 def main(
     model: Annotated[Path, typer.Option(help="The checkpoint that train_long wrote.")],
     prompts: Annotated[int, typer.Option(help="Rows of pairs.")] = 2,
@@ -76,46 +146,50 @@ def main(
     letters: Annotated[int, typer.Option(help="Of a key.")] = 6,
     family: Annotated[int, typer.Option(help="Keys that differ in one letter.")] = 20,
     skew: Annotated[list[float] | None, typer.Option(help="The n-th pair is asked in proportion to n^-skew.")] = None,
+    shown: Annotated[
+        list[int] | None, typer.Option(help="Early questions of a piece: none, or one number a skew.")
+    ] = None,
     gain: Annotated[list[float] | None, typer.Option(help="Of the outlier channels of keys.")] = None,
     piece: Annotated[int, typer.Option(help="Tokens of a piece of the pairs.")] = 2048,
     chunk: Annotated[int, typer.Option(help="Tokens of a piece of the questions.")] = 128,
     budgets: Annotated[str, typer.Option(help="Average bits, a list.")] = ",".join(f"{b:g}" for b in BUDGETS),
     only: Annotated[str, typer.Option(help="Names of caches, a list; bf16 always runs.")] = "",
+    processes: Annotated[int, typer.Option(help="Rows at a time.")] = 1,
     device: Annotated[str, typer.Option(help="cuda or cpu.")] = "cuda" if torch.cuda.is_available() else "cpu",
     json_file: Annotated[Path | None, typer.Option("--json", help="File to write.")] = None,
 ) -> None:
     """Measure, print, and write JSON."""
-    torch.set_grad_enabled(False)
+    skews = skew or [0.0]
+    early = shown or [0] * len(skews)
+    if len(early) != len(skews):
+        raise typer.BadParameter(f"got {len(early)} values of --shown and {len(skews)} of --skew; give as many")
+    recall = Recall(
+        model,
+        device,
+        length,
+        letters,
+        family,
+        piece,
+        chunk,
+        tuple(map(float, budgets.split(","))),
+        tuple(filter(None, only.split(","))),
+    )
     found: dict[str, Any] = {"tokens": length, "prompts": prompts, "letters": letters, "family": family}
     found |= {"piece": piece, "chunk": chunk, "device": device, "cases": []}
-    for by in gain or [1.0]:
-        loaded = load_model(model, "auto" if device == "cuda" else "reference", device, torch.bfloat16)
-        assert isinstance(loaded, Qwen3Moe)
-        outliers(loaded, by)
-        for s in skew or [0.0]:
-            pairs = Pairs(letters, family, skew=s)
-            rows = pairs.rows(prompts, length, torch.Generator().manual_seed(10**6))
-            width, told = pairs.width, int((rows[1][0] == 3).nonzero()[0, 0]) - letters - 1
-            end = length // width * width
-            pieces = [min(piece, told - at) for at in range(0, told, piece)]
-            pieces += [min(chunk, end - at) for at in range(told, end, chunk)]
-            base: list[Tensor] = []
-            for name, bits, make in caches(loaded, length, [float(b) for b in budgets.split(",")]):
-                if only and name != "bf16" and name not in only.split(","):
-                    continue
-                start, right, apart = time.monotonic(), [], []
-                for n, (ids, kinds) in enumerate(zip(*rows, strict=True)):
-                    at = (kinds[1:end] == 3).nonzero().flatten()
-                    got = log_probabilities(loaded, make(), ids[:end].to(device), pieces).cpu()[at]
-                    if name == "bf16":
-                        base.append(got)
-                    right.append((got.argmax(-1) == ids[1:][at]).view(-1, DIGITS).all(-1))
-                    apart.append((base[n].exp() * (base[n] - got)).sum(-1))
-                case = {"gain": by, "skew": s, "cache": name, "bits": bits, "asked": sum(map(len, right))}
-                case |= {"right": int(torch.cat(right).sum()), "divergence": float(torch.cat(apart).mean())}
-                case["each"] = [[int(r.sum()), float(a.mean())] for r, a in zip(right, apart, strict=True)]
-                found["cases"].append(case)
-                typer.echo(json.dumps({**case, "each": len(right), "s": round(time.monotonic() - start, 1)}))
+    with ProcessPoolExecutor(processes, get_context("spawn")) as pool:
+        for by in gain or [1.0]:
+            for s, n in zip(skews, early, strict=True):
+                start = time.monotonic()
+                jobs = [pool.submit(recall.run, row, prompts, s, n, by) for row in range(prompts)]
+                for same in zip(*(job.result() for job in jobs), strict=True):
+                    (name, bits, *_), each = same[0], [[right, apart] for *_, right, _, apart in same]
+                    case = {"gain": by, "skew": s, "cache": name, "bits": bits, "asked": sum(row[3] for row in same)}
+                    case |= {"shown": n} if n else {}
+                    case |= {"right": sum(right for right, _ in each)}
+                    case |= {"divergence": sum(apart for _, apart in each) / prompts, "each": each}
+                    found["cases"].append(case)
+                    typer.echo(json.dumps({**case, "each": prompts}))
+                typer.echo(f"{time.monotonic() - start:.0f} s")
                 if json_file is not None:
                     json_file.write_text(json.dumps(found, indent=1) + "\n")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from statistics import mean, stdev
 from typing import Any
 
 from table_text import microseconds, results, table_head, table_row
@@ -42,9 +43,9 @@ def queries() -> str:
     return "\n".join(_rows(*lines)) + "\n"
 
 
-def recall() -> str:
+def recall(name: str = "kv_recall.json") -> str:
     """Long recalls through each cache, asked evenly and by rank."""
-    data = results("kv_recall.json")["cases"]
+    data = results(name)["cases"]
     skews = sorted({case["skew"] for case in data})
     head: list[Any] = ["average bits", "cache", "outliers"]
     for skew in skews:
@@ -57,7 +58,32 @@ def recall() -> str:
         line += [f"{case['right']} of {case['asked']}", f"{case['divergence'] * 1e3:.3g}"]
     order = ("bf16", "bucketed", "uniform", "uniform (not equalised)", "plain int4")
     by = sorted(lines, key=lambda key: (key[0] == 16, key[0], order.index(key[1]), key[2]))
+    if all(case["gain"] == 1 for case in data):
+        head, lines = head[:2] + head[3:], {key: line[:2] + line[3:] for key, line in lines.items()}
     return "\n".join(_rows(head, *(lines[key] for key in by))) + "\n"
+
+
+def recall_pairs(name: str) -> str:
+    """The bucketed cache less the uniform one, row by row: mean and standard error; rows of a lower divergence."""
+    each = {(case["skew"], case["bits"], case["cache"]): case["each"] for case in results(name)["cases"]}
+    skews = sorted({skew for skew, *_ in each})
+    head: list[Any] = ["average bits"]
+    for skew in skews:
+        head += [f"{'by rank' if skew else 'evenly'}: answers a row", "divergence, x 10^-3", "rows with a lower one"]
+    lines = []
+    for bits in sorted({bits for _, bits, cache in each if cache == "bucketed"}):
+        line: list[Any] = [f"{bits:g}"]
+        for skew in skews:
+            both = list(zip(each[skew, bits, "bucketed"], each[skew, bits, "uniform"], strict=True))
+            apart = [1e3 * (a[1] - b[1]) for a, b in both]
+            line += [_mean([a[0] - b[0] for a, b in both]), _mean(apart), f"{sum(x < 0 for x in apart)} of {len(both)}"]
+        lines.append(line)
+    return "\n".join(_rows(head, *lines)) + "\n"
+
+
+def _mean(x: list[float]) -> str:
+    """With its standard error."""
+    return f"{mean(x):+.2f} ± {stdev(x) / len(x) ** 0.5:.2f}"
 
 
 def prompts() -> str:

@@ -39,6 +39,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "kv_prompts.json": kv_tables.prompts,
     "kv_queries.json": kv_tables.queries,
     "kv_recall.json": kv_tables.recall,
+    "kv_recall_keys.json": partial(kv_tables.recall, "kv_recall_keys.json"),
+    "kv_recall_keys.json, less uniform": partial(kv_tables.recall_pairs, "kv_recall_keys.json"),
     "qwen3_engine.json": model_tables.qwen3_engine,
     "qwen3_gpu.json": qwen3_gpu_tables.summary,
     "qwen3_gpu.json, with parts": qwen3_gpu_tables.whole,

@@ -28,6 +28,7 @@ PHASES = ",".join(
 
 def main(
     out: Annotated[Path, typer.Option(help="Directory to write the checkpoint into.")],
+    start: Annotated[Path, typer.Option(help="The checkpoint to begin with.")] = TINY,
     seconds: Annotated[float, typer.Option(help="Training time, without the start.")] = 36,
     phases: Annotated[
         str, typer.Option(help="Until which part of the time:tokens of a row:letters:family:tokens of a step, a list.")
@@ -40,7 +41,7 @@ def main(
     """Train and write it."""
     CONFIG.update(rope_theta=68_000.0, max_position_embeddings=2 * LENGTH)
     network = Network(seed)
-    load(network, TINY)
+    load(network, start)
     stepper = Stepper(network.to(device), False, device.startswith("cuda"))
     generator = torch.Generator(device).manual_seed(seed)
     plan = [tuple(map(float, phase.split(":"))) for phase in phases.split(",")]
