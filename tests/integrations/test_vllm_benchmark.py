@@ -206,7 +206,8 @@ def test_processes_of_an_engine_run_together(tmp_path: Path) -> None:
     found = ranks.merged(engine, parts, 48)
     assert found["tokens"] == [[index] * new for index, (_, new) in enumerate(todo)]
     assert found["tokens_again"] == {"first": 1.0, "positions": 1.0} and len(found["all_s"]) == 3
-    assert list(found["steps_ms"]) == ["2", "8"] and found["new_tokens_per_s"] > 0
+    assert list(found["steps_ms"]) == ["2", "8"] and found["steps_again"] == {"2": 1, "8": 1}
+    assert found["new_tokens_per_s"] > 0
     assert set(ranks.compared([found])[0]["tokens_as"]) == {"dp_model"}
 
 
