@@ -224,3 +224,17 @@ def test_a_dry_run_names_every_process_of_every_engine(capsys: pytest.CaptureFix
     assert [line.split("VLLM_DP_RANK=")[1].split()[0] for line in lines if "dp:model" in line] == ["0", "1"]
     with pytest.raises(Exception, match="tp:ours"):
         script("vllm_ranks").main(engines="tp:ours", dry_run=True)
+
+
+def test_results_of_several_gpus_are_tabled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ranks, tables = script("vllm_ranks"), script("model_tables")
+    one = {"gpus": 2, "rows": 256, "vllm": "0.22.1", "tokens": [[1, 2]], "tokens_again": {"first": 1, "positions": 0.9}}
+    one |= {"new_tokens_per_s": 6000.4, "steps_ms": {"2": 2.5}}
+    model = {"kind": "model", "split": "dp", "steps_ms": {}, "tokens": [[1, 3]], "steps_again": {"2": 1.0}}
+    rows = ranks.compared([{**one, **model}, {**one, "kind": "vllm", "split": "tp"}])
+    script("vllm_serve").write(tmp_path / "vllm_ranks.json", rows)
+    monkeypatch.setattr(script("table_text"), "RESULTS", tmp_path)
+    lines = tables.vllm_ranks().splitlines()
+    assert lines[0] == "|  | TP 2, vLLM | DP 2 + EP, `model` |" and "| 6,000 | 6,000 |" in lines[2]
+    assert "| step of 2 rows, ms | 2.50 |  |" in lines and "| all tokens as vLLM's | 100.0% | 50.0% |" in lines
+    assert "| tokens of steps, repeated |  | 100.0% |" in lines
