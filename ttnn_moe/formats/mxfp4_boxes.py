@@ -80,9 +80,10 @@ def _places() -> list[int]:
     return places
 
 
-@lru_cache(maxsize=4)
-def _tables(inverse: bool, device: torch.device) -> Tensor:
-    """[8, 256] int64: what each value of each of eight bytes becomes."""
+@lru_cache(maxsize=2)
+def _tables(inverse: bool) -> Tensor:
+    """[8, 256] int64: what each value of each of eight bytes becomes. On the CPU: vLLM's sleep mode forgets what was
+    allocated on a GPU while a model was loaded."""
     places = _places()
     if inverse:
         places = [places.index(bit) for bit in range(64)]
@@ -92,7 +93,7 @@ def _tables(inverse: bool, device: torch.device) -> Tensor:
         for bit in range(8):
             to = places[8 * byte + bit]
             tables[byte] |= (values >> bit & 1) * (1 << to if to < 63 else -(1 << 63))
-    return tables.to(device)
+    return tables
 
 
 def _exchange(eights: Tensor, tables: Tensor) -> Tensor:
@@ -133,7 +134,7 @@ def _chunks(rows: int, groups: int, order: str | None, inverse: bool, device: to
 def _reorder_blocks(blocks: Tensor, order: str | None, inverse: bool) -> None:
     _, rows, width = blocks.shape
     places = _chunks(rows, 2 * width // GROUP, order, inverse, blocks.device)
-    tables = _tables(inverse, blocks.device)
+    tables = _tables(inverse).to(blocks.device)
     for part in blocks.split(max(1, _BLOCK // blocks[0].numel())):
         wide = _exchange(part.view(len(part), -1, 8), tables).view(len(part), -1, GROUP // 2)
         part.copy_(wide[:, places].view(part.shape))
