@@ -108,6 +108,34 @@ def vllm_serve() -> str:
     return "\n".join([*lines, "", f"{about}, bf16; medians of rounds."]) + "\n"
 
 
+def vllm_ranks() -> str:
+    """vLLM on several GPUs, with and without the plug-in: throughput, steps, equal tokens."""
+    data = results("vllm_ranks.json")
+    rows: list[dict[str, Any]] = data["results"]
+    kinds = {"vllm": "vLLM", "experts": "`experts`", "model": "`model`"}
+    splits = {"tp": "TP {}", "dp": "DP {} + EP"}
+    rows.sort(key=lambda row: (list(splits).index(row["split"]), list(kinds).index(row["kind"])))
+    names = [f"{splits[row['split']].format(row['gpus'])}, {kinds[row['kind']]}" for row in rows]
+    lines = [*table_head(["", *names])]
+
+    def line(name: str, cells: list[str]) -> None:
+        lines.append(table_row([name, *cells]))
+
+    line(f"new tokens/s, {rows[0]['rows']} rows", [f"{row['new_tokens_per_s']:,.0f}" for row in rows])
+    for B in sorted({B for row in rows for B in row["steps_ms"]}, key=int):
+        line(f"step of {B} rows, ms", [f"{row['steps_ms'][B]:.2f}" if B in row["steps_ms"] else "" for row in rows])
+    base = next((f"{row['split']}_{row['kind']}" for row in rows if row["kind"] == "vllm"), None)
+    for key, name in (("first", "first"), ("positions", "all")):
+        if base is not None:
+            line(f"{name} tokens as vLLM's", [f"{row['tokens_as'][base][key]:.1%}" for row in rows])
+    line("all tokens, rounds of one engine", [f"{row['tokens_again']['positions']:.1%}" for row in rows])
+    again = [min(row.get("steps_again", {}).values(), default=None) for row in rows]
+    if any(share is not None for share in again):
+        line("tokens of steps, repeated", ["" if share is None else f"{share:.1%}" for share in again])
+    about = f"{rows[0]['gpus']} x {data['machine']['gpu']}, torch {data['machine']['torch']}, vLLM {rows[0]['vllm']}"
+    return "\n".join([*lines, "", f"{about}, bf16; medians of rounds."]) + "\n"
+
+
 def combine() -> str:
     """Dispatch and combine across GPUs beside NCCL."""
     data = results("combine.json")

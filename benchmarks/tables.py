@@ -60,6 +60,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "tenstorrent_cost.json, estimate": tenstorrent_tables.estimate,
     "tenstorrent_host.json": tenstorrent_tables.host,
     "tenstorrent_quality.json": tenstorrent_tables.quality,
+    "vllm_ranks.json": model_tables.vllm_ranks,
     "vllm_serve.json": model_tables.vllm_serve,
 }
 

@@ -1,13 +1,58 @@
-"""A plug-in of vLLM for vllm_serve.py: load format "ttnn_moe_random", Qwen3-MoE weights as qwen3_gpu.py draws them."""
+"""A plug-in of vLLM for vllm_serve.py and vllm_ranks.py: load format "ttnn_moe_random", Qwen3-MoE weights as
+qwen3_gpu.py draws them. A rank draws every weight whole and keeps its part, so all splits hold the same model."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
 FORMAT = "ttnn_moe_random"
 STD = 0.02
+
+
+@dataclass(frozen=True)
+class Rank:
+    """One rank's part of the weights.
+
+    Attributes:
+        tp, of: its number among the tensor-parallel ranks, and theirs.
+        heads, kv_heads: of all ranks. kv_heads is a multiple of `of`.
+        experts: [E_local], the experts it holds; None: all, each split among the tensor-parallel ranks.
+    """
+
+    tp: int = 0
+    of: int = 1
+    heads: int = 1
+    kv_heads: int = 1
+    experts: Tensor | None = None
+
+    @property
+    def whole(self) -> bool:
+        return self.of == 1 and self.experts is None
+
+    def drawn(self, name: str, here: Tensor, E: int, generator: torch.Generator, std: float) -> Tensor:
+        """This rank's part of a weight of normal numbers. here: a tensor of its shape."""
+        shape, kind = list(here.shape), name.rsplit(".", 2)[-2] if name.endswith(".weight") else name.rsplit(".", 1)[-1]
+        split = {"embed_tokens": 0, "lm_head": 0, "qkv_proj": 0, "o_proj": 1, "w13_weight": 1, "w2_weight": 2}.get(kind)
+        expert = kind in ("w13_weight", "w2_weight")
+        if expert and self.experts is not None:
+            shape[0], split = E, None
+        if split is not None:
+            shape[split] *= self.of
+        found = here.new_empty(shape).normal_(0, std, generator=generator)
+        if expert and self.experts is not None:
+            return found[self.experts.to(here.device)]
+        if split is None or self.of == 1:
+            return found
+        if kind == "qkv_proj":
+            unit = shape[0] // (self.heads + 2 * self.kv_heads)
+            parts = found.split([self.heads * unit, self.kv_heads * unit, self.kv_heads * unit])
+        else:  # gate rows, then up rows
+            parts = found.chunk(2, split) if kind == "w13_weight" else (found,)
+        return torch.cat([part.chunk(self.of, split)[self.tp] for part in parts], split)
 
 
 def order(layers: int) -> list[tuple[str, bool]]:
@@ -26,21 +71,41 @@ def order(layers: int) -> list[tuple[str, bool]]:
 
 
 @torch.no_grad()
-def fill(parameters: dict[str, torch.Tensor], layers: int, seed: int = 0) -> None:
+def fill(parameters: dict[str, Tensor], layers: int, seed: int = 0, rank: Rank | None = None) -> None:
     """Fill all parameters in place.
 
     Raises:
-        KeyError, ValueError: a model of another kind, or of several ranks.
+        KeyError, ValueError: a model of another kind.
     """
+    rank = rank or Rank()
     embed = parameters["model.embed_tokens.weight"]
     generator = torch.Generator(embed.device).manual_seed(seed)
     names = order(layers)
     for name, drawn in names:
         weight = parameters[name].data
-        weight.normal_(0, STD, generator=generator) if drawn else weight.fill_(1)
-    embed.data.normal_(0, 1, generator=torch.Generator(embed.device).manual_seed(seed + 1))
+        if not drawn:
+            weight.fill_(1)
+        elif rank.whole:
+            weight.normal_(0, STD, generator=generator)
+        else:
+            E = len(parameters[f"{name.rsplit('.', 2)[0]}.gate.weight"]) if ".experts." in name else 0
+            weight.copy_(rank.drawn(name, weight, E, generator, STD))
+    again = torch.Generator(embed.device).manual_seed(seed + 1)
+    embed.data.copy_(rank.drawn("model.embed_tokens.weight", embed.data, 0, again, 1))
     if left := set(parameters) - {name for name, _ in names}:
         raise ValueError(f"parameters that the benchmark does not know: {sorted(left)[:5]}")
+
+
+def rank_of(model: torch.nn.Module, config: Any) -> Rank:
+    """The part of a model that this process of vLLM's holds."""
+    from vllm.distributed import get_tensor_model_parallel_rank, get_tensor_model_parallel_world_size
+
+    local = next((layer.expert_map for name, layer in model.named_modules() if name.endswith(".mlp.experts")), None)
+    if local is not None:
+        local = local.cpu()
+        local = torch.tensor([int((local == index).nonzero()) for index in range(int((local >= 0).sum()))])
+    of = get_tensor_model_parallel_world_size()
+    return Rank(get_tensor_model_parallel_rank(), of, config.num_attention_heads, config.num_key_value_heads, local)
 
 
 def register() -> None:
@@ -54,4 +119,5 @@ def register() -> None:
             pass
 
         def load_weights(self, model: torch.nn.Module, model_config: Any) -> None:
-            fill(dict(model.named_parameters()), model_config.hf_config.num_hidden_layers)
+            config = model_config.hf_config
+            fill(dict(model.named_parameters()), config.num_hidden_layers, rank=rank_of(model, config))

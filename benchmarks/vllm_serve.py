@@ -97,8 +97,14 @@ def requests() -> list[Request]:
 # one engine
 
 
-def vllm_run(rows: int, layers: int, folder: Path, sizes: list[int]) -> tuple[Run, Limit, dict[str, Any]]:
-    """vLLM's offline engine, with graphs, prefix cache and asynchronous scheduling as it sets them."""
+def vllm_run(
+    rows: int, layers: int, folder: Path, sizes: list[int], **options: Any
+) -> tuple[Run, Limit, dict[str, Any]]:
+    """vLLM's offline engine, with graphs, prefix cache and asynchronous scheduling as it sets them.
+
+    Args:
+        options: more of vllm.LLM.
+    """
     import vllm
 
     (folder / "config.json").write_text(json.dumps({**CONFIG, "num_hidden_layers": layers}))
@@ -111,6 +117,7 @@ def vllm_run(rows: int, layers: int, folder: Path, sizes: list[int]) -> tuple[Ru
         max_num_seqs=rows,
         seed=0,
         **({"compilation_config": {"cudagraph_capture_sizes": sizes}} if sizes else {}),
+        **options,
     )
 
     def run(todo: list[Request]) -> tuple[float, list[list[int]]]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import configparser
 import json
+import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -130,3 +132,109 @@ def test_results_are_read_and_tabled(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert lines[0] == "|  | vLLM | `model` | our engine |" and "| 6,000 | 7,654 | 6,000 |" in lines[2]
     assert "| step of 1 rows, ms | 2.50 | 2.50 | 2.50 |" in lines
     assert "| all tokens as vLLM's |  | 100.0% | 50.0% |" in lines
+
+
+HEADS, KV_HEADS = 4, 2
+SHAPES = {  # of two layers: vocabulary 24, H 16, heads of 8, E 4, I 8
+    "model.embed_tokens.weight": (24, 16),
+    "self_attn.qkv_proj.weight": ((HEADS + 2 * KV_HEADS) * 8, 16),
+    "self_attn.o_proj.weight": (16, HEADS * 8),
+    "mlp.experts.w13_weight": (4, 16, 16),
+    "mlp.experts.w2_weight": (4, 16, 8),
+    "mlp.gate.weight": (4, 16),
+    "lm_head.weight": (24, 16),
+}
+
+
+def _filled(tp: int, of: int, experts: list[int] | None) -> dict[str, torch.Tensor]:
+    """The weights of one rank."""
+    split = {"embed_tokens": 0, "qkv_proj": 0, "o_proj": 1, "w13_weight": 1, "w2_weight": 2, "lm_head": 0}
+    random, out = script("vllm_random"), {}
+    for name, _ in random.order(2):
+        kind = name.split(".", 3)[-1] if ".layers." in name else name
+        shape = list(SHAPES.get(kind, (16,)))
+        for word, dimension in split.items():
+            if word in name and not ("experts" in name and experts is not None):
+                shape[dimension] //= of
+        if "experts" in name and experts is not None:
+            shape[0] = len(experts)
+        out[name] = torch.empty(shape)
+    held = None if experts is None else torch.tensor(experts)
+    random.fill(out, 2, rank=random.Rank(tp, of, HEADS, KV_HEADS, held))
+    return out
+
+
+def test_ranks_hold_parts_of_the_same_weights() -> None:
+    whole = _filled(0, 1, None)
+    one, two = (_filled(rank, 2, None) for rank in range(2))
+    for name, weight in whole.items():
+        if name.endswith(("embed_tokens.weight", "lm_head.weight")):
+            joined = torch.cat([one[name], two[name]])
+        elif name.endswith("qkv_proj.weight"):
+            parts = [part[name].split([16, 8, 8]) for part in (one, two)]
+            joined = torch.cat([torch.cat(pair) for pair in zip(*parts, strict=True)])
+        elif name.endswith("w13_weight"):
+            joined = torch.cat([part[name][:, rows] for rows in (slice(4), slice(4, 8)) for part in (one, two)], 1)
+        elif name.endswith(("o_proj.weight", "w2_weight")):
+            joined = torch.cat([one[name], two[name]], -1)
+        else:
+            torch.testing.assert_close(one[name], two[name], rtol=0, atol=0)
+            joined = one[name]
+        torch.testing.assert_close(joined, weight, rtol=0, atol=0, msg=name)
+    here = _filled(0, 1, [2, 3])
+    for name, weight in whole.items():
+        torch.testing.assert_close(here[name], weight[2:] if "experts" in name else weight, rtol=0, atol=0, msg=name)
+
+
+def test_processes_of_an_engine_run_together(tmp_path: Path) -> None:
+    """Two data-parallel processes of an engine: times are from the first start to the last end, tokens in order."""
+    ranks, serve = script("vllm_ranks"), script("vllm_serve")
+    todo = serve.requests()
+    order = {id_of(prompt): index for index, (prompt, _) in enumerate(todo)}
+
+    def run(asked: list[tuple[list[int], int]]) -> tuple[float, list[list[int]]]:
+        time.sleep(max(new for _, new in asked) / 1e5)
+        return 0.0, [[order.get(id_of(prompt), -1)] * new for prompt, new in asked]
+
+    about = {"vllm": "0.22.1", "batched_tokens": 1, "graphs": "FULL", "blocks": 1, "ready_s": 1.0}
+    with ThreadPoolExecutor(2) as pool:
+        members = [ranks.Member(tmp_path, rank, 2) for rank in range(2)]
+        for done in [pool.submit(one.measure, run, 3, [2, 8], about) for one in members]:
+            done.result(60)
+    parts = [json.loads((tmp_path / f"found.{rank}").read_text()) for rank in range(2)]
+    engine = ranks.Engine("model", "dp", 2)
+    found = ranks.merged(engine, parts, 48)
+    assert found["tokens"] == [[index] * new for index, (_, new) in enumerate(todo)]
+    assert found["tokens_again"] == {"first": 1.0, "positions": 1.0} and len(found["all_s"]) == 3
+    assert list(found["steps_ms"]) == ["2", "8"] and found["steps_again"] == {"2": 1, "8": 1}
+    assert found["new_tokens_per_s"] > 0
+    assert set(ranks.compared([found])[0]["tokens_as"]) == {"dp_model"}
+
+
+def id_of(prompt: list[int]) -> tuple[int, ...]:
+    return tuple(prompt)
+
+
+def test_a_dry_run_names_every_process_of_every_engine(capsys: pytest.CaptureFixture[str]) -> None:
+    script("vllm_ranks").main(dry_run=True)
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split("--engines ")[1].split()[0] for line in lines] == [
+        *("tp:model", "dp:model", "dp:model", "tp:vllm", "dp:experts", "dp:experts")
+    ]
+    assert [line.split("VLLM_DP_RANK=")[1].split()[0] for line in lines if "dp:model" in line] == ["0", "1"]
+    with pytest.raises(Exception, match="tp:ours"):
+        script("vllm_ranks").main(engines="tp:ours", dry_run=True)
+
+
+def test_results_of_several_gpus_are_tabled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ranks, tables = script("vllm_ranks"), script("model_tables")
+    one = {"gpus": 2, "rows": 256, "vllm": "0.22.1", "tokens": [[1, 2]], "tokens_again": {"first": 1, "positions": 0.9}}
+    one |= {"new_tokens_per_s": 6000.4, "steps_ms": {"2": 2.5}}
+    model = {"kind": "model", "split": "dp", "steps_ms": {}, "tokens": [[1, 3]], "steps_again": {"2": 1.0}}
+    rows = ranks.compared([{**one, **model}, {**one, "kind": "vllm", "split": "tp"}])
+    script("vllm_serve").write(tmp_path / "vllm_ranks.json", rows)
+    monkeypatch.setattr(script("table_text"), "RESULTS", tmp_path)
+    lines = tables.vllm_ranks().splitlines()
+    assert lines[0] == "|  | TP 2, vLLM | DP 2 + EP, `model` |" and "| 6,000 | 6,000 |" in lines[2]
+    assert "| step of 2 rows, ms | 2.50 |  |" in lines and "| all tokens as vLLM's | 100.0% | 50.0% |" in lines
+    assert "| tokens of steps, repeated |  | 100.0% |" in lines

@@ -80,9 +80,10 @@ def _places() -> list[int]:
     return places
 
 
-@lru_cache(maxsize=4)
-def _tables(inverse: bool, device: torch.device) -> Tensor:
-    """[8, 256] int64: what each value of each of eight bytes becomes."""
+@lru_cache(maxsize=2)
+def _tables(inverse: bool) -> Tensor:
+    """[8, 256] int64: what each value of each of eight bytes becomes. On the CPU: vLLM's sleep mode forgets what was
+    allocated on a GPU while a model was loaded."""
     places = _places()
     if inverse:
         places = [places.index(bit) for bit in range(64)]
@@ -92,7 +93,7 @@ def _tables(inverse: bool, device: torch.device) -> Tensor:
         for bit in range(8):
             to = places[8 * byte + bit]
             tables[byte] |= (values >> bit & 1) * (1 << to if to < 63 else -(1 << 63))
-    return tables.to(device)
+    return tables
 
 
 def _exchange(eights: Tensor, tables: Tensor) -> Tensor:
@@ -105,29 +106,45 @@ def _exchange(eights: Tensor, tables: Tensor) -> Tensor:
 
 def reorder(tensors: Mapping[str, Tensor], gate_up_order: str, inverse: bool) -> None:
     """Arrange tensors of mxfp4 in place, some experts at a time, or bring arranged ones back."""
+    for matrix in ("gate_up", "down"):
+        for name in (f"{matrix}_blocks", f"{matrix}_scales"):
+            reorder_tensor(name, tensors[name], gate_up_order, inverse)
+
+
+def reorder_tensor(name: str, tensor: Tensor, gate_up_order: str, inverse: bool) -> None:
+    """As `reorder`, of the tensor of that name alone: the bytes of one never go to another."""
     with torch.inference_mode():
-        for name, order in (("gate_up", gate_up_order), ("down", None)):
-            _reorder(tensors[f"{name}_blocks"], tensors[f"{name}_scales"], order, inverse)
+        order = gate_up_order if name.startswith("gate_up") else None
+        (_reorder_blocks if name.endswith("_blocks") else _reorder_scales)(tensor, order, inverse)
 
 
 def restore_matrix(blocks: Tensor, scales: Tensor, gate_up_order: str | None) -> tuple[Tensor, Tensor]:
     """Blocks [R, K/2] and scales [R, K/32] of an arranged matrix, brought back in place. None: of down."""
     with torch.inference_mode():
-        _reorder(blocks[None], scales[None], gate_up_order, inverse=True)
+        _reorder_blocks(blocks[None], gate_up_order, inverse=True)
+        _reorder_scales(scales[None], gate_up_order, inverse=True)
     return blocks, scales
 
 
-def _reorder(blocks: Tensor, scales: Tensor, order: str | None, inverse: bool) -> None:
-    places = chunk_order(*scales.shape[1:], order).to(blocks.device)
-    if inverse:
-        places = places.argsort()
-    tables = _tables(inverse, blocks.device)
-    some = max(1, _BLOCK // blocks[0].numel())
-    for first in range(0, len(blocks), some):
-        part, narrow = blocks[first : first + some], scales[first : first + some]
+def _chunks(rows: int, groups: int, order: str | None, inverse: bool, device: torch.device) -> Tensor:
+    places = chunk_order(rows, groups, order).to(device)
+    return places.argsort() if inverse else places
+
+
+def _reorder_blocks(blocks: Tensor, order: str | None, inverse: bool) -> None:
+    _, rows, width = blocks.shape
+    places = _chunks(rows, 2 * width // GROUP, order, inverse, blocks.device)
+    tables = _tables(inverse).to(blocks.device)
+    for part in blocks.split(max(1, _BLOCK // blocks[0].numel())):
         wide = _exchange(part.view(len(part), -1, 8), tables).view(len(part), -1, GROUP // 2)
         part.copy_(wide[:, places].view(part.shape))
-        narrow.copy_(narrow.flatten(1)[:, places].view(narrow.shape))
+
+
+def _reorder_scales(scales: Tensor, order: str | None, inverse: bool) -> None:
+    _, rows, groups = scales.shape
+    places = _chunks(rows, groups, order, inverse, scales.device)
+    for part in scales.split(max(1, _BLOCK // scales[0].numel())):
+        part.copy_(part.flatten(1)[:, places].view(part.shape))
 
 
 class Mxfp4BoxesFormat(Mxfp4Format):

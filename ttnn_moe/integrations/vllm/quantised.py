@@ -18,11 +18,12 @@ from vllm.model_executor.layers.fused_moe.fused_moe_method_base import FusedMoEM
 from vllm.model_executor.layers.linear import LinearBase, UnquantizedLinearMethod
 from vllm.model_executor.layers.quantization.base_config import QuantizationConfig
 
+from ... import arranging
 from ...contract import Experts
 from ...errors import BackendUnavailable, CheckpointError, ContractError
-from ...formats import int4_24, mxfp4
+from ...formats import int4_24, mxfp4, mxfp4_boxes
 from ...visible import shown
-from . import gate, load
+from . import arranged, gate, load
 from .served import ServedLayer
 
 VERSION = 1
@@ -76,10 +77,11 @@ class Format:
     tensors: dict[str, Packed]
     names: tuple[str, ...]
 
-    def experts(self, H: int, I: int, *tensors: Tensor, fp16_scales: bool = False) -> Experts:
-        """Reads no values. fp16_scales: as in Experts."""
+    def experts(self, H: int, I: int, *tensors: Tensor, fp16_scales: bool = False, arranged: bool = False) -> Experts:
+        """Reads no values. fp16_scales: as in Experts. arranged: tensors of mxfp4 have the bytes of mxfp4_boxes."""
         held = dict(zip(self.names, (tensor.detach() for tensor in tensors), strict=True))
-        return Experts(self.name, len(tensors[0]), H, I, held, fp16_scales=fp16_scales)
+        name = mxfp4_boxes.NAME if arranged else self.name
+        return Experts(name, len(tensors[0]), H, I, held, fp16_scales=fp16_scales)
 
 
 _GROUP = mxfp4.GROUP
@@ -166,7 +168,7 @@ class QuantisedMethod(FusedMoEMethodBase):
         super().__init__(moe)
         self.format, self.prefix = fmt, prefix
         self._served: ServedLayer | None = None
-        self._fp16_scales = False
+        self._form: dict[str, bool] = {}
         reason = gate.why_not(moe, None)
         if reason is None and moe.dp_size > 1:
             reason = "tokens are exchanged between ranks (data parallelism); to change it: --data-parallel-size 1"
@@ -196,9 +198,11 @@ class QuantisedMethod(FusedMoEMethodBase):
             bits = torch.empty(packed.shape(num_experts, H, I), dtype=packed.dtype)
             parameter = torch.nn.Parameter(bits, requires_grad=False)
             layer.register_parameter(name, parameter)
-            parameter.weight_loader = partial(self._fill, layer, name, packed)  # type: ignore[attr-defined]
+            parameter.weight_loader = self._loader(layer, name, packed)  # type: ignore[attr-defined]
         # from vLLM 0.33 on the layer is given its part of a checkpoint, and would look for dense experts
         layer.load_weights = partial(self._load, layer)
+        if self.format.name == mxfp4.NAME:
+            layer.register_state_dict_post_hook(arranged.restore_state)
 
     def _load(self, layer: Any, weights: Iterable[tuple[str, Tensor]]) -> Iterator[str]:
         """The checkpoint's tensors of one layer, by their names in it; yields those names."""
@@ -207,8 +211,16 @@ class QuantisedMethod(FusedMoEMethodBase):
             parameter.weight_loader(parameter, loaded)
             yield name
 
+    def _loader(self, layer: Any, name: str, packed: Packed) -> Callable[[Tensor, Tensor], None]:
+        """vLLM's weight loader of one tensor. A reload asks for its name, and exchanges its argument `param`."""
+
+        def weight_loader(param: Tensor, loaded_weight: Tensor) -> None:
+            self._fill(layer, name, packed, param, loaded_weight)
+
+        return weight_loader
+
     def _fill(self, layer: Any, name: str, packed: Packed, parameter: Tensor, loaded: Tensor) -> None:
-        """vLLM's weight loader: copy this rank's part of a checkpoint's tensor."""
+        """Copy this rank's part of a checkpoint's tensor, into the order that the parameter has."""
         local, here = layer.expert_map, None
         if local is not None:
             local = local.cpu()
@@ -222,7 +234,7 @@ class QuantisedMethod(FusedMoEMethodBase):
                 expected=f"{tuple(parameter.shape)} {parameter.dtype}",
                 remedy=_REMEDY,
             )
-        parameter.data.copy_(part)
+        arranged.fill(parameter, part, name)
 
     def process_weights_after_loading(self, layer: Any) -> None:
         """Check the scales, allocate scratch, compile kernels; again after a reload.
@@ -231,23 +243,38 @@ class QuantisedMethod(FusedMoEMethodBase):
             ContractError: a scale is no number. BackendUnavailable: nothing can run the layer here.
         """
         weights, moe = self._weights(layer), self.moe
-        if self.format.name == int4_24.NAME:
-            int4_24.check_scales(**{name: getattr(layer, name) for name in self.format.tensors})
-            fp16_scales = int4_24.fit_fp16(*weights)
-        else:
-            fp16_scales = False
-            scales = {name: getattr(layer, name) for name, packed in self.format.tensors.items() if packed.scales}
-            mxfp4.check_scales(**scales)
-        if self._served is None or fp16_scales != self._fp16_scales:
-            self._fp16_scales = fp16_scales
-            make = partial(self.format.experts, *self._sizes, fp16_scales=fp16_scales)
+        form = self._processed(layer, weights)
+        if self._served is None:
             served = ServedLayer(
-                make, layer.global_num_experts, moe.experts_per_token, moe.max_num_tokens, moe.in_dtype
+                partial(self.format.experts, *self._sizes, **form),
+                *(layer.global_num_experts, moe.experts_per_token, moe.max_num_tokens, moe.in_dtype),
             )
             reason = load.why_not(served, weights, layer.expert_map, both_ids=False)
             if reason is not None:
                 raise BackendUnavailable(f"{self.prefix}: these quantised experts cannot be served: {reason}")
-            self._served = served
+            self._served, self._form = served, form
+
+    def _processed(self, layer: Any, weights: tuple[Tensor, ...]) -> dict[str, bool]:
+        """Check the scales, arrange bytes; what `Format.experts` takes beside sizes and tensors.
+
+        After a reload it is what it was before: captured graphs have kernels for it.
+        """
+        if self.format.name == int4_24.NAME:
+            int4_24.check_scales(**{name: getattr(layer, name) for name in self.format.tensors})
+            fits = int4_24.fit_fp16(*weights)
+            if self._form.get("fp16_scales") and not fits:
+                raise ContractError(
+                    f"{self.prefix}: fp16 does not hold the scales of the reloaded experts, and held those before",
+                    remedy="start vLLM with the new checkpoint",
+                )
+            return self._form or {"fp16_scales": fits}
+        scales = {name: getattr(layer, name) for name, packed in self.format.tensors.items() if packed.scales}
+        mxfp4.check_scales(**{name: tensor for name, tensor in scales.items() if not arranged.is_arranged(tensor)})
+        form = self._form or {"arranged": arranging.gains(self.format.experts(*self._sizes, *weights))}
+        if form["arranged"]:
+            for name, parameter in zip(self.format.tensors, weights, strict=True):
+                arranged.arrange(parameter, name)
+        return form
 
     def _weights(self, layer: Any) -> tuple[Tensor, ...]:
         return tuple(getattr(layer, name) for name in self.format.tensors)
