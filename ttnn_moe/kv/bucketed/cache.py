@@ -230,6 +230,8 @@ class BucketedCache(PagedRows, FusedWrite):
             else:
                 asked = [n + i - span.first for i in self._wanted if span.first <= n + i < span.first + span.n]
                 queries, at = len(asked), to_device(asked, q.device)
+            if queries and queries == len(q):  # no other tokens
+                return self._prompt(layer, q, at, piece).contiguous()
             own = slice(done, done + queries)
             done += queries
             if queries:
@@ -305,7 +307,8 @@ class BucketedCache(PagedRows, FusedWrite):
         mass, high = self._empty_mass(span), None
         if mass is not None and span.past:
             tier, layers = self.places.tiers[self.allocation.high], range(self.sizes.layers)
-            high = rotate(read_high(tier, layers, self.places.own_pages(span.row))[0]) * self._key_scale[:, None]
+            high = rotate(read_high(tier, layers, self.places.own_pages(span.row))[0], in_order=False)
+            high *= self._key_scale[:, None]
         return Piece(span, self._each[: span.n], which, mass, high)
 
     def _empty_mass(self, span: Span) -> Tensor | None:
