@@ -26,7 +26,7 @@ from .memory import bytes_of, pages_in
 from .moves import read_high
 from .packing import check_head_dim
 from .places import Places
-from .prompts import observed, observing, prompt_attention
+from .prompts import observed, prompt_attention
 from .quantise import rotate
 from .storage import PAGE
 from .writes import move, norm_rope_write, put
@@ -40,12 +40,15 @@ class Piece:
         at: [n] int64: 0 .. n - 1. which: number among the pieces that have a past; -1: it has none.
         mass: [high slots + n] fp32, what its observing queries gave to the tokens of the high tier and to its own.
             None: no choice depends on it.
+        high: [layers, high slots, kv_heads, D] fp32, the keys of the high tier, as queries meet them. None: no mass,
+            or no past.
     """
 
     span: Span
     at: Tensor
     which: int
     mass: Tensor | None
+    high: Tensor | None
 
 
 class BucketedCache(PagedRows, FusedWrite):
@@ -152,10 +155,7 @@ class BucketedCache(PagedRows, FusedWrite):
         self._now, self._wanted = step, list(logits_at)
         self._stage_room(len(step.rows))
         past = [span for span in step.spans if span.past]
-        self._pieces = [
-            Piece(span, self._each[: span.n], past.index(span) if span.past else -1, self._empty_mass(span))
-            for span in step.spans
-        ]
+        self._pieces = [self._piece(span, past.index(span) if span.past else -1) for span in step.spans]
         sizes = self.sizes
         why_not = why_not_kernels(sizes.device, sizes.dtype) or bucketed_prompt.why_not_heads(
             sizes.device, sizes.dtype, sizes.head_dim, self.page
@@ -230,6 +230,8 @@ class BucketedCache(PagedRows, FusedWrite):
             else:
                 asked = [n + i - span.first for i in self._wanted if span.first <= n + i < span.first + span.n]
                 queries, at = len(asked), to_device(asked, q.device)
+            if queries and queries == len(q):  # no other tokens
+                return self._prompt(layer, q, at, piece).contiguous()
             own = slice(done, done + queries)
             done += queries
             if queries:
@@ -251,11 +253,7 @@ class BucketedCache(PagedRows, FusedWrite):
         own = slice(span.first, span.first + span.n)
         k, v = self._k[layer, own], self._v[layer, own]
         if piece.mass is not None and len(q) == span.n:
-            high = self.places.tiers[self.allocation.high]
-            before = None
-            if span.past:
-                before = read_high(high, range(layer, layer + 1), self.places.own_pages(span.row))[0][0]
-            seen = observed(q, rotate(q[observing(len(q))].float() * self._key_scale[layer]), k, before)
+            seen = observed(q, k, None if piece.high is None else piece.high[layer])
             piece.mass[-len(seen) :] += seen
         past = self.places.in_use[layer] if span.past else ()
         return prompt_attention(q, at, self._step_own, piece.which, k, v, past, span.row, self._key_scale[layer, 0])
@@ -304,6 +302,14 @@ class BucketedCache(PagedRows, FusedWrite):
             pages = self.places.pages_at(row, b, [i // per for i in at])
             out += [(b, page, i % per) for page, i in zip(pages, at, strict=True)]
         return out
+
+    def _piece(self, span: Span, which: int) -> Piece:
+        mass, high = self._empty_mass(span), None
+        if mass is not None and span.past:
+            tier, layers = self.places.tiers[self.allocation.high], range(self.sizes.layers)
+            high = rotate(read_high(tier, layers, self.places.own_pages(span.row))[0], in_order=False)
+            high *= self._key_scale[:, None]
+        return Piece(span, self._each[: span.n], which, mass, high)
 
     def _empty_mass(self, span: Span) -> Tensor | None:
         """Zeros for the mass of a span's tokens, where their tiers depend on it."""

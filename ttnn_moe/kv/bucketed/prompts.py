@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 import torch
 import torch.nn.functional as F
@@ -114,18 +115,27 @@ def observing(n: int) -> slice:
     return slice(first, n, apart)
 
 
-def observed(q: Tensor, turned: Tensor, k: Tensor, high: Tensor | None) -> Tensor:
-    """What the observing queries of a piece give to tokens: [h + m] fp32, the sum of the attention among these tokens
-    alone, over queries and heads.
+def observed(q: Tensor, k: Tensor, high: Tensor | None) -> Tensor:
+    """What the observing queries of a piece give to tokens: [h + n], the sum of the attention among these tokens alone,
+    over queries and heads. Few launches: a layer of a long prompt waits for the host otherwise.
 
     Args:
-        q: [n, heads, D], all queries of the piece. turned: the observing ones, for packed keys.
+        q: [n, heads, D], all queries of the piece.
         k: [n, kv_heads, D], its keys.
-        high: [h, kv_heads, D], packed keys that came before. None: none.
+        high: [h, kv_heads, D], fp32 keys that came before, as k. None: none.
     """
-    m, own = len(k), observing(len(q))
-    at = torch.arange(m, device=q.device)
-    scores = _scores(q[own], k).masked_fill(at[own, None, None, None] < at, float("-inf"))
-    if high is not None:
-        scores = torch.cat((_scores(turned, high), scores), -1)
-    return scores.softmax(-1).sum((0, 1, 2))
+    n, kv_heads, D = k.shape
+    own = observing(n)
+    queries = q[own].unflatten(1, (kv_heads, -1)).transpose(0, 1).float().flatten(1, 2)
+    keys = k.float() if high is None else torch.cat((high, k))
+    scores = torch.baddbmm(queries.new_empty(1, 1, 1), queries, keys.permute(1, 2, 0), beta=0, alpha=D**-0.5)
+    later = _later(n - own.start, own.step, q.device)
+    scores.unflatten(1, (len(later), -1))[..., own.start - n :].masked_fill_(later[:, None], float("-inf"))
+    return scores.softmax(-1).sum((0, 1))
+
+
+@lru_cache(maxsize=256)
+def _later(n: int, apart: int, device: torch.device) -> Tensor:
+    """Which of n tokens come after each of those `apart`."""
+    at = torch.arange(n, device=device)
+    return at[::apart, None] < at

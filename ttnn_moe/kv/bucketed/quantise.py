@@ -92,18 +92,21 @@ def dequantise(levels: Tensor, scale: Tensor, bits: int) -> Tensor:
     return (levels.float() - half_of(bits)) * scale.float()[..., None]
 
 
-def rotate(x: Tensor) -> Tensor:
+def rotate(x: Tensor, in_order: bool = True) -> Tensor:
     """x [..., D] times an orthonormal, symmetric Hadamard matrix, so rotate(rotate(x)) is x. D: a multiple of 32.
 
     The matrix has blocks of the largest power of two that divides D. Rotated queries meet rotated keys in the same
     scores. Attention to rotated values is rotated: rotate it back.
+
+    Args:
+        in_order: add as the kernels do, for the same bits. False: one product, which is one launch.
 
     Raises:
         ContractError: D is no multiple of 32.
     """
     D = check_head_dim(x.shape[-1])
     B = D & -D
-    if D != SUMS_IN_ORDER:
+    if D != SUMS_IN_ORDER or not in_order:
         return (x.unflatten(-1, (D // B, B)) @ _hadamard(B, x.dtype, x.device)).flatten(-2)
     turned, step = x if x.dtype == torch.float64 else x.float(), 1
     while step < B:
