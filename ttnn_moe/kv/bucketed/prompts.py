@@ -134,7 +134,7 @@ def observed(q: Tensor, k: Tensor, high: Tensor | None) -> Tensor:
     return scores.softmax(-1).sum((0, 1))
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=16)
 def _later(n: int, apart: int, device: torch.device) -> Tensor:
     """Which of n tokens come after each of those `apart`."""
     at = torch.arange(n, device=device)
