@@ -17,60 +17,18 @@ __device__ __forceinline__ void sparse_product(float* d, const u32* a, u32 metad
 template <int N, int SELECTOR>
 __device__ __forceinline__ void sparse_product_fp16(float* d, const u32* a, u32 metadata, u64 b, bool add);
 
-#define R(a, b, c, d) "%" #a ", %" #b ", %" #c ", %" #d
-#define D(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
-#define R8 R(0, 1, 2, 3)
-#define R16 R8 ", " R(4, 5, 6, 7)
-#define R24 R16 ", " R(8, 9, 10, 11)
-#define R32 R24 ", " R(12, 13, 14, 15)
-#define R40 R32 ", " R(16, 17, 18, 19)
-#define R48 R40 ", " R(20, 21, 22, 23)
-#define R56 R48 ", " R(24, 25, 26, 27)
-#define R64 R56 ", " R(28, 29, 30, 31)
-#define R72 R64 ", " R(32, 33, 34, 35)
-#define R80 R72 ", " R(36, 37, 38, 39)
-#define R88 R80 ", " R(40, 41, 42, 43)
-#define R96 R88 ", " R(44, 45, 46, 47)
-#define R104 R96 ", " R(48, 49, 50, 51)
-#define R112 R104 ", " R(52, 53, 54, 55)
-#define R120 R112 ", " R(56, 57, 58, 59)
-#define R128 R120 ", " R(60, 61, 62, 63)
-#define R136 R128 ", " R(64, 65, 66, 67)
-#define R144 R136 ", " R(68, 69, 70, 71)
-#define R152 R144 ", " R(72, 73, 74, 75)
-#define R160 R152 ", " R(76, 77, 78, 79)
-#define D8 D(0)
-#define D16 D8, D(4)
-#define D24 D16, D(8)
-#define D32 D24, D(12)
-#define D40 D32, D(16)
-#define D48 D40, D(20)
-#define D56 D48, D(24)
-#define D64 D56, D(28)
-#define D72 D64, D(32)
-#define D80 D72, D(36)
-#define D88 D80, D(40)
-#define D96 D88, D(44)
-#define D104 D96, D(48)
-#define D112 D104, D(52)
-#define D120 D112, D(56)
-#define D128 D120, D(60)
-#define D136 D128, D(64)
-#define D144 D136, D(68)
-#define D152 D144, D(72)
-#define D160 D152, D(76)
-
-#define PRODUCT_OF(NAME, TYPE, SELECTOR, N, A0, A1, A2, A3, B, METADATA, ADD)                             \
-    template <>                                                                                           \
-    __device__ __forceinline__ void NAME<N, SELECTOR>(float* d, const u32* a, u32 metadata, u64 b,        \
-                                                      bool add) {                                         \
-        asm volatile("{.reg .pred add; setp.ne.b32 add, %" #ADD                                           \
-                     ", 0;\n"                                                                             \
-                     "wgmma.mma_async.sp.sync.aligned.m64n" #N "k32.f32." #TYPE "." #TYPE " {" R##N       \
-                     "}, {" R(A0, A1, A2, A3) "}, %" #B ", %" #METADATA ", " #SELECTOR ", add, 1, 1, 0;}" \
-                     : D##N                                                                               \
-                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(metadata),                 \
-                       "r"(static_cast<int>(add)));                                                       \
+#define PRODUCT_OF(NAME, TYPE, SELECTOR, N, A0, A1, A2, A3, B, METADATA, ADD)                            \
+    template <>                                                                                          \
+    __device__ __forceinline__ void NAME<N, SELECTOR>(float* d, const u32* a, u32 metadata, u64 b,       \
+                                                      bool add) {                                        \
+        asm volatile("{.reg .pred add; setp.ne.b32 add, %" #ADD                                          \
+                     ", 0;\n"                                                                            \
+                     "wgmma.mma_async.sp.sync.aligned.m64n" #N "k32.f32." #TYPE "." #TYPE " {" NAMES_##N \
+                     "}, {" NAMES(A0, A1, A2, A3) "}, %" #B ", %" #METADATA ", " #SELECTOR               \
+                                                  ", add, 1, 1, 0;}"                                     \
+                     : SUMS_##N                                                                          \
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(metadata),                \
+                       "r"(static_cast<int>(add)));                                                      \
     }
 #define BF16(...)                                    \
     PRODUCT_OF(sparse_product, bf16, 0, __VA_ARGS__) \
@@ -99,8 +57,6 @@ PRODUCT(160, 80, 81, 82, 83, 84, 85, 86)
 #undef BF16
 #undef PRODUCT
 #undef PRODUCT_OF
-#undef R
-#undef D
 
 // As `advance`, by an addition that the compiler leaves alone: else it masks each sum.
 __device__ __forceinline__ u64 further(u64 operand, u32 by) {

@@ -5,6 +5,7 @@
 #pragma once
 
 #include "common/element.cuh"
+#include "sm90/operand_lists.cuh"
 
 // Descriptor of rows of 128 bytes. Eight rows are a swizzle atom of 1024 bytes, aligned to 1024.
 __device__ __forceinline__ u64 operand(u32 address) {
@@ -51,66 +52,15 @@ __device__ __forceinline__ void product(float* d, u64 a, u64 b, bool add);
 #define TYPES "f32.bf16.bf16"
 #endif
 
-#define R(a, b, c, d) "%" #a ", %" #b ", %" #c ", %" #d
-#define D(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
-#define R8 R(0, 1, 2, 3)
-#define R16 R8 ", " R(4, 5, 6, 7)
-#define R24 R16 ", " R(8, 9, 10, 11)
-#define R32 R24 ", " R(12, 13, 14, 15)
-#define R40 R32 ", " R(16, 17, 18, 19)
-#define R48 R40 ", " R(20, 21, 22, 23)
-#define R56 R48 ", " R(24, 25, 26, 27)
-#define R64 R56 ", " R(28, 29, 30, 31)
-#define R72 R64 ", " R(32, 33, 34, 35)
-#define R80 R72 ", " R(36, 37, 38, 39)
-#define R88 R80 ", " R(40, 41, 42, 43)
-#define R96 R88 ", " R(44, 45, 46, 47)
-#define R104 R96 ", " R(48, 49, 50, 51)
-#define R112 R104 ", " R(52, 53, 54, 55)
-#define R120 R112 ", " R(56, 57, 58, 59)
-#define R128 R120 ", " R(60, 61, 62, 63)
-#define R136 R128 ", " R(64, 65, 66, 67)
-#define R144 R136 ", " R(68, 69, 70, 71)
-#define R152 R144 ", " R(72, 73, 74, 75)
-#define R160 R152 ", " R(76, 77, 78, 79)
-#define R168 R160 ", " R(80, 81, 82, 83)
-#define R176 R168 ", " R(84, 85, 86, 87)
-#define R184 R176 ", " R(88, 89, 90, 91)
-#define R192 R184 ", " R(92, 93, 94, 95)
-#define D8 D(0)
-#define D16 D8, D(4)
-#define D24 D16, D(8)
-#define D32 D24, D(12)
-#define D40 D32, D(16)
-#define D48 D40, D(20)
-#define D56 D48, D(24)
-#define D64 D56, D(28)
-#define D72 D64, D(32)
-#define D80 D72, D(36)
-#define D88 D80, D(40)
-#define D96 D88, D(44)
-#define D104 D96, D(48)
-#define D112 D104, D(52)
-#define D120 D112, D(56)
-#define D128 D120, D(60)
-#define D136 D128, D(64)
-#define D144 D136, D(68)
-#define D152 D144, D(72)
-#define D160 D152, D(76)
-#define D168 D160, D(80)
-#define D176 D168, D(84)
-#define D184 D176, D(88)
-#define D192 D184, D(92)
-
-#define PRODUCT(N, A, B, ADD)                                                                            \
-    template <>                                                                                          \
-    __device__ __forceinline__ void product<N>(float* d, u64 a, u64 b, bool add) {                       \
-        asm volatile("{.reg .pred add; setp.ne.b32 add, %" #ADD                                          \
-                     ", 0;\n"                                                                            \
-                     "wgmma.mma_async.sync.aligned.m64n" #N "k16." TYPES " {" R##N "}, %" #A ", %" #B    \
-                                                                                   ", add, 1, 1, 0, 0;}" \
-                     : D##N                                                                              \
-                     : "l"(a), "l"(b), "r"(static_cast<int>(add)));                                      \
+#define PRODUCT(N, A, B, ADD)                                                           \
+    template <>                                                                         \
+    __device__ __forceinline__ void product<N>(float* d, u64 a, u64 b, bool add) {      \
+        asm volatile("{.reg .pred add; setp.ne.b32 add, %" #ADD                         \
+                     ", 0;\n"                                                           \
+                     "wgmma.mma_async.sync.aligned.m64n" #N "k16." TYPES " {" NAMES_##N \
+                     "}, %" #A ", %" #B ", add, 1, 1, 0, 0;}"                           \
+                     : SUMS_##N                                                         \
+                     : "l"(a), "l"(b), "r"(static_cast<int>(add)));                     \
     }
 PRODUCT(8, 4, 5, 6)
 PRODUCT(16, 8, 9, 10)
@@ -145,7 +95,7 @@ __device__ __forceinline__ void products(float* d, u64 a, u64 b, bool add);
 #define STEP(N, BY, ADD)                                    \
     "add.s64 a, first_a, " #BY "; add.s64 b, first_b, " #BY \
     ";\n"                                                   \
-    "wgmma.mma_async.sync.aligned.m64n" #N "k16." TYPES " {" R##N "}, a, b, " ADD ", 1, 1, 0, 0;\n"
+    "wgmma.mma_async.sync.aligned.m64n" #N "k16." TYPES " {" NAMES_##N "}, a, b, " ADD ", 1, 1, 0, 0;\n"
 #define PRODUCTS(N, A, B, ADD)                                                                             \
     template <>                                                                                            \
     __device__ __forceinline__ void products<N>(float* d, u64 a, u64 b, bool add) {                        \
@@ -155,7 +105,7 @@ __device__ __forceinline__ void products(float* d, u64 a, u64 b, bool add);
             ", 0; setp.eq.b32 always, 0, 0;\n"                                                             \
             "mov.b64 first_a, %" #A "; mov.b64 first_b, %" #B ";\n" STEP(N, 0, "add") STEP(N, 2, "always") \
                 STEP(N, 4, "always") STEP(N, 6, "always") "}"                                              \
-            : D##N                                                                                         \
+            : SUMS_##N                                                                                     \
             : "l"(a), "l"(b), "r"(static_cast<int>(add)));                                                 \
     }
 PRODUCTS(8, 4, 5, 6)
@@ -190,9 +140,9 @@ PRODUCTS(192, 96, 97, 98)
 __device__ __forceinline__ void product_of_registers(float* d, const u32* a, u64 b, bool add) {
     asm volatile(
         "{.reg .pred add; setp.ne.b32 add, %69, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n128k16." TYPES " {" R128
+        "wgmma.mma_async.sync.aligned.m64n128k16." TYPES " {" NAMES_128
         "}, {%64, %65, %66, %67}, %68, add, 1, 1, 1;}"
-        : D128
+        : SUMS_128
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(add)));
 }
 
@@ -205,9 +155,9 @@ __device__ __forceinline__ void product_of_registers(float* d, const u32* a, u64
     __device__ __forceinline__ void product_of_registers<N>(float* d, const u32* a, u64 b, bool add) {  \
         asm volatile("{.reg .pred add; setp.ne.b32 add, %" #ADD                                         \
                      ", 0;\n"                                                                           \
-                     "wgmma.mma_async.sync.aligned.m64n" #N "k16." TYPES " {" R##N                      \
-                     "}, {" R(A0, A1, A2, A3) "}, %" #B ", add, 1, 1, 0;}"                              \
-                     : D##N                                                                             \
+                     "wgmma.mma_async.sync.aligned.m64n" #N "k16." TYPES " {" NAMES_##N                 \
+                     "}, {" NAMES(A0, A1, A2, A3) "}, %" #B ", add, 1, 1, 0;}"                          \
+                     : SUMS_##N                                                                         \
                      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(add))); \
     }
 PRODUCT(8, 4, 5, 6, 7, 8, 9)
@@ -236,6 +186,4 @@ PRODUCT(184, 92, 93, 94, 95, 96, 97)
 PRODUCT(192, 96, 97, 98, 99, 100, 101)
 #undef PRODUCT
 
-#undef R
-#undef D
 #undef TYPES
