@@ -20,53 +20,26 @@ from ..jit.load import Launch
 from . import sort
 from .cuda_cpp import launches_of, limits
 from .family import Buffer, Call
-from .sorted import Sorted, SortedPlan
+from .sm90_sparse import SparseRing, SparseRingTile, why_not_hopper
+from .sorted import SortedPlan
 from .uses import Use, pointer
 
 BLOCK_CHANNELS = 128
 """Rows are stored in whole blocks of so many channels."""
 _ROW_THREADS = 256
-_ALIGNMENT, _SLOTS = 1024, 4
 
 
 @dataclass(frozen=True)
-class Fp16Tile:
-    """Sizes of int4_24_mlp.cu.
-
-    Attributes:
-        max_n: rows of a tile at most.
-        m_tiles: products along the weight rows a warpgroup, 64 rows each.
-        slabs, stages: slabs of 64 channels in a stage, stages of the ring.
-        blocks: resident blocks a multiprocessor.
-        warps: that multiply.
-        read_once: L2 evicts weights first, and drops each expert output that combine has read.
-    """
-
-    max_n: int
-    m_tiles: int
-    slabs: int
-    stages: int
-    blocks: int = 1
-    warps: int = 8
-    read_once: bool = False
+class Fp16Tile(SparseRingTile):
+    """Sizes of int4_24_mlp.cu."""
 
     @property
     def granule(self) -> int:
         return 8
 
     @property
-    def weight_rows(self) -> int:
-        return 16 * self.m_tiles * self.warps
-
-    @property
-    def threads(self) -> int:
-        return 32 * (self.warps + 4)
-
-    @property
     def shared_memory(self) -> int:
-        words, rows = self.slabs * (16 * self.weight_rows + 64), self.slabs * 128 * self.max_n
-        powers = (self.stages + 1) * self.max_n * 4
-        return _ALIGNMENT + self.stages * (words + rows + 16) + powers + 8 + _SLOTS * (16 + 32) + 16
+        return self.ring(128) + (self.stages + 1) * self.max_n * 4 + 8
 
 
 _FEW_ROWS = 2
@@ -82,7 +55,7 @@ _TILES: tuple[tuple[float, Fp16Tile], ...] = (
 )
 
 
-class Sm90Int4_24Fp16(Sorted[Fp16Tile]):
+class Sm90Int4_24Fp16(SparseRing[Fp16Tile]):
     """See the module's docstring."""
 
     name = "int4_24_fp16_sm90"
@@ -91,9 +64,7 @@ class Sm90Int4_24Fp16(Sorted[Fp16Tile]):
     least_tile = 8
 
     def why_not(self, problem: Problem, target: Target) -> str | None:
-        reason = limits(problem, target, self.weight_format, (torch.bfloat16,))
-        if reason is None and target.arch is not None and target.arch.products != "sm90":
-            reason = f"its code is for sm_90a, not {target.arch.name}"
+        reason = limits(problem, target, self.weight_format, (torch.bfloat16,)) or why_not_hopper(target)
         if reason is None and not problem.fp16_scales:
             reason = "it multiplies in fp16, and no one found out that fp16 holds the scales (Experts.int4_24 does)"
         if reason is None and problem.T * problem.K <= _FEW_ROWS * problem.E:
@@ -112,9 +83,6 @@ class Sm90Int4_24Fp16(Sorted[Fp16Tile]):
 
     def prepares(self, plan: SortedPlan[Fp16Tile]) -> bool:
         return True
-
-    def product_defines(self, problem: Problem) -> dict[str, object]:
-        return {"INTERLEAVED": problem.gate_up_order == "interleaved"}
 
     def scratch(self, plan: SortedPlan[Fp16Tile]) -> tuple[Buffer, ...]:
         """Those of Sorted, activations in whole blocks of channels; hidden in fp16; powers of rows of both."""
@@ -137,11 +105,6 @@ class Sm90Int4_24Fp16(Sorted[Fp16Tile]):
         rows, *others = uses
         bound = rows.bind(device, (plan.problem.T,), _ROW_THREADS, plan.problem.H)
         return bound, *super().bind(plan, tuple(others), device)
-
-    def bind_product(self, plan: SortedPlan[Fp16Tile], use: Use, device: int) -> Launch:
-        problem, threads = plan.problem, plan.tile.threads
-        blocks = use.resident_blocks(plan.arch, device, threads)
-        return use.bind(device, (blocks,), threads, problem.H, problem.I)
 
     def launch(self, plan: SortedPlan[Fp16Tile], call: Call, buffers: tuple[Tensor, ...]) -> None:
         (to_rows, *sorts, product, combine), routing, words = launches_of(self, plan, call), call.routing, plan.words
