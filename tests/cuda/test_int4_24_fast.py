@@ -9,15 +9,14 @@ from typing import Any
 import pytest
 import torch
 
-from assertions import assert_close
+import packed_calls
 from host_kernels import GXX, HostKernels, with_mistake
 from int4_24_cases import random_int4_24, random_words
-from ttnn_moe import Experts, Problem, Routing
-from ttnn_moe.backend import Numerics
+from packed_calls import EXPERTS, PAIRS, problem_of
+from ttnn_moe import Experts, Problem
 from ttnn_moe.cuda.arch import ARCHES, HOPPER, Target
 from ttnn_moe.cuda.device import H200
 from ttnn_moe.cuda.moe.families import choose
-from ttnn_moe.cuda.moe.family import Call
 from ttnn_moe.cuda.moe.int4_24_few import INT4_24_FEW, ColumnPlan, ColumnSizes
 from ttnn_moe.cuda.moe.prepared import bytes_of, most_bytes
 from ttnn_moe.cuda.moe.sm80_int4_24 import INT4_24, SparseTile
@@ -27,7 +26,6 @@ from ttnn_moe.cuda.moe.sm90_int4_24_fp16 import INT4_24_FP16_SM90, Fp16Tile
 from ttnn_moe.cuda.moe.sort import Sorters
 from ttnn_moe.cuda.moe.sorted import SortedPlan
 from ttnn_moe.formats.int4_24 import NAME
-from ttnn_moe.selfcheck.oracle import oracle
 
 on_host = pytest.mark.skipif(GXX is None, reason="g++ is not installed")
 BF16 = torch.bfloat16
@@ -52,30 +50,19 @@ def worst(
 
     spread: rows of hidden differ by up to 2^spread, one is zero, and scales by up to 2^27.
     """
-    kernels.use(monkeypatch)
     torch.manual_seed(T)
-    E, K = 4, 3
-    experts = random_int4_24(E, H, I, order)
-    hidden, weights = torch.randn(T, H).bfloat16(), torch.rand(T, K)
+    experts = random_int4_24(EXPERTS, H, I, order)
+    hidden, weights = torch.randn(T, H).bfloat16(), torch.rand(T, PAIRS)
     if spread:
         hidden *= 2.0 ** torch.randint(-spread, spread + 1, (T, 1))
         hidden[1] = 0
         w13, w2 = (
-            random_words(E, R, channels, (2.0 ** (torch.rand(E, R, channels // 32) * 27 - 24)).bfloat16())
+            random_words(EXPERTS, R, channels, (2.0 ** (torch.rand(EXPERTS, R, channels // 32) * 27 - 24)).bfloat16())
             for R, channels in ((2 * I, H), (H, I))
         )
         experts = Experts.int4_24(w13, w2, gate_up_order=order)
         assert experts.fp16_scales
-    ids = torch.tensor([0, 0, 1, 3])[torch.randint(0, 4, (T, K))].int()  # expert 2 has no token
-    ids[T // 2, 0], ids[T // 3, 1] = -1, E
-    counted = ids.clone()
-    if bound is not None:
-        counted[bound:] = -1
-    tokens = None if bound is None else torch.tensor(bound, dtype=torch.int32)
-    routing = Routing.from_topk(ids, weights, E, num_tokens=tokens)
-    out = torch.randn(T, H)
-    start = out.clone()
-    problem = Problem.of(T, K, experts, BF16, out.dtype)
+    problem = problem_of(experts, T)
     few = isinstance(sizes, ColumnSizes | DirectSizes)
     family: Any
     plan: Any
@@ -86,26 +73,9 @@ def worst(
     else:
         family = OF_TILES[type(sizes)]
         plan = SortedPlan(problem, HOPPER, sizes, Sorters(128))
-    buffers = []
-    for buffer in family.scratch(plan):
-        storage = torch.full((buffer.bytes + 128,), 0xFF, dtype=torch.uint8)  # NaN; lines of 128 bytes
-        first = -storage.data_ptr() % 128
-        buffers.append(storage[first : first + buffer.bytes].view(buffer.dtype).view(buffer.shape))
-    family.launch(plan, Call(hidden, routing, experts, out, add), tuple(buffers))
-    want = oracle(
-        hidden,
-        counted,
-        weights,
-        experts,
-        Numerics(activation=BF16, expert_out=None if few else BF16),
-        start if add else None,
+    return packed_calls.worst(
+        kernels, monkeypatch, family, plan, hidden, weights, experts, few=few, add=add, bound=bound
     )
-    n = T if bound is None else bound
-    try:
-        assert_close(out[:n], want[:n], BF16, "int4_24")
-    except AssertionError:
-        return float("inf")
-    return 0.0 if kernels.sound and torch.equal(out[n:], start[n:]) else float("inf")
 
 
 WIDE = SparseTile(1, 1, 2, 8, 2, 2)

@@ -17,12 +17,12 @@ from assertions import assert_close
 from cuda_gpus import no_host_sync
 from cuda_layers import assert_same_bits, random_routing, replays
 from mxfp4_cases import CALLS, GPT_OSS, Case, Form, check_case, inputs_of, near_the_ends, random_case, random_mxfp4
+from one_family import only
 from ttnn_moe import Experts, Placement, Problem, Routing
 from ttnn_moe.arranging import arranged
 from ttnn_moe.backend import Numerics
-from ttnn_moe.cuda.arch import Target, target_of
-from ttnn_moe.cuda.moe import run
-from ttnn_moe.cuda.moe.families import FAMILIES, Chosen
+from ttnn_moe.cuda.arch import target_of
+from ttnn_moe.cuda.moe.families import FAMILIES
 from ttnn_moe.cuda.moe.family import Family, numerics_of
 from ttnn_moe.formats.mxfp4 import NAME
 from ttnn_moe.formats.mxfp4_boxes import NAME as BOXES
@@ -41,16 +41,7 @@ BF16 = torch.bfloat16
 def family(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Family[Any]:
     wanted: Family[Any] = request.param
 
-    def choose(problem: Problem, target: Target, *, aligned: bool) -> Chosen:
-        assert aligned
-        if (reason := wanted.why_not(problem, target)) is not None:
-            pytest.skip(reason)
-        plan = wanted.plan(problem, target)
-        return Chosen(wanted, plan, wanted.scratch(plan), {})
-
-    monkeypatch.setattr(run, "choose", choose)
-    run.chosen_of.cache_clear()
-    request.addfinalizer(run.chosen_of.cache_clear)
+    only(wanted, request, monkeypatch)
     if wanted.weight_format == BOXES:
         _arrange_experts(monkeypatch)
     return wanted

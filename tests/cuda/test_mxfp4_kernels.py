@@ -7,21 +7,19 @@ from pathlib import Path
 import pytest
 import torch
 
-from assertions import assert_close
+import packed_calls
 from host_kernels import GXX, HostKernels, with_mistake
 from mxfp4_cases import GPT_OSS, Form, random_mxfp4, spoil
-from ttnn_moe import Problem, Routing
+from packed_calls import EXPERTS, PAIRS, problem_of
+from ttnn_moe import Problem
 from ttnn_moe.arranging import arranged
-from ttnn_moe.backend import Numerics
 from ttnn_moe.cuda.arch import ARCHES, HOPPER, Arch, Target
 from ttnn_moe.cuda.device import H200
-from ttnn_moe.cuda.moe.family import Call
 from ttnn_moe.cuda.moe.mxfp4_few import MXFP4_FEW, MXFP4_FEW_BOXES, ColumnPlan, ColumnSizes
 from ttnn_moe.cuda.moe.sm80_mxfp4 import MXFP4, NarrowTile, WideTile
 from ttnn_moe.cuda.moe.sort import Sorters
 from ttnn_moe.cuda.moe.sorted import SortedPlan
 from ttnn_moe.formats.mxfp4 import NAME
-from ttnn_moe.selfcheck.oracle import oracle
 
 on_host = pytest.mark.skipif(GXX is None, reason="g++ is not installed")
 BF16 = torch.bfloat16
@@ -45,45 +43,23 @@ def worst(
 
     scale: added to the scales of up rows, and taken from hidden as a power of two.
     """
-    kernels.use(monkeypatch)
     torch.manual_seed(T)
-    E, K = 4, 3
-    experts = random_mxfp4(E, H, I, form, "cpu")
+    experts = random_mxfp4(EXPERTS, H, I, form, "cpu")
     spoil(experts, 2)
-    hidden, weights = torch.randn(T, H).bfloat16(), torch.rand(T, K)
+    hidden, weights = torch.randn(T, H).bfloat16(), torch.rand(T, PAIRS)
     if scale:
         up = slice(1, None, 2) if form.order == "interleaved" else slice(I, None)
         scales = experts.tensors["gate_up_scales"][:2, up]
         scales.copy_(torch.randint(max(0, scale - 2), scale + 2, scales.shape))
         hidden *= 2.0 ** ((125 - scale) / 2)
-    ids = torch.tensor([0, 0, 1, 3])[torch.randint(0, 4, (T, K))].int()  # expert 2 has no token
-    ids[T // 2, 0], ids[T // 3, 1] = -1, E
-    counted = ids.clone()
-    if bound is not None:
-        counted[bound:] = -1
-    tokens = None if bound is None else torch.tensor(bound, dtype=torch.int32)
-    routing = Routing.from_topk(ids, weights, E, num_tokens=tokens)
-    out = torch.randn(T, H)
-    start = out.clone()
-    problem = Problem.of(T, K, experts, BF16, out.dtype)
+    problem = problem_of(experts, T)
     few = isinstance(sizes, ColumnSizes)
     family = (MXFP4_FEW_BOXES if boxed else MXFP4_FEW) if few else MXFP4
     given = arranged(experts) if boxed else experts
     plan = ColumnPlan(problem, HOPPER, sizes) if few else SortedPlan(problem, HOPPER, sizes, Sorters(128))
-    buffers = []
-    for buffer in family.scratch(plan):
-        storage = torch.full((buffer.bytes + 128,), 0xFF, dtype=torch.uint8)  # NaN; lines of 128 bytes
-        first = -storage.data_ptr() % 128
-        buffers.append(storage[first : first + buffer.bytes].view(buffer.dtype).view(buffer.shape))
-    family.launch(plan, Call(hidden, routing, given, out, add), tuple(buffers))
-    numerics = Numerics(activation=BF16, expert_out=None if few else BF16)
-    want = oracle(hidden, counted, weights, experts, numerics, start if add else None)
-    n = T if bound is None else bound
-    try:
-        assert_close(out[:n], want[:n], BF16, "mxfp4")
-    except AssertionError:
-        return float("inf")
-    return 0.0 if kernels.sound and torch.equal(out[n:], start[n:]) else float("inf")
+    return packed_calls.worst(
+        kernels, monkeypatch, family, plan, hidden, weights, experts, few=few, given=given, add=add, bound=bound
+    )
 
 
 FEW, NARROW, WIDE = ColumnSizes(up_unroll=1, down_unroll=1), NarrowTile(4, 8, 2, 3), WideTile(2, 1, 8, 2)
