@@ -27,24 +27,27 @@ __device__ __forceinline__ bool is_beyond(u32 two) {
 }
 
 // x, eight channels at a time, as B: chunk c, word i of lane t at unit 16 * c + 4 * t + i. Zeros behind the
-// last channel. SCALED: times 2^96; returns whether a channel is beyond that.
-template <bool SCALED>
-__device__ __forceinline__ bool load_column(uint4* x, const u16* from, int channels, int thread,
-                                            int threads) {
-    constexpr int AHEAD = 4;
-    const int units = (channels + CHUNK - 1) / CHUNK * 16;
-    bool beyond = false;
-    for (int first = thread; first < units; first += AHEAD * threads) {
-        uint4 words[AHEAD];
+// last channel. THREADS copy it: all are requested, then kept.
+template <int CHANNELS, int THREADS>
+struct ColumnCopy {
+    static constexpr int UNITS = (CHANNELS + CHUNK - 1) / CHUNK * 16, EACH = (UNITS + THREADS - 1) / THREADS;
+    uint4 held[EACH];
+
+    __device__ __forceinline__ void request(const u16* from, int thread) {
 #pragma unroll
-        for (int k = 0; k < AHEAD; ++k) {
-            const int i = first + k * threads;
-            words[k] = 8 * i < channels ? reinterpret_cast<const uint4*>(from)[i] : make_uint4(0, 0, 0, 0);
+        for (int k = 0; k < EACH; ++k) {
+            const int i = thread + k * THREADS;
+            held[k] = 8 * i < CHANNELS ? reinterpret_cast<const uint4*>(from)[i] : make_uint4(0, 0, 0, 0);
         }
+    }
+    // SCALED: times 2^96; returns whether a channel is beyond that.
+    template <bool SCALED>
+    __device__ __forceinline__ bool keep(uint4* x, int thread) const {
+        bool beyond = false;
 #pragma unroll
-        for (int k = 0; k < AHEAD; ++k) {
-            const int i = first + k * threads;
-            uint4 pairs = pairs_of(words[k]);
+        for (int k = 0; k < EACH; ++k) {
+            const int i = thread + k * THREADS;
+            uint4 pairs = pairs_of(held[k]);
             if (SCALED) {
                 u32* word = &pairs.x;
 #pragma unroll
@@ -53,11 +56,11 @@ __device__ __forceinline__ bool load_column(uint4* x, const u16* from, int chann
                     beyond |= is_beyond(word[j]);
                 }
             }
-            if (i < units) x[i] = pairs;
+            if (i < UNITS) x[i] = pairs;
         }
+        return beyond;
     }
-    return beyond;
-}
+};
 
 #if !BOXED
 // Scales of one or two runs of rows, each of `units` times 8 bytes, which begin at multiples of 8 bytes.

@@ -51,7 +51,7 @@ extern "C" __global__ void __launch_bounds__(32 * K * SPLIT)
     uint4* all_x = zeros + 4;
     const int t = blockIdx.x, warp = threadIdx.x / 32, k = warp / SPLIT, part = warp % SPLIT;
     const int lane = threadIdx.x % 32, pair = t * K + k, row = blockIdx.y * ROWS;
-    // ids are safe to read: the predecessor waited for them before it triggered this launch
+    // ids and weights are safe to read: the predecessor waited for them before it triggered this launch
     if (num_tokens && t >= *num_tokens) return;
     const int e = expert_of(ids, expert_map, pair, P, E_ids);
     const u64 first_row = static_cast<u64>(max(e, 0)) * H + row;
@@ -95,15 +95,28 @@ extern "C" __global__ void __launch_bounds__(32 * K * SPLIT)
 #endif
     copy.request();
     column.start();
+    const float weight = e >= 0 ? weights[pair] : 0.0f;
+    float bias[2 * ROW_TILES];
+#pragma unroll
+    for (int i = 0; i < 2 * ROW_TILES; ++i)
+        bias[i] =
+            BIASED && part == 0 && e >= 0 ? Biases{biases, biases32}[first_row + 8 * i + lane / 4] : 0.0f;
     bool large = copy.keep();
     wait_for_predecessor();
     let_successor_start();
     if (threadIdx.x < 4) zeros[threadIdx.x] = make_uint4(0, 0, 0, 0);
     const u16* of_pair = act + static_cast<u64>(pair) * I;
-    if (e >= 0) large |= load_column<true>(x, of_pair, I, thread, 32 * SPLIT);
+    ColumnCopy<I, 32 * SPLIT> copy_x;
+    if (e >= 0) {
+        copy_x.request(of_pair, thread);
+        large |= copy_x.keep<true>(x, thread);
+    }
     large = __syncthreads_or(large);
     if (large) {
-        if (e >= 0) load_column<false>(x, of_pair, I, thread, 32 * SPLIT);
+        if (e >= 0) {
+            copy_x.request(of_pair, thread);
+            copy_x.keep<false>(x, thread);
+        }
         __syncthreads();
     }
     float sums[ROW_TILES][2];
@@ -114,14 +127,9 @@ extern "C" __global__ void __launch_bounds__(32 * K * SPLIT)
     else
         column.multiply<false>(sums, of_lane, 8 * groups, 16 * groups, x, zeros);
     if (lane % 4 == 0) {
-        const float weight = e >= 0 ? weights[pair] : 0.0f;
 #pragma unroll
-        for (int i = 0; i < 2 * ROW_TILES; ++i) {
-            const int r = 8 * i + lane / 4;
-            float sum = sums[i / 2][i % 2];
-            if (BIASED && part == 0 && e >= 0) sum += Biases{biases, biases32}[first_row + r];
-            parts[warp][r] = e >= 0 ? weight * sum : 0.0f;
-        }
+        for (int i = 0; i < 2 * ROW_TILES; ++i)
+            parts[warp][8 * i + lane / 4] = e >= 0 ? weight * (sums[i / 2][i % 2] + bias[i]) : 0.0f;
     }
     __syncthreads();
     for (int c = threadIdx.x; c < ROWS; c += 32 * K * SPLIT) {

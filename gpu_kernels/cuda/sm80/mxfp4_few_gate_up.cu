@@ -52,6 +52,10 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS)
     const int groups = H / 32;
     wait_for_predecessor();
     let_successor_start();
+    // beside the expert's number, which all other requests wait for
+    const u16* token = hidden + static_cast<u64>(pair / K) * H;
+    ColumnCopy<H, 32 * WARPS> copy_x;
+    copy_x.request(token, threadIdx.x);
     const int e = expert_of(ids, expert_map, pair, pair_limit(num_tokens, P, K), E_ids);
     if (e < 0) return;
 #if BOXED
@@ -98,13 +102,25 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS)
 #endif
     copy.request();
     column.start();
+    const int c = threadIdx.x;
+#if BOXED
+    const int f = fragment + c / 8,
+              channel = f / 16 * 128 + c % 8 / 2 * 32 + c % 2 * 4 + f % 16 / 4 * 8 + f % 4;
+    const u64 row = first_row + channel * row_step;
+    const bool mine = c < 8 * ROW_TILES && channel < I;
+#else
+    const u64 row = first_row + c * row_step;
+    const bool mine = c < 8 * ROW_TILES;
+#endif
+    float gate = mine ? Biases{biases, biases32}[row] : 0.0f,
+          up = mine ? Biases{biases, biases32}[row + up_rows] : 0.0f;
     if (threadIdx.x < 4) zeros[threadIdx.x] = make_uint4(0, 0, 0, 0);
-    const u16* token = hidden + static_cast<u64>(pair / K) * H;
-    bool large = load_column<true>(x, token, H, threadIdx.x, 32 * WARPS);
+    bool large = copy_x.keep<true>(x, threadIdx.x);
     large |= copy.keep();
     large = __syncthreads_or(large);
     if (large) {
-        load_column<false>(x, token, H, threadIdx.x, 32 * WARPS);
+        copy_x.request(token, threadIdx.x);
+        copy_x.keep<false>(x, threadIdx.x);
         __syncthreads();
     }
     float sums[ROW_TILES][2];
@@ -127,17 +143,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS)
             parts[warp][16 * m + 8 + lane / 4] = sums[m][1];
         }
     __syncthreads();
-    const int c = threadIdx.x;
-    if (c >= 8 * ROW_TILES) return;
-#if BOXED
-    const int f = fragment + c / 8,
-              channel = f / 16 * 128 + c % 8 / 2 * 32 + c % 2 * 4 + f % 16 / 4 * 8 + f % 4;
-    if (channel >= I) return;
-    const u64 row = first_row + channel * row_step;
-#else
-    const u64 row = first_row + c * row_step;
-#endif
-    float gate = Biases{biases, biases32}[row], up = Biases{biases, biases32}[row + up_rows];
+    if (!mine) return;
 #pragma unroll
     for (int w = 0; w < WARPS; ++w) {
         gate += parts[w][c / 8 * 16 + c % 8];

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -79,13 +79,13 @@ class Mxfp4Few(CudaCpp[ColumnPlan]):
     @staticmethod
     def _sizes(problem: Problem) -> ColumnSizes:
         """Found on an H200, for gpt-oss-120b and Qwen3-30B-A3B."""
-        sizes = ColumnSizes()
         if problem.T == 1:
             # eight warps where each then requests all its channels at once
-            warps = 8 if problem.H <= 8 * sizes.up_unroll * CHUNK else 4
-            return replace(sizes, warps=warps, split=2 if problem.K <= 8 else 1)
+            warps, split = 8 if problem.H <= 8 * 2 * CHUNK else 4, 2 if problem.K <= 8 else 1
+            return ColumnSizes(warps, split, down_unroll=min(4, ceil_div(problem.I, split * CHUNK)))
         if problem.T == 2:
-            return replace(sizes, split=max(1, 8 // problem.K))
+            split = max(1, 8 // problem.K)
+            return ColumnSizes(split=split, down_unroll=3 if problem.I <= 6 * split * CHUNK else 2)
         return ColumnSizes(split=max(1, 8 // problem.K), up_tiles=2, down_tiles=2, down_unroll=2)
 
     @staticmethod
