@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-import subprocess
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from machine_code import NVDISASM, listing
 from ttnn_moe import Problem
 from ttnn_moe.cuda.arch import ARCHES, HOPPER, Arch, Target
 from ttnn_moe.cuda.device import H200
@@ -21,10 +20,6 @@ from ttnn_moe.cuda.moe.sm90_int4_24 import INT4_24_SM90
 from ttnn_moe.cuda.moe.sm90_int4_24_few import INT4_24_FEW_SM90
 from ttnn_moe.cuda.moe.sm90_int4_24_fp16 import INT4_24_FP16_SM90
 from ttnn_moe.formats.int4_24 import NAME
-
-TRITON = find_spec("triton")
-FOLDERS = (TRITON.submodule_search_locations if TRITON else None) or []
-NVDISASM = next((path for folder in FOLDERS for path in Path(folder).rglob("nvdisasm")), None)
 
 
 @pytest.mark.slow(4)
@@ -48,6 +43,5 @@ def test_every_product_is_sparse(family: CudaCpp[Any], arch: Arch, T: int, produ
             continue
         cubin = tmp_path / "cubin"
         cubin.write_bytes(build.compile_spec(use.spec))
-        code = subprocess.run([str(NVDISASM), "-c", str(cubin)], capture_output=True, text=True, check=True).stdout
-        made = re.findall(r"\bH?G?MMA\.\S+", code)
+        made = re.findall(r"\bH?G?MMA\.\S+", listing(cubin))
         assert made and all(re.match(products, product) for product in made), use.spec.name

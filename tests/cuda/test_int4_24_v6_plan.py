@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import re
-import shutil
 import subprocess
 from dataclasses import replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +12,7 @@ import pytest
 import torch
 
 from int4_24_cases import exact_experts
+from machine_code import NVCC, NVDISASM, listing
 from ttnn_moe import Problem, Routing
 from ttnn_moe.cuda.arch import ARCHES, HOPPER, Target
 from ttnn_moe.cuda.device import H200
@@ -23,11 +22,6 @@ from ttnn_moe.cuda.moe.prepared import bytes_of, most_bytes
 from ttnn_moe.cuda.moe.steps import step_tiles
 from ttnn_moe.errors import BackendUnavailable
 from ttnn_moe.sources import kernel_path
-
-NVCC = shutil.which("nvcc")
-TRITON = find_spec("triton")
-FOLDERS = (TRITON.submodule_search_locations if TRITON else None) or []
-NVDISASM = next((path for folder in FOLDERS for path in Path(folder).rglob("nvdisasm")), None)
 
 
 @pytest.mark.skipif(NVCC is None, reason="nvcc is not installed")
@@ -49,8 +43,7 @@ def test_the_machine_code_has_the_pinned_instructions(kernel: str, paths: int, t
     assert len(re.findall(r"bar\.sync|barrier\.sync", ptx)) == 2
     if NVDISASM is None:
         return
-    listing = subprocess.run([str(NVDISASM), "-c", str(tmp_path / "cubin")], capture_output=True, text=True, check=True)
-    code = listing.stdout
+    code = listing(tmp_path / "cubin")
     assert len(re.findall(r"HMMA\.SP\.16832\.F32\.BF16", code)) == 2 * paths * steps
     assert len(re.findall(r"LDSM\.16\.MT88\.4", code)) == 2 * steps + 1
     assert not re.search(r"\b(LDL|STL)\b", code), "it spills"

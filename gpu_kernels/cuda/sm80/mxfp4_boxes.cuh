@@ -22,8 +22,10 @@ constexpr int STAGE_GROUPS = 8;
 struct Box {
     int before, fragments, rows;  // rows before it; its fragments; rows of a fragment
 
+    // Of a box past the last, rows are 0 or fewer. Not clamped here: ptxas 13.0 makes max(0, min(4, n)) and a
+    // comparison with 4 one VIMNMX.RELU, whose predicate is wrong.
     __device__ __forceinline__ static Box of_gate_up(int box, int I) {
-        const int groups = max(0, min(4, I / 32 - box / 2 * 4));
+        const int groups = min(4, I / 32 - box / 2 * 4);
         return {box / 2 * 256 + box % 2 * 32 * groups, 8, 4 * groups};
     }
     __device__ __forceinline__ static Box of_down(int box, int H) {
