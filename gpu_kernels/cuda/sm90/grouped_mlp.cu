@@ -193,6 +193,9 @@ __device__ __forceinline__ void multiply(const Shared& shared, Turn<STAGES>& tur
     release(shared, before);
 }
 
+// Numbers of rows that are compiled. The widest tile compiles longest, and few of its items have few rows.
+__device__ __forceinline__ constexpr int rows_after(int n) { return n + (MAX_N > 160 && n < 80 ? 16 : 8); }
+
 // The smallest N that holds the rows. Sums past it are unchanged.
 template <int N>
 __device__ __forceinline__ void multiply_rows(const Shared& shared, Turn<STAGES>& turn, Sums& sums, int depth,
@@ -203,7 +206,7 @@ __device__ __forceinline__ void multiply_rows(const Shared& shared, Turn<STAGES>
         if (rows <= N)
             multiply<N>(shared, turn, sums, depth);
         else
-            multiply_rows<N + 8>(shared, turn, sums, depth, rows);
+            multiply_rows<rows_after(N)>(shared, turn, sums, depth, rows);
     }
 }
 
