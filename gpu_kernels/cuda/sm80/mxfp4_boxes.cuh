@@ -21,15 +21,14 @@ constexpr int STAGE_GROUPS = 8;
 
 struct Box {
     int before, fragments, rows;  // rows before it; its fragments; rows of a fragment
+    bool whole;  // 16 rows. `rows == 16` is wrong: ptxas 13.0 takes a predicate of VIMNMX.RELU for it
 
-    // Of a box past the last, rows are 0 or fewer. Not clamped here: ptxas 13.0 makes max(0, min(4, n)) and a
-    // comparison with 4 one VIMNMX.RELU, whose predicate is wrong.
     __device__ __forceinline__ static Box of_gate_up(int box, int I) {
-        const int groups = min(4, I / 32 - box / 2 * 4);
-        return {box / 2 * 256 + box % 2 * 32 * groups, 8, 4 * groups};
+        const int left = I / 32 - box / 2 * 4, groups = max(0, min(4, left));
+        return {box / 2 * 256 + box % 2 * 32 * groups, 8, 4 * groups, left >= 4};
     }
     __device__ __forceinline__ static Box of_down(int box, int H) {
-        return {box * 128, max(0, min(8, H / 16 - box * 8)), 16};
+        return {box * 128, max(0, min(8, H / 16 - box * 8)), 16, true};
     }
     __device__ __forceinline__ int all() const { return fragments * rows; }
 };

@@ -108,8 +108,7 @@ struct BoxScales {
     __device__ __forceinline__ u32 at(int i) const {
         if (i >= all) return 0;
         const int each = box.rows * groups / 4, m = ROW_TILES == 1 ? 0 : i / each, rest = i - m * each;
-        const int stage = box.rows == 16 ? rest / 32 : rest / (2 * box.rows),
-                  word = rest - stage * 2 * box.rows;
+        const int stage = box.whole ? rest / 32 : rest / (2 * box.rows), word = rest - stage * 2 * box.rows;
         const int wide = min(STAGE_GROUPS, groups - stage * STAGE_GROUPS);
         const int byte = stage * box.all() * STAGE_GROUPS + (fragment + m) * box.rows * wide + 4 * word;
         return *reinterpret_cast<const u32*>(from + byte);

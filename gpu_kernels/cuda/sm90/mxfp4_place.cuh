@@ -17,7 +17,7 @@ struct Place {
         const int lane = threadIdx.x % 32;
         weights = box() * BOX_BYTES + fragment() * 2048 + lane * 16;
         scales = BOXES * BOX_BYTES + box() * BOX_SCALES + fragment() * 128 + lane;
-        rows = item.kind == DOWN ? 16 : max(0, Box::of_gate_up(item.block * BOXES + box(), I).rows);
+        rows = item.kind == DOWN ? 16 : Box::of_gate_up(item.block * BOXES + box(), I).rows;
     }
     // Of part 0. Computed where they are needed: registers are short.
     __device__ __forceinline__ static int box() { return (threadIdx.x / 128 - 1) * PARTS / 2; }
@@ -28,7 +28,7 @@ struct Place {
     // No weight row of this warpgroup is one of the matrix.
     __device__ __forceinline__ static bool idle(const Item& item, int I, int H) {
         const int at = item.block * BOXES + box();
-        return item.kind == DOWN ? at * 128 + fragment() / 4 * 64 >= H : Box::of_gate_up(at, I).rows <= 0;
+        return item.kind == DOWN ? at * 128 + fragment() / 4 * 64 >= H : Box::of_gate_up(at, I).rows == 0;
     }
     __device__ __forceinline__ Chunk chunk(int of_part, int groups, int unit) const {
         return Chunk(fragment() + 4 * of_part, rows, groups, unit);
