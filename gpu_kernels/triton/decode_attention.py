@@ -24,7 +24,7 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["rows", "positions"])
 def decode_attention(
     q,
     keys,

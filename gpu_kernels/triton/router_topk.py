@@ -20,7 +20,7 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["T"])
 def router_topk(
     logits,
     partial,
