@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 import subprocess
 from importlib.util import find_spec
 from pathlib import Path
@@ -11,12 +10,12 @@ from typing import Any
 
 import pytest
 
+from machine_code import NVCC
 from ttnn_moe.cuda.combine.rank_combine import Plan
 from ttnn_moe.cuda.jit import build
 from ttnn_moe.cuda.jit.spec import Spec
 from ttnn_moe.sources import kernel_path
 
-NVCC = shutil.which("nvcc")
 STAND_IN = Path(__file__).parents[1] / "support" / "nccl_stand_in"
 ROOT = kernel_path("gpu_kernels", "cuda")
 NVIDIA = find_spec("nvidia")

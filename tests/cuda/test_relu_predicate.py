@@ -7,29 +7,29 @@ that comparison: at one token, arranged gpt-oss weights took scales of other row
 from __future__ import annotations
 
 import re
-import subprocess
 from pathlib import Path
 
 import pytest
 from test_cuda_sources import USES
 
-from machine_code import NVCC, NVDISASM, listing
+from machine_code import NVCC, NVDISASM, listing, nvcc
 from ttnn_moe.cuda.jit.spec import Spec
-from ttnn_moe.sources import kernel_path
 
 SPECS = sorted({use.spec for use in USES if use.spec.arch == "sm_90a"}, key=str)
-HAD_IT = "sm80/mxfp4_few_gate_up"
+
+
+def _boxed(spec: Spec) -> bool:
+    """Whether it has boxes, whose rows are such a number."""
+    return dict(spec.defines).get("BOXED") == "1"
 
 
 @pytest.mark.slow(2)
 @pytest.mark.skipif(NVCC is None or NVDISASM is None, reason="nvcc or nvdisasm is not here")
 @pytest.mark.parametrize(
-    "spec", [pytest.param(spec, marks=[pytest.mark.long] * (spec.name != HAD_IT)) for spec in SPECS], ids=str
+    "spec", [pytest.param(spec, marks=[pytest.mark.long] * (not _boxed(spec))) for spec in SPECS], ids=str
 )
 def test_no_comparison_is_its_predicate(spec: Spec, tmp_path: Path) -> None:
-    root, cubin = kernel_path("gpu_kernels", "cuda"), tmp_path / "cubin"
-    flags = ["-std=c++17", "-cubin", "-gencode=arch=compute_90a,code=sm_90a", f"-I{root}"]
-    flags += [f"-D{name}={value}" for name, value in spec.defines]
-    command = [str(NVCC), *flags, "-o", str(cubin), str(root / f"{spec.name}.cu")]
-    subprocess.run(command, check=True, capture_output=True, timeout=300)
+    cubin = tmp_path / "cubin"
+    done = nvcc(spec, cubin)
+    assert done.returncode == 0, done.stderr
     assert not re.search(r"\bVIMNMX\S*\.RELU R\w+, (P\d|PT, P\d)", listing(cubin))

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 
+from machine_code import NVCC, nvcc
 from sm120_cases import packed
 from ttnn_moe import ContractError, Problem
 from ttnn_moe.activations import CLAMPED_SWIGLU
@@ -34,7 +35,6 @@ SM120 = ARCHES[12, 0]
 TARGET = Target(replace(H200, capability=(12, 0), shared_memory=SM120.shared_memory), SM120)
 QWEN3 = Problem(1, 128, 8, 2048, 768, weight_format="mxfp4")
 GPT_OSS = Problem(1, 32, 4, 2880, 2880, weight_format="mxfp4", activation=CLAMPED_SWIGLU, biased=True)
-NVCC = shutil.which("nvcc")
 
 
 @pytest.mark.parametrize("sizes", [QWEN3, GPT_OSS], ids=["qwen3", "gpt_oss"])
@@ -202,11 +202,9 @@ def test_nvcc_compiles_it_for_sm_120f(use: Use, tmp_path: Path) -> None:
 
     cuobjdump takes longer than nvcc, and large tiles have the same instructions, more often.
     """
-    spec, root, cubin = use.spec, kernel_path("gpu_kernels", "cuda"), tmp_path / "kernel.cubin"
-    flags = "-std=c++17 -cubin -Xptxas -v -Werror all-warnings -gencode=arch=compute_120f,code=sm_120f".split()
-    flags += [f"-I{root}", *(f"-D{name}={value}" for name, value in spec.defines), "-o", str(cubin)]
-    command = [str(NVCC), *flags, str(root / f"{spec.name}.cu")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    spec, cubin = use.spec, tmp_path / "kernel.cubin"
+    assert spec.arch == "sm_120f"
+    done = nvcc(spec, cubin, "-Xptxas", "-v", "-Werror", "all-warnings")
     report = done.stderr + done.stdout
     assert done.returncode == 0, report
     assert "0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads" in report, report

@@ -81,7 +81,8 @@ class Mxfp4Few(CudaCpp[ColumnPlan]):
         """Found on an H200, for gpt-oss-120b and Qwen3-30B-A3B."""
         if problem.T == 1:
             # eight warps where each then requests all its channels at once
-            warps, split = 8 if problem.H <= 8 * 2 * CHUNK else 4, 2 if problem.K <= 8 else 1
+            warps = 8 if problem.H <= 8 * ColumnSizes.up_unroll * CHUNK else 4
+            split = 2 if problem.K <= 8 else 1
             return ColumnSizes(warps, split, down_unroll=min(4, ceil_div(problem.I, split * CHUNK)))
         if problem.T == 2:
             split = max(1, 8 // problem.K)
