@@ -1,6 +1,7 @@
 """Which part of Qwen3-MoE a kernel of a trace belongs to, and the time of each part.
 
-A layer's kernels come in one order; head_norm_rope, attention and router_topk say where in it a kernel stands. The last
+A layer's kernels come in one order; head_norm_rope, attention and the router's last kernel say where in it a kernel
+stands. The last
 layer of a prefill has two of the first: qkv of the tokens whose logits are wanted comes before attention. A kernel's
 time runs from the end of the kernel before to its own end. So the parts add up to the step, gaps included, and
 kernels that overlap (programmatic dependent launch) count once.
@@ -19,6 +20,7 @@ PARTS = ("norms", "qkv", "q/k norm, RoPE, cache", "attention", "out", "router", 
 _ATTENTION = re.compile(r"decode_attention|merge_attention|prefill_attention|flash|fmha|attention", re.I)
 _PRODUCT = re.compile(r"few_linear|decode_linear|gemm|nvjet|cutlass|cublas|splitk|xmma|ampere_|sm90_|sm80_", re.I)
 _NORM = re.compile(r"rms_norm")
+_ROUTER_ENDS = re.compile(r"router_topk|norm_route")
 _EXPERTS = re.compile(
     r"few_gate_up|few_down|routing_|gate_up|grouped_matmul|grouped_mlp|combine|silu_mul|mxfp4|int4_24|mx_quantise"
 )
@@ -57,16 +59,16 @@ def steps_of(kernels: Iterable[Kernel]) -> list[list[Kernel]]:
 def label(names: Sequence[str]) -> list[str]:
     """The part of each kernel of one forward pass, by name and place."""
     out: list[str] = []
-    place, seen_out, last = "before", False, max((i for i, n in enumerate(names) if "router_topk" in n), default=-1)
+    place, seen_out, last = "before", False, max((i for i, n in enumerate(names) if _ROUTER_ENDS.search(n)), default=-1)
     for i, name in enumerate(names):
         if "head_norm_rope" in name:
             place, seen_out = "keys", False
             out.append("q/k norm, RoPE, cache")
         elif "router_logits" in name:
             out.append("router")
-        elif "router_topk" in name:
+        elif _ROUTER_ENDS.search(name):
             place = "last" if i == last else "before"
-            out.append("top-k")
+            out.append("top-k" if "router_topk" in name else "router")
         elif place in ("keys", "attention") and _ATTENTION.search(name):
             place, seen_out = "attention", False
             out.append("attention")

@@ -26,6 +26,7 @@ from ttnn_moe.cuda.jit import build
 from ttnn_moe.cuda.jit.spec import Spec
 from ttnn_moe.cuda.jit.store import Store
 from ttnn_moe.cuda.linear import decode_linear
+from ttnn_moe.cuda.router import clustered
 from ttnn_moe.cuda.moe.cuda_cpp import CudaCpp
 from ttnn_moe.cuda.moe.families import CUDA_CPP, choose
 from ttnn_moe.cuda.moe.few import FEW
@@ -103,6 +104,15 @@ MODEL = [
     Use(decode_linear.spec_of(4, torch.bfloat16, True, False, 8), decode_linear.shared_memory(8)),
     Use(decode_linear.spec_of(8, torch.float16, False, True, 16), decode_linear.shared_memory(16)),
     Use(decode_linear.spec_of(8, torch.bfloat16, False, True, 32), decode_linear.shared_memory(32)),
+    *(
+        Use(clustered.spec_of(dtype, H, E, K, K == 8), clustered.shared_memory(E))
+        for dtype, H, E, K in (
+            (torch.bfloat16, 2048, 128, 8),
+            (torch.bfloat16, 4096, 128, 8),
+            (torch.float16, 4096, 128, 16),
+            (torch.float16, 2048, 256, 8),
+        )
+    ),
     Use(prefill_sm90.spec_of(torch.bfloat16, 0, 8), prefill_sm90.SHARED_MEMORY),
     Use(prefill_sm90.spec_of(torch.bfloat16, 64, 8), prefill_sm90.SHARED_MEMORY),
     Use(prefill_sm90.spec_of(torch.float16, 256, 1), prefill_sm90.SHARED_MEMORY),

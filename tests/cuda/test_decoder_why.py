@@ -36,8 +36,8 @@ def test_few_rows_decode_and_prompts_take_different_families(monkeypatch: pytest
         "rms_norm, GEMM",
     ]
     assert [of["norm_route"] for of in (one, some, many)] == [
-        "Triton few_linear, router_topk",
-        "Triton router_logits, router_topk",
+        "CUDA C++ norm_route (sm_90a)",
+        "CUDA C++ norm_route (sm_90a)",
         "rms_norm, GEMM, route",
     ]
     assert one["prefill_attention"] == "CUDA C++ prefill_attention (sm_90a)"
@@ -48,6 +48,8 @@ def test_few_rows_decode_and_prompts_take_different_families(monkeypatch: pytest
 
 def test_other_gpus_and_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
     older = rows(monkeypatch, 16, (8, 0))
+    assert older["norm_route"] == "Triton router_logits, router_topk"
+    assert rows(monkeypatch, 1, E=64)["norm_route"] == "Triton few_linear, router_topk"
     assert older["prefill_attention"] == "Triton prefill_attention" and older["norm_linear"] == "rms_norm, GEMM"
     assert set(rows(monkeypatch, 16, (7, 5)).values()) == {TORCH}
     odd = rows(monkeypatch, 16, head_dim=24)

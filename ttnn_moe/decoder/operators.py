@@ -15,7 +15,7 @@ from ..choice import Family, Operator, why_not_kernels
 from ..cuda.attention.memory import why_not_heads
 from ..cuda.linear import decode_linear, few_rows
 from ..cuda.norm import rms_norm as norm_rows
-from ..cuda.router import sliced, topk
+from ..cuda.router import clustered, sliced, topk
 from . import torch_forms
 
 Routed = tuple[Tensor, Tensor, Tensor]  # ids [T, K], weights [T, K], and x normalised [T, H]
@@ -160,6 +160,7 @@ def _gemm_route(x: Tensor, norm: Tensor, eps: float, weight: Tensor, K: int, ren
 NORM_ROUTE: Operator[Routed] = Operator(
     "norm_route",
     [
+        Family(clustered.NAME, clustered.why_not, clustered.launch),
         Family(f"{few_rows.NAME}, router_topk", _why_not_few_route, _few_route),
         Family(sliced.NAME, sliced.why_not, sliced.launch),
         Family("rms_norm, GEMM, route", _always, _gemm_route),

@@ -60,15 +60,6 @@ struct Shared {
     }
 };
 
-__device__ __forceinline__ uint4 times(uint4 a, uint4 b) {
-    const u32 left[4] = {a.x, a.y, a.z, a.w}, right[4] = {b.x, b.y, b.z, b.w};
-    u32 out[4];
-#pragma unroll
-    for (int i = 0; i < 4; ++i)
-        out[i] = pack(first_of(left[i]) * first_of(right[i]), second_of(left[i]) * second_of(right[i]));
-    return make_uint4(out[0], out[1], out[2], out[3]);
-}
-
 // Load this block's slice of x into shared memory. NORM: multiplied by norm, with the sums of squares. A warp
 // takes every fourth row; a lane takes the 16-byte chunks `lane` and `lane + 32`.
 __device__ __forceinline__ void load_rows(const Shared& shared, const u16* x, const uint4 (&norms)[2], int T,

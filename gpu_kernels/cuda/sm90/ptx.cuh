@@ -34,6 +34,15 @@ __device__ __forceinline__ float4 load_float4_of(u32 here, u32 rank) {
     return v;
 }
 
+// To the same variable in another block's shared memory.
+__device__ __forceinline__ void store_float_to(u32 here, u32 rank, float value) {
+    asm volatile(
+        "{.reg .b32 there; mapa.shared::cluster.u32 there, %0, %1;\n"
+        "st.shared::cluster.f32 [there], %2;}" ::"r"(here),
+        "r"(rank), "f"(value)
+        : "memory");
+}
+
 // ---- barriers: 8 bytes of shared memory each
 
 __device__ __forceinline__ void barrier_init(u32 barrier, u32 arrivals) {
@@ -205,11 +214,21 @@ __device__ __forceinline__ void store_matrices(u32 row, u32 a, u32 b, u32 c, u32
 
 // ---- arithmetic
 
-// Two products of bf16.
+// Two products of elements.
 __device__ __forceinline__ u32 multiply_pairs(u32 a, u32 b) {
     u32 word;
+#if FP16
+    asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(word) : "r"(a), "r"(b));
+#else
     asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(word) : "r"(a), "r"(b));
+#endif
     return word;
+}
+
+// Eight products.
+__device__ __forceinline__ uint4 times(uint4 a, uint4 b) {
+    return make_uint4(multiply_pairs(a.x, b.x), multiply_pairs(a.y, b.y), multiply_pairs(a.z, b.z),
+                      multiply_pairs(a.w, b.w));
 }
 
 __device__ __forceinline__ float exp2_of(float x) {

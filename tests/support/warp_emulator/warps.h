@@ -204,6 +204,7 @@ inline int __syncthreads_or(int vote) {
     return any;
 }
 inline void __syncwarp() { emulator::meet_warp(); }
+inline int __float_as_int(float value) { return std::bit_cast<int>(value); }
 inline float __int_as_float(int word) { return std::bit_cast<float>(word); }
 inline float __uint_as_float(uint32_t word) { return std::bit_cast<float>(word); }
 inline uint32_t __float_as_uint(float value) { return std::bit_cast<uint32_t>(value); }
@@ -256,5 +257,10 @@ inline uint32_t __ballot_sync(uint32_t, bool vote) {
     for (int i = 0; i < 32; ++i) votes |= static_cast<uint32_t>(of(first + i)) << i;
     return votes;
 }
+inline int __reduce_max_sync(uint32_t, int value) {
+    for (int step = 1; step < 32; step *= 2) value = std::max(value, __shfl_xor_sync(0, value, step));
+    return value;
+}
+inline int __ffs(uint32_t word) { return word ? std::countr_zero(word) + 1 : 0; }
 inline bool __any_sync(uint32_t all, bool vote) { return __ballot_sync(all, vote) != 0; }
 inline bool __all_sync(uint32_t all, bool vote) { return __ballot_sync(all, !vote) == 0; }

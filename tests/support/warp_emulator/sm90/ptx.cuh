@@ -5,7 +5,8 @@
 #include "common/copies.cuh"
 #include "common/flags.cuh"
 
-// As tests/support/host_kernels.py makes it: innermost dimension first, rows of 128 bytes; swizzled by 128 bytes.
+// As tests/support/host_kernels.py makes it: innermost dimension first, rows of 128 bytes; swizzled by 128
+// bytes.
 struct TensorMap {
     const unsigned char* from;
     int rank;
@@ -136,6 +137,10 @@ T load_of(u32 here, u32 rank) {
 inline float load_float_of(u32 here, u32 rank) { return load_of<float>(here, rank); }
 inline float4 load_float4_of(u32 here, u32 rank) { return load_of<float4>(here, rank); }
 
+inline void store_float_to(u32 here, u32 rank, float value) {
+    std::memcpy(emulator::memory_of(rank) + here, &value, sizeof value);
+}
+
 // ---- barriers
 
 inline void barrier_init(u32 barrier, u32 arrivals) {
@@ -179,7 +184,8 @@ inline void tensor_load_5d(u32 to, const TensorMap* map, u32 barrier, int x, int
 }
 
 inline void bytes_load(u32 to, const void* from, u32 bytes, u32 barrier) {
-    if (to % 16 || reinterpret_cast<uintptr_t>(from) % 16 || bytes % 16) emulator::fail("bytes that begin between");
+    if (to % 16 || reinterpret_cast<uintptr_t>(from) % 16 || bytes % 16)
+        emulator::fail("bytes that begin between");
     if (static_cast<int>(to + bytes) > emulator::shared_bytes) emulator::fail("bytes outside shared memory");
     emulator::fly(barrier, [=, me = emulator::block()] {
         std::memcpy(emulator::memories[me].bytes + to, from, bytes);
@@ -234,6 +240,10 @@ inline void store_matrices(u32 row, u32 a, u32 b, u32 c, u32 d) {
 
 inline u32 multiply_pairs(u32 a, u32 b) {
     return pack(first_of(a) * first_of(b), second_of(a) * second_of(b));
+}
+inline uint4 times(uint4 a, uint4 b) {
+    return make_uint4(multiply_pairs(a.x, b.x), multiply_pairs(a.y, b.y), multiply_pairs(a.z, b.z),
+                      multiply_pairs(a.w, b.w));
 }
 inline float exp2_of(float x) { return std::exp2(x); }
 inline void before_all_else(float, u32) {}

@@ -1,0 +1,85 @@
+"""Norm, logits and choice of experts on Hopper in one launch: gpu_kernels/cuda/sm90/norm_route.cu."""
+
+from __future__ import annotations
+
+from ctypes import c_float, c_int32
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from ...sizes import ceil_div
+from .. import device as devices
+from ..arch import HOPPER, why_not_hopper
+from ..jit import load, spec
+
+NAME = "CUDA C++ norm_route (sm_90a)"
+MAX_TOKENS = 512
+SLICE, TILE = 512, 128  # of H and of E
+MOST_SLICES = 8  # of the weight of all experts, as registers hold it
+MAX_K = 16
+CLUSTER, THREADS, TOKENS = 8, 512, 8  # blocks of a cluster; threads of a block; tokens that a cluster takes at a time
+
+
+def why_not(
+    device: torch.device, x: Tensor, norm: Tensor, eps: float, weight: Tensor, K: int, renormalise: bool
+) -> str | None:
+    """Why the kernel does not route x [T, H] by weight [E, H]; None: it does."""
+    T, (E, H) = x.shape[0], weight.shape
+    if not 0 < T <= MAX_TOKENS:
+        return f"not 1 to {MAX_TOKENS} rows"
+    if x.dtype not in (torch.bfloat16, torch.float16):
+        return "neither bf16 nor fp16"
+    if H % SLICE or E not in (TILE, 2 * TILE) or H // SLICE * (E // TILE) > MOST_SLICES:
+        return "H is no multiple of 512, E is neither 128 nor 256, or H * E is above 4096 * 128"
+    if K > MAX_K:
+        return "K is above 16"
+    for t in (x, norm, weight):
+        if t.dtype != x.dtype or not t.is_contiguous() or t.data_ptr() % 16:
+            return "a tensor of another dtype, not contiguous, or not aligned to 16 bytes"
+    return why_not_hopper(device)
+
+
+def launch(
+    x: Tensor, norm: Tensor, eps: float, weight: Tensor, K: int, renormalise: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """ids and weights [T, K] of x [T, H], and x normalised."""
+    (T, H), E = x.shape, weight.shape[0]
+    ids, weights = x.new_empty(T, K, dtype=torch.int32), x.new_empty(T, K, dtype=torch.float32)
+    normed, device = torch.empty_like(x), x.device.index
+    with torch.cuda.device(x.device):
+        _launch(x.dtype, H, E, K, renormalise, T, eps, device)(
+            load.stream(device),
+            *(x.data_ptr(), norm.data_ptr(), weight.data_ptr()),
+            *(normed.data_ptr(), ids.data_ptr(), weights.data_ptr()),
+        )
+    return ids, weights, normed
+
+
+@lru_cache(maxsize=1024)
+def _launch(
+    dtype: torch.dtype, H: int, E: int, K: int, renormalise: bool, T: int, eps: float, device: int
+) -> load.Launch:
+    clusters = min(ceil_div(T, TOKENS), devices.gpu(device).multiprocessors // CLUSTER)
+    return load.Launch(
+        spec_of(dtype, H, E, K, renormalise),
+        device,
+        (CLUSTER * max(1, clusters),),
+        THREADS,
+        *(c_float(eps), c_int32(T)),
+        shared_memory=shared_memory(E),
+        cluster=CLUSTER,
+        overlap=True,
+    )
+
+
+def spec_of(dtype: torch.dtype, H: int, E: int, K: int, renormalise: bool) -> spec.Spec:
+    """The kernel of these sizes."""
+    fp16 = dtype == torch.float16
+    sizes = {"SLICES": H // SLICE, "TILES": E // TILE, "TOP_K": K, "RENORMALISE": renormalise}
+    return spec.Spec.of("sm90/norm_route", HOPPER.name, FP16=fp16, **sizes)
+
+
+def shared_memory(E: int) -> int:
+    """Bytes of a block: parts of its logits by 16 warps, squares, two tokens' logits."""
+    return 4 * (16 * (E // CLUSTER * TOKENS + 8) + 16 * TOKENS + 2 * E)
