@@ -33,13 +33,6 @@ __device__ __forceinline__ void arrive_in_cluster() {
 #endif
 }
 
-// The same, for what this thread wrote before: others see it after `wait_for_cluster`.
-__device__ __forceinline__ void release_to_cluster() {
-#if CLUSTER > 1
-    asm volatile("barrier.cluster.arrive.aligned;" ::: "memory");
-#endif
-}
-
 __device__ __forceinline__ void wait_for_cluster() {
 #if CLUSTER > 1
     asm volatile("barrier.cluster.wait.aligned;" ::: "memory");

@@ -14,10 +14,11 @@
 // H = 512 * SLICES, E = 128 * TILES. x * norm is rounded to the dtype of x; all else is fp32. NaN logits give
 // NaN weights, and ids in 0 .. E - 1.
 //
-// A cluster of eight blocks takes eight tokens at a time. A block makes the logits of 16 * TILES experts: its
+// A cluster of eight blocks takes eight tokens. A block makes the logits of 16 * TILES experts: its
 // 16 warps share H, and hold their part of the weight in registers from before the wait for x. Block r of the
-// cluster then has all logits of token r in its shared memory, where one warp chooses. Threads: 512. Blocks:
-// 8 * clusters; tokens go to clusters in turns. Consumers: the kernels of the experts.
+// cluster then has all logits of token r in its shared memory: blocks send them, and a barrier counts their
+// bytes. One warp chooses. Threads: 512. Blocks: 8 * ceil(T / 8). Consumers: the
+// kernels of the experts.
 #ifndef SLICES
 #define SLICES 4
 #endif
@@ -40,13 +41,12 @@
 constexpr int H = 512 * SLICES, E = 128 * TILES, OWN = E / CLUSTER, WARPS = 16, TOKENS = 8;
 constexpr int WIDTH = H / WARPS;  // channels of a warp, in chunks of 32
 constexpr int A_LANE = E / 32;    // logits that a lane chooses among
-constexpr bool HOLDS =
-    SLICES * TILES <= 4;  // registers keep norm, and x to its end; else both are read again
 
 struct Shared {
+    u64 full;                             // counts the bytes of logits
+    float logits[E];                      // of this block's token
     float sums[WARPS][OWN * TOKENS + 8];  // threads that add parts of a logit use other banks
     float squares[WARPS][TOKENS];
-    float logits[2][E];  // of this block's token; passes alternate
 };
 
 // x * scale * gain of eight channels.
@@ -129,10 +129,9 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 1)
 
     // Of 32 channels, lane c of four has 8 that follow one another: two steps of a product take them as their
     // k 2 c, 2 c + 1, 2 c + 8, 2 c + 9. x goes by the same order.
-    uint4 rows[TILES][2][CHUNKS], gains[CHUNKS];
+    uint4 rows[TILES][2][CHUNKS];
 #pragma unroll
     for (int i = 0; i < CHUNKS; ++i) {
-        if (HOLDS) gains[i] = *reinterpret_cast<const uint4*>(norm + first_channel + 32 * i);
 #pragma unroll
         for (int tile = 0; tile < TILES; ++tile)
 #pragma unroll
@@ -142,70 +141,72 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 1)
                     *reinterpret_cast<const uint4*>(weight + row * H + first_channel + 32 * i);
             }
     }
-    const auto gain = [&](int i) {
-        return HOLDS ? gains[i] : *reinterpret_cast<const uint4*>(norm + first_channel + 32 * i);
-    };
+    const uint4* gains = reinterpret_cast<const uint4*>(norm + first_channel);
+    const u32 full = shared_address(&shared.full);
+    const int first = blockIdx.x / CLUSTER * TOKENS, t = first + g;
+    if (threadIdx.x == 0) {
+        barrier_init(full, 1);
+        barrier_init_fence();
+        barrier_arrive_expect(full, E * 4);
+    }
+    sync_cluster();  // before others send
     let_successor_start();
     wait_for_predecessor();
 
-    int buffer = 0;
-    for (int first = blockIdx.x / CLUSTER * TOKENS; first < T;
-         first += gridDim.x / CLUSTER * TOKENS, buffer ^= 1) {
-        const int t = first + g;
-        const uint4* from = reinterpret_cast<const uint4*>(x + static_cast<u64>(t) * H + first_channel);
-        uint4 words[CHUNKS];
+    const uint4* from = reinterpret_cast<const uint4*>(x + static_cast<u64>(t) * H + first_channel);
+    uint4 words[CHUNKS], gain[CHUNKS];
 #pragma unroll
-        for (int i = 0; i < CHUNKS; ++i) words[i] = t < T ? from[4 * i] : make_uint4(0, 0, 0, 0);
-        float sums[TILES][4] = {}, squares = 0.0f;
+    for (int i = 0; i < CHUNKS; ++i) {
+        words[i] = t < T ? from[4 * i] : make_uint4(0, 0, 0, 0);
+        gain[i] = gains[4 * i];
+    }
+    float sums[TILES][4] = {}, squares = 0.0f;
 #pragma unroll
-        for (int i = 0; i < CHUNKS; ++i) {
-            squares = dot(words[i], words[i], squares);
-            const uint4 scaled = times(words[i], gain(i));
+    for (int i = 0; i < CHUNKS; ++i) {
+        squares = dot(words[i], words[i], squares);
+        const uint4 scaled = times(words[i], gain[i]);
 #pragma unroll
-            for (int tile = 0; tile < TILES; ++tile) {
-                const uint4 low = rows[tile][0][i], high = rows[tile][1][i];
-                const u32 even[4] = {low.x, high.x, low.y, high.y}, odd[4] = {low.z, high.z, low.w, high.w};
-                multiply_add(sums[tile], even, scaled.x, scaled.y);
-                multiply_add(sums[tile], odd, scaled.z, scaled.w);
-            }
+        for (int tile = 0; tile < TILES; ++tile) {
+            const uint4 low = rows[tile][0][i], high = rows[tile][1][i];
+            const u32 even[4] = {low.x, high.x, low.y, high.y}, odd[4] = {low.z, high.z, low.w, high.w};
+            multiply_add(sums[tile], even, scaled.x, scaled.y);
+            multiply_add(sums[tile], odd, scaled.z, scaled.w);
         }
-        squares += __shfl_xor_sync(~0u, squares, 1);
-        squares += __shfl_xor_sync(~0u, squares, 2);
-        if (c == 0) shared.squares[warp][g] = squares;
+    }
+    squares += __shfl_xor_sync(~0u, squares, 1);
+    squares += __shfl_xor_sync(~0u, squares, 2);
+    if (c == 0) shared.squares[warp][g] = squares;
 #pragma unroll
-        for (int tile = 0; tile < TILES; ++tile)
+    for (int tile = 0; tile < TILES; ++tile)
 #pragma unroll
-            for (int i = 0; i < 2; ++i)
-                *reinterpret_cast<float2*>(&shared.sums[warp][(tile * 16 + i * 8 + g) * TOKENS + 2 * c]) =
-                    make_float2(sums[tile][2 * i], sums[tile][2 * i + 1]);
-        __syncthreads();
+        for (int i = 0; i < 2; ++i)
+            *reinterpret_cast<float2*>(&shared.sums[warp][(tile * 16 + i * 8 + g) * TOKENS + 2 * c]) =
+                make_float2(sums[tile][2 * i], sums[tile][2 * i + 1]);
+    __syncthreads();
 
-        // four lanes, which hold channels of token g, add the parts of a logit of token g
-        float scale = 0.0f;
+    // four lanes, which hold channels of token g, add the parts of a logit of token g
+    float scale = 0.0f;
 #pragma unroll
-        for (int w = 0; w < WARPS; ++w) scale += shared.squares[w][g];
-        scale = rsqrtf(scale / H + eps);
+    for (int w = 0; w < WARPS; ++w) scale += shared.squares[w][g];
+    scale = rsqrtf(scale / H + eps);
 #pragma unroll
-        for (int e = warp; e < OWN; e += WARPS) {
-            float logit = 0.0f;
+    for (int e = warp; e < OWN; e += WARPS) {
+        float logit = 0.0f;
 #pragma unroll
-            for (int w = 0; w < WARPS / 4; ++w) logit += shared.sums[4 * w + c][e * TOKENS + g];
-            logit += __shfl_xor_sync(~0u, logit, 1);
-            logit += __shfl_xor_sync(~0u, logit, 2);
-            if (c == 0)
-                store_float_to(shared_address(&shared.logits[buffer][rank * OWN + e]), g, logit * scale);
-        }
-        release_to_cluster();
-        if (g == rank && t < T) {
-            uint4* to = reinterpret_cast<uint4*>(normed + static_cast<u64>(t) * H + first_channel);
+        for (int w = 0; w < WARPS / 4; ++w) logit += shared.sums[4 * w + c][e * TOKENS + g];
+        logit += __shfl_xor_sync(~0u, logit, 1);
+        logit += __shfl_xor_sync(~0u, logit, 2);
+        if (c == 0 && t < T)
+            send_float(shared_address(&shared.logits[rank * OWN + e]), g, logit * scale, full);
+    }
+    if (g == rank && t < T) {
+        uint4* to = reinterpret_cast<uint4*>(normed + static_cast<u64>(t) * H + first_channel);
 #pragma unroll
-            for (int i = 0; i < CHUNKS; ++i)
-                to[4 * i] = normalised(HOLDS ? words[i] : from[4 * i], gain(i), scale);
-        }
-        wait_for_cluster();  // nobody reads sums and squares any more
-
+        for (int i = 0; i < CHUNKS; ++i) to[4 * i] = normalised(words[i], gain[i], scale);
+    }
+    if (warp == 0 && first + rank < T) {  // to a block without a token nobody sends
+        barrier_wait(full, 0);
         const u64 own = first + rank;
-        if (warp == 0 && first + rank < T)
-            choose(shared.logits[buffer], ids + own * TOP_K, weights + own * TOP_K);
+        choose(shared.logits, ids + own * TOP_K, weights + own * TOP_K);
     }
 }

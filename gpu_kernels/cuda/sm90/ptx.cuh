@@ -34,12 +34,14 @@ __device__ __forceinline__ float4 load_float4_of(u32 here, u32 rank) {
     return v;
 }
 
-// To the same variable in another block's shared memory.
-__device__ __forceinline__ void store_float_to(u32 here, u32 rank, float value) {
+// To the same variable in another block's shared memory; its barrier, at the same place as `barrier` here,
+// counts the four bytes once they are there. No fence is needed.
+__device__ __forceinline__ void send_float(u32 here, u32 rank, float value, u32 barrier) {
     asm volatile(
-        "{.reg .b32 there; mapa.shared::cluster.u32 there, %0, %1;\n"
-        "st.shared::cluster.f32 [there], %2;}" ::"r"(here),
-        "r"(rank), "f"(value)
+        "{.reg .b32 there, counts; mapa.shared::cluster.u32 there, %0, %1;\n"
+        "mapa.shared::cluster.u32 counts, %3, %1;\n"
+        "st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [there], %2, [counts];}" ::"r"(here),
+        "r"(rank), "r"(__float_as_uint(value)), "r"(barrier)
         : "memory");
 }
 

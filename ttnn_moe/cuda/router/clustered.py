@@ -9,16 +9,15 @@ import torch
 from torch import Tensor
 
 from ...sizes import ceil_div
-from .. import device as devices
 from ..arch import HOPPER, why_not_hopper
 from ..jit import load, spec
 
 NAME = "CUDA C++ norm_route (sm_90a)"
-MAX_TOKENS = 512
+MAX_TOKENS = 64
 SLICE, TILE = 512, 128  # of H and of E
 MOST_SLICES = 8  # of the weight of all experts, as registers hold it
 MAX_K = 16
-CLUSTER, THREADS, TOKENS = 8, 512, 8  # blocks of a cluster; threads of a block; tokens that a cluster takes at a time
+CLUSTER, THREADS, TOKENS = 8, 512, 8  # blocks of a cluster; threads of a block; tokens of a cluster
 
 
 def why_not(
@@ -60,11 +59,10 @@ def launch(
 def _launch(
     dtype: torch.dtype, H: int, E: int, K: int, renormalise: bool, T: int, eps: float, device: int
 ) -> load.Launch:
-    clusters = min(ceil_div(T, TOKENS), devices.gpu(device).multiprocessors // CLUSTER)
     return load.Launch(
         spec_of(dtype, H, E, K, renormalise),
         device,
-        (CLUSTER * max(1, clusters),),
+        (CLUSTER * ceil_div(T, TOKENS),),
         THREADS,
         *(c_float(eps), c_int32(T)),
         shared_memory=shared_memory(E),
@@ -81,5 +79,5 @@ def spec_of(dtype: torch.dtype, H: int, E: int, K: int, renormalise: bool) -> sp
 
 
 def shared_memory(E: int) -> int:
-    """Bytes of a block: parts of its logits by 16 warps, squares, two tokens' logits."""
-    return 4 * (16 * (E // CLUSTER * TOKENS + 8) + 16 * TOKENS + 2 * E)
+    """Bytes of a block: a barrier, a token's logits; parts of its logits by 16 warps, squares."""
+    return 8 + 4 * (E + 16 * (E // CLUSTER * TOKENS + 8) + 16 * TOKENS)

@@ -13,7 +13,6 @@ inline void sync_cluster() { emulator::wait(emulator::own_cluster()); }
 inline void arrive_in_cluster() {
     emulator::fibers[emulator::current].of_cluster = emulator::arrive(emulator::own_cluster());
 }
-inline void release_to_cluster() { arrive_in_cluster(); }
 inline void wait_for_cluster() {
     emulator::await(emulator::own_cluster(), emulator::fibers[emulator::current].of_cluster);
 }

@@ -137,10 +137,6 @@ T load_of(u32 here, u32 rank) {
 inline float load_float_of(u32 here, u32 rank) { return load_of<float>(here, rank); }
 inline float4 load_float4_of(u32 here, u32 rank) { return load_of<float4>(here, rank); }
 
-inline void store_float_to(u32 here, u32 rank, float value) {
-    std::memcpy(emulator::memory_of(rank) + here, &value, sizeof value);
-}
-
 // ---- barriers
 
 inline void barrier_init(u32 barrier, u32 arrivals) {
@@ -152,6 +148,12 @@ inline void barrier_arrive(u32 barrier) { emulator::come(emulator::block(), barr
 inline void barrier_arrive_expect(u32 barrier, u32 bytes) {
     emulator::barrier_at(emulator::block(), barrier).bytes += bytes;
     barrier_arrive(barrier);
+}
+inline void send_float(u32 here, u32 rank, float value, u32 barrier) {
+    std::memcpy(emulator::memory_of(rank) + here, &value, sizeof value);
+    emulator::Barrier& there = emulator::barrier_at(emulator::block() - emulator::rank() + rank, barrier);
+    there.bytes -= sizeof value;
+    emulator::settle(there);
 }
 inline void barrier_wait(u32 barrier, u32 parity) {
     while (emulator::barrier_at(emulator::block(), barrier).parity == parity)
