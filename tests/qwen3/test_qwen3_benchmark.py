@@ -27,6 +27,8 @@ MANY_PARTS = ["norms", "qkv", "qkv", ROPE, "attention", "out", "out", "norms", "
 FEW = "decode_linear head_norm_rope decode_attention decode_linear router_logits".split()
 FEW += "router_topk routing_sort grouped_mlp combine".split()
 FEW_PARTS = ["qkv", ROPE, "attention", "out", "router", "top-k", *EXPERTS * 3]
+ROUTED = [*FEW[:4], "norm_route", *FEW[6:]]
+ROUTED_PARTS = [*FEW_PARTS[:5], *EXPERTS * 3]
 
 # keys and values of all tokens, then the layer for those whose logits are wanted
 ENDING = [*MANY[:4], "indexSelect", *ONE, "few_linear"]
@@ -39,6 +41,7 @@ ENDING_PARTS = [*MANY_PARTS[:4], "rest", *ONE_PARTS, "head"]
         (MANY, MANY_PARTS, ENDING, ENDING_PARTS),
         (ONE, ONE_PARTS, ["few_linear", "reduce_kernel"], ["head", "rest"]),
         (FEW, FEW_PARTS, ["rms_norm", "nvjet_head", "reduce_kernel"], ["norms", "head", "rest"]),
+        (ROUTED, ROUTED_PARTS, ["few_linear", "reduce_kernel"], ["head", "rest"]),
         (MANY, MANY_PARTS, ["rms_norm", "nvjet_head", "reduce_kernel"], ["norms", "head", "rest"]),
     ],
 )
