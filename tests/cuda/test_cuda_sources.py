@@ -26,7 +26,6 @@ from ttnn_moe.cuda.jit import build
 from ttnn_moe.cuda.jit.spec import Spec
 from ttnn_moe.cuda.jit.store import Store
 from ttnn_moe.cuda.linear import decode_linear
-from ttnn_moe.cuda.router import clustered
 from ttnn_moe.cuda.moe.cuda_cpp import CudaCpp
 from ttnn_moe.cuda.moe.families import CUDA_CPP, choose
 from ttnn_moe.cuda.moe.few import FEW
@@ -35,6 +34,7 @@ from ttnn_moe.cuda.moe.sm80_mxfp4 import MXFP4
 from ttnn_moe.cuda.moe.sm90_mxfp4 import MXFP4_BOXES_SM90, MXFP4_SM90
 from ttnn_moe.cuda.moe.uses import Use
 from ttnn_moe.cuda.parallel import one_shot
+from ttnn_moe.cuda.router import clustered
 from ttnn_moe.sources import kernel_path
 
 ROOT = kernel_path("gpu_kernels", "cuda")

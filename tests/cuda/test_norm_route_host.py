@@ -49,7 +49,11 @@ def test_the_router(
 
 
 def _check(
-    host: HostKernels, tensors: tuple[Tensor, Tensor, Tensor], K: int, renormalise: bool, monkeypatch: pytest.MonkeyPatch
+    host: HostKernels,
+    tensors: tuple[Tensor, Tensor, Tensor],
+    K: int,
+    renormalise: bool,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     host.use(monkeypatch)
     clustered._launch.cache_clear()

@@ -5,8 +5,7 @@
 #include "common/copies.cuh"
 #include "common/flags.cuh"
 
-// As tests/support/host_kernels.py makes it: innermost dimension first, rows of 128 bytes; swizzled by 128
-// bytes.
+// As tests/support/host_kernels.py makes it: innermost dimension first, rows of 128 bytes; swizzled by 128 bytes.
 struct TensorMap {
     const unsigned char* from;
     int rank;
@@ -186,8 +185,7 @@ inline void tensor_load_5d(u32 to, const TensorMap* map, u32 barrier, int x, int
 }
 
 inline void bytes_load(u32 to, const void* from, u32 bytes, u32 barrier) {
-    if (to % 16 || reinterpret_cast<uintptr_t>(from) % 16 || bytes % 16)
-        emulator::fail("bytes that begin between");
+    if (to % 16 || reinterpret_cast<uintptr_t>(from) % 16 || bytes % 16) emulator::fail("bytes that begin between");
     if (static_cast<int>(to + bytes) > emulator::shared_bytes) emulator::fail("bytes outside shared memory");
     emulator::fly(barrier, [=, me = emulator::block()] {
         std::memcpy(emulator::memories[me].bytes + to, from, bytes);
