@@ -1,4 +1,4 @@
-"""Hopper's router on the host: choice, weights and normalised tokens; see test_sm90_host.py. GPU: qwen3_kernel_cases."""
+"""Hopper's router on the host: choice, weights, normalised tokens; see test_sm90_host.py. GPU: qwen3_kernel_cases."""
 
 from __future__ import annotations
 
