@@ -34,6 +34,15 @@ __device__ __forceinline__ float4 load_float4_of(u32 here, u32 rank) {
     return v;
 }
 
+// Two floats to the same variable in another block's shared memory; 8 bytes.
+__device__ __forceinline__ void store_two_of(u32 here, u32 rank, float first, float second) {
+    asm volatile(
+        "{.reg .b32 there; mapa.shared::cluster.u32 there, %0, %1;\n"
+        "st.shared::cluster.v2.f32 [there], {%2, %3};}" ::"r"(here),
+        "r"(rank), "f"(first), "f"(second)
+        : "memory");
+}
+
 // ---- barriers: 8 bytes of shared memory each
 
 __device__ __forceinline__ void barrier_init(u32 barrier, u32 arrivals) {
@@ -141,6 +150,11 @@ __device__ __forceinline__ void bytes_load(u32 to, const void* from, u32 bytes, 
         : "memory");
 }
 
+// Contiguous bytes, a multiple of 16, to L2 alone. Later writes by other kernels find them there.
+__device__ __forceinline__ void bytes_prefetch(const void* from, u32 bytes) {
+    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
+}
+
 // One arrival of this thread once all its copies have landed.
 __device__ __forceinline__ void copies_arrive(u32 barrier) {
     asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
@@ -154,6 +168,10 @@ __device__ __forceinline__ void fence_async_proxy() {
 
 __device__ __forceinline__ void store_float(u32 to, float value) {
     asm volatile("st.shared.f32 [%0], %1;" ::"r"(to), "f"(value) : "memory");
+}
+
+__device__ __forceinline__ void store_two(u32 to, float first, float second) {
+    asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(to), "f"(first), "f"(second) : "memory");
 }
 
 __device__ __forceinline__ void store_16(u32 to, uint4 words) {
