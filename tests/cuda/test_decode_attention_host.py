@@ -9,11 +9,14 @@ from pathlib import Path
 import pytest
 import torch
 
+from cuda_gpus import pretend
 from host_kernels import GXX, HostKernels, with_mistake
 from qwen3_kernel_cases import error, paged
 from ttnn_moe.cuda.attention import decode_sm90
 from ttnn_moe.cuda.attention.decode_sm90 import Plan
 from ttnn_moe.cuda.attention.memory import Memory
+from ttnn_moe.cuda.device import H200
+from ttnn_moe.cuda.jit import build
 from ttnn_moe.kv import torch_forms
 
 pytestmark = pytest.mark.skipif(GXX is None, reason="g++ is not installed")
@@ -47,10 +50,11 @@ def _worst(
     early: bool = True,
     dtype: torch.dtype = BF16,
     written: bool = False,
+    narrow: bool = False,
 ) -> float:
     """Largest relative error of a token; infinite for what nobody may do. NaN lies wherever nobody may look.
 
-    written: the kernel before this one writes each token's own key and value, see WRITES.
+    written: the kernel before this one writes each token's own key and value, see WRITES. narrow: rows are int32.
     """
     host.use(monkeypatch)
     decode_sm90._launch.cache_clear()
@@ -72,7 +76,7 @@ def _worst(
     for kept in (keys, values):
         kept.masked_fill_(beyond[:, None, :, None], float("nan"))
     count = None if bound is None else torch.tensor(bound, dtype=torch.int32)
-    memory = Memory(keys, values, rows, at, count)
+    memory = Memory(keys, values, rows.int() if narrow else rows, at, count)
     if page:
         memory = paged(memory, page)
     out = torch.full((T + 1, kv * group, D), 7.0).to(dtype)
@@ -87,7 +91,7 @@ def _worst(
     ("positions", "options"),
     [
         ([191, 0, 70], {"of": Plan(4, 4, 1), "capacity": 256}),
-        ([191, 15, 16], {"of": Plan(4, 4, 1), "capacity": 256, "early": False, "page": 16}),
+        ([191, 15, 16], {"of": Plan(4, 4, 1), "capacity": 256, "early": False, "page": 16, "narrow": True}),
         ([255, 128], {"of": Plan(1, 8, 2), "capacity": 256, "bound": 1}),
         ([299, 17, 31, 48], {"of": Plan(1, 4, 2), "page": 0, "bound": 3, "group": 4}),
         ([299, 17], {"of": Plan(1, 4, 2), "page": 0, "early": False}),
@@ -123,12 +127,13 @@ def test_any_lengths(seed: int, late: bool, tmp_path: Path, monkeypatch: pytest.
     assert _worst(HostKernels(tmp_path, late), monkeypatch, positions, of=of, **options) < 1.2e-2
 
 
-def _with_writes(tmp_path: Path, line: str = "", instead: str = "") -> dict[str, Path]:
-    """The kernel, that sees its predecessor's writes when it waits; and a mistake."""
+def _with_writes(tmp_path: Path, *changes: tuple[str, str]) -> dict[str, Path]:
+    """The kernel, that sees its predecessor's writes when it waits; and a mistake: lines, and what is there instead."""
     sources = with_mistake(tmp_path, NAME, WAIT, WRITES)
-    source = sources[NAME].read_text()
-    assert line in source
-    sources[NAME].write_text(source.replace(line, instead) if line else source)
+    for line, instead in changes:
+        source = sources[NAME].read_text()
+        assert line in source
+        sources[NAME].write_text(source.replace(line, instead))
     return sources
 
 
@@ -144,19 +149,19 @@ def test_what_the_kernel_before_writes_is_read_after_the_wait(
     assert _worst(host, monkeypatch, [100, 0, 15, 16, 299], **options) < 1.2e-2
 
 
+NONE = ("const bool newest = EARLY &&", "const bool newest = false &&")
+
+
 @pytest.mark.parametrize(
-    ("line", "instead", "late"),
-    [
-        ("tile * TILE, length - 1, length);", "tile * TILE, length, length);", False),
-        ("const bool newest = EARLY &&", "const bool newest = false &&", False),
-        ("(length - 1) % TILE);", "0);", False),
-    ],
+    "changes",
+    [[NONE], [NONE, ("TILE, length - 1, length);", "TILE, length, length);")], [("(length - 1) % TILE);", "0);")]],
+    ids=["not read", "read with the others", "another key"],
 )
 def test_a_mistake_about_the_newest_key_is_seen(
-    line: str, instead: str, late: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    changes: list[tuple[str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torch.manual_seed(0)
-    host = HostKernels(tmp_path, late, _with_writes(tmp_path, line, instead))
+    host = HostKernels(tmp_path, False, _with_writes(tmp_path, *changes))
     assert _worst(host, monkeypatch, [100, 0, 3], kv=1, of=Plan(2, 4, 1), written=True) > 0.1
 
 
@@ -190,14 +195,14 @@ def test_a_mistake_is_seen(
     torch.manual_seed(0)
     host = HostKernels(tmp_path, late, with_mistake(tmp_path, NAME, line, instead))
     options = {"page": 16, "capacity": 720, "group": 4, "bound": 2, "of": Plan(2, 4, 2)}
-    assert _worst(host, monkeypatch, [701, 370, 90], **options) > 0.02
+    assert _worst(host, monkeypatch, [701, 90, 370], **options) > 0.02
 
 
 def test_slots_are_read_before_sums_take_their_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     mistake = with_mistake(tmp_path, NAME, "        __syncthreads();  // all slots were read\n", "        ;\n")
     host = HostKernels(tmp_path, False, mistake)
-    assert _worst(host, monkeypatch, [255], kv=1, of=Plan(1, 4, 2)) > 0.02
+    assert _worst(host, monkeypatch, [79], kv=1, of=Plan(1, 4, 2)) > 0.02
 
 
 def test_a_nan_stays_in_its_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -229,3 +234,20 @@ def test_cuts() -> None:
             of = decode_sm90.plan(pairs, capacity, 132)
             for D, group in ((64, 1), (128, 8), (128, 16)):
                 assert of.shared_memory(D, group) <= 227 << 10
+
+
+def test_rows_that_eight_parts_do_not_spread_keep_the_other_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend(monkeypatch, H200)
+    monkeypatch.setattr(build, "why_not", lambda: None)
+
+    def why_not(T: int, capacity: int, dtype: torch.dtype = BF16, D: int = 128, page: int = 64) -> str | None:
+        q, words = (torch.empty(T, 32, D, dtype=dtype, device="meta"), torch.empty(T, dtype=torch.int64, device="meta"))
+        keys = torch.empty(1, 4, page, D, dtype=dtype, device="meta")
+        table = torch.empty(T, capacity // page, dtype=torch.int32, device="meta")
+        return decode_sm90.why_not(torch.device("cuda", 0), q, Memory(keys, keys, words, words, None, table))
+
+    assert why_not(1, 4096) is why_not(1, 64) is why_not(4, 1 << 15) is why_not(256, 1 << 17) is None
+    for T, capacity in ((1, 4160), (2, 8192), (2, 1 << 15)):
+        assert "8 parts" in str(why_not(T, capacity))
+    assert why_not(1, 256, torch.float32) == "neither bf16 nor fp16"
+    assert "head_dim" in str(why_not(1, 256, D=256)) and "page" in str(why_not(1, 256, page=8))

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Decode attention: one query token per sequence over its cached keys, in one launch. A cluster shares the keys
-// of a token and a key/value head (split KV).
+// Decode attention: one query token per sequence over its cached keys, in one launch. A cluster shares the
+// keys of a token and a key/value head (split KV).
 //
 // | argument        | shape                        | dtype      |                                              |
 // |-----------------|------------------------------|------------|----------------------------------------------|
@@ -10,33 +10,34 @@
 // |                 | PAGE > 0: [pages, KV, PAGE, HEAD_DIM] |   | key n of a row is key n % PAGE of its page   |
 // |                 |                              |            | n / PAGE                                     |
 // | pages           | [rows, pages_a_row]          | int32      | PAGE > 0: pages of each row, in order        |
-// | rows, positions | [T]                          | int64      | cache row and position of each token, whose  |
-// |                 |                              |            | own key is in the cache                      |
+// | rows            | [T]                          | int64      | cache row of each token; NARROW: int32       |
+// | positions       | [T]                          | int64      | of each token, whose own key is in the cache |
 // | num_tokens      | []                           | int32      | or null: tokens from it on read nothing;     |
 // |                 |                              |            | their result is zero                         |
 // | out             | as q                         | as q       | out; row-major, 4 bytes                      |
 //
-// HEAD_DIM: 64 or 128. GROUP <= 16 query heads share a key/value head. PARTS <= 8. PAGE: a multiple of 16. scale:
-// softmax scale times log2(e). Grid: (PARTS * KV, T) in clusters of PARTS; threads: 32 * WARPS. Lengths are read
-// on the device.
+// HEAD_DIM: 64 or 128. GROUP <= 16 query heads share a key/value head. PARTS <= 8. PAGE: a multiple of 16.
+// scale: softmax scale times log2(e). Grid: (PARTS * KV, T) in clusters of PARTS; threads: 32 * WARPS.
+// Lengths are read on the device.
 //
-// Tile i of 16 keys is of warp i % (PARTS * WARPS), counted through the blocks of a cluster first. A warp copies
-// its tiles (cp.async) to STAGES slots of its own, and keeps its own maxima, sums of exponentials and sums. Products:
-// scores^T = keys * q^T and sums^T += values^T * weights^T, so that 16 keys or channels are the M side, 8 queries
-// the N side. A lane loads the same words of keys and queries, which orders the channels of a product its own way.
-// At the end each warp sends its sums to the blocks that finish them: HEAD_DIM / PARTS channels a block, from
-// PARTS * WARPS warps in their order. No block reads another's memory, so none waits for others to end.
+// Tile i of 16 keys is of warp i % (PARTS * WARPS), counted through the blocks of a cluster first. A warp
+// copies its tiles (cp.async) to STAGES slots of its own, and keeps its own maxima, sums of exponentials and
+// sums. Products: scores^T = keys * q^T and sums^T += values^T * weights^T, so that 16 keys or channels are
+// the M side, 8 queries the N side. A lane loads the same words of keys and queries, which orders the
+// channels of a product its own way. At the end each warp sends its sums to the blocks that finish them:
+// HEAD_DIM / PARTS channels a block, from PARTS * WARPS warps in their order. No block reads another's
+// memory, so none waits for others to end.
 //
-// Programmatic dependent launch: the kernel reads rows, positions, num_tokens and pages before it waits for its
-// predecessor. EARLY: also the keys and values before each token's position. A kernel launched without PDL must
-// run between the writers of all these and this kernel. Without EARLY these keys and values go to L2 meanwhile,
-// where later writes find them.
+// Programmatic dependent launch: the kernel reads rows, positions, num_tokens and pages before it waits for
+// its predecessor. EARLY: also the keys and values before each token's position. A kernel launched without
+// PDL must run between the writers of all these and this kernel. Without EARLY these keys and values go to L2
+// meanwhile, where later writes find them.
 //
 // A thread has at most 200 registers.
 //
-// Shared memory: slots WARPS * STAGES * [keys [16, HEAD_DIM], values [16, HEAD_DIM]]; then sums [PARTS * WARPS,
-// HEAD_DIM / PARTS, QUERIES] fp32, maxima and sums of exponentials [PARTS * WARPS, 2, QUERIES] fp32, which take the
-// place of the slots where PARTS is 1.
+// Shared memory: slots WARPS * STAGES * [keys [16, HEAD_DIM], values [16, HEAD_DIM]]; then sums [PARTS *
+// WARPS, HEAD_DIM / PARTS, QUERIES] fp32, maxima and sums of exponentials [PARTS * WARPS, 2, QUERIES] fp32,
+// which take the place of the slots where PARTS is 1.
 #ifndef PARTS
 #define PARTS 4
 #endif
@@ -62,6 +63,9 @@
 #ifndef PAGE
 #define PAGE 64
 #endif
+#ifndef NARROW
+#define NARROW 0
+#endif
 #ifndef EARLY
 #define EARLY 1
 #endif
@@ -70,13 +74,19 @@ static_assert(HEAD_DIM == 64 || HEAD_DIM == 128, "eight or sixteen chunks of a k
 static_assert(GROUP >= 1 && GROUP <= 16 && PAGE % 16 == 0 && PARTS <= 8, "see the table");
 
 constexpr int D = HEAD_DIM, TILE = 16, THREADS = 32 * WARPS, ALL_WARPS = PARTS * WARPS;
-constexpr int CHUNKS = D / 8, FOURS = CHUNKS / 4;           // of 16 bytes in a key; of four chunks
+constexpr int CHUNKS = D / 8, FOURS = CHUNKS / 4;              // of 16 bytes in a key; of four chunks
 constexpr int GROUPS = (GROUP + 7) / 8, QUERIES = 8 * GROUPS;  // of eight queries; with padding
-constexpr int COLUMNS = D / PARTS;                          // channels that a block finishes
-constexpr u32 MATRIX = TILE * D * 2, SLOT = 2 * MATRIX;     // bytes
+constexpr int COLUMNS = D / PARTS;                             // channels that a block finishes
+constexpr u32 MATRIX = TILE * D * 2, SLOT = 2 * MATRIX;        // bytes
 constexpr u32 SUMS = PARTS > 1 ? WARPS * STAGES * SLOT : 0;
 constexpr u32 STATES = SUMS + ALL_WARPS * COLUMNS * QUERIES * 4;
 constexpr float LOWEST = -1e30f;  // finite: a warp without keys has weight 0
+
+#if NARROW
+using Row = int;
+#else
+using Row = long long;
+#endif
 
 // Of a row: where the keys of a tile begin.
 struct Keys {
@@ -96,8 +106,8 @@ struct Keys {
     }
 };
 
-// Bytes of a slot before a chunk. A lane reads the keys that its own lane number copies, 16 bytes each; ldmatrix
-// reads a chunk of eight values, in different banks.
+// Bytes of a slot before a chunk. A lane reads the keys that its own lane number copies, 16 bytes each;
+// ldmatrix reads a chunk of eight values, in different banks.
 __device__ __forceinline__ u32 key_at(int row, int chunk) {
     return ((row / 8 * FOURS + chunk / 4) * 32 + row % 8 * 4 + chunk % 4) * 16;
 }
@@ -105,9 +115,10 @@ __device__ __forceinline__ u32 value_at(int row, int chunk) {
     return MATRIX + row * (2 * D) + (chunk ^ row % 8) * 16;
 }
 
-// Copy the keys and values before `end` of a tile, and write zeros for values from `length` on. first: number of
-// its first key. begin: elements before it.
-__device__ __forceinline__ void copy_tile(const Keys& from, u32 slot, u64 begin, int first, int end, int length) {
+// Copy the keys and values before `end` of a tile, and write zeros for values from `length` on. first: number
+// of its first key. begin: elements before it.
+__device__ __forceinline__ void copy_tile(const Keys& from, u32 slot, u64 begin, int first, int end,
+                                          int length) {
     const int lane = threadIdx.x % 32;
 #pragma unroll
     for (int i = 0; i < 2 * FOURS; ++i) {
@@ -134,7 +145,8 @@ struct State {
     float highest[GROUPS][2], total[GROUPS][2];  // of scores; of this lane's exponentials
     float sums[D / 16][GROUPS][4];               // channels 16 m + lane / 4 and 8 more, of both queries each
 
-    // 16 keys; the row has `left` from the first of them on. q: chunks 4 i + lane % 4 of query 8 n + lane / 4.
+    // 16 keys; the row has `left` from the first of them on. q: chunks 4 i + lane % 4 of query 8 n + lane
+    // / 4.
     __device__ __forceinline__ void attend(u32 slot, const uint4 (&q)[GROUPS][FOURS], int left, float scale) {
         const int lane = threadIdx.x % 32;
         float even[GROUPS][4] = {}, odd[GROUPS][4] = {};
@@ -156,7 +168,8 @@ struct State {
             float p[4];
 #pragma unroll
             for (int i = 0; i < 4; ++i)
-                p[i] = lane / 4 + i / 2 * 8 < left ? (even[n][i] + odd[n][i]) * scale : __int_as_float(0xff800000);
+                p[i] = lane / 4 + i / 2 * 8 < left ? (even[n][i] + odd[n][i]) * scale
+                                                   : __int_as_float(0xff800000);
 #pragma unroll
             for (int i = 0; i < 2; ++i) {
                 float most = fmaxf(p[i], p[i + 2]);
@@ -222,7 +235,8 @@ __device__ __forceinline__ void send_state(u32 memory, const State& state, int m
     }
 }
 
-// Merge the states of all warps, and write this block's channels. A thread has one query, and pairs of channels.
+// Merge the states of all warps, and write this block's channels. A thread has one query, and pairs of
+// channels.
 __device__ __forceinline__ void merge(u16* out, int rank) {
     constexpr int PAIRS = QUERIES * COLUMNS / 2, EACH = (PAIRS + THREADS - 1) / THREADS;
     const int query = threadIdx.x % QUERIES, first = threadIdx.x / QUERIES;
@@ -250,12 +264,13 @@ __device__ __forceinline__ void merge(u16* out, int rank) {
 #pragma unroll
     for (int e = 0; e < EACH; ++e) {
         const int column = rank * COLUMNS + 2 * (first + e * (THREADS / QUERIES));
-        *reinterpret_cast<u32*>(out + query * D + column) = pack(merged[e][0] * inverse, merged[e][1] * inverse);
+        *reinterpret_cast<u32*>(out + query * D + column) =
+            pack(merged[e][0] * inverse, merged[e][1] * inverse);
     }
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-    decode_attention(const u16* q, const u16* keys, const u16* values, const int* pages, const long long* rows,
+    decode_attention(const u16* q, const u16* keys, const u16* values, const int* pages, const Row* rows,
                      const long long* positions, const int* num_tokens, u16* out, float scale, int capacity,
                      int pages_a_row) {
     if (PARTS > 1) arrive_in_cluster();
@@ -271,8 +286,12 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     const int length = valid ? static_cast<int>(position < capacity ? position + 1 : capacity) : 0;
     const int tiles = (length + TILE - 1) / TILE;
     const int count = me < tiles ? (tiles - me - 1) / ALL_WARPS + 1 : 0;  // tiles of this warp
-    const Keys from{keys, values, pages + row * pages_a_row,
-                    (static_cast<u64>(row) * kv_heads + head) * static_cast<u64>(capacity) * D, head, kv_heads};
+    const Keys from{keys,
+                    values,
+                    pages + row * pages_a_row,
+                    (static_cast<u64>(row) * kv_heads + head) * static_cast<u64>(capacity) * D,
+                    head,
+                    kv_heads};
     u64 begins[STAGES];
 #pragma unroll
     for (int s = 0; s < STAGES; ++s) {
@@ -327,7 +346,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
             copies_wait<0>();
         else
             copies_wait<STAGES - 1>();  // EARLY: one group more than needed, which left as early
-        __syncwarp();  // copies of all lanes have landed
+        __syncwarp();                   // copies of all lanes have landed
         state.attend(slot, words, length - tile * TILE, scale);
         __syncwarp();  // the slot was read
         if (i + STAGES < count) {

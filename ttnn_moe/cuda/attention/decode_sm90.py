@@ -18,7 +18,7 @@ from .memory import Memory, scale_of
 NAME = "CUDA C++ decode_attention (sm_90a)"
 TILE, MOST_PARTS, MOST_GROUP = 16, 8, 16
 LONGEST = 512
-"""Keys of a part, at most, where multiprocessors are left: four times what a block copies at a time."""
+"""Keys of a part, at most, where multiprocessors are left: twice what a block holds."""
 
 SHORTEST = 256
 """Keys of a part, at least, where blocks share multiprocessors."""
@@ -45,6 +45,7 @@ class Plan:
         return slots + merged if self.parts > 1 else max(slots, merged)
 
 
+@lru_cache(maxsize=1024)
 def plan(pairs: int, capacity: int, multiprocessors: int) -> Plan:
     """The cut of `pairs` tokens and key/value heads.
 
@@ -88,6 +89,8 @@ def why_not(device: torch.device, q: Tensor, memory: Memory, out: Tensor | None 
     parts = plan(pairs, capacity, multiprocessors).parts
     if capacity > LONGEST * parts and 2 * parts * pairs <= multiprocessors:
         return f"rows of up to {capacity:,} tokens need more than 8 parts to fill the GPU"
+    if memory.rows.dtype not in (torch.int64, torch.int32) or memory.positions.dtype != torch.int64:
+        return "rows are neither int64 nor int32, or positions are not int64"
     for t in (q, memory.keys, memory.values, *(() if out is None else (out,))):
         if t.dtype != q.dtype or not t.is_contiguous() or t.data_ptr() % 16:
             return "a tensor of another dtype, not contiguous, or not aligned to 16 bytes"
@@ -100,8 +103,9 @@ def launch(q: Tensor, memory: Memory, out: Tensor | None = None, of: Plan | None
     out = torch.empty_like(q) if out is None else out
     of = of or plan(T * kv_heads, memory.capacity, devices.gpu(device).multiprocessors)
     pages, count = memory.pages, memory.num_tokens
+    narrow, early = memory.rows.dtype == torch.int32, memory.past_written
     with torch.cuda.device(device):
-        _launch(q.dtype, T, heads, kv_heads, D, memory.page, memory.capacity, memory.past_written, of, device)(
+        _launch(q.dtype, T, heads, kv_heads, D, memory.page, memory.capacity, narrow, early, of, device)(
             load.stream(device.index),
             q.data_ptr(),
             memory.keys.data_ptr(),
@@ -124,13 +128,14 @@ def _launch(
     D: int,
     page: int,
     capacity: int,
+    narrow: bool,
     early: bool,
     of: Plan,
     device: torch.device,
 ) -> load.Launch:
     group = heads // kv_heads
     return load.Launch(
-        spec_of(of, dtype, group, D, page, early),
+        spec_of(of, dtype, group, D, page, narrow, early),
         device.index,
         (of.parts * kv_heads, T),
         32 * of.warps,
@@ -143,10 +148,10 @@ def _launch(
     )
 
 
-def spec_of(of: Plan, dtype: torch.dtype, group: int, D: int, page: int, early: bool) -> spec.Spec:
+def spec_of(of: Plan, dtype: torch.dtype, group: int, D: int, page: int, narrow: bool, early: bool) -> spec.Spec:
     """The kernel of a cut, for pages of `page` keys (0: dense) and `group` query heads for each key/value head.
 
-    early: keys before a token's position were written by earlier steps: see Memory.past_written.
+    narrow: rows are int32. early: keys before a token's position were written by earlier steps, Memory.past_written.
     """
     return spec.Spec.of(
         "sm90/decode_attention",
@@ -157,6 +162,7 @@ def spec_of(of: Plan, dtype: torch.dtype, group: int, D: int, page: int, early: 
         GROUP=group,
         HEAD_DIM=D,
         PAGE=page,
+        NARROW=narrow,
         EARLY=early,
         FP16=dtype == torch.float16,
     )
