@@ -98,7 +98,8 @@ def _hopper_mxfp4_uses() -> list[Use]:
 
 
 def _decode_attention(of: decode_sm90.Plan, dtype: torch.dtype, group: int, D: int, page: int, early: bool) -> Use:
-    return Use(decode_sm90.spec_of(of, dtype, group, D, page, not early, early), of.shared_memory(D, group))
+    ring = of.stages > 1
+    return Use(decode_sm90.spec_of(of, dtype, group, D, page, ring, not early, early), of.shared_memory(D, group))
 
 
 ROOM = {arch.name: arch.shared_memory for arch in ARCHES.values()}

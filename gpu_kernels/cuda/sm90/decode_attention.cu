@@ -21,12 +21,13 @@
 // Lengths are read on the device.
 //
 // Tile i of 16 keys is of warp i % (PARTS * WARPS), counted through the blocks of a cluster first. A warp
-// copies its tiles (cp.async) to STAGES slots of its own, and keeps its own maxima, sums of exponentials and
-// sums. Products: scores^T = keys * q^T and sums^T += values^T * weights^T, so that 16 keys or channels are
-// the M side, 8 queries the N side. A lane loads the same words of keys and queries, which orders the
-// channels of a product its own way. At the end each warp sends its sums to the blocks that finish them:
-// HEAD_DIM / PARTS channels a block, from PARTS * WARPS warps in their order. No block reads another's
-// memory, so none waits for others to end.
+// copies its tiles (cp.async) to STAGES slots of its own, in turns where RING, and keeps its own maxima, sums
+// of exponentials and sums. Products: scores^T = keys * q^T and sums^T += values^T * weights^T, so that 16
+// keys or channels are the M side, 8 queries the N side. A lane loads the same words of keys and queries,
+// which orders the channels of a product its own way. At the end each warp sends its sums to the blocks that
+// finish them: HEAD_DIM / PARTS channels a block, from PARTS * WARPS warps in their order. No block reads
+// another's memory, so none waits for others to end. ASYNC: a barrier of the receiving block counts the bytes
+// (st.async), which needs no fence; else the cluster meets.
 //
 // Programmatic dependent launch: the kernel reads rows, positions, num_tokens and pages before it waits for
 // its predecessor. EARLY: also the keys and values before each token's position. A kernel launched without
@@ -37,7 +38,7 @@
 //
 // Shared memory: slots WARPS * STAGES * [keys [16, HEAD_DIM], values [16, HEAD_DIM]]; then sums [PARTS *
 // WARPS, HEAD_DIM / PARTS, QUERIES] fp32, maxima and sums of exponentials [PARTS * WARPS, 2, QUERIES] fp32,
-// which take the place of the slots where PARTS is 1.
+// which take the place of the slots where PARTS is 1; a barrier of 8 bytes.
 #ifndef PARTS
 #define PARTS 4
 #endif
@@ -63,8 +64,14 @@
 #ifndef PAGE
 #define PAGE 64
 #endif
+#ifndef RING
+#define RING 1
+#endif
 #ifndef NARROW
 #define NARROW 0
+#endif
+#ifndef ASYNC
+#define ASYNC 1
 #endif
 #ifndef EARLY
 #define EARLY 1
@@ -80,7 +87,8 @@ constexpr int COLUMNS = D / PARTS;                             // channels that 
 constexpr u32 MATRIX = TILE * D * 2, SLOT = 2 * MATRIX;        // bytes
 constexpr u32 SUMS = PARTS > 1 ? WARPS * STAGES * SLOT : 0;
 constexpr u32 STATES = SUMS + ALL_WARPS * COLUMNS * QUERIES * 4;
-constexpr float LOWEST = -1e30f;  // finite: a warp without keys has weight 0
+constexpr u32 BARRIER = STATES + ALL_WARPS * 2 * QUERIES * 4;  // counts the bytes from SUMS to here
+constexpr float LOWEST = -1e30f;                               // finite: a warp without keys has weight 0
 
 #if NARROW
 using Row = int;
@@ -131,13 +139,6 @@ __device__ __forceinline__ void copy_tile(const Keys& from, u32 slot, u64 begin,
         copy_16_if(first + row < end, slot + value_at(row, chunk), from.values + begin + row * D + chunk * 8);
         if (first + row >= length) store_16(slot + value_at(row, chunk), make_uint4(0, 0, 0, 0));
     }
-}
-
-// Copy one key and its value: a chunk a lane.
-__device__ __forceinline__ void copy_key(const Keys& from, u32 slot, u64 begin, int row) {
-    const int chunk = threadIdx.x % CHUNKS, lane = threadIdx.x % 32;
-    const u16* key = (lane < CHUNKS ? from.keys : from.values) + begin + row * D + chunk * 8;
-    copy_16_if(lane < 2 * CHUNKS, slot + (lane < CHUNKS ? key_at(row, chunk) : value_at(row, chunk)), key);
 }
 
 // What a lane knows of queries 8 n + 2 * (lane % 4) and the next.
@@ -200,12 +201,14 @@ struct State {
     }
 };
 
-// Two floats to a block of the cluster.
-__device__ __forceinline__ void send(u32 here, u32 rank, float first, float second) {
-    if (PARTS > 1)
-        store_two_of(here, rank, first, second);
+// Two floats to a block of the cluster, whose barrier counts them.
+__device__ __forceinline__ void send(u32 memory, u32 at, u32 rank, float first, float second) {
+    if (PARTS == 1)
+        store_two(memory + at, first, second);
+    else if (ASYNC)
+        send_two(memory + at, rank, memory + BARRIER, first, second);
     else
-        store_two(here, first, second);
+        store_two_of(memory + at, rank, first, second);
 }
 
 // The state of warp `me` of the cluster, to the blocks that merge it.
@@ -217,7 +220,7 @@ __device__ __forceinline__ void send_state(u32 memory, const State& state, int m
 #pragma unroll
         for (int m = 0; m < D / 8; ++m) {
             const u32 column = m * 8 % COLUMNS + lane / 4;
-            send(memory + SUMS + ((me * COLUMNS + column) * QUERIES + query) * 4, m * 8 / COLUMNS,
+            send(memory, SUMS + ((me * COLUMNS + column) * QUERIES + query) * 4, m * 8 / COLUMNS,
                  state.sums[m / 2][n][m % 2 * 2], state.sums[m / 2][n][m % 2 * 2 + 1]);
         }
         float total[2];
@@ -228,9 +231,9 @@ __device__ __forceinline__ void send_state(u32 memory, const State& state, int m
             for (int step = 4; step < 32; step *= 2) total[i] += __shfl_xor_sync(~0u, total[i], step);
         }
         if (lane / 4 < PARTS) {
-            const u32 at = memory + STATES + (2 * me * QUERIES + query) * 4;
-            send(at, lane / 4, state.highest[n][0], state.highest[n][1]);
-            send(at + QUERIES * 4, lane / 4, total[0], total[1]);
+            const u32 at = STATES + (2 * me * QUERIES + query) * 4;
+            send(memory, at, lane / 4, state.highest[n][0], state.highest[n][1]);
+            send(memory, at + QUERIES * 4, lane / 4, total[0], total[1]);
         }
     }
 }
@@ -273,9 +276,17 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     decode_attention(const u16* q, const u16* keys, const u16* values, const int* pages, const Row* rows,
                      const long long* positions, const int* num_tokens, u16* out, float scale, int capacity,
                      int pages_a_row) {
-    if (PARTS > 1) arrive_in_cluster();
-    let_successor_start();
     const u32 memory = shared_address(dynamic_memory());
+    if (PARTS > 1) {
+        if (ASYNC && threadIdx.x == 0) {
+            barrier_init(memory + BARRIER, 1);
+            barrier_init_fence();
+            barrier_arrive_expect(memory + BARRIER, BARRIER - SUMS);
+        }
+        __syncwarp();
+        arrive_in_cluster();
+    }
+    let_successor_start();
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, rank = rank_in_cluster(), t = blockIdx.y;
     const int head = blockIdx.x / PARTS, kv_heads = gridDim.x / PARTS, me = warp * PARTS + rank;
     const u64 queries = (static_cast<u64>(t) * kv_heads + head) * (GROUP * D);
@@ -298,9 +309,20 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         const int tile = me + s * ALL_WARPS;
         begins[s] = from.begin(tile, s < count ? from.page_of(tile) : 0);
     }
-    // the newest key: of the last tile of the row, which one warp has
-    const bool newest = EARLY && count > 0 && count <= STAGES && me + (count - 1) * ALL_WARPS == tiles - 1;
-    const u64 newest_begin = newest ? from.begin(tiles - 1, from.page_of(tiles - 1)) : 0;
+    // the newest key: of the last tile of the row, which one warp holds
+    const bool newest =
+        EARLY && count > 0 && (!RING || count <= STAGES) && me + (count - 1) * ALL_WARPS == tiles - 1;
+    u64 newest_from = 0;
+#pragma unroll
+    for (int s = 0; s < STAGES; ++s)
+        if (s + 1 == count) newest_from = begins[s];
+    // a lane copies a chunk of the key or of the value
+    const int newest_row = (length - 1) % TILE, newest_chunk = lane % CHUNKS;
+    const bool of_key = lane < CHUNKS;
+    newest_from += newest_row * D + newest_chunk * 8;
+    const u16* newest_at = (of_key ? keys : values) + newest_from;
+    const u32 newest_to = slots + (count - 1) * SLOT +
+                          (of_key ? key_at(newest_row, newest_chunk) : value_at(newest_row, newest_chunk));
 #pragma unroll
     for (int s = 0; s < STAGES; ++s) {
         const int tile = me + s * ALL_WARPS;
@@ -322,10 +344,10 @@ extern "C" __global__ void __launch_bounds__(THREADS)
             words[n][i] = make_uint4(0, 0, 0, 0);
             if (query < GROUP)
                 words[n][i] =
-                    *reinterpret_cast<const uint4*>(q + queries + query * D + (4 * i + lane % 4) * 8);
+                    load_there(reinterpret_cast<const uint4*>(q + queries + query * D) + 4 * i + lane % 4);
         }
     if (EARLY) {
-        if (newest) copy_key(from, slots + (count - 1) * SLOT, newest_begin, (length - 1) % TILE);
+        copy_16_if(newest && lane < 2 * CHUNKS, newest_to, newest_at);
         copies_commit();
     } else {
 #pragma unroll
@@ -338,7 +360,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     State state{};
 #pragma unroll
     for (int n = 0; n < GROUPS; ++n) state.highest[n][0] = state.highest[n][1] = LOWEST;
-    int page = STAGES < count ? from.page_of(me + STAGES * ALL_WARPS) : 0;  // of the next tile to copy
+    int page =
+        RING && STAGES < count ? from.page_of(me + STAGES * ALL_WARPS) : 0;  // of the next tile to copy
     for (int i = 0; i < count; ++i) {
         const u32 slot = slots + i % STAGES * SLOT;
         const int tile = me + i * ALL_WARPS, ahead = tile + STAGES * ALL_WARPS;
@@ -349,7 +372,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         __syncwarp();                   // copies of all lanes have landed
         state.attend(slot, words, length - tile * TILE, scale);
         __syncwarp();  // the slot was read
-        if (i + STAGES < count) {
+        if (RING && i + STAGES < count) {
             copy_tile(from, slot, from.begin(ahead, page), ahead * TILE, length, length);
             if (i + STAGES + 1 < count) page = from.page_of(ahead + ALL_WARPS);
         }
@@ -358,10 +381,13 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     copies_wait<0>();
 
     if (PARTS > 1)
-        wait_for_cluster();  // all blocks run
+        wait_for_cluster();  // the barriers of all blocks count
     else
         __syncthreads();  // all slots were read
     send_state(memory, state, me);
-    sync_cluster();
+    if (PARTS > 1 && ASYNC)
+        barrier_wait(memory + BARRIER, 0);
+    else
+        sync_cluster();
     merge(out + queries, rank);
 }

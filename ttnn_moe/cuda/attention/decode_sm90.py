@@ -37,12 +37,16 @@ class Plan:
     warps: int
     stages: int
 
+    def turns(self, capacity: int) -> bool:
+        """Whether a warp may have more tiles than it holds."""
+        return self.stages * self.warps * self.parts * TILE < capacity
+
     def shared_memory(self, D: int, group: int) -> int:
         """Bytes of a block."""
         slots = self.warps * self.stages * 4 * TILE * D
         queries, warps = 8 * ceil_div(group, 8), self.parts * self.warps
         merged = 4 * warps * queries * (D // self.parts + 2)
-        return slots + merged if self.parts > 1 else max(slots, merged)
+        return slots + merged + 8 if self.parts > 1 else max(slots, merged)
 
 
 @lru_cache(maxsize=1024)
@@ -135,7 +139,7 @@ def _launch(
 ) -> load.Launch:
     group = heads // kv_heads
     return load.Launch(
-        spec_of(of, dtype, group, D, page, narrow, early),
+        spec_of(of, dtype, group, D, page, of.turns(capacity), narrow, early),
         device.index,
         (of.parts * kv_heads, T),
         32 * of.warps,
@@ -148,10 +152,13 @@ def _launch(
     )
 
 
-def spec_of(of: Plan, dtype: torch.dtype, group: int, D: int, page: int, narrow: bool, early: bool) -> spec.Spec:
+def spec_of(
+    of: Plan, dtype: torch.dtype, group: int, D: int, page: int, ring: bool, narrow: bool, early: bool
+) -> spec.Spec:
     """The kernel of a cut, for pages of `page` keys (0: dense) and `group` query heads for each key/value head.
 
-    narrow: rows are int32. early: keys before a token's position were written by earlier steps, Memory.past_written.
+    Args:
+        ring: see Plan.turns. narrow: rows are int32. early: see Memory.past_written.
     """
     return spec.Spec.of(
         "sm90/decode_attention",
@@ -162,6 +169,7 @@ def spec_of(of: Plan, dtype: torch.dtype, group: int, D: int, page: int, narrow:
         GROUP=group,
         HEAD_DIM=D,
         PAGE=page,
+        RING=ring,
         NARROW=narrow,
         EARLY=early,
         FP16=dtype == torch.float16,

@@ -142,6 +142,13 @@ inline void store_two_of(u32 here, u32 rank, float first, float second) {
     std::memcpy(emulator::memory_of(rank) + here, both, 8);
 }
 
+inline void send_two(u32 here, u32 rank, u32 barrier, float first, float second) {
+    store_two_of(here, rank, first, second);
+    emulator::Barrier& counts = emulator::barrier_at(emulator::block() / emulator::cluster * emulator::cluster + rank, barrier);
+    counts.bytes -= 8;
+    emulator::settle(counts);
+}
+
 // ---- barriers
 
 inline void barrier_init(u32 barrier, u32 arrivals) {
