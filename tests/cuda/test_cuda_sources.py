@@ -16,7 +16,7 @@ import torch
 from ttnn_moe import Problem
 from ttnn_moe.activations import CLAMPED_SWIGLU
 from ttnn_moe.cuda.arch import ARCHES, HOPPER, Arch, Target
-from ttnn_moe.cuda.attention import bucketed, bucketed_prompt, bucketed_write, prefill_sm90
+from ttnn_moe.cuda.attention import bucketed, bucketed_prompt, bucketed_write, decode_sm90, prefill_sm90
 from ttnn_moe.cuda.combine.few import FewCombinePlan, FewDispatchPlan
 from ttnn_moe.cuda.combine.node import NodeCombinePlan, NodeDispatchPlan
 from ttnn_moe.cuda.combine.rank_combine import Plan
@@ -98,6 +98,11 @@ def _hopper_mxfp4_uses() -> list[Use]:
     return sorted((use for use in uses if "mxfp4" in use.spec.name), key=lambda use: str(use.spec))
 
 
+def _decode_attention(of: decode_sm90.Plan, dtype: torch.dtype, group: int, D: int, page: int, early: bool) -> Use:
+    ring = of.stages > 1
+    return Use(decode_sm90.spec_of(of, dtype, group, D, page, ring, not early, early), of.shared_memory(D, group))
+
+
 ROOM = {arch.name: arch.shared_memory for arch in ARCHES.values()}
 # of the other operators of a decoder layer
 MODEL = [
@@ -116,6 +121,12 @@ MODEL = [
     Use(prefill_sm90.spec_of(torch.bfloat16, 0, 8), prefill_sm90.SHARED_MEMORY),
     Use(prefill_sm90.spec_of(torch.bfloat16, 64, 8), prefill_sm90.SHARED_MEMORY),
     Use(prefill_sm90.spec_of(torch.float16, 256, 1), prefill_sm90.SHARED_MEMORY),
+    _decode_attention(decode_sm90.Plan(4, 4, 1), torch.bfloat16, 8, 128, 64, True),
+    _decode_attention(decode_sm90.Plan(2, 8, 1), torch.bfloat16, 8, 128, 64, True),
+    _decode_attention(decode_sm90.Plan(1, 8, 2), torch.bfloat16, 8, 128, 64, False),
+    _decode_attention(decode_sm90.Plan(1, 4, 2), torch.bfloat16, 8, 128, 0, True),
+    _decode_attention(decode_sm90.Plan(8, 4, 4), torch.float16, 1, 64, 16, False),
+    _decode_attention(decode_sm90.Plan(8, 4, 4), torch.bfloat16, 16, 128, 64, True),
 ]
 BULK = Plan(1, 2, 7168, 4096, bulk=True)
 COMBINE = [

@@ -41,6 +41,7 @@ def test_few_rows_decode_and_prompts_take_different_families(monkeypatch: pytest
         "rms_norm, GEMM, route",
     ]
     assert one["prefill_attention"] == "CUDA C++ prefill_attention (sm_90a)"
+    assert {of["decode_attention"] for of in (one, some, many)} == {"CUDA C++ decode_attention (sm_90a)"}
     assert one["bucketed_norm_rope_write"] == "CUDA C++ bucketed_write"
     assert one["bucketed_attention"] == "CUDA C++ bucketed_attention (mma.sync)"
     assert one["linear_add"] == "Triton few_linear" and many["linear_add"] == "GEMM in place"
@@ -51,6 +52,8 @@ def test_other_gpus_and_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
     assert older["norm_route"] == "Triton router_logits, router_topk"
     assert rows(monkeypatch, 1, E=64)["norm_route"] == "Triton few_linear, router_topk"
     assert older["prefill_attention"] == "Triton prefill_attention" and older["norm_linear"] == "rms_norm, GEMM"
+    assert older["decode_attention"] == "Triton decode_attention"
+    assert rows(monkeypatch, 16, head_dim=32)["decode_attention"] == "Triton decode_attention"
     assert set(rows(monkeypatch, 16, (7, 5)).values()) == {TORCH}
     odd = rows(monkeypatch, 16, head_dim=24)
     assert {name for name, runs in odd.items() if runs == TORCH} == {

@@ -90,7 +90,7 @@ def test_ties_and_what_is_no_number(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         ("rank * OWN + e]), g,", "rank * OWN + e]), g ^ 1,"),
         ("barrier_wait(full, 0);", ""),
         ("scaled.z, scaled.w", "scaled.w, scaled.z"),
-        ("logit * scale, full);", "logit, full);"),
+        ("full, logit * scale);", "full, logit);"),
         ("if (own && best.at == i)", "if (own && i == 0)"),
     ],
 )

@@ -171,6 +171,7 @@ def test_steps_that_want_all_logits_or_none_in_particular_run_whole() -> None:
     assert bounded.wanted() is None
     wanted = PrefillStep(two, two + 5, 7, logits_at=one, spans=()).wanted()
     assert wanted is not None and wanted.bound == 7 and wanted.num_tokens is None
+    assert not wanted.past_written, "the step has written what lies before these tokens"
     assert (wanted.rows.tolist(), wanted.positions.tolist()) == ([1], [6])
     wanted = PrefillStep(two, two + 5, 7, logits_at=one, spans=(), num_wanted=one[0]).wanted()
     assert wanted is not None and wanted.num_tokens == 1

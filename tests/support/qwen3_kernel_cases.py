@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import random
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -16,7 +17,7 @@ import torch
 from torch import Tensor
 
 from ttnn_moe import decoder
-from ttnn_moe.cuda.attention import head_norm_rope, prefill_sm90
+from ttnn_moe.cuda.attention import decode, decode_sm90, head_norm_rope, prefill_sm90
 from ttnn_moe.cuda.attention import prefill as triton_prefill
 from ttnn_moe.cuda.attention.memory import Memory
 from ttnn_moe.cuda.linear import decode_linear, few_rows
@@ -277,12 +278,85 @@ def test_decode_attention_reads_only_its_keys(seed: int, dtype: torch.dtype) -> 
     for kept in (c.keys, c.values):
         kept.masked_fill_(beyond[:, None, :, None].to(DEVICE), float("nan"))
     memory = Memory(c.keys, c.values, where, positions.to(DEVICE), bound)
-    got = attention.decode_attention(q, memory, c.capacity)
-    if count:
-        assert error(got[:count], want[:count]) <= BOUND[dtype]
-    assert not got[count:].any(), "rows past num_tokens are zero"
-    if GPU:
-        assert torch.equal(got, attention.decode_attention(q, memory, c.capacity))
+    for run in (decode.launch, lambda q, memory: attention.decode_attention(q, memory, c.capacity)):
+        got = run(q, memory)
+        if count:
+            assert error(got[:count], want[:count]) <= BOUND[dtype]
+        assert not got[count:].any(), "rows past num_tokens are zero"
+        if GPU:
+            assert torch.equal(got, run(q, memory))
+
+
+@pytest.mark.skipif(not HOPPER, reason="no GPU of compute capability 9.0 is here")
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("seed", range(40))
+def test_decode_attention_on_hopper(seed: int, dtype: torch.dtype) -> None:
+    """In every cut that takes this capacity, dense and in pages, more than once with the same bits."""
+    rng = draw(seed)
+    T, kv, group = rng.choice([1, 3, 16, 40, 200]), rng.choice([1, 2, 4]), rng.choice([1, 3, 8, 16])
+    D, capacity = rng.choice([64, 128, 128]), rng.choice([5, 70, 256, 1000, 2048 if T < 40 else 256])
+    q, rows = tensor(T, kv * group, D, dtype=dtype), T + 1
+    keys, values = (tensor(rows, kv, capacity, D, dtype=dtype) for _ in range(2))
+    where = torch.tensor(rng.sample(range(rows), T), device=DEVICE)
+    positions = torch.tensor([rng.choice([0, capacity - 1, rng.randrange(capacity)]) for _ in range(T)], device=DEVICE)
+    count = rng.randint(1, T)
+    bound = torch.tensor(count, dtype=torch.int32, device=DEVICE) if rng.random() < 0.5 else None
+    count = T if bound is None else count
+    want = torch_forms.decode_attention(q.double(), Memory(keys.double(), values.double(), where, positions), capacity)
+    seen = torch.zeros(rows, capacity, dtype=torch.bool, device=DEVICE)
+    seen[where[:count]] = torch.arange(capacity, device=DEVICE) <= positions[:count, None]
+    for kept in (keys, values):
+        kept.masked_fill_(~seen[:, None, :, None], float("nan"))
+    dense = Memory(keys, values, where, positions, bound)
+    narrow = replace(dense, rows=where.int(), past_written=True)
+    chosen = decode_sm90.plan(T * kv, capacity, torch.cuda.get_device_properties(0).multi_processor_count)
+    other = decode_sm90.Plan(rng.choice([1, 2, 4, 8]), rng.choice([4, 8]), rng.choice([1, 2]))
+    for memory in (dense, narrow, paged(dense, rng.choice([16, 64])), replace(paged(dense, 64), past_written=True)):
+        assert decode_sm90.why_not(q.device, q, memory) is None
+        for of in (chosen, other):
+            got = torch.full_like(q, float("nan"))
+            assert decode_sm90.launch(q, memory, got, of) is got
+            assert error(got[:count], want[:count]) <= BOUND[dtype]
+            assert not got[count:].any(), "rows past num_tokens are zero"
+            for _ in range(5):
+                assert torch.equal(got, decode_sm90.launch(q, memory, of=of))
+    assert decode_sm90.why_not(q.device, q.float(), dense) is not None
+
+
+@pytest.mark.skipif(not HOPPER, reason="no GPU of compute capability 9.0 is here")
+@pytest.mark.parametrize("T", [1, 8, 32, 128])
+def test_decode_attention_behind_the_kernel_that_writes_its_key(T: int) -> None:
+    """Both launched so that they overlap, many layers in a graph: as kernels that run one by one."""
+    draw(0)
+    layers, kv, heads, D, capacity = 12, 4, 32, 128, 256
+    norms = HeadNorms(*(tensor(D, dtype=torch.bfloat16) for _ in range(2)), 1e-6)
+    angle = torch.rand(T, 1, D // 2) * 6
+    rope = (angle.cos().to(DEVICE, torch.bfloat16), angle.sin().to(DEVICE, torch.bfloat16))
+    qkv = [tensor(T, heads + 2 * kv, D, dtype=torch.bfloat16) for _ in range(layers)]
+    rows, positions = torch.arange(T, device=DEVICE), torch.randint(1, capacity, (T,)).to(DEVICE)
+    kept = [[tensor(T, kv, capacity, D, dtype=torch.bfloat16) for _ in range(2)] for _ in range(layers)]
+
+    def step(early: bool, apart: bool) -> list[Tensor]:
+        out = []
+        for given, (keys, values) in zip(qkv, kept, strict=True):
+            memory = Memory(keys, values, rows, positions, past_written=early)
+            q = head_norm_rope.launch(given, norms.q, norms.k, norms.eps, rope, memory)
+            if apart:
+                torch.cuda.synchronize()
+            out.append(decode_sm90.launch(q, memory))
+        return out
+
+    want = step(early=False, apart=True)
+    for early in (False, True):
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            got = step(early, apart=False)
+        for _ in range(20):
+            for keys, values in kept:  # a new token at the same place: what was there is not read
+                keys[rows, :, positions] = values[rows, :, positions] = float("nan")
+            graph.replay()
+            torch.cuda.synchronize()
+            assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
 
 
 def packed(rng: random.Random, c: SimpleNamespace, S: int) -> list[Span]:

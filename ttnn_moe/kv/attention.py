@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from ..choice import Family, Operator
-from ..cuda.attention import decode, head_norm_rope, prefill, prefill_sm90
+from ..cuda.attention import decode, decode_sm90, head_norm_rope, prefill, prefill_sm90
 from ..cuda.attention.memory import Memory
 from . import torch_forms
 from .cache import HeadNorms
@@ -29,10 +29,15 @@ DECODE: Operator[Tensor] = Operator(
     "decode_attention",
     [
         Family(
+            decode_sm90.NAME,
+            lambda device, q, memory, bound, out: decode_sm90.why_not(device, q, memory, out),
+            lambda q, memory, bound, out: decode_sm90.launch(q, memory, out),
+        ),
+        Family(
             decode.NAME,
             lambda device, q, memory, bound, out: decode.why_not(q, memory),
             lambda q, memory, bound, out: decode.launch(q, memory, out),
-        )
+        ),
     ],
     torch_forms.decode_attention,
 )

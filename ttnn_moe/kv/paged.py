@@ -98,7 +98,8 @@ class PagedCache(TabledRows, FusedWrite):
         return 0 if self.why_not_captured() is not None else 4 * (tokens // self._queries + sequences)
 
     def _memory(self, layer: int, step: Step) -> Memory:
-        return Memory(*self.layers[layer], step.rows, step.positions, step.num_tokens, self.table)
+        written = isinstance(step, DecodeStep) and step.past_written
+        return Memory(*self.layers[layer], step.rows, step.positions, step.num_tokens, self.table, written)
 
     @property
     def _queries(self) -> int:

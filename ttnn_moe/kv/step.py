@@ -39,6 +39,8 @@ class DecodeStep:
             are padding: routed to no expert, written nowhere, output undefined. None: all T.
         lengths: positions + 1, on the host, for a cache whose attention takes host numbers. None: it takes none, or the
             step is captured.
+        past_written: the keys and values before each position were written by earlier steps. False: some may be of this
+            step, so several of its tokens may be of one row.
     """
 
     rows: Tensor
@@ -46,6 +48,7 @@ class DecodeStep:
     bound: int
     num_tokens: Tensor | None = None
     lengths: tuple[int, ...] | None = None
+    past_written: bool = True
 
 
 @dataclass(frozen=True)
@@ -83,7 +86,9 @@ class PrefillStep:
         at = self.logits_at
         if at is None or len(at) >= len(self.rows):
             return None
-        return DecodeStep(self.rows[at], self.positions[at], self.bound, self.num_wanted, self.wanted_lengths)
+        return DecodeStep(
+            self.rows[at], self.positions[at], self.bound, self.num_wanted, self.wanted_lengths, past_written=False
+        )
 
 
 Step = DecodeStep | PrefillStep

@@ -196,8 +196,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 1)
         for (int w = 0; w < WARPS / 4; ++w) logit += shared.sums[4 * w + c][e * TOKENS + g];
         logit += __shfl_xor_sync(~0u, logit, 1);
         logit += __shfl_xor_sync(~0u, logit, 2);
-        if (c == 0 && t < T)
-            send_float(shared_address(&shared.logits[rank * OWN + e]), g, logit * scale, full);
+        if (c == 0 && t < T) send_one(shared_address(&shared.logits[rank * OWN + e]), g, full, logit * scale);
     }
     if (g == rank && t < T) {
         uint4* to = reinterpret_cast<uint4*>(normed + static_cast<u64>(t) * H + first_channel);

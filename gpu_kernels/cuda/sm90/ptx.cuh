@@ -34,14 +34,33 @@ __device__ __forceinline__ float4 load_float4_of(u32 here, u32 rank) {
     return v;
 }
 
-// To the same variable in another block's shared memory; its barrier, at the same place as `barrier` here,
-// counts the four bytes once they are there. No fence is needed.
-__device__ __forceinline__ void send_float(u32 here, u32 rank, float value, u32 barrier) {
+// Two floats to the same variable in another block's shared memory; 8 bytes.
+__device__ __forceinline__ void store_two_of(u32 here, u32 rank, float first, float second) {
     asm volatile(
-        "{.reg .b32 there, counts; mapa.shared::cluster.u32 there, %0, %1;\n"
-        "mapa.shared::cluster.u32 counts, %3, %1;\n"
-        "st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [there], %2, [counts];}" ::"r"(here),
-        "r"(rank), "r"(__float_as_uint(value)), "r"(barrier)
+        "{.reg .b32 there; mapa.shared::cluster.u32 there, %0, %1;\n"
+        "st.shared::cluster.v2.f32 [there], {%2, %3};}" ::"r"(here),
+        "r"(rank), "f"(first), "f"(second)
+        : "memory");
+}
+
+// The same without a fence: a barrier of that block, at the same place as this one's, counts the 8 bytes.
+__device__ __forceinline__ void send_two(u32 here, u32 rank, u32 barrier, float first, float second) {
+    asm volatile(
+        "{.reg .b32 there, counts; mapa.shared::cluster.u32 there, %0, %2;\n"
+        "mapa.shared::cluster.u32 counts, %1, %2;\n"
+        "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [there], {%3, %4}, [counts];}" ::
+            "r"(here),
+        "r"(barrier), "r"(rank), "f"(first), "f"(second)
+        : "memory");
+}
+
+// One float, of which the barrier counts 4 bytes.
+__device__ __forceinline__ void send_one(u32 here, u32 rank, u32 barrier, float value) {
+    asm volatile(
+        "{.reg .b32 there, counts; mapa.shared::cluster.u32 there, %0, %2;\n"
+        "mapa.shared::cluster.u32 counts, %1, %2;\n"
+        "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.f32 [there], %3, [counts];}" ::"r"(here),
+        "r"(barrier), "r"(rank), "f"(value)
         : "memory");
 }
 
@@ -152,6 +171,11 @@ __device__ __forceinline__ void bytes_load(u32 to, const void* from, u32 bytes, 
         : "memory");
 }
 
+// Contiguous bytes, a multiple of 16, to L2 alone. Later writes by other kernels find them there.
+__device__ __forceinline__ void bytes_prefetch(const void* from, u32 bytes) {
+    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
+}
+
 // One arrival of this thread once all its copies have landed.
 __device__ __forceinline__ void copies_arrive(u32 barrier) {
     asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
@@ -165,6 +189,10 @@ __device__ __forceinline__ void fence_async_proxy() {
 
 __device__ __forceinline__ void store_float(u32 to, float value) {
     asm volatile("st.shared.f32 [%0], %1;" ::"r"(to), "f"(value) : "memory");
+}
+
+__device__ __forceinline__ void store_two(u32 to, float first, float second) {
+    asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(to), "f"(first), "f"(second) : "memory");
 }
 
 __device__ __forceinline__ void store_16(u32 to, uint4 words) {

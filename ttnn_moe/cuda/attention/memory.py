@@ -19,6 +19,8 @@ class Memory:
         rows, positions: [T] int64.
         num_tokens: [] int32, or None for all T. Kernels write no token from num_tokens on; torch forms do.
         pages: [rows, capacity / page] int32: key n of a row is key n % page of its page n / page. None: dense.
+        past_written: keys and values before each token's position were written by earlier steps, none by this one. A
+            decode kernel may then read them before the kernel that writes this step's has ended.
     """
 
     keys: Tensor
@@ -27,6 +29,7 @@ class Memory:
     positions: Tensor
     num_tokens: Tensor | None = None
     pages: Tensor | None = None
+    past_written: bool = False
 
     @property
     def page(self) -> int:

@@ -136,6 +136,19 @@ T load_of(u32 here, u32 rank) {
 inline float load_float_of(u32 here, u32 rank) { return load_of<float>(here, rank); }
 inline float4 load_float4_of(u32 here, u32 rank) { return load_of<float4>(here, rank); }
 
+inline void store_two_of(u32 here, u32 rank, float first, float second) {
+    if (here % 8 || static_cast<int>(here) + 8 > emulator::shared_bytes) emulator::fail("outside shared memory");
+    const float both[2] = {first, second};
+    std::memcpy(emulator::memory_of(rank) + here, both, 8);
+}
+
+inline void send_two(u32 here, u32 rank, u32 barrier, float first, float second) {
+    store_two_of(here, rank, first, second);
+    emulator::Barrier& counts = emulator::barrier_at(emulator::block() / emulator::cluster * emulator::cluster + rank, barrier);
+    counts.bytes -= 8;
+    emulator::settle(counts);
+}
+
 // ---- barriers
 
 inline void barrier_init(u32 barrier, u32 arrivals) {
@@ -148,7 +161,7 @@ inline void barrier_arrive_expect(u32 barrier, u32 bytes) {
     emulator::barrier_at(emulator::block(), barrier).bytes += bytes;
     barrier_arrive(barrier);
 }
-inline void send_float(u32 here, u32 rank, float value, u32 barrier) {
+inline void send_one(u32 here, u32 rank, u32 barrier, float value) {
     std::memcpy(emulator::memory_of(rank) + here, &value, sizeof value);
     emulator::Barrier& there = emulator::barrier_at(emulator::block() - emulator::rank() + rank, barrier);
     there.bytes -= sizeof value;
@@ -195,6 +208,10 @@ inline void bytes_load(u32 to, const void* from, u32 bytes, u32 barrier) {
     });
 }
 
+inline void bytes_prefetch(const void* from, u32 bytes) {
+    if (reinterpret_cast<uintptr_t>(from) % 16 || bytes % 16) emulator::fail("bytes that begin between");
+}
+
 // Copies that were committed are not among those that it waits for here.
 inline void copies_arrive(u32 barrier) {
     auto& open = emulator::fibers[emulator::current].open;
@@ -211,6 +228,10 @@ inline void copies_arrive(u32 barrier) {
 inline void fence_async_proxy() {}
 inline void store_float(u32 to, float value) {
     std::memcpy(emulator::shared(to / 16 * 16) + to % 16, &value, sizeof value);
+}
+inline void store_two(u32 to, float first, float second) {
+    const float both[2] = {first, second};
+    std::memcpy(emulator::shared(to, 8), both, 8);
 }
 inline void store_16(u32 to, uint4 words) { std::memcpy(emulator::shared(to), &words, 16); }
 inline uint4 load_16(u32 from) {

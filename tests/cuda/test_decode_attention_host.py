@@ -1,0 +1,257 @@
+"""Hopper's decode attention without a GPU: the kernel on the host, over lengths, cuts, and planted mistakes."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from cuda_gpus import pretend
+from host_kernels import GXX, HostKernels, with_mistake
+from qwen3_kernel_cases import error, paged
+from ttnn_moe.cuda.attention import decode_sm90
+from ttnn_moe.cuda.attention.decode_sm90 import Plan
+from ttnn_moe.cuda.attention.memory import Memory
+from ttnn_moe.cuda.device import H200
+from ttnn_moe.cuda.jit import build
+from ttnn_moe.kv import torch_forms
+
+pytestmark = pytest.mark.skipif(GXX is None, reason="g++ is not installed")
+lateness = pytest.mark.parametrize("late", [False, True], ids=["early", "late"])
+BF16, F16 = torch.bfloat16, torch.float16
+NAME = "sm90/decode_attention"
+WAIT = "    wait_for_predecessor();\n"
+# what the kernel before this one does: its key's and value's sign was wrong
+WRITES = """    if (valid)
+        for (int d = 0; d < D; ++d) {
+            const int at = static_cast<int>(position);
+            const int of = PAGE ? pages[row * pages_a_row + at / (PAGE ? PAGE : 1)] : 0;
+            const u64 key = from.begin(at / TILE, of) + at % TILE * D + d;
+            const_cast<u16*>(keys)[key] &= 0x7fff, const_cast<u16*>(values)[key] &= 0x7fff;
+        }
+"""
+
+
+def _worst(
+    host: HostKernels,
+    monkeypatch: pytest.MonkeyPatch,
+    positions: list[int],
+    *,
+    of: Plan,
+    kv: int = 2,
+    group: int = 8,
+    D: int = 128,
+    page: int = 64,
+    capacity: int = 300,
+    bound: int | None = None,
+    early: bool = True,
+    dtype: torch.dtype = BF16,
+    written: bool = False,
+    narrow: bool = False,
+) -> float:
+    """Largest relative error of a token; infinite for what nobody may do. NaN lies wherever nobody may look.
+
+    written: the kernel before this one writes each token's own key and value, see WRITES. narrow: rows are int32.
+    """
+    host.use(monkeypatch)
+    decode_sm90._launch.cache_clear()
+    T = len(positions)
+    rows = torch.randperm(T + 1)[:T]
+    q = torch.randn(T, kv * group, D).to(dtype)
+    keys, values = (torch.randn(T + 1, kv, capacity, D).to(dtype) for _ in range(2))
+    at = torch.tensor(positions)
+    newest = rows, slice(None), at.clamp(max=capacity - 1)
+    if written:
+        keys[newest], values[newest] = keys[newest].abs(), values[newest].abs()
+    want = torch_forms.decode_attention(q.double(), Memory(keys.double(), values.double(), rows, at), capacity)
+    if written:
+        keys[newest], values[newest] = -keys[newest], -values[newest]
+    n = T if bound is None else bound
+    beyond = torch.ones(T + 1, capacity, dtype=torch.bool)
+    for t in range(n):
+        beyond[rows[t], : positions[t] + 1] = False
+    for kept in (keys, values):
+        kept.masked_fill_(beyond[:, None, :, None], float("nan"))
+    count = None if bound is None else torch.tensor(bound, dtype=torch.int32)
+    memory = Memory(keys, values, rows.int() if narrow else rows, at, count)
+    if page:
+        memory = paged(memory, page)
+    out = torch.full((T + 1, kv * group, D), 7.0).to(dtype)
+    decode_sm90.launch(q, replace(memory, past_written=early), out[:T], of)
+    if not host.sound or not bool((out[T:] == 7).all()) or bool(out[n:T].any()):
+        return float("inf")
+    return error(out[:n], want[:n]) if n else 0.0
+
+
+@lateness
+@pytest.mark.parametrize(
+    ("positions", "options"),
+    [
+        ([191, 0, 70], {"of": Plan(4, 4, 1), "capacity": 256}),
+        ([191, 15, 16], {"of": Plan(4, 4, 1), "capacity": 256, "early": False, "page": 16, "narrow": True}),
+        ([255, 128], {"of": Plan(1, 8, 2), "capacity": 256, "bound": 1}),
+        ([299, 17, 31, 48], {"of": Plan(1, 4, 2), "page": 0, "bound": 3, "group": 4}),
+        ([299, 17], {"of": Plan(1, 4, 2), "page": 0, "early": False}),
+        ([129, 64], {"of": Plan(2, 8, 1), "group": 1, "D": 64, "page": 32}),
+        ([299, 0], {"of": Plan(8, 4, 4), "kv": 1, "page": 256, "capacity": 512}),
+        ([470], {"of": Plan(2, 4, 2), "kv": 1, "capacity": 512, "dtype": F16, "group": 16}),
+        ([470], {"of": Plan(2, 4, 2), "kv": 1, "capacity": 512, "early": False, "group": 11}),
+        ([511, 3], {"of": Plan(1, 4, 4), "kv": 1, "capacity": 512, "D": 64, "dtype": F16}),
+        ([40, 7], {"of": Plan(8, 4, 1), "kv": 1, "D": 64, "bound": 0}),
+        ([5], {"of": Plan(1, 4, 1), "page": 0, "capacity": 7}),
+    ],
+    ids=str,
+)
+def test_decode_attention(
+    positions: list[int], options: dict, late: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows with one key, whole and ragged tiles, rings, parts without keys, and tokens that do not count."""
+    torch.manual_seed(0)
+    bound = 2e-3 if options.get("dtype") == F16 else 1.2e-2
+    assert _worst(HostKernels(tmp_path, late), monkeypatch, positions, **options) < bound
+
+
+@lateness
+@pytest.mark.parametrize("seed", range(4))
+def test_any_lengths(seed: int, late: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the cut of a real GPU. Cuts repeat, since each is compiled."""
+    rng = random.Random(seed)
+    torch.manual_seed(seed)
+    capacity = (64, 256, 256, 1000)[seed]
+    positions = [rng.randrange(capacity) for _ in range(3)]
+    of = decode_sm90.plan((8, 32, 64, 4)[seed], capacity, 132)
+    options = {"kv": 1, "capacity": capacity, "early": seed % 2 == 0, "page": 64 if seed < 3 else 0}
+    assert _worst(HostKernels(tmp_path, late), monkeypatch, positions, of=of, **options) < 1.2e-2
+
+
+def _with_writes(tmp_path: Path, *changes: tuple[str, str]) -> dict[str, Path]:
+    """The kernel, that sees its predecessor's writes when it waits; and a mistake: lines, and what is there instead."""
+    sources = with_mistake(tmp_path, NAME, WAIT, WRITES)
+    for line, instead in changes:
+        source = sources[NAME].read_text()
+        assert line in source
+        sources[NAME].write_text(source.replace(line, instead))
+    return sources
+
+
+@lateness
+@pytest.mark.parametrize("early", [True, False])
+@pytest.mark.parametrize(("page", "stages"), [(64, 1), (0, 4)])
+def test_what_the_kernel_before_writes_is_read_after_the_wait(
+    page: int, stages: int, early: bool, late: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    host = HostKernels(tmp_path, late, _with_writes(tmp_path))
+    options = {"kv": 1, "page": page, "of": Plan(2, 4, stages), "early": early, "written": True}
+    assert _worst(host, monkeypatch, [100, 0, 15, 16, 299], **options) < 1.2e-2
+
+
+NONE = ("copy_16_if(newest && lane < 2 * CHUNKS,", "copy_16_if(false,")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        [NONE],
+        [NONE, ("TILE, length - 1, length);", "TILE, length, length);")],
+        [("newest_row = (length - 1) % TILE", "newest_row = 0")],
+    ],
+    ids=["not read", "read with the others", "another key"],
+)
+def test_a_mistake_about_the_newest_key_is_seen(
+    changes: list[tuple[str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    host = HostKernels(tmp_path, False, _with_writes(tmp_path, *changes))
+    assert _worst(host, monkeypatch, [100, 0, 3], kv=1, of=Plan(2, 4, 1), written=True) > 0.1
+
+
+@pytest.mark.parametrize(
+    ("line", "instead", "late"),
+    [
+        ("lane / 4 + i / 2 * 8 < left ?", "true ?", False),
+        ("if (first + row >= length) store_16", "if (false) store_16", False),
+        ("copies_wait<0>();\n        else", ";\n        else", True),
+        ("copies_wait<STAGES - 1>();", ";", True),
+        ("highest[n][i] = most;", "", False),
+        ("sums[m][n][i] *= shrink[n][i % 2];", "", False),
+        ("total[n][i] * shrink[n][i]", "total[n][i]", False),
+        ("step = 4; step < 32; step *= 2) total", "step = 4; step < 16; step *= 2) total", False),
+        ("m * 8 / COLUMNS,", "0,", False),
+        ("if (lane / 4 < PARTS)", "if (lane / 4 < 1)", False),
+        ("barrier_wait(memory + BARRIER, 0);", ";", False),
+        ("fmaf(states[(2 * w + 1) * QUERIES], weight, total)", "total + states[(2 * w + 1) * QUERIES]", False),
+        ("rank * COLUMNS + 2 *", "2 *", False),
+        ("row * pages_a_row", "0", False),
+        ("page = from.page_of(ahead + ALL_WARPS);", ";", False),
+        ("const bool valid = !num_tokens || t < *num_tokens;", "const bool valid = true;", False),
+        ("position < capacity ? position + 1 : capacity", "position", False),
+        ("* kv_heads + head) * PAGE", "* kv_heads) * PAGE", False),
+        ("(chunk ^ row % 8)", "chunk * 0", False),
+    ],
+)
+def test_a_mistake_is_seen(
+    line: str, instead: str, late: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    host = HostKernels(tmp_path, late, with_mistake(tmp_path, NAME, line, instead))
+    options = {"page": 16, "capacity": 720, "group": 4, "bound": 2, "of": Plan(2, 4, 2)}
+    assert _worst(host, monkeypatch, [701, 90, 370], **options) > 0.02
+
+
+def test_slots_are_read_before_sums_take_their_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    mistake = with_mistake(tmp_path, NAME, "        __syncthreads();  // all slots were read\n", "        ;\n")
+    host = HostKernels(tmp_path, False, mistake)
+    assert _worst(host, monkeypatch, [79], kv=1, of=Plan(1, 4, 2)) > 0.02
+
+
+def test_a_nan_stays_in_its_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    host = HostKernels(tmp_path)
+    host.use(monkeypatch)
+    decode_sm90._launch.cache_clear()
+    q = torch.randn(2, 16, 128).bfloat16()
+    keys, values = (torch.randn(2, 2, 64, 128).bfloat16() for _ in range(2))
+    memory = Memory(keys, values, torch.arange(2), torch.tensor([50, 60]))
+    good = decode_sm90.launch(q, memory, of=Plan(2, 4, 1))
+    keys[0, 0, 3, 7] = float("nan")
+    q[1, 15, 0] = float("nan")
+    got = decode_sm90.launch(q, memory, of=Plan(2, 4, 1))
+    assert bool(got[0, :8].isnan().all() and got[1, 15].isnan().all())
+    assert torch.equal(got[0, 8:], good[0, 8:]) and torch.equal(got[1, :15], good[1, :15])
+
+
+def test_cuts() -> None:
+    """Clusters of what 132 multiprocessors run at a time; a tile a warp where rows are short; all within a block."""
+    assert decode_sm90.plan(4, 256, 132) == Plan(4, 4, 1)
+    assert decode_sm90.plan(32, 256, 132) == Plan(4, 4, 1)
+    assert decode_sm90.plan(64, 256, 132) == Plan(2, 8, 1)
+    assert decode_sm90.plan(128, 256, 132) == Plan(1, 8, 2)
+    assert decode_sm90.plan(1024, 256, 132) == Plan(1, 4, 2)
+    assert decode_sm90.plan(4, 4096, 132) == Plan(8, 4, 4)
+    for pairs in (1, 2, 4, 8, 30, 64, 128, 133, 256, 1000, 9999):
+        for capacity in (1, 16, 64, 100, 256, 1000, 2048, 4096, 1 << 17):
+            of = decode_sm90.plan(pairs, capacity, 132)
+            for D, group in ((64, 1), (128, 8), (128, 16)):
+                assert of.shared_memory(D, group) <= 227 << 10
+
+
+def test_rows_that_eight_parts_do_not_spread_keep_the_other_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend(monkeypatch, H200)
+    monkeypatch.setattr(build, "why_not", lambda: None)
+
+    def why_not(T: int, capacity: int, dtype: torch.dtype = BF16, D: int = 128, page: int = 64) -> str | None:
+        q, words = (torch.empty(T, 32, D, dtype=dtype, device="meta"), torch.empty(T, dtype=torch.int64, device="meta"))
+        keys = torch.empty(1, 4, page, D, dtype=dtype, device="meta")
+        table = torch.empty(T, capacity // page, dtype=torch.int32, device="meta")
+        return decode_sm90.why_not(torch.device("cuda", 0), q, Memory(keys, keys, words, words, None, table))
+
+    assert why_not(1, 4096) is why_not(1, 64) is why_not(4, 1 << 15) is why_not(256, 1 << 17) is None
+    for T, capacity in ((1, 4160), (2, 8192), (2, 1 << 15)):
+        assert "8 parts" in str(why_not(T, capacity))
+    assert why_not(1, 256, torch.float32) == "neither bf16 nor fp16"
+    assert "head_dim" in str(why_not(1, 256, D=256)) and "page" in str(why_not(1, 256, page=8))

@@ -1,0 +1,176 @@
+"""Attention of one query token a sequence on Hopper, in one launch: gpu_kernels/cuda/sm90/decode_attention.cu."""
+
+from __future__ import annotations
+
+from ctypes import c_float, c_int32
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from ...sizes import ceil_div
+from .. import device as devices
+from ..arch import HOPPER, why_not_hopper
+from ..jit import load, spec
+from .memory import Memory, scale_of
+
+NAME = "CUDA C++ decode_attention (sm_90a)"
+TILE, MOST_PARTS, MOST_GROUP = 16, 8, 16
+LONGEST = 512
+"""Keys of a part, at most, where multiprocessors are left: twice what a block holds."""
+
+SHORTEST = 256
+"""Keys of a part, at least, where blocks share multiprocessors."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a call is cut.
+
+    Attributes:
+        parts: blocks of a cluster, which shares the keys of a token and a key/value head.
+        warps: of a block. stages: tiles of 16 keys that a warp holds.
+    """
+
+    parts: int
+    warps: int
+    stages: int
+
+    def turns(self, capacity: int) -> bool:
+        """Whether a warp may have more tiles than it holds."""
+        return self.stages * self.warps * self.parts * TILE < capacity
+
+    def shared_memory(self, D: int, group: int) -> int:
+        """Bytes of a block."""
+        slots = self.warps * self.stages * 4 * TILE * D
+        queries, warps = 8 * ceil_div(group, 8), self.parts * self.warps
+        merged = 4 * warps * queries * (D // self.parts + 2)
+        return slots + merged + 8 if self.parts > 1 else max(slots, merged)
+
+
+@lru_cache(maxsize=1024)
+def plan(pairs: int, capacity: int, multiprocessors: int) -> Plan:
+    """The cut of `pairs` tokens and key/value heads.
+
+    Parts, while each block has a multiprocessor and each warp a tile; or, in two waves, while parts are long. More
+    blocks than multiprocessors hold two tiles a warp, so that three of them are resident.
+    """
+    parts = 1
+    while parts < MOST_PARTS:
+        blocks = 2 * parts * pairs
+        alone = blocks <= multiprocessors and 4 * TILE * parts < capacity
+        if not alone and not (blocks <= 2 * multiprocessors and capacity >= 2 * parts * SHORTEST):
+            break
+        parts *= 2
+    alone = parts * pairs <= multiprocessors
+    warps = 8 if alone and parts <= 2 and capacity > 4 * TILE * parts else 4
+    most = 2 if warps == 8 or not alone else 4
+    stages = 1
+    while stages < most and stages * warps * parts * TILE < capacity:
+        stages *= 2
+    return Plan(parts, warps, stages)
+
+
+def why_not(device: torch.device, q: Tensor, memory: Memory, out: Tensor | None = None) -> str | None:
+    """For q [T, heads, head_dim]."""
+    T, heads, D = q.shape
+    kv_heads, page, capacity = memory.keys.shape[1], memory.page, memory.capacity
+    if not 0 < T < 1 << 16:
+        return "no tokens, or more than 65,535"
+    if q.dtype not in (torch.bfloat16, torch.float16):
+        return "neither bf16 nor fp16"
+    if D not in (64, 128):
+        return "head_dim is neither 64 nor 128"
+    if heads // kv_heads > MOST_GROUP:
+        return "more than 16 query heads share a key/value head"
+    if page % TILE:
+        return "a page is no multiple of 16 tokens"
+    reason = why_not_hopper(device)
+    if reason is not None:
+        return reason
+    pairs, multiprocessors = T * kv_heads, devices.gpu(device).multiprocessors
+    parts = plan(pairs, capacity, multiprocessors).parts
+    if capacity > LONGEST * parts and 2 * parts * pairs <= multiprocessors:
+        return f"rows of up to {capacity:,} tokens need more than 8 parts to fill the GPU"
+    if memory.rows.dtype not in (torch.int64, torch.int32) or memory.positions.dtype != torch.int64:
+        return "rows are neither int64 nor int32, or positions are not int64"
+    for t in (q, memory.keys, memory.values, *(() if out is None else (out,))):
+        if t.dtype != q.dtype or not t.is_contiguous() or t.data_ptr() % 16:
+            return "a tensor of another dtype, not contiguous, or not aligned to 16 bytes"
+    return None
+
+
+def launch(q: Tensor, memory: Memory, out: Tensor | None = None, of: Plan | None = None) -> Tensor:
+    """As decode.launch. of: default: `plan`."""
+    (T, heads, D), kv_heads, device = q.shape, memory.keys.shape[1], q.device
+    out = torch.empty_like(q) if out is None else out
+    of = of or plan(T * kv_heads, memory.capacity, devices.gpu(device).multiprocessors)
+    pages, count = memory.pages, memory.num_tokens
+    narrow, early = memory.rows.dtype == torch.int32, memory.past_written
+    with torch.cuda.device(device):
+        _launch(q.dtype, T, heads, kv_heads, D, memory.page, memory.capacity, narrow, early, of, device)(
+            load.stream(device.index),
+            q.data_ptr(),
+            memory.keys.data_ptr(),
+            memory.values.data_ptr(),
+            0 if pages is None else pages.data_ptr(),
+            memory.rows.data_ptr(),
+            memory.positions.data_ptr(),
+            0 if count is None else count.data_ptr(),
+            out.data_ptr(),
+        )
+    return out
+
+
+@lru_cache(maxsize=1024)
+def _launch(
+    dtype: torch.dtype,
+    T: int,
+    heads: int,
+    kv_heads: int,
+    D: int,
+    page: int,
+    capacity: int,
+    narrow: bool,
+    early: bool,
+    of: Plan,
+    device: torch.device,
+) -> load.Launch:
+    group = heads // kv_heads
+    return load.Launch(
+        spec_of(of, dtype, group, D, page, of.turns(capacity), narrow, early),
+        device.index,
+        (of.parts * kv_heads, T),
+        32 * of.warps,
+        c_float(scale_of(D)),
+        c_int32(capacity),
+        c_int32(capacity // page if page else 0),
+        shared_memory=of.shared_memory(D, group),
+        cluster=of.parts,
+        overlap=True,
+    )
+
+
+def spec_of(
+    of: Plan, dtype: torch.dtype, group: int, D: int, page: int, ring: bool, narrow: bool, early: bool
+) -> spec.Spec:
+    """The kernel of a cut, for pages of `page` keys (0: dense) and `group` query heads for each key/value head.
+
+    Args:
+        ring: see Plan.turns. narrow: rows are int32. early: see Memory.past_written.
+    """
+    return spec.Spec.of(
+        "sm90/decode_attention",
+        HOPPER.name,
+        PARTS=of.parts,
+        WARPS=of.warps,
+        STAGES=of.stages,
+        GROUP=group,
+        HEAD_DIM=D,
+        PAGE=page,
+        RING=ring,
+        NARROW=narrow,
+        EARLY=early,
+        FP16=dtype == torch.float16,
+    )
