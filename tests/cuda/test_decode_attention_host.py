@@ -149,7 +149,7 @@ def test_what_the_kernel_before_writes_is_read_after_the_wait(
     assert _worst(host, monkeypatch, [100, 0, 15, 16, 299], **options) < 1.2e-2
 
 
-NONE = ("copy_16_if(newest && lane < 2 * CHUNKS,", "copy_16_if(false,")
+NONE = ("copy_16_if(newest && lane < 2 * CHUNKS,", "copy_16_if(newest && lane < 0,")
 
 
 @pytest.mark.parametrize(
