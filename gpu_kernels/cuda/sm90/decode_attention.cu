@@ -26,8 +26,7 @@
 // keys or channels are the M side, 8 queries the N side. A lane loads the same words of keys and queries,
 // which orders the channels of a product its own way. At the end each warp sends its sums to the blocks that
 // finish them: HEAD_DIM / PARTS channels a block, from PARTS * WARPS warps in their order. No block reads
-// another's memory, so none waits for others to end. ASYNC: a barrier of the receiving block counts the bytes
-// (st.async), which needs no fence; else the cluster meets.
+// another's memory, so none waits for others to end: a barrier of the receiving block counts the bytes.
 //
 // Programmatic dependent launch: the kernel reads rows, positions, num_tokens and pages before it waits for
 // its predecessor. EARLY: also the keys and values before each token's position. A kernel launched without
@@ -69,9 +68,6 @@
 #endif
 #ifndef NARROW
 #define NARROW 0
-#endif
-#ifndef ASYNC
-#define ASYNC 1
 #endif
 #ifndef EARLY
 #define EARLY 1
@@ -205,10 +201,8 @@ struct State {
 __device__ __forceinline__ void send(u32 memory, u32 at, u32 rank, float first, float second) {
     if (PARTS == 1)
         store_two(memory + at, first, second);
-    else if (ASYNC)
-        send_two(memory + at, rank, memory + BARRIER, first, second);
     else
-        store_two_of(memory + at, rank, first, second);
+        send_two(memory + at, rank, memory + BARRIER, first, second);
 }
 
 // The state of warp `me` of the cluster, to the blocks that merge it.
@@ -278,7 +272,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
                      int pages_a_row) {
     const u32 memory = shared_address(dynamic_memory());
     if (PARTS > 1) {
-        if (ASYNC && threadIdx.x == 0) {
+        if (threadIdx.x == 0) {
             barrier_init(memory + BARRIER, 1);
             barrier_init_fence();
             barrier_arrive_expect(memory + BARRIER, BARRIER - SUMS);
@@ -385,9 +379,9 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     else
         __syncthreads();  // all slots were read
     send_state(memory, state, me);
-    if (PARTS > 1 && ASYNC)
+    if (PARTS > 1)
         barrier_wait(memory + BARRIER, 0);
     else
-        sync_cluster();
+        __syncthreads();
     merge(out + queries, rank);
 }

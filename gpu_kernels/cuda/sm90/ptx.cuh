@@ -34,16 +34,8 @@ __device__ __forceinline__ float4 load_float4_of(u32 here, u32 rank) {
     return v;
 }
 
-// Two floats to the same variable in another block's shared memory; 8 bytes.
-__device__ __forceinline__ void store_two_of(u32 here, u32 rank, float first, float second) {
-    asm volatile(
-        "{.reg .b32 there; mapa.shared::cluster.u32 there, %0, %1;\n"
-        "st.shared::cluster.v2.f32 [there], {%2, %3};}" ::"r"(here),
-        "r"(rank), "f"(first), "f"(second)
-        : "memory");
-}
-
-// The same without a fence: a barrier of that block, at the same place as this one's, counts the 8 bytes.
+// Two floats to the same variable in another block's shared memory: that block's barrier, at the same place
+// as this one's, counts the 8 bytes once they are there. No fence is needed.
 __device__ __forceinline__ void send_two(u32 here, u32 rank, u32 barrier, float first, float second) {
     asm volatile(
         "{.reg .b32 there, counts; mapa.shared::cluster.u32 there, %0, %2;\n"

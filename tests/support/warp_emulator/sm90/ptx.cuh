@@ -136,19 +136,6 @@ T load_of(u32 here, u32 rank) {
 inline float load_float_of(u32 here, u32 rank) { return load_of<float>(here, rank); }
 inline float4 load_float4_of(u32 here, u32 rank) { return load_of<float4>(here, rank); }
 
-inline void store_two_of(u32 here, u32 rank, float first, float second) {
-    if (here % 8 || static_cast<int>(here) + 8 > emulator::shared_bytes) emulator::fail("outside shared memory");
-    const float both[2] = {first, second};
-    std::memcpy(emulator::memory_of(rank) + here, both, 8);
-}
-
-inline void send_two(u32 here, u32 rank, u32 barrier, float first, float second) {
-    store_two_of(here, rank, first, second);
-    emulator::Barrier& counts = emulator::barrier_at(emulator::block() / emulator::cluster * emulator::cluster + rank, barrier);
-    counts.bytes -= 8;
-    emulator::settle(counts);
-}
-
 // ---- barriers
 
 inline void barrier_init(u32 barrier, u32 arrivals) {
@@ -161,11 +148,23 @@ inline void barrier_arrive_expect(u32 barrier, u32 bytes) {
     emulator::barrier_at(emulator::block(), barrier).bytes += bytes;
     barrier_arrive(barrier);
 }
-inline void send_one(u32 here, u32 rank, u32 barrier, float value) {
-    std::memcpy(emulator::memory_of(rank) + here, &value, sizeof value);
-    emulator::Barrier& there = emulator::barrier_at(emulator::block() - emulator::rank() + rank, barrier);
+namespace emulator {
+
+// To another block's shared memory, whose barrier counts the bytes.
+template <class T>
+void send(u32 here, u32 rank, u32 barrier, const T& value) {
+    if (here % sizeof value || static_cast<int>(here + sizeof value) > shared_bytes) fail("outside shared memory");
+    std::memcpy(memory_of(rank) + here, &value, sizeof value);
+    Barrier& there = barrier_at(block() - emulator::rank() + rank, barrier);
     there.bytes -= sizeof value;
-    emulator::settle(there);
+    settle(there);
+}
+
+}  // namespace emulator
+
+inline void send_one(u32 here, u32 rank, u32 barrier, float value) { emulator::send(here, rank, barrier, value); }
+inline void send_two(u32 here, u32 rank, u32 barrier, float first, float second) {
+    emulator::send(here, rank, barrier, std::array{first, second});
 }
 inline void barrier_wait(u32 barrier, u32 parity) {
     while (emulator::barrier_at(emulator::block(), barrier).parity == parity)
