@@ -240,6 +240,14 @@ def test_cuts() -> None:
                 assert of.shared_memory(D, group) <= 227 << 10
 
 
+def test_cuts_that_are_compiled_ahead_serve_every_number_of_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend(monkeypatch, H200)
+    begin = decode_sm90.cuts_begin(100, 4, 2048, torch.device("cuda", 0))
+    assert begin[0] == 1 and len(begin) < 10
+    cuts = {decode_sm90.plan(4 * T, 2048, H200.multiprocessors) for T in begin}
+    assert cuts == {decode_sm90.plan(4 * T, 2048, H200.multiprocessors) for T in range(1, 101)}
+
+
 def test_rows_that_eight_parts_do_not_spread_keep_the_other_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     pretend(monkeypatch, H200)
     monkeypatch.setattr(build, "why_not", lambda: None)

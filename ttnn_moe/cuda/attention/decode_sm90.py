@@ -76,6 +76,13 @@ def plan(pairs: int, capacity: int, multiprocessors: int) -> Plan:
     return Plan(parts, warps, stages)
 
 
+def cuts_begin(most: int, kv_heads: int, capacity: int, device: torch.device) -> list[int]:
+    """Numbers of tokens, up to `most`, from which on a call takes another cut: each cut is a kernel to compile."""
+    multiprocessors = devices.gpu(device).multiprocessors
+    plans = [plan(T * kv_heads, capacity, multiprocessors) for T in range(1, most + 1)]
+    return [T + 1 for T, of in enumerate(plans) if of not in plans[:T]]
+
+
 def why_not(device: torch.device, q: Tensor, memory: Memory, out: Tensor | None = None) -> str | None:
     """For q [T, heads, head_dim]."""
     T, heads, D = q.shape

@@ -23,7 +23,7 @@ from vllm.v1.attention.backends.flash_attn import (
 
 from ... import decoder
 from ...cuda.arch import why_not_hopper
-from ...cuda.attention import prefill, prefill_sm90
+from ...cuda.attention import decode_sm90, prefill, prefill_sm90
 from ...cuda.attention.head_norm_rope import ROWS_ALONE
 from ...cuda.attention.memory import Memory
 from ...kv import torch_forms
@@ -245,6 +245,6 @@ def compile_prompts(heads: int, kv_heads: int, norms: HeadNorms, longest: int) -
         prefill_attention(q, Memory(keys, values, block, at, None, pages), [], tiles)
         # graphs of one and of two decode tokens hold kernels for a count that lies elsewhere
         pages = pages.new_zeros(2, -(-longest // PAGE))
-        for n in (1, 2):
+        for n in sorted({1, 2, *decode_sm90.cuts_begin(T, kv_heads, pages.shape[1] * PAGE, q.device)}):
             alone = Memory(keys, values, pages[0, :1].expand(n).contiguous(), at[:n], tiles[0], pages)
             decode_attention(q[:n], alone, alone.capacity)
