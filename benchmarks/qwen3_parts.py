@@ -1,10 +1,9 @@
 """Which part of Qwen3-MoE a kernel of a trace belongs to, and the time of each part.
 
 A layer's kernels come in one order; head_norm_rope, attention and the router's last kernel say where in it a kernel
-stands. The last
-layer of a prefill has two of the first: qkv of the tokens whose logits are wanted comes before attention. A kernel's
-time runs from the end of the kernel before to its own end. So the parts add up to the step, gaps included, and
-kernels that overlap (programmatic dependent launch) count once.
+stands. The last layer of a prefill has two of the first: qkv of the tokens whose logits are wanted comes before
+attention. A kernel's time runs from the end of the kernel before to its own end. So the parts add up to the step, gaps
+included, and kernels that overlap (programmatic dependent launch) count once.
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
+from torch import Tensor
 
 from ..errors import ContractError
 from .device import Gpu, gpu, interpreted
@@ -121,6 +122,14 @@ def why_not_hopper(device: torch.device) -> str | None:
     if stands_for(gpu(device)).capability != (9, 0):
         return f"{ENV} asks for {asked()}"
     return build.why_not()
+
+
+def why_not_words(dtype: torch.dtype, *tensors: Tensor) -> str | None:
+    """Why kernels that copy 16 bytes of this dtype at a time do not take these tensors; None: they do."""
+    for t in tensors:
+        if t.dtype != dtype or not t.is_contiguous() or t.data_ptr() % 16:
+            return "a tensor of another dtype, not contiguous, or not aligned to 16 bytes"
+    return None
 
 
 @dataclass(frozen=True)

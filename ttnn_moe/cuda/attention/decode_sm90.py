@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ...sizes import ceil_div
 from .. import device as devices
-from ..arch import HOPPER, why_not_hopper
+from ..arch import HOPPER, why_not_hopper, why_not_words
 from ..jit import load, spec
 from .memory import Memory, scale_of
 
@@ -108,10 +108,7 @@ def why_not(device: torch.device, q: Tensor, memory: Memory, out: Tensor | None 
         return f"rows of up to {capacity:,} tokens need more than 8 parts to fill the GPU"
     if memory.rows.dtype not in (torch.int64, torch.int32) or memory.positions.dtype != torch.int64:
         return "rows are neither int64 nor int32, or positions are not int64"
-    for t in (q, memory.keys, memory.values, *(() if out is None else (out,))):
-        if t.dtype != q.dtype or not t.is_contiguous() or t.data_ptr() % 16:
-            return "a tensor of another dtype, not contiguous, or not aligned to 16 bytes"
-    return None
+    return why_not_words(q.dtype, q, memory.keys, memory.values, *(() if out is None else (out,)))
 
 
 def launch(q: Tensor, memory: Memory, out: Tensor | None = None, of: Plan | None = None) -> Tensor:

@@ -16,7 +16,7 @@ class Memory:
 
     Attributes:
         keys, values: [rows, kv_heads, capacity, head_dim]; with pages [pages, kv_heads, page, head_dim].
-        rows, positions: [T] int64.
+        rows, positions: [T] int64; kernels of decode steps also take int32 rows.
         num_tokens: [] int32, or None for all T. Kernels write no token from num_tokens on; torch forms do.
         pages: [rows, capacity / page] int32: key n of a row is key n % page of its page n / page. None: dense.
         past_written: keys and values before each token's position were written by earlier steps, none by this one. A

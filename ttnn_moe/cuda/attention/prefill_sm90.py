@@ -10,7 +10,7 @@ from torch import Tensor
 
 from .. import device as devices
 from .. import maps
-from ..arch import HOPPER, why_not_hopper
+from ..arch import HOPPER, why_not_hopper, why_not_words
 from ..jit import load, spec
 from .memory import Memory, scale_of
 
@@ -36,10 +36,7 @@ def why_not(device: torch.device, q: Tensor, memory: Memory, tiles: Tensor | Non
     reason = why_not_hopper(device)
     if reason is not None:
         return reason
-    for t in (q, memory.keys, memory.values):
-        if t.dtype != q.dtype or not t.is_contiguous() or t.data_ptr() % 16:
-            return "a tensor of another dtype, not contiguous, or not aligned to 16 bytes"
-    return None
+    return why_not_words(q.dtype, q, memory.keys, memory.values)
 
 
 def launch(q: Tensor, memory: Memory, tiles: Tensor, out: Tensor | None = None) -> Tensor:

@@ -11,7 +11,7 @@ from torch import Tensor
 from ...sizes import power_of_2
 from .. import device as devices
 from .. import maps
-from ..arch import HOPPER, why_not_hopper
+from ..arch import HOPPER, why_not_hopper, why_not_words
 from ..jit import load, spec
 
 NAME = "CUDA C++ decode_linear (sm_90a)"
@@ -53,10 +53,7 @@ def why_not(device: torch.device, x: Tensor, weight: Tensor, bias: Tensor | None
         return reason
     if N // TILE * (K // SLICE) > blocks(rows_of(T)) * devices.gpu(device).multiprocessors:
         return "more than one wave of blocks: cuBLAS is faster"
-    for t in (x, weight, other):
-        if t.dtype != x.dtype or not t.is_contiguous() or t.data_ptr() % 16:
-            return "a tensor of another dtype, not contiguous, or not aligned to 16 bytes"
-    return None
+    return why_not_words(x.dtype, x, weight, other)
 
 
 def launch(

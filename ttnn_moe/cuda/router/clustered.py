@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ...sizes import ceil_div
-from ..arch import HOPPER, why_not_hopper
+from ..arch import HOPPER, why_not_hopper, why_not_words
 from ..jit import load, spec
 
 NAME = "CUDA C++ norm_route (sm_90a)"
@@ -33,10 +33,7 @@ def why_not(
         return "H is no multiple of 512, E is neither 128 nor 256, or H * E is above 4096 * 128"
     if K > MAX_K:
         return "K is above 16"
-    for t in (x, norm, weight):
-        if t.dtype != x.dtype or not t.is_contiguous() or t.data_ptr() % 16:
-            return "a tensor of another dtype, not contiguous, or not aligned to 16 bytes"
-    return why_not_hopper(device)
+    return why_not_words(x.dtype, x, norm, weight) or why_not_hopper(device)
 
 
 def launch(
