@@ -11,7 +11,8 @@ import torch
 
 from cuda_gpus import pretend
 from host_kernels import GXX, HostKernels, with_mistake
-from qwen3_kernel_cases import error, paged
+from qwen3_attention_cases import paged
+from qwen3_kernel_cases import error
 from ttnn_moe.cuda.attention import decode_sm90
 from ttnn_moe.cuda.attention.decode_sm90 import Plan
 from ttnn_moe.cuda.attention.memory import Memory

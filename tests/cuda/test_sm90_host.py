@@ -13,7 +13,8 @@ import torch
 
 from host_kernels import GXX, HostKernels, with_mistake
 from host_products import bound_of, experts_of, some_tokens, worst_row
-from qwen3_kernel_cases import error, paged, tiles_of
+from qwen3_attention_cases import paged, tiles_of
+from qwen3_kernel_cases import error
 from ttnn_moe import decoder
 from ttnn_moe.cuda.attention import prefill_sm90
 from ttnn_moe.cuda.attention.memory import Memory

@@ -16,7 +16,7 @@ from ttnn_moe.cuda.attention.memory import within
 from ttnn_moe.cuda.linear import few_rows
 from ttnn_moe.cuda.router import sliced
 
-FILES = [f"tests/support/qwen3_{name}_cases.py" for name in ("kernel", "decode", "engine")]
+FILES = [f"tests/support/qwen3_{name}_cases.py" for name in ("kernel", "attention", "decode", "engine")]
 
 
 @pytest.mark.slow(100)

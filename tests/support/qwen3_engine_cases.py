@@ -15,9 +15,10 @@ from torch import Tensor
 
 import qwen3_last_layer
 from cuda_gpus import no_host_sync
+from qwen3_attention_cases import case, paged, tiles_of
 from qwen3_checkpoints import TINY, make, prompts
 from qwen3_decode_cases import DEVICE, GPU, SIZES, VOCAB, both
-from qwen3_kernel_cases import BOUND, case, draw, draws, error, paged, tensor, tiles_of
+from qwen3_kernel_cases import BOUND, draw, draws, error, tensor
 from ttnn_moe import decoder
 from ttnn_moe.cuda.attention import head_norm_rope
 from ttnn_moe.cuda.attention import prefill as triton_prefill
