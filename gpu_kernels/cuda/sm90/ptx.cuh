@@ -56,6 +56,18 @@ __device__ __forceinline__ void send_one(u32 here, u32 rank, u32 barrier, float 
         : "memory");
 }
 
+// Bytes of this block, a multiple of 16, to a place in another block's shared memory, whose barrier counts
+// them. This block must not exit before.
+__device__ __forceinline__ void send_bytes(u32 from, u32 here, u32 rank, u32 barrier, u32 bytes) {
+    asm volatile(
+        "{.reg .b32 there, counts; mapa.shared::cluster.u32 there, %1, %2;\n"
+        "mapa.shared::cluster.u32 counts, %3, %2;\n"
+        "cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [there], [%0], %4, "
+        "[counts];}" ::"r"(from),
+        "r"(here), "r"(rank), "r"(barrier), "r"(bytes)
+        : "memory");
+}
+
 // ---- barriers: 8 bytes of shared memory each
 
 __device__ __forceinline__ void barrier_init(u32 barrier, u32 arrivals) {

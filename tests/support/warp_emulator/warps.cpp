@@ -82,7 +82,9 @@ void run_together() {
         for (int i = 0; i < all / each; ++i) of[i] = {each * i, each};
     };
     meetings(of_warp, 32);
-    meetings(of_warpgroup, 128);
+    of_warpgroup.clear();  // warps past a block's last whole warpgroup have none
+    for (int block = 0; block < together; ++block)
+        for (int i = 0; i < threads / 128; ++i) of_warpgroup.push_back({threads * block + 128 * i, 128});
     meetings(of_block, threads);
     meetings(of_cluster, threads * cluster);
     of_names.assign(together, {});

@@ -156,7 +156,7 @@ inline unsigned arrive(Meeting& meeting) {
 inline void wait(Meeting& meeting) { await(meeting, arrive(meeting)); }
 inline void meet_warp() { wait(of_warp[current / 32]); }
 inline Meeting& own_cluster() { return of_cluster[block() / cluster]; }
-inline void meet_warpgroup() { wait(of_warpgroup[current / 128]); }
+inline void meet_warpgroup() { wait(of_warpgroup[block() * (threads / 128) + current % threads / 128]); }
 
 inline unsigned char* shared(unsigned address, int bytes = 16) {
     if (address % bytes || static_cast<int>(address) + bytes > shared_bytes) fail("outside shared memory");

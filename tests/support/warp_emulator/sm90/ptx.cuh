@@ -166,6 +166,21 @@ inline void send_one(u32 here, u32 rank, u32 barrier, float value) { emulator::s
 inline void send_two(u32 here, u32 rank, u32 barrier, float first, float second) {
     emulator::send(here, rank, barrier, std::array{first, second});
 }
+inline void send_bytes(u32 from, u32 here, u32 rank, u32 barrier, u32 bytes) {
+    if (from % 16 || here % 16 || bytes % 16) emulator::fail("bytes that begin between");
+    if (static_cast<int>(std::max(from, here) + bytes) > emulator::shared_bytes) emulator::fail("outside shared memory");
+    const int me = emulator::block(), to = me - emulator::rank() + rank;
+    const auto land = [=] {
+        std::memcpy(emulator::memories[to].bytes + here, emulator::memories[me].bytes + from, bytes);
+        emulator::Barrier& there = emulator::barrier_at(to, barrier);
+        there.bytes -= bytes;
+        emulator::settle(there);
+    };
+    if (emulator::late)
+        emulator::flights.push_back({to, barrier, land});
+    else
+        land();
+}
 inline void barrier_wait(u32 barrier, u32 parity) {
     while (emulator::barrier_at(emulator::block(), barrier).parity == parity)
         if (!emulator::land_all(barrier)) emulator::pause();
