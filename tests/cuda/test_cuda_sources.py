@@ -106,9 +106,17 @@ def _decode_attention(of: decode_sm90.Plan, dtype: torch.dtype, group: int, D: i
 ROOM = {arch.name: arch.shared_memory for arch in ARCHES.values()}
 # of the other operators of a decoder layer
 MODEL = [
-    Use(decode_linear.spec_of(4, torch.bfloat16, True, False, 8), decode_linear.shared_memory(8)),
-    Use(decode_linear.spec_of(8, torch.float16, False, True, 16), decode_linear.shared_memory(16)),
-    Use(decode_linear.spec_of(8, torch.bfloat16, False, True, 32), decode_linear.shared_memory(32)),
+    *(
+        Use(decode_linear.spec_of(of, dtype, norm, add), of.shared_memory(K, norm))
+        for T, N, K, dtype, norm, add in (
+            (8, 5120, 2048, torch.bfloat16, True, False),
+            (64, 5120, 2048, torch.bfloat16, True, False),
+            (96, 5120, 2048, torch.bfloat16, False, False),
+            (16, 2048, 4096, torch.float16, False, True),
+            (96, 2048, 4096, torch.bfloat16, False, True),
+        )
+        if (of := decode_linear.plan(T, N, K, H200.multiprocessors)) is not None
+    ),
     *(
         Use(clustered.spec_of(dtype, H, E, K, K == 8), clustered.shared_memory(E))
         for dtype, H, E, K in (

@@ -44,11 +44,14 @@ def test_few_rows_decode_and_prompts_take_different_families(monkeypatch: pytest
     assert {of["decode_attention"] for of in (one, some, many)} == {"CUDA C++ decode_attention (sm_90a)"}
     assert one["bucketed_norm_rope_write"] == "CUDA C++ bucketed_write"
     assert one["bucketed_attention"] == "CUDA C++ bucketed_attention (mma.sync)"
-    assert one["linear_add"] == "Triton few_linear" and many["linear_add"] == "GEMM in place"
+    assert one["linear_add"] == some["linear_add"] == "CUDA C++ decode_linear (sm_90a)"
+    assert many["linear_add"] == "GEMM in place"
 
 
 def test_other_gpus_and_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
     older = rows(monkeypatch, 16, (8, 0))
+    assert rows(monkeypatch, 2, (8, 0))["linear_add"] == "Triton few_linear" and older["linear_add"] == "GEMM in place"
+    assert rows(monkeypatch, 97)["linear_add"] == "GEMM in place"
     assert older["norm_route"] == "Triton router_logits, router_topk"
     assert rows(monkeypatch, 1, E=64)["norm_route"] == "Triton few_linear, router_topk"
     assert older["prefill_attention"] == "Triton prefill_attention" and older["norm_linear"] == "rms_norm, GEMM"

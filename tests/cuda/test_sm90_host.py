@@ -15,10 +15,8 @@ from host_kernels import GXX, HostKernels, with_mistake
 from host_products import bound_of, experts_of, some_tokens, worst_row
 from qwen3_attention_cases import paged, tiles_of
 from qwen3_kernel_cases import error
-from ttnn_moe import decoder
 from ttnn_moe.cuda.attention import prefill_sm90
 from ttnn_moe.cuda.attention.memory import Memory
-from ttnn_moe.cuda.linear import decode_linear
 from ttnn_moe.cuda.moe.sm90 import MlpTile
 from ttnn_moe.kv import torch_forms
 from ttnn_moe.kv.step import Span
@@ -167,31 +165,3 @@ def test_a_mistake_of_the_products_is_seen(
     sources = with_mistake(tmp_path, "sm90/grouped_mlp", line, instead)
     host = HostKernels(tmp_path, late, sources, together=4)
     assert worst_row(host, monkeypatch, MlpTile(32, 3, 128), ids, experts) > 0.1
-
-
-@lateness
-@pytest.mark.parametrize(
-    ("T", "splits", "N", "norm"),
-    [(1, 1, 64, True), (8, 4, 128, True), (5, 2, 192, False), (9, 8, 64, False), (31, 2, 64, True)],
-)
-def test_a_linear_layer_of_a_few_rows(
-    T: int, splits: int, N: int, norm: bool, late: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    torch.manual_seed(0)
-    host = HostKernels(tmp_path, late)
-    host.use(monkeypatch)
-    decode_linear._launch.cache_clear()
-    K = 512 * splits
-    x, weight = (3 * torch.randn(T, K)).bfloat16(), (torch.randn(N, K) * K**-0.5).bfloat16()
-    scale, residual = torch.randn(K).bfloat16(), torch.randn(T, N).bfloat16()
-    with decoder.plain():
-        if norm:
-            want = decoder.norm_linear(x.double(), scale.double(), 1e-6, weight.double())
-        else:
-            want = decoder.linear_add(x.double(), weight.double(), None, residual.double())
-    if norm:
-        got = decode_linear.launch(x, weight, norm=scale, eps=1e-6)
-    else:
-        got = decode_linear.launch(x, weight, residual=residual)
-    assert host.sound
-    assert error(got, want) < 1.2e-2

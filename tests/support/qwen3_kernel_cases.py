@@ -100,9 +100,8 @@ def test_few_linear(seed: int, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("seed", range(24))
 def test_decode_linear(seed: int, dtype: torch.dtype) -> None:
     rng = draw(seed)
-    T, splits = rng.choice([rng.randint(1, 8), rng.randint(9, 32)]), rng.choice([1, 2, 4, 8])
-    N = 64 * rng.choice([1, 3, 40 if T <= 8 else 32])  # the most blocks that fit
-    K = 512 * splits
+    T = rng.choice([rng.randint(1, 8), rng.randint(9, 32), rng.randint(33, decode_linear.MAX_ROWS)])
+    N, K = rng.choice([(5120, 2048), (2048, 4096), (64, 128), (64 * rng.randint(1, 100), 128 * rng.randint(1, 40))])
     x, weight = tensor(T, K, dtype=dtype, scale=3), tensor(N, K, dtype=dtype, scale=K**-0.5)
     norm, residual = tensor(K, dtype=dtype), tensor(T, N, dtype=dtype)
     for other, serves in ((norm, True), (residual, True), (residual.float(), False)):
@@ -112,6 +111,7 @@ def test_decode_linear(seed: int, dtype: torch.dtype) -> None:
         want_sum = decoder.linear_add(x.double(), weight.double(), None, residual.double())
     got = decode_linear.launch(x, weight, norm=norm, eps=1e-6)
     assert error(got, want) <= BOUND[dtype]
+    assert error(decoder.norm_linear(x, norm, 1e-6, weight), want) <= 2 * BOUND[dtype]
     total = residual.clone()
     assert decode_linear.launch(x, weight, residual=total) is total
     assert error(total, want_sum) <= BOUND[dtype]

@@ -37,6 +37,11 @@ def linear_map(weight: Tensor) -> Any:
     return _kept(weight, False, lambda: _map(weight, (64, 64)))
 
 
+def rows_map(x: Tensor, rows: int) -> Any:
+    """Map of a linear layer's input [T, K]. A box is `rows` rows by 64 elements of the sum; rows past T are zeros."""
+    return _map(x, (rows, 64))
+
+
 def cache_map(kept: Tensor, keys: int) -> Any:
     """Map of a layer's keys or values [rows or pages, kv_heads, tokens, head_dim].
 

@@ -49,18 +49,28 @@ def _always(device: torch.device, *args: Any) -> None:
     return None
 
 
+def _why_not_decode_linear(
+    device: torch.device, x: Tensor, norm: Tensor, eps: float, weight: Tensor, bias: Tensor | None
+) -> str | None:
+    if x.shape[0] == 1 and few_rows.why_not(device, x, weight) is None:
+        return f"{few_rows.NAME} is as fast for one row"
+    return decode_linear.why_not(device, x, weight, bias, norm)
+
+
+def _decode_linear(x: Tensor, norm: Tensor, eps: float, weight: Tensor, bias: Tensor | None) -> Tensor:
+    if x.shape[0] > decode_linear.MAX_NORMED:
+        return decode_linear.launch(rms_norm(x, norm, eps), weight)
+    return decode_linear.launch(x, weight, norm=norm, eps=eps)
+
+
 NORM_LINEAR: Operator[Tensor] = Operator(
     "norm_linear",
     [
+        Family(decode_linear.NAME, _why_not_decode_linear, _decode_linear),
         Family(
             few_rows.NAME,
             lambda device, x, norm, eps, weight, bias: few_rows.why_not(device, x, weight),
             lambda x, norm, eps, weight, bias: few_rows.launch(x.contiguous(), weight, bias, norm=norm, eps=eps),
-        ),
-        Family(
-            decode_linear.NAME,
-            lambda device, x, norm, eps, weight, bias: decode_linear.why_not(device, x, weight, bias, norm),
-            lambda x, norm, eps, weight, bias: decode_linear.launch(x, weight, norm=norm, eps=eps),
         ),
         Family(
             "rms_norm, GEMM", _always, lambda x, norm, eps, weight, bias: F.linear(rms_norm(x, norm, eps), weight, bias)
@@ -85,14 +95,14 @@ LINEAR_ADD: Operator[Tensor] = Operator(
     "linear_add",
     [
         Family(
-            few_rows.NAME,
-            lambda device, x, weight, bias, residual: few_rows.why_not(device, x, weight),
-            lambda x, weight, bias, residual: few_rows.launch(x.contiguous(), weight, bias, residual=residual),
-        ),
-        Family(
             decode_linear.NAME,
             decode_linear.why_not,
             lambda x, weight, bias, residual: decode_linear.launch(x, weight, residual=residual),
+        ),
+        Family(
+            few_rows.NAME,
+            lambda device, x, weight, bias, residual: few_rows.why_not(device, x, weight),
+            lambda x, weight, bias, residual: few_rows.launch(x.contiguous(), weight, bias, residual=residual),
         ),
         Family("GEMM in place", _always, _add_in_place),
     ],
@@ -108,12 +118,12 @@ def linear_add(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor)
 LINEAR: Operator[Tensor] = Operator(
     "linear",
     [
-        Family(few_rows.NAME, few_rows.why_not, lambda x, weight: few_rows.launch(x.contiguous(), weight)),
         Family(
             decode_linear.NAME,
             lambda device, x, weight: decode_linear.why_not(device, x, weight, None, x),
             decode_linear.launch,
         ),
+        Family(few_rows.NAME, few_rows.why_not, lambda x, weight: few_rows.launch(x.contiguous(), weight)),
     ],
     F.linear,
 )

@@ -23,10 +23,6 @@ LONGEST = 512
 SHORTEST = 256
 """Keys of a part, at least, where blocks share multiprocessors."""
 
-BESIDE = range(17, 33)
-"""Tokens of whose step the output projection (decode_linear of 32 rows) waits for room beside this kernel: a step takes
-1% longer than with the Triton kernel."""
-
 
 @dataclass(frozen=True)
 class Plan:
@@ -89,8 +85,6 @@ def why_not(device: torch.device, q: Tensor, memory: Memory, out: Tensor | None 
     kv_heads, page, capacity = memory.keys.shape[1], memory.page, memory.capacity
     if not 0 < T < 1 << 16:
         return "no tokens, or more than 65,535"
-    if T in BESIDE:
-        return f"the output projection of {BESIDE[0]} to {BESIDE[-1]} tokens would start later beside it"
     if q.dtype not in (torch.bfloat16, torch.float16):
         return "neither bf16 nor fp16"
     if D not in (64, 128):

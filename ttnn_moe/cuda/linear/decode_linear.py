@@ -1,72 +1,114 @@
-"""Linear layers of a decode step of up to 32 rows on Hopper: gpu_kernels/cuda/sm90/decode_linear.cu."""
+"""Linear layers of a decode step of up to 96 rows on Hopper: gpu_kernels/cuda/sm90/decode_linear.cu."""
 
 from __future__ import annotations
 
 from ctypes import c_float, c_int32
+from dataclasses import dataclass
 from functools import lru_cache
 
 import torch
 from torch import Tensor
 
-from ...sizes import power_of_2
+from ...sizes import ceil_div
 from .. import device as devices
 from .. import maps
 from ..arch import HOPPER, why_not_hopper, why_not_words
-from ..jit import load, spec
+from ..jit import load, pool, spec
+from ..jit.store import Store
 
 NAME = "CUDA C++ decode_linear (sm_90a)"
-MAX_ROWS = 32
-SLICE, TILE = 512, 64
+MAX_ROWS = 96
+"""Rows up to which the kernel is faster than cuBLAS. It takes 192."""
+
+MAX_NORMED = 64
+"""Rows up to which the kernel normalises as fast as a launch of its own."""
+
+TILE, STEP, MOST_SPLITS = 64, 64, 8
 
 
-def rows_of(T: int) -> int:
-    """Rows of the kernel for T: 8, 16 or 32."""
-    return max(8, power_of_2(T))
+@dataclass(frozen=True)
+class Plan:
+    """How a call is cut.
+
+    Attributes:
+        rows: of x that a block has room for. splits: blocks of a cluster, which share K. stages: of 64 elements of K.
+    """
+
+    rows: int
+    splits: int
+    stages: int
+
+    def shared_memory(self, K: int, norm: bool) -> int:
+        """Bytes of a block: alignment to 1024 bytes, stages, parts, barriers; squares, norm."""
+        stages, parts = self.stages * 128 * (TILE + self.rows), 4 * TILE * (self.rows + 4)
+        own = 4 * self.rows * (self.splits + 1) + 2 * K // self.splits if norm else 0
+        return 1024 + stages + parts + 24 * self.stages + 16 + own
 
 
-def shared_memory(rows: int) -> int:
-    """Bytes of a block: alignment to 1024 bytes, weights, rows, their squares, barriers."""
-    return 1024 + 8 * 64 * 128 + 8 * rows * 128 + 4 * rows + 8 * 8
+@lru_cache(maxsize=1024)
+def plan(T: int, N: int, K: int, multiprocessors: int) -> Plan | None:
+    """The cut of a call. None: K has no such cut, or blocks come in waves.
 
-
-def blocks(rows: int) -> int:
-    """Resident blocks of a multiprocessor; with more than one wave, cuBLAS is faster. CUDA keeps 1 KiB of each."""
-    return (228 << 10) // (shared_memory(rows) + 1024)
+    Up to 64 rows, blocks are small and hold most of the weight before x is there: three or four of them are resident,
+    and the kernels before and after have room beside them. More rows want few blocks, since each block reads x.
+    """
+    rows = 8 if T <= 8 else 16 * ceil_div(T, 16)
+    least = (1.3 if rows <= 64 else 0.9) * multiprocessors
+    tiles, splits = N // TILE, 2
+    while splits < MOST_SPLITS and tiles * splits < least and K % (4 * splits * STEP) == 0:
+        splits *= 2
+    blocks = tiles * splits
+    if K % (splits * STEP) or blocks > 3 * multiprocessors:
+        return None
+    if rows > 64:
+        room = 108 << 10
+    else:
+        room = 48 << 10 if rows == 8 and blocks > 2 * multiprocessors else 74 << 10
+    stages = 2
+    while stages < K // (splits * STEP) and Plan(rows, splits, stages + 1).shared_memory(K, False) <= room:
+        stages += 1
+    return Plan(rows, splits, stages)
 
 
 def why_not(device: torch.device, x: Tensor, weight: Tensor, bias: Tensor | None, other: Tensor) -> str | None:
-    """For x [T, K], weight [N, K], and a norm [K] or a residual [T, N]."""
+    """For x [T, K], weight [N, K], and a norm [K], a residual [T, N] or x again."""
     T = x.shape[0]
     N, K = weight.shape
     if not 0 < T <= MAX_ROWS:
-        return "not 1 to 32 rows"
+        return f"not 1 to {MAX_ROWS} rows"
     if bias is not None:
         return "it adds no bias"
     if x.dtype not in (torch.bfloat16, torch.float16):
         return "neither bf16 nor fp16"
-    if K % SLICE or K > 8 * SLICE:
-        return "the input size is no multiple of 512 up to 4096"
-    if N % TILE:
-        return "the output size is no multiple of 64"
+    if K % (2 * STEP) or N % TILE:
+        return "the input size is no multiple of 128, or the output size none of 64"
     reason = why_not_hopper(device)
     if reason is not None:
         return reason
-    if N // TILE * (K // SLICE) > blocks(rows_of(T)) * devices.gpu(device).multiprocessors:
+    if plan(T, N, K, devices.gpu(device).multiprocessors) is None:
         return "more than one wave of blocks: cuBLAS is faster"
     return why_not_words(x.dtype, x, weight, other)
 
 
 def launch(
-    x: Tensor, weight: Tensor, *, norm: Tensor | None = None, eps: float = 0.0, residual: Tensor | None = None
+    x: Tensor,
+    weight: Tensor,
+    *,
+    norm: Tensor | None = None,
+    eps: float = 0.0,
+    residual: Tensor | None = None,
+    of: Plan | None = None,
 ) -> Tensor:
-    """rms_norm(x) weight^T, or x weight^T + residual [T, N], which the result overwrites."""
-    (T, K), N = x.shape, weight.shape[0]
+    """rms_norm(x) weight^T, or x weight^T + residual [T, N], which the result overwrites. of: default: `plan`."""
+    (T, K), N, device = x.shape, weight.shape[0], x.device
+    of = of or plan(T, N, K, devices.gpu(device).multiprocessors)
+    assert of is not None, "why_not says so before"
     out = x.new_empty(T, N) if residual is None else residual
-    with torch.cuda.device(x.device):
-        _launch(x.dtype, K // SLICE, T, N, norm is not None, residual is not None, eps, x.device.index)(
-            load.stream(x.device.index),
+    with torch.cuda.device(device):
+        _launch(x.dtype, T, N, K, norm is not None, residual is not None, eps, of, device.index)(
+            load.stream(device.index),
             maps.linear_map(weight),
-            x.data_ptr(),
+            maps.rows_map(x, of.rows),
             0 if norm is None else norm.data_ptr(),
             0 if residual is None else residual.data_ptr(),
             out.data_ptr(),
@@ -76,24 +118,43 @@ def launch(
 
 @lru_cache(maxsize=1024)
 def _launch(
-    dtype: torch.dtype, splits: int, T: int, N: int, norm: bool, add: bool, eps: float, device: int
+    dtype: torch.dtype, T: int, N: int, K: int, norm: bool, add: bool, eps: float, of: Plan, device: int
 ) -> load.Launch:
-    rows = rows_of(T)
     return load.Launch(
-        spec_of(splits, dtype, norm, add, rows),
+        spec_of(of, dtype, norm, add),
         device,
-        (N // TILE * splits,),
-        128,
+        (N // TILE * of.splits,),
+        160,
         c_float(eps),
         c_int32(T),
         c_int32(N),
-        shared_memory=shared_memory(rows),
-        cluster=splits,
+        c_int32(K),
+        shared_memory=of.shared_memory(K, norm),
+        cluster=of.splits,
         overlap=True,
     )
 
 
-def spec_of(splits: int, dtype: torch.dtype, norm: bool, add: bool, rows: int) -> spec.Spec:
-    """The kernel for sums of 512 * splits elements and at most `rows` rows."""
-    fp16 = dtype == torch.float16
-    return spec.Spec.of("sm90/decode_linear", HOPPER.name, SPLITS=splits, MAX_T=rows, FP16=fp16, NORM=norm, ADD=add)
+def spec_of(of: Plan, dtype: torch.dtype, norm: bool, add: bool) -> spec.Spec:
+    """The kernel of a cut."""
+    return spec.Spec.of(
+        "sm90/decode_linear",
+        HOPPER.name,
+        SPLITS=of.splits,
+        ROWS=of.rows,
+        STAGES=of.stages,
+        NORM=norm,
+        ADD=add,
+        FP16=dtype == torch.float16,
+    )
+
+
+def compile_ahead(weight: Tensor, *, norm: bool = False, add: bool = False) -> None:
+    """Compile the kernels of 1 to MAX_ROWS rows that the store lacks, several at a time. Nothing where none serves."""
+    (N, K), device = weight.shape, weight.device
+    if why_not(device, weight.new_empty(1, K), weight, None, weight) is not None:
+        return
+    plans = {plan(T, N, K, devices.gpu(device).multiprocessors) for T in range(1, MAX_ROWS + 1)}
+    specs = [spec_of(of, weight.dtype, norm and of.rows <= MAX_NORMED, add) for of in plans if of is not None]
+    store = Store()
+    pool.compile_all(pool.missing(specs, store), store)

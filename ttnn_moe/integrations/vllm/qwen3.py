@@ -26,6 +26,7 @@ from vllm.utils.torch_utils import _encode_layer_name
 from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
 
 from ... import decoder
+from ...cuda.linear import decode_linear
 from ...kv.cache import HeadNorms
 from . import attention, model_gate, operators, say
 from .adapter import TtnnMoeMethod, held
@@ -175,6 +176,8 @@ class Qwen3Moe(qwen3_moe.Qwen3MoeForCausalLM):
             own = first.self_attn
             norms = HeadNorms(own.q_norm.weight.detach(), own.k_norm.weight.detach(), config.rms_norm_eps)
             attention.compile_prompts(own.num_heads, own.num_kv_heads, norms, vllm_config.model_config.max_model_len)
+        decode_linear.compile_ahead(first.self_attn.qkv_proj.weight, norm=True)
+        decode_linear.compile_ahead(first.self_attn.o_proj.weight, add=True)
         head = maybe_prefix(prefix, "lm_head")
         self.lm_head = ParallelLMHead(config.vocab_size, config.hidden_size, prefix=head)
         if config.tie_word_embeddings:
