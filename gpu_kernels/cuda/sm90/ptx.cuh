@@ -11,29 +11,6 @@ struct alignas(64) TensorMap {
 
 // ---- clusters
 
-// The address of the same variable in another block's shared memory.
-__device__ __forceinline__ float load_float_of(u32 here, u32 rank) {
-    float value;
-    asm volatile(
-        "{.reg .b32 there; mapa.shared::cluster.u32 there, %1, %2;\n"
-        "ld.shared::cluster.f32 %0, [there];}"
-        : "=f"(value)
-        : "r"(here), "r"(rank)
-        : "memory");
-    return value;
-}
-
-__device__ __forceinline__ float4 load_float4_of(u32 here, u32 rank) {
-    float4 v;
-    asm volatile(
-        "{.reg .b32 there; mapa.shared::cluster.u32 there, %4, %5;\n"
-        "ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [there];}"
-        : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
-        : "r"(here), "r"(rank)
-        : "memory");
-    return v;
-}
-
 // Two floats to the same variable in another block's shared memory: that block's barrier, at the same place
 // as this one's, counts the 8 bytes once they are there. No fence is needed.
 __device__ __forceinline__ void send_two(u32 here, u32 rank, u32 barrier, float first, float second) {

@@ -125,17 +125,6 @@ inline void store_fragments(u32 row, const std::array<u32, 4>& words, bool trans
 
 }  // namespace emulator
 
-// ---- clusters
-
-template <class T>
-T load_of(u32 here, u32 rank) {
-    T value;
-    std::memcpy(&value, emulator::memory_of(rank) + here, sizeof value);
-    return value;
-}
-inline float load_float_of(u32 here, u32 rank) { return load_of<float>(here, rank); }
-inline float4 load_float4_of(u32 here, u32 rank) { return load_of<float4>(here, rank); }
-
 // ---- barriers
 
 inline void barrier_init(u32 barrier, u32 arrivals) {
