@@ -33,7 +33,7 @@ def _norm_linear(x: Tensor, norm: Tensor, eps: float, weight: Tensor, bias: Tens
 
 def linear_add(x: Tensor, attended: Tensor, weight: Tensor, add: bool) -> Tensor:
     """attended [T, N] weight^T, added to x [T, H] or not -> [T, H]."""
-    return decoder.linear_add(attended, weight, None, x.clone()) if add else torch.mm(attended, weight.t())
+    return decoder.linear_add(attended, weight, None, x.clone()) if add else decoder.linear(attended, weight)
 
 
 def experts(

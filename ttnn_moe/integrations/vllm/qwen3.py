@@ -177,7 +177,7 @@ class Qwen3Moe(qwen3_moe.Qwen3MoeForCausalLM):
             norms = HeadNorms(own.q_norm.weight.detach(), own.k_norm.weight.detach(), config.rms_norm_eps)
             attention.compile_prompts(own.num_heads, own.num_kv_heads, norms, vllm_config.model_config.max_model_len)
         decode_linear.compile_ahead(first.self_attn.qkv_proj.weight, norm=True)
-        decode_linear.compile_ahead(first.self_attn.o_proj.weight, add=True)
+        decode_linear.compile_ahead(first.self_attn.o_proj.weight, add=first.first)
         head = maybe_prefix(prefix, "lm_head")
         self.lm_head = ParallelLMHead(config.vocab_size, config.hidden_size, prefix=head)
         if config.tie_word_embeddings:
