@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from cuda_gpus import gpu_of, pretend
 from host_kernels import GXX, HostKernels, with_mistake
@@ -131,16 +133,29 @@ def test_a_mistake_of_the_sum_is_seen(
     assert _worst(host, monkeypatch, 13, 128, 1024, Plan(16, 4, 2), "add") > 0.05
 
 
-@pytest.mark.parametrize("T", [1, 8, 9, 32, 64, 96])
-@pytest.mark.parametrize(
-    ("N", "K"), [(5120, 2048), (2048, 4096), (2560, 2048), (2048, 2048), (9216, 4096), (2048, 512), (768, 7168)]
+@given(
+    T=st.integers(1, decode_linear.MAX_ROWS),
+    tiles=st.integers(1, 200),
+    steps=st.integers(1, 256),
+    multiprocessors=st.sampled_from([66, 78, 114, 132, 144]),
 )
-def test_plans_fit(T: int, N: int, K: int) -> None:
-    """Qwen3-30B-A3B's projections, whole and of two ranks; and others."""
-    of = decode_linear.plan(T, N, K, 132)
-    assert of is not None and of.rows >= T and of.splits * of.stages * 64 <= K
-    assert of.shared_memory(K, True) <= 227 << 10
+def test_plans_fit(T: int, tiles: int, steps: int, multiprocessors: int) -> None:
+    N, K = 64 * tiles, 128 * steps
+    of = decode_linear.plan(T, N, K, multiprocessors)
+    if of is None:
+        assert 2 * tiles > 3 * multiprocessors
+        return
+    assert T <= of.rows < T + 16 and K % (64 * of.splits) == 0 and of.splits in (2, 4, 8)
+    assert tiles * of.splits <= 3 * multiprocessors
+    assert of.shared_memory(K, T <= decode_linear.MAX_NORMED) <= 227 << 10
     assert of.stages * 128 * (64 + of.rows) >= 256 * (of.rows + 4)  # the kernel asserts so
+
+
+@pytest.mark.parametrize("T", [1, 8, 9, 32, 64, 96])
+@pytest.mark.parametrize(("N", "K"), [(5120, 2048), (2048, 4096), (2560, 2048), (2048, 2048), (9216, 4096)])
+def test_projections_of_qwen3_have_plans(T: int, N: int, K: int) -> None:
+    """Qwen3-30B-A3B's, whole and of two ranks; qkv of Qwen3-235B-A22B."""
+    assert decode_linear.plan(T, N, K, 132) is not None
 
 
 @pytest.mark.parametrize(("N", "K"), [(151936, 2048), (5120, 192)])

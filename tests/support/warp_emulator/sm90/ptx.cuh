@@ -142,6 +142,7 @@ namespace emulator {
 // To another block's shared memory, whose barrier counts the bytes.
 template <class T>
 void send(u32 here, u32 rank, u32 barrier, const T& value) {
+    if (cluster < 2) fail("st.async without a cluster is an illegal instruction");
     if (here % sizeof value || static_cast<int>(here + sizeof value) > shared_bytes) fail("outside shared memory");
     std::memcpy(memory_of(rank) + here, &value, sizeof value);
     Barrier& there = barrier_at(block() - emulator::rank() + rank, barrier);
@@ -156,6 +157,7 @@ inline void send_two(u32 here, u32 rank, u32 barrier, float first, float second)
     emulator::send(here, rank, barrier, std::array{first, second});
 }
 inline void send_bytes(u32 from, u32 here, u32 rank, u32 barrier, u32 bytes) {
+    if (emulator::cluster < 2) emulator::fail("bytes for another block without a cluster");
     if (from % 16 || here % 16 || bytes % 16) emulator::fail("bytes that begin between");
     if (static_cast<int>(std::max(from, here) + bytes) > emulator::shared_bytes) emulator::fail("outside shared memory");
     const int me = emulator::block(), to = me - emulator::rank() + rank;
