@@ -41,9 +41,16 @@ inline void come(int block, u32 address) {
     settle(barrier);
 }
 
-inline void fly(u32 barrier, std::function<void()> land) {
+inline void land_bytes(int block, u32 address, int bytes) {
+    Barrier& barrier = barrier_at(block, address);
+    barrier.bytes -= bytes;
+    settle(barrier);
+}
+
+// What lands for a block's barrier: at once or, late, when that block waits for it.
+inline void fly(int block, u32 barrier, std::function<void()> land) {
     if (late)
-        flights.push_back({block(), barrier, std::move(land)});
+        flights.push_back({block, barrier, std::move(land)});
     else
         land();
 }
@@ -68,7 +75,7 @@ inline u32 swizzled(u32 address) { return address ^ (address >> 7 & 7) << 4; }
 inline void load(u32 to, const TensorMap* map, u32 barrier, std::array<int, 5> at) {
     if (to % 128 || map->box[0] * map->bytes != 128) fail("a box does not fit the swizzle");
     const int me = block();
-    fly(barrier, [=, map = *map] {
+    fly(me, barrier, [=, map = *map] {
         int rows = 1;
         for (int d = 1; d < map.rank; ++d) rows *= map.box[d];
         if (static_cast<int>(to) + rows * 128 > shared_bytes) fail("a box outside shared memory");
@@ -89,9 +96,7 @@ inline void load(u32 to, const TensorMap* map, u32 barrier, std::array<int, 5> a
                     std::memset(out, 0, map.bytes);
             }
         }
-        Barrier& waits = barrier_at(me, barrier);
-        waits.bytes -= rows * 128;
-        settle(waits);
+        land_bytes(me, barrier, rows * 128);
     });
 }
 
@@ -145,9 +150,7 @@ void send(u32 here, u32 rank, u32 barrier, const T& value) {
     if (cluster < 2) fail("st.async without a cluster is an illegal instruction");
     if (here % sizeof value || static_cast<int>(here + sizeof value) > shared_bytes) fail("outside shared memory");
     std::memcpy(memory_of(rank) + here, &value, sizeof value);
-    Barrier& there = barrier_at(block() - emulator::rank() + rank, barrier);
-    there.bytes -= sizeof value;
-    settle(there);
+    land_bytes(block() - emulator::rank() + rank, barrier, sizeof value);
 }
 
 }  // namespace emulator
@@ -161,16 +164,10 @@ inline void send_bytes(u32 from, u32 here, u32 rank, u32 barrier, u32 bytes) {
     if (from % 16 || here % 16 || bytes % 16) emulator::fail("bytes that begin between");
     if (static_cast<int>(std::max(from, here) + bytes) > emulator::shared_bytes) emulator::fail("outside shared memory");
     const int me = emulator::block(), to = me - emulator::rank() + rank;
-    const auto land = [=] {
+    emulator::fly(to, barrier, [=] {
         std::memcpy(emulator::memories[to].bytes + here, emulator::memories[me].bytes + from, bytes);
-        emulator::Barrier& there = emulator::barrier_at(to, barrier);
-        there.bytes -= bytes;
-        emulator::settle(there);
-    };
-    if (emulator::late)
-        emulator::flights.push_back({to, barrier, land});
-    else
-        land();
+        emulator::land_bytes(to, barrier, bytes);
+    });
 }
 inline void barrier_wait(u32 barrier, u32 parity) {
     while (emulator::barrier_at(emulator::block(), barrier).parity == parity)
@@ -205,11 +202,10 @@ inline void tensor_load_5d(u32 to, const TensorMap* map, u32 barrier, int x, int
 inline void bytes_load(u32 to, const void* from, u32 bytes, u32 barrier) {
     if (to % 16 || reinterpret_cast<uintptr_t>(from) % 16 || bytes % 16) emulator::fail("bytes that begin between");
     if (static_cast<int>(to + bytes) > emulator::shared_bytes) emulator::fail("bytes outside shared memory");
-    emulator::fly(barrier, [=, me = emulator::block()] {
+    const int me = emulator::block();
+    emulator::fly(me, barrier, [=] {
         std::memcpy(emulator::memories[me].bytes + to, from, bytes);
-        emulator::Barrier& waits = emulator::barrier_at(me, barrier);
-        waits.bytes -= bytes;
-        emulator::settle(waits);
+        emulator::land_bytes(me, barrier, bytes);
     });
 }
 
@@ -224,9 +220,10 @@ inline void copies_arrive(u32 barrier) {
     for (const auto& copy : open)
         copies.emplace_back(emulator::shared(copy.to, copy.bytes), copy.from, copy.bytes);
     open.clear();
-    emulator::fly(barrier, [copies, barrier, block = emulator::block()] {
+    const int me = emulator::block();
+    emulator::fly(me, barrier, [=] {
         for (const auto& [to, from, bytes] : copies) std::memcpy(to, from, bytes);
-        emulator::come(block, barrier);
+        emulator::come(me, barrier);
     });
 }
 
