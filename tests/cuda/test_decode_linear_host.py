@@ -89,48 +89,40 @@ def test_sums(
     assert _worst(HostKernels(tmp_path, late), monkeypatch, T, N, K, of, kind, dtype) < bound
 
 
-@emulated
-@pytest.mark.parametrize(
-    ("line", "instead", "late"),
-    [
-        ("barrier_wait(shared.rows_full + 8 * step, 0);", "", True),
-        ("barrier_wait(shared.rows_full + 8 * next.at, next.parity);", "", True),
-        ("barrier_wait(shared.full + 8 * next.at, next.parity);", "", True),
-        ("barrier_wait(shared.empty + 8 * free.at, free.parity);", "", False),
-        ("barrier_wait(shared.parts_full, 0);", "", False),
-        ("products_wait<0>();", "", True),
-        ("first_k = rank * steps * K_BLOCK", "first_k = 0", False),
-        ("shared.sums(thread * OWN, 0)", "shared.sums(0, 0)", False),
-        ("from == rank ? shared.sums(rank * OWN, 0)", "from == rank ? shared.sums(0, 0)", False),
-        ("shared.part(rank), thread", "shared.part(0), thread", False),
-        ("shared.squares_of(rank), thread", "shared.squares_of(0), thread", False),
-        ("^ (own % 8)", "", False),
-        ("(next.at), shared.norms + step * 128", "(next.at), shared.norms", False),
-        ("squared / K", "squared", False),
-    ],
-)
-def test_a_mistake_of_the_norm_is_seen(
-    line: str, instead: str, late: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    host = HostKernels(tmp_path, late, with_mistake(tmp_path, "sm90/decode_linear", line, instead))
-    assert _worst(host, monkeypatch, 13, 128, 1024, Plan(16, 4, 2), "norm") > 0.05
+OF_THE_NORM = [
+    ("barrier_wait(shared.rows_full + 8 * step, 0);", "", True),
+    ("barrier_wait(shared.rows_full + 8 * next.at, next.parity);", "", True),
+    ("barrier_wait(shared.full + 8 * next.at, next.parity);", "", True),
+    ("barrier_wait(shared.empty + 8 * free.at, free.parity);", "", False),
+    ("barrier_wait(shared.parts_full, 0);", "", False),
+    ("products_wait<0>();", "", True),
+    ("first_k = rank * steps * K_BLOCK", "first_k = 0", False),
+    ("shared.sums(thread * OWN, 0)", "shared.sums(0, 0)", False),
+    ("from == rank ? shared.sums(rank * OWN, 0)", "from == rank ? shared.sums(0, 0)", False),
+    ("shared.part(rank), thread", "shared.part(0), thread", False),
+    ("shared.squares_of(rank), thread", "shared.squares_of(0), thread", False),
+    ("^ (own % 8)", "", False),
+    ("(next.at), shared.norms + step * 128", "(next.at), shared.norms", False),
+    ("squared / K", "squared", False),
+]
+OF_THE_SUM = [
+    ("barrier_wait(shared.full + 8 * next.at, next.parity);", "", True),
+    ("products_wait<1>();", "", True),
+    ("if (t < T) {", "if (t < ROWS) {", False),
+    ("tile + rank * OWN + item % FOURS * 4", "tile + item % FOURS * 4", False),
+]
 
 
 @emulated
 @pytest.mark.parametrize(
-    ("line", "instead", "late"),
-    [
-        ("barrier_wait(shared.full + 8 * next.at, next.parity);", "", True),
-        ("products_wait<1>();", "", True),
-        ("if (t < T) {", "if (t < ROWS) {", False),
-        ("tile + rank * OWN + item % FOURS * 4", "tile + item % FOURS * 4", False),
-    ],
+    ("kind", "line", "instead", "late"),
+    [("norm", *mistake) for mistake in OF_THE_NORM] + [("add", *mistake) for mistake in OF_THE_SUM],
 )
-def test_a_mistake_of_the_sum_is_seen(
-    line: str, instead: str, late: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_mistake_is_seen(
+    kind: str, line: str, instead: str, late: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     host = HostKernels(tmp_path, late, with_mistake(tmp_path, "sm90/decode_linear", line, instead))
-    assert _worst(host, monkeypatch, 13, 128, 1024, Plan(16, 4, 2), "add") > 0.05
+    assert _worst(host, monkeypatch, 13, 128, 1024, Plan(16, 4, 2), kind) > 0.05
 
 
 @given(

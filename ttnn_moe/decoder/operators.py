@@ -53,20 +53,18 @@ def _why_not_decode_linear(
     device: torch.device, x: Tensor, norm: Tensor, eps: float, weight: Tensor, bias: Tensor | None
 ) -> str | None:
     if x.shape[0] == 1 and few_rows.why_not(device, x, weight) is None:
-        return f"{few_rows.NAME} is as fast for one row"
+        return f"{few_rows.NAME} is faster for one row"
     return decode_linear.why_not(device, x, weight, bias, norm)
-
-
-def _decode_linear(x: Tensor, norm: Tensor, eps: float, weight: Tensor, bias: Tensor | None) -> Tensor:
-    if x.shape[0] > decode_linear.MAX_NORMED:
-        return decode_linear.launch(rms_norm(x, norm, eps), weight)
-    return decode_linear.launch(x, weight, norm=norm, eps=eps)
 
 
 NORM_LINEAR: Operator[Tensor] = Operator(
     "norm_linear",
     [
-        Family(decode_linear.NAME, _why_not_decode_linear, _decode_linear),
+        Family(
+            decode_linear.NAME,
+            _why_not_decode_linear,
+            lambda x, norm, eps, weight, bias: decode_linear.launch(x, weight, norm=norm, eps=eps),
+        ),
         Family(
             few_rows.NAME,
             lambda device, x, norm, eps, weight, bias: few_rows.why_not(device, x, weight),

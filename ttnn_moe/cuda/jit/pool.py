@@ -45,3 +45,11 @@ def compile_all(specs: list[Spec], store: Store, done: Callable[[Spec], None] = 
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise
+
+
+def compile_missing(specs: Iterable[Spec]) -> int:
+    """Compile the kernels that this user's store lacks, several at a time; returns their number. Raises: as both."""
+    store = Store()
+    lacking = missing(specs, store)
+    compile_all(lacking, store)
+    return len(lacking)

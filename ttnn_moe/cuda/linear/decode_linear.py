@@ -14,16 +14,17 @@ from .. import device as devices
 from .. import maps
 from ..arch import HOPPER, why_not_hopper, why_not_words
 from ..jit import load, pool, spec
-from ..jit.store import Store
+from ..norm import rms_norm
 
 NAME = "CUDA C++ decode_linear (sm_90a)"
 MAX_ROWS = 96
 """Rows up to which the kernel is faster than cuBLAS. It takes 192."""
 
 MAX_NORMED = 64
-"""Rows up to which the kernel normalises as fast as a launch of its own."""
+"""Rows up to which the kernel normalises as fast as a launch before it."""
 
 TILE, STEP, MOST_SPLITS = 64, 64, 8
+THREADS = 160
 
 
 @dataclass(frozen=True)
@@ -53,19 +54,17 @@ def plan(T: int, N: int, K: int, multiprocessors: int) -> Plan | None:
     and the kernels before and after have room beside them. More rows want few blocks, since each block reads x.
     """
     rows = 8 if T <= 8 else 16 * ceil_div(T, 16)
-    least = (1.3 if rows <= 64 else 0.9) * multiprocessors
+    least, kib = (1.3, 74) if rows <= 64 else (0.9, 108)
     tiles, splits = N // TILE, 2
-    while splits < MOST_SPLITS and tiles * splits < least and K % (4 * splits * STEP) == 0:
+    while splits < MOST_SPLITS and tiles * splits < least * multiprocessors and K % (4 * splits * STEP) == 0:
         splits *= 2
     blocks = tiles * splits
     if K % (splits * STEP) or blocks > 3 * multiprocessors:
         return None
-    if rows > 64:
-        room = 108 << 10
-    else:
-        room = 48 << 10 if rows == 8 and blocks > 2 * multiprocessors else 74 << 10
+    if rows == 8 and blocks > 2 * multiprocessors:
+        kib = 48
     stages = 2
-    while stages < K // (splits * STEP) and Plan(rows, splits, stages + 1).shared_memory(K, False) <= room:
+    while stages < K // (splits * STEP) and Plan(rows, splits, stages + 1).shared_memory(K, False) <= kib << 10:
         stages += 1
     return Plan(rows, splits, stages)
 
@@ -100,6 +99,8 @@ def launch(
     of: Plan | None = None,
 ) -> Tensor:
     """rms_norm(x) weight^T, or x weight^T + residual [T, N], which the result overwrites. of: default: `plan`."""
+    if norm is not None and x.shape[0] > MAX_NORMED:
+        x, norm = rms_norm.launch(x, norm, eps), None
     (T, K), N, device = x.shape, weight.shape[0], x.device
     of = of or plan(T, N, K, devices.gpu(device).multiprocessors)
     assert of is not None, "why_not says so before"
@@ -124,7 +125,7 @@ def _launch(
         spec_of(of, dtype, norm, add),
         device,
         (N // TILE * of.splits,),
-        160,
+        THREADS,
         c_float(eps),
         c_int32(T),
         c_int32(N),
@@ -156,5 +157,4 @@ def compile_ahead(weight: Tensor, *, norm: bool = False, add: bool = False) -> N
         return
     plans = {plan(T, N, K, devices.gpu(device).multiprocessors) for T in range(1, MAX_ROWS + 1)}
     specs = [spec_of(of, weight.dtype, norm and of.rows <= MAX_NORMED, add) for of in plans if of is not None]
-    store = Store()
-    pool.compile_all(pool.missing(specs, store), store)
+    pool.compile_missing(specs)

@@ -117,11 +117,9 @@ def compile_up_to(problem: Problem, target: Target, least: int = 1, ids64: bool 
     key = problem, target, least, ids64, add
     if target.arch is None or key in _MADE:
         return 0
-    store = Store()
-    lacking = pool.missing(specs_up_to(*key), store)
-    pool.compile_all(lacking, store)
+    made = pool.compile_missing(specs_up_to(*key))
     _MADE.add(key)
-    return len(lacking)
+    return made
 
 
 def warm_up(specs: list[Spec], store: Store | None = None) -> int:
