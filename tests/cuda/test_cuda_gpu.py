@@ -12,6 +12,9 @@ from assertions import assert_close
 from cuda_gpus import no_host_sync
 from cuda_layers import assert_same_bits, random_experts, random_routing, replays
 from ttnn_moe import Experts, Problem, Routing, registry
+from ttnn_moe.cuda.arch import HOPPER, target_of
+from ttnn_moe.cuda.jit import load
+from ttnn_moe.cuda.moe.uses import Use
 from ttnn_moe.selfcheck.bounds import poisoned
 from ttnn_moe.selfcheck.oracle import oracle
 
@@ -81,3 +84,14 @@ def test_torch_compile_and_no_synchronisation() -> None:
     for _ in range(3):
         got = compiled(hidden, routing.topk_ids, routing.topk_weights).clone()
     torch.testing.assert_close(got, want, rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.parametrize("carveout", [None, 0, 50])
+def test_a_kernel_has_the_carveout_that_its_launch_asks_for(carveout: int | None) -> None:
+    from cuda.bindings import driver
+
+    use = Use.of(target_of().arch or HOPPER, "common/few_down", TOP_K=8)
+    loaded = load.kernel(use.spec, torch.cuda.current_device(), 0, carveout)
+    attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT
+    status, value = driver.cuKernelGetAttribute(attribute, loaded.handle, torch.cuda.current_device())
+    assert int(status) == 0 and value == (-1 if carveout is None else carveout)

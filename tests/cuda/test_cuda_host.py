@@ -17,7 +17,7 @@ from host_products import Tile, family_of, plan_of
 from routing_draws import draw
 from ttnn_moe import Problem, Routing
 from ttnn_moe.backend import Numerics
-from ttnn_moe.cuda.arch import ARCHES, HOPPER, Target
+from ttnn_moe.cuda.arch import ARCHES, HOPPER, Arch, Target
 from ttnn_moe.cuda.device import H200
 from ttnn_moe.cuda.moe import sort
 from ttnn_moe.cuda.moe.cuda_cpp import dense_limits
@@ -226,3 +226,10 @@ def test_combine_lets_go_of_what_it_has_read(T: int, K: int, H: int, bound: int 
     torch.testing.assert_close(out[:n].float(), want[:n], rtol=1e-2, atol=1e-2)
     assert bool((out[n:] == 7).all())
     assert torch.equal(lines[kept], before[kept]) and bool(lines[~kept].isnan().all())
+
+
+@pytest.mark.parametrize(("arch", "carveouts"), [(HOPPER, [50, None]), (ARCHES[8, 0], [None, None])], ids=str)
+def test_carveouts_of_few_pairs(arch: Arch, carveouts: list[int | None]) -> None:
+    """Measured on Hopper alone."""
+    plan = FEW.plan(Problem(1, 128, 8, 2048, 768), Target(H200, arch))
+    assert [use.carveout for use in FEW.uses(plan, ids64=False, add=False)] == carveouts

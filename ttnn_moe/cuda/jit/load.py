@@ -11,21 +11,36 @@ from ..device import gpu
 from .build import code_of, cuda_core
 from .spec import Spec
 
+HALF = 50
+"""A carveout, for kernels of little shared memory between others. See docs/notes/cuda.md."""
+
 
 @lru_cache(maxsize=1024)
-def kernel(spec: Spec, device: int, shared_memory: int = 0) -> Any:
-    """The loaded kernel of a spec on one GPU (cuda.core's Kernel), allowed shared_memory bytes of dynamic memory."""
+def kernel(spec: Spec, device: int, shared_memory: int = 0, carveout: int | None = None) -> Any:
+    """The loaded kernel of a spec on one GPU (cuda.core's Kernel).
+
+    Args:
+        shared_memory: bytes of dynamic memory that a block may have.
+        carveout: per cent of a multiprocessor's L1 that is shared memory while the kernel runs, at least; None: the
+            driver chooses. Kernels of different carveouts do not share a multiprocessor.
+    """
     core, code = cuda_core(), code_of(spec)
     with torch.cuda.device(device):
         core.Device(device).set_current()
         make = core.ObjectCode.from_ptx if spec.format == "ptx" else core.ObjectCode.from_cubin
         loaded = make(code, name=str(spec)).get_kernel(spec.entry)
         if shared_memory > 48 << 10:
-            from cuda.bindings import driver
-
-            attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-            _check(driver.cuKernelSetAttribute(attribute, shared_memory, loaded.handle, device))
+            _set(loaded, device, "MAX_DYNAMIC_SHARED_SIZE_BYTES", shared_memory)
+        if carveout is not None:
+            _set(loaded, device, "PREFERRED_SHARED_MEMORY_CARVEOUT", carveout)
     return loaded
+
+
+def _set(loaded: Any, device: int, name: str, value: int) -> None:
+    from cuda.bindings import driver
+
+    attribute = getattr(driver.CUfunction_attribute, f"CU_FUNC_ATTRIBUTE_{name}")
+    _check(driver.cuKernelSetAttribute(attribute, value, loaded.handle, device))
 
 
 @lru_cache(maxsize=4096)
@@ -69,7 +84,8 @@ class Launch:
     """A kernel with all that does not change from call to call; called with a stream and the arguments that do.
 
     Args:
-        spec, device, shared_memory, cluster, overlap: see kernel and config. grid, block: blocks, threads of each.
+        spec, device, shared_memory, carveout, cluster, overlap: see kernel and config.
+        grid, block: blocks, threads of each.
         last: ctypes scalars that follow the call's own arguments: addresses as int, tensor maps.
     """
 
@@ -81,12 +97,13 @@ class Launch:
         block: int,
         *last: Any,
         shared_memory: int = 0,
+        carveout: int | None = None,
         cluster: int = 1,
         overlap: bool = False,
     ):
         self._launch, self._last = cuda_core().launch, last
         self._config = config(grid, block, shared_memory, cluster, overlap)
-        self._kernel = kernel(spec, device, shared_memory)
+        self._kernel = kernel(spec, device, shared_memory, carveout)
 
     def __call__(self, stream: Any, *arguments: Any) -> None:
         self._launch(stream, self._config, self._kernel, *arguments, *self._last)

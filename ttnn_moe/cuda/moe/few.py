@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -64,8 +64,9 @@ class Few(CudaCpp[FewPlan]):
         out = {"TOP_K": problem.K, "OUT32": problem.out_dtype == torch.float32, "ADD": add}
         up = {"WARPS": sizes.warps, "CHANNELS": sizes.channels, "UNROLL": sizes.unroll}
         down = {"COLUMNS": sizes.columns, "PREFETCH": sizes.prefetch}
+        gate_up = Use.of(plan.arch, "common/few_gate_up", **ids, **up)
         return (
-            Use.of(plan.arch, "common/few_gate_up", **ids, **up),
+            replace(gate_up, carveout=load.HALF) if plan.arch.products == "sm90" else gate_up,
             Use.of(plan.arch, "common/few_down", **ids, **out, **down),
         )
 

@@ -17,11 +17,17 @@ from ..jit.spec import Spec
 
 @dataclass(frozen=True)
 class Use:
-    """A kernel, bytes of dynamic shared memory a block, and whether it may start before its predecessor has ended."""
+    """A kernel, and how it is launched.
+
+    Attributes:
+        shared_memory: bytes of dynamic memory of a block. carveout: see load.kernel.
+        overlap: whether it may start before its predecessor has ended.
+    """
 
     spec: Spec
     shared_memory: int = 0
     overlap: bool = True
+    carveout: int | None = None
 
     @classmethod
     def of(cls, arch: Arch, name: str, shared_memory: int = 0, **defines: object) -> Use:
@@ -36,6 +42,7 @@ class Use:
             block,
             *map(c_int32, last),
             shared_memory=self.shared_memory,
+            carveout=self.carveout,
             cluster=cluster,
             overlap=self.overlap,
         )

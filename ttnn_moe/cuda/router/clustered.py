@@ -63,6 +63,7 @@ def _launch(
         THREADS,
         *(c_float(eps), c_int32(T)),
         shared_memory=shared_memory(E),
+        carveout=load.HALF,
         cluster=CLUSTER,
         overlap=True,
     )
