@@ -17,9 +17,9 @@ def summary() -> str:
     return "\n".join([*speed(data), "", caption(data)]) + "\n"
 
 
-def whole() -> str:
+def whole(name: str = "qwen3_gpu.json") -> str:
     """The speed, and where the time goes."""
-    return tables(results("qwen3_gpu.json"))
+    return tables(results(name))
 
 
 def tables(data: dict[str, Any]) -> str:

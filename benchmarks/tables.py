@@ -44,6 +44,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "qwen3_engine.json": model_tables.qwen3_engine,
     "qwen3_gpu.json": qwen3_gpu_tables.summary,
     "qwen3_gpu.json, with parts": qwen3_gpu_tables.whole,
+    "qwen3_gpu_h100.json, with parts": partial(qwen3_gpu_tables.whole, "qwen3_gpu_h100.json"),
+    "qwen3_gpu_h100_mxfp4.json, with parts": partial(qwen3_gpu_tables.whole, "qwen3_gpu_h100_mxfp4.json"),
     "qwen3_kv.json": kv_tables.steps,
     "int4_24_layer.json": partial(layer_tables.format_layers, "int4_24"),
     "mxfp4_layer.json": partial(layer_tables.format_layers, "mxfp4"),
