@@ -82,9 +82,9 @@ def qwen3_parallel() -> str:
     return "\n".join([*lines, "", told]) + "\n"
 
 
-def vllm_serve() -> str:
+def vllm_serve(name: str = "vllm_serve.json") -> str:
     """vLLM, with our experts, with our whole model, and our engine: throughput, steps, prefills, equal tokens."""
-    data = results("vllm_serve.json")
+    data = results(name)
     rows: list[dict[str, Any]] = data["results"]
     named = {"vllm": "vLLM", "experts": "`experts`", "model": "`model`", "ours": "our engine"}
     kinds = [kind for kind in named if any(row["kind"] == kind for row in rows)]

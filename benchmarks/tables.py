@@ -64,6 +64,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "tenstorrent_quality.json": tenstorrent_tables.quality,
     "vllm_ranks.json": model_tables.vllm_ranks,
     "vllm_serve.json": model_tables.vllm_serve,
+    "vllm_serve_h100.json": partial(model_tables.vllm_serve, "vllm_serve_h100.json"),
 }
 
 
