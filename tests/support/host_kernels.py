@@ -93,8 +93,6 @@ class HostKernels:
         """In place of load.Launch."""
 
         def run(stream: None, *given: int | TensorMap) -> None:
-            if not self.sound:  # the next kernel may wait for what a failed one did not write
-                return
             values = [*(value if isinstance(value, TensorMap) else ctypes.c_void_p(value) for value in given), *last]
             places = (ctypes.c_void_p * len(values))(*(ctypes.addressof(value) for value in values))
             x, y, z = (*grid, 1, 1)[:3]
