@@ -21,8 +21,8 @@ def kernel(spec: Spec, device: int, shared_memory: int = 0, carveout: int | None
 
     Args:
         shared_memory: bytes of dynamic memory that a block may have.
-        carveout: per cent of a multiprocessor's shared memory, taken from L1, that the driver is asked for; it gives more
-            where a block needs more. None: it chooses. Kernels of different carveouts do not share a multiprocessor.
+        carveout: per cent of the most shared memory of a multiprocessor, at the expense of L1, that the driver is asked
+            for; a block that needs more gets more. None: the driver chooses.
     """
     core, code = cuda_core(), code_of(spec)
     with torch.cuda.device(device):
