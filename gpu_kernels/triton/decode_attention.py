@@ -14,7 +14,8 @@
 
 Grid: (T, KV, SPLITS). The G query heads of a key/value head are the rows of one tensor-core product, padded to
 G_PAD >= 16. Lengths are read on the device. scale: softmax scale times log2(e). Parts differ by at most BLOCK_N keys;
-PAGE is a multiple of BLOCK_N. Consumer: merge_attention where SPLITS > 1.
+PAGE is a multiple of BLOCK_N. STRIDE: elements from a token of keys, and of values, to the next; D, or more. Consumer:
+merge_attention where SPLITS > 1.
 PDL (sm_90 and newer): programmatic dependent launch. The kernel reads rows, positions and num_tokens before it waits
 for its predecessor; head_norm_rope.py says what that demands.
 """
@@ -49,6 +50,7 @@ def decode_attention(
     BLOCK_N: tl.constexpr,
     STAGES: tl.constexpr,
     PAGE: tl.constexpr,
+    STRIDE: tl.constexpr,
 ):
     t, head, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     if PDL:
@@ -63,7 +65,7 @@ def decode_attention(
     end = tl.minimum(first + share, length)
     row = tl.load(rows + t)
     if PAGE == 0:
-        base = (row * KV + head) * capacity * D
+        base = (row * KV + head) * capacity * STRIDE
     q_head = t * (KV * G) + head * G + g
     if PDL:
         gdc_wait()
@@ -75,13 +77,13 @@ def decode_attention(
     for start in tl.range(first, end, BLOCK_N, num_stages=STAGES):
         n = start + j
         if PAGE == 0:
-            k_at = keys + base + n[None, :].to(tl.int64) * D + d[:, None]
-            v_at = values + base + n[:, None].to(tl.int64) * D + d[None, :]
+            k_at = keys + base + n[None, :].to(tl.int64) * STRIDE + d[:, None]
+            v_at = values + base + n[:, None].to(tl.int64) * STRIDE + d[None, :]
         else:
             page = tl.load(pages + row * (capacity // PAGE) + start // PAGE).to(tl.int64)
-            at = ((page * KV + head) * PAGE + start % PAGE) * D
-            k_at = keys + at + j[None, :] * D + d[:, None]
-            v_at = values + at + j[:, None] * D + d[None, :]
+            at = ((page * KV + head) * PAGE + start % PAGE) * STRIDE
+            k_at = keys + at + j[None, :] * STRIDE + d[:, None]
+            v_at = values + at + j[:, None] * STRIDE + d[None, :]
         k = tl.load(k_at, mask=(n < end)[None, :], other=0.0)
         scores = tl.dot(queries, k, input_precision=PRECISION) * scale
         scores = tl.where((n < end)[None, :], scores, float("-inf"))

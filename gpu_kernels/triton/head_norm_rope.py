@@ -11,6 +11,8 @@
 | keys, values | [rows, KV, capacity, D] row-major | as qkv, out | PAGE > 0: [pages, KV, PAGE, D] |
 | pages | [rows, capacity / PAGE] row-major | int32 | PAGE > 0: the pages of each row, in order |
 
+STRIDE: elements from a token of keys, and of values, to the next; D, or more.
+
 Grid: ceil(T * (Q + 2 KV) / BLOCK_R). D: a power of two. fp32 inside, one rounding. Consumers: the attention kernels.
 PDL (sm_90 and newer): programmatic dependent launch. The kernel reads everything but qkv before it waits for its
 predecessor. So a kernel that is launched without PDL must run between the writers of those inputs and this kernel.
@@ -45,6 +47,7 @@ def head_norm_rope(
     PDL: tl.constexpr,
     BLOCK_R: tl.constexpr,
     PAGE: tl.constexpr,
+    STRIDE: tl.constexpr,
 ):
     HALF: tl.constexpr = D // 2
     HEADS: tl.constexpr = Q + 2 * KV
@@ -86,7 +89,7 @@ def head_norm_rope(
     tl.store(q_at, a, mask=mask)
     tl.store(q_at + HALF, b, mask=mask)
     kv_head = tl.where(head < Q, 0, (head - Q) % KV)
-    kv_at = ((row * KV + kv_head) * room + position)[:, None] * D + i
+    kv_at = ((row * KV + kv_head) * room + position)[:, None] * STRIDE + i
     k_at, v_at = keys + kv_at, values + kv_at
     tl.store(k_at, a, mask=kept & is_k)
     tl.store(k_at + HALF, b, mask=kept & is_k)

@@ -11,7 +11,8 @@ cache row |
 | out | [T, KV * G, D] row-major | as q, out | |
 
 Grid: (KV * G, tiles), tiles with the most keys first. scale: softmax scale times log2(e). A query at position p attends
-to keys 0 .. p of its row. PAGE is a multiple of BLOCK_N. Online softmax in fp32 (https://arxiv.org/abs/2205.14135).
+to keys 0 .. p of its row. PAGE is a multiple of BLOCK_N. STRIDE: elements from a token of keys, and
+of values, to the next; D, or more. Online softmax in fp32 (https://arxiv.org/abs/2205.14135).
 """
 
 import triton
@@ -33,7 +34,7 @@ def _attend(
     sums,
     scale,
     KV: tl.constexpr,
-    D: tl.constexpr,
+    STRIDE: tl.constexpr,
     MASKED: tl.constexpr,
     PRECISION: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -44,9 +45,9 @@ def _attend(
     for start in tl.range(first, end, BLOCK_N, num_stages=STAGES):
         n = start + j
         if PAGE == 0:
-            at = start * D
+            at = start * STRIDE
         else:
-            at = (tl.load(table + start // PAGE).to(tl.int64) * (KV * PAGE) + start % PAGE) * D
+            at = (tl.load(table + start // PAGE).to(tl.int64) * (KV * PAGE) + start % PAGE) * STRIDE
         if MASKED:
             k = tl.load(k_at + at, mask=(n < limit)[None, :], other=0.0)
             v = tl.load(v_at + at, mask=(n < limit)[:, None], other=0.0)
@@ -83,6 +84,7 @@ def prefill_attention(
     BLOCK_N: tl.constexpr,
     STAGES: tl.constexpr,
     PAGE: tl.constexpr,
+    STRIDE: tl.constexpr,
 ):
     head, tile = tl.program_id(0), tl.program_id(1)
     token = tl.load(tiles + tile * 4)
@@ -95,13 +97,13 @@ def prefill_attention(
     real = (m < queries_here)[:, None]
     queries = tl.load(q + at, mask=real, other=0.0)
     if PAGE == 0:
-        base = (row * KV + head // G) * capacity * D
+        base = (row * KV + head // G) * capacity * STRIDE
         table = pages
     else:
-        base = head // G * PAGE * D
+        base = head // G * PAGE * STRIDE
         table = pages + row * (capacity // PAGE)
-    k_at = keys + base + j[None, :] * D + d[:, None]
-    v_at = values + base + j[:, None] * D + d[None, :]
+    k_at = keys + base + j[None, :] * STRIDE + d[:, None]
+    v_at = values + base + j[:, None] * STRIDE + d[None, :]
     highest = tl.full([BLOCK_M], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
     sums = tl.zeros([BLOCK_M, D], tl.float32)
@@ -122,7 +124,7 @@ def prefill_attention(
         sums,
         scale,
         KV,
-        D,
+        STRIDE,
         False,
         PRECISION,
         BLOCK_N,
@@ -143,7 +145,7 @@ def prefill_attention(
         sums,
         scale,
         KV,
-        D,
+        STRIDE,
         True,
         PRECISION,
         BLOCK_N,

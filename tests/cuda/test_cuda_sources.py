@@ -98,9 +98,14 @@ def _hopper_mxfp4_uses() -> list[Use]:
     return sorted((use for use in uses if "mxfp4" in use.spec.name), key=lambda use: str(use.spec))
 
 
-def _decode_attention(of: decode_sm90.Plan, dtype: torch.dtype, group: int, D: int, page: int, early: bool) -> Use:
-    ring = of.stages > 1
-    return Use(decode_sm90.spec_of(of, dtype, group, D, page, ring, not early, early), of.shared_memory(D, group))
+def _decode_attention(
+    of: decode_sm90.Plan, dtype: torch.dtype, group: int, D: int, page: int, early: bool, beside: bool = False
+) -> Use:
+    """beside: a token's key and value lie side by side."""
+    ring, stride = of.stages > 1, 2 * D if beside else D
+    return Use(
+        decode_sm90.spec_of(of, dtype, group, D, stride, page, ring, not early, early), of.shared_memory(D, group)
+    )
 
 
 ROOM = {arch.name: arch.shared_memory for arch in ARCHES.values()}
@@ -132,6 +137,7 @@ MODEL = [
     _decode_attention(decode_sm90.Plan(4, 4, 1), torch.bfloat16, 8, 128, 64, True),
     _decode_attention(decode_sm90.Plan(2, 8, 1), torch.bfloat16, 8, 128, 64, True),
     _decode_attention(decode_sm90.Plan(1, 8, 2), torch.bfloat16, 8, 128, 64, False),
+    _decode_attention(decode_sm90.Plan(1, 4, 2), torch.bfloat16, 8, 128, 64, False, beside=True),
     _decode_attention(decode_sm90.Plan(1, 4, 2), torch.bfloat16, 8, 128, 0, True),
     _decode_attention(decode_sm90.Plan(8, 4, 4), torch.float16, 1, 64, 16, False),
     _decode_attention(decode_sm90.Plan(8, 4, 4), torch.bfloat16, 16, 128, 64, True),

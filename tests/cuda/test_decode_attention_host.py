@@ -11,7 +11,7 @@ import torch
 
 from cuda_gpus import pretend
 from host_kernels import GXX, HostKernels, with_mistake
-from qwen3_attention_cases import paged
+from qwen3_attention_cases import beside, paged
 from qwen3_kernel_cases import error
 from ttnn_moe.cuda.attention import decode_sm90
 from ttnn_moe.cuda.attention.decode_sm90 import Plan
@@ -30,7 +30,7 @@ WRITES = """    if (valid)
         for (int d = 0; d < D; ++d) {
             const int at = static_cast<int>(position);
             const int of = PAGE ? pages[row * pages_a_row + at / (PAGE ? PAGE : 1)] : 0;
-            const u64 key = from.begin(at / TILE, of) + at % TILE * D + d;
+            const u64 key = from.begin(at / TILE, of) + at % TILE * STRIDE + d;
             const_cast<u16*>(keys)[key] &= 0x7fff, const_cast<u16*>(values)[key] &= 0x7fff;
         }
 """
@@ -52,10 +52,12 @@ def _worst(
     dtype: torch.dtype = BF16,
     written: bool = False,
     narrow: bool = False,
+    together: bool = False,
 ) -> float:
     """Largest relative error of a token; infinite for what nobody may do. NaN lies wherever nobody may look.
 
     written: the kernel before this one writes each token's own key and value, see WRITES. narrow: rows are int32.
+    together: a token's key and value lie side by side.
     """
     host.use(monkeypatch)
     decode_sm90._launch.cache_clear()
@@ -80,6 +82,8 @@ def _worst(
     memory = Memory(keys, values, rows.int() if narrow else rows, at, count)
     if page:
         memory = paged(memory, page)
+    if together:
+        memory = beside(memory)
     out = torch.full((T + 1, kv * group, D), 7.0).to(dtype)
     decode_sm90.launch(q, replace(memory, past_written=early), out[:T], of)
     if not host.sound or not bool((out[T:] == 7).all()) or bool(out[n:T].any()):
@@ -103,6 +107,8 @@ def _worst(
         ([511, 3], {"of": Plan(1, 4, 4), "kv": 1, "capacity": 512, "D": 64, "dtype": F16}),
         ([40, 7], {"of": Plan(8, 4, 1), "kv": 1, "D": 64, "bound": 0}),
         ([5], {"of": Plan(1, 4, 1), "page": 0, "capacity": 7}),
+        ([299, 17], {"of": Plan(1, 4, 2), "together": True}),
+        ([129, 64], {"of": Plan(2, 8, 1), "page": 0, "D": 64, "early": False, "together": True}),
     ],
     ids=str,
 )

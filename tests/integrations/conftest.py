@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import vllm_layers
-from ttnn_moe.integrations.vllm.surface import ATTENTION, MODEL
+from ttnn_moe.integrations.vllm.surface import ATTENTION, MODEL, SIDE_BY_SIDE
 from vllm_layers import tiny
 from vllm_whole import BLOCK, built, config_of, flash, kinds, logits, one_sequence, ready, softmax_route
 
@@ -72,7 +72,7 @@ def whole(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> tuple[Tensor, Tens
 @pytest.fixture
 def paged(monkeypatch: pytest.MonkeyPatch, whole: Any, tmp_path: Path) -> Any:
     """A model that keeps keys and values in vLLM's blocks, and a function that builds a step's metadata."""
-    vllm_layers.needs(ATTENTION)
+    vllm_layers.needs(ATTENTION, SIDE_BY_SIDE)
     from vllm.platforms.cpu import CpuPlatform
     from vllm.v1.attention.backend import CommonAttentionMetadata
     from vllm.v1.attention.backends import flash_attn
@@ -90,7 +90,10 @@ def paged(monkeypatch: pytest.MonkeyPatch, whole: Any, tmp_path: Path) -> Any:
     layers = [layer.self_attn.attn for layer in model.model.layers]
     first = layers[0]
     for layer in layers:
-        layer.kv_cache = torch.zeros(2, 9, first.num_kv_heads, BLOCK, first.head_size).transpose(2, 3)
+        if attention.side_by_side():
+            layer.kv_cache = torch.zeros(9, first.num_kv_heads, BLOCK, 2 * first.head_size)
+        else:
+            layer.kv_cache = torch.zeros(2, 9, first.num_kv_heads, BLOCK, first.head_size).transpose(2, 3)
     spec = FullAttentionSpec(
         block_size=BLOCK, num_kv_heads=first.num_kv_heads, head_size=first.head_size, dtype=torch.float32
     )

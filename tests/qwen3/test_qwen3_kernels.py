@@ -59,7 +59,8 @@ def _launches(x: str) -> list[Launch]:
         **{"logits": x, "partial": F32, "squares": F32, "x": x, "norm": x, "normed": x, "ids": I32, "weights": F32},
         **{"eps": "fp32", "T": "i32", "E": "i32x16", "H": "i32x16"},
     }
-    dense, paged = {"pages": None, "PAGE": 0}, {"PAGE": 64}
+    dense, paged = {"pages": None, "PAGE": 0, "STRIDE": 128}, {"PAGE": 64, "STRIDE": 128}
+    beside = {"PAGE": 64, "STRIDE": 256}  # keys and values side by side
     best = {"K": 8, "RENORMALISE": True, "E_PAD": 128, "K_PAD": 8}
     row = {"T": 2, "K": 2048, "T_PAD": 2, "BLOCK_N": block_n, "BLOCK_K": block_k}
     parts = dict.fromkeys(("NORM", "BIAS", "ADD", "KEEP"), True)
@@ -85,6 +86,7 @@ def _launches(x: str) -> list[Launch]:
         rope(32, 16, 4, dense),
         rope(32, 1, 1, paged),
         rope(0, 16, 4, paged),
+        rope(32, 1, 1, beside),
         *(
             (
                 "router_logits",
@@ -102,7 +104,8 @@ def _launches(x: str) -> list[Launch]:
             for pages, sizes, used in (
                 ({}, {**split, **dense}, tile),
                 ({"pages": I32}, {**split, **paged}, within(tile, 64)),
-                ({}, {**one, **dense, "D": 256, "SPLITS": 1, "BOUND": False}, wide),
+                ({"pages": I32}, {**split, **beside}, within(tile, 64)),
+                ({}, {**one, **dense, "STRIDE": 256, "D": 256, "SPLITS": 1, "BOUND": False}, wide),
             )
         ),
         (
@@ -117,7 +120,7 @@ def _launches(x: str) -> list[Launch]:
                 ({}, {**dense, "D": 128}, fill),
                 ({"pages": I32}, {**paged, "D": 128}, within(fill, 64)),
                 ({"pages": I32}, {**paged, "D": 128}, within(prefill.tile(128, ELEMENT[x], warpgroups=False), 64)),
-                ({}, {**dense, "D": 256}, wide_fill),
+                ({}, {**dense, "STRIDE": 256, "D": 256}, wide_fill),
             )
         ),
     ]

@@ -187,6 +187,50 @@ def paged(memory: Memory, page: int) -> Memory:
     return Memory(*shuffled, memory.rows, memory.positions, memory.num_tokens, table.int())
 
 
+def beside(memory: Memory) -> Memory:
+    """The same cache with each token's key and value side by side, as vLLM 0.33 has them."""
+    keys, values = torch.cat((memory.keys, memory.values), -1).chunk(2, -1)
+    return replace(memory, keys=keys, values=values)
+
+
+@pytest.mark.parametrize("page", [0, 16], ids=["dense", "pages"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+def test_keys_and_values_side_by_side(dtype: torch.dtype, page: int) -> None:
+    """Every kernel, to the bit as with keys and values apart."""
+    draw(page)
+    T, kv, heads, D, capacity = 3, 2, 8, 128, 70
+    rope = tuple(tensor(T, 1, D // 2, dtype=dtype) for _ in range(2))
+    norms, qkv = HeadNorms(*(tensor(D, dtype=dtype) for _ in range(2)), 1e-6), tensor(T, heads + 2 * kv, D, dtype=dtype)
+    kept = (tensor(T, kv, capacity, D, dtype=dtype) for _ in range(2))
+    positions = torch.tensor([69, 0, 20], device=DEVICE)
+    apart = Memory(*kept, torch.arange(T, device=DEVICE), positions)
+    spans = [Span(row, row, 1, at) for row, at in enumerate(positions.tolist())]
+    tiles = tiles_of(spans, apart.keys)
+    memory = paged(apart, page) if page else apart
+    found = []
+    for form in (memory, beside(memory)):
+        assert form.stride == (D if form is memory else 2 * D)
+        q = head_norm_rope.launch(qkv, norms.q, norms.k, norms.eps, rope, form)
+        runs = [
+            decode.launch(q, form),
+            attention.decode_attention(q, form, capacity),
+            triton_prefill.launch(q, form, tiles),
+            attention.prefill_attention(q, form, spans, tiles),
+        ]
+        found.append([q, *runs, form.keys, form.values])
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=0, equal_nan=True)
+
+
+def test_other_strides_are_refused() -> None:
+    like = tensor(2, 2, 16, 64, dtype=torch.bfloat16)
+    q, at = tensor(1, 4, 64, dtype=torch.bfloat16), torch.zeros(1, dtype=torch.int64, device=DEVICE)
+    for keys in (like.transpose(0, 1), like.transpose(1, 2).contiguous().transpose(1, 2), like[:, :1]):
+        memory = Memory(keys, keys, at, at)
+        assert "strides" in (decode.why_not(q, memory) or "")
+        assert "strides" in (head_norm_rope.why_not(tensor(1, 8, 64, dtype=torch.bfloat16), memory) or "")
+
+
 @seeds
 def test_prefill_attention(seed: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     rng = draw(seed)

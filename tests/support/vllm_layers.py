@@ -63,12 +63,13 @@ def with_plugin() -> Iterator[Any]:
         yield made
 
 
-def needs(surface: Any) -> None:
-    """Skip the tests of what this vLLM is not served with."""
+def needs(*surfaces: Any) -> None:
+    """Skip the tests of what this vLLM is not served with, by any of these."""
     from ttnn_moe.integrations.vllm.surface import installed
 
-    if reason := surface.why_not(installed):
-        pytest.skip(f"not served in this vLLM: {reason}")
+    reasons = [surface.why_not(installed) for surface in surfaces]
+    if all(reasons):
+        pytest.skip(f"not served in this vLLM: {'; '.join(map(str, reasons))}")
 
 
 def served(layer: Any) -> bool:

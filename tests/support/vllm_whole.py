@@ -94,9 +94,12 @@ def logits(model: Any, config: Any, ids: Tensor, positions: Tensor, metadata: An
 def flash(
     self: Any, layer: Any, q: Tensor, key: Any, value: Any, kv_cache: Tensor, step: Any, output: Tensor
 ) -> Tensor:
-    """In place of FlashAttention: causal attention to vLLM's blocks [2, blocks, BLOCK, kv_heads, D]."""
+    """In place of FlashAttention: causal attention to vLLM's blocks."""
+    from ttnn_moe.integrations.vllm.attention import halves
+
     starts = step.query_start_loc.tolist()
     for row, (first, end) in enumerate(zip(starts, starts[1:], strict=False)):
-        k, v = (kept[step.block_table[row].long()].flatten(0, 1)[: step.seq_lens[row]] for kept in kv_cache)
+        of = step.block_table[row].long()
+        k, v = (kept[of].transpose(1, 2).flatten(0, 1)[: step.seq_lens[row]] for kept in halves(kv_cache))
         output[first:end] = causal(q[first:end], k, v).to(q.dtype)
     return output

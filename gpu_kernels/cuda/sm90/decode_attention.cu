@@ -9,6 +9,7 @@
 // |                 |                              |            | are read                                     |
 // |                 | PAGE > 0: [pages, KV, PAGE, HEAD_DIM] |   | key n of a row is key n % PAGE of its page   |
 // |                 |                              |            | n / PAGE                                     |
+// |                 | STRIDE                       |            | elements from a token to the next            |
 // | pages           | [rows, pages_a_row]          | int32      | PAGE > 0: pages of each row, in order        |
 // | rows            | [T]                          | int64      | cache row of each token; NARROW: int32       |
 // | positions       | [T]                          | int64      | of each token, whose own key is in the cache |
@@ -60,6 +61,9 @@
 #ifndef HEAD_DIM
 #define HEAD_DIM 128
 #endif
+#ifndef STRIDE
+#define STRIDE HEAD_DIM
+#endif
 #ifndef PAGE
 #define PAGE 64
 #endif
@@ -105,8 +109,9 @@ struct Keys {
     // Elements before the first key of a tile.
     __device__ __forceinline__ u64 begin(int tile, int page) const {
         if (PAGE)
-            return ((static_cast<u64>(page) * kv_heads + head) * PAGE + tile * TILE % (PAGE ? PAGE : 1)) * D;
-        return base + static_cast<u64>(tile) * (TILE * D);
+            return ((static_cast<u64>(page) * kv_heads + head) * PAGE + tile * TILE % (PAGE ? PAGE : 1)) *
+                   STRIDE;
+        return base + static_cast<u64>(tile) * (TILE * STRIDE);
     }
 };
 
@@ -127,12 +132,14 @@ __device__ __forceinline__ void copy_tile(const Keys& from, u32 slot, u64 begin,
 #pragma unroll
     for (int i = 0; i < 2 * FOURS; ++i) {
         const int row = i / FOURS * 8 + lane / 4, chunk = i % FOURS * 4 + lane % 4;
-        copy_16_if(first + row < end, slot + key_at(row, chunk), from.keys + begin + row * D + chunk * 8);
+        copy_16_if(first + row < end, slot + key_at(row, chunk),
+                   from.keys + begin + row * STRIDE + chunk * 8);
     }
 #pragma unroll
     for (int i = 0; i < TILE * CHUNKS / 32; ++i) {
         const int row = (32 * i + lane) / CHUNKS, chunk = lane % CHUNKS;
-        copy_16_if(first + row < end, slot + value_at(row, chunk), from.values + begin + row * D + chunk * 8);
+        copy_16_if(first + row < end, slot + value_at(row, chunk),
+                   from.values + begin + row * STRIDE + chunk * 8);
         if (first + row >= length) store_16(slot + value_at(row, chunk), make_uint4(0, 0, 0, 0));
     }
 }
@@ -294,7 +301,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     const Keys from{keys,
                     values,
                     pages + row * pages_a_row,
-                    (static_cast<u64>(row) * kv_heads + head) * static_cast<u64>(capacity) * D,
+                    (static_cast<u64>(row) * kv_heads + head) * static_cast<u64>(capacity) * STRIDE,
                     head,
                     kv_heads};
     u64 begins[STAGES];
@@ -313,7 +320,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     // a lane copies a chunk of the key or of the value
     const int newest_row = (length - 1) % TILE, newest_chunk = lane % CHUNKS;
     const bool of_key = lane < CHUNKS;
-    newest_from += newest_row * D + newest_chunk * 8;
+    newest_from += newest_row * STRIDE + newest_chunk * 8;
     const u16* newest_at = (of_key ? keys : values) + newest_from;
     const u32 newest_to = slots + (count - 1) * SLOT +
                           (of_key ? key_at(newest_row, newest_chunk) : value_at(newest_row, newest_chunk));
@@ -324,7 +331,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
             if (s < count) copy_tile(from, slots + s * SLOT, begins[s], tile * TILE, length - 1, length);
             copies_commit();
         } else if (s < count && lane < 2) {
-            bytes_prefetch((lane ? values : keys) + begins[s], min(TILE, length - tile * TILE) * (2 * D));
+            bytes_prefetch((lane ? values : keys) + begins[s],
+                           (min(TILE, length - tile * TILE) - 1) * (2 * STRIDE) + 2 * D);
         }
     }
     wait_for_predecessor();

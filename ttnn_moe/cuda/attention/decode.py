@@ -46,6 +46,7 @@ def launch(q: Tensor, memory: Memory, out: Tensor | None = None) -> Tensor:
         PRECISION=precision(q),
         G_PAD=max(16, power_of_2(group)),
         PAGE=memory.page,
+        STRIDE=memory.stride,
         **of.constants,
         num_warps=of.warps,
         **overlap,

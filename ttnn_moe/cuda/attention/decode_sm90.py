@@ -13,7 +13,7 @@ from ...sizes import ceil_div
 from .. import device as devices
 from ..arch import HOPPER, why_not_hopper, why_not_words
 from ..jit import load, spec
-from .memory import Memory, scale_of
+from .memory import Memory, scale_of, why_not_kept
 
 NAME = "CUDA C++ decode_attention (sm_90a)"
 TILE, MOST_PARTS, MOST_GROUP = 16, 8, 16
@@ -102,7 +102,7 @@ def why_not(device: torch.device, q: Tensor, memory: Memory, out: Tensor | None 
         return f"rows of up to {capacity:,} tokens need more than 8 parts to fill the GPU"
     if memory.rows.dtype not in (torch.int64, torch.int32) or memory.positions.dtype != torch.int64:
         return "rows are neither int64 nor int32, or positions are not int64"
-    return why_not_words(q.dtype, q, memory.keys, memory.values, *(() if out is None else (out,)))
+    return why_not_kept(q.dtype, memory) or why_not_words(q.dtype, q, *(() if out is None else (out,)))
 
 
 def launch(q: Tensor, memory: Memory, out: Tensor | None = None, of: Plan | None = None) -> Tensor:
@@ -113,7 +113,7 @@ def launch(q: Tensor, memory: Memory, out: Tensor | None = None, of: Plan | None
     pages, count = memory.pages, memory.num_tokens
     narrow, early = memory.rows.dtype == torch.int32, memory.past_written
     with torch.cuda.device(device):
-        _launch(q.dtype, T, heads, kv_heads, D, memory.page, memory.capacity, narrow, early, of, device)(
+        _launch(q.dtype, T, heads, kv_heads, D, memory.stride, memory.page, memory.capacity, narrow, early, of, device)(
             load.stream(device.index),
             q.data_ptr(),
             memory.keys.data_ptr(),
@@ -134,6 +134,7 @@ def _launch(
     heads: int,
     kv_heads: int,
     D: int,
+    stride: int,
     page: int,
     capacity: int,
     narrow: bool,
@@ -143,7 +144,7 @@ def _launch(
 ) -> load.Launch:
     group = heads // kv_heads
     return load.Launch(
-        spec_of(of, dtype, group, D, page, of.turns(capacity), narrow, early),
+        spec_of(of, dtype, group, D, stride, page, of.turns(capacity), narrow, early),
         device.index,
         (of.parts * kv_heads, T),
         32 * of.warps,
@@ -157,7 +158,7 @@ def _launch(
 
 
 def spec_of(
-    of: Plan, dtype: torch.dtype, group: int, D: int, page: int, ring: bool, narrow: bool, early: bool
+    of: Plan, dtype: torch.dtype, group: int, D: int, stride: int, page: int, ring: bool, narrow: bool, early: bool
 ) -> spec.Spec:
     """The kernel of a cut, for pages of `page` keys (0: dense) and `group` query heads for each key/value head.
 
@@ -172,6 +173,7 @@ def spec_of(
         STAGES=of.stages,
         GROUP=group,
         HEAD_DIM=D,
+        STRIDE=stride,
         PAGE=page,
         RING=ring,
         NARROW=narrow,

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from ...sizes import ceil_div
 from ..triton_launch import pdl
-from .memory import Memory, why_not_heads
+from .memory import Memory, why_not_heads, why_not_strides
 
 NAME = "Triton head_norm_rope"
 ROWS_ALONE = 2048
@@ -17,7 +17,9 @@ def why_not(qkv: Tensor, memory: Memory) -> str | None:
     """For qkv [T, heads + 2 kv_heads, head_dim]; heads may be 0."""
     T, rows, D = qkv.shape
     kv_heads = memory.keys.shape[1]
-    return why_not_heads(rows - 2 * kv_heads, kv_heads, D) if T else "no tokens"
+    if T == 0:
+        return "no tokens"
+    return why_not_heads(rows - 2 * kv_heads, kv_heads, D) or why_not_strides(memory.keys, memory.values)
 
 
 def launch(
@@ -44,6 +46,7 @@ def launch(
         BOUND=memory.num_tokens is not None,
         BLOCK_R=block,
         PAGE=memory.page,
+        STRIDE=memory.stride,
         num_warps=1 if block == 1 else 4,
         **pdl(qkv.device),
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
+import torch
 from torch import Tensor
 
 from ..triton_launch import Tile
@@ -15,7 +16,8 @@ class Memory:
     """Keys and values of one layer, and where those of a step's T tokens belong.
 
     Attributes:
-        keys, values: [rows, kv_heads, capacity, head_dim]; with pages [pages, kv_heads, page, head_dim].
+        keys, values: [rows, kv_heads, capacity, head_dim]; with pages [pages, kv_heads, page, head_dim]. Contiguous, or
+            the same part of every `stride` elements of one contiguous tensor.
         rows, positions: [T] int64; kernels of decode steps also take int32 rows.
         num_tokens: [] int32, or None for all T. Kernels write no token from num_tokens on; torch forms do.
         pages: [rows, capacity / page] int32: key n of a row is key n % page of its page n / page. None: dense.
@@ -32,6 +34,11 @@ class Memory:
     past_written: bool = False
 
     @property
+    def stride(self) -> int:
+        """Elements from a token to the next."""
+        return self.keys.stride(2)
+
+    @property
     def page(self) -> int:
         """Tokens of a page; 0: dense."""
         return 0 if self.pages is None else self.keys.shape[2]
@@ -40,6 +47,25 @@ class Memory:
     def capacity(self) -> int:
         """Tokens of a row, at most."""
         return self.keys.shape[2] * (1 if self.pages is None else self.pages.shape[1])
+
+
+def why_not_strides(keys: Tensor, values: Tensor) -> str | None:
+    """Why kernels do not find the tokens of a Memory's keys and values; None: they do."""
+    _, kv_heads, tokens, _ = keys.shape
+    step = keys.stride(2)
+    wanted = (kv_heads * tokens * step, tokens * step, step, 1)
+    for kept in (keys, values):
+        if any(n > 1 and got != want for n, got, want in zip(kept.shape, kept.stride(), wanted, strict=True)):
+            return f"keys or values of strides {kept.stride()}, not {wanted}"
+    return None
+
+
+def why_not_kept(dtype: torch.dtype, memory: Memory) -> str | None:
+    """Why kernels that copy 16 bytes of this dtype at a time do not take keys and values; None: they do."""
+    for kept in (memory.keys, memory.values):
+        if kept.dtype != dtype or kept.data_ptr() % 16 or memory.stride * kept.element_size() % 16:
+            return "keys or values of another dtype, or not aligned to 16 bytes"
+    return why_not_strides(memory.keys, memory.values)
 
 
 def scale_of(D: int) -> float:
@@ -72,4 +98,6 @@ def within(tile: Tile, page: int) -> Tile:
 def why_not_q(q: Tensor, memory: Memory) -> str | None:
     """Why Triton attention kernels do not take q [T, heads, head_dim]; None: they do."""
     T, heads, D = q.shape
-    return why_not_heads(heads, memory.keys.shape[1], D) if T else "no tokens"
+    if T == 0:
+        return "no tokens"
+    return why_not_heads(heads, memory.keys.shape[1], D) or why_not_strides(memory.keys, memory.values)

@@ -39,6 +39,7 @@ def launch(q: Tensor, memory: Memory, tiles: Tensor, out: Tensor | None = None) 
         D=D,
         PRECISION=precision(q),
         PAGE=memory.page,
+        STRIDE=memory.stride,
         **of.constants,
         num_warps=of.warps,
     )

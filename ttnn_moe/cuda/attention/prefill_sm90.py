@@ -12,7 +12,7 @@ from .. import device as devices
 from .. import maps
 from ..arch import HOPPER, why_not_hopper, why_not_words
 from ..jit import load, spec
-from .memory import Memory, scale_of
+from .memory import Memory, scale_of, why_not_kept
 
 NAME = "CUDA C++ prefill_attention (sm_90a)"
 HEAD_DIM, TILE = 128, 128
@@ -36,7 +36,7 @@ def why_not(device: torch.device, q: Tensor, memory: Memory, tiles: Tensor | Non
     reason = why_not_hopper(device)
     if reason is not None:
         return reason
-    return why_not_words(q.dtype, q, memory.keys, memory.values)
+    return why_not_kept(q.dtype, memory) or why_not_words(q.dtype, q)
 
 
 def launch(q: Tensor, memory: Memory, tiles: Tensor, out: Tensor | None = None) -> Tensor:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import weakref
 from dataclasses import dataclass, field, fields
+from functools import cache
 from typing import Any, ClassVar
 
 import torch
@@ -25,12 +26,13 @@ from ... import decoder
 from ...cuda.arch import why_not_hopper
 from ...cuda.attention import decode_sm90, prefill, prefill_sm90
 from ...cuda.attention.head_norm_rope import ROWS_ALONE
-from ...cuda.attention.memory import Memory
+from ...cuda.attention.memory import Memory, why_not_strides
 from ...kv import torch_forms
 from ...kv.attention import decode_attention, norm_rope_write, prefill_attention
 from ...kv.cache import HeadNorms
 from ...kv.paged import PAGE
 from ...kv.step import Span
+from .surface import SIDE_BY_SIDE, installed
 
 
 class Backend(FlashAttentionBackend):
@@ -53,6 +55,13 @@ class Backend(FlashAttentionBackend):
     @classmethod
     def get_required_kv_cache_layout(cls) -> Any:
         return "HND"
+
+    @classmethod
+    def supported_kv_cache_layouts(cls) -> Any:
+        """The same since vLLM 0.33: heads before tokens, and a layer's blocks one after the other."""
+        from vllm.v1.kv_cache_layout import KVCacheLayout
+
+        return (KVCacheLayout.LBHNC,)
 
     @classmethod
     def get_preferred_block_size(cls, default_block_size: int) -> int:
@@ -198,8 +207,9 @@ class Impl(FlashAttentionImpl):
         measures graphs with another cache.
         """
         if self._blocks is None or self._blocks[0]() is not kv_cache:
-            found = kv_cache.transpose(2, 3).unbind(0)
-            assert found[0].is_contiguous(), f"blocks of keys are {found[0].shape} with strides {found[0].stride()}"
+            found = halves(kv_cache)
+            reason = why_not_strides(*found)
+            assert reason is None, f"vLLM's blocks have {reason}"
             # no views, which would keep the tensor itself
             keys, values = (
                 part.new_empty(0).set_(part.untyped_storage(), part.storage_offset(), part.shape, part.stride())
@@ -221,6 +231,26 @@ class Impl(FlashAttentionImpl):
         return q
 
 
+@cache
+def side_by_side() -> bool:
+    """Whether vLLM's blocks have a token's key and value side by side: [blocks, kv_heads, block, 2 head_dim]. Else
+    [2, blocks, block, kv_heads, head_dim], of which heads lie before tokens."""
+    return SIDE_BY_SIDE.why_not(installed) is None
+
+
+def halves(kv_cache: Tensor) -> tuple[Tensor, Tensor]:
+    """Keys and values [blocks, kv_heads, block, head_dim] of a layer's cache."""
+    keys, values = kv_cache.chunk(2, -1) if side_by_side() else kv_cache.transpose(2, 3).unbind(0)
+    return keys, values
+
+
+def no_blocks(like: Tensor, kv_heads: int, D: int) -> tuple[Tensor, Tensor]:
+    """Keys and values of one block, as vLLM's lie."""
+    if side_by_side():
+        return halves(like.new_zeros(1, kv_heads, PAGE, 2 * D))
+    return halves(like.new_zeros(2, 1, kv_heads, PAGE, D).transpose(2, 3))
+
+
 def compile_prompts(heads: int, kv_heads: int, norms: HeadNorms, longest: int) -> None:
     """Run what steps with prompts run, in each form that is compiled, so that no request waits for a compiler.
 
@@ -235,7 +265,7 @@ def compile_prompts(heads: int, kv_heads: int, norms: HeadNorms, longest: int) -
     many = ROWS_ALONE // rows // 16 * 16 + 16
     D = like.shape[0]
     for T in (3, 16, many, many + 3):
-        keys, values = (like.new_zeros(1, kv_heads, PAGE, D) for _ in range(2))
+        keys, values = no_blocks(like, kv_heads, D)
         cos, sin = (like.new_zeros(T, 1, D // 2) for _ in range(2))
         block, at = (torch.zeros(T, dtype=torch.int64, device=like.device) for _ in range(2))
         q = norm_rope_write(like.new_zeros(T, rows, D), norms, (cos, sin), Memory(keys, values, block, at))

@@ -12,7 +12,7 @@ from ... import registry
 from ...cuda.attention.memory import why_not_heads
 from ...visible import shown
 from . import gate
-from .surface import ATTENTION, installed
+from .surface import ATTENTION, SIDE_BY_SIDE, installed
 
 _DTYPES = (torch.bfloat16, torch.float16)
 _ROPES = ("default", "yarn")
@@ -58,7 +58,7 @@ def own_attention(config: Any) -> bool:
         and config.attention_config.backend is None
         and cache.cache_dtype == "auto"
         and not (cache.user_specified_block_size and cache.block_size & (cache.block_size - 1))
-        and ATTENTION.why_not(installed) is None
+        and any(one.why_not(installed) is None for one in (ATTENTION, SIDE_BY_SIDE))
         and why_not_heads(model.hf_text_config.num_attention_heads, 1, model.get_head_size()) is None
     )
 

@@ -166,6 +166,7 @@ QUANTISED = Surface(
 _ATTENTION = "vllm.v1.attention"
 _FLASH = f"{_ATTENTION}.backends.flash_attn"
 _QWEN3 = "vllm.model_executor.models.qwen3_moe"
+_LAYOUT = f"{_ATTENTION}.backend", "AttentionBackend.get_required_kv_cache_layout"
 
 MODEL = Surface(
     "0.22.1 to 0.33.0",
@@ -227,8 +228,7 @@ ATTENTION = Surface(
             "num_reqs",
             "num_actual_tokens",
         ),
-        # where it is gone, a block holds a token's keys and values side by side
-        (f"{_ATTENTION}.backend", "AttentionBackend.get_required_kv_cache_layout"): (),
+        _LAYOUT: (),
         (f"{_ATTENTION}.backend", "AttentionBackend.get_preferred_block_size"): ("default_block_size",),
         (f"{_ATTENTION}.backend", "AttentionCGSupport.UNIFORM_SINGLE_TOKEN_DECODE"): (),
         ("vllm.model_executor.layers.attention.attention", "unified_attention_with_output"): (
@@ -240,7 +240,18 @@ ATTENTION = Surface(
         ),
     },
 )
-"""Attention over vLLM's blocks, of Qwen3-MoE whole."""
+"""Attention over vLLM's blocks, of Qwen3-MoE whole: some hold keys, some values."""
+
+SIDE_BY_SIDE = Surface(
+    "0.33.0",
+    exact=ATTENTION.exact,
+    has={
+        **{name: wanted for name, wanted in ATTENTION.has.items() if name != _LAYOUT},
+        (f"{_ATTENTION}.backend", "AttentionBackend.supported_kv_cache_layouts"): (),
+        ("vllm.v1.kv_cache_layout", "KVCacheLayout.LBHNC"): (),
+    },
+)
+"""The same, where a block has a token's key and value side by side."""
 
 
 def installed(module: str, path: str) -> Sequence[str]:
