@@ -94,12 +94,11 @@ def logits(model: Any, config: Any, ids: Tensor, positions: Tensor, metadata: An
 def flash(
     self: Any, layer: Any, q: Tensor, key: Any, value: Any, kv_cache: Tensor, step: Any, output: Tensor
 ) -> Tensor:
-    """In place of FlashAttention: causal attention to vLLM's blocks."""
-    from ttnn_moe.integrations.vllm.attention import halves
-
+    """In place of FlashAttention: causal attention to vLLM's blocks [2, blocks, BLOCK, kv_heads, D], or since 0.33
+    [blocks, kv_heads, BLOCK, 2 D]."""
+    parts = kv_cache.transpose(1, 2).split(self.head_size, -1) if kv_cache.dim() == 4 else kv_cache
     starts = step.query_start_loc.tolist()
     for row, (first, end) in enumerate(zip(starts, starts[1:], strict=False)):
-        of = step.block_table[row].long()
-        k, v = (kept[of].transpose(1, 2).flatten(0, 1)[: step.seq_lens[row]] for kept in halves(kv_cache))
+        k, v = (kept[step.block_table[row].long()].flatten(0, 1)[: step.seq_lens[row]] for kept in parts)
         output[first:end] = causal(q[first:end], k, v).to(q.dtype)
     return output

@@ -55,15 +55,17 @@ def why_not_strides(keys: Tensor, values: Tensor) -> str | None:
     step = keys.stride(2)
     wanted = (kv_heads * tokens * step, tokens * step, step, 1)
     for kept in (keys, values):
-        if any(n > 1 and got != want for n, got, want in zip(kept.shape, kept.stride(), wanted, strict=True)):
-            return f"keys or values of strides {kept.stride()}, not {wanted}"
+        found = kept.stride()  # a dimension of size 1 may have any
+        if found != wanted and any(n > 1 and a != b for n, a, b in zip(kept.shape, found, wanted, strict=True)):
+            return f"keys or values of strides {found}, not {wanted}"
     return None
 
 
 def why_not_kept(dtype: torch.dtype, memory: Memory) -> str | None:
     """Why kernels that copy 16 bytes of this dtype at a time do not take keys and values; None: they do."""
+    step = memory.stride * dtype.itemsize
     for kept in (memory.keys, memory.values):
-        if kept.dtype != dtype or kept.data_ptr() % 16 or memory.stride * kept.element_size() % 16:
+        if kept.dtype != dtype or kept.data_ptr() % 16 or step % 16:
             return "keys or values of another dtype, or not aligned to 16 bytes"
     return why_not_strides(memory.keys, memory.values)
 
