@@ -11,8 +11,8 @@ cache row |
 | out | [T, KV * G, D] row-major | as q, out | |
 
 Grid: (KV * G, tiles), tiles with the most keys first. scale: softmax scale times log2(e). A query at position p attends
-to keys 0 .. p of its row. PAGE is a multiple of BLOCK_N. STRIDE: elements from a token of keys, and
-of values, to the next; D, or more. Online softmax in fp32 (https://arxiv.org/abs/2205.14135).
+to keys 0 .. p of its row. PAGE is a multiple of BLOCK_N. STRIDE: elements from a token of keys, and of values, to the
+next; D, or more. Online softmax in fp32 (https://arxiv.org/abs/2205.14135).
 """
 
 import triton
