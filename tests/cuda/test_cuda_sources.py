@@ -141,6 +141,7 @@ MODEL = [
     _decode_attention(decode_sm90.Plan(1, 4, 2), torch.bfloat16, 8, 128, 0, True),
     _decode_attention(decode_sm90.Plan(8, 4, 4), torch.float16, 1, 64, 16, False),
     _decode_attention(decode_sm90.Plan(8, 4, 4), torch.bfloat16, 16, 128, 64, True),
+    _decode_attention(decode_sm90.Plan(8, 4, 2, 4), torch.bfloat16, 8, 128, 64, True),
 ]
 BULK = Plan(1, 2, 7168, 4096, bulk=True)
 COMBINE = [

@@ -15,7 +15,7 @@ from qwen3_attention_cases import beside, paged
 from qwen3_kernel_cases import error
 from ttnn_moe.cuda.attention import decode_sm90
 from ttnn_moe.cuda.attention.decode_sm90 import Plan
-from ttnn_moe.cuda.attention.memory import Memory
+from ttnn_moe.cuda.attention.memory import TURNS, Memory
 from ttnn_moe.cuda.device import H200
 from ttnn_moe.cuda.jit import build
 from ttnn_moe.kv import torch_forms
@@ -79,14 +79,15 @@ def _worst(
     for kept in (keys, values):
         kept.masked_fill_(beyond[:, None, :, None], float("nan"))
     count = None if bound is None else torch.tensor(bound, dtype=torch.int32)
-    memory = Memory(keys, values, rows.int() if narrow else rows, at, count)
+    turns = torch.zeros(T * kv * of.parts, dtype=torch.int32)
+    memory = Memory(keys, values, rows.int() if narrow else rows, at, count, turns=turns)
     if page:
         memory = paged(memory, page)
     if together:
         memory = beside(memory)
     out = torch.full((T + 1, kv * group, D), 7.0).to(dtype)
     decode_sm90.launch(q, replace(memory, past_written=early), out[:T], of)
-    if not host.sound or not bool((out[T:] == 7).all()) or bool(out[n:T].any()):
+    if not host.sound or not bool((out[T:] == 7).all()) or bool(out[n:T].any()) or bool(turns.any()):
         return float("inf")
     return error(out[:n], want[:n]) if n else 0.0
 
@@ -107,6 +108,10 @@ def _worst(
         ([511, 3], {"of": Plan(1, 4, 4), "kv": 1, "capacity": 512, "D": 64, "dtype": F16}),
         ([40, 7], {"of": Plan(8, 4, 1), "kv": 1, "D": 64, "bound": 0}),
         ([5], {"of": Plan(1, 4, 1), "page": 0, "capacity": 7}),
+        ([299, 31, 32, 0], {"of": Plan(2, 1, 1, 3), "kv": 1}),
+        ([299, 0, 140], {"of": Plan(1, 2, 2, 4), "page": 0, "early": False, "bound": 2}),
+        ([699, 130], {"of": Plan(8, 1, 2, 2), "kv": 1, "group": 16, "capacity": 704}),
+        ([699, 511], {"of": Plan(4, 4, 2, 2), "page": 0, "D": 64, "capacity": 700, "dtype": F16}),
         ([299, 17], {"of": Plan(1, 4, 2), "together": True}),
         ([129, 64], {"of": Plan(2, 8, 1), "page": 0, "D": 64, "early": False, "together": True}),
     ],
@@ -177,6 +182,26 @@ def test_a_mistake_about_the_newest_key_is_seen(
 
 
 @pytest.mark.parametrize(
+    ("line", "instead"),
+    [
+        ("const int me = section * ALL_WARPS + own,", "const int me = own,"),
+        ("== sections - 1;", "== sections;"),
+        ("if (*last) *turn = 0;", ""),
+        ("(t * kv_heads + head) * PARTS + rank;", "(t * kv_heads + head) * PARTS;"),
+        ("result.store(first + section * (PARTS * PART))", "result.store(first)"),
+        ("result.merge(first, first + 2 * QUERIES, sections,", "result.merge(first, first + 2 * QUERIES, 1,"),
+        ("to[QUERIES + query()] = total;", "to[QUERIES + query()] = 1.0f;"),
+    ],
+)
+def test_a_mistake_about_sections_is_seen(
+    line: str, instead: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    host = HostKernels(tmp_path, False, with_mistake(tmp_path, NAME, line, instead))
+    assert _worst(host, monkeypatch, [299, 0, 140, 64], of=Plan(2, 1, 2, 3), kv=1) > 0.02
+
+
+@pytest.mark.parametrize(
     ("line", "instead", "late"),
     [
         ("lane / 4 + i / 2 * 8 < left ?", "true ?", False),
@@ -190,10 +215,10 @@ def test_a_mistake_about_the_newest_key_is_seen(
         ("m * 8 / COLUMNS,", "0,", False),
         ("if (lane / 4 < PARTS)", "if (lane / 4 < 1)", False),
         ("barrier_wait(memory + BARRIER, 0);", ";", False),
-        ("fmaf(states[(2 * w + 1) * QUERIES], weight, total)", "total + states[(2 * w + 1) * QUERIES]", False),
-        ("rank * COLUMNS + 2 *", "2 *", False),
+        ("total = fmaf(states[w * state_pitch + QUERIES + query()], weight, total);", "total += weight;", False),
+        ("rank * COLUMNS + column(e)", "column(e)", False),
         ("row * pages_a_row", "0", False),
-        ("page = from.page_of(ahead + ALL_WARPS);", ";", False),
+        ("page = from.page_of(ahead + warps);", ";", False),
         ("const bool valid = !num_tokens || t < *num_tokens;", "const bool valid = true;", False),
         ("position < capacity ? position + 1 : capacity", "position", False),
         ("* kv_heads + head) * PAGE", "* kv_heads) * PAGE", False),
@@ -239,7 +264,12 @@ def test_cuts() -> None:
     assert decode_sm90.plan(64, 256, 132) == Plan(2, 8, 1)
     assert decode_sm90.plan(128, 256, 132) == Plan(1, 8, 2)
     assert decode_sm90.plan(1024, 256, 132) == Plan(1, 4, 2)
-    assert decode_sm90.plan(4, 4096, 132) == Plan(8, 4, 4)
+    assert decode_sm90.plan(4, 4096, 132, counted=True) == decode_sm90.plan(4, 40_960, 132) == Plan(8, 4, 4)
+    assert decode_sm90.plan(4, 40_960, 132, counted=True) == Plan(8, 4, 2, sections=4)
+    assert decode_sm90.plan(4, 4200, 100, counted=True) == Plan(8, 4, 2, sections=3)
+    assert decode_sm90.plan(8, 1 << 17, 132, counted=True) == Plan(8, 4, 2, sections=2)
+    assert decode_sm90.plan(16, 8192, 132) == Plan(8, 4, 2)
+    assert decode_sm90.plan(12, 1 << 17, 132, counted=True).sections == 1
     for pairs in (1, 2, 4, 8, 30, 64, 128, 133, 256, 1000, 9999):
         for capacity in (1, 16, 64, 100, 256, 1000, 2048, 4096, 1 << 17):
             of = decode_sm90.plan(pairs, capacity, 132)
@@ -259,14 +289,19 @@ def test_rows_that_eight_parts_do_not_spread_keep_the_other_kernel(monkeypatch: 
     pretend(monkeypatch, H200)
     monkeypatch.setattr(build, "why_not", lambda: None)
 
-    def why_not(T: int, capacity: int, dtype: torch.dtype = BF16, D: int = 128, page: int = 64) -> str | None:
+    def why_not(
+        T: int, capacity: int, dtype: torch.dtype = BF16, D: int = 128, page: int = 64, turns: int = 0
+    ) -> str | None:
         q, words = (torch.empty(T, 32, D, dtype=dtype, device="meta"), torch.empty(T, dtype=torch.int64, device="meta"))
         keys = torch.empty(1, 4, page, D, dtype=dtype, device="meta")
         table = torch.empty(T, capacity // page, dtype=torch.int32, device="meta")
-        return decode_sm90.why_not(torch.device("cuda", 0), q, Memory(keys, keys, words, words, None, table))
+        counts = torch.empty(turns, dtype=torch.int32, device="meta") if turns else None
+        memory = Memory(keys, keys, words, words, None, table, turns=counts)
+        return decode_sm90.why_not(torch.device("cuda", 0), q, memory)
 
     assert why_not(1, 4096) is why_not(1, 64) is why_not(4, 1 << 15) is why_not(256, 1 << 17) is None
     for T, capacity in ((1, 4160), (2, 8192), (2, 1 << 15)):
-        assert "8 parts" in str(why_not(T, capacity))
+        assert "8 parts" in str(why_not(T, capacity)) and "8 parts" in str(why_not(T, capacity, turns=8))
+        assert why_not(T, capacity, turns=TURNS) is None
     assert why_not(1, 256, torch.float32) == "neither bf16 nor fp16"
     assert "head_dim" in str(why_not(1, 256, D=256)) and "page" in str(why_not(1, 256, page=8))

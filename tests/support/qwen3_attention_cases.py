@@ -13,7 +13,7 @@ from torch import Tensor
 from qwen3_kernel_cases import BOUND, DEVICE, GPU, HOPPER, draw, error, seeds, tensor
 from ttnn_moe.cuda.attention import decode, decode_sm90, head_norm_rope, prefill_sm90
 from ttnn_moe.cuda.attention import prefill as triton_prefill
-from ttnn_moe.cuda.attention.memory import Memory
+from ttnn_moe.cuda.attention.memory import TURNS, Memory
 from ttnn_moe.cuda.triton_launch import Tile
 from ttnn_moe.kv import attention, torch_forms
 from ttnn_moe.kv.cache import HeadNorms
@@ -87,10 +87,11 @@ def test_decode_attention_on_hopper(seed: int, dtype: torch.dtype) -> None:
     seen[where[:count]] = torch.arange(capacity, device=DEVICE) <= positions[:count, None]
     for kept in (keys, values):
         kept.masked_fill_(~seen[:, None, :, None], float("nan"))
-    dense = Memory(keys, values, where, positions, bound)
+    turns = torch.zeros(T * kv * 8, dtype=torch.int32, device=DEVICE)
+    dense = Memory(keys, values, where, positions, bound, turns=turns)
     narrow = replace(dense, rows=where.int(), past_written=True)
     chosen = decode_sm90.plan(T * kv, capacity, torch.cuda.get_device_properties(0).multi_processor_count)
-    other = decode_sm90.Plan(rng.choice([1, 2, 4, 8]), rng.choice([4, 8]), rng.choice([1, 2]))
+    other = decode_sm90.Plan(rng.choice([1, 2, 4, 8]), rng.choice([4, 8]), rng.choice([1, 2]), rng.choice([1, 2, 5]))
     for memory in (dense, narrow, paged(dense, rng.choice([16, 64])), replace(paged(dense, 64), past_written=True)):
         assert decode_sm90.why_not(q.device, q, memory) is None
         for of in (chosen, other):
@@ -100,7 +101,39 @@ def test_decode_attention_on_hopper(seed: int, dtype: torch.dtype) -> None:
             assert not got[count:].any(), "rows past num_tokens are zero"
             for _ in range(5):
                 assert torch.equal(got, decode_sm90.launch(q, memory, of=of))
+    assert not turns.any()
     assert decode_sm90.why_not(q.device, q.float(), dense) is not None
+
+
+@pytest.mark.skipif(not HOPPER, reason="no GPU of compute capability 9.0 is here")
+@pytest.mark.parametrize(("T", "longest"), [(1, 2048), (1, 2049), (1, 9000), (1, 40_000), (2, 5000), (2, 40_000)])
+def test_long_rows_of_few_tokens(T: int, longest: int) -> None:
+    """Sections that share rows, with the same bits in each replay of a graph of layers that share turns."""
+    draw(longest)
+    layers, kv, heads, D, capacity = 6, 4, 32, 128, 40_960
+    kept = [[tensor(T, kv, capacity, D, dtype=torch.bfloat16) for _ in range(2)] for _ in range(layers)]
+    q, rows = tensor(T, heads, D, dtype=torch.bfloat16), torch.arange(T, device=DEVICE)
+    positions = torch.randint(longest, (T,)).to(DEVICE)
+    positions[0] = longest - 1
+    turns = torch.zeros(TURNS, dtype=torch.int32, device=DEVICE)
+    memories = [Memory(keys, values, rows, positions, past_written=True, turns=turns) for keys, values in kept]
+    assert decode_sm90.why_not(q.device, q, replace(memories[0], turns=None)) is not None
+    assert all(decode_sm90.why_not(q.device, q, memory) is None for memory in memories)
+    got = [decode_sm90.launch(q, memory) for memory in memories]
+    want = [torch_forms.decode_attention(q.double(), _double(memory), capacity) for memory in memories]
+    for one, other in zip(got, want, strict=True):
+        assert error(one, other) <= BOUND[torch.bfloat16]
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        again = [decode_sm90.launch(q, memory) for memory in memories]
+    for _ in range(50):
+        graph.replay()
+        assert all(torch.equal(one, other) for one, other in zip(got, again, strict=True))
+    assert not turns.any()
+
+
+def _double(memory: Memory) -> Memory:
+    return replace(memory, keys=memory.keys.double(), values=memory.values.double())
 
 
 @pytest.mark.skipif(not HOPPER, reason="no GPU of compute capability 9.0 is here")
@@ -184,7 +217,8 @@ def paged(memory: Memory, page: int) -> Memory:
                 part = kept[row, :, at * page : (at + 1) * page]
                 pages[table[row, at], :, : part.shape[1]] = part
         shuffled.append(pages)
-    return Memory(*shuffled, memory.rows, memory.positions, memory.num_tokens, table.int())
+    keys, values = shuffled
+    return replace(memory, keys=keys, values=values, pages=table.int())
 
 
 def beside(memory: Memory) -> Memory:

@@ -10,7 +10,7 @@ from torch import Tensor
 from ..arguments import as_integer
 from ..choice import why_not_kernels
 from ..cuda.attention import prefill
-from ..cuda.attention.memory import Memory, why_not_heads
+from ..cuda.attention.memory import TURNS, Memory, why_not_heads
 from ..errors import RequestError
 from ..visible import shown
 from . import torch_forms
@@ -49,6 +49,7 @@ class PagedCache(TabledRows, FusedWrite):
         # zeros, since a masked value still adds 0 * value, which must not be NaN
         self.k, self.v = (zeros(shape, sizes.dtype, sizes.device) for _ in range(2))
         self.layers = list(zip(self.k, self.v, strict=True))
+        self._turns = zeros((TURNS,), torch.int32, sizes.device)
 
     @classmethod
     def within(
@@ -99,7 +100,8 @@ class PagedCache(TabledRows, FusedWrite):
 
     def _memory(self, layer: int, step: Step) -> Memory:
         written = isinstance(step, DecodeStep) and step.past_written
-        return Memory(*self.layers[layer], step.rows, step.positions, step.num_tokens, self.table, written)
+        at = step.rows, step.positions, step.num_tokens
+        return Memory(*self.layers[layer], *at, self.table, written, self._turns)
 
     @property
     def _queries(self) -> int:

@@ -16,18 +16,26 @@
 // | num_tokens      | []                           | int32      | or null: tokens from it on read nothing;     |
 // |                 |                              |            | their result is zero                         |
 // | out             | as q                         | as q       | out; row-major, 4 bytes                      |
+// | sums            | [T, KV, SECTIONS, PARTS, 2 + HEAD_DIM / PARTS, QUERIES] | fp32 | scratch, of several    |
+// |                 |                              |            | sections                                     |
+// | turns           | [T, KV, PARTS]               | int32      | of several sections: 0, before and after     |
 //
 // HEAD_DIM: 64 or 128. GROUP <= 16 query heads share a key/value head. PARTS <= 8. PAGE: a multiple of 16.
-// scale: softmax scale times log2(e). Grid: (PARTS * KV, T) in clusters of PARTS; threads: 32 * WARPS.
-// Lengths are read on the device.
+// scale: softmax scale times log2(e). Grid: (PARTS * KV, T, SECTIONS) in clusters of PARTS; threads: 32 *
+// WARPS. Lengths are read on the device.
 //
-// Tile i of 16 keys is of warp i % (PARTS * WARPS), counted through the blocks of a cluster first. A warp
-// copies its tiles (cp.async) to STAGES slots of its own, in turns where RING, and keeps its own maxima, sums
-// of exponentials and sums. Products: scores^T = keys * q^T and sums^T += values^T * weights^T, so that 16
-// keys or channels are the M side, 8 queries the N side. A lane loads the same words of keys and queries,
-// which orders the channels of a product its own way. At the end each warp sends its sums to the blocks that
-// finish them: HEAD_DIM / PARTS channels a block, from PARTS * WARPS warps in their order. No block reads
-// another's memory, so none waits for others to end: a barrier of the receiving block counts the bytes.
+// SECTIONS: clusters that may share a row. As many take part as hold all of its keys; the others end at once.
+// Where several do, each block writes its result to `sums`. Of the blocks with the same channels the last, by
+// the count in `turns`, merges these results in the order of sections.
+//
+// Tile i of 16 keys is of warp i % (PARTS * WARPS * sections that take part), counted through the blocks of a
+// cluster first, then through its warps. A warp copies its tiles (cp.async) to STAGES slots of its own, in
+// turns where RING, and keeps its own maxima, sums of exponentials and sums. Products: scores^T = keys * q^T
+// and sums^T += values^T * weights^T, so that 16 keys or channels are the M side, 8 queries the N side. A
+// lane loads the same words of keys and queries, which orders the channels of a product its own way. At the
+// end each warp sends its sums to the blocks that finish them: HEAD_DIM / PARTS channels a block, from PARTS
+// * WARPS warps in their order. No block reads another's memory, so none waits for others to end: a barrier
+// of the receiving block counts the bytes.
 //
 // Programmatic dependent launch: the kernel reads rows, positions, num_tokens and pages before it waits for
 // its predecessor. EARLY: also the keys and values before each token's position. A kernel launched without
@@ -45,6 +53,7 @@
 #define CLUSTER PARTS
 
 #include "common/cluster.cuh"
+#include "common/flags.cuh"
 #include "sm80/mma.cuh"
 #include "sm80/sparse.cuh"
 #include "sm90/ptx.cuh"
@@ -76,6 +85,9 @@
 #ifndef EARLY
 #define EARLY 1
 #endif
+#ifndef SECTIONS
+#define SECTIONS 1
+#endif
 
 static_assert(HEAD_DIM == 64 || HEAD_DIM == 128, "eight or sixteen chunks of a key");
 static_assert(GROUP >= 1 && GROUP <= 16 && PAGE % 16 == 0 && PARTS <= 8, "see the table");
@@ -89,6 +101,9 @@ constexpr u32 SUMS = PARTS > 1 ? WARPS * STAGES * SLOT : 0;
 constexpr u32 STATES = SUMS + ALL_WARPS * COLUMNS * QUERIES * 4;
 constexpr u32 BARRIER = STATES + ALL_WARPS * 2 * QUERIES * 4;  // counts the bytes from SUMS to here
 constexpr float LOWEST = -1e30f;                               // finite: a warp without keys has weight 0
+constexpr int PAIRS = QUERIES * COLUMNS / 2;                   // of channels that a block finishes
+constexpr int EACH = (PAIRS + THREADS - 1) / THREADS;          // of them a thread's
+constexpr int HELD = ALL_WARPS * STAGES;                       // tiles of a cluster
 
 #if NARROW
 using Row = int;
@@ -239,44 +254,59 @@ __device__ __forceinline__ void send_state(u32 memory, const State& state, int m
     }
 }
 
-// Merge the states of all warps, and write this block's channels. A thread has one query, and pairs of
-// channels.
-__device__ __forceinline__ void merge(u16* out, int rank) {
-    constexpr int PAIRS = QUERIES * COLUMNS / 2, EACH = (PAIRS + THREADS - 1) / THREADS;
-    const int query = threadIdx.x % QUERIES, first = threadIdx.x / QUERIES;
-    if (static_cast<int>(threadIdx.x) >= PAIRS) return;
-    const float* sums = reinterpret_cast<const float*>(dynamic_memory() + SUMS) + query;
-    const float* states = reinterpret_cast<const float*>(dynamic_memory() + STATES) + query;
-    float most = LOWEST;
+// Scores' maximum, sum of exponentials and sums of values, of one query and pairs of this block's channels.
+struct Result {
+    float highest, total, sums[EACH][2];
+
+    __device__ __forceinline__ static int query() { return threadIdx.x % QUERIES; }
+    __device__ __forceinline__ static int column(int e) {
+        return 2 * (threadIdx.x / QUERIES + e * (THREADS / QUERIES));
+    }
+    // Merge `count` parts in their order. states: [2][QUERIES], maximum and sum, each; values: [COLUMNS]
+    // [QUERIES] each. The next part is `state_pitch` and `pitch` floats away.
+    __device__ __forceinline__ void merge(const float* states, const float* values, int count,
+                                          int state_pitch, int pitch) {
+        highest = LOWEST;
 #pragma unroll
-    for (int w = 0; w < ALL_WARPS; ++w) most = fmaxf(most, states[2 * w * QUERIES]);
-    float total = 0.0f, merged[EACH][2] = {};
+        for (int w = 0; w < count; ++w) highest = fmaxf(highest, states[w * state_pitch + query()]);
+        total = 0.0f;
 #pragma unroll
-    for (int w = 0; w < ALL_WARPS; ++w) {
-        const float weight = exp2_of(states[2 * w * QUERIES] - most);
-        total = fmaf(states[(2 * w + 1) * QUERIES], weight, total);
+        for (int e = 0; e < EACH; ++e) sums[e][0] = sums[e][1] = 0.0f;
+#pragma unroll
+        for (int w = 0; w < count; ++w) {
+            const float weight = exp2_of(states[w * state_pitch + query()] - highest);
+            total = fmaf(states[w * state_pitch + QUERIES + query()], weight, total);
+#pragma unroll
+            for (int e = 0; e < EACH; ++e)
+#pragma unroll
+                for (int i = 0; i < 2; ++i)
+                    sums[e][i] =
+                        fmaf(values[w * pitch + (column(e) + i) * QUERIES + query()], weight, sums[e][i]);
+        }
+    }
+    // To [2 + COLUMNS][QUERIES].
+    __device__ __forceinline__ void store(float* to) const {
+        to[query()] = highest;  // the same from all threads of a query
+        to[QUERIES + query()] = total;
 #pragma unroll
         for (int e = 0; e < EACH; ++e)
 #pragma unroll
-            for (int i = 0; i < 2; ++i) {
-                const int column = 2 * (first + e * (THREADS / QUERIES)) + i;
-                merged[e][i] = fmaf(sums[(w * COLUMNS + column) * QUERIES], weight, merged[e][i]);
-            }
+            for (int i = 0; i < 2; ++i) to[(2 + column(e) + i) * QUERIES + query()] = sums[e][i];
     }
-    const float inverse = total == 0.0f ? 0.0f : 1.0f / total;
-    if (query >= GROUP) return;
+    __device__ __forceinline__ void write(u16* out, int rank) const {
+        if (query() >= GROUP) return;
+        const float inverse = total == 0.0f ? 0.0f : 1.0f / total;
 #pragma unroll
-    for (int e = 0; e < EACH; ++e) {
-        const int column = rank * COLUMNS + 2 * (first + e * (THREADS / QUERIES));
-        *reinterpret_cast<u32*>(out + query * D + column) =
-            pack(merged[e][0] * inverse, merged[e][1] * inverse);
+        for (int e = 0; e < EACH; ++e)
+            *reinterpret_cast<u32*>(out + query() * D + rank * COLUMNS + column(e)) =
+                pack(sums[e][0] * inverse, sums[e][1] * inverse);
     }
-}
+};
 
 extern "C" __global__ void __launch_bounds__(THREADS)
     decode_attention(const u16* q, const u16* keys, const u16* values, const int* pages, const Row* rows,
-                     const long long* positions, const int* num_tokens, u16* out, float scale, int capacity,
-                     int pages_a_row) {
+                     const long long* positions, const int* num_tokens, u16* out, float* sums, int* turns,
+                     float scale, int capacity, int pages_a_row) {
     const u32 memory = shared_address(dynamic_memory());
     if (PARTS > 1) {
         if (threadIdx.x == 0) {
@@ -289,7 +319,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     }
     let_successor_start();
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, rank = rank_in_cluster(), t = blockIdx.y;
-    const int head = blockIdx.x / PARTS, kv_heads = gridDim.x / PARTS, me = warp * PARTS + rank;
+    const int head = blockIdx.x / PARTS, kv_heads = gridDim.x / PARTS, own = warp * PARTS + rank;
     const u64 queries = (static_cast<u64>(t) * kv_heads + head) * (GROUP * D);
     const u32 slots = memory + warp * (STAGES * SLOT);
 
@@ -297,7 +327,14 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     const bool valid = !num_tokens || t < *num_tokens;
     const int length = valid ? static_cast<int>(position < capacity ? position + 1 : capacity) : 0;
     const int tiles = (length + TILE - 1) / TILE;
-    const int count = me < tiles ? (tiles - me - 1) / ALL_WARPS + 1 : 0;  // tiles of this warp
+    const int section = SECTIONS > 1 ? blockIdx.z : 0;
+    const int sections = SECTIONS > 1 ? min(SECTIONS, max(1, (tiles + HELD - 1) / HELD)) : 1;
+    if (SECTIONS > 1 && section >= sections) {
+        if (PARTS > 1) wait_for_cluster();
+        return;
+    }
+    const int me = section * ALL_WARPS + own, warps = sections * ALL_WARPS;
+    const int count = me < tiles ? (tiles - me - 1) / warps + 1 : 0;  // tiles of this warp
     const Keys from{keys,
                     values,
                     pages + row * pages_a_row,
@@ -307,12 +344,12 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     u64 begins[STAGES];
 #pragma unroll
     for (int s = 0; s < STAGES; ++s) {
-        const int tile = me + s * ALL_WARPS;
+        const int tile = me + s * warps;
         begins[s] = from.begin(tile, s < count ? from.page_of(tile) : 0);
     }
     // the newest key: of the last tile of the row, which one warp holds
     const bool newest =
-        EARLY && count > 0 && (!RING || count <= STAGES) && me + (count - 1) * ALL_WARPS == tiles - 1;
+        EARLY && count > 0 && (!RING || count <= STAGES) && me + (count - 1) * warps == tiles - 1;
     u64 newest_from = 0;
 #pragma unroll
     for (int s = 0; s < STAGES; ++s)
@@ -326,7 +363,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
                           (of_key ? key_at(newest_row, newest_chunk) : value_at(newest_row, newest_chunk));
 #pragma unroll
     for (int s = 0; s < STAGES; ++s) {
-        const int tile = me + s * ALL_WARPS;
+        const int tile = me + s * warps;
         if (EARLY) {
             if (s < count) copy_tile(from, slots + s * SLOT, begins[s], tile * TILE, length - 1, length);
             copies_commit();
@@ -354,7 +391,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     } else {
 #pragma unroll
         for (int s = 0; s < STAGES; ++s) {
-            const int tile = me + s * ALL_WARPS;
+            const int tile = me + s * warps;
             if (s < count) copy_tile(from, slots + s * SLOT, begins[s], tile * TILE, length, length);
             copies_commit();
         }
@@ -362,11 +399,10 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     State state{};
 #pragma unroll
     for (int n = 0; n < GROUPS; ++n) state.highest[n][0] = state.highest[n][1] = LOWEST;
-    int page =
-        RING && STAGES < count ? from.page_of(me + STAGES * ALL_WARPS) : 0;  // of the next tile to copy
+    int page = RING && STAGES < count ? from.page_of(me + STAGES * warps) : 0;  // of the next tile to copy
     for (int i = 0; i < count; ++i) {
         const u32 slot = slots + i % STAGES * SLOT;
-        const int tile = me + i * ALL_WARPS, ahead = tile + STAGES * ALL_WARPS;
+        const int tile = me + i * warps, ahead = tile + STAGES * warps;
         if (i + 1 == count)
             copies_wait<0>();
         else
@@ -376,7 +412,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         __syncwarp();  // the slot was read
         if (RING && i + STAGES < count) {
             copy_tile(from, slot, from.begin(ahead, page), ahead * TILE, length, length);
-            if (i + STAGES + 1 < count) page = from.page_of(ahead + ALL_WARPS);
+            if (i + STAGES + 1 < count) page = from.page_of(ahead + warps);
         }
         copies_commit();
     }
@@ -386,10 +422,33 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         wait_for_cluster();  // the barriers of all blocks count
     else
         __syncthreads();  // all slots were read
-    send_state(memory, state, me);
+    send_state(memory, state, own);
     if (PARTS > 1)
         barrier_wait(memory + BARRIER, 0);
     else
         __syncthreads();
-    merge(out + queries, rank);
+    Result result;
+    const bool has = static_cast<int>(threadIdx.x) < PAIRS;
+    const float* states = reinterpret_cast<const float*>(dynamic_memory() + STATES);
+    if (has)
+        result.merge(states, reinterpret_cast<const float*>(dynamic_memory() + SUMS), ALL_WARPS, 2 * QUERIES,
+                     COLUMNS * QUERIES);
+#if SECTIONS > 1
+    if (sections > 1) {
+        constexpr int PART = (2 + COLUMNS) * QUERIES;
+        float* first = sums + ((static_cast<u64>(t) * kv_heads + head) * SECTIONS * PARTS + rank) * PART;
+        if (has) result.store(first + section * (PARTS * PART));
+        __syncthreads();  // also: the states were read
+        int* last = reinterpret_cast<int*>(dynamic_memory() + STATES);
+        if (threadIdx.x == 0) {
+            int* turn = turns + (t * kv_heads + head) * PARTS + rank;
+            *last = add_acquire_release(turn, 1) == sections - 1;
+            if (*last) *turn = 0;
+        }
+        __syncthreads();
+        if (!*last) return;
+        if (has) result.merge(first, first + 2 * QUERIES, sections, PARTS * PART, PARTS * PART);
+    }
+#endif
+    if (has) result.write(out + queries, rank);
 }

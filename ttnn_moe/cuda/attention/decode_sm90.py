@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ctypes import c_float, c_int32
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import torch
@@ -18,7 +18,7 @@ from .memory import Memory, scale_of, why_not_kept
 NAME = "CUDA C++ decode_attention (sm_90a)"
 TILE, MOST_PARTS, MOST_GROUP = 16, 8, 16
 LONGEST = 512
-"""Keys of a part, at most, where multiprocessors are left: twice what a block holds."""
+"""Keys of a part, at most, where multiprocessors are left and rows have one section: twice what a block holds."""
 
 SHORTEST = 256
 """Keys of a part, at least, where blocks share multiprocessors."""
@@ -31,15 +31,22 @@ class Plan:
     Attributes:
         parts: blocks of a cluster, which shares the keys of a token and a key/value head.
         warps: of a block. stages: tiles of 16 keys that a warp holds.
+        sections: clusters that share a row which is longer than one holds.
     """
 
     parts: int
     warps: int
     stages: int
+    sections: int = 1
+
+    @property
+    def held(self) -> int:
+        """Keys that a cluster holds."""
+        return self.stages * self.warps * self.parts * TILE
 
     def turns(self, capacity: int) -> bool:
         """Whether a warp may have more tiles than it holds."""
-        return self.stages * self.warps * self.parts * TILE < capacity
+        return self.held * self.sections < capacity
 
     def shared_memory(self, D: int, group: int) -> int:
         """Bytes of a block."""
@@ -48,13 +55,21 @@ class Plan:
         merged = 4 * warps * queries * (D // self.parts + 2)
         return slots + merged + 8 if self.parts > 1 else max(slots, merged)
 
+    def sums(self, pairs: int, D: int, group: int) -> int:
+        """fp32 words that sections write, of `pairs` tokens and key/value heads."""
+        return pairs * self.sections * self.parts * (2 + D // self.parts) * 8 * ceil_div(group, 8)
+
 
 @lru_cache(maxsize=1024)
-def plan(pairs: int, capacity: int, multiprocessors: int) -> Plan:
+def plan(pairs: int, capacity: int, multiprocessors: int, counted: bool = False) -> Plan:
     """The cut of `pairs` tokens and key/value heads.
 
-    Parts, while each block has a multiprocessor and each warp a tile; or, in two waves, while parts are long. More
-    blocks than multiprocessors hold two tiles a warp, so that three of them are resident.
+    Parts, while each block has a multiprocessor and each warp a tile; or, in two waves, while parts are long. Sections,
+    where parts are long and multiprocessors are left. Blocks on most multiprocessors hold two tiles a warp, so that
+    others have room beside them.
+
+    Args:
+        counted: there are Memory.turns.
     """
     parts = 1
     while parts < MOST_PARTS:
@@ -65,17 +80,27 @@ def plan(pairs: int, capacity: int, multiprocessors: int) -> Plan:
         parts *= 2
     alone = parts * pairs <= multiprocessors
     warps = 8 if alone and parts <= 2 and capacity > 4 * TILE * parts else 4
-    most = 2 if warps == 8 or not alone else 4
+    # with four, the blocks of the next kernel find no room beside them
+    most = 2 if warps == 8 or 2 * parts * pairs > multiprocessors else 4
     stages = 1
     while stages < most and stages * warps * parts * TILE < capacity:
         stages *= 2
-    return Plan(parts, warps, stages)
+    one = Plan(parts, warps, stages)
+    if not counted or not _leaves_room(one, pairs, capacity, multiprocessors):
+        return one
+    one = replace(one, stages=2)
+    return replace(one, sections=min(multiprocessors // (parts * pairs), ceil_div(capacity, one.held)))
 
 
-def cuts_begin(most: int, kv_heads: int, capacity: int, device: torch.device) -> list[int]:
+def _leaves_room(of: Plan, pairs: int, capacity: int, multiprocessors: int) -> bool:
+    """Whether one section has long parts, and leaves multiprocessors idle."""
+    return capacity > LONGEST * of.parts and 2 * of.parts * pairs <= multiprocessors
+
+
+def cuts_begin(most: int, kv_heads: int, capacity: int, device: torch.device, counted: bool = False) -> list[int]:
     """Numbers of tokens, up to `most`, from which on a call takes another cut: each cut is a kernel to compile."""
     multiprocessors = devices.gpu(device).multiprocessors
-    plans = [plan(T * kv_heads, capacity, multiprocessors) for T in range(1, most + 1)]
+    plans = [plan(T * kv_heads, capacity, multiprocessors, counted) for T in range(1, most + 1)]
     return [T + 1 for T, of in enumerate(plans) if of not in plans[:T]]
 
 
@@ -97,9 +122,9 @@ def why_not(device: torch.device, q: Tensor, memory: Memory, out: Tensor | None 
     if reason is not None:
         return reason
     pairs, multiprocessors = T * kv_heads, devices.gpu(device).multiprocessors
-    parts = plan(pairs, capacity, multiprocessors).parts
-    if capacity > LONGEST * parts and 2 * parts * pairs <= multiprocessors:
-        return f"rows of up to {capacity:,} tokens need more than 8 parts to fill the GPU"
+    of, turns = plan(pairs, capacity, multiprocessors), memory.turns
+    if _leaves_room(of, pairs, capacity, multiprocessors) and (turns is None or turns.numel() < pairs * of.parts):
+        return f"rows of up to {capacity:,} tokens need more than 8 parts to fill the GPU, and turns for these"
     if memory.rows.dtype not in (torch.int64, torch.int32) or memory.positions.dtype != torch.int64:
         return "rows are neither int64 nor int32, or positions are not int64"
     return why_not_kept(q.dtype, memory) or why_not_words(q.dtype, q, *(() if out is None else (out,)))
@@ -109,8 +134,12 @@ def launch(q: Tensor, memory: Memory, out: Tensor | None = None, of: Plan | None
     """As decode.launch. of: default: `plan`."""
     (T, heads, D), kv_heads, device = q.shape, memory.keys.shape[1], q.device
     out = torch.empty_like(q) if out is None else out
-    of = of or plan(T * kv_heads, memory.capacity, devices.gpu(device).multiprocessors)
-    pages, count = memory.pages, memory.num_tokens
+    pages, count, turns = memory.pages, memory.num_tokens, memory.turns
+    of = of or plan(T * kv_heads, memory.capacity, devices.gpu(device).multiprocessors, turns is not None)
+    sums = None
+    if of.sections > 1:
+        assert turns is not None, "blocks of several sections count in turns"
+        sums = q.new_empty(of.sums(T * kv_heads, D, heads // kv_heads), dtype=torch.float32)
     narrow, early = memory.rows.dtype == torch.int32, memory.past_written
     with torch.cuda.device(device):
         _launch(q.dtype, T, heads, kv_heads, D, memory.stride, memory.page, memory.capacity, narrow, early, of, device)(
@@ -123,6 +152,8 @@ def launch(q: Tensor, memory: Memory, out: Tensor | None = None, of: Plan | None
             memory.positions.data_ptr(),
             0 if count is None else count.data_ptr(),
             out.data_ptr(),
+            0 if sums is None else sums.data_ptr(),
+            0 if turns is None else turns.data_ptr(),
         )
     return out
 
@@ -146,7 +177,7 @@ def _launch(
     return load.Launch(
         spec_of(of, dtype, group, D, stride, page, of.turns(capacity), narrow, early),
         device.index,
-        (of.parts * kv_heads, T),
+        (of.parts * kv_heads, T, of.sections),
         32 * of.warps,
         c_float(scale_of(D)),
         c_int32(capacity),
@@ -171,6 +202,7 @@ def spec_of(
         PARTS=of.parts,
         WARPS=of.warps,
         STAGES=of.stages,
+        SECTIONS=of.sections,
         GROUP=group,
         HEAD_DIM=D,
         STRIDE=stride,

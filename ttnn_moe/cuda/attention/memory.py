@@ -10,6 +10,9 @@ from torch import Tensor
 
 from ..triton_launch import Tile
 
+TURNS = 256
+"""Words of Memory.turns."""
+
 
 @dataclass(frozen=True)
 class Memory:
@@ -23,6 +26,8 @@ class Memory:
         pages: [rows, capacity / page] int32: key n of a row is key n % page of its page n / page. None: dense.
         past_written: keys and values before each token's position were written by earlier steps, none by this one. A
             decode kernel may then read them before the kernel that writes this step's has ended.
+        turns: [TURNS] int32 zeros, which kernels count in and leave zero; calls that share it follow one another. None:
+            a decode kernel of few tokens does not share long rows among clusters.
     """
 
     keys: Tensor
@@ -32,6 +37,7 @@ class Memory:
     num_tokens: Tensor | None = None
     pages: Tensor | None = None
     past_written: bool = False
+    turns: Tensor | None = None
 
     @property
     def stride(self) -> int:

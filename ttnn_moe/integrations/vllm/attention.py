@@ -26,7 +26,7 @@ from ... import decoder
 from ...cuda.arch import why_not_hopper
 from ...cuda.attention import decode_sm90, prefill, prefill_sm90
 from ...cuda.attention.head_norm_rope import ROWS_ALONE
-from ...cuda.attention.memory import Memory, why_not_strides
+from ...cuda.attention.memory import TURNS, Memory, why_not_strides
 from ...kv import torch_forms
 from ...kv.attention import decode_attention, norm_rope_write, prefill_attention
 from ...kv.cache import HeadNorms
@@ -74,6 +74,7 @@ class Metadata(FlashAttentionMetadata):
 
     Attributes:
         decode: every sequence has one token.
+        turns: see Memory.turns.
         rows, at: decode: row of the block table [R] int32, and position [R] int64, of each token. Else: block [T] int64
             that takes the token's key, and where in it [T] int64.
         count: [] int32 on the device, tokens that are no padding.
@@ -84,6 +85,7 @@ class Metadata(FlashAttentionMetadata):
     """
 
     decode: bool = False
+    turns: Tensor | None = None
     rows: Tensor | None = None
     at: Tensor | None = None
     count: Tensor | None = None
@@ -109,6 +111,7 @@ class Builder(FlashAttentionMetadataBuilder):
         super().__init__(kv_cache_spec, layer_names, vllm_config, device)
         self._init_reorder_batch_threshold(1, supports_spec_as_decode=False)
         self.own_prompts = own_prompts(device, kv_cache_spec.dtype, self.headdim, self.block_size)
+        self.turns = torch.empty(TURNS, dtype=torch.int32, device=device)
 
     def build(self, common_prefix_len: int, common_attn_metadata: Any, fast_build: bool = False) -> Metadata:
         common = common_attn_metadata
@@ -122,7 +125,9 @@ class Builder(FlashAttentionMetadataBuilder):
             slots = common.slot_mapping[: common.num_actual_tokens]
             rows, at = slots // self.block_size, slots % self.block_size
         known = {field.name: getattr(made, field.name) for field in fields(FlashAttentionMetadata)}
-        step = Metadata(**known, decode=decode, rows=rows, at=at, count=common.query_start_loc[-1])
+        # zeroed at each step, since sleep mode forgets what is here
+        turns = self.turns.zero_()
+        step = Metadata(**known, decode=decode, turns=turns, rows=rows, at=at, count=common.query_start_loc[-1])
         if own and not decode:
             self._plan(step, common)
         return step
@@ -187,7 +192,7 @@ class Impl(FlashAttentionImpl):
         if (n := step.alone) > 0:
             assert step.alone_rows is not None and step.alone_at is not None
             places = step.alone_rows, step.alone_at, step.alone_count
-            alone = Memory(memory.keys, memory.values, *places, step.block_table)
+            alone = Memory(memory.keys, memory.values, *places, step.block_table, turns=step.turns)
             decode_attention(q[:n], alone, alone.capacity, out[:n])
         pages = Memory(memory.keys, memory.values, memory.rows, memory.positions, None, step.block_table)
         prefill_attention(q, pages, step.spans, tiles, out)
@@ -197,7 +202,7 @@ class Impl(FlashAttentionImpl):
         keys, values = self.blocks(kv_cache)
         assert step.rows is not None and step.at is not None
         if step.decode:
-            return Memory(keys, values, step.rows, step.at, step.count, step.block_table)
+            return Memory(keys, values, step.rows, step.at, step.count, step.block_table, turns=step.turns)
         return Memory(keys, values, step.rows, step.at)
 
     def blocks(self, kv_cache: Tensor) -> tuple[Tensor, Tensor]:
@@ -275,6 +280,7 @@ def compile_prompts(heads: int, kv_heads: int, norms: HeadNorms, longest: int) -
         prefill_attention(q, Memory(keys, values, block, at, None, pages), [], tiles)
         # graphs of one and of two decode tokens hold kernels for a count that lies elsewhere
         pages = pages.new_zeros(2, -(-longest // PAGE))
-        for n in sorted({1, 2, *decode_sm90.cuts_begin(T, kv_heads, pages.shape[1] * PAGE, q.device)}):
-            alone = Memory(keys, values, pages[0, :1].expand(n).contiguous(), at[:n], tiles[0], pages)
+        turns = pages.new_zeros(TURNS)
+        for n in sorted({1, 2, *decode_sm90.cuts_begin(T, kv_heads, pages.shape[1] * PAGE, q.device, counted=True)}):
+            alone = Memory(keys, values, pages[0, :1].expand(n).contiguous(), at[:n], tiles[0], pages, turns=turns)
             decode_attention(q[:n], alone, alone.capacity)
