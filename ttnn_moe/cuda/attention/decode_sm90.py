@@ -124,7 +124,7 @@ def why_not(device: torch.device, q: Tensor, memory: Memory, out: Tensor | None 
     pairs, multiprocessors = T * kv_heads, devices.gpu(device).multiprocessors
     of, turns = plan(pairs, capacity, multiprocessors), memory.turns
     if _leaves_room(of, pairs, capacity, multiprocessors) and (turns is None or turns.numel() < pairs * of.parts):
-        return f"rows of up to {capacity:,} tokens need more than 8 parts to fill the GPU, and turns for these"
+        return f"rows of up to {capacity:,} tokens need more than 8 parts to fill the GPU, and so Memory.turns"
     if memory.rows.dtype not in (torch.int64, torch.int32) or memory.positions.dtype != torch.int64:
         return "rows are neither int64 nor int32, or positions are not int64"
     return why_not_kept(q.dtype, memory) or why_not_words(q.dtype, q, *(() if out is None else (out,)))
