@@ -100,8 +100,8 @@ class PagedCache(TabledRows, FusedWrite):
 
     def _memory(self, layer: int, step: Step) -> Memory:
         written = isinstance(step, DecodeStep) and step.past_written
-        at = step.rows, step.positions, step.num_tokens
-        return Memory(*self.layers[layer], *at, self.table, written, self._turns)
+        (keys, values), rows, positions = self.layers[layer], step.rows, step.positions
+        return Memory(keys, values, rows, positions, step.num_tokens, self.table, written, self._turns)
 
     @property
     def _queries(self) -> int:
