@@ -44,7 +44,7 @@ class Plan:
         """Keys that a cluster holds."""
         return self.stages * self.warps * self.parts * TILE
 
-    def turns(self, capacity: int) -> bool:
+    def ring(self, capacity: int) -> bool:
         """Whether a warp may have more tiles than it holds."""
         return self.held * self.sections < capacity
 
@@ -175,7 +175,7 @@ def _launch(
 ) -> load.Launch:
     group = heads // kv_heads
     return load.Launch(
-        spec_of(of, dtype, group, D, stride, page, of.turns(capacity), narrow, early),
+        spec_of(of, dtype, group, D, stride, page, of.ring(capacity), narrow, early),
         device.index,
         (of.parts * kv_heads, T, of.sections),
         32 * of.warps,
@@ -194,7 +194,7 @@ def spec_of(
     """The kernel of a cut, for pages of `page` keys (0: dense) and `group` query heads for each key/value head.
 
     Args:
-        ring: see Plan.turns. narrow: rows are int32. early: see Memory.past_written.
+        ring: see Plan.ring. narrow: rows are int32. early: see Memory.past_written.
     """
     return spec.Spec.of(
         "sm90/decode_attention",
