@@ -269,6 +269,10 @@ def test_cuts() -> None:
     assert decode_sm90.plan(4, 4200, 100, counted=True) == Plan(8, 4, 2, sections=3)
     assert decode_sm90.plan(8, 1 << 17, 132, counted=True) == Plan(8, 4, 2, sections=2)
     assert decode_sm90.plan(16, 8192, 132) == Plan(8, 4, 2)
+    assert decode_sm90.plan(32, 8192, 132) == Plan(8, 4, 1)
+    assert decode_sm90.plan(48, 8192, 132) == Plan(4, 4, 2)
+    assert decode_sm90.plan(64, 8192, 132) == Plan(4, 4, 1)
+    assert decode_sm90.plan(128, 8192, 132) == Plan(2, 4, 2)
     assert decode_sm90.plan(12, 1 << 17, 132, counted=True).sections == 1
     for pairs in (1, 2, 4, 8, 30, 64, 128, 133, 256, 1000, 9999):
         for capacity in (1, 16, 64, 100, 256, 1000, 2048, 4096, 1 << 17):

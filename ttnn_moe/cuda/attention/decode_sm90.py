@@ -65,8 +65,8 @@ def plan(pairs: int, capacity: int, multiprocessors: int, counted: bool = False)
     """The cut of `pairs` tokens and key/value heads.
 
     Parts, while each block has a multiprocessor and each warp a tile; or, in two waves, while parts are long. Sections,
-    where parts are long and multiprocessors are left. Blocks on most multiprocessors hold two tiles a warp, so that
-    others have room beside them.
+    where parts are long and multiprocessors are left. Blocks on most multiprocessors hold two tiles a warp, and one
+    where most multiprocessors have two blocks of many parts, so that others have room beside them.
 
     Args:
         counted: there are Memory.turns.
@@ -78,10 +78,13 @@ def plan(pairs: int, capacity: int, multiprocessors: int, counted: bool = False)
         if not alone and not (blocks <= 2 * multiprocessors and capacity >= 2 * parts * SHORTEST):
             break
         parts *= 2
-    alone = parts * pairs <= multiprocessors
-    warps = 8 if alone and parts <= 2 and capacity > 4 * TILE * parts else 4
-    # with four, the blocks of the next kernel find no room beside them
-    most = 2 if warps == 8 or 2 * parts * pairs > multiprocessors else 4
+    blocks = parts * pairs
+    warps = 8 if blocks <= multiprocessors and parts <= 2 and capacity > 4 * TILE * parts else 4
+    # with more, the blocks of the next kernel find no room beside them
+    if parts >= 4 and 2 * blocks > 3 * multiprocessors:
+        most = 1
+    else:
+        most = 2 if warps == 8 or 2 * blocks > multiprocessors else 4
     stages = 1
     while stages < most and stages * warps * parts * TILE < capacity:
         stages *= 2
@@ -89,7 +92,7 @@ def plan(pairs: int, capacity: int, multiprocessors: int, counted: bool = False)
     if not counted or not _leaves_room(one, pairs, capacity, multiprocessors):
         return one
     one = replace(one, stages=2)
-    return replace(one, sections=min(multiprocessors // (parts * pairs), ceil_div(capacity, one.held)))
+    return replace(one, sections=min(multiprocessors // blocks, ceil_div(capacity, one.held)))
 
 
 def _leaves_room(of: Plan, pairs: int, capacity: int, multiprocessors: int) -> bool:
