@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Circular buffers. The roles of a core share the page counts; each role has its own pointers. A pointer may
 // wrap only when it is exactly at the end.
+#include <algorithm>
+
 #include "fiber.hpp"
 #include "machine.hpp"
 

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // DRAM: which buffer and page an address of a bank belongs to. Pages of a buffer are interleaved over the
 // banks. This memory stores them one after the other, so that the host reads and writes them in place.
+#include <algorithm>
+
 #include "machine.hpp"
 
 namespace emulator {

@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "findings.hpp"
 
+#include <cstddef>
+#include <utility>
+
 namespace emulator {
 
 void Findings::add(Finding finding) {

@@ -2,6 +2,7 @@
 #include "fpu.hpp"
 
 #include <algorithm>
+#include <utility>
 
 namespace emulator {
 namespace {

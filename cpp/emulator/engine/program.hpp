@@ -3,6 +3,7 @@
 // ttnn_moe/tenstorrent/emulator/run.py, and result.py beside it.
 #pragma once
 
+#include <cstdint>
 #include <iosfwd>
 #include <string>
 

@@ -3,6 +3,9 @@
 // come as cuLaunchKernel takes them: where each value is.
 #include KERNEL
 
+#include <cstddef>
+#include <type_traits>
+
 template <class... A, std::size_t... I>
 bool launch(void (*kernel)(A...), void** values, Index grid, int block, int cluster, int together, int bytes,
             bool late, std::index_sequence<I...>) {

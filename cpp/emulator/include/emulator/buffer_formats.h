@@ -3,6 +3,8 @@
 // writes EMULATOR_CB_FORMATS, a list of {index, format, bytes of a tile}.
 #pragma once
 
+#include <cstdint>
+
 namespace emulator {
 struct BufferFormat {
     std::int32_t index;

@@ -2,6 +2,8 @@
 // In place of gpu_kernels/cuda/sm90/ptx.cuh.
 #pragma once
 
+#include <tuple>
+
 #include "common/copies.cuh"
 #include "common/flags.cuh"
 

@@ -2,6 +2,7 @@
 // Stand-in: of tt-metal's header only what cpp/ttnn_ops uses.
 #pragma once
 
+#include <cstddef>
 #include <sstream>
 #include <stdexcept>
 #include <string>
