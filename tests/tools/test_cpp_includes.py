@@ -80,6 +80,7 @@ BRINGS = {
 
 def _included(path: Path, name: str) -> list[Path]:
     """The file that `#include "name"` means: the nearest of those whose path ends so."""
+
     def shared(other: Path) -> int:
         return len(set(other.parents) & set(path.parents))
 
