@@ -157,7 +157,7 @@ def test_the_command_prints_json(monkeypatch, capsys, dtype: str) -> None:
     assert run(monkeypatch, "bench", "--tokens", "7", *SIZES, "--dtype", dtype, "--backend", "reference", "--json") == 0
     data = json.loads(capsys.readouterr().out)
     assert [row["status"] for row in data["rows"]] == ["ok", "ok"]
-    assert data["versions"]["torch"] == torch.__version__ and data["machine"]["device"] == "cpu"
+    assert torch.__version__.startswith(data["versions"]["torch"]) and data["machine"]["device"] == "cpu"
     assert data["layers"][0]["H"] == 64 and data["rows"][0]["T"] == 7
 
 

@@ -65,8 +65,9 @@ template <class C>
 __device__ __noinline__ void tell(const C& call, int rank, int r, int peer, int role, u32 entered) {
     if (same_node(rank, r)) return report(call, r, peer, role, entered, rank);
     const u64 word = static_cast<u64>(entered) << 32 | rank << 24 | role << 16 | peer << 8 | 1;
+    const u64 told = reinterpret_cast<u64>(&status_of(call, rank)->told) - call.heaps[rank];
     const ncclGin gin(call.comm, 0);
-    gin.putValue(ncclTeamWorld(call.comm), r, call.window, offsetof(Status, told), word);
+    gin.putValue(ncclTeamWorld(call.comm), r, call.window, told, word);
 }
 
 // What another node told becomes this rank's report.

@@ -79,7 +79,8 @@ def compile_spec(spec: Spec) -> bytes:
     try:
         code = core.Program(source, "c++", core.ProgramOptions(**options(spec))).compile(spec.format).code
     except Exception as error:
-        raise CompileError(f"NVRTC cannot compile {spec}", got=str(error), remedy="report this; it is a bug") from error
+        log = str(error).rstrip("\0\n ")
+        raise CompileError(f"NVRTC cannot compile {spec}", got=log, remedy="report this; it is a bug") from error
     return code if isinstance(code, bytes) else bytes(code, "ascii")
 
 
