@@ -26,6 +26,8 @@ def why_not() -> str | None:
         return "torch_npu is not installed: make test-ascend installs it beside the environment of the tests"
     import torch
 
+    if built := torch.version.cuda or torch.version.hip:  # with or without such a GPU
+        return f"torch_npu does not load beside a torch built for CUDA or ROCm ({built}): install torch's CPU build"
     if (accelerator := torch._C._get_accelerator().type) not in ("cpu", "npu"):
         return f"torch_npu does not load beside a torch built for {accelerator}"
     for tool in ("nm", "ldd"):
