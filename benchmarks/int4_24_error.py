@@ -85,7 +85,7 @@ def layers(model: Qwen3Moe) -> list[MoE]:
 def experts_replaced(model: Qwen3Moe, replaced: list[Experts]) -> Iterator[None]:
     """The model computes with other experts."""
     for mlp, experts in zip(layers(model), replaced, strict=True):
-        mlp._experts_of, mlp._experts = mlp.gate_up, experts
+        mlp._experts_of, mlp._experts = (mlp.gate_up,), experts
     try:
         yield
     finally:

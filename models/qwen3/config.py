@@ -138,6 +138,7 @@ class Qwen3MoeConfig:
                     f"{directory} is not a model directory",
                     got="a file" if directory.exists() else "nothing at that path",
                     expected="a directory with config.json and *.safetensors",
+                    remedy="hf download OWNER/NAME --local-dir DIR gets one from Hugging Face; give DIR",
                 )
             path = directory / "config.json"
             if not path.is_file() and (directory / UNFINISHED).is_file():

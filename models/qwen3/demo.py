@@ -83,6 +83,12 @@ def demo(
             where = f"rank 0 of {shared.size}, {parallel} shared, on {shared.where}"
             console.print(terminal.table(where, _speeds(shared.stats)))
         return
+    if exchange != "auto":
+        raise RequestError(
+            "--exchange is of --parallel experts",
+            got=f"--exchange {shown(exchange)} and no --parallel",
+            remedy="leave it out, or add --parallel experts",
+        )
     options = request.Options(mesh, device, dtype, trace, profile, weights, experts, kv)
     on_chips = request.asked_for(backend, device)
     D = request.check(config, len(texts), options) if on_chips else options.refuse(backend)

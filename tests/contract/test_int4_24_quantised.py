@@ -115,7 +115,7 @@ def test_the_figures_of_the_docs() -> None:
     measure = script("int4_24_error")
     gaussian = measure.gaussian()
     assert 0.86 < gaussian["by magnitude"] < 0.90
-    found = measure.tiny(calibration=10, asked=2, ask=False)
+    found = measure.tiny(calibration=10, asked=2)
     errors = {name: max(each) for name, (each, _) in found.items()}
     assert 0.75 < errors["by magnitude"] < 0.9
     assert errors["calibrated"] < 0.4

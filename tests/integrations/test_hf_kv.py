@@ -87,3 +87,5 @@ def test_what_is_refused_and_why() -> None:
         narrow(ids, past_key_values=BucketedCache(narrow, capacity=128, bits=8))
     with pytest.raises(ContractError, match="no beam search"):
         model.generate(ids, num_beams=2, max_new_tokens=3, past_key_values=BucketedCache(model, 2, 128, 8))
+    with pytest.raises(ContractError, match=f"got attn_implementation='sdpa'.*'{NAME}'.*set_attn_implementation"):
+        BucketedCache(model_of("llama", "sdpa"), capacity=128, bits=8)

@@ -16,6 +16,7 @@ from processes import run_python
 from ttnn_moe import BackendUnavailable, ContractError, TtnnMoeError
 from ttnn_moe.errors import GradientsRefused
 from ttnn_moe.hf.gate import why_not
+from ttnn_moe.models.qwen3 import TINY_INT4_24
 
 
 @pytest.fixture(autouse=True)
@@ -281,3 +282,9 @@ def test_old_transformers(version: str, monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_importing_the_package_leaves_transformers_alone() -> None:
     run_python("-c", "import sys, ttnn_moe; assert 'transformers' not in sys.modules")
+
+
+def test_checkpoints_of_quantize_are_refused() -> None:
+    """transformers would skip a quantisation that it does not know, and draw random experts."""
+    with pytest.raises(ContractError, match="that ttnn-moe quantize made; got format 'int4_24'.*load_model"):
+        transformers.AutoModelForCausalLM.from_pretrained(TINY_INT4_24, experts_implementation="ttnn_moe")

@@ -352,6 +352,7 @@ def test_the_command_under_torchrun() -> None:
         (["--parallel", "experts"], "torchrun --nproc-per-node"),
         (["--parallel", "layers"], "ranks cannot share that"),
         (["--parallel", "experts", "--exchange", "pigeon"], "unknown exchange"),
+        (["--exchange", "hierarchical"], "--exchange is of --parallel experts"),
     ],
 )
 def test_what_the_command_refuses(

@@ -45,7 +45,7 @@ def _require_transformers() -> None:
 
 _require_transformers()
 
-from . import kv  # noqa: E402
+from . import checkpoints, kv  # noqa: E402
 from .experts import served  # noqa: E402
 from .kv import BucketedCache  # noqa: E402
 from .plug import register  # noqa: E402
@@ -54,3 +54,4 @@ __all__ = ["BucketedCache", "MIN_TRANSFORMERS", "TransformersUnsuitable", "regis
 
 register()
 kv.register()
+checkpoints.register()

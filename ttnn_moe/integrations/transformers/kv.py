@@ -76,12 +76,19 @@ class BucketedCache(Cache):
         capacity: tokens of each, prompt and new ones. bits: average bits of a number in a full row.
 
     Raises:
-        ContractError: head_dim is no multiple of 32.
+        ContractError: the model has another attention; head_dim is no multiple of 32.
         RequestError: a budget that no mix of tiers reaches; the machine has less memory.
     """
 
     def __init__(self, model: PreTrainedModel, rows: int = 1, capacity: int = 4096, bits: float = 4.0):
         config = model.config.get_text_config()
+        if config._attn_implementation != NAME:  # it would see the newest tokens alone
+            raise ContractError(
+                "the model's attention does not read a BucketedCache",
+                got=f"attn_implementation={config._attn_implementation!r}",
+                expected=repr(NAME),
+                remedy=f'model.set_attn_implementation("{NAME}")',
+            )
         heads = config.num_attention_heads
         D = getattr(config, "head_dim", None) or config.hidden_size // heads
         kv_heads = getattr(config, "num_key_value_heads", None) or heads
@@ -108,7 +115,10 @@ class BucketedCache(Cache):
         """Before the first layer of a pass: which of B x n new tokens are there, and the step that they make."""
         if self.rows.rows < B:
             raise ContractError(
-                "the batch has more rows than the cache", got=B, expected=f"at most {self.rows.rows}", remedy="rows="
+                "the batch has more rows than the cache",
+                got=B,
+                expected=f"at most {self.rows.rows}",
+                remedy=f"BucketedCache(model, rows={B}, ...); beams are not served",
             )
         there = torch.ones(B, n, dtype=torch.bool) if mask is None else mask[:, -n:].bool().cpu()
         self.there = there.flatten().nonzero().flatten().to(self.rows.sizes.device)
