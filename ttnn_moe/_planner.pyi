@@ -311,7 +311,8 @@ def default_fidelity(weight_format: str) -> str:
 
 def weight_run(weight_format: str, by_bank: bool = False, expert_tiles: int = 0, banks: int = 0) -> int:
     """
-    Tiles of a weight matrix that lie side by side in a DRAM bank. ValueError: unknown format.
+    Tiles of a weight matrix that lie side by side in a DRAM bank. ValueError: unknown format;
+    by_bank without tiles or banks.
 
     by_bank: what each bank gets of an expert of expert_tiles, if the banks share it evenly.
     """

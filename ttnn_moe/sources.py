@@ -21,7 +21,7 @@ def kernel_path(*parts: str) -> Path:
     """Path of a kernel source file or folder.
 
     Args:
-        parts: the path from the root, e.g. `"gpu_kernels", "cuda", "common", "mma.cuh"`; may hold slashes.
+        parts: the path from the root, e.g. `"gpu_kernels", "cuda", "sm80", "mma.cuh"`; may hold slashes.
 
     Raises:
         ContractError: the path does not lead into one of FOLDERS.

@@ -111,7 +111,8 @@ void bind_programs(nb::module_& m) {
           "The math fidelity of products with weights of a format. ValueError: an unknown format.");
     m.def("weight_run", &weight_run, "weight_format"_a, "by_bank"_a = false, "expert_tiles"_a = 0,
           "banks"_a = 0,
-          "Tiles of a weight matrix that lie side by side in a DRAM bank. ValueError: unknown format.\n\n"
+          "Tiles of a weight matrix that lie side by side in a DRAM bank. ValueError: unknown format;\n"
+          "by_bank without tiles or banks.\n\n"
           "by_bank: what each bank gets of an expert of expert_tiles, if the banks share it evenly.");
     m.def("plan_routing", &plan_routing, "problem"_a, "machine"_a,
           "topk ids and weights to num_routed_tokens, routed_tokens, routed_token_weights. ValueError: no "

@@ -34,6 +34,9 @@ std::uint32_t tile_bytes(const std::string& format) {
 std::uint32_t weight_run(const std::string& format, bool by_bank, std::uint32_t expert_tiles,
                          std::uint32_t banks) {
     const std::uint32_t packet = 8192 / tile_bytes(format);
+    if (by_bank && (banks == 0 || expert_tiles == 0)) {
+        throw std::invalid_argument("by_bank needs expert_tiles and banks of 1 or more");
+    }
     return by_bank && expert_tiles % banks == 0 ? expert_tiles / banks : packet;
 }
 

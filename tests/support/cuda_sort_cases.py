@@ -22,6 +22,18 @@ def _tiles(offsets: list[int], m: int) -> list[list[int]]:
     return [[e, row] for e in range(len(offsets) - 1) for row in range(offsets[e], offsets[e + 1], m)]
 
 
+@pytest.mark.parametrize(("n", "true"), [(2**31 - 1, 9), (2**30, 9), (10, 9), (-1, 0), (-1431655765, 0), (-(2**31), 0)])
+def test_any_num_tokens(n: int, true: int) -> None:
+    """Above T as T, below 0 as 0, also where n * K has more than 32 bits."""
+    T, K, E = 9, 3, 4
+    ids = torch.randint(0, E, (T, K), dtype=torch.int32, device=DEVICE)
+    bound = torch.tensor(n, dtype=torch.int32, device=DEVICE)
+    routing = Routing.from_topk(ids, torch.rand(T, K).to(DEVICE), E, num_tokens=bound)
+    sizes = SortedTiles(16, TILE, TILE, sort_chunk=128)
+    words = torch.empty(triton_launch.sort_words(T * K, E, sizes), dtype=torch.int32, device=DEVICE)
+    assert int(triton_launch.sort(routing, None, E, sizes, words).offsets[E]) == true * K
+
+
 @pytest.mark.parametrize("seed", range(12 if INTERPRETED else 100))
 def test_sort(seed: int) -> None:
     rng = random.Random(seed)

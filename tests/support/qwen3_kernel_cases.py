@@ -90,6 +90,9 @@ def test_few_linear(seed: int, dtype: torch.dtype) -> None:
     got = few_rows.launch(x, weight, bias, norm=norm, eps=1e-6, normed=normed)
     assert error(got.cpu(), want) <= BOUND[dtype] and error(normed.cpu(), want_normed) <= BOUND[dtype]
     assert torch.equal(got, few_rows.launch(x, weight, bias, norm=norm, eps=1e-6))
+    loose = torch.empty(T, 2 * N, dtype=dtype, device=DEVICE)[:, :N]
+    if 1 < T <= few_rows.MAX_ROWS:
+        assert few_rows.why_not(x.device, x, weight, bias, loose) == "the residual is not contiguous"
     total = few_rows.launch(x, weight, bias, residual=residual)
     assert total.data_ptr() == residual.data_ptr()
     assert error(total.cpu(), want_sum) <= BOUND[dtype]

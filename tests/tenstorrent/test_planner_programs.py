@@ -286,6 +286,8 @@ def test_weights_that_banks_cannot_share_evenly_stay_interleaved() -> None:
     for a, b in zip(before.kernels, after.kernels, strict=True):
         assert a.named_compile_args == b.named_compile_args and a.args == b.args
     assert planner.weight_run("bfloat16", True, 15, 8) == planner.weight_run("bfloat16") == 4
+    with pytest.raises(ValueError, match="expert_tiles and banks"):
+        planner.weight_run("bfloat16", True, 64)
 
 
 def test_most_bytes_come_on_the_noc_that_reads_of_dram_load_least() -> None:

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// emulator <program> <memory file> <result> <scratch folder>: runs one program to its end.
+// emulator PROGRAM MEMORY RESULT SCRATCH SECONDS: runs one program to its end, or for so many seconds.
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -71,6 +71,10 @@ int main(int argc, char** argv) {
     std::signal(SIGALRM, on_signal);
 #endif
     std::ifstream program(argv[1]);
+    if (!program) {
+        std::perror("emulator: cannot read the program");
+        return 2;
+    }
     emulator::read_program(program, static_cast<std::uint8_t*>(mapped), bytes);
     emulator::load_kernels(argv[4]);
     alarm(static_cast<unsigned>(std::atoi(argv[5])));

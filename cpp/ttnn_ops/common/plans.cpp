@@ -52,7 +52,8 @@ planner::Machine machine_of(const ttnn::Tensor& tensor, const SubDevice& subdevi
     TT_FATAL(blackhole || device->arch() == tt::ARCH::WORMHOLE_B0,
              "the device is of an unknown architecture; got another one; expected wormhole_b0 or blackhole.");
     // Wormhole's simulator does not unpack to DST: see device.py of ttnn_moe.tenstorrent.
-    static const bool simulated = std::getenv("TT_METAL_SIMULATOR") != nullptr;
+    static const char* const simulator = std::getenv("TT_METAL_SIMULATOR");
+    const bool simulated = simulator != nullptr && *simulator != '\0';
     const auto grid = device->compute_with_storage_grid_size();
     const planner::Grid all{static_cast<std::uint32_t>(grid.x), static_cast<std::uint32_t>(grid.y)};
     return {.grid = subdevice_id.has_value() ? cores_of(tensor, *subdevice_id) : all,

@@ -34,7 +34,7 @@ BY_KERNELS = "hierarchical"
 
 
 class Turns(Protocol):
-    """How ranks agree on a step. ttnn_moe.parallel.turns has it over torch.distributed."""
+    """How ranks agree on a step. ttnn_moe.parallel.ranks.turns has it over torch.distributed."""
 
     number: int
     """Of the turn that this rank took last."""

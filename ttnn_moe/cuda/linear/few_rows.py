@@ -13,13 +13,17 @@ MAX_ROWS = 2
 """Rows up to which the CUDA cores are faster than a GEMM. The kernel itself takes four."""
 
 
-def why_not(device: torch.device, x: Tensor, weight: Tensor) -> str | None:
-    """For x [T, K] and weight [N, K]."""
+def why_not(
+    device: torch.device, x: Tensor, weight: Tensor, bias: Tensor | None = None, residual: Tensor | None = None
+) -> str | None:
+    """For x [T, K], weight [N, K], bias [N] and residual [T, N]."""
     if x.shape[0] > MAX_ROWS:
         return "more than 2 rows"
     if x.shape[0] == 0:
         return "no rows"
-    return None if weight.is_contiguous() else "the weight is not contiguous"
+    given = {"weight": weight, "bias": bias, "residual": residual}
+    loose = [name for name, tensor in given.items() if tensor is not None and not tensor.is_contiguous()]
+    return f"the {loose[0]} is not contiguous" if loose else None
 
 
 def launch(

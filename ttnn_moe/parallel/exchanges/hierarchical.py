@@ -6,6 +6,7 @@ MACHINES says which transport serves which machine.
 from __future__ import annotations
 
 import os
+import platform
 import sys
 from collections.abc import MutableMapping
 from dataclasses import dataclass
@@ -44,6 +45,8 @@ class SharedMemoryExchange:
         D = topology.placement.D
         if sys.platform != "linux":
             return "shared memory without a name is Linux's; to fix it: exchange='all_to_all'"
+        if platform.machine() not in ("x86_64", "AMD64"):
+            return f"it needs x86's order of stores, and this is {platform.machine()}; use exchange='all_to_all'"
         hosts = {os.environ.get(name) for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE")}
         if None not in hosts and len(hosts) > 1:
             return "the ranks are on several hosts, and no transport between hosts is here; use exchange='all_to_all'"
@@ -149,22 +152,26 @@ def _attach(sizes: Sizes, placement: Placement, world: dist.ProcessGroup) -> Sha
     """The memory of all ranks, which the first makes; all ranks raise where one cannot attach."""
     rank = placement.rank
     assert rank is not None
-    memory = SharedMemory(sizes.layout) if rank == 0 else None
-    names: list[str] = _everybodys(memory.name if memory else "", world)
-    failed = ""
-    if memory is None:
+    memory, failed = None, ""
+    try:
+        memory = SharedMemory(sizes.layout) if rank == 0 else None
+    except OSError as error:
+        failed = str(error)
+    name = _everybodys(memory.name if memory else "", world)[0]
+    if rank != 0 and name:
         try:
-            memory = SharedMemory(sizes.layout, names[0])
+            memory = SharedMemory(sizes.layout, name)
         except (OSError, ContractError) as error:
             failed = str(error)
     said = _everybodys(failed, world)
+    if memory is not None:
+        memory.detach_name()
     if memory is None or any(said):
         raise BackendUnavailable(
             "not every rank can attach to the shared memory of rank 0",
             details=[f"rank {other}: {why}" for other, why in enumerate(said) if why],
             remedy="run all ranks on one host, in one PID namespace; or exchange='all_to_all'",
         )
-    memory.detach_name()
     return SharedMemoryTransport(memory, rank)
 
 

@@ -73,6 +73,8 @@ class PeerMemoryExchange:
         channel, count = self._channel, routing.num_tokens
         if count is None:
             count = self._counts[len(hidden)]
+        elif len(hidden) < len(self._counts) - 1:  # the kernels know the most that a call may have
+            count = count.clamp(max=len(hidden))
         ids, weights = routing.topk_ids.int().contiguous(), routing.topk_weights.contiguous()
         came = channel.dispatch(hidden.contiguous(), ids, weights, count)
         self._prepared(experts)(came.rows, came.ids, came.weights, out=channel.expert_out, num_tokens=came.A)
