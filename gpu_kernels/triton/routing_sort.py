@@ -37,7 +37,7 @@ def _experts_of(ids, expert_map, at, limit, E_ids, HAS_MAP: tl.constexpr):
 @triton.jit
 def _limit(num_tokens, P, K, HAS_BOUND: tl.constexpr):
     if HAS_BOUND:
-        return tl.minimum(tl.maximum(tl.load(num_tokens), 0), P // K) * K  # the product of any bound would overflow
+        return tl.minimum(tl.maximum(tl.load(num_tokens), 0).to(tl.int64) * K, P).to(tl.int32)
     else:
         return P
 

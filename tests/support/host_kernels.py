@@ -135,12 +135,13 @@ def _prelude() -> Path:
         if not last.exists():
             header.write_text('#include "warps.h"\n')
             _compile("-x", "c++-header", str(header), "-o", f"{header}.gch")
-            _compile("-include", str(header), "-U_FORTIFY_SOURCE", "-c", str(HERE / "warps.cpp"), "-o", str(last))
+            _compile("-include", str(header), "-c", str(HERE / "warps.cpp"), "-o", str(last))
     return header
 
 
 def _compile(*arguments: str) -> None:
-    flags = "-Og -std=c++20 -fPIC -Wall -Werror -Wno-unknown-pragmas -Winvalid-pch".split()
+    # Ubuntu's g++ defines _FORTIFY_SOURCE, whose longjmp refuses another stack, and one header serves one value only
+    flags = "-Og -std=c++20 -fPIC -Wall -Werror -Wno-unknown-pragmas -Winvalid-pch -U_FORTIFY_SOURCE".split()
     flags += [f"-I{folder}" for folder in (HERE, kernel_path("gpu_kernels", "cuda"))]
     done = subprocess.run([str(GXX), *flags, *arguments], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr

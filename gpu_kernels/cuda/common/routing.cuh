@@ -30,7 +30,8 @@ __device__ __forceinline__ int expert_of(const Id* ids, const int* expert_map, i
 }
 
 __device__ __forceinline__ int pair_limit(const int* num_tokens, int P, int K) {
-    return num_tokens ? min(max(*num_tokens, 0), P / K) * K : P;  // the product of any bound would overflow
+    if (!num_tokens) return P;
+    return static_cast<int>(min(static_cast<long long>(max(*num_tokens, 0)) * K, static_cast<long long>(P)));
 }
 
 // Pairs of each warp, a multiple of 32, where so many threads share P pairs.
