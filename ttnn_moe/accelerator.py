@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -18,6 +19,14 @@ def is_accelerator(device: torch.device) -> bool:
 def module_of(device: torch.device) -> Any:
     """torch.cuda, or torch.npu where torch_npu is imported: streams, events, graphs."""
     return torch.get_device_module(device)
+
+
+def on(device: torch.device) -> AbstractContextManager[object]:
+    """Makes an accelerator the current one. Triton, graphs and events use that one, wherever the tensors are."""
+    if not is_accelerator(device) or device.index == module_of(device).current_device():
+        return nullcontext()
+    current: AbstractContextManager[object] = module_of(device).device(device)
+    return current
 
 
 def upload(host: Tensor, device: torch.device) -> Tensor:

@@ -11,6 +11,7 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor
 
+from .accelerator import on
 from .cuda import triton_launch
 
 R = TypeVar("R")
@@ -71,7 +72,8 @@ class Operator(Generic[R]):
         if why_not_kernels(device, x.dtype) is None:
             for family in self.families:
                 if family.why_not(device, x, *args) is None:
-                    return family.launch(x, *args)
+                    with on(device):
+                        return family.launch(x, *args)
         return self.form(x, *args)
 
     def explain(self, device: torch.device, x: Tensor, *args: Any) -> tuple[str, tuple[tuple[str, str], ...]]:

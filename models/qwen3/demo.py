@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Sequence
@@ -73,23 +74,19 @@ def demo(
     asked = Options(max_new_tokens=max_new_tokens, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
     make_requests(config, ids, **asked)
     check_format(kv, kv_bits)
+    options = request.Options(mesh, device, dtype, trace, profile, weights, experts, kv)
     if parallel is not None:
         _check_parallel(parallel, exchange)
+        options.refuse(backend)
         shared = generate_shared(model, parallel, ids, tokenizer, asked, backend, device, dtype, exchange, kv, kv_bits)
         if shared.rank == 0:
             with _Single(console) if len(texts) == 1 else _Batch(console, texts) as screen:
                 for i, answer in enumerate(shared.texts):
                     screen.show(Token(i, -1, answer))
-            where = f"rank 0 of {shared.size}, {parallel} shared, on {shared.where}"
+            where = f"{shared.size} processes, {parallel} shared, on {shared.where}"
             console.print(terminal.table(where, _speeds(shared.stats)))
         return
-    if exchange != "auto":
-        raise RequestError(
-            "--exchange is of --parallel experts",
-            got=f"--exchange {shown(exchange)} and no --parallel",
-            remedy="leave it out, or add --parallel experts",
-        )
-    options = request.Options(mesh, device, dtype, trace, profile, weights, experts, kv)
+    _check_alone(exchange)
     on_chips = request.asked_for(backend, device)
     D = request.check(config, len(texts), options) if on_chips else options.refuse(backend)
     start = time.perf_counter()
@@ -118,6 +115,27 @@ def _check_parallel(kind: str, exchange: str) -> None:
         raise RequestError("ranks cannot share that", got=shown(kind), expected=f"one of {list(KINDS[1:])}")
     if exchange not in NAMES:
         raise RequestError("unknown exchange", got=shown(exchange), expected=f"one of {list(NAMES)}")
+    if kind != "experts":
+        _refuse_exchange(exchange, f"--parallel {kind}")
+
+
+def _check_alone(exchange: str) -> None:
+    _refuse_exchange(exchange, "no --parallel")
+    if os.environ.get("WORLD_SIZE", "1") != "1":
+        raise RequestError(
+            "every process would generate the same",
+            got=f"{os.environ['WORLD_SIZE']} processes of torchrun and no --parallel",
+            remedy="add --parallel experts or --parallel tensor, or start one process without torchrun",
+        )
+
+
+def _refuse_exchange(exchange: str, given: str) -> None:
+    if exchange != "auto":
+        raise RequestError(
+            "--exchange is of --parallel experts",
+            got=f"--exchange {shown(exchange)} and {given}",
+            remedy="leave it out, or give --parallel experts",
+        )
 
 
 def _task_prompts(model: Path) -> list[str]:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import pytest
 import torch
 
-from ttnn_moe import decoder
-from ttnn_moe.choice import TORCH
+from ttnn_moe import choice, decoder
+from ttnn_moe.choice import TORCH, Family, Operator
 from ttnn_moe.cuda import device
 from ttnn_moe.cuda.arch import has_warpgroups
 from ttnn_moe.cuda.device import Gpu
@@ -85,3 +88,19 @@ def test_without_a_gpu_or_with_plain_everything_is_torch(monkeypatch: pytest.Mon
     assert {reason for row in found for _, reason in row.refused} == {"the tensor is not on a CUDA device"}
     with decoder.plain():
         assert set(rows(monkeypatch, 4).values()) == {TORCH}
+
+
+def test_kernels_launch_on_the_gpu_of_their_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triton launches on the current GPU, wherever the tensors are."""
+    entered: list[str] = []
+
+    @contextmanager
+    def on(device: torch.device) -> Iterator[None]:
+        entered.append(str(device))
+        yield
+        entered.append("left")
+
+    monkeypatch.setattr(choice, "on", on)
+    monkeypatch.setattr(choice, "why_not_kernels", lambda *_: None)
+    family = Family("seen", lambda *_: None, lambda x: [*entered])
+    assert Operator("op", [family], list)(torch.zeros(1)) == ["cpu"] and entered == ["cpu", "left"]

@@ -344,6 +344,8 @@ def test_the_command_under_torchrun() -> None:
     outs = [run_python(*one), run_python(*torchrun, *one, "--parallel", "experts", OMP_NUM_THREADS="1")]
     want, shared = ([line for line in out.stdout.splitlines() if line.startswith("│ ")][:3] for out in outs)
     assert shared == want and len(want) == 3 and "AB12" in want[0]
+    new = [next(line for line in out.stdout.splitlines() if "new tokens" in line) for out in outs]
+    assert new[0].split("new tokens")[1].split() == new[1].split("new tokens")[1].split()  # of all ranks
 
 
 @pytest.mark.parametrize(
@@ -353,6 +355,8 @@ def test_the_command_under_torchrun() -> None:
         (["--parallel", "layers"], "ranks cannot share that"),
         (["--parallel", "experts", "--exchange", "pigeon"], "unknown exchange"),
         (["--exchange", "hierarchical"], "--exchange is of --parallel experts"),
+        (["--parallel", "tensor", "--exchange", "hierarchical"], "--exchange is of --parallel experts"),
+        (["--parallel", "tensor", "--mesh", "1x8"], "--mesh is of backend tenstorrent"),
     ],
 )
 def test_what_the_command_refuses(
@@ -361,3 +365,11 @@ def test_what_the_command_refuses(
     monkeypatch.delenv("RANK", raising=False)
     assert demo.main(["--device", "cpu", *options]) == 2
     assert words in capsys.readouterr().err
+
+
+def test_torchrun_without_parallel_is_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert demo.main(["--device", "cpu"]) == 2
+    assert "add --parallel experts" in capsys.readouterr().err

@@ -13,11 +13,12 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
+from ..accelerator import on
 from ..backend import Numerics, Probe
 from ..contract import Experts, Placement, Problem, Routing
 from ..selfcheck.check import Check
 from .arch import target_of
-from .device import gpus, interpreted, on
+from .device import gpus, interpreted
 from .moe import tile_checks, triton_launch
 from .moe.families import choose
 from .moe.family import Call, numerics_of

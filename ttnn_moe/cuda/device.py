@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import cache
 
@@ -70,10 +69,3 @@ def _properties(index: int) -> Gpu:
         found.shared_memory_per_block_optin,  # type: ignore[attr-defined]  # torch's stubs lack it
         found.name,
     )
-
-
-def on(device: torch.device) -> AbstractContextManager[object]:
-    """Makes a GPU the current one. Triton launches on the current GPU, wherever the tensors are."""
-    if device.type != "cuda" or device.index == torch.cuda.current_device():
-        return nullcontext()
-    return torch.cuda.device(device)

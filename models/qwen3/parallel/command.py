@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from hashlib import sha256
 from pathlib import Path
 
@@ -22,7 +22,7 @@ from .load import load_shared
 
 @dataclass(frozen=True)
 class Shared:
-    """What all ranks made: the text of each prompt. stats: of rank 0. rank, size: of this process."""
+    """What all ranks made: the text of each prompt, and how fast. rank: of this process. size: ranks in all."""
 
     texts: list[str]
     stats: Stats
@@ -71,12 +71,13 @@ def generate_shared(
             texts, stats = result.texts, result.stats
         if isinstance(model, ExpertsQwen3):
             model.leave()
-        said = [json.loads(words) for words in ranks.meet(json.dumps(dict(zip(own, texts, strict=True))))]
+        every = ranks.meet(json.dumps([dict(zip(own, texts, strict=True)), asdict(stats)]))
+        said, spent = zip(*map(json.loads, every), strict=True)
         where = model.where
         ranks.close()
     return Shared(
         [next(answers[str(i)] for answers in said if str(i) in answers) for i in range(len(prompts))],
-        stats,
+        Stats.together([Stats(**one) for one in spent]) if kind == "experts" else stats,
         ranks.rank,
         ranks.size,
         where,

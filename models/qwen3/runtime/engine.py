@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ttnn_moe.accelerator import on
 from ttnn_moe.arguments import as_integer, integer, switch
 from ttnn_moe.errors import RequestError
 from ttnn_moe.kv import formats
@@ -92,8 +93,9 @@ class Engine:
         self.tokenizer = None if tokenizer is None else check_tokenizer(tokenizer)
         self.model, self.rows, self.capacity, self.max_waiting = model, limits.rows, limits.capacity, limits.max_waiting
         sizes = limits.rows, limits.capacity, limits.memory, limits.page
-        self.cache = model.new_cache(*sizes, kv, kv_bits) if cache is None else cache
-        self.runner = runner_for(model, self.cache, limits.prefill_chunk, graphs)
+        with on(model.device):
+            self.cache = model.new_cache(*sizes, kv, kv_bits) if cache is None else cache
+            self.runner = runner_for(model, self.cache, limits.prefill_chunk, graphs)
         self.scheduler = Scheduler(self.runner, self.cache, limits.prefill_chunk)
         self.stats = Stats()
         self._lock = threading.RLock()
@@ -248,7 +250,7 @@ class Engine:
         Args:
             progress: called with graphs captured so far and graphs in all.
         """
-        with self._lock:
+        with self._lock, on(self.model.device):
             self.runner.capture(progress)
 
     def _find(self, number: object) -> Request | None:
@@ -267,7 +269,8 @@ class Engine:
         out: list[Token] = []
         stats = self.stats
         try:
-            finished = self.scheduler.step()
+            with on(self.model.device):
+                finished = self.scheduler.step()
             if self._check is not None:
                 self._check()
             for step in finished:

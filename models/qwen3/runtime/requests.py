@@ -81,6 +81,19 @@ class Stats:
     decode_tokens: int = 0
     decode_steps: int = 0
 
+    @classmethod
+    def together(cls, parts: Sequence[Stats]) -> Stats:
+        """Of processes that ran side by side, each with sequences of its own: the slowest one's times and steps."""
+        sums = {name: sum(getattr(part, name) for part in parts) for name in ("prompt_tokens", "new_tokens")}
+        slowest = max(parts, key=lambda part: part.decode_s)
+        return cls(
+            **sums,
+            first_token_s=max(part.first_token_s for part in parts),
+            decode_s=slowest.decode_s,
+            decode_tokens=sum(part.decode_tokens for part in parts),
+            decode_steps=slowest.decode_steps,
+        )
+
     @property
     def tokens_per_s_user(self) -> float:
         """Decode steps per second: what one user sees."""

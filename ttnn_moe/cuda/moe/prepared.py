@@ -10,11 +10,11 @@ from threading import Lock
 import torch
 from torch import Tensor
 
+from ...accelerator import on
 from ...backend import Prepared
 from ...contract import Experts, Placement, Problem, Routing
 from ...sizes import ceil_div
 from ..arch import Target, target_of
-from ..device import on
 from .families import FAMILIES, Chosen
 from .family import Buffer, Call
 from .run import chosen_for

@@ -6,11 +6,11 @@ from functools import lru_cache
 
 import torch
 
+from ...accelerator import on
 from ...contract import Problem
 from ...errors import ContractError
 from ...logs import logger
 from ..arch import target_of
-from ..device import on
 from .families import Chosen, choose
 from .family import Call
 

@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...accelerator import on
 from ...bench.layer import Layer, Weights
 from ...contract import Experts, Problem, Routing
 from ...selfcheck.bounds import BOUND, poisoned
 from ...selfcheck.check import Check
 from ...selfcheck.oracle import oracle
 from ..arch import Target, target_of
-from ..device import on
 from .cuda_cpp import arch_of
 from .families import FAMILIES
 from .family import Call, Family, numerics_of
