@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -56,7 +57,8 @@ def floor(layer: Layer, draw: Draw, ceilings: Ceilings) -> Floor:
 
 def measure_ceilings(device: str, dtype: torch.dtype) -> Ceilings:
     """On CUDA, in graphs: a read of 4 GiB (by a Triton kernel or a torch reduction), and an 8192^3 product of random
-    matrices. On the CPU: a reduction of 256 MiB and a 1024^3 product. Of each the fastest of several."""
+    matrices. On the CPU: a reduction of 256 MiB and a 1024^3 product, in this dtype and in fp32. Each: the fastest of
+    several."""
     if device == "cuda":
         return Ceilings(_read_cuda(2**32), _product(device, dtype, 8192))
     return Ceilings(_read_cpu(2**28), _product(device, dtype, 1024))
@@ -82,11 +84,13 @@ def _read_cpu(size: int) -> float:
 
 def _product(device: str, dtype: torch.dtype, n: int) -> float:
     a, b = (torch.randn(n, n, device=device).to(dtype) for _ in range(2))
-    out = torch.empty_like(a)
     if device == "cuda":
+        out = torch.empty_like(a)
         us = fastest_us_on_device(lambda: torch.matmul(a, b, out=out))
         return 2 * n**3 / us * 1e6
-    return 2 * n**3 / _fastest_seconds(lambda: torch.matmul(a, b, out=out))
+    # which of these is fast depends on the CPU: in bf16, a @ b takes ten times as long as a @ b.T on some
+    pairs = ((a, b), (a, b.T), (a.float(), b.float()))
+    return 2 * n**3 / min(_fastest_seconds(partial(torch.matmul, x, y)) for x, y in pairs)
 
 
 def _fastest_seconds(call: Callable[[], object]) -> float:
