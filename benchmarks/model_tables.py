@@ -139,16 +139,13 @@ def vllm_ranks() -> str:
 def combine() -> str:
     """Dispatch and combine across GPUs beside NCCL."""
     data = results("combine.json")
-    lines = table_head(["op", "T, H", "SMs", "channels, copies", "time, rate", "NCCL all_to_all_single"])
+    lines = table_head(["op", "T", "H", "SMs", "channels", "copies", "pieces", "us", "GB/s", "NCCL, us", "NCCL, GB/s"])
     for row in data["rows"]:
         assert row["right"]
         variant = json.loads(row["variant"])
-        copies = "bulk" if variant.get("bulk") else "16 bytes"
-        copies += f", {variant['pieces']} pieces" if "pieces" in variant else ""
-        times = [f"{row[us]:.1f} us, {row[gb]:.4g} GB/s" for us, gb in (("us", "gb"), ("nccl_us", "nccl_gb"))]
-        lines.append(
-            table_row([row["op"], f"{row['T']}, {row['H']}", row["sms"], f"{row['channels']}, {copies}", *times])
-        )
+        how = ["bulk" if variant.get("bulk") else "16 bytes", variant.get("pieces", "")]
+        times = [f"{row['us']:.1f}", f"{row['gb']:.4g}", f"{row['nccl_us']:.1f}", f"{row['nccl_gb']:.4g}"]
+        lines.append(table_row([row["op"], row["T"], row["H"], row["sms"], row["channels"], *how, *times]))
     return "\n".join([*lines, "", f"{data['device']}, torch {data['torch']}."]) + "\n"
 
 
@@ -156,13 +153,13 @@ def combine_nodes() -> str:
     """Dispatch and combine of two levels: what crosses between nodes."""
     data = results("combine_nodes.json")
     lines = table_head(
-        ["op", "T, H", "SMs of a rank", "time", "rows between nodes, counted", "a flat exchange", "part"]
+        ["op", "T", "H", "SMs of a rank", "us", "rows between nodes, counted", "a flat exchange", "part"]
     )
     for row in data["rows"]:
         assert row["right"]
         part = f"1/{row['flat'] / row['between']:.4g}"
         counts = [f"{row['between']:,}", f"{row['flat']:,}", part]
-        lines.append(table_row([row["op"], f"{row['T']}, {row['H']}", row["sms"], f"{row['us']:.1f} us", *counts]))
+        lines.append(table_row([row["op"], row["T"], row["H"], row["sms"], f"{row['us']:.1f}", *counts]))
     return (
         "\n".join([*lines, "", f"{data['rows'][0]['topology']} GPUs; {data['device']}, torch {data['torch']}."]) + "\n"
     )
@@ -171,10 +168,10 @@ def combine_nodes() -> str:
 def combine_pairs() -> str:
     """Combine of all pairs, own sums included, beside NCCL."""
     data = results("combine_pairs.json")
-    lines = table_head(["T, H, K", "SMs of node_combine", "what", "time", "GB/s moved", "by pairs"])
+    lines = table_head(["T", "H", "K", "SMs of node_combine", "what", "us", "GB/s moved", "GB/s by pairs"])
     for row in data["rows"]:
         assert row["right"]
-        sizes = [f"{row['T']}, {row['H']}, {row['K']}", row["sms"]]
+        sizes = [row[name] for name in ("T", "H", "K", "sms")]
         pairs, rows = (row[rate] * row["us"] for rate in ("pair_gb", "gb"))
         for what, us, moved in (
             ("own sums", "sum_us", 0.0),
@@ -183,7 +180,7 @@ def combine_pairs() -> str:
             ("NCCL", "nccl_us", pairs),
         ):
             rates = [f"{count / row[us]:,.0f}" if moved else "" for count in (moved, pairs)]
-            lines.append(table_row([*sizes, what, f"{row[us]:.1f} us", *rates]))
+            lines.append(table_row([*sizes, what, f"{row[us]:.1f}", *rates]))
     return "\n".join([*lines, "", f"{data['device']}, torch {data['torch']}."]) + "\n"
 
 

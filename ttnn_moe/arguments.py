@@ -16,11 +16,11 @@ LARGEST = 2**63 - 1
 """Of an integer that reaches a tensor."""
 
 
-def integer(name: str, value: Any, low: int = 1, high: int = LARGEST, expected: str = "", remedy: str = "") -> int:
+def integer(name: str, value: Any, low: int = 1, high: int = LARGEST, expected: str = "") -> int:
     """The option `name` as an int: a Python, numpy or torch integer. A bool, 2.0 and "2" are none.
 
     Args:
-        expected, remedy: words for the error; default: the range.
+        expected: words for the error; default: the range.
 
     Raises:
         RequestError: no integer, or one that is not low .. high.
@@ -33,7 +33,7 @@ def integer(name: str, value: Any, low: int = 1, high: int = LARGEST, expected: 
         f"{name} is no integer" if found is None else f"{name} is out of range",
         got=f"{name}={shown(value)}",
         expected=expected or f"an integer, {bounds}",
-        remedy=remedy or f"give {name} as an int within this range",
+        remedy=f"give {name} as an int within this range",
     )
 
 

@@ -171,10 +171,19 @@ def warmup(
     ] = None,
 ) -> None:
     """Compile the CUDA C++ kernels of a layer's sizes, so that the first call need not. Needs no GPU."""
+    from .bench.layer import Layer
     from .cuda.moe.warmup import specs_of, target, warm_up
 
     kind, found, names = _dtype(dtype, "bf16", "fp16"), target(arch), tiles.split(",") if tiles else []
-    sizes = experts, topk, hidden, intermediate, kind, found, _format(format), _activation(activation), names
+    Layer("layer", experts, topk, hidden, intermediate, weight_format=_format(format))  # checks the sizes
+    if names and not (format.startswith("mxfp4") and found.name == "sm_120f"):
+        raise ContractError(
+            "these kernels have no tiles to name",
+            got=f"--format {format}, kernels for {found.name}",
+            expected="--format mxfp4, kernels for sm_120f",
+            remedy="--format mxfp4 --arch sm_120f, or no --tiles",
+        )
+    sizes = experts, topk, hidden, intermediate, kind, found, format, _activation(activation), names
     specs = specs_of(_tokens(tokens), *sizes)
     start = time.perf_counter()
     made = warm_up(specs)
@@ -202,13 +211,11 @@ def why(
 ) -> None:
     """Show what runs a layer's sizes on this machine, with which kernels, and why nothing else does. Needs no GPU."""
     from . import explain
-    from .contract import Problem
+    from .bench.layer import Layer
 
     kind, device = _dtype(dtype, "bf16", "fp16", "fp32"), explain.device_type(device)
-    problems = [
-        Problem(T, experts, topk, hidden, intermediate, kind, weight_format=_format(format), device=device)
-        for T in _tokens(tokens)
-    ]
+    layer = Layer("layer", experts, topk, hidden, intermediate, kind, _format(format))
+    problems = [layer.problem(T, device) for T in _tokens(tokens)]
     console = Console()
     explain.print_moe(problems, backend, console)
     if operators:

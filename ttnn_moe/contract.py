@@ -44,6 +44,7 @@ __all__ = [
     "check_prepared",
     "check_rows_and_out",
     "check_sizes",
+    "or_float32",
     "step_capacity",
 ]
 
@@ -87,9 +88,7 @@ class Problem:
         if self.out_dtype is None:
             object.__setattr__(self, "out_dtype", self.dtype)
         if self.out_dtype not in (self.dtype, torch.float32):
-            raise ContractError(
-                "out has the wrong dtype", got=self.out_dtype, expected=f"{self.dtype} (that of hidden) or float32"
-            )
+            raise ContractError("out has the wrong dtype", got=self.out_dtype, expected=or_float32(self.dtype))
         check_even(self.E, self.D)
 
     def __str__(self) -> str:
@@ -236,9 +235,14 @@ def check_out(out: Tensor, rows: Tensor, T: int, H: int) -> None:
             expected=f"{(T, H)} on {rows.device}",
         )
     if out.dtype not in (rows.dtype, torch.float32):
-        raise ContractError("out has the wrong dtype", got=out.dtype, expected=f"{rows.dtype} or torch.float32")
+        raise ContractError("out has the wrong dtype", got=out.dtype, expected=or_float32(rows.dtype))
     if not out.is_contiguous():
         raise ContractError("out is not contiguous", got=f"strides {out.stride()}", expected="row-major [T, H]")
+
+
+def or_float32(dtype: torch.dtype) -> str:
+    """The dtypes that a result may have beside hidden of this dtype, in words."""
+    return str(torch.float32) if dtype == torch.float32 else f"{dtype} or {torch.float32}"
 
 
 def check_memory(out: Tensor, routing: Routing, *read: Tensor) -> None:

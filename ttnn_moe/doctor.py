@@ -13,7 +13,9 @@ import torch
 from rich.console import Console
 
 from . import __version__, registry
-from .packages import versions
+from .cuda.jit import build
+from .errors import FIX
+from .packages import install, versions
 from .tables import plain, print_table
 from .tenstorrent.runtime import PLANNER_REMEDY
 
@@ -43,6 +45,7 @@ def examine() -> dict[str, Any]:
         "packages": versions(),
         "torch_cuda": torch.version.cuda,
         "backends": {name: asdict(registry.probe(name)) for name in registry.backends()},
+        "cuda_cpp": _cuda_cpp(),
         "planner": _planner(),
         "environment": {k: v for k, v in sorted(os.environ.items()) if k.startswith("TTNN_MOE_")},
     }
@@ -69,6 +72,13 @@ def _cpuinfo() -> dict[str, str]:
         return {}
     lines = (line.partition(":") for line in text.split("\n\n", 1)[0].splitlines())
     return {key.strip(): value.strip() for key, _, value in lines}
+
+
+def _cuda_cpp() -> dict[str, Any]:
+    """Whether CUDA C++ kernels can be compiled here; that needs no GPU."""
+    reason = build.why_not()
+    reason = (reason or "").partition(f"; {FIX}")[0]
+    return {"compiles": not reason, "reason": reason, "remedy": install("cuda") if reason else ""}
 
 
 def _planner() -> dict[str, Any]:
@@ -110,6 +120,12 @@ def render(found: dict[str, Any], console: Console) -> None:
     print_table(
         console, "Packages", ("package", "version"), [(k, v or "[dim]not installed[/]") for k, v in packages.items()]
     )
+
+    cuda_cpp = found["cuda_cpp"]
+    if not cuda_cpp["compiles"]:
+        console.print(f"\n[bold]CUDA C++ kernels[/]: {plain(cuda_cpp['reason'])}")
+        console.print("  NVIDIA GPUs run only Triton kernels then: dense experts, and none in int4_24 or mxfp4")
+        console.print(f"  to have them: {plain(cuda_cpp['remedy'])}")
 
     planner = found["planner"]
     if planner["built"]:

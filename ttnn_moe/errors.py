@@ -6,6 +6,9 @@ from collections.abc import Sequence
 
 from .visible import cut, visible, words
 
+FIX = "to fix it: "
+"""Comes before a remedy."""
+
 _DETAILS, _DETAIL = 40, (500, 2000)
 """Lines below a message; characters of each, the fewer the more there are."""
 
@@ -36,8 +39,9 @@ class TtnnMoeError(Exception):
             parts.append(f"got {words(got)}")
         if expected is not None:
             parts.append(f"expected {words(expected)}")
-        if remedy is not None:
-            parts.append(f"to fix it: {words(remedy)}")
+        if remedy is not None:  # a reason that came from elsewhere may hold a remedy of its own
+            told = any(FIX in part for part in parts)
+            parts.append(f"{'or: ' if told else FIX}{words(remedy)}")
         least, most = _DETAIL
         longest = min(most, max(least, least * _DETAILS // max(1, len(self.details))))
         lines = [cut(line, longest) for line in self.details[:_DETAILS]]

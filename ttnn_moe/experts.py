@@ -74,6 +74,7 @@ class Experts:
                 got=f"gate_up {tuple(gate_up.shape)}, down {tuple(down.shape)}",
                 expected="gate_up [E, 2I, H], down [E, H, I]",
             )
+        _check_not_transposed(gate_up, down)
         E, H, I = down.shape
         return cls("dense", E, H, I, {"gate_up": gate_up, "down": down}, gate_up_order=gate_up_order)
 
@@ -219,3 +220,29 @@ class Experts:
         named = dict(zip(names.split(","), tensors, strict=True))
         E, H, I = sizes
         return cls(fmt, E, H, I, named, order, activation, fp16_scales == "1")
+
+
+def _check_not_transposed(gate_up: Tensor, down: Tensor) -> None:
+    """Raise ContractError if dense weights, of three dimensions each, would fit with rows and columns exchanged."""
+
+    def fit(gate_up: Tensor, down: Tensor) -> bool:
+        E, H, I = down.shape
+        return gate_up.shape == (E, 2 * I, H)
+
+    if fit(gate_up, down):
+        return
+    turned_gate_up, turned_down = gate_up.transpose(1, 2), down.transpose(1, 2)
+    if fit(turned_gate_up, turned_down):  # first, for square matrices: most checkpoints turn both or neither
+        names = ["gate_up", "down"]
+    elif fit(gate_up, turned_down):
+        names = ["down"]
+    elif fit(turned_gate_up, down):
+        names = ["gate_up"]
+    else:
+        return
+    raise ContractError(
+        "expert weights look transposed",
+        got=f"gate_up {tuple(gate_up.shape)}, down {tuple(down.shape)}",
+        expected="gate_up [E, 2I, H], down [E, H, I]",
+        remedy=" and ".join(f"{name}.transpose(1, 2).contiguous()" for name in names) + ", once, at load",
+    )

@@ -1,4 +1,4 @@
-"""Versions of the packages that this one uses where they are installed."""
+"""Versions of the packages that this one uses where they are installed, and how to install them."""
 
 from __future__ import annotations
 
@@ -19,6 +19,11 @@ PACKAGES = {
     "ttnn": "ttnn",
     "torch_npu": "torch-npu",
 }
+
+
+def install(extra: str) -> str:
+    """The command that installs this package with an extra. No package index has the package: a checkout does."""
+    return f"pip install '.[{extra}]' in a checkout of ttnn-moe"
 
 
 def versions(*modules: str) -> dict[str, str | None]:

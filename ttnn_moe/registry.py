@@ -194,7 +194,8 @@ def _choose(problem: Problem, name: str) -> Backend:
         return _instance(name)
     able = [other for other in _TARGETS if other != name and _reason(other, problem) is None]
     raise BackendUnavailable(
-        f"backend {name!r} cannot run here: {reason}", remedy=f"backends that can: {', '.join(able) or 'none'}"
+        f"backend {name!r} cannot run here: {reason}",
+        remedy=f"ask for a backend that can: {' or '.join(able)}" if able else None,
     )
 
 

@@ -74,9 +74,17 @@ class Routing:
                 expected="both [T, K] with K >= 1",
             )
         if ids.dtype not in (torch.int32, torch.int64):
-            raise ContractError("topk_ids has the wrong dtype", got=ids.dtype, expected="int32 or int64")
+            swapped = ids.is_floating_point() and not weights.is_floating_point()
+            raise ContractError(
+                "topk_ids and topk_weights look swapped" if swapped else "topk_ids has the wrong dtype",
+                got=f"ids of {ids.dtype} and weights of {weights.dtype}",
+                expected="ids of int32 or int64, weights of float32",
+                remedy="give the ids first, then the weights" if swapped else "topk_ids.int()",
+            )
         if weights.dtype not in (torch.float32, torch.bfloat16, torch.float16):
-            raise ContractError("topk_weights has the wrong dtype", got=weights.dtype, expected="float32")
+            raise ContractError(
+                "topk_weights has the wrong dtype", got=weights.dtype, expected="float32", remedy="topk_weights.float()"
+            )
         if ids.device != weights.device:
             raise ContractError(
                 "topk_ids and topk_weights are on different devices",

@@ -56,8 +56,8 @@ def whole_file(path: Path, suffix: str = ".part") -> Iterator[Path]:
         os.close(handle)
 
 
-def abandoned(path: Path, age_s: float = 86400.0) -> bool:
-    """Whether no process writes a file of `whole_file`: its lock is free, or without locks, it is older than age_s."""
+def abandoned(path: Path) -> bool:
+    """Whether no process writes a file of `whole_file`: its lock is free, or without locks, it is older than a day."""
     try:
         handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW)
     except OSError:
@@ -68,7 +68,7 @@ def abandoned(path: Path, age_s: float = 86400.0) -> bool:
     except BlockingIOError:
         return False
     except OSError:
-        return time.time() - os.fstat(handle).st_mtime > age_s
+        return time.time() - os.fstat(handle).st_mtime > 86400
     finally:
         os.close(handle)
 

@@ -21,6 +21,7 @@ from ttnn_moe.kv.bucketed.cache import BucketedCache
 from ttnn_moe.kv.cache import CacheSizes, KVCache, RowCache
 from ttnn_moe.kv.step import PrefillStep, Step
 from ttnn_moe.kv.uncached import Uncached
+from ttnn_moe.visible import shown
 
 from .config import Qwen3MoeConfig
 from .layers import MODULES, Embedding, Layer, Linear, Modules, MoE, RMSNorm
@@ -162,6 +163,13 @@ class Qwen3Moe(nn.Module):
         return run(self._forward, ids, cache, step)
 
     def _forward(self, ids: Tensor, cache: KVCache | None, step: Step | None) -> Tensor:
+        if not isinstance(ids, Tensor):
+            raise RequestError(
+                "ids are no tensor",
+                got=shown(ids),
+                expected="a torch tensor [B, S] int64",
+                remedy="torch.tensor([ids]) for the ids of one sequence; generate() takes lists",
+            )
         shape = ids.shape
         if cache is None or step is None:
             cache, step = self._whole(ids)
@@ -190,16 +198,27 @@ class Qwen3Moe(nn.Module):
     def _whole(self, ids: Tensor) -> tuple[Uncached, PrefillStep]:
         if ids.dim() != 2 or ids.dtype not in (torch.int32, torch.int64):
             raise RequestError(
-                "ids have the wrong form", got=f"{tuple(ids.shape)} {ids.dtype}", expected="[B, S] int64"
+                "ids have the wrong form",
+                got=f"{tuple(ids.shape)} {ids.dtype}",
+                expected="[B, S] int64",
+                remedy="ids.reshape(B, S).long()",
             )
         B, S = ids.shape
         if S > self.config.max_position_embeddings:
-            raise RequestError("sequences exceed the context", got=S, expected=self.config.max_position_embeddings)
+            raise RequestError(
+                "sequences exceed the context",
+                got=f"{S} tokens",
+                expected=f"at most {self.config.max_position_embeddings}",
+                remedy="give shorter sequences",
+            )
         if ids.numel() and not torch.compiler.is_compiling():
             low, high = int(ids.min()), int(ids.max())
             if low < 0 or high >= self.config.vocab_size:
                 raise RequestError(
-                    "ids out of range", got=f"{low} .. {high}", expected=f"0 .. {self.config.vocab_size - 1}"
+                    "ids out of range",
+                    got=f"{low} .. {high}",
+                    expected=f"0 .. {self.config.vocab_size - 1}",
+                    remedy="make the ids with this checkpoint's tokenizer",
                 )
         rows, positions = (torch.arange(n, device=ids.device) for n in (B, S))
         step = PrefillStep(rows.repeat_interleave(S), positions.repeat(B), S, logits_at=None, spans=())

@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from ttnn_moe.errors import RequestError
+from ttnn_moe.formats.stored import STORED
 
 from .config import Qwen3MoeConfig
 
@@ -24,7 +25,10 @@ KINDS = ("whole", "experts", "tensor")
 Region = tuple[slice, ...]
 """A slice, with start and stop, of each dimension."""
 # tensors of experts whose rows are those of the gate, then those of the up projection
-_HALVES = ("experts.gate_up_proj", "experts.w13", "experts.gate_up_proj_blocks", "experts.gate_up_proj_scales")
+_HALVES = (
+    "experts.gate_up_proj",
+    *(f"experts.{name}" for fmt in STORED.values() for name, each in fmt.tensors.items() if each.rows is not None),
+)
 _N = TypeVar("_N", bound=int)
 
 

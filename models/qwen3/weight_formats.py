@@ -12,12 +12,11 @@ from torch import Tensor
 from ttnn_moe.contract import Experts, Routing
 from ttnn_moe.errors import CheckpointError
 from ttnn_moe.formats import int4_24, mxfp4, quantise_int4_24, quantise_mxfp4
+from ttnn_moe.formats.stored import METHOD, STORED, known
 from ttnn_moe.visible import shown
 
 from .files import Fields
 
-METHOD = "ttnn_moe"
-"""quant_method of config.json, for every format but dense."""
 UNFINISHED = "quantize.unfinished.json"
 """A file of a directory whose conversion did not end."""
 
@@ -89,20 +88,29 @@ class Dense:
         return experts
 
 
-class Int4_24:
-    """Words w13 and w2 of `ttnn_moe.formats.int4_24`, one tensor each a layer."""
+class _Quantised:
+    """The tensors of a format of `ttnn_moe.formats.stored`."""
 
-    name, version, calibrates = int4_24.NAME, 1, True
+    def __init__(self, name: str):
+        self._stored = STORED[name]
+        self.name, self.version = name, self._stored.version
 
     def why_not(self, E: int, H: int, I: int) -> str | None:
-        return _not_multiples(H, I, 64)
+        of = self._stored.multiple
+        wrong = [f"{name} = {n}" for name, n in (("H", H), ("I", I)) if n % of]
+        return f"{' and '.join(wrong)}: not a multiple of {of}" if wrong else None
 
     def empty(self, E: int, H: int, I: int) -> dict[str, Tensor]:
-        shapes = {"w13": (E, H // 64, 2 * I, 2), "w2": (E, I // 64, H, 2)}
-        return {name: torch.empty(shape, dtype=torch.int64) for name, shape in shapes.items()}
+        return {each.name: torch.empty(each.shape(E, H, I), dtype=each.dtype) for each in self._stored.tensors.values()}
 
     def slots(self, tensors: Mapping[str, Tensor], prefix: str, fused: bool, first: int = 0) -> dict[str, Tensor]:
-        return {prefix + name: tensor for name, tensor in tensors.items()}
+        return {prefix + name: tensors[each.name] for name, each in self._stored.tensors.items()}
+
+
+class Int4_24(_Quantised):
+    """Words w13 and w2 of `ttnn_moe.formats.int4_24`, one tensor each a layer."""
+
+    calibrates = True
 
     def fill(self, tensors: Mapping[str, Tensor], std: float, generator: torch.Generator) -> None:
         # of four channels, one has a uniform int4, of variance 21.5: one scale gives the standard deviation
@@ -117,24 +125,10 @@ class Int4_24:
         return quantise_int4_24.quantise_experts(experts, hidden, routing)
 
 
-class Mxfp4:
+class Mxfp4(_Quantised):
     """Blocks and scales of `ttnn_moe.formats.mxfp4`, four tensors a layer."""
 
-    name, version, calibrates = mxfp4.NAME, 1, False
-
-    def why_not(self, E: int, H: int, I: int) -> str | None:
-        return _not_multiples(H, I, mxfp4.GROUP)
-
-    def empty(self, E: int, H: int, I: int) -> dict[str, Tensor]:
-        out = {}
-        for name, R, K in (("gate_up", 2 * I, H), ("down", H, I)):
-            out[f"{name}_blocks"] = torch.empty(E, R, K // 2, dtype=torch.uint8)
-            out[f"{name}_scales"] = torch.empty(E, R, K // mxfp4.GROUP, dtype=torch.uint8)
-        return out
-
-    def slots(self, tensors: Mapping[str, Tensor], prefix: str, fused: bool, first: int = 0) -> dict[str, Tensor]:
-        # as gpt-oss names them: gate_up_proj_blocks, ...
-        return {f"{prefix}{name[:-7]}_proj{name[-7:]}": tensor for name, tensor in tensors.items()}
+    calibrates = False
 
     def fill(self, tensors: Mapping[str, Tensor], std: float, generator: torch.Generator) -> None:
         # the variance of uniform codes is 8.5625: two scales in turn, by chance, give the standard deviation
@@ -154,13 +148,7 @@ class Mxfp4:
         return quantise_mxfp4.quantise_experts(experts)
 
 
-def _not_multiples(H: int, I: int, of: int) -> str | None:
-    """A sentence where H or I is not a multiple."""
-    wrong = [f"{name} = {n}" for name, n in (("H", H), ("I", I)) if n % of]
-    return f"{' and '.join(wrong)}: not a multiple of {of}" if wrong else None
-
-
-FORMATS: dict[str, WeightFormat] = {fmt.name: fmt for fmt in (Dense(), Int4_24(), Mxfp4())}
+FORMATS: dict[str, WeightFormat] = {fmt.name: fmt for fmt in (Dense(), Int4_24(int4_24.NAME), Mxfp4(mxfp4.NAME))}
 QUANTISED = tuple(name for name in FORMATS if name != Dense.name)
 
 
@@ -185,7 +173,7 @@ def format_named(fields: Fields) -> str:
         raise CheckpointError(
             f"{fields.source} describes experts of an unknown format",
             got=f"format {shown(name)}, version {version}",
-            expected=f"one of {[f'{name}, version {FORMATS[name].version}' for name in QUANTISED]}",
+            expected=f"one of {known()}",
             remedy="quantise the original checkpoint again with this version of ttnn-moe, or use a newer one",
         )
     return name

@@ -11,6 +11,7 @@ import torch
 from ttnn_moe import registry
 from ttnn_moe.contract import Problem
 from ttnn_moe.errors import CheckpointError, RequestError
+from ttnn_moe.tenstorrent.runtime import is_emulator
 
 from .checkpoint import Checkpoint, slots
 from .config import DTYPES, Qwen3MoeConfig
@@ -103,6 +104,13 @@ def device_of(device: torch.device | str | None, backend: str) -> torch.device:
     """
     if device is None:
         device = {"cuda": "cuda", "ascend": "npu"}.get(registry.resolve(backend), "cpu")
+    if is_emulator(str(device)):
+        raise RequestError(
+            "the emulator is a device of backend tenstorrent",
+            got=f"device {device} with backend {backend}",
+            expected="backend tenstorrent with it",
+            remedy="leave the device out; or generate and bench-model with --backend tenstorrent",
+        )
     try:
         return torch.empty(0, device=device).device
     except (RuntimeError, AssertionError) as error:  # what torch raises depends on how it was built

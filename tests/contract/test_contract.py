@@ -30,7 +30,11 @@ def make(dtype: torch.dtype = torch.float32) -> tuple[torch.Tensor, Routing, Exp
         (lambda x, r, e: ttnn_moe.moe(x, Routing.from_topk(r.topk_ids, r.topk_weights, 5), e), "disagree on E"),
         (lambda x, r, e: ttnn_moe.moe(x, r, e, out=torch.empty(T, H + 1)), "out has the wrong shape"),
         (lambda x, r, e: ttnn_moe.moe(x, r, e, out=torch.empty(T, H).half()), "out has the wrong dtype"),
+        (lambda x, r, e: ttnn_moe.moe(x, r, e, out=torch.empty(T, H).half()), r"expected torch\.float32\.$"),
         (lambda x, r, e: ttnn_moe.moe(x, r, e, out=torch.empty(H, T).t()), "out is not contiguous"),
+        (lambda x, r, e: Routing.from_topk(r.topk_weights, r.topk_ids, E), "look swapped.*give the ids first"),
+        (lambda x, r, e: Routing.from_topk(r.topk_ids.short(), r.topk_weights, E), r"int16.*topk_ids\.int\(\)"),
+        (lambda x, r, e: Routing.from_topk(r.topk_ids, r.topk_weights.double(), E), r"topk_weights\.float\(\)"),
         (lambda x, r, e: ttnn_moe.moe(x, r, e, out=x), "shares memory"),
         (lambda x, r, e: ttnn_moe.moe(x, r, e, accumulate=True), "something to add to"),
         (lambda x, r, e: ttnn_moe.down_projection(torch.empty(3, I), r, e), r"\(12, 16\)"),
@@ -74,6 +78,30 @@ def make(dtype: torch.dtype = torch.float32) -> tuple[torch.Tensor, Routing, Exp
 def test_refusals(call, match: str) -> None:
     with pytest.raises(ContractError, match=match):
         call(*make())
+
+
+@pytest.mark.parametrize(
+    ("gate_up", "down", "turned"),
+    [
+        ((E, H, 2 * I), (E, I, H), "gate_up and down"),
+        ((E, 2 * I, H), (E, I, H), "gate_up and down"),  # 2I == H: gate_up fits either way
+        ((E, 2 * I, H + 1), (E, I, H + 1), "down"),
+        ((E, H + 1, 2 * I), (E, H + 1, I), "gate_up"),
+        ((E, H, 2 * H), (E, H, H), "gate_up and down"),
+    ],
+)
+def test_transposed_weights_are_told(gate_up, down, turned: str) -> None:
+    remedy = " and ".join(f"{name}.transpose(1, 2).contiguous()" for name in turned.split(" and "))
+    with pytest.raises(
+        ContractError, match=r"look transposed.*expected gate_up \[E, 2I, H\], down \[E, H, I\]"
+    ) as error:
+        Experts.dense(torch.empty(gate_up), torch.empty(down))
+    assert error.value.remedy == f"{remedy}, once, at load"
+
+
+def test_a_reason_with_a_remedy_and_another_remedy() -> None:
+    error = ContractError("x is wrong", got="it is old; to fix it: wait", remedy="pass 2")
+    assert str(error) == "x is wrong; got it is old; to fix it: wait; or: pass 2."
 
 
 def test_error_has_its_parts() -> None:

@@ -76,7 +76,13 @@ def test_a_named_backend_never_falls_back(others) -> None:
         with pytest.raises(BackendUnavailable, match=reason) as error:
             registry.choose(PROBLEM, name)
         assert repr(name) in str(error.value)
-        assert "reference" in str(error.value), "the error must name the backends that can"
+        assert "ask for a backend that can: reference" in str(error.value)
+        assert str(error.value).count("to fix it") == 1
+
+
+def test_a_named_backend_where_none_can() -> None:
+    with pytest.raises(BackendUnavailable, match="on 'xpu'.*\\.cpu\\(\\)\\.$"):
+        registry.choose(Problem(1, 2, 1, 8, 8, device="xpu"), "reference")
 
 
 def test_unknown_name_lists_the_known() -> None:

@@ -55,7 +55,7 @@ def test_the_network_form_compiles_with_the_calls_that_it_makes(monkeypatch: pyt
 
 @pytest.mark.slow(9)
 @pytest.mark.skipif(NVCC is None, reason="nvcc is not installed")
-@pytest.mark.skipif(INCLUDE is None, reason="no nccl_device.h; to have it: pip install 'ttnn-moe[nodes]'")
+@pytest.mark.skipif(INCLUDE is None, reason="no nccl_device.h; to have it: pip install '.[nodes]'")
 def test_nvcc_compiles_the_network_form(tmp_path: Path) -> None:
     """For sm_90a, with every GIN backend of the headers."""
     spec, cubin = Plan(2, 4, 2048, 128, bulk=True).spec("sm_90a"), tmp_path / "cubin"

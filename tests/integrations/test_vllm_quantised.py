@@ -13,6 +13,7 @@ import ttnn_moe
 import vllm_layers
 from ttnn_moe.contract import Experts
 from ttnn_moe.errors import BackendUnavailable, CheckpointError, ContractError
+from ttnn_moe.formats.stored import STORED
 from ttnn_moe.integrations.vllm.surface import QUANTISED
 from vllm_layers import E, H, I, K, applied, call
 from vllm_packed import config, filled, packed
@@ -46,26 +47,26 @@ def test_a_layer_has_the_references_numbers(make: Any, name: str) -> None:
 @pytest.mark.parametrize("name", ["int4_24", "mxfp4"])
 @pytest.mark.parametrize("ranks", ["tensor", "expert"])
 def test_ranks_hold_their_parts(make: Any, name: str, ranks: str) -> None:
-    from ttnn_moe.integrations.vllm.quantised import FORMATS
+    from ttnn_moe.integrations.vllm.quantised import experts_of, part
     from ttnn_moe.integrations.vllm.served import ServedLayer
 
     experts, tensors = packed(name, WIDE)
-    fmt, (x, weights, ids) = FORMATS[name], call(7)
+    fmt, (x, weights, ids) = STORED[name], call(7)
     total = torch.zeros(7, H)
     for rank in range(2):
         here = torch.arange(4 * rank, 4 * rank + 4) if ranks == "expert" else None
         share = (0, 1) if ranks == "expert" else (rank, 2)
-        parts = tuple(packing.part(tensors[key], here, *share).contiguous() for key, packing in fmt.tensors.items())
+        parts = tuple(part(stored, tensors[key], here, *share).contiguous() for key, stored in fmt.tensors.items())
         local = WIDE // share[1]
         count = 4 if here is not None else E
-        assert [part.shape for part in parts] == [packing.shape(count, H, local) for packing in fmt.tensors.values()]
+        assert [own.shape for own in parts] == [stored.shape(count, H, local) for stored in fmt.tensors.values()]
         expert_map = None
         if here is not None:
             expert_map = torch.full((E,), -1, dtype=torch.int32)
             expert_map[here] = torch.arange(4, dtype=torch.int32)
 
         def held(*tensors: Tensor, local: int = local) -> Experts:
-            return fmt.experts(H, local, *tensors)
+            return experts_of(fmt, H, local, *tensors)
 
         total += ServedLayer(held, E, K, 64, torch.bfloat16)(x, weights, ids, parts, expert_map).float()
     routing = ttnn_moe.Routing.from_topk(ids, weights, E)

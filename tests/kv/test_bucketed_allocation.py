@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -84,9 +86,19 @@ def test_least_capacity_reaches_the_budget(bits: float, page: int) -> None:
     assert allocate(bits, least_capacity(bits, page), page).bits == bits
 
 
+@given(BUDGETS, st.integers(1, 4096), PAGES)
+def test_a_refusal_names_a_budget_and_a_capacity_that_do(bits: float, capacity: int, page: int) -> None:
+    try:
+        allocate(bits, capacity, page)
+    except RequestError as error:
+        enough, longer = re.fullmatch(r"kv_bits=([\d.]+), or rows of (\d+) tokens", error.remedy).groups()
+        assert float(enough) >= bits and allocate(float(enough), capacity, page)
+        assert int(longer) > capacity and allocate(bits, int(longer), page)
+
+
 REFUSED = {
-    "short rows": ((2.5, 512, 32), "no mix of tiers.*kv_bits=2.5 in rows of 512.*at least 2.75.*larger capacity"),
-    "two bits": ((2, 1 << 20, 64), "no mix of tiers.*kv_bits=2 in rows of 1048576"),
+    "short rows": ((2.5, 512, 32), "kv_bits=2.5 in rows of 512.*at least 2.75.*kv_bits=2.75, or rows of 1024 tokens"),
+    "two bits": ((2, 1 << 20, 64), r"kv_bits=2 in rows of 1048576.*at least 2.01.*: kv_bits=2.01\.$"),
     "one bit": ((1.9, 4096, 64), "kv_bits=1.9; expected an average from 2 to 16"),
     "more than 16": ((16.5, 4096, 64), "kv_bits=16.5"),
     "no number": ((float("nan"), 4096, 64), "kv_bits"),

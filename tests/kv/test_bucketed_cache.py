@@ -222,7 +222,12 @@ REFUSED = {
         ContractError,
         "head_dim=48; expected a multiple of 32",
     ),
-    "two bits": (lambda: least_capacity("bucketed", 2, 10), RequestError, "no mix of tiers"),
+    "bytes of no format": (
+        lambda: bytes_for("int4", None, SIZES, 1, 64),
+        RequestError,
+        "no such KV-cache format; got kv='int4'; expected one of .*; to fix it: leave kv out",
+    ),
+    "two bits": (lambda: least_capacity("bucketed", 2, 10), RequestError, "more than 2: .*kv_bits=2.25, which rows of"),
 }
 
 

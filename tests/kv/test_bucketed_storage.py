@@ -9,12 +9,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bucketed_tiers import filled
-from ttnn_moe.cuda.attention.tiers import BITS
+from ttnn_moe.cuda.attention.tiers import BITS, Tier
 from ttnn_moe.errors import ContractError
 from ttnn_moe.kv.bucketed.packing import pack, unpack
 from ttnn_moe.kv.bucketed.quantise import dequantise, quantise, rotate
 from ttnn_moe.kv.bucketed.reference import add_mass, attend_bucket, merge, quantized_attention_bucketed
-from ttnn_moe.kv.bucketed.storage import make_tier, put_tokens, read_units, write_units
+from ttnn_moe.kv.bucketed.storage import empty_layers, put_tokens, read_units, write_units
+
+
+def empty_tier(bits: int, pages: int, D: int) -> Tier:
+    """Of one layer with two heads."""
+    tables = torch.zeros(1, 1, dtype=torch.int32), torch.zeros(1, dtype=torch.int32)
+    return empty_layers(bits, 1, pages, 2, D, *tables).each[0]
 
 
 @settings(max_examples=60, deadline=None)
@@ -68,7 +74,7 @@ def test_rotation_is_its_own_inverse(D: int) -> None:
 
 @pytest.mark.parametrize("bits", BITS)
 def test_units_of_tokens_come_back(bits: int) -> None:
-    tier = make_tier(bits, 3, 2, 64, torch.zeros(1, 1, dtype=torch.int32), torch.zeros(1, dtype=torch.int32))
+    tier = empty_tier(bits, 3, 64)
     k, v = torch.randn(2, 2, 32, 2, 64)
     held = torch.rand(2, 32) < 0.8
     write_units(tier, torch.tensor([5, 2]), k, v, held)
@@ -77,15 +83,12 @@ def test_units_of_tokens_come_back(bits: int) -> None:
     for x, found in ((k, got_k), (v, got_v)):
         want = dequantise(*quantise(x, bits), bits)
         assert torch.equal(found[held], want[held]) and not bool(found[~held].any())
-    assert not bool(read_units(tier, torch.tensor([0, 1, 3, 4]))[2].any())
+    assert not any(bool(x.any()) for x in read_units(tier, torch.tensor([0, 1, 3, 4]))[:2])
 
 
 @pytest.mark.parametrize("bits", [8, 16])
 def test_single_tokens_are_written_as_units_are(bits: int) -> None:
-    one, other = (
-        make_tier(bits, 2, 2, 96, torch.zeros(1, 1, dtype=torch.int32), torch.zeros(1, dtype=torch.int32))
-        for _ in range(2)
-    )
+    one, other = empty_tier(bits, 2, 96), empty_tier(bits, 2, 96)
     k, v = torch.randn(2, 32, 2, 96)
     write_units(one, torch.tensor([3]), k[None], v[None])
     order = torch.randperm(32)
@@ -128,15 +131,12 @@ def test_a_token_of_nan_stays_in_its_row() -> None:
 
 
 def test_what_does_not_fit_is_refused() -> None:
-    tables = torch.zeros(1, 1, dtype=torch.int32), torch.zeros(1, dtype=torch.int32)
-    tier, at = make_tier(4, 1, 2, 64, *tables), torch.zeros(1, dtype=torch.int64)
+    tier, at = empty_tier(4, 1, 64), torch.zeros(1, dtype=torch.int64)
     q = torch.randn(1, 1, 4, 64)
     with pytest.raises(ContractError, match="no tier has these bits; got 5"):
-        make_tier(5, 1, 2, 64, *tables)
+        pack(torch.zeros(32, 64, dtype=torch.int64), 5, values=False)
     with pytest.raises(ContractError, match="got head_dim=80; expected a multiple of 32"):
-        make_tier(4, 1, 2, 80, *tables)
-    with pytest.raises(ContractError, match="got 48 tokens"):
-        make_tier(4, 1, 2, 64, *tables, page=48)
+        pack(torch.zeros(32, 80, dtype=torch.int64), 4, values=False)
     with pytest.raises(ContractError, match="the tier has other bits; got 3; expected 4"):
         attend_bucket(3, q, tier, at)
     with pytest.raises(ContractError, match="does not fit the queries"):

@@ -122,6 +122,15 @@ def test_ids_that_are_no_ids() -> None:
         check_words(error.value)
 
 
+def test_ids_that_the_model_itself_does_not_take() -> None:
+    none = [[1, 2, 3]], [torch.tensor([1, 2])], None, np.array([[1]])
+    for ids in (*none, torch.tensor([1, 2]), torch.rand(1, 2), torch.tensor([[-1]]), torch.ones(1, 10**4).long()):
+        with pytest.raises(RequestError) as error:
+            tiny()(ids)
+        check_words(error.value)
+        assert ("torch.tensor([ids])" in str(error.value)) == (not isinstance(ids, torch.Tensor))
+
+
 @pytest.mark.parametrize("temperature", [1e-37, 1e-38, 1e-40, 1e-45, 5e-324, 1e-300])
 def test_temperatures_next_to_nothing_choose_the_largest(temperature: float) -> None:
     logits = torch.randn(50, 17, generator=torch.Generator().manual_seed(0)) * 30

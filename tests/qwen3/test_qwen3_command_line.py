@@ -52,6 +52,7 @@ BAD: dict[str, tuple[Callable[[Path], object], list[str], str]] = {
     "bad temperature": (lambda d: None, ["--temperature", "-1"], "temperature"),
     "bad dtype": (lambda d: None, ["--dtype", "int4"], "int4"),
     "absent device": (lambda d: None, ["--device", "nonesuch"], "no device nonesuch"),
+    "a device of another backend": (lambda d: None, ["--device", "emulator"], "with --backend tenstorrent"),
     "bad seed": (lambda d: None, ["--seed", "-1"], "seed"),
     "bits of bf16": (lambda d: None, ["--kv-bits", "3"], "kv_bits=3.0"),
     "unknown cache": (lambda d: None, ["--kv", "int4"], "no such KV-cache format"),

@@ -225,7 +225,7 @@ def test_the_scoring_program(capsys: pytest.CaptureFixture[str], tmp_path: Path)
 def test_generation_says_what_the_scores_say(
     model: Any, words: Tokenizer, asked: list[Example], right: list[bool]
 ) -> None:
-    some = [(e, r) for e, r in zip(asked, right, strict=True) if e.context_length < 300][::23]
+    some = [(e, r) for e, r in zip(asked, right, strict=True) if len(e.prompt) < 300][::23]
     made = generate(model, [batches.answer_ids(words, e)[0] for e, _ in some], max_new_tokens=32)
     said = [words.decode(tokens) == example.answer for (example, _), tokens in zip(some, made.tokens, strict=True)]
     assert said == [r for _, r in some]

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ttnn_moe.cuda.attention.tiers import UNIT, Tier
-from ttnn_moe.kv.bucketed.storage import make_tier, read_units, write_units
+from ttnn_moe.kv.bucketed.storage import empty_layers, read_units, write_units
 
 
 @dataclass
@@ -57,7 +57,8 @@ def filled(
         many = [-(-n // page) for n in slots]
         order = (1 + torch.randperm(sum(many))).tolist()
         table = torch.zeros(len(slots), max(1, *many), dtype=torch.int32)
-        tier = make_tier(bits, 1 + sum(many), kv_heads, D, table, torch.tensor(slots, dtype=torch.int32), page)
+        held_slots = torch.tensor(slots, dtype=torch.int32)
+        (tier,) = empty_layers(bits, 1, 1 + sum(many), kv_heads, D, table, held_slots, page).each
         tier.scales.fill_(outside)
         if bits == 16:
             tier.payload.view(torch.bfloat16).fill_(outside)

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from ttnn_moe.cuda.attention.bucketed_write import Change, Ring, Staged
-from ttnn_moe.cuda.attention.tiers import UNIT, Layers, Tier
-from ttnn_moe.kv.bucketed.storage import make_tier
+from ttnn_moe.cuda.attention.tiers import UNIT, Layers
+from ttnn_moe.kv.bucketed.storage import empty_layers
 
 SINKS, RING, PAGE = 4, 92, 32
 
@@ -41,9 +41,8 @@ def written(high: int, bits: list[int], layers: int, kv_heads: int, n: int, devi
         table[:2, :own] = 1 + torch.arange(2 * own).view(2, own)
         counts = torch.zeros(3, dtype=torch.int32)
         table, counts = table.to(device), counts.to(device)
-        whole = make_tier(b, layers * pages, kv_heads, 128, table, counts, PAGE)
-        ids = torch.full((pages, PAGE), -1, dtype=torch.int32, device=device)
-        payload, scales = (x.unflatten(0, (layers, pages)) for x in (whole.payload, whole.scales))
+        tiers[b] = empty_layers(b, layers, pages, kv_heads, 128, table, counts, PAGE)
+        payload, scales = tiers[b].together.payload, tiers[b].together.scales
         if b == high:
             if b == 8:
                 payload.copy_(torch.randint(256, payload.shape, generator=random, dtype=torch.uint8))
@@ -51,8 +50,6 @@ def written(high: int, bits: list[int], layers: int, kv_heads: int, n: int, devi
             else:
                 payload.view(torch.bfloat16).copy_(torch.randn(payload.view(torch.bfloat16).shape, generator=random))
                 scales.fill_(1)
-        each = [Tier(b, payload[i], scales[i], ids, table, counts) for i in range(layers)]
-        tiers[b] = Layers.of(each, payload, scales)
     k, v = torch.randn(2, layers, n, kv_heads, 128, generator=random).bfloat16()
     k *= torch.randn(128, generator=random).exp().bfloat16()
     if n > 3:

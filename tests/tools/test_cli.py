@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 
 import pytest
 
 from command import run
+from paths import ROOT
 from processes import run_python
 from ttnn_moe import doctor, registry
 from ttnn_moe.backend import Probe
+from ttnn_moe.cuda.jit import build
 from ttnn_moe.errors import BackendUnavailable
+from ttnn_moe.packages import install
 
 
 def python(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -79,6 +83,27 @@ def test_doctor_without_the_native_planner_gives_the_remedy(monkeypatch, capsys)
     assert run(monkeypatch, "doctor") == 0
     out = capsys.readouterr().out
     assert "Native planner: not built" in out and doctor.PLANNER_REMEDY in out
+
+
+@pytest.mark.parametrize("reason", [None, "cuda.core is not installed; to fix it: install it"])
+def test_doctor_says_when_only_triton_kernels_run(reason: str | None, monkeypatch, capsys) -> None:
+    monkeypatch.setattr(build, "why_not", lambda: reason)
+    monkeypatch.setenv("COLUMNS", "160")
+    assert run(monkeypatch, "doctor") == 0
+    said = "CUDA C++ kernels: cuda.core is not installed\n  NVIDIA GPUs run only Triton kernels then: "
+    out = capsys.readouterr().out
+    assert (said in out) == (f"  to have them: {install('cuda')}\n" in out) == (reason is not None)
+
+
+def test_nothing_installs_the_package_by_name_and_extras_exist() -> None:
+    """No index has the package."""
+    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
+    texts = {path: path.read_text() for path in [*pages, *(ROOT / "ttnn_moe").rglob("*.py")]}
+    assert [path for path, text in texts.items() if "pip install 'ttnn-moe" in text] == []
+    extras = set(re.findall(r"^(\w+) = \[", (ROOT / "pyproject.toml").read_text(), re.M))
+    asked = {extra for text in texts.values() for extra in re.findall(r"'\.\[(\w+)\]'|\binstall\('(\w+)'\)", text)}
+    assert {extra for pair in asked for extra in pair if extra} - extras == set()
+    assert "pip install '.[cuda]'" in install("cuda")
 
 
 def test_generate_takes_the_options_of_the_demo(monkeypatch, capsys) -> None:

@@ -11,6 +11,7 @@ import torch
 import typer
 
 from paths import ROOT
+from processes import run_python
 from ttnn_moe.cli import app
 from ttnn_moe.cuda.moe.families import FAMILIES
 from ttnn_moe.models.qwen3 import bench, demo, profile
@@ -46,6 +47,15 @@ def test_a_format_is_quantised_run_and_taken_apart(page: str, count: int) -> Non
     assert names["again"].format == page.removesuffix(".md")
 
 
+def test_a_prepared_layer_and_the_steps_give_what_the_operator_gives() -> None:
+    use = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S)[0]
+    names = run(use.replace("tm.moe(torch.randn(T, H), ", "tm.moe(hidden := torch.randn(T, H), "), {})
+    names["routing"] = names["tm"].Routing.from_topk(names["ids"], names["weights"], names["E"])
+    want = names["out"]
+    for code in blocks("operator.md"):
+        torch.testing.assert_close(run(code, names)["out"], want)
+
+
 def test_the_model_answers_streams_and_quantises_its_cache(capsys: pytest.CaptureFixture[str]) -> None:
     answer, engine, _ = blocks("qwen3.md")
     names = run(answer, {})
@@ -56,6 +66,16 @@ def test_the_model_answers_streams_and_quantises_its_cache(capsys: pytest.Captur
     assert capsys.readouterr().out
     run(blocks("kv.md")[0], names)
     assert names["engine"].cache.sizes == names["model"].cache_sizes and names["engine"].cache.allocation.bits == 3
+
+
+@pytest.mark.parametrize("number, says", [(0, "all_to_all, largest difference"), (2, "request 0: AB12")])
+def test_scripts_of_several_processes_run(number: int, says: str, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(blocks("expert_parallel.md")[number])
+    launcher = "-m torch.distributed.run --standalone --nproc-per-node 2".split()
+    out = run_python(*launcher, script, OMP_NUM_THREADS="1").stdout
+    assert f"rank 0{':' if number == 0 else ','} {says}" in out and "rank 1" in out
+    assert all(float(error) < 1e-5 for error in re.findall(r"difference (\S+)", out))
 
 
 def prose(page: Path) -> str:

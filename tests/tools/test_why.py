@@ -140,9 +140,18 @@ def test_rows_say_the_same_as_the_lines() -> None:
     assert nothing.chosen is None and {row.verdict for row in nothing.rows} == {"cannot"}
 
 
-def test_the_command_refuses_what_is_no_number() -> None:
-    with pytest.raises(ContractError, match="numbers like"):
-        CliRunner().invoke(app, ["why", "--tokens", "many"], catch_exceptions=False)
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--tokens", "many"], "numbers like"),
+        (["--topk", "129"], "K=129.*K <= E; to fix it: a K of 1 to 128"),
+        (["--format", "mxfp4", "--hidden", "80"], "got 80; expected a multiple of 32; .*to 96"),
+        (["--format", "int4_24", "--intermediate", "96"], "I does not fit int4_24.*a multiple of 64"),
+    ],
+)
+def test_the_command_refuses_what_cannot_be(arguments: list[str], words: str) -> None:
+    with pytest.raises(ContractError, match=words):
+        CliRunner().invoke(app, ["why", *arguments], catch_exceptions=False)
 
 
 def test_the_other_operators_of_a_layer_have_a_table(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,7 @@ from torch import Tensor
 from ..backend import Numerics, Probe
 from ..contract import Experts, Placement, Problem, Routing
 from ..errors import BackendUnavailable
+from ..packages import install
 from . import groups, kernels, limits, machine, operators, path, run, steps
 from .layout import nz_asked_for, weights_of
 from .prepared import PreparedAscend
@@ -34,7 +35,7 @@ class AscendBackend:
     @classmethod
     def probe(cls) -> Probe:
         if not operators.installed():
-            return Probe(False, "torch_npu is not installed", "on a machine with CANN: pip install 'ttnn-moe[ascend]'")
+            return Probe(False, "torch_npu is not installed", f"on a machine with CANN: {install('ascend')}")
         if minor := operators.torch_it_is_for():
             return Probe(
                 False,

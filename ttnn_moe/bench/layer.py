@@ -17,7 +17,7 @@ from ..activations import CLAMPED_SWIGLU, SILU
 from ..arranging import arrange
 from ..contract import Experts, Problem
 from ..errors import ContractError, RequestError
-from ..formats import int4_24, mxfp4, mxfp4_boxes
+from ..formats import check_sizes, get_format, int4_24, mxfp4, mxfp4_boxes
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
@@ -48,7 +48,9 @@ class Layer:
                 "sizes of the layer are out of range",
                 got=f"E={self.E}, K={self.K}, H={self.H}, I={self.I}",
                 expected="all positive, K <= E",
+                remedy=f"a K of 1 to {self.E}" if self.K > self.E > 0 else None,
             )
+        check_sizes(get_format(self.weight_format), self.H, self.I)
 
     def as_gpt_oss(self, activation: str = CLAMPED_SWIGLU) -> Layer:
         """The layer with another activation, biases, and gate and up rows that alternate.

@@ -16,6 +16,7 @@ from torch import Tensor
 from ..accelerator import on
 from ..backend import Numerics, Probe
 from ..contract import Experts, Placement, Problem, Routing
+from ..packages import install
 from ..selfcheck.check import Check
 from .arch import target_of
 from .device import gpus, interpreted
@@ -38,7 +39,7 @@ class CudaBackend:
     @classmethod
     def probe(cls) -> Probe:
         if importlib.util.find_spec("triton") is None:
-            return Probe(False, "triton is not installed", "pip install 'ttnn-moe[cuda]'")
+            return Probe(False, "triton is not installed", install("cuda"))
         if interpreted():
             return Probe(True, devices=("cpu, through Triton's interpreter (TRITON_INTERPRET=1)",))
         if torch.version.cuda is None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from ..errors import ContractError
 from .dense import DenseFormat
-from .format import ExpertFormat, ExpertWeights
+from .format import ExpertFormat, ExpertWeights, check_sizes
 from .int4_24 import Int4_24Format
 from .mxfp4 import Mxfp4Format
 from .mxfp4_boxes import Mxfp4BoxesFormat
@@ -21,6 +21,7 @@ __all__ = [
     "Int4_24Format",
     "Mxfp4BoxesFormat",
     "Mxfp4Format",
+    "check_sizes",
     "get_format",
     "register_format",
 ]

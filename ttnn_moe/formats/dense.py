@@ -15,6 +15,7 @@ class DenseFormat:
     """bf16, fp16 or fp32 weights, row-major, one dtype and one device for both tensors."""
 
     name = "dense"
+    multiple = 1
 
     def check(self, experts: ExpertWeights) -> None:
         if set(experts.tensors) != {"gate_up", "down"}:
@@ -30,6 +31,7 @@ class DenseFormat:
                     f"{name} has the wrong shape",
                     got=tuple(tensor.shape),
                     expected=f"{shape} ({'[E, 2I, H]' if name == 'gate_up' else '[E, H, I]'})",
+                    remedy="give gate_up [E, 2I, H] and down [E, H, I] of one E, H and I",
                 )
             if tensor.dtype not in DTYPES:
                 raise ContractError(f"{name} has an unsupported dtype", got=tensor.dtype, expected=list(DTYPES))

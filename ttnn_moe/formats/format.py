@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ..activations import SILU
 from ..errors import ContractError
+from ..sizes import ceil_div
 
 
 class ExpertWeights(Protocol):
@@ -30,9 +31,14 @@ class ExpertWeights(Protocol):
 
 
 class ExpertFormat(Protocol):
-    """One way to hold expert weights."""
+    """One way to hold expert weights.
+
+    Attributes:
+        multiple: H and I are multiples of it.
+    """
 
     name: str
+    multiple: int
 
     def check(self, experts: ExpertWeights) -> None:
         """Raise ContractError unless the tensors have this format's names, shapes and dtypes."""
@@ -42,6 +48,18 @@ class ExpertFormat(Protocol):
 
     def select(self, experts: ExpertWeights, index: Tensor) -> dict[str, Tensor]:
         """The tensors of the experts in index [E_local] (int64, CPU); views where they can be."""
+
+
+def check_sizes(fmt: ExpertFormat, H: int, I: int) -> None:
+    """Raise ContractError unless experts of these sizes can have the format."""
+    for size, n in (("H", H), ("I", I)):
+        if n % fmt.multiple:
+            raise ContractError(
+                f"{size} does not fit {fmt.name} experts",
+                got=n,
+                expected=f"a multiple of {fmt.multiple}",
+                remedy=f"pad {size} with zeros to {ceil_div(n, fmt.multiple) * fmt.multiple}, or use dense weights",
+            )
 
 
 def check_silu(name: str, experts: ExpertWeights) -> None:

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from ..errors import ContractError
 from ..watched import watcher
-from .format import ExpertWeights, check_silu, select_experts
+from .format import ExpertWeights, check_silu, check_sizes, select_experts
 
 NAME = "int4_24"
 GROUP = 32
@@ -143,6 +143,7 @@ class Int4_24Format:
     """See the module's docstring. Words are read as they lie."""
 
     name = NAME
+    multiple = 64
 
     def check(self, experts: ExpertWeights) -> None:
         """Names, sizes, shapes and dtypes; `check_scales` reads the values."""
@@ -152,9 +153,7 @@ class Int4_24Format:
             )
         check_silu(NAME, experts)
         E, H, I = experts.E, experts.H, experts.I
-        for size, n in (("H", H), ("I", I)):
-            if n % 64:
-                raise ContractError(f"{size} does not fit {NAME} experts", got=n, expected="a multiple of 64")
+        check_sizes(self, H, I)
         w13, w2 = experts.tensors["w13"], experts.tensors["w2"]
         for name, words, shape, form in (
             ("w13", w13, (E, H // 64, 2 * I, 2), "[E, H/64, 2I, 2]"),

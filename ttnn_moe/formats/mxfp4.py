@@ -24,7 +24,7 @@ from torch import Tensor
 
 from ..errors import ContractError
 from . import ue8m0
-from .format import ExpertWeights, select_experts
+from .format import ExpertWeights, check_sizes, select_experts
 from .ue8m0 import GROUP
 
 NAME = "mxfp4"
@@ -130,6 +130,7 @@ class Mxfp4Format:
     """See the module's docstring. Bytes are read as they lie."""
 
     name = NAME
+    multiple = GROUP
 
     def check(self, experts: ExpertWeights) -> None:
         """Names, sizes, shapes and dtypes; `check_scales` reads the values."""
@@ -140,9 +141,7 @@ class Mxfp4Format:
                 expected=f"{sorted(TENSORS)}, or also {sorted(BIASES)}",
             )
         E, H, I = experts.E, experts.H, experts.I
-        for size, n in (("H", H), ("I", I)):
-            if n % GROUP:
-                raise ContractError(f"{size} does not fit {NAME} experts", got=n, expected=f"a multiple of {GROUP}")
+        check_sizes(self, H, I)
         shapes: dict[str, tuple[tuple[int, ...], str]] = {
             "gate_up_blocks": ((E, 2 * I, H // 2), "[E, 2I, H/2]"),
             "gate_up_scales": ((E, 2 * I, H // GROUP), "[E, 2I, H/32]"),

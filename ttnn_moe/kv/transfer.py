@@ -11,6 +11,6 @@ from torch import Tensor
 from ..accelerator import upload
 
 
-def to_device(values: Sequence[Any], device: torch.device, dtype: torch.dtype = torch.int64) -> Tensor:
-    """A tensor of these values. The copy comes from pinned memory, so the host does not wait for the device."""
-    return upload(torch.tensor(values, dtype=dtype), device)
+def to_device(values: Sequence[Any], device: torch.device) -> Tensor:
+    """An int64 tensor of these values. The copy comes from pinned memory, so the host does not wait for the device."""
+    return upload(torch.tensor(values, dtype=torch.int64), device)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from .. import api, registry
 from ..backend import CompilesAhead, Prepared, store
-from ..contract import Experts, Placement, Problem, Routing
+from ..contract import Experts, Placement, Problem, Routing, or_float32
 from ..errors import ContractError
 from ..ids import is_distinct
 from . import exchanges
@@ -78,7 +78,7 @@ class ExpertParallel(Prepared):
         if exchange not in NAMES:
             raise ContractError("unknown exchange", got=repr(exchange), expected=f"one of {list(NAMES)}")
         if wire not in (torch.float32, problem.dtype):
-            raise ContractError("unsupported wire dtype", got=wire, expected=f"float32 or {problem.dtype}")
+            raise ContractError("unsupported wire dtype", got=wire, expected=or_float32(problem.dtype))
         _check_group(placement, group)
         super().__init__(api.described(problem, experts, placement), experts, placement)
         self.distinct = is_distinct(ids)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from .. import registry
 from ..backend import Probe
 from ..errors import BackendUnavailable, ContractError
+from ..packages import install
 from . import sfpi
 from .runtime import EMULATOR, PLANNER_REMEDY, RunsPlans, is_emulator, library, use, wanted
 
@@ -214,7 +215,7 @@ def probe(device: str | None = None) -> Probe:
     if is_emulator(wanted() if device is None else device):
         return _emulator_probe()
     if importlib.util.find_spec("ttnn") is None:
-        return Probe(False, "ttnn is not installed", "pip install 'ttnn-moe[tenstorrent]' (Linux, Python 3.10 or 3.12)")
+        return Probe(False, "ttnn is not installed", f"{install('tenstorrent')} (Linux, Python 3.10 or 3.12)")
     if importlib.util.find_spec("ttnn_moe._planner") is None:
         return Probe(False, "the native planner is not built", PLANNER_REMEDY)
     simulator = os.environ.get(SIMULATOR)

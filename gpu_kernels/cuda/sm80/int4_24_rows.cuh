@@ -25,13 +25,6 @@ __device__ __forceinline__ constexpr int word_of(int channel) {
     return channel / 4 % 4 * 4 + channel / 2 % 2 * 2 + channel / 16;
 }
 
-// The order of channels where a chunk of the format is a chunk of A. A group of 32 has four 16 bytes: of
-// even channel pairs of chunks 0, 4, 1, 5, then of 2, 6, 3, 7; of odd pairs of both.
-__device__ __forceinline__ constexpr int word_of_chunk(int channel) {
-    const int c = channel / 4;
-    return (channel / 2 % 2 * 2 + c % 4 / 2) * 4 + c % 2 * 2 + c / 4;
-}
-
 // What lane t of a quad needs to decode.
 struct Decoder {
     u32 own_byte;  // selector of byte t in both halves, zero-extended

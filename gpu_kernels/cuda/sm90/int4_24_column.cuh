@@ -4,7 +4,8 @@
 // A warp has TILES products of 16 rows, over some pairs of slabs of 64 channels (sm90/int4_24_quad.cuh).
 // A lane's word of a pair is that of slab t / 2, half t % 2.
 //
-// In shared memory a column lies in the order of word_of_chunk (sm80/int4_24_rows.cuh).
+// In shared memory a group of 32 channels of a column has four 16 bytes: even channel pairs of chunks 0, 4,
+// 1, 5, then of 2, 6, 3, 7; then odd pairs of both.
 #pragma once
 
 #include "common/copies.cuh"

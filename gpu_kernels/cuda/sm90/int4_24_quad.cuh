@@ -85,8 +85,8 @@ struct OwnColumns {
         high = (has && has_high && group == t / 2 + 2) + zero;
     }
 
-    // from: 32 bytes of channel pairs t % 2 of the group, in the order of word_of_chunk. A product by 0 or 1
-    // takes no part of the pipe that decodes.
+    // from: 32 bytes of channel pairs t % 2 of the group, in the order of int4_24_column.cuh. A product by 0
+    // or 1 takes no part of the pipe that decodes.
     __device__ __forceinline__ void take(u32 (&b)[4][4], const unsigned char* from) const {
 #pragma unroll
         for (int y = 0; y < 2; ++y) {

@@ -45,12 +45,7 @@ constexpr int CONSUMERS = WARPS;
 #include "sm90/int4_24_quad.cuh"
 
 static_assert(SLABS % 2 == 0 && MAX_N % 2 == 0 && MAX_N <= 8, "whole pairs of slabs; 32 columns");
-#ifndef EARLY_COLUMNS
-#define EARLY_COLUMNS 0  // of products that begin before earlier sums are scaled: more registers
-#endif
-#ifndef CONSUMER_REGISTERS
-#define CONSUMER_REGISTERS (BLOCKS == 2 ? 96 : GROUPS == 4 ? 104 : GROUPS == 3 ? 152 : 224)
-#endif
+constexpr int CONSUMER_REGISTERS = BLOCKS == 2 ? 96 : GROUPS == 4 ? 104 : GROUPS == 3 ? 152 : 224;
 constexpr int PRODUCER_REGISTERS = BLOCKS == 2 ? 40 : GROUPS == 4 ? 64 : 56;
 
 // Where a lane puts chunk lane % 8 of group lane / 8 of a row of the tile, in a pair of slabs of B.
@@ -121,32 +116,28 @@ template <int N>
 struct Products {
     static constexpr int COUNT = N / 2, STEPS = SLABS / 2 * PARTS;  // of a stage: 128 channels of a part
 
-    static constexpr int EARLY = N <= EARLY_COLUMNS ? 1 : 0;
-
-    float sums[PARTS][COUNT], products[1 + EARLY][COUNT];
+    float sums[PARTS][COUNT], products[COUNT];
     QuadDecoder::Fragment fragments[2];
 
     __device__ __forceinline__ void scale(int step, bool has) {
         const auto& of = fragments[step % 2];
 #pragma unroll
         for (int i = 0; i < COUNT; ++i) {
-            float& from = products[step % (1 + EARLY)][i];
             float& to = sums[step % PARTS][i];
-            sum_here(from);
-            if (has) to = fmaf(from, i % 4 < 2 ? of.low : of.high, to);
+            sum_here(products[i]);
+            if (has) to = fmaf(products[i], i % 4 < 2 ? of.low : of.high, to);
         }
     }
 
     __device__ __forceinline__ void multiply(int step, u64 rows) {
         const auto& of = fragments[step % 2];
-        float* to = products[step % (1 + EARLY)];
         const u64 here = further(rows, step / PARTS * (2 * ROW_SLAB / 16));
         products_begin();
-        sparse_product<N, 0>(to, of.a[0], of.metadata[0], here, false);
-        sparse_product<N, 0>(to, of.a[1], of.metadata[1], further(here, 2 * OPERAND_STEP), true);
-        sparse_product<N, 1>(to, of.a[2], of.metadata[0], further(here, ROW_SLAB / 16), true);
-        sparse_product<N, 1>(to, of.a[3], of.metadata[1], further(here, ROW_SLAB / 16 + 2 * OPERAND_STEP),
-                             true);
+        sparse_product<N, 0>(products, of.a[0], of.metadata[0], here, false);
+        sparse_product<N, 0>(products, of.a[1], of.metadata[1], further(here, 2 * OPERAND_STEP), true);
+        sparse_product<N, 1>(products, of.a[2], of.metadata[0], further(here, ROW_SLAB / 16), true);
+        sparse_product<N, 1>(products, of.a[3], of.metadata[1],
+                             further(here, ROW_SLAB / 16 + 2 * OPERAND_STEP), true);
         products_commit();
     }
 
@@ -167,12 +158,11 @@ struct Products {
         for (int step = 0; step < COUNT_OF_STEPS; ++step) {
             fragments[step % 2] = decoder.decode(low, high);
             if (step + 1 < COUNT_OF_STEPS) load(step + 1);
-            if (EARLY == 1) multiply(step, rows);
             if (step > 0) {
-                products_wait<EARLY>();
+                products_wait<0>();
                 scale(step - 1, WHOLE || has);
             }
-            if (EARLY == 0) multiply(step, rows);
+            multiply(step, rows);
         }
         products_wait<0>();  // ptxas makes products in turns if one runs across the loop's end
         scale(COUNT_OF_STEPS - 1, WHOLE || has);
@@ -186,7 +176,7 @@ struct Products {
 #pragma unroll
             for (int i = 0; i < COUNT; ++i) sums[part][i] = 0.0f;
 #pragma unroll
-        for (int i = 0; i < COUNT * (1 + EARLY); ++i) products[i / COUNT][i % COUNT] = 0.0f;
+        for (int i = 0; i < COUNT; ++i) products[i] = 0.0f;
         for (; slabs > 0; slabs -= SLABS) {
             barrier_wait(shared.full(turn.at), turn.parity);
             fence_async_proxy();  // rows were written through the generic proxy

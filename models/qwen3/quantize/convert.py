@@ -15,11 +15,12 @@ from torch import Tensor
 
 from ttnn_moe.contract import Experts, Routing
 from ttnn_moe.errors import CheckpointError, ContractError, RequestError
+from ttnn_moe.formats.stored import METHOD
 
 from ..checkpoint import EXPERTS, Checkpoint
 from ..files import Fields, read_bytes, reading
 from ..pieces import Progress, bytes_of
-from ..weight_formats import FORMATS, METHOD, QUANTISED
+from ..weight_formats import FORMATS, QUANTISED
 from ..weights import device_of
 from .calibrate import Activations, Calibration, Routed, expert_output, memory_needed
 from .output import CONFIG, Output
@@ -46,14 +47,13 @@ class Report:
     """What a conversion did.
 
     Attributes:
-        kept: shards that were there already, of `shards`. nbytes: of all weights. source_bytes: of the source's.
+        kept: shards that were there already, of `shards`. nbytes: of all weights.
         fewest: tokens of the expert that had fewest in calibration; None: no calibration, or nothing was quantised.
     """
 
     shards: int
     kept: int
     nbytes: int
-    source_bytes: int
     fewest: int | None
 
 
@@ -191,7 +191,7 @@ class Conversion:
             where = {name: self.shard(i) for i, parts in enumerate(self.contents) for name in parts}
             config = Fields.of_file(self.source.directory / CONFIG).values
             output.finish(config, where, self.disk)
-        return Report(L + 1, L + 1 - len(missing), self.disk, self.source.nbytes, fewest)
+        return Report(L + 1, L + 1 - len(missing), self.disk, fewest)
 
     def _check_room(self) -> None:
         there = sum(path.stat().st_size for path in self.output.directory.iterdir() if path.is_file())

@@ -46,11 +46,6 @@ class Example:
         """The prompt as a chat."""
         return [{"role": "user", "content": self.prompt}]
 
-    @property
-    def context_length(self) -> int:
-        """Bytes of the prompt: its length in tokens is at most this."""
-        return len(self.prompt.encode())
-
 
 def split_of(key: str) -> str:
     """The side an example with this content is on: "train" or "heldout"."""

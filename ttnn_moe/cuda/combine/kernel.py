@@ -173,7 +173,7 @@ class RankKernel(Generic[P]):
         plan: the same for all ranks. device: index of the GPU.
         ranks: those that run here. heaps: of every rank, zeroed before the first launch of any rank: addresses that
             this GPU can read and write.
-        timeout: seconds of a wait without progress. arch: what the kernel is compiled for; "": the GPU's own.
+        timeout: seconds of a wait without progress.
 
     Raises:
         ContractError: the blocks of all ranks here do not fit the GPU at one time.
@@ -182,13 +182,10 @@ class RankKernel(Generic[P]):
     local: ClassVar[type[ctypes.Structure]]
     """The kernel's struct of one rank."""
 
-    def __init__(
-        self, plan: P, device: int, ranks: Sequence[int], heaps: Sequence[int], timeout: float = 10.0, arch: str = ""
-    ):
+    def __init__(self, plan: P, device: int, ranks: Sequence[int], heaps: Sequence[int], timeout: float = 10.0):
         found = gpu(device)
         self.plan, self.device, self.ranks = plan, device, tuple(ranks)
-        arch = arch or (f"{found.sm}a" if found.capability[0] == 9 else found.sm)
-        spec = plan.spec(arch)
+        spec = plan.spec(f"{found.sm}a" if found.capability[0] == 9 else found.sm)
         fits = load.resident_blocks(spec, device, plan.threads, plan.shared_memory)
         if len(self.ranks) * plan.sms > fits or len(self.ranks) > MOST_HERE:
             raise ContractError(

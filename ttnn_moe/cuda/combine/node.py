@@ -188,10 +188,9 @@ class NodeDispatch(RankKernel[NodeDispatchPlan]):
         ranks: Sequence[int],
         heaps: Sequence[int],
         timeout: float = 10.0,
-        arch: str = "",
     ):
         check_topology(plan, placement)
-        super().__init__(plan, device, ranks, heaps, timeout, arch)
+        super().__init__(plan, device, ranks, heaps, timeout)
         self._call.K, self._call.E = plan.K, placement.E
         tables = torch.stack([placement.device_of, torch.stack([placement.local_of(d) for d in range(plan.R)]).amax(0)])
         self._tables = tables.to(f"cuda:{device}", torch.int32)

@@ -10,6 +10,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from ...contract import or_float32
 from ...errors import ContractError
 from .kernel import RankKernel, RingPlan, Stopped, stopped
 
@@ -38,7 +39,7 @@ class Plan(RingPlan):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.wire not in (self.dtype, torch.float32):
-            raise ContractError("unsupported wire dtype", got=self.wire, expected=f"{self.dtype} or float32")
+            raise ContractError("unsupported wire dtype", got=self.wire, expected=or_float32(self.dtype))
         if self.bulk and self.wire is not self.dtype:
             raise ContractError(
                 "bulk copies convert nothing", got=f"wire {self.wire}", expected=f"{self.dtype}", remedy="bulk=False"

@@ -127,10 +127,9 @@ class RankDispatch(RankKernel[DispatchPlan]):
         ranks: Sequence[int],
         heaps: Sequence[int],
         timeout: float = 10.0,
-        arch: str = "",
     ):
         check_topology(plan, placement)
-        super().__init__(plan, device, ranks, heaps, timeout, arch)
+        super().__init__(plan, device, ranks, heaps, timeout)
         self._call.K, self._call.E = plan.K, placement.E
         where = f"cuda:{device}"
         self._owner = placement.device_of.to(where, torch.int32)

@@ -10,6 +10,7 @@ from typing import Any
 
 from ...errors import BackendUnavailable, TtnnMoeError
 from ...logs import logger
+from ...packages import install
 from ...sources import kernel_path
 from .spec import ROOT, Spec
 from .store import Store
@@ -31,7 +32,7 @@ def cuda_core() -> Any:
 @cache
 def why_not() -> str | None:
     """Why kernels cannot be compiled here, or None."""
-    for package, remedy in (("cuda.core", "pip install 'ttnn-moe[cuda]'"), ("cuda.bindings", "pip install cuda-core")):
+    for package, remedy in (("cuda.core", install("cuda")), ("cuda.bindings", "pip install cuda-core")):
         try:
             found = importlib.util.find_spec(package)
         except ModuleNotFoundError:

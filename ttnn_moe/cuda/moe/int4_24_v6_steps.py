@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ...accelerator import on
 from ...contract import Experts, Problem, Routing
 from ...errors import ContractError
 from ..arch import target_of
-from ..device import on
 from ..jit import load
 from . import sort
 from .family import Call
@@ -41,13 +41,12 @@ class FusedMoE:
 
     Args:
         experts: int4_24, contiguous, at a multiple of 16 bytes. T, K: of every call.
-        ids64: whether topk_ids are int64; else they are int32.
 
     Raises:
         ContractError: v6 does not run these sizes, this format or this GPU.
     """
 
-    def __init__(self, experts: Experts, T: int, K: int, ids64: bool = False):
+    def __init__(self, experts: Experts, T: int, K: int):
         self.experts, self.problem = experts, Problem.of(T, K, experts, torch.bfloat16)
         device, target = experts.device, target_of(experts.device)
         reason = INT4_24_V6.why_not(self.problem, target)
@@ -55,10 +54,10 @@ class FusedMoE:
             reason = f"words begin at no multiple of {INT4_24_V6.alignment} bytes"
         if reason is not None:
             raise ContractError("v6 does not run this problem", got=reason)
-        self._device, self._ids = device, torch.int64 if ids64 else torch.int32
+        self._device = device
         self._plan = INT4_24_V6.plan(self.problem, target)
         index = 0 if device.index is None else device.index
-        self._uses = INT4_24_V6.uses(self._plan, ids64, False)
+        self._uses = INT4_24_V6.uses(self._plan, ids64=False, add=False)
         (*sorts, self._permute, k2, k4, self._combine) = INT4_24_V6.bind(self._plan, self._uses, index)
         self._sorts = tuple(sorts)
         # by whether blockIdx.y is an index into Eids, or the expert itself
@@ -67,7 +66,7 @@ class FusedMoE:
         self._k4 = {True: k4, False: self._plan.bind_k4(k4_use, index, experts.E)}
 
     def apply(self, hidden: Tensor, topk_ids: Tensor, topk_ws: Tensor) -> Tensor:
-        """out [T, H] bf16 of hidden [T, H] bf16, topk_ids [T, K] and topk_ws [T, K] fp32: one call of the family."""
+        """out [T, H] bf16 of hidden [T, H] bf16, topk_ids [T, K] int32, topk_ws [T, K] fp32: one call of the family."""
         self._check(hidden=hidden, topk_ids=topk_ids, topk_ws=topk_ws)
         out = torch.empty_like(hidden)
         call = Call(hidden, Routing.from_topk(topk_ids, topk_ws, self.problem.E), self.experts, out, False)
@@ -77,7 +76,7 @@ class FusedMoE:
         return out
 
     def permute(self, hidden: Tensor, topk_ids: Tensor) -> Permuted:
-        """Sort the pairs of hidden [T, H] bf16 and topk_ids [T, K] by expert, and gather their rows."""
+        """Sort the pairs of hidden [T, H] bf16 and topk_ids [T, K] int32 by expert, and gather their rows."""
         self._check(hidden=hidden, topk_ids=topk_ids)
         plan, words, problem = self._plan, self._plan.words, self.problem
         memory = self._empty(words.count, dtype=torch.int32)
@@ -129,7 +128,7 @@ class FusedMoE:
         pairs = problem.T, problem.K
         wanted = {
             "hidden": ((problem.T, problem.H), bf16),
-            "topk_ids": (pairs, self._ids),
+            "topk_ids": (pairs, torch.int32),
             "topk_ws": (pairs, torch.float32),
             "X_perm": ((M, problem.H), bf16),
             "X2_perm": ((M, problem.I), bf16),

@@ -158,11 +158,6 @@ def activation_defines(problem: Problem) -> dict[str, bool]:
     return {"CLAMPED": problem.activation == CLAMPED_SWIGLU, "BIASED": problem.biased}
 
 
-def gate_up_rows(problem: Problem) -> tuple[int, int]:
-    """Rows from one gate row to the next, and from a gate row to its up row."""
-    return (1, problem.I) if problem.gate_up_order == "halves" else (2, 1)
-
-
 def weight_pointers(call: Call) -> tuple[int, ...]:
     """Blocks, scales, and biases as bf16 and as fp32: of gate and up, then of down."""
     tensors = call.experts.tensors

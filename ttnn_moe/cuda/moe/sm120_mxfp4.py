@@ -29,7 +29,7 @@ from .mxfp4_tiles import TILES, TILES_M, Tile, select_tile_m, why_not
 from .pairs import local_experts
 from .sort import Words
 from .sorted import Sorted, SortedPlan
-from .uses import Use, bias_pointers, pointer
+from .uses import Use, bias_pointers, gate_up_rows, pointer
 
 FP4_ACTIVATIONS = "TTNN_MOE_FP4_ACTIVATIONS"
 _THREADS = 256  # of mx_quantise
@@ -159,11 +159,10 @@ class Sm120Mxfp4(Sorted[Tile]):
         def quantising(use: Use, rows: int, channels: int) -> Launch:
             return use.bind(device, (ceil_div(rows * channels // 8, _THREADS),), _THREADS, rows, channels)
 
-        rows = (1, I) if problem.gate_up_order == "halves" else (2, 1)
         return (
             quantising(quantise, T, H),
             *sort.bind_sorts(tuple(sorts), plan.sorters, device, T * K, E, local_experts(problem), K, tile.M),
-            self.bind_product(plan, gate_up, device, H, I, *rows),
+            self.bind_product(plan, gate_up, device, H, I, *gate_up_rows(problem.gate_up_order, I)),
             *(quantising(use, T * K, I) for use in quantise_act),
             self.bind_product(plan, down, device, I, H, 1, 0),
             sort.bind_combine(combine, device, T, H),

@@ -13,7 +13,7 @@ from ..jit.load import Launch
 from .int4_24_sorted import SortedInt4_24
 from .pairs import rows_an_expert
 from .sorted import SortedPlan
-from .uses import Use
+from .uses import Use, gate_up_rows
 
 ITEMS = 16 * 32 + 32  # bytes of claimed items, and of what they have in common
 
@@ -88,7 +88,7 @@ class Sm80Int4_24(SortedInt4_24[SparseTile]):
     def bind_product(self, plan: SortedPlan[SparseTile], use: Use, device: int) -> Launch:
         problem, threads = plan.problem, plan.tile.threads
         blocks = use.resident_blocks(plan.arch, device, threads)
-        rows = (1, problem.I) if problem.gate_up_order == "halves" else (2, 1)
+        rows = gate_up_rows(problem.gate_up_order, problem.I)
         return use.bind(device, (blocks,), threads, problem.H, problem.I, *rows)
 
 

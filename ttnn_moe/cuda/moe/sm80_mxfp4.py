@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-
-from torch import Tensor
+from typing import Any
 
 from ...contract import Problem
 from ...formats.mxfp4 import NAME
 from ...sizes import ceil_div
 from ..arch import Arch, Target
-from ..jit import load
 from ..jit.load import Launch
-from . import sort
-from .cuda_cpp import launches_of
 from .family import Call
-from .mxfp4_few import activation_defines, gate_up_rows, mxfp4_limits, weight_pointers
+from .mxfp4_few import activation_defines, mxfp4_limits, weight_pointers
 from .pairs import rows_an_expert
-from .sorted import Sorted, SortedPlan
-from .uses import Use, pointer
+from .sorted import SortedPlan, SortedProduct
+from .uses import Use, gate_up_rows
 
 ITEMS = 5 * 32  # bytes of claimed items, and of what they have in common
 
@@ -102,7 +98,7 @@ _TILES: tuple[tuple[float, AnyTile], ...] = (
 _LEAST = WideTile(4, 1, 48, 2)  # fits every architecture
 
 
-class Sm80Mxfp4(Sorted[AnyTile]):
+class Sm80Mxfp4(SortedProduct[AnyTile]):
     """See the module's docstring."""
 
     name = "mxfp4"
@@ -131,16 +127,13 @@ class Sm80Mxfp4(Sorted[AnyTile]):
     def bind_product(self, plan: SortedPlan[AnyTile], use: Use, device: int) -> Launch:
         problem, threads = plan.problem, plan.tile.threads
         blocks = use.resident_blocks(plan.arch, device, threads)
-        return use.bind(device, (blocks,), threads, problem.H, problem.I, *gate_up_rows(problem))
+        rows = gate_up_rows(problem.gate_up_order, problem.I)
+        return use.bind(device, (blocks,), threads, problem.H, problem.I, *rows)
 
-    def launch(self, plan: SortedPlan[AnyTile], call: Call, buffers: tuple[Tensor, ...]) -> None:
-        (*sorts, product, combine), routing, words = launches_of(self, plan, call), call.routing, plan.words
-        act, rows, at = (buffer.data_ptr() for buffer in buffers)
-        stream, bound = load.stream(call.hidden.device.index), pointer(routing.num_tokens)
-        sort.launch_sorts(sorts, stream, (routing.topk_ids.data_ptr(), pointer(call.expert_map), bound), at, words)
-        routed = at, at + words.tiles, at + words.num_tiles
+    def launch_product(
+        self, product: Launch, stream: Any, call: Call, routed: tuple[int, int, int], act: int, rows: int
+    ) -> None:
         product(stream, *weight_pointers(call), call.hidden.data_ptr(), *routed, act, rows)
-        combine(stream, rows, at + words.inverse, routing.topk_weights.data_ptr(), bound, call.out.data_ptr())
 
 
 MXFP4 = Sm80Mxfp4()

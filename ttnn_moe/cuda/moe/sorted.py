@@ -156,25 +156,8 @@ class Sorted(CudaCpp[SortedPlan[TileT]]):
         )
 
 
-class SortedDense(Sorted[TileT]):
-    """A family of dense weights.
-
-    Attributes:
-        folder: of its products, under gpu_kernels/cuda; see Arch.products.
-        targets: what its products are compiled for, in words.
-    """
-
-    folder: str
-    targets: str
-
-    def kernel(self, tile: TileT) -> str:
-        return f"{self.folder}/grouped_mlp"
-
-    def why_not(self, problem: Problem, target: Target) -> str | None:
-        arch, reason = target.arch, dense_limits(problem, target)
-        if reason is None and arch is not None and arch.products != self.folder:
-            reason = f"its code is for {self.targets}, not {arch.name}"
-        return reason
+class SortedProduct(Sorted[TileT]):
+    """A family whose calls are a sort, one launch of both products, and a combine."""
 
     @abstractmethod
     def launch_product(
@@ -194,3 +177,24 @@ class SortedDense(Sorted[TileT]):
         sort.launch_sorts(sorts, stream, route, at, words)
         self.launch_product(product, stream, call, (at, at + words.tiles, at + words.num_tiles), act, rows)
         combine(stream, rows, at + words.inverse, routing.topk_weights.data_ptr(), bound, call.out.data_ptr())
+
+
+class SortedDense(SortedProduct[TileT]):
+    """A family of dense weights.
+
+    Attributes:
+        folder: of its products, under gpu_kernels/cuda; see Arch.products.
+        targets: what its products are compiled for, in words.
+    """
+
+    folder: str
+    targets: str
+
+    def kernel(self, tile: TileT) -> str:
+        return f"{self.folder}/grouped_mlp"
+
+    def why_not(self, problem: Problem, target: Target) -> str | None:
+        arch, reason = target.arch, dense_limits(problem, target)
+        if reason is None and arch is not None and arch.products != self.folder:
+            reason = f"its code is for {self.targets}, not {arch.name}"
+        return reason

@@ -58,11 +58,15 @@ def pointer(tensor: Tensor | None) -> int:
     return 0 if tensor is None else tensor.data_ptr()
 
 
+def gate_up_rows(order: str, I: int) -> tuple[int, int]:
+    """Rows from one gate row to the next, and from a gate row to its up row."""
+    return (2, 1) if order == "interleaved" else (1, I)
+
+
 def halves(experts: Experts) -> tuple[int, int]:
     """Addresses of the first gate row and the first up row."""
-    weight = experts.tensors["gate_up"]
-    first, rows = weight.data_ptr(), 1 if experts.gate_up_order == "interleaved" else experts.I
-    return first, first + rows * experts.H * weight.element_size()
+    weight, (_, rows) = experts.tensors["gate_up"], gate_up_rows(experts.gate_up_order, experts.I)
+    return weight.data_ptr(), weight.data_ptr() + rows * experts.H * weight.element_size()
 
 
 def row_steps(order: str, H: int, I: int) -> tuple[int, int]:

@@ -69,7 +69,11 @@ def specs_of(
         problem = Problem(T, E, K, H, I, dtype, **form)  # type: ignore[arg-type]
         chosen = choose(problem, target, CUDA_CPP)
         if isinstance(chosen, str):
-            raise ContractError("no CUDA C++ kernels run these sizes", got=chosen)
+            raise ContractError(
+                "no CUDA C++ kernels run these sizes",
+                got=chosen,
+                remedy="`ttnn-moe why` says what runs them; Triton kernels compile at their first call",
+            )
         family, plans = chosen.family, [chosen.plan]
         assert isinstance(family, CudaCpp)
         if tiles:

@@ -8,8 +8,7 @@ from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING, regis
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from ...errors import ContractError
-
-METHOD = "ttnn_moe"
+from ...formats.stored import METHOD
 
 
 class Refused(QuantizationConfigMixin):

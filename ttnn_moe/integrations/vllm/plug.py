@@ -9,7 +9,6 @@ from .surface import EXPERTS, MODEL, QUANTISED, installed
 HOOK = "UnquantizedFusedMoEMethod"
 ARCHITECTURE = "Qwen3MoeForCausalLM"
 CLASS = "ttnn_moe.integrations.vllm.qwen3:Qwen3Moe"
-METHOD = "ttnn_moe"
 _UNKNOWN = (
     f"this vLLM is not known, and runs all MoE layers itself: {{}}; known are {EXPERTS.versions}; "
     "to change it: install one of these, or a newer ttnn-moe"
@@ -67,6 +66,7 @@ def _register_quantised() -> None:
         return
     from vllm.model_executor.layers.quantization import QUANTIZATION_METHODS, register_quantization_config
 
+    from ...formats.stored import METHOD
     from .quantised import HOLDER, QuantisedConfig
 
     if HOLDER is None:

@@ -1,13 +1,12 @@
 """Checkpoints of `ttnn-moe quantize` in vLLM: the experts stay packed, in the tensors that the files hold.
 
-config.json of such a checkpoint says {"quant_method": "ttnn_moe", "format": "int4_24" or "mxfp4", "version": 1}. All
-weights but the experts' are dense. Nothing else runs these experts, so what cannot be served is an error.
+`ttnn_moe.formats.stored` has the tensors. All weights but the experts' are dense. Nothing else runs these experts, so
+what cannot be served is an error.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -22,96 +21,40 @@ from ... import arranging
 from ...contract import Experts
 from ...errors import BackendUnavailable, CheckpointError, ContractError
 from ...formats import int4_24, mxfp4, mxfp4_boxes
+from ...formats.stored import METHOD, STORED, StoredFormat, StoredTensor, known
 from ...visible import shown
 from . import arranged, gate, load
 from .served import ServedLayer
 
-VERSION = 1
 HOLDER: Any = getattr(_layers, "FusedMoE", None) or getattr(_layers, "RoutedExperts", None)
 """vLLM's layer that has the weights of experts; from 0.33 on, one inside it. None: neither is there."""
 _REMEDY = "quantise the original checkpoint again with this version of ttnn-moe"
 
 
-@dataclass(frozen=True)
-class Packed:
-    """One tensor of a layer's experts.
+def part(stored: StoredTensor, tensor: Tensor, here: Tensor | None, rank: int, of: int) -> Tensor:
+    """What this rank holds of a checkpoint's tensor: experts `here` (None: all), and its share of I."""
+    if here is not None:
+        tensor = tensor[here]
+    if of == 1:
+        return tensor
+    if stored.inner is not None:
+        return tensor.chunk(of, stored.inner)[rank]
+    assert stored.rows is not None
+    gate_rows, up_rows = tensor.chunk(2, stored.rows)
+    return torch.cat([gate_rows.chunk(of, stored.rows)[rank], up_rows.chunk(of, stored.rows)[rank]], stored.rows)
 
-    Attributes:
-        shape: (E, H, I) -> its shape. dtype: of it.
-        rows: the dimension that holds 2I rows, gate first; None: the dimension `inner` holds I.
-        inner: see rows.
-        scales: whether a NaN here is an error.
+
+def experts_of(
+    fmt: StoredFormat, H: int, I: int, *tensors: Tensor, fp16_scales: bool = False, arranged: bool = False
+) -> Experts:
+    """Experts of a checkpoint's tensors; reads no values.
+
+    Args:
+        fp16_scales: as in Experts. arranged: tensors of mxfp4 have the bytes of mxfp4_boxes.
     """
-
-    shape: Callable[[int, int, int], tuple[int, ...]]
-    dtype: torch.dtype
-    rows: int | None = None
-    inner: int | None = None
-    scales: bool = False
-
-    def part(self, tensor: Tensor, here: Tensor | None, rank: int, of: int) -> Tensor:
-        """What this rank holds: experts `here` (None: all), and its share of I."""
-        if here is not None:
-            tensor = tensor[here]
-        if of == 1:
-            return tensor
-        if self.inner is not None:
-            return tensor.chunk(of, self.inner)[rank]
-        assert self.rows is not None
-        gate_rows, up_rows = tensor.chunk(2, self.rows)
-        return torch.cat([gate_rows.chunk(of, self.rows)[rank], up_rows.chunk(of, self.rows)[rank]], self.rows)
-
-
-@dataclass(frozen=True)
-class Format:
-    """One format of experts.
-
-    Attributes:
-        name: in `ttnn_moe.formats`. multiple: of which H and this rank's I have to be.
-        tensors: by their names in a checkpoint, after "mlp.experts.".
-        names: the same in `Experts`, in that order.
-    """
-
-    name: str
-    multiple: int
-    tensors: dict[str, Packed]
-    names: tuple[str, ...]
-
-    def experts(self, H: int, I: int, *tensors: Tensor, fp16_scales: bool = False, arranged: bool = False) -> Experts:
-        """Reads no values. fp16_scales: as in Experts. arranged: tensors of mxfp4 have the bytes of mxfp4_boxes."""
-        held = dict(zip(self.names, (tensor.detach() for tensor in tensors), strict=True))
-        name = mxfp4_boxes.NAME if arranged else self.name
-        return Experts(name, len(tensors[0]), H, I, held, fp16_scales=fp16_scales)
-
-
-_GROUP = mxfp4.GROUP
-FORMATS = {
-    fmt.name: fmt
-    for fmt in (
-        Format(
-            int4_24.NAME,
-            64,
-            {
-                "w13": Packed(lambda E, H, I: (E, H // 64, 2 * I, 2), torch.int64, rows=2),
-                "w2": Packed(lambda E, H, I: (E, I // 64, H, 2), torch.int64, inner=1),
-            },
-            ("w13", "w2"),
-        ),
-        Format(
-            mxfp4.NAME,
-            _GROUP,
-            {
-                "gate_up_proj_blocks": Packed(lambda E, H, I: (E, 2 * I, H // 2), torch.uint8, rows=1),
-                "gate_up_proj_scales": Packed(
-                    lambda E, H, I: (E, 2 * I, H // _GROUP), torch.uint8, rows=1, scales=True
-                ),
-                "down_proj_blocks": Packed(lambda E, H, I: (E, H, I // 2), torch.uint8, inner=2),
-                "down_proj_scales": Packed(lambda E, H, I: (E, H, I // _GROUP), torch.uint8, inner=2, scales=True),
-            },
-            ("gate_up_blocks", "gate_up_scales", "down_blocks", "down_scales"),
-        ),
-    )
-}
+    held = {stored.name: tensor.detach() for stored, tensor in zip(fmt.tensors.values(), tensors, strict=True)}
+    name = mxfp4_boxes.NAME if arranged else fmt.name
+    return Experts(name, len(tensors[0]), H, I, held, fp16_scales=fp16_scales)
 
 
 class QuantisedConfig(QuantizationConfig):
@@ -124,17 +67,17 @@ class QuantisedConfig(QuantizationConfig):
     def __init__(self, config: dict[str, Any]):
         super().__init__()
         name, version = config.get("format"), config.get("version")
-        if name not in FORMATS or version != VERSION:
+        if name not in STORED or version != STORED[name].version:
             raise CheckpointError(
                 "config.json describes experts of an unknown format",
                 got=f"format {shown(name)}, version {shown(version)}",
-                expected=f"one of {list(FORMATS)}, version {VERSION}",
+                expected=f"one of {known()}",
                 remedy=_REMEDY,
             )
-        self.format = FORMATS[name]
+        self.format = STORED[name]
 
     def get_name(self) -> Any:
-        return "ttnn_moe"
+        return METHOD
 
     def get_supported_act_dtypes(self) -> list[torch.dtype]:
         return [torch.bfloat16, torch.float16]
@@ -164,7 +107,7 @@ class QuantisedMethod(FusedMoEMethodBase):
         BackendUnavailable: the operator cannot serve such a layer.
     """
 
-    def __init__(self, moe: Any, fmt: Format, prefix: str):
+    def __init__(self, moe: Any, fmt: StoredFormat, prefix: str):
         super().__init__(moe)
         self.format, self.prefix = fmt, prefix
         self._served: ServedLayer | None = None
@@ -194,11 +137,11 @@ class QuantisedMethod(FusedMoEMethodBase):
                 remedy="a smaller --tensor-parallel-size, or --enable-expert-parallel",
             )
         self._sizes = H, I
-        for name, packed in self.format.tensors.items():
-            bits = torch.empty(packed.shape(num_experts, H, I), dtype=packed.dtype)
+        for name, stored in self.format.tensors.items():
+            bits = torch.empty(stored.shape(num_experts, H, I), dtype=stored.dtype)
             parameter = torch.nn.Parameter(bits, requires_grad=False)
             layer.register_parameter(name, parameter)
-            parameter.weight_loader = self._loader(layer, name, packed)  # type: ignore[attr-defined]
+            parameter.weight_loader = self._loader(layer, name, stored)  # type: ignore[attr-defined]
         # from vLLM 0.33 on the layer is given its part of a checkpoint, and would look for dense experts
         layer.load_weights = partial(self._load, layer)
         if self.format.name == mxfp4.NAME:
@@ -211,30 +154,30 @@ class QuantisedMethod(FusedMoEMethodBase):
             parameter.weight_loader(parameter, loaded)
             yield name
 
-    def _loader(self, layer: Any, name: str, packed: Packed) -> Callable[[Tensor, Tensor], None]:
+    def _loader(self, layer: Any, name: str, stored: StoredTensor) -> Callable[[Tensor, Tensor], None]:
         """vLLM's weight loader of one tensor. A reload asks for its name, and exchanges its argument `param`."""
 
         def weight_loader(param: Tensor, loaded_weight: Tensor) -> None:
-            self._fill(layer, name, packed, param, loaded_weight)
+            self._fill(layer, name, stored, param, loaded_weight)
 
         return weight_loader
 
-    def _fill(self, layer: Any, name: str, packed: Packed, parameter: Tensor, loaded: Tensor) -> None:
+    def _fill(self, layer: Any, name: str, stored: StoredTensor, parameter: Tensor, loaded: Tensor) -> None:
         """Copy this rank's part of a checkpoint's tensor, into the order that the parameter has."""
         local, here = layer.expert_map, None
         if local is not None:
             local = local.cpu()
             here = torch.tensor([int((local == index).nonzero()) for index in range(len(parameter))])
         parallel = self.moe.moe_parallel_config
-        part = packed.part(loaded, here, parallel.tp_rank, parallel.tp_size)
-        if part.shape != parameter.shape or part.dtype != parameter.dtype:
+        own = part(stored, loaded, here, parallel.tp_rank, parallel.tp_size)
+        if own.shape != parameter.shape or own.dtype != parameter.dtype:
             raise CheckpointError(
                 f"{self.prefix}.{name} has another form",
-                got=f"{tuple(part.shape)} {part.dtype} on this rank",
+                got=f"{tuple(own.shape)} {own.dtype} on this rank",
                 expected=f"{tuple(parameter.shape)} {parameter.dtype}",
                 remedy=_REMEDY,
             )
-        arranged.fill(parameter, part, name)
+        arranged.fill(parameter, own, name)
 
     def process_weights_after_loading(self, layer: Any) -> None:
         """Check the scales, allocate scratch, compile kernels; again after a reload.
@@ -246,7 +189,7 @@ class QuantisedMethod(FusedMoEMethodBase):
         form = self._processed(layer, weights)
         if self._served is None:
             served = ServedLayer(
-                partial(self.format.experts, *self._sizes, **form),
+                partial(experts_of, self.format, *self._sizes, **form),
                 *(layer.global_num_experts, moe.experts_per_token, moe.max_num_tokens, moe.in_dtype),
             )
             reason = load.why_not(served, weights, layer.expert_map, both_ids=False)
@@ -255,7 +198,7 @@ class QuantisedMethod(FusedMoEMethodBase):
             self._served, self._form = served, form
 
     def _processed(self, layer: Any, weights: tuple[Tensor, ...]) -> dict[str, bool]:
-        """Check the scales, arrange bytes; what `Format.experts` takes beside sizes and tensors.
+        """Check the scales, arrange bytes; what `experts_of` takes beside sizes and tensors.
 
         After a reload it is what it was before: captured graphs have kernels for it.
         """
@@ -268,9 +211,9 @@ class QuantisedMethod(FusedMoEMethodBase):
                     remedy="start vLLM with the new checkpoint",
                 )
             return self._form or {"fp16_scales": fits}
-        scales = {name: getattr(layer, name) for name, packed in self.format.tensors.items() if packed.scales}
+        scales = {name: getattr(layer, name) for name, stored in self.format.tensors.items() if stored.scales}
         mxfp4.check_scales(**{name: tensor for name, tensor in scales.items() if not arranged.is_arranged(tensor)})
-        form = self._form or {"arranged": arranging.gains(self.format.experts(*self._sizes, *weights))}
+        form = self._form or {"arranged": arranging.gains(experts_of(self.format, *self._sizes, *weights))}
         if form["arranged"]:
             for name, parameter in zip(self.format.tensors, weights, strict=True):
                 arranged.arrange(parameter, name)

@@ -12,6 +12,7 @@ So neighbours lose least where tokens weigh alike. docs/kv.md has the figures of
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from math import ceil
 
 from ...arguments import integer, number
 from ...cuda.attention.tiers import BITS, UNIT
@@ -25,6 +26,10 @@ LEAST, MOST = 2.0, 16.0
 HIGH = ((4, 92), (16, 112))
 SHARE = 16
 """A larger high tier than the smallest takes 1 / SHARE of the bits of a full row at most."""
+
+HELD = "the first and the last tokens keep 8 bits, the others 2 or more"
+ROOM = 2.25
+"""Average bits that rows of a few thousand tokens reach."""
 
 
 @dataclass(frozen=True)
@@ -120,11 +125,32 @@ def allocate(bits: float, capacity: int, page: int = 64) -> Allocation:
 
     Raises:
         RequestError: bits out of range; a budget that no mix of tiers reaches at this capacity, with the least that one
-            does.
+            does, and with the capacity that reaches it.
     """
-    bits = number("kv_bits", bits, LEAST, MOST, f"an average from {LEAST:g} to {MOST:g}")
+    bits = _check_bits(bits)
     capacity, page = integer("capacity", capacity), check_page(page)
     capacity = ceil_div(capacity, page) * page
+    best, least = _best(bits, capacity, page)
+    if best is None:
+        # rounded up, so that what the message names is enough
+        hundredths = range(ceil(least * 100), 100 * int(MOST) + 1)
+        enough = next(n / 100 for n in hundredths if _best(n / 100, capacity, page)[0] is not None)
+        longer = _reaching(bits, page)
+        raise RequestError(
+            "no mix of tiers reaches this budget",
+            got=f"kv_bits={bits:g} in rows of {capacity} tokens",
+            expected=f"at least {enough:.2f}: {HELD}",
+            remedy=f"kv_bits={enough:.2f}" + (f", or rows of {longer.capacity} tokens" if longer else ""),
+        )
+    return best
+
+
+def _check_bits(bits: float) -> float:
+    return number("kv_bits", bits, LEAST, MOST, f"an average from {LEAST:g} to {MOST:g}")
+
+
+def _best(bits: float, capacity: int, page: int) -> tuple[Allocation | None, float]:
+    """The tiers, or None where no mix of them reaches the budget; and the least budget that one reaches."""
     best, least = None, MOST
     for sinks, ring in HIGH:
         if (sinks + ring) % page:
@@ -136,14 +162,13 @@ def allocate(bits: float, capacity: int, page: int = 64) -> Allocation:
             found = _filled(empty, units)
             if found is not None and (best is None or _affordable(found, best)):
                 best = found
-    if best is None:
-        raise RequestError(
-            "no mix of tiers reaches this budget",
-            got=f"kv_bits={bits:g} in rows of {capacity} tokens",
-            expected=f"at least {least:.2f}: the first and the last tokens keep 8 bits, the others 2 or more",
-            remedy="give more kv_bits, or a larger capacity",
-        )
-    return best
+    return best, least
+
+
+def _reaching(bits: float, page: int) -> Allocation | None:
+    """The tiers of the shortest row, of a power of two tokens, that reaches a budget; None: no row does."""
+    sizes = (ceil_div(1 << n, page) * page for n in range(6, 25))
+    return next((found for size in sizes if (found := _best(bits, size, page)[0]) is not None), None)
 
 
 def check_page(page: int) -> int:
@@ -169,12 +194,15 @@ def least_capacity(bits: float, page: int = 64) -> int:
     Raises:
         RequestError: bits or page out of range; 2 bits, which no row reaches.
     """
-    for n in range(6, 24):
-        try:
-            return allocate(bits, 1 << n, page).capacity
-        except RequestError:
-            pass
-    return allocate(bits, 1 << 24, page).capacity
+    found = _reaching(_check_bits(bits), check_page(page))
+    if found is None:
+        raise RequestError(
+            "no row reaches this budget",
+            got=f"kv_bits={bits:g}",
+            expected=f"more than {LEAST:g}: {HELD}",
+            remedy=f"kv_bits={ROOM:g}, which rows of {least_capacity(ROOM, page)} tokens reach",
+        )
+    return found.capacity
 
 
 def _affordable(found: Allocation, instead_of: Allocation) -> bool:

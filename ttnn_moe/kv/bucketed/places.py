@@ -7,11 +7,12 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from ...cuda.attention.tiers import UNIT, Layers, Tier
+from ...cuda.attention.tiers import UNIT, Layers
 from ...sizes import ceil_div
 from ..cache import CacheSizes
 from ..pages import PagePool, zeros
 from .allocation import Allocation
+from .storage import empty_layers
 
 
 class Places:
@@ -120,15 +121,9 @@ class Places:
         self._host_tables[own.high][: self.rows, : self.high_pages] = high.view(self.rows, -1)
 
     def _make_tier(self, bits: int) -> Layers:
-        sizes, page = self.sizes, self.page
-        pages = 1 + self._first_page(bits) + self.pools[bits].n
-        lead = (sizes.layers, pages, sizes.kv_heads)
-        payload = zeros((*lead, 2, page * sizes.head_dim * bits // 8), torch.uint8, sizes.device)
-        scales = zeros((*lead, page // UNIT, 8, 4, 2), torch.float16, sizes.device)
-        ids = torch.full((pages, page), -1, dtype=torch.int32, device=sizes.device)
-        table, counts = self._tables[bits], self.counts[bits]
-        each = [Tier(bits, payload[i], scales[i], ids, table, counts) for i in range(sizes.layers)]
-        return Layers.of(each, payload, scales)
+        sizes, pages = self.sizes, 1 + self._first_page(bits) + self.pools[bits].n
+        tables = self._tables[bits], self.counts[bits]
+        return empty_layers(bits, sizes.layers, pages, sizes.kv_heads, sizes.head_dim, *tables, self.page)
 
 
 def _parts(words: Tensor, lines: int, widths: dict[int, int]) -> tuple[dict[int, Tensor], dict[int, Tensor]]:

@@ -5,45 +5,32 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ...cuda.attention.tiers import UNIT, Tier
+from ...cuda.attention.tiers import UNIT, Layers, Tier
 from ...errors import ContractError
-from .packing import check_bits, check_head_dim, pack, unpack
+from ..pages import zeros
+from .packing import pack, unpack
 from .quantise import dequantise, quantise
 
 PAGE = 64
 """Tokens of a page."""
 
 
-def make_tier(
-    bits: int,
-    pages: int,
-    kv_heads: int,
-    head_dim: int,
-    table: Tensor,
-    counts: Tensor,
-    page: int = PAGE,
-    token_ids: Tensor | None = None,
-) -> Tier:
-    """A tier of empty pages on the device of `table`. Layers share table, counts and token_ids.
+def empty_layers(
+    bits: int, layers: int, pages: int, kv_heads: int, head_dim: int, table: Tensor, counts: Tensor, page: int = PAGE
+) -> Layers:
+    """A tier of all layers, zeros on the device of `table`. Layers share table, counts and token_ids, which are -1.
 
     Args:
-        table: [rows, pages of a row] int32. counts: [rows] int32.
-        token_ids: [pages, page] int32; default: new, all -1.
+        pages: of a layer. table: [rows, pages of a row] int32. counts: [rows] int32.
 
     Raises:
-        ContractError: no such bits; head_dim or page is no multiple of 32.
+        RequestError: the machine has less memory.
     """
-    check_bits(bits), check_head_dim(head_dim)
-    if page < UNIT or page % UNIT:
-        raise ContractError(
-            "a page has the wrong size", got=f"{page} tokens", expected=f"a multiple of {UNIT}", remedy=f"use {PAGE}"
-        )
-    device = table.device
-    if token_ids is None:
-        token_ids = torch.full((pages, page), -1, dtype=torch.int32, device=device)
-    payload = torch.zeros(pages, kv_heads, 2, page * head_dim * bits // 8, dtype=torch.uint8, device=device)
-    scales = torch.full((pages, kv_heads, page // UNIT, 8, 4, 2), -1.0, dtype=torch.float16, device=device)
-    return Tier(bits, payload, scales, token_ids, table, counts)
+    device, lead = table.device, (layers, pages, kv_heads)
+    payload = zeros((*lead, 2, page * head_dim * bits // 8), torch.uint8, device)
+    scales = zeros((*lead, page // UNIT, 8, 4, 2), torch.float16, device)
+    ids = torch.full((pages, page), -1, dtype=torch.int32, device=device)
+    return Layers.of([Tier(bits, payload[i], scales[i], ids, table, counts) for i in range(layers)], payload, scales)
 
 
 def bytes_of_token(bits: int, kv_heads: int, head_dim: int) -> int:

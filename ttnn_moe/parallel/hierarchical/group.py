@@ -90,7 +90,7 @@ class Group:
             )
         self.sizes, self.rank = sizes, transport.rank
         self._engine = Engine(transport, timeout)
-        self._device_of, self._placement = placement.device_of, placement
+        self._placement = placement
         self._local_of = placement.local_of(self.rank)
         self._counts: Counts = defaultdict(lambda: first)
 
@@ -181,7 +181,7 @@ class _Tokens:
     """roles.DispatchData: a slot holds a token, its ids and its weights."""
 
     def __init__(self, group: Group, masks: list[Tensor], hidden: Tensor, ids: Tensor, weights: Tensor):
-        self._H, self._row, self._masks = group.sizes.H, group.sizes.H * hidden.element_size(), masks
+        self._row = group.sizes.H * hidden.element_size()
         self._slots = torch.cat([part.contiguous().view(torch.uint8) for part in (hidden, ids, weights)], 1)
         here = [mask >> group.rank & 1 for mask in masks]
         counts = torch.stack([mask.sum() for mask in here])
