@@ -13,7 +13,7 @@ from ..arch import HOPPER, why_not_hopper, why_not_words
 from ..jit import load, spec
 
 NAME = "CUDA C++ norm_route (sm_90a)"
-MAX_TOKENS = 64
+MAX_TOKENS = 96
 SLICE, TILE = 512, 128  # of H and of E
 MOST_SLICES = 8  # of the weight of all experts, as registers hold it
 MAX_K = 16
