@@ -201,7 +201,7 @@ def tiles_of(spans: list[Span], keys: Tensor) -> Tensor:
     """Words that the kernels read of these sequences, as PagedCache.plan makes them."""
     queries = triton_prefill.queries_of(keys.shape[-1], keys.element_size())
     words = triton_prefill.tiles_of(((span.first, span.n, span.past, span.row) for span in spans), queries)
-    return torch.tensor(words, dtype=torch.int32).to(DEVICE)
+    return torch.tensor(words, dtype=torch.int32).to(keys.device)
 
 
 def paged(memory: Memory, page: int) -> Memory:
