@@ -10,6 +10,7 @@ import os
 from dataclasses import dataclass
 from functools import cache, lru_cache
 
+import torch
 from loguru import logger
 
 from .backend import Backend, Explains, Probe
@@ -199,15 +200,22 @@ def _choose(problem: Problem, name: str) -> Backend:
     )
 
 
-def resolve(name: str = AUTO) -> str:
+def resolve(name: str = AUTO, device: str | None = None) -> str:
     """The name of the backend that a model should ask for: checks that it is here, before any work.
+
+    Args:
+        name: as in `choose`. device: the type of the tensors' device: "auto" is then a backend that takes them there.
 
     Raises:
         BackendUnavailable: not here, or no such backend.
     """
     name = _asked(name)
     if name == AUTO:
-        return next(candidate for candidate in _TARGETS if probe(candidate).available)
+        here = [candidate for candidate in _TARGETS if probe(candidate).available]
+        if device is None:
+            return here[0]
+        small = Problem(T=1, E=1, K=1, H=64, I=64, dtype=torch.float32, device=device)
+        return next((candidate for candidate in here if _instance(candidate).why_not(small) is None), here[0])
     found = probe(name)
     if not found.available:
         here = [other for other in _TARGETS if probe(other).available]

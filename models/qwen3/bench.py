@@ -53,7 +53,7 @@ def bench(
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the figures to this file.")] = None,
 ) -> None:
     """Time prefill and decode of a Qwen3-MoE of a given size."""
-    name = registry.resolve(backend)
+    registry.resolve(backend)
     if json_file is not None and not json_file.parent.is_dir():
         raise RequestError(
             "cannot write the figures", got=f"no directory {json_file.parent}", remedy="make it, or name another --json"
@@ -104,7 +104,7 @@ def bench(
         "layers": sizes.num_hidden_layers,
         "random_weights": random_weights,
         "dtype": str(kind).removeprefix("torch."),
-        "backend": name,
+        "backend": request.NAME if on_chips else registry.resolve(backend, place.type),
         "device": network.where if on_chips else _device_name(place),
         "torch": torch.__version__,
         "threads": torch.get_num_threads(),

@@ -103,7 +103,7 @@ def demo(
     screen = _Single(console) if len(texts) == 1 else _Batch(console, texts)
     with screen, request.profiled(network, profile) as times:
         result = generate(network, ids, tokenizer=tokenizer, on_token=screen.show, engine=engine, **asked)
-    name = request.NAME if on_chips else registry.resolve(backend)
+    name = request.NAME if on_chips else registry.resolve(backend, network.device.type)
     where = f"{name} on {network.where}, {str(network.dtype).removeprefix('torch.')}"
     console.print(terminal.table(where, _figures(result, load_s, warm_up_s)))
     if times is not None:

@@ -33,6 +33,15 @@ class Absent(ReferenceBackend):
         return Probe(False, "there is no such card here", "plug one in")
 
 
+class Elsewhere(ReferenceBackend):
+    """Takes tensors of another device only."""
+
+    name = "elsewhere"
+
+    def why_not(self, problem: Problem) -> str | None:
+        return None if problem.device == "cuda" else "the tensors are not there"
+
+
 class Broken(ReferenceBackend):
     name = "broken"
 
@@ -116,3 +125,12 @@ def test_backends_load_when_first_asked_for() -> None:
     """Importing the package imports no backend."""
     code = "import sys, ttnn_moe; print([m for m in sys.modules if m in ('ttnn_moe.reference', 'triton', 'ttnn')])"
     assert run_python("-c", code).stdout.strip() == "[]"
+
+
+def test_auto_names_a_backend_of_the_device() -> None:
+    """Where a GPU is, and the model is on the CPU."""
+    with own_registry() as register:
+        register("elsewhere", f"{__name__}:Elsewhere")
+        assert registry.resolve() == registry.resolve("auto", "cuda") == "elsewhere"
+        assert registry.resolve("auto", "cpu") == "reference"
+        assert registry.resolve("elsewhere", "cpu") == "elsewhere"  # asked for by name

@@ -270,6 +270,7 @@ def test_shards_of_tensor_parallel_ranks_sum_to_the_whole(make: Any) -> None:
 
 
 @pytest.mark.slow(12)
+@pytest.mark.skipif(torch.cuda.is_available(), reason="kernels are not interpreted where a GPU is")
 @pytest.mark.skipif(REAL, reason="vLLM turns Triton off where it finds no GPU")
 def test_kernels_of_the_cuda_backend_in_a_layer() -> None:
     """Their scratch is shared and stays, and they read vLLM's own map of experts."""

@@ -131,7 +131,7 @@ class Alone:
 def test_parts_of_experts_add_up(directory: Path) -> None:
     """Each rank's I/D channels, and each rank's E/D experts, against the whole layer."""
     checkpoint, layer = Checkpoint(directory), 1
-    whole = load_model(directory, dtype=torch.float32).layers[layer].mlp
+    whole = load_model(directory, device="cpu", dtype=torch.float32).layers[layer].mlp
     x = torch.randn(5, checkpoint.config.hidden_size, generator=torch.Generator().manual_seed(0))
     ids, weights = torch.randint(0, 16, (5, 2), dtype=torch.int32), torch.rand(5, 2)
     want, total = whole.add_experts(torch.zeros_like(x), ids, weights, x, None), torch.zeros_like(x)

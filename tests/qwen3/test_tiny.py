@@ -153,7 +153,7 @@ def test_the_folder_is_small_and_sharded() -> None:
 
 @pytest.fixture(scope="module")
 def model() -> Any:
-    return load_model(TINY, dtype=torch.bfloat16)
+    return load_model(TINY, device="cpu", dtype=torch.bfloat16)
 
 
 @pytest.fixture(scope="module")
@@ -235,7 +235,7 @@ def test_generation_says_what_the_scores_say(
 @pytest.mark.parametrize("harm", ["none", "its neighbour"])
 def test_the_right_experts_are_needed(harm: str, layers: tuple[int, ...], words: Tokenizer) -> None:
     """Recall and copying are attention's work; the rest is lost without the experts, or with others in their place."""
-    model = load_model(TINY, dtype=torch.bfloat16)
+    model = load_model(TINY, device="cpu", dtype=torch.bfloat16)
     mixtures = [layer.mlp for layer in model.layers if isinstance(layer.mlp, MoE)]
     for i in layers:
         for weight in (mixtures[i].gate_up.data, mixtures[i].down.data):
@@ -280,7 +280,7 @@ def test_training_from_nothing(tmp_path: Path) -> None:
         "model-00002-of-00002.safetensors",
     }
     ids = torch.arange(20)[None]
-    ours = load_model(tmp_path / "new", dtype=torch.float32)(ids)
+    ours = load_model(tmp_path / "new", device="cpu", dtype=torch.float32)(ids)
     theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "new", dtype=torch.float32)(ids).logits
     torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-3)
 

@@ -85,7 +85,7 @@ class ExpertParallel(Prepared):
         self._local = Problem.of(placement.D * problem.T, problem.K, experts, problem.dtype, wire)
         self._experts, self._turn = experts, _TURNS.setdefault(world_of(group), Lock())
         local = Problem.of(1, problem.K, experts, problem.dtype)
-        runs = registry.choose(local, registry.resolve(backend))
+        runs = registry.choose(local, backend)
         self._runs = runs
         topology = Topology(placement, runs, group, wire, nodes, timeout)
         self.exchange = exchanges.choose(exchange, self.problem, topology)

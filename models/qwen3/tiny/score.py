@@ -46,7 +46,8 @@ def main(
         network = load_model(model, backend, device, dtype, progress)
     asked = heldout(examples, seed)
     found = scores(asked, answered(network, tokenizer, asked, network.device))
-    where = f"{registry.resolve(backend)} on {network.device}, {str(network.dtype).removeprefix('torch.')}"
+    name = registry.resolve(backend, network.device.type)
+    where = f"{name} on {network.device}, {str(network.dtype).removeprefix('torch.')}"
     rows = {task: f"{score.accuracy:.1%} of {score.asked}" for task, score in found.items()}
     Console().print(terminal.table(where, rows))
 
