@@ -13,7 +13,7 @@ from ttnn_moe.models.qwen3 import PRESETS
 
 
 @pytest.fixture(scope="module")
-def benchmark() -> ModuleType:
+def program() -> ModuleType:
     return script("qwen3_gpu")
 
 
@@ -45,13 +45,13 @@ ENDING_PARTS = [*MANY_PARTS[:4], "rest", *ONE_PARTS, "head"]
         (MANY, MANY_PARTS, ["rms_norm", "nvjet_head", "reduce_kernel"], ["norms", "head", "rest"]),
     ],
 )
-def test_kernels_are_told_apart_by_name_and_place(benchmark, layer, parts, end, end_parts) -> None:
+def test_kernels_are_told_apart_by_name_and_place(program, layer, parts, end, end_parts) -> None:
     label = sys.modules["qwen3_parts"].label
     names = ["indexSelect", *layer * 3, *end, "Memcpy DtoH (Device -> Pinned)"]
     assert label(names) == ["rest", *parts * 3, *end_parts, "rest"]
 
 
-def test_parts_add_up_to_the_step_whatever_overlaps(benchmark) -> None:
+def test_parts_add_up_to_the_step_whatever_overlaps(program) -> None:
     parts = sys.modules["qwen3_parts"]
     # the second begins before the first ends; then nothing for 4 us; then a copy to the host
     spans = [("few_linear", 10, 20), ("head_norm_rope", 15, 23), ("decode_attention", 27, 30), ("Memcpy DtoH", 30, 31)]
@@ -64,22 +64,22 @@ def test_parts_add_up_to_the_step_whatever_overlaps(benchmark) -> None:
     assert sum(us for us, _ in times.values()) == 21
 
 
-def test_floors_of_the_real_sizes(benchmark) -> None:
+def test_floors_of_the_real_sizes(program) -> None:
     from ttnn_moe.bench.floor import Ceilings
 
-    floor = benchmark.floors(PRESETS["qwen3-30b-a3b"], Ceilings(4.3e12, 790e12), 2)
+    floor = program.floors(PRESETS["qwen3-30b-a3b"], Ceilings(4.3e12, 790e12), 2)
     # 1.42, 6.05, 12.6, 14.6 and 37 ms, counted by hand
     assert [round(floor["step"](B) * 1e3, 1) for B in (1, 8, 32, 128)] == pytest.approx(
         [1.4, 6.0, 12.4, 14.1], rel=0.05
     )
     assert floor["prefill"](4096) * 1e3 == pytest.approx(37, rel=0.2)
-    packed = benchmark.floors(replace(PRESETS["qwen3-30b-a3b"], weight_format="mxfp4"), Ceilings(4.3e12, 790e12), 2)
+    packed = program.floors(replace(PRESETS["qwen3-30b-a3b"], weight_format="mxfp4"), Ceilings(4.3e12, 790e12), 2)
     experts = 48 * 8 * 3 * 2048 * 768  # weights of those that one token visits
     assert packed["step"](1) == pytest.approx(floor["step"](1) - experts * (16 - 4.25) / 8 / 4.3e12)
     assert packed["prefill"](4096) == floor["prefill"](4096)
 
 
-def test_the_engines_benchmark_serves_every_request(benchmark) -> None:
+def test_the_engines_benchmark_serves_every_request(program) -> None:
     import torch
 
     from ttnn_moe.models.qwen3 import TINY, Engine, load_model
