@@ -23,7 +23,7 @@ def test_tokens_of_a_gpu_that_is_not_the_current_one(checkpoint: Path, kv: str, 
     made = []
     for device in ("cuda:0", "cuda:1"):
         model = load_model(checkpoint, device=device)
-        engine = Engine(model, rows=2, capacity=256, graphs=graphs, kv=kv)
+        engine = Engine(model, rows=2, capacity=512, graphs=graphs, kv=kv)
         engine.capture()
         made.append(generate(model, ids, engine=engine, max_new_tokens=24).tokens)
         assert torch.cuda.current_device() == 0

@@ -125,7 +125,9 @@ class Npu:
         yield
 
     @contextmanager
-    def graph(self, graph: NPUGraph, pool: object, auto_dispatch_capture: bool = False) -> Iterator[None]:
+    def graph(
+        self, graph: NPUGraph, pool: object, stream: Stream | None = None, auto_dispatch_capture: bool = False
+    ) -> Iterator[None]:
         graph.auto_dispatch_capture = auto_dispatch_capture
         with _Refuse(), _Record(graph):
             yield

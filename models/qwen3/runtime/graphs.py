@@ -82,7 +82,8 @@ class DeviceGraphs:
     """CUDA graphs, or NPU graphs: torch.npu has the same functions under the same names.
 
     Args:
-        module: torch.cuda or torch.npu. new: makes an empty graph. options: of module.graph.
+        module: torch.cuda or torch.npu, whose current device captures. new: makes an empty graph.
+        options: of module.graph.
     """
 
     ahead = counted = early = True
@@ -90,6 +91,8 @@ class DeviceGraphs:
     def __init__(self, module: Any, new: Callable[[], Any], **options: Any):
         self._module, self._new, self._options = module, new, options
         self._pool = module.graph_pool_handle()
+        # the stream that module.graph takes by itself is of the device of a process's first capture
+        self._stream = module.Stream()
 
     def begin(self, tokens: int, most: int) -> int | None:
         """See Graphs."""
@@ -105,7 +108,7 @@ class DeviceGraphs:
             self.warm_up(run)
         module.current_stream().wait_stream(aside)
         graph = self._new()
-        with module.graph(graph, pool=self._pool, **self._options):
+        with module.graph(graph, pool=self._pool, stream=self._stream, **self._options):
             out = run()
         return Captured(self.replay_of(graph, inputs), out)
 
