@@ -16,6 +16,24 @@ LARGEST = 2**63 - 1
 """Of an integer that reaches a tensor."""
 
 
+FLOATS = {
+    name: dtype
+    for dtype, names in (
+        (torch.bfloat16, ("bfloat16", "bf16")),
+        (torch.float16, ("float16", "fp16")),
+        (torch.float32, ("float32", "fp32")),
+    )
+    for name in names
+}
+"""Dtypes by the names that commands and `load_model` take."""
+
+
+def names_of(*dtypes: torch.dtype) -> str:
+    """Their names, for errors and help: bfloat16 (or bf16), float32 (or fp32)."""
+    both = ([name for name, found in FLOATS.items() if found == dtype] for dtype in dtypes)
+    return ", ".join(f"{long} (or {short})" for long, short in both)
+
+
 def integer(name: str, value: Any, low: int = 1, high: int = LARGEST, expected: str = "") -> int:
     """The option `name` as an int: a Python, numpy or torch integer. A bool, 2.0 and "2" are none.
 

@@ -34,7 +34,7 @@ Topk = Annotated[int, typer.Option(help="K, experts per token.", min=1, max=MOST
 Hidden = Annotated[int, typer.Option(help="H, hidden size.", min=1, max=MOST)]
 Intermediate = Annotated[int, typer.Option(help="I, expert intermediate size.", min=1, max=MOST)]
 Tokens = Annotated[str, typer.Option(help="Numbers of tokens of a call.")]
-Dtype = Annotated[str, typer.Option(help="bf16, fp16 or fp32.")]
+Dtype = Annotated[str, typer.Option(help="bfloat16, float16 or float32; or bf16, fp16, fp32.")]
 Format = Annotated[str, typer.Option(help="Of the experts' weights: dense, int4_24 or mxfp4.")]
 Activation = Annotated[str, typer.Option(help="silu; or clamped_swiglu with biases, as gpt-oss has it, in mxfp4.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
@@ -121,7 +121,7 @@ def selfcheck(
     """Run every operator of a backend on this machine against plain arithmetic; the last line says what passed."""
     from .selfcheck import runner
 
-    if not runner.selfcheck(backend, typer.echo, _dtype(dtype, "bf16", "fp16", "fp32"), _format(format)):
+    if not runner.selfcheck(backend, typer.echo, _dtype(dtype), _format(format)):
         raise typer.Exit(1)
 
 
@@ -162,7 +162,7 @@ def warmup(
     topk: Topk = 8,
     hidden: Hidden = 2048,
     intermediate: Intermediate = 768,
-    dtype: Annotated[str, typer.Option(help="bf16 or fp16.")] = "bf16",
+    dtype: Annotated[str, typer.Option(help="bfloat16 or float16; or bf16, fp16.")] = "bf16",
     arch: Annotated[str | None, typer.Option(help="sm_80, sm_90a, ...; default: this GPU's, or sm_90a.")] = None,
     format: Format = "dense",
     activation: Activation = "silu",
@@ -174,7 +174,7 @@ def warmup(
     from .bench.layer import Layer
     from .cuda.moe.warmup import specs_of, target, warm_up
 
-    kind, found, names = _dtype(dtype, "bf16", "fp16"), target(arch), tiles.split(",") if tiles else []
+    kind, found, names = _dtype(dtype, "bfloat16", "float16"), target(arch), tiles.split(",") if tiles else []
     Layer("layer", experts, topk, hidden, intermediate, weight_format=_format(format))  # checks the sizes
     if names and not (format.startswith("mxfp4") and found.name == "sm_120f"):
         raise ContractError(
@@ -213,7 +213,7 @@ def why(
     from . import explain
     from .bench.layer import Layer
 
-    kind, device = _dtype(dtype, "bf16", "fp16", "fp32"), explain.device_type(device)
+    kind, device = _dtype(dtype), explain.device_type(device)
     layer = Layer("layer", experts, topk, hidden, intermediate, kind, _format(format))
     problems = [layer.problem(T, device) for T in _tokens(tokens)]
     console = Console()
@@ -246,11 +246,13 @@ def _activation(name: str) -> str:
 
 
 def _dtype(name: str, *able: str) -> torch.dtype:
-    from .bench.layer import DTYPES
+    """able: long names; default: all."""
+    from .arguments import FLOATS, names_of
 
-    if name not in able:
-        raise ContractError("unknown dtype", got=repr(name), expected=f"one of {list(able)}")
-    return DTYPES[name]
+    found, dtypes = FLOATS.get(name), {FLOATS[one]: None for one in able or FLOATS}
+    if found is None or found not in dtypes:
+        raise ContractError("unknown dtype", got=repr(name), expected=names_of(*dtypes))
+    return found
 
 
 @app.command()

@@ -50,7 +50,9 @@ def demo(
     profile: Annotated[bool, typer.Option("--profile", help="On tenstorrent: time each operator.")] = False,
     weights: terminal.Weights = None,
     experts: terminal.ExpertsOn = None,
-    dtype: Annotated[str | None, typer.Option(help="bfloat16, float16 or float32; default: the checkpoint's.")] = None,
+    dtype: Annotated[
+        str | None, typer.Option(help="bfloat16, float16, float32; or bf16, fp16, fp32; default: the checkpoint's.")
+    ] = None,
     kv: terminal.KV = PAGED,
     kv_bits: terminal.KVBits = None,
     max_new_tokens: Annotated[int, typer.Option(help="Per prompt.")] = 128,

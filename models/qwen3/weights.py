@@ -9,12 +9,13 @@ from typing import TypeVar
 import torch
 
 from ttnn_moe import registry
-from ttnn_moe.contract import Problem
+from ttnn_moe.arguments import FLOATS, names_of
+from ttnn_moe.contract import HIDDEN_DTYPES, Problem
 from ttnn_moe.errors import CheckpointError, RequestError
 from ttnn_moe.tenstorrent.runtime import is_emulator
 
 from .checkpoint import Checkpoint, slots
-from .config import DTYPES, Qwen3MoeConfig
+from .config import Qwen3MoeConfig
 from .files import said
 from .layers import MoE
 from .model import Qwen3Moe, placed
@@ -139,7 +140,7 @@ def dtype_of(dtype: torch.dtype | str | None) -> torch.dtype | None:
     Raises:
         CheckpointError: no model can be loaded in this dtype.
     """
-    named = DTYPES.get(dtype) if isinstance(dtype, str) else dtype
-    if dtype is not None and named not in DTYPES.values():
-        raise CheckpointError("a model cannot be loaded in this dtype", got=dtype, expected=f"one of {list(DTYPES)}")
+    named = FLOATS.get(dtype) if isinstance(dtype, str) else dtype
+    if dtype is not None and named not in FLOATS.values():
+        raise CheckpointError("a model cannot be loaded in this dtype", got=dtype, expected=names_of(*HIDDEN_DTYPES))
     return named

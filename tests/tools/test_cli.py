@@ -12,10 +12,12 @@ import pytest
 from command import run
 from paths import ROOT
 from processes import run_python
-from ttnn_moe import doctor, registry
+from ttnn_moe import cli, doctor, registry
+from ttnn_moe.arguments import names_of
 from ttnn_moe.backend import Probe
 from ttnn_moe.cuda.jit import build
-from ttnn_moe.errors import BackendUnavailable
+from ttnn_moe.errors import BackendUnavailable, ContractError
+from ttnn_moe.models.qwen3.weights import dtype_of
 from ttnn_moe.packages import install
 
 
@@ -216,3 +218,15 @@ command.main()
 """
     done = python(code)
     assert done.stdout == "{}\n" and done.stderr.count("looked") == 1
+
+
+@pytest.mark.parametrize("name", ["bf16", "bfloat16", "fp16", "float16", "fp32", "float32"])
+def test_a_dtype_has_two_names(name: str) -> None:
+    """One for every command, and for load_model."""
+    found = cli._dtype(name)
+    assert found == dtype_of(name) and str(found)[6:] in names_of(found) and name in names_of(found)
+
+
+def test_a_dtype_that_a_command_does_not_take() -> None:
+    with pytest.raises(ContractError, match=r"expected bfloat16 \(or bf16\), float16 \(or fp16\)"):
+        cli._dtype("fp32", "bfloat16", "float16")

@@ -9,12 +9,14 @@ from typing import Any
 
 from rich.console import Console
 
+from ..arguments import FLOATS, names_of
+from ..contract import HIDDEN_DTYPES
 from ..errors import BackendUnavailable, RequestError
 from ..sizes import natural
 from . import report
 from .floor import measure_ceilings
 from .implementations import device_of, ours
-from .layer import DTYPES, Layer, fit, free_bytes
+from .layer import Layer, fit, free_bytes
 from .measure import Options, Point, Result, measure_layer
 
 
@@ -80,11 +82,11 @@ def _asked(
     layer: Layer, tokens: str, dtype: str, backend: str, device: str | None, rounds: int, seed: int
 ) -> tuple[list[Point], Layer, Options]:
     """Points, layer and options of a run that fits the device."""
-    if dtype not in DTYPES:
-        raise RequestError("no such dtype", got=repr(dtype), expected=f"one of {sorted(DTYPES)}")
+    if dtype not in FLOATS:
+        raise RequestError("no such dtype", got=repr(dtype), expected=names_of(*HIDDEN_DTYPES))
     if rounds < 1:
         raise RequestError("there are no rounds", got=rounds, expected="1 or more")
-    points, layer = points_of(tokens), replace(layer, dtype=DTYPES[dtype])
+    points, layer = points_of(tokens), replace(layer, dtype=FLOATS[dtype])
     device = device_of(device, backend, layer.weight_format)
     fit(layer, max(point.T for point in points), free_bytes(device))
     sets = 4 if device == "cuda" else 2

@@ -8,7 +8,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+import torch
+
 from ttnn_moe import registry
+from ttnn_moe.arguments import FLOATS
 from ttnn_moe.errors import BackendUnavailable, RequestError
 from ttnn_moe.kv.formats import EIGHT_BITS, PAGED
 from ttnn_moe.tenstorrent import device as devices
@@ -83,7 +86,7 @@ def check(config: Qwen3MoeConfig, rows: int, options: Options) -> int:
         CheckpointError, ContractError: sizes that do not fit the device; experts or heads that the chips cannot share.
     """
     D = chips_of(options.mesh)
-    if options.dtype not in (None, "bfloat16"):
+    if options.dtype is not None and FLOATS.get(options.dtype) != torch.bfloat16:
         raise RequestError(
             "the device runs the model in bfloat16",
             got=f"--dtype {options.dtype}",
