@@ -117,7 +117,7 @@ class Experts:
     ) -> Experts:
         """From e2m1 blocks [E, 2I, H/2] and [E, H, I/2] and ue8m0 scales [E, 2I, H/32] and [E, H, I/32], zero-copy.
 
-        All are uint8. Contiguous blocks [E, R, K/32, 16], as gpt-oss stores them, are taken too.
+        All are uint8. Contiguous blocks [E, R, C/32, 16], as gpt-oss stores them, are taken too.
 
         Args:
             gate_up_bias, down_bias: [E, 2I] and [E, H], both bf16 or both fp32; or neither.
@@ -141,7 +141,7 @@ class Experts:
                 raise ContractError(
                     "expert weights must have three dimensions",
                     got=f"{name} {tuple(tensor.shape)}",
-                    expected="[E, R, K/2], or [E, R, K/32, 16] contiguous",
+                    expected="[E, R, C/2], or [E, R, C/32, 16] contiguous",
                 )
         (E, _, half_H), half_I = blocks["gate_up_blocks"].shape, blocks["down_blocks"].shape[2]
         named = {"gate_up_bias": gate_up_bias, "down_bias": down_bias}

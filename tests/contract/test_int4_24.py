@@ -107,7 +107,7 @@ def test_one_word_by_hand() -> None:
         (lambda v, i, s: pack(v, i + 1, s), "index are out of range"),
         (lambda v, i, s: pack(v.float(), i, s), "integers -8 .. 7"),
         (lambda v, i, s: unpack(v), "wrong dtype"),
-        (lambda v, i, s: dequantise(v.long()[:, :3]), r"expected \[\.\.\., K/64, R, 2\]"),
+        (lambda v, i, s: dequantise(v.long()[:, :3]), r"expected \[\.\.\., C/64, R, 2\]"),
     ],
 )
 def test_packing_refuses(call, match: str) -> None:

@@ -140,7 +140,7 @@ def spoilt(value: float) -> torch.Tensor:
 @pytest.mark.parametrize(
     "call, match",
     [
-        (lambda: quantise(torch.randn(4, 96)), r"\(4, 96\).*K a multiple of 64"),
+        (lambda: quantise(torch.randn(4, 96)), r"\(4, 96\).*C a multiple of 64"),
         (lambda: quantise(torch.randn(64)), "cannot be quantised to int4_24"),
         (lambda: quantise(torch.ones(4, 64, dtype=torch.int8)), "torch.int8"),
         (lambda: quantise(torch.ones(4, 64).double()), "torch.float64"),

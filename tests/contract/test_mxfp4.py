@@ -74,7 +74,7 @@ def test_codes_pack_and_unpack() -> None:
         (lambda b, s: unpack(b.short()), "blocks has the wrong dtype"),
         (lambda b, s: dequantise(b, s.view(torch.int8)), r"scales.view\(torch.uint8\)"),
         (lambda b, s: dequantise(b[:, 1:], s), r"do not fit together; got \(4, 31\) and \(4, 2\)"),
-        (lambda b, s: dequantise(b, s[:3]), r"\[\.\.\., R, K/32\], K a multiple of 32"),
+        (lambda b, s: dequantise(b, s[:3]), r"\[\.\.\., R, C/32\], C a multiple of 32"),
         (lambda b, s: dequantise(b, s, torch.bfloat16), "no such dtype"),
     ],
 )

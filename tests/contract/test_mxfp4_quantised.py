@@ -130,7 +130,7 @@ def test_the_figures_of_the_docs() -> None:
 @pytest.mark.parametrize(
     "call, match",
     [
-        (lambda: quantise(torch.randn(4, 48)), r"\(4, 48\).*K a multiple of 32"),
+        (lambda: quantise(torch.randn(4, 48)), r"\(4, 48\).*C a multiple of 32"),
         (lambda: quantise(torch.randn(64)), "cannot be quantised to mxfp4"),
         (lambda: quantise(torch.ones(4, 64).double()), "torch.float64"),
         (lambda: quantise(torch.ones(4, 64), "up"), r"unknown rule .* expected one of \['error', 'ocp'\]"),

@@ -34,12 +34,12 @@ _INFINITE = 0x7F80 << 48  # the exponent of the scale, all ones: infinite or NaN
 
 
 def pack(values: Tensor, index: Tensor, scales: Tensor) -> Tensor:
-    """Words [..., K/64, R, 2] int64 of K channels.
+    """Words [..., C/64, R, 2] int64 of C channels.
 
     Args:
-        values: [..., R, K/4] integers -8 .. 7, one of every four channels.
-        index: [..., R, K/4] integers 0 .. 3: the channel among its four.
-        scales: [..., R, K/32] bf16; their bits are kept.
+        values: [..., R, C/4] integers -8 .. 7, one of every four channels.
+        index: [..., R, C/4] integers 0 .. 3: the channel among its four.
+        scales: [..., R, C/32] bf16; their bits are kept.
 
     Raises:
         ContractError: shapes, dtypes or values that do not fit.
@@ -49,7 +49,7 @@ def pack(values: Tensor, index: Tensor, scales: Tensor) -> Tensor:
         raise ContractError(
             "values, index and scales do not fit together",
             got=f"{tuple(values.shape)}, {tuple(index.shape)}, {tuple(scales.shape)}",
-            expected="[..., R, K/4] twice and [..., R, K/32], K a multiple of 64",
+            expected="[..., R, C/4] twice and [..., R, C/32], C a multiple of 64",
         )
     if scales.dtype != torch.bfloat16:
         raise ContractError("scales have the wrong dtype", got=scales.dtype, expected="torch.bfloat16")
@@ -65,15 +65,15 @@ def pack(values: Tensor, index: Tensor, scales: Tensor) -> Tensor:
 
 
 def unpack(words: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The inverse of `pack`: values [..., R, K/4] int8, index [..., R, K/4] uint8, scales [..., R, K/32] bf16.
+    """The inverse of `pack`: values [..., R, C/4] int8, index [..., R, C/4] uint8, scales [..., R, C/32] bf16.
 
     Any 64 bits are a word: it decodes as the module's table says.
 
     Raises:
-        ContractError: words [..., K/64, R, 2] int64 were expected.
+        ContractError: words [..., C/64, R, 2] int64 were expected.
     """
     check_words("words", words)
-    rows = words.transpose(-2, -3).flatten(-2)  # [..., R, K/32]
+    rows = words.transpose(-2, -3).flatten(-2)  # [..., R, C/32]
     i = torch.arange(8, device=words.device)
     values = ((rows.unsqueeze(-1) >> (4 * i)) & 15) - 8
     index = (rows.unsqueeze(-1) >> (32 + 2 * i)) & 3
@@ -82,12 +82,12 @@ def unpack(words: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def dequantise(words: Tensor) -> Tensor:
-    """Logical weights [..., R, K] fp32 of words [..., K/64, R, 2]: exact, as an int4 times a bf16 fits fp32.
+    """Logical weights [..., R, C] fp32 of words [..., C/64, R, 2]: exact, as an int4 times a bf16 fits fp32.
 
     The 32 channels of a NaN or infinite scale are not finite.
 
     Raises:
-        ContractError: words [..., K/64, R, 2] int64 were expected.
+        ContractError: words [..., C/64, R, 2] int64 were expected.
     """
     check_words("words", words)
     *lead, G2, R, _ = words.shape
@@ -192,7 +192,7 @@ def check_words(name: str, words: Tensor) -> None:
             remedy=f"{name}.view(torch.int64)" if words.dtype.itemsize == 8 else None,
         )
     if words.dim() < 3 or words.shape[-1] != 2 or not words.shape[-3]:
-        raise ContractError(f"{name} has the wrong shape", got=tuple(words.shape), expected="[..., K/64, R, 2]")
+        raise ContractError(f"{name} has the wrong shape", got=tuple(words.shape), expected="[..., C/64, R, 2]")
 
 
 def check_scales(**tensors: Tensor) -> None:

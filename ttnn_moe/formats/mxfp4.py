@@ -1,6 +1,6 @@
 """MXFP4 experts: an e2m1 number for every channel, a ue8m0 scale for every 32. 4.25 bits a weight.
 
-| tensor | shape | rows R | channels K |
+| tensor | shape | rows R | channels C |
 |---|---|---|---|
 | gate_up_blocks, gate_up_scales | [E, 2I, H/2] and [E, 2I, H/32] uint8 | gate and up rows, in gate_up_order | H |
 | down_blocks, down_scales | [E, H, I/2] and [E, H, I/32] uint8 | outputs | I |
@@ -13,7 +13,7 @@ Byte i of a row of blocks holds channel 2i in its low four bits and channel 2i +
 bits, bit 3 is the sign; bits 0 .. 2 are 0, 0.5, 1, 1.5, 2, 3, 4 and 6. Byte g of a row of scales scales the channels
 from 32 * g on: by 2^(byte - 127), and 0xFF is NaN.
 
-gpt-oss stores the same bytes, as blocks [E, R, K/32, 16]. Source: the Open Compute Project's Microscaling Formats (MX)
+gpt-oss stores the same bytes, as blocks [E, R, C/32, 16]. Source: the Open Compute Project's Microscaling Formats (MX)
 specification 1.0.
 """
 
@@ -37,13 +37,13 @@ _BLOCK = 1 << 21  # bytes decoded at a time
 
 
 def pack(codes: Tensor) -> Tensor:
-    """Blocks [..., K/2] uint8 of codes [..., K], integers 0 .. 15: the bits of e2m1 numbers.
+    """Blocks [..., C/2] uint8 of codes [..., C], integers 0 .. 15: the bits of e2m1 numbers.
 
     Raises:
-        ContractError: K is odd, or codes are no integers 0 .. 15.
+        ContractError: C is odd, or codes are no integers 0 .. 15.
     """
     if codes.dim() < 1 or codes.shape[-1] % 2 or not codes.shape[-1]:
-        raise ContractError("codes cannot be packed", got=tuple(codes.shape), expected="[..., K], K even")
+        raise ContractError("codes cannot be packed", got=tuple(codes.shape), expected="[..., C], C even")
     if codes.is_floating_point() or bool(((codes < 0) | (codes > 15)).any()):
         raise ContractError("codes are out of range", got=codes.dtype, expected="integers 0 .. 15")
     codes = codes.to(torch.uint8)
@@ -51,7 +51,7 @@ def pack(codes: Tensor) -> Tensor:
 
 
 def unpack(blocks: Tensor) -> Tensor:
-    """The inverse of `pack`: codes [..., K] uint8 of blocks [..., K/2].
+    """The inverse of `pack`: codes [..., C] uint8 of blocks [..., C/2].
 
     Raises:
         ContractError: blocks are not uint8.
@@ -61,7 +61,7 @@ def unpack(blocks: Tensor) -> Tensor:
 
 
 def dequantise(blocks: Tensor, scales: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Logical weights [..., R, K] of blocks [..., R, K/2] and scales [..., R, K/32].
+    """Logical weights [..., R, C] of blocks [..., R, C/2] and scales [..., R, C/32].
 
     dtype: torch.float64 is exact for every byte and scale. So is torch.float32, but that 2^128 and more are infinite:
     `quantise_mxfp4` makes no such weight. The 32 channels of the scale 0xFF are NaN.
@@ -104,7 +104,7 @@ class Decoder:
         self._weights = torch.empty(weights // 2, dtype=torch.float64, device=device)
 
     def decode(self, blocks: Tensor, scales: Tensor) -> Tensor:
-        """Blocks [R, K/2] and scales [R, K/32], of any strides -> weights [R, K] fp32, until the next call."""
+        """Blocks [R, C/2] and scales [R, C/32], of any strides -> weights [R, C] fp32, until the next call."""
         n, groups = blocks.numel(), scales.numel()
         codes, index = self._codes[:n], self._bytes[:groups]
         codes.view(blocks.shape).copy_(blocks)
@@ -200,7 +200,7 @@ def check_bytes(name: str, tensor: Tensor) -> None:
 
 
 def check_pair(name: str, blocks: Tensor, other: str, scales: Tensor) -> None:
-    """Raise ContractError unless blocks [..., R, K/2] and scales [..., R, K/32] are uint8, of one K and one R."""
+    """Raise ContractError unless blocks [..., R, C/2] and scales [..., R, C/32] are uint8, of one C and one R."""
     check_bytes(name, blocks)
     check_bytes(other, scales)
     *lead, half = blocks.shape if blocks.dim() else (0,)
@@ -208,12 +208,12 @@ def check_pair(name: str, blocks: Tensor, other: str, scales: Tensor) -> None:
         raise ContractError(
             f"{name} and {other} do not fit together",
             got=f"{tuple(blocks.shape)} and {tuple(scales.shape)}",
-            expected="[..., R, K/2] and [..., R, K/32], K a multiple of 32",
+            expected="[..., R, C/2] and [..., R, C/32], C a multiple of 32",
         )
 
 
 def check_scales(**tensors: Tensor) -> None:
-    """Raise ContractError if a byte of these scales [E, R, K/32] is 0xFF, NaN, naming the first.
+    """Raise ContractError if a byte of these scales [E, R, C/32] is 0xFF, NaN, naming the first.
 
     It reads all scales once, and synchronises with a GPU.
     """

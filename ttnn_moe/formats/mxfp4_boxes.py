@@ -119,7 +119,7 @@ def reorder_tensor(name: str, tensor: Tensor, gate_up_order: str, inverse: bool)
 
 
 def restore_matrix(blocks: Tensor, scales: Tensor, gate_up_order: str | None) -> tuple[Tensor, Tensor]:
-    """Blocks [R, K/2] and scales [R, K/32] of an arranged matrix, brought back in place. None: of down."""
+    """Blocks [R, C/2] and scales [R, C/32] of an arranged matrix, brought back in place. None: of down."""
     with torch.inference_mode():
         _reorder_blocks(blocks[None], gate_up_order, inverse=True)
         _reorder_scales(scales[None], gate_up_order, inverse=True)

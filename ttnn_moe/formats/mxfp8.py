@@ -21,7 +21,7 @@ RULES = ("ocp", "up")
 
 @torch.no_grad()
 def quantise(hidden: Tensor, rule: str = "ocp") -> tuple[Tensor, Tensor]:
-    """Values [..., K] float8_e4m3fn and scales [..., K/32] uint8 of hidden [..., K], rounded to nearest, ties to even.
+    """Values [..., C] float8_e4m3fn and scales [..., C/32] uint8 of hidden [..., C], rounded to nearest, ties to even.
 
     The 32 channels of a NaN or infinite one have the scale 0xFF, which makes all of them NaN: nothing else is touched.
 
@@ -31,13 +31,13 @@ def quantise(hidden: Tensor, rule: str = "ocp") -> tuple[Tensor, Tensor]:
             scale where amax would exceed 448 of them, so that no channel saturates.
 
     Raises:
-        ContractError: K is not a multiple of 32, or another dtype or rule.
+        ContractError: C is not a multiple of 32, or another dtype or rule.
     """
     if hidden.dim() < 1 or hidden.dtype not in DTYPES or not hidden.shape[-1] or hidden.shape[-1] % GROUP:
         raise ContractError(
             "hidden cannot be quantised to mxfp8",
             got=f"{tuple(hidden.shape)} {hidden.dtype}",
-            expected="[..., K] bf16, fp16 or fp32, K a multiple of 32",
+            expected="[..., C] bf16, fp16 or fp32, C a multiple of 32",
         )
     if rule not in RULES:
         raise ContractError("unknown rule of the scale", got=repr(rule), expected=f"one of {list(RULES)}")
@@ -49,7 +49,7 @@ def quantise(hidden: Tensor, rule: str = "ocp") -> tuple[Tensor, Tensor]:
 
 
 def dequantise(values: Tensor, scales: Tensor) -> Tensor:
-    """hidden [..., K] fp32 of values [..., K] float8_e4m3fn and scales [..., K/32] uint8: exact up to 2^128.
+    """hidden [..., C] fp32 of values [..., C] float8_e4m3fn and scales [..., C/32] uint8: exact up to 2^128.
 
     Larger numbers are infinite; `quantise` makes none.
 
@@ -61,7 +61,7 @@ def dequantise(values: Tensor, scales: Tensor) -> Tensor:
         raise ContractError(
             "values and scales do not fit together",
             got=f"{tuple(values.shape)} {values.dtype} and {tuple(scales.shape)} {scales.dtype}",
-            expected="[..., K] float8_e4m3fn and [..., K/32] uint8, K a multiple of 32",
+            expected="[..., C] float8_e4m3fn and [..., C/32] uint8, C a multiple of 32",
         )
     groups = values.float().unflatten(-1, (-1, GROUP))
     return (groups * ue8m0.decode(scales)[..., None]).flatten(-2)

@@ -2,8 +2,8 @@
 
 Without moments, the largest weight of every four is kept, and the scale has the least squared error among candidates.
 
-With the second moments of the inputs, C = x^T x, the squared error of the output is minimised instead:
-trace((W - Q) C (W - Q)^T). Four channels after four, a row keeps the channel and the int4 of least error, given that
+With the second moments of the inputs, S = x^T x, the squared error of the output is minimised instead:
+trace((W - Q) S (W - Q)^T). Four channels after four, a row keeps the channel and the int4 of least error, given that
 all later channels may still change; then those take the changes that make up for the error. That is the optimal brain
 surgeon (Hassibi and Stork, 1993) in the order of columns of GPTQ (Frantar and others, 2022), with a chunk of four
 channels in place of one. In a layer, the down weights are first fitted to the activations of the quantised gate and up
@@ -36,38 +36,38 @@ DIVISORS = (1, 2, 3, 4, 5, *(d / 4 for d in range(24, 35)))
 
 @torch.no_grad()
 def quantise(weights: Tensor, moments: Tensor | None = None) -> Tensor:
-    """Words [..., K/64, R, 2] int64 of weights [..., R, K], K channels of R rows.
+    """Words [..., C/64, R, 2] int64 of weights [..., R, C], C channels of R rows.
 
     Args:
         weights: bf16, fp16 or fp32.
-        moments: [K, K], or [..., K, K]: the sum of x^T x over inputs x [K]; default: as if inputs were white.
-            With moments, the scratch is about 50 * K^2 bytes.
+        moments: [C, C], or [..., C, C]: the sum of x^T x over inputs x [C]; default: as if inputs were white.
+            With moments, the scratch is about 50 * C^2 bytes.
 
     Raises:
-        ContractError: K is not a multiple of 64, shapes or dtypes do not fit, or a weight or moment is not finite.
+        ContractError: C is not a multiple of 64, shapes or dtypes do not fit, or a weight or moment is not finite.
     """
-    *lead, R, K = weights.shape if weights.dim() >= 2 else (0, 0)
-    if weights.dim() < 2 or weights.dtype not in DTYPES or not K or K % 64:
+    *lead, R, C = weights.shape if weights.dim() >= 2 else (0, 0)
+    if weights.dim() < 2 or weights.dtype not in DTYPES or not C or C % 64:
         raise ContractError(
             "weights cannot be quantised to int4_24",
             got=f"{tuple(weights.shape)} {weights.dtype}",
-            expected="[..., R, K] bf16, fp16 or fp32, K a multiple of 64",
+            expected="[..., R, C] bf16, fp16 or fp32, C a multiple of 64",
         )
-    if moments is not None and tuple(moments.shape) not in ((K, K), (*lead, K, K)):
+    if moments is not None and tuple(moments.shape) not in ((C, C), (*lead, C, C)):
         raise ContractError(
-            "moments do not fit the weights", got=tuple(moments.shape), expected=f"[..., K, K] with K = {K}"
+            "moments do not fit the weights", got=tuple(moments.shape), expected=f"[..., C, C] with C = {C}"
         )
-    words = torch.empty(*lead, K // 64, R, 2, dtype=torch.int64, device=weights.device)
+    words = torch.empty(*lead, C // 64, R, 2, dtype=torch.int64, device=weights.device)
     if not words.numel():
         return words
-    each, out = weights.reshape(-1, R, K), words.view(-1, K // 64, R, 2)
+    each, out = weights.reshape(-1, R, C), words.view(-1, C // 64, R, 2)
     check_finite(NAME, "weights", each)
     shared = moments is not None and moments.dim() == 2
     if moments is not None:
-        moments = moments.reshape(-1, K, K)
+        moments = moments.reshape(-1, C, C)
         check_finite(NAME, "moments", moments)
     factors: tuple[Tensor, Tensor] | None = None
-    rows = max(1, MAX_ELEMENTS // K)
+    rows = max(1, MAX_ELEMENTS // C)
     for e, matrix in enumerate(each):
         if moments is not None and (e == 0 or not shared):
             factors = _factor(moments[e])
@@ -80,7 +80,7 @@ def quantise(weights: Tensor, moments: Tensor | None = None) -> Tensor:
 
 @torch.no_grad()
 def rounded(weights: Tensor) -> Tensor:
-    """What `dequantise(quantise(weights))` gives, [..., R, K] fp32, for training: no check, no word, no host sync."""
+    """What `dequantise(quantise(weights))` gives, [..., R, C] fp32, for training: no check, no word, no host sync."""
     values, index, scales = _nearest(weights.reshape(-1, weights.shape[-1]).float())
     kept = values.unflatten(-1, (-1, 8)) * scales.float()[..., None]
     chunks = torch.zeros(*index.shape, 4, device=weights.device)
@@ -133,7 +133,7 @@ def _activations(x: Tensor, gate_up: Tensor, order: str) -> Tensor:
 
 
 def _refitted(weights: Tensor, want: Tensor, act: Tensor) -> Tensor:
-    """Weights [R, K] that make of act [n, K] what the given ones make of want: ridge regression towards the given."""
+    """Weights [R, C] that make of act [n, C] what the given ones make of want: ridge regression towards the given."""
     moments = (act.T @ act).double()
     mean = moments.diagonal().mean()
     if not bool(mean > 0):
@@ -144,7 +144,7 @@ def _refitted(weights: Tensor, want: Tensor, act: Tensor) -> Tensor:
 
 
 def _nearest(weights: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Values, index and scales of weights [R, K]: the largest of every four."""
+    """Values, index and scales of weights [R, C]: the largest of every four."""
     chunks = weights.unflatten(-1, (-1, 4))
     index = chunks.abs().argmax(-1)
     kept = chunks.gather(-1, index[..., None]).view(len(weights), -1, 8)
@@ -182,43 +182,43 @@ def _round(values: Tensor, scales: Tensor) -> Tensor:
 
 
 def _factor(moments: Tensor) -> tuple[Tensor, Tensor] | None:
-    """What the search needs of moments [K, K], damped; None where no input was seen.
+    """What the search needs of moments [C, C], damped; None where no input was seen.
 
-    With C = M M^T and M upper triangular, the inverse of C[j:, j:] is U[j:, j:]^T U[j:, j:], U the inverse of M.
+    With S = M M^T and M upper triangular, the inverse of S[j:, j:] is U[j:, j:]^T U[j:, j:], U the inverse of M.
 
     Returns:
-        metric [K/4, 4, 4]: the error's quadratic form of each chunk, when all later channels make up for it.
-        update [K, K]: a chunk's error times its 4 rows is what later channels lose; 0 in the chunk and before it.
+        metric [C/4, 4, 4]: the error's quadratic form of each chunk, when all later channels make up for it.
+        update [C, C]: a chunk's error times its 4 rows is what later channels lose; 0 in the chunk and before it.
     """
-    K = len(moments)
-    C = moments.double()
-    mean = C.diagonal().mean()
+    C = len(moments)
+    S = moments.double()
+    mean = S.diagonal().mean()
     if bool(mean == 0):
         return None
-    C = (C + C.T) / (2 * mean)
-    C.diagonal().add_(DAMPING)
-    lower, failed = torch.linalg.cholesky_ex(C.flip(0, 1))
+    S = (S + S.T) / (2 * mean)
+    S.diagonal().add_(DAMPING)
+    lower, failed = torch.linalg.cholesky_ex(S.flip(0, 1))
     if bool(failed) or bool(mean < 0):
         raise ContractError("moments are not those of any inputs", expected="a sum of x^T x")
     M = lower.flip(0, 1)
-    U = torch.linalg.solve_triangular(M, torch.eye(K, dtype=M.dtype, device=M.device), upper=True)
-    corner = torch.stack([M[j : j + 4, j : j + 4] for j in range(0, K, 4)])
-    update = (corner @ U.view(-1, 4, K)).view(K, K)
-    for j in range(0, K, 4):
+    U = torch.linalg.solve_triangular(M, torch.eye(C, dtype=M.dtype, device=M.device), upper=True)
+    corner = torch.stack([M[j : j + 4, j : j + 4] for j in range(0, C, 4)])
+    update = (corner @ U.view(-1, 4, C)).view(C, C)
+    for j in range(0, C, 4):
         update[j : j + 4, j : j + 4] = 0
     return (corner @ corner.mT).float(), update.float()
 
 
 def _compensated(weights: Tensor, metric: Tensor, update: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Values, index and scales of weights [R, K], given what `_factor` returns."""
+    """Values, index and scales of weights [R, C], given what `_factor` returns."""
     # squares must not overflow, and a power of two changes no bits
     unit = torch.ldexp(torch.ones((), device=weights.device), torch.frexp(weights.abs().max())[1] - 1)
     weights = weights / unit
-    R, K = weights.shape
-    values = torch.empty(R, K // 4, device=weights.device)
-    index = torch.empty(R, K // 4, dtype=torch.int64, device=weights.device)
-    scales = torch.empty(R, K // GROUP, dtype=torch.bfloat16, device=weights.device)
-    for start in range(0, K, GROUP):
+    R, C = weights.shape
+    values = torch.empty(R, C // 4, device=weights.device)
+    index = torch.empty(R, C // 4, dtype=torch.int64, device=weights.device)
+    scales = torch.empty(R, C // GROUP, dtype=torch.bfloat16, device=weights.device)
+    for start in range(0, C, GROUP):
         group, first = slice(start, start + GROUP), start // 4
         A = metric[first : first + 8]
         gain, best = _unquantised(weights[:, group].view(R, 8, 4), A)

@@ -38,36 +38,36 @@ _LARGEST = 254 - _EXPONENT  # byte of a scale
 
 @torch.no_grad()
 def quantise(weights: Tensor, rule: str = "error") -> tuple[Tensor, Tensor]:
-    """Blocks [..., R, K/2] and scales [..., R, K/32] uint8 of weights [..., R, K], K channels of R rows.
+    """Blocks [..., R, C/2] and scales [..., R, C/32] uint8 of weights [..., R, C], C channels of R rows.
 
     Args:
         weights: bf16, fp16 or fp32. rule: of the scale; one of RULES.
 
     Raises:
-        ContractError: K is not a multiple of 32, another dtype or rule, or a weight that is not finite.
+        ContractError: C is not a multiple of 32, another dtype or rule, or a weight that is not finite.
     """
     if weights.dim() < 2 or weights.dtype not in DTYPES or not weights.shape[-1] or weights.shape[-1] % GROUP:
         raise ContractError(
             f"weights cannot be quantised to {NAME}",
             got=f"{tuple(weights.shape)} {weights.dtype}",
-            expected="[..., R, K] bf16, fp16 or fp32, K a multiple of 32",
+            expected="[..., R, C] bf16, fp16 or fp32, C a multiple of 32",
         )
     if rule not in RULES:
         raise ContractError("unknown rule of the scale", got=repr(rule), expected=f"one of {list(RULES)}")
-    *lead, R, K = weights.shape
-    blocks = torch.empty(*lead, R, K // 2, dtype=torch.uint8, device=weights.device)
-    scales = torch.empty(*lead, R, K // GROUP, dtype=torch.uint8, device=weights.device)
+    *lead, R, C = weights.shape
+    blocks = torch.empty(*lead, R, C // 2, dtype=torch.uint8, device=weights.device)
+    scales = torch.empty(*lead, R, C // GROUP, dtype=torch.uint8, device=weights.device)
     if not blocks.numel():
         return blocks, scales
-    check_finite(NAME, "weights", weights.reshape(-1, R, K))
-    rows = max(1, MAX_ELEMENTS // K)
+    check_finite(NAME, "weights", weights.reshape(-1, R, C))
+    rows = max(1, MAX_ELEMENTS // C)
     parts = zip(*(t.reshape(-1, t.shape[-1]).split(rows) for t in (weights, blocks, scales)), strict=True)
     for part, codes, factors in parts:
         groups = part.float().reshape(-1, GROUP)
         chosen = ue8m0.shared(groups, _EXPONENT)
         if rule == "error":
             chosen = _least_error(groups, chosen)
-        codes.copy_(pack(_codes(groups * ue8m0.reciprocal(chosen)).view(len(part), K)))
+        codes.copy_(pack(_codes(groups * ue8m0.reciprocal(chosen)).view(len(part), C)))
         factors.copy_(chosen.view(len(part), -1))
     return blocks, scales
 

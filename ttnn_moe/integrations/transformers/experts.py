@@ -113,7 +113,7 @@ def _weights(module: Any) -> dict[str, Tensor]:
 
 
 def _flat(tensor: Tensor) -> Tensor:
-    """Blocks [E, R, K/32, 16] as [E, R, K/2]; other tensors as they are."""
+    """Blocks [E, R, C/32, 16] as [E, R, C/2]; other tensors as they are."""
     return tensor.flatten(2) if tensor.dim() == 4 else tensor
 
 

@@ -110,7 +110,7 @@ class Mxfp4Experts(nn.Module):
 
 
 def experts_of(tensors: Mapping[str, Tensor], arranged: bool) -> Experts:
-    """Experts of `Mxfp4Experts.tensors`, whose blocks are [E, R, K/2] here. Reads no values."""
+    """Experts of `Mxfp4Experts.tensors`, whose blocks are [E, R, C/2] here. Reads no values."""
     E, H, half_I = tensors["down_blocks"].shape
     return Experts(mxfp4_boxes.NAME if arranged else METHOD, E, H, 2 * half_I, tensors, GATE_UP_ORDER, CLAMPED_SWIGLU)
 
