@@ -10,11 +10,10 @@ import os
 from dataclasses import dataclass
 from functools import cache, lru_cache
 
-import torch
 from loguru import logger
 
 from .backend import Backend, Explains, Probe
-from .contract import Problem
+from .contract import HIDDEN_DTYPES, Problem
 from .errors import BackendUnavailable
 
 # in the order in which "auto" tries them
@@ -214,8 +213,10 @@ def resolve(name: str = AUTO, device: str | None = None) -> str:
         here = [candidate for candidate in _TARGETS if probe(candidate).available]
         if device is None:
             return here[0]
-        small = Problem(T=1, E=1, K=1, H=64, I=64, dtype=torch.float32, device=device)
-        return next((candidate for candidate in here if _instance(candidate).why_not(small) is None), here[0])
+        # any that it runs: sizes are multiples of what a backend may ask for
+        small = [Problem(T=1, E=8, K=1, H=512, I=512, dtype=dtype, device=device) for dtype in HIDDEN_DTYPES]
+        able = (name for name in here if any(_instance(name).why_not(problem) is None for problem in small))
+        return next(able, here[0])
     found = probe(name)
     if not found.available:
         here = [other for other in _TARGETS if probe(other).available]
