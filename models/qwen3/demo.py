@@ -78,7 +78,7 @@ def demo(
     check_format(kv, kv_bits)
     options = request.Options(mesh, device, dtype, trace, profile, weights, experts, kv)
     if parallel is not None:
-        _check_parallel(parallel, exchange)
+        _check_parallel(parallel, exchange, device)
         options.refuse(backend)
         shared = generate_shared(model, parallel, ids, tokenizer, asked, backend, device, dtype, exchange, kv, kv_bits)
         if shared.rank == 0:
@@ -112,11 +112,17 @@ def demo(
         console.print(terminal.table("operator (calls), each waited for", times.rows()))
 
 
-def _check_parallel(kind: str, exchange: str) -> None:
+def _check_parallel(kind: str, exchange: str, device: str | None) -> None:
     if kind not in KINDS[1:]:
         raise RequestError("ranks cannot share that", got=shown(kind), expected=f"one of {list(KINDS[1:])}")
     if exchange not in NAMES:
         raise RequestError("unknown exchange", got=shown(exchange), expected=f"one of {list(NAMES)}")
+    if device is not None and ":" in device:
+        raise RequestError(
+            "each process takes a device of its own, by LOCAL_RANK",
+            got=f"--device {shown(device)}",
+            remedy="leave the number out",
+        )
     if kind != "experts":
         _refuse_exchange(exchange, f"--parallel {kind}")
 

@@ -356,6 +356,7 @@ def test_the_command_under_torchrun() -> None:
         (["--parallel", "experts", "--exchange", "pigeon"], "unknown exchange"),
         (["--exchange", "hierarchical"], "--exchange is of --parallel experts"),
         (["--parallel", "tensor", "--exchange", "hierarchical"], "--exchange is of --parallel experts"),
+        (["--parallel", "experts", "--device", "cuda:1"], "by LOCAL_RANK"),
         (["--parallel", "tensor", "--mesh", "1x8"], "--mesh is of backend tenstorrent"),
     ],
 )
