@@ -11,18 +11,30 @@ from torch import Tensor
 from ttnn_moe.kv.cache import RowCache
 from ttnn_moe.kv.formats import PAGED
 
-from ..config import Qwen3MoeConfig
 from .candidates import Candidates
 from .graphs import Graphs
 from .sampling import Sampling
+
+
+class LanguageConfig(Protocol):
+    """What the runtime reads of a model's config. eos_token_ids: any of them ends a text."""
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    @property
+    def max_position_embeddings(self) -> int:
+        """Tokens of the context."""
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]: ...
 
 
 class LanguageModel(Protocol):
     """A model that runs steps. A step is a `DecodeStep` or a `PrefillStep` that one of its caches planned."""
 
     @property
-    def config(self) -> Qwen3MoeConfig:
-        """Sizes of the model. The runtime reads the context, the vocabulary size and the eos tokens."""
+    def config(self) -> LanguageConfig: ...
 
     @property
     def device(self) -> torch.device:

@@ -15,9 +15,9 @@ from ttnn_moe.arguments import integer
 from ttnn_moe.errors import RequestError
 from ttnn_moe.visible import shown
 
-from ..config import Qwen3MoeConfig
 from ..tokenizer import TextStream, Tokenizer
 from .ids import checked_ids, count_of
+from .language_model import LanguageConfig
 from .sampling import Sampling, seeds_of
 
 Finish = Literal["stop", "length", "error"]
@@ -193,7 +193,7 @@ class Request:
 
 
 def make_requests(
-    config: Qwen3MoeConfig,
+    config: LanguageConfig,
     prompts: Sequence[Sequence[int]],
     *,
     max_new_tokens: int = 128,
@@ -225,7 +225,7 @@ def make_requests(
     ]
 
 
-def check_request(config: Qwen3MoeConfig, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> list[Tensor]:
+def check_request(config: LanguageConfig, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> list[Tensor]:
     """The prompts, int64 on the host.
 
     Raises:
