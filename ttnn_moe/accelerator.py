@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 ACCELERATORS = ("cuda", "npu")
+_STAY = nullcontext()  # one for all: every operator asks
 
 
 def is_accelerator(device: torch.device) -> bool:
@@ -24,7 +25,7 @@ def module_of(device: torch.device) -> Any:
 def on(device: torch.device) -> AbstractContextManager[object]:
     """Makes an accelerator the current one. Triton, graphs and events use that one, wherever the tensors are."""
     if not is_accelerator(device) or device.index == module_of(device).current_device():
-        return nullcontext()
+        return _STAY
     current: AbstractContextManager[object] = module_of(device).device(device)
     return current
 
