@@ -18,14 +18,16 @@ import typer
 from layer_run import measure_layers, say
 from peers import PEERS
 
+from ttnn_moe.arguments import FLOATS
 from ttnn_moe.bench import report
 from ttnn_moe.bench.command import points_of
 from ttnn_moe.bench.floor import measure_ceilings
 from ttnn_moe.bench.implementations import Implementation, device_of, ours
-from ttnn_moe.bench.layer import DTYPES, PRESETS
+from ttnn_moe.bench.layer import PRESETS
 from ttnn_moe.bench.measure import Options
 from ttnn_moe.errors import RequestError, TtnnMoeError
 
+DTYPES = ("bf16", "fp16", "fp32")
 TOKENS = "1,8,32,128,512,2048,4096,16384,4096s"
 
 
@@ -58,12 +60,12 @@ def main(
     chosen, unavailable = _implementations(device, only)
     wanted = []
     for name in layers.split(","):
-        layer = replace(PRESETS[name], dtype=DTYPES[dtype])
+        layer = replace(PRESETS[name], dtype=FLOATS[dtype])
         if experts is not None:
             layer = replace(layer, E=experts, K=min(layer.K, experts))
         wanted.append((layer, chosen))
     data = measure_layers(
-        wanted, points, measure_ceilings(device, DTYPES[dtype]), options, json_file, unavailable=unavailable
+        wanted, points, measure_ceilings(device, FLOATS[dtype]), options, json_file, unavailable=unavailable
     )
     for note in report.notes(data):
         say(note)

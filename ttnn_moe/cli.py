@@ -248,11 +248,12 @@ def _activation(name: str) -> str:
 def _dtype(name: str, *able: str) -> torch.dtype:
     """able: long names; default: all."""
     from .arguments import FLOATS, names_of
+    from .contract import HIDDEN_DTYPES
 
-    found, dtypes = FLOATS.get(name), {FLOATS[one]: None for one in able or FLOATS}
-    if found is None or found not in dtypes:
+    dtypes = [FLOATS[long] for long in able] or HIDDEN_DTYPES
+    if FLOATS.get(name) not in dtypes:
         raise ContractError("unknown dtype", got=repr(name), expected=names_of(*dtypes))
-    return found
+    return FLOATS[name]
 
 
 @app.command()

@@ -215,7 +215,7 @@ def resolve(name: str = AUTO, device: str | None = None) -> str:
             return here[0]
         # any that it runs: sizes are multiples of what a backend may ask for
         small = [Problem(T=1, E=8, K=1, H=512, I=512, dtype=dtype, device=device) for dtype in HIDDEN_DTYPES]
-        able = (name for name in here if any(_instance(name).why_not(problem) is None for problem in small))
+        able = (one for one in here if any(_instance(one).why_not(problem) is None for problem in small))
         return next(able, here[0])
     found = probe(name)
     if not found.available:

@@ -19,8 +19,6 @@ from ..contract import Experts, Problem
 from ..errors import ContractError, RequestError
 from ..formats import check_sizes, get_format, int4_24, mxfp4, mxfp4_boxes
 
-DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
-
 
 @dataclass(frozen=True)
 class Layer:

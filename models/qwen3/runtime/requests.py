@@ -84,10 +84,10 @@ class Stats:
     @classmethod
     def together(cls, parts: Sequence[Stats]) -> Stats:
         """Of processes that ran side by side, each with sequences of its own: the slowest one's times and steps."""
-        sums = {name: sum(getattr(part, name) for part in parts) for name in ("prompt_tokens", "new_tokens")}
         slowest = max(parts, key=lambda part: part.decode_s)
         return cls(
-            **sums,
+            prompt_tokens=sum(part.prompt_tokens for part in parts),
+            new_tokens=sum(part.new_tokens for part in parts),
             first_token_s=max(part.first_token_s for part in parts),
             decode_s=slowest.decode_s,
             decode_tokens=sum(part.decode_tokens for part in parts),
