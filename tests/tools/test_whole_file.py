@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from paths import ROOT
+from paths import python_path
 from ttnn_moe.whole_file import whole_file
 
 
@@ -79,7 +79,7 @@ def test_an_open_descriptor_gets_the_bytes_in_order(name: str, tmp_path: Path) -
     code += "os.write(1, b'after')"
     out = tmp_path / "out"
     with out.open("w") as file:
-        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+        environment = {**os.environ, "PYTHONPATH": python_path()}
         command = [sys.executable, "-c", code, name]
         subprocess.run(command, stdout=file, cwd=tmp_path, env=environment, check=True, timeout=60)
     assert out.read_text() == "before json after"
