@@ -63,7 +63,7 @@ class Placement:
                 got=[len(row) for row in mapping],
                 expected="E/D experts on each of D devices",
             )
-        return cls(torch.tensor(mapping, dtype=torch.int32), rank)
+        return cls(torch.tensor(mapping, dtype=torch.int32, device="cpu"), rank)
 
     @property
     def D(self) -> int:
@@ -83,16 +83,16 @@ class Placement:
     @cached_property
     def device_of(self) -> Tensor:
         """[E] int32: the device that holds each global expert."""
-        out = torch.empty(self.E, dtype=torch.int32)
-        devices = torch.arange(self.D, dtype=torch.int32)[:, None].expand(self.D, self.E_local)
+        out = torch.empty(self.E, dtype=torch.int32, device="cpu")
+        devices = torch.arange(self.D, dtype=torch.int32, device="cpu")[:, None].expand(self.D, self.E_local)
         out[self.device_expert_mapping.long()] = devices
         return out
 
     def local_of(self, d: int | None = None) -> Tensor:
         """[E] int32: index of each global expert among device d's (default: rank's); -1 = not there."""
         d = self._device(d)
-        out = torch.full((self.E,), -1, dtype=torch.int32)
-        out[self.device_expert_mapping[d].long()] = torch.arange(self.E_local, dtype=torch.int32)
+        out = torch.full((self.E,), -1, dtype=torch.int32, device="cpu")
+        out[self.device_expert_mapping[d].long()] = torch.arange(self.E_local, dtype=torch.int32, device="cpu")
         return out
 
     def local_table(self, d: int | None, device: torch.device) -> Tensor:

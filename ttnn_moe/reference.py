@@ -40,15 +40,15 @@ class Workspace:
 
     def __init__(self, pairs: int, T: int, H: int, I: int, dtype: torch.dtype, gate_up_dtype: torch.dtype):
         rows = min(pairs, BLOCK_ROWS)
-        self.hidden = torch.empty(rows, H, dtype=dtype)
-        self.gate_up = torch.empty(rows, 2 * I, dtype=gate_up_dtype)
-        self.product = torch.empty(rows, I, dtype=torch.float32)
-        self.activations = torch.empty(rows, I, dtype=dtype)
+        self.hidden = torch.empty(rows, H, dtype=dtype, device="cpu")
+        self.gate_up = torch.empty(rows, 2 * I, dtype=gate_up_dtype, device="cpu")
+        self.product = torch.empty(rows, I, dtype=torch.float32, device="cpu")
+        self.activations = torch.empty(rows, I, dtype=dtype, device="cpu")
         # the spare last row is zero: pairs that name no expert point at it
-        self.expert_out = torch.empty(pairs + 1, H, dtype=dtype)
+        self.expert_out = torch.empty(pairs + 1, H, dtype=dtype, device="cpu")
         tokens = min(T, BLOCK_TOKENS)
-        self.total = torch.empty(tokens, H, dtype=torch.float32)
-        self.picked = torch.empty(tokens, H, dtype=dtype)
+        self.total = torch.empty(tokens, H, dtype=torch.float32, device="cpu")
+        self.picked = torch.empty(tokens, H, dtype=dtype, device="cpu")
 
 
 class ReferenceBackend:
@@ -120,13 +120,13 @@ class ReferenceBackend:
     def gate_up(self, hidden: Tensor, routing: Routing, experts: Experts, row_align: int) -> Tensor:
         def finish(both: Tensor) -> Tensor:
             gate, up = _split(both, experts)
-            product, act = torch.empty(gate.shape, dtype=torch.float32), torch.empty(gate.shape, dtype=hidden.dtype)
+            product, act = (gate.new_empty(gate.shape, dtype=dtype) for dtype in (torch.float32, hidden.dtype))
             return _activate(experts.activation, gate, up, product, act)
 
         return _step(hidden, routing, experts, row_align, None, finish)
 
     def silu_mul(self, gate: Tensor, up: Tensor) -> Tensor:
-        return _activate(SILU, gate, up, torch.empty(gate.shape, dtype=torch.float32), torch.empty_like(gate))
+        return _activate(SILU, gate, up, gate.new_empty(gate.shape, dtype=torch.float32), torch.empty_like(gate))
 
     def down_projection(
         self, activations: Tensor, routing: Routing, experts: Experts, row_align: int, out: Tensor, accumulate: bool
@@ -159,7 +159,9 @@ class PreparedReference(Prepared):
         gate_up_dtype = self._experts[0][1].gate_up_dtype
         self._space = Workspace(pairs, problem.T, problem.H, problem.I, problem.dtype, gate_up_dtype)
         # fp32 sums over devices, and the partial sum of one
-        self._sums = torch.empty(2, problem.T, problem.H) if len(self._experts) > 1 else None
+        sums = 2, problem.T, problem.H
+        several = len(self._experts) > 1
+        self._sums = torch.empty(sums, dtype=torch.float32, device="cpu") if several else None
 
     def _run(self, hidden: Tensor, routing: Routing, out: Tensor, accumulate: bool) -> None:
         check_promise(routing)
@@ -221,7 +223,7 @@ def _step(
     out = hidden.new_zeros(layout.capacity, experts.I)
     N = 2 * experts.I if part is None else experts.I
     for e, rows, tokens in _real_rows(layout.row_start.tolist(), layout.row_tokens):
-        product = torch.empty(len(tokens), N, dtype=products.gate_up_dtype)
+        product = hidden.new_empty(len(tokens), N, dtype=products.gate_up_dtype)
         products.multiply(hidden[tokens], "gate_up", e, product, part)
         out[rows] = product if finish is None else finish(product)
     return out

@@ -68,8 +68,8 @@ class DecodedProducts(ABC):
             for name, K in (("gate_up", experts.H), ("down", experts.I))
         }
         self._most = max(self._block["gate_up"] * experts.H, self._block["down"] * experts.I)
-        self._x = torch.empty(rows * max(experts.H, experts.I), dtype=torch.float32)
-        self._product = torch.empty(rows * max(self._block.values()), dtype=torch.float32)
+        self._x = torch.empty(rows * max(experts.H, experts.I), dtype=torch.float32, device="cpu")
+        self._product = torch.empty(rows * max(self._block.values()), dtype=torch.float32, device="cpu")
 
     @abstractmethod
     def decode(self, name: str, e: int, rows: slice) -> Tensor:

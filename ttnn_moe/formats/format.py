@@ -71,6 +71,6 @@ def check_silu(name: str, experts: ExpertWeights) -> None:
 def select_experts(tensors: Mapping[str, Tensor], index: Tensor) -> dict[str, Tensor]:
     """The experts in index [E_local] (int64, CPU) of tensors [E, ...]; views where index is a contiguous run."""
     first, n = int(index[0]), len(index)
-    if torch.equal(index, torch.arange(first, first + n)):
+    if torch.equal(index, torch.arange(first, first + n, device=index.device)):
         return {name: tensor[first : first + n] for name, tensor in tensors.items()}
     return {name: tensor.index_select(0, index.to(tensor.device)) for name, tensor in tensors.items()}

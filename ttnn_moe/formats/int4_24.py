@@ -92,7 +92,7 @@ def dequantise(words: Tensor) -> Tensor:
     check_words("words", words)
     *lead, G2, R, _ = words.shape
     rows = words.transpose(-2, -3).reshape(-1, G2, 2)
-    weights = torch.empty(len(rows), 64 * G2, device=words.device)
+    weights = torch.empty(len(rows), 64 * G2, dtype=torch.float32, device=words.device)
     block = max(1, _BLOCK // max(1, 2 * G2))
     decoder = Decoder(min(block, len(rows)) * 2 * G2, words.device)
     for start in range(0, len(rows), block):
@@ -132,10 +132,10 @@ class Decoder:
 
 def _eight_channels() -> Tensor:
     """[4096, 8] fp32: channels of two chunks without their scale, by idx2 (bits 8 .. 11) and q4 (bits 0 .. 7)."""
-    code = torch.arange(4096)[:, None]
-    chunk = torch.arange(2)
+    code = torch.arange(4096, device="cpu")[:, None]
+    chunk = torch.arange(2, device="cpu")
     q4, idx2 = (code >> (4 * chunk)) & 15, (code >> (8 + 2 * chunk)) & 3
-    kept = idx2[:, :, None] == torch.arange(4)
+    kept = idx2[:, :, None] == torch.arange(4, device="cpu")
     return torch.where(kept, q4[:, :, None] - 8, 0).float().view(4096, 8)
 
 

@@ -121,7 +121,7 @@ def magnitudes(device: torch.device | str) -> Tensor:
 
 def _pairs() -> Tensor:
     """[256, 2] fp32: the two channels of each byte, without their scale."""
-    codes = unpack(torch.arange(256, dtype=torch.uint8)[:, None]).int()
+    codes = unpack(torch.arange(256, dtype=torch.uint8, device="cpu")[:, None]).int()
     values = magnitudes("cpu")[codes & 7]
     return torch.where(codes > 7, -values, values)
 

@@ -30,7 +30,7 @@ def chunk_order(rows: int, groups: int, gate_up_order: str | None) -> Tensor:
 
     gate_up_order: of a gate_up matrix; None for down.
     """
-    chunks = torch.arange(rows * groups).view(rows, groups)
+    chunks = torch.arange(rows * groups, device="cpu").view(rows, groups)
     if gate_up_order is None:
         boxes = [box.unflatten(0, (-1, _ROWS)) for box in chunks.split(_ROWS * _BOX)]
     else:
@@ -87,8 +87,8 @@ def _tables(inverse: bool) -> Tensor:
     places = _places()
     if inverse:
         places = [places.index(bit) for bit in range(64)]
-    values = torch.arange(256)
-    tables = torch.zeros(8, 256, dtype=torch.int64)
+    values = torch.arange(256, device="cpu")
+    tables = torch.zeros(8, 256, dtype=torch.int64, device="cpu")
     for byte in range(8):
         for bit in range(8):
             to = places[8 * byte + bit]

@@ -83,7 +83,7 @@ def rounded(weights: Tensor) -> Tensor:
     """What `dequantise(quantise(weights))` gives, [..., R, C] fp32, for training: no check, no word, no host sync."""
     values, index, scales = _nearest(weights.reshape(-1, weights.shape[-1]).float())
     kept = values.unflatten(-1, (-1, 8)) * scales.float()[..., None]
-    chunks = torch.zeros(*index.shape, 4, device=weights.device)
+    chunks = torch.zeros(*index.shape, 4, dtype=torch.float32, device=weights.device)
     return chunks.scatter_(-1, index[..., None], kept.view(*index.shape, 1)).view(weights.shape)
 
 
@@ -172,7 +172,7 @@ def _scales(kept: Tensor, weight: Tensor) -> Tensor:
 
 @lru_cache
 def _candidates(device: torch.device) -> Tensor:
-    return torch.tensor([sign / d for d in DIVISORS for sign in (1, -1)], device=device)
+    return torch.tensor([sign / d for d in DIVISORS for sign in (1, -1)], dtype=torch.float32, device=device)
 
 
 def _round(values: Tensor, scales: Tensor) -> Tensor:
@@ -212,10 +212,10 @@ def _factor(moments: Tensor) -> tuple[Tensor, Tensor] | None:
 def _compensated(weights: Tensor, metric: Tensor, update: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Values, index and scales of weights [R, C], given what `_factor` returns."""
     # squares must not overflow, and a power of two changes no bits
-    unit = torch.ldexp(torch.ones((), device=weights.device), torch.frexp(weights.abs().max())[1] - 1)
+    unit = torch.pow(2.0, (torch.frexp(weights.abs().max())[1] - 1).float())
     weights = weights / unit
     R, C = weights.shape
-    values = torch.empty(R, C // 4, device=weights.device)
+    values = torch.empty(R, C // 4, dtype=torch.float32, device=weights.device)
     index = torch.empty(R, C // 4, dtype=torch.int64, device=weights.device)
     scales = torch.empty(R, C // GROUP, dtype=torch.bfloat16, device=weights.device)
     for start in range(0, C, GROUP):
@@ -226,7 +226,7 @@ def _compensated(weights: Tensor, metric: Tensor, update: Tensor) -> tuple[Tenso
         weight = A.diagonal(dim1=-2, dim2=-1).expand(R, 8, 4).gather(-1, picked)[..., 0]
         scale = _scales(best.gather(-1, picked).view(R, 1, 8), weight.view(R, 1, 8))
         scales[:, start // GROUP] = scale[:, 0]
-        left = torch.empty(R, GROUP, device=weights.device)
+        left = torch.empty(R, GROUP, dtype=torch.float32, device=weights.device)
         for i in range(8):
             here = slice(start + 4 * i, start + 4 * i + 4)
             chunk = weights[:, here].clone()

@@ -21,7 +21,7 @@ def decode(scales: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
 
 def table(device: torch.device | str, dtype: torch.dtype = torch.float32) -> Tensor:
     """[256]: the value of each byte; no arithmetic makes them, so that subnormal numbers stay."""
-    values = (torch.arange(256, dtype=torch.int32) << 23).view(torch.float32)
+    values = (torch.arange(256, dtype=torch.int32, device="cpu") << 23).view(torch.float32)
     values[0], values[NAN] = 2.0**-127, torch.nan
     return values.to(dtype).to(device)
 
@@ -39,7 +39,7 @@ def shared(values: Tensor, exponent: int, largest: float | None = None) -> Tenso
     bits = values.abs().amax(-1, keepdim=True).view(torch.int32)
     found = (bits >> 23) - exponent
     if largest is not None:
-        full = int(torch.tensor(largest, dtype=torch.float32).view(torch.int32)) & _MANTISSA
+        full = int(torch.tensor(largest, dtype=torch.float32, device="cpu").view(torch.int32)) & _MANTISSA
         found += (bits & _MANTISSA) > full
     return torch.where(bits >> 23 == NAN, NAN, found.clamp(0, 254 - exponent))
 
