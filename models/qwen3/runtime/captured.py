@@ -6,6 +6,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 
+import torch
+
 from ttnn_moe.accelerator import is_accelerator
 from ttnn_moe.errors import RequestError
 from ttnn_moe.kv.cache import RowCache
@@ -72,6 +74,9 @@ class CapturedRunner:
             # the row whose prompt runs does not decode
             decoding = self.steps.size if rows > 1 else 0
             self.prompts = PrefillGraphs(self.model, self.cache, self.graphs, self._chunk + decoding, decoding)
+        if self.cache.moves:
+            with torch.inference_mode():
+                self.cache.begin([])  # the last step may have been one of prompts, and these are decode steps
         early, work = self.graphs.early, list[Callable[[], object]]()
         if early and self.prompts is not None:
             work += [partial(self.prompts.capture, *kind) for kind in self.prompts.kinds]

@@ -81,6 +81,7 @@ class DecodeGraphs:
         """
         if not self._used:
             with torch.inference_mode():
+                self._use(0)  # `keep` may have left rows of others
                 self._padded(n)
 
     def _padded(self, n: int) -> Tensor:
@@ -94,17 +95,18 @@ class DecodeGraphs:
         return step.out
 
     def capture(self, n: int) -> Captured:
-        """The step of n rows. A capture leaves tokens and positions as they were: what it writes into the cache lies
-        where the next step writes again."""
+        """The step of n rows. A capture runs the step with padding only: no row of the cache changes."""
         if n not in self._captured:
-            step = self._step(n)
-            state = self._ids, self._positions
+            used, state = self._used, (self._ids, self._positions, self._rows)
             saved = [values.clone() for values in state]
-            inputs = partial(self.cache.replay_inputs, n)
+            with torch.inference_mode():
+                self._use(0)
+            step, inputs = self._step(n), partial(self.cache.replay_inputs, n)
             self._captured[n] = self.graphs.capture(lambda: self._run(n, step), inputs)
             with torch.inference_mode():
                 for values, before in zip(state, saved, strict=True):
                     values.copy_(before)
+                self._use(used)
         return self._captured[n]
 
     def _step(self, n: int) -> DecodeStep:

@@ -91,7 +91,8 @@ class DeviceGraphs:
     def __init__(self, module: Any, new: Callable[[], Any], **options: Any):
         self._module, self._new, self._options = module, new, options
         self._pool = module.graph_pool_handle()
-        # the stream that module.graph takes by itself is of the device of a process's first capture
+        # the stream that module.graph takes by itself is of the device of a process's first capture. One stream for
+        # all graphs: kernels keep a workspace for each stream
         self._stream = module.Stream()
 
     def begin(self, tokens: int, most: int) -> int | None:
@@ -102,11 +103,10 @@ class DeviceGraphs:
     def capture(self, run: Callable[[], Tensor], inputs: Inputs | None = None) -> Captured:
         """See Graphs."""
         module = self._module
-        aside = module.Stream()
-        aside.wait_stream(module.current_stream())
-        with module.stream(aside):  # kernels compile and workspaces are made outside the graph
+        self._stream.wait_stream(module.current_stream())
+        with module.stream(self._stream):  # kernels compile and workspaces are made outside the graph
             self.warm_up(run)
-        module.current_stream().wait_stream(aside)
+        module.current_stream().wait_stream(self._stream)
         graph = self._new()
         with module.graph(graph, pool=self._pool, stream=self._stream, **self._options):
             out = run()

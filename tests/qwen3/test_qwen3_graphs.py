@@ -1,0 +1,109 @@
+"""Captures between steps: no row of another request changes, and one stream serves all graphs of an engine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from qwen3_checkpoints import prompts
+from tiny_engines import collect, engine
+from ttnn_moe.kv.bucketed import allocation
+from ttnn_moe.kv.step import PrefillStep
+from ttnn_moe.models.qwen3 import Engine, Qwen3Moe
+from ttnn_moe.models.qwen3.runtime.captured import CapturedRunner
+from ttnn_moe.models.qwen3.runtime.graphs import Again, DeviceGraphs
+from ttnn_moe.models.qwen3.runtime.scheduler import Scheduler
+
+
+def captured(kv: str, capacity: int = 128) -> Engine:
+    """An engine whose steps are "graphs" of the CPU."""
+    made = engine(4, capacity, kv=kv)
+    made.runner = CapturedRunner(made.model, made.cache, 24, Again())
+    made.scheduler = Scheduler(made.runner, made.cache, 24)
+    return made
+
+
+def whole_step(forward: Any) -> Any:
+    """A graph runs what its capture ran, so a decode step is captured as one: no piece of a prompt is under way."""
+
+    def checked(model: Qwen3Moe, ids: torch.Tensor, cache: Any, step: Any) -> torch.Tensor:
+        assert isinstance(step, PrefillStep) or getattr(cache, "_now", None) is None
+        return forward(model, ids, cache, step)
+
+    return checked
+
+
+@pytest.mark.parametrize("kv", ["paged", "bucketed"])
+@pytest.mark.parametrize("steps", [1, 4, 5, 10])
+def test_a_capture_between_steps_changes_no_logit(kv: str, steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After another request ended in the row; in a prompt, in decode steps, and where a full ring moves."""
+    monkeypatch.setattr(allocation, "HIGH", ((4, 60),))
+    first, second = prompts([4, 90], 500, 7)
+    got = []
+    for capture in (False, True):
+        serving, seen = captured(kv), list[torch.Tensor]()
+        runner: Any = serving.runner
+        step = runner.steps.step
+        runner.steps.step = lambda step=step, seen=seen: seen.append(step().clone()) or seen[-1]
+        serving.add(first, max_new_tokens=3, stop_ids=())
+        collect(serving)
+        number = serving.add(second, max_new_tokens=12, stop_ids=())
+        tokens = [token.token for _ in range(steps) for token in serving.step()]
+        if capture:
+            with monkeypatch.context() as patch:
+                patch.setattr(Qwen3Moe, "forward", whole_step(Qwen3Moe.forward))
+                serving.capture()
+            runner.steps.rehearse(4)
+        tokens += collect(serving)[number]
+        assert len(tokens) == 12
+        got.append(torch.cat(seen))
+    assert torch.equal(*got)
+
+
+def test_all_graphs_warm_up_and_capture_on_one_stream() -> None:
+    """A kernel keeps a workspace for each stream that it ran on."""
+    device, ran = Streams(), list[int]()
+
+    def run() -> torch.Tensor:
+        ran.append(device.current)
+        return torch.zeros(1)
+
+    graphs = DeviceGraphs(device, lambda: SimpleNamespace(replay=lambda: None))
+    for _ in range(3):
+        graphs.capture(run)
+    assert len(ran) == 6 and len(set(ran)) == 1 and ran[0] != 0, "not the stream of eager steps"
+    assert device.waits == [(ran[0], 0), (0, ran[0])] * 3
+
+
+class Streams:
+    """What DeviceGraphs takes of torch.cuda. current: the number of the current stream. waits: (who, for whom)."""
+
+    def __init__(self) -> None:
+        self.current, self.made, self.waits = 0, 0, list[tuple[int, int]]()
+
+    def graph_pool_handle(self) -> int:
+        return 0
+
+    def Stream(self) -> Any:
+        self.made += 1
+        return self._of(self.made)
+
+    def current_stream(self) -> Any:
+        return self._of(self.current)
+
+    def _of(self, number: int) -> Any:
+        return SimpleNamespace(number=number, wait_stream=lambda other: self.waits.append((number, other.number)))
+
+    @contextmanager
+    def stream(self, stream: Any) -> Iterator[None]:
+        before, self.current = self.current, stream.number
+        yield
+        self.current = before
+
+    def graph(self, graph: Any, pool: int, stream: Any) -> Any:
+        return self.stream(stream)
