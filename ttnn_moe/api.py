@@ -18,6 +18,7 @@ from .contract import Experts, Placement, Problem, Routing, check_kind, check_ki
 from .errors import ContractError
 from .ids import is_distinct
 from .memory import check_tensors
+from .visible import shown
 from .watched import watcher
 
 
@@ -100,6 +101,11 @@ def described(problem: Problem, experts: Experts, placement: Placement | None) -
     check_kind(problem, Problem)
     check_kind(experts, Experts)
     check_sizes(problem)
+    if placement is not None and not isinstance(placement, Placement):
+        remedy = f"backend={placement!r}" if isinstance(placement, str) else None
+        raise ContractError(
+            "placement is no Placement", got=shown(placement), expected="a ttnn_moe.Placement, or None", remedy=remedy
+        )
     D, E_held = 1, problem.E
     if placement is not None:
         D = placement.D

@@ -101,6 +101,13 @@ def as_integer(value: Any) -> int | None:
         return None
 
 
+def is_size(value: Any) -> bool:
+    """Whether an integer of any kind: also one that torch.compile keeps symbolic."""
+    if isinstance(value, int):
+        return not isinstance(value, bool)
+    return isinstance(value, torch.SymInt) or as_integer(value) is not None
+
+
 def as_float(value: Any) -> float | None:
     """The finite float that a scalar stands for; None: it is no finite number."""
     if isinstance(value, bool):

@@ -139,6 +139,9 @@ class Prepared(ABC):
         """The weights that `prepare` got, as far as they live."""
         return [tensor for ref in self._weights if (tensor := ref()) is not None]
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.problem})"
+
     @abstractmethod
     def _run(self, hidden: Tensor, routing: Routing, out: Tensor, accumulate: bool) -> None:
         """Write, or add, the result to out [T, H]; arguments were checked, hidden is contiguous."""

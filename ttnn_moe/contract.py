@@ -49,6 +49,7 @@ __all__ = [
 ]
 
 HIDDEN_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+SIZES = "T, E, K, H, I and D as int"
 
 
 @dataclass(frozen=True)
@@ -81,7 +82,12 @@ class Problem:
     fp16_scales: bool = True
 
     def __post_init__(self) -> None:
-        if self.T < 0 or min(self.E, self.K, self.H, self.I, self.D) < 1:
+        try:
+            out_of_range = self.T < 0 or min(self.E, self.K, self.H, self.I, self.D) < 1
+        except TypeError:  # no numbers
+            sizes = ", ".join(f"{name}={shown(getattr(self, name))}" for name in ("T", "E", "K", "H", "I", "D"))
+            raise ContractError("sizes are no integers", got=sizes, expected=SIZES) from None
+        if out_of_range:
             raise ContractError("sizes are out of range", got=self, expected="T >= 0 and E, K, H, I, D >= 1")
         if self.dtype not in HIDDEN_DTYPES:
             raise ContractError("hidden has an unsupported dtype", got=self.dtype, expected=list(HIDDEN_DTYPES))
@@ -108,7 +114,12 @@ class Problem:
     def of(
         cls, T: int, K: int, experts: Experts, dtype: torch.dtype, out_dtype: torch.dtype | None = None, D: int = 1
     ) -> Problem:
-        """The problem of T tokens, K experts each, on these experts (all E of them)."""
+        """The problem of T tokens, K experts each, on these experts (all E of them).
+
+        Raises:
+            ContractError: no Experts, or sizes or dtypes that no call can have.
+        """
+        check_kind(experts, Experts)
         return cls(
             T,
             experts.E,
@@ -143,7 +154,7 @@ def check_sizes(problem: Problem) -> None:
     """The sizes of a problem must be integers."""
     sizes = problem.T, problem.E, problem.K, problem.H, problem.I, problem.D
     if any(isinstance(size, (bool, float)) for size in sizes):
-        raise ContractError("sizes are no integers", got=problem, expected="T, E, K, H, I and D as int")
+        raise ContractError("sizes are no integers", got=problem, expected=SIZES)
 
 
 def check_rows_and_out(rows: object, out: object) -> None:
@@ -173,9 +184,21 @@ def check_hidden(hidden: Tensor, routing: Routing, experts: Experts) -> None:
             "hidden has the wrong shape",
             got=tuple(hidden.shape),
             expected=f"[T, H] = {shape}",
-            remedy="flatten batch and sequence to T: hidden.reshape(-1, H)" if hidden.dim() == 3 else None,
+            remedy=_remedy_of_shape(hidden, experts.H, experts.I),
         )
     _check_together("hidden", hidden, routing, experts)
+
+
+def _remedy_of_shape(hidden: Tensor, H: int, I: int) -> str | None:
+    """For hidden that is not [T, H], with experts of these sizes."""
+    if hidden.dim() == 3:
+        return "flatten batch and sequence to T: hidden.reshape(-1, H)"
+    if hidden.dim() == 2 and hidden.shape[1] == I != H:
+        return (
+            f"H={H} and I={I} of the experts look exchanged; Experts.from_projections takes gate and up [E, H, I] and "
+            "down [E, I, H]: give it weights of nn.Linear as weight.transpose(1, 2)"
+        )
+    return None
 
 
 def check_down_projection(
@@ -279,6 +302,7 @@ def check_prepared(
             "hidden does not fit the prepared problem",
             got=f"{tuple(hidden.shape)} {hidden.dtype}",
             expected=f"{(T, problem.H)} {problem.dtype}",
+            remedy=_remedy_of_shape(hidden, problem.H, problem.I),
         )
     if not hidden.device == routing.topk_ids.device == device:
         raise ContractError(

@@ -13,12 +13,13 @@ from .errors import ContractError
 from .formats import get_format, int4_24, mxfp4
 from .memory import check_tensors
 from .placement import Placement
+from .visible import shown
 from .watched import watcher
 
 GATE_UP_ORDERS = ("halves", "interleaved")
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Experts:
     """Weights of E experts that each compute act(x Wg, x Wu) Wd; with biases act(x Wg + bg, x Wu + bu) Wd + bd.
 
@@ -57,6 +58,13 @@ class Experts:
         for name, tensor in self.tensors.items():
             if tensor.is_neg():
                 raise ContractError(f"{name} is a negative view of other values", remedy=f"{name}.resolve_neg()")
+
+    def __repr__(self) -> str:
+        words = [self.format, f"E={self.E}, H={self.H}, I={self.I}"]
+        words += [str(self.dtype).removeprefix("torch.")] * (self.dtype is not None)
+        words += [self.gate_up_order] * (self.gate_up_order != GATE_UP_ORDERS[0])
+        words += [self.activation] * (self.activation != SILU) + ["biases"] * self.biased
+        return f"Experts({', '.join([*words, str(self.device)])})"
 
     @classmethod
     def dense(cls, gate_up: Tensor, down: Tensor, *, gate_up_order: str = "halves") -> Experts:
@@ -155,8 +163,17 @@ class Experts:
 
     @classmethod
     def from_projections(cls, gate: Tensor, up: Tensor, down: Tensor) -> Experts:
-        """From one matrix a projection, gate and up [E, H, I] and down [E, I, H]: one copy into the dense layout."""
-        if gate.dim() != 3 or gate.shape != up.shape or tuple(down.transpose(1, 2).shape) != tuple(gate.shape):
+        """From one matrix a projection, gate and up [E, H, I] and down [E, I, H]: one copy into the dense layout.
+
+        Each matrix is [inputs, outputs], as in x @ Wg: the transpose of what `dense` takes and nn.Linear holds.
+        Stacked nn.Linear weights are given as `stacked.transpose(1, 2)`. Untransposed ones fit too, with H and I
+        exchanged; then the first call refuses its hidden.
+
+        Raises:
+            ContractError: shapes that do not fit together; or as `dense`.
+        """
+        check_tensors(gate=gate, up=up, down=down)
+        if gate.dim() != 3 or down.dim() != 3 or gate.shape != up.shape or down.mT.shape != gate.shape:
             raise ContractError(
                 "projection weights do not fit together",
                 got=f"gate {tuple(gate.shape)}, up {tuple(up.shape)}, down {tuple(down.shape)}",
@@ -191,6 +208,18 @@ class Experts:
     def dequantize(self, e: int) -> tuple[Tensor, Tensor]:
         """Logical weights of expert e: gate_up [2I, H] (gate rows first) and down [H, I]."""
         return get_format(self.format).dequantize(self, e)
+
+    def to(self, device: torch.device | str) -> Experts:
+        """The same experts with their tensors on that device, in the same format; those already there are shared.
+
+        Raises:
+            ContractError: no device. Errors of torch's copy pass.
+        """
+        try:
+            there = torch.device(device)
+        except (RuntimeError, TypeError):
+            raise ContractError("no device", got=shown(device), expected="a torch device, as 'cuda' or 'cpu'") from None
+        return replace(self, tensors={name: tensor.to(there) for name, tensor in self.tensors.items()})
 
     def for_device(self, placement: Placement, d: int | None = None) -> Experts:
         """The E/D experts of device d (default: placement.rank), in device_expert_mapping order.

@@ -9,10 +9,12 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from .arguments import is_size
 from .errors import ContractError
+from .visible import shown
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Placement:
     """A partition of E experts over D devices, E/D each, in any order.
 
@@ -65,6 +67,9 @@ class Placement:
             )
         return cls(torch.tensor(mapping, dtype=torch.int32, device="cpu"), rank)
 
+    def __repr__(self) -> str:
+        return f"Placement(E={self.E}, D={self.D}" + ("" if self.rank is None else f", rank={self.rank}") + ")"
+
     @property
     def D(self) -> int:
         """Devices that share the experts."""
@@ -116,6 +121,8 @@ class Placement:
 
 def check_even(E: int, D: int) -> None:
     """Raise ContractError unless D devices can hold the same number of E experts."""
+    if not (is_size(E) and is_size(D)):
+        raise ContractError("E and D are no integers", got=f"E={shown(E)}, D={shown(D)}", expected="E and D as int")
     if E < 1 or D < 1 or E % D:
         raise ContractError(
             "E experts cannot be shared evenly by D devices",

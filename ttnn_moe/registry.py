@@ -13,7 +13,7 @@ from functools import cache, lru_cache
 from loguru import logger
 
 from .backend import Backend, Explains, Probe
-from .contract import HIDDEN_DTYPES, Problem
+from .contract import HIDDEN_DTYPES, Problem, check_kind
 from .errors import BackendUnavailable
 
 # in the order in which "auto" tries them
@@ -129,8 +129,9 @@ def why(problem: Problem, name: str = AUTO) -> Why:
         problem, name: as in `choose`. Unlike there, a problem that nothing runs is an answer too.
 
     Raises:
-        BackendUnavailable: no backend of that name.
+        ContractError: no Problem. BackendUnavailable: no backend of that name.
     """
+    check_kind(problem, Problem)
     asked = _asked(name)
     if asked != AUTO:
         probe(asked)  # raises for a name that is none

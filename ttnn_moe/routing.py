@@ -12,14 +12,16 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from .arguments import is_size
 from .errors import ContractError
 from .ids import check_ids, is_distinct
 from .memory import check_tensors, dense
 from .placement import Placement
 from .routing_views import PaddedView, SortedView, StepLayout, check_row_align, step_capacity
+from .visible import shown
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Routing:
     """topk_ids [T, K] and topk_weights [T, K] of one call. Make it with `from_topk`.
 
@@ -35,7 +37,14 @@ class Routing:
     placement: Placement | None = None
     num_tokens: Tensor | None = None
     distinct: bool = False
-    _cache: dict[int, StepLayout] = field(default_factory=dict, repr=False)
+    _cache: dict[int, StepLayout] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        words = [f"T={self.T}, K={self.K}, E={self.E}"]
+        if self.placement is not None:
+            words.append(repr(self.placement))
+        words += ["num_tokens"] * (self.num_tokens is not None) + ["distinct"] * self.distinct
+        return f"Routing({', '.join([*words, str(self.topk_ids.device)])})"
 
     @classmethod
     def from_topk(
@@ -72,6 +81,7 @@ class Routing:
                 "topk_ids and topk_weights do not fit together",
                 got=f"{tuple(ids.shape)} and {tuple(weights.shape)}",
                 expected="both [T, K] with K >= 1",
+                remedy="flatten batch and sequence to T: topk_ids.flatten(0, 1)" if len(shape) == 3 else None,
             )
         if ids.dtype not in (torch.int32, torch.int64):
             swapped = ids.is_floating_point() and not weights.is_floating_point()
@@ -91,8 +101,10 @@ class Routing:
                 got=f"{ids.device} and {weights.device}",
                 expected="one device",
             )
-        if isinstance(E, (bool, float)) or E < 1:
-            raise ContractError("E is no number of experts", got=E, expected="an integer of at least 1")
+        if not is_size(E) or E < 1:
+            raise ContractError("E is no number of experts", got=shown(E), expected="an integer of at least 1")
+        if placement is not None and not isinstance(placement, Placement):
+            raise ContractError("placement is no Placement", got=shown(placement), expected="a ttnn_moe.Placement")
         if placement is not None and placement.E != E:
             raise ContractError("placement is for another number of experts", got=placement.E, expected=E)
         if num_tokens is not None:

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from ..errors import ContractError
+from ..memory import check_tensors
 from ..watched import watcher
 from .format import ExpertWeights, check_silu, check_sizes, select_experts
 
@@ -44,7 +45,8 @@ def pack(values: Tensor, index: Tensor, scales: Tensor) -> Tensor:
     Raises:
         ContractError: shapes, dtypes or values that do not fit.
     """
-    *lead, R, chunks = values.shape
+    check_tensors(values=values, index=index, scales=scales)
+    *lead, R, chunks = values.shape if values.dim() >= 2 else (0, 0)
     if index.shape != values.shape or scales.shape != (*lead, R, chunks // 8) or chunks % 16 or not chunks:
         raise ContractError(
             "values, index and scales do not fit together",
@@ -183,7 +185,8 @@ class Int4_24Format:
 
 
 def check_words(name: str, words: Tensor) -> None:
-    """Raise ContractError unless words are [..., G2, R, 2] int64."""
+    """Raise ContractError unless words are a tensor [..., G2, R, 2] int64."""
+    check_tensors(**{name: words})
     if words.dtype != torch.int64:
         raise ContractError(
             f"{name} has the wrong dtype",

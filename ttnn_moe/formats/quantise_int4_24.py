@@ -94,12 +94,21 @@ def quantise_experts(experts: Experts, hidden: Tensor | None = None, routing: Ro
     Args:
         experts: dense, H and I multiples of 64.
         hidden: [T, H] the layer's inputs, to calibrate with; default: none.
-        routing: of hidden. Each expert is calibrated on its own tokens; one without a token, as without hidden.
-            An expert should have more tokens than H and I.
+        routing: of hidden, both or neither. Each expert is calibrated on its own tokens; one without a token, as
+            without hidden. An expert should have more tokens than H and I.
 
     Raises:
-        ContractError: as `quantise`; or experts of another format; or hidden and routing do not fit them.
+        ContractError: as `quantise`; or experts of another format; or hidden and routing do not fit them, or one of
+            the two is missing.
     """
+    if (hidden is None) != (routing is None):
+        given, missing = ("routing", "hidden") if hidden is None else ("hidden", "routing")
+        raise ContractError(
+            "calibration needs hidden and its routing",
+            got=f"{given} without {missing}",
+            expected="both, or neither",
+            remedy=f"give {missing} too, or leave {given} out",
+        )
     if experts.format != "dense":
         raise ContractError("only dense experts can be quantised", got=experts.format, expected="dense")
     gate_up, down = experts.tensors["gate_up"], experts.tensors["down"]
