@@ -90,6 +90,7 @@ def _(grad, shape):  # type: ignore[no-untyped-def]
 def _refusal(what: str) -> GradientsRefused:
     return GradientsRefused(
         what,
-        remedy='to train a model of transformers, model.set_experts_implementation("grouped_mm"); '
+        remedy='to train a model of transformers, model.set_experts_implementation("grouped_mm"); one with MXFP4 '
+        'experts, load it again with experts_implementation="eager" and Mxfp4Config(dequantize=True); '
         "else call it under torch.no_grad()",
     )

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from gpt_oss_models import LAYERS, E, H, I, save
 from hf_models import batch, experts_of, hf, on_devices, transformers
 from ttnn_moe import Experts, Routing, moe
-from ttnn_moe.errors import CheckpointError, ContractError
+from ttnn_moe.errors import CheckpointError, ContractError, GradientsRefused
 from ttnn_moe.formats import mxfp4
 from ttnn_moe.integrations.gpt_oss import PREFIX, load_experts
 from ttnn_moe.integrations.transformers.mxfp4 import Mxfp4Experts
@@ -201,6 +201,16 @@ def test_refused_when_transformers_loads(checkpoint: Path, tmp_path: Path) -> No
         load(save(tmp_path / "sizes", intermediate_size=80))
 
 
+def test_a_backward_pass_names_what_trains(checkpoint: Path) -> None:
+    """No experts implementation takes packed experts; the named way to load them does train."""
+    inputs = batch(lengths=(3,))
+    with pytest.raises(GradientsRefused, match=r"load it again .*\"eager\" and Mxfp4Config\(dequantize=True\)"):
+        load(checkpoint)(**inputs).logits.sum().backward()
+    model = dequantised(checkpoint)
+    model(**inputs).logits.sum().backward()
+    assert next(iter(experts_of(model).values())).gate_up_proj.grad is not None
+
+
 # the loader
 
 
@@ -240,5 +250,20 @@ def test_a_checkpoint_without_them(checkpoint: Path, tmp_path: Path) -> None:
     for folder, layer in ((checkpoint, 7), (tmp_path, 0)):
         with pytest.raises(CheckpointError, match=f"experts of layer {layer} cannot be read from"):
             load_experts(folder, layer)
+    with pytest.raises(
+        CheckpointError, match="nowhere is no checkpoint; got no such folder; expected the folder of a gpt"
+    ):
+        load_experts(tmp_path / "nowhere", 0)
+    with pytest.raises(CheckpointError, match="is no checkpoint; got a file"):
+        load_experts(checkpoint / "config.json", 0)
     with pytest.raises(ContractError, match="clamped SwiGLU is another"):
         load_experts(save(tmp_path, swiglu_alpha=1.0), 0)
+
+
+@pytest.mark.parametrize("device", ["cuda:99", "nowhere"])
+def test_a_device_that_is_not_here_is_named_before_any_file(device: str, tmp_path: Path) -> None:
+    with pytest.raises(
+        ContractError, match=f"the device {device} cannot be used here; .*to fix it: device=.cpu."
+    ) as error:
+        load_experts(tmp_path / "nowhere", 0, device=device)
+    assert "safetensors" not in str(error.value)

@@ -227,6 +227,17 @@ def test_backend_fixed_by_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
     assert_parity(model, name="ttnn_moe_on_the_cpu")
 
 
+def test_served_is_what_runs_now() -> None:
+    model = make("Mixtral")
+    assert_parity(model)
+    assert set(hf.served(model).values()) == {"reference"}
+    for other in ("grouped_mm", "eager"):
+        model.set_experts_implementation(other)
+        assert hf.served(model) == {}
+    model.set_experts_implementation("ttnn_moe")
+    assert set(hf.served(model).values()) == {"reference"}
+
+
 def test_backend_named_by_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     model = make("Mixtral")
     monkeypatch.setenv("TTNN_MOE_BACKEND", "reference")

@@ -52,12 +52,19 @@ def load_experts(folder: str | Path, layer: int, device: torch.device | str = "c
     On a Hopper GPU they are arranged (`ttnn_moe.arrange`); `ttnn_moe.restore` gives the checkpoint's bytes.
 
     Raises:
-        CheckpointError: the files lack a tensor, or cannot be read. ContractError: as experts_of; or config.json has
-            another activation.
+        CheckpointError: no such folder; the files lack a tensor, or cannot be read. ContractError: as experts_of; or
+            config.json has another activation; or the device cannot be used here.
     """
     from safetensors import safe_open
 
     folder = Path(folder)
+    _check_device(device)
+    if not folder.is_dir():
+        raise CheckpointError(
+            f"{folder} is no checkpoint",
+            got="a file" if folder.exists() else "no such folder",
+            expected="the folder of a gpt-oss checkpoint: config.json and *.safetensors",
+        )
     prefix = PREFIX.format(layer=layer)
     try:
         config = json.loads((folder / "config.json").read_text())
@@ -80,6 +87,19 @@ def load_experts(folder: str | Path, layer: int, device: torch.device | str = "c
             expected=f"safetensors files with {prefix}{NAMES['gate_up_blocks']} and so on",
         ) from error
     return at_load(experts_of(tensors, prefix))
+
+
+def _check_device(device: torch.device | str) -> None:
+    """Raise ContractError unless tensors can be made on the device."""
+    try:
+        torch.empty(0, device=device)
+    except Exception as error:  # of any kind: each device of torch has its own
+        raise ContractError(
+            f"the device {device} cannot be used here",
+            got=str(error).partition("\n")[0],
+            expected="a device of this machine",
+            remedy='device="cpu"',
+        ) from error
 
 
 def check_activation(alpha: float, limit: float) -> None:

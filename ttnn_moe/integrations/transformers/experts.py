@@ -72,11 +72,21 @@ def _promise(module: nn.Module) -> str:
 
 
 def served(model: nn.Module) -> dict[str, str]:
-    """Which experts modules of a model the operator has run: module name -> backend of its first call.
+    """Which experts modules of a model the operator runs: module name -> backend of its first call.
 
-    Modules that have not run, and calls inside torch.compile, are not in it.
+    Modules that have not run, those that `set_experts_implementation` gave to another, and calls inside torch.compile
+    are not in it.
     """
-    return {name: _BOUND[module].backend for name, module in model.named_modules() if module in _BOUND}
+    return {
+        name: bound.backend
+        for name, module in model.named_modules()
+        if (bound := _BOUND.get(module)) is not None and _implementation(module) in (None, bound.asked[0])
+    }
+
+
+def _implementation(module: nn.Module) -> str | None:
+    """The experts implementation that a module asks transformers for; None: it does not say."""
+    return getattr(getattr(module, "config", None), "_experts_implementation", None)
 
 
 class _Weights(Mapping[str, Tensor]):
