@@ -164,6 +164,7 @@ class MoE(nn.Module):
         if self._arranged:
             arranging.restore(self.experts)
         self._arranged, self._experts = False, None
+        self._prepared = {}  # they hold the weights that were
 
     def _apply(self, fn: Any, recurse: bool = True) -> MoE:
         self._restore()  # .to(), .cuda(), .bfloat16() put other memory behind the parameters

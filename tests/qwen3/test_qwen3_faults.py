@@ -10,11 +10,15 @@ import torch
 
 from qwen3_checkpoints import TINY, prompts
 from ttnn_moe.errors import RequestError
+from ttnn_moe.kv.step import PrefillStep
 from ttnn_moe.models.qwen3 import Engine, Qwen3Moe, Tokenizer, generate, load_model
 from ttnn_moe.models.qwen3.runtime import runner
+from ttnn_moe.models.qwen3.runtime.captured import CapturedRunner
 from ttnn_moe.models.qwen3.runtime.engine import Load
+from ttnn_moe.models.qwen3.runtime.graphs import Again
 from ttnn_moe.models.qwen3.runtime.requests import Request, Token
 from ttnn_moe.models.qwen3.runtime.sampling import Sampling
+from ttnn_moe.models.qwen3.runtime.scheduler import Scheduler
 from ttnn_moe.models.qwen3.tokenizer import TextStream
 
 TEXTS = prompts([5, 9, 3], 500)
@@ -172,3 +176,41 @@ def test_what_on_token_raises_ends_its_own_call(kind: type[BaseException]) -> No
     assert [token.token for token in engine.stream(numbers[0])] == alone(2)
     assert engine.load() == Load(0, 0, 3, engine.cache.total)
     del error
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.2])
+@pytest.mark.parametrize("many", [True, False], ids=["all logits", "one logit"])
+@pytest.mark.parametrize("graphs", [False, True], ids=["eager", "captured"])
+@pytest.mark.parametrize("token", [0, 2], ids=["first token", "third token"])
+def test_logits_of_nan_end_their_request(
+    temperature: float, many: bool, graphs: bool, token: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = {**OPTIONS, "temperature": temperature}
+    want = [alone(i, **options) for i in range(3)]
+    engine, got = serving(), {}
+    if graphs:
+        engine.runner = CapturedRunner(engine.model, engine.cache, 256, Again())
+        engine.scheduler = Scheduler(engine.runner, engine.cache, 256)
+    forward = Qwen3Moe.forward
+
+    def damaged(model: Qwen3Moe, ids: torch.Tensor, cache: Any, step: Any) -> torch.Tensor:
+        logits, at = forward(model, ids, cache, step), step.positions
+        assert 0 <= int(ids.min()) and int(ids.max()) < model.config.vocab_size, "each token that is fed is an id"
+        last, rows = len(TEXTS[BAD]) - 1 + token, step.rows
+        if isinstance(step, PrefillStep):
+            at, rows = at[step.logits_at], rows[step.logits_at]
+        bad = ((rows == BAD) & (at >= last))[:, None]
+        return logits.masked_fill(bad if many else bad & (torch.arange(logits.shape[1]) == 77), float("nan"))
+
+    monkeypatch.setattr(Qwen3Moe, "forward", damaged)
+    numbers = [engine.add(text, seed=i, **options) for i, text in enumerate(TEXTS)]
+    while engine.busy:
+        for event in engine.step():
+            got.setdefault(event.sequence, []).append(event)
+    tokens = [got[number] for number in numbers]
+    for i in (0, 2):
+        assert [event.token for event in tokens[i]] == want[i]
+    *before, last = tokens[BAD]
+    assert [event.token for event in before] == want[BAD][:token]
+    assert last.finish == "error" and last.token == -1 and "NaN among the logits" in str(last.error)
+    assert engine.load() == Load(0, 0, 3, engine.cache.total)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import json
 import os
 import sys
+import weakref
 from pathlib import Path
 
 import pytest
@@ -13,11 +15,12 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from processes import run_python
-from qwen3_checkpoints import make, prompts, reference, relative_error
+from qwen3_checkpoints import TINY, make, prompts, reference, relative_error
 from ttnn_moe.errors import BackendUnavailable, CheckpointError
 from ttnn_moe.models.qwen3 import PRESETS, Qwen3MoeConfig, Tokenizer, load_model
 from ttnn_moe.models.qwen3.checkpoint import INDEX
 from ttnn_moe.models.qwen3.config import MOST
+from ttnn_moe.models.qwen3.layers import MoE
 from ttnn_moe.visible import visible
 
 IDS = torch.tensor(prompts([11, 11]))
@@ -280,6 +283,18 @@ def test_odd_paths(name: str, tmp_path: Path) -> None:
         with pytest.raises(CheckpointError) as error:
             read(tmp_path / name)
         assert visible(name) in str(error.value) and str(error.value).isprintable()
+
+
+def test_weights_that_move_leave_nothing_behind() -> None:
+    """Layers that were prepared for the old weights do not keep them."""
+    model = load_model(TINY, backend="reference", device="cpu", dtype=torch.float32)
+    sparse = [layer.mlp for layer in model.layers if isinstance(layer.mlp, MoE)]
+    for moe in sparse:
+        moe.prepared(4)
+    old = [weakref.ref(tensor) for moe in sparse for tensor in moe.experts.tensors.values()]
+    model.half()
+    gc.collect()
+    assert old and all(tensor() is None for tensor in old)
 
 
 MEASURE = """

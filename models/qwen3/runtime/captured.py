@@ -19,6 +19,7 @@ from .language_model import BringsGraphs, LanguageModel
 from .prefill_graphs import PrefillGraphs
 from .requests import Request
 from .runner import EagerRunner, Pending, Prompts, Runner, draw, next_tokens, run_prefill
+from .sampling import marked
 
 
 class CapturedRunner:
@@ -48,8 +49,8 @@ class CapturedRunner:
             logits = run_prefill(self.model, self.cache, prompts, where, last)
         if not n and not whole:
             return landing
-        tokens = next_tokens(logits, [*going, *whole])
-        landing.send(tokens)  # ahead of what only the next step needs
+        tokens, nan = next_tokens(logits, [*going, *whole])
+        landing.send(marked(tokens, nan))  # ahead of what only the next step needs
         if n:
             self.steps.advance(tokens[:n])
         if whole:
@@ -63,7 +64,7 @@ class CapturedRunner:
             self.cache.begin([(request.row, request.position) for request in going])
         logits, tokens = self.steps.step(), self.steps.last
         draw(tokens, logits, going)
-        return landing.send(tokens)
+        return landing.send(marked(tokens, self.steps.nan))
 
     def keep(self, places: Sequence[int]) -> None:
         self.steps.keep(places)

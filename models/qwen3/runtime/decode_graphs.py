@@ -15,7 +15,7 @@ from ttnn_moe.sizes import power_of_2
 
 from .graphs import Captured, Graphs
 from .language_model import LanguageModel
-from .sampling import Sampling, choose
+from .sampling import greedy
 
 
 class DecodeGraphs:
@@ -37,6 +37,7 @@ class DecodeGraphs:
             return torch.zeros(self.size, dtype=torch.int64, device=self.device)
 
         self._ids, self._positions, self._rows, self._advance = numbers(), numbers(), numbers(), numbers()
+        self._nan = torch.zeros(self.size, dtype=torch.bool, device=self.device)
         self._count = torch.zeros((), dtype=torch.int32, device=self.device)
         self._used = 0
         self._captured: dict[int, Captured] = {}
@@ -46,6 +47,11 @@ class DecodeGraphs:
     def last(self) -> Tensor:
         """[rows in use] int64, what the next step feeds: on the device, and it changes there."""
         return self._ids[: self._used]
+
+    @property
+    def nan(self) -> Tensor:
+        """[rows in use] bool: whether a logit of the last step is NaN: on the device, and it changes there."""
+        return self._nan[: self._used]
 
     def join(self, first: Tensor, positions: Sequence[int], rows: Sequence[int]) -> None:
         """Use more rows behind those in use: the cache's `rows`, whose next tokens are `first` [n], at `positions`."""
@@ -119,7 +125,7 @@ class DecodeGraphs:
 
     def _run(self, n: int, step: DecodeStep) -> Tensor:
         logits = self.model(self._ids[:n], self.cache, step)
-        self._ids[:n] = choose(logits, Sampling())
+        greedy(logits, self._ids[:n], self._nan[:n])
         self._positions += self._advance
         return logits
 

@@ -18,7 +18,7 @@ from ttnn_moe.visible import shown
 from ..tokenizer import TextStream, Tokenizer
 from .ids import checked_ids, count_of
 from .language_model import LanguageConfig
-from .sampling import Sampling, seeds_of
+from .sampling import NAN, Sampling, seeds_of
 
 Finish = Literal["stop", "length", "error"]
 
@@ -170,6 +170,8 @@ class Request:
         text = ""
         if self.failure is not None and self.made > self.failure[1]:
             return self._failed(self.failure[0])
+        if token == NAN:
+            return self._without_numbers()
         if self.text is not None:
             try:
                 text = self.text.push(token) + (self.text.finish() if finish is not None else "")
@@ -190,6 +192,15 @@ class Request:
         )
         failed.__cause__ = error
         return Token(self.sequence, -1, finish="error", error=failed)
+
+    def _without_numbers(self) -> Token:
+        error = RequestError(
+            f"request {self.number} ended: the model gives no numbers",
+            got=f"NaN among the logits of new token {self.made}",
+            expected="numbers",
+            remedy="look for NaN or infinity in the weights, or take a dtype of a larger range",
+        )
+        return Token(self.sequence, NAN, finish="error", error=error)
 
 
 def make_requests(

@@ -18,7 +18,7 @@ from .candidates import choose_among
 from .graphs import Progress
 from .language_model import LanguageModel, PicksTokens
 from .requests import Request
-from .sampling import Sampling, choose
+from .sampling import Sampling, choose, greedy, marked
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Pending(Protocol):
     """Tokens that a step is making."""
 
     def tokens(self) -> list[int]:
-        """Wait for them. This is the one synchronisation of a step."""
+        """Wait for them; NAN where logits are NaN. This is the one synchronisation of a step."""
 
     def seconds(self) -> float:
         """What the step took on the device, after tokens(); 0 where the host waits for every step."""
@@ -103,16 +103,17 @@ class EagerRunner:
         return self._run(self._last, step, going)
 
     def _run(self, ids: Tensor, step: Step, requests: Sequence[Request]) -> Made:
-        """A step, and the tokens that it makes for the requests."""
+        """A step, and the tokens that it makes for the requests. A model that picks greedy tokens hides its NaN."""
         if self._picks is None:
-            self._last = next_tokens(self.model(ids, self.cache, step), requests)
-        elif all(request.sampling.temperature == 0 for request in requests):
+            self._last, nan = next_tokens(self.model(ids, self.cache, step), requests)
+            return Made(marked(self._last, nan))
+        if all(request.sampling.temperature == 0 for request in requests):
             self._last = self._picks.greedy(ids, self.cache, step)
-        else:
-            found = self._picks.candidates(ids, self.cache, step, [request.sampling for request in requests])
-            self._last = found.first.clone()
-            draw(self._last, found, requests, choose_among)
-        return Made(self._last)
+            return Made(self._last)
+        found = self._picks.candidates(ids, self.cache, step, [request.sampling for request in requests])
+        self._last = found.first.clone()
+        draw(self._last, found, requests, choose_among)
+        return Made(marked(self._last, found.values.isnan().any(-1)))
 
     def keep(self, places: Sequence[int]) -> None:
         self._last = self._last[to_device(places, self._last.device)]
@@ -143,11 +144,11 @@ def prefill_step(
     return (ids if last is None else torch.cat((last, ids))), step
 
 
-def next_tokens(logits: Tensor, requests: Sequence[Request]) -> Tensor:
-    """[R] int64: a token from each row of logits [R, V], as its request asks."""
-    tokens = logits.argmax(-1)
+def next_tokens(logits: Tensor, requests: Sequence[Request]) -> tuple[Tensor, Tensor]:
+    """[R] int64: a token from each row of logits [R, V], as its request asks; [R] bool: whether the row has a NaN."""
+    tokens, nan = greedy(logits)
     draw(tokens, logits, requests)
-    return tokens
+    return tokens, nan
 
 
 def draw(tokens: Tensor, logits: Any, requests: Sequence[Request], by: Callable[..., Tensor] | None = None) -> None:

@@ -16,6 +16,9 @@ from ttnn_moe.arguments import LARGEST, as_integer, integer, number
 from ttnn_moe.errors import RequestError
 from ttnn_moe.visible import shown
 
+NAN = -1
+"""What the host reads instead of a token where logits are NaN."""
+
 SMALLEST = 1e-37
 """Temperatures below it are it: where logits differ at all, the largest has all of the probability."""
 
@@ -68,6 +71,24 @@ def choose(logits: Tensor, sampling: Sampling, uniform: Tensor | None = None) ->
     target = (uniform[:, None] * cumulative[:, -1:]).to(cumulative)
     position = torch.searchsorted(cumulative, target, right=True).clamp_(max=tokens.shape[-1] - 1)
     return tokens.gather(-1, position)[:, 0]
+
+
+def greedy(logits: Tensor, tokens: Tensor | None = None, nan: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """The first of the largest logits of each row, [R] int64; and whether a logit of the row is NaN, [R] bool.
+
+    Args:
+        logits: [R, V] of any float dtype. tokens, nan: where to write the result; default: new tensors.
+    """
+    R = len(logits)
+    most = logits.new_empty(R)
+    tokens = logits.new_empty(R, dtype=torch.int64) if tokens is None else tokens
+    torch.max(logits, -1, out=(most, tokens))  # where a logit is NaN, so is the largest
+    return tokens, torch.ne(most, most, out=nan)
+
+
+def marked(tokens: Tensor, nan: Tensor) -> Tensor:
+    """The tokens as the host reads them: NAN where the logits are NaN. A step feeds `tokens`: each is an id."""
+    return torch.where(nan, NAN, tokens)
 
 
 def kept_probabilities(logits: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor]:
