@@ -117,6 +117,7 @@ class Sm90Mxfp4(Sorted[Mxfp4Tile]):
     name = "mxfp4_sm90"
     kernels = "CUDA C++ kernels of warpgroup products, MXFP4 weights, bf16 activations"
     weight_format = NAME
+    least_tile = 8
 
     def why_not(self, problem: Problem, target: Target) -> str | None:
         dtypes = (torch.bfloat16,)
@@ -212,7 +213,6 @@ def _units(channels: int) -> int:
 def fitted(tile: Mxfp4Tile, problem: Problem, arch: Arch) -> Mxfp4Tile:
     """A tile with room for the scales of a problem, and fewer stages or rows where it does not fit otherwise."""
     wide = max(problem.H, problem.I) // GROUP
-    # the combine drops lines of 128 bytes
     # a line of 128 bytes that holds the ends of two boxes should stay in L2 until the second comes
     once = tile.read_once and (tile.boxed or (problem.H % 256 == 0 and problem.I % 256 == 0))
     tile = replace(tile, scale_bytes=0 if tile.boxed else tile.weight_rows * wide, read_once=once)
@@ -228,9 +228,10 @@ def fitted(tile: Mxfp4Tile, problem: Problem, arch: Arch) -> Mxfp4Tile:
         elif tile.row_stages > 2:
             tile = replace(tile, row_stages=2)
         elif tile.weight_rows > 128:
-            tile = replace(tile, weight_rows=128, scale_bytes=0 if tile.boxed else 128 * wide)
+            groups = min(tile.groups, 2)  # of 64 rows or more each
+            tile = replace(tile, weight_rows=128, groups=groups, scale_bytes=0 if tile.boxed else 128 * wide)
         elif tile.max_n > 32:
-            tile = replace(tile, max_n=tile.max_n // 2)
+            tile = replace(tile, max_n=tile.max_n // 32 * 16)  # half of it, a multiple of 16
         else:
             break
     return tile
