@@ -10,7 +10,7 @@ import pytest
 from qwen3_checkpoints import TINY, prompts
 from tiny_engines import alone, asked, collect, engine, tiny
 from ttnn_moe.errors import RequestError
-from ttnn_moe.models.qwen3 import Qwen3Moe, Tokenizer, generate
+from ttnn_moe.models.qwen3 import Qwen3Moe, Tokenizer, generate, stream
 from ttnn_moe.models.qwen3.runtime.engine import Load
 
 
@@ -45,6 +45,29 @@ def test_stepping_and_streaming_together(kv: str) -> None:
     assert len(seen) == 6 and list(stream) == []
     late = list(serving.stream(other))
     assert len(late) + sum(t.sequence == other for t in stepped) == 6
+
+
+def test_the_chunk_of_a_call_is_this_calls() -> None:
+    """Also where its generator was not read to its end, and where another call comes meanwhile."""
+    serving = engine(2, prefill_chunk=24)
+    (text,) = prompts([20], 500)
+
+    def steps(**options: int) -> int:
+        """Prompt steps of a call."""
+        filled = []
+        fill = serving.scheduler._fill
+        serving.scheduler._fill = lambda: filled.append(1) or fill()  # type: ignore[method-assign]
+        generate(tiny(), [text], engine=serving, max_new_tokens=2, stop_ids=(), **options)
+        serving.scheduler._fill = fill  # type: ignore[method-assign]
+        return len(filled)
+
+    open_ = stream(tiny(), [text], engine=serving, prefill_chunk=3, max_new_tokens=1, stop_ids=())
+    next(open_)
+    assert steps(prefill_chunk=5) == 4 and steps() == 1
+    open_.close()
+    assert steps(prefill_chunk=5) == 4
+    number = serving.add(text, max_new_tokens=1, stop_ids=())
+    assert [token.sequence for token in serving.step()] == [number], "one step"
 
 
 GOES = [(how, ahead, "paged") for how in ("close", "with", "lost", "lost before its first token") for ahead in (0, 1)]

@@ -102,6 +102,8 @@ class Engine:
         self._numbers = itertools.count()
         self._requests: dict[int, Request] = {}
         self._lost: deque[int] = deque()
+        self._chunk: int = limits.prefill_chunk
+        self._together: Sequence[Request] = ()
         self._error: BaseException | None = None
         self._check = model.check if isinstance(model, ChecksSteps) else None
 
@@ -153,14 +155,18 @@ class Engine:
             for request in requests:
                 check_room(request, self.cache, self.capacity)
 
-    def run(self, requests: Sequence[Request]) -> Stream:
+    def run(self, requests: Sequence[Request], chunk: int | None = None) -> Stream:
         """Take these, from `make_requests`, together. One stream of their tokens, whose `sequence` stays as it is.
+
+        Args:
+            chunk: prompt tokens of a step, at most, until all of them are over. Default: the engine's.
 
         Raises:
             RequestError: as `check_idle`.
         """
         with self._lock:
             self.check_idle(requests)
+            self._together, self.scheduler.chunk = requests, self._chunk if chunk is None else chunk
             unread: deque[Token] = deque()
             for request in requests:
                 request.streamed, request.unread = True, unread
@@ -267,10 +273,12 @@ class Engine:
         """keep: put tokens where streams find them, even of requests that have none yet."""
         self._look()
         out: list[Token] = []
-        stats = self.stats
+        scheduler, stats = self.scheduler, self.stats
+        if scheduler.chunk != self._chunk and all(request.over for request in self._together):
+            scheduler.chunk = self._chunk
         try:
             with on(self.model.device):
-                finished = self.scheduler.step()
+                finished = scheduler.step()
             if self._check is not None:
                 self._check()
             for step in finished:

@@ -148,27 +148,22 @@ def _drain(
     mark = time.perf_counter()
     if engine is None:
         engine = engine_for(model, [request.prompt for request in requests], requests[0].max_new_tokens)
-    scheduler, ran = engine.scheduler, engine.stats
+    ran = engine.stats
     decode_s, decode_tokens, decode_steps = ran.decode_s, ran.decode_tokens, ran.decode_steps
-    usual = scheduler.chunk
     stats.prompt_tokens = sum(request.length for request in requests)
     first = set(range(min(len(requests), engine.rows)))  # sequences that start at once and have no token yet
-    with engine.run(requests) as tokens:
-        scheduler.chunk = usual if chunk is None else chunk
-        try:
-            for token in tokens:
-                stats.new_tokens += 1
-                stats.decode_s = ran.decode_s - decode_s
-                stats.decode_tokens = ran.decode_tokens - decode_tokens
-                stats.decode_steps = ran.decode_steps - decode_steps
-                if not first:
-                    yield token
-                    continue
-                # what the caller does with a token is not ours
-                spent = time.perf_counter() - mark
-                first.discard(token.sequence)
-                stats.first_token_s += spent
+    with engine.run(requests, chunk) as tokens:
+        for token in tokens:
+            stats.new_tokens += 1
+            stats.decode_s = ran.decode_s - decode_s
+            stats.decode_tokens = ran.decode_tokens - decode_tokens
+            stats.decode_steps = ran.decode_steps - decode_steps
+            if not first:
                 yield token
-                mark = time.perf_counter()
-        finally:
-            scheduler.chunk = usual
+                continue
+            # what the caller does with a token is not ours
+            spent = time.perf_counter() - mark
+            first.discard(token.sequence)
+            stats.first_token_s += spent
+            yield token
+            mark = time.perf_counter()
