@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -66,6 +68,33 @@ def test_a_stream_first_seen_in_inference_mode(streams: Callable[[int], None]) -
         scratch = space.scratch()
     assert scratch.sums is not None
     scratch.sums.fill_(1.0)
+
+
+def test_scratch_goes_with_its_owner(streams: Callable[[int], None]) -> None:
+    """At once: a garbage collection may come late, and GPU memory is short until then."""
+    gc.collect()
+    gc.disable()
+    try:
+        space = workspace(sums=True)
+        chosen = choose(PROBLEM, prepared.target_of(torch.device("cpu")))
+        assert isinstance(chosen, Chosen)
+        scratch = space.scratch()
+        assert scratch.buffers(chosen) is scratch.buffers(chosen)
+        held = [weakref.ref(scratch._memory), weakref.ref(scratch.sums)]
+        del space, scratch
+        assert [ref() for ref in held] == [None, None]
+    finally:
+        gc.enable()
+
+
+def test_sums_are_fp32_whatever_the_default_is(streams: Callable[[int], None]) -> None:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        sums = workspace(sums=True).scratch().sums
+    finally:
+        torch.set_default_dtype(before)
+    assert sums is not None and sums.dtype == torch.float32
 
 
 class Slow:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ttnn_moe import Problem
+from ttnn_moe import Experts, Problem
 from ttnn_moe.cuda.arch import HOPPER
 from ttnn_moe.cuda.moe import tile_checks
 from ttnn_moe.cuda.moe.mxfp4_tiles import TILES, Tile
@@ -13,10 +13,7 @@ from ttnn_moe.cuda.moe.sm120_mxfp4 import Sm120Mxfp4
 from ttnn_moe.selfcheck.check import measure
 
 CAPABILITY = torch.cuda.get_device_capability() if torch.cuda.is_available() else (0, 0)
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(CAPABILITY != (9, 0), reason="no GPU of compute capability 9.0 is here"),
-]
+not_hopper = pytest.mark.skipif(CAPABILITY != (9, 0), reason="no GPU of compute capability 9.0 is here")
 
 
 class TwoTiles(Sm120Mxfp4):
@@ -24,6 +21,8 @@ class TwoTiles(Sm120Mxfp4):
         return TILES[0], TILES[-1]
 
 
+@pytest.mark.gpu
+@not_hopper
 def test_each_tile_passes_and_the_fastest_is_named() -> None:
     family = TwoTiles(software=True)
     outcomes = [measure(check, "cuda") for check in tile_checks.checks("mxfp4", (family,))]
@@ -33,5 +32,21 @@ def test_each_tile_passes_and_the_fastest_is_named() -> None:
     assert line.startswith("T=8, E=8, K=2") and f"{family.name} chooses {own}" in line
 
 
+@pytest.mark.gpu
+@not_hopper
 def test_no_other_family_has_tiles_to_check() -> None:
     assert list(tile_checks.checks("mxfp4")) == [] and list(tile_checks.advice("dense")) == []
+
+
+def test_drawn_calls_ignore_the_defaults_of_torch() -> None:
+    experts = Experts.dense(torch.zeros(8, 128, 64), torch.zeros(8, 64, 64))
+    want, routing = tile_checks._call(9, experts)
+    torch.set_default_dtype(torch.float64)
+    torch.set_default_device("meta")
+    try:
+        got, again = tile_checks._call(9, experts)
+    finally:
+        torch.set_default_dtype(torch.float32)
+        torch.set_default_device(None)
+    assert torch.equal(got, want) and torch.equal(again.topk_ids, routing.topk_ids)
+    assert torch.equal(again.topk_weights, routing.topk_weights)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from threading import Lock
 
 import torch
@@ -40,6 +40,15 @@ def most_bytes(problem: Problem, target: Target) -> int:
     return max(bytes_of(family.scratch(family.plan(problem, target))) for family in able)
 
 
+def _views(memory: Tensor, chosen: Chosen) -> tuple[Tensor, ...]:
+    """A plan's scratch, in one block of memory."""
+    views, first = [], 0
+    for buffer in chosen.scratch:
+        views.append(memory[first : first + buffer.bytes].view(buffer.dtype).view(buffer.shape))
+        first += ceil_div(buffer.bytes, _ALIGN) * _ALIGN
+    return tuple(views)
+
+
 class Scratch:
     """Scratch for calls of up to problem.T tokens that follow one another on one stream.
 
@@ -52,15 +61,10 @@ class Scratch:
         # a stream's first call may be under inference_mode, and a later one outside
         with torch.inference_mode(False), torch.no_grad():
             self._memory = torch.empty(most_bytes(problem, target_of(device)), dtype=torch.uint8, device=device)
-            self.sums = torch.empty(problem.T, problem.H, device=device) if sums else None
-        self.buffers = lru_cache(maxsize=1024)(self._buffers)
-
-    def _buffers(self, chosen: Chosen) -> tuple[Tensor, ...]:
-        views, first = [], 0
-        for buffer in chosen.scratch:
-            views.append(self._memory[first : first + buffer.bytes].view(buffer.dtype).view(buffer.shape))
-            first += ceil_div(buffer.bytes, _ALIGN) * _ALIGN
-        return tuple(views)
+            shape = problem.T, problem.H
+            self.sums = torch.empty(shape, dtype=torch.float32, device=device) if sums else None
+        # no bound method: it would hold this object, and so the memory, until a garbage collection
+        self.buffers = lru_cache(maxsize=1024)(partial(_views, self._memory))
 
 
 class Workspace:

@@ -97,11 +97,12 @@ def launching(
 
 
 def _call(T: int, experts: Experts) -> tuple[Tensor, Routing]:
-    g = torch.Generator().manual_seed(T)
-    ids = torch.rand(T, experts.E, generator=g).topk(K).indices.int()
-    ids[torch.rand(T, K, generator=g) < 0.8] = 1
-    hidden = torch.randn(T, experts.H, generator=g).bfloat16().to(experts.device)
-    weights = torch.rand(T, K, generator=g) + 0.1
+    g = torch.Generator("cpu").manual_seed(T)
+    drawn: Any = {"generator": g, "dtype": torch.float32, "device": "cpu"}
+    ids = torch.rand(T, experts.E, **drawn).topk(K).indices.int()
+    ids[torch.rand(T, K, **drawn) < 0.8] = 1
+    hidden = torch.randn(T, experts.H, **drawn).bfloat16().to(experts.device)
+    weights = torch.rand(T, K, **drawn) + 0.1
     return hidden, Routing.from_topk(ids.to(experts.device), weights.to(experts.device), experts.E)
 
 
