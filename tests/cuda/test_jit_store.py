@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from ttnn_moe.cache_folder import CacheWarning
-from ttnn_moe.cuda.jit import pool
+from ttnn_moe.cuda.jit import build, pool
 from ttnn_moe.cuda.jit.build import CompileError
 from ttnn_moe.cuda.jit.spec import Spec
 from ttnn_moe.cuda.jit.store import HEAD, Store, directory, limit
@@ -135,10 +135,23 @@ def test_the_key_covers_what_the_code_depends_on(monkeypatch: pytest.MonkeyPatch
         Spec.of("common/combine", "sm_90a", TOP_K=8, ADD=False),
         Spec.of("common/combine", "sm_90a", TOP_K=8),
     ]
-    keys = {one.key("nvrtc 13.4"), one.key("nvrtc 13.5"), *(other.key("nvrtc 13.4") for other in others)}
+    keys = {one.key("nvrtc 13.4", {}), one.key("nvrtc 13.5", {}), *(other.key("nvrtc 13.4", {}) for other in others)}
     monkeypatch.setattr(module, "sources_digest", lambda: "of other sources")
-    keys.add(one.key("nvrtc 13.4"))
+    keys.add(one.key("nvrtc 13.4", {}))
     assert len(keys) == 7
+
+
+def test_the_key_covers_the_options_but_no_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A release that compiles the same sources with other options finds no code of the release before."""
+    monkeypatch.setattr(build, "compiler", lambda: "nvrtc 13.4")
+    spec, options = Spec.of("common/combine", "sm_90a", TOP_K=8), build.options
+
+    def key_with(**change: object) -> str:
+        monkeypatch.setattr(build, "options", lambda spec: options(spec) | change)
+        return build.key_of(spec)
+
+    assert key_with() == key_with(include_path=["/elsewhere"])
+    assert len({key_with(), key_with(std="c++20"), key_with(use_fast_math=True)}) == 3
 
 
 def test_the_digest_covers_sources_and_headers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -211,7 +224,7 @@ def test_what_is_missing_is_named_once(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(pool.build, "why_not", lambda: None)
     monkeypatch.setattr(pool.build, "compiler", lambda: "nvrtc")
     store = Store(tmp_path, 1 << 20)
-    store.get(SPECS[0].key("nvrtc"), lambda: b"code")
+    store.get(build.key_of(SPECS[0]), lambda: b"code")
     assert pool.missing([*SPECS, *SPECS], store) == SPECS[1:]
     monkeypatch.setattr(pool.build, "why_not", lambda: "cuda.core is not installed")
     with pytest.raises(BackendUnavailable, match="cuda.core is not installed"):

@@ -68,6 +68,12 @@ def options(spec: Spec) -> dict[str, object]:
     }
 
 
+def key_of(spec: Spec) -> str:
+    """The key of a kernel in the store. The folder of the headers is no part of it: their digest is."""
+    given = {name: value for name, value in options(spec).items() if name != "include_path"}
+    return spec.key(compiler(), given)
+
+
 def compile_spec(spec: Spec) -> bytes:
     """Machine code (or PTX) of a kernel, compiled now.
 
@@ -96,4 +102,4 @@ def code_of(spec: Spec, store: Store | None = None) -> bytes:
         logger.debug("pid {} compiles {}", os.getpid(), spec)
         return compile_spec(spec)
 
-    return (store or Store()).get(spec.key(compiler()), build)
+    return (store or Store()).get(key_of(spec), build)

@@ -20,8 +20,7 @@ def missing(specs: Iterable[Spec], store: Store) -> list[Spec]:
     reason = build.why_not()
     if reason is not None:
         raise BackendUnavailable("kernels cannot be compiled here", got=reason)
-    compiler = build.compiler()
-    return [spec for spec in dict.fromkeys(specs) if store.read(spec.key(compiler)) is None]
+    return [spec for spec in dict.fromkeys(specs) if store.read(build.key_of(spec)) is None]
 
 
 def compile_all(specs: list[Spec], store: Store, done: Callable[[Spec], None] = lambda spec: None) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 
@@ -46,13 +47,14 @@ class Spec:
         given = " ".join(f"{key}={value}" for key, value in self.defines)
         return f"{self.name} for {self.arch}" + (f" ({given})" if given else "")
 
-    def key(self, compiler: str) -> str:
+    def key(self, compiler: str, options: Mapping[str, object]) -> str:
         """Hex digest of everything that the compiled code depends on.
 
         Args:
-            compiler: name and version.
+            compiler: name and version. options: that the compiler gets, without folders.
         """
-        parts = [self.name, self.arch, compiler, sources_digest(), *(f"{k}={v}" for k, v in self.defines)]
+        given = (*self.defines, *sorted(options.items()))
+        parts = [self.name, self.arch, compiler, sources_digest(), *(f"{k}={v}" for k, v in given)]
         return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
 
