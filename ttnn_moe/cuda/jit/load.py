@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from ...errors import BackendUnavailable
 from ..device import gpu
 from .build import code_of, cuda_core
 from .spec import Spec
@@ -23,6 +24,9 @@ def kernel(spec: Spec, device: int, shared_memory: int = 0, carveout: int | None
         shared_memory: bytes of dynamic memory that a block may have.
         carveout: per cent of the most shared memory of a multiprocessor, at the expense of L1, that the driver is asked
             for; a block that needs more gets more. None: the driver chooses.
+
+    Raises:
+        BackendUnavailable: the driver refuses one of both. CompileError, SourceMissing: as build.code_of.
     """
     core, code = cuda_core(), code_of(spec)
     with torch.cuda.device(device):
@@ -30,17 +34,18 @@ def kernel(spec: Spec, device: int, shared_memory: int = 0, carveout: int | None
         make = core.ObjectCode.from_ptx if spec.format == "ptx" else core.ObjectCode.from_cubin
         loaded = make(code, name=str(spec)).get_kernel(spec.entry)
         if shared_memory > 48 << 10:
-            _set(loaded, device, "MAX_DYNAMIC_SHARED_SIZE_BYTES", shared_memory)
+            _set(loaded, spec, device, "MAX_DYNAMIC_SHARED_SIZE_BYTES", shared_memory)
         if carveout is not None:
-            _set(loaded, device, "PREFERRED_SHARED_MEMORY_CARVEOUT", carveout)
+            _set(loaded, spec, device, "PREFERRED_SHARED_MEMORY_CARVEOUT", carveout)
     return loaded
 
 
-def _set(loaded: Any, device: int, name: str, value: int) -> None:
+def _set(loaded: Any, spec: Spec, device: int, name: str, value: int) -> None:
     from cuda.bindings import driver
 
     attribute = getattr(driver.CUfunction_attribute, f"CU_FUNC_ATTRIBUTE_{name}")
-    _check(driver.cuKernelSetAttribute(attribute, value, loaded.handle, device))
+    result = driver.cuKernelSetAttribute(attribute, value, loaded.handle, device)
+    _check(result, f"{name}={value} of {spec} on GPU {device}")
 
 
 @lru_cache(maxsize=4096)
@@ -118,6 +123,11 @@ def resident_blocks(spec: Spec, device: int, threads: int, shared_memory: int) -
     return int(one) * gpu(device).multiprocessors
 
 
-def _check(result: tuple[Any, ...]) -> None:
+def _check(result: tuple[Any, ...], what: str = "a call") -> None:
+    """what: that the driver was asked for."""
     if int(result[0]):
-        raise RuntimeError(f"the CUDA driver refused: {result[0]}")
+        raise BackendUnavailable(
+            f"the CUDA driver refused {what}",
+            got=result[0].name,
+            remedy="update the NVIDIA driver; if that does not help, report what `ttnn-moe doctor` says",
+        )
