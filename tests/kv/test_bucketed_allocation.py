@@ -91,18 +91,26 @@ def test_a_refusal_names_a_budget_and_a_capacity_that_do(bits: float, capacity: 
     try:
         allocate(bits, capacity, page)
     except RequestError as error:
-        enough, longer = re.fullmatch(r"kv_bits=([\d.]+), or rows of (\d+) tokens", error.remedy).groups()
+        enough, longer = re.fullmatch(r"take ([\d.]+) bits, or a capacity of (\d+) tokens", error.remedy).groups()
         assert float(enough) >= bits and allocate(float(enough), capacity, page)
         assert int(longer) > capacity and allocate(bits, int(longer), page)
 
 
 REFUSED = {
-    "short rows": ((2.5, 512, 32), "kv_bits=2.5 in rows of 512.*at least 2.75.*kv_bits=2.75, or rows of 1024 tokens"),
-    "two bits": ((2, 1 << 20, 64), r"kv_bits=2 in rows of 1048576.*at least 2.01.*: kv_bits=2.01\.$"),
-    "one bit": ((1.9, 4096, 64), "kv_bits=1.9; expected an average from 2 to 16"),
-    "more than 16": ((16.5, 4096, 64), "kv_bits=16.5"),
-    "no number": ((float("nan"), 4096, 64), "kv_bits"),
-    "a word": (("3", 4096, 64), "kv_bits='3'"),
+    "short rows": (
+        (2.5, 512, 32),
+        "2.5 bits in rows of 512.*at least 2.75 bits.*take 2.75 bits, or a capacity of 1024 tokens",
+    ),
+    "a longer row than the context": (
+        (2.5, 512, 32, 1000),
+        r"at least 2.75 bits.*take 2.75 bits, or a capacity of 1000 tokens\.$",
+    ),
+    "no room in the context": ((2.2, 512, 32, 1000), r"at least 2.75 bits.*take 2.75 bits\.$"),
+    "two bits": ((2, 1 << 20, 64), r"2 bits in rows of 1048576.*at least 2.01 bits.*: take 2.01 bits\.$"),
+    "one bit": ((1.9, 4096, 64), "bits=1.9; expected an average from 2 to 16"),
+    "more than 16": ((16.5, 4096, 64), "bits=16.5"),
+    "no number": ((float("nan"), 4096, 64), "bits is no finite number"),
+    "a word": (("3", 4096, 64), "bits='3'"),
     "no units": ((3, 4096, 48), "page=48; expected 32, 64, 96 or 128"),
     "half a unit": ((3, 4096, 16), "page=16"),
     "no tokens": ((3, 0, 64), "capacity=0"),

@@ -149,15 +149,24 @@ def test_a_row_sees_nothing_of_the_row_before_it() -> None:
     torch.testing.assert_close(out[1], fed.expected(places, 1), rtol=0.05, atol=0.05)
 
 
-def test_not_a_number_stays_in_its_row() -> None:
-    cache = BucketedCache(SIZES, 2, 256, 16, 4, 32)
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+@pytest.mark.parametrize("values", [False, True], ids=["key", "value"])
+def test_not_a_number_stays_in_its_row(values: bool, bad: float) -> None:
+    """It reaches no token before its piece of the prompt; a key reaches no token before its own."""
+    cache, at = BucketedCache(SIZES, 2, 256, 16, 4, 32), 120
     fed = Sequences(cache, 2, 256)
-    fed.k[0, :, 7], fed.v[1, :, 9] = float("nan"), float("inf")
+    (fed.v if values else fed.k)[0, :, at] = bad
     for row in range(2):
         cache.open(row, 200)
-    fed.prefill([(0, 150), (1, 5)], [])
-    _, out = fed.decode([0, 1])
-    assert out[0][0].isnan().any() and out[0][1].isfinite().all()
+    seen = {}
+    for chunks in ([(0, 100), (1, 5)], [(0, 50), (1, 7)]):
+        places, out = fed.prefill(chunks, [])
+        seen |= dict(zip(places, out[0].isfinite().flatten(1).all(1).tolist(), strict=True))
+    places, out = fed.decode([0, 1])
+    seen |= dict(zip(places, out[0].isfinite().flatten(1).all(1).tolist(), strict=True))
+    assert all(finite for (row, position), finite in seen.items() if row == 1 or position < 100)
+    assert not any(finite for (row, position), finite in seen.items() if row == 0 and position >= at)
+    assert values or all(finite for (row, position), finite in seen.items() if position < at)
 
 
 def test_tokens_that_later_queries_attend_to_keep_more_bits() -> None:
@@ -211,7 +220,7 @@ def test_memory_is_what_the_tensors_take(bits: float) -> None:
 REFUSED = {
     "a word": (lambda: new_cache("int4", None, SIZES, 1, 512), RequestError, "kv='int4'; expected one of"),
     "bits of bf16": (lambda: new_cache("paged", 3, SIZES, 1, 512), RequestError, "kv_bits=3; expected kv='bucketed'"),
-    "short rows": (lambda: new_cache("bucketed", 2.2, SIZES, 1, 256), RequestError, "kv_bits=2.2 in rows of 256"),
+    "short rows": (lambda: new_cache("bucketed", 2.2, SIZES, 1, 256), RequestError, "2.2 bits in rows of 256"),
     "little memory": (
         lambda: new_cache("bucketed", 3, SIZES, 2, 512, memory=1000),
         RequestError,
@@ -227,7 +236,11 @@ REFUSED = {
         RequestError,
         "no such KV-cache format; got kv='int4'; expected one of .*; to fix it: leave kv out",
     ),
-    "two bits": (lambda: least_capacity("bucketed", 2, 10), RequestError, "more than 2: .*kv_bits=2.25, which rows of"),
+    "two bits": (
+        lambda: least_capacity("bucketed", 2, 10),
+        RequestError,
+        "more than 2 bits: .*take 2.25 bits, which rows of",
+    ),
 }
 
 

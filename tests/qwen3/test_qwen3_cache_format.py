@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fp8_rows import Fp8Rows, from_fp8, to_fp8
-from qwen3_checkpoints import make, prompts
+from qwen3_checkpoints import TINY, make, prompts
 from ttnn_moe.errors import RequestError
 from ttnn_moe.kv.paged import PagedCache
 from ttnn_moe.kv.step import Step
@@ -65,6 +66,16 @@ def test_generate(model: Qwen3Moe) -> None:
     ours, rounded = (generate(model, texts, engine=engine, **options) for engine in engines(model))
     assert ours.tokens == rounded.tokens and ours.stats.decode_steps >= 19
     assert ours.tokens != generate(model, texts, **options).tokens, "fp8 keys and values change some token"
+
+
+def test_a_budget_out_of_reach_names_no_capacity_beyond_the_context() -> None:
+    """Of 3,000 tokens here."""
+    model = load_model(TINY, backend="reference", device="cpu")
+    model.config = dataclasses.replace(model.config, max_position_embeddings=3000)
+    with pytest.raises(RequestError, match=r"2.1 bits in rows of 512 .*at least 3.13 bits.*: take 3.13 bits\.$"):
+        Engine(model, 1, 512, kv="bucketed", kv_bits=2.1)
+    with pytest.raises(RequestError, match=r": take 3.13 bits, or a capacity of 3000 tokens\.$"):
+        Engine(model, 1, 512, kv="bucketed", kv_bits=2.25)
 
 
 def test_what_it_cannot_do_is_refused(model: Qwen3Moe, tmp_path: Path) -> None:

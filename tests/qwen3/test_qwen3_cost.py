@@ -15,7 +15,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from qwen3_checkpoints import TINY
+from ttnn_moe.cuda.attention.memory import Memory
 from ttnn_moe.kv import torch_forms
+from ttnn_moe.kv.step import Span
 from ttnn_moe.models.qwen3 import Engine, Qwen3Moe, load_model, tt
 from ttnn_moe.tenstorrent.emulator.dram import Tensor as Part
 
@@ -109,3 +111,14 @@ def test_sequences_attend_with_others_of_their_length(lengths: list[int]) -> Non
         assert longest == max(own) and (longest <= torch_forms.MIN or min(own) >= longest // 2)
         assert places == sorted(places)
     assert len(groups) <= 14
+
+
+def test_one_mask_is_kept() -> None:
+    """All layers of a step take it; those of the steps before are gone."""
+    keys = torch.randn(2, 1, 64, 8)
+    memory, q = Memory(keys, keys, *torch.zeros(2, 1, dtype=torch.int64)), torch.randn(30, 1, 8)
+    torch_forms._mask.cache_clear()
+    for past in (1, 5, 9):
+        for _ in range(3):
+            torch_forms.prefill_attention(q, memory, [Span(0, 0, 30, past)])
+    assert torch_forms._mask.cache_info()[:4] == (6, 3, 1, 1), "hits, misses, most, now"

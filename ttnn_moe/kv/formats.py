@@ -9,6 +9,7 @@ import torch
 from ..errors import RequestError
 from ..visible import shown
 from .bucketed import allocation
+from .bucketed.allocation import DEFAULT_BITS
 from .bucketed.cache import BucketedCache
 from .bucketed.memory import bytes_of
 from .cache import CacheSizes, RowCache
@@ -18,8 +19,6 @@ from .paged import PAGE, PagedCache
 PAGED, BUCKETED, EIGHT_BITS = "paged", "bucketed", "bfloat8_b"
 FORMATS = (PAGED, BUCKETED, EIGHT_BITS)
 """EIGHT_BITS: pages of a Tenstorrent chip, 17 bytes for 16 values."""
-DEFAULT_BITS = 4.0
-"""Average bits of a bucketed cache, unless asked for otherwise."""
 
 
 def check_format(kv: object, kv_bits: object) -> None:
@@ -39,6 +38,20 @@ def check_format(kv: object, kv_bits: object) -> None:
             expected=f"kv={BUCKETED!r} with bits",
             remedy=f"give kv={BUCKETED!r} as well, or leave kv_bits out",
         )
+
+
+def check_budget(kv: str, kv_bits: float | None, capacity: int, page: int | None, longest: int) -> None:
+    """Check that rows of `capacity` tokens reach the budget of a bucketed cache; the others have none.
+
+    Args:
+        longest: tokens of the model's context: an error names no larger capacity.
+
+    Raises:
+        RequestError: see BucketedCache.
+    """
+    if kv == BUCKETED:
+        bits = DEFAULT_BITS if kv_bits is None else kv_bits
+        allocation.allocate(bits, capacity, BucketedCache.default_page if page is None else page, longest)
 
 
 def new_cache(

@@ -105,7 +105,7 @@ def prefill_attention(q: Tensor, memory: Memory, spans: Sequence[Span], out: Ten
     return out
 
 
-@lru_cache(maxsize=8)
+@lru_cache(maxsize=1)
 def _mask(n: int, past: int, device: torch.device) -> Tensor:
-    """[n, past + n] bool, True = attend; every layer of a step needs the same."""
+    """[n, past + n] bool, True = attend. Every layer of a step needs the same one, and no later step does."""
     return torch.ones(n, past + n, dtype=torch.bool, device=device).tril(past)

@@ -93,6 +93,8 @@ class Engine:
         self.tokenizer = None if tokenizer is None else check_tokenizer(tokenizer)
         self.model, self.rows, self.capacity, self.max_waiting = model, limits.rows, limits.capacity, limits.max_waiting
         sizes = limits.rows, limits.capacity, limits.memory, limits.page
+        if cache is None:
+            formats.check_budget(kv, kv_bits, limits.capacity, limits.page, model.config.max_position_embeddings)
         with on(model.device):
             self.cache = model.new_cache(*sizes, kv, kv_bits) if cache is None else cache
             self.runner = runner_for(model, self.cache, limits.prefill_chunk, graphs)

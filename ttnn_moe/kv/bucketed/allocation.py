@@ -22,6 +22,9 @@ from ...sizes import ceil_div
 LEAST, MOST = 2.0, 16.0
 """Average bits of a budget."""
 
+DEFAULT_BITS = 4.0
+"""Average bits of a bucketed cache, unless asked for otherwise."""
+
 # (sinks, ring) of high tiers, the smallest first
 HIGH = ((4, 92), (16, 112))
 SHARE = 16
@@ -115,13 +118,14 @@ class Allocation:
         return (low + self.high * (tokens - UNIT * units)) / tokens
 
 
-def allocate(bits: float, capacity: int, page: int = 64) -> Allocation:
+def allocate(bits: float, capacity: int, page: int = 64, longest: int | None = None) -> Allocation:
     """The tiers of rows of `capacity` tokens that hold `bits` bits a number on average when they are full.
 
     Args:
         bits: 2 .. 16, any fraction. Scales come on top: 16 bits for head_dim numbers.
         capacity: tokens of a row; rounded up to whole pages.
         page: tokens of a page, a multiple of 32.
+        longest: tokens that a row may have; an error names no larger capacity. Default: any number.
 
     Raises:
         RequestError: bits out of range; a budget that no mix of tiers reaches at this capacity, with the least that one
@@ -135,18 +139,21 @@ def allocate(bits: float, capacity: int, page: int = 64) -> Allocation:
         # rounded up, so that what the message names is enough
         hundredths = range(ceil(least * 100), 100 * int(MOST) + 1)
         enough = next(n / 100 for n in hundredths if _best(n / 100, capacity, page)[0] is not None)
-        longer = _reaching(bits, page)
+        found = _reaching(bits, page)
+        longer = None if found is None else found.capacity
+        if longest is not None and (longer is None or longer > longest):
+            longer = longest if _best(bits, longest // page * page, page)[0] is not None else None
         raise RequestError(
             "no mix of tiers reaches this budget",
-            got=f"kv_bits={bits:g} in rows of {capacity} tokens",
-            expected=f"at least {enough:.2f}: {HELD}",
-            remedy=f"kv_bits={enough:.2f}" + (f", or rows of {longer.capacity} tokens" if longer else ""),
+            got=f"{bits:g} bits in rows of {capacity} tokens",
+            expected=f"at least {enough:.2f} bits: {HELD}",
+            remedy=f"take {enough:.2f} bits" + (f", or a capacity of {longer} tokens" if longer else ""),
         )
     return best
 
 
 def _check_bits(bits: float) -> float:
-    return number("kv_bits", bits, LEAST, MOST, f"an average from {LEAST:g} to {MOST:g}")
+    return number("bits", bits, LEAST, MOST, f"an average from {LEAST:g} to {MOST:g}")
 
 
 def _best(bits: float, capacity: int, page: int) -> tuple[Allocation | None, float]:
@@ -182,7 +189,7 @@ def check_page(page: int) -> int:
         raise RequestError(
             "a page has the wrong size",
             got=f"page={found}",
-            expected=f"32, 64, 96 or 128 tokens with kv='bucketed': whole units of {UNIT}",
+            expected=f"32, 64, 96 or 128 tokens in a bucketed cache: whole units of {UNIT}",
             remedy="leave page out",
         )
     return found
@@ -198,9 +205,9 @@ def least_capacity(bits: float, page: int = 64) -> int:
     if found is None:
         raise RequestError(
             "no row reaches this budget",
-            got=f"kv_bits={bits:g}",
-            expected=f"more than {LEAST:g}: {HELD}",
-            remedy=f"kv_bits={ROOM:g}, which rows of {least_capacity(ROOM, page)} tokens reach",
+            got=f"{bits:g} bits",
+            expected=f"more than {LEAST:g} bits: {HELD}",
+            remedy=f"take {ROOM:g} bits, which rows of {least_capacity(ROOM, page)} tokens reach",
         )
     return found.capacity
 

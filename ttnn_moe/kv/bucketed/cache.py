@@ -20,7 +20,7 @@ from ..cache import CacheSizes, FusedWrite, HeadNorms
 from ..pages import PagedRows, default_memory, zeros
 from ..step import DecodeStep, PrefillStep, Span, Step
 from ..transfer import to_device
-from .allocation import allocate
+from .allocation import DEFAULT_BITS, allocate
 from .attention import quantized_attention_bucketed
 from .memory import bytes_of, pages_in
 from .moves import read_high
@@ -74,7 +74,13 @@ class BucketedCache(PagedRows, FusedWrite):
     moves = True
 
     def __init__(
-        self, sizes: CacheSizes, rows: int, capacity: int, pages: int, bits: float = 3.0, page: int | None = None
+        self,
+        sizes: CacheSizes,
+        rows: int,
+        capacity: int,
+        pages: int,
+        bits: float = DEFAULT_BITS,
+        page: int | None = None,
     ):
         page = PAGE if page is None else page
         self.allocation = allocate(bits, capacity, page)
@@ -102,7 +108,7 @@ class BucketedCache(PagedRows, FusedWrite):
         capacity: int,
         memory: int | None = None,
         page: int | None = None,
-        bits: float = 3.0,
+        bits: float = DEFAULT_BITS,
     ) -> BucketedCache:
         """A cache of as many pages as `memory` bytes hold, but no more than its rows can use.
 
