@@ -20,13 +20,20 @@ from ttnn_moe import Experts
 from ttnn_moe.backend import Numerics
 from ttnn_moe.cuda.jit import load
 from ttnn_moe.cuda.jit.spec import Spec
+from ttnn_moe.cuda.moe import int4_24_v6_steps
 from ttnn_moe.cuda.moe.int4_24_v6 import FOLDER
 from ttnn_moe.cuda.moe.int4_24_v6_steps import FusedMoE
 from ttnn_moe.errors import ContractError
 from ttnn_moe.selfcheck.oracle import oracle
 
+why_not_on = int4_24_v6_steps.why_not_on
 on_host = pytest.mark.skipif(GXX is None, reason="g++ is not installed")
 BF16 = torch.bfloat16
+
+
+@pytest.fixture(autouse=True)
+def _words_on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(int4_24_v6_steps, "why_not_on", lambda device: None)
 
 
 def _ids(T: int, K: int, E: int) -> Tensor:
@@ -246,3 +253,14 @@ def test_wrong_arguments_are_refused(kernels: HostKernels) -> None:
     ):
         with pytest.raises(ContractError, match="expected"):
             flow.apply(hidden, given, weights)
+
+
+def test_no_tokens_are_refused(kernels: HostKernels) -> None:
+    with pytest.raises(ContractError, match="no launch for T=0"):
+        FusedMoE(exact_experts(2, 64, 64), 0, 1)
+
+
+def test_words_on_the_cpu_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(int4_24_v6_steps, "why_not_on", why_not_on)
+    with pytest.raises(ContractError, match="words are on cpu, and v6 runs on NVIDIA GPUs"):
+        FusedMoE(exact_experts(2, 64, 64), 1, 1)

@@ -36,24 +36,36 @@ class Permuted:
     Eids: Tensor
 
 
+def why_not_on(device: torch.device) -> str | None:
+    """Why no kernel reads words on a device, or None. Tests that run the kernels on the host replace it."""
+    return None if device.type == "cuda" else f"the words are on {device}, and v6 runs on NVIDIA GPUs"
+
+
+def _why_not(problem: Problem, experts: Experts) -> str | None:
+    if (reason := why_not_on(experts.device)) is not None:
+        return reason
+    if problem.T == 0:
+        return "it has no launch for T=0"
+    if any(words.data_ptr() % INT4_24_V6.alignment for words in experts.tensors.values()):
+        return f"words begin at no multiple of {INT4_24_V6.alignment} bytes"
+    return INT4_24_V6.why_not(problem, target_of(experts.device))
+
+
 class FusedMoE:
     """int4_24 experts on one GPU, for calls of exactly T tokens with K experts each. No call waits for the GPU.
 
     Args:
-        experts: int4_24, contiguous, at a multiple of 16 bytes. T, K: of every call.
+        experts: int4_24, contiguous, at a multiple of 16 bytes, on a GPU. T, K: of every call; T is 1 or more.
 
     Raises:
-        ContractError: v6 does not run these sizes, this format or this GPU.
+        ContractError: v6 does not run these sizes, this format or this device.
     """
 
     def __init__(self, experts: Experts, T: int, K: int):
         self.experts, self.problem = experts, Problem.of(T, K, experts, torch.bfloat16)
-        device, target = experts.device, target_of(experts.device)
-        reason = INT4_24_V6.why_not(self.problem, target)
-        if reason is None and any(words.data_ptr() % INT4_24_V6.alignment for words in experts.tensors.values()):
-            reason = f"words begin at no multiple of {INT4_24_V6.alignment} bytes"
-        if reason is not None:
+        if (reason := _why_not(self.problem, experts)) is not None:
             raise ContractError("v6 does not run this problem", got=reason)
+        device, target = experts.device, target_of(experts.device)
         self._device = device
         self._plan = INT4_24_V6.plan(self.problem, target)
         index = 0 if device.index is None else device.index
