@@ -28,7 +28,13 @@ def report() -> Iterator[str]:
         left = one.unfinished()
         partial = f"; {len(left)} unfinished files of killed writers, {_megabytes(left):.1f} MB" if left else ""
         yield f"{one.where}: {len(kept)} {what}, {held} MB{partial}"
-    refused = [f"{reason}; to fix it: {one.remedy}" for one in folders.values() if (reason := one.distrust())]
+    troubles: dict[str, str] = {}
+    for one in folders.values():
+        if (reason := one.distrust()) is not None:
+            troubles.setdefault(reason, one.remedy)
+        elif (path := _in_the_way(one.where)) is not None:
+            troubles.setdefault(f"{path}, which is no folder", f"set {one.setting} to a folder")
+    refused = [f"{reason}; to fix it: {remedy}" for reason, remedy in troubles.items()]
     if refused:
         raise ContractError("a cache is not used", got=refused[0], details=refused[1:])
 
@@ -48,6 +54,11 @@ def _folders(store: Store) -> dict[str, CacheFolder]:
     if os.environ.get(files.CACHE) != "off":
         folders["files of weights"] = CacheFolder(files.named_folder(), files.CACHE)
     return folders
+
+
+def _in_the_way(where: Path) -> Path | None:
+    """What stands in the place of a folder or of one above it, and is none."""
+    return next((path for path in (where, *where.parents) if os.path.lexists(path) and not os.path.isdir(path)), None)
 
 
 def _megabytes(found: list[tuple[Path, os.stat_result]]) -> float:

@@ -18,13 +18,7 @@ from .sizes import natural
 if TYPE_CHECKING:
     import torch
 
-app = typer.Typer(
-    name="ttnn-moe",
-    invoke_without_command=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
+app = typer.Typer(name="ttnn-moe", invoke_without_command=True, add_completion=False, pretty_exceptions_enable=False)
 
 
 # options of several commands; the default sizes of a layer are Qwen3-30B-A3B's
@@ -200,7 +194,10 @@ def why(
     intermediate: Intermediate = 768,
     dtype: Dtype = "bf16",
     backend: Annotated[str, typer.Option(help="A backend, or auto: the first that can.")] = "auto",
-    device: Annotated[str, typer.Option(help="Where the tensors are: cuda or cpu.")] = "cuda",
+    device: Annotated[
+        str | None,
+        typer.Option(help="Where the tensors are: cuda or cpu.", show_default="cuda where a GPU is, else cpu"),
+    ] = None,
     format: Format = "dense",
     operators: Annotated[
         bool, typer.Option("--operators", help="Also the other operators of a decoder layer.")
@@ -210,17 +207,21 @@ def why(
     head_dim: Annotated[int, typer.Option(help="With --operators: size of a head.", min=1, max=MOST)] = 128,
 ) -> None:
     """Show what runs a layer's sizes on this machine, with which kernels, and why nothing else does. Needs no GPU."""
-    from . import explain
+    from . import explain, registry
     from .bench.layer import Layer
 
-    kind, device = _dtype(dtype), explain.device_type(device)
+    kind, console = _dtype(dtype), Console()
+    here = registry.probe("cuda").available
+    where = explain.device_type(device or ("cuda" if here else "cpu"))
     layer = Layer("layer", experts, topk, hidden, intermediate, kind, _format(format))
-    problems = [layer.problem(T, device) for T in _tokens(tokens)]
-    console = Console()
+    problems = [layer.problem(T, where) for T in _tokens(tokens)]
+    if device is None:
+        found = "a GPU is here" if here else "no GPU is here; --device cuda asks about one"
+        typer.echo(f"tensors on {where}: {found}")
     explain.print_moe(problems, backend, console)
     if operators:
         explain.print_operators(
-            _tokens(tokens), hidden, heads, kv_heads, head_dim, experts, topk, kind, device, console
+            _tokens(tokens), hidden, heads, kv_heads, head_dim, experts, topk, kind, where, console
         )
 
 

@@ -133,7 +133,7 @@ def run_app(app: typer.Typer, args: Sequence[str], name: str) -> int:
     # typer exports only some of its subclasses; click has it in some versions, typer itself in others
     refused: Any = typer.BadParameter.__mro__[2]
     try:
-        code = app(args=list(args), prog_name=name, standalone_mode=False)
+        code = app(args=list(args), prog_name=name, standalone_mode=False, help_option_names=["-h", "--help"])
     except typer.Abort:
         raise KeyboardInterrupt from None
     except refused as error:

@@ -22,6 +22,7 @@ from ttnn_moe.visible import shown
 
 from . import TINY, terminal, tt
 from .config import Qwen3MoeConfig
+from .files import MOST_BYTES
 from .parallel.command import generate_shared
 from .runtime.generate import Generation, generate
 from .runtime.language_model import LanguageModel
@@ -31,6 +32,9 @@ from .tokenizer import Tokenizer
 from .tt import request
 from .weights import load_model
 
+STDIN = "-"
+"""The prompt that stands for standard input."""
+
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
@@ -39,7 +43,13 @@ def demo(
     model: Annotated[
         Path, typer.Option(help="Checkpoint in Hugging Face format.", show_default="the bundled tiny one")
     ] = TINY,
-    prompt: Annotated[list[str] | None, typer.Option(help="Text to continue or answer; several make a batch.")] = None,
+    prompt: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Text to continue or answer, or - for what standard input holds; several make a batch.",
+            show_default="with the bundled checkpoint: an example of each of its tasks",
+        ),
+    ] = None,
     backend: terminal.Backend = "auto",
     device: terminal.Device = None,
     mesh: terminal.Mesh = None,
@@ -71,7 +81,7 @@ def demo(
     # every check comes before the weights are read
     config = Qwen3MoeConfig.from_directory(model)
     tokenizer = Tokenizer.from_directory(model)
-    texts = list(prompt or _task_prompts(model))
+    texts = _texts(prompt, parallel is None) if prompt else _task_prompts(model)
     ids = [_encode(tokenizer, text, chat) for text in texts]
     asked = Options(max_new_tokens=max_new_tokens, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
     make_requests(config, ids, **asked)
@@ -146,10 +156,40 @@ def _refuse_exchange(exchange: str, given: str) -> None:
         )
 
 
+def _texts(prompts: Sequence[str], alone: bool) -> list[str]:
+    """The prompts, with standard input in place of "-". alone: one process runs the command."""
+    if STDIN not in prompts:
+        return list(prompts)
+    if not alone or prompts.count(STDIN) > 1:
+        raise RequestError(
+            "standard input is one prompt of one process",
+            got=f"--prompt {STDIN} " + ("twice" if alone else "and --parallel"),
+            remedy="give the text itself",
+        )
+    return [_of_stdin() if prompt == STDIN else prompt for prompt in prompts]
+
+
+def _of_stdin() -> str:
+    """The whole text of standard input, without its last newline."""
+    data = sys.stdin.buffer.read(MOST_BYTES + 1) if sys.stdin is not None else b""
+    try:
+        text = data.decode()
+    except UnicodeDecodeError as error:
+        raise RequestError("standard input is not UTF-8 text", got=str(error)) from None
+    if len(data) > MOST_BYTES or not text:
+        got = f"more than {MOST_BYTES} bytes" if text else "nothing"
+        raise RequestError("standard input is no prompt", got=got, expected="one text")
+    return text.removesuffix("\n").removesuffix("\r")
+
+
 def _task_prompts(model: Path) -> list[str]:
     """One held-out example of each task that the bundled checkpoint was trained on."""
     if model.resolve() != TINY.resolve():
-        raise RequestError("nothing to generate from", got="no --prompt", remedy="give one or more --prompt TEXT")
+        raise RequestError(
+            "nothing to generate from",
+            got="no --prompt",
+            remedy="give one or more --prompt TEXT; --prompt - reads standard input",
+        )
     from .tiny import tasks
 
     options: dict[str, dict[str, Any]] = {"recall": {"context": (60, 100)}}

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -99,6 +101,45 @@ def test_a_batch_prints_every_answer_and_markup_is_text(directory: Path, capsys)
     out = capsys.readouterr().out
     for text in tokens:
         assert text in out
+
+
+def stdin(data: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data)))
+
+
+@pytest.mark.parametrize("text", ["hello", "two\nlines\n", "-"], ids=["line", "lines", "dash"])
+def test_a_prompt_may_come_from_standard_input(text: str, directory: Path, monkeypatch, capsys) -> None:
+    """The whole text is one prompt; its last newline is not in it."""
+    args = ["--model", str(directory), "--max-new-tokens", "2"]
+    asked: list[str] = []
+    encode = demo._encode
+    monkeypatch.setattr(demo, "_encode", lambda _, text, chat: asked.append(text) or encode(_, text, chat))
+    stdin(f"{text}\n".encode(), monkeypatch)
+    assert demo.main([*args, "--prompt", "first", "--prompt", "-"]) == 0
+    assert asked == ["first", text]
+
+
+@pytest.mark.parametrize(
+    ("data", "args", "words"),
+    [
+        (b"\xff", [], "not UTF-8"),
+        (b"", [], "got nothing"),
+        (b"x", ["--prompt", "-"], "got --prompt - twice"),
+        (b"x", ["--parallel", "experts"], "got --prompt - and --parallel"),
+    ],
+)
+def test_standard_input_that_is_no_prompt(
+    data: bytes, args: list[str], words: str, directory, monkeypatch, capsys
+) -> None:
+    stdin(data, monkeypatch)
+    assert demo.main(["--model", str(directory), "--prompt", "-", *args]) == 2
+    assert words in capsys.readouterr().err
+
+
+def test_help_says_what_runs_without_a_prompt(monkeypatch, capsys) -> None:
+    monkeypatch.setenv("COLUMNS", "300")
+    assert demo.main(["-h"]) == 0
+    assert "with the bundled checkpoint: an example of each of its tasks" in capsys.readouterr().out
 
 
 def test_chat_needs_a_template(directory: Path, capsys) -> None:

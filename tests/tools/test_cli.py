@@ -125,6 +125,13 @@ def test_bench_model_takes_the_options_of_the_models_benchmark(monkeypatch, caps
         assert option in out
 
 
+@pytest.mark.parametrize("command", [None, *(command.callback.__name__ for command in cli.app.registered_commands)])
+def test_every_command_has_h_for_help(command: str | None, monkeypatch, capsys) -> None:
+    name = [] if command is None else [command.replace("_", "-")]
+    assert run(monkeypatch, *name, "-h") == 0
+    assert " ".join(["Usage: ttnn-moe", *name]) in capsys.readouterr().out
+
+
 def test_the_package_runs_as_a_command() -> None:
     done = run_python("-m", "ttnn_moe", "--help")
     for command in ("doctor", "selfcheck", "bench", "bench-model", "why", "generate", "quantize", "profile"):

@@ -233,3 +233,13 @@ def test_cache_counts_what_killed_writers_left(tmp_path: Path, monkeypatch, caps
     folder.where.chmod(0o777)
     code, _, err = shown(monkeypatch, capsys, "cache")
     assert code == 2 and "mode 777" in err and "chmod 700" in err
+
+
+def test_cache_says_that_its_folder_is_a_file(tmp_path: Path, monkeypatch, capsys) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    monkeypatch.setenv("TTNN_MOE_CACHE_DIR", str(file))
+    code, _, err = shown(monkeypatch, capsys, "cache")
+    assert code == 2 and err.count(f"{file}, which is no folder; to fix it: set TTNN_MOE_CACHE_DIR to a folder") == 1
+    monkeypatch.setenv("TTNN_MOE_CACHE_DIR", str(tmp_path / "not" / "made yet"))
+    assert shown(monkeypatch, capsys, "cache")[0] == 0

@@ -108,7 +108,8 @@ def _table(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> list[str]:
 
 
 def test_the_command_puts_equal_answers_together(gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    lines = _table(monkeypatch, "--tokens", "1,64,4096", "--hidden", "2080")
+    said, *lines = _table(monkeypatch, "--tokens", "1,64,4096", "--hidden", "2080")
+    assert said == "tensors on cuda: a GPU is here"
     rejected = [[name, "no"] for name in registry.backends() if name != "cuda"]
     for tokens, family in (("T=1", "triton_few"), ("T=64 T=4096", "triton")):
         title, columns, first, *others = lines[: 3 + len(rejected)]
@@ -122,7 +123,10 @@ def test_the_command_puts_equal_answers_together(gpu: None, monkeypatch: pytest.
 def test_without_a_gpu_the_command_says_why_each_backend_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
     if registry.probe("cuda").available:
         pytest.skip("a GPU is here")
-    title, _, *rows = _table(monkeypatch, "--tokens", "1,512")
+    said, title, _, *rows = _table(monkeypatch, "--tokens", "1,512")
+    assert said == "tensors on cpu: no GPU is here; --device cuda asks about one"
+    assert title == "MoE layer, T=1 T=512" and rows[0].split() == ["reference", "yes"]
+    title, _, *rows = _table(monkeypatch, "--tokens", "1,512", "--device", "cuda")
     assert title == "MoE layer, T=1 T=512: nothing runs it here"
     assert [row.split()[:2] for row in rows] == [[name, "no"] for name in registry.backends()]
     assert registry.probe("cuda").reason in rows[0] and "to fix it: move them with .cpu()" in rows[-1]
