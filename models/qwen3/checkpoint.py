@@ -29,6 +29,8 @@ SINGLE = "model.safetensors"
 HEAD = "lm_head.weight"
 EMBED = "model.embed_tokens.weight"
 EXPERTS = "mlp.experts."
+AGAIN = "download or copy it again"
+CONVERT = "convert the weights: load the model in transformers, and save_pretrained() it to another directory"
 _FUSED = re.compile(r"(model\.layers\.\d+\.mlp\.experts\.)(gate_up_proj|down_proj)")
 _FLOATS = ("F32", "BF16", "F16")
 
@@ -181,11 +183,17 @@ def _files(directory: Path) -> list[Path]:
             logger.warning("{} holds {} and {}: the first is read, as transformers does", directory, SINGLE, INDEX)
         return [single]
     if not index.is_file():
+        for path in (single, index):
+            if (kind := _no_file(path)) is not None:
+                raise CheckpointError(f"{path} is {kind}", expected="a file", remedy=AGAIN)
         there = sorted(path.name for path in directory.glob("*.safetensors"))
+        pickled = sorted(path.name for path in directory.glob("pytorch_model*.bin"))
+        only = f", only {', '.join(pickled[:3])}" if pickled else ""
         raise CheckpointError(
             f"{directory} is not a checkpoint: it has no weights",
-            got=f"{', '.join(there[:3])}... without an index" if there else "no *.safetensors",
+            got=f"{', '.join(there[:3])}... without an index" if there else f"no *.safetensors{only}",
             expected=f"{SINGLE}, or {INDEX} and its shards",
+            remedy=CONVERT if pickled and not there else "download or copy the missing files",
         )
     with reading(index):
         where = Fields.of_file(index).fields("weight_map").values
@@ -197,10 +205,21 @@ def _files(directory: Path) -> list[Path]:
                 f"{index} names files outside the checkpoint", got=outside, expected="names without a folder"
             )
         if absent := [name for name in names if not (directory / name).is_file()]:
+            if (kind := _no_file(directory / absent[0])) is not None:
+                raise CheckpointError(f"{directory / absent[0]} is {kind}", expected="a file", remedy=AGAIN)
             raise CheckpointError(
                 f"{directory} lacks files that {INDEX} names", got=f"no {', '.join(absent[:9])}", remedy="fetch them"
             )
     return [directory / name for name in names]
+
+
+def _no_file(path: Path) -> str | None:
+    """What stands in the place of a file; None: a file, or nothing."""
+    if path.is_file():
+        return None
+    if path.is_symlink() and not path.exists():
+        return f"a link to {path.readlink()}, which is not there"
+    return "a directory" if path.is_dir() else "no regular file" if path.exists() else None
 
 
 def _headers(directory: Path) -> dict[str, Header]:

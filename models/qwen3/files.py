@@ -47,7 +47,30 @@ def read_text(path: Path) -> str:
     """
     with reading(path):
         _check_size(path)
-        return path.read_text(encoding="utf-8")
+        try:
+            return path.read_text(encoding="utf-8")
+        except UnicodeDecodeError as error:
+            raise CheckpointError(
+                f"{path} is not UTF-8 text",
+                got=said(error),
+                remedy="save the file again as UTF-8, or download it again",
+            ) from None
+
+
+def read_json(path: Path) -> str:
+    """The text of a JSON file.
+
+    Raises:
+        CheckpointError: as `read_text`; or it begins with a byte-order mark, which JSON forbids.
+    """
+    text = read_text(path)
+    if text.startswith("\ufeff"):
+        raise CheckpointError(
+            f"{path} begins with a byte-order mark",
+            expected="UTF-8 without one",
+            remedy="save the file again without it",
+        )
+    return text
 
 
 def read_bytes(path: Path) -> bytes:
@@ -60,6 +83,14 @@ def read_bytes(path: Path) -> bytes:
 def _check_size(path: Path) -> None:
     if (size := path.stat().st_size) > MOST_BYTES:
         raise CheckpointError(f"{path} is too large", got=f"{size} bytes", expected=f"at most {MOST_BYTES}")
+
+
+def size(count: int) -> str:
+    """A number of bytes for people, in the largest unit that it reaches."""
+    for unit, name in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
+        if count >= unit:
+            return f"{count / unit:.2f} {name}"
+    return f"{count} bytes"
 
 
 class Fields:
@@ -83,7 +114,7 @@ class Fields:
             CheckpointError: unreadable, not JSON, or not an object.
         """
         with reading(path):
-            value = json.loads(read_text(path), parse_int=_integer)
+            value = json.loads(read_json(path), parse_int=_integer)
         if not isinstance(value, dict):
             raise CheckpointError(f"{path} has the wrong form", got=type(value).__name__, expected="a JSON object")
         return cls(value, path)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -11,12 +11,15 @@ from tokenizers import AddedToken
 from tokenizers import Tokenizer as FastTokenizer
 
 from ttnn_moe.errors import CheckpointError, RequestError
+from ttnn_moe.visible import shown
 
 from .chat_template import ChatTemplate
-from .files import Fields, is_failure, read_text, reading, said
+from .files import Fields, is_failure, read_json, read_text, reading, said
 
 _SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _UNFINISHED = "\ufffd"
+_OF_IDS = ("tokenize", "return_tensors", "return_dict")
+"""What transformers' apply_chat_template takes, and a template does not."""
 
 
 class Tokenizer:
@@ -39,6 +42,10 @@ class Tokenizer:
         self.special_tokens = dict(special_tokens or {})
         self.chat_template = chat_template
 
+    def __repr__(self) -> str:
+        template = ", with a chat template" if self.chat_template is not None else ""
+        return f"Tokenizer({self.source}, {self.fast.get_vocab_size()} tokens{template})"
+
     @classmethod
     def from_directory(cls, directory: str | Path) -> Tokenizer:
         """Read tokenizer.json, tokenizer_config.json and chat_template.jinja (the last two may be absent).
@@ -54,7 +61,7 @@ class Tokenizer:
                     f"{directory} has no tokenizer.json", remedy="fetch the tokenizer files of the checkpoint"
                 )
             with reading(path):
-                fast = FastTokenizer.from_str(read_text(path))
+                fast = FastTokenizer.from_str(read_json(path))
                 fast.no_truncation()
                 fast.no_padding()
             path = directory / "tokenizer_config.json"
@@ -73,6 +80,13 @@ class Tokenizer:
         try:
             return self.fast.encode(text, add_special_tokens=add_special_tokens).ids
         except BaseException as error:
+            if (at := _lone_surrogate(text)) is not None:
+                raise RequestError(
+                    f"the tokenizer of {self.source} refuses this text: it has a lone surrogate",
+                    got=f"{ascii(text[at])} at character {at}",
+                    expected="text that UTF-8 can hold",
+                    remedy="decode the text again from its bytes, with errors='replace'",
+                ) from error
             raise self._error(error, "refuses this text") from error
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
@@ -103,10 +117,10 @@ class Tokenizer:
         tools: Sequence[Mapping[str, Any]] | None = None,
         **variables: Any,
     ) -> str:
-        """Render a conversation with the checkpoint's template.
+        """The text of a conversation, made by the checkpoint's template; unlike in transformers, never token ids.
 
         Args:
-            messages: objects with "role" and "content".
+            messages: a list of objects with "role" and "content".
             add_generation_prompt: end with the header of the assistant's turn.
             tools: JSON schemas of callable tools.
             **variables: further template variables ("enable_thinking", ...).
@@ -115,8 +129,16 @@ class Tokenizer:
             Text to encode with add_special_tokens=False.
 
         Raises:
-            RequestError: no messages, no template, or one that refuses these messages.
+            RequestError: no messages, or something else; no template, or one that refuses these messages; options of
+                transformers that ask for token ids.
         """
+        messages = _conversation(messages)
+        if ids := [name for name in _OF_IDS if variables.pop(name, None)]:
+            raise RequestError(
+                "apply_chat_template returns text, not token ids",
+                got=", ".join(ids),
+                remedy=f"leave {' and '.join(ids)} out, and encode(text, add_special_tokens=False)",
+            )
         if not messages:
             raise RequestError("a conversation needs at least one message", got="none")
         if self.chat_template is None:
@@ -173,6 +195,26 @@ class TextStream:
     def _new_text(self) -> str:
         before = self._tokenizer.decode(self._before, self._skip)
         return self._tokenizer.decode(self._before + self._pending, self._skip)[len(before) :]
+
+
+def _conversation(messages: Any) -> list[Mapping[str, Any]]:
+    """The messages as a list. Raises RequestError unless they are objects."""
+    apart = isinstance(messages, Iterable) and not isinstance(messages, str | bytes | Mapping)
+    found: list[Any] = list(messages) if apart else [None]
+    if all(isinstance(message, Mapping) for message in found):
+        return found
+    raise RequestError(
+        "messages are no conversation",
+        got=shown(messages),
+        expected='a list of objects with "role" and "content"',
+        remedy='[{"role": "user", "content": text}] for one text of a user',
+    )
+
+
+def _lone_surrogate(text: object) -> int | None:
+    """The place of the first half of a surrogate pair that stands alone in a text; None: there is none."""
+    characters = text if isinstance(text, str) else ""
+    return next((at for at, one in enumerate(characters) if "\ud800" <= one <= "\udfff"), None)
 
 
 def _content(fields: Fields, name: str) -> str | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import resource
+import shutil
 import signal
 import struct
 from collections.abc import Iterator
@@ -22,7 +23,7 @@ from hypothesis import strategies as st
 
 from qwen3_checkpoints import make
 from qwen3_tokenizers import build
-from ttnn_moe.errors import TtnnMoeError
+from ttnn_moe.errors import CheckpointError, TtnnMoeError
 from ttnn_moe.models.qwen3 import Tokenizer, load_model
 from ttnn_moe.visible import visible
 
@@ -237,3 +238,52 @@ def test_hostile_values_of_a_field(name: str, field: str, good: Path) -> None:
     text = json.dumps({**tree, field: "\u0001here\u0001"})
     for hostile in HOSTILE.values():
         check(good, name, text.replace(MARK, hostile).encode())
+
+
+def dangling(path: Path) -> None:
+    path.symlink_to("nowhere")
+
+
+IN_PLACE = {
+    "a dangling link": (dangling, "is a link to nowhere, which is not there"),
+    "a directory": (Path.mkdir, "is a directory"),
+    "a pipe": (lambda path: os.mkfifo(path), "is no regular file"),
+}
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "model.safetensors.index.json", SHARD])
+@pytest.mark.parametrize("kind", IN_PLACE)
+def test_what_stands_in_the_place_of_a_file_is_named(kind: str, name: str, good: Path, tmp_path: Path) -> None:
+    directory = Path(shutil.copytree(good, tmp_path / "model"))
+    put, words = IN_PLACE[kind]
+    if name == "model.safetensors":
+        (directory / "model.safetensors.index.json").unlink()
+    (directory / name).unlink(missing_ok=True)
+    put(directory / name)
+    with pytest.raises(CheckpointError) as error, bounded():
+        load_model(directory, "reference", "cpu")
+    assert f"{directory / name} {words}; expected a file; to fix it: download or copy it again" in str(error.value)
+
+
+def test_a_checkpoint_of_pickled_weights_names_the_conversion(good: Path, tmp_path: Path) -> None:
+    shutil.copy(good / "config.json", tmp_path)
+    with pytest.raises(CheckpointError, match="no weights; got no .*; to fix it: download or copy the missing files"):
+        load_model(tmp_path, "reference", "cpu")
+    (tmp_path / "pytorch_model.bin").touch()
+    with pytest.raises(CheckpointError, match=r"only pytorch_model.bin; .*to fix it: convert .* save_pretrained\(\)"):
+        load_model(tmp_path, "reference", "cpu")
+
+
+@pytest.mark.parametrize(
+    ("encoding", "words"),
+    [
+        ("utf-8-sig", "begins with a byte-order mark; .*to fix it: save the file again without it"),
+        ("utf-16", "is not UTF-8 text; .*to fix it: save the file again as UTF-8"),
+    ],
+)
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "tokenizer_config.json"])
+def test_another_encoding_is_named(name: str, encoding: str, words: str, good: Path, tmp_path: Path) -> None:
+    directory = Path(shutil.copytree(good, tmp_path / "model"))
+    (directory / name).write_text((good / name).read_text(), encoding=encoding)
+    with pytest.raises(CheckpointError, match=f"{directory / name} {words}"):
+        use(directory)

@@ -309,9 +309,16 @@ def test_two_conversions_do_not_write_to_one_directory(model: Path, out: Path) -
 
 def test_a_full_disk_is_refused_before_any_shard(model: Path, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(convert.shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10, 10, 1000))
-    with pytest.raises(RequestError, match="too full; got 0.00 GiB free"):
+    with pytest.raises(
+        RequestError, match=r"too full; got 1000 bytes free; expected \d+.\d+ [KM]iB; to fix it: make room for "
+    ):
         quantize_model(model, tmp_path / "out", device="cpu")
     assert not list((tmp_path / "out").glob("*.safetensors"))
+
+
+def test_a_directory_that_cannot_be_made_is_named(model: Path) -> None:
+    with pytest.raises(RequestError, match="the directory /proc/x cannot be made; got No such file .*another --out"):
+        quantize_model(model, "/proc/x", device="cpu")
 
 
 def test_weights_that_are_not_finite_are_named(tmp_path: Path) -> None:

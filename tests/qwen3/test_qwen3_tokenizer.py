@@ -67,12 +67,43 @@ def test_what_a_template_refuses(tmp_path: Path) -> None:
         tokenizer.apply_chat_template([{"role": "robot", "content": "hi"}])
     with pytest.raises(RequestError, match="at least one message"):
         tokenizer.apply_chat_template([])
+    for nothing in ("hi", ["hi"], CHATS[0][0], 3, None):
+        with pytest.raises(RequestError, match='no conversation; got .*; expected a list of objects with "role"'):
+            tokenizer.apply_chat_template(nothing)  # type: ignore[arg-type]
     tokenizer = Tokenizer(tokenizer.fast, {}, None)
     with pytest.raises(RequestError, match="no chat template"):
         tokenizer.apply_chat_template(CHATS[0])
     for escape in ("{{ messages.__class__.__mro__ }}", "{{ messages.append(1) }}", "{{ ''.__class__ }}{% if"):
         with pytest.raises(RequestError, match="refuses"):
             Tokenizer(tokenizer.fast, {}, escape + "{{ nothing.here }}").apply_chat_template(CHATS[0])
+
+
+def test_a_conversation_may_come_from_anywhere(pair) -> None:
+    ours, _ = pair
+    assert ours.apply_chat_template(iter(CHATS[0])) == ours.apply_chat_template(tuple(CHATS[0]))
+
+
+def test_options_that_ask_for_ids_are_refused(pair) -> None:
+    ours, _ = pair
+    want = ours.apply_chat_template(CHATS[0])
+    assert ours.apply_chat_template(CHATS[0], tokenize=False, return_tensors=None) == want
+    with pytest.raises(
+        RequestError, match="returns text, not token ids; got tokenize, return_tensors; to fix it: leave"
+    ):
+        ours.apply_chat_template(CHATS[0], tokenize=True, return_tensors="pt")
+
+
+def test_a_lone_surrogate_is_named(pair) -> None:
+    with pytest.raises(RequestError, match=r"refuses this text: it has a lone surrogate; got '\\ud800' at character 2"):
+        pair[0].encode("ab\ud800c")
+    with pytest.raises(RequestError, match="refuses this text"):
+        pair[0].encode(3)
+
+
+def test_a_tokenizer_prints_where_it_is_from(directory: Path) -> None:
+    tokenizer = Tokenizer.from_directory(directory)
+    size = tokenizer.fast.get_vocab_size()
+    assert repr(tokenizer) == f"Tokenizer({directory}, {size} tokens, with a chat template)"
 
 
 HUNGRY = {

@@ -12,6 +12,7 @@ import typer
 from rich.console import Console
 
 from .. import terminal
+from ..files import size
 from ..weight_formats import QUANTISED
 from .convert import TOKENS, Conversion
 
@@ -39,9 +40,9 @@ def quantize(
         terminal.table(
             f"{model} to {format}, on {work.device}",
             {
-                "weights now": _gib(work.source.nbytes),
-                "weights then": _gib(work.disk),
-                "memory, about": _gib(work.memory),
+                "weights now": size(work.source.nbytes),
+                "weights then": size(work.disk),
+                "memory, about": size(work.memory),
                 "calibration": "none" if work.calibration is None else f"{work.calibration.T} tokens",
             },
         )
@@ -52,10 +53,6 @@ def quantize(
     if report.fewest is not None:
         rows["fewest tokens of an expert"] = str(report.fewest)
     console.print(terminal.table(str(out), {**rows, "time": terminal.seconds(time.perf_counter() - start)}))
-
-
-def _gib(count: int) -> str:
-    return f"{count / 2**30:.2f} GiB" if count >= 1 << 30 else f"{count / 2**20:.1f} MiB"
 
 
 def main(args: Sequence[str] | None = None) -> int:

@@ -18,7 +18,7 @@ from ttnn_moe.errors import CheckpointError, ContractError, RequestError
 from ttnn_moe.formats.stored import METHOD
 
 from ..checkpoint import EXPERTS, Checkpoint
-from ..files import Fields, read_bytes, reading
+from ..files import Fields, read_bytes, reading, size
 from ..pieces import Progress, bytes_of
 from ..weight_formats import FORMATS, QUANTISED
 from ..weights import device_of
@@ -199,9 +199,9 @@ class Conversion:
         if needed > free:
             raise RequestError(
                 f"the disk of {self.output.directory} is too full",
-                got=f"{free / 2**30:.2f} GiB free",
-                expected=f"{needed / 2**30:.2f} GiB",
-                remedy="make room, or give another --out",
+                got=f"{size(free)} free",
+                expected=size(needed),
+                remedy=f"make room for {size(needed - free)} more, or give another --out",
             )
 
     def _made(self, i: int, routed: Routed | None, step: Any) -> tuple[dict[str, Tensor], dict[str, Tensor]]:

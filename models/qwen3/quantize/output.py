@@ -48,10 +48,18 @@ class Output:
         """Take the directory, alone.
 
         Raises:
-            RequestError: it holds something else, or another process writes to it.
+            RequestError: it cannot be made, holds something else, or another process writes to it.
         """
-        self.directory.mkdir(parents=True, exist_ok=True)
-        handle = os.open(self.directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            self.directory.mkdir(parents=True, exist_ok=True)
+            handle = os.open(self.directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except OSError as error:
+            raise RequestError(
+                f"the directory {self.directory} cannot be made",
+                got=error.strerror or str(error),
+                expected="a place that this user can write to",
+                remedy="give another --out",
+            ) from error
         try:
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
