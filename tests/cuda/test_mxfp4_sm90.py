@@ -207,6 +207,26 @@ def test_order_of_channels(H: int, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert torch.equal(out, want)
 
 
+@on_host
+def test_order_of_more_than_2_31_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last three rows of T * H = 2^34 elements, which lie alone in memory."""
+    before, rows, H = 1 << 27, 3, 128
+    later = with_mistake(
+        tmp_path, "sm90/mxfp4_order", "blockIdx.x * blockDim.x", "(blockIdx.x + (1u << 23)) * blockDim.x"
+    )
+    hidden, out, want = torch.randn(rows, H).to(BF16), *(torch.full((rows, H), 7.0, dtype=BF16) for _ in range(2))
+
+    def order(host: HostKernels, skipped: int, to: Tensor) -> None:
+        host.use(monkeypatch)
+        last = c_int32(skipped + rows), c_int32(H)
+        launch = load.Launch(Spec.of("sm90/mxfp4_order", "sm_90a"), 0, (1,), 256, *last)
+        launch(None, hidden.data_ptr() - 2 * H * skipped, to.data_ptr() - 2 * H * skipped)
+
+    order(HostKernels(tmp_path), 0, want)
+    order(HostKernels(tmp_path, sources=later), before, out)
+    assert torch.equal(out, want) and not bool((out == 7).all())
+
+
 def test_a_warp_reads_every_bank_once() -> None:
     """Lanes of a quarter of a warp, which load 16 bytes each at a time: `Place` of mxfp4_mlp.cu."""
     for down in (False, True):

@@ -12,14 +12,14 @@
 #include "sm90/mxfp4.cuh"
 
 extern "C" __global__ void mxfp4_order(const uint4* hidden, u32* out, int T, int H) {
-    const int eights = (H + UNIT - 1) / UNIT * (UNIT / 8), i = blockIdx.x * blockDim.x + threadIdx.x;
-    const int row = i / eights, at = i % eights;
+    const u32 eights = (H + UNIT - 1) / UNIT * (UNIT / 8), i = blockIdx.x * blockDim.x + threadIdx.x;
+    const u32 row = i / eights, at = i % eights;
     let_successor_start();
-    if (row < T) {
+    if (row < static_cast<u32>(T)) {
         uint4 from = make_uint4(0, 0, 0, 0);
-        if (at * 8 < H) from = hidden[static_cast<u64>(row) * (H / 8) + at];
+        if (at * 8 < static_cast<u32>(H)) from = hidden[static_cast<u64>(row) * (H / 8) + at];
         // channels j and 4 + j of the eight, j = 0 .. 3, are neighbours
-        const int lane = at / 4 % 4, word = at % 4;
+        const u32 lane = at / 4 % 4, word = at % 4;
         u32* to = out + (static_cast<u64>(row) * eights + at / 16 * 16) * 4 + word * 16 + lane;
         to[0] = __byte_perm(from.x, from.z, 0x5410);
         to[4] = __byte_perm(from.x, from.z, 0x7632);
