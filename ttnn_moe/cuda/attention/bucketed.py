@@ -15,6 +15,7 @@ from ...sizes import ceil_div
 from .. import device as devices
 from ..arch import target_of
 from ..jit import load, spec
+from ..moe.uses import pointer
 from .memory import scale_of
 from .tiers import BITS, Tier
 
@@ -231,7 +232,6 @@ def launch(
     T, n, heads, D = q.shape
     kv_heads, device = tiers[0].kv_heads, q.device
     out = torch.empty_like(q) if out is None else out
-    by_bits = {tier.bits: tier for tier in tiers}
     shape = shape_of(q, tiers)
     of = of or plan_on(shape, device)
     partial = lse = weights = whole = None
@@ -241,11 +241,8 @@ def launch(
     if mass is not None:
         weights = q.new_empty(T, kv_heads, shape.most_pieces, shape.width(of), dtype=torch.float32)
         whole = q.new_empty(T, n, heads, dtype=torch.float32)
-    places: list[int] = []
-    for bits in BITS:
-        tier = by_bits.get(bits)
-        tensors = () if tier is None else (tier.payload, tier.scales, tier.token_ids, tier.table, tier.counts)
-        places += [t.data_ptr() for t in tensors] or [0] * 5
+    by_bits = {tier.bits: tier for tier in tiers}
+    places = [x for bits in BITS for x in _places(by_bits.get(bits))]
     causal = positions is not None and n > 1
     attend, join, sum_up = _launches(shape, causal, rotate, mass is not None, of, device)
     with torch.cuda.device(device):
@@ -254,28 +251,34 @@ def launch(
             stream,
             *(
                 q.data_ptr(),
-                _address(q_scale),
+                pointer(q_scale),
                 out.data_ptr(),
-                _address(partial),
-                _address(lse),
-                _address(weights),
+                pointer(partial),
+                pointer(lse),
+                pointer(weights),
                 rows.data_ptr(),
             ),
-            *(_address(positions), _address(num_tokens), *places),
+            *(pointer(positions), pointer(num_tokens), *places),
         )
         if join is not None:
-            join(stream, _address(partial), _address(lse), out.data_ptr(), _address(whole))
+            join(stream, pointer(partial), pointer(lse), out.data_ptr(), pointer(whole))
         if sum_up is not None and mass is not None:
-            of_bits = {tier.bits: m for tier, m in zip(tiers, mass, strict=True)}
-            ends = [
-                x for i, bits in enumerate(BITS) for x in (_address(of_bits.get(bits)), *places[5 * i + 3 : 5 * i + 5])
-            ]
-            sum_up(stream, _address(weights), _address(whole), rows.data_ptr(), _address(num_tokens), *ends)
+            ends = _ends(tiers, mass)
+            sum_up(stream, pointer(weights), pointer(whole), rows.data_ptr(), pointer(num_tokens), *ends)
     return out
 
 
-def _address(t: Tensor | None) -> int:
-    return 0 if t is None else t.data_ptr()
+def _places(tier: Tier | None) -> Sequence[int]:
+    """Addresses that the attention takes of a tier; 0 without one."""
+    if tier is None:
+        return (0,) * 5
+    return [t.data_ptr() for t in (tier.payload, tier.scales, tier.token_ids, tier.table, tier.counts)]
+
+
+def _ends(tiers: Sequence[Tier], mass: Sequence[Tensor]) -> list[int]:
+    """By BITS: addresses of the mass, the table and the counts of a tier; 0 without one."""
+    of_bits = {tier.bits: (m, tier.table, tier.counts) for tier, m in zip(tiers, mass, strict=True)}
+    return [pointer(t) for bits in BITS for t in of_bits.get(bits, (None,) * 3)]
 
 
 @lru_cache(maxsize=1024)

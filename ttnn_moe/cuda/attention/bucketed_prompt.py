@@ -15,6 +15,7 @@ from ...sizes import ceil_div
 from .. import device as devices
 from ..arch import target_of
 from ..jit import load, spec
+from ..moe.uses import pointer
 from .bucketed import merge_launch
 from .bucketed_write import tier_spec
 from .memory import scale_of
@@ -129,11 +130,11 @@ def launch(
     with torch.cuda.device(device):
         stream = load.stream(device.index)
         attend(
-            *(stream, q.data_ptr(), _address(q_scale), out.data_ptr(), _address(partial), _address(lse)),
+            *(stream, q.data_ptr(), pointer(q_scale), out.data_ptr(), pointer(partial), pointer(lse)),
             *(at.data_ptr(), own.payload[page].data_ptr(), own.scales[page].data_ptr(), *places, count, row),
         )
         if join is not None:
-            join(stream, _address(partial), _address(lse), out.data_ptr(), 0)
+            join(stream, pointer(partial), pointer(lse), out.data_ptr(), 0)
     return out
 
 
@@ -145,10 +146,6 @@ def splits_of(rows: int, kv_heads: int, keys: int, multiprocessors: int) -> int:
     """
     blocks = ceil_div(rows // kv_heads, ROWS) * kv_heads
     return max(1, min(MOST_SPLITS, RESIDENT * multiprocessors // blocks, keys // 512))
-
-
-def _address(t: Tensor | None) -> int:
-    return 0 if t is None else t.data_ptr()
 
 
 @lru_cache(maxsize=1024)

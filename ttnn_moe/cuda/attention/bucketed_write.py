@@ -14,6 +14,7 @@ from ...accelerator import upload
 from ...sizes import ceil_div
 from ..arch import target_of
 from ..jit import load, spec
+from ..moe.uses import pointer
 from .tiers import BITS, UNIT, Layers, Tier
 
 NAME = "CUDA C++ bucketed_write"
@@ -76,10 +77,24 @@ class Change:
     stay: Sequence[int]
 
 
-def why_not(device: torch.device, x: Tensor, v: Tensor | None, ring: Ring) -> str | None:
-    """For heads x [T, heads, head_dim], and values beside them."""
-    if x.dtype != torch.bfloat16:
-        return "the heads are not bf16"
+def why_not(
+    device: torch.device,
+    x: Tensor,
+    v: Tensor | None,
+    rows: Tensor,
+    positions: Tensor,
+    num_tokens: Tensor | None,
+    beside: Sequence[Tensor] = (),
+) -> str | None:
+    """For heads x [T, heads, head_dim]; and for values, norms, cosines and sines beside them."""
+    if any(t is not None and t.dtype != torch.bfloat16 for t in (x, v, *beside)):
+        return "heads, values, norms, cosines or sines are not bf16"
+    if not rows.dtype == positions.dtype == torch.int64:
+        return "rows or positions are not int64"
+    if num_tokens is not None and num_tokens.dtype != torch.int32:
+        return "num_tokens is not int32"
+    if not all(t.is_contiguous() for t in (*beside, rows, positions)):
+        return "norms, cosines, sines, rows or positions are not contiguous"
     if len(x) == 0:
         return "no tokens"
     if not all(t is None or (t.is_contiguous() and t.data_ptr() % 16 == 0) for t in (x, v)):
@@ -137,7 +152,7 @@ def _write(ring: Ring, heads: int, eps: float, given: tuple[Tensor | None, ...],
     with torch.cuda.device(device):
         _writer(given[1] is None, eps, sizes, tier.bits, tier.page, device)(
             load.stream(device.index),
-            *map(_address, given),
+            *map(pointer, given),
             ring.key_scale.data_ptr(),
             tier.payload.data_ptr(),
             tier.scales.data_ptr(),
@@ -189,7 +204,7 @@ def move(high: Layers, tiers: Sequence[Layers], ring: Ring, changes: Sequence[Ch
             _mover(len(units), len(high.each), its.kv_heads, its.bits, its.page, sizes, device)(
                 stream,
                 on_device.data_ptr(),
-                _address(order),
+                pointer(order),
                 *given,
                 its.payload.data_ptr(),
                 its.scales.data_ptr(),
@@ -202,10 +217,6 @@ def move(high: Layers, tiers: Sequence[Layers], ring: Ring, changes: Sequence[Ch
                 *given,
                 *(its.payload.data_ptr(), its.scales.data_ptr(), its.token_ids.data_ptr()),
             )
-
-
-def _address(t: Tensor | None) -> int:
-    return 0 if t is None else t.data_ptr()
 
 
 @lru_cache(maxsize=1024)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
 from ...choice import Family, Operator
 from ...cuda.attention import bucketed, bucketed_triton
 from ...cuda.attention.tiers import Tier
+from ...errors import ContractError
 from . import reference
 from .quantise import rotate as rotated
 
@@ -86,7 +88,7 @@ def quantized_attention_bucketed(
 ) -> Tensor:
     """Attention of q [T, n, heads, head_dim] to the tokens of all tiers, in one launch -> as q.
 
-    No host reads a count, and a CUDA graph can hold it. The caller checks sizes once: see reference.check_query.
+    No host reads a count, and a CUDA graph can hold it.
 
     Args:
         tiers: of one layer, each of other bits, with pages of one size.
@@ -99,5 +101,50 @@ def quantized_attention_bucketed(
             CUDA C++ kernel rotates both itself.
         mass: fp32 [pages] for each tier, to which the attention that each page got is added: see reference.add_mass.
         q_scale: [head_dim] fp32, which q is multiplied by before it is rotated: the inverse of what keys were. None: 1.
+
+    Raises:
+        ContractError: a tensor of other sizes, of another dtype, on another device, or not contiguous where a kernel
+            reads it as it lies. The values of rows are not read, so a row out of range is the caller's error.
     """
+    _check(q, tiers, rows, positions, num_tokens, out, mass, q_scale)
+    if q.numel() == 0:
+        return torch.empty_like(q) if out is None else out
     return ATTENTION(q, tiers, rows, positions, num_tokens, out, rotate, mass, q_scale)
+
+
+def _check(
+    q: Tensor,
+    tiers: Sequence[Tier],
+    rows: Tensor,
+    positions: Tensor | None,
+    num_tokens: Tensor | None,
+    out: Tensor | None,
+    mass: Sequence[Tensor] | None,
+    q_scale: Tensor | None,
+) -> None:
+    reference.check_query(q, tiers)
+    if not q.is_floating_point():
+        raise ContractError("q has the wrong dtype", got=q.dtype, expected="a float dtype", remedy="convert it")
+    if mass is not None and len(mass) != len(tiers):
+        raise ContractError("mass needs a tensor for each tier", got=len(mass), expected=len(tiers))
+    T, D = len(q), q.shape[3]
+    beside: list[tuple[str, Tensor | None, tuple[int, ...], torch.dtype]] = [
+        ("rows", rows, (T,), torch.int64),
+        ("positions", positions, (T,), torch.int64),
+        ("num_tokens", num_tokens, (), torch.int32),
+        ("out", out, tuple(q.shape), q.dtype),
+        ("q_scale", q_scale, (D,), torch.float32),
+    ]
+    for tier, its in zip(tiers, mass or (), strict=False):
+        beside.append((f"mass of {tier.bits} bits", its, (len(tier.payload),), torch.float32))
+    for name, x, shape, dtype in beside:
+        if x is None:
+            continue
+        if tuple(x.shape) != shape or x.dtype != dtype or x.device != q.device or not x.is_contiguous():
+            how = "" if x.is_contiguous() else ", not contiguous"
+            raise ContractError(
+                f"{name} does not fit q",
+                got=f"{list(x.shape)} of {x.dtype} on {x.device}{how}",
+                expected=f"{list(shape)} of {dtype} on {q.device}, contiguous",
+                remedy=f"give {name} so",
+            )

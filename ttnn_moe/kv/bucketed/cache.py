@@ -21,7 +21,7 @@ from ..pages import PagedRows, default_memory, zeros
 from ..step import DecodeStep, PrefillStep, Span, Step
 from ..transfer import to_device
 from .allocation import DEFAULT_BITS, allocate
-from .attention import quantized_attention_bucketed
+from .attention import ATTENTION
 from .memory import bytes_of, pages_in
 from .moves import read_high
 from .packing import check_head_dim
@@ -245,14 +245,9 @@ class BucketedCache(PagedRows, FusedWrite):
         return out
 
     def _decode(self, layer: int, q: Tensor, step: DecodeStep) -> Tensor:
-        return quantized_attention_bucketed(
-            q[:, None],
-            self.places.in_use[layer],
-            step.rows,
-            num_tokens=step.num_tokens,
-            rotate=True,
-            q_scale=self._key_scale[layer, 0],
-        )[:, 0]
+        tiers, scale = self.places.in_use[layer], self._key_scale[layer, 0]
+        # the operator itself: the cache makes what quantized_attention_bucketed would check
+        return ATTENTION(q[:, None], tiers, step.rows, None, step.num_tokens, None, True, None, scale)[:, 0]
 
     def _prompt(self, layer: int, q: Tensor, at: Tensor, piece: Piece) -> Tensor:
         span = piece.span

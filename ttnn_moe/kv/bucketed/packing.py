@@ -83,9 +83,11 @@ def unpack(packed: Tensor, bits: int, D: int, values: bool) -> Tensor:
         ContractError: other bits or sizes.
     """
     bits, D = check_bits(bits), check_head_dim(D)
-    lead = packed.shape[:-1]
+    lead, n = packed.shape[:-1], UNIT * D * bits // 8
+    if packed.shape[-1] != n:
+        raise ContractError("a unit has the wrong size", got=f"{packed.shape[-1]} bytes", expected=f"{n} bytes")
     words = packed.contiguous().view(torch.int32).to(torch.int64) & 0xFFFFFFFF
-    words = words.reshape(*lead, -1, LANES, _vector(D)).transpose(-1, -2).flatten(-3, -2)
+    words = words.unflatten(-1, (-1, LANES, _vector(D))).transpose(-1, -2).flatten(-3, -2)
     pairs = _pairs(words, bits)
     mask = 2**bits - 1
     pairs = torch.stack((pairs & mask, pairs >> 16 & mask), -1)

@@ -32,7 +32,9 @@ WRITE: Operator[Tensor | None] = Operator(
     [
         Family(
             bucketed_write.NAME,
-            lambda device, qkv, norms, rope, ring, step: bucketed_write.why_not(device, qkv, None, ring),
+            lambda device, qkv, norms, rope, ring, step: bucketed_write.why_not(
+                device, qkv, None, step.rows, step.positions, step.num_tokens, (norms.q, norms.k, *rope)
+            ),
             lambda qkv, norms, rope, ring, step: bucketed_write.launch(
                 qkv, norms.q, norms.k, norms.eps, rope, ring, step.rows, step.positions, step.num_tokens
             ),
@@ -46,7 +48,9 @@ PUT: Operator[None] = Operator(
     [
         Family(
             bucketed_write.NAME,
-            lambda device, k, v, ring, step: bucketed_write.why_not(device, k, v, ring),
+            lambda device, k, v, ring, step: bucketed_write.why_not(
+                device, k, v, step.rows, step.positions, step.num_tokens
+            ),
             lambda k, v, ring, step: bucketed_write.put(k, v, ring, step.rows, step.positions, step.num_tokens),
         )
     ],
