@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from itertools import product
 from typing import Any
 
 import pytest
@@ -20,9 +21,11 @@ from ttnn_moe import ContractError, Placement, tenstorrent  # noqa: E402
 from ttnn_moe import _planner as planner  # noqa: E402
 from ttnn_moe.tenstorrent import runtime, tensors  # noqa: E402
 from ttnn_moe.tenstorrent.device import Device  # noqa: E402
+from ttnn_moe.tenstorrent.emulator import CHIPS as emulator_chips  # noqa: E402
 from ttnn_moe.tenstorrent.emulator import library as emulator_library  # noqa: E402
 from ttnn_moe.tenstorrent.experts import DeviceExperts  # noqa: E402
 from ttnn_moe.tenstorrent.launch import Launcher  # noqa: E402
+from ttnn_moe.tenstorrent.programs import LayerPrograms, Sizes, programs_of  # noqa: E402
 
 CHIPS = {"blackhole": (13, 10), "wormhole_b0": (8, 7)}
 E, K, H, I = 16, 2, 96, 64
@@ -104,6 +107,41 @@ def test_a_chip_gets_the_arguments_of_each_call(device: Device, monkeypatch: pyt
     assert got == handle.launched and len(got) == 30
     assert all(own for program in got for _, own in program), "every core has its arguments"
     assert handle.num_program_cache_entries() == entries
+
+
+def test_two_sizes_of_silu_mul_keep_their_own_arguments(device: Device) -> None:
+    """Only the per-core arguments of their programs differ: the first and the last tile of each core."""
+    programs = programs_of(device, Sizes(1, 1, 1, 32, 768))
+    for bound in (256, 1024, 256, 1024):
+        form = (programs.rows(bound), 768), "bfloat16", "TILE"
+        programs.silu_mul(tensors.empty(*form, device), tensors.empty(*form, device), bound)
+        for _, own in device.handle.launched[-1]:
+            assert max(last for _, last in own.values()) == programs.rows(bound) // 32 * 24
+    assert device.handle.num_program_cache_entries() == 2
+
+
+def test_programs_with_other_arguments_of_a_core_have_another_hash(device: Device) -> None:
+    """gate_up and down have the same compile-time arguments interleaved and banked where the runs are equally long."""
+    chip = next(chip for chip in emulator_chips.values() if chip.arch == str(device.arch))
+    machine = planner.Machine(
+        grid=chip.grid, l1_bytes=chip.l1_size, dram_banks=chip.dram_banks, bank_cores=list(chip.bank_cores)
+    )
+    device.machine = machine
+    tensor = tensors.empty((32, 32), "bfloat16", "TILE", device)
+    names = "topk_ids topk_weights device_expert_mapping num_routed_tokens routed_tokens routed_token_weights hidden"
+    given = dict.fromkeys([*names.split(), "weight_0", "weight_1", "activations", "gate", "up", "out"], tensor)
+    found: dict[int, list[Any]] = {}
+    told = set()
+    for H, I, layout, bound in product((64, 512), (64, 96, 768), ("interleaved", "banked"), (32, 64, 1024)):
+        programs = LayerPrograms(device, Sizes(4, 4, 1, H, I, f"bfloat16,layout={layout}"))
+        for name in ("routing", "gate_up", "project", "down", "silu_mul"):
+            plan = programs.plan(name, bound)
+            made = Launcher(plan, device.handle).descriptor(given, {"T": 1, "token_tiles": 1, "accumulate": 0})
+            own = [kernel.runtime_args for kernel in made.kernels]
+            assert found.setdefault(made.custom_program_hash, own) == own, (name, H, I, layout, bound)
+            made.custom_program_hash = None
+            told.add(ttnn_host.compute_program_descriptor_hash(made))
+    assert len(told) < len(found), "the sizes have such programs"
 
 
 def test_a_program_that_ttnn_forgot_is_made_again(device: Device) -> None:

@@ -2,6 +2,9 @@
 
 Only common runtime arguments hold what changes between calls: addresses and numbers. So ttnn's program cache has one
 entry a plan, for every routing and all buffers. The first launch makes a descriptor; the next ones patch it.
+
+ttnn's own hash leaves runtime arguments out. The hash of a descriptor here covers the per-core arguments too: plans
+that differ in nothing else are different programs.
 """
 
 from __future__ import annotations
@@ -58,12 +61,11 @@ class Launcher:
                 # ttnn has forgotten the program: it is made again, or fails again
                 self._again = None
         descriptor = self.descriptor(tensors, scalars)
-        descriptor.custom_program_hash = ttnn.compute_program_descriptor_hash(descriptor)
         ttnn.generic_op(order, descriptor)
         self._again = _Relaunch(self.program, descriptor)
 
     def descriptor(self, tensors: Mapping[str, Any], scalars: Mapping[str, int]) -> Any:
-        """The plan as a ttnn.ProgramDescriptor for these tensors."""
+        """The plan as a ttnn.ProgramDescriptor for these tensors, with its hash."""
         ttnn = library()
 
         def value(arg: int | Placeholder) -> int:
@@ -75,7 +77,7 @@ class Launcher:
                 return scalars[arg.name]
             return self._noc(arg.kind, arg.index)
 
-        return ttnn.ProgramDescriptor(
+        made = ttnn.ProgramDescriptor(
             kernels=[self._kernel(kernel, tensors, value) for kernel in self.program.kernels],
             semaphores=[
                 ttnn.SemaphoreDescriptor(id=s.id, core_ranges=_ranges(s.cores), initial_value=s.initial)
@@ -83,6 +85,11 @@ class Launcher:
             ],
             cbs=[_buffer(buffer) for buffer in self.program.buffers],
         )
+        own = tuple(
+            (core, tuple(map(value, args))) for kernel in self.program.kernels for core, args in kernel.args.items()
+        )
+        made.custom_program_hash = hash((ttnn.compute_program_descriptor_hash(made), own)) % 2**64
+        return made
 
     def _kernel(self, kernel: Kernel, tensors: Mapping[str, Any], value: Any) -> Any:
         ttnn = library()
