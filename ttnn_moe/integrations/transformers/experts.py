@@ -24,6 +24,9 @@ from .mxfp4 import experts_of as mxfp4_experts
 
 _DENSE = ("gate_up", "down")
 DISTINCT = ("Qwen3MoeExperts",)
+_PACKED_REMEDY = (
+    "load the model again with one of transformers' own, as from_pretrained(..., experts_implementation='eager')"
+)
 _REMEDY = 'take one of transformers\' own: model.set_experts_implementation("grouped_mm"), or "eager"'
 
 
@@ -42,7 +45,7 @@ def experts_forward(name: str, backend: str) -> Callable[[nn.Module, Tensor, Ten
             refusal = why_not(self)
             if refusal is not None:
                 # a class that the compiler knows: it shows the message
-                raise ValueError(f"{name} cannot serve {type(self).__name__}: {refusal.why}. {_REMEDY}")
+                raise ValueError(f"{name} cannot serve {type(self).__name__}: {refusal.why}. {_remedy(self)}")
             experts = _experts(self, {key: _flat(tensor) for key, tensor in _weights(self).items()})
         else:
             # held until the call is done
@@ -155,7 +158,7 @@ class _Bound:
             self.backend = registry.choose(problem, backend).name
         except BackendUnavailable as error:
             what = f"{name} cannot run {type(module).__name__} on {self.experts.device}: {error.what}"
-            remedy = error.remedy and f"{error.remedy}; or {_REMEDY}"
+            remedy = error.remedy and f"{error.remedy}; or {_remedy(module)}"
             raise BackendUnavailable(what, remedy=remedy, details=error.details) from error
 
     def fits(self, module: nn.Module, held: tuple[Tensor, ...], name: str, backend: str) -> bool:
@@ -197,6 +200,11 @@ def _bound(module: nn.Module, name: str, backend: str, K: int, dtype: torch.dtyp
     return bound, tuple(tensors.values())
 
 
+def _remedy(module: nn.Module) -> str:
+    """Another way to run a module: transformers' own code does not read packed experts."""
+    return _PACKED_REMEDY if isinstance(module, Mxfp4Experts) else _REMEDY
+
+
 def _error(name: str, module: nn.Module, refusal: Refusal) -> ContractError:
     what = f"{name} cannot serve {type(module).__name__}: {refusal.why}"
-    return ContractError(what, got=refusal.got, expected=refusal.expected, remedy=_REMEDY)
+    return ContractError(what, got=refusal.got, expected=refusal.expected, remedy=_remedy(module))

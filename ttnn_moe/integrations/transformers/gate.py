@@ -67,11 +67,14 @@ def traits(module: Any) -> tuple[object, ...]:
 
 
 def _why_not_layout(module: Any) -> Refusal | None:
+    why, got, expected = [], [], []
     for attribute, (needed, meaning) in _LAYOUT.items():
         value = getattr(module, attribute, needed)
         if value != needed:
-            return Refusal(meaning, f"{attribute}={value}", f"{attribute}={needed}")
-    return None
+            why.append(meaning)
+            got.append(f"{attribute}={value}")
+            expected.append(f"{attribute}={needed}")
+    return Refusal("; ".join(why), ", ".join(got), ", ".join(expected)) if why else None
 
 
 def _why_not_parametrised(module: Any) -> Refusal | None:
