@@ -212,7 +212,7 @@ def why(
 
     kind, console = _dtype(dtype), Console()
     here = registry.probe("cuda").available
-    where = explain.device_type(device or ("cuda" if here else "cpu"))
+    where = explain.device_type(("cuda" if here else "cpu") if device is None else device)
     layer = Layer("layer", experts, topk, hidden, intermediate, kind, _format(format))
     problems = [layer.problem(T, where) for T in _tokens(tokens)]
     if device is None:
@@ -220,9 +220,7 @@ def why(
         typer.echo(f"tensors on {where}: {found}")
     explain.print_moe(problems, backend, console)
     if operators:
-        explain.print_operators(
-            _tokens(tokens), hidden, heads, kv_heads, head_dim, experts, topk, kind, where, console
-        )
+        explain.print_operators(_tokens(tokens), hidden, heads, kv_heads, head_dim, experts, topk, kind, where, console)
 
 
 def _tokens(text: str) -> list[int]:
