@@ -226,6 +226,16 @@ REFUSED = {
         RequestError,
         "1,000 bytes; expected at least [0-9,]+: 64 tokens of 8 bits for each of 2 rows",
     ),
+    "no key/value heads": (
+        lambda: new_cache("bucketed", 3, CacheSizes(1, 2, 0, 32, torch.float32, torch.device("cpu")), 1, 512),
+        RequestError,
+        "kv_heads=0; expected an integer, 1 ",
+    ),
+    "heads that do not divide": (
+        lambda: new_cache("bucketed", 3, CacheSizes(1, 3, 2, 32, torch.float32, torch.device("cpu")), 1, 512),
+        RequestError,
+        "3 heads, 2 key/value heads",
+    ),
     "head_dim": (
         lambda: new_cache("bucketed", 3, CacheSizes(1, 2, 2, 48, torch.float32, torch.device("cpu")), 1, 512),
         ContractError,

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bucketed_tiers import filled
-from ttnn_moe.cuda.attention.tiers import BITS, Tier
+from ttnn_moe.cuda.attention.tiers import BITS, UNIT, Tier
 from ttnn_moe.errors import ContractError
 from ttnn_moe.kv.bucketed.packing import pack, unpack
 from ttnn_moe.kv.bucketed.quantise import dequantise, quantise, rotate
@@ -23,6 +23,10 @@ def empty_tier(bits: int, pages: int, D: int) -> Tier:
     return empty_layers(bits, 1, pages, 2, D, *tables).each[0]
 
 
+ERRORS = {2: 0.8, 3: 0.45, 4: 0.25, 8: 0.02, 16: 0.006}
+"""Relative error of a vector, at most."""
+
+
 @settings(max_examples=60, deadline=None)
 @given(st.sampled_from(BITS), st.sampled_from([32, 64, 96, 128, 256]), st.booleans(), st.integers(0, 2**31))
 def test_pack_keeps_every_level(bits: int, D: int, values: bool, seed: int) -> None:
@@ -30,6 +34,32 @@ def test_pack_keeps_every_level(bits: int, D: int, values: bool, seed: int) -> N
     packed = pack(levels, bits, values)
     assert packed.dtype == torch.uint8 and packed.shape == (2, 32 * D * bits // 8)
     assert torch.equal(unpack(packed, bits, D, values), levels)
+
+
+@pytest.mark.parametrize("bits", BITS)
+@pytest.mark.parametrize("values", [False, True])
+def test_a_level_out_of_range_changes_no_neighbour(bits: int, values: bool) -> None:
+    levels = torch.randint(2**bits, (32, 64))
+    odd = levels.clone()
+    odd[3, 5], odd[8, 9] = -1, 2**bits + 1
+    got = unpack(pack(odd, bits, values), bits, 64, values)
+    levels[3, 5], levels[8, 9] = 2**bits - 1, 1
+    assert torch.equal(got, levels)
+
+
+@pytest.mark.parametrize("bits", [2, 3, 4, 8])
+@pytest.mark.parametrize("page", [32, 64, 128])
+def test_the_parts_of_a_tier_by_name(bits: int, page: int) -> None:
+    """k_qx and v_qx unpack, with k_scale and v_scale, to the tokens that attention reads."""
+    (tier,) = filled({bits: [90]}, 2, 64, page=page).tiers
+    pages, units = len(tier.payload), page // UNIT
+    k, v, held = read_units(tier, torch.arange(pages * units))
+    held = held.reshape(pages, 1, page, 1)
+    for packed, scale, x, values in ((tier.k_qx, tier.k_scale, k, False), (tier.v_qx, tier.v_scale, v, True)):
+        levels = unpack(packed.unflatten(2, (units, -1)), bits, 64, values).flatten(2, 3)
+        want = x.view(pages, units, UNIT, 2, 64).permute(0, 3, 1, 2, 4).flatten(2, 3)
+        assert scale.shape == (pages, 2, page)
+        assert torch.equal(torch.where(held, dequantise(levels, scale, bits), 0.0), torch.where(held, want, 0.0))
 
 
 def test_three_bits_by_hand() -> None:
@@ -57,8 +87,12 @@ def test_quantise_is_as_good_as_it_can_be(bits: int) -> None:
 def test_quantise_takes_any_vector(bits: int, power: float, seed: int) -> None:
     x = torch.randn(4, 32, generator=torch.Generator().manual_seed(seed)) * 2.0**power
     x[0] = 0
-    levels, scale = quantise(x, bits)
-    assert bool(torch.isfinite(dequantise(levels, scale, bits)).all())
+    got, most = dequantise(*quantise(x, bits), bits), x.abs().amax(-1)
+    assert bool(torch.isfinite(got).all())
+    error = (got - x).norm(dim=-1)
+    inside = (most >= 0.008) & (most <= 65_000)
+    assert bool((error <= ERRORS[bits] * x.norm(dim=-1))[inside].all()), "the range that docs/kv.md says"
+    assert bool((error <= ERRORS[bits] * 0.008 * 32**0.5)[most < 0.008].all())
     x[1, 3], x[2, 5] = float("nan"), float("inf")
     found = dequantise(*quantise(x, bits), bits)
     assert bool(found[1, 3].isnan()) and not bool(found[2, 5].isfinite())

@@ -14,14 +14,21 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 RAGGED = {2: [150, 0], 3: [40, 33], 4: [3, 0], 8: [33, 0], 16: [9, 10]}
 
 
-@pytest.mark.parametrize(("D", "heads", "n"), [(32, 4, 1), (96, 2, 3), (64, 2, 1)], ids=str)
-def test_mixed_tiers(D: int, heads: int, n: int) -> None:
+TOLERANCES = {torch.float32: 2e-5, torch.float16: 0.005, torch.bfloat16: 0.04}
+SIZES = [(32, 4, 1, torch.float32), (96, 2, 3, torch.float32), (64, 2, 1, torch.float32), (64, 4, 2, torch.float16)]
+if DEVICE == "cuda":  # the interpreter has no bf16
+    SIZES += [(D, 4, n, dtype) for dtype in (torch.float16, torch.bfloat16) for D in (96, 128) for n in (1, 3)]
+
+
+@pytest.mark.parametrize(("D", "heads", "n", "dtype"), SIZES, ids=str)
+def test_mixed_tiers(D: int, heads: int, n: int, dtype: torch.dtype) -> None:
     rows = filled(RAGGED, 2, D, holes=0.1, outside=float("nan"), device=DEVICE)
-    q, at = torch.randn(2, n, heads, D, device=DEVICE), torch.tensor([1, 0], device=DEVICE)
+    q, at = torch.randn(2, n, heads, D, device=DEVICE).to(dtype), torch.tensor([1, 0], device=DEVICE)
     positions = rows.lengths[at] - n
-    want = quantized_attention_bucketed(q, rows.tiers, at, positions)
+    want = quantized_attention_bucketed(q.float(), rows.tiers, at, positions)
     got = bucketed_triton.launch(q, rows.tiers, at, positions)
-    assert torch.allclose(got, want, atol=2e-5)
+    assert got.dtype == dtype
+    torch.testing.assert_close(got.float(), want, rtol=TOLERANCES[dtype], atol=TOLERANCES[dtype])
 
 
 def test_empty_rows_nan_and_padding() -> None:

@@ -14,6 +14,7 @@ from typing import ClassVar, Protocol
 import torch
 from torch import Tensor
 
+from ..arguments import integer
 from ..errors import RequestError
 from .step import DecodeStep, PrefillStep, Span, Step
 from .transfer import to_device
@@ -21,7 +22,11 @@ from .transfer import to_device
 
 @dataclass(frozen=True)
 class CacheSizes:
-    """Sizes that a model gives its cache."""
+    """Sizes that a model gives its cache.
+
+    Raises:
+        RequestError: a size below 1, or key/value heads that do not divide the heads.
+    """
 
     layers: int
     heads: int
@@ -29,6 +34,17 @@ class CacheSizes:
     head_dim: int
     dtype: torch.dtype
     device: torch.device
+
+    def __post_init__(self) -> None:
+        for name in ("layers", "heads", "kv_heads", "head_dim"):
+            integer(name, getattr(self, name))
+        if self.heads % self.kv_heads:
+            raise RequestError(
+                "the key/value heads do not divide the heads",
+                got=f"{self.heads} heads, {self.kv_heads} key/value heads",
+                expected="a multiple of the key/value heads",
+                remedy="give the model's own sizes",
+            )
 
 
 @dataclass(frozen=True)

@@ -55,6 +55,8 @@ def check_head_dim(D: int) -> int:
 def pack(levels: Tensor, bits: int, values: bool) -> Tensor:
     """Bytes of units: levels [..., 32, D], integers from 0 to 2^bits - 1 -> uint8 [..., 32 * D * bits / 8].
 
+    Of another integer the low bits are packed; no neighbour changes.
+
     Args:
         values: whether they are values; else keys.
 
@@ -64,7 +66,7 @@ def pack(levels: Tensor, bits: int, values: bool) -> Tensor:
     bits, D = check_bits(bits), check_head_dim(levels.shape[-1])
     _check_unit(levels.shape[-2])
     lead = levels.shape[:-2]
-    blocks = levels.to(torch.int64).reshape(*lead, 4, 8, D // 8, 8)
+    blocks = (levels.to(torch.int64) & 2**bits - 1).reshape(*lead, 4, 8, D // 8, 8)
     # -> [4, D / 8, 8 of a lane's row, 8 of a pair]
     blocks = blocks.movedim(-3, -1) if values else blocks.movedim(-3, -2)
     pairs = blocks.reshape(*lead, D // 2, LANES, 2)
