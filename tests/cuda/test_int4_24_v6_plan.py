@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import subprocess
 from dataclasses import replace
@@ -16,7 +17,7 @@ from machine_code import NVCC, NVDISASM, listing
 from ttnn_moe import Problem, Routing
 from ttnn_moe.cuda.arch import ARCHES, HOPPER, Target
 from ttnn_moe.cuda.device import H200
-from ttnn_moe.cuda.moe.families import choose
+from ttnn_moe.cuda.moe.families import Chosen, choose
 from ttnn_moe.cuda.moe.int4_24_v6 import FOLDER, INT4_24_V6
 from ttnn_moe.cuda.moe.prepared import bytes_of, most_bytes
 from ttnn_moe.cuda.moe.steps import step_tiles
@@ -62,6 +63,19 @@ def test_sizes_of_the_contract() -> None:
             assert (k2, k4) == (H * 16, I * 16) and k2 <= target.arch.shared_memory
             if H == 7168:
                 assert k2 == 112 << 10 and k4 == 32 << 10 and 2 * k2 > 164 << 10
+
+
+def test_a_fast_family_runs_whatever_v6_runs() -> None:
+    """So `moe` never chooses v6: docs/int4_24.md tells users to call FusedMoE."""
+    tokens, sizes = (1, 3, 4, 24, 64, 4096, 1 << 20), (64, 128, 768, 2048, 7168, 14528)
+    run = 0
+    for arch, E, T in itertools.product(dict.fromkeys(ARCHES.values()), (1, 8, 128, 1024), tokens):
+        for H, I, K in itertools.product(sizes, sizes, (1, 8, 16)):
+            problem, target = Problem(T, E, K, H, I, weight_format="int4_24"), Target(H200, arch)
+            if INT4_24_V6.why_not(problem, target) is None:
+                chosen, run = choose(problem, target), run + 1
+                assert isinstance(chosen, Chosen) and chosen.family is not INT4_24_V6, problem
+    assert run > 5000
 
 
 def test_a_prepared_layer_has_room_for_every_smaller_call() -> None:

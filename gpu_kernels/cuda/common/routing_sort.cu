@@ -27,8 +27,8 @@
 #define PARTS 1
 #endif
 #ifndef WAIT_LATE
-#define WAIT_LATE \
-    0  // the predecessor is a kernel of this call, which waited first and writes nothing that is read here
+// 1: the predecessor is a kernel of this call, which waited first and writes nothing that is read here
+#define WAIT_LATE 0
 #endif
 #ifndef GRANULE
 #define GRANULE 8

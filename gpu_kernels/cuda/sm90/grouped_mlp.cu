@@ -138,7 +138,7 @@ __device__ __forceinline__ void load_rows(const Shared& shared, const u16* hidde
         for (int j = 0; j < COPIES; ++j) {
             const int row = item.first + min(row_of_lane + j * STRIDE, item.rows - 1);
             sources[j] = 0;
-            // -1: a row that no token has
+            // max is a guard: the sort writes no token below 0
             if (j < copies) sources[j] = item.kind == DOWN ? row : max(row_tokens[row], 0);
             sources[j] *= static_cast<u32>(depth / 8);
         }

@@ -45,7 +45,7 @@ __device__ __forceinline__ void load_rows(const Shared& shared, const Rows& hidd
         // copies of this warp; padding rows of the last copy repeat a valid row, and their sums are not
         // stored
         const int copies = (item.rows - warp * ROWS_AT_ONCE + STRIDE - 1) / STRIDE;
-        const auto source = [&](int row) {  // -1: a row that no token has
+        const auto source = [&](int row) {  // max is a guard: no token is below 0
             row = item.first + min(row, item.rows - 1);
             return item.kind == DOWN ? row : max(row_tokens[row], 0);
         };

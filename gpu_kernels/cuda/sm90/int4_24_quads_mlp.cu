@@ -73,8 +73,8 @@ __device__ __forceinline__ void load_columns(const Shared& shared, const u16* hi
         for (int j = 0; j < MOST; ++j) {
             const int row = item.first + min(warp + j * GATHER_WARPS, item.rows - 1);
             sources[j] = 0;
-            if (j < count)
-                sources[j] = item.kind == DOWN ? row : max(row_tokens[row], 0);  // -1: no token's row
+            // max is a guard: the sort writes no token below 0
+            if (j < count) sources[j] = item.kind == DOWN ? row : max(row_tokens[row], 0);
             sources[j] *= static_cast<u32>(depth / 64);
         }
         if (item.kind == DOWN) wait_for_tile(work.tiles + item.tile, parts);

@@ -84,7 +84,7 @@ __device__ __forceinline__ void sweep(float (&c)[PATHS][4], const Path (&paths)[
             // half 0: lanes t 0 and t 1 hold e; stage(next) meanwhile
             products<0>(d, cur, b[0]);
             load_transposed(b[1], slab + KTILE * KROW_BYTES);
-            stage_next(raw[(step + 1) % AHEAD]);  // of zeros after the last step
+            stage_next(raw[(step + 1) % AHEAD]);  // of any words after the last step
             load(raw[(step + 1) % AHEAD], g2 + 1 + AHEAD);
             accumulate<0>(c, d, cur);
             park<0>(next, at);  // t 0 and t 1 are free
