@@ -119,7 +119,12 @@ def described(problem: Problem, experts: Experts, placement: Placement | None) -
             expected=f"E={E_held}, H={problem.H}, I={problem.I}",
         )
     if experts.dtype not in (None, problem.dtype):
-        raise ContractError("experts have another dtype", got=experts.dtype, expected=problem.dtype)
+        raise ContractError(
+            "experts have another dtype",
+            got=experts.dtype,
+            expected=problem.dtype,
+            remedy="make the problem with Problem.of(T, K, experts, experts.dtype), or cast the experts",
+        )
     held = Problem.of(problem.T, problem.K, experts, problem.dtype, problem.out_dtype)
     return replace(held, E=problem.E, D=D)
 

@@ -166,6 +166,18 @@ def test_calibration_reads_the_quantised_layers_outputs(tmp_path: Path, text: Pa
     assert any(not torch.equal(a, b) for a, b in pairs)
 
 
+def test_torchs_default_dtype_changes_no_byte(model: Path, text: Path, tmp_path: Path) -> None:
+    quantize_model(model, tmp_path / "want", calibrate=text, tokens=200, device="cpu")
+    before = torch.get_default_dtype()
+    for dtype in (torch.bfloat16, torch.float64):
+        torch.set_default_dtype(dtype)
+        try:
+            quantize_model(model, tmp_path / str(dtype), calibrate=text, tokens=200, device="cpu")
+        finally:
+            torch.set_default_dtype(before)
+        assert files(tmp_path / str(dtype)) == files(tmp_path / "want")
+
+
 @pytest.mark.slow(20)
 def test_a_killed_conversion_is_finished_by_the_next(model: Path, text: Path, tmp_path: Path) -> None:
     script = ROOT / "tests" / "support" / "quantize_kills.py"

@@ -235,7 +235,7 @@ class Conversion:
         if routed is not None and (n := len(routed.tokens[e])):
             hidden = routed.hidden[routed.tokens[e]]
             ids = torch.zeros(n, 1, dtype=torch.int64, device=self.device)
-            routing = Routing.from_topk(ids, torch.ones(n, 1, device=self.device), 1)
+            routing = Routing.from_topk(ids, torch.ones(n, 1, dtype=torch.float32, device=self.device), 1)
         try:
             made = self.format.quantise(Experts.dense(gate_up, down), hidden, routing)
         except ContractError as error:
@@ -254,7 +254,7 @@ class Conversion:
     def _output(self, experts: dict[str, Tensor], routed: Routed) -> Tensor:
         """[T, H] fp32: what the quantised experts make of their tokens; experts in ascending order."""
         _, H, I = self.sizes
-        out = torch.zeros(len(routed.hidden), H, device=self.device)
+        out = torch.zeros(len(routed.hidden), H, dtype=torch.float32, device=self.device)
         for e, (tokens, weights) in enumerate(zip(routed.tokens, routed.weights, strict=True)):
             one = {name: tensor[e : e + 1].to(self.device) for name, tensor in experts.items()}
             weights_of = Experts(self.format.name, 1, H, I, one).dequantize(0)
