@@ -15,6 +15,7 @@ from tiny_engines import collect, engine
 from ttnn_moe.kv.bucketed import allocation
 from ttnn_moe.kv.step import PrefillStep
 from ttnn_moe.models.qwen3 import Engine, Qwen3Moe
+from ttnn_moe.models.qwen3.runtime import graphs
 from ttnn_moe.models.qwen3.runtime.captured import CapturedRunner
 from ttnn_moe.models.qwen3.runtime.graphs import Again, DeviceGraphs
 from ttnn_moe.models.qwen3.runtime.scheduler import Scheduler
@@ -73,11 +74,28 @@ def test_all_graphs_warm_up_and_capture_on_one_stream() -> None:
         ran.append(device.current)
         return torch.zeros(1)
 
-    graphs = DeviceGraphs(device, lambda: SimpleNamespace(replay=lambda: None))
+    made = DeviceGraphs(device, lambda: SimpleNamespace(replay=lambda: None))
     for _ in range(3):
-        graphs.capture(run)
+        made.capture(run)
     assert len(ran) == 6 and len(set(ran)) == 1 and ran[0] != 0, "not the stream of eager steps"
     assert device.waits == [(ran[0], 0), (0, ran[0])] * 3
+
+
+def test_an_engine_takes_the_stream_of_one_that_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And so its workspaces; those that live at the same time, and other GPUs, have streams of their own."""
+    device, current = Streams(), [0]
+    for name in ("Stream", "graph_pool_handle"):
+        monkeypatch.setattr(torch.cuda, name, getattr(device, name))
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: current[0])
+    monkeypatch.setattr(graphs, "_FREE", {})
+    one, two = (DeviceGraphs(torch.cuda, object) for _ in range(2))
+    assert (one._stream.number, two._stream.number) == (1, 2)
+    del one
+    current[0] = 1
+    other = DeviceGraphs(torch.cuda, object)
+    current[0] = 0
+    again = DeviceGraphs(torch.cuda, object)
+    assert (other._stream.number, again._stream.number) == (3, 1)
 
 
 class Streams:

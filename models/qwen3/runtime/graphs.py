@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -78,6 +79,25 @@ class Again:
         return Captured(again, out)
 
 
+_FREE: dict[int, list[Any]] = {}
+"""Streams of each GPU whose graphs are gone."""
+
+
+def _stream_of(module: Any, owner: object) -> Any:
+    """A stream on which all graphs of an owner warm up and are captured; no other owner has it meanwhile.
+
+    CUDA kernels keep a workspace for each stream that they ran on, for the life of the process. So on a GPU the stream,
+    and its workspaces, serve the next owner when this one is gone. (The stream that torch.cuda.graph takes by itself is
+    of the device of a process's first capture.)
+    """
+    if module is not torch.cuda:
+        return module.Stream()
+    free = _FREE.setdefault(torch.cuda.current_device(), [])
+    stream = free.pop() if free else torch.cuda.Stream()
+    weakref.finalize(owner, free.append, stream).atexit = False
+    return stream
+
+
 class DeviceGraphs:
     """CUDA graphs, or NPU graphs: torch.npu has the same functions under the same names.
 
@@ -91,9 +111,7 @@ class DeviceGraphs:
     def __init__(self, module: Any, new: Callable[[], Any], **options: Any):
         self._module, self._new, self._options = module, new, options
         self._pool = module.graph_pool_handle()
-        # the stream that module.graph takes by itself is of the device of a process's first capture. One stream for
-        # all graphs: kernels keep a workspace for each stream
-        self._stream = module.Stream()
+        self._stream = _stream_of(module, self)
 
     def begin(self, tokens: int, most: int) -> int | None:
         """See Graphs."""
