@@ -203,9 +203,10 @@ void ProductProgram::compute(const std::vector<Arg>& scalars,
 
 void check_l1(const Program& program, const Machine& machine, const std::string& what) {
     if (program.l1_bytes() > machine.usable_l1()) {
-        throw std::invalid_argument(
-            what + " does not fit a core's L1: its buffers need " + std::to_string(program.l1_bytes()) +
-            " bytes of " + std::to_string(machine.usable_l1()) + "; plan for fewer tokens, or a larger grid");
+        throw std::invalid_argument(what + " does not fit a core's L1: its buffers need " +
+                                    std::to_string(program.l1_bytes()) + " bytes of " +
+                                    std::to_string(machine.usable_l1()) +
+                                    "; plan for fewer tokens, weights of fewer bits, or a larger grid");
     }
 }
 

@@ -1,12 +1,14 @@
 """The Tenstorrent backend for torch tensors: it moves them to the device, and the result back.
 
 The first call on some experts loads their weights (experts.py). They stay on the device as long as the Experts object
-lives. TTNN_MOE_TT_WEIGHTS names their formats. A model on the device uses layer.py: it has ttnn tensors.
+lives, and are loaded again after a change in place. An inference tensor does not say that it changed: make new Experts.
+TTNN_MOE_TT_WEIGHTS names the formats. A model on the device uses layer.py: it has ttnn tensors.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -15,12 +17,13 @@ from torch import Tensor
 from ..backend import Numerics, Probe
 from ..contract import Experts, Placement, Problem, Routing
 from ..errors import ContractError
-from ..sizes import ceil_div, power_of_2
+from ..sizes import power_of_2
 from . import device as devices
 from . import tensors
-from .experts import DeviceExperts
+from .experts import DeviceExperts, weight_format
 from .host import PreparedTenstorrent, loaded, run
 from .programs import LayerPrograms, Routed, Sizes, programs_of
+from .weight_formats import ModelFormats
 
 ROW_ALIGN = 32
 
@@ -44,9 +47,13 @@ class TenstorrentBackend:
             return f"it runs dense weights, not {problem.weight_format!r}"
         if (reason := problem.beyond_silu()) is not None:
             return reason
+        # ttnn_moe.silu_mul asks for a layer of one expert with H = I: it has no H, and another program
+        alone = problem.E == problem.K == 1 and problem.H == problem.I
         if problem.H % 32 or problem.I % 32:
+            if alone:
+                return f"I must be a multiple of 32, the side of a tile, not {problem.I}; to fix it: pad the columns"
             return f"H and I must be multiples of 32, the side of a tile, not H={problem.H}, I={problem.I}"
-        return None
+        return None if alone else _why_no_program(problem)
 
     def numerics(self, problem: Problem) -> Numerics:
         """Sums are fp32; on Wormhole's simulator a sum that is read again passes through TF32 (`unpacks_to_dest`)."""
@@ -75,16 +82,15 @@ class TenstorrentBackend:
             return out
         device = devices.current() or devices.open_device()
         # a layer of one expert: every row goes to it
-        programs = programs_of(device, Sizes(1, 1, 1, 32, ceil_div(I, 32) * 32))
+        programs = programs_of(device, Sizes(1, 1, 1, 32, I))
         bound = max(32, power_of_2(rows))
-        whole = programs.rows(bound), programs.sizes.I
         moved = []
         with device.turn:
             for tensor in (gate, up):
-                padded = tensor.new_zeros(whole)
-                padded[:rows, :I] = tensor
+                padded = tensor.new_zeros(programs.rows(bound), I)
+                padded[:rows] = tensor
                 moved.append(tensors.replicate(padded, device, "TILE"))
-            out.copy_(tensors.to_torch(programs.silu_mul(moved[0], moved[1], bound), device)[:rows, :I])
+            out.copy_(tensors.to_torch(programs.silu_mul(moved[0], moved[1], bound), device)[:rows])
         return out
 
     def down_projection(
@@ -93,7 +99,7 @@ class TenstorrentBackend:
         if not routing.T:
             return
         _check_align(row_align)
-        there = loaded(experts)
+        there = _loaded_for_steps(experts)
         with there.device.turn:
             self._down(activations, routing, there, out, accumulate)
 
@@ -108,14 +114,38 @@ class TenstorrentBackend:
         out[:n] = tensors.to_torch(into, there.device)[:n]
 
 
-def _route(routing: Routing, there: DeviceExperts) -> tuple[LayerPrograms, Routed]:
-    if there.device.D > 1:
+def _why_no_program(problem: Problem) -> str | None:
+    """None, or why the device in use, or the one that TTNN_MOE_TT_DEVICE names, has no program for these sizes."""
+    device = devices.current() or devices.emulated_to_plan_for(problem.D)
+    D = problem.D if problem.D > 1 or device is None else device.D
+    if device is None or problem.E % D:  # the placement is refused later
+        return None
+    try:
+        formats = ModelFormats.parse(weight_format()).experts()
+        programs_of(device, replace(Sizes.of(problem, str(formats)), E_local=problem.E // D))
+    except ContractError as error:
+        return str(error)
+    return None
+
+
+def _loaded_for_steps(experts: Experts) -> DeviceExperts:
+    """The experts on one device, in order: rows of step tensors have that order.
+
+    Raises:
+        ContractError: a mesh is in use.
+    """
+    device = devices.current()
+    if device is not None and device.D > 1:
         raise ContractError(
             "the steps run on one device",
-            got=f"a mesh of {there.device.D}",
+            got=f"a mesh of {device.D}",
             expected="D=1",
-            remedy="call moe(), or load the experts onto one device",
+            remedy="call moe(), or close_device() and open_device(1)",
         )
+    return loaded(experts, Placement.uniform(experts.E))
+
+
+def _route(routing: Routing, there: DeviceExperts) -> tuple[LayerPrograms, Routed]:
     programs = programs_of(there.device, Sizes.of_experts(there, routing.K))
     programs.bound(routing.T)
     ids = tensors.replicate(routing.ids, there.device)
@@ -143,7 +173,7 @@ def _step(
     _check_align(row_align)
     out = hidden.new_empty(routing.step_layout(row_align).capacity, experts.I)
     if len(out):
-        there = loaded(experts)
+        there = _loaded_for_steps(experts)
         with there.device.turn:
             programs, routed = _route(routing, there)
             rows = launch(programs, tensors.replicate(hidden, there.device), routed, there)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import functools
 import importlib.util
 import os
 import threading
@@ -20,7 +21,7 @@ from . import sfpi
 from .runtime import EMULATOR, PLANNER_REMEDY, RunsPlans, is_emulator, library, use, wanted
 
 if TYPE_CHECKING:
-    from .._planner import Machine
+    from .._planner import Chip, Machine
 
 SIMULATOR = "TT_METAL_SIMULATOR"
 CARDS = Path("/dev/tenstorrent")
@@ -68,6 +69,7 @@ class Device:
     Attributes:
         handle: ttnn's device. D: devices in it. arch: "blackhole" or "wormhole_b0". machine: what plans may use.
         trace_bytes: DRAM of each chip for traces, as far as known.
+        closed: set by close_device. What lies on a closed device is lost.
         turn: hold it while a call uses the buffers of its programs, which all calls of one size share.
     """
 
@@ -77,6 +79,7 @@ class Device:
     machine: Machine
     opened_here: bool = False
     trace_bytes: int = 0
+    closed: bool = False
     cache: dict[object, Any] = field(default_factory=dict)  # lives as long as the device: programs, buffers
     turn: AbstractContextManager[object] = field(default_factory=threading.RLock, repr=False)
 
@@ -99,10 +102,28 @@ class Device:
         )
         return cls(handle, handle.get_num_devices(), arch, machine, opened_here)
 
+    @classmethod
+    def to_plan_for(cls, chip: Chip, D: int) -> Device:
+        """D chips of the planner's table, which need not be here. Programs can be planned for them, not run."""
+        from .. import _planner
+
+        machine = _planner.Machine(grid=chip.compute_grid, l1_bytes=chip.l1_bytes, dram_banks=chip.dram_banks)
+        return cls(None, D, chip.arch, machine)
+
     @cached_property
     def emulated(self) -> bool:
         """Whether the emulator runs its programs."""
         return isinstance(self.handle, RunsPlans)
+
+    def check_open(self) -> None:
+        """Raise BackendUnavailable if the device was closed."""
+        if self.closed:
+            raise BackendUnavailable(
+                "the device is closed, and its tensors are lost",
+                got=str(self),
+                expected="the device in use",
+                remedy="ttnn_moe.tenstorrent.open_device(), then load_experts or prepare again",
+            )
 
     def __str__(self) -> str:
         kind = "emulated " if self.emulated else "simulated " if os.environ.get(SIMULATOR) else ""
@@ -172,8 +193,18 @@ def attach(handle: Any) -> Device:
     """Use a ttnn device or 1xD mesh that the caller opened, and closes after close_device().
 
     Raises:
-        ContractError: another device is in use. BackendUnavailable: a chip of an architecture without programs.
+        ContractError: another device is in use, or a mesh of another shape than 1xD. BackendUnavailable: a chip of an
+            architecture without programs.
     """
+    shape = tuple(getattr(handle, "shape", (1, handle.get_num_devices())))
+    if len(shape) != 2 or shape[0] != 1:
+        D = handle.get_num_devices()
+        raise ContractError(
+            "the mesh has a shape that is not supported",
+            got="x".join(map(str, shape)),
+            expected="1xD",
+            remedy=f"mesh.reshape(ttnn.MeshShape(1, {D})), or ttnn.open_mesh_device(ttnn.MeshShape(1, {D}))",
+        )
     if _current is not None and _current.handle is not handle:
         raise ContractError(
             "another device is in use",
@@ -195,6 +226,7 @@ def close_device() -> None:
     if _current is None:
         return
     device = _current
+    device.closed = True
     _keep(None)
     device.cache.clear()
     use(None)
@@ -234,6 +266,24 @@ def probe(device: str | None = None) -> Probe:
     if simulator:
         return Probe(True, devices=(f"simulator {simulator}",))
     return Probe(True, devices=tuple(f"card {card.name}" for card in cards))
+
+
+@functools.cache
+def _to_plan_for(chip: str, D: int) -> Device | None:
+    from .. import _planner
+
+    return next((Device.to_plan_for(known, D) for known in _planner.chips() if known.name == chip), None)
+
+
+def emulated_to_plan_for(D: int) -> Device | None:
+    """A device that stands for the chips that TTNN_MOE_TT_DEVICE names, to plan for; None: it names no emulated ones.
+
+    A card says what it is when it is opened.
+    """
+    name, _, chip = wanted().partition(":")
+    if name != EMULATOR or importlib.util.find_spec("ttnn_moe._planner") is None:
+        return None
+    return _to_plan_for(chip or "p150", D)
 
 
 def _emulator_probe() -> Probe:

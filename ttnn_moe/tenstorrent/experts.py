@@ -22,8 +22,10 @@ from torch import Tensor
 from ..errors import ContractError
 from ..experts import Experts
 from ..placement import Placement
+from . import device as devices
 from . import files, tensors
 from .device import Device, open_device
+from .programs import Sizes, programs_of
 from .weight_formats import ComputeConfig, ExpertFormats
 from .weights import LAYOUT, TILE, in_bank_order
 
@@ -85,8 +87,9 @@ def load_experts(
 
     Args:
         experts: dense bf16, all E of them.
-        device: default: the one in use; if there is none, a mesh of placement.D devices is opened.
-        placement: which device holds which experts, any partition; default: in order.
+        device: default: the one in use; if there is none, a mesh of placement.D devices is opened, without a placement
+            one device.
+        placement: which device holds which experts, any partition; default: in order, E / D a device.
         split: instead of whole experts, each of D devices holds I / D of every expert; see balance.py for when.
         weight_format: "bfloat16", "bfloat8_b" or "bfloat4_b" (an exponent for 16 weights), or those of gate_up and of
             down: "bfloat4_b,bfloat8_b". With ",layout=banked" a DRAM bank holds one part of every expert.
@@ -95,8 +98,9 @@ def load_experts(
         least_cached_bytes: layers smaller than this are not kept on disk.
 
     Raises:
-        ContractError: weights, a placement or a format that the device does not support.
-        BackendUnavailable: no device.
+        ContractError: weights, a placement or a format that the device does not support, or experts that are too large
+            for the cores' L1. No weight was moved.
+        BackendUnavailable: no device, a closed one, or another mesh than the placement's is open.
     """
     if experts.format != "dense" or experts.dtype != torch.bfloat16:
         raise ContractError(
@@ -110,22 +114,32 @@ def load_experts(
         raise ContractError(
             "H and I do not fill whole tiles", got=f"H={experts.H}, I={experts.I}", expected="multiples of 32"
         )
+    if device is None and (placement is None or split):
+        device = devices.current()
     if split and (placement is not None or device is None or experts.I % (32 * device.D)):
         raise ContractError(
             "every expert's I cannot be split",
             got=f"I={experts.I}, D={device and device.D}, placement={placement}",
             expected="an open device or mesh, I / D a multiple of 32, and no placement",
+            remedy="open_device(D) with a D for which I / D is a multiple of 32, and leave placement out",
         )
     if placement is None:
         placement = Placement.uniform(experts.E, 1 if device is None or split else device.D)
     if device is None:
         device = open_device(placement.D)
+    device.check_open()
     if not split and (placement.E, placement.D) != (experts.E, device.D):
         raise ContractError(
             "placement does not fit experts and mesh",
             got=f"E={placement.E}, D={placement.D}",
             expected=f"E={experts.E}, D={device.D}",
+            remedy=f"Placement.uniform({experts.E}, {device.D}), or another mesh: close_device(), then open_device(D)",
         )
+    kept, shared = (None, device.D) if split else (placement, 1)
+    local = experts.E if split else placement.E_local
+    compute = compute or ComputeConfig()
+    # raises where no K has a program
+    programs_of(device, Sizes(experts.E, local, 1, experts.H, experts.I // shared, str(formats), compute))
     banks = device.machine.dram_banks
     order = placement.device_expert_mapping.flatten().long()
     folder = files.folder(device, cache)
@@ -156,17 +170,8 @@ def load_experts(
     made = {name: tiles(name) for name in ("gate", "up", "down")}
     put = tensors.replicate if split else tensors.shard
     mapping = put(placement.device_expert_mapping, device, dtype="int32")
-    kept = None if split else placement
     return DeviceExperts(
-        device,
-        experts.E,
-        experts.H,
-        experts.I,
-        formats,
-        kept,
-        mapping=mapping,
-        compute=compute or ComputeConfig(),
-        **made,
+        device, experts.E, experts.H, experts.I, formats, kept, mapping=mapping, compute=compute, **made
     )
 
 

@@ -17,20 +17,31 @@ from .experts import DeviceExperts, load_experts, weight_format
 from .programs import Sizes, programs_of
 from .weight_formats import ModelFormats
 
-_LOADED: weakref.WeakKeyDictionary[Experts, DeviceExperts] = weakref.WeakKeyDictionary()
+# with the versions that the tensors had
+_LOADED: weakref.WeakKeyDictionary[Experts, tuple[list[int | None], DeviceExperts]] = weakref.WeakKeyDictionary()
 _LOADING = threading.Lock()
 
 
 def loaded(experts: Experts, placement: Placement | None = None) -> DeviceExperts:
-    """The experts on the device in use; the first call loads them."""
+    """The experts on the device in use. The first call loads them, and so does one after a change in place.
+
+    torch counts the changes of a tensor in `_version`. Inference tensors have none: their changes are not seen.
+
+    Args:
+        placement: which device holds which experts; None: as they lie there, and in order if they do not.
+    """
     formats = ModelFormats.parse(weight_format()).experts()
     with _LOADING:
-        found = _LOADED.get(experts)
-        if found is not None and found.device is devices.current() and found.formats == formats:
+        versions = [None if tensor.is_inference() else tensor._version for tensor in experts.tensors.values()]
+        known, found = _LOADED.get(experts, (None, None))
+        if found is not None and found.device is devices.current() and (known, found.formats) == (versions, formats):
             if placement is None or _same(placement, found.placement):
                 return found
-        found = _LOADED[experts] = load_experts(experts, placement=placement, weight_format=str(formats))
-        return found
+        found = None
+        _LOADED.pop(experts, None)  # its memory is free for what comes now
+        made = load_experts(experts, placement=placement, weight_format=str(formats))
+        _LOADED[experts] = versions, made
+        return made
 
 
 def _same(a: Placement, b: Placement | None) -> bool:
@@ -38,7 +49,12 @@ def _same(a: Placement, b: Placement | None) -> bool:
 
 
 def run(hidden: Tensor, routing: Routing, experts: DeviceExperts, out: Tensor, accumulate: bool) -> None:
-    """Run the operator on torch tensors, in passes of the most tokens that one program takes. Threads take turns."""
+    """Run the operator on torch tensors, in passes of the most tokens that one program takes. Threads take turns.
+
+    Raises:
+        BackendUnavailable: the device of the experts was closed.
+    """
+    experts.device.check_open()
     with experts.device.turn:
         T = routing.true_tokens()
         most = programs_of(experts.device, Sizes.of_experts(experts, routing.K)).max_T
@@ -53,24 +69,20 @@ def _run_pass(
     device, T = experts.device, part.stop - part.start
     programs = programs_of(device, Sizes.of_experts(experts, routing.K))
     moved = [tensors.replicate(x[part], device) for x in (hidden, routing.ids, routing.topk_weights)]
-    on_device = accumulate and device.D == 1
-    if on_device:
+    if accumulate:
         into = tensors.replicate(out[part], device, "TILE")
     else:
         kind = "float32" if out.dtype == torch.float32 else "bfloat16"
         into = tensors.empty((T, experts.H), kind, "TILE", device)
-    layer.run(programs, moved[0], moved[1], moved[2], experts, into, T, on_device)
-    got = tensors.to_torch(into, device)
-    if accumulate and not on_device:
-        out[part] += got
-    else:
-        out[part] = got
+    layer.run(programs, moved[0], moved[1], moved[2], experts, into, T, accumulate)
+    out[part] = tensors.to_torch(into, device)
 
 
 class PreparedTenstorrent(Prepared):
     """See ttnn_moe.prepare: weights are loaded, programs are planned.
 
-    With a placement of D > 1 devices and no rank, it opens a 1xD mesh.
+    With a placement of D > 1 devices and no rank, it opens a 1xD mesh. Without a placement the devices in use share the
+    experts in order. A later change of the weights does not reach it.
     """
 
     def __init__(self, problem: Problem, experts: Experts, placement: Placement | None):

@@ -38,15 +38,17 @@ def moe(
         routing: the same T. experts: from load_experts.
         out: ttnn [T, H] in tiles, bfloat16 or float32, to write to; allocated (bfloat16) when absent. On a mesh it is
             replicated, and costs a copy.
-        accumulate: add to out instead of overwriting it; not on a mesh.
+        accumulate: add to out instead of overwriting it. The sum is fp32, and rounds once to the dtype of out. On a
+            mesh every device adds the sum over the devices to its copy of out.
 
     Returns:
         out.
 
     Raises:
         ContractError: wrong shapes, dtypes, layouts or devices, or more tokens than one program takes. Nothing was
-            enqueued.
+            enqueued. BackendUnavailable: the device of the experts was closed.
     """
+    experts.device.check_open()
     given = (hidden, routing.topk_ids, routing.topk_weights, out)
     forms = tensors.forms(given, experts.device)
     key = None if forms is None else (hidden.logical_volume(), routing.topk_ids.logical_volume(), accumulate)
@@ -81,12 +83,12 @@ def _check(
     tensors.check("hidden", hidden, (T, experts.H), ("bfloat16",), "ROW_MAJOR", device)
     tensors.check("topk_ids", topk_ids, (T, K), ("int32",), "ROW_MAJOR", device)
     tensors.check("topk_weights", topk_weights, (T, K), ("float32",), "ROW_MAJOR", device)
-    if accumulate and (out is None or device.D > 1):
+    if accumulate and out is None:
         raise ContractError(
-            "accumulate=True needs an out to add to, on one device",
-            got=f"out={type(out).__name__}, D={device.D}",
-            expected="out=ttnn.Tensor, D=1",
-            remedy="add the result with ttnn.add",
+            "accumulate=True needs an out to add to",
+            got="no out",
+            expected=f"out: a ttnn tensor [{T}, {experts.H}] in tiles, bfloat16 or float32",
+            remedy="pass out, or leave accumulate out",
         )
     programs = programs_of(device, Sizes.of_experts(experts, K))
     programs.bound(T)
@@ -120,7 +122,14 @@ def run(
             return out
         partial = programs.partial(T)
         programs.down(activations, routed, experts.down, partial, False)
-        whole = sum_over_devices(partial, T, ttnn.bfloat16 if out is None else out.dtype, experts.device)
-        if out is not None:
-            ttnn.copy(whole, out)
-        return whole if out is None else out
+        if out is None:
+            return sum_over_devices(partial, T, ttnn.bfloat16, experts.device)
+        if accumulate:
+            dtype = ttnn.float32 if out.dtype == ttnn.float32 else partial.dtype
+            start = out if out.dtype == dtype else ttnn.typecast(out, dtype)
+            whole = ttnn.add(sum_over_devices(partial, T, dtype, experts.device), start)
+            whole = whole if dtype == out.dtype else ttnn.typecast(whole, out.dtype)
+        else:
+            whole = sum_over_devices(partial, T, out.dtype, experts.device)
+        ttnn.copy(whole, out)
+        return out

@@ -197,11 +197,8 @@ def _chip(name: str) -> Chip:
 
 
 def _programs(sizes: ModelSizes, chip: Chip, D: int, weight_format: str) -> LayerPrograms:
-    from .._planner import Machine
-
-    machine = Machine(grid=chip.compute_grid, l1_bytes=chip.l1_bytes, dram_banks=chip.dram_banks)
     layer = Sizes(sizes.E, sizes.E // D, sizes.K, sizes.H, sizes.I, weight_format)
-    return LayerPrograms(Device(None, D, chip.arch, machine), layer)
+    return LayerPrograms(Device.to_plan_for(chip, D), layer)
 
 
 def _plans(programs: LayerPrograms) -> Iterable[Plan]:

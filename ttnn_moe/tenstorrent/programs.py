@@ -20,7 +20,7 @@ from .runtime import library
 from .weight_formats import ComputeConfig, ExpertFormats
 
 if TYPE_CHECKING:
-    from .._planner import Program
+    from .._planner import Machine, Program
     from .experts import DeviceExperts
 
 MAX_T = 4096
@@ -151,7 +151,7 @@ class LayerPrograms:
 
     def rows(self, bound: int) -> int:
         """Rows of a step tensor."""
-        return max(self._problem(bound).max_blocks, 1) * 32
+        return max(_problem(self.sizes, bound).max_blocks, 1) * 32
 
     def _routing(self, routed: Routed) -> dict[str, Any]:
         return routed.pick("num_routed_tokens", "device_expert_mapping", "routed_tokens")
@@ -176,24 +176,6 @@ class LayerPrograms:
             self._buffers[key] = tensors.empty(*form, self.device)
         return self._buffers[key]
 
-    def _problem(self, bound: int, name: str = "gate_up", out_format: str = "bfloat16") -> Any:
-        from .._planner import Problem as Planned
-
-        s = self.sizes
-        return Planned(
-            T=bound,
-            E=s.E,
-            E_local=s.E_local,
-            K=s.K,
-            H=s.H,
-            I=s.I,
-            weight_format=s.formats.down if name == "down" else s.formats.gate_up,
-            out_format=out_format,
-            math_fidelity=s.compute.math_fidelity or "",
-            fp32_dest=s.compute.fp32_dest_acc_en,
-            banked=s.formats.banked,
-        )
-
     def _launcher(self, name: str, bound: int, out_format: str = "bfloat16") -> Launcher:
         key = (name, bound, out_format)
         if key not in self._plans:
@@ -206,33 +188,68 @@ class LayerPrograms:
         Raises:
             ValueError: the planner has none; its reason.
         """
-        from .. import _planner
-
-        problem, machine = self._problem(bound, name, out_format), self.device.machine
-        if name in ("gate_up", "project"):
-            return _planner.plan_gate_up(problem, machine, 2 if name == "gate_up" else 1)
-        return getattr(_planner, f"plan_{name}")(problem, machine)
+        return plan(self.sizes, self.device.machine, name, bound, out_format)
 
     def _largest_bound(self) -> int:
         """The largest bound up to MAX_T whose sums fit the cores' L1.
 
         Raises:
-            ContractError: the planner has no program for these sizes at any T.
+            ContractError: the planner has no program for these sizes at any T; what would make one.
         """
         bound = MAX_T
         while True:
             try:
-                for name in ("routing", "gate_up", "down"):
-                    self.plan(name, bound, "float32")
+                plan_layer(self.sizes, self.device.machine, bound)
                 return bound
             except ValueError as error:
                 if bound == 32:
-                    raise ContractError("no program for these sizes", got=self.sizes, expected=str(error)) from None
+                    from .too_large import too_large
+
+                    raise too_large(self.device, self.sizes, str(error)) from None
                 bound //= 2
 
 
+def _problem(sizes: Sizes, bound: int, name: str = "gate_up", out_format: str = "bfloat16") -> Any:
+    from .._planner import Problem as Planned
+
+    s = sizes
+    return Planned(
+        T=bound,
+        E=s.E,
+        E_local=s.E_local,
+        K=s.K,
+        H=s.H,
+        I=s.I,
+        weight_format=s.formats.down if name == "down" else s.formats.gate_up,
+        out_format=out_format,
+        math_fidelity=s.compute.math_fidelity or "",
+        fp32_dest=s.compute.fp32_dest_acc_en,
+        banked=s.formats.banked,
+    )
+
+
+def plan(sizes: Sizes, machine: Machine, name: str, bound: int, out_format: str = "bfloat16") -> Program:
+    """See LayerPrograms.plan."""
+    from .. import _planner
+
+    problem = _problem(sizes, bound, name, out_format)
+    if name in ("gate_up", "project"):
+        return _planner.plan_gate_up(problem, machine, 2 if name == "gate_up" else 1)
+    return getattr(_planner, f"plan_{name}")(problem, machine)
+
+
+def plan_layer(sizes: Sizes, machine: Machine, bound: int) -> None:
+    """Plan all that a layer runs for calls of up to `bound` tokens. Raises ValueError if there is no such program."""
+    for name in ("routing", "gate_up", "down"):
+        plan(sizes, machine, name, bound, "float32")
+
+
 def programs_of(device: Device, sizes: Sizes) -> LayerPrograms:
-    """The programs of these sizes; a device has one set of them."""
+    """The programs of these sizes; a device has one set of them.
+
+    Raises:
+        ContractError: the experts are too large for the cores' L1; what would make them fit.
+    """
     if sizes not in device.cache:
         device.cache[sizes] = LayerPrograms(device, sizes)
     return device.cache[sizes]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -18,21 +18,40 @@ _NAMES = {torch.bfloat16: "bfloat16", torch.float32: "float32", torch.int32: "in
 def replicate(
     tensor: Tensor, device: Device, layout: str = "ROW_MAJOR", dtype: str | None = None, on_host: bool = False
 ) -> Any:
-    """A torch tensor on every device, in DRAM. dtype: default the tensor's. on_host: not moved to the device yet."""
-    ttnn = library()
+    """A torch tensor on every device, in DRAM.
 
+    Args:
+        dtype: a name of ttnn's; default: the tensor's, which is bfloat16, float32 or int32. layout: "ROW_MAJOR" or
+            "TILE". on_host: not moved to the device yet.
+
+    Raises:
+        ContractError: a dtype without a name. BackendUnavailable: the device is closed.
+    """
+    device.check_open()
+    ttnn, name = library(), dtype or _name_of(tensor)
     mapper = ttnn.ReplicateTensorToMesh(device.handle) if device.D > 1 else None
-    return _from_torch(tensor, dtype or _NAMES[tensor.dtype], layout, device, mapper, on_host)
+    return _from_torch(tensor, name, layout, device, mapper, on_host)
 
 
 def shard(
     tensor: Tensor, device: Device, dtype: str | None = None, layout: str = "ROW_MAJOR", on_host: bool = False
 ) -> Any:
     """A torch tensor, cut along its first dimension: each device gets one part. Arguments as `replicate`."""
-    ttnn = library()
-
+    device.check_open()
+    ttnn, name = library(), dtype or _name_of(tensor)
     mapper = ttnn.ShardTensorToMesh(device.handle, dim=0) if device.D > 1 else None
-    return _from_torch(tensor, dtype or _NAMES[tensor.dtype], layout, device, mapper, on_host)
+    return _from_torch(tensor, name, layout, device, mapper, on_host)
+
+
+def _name_of(tensor: Tensor) -> str:
+    if tensor.dtype not in _NAMES:
+        raise ContractError(
+            "a tensor has a dtype that kernels do not read",
+            got=tensor.dtype,
+            expected=", ".join(map(str, _NAMES)),
+            remedy="tensor.int() for ids, tensor.float() for routing weights, tensor.bfloat16() for hidden",
+        )
+    return _NAMES[tensor.dtype]
 
 
 def _from_torch(tensor: Tensor, dtype: str, layout: str, device: Device, mapper: Any, on_host: bool) -> Any:
@@ -50,18 +69,19 @@ def _from_torch(tensor: Tensor, dtype: str, layout: str, device: Device, mapper:
 
 def empty(shape: tuple[int, ...], dtype: str, layout: str, device: Device) -> Any:
     """An uninitialised tensor on every device, in DRAM."""
-    return _made(library().empty, shape, dtype, layout, device)
+    return _made("empty", shape, dtype, layout, device)
 
 
 def zeros(shape: tuple[int, ...], dtype: str, layout: str, device: Device) -> Any:
     """A tensor of zeros on every device, in DRAM."""
-    return _made(library().zeros, shape, dtype, layout, device)
+    return _made("zeros", shape, dtype, layout, device)
 
 
-def _made(make: Callable[..., Any], shape: tuple[int, ...], dtype: str, layout: str, device: Device) -> Any:
+def _made(kind: str, shape: tuple[int, ...], dtype: str, layout: str, device: Device) -> Any:
+    device.check_open()
     ttnn = library()
 
-    return make(
+    return getattr(ttnn, kind)(
         list(shape),
         dtype=getattr(ttnn, dtype),
         layout=getattr(ttnn, f"{layout}_LAYOUT"),
@@ -111,7 +131,13 @@ def check(name: str, tensor: Any, shape: tuple[int, ...], dtypes: tuple[str, ...
     ttnn = library()
 
     if not isinstance(tensor, ttnn.Tensor):
-        raise ContractError(f"{name} is not a ttnn tensor", got=type(tensor).__name__, expected="ttnn.Tensor")
+        kind = type(tensor)
+        raise ContractError(
+            f"{name} is not a ttnn tensor",
+            got=f"a {kind.__module__}.{kind.__qualname__}",
+            expected="a ttnn.Tensor on the device",
+            remedy="ttnn.from_torch(tensor, device=device.handle), or call ttnn_moe.moe with torch tensors alone",
+        )
     if tuple(tensor.shape) != shape:
         raise ContractError(f"{name} has the wrong shape", got=tuple(tensor.shape), expected=shape)
     wanted = [getattr(ttnn, dtype) for dtype in dtypes]

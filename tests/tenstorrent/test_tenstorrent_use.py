@@ -1,0 +1,274 @@
+"""What a caller of the Tenstorrent backend may leave out, change or do out of order; on emulated chips."""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("ttnn_moe._planner", reason="native planner: not built", exc_type=ModuleNotFoundError)
+
+import ttnn_moe  # noqa: E402
+from paths import ROOT  # noqa: E402
+from tenstorrent_setup import Layer, check_out, check_rows, mesh_placement  # noqa: E402
+from ttnn_moe import BackendUnavailable, ContractError, Placement, Problem, Routing, _planner, tenstorrent  # noqa: E402
+from ttnn_moe.tenstorrent import tensors  # noqa: E402
+from ttnn_moe.tenstorrent.backend import TenstorrentBackend  # noqa: E402
+from ttnn_moe.tenstorrent.device import Device  # noqa: E402
+from ttnn_moe.tenstorrent.programs import Sizes, plan_layer, programs_of  # noqa: E402
+from ttnn_moe.tenstorrent.runtime import DEVICE  # noqa: E402
+from ttnn_moe.tenstorrent.weight_formats import FORMATS  # noqa: E402
+
+pytestmark = pytest.mark.usefixtures("emulated", "no_files")
+NAME = "tenstorrent"
+
+
+@pytest.fixture
+def no_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TTNN_MOE_TT_CACHE", "off")
+
+
+@pytest.fixture
+def layer() -> Layer:
+    return Layer.make(T=37, E=8, K=3, H=128, I=64)
+
+
+def routing_of(layer: Layer) -> Routing:
+    return Routing.from_topk(layer.ids, layer.weights, layer.E)
+
+
+def on_device(layer: Layer, device: Device) -> tuple[Any, tenstorrent.DeviceRouting]:
+    ids, weights = (tensors.replicate(x, device) for x in (layer.ids, layer.weights))
+    return tensors.replicate(layer.hidden, device), tenstorrent.DeviceRouting(ids, weights)
+
+
+def prepared(layer: Layer, placement: Placement | None = None) -> ttnn_moe.backend.Prepared:
+    problem = Problem.of(layer.T, layer.K, layer.experts, torch.bfloat16)
+    return ttnn_moe.prepare(problem, layer.experts, placement, backend=NAME)
+
+
+def test_steps_have_rows_in_order_whatever_placement_was_loaded(layer: Layer) -> None:
+    op = prepared(layer, Placement.from_mapping([torch.randperm(layer.E).tolist()]))
+    check_out(op(layer.hidden, layer.ids, layer.weights), layer.want())
+    given = routing_of(layer), layer.experts
+    steps = {"gate": ttnn_moe.gate_projection, "up": ttnn_moe.up_projection, "activations": ttnn_moe.gate_up}
+    layer.mapping = torch.arange(layer.E, dtype=torch.int32)
+    got = {name: step(layer.hidden, *given, row_align=32, backend=NAME) for name, step in steps.items()}
+    check_rows(layer, got)
+    activations = ttnn_moe.gate_up(layer.hidden, *given, row_align=32, backend="reference")
+    check_out(ttnn_moe.down_projection(activations, *given, row_align=32, backend=NAME), layer.want())
+
+
+def test_weights_that_changed_in_place_are_loaded_again(layer: Layer) -> None:
+    def run() -> torch.Tensor:
+        return ttnn_moe.moe(layer.hidden, routing_of(layer), layer.experts, backend=NAME)
+
+    check_out(run(), layer.want())
+    layer.experts.tensors["down"].mul_(-3)
+    check_out(run(), layer.want())
+    assert torch.equal(run(), run())
+
+
+def test_inference_tensors_have_no_versions(layer: Layer) -> None:
+    with torch.inference_mode():
+        made = ttnn_moe.Experts.dense(*(layer.experts.tensors[name].clone() for name in ("gate_up", "down")))
+    check_out(ttnn_moe.moe(layer.hidden, routing_of(layer), made, backend=NAME), layer.want())
+
+
+def test_without_a_placement_the_devices_in_use_share_the_experts_in_order(layer: Layer) -> None:
+    device = tenstorrent.open_device(4)
+    there = tenstorrent.load_experts(layer.experts)
+    assert there.device is device and there.placement is not None
+    assert torch.equal(there.placement.device_expert_mapping, Placement.uniform(8, 4).device_expert_mapping)
+    check_out(ttnn_moe.moe(layer.hidden, routing_of(layer), layer.experts, backend=NAME), layer.want())
+    check_out(prepared(layer)(layer.hidden, layer.ids, layer.weights), layer.want())
+    split = tenstorrent.load_experts(Layer.make(T=1, E=3, K=1, H=32, I=128).experts, split=True)
+    assert split.device is device and split.I_local == 32
+
+
+def test_what_cannot_be_meant_on_an_open_mesh_is_refused(layer: Layer) -> None:
+    tenstorrent.open_device(3)
+    with pytest.raises(ContractError, match="choose a D that divides E"):
+        tenstorrent.load_experts(layer.experts)
+    with pytest.raises(BackendUnavailable, match=r"another mesh is open.*close_device\(\)"):
+        tenstorrent.load_experts(layer.experts, placement=Placement.uniform(8, 4))
+    with pytest.raises(ContractError, match=r"no placement; to fix it: open_device\(D\)"):
+        tenstorrent.load_experts(layer.experts, split=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("D", [1, 2])
+def test_ttnn_tensors_accumulate(D: int, dtype: torch.dtype, layer: Layer) -> None:
+    """The sum is fp32, and rounds once: as the host adds an fp32 result to out."""
+    device = tenstorrent.open_device(D)
+    experts = tenstorrent.load_experts(layer.experts)
+    hidden, routing = on_device(layer, device)
+    start = torch.randn(layer.T, layer.H).to(dtype)
+    plain, into = (tensors.replicate(x, device, "TILE") for x in (torch.zeros(layer.T, layer.H), start))
+    ttnn_moe.moe(hidden, routing, experts, out=plain)
+    assert ttnn_moe.moe(hidden, routing, experts, out=into, accumulate=True) is into
+    once = (tensors.to_torch(plain, device) + start).to(dtype)
+    parts = tensors.parts_to_torch(into, device)
+    assert len(parts) == D
+    for got in parts:
+        assert got.dtype == dtype and torch.allclose(got, once, rtol=0, atol=1e-5 if dtype == torch.float32 else 0)
+    check_out(parts[0], layer.want(start))
+    out = start.clone()
+    ttnn_moe.moe(layer.hidden, routing_of(layer), layer.experts, out=out, accumulate=True, backend=NAME)
+    assert torch.equal(out, parts[0]), "torch tensors take the same way"
+
+
+def test_accumulate_needs_an_out_and_out_needs_to_be_on_the_device(layer: Layer) -> None:
+    device = tenstorrent.open_device(2)
+    experts, (hidden, routing) = tenstorrent.load_experts(layer.experts), on_device(layer, device)
+    with pytest.raises(ContractError, match=r"needs an out to add to; got no out; expected out: a ttnn tensor \[37"):
+        ttnn_moe.moe(hidden, routing, experts, accumulate=True)
+    with pytest.raises(ContractError, match=r"out is not a ttnn tensor; got a torch.Tensor; .*ttnn.from_torch"):
+        ttnn_moe.moe(hidden, routing, experts, out=torch.zeros(37, 128))  # type: ignore[arg-type]
+
+
+def test_use_after_close_says_what_to_do(layer: Layer) -> None:
+    device = tenstorrent.open_device()
+    experts, given = tenstorrent.load_experts(layer.experts), on_device(layer, device)
+    op = prepared(layer)
+    op(layer.hidden, layer.ids, layer.weights)
+    tenstorrent.close_device()
+    assert device.closed
+    for call in (
+        lambda: ttnn_moe.moe(*given, experts),
+        lambda: op(layer.hidden, layer.ids, layer.weights),
+        lambda: tensors.replicate(layer.hidden, device),
+        lambda: tensors.empty((32, 32), "bfloat16", "TILE", device),
+        lambda: tenstorrent.load_experts(layer.experts, device),
+    ):
+        with pytest.raises(BackendUnavailable, match=r"the device is closed.*open_device\(\), then load_experts or"):
+            call()
+    check_out(ttnn_moe.moe(layer.hidden, routing_of(layer), layer.experts, backend=NAME), layer.want())
+    with pytest.raises(BackendUnavailable, match="the device is closed"):  # another one is open
+        op(layer.hidden, layer.ids, layer.weights)
+
+
+class Handle:
+    """A ttnn mesh device, as far as `attach` looks before it takes it."""
+
+    def __init__(self, *shape: int):
+        self.shape = shape
+
+    def get_num_devices(self) -> int:
+        return int(torch.tensor(self.shape).prod())
+
+
+@pytest.mark.parametrize("shape", [(2, 4), (8, 1)])
+def test_a_mesh_of_another_shape_is_refused(shape: tuple[int, int]) -> None:
+    x, y = shape
+    with pytest.raises(ContractError, match=rf"got {x}x{y}; expected 1xD; to fix it: mesh.reshape\(.*MeshShape\(1, 8"):
+        tenstorrent.attach(Handle(*shape))
+    assert tenstorrent.device.current() is None
+
+
+def test_a_mesh_of_shape_1xD_is_attached() -> None:
+    from ttnn_moe.tenstorrent.emulator import library
+
+    handle = library.open_mesh(2)
+    handle.shape = (1, 2)  # type: ignore[attr-defined]
+    assert tenstorrent.attach(handle).D == 2
+
+
+def test_steps_on_a_mesh_are_refused_before_weights_move(layer: Layer, monkeypatch: pytest.MonkeyPatch) -> None:
+    tenstorrent.open_device(2)
+    monkeypatch.setattr("ttnn_moe.tenstorrent.host.load_experts", None)
+    with pytest.raises(ContractError, match=r"run on one device; got a mesh of 2; .*open_device\(1\)"):
+        ttnn_moe.gate_up(layer.hidden, routing_of(layer), layer.experts, row_align=32, backend=NAME)
+
+
+@pytest.mark.parametrize("chip", ["n150", "p150"])
+def test_each_device_of_a_mesh_runs_the_steps_of_its_experts(chip: str) -> None:
+    """As docs/tenstorrent.md shows: LayerPrograms launches a step on all devices, each with its own experts."""
+    D, layer = 8, Layer.make(T=100, E=32, K=8, H=128, I=64)
+    device = tenstorrent.open_device(D, device=f"emulator:{chip}")
+    placement = mesh_placement(layer.E, D)
+    experts = tenstorrent.load_experts(layer.experts, placement=placement)
+    programs = programs_of(device, Sizes.of_experts(experts, layer.K))
+    hidden, given = on_device(layer, device)
+    routed = programs.route(given.topk_ids, given.topk_weights, experts.mapping, layer.T)
+    gate = programs.project(hidden, routed, experts.gate, "gate")
+    up = programs.project(hidden, routed, experts.up, "up")
+    made = {"gate": gate, "up": up, "activations": programs.silu_mul(gate, up, routed.bound)}
+    rows = {name: tensors.parts_to_torch(tensor, device) for name, tensor in made.items()}
+    counts = tensors.parts_to_torch(routed.tensors["num_routed_tokens"], device)
+    partial = tensors.empty((layer.T, layer.H), "float32", "TILE", device)
+    programs.down(made["activations"], routed, experts.down, partial, False)
+    for d, out in enumerate(tensors.parts_to_torch(partial, device)):
+        layer.mapping = placement.device_expert_mapping[d]
+        own = torch.isin(torch.arange(layer.E), layer.mapping)
+        assert torch.equal(counts[d][0], torch.bincount(layer.ids.flatten(), minlength=layer.E) * own)
+        check_rows(layer, {name: parts[d] for name, parts in rows.items()})
+        check_out(out, layer.want(), f"device {d}")
+
+
+TOO_LARGE = {"H": 4096, "I": 2304}
+
+
+@pytest.mark.parametrize("opened", [True, False], ids=["open", "named"])
+def test_experts_too_large_for_l1_are_refused_with_what_helps(opened: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(DEVICE, "emulator:n150")
+    if opened:
+        tenstorrent.open_device()
+    problem = Problem(T=4, E=8, K=2, dtype=torch.bfloat16, **TOO_LARGE)
+    said = TenstorrentBackend().why_not(problem)
+    assert said is not None and "no room for its share of an expert" in said and "8x8 cores" in said
+    remedies = said.split("to fix it: ")[1]
+    assert "TTNN_MOE_TT_WEIGHTS=bfloat8_b" in remedies and "split=True) on a mesh of 1x" in remedies, remedies
+    assert "p150" in remedies
+    # every one is true
+    monkeypatch.setenv("TTNN_MOE_TT_WEIGHTS", remedies.split("TTNN_MOE_TT_WEIGHTS=")[1].split(")")[0])
+    assert TenstorrentBackend().why_not(problem) is None
+    monkeypatch.delenv("TTNN_MOE_TT_WEIGHTS")
+    tenstorrent.close_device()
+    monkeypatch.setenv(DEVICE, "emulator:p150")
+    assert TenstorrentBackend().why_not(problem) is None
+    monkeypatch.setenv(DEVICE, "")
+    assert TenstorrentBackend().why_not(problem) is None, "a card says what it is when it is opened"
+
+
+def test_the_documented_largest_experts_are_the_planner_s() -> None:
+    text = (ROOT / "docs" / "tenstorrent.md").read_text().split("<!-- largest experts -->")[1].split("<!-- end -->")[0]
+    head, _, *rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.strip().splitlines()]
+    assert [(row[0], row[1]) for row in rows] == list(product(("n150", "n300", "p150"), FORMATS))
+    for chip, form, *largest in rows:
+        machine = Device.to_plan_for(_planner.find_chip(chip), 1).machine
+        for H, I in zip((int(cell.removeprefix("H = ")) for cell in head[2:]), map(int, largest), strict=True):
+            plan_layer(Sizes(8, 8, 1, H, I, form), machine, 32)
+            with pytest.raises(ValueError, match="does not fit a core's L1"):
+                plan_layer(Sizes(8, 8, 1, H, I + 32, form), machine, 32)
+
+
+def test_too_large_experts_are_refused_before_weights_move(monkeypatch: pytest.MonkeyPatch) -> None:
+    tenstorrent.open_device(device="emulator:n150")
+    monkeypatch.setattr(tensors, "shard", None)
+    shape = TOO_LARGE["H"], TOO_LARGE["I"]
+    with torch.device("meta"):
+        experts = ttnn_moe.Experts.dense(
+            torch.empty(2, 2 * shape[1], shape[0], dtype=torch.bfloat16), torch.empty(2, *shape, dtype=torch.bfloat16)
+        )
+    with pytest.raises(ContractError, match="no room for its share of an expert.*weight_format='bfloat8_b'"):
+        tenstorrent.load_experts(experts)
+
+
+def test_silu_mul_names_the_size_that_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.randn(5, 48).bfloat16()
+    with pytest.raises(BackendUnavailable, match="I must be a multiple of 32, the side of a tile, not 48"):
+        ttnn_moe.silu_mul(x, x, backend=NAME)
+    wide = torch.randn(3, 16384).bfloat16()  # as experts, H = I = 16384 would be too large
+    want = (torch.nn.functional.silu(wide.float()) * wide.float()).bfloat16()
+    got = ttnn_moe.silu_mul(wide, wide, backend=NAME)
+    assert torch.allclose(got.float(), want.float(), rtol=1e-2, atol=1e-6)
+
+
+@pytest.mark.parametrize("move", [tensors.replicate, tensors.shard])
+def test_a_dtype_that_kernels_do_not_read_is_named(move: Any) -> None:
+    device = tenstorrent.open_device()
+    with pytest.raises(ContractError, match=r"got torch.int64; expected torch.bfloat16, .*; to fix it: tensor.int\(\)"):
+        move(torch.zeros(2, 2, dtype=torch.int64), device)
