@@ -10,15 +10,20 @@ from typing import Any
 import pytest
 import torch
 
-from qwen3_checkpoints import prompts
+from qwen3_checkpoints import TINY, prompts
 from tiny_engines import collect, engine
 from ttnn_moe.kv.bucketed import allocation
 from ttnn_moe.kv.step import PrefillStep
-from ttnn_moe.models.qwen3 import Engine, Qwen3Moe
+from ttnn_moe.models.qwen3 import Engine, Qwen3Moe, load_model
 from ttnn_moe.models.qwen3.runtime import graphs
 from ttnn_moe.models.qwen3.runtime.captured import CapturedRunner
 from ttnn_moe.models.qwen3.runtime.graphs import Again, DeviceGraphs
 from ttnn_moe.models.qwen3.runtime.scheduler import Scheduler
+
+
+def on_a_gpu(test: Any) -> Any:
+    """A test that needs a GPU."""
+    return pytest.mark.gpu(pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device is here")(test))
 
 
 def captured(kv: str, capacity: int = 128) -> Engine:
@@ -96,6 +101,56 @@ def test_an_engine_takes_the_stream_of_one_that_is_gone(monkeypatch: pytest.Monk
     current[0] = 0
     again = DeviceGraphs(torch.cuda, object)
     assert (other._stream.number, again._stream.number) == (3, 1)
+
+
+@on_a_gpu
+@pytest.mark.parametrize("kv", ["paged", "bucketed"])
+def test_a_capture_between_steps_of_a_gpu_changes_no_token(kv: str) -> None:
+    model, made = load_model(TINY, backend="cuda"), []
+    for capture in (False, True):
+        serving, got = Engine(model, 4, 1024, kv=kv, graphs=True), dict[int, list[int]]()
+        serving.add(prompts([9], 500)[0], max_new_tokens=3, stop_ids=())
+        collect(serving)
+        numbers = [serving.add(text, max_new_tokens=90, stop_ids=()) for text in prompts([300, 40, 7], 500)]
+        for _ in range(3):
+            for token in serving.step():
+                got.setdefault(token.sequence, []).append(token.token)
+        if capture:
+            serving.capture()
+        collect(serving, got)
+        made.append([got[number] for number in numbers])
+    assert made[0] == made[1]
+
+
+@on_a_gpu
+@pytest.mark.parametrize("temperature", [0.0, 1.2])
+def test_logits_of_nan_end_their_request_on_a_gpu(temperature: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, texts = load_model(TINY, backend="cuda"), prompts([5, 9, 3], 500)
+    forward, bad = Qwen3Moe.forward, 1
+
+    def damaged(model: Qwen3Moe, ids: torch.Tensor, cache: Any, step: Any) -> torch.Tensor:
+        logits = forward(model, ids, cache, step)
+        if isinstance(step, PrefillStep):
+            return logits
+        fails = (step.rows == bad) & (step.positions >= len(texts[bad]) + 3)
+        return logits.masked_fill(fails[:, None], float("nan"))
+
+    made = []
+    for patched in (False, True):
+        if patched:
+            monkeypatch.setattr(Qwen3Moe, "forward", damaged)
+        serving, got = Engine(model, 4, 256, graphs=True), dict[int, list[Any]]()
+        numbers = [
+            serving.add(text, max_new_tokens=12, stop_ids=(), temperature=temperature, seed=i)
+            for i, text in enumerate(texts)
+        ]
+        while serving.busy:
+            for token in serving.step():
+                got.setdefault(token.sequence, []).append(token)
+        made.append([got[number] for number in numbers])
+    want, found = ([[token.token for token in tokens] for tokens in one] for one in made)
+    assert found[0] == want[0] and found[2] == want[2] and found[bad] == [*want[bad][:4], -1]
+    assert made[1][bad][-1].finish == "error" and "NaN among the logits" in str(made[1][bad][-1].error)
 
 
 class Streams:
