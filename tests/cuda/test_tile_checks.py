@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 import pytest
 import torch
 
+from paths import python_path
 from ttnn_moe import Experts, Problem
 from ttnn_moe.cuda.arch import HOPPER
 from ttnn_moe.cuda.moe import tile_checks
@@ -50,3 +55,11 @@ def test_drawn_calls_ignore_the_defaults_of_torch() -> None:
         torch.set_default_device(None)
     assert torch.equal(got, want) and torch.equal(again.topk_ids, routing.topk_ids)
     assert torch.equal(again.topk_weights, routing.topk_weights)
+
+
+def test_the_backend_imports_no_benchmark() -> None:
+    """The checks of tiles draw the benchmark's layers; a program that only calls the operator needs none."""
+    code = "import sys, ttnn_moe.cuda.backend; print([name for name in sys.modules if '_moe.bench' in name])"
+    env = os.environ | {"PYTHONPATH": python_path()}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, env=env)
+    assert done.stdout == "[]\n", done

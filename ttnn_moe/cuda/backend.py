@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -17,10 +18,9 @@ from ..accelerator import on
 from ..backend import Numerics, Probe
 from ..contract import Experts, Placement, Problem, Routing
 from ..packages import install
-from ..selfcheck.check import Check
 from .arch import target_of
 from .device import gpus, interpreted
-from .moe import tile_checks, triton_launch
+from .moe import triton_launch
 from .moe.families import choose
 from .moe.family import Call, numerics_of
 from .moe.prepared import PreparedCuda
@@ -28,11 +28,18 @@ from .moe.run import run
 from .moe.steps import step_rows, step_tiles
 from .moe.warmup import compile_up_to
 
+if TYPE_CHECKING:
+    from ..selfcheck.check import Check
+
 MIN_CAPABILITY = (8, 0)
 
 
 class CudaBackend:
-    """See the module's docstring."""
+    """See the module's docstring.
+
+    A Problem names no GPU: why_not, kernels and numerics answer for the current one. A call, a prepared layer and
+    compile_ahead choose kernels for the GPU of their tensors. Where GPUs differ, ask under torch.cuda.device.
+    """
 
     name = "cuda"
 
@@ -87,10 +94,18 @@ class CudaBackend:
             run(Call(hidden, routing, experts, out, accumulate))
 
     def format_checks(self, weight_format: str) -> Iterable[Check]:
-        return () if interpreted() else tile_checks.checks(weight_format)
+        if interpreted():
+            return ()
+        from .moe import tile_checks
+
+        return tile_checks.checks(weight_format)
 
     def format_advice(self, weight_format: str) -> Iterable[str]:
-        return () if interpreted() else tile_checks.advice(weight_format)
+        if interpreted():
+            return ()
+        from .moe import tile_checks
+
+        return tile_checks.advice(weight_format)
 
     def gate_projection(self, hidden: Tensor, routing: Routing, experts: Experts, row_align: int) -> Tensor:
         return self._step(hidden, routing, experts, row_align, "gate")
