@@ -16,6 +16,7 @@ from .family import Call, Family, P
 from .uses import Use
 
 MAX_E, MAX_K = 1024, 16
+_CODE = {"sm80": "compute capability 8.x and 12.x", "sm90": "sm_90a"}
 
 
 class CudaCpp(Family[P]):
@@ -84,6 +85,13 @@ def limits(
     if problem.T * max(problem.H, problem.K * problem.I) >= 1 << 35:
         return f"it addresses up to 2^35 elements of hidden or activations, not those of T={problem.T}"
     return None
+
+
+def why_not_products(target: Target, folder: str) -> str | None:
+    """Why the products of a folder of gpu_kernels/cuda do not run on a target, or None. folder: see Arch.products."""
+    if target.arch is None or target.arch.products == folder:
+        return None
+    return f"its code is for {_CODE[folder]}, not {target.arch.name}"
 
 
 def arch_of(target: Target) -> Arch:

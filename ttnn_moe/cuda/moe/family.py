@@ -11,6 +11,7 @@ from torch import Tensor
 from ...backend import Numerics
 from ...contract import Experts, Problem, Routing
 from ..arch import Target
+from .uses import pointer
 
 
 @dataclass(slots=True, eq=False)
@@ -29,6 +30,12 @@ class Call:
     out: Tensor
     accumulate: bool
     expert_map: Tensor | None = None
+
+    @property
+    def route(self) -> tuple[int, int, int]:
+        """Addresses of ids, expert_map and num_tokens; 0: there is none."""
+        routing = self.routing
+        return routing.topk_ids.data_ptr(), pointer(self.expert_map), pointer(routing.num_tokens)
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from ..jit.load import Launch
 from .cuda_cpp import CudaCpp, arch_of, dense_limits, launches_of
 from .family import Buffer, Call
 from .pairs import why_not_few
-from .uses import Use, halves, pointer, row_steps
+from .uses import Use, halves, row_steps
 
 # T = 3 of Qwen3-30B-A3B
 MOST_PAIRS = 24
@@ -84,7 +84,7 @@ class Few(CudaCpp[FewPlan]):
         gate_up, down = launches_of(self, plan, call)
         hidden, routing, experts = call.hidden, call.routing, call.experts
         stream, act = load.stream(hidden.device.index), buffers[0].data_ptr()
-        route = routing.topk_ids.data_ptr(), pointer(call.expert_map), pointer(routing.num_tokens)
+        route = call.route
         gate_up(stream, hidden.data_ptr(), *halves(experts), *route, act)
         weights = routing.topk_weights.data_ptr()
         down(stream, act, experts.tensors["down"].data_ptr(), *route, weights, call.out.data_ptr())

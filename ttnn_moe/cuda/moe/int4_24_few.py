@@ -21,7 +21,7 @@ from ..jit.load import Launch
 from .cuda_cpp import CudaCpp, arch_of, launches_of, limits
 from .family import Buffer, Call
 from .pairs import why_not_few
-from .uses import Use, pointer
+from .uses import Use, gate_up_rows
 
 MOST_PAIRS = 24
 _ZEROS = 64  # bytes in front of activations
@@ -95,7 +95,7 @@ class FewInt4_24(CudaCpp[ColumnPlan[SizesT]]):
         hidden, routing = call.hidden, call.routing
         w13, w2 = (call.experts.tensors[name].data_ptr() for name in ("w13", "w2"))
         stream, act = load.stream(hidden.device.index), buffers[0].data_ptr()
-        route = routing.topk_ids.data_ptr(), pointer(call.expert_map), pointer(routing.num_tokens)
+        route = call.route
         gate_up(stream, hidden.data_ptr(), w13, *route, act)
         down(stream, act, w2, *route, routing.topk_weights.data_ptr(), call.out.data_ptr())
 
@@ -129,7 +129,7 @@ class Int4_24Few(FewInt4_24[ColumnSizes]):
     def bind(self, plan: ColumnPlan[ColumnSizes], uses: tuple[Use, ...], device: int) -> tuple[Launch, ...]:
         (gate_up, down), problem, sizes = uses, plan.problem, plan.sizes
         T, E, K, H, I = problem.T, problem.E, problem.K, problem.H, problem.I
-        rows = (1, I) if problem.gate_up_order == "halves" else (2, 1)
+        rows = gate_up_rows(problem.gate_up_order, I)
         return (
             gate_up.bind(device, (ceil_div(I, 8 * sizes.up_tiles), T * K), 32 * sizes.warps, T * K, E, K, H, I, *rows),
             down.bind(device, (ceil_div(H, 16 * sizes.down_tiles), T), 32 * K, T * K, E, H, I),

@@ -17,7 +17,7 @@ from . import sort
 from .cuda_cpp import launches_of, limits
 from .family import Buffer, Call
 from .sorted import Sorted, SortedPlan, TileT
-from .uses import Use, pointer
+from .uses import Use
 
 ORDER_THREADS = 128
 
@@ -57,10 +57,10 @@ class SortedInt4_24(Sorted[TileT]):
         act, rows, at, *ordered = (buffer.data_ptr() for buffer in buffers)
         w13, w2 = (call.experts.tensors[name].data_ptr() for name in ("w13", "w2"))
         stream: Any = load.stream(call.hidden.device.index)
-        bound, hidden = pointer(routing.num_tokens), call.hidden.data_ptr()
+        route, hidden = call.route, call.hidden.data_ptr()
         if ordered:
             sorts.pop(0)(stream, hidden, ordered[0])
             hidden = ordered[0]
-        sort.launch_sorts(sorts, stream, (routing.topk_ids.data_ptr(), pointer(call.expert_map), bound), at, words)
+        sort.launch_sorts(sorts, stream, route, at, words)
         product(stream, w13, w2, hidden, at, at + words.tiles, at + words.num_tiles, act, rows)
-        combine(stream, rows, at + words.inverse, routing.topk_weights.data_ptr(), bound, call.out.data_ptr())
+        combine(stream, rows, at + words.inverse, routing.topk_weights.data_ptr(), route[2], call.out.data_ptr())

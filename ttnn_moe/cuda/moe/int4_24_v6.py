@@ -23,7 +23,7 @@ from .cuda_cpp import CudaCpp, arch_of, launches_of, limits
 from .family import Buffer, Call
 from .pairs import local_experts
 from .sort import Sorters, Words
-from .uses import Use, pointer
+from .uses import Use, gate_up_rows
 
 FOLDER = "sm80/int4_24_v6"
 NTOK, OTILE, THREADS = 8, 128, 128
@@ -61,7 +61,7 @@ class V6Plan:
     def bind_k2(self, use: Use, device: int, experts: int) -> Launch:
         """experts: blocks in y. An expert with more than T rows has several tiles a block."""
         H, I = self.problem.H, self.problem.I
-        rows = (1, I) if self.problem.gate_up_order == "halves" else (2, 1)
+        rows = gate_up_rows(self.problem.gate_up_order, I)
         return use.bind(device, (self._tiles, experts, ceil_div(I, OTILE)), THREADS, H, I, *rows)
 
     def bind_k4(self, use: Use, device: int, experts: int) -> Launch:
@@ -134,13 +134,13 @@ class Int4_24V6(CudaCpp[V6Plan]):
         (*sorts, permute, k2, k4, combine), routing, words = launches_of(self, plan, call), call.routing, plan.words
         rows, act, at, OffE = (buffer.data_ptr() for buffer in buffers)
         Eids = OffE + 4 * (local_experts(plan.problem) + 1)
-        stream, bound = load.stream(call.hidden.device.index), pointer(routing.num_tokens)
+        stream, route = load.stream(call.hidden.device.index), call.route
         w13, w2 = (call.experts.tensors[name].data_ptr() for name in ("w13", "w2"))
-        sort.launch_sorts(sorts, stream, (routing.topk_ids.data_ptr(), pointer(call.expert_map), bound), at, words)
+        sort.launch_sorts(sorts, stream, route, at, words)
         permute(stream, call.hidden.data_ptr(), at, at + words.tiles, at + words.num_tiles, rows, OffE, Eids)
         k2(stream, rows, OffE, Eids, w13, act)
         k4(stream, act, OffE, Eids, w2, rows)
-        combine(stream, rows, at + words.inverse, routing.topk_weights.data_ptr(), bound, call.out.data_ptr())
+        combine(stream, rows, at + words.inverse, routing.topk_weights.data_ptr(), route[2], call.out.data_ptr())
 
 
 INT4_24_V6 = Int4_24V6()

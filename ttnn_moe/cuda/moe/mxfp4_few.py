@@ -18,7 +18,7 @@ from ..jit.load import Launch
 from .cuda_cpp import CudaCpp, arch_of, launches_of, limits
 from .family import Buffer, Call
 from .pairs import why_not_few
-from .uses import Use, bias_pointers, pointer
+from .uses import Use, bias_pointers
 
 MOST_PAIRS, MOST_TOKENS = 32, 4
 MOST_BYTES = 150_000_000  # of the pairs' weights, where mxfp4_sm90 runs, too
@@ -134,7 +134,7 @@ class Mxfp4Few(CudaCpp[ColumnPlan]):
         gate_up, down = launches_of(self, plan, call)
         hidden, routing, weights = call.hidden, call.routing, weight_pointers(call)
         stream, act = load.stream(hidden.device.index), buffers[0].data_ptr()
-        route = routing.topk_ids.data_ptr(), pointer(call.expert_map), pointer(routing.num_tokens)
+        route = call.route
         gate_up(stream, hidden.data_ptr(), *weights[:4], *route, act)
         down(stream, act, *weights[4:], *route, routing.topk_weights.data_ptr(), call.out.data_ptr())
 

@@ -38,8 +38,22 @@ def chosen_of(
     Raises:
         ContractError: no family does, or TTNN_MOE_CUDA_ARCH names what the GPU does not run.
     """
-    kinds = weight_format, gate_up_order, device.type
-    problem = Problem(T, E, K, H, I, dtype, out_dtype, *kinds, D, activation, biased, fp16_scales)
+    problem = Problem(
+        T,
+        E,
+        K,
+        H,
+        I,
+        dtype,
+        out_dtype,
+        weight_format=weight_format,
+        gate_up_order=gate_up_order,
+        device=device.type,
+        D=D,
+        activation=activation,
+        biased=biased,
+        fp16_scales=fp16_scales,
+    )
     chosen = choose(problem, target_of(device), aligned=aligned)
     if isinstance(chosen, str):
         raise ContractError("no kernels run this problem", got=chosen)

@@ -29,7 +29,7 @@ from .mxfp4_tiles import TILES, TILES_M, Tile, select_tile_m, why_not
 from .pairs import local_experts
 from .sort import Words
 from .sorted import Sorted, SortedPlan
-from .uses import Use, bias_pointers, gate_up_rows, pointer
+from .uses import Use, bias_pointers, gate_up_rows
 
 FP4_ACTIVATIONS = "TTNN_MOE_FP4_ACTIVATIONS"
 _THREADS = 256  # of mx_quantise
@@ -180,20 +180,20 @@ class Sm120Mxfp4(Sorted[Tile]):
             tensors[f"{name}_{of}"].data_ptr() for name in ("gate_up", "down") for of in ("blocks", "scales")
         )
         gate_up_bias, down_bias = (bias_pointers(tensors.get(f"{name}_bias")) for name in ("gate_up", "down"))
-        stream, bound = load.stream(call.hidden.device.index), pointer(routing.num_tokens)
+        stream, route = load.stream(call.hidden.device.index), call.route
         sorted_rows = at + words.tiles, at + words.num_tiles
         quantise, *others, down, combine = launches_of(self, plan, call)
         quantise_act = others.pop() if fp32 else None
         *sorts, gate_up = others
 
         quantise(stream, call.hidden.data_ptr(), 0, 0, x, x_scales)
-        sort.launch_sorts(sorts, stream, (routing.topk_ids.data_ptr(), pointer(call.expert_map), bound), at, words)
+        sort.launch_sorts(sorts, stream, route, at, words)
         made = (fp32[0], 0) if fp32 else (act, act_scales)
         gate_up(stream, x, x_scales, at, blocks, scales, *gate_up_bias, *sorted_rows, *made)
         if quantise_act is not None:
             quantise_act(stream, fp32[0], *sorted_rows, act, act_scales)
         down(stream, act, act_scales, 0, down_blocks, down_scales, *down_bias, *sorted_rows, rows, 0)
-        combine(stream, rows, at + words.inverse, routing.topk_weights.data_ptr(), bound, call.out.data_ptr())
+        combine(stream, rows, at + words.inverse, routing.topk_weights.data_ptr(), route[2], call.out.data_ptr())
 
 
 SM120_MXFP4 = Sm120Mxfp4()

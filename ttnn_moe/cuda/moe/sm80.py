@@ -67,7 +67,7 @@ class Sm80(SortedDense[WarpTile]):
 
     name = "sm80"
     kernels = "CUDA C++ kernels of warp products"
-    folder, targets = "sm80", "compute capability 8.x and 12.x"
+    folder = "sm80"
 
     def tile(self, problem: Problem, arch: Arch) -> WarpTile:
         rows = rows_an_expert(problem)

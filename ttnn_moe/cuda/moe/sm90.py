@@ -56,7 +56,7 @@ class Sm90(SortedDense[MlpTile]):
 
     name = "sm90"
     kernels = "CUDA C++ kernels of warpgroup products"
-    folder, targets = "sm90", "sm_90a"
+    folder = "sm90"
 
     def tile(self, problem: Problem, arch: Arch) -> MlpTile:
         rows = rows_an_expert(problem)

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 from ...contract import Problem
 from ..arch import Arch, Target
+from .cuda_cpp import why_not_products
 from .int4_24_sorted import SortedInt4_24
-from .sm90_sparse import SparseRing, SparseRingTile, why_not_hopper
+from .sm90_sparse import SparseRing, SparseRingTile
 from .sorted import SortedPlan
 
 
@@ -36,7 +37,7 @@ class Sm90Int4_24(SparseRing[Sm90SparseTile], SortedInt4_24[Sm90SparseTile]):
     kernels = "CUDA C++ kernels of int4_24 words, copies by the copy engine, sparse warpgroup products"
 
     def why_not(self, problem: Problem, target: Target) -> str | None:
-        reason = super().why_not(problem, target) or why_not_hopper(target)
+        reason = super().why_not(problem, target) or why_not_products(target, "sm90")
         if reason is None and problem.T * problem.K > _MOST_ROWS * problem.E:
             reason = f"it runs up to {_MOST_ROWS} rows an expert, not {problem.T * problem.K} on {problem.E}"
         return reason

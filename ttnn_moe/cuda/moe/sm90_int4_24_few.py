@@ -10,6 +10,7 @@ from ...contract import Problem
 from ...sizes import ceil_div
 from ..arch import Target
 from ..jit.load import Launch
+from .cuda_cpp import why_not_products
 from .int4_24_few import ColumnPlan, FewInt4_24
 from .uses import Use
 
@@ -66,10 +67,7 @@ class Sm90Int4_24Few(FewInt4_24[DirectSizes]):
     kernels = "CUDA C++ kernels of int4_24 words, few pairs, words straight to registers"
 
     def why_not(self, problem: Problem, target: Target) -> str | None:
-        reason = super().why_not(problem, target)
-        if reason is None and target.arch is not None and target.arch.products != "sm90":
-            return f"its code is for sm_90a, not {target.arch.name}"
-        return reason
+        return super().why_not(problem, target) or why_not_products(target, "sm90")
 
     def memory(self, problem: Problem, sizes: DirectSizes) -> tuple[int, int]:
         """Shared memory of a block of both kernels: sums of its warps, and activations."""

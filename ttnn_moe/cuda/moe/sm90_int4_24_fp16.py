@@ -18,11 +18,11 @@ from ..arch import Arch, Target
 from ..jit import load
 from ..jit.load import Launch
 from . import sort
-from .cuda_cpp import launches_of, limits
+from .cuda_cpp import launches_of, limits, why_not_products
 from .family import Buffer, Call
-from .sm90_sparse import SparseRing, SparseRingTile, why_not_hopper
+from .sm90_sparse import SparseRing, SparseRingTile
 from .sorted import SortedPlan
-from .uses import Use, pointer
+from .uses import Use
 
 BLOCK_CHANNELS = 128
 """Rows are stored in whole blocks of so many channels."""
@@ -64,7 +64,7 @@ class Sm90Int4_24Fp16(SparseRing[Fp16Tile]):
     least_tile = 8
 
     def why_not(self, problem: Problem, target: Target) -> str | None:
-        reason = limits(problem, target, self.weight_format, (torch.bfloat16,)) or why_not_hopper(target)
+        reason = limits(problem, target, self.weight_format, (torch.bfloat16,)) or why_not_products(target, "sm90")
         if reason is None and not problem.fp16_scales:
             reason = "it multiplies in fp16, and no one found out that fp16 holds the scales (Experts.int4_24 does)"
         if reason is None and problem.T * problem.K <= _FEW_ROWS * problem.E:
@@ -111,12 +111,12 @@ class Sm90Int4_24Fp16(SparseRing[Fp16Tile]):
         act, rows, at, hidden, hidden_powers, act_powers = (buffer.data_ptr() for buffer in buffers)
         w13, w2 = (call.experts.tensors[name].data_ptr() for name in ("w13", "w2"))
         stream: Any = load.stream(call.hidden.device.index)
-        bound = pointer(routing.num_tokens)
+        route = call.route
         to_rows(stream, call.hidden.data_ptr(), hidden, hidden_powers)
-        sort.launch_sorts(sorts, stream, (routing.topk_ids.data_ptr(), pointer(call.expert_map), bound), at, words)
+        sort.launch_sorts(sorts, stream, route, at, words)
         tiles = at + words.tiles, at + words.num_tiles
         product(stream, w13, w2, hidden, hidden_powers, at, *tiles, act, act_powers, rows)
-        combine(stream, rows, at + words.inverse, routing.topk_weights.data_ptr(), bound, call.out.data_ptr())
+        combine(stream, rows, at + words.inverse, routing.topk_weights.data_ptr(), route[2], call.out.data_ptr())
 
 
 def _padded(channels: int) -> int:

@@ -20,11 +20,11 @@ from ..jit import load
 from ..jit.load import Launch
 from ..maps import mxfp4_maps_of
 from . import sort
-from .cuda_cpp import launches_of, limits
+from .cuda_cpp import arch_of, launches_of, limits, why_not_products
 from .family import Buffer, Call
 from .pairs import rows_an_expert
 from .sorted import Sorted, SortedPlan
-from .uses import Use, bias_pointers, pointer
+from .uses import Use, bias_pointers
 
 UNIT = 128  # channels of a stage of rows
 ORDER_THREADS = 256
@@ -80,11 +80,33 @@ class Mxfp4Tile:
 
 
 def _by_warps(max_n: int, blocks: int, groups: int, stages: int = 4, weight_rows: int = 128) -> Mxfp4Tile:
-    return Mxfp4Tile(max_n, weight_rows, groups, stages, stages, True, blocks, 2, 0, True, True)
+    return Mxfp4Tile(
+        max_n,
+        weight_rows,
+        groups,
+        weight_stages=stages,
+        row_stages=stages,
+        read_once=True,
+        blocks=blocks,
+        row_units=2,
+        warp_products=True,
+        direct=True,
+    )
 
 
 def _by_columns(max_n: int, stages: int, weight_rows: int = 256) -> Mxfp4Tile:
-    return Mxfp4Tile(max_n, weight_rows, 4, stages, stages, True, row_units=2, direct=True, boxed=True, by_columns=True)
+    return Mxfp4Tile(
+        max_n,
+        weight_rows,
+        groups=4,
+        weight_stages=stages,
+        row_stages=stages,
+        read_once=True,
+        row_units=2,
+        direct=True,
+        boxed=True,
+        by_columns=True,
+    )
 
 
 # rows an expert gets on average, at most -> tile
@@ -122,13 +144,13 @@ class Sm90Mxfp4(Sorted[Mxfp4Tile]):
     def why_not(self, problem: Problem, target: Target) -> str | None:
         dtypes = (torch.bfloat16,)
         reason = limits(problem, target, self.weight_format, dtypes, multiple=GROUP, silu_only=False)
-        arch = target.arch
-        if reason is None and arch is not None:
-            if arch.products != "sm90":
-                return f"its code is for sm_90a, not {arch.name}"
-            if self.tile(problem, arch).shared_memory > arch.shared_memory:
-                return f"H={problem.H} and I={problem.I} take more shared memory for scales than {arch.name} has"
-        return reason
+        reason = reason or why_not_products(target, "sm90")
+        if reason is not None:
+            return reason
+        arch = arch_of(target)
+        if self.tile(problem, arch).shared_memory > arch.shared_memory:
+            return f"H={problem.H} and I={problem.I} take more shared memory for scales than {arch.name} has"
+        return None
 
     def kernel(self, tile: Mxfp4Tile) -> str:
         return "sm90/mxfp4_mlp"
@@ -172,15 +194,15 @@ class Sm90Mxfp4(Sorted[Mxfp4Tile]):
     def launch(self, plan: SortedPlan[Mxfp4Tile], call: Call, buffers: tuple[Tensor, ...]) -> None:
         (*sorts, order, product, combine), routing, words = launches_of(self, plan, call), call.routing, plan.words
         act, rows, at, ordered = (buffer.data_ptr() for buffer in buffers)
-        tensors, bound = call.experts.tensors, pointer(routing.num_tokens)
+        tensors, route = call.experts.tensors, call.route
         scales = (tensors[name].data_ptr() for name in ("gate_up_scales", "down_scales"))
         bias = [address for name in BIASES for address in bias_pointers(tensors.get(name))]
         stream = load.stream(call.hidden.device.index)
-        sort.launch_sorts(sorts, stream, (routing.topk_ids.data_ptr(), pointer(call.expert_map), bound), at, words)
+        sort.launch_sorts(sorts, stream, route, at, words)
         order(stream, call.hidden.data_ptr(), ordered)
         routed = at, at + words.tiles, at + words.num_tiles
         product(stream, *self.blocks(call.experts), *scales, *bias, ordered, *routed, act, rows)
-        combine(stream, rows, at + words.inverse, routing.topk_weights.data_ptr(), bound, call.out.data_ptr())
+        combine(stream, rows, at + words.inverse, routing.topk_weights.data_ptr(), route[2], call.out.data_ptr())
 
     def blocks(self, experts: Experts) -> tuple[Any, Any]:
         """What the products take for blocks of gate_up and of down."""

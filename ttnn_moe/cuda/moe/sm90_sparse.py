@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from ...contract import Problem
-from ..arch import Target
 from ..jit.load import Launch
 from .sorted import Sorted, SortedPlan
 from .uses import Use
@@ -71,10 +70,3 @@ class SparseRing(Sorted[RingTileT]):
         problem, threads = plan.problem, plan.tile.threads
         blocks = use.resident_blocks(plan.arch, device, threads)
         return use.bind(device, (blocks,), threads, problem.H, problem.I)
-
-
-def why_not_hopper(target: Target) -> str | None:
-    """Why its code does not run on a target."""
-    if target.arch is not None and target.arch.products != "sm90":
-        return f"its code is for sm_90a, not {target.arch.name}"
-    return None

@@ -15,12 +15,12 @@ from ..arch import Arch, Target
 from ..jit import load
 from ..jit.load import Launch
 from . import sort
-from .cuda_cpp import CudaCpp, arch_of, dense_limits, launches_of
+from .cuda_cpp import CudaCpp, arch_of, dense_limits, launches_of, why_not_products
 from .family import Buffer, Call
 from .pairs import local_experts
 from .sort import Sorters, Words
 from .tuned import tuned_tile
-from .uses import Use, pointer
+from .uses import Use
 
 LEAST_TILE = 16
 
@@ -172,11 +172,10 @@ class SortedProduct(Sorted[TileT]):
     def launch(self, plan: SortedPlan[TileT], call: Call, buffers: tuple[Tensor, ...]) -> None:
         (*sorts, product, combine), routing, words = launches_of(self, plan, call), call.routing, plan.words
         act, rows, at = (buffer.data_ptr() for buffer in buffers)
-        stream, bound = load.stream(call.hidden.device.index), pointer(routing.num_tokens)
-        route = routing.topk_ids.data_ptr(), pointer(call.expert_map), bound
+        stream, route = load.stream(call.hidden.device.index), call.route
         sort.launch_sorts(sorts, stream, route, at, words)
         self.launch_product(product, stream, call, (at, at + words.tiles, at + words.num_tiles), act, rows)
-        combine(stream, rows, at + words.inverse, routing.topk_weights.data_ptr(), bound, call.out.data_ptr())
+        combine(stream, rows, at + words.inverse, routing.topk_weights.data_ptr(), route[2], call.out.data_ptr())
 
 
 class SortedDense(SortedProduct[TileT]):
@@ -184,17 +183,12 @@ class SortedDense(SortedProduct[TileT]):
 
     Attributes:
         folder: of its products, under gpu_kernels/cuda; see Arch.products.
-        targets: what its products are compiled for, in words.
     """
 
     folder: str
-    targets: str
 
     def kernel(self, tile: TileT) -> str:
         return f"{self.folder}/grouped_mlp"
 
     def why_not(self, problem: Problem, target: Target) -> str | None:
-        arch, reason = target.arch, dense_limits(problem, target)
-        if reason is None and arch is not None and arch.products != self.folder:
-            reason = f"its code is for {self.targets}, not {arch.name}"
-        return reason
+        return dense_limits(problem, target) or why_not_products(target, self.folder)
