@@ -202,7 +202,7 @@ def test_prompts_that_follow_each_other_are_launched_before_first_tokens_are_rea
     got = generate(model, texts, max_new_tokens=1, stop_ids=(), engine=engine, prefill_chunk=5)
     assert seen == ["launch 1", "launch 2", "read 1", "launch 3", "read 2", "read 3"]
     assert got.tokens == generate(model, texts, max_new_tokens=1, stop_ids=()).tokens
-    assert engine.scheduler.chunk != 5 and got.stats.decode_steps == 0 and got.stats.first_token_s > 0
+    assert got.stats.decode_steps == 0 and got.stats.first_token_s > 0
 
 
 def test_stop_tokens_of_the_config_are_the_default(model: Qwen3Moe) -> None:

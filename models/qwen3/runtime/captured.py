@@ -63,6 +63,8 @@ class CapturedRunner:
         if self.cache.moves:
             self.cache.begin([(request.row, request.position) for request in going])
         logits, tokens = self.steps.step(), self.steps.last
+        if all(request.sampling.temperature == 0 for request in going):
+            return landing.send(self.steps.made)
         draw(tokens, logits, going)
         return landing.send(marked(tokens, self.steps.nan))
 

@@ -15,7 +15,7 @@ from ttnn_moe.sizes import power_of_2
 
 from .graphs import Captured, Graphs
 from .language_model import LanguageModel
-from .sampling import greedy
+from .sampling import NAN, greedy
 
 
 class DecodeGraphs:
@@ -37,7 +37,8 @@ class DecodeGraphs:
             return torch.zeros(self.size, dtype=torch.int64, device=self.device)
 
         self._ids, self._positions, self._rows, self._advance = numbers(), numbers(), numbers(), numbers()
-        self._nan = torch.zeros(self.size, dtype=torch.bool, device=self.device)
+        self._nan, self._made = torch.zeros(self.size, dtype=torch.bool, device=self.device), numbers()
+        self._no_token = torch.tensor(NAN, device=self.device)
         self._count = torch.zeros((), dtype=torch.int32, device=self.device)
         self._used = 0
         self._captured: dict[int, Captured] = {}
@@ -47,6 +48,12 @@ class DecodeGraphs:
     def last(self) -> Tensor:
         """[rows in use] int64, what the next step feeds: on the device, and it changes there."""
         return self._ids[: self._used]
+
+    @property
+    def made(self) -> Tensor:
+        """[rows in use] int64, the greedy tokens of the last step as the host reads them, NAN where a logit is NaN: on
+        the device, and it changes there."""
+        return self._made[: self._used]
 
     @property
     def nan(self) -> Tensor:
@@ -126,6 +133,7 @@ class DecodeGraphs:
     def _run(self, n: int, step: DecodeStep) -> Tensor:
         logits = self.model(self._ids[:n], self.cache, step)
         greedy(logits, self._ids[:n], self._nan[:n])
+        torch.where(self._nan[:n], self._no_token, self._ids[:n], out=self._made[:n])
         self._positions += self._advance
         return logits
 

@@ -79,10 +79,8 @@ def greedy(logits: Tensor, tokens: Tensor | None = None, nan: Tensor | None = No
     Args:
         logits: [R, V] of any float dtype. tokens, nan: where to write the result; default: new tensors.
     """
-    R = len(logits)
-    most = logits.new_empty(R)
-    tokens = logits.new_empty(R, dtype=torch.int64) if tokens is None else tokens
-    torch.max(logits, -1, out=(most, tokens))  # where a logit is NaN, so is the largest
+    tokens = torch.argmax(logits, -1, out=tokens)  # torch.max takes 0.06 ms longer for one row of Qwen3's vocabulary
+    most = logits.gather(-1, tokens[:, None])[:, 0]  # where a logit is NaN, so is the largest
     return tokens, torch.ne(most, most, out=nan)
 
 
