@@ -16,6 +16,8 @@ from ttnn_moe.models.qwen3 import Engine, generate, load_model, tt
 from ttnn_moe.models.qwen3.runtime.generate import engine_for
 from ttnn_moe.models.qwen3.tt import model as models
 from ttnn_moe.models.qwen3.tt.cache import PagedCache
+from ttnn_moe.models.qwen3.tt.sizes import model_sizes
+from ttnn_moe.tenstorrent.plans import plan_model
 
 # whole tiles; a large router, so that rounding swaps experts that matter little
 SIZES = {"moe_intermediate_size": 64, "router_scale": 8.0}
@@ -88,7 +90,7 @@ def test_each_matrix_has_the_format_that_names_it(tmp_path: Path, emulated: None
     assert first.mlp.linear.weight.dtype == first.attention_norm.dtype == "bfloat16"
 
 
-@pytest.mark.parametrize("chunk, longest", [(7, 2048), (200, 64)])
+@pytest.mark.parametrize("chunk, longest", [(7, 4096), (200, 64)])
 def test_prompts_in_pieces(chunk: int, longest: int, monkeypatch: pytest.MonkeyPatch, emulated: None) -> None:
     """As generate cuts them, or as passes do; an engine serves again."""
     monkeypatch.setattr(models, "LONGEST", longest)
@@ -98,6 +100,15 @@ def test_prompts_in_pieces(chunk: int, longest: int, monkeypatch: pytest.MonkeyP
     want = generate(load_model(TINY, "reference"), ids, max_new_tokens=5)
     for _ in range(2):
         assert generate(model, ids, max_new_tokens=5, prefill_chunk=chunk, engine=engine).tokens == want.tokens
+
+
+def test_a_pass_takes_what_a_program_takes_and_the_plan_counts(emulated: None) -> None:
+    model = tt.load_model(TINY)
+    longest = model.cache_of_pages(1, 32, None).packer.longest
+    sizes = model_sizes(model.config)
+    made = plan_model("tiny", sizes, "1x1", "p150", "bfloat16", 32, sizes.context)
+    assert longest == max(plan.T for plan in made.plans) == 4096
+    assert any(f"at T = {min(longest, 32 * sizes.context)}," in part.what for part in made.parts)
 
 
 def test_requests_that_come_at_different_times(emulated: None) -> None:

@@ -21,7 +21,7 @@ from ttnn_moe.sizes import power_of_2
 from ttnn_moe.tenstorrent import Device, ModelFormats, tensors
 from ttnn_moe.tenstorrent.experts import weight_format
 from ttnn_moe.tenstorrent.memory import PAGE
-from ttnn_moe.tenstorrent.programs import Sizes, programs_of
+from ttnn_moe.tenstorrent.programs import MAX_T, Sizes, programs_of
 
 from ..checkpoint import Checkpoint, layer_slots, top_slots
 from ..config import Qwen3MoeConfig
@@ -41,8 +41,9 @@ from .room import room_for
 from .sizes import check_mesh
 from .weights import LayerWeights, Mover, Router, check_sizes
 
-LONGEST = 2048
-"""Tokens of a pass, at most: longer prompts run in several."""
+LONGEST = MAX_T
+"""Tokens of a pass, at most: longer prompts run in several. It is what one program of the experts takes, and what
+`doctor --plan` counts activations of. Sizes whose programs take fewer tokens lower it."""
 
 
 class Qwen3MoeTT:
