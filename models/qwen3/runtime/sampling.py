@@ -86,7 +86,7 @@ def greedy(logits: Tensor, tokens: Tensor | None = None, nan: Tensor | None = No
 
 def marked(tokens: Tensor, nan: Tensor) -> Tensor:
     """The tokens as the host reads them: NAN where the logits are NaN. A step feeds `tokens`: each is an id."""
-    return torch.where(nan, NAN, tokens)
+    return tokens.masked_fill(nan, NAN)
 
 
 def kept_probabilities(logits: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor]:
