@@ -80,6 +80,22 @@ def test_a_call_is_within_the_bound(case: Case, form: Form, family: Family[Any])
     check_case(case, form, _numerics(family))
 
 
+WIDE = (
+    Case(60, 2, 1, 7168, 256),
+    Case(40, 2, 1, 256, 16384),
+    Case(100, 2, 1, 16384, 256),
+    Case(64, 2, 1, 2048, 20704),
+    Case(128, 2, 1, 20704, 256, "one expert"),
+)
+
+
+@pytest.mark.parametrize("form", [Form(), GPT_OSS], ids=str)
+@pytest.mark.parametrize("case", WIDE, ids=str)
+def test_a_wide_layer_is_within_the_bound(case: Case, form: Form, family: Family[Any]) -> None:
+    """Its scales leave little shared memory, so mxfp4_sm90 narrows its tiles: see test_mxfp4_sm90_plan.py."""
+    check_case(case, form, _numerics(family))
+
+
 @pytest.mark.parametrize("seed", range(40))
 def test_random_draw(seed: int, family: Family[Any]) -> None:
     case, form = random_case(seed)
