@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .errors import RequestError
+from .errors import ContractError, RequestError
 from .visible import shown
 
 LARGEST = 2**63 - 1
@@ -106,6 +106,20 @@ def is_size(value: Any) -> bool:
     if isinstance(value, int):
         return not isinstance(value, bool)
     return isinstance(value, torch.SymInt) or as_integer(value) is not None
+
+
+def seconds(name: str, value: Any) -> float:
+    """The time that `name` waits, as a float.
+
+    Raises:
+        ContractError: no finite number above 0, or more than 30 years.
+    """
+    found = as_float(value)
+    if found is None or not 0 < found < 1e9:
+        raise ContractError(
+            f"{name} is no time to wait", got=f"{name}={shown(value)}", expected="seconds, above 0 and below 1e9"
+        )
+    return found
 
 
 def as_float(value: Any) -> float | None:

@@ -85,6 +85,10 @@ def test_weights_are_applied_by_the_expert_side() -> None:
     [
         lambda: Nodes(9, 1),
         lambda: Nodes(1, 0),
+        lambda: Nodes(1.5, 1),  # type: ignore[arg-type]
+        lambda: Sizes(Shape(Nodes(1, 1)), -1, 16, 2),
+        lambda: Sizes(Shape(Nodes(1, 1)), 4, 16, 0),
+        lambda: Sizes(Shape(Nodes(1, 1)), 4, 16.0, 2),  # type: ignore[arg-type]
         lambda: Sizes(Shape(Nodes(1, 1)), 4, 12, 2),
         lambda: Sizes(Shape(Nodes(1, 1), slots=3), 4, 16, 2),
         lambda: Sizes(Shape(Nodes(1, 1)), 4, 16, 2, torch.int8),
@@ -114,4 +118,12 @@ def test_a_call_refuses_what_does_not_fit() -> None:
         group.combine(sent.rows, sent.meta, wire_dtype=torch.float16)
     with pytest.raises(ContractError, match="bias_1"):
         group.combine(sent.rows, sent.meta, bias_1=hidden[:1])
+    for dtype in (torch.int32, torch.int8, torch.float64):
+        with pytest.raises(ContractError, match="x has the wrong form"):
+            group.combine(sent.rows.to(dtype), sent.meta)
+    for timeout in (0.0, float("nan"), None):
+        with pytest.raises(ContractError, match="timeout"):
+            Group(SharedMemoryTransport(memory, 0), sizes, Placement.uniform(2), timeout)  # type: ignore[arg-type]
     assert torch.equal(group.combine(sent.rows, sent.meta), hidden)
+    wide = torch.tensor([[0, 2**32 + 1], [2, 1]])
+    assert group.dispatch(hidden, wide, weights).ids.tolist() == [[0, -1], [-1, 1]], "no id wraps around"

@@ -20,6 +20,7 @@ from ttnn_moe.errors import BackendUnavailable, ContractError
 from ttnn_moe.parallel import ExpertParallel
 from ttnn_moe.parallel.exchanges.all_to_all import AllToAll
 from ttnn_moe.parallel.exchanges.first_call import ExchangeWarning, FirstCall
+from ttnn_moe.parallel.exchanges.peer_memory import PeerMemoryExchange
 from ttnn_moe.parallel.hierarchical import Nodes, tree_sum
 
 E, K, H, I, MOST = 8, 3, 64, 32, 16
@@ -143,8 +144,17 @@ def process(rank: int, size: int, folder: str) -> None:
     results["auto"] = [layer_of(problem, backend).exchange.name for backend in ("ascend", "reference")]
     results["products"], results["bounded products"] = products[0], products[2]
     wrong = Placement(placement.device_expert_mapping, (rank + 1) % size)
+    own = placement if rank else Placement.uniform(E, size, rank)
+    local, first = experts.for_device(placement), rank == 0
+
+    def hierarchical(**options: Any) -> ExpertParallel:
+        return ExpertParallel(problem, local, placement, backend="reference", exchange="hierarchical", **options)
+
     for name, change in (
         ("wrong rank", lambda: ExpertParallel(problem, experts.for_device(wrong), wrong)),
+        ("placement differs", lambda: ExpertParallel(problem, local, own, backend="reference")),
+        ("nodes differs", lambda: hierarchical(nodes=Nodes(3, 1) if first else None)),
+        ("timeout differs", lambda: hierarchical(timeout=2.0 if first else 30.0)),
         ("T differs", lambda: layer_of(replace(problem, T=MOST + rank))),
         ("global_bs differs", lambda: layer_of(replace(problem, T=MOST + 1), "ascend", "dispatch_combine")),
     ):
@@ -209,6 +219,8 @@ def test_processes(size: int, tmp_path: Path) -> None:
         assert torch.equal(bits(results["hierarchical"]), bits(summed(rank, loaded)))
         assert results["auto"] == ["all_gather", "all_to_all"]
         assert "not that of this process group" in results["wrong rank"]
+        for field in ("placement", "nodes", "timeout"):
+            assert f": {field}: got" in results[f"{field} differs"]
         for text in (f"rank 1: problem: got T={MOST + 1},", f"expected T={MOST},"):
             assert text in results["T differs"]
         assert f"the first took {MOST * size}, and T={MOST + 1}" in results["global_bs differs"]
@@ -249,6 +261,9 @@ def test_what_does_not_fit_is_refused(alone: Placement) -> None:
         ExpertParallel(ALONE, experts, alone, exchange="pigeon")
     with pytest.raises(ContractError, match="wire"):
         ExpertParallel(ALONE, experts, alone, wire=torch.float16)
+    for timeout in (0, -1.0, float("nan"), float("inf"), None, "30"):
+        with pytest.raises(ContractError, match="timeout is no time to wait"):
+            ExpertParallel(ALONE, experts, alone, timeout=timeout)  # type: ignore[arg-type]
     with pytest.raises(BackendUnavailable, match="no exchange of its own"):
         ExpertParallel(ALONE, experts, alone, backend="reference", exchange="dispatch_combine")
     with pytest.raises(ContractError, match="divisible"):
@@ -284,3 +299,19 @@ def test_one_process_is_the_whole_layer(alone: Placement) -> None:
     layer = ExpertParallel(ALONE, experts_of_all(), alone, backend="reference")
     want = moe(hidden, Routing.from_topk(ids, weights, E), experts_of_all(), backend="reference")
     torch.testing.assert_close(layer(hidden, ids, weights), want, equal_nan=True)
+
+
+def test_an_id_of_64_bits_does_not_wrap_around() -> None:
+    """The kernels take int32, in which 2^32 + 1 would be expert 1."""
+
+    class Channel:
+        def dispatch(self, hidden: torch.Tensor, ids: torch.Tensor, *_: object) -> None:
+            raise InterruptedError(str(ids.tolist()))
+
+    exchange = PeerMemoryExchange.__new__(PeerMemoryExchange)
+    exchange._channel = Channel()  # type: ignore[assignment]
+    exchange._counts = torch.arange(2, dtype=torch.int32)[:, None]
+    hidden, weights = torch.ones(1, H), torch.ones(1, 3)
+    routing = Routing.from_topk(torch.tensor([[0, 2**32 + 1, E]]), weights, E)
+    with pytest.raises(InterruptedError, match=r"\[\[0, -1, -1\]\]"):
+        exchange.into(hidden, routing, experts_of_all(), torch.empty_like(hidden), False)

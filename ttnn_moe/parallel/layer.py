@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from .. import api, registry
+from ..arguments import seconds
 from ..backend import CompilesAhead, Prepared, store
 from ..contract import Experts, Placement, Problem, Routing, or_float32
 from ..errors import ContractError
@@ -51,14 +52,15 @@ class ExpertParallel(Prepared):
         wire: dtype in which results travel: fp32, or the dtype of hidden (all_gather and all_to_all: one rounding a
             process; hierarchical: one a hop, bf16). dispatch_combine has no choice.
         nodes: of "hierarchical", R_inter x R_intra ranks; default: as few nodes as D allows.
-        timeout: of "hierarchical", seconds without progress after which all ranks raise PeerStopped.
+        timeout: of "hierarchical", seconds without progress after which all ranks raise PeerStopped; above 0.
 
     Attributes:
         kernels: the exchange, if kernels of the GPU make it. Then a call waits for nothing, and `kernels.check` says
             what went wrong in calls that are over.
 
     Raises:
-        ContractError: torch.distributed is not started; experts, placement, group and problem do not fit.
+        ContractError: torch.distributed is not started; experts, placement, group and problem do not fit; or another
+            process gives another problem, placement, exchange, wire, nodes or timeout.
         BackendUnavailable: the exchange or the backend that was asked for cannot run, and why.
     """
 
@@ -79,6 +81,7 @@ class ExpertParallel(Prepared):
             raise ContractError("unknown exchange", got=repr(exchange), expected=f"one of {list(NAMES)}")
         if wire not in (torch.float32, problem.dtype):
             raise ContractError("unsupported wire dtype", got=wire, expected=or_float32(problem.dtype))
+        timeout = seconds("timeout", timeout)
         _check_group(placement, group)
         super().__init__(api.described(problem, experts, placement), experts, placement)
         self.distinct = is_distinct(ids)

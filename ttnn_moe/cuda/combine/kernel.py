@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
+from ...arguments import seconds
 from ...errors import ContractError
 from ...placement import Placement
 from ..device import gpu
@@ -195,7 +196,9 @@ class RankKernel(Generic[P]):
                 remedy="fewer multiprocessors a rank",
             )
         self._kernel = load.kernel(spec, device, plan.shared_memory)
-        self._call = _call_of(self.local)(timeout=int(timeout * 1e9), H=plan.H, T_max=plan.T, slots=plan.slots)
+        self._call = _call_of(self.local)(
+            timeout=int(seconds("timeout", timeout) * 1e9), H=plan.H, T_max=plan.T, slots=plan.slots
+        )
         self._call.heaps[: plan.R] = list(heaps)
         for n, rank in enumerate(self.ranks):
             self._call.local[n].rank = rank

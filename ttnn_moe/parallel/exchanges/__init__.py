@@ -56,7 +56,9 @@ def choose(name: str, problem: Problem, topology: Topology) -> Mover:
         BackendUnavailable: it cannot; the message says why, and what would make it.
     """
     if dist.is_initialized():
-        agreement.check_same(topology.group, exchange=name, problem=problem, wire=topology.wire)
+        mapping = topology.placement.device_expert_mapping.tolist()
+        given = {"placement": mapping, "wire": topology.wire, "nodes": topology.nodes, "timeout": topology.timeout}
+        agreement.check_same(topology.group, exchange=name, problem=problem, **given)
     rejected: dict[str, str] = {}
     able: list[type[Exchange]] = []
     for kind in automatic(topology) if name == AUTO else (kind for kind in EXCHANGES if kind.name == name):

@@ -134,15 +134,15 @@ def abandon(group: dist.ProcessGroup | None) -> None:
         made.leave()
 
 
-_Key = tuple[Sizes, tuple[int, ...]]
+_Key = tuple[Sizes, tuple[int, ...], float]
 _GROUPS: MutableMapping[dist.ProcessGroup, dict[_Key, Group]] = WeakKeyDictionary()
-"""Layers of the same sizes and placement share rings. Ranks ask in the same order, so all find or make one."""
+"""Layers of the same sizes, placement and timeout share rings. Ranks ask in the same order, so all find or make one."""
 
 
 def _group_of(sizes: Sizes, topology: Topology) -> Group:
     world = world_of(topology.group)
     made = _GROUPS.setdefault(world, {})
-    key = sizes, tuple(topology.placement.device_expert_mapping.flatten().tolist())
+    key = sizes, tuple(topology.placement.device_expert_mapping.flatten().tolist()), topology.timeout
     if key not in made:
         made[key] = Group(_attach(sizes, topology.placement, world), sizes, topology.placement, topology.timeout)
     return made[key]

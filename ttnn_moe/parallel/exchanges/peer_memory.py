@@ -75,7 +75,8 @@ class PeerMemoryExchange:
             count = self._counts[len(hidden)]
         elif len(hidden) < len(self._counts) - 1:  # the kernels know the most that a call may have
             count = count.clamp(max=len(hidden))
-        ids, weights = routing.topk_ids.int().contiguous(), routing.topk_weights.contiguous()
+        ids = routing.topk_ids if routing.topk_ids.dtype == torch.int32 else routing.ids  # 2^32 + 1 names no expert
+        ids, weights = ids.contiguous(), routing.topk_weights.contiguous()
         came = channel.dispatch(hidden.contiguous(), ids, weights, count)
         self._prepared(experts)(came.rows, came.ids, came.weights, out=channel.expert_out, num_tokens=came.A)
         channel.combine(out, count, out if accumulate else None)
@@ -128,14 +129,14 @@ def _sizes(problem: Problem, topology: Topology) -> Sizes:
     return Sizes(nodes.inter, nodes.intra, problem.H, max(problem.T, 1), problem.dtype, problem.K, SMS, fast)
 
 
-_CHANNELS: MutableMapping[dist.ProcessGroup, dict[tuple[Sizes, tuple[int, ...]], Channel]] = WeakKeyDictionary()
-"""Layers of one size share a channel. Ranks ask in the same order, so all find or make one."""
+_CHANNELS: MutableMapping[dist.ProcessGroup, dict[tuple[Sizes, tuple[int, ...], float], Channel]] = WeakKeyDictionary()
+"""Layers of one size, placement and timeout share a channel. Ranks ask in the same order, so all find or make one."""
 
 
 def _channel_of(problem: Problem, topology: Topology) -> Channel:
     placement, world = topology.placement, world_of(topology.group)
     made, sizes = _CHANNELS.setdefault(world, {}), _sizes(problem, topology)
-    key = sizes, tuple(placement.device_expert_mapping.flatten().tolist())
+    key = sizes, tuple(placement.device_expert_mapping.flatten().tolist()), topology.timeout
     if key not in made:
         assert placement.rank is not None
         device, heap = torch.cuda.current_device(), partial(_heap, world=world)

@@ -8,11 +8,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ...contract import Placement
+from ...arguments import is_size, seconds
+from ...contract import HIDDEN_DTYPES, Placement
 from ...errors import ContractError
 from . import roles
 from .engine import Engine
-from .nodes import rank_masks
+from .nodes import ids_of, rank_masks
 from .rings import Counts, Role
 from .shared_memory import Layout
 from .transport import Report, Transport
@@ -30,6 +31,9 @@ class Sizes:
 
     def __post_init__(self) -> None:
         slots = self.shape.slots
+        if not all(map(is_size, (self.T, self.H, self.K))) or self.T < 0 or self.K < 1:
+            sizes = f"T={self.T}, H={self.H}, K={self.K}"
+            raise ContractError("sizes are out of range", got=sizes, expected="integers, T >= 0, K >= 1 and H")
         if self.H < 8 or self.H % 8:
             raise ContractError("H does not fit vector copies", got=self.H, expected="a positive multiple of 8")
         if slots < 1 or slots & (slots - 1) or self.shape.channels < 1:
@@ -38,7 +42,7 @@ class Sizes:
                 got=f"{slots} slots, {self.shape.channels} channels",
                 expected="a power of two of slots, so that counters may wrap around, and a channel or more",
             )
-        if self.dtype not in (torch.bfloat16, torch.float16, torch.float32):
+        if self.dtype not in HIDDEN_DTYPES:
             raise ContractError("unsupported dtype of hidden", got=self.dtype, expected="bfloat16, float16 or float32")
 
     @property
@@ -89,7 +93,7 @@ class Group:
                 "the placement is not that of this topology", got=f"D={placement.D}", expected=sizes.shape.nodes.R
             )
         self.sizes, self.rank = sizes, transport.rank
-        self._engine = Engine(transport, timeout)
+        self._engine = Engine(transport, seconds("timeout", timeout))
         self._placement = placement
         self._local_of = placement.local_of(self.rank)
         self._counts: Counts = defaultdict(lambda: first)
@@ -107,12 +111,13 @@ class Group:
         sizes = self.sizes
         T = len(hidden)
         _check("hidden", hidden, (T, sizes.H), sizes.dtype)
-        _check("topk_ids", topk_ids, (T, sizes.K), topk_ids.dtype)
+        _check("topk_ids", topk_ids, (T, sizes.K), torch.int32, torch.int64)
         _check("topk_weights", topk_weights, (T, sizes.K), torch.float32)
         if T > sizes.T:
             raise ContractError("too many tokens for this group", got=T, expected=f"at most {sizes.T}")
-        masks = self._announce(rank_masks(topk_ids, self._placement))
-        data = _Tokens(self, masks, hidden, topk_ids.int(), topk_weights)
+        named = ids_of(topk_ids, self._placement)
+        masks = self._announce(rank_masks(named, self._placement))
+        data = _Tokens(self, masks, hidden, named, topk_weights)
         lists = [mask.tolist() for mask in masks]
         self._engine.run(roles.dispatch(sizes.shape, self.rank, lists, data, self._counts))
         inside = (data.ids >= 0) & (data.ids < self._placement.E)
@@ -143,10 +148,10 @@ class Group:
         A, T = len(meta.ids), len(meta.masks[self.rank])
         if wire_dtype not in (torch.bfloat16, torch.float32):
             raise ContractError("unsupported wire dtype", got=wire_dtype, expected="bfloat16 or float32")
-        _check("x", x, (A, sizes.H) if topk_weights is None else (A, sizes.K, sizes.H), x.dtype)
+        _check("x", x, (A, sizes.H) if topk_weights is None else (A, sizes.K, sizes.H), *HIDDEN_DTYPES)
         for name, bias in (("bias_0", bias_0), ("bias_1", bias_1)):
             if bias is not None:
-                _check(name, bias, (T, sizes.H), bias.dtype)
+                _check(name, bias, (T, sizes.H), *HIDDEN_DTYPES)
         rows = x
         if topk_weights is not None:
             _check("topk_weights", topk_weights, (A, sizes.K), torch.float32)
@@ -241,10 +246,10 @@ class _Rows:
         self._out[t] = total.to(self._out.dtype)
 
 
-def _check(name: str, tensor: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> None:
-    if tuple(tensor.shape) != shape or tensor.dtype != dtype:
+def _check(name: str, tensor: Tensor, shape: tuple[int, ...], *dtypes: torch.dtype) -> None:
+    if tuple(tensor.shape) != shape or tensor.dtype not in dtypes:
         raise ContractError(
             f"{name} has the wrong form",
             got=f"{list(tensor.shape)}, {tensor.dtype}",
-            expected=f"{list(shape)}, {dtype}",
+            expected=f"{list(shape)}, {' or '.join(map(str, dtypes))}",
         )

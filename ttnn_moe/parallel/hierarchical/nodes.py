@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ...arguments import is_size
 from ...contract import Placement, Routing
 from ...errors import ContractError
 
@@ -19,13 +20,16 @@ class Nodes:
     """R_inter nodes of R_intra ranks each.
 
     Raises:
-        ContractError: a number outside 1 .. 8.
+        ContractError: no integer, or one outside 1 .. 8.
     """
 
     inter: int
     intra: int
 
     def __post_init__(self) -> None:
+        if not (is_size(self.inter) and is_size(self.intra)):
+            got = f"R_inter={self.inter}, R_intra={self.intra}"
+            raise ContractError("numbers of ranks are no integers", got=got, expected="two int")
         if not (1 <= self.inter <= MOST and 1 <= self.intra <= MOST):
             raise ContractError(
                 "unsupported topology", got=f"R_inter={self.inter}, R_intra={self.intra}", expected=f"1 .. {MOST} each"
@@ -45,13 +49,19 @@ class Nodes:
         return divmod(rank, self.intra)
 
 
+def ids_of(ids: Tensor, placement: Placement) -> Tensor:
+    """[T, K] int32: the same ids, -1 for those outside 0 .. E-1."""
+    weights = torch.zeros(ids.shape, dtype=torch.float32, device=ids.device)
+    return Routing.from_topk(ids, weights, placement.E).ids
+
+
 def rank_masks(ids: Tensor, placement: Placement) -> Tensor:
     """[T] int64: bit r of token t says that rank r holds one of its experts. ids outside 0 .. E-1 count for nothing.
 
     Args:
         ids: [T, K] int32 or int64.
     """
-    inside = Routing.from_topk(ids, torch.zeros(ids.shape, dtype=torch.float32, device=ids.device), placement.E).ids
+    inside = ids_of(ids, placement)
     owner = placement.device_of.to(ids.device)[inside.clamp_min(0).long()].long()
     bits = torch.where(inside < 0, 0, torch.ones_like(owner) << owner)
     masks = torch.zeros(len(ids), dtype=torch.int64, device=ids.device)
