@@ -66,6 +66,13 @@ class Launcher:
 
     def descriptor(self, tensors: Mapping[str, Any], scalars: Mapping[str, int]) -> Any:
         """The plan as a ttnn.ProgramDescriptor for these tensors, with its hash."""
+        made = self.without_hash(tensors, scalars)
+        own = tuple((core, *args) for kernel in self.program.kernels for core, args in kernel.args.items())
+        made.custom_program_hash = hash((library().compute_program_descriptor_hash(made), own)) % 2**64
+        return made
+
+    def without_hash(self, tensors: Mapping[str, Any], scalars: Mapping[str, int]) -> Any:
+        """As `descriptor`, without the program's hash."""
         ttnn = library()
 
         def value(arg: int | Placeholder) -> int:
@@ -77,7 +84,7 @@ class Launcher:
                 return scalars[arg.name]
             return self._noc(arg.kind, arg.index)
 
-        made = ttnn.ProgramDescriptor(
+        return ttnn.ProgramDescriptor(
             kernels=[self._kernel(kernel, tensors, value) for kernel in self.program.kernels],
             semaphores=[
                 ttnn.SemaphoreDescriptor(id=s.id, core_ranges=_ranges(s.cores), initial_value=s.initial)
@@ -85,11 +92,6 @@ class Launcher:
             ],
             cbs=[_buffer(buffer) for buffer in self.program.buffers],
         )
-        own = tuple(
-            (core, tuple(map(value, args))) for kernel in self.program.kernels for core, args in kernel.args.items()
-        )
-        made.custom_program_hash = hash((ttnn.compute_program_descriptor_hash(made), own)) % 2**64
-        return made
 
     def _kernel(self, kernel: Kernel, tensors: Mapping[str, Any], value: Any) -> Any:
         ttnn = library()
