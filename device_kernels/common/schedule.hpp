@@ -17,7 +17,12 @@ constexpr uint32_t kEntryWords = 3;
 inline uint32_t blocks_of(uint32_t tokens) { return (tokens + kBlockRows - 1) / kBlockRows; }
 
 // Fill a page from num_routed_tokens [E] and device_expert_mapping [E_local], both in L1. A count beyond
-// max_tokens is cut to it, so that no broken input leads outside a buffer.
+// max_tokens is cut to it, and a global index beyond the experts has no tokens.
+//
+// Nothing else of the routing is checked. The caller answers for it; `routing` makes tensors that hold it:
+//   * the blocks of the device's experts are no more than a routing of T tokens with K experts each can have;
+//   * of each row of routed_tokens, the first num_routed_tokens are distinct, and each is in 0 .. T - 1.
+// Otherwise kernels read and write outside of the tensors.
 inline void make_schedule(volatile uint32_t* page, const volatile uint32_t* counts,
                           const volatile uint32_t* mapping, uint32_t experts, uint32_t local_experts,
                           uint32_t max_tokens) {

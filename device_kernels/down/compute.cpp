@@ -8,7 +8,7 @@
 // | cb_part_in   partial sums from the core before          <- writer
 // | cb_part_out  partial sums for the core after            -> writer
 // | cb_scale     routing weights of a block, in column 0    <- reader
-// | cb_old       sums of a block's tokens                   <- writer
+// | cb_old       sums of a block's tokens                   <- reader
 // | cb_new       the same with the block added              -> writer
 // | cb_out_in    tiles of out to add to, if accumulating    <- writer
 // | cb_sum       all sums: filled here, kept by the writer, read here in the end

@@ -19,7 +19,19 @@ def rows(*shape: int, dtype: str = "bfloat16") -> tuple[tuple[int, ...], str, bo
 # operator, the argument, what it is in place of the right one, what the message says of it
 BAD: dict[str, tuple[str, str, Any, str]] = {
     "shape": ("gate_up", "gate", tiles(4, 64, 64), "gate has the wrong shape; got [4, 64, 64]; expected [4, 96, 64]."),
-    "rank": ("gate_up", "hidden", rows(1, 40, 96), "wrong number of dimensions; got [1, 40, 96]; expected 2 dim"),
+    "rank": (
+        "gate_up",
+        "hidden",
+        rows(1, 40, 96),
+        "got [1, 40, 96]; expected 2 dimensions; to fix it: ttnn.reshape(hidden, [40, 96]).",
+    ),
+    "rank of the mapping": (
+        "gate_up",
+        "device_expert_mapping",
+        rows(4, dtype="int32"),
+        "device_expert_mapping has the wrong number of dimensions; got [4]; expected 2 dimensions; to fix it: "
+        "ttnn.reshape(device_expert_mapping, [1, 4]).",
+    ),
     "dtype": (
         "gate_up",
         "hidden",

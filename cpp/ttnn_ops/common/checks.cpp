@@ -44,6 +44,16 @@ std::vector<std::uint32_t> sizes(const ttnn::Tensor& tensor) {
     return found;
 }
 
+// The shape with ones in front, or with its first dimensions as one.
+std::vector<std::uint32_t> of_rank(std::vector<std::uint32_t> shape, std::size_t rank) {
+    shape.insert(shape.begin(), rank - std::min(rank, shape.size()), 1);
+    while (shape.size() > rank) {
+        shape[1] *= shape[0];
+        shape.erase(shape.begin());
+    }
+    return shape;
+}
+
 constexpr std::size_t kMaxRank = 3;  // of a tensor that passes
 
 std::uint64_t key_of(const std::array<std::uint32_t, kMaxRank + 1>& sizes, DataType dtype, Layout layout,
@@ -58,8 +68,10 @@ std::uint64_t key_of(const std::array<std::uint32_t, kMaxRank + 1>& sizes, DataT
 
 std::uint32_t size_of(const char* name, const ttnn::Tensor& tensor, std::size_t rank, std::size_t i) {
     const auto& shape = tensor.logical_shape();
-    TT_FATAL(shape.rank() == rank, "{} has the wrong number of dimensions; got {}; expected {} dimensions.",
-             name, in_words(sizes(tensor)), rank);
+    TT_FATAL(shape.rank() == rank,
+             "{} has the wrong number of dimensions; got {}; expected {} dimensions; to fix it: "
+             "ttnn.reshape({}, {}).",
+             name, in_words(sizes(tensor)), rank, name, in_words(of_rank(sizes(tensor), rank)));
     return shape[static_cast<int>(i)];
 }
 

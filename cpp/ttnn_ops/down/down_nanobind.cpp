@@ -16,6 +16,9 @@ Each row of an expert times its down weights times its routing weight, summed ov
 
 Sums are float32, in device_expert_mapping order: the same bits every time. On a mesh, the device's part of the sum.
 
+Precondition, which no check sees: the values of the routing's tensors are those of `moe_routing`, or keep its rules;
+see `moe_gate_up`. Tokens are below num_tokens. Other values make kernels access memory outside of the tensors.
+
 Tiles in bank order: the tiles of a device's weight are a line, expert by expert, column by column, k by k. Runs of that
 line lie side by side in one DRAM bank, and the next run in the next bank: 4 tiles of bfloat16, 7 of bfloat8_b or 14 of
 bfloat4_b. The last tiles, too few for a run in every bank, lie one a bank. in_bank_order of

@@ -16,6 +16,11 @@ silu(hidden gate) * (hidden up) of the rows of each expert; without up, hidden g
 
 Sums are float32, and so are SiLU and product on them; one rounding to bfloat16.
 
+Precondition, which no check sees: the values of the routing's tensors are those of `moe_routing`, or keep its rules.
+The first num_routed_tokens[0, e] of routed_tokens[e] are distinct and in 0 .. T - 1. device_expert_mapping names an
+expert once. All counts of the device add up to T * K at most. Other values make kernels access memory outside of the
+tensors.
+
 Tiles in bank order: the tiles of a device's weight are a line, expert by expert, column by column, k by k. Runs of that
 line lie side by side in one DRAM bank, and the next run in the next bank: 4 tiles of bfloat16, 7 of bfloat8_b or 14 of
 bfloat4_b. The last tiles, too few for a run in every bank, lie one a bank. in_bank_order of
