@@ -142,7 +142,14 @@ class Experts:
         scales = {"gate_up_scales": gate_up_scales, "down_scales": down_scales}
         check_tensors(**blocks, **scales)
         for (name, tensor), (other, factors) in zip(blocks.items(), scales.items(), strict=True):
-            if tensor.dim() == 4 and tensor.shape[-1] == 16 and tensor.is_contiguous():
+            if tensor.dim() == 4 and tensor.shape[-1] == 16:
+                if not tensor.is_contiguous():
+                    raise ContractError(
+                        f"{name} is not contiguous",
+                        got=f"{tuple(tensor.shape)} with strides {tensor.stride()}",
+                        expected="[E, R, C/32, 16] contiguous",
+                        remedy="lay the bytes out once, at load: .contiguous()",
+                    )
                 blocks[name] = tensor = tensor.view(*tensor.shape[:2], -1)
             mxfp4.check_pair(name, tensor, other, factors)
             if tensor.dim() != 3:

@@ -70,6 +70,8 @@ def test_codes_pack_and_unpack() -> None:
     [
         (lambda b, s: pack(torch.arange(3)), r"cannot be packed; got \(3,\)"),
         (lambda b, s: pack(torch.tensor([1, 16])), "out of range; got torch.int64"),
+        (lambda b, s: pack(torch.tensor([1j, 2])), "out of range; got torch.complex64"),
+        (lambda b, s: pack(torch.tensor([True, False])), "out of range; got torch.bool"),
         (lambda b, s: pack(torch.ones(2)), "expected integers 0 .. 15"),
         (lambda b, s: unpack(b.short()), "blocks has the wrong dtype"),
         (lambda b, s: dequantise(b, s.view(torch.int8)), r"scales.view\(torch.uint8\)"),
@@ -109,6 +111,12 @@ def biases(gate_up=(E, 2 * I), down=(E, H), dtype: torch.dtype = torch.float32) 
         ),
         (lambda t: {name: t[name][:2] for name in ("down_blocks", "down_scales")}, "down_blocks has the wrong shape"),
         (lambda t: {"down_blocks": t["down_blocks"].mT.contiguous().mT}, r"\.contiguous\(\)"),
+        (
+            lambda t: {
+                "down_blocks": t["down_blocks"].unflatten(-1, (-1, 16)).transpose(1, 2).contiguous().transpose(1, 2)
+            },
+            r"down_blocks is not contiguous.*\.contiguous\(\)",
+        ),
         (lambda t: {"down_scales": t["down_scales"].to("meta")}, "are apart; got cpu and meta"),
         (lambda t: {"gate_up_order": "mixed"}, "unknown gate_up_order"),
         (lambda t: {"activation": "gelu"}, r"unknown activation; got 'gelu'.*clamped_swiglu"),

@@ -44,7 +44,8 @@ def pack(codes: Tensor) -> Tensor:
     """
     if codes.dim() < 1 or codes.shape[-1] % 2 or not codes.shape[-1]:
         raise ContractError("codes cannot be packed", got=tuple(codes.shape), expected="[..., C], C even")
-    if codes.is_floating_point() or bool(((codes < 0) | (codes > 15)).any()):
+    no_integers = codes.is_floating_point() or codes.is_complex() or codes.dtype == torch.bool
+    if no_integers or bool(((codes < 0) | (codes > 15)).any()):
         raise ContractError("codes are out of range", got=codes.dtype, expected="integers 0 .. 15")
     codes = codes.to(torch.uint8)
     return codes[..., 0::2] | codes[..., 1::2] << 4
