@@ -30,6 +30,11 @@ def on(device: torch.device) -> AbstractContextManager[object]:
     return current
 
 
+def on_host() -> AbstractContextManager[object]:
+    """Tensors that are made without a device lie on the CPU, whatever torch.set_default_device says."""
+    return _STAY if torch.get_default_device().type == "cpu" else torch.device("cpu")
+
+
 def upload(host: Tensor, device: torch.device) -> Tensor:
     """A host tensor on a device. The copy comes from pinned memory, so the host does not wait."""
     return host.pin_memory().to(device, non_blocking=True) if is_accelerator(device) else host.to(device)

@@ -9,6 +9,7 @@ from typing import TypeVar
 import torch
 
 from ttnn_moe import registry
+from ttnn_moe.accelerator import on_host
 from ttnn_moe.arguments import FLOATS, names_of
 from ttnn_moe.contract import HIDDEN_DTYPES, Problem
 from ttnn_moe.errors import CheckpointError, RequestError
@@ -82,10 +83,11 @@ def filled(
             got=got,
             remedy="experts of fewer bits (ttnn-moe quantize), or several processes (--parallel)",
         ) from error
-    checkpoint.read(slots(model, checkpoint.fused), progress, split)
-    checkpoint.check_values(model, split)
-    if split.rank == 0:
-        checkpoint.check_tied_head(model.embed.weight)
+    with on_host():
+        checkpoint.read(slots(model, checkpoint.fused), progress, split)
+        checkpoint.check_values(model, split)
+        if split.rank == 0:
+            checkpoint.check_tied_head(model.embed.weight)
     return model
 
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ttnn_moe.accelerator import on
+from ttnn_moe.accelerator import on, on_host
 from ttnn_moe.arguments import as_integer, integer, switch
 from ttnn_moe.errors import RequestError
 from ttnn_moe.kv import formats
@@ -95,7 +95,7 @@ class Engine:
         sizes = limits.rows, limits.capacity, limits.memory, limits.page
         if cache is None:
             formats.check_budget(kv, kv_bits, limits.capacity, limits.page, model.config.max_position_embeddings)
-        with on(model.device):
+        with on_host(), on(model.device):
             self.cache = model.new_cache(*sizes, kv, kv_bits) if cache is None else cache
             self.runner = runner_for(model, self.cache, limits.prefill_chunk, graphs)
         self.scheduler = Scheduler(self.runner, self.cache, limits.prefill_chunk)
@@ -258,7 +258,7 @@ class Engine:
         Args:
             progress: called with graphs captured so far and graphs in all.
         """
-        with self._lock, on(self.model.device):
+        with self._lock, on_host(), on(self.model.device):
             self.runner.capture(progress)
 
     def _find(self, number: object) -> Request | None:
@@ -279,7 +279,7 @@ class Engine:
         if scheduler.chunk != self._chunk and all(request.over for request in self._together):
             scheduler.chunk = self._chunk
         try:
-            with on(self.model.device):
+            with on_host(), on(self.model.device):
                 finished = scheduler.step()
             if self._check is not None:
                 self._check()
