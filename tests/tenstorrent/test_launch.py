@@ -45,10 +45,16 @@ def test_l1_is_what_the_device_says_else_the_table_s(arch: str, monkeypatch: pyt
     assert Device.of(handle).machine.l1_bytes == 1 << 20
 
 
-@pytest.mark.parametrize("board", ["n150", "p150"])
-def test_l1_of_the_emulator(board: str) -> None:
-    handle = emulator_library.open_mesh(1, board)
-    assert handle.l1_size_per_core() == Device.of(handle).machine.l1_bytes == planner.find_chip(board).l1_bytes
+@pytest.mark.parametrize("board", ["n150", "n300", "p150"])
+def test_the_emulator_has_every_chip_of_the_planner(board: str) -> None:
+    assert set(emulator_chips) == {chip.name for chip in planner.chips()}
+    chip, handle = planner.find_chip(board), emulator_library.open_mesh(1, board)
+    made = Device.of(handle)
+    assert handle.l1_size_per_core() == made.machine.l1_bytes == chip.l1_bytes
+    assert (made.machine.grid, made.machine.dram_banks, made.arch) == (chip.compute_grid, chip.dram_banks, chip.arch)
+    model = handle.chip
+    assert (len(model.noc_x), len(model.noc_y)) == (len(model.core_x), len(model.core_y)) == chip.compute_grid
+    assert len(set(model.bank_cores)) == chip.dram_banks
 
 
 def experts_on(device: Device) -> DeviceExperts:

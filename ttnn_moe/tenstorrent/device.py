@@ -138,8 +138,8 @@ def open_device(D: int = 1, device: str | None = None, trace_bytes: int | None =
 
     Args:
         D: devices of the mesh.
-        device: "emulator" (Blackhole p150), "emulator:n150" (Wormhole), or "" for a card or simulator through ttnn;
-            default: what TTNN_MOE_TT_DEVICE says.
+        device: "emulator" (Blackhole p150), "emulator:n150" or "emulator:n300" (Wormhole), or "" for a card or
+            simulator through ttnn; default: what TTNN_MOE_TT_DEVICE says.
         trace_bytes: DRAM of each chip for traces; default: ttnn's.
 
     Raises:

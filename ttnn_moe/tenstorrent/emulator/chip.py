@@ -2,12 +2,13 @@
 
 Sources: noc_parameters.h, dev_mem_map.h and the SoC descriptors of ttnn 0.81, and Tenstorrent's board pages for DRAM
 bandwidth. Virtual NoC coordinates are those that ttnn reports for the boards named, and cores next to banks those that
-it names in ttsim. Boards differ in which rows are harvested; here an n150 lacks the last ones.
+it names in ttsim. Boards differ in which rows are harvested; here an n150 and an n300 lack the last ones. Cores next to
+an n300's banks are an assumption: those of an n150, and for a bank without a row another column's.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True)
@@ -74,6 +75,15 @@ N150 = ChipModel(
     banks=(_WORMHOLE_BANKS, _WORMHOLE_BANKS),
     bank_cores=((3, 7), (0, 0), (0, 4), (0, 5), (4, 0), (7, 7), (4, 1), (4, 7), (4, 6), (4, 2), (4, 4), (4, 5)),
 )
+N300 = replace(
+    N150,
+    name="n300",
+    grid=(8, 7),
+    noc_y=N150.noc_y[:7],
+    core_y=N150.core_y[:7],
+    bank_cores=((3, 6), (0, 0), (0, 4), (0, 5), (4, 0), (7, 6), (4, 1), (5, 6), (4, 6), (4, 2), (4, 4), (4, 5)),
+)
+"""One of the two chips of the board."""
 P150 = ChipModel(
     name="p150",
     arch="blackhole",
@@ -94,4 +104,4 @@ P150 = ChipModel(
     banks=(_BLACKHOLE_BANKS[0], _BLACKHOLE_BANKS[1]),
     bank_cores=((0, 9), (0, 0), (0, 7), (0, 3), (7, 9), (7, 1), (7, 6), (7, 4)),
 )
-CHIPS = {chip.name: chip for chip in (N150, P150)}
+CHIPS = {chip.name: chip for chip in (N150, N300, P150)}

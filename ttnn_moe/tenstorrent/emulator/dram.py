@@ -117,7 +117,7 @@ class EmulatedChip:
     """The DRAM of one emulated chip.
 
     Args:
-        chip: a ChipModel or the name of one: n150, p150.
+        chip: a ChipModel or the name of one: n150, n300, p150.
     """
 
     def __init__(self, chip: ChipModel | str = "p150"):

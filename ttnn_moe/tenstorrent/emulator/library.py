@@ -41,7 +41,7 @@ class ShardTensorToMesh:
 
 
 def open_mesh(D: int = 1, chip: str = "p150", **options: Any) -> Mesh:
-    """D emulated chips of a board: p150 (Blackhole) or n150 (Wormhole)."""
+    """D emulated chips of a board: p150 (Blackhole), n150 or n300 (Wormhole)."""
     if chip not in CHIPS:
         raise ContractError("no such chip to emulate", got=repr(chip), expected=", ".join(CHIPS))
     return Mesh(CHIPS[chip], D, **options)
