@@ -50,7 +50,9 @@ def tile_named(text: str, packed: bool = False) -> Tile:
         raise ContractError("no tile", got=repr(text), expected="M, or M x N, as in 8 or 8x128")
     tile = Tile(M, sizes[1] or 0 if len(sizes) == 2 else _N.get(M, 64), packed)
     if Tile(tile.M, tile.N) not in TILES:
-        raise ContractError("this tile cannot run", got=why_not(tile), expected=f"M of {list(TILES_M)}")
+        of_M = sorted(one.N for one in TILES if one.M == tile.M)
+        expected = f"N of {of_M} for M {tile.M}" if of_M else f"M of {list(TILES_M)}"
+        raise ContractError("this tile cannot run", got=why_not(tile), expected=expected)
     return tile
 
 
