@@ -17,7 +17,7 @@ from ttnn_moe import BackendUnavailable, ContractError, Placement, Problem, Rout
 from ttnn_moe.tenstorrent import tensors  # noqa: E402
 from ttnn_moe.tenstorrent.backend import TenstorrentBackend  # noqa: E402
 from ttnn_moe.tenstorrent.device import Device  # noqa: E402
-from ttnn_moe.tenstorrent.programs import Sizes, plan_layer, programs_of  # noqa: E402
+from ttnn_moe.tenstorrent.programs import Routed, Sizes, plan_layer, programs_of  # noqa: E402
 from ttnn_moe.tenstorrent.runtime import DEVICE  # noqa: E402
 from ttnn_moe.tenstorrent.weight_formats import FORMATS  # noqa: E402
 
@@ -206,6 +206,37 @@ def test_each_device_of_a_mesh_runs_the_steps_of_its_experts(chip: str) -> None:
         assert torch.equal(counts[d][0], torch.bincount(layer.ids.flatten(), minlength=layer.E) * own)
         check_rows(layer, {name: parts[d] for name, parts in rows.items()})
         check_out(out, layer.want(), f"device {d}")
+
+
+@pytest.mark.parametrize("D", [1, 2])
+def test_steps_take_a_routing_by_expert(D: int, layer: Layer) -> None:
+    """Tensors that the caller made, in the forms that docs/tenstorrent.md lists; the sum accumulates."""
+    device = tenstorrent.open_device(D)
+    experts = tenstorrent.load_experts(layer.experts)
+    programs, bound = programs_of(device, Sizes.of_experts(experts, layer.K)), 64
+    view = routing_of(layer).padded
+    wide = torch.full((layer.E, bound), 2**30, dtype=torch.int32), torch.full((layer.E, bound), torch.nan)
+    for whole, part in zip(wide, (view.routed_tokens, view.routed_token_weights), strict=True):
+        whole[:, : layer.T] = part
+        for e, n in enumerate(view.num_routed_tokens.tolist()):  # nothing past an expert's tokens is used
+            whole[e, n:] = 2**30 if whole.dtype == torch.int32 else torch.nan
+    made = {
+        "num_routed_tokens": tensors.replicate(view.num_routed_tokens.reshape(1, layer.E).int(), device),
+        "routed_tokens": tensors.replicate(wide[0], device),
+        "routed_token_weights": tensors.replicate(wide[1].bfloat16(), device),
+    }
+    routed = Routed(layer.T, bound, {**made, "device_expert_mapping": experts.mapping})
+    hidden, _ = on_device(layer, device)
+    gate = programs.project(hidden, routed, experts.gate, "gate")
+    up = programs.project(hidden, routed, experts.up, "up")
+    activations = programs.silu_mul(gate, up, bound)
+    start = torch.randn(layer.T, layer.H).bfloat16()
+    out = tensors.replicate(start, device, "TILE")
+    programs.down(activations, routed, experts.down, out, True)
+    for d, got in enumerate(tensors.parts_to_torch(out, device)):
+        assert experts.placement is not None
+        layer.mapping = experts.placement.device_expert_mapping[d]
+        check_out(got, layer.want(start), f"device {d}")
 
 
 TOO_LARGE = {"H": 4096, "I": 2304}
