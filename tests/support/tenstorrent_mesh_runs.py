@@ -136,9 +136,11 @@ def mesh_steps_and_refusals() -> None:
     out = ttnn_moe.moe(hidden, routing, layer)
     want = oracle(inputs.hidden, inputs.ids, inputs.weights, inputs.experts, NUMERICS)
     check_out(tensors.to_torch(out, layer.device), want, "ttnn tensors on a mesh")
+    ttnn_moe.moe(hidden, routing, layer, out=out, accumulate=True)
+    check_out(tensors.to_torch(out, layer.device), 2 * want, "added on a mesh")
     before = entries()
     with refused("accumulate=True needs", "accumulate"):
-        ttnn_moe.moe(hidden, routing, layer, out=out, accumulate=True)
+        ttnn_moe.moe(hidden, routing, layer, accumulate=True)
     with refused("cannot be shared evenly", "E=10"):
         Placement.uniform(10, mesh_D())
     try:
