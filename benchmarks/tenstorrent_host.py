@@ -39,7 +39,7 @@ from rich.table import Table
 from ttnn_moe import Placement, tenstorrent
 from ttnn_moe.tenstorrent import Device, DeviceExperts, tensors
 from ttnn_moe.tenstorrent.launch import Launcher
-from ttnn_moe.tenstorrent.programs import Sizes
+from ttnn_moe.tenstorrent.layer_sizes import Sizes
 from ttnn_moe.tenstorrent.runtime import library, use
 
 QWEN3 = Sizes(E=128, E_local=16, K=8, H=2048, I=768)

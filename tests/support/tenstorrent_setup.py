@@ -19,7 +19,8 @@ from ttnn_moe.sizes import ceil_div
 from ttnn_moe.tenstorrent import device as devices
 from ttnn_moe.tenstorrent import tensors
 from ttnn_moe.tenstorrent.device import Device
-from ttnn_moe.tenstorrent.programs import LayerPrograms, Routed, Sizes, programs_of
+from ttnn_moe.tenstorrent.layer_sizes import Sizes
+from ttnn_moe.tenstorrent.programs import LayerPrograms, Routed, programs_of
 from ttnn_moe.tenstorrent.runtime import is_emulator, library, wanted
 from ttnn_moe.tenstorrent.weights import TILE, in_bank_order, line_of_page
 

@@ -21,7 +21,8 @@ from ttnn_moe.sizes import ceil_div
 from ttnn_moe.tenstorrent import runtime
 from ttnn_moe.tenstorrent.device import Device
 from ttnn_moe.tenstorrent.launch import Launcher
-from ttnn_moe.tenstorrent.programs import LayerPrograms, Sizes
+from ttnn_moe.tenstorrent.layer_sizes import Sizes
+from ttnn_moe.tenstorrent.programs import LayerPrograms
 from ttnn_moe.tenstorrent.weight_formats import ComputeConfig
 from typed_operation_cases import BOUND, T
 

@@ -25,7 +25,8 @@ from ttnn_moe.tenstorrent.emulator import CHIPS as emulator_chips  # noqa: E402
 from ttnn_moe.tenstorrent.emulator import library as emulator_library  # noqa: E402
 from ttnn_moe.tenstorrent.experts import DeviceExperts  # noqa: E402
 from ttnn_moe.tenstorrent.launch import Launcher  # noqa: E402
-from ttnn_moe.tenstorrent.programs import LayerPrograms, Sizes, programs_of  # noqa: E402
+from ttnn_moe.tenstorrent.layer_sizes import Sizes  # noqa: E402
+from ttnn_moe.tenstorrent.programs import LayerPrograms, programs_of  # noqa: E402
 
 CHIPS = {"blackhole": (13, 10), "wormhole_b0": (8, 7)}
 E, K, H, I = 16, 2, 96, 64

@@ -27,7 +27,8 @@ from ttnn_moe.tenstorrent import memory, plans, runtime  # noqa: E402
 from ttnn_moe.tenstorrent.device import Device  # noqa: E402
 from ttnn_moe.tenstorrent.emulator import EmulatedChip  # noqa: E402
 from ttnn_moe.tenstorrent.emulator import library as emulated  # noqa: E402
-from ttnn_moe.tenstorrent.programs import LayerPrograms, Sizes  # noqa: E402
+from ttnn_moe.tenstorrent.layer_sizes import Sizes  # noqa: E402
+from ttnn_moe.tenstorrent.programs import LayerPrograms  # noqa: E402
 
 NAME = "qwen3-30b-a3b"
 QWEN3 = PRESETS[NAME]

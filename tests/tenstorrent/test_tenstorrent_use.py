@@ -17,7 +17,8 @@ from ttnn_moe import BackendUnavailable, ContractError, Placement, Problem, Rout
 from ttnn_moe.tenstorrent import tensors  # noqa: E402
 from ttnn_moe.tenstorrent.backend import TenstorrentBackend  # noqa: E402
 from ttnn_moe.tenstorrent.device import Device  # noqa: E402
-from ttnn_moe.tenstorrent.programs import Routed, Sizes, plan_layer, programs_of  # noqa: E402
+from ttnn_moe.tenstorrent.layer_sizes import Sizes, plan_layer  # noqa: E402
+from ttnn_moe.tenstorrent.programs import Routed, programs_of  # noqa: E402
 from ttnn_moe.tenstorrent.runtime import DEVICE  # noqa: E402
 from ttnn_moe.tenstorrent.weight_formats import FORMATS  # noqa: E402
 
@@ -190,7 +191,7 @@ def test_each_device_of_a_mesh_runs_the_steps_of_its_experts(chip: str) -> None:
     device = tenstorrent.open_device(D, device=f"emulator:{chip}")
     placement = mesh_placement(layer.E, D)
     experts = tenstorrent.load_experts(layer.experts, placement=placement)
-    programs = programs_of(device, Sizes.of_experts(experts, layer.K))
+    programs = programs_of(device, experts.sizes(layer.K))
     hidden, given = on_device(layer, device)
     routed = programs.route(given.topk_ids, given.topk_weights, experts.mapping, layer.T)
     gate = programs.project(hidden, routed, experts.gate, "gate")
@@ -213,7 +214,7 @@ def test_steps_take_a_routing_by_expert(D: int, layer: Layer) -> None:
     """Tensors that the caller made, in the forms that docs/tenstorrent.md lists; the sum accumulates."""
     device = tenstorrent.open_device(D)
     experts = tenstorrent.load_experts(layer.experts)
-    programs, bound = programs_of(device, Sizes.of_experts(experts, layer.K)), 64
+    programs, bound = programs_of(device, experts.sizes(layer.K)), 64
     view = routing_of(layer).padded
     wide = torch.full((layer.E, bound), 2**30, dtype=torch.int32), torch.full((layer.E, bound), torch.nan)
     for whole, part in zip(wide, (view.routed_tokens, view.routed_token_weights), strict=True):

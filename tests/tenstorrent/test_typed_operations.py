@@ -23,7 +23,7 @@ pytest.importorskip("ttnn_moe._planner", reason="native planner: not built", exc
 pytest.importorskip("nanobind", reason="nanobind: not installed (pip install '.[dev]')")
 
 from ttnn_moe.sources import kernel_path  # noqa: E402
-from ttnn_moe.tenstorrent.programs import Sizes  # noqa: E402
+from ttnn_moe.tenstorrent.layer_sizes import Sizes  # noqa: E402
 from ttnn_moe.tenstorrent.weight_formats import ComputeConfig  # noqa: E402
 from typed_operation_cases import BAD, NAMES  # noqa: E402
 from typed_operation_runs import REASON, On, arguments, configure, load, tool  # noqa: E402

@@ -22,7 +22,8 @@ from . import device as devices
 from . import tensors
 from .experts import DeviceExperts, weight_format
 from .host import PreparedTenstorrent, loaded, run
-from .programs import LayerPrograms, Routed, Sizes, programs_of
+from .layer_sizes import Sizes
+from .programs import LayerPrograms, Routed, programs_of
 from .weight_formats import ModelFormats
 
 ROW_ALIGN = 32
@@ -146,7 +147,7 @@ def _loaded_for_steps(experts: Experts) -> DeviceExperts:
 
 
 def _route(routing: Routing, there: DeviceExperts) -> tuple[LayerPrograms, Routed]:
-    programs = programs_of(there.device, Sizes.of_experts(there, routing.K))
+    programs = programs_of(there.device, there.sizes(routing.K))
     programs.bound(routing.T)
     ids = tensors.replicate(routing.ids, there.device)
     weights = tensors.replicate(routing.topk_weights, there.device)

@@ -25,7 +25,8 @@ from ..placement import Placement
 from . import device as devices
 from . import files, tensors
 from .device import Device, open_device
-from .programs import Sizes, programs_of
+from .layer_sizes import Sizes
+from .programs import programs_of
 from .weight_formats import ComputeConfig, ExpertFormats
 from .weights import LAYOUT, TILE, in_bank_order
 
@@ -70,6 +71,10 @@ class DeviceExperts:
     def I_local(self) -> int:
         """Of each expert's I, how many a device holds."""
         return self.I // self.device.D if self.placement is None else self.I
+
+    def sizes(self, K: int) -> Sizes:
+        """Sizes of a layer with K of these experts a token."""
+        return Sizes(self.E, self.E_local, K, self.H, self.I_local, str(self.formats), self.compute)
 
 
 def load_experts(

@@ -14,7 +14,7 @@ from ..errors import ContractError
 from . import device as devices
 from . import layer, tensors
 from .experts import DeviceExperts, load_experts, weight_format
-from .programs import Sizes, programs_of
+from .programs import programs_of
 from .weight_formats import ModelFormats
 
 # with the versions that the tensors had
@@ -57,7 +57,7 @@ def run(hidden: Tensor, routing: Routing, experts: DeviceExperts, out: Tensor, a
     experts.device.check_open()
     with experts.device.turn:
         T = routing.true_tokens()
-        most = programs_of(experts.device, Sizes.of_experts(experts, routing.K)).max_T
+        most = programs_of(experts.device, experts.sizes(routing.K)).max_T
         for first in range(0, T, most):
             _run_pass(hidden, routing, experts, out, accumulate, slice(first, min(first + most, T)))
 
@@ -67,7 +67,7 @@ def _run_pass(
 ) -> None:
     """Tokens of one pass."""
     device, T = experts.device, part.stop - part.start
-    programs = programs_of(device, Sizes.of_experts(experts, routing.K))
+    programs = programs_of(device, experts.sizes(routing.K))
     moved = [tensors.replicate(x[part], device) for x in (hidden, routing.ids, routing.topk_weights)]
     if accumulate:
         into = tensors.replicate(out[part], device, "TILE")
@@ -92,7 +92,7 @@ class PreparedTenstorrent(Prepared):
             )
         super().__init__(problem, experts, placement)
         self._experts = loaded(experts, placement)
-        programs_of(self._experts.device, Sizes.of_experts(self._experts, problem.K))
+        programs_of(self._experts.device, self._experts.sizes(problem.K))
 
     def _run(self, hidden: Tensor, routing: Routing, out: Tensor, accumulate: bool) -> None:
         if routing.T:

@@ -9,7 +9,7 @@ from ..errors import ContractError
 from . import tensors
 from .all_reduce import sum_over_devices
 from .experts import DeviceExperts
-from .programs import LayerPrograms, Sizes, programs_of
+from .programs import LayerPrograms, programs_of
 from .runtime import library
 
 _MOST_READY = 64  # calls whose tensors' forms are remembered to be right, for each layer
@@ -90,7 +90,7 @@ def _check(
             expected=f"out: a ttnn tensor [{T}, {experts.H}] in tiles, bfloat16 or float32",
             remedy="pass out, or leave accumulate out",
         )
-    programs = programs_of(device, Sizes.of_experts(experts, K))
+    programs = programs_of(device, experts.sizes(K))
     programs.bound(T)
     if out is not None:
         tensors.check("out", out, (T, experts.H), ("bfloat16", "float32"), "TILE", device)

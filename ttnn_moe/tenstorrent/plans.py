@@ -13,8 +13,9 @@ from ..sizes import ceil_div
 from .all_reduce import partial_dtype
 from .device import Device
 from .heads import fits_heads
+from .layer_sizes import Sizes
 from .memory import PAGE, ModelSizes, Part, parts, tensor_bytes
-from .programs import LayerPrograms, Sizes
+from .programs import LayerPrograms
 from .runtime import PLANNER_REMEDY
 from .weight_formats import FORMATS, ModelFormats
 

@@ -9,50 +9,21 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ..contract import Problem
 from ..errors import ContractError
 from ..sizes import ceil_div, power_of_2
 from . import tensors
 from .all_reduce import partial_dtype, partial_rows
 from .device import Device
 from .launch import Launcher
+from .layer_sizes import Sizes, plan, plan_layer, planned
 from .runtime import library
-from .weight_formats import ComputeConfig, ExpertFormats
+from .too_large import too_large
 
 if TYPE_CHECKING:
-    from .._planner import Machine, Program
-    from .experts import DeviceExperts
+    from .._planner import Program
 
 MAX_T = 4096
 Form = tuple[tuple[int, ...], str, str]
-
-
-@dataclass(frozen=True)
-class Sizes:
-    """Sizes that a plan depends on, besides T. E_local and I are those of a device; formats as ExpertFormats.parse."""
-
-    E: int
-    E_local: int
-    K: int
-    H: int
-    I: int
-    weight_format: str = "bfloat16"
-    compute: ComputeConfig = ComputeConfig()
-
-    @classmethod
-    def of(cls, problem: Problem, weight_format: str = "bfloat16") -> Sizes:
-        return cls(problem.E, problem.E // problem.D, problem.K, problem.H, problem.I, weight_format)
-
-    @classmethod
-    def of_experts(cls, experts: DeviceExperts, K: int) -> Sizes:
-        """Sizes of a layer with these experts and K of them a token."""
-        E_local, I = experts.E_local, experts.I_local
-        return cls(experts.E, E_local, K, experts.H, I, str(experts.formats), experts.compute)
-
-    @property
-    def formats(self) -> ExpertFormats:
-        """Formats of gate and up, and of down."""
-        return ExpertFormats.parse(self.weight_format)
 
 
 @dataclass(frozen=True)
@@ -151,7 +122,7 @@ class LayerPrograms:
 
     def rows(self, bound: int) -> int:
         """Rows of a step tensor."""
-        return max(_problem(self.sizes, bound).max_blocks, 1) * 32
+        return max(planned(self.sizes, bound).max_blocks, 1) * 32
 
     def _routing(self, routed: Routed) -> dict[str, Any]:
         return routed.pick("num_routed_tokens", "device_expert_mapping", "routed_tokens")
@@ -203,45 +174,8 @@ class LayerPrograms:
                 return bound
             except ValueError as error:
                 if bound == 32:
-                    from .too_large import too_large
-
                     raise too_large(self.device, self.sizes, str(error)) from None
                 bound //= 2
-
-
-def _problem(sizes: Sizes, bound: int, name: str = "gate_up", out_format: str = "bfloat16") -> Any:
-    from .._planner import Problem as Planned
-
-    s = sizes
-    return Planned(
-        T=bound,
-        E=s.E,
-        E_local=s.E_local,
-        K=s.K,
-        H=s.H,
-        I=s.I,
-        weight_format=s.formats.down if name == "down" else s.formats.gate_up,
-        out_format=out_format,
-        math_fidelity=s.compute.math_fidelity or "",
-        fp32_dest=s.compute.fp32_dest_acc_en,
-        banked=s.formats.banked,
-    )
-
-
-def plan(sizes: Sizes, machine: Machine, name: str, bound: int, out_format: str = "bfloat16") -> Program:
-    """See LayerPrograms.plan."""
-    from .. import _planner
-
-    problem = _problem(sizes, bound, name, out_format)
-    if name in ("gate_up", "project"):
-        return _planner.plan_gate_up(problem, machine, 2 if name == "gate_up" else 1)
-    return getattr(_planner, f"plan_{name}")(problem, machine)
-
-
-def plan_layer(sizes: Sizes, machine: Machine, bound: int) -> None:
-    """Plan all that a layer runs for calls of up to `bound` tokens. Raises ValueError if there is no such program."""
-    for name in ("routing", "gate_up", "down"):
-        plan(sizes, machine, name, bound, "float32")
 
 
 def programs_of(device: Device, sizes: Sizes) -> LayerPrograms:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import ContractError
 from .device import Device
-from .programs import Sizes, plan_layer
+from .layer_sizes import Sizes, plan_layer
 from .weight_formats import FORMATS
 
 if TYPE_CHECKING:

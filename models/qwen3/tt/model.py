@@ -21,7 +21,7 @@ from ttnn_moe.sizes import power_of_2
 from ttnn_moe.tenstorrent import Device, ModelFormats, tensors
 from ttnn_moe.tenstorrent.experts import weight_format
 from ttnn_moe.tenstorrent.memory import PAGE
-from ttnn_moe.tenstorrent.programs import MAX_T, Sizes, programs_of
+from ttnn_moe.tenstorrent.programs import MAX_T, programs_of
 
 from ..checkpoint import Checkpoint, layer_slots, top_slots
 from ..config import Qwen3MoeConfig
@@ -129,7 +129,7 @@ class Qwen3MoeTT:
         self._release_traces()
         K, sizes = self.config.num_experts_per_tok, self.cache_sizes
         bounds = [
-            programs_of(self.mesh, Sizes.of_experts(layer.mlp.experts, K)).max_T
+            programs_of(self.mesh, layer.mlp.experts.sizes(K)).max_T
             for layer in self._layers
             if isinstance(layer.mlp, Router)
         ]
