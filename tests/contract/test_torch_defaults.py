@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -11,6 +10,7 @@ from torch import Tensor
 
 import ttnn_moe
 from operator_calls import CALLS, given
+from torch_defaults import defaults
 from ttnn_moe import Experts, Placement, Problem, Routing
 from ttnn_moe.backend import Prepared
 from ttnn_moe.formats import int4_24, mxfp4, quantise_int4_24, quantise_mxfp4
@@ -18,26 +18,6 @@ from ttnn_moe.formats import int4_24, mxfp4, quantise_int4_24, quantise_mxfp4
 E, T, K, H, I = 8, 6, 3, 64, 64
 DTYPES = [torch.bfloat16, torch.float16, torch.float64]
 dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=str)
-
-
-@contextmanager
-def default_dtype(dtype: torch.dtype) -> Iterator[None]:
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(before)
-
-
-@contextmanager
-def default_device(device: str) -> Iterator[None]:
-    before = torch.get_default_device()
-    torch.set_default_device(device)
-    try:
-        yield
-    finally:
-        torch.set_default_device(before)
 
 
 def drawn(*shape: int) -> Tensor:
@@ -112,7 +92,7 @@ def check_same(got: Tensor, want: Tensor) -> None:
 @dtypes
 @pytest.mark.parametrize("name", MADE)
 def test_the_default_dtype_changes_no_bit(name: str, dtype: torch.dtype) -> None:
-    with default_dtype(dtype):
+    with defaults(dtype):
         got = MADE[name]()
     check_same(got, WANT[name])
 
@@ -120,7 +100,7 @@ def test_the_default_dtype_changes_no_bit(name: str, dtype: torch.dtype) -> None
 @pytest.mark.parametrize("name", MADE)
 def test_the_default_device_changes_no_bit(name: str) -> None:
     quantise_int4_24._candidates.cache_clear()
-    with default_device("meta"):
+    with defaults(device="meta"):
         got = MADE[name]()
     check_same(got, WANT[name])
 
@@ -130,7 +110,7 @@ def test_the_default_device_changes_no_bit(name: str) -> None:
 def test_every_way_into_the_operator(way: str, default: torch.dtype | str) -> None:
     call, rows = CALLS[way]
     want, x = call(given(rows)), given(rows)
-    with default_device(default) if isinstance(default, str) else default_dtype(default):
+    with defaults(device=default) if isinstance(default, str) else defaults(default):
         got = call(x)
     n = 3 if "bounded" in way or way == "up" else len(want)
     check_same(got[:n], want[:n])
@@ -140,7 +120,7 @@ def test_every_way_into_the_operator(way: str, default: torch.dtype | str) -> No
 def test_tables_that_are_kept_do_not_have_the_default_dtype(dtype: torch.dtype) -> None:
     """The first call of a process may be the one under another default."""
     quantise_int4_24._candidates.cache_clear()
-    with default_dtype(dtype):
+    with defaults(dtype):
         quantise_int4_24.quantise(drawn(4, 64))
     check_same(quantise_int4_24.quantise(drawn(E, 2 * I, H)).flatten(), words_of_w13())
 
@@ -152,6 +132,6 @@ def words_of_w13() -> Tensor:
 
 def test_a_layer_prepared_under_another_default_device_runs_outside_it() -> None:
     experts = dense()
-    with default_device("meta"):
+    with defaults(device="meta"):
         layer = layer_of(experts, 4)
     check_same(layer(*routed_once), WANT["mesh dense"])

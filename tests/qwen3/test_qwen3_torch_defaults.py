@@ -2,27 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 import pytest
 import torch
 
 from models.qwen3 import TINY, Engine, Tokenizer, generate, load_model
+from torch_defaults import defaults
 
 PROMPTS = ("Add: 34+8", "Copy: zz9 q")
-
-
-@contextmanager
-def defaults(device: str, dtype: torch.dtype) -> Iterator[None]:
-    before = torch.get_default_device(), torch.get_default_dtype()
-    torch.set_default_device(device)
-    torch.set_default_dtype(dtype)
-    try:
-        yield
-    finally:
-        torch.set_default_device(None if before[0].type == "cpu" else before[0])
-        torch.set_default_dtype(before[1])
 
 
 def made(kv: str) -> list[list[list[int]]]:
@@ -39,5 +25,5 @@ def made(kv: str) -> list[list[list[int]]]:
 def test_tokens_are_the_same(kv: str) -> None:
     want = made(kv)
     for device, dtype in (("meta", torch.float32), ("cpu", torch.bfloat16), ("cpu", torch.float64)):
-        with defaults(device, dtype):
+        with defaults(dtype, device):
             assert made(kv) == want, f"{device}, {dtype}"
