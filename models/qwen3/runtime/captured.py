@@ -19,7 +19,7 @@ from .language_model import BringsGraphs, LanguageModel
 from .prefill_graphs import PrefillGraphs
 from .requests import Request
 from .runner import EagerRunner, Pending, Prompts, Runner, draw, next_tokens, run_prefill
-from .sampling import marked
+from .sampling import NAN, marked
 
 
 class CapturedRunner:
@@ -66,7 +66,7 @@ class CapturedRunner:
         if all(request.sampling.temperature == 0 for request in going):
             return landing.send(self.steps.made)
         draw(tokens, logits, going)
-        return landing.send(marked(tokens, self.steps.nan))
+        return landing.send(marked(tokens, self.steps.made == NAN))
 
     def keep(self, places: Sequence[int]) -> None:
         self.steps.keep(places)

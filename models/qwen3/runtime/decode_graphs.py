@@ -37,8 +37,7 @@ class DecodeGraphs:
             return torch.zeros(self.size, dtype=torch.int64, device=self.device)
 
         self._ids, self._positions, self._rows, self._advance = numbers(), numbers(), numbers(), numbers()
-        self._nan, self._made = torch.zeros(self.size, dtype=torch.bool, device=self.device), numbers()
-        self._no_token = torch.tensor(NAN, device=self.device)
+        self._made, self._no_token = numbers(), torch.tensor(NAN, device=self.device)
         self._count = torch.zeros((), dtype=torch.int32, device=self.device)
         self._used = 0
         self._captured: dict[int, Captured] = {}
@@ -54,11 +53,6 @@ class DecodeGraphs:
         """[rows in use] int64, the greedy tokens of the last step as the host reads them, NAN where a logit is NaN: on
         the device, and it changes there."""
         return self._made[: self._used]
-
-    @property
-    def nan(self) -> Tensor:
-        """[rows in use] bool: whether a logit of the last step is NaN: on the device, and it changes there."""
-        return self._nan[: self._used]
 
     def join(self, first: Tensor, positions: Sequence[int], rows: Sequence[int]) -> None:
         """Use more rows behind those in use: the cache's `rows`, whose next tokens are `first` [n], at `positions`."""
@@ -132,8 +126,8 @@ class DecodeGraphs:
 
     def _run(self, n: int, step: DecodeStep) -> Tensor:
         logits = self.model(self._ids[:n], self.cache, step)
-        greedy(logits, self._ids[:n], self._nan[:n])
-        torch.where(self._nan[:n], self._no_token, self._ids[:n], out=self._made[:n])
+        tokens, nan = greedy(logits, self._ids[:n])
+        torch.where(nan, self._no_token, tokens, out=self._made[:n])
         self._positions += self._advance
         return logits
 

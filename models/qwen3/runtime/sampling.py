@@ -73,15 +73,15 @@ def choose(logits: Tensor, sampling: Sampling, uniform: Tensor | None = None) ->
     return tokens.gather(-1, position)[:, 0]
 
 
-def greedy(logits: Tensor, tokens: Tensor | None = None, nan: Tensor | None = None) -> tuple[Tensor, Tensor]:
+def greedy(logits: Tensor, tokens: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """The first of the largest logits of each row, [R] int64; and whether a logit of the row is NaN, [R] bool.
 
     Args:
-        logits: [R, V] of any float dtype. tokens, nan: where to write the result; default: new tensors.
+        logits: [R, V] of any float dtype. tokens: where to write them; default: a new tensor.
     """
     tokens = torch.argmax(logits, -1, out=tokens)  # not torch.max: see docs/notes/qwen3.md
-    most = logits.gather(-1, tokens[:, None])[:, 0]  # where a logit is NaN, so is the largest
-    return tokens, torch.ne(most, most, out=nan)
+    # where a logit is NaN, so is the largest
+    return tokens, logits.gather(-1, tokens[:, None])[:, 0].isnan()
 
 
 def marked(tokens: Tensor, nan: Tensor) -> Tensor:
