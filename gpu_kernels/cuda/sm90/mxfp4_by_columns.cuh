@@ -104,18 +104,13 @@ __device__ __forceinline__ void multiply_columns(const Shared& shared, Turns& tu
         for (int i = 0; i < N / 2; ++i) sum_here(sums[part][i]);
 }
 
-// Numbers of columns that are compiled.
-__device__ __forceinline__ constexpr int columns_after(int n) {
-    const int next = n + (n < 32 ? 8 : 16);
-    return next < MAX_N ? next : MAX_N;
-}
-
+// The smallest N, a multiple of 8, that holds the rows.
 template <int N>
 __device__ __forceinline__ void multiply_rows(const Shared& shared, Turns& turns, Sums& sums,
                                               const Item& item, int depth, int I, int H) {
     if constexpr (N < MAX_N) {
         if (item.rows > N) {
-            multiply_rows<columns_after(N)>(shared, turns, sums, item, depth, I, H);
+            multiply_rows<N + 8>(shared, turns, sums, item, depth, I, H);
             return;
         }
     }
