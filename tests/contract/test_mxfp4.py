@@ -69,6 +69,7 @@ def test_codes_pack_and_unpack() -> None:
     "call, match",
     [
         (lambda b, s: pack(torch.arange(3)), r"cannot be packed; got \(3,\)"),
+        (lambda b, s: pack(torch.empty(2, 0).long()), r"cannot be packed; got \(2, 0\)"),
         (lambda b, s: pack(torch.tensor([1, 16])), "out of range; got torch.int64"),
         (lambda b, s: pack(torch.tensor([1j, 2])), "out of range; got torch.complex64"),
         (lambda b, s: pack(torch.tensor([True, False])), "out of range; got torch.bool"),
@@ -296,6 +297,8 @@ def test_blocks_of_rows_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ttnn_moe.reference_products.BLOCK_WEIGHTS", 48 * 128)
     monkeypatch.setattr("ttnn_moe.formats.mxfp4._BLOCK", 5 * 64)
     assert torch.equal(x.experts.dequantize(1)[0], weights)
+    down = [x.experts.tensors[f"down_{part}"] for part in ("blocks", "scales")]
+    assert torch.equal(dequantise(*down, torch.float64), dequantise(*down).double())
     assert_close(ttnn_moe.moe(x.hidden, x.routing(), x.experts), whole, torch.bfloat16)
 
 

@@ -52,7 +52,7 @@ def test_the_rule_of_the_specification(amax: float, scale: int) -> None:
     assert scales.tolist() == [[scale]] and dequantise(blocks, scales).isfinite().all()
 
 
-@pytest.mark.parametrize("case", ["gaussian", "outlier", "uniform", "tiny", "huge"])
+@pytest.mark.parametrize("case", ["gaussian", "outlier", "uniform", "half", "tiny", "huge"])
 def test_no_scale_has_a_smaller_error(case: str) -> None:
     g = torch.Generator().manual_seed(1)
     weights = torch.randn(200, 32, generator=g)
@@ -60,9 +60,13 @@ def test_no_scale_has_a_smaller_error(case: str) -> None:
         weights[:, 5] *= 30
     elif case == "uniform":
         weights = torch.rand(200, 32, generator=g)
+    elif case == "half":  # 4 becomes 3, and all others are exact
+        weights = torch.full((200, 32), 0.25)
+        weights[:, 9] = 4.0
     elif case in ("tiny", "huge"):
         weights = weights / weights.abs().amax(-1, keepdim=True) * (2.0**-126 if case == "tiny" else 3.4e38)
     blocks, scales = quantise(weights)
+    assert dequantise(blocks, scales).isfinite().all()
     exact = weights.double()
     found = (dequantise(blocks, scales, torch.float64) - exact).square().sum(-1)
     every = []
@@ -88,6 +92,7 @@ def test_mxfp4_weights_stay_as_they_are(rule: str, monkeypatch: pytest.MonkeyPat
     assert torch.equal(dequantise(*quantise(weights, rule)), weights)
     others = torch.randn(3, 11, 64, generator=g)
     whole = quantise(others, rule)
+    assert [part.shape for part in quantise(others[:, :0], rule)] == [(3, 0, 32), (3, 0, 2)]
     monkeypatch.setattr(quantise_mxfp4, "MAX_ELEMENTS", 5 * 64)  # rows are cut, and experts joined
     assert all(torch.equal(a, b) for a, b in zip(whole, quantise(others, rule), strict=True))
 
@@ -138,7 +143,8 @@ def test_the_figures_of_the_docs() -> None:
         (lambda: mxfp8.quantise(torch.ones(4, 33)), r"mxfp8; got \(4, 33\)"),
         (lambda: mxfp8.quantise(torch.ones(4, 32).long()), "torch.int64"),
         (lambda: mxfp8.quantise(torch.ones(4, 32), "error"), "unknown rule"),
-        (lambda: mxfp8.dequantise(torch.ones(4, 32), torch.ones(4, 1)), "do not fit together"),
+        (lambda: mxfp8.dequantise(mxfp8.quantise(torch.ones(4, 32))[0], torch.ones(4, 1)), "do not fit together"),
+        (lambda: mxfp8.dequantise(torch.ones(4, 32), torch.ones(4, 1).byte()), r"float32 and \(4, 1\) torch.uint8"),
         (lambda: mxfp8.dequantise(*(part[:, :31] for part in mxfp8.quantise(torch.ones(4, 32)))), "do not fit"),
     ],
 )
@@ -178,6 +184,13 @@ def test_activations(rule: str, dtype: torch.dtype) -> None:
     step = torch.maximum(want.abs() / 16, limit / 448 / 1024)  # half of the last place
     assert ((back - want).abs() <= step)[inside].all()
     assert bool(inside.all()) == (rule == "up")
+
+
+@pytest.mark.parametrize("rule", mxfp8.RULES)
+def test_no_activation_becomes_infinite(rule: str) -> None:
+    """`up` would double the scale of the largest numbers, and then round them up to 2^128."""
+    values, scales = mxfp8.quantise(torch.full((1, 32), torch.finfo(torch.float32).max), rule)
+    assert scales.tolist() == [[246]] and (mxfp8.dequantise(values, scales) == 448 * 2.0**119).all()
 
 
 def test_what_is_not_finite_stays_in_its_group() -> None:
