@@ -152,11 +152,11 @@ def test_a_new_format_needs_no_second_interface() -> None:
         FORMATS.pop("halved")
 
 
-@pytest.mark.parametrize("mapping", [None, [[3, 1], [0, 2]], [[2, 0], [1, 3]]])
+@pytest.mark.parametrize("mapping", [None, [[3, 1], [0, 2]], [[2, 0], [1, 3]], [[0, 2, 1, 3]]])
 def test_experts_for_device(mapping) -> None:
     _, _, experts = make()
     placement = Placement.uniform(E, 2) if mapping is None else Placement.from_mapping(mapping)
-    for d in range(2):
+    for d in range(placement.D):
         local = experts.for_device(placement, d)
         for i, e in enumerate(placement.device_expert_mapping[d].tolist()):
             assert torch.equal(local.dequantize(i)[0], experts.dequantize(e)[0])

@@ -102,6 +102,7 @@ def test_one_word_by_hand() -> None:
     "call, match",
     [
         (lambda v, i, s: pack(v[..., :-1], i, s), "do not fit together"),
+        (lambda v, i, s: pack(v[..., :8], i[..., :8], s[..., :1]), "C a multiple of 64"),
         (lambda v, i, s: pack(v, i, s.float()), "scales have the wrong dtype"),
         (lambda v, i, s: pack(v + 1, i, s), "values are out of range; got torch.int8 from -7 to 8"),
         (lambda v, i, s: pack(v, i + 1, s), "index are out of range"),

@@ -9,12 +9,10 @@ from ..errors import ContractError
 
 
 def check_finite(format: str, name: str, matrices: Tensor) -> None:
-    """Raise ContractError if a value of matrices [n, rows, columns] is NaN or infinite, naming the first.
+    """Raise ContractError if a value of matrices [n, rows, columns], n >= 1, is NaN or infinite, naming the first.
 
     format: that was to be made of them.
     """
-    if not len(matrices):
-        return
     bad = torch.stack([~matrix.isfinite().all() for matrix in matrices])
     if bool(bad.any()):
         e = int(bad.nonzero()[0])
