@@ -151,12 +151,24 @@ def spoilt(words: torch.Tensor, where: tuple[int, ...], word: int) -> torch.Tens
             lambda a, b: Experts.int4_24(spoilt(a, (1, 1, 7, 0), NAN), b),
             r"w13 has a scale that is not finite; got nan for expert 1, row 7, group 2 \(channels 64 to 95\)",
         ),
-        (lambda a, b: Experts.int4_24(a, spoilt(b, (2, 0, 9, 1), INFINITE)), "-inf for expert 2, row 9, group 1"),
+        (
+            lambda a, b: Experts.int4_24(a, spoilt(b, (2, 0, 9, 1), INFINITE)),
+            r"-inf for expert 2, row 9, group 1 \(channels 32 to 63\)",
+        ),
     ],
 )
 def test_refused_experts(call, match: str) -> None:
     with pytest.raises(ContractError, match=match):
         call(*words_of())
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_the_largest_finite_scale_is_taken(sign: int) -> None:
+    w13, w2 = words_of()
+    most = sign * torch.finfo(torch.bfloat16).max
+    w13[1, 1, 7, 0] = int(torch.tensor(most, dtype=torch.bfloat16).view(torch.int16)) * HALF + 0x99999999  # ones
+    group = Experts.int4_24(w13, w2).dequantize(1)[0][7, 64:96]
+    assert group[group != 0].tolist() == [most] * 8
 
 
 def test_sizes_come_from_the_words_and_nothing_is_copied() -> None:
