@@ -98,6 +98,8 @@ def test_greedy_and_the_limits_of_sampling() -> None:
     assert torch.equal(choose(logits, Sampling(1.0, top_k=1), u), best)
     assert torch.equal(choose(logits, Sampling(1.0, top_p=1e-9), u), best)
     assert torch.equal(choose(logits, Sampling(1e-6), u), best)
+    equal, _ = kept_probabilities(torch.zeros(1, 4), Sampling(1.0, top_p=0.5))
+    assert equal.tolist() == [[0.25, 0.25, 0, 0]], "the fewest that reach top_p"
     spoiled = torch.full((2, 17), float("nan"))
     assert all(0 <= token < 17 for token in choose(spoiled, Sampling(1.0, 5, 0.9), u[:2]).tolist())
 
@@ -129,6 +131,13 @@ def test_seeds_out_of_range() -> None:
     for seed in (-1, [1], [1, 2**63], 2**63 - 1):
         with pytest.raises(RequestError, match="bad seeds"):
             seeds_of(seed, 2)
+
+
+def test_the_largest_seeds(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert seeds_of(2**63 - 1, 1) == [2**63 - 1]
+    monkeypatch.setattr("os.urandom", lambda n: b"\xff" * n)
+    first, last = seeds_of(None, 2)
+    assert last == first + 1, "fresh seeds leave room for those that follow"
 
 
 def test_sequences_stop_one_by_one(model: Qwen3Moe) -> None:
