@@ -47,7 +47,8 @@ def test_rows_share_no_page_and_the_table_says_which_they_have() -> None:
     assert sorted(used) == [1, 2, 3, 4, 5] and not cache.pool.free
     assert not cache.table[1].any() and not cache.table[cache.spare].any() and cache.table[2, 2] == 0
     with pytest.raises(RequestError, match="does not fit the KV cache.*at most 32"):
-        cache.prefill([(2, 33)], [])
+        cache.prefill([(0, 5), (2, 33)], [])
+    assert cache.lengths == [0] * 4, "a step that is refused has grown no row"
     cache.close(0)
     cache.open(1, 48)
     assert sorted(cache.table[1].tolist()) == sorted(used[:3])

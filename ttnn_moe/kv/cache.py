@@ -166,14 +166,17 @@ class RowCache(ABC):
         """Where the tokens of the chunks lie in a step in which they begin at token `first`; the rows grow by it.
 
         Raises:
-            RequestError: a row would grow past its room.
+            RequestError: a row would grow past its room. No row has grown then.
         """
-        spans = []
+        spans, lengths = [], dict[int, int]()
         for row, n in chunks:
-            spans.append(Span(row, first, n, self.lengths[row]))
-            self._check_room(row, self.lengths[row], n)
-            self.lengths[row] += n
+            past = lengths.get(row, self.lengths[row])
+            self._check_room(row, past, n)
+            spans.append(Span(row, first, n, past))
+            lengths[row] = past + n
             first += n
+        for row, length in lengths.items():
+            self.lengths[row] = length
         return spans
 
     def decode(self, rows: Sequence[int], positions: Sequence[int]) -> DecodeStep:
