@@ -14,7 +14,7 @@ import ttnn_moe  # noqa: E402
 from paths import ROOT  # noqa: E402
 from tenstorrent_setup import Layer, check_out, check_rows, mesh_placement  # noqa: E402
 from ttnn_moe import BackendUnavailable, ContractError, Placement, Problem, Routing, _planner, tenstorrent  # noqa: E402
-from ttnn_moe.tenstorrent import tensors  # noqa: E402
+from ttnn_moe.tenstorrent import runtime, tensors  # noqa: E402
 from ttnn_moe.tenstorrent.backend import TenstorrentBackend  # noqa: E402
 from ttnn_moe.tenstorrent.device import Device  # noqa: E402
 from ttnn_moe.tenstorrent.layer_sizes import Sizes, plan_layer  # noqa: E402
@@ -119,6 +119,44 @@ def test_ttnn_tensors_accumulate(D: int, dtype: torch.dtype, layer: Layer) -> No
     out = start.clone()
     ttnn_moe.moe(layer.hidden, routing_of(layer), layer.experts, out=out, accumulate=True, backend=NAME)
     assert torch.equal(out, parts[0]), "torch tensors take the same way"
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+def test_a_mesh_of_wormhole_s_simulator_accumulates(
+    dtype: torch.dtype, layer: Layer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What stopped ttsim 1.10: ttnn's sum and cast of fp32 tensors, and fp32 tiles made on the chips of a mesh."""
+
+    def runs(operator: str, *operands: Any) -> None:
+        assert not all(x.dtype in ("float32", torch.float32) for x in operands), f"the simulator stops at {operator}"
+
+    def from_torch(x: torch.Tensor, *, layout: str, device: Any = None, **rest: Any) -> Any:
+        if device is not None and layout == library.TILE_LAYOUT:
+            runs("from_torch", x)
+        return made(x, layout=layout, device=device, **rest)
+
+    def add(a: Any, b: Any, **rest: Any) -> Any:
+        runs("add", a, b)
+        return added(a, b, **rest)
+
+    def typecast(x: Any, dtype: str) -> Any:
+        runs("typecast", x)
+        return cast(x, dtype)
+
+    device = tenstorrent.open_device(2, device="emulator:n150")
+    machine = device.machine
+    device.machine = _planner.Machine(
+        grid=machine.grid, l1_bytes=machine.l1_bytes, unpack_to_dest=False, dram_banks=machine.dram_banks
+    )
+    library = runtime.library()
+    made, added, cast = library.from_torch, library.add, library.typecast
+    for name, stand_in in (("from_torch", from_torch), ("add", add), ("typecast", typecast)):
+        monkeypatch.setattr(library, name, stand_in, raising=False)
+    start = torch.randn(layer.T, layer.H).to(dtype)
+    out = start.clone()
+    layer.mapping = torch.arange(layer.E, dtype=torch.int32)
+    ttnn_moe.moe(layer.hidden, routing_of(layer), layer.experts, out=out, accumulate=True, backend=NAME)
+    check_out(out, layer.want(start))
 
 
 def test_accumulate_needs_an_out_and_out_needs_to_be_on_the_device(layer: Layer) -> None:

@@ -125,10 +125,12 @@ def run(
         if out is None:
             return sum_over_devices(partial, T, ttnn.bfloat16, experts.device)
         if accumulate:
-            dtype = ttnn.float32 if out.dtype == ttnn.float32 else partial.dtype
-            start = out if out.dtype == dtype else ttnn.typecast(out, dtype)
-            whole = ttnn.add(sum_over_devices(partial, T, dtype, experts.device), start)
-            whole = whole if dtype == out.dtype else ttnn.typecast(whole, out.dtype)
+            # Wormhole's simulator adds no two fp32 tensors: there partial and total are bfloat16
+            cast = partial.dtype == ttnn.float32 and out.dtype != ttnn.float32
+            start = ttnn.typecast(out, ttnn.float32) if cast else out
+            total = sum_over_devices(partial, T, partial.dtype, experts.device)
+            whole = ttnn.add(total, start, dtype=start.dtype)
+            whole = ttnn.typecast(whole, out.dtype) if cast else whole
         else:
             whole = sum_over_devices(partial, T, out.dtype, experts.device)
         ttnn.copy(whole, out)

@@ -82,8 +82,8 @@ def linear(
     return _each(lambda x, weight, bias: x @ weight + bias, x, weight, bias, dtype=dtype)
 
 
-def add(a: Tensor, b: Tensor) -> Tensor:
-    return _each(torch.add, a, b)
+def add(a: Tensor, b: Tensor, *, dtype: str | None = None) -> Tensor:
+    return _each(torch.add, a, b, dtype=dtype)
 
 
 def multiply(a: Tensor, b: Tensor) -> Tensor:
