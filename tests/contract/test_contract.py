@@ -29,6 +29,7 @@ def make(dtype: torch.dtype = torch.float32) -> tuple[torch.Tensor, Routing, Exp
         (lambda x, r, e: ttnn_moe.moe(x.to("meta"), r, e), "different devices"),
         (lambda x, r, e: ttnn_moe.moe(x, Routing.from_topk(r.topk_ids, r.topk_weights, 5), e), "disagree on E"),
         (lambda x, r, e: ttnn_moe.moe(x, r, e, out=torch.empty(T, H + 1)), "out has the wrong shape"),
+        (lambda x, r, e: ttnn_moe.moe(x, r, e, out=torch.empty(T, H).to("meta")), r"shape or device; .* on meta"),
         (lambda x, r, e: ttnn_moe.moe(x, r, e, out=torch.empty(T, H).half()), "out has the wrong dtype"),
         (lambda x, r, e: ttnn_moe.moe(x, r, e, out=torch.empty(T, H).half()), r"expected torch\.float32\.$"),
         (lambda x, r, e: ttnn_moe.moe(x, r, e, out=torch.empty(H, T).t()), "out is not contiguous"),
@@ -39,10 +40,12 @@ def make(dtype: torch.dtype = torch.float32) -> tuple[torch.Tensor, Routing, Exp
         (lambda x, r, e: ttnn_moe.moe(x, r, e, accumulate=True), "something to add to"),
         (lambda x, r, e: ttnn_moe.down_projection(torch.empty(3, I), r, e), r"\(12, 16\)"),
         (lambda x, r, e: ttnn_moe.silu_mul(torch.empty(3, I), torch.empty(3, H)), "gate and up do not fit"),
+        (lambda x, r, e: ttnn_moe.silu_mul(x, x.to("meta")), "gate and up do not fit"),
         (lambda x, r, e: Experts.dense(torch.empty(E, 2 * I, H + 1), torch.empty(E, H, I)), r"\(4, 32, 32\)"),
         (lambda x, r, e: Experts.dense(torch.empty(E, 2 * I), torch.empty(E, H, I)), "three dimensions"),
         (lambda x, r, e: Experts.dense(torch.empty(E, H, 2 * I).mT, torch.empty(E, H, I)), r"\.contiguous\(\)"),
         (lambda x, r, e: Experts.dense(torch.empty(E, 2 * I, H).half(), torch.empty(E, H, I)), "differ"),
+        (lambda x, r, e: Experts.dense(e.tensors["gate_up"], e.tensors["down"].to("meta")), "differ; got .* on meta"),
         (lambda x, r, e: Experts.dense(torch.empty(E, 2 * I, H).double(), torch.empty(E, H, I)), "unsupported dtype"),
         (lambda x, r, e: Experts.dense(torch.empty(0, 2 * I, H), torch.empty(0, H, I)), "positive"),
         (lambda x, r, e: Experts("int3", E, H, I, e.tensors), "unknown expert weight format"),
@@ -64,6 +67,10 @@ def make(dtype: torch.dtype = torch.float32) -> tuple[torch.Tensor, Routing, Exp
             "larger than the prepared problem",
         ),
         (
+            lambda x, r, e: ttnn_moe.prepare(Problem.of(T, K + 1, e, x.dtype), e)(x, r.topk_ids, r.topk_weights),
+            "got T=6, K=2; expected T <= 6, K = 3",
+        ),
+        (
             lambda x, r, e: ttnn_moe.prepare(Problem.of(T, K, e, x.dtype), e)(x.half(), r.topk_ids, r.topk_weights),
             "does not fit the prepared problem",
         ),
@@ -78,6 +85,14 @@ def make(dtype: torch.dtype = torch.float32) -> tuple[torch.Tensor, Routing, Exp
 def test_refusals(call, match: str) -> None:
     with pytest.raises(ContractError, match=match):
         call(*make())
+
+
+def test_a_missing_token_of_square_experts_is_no_exchange_of_sizes() -> None:
+    experts = Experts.dense(torch.empty(E, 2 * H, H), torch.empty(E, H, H))
+    x, routing, _ = make()
+    with pytest.raises(ContractError, match="hidden has the wrong shape") as error:
+        ttnn_moe.moe(x[:-1], routing, experts)
+    assert error.value.remedy is None
 
 
 @pytest.mark.parametrize(
