@@ -144,6 +144,11 @@ def test_interleaved_gate_up() -> None:
     torch.testing.assert_close(ttnn_moe.gate_up(x, routing, interleaved), ttnn_moe.gate_up(x, routing, experts))
 
 
+def test_a_problem_of_dense_experts_is_that_of_their_sizes() -> None:
+    """Plans and compiled kernels are found by it."""
+    assert Problem.of(T, K, make()[2], torch.float32) == Problem(T, E, K, H, I, torch.float32)
+
+
 def test_spec_round_trip() -> None:
     _, _, experts = make()
     again = Experts.from_spec(experts.spec, experts.sizes, list(experts.tensors.values()))
