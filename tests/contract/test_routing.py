@@ -112,6 +112,11 @@ def test_bound_on_tokens_hides_the_rest() -> None:
     assert bool((bound.ids[6:] == -1).all())
 
 
+def test_a_weight_of_nan_stays_with_its_expert() -> None:
+    view = Routing.from_topk(torch.tensor([[0, 1, 1, 0]]), torch.tensor([[torch.nan, 2.0, 3.0, 4.0]]), 2).padded
+    assert view.routed_token_weights[0].isnan().all() and view.routed_token_weights[1].tolist() == [5.0]
+
+
 def test_zero_copy_of_plain_inputs() -> None:
     ids, weights = torch.zeros(4, 2, dtype=torch.int32), torch.rand(4, 2)
     routing = Routing.from_topk(ids, weights, 3)
@@ -144,12 +149,14 @@ def _topk(T: int = 4, K: int = 2) -> tuple[torch.Tensor, torch.Tensor]:
         (lambda i, w: Routing.from_topk(i, w, 0), "E is no number of experts"),
         (lambda i, w: Routing.from_topk(i, w, 4, placement=Placement.uniform(6, 2)), "another number of experts"),
         (lambda i, w: Routing.from_topk(i, w, 4, num_tokens=torch.tensor(3)), "num_tokens has the wrong form"),
+        (lambda i, w: Routing.from_topk(i, w, 4, num_tokens=i.to("meta")[0, 0]), r"\[\] int32 on cpu"),
         (lambda i, w: Routing.from_topk(i, w, 4).step_layout(0), "row_align"),
         (lambda i, w: Placement.uniform(6, 4), "E=6, D=4"),
         (lambda i, w: Placement.from_mapping([[0, 1], [2, 2]]), "not a partition"),
         (lambda i, w: Placement.from_mapping([[0, 1], [2]]), r"\[2, 1\]"),
         (lambda i, w: Placement.uniform(4, 2, rank=2), "rank"),
         (lambda i, w: Placement.uniform(4, 2).local_of(), "no such device"),
+        (lambda i, w: Placement.uniform(4, 2).local_of(-1), "no such device in this placement; got -1"),
         (lambda i, w: Placement(torch.zeros(4, dtype=torch.int32)), "wrong form"),
     ],
 )
