@@ -46,6 +46,7 @@ def test_a_row_that_grows(bits: float, capacity: int, page: int, data: st.DataOb
     own = allocated(bits, capacity, page)
     if own is None:
         return
+    assert own.moved(own.high_slots) == own.due(own.high_slots, 0) == 1 and not own.moved(own.high_slots - 1)
     tokens = units = 0
     end = data.draw(st.integers(1, own.capacity))
     while tokens < end:
@@ -79,6 +80,26 @@ def test_pools_serve_whatever_pages_count(
         for b, count in own.pages_of(n * page).items():
             taken[b] += count
     assert all(count <= own.pool(b, rows, pages) for b, count in taken.items())
+
+
+def test_a_pool_has_room_for_what_each_row_rounds_up() -> None:
+    own, rows = allocate(7.9, 4096, 64), 6
+    assert [own.pages_of(128)[4], own.split(own.units)[4], own.units] == [1, 4, 125]
+    assert own.pool(4, rows, 2 * rows) == rows + 1, "rows of two pages take one of 4 bits each"
+
+
+@pytest.mark.parametrize("page", [32, 64, 96, 128])
+def test_whole_rows_of_any_length_round_up_by_less_than_a_page(page: int) -> None:
+    found = [own for n in range(9, 65) if (own := allocated(n / 4, 40 * page, page)) is not None and own.units]
+    assert len(found) > 40
+    for own in found:
+        full = own.split(own.units)
+        for n in range(1, own.capacity // page + 1):
+            assert all(count < full[b] * n / own.units + 1 for b, count in own.pages_of(n * page).items())
+
+
+def test_of_8_bits_the_larger_high_tier_costs_nothing() -> None:
+    assert [allocate(bits, 512, 32).high_slots for bits in (7.99, 8)] == [96, 128]
 
 
 @given(BUDGETS, PAGES)

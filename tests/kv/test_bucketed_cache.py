@@ -278,3 +278,15 @@ def test_equalised_keys_stand_outlier_channels() -> None:
         errors.append(float((out[0] - want).norm() / want.norm()))
     assert errors[1] < 0.25 < 0.5 * errors[0] + 0.25
     assert errors[1] < 0.5 * errors[0]
+
+
+def test_a_channel_that_is_zero_in_every_key_or_query_is_equalised_too() -> None:
+    cache, sizes = BucketedCache(SIZES, 1, 256, 8, 16, 32), torch.ones(2, 2, 32)
+    sizes[0, :, 3] = sizes[1, :, 17] = 0.0
+    cache.equalise(*sizes)
+    fed = Sequences(cache, 1, 256)
+    fed.k, fed.q = fed.k * sizes[0, 0], fed.q * sizes[1, 0]
+    cache.open(0, 256)
+    fed.prefill([(0, 250)], [])
+    places, out = fed.decode([0])
+    torch.testing.assert_close(out[0], fed.expected(places, 0), rtol=0.02, atol=0.02)

@@ -102,14 +102,12 @@ class Allocation:
     def pool(self, bits: int, rows: int, pages: int) -> int:
         """Pages of a tier that serve any rows whose tokens take `pages` pages of `page` tokens together.
 
-        A row rounds up twice: its units to a tier's, and these to pages.
+        A row rounds up twice, its units to a tier's and these to whole pages: by less than a page together.
         """
         share = self.split(self.units)[bits] if self.units else 0
         if not share:
             return 0
-        return min(
-            rows * self.pages_of(self.capacity)[bits], ceil_div(share * pages, self.units) + 2 * min(rows, pages)
-        )
+        return min(rows * self.pages_of(self.capacity)[bits], ceil_div(share * pages, self.units) + min(rows, pages))
 
     def average(self, tokens: int) -> float:
         """Average bits of a row of so many tokens, after all moves that are due: below it where tokens are few."""
