@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
+from itertools import accumulate, pairwise
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -14,7 +16,6 @@ from ttnn_moe.kv.step import DecodeStep, PrefillStep
 from ttnn_moe.sizes import power_of_2
 
 from .graphs import Captured, Graphs
-from .ids import host_ids
 from .language_model import LanguageModel
 
 SMALLEST, LARGEST = 64, 4096
@@ -76,7 +77,8 @@ class PrefillGraphs:
             return self._captured[key]
         before = min(self.decoding, n) if mixed else 0
         self._words.zero_()
-        counts, ids, positions, rows, ends = self._parts(self._words, n, before)
+        numbers, ids, positions, rows, ends = (self._words[part] for part in self._parts(n, before))
+        counts = numbers.view(torch.int32)
         bound = self.cache.capacity
         step = PrefillStep(
             rows,
@@ -111,25 +113,23 @@ class PrefillGraphs:
         if step is None:
             return None
         spans = self.cache.spans(chunks, before)
-        words = torch.zeros(
-            sum(self._lengths(n, most)), dtype=torch.int64, pin_memory=is_accelerator(self._words.device)
-        )
-        counts, tokens, positions, rows, ends_at = self._parts(words, n, most)
-        tokens[before:T] = ids
+        parts = self._parts(n, most)
+        words = torch.zeros(parts[-1].stop, dtype=torch.int64, pin_memory=is_accelerator(self._words.device))
+        host = words.numpy()  # the device waits for this, and tensors take several times as long
+        counts, tokens, positions, rows, ends_at = (host[part] for part in parts)
+        tokens[before:T] = ids.numpy()
         if decoding:
-            rows[:before], positions[:before] = torch.tensor(decoding, dtype=torch.int64).T
+            rows[:before], positions[:before] = np.array(decoding).T
         for span in spans:
             own = slice(span.first, span.first + span.n)
-            torch.arange(span.past, span.past + span.n, out=positions[own])
-            rows[own] = span.row
+            positions[own], rows[own] = np.arange(span.past, span.past + span.n), span.row
         wanted = [*range(before), *(before + at for at in ends)]
-        if wanted:
-            ends_at[: len(wanted)] = host_ids(wanted)
+        ends_at[: len(wanted)] = wanted
         numbers = array("i", [T, before, len(wanted), 0, *self.cache.plan(spans)])
-        counts[: len(numbers)] = torch.frombuffer(numbers, dtype=torch.int32)
+        counts.view(np.int32)[: len(numbers)] = numbers
         self._words[: len(words)].copy_(words, non_blocking=True)
         if last is not None and before:
-            self._parts(self._words, n, most)[1][:before] = last
+            self._words[parts[1]][:before] = last
         step.replay()
         return step.out[: len(wanted)]
 
@@ -149,9 +149,9 @@ class PrefillGraphs:
             self._plan_words[n] = self.cache.plan_words(n, self._sequences)
         return 2 + (self._plan_words[n] + 1) // 2, n, n, n, decoding + self._sequences
 
-    def _parts(self, words: Tensor, n: int, decoding: int) -> tuple[Tensor, ...]:
-        """Valid tokens of a step, of them those that decode, valid entries of logits_at, 0, and the cache's plan (all
-        int32; the plan is aligned to 16 bytes); ids, positions and rows of the tokens; logits_at."""
-        lengths = self._lengths(n, decoding)
-        counts, *others = words[: sum(lengths)].split(lengths)
-        return counts.view(torch.int32), *others
+    def _parts(self, n: int, decoding: int) -> list[slice]:
+        """Where a step of n tokens has what in its words: valid tokens, of them those that decode, valid entries of
+        logits_at, 0, and the cache's plan (all int32; the plan is aligned to 16 bytes); ids; positions; rows;
+        logits_at.
+        """
+        return [slice(*ends) for ends in pairwise((0, *accumulate(self._lengths(n, decoding))))]
