@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from cuda_gpus import gpu_of
 from triton_offline import SHARED_KIB
 from ttnn_moe import Problem
-from ttnn_moe.cuda.arch import ARCHES, Target
+from ttnn_moe.cuda.arch import ARCHES, Arch, Target
+from ttnn_moe.cuda.moe import sort
 from ttnn_moe.cuda.moe.families import FAMILIES, choose
 from ttnn_moe.cuda.moe.pairs import tiles_bound
 from ttnn_moe.cuda.moe.prepared import bytes_of, most_bytes
@@ -24,7 +25,7 @@ CAPABILITIES = [divmod(c, 10) for c in SHARED_KIB]
 PROBLEMS = st.builds(
     Problem,
     T=st.integers(1, 1 << 20),
-    E=st.integers(1, 4096),
+    E=st.integers(1, 1024) | st.integers(1, 4096),
     K=st.integers(1, 128),
     H=st.integers(1, 16384),
     I=st.integers(1, 16384),
@@ -115,6 +116,15 @@ def test_tensors_that_are_not_aligned_run_on_the_next_family() -> None:
             assert not isinstance(chosen, str) and chosen.family.name == name
     assert "; sm90 does not: a tensor begins at no multiple of 16 bytes;" in str(chosen)
     assert str(choose(Problem(9, 5000, 8, 64, 64), _target((9, 0)))).count("experts") == 2
+
+
+@given(PROBLEMS, st.sampled_from(list(ARCHES.values())))
+def test_a_block_that_sorts_fits_and_has_a_thread_for_each_expert(problem: Problem, arch: Arch) -> None:
+    assume(problem.E <= 1024 and sort.why_not(problem.E, arch) is None)
+    sorters = sort.choose(problem, arch)
+    assert sorters.shared_memory(problem.E) <= arch.shared_memory
+    assert problem.E <= sorters.threads <= 1024 and _power_of_2(sorters.threads)
+    assert 1 <= sorters.parts <= sort.MOST_PARTS and min(sorters.cluster, sorters.parts) == 1
 
 
 @given(st.lists(st.integers(0, 500), min_size=1, max_size=40), st.sampled_from([16, 32, 64, 128]))

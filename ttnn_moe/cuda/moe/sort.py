@@ -36,20 +36,14 @@ def choose(problem: Problem, arch: Arch) -> Sorters:
     # without clusters: one block takes 10 us for 4,096 pairs, 216 us for 131,072 (an H100)
     parts = min(ceil_div(pairs, 1024), MOST_PARTS) if arch.products != "sm90" and pairs > 2048 else 1
     threads = min(1024, max(_least_threads(problem.E), power_of_2(pairs) // max(2, cluster * parts)))
-    while not _fits(Sorters(threads), problem.E, arch):
-        threads //= 2
     return Sorters(threads, cluster, parts)
 
 
 def why_not(E: int, arch: Arch) -> str | None:
     """Why no block can sort pairs of E experts, or None."""
-    if _fits(Sorters(_least_threads(E)), E, arch):
+    if Sorters(_least_threads(E)).shared_memory(E) <= arch.shared_memory:
         return None
     return f"sorting pairs of E={E} takes more shared memory than {arch.name} has: {arch.shared_memory >> 10} KiB"
-
-
-def _fits(sorters: Sorters, E: int, arch: Arch) -> bool:
-    return sorters.shared_memory(E) <= arch.shared_memory
 
 
 def _least_threads(E: int) -> int:
