@@ -214,6 +214,7 @@ def test_memory_is_what_the_tensors_take(bits: float) -> None:
     assert cache.total == 4 * 1024 // 64, "all that the rows can use"
     small = BucketedCache.within(SIZES, 4, 1024, cache.bytes // 2, 64, bits)
     assert small.bytes <= cache.bytes // 2 < bytes_for("bucketed", bits, SIZES, 4, 1024) + 1
+    assert BucketedCache.within(SIZES, 4, 1024, small.bytes, 64, bits).total == small.total > 1, "just enough"
     assert bytes_for("bucketed", 3, SIZES, 8, 32768) < bytes_for("paged", None, SIZES, 8, 32768) / 8, "of fp32"
 
 
