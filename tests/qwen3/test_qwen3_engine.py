@@ -17,6 +17,7 @@ from ttnn_moe.kv.paged import PagedCache
 from ttnn_moe.kv.pages import PagePool
 from ttnn_moe.models.qwen3 import Engine
 from ttnn_moe.models.qwen3.runtime.engine import Load
+from ttnn_moe.models.qwen3.runtime.requests import Stats
 
 
 @settings(max_examples=60, deadline=None)
@@ -191,6 +192,15 @@ def test_a_request_waits_for_pages_and_for_a_row_and_nobody_overtakes_it() -> No
     assert serving.waits_for(last) == "one of 2 rows"
     got = collect(serving)
     assert [len(got[n]) for n in (big, small, last)] == [5, 2, 2]
+    whole = serving.add([5] * 76, max_new_tokens=5, stop_ids=())  # 80: all pages
+    assert serving.waits_for(whole) == "the next step"
+    assert len(collect(serving)[whole]) == 5
+
+
+def test_the_figures_of_processes_side_by_side() -> None:
+    """Sums of tokens; the time until all have a first token; steps and time of the one that decoded longest."""
+    one, other = Stats(10, 20, 0.5, 4.0, 16, 8), Stats(1, 2, 0.75, 3.0, 12, 9)
+    assert Stats.together([one, other]) == Stats.together([other, one]) == Stats(11, 22, 0.75, 4.0, 28, 8)
 
 
 def test_memory() -> None:

@@ -12,6 +12,7 @@ from tiny_engines import alone, asked, collect, engine, tiny
 from ttnn_moe.errors import RequestError
 from ttnn_moe.models.qwen3 import Qwen3Moe, Tokenizer, generate, stream
 from ttnn_moe.models.qwen3.runtime.engine import Load
+from ttnn_moe.models.qwen3.runtime.requests import check_request
 
 
 def test_streams(kv: str) -> None:
@@ -163,6 +164,12 @@ def test_what_is_refused_and_why(name: str) -> None:
     assert not serving.busy and serving.step() == []
     with pytest.raises(RequestError, match="not known"):
         serving.stream(0)
+
+
+def test_a_prompt_as_long_as_the_context_is_taken() -> None:
+    assert tiny().config.max_position_embeddings == 2048
+    (ids,) = check_request(tiny().config, [[1] * 2040], 8)
+    assert len(ids) == 2040
 
 
 def test_too_many_that_wait_are_refused() -> None:

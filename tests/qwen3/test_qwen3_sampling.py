@@ -302,6 +302,7 @@ def test_what_an_engine_refuses_to_generate(model: Qwen3Moe) -> None:
     ):
         with pytest.raises(RequestError, match=words):
             generate(model, texts, max_new_tokens=5, engine=engine)
+    assert generate(model, prompts([3] * 3), max_new_tokens=1, engine=engine).stats.new_tokens == 3, "one may wait"
     first = stream(model, prompts([3]), max_new_tokens=5, stop_ids=(), engine=engine)
     second = stream(model, prompts([4]), max_new_tokens=5, engine=engine)
     next(first)
