@@ -218,6 +218,13 @@ def test_memory_is_what_the_tensors_take(bits: float) -> None:
     assert bytes_for("bucketed", 3, SIZES, 8, 32768) < bytes_for("paged", None, SIZES, 8, 32768) / 8, "of fp32"
 
 
+def test_rows_are_as_long_as_asked_or_as_the_budget_needs() -> None:
+    least = least_capacity("bucketed", 3, 1)
+    assert BucketedCache.within(SIZES, 1, least, None, 64, 3).capacity == least
+    assert [least_capacity("bucketed", 3, n) for n in (least - 1, least, least + 1)] == [least, least, least + 1]
+    assert least_capacity("paged", None, 1) == 1
+
+
 REFUSED = {
     "a word": (lambda: new_cache("int4", None, SIZES, 1, 512), RequestError, "kv='int4'; expected one of"),
     "bits of bf16": (lambda: new_cache("paged", 3, SIZES, 1, 512), RequestError, "kv_bits=3; expected kv='bucketed'"),

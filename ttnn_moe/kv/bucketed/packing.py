@@ -31,7 +31,7 @@ def check_bits(bits: int) -> int:
     Raises:
         ContractError: no tier has so many.
     """
-    if bits not in BITS or isinstance(bits, bool):
+    if bits not in BITS:
         raise ContractError("no tier has these bits", got=bits, expected=f"one of {BITS}", remedy="choose other bits")
     return bits
 
