@@ -150,6 +150,8 @@ def test_attention_to_tiers_is_attention_to_all_tokens(n: int) -> None:
     mass = [torch.zeros(len(tier.payload)) for tier in rows.tiers]
     add_mass(q, rows.tiers, at, positions, None, mass)
     assert sum(float(part.sum()) for part in mass) == pytest.approx(3 * n * 4, rel=1e-4)
+    add_mass(q, rows.tiers, at, positions, torch.tensor(2, dtype=torch.int32), mass)
+    assert sum(float(part.sum()) for part in mass) == pytest.approx((3 + 2) * n * 4, rel=1e-4)
 
 
 def test_a_row_without_tokens_gives_zero() -> None:

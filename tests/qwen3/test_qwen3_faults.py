@@ -16,7 +16,7 @@ from ttnn_moe.models.qwen3.runtime import runner
 from ttnn_moe.models.qwen3.runtime.captured import CapturedRunner
 from ttnn_moe.models.qwen3.runtime.engine import Load
 from ttnn_moe.models.qwen3.runtime.graphs import Again
-from ttnn_moe.models.qwen3.runtime.requests import Request, Token
+from ttnn_moe.models.qwen3.runtime.requests import Request, Token, make_requests
 from ttnn_moe.models.qwen3.runtime.sampling import Sampling
 from ttnn_moe.models.qwen3.runtime.scheduler import Scheduler
 from ttnn_moe.models.qwen3.tokenizer import TextStream
@@ -126,6 +126,16 @@ def test_steps(fault: Any, ahead: bool, monkeypatch: pytest.MonkeyPatch) -> None
     assert engine.load() == Load(0, 0, 3, engine.cache.total) and not engine._requests
     again = engine.add(TEXTS[BAD], seed=BAD, **OPTIONS)
     assert [token.token for token in engine.stream(again)] == want[BAD]
+
+
+def test_the_first_of_two_failures_ends_a_request() -> None:
+    """A step is launched ahead: its failure comes before the host reads the token of the one before."""
+    (request,) = make_requests(tiny().config, [TEXTS[0]], max_new_tokens=5, stop_ids=())
+    for request.launched, error in ((1, Fault("first")), (2, Fault("second"))):
+        request.fail(error)
+    assert request.take(7) == Token(0, 7)
+    ended = request.take(8)
+    assert ended.finish == "error" and ended.error is not None and str(ended.error.__cause__) == "first"
 
 
 @faults
