@@ -230,6 +230,7 @@ def test_what_generate_does_not_take(options: dict[str, Any]) -> None:
 
 def test_a_capacity_beyond_the_context_is_the_context() -> None:
     assert Engine(tiny(), 1, 10**12).capacity == tiny().config.max_position_embeddings
+    assert [Engine(tiny(), 1, n, cache=tiny().new_cache(2, 64)).capacity for n in (20, 10**12)] == [20, 64]
 
 
 def test_a_prompt_is_the_callers_to_write_to() -> None:

@@ -51,7 +51,7 @@ def test_a_capture_between_steps_changes_no_logit(kv: str, steps: int, monkeypat
     monkeypatch.setattr(allocation, "HIGH", ((4, 60),))
     first, second = prompts([4, 90], 500, 7)
     got = []
-    for capture in (False, True):
+    for way in ("neither", "captured", "rehearsed"):
         serving, seen = captured(kv), list[torch.Tensor]()
         runner: Any = serving.runner
         step = runner.steps.step
@@ -60,15 +60,19 @@ def test_a_capture_between_steps_changes_no_logit(kv: str, steps: int, monkeypat
         collect(serving)
         number = serving.add(second, max_new_tokens=12, stop_ids=())
         tokens = [token.token for _ in range(steps) for token in serving.step()]
-        if capture:
+        if way == "captured":
             with monkeypatch.context() as patch:
                 patch.setattr(Qwen3Moe, "forward", whole_step(Qwen3Moe.forward))
                 serving.capture()
             runner.steps.rehearse(4)
+        elif way == "rehearsed":  # the step of one row, which the first request captured
+            with torch.inference_mode():
+                serving.cache.begin([])
+            runner.steps.rehearse(1)
         tokens += collect(serving)[number]
         assert len(tokens) == 12
         got.append(torch.cat(seen))
-    assert torch.equal(*got)
+    assert torch.equal(got[0], got[1]) and torch.equal(got[0], got[2])
 
 
 def test_all_graphs_warm_up_and_capture_on_one_stream() -> None:
