@@ -42,8 +42,8 @@ def examined(path: Path) -> tuple[str | None, bool]:
 
 
 def raw(tensor: Tensor) -> Any:
-    """The bytes of a tensor, as a buffer."""
-    return tensor.contiguous().reshape(-1).view(torch.uint8).numpy()
+    """The bytes of a contiguous tensor, as a buffer."""
+    return tensor.reshape(-1).view(torch.uint8).numpy()
 
 
 def _checksum(tensors: Iterable[tuple[str, int, Any]]) -> str:

@@ -25,6 +25,7 @@ from qwen3_checkpoints import make
 from qwen3_tokenizers import build
 from ttnn_moe.errors import CheckpointError, TtnnMoeError
 from ttnn_moe.models.qwen3 import Tokenizer, load_model
+from ttnn_moe.models.qwen3.shards import examined, packed
 from ttnn_moe.visible import visible
 
 CASES = int(os.environ.get("TTNN_MOE_FUZZ", "0"))
@@ -287,3 +288,12 @@ def test_another_encoding_is_named(name: str, encoding: str, words: str, good: P
     (directory / name).write_text((good / name).read_text(), encoding=encoding)
     with pytest.raises(CheckpointError, match=f"{directory / name} {words}"):
         use(directory)
+
+
+def test_a_checksum_covers_names_dtypes_shapes_and_bytes(tmp_path: Path) -> None:
+    tensors = {"a": torch.arange(6).view(2, 3), "b": torch.zeros(1, dtype=torch.uint8)}
+    data, path = packed(tensors, "a test"), tmp_path / SHARD
+    for old, new in ((b"", b""), (b'"a":', b'"c":'), (b'"I64"', b'"F64"'), (b"[2,3]", b"[3,2]"), (b"\x05", b"\x06")):
+        assert data.count(old) == 1 or not old
+        path.write_bytes(data.replace(old, new))
+        assert examined(path) == ("a test", old == new)
