@@ -67,6 +67,12 @@ def make(dtype: torch.dtype = torch.float32) -> tuple[torch.Tensor, Routing, Exp
             "larger than the prepared problem",
         ),
         (
+            lambda x, r, e: ttnn_moe.prepare(Problem.of(T, K, e, x.dtype), e)(
+                *(tensor.to("meta") for tensor in (x, r.topk_ids, r.topk_weights))
+            ),
+            "another device than the prepared layer; .*expected both on cpu",
+        ),
+        (
             lambda x, r, e: ttnn_moe.prepare(Problem.of(T, K + 1, e, x.dtype), e)(x, r.topk_ids, r.topk_weights),
             "got T=6, K=2; expected T <= 6, K = 3",
         ),
