@@ -125,6 +125,9 @@ def test_a_block_that_sorts_fits_and_has_a_thread_for_each_expert(problem: Probl
     assert sorters.shared_memory(problem.E) <= arch.shared_memory
     assert problem.E <= sorters.threads <= 1024 and _power_of_2(sorters.threads)
     assert 1 <= sorters.parts <= sort.MOST_PARTS and min(sorters.cluster, sorters.parts) == 1
+    *counts, last = sort.sort_uses(arch, sorters, problem.E, ids64=False, granule=8)
+    assert last.shared_memory == sorters.shared_memory(problem.E)
+    assert [count.shared_memory for count in counts] == [4 * problem.E] * (sorters.parts > 1), "int32 counts"
 
 
 @given(st.lists(st.integers(0, 500), min_size=1, max_size=40), st.sampled_from([16, 32, 64, 128]))
