@@ -16,12 +16,15 @@ import ascend_stand_in
 from host_waits import HostWaits
 from ttnn_moe import Experts, Placement, Problem, Routing, moe, registry
 from ttnn_moe.ascend import run
+from ttnn_moe.ascend.backend import AscendBackend
 from ttnn_moe.errors import BackendUnavailable, ContractError
 from ttnn_moe.parallel import ExpertParallel
+from ttnn_moe.parallel.exchanges import Topology, automatic, hierarchical
 from ttnn_moe.parallel.exchanges.all_to_all import AllToAll
 from ttnn_moe.parallel.exchanges.first_call import ExchangeWarning, FirstCall
 from ttnn_moe.parallel.exchanges.peer_memory import PeerMemoryExchange
 from ttnn_moe.parallel.hierarchical import Nodes, tree_sum
+from ttnn_moe.reference import ReferenceBackend
 
 E, K, H, I, MOST = 8, 3, 64, 32, 16
 # what each rank has: the last ends with tokens that name no expert, and some names come twice
@@ -245,6 +248,40 @@ ALONE = Problem(MOST, E, K, H, I, torch.bfloat16)
 def test_without_a_process_group() -> None:
     with pytest.raises(ContractError, match="torch.distributed is not started.*init_process_group"):
         ExpertParallel(ALONE, experts_of_all(), placement_of(1, 0))
+
+
+def test_auto_takes_the_operators_of_npus_from_16_ranks_on() -> None:
+    def tried(D: int, backend: Any) -> list[str]:
+        return [kind.name for kind in automatic(Topology(Placement.uniform(64, D, 0), backend))]
+
+    assert tried(8, AscendBackend()) == ["all_gather", "all_to_all"]
+    assert tried(16, AscendBackend()) == ["dispatch_combine", "all_gather", "all_to_all"]
+    assert tried(16, ReferenceBackend()) == ["all_to_all"]
+
+
+def test_the_hierarchical_exchange_of_cpus_carries_no_fp16() -> None:
+    def why_not(wire: torch.dtype) -> str | None:
+        problem = Problem(MOST, E, K, H, I, torch.float16, D=2)
+        topology = Topology(placement_of(2, 0), ReferenceBackend(), wire=wire)
+        return hierarchical.SharedMemoryExchange.why_not(problem, topology)
+
+    assert "to fix it: wire=torch.float32" in str(why_not(torch.float16))
+    assert "float32" not in str(why_not(torch.float32))
+
+
+def test_layers_share_rings_where_their_experts_lie_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rings know which rank holds an expert."""
+    world = type("World", (), {})()
+    monkeypatch.setattr(hierarchical, "world_of", lambda group: world)
+    monkeypatch.setattr(hierarchical, "_attach", lambda *_: None)
+    monkeypatch.setattr(hierarchical, "Group", lambda *_: object())
+    dealt, halves = placement_of(2, 0), Placement.uniform(E, 2, 0)
+    one = Topology(dealt, ReferenceBackend())
+    sizes = hierarchical.sizes_of(ALONE, one)
+    made = hierarchical._group_of(sizes, one)
+    assert hierarchical._group_of(sizes, replace(one, placement=placement_of(2, 0))) is made
+    for other in (replace(one, placement=halves), replace(one, timeout=1.0)):
+        assert hierarchical._group_of(sizes, other) is not made
 
 
 def test_what_does_not_fit_is_refused(alone: Placement) -> None:
