@@ -198,6 +198,7 @@ def test_why_not() -> None:
     assert why_not() is None
     assert why_not(ARCHES[8, 6]) is None
     assert why_not(ARCHES[8, 0], E=1024) is None
+    assert why_not(T=(1 << 22) - 1, K=8, I=1024) is None
     for reason, words in [
         (why_not(ARCHES[8, 6], E=1024), "sm_86 has: 99 KiB"),
         (why_not(dtype=torch.float32), "bf16 and fp16"),
@@ -205,7 +206,7 @@ def test_why_not() -> None:
         (why_not(H=2080), "multiples of 64, not 2080 and 768"),
         (why_not(K=17), "K up to 16"),
         (why_not(E=1025), "1024 experts"),
-        (why_not(T=1 << 26), "2^35"),
+        (why_not(T=1 << 22, K=8, I=1024), "2^35"),
         (SM80.why_not(Problem(9, 8, 2, 64, 64), Target(H200, HOPPER)), "not sm_90a"),
         (SM90.why_not(Problem(9, 8, 2, 64, 64), Target(H200, ARCHES[8, 0])), "not sm_80"),
         (FEW.why_not(Problem(4, 128, 8, 64, 64), Target(H200, HOPPER)), "up to 24 pairs"),
