@@ -85,6 +85,8 @@ def test_what_is_refused_and_why() -> None:
     narrow = model_of("mistral", NAME, sliding_window=64)
     with pytest.raises(ContractError, match="a sliding window of 64 tokens in rows of 128"):
         narrow(ids, past_key_values=BucketedCache(narrow, capacity=128, bits=8))
+    wide = model_of("mistral", NAME, sliding_window=128)
+    assert wide(ids, past_key_values=BucketedCache(wide, capacity=128, bits=8)).logits.isfinite().all()
     with pytest.raises(ContractError, match="no beam search"):
         model.generate(ids, num_beams=2, max_new_tokens=3, past_key_values=BucketedCache(model, 2, 128, 8))
     with pytest.raises(ContractError, match=f"got attn_implementation='sdpa'.*'{NAME}'.*set_attn_implementation"):
