@@ -82,6 +82,10 @@ def transpose(module: nn.Module) -> None:
     module.down_proj.data = torch.randn(8, 32, 64).mT
 
 
+def transpose_in_place(module: nn.Module) -> None:
+    module.down_proj.data = module.down_proj.data.view(8, 32, 64).mT
+
+
 def shard(module: nn.Module) -> None:
     from torch.testing._internal.two_tensor import TwoTensor
 
@@ -109,9 +113,11 @@ REFUSED = {
     "fp8": (recast(torch.float8_e4m3fn), "quantised.*float8_e4m3fn"),
     "int8": (recast(torch.int8), "quantised.*int8"),
     "strides": (transpose, "laid out otherwise.*strides"),
+    "strides of the same memory": (transpose_in_place, "laid out otherwise.*strides"),
     "shapes": (lambda module: setattr(module, "down_proj", nn.Parameter(torch.randn(8, 64, 31))), "fit together"),
     "one in bf16": (recast_one, "weights differ.*bfloat16"),
     "num_experts": (set_attribute("num_experts", 16), "num_experts=16"),
+    "fewer num_experts": (set_attribute("num_experts", 4), "num_experts=4"),
 }
 
 
