@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -340,6 +341,18 @@ def test_the_handshake_names_rank_field_and_values(field: str, rank: int) -> Non
 def test_numbers_of_ranks_that_do_not_divide_are_refused(kind: str, D: int, words: str) -> None:
     with pytest.raises(RequestError, match=words):
         Split(kind, D, 0).local(Checkpoint(TINY).config)
+
+
+@pytest.mark.parametrize(("kv_heads", "taken"), [(2, True), (12, True), (3, True), (4, False)])
+def test_ranks_share_key_value_heads_evenly(kv_heads: int, taken: bool) -> None:
+    """Of 6 ranks, 2 or 3 hold the same head, or each holds several."""
+    sizes = {"moe_intermediate_size": 12, "intermediate_size": 12, "vocab_size": 12}
+    config = replace(Checkpoint(TINY).config, num_attention_heads=12, num_key_value_heads=kv_heads, **sizes)
+    if taken:
+        assert Split("tensor", 6, 0).local(config).num_key_value_heads == max(1, kv_heads // 6)
+    else:
+        with pytest.raises(RequestError, match="num_key_value_heads = 4; .*a multiple or a divisor"):
+            Split("tensor", 6, 0).local(config)
 
 
 @pytest.mark.slow(12)
