@@ -6,6 +6,7 @@ import numbers
 import operator
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -93,7 +94,9 @@ def as_integer(value: Any) -> int | None:
     """The int that a scalar stands for; None: it is no integer."""
     if type(value) is int:
         return value
-    if isinstance(value, bool) or (isinstance(value, Tensor) and (value.dim() > 0 or value.dtype == torch.bool)):
+    if isinstance(value, (bool, np.bool_)) or (
+        isinstance(value, Tensor) and (value.dim() > 0 or value.dtype == torch.bool)
+    ):
         return None
     try:
         return operator.index(value)
