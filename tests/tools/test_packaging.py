@@ -197,6 +197,16 @@ def test_a_wheel_of_a_tree_with_secrets_holds_none(tree: Path, tmp_path: Path) -
     assert not [name for name in names if Path(name).name in SECRETS]
 
 
+EDITABLE = Path(sysconfig.get_path("platlib")) / "_editable_skbc_ttnn_moe.pth"
+
+
+@pytest.mark.skipif(not EDITABLE.exists(), reason="not installed as editable")
+def test_an_editable_install_puts_the_checkout_alone_on_the_path() -> None:
+    """In the folder around it, a folder named after a package would be imported as that."""
+    folders = [line for line in EDITABLE.read_text().splitlines() if line and not line.startswith("import ")]
+    assert folders == [str(ROOT)]
+
+
 def test_the_demo_generates_text(installed: Environment) -> None:
     out = installed.run("python", "-m", "ttnn_moe.models.qwen3.demo", "--max-new-tokens", "8")
     assert re.search(r"new tokens\D+[1-9]", out) and "tokens/s" in out
