@@ -58,13 +58,13 @@ def _from_torch(tensor: Tensor, dtype: str, layout: str, device: Device, mapper:
     ttnn = library()
 
     # ttnn tilizes fp32 for a mesh on its chips, which Wormhole's simulator does not run
-    by_host = dtype == "float32" and layout == "TILE" and not device.machine.unpack_to_dest
+    by_host = on_host or (dtype == "float32" and layout == "TILE" and not device.machine.unpack_to_dest)
     made = ttnn.from_torch(
         tensor.contiguous(),
         dtype=getattr(ttnn, dtype),
         layout=getattr(ttnn, f"{layout}_LAYOUT"),
-        device=None if on_host or by_host else device.handle,
-        memory_config=None if on_host or by_host else ttnn.DRAM_MEMORY_CONFIG,
+        device=None if by_host else device.handle,
+        memory_config=None if by_host else ttnn.DRAM_MEMORY_CONFIG,
         mesh_mapper=mapper,
     )
     if by_host and not on_host:

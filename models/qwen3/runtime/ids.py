@@ -46,8 +46,8 @@ def checked_ids(name: str, ids: Any, V: int, most: int, ordered: bool = True) ->
         return found
     least, largest = map(int, found.aminmax())
     # array takes True for 1
-    foreign = items is not None and least <= 1 and set(map(type, items)) != {int}
-    bools = foreign and any(as_integer(one) is None for one in items or ())
+    others = (one for one in items or () if type(one) is not int)
+    bools = least <= 1 and any(as_integer(one) is None for one in others)
     if bools or least < 0 or largest >= V:
         raise _bad_id(name, found.tolist() if items is None else items, V)
     return found
