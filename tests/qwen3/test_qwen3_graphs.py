@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from qwen3_checkpoints import TINY, prompts
-from tiny_engines import collect, engine
+from tiny_engines import collect, engine, tiny
 from ttnn_moe.kv.bucketed import allocation
 from ttnn_moe.kv.step import PrefillStep
-from ttnn_moe.models.qwen3 import Engine, Qwen3Moe, load_model
-from ttnn_moe.models.qwen3.runtime import graphs
+from ttnn_moe.models.qwen3 import Engine, Qwen3Moe, generate, load_model
+from ttnn_moe.models.qwen3.runtime import decode_graphs, graphs
 from ttnn_moe.models.qwen3.runtime.captured import CapturedRunner
 from ttnn_moe.models.qwen3.runtime.graphs import Again, DeviceGraphs
 from ttnn_moe.models.qwen3.runtime.scheduler import Scheduler
@@ -26,9 +26,9 @@ def on_a_gpu(test: Any) -> Any:
     return pytest.mark.gpu(pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device is here")(test))
 
 
-def captured(kv: str, capacity: int = 128) -> Engine:
+def captured(kv: str, rows: int = 4) -> Engine:
     """An engine whose steps are "graphs" of the CPU."""
-    made = engine(4, capacity, kv=kv)
+    made = engine(rows, 128, kv=kv)
     made.runner = CapturedRunner(made.model, made.cache, 24, Again())
     made.scheduler = Scheduler(made.runner, made.cache, 24)
     return made
@@ -73,6 +73,31 @@ def test_a_capture_between_steps_changes_no_logit(kv: str, steps: int, monkeypat
         assert len(tokens) == 12
         got.append(torch.cat(seen))
     assert torch.equal(got[0], got[1]) and torch.equal(got[0], got[2])
+
+
+def test_steps_of_rows_that_decode() -> None:
+    """The least that holds them, of those that `capture` takes."""
+    made = decode_graphs.buckets(200)
+    assert made == [256, 128, 96, 64, 48, 32, 16, 8, 4, 2, 1]
+    for rows in range(1, 201):
+        assert decode_graphs.bucket_for(rows) == min(n for n in made if n >= rows)
+    assert decode_graphs.buckets(33) == [48, 32, 16, 8, 4, 2, 1] and decode_graphs.buckets(1) == [1]
+
+
+def test_a_step_between_powers_of_two_gives_each_row_its_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the rows that decode become fewer, one by one."""
+    monkeypatch.setattr(decode_graphs, "BETWEEN", (3, 6))
+    texts, ran = prompts([4, 9, 2, 7, 5, 3], 500, 11), list[int]()
+    made = captured("paged", rows=6)
+    made.capture()
+    steps: Any = made.runner.steps
+    padded = steps._padded
+    steps._padded = lambda n: ran.append(n) or padded(n)
+    numbers = [made.add(text, max_new_tokens=3 + 2 * i, stop_ids=()) for i, text in enumerate(texts)]
+    got = collect(made)
+    assert set(ran) == {6, 4, 3, 2, 1}
+    for i, (number, text) in enumerate(zip(numbers, texts, strict=True)):
+        assert got[number] == generate(tiny(), [text], max_new_tokens=3 + 2 * i, stop_ids=()).tokens[0]
 
 
 def test_all_graphs_warm_up_and_capture_on_one_stream() -> None:

@@ -17,13 +17,15 @@ from .graphs import Captured, Graphs
 from .language_model import LanguageModel
 from .sampling import NAN, greedy
 
+BETWEEN = 48, 96
+"""Rows of steps between powers of two. At others nothing was gained: docs/notes/qwen3.md."""
+
 
 class DecodeGraphs:
     """Decode steps of the rows in use: last tokens, positions and cache rows live on the device.
 
-    A step takes the least power of two that holds its rows, its bucket (or what Graphs.begin says); the others are
-    padding. A bucket is captured as a graph when it is first needed. On a CPU (under Triton's interpreter, for tests)
-    its operators run again.
+    A step takes `bucket_for` its rows (or what Graphs.begin says); the others are padding. A bucket is captured as a
+    graph when it is first needed. On a CPU (under Triton's interpreter, for tests) its operators run again.
 
     Args:
         cache: of the rows. graphs: of the model's device.
@@ -79,7 +81,7 @@ class DecodeGraphs:
 
     def step(self) -> Tensor:
         """Feed every row in use its last token. Its logits [rows in use, V], until the next step; `last` is greedy."""
-        return self._padded(power_of_2(self._used))[: self._used]
+        return self._padded(bucket_for(self._used))[: self._used]
 
     def rehearse(self, n: int) -> None:
         """A step of n rows, all of them padding: what is captured when first needed is captured now.
@@ -141,6 +143,11 @@ class DecodeGraphs:
         self._rows[n:] = self.cache.spare
 
 
+def bucket_for(rows: int) -> int:
+    """Rows of the step that runs so many: the least power of two, or of BETWEEN."""
+    return min([power_of_2(rows), *(n for n in BETWEEN if n >= rows)])
+
+
 def buckets(largest: int) -> list[int]:
-    """Every bucket up to one, the largest first."""
-    return [1 << i for i in reversed(range(power_of_2(largest).bit_length()))]
+    """Every bucket up to that of so many rows, the largest first."""
+    return sorted({bucket_for(n) for n in range(1, largest + 1)}, reverse=True)
