@@ -3,7 +3,8 @@
     python benchmarks/kv_attention.py --json FILE [--rows 1,8,32] [--tokens 4096,32768]
     python benchmarks/kv_attention.py --json FILE --prompts 128,2048 --tokens 4096,32768
 
-With --prompts: a piece of a prompt of so many tokens after so many packed ones, beside this package's bf16 kernel.
+With --prompts: a piece of a prompt of so many tokens after so many packed ones, by both ways, beside this package's
+bf16 kernel.
 --queries 1,4,8: so many queries a row, as speculative decoding asks.
 
 32 query heads, 4 key/value heads, head_dim 128. Each time is the median of replays of a CUDA graph that goes through as
@@ -25,11 +26,11 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from ttnn_moe.cuda.attention import bucketed, bucketed_prompt, decode, prefill
+from ttnn_moe.cuda.attention import bucketed, bucketed_prompt, bucketed_unpack, decode, prefill
 from ttnn_moe.cuda.attention.memory import Memory
 from ttnn_moe.cuda.attention.tiers import UNIT, Tier
 from ttnn_moe.kv.attention import prefill_attention
-from ttnn_moe.kv.bucketed.prompts import attend_piece
+from ttnn_moe.kv.bucketed.prompts import attend_piece, attend_unpacked
 from ttnn_moe.kv.bucketed.quantise import rotate
 from ttnn_moe.kv.bucketed.reference import quantized_attention_bucketed
 from ttnn_moe.kv.bucketed.storage import PAGE, bytes_of_token
@@ -57,6 +58,7 @@ def mixed(tokens: int) -> dict[int, int]:
 def tiers_of(rows: int, counts: dict[int, int]) -> list[Tier]:
     """Random packed tokens; the pages of a tier are in random order."""
     tiers = []
+    done = 0
     for bits, n in sorted(counts.items()):
         wide = ceil_div(n, PAGE)
         pages = rows * wide
@@ -68,7 +70,9 @@ def tiers_of(rows: int, counts: dict[int, int]) -> list[Tier]:
             scales.fill_(1)
         else:
             payload.random_()
-        ids = torch.zeros(pages, PAGE, dtype=torch.int32, device="cuda")
+        ids = torch.empty(pages, PAGE, dtype=torch.int32, device="cuda")
+        ids[table.long()] = (done + torch.arange(wide * PAGE, device="cuda").int()).view(wide, PAGE)
+        done += n
         filled = torch.full((rows,), n, dtype=torch.int32, device="cuda")
         tiers.append(Tier(bits, payload, 4 * scales.half() if bits < 16 else scales.half(), ids, table, filled))
     return tiers
@@ -128,21 +132,26 @@ def bucketed_times(
     return found
 
 
-def prompt_times(n: int, counts: dict[int, int]) -> dict[str, object]:
-    """Microseconds of a piece of n tokens after those of the counts, by the kernel; and its error where it is small."""
-    tiers, at = tiers_of(1, counts), torch.arange(n, device="cuda")
+def prompt_times(n: int, counts: dict[int, int]) -> dict[str, dict[str, float]]:
+    """Microseconds of a piece of n tokens after those of the counts, packed and unpacked; and the errors."""
+    tiers, at, past = tiers_of(1, counts), torch.arange(n, device="cuda"), sum(counts.values())
     k, v = torch.randn(2, n, KV_HEADS, D, device="cuda").bfloat16()
     q, scale = torch.randn(n, HEADS, D, device="cuda").bfloat16(), torch.ones(D, device="cuda")
     own = bucketed_prompt.Own.of([(0, n)], KV_HEADS, PAGE, k.device)
+    memory = torch.empty(bucketed_unpack.numbers_of(KV_HEADS, past + n), dtype=torch.bfloat16, device="cuda")
+    room = bucketed_unpack.Room.of(memory, KV_HEADS, past, n)
 
-    def run() -> Tensor:
+    def packed() -> Tensor:
         own.pack(k, v, scale)
         return bucketed_prompt.launch(q, at, own, 0, n, tiers, 0, scale)
 
     some = torch.tensor(sorted({0, n // 2, n - 1}), device="cuda")
     want = attend_piece(q[some], rotate(q[some].float()), some, k, v, tiers, at[:1]).float()
-    error = float((run()[some].float() - want).norm() / want.norm())
-    return {"error": error, "us": round(microseconds([run] * 3, 5), 1)} if error < 0.01 else {"error": error}
+    found: dict[str, dict[str, float]] = {}
+    for way, run in (("packed", packed), ("unpacked", lambda: attend_unpacked(q, k, v, tiers, 0, scale, room))):
+        error = float((run()[some].float() - want).norm() / want.norm())
+        found[way] = {"error": error, **({"us": round(microseconds([run] * 3, 5), 1)} if error < 0.01 else {})}
+    return found
 
 
 def bf16_prompt_times(n: int, past: int) -> float:

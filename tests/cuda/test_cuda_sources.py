@@ -16,7 +16,14 @@ import torch
 from ttnn_moe import Problem
 from ttnn_moe.activations import CLAMPED_SWIGLU
 from ttnn_moe.cuda.arch import ARCHES, HOPPER, Arch, Target
-from ttnn_moe.cuda.attention import bucketed, bucketed_prompt, bucketed_write, decode_sm90, prefill_sm90
+from ttnn_moe.cuda.attention import (
+    bucketed,
+    bucketed_prompt,
+    bucketed_unpack,
+    bucketed_write,
+    decode_sm90,
+    prefill_sm90,
+)
 from ttnn_moe.cuda.combine.few import FewCombinePlan, FewDispatchPlan
 from ttnn_moe.cuda.combine.node import NodeCombinePlan, NodeDispatchPlan
 from ttnn_moe.cuda.combine.rank_combine import Plan
@@ -187,7 +194,7 @@ def _bucketed_uses(arch: Arch) -> list[Use]:
         Use(bucketed_write.tier_spec(*one), 0) for one in (("stay", arch.name, 16, 64), ("units", arch.name, 8, 64))
     ]
     prompt = bucketed_prompt.spec_of(arch.name, 8, 64, (4,) * 5)
-    return [*uses, Use(prompt, bucketed_prompt.SHARED_MEMORY)]
+    return [*uses, Use(prompt, bucketed_prompt.SHARED_MEMORY), Use(bucketed_unpack.spec_of(arch.name, 64), 0)]
 
 
 USES = [

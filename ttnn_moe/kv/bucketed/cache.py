@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from ...choice import why_not_kernels
-from ...cuda.attention import bucketed_prompt, bucketed_triton
+from ...cuda.attention import bucketed_prompt, bucketed_triton, bucketed_unpack
 from ...cuda.attention.bucketed_prompt import Own
+from ...cuda.attention.bucketed_unpack import Room
 from ...cuda.attention.bucketed_write import Change, Ring, Staged
 from ...cuda.attention.memory import Memory
 from ...cuda.attention.tiers import UNIT
@@ -42,6 +43,7 @@ class Piece:
             None: no choice depends on it.
         high: [layers, high slots, kv_heads, D] fp32, the keys of the high tier, as queries meet them. None: no mass,
             or no past.
+        room: where its row becomes bf16. None: it does not.
     """
 
     span: Span
@@ -49,6 +51,7 @@ class Piece:
     which: int
     mass: Tensor | None
     high: Tensor | None
+    room: Room | None
 
 
 class BucketedCache(PagedRows, FusedWrite):
@@ -93,6 +96,7 @@ class BucketedCache(PagedRows, FusedWrite):
         self._step_own: Own | None = None
         self._k = self._v = torch.empty(sizes.layers, 0, sizes.kv_heads, sizes.head_dim, dtype=torch.bfloat16)
         self._each = self._zeros = torch.empty(0, dtype=torch.int64)
+        self._row = torch.empty(0, dtype=torch.bfloat16)
         self._key_scale = torch.ones(sizes.layers, 1, sizes.head_dim, device=sizes.device)
         high, own = self.places.tiers[self.allocation.high], self.allocation
         self._rings = [
@@ -125,7 +129,10 @@ class BucketedCache(PagedRows, FusedWrite):
 
     @property
     def bytes(self) -> int:
-        """Bytes of all tiers: what `within` holds to its memory. A step's staged tokens come on top, in bf16."""
+        """Bytes of all tiers: what `within` holds to its memory.
+
+        On top come, in bf16, a step's staged tokens, and one layer of the longest row whose prompt ran in long pieces.
+        """
         return bytes_of(self.allocation, self.sizes, self.rows, self.total)
 
     def equalise(self, keys: Tensor, queries: Tensor) -> None:
@@ -161,7 +168,6 @@ class BucketedCache(PagedRows, FusedWrite):
         self._now, self._wanted = step, list(logits_at)
         self._stage_room(len(step.rows))
         past = [span for span in step.spans if span.past]
-        self._pieces = [self._piece(span, past.index(span) if span.past else -1) for span in step.spans]
         sizes = self.sizes
         why_not = why_not_kernels(sizes.device, sizes.dtype) or bucketed_prompt.why_not_heads(
             sizes.device, sizes.dtype, sizes.head_dim, self.page
@@ -169,6 +175,7 @@ class BucketedCache(PagedRows, FusedWrite):
         self._step_own = None
         if past and why_not is None:
             self._step_own = Own.of([(span.first, span.n) for span in past], sizes.kv_heads, self.page, sizes.device)
+        self._pieces = [self._piece(span, past.index(span) if span.past else -1) for span in step.spans]
         self.places.refresh()
         return step
 
@@ -227,11 +234,12 @@ class BucketedCache(PagedRows, FusedWrite):
         if now.decoding is not None:
             out[:n] = self._decode(layer, q[:n], now.decoding)
         done = n
-        if self._step_own is not None:
+        whole = isinstance(step, PrefillStep)
+        if self._step_own is not None and not (whole and all(p.room for p in self._pieces if p.which >= 0)):
             self._step_own.pack(self._k[layer], self._v[layer], self._key_scale[layer, 0])
         for piece in self._pieces:
             span = piece.span
-            if isinstance(step, PrefillStep):
+            if whole:
                 queries, at = span.n, piece.at
             else:
                 asked = [n + i - span.first for i in self._wanted if span.first <= n + i < span.first + span.n]
@@ -256,8 +264,9 @@ class BucketedCache(PagedRows, FusedWrite):
         if piece.mass is not None and len(q) == span.n:
             seen = observed(q, k, None if piece.high is None else piece.high[layer])
             piece.mass[-len(seen) :] += seen
-        past = self.places.in_use[layer] if span.past else ()
-        return prompt_attention(q, at, self._step_own, piece.which, k, v, past, span.row, self._key_scale[layer, 0])
+        past, scale = self.places.in_use[layer] if span.past else (), self._key_scale[layer, 0]
+        room = piece.room if len(q) == span.n else None
+        return prompt_attention(q, at, self._step_own, piece.which, k, v, past, span.row, scale, room)
 
     # tokens that leave the high tier, or a step's staged ones
 
@@ -310,7 +319,16 @@ class BucketedCache(PagedRows, FusedWrite):
             tier, layers = self.places.tiers[self.allocation.high], range(self.sizes.layers)
             high = rotate(read_high(tier, layers, self.places.own_pages(span.row))[0], in_order=False)
             high *= self._key_scale[:, None]
-        return Piece(span, self._each[: span.n], which, mass, high)
+        return Piece(span, self._each[: span.n], which, mass, high, self._room_of(span))
+
+    def _room_of(self, span: Span) -> Room | None:
+        sizes, tokens = self.sizes, span.past + span.n
+        if self._step_own is None or not span.past or span.n < bucketed_unpack.least_queries(sizes.device):
+            return None
+        if self._row.numel() < bucketed_unpack.numbers_of(sizes.kv_heads, tokens):
+            most = bucketed_unpack.numbers_of(sizes.kv_heads, min(power_of_2(tokens), self.capacity))
+            self._row = torch.empty(most, dtype=torch.bfloat16, device=sizes.device)
+        return Room.of(self._row, sizes.kv_heads, span.past, span.n)
 
     def _empty_mass(self, span: Span) -> Tensor | None:
         """Zeros for the mass of a span's tokens, where their tiers depend on it."""

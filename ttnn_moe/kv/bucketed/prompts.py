@@ -10,10 +10,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ...choice import Family, Operator
-from ...cuda.attention import bucketed_prompt
+from ...cuda.attention import bucketed_prompt, bucketed_unpack
 from ...cuda.attention.bucketed_prompt import Own
+from ...cuda.attention.bucketed_unpack import Room
 from ...cuda.attention.tiers import Tier
 from ...sizes import ceil_div
+from ..attention import prefill_attention
+from ..step import Span
 from .quantise import rotate
 from .reference import Partial, attend_bucket, merge
 
@@ -33,18 +36,12 @@ def attend_piece(
     Args:
         q: [n, heads, D]. turned: the same for packed keys.
         at: [n] int64, ascending: which token of the step each query is.
-        k, v: [m, kv_heads, D], the step's tokens of the row. past: tiers of one layer; empty: no token came before.
+        k, v: [m, kv_heads, D], the step's tokens of the row. past: tiers of one layer.
         row: [1] int64.
 
     Returns:
         as q.
     """
-    if not past:
-        seen = None if len(q) == len(k) else at[:, None] >= torch.arange(len(k), device=k.device)
-        k, v, queries = (x.to(q.dtype).transpose(0, 1)[None] for x in (k, v, q))
-        gqa = k.shape[1] != queries.shape[1]
-        found = F.scaled_dot_product_attention(queries, k, v, attn_mask=seen, is_causal=seen is None, enable_gqa=gqa)
-        return found[0].transpose(0, 1)
     out: list[Tensor] = []
     for first in range(0, len(q), BLOCK):
         own = slice(first, first + BLOCK)
@@ -54,20 +51,46 @@ def attend_piece(
     return torch.cat(out)
 
 
+def attend_first(q: Tensor, at: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """attend_piece where no token came before the step's."""
+    seen = None if len(q) == len(k) else at[:, None] >= torch.arange(len(k), device=k.device)
+    k, v, queries = (x.to(q.dtype).transpose(0, 1)[None] for x in (k, v, q))
+    gqa = k.shape[1] != queries.shape[1]
+    found = F.scaled_dot_product_attention(queries, k, v, attn_mask=seen, is_causal=seen is None, enable_gqa=gqa)
+    return found[0].transpose(0, 1)
+
+
+def attend_unpacked(
+    q: Tensor, k: Tensor, v: Tensor, past: Sequence[Tier], row: int, q_scale: Tensor, room: Room
+) -> Tensor:
+    """See attend_piece; of all queries of a piece."""
+    bucketed_unpack.unpack(room, k, v, past, row, q_scale)
+    return prefill_attention(q, room.memory(), [Span(0, 0, room.n, room.past)], room.tiles)
+
+
 PROMPT: Operator[Tensor] = Operator(
     "bucketed_prompt",
     [
         Family(
-            bucketed_prompt.NAME,
-            lambda device, q, at, own, which, k, v, past, row, q_scale: (
-                "it serves a packed past" if own is None or not past else None
+            bucketed_unpack.NAME,
+            lambda device, q, at, own, which, k, v, past, row, q_scale, room: (
+                "it serves long pieces, all of their queries" if room is None else None
             ),
-            lambda q, at, own, which, k, v, past, row, q_scale: bucketed_prompt.launch(
+            lambda q, at, own, which, k, v, past, row, q_scale, room: attend_unpacked(
+                q, k, v, past, row, q_scale, room
+            ),
+        ),
+        Family(
+            bucketed_prompt.NAME,
+            lambda device, q, at, own, which, k, v, past, row, q_scale, room: (
+                "keys and values are not packed for it" if own is None else None
+            ),
+            lambda q, at, own, which, k, v, past, row, q_scale, room: bucketed_prompt.launch(
                 q, at, own, which, len(k), past, row, q_scale
             ),
-        )
+        ),
     ],
-    lambda q, at, own, which, k, v, past, row, q_scale: attend_piece(
+    lambda q, at, own, which, k, v, past, row, q_scale, room: attend_piece(
         q, rotate(q.float() * q_scale), at, k, v, past, torch.tensor([row], device=q.device)
     ),
 )
@@ -83,14 +106,17 @@ def prompt_attention(
     past: Sequence[Tier],
     row: int,
     q_scale: Tensor,
+    room: Room | None,
 ) -> Tensor:
     """See attend_piece.
 
     Args:
-        own: the step's tokens as the kernel takes them, this piece being number `which`. None: no kernel serves.
+        past: tiers of one layer; empty: no token came before.
+        own: the step's tokens as bucketed_prompt takes them, this piece being number `which`. None: it does not serve.
         q_scale: [D] fp32, what queries are multiplied by before they are rotated.
+        room: of the piece, where it is long and q has all of its queries.
     """
-    return PROMPT(q, at, own, which, k, v, past, row, q_scale)
+    return PROMPT(q, at, own, which, k, v, past, row, q_scale, room) if past else attend_first(q, at, k, v)
 
 
 def _among(q: Tensor, at: Tensor, k: Tensor, v: Tensor) -> Partial:
