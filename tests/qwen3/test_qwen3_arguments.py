@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fractions import Fraction
 from functools import cache
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from ttnn_moe.errors import RequestError
 from ttnn_moe.kv.paged import PagedCache
 from ttnn_moe.models.qwen3 import Engine, Qwen3Moe, generate, load_model
 from ttnn_moe.models.qwen3.runtime.engine import Load
+from ttnn_moe.models.qwen3.runtime.limits import Limits
 from ttnn_moe.models.qwen3.runtime.sampling import Sampling, choose
 
 GOOD = {"max_new_tokens": 2, "stop_ids": (), "seed": 1}
@@ -231,6 +233,18 @@ def test_what_generate_does_not_take(options: dict[str, Any]) -> None:
 def test_a_capacity_beyond_the_context_is_the_context() -> None:
     assert Engine(tiny(), 1, 10**12).capacity == tiny().config.max_position_embeddings
     assert [Engine(tiny(), 1, n, cache=tiny().new_cache(2, 64)).capacity for n in (20, 10**12)] == [20, 64]
+
+
+def test_prompt_tokens_of_a_step_unless_asked_for() -> None:
+    """Twice as many where prompts run eagerly on a GPU, the bucketed cache given or named."""
+
+    def chunk(kind: str, rows: int, cache: Any = None, kv: str = "paged", asked: int | None = None) -> int:
+        model: Any = SimpleNamespace(device=torch.device(kind), config=tiny().config)
+        return Limits(rows, 64, None, None, asked, None).checked(model, cache, kv).prefill_chunk
+
+    held = tiny().new_cache(40, 1024, kv="bucketed", kv_bits=4)
+    assert [chunk("cuda", 40), chunk("cuda", 40, kv="bucketed"), chunk("cuda", 1, held)] == [1984, 4032, 4032]
+    assert [chunk("cpu", 40, kv="bucketed"), chunk("cuda", 60_000), chunk("cuda", 1, asked=7)] == [256, 256, 7]
 
 
 def test_a_prompt_is_the_callers_to_write_to() -> None:

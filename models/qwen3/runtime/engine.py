@@ -50,7 +50,8 @@ class Engine:
         memory: bytes for keys and values; default: as many as rows of this capacity take, but at most 4 GiB, on a GPU
             four fifths of what is free.
         page: tokens of a page; default: the format's. PagedCache takes a power of two, at least 16.
-        prefill_chunk: prompt tokens of a step, at most; default: 256, on a GPU 2048 less a token of each row.
+        prefill_chunk: prompt tokens of a step, at most; default: 256, on a GPU 2048, or 4096 with a bucketed cache,
+            less a token of each row.
         max_waiting: requests that may wait, at least 1; more are refused. Default: any number.
         tokenizer: to get text with the tokens.
         graphs: steps are graphs of the device; None: on a GPU or an NPU, where they serve the model and the cache.

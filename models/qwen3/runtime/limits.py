@@ -8,6 +8,7 @@ from typing import Any
 from ttnn_moe.accelerator import is_accelerator
 from ttnn_moe.arguments import integer
 from ttnn_moe.errors import RequestError
+from ttnn_moe.kv.bucketed.cache import BucketedCache
 from ttnn_moe.kv.cache import RowCache
 from ttnn_moe.kv.formats import PAGED
 from ttnn_moe.kv.pages import MOST_ROWS
@@ -17,8 +18,9 @@ from ttnn_moe.visible import shown
 from .language_model import LanguageModel
 from .requests import Request
 
-STEP = 2048
-"""Tokens of a step on a GPU, unless asked for otherwise: more at a time would keep those that decode waiting."""
+STEP, EAGER_STEP = 2048, 4096
+"""Tokens of a step on a GPU, unless asked for otherwise: more at a time would keep those that decode waiting. Steps of
+prompts into a bucketed cache are no graphs: the host takes as long to launch 2,048 tokens as 4,096."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +51,8 @@ class Limits:
         if cache is not None:
             check_cache(cache, model, given, kv)
             rows, capacity = cache.rows, min(capacity, cache.capacity)
-        chunk = max(256, STEP - power_of_2(rows)) if is_accelerator(model.device) else 256
+        step = STEP if kv == PAGED and not isinstance(cache, BucketedCache) else EAGER_STEP
+        chunk = max(256, step - power_of_2(rows)) if is_accelerator(model.device) else 256
         return Limits(
             rows,
             capacity,
