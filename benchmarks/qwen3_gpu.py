@@ -103,27 +103,28 @@ def engine_of(model: Qwen3Moe, rows: int, capacity: int) -> Engine:
     return Engine(model, rows, capacity, prefill_chunk=default_chunk(model.device))
 
 
-def seconds(model: Qwen3Moe, engine: Engine, texts: list[list[int]], new: int) -> float:
+def seconds(model: Qwen3Moe, engine: Engine, texts: list[list[int]], new: int, **drawn: Any) -> float:
+    """Of a whole generation. drawn: how its tokens are, as generate's; default: greedy."""
     start = time.perf_counter()
-    made = generate(model, texts, max_new_tokens=new, stop_ids=(), engine=engine)
+    made = generate(model, texts, max_new_tokens=new, stop_ids=(), engine=engine, **drawn)
     assert all(len(tokens) == new for tokens in made.tokens)
     return time.perf_counter() - start
 
 
 def decode(
-    model: Qwen3Moe, B: int, prompt: int, new: int, rounds: int, engine: Engine | None = None
+    model: Qwen3Moe, B: int, prompt: int, new: int, rounds: int, engine: Engine | None = None, **drawn: Any
 ) -> tuple[dict[str, Any], Engine]:
-    """Step time and tokens a second of B sequences."""
+    """Step time and tokens a second of B sequences. drawn: as seconds'."""
     engine = engine_of(model, B, prompt + new) if engine is None else engine
     texts = prompts(B, prompt, model.config.vocab_size)
     start = time.perf_counter()
     engine.capture()
-    seconds(model, engine, texts, 2)
+    seconds(model, engine, texts, 2, **drawn)
     warm_up = time.perf_counter() - start
     first, whole = [], []
     for _ in range(rounds):
-        first.append(seconds(model, engine, texts, 1))
-        whole.append(seconds(model, engine, texts, new))
+        first.append(seconds(model, engine, texts, 1, **drawn))
+        whole.append(seconds(model, engine, texts, new, **drawn))
     step = (statistics.median(whole) - statistics.median(first)) / (new - 1)
     row = {
         "B": B,
@@ -194,6 +195,9 @@ def main(
     prompt: Annotated[int, typer.Option(help="Prompt tokens of a decoded sequence.")] = 128,
     new: Annotated[int, typer.Option(help="New tokens of a decoded sequence.")] = 128,
     rounds: Annotated[int, typer.Option(help="Samples of a time.")] = 5,
+    temperature: Annotated[float, typer.Option(help="Decode steps draw their tokens; 0: greedy.")] = 0.0,
+    top_k: Annotated[int, typer.Option(help="As generate's.")] = 0,
+    top_p: Annotated[float, typer.Option(help="As generate's.")] = 1.0,
     traces: Annotated[str, typer.Option(help="Batches and (p...) prompt lengths to trace.")] = "1,8,32,p512,p4096",
     device: Device = "cuda",
     backend: Backend = "auto",
@@ -216,8 +220,10 @@ def main(
     floor = floors(sizes, ceilings, dtype.itemsize)
     start = time.perf_counter()
     model = make(sizes, device, dtype, backend, seed)
+    drawn = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed}
     data: dict[str, Any] = {
         **described(model, config, ceilings, rounds),
+        "drawn": drawn if temperature else None,
         "prefill_chunk": default_chunk(model.device),
         "weights_s": time.perf_counter() - start,
         "decode": [],
@@ -233,7 +239,7 @@ def main(
         folder.mkdir(parents=True, exist_ok=True)
     wanted = traces.split(",") if device == "cuda" else []
     for B in map(int, filter(None, batches.split(","))):
-        row, engine = decode(model, B, prompt, new, rounds)
+        row, engine = decode(model, B, prompt, new, rounds, **drawn)
         data["decode"].append({**row, "floor_s": floor["step"](B)})
         save()
         if str(B) in wanted:
