@@ -51,6 +51,17 @@ def define_op(name: str, schema: str, run: Callable[..., Tensor], fake: Callable
     return op
 
 
+def without_gradients(run: Callable[[], Tensor], *inputs: Tensor) -> Tensor:
+    """run(), a function of these inputs that is no op: a backward pass through its result raises.
+
+    Raises:
+        GradientsRefused: forward-mode gradients, or a transform of torch.func.
+    """
+    if any(map(torch._C._functorch.is_functorch_wrapped_tensor, inputs)):
+        raise _refusal("a transform of torch.func cannot look into a call of kernels")
+    return _NoGradients.apply(run, *inputs)  # type: ignore[no-any-return]
+
+
 def _is_differentiated(tensor: Tensor) -> bool:
     """Whether the innermost transform of torch.func asks for gradients by a tensor, backward or forward."""
     return tensor.requires_grad or forward_ad.unpack_dual(tensor, level=0).tangent is not None

@@ -281,12 +281,12 @@ def test_other_backends_say_why_not(backend: str) -> None:
     [(0.0, True), (2.0**-13, True), (-31.875, True), (32.0, False), (2.0**-14, False), (2.0**-130, False)],
 )
 def test_scales_that_fp16_holds(scale: float, fits: bool) -> None:
-    """The largest scale of each tensor decides; smaller ones may be anything."""
+    """The largest scale of an expert's rows decides; smaller ones may be anything."""
     E, H, I = 2, 64, 128
     made = []
     for R, channels, largest in ((2 * I, H, 0.5), (H, I, scale)):
         scales = torch.full((E, R, channels // 32), 0.0, dtype=torch.bfloat16)
-        scales[1, 3, 0] = largest
+        scales[1, 3, 0] = scales[1, R - 2, 0] = largest
         values = torch.ones(E, R, channels // 4, dtype=torch.int8)
         made.append(pack(values, values, scales))
     assert fit_fp16(*made) is fits
@@ -294,3 +294,28 @@ def test_scales_that_fp16_holds(scale: float, fits: bool) -> None:
     assert experts.fp16_scales is fits
     assert Experts.from_spec(experts.spec, experts.sizes, list(experts.tensors.values())).fp16_scales is fits
     assert not Experts(NAME, E, H, I, experts.tensors).fp16_scales
+
+
+@pytest.mark.parametrize(
+    ("which", "where"),
+    [
+        (0, (1, slice(None))),
+        (1, (2, slice(None))),
+        (0, (0, slice(64))),
+        (0, (2, slice(64, None))),
+        (0, (1, slice(1, None, 2))),
+    ],
+    ids=["gate and up", "down", "gate", "up", "interleaved up"],
+)
+def test_one_experts_scales_may_be_too_small_for_fp16(which: int, where: tuple[int, slice]) -> None:
+    """Beside those of others, and gate beside up: another token, or another factor, would hide the error."""
+    E, H, I = 3, 64, 64
+    for by, fits in ((2.0**-11, True), (2.0**-13, False), (0.0, True)):
+        made = []
+        for tensor, (R, channels) in enumerate(((2 * I, H), (H, I))):
+            scales = torch.full((E, R, channels // 32), 0.5, dtype=torch.bfloat16)
+            if tensor == which:
+                scales[where] *= by
+            values = torch.ones(E, R, channels // 4, dtype=torch.int8)
+            made.append(pack(values, values, scales))
+        assert fit_fp16(*made) is fits, by

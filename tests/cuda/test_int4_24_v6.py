@@ -6,6 +6,7 @@ Each pinned invariant of the contract is a test here or a static_assert that a t
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from ctypes import c_int32
 from pathlib import Path
 
@@ -23,7 +24,7 @@ from ttnn_moe.cuda.jit.spec import Spec
 from ttnn_moe.cuda.moe import int4_24_v6_steps
 from ttnn_moe.cuda.moe.int4_24_v6 import FOLDER
 from ttnn_moe.cuda.moe.int4_24_v6_steps import FusedMoE
-from ttnn_moe.errors import ContractError
+from ttnn_moe.errors import ContractError, GradientsRefused
 from ttnn_moe.selfcheck.oracle import oracle
 
 why_not_on = int4_24_v6_steps.why_not_on
@@ -253,6 +254,43 @@ def test_wrong_arguments_are_refused(kernels: HostKernels) -> None:
     ):
         with pytest.raises(ContractError, match="expected"):
             flow.apply(hidden, given, weights)
+
+
+@on_host
+def test_what_is_no_such_tensor_is_refused(kernels: HostKernels) -> None:
+    flow = FusedMoE(exact_experts(2, 64, 64), 2, 1)
+    x, ids, ws = integers(2, 64), torch.zeros(2, 1, dtype=torch.int32), torch.ones(2, 1)
+    offsets, rows = torch.zeros(3, dtype=torch.int32), integers(2, 64)
+    calls: list[Callable[[], object]] = [
+        lambda: flow.apply(None, ids, ws),  # type: ignore[arg-type]
+        lambda: flow.apply(x, ids.tolist(), ws),  # type: ignore[arg-type]
+        lambda: flow.apply(x.float().numpy(), ids, ws),  # type: ignore[arg-type]
+        lambda: flow.apply(torch._neg_view(x), ids, ws),
+        lambda: flow.apply(x.to_sparse(), ids, ws),
+        lambda: flow.permute(x, None),  # type: ignore[arg-type]
+        lambda: flow.k2(None, offsets),  # type: ignore[arg-type]
+        lambda: flow.k2(rows, None),  # type: ignore[arg-type]
+        lambda: flow.k4(rows, offsets, torch.zeros(7)),
+        lambda: flow.combine(None, ids, ws),  # type: ignore[arg-type]
+        lambda: FusedMoE(exact_experts(2, 64, 64), 4.0, 1),  # type: ignore[arg-type]
+        lambda: FusedMoE(exact_experts(2, 64, 64), 4, "1"),  # type: ignore[arg-type]
+    ]
+    for call in calls:
+        with pytest.raises(ContractError, match="expected"):
+            call()
+
+
+@on_host
+def test_gradients_are_refused(kernels: HostKernels) -> None:
+    flow = FusedMoE(exact_experts(2, 64, 64), 2, 1)
+    x, ids, ws = integers(2, 64), torch.zeros(2, 1, dtype=torch.int32), torch.ones(2, 1)
+    y = x.clone().requires_grad_()
+    for out in (flow.apply(y, ids, ws) + y, flow.permute(y, ids).X_perm):
+        with pytest.raises(GradientsRefused):
+            out.sum().backward()
+    with pytest.raises(GradientsRefused):
+        torch.func.jvp(lambda z: flow.apply(z, ids, ws), (x,), (x,))
+    assert y.grad is None
 
 
 def test_no_tokens_are_refused(kernels: HostKernels) -> None:

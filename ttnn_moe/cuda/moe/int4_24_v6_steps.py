@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from ...accelerator import on
+from ...arguments import as_integer
 from ...contract import Experts, Problem, Routing
 from ...errors import ContractError
+from ...memory import check_tensors
+from ...no_gradients import without_gradients
+from ...visible import shown
 from ..arch import target_of
 from ..jit import load
 from . import sort
@@ -62,9 +67,16 @@ class FusedMoE:
     """
 
     def __init__(self, experts: Experts, T: int, K: int):
-        self.experts, self.problem = experts, Problem.of(T, K, experts, torch.bfloat16)
+        if as_integer(T) is None or as_integer(K) is None:
+            raise ContractError("sizes are no integers", got=f"T={shown(T)}, K={shown(K)}", expected="two integers")
+        self.experts, self.problem = experts, Problem.of(int(T), int(K), experts, torch.bfloat16)
         if (reason := _why_not(self.problem, experts)) is not None:
-            raise ContractError("v6 does not run this problem", got=reason)
+            raise ContractError(
+                "v6 does not run this problem",
+                got=reason,
+                expected="int4_24 experts on an NVIDIA GPU, T of 1 or more, K of 1 to 16",
+                remedy="call ttnn_moe.moe, which runs every problem",
+            )
         device, target = experts.device, target_of(experts.device)
         self._device = device
         self._plan = INT4_24_V6.plan(self.problem, target)
@@ -79,7 +91,11 @@ class FusedMoE:
 
     def apply(self, hidden: Tensor, topk_ids: Tensor, topk_ws: Tensor) -> Tensor:
         """out [T, H] bf16 of hidden [T, H] bf16, topk_ids [T, K] int32, topk_ws [T, K] fp32: one call of the family."""
-        self._check(hidden=hidden, topk_ids=topk_ids, topk_ws=topk_ws)
+        return self._run(
+            lambda: self._apply(hidden, topk_ids, topk_ws), hidden=hidden, topk_ids=topk_ids, topk_ws=topk_ws
+        )
+
+    def _apply(self, hidden: Tensor, topk_ids: Tensor, topk_ws: Tensor) -> Tensor:
         out = torch.empty_like(hidden)
         call = Call(hidden, Routing.from_topk(topk_ids, topk_ws, self.problem.E), self.experts, out, False)
         buffers = tuple(self._empty(*b.shape, dtype=b.dtype) for b in INT4_24_V6.scratch(self._plan))
@@ -89,7 +105,16 @@ class FusedMoE:
 
     def permute(self, hidden: Tensor, topk_ids: Tensor) -> Permuted:
         """Sort the pairs of hidden [T, H] bf16 and topk_ids [T, K] int32 by expert, and gather their rows."""
-        self._check(hidden=hidden, topk_ids=topk_ids)
+        made: list[Permuted] = []
+
+        def run() -> Tensor:
+            made.append(self._permuted(hidden, topk_ids))
+            return made[0].X_perm
+
+        rows = self._run(run, hidden=hidden, topk_ids=topk_ids)
+        return replace(made[0], X_perm=rows)
+
+    def _permuted(self, hidden: Tensor, topk_ids: Tensor) -> Permuted:
         plan, words, problem = self._plan, self._plan.words, self.problem
         memory = self._empty(words.count, dtype=torch.int32)
         at, inverse = memory.data_ptr(), words.inverse // 4
@@ -108,17 +133,21 @@ class FusedMoE:
 
     def k2(self, X_perm: Tensor, OffE: Tensor, Eids: Tensor | None = None) -> Tensor:
         """X2_perm [M, I] bf16 = silu(X_perm Wg_e) * (X_perm Wu_e). Without Eids, blockIdx.y is the expert."""
-        self._check(X_perm=X_perm, OffE=OffE, Eids=Eids)
-        return self._product(self._k2[Eids is not None], X_perm, OffE, Eids, "w13", self.problem.I)
+        launch, given = self._k2[Eids is not None], (X_perm, OffE, Eids)
+        run = lambda: self._product(launch, *given, "w13", self.problem.I)  # noqa: E731
+        return self._run(run, X_perm=X_perm, OffE=OffE, Eids=Eids)
 
     def k4(self, X2_perm: Tensor, OffE: Tensor, Eids: Tensor | None = None) -> Tensor:
         """Y_perm [M, H] bf16 = X2_perm Wd_e."""
-        self._check(X2_perm=X2_perm, OffE=OffE, Eids=Eids)
-        return self._product(self._k4[Eids is not None], X2_perm, OffE, Eids, "w2", self.problem.H)
+        launch, given = self._k4[Eids is not None], (X2_perm, OffE, Eids)
+        run = lambda: self._product(launch, *given, "w2", self.problem.H)  # noqa: E731
+        return self._run(run, X2_perm=X2_perm, OffE=OffE, Eids=Eids)
 
     def combine(self, Y_perm: Tensor, Inv: Tensor, topk_ws: Tensor) -> Tensor:
         """out [T, H] bf16: the K rows of each token, weighted by topk_ws [T, K] fp32, in ascending k."""
-        self._check(Y_perm=Y_perm, Inv=Inv, topk_ws=topk_ws)
+        return self._run(lambda: self._combined(Y_perm, Inv, topk_ws), Y_perm=Y_perm, Inv=Inv, topk_ws=topk_ws)
+
+    def _combined(self, Y_perm: Tensor, Inv: Tensor, topk_ws: Tensor) -> Tensor:
         out = self._empty(self.problem.T, self.problem.H)
         with self._here():
             given = (tensor.data_ptr() for tensor in (Y_perm, Inv, topk_ws))
@@ -134,7 +163,18 @@ class FusedMoE:
             launch(load.stream(self._device.index), *given, out.data_ptr())
         return out
 
-    def _check(self, **tensors: Tensor | None) -> None:
+    def _run(self, run: Callable[[], Tensor], **tensors: Tensor | None) -> Tensor:
+        """run(), after a check of the tensors by their names; its result has no gradients."""
+        given = {name: tensor for name, tensor in tensors.items() if name != "Eids" or tensor is not None}
+        check_tensors(**given)
+
+        def checked() -> Tensor:
+            self._check(given)  # type: ignore[arg-type]
+            return run()
+
+        return without_gradients(checked, *given.values())  # type: ignore[arg-type]
+
+    def _check(self, tensors: dict[str, Tensor]) -> None:
         """Raise ContractError unless tensors have the shape and dtype of their names, contiguous, on the GPU."""
         problem, M, bf16 = self.problem, self._plan.most_rows, torch.bfloat16
         pairs = problem.T, problem.K
@@ -150,15 +190,17 @@ class FusedMoE:
             "Eids": ((self._plan.active,), torch.int32),
         }
         for name, tensor in tensors.items():
-            if tensor is None:
-                continue
             shape, dtype = wanted[name]
             fits = tuple(tensor.shape) == shape and tensor.dtype == dtype and tensor.device == self._device
-            if not fits or not tensor.is_contiguous() or tensor.data_ptr() % 16:
+            plain = tensor.layout is torch.strided and tensor.is_contiguous() and not tensor.is_neg()
+            if not fits or not plain or tensor.data_ptr() % 16:
+                strides = tensor.stride() if tensor.layout is torch.strided else tensor.layout
+                negative = ", a negative view" if tensor.is_neg() else ""
                 raise ContractError(
                     f"{name} does not fit",
-                    got=f"{tuple(tensor.shape)} {tensor.dtype}, strides {tensor.stride()}, on {tensor.device}",
+                    got=f"{tuple(tensor.shape)} {tensor.dtype}, strides {strides}, on {tensor.device}{negative}",
                     expected=f"{shape} {dtype}, contiguous, at a multiple of 16 bytes, on {self._device}",
+                    remedy="copy it there: torch.empty(shape, dtype=..., device=...).copy_(tensor)",
                 )
 
     def _empty(self, *shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
