@@ -40,6 +40,12 @@ def test_plans_take_what_was_kept_for_about_as_many_tokens(folder: Path) -> None
     assert {T: tile(T) for T in own} == {**own, 256: OTHER, 512: OTHER, 1024: OTHER}, "up to twice as many, or half"
 
 
+def test_a_call_without_tokens_has_the_plan_that_it_had() -> None:
+    own = tile(0)
+    tuned.keep(TARGET, [(replace(PROBLEM, T=1), OTHER)])
+    assert tile(1) == OTHER != own == tile(0)
+
+
 def test_the_nearest_number_of_tokens_counts_and_a_later_run_replaces(folder: Path) -> None:
     fast, slow = WarpTile(4, 2, 160, 3), OTHER
     tuned.keep(TARGET, [(PROBLEM, slow), (replace(PROBLEM, T=1024), fast)])

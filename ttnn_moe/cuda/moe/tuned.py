@@ -49,7 +49,7 @@ def sizes_of(problem: Problem) -> dict[str, Any]:
 
 def tuned_tile(problem: Problem, target: Target, able: Collection[TileT]) -> TileT | None:
     """The tile found for a problem or one with about as many tokens; None: nothing was found that is among `able`."""
-    if not able:
+    if not able or problem.T < 1:
         return None
     entries = _entries(file_of(target))
     if not entries:
