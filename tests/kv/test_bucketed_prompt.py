@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from bucketed_tiers import Rows, filled
-from host_kernels import GXX, HostKernels, with_mistake
+from host_kernels import GXX, HostKernels, used, with_mistake
 from ttnn_moe.cuda.attention import bucketed_prompt
 from ttnn_moe.cuda.attention.bucketed_prompt import Own
 from ttnn_moe.kv.bucketed.prompts import attend_piece
@@ -21,11 +21,7 @@ pytestmark = [pytest.mark.skipif(not GPU and GXX is None, reason="g++ is not ins
 MIXED = {2: [90, 0], 3: [33, 0], 4: [3, 65], 8: [40, 0], 16: [20, 9]}
 
 
-def used(host: HostKernels, monkeypatch: pytest.MonkeyPatch) -> HostKernels:
-    if not GPU:
-        host.use(monkeypatch)
-    bucketed_prompt._launches.cache_clear(), bucketed_prompt._packer.cache_clear()
-    return host
+KEPT = bucketed_prompt._launches, bucketed_prompt._packer
 
 
 def error(
@@ -57,7 +53,7 @@ def error(
 def test_a_piece_and_what_came_before(
     n: int, heads: int, at: list[int] | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    host = used(HostKernels(tmp_path, late=True), monkeypatch)
+    host = used(HostKernels(tmp_path, late=True), monkeypatch, *KEPT)
     rows = filled(MIXED, 1, 128, holes=0.2, outside=float("nan"), spread=4.0 if at else 1.0, device=DEVICE)
     some = None if at is None else torch.tensor(at, device=DEVICE)
     assert error(rows, n, heads, 0, some, 3 if at else 1) < 0.02 and host.sound
@@ -89,6 +85,6 @@ def test_a_token_of_nan_hides_from_others() -> None:
 )
 def test_a_mistake_does_not_pass(line: str, instead: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     wrong = with_mistake(tmp_path, "sm80/bucketed_prompt", line, instead)
-    used(HostKernels(tmp_path, sources=wrong), monkeypatch)
+    used(HostKernels(tmp_path, sources=wrong), monkeypatch, *KEPT)
     rows = filled(MIXED, 1, 128, holes=0.2, outside=float("nan"))
     assert not error(rows, 7, 6, 0) < 0.02

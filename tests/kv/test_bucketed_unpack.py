@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from bucketed_tiers import Rows, filled
-from host_kernels import GXX, HostKernels, with_mistake
+from host_kernels import GXX, HostKernels, used, with_mistake
 from ttnn_moe.cuda.attention import bucketed_unpack
 from ttnn_moe.cuda.attention.bucketed_unpack import WHOLE, Room, numbers_of
 from ttnn_moe.kv.bucketed.cache import BucketedCache
@@ -22,13 +22,6 @@ GPU = torch.cuda.is_available()
 DEVICE = "cuda" if GPU else "cpu"
 pytestmark = [pytest.mark.skipif(not GPU and GXX is None, reason="g++ is not installed"), *[pytest.mark.gpu] * GPU]
 MIXED = {2: [90, 0], 3: [33, 0], 4: [3, 65], 8: [40, 0], 16: [20, 9]}
-
-
-def used(host: HostKernels, monkeypatch: pytest.MonkeyPatch) -> HostKernels:
-    if not GPU:
-        host.use(monkeypatch)
-    bucketed_unpack._launch.cache_clear()
-    return host
 
 
 def piece(rows: Rows, row: int, n: int) -> tuple[Tensor, Tensor, Tensor, Room]:
@@ -47,7 +40,7 @@ def same(rows: Rows, row: int, n: int) -> bool:
     bucketed_unpack.unpack(room, k, v, rows.tiers, row, scale)
     packed = rows.dense(row) if room.past else (k[:0].float(), v[:0].float())
     by, end = (scale, torch.ones_like(scale)), room.past + n
-    for got, own, levels, times in zip((room.keys[0], room.values[0]), (k, v), packed, by, strict=True):
+    for got, own, levels, times in zip((room.memory.keys[0], room.memory.values[0]), (k, v), packed, by, strict=True):
         want = torch.cat(((rotate(levels.to(DEVICE)) * times).bfloat16(), own)).transpose(0, 1)
         read = -(-end // WHOLE) * WHOLE
         if not torch.equal(got[:, :end], want) or bool(got[:, end:read].count_nonzero()):
@@ -76,7 +69,7 @@ def test_a_row_has_the_bits_of_its_definition(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    host = used(HostKernels(tmp_path), monkeypatch)
+    host = used(HostKernels(tmp_path), monkeypatch, bucketed_unpack._launch)
     rows = filled(counts, kv_heads, 128, page=page, holes=0.2, outside=float("nan"), device=DEVICE)
     assert same(rows, row, n) and host.sound
 
@@ -95,7 +88,7 @@ def test_a_row_has_the_bits_of_its_definition(
 @pytest.mark.skipif(GPU, reason="on the host alone")
 def test_a_mistake_does_not_pass(line: str, instead: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     wrong = with_mistake(tmp_path, "sm80/bucketed_unpack", line, instead)
-    used(HostKernels(tmp_path, sources=wrong), monkeypatch)
+    used(HostKernels(tmp_path, sources=wrong), monkeypatch, bucketed_unpack._launch)
     assert not same(filled({3: [60], 16: [9]}, 1, 128, holes=0.2), 0, 5)
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from bucketed_writes import Written, changes, written
-from host_kernels import GXX, HostKernels, with_mistake
+from host_kernels import GXX, HostKernels, used, with_mistake
 from ttnn_moe.choice import plain
 from ttnn_moe.cuda.attention import bucketed_write
 from ttnn_moe.decoder.torch_forms import head_norm_rope
@@ -19,20 +19,13 @@ from ttnn_moe.kv.step import DecodeStep
 GPU = torch.cuda.is_available()
 DEVICE = "cuda" if GPU else "cpu"
 pytestmark = [pytest.mark.skipif(not GPU and GXX is None, reason="g++ is not installed"), *[pytest.mark.gpu] * GPU]
+KEPT = bucketed_write._writer, bucketed_write._mover, bucketed_write._stayer
 
 
 @pytest.fixture
 def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> HostKernels:
     """Where there is no GPU, the kernels run on the host."""
-    return used(HostKernels(tmp_path), monkeypatch)
-
-
-def used(host: HostKernels, monkeypatch: pytest.MonkeyPatch) -> HostKernels:
-    if not GPU:
-        host.use(monkeypatch)
-    for cached in (bucketed_write._writer, bucketed_write._mover, bucketed_write._stayer):
-        cached.cache_clear()
-    return host
+    return used(HostKernels(tmp_path), monkeypatch, *KEPT)
 
 
 def moved(high: int, bits: list[int], layers: int, kv_heads: int, n: int) -> bool:
@@ -111,5 +104,5 @@ def test_norm_and_rope_of_heads(host: HostKernels) -> None:
 @pytest.mark.skipif(GPU, reason="on the host alone")
 def test_a_mistake_does_not_pass(line: str, instead: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     wrong = with_mistake(tmp_path, "sm80/bucketed_units", line, instead)
-    used(HostKernels(tmp_path, sources=wrong), monkeypatch)
+    used(HostKernels(tmp_path, sources=wrong), monkeypatch, *KEPT)
     assert not moved(8, [3], 1, 1, 92)

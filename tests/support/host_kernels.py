@@ -50,6 +50,15 @@ class TensorMap(ctypes.Structure):
         return made
 
 
+def used(host: HostKernels, monkeypatch: pytest.MonkeyPatch, *cached: Any) -> HostKernels:
+    """host, which runs the kernels where there is no GPU. cached: functions that keep launches, which they forget."""
+    if not torch.cuda.is_available():
+        host.use(monkeypatch)
+    for function in cached:
+        function.cache_clear()
+    return host
+
+
 class HostKernels:
     """Kernels built for the host, once a test session for each set of definitions; stands in for launching.
 

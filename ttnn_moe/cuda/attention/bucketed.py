@@ -17,7 +17,7 @@ from ..arch import target_of
 from ..jit import load, spec
 from ..moe.uses import pointer
 from .memory import scale_of
-from .tiers import BITS, Tier
+from .tiers import BITS, Tier, addresses, by_bits
 
 NAME = "CUDA C++ bucketed_attention (mma.sync)"
 HEAD_DIM, MOST_QUERIES = 128, 8
@@ -182,8 +182,8 @@ def _costs(shape: Shape) -> tuple[float, float, float]:
 def shape_of(q: Tensor, tiers: Sequence[Tier]) -> Shape:
     """Of q [T, n, heads, 128]."""
     T, n, heads, _ = q.shape
-    wide = dict.fromkeys(BITS, 0) | {tier.bits: tier.row_stride for tier in tiers}
-    return Shape(T, n, heads, tiers[0].kv_heads, tiers[0].page, tuple(wide.values()))
+    wide = by_bits(tiers, lambda tier: tier.row_stride)
+    return Shape(T, n, heads, tiers[0].kv_heads, tiers[0].page, wide)
 
 
 def plan_of(q: Tensor, tiers: Sequence[Tier]) -> Plan:
@@ -241,8 +241,7 @@ def launch(
     if mass is not None:
         weights = q.new_empty(T, kv_heads, shape.most_pieces, shape.width(of), dtype=torch.float32)
         whole = q.new_empty(T, n, heads, dtype=torch.float32)
-    by_bits = {tier.bits: tier for tier in tiers}
-    places = [x for bits in BITS for x in _places(by_bits.get(bits))]
+    places = addresses(tiers, "payload", "scales", "token_ids", "table", "counts")
     causal = positions is not None and n > 1
     attend, join, sum_up = _launches(shape, causal, rotate, mass is not None, of, device)
     with torch.cuda.device(device):
@@ -266,13 +265,6 @@ def launch(
             ends = _ends(tiers, mass)
             sum_up(stream, pointer(weights), pointer(whole), rows.data_ptr(), pointer(num_tokens), *ends)
     return out
-
-
-def _places(tier: Tier | None) -> Sequence[int]:
-    """Addresses that the attention takes of a tier; 0 without one."""
-    if tier is None:
-        return (0,) * 5
-    return [t.data_ptr() for t in (tier.payload, tier.scales, tier.token_ids, tier.table, tier.counts)]
 
 
 def _ends(tiers: Sequence[Tier], mass: Sequence[Tensor]) -> list[int]:

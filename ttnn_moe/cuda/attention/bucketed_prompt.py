@@ -19,7 +19,7 @@ from ..moe.uses import pointer
 from .bucketed import merge_launch
 from .bucketed_write import tier_spec
 from .memory import scale_of
-from .tiers import BITS, UNIT, Tier
+from .tiers import BITS, UNIT, Tier, addresses, by_bits
 
 NAME = "CUDA C++ bucketed_prompt (mma.sync)"
 HEAD_DIM = 128
@@ -113,13 +113,8 @@ def launch(
     q = q.contiguous()
     n, heads, D = q.shape
     kv_heads, device, out = tiers[0].kv_heads, q.device, torch.empty_like(q)
-    by_bits = {tier.bits: tier for tier in tiers}
-    places: list[int] = []
-    for bits in BITS:
-        tier = by_bits.get(bits)
-        tensors = () if tier is None else (tier.payload, tier.scales, tier.table, tier.counts)
-        places += [t.data_ptr() for t in tensors] or [0] * 4
-    wide = tuple(by_bits[bits].row_stride if bits in by_bits else 0 for bits in BITS)
+    places = addresses(tiers, "payload", "scales", "table", "counts")
+    wide = by_bits(tiers, lambda tier: tier.row_stride)
     page, keys = own.pages[which], sum(tier.capacity for tier in tiers)
     splits = splits or splits_of(n * heads, kv_heads, keys, devices.gpu(device).multiprocessors)
     partial = lse = None

@@ -12,7 +12,7 @@ from .. import device as devices
 from ..triton_launch import pdl, precision
 from .decode import splits_of
 from .memory import scale_of
-from .tiers import BITS, Tier
+from .tiers import BITS, Tier, by_bits
 
 NAME = "Triton bucketed_attention"
 MOST = 256
@@ -50,10 +50,10 @@ def launch(
     splits = splits_of(T, kv_heads, capacity, devices.gpu(q.device).multiprocessors)
     partial = q.new_empty(T, n, heads, splits, D_pad, dtype=torch.float32)
     lse = q.new_empty(T, n, heads, splits, dtype=torch.float32)
-    by_bits = {tier.bits: tier for tier in tiers}
+    of_bits = {tier.bits: tier for tier in tiers}
     places: list[Tensor | None] = []
     for bits in BITS:
-        tier = by_bits.get(bits)
+        tier = of_bits.get(bits)
         if tier is None:
             places += [None] * 5
         else:
@@ -61,9 +61,9 @@ def launch(
             places += [words, tier.scales, tier.token_ids, tier.table, tier.counts]
     bucketed_attention[(T, kv_heads, splits)](
         *(q.contiguous(), rows, positions, num_tokens, partial, lse, *places),
-        *(by_bits[bits].row_stride if bits in by_bits else 0 for bits in BITS),
+        *by_bits(tiers, lambda tier: tier.row_stride),
         scale_of(D),
-        TIERS=sum(1 << bits for bits in by_bits),
+        TIERS=sum(1 << bits for bits in of_bits),
         N=n,
         KV=kv_heads,
         G=group,

@@ -20,7 +20,7 @@ from ..arch import target_of, why_not_hopper
 from ..jit import load, spec
 from . import prefill
 from .memory import Memory
-from .tiers import BITS, UNIT, Tier
+from .tiers import UNIT, Tier, addresses, by_bits
 
 NAME = "CUDA C++ bucketed_unpack, then attention in bf16"
 HEAD_DIM = 128
@@ -36,13 +36,13 @@ class Room:
     """Where a row becomes bf16, one layer at a time, and the work of one piece of its prompt.
 
     Attributes:
-        keys, values: [1, kv_heads, room, 128] bf16, by position; room is a multiple of WHOLE.
+        memory: the row as attention reads it: keys and values [1, kv_heads, room, 128] bf16, by position. room is a
+            multiple of WHOLE. Attention writes none of them.
         past, n: tokens of the row before the piece, and of the piece.
         tiles: prefill.tiles_of the piece.
     """
 
-    keys: Tensor
-    values: Tensor
+    memory: Memory
     past: int
     n: int
     tiles: Tensor
@@ -56,11 +56,8 @@ class Room:
         tiles = prefill.tiles_of([(0, n, past, 0)], prefill.queries_of(HEAD_DIM, memory.itemsize))
         words = upload(torch.tensor(tiles, dtype=torch.int32), memory.device)
         used = kv_heads * room * HEAD_DIM
-        return cls(keys[:used].view(shape), values[:used].view(shape), past, n, words)
-
-    def memory(self) -> Memory:
-        """As attention reads it: all of the row's tokens, none of them written by attention."""
-        return Memory(self.keys, self.values, self.tiles[:0].long(), self.tiles[:0].long())
+        none = words.new_empty(0, dtype=torch.int64)
+        return cls(Memory(keys[:used].view(shape), values[:used].view(shape), none, none), past, n, words)
 
 
 def least_queries(device: torch.device) -> int:
@@ -81,21 +78,16 @@ def unpack(room: Room, k: Tensor, v: Tensor, tiers: Sequence[Tier], row: int, ke
         tiers: of one layer, rotated. row: of their tables.
         key_scale: [128] fp32, what keys were divided by before they were rotated.
     """
-    by_bits = {tier.bits: tier for tier in tiers}
-    places: list[int] = []
-    for bits in BITS:
-        tier = by_bits.get(bits)
-        tensors = () if tier is None else (tier.payload, tier.scales, tier.token_ids, tier.table, tier.counts)
-        places += [t.data_ptr() for t in tensors] or [0] * 5
-    used = tuple(by_bits[bits].table.shape[1] if bits in by_bits else 0 for bits in BITS)
-    wide = tuple(by_bits[bits].row_stride if bits in by_bits else 0 for bits in BITS)
+    places = addresses(tiers, "payload", "scales", "token_ids", "table", "counts")
+    used, wide = by_bits(tiers, lambda tier: tier.table.shape[1]), by_bits(tiers, lambda tier: tier.row_stride)
     device, end = k.device, room.past + room.n
     zeros = ceil_div(end, WHOLE) * WHOLE - end
-    kv_heads, size = room.keys.shape[1:3]
+    keys, values = room.memory.keys, room.memory.values
+    kv_heads, size = keys.shape[1:3]
     with torch.cuda.device(device):
         _launch(room.n + zeros, kv_heads, size, tiers[0].page, used, wide, device)(
             load.stream(device.index),
-            *(key_scale.data_ptr(), k.data_ptr(), v.data_ptr(), room.keys.data_ptr(), room.values.data_ptr()),
+            *(key_scale.data_ptr(), k.data_ptr(), v.data_ptr(), keys.data_ptr(), values.data_ptr()),
             *(row, room.past, room.n, zeros, *places),
         )
 

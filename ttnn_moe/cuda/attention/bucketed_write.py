@@ -15,7 +15,7 @@ from ...sizes import ceil_div
 from ..arch import target_of
 from ..jit import load, spec
 from ..moe.uses import pointer
-from .tiers import BITS, UNIT, Layers, Tier
+from .tiers import BITS, UNIT, Layers, Tier, addresses
 
 NAME = "CUDA C++ bucketed_write"
 HEAD_DIM = 128
@@ -193,13 +193,9 @@ def move(high: Layers, tiers: Sequence[Layers], ring: Ring, changes: Sequence[Ch
     with torch.cuda.device(device):
         stream = load.stream(device.index)
         if units:
-            by_bits = {layers.together.bits: layers for layers in tiers}
-            ends: list[int] = []
-            for bits in BITS:
-                one = by_bits.get(bits)
-                tensors = () if one is None else (one.together.payload, one.together.scales, one.together.token_ids)
-                ends += [t.data_ptr() for t in tensors] or [0] * 3
-            pages = tuple(by_bits[bits].pages if bits in by_bits else 0 for bits in BITS)
+            ends = addresses([layers.together for layers in tiers], "payload", "scales", "token_ids")
+            of = {layers.together.bits: layers.pages for layers in tiers}
+            pages = tuple(of.get(bits, 0) for bits in BITS)
             sizes = (high.pages, *pages, room, ring.sinks, ring.ring)
             _mover(len(units), len(high.each), its.kv_heads, its.bits, its.page, sizes, device)(
                 stream,

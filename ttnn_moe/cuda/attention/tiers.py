@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -105,3 +105,15 @@ class Layers:
         """Pages [n] of these layers, as pages [layers, n] of `together`."""
         first = torch.arange(layers.start, layers.stop, device=pages.device) * self.pages
         return first[:, None] + pages
+
+
+def by_bits(tiers: Sequence[Tier], size: Callable[[Tier], int]) -> tuple[int, ...]:
+    """A number of each tier, in the order of BITS; 0 for a tier that is not there."""
+    found = {tier.bits: size(tier) for tier in tiers}
+    return tuple(found.get(bits, 0) for bits in BITS)
+
+
+def addresses(tiers: Sequence[Tier], *fields: str) -> list[int]:
+    """Where these tensors of each tier lie, tier by tier in the order of BITS; 0 for a tier that is not there."""
+    found = {tier.bits: [getattr(tier, field).data_ptr() for field in fields] for tier in tiers}
+    return [address for bits in BITS for address in found.get(bits, [0] * len(fields))]

@@ -65,7 +65,7 @@ def attend_unpacked(
 ) -> Tensor:
     """See attend_piece; of all queries of a piece."""
     bucketed_unpack.unpack(room, k, v, past, row, q_scale)
-    return prefill_attention(q, room.memory(), [Span(0, 0, room.n, room.past)], room.tiles)
+    return prefill_attention(q, room.memory, [Span(0, 0, room.n, room.past)], room.tiles)
 
 
 PROMPT: Operator[Tensor] = Operator(
