@@ -42,6 +42,7 @@ from ttnn_moe.cuda.moe.sm90_mxfp4 import MXFP4_BOXES_SM90, MXFP4_SM90
 from ttnn_moe.cuda.moe.uses import Use
 from ttnn_moe.cuda.parallel import one_shot
 from ttnn_moe.cuda.router import clustered
+from ttnn_moe.cuda.sampling import draw_tokens
 from ttnn_moe.sources import kernel_path
 
 ROOT = kernel_path("gpu_kernels", "cuda")
@@ -136,6 +137,16 @@ MODEL = [
             (torch.bfloat16, 4096, 128, 8),
             (torch.float16, 4096, 128, 16),
             (torch.float16, 2048, 256, 8),
+        )
+    ),
+    *(
+        Use(draw_tokens.spec_of(arch, dtype, blocks), draw_tokens.shared_memory(blocks))
+        for arch, dtype, blocks in (
+            ("sm_80", torch.bfloat16, 1),
+            ("sm_86", torch.float32, 1),
+            ("sm_120f", torch.bfloat16, 1),
+            ("sm_90a", torch.float16, 1),
+            ("sm_90a", torch.bfloat16, 8),
         )
     ),
     Use(prefill_sm90.spec_of(torch.bfloat16, 0, 8), prefill_sm90.SHARED_MEMORY),

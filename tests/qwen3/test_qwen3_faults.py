@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
@@ -9,15 +10,15 @@ import pytest
 import torch
 
 from qwen3_checkpoints import TINY, prompts
+from ttnn_moe import decoder
+from ttnn_moe.decoder import Draw
 from ttnn_moe.errors import RequestError
 from ttnn_moe.kv.step import PrefillStep
 from ttnn_moe.models.qwen3 import Engine, Qwen3Moe, Tokenizer, generate, load_model
-from ttnn_moe.models.qwen3.runtime import runner
 from ttnn_moe.models.qwen3.runtime.captured import CapturedRunner
 from ttnn_moe.models.qwen3.runtime.engine import Load
 from ttnn_moe.models.qwen3.runtime.graphs import Again
 from ttnn_moe.models.qwen3.runtime.requests import Request, Token, make_requests
-from ttnn_moe.models.qwen3.runtime.sampling import Sampling
 from ttnn_moe.models.qwen3.runtime.scheduler import Scheduler
 from ttnn_moe.models.qwen3.tokenizer import TextStream
 
@@ -78,16 +79,16 @@ def drawing_fails(patch: pytest.MonkeyPatch) -> None:
 
 def choosing_fails(patch: pytest.MonkeyPatch) -> None:
     """For the number that the bad request draws third, in whatever rows it is."""
-    choose = runner.choose
+    draw_tokens = decoder.draw_tokens
     generator = torch.Generator().manual_seed(BAD)
     third = [float(torch.rand((), dtype=torch.float64, generator=generator)) for _ in range(3)][2]
 
-    def failing(logits: torch.Tensor, sampling: Sampling, uniform: torch.Tensor) -> torch.Tensor:
-        if third in uniform.tolist():
+    def failing(logits: torch.Tensor, tokens: torch.Tensor, asked: Sequence[Draw]) -> None:
+        if third in [one.uniform for one in asked]:
             raise Fault("no token")
-        return choose(logits, sampling, uniform)
+        draw_tokens(logits, tokens, asked)
 
-    patch.setattr(runner, "choose", failing)
+    patch.setattr(decoder, "draw_tokens", failing)
 
 
 FAULTS = [text_fails, drawing_fails, choosing_fails]

@@ -12,11 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from qwen3_checkpoints import make, prompts
+from ttnn_moe.draws import kept_probabilities
 from ttnn_moe.errors import RequestError
 from ttnn_moe.models.qwen3 import Engine, Qwen3Moe, Tokenizer, generate, load_model, stream
 from ttnn_moe.models.qwen3.runtime.prefill_graphs import size_for, sizes_to
 from ttnn_moe.models.qwen3.runtime.runner import EagerRunner
-from ttnn_moe.models.qwen3.runtime.sampling import Sampling, choose, kept_probabilities, seeds_of
+from ttnn_moe.models.qwen3.runtime.sampling import Sampling, choose, seeds_of
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +53,7 @@ def test_kept_tokens_are_those_of_the_definition(
 ) -> None:
     logits = torch.randn(2, V, generator=torch.Generator().manual_seed(seed)) * 3
     sampling = Sampling(temperature, top_k, top_p)
-    probabilities, tokens = kept_probabilities(logits, sampling)
+    probabilities, tokens = kept_probabilities(logits, sampling.temperature, sampling.top_k, sampling.top_p)
     for row in range(2):
         expected = by_definition(logits[row].tolist(), sampling)
         kept = probabilities[row] > 0
@@ -98,7 +99,7 @@ def test_greedy_and_the_limits_of_sampling() -> None:
     assert torch.equal(choose(logits, Sampling(1.0, top_k=1), u), best)
     assert torch.equal(choose(logits, Sampling(1.0, top_p=1e-9), u), best)
     assert torch.equal(choose(logits, Sampling(1e-6), u), best)
-    equal, _ = kept_probabilities(torch.zeros(1, 4), Sampling(1.0, top_p=0.5))
+    equal, _ = kept_probabilities(torch.zeros(1, 4), 1.0, 0, 0.5)
     assert equal.tolist() == [[0.25, 0.25, 0, 0]], "the fewest that reach top_p"
     spoiled = torch.full((2, 17), float("nan"))
     assert all(0 <= token < 17 for token in choose(spoiled, Sampling(1.0, 5, 0.9), u[:2]).tolist())

@@ -5,12 +5,25 @@ sm_80 or newer where triton is installed, and with TRITON_INTERPRET=1 tensors on
 """
 
 from ..choice import plain
-from .operators import linear, linear_add, norm_linear, norm_route, rms_norm, route, uses_kernels, why_not_captured
+from ..draws import Draw
+from .operators import (
+    draw_tokens,
+    linear,
+    linear_add,
+    norm_linear,
+    norm_route,
+    rms_norm,
+    route,
+    uses_kernels,
+    why_not_captured,
+)
 from .torch_forms import head_norm_rope
 from .why import Why, why
 
 __all__ = [
+    "Draw",
     "Why",
+    "draw_tokens",
     "head_norm_rope",
     "linear",
     "linear_add",

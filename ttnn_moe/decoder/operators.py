@@ -5,17 +5,20 @@ Weights and activations have one dtype: bf16, fp16 or fp32. A norm is fp32 insid
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from .. import draws
 from ..choice import Family, Operator, why_not_kernels
 from ..cuda.attention.memory import why_not_heads
 from ..cuda.linear import decode_linear, few_rows
 from ..cuda.norm import rms_norm as norm_rows
 from ..cuda.router import clustered, sliced, topk
+from ..cuda.sampling import draw_tokens as drawing
 from . import torch_forms
 
 Routed = tuple[Tensor, Tensor, Tensor]  # ids [T, K], weights [T, K], and x normalised [T, H]
@@ -180,3 +183,21 @@ NORM_ROUTE: Operator[Routed] = Operator(
 def norm_route(x: Tensor, norm: Tensor, eps: float, weight: Tensor, K: int, renormalise: bool) -> Routed:
     """Route rms_norm(x [T, H]) by the router's weight [E, H]: ids and weights as `route`, and the normalised x."""
     return NORM_ROUTE(x, norm, eps, weight, K, renormalise)
+
+
+DRAW_TOKENS: Operator[None] = Operator(
+    "draw_tokens", [Family(drawing.NAME, drawing.why_not, drawing.launch)], draws.draw_tokens
+)
+
+
+def draw_tokens(logits: Tensor, tokens: Tensor, asked: Sequence[draws.Draw]) -> None:
+    """Put a token that is drawn from a row of logits [R, V] into that row of tokens [R] int64, for each of `asked`.
+
+    The token is the first, in descending order of logits, of equal ones the lowest first, at which the cumulative
+    probability exceeds uniform * (probability kept). It depends on its row of logits and its Draw alone.
+
+    Args:
+        tokens: holds the first of the largest logits of each of these rows. A row with NaN keeps it, or gets any token.
+        asked: of different rows.
+    """
+    DRAW_TOKENS(logits, tokens, asked)

@@ -9,16 +9,17 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from ttnn_moe.accelerator import upload
+from ttnn_moe import decoder
+from ttnn_moe.decoder import Draw
 from ttnn_moe.kv.cache import RowCache
 from ttnn_moe.kv.step import PrefillStep, Step
 from ttnn_moe.kv.transfer import to_device
 
-from .candidates import choose_among
+from .candidates import draw_among
 from .graphs import Progress
 from .language_model import LanguageModel, PicksTokens
 from .requests import Request
-from .sampling import Sampling, choose, greedy, marked
+from .sampling import greedy, marked
 
 
 @dataclass(frozen=True)
@@ -112,7 +113,7 @@ class EagerRunner:
             return Made(self._last)
         found = self._picks.candidates(ids, self.cache, step, [request.sampling for request in requests])
         self._last = found.first.clone()
-        draw(self._last, found, requests, choose_among)
+        draw(self._last, found, requests, draw_among)
         return Made(marked(self._last, found.values.isnan().any(-1)))
 
     def keep(self, places: Sequence[int]) -> None:
@@ -151,48 +152,34 @@ def next_tokens(logits: Tensor, requests: Sequence[Request]) -> tuple[Tensor, Te
     return tokens, nan
 
 
-def draw(tokens: Tensor, logits: Any, requests: Sequence[Request], by: Callable[..., Tensor] | None = None) -> None:
+def draw(tokens: Tensor, logits: Any, requests: Sequence[Request], by: Callable[..., None] | None = None) -> None:
     """Put what requests draw from logits [R, V] into tokens [R]; those of greedy requests stay.
 
     A request for which this fails is told so (Request.fail); the others get their tokens.
 
     Args:
-        logits: what `by` draws from: a tensor, or Candidates. by: choose (the default), or choose_among.
+        logits: what `by` draws from: a tensor, or Candidates.
+        by: decoder.draw_tokens (the default), or draw_among.
     """
-    by = by or choose
-    parts: dict[Sampling, list[int]] = {}
-    for i, request in enumerate(requests):
-        if request.sampling.temperature > 0:
-            parts.setdefault(request.sampling, []).append(i)
-    for sampling, places in parts.items():
-        uniform = torch.stack([_uniform(requests[i]) for i in places])
-        try:
-            _put(tokens, logits, sampling, places, uniform, by)
-        except Exception:
-            # each by itself, with the numbers that it drew
-            for i, own in zip(places, uniform, strict=True):
-                try:
-                    _put(tokens, logits, sampling, [i], own[None], by)
-                except Exception as error:
-                    requests[i].fail(error)
-
-
-def _uniform(request: Request) -> Tensor:
+    by = by or decoder.draw_tokens
+    asked = [_asked(i, request) for i, request in enumerate(requests) if request.sampling.temperature > 0]
+    if not asked:
+        return
     try:
-        return request.draw()
+        by(logits, tokens, asked)
+    except Exception:
+        # each by itself, with the number that it drew
+        for one in asked:
+            try:
+                by(logits, tokens, [one])
+            except Exception as error:
+                requests[one.row].fail(error)
+
+
+def _asked(row: int, request: Request) -> Draw:
+    how, uniform = request.sampling, 0.0
+    try:
+        uniform = float(request.draw())
     except Exception as error:
         request.fail(error)
-        return torch.zeros((), dtype=torch.float64)
-
-
-def _put(
-    tokens: Tensor, logits: Any, sampling: Sampling, places: list[int], uniform: Tensor, by: Callable[..., Tensor]
-) -> None:
-    """Draw tokens[places] with uniform [len(places)], which is on the host."""
-    device = logits.device
-    uniform = upload(uniform, device)
-    if len(places) == len(tokens):
-        tokens.copy_(by(logits, sampling, uniform))
-    else:
-        rows = to_device(places, device)
-        tokens[rows] = by(logits[rows], sampling, uniform)
+    return Draw(row, uniform, how.temperature, how.top_k, how.top_p)

@@ -12,15 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ttnn_moe import draws
 from ttnn_moe.arguments import LARGEST, as_integer, integer, number
 from ttnn_moe.errors import RequestError
 from ttnn_moe.visible import shown
 
 NAN = -1
 """What the host reads instead of a token where logits are NaN."""
-
-SMALLEST = 1e-37
-"""Temperatures below it are it: where logits differ at all, the largest has all of the probability."""
 
 
 @dataclass(frozen=True)
@@ -60,17 +58,11 @@ def choose(logits: Tensor, sampling: Sampling, uniform: Tensor | None = None) ->
         uniform: [R] fp64 in [0, 1): the only randomness; not needed when greedy.
 
     Returns:
-        [R] int64: the first token, in descending probability, at which the cumulative probability exceeds
-        uniform * (probability kept).
+        [R] int64: see decoder.draw_tokens.
     """
     if sampling.temperature == 0 or uniform is None:
         return logits.argmax(-1)
-    probabilities, tokens = kept_probabilities(logits, sampling)
-    cumulative = probabilities.cumsum(-1)
-    # rounding can put the target past the end
-    target = (uniform[:, None] * cumulative[:, -1:]).to(cumulative)
-    position = torch.searchsorted(cumulative, target, right=True).clamp_(max=tokens.shape[-1] - 1)
-    return tokens.gather(-1, position)[:, 0]
+    return draws.choose(logits, sampling.temperature, sampling.top_k, sampling.top_p, uniform)
 
 
 def greedy(logits: Tensor, tokens: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -87,20 +79,6 @@ def greedy(logits: Tensor, tokens: Tensor | None = None) -> tuple[Tensor, Tensor
 def marked(tokens: Tensor, nan: Tensor) -> Tensor:
     """The tokens as the host reads them: NAN where the logits are NaN. A step feeds `tokens`: each is an id."""
     return tokens.masked_fill(nan, NAN)
-
-
-def kept_probabilities(logits: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor]:
-    """Probabilities [R, n] fp64 in descending order, 0 for those not kept, and their tokens [R, n]."""
-    V = logits.shape[-1]
-    n = min(sampling.top_k or V, V)
-    values, tokens = torch.topk(logits.float(), n, dim=-1, sorted=True)
-    # the largest is 0 now, so that no temperature makes it infinite; the divisor is no subnormal, nor its inverse
-    divisor = min(max(sampling.temperature, SMALLEST), 1 / SMALLEST)
-    probabilities = torch.softmax((values - values[:, :1]) / divisor, dim=-1, dtype=torch.float64)
-    if sampling.top_p < 1:
-        before = probabilities.cumsum(-1) - probabilities
-        probabilities = torch.where(before < sampling.top_p, probabilities, 0)
-    return probabilities, tokens
 
 
 def seeds_of(seed: int | Sequence[int] | None, B: int) -> list[int]:

@@ -227,6 +227,7 @@ inline float __fdiv_rn(float x, float y) { return x / y; }
 inline float __fsqrt_rn(float x) { return std::sqrt(x); }
 inline float rsqrtf(float x) { return 1.0f / std::sqrt(x); }
 inline int atomicAdd(int* to, int value) { return std::exchange(*to, *to + value); }
+inline uint32_t atomicAdd(uint32_t* to, uint32_t value) { return std::exchange(*to, *to + value); }
 inline int __popc(uint32_t word) { return std::popcount(word); }
 inline int __clz(uint32_t word) { return std::countl_zero(word); }
 
