@@ -6,6 +6,8 @@ raise at the call.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -14,12 +16,16 @@ from torch import Tensor
 
 from . import eager, registry
 from .backend import Prepared
-from .contract import Experts, Placement, Problem, Routing, check_kind, check_kinds, check_sizes
-from .errors import ContractError
+from .contract import Experts, Placement, Problem, Routing, check_kind, check_kinds
+from .errors import BackendUnavailable, ContractError
 from .ids import is_distinct
 from .memory import check_tensors
 from .visible import shown
 from .watched import watcher
+
+MOST_PAIRS = 2**31 - 1
+"""Token-expert pairs of a call: every view of a routing numbers them in int32."""
+FEWER = "prepare for fewer tokens T, and make several calls"
 
 
 def moe(
@@ -81,15 +87,32 @@ def prepare(
 
     Raises:
         ContractError: experts, problem and placement do not fit, or ids is no promise.
-        BackendUnavailable: nothing can run it.
+        BackendUnavailable: nothing can run it, or the host has too little memory for the workspace.
     """
     full, distinct = described(problem, experts, placement), is_distinct(ids)
     chosen = registry.choose(full, backend)
     # a workspace made under inference_mode could not be written outside it
-    with torch.inference_mode(False), torch.no_grad():
+    with torch.inference_mode(False), torch.no_grad(), _room_for(full):
         made = chosen.prepare(full, experts, placement)
     made.distinct = distinct
     return made
+
+
+@contextmanager
+def _room_for(problem: Problem) -> Iterator[None]:
+    """Turn the host's lack of memory in the block into BackendUnavailable. torch.OutOfMemoryError, a GPU's, passes."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        _, found, lack = str(error).partition("DefaultCPUAllocator: ")
+        if not (found or isinstance(error, MemoryError)):
+            raise
+        raise BackendUnavailable(
+            "the machine has no room for the workspace of a layer",
+            got=f"{problem}; {lack or 'MemoryError'}",
+            expected="sizes that fit its memory",
+            remedy=FEWER,
+        ) from error
 
 
 def described(problem: Problem, experts: Experts, placement: Placement | None) -> Problem:
@@ -100,7 +123,13 @@ def described(problem: Problem, experts: Experts, placement: Placement | None) -
     """
     check_kind(problem, Problem)
     check_kind(experts, Experts)
-    check_sizes(problem)
+    if problem.T * problem.K > MOST_PAIRS:
+        raise ContractError(
+            "too many token-expert pairs",
+            got=f"T={shown(problem.T)}, K={shown(problem.K)}",
+            expected=f"T * K <= {MOST_PAIRS}, which int32 counts",
+            remedy=FEWER,
+        )
     if placement is not None and not isinstance(placement, Placement):
         remedy = f"backend={placement!r}" if isinstance(placement, str) else None
         raise ContractError(

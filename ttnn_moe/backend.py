@@ -14,7 +14,7 @@ from torch import Tensor
 from .contract import Experts, Placement, Problem, Routing, check_memory, check_prepared, check_rows_and_out
 from .errors import ContractError
 from .memory import check_tensors, dense, note_write
-from .selfcheck.check import Check
+from .selfcheck.check import Check, Outcome
 from .watched import watcher
 
 if TYPE_CHECKING:
@@ -279,11 +279,8 @@ class ChecksItself(Protocol):
 class ChecksFormats(Protocol):
     """A backend that brings checks of its own for a weight format, such as of each tile of its kernels."""
 
-    def format_checks(self, weight_format: str) -> Iterable[Check]:
-        """They run after the contract's."""
-
-    def format_advice(self, weight_format: str) -> Iterable[str]:
-        """Lines about this machine that follow them, such as which tile is the fastest."""
+    def format_checks(self, weight_format: str) -> Iterable[Outcome | str]:
+        """What each gave, as it ends, before the contract's; lines about this machine, such as the fastest tile."""
 
 
 @runtime_checkable

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from .command_line import run_app
+from .command_line import needs, run_app
 from .errors import ContractError, RequestError
 from .sizes import natural
 
@@ -29,10 +29,11 @@ Hidden = Annotated[int, typer.Option(help="H, hidden size.", min=1, max=MOST)]
 Intermediate = Annotated[int, typer.Option(help="I, expert intermediate size.", min=1, max=MOST)]
 Tokens = Annotated[str, typer.Option(help="Numbers of tokens of a call.")]
 Dtype = Annotated[str, typer.Option(help="bfloat16, float16 or float32; or bf16, fp16, fp32.")]
-Format = Annotated[str, typer.Option(help="Of the experts' weights: dense, int4_24 or mxfp4.")]
+Format = Annotated[str, typer.Option(help="Of the experts' weights: dense, int4_24, mxfp4 or mxfp4_boxes.")]
 Activation = Annotated[str, typer.Option(help="silu; or clamped_swiglu with biases, as gpt-oss has it, in mxfp4.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
-TOKENS = "1,8,32,128,512,1024,2048,4096,16384"
+MOST_TOKENS = 16384
+TOKENS = f"1,8,32,128,512,1024,2048,4096,{MOST_TOKENS}"
 
 
 def _print_version(asked: bool) -> None:
@@ -62,6 +63,7 @@ def _common(
 
 @app.command()
 def doctor(
+    context: typer.Context,
     plan: Annotated[
         str | None,
         typer.Option(
@@ -99,6 +101,7 @@ def doctor(
             doctor_.render_plan(report, Console())
         plans.check_fits(report, sizes)
         return
+    needs(context, "--plan", "mesh", "chip", "weights", "kv", "batch", "sequence")
     found = doctor_.examine()
     if as_json:
         typer.echo(json.dumps(found, indent=2))
@@ -151,7 +154,9 @@ def bench(
 
 @app.command()
 def warmup(
-    tokens: Tokens = TOKENS,
+    tokens: Annotated[
+        str | None, typer.Option(help="Numbers of tokens of a call.", show_default=f"each up to {MOST_TOKENS}")
+    ] = None,
     experts: Experts = 128,
     topk: Topk = 8,
     hidden: Hidden = 2048,
@@ -166,7 +171,7 @@ def warmup(
 ) -> None:
     """Compile the CUDA C++ kernels of a layer's sizes, so that the first call need not. Needs no GPU."""
     from .bench.layer import Layer
-    from .cuda.moe.warmup import specs_of, target, warm_up
+    from .cuda.moe.warmup import sizes_up_to, specs_of, target, warm_up
 
     kind, found, names = _dtype(dtype, "bfloat16", "float16"), target(arch), tiles.split(",") if tiles else []
     Layer("layer", experts, topk, hidden, intermediate, weight_format=_format(format))  # checks the sizes
@@ -178,7 +183,7 @@ def warmup(
             remedy="--format mxfp4 --arch sm_120f, or no --tiles",
         )
     sizes = experts, topk, hidden, intermediate, kind, found, format, _activation(activation), names
-    specs = specs_of(_tokens(tokens), *sizes)
+    specs = specs_of(sizes_up_to(MOST_TOKENS) if tokens is None else _tokens(tokens), *sizes)
     start = time.perf_counter()
     made = warm_up(specs)
     took = f" in {time.perf_counter() - start:.1f} s" if made else ""
@@ -187,6 +192,7 @@ def warmup(
 
 @app.command()
 def why(
+    context: typer.Context,
     tokens: Tokens = TOKENS,
     experts: Experts = 128,
     topk: Topk = 8,
@@ -210,14 +216,15 @@ def why(
     from . import explain, registry
     from .bench.layer import Layer
 
+    if not operators:
+        needs(context, "--operators", "heads", "kv_heads", "head_dim")
     kind, console = _dtype(dtype), Console()
     here = registry.probe("cuda").available
     where = explain.device_type(("cuda" if here else "cpu") if device is None else device)
     layer = Layer("layer", experts, topk, hidden, intermediate, kind, _format(format))
     problems = [layer.problem(T, where) for T in _tokens(tokens)]
     if device is None:
-        found = "a GPU is here" if here else "no GPU is here; --device cuda asks about one"
-        typer.echo(f"tensors on {where}: {found}")
+        typer.echo(f"tensors on {where}: {'a' if here else 'no'} GPU is here")
     explain.print_moe(problems, backend, console)
     if operators:
         explain.print_operators(_tokens(tokens), hidden, heads, kv_heads, head_dim, experts, topk, kind, where, console)
@@ -294,7 +301,7 @@ def quantize(context: typer.Context) -> None:
 
 @app.command(context_settings=FORWARDED, add_help_option=False)
 def profile(context: typer.Context) -> None:
-    """Show the share of the experts in a decode step of a checkpoint (options: ttnn-moe profile --help)."""
+    """Show the experts' share of a Qwen3-MoE checkpoint's decode step (options: ttnn-moe profile --help)."""
     from .models.qwen3 import profile as profile_
 
     raise typer.Exit(run_app(profile_.app, context.args, "ttnn-moe profile"))

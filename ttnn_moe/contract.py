@@ -10,6 +10,7 @@ Names: T tokens, E experts, K experts per token, H hidden size, I expert interme
 from __future__ import annotations
 
 from dataclasses import dataclass
+from numbers import Integral
 
 import torch
 from torch import Tensor
@@ -43,13 +44,11 @@ __all__ = [
     "check_out",
     "check_prepared",
     "check_rows_and_out",
-    "check_sizes",
     "or_float32",
     "step_capacity",
 ]
 
 HIDDEN_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
-SIZES = "T, E, K, H, I and D as int"
 
 
 @dataclass(frozen=True)
@@ -82,12 +81,11 @@ class Problem:
     fp16_scales: bool = True
 
     def __post_init__(self) -> None:
-        try:
-            out_of_range = self.T < 0 or min(self.E, self.K, self.H, self.I, self.D) < 1
-        except TypeError:  # no numbers
-            sizes = ", ".join(f"{name}={shown(getattr(self, name))}" for name in ("T", "E", "K", "H", "I", "D"))
-            raise ContractError("sizes are no integers", got=sizes, expected=SIZES) from None
-        if out_of_range:
+        sizes = self.T, self.E, self.K, self.H, self.I, self.D
+        if {*map(type, sizes)} != {int} and not all(map(_is_integer, sizes)):
+            got = ", ".join(f"{name}={shown(size)}" for name, size in zip("TEKHID", sizes, strict=True))
+            raise ContractError("sizes are no integers", got=got, expected="T, E, K, H, I and D as int")
+        if self.T < 0 or min(sizes[1:]) < 1:
             raise ContractError("sizes are out of range", got=self, expected="T >= 0 and E, K, H, I, D >= 1")
         if self.dtype not in HIDDEN_DTYPES:
             raise ContractError("hidden has an unsupported dtype", got=self.dtype, expected=list(HIDDEN_DTYPES))
@@ -138,6 +136,11 @@ class Problem:
         )
 
 
+def _is_integer(size: object) -> bool:
+    """Also one of numpy, or of a traced call; True and False are none."""
+    return isinstance(size, (Integral, torch.SymInt)) and not isinstance(size, bool)
+
+
 def check(hidden: Tensor, routing: Routing, experts: Experts, out: Tensor | None = None) -> Problem:
     """Check one call and describe it. Never reads a tensor's values.
 
@@ -148,13 +151,6 @@ def check(hidden: Tensor, routing: Routing, experts: Experts, out: Tensor | None
     if out is not None:
         check_out(out, hidden, routing.T, experts.H)
     return Problem.of(routing.T, routing.K, experts, hidden.dtype, None if out is None else out.dtype)
-
-
-def check_sizes(problem: Problem) -> None:
-    """The sizes of a problem must be integers."""
-    sizes = problem.T, problem.E, problem.K, problem.H, problem.I, problem.D
-    if any(isinstance(size, (bool, float)) for size in sizes):
-        raise ContractError("sizes are no integers", got=problem, expected=SIZES)
 
 
 def check_rows_and_out(rows: object, out: object) -> None:

@@ -1,4 +1,4 @@
-"""The share of the experts in a decode step: ttnn-moe profile --model DIR [--batch 1].
+"""The share of the experts in a decode step of a Qwen3-MoE checkpoint: ttnn-moe profile --model DIR [--batch 1].
 
 A step is timed as the engine runs it. The experts are timed alone: the calls of all layers with the tokens and routings
 of one step, captured in one CUDA graph where the engine captures steps. The share says whether faster products of
@@ -68,7 +68,15 @@ def measure(model: Qwen3Moe, prompts: Sequence[Sequence[int]], steps: int) -> Sh
     """
     if not any(isinstance(module, MoE) for module in model.modules()):
         raise RequestError("the model has no layer with experts", expected="a mixture-of-experts model")
-    length = max(map(len, prompts)) + (ROUNDS + 1) * steps + 2
+    new = (ROUNDS + 1) * steps + 2
+    length, context = max(map(len, prompts)) + new, model.config.max_position_embeddings
+    if length > context:
+        raise RequestError(
+            "the context is too short for these samples",
+            got=f"{length - new} prompt tokens, and {new} new ones for {ROUNDS + 1} x {steps} steps",
+            expected=f"at most {context} together",
+            remedy="lower --prompt-len or --steps",
+        )
     work = _experts_of_a_step(model, prompts, length)
     engine = _begun(model, prompts, length, None)
     engine_s = _median(lambda: [engine.step() for _ in range(steps)], model.device) / steps
@@ -147,7 +155,7 @@ def profile(
     dtype: Annotated[str | None, typer.Option(help="bfloat16, float16 or float32.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
 ) -> None:
-    """Print the share of the experts in a decode step, and whether faster products of experts would pay."""
+    """Print the share of the experts in a decode step of a Qwen3-MoE checkpoint, and whether faster ones would pay."""
     with terminal.loading(f"loading {model}") as progress:
         network = load_model(model, backend, device_of(device, backend), dtype_of(dtype), progress)
     generator = torch.Generator().manual_seed(0)

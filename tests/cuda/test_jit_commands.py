@@ -9,6 +9,8 @@ from typer.testing import CliRunner
 
 from ttnn_moe.cli import app
 from ttnn_moe.cuda.jit import build
+from ttnn_moe.cuda.jit.spec import Spec
+from ttnn_moe.cuda.moe import warmup
 from ttnn_moe.errors import ContractError
 
 pytestmark = pytest.mark.skipif(build.why_not() is not None, reason=str(build.why_not()))
@@ -47,6 +49,18 @@ def test_the_kernels_of_a_weight_format_are_warmed_up_and_explained() -> None:
     asked = ("--tokens", "1", "--format", "int4_24")
     assert "4 kernels for sm_90a are ready, 4 of them" in _run("warmup", *asked, "--arch", "sm_90a")
     assert "nothing runs it here" not in _run("why", *asked, "--device", "cpu")
+
+
+@pytest.mark.parametrize(("arch", "form"), [("sm_90a", "dense"), ("sm_90a", "mxfp4"), ("sm_120f", "mxfp4")])
+def test_every_call_is_warmed_up_where_no_tokens_are_named(
+    arch: str, form: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: list[set[Spec]] = []
+    monkeypatch.setattr(warmup, "warm_up", lambda specs: found.append(set(specs)) or 0)
+    for asked in ([], ["--tokens", "1,10,32,50,100,300,512,1024,3000,4096,5000,16384"]):
+        _run("warmup", "--arch", arch, "--format", form, *asked)
+    every, some = found
+    assert every > some
 
 
 def test_tiles_of_mxfp4_are_warmed_up() -> None:

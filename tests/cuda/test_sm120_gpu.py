@@ -45,6 +45,7 @@ CASES = [
     Sm120Case(300, 2, 96, 160, 6, "skewed", "interleaved", add=True),
     Sm120Case(21, 2, 160, 96, 8, bound=9),
     Sm120Case(130, 4, 2048, 768, 8),
+    Sm120Case(64, 8, 128, 96, 128, "skewed"),
 ]
 LIKE_GPT_OSS = [
     Sm120Case(33, 4, 2880, 2880, 8, order="interleaved", bias=BF16),

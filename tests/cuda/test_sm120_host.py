@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from host_kernels import GXX, HostKernels, with_mistake
 from sm120_cases import BF16, ROUTINGS, Sm120Case, packed, worst
 from ttnn_moe.cuda.arch import HOPPER
 from ttnn_moe.cuda.moe.mxfp4_tiles import Tile
+from ttnn_moe.cuda.moe.sm120_mxfp4 import Sm120Mxfp4
 from ttnn_moe.cuda.moe.uses import Use
 from ttnn_moe.formats import mxfp8, quantise_mxfp4
 from ttnn_moe.selfcheck.bounds import BOUND
@@ -35,6 +37,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> HostKernels:
         (Sm120Case(5, 2, 160, 96, order="interleaved", add=True, bound=3), TILES[0]),
         (Sm120Case(5, 2, 160, 96, what="skewed"), TILES[1]),
         (Sm120Case(1, 2, 32, 32), TILES[2]),
+        *((Sm120Case(10, 8, 64, 32, E=128), tile) for tile in (TILES[0], TILES[2])),
     ],
     ids=str,
 )
@@ -44,6 +47,14 @@ def test_a_call_is_within_the_bound(
     """Copies land as late as they may."""
     built.use(monkeypatch)
     assert worst(case, tile) <= BOUND[BF16] and built.sound
+
+
+def test_a_fused_tile_runs_where_another_kept_tile_is_not(built: HostKernels, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its plan has scratch that the call does not use."""
+    built.use(monkeypatch)
+    plan_of = Sm120Mxfp4.plan_of
+    monkeypatch.setattr(Sm120Mxfp4, "plan_of", lambda *given: replace(plan_of(*given), unfused=True))
+    assert worst(SMALL, TILES[0]) <= BOUND[BF16] and built.sound
 
 
 @pytest.mark.parametrize("bias", [BF16, torch.float32], ids=["bf16", "fp32"])

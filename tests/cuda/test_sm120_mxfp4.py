@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import time
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 
+from cuda_gpus import gpu_of, pretend
 from machine_code import NVCC, nvcc
 from sm120_cases import packed
 from ttnn_moe import ContractError, Problem
@@ -23,12 +25,14 @@ from ttnn_moe.cuda.arch import ARCHES, HOPPER, Target
 from ttnn_moe.cuda.device import H200
 from ttnn_moe.cuda.jit import build
 from ttnn_moe.cuda.jit.store import Store
+from ttnn_moe.cuda.moe import tuned, warmup
 from ttnn_moe.cuda.moe.families import CUDA_CPP, choose
-from ttnn_moe.cuda.moe.mxfp4_tiles import TILES, Tile, select_tile_m
-from ttnn_moe.cuda.moe.prepared import bytes_of
-from ttnn_moe.cuda.moe.sm120_mxfp4 import FP4_ACTIVATIONS, SM120_FP4, SM120_MXFP4, tile_named
+from ttnn_moe.cuda.moe.mxfp4_activations import ENV
+from ttnn_moe.cuda.moe.mxfp4_tiles import TILES, TILES_M, Tile, select_tile_m
+from ttnn_moe.cuda.moe.prepared import bytes_of, most_bytes
+from ttnn_moe.cuda.moe.sm120_mxfp4 import SM120_FP4, SM120_MXFP4, tile_named
 from ttnn_moe.cuda.moe.uses import Use
-from ttnn_moe.cuda.moe.warmup import specs_of
+from ttnn_moe.cuda.moe.warmup import sizes_up_to, specs_of
 from ttnn_moe.sources import kernel_path
 
 SM120 = ARCHES[12, 0]
@@ -46,9 +50,41 @@ def test_the_tokens_alone_choose_a_tile(sizes: Problem) -> None:
         assert not isinstance(chosen, str) and chosen.family is SM120_MXFP4
         assert chosen.plan.tile.M == select_tile_m(T) and chosen.plan.tile.fused
         rooms.append(bytes_of(chosen.scratch))
-        for tile in SM120_MXFP4.candidates(SM120):  # what `bench --tune` may choose needs no more
-            assert bytes_of(SM120_MXFP4.scratch(SM120_MXFP4.plan_of(problem, SM120, tile))) <= rooms[-1]
+        for tile in SM120_MXFP4.candidates(SM120):  # what `bench --tune` may choose needs no more, if it is fused
+            room = bytes_of(SM120_MXFP4.scratch(SM120_MXFP4.plan_of(problem, SM120, tile)))
+            assert (room <= rooms[-1]) == tile.fused
     assert rooms == sorted(rooms)
+
+
+@pytest.fixture
+def _own_tiles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("TTNN_MOE_CACHE_DIR", str(tmp_path))
+    tuned._entries.cache_clear()
+    yield
+    tuned._entries.cache_clear()
+
+
+@pytest.mark.usefixtures("_own_tiles")
+@pytest.mark.parametrize("tile", TILES, ids=str)
+def test_every_tile_that_was_tuned_is_chosen_and_has_its_scratch(tile: Tile) -> None:
+    assert tuned.keep(TARGET, [(replace(GPT_OSS, T=64), tile)]) is not None
+    plans = {T: SM120_MXFP4.plan(replace(GPT_OSS, T=T), TARGET) for T in (1, 128, 129)}
+    assert [plan.tile for plan in plans.values()] == [Tile(8, 64), tile, Tile(256, 64)]
+    most = most_bytes(replace(GPT_OSS, T=129), TARGET)
+    rooms = [bytes_of(SM120_MXFP4.scratch(plan)) for plan in plans.values()]
+    assert rooms == sorted(rooms) and rooms[-1] <= most, "a layer prepared for more tokens holds calls of fewer"
+
+
+@pytest.mark.usefixtures("_own_tiles")
+def test_tuned_tiles_of_the_gpu_that_is_here_are_compiled_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    here, tile = gpu_of((12, 0)), {"TILE_M": "64", "TILE_N": "8"}
+    pretend(monkeypatch, here)
+    monkeypatch.setattr(warmup, "gpus", lambda: [here])
+    tuned.keep(Target(here, SM120), [(replace(QWEN3, T=64), Tile(64, 8))])
+    sizes = 128, 8, 2048, 768, torch.bfloat16
+    for arch, found in ((SM120, True), (HOPPER, False)):
+        specs = specs_of([64], *sizes, arch, "mxfp4")
+        assert any(tile.items() <= dict(spec.defines).items() for spec in specs) == found
 
 
 @pytest.mark.parametrize("arch", [arch for arch in dict.fromkeys(ARCHES.values()) if arch is not SM120], ids=str)
@@ -71,13 +107,41 @@ def test_other_problems_are_refused(change: dict[str, object], words: str) -> No
     assert reason is not None and words in reason
 
 
-def test_fp4_activations_must_be_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(FP4_ACTIVATIONS, raising=False)
-    assert f"{FP4_ACTIVATIONS}=1" in str(SM120_FP4.why_not(QWEN3, TARGET))
-    monkeypatch.setenv(FP4_ACTIVATIONS, "1")
-    chosen = choose(QWEN3, TARGET)
-    assert not isinstance(chosen, str) and chosen.family is SM120_FP4 and chosen.plan.tile.packed
-    assert SM120_FP4.operands == "mxfp4" and SM120_MXFP4.operands == "mxfp8"
+def _name(problem: Problem, target: Target) -> str:
+    chosen = choose(problem, target)
+    return chosen if isinstance(chosen, str) else chosen.family.name
+
+
+@pytest.mark.parametrize(
+    ("asked", "few", "many"),
+    [
+        (None, "sm120_mxfp4", "sm120_mxfp4"),
+        ("", "sm120_mxfp4", "sm120_mxfp4"),
+        ("mxfp8", "sm120_mxfp4", "sm120_mxfp4"),
+        ("mxfp4", "sm120_fp4", "sm120_fp4"),
+        ("bf16", "mxfp4_few", "mxfp4"),
+    ],
+)
+def test_activations_that_are_asked_for(
+    asked: str | None, few: str, many: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(ENV, raising=False)
+    assert f"{ENV}=mxfp4" in str(SM120_FP4.why_not(QWEN3, TARGET))
+    if asked is not None:
+        monkeypatch.setenv(ENV, asked)
+    assert [_name(replace(QWEN3, T=T), TARGET) for T in (1, 512)] == [few, many]
+    for arch, name in ((HOPPER, "mxfp4_sm90"), (ARCHES[8, 0], "mxfp4")):
+        said = _name(replace(QWEN3, T=512), Target(H200, arch))
+        if asked in ("mxfp4", "mxfp8"):
+            assert f"it reads bf16 activations, and {ENV} asks for {asked}" in said
+        else:
+            assert said == name
+
+
+def test_activations_of_no_format_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(ENV, "fp8")
+    with pytest.raises(ContractError, match=f"{ENV} names no format; got 'fp8'; expected .*'bf16'.*unset"):
+        choose(QWEN3, TARGET)
 
 
 @pytest.mark.parametrize("tile", [*TILES, *map(packed, TILES)], ids=str)
@@ -110,9 +174,24 @@ def test_a_tile_that_cannot_run_is_refused(text: str, words: str) -> None:
         tile_named(text)
 
 
-def _specs(*tiles: str, activation: str = "silu") -> list[str]:
+@pytest.mark.parametrize("text", ["128x256", "256x128"])
+def test_a_tile_of_fp4_that_would_fit_is_refused_with_the_reason(text: str) -> None:
+    with pytest.raises(ContractError, match=r"needs \d+ bytes.* a block has 101376; FP4 tiles have the sizes of MXFP8"):
+        tile_named(text, packed=True)
+
+
+def _specs(*tiles: str, activation: str = "silu", tokens: Iterable[int] = (1,)) -> list[str]:
     sizes = 128, 8, 2048, 768, torch.bfloat16, SM120, "mxfp4", activation
-    return [str(spec) for spec in specs_of([1], *sizes, tiles)]
+    return [str(spec) for spec in specs_of(tokens, *sizes, tiles)]
+
+
+def test_what_is_compiled_ahead_has_every_kernel_of_every_call() -> None:
+    """warmup without tokens: tiles of each M, and each form of the sort."""
+    ahead = set(_specs(tokens=sizes_up_to(16384)))
+    named = set(_specs(*map(str, TILES_M)))
+    assert {spec for spec in named if "product" in spec} == {spec for spec in ahead if "product" in spec}
+    assert sum("product" in spec for spec in ahead) == len(TILES_M) == 6
+    assert ahead >= set(_specs(tokens=(7, 10, 33, 70, 200, 1000, 3000, 16383)))
 
 
 def test_each_tile_is_a_kernel_of_its_own() -> None:

@@ -4,17 +4,25 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from rich.console import Console
 from typer.testing import CliRunner
 
 from cuda_gpus import gpu_of
+from ttnn_moe.bench import tune
+from ttnn_moe.bench.command import points_of
+from ttnn_moe.bench.layer import Layer
+from ttnn_moe.bench.measure import Options, Point
 from ttnn_moe.contract import Problem
 from ttnn_moe.cuda.arch import ARCHES, Target
 from ttnn_moe.cuda.moe import tuned
 from ttnn_moe.cuda.moe.sm80 import SM80, WarpTile
+from ttnn_moe.errors import RequestError
 
 TARGET = Target(gpu_of((8, 0)), ARCHES[8, 0])
 PROBLEM = Problem(512, 128, 8, 2048, 768)
@@ -100,6 +108,42 @@ def test_tune_without_a_gpu_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     done = CliRunner().invoke(app, ["bench", "--tune", "--tokens", "512", "--experts", "8", "--hidden", "128"])
     assert done.exit_code != 0 and "cuda" in str(done.exception)
+
+
+LAYER = Layer("layer", 128, 8, 2048, 768)
+
+
+def tuned_points(monkeypatch: pytest.MonkeyPatch, *points: Point) -> list[Point]:
+    """Tune where SM80's OTHER tile is the fastest, without a GPU; the points that were measured."""
+    measured: list[Point] = []
+
+    def measure(layer: Layer, points: Any, made: Any, ceilings: Any, options: Any, result: Any) -> None:
+        measured.extend(points)
+        for one, point in product(made, points):
+            row = {"implementation": one.name, "T": point.T, "skewed": point.skewed, "mode": "graph", "status": "ok"}
+            result.rows.append({**row, "median_us": 1.0 if one.tile == OTHER else 9.0})
+
+    monkeypatch.setattr(tune, "target_of", lambda: TARGET)
+    monkeypatch.setattr(tune, "compile_all", lambda *_: None)
+    monkeypatch.setattr(tune, "measure_ceilings", lambda *_: None)
+    monkeypatch.setattr(tune, "measure_layer", measure)
+    tune.tune(LAYER, points, Options("cuda"), Console())
+    return measured
+
+
+def test_tune_measures_the_routing_that_was_asked_for(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    points = points_of("2048s,512")
+    assert tuned_points(monkeypatch, *points) == [Point(512), Point(2048, skewed=True)]
+    assert "2048 skewed" in capsys.readouterr().out
+    assert tile(512) == OTHER == tile(2048)
+
+
+def test_one_number_of_tokens_keeps_one_tile(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(RequestError, match="one tile only; got uniform and skewed routing for 512 tokens"):
+        tuned_points(monkeypatch, *points_of("512,64,512s"))
+    assert tuned_points(monkeypatch, *points_of("512s,512s")) == [Point(512, skewed=True)]
 
 
 @pytest.mark.gpu

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -21,6 +22,20 @@ from ttnn_moe.models.qwen3.profile import Shares, measure
 )
 def test_the_decision_of_a_share(experts_s: float, words: str) -> None:
     assert words in Shares(1.0, experts_s).decision
+
+
+def test_help_names_the_models_and_others_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "160")
+    assert run(monkeypatch, "--help") == 0
+    (line,) = (line for line in capsys.readouterr().out.splitlines() if " profile " in line)
+    assert run(monkeypatch, "profile", "--help") == 0
+    assert "Qwen3-MoE checkpoint" in line and "decode step of a Qwen3-MoE checkpoint" in capsys.readouterr().out
+    (tmp_path / "config.json").write_text('{"model_type": "gpt_oss", "architectures": ["GptOssForCausalLM"]}')
+    assert run(monkeypatch, "profile", "--model", str(tmp_path)) == 2
+    said = capsys.readouterr().err
+    assert "got model_type 'gpt_oss'" in said and "to fix it: give a Qwen3-MoE checkpoint" in said
 
 
 @pytest.mark.skipif(not HAS_TINY, reason="the bundled checkpoint is not here")
@@ -53,7 +68,7 @@ class TestBundled:
 
     def test_refused(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
         assert run(monkeypatch, "profile", "--model", str(TINY), "--prompt-len", "60000") == 2
-        assert "context" in capsys.readouterr().err
+        assert "at most 2048 together; to fix it: lower --prompt-len or --steps" in capsys.readouterr().err
         with torch.device("meta"):
             model = Qwen3Moe(PRESETS["qwen3-30b-a3b"])
         for layer in model.layers:

@@ -54,21 +54,27 @@ def test_another_weight_format_passes(monkeypatch: pytest.MonkeyPatch) -> None:
         selfcheck("reference", lines.append, weight_format="nonesuch")
 
 
-def test_the_checks_and_the_advice_of_a_format_follow(register, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_report_has_the_checks_of_a_format_and_what_ended_them(register, monkeypatch: pytest.MonkeyPatch) -> None:
     class Offers(ReferenceBackend):
-        def format_checks(self, weight_format: str) -> Iterable[Check]:
-            yield Check(f"tile of {weight_format}", lambda: torch.ones(1, 1), lambda: torch.zeros(1, 1), 1e-2)
-
-        def format_advice(self, weight_format: str) -> Iterable[str]:
+        def format_checks(self, weight_format: str) -> Iterable[Outcome | str]:
+            yield Outcome(f"tile of {weight_format}", False, None, None, "its process died")
             yield f"the fastest tile of {weight_format}"
+            raise RuntimeError("the device was lost")
 
     monkeypatch.setattr(contract_cases, "CASES", [])
     monkeypatch.setattr(broken_backends, "Offers", Offers, raising=False)
     register("offers", "broken_backends:Offers")
     lines: list[str] = []
     assert not selfcheck("offers", lines.append, weight_format="mxfp4")
-    assert any(line.startswith("FAIL tile of mxfp4: error inf") for line in lines)
-    assert lines[-3] == "the fastest tile of mxfp4" and lines[-1].startswith("FAILED: offers")
+    assert "FAIL tile of mxfp4: its process died" in lines and "the fastest tile of mxfp4" in lines
+    assert "FAIL the other checks of mxfp4: RuntimeError: the device was lost" in lines
+    assert any(line.startswith("ok   prepared layer") for line in lines), "the contract's checks follow"
+    told = report.read(lines[-2])
+    assert told["problems"] == {
+        "tile of mxfp4": "its process died",
+        "the other checks of mxfp4": "RuntimeError: the device was lost",
+    }
+    assert lines[-1].startswith("FAILED: offers") and "2 of " in lines[-1]
 
 
 def test_a_wrong_backend_fails_and_is_told_where(register, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
@@ -194,6 +200,7 @@ def test_a_report_is_one_line_that_can_be_read_back() -> None:
         "checks": {"a": [0.00123, 12.3], "b": ["inf", None], "c\nd": [None, None]},
         "refused": {"e": "no NPU"},
         "failed": None,
+        "problems": {"c\nd": "é"},
     }
     with pytest.raises(ValueError, match="not found"):
         report.read("nothing")

@@ -75,7 +75,7 @@ def tune(layer: Layer, tokens: str, dtype: str, device: str | None, rounds: int,
     from .tune import tune
 
     points, layer, options = _asked(layer, tokens, dtype, "cuda", device, rounds, seed)
-    tune(layer, [point.T for point in points], options, Console())
+    tune(layer, points, options, Console())
 
 
 def _asked(

@@ -64,7 +64,7 @@ def compile_all(layer: Layer, asked: Sequence[WithTile]) -> None:
 class Found:
     """The fastest tile of one number of tokens, and the time of the family's own choice, in microseconds."""
 
-    T: int
+    point: Point
     own: Tile
     own_us: float
     best: Tile
@@ -75,17 +75,27 @@ class Found:
         return self.best_us <= GAIN * self.own_us
 
 
-def tune(layer: Layer, tokens: Sequence[int], options: Options, console: Console) -> list[Found]:
+def tune(layer: Layer, points: Sequence[Point], options: Options, console: Console) -> list[Found]:
     """Time every tile of the families that run these numbers of tokens; keep those that beat the families' choice.
 
-    Results that fail the benchmark's gate count for nothing. What is kept replaces what was kept for the same sizes.
+    Results that fail the benchmark's gate count for nothing. What is kept replaces what was kept for the same sizes,
+    also what was kept for the other kind of routing: plans know the number of tokens alone.
 
     Raises:
-        RequestError: no family that runs them has tiles to choose from, or nothing could be timed.
+        RequestError: a number of tokens has both kinds of routing, no family that runs them has tiles to choose from,
+            or nothing could be timed.
     """
+    points = sorted(set(points), key=lambda point: point.T)
+    both = [str(one.T) for one, other in zip(points, points[1:], strict=False) if one.T == other.T]
+    if both:
+        raise RequestError(
+            "a number of tokens can keep one tile only",
+            got=f"uniform and skewed routing for {', '.join(both)} tokens",
+            expected="one of the two, as in 1,32,4096s",
+        )
     target, reasons = target_of(), []
     asked: dict[tuple[Sorted[Any], Tile], WithTile] = {}
-    for T in sorted(set(tokens)):
+    for T in [point.T for point in points]:
         chosen = choose(layer.problem(T, "cuda"), target, FAMILIES)
         if isinstance(chosen, str) or not isinstance(chosen.family, Sorted) or target.arch is None:
             reasons.append(f"T={T}: {chosen if isinstance(chosen, str) else f'{chosen.family.name} has one form'}")
@@ -105,9 +115,10 @@ def tune(layer: Layer, tokens: Sequence[int], options: Options, console: Console
     with console.status(f"compiling kernels of {len(made)} tiles"):
         compile_all(layer, made)
     ceilings, result, found = measure_ceilings("cuda", layer.dtype), Result(), []
-    points = [Point(T) for T in sorted({T for one in made for T in one.tokens})]
+    points = [point for point in points if any(point.T in one.tokens for one in made)]
     measure_layer(layer, points, made, ceilings, options, result)
-    for T in (point.T for point in points):
+    for point in points:
+        T = point.T
         rows = {r["implementation"]: r for r in result.rows if (r["T"], r["mode"], r["status"]) == (T, "graph", "ok")}
         times = {one: rows[one.name]["median_us"] for one in made if T in one.tokens and one.name in rows}
         own = next(
@@ -115,11 +126,12 @@ def tune(layer: Layer, tokens: Sequence[int], options: Options, console: Console
         )
         if own in times:
             best = min(times, key=times.__getitem__)
-            found.append(Found(T, own.tile, times[own], best.tile, times[best]))
+            found.append(Found(point, own.tile, times[own], best.tile, times[best]))
     if not found:
         told = sorted({str(row["reason"]) for row in result.rows if row["status"] != "ok"})
         raise RequestError("nothing could be timed", got="; ".join(told) or str(result.stopped))
-    where = tuned.keep(target, [(layer.problem(one.T, "cuda"), one.best if one.better else one.own) for one in found])
+    taken = [(layer.problem(one.point.T, "cuda"), one.best if one.better else one.own) for one in found]
+    where = tuned.keep(target, taken)
     _print(found, where, console)
     return found
 
@@ -128,7 +140,9 @@ def _print(found: Sequence[Found], where: str | None, console: Console) -> None:
     table = Table("T", "own choice", "us", "fastest", "us", "plans now take")
     for one in found:
         taken = name_of(one.best if one.better else one.own)
-        table.add_row(str(one.T), name_of(one.own), f"{one.own_us:.1f}", name_of(one.best), f"{one.best_us:.1f}", taken)
+        table.add_row(
+            str(one.point), name_of(one.own), f"{one.own_us:.1f}", name_of(one.best), f"{one.best_us:.1f}", taken
+        )
     console.print(table)
     if where is not None:
         console.print(f"kept in {where}; plans of new processes take it. Remove the file to undo.", highlight=False)

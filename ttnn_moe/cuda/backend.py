@@ -29,7 +29,7 @@ from .moe.steps import step_rows, step_tiles
 from .moe.warmup import compile_up_to
 
 if TYPE_CHECKING:
-    from ..selfcheck.check import Check
+    from ..selfcheck.check import Outcome
 
 MIN_CAPABILITY = (8, 0)
 
@@ -93,19 +93,12 @@ class CudaBackend:
         if routing.T:
             run(Call(hidden, routing, experts, out, accumulate))
 
-    def format_checks(self, weight_format: str) -> Iterable[Check]:
+    def format_checks(self, weight_format: str) -> Iterable[Outcome | str]:
         if interpreted():
             return ()
         from .moe import tile_checks
 
         return tile_checks.checks(weight_format)
-
-    def format_advice(self, weight_format: str) -> Iterable[str]:
-        if interpreted():
-            return ()
-        from .moe import tile_checks
-
-        return tile_checks.advice(weight_format)
 
     def gate_projection(self, hidden: Tensor, routing: Routing, experts: Experts, row_align: int) -> Tensor:
         return self._step(hidden, routing, experts, row_align, "gate")

@@ -9,6 +9,8 @@ from .check import Outcome
 
 MARK = "ttnn-moe-selfcheck/1"
 """The number changes when a key changes its meaning; new keys do not change it."""
+MOST_LETTERS = 500
+"""Of one problem."""
 
 
 def line(
@@ -21,11 +23,14 @@ def line(
     """MARK and an object on one line of ASCII.
 
     Keys: those of `what`, such as backend and dtype. machine: the lines about it. checks: name -> [error of the worst
-    row, median microseconds], null where a run gave none. refused: name -> why nothing was run. failed: the names, for
-    each rank, null where the ranks did not get to tell each other.
+    row, median microseconds], null where a run gave none. problems: name -> what went wrong besides the error.
+    refused: name -> why nothing was run. failed: the names, for each rank, null where the ranks did not get to tell
+    each other.
     """
     checks = {one.name: [_short(one.error), _short(one.microseconds)] for one in outcomes}
-    told = {**what, "machine": list(machine), "checks": checks, "refused": dict(refused), "failed": failed}
+    problems = {one.name: one.problem[:MOST_LETTERS] for one in outcomes if one.problem}
+    told = {**what, "machine": list(machine), "checks": checks, "problems": problems, "refused": dict(refused)}
+    told["failed"] = failed
     return f"{MARK} {json.dumps(told, separators=(',', ':'), default=str, allow_nan=False)}"
 
 

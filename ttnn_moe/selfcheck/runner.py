@@ -9,7 +9,7 @@ the other ranks print failures only.
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import torch
 
@@ -55,29 +55,41 @@ def selfcheck(
     outcomes: list[Outcome] = []
     refused: dict[str, str] = {}
 
+    def told(outcome: Outcome) -> bool:
+        """Say what a check gave; False if it raised."""
+        outcomes.append(outcome)
+        say(str(outcome), not outcome.passed)
+        return outcome.error is not None
+
     def in_step(check: Check) -> bool:
         """Run it and say what it gave; False if it raised."""
         if check.refused:
             say(f"none {check.name}: {check.refused}")
             refused[check.name] = check.refused
             return True
-        outcomes.append(measure(check, device))
-        say(str(outcomes[-1]), not outcomes[-1].passed)
-        return outcomes[-1].error is not None
+        return told(measure(check, device))
 
-    for check in backend.selfchecks() if dense and isinstance(backend, ChecksItself) else ():
-        in_step(check)
-    for check in contract_cases.checks(backend, device, dtype, weight_format):
-        in_step(check)
+    def each(of: str, found: Iterable[Check | Outcome | str]) -> None:
+        """Run checks and say what they gave. What ends their list early, such as a lost device, is a failure too."""
+        try:
+            for one in found:
+                if isinstance(one, str):
+                    say(one)
+                elif isinstance(one, Outcome):
+                    told(one)
+                else:
+                    in_step(one)
+        except Exception as failure:  # of any kind: the report is to be printed
+            told(Outcome(f"the other checks of {of}", False, None, None, f"{type(failure).__name__}: {failure}"))
+
+    if dense and isinstance(backend, ChecksItself):
+        each(name, backend.selfchecks())
     if isinstance(backend, ChecksFormats):
-        for check in backend.format_checks(weight_format):
-            in_step(check)
-        for line in backend.format_advice(weight_format):
-            say(line)
+        each(weight_format, backend.format_checks(weight_format))
+    each("the contract", contract_cases.checks(backend, device, dtype, weight_format))
     in_turn = True
     if dense:
-        for check in parallel_cases.refusals(backend, dtype):
-            in_step(check)
+        each("expert parallelism", parallel_cases.refusals(backend, dtype))
     if dense and ranks > 1:
         # ranks call these together: one that raised cannot go on
         in_turn = all(map(in_step, parallel_cases.checks(backend, device, dtype)))

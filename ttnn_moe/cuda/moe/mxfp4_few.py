@@ -17,6 +17,7 @@ from ..jit import load
 from ..jit.load import Launch
 from .cuda_cpp import CudaCpp, arch_of, launches_of, limits
 from .family import Buffer, Call
+from .mxfp4_activations import BF16, why_not_read
 from .pairs import why_not_few
 from .uses import Use, bias_pointers
 
@@ -150,7 +151,8 @@ class Mxfp4FewBoxes(Mxfp4Few):
 
 def mxfp4_limits(problem: Problem, target: Target, weight_format: str = NAME) -> str | None:
     """Why the kernels of MXFP4 weights that multiply bf16 do not run a problem, or None."""
-    return limits(problem, target, weight_format, (torch.bfloat16,), multiple=GROUP, silu_only=False)
+    reason = limits(problem, target, weight_format, (torch.bfloat16,), multiple=GROUP, silu_only=False)
+    return reason or why_not_read(BF16)
 
 
 def activation_defines(problem: Problem) -> dict[str, bool]:

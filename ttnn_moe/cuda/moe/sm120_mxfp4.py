@@ -1,13 +1,12 @@
 """MXFP4 experts on compute capability 12.x: block-scaled products of MXFP8 tokens, sm120/mxfp4_product.cu.
 
-hidden and the activations become MXFP8, by the rule "up" of formats/mxfp8.py. Where TTNN_MOE_FP4_ACTIVATIONS is 1, they
-become MXFP4 instead, by the rule "ocp" of formats/quantise_mxfp4.py: half the bytes and twice the rate, less exact.
+hidden and the activations become MXFP8, by the rule "up" of formats/mxfp8.py. TTNN_MOE_MXFP4_ACTIVATIONS=mxfp4 makes
+them MXFP4 instead, by the rule "ocp" of formats/quantise_mxfp4.py: half the bytes and twice the rate, less exact.
 """
 
 from __future__ import annotations
 
-import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
@@ -25,13 +24,14 @@ from ..jit.load import Launch
 from . import sort
 from .cuda_cpp import arch_of, launches_of, limits
 from .family import Buffer, Call
+from .mxfp4_activations import MXFP4, MXFP8, why_not_read
 from .mxfp4_tiles import TILES, TILES_M, Tile, select_tile_m, why_not
 from .pairs import local_experts
 from .sort import Words
 from .sorted import Sorted, SortedPlan
+from .tuned import tuned_tiles
 from .uses import Use, bias_pointers, gate_up_rows
 
-FP4_ACTIVATIONS = "TTNN_MOE_FP4_ACTIVATIONS"
 _THREADS = 256  # of mx_quantise
 
 # M -> N that is chosen
@@ -52,7 +52,9 @@ def tile_named(text: str, packed: bool = False) -> Tile:
     if Tile(tile.M, tile.N) not in TILES:
         of_M = sorted(one.N for one in TILES if one.M == tile.M)
         expected = f"N of {of_M} for M {tile.M}" if of_M else f"M of {list(TILES_M)}"
-        raise ContractError("this tile cannot run", got=why_not(tile), expected=expected)
+        # a tile of FP4 may fit where that of MXFP8 does not; both have one list
+        reason = why_not(tile) or f"{why_not(replace(tile, packed=False))}; FP4 tiles have the sizes of MXFP8 tiles"
+        raise ContractError("this tile cannot run", got=reason, expected=expected)
     return tile
 
 
@@ -62,9 +64,11 @@ class MxPlan(SortedPlan[Tile]):
 
     Attributes:
         software: the kernels compute block-scaled products without their instructions, for tests elsewhere.
+        unfused: calls of these sizes, of any number of tokens, may take a tile that is not fused.
     """
 
     software: bool = False
+    unfused: bool = False
 
     @cached_property
     def strides(self) -> tuple[int, int]:
@@ -88,11 +92,12 @@ class Sm120Mxfp4(Sorted[Tile]):
     kernels = "CUDA C++ kernels of block-scaled products, MXFP8 activations"
     weight_format = NAME
     least_tile = 8
+    operands: str = MXFP8
 
     def __init__(self, packed: bool = False, software: bool = False):
         self.packed, self.software = packed, software
-        self.operands = NAME if packed else "mxfp8"
         if packed:
+            self.operands = MXFP4
             self.name, self.kernels = "sm120_fp4", "CUDA C++ kernels of block-scaled products, MXFP4 activations"
 
     def why_not(self, problem: Problem, target: Target) -> str | None:
@@ -101,26 +106,29 @@ class Sm120Mxfp4(Sorted[Tile]):
             return reason
         if not self.software and arch_of(target).name != ARCHES[12, 0].name:
             return f"its instructions are those of compute capability 12.x, not of {arch_of(target).name}"
-        if self.packed and os.environ.get(FP4_ACTIVATIONS) != "1":
-            return f"it rounds activations to FP4; to ask for that: {FP4_ACTIVATIONS}=1"
-        return None
+        return why_not_read(self.operands)
 
     def tile(self, problem: Problem, arch: Arch) -> Tile:
         M = select_tile_m(problem.T)
         return Tile(M, _N[M], self.packed)
 
     def tiles(self) -> tuple[Tile, ...]:
-        """Those that quantise activations themselves: others need more scratch."""
-        return tuple(tile for tile in self.checked_tiles() if tile.fused)
+        return tuple(Tile(tile.M, tile.N, self.packed) for tile in TILES)
 
     def checked_tiles(self) -> tuple[Tile, ...]:
-        return tuple(Tile(tile.M, tile.N, self.packed) for tile in TILES)
+        return self.tiles()
 
     def kernel(self, tile: Tile) -> str:
         return "sm120/mxfp4_product"
 
+    def plan(self, problem: Problem, target: Target) -> MxPlan:
+        """Scratch grows with T: where `bench --tune` kept a tile that is not fused, every plan has its scratch."""
+        plan, kept = super().plan(problem, target), tuned_tiles(problem, target, self.candidates(arch_of(target)))
+        assert isinstance(plan, MxPlan)
+        return replace(plan, unfused=not all(tile.fused for tile in kept))
+
     def plan_of(self, problem: Problem, arch: Arch, tile: Tile) -> MxPlan:
-        return MxPlan(problem, arch, tile, sort.choose(problem, arch), self.software)
+        return MxPlan(problem, arch, tile, sort.choose(problem, arch), self.software, not tile.fused)
 
     def scratch(self, plan: SortedPlan[Tile]) -> tuple[Buffer, ...]:
         """Activations, expert outputs, words of the sort; tokens, scales of both; unrounded activations."""
@@ -129,7 +137,7 @@ class Sm120Mxfp4(Sorted[Tile]):
         T, P, H, I = problem.T, problem.T * problem.K, problem.H, problem.I
         words = Words.of(P, local_experts(problem), self.least_tile, plan.sorters.parts).count
         per_byte, (of_hidden, of_act) = (2 if self.packed else 1), plan.strides
-        fp32 = () if plan.tile.fused else (Buffer((P, I), torch.float32),)
+        fp32 = (Buffer((P, I), torch.float32),) if plan.unfused else ()
         tokens = Buffer((T, H // per_byte), u8), Buffer((T, of_hidden), u8)
         act = Buffer((P, I // per_byte), u8), Buffer((P, of_act), u8)
         return *tokens, *act, Buffer((P, H), problem.dtype), Buffer((words,), torch.int32), *fp32
@@ -185,12 +193,12 @@ class Sm120Mxfp4(Sorted[Tile]):
         stream, route = load.stream(call.hidden.device.index), call.route
         sorted_rows = at + words.tiles, at + words.num_tiles
         quantise, *others, down, combine = launches_of(self, plan, call)
-        quantise_act = others.pop() if fp32 else None
+        quantise_act = None if plan.tile.fused else others.pop()
         *sorts, gate_up = others
 
         quantise(stream, call.hidden.data_ptr(), 0, 0, x, x_scales)
         sort.launch_sorts(sorts, stream, route, at, words)
-        made = (fp32[0], 0) if fp32 else (act, act_scales)
+        made = (act, act_scales) if plan.tile.fused else (fp32[0], 0)
         gate_up(stream, x, x_scales, at, blocks, scales, *gate_up_bias, *sorted_rows, *made)
         if quantise_act is not None:
             quantise_act(stream, fp32[0], *sorted_rows, act, act_scales)

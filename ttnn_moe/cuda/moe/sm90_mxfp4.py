@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from ...activations import CLAMPED_SWIGLU
@@ -20,8 +19,9 @@ from ..jit import load
 from ..jit.load import Launch
 from ..maps import mxfp4_maps_of
 from . import sort
-from .cuda_cpp import arch_of, launches_of, limits, why_not_products
+from .cuda_cpp import arch_of, launches_of, why_not_products
 from .family import Buffer, Call
+from .mxfp4_few import mxfp4_limits
 from .pairs import rows_an_expert
 from .sorted import Sorted, SortedPlan
 from .uses import Use, bias_pointers
@@ -142,9 +142,7 @@ class Sm90Mxfp4(Sorted[Mxfp4Tile]):
     least_tile = 8
 
     def why_not(self, problem: Problem, target: Target) -> str | None:
-        dtypes = (torch.bfloat16,)
-        reason = limits(problem, target, self.weight_format, dtypes, multiple=GROUP, silu_only=False)
-        reason = reason or why_not_products(target, "sm90")
+        reason = mxfp4_limits(problem, target, self.weight_format) or why_not_products(target, "sm90")
         if reason is not None:
             return reason
         arch = arch_of(target)

@@ -61,6 +61,13 @@ def tuned_tile(problem: Problem, target: Target, able: Collection[TileT]) -> Til
     return next((tile for tile in able if asdict(tile) == near[min(near)]["tile"]), None)
 
 
+def tuned_tiles(problem: Problem, target: Target, able: Collection[TileT]) -> list[TileT]:
+    """The tiles among `able` that were found for a problem's sizes, whatever its number of tokens."""
+    sizes = sizes_of(problem)
+    found = [entry["tile"] for entry in _entries(file_of(target)) if entry["sizes"] == sizes]
+    return [tile for tile in able if asdict(tile) in found]
+
+
 def keep(target: Target, found: Iterable[tuple[Problem, Any]]) -> str | None:
     """Add tiles, in place of earlier ones for the same sizes and tokens; the file's path. None: a warning says why.
 

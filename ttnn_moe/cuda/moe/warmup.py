@@ -10,13 +10,14 @@ import torch
 from ...activations import SILU
 from ...contract import Problem
 from ...errors import ContractError
-from ..arch import HOPPER, Arch, Target, asked, find, named
+from ..arch import HOPPER, Arch, Target, asked, find, named, stands_for
 from ..device import H200, gpu, gpus
 from ..jit import pool
 from ..jit.spec import Spec
 from ..jit.store import Store
 from .cuda_cpp import CudaCpp
 from .families import CUDA_CPP, Chosen, choose
+from .mxfp4_activations import ENV
 from .sm120_mxfp4 import SM120_MXFP4, Sm120Mxfp4, tile_named
 
 
@@ -41,6 +42,13 @@ def target(name: str | None) -> Arch:
     return found
 
 
+def _target_of(arch: Arch) -> Target:
+    """What kernels of an architecture are chosen for: the GPU that is here if it runs them, with its tuned tiles."""
+    if gpus() and find(gpu(), asked()) == arch:
+        return Target(stands_for(gpu()), arch)
+    return Target(H200, arch)
+
+
 def specs_of(
     tokens: Iterable[int],
     E: int,
@@ -63,7 +71,7 @@ def specs_of(
         ContractError: these kernels do not serve the sizes, or have no such tiles.
     """
     found: dict[Spec, None] = {}
-    target, tiles = Target(H200, arch), list(tiles)
+    target, tiles = _target_of(arch), list(tiles)
     for T in [1] if tiles else tokens:
         form = {"weight_format": weight_format, "activation": activation, "biased": activation != SILU}
         problem = Problem(T, E, K, H, I, dtype, **form)  # type: ignore[arg-type]
@@ -78,7 +86,12 @@ def specs_of(
         assert isinstance(family, CudaCpp)
         if tiles:
             if not isinstance(family, Sm120Mxfp4):
-                raise ContractError("these kernels have no tiles to name", got=family.name, expected=SM120_MXFP4.name)
+                raise ContractError(
+                    "these kernels have no tiles to name",
+                    got=family.name,
+                    expected=SM120_MXFP4.name,
+                    remedy=f"no tiles; or mxfp4 experts, sm_120f and no {ENV}=bf16",
+                )
             named = [tile_named(name, family.packed) for name in tiles]
             plans = [family.plan_of(replace(problem, T=tile.M), arch, tile) for tile in named]
         for plan in plans:
