@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -9,7 +12,7 @@ from delivered import delivered
 from rank_processes import Case, by_processes, by_threads
 from ttnn_moe.contract import Placement
 from ttnn_moe.errors import ContractError
-from ttnn_moe.parallel.hierarchical import Group, Nodes, Shape, Sizes, tree_sum
+from ttnn_moe.parallel.hierarchical import Group, Nodes, PeerStopped, Shape, Sizes, tree_sum
 from ttnn_moe.parallel.hierarchical.nodes import rank_masks
 from ttnn_moe.parallel.hierarchical.shared_memory import SharedMemory, SharedMemoryTransport
 
@@ -20,6 +23,7 @@ CASES = {
     "two nodes of one rank, ring size 1": Case(2, 1, (4, 6), slots=1, wire=F32),
     "2 x 4, no token on three": Case(2, 4, (6, 0, 3, 1, 0, 0, 5, 2), channels=2, slots=1),
     "4 x 2, fp32": Case(4, 2, (1, 2, 3, 4, 0, 2, 1, 3), dtype=F32, wire=F32, slots=4),
+    "fp32 rows in steps": Case(1, 2, (5, 3), dtype=F32, wire=F32, in_steps=True),
     "fp32 rows on a bf16 wire": Case(2, 2, (4, 3, 2, 5), dtype=F32),
     "3 x 3, counters wrap around": Case(3, 3, (4, 3, 2, 5, 4, 1, 0, 2, 6), first=2**32 - 2, repeats=3),
     "8 in a node": Case(1, 8, (2, 1, 0, 3, 2, 1, 1, 2), H=8, K=1),
@@ -68,16 +72,60 @@ def test_the_oracle_by_hand() -> None:
 
 def test_weights_are_applied_by_the_expert_side() -> None:
     """Pairs that are not here are not read; the sum over k is fp32 and ascending."""
-    sizes = Sizes(Shape(Nodes(1, 1)), 2, 8, 2)
+    sizes = Sizes(Shape(Nodes(1, 1)), 2, 8, 2, wire=F32)
     memory = SharedMemory(sizes.layout)
     group = Group(SharedMemoryTransport(memory, 0), sizes, Placement.uniform(2))
     ids = torch.tensor([[0, -1], [1, 0]], dtype=torch.int32)
     sent = group.dispatch(torch.ones(2, 8).bfloat16(), ids, torch.tensor([[0.5, 9.0], [0.25, 2.0]]))
     pairs = torch.arange(4.0).reshape(2, 2, 1).expand(2, 2, 8).bfloat16() + 1
     pairs[0, 1] = torch.nan
-    out = group.combine(pairs, sent.meta, sent.weights, wire_dtype=F32)
+    out = group.combine(pairs, sent.meta, sent.weights)
     assert out[:, 0].tolist() == [0.5, 0.25 * 3 + 2 * 4]
     memory.detach_name()
+
+
+SIZES, PAIR = Sizes(Shape(Nodes(1, 2)), 4, 16, 3), Placement.uniform(6, 2)
+OTHERS = {
+    "K: got 4, expected 3": (replace(SIZES, K=4), PAIR),
+    "H: got 32, expected 16": (replace(SIZES, H=32), PAIR),
+    "T: got 5, expected 4": (replace(SIZES, T=5), PAIR),
+    "dtype: got torch.float16, expected torch.bfloat16": (replace(SIZES, dtype=torch.float16), PAIR),
+    "wire: got torch.float32, expected torch.bfloat16": (replace(SIZES, wire=F32), PAIR),
+    "slots: got 8, expected 4": (replace(SIZES, shape=Shape(Nodes(1, 2), slots=8)), PAIR),
+    "R_inter: got 2, expected 1": (replace(SIZES, shape=Shape(Nodes(2, 1))), PAIR),
+    "R_intra: got 3, expected 2": (replace(SIZES, shape=Shape(Nodes(1, 3))), Placement.uniform(6, 3)),
+    "placement: got 6 experts, ": (SIZES, Placement.from_mapping([[5, 4, 3], [2, 1, 0]])),
+}
+
+
+@pytest.mark.parametrize("words", OTHERS)
+def test_every_rank_says_what_another_rank_was_made_for(words: str) -> None:
+    """K, dtype, wire and placement change no byte of the memory's layout."""
+    memory, (other, placement) = SharedMemory(SIZES.layout), OTHERS[words]
+    theirs = SharedMemory(other.layout, memory.name)
+    memory.detach_name()
+    groups = [
+        Group(SharedMemoryTransport(memory, 0), SIZES, PAIR, 0.5),
+        Group(SharedMemoryTransport(theirs, 1), other, placement, 0.5),
+    ]
+
+    def call(group: Group) -> None:
+        K = group.sizes.K
+        ids, weights = torch.zeros(2, K, dtype=torch.int32), torch.ones(2, K)
+        with pytest.raises(ContractError, match=f"the ranks do not run one group; got rank 1: {words}.*to fix it"):
+            group.dispatch(torch.ones(2, group.sizes.H, dtype=group.sizes.dtype), ids, weights)
+
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(call, groups))
+
+
+def test_a_rank_that_makes_no_group_is_named() -> None:
+    memory = SharedMemory(SIZES.layout)
+    memory.detach_name()
+    group = Group(SharedMemoryTransport(memory, 0), SIZES, PAIR, 0.1)
+    for _ in range(2):
+        with pytest.raises(PeerStopped, match="rank 1 stopped in call 1, before it"):
+            group.dispatch(torch.ones(1, 16).bfloat16(), torch.zeros(1, 3, dtype=torch.int32), torch.ones(1, 3))
 
 
 @pytest.mark.parametrize(
@@ -92,6 +140,7 @@ def test_weights_are_applied_by_the_expert_side() -> None:
         lambda: Sizes(Shape(Nodes(1, 1)), 4, 12, 2),
         lambda: Sizes(Shape(Nodes(1, 1), slots=3), 4, 16, 2),
         lambda: Sizes(Shape(Nodes(1, 1)), 4, 16, 2, torch.int8),
+        lambda: Sizes(Shape(Nodes(1, 1)), 4, 16, 2, wire=torch.float16),
         lambda: SharedMemory(Sizes(Shape(Nodes(1, 1)), 4, 16, 2).layout, "/dev/null"),
     ],
 )
@@ -114,8 +163,6 @@ def test_a_call_refuses_what_does_not_fit() -> None:
     with pytest.raises(ContractError, match="too many"):
         group.dispatch(hidden.repeat(2, 1), ids.repeat(2, 1), weights.repeat(2, 1))
     sent = group.dispatch(hidden, ids, weights)
-    with pytest.raises(ContractError, match="wire"):
-        group.combine(sent.rows, sent.meta, wire_dtype=torch.float16)
     with pytest.raises(ContractError, match="bias_1"):
         group.combine(sent.rows, sent.meta, bias_1=hidden[:1])
     for dtype in (torch.int32, torch.int8, torch.float64):

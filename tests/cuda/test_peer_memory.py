@@ -10,8 +10,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from ttnn_moe.contract import Experts, Placement, Problem
-from ttnn_moe.parallel.exchanges import Topology
+from ttnn_moe.contract import Experts, Placement, Problem, Routing
+from ttnn_moe.cuda.combine.channel import Sizes
+from ttnn_moe.errors import ContractError
+from ttnn_moe.parallel.exchanges import Topology, agreement, peer_memory
 from ttnn_moe.parallel.exchanges.peer_memory import PeerMemoryExchange
 from ttnn_moe.parallel.hierarchical import Nodes
 from ttnn_moe.registry import choose
@@ -36,6 +38,46 @@ def test_why_not(problem: Problem, changes: dict, why: str) -> None:
     topology = Topology(Placement.uniform(16, 2, 0), runs, wire=BF16)
     said = PeerMemoryExchange.why_not(problem, replace(topology, **changes))
     assert said is not None and why in said
+
+
+def odd(rows: torch.Tensor) -> torch.Tensor:
+    """The same rows, contiguous, at no multiple of 16 bytes."""
+    flat = torch.cat((rows.new_zeros(1), rows.flatten()))
+    return flat[1:].view(rows.shape)
+
+
+def test_rows_that_are_not_aligned_are_copied() -> None:
+    """The kernels load 16 bytes at a time."""
+    sent: list[torch.Tensor] = []
+
+    class Channel:
+        def dispatch(self, hidden: torch.Tensor, *_: object) -> None:
+            sent.append(hidden)
+            raise InterruptedError
+
+    exchange = PeerMemoryExchange.__new__(PeerMemoryExchange)
+    exchange._channel = Channel()  # type: ignore[assignment]
+    exchange._counts = torch.arange(4, dtype=torch.int32)[:, None]
+    rows, routing = torch.randn(3, 8).to(BF16), Routing.from_topk(torch.zeros(3, 2).int(), torch.ones(3, 2), 4)
+    assert odd(rows).data_ptr() % 16
+    for hidden in (rows, odd(rows), rows.t().contiguous().t()):
+        with pytest.raises(InterruptedError):
+            exchange(hidden, routing, None)  # type: ignore[arg-type]
+        assert torch.equal(sent[-1], rows) and sent[-1].is_contiguous() and sent[-1].data_ptr() % 16 == 0
+    assert sent[0] is rows, "no copy is made without need"
+
+
+def test_ranks_whose_heaps_have_other_parts_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One rank's GPU copies in bulk, the other's does not: the rings of their heaps lie elsewhere."""
+    own, other = (Sizes(2, 1, 256, 64, BF16, 4, 8, fast).plans()[0] for fast in (True, False))
+
+    def gather(facts: dict[str, str], group: object) -> list[dict[str, str]]:
+        return [facts, {name: str(getattr(other, name)) for name in facts}]
+
+    monkeypatch.setattr(agreement, "gather", gather)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda group: 2)
+    with pytest.raises(ContractError, match="rank 1: bulk: got False, expected True as rank 0"):
+        peer_memory._heap(own, None)  # type: ignore[arg-type]
 
 
 @pytest.mark.gpu
@@ -76,6 +118,7 @@ def _rank(rank: int, port: int, folder: str) -> None:
         x = torch.randn(T, H, generator=g).to("cuda", BF16)
         want = other(hidden, ids, weights, out=x.clone(), accumulate=True)
         torch.testing.assert_close(layer(hidden, ids, weights, out=x, accumulate=True), want, rtol=2e-2, atol=2e-2)
+        assert torch.equal(got, layer(odd(hidden), ids, weights, out=odd(torch.zeros_like(got))))
     assert layer.kernels is not None and other.kernels is None
     count = torch.tensor(3, dtype=torch.int32, device="cuda")
     hidden, ids = torch.randn(8, H, device="cuda").to(BF16), torch.randint(E, (8, K), device="cuda").int()

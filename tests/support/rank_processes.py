@@ -24,7 +24,11 @@ from ttnn_moe.parallel.hierarchical.shared_memory import SharedMemory, SharedMem
 
 @dataclass(frozen=True)
 class Case:
-    """What all ranks do: dispatch, then `repeats` combines. tokens: of each rank. Experts are dealt out, two a rank."""
+    """What all ranks do: dispatch, then `repeats` combines. Experts are dealt out, two a rank.
+
+    Attributes:
+        tokens: of each rank. in_steps: what combine sums is not contiguous.
+    """
 
     inter: int
     intra: int
@@ -36,13 +40,14 @@ class Case:
     dtype: torch.dtype = torch.bfloat16
     wire: torch.dtype = torch.bfloat16
     repeats: int = 1
+    in_steps: bool = False
     first: int = 0
     timeout: float = 20.0
 
     @property
     def sizes(self) -> Sizes:
         shape = Shape(Nodes(self.inter, self.intra), self.channels, self.slots)
-        return Sizes(shape, max(*self.tokens, 1), self.H, self.K, self.dtype)
+        return Sizes(shape, max(*self.tokens, 1), self.H, self.K, self.dtype, self.wire)
 
     @property
     def placement(self) -> Placement:
@@ -127,8 +132,9 @@ def calls(case: Case, transport: SharedMemoryTransport) -> dict[str, Any]:
         sent = group.dispatch(*case.inputs(rank))
         own = [case.rows(c)[rank] for c in range(len(case.tokens))]
         x = torch.cat([rows[mask >> rank & 1 == 1] for rows, mask in zip(own, sent.meta.masks, strict=True)])
+        x = x.repeat_interleave(2, 1)[:, ::2] if case.in_steps else x
         bias_0, bias_1 = case.biases(rank)
-        outs = [group.combine(x, sent.meta, None, bias_0, bias_1, case.wire) for _ in range(case.repeats)]
+        outs = [group.combine(x, sent.meta, None, bias_0, bias_1) for _ in range(case.repeats)]
     except PeerStopped as error:
         took = time.monotonic() - start
         try:

@@ -38,7 +38,7 @@ class SharedMemoryExchange:
     name = "shared_memory"
 
     def __init__(self, group: Group, topology: Topology):
-        self.group, self._wire, self._backend = group, topology.wire, topology.backend.name
+        self.group, self._backend = group, topology.backend.name
 
     @classmethod
     def why_not(cls, problem: Problem, topology: Topology) -> str | None:
@@ -67,7 +67,7 @@ class SharedMemoryExchange:
         rows = sent.rows.new_empty(sent.rows.shape, dtype=torch.float32)
         here = Routing.from_topk(sent.ids, sent.weights, experts.E)
         api.moe(sent.rows, here, experts, out=rows, backend=self._backend)
-        return self.group.combine(rows, sent.meta, wire_dtype=self._wire)
+        return self.group.combine(rows, sent.meta)
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,7 @@ def sizes_of(problem: Problem, topology: Topology) -> Sizes:
     nodes = topology.nodes or Nodes(D // intra, intra)
     if nodes.R != D:
         raise ContractError("the nodes are not those of this group", got=f"{nodes.R} ranks", expected=f"{D}")
-    return Sizes(Shape(nodes, CHANNELS, SLOTS), problem.T, problem.H, problem.K, problem.dtype)
+    return Sizes(Shape(nodes, CHANNELS, SLOTS), problem.T, problem.H, problem.K, problem.dtype, topology.wire)
 
 
 def abandon(group: dist.ProcessGroup | None) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, MutableMapping
 from contextlib import contextmanager
+from dataclasses import fields
 from functools import partial
 from weakref import WeakKeyDictionary
 
@@ -64,12 +65,15 @@ class PeerMemoryExchange:
             return cls(_channel_of(problem, topology), problem, topology)
 
     def __call__(self, hidden: Tensor, routing: Routing, experts: Experts) -> Tensor:
-        out = torch.empty_like(hidden)
+        out = hidden.new_empty(hidden.shape)
         self.into(hidden, routing, experts, out, False)
         return out
 
     def into(self, hidden: Tensor, routing: Routing, experts: Experts, out: Tensor, accumulate: bool) -> None:
-        """As a call, written or added to out [T, H]; rows from routing.num_tokens on stay as they are."""
+        """As a call, written or added to out [T, H]; rows from routing.num_tokens on stay as they are.
+
+        out: contiguous, at a multiple of 16 bytes.
+        """
         channel, count = self._channel, routing.num_tokens
         if count is None:
             count = self._counts[len(hidden)]
@@ -77,7 +81,7 @@ class PeerMemoryExchange:
             count = count.clamp(max=len(hidden))
         ids = routing.topk_ids if routing.topk_ids.dtype == torch.int32 else routing.ids  # 2^32 + 1 names no expert
         ids, weights = ids.contiguous(), routing.topk_weights.contiguous()
-        came = channel.dispatch(hidden.contiguous(), ids, weights, count)
+        came = channel.dispatch(_aligned(hidden), ids, weights, count)
         self._prepared(experts)(came.rows, came.ids, came.weights, out=channel.expert_out, num_tokens=came.A)
         channel.combine(out, count, out if accumulate else None)
 
@@ -113,6 +117,12 @@ class PeerMemoryExchange:
             self._channel.alone = False
 
 
+def _aligned(rows: Tensor) -> Tensor:
+    """rows, or a copy of them: contiguous, at a multiple of 16 bytes, as the kernels load them."""
+    rows = rows.contiguous()
+    return rows.clone() if rows.data_ptr() % 16 else rows
+
+
 def _reaches_peers() -> tuple[bool, ...] | bool:
     count = torch.cuda.device_count()
     here = torch.cuda.current_device()
@@ -145,9 +155,15 @@ def _channel_of(problem: Problem, topology: Topology) -> Channel:
 
 
 def _heap(plan: RingPlan, world: dist.ProcessGroup) -> tuple[Tensor, list[int]]:
-    """This rank's heap, zeroed on all ranks, and the addresses of every rank's."""
+    """This rank's heap, zeroed on all ranks, and the addresses of every rank's.
+
+    Raises:
+        ContractError: on all ranks: another rank has another plan, so its heap has other parts.
+        BackendUnavailable: no symmetric memory.
+    """
     import torch.distributed._symmetric_memory as symmetric
 
+    agreement.check_same(world, **{field.name: getattr(plan, field.name) for field in fields(plan)})
     where = torch.device("cuda", torch.cuda.current_device())
     heap: Tensor = symmetric.empty(plan.heap, dtype=torch.uint8, device=where)
     heap.zero_()

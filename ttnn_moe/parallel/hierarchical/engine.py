@@ -30,6 +30,16 @@ class Engine:
         if report is not None:
             raise PeerStopped(report, self.transport.rank, self.timeout)
 
+    def meet(self) -> list[dict[str, str] | None]:
+        """What each rank told, once all have; after the timeout None for those that have not."""
+        end = time.monotonic() + self.timeout
+        while True:
+            self.check()
+            told = self.transport.told()
+            if None not in told or time.monotonic() > end:
+                return told
+            time.sleep(IDLE[1])
+
     def run(self, tasks: Sequence[Task]) -> None:
         """All programs to their end.
 

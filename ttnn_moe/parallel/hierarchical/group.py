@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass
+from hashlib import sha256
 
 import torch
 from torch import Tensor
@@ -11,6 +12,7 @@ from torch import Tensor
 from ...arguments import is_size, seconds
 from ...contract import HIDDEN_DTYPES, Placement
 from ...errors import ContractError
+from ..compare import compare
 from . import roles
 from .engine import Engine
 from .nodes import ids_of, rank_masks
@@ -21,13 +23,19 @@ from .transport import Report, Transport
 
 @dataclass(frozen=True)
 class Sizes:
-    """What all ranks agree on. T bounds the tokens of a rank; H is a multiple of 8."""
+    """What all ranks agree on.
+
+    Attributes:
+        T: the most tokens of a rank. H: a multiple of 8. dtype: of hidden.
+        wire: dtype in which combine's rows travel: bfloat16 (one rounding a hop) or float32.
+    """
 
     shape: roles.Shape
     T: int
     H: int
     K: int
     dtype: torch.dtype = torch.bfloat16
+    wire: torch.dtype = torch.bfloat16
 
     def __post_init__(self) -> None:
         slots = self.shape.slots
@@ -44,6 +52,15 @@ class Sizes:
             )
         if self.dtype not in HIDDEN_DTYPES:
             raise ContractError("unsupported dtype of hidden", got=self.dtype, expected="bfloat16, float16 or float32")
+        if self.wire not in (torch.bfloat16, torch.float32):
+            raise ContractError("unsupported wire dtype", got=self.wire, expected="bfloat16 or float32")
+
+    def facts(self) -> dict[str, str]:
+        """By name, for ranks to compare."""
+        shape, nodes = self.shape, self.shape.nodes
+        rings = {"R_inter": nodes.inter, "R_intra": nodes.intra, "channels": shape.channels, "slots": shape.slots}
+        own = {"T": self.T, "H": self.H, "K": self.K, "dtype": self.dtype, "wire": self.wire}
+        return {name: str(value) for name, value in (*rings.items(), *own.items())}
 
     @property
     def layout(self) -> Layout:
@@ -82,6 +99,8 @@ class Dispatched:
 class Group:
     """One rank of a group; every rank makes one, and all make the same calls, also those without a token.
 
+    Before the first dispatch ranks compare sizes and placements.
+
     Args:
         transport: of this rank. sizes: the same on every rank. placement: with any rank; D is the number of ranks.
         timeout: seconds without progress after which a call ends the group. first: of tests, the counters' start.
@@ -97,6 +116,9 @@ class Group:
         self._placement = placement
         self._local_of = placement.local_of(self.rank)
         self._counts: Counts = defaultdict(lambda: first)
+        self._agreed = False
+        digest = sha256(placement.device_expert_mapping.numpy().tobytes()).hexdigest()[:16]
+        transport.tell({**sizes.facts(), "placement": f"{placement.E} experts, {digest}"})
 
     def dispatch(self, hidden: Tensor, topk_ids: Tensor, topk_weights: Tensor) -> Dispatched:
         """Each token goes once to each rank that holds one of its experts, with its ids and weights.
@@ -105,7 +127,8 @@ class Group:
             hidden: [T, H]. topk_ids: [T, K] global experts; others, as -1, go nowhere. topk_weights: [T, K] fp32.
 
         Raises:
-            ContractError: a shape or a dtype is not that of sizes.
+            ContractError: a shape or a dtype is not that of sizes; at the first call, on all ranks: a rank has other
+                sizes or another placement.
             PeerStopped: a rank died or stalled. The group is dead.
         """
         sizes = self.sizes
@@ -115,6 +138,8 @@ class Group:
         _check("topk_weights", topk_weights, (T, sizes.K), torch.float32)
         if T > sizes.T:
             raise ContractError("too many tokens for this group", got=T, expected=f"at most {sizes.T}")
+        if not self._agreed:
+            self._agree()
         named = ids_of(topk_ids, self._placement)
         masks = self._announce(rank_masks(named, self._placement))
         data = _Tokens(self, masks, hidden, named, topk_weights)
@@ -131,36 +156,33 @@ class Group:
         topk_weights: Tensor | None = None,
         bias_0: Tensor | None = None,
         bias_1: Tensor | None = None,
-        wire_dtype: torch.dtype = torch.bfloat16,
     ) -> Tensor:
-        """[T, H] in the dtype of x: each token's sum over the ranks; see tree.tree_sum.
+        """[T, H] in the dtype of x: each token's sum over the ranks; see tree.tree_sum. Rows travel in sizes.wire.
 
         Args:
             x: [A, H], one row of each of dispatch's rows; or with topk_weights [A, K, H], one of each pair.
             topk_weights: [A, K] fp32: the expert side weighs its pairs, in fp32 and ascending k, before the first hop.
             bias_0, bias_1: [T, H], added before the one rounding to out.
-            wire_dtype: bfloat16 (one rounding a hop) or float32.
 
         Raises:
             ContractError, PeerStopped: as dispatch.
         """
         sizes = self.sizes
         A, T = len(meta.ids), len(meta.masks[self.rank])
-        if wire_dtype not in (torch.bfloat16, torch.float32):
-            raise ContractError("unsupported wire dtype", got=wire_dtype, expected="bfloat16 or float32")
         _check("x", x, (A, sizes.H) if topk_weights is None else (A, sizes.K, sizes.H), *HIDDEN_DTYPES)
         for name, bias in (("bias_0", bias_0), ("bias_1", bias_1)):
             if bias is not None:
                 _check(name, bias, (T, sizes.H), *HIDDEN_DTYPES)
-        rows = x
-        if topk_weights is not None:
+        if topk_weights is None:
+            rows = x.contiguous()  # slots take bytes
+        else:
             _check("topk_weights", topk_weights, (A, sizes.K), torch.float32)
             rows = torch.zeros(A, sizes.H)
             for k in range(sizes.K):
                 weighed = rows + topk_weights[:, k, None] * x[:, k].float()
                 rows = torch.where(meta.ids[:, k, None] >= 0, weighed, rows)
         out = x.new_zeros(T, sizes.H)
-        data = _Rows(self.rank, meta.masks, rows, wire_dtype, out, (bias_0, bias_1))
+        data = _Rows(self.rank, meta.masks, rows, sizes.wire, out, (bias_0, bias_1))
         lists = [mask.tolist() for mask in meta.masks]
         self._engine.run(roles.combine(sizes.shape, self.rank, lists, data, self._counts))
         return out
@@ -169,6 +191,14 @@ class Group:
         """This rank makes no further call; the others raise PeerStopped that names it, now."""
         transport = self._engine.transport
         transport.abort(Report(self.rank, Role.OUTSIDE, self._engine.call + 1, self.rank))
+
+    def _agree(self) -> None:
+        told = self._engine.meet()
+        compare(told, "one group", "sizes and placement")
+        if None in told:
+            self._engine.transport.abort(Report(told.index(None), Role.OUTSIDE, 1, self.rank))
+            self._engine.check()
+        self._agreed = True
 
     def _announce(self, mine: Tensor) -> list[Tensor]:
         masks: dict[int, Tensor] = {self.rank: mine}
@@ -216,11 +246,11 @@ class _Rows:
         rank: int,
         masks: tuple[Tensor, ...],
         rows: Tensor,
-        wire_dtype: torch.dtype,
+        wire: torch.dtype,
         out: Tensor,
         biases: tuple[Tensor | None, ...],
     ):
-        self._rows, self._wire, self._out, self._biases = rows, wire_dtype, out, biases
+        self._rows, self._wire, self._out, self._biases = rows, wire, out, biases
         self._H = out.shape[1]
         here = torch.cat([mask >> rank & 1 for mask in masks])
         self._row_of = list((here.cumsum(0) - 1).split([len(mask) for mask in masks]))

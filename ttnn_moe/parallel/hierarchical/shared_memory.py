@@ -5,8 +5,10 @@ The memory has no name (memfd), so no crash leaves any behind: it ends with the 
 
 from __future__ import annotations
 
+import json
 import mmap
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,9 +16,14 @@ import torch
 from torch import Tensor
 
 from ...errors import ContractError
-from .nodes import Nodes
+from .nodes import MOST, Nodes
 from .rings import Counter, Ring, Role
 from .transport import Report
+
+SAID = 512
+"""Bytes for what a rank tells: their number, then JSON."""
+FRONT = MOST * MOST * SAID
+"""Bytes before the parts of the ranks: what each tells, at the same place whatever the layout."""
 
 
 @dataclass(frozen=True)
@@ -68,10 +75,13 @@ class Layout:
 
 
 class SharedMemory:
-    """The memory of one group. `name` is what other processes attach by while its maker lives."""
+    """The memory of one group. `name` is what other processes attach by while its maker lives.
+
+    A rank of another layout attaches too. It shares `said` only, so that all ranks can tell what differs.
+    """
 
     def __init__(self, layout: Layout, name: str | None = None):
-        self.layout, size = layout, layout.bytes * layout.nodes.R
+        self.layout, size = layout, FRONT + layout.bytes * layout.nodes.R
         if name is None:
             descriptor = os.memfd_create(f"ttnn-moe-ranks-{os.getpid()}")
             os.ftruncate(descriptor, size)
@@ -81,19 +91,22 @@ class SharedMemory:
             self.name, self._descriptor = name, None
             descriptor = os.open(name, os.O_RDWR)
         try:
-            if os.fstat(descriptor).st_size != size:
+            found = os.fstat(descriptor).st_size
+            if found < FRONT:
                 raise ContractError(
-                    "ranks disagree on the sizes of the group",
-                    got=f"{os.fstat(descriptor).st_size} bytes",
-                    expected=f"{size} bytes",
-                    remedy="give every rank the same topology, channels, slots and sizes",
+                    "this is no memory of a group",
+                    got=f"{found} bytes at {self.name}",
+                    expected=f"more than {FRONT} bytes",
+                    remedy="attach by the name of another rank's SharedMemory",
                 )
-            self._map = mmap.mmap(descriptor, size)
+            self._map = mmap.mmap(descriptor, found)
         finally:
             if name is not None:
                 os.close(descriptor)
         whole = np.frombuffer(self._map, dtype=np.uint8)
-        self.parts = whole.reshape(layout.nodes.R, layout.bytes)
+        self.said = whole[:FRONT].reshape(-1, SAID)
+        parts = whole[FRONT:] if found == size else np.zeros(size - FRONT, dtype=np.uint8)
+        self.parts = parts.reshape(layout.nodes.R, layout.bytes)
         self.words = self.parts[:, : layout.counters * 8].view(np.int64)
 
     def detach_name(self) -> None:
@@ -130,6 +143,18 @@ class SharedMemoryTransport:
         if counter is Counter.TAIL:
             return ring.target, layout.WORDS + layout.index(ring, ring.source)
         return ring.source, layout.WORDS + layout.rings + layout.index(ring, ring.target)
+
+    def tell(self, facts: Mapping[str, str]) -> None:
+        words, said = json.dumps(facts).encode(), self._memory.said[self.rank]
+        said[8 : 8 + len(words)] = np.frombuffer(words, dtype=np.uint8)
+        said[:8].view(np.int64)[0] = len(words)
+
+    def told(self) -> list[dict[str, str] | None]:
+        found: list[dict[str, str] | None] = []
+        for said in self._memory.said[: self.R]:
+            n = int(said[:8].view(np.int64)[0])
+            found.append(json.loads(said[8 : 8 + n].tobytes()) if n else None)
+        return found
 
     def put(self, ring: Ring, item: int, value: Tensor) -> None:
         self._slot(ring, item)[: value.numel()] = value.numpy()

@@ -1,7 +1,11 @@
-"""What moves bytes and counters between ranks: five calls, and what a timeout needs to name the rank that stopped."""
+"""What moves bytes and counters between ranks: five calls, and what a timeout needs to name the rank that stopped.
+
+Before them, ranks tell each other what they were made for.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple, Protocol
 
 from torch import Tensor
@@ -41,6 +45,12 @@ class Transport(Protocol):
 
     rank: int
     R: int
+
+    def tell(self, facts: Mapping[str, str]) -> None:
+        """What this rank was made for, by field: once, before its first call."""
+
+    def told(self) -> list[dict[str, str] | None]:
+        """What each rank told; None: nothing yet. Ranks of other sizes understand each other here."""
 
     def put(self, ring: Ring, item: int, value: Tensor) -> None:
         """uint8 bytes into the slot of an item, at the target."""
