@@ -4,6 +4,9 @@
         python benchmarks/kv_bytes.py
 
 It prints, for each launch, the packed bytes of its keys and values, and what they would take in bf16.
+
+The piece of a prompt calls the kernel that leaves keys packed. An engine runs a piece of this size by bucketed_unpack,
+which does make its row bf16: from 256 queries on Hopper, 512 elsewhere.
 """
 
 from __future__ import annotations

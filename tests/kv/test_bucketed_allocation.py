@@ -40,6 +40,14 @@ def test_a_budget_is_kept_and_nearly_used(bits: float, capacity: int, page: int)
     assert BITS.index(own.low[1]) - BITS.index(own.low[0]) <= 1, "neighbours"
 
 
+@pytest.mark.parametrize(("bits", "tokens"), [(8.1, 7680), (9, 768), (12, 192), (16, 64)])
+def test_the_high_tier_has_16_bits_where_all_others_keep_8(bits: float, tokens: int) -> None:
+    """In rows that are long enough: docs/kv.md has two of these."""
+    long = allocate(bits, tokens)
+    assert long.high == 16 and (not long.units or long.low[0] >= 8)
+    assert tokens == 64 or allocate(bits, tokens - 64).high == 8
+
+
 @given(BUDGETS, CAPACITIES, PAGES, st.data())
 def test_a_row_that_grows(bits: float, capacity: int, page: int, data: st.DataObject) -> None:
     """In any pieces: the ring never overflows, the newest stay, what moved stays, and the pages suffice."""
@@ -107,12 +115,22 @@ def test_least_capacity_reaches_the_budget(bits: float, page: int) -> None:
     assert allocate(bits, least_capacity(bits, page), page).bits == bits
 
 
+@pytest.mark.parametrize("longest", [None, 100, 2048, 40_960])
+def test_two_bits_name_a_budget_that_the_longest_row_reaches(longest: int | None) -> None:
+    with pytest.raises(RequestError, match="got kv_bits=2; expected more than 2: ") as error:
+        least_capacity(2, 64, longest, "kv_bits")
+    bits, capacity = re.fullmatch(
+        r"take kv_bits=([\d.]+), which rows of (\d+) tokens reach", error.value.remedy
+    ).groups()
+    assert allocate(float(bits), int(capacity)) and int(capacity) <= (longest or 4096)
+
+
 @given(BUDGETS, st.integers(1, 4096), PAGES)
 def test_a_refusal_names_a_budget_and_a_capacity_that_do(bits: float, capacity: int, page: int) -> None:
     try:
         allocate(bits, capacity, page)
     except RequestError as error:
-        enough, longer = re.fullmatch(r"take ([\d.]+) bits, or a capacity of (\d+) tokens", error.remedy).groups()
+        enough, longer = re.fullmatch(r"take bits=([\d.]+), or a capacity of (\d+) tokens", error.remedy).groups()
         assert float(enough) >= bits and allocate(float(enough), capacity, page)
         assert int(longer) > capacity and allocate(bits, int(longer), page)
 
@@ -120,14 +138,14 @@ def test_a_refusal_names_a_budget_and_a_capacity_that_do(bits: float, capacity: 
 REFUSED = {
     "short rows": (
         (2.5, 512, 32),
-        "2.5 bits in rows of 512.*at least 2.75 bits.*take 2.75 bits, or a capacity of 1024 tokens",
+        "bits=2.5 in rows of 512.*at least 2.75: .*take bits=2.75, or a capacity of 1024 tokens",
     ),
     "a longer row than the context": (
         (2.5, 512, 32, 1000),
-        r"at least 2.75 bits.*take 2.75 bits, or a capacity of 1000 tokens\.$",
+        r"at least 2.75: .*take bits=2.75, or a capacity of 1000 tokens\.$",
     ),
-    "no room in the context": ((2.2, 512, 32, 1000), r"at least 2.75 bits.*take 2.75 bits\.$"),
-    "two bits": ((2, 1 << 20, 64), r"2 bits in rows of 1048576.*at least 2.01 bits.*: take 2.01 bits\.$"),
+    "no room in the context": ((2.2, 512, 32, 1000), r"at least 2.75: .*take bits=2.75\.$"),
+    "two bits": ((2, 1 << 20, 64), r"bits=2 in rows of 1048576.*at least 2.01: .*: take bits=2.01\.$"),
     "one bit": ((1.9, 4096, 64), "bits=1.9; expected an average from 2 to 16"),
     "more than 16": ((16.5, 4096, 64), "bits=16.5"),
     "no number": ((float("nan"), 4096, 64), "bits is no finite number"),

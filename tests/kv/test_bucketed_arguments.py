@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -38,7 +39,38 @@ def arguments() -> dict[str, Any]:
     }
 
 
+def changed(field: str, change: Any) -> Any:
+    """The second tier with another tensor."""
+    return lambda tiers: [tiers[0], replace(tiers[1], **{field: change(getattr(tiers[1], field))})]
+
+
+def other_rows(counts: list[int], kv_heads: int) -> Any:
+    """The second tier from another cache."""
+    return lambda tiers: [tiers[0], *filled({8: counts}, kv_heads, D).tiers]
+
+
 REFUSED = {
+    "other key/value heads": (
+        "tiers",
+        other_rows([10, 5], 2),
+        r"\[2, 8\] bits are not of one layer; got \[4, 2\] key/value heads; expected as many key/value heads in each",
+    ),
+    "other rows": ("tiers", other_rows([10, 5, 1], KV), r"got \[2, 3\] rows; expected as many rows in each; to fix it"),
+    "payload of int8": ("tiers", changed("payload", lambda x: x.view(torch.int8)), "payload of the tier of 8 bits"),
+    "scales of fp32": (
+        "tiers",
+        changed("scales", lambda x: x.float()),
+        r"scales of the tier of 8 bits does not fit; got .* of torch.float32 on cpu; expected .* of torch.float16 on",
+    ),
+    "scales of fewer pages": ("tiers", changed("scales", lambda x: x[1:]), "scales of the tier of 8 bits"),
+    "int64 token_ids": ("tiers", changed("token_ids", lambda x: x.long()), "token_ids of the tier of 8 bits"),
+    "int64 table": ("tiers", changed("table", lambda x: x.long()), "table of the tier of 8 bits"),
+    "counts of one row": (
+        "tiers",
+        changed("counts", lambda x: x[:1]),
+        r"got \[1\] of .*; expected \[2\] of torch.int32",
+    ),
+    "a tier on another device": ("tiers", changed("counts", lambda x: x.to("meta")), "on meta; expected .* on cpu"),
     "int32 rows": (
         "rows",
         lambda x: x.int(),

@@ -228,7 +228,7 @@ def test_rows_are_as_long_as_asked_or_as_the_budget_needs() -> None:
 REFUSED = {
     "a word": (lambda: new_cache("int4", None, SIZES, 1, 512), RequestError, "kv='int4'; expected one of"),
     "bits of bf16": (lambda: new_cache("paged", 3, SIZES, 1, 512), RequestError, "kv_bits=3; expected kv='bucketed'"),
-    "short rows": (lambda: new_cache("bucketed", 2.2, SIZES, 1, 256), RequestError, "2.2 bits in rows of 256"),
+    "short rows": (lambda: new_cache("bucketed", 2.2, SIZES, 1, 256), RequestError, "bits=2.2 in rows of 256"),
     "little memory": (
         lambda: new_cache("bucketed", 3, SIZES, 2, 512, memory=1000),
         RequestError,
@@ -257,7 +257,7 @@ REFUSED = {
     "two bits": (
         lambda: least_capacity("bucketed", 2, 10),
         RequestError,
-        "more than 2 bits: .*take 2.25 bits, which rows of",
+        "more than 2: .*take kv_bits=2.05, which rows of 4096 tokens",
     ),
 }
 
@@ -267,6 +267,26 @@ def test_what_is_refused_and_why(name: str) -> None:
     make, error, words = REFUSED[name]
     with pytest.raises(error, match=words):
         make()
+
+
+def test_a_row_stands_once_in_a_step() -> None:
+    """A second chunk would not meet the first one's tokens, which are packed by the next step."""
+    cache = BucketedCache(SIZES, 2, 256, 16, 4, 32)
+    for row in range(2):
+        cache.open(row, 100)
+    fed = Sequences(cache, 2, 256)
+    fed.prefill([(0, 40), (1, 20)], [])
+    for call in (
+        lambda: cache.prefill([(1, 3), (0, 5), (1, 4)], [11]),
+        lambda: cache.prefill([(1, 3)], [2], [(0, 40), (1, 20)]),
+        lambda: cache.prefill([(0, 3)], [2], [(1, 20), (1, 21)]),
+        lambda: cache.decode([1, 0, 1], [20, 40, 21]),
+    ):
+        with pytest.raises(RequestError, match="row 1 2 times; expected each row once.*to fix it: give a row's tokens"):
+            call()
+    assert cache.lengths[:2] == [40, 20]
+    places, out = fed.prefill([(1, 7)], [0])
+    torch.testing.assert_close(out[1], fed.expected(places, 1), rtol=0.1, atol=0.1)
 
 
 def test_equalised_keys_stand_outlier_channels() -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import Tensor
 
-from bucketed_tiers import Rows, filled
+from bucketed_tiers import Rows, bound_of, filled, lost
 from cuda_gpus import no_host_sync
-from ttnn_moe.cuda.attention import bucketed
+from ttnn_moe.cuda.attention import bucketed, bucketed_triton
 from ttnn_moe.kv.bucketed.quantise import rotate
 from ttnn_moe.kv.bucketed.reference import add_mass, quantized_attention_bucketed
 
@@ -39,6 +41,16 @@ def _error(got: Tensor, want: Tensor) -> float:
 def test_one_tier(bits: int, slots: list[int]) -> None:
     rows = filled({bits: slots}, 2, 128, outside=float("nan"), device="cuda")
     assert _error(*_call(rows, 1, 16)) < 0.01
+
+
+@pytest.mark.parametrize("launch", [bucketed.launch, bucketed_triton.launch], ids=["CUDA C++", "Triton"])
+@pytest.mark.parametrize("bits", [2, 3, 4, 8, 16])
+def test_a_tier_loses_what_its_bits_lose(bits: int, launch: Callable[..., Tensor]) -> None:
+    """Attention to one tier, against attention to the keys and values before they were quantised."""
+    rows = filled({bits: [129, 40]}, 2, 128, holes=0.1, outside=float("nan"), device="cuda")
+    q, at = torch.randn(2, 1, 16, 128, device="cuda").bfloat16(), torch.arange(2, device="cuda")
+    # the output is bf16
+    assert lost(launch(q, rows.tiers, at), q, rows) < bound_of(bits) + 0.02
 
 
 @pytest.mark.parametrize(

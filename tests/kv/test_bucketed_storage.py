@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bucketed_tiers import filled
+from bucketed_tiers import DISTORTION, bound_of, filled, lost
 from ttnn_moe.cuda.attention.tiers import BITS, UNIT, Tier
 from ttnn_moe.errors import ContractError
 from ttnn_moe.kv.bucketed.packing import pack, unpack
@@ -77,8 +77,7 @@ def test_quantise_is_as_good_as_it_can_be(bits: int) -> None:
     x = torch.randn(500, 128)
     levels, scale = quantise(x, bits)
     error = (dequantise(levels, scale, bits) - x).square().mean().item()
-    # of a Gaussian, with the scale that keeps its projection; 8 bits reach to the largest element, 16 round
-    assert error < {2: 0.136, 3: 0.0395, 4: 0.0122, 8: 6e-5, 16: 3e-6}[bits]
+    assert error < DISTORTION[bits]
     assert int(levels.max()) < 2**bits and int(levels.min()) >= 0
 
 
@@ -152,6 +151,16 @@ def test_attention_to_tiers_is_attention_to_all_tokens(n: int) -> None:
     assert sum(float(part.sum()) for part in mass) == pytest.approx(3 * n * 4, rel=1e-4)
     add_mass(q, rows.tiers, at, positions, torch.tensor(2, dtype=torch.int32), mass)
     assert sum(float(part.sum()) for part in mass) == pytest.approx((3 + 2) * n * 4, rel=1e-4)
+
+
+@pytest.mark.parametrize("bits", BITS)
+@pytest.mark.parametrize("n", [1, 500])
+def test_a_tier_loses_what_its_bits_lose(bits: int, n: int) -> None:
+    """Attention to one tier, against attention to the keys and values before they were quantised."""
+    rows, q = filled({bits: [n, 130]}, 2, 128, holes=0.1), torch.randn(2, 1, 16, 128)
+    loss = lost(quantized_attention_bucketed(q, rows.tiers, torch.arange(2)), q, rows)
+    assert loss < bound_of(bits)
+    assert bits == 16 or loss > bound_of(bits) / 4, "this many bits do lose"
 
 
 def test_a_row_without_tokens_gives_zero() -> None:

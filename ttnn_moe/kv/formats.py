@@ -19,6 +19,8 @@ from .paged import PAGE, PagedCache
 PAGED, BUCKETED, EIGHT_BITS = "paged", "bucketed", "bfloat8_b"
 FORMATS = (PAGED, BUCKETED, EIGHT_BITS)
 """EIGHT_BITS: pages of a Tenstorrent chip, 17 bytes for 16 values."""
+KV_BITS = "kv_bits"
+"""The option that gives a bucketed cache its bits, as errors name it."""
 
 
 def check_format(kv: object, kv_bits: object) -> None:
@@ -51,7 +53,8 @@ def check_budget(kv: str, kv_bits: float | None, capacity: int, page: int | None
     """
     if kv == BUCKETED:
         bits = DEFAULT_BITS if kv_bits is None else kv_bits
-        allocation.allocate(bits, capacity, BucketedCache.default_page if page is None else page, longest)
+        page = BucketedCache.default_page if page is None else page
+        allocation.allocate(bits, capacity, page, longest, KV_BITS)
 
 
 def new_cache(
@@ -86,8 +89,11 @@ def new_cache(
     return BucketedCache.within(sizes, rows, capacity, memory, page, DEFAULT_BITS if kv_bits is None else kv_bits)
 
 
-def least_capacity(kv: str, kv_bits: float | None, tokens: int) -> int:
+def least_capacity(kv: str, kv_bits: float | None, tokens: int, longest: int | None = None) -> int:
     """Tokens of a row that holds so many, and that reaches the budget.
+
+    Args:
+        longest: tokens of the model's context: an error names a budget that such a row reaches.
 
     Raises:
         RequestError: see check_format; a budget that no row reaches.
@@ -95,11 +101,14 @@ def least_capacity(kv: str, kv_bits: float | None, tokens: int) -> int:
     check_format(kv, kv_bits)
     if kv != BUCKETED:
         return tokens
-    return max(tokens, allocation.least_capacity(DEFAULT_BITS if kv_bits is None else kv_bits))
+    bits = DEFAULT_BITS if kv_bits is None else kv_bits
+    return max(tokens, allocation.least_capacity(bits, longest=longest, option=KV_BITS))
 
 
-def bytes_for(kv: str, kv_bits: float | None, sizes: CacheSizes, rows: int, tokens: int) -> int:
-    """Bytes of a cache that just holds `rows` sequences of so many tokens.
+def bytes_for(
+    kv: str, kv_bits: float | None, sizes: CacheSizes, rows: int, tokens: int, longest: int | None = None
+) -> int:
+    """Bytes of a cache that just holds `rows` sequences of so many tokens. longest: as `least_capacity`'s.
 
     Raises:
         RequestError: see check_format; a budget that no mix of tiers reaches.
@@ -111,4 +120,5 @@ def bytes_for(kv: str, kv_bits: float | None, sizes: CacheSizes, rows: int, toke
     if kv == EIGHT_BITS:
         return pages * PagedCache.page_bytes(replace(sizes, dtype=torch.int8)) * 17 // 16
     bits = DEFAULT_BITS if kv_bits is None else kv_bits
-    return bytes_of(allocation.allocate(bits, least_capacity(kv, bits, tokens)), sizes, rows, pages)
+    capacity = least_capacity(kv, bits, tokens, longest)
+    return bytes_of(allocation.allocate(bits, capacity, option=KV_BITS), sizes, rows, pages)

@@ -5,9 +5,13 @@ A step is a prefill (prompts, or pieces of them) or a decode (one token a sequen
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
+
+from ..errors import RequestError
 
 
 @dataclass(frozen=True)
@@ -92,3 +96,19 @@ class PrefillStep:
 
 
 Step = DecodeStep | PrefillStep
+
+
+def check_once(rows: Sequence[int]) -> None:
+    """For a cache whose attention does not see a row's tokens of the same step, but those of one chunk.
+
+    Raises:
+        RequestError: a row stands twice.
+    """
+    if len(set(rows)) < len(rows):
+        row, n = Counter(rows).most_common(1)[0]
+        raise RequestError(
+            "a row stands twice in one step",
+            got=f"row {row} {n} times",
+            expected="each row once, in chunks and decoding together",
+            remedy="give a row's tokens as one chunk, or in several steps",
+        )

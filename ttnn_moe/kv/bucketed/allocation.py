@@ -31,8 +31,8 @@ SHARE = 16
 """A larger high tier than the smallest takes 1 / SHARE of the bits of a full row at most."""
 
 HELD = "the first and the last tokens keep 8 bits, the others 2 or more"
-ROOM = 2.25
-"""Average bits that rows of a few thousand tokens reach."""
+LONG = 4096
+"""Tokens of a row for which an error names a budget, where the caller names no longest row."""
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,9 @@ class Allocation:
         return (low + self.high * (tokens - UNIT * units)) / tokens
 
 
-def allocate(bits: float, capacity: int, page: int = 64, longest: int | None = None) -> Allocation:
+def allocate(
+    bits: float, capacity: int, page: int = 64, longest: int | None = None, option: str = "bits"
+) -> Allocation:
     """The tiers of rows of `capacity` tokens that hold `bits` bits a number on average when they are full.
 
     Args:
@@ -124,34 +126,33 @@ def allocate(bits: float, capacity: int, page: int = 64, longest: int | None = N
         capacity: tokens of a row; rounded up to whole pages.
         page: tokens of a page, a multiple of 32.
         longest: tokens that a row may have; an error names no larger capacity. Default: any number.
+        option: what the caller calls `bits`, for errors.
 
     Raises:
         RequestError: bits out of range; a budget that no mix of tiers reaches at this capacity, with the least that one
             does, and with the capacity that reaches it.
     """
-    bits = _check_bits(bits)
+    bits = _check_bits(bits, option)
     capacity, page = integer("capacity", capacity), check_page(page)
     capacity = ceil_div(capacity, page) * page
-    best, least = _best(bits, capacity, page)
+    best, _ = _best(bits, capacity, page)
     if best is None:
-        # rounded up, so that what the message names is enough
-        hundredths = range(ceil(least * 100), 100 * int(MOST) + 1)
-        enough = next(n / 100 for n in hundredths if _best(n / 100, capacity, page)[0] is not None)
+        enough = _enough(capacity, page)
         found = _reaching(bits, page)
         longer = None if found is None else found.capacity
         if longest is not None and (longer is None or longer > longest):
             longer = longest if _best(bits, longest // page * page, page)[0] is not None else None
         raise RequestError(
             "no mix of tiers reaches this budget",
-            got=f"{bits:g} bits in rows of {capacity} tokens",
-            expected=f"at least {enough:.2f} bits: {HELD}",
-            remedy=f"take {enough:.2f} bits" + (f", or a capacity of {longer} tokens" if longer else ""),
+            got=f"{option}={bits:g} in rows of {capacity} tokens",
+            expected=f"at least {enough:.2f}: {HELD}",
+            remedy=f"take {option}={enough:.2f}" + (f", or a capacity of {longer} tokens" if longer else ""),
         )
     return best
 
 
-def _check_bits(bits: float) -> float:
-    return number("bits", bits, LEAST, MOST, f"an average from {LEAST:g} to {MOST:g}")
+def _check_bits(bits: float, option: str) -> float:
+    return number(option, bits, LEAST, MOST, f"an average from {LEAST:g} to {MOST:g}")
 
 
 def _best(bits: float, capacity: int, page: int) -> tuple[Allocation | None, float]:
@@ -168,6 +169,13 @@ def _best(bits: float, capacity: int, page: int) -> tuple[Allocation | None, flo
             if found is not None and (best is None or _affordable(found, best)):
                 best = found
     return best, least
+
+
+def _enough(capacity: int, page: int) -> float:
+    """The least budget that a row reaches, rounded up to hundredths, so that what an error names is enough."""
+    _, least = _best(LEAST, capacity, page)
+    hundredths = range(ceil(least * 100), 100 * int(MOST) + 1)
+    return next(n / 100 for n in hundredths if _best(n / 100, capacity, page)[0] is not None)
 
 
 def _reaching(bits: float, page: int) -> Allocation | None:
@@ -193,19 +201,23 @@ def check_page(page: int) -> int:
     return found
 
 
-def least_capacity(bits: float, page: int = 64) -> int:
+def least_capacity(bits: float, page: int = 64, longest: int | None = None, option: str = "bits") -> int:
     """Tokens of a row that reaches a budget: a power of two.
+
+    Args:
+        longest, option: for errors, as `allocate`'s.
 
     Raises:
         RequestError: bits or page out of range; 2 bits, which no row reaches.
     """
-    found = _reaching(_check_bits(bits), check_page(page))
+    found = _reaching(_check_bits(bits, option), check_page(page))
     if found is None:
+        capacity = max(page, (LONG if longest is None else longest) // page * page)
         raise RequestError(
             "no row reaches this budget",
-            got=f"{bits:g} bits",
-            expected=f"more than {LEAST:g} bits: {HELD}",
-            remedy=f"take {ROOM:g} bits, which rows of {least_capacity(ROOM, page)} tokens reach",
+            got=f"{option}={bits:g}",
+            expected=f"more than {LEAST:g}: {HELD}",
+            remedy=f"take {option}={_enough(capacity, page):.2f}, which rows of {capacity} tokens reach",
         )
     return found.capacity
 

@@ -19,7 +19,7 @@ from ...sizes import power_of_2
 from ..attention import norm_rope_write as write_staged
 from ..cache import CacheSizes, FusedWrite, HeadNorms
 from ..pages import PagedRows, default_memory, zeros
-from ..step import DecodeStep, PrefillStep, Span, Step
+from ..step import DecodeStep, PrefillStep, Span, Step, check_once
 from ..transfer import to_device
 from .allocation import DEFAULT_BITS, allocate
 from .attention import ATTENTION
@@ -163,6 +163,12 @@ class BucketedCache(PagedRows, FusedWrite):
     def prefill(
         self, chunks: Sequence[tuple[int, int]], logits_at: Sequence[int], decoding: Sequence[tuple[int, int]] = ()
     ) -> PrefillStep:
+        """See RowCache.
+
+        Raises:
+            RequestError: a row would grow past its room, or stands twice in the step.
+        """
+        check_once([row for row, _ in (*decoding, *chunks)])
         self._settle(decoding)
         step = super().prefill(chunks, logits_at, decoding)
         self._now, self._wanted = step, list(logits_at)
@@ -180,6 +186,12 @@ class BucketedCache(PagedRows, FusedWrite):
         return step
 
     def decode(self, rows: Sequence[int], positions: Sequence[int]) -> DecodeStep:
+        """See RowCache.
+
+        Raises:
+            RequestError: as prefill.
+        """
+        check_once(rows)
         self.begin(list(zip(rows, positions, strict=True)))
         return super().decode(rows, positions)
 

@@ -134,7 +134,7 @@ def check_query(q: Tensor, tiers: Sequence[Tier]) -> None:
     """Check q [T, n, heads, D] against tiers.
 
     Raises:
-        ContractError: no tiers, two of the same bits, or other sizes.
+        ContractError: no tiers, two of the same bits, other sizes, or a tier that is not like the others.
     """
     if not tiers or len({tier.bits for tier in tiers}) != len(tiers):
         raise ContractError(
@@ -154,4 +154,36 @@ def check_query(q: Tensor, tiers: Sequence[Tier]) -> None:
                 got=f"head_dim {tier.head_dim}, {tier.kv_heads} key/value heads",
                 expected=f"head_dim {D}, and a number of heads that divides {q.shape[2]}",
                 remedy="pass tiers and queries of one layer",
+            )
+    for what, sizes in (
+        ("key/value heads", [tier.kv_heads for tier in tiers]),
+        ("rows", [len(tier.table) for tier in tiers]),
+    ):
+        if len(set(sizes)) > 1:
+            raise ContractError(
+                f"the tiers of {[tier.bits for tier in tiers]} bits are not of one layer",
+                got=f"{sizes} {what}",
+                expected=f"as many {what} in each",
+                remedy="pass the tiers of one layer",
+            )
+    for tier in tiers:
+        _check_tensors(tier, D, q.device)
+
+
+def _check_tensors(tier: Tier, D: int, device: torch.device) -> None:
+    pages, heads, P, rows, wide = len(tier.payload), tier.kv_heads, tier.page, *tier.table.shape
+    for name, shape, dtype in (
+        ("payload", (pages, heads, 2, P * D * tier.bits // 8), torch.uint8),
+        ("scales", (pages, heads, P // UNIT, 8, 4, 2), torch.float16),
+        ("token_ids", (pages, P), torch.int32),
+        ("table", (rows, wide), torch.int32),
+        ("counts", (rows,), torch.int32),
+    ):
+        x: Tensor = getattr(tier, name)
+        if tuple(x.shape) != shape or x.dtype != dtype or x.device != device:
+            raise ContractError(
+                f"{name} of the tier of {tier.bits} bits does not fit",
+                got=f"{list(x.shape)} of {x.dtype} on {x.device}",
+                expected=f"{list(shape)} of {dtype} on {device}",
+                remedy="pass the tiers of one layer, on the device of the queries",
             )
