@@ -2,8 +2,8 @@
 // down, writer: streams this core's weight tiles and passes partial sums on. It keeps the sums of the columns
 // that end here, a row a token, and writes them after the last expert.
 //
-// | weight_0  [E_local, I, H]  bf16, bfloat8_b, bfloat4_b  tiles  in
-// | out       [T, H]           bf16 or fp32                tiles  out  also in, when accumulating
+// | weight_0  [E_local, H / 32, I, 32]  bf16, bfloat8_b, bfloat4_b  tiles  in   weights.hpp has their order
+// | out       [T, H]                    bf16 or fp32                tiles  out  also in, when accumulating
 //
 // | cb_plan_w    schedule page                          <- reader
 // | cb_w         weight tiles of one expert             -> compute; for each piece, each k: k_max pages

@@ -2,8 +2,9 @@
 // gate_up, writer: streams this core's weight tiles, passes partial sums on, writes the columns that end
 // here.
 //
-// | weight_0, weight_1  [E_local, H, I]  bf16, bfloat8_b, bfloat4_b  tiles  in   gate, up; weight_1 if weights == 2
-// | out                 [rows, I]        bf16                        tiles  out  an expert's rows start at multiples of 32
+// | weight_0  [E_local, I / 32, H, 32]  bf16, bfloat8_b, bfloat4_b  tiles  in   gate; weights.hpp has their order
+// | weight_1  [E_local, I / 32, H, 32]  the same                    tiles  in   up, if weights == 2
+// | out       [rows, I]                 bf16                        tiles  out  an expert's rows start at multiples of 32
 //
 // | cb_plan_w    schedule page             <- reader
 // | cb_w         weight tiles of an expert -> compute; for each piece, each k, one of each weight: k_max * weights

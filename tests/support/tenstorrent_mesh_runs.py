@@ -31,16 +31,17 @@ def _mesh_layer(case: Case, contiguous: bool = False) -> None:
     problem = Problem.of(case.T, case.K, inputs.experts, BF16, D=D)
     layer = ttnn_moe.prepare(problem, inputs.experts, placement, backend="tenstorrent")
     want = oracle(inputs.hidden, inputs.ids, inputs.weights, inputs.experts, NUMERICS)
+    clean = inputs.hidden.clone()
+    clean[inputs.spoiled] = 0
     outs = []
-    for _ in range(2):
+    for hidden in (inputs.hidden, clean):
         out = poisoned(case.T, case.H, dtype=BF16)
-        layer(inputs.hidden, inputs.ids, inputs.weights, out=out)
+        layer(hidden, inputs.ids, inputs.weights, out=out)
         outs.append(out)
     good = [t for t in range(case.T) if t not in inputs.spoiled]
     check_out(outs[0][good], want[good], f"1x{D}, {case}")
-    for t in inputs.spoiled:
-        assert not outs[0][t].isfinite().all()
-    assert torch.equal(outs[0].view(torch.int16), outs[1].view(torch.int16))
+    # two runs have the same bits, and so have other tokens where a token is NaN; of that token nothing is promised
+    assert torch.equal(outs[0][good].view(torch.int16), outs[1][good].view(torch.int16))
     start = torch.randn(case.T, case.H).to(BF16)
     added = start.clone()
     layer(inputs.hidden, inputs.ids, inputs.weights, out=added, accumulate=True)
@@ -51,11 +52,13 @@ def _mesh_layer(case: Case, contiguous: bool = False) -> None:
 def _spoil(inputs) -> None:
     inputs.hidden[3, 1], inputs.hidden[9, 0] = float("nan"), float("inf")
     inputs.spoiled = [3, 9]
+    for weight in inputs.experts.tensors.values():
+        weight.mul_(2**-10)  # so small that the matrix unit makes finite numbers of the two tokens
 
 
 @mesh_run
 def mesh_partition() -> None:
-    """Experts in no order on every device; NaN in two tokens touches no other."""
+    """Experts in no order on every device; NaN and infinity in two tokens change no bit of another."""
     _mesh_layer(Case("partition", T=37, E=16, K=3, H=256, I=64, change=_spoil))
 
 

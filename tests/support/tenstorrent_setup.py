@@ -16,8 +16,8 @@ from ttnn_moe.backend import Numerics
 from ttnn_moe.selfcheck.bounds import POISON, token_errors
 from ttnn_moe.selfcheck.oracle import oracle
 from ttnn_moe.sizes import ceil_div
+from ttnn_moe.tenstorrent import DeviceRouting, tensors
 from ttnn_moe.tenstorrent import device as devices
-from ttnn_moe.tenstorrent import tensors
 from ttnn_moe.tenstorrent.device import Device
 from ttnn_moe.tenstorrent.layer_sizes import Sizes
 from ttnn_moe.tenstorrent.programs import LayerPrograms, Routed, programs_of
@@ -121,17 +121,22 @@ class OnDevice:
         return tensors.to_torch(tensor, self.device)
 
 
+def on_device(layer: Layer, device: Device) -> tuple[Any, DeviceRouting]:
+    """Arguments of moe on ttnn tensors."""
+    ids, weights = (tensors.replicate(x, device) for x in (layer.ids, layer.weights))
+    return tensors.replicate(layer.hidden, device), DeviceRouting(ids, weights)
+
+
 def back_from_bank_order(tensor, device: Device, form: str) -> list[Tensor]:
     """Each device's part of an expert weight, [E, K, N]: the inverse of in_bank_order."""
     from ttnn_moe._planner import weight_run
 
     out = []
     for laid in tensors.parts_to_torch(tensor, device):
-        E, K, N = laid.shape
-        pages = laid.reshape(E, K // TILE, TILE, N // TILE, TILE).permute(0, 1, 3, 2, 4).reshape(-1, TILE, TILE)
+        E, columns, K, _ = laid.shape
+        pages = laid.reshape(-1, TILE, TILE)
         order = line_of_page(len(pages), device.machine.dram_banks, weight_run(form)).argsort()
-        line = pages[order].reshape(E, N // TILE, K // TILE, TILE, TILE)
-        out.append(line.permute(0, 2, 3, 1, 4).reshape(E, K, N))
+        out.append(pages[order].reshape(E, columns, K, TILE).transpose(1, 2).reshape(E, K, -1))
     return out
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 T, BOUND = 40, 64
-NOT_DRAM = "memory_config is not interleaved DRAM; got another memory config; expected DRAM_MEMORY_CONFIG"
+NOT_DRAM = "memory_config is not interleaved DRAM; got {}; expected DRAM_MEMORY_CONFIG"
+HALF_A_BLOCK = "routed_tokens has columns beside whole blocks; got 40; expected a multiple of 32"
 
 
 def tiles(*shape: int, dtype: str = "bfloat16") -> tuple[tuple[int, ...], str, bool]:
@@ -18,7 +19,28 @@ def rows(*shape: int, dtype: str = "bfloat16") -> tuple[tuple[int, ...], str, bo
 
 # operator, the argument, what it is in place of the right one, what the message says of it
 BAD: dict[str, tuple[str, str, Any, str]] = {
-    "shape": ("gate_up", "gate", tiles(4, 64, 64), "gate has the wrong shape; got [4, 64, 64]; expected [4, 96, 64]."),
+    "shape": (
+        "gate_up",
+        "gate",
+        tiles(4, 2, 64, 32),
+        "gate has the wrong shape; got [4, 2, 64, 32]; expected [4, 2, 96, 32].",
+    ),
+    "a matrix": (
+        "gate_up",
+        "gate",
+        tiles(4, 96, 64),
+        "gate is not in bank order; got [4, 96, 64]; expected [E_local, columns / 32, rows, 32]; to fix it: "
+        "in_bank_order of ttnn_moe/tenstorrent/weights.py.",
+    ),
+    "a matrix of up": ("gate_up", "up", tiles(4, 96, 64), "up is not in bank order; got [4, 96, 64]"),
+    "a matrix of down": ("down", "weight", tiles(4, 64, 96), "weight is not in bank order; got [4, 64, 96]"),
+    "sharded hidden": (
+        "gate_up",
+        "hidden",
+        lambda on: on.tensor((T, 96), tiled=False, interleaved=False),
+        "hidden is not interleaved in DRAM; got sharded in DRAM; expected DRAM_MEMORY_CONFIG; to fix it: "
+        "ttnn.to_memory_config(hidden, ttnn.DRAM_MEMORY_CONFIG).",
+    ),
     "rank": (
         "gate_up",
         "hidden",
@@ -41,19 +63,19 @@ BAD: dict[str, tuple[str, str, Any, str]] = {
     "two dtypes": (
         "down",
         "weight",
-        tiles(4, 64, 96, dtype="float32"),
+        tiles(4, 3, 64, 32, dtype="float32"),
         "got float32; expected bfloat16 or bfloat8_b or bfloat4_b; to fix it: ttnn.typecast(weight,",
     ),
     "up unlike gate": (
         "gate_up",
         "up",
-        tiles(4, 96, 64, dtype="bfloat8_b"),
+        tiles(4, 2, 96, 32, dtype="bfloat8_b"),
         "up has the wrong dtype; got bfloat8_b; expected bfloat16",
     ),
     "layout": (
         "down",
         "weight",
-        rows(4, 64, 96),
+        rows(4, 3, 64, 32),
         "got ROW_MAJOR; expected TILE; to fix it: ttnn.to_layout(weight, ttnn.TILE_LAYOUT)",
     ),
     "tiles": ("routing", "topk_ids", tiles(T, 2, dtype="int32"), "got TILE; expected ROW_MAJOR"),
@@ -76,6 +98,8 @@ BAD: dict[str, tuple[str, str, Any, str]] = {
         "device_expert_mapping has the wrong shape; got [2, 4]; expected [1, 4]",
     ),
     "tokens": ("gate_up", "routed_tokens", rows(15, BOUND, dtype="int32"), "routed_tokens has the wrong shape"),
+    "half a block of tokens": ("gate_up", "routed_tokens", rows(16, T, dtype="int32"), HALF_A_BLOCK),
+    "half a block of tokens of down": ("down", "routed_tokens", rows(16, T, dtype="int32"), HALF_A_BLOCK),
     "routing weights": (
         "down",
         "routed_token_weights",
@@ -114,8 +138,13 @@ BAD: dict[str, tuple[str, str, Any, str]] = {
     f"{operator}, {case}": (operator, argument, value, message)
     for operator in ("routing", "gate_up", "silu_mul", "down")
     for case, argument, value, message in (
-        ("L1", "memory_config", lambda on: on.stand_in.MemoryConfig(dram=False), NOT_DRAM),
-        ("sharded", "memory_config", lambda on: on.stand_in.MemoryConfig(interleaved=False), NOT_DRAM),
+        ("L1", "memory_config", lambda on: on.stand_in.MemoryConfig(dram=False), NOT_DRAM.format("interleaved in L1")),
+        (
+            "sharded",
+            "memory_config",
+            lambda on: on.stand_in.MemoryConfig(interleaved=False),
+            NOT_DRAM.format("sharded in DRAM"),
+        ),
         ("far cores", "subdevice_id", lambda on: on.chip.add_sub_device([(1, 0, 3, 3)]), "got 12 cores from (1, 0)"),
         (
             "an L of cores",

@@ -125,8 +125,8 @@ class On:
     def weight(self, name: str) -> Any:
         s = self.sizes
         if name == "down":
-            return self.tensor((s.E_local, s.I, s.H), s.formats.down)
-        return self.tensor((s.E_local, s.H, s.I), s.formats.gate_up)
+            return self.tensor((s.E_local, s.H // 32, s.I, 32), s.formats.down)
+        return self.tensor((s.E_local, s.I // 32, s.H, 32), s.formats.gate_up)
 
     def activations(self, bound: int) -> Any:
         return self.tensor((self.programs.rows(bound), self.sizes.I))

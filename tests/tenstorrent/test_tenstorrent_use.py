@@ -12,13 +12,12 @@ pytest.importorskip("ttnn_moe._planner", reason="native planner: not built", exc
 
 import ttnn_moe  # noqa: E402
 from paths import ROOT  # noqa: E402
-from tenstorrent_setup import Layer, check_out, check_rows, mesh_placement  # noqa: E402
+from tenstorrent_setup import Layer, check_out, check_rows, on_device  # noqa: E402
 from ttnn_moe import BackendUnavailable, ContractError, Placement, Problem, Routing, _planner, tenstorrent  # noqa: E402
 from ttnn_moe.tenstorrent import runtime, tensors  # noqa: E402
 from ttnn_moe.tenstorrent.backend import TenstorrentBackend  # noqa: E402
 from ttnn_moe.tenstorrent.device import Device  # noqa: E402
 from ttnn_moe.tenstorrent.layer_sizes import Sizes, plan_layer  # noqa: E402
-from ttnn_moe.tenstorrent.programs import Routed, programs_of  # noqa: E402
 from ttnn_moe.tenstorrent.runtime import DEVICE  # noqa: E402
 from ttnn_moe.tenstorrent.weight_formats import FORMATS  # noqa: E402
 
@@ -38,11 +37,6 @@ def layer() -> Layer:
 
 def routing_of(layer: Layer) -> Routing:
     return Routing.from_topk(layer.ids, layer.weights, layer.E)
-
-
-def on_device(layer: Layer, device: Device) -> tuple[Any, tenstorrent.DeviceRouting]:
-    ids, weights = (tensors.replicate(x, device) for x in (layer.ids, layer.weights))
-    return tensors.replicate(layer.hidden, device), tenstorrent.DeviceRouting(ids, weights)
 
 
 def prepared(layer: Layer, placement: Placement | None = None) -> ttnn_moe.backend.Prepared:
@@ -220,62 +214,6 @@ def test_steps_on_a_mesh_are_refused_before_weights_move(layer: Layer, monkeypat
     monkeypatch.setattr("ttnn_moe.tenstorrent.host.load_experts", None)
     with pytest.raises(ContractError, match=r"run on one device; got a mesh of 2; .*open_device\(1\)"):
         ttnn_moe.gate_up(layer.hidden, routing_of(layer), layer.experts, row_align=32, backend=NAME)
-
-
-@pytest.mark.parametrize("chip", ["n150", "p150"])
-def test_each_device_of_a_mesh_runs_the_steps_of_its_experts(chip: str) -> None:
-    """As docs/tenstorrent.md shows: LayerPrograms launches a step on all devices, each with its own experts."""
-    D, layer = 8, Layer.make(T=100, E=32, K=8, H=128, I=64)
-    device = tenstorrent.open_device(D, device=f"emulator:{chip}")
-    placement = mesh_placement(layer.E, D)
-    experts = tenstorrent.load_experts(layer.experts, placement=placement)
-    programs = programs_of(device, experts.sizes(layer.K))
-    hidden, given = on_device(layer, device)
-    routed = programs.route(given.topk_ids, given.topk_weights, experts.mapping, layer.T)
-    gate = programs.project(hidden, routed, experts.gate, "gate")
-    up = programs.project(hidden, routed, experts.up, "up")
-    made = {"gate": gate, "up": up, "activations": programs.silu_mul(gate, up, routed.bound)}
-    rows = {name: tensors.parts_to_torch(tensor, device) for name, tensor in made.items()}
-    counts = tensors.parts_to_torch(routed.tensors["num_routed_tokens"], device)
-    partial = tensors.empty((layer.T, layer.H), "float32", "TILE", device)
-    programs.down(made["activations"], routed, experts.down, partial, False)
-    for d, out in enumerate(tensors.parts_to_torch(partial, device)):
-        layer.mapping = placement.device_expert_mapping[d]
-        own = torch.isin(torch.arange(layer.E), layer.mapping)
-        assert torch.equal(counts[d][0], torch.bincount(layer.ids.flatten(), minlength=layer.E) * own)
-        check_rows(layer, {name: parts[d] for name, parts in rows.items()})
-        check_out(out, layer.want(), f"device {d}")
-
-
-@pytest.mark.parametrize("D", [1, 2])
-def test_steps_take_a_routing_by_expert(D: int, layer: Layer) -> None:
-    """Tensors that the caller made, in the forms that docs/tenstorrent.md lists; the sum accumulates."""
-    device = tenstorrent.open_device(D)
-    experts = tenstorrent.load_experts(layer.experts)
-    programs, bound = programs_of(device, experts.sizes(layer.K)), 64
-    view = routing_of(layer).padded
-    wide = torch.full((layer.E, bound), 2**30, dtype=torch.int32), torch.full((layer.E, bound), torch.nan)
-    for whole, part in zip(wide, (view.routed_tokens, view.routed_token_weights), strict=True):
-        whole[:, : layer.T] = part
-        for e, n in enumerate(view.num_routed_tokens.tolist()):  # nothing past an expert's tokens is used
-            whole[e, n:] = 2**30 if whole.dtype == torch.int32 else torch.nan
-    made = {
-        "num_routed_tokens": tensors.replicate(view.num_routed_tokens.reshape(1, layer.E).int(), device),
-        "routed_tokens": tensors.replicate(wide[0], device),
-        "routed_token_weights": tensors.replicate(wide[1].bfloat16(), device),
-    }
-    routed = Routed(layer.T, bound, {**made, "device_expert_mapping": experts.mapping})
-    hidden, _ = on_device(layer, device)
-    gate = programs.project(hidden, routed, experts.gate, "gate")
-    up = programs.project(hidden, routed, experts.up, "up")
-    activations = programs.silu_mul(gate, up, bound)
-    start = torch.randn(layer.T, layer.H).bfloat16()
-    out = tensors.replicate(start, device, "TILE")
-    programs.down(activations, routed, experts.down, out, True)
-    for d, got in enumerate(tensors.parts_to_torch(out, device)):
-        assert experts.placement is not None
-        layer.mapping = experts.placement.device_expert_mapping[d]
-        check_out(got, layer.want(start), f"device {d}")
 
 
 TOO_LARGE = {"H": 4096, "I": 2304}

@@ -248,7 +248,7 @@ def test_tensors_elsewhere_are_refused(small: On, stand_in: Any, place: dict[str
     if place.get("device") == "another":
         place = {"device": stand_in.Device("blackhole", (13, 10))}
     with pytest.raises(RuntimeError, match=re.escape(message)):
-        small.ops.moe_gate_up(**{**given, "up": small.tensor((4, 96, 64), **place)})
+        small.ops.moe_gate_up(**{**given, "up": small.tensor((4, 2, 96, 32), **place)})
 
 
 def test_an_unknown_architecture_is_refused(ops: Any, stand_in: Any) -> None:

@@ -26,6 +26,7 @@ def test_experts_of_a_device_are_one_line() -> None:
     E, D, K, N, banks, run = 4, 2, 64, 96, 2, 3
     tile = torch.arange(E * 6).reshape(E, K // 32, 1, N // 32, 1)  # a number a tile
     laid = in_bank_order(tile.expand(E, K // 32, 32, N // 32, 32).reshape(E, K, N), D, banks, run)
-    pages = laid[:, ::32, ::32].reshape(D, -1)
+    assert laid.shape == (E, N // 32, K, 32)
+    pages = laid[:, :, ::32, 0].reshape(D, -1)
     by_line = tile.reshape(D, 2, K // 32, N // 32).transpose(2, 3).reshape(D, -1)
     assert torch.equal(pages, by_line[:, line_of_page(12, banks, run)])

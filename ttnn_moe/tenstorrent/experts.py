@@ -1,7 +1,8 @@
 """Expert weights on a device, as tiles.
 
 Each device of a mesh holds gate and up [E_local, H, I] and down [E_local, I, H] of its experts, in the order of
-device_expert_mapping. They lie in DRAM as 32x32 tiles of bfloat16, bfloat8_b or bfloat4_b, in the order of weights.py.
+device_expert_mapping. They lie in DRAM as 32x32 tiles of bfloat16, bfloat8_b or bfloat4_b, in the order and shape of
+weights.py: [E_local, I / 32, H, 32] and [E_local, H / 32, I, 32].
 
 Where a step visits few experts, `split=True` gives each device all E experts, and 1/D of every expert's I: all devices
 then read the same number of bytes, whatever the routing. The sum over devices is the same.
@@ -75,6 +76,15 @@ class DeviceExperts:
     def sizes(self, K: int) -> Sizes:
         """Sizes of a layer with K of these experts a token."""
         return Sizes(self.E, self.E_local, K, self.H, self.I_local, str(self.formats), self.compute)
+
+    def step_rows(self, T: int, K: int) -> int:
+        """Rows of a device's gate, up and activations, of T tokens with K experts each; see steps.py.
+
+        Raises:
+            ContractError: more tokens than one program takes.
+        """
+        programs = programs_of(self.device, self.sizes(K))
+        return programs.rows(programs.bound(T))
 
 
 def load_experts(
@@ -155,7 +165,7 @@ def load_experts(
         key = files.digest(experts.tensors.values(), *about)
 
     def tiles(name: str) -> Any:
-        """One matrix of every expert, [E, in, out] in placement order."""
+        """One matrix of every expert, in placement order and in the form of weights.py."""
         path = None if folder is None or key is None else folder / f"{key}-{name}.tensorbin"
         matrix = _matrix(name, experts)
         form = formats.down if name == "down" else formats.gate_up

@@ -28,7 +28,7 @@ Form = tuple[tuple[int, ...], str, str]
 
 @dataclass(frozen=True)
 class Routed:
-    """The routing of one call on the device, as kernels read it.
+    """The routing of one call on the device, as kernels read it. No one checks it: steps.py checks a caller's.
 
     Attributes:
         T: tokens. bound: the T that its buffers are made for. tensors: ttnn tensors by name.
@@ -45,6 +45,8 @@ class Routed:
 
 class LayerPrograms:
     """See the module's docstring. Get it with `programs_of`.
+
+    Tensors have to be right: layer.py and steps.py check those of a caller.
 
     Attributes:
         max_T: tokens of a call, at most.
@@ -72,35 +74,40 @@ class LayerPrograms:
             )
         return max(32, power_of_2(T))
 
-    def route(self, topk_ids: Any, topk_weights: Any, mapping: Any, T: int) -> Routed:
-        """topk_ids [>= T, K] int32, topk_weights [>= T, K] fp32 -> the kernels' view. Rows past T are ignored."""
+    def route(
+        self, topk_ids: Any, topk_weights: Any, mapping: Any, T: int, into: dict[str, Any] | None = None
+    ) -> Routed:
+        """topk_ids [>= T, K] int32, topk_weights [>= T, K] fp32 -> the kernels' view. Rows past T are ignored.
+
+        Args:
+            into: tensors of `routing_forms` to write to; None: buffers that the next call overwrites.
+        """
         bound = self.bound(T)
-        made = self._routed.get(bound)
+        made = self._routed.get(bound) if into is None else into
         if made is None:
-            forms = self.buffers(bound)
-            made = {name: self._buffer(name, form, bound) for name, form in forms.items() if name != "activations"}
-            self._routed[bound] = made
+            forms = self.routing_forms(bound)
+            made = self._routed[bound] = {name: self._buffer(name, form, bound) for name, form in forms.items()}
         given = {"topk_ids": topk_ids, "topk_weights": topk_weights, "device_expert_mapping": mapping, **made}
         self._launcher("routing", bound)(given, {"T": T})
         return Routed(T, bound, {"device_expert_mapping": mapping, **made})
 
-    def gate_up(self, hidden: Any, routed: Routed, gate: Any, up: Any) -> Any:
-        """Steps 1 to 3: activations [rows, I], in a buffer that the next call overwrites."""
-        out = self._rows("activations", routed.bound)
+    def gate_up(self, hidden: Any, routed: Routed, gate: Any, up: Any, out: Any = None) -> Any:
+        """Steps 1 to 3: activations [rows, I], in out, else in a buffer that the next call overwrites."""
+        out = self._rows("activations", routed.bound) if out is None else out
         given = {**self._routing(routed), "hidden": hidden, "weight_0": gate, "weight_1": up, "out": out}
         self._launcher("gate_up", routed.bound)(given, {})
         return out
 
-    def project(self, hidden: Any, routed: Routed, weight: Any, name: str) -> Any:
-        """Step 1 or 2: [rows, I], in a buffer that the next call of that name overwrites."""
-        out = self._rows(name, routed.bound)
+    def project(self, hidden: Any, routed: Routed, weight: Any, name: str, out: Any = None) -> Any:
+        """Step 1 or 2: [rows, I], in out, else in a buffer that the next call of that name overwrites."""
+        out = self._rows(name, routed.bound) if out is None else out
         given = {**self._routing(routed), "hidden": hidden, "weight_0": weight, "out": out}
         self._launcher("project", routed.bound)(given, {})
         return out
 
-    def silu_mul(self, gate: Any, up: Any, bound: int) -> Any:
-        """Step 3 over all rows of the two buffers."""
-        out = self._rows("product", bound)
+    def silu_mul(self, gate: Any, up: Any, bound: int, out: Any = None) -> Any:
+        """Step 3 over all rows of the two buffers, in out, else in a buffer that the next call overwrites."""
+        out = self._rows("product", bound) if out is None else out
         self._launcher("silu_mul", bound)({"gate": gate, "up": up, "out": out}, {})
         return out
 
@@ -127,19 +134,26 @@ class LayerPrograms:
     def _routing(self, routed: Routed) -> dict[str, Any]:
         return routed.pick("num_routed_tokens", "device_expert_mapping", "routed_tokens")
 
+    def routing_forms(self, bound: int) -> dict[str, Form]:
+        """Shape, dtype and layout of the routing of up to `bound` tokens."""
+        E = self.sizes.E
+        return {
+            "num_routed_tokens": ((1, E), "int32", "ROW_MAJOR"),
+            "routed_tokens": ((E, bound), "int32", "ROW_MAJOR"),
+            "routed_token_weights": ((E, bound), "bfloat16", "ROW_MAJOR"),
+        }
+
+    def rows_form(self, bound: int) -> Form:
+        """Shape, dtype and layout of a step tensor: gate, up or activations."""
+        return (self.rows(bound), self.sizes.I), "bfloat16", "TILE"
+
     def buffers(self, bound: int) -> dict[str, Form]:
         """Shape, dtype and layout of the buffers that calls of up to `bound` tokens share."""
-        s = self.sizes
-        return {
-            "num_routed_tokens": ((1, s.E), "int32", "ROW_MAJOR"),
-            "routed_tokens": ((s.E, bound), "int32", "ROW_MAJOR"),
-            "routed_token_weights": ((s.E, bound), "bfloat16", "ROW_MAJOR"),
-            "activations": ((self.rows(bound), s.I), "bfloat16", "TILE"),
-        }
+        return {**self.routing_forms(bound), "activations": self.rows_form(bound)}
 
     def _rows(self, name: str, bound: int) -> Any:
         made = self._buffers.get((name, bound))
-        return self._buffer(name, self.buffers(bound)["activations"], bound) if made is None else made
+        return self._buffer(name, self.rows_form(bound), bound) if made is None else made
 
     def _buffer(self, name: str, form: Form, bound: int) -> Any:
         key = (name, bound)

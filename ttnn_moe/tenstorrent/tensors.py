@@ -127,8 +127,20 @@ def forms(given: Sequence[Any], device: Device) -> tuple[Any, ...] | None:
     return tuple(None if tensor is None else tensor.spec for tensor in given)
 
 
-def check(name: str, tensor: Any, shape: tuple[int, ...], dtypes: tuple[str, ...], layout: str, device: Device) -> None:
+def check(
+    name: str,
+    tensor: Any,
+    shape: tuple[int, ...],
+    dtypes: tuple[str, ...],
+    layout: str,
+    device: Device,
+    *,
+    reshape: str | None = None,
+) -> None:
     """Check a ttnn tensor before a kernel gets it: shape, dtype, layout and place.
+
+    Args:
+        reshape: the remedy for another shape.
 
     Raises:
         ContractError: it names the tensor, what it is, what it should be, and the ttnn call that converts it.
@@ -144,7 +156,7 @@ def check(name: str, tensor: Any, shape: tuple[int, ...], dtypes: tuple[str, ...
             remedy="ttnn.from_torch(tensor, device=device.handle), or call ttnn_moe.moe with torch tensors alone",
         )
     if tuple(tensor.shape) != shape:
-        raise ContractError(f"{name} has the wrong shape", got=tuple(tensor.shape), expected=shape)
+        raise ContractError(f"{name} has the wrong shape", got=tuple(tensor.shape), expected=shape, remedy=reshape)
     wanted = [getattr(ttnn, dtype) for dtype in dtypes]
     if tensor.dtype not in wanted:
         raise ContractError(

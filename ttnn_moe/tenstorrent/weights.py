@@ -6,7 +6,9 @@ The next `run` tiles lie in the next bank. device_kernels/common/weights.hpp has
 
 `run` is what fits a packet of 8 KiB: 4 tiles of bfloat16, 7 of bfloat8_b, 14 of bfloat4_b (cpp/planner, weight_run).
 By bank, `run` is the part of an expert that a bank gets: the same part of every expert lies in the same bank.
-Gate, up and down weights of the typed operations (cpp/ttnn_ops) lie in this order, too.
+
+A tensor in this order has the line's shape, [E, N / 32, K, 32]. Plain matrices, [E, K, N], are refused. The
+typed operations (cpp/ttnn_ops) take gate, up and down weights in this form.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ import torch
 from torch import Tensor
 
 TILE = 32
-LAYOUT = 1  # of tiles that are kept on disk
+LAYOUT = 2  # of tiles that are kept on disk
 
 
 def line_of_page(tiles: int, banks: int, run: int) -> Tensor:
@@ -31,14 +33,10 @@ def line_of_page(tiles: int, banks: int, run: int) -> Tensor:
 
 
 def in_bank_order(matrices: Tensor, devices: int, banks: int, run: int) -> Tensor:
-    """Experts' matrices [E, K, N] with their 32 x 32 tiles in the order of the pages; E / devices experts a device.
-
-    The result has the shape of the input. It is a matrix in no other sense.
-    """
+    """Experts' matrices [E, K, N] as [E, N / 32, K, 32]: the tiles of E / devices experts of a device, by page."""
     E, K, N = matrices.shape
     rows, columns = K // TILE, N // TILE
     tiles = matrices.reshape(devices, E // devices, rows, TILE, columns, TILE)
     line = tiles.permute(0, 1, 4, 2, 3, 5).reshape(devices, -1, TILE, TILE)  # by expert, column, k
     pages = line[:, line_of_page(line.shape[1], banks, run).to(line.device)]
-    laid = pages.reshape(devices, E // devices, rows, columns, TILE, TILE)
-    return laid.permute(0, 1, 2, 4, 3, 5).reshape(E, K, N)
+    return pages.reshape(E, columns, K, TILE)

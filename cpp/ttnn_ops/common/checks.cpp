@@ -35,6 +35,12 @@ bool in_dram(const MemoryConfig& config) {
            config.buffer_type() == BufferType::DRAM;
 }
 
+std::string in_words(const MemoryConfig& config) {
+    const bool interleaved = config.memory_layout() == TensorMemoryLayout::INTERLEAVED;
+    return std::string(interleaved ? "interleaved" : "sharded") + " in " +
+           (config.buffer_type() == BufferType::DRAM ? "DRAM" : "L1");
+}
+
 std::vector<std::uint32_t> sizes(const ttnn::Tensor& tensor) {
     const auto& shape = tensor.logical_shape();
     std::vector<std::uint32_t> found;
@@ -54,12 +60,12 @@ std::vector<std::uint32_t> of_rank(std::vector<std::uint32_t> shape, std::size_t
     return shape;
 }
 
-constexpr std::size_t kMaxRank = 3;  // of a tensor that passes
+constexpr std::size_t kMaxRank = 4;  // of a tensor that passes
 
 std::uint64_t key_of(const std::array<std::uint32_t, kMaxRank + 1>& sizes, DataType dtype, Layout layout,
                      TensorMemoryLayout memory, BufferType buffer, bool on_device, bool elsewhere) {
     return ttsl::hash::hash_objects_with_default_seed(
-        sizes[0], sizes[1], sizes[2], sizes[3], static_cast<std::uint32_t>(dtype),
+        sizes[0], sizes[1], sizes[2], sizes[3], sizes[4], static_cast<std::uint32_t>(dtype),
         static_cast<std::uint32_t>(layout), static_cast<std::uint32_t>(memory),
         static_cast<std::uint32_t>(buffer), on_device, elsewhere);
 }
@@ -92,9 +98,25 @@ void check_tensor(const std::string& name, const ttnn::Tensor& tensor,
     TT_FATAL(beside.storage_type() != ttnn::StorageType::DEVICE || tensor.device() == beside.device(),
              "{} is on another device; got one that the other tensors are not on; expected theirs.", name);
     TT_FATAL(in_dram(tensor.memory_config()),
-             "{} is not interleaved in DRAM; got another memory config; expected DRAM_MEMORY_CONFIG; to fix "
-             "it: ttnn.to_memory_config({}, ttnn.DRAM_MEMORY_CONFIG).",
-             name, name);
+             "{} is not interleaved in DRAM; got {}; expected DRAM_MEMORY_CONFIG; to fix it: "
+             "ttnn.to_memory_config({}, ttnn.DRAM_MEMORY_CONFIG).",
+             name, in_words(tensor.memory_config()), name);
+}
+
+std::uint32_t weight_columns(const char* name, const ttnn::Tensor& weight) {
+    const auto& shape = weight.logical_shape();
+    TT_FATAL(shape.rank() == 4,
+             "{} is not in bank order; got {}; expected [E_local, columns / 32, rows, 32]; to fix it: "
+             "in_bank_order of ttnn_moe/tenstorrent/weights.py.",
+             name, in_words(sizes(weight)));
+    return shape[1] * ::ttnn_moe::planner::kTile;
+}
+
+void check_weight(const char* name, const ttnn::Tensor& weight, std::uint32_t experts, std::uint32_t rows,
+                  std::uint32_t columns, const std::vector<DataType>& dtypes, const ttnn::Tensor& beside) {
+    constexpr std::uint32_t tile = ::ttnn_moe::planner::kTile;
+    weight_columns(name, weight);  // throws if it is a matrix
+    check_tensor(name, weight, {experts, columns / tile, rows, tile}, dtypes, Layout::TILE, beside);
 }
 
 void check_routing(const ::ttnn_moe::planner::Problem& sizes, const ttnn::Tensor& num_routed_tokens,
@@ -104,6 +126,10 @@ void check_routing(const ::ttnn_moe::planner::Problem& sizes, const ttnn::Tensor
                            std::uint32_t columns) {
         check_tensor(name, tensor, {rows, columns}, {DataType::INT32}, Layout::ROW_MAJOR, beside);
     };
+    TT_FATAL(sizes.T % ::ttnn_moe::planner::kTile == 0,
+             "routed_tokens has columns beside whole blocks; got {}; expected a multiple of 32, as kernels "
+             "read 32 entries at a time; to fix it: pad the rows.",
+             sizes.T);
     check("num_routed_tokens", num_routed_tokens, 1, sizes.E);
     check("device_expert_mapping", device_expert_mapping, 1, sizes.E_local);
     check("routed_tokens", routed_tokens, sizes.E, sizes.T);
@@ -131,8 +157,9 @@ std::uint64_t key_of(const ttnn::Tensor* output, const ttnn::Tensor& beside, std
 
 void check_memory_config(const std::optional<MemoryConfig>& config) {
     TT_FATAL(!config.has_value() || in_dram(*config),
-             "memory_config is not interleaved DRAM; got another memory config; expected DRAM_MEMORY_CONFIG; "
-             "to fix it: leave memory_config out, then ttnn.to_memory_config(output, memory_config).");
+             "memory_config is not interleaved DRAM; got {}; expected DRAM_MEMORY_CONFIG; to fix it: leave "
+             "memory_config out, then ttnn.to_memory_config(output, memory_config).",
+             in_words(*config));
 }
 
 std::uint64_t key_of(const std::optional<MemoryConfig>& config) {

@@ -21,8 +21,16 @@ void check_tensor(const std::string& name, const ttnn::Tensor& tensor,
                   const std::vector<std::uint32_t>& shape, const std::vector<tt::tt_metal::DataType>& dtypes,
                   tt::tt_metal::Layout layout, const ttnn::Tensor& beside);
 
+// Columns N of an expert weight [K, N] in bank order: [E_local, N / 32, K, 32]. Throws for a plain matrix.
+std::uint32_t weight_columns(const char* name, const ttnn::Tensor& weight);
+
+// Such a weight of these sizes, as check_tensor checks a tensor.
+void check_weight(const char* name, const ttnn::Tensor& weight, std::uint32_t experts, std::uint32_t rows,
+                  std::uint32_t columns, const std::vector<tt::tt_metal::DataType>& dtypes,
+                  const ttnn::Tensor& beside);
+
 // The routing that gate_up and down read: num_routed_tokens [1, E], device_expert_mapping [1, E_local],
-// routed_tokens [E, T], all int32 row-major.
+// routed_tokens [E, T], T whole blocks of 32, all int32 row-major.
 void check_routing(const ::ttnn_moe::planner::Problem& sizes, const ttnn::Tensor& num_routed_tokens,
                    const ttnn::Tensor& device_expert_mapping, const ttnn::Tensor& routed_tokens,
                    const ttnn::Tensor& beside);

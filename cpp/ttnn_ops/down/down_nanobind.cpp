@@ -22,13 +22,14 @@ see `moe_gate_up`. Tokens are below num_tokens. Other values make kernels access
 Tiles in bank order: the tiles of a device's weight are a line, expert by expert, column by column, k by k. Runs of that
 line lie side by side in one DRAM bank, and the next run in the next bank: 4 tiles of bfloat16, 7 of bfloat8_b or 14 of
 bfloat4_b. The last tiles, too few for a run in every bank, lie one a bank. in_bank_order of
-ttnn_moe/tenstorrent/weights.py makes that order. The shape is the matrix's, and the tiles are not in its places.
+ttnn_moe/tenstorrent/weights.py makes that order, and the line's shape: [E_local, N / 32, K, 32] of matrices [K, N]. The
+matrices themselves, [E_local, K, N], are refused.
 
 Args:
     activations (ttnn.Tensor): [rows, I] bfloat16, tiles: of `moe_gate_up`.
     num_routed_tokens, device_expert_mapping, routed_tokens: of `moe_routing`.
     routed_token_weights (ttnn.Tensor): of `moe_routing`.
-    weight (ttnn.Tensor): [E_local, I, H] bfloat16, bfloat8_b or bfloat4_b, tiles in bank order, as above.
+    weight (ttnn.Tensor): [E_local, H / 32, I, 32] bfloat16, bfloat8_b or bfloat4_b, tiles in bank order, as above.
 
 Keyword Args:
     experts_per_token (int): K.

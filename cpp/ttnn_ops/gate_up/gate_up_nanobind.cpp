@@ -24,12 +24,14 @@ tensors.
 Tiles in bank order: the tiles of a device's weight are a line, expert by expert, column by column, k by k. Runs of that
 line lie side by side in one DRAM bank, and the next run in the next bank: 4 tiles of bfloat16, 7 of bfloat8_b or 14 of
 bfloat4_b. The last tiles, too few for a run in every bank, lie one a bank. in_bank_order of
-ttnn_moe/tenstorrent/weights.py makes that order. The shape is the matrix's, and the tiles are not in its places.
+ttnn_moe/tenstorrent/weights.py makes that order, and the line's shape: [E_local, N / 32, K, 32] of matrices [K, N]. The
+matrices themselves, [E_local, K, N], are refused.
 
 Args:
     hidden (ttnn.Tensor): [T, H] bfloat16, row-major.
-    num_routed_tokens, device_expert_mapping, routed_tokens: of `moe_routing`; tokens up to its bound.
-    gate (ttnn.Tensor): [E_local, H, I] bfloat16, bfloat8_b or bfloat4_b, tiles in bank order, as above.
+    num_routed_tokens, device_expert_mapping, routed_tokens: of `moe_routing`; tokens up to its bound. A routed_tokens
+        [E, bound] of a caller has a multiple of 32 columns.
+    gate (ttnn.Tensor): [E_local, I / 32, H, 32] bfloat16, bfloat8_b or bfloat4_b, tiles in bank order, as above.
     up (ttnn.Tensor, optional): the same.
 
 Keyword Args:

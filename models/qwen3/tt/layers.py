@@ -9,13 +9,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from ttnn_moe.tenstorrent import Device, DeviceRouting, moe, tensors
+from ttnn_moe.tenstorrent import Device
 from ttnn_moe.tenstorrent.all_reduce import all_gathered, all_reduce, partial_dtype
 from ttnn_moe.tenstorrent.runtime import library
 
 from ..config import Qwen3MoeConfig
 from .attention import DecodeTables, Exact, PrefillTables
-from .cache import MAX_ROWS, PagedCache
+from .cache import PagedCache
+from .moe import MoE, row_major
 from .sizes import share_of
 from .weights import Dense, LayerWeights, Linear, Router
 
@@ -61,7 +62,6 @@ class Network:
 
         self.config, self.device = config, device
         self.share = share_of(config, device.D)
-        self._outs: dict[int, Any] = {}
         # sums are fp32 where the device unpacks fp32 to DST
         self.exact = ttnn.init_device_compute_kernel_config(
             device.handle.arch(),
@@ -71,6 +71,7 @@ class Network:
             packer_l1_acc=False,
         )
         self._attends = Exact.of(device, self.exact)
+        self.moe = MoE(config, device, self.exact)
 
     def embed(self, ids: Any, embedding: Any) -> Any:
         """The embeddings of ids [1, T] uint32 -> [1, 1, T, H] on every chip; each has its columns of them."""
@@ -150,50 +151,13 @@ class Network:
             ttnn.multiply(ttnn.silu(self.linear(x, weights.gate)), self.linear(x, weights.up)), weights.down
         )
 
-    def moe(self, x: Any, weights: Router) -> Any:
-        ttnn = library()
-
-        T, H, K = int(x.shape[2]), int(x.shape[3]), self.config.num_experts_per_tok
-        logits = self.linear(x, weights.linear)
-        if self.config.norm_topk_prob:
-            # equals a softmax over all experts, with the K largest divided by their sum
-            largest, ids = ttnn.topk(logits, K, dim=-1)
-            probabilities = self._softmax(largest)
-        else:
-            probabilities, ids = ttnn.topk(self._softmax(logits), K, dim=-1)
-        # row-major before the cast: some chips cannot untilize 32-bit numbers
-        routing = DeviceRouting(
-            ttnn.typecast(_rows(ids, (T, K)), ttnn.int32), ttnn.typecast(_rows(probabilities, (T, K)), ttnn.float32)
-        )
-        return ttnn.reshape(moe(_rows(x, (T, H)), routing, weights.experts, out=self._out(T, H)), (1, 1, T, H))
-
-    def _out(self, T: int, H: int) -> Any:
-        """Where a decode step's experts write: every layer reads it before the next writes. None: to be allocated."""
-        if T > MAX_ROWS or self.device.D > 1:
-            return None
-        if T not in self._outs:
-            self._outs[T] = tensors.empty((T, H), "bfloat16", "TILE", self.device)
-        return self._outs[T]
-
     def logits(self, x: Any, ends: Any, norm: Any, head: Linear) -> Logits:
         """Logits of the rows of x that ends [1, R] uint32 names; None: of all."""
         ttnn = library()
 
         if ends is not None:
-            x = self.rows(ends, _rows(x, (int(x.shape[2]), int(x.shape[3]))))
+            x = self.rows(ends, row_major(x, (int(x.shape[2]), int(x.shape[3]))))
         made = self.linear(self.norm(x, norm), head)
         # row-major: argmax of tiles runs on one core
         at = ttnn.argmax(ttnn.to_layout(made, ttnn.ROW_MAJOR_LAYOUT), dim=-1)
         return Logits(made, ttnn.max(made, dim=-1), at)
-
-    def _softmax(self, x: Any) -> Any:
-        ttnn = library()
-
-        return ttnn.softmax(x, dim=-1, numeric_stable=True, compute_kernel_config=self.exact)
-
-
-def _rows(x: Any, shape: tuple[int, int]) -> Any:
-    """x, row-major, in this shape."""
-    ttnn = library()
-
-    return ttnn.reshape(ttnn.to_layout(x, ttnn.ROW_MAJOR_LAYOUT), shape)

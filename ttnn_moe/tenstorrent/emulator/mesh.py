@@ -110,11 +110,16 @@ class Mesh:
 
 
 class Tensor:
-    """A tensor on the host (values) or on every chip of a mesh (parts)."""
+    """A tensor on the host (values) or on every chip of a mesh (parts).
+
+    Attributes:
+        place: its memory config. All parts lie interleaved in DRAM; another place is a name that checks see.
+    """
 
     def __init__(self, mesh: Mesh | None, parts: list[Part], values: list[torch.Tensor], dtype: str, layout: str):
         self.mesh, self.parts, self.values = mesh, parts, values
         self.dtype, self.layout = dtype, layout
+        self.place: object = DRAM_MEMORY_CONFIG
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -126,8 +131,8 @@ class Tensor:
     def device(self) -> Mesh | None:
         return self.mesh
 
-    def memory_config(self) -> str | None:
-        return DRAM_MEMORY_CONFIG if self.parts else None
+    def memory_config(self) -> object:
+        return self.place if self.parts else None
 
     def buffer_address(self) -> int:
         return self.parts[0].address

@@ -6,6 +6,7 @@ Names and meaning are ttnn's. Results are rounded to the first tensor's dtype. T
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from types import SimpleNamespace
 
 import torch
@@ -40,13 +41,22 @@ def num_cores_to_corerangeset_in_subcoregrids(start: object, cores: int, grid: o
     return cores
 
 
-def create_sharded_memory_config(shape: Sequence[int], **options: object) -> object:
-    """No settings, but an object of its own: all tensors are in DRAM."""
-    return object()
+@dataclass(frozen=True, eq=False)
+class ShardedMemoryConfig:
+    """The shape of a shard. No other settings: see Tensor.place."""
+
+    shape: tuple[int, ...]
+
+
+def create_sharded_memory_config(shape: Sequence[int], **options: object) -> ShardedMemoryConfig:
+    return ShardedMemoryConfig(tuple(shape))
 
 
 def to_memory_config(tensor: Tensor, place: object) -> Tensor:
-    return tensor
+    assert tensor.mesh is not None
+    moved = on_chips(tensor.mesh, tensor.read(), tensor.dtype, tensor.layout)
+    moved.place = place
+    return moved
 
 
 def zeros(shape: Sequence[int], *, dtype: str, layout: str, device: Mesh, memory_config: object = None) -> Tensor:

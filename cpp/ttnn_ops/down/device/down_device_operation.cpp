@@ -18,7 +18,7 @@ planner::Problem DownDeviceOperation::problem(const operation_attributes_t& attr
             .E = size_of("num_routed_tokens", tensors.num_routed_tokens, 2, 1),
             .E_local = size_of("device_expert_mapping", tensors.device_expert_mapping, 2, 1),
             .K = attributes.experts_per_token,
-            .H = size_of("weight", tensors.weight, 3, 2),
+            .H = weight_columns("weight", tensors.weight),
             .I = size_of("activations", tensors.activations, 2, 1),
             .weight_format = name_of(tensors.weight.dtype()),
             .out_format = name_of(attributes.output_dtype),
@@ -34,12 +34,13 @@ void DownDeviceOperation::validate_on_program_cache_miss(const operation_attribu
                            const std::vector<std::uint32_t>& shape, const std::vector<DataType>& dtypes) {
         check_tensor(name, tensor, shape, dtypes, Layout::TILE, tensors.activations);
     };
-    check("activations", tensors.activations, {rows_of(sizes), sizes.I}, {DataType::BFLOAT16});
     check_routing(sizes, tensors.num_routed_tokens, tensors.device_expert_mapping, tensors.routed_tokens,
                   tensors.activations);
+    check("activations", tensors.activations, {rows_of(sizes), sizes.I}, {DataType::BFLOAT16});
     check_tensor("routed_token_weights", tensors.routed_token_weights, {sizes.E, sizes.T},
                  {DataType::BFLOAT16}, Layout::ROW_MAJOR, tensors.activations);
-    check("weight", tensors.weight, {sizes.E_local, sizes.I, sizes.H}, weight_dtypes());
+    check_weight("weight", tensors.weight, sizes.E_local, sizes.I, sizes.H, weight_dtypes(),
+                 tensors.activations);
     TT_FATAL(T != 0 && T <= sizes.T, "T is beyond what the routing was made for; got {}; expected 1 .. {}.",
              T, sizes.T);
     if (tensors.output.has_value()) {

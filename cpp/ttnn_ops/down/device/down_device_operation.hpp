@@ -14,7 +14,7 @@
 
 namespace ttnn::operations::experimental::moe {
 
-// activations [rows, I] bfloat16 in tiles, a routing, weight [E_local, I, H] bfloat16, bfloat8_b or
+// activations [rows, I] bfloat16 in tiles, a routing, weight [E_local, H / 32, I, 32] bfloat16, bfloat8_b or
 // bfloat4_b, tiles in bank order -> [T, H] bfloat16 or float32 in tiles: each row times weight times its
 // routing weight, summed over the rows of a token.
 struct DownDeviceOperation {
@@ -31,7 +31,7 @@ struct DownDeviceOperation {
         ttnn::Tensor activations;
         ttnn::Tensor num_routed_tokens;      // [1, E] int32 row-major
         ttnn::Tensor device_expert_mapping;  // [1, E_local] int32 row-major
-        ttnn::Tensor routed_tokens;          // [E, bound] int32 row-major
+        ttnn::Tensor routed_tokens;          // [E, bound] int32 row-major, bound a multiple of 32
         ttnn::Tensor routed_token_weights;   // [E, bound] bfloat16 row-major
         ttnn::Tensor weight;
         std::optional<ttnn::Tensor> output;

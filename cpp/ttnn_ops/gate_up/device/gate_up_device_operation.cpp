@@ -19,7 +19,7 @@ planner::Problem GateUpDeviceOperation::problem(const operation_attributes_t& at
             .E_local = size_of("device_expert_mapping", tensors.device_expert_mapping, 2, 1),
             .K = attributes.experts_per_token,
             .H = size_of("hidden", tensors.hidden, 2, 1),
-            .I = size_of("gate", tensors.gate, 3, 2),
+            .I = weight_columns("gate", tensors.gate),
             .weight_format = name_of(tensors.gate.dtype()),
             .math_fidelity = fidelity_of(attributes.compute_kernel_config),
             .fp32_dest = fp32_dest_of(attributes.compute_kernel_config)};
@@ -37,9 +37,13 @@ void GateUpDeviceOperation::validate_on_program_cache_miss(const operation_attri
     check("hidden", tensors.hidden, {T, sizes.H}, {DataType::BFLOAT16}, Layout::ROW_MAJOR);
     check_routing(sizes, tensors.num_routed_tokens, tensors.device_expert_mapping, tensors.routed_tokens,
                   tensors.hidden);
-    check("gate", tensors.gate, {sizes.E_local, sizes.H, sizes.I}, weight_dtypes(), Layout::TILE);
+    const auto check_matrix = [&](const char* name, const ttnn::Tensor& weight,
+                                  const std::vector<DataType>& dtypes) {
+        check_weight(name, weight, sizes.E_local, sizes.H, sizes.I, dtypes, tensors.hidden);
+    };
+    check_matrix("gate", tensors.gate, weight_dtypes());
     if (tensors.up.has_value()) {
-        check("up", *tensors.up, {sizes.E_local, sizes.H, sizes.I}, {tensors.gate.dtype()}, Layout::TILE);
+        check_matrix("up", *tensors.up, {tensors.gate.dtype()});
     }
     if (tensors.output.has_value()) {
         check("output", *tensors.output, {rows_of(sizes), sizes.I}, {DataType::BFLOAT16}, Layout::TILE);

@@ -14,7 +14,7 @@
 
 namespace ttnn::operations::experimental::moe {
 
-// hidden [T, H] bfloat16 row-major, a routing, gate and up [E_local, H, I] bfloat16, bfloat8_b or
+// hidden [T, H] bfloat16 row-major, a routing, gate and up [E_local, I / 32, H, 32] bfloat16, bfloat8_b or
 // bfloat4_b, tiles in bank order -> [rows, I] bfloat16 in tiles: silu(hidden gate) * (hidden up), or hidden
 // gate where there is no up. Rows of an expert start at a multiple of 32, in device_expert_mapping order.
 struct GateUpDeviceOperation {
@@ -28,7 +28,7 @@ struct GateUpDeviceOperation {
         ttnn::Tensor hidden;
         ttnn::Tensor num_routed_tokens;      // [1, E] int32 row-major
         ttnn::Tensor device_expert_mapping;  // [1, E_local] int32 row-major
-        ttnn::Tensor routed_tokens;          // [E, bound] int32 row-major
+        ttnn::Tensor routed_tokens;          // [E, bound] int32 row-major, bound a multiple of 32
         ttnn::Tensor gate;
         std::optional<ttnn::Tensor> up;
         std::optional<ttnn::Tensor> output;
