@@ -235,7 +235,7 @@ def _arch(spec: Spec) -> str:
 # Sizes between a smaller and a larger one that are compiled: the source has no branch that these take alone.
 BETWEEN = {
     "sm80/bucketed_attention": {"WARPS": (4,)},
-    "common/routing_sort": {"PARTS": (8, 16, 32), "THREADS": (256,)},
+    "common/routing_sort": {"THREADS": (256,)},
     "sm80/grouped_mlp": {"MAX_N": (64, 96)},
     "sm80/int4_24_mlp": {"MAX_N": (16, 32)},
     "sm80/mxfp4_few_gate_up": {"HIDDEN": (2048,)},

@@ -5,9 +5,9 @@
 // | argument   | shape      | dtype      |                                                        |
 // |------------|------------|------------|--------------------------------------------------------|
 // | ids, expert_map, num_tokens |  |  | as routing_sort                                                 |
-// | counts     | [PARTS, E] | int32, out | part b: the pairs that block b of routing_sort sorts   |
+// | counts     | [blocks, E] | int32, out | part b: the pairs that block b of routing_sort sorts   |
 //
-// P = T*K. Blocks: PARTS of THREADS threads, both as of routing_sort. Dynamic shared memory: E * 4 bytes.
+// P = T*K. Blocks of THREADS threads, both as of routing_sort. Dynamic shared memory: E * 4 bytes.
 #include "common/routing.cuh"
 
 #ifndef THREADS

@@ -10,21 +10,21 @@
 // | inverse    | [P]     | int32, out     | sorted row of each pair, -1 where it has none                  |
 // | tiles      | [bound] | Tile, out      | in the order of experts; at most tile_rows rows each           |
 // | num_tiles  | [2]     | int32, out     | tiles in use; 0, with which blocks count what they took        |
-// | counts     | [PARTS, E] | int32       | of routing_count; PARTS 1: null                                |
+// | counts     | [blocks, E] | int32      | of routing_count; PARTED 0: null                               |
 //
-// P = T*K. Launch: one cluster of CLUSTER blocks of THREADS threads, or PARTS blocks; E <= THREADS. Dynamic
-// shared memory: 256 + (WARPS + 2) * E * 4 bytes. Each warp ranks a contiguous run of pairs and counts them
-// per expert in shared memory. The counts are then summed over the warps, and over the blocks. An expert's
-// tiles have as many rows as one another, or GRANULE more; its last may have fewer. Consumers: the grouped
-// product, combine.
+// P = T*K. Launch: one cluster of CLUSTER blocks of THREADS threads, or with PARTED any number of blocks; E
+// <= THREADS. Dynamic shared memory: 256 + (WARPS + 2) * E * 4 bytes. Each warp ranks a contiguous run of
+// pairs and counts them per expert in shared memory. The counts are then summed over the warps, and over the
+// blocks. An expert's tiles have as many rows as one another, or GRANULE more; its last may have fewer.
+// Consumers: the grouped product, combine.
 #include "common/cluster.cuh"
 #include "common/routing.cuh"
 
 #ifndef THREADS
 #define THREADS 1024
 #endif
-#ifndef PARTS
-#define PARTS 1
+#ifndef PARTED
+#define PARTED 0
 #endif
 #ifndef WAIT_LATE
 // 1: the predecessor is a kernel of this call, which waited first and writes nothing that is read here
@@ -33,10 +33,9 @@
 #ifndef GRANULE
 #define GRANULE 8
 #endif
-static_assert(CLUSTER == 1 || PARTS == 1, "a cluster, or parts");
+static_assert(CLUSTER == 1 || !PARTED, "a cluster, or parts");
 
 constexpr int WARPS = THREADS / 32;
-constexpr int BLOCKS = CLUSTER * PARTS;
 constexpr int AHEAD = 4;  // loads in flight per lane
 
 // Exclusive prefix sum of value over the block's threads; sums: scratch, one per warp.
@@ -87,14 +86,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     int* base = here + E;                                  // [E] first row of this block's pairs
 
     const int thread = threadIdx.x, lane = thread % 32, warp = thread / 32;
-    const int rank = PARTS > 1 ? blockIdx.x : rank_in_cluster();
+    const int blocks = PARTED ? gridDim.x : CLUSTER, rank = PARTED ? blockIdx.x : rank_in_cluster();
     for (int i = thread; i < WARPS * E; i += THREADS) counts[i] = 0;
     __syncthreads();
     if (!WAIT_LATE) wait_for_predecessor();
     let_successor_start();
 
     const int limit = pair_limit(num_tokens, P, K), bits = 32 - __clz(E - 1);
-    const int run = part_of(P, THREADS * BLOCKS);
+    const int run = part_of(P, THREADS * blocks);
     const int begin = (rank * WARPS + warp) * run, end = min(begin + run, P);
     const bool held = run <= 32 * AHEAD;  // a warp's pairs stay in registers
     int* mine = counts + warp * E;
@@ -134,8 +133,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     int before = 0, rows = 0;
     if (thread < E) {
 #pragma unroll 8
-        for (int r = 0; r < BLOCKS; ++r) {
-            const int n = PARTS > 1 ? counts_of_parts[r * E + thread] : read_from(here + thread, r);
+        for (int r = 0; r < blocks; ++r) {
+            const int n = PARTED ? counts_of_parts[r * E + thread] : read_from(here + thread, r);
             before += r < rank ? n : 0;
             rows += n;
         }
@@ -146,7 +145,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     const int offset = static_cast<int>(start), tile = static_cast<int>(start >> 32);
     if (thread < E) base[thread] = offset + before;
     arrive_in_cluster();       // this block has read the counts of the other blocks
-    if (rank == BLOCKS - 1) {  // the block with the fewest pairs
+    if (rank == blocks - 1) {  // the block with the fewest pairs
         if (thread == E - 1) {
             num_tiles[0] = tile + parts;
             num_tiles[1] = 0;

@@ -79,7 +79,10 @@ def sort_uses(arch: Arch, sorters: Sorters, E: int, ids64: bool, granule: int, b
         granule: rows of a tile, but the last, are a multiple.
         beside: the sort runs beside its predecessor, a kernel of the same call that writes nothing that the sort reads.
     """
-    threads, sizes = {"ID64": ids64, "THREADS": sorters.threads}, {"CLUSTER": sorters.cluster, "PARTS": sorters.parts}
+    threads, sizes = (
+        {"ID64": ids64, "THREADS": sorters.threads},
+        {"CLUSTER": sorters.cluster, "PARTED": sorters.parts > 1},
+    )
     if beside and sorters.parts == 1:
         sizes["WAIT_LATE"] = 1
     use = Use.of(arch, "common/routing_sort", sorters.shared_memory(E), **threads, **sizes, GRANULE=granule)
