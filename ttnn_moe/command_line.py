@@ -1,7 +1,8 @@
 """The gate of every command: each outcome is an exit code and at most one message.
 
-Exit codes: 0; 1, a check failed, the output cannot be written, or this package is wrong; 2, an option is wrong or
-something is missing here; 130, Ctrl-C. Nothing slow is imported before Ctrl-C is answered here.
+Exit codes: 0; 1, a check failed, the output cannot be written to its end, or this package is wrong; 2, an option is
+wrong (a place that cannot be written is) or something is missing here; 130, Ctrl-C. Nothing slow is imported before
+Ctrl-C is answered here.
 """
 
 from __future__ import annotations
@@ -120,6 +121,21 @@ def _say(text: str) -> None:
         print(f"ttnn-moe: {visible(chr(10).join(lines))}", file=sys.stderr, flush=True)
     except OSError:  # nobody listens: the exit code remains
         pass
+
+
+def needs(context: typer.Context, option: str, *names: str) -> None:
+    """Raise RequestError if the command line gives any of these parameters, which change nothing without `option`."""
+    given = [f"--{name.replace('_', '-')}" for name in names if _is_given(context, name)]
+    if given:
+        words = " and ".join(given)
+        raise RequestError(
+            f"without {option}, {words} would change nothing", got=words, remedy=f"give {option}, or leave {words} out"
+        )
+
+
+def _is_given(context: typer.Context, name: str) -> bool:
+    source = context.get_parameter_source(name)
+    return source is not None and source.name != "DEFAULT"
 
 
 def run_app(app: typer.Typer, args: Sequence[str], name: str) -> int:

@@ -12,7 +12,7 @@ from .activations import ACTIVATIONS, SILU
 from .errors import ContractError
 from .formats import get_format, int4_24, mxfp4
 from .memory import check_tensors
-from .placement import Placement
+from .placement import Placement, check_placement
 from .visible import shown
 from .watched import watcher
 
@@ -220,19 +220,29 @@ class Experts:
         """The same experts with their tensors on that device, in the same format; those already there are shared.
 
         Raises:
-            ContractError: no device. Errors of torch's copy pass.
+            ContractError: no device, or none here. Errors of torch's copy pass.
         """
         try:
             there = torch.device(device)
-        except (RuntimeError, TypeError):
-            raise ContractError("no device", got=shown(device), expected="a torch device, as 'cuda' or 'cpu'") from None
+            torch.empty(0, device=there)
+        except (AssertionError, RuntimeError, TypeError) as error:  # what torch raises depends on how it was built
+            raise ContractError(
+                "no device",
+                got=f"{shown(device)}: {str(error).partition(chr(10))[0]}",
+                expected="a torch device that is here, as 'cpu'",
+                remedy="ttnn-moe doctor lists the devices of this machine",
+            ) from None
         return replace(self, tensors={name: tensor.to(there) for name, tensor in self.tensors.items()})
 
     def for_device(self, placement: Placement, d: int | None = None) -> Experts:
         """The E/D experts of device d (default: placement.rank), in device_expert_mapping order.
 
         Contiguous runs of experts are views; any other partition is one copy, made here, at load.
+
+        Raises:
+            ContractError: no placement of these experts, or no such device.
         """
+        check_placement(placement)
         if placement.E != self.E:
             raise ContractError("placement is for another number of experts", got=placement.E, expected=self.E)
         index = placement.device_expert_mapping[placement._device(d)].long()

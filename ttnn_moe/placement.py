@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from operator import index
 
 import torch
 from torch import Tensor
@@ -45,8 +46,10 @@ class Placement:
                 got=mapping.tolist(),
                 expected=f"each of 0 .. {self.E - 1} exactly once",
             )
-        if self.rank is not None and not 0 <= self.rank < self.D:
-            raise ContractError("rank is not a device of this placement", got=self.rank, expected=f"0 .. {self.D - 1}")
+        if self.rank is not None and not self._has(self.rank):
+            raise ContractError(
+                "rank is not a device of this placement", got=shown(self.rank), expected=f"0 .. {self.D - 1}"
+            )
 
     @classmethod
     def uniform(cls, E: int, D: int = 1, rank: int | None = None) -> Placement:
@@ -59,13 +62,19 @@ class Placement:
         """From D rows of E/D global expert indices each; rows must be equally long."""
         if isinstance(mapping, Tensor):
             return cls(mapping.to("cpu", torch.int32), rank)
-        if len({len(row) for row in mapping}) != 1:
+        try:
+            rows = [[index(e) for e in row] for row in mapping]
+        except TypeError:
+            raise ContractError(
+                "no mapping of experts", got=shown(mapping), expected="D rows of E/D expert indices"
+            ) from None
+        if len({len(row) for row in rows}) != 1:
             raise ContractError(
                 "devices hold different numbers of experts",
-                got=[len(row) for row in mapping],
+                got=[len(row) for row in rows],
                 expected="E/D experts on each of D devices",
             )
-        return cls(torch.tensor(mapping, dtype=torch.int32, device="cpu"), rank)
+        return cls(torch.tensor(rows, dtype=torch.int32, device="cpu"), rank)
 
     def __repr__(self) -> str:
         return f"Placement(E={self.E}, D={self.D}" + ("" if self.rank is None else f", rank={self.rank}") + ")"
@@ -114,9 +123,18 @@ class Placement:
         d = self.rank if d is None else d
         if d is None and self.D == 1:
             d = 0
-        if d is None or not 0 <= d < self.D:
-            raise ContractError("no such device in this placement", got=d, expected=f"0 .. {self.D - 1}")
+        if d is None or not self._has(d):
+            raise ContractError("no such device in this placement", got=shown(d), expected=f"0 .. {self.D - 1}")
         return d
+
+    def _has(self, d: int) -> bool:
+        return is_size(d) and 0 <= d < self.D
+
+
+def check_placement(value: object) -> None:
+    """Raise ContractError unless value is a Placement."""
+    if not isinstance(value, Placement):
+        raise ContractError("placement is no Placement", got=shown(value), expected="a ttnn_moe.Placement")
 
 
 def check_even(E: int, D: int) -> None:

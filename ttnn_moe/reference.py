@@ -62,7 +62,7 @@ class ReferenceBackend:
 
     def why_not(self, problem: Problem) -> str | None:
         if problem.device != "cpu":
-            return f"it runs on the CPU, and the tensors are on {problem.device!r}; to fix it: move them with .cpu()"
+            return f"it runs on the CPU, and the tensors are on {problem.device!r}; to fix it: move them to the CPU"
         if problem.weight_format not in PRODUCTS:
             return f"it runs {', '.join(reversed(PRODUCTS))} weights, not {problem.weight_format!r}"
         return None

@@ -16,7 +16,7 @@ from .arguments import is_size
 from .errors import ContractError
 from .ids import check_ids, is_distinct
 from .memory import check_tensors, dense
-from .placement import Placement
+from .placement import Placement, check_placement
 from .routing_views import PaddedView, SortedView, StepLayout, check_row_align, step_capacity
 from .visible import shown
 
@@ -103,10 +103,10 @@ class Routing:
             )
         if not is_size(E) or E < 1:
             raise ContractError("E is no number of experts", got=shown(E), expected="an integer of at least 1")
-        if placement is not None and not isinstance(placement, Placement):
-            raise ContractError("placement is no Placement", got=shown(placement), expected="a ttnn_moe.Placement")
-        if placement is not None and placement.E != E:
-            raise ContractError("placement is for another number of experts", got=placement.E, expected=E)
+        if placement is not None:
+            check_placement(placement)
+            if placement.E != E:
+                raise ContractError("placement is for another number of experts", got=placement.E, expected=E)
         if num_tokens is not None:
             check_tensors(num_tokens=num_tokens)
             if num_tokens.numel() != 1 or num_tokens.dtype != torch.int32 or num_tokens.device != ids.device:

@@ -6,7 +6,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from .arguments import is_size
 from .errors import ContractError
+from .visible import shown
 
 MOST_ALIGNED = 1 << 20
 """Largest row_align."""
@@ -75,6 +77,6 @@ def step_capacity(T: int, K: int, E: int, row_align: int) -> int:
 
 def check_row_align(row_align: int) -> None:
     """Raise ContractError unless row_align is an integer of a useful size."""
-    if isinstance(row_align, (bool, float)) or not 1 <= row_align <= MOST_ALIGNED:
+    if not is_size(row_align) or not 1 <= row_align <= MOST_ALIGNED:
         expected = f"an integer 1 .. {MOST_ALIGNED}; 1 or 32 are usual"
-        raise ContractError("row_align is out of range", got=row_align, expected=expected)
+        raise ContractError("row_align is out of range", got=shown(row_align), expected=expected)

@@ -14,6 +14,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from .errors import RequestError
+
 # names of files that are being written, and of those that killed writers left
 UNFINISHED = f".*.{'?' * 16}.part*"
 
@@ -56,6 +58,34 @@ def whole_file(path: Path, suffix: str = ".part") -> Iterator[Path]:
         os.close(handle)
 
 
+class _Tried(Exception):
+    pass
+
+
+def check_place(path: Path, option: str) -> None:
+    """Begin to write a file and stop, so that a command finds out before its work; path stays what it is.
+
+    Args:
+        option: of a command, that names the path.
+
+    Raises:
+        RequestError: `whole_file` cannot write there.
+    """
+    try:
+        with whole_file(path):
+            raise _Tried
+    except _Tried:
+        return
+    except OSError as error:
+        lost = isinstance(error, FileNotFoundError) and not path.parent.exists()
+        raise RequestError(
+            f"{path} cannot be written",
+            got=f"no folder {path.parent}" if lost else error.strerror or str(error),
+            expected="a file, in a folder that this user can write to",
+            remedy="make the folder, or " * lost + f"give another {option}",
+        ) from error
+
+
 def abandoned(path: Path) -> bool:
     """Whether no process writes a file of `whole_file`: its lock is free, or without locks, it is older than a day."""
     try:
@@ -96,8 +126,10 @@ def _descriptor(path: Path) -> int | None:
 def _written_through(path: Path, descriptor: int | None, found: os.stat_result | None, suffix: str) -> Iterator[Path]:
     if found is not None and stat.S_ISDIR(found.st_mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-    if found is not None and stat.S_ISBLK(found.st_mode):
-        raise OSError(errno.EINVAL, "a block device is no place for a file", str(path))
+    if found is not None and (stat.S_ISBLK(found.st_mode) or stat.S_ISSOCK(found.st_mode)):
+        raise OSError(errno.EINVAL, "a block device or a socket is no place for a file", str(path))
+    if descriptor is None and not os.access(path, os.W_OK):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
     with tempfile.TemporaryDirectory() as scratch:
         part = Path(scratch) / f"output{suffix}"
         part.touch()

@@ -19,7 +19,7 @@ from ttnn_moe import registry
 from ttnn_moe.bench.layer import free_bytes
 from ttnn_moe.errors import RequestError
 from ttnn_moe.kv.formats import PAGED, bytes_for
-from ttnn_moe.whole_file import whole_file
+from ttnn_moe.whole_file import check_place, whole_file
 
 from . import terminal, tt
 from .config import PRESETS, Qwen3MoeConfig, config_of
@@ -54,10 +54,8 @@ def bench(
 ) -> None:
     """Time prefill and decode of a Qwen3-MoE of a given size."""
     registry.resolve(backend)
-    if json_file is not None and not json_file.parent.is_dir():
-        raise RequestError(
-            "cannot write the figures", got=f"no directory {json_file.parent}", remedy="make it, or name another --json"
-        )
+    if json_file is not None:
+        check_place(json_file, "--json")
     sizes = _sizes(config, layers, random_weights)
     options = request.Options(mesh, device, dtype, kv=kv)
     on_chips = request.asked_for(backend, device)
@@ -174,7 +172,9 @@ def memory_needed(
     activations = 4 * (T * (K * (3 * I + H) + 4 * H + 3 * heads) + 3 * batch * config.vocab_size)
     return {
         "weights": sum(parameter.nbytes for parameter in weights),
-        "KV cache": bytes_for(kv, kv_bits, sizes_of(config, dtype), batch, prompt_len + new_tokens),
+        "KV cache": bytes_for(
+            kv, kv_bits, sizes_of(config, dtype), batch, prompt_len + new_tokens, config.max_position_embeddings
+        ),
         "activations": activations,
     }
 

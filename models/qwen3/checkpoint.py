@@ -17,7 +17,7 @@ from ttnn_moe.errors import CheckpointError, ContractError
 from ttnn_moe.visible import shown
 
 from .config import Qwen3MoeConfig
-from .files import Fields, reading
+from .files import Fields, path_of, reading
 from .layers import Attention, DenseMLP, Layer, MoE
 from .model import Qwen3Moe
 from .pieces import FILE_DTYPES, Header, Progress, bytes_of, copy, open_file, pieces, reading_file, region_of
@@ -102,7 +102,7 @@ class Checkpoint:
     """
 
     def __init__(self, directory: str | Path):
-        self.directory = Path(directory)
+        self.directory = path_of(directory)
         self.config = Qwen3MoeConfig.from_directory(self.directory)
         with reading(self.directory):
             self._found = _headers(self.directory)

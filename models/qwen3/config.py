@@ -12,7 +12,7 @@ import torch
 from ttnn_moe.errors import CheckpointError, RequestError
 from ttnn_moe.visible import shown
 
-from .files import Fields, reading
+from .files import Fields, path_of, reading
 from .weight_formats import FORMATS, UNFINISHED, format_named
 
 MODEL_TYPE = "qwen3_moe"
@@ -131,7 +131,7 @@ class Qwen3MoeConfig:
         Raises:
             CheckpointError: not a directory, no config.json, bad JSON, or a model this code does not compute.
         """
-        directory = Path(directory)
+        directory = path_of(directory)
         with reading(directory):
             if not directory.is_dir():
                 raise CheckpointError(

@@ -15,6 +15,7 @@ from rich.live import Live
 from rich.panel import Panel
 
 from ttnn_moe import registry
+from ttnn_moe.command_line import needs
 from ttnn_moe.errors import RequestError
 from ttnn_moe.kv.formats import PAGED, check_format
 from ttnn_moe.parallel.layer import NAMES
@@ -40,6 +41,7 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 @app.command()
 def demo(
+    context: typer.Context,
     model: Annotated[
         Path, typer.Option(help="Checkpoint in Hugging Face format.", show_default="the bundled tiny one")
     ] = TINY,
@@ -67,17 +69,23 @@ def demo(
     kv_bits: terminal.KVBits = None,
     max_new_tokens: Annotated[int, typer.Option(help="Per prompt.")] = 128,
     temperature: Annotated[float, typer.Option(help="0 = greedy.")] = 0.0,
-    top_k: Annotated[int, typer.Option(help="Keep the k most probable tokens; 0 = all.")] = 0,
-    top_p: Annotated[float, typer.Option(help="Keep the fewest tokens that reach this probability.")] = 1.0,
-    seed: Annotated[int | None, typer.Option(help="Same seed, same text; prompt i draws from seed + i.")] = None,
+    top_k: Annotated[int, typer.Option(help="With --temperature: keep the k most probable tokens; 0 = all.")] = 0,
+    top_p: Annotated[
+        float, typer.Option(help="With --temperature: keep the fewest tokens that reach this probability.")
+    ] = 1.0,
+    seed: Annotated[
+        int | None, typer.Option(help="With --temperature: same seed, same text; prompt i draws from seed + i.")
+    ] = None,
     chat: Annotated[bool, typer.Option(help="Wrap prompts in the checkpoint's chat template.")] = True,
     parallel: Annotated[
         str | None, typer.Option(help="Under torchrun: what its processes share, experts or tensor.")
     ] = None,
     exchange: Annotated[str, typer.Option(help="With --parallel experts: as ExpertParallel's.")] = "auto",
 ) -> None:
-    """Generate text with a Qwen3-MoE checkpoint, and show how fast."""
+    """Generate text with a Qwen3-MoE checkpoint, and show how fast; on stderr where stdout is no terminal."""
     console = Console()
+    # what a program reads is the text alone
+    report = console if console.is_terminal else Console(stderr=True)
     # every check comes before the weights are read
     config = Qwen3MoeConfig.from_directory(model)
     tokenizer = Tokenizer.from_directory(model)
@@ -85,6 +93,8 @@ def demo(
     ids = [_encode(tokenizer, text, chat) for text in texts]
     asked = Options(max_new_tokens=max_new_tokens, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
     make_requests(config, ids, **asked)
+    if temperature == 0:
+        needs(context, "a --temperature above 0", "top_k", "top_p", "seed")
     check_format(kv, kv_bits)
     options = request.Options(mesh, device, dtype, trace, profile, weights, experts, kv)
     if parallel is not None:
@@ -96,7 +106,7 @@ def demo(
                 for i, answer in enumerate(shared.texts):
                     screen.show(Token(i, -1, answer))
             where = f"{shared.size} processes, {parallel} shared, on {shared.where}"
-            console.print(terminal.table(where, _speeds(shared.stats)))
+            report.print(terminal.table(where, _speeds(shared.stats)))
         return
     _check_alone(exchange)
     on_chips = request.asked_for(backend, device)
@@ -117,9 +127,9 @@ def demo(
         result = generate(network, ids, tokenizer=tokenizer, on_token=screen.show, engine=engine, **asked)
     name = request.NAME if on_chips else registry.resolve(backend, network.device.type)
     where = f"{name} on {network.where}, {str(network.dtype).removeprefix('torch.')}"
-    console.print(terminal.table(where, _figures(result, load_s, warm_up_s)))
+    report.print(terminal.table(where, _figures(result, load_s, warm_up_s)))
     if times is not None:
-        console.print(terminal.table("operator (calls), each waited for", times.rows()))
+        report.print(terminal.table("operator (calls), each waited for", times.rows()))
 
 
 def _check_parallel(kind: str, exchange: str, device: str | None) -> None:

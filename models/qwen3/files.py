@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +14,22 @@ from ttnn_moe.visible import shown
 
 MOST_BYTES = 256 << 20
 """Of a text file: far above the largest tokenizer.json."""
+
+
+def path_of(directory: object) -> Path:
+    """The path of a checkpoint's directory.
+
+    Raises:
+        CheckpointError: no path.
+    """
+    if isinstance(directory, str | os.PathLike):
+        return Path(directory)
+    raise CheckpointError(
+        "no directory of a checkpoint",
+        got=shown(directory),
+        expected="a path, as str or pathlib.Path",
+        remedy="name the directory that holds config.json",
+    )
 
 
 @contextmanager

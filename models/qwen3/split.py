@@ -69,10 +69,11 @@ class Split:
         if self.kind == "tensor" and config.num_key_value_heads % self.D and self.D % config.num_key_value_heads:
             wrong.append(f"num_key_value_heads = {config.num_key_value_heads}")
         if wrong:
+            heads = "; of key/value heads, a multiple or a divisor" if self.kind == "tensor" else ""
             raise RequestError(
                 f"{self.D} ranks cannot share this model by {self.kind}",
                 got=", ".join(wrong),
-                expected=f"multiples of {self.D}; of key/value heads, a multiple or a divisor",
+                expected=f"multiples of {self.D}{heads}",
                 remedy="start another number of ranks",
             )
         if self.kind != "tensor":

@@ -14,7 +14,7 @@ from ttnn_moe.errors import CheckpointError, RequestError
 from ttnn_moe.visible import shown
 
 from .chat_template import ChatTemplate
-from .files import Fields, is_failure, read_json, read_text, reading, said
+from .files import Fields, is_failure, path_of, read_json, read_text, reading, said
 
 _SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _UNFINISHED = "\ufffd"
@@ -53,7 +53,7 @@ class Tokenizer:
         Raises:
             CheckpointError: no tokenizer.json, or a file that cannot be read.
         """
-        directory = Path(directory)
+        directory = path_of(directory)
         with reading(directory):
             path = directory / "tokenizer.json"
             if not path.is_file():

@@ -109,10 +109,9 @@ def device_of(device: torch.device | str | None, backend: str) -> torch.device:
         device = {"cuda": "cuda", "ascend": "npu"}.get(registry.resolve(backend), "cpu")
     if is_emulator(str(device)):
         raise RequestError(
-            "the emulator is a device of backend tenstorrent",
+            "the emulator runs generate and bench-model alone, with backend tenstorrent",
             got=f"device {device} with backend {backend}",
-            expected="backend tenstorrent with it",
-            remedy="leave the device out; or generate and bench-model with --backend tenstorrent",
+            remedy="generate or bench-model with --backend tenstorrent; or leave device and backend out",
         )
     try:
         return torch.empty(0, device=device).device

@@ -9,10 +9,11 @@ import pytest
 import torch
 
 import ttnn_moe
-from ttnn_moe import ContractError, Experts, Placement, Problem, Routing
+from ttnn_moe import BackendUnavailable, ContractError, Experts, Placement, Problem, Routing
 from ttnn_moe.formats import int4_24
 from ttnn_moe.formats.quantise_int4_24 import quantise_experts
 from ttnn_moe.formats.quantise_mxfp4 import quantise_experts as quantise_mxfp4
+from ttnn_moe.reference import ReferenceBackend
 
 T, E, K, H, I = 8, 4, 2, 64, 128
 IDS, WEIGHTS = torch.zeros(T, K, dtype=torch.int32), torch.ones(T, K)
@@ -72,6 +73,23 @@ CALLS: dict[str, tuple[Callable[[], object], str]] = {
         "projection weights do not fit together",
     ),
     "to a dtype": (lambda: dense().to(torch.float16), "no device; got torch.float16"),  # type: ignore[arg-type]
+    "to a device that is not here": (
+        lambda: dense().to("cuda:99"),
+        "no device; got 'cuda:99': .*; expected a torch device that is here.*: ttnn-moe doctor",
+    ),
+    "row_align as text": (lambda: routing().step_layout("a"), "row_align is out of range; got 'a'"),  # type: ignore[arg-type]
+    "a device as placement": (lambda: dense().for_device(0), "no Placement; got 0"),  # type: ignore[arg-type]
+    "a device as text": (
+        lambda: dense().for_device(Placement.uniform(E, 2), "1"),  # type: ignore[arg-type]
+        "no such device in this placement; got '1'; expected 0 .. 1",
+    ),
+    "a rank as float": (lambda: Placement.uniform(E, 2, 1.0), "rank is not a device.*got 1.0"),  # type: ignore[arg-type]
+    "no mapping": (lambda: Placement.from_mapping(None), "no mapping of experts; got None"),  # type: ignore[arg-type]
+    "a mapping of fractions": (lambda: Placement.from_mapping([[0, 1.5]]), "no mapping of experts"),  # type: ignore[list-item]
+    "more pairs than int32 counts": (
+        lambda: ttnn_moe.prepare(Problem.of(2**62, K, dense(), torch.float32), dense()),
+        r"too many token-expert pairs; got T=4611686018427387904, K=2; expected T \* K <= 2147483647",
+    ),
     "calibration without routing": (
         lambda: quantise_experts(dense(), torch.randn(T, H)),
         "calibration needs .*; got hidden without routing; expected both, or neither; to fix it: give routing too",
@@ -100,6 +118,19 @@ def test_one_error_says_what_to_give(name: str) -> None:
     call, match = CALLS[name]
     with pytest.raises(ContractError, match=match):
         call()
+
+
+@pytest.mark.parametrize("lack", [MemoryError(), RuntimeError("[x] DefaultCPUAllocator: you tried 4 bytes")])
+def test_a_workspace_that_the_host_does_not_hold(lack: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    def prepare(*_: object) -> None:
+        raise lack
+
+    monkeypatch.setattr(ReferenceBackend, "prepare", prepare)
+    with pytest.raises(BackendUnavailable, match="no room for the workspace .*got T=8, .*: prepare for fewer tokens T"):
+        ttnn_moe.prepare(problem(), dense(), backend="reference")
+    monkeypatch.setattr(ReferenceBackend, "prepare", lambda *_: torch.empty(-1))
+    with pytest.raises(RuntimeError, match="negative dimension"):
+        ttnn_moe.prepare(problem(), dense(), backend="reference")
 
 
 def test_projections_of_linear_layers_transposed_are_the_dense_ones() -> None:

@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 
 from odd_arguments import Broken, anything
 from qwen3_checkpoints import TINY
-from ttnn_moe.errors import RequestError
+from ttnn_moe.arguments import as_integer
+from ttnn_moe.errors import CheckpointError, RequestError
 from ttnn_moe.kv.paged import PagedCache
-from ttnn_moe.models.qwen3 import Engine, Qwen3Moe, generate, load_model
+from ttnn_moe.models.qwen3 import Engine, Qwen3Moe, Qwen3MoeConfig, Tokenizer, generate, load_model, stream
 from ttnn_moe.models.qwen3.runtime.engine import Load
 from ttnn_moe.models.qwen3.runtime.limits import Limits
 from ttnn_moe.models.qwen3.runtime.sampling import Sampling, choose
@@ -257,7 +258,32 @@ def test_a_prompt_is_the_callers_to_write_to() -> None:
 @given(number=anything())
 @settings(max_examples=60, deadline=None)
 def test_numbers_that_no_request_has(number: Any) -> None:
+    """An integer that no request has is one that is over. Anything else is refused."""
     number = 10**6 if type(number) is int and number < 10**6 else number
-    assert engine().cancel(number) is False and engine().waits_for(number) is None
-    with pytest.raises(RequestError, match="is not known, or over"):
-        engine().stream(number)
+    found = as_integer(number)
+    if found is not None and 10**6 <= found < 2**63:
+        assert engine().cancel(number) is False and engine().waits_for(number) is None
+        with pytest.raises(RequestError, match="is not known, or over"):
+            engine().stream(number)
+        return
+    if found is not None and 0 <= found < 10**6:
+        return
+    for call in (engine().cancel, engine().waits_for, engine().stream):
+        with pytest.raises(RequestError, match="number is no integer|number is out of range") as error:
+            call(number)
+        check_words(error.value)
+
+
+@pytest.mark.parametrize("value", [None, 5, "model", Engine, {}], ids=str)
+def test_what_is_no_model(value: Any) -> None:
+    for call in (Engine, lambda model: generate(model, [[1]]), lambda model: stream(model, [[1]])):
+        with pytest.raises(RequestError, match="no model; got .*load_model") as error:
+            call(value)
+        check_words(error.value)
+
+
+@pytest.mark.parametrize("value", [None, 5, b"model", ["model"]], ids=str)
+def test_what_is_no_directory(value: Any) -> None:
+    for call in (load_model, Tokenizer.from_directory, Qwen3MoeConfig.from_directory):
+        with pytest.raises(CheckpointError, match="no directory of a checkpoint; got .*; to fix it: "):
+            call(value)

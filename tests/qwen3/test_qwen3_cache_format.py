@@ -72,9 +72,9 @@ def test_a_budget_out_of_reach_names_no_capacity_beyond_the_context() -> None:
     """Of 3,000 tokens here."""
     model = load_model(TINY, backend="reference", device="cpu")
     model.config = dataclasses.replace(model.config, max_position_embeddings=3000)
-    with pytest.raises(RequestError, match=r"2.1 bits in rows of 512 .*at least 3.13 bits.*: take 3.13 bits\.$"):
+    with pytest.raises(RequestError, match=r"kv_bits=2.1 in rows of 512 .*at least 3.13: .*: take kv_bits=3.13\.$"):
         Engine(model, 1, 512, kv="bucketed", kv_bits=2.1)
-    with pytest.raises(RequestError, match=r": take 3.13 bits, or a capacity of 3000 tokens\.$"):
+    with pytest.raises(RequestError, match=r": take kv_bits=3.13, or a capacity of 3000 tokens\.$"):
         Engine(model, 1, 512, kv="bucketed", kv_bits=2.25)
 
 

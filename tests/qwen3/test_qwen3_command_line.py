@@ -56,6 +56,12 @@ BAD: dict[str, tuple[Callable[[Path], object], list[str], str]] = {
     "absent device": (lambda d: None, ["--device", "nonesuch"], "no device nonesuch"),
     "a device of another backend": (lambda d: None, ["--device", "emulator"], "with --backend tenstorrent"),
     "bad seed": (lambda d: None, ["--seed", "-1"], "seed"),
+    "a seed that changes nothing": (
+        lambda d: None,
+        ["--seed", "1", "--top-k", "3"],
+        "without a --temperature above 0, --top-k and --seed would change nothing",
+    ),
+    "top-p that changes nothing": (lambda d: None, ["--top-p", "0.5", "--temperature", "0"], "or leave --top-p out"),
     "bits of bf16": (lambda d: None, ["--kv-bits", "3"], "kv_bits=3.0"),
     "unknown cache": (lambda d: None, ["--kv", "int4"], "no such KV-cache format"),
     "unknown option": (lambda d: None, ["--nonesuch"], "--nonesuch"),
@@ -78,20 +84,28 @@ def test_exit_code_and_message_of_the_process(tmp_path: Path) -> None:
     assert done.stderr.startswith("ttnn-moe: ") and len(done.stderr.splitlines()) == 1
 
 
-def test_one_prompt_prints_its_text_and_the_table(
+def test_one_prompt_prints_its_text_and_on_stderr_the_table(
     directory: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("COLUMNS", "200")
     args = ["--model", str(directory), *"--prompt hello --max-new-tokens 9 --temperature 1 --seed 4".split()]
-    outs = []
+    ran = []
     for more in (["--backend", "reference"], []):
         assert demo.main([*args, *more]) == 0
-        outs.append(capsys.readouterr().out)
+        ran.append(capsys.readouterr())
     stages = ("load", "compile and warm up", "time to first token")
     for words in (*stages, "tokens/s/user", "tokens/s", "reference on cpu"):
-        assert words in outs[0]
-    text, other = (ran.split("reference on cpu")[0] for ran in outs)
-    assert text.strip() and text == other
+        assert words in ran[0].err and words not in ran[0].out
+    assert ran[0].out.strip() and ran[0].out == ran[1].out
+
+
+def test_a_terminal_gets_text_and_table(
+    directory: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("TTY_COMPATIBLE", "1")  # as rich reads it
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    assert demo.main(["--model", str(directory), "--prompt", "hello", "--max-new-tokens", "2"]) == 0
+    assert "tokens/s" in capsys.readouterr().out
 
 
 def test_a_batch_prints_every_answer_and_markup_is_text(directory: Path, capsys) -> None:
@@ -157,8 +171,8 @@ def test_no_prompt_is_only_for_the_bundled_checkpoint(directory: Path, capsys) -
 @pytest.mark.skipif(not HAS_TINY, reason="the bundled checkpoint is not built")
 def test_the_bundled_checkpoint_answers_by_default(capsys) -> None:
     assert demo.main(["--max-new-tokens", "40"]) == 0
-    out = capsys.readouterr().out
-    assert "Copy:" in out and "tokens/s/user" in out
+    said = capsys.readouterr()
+    assert "Copy:" in said.out and "tokens/s/user" in said.err
 
 
 def test_bench_of_a_size_without_weights(tmp_path: Path, directory: Path, capsys) -> None:
@@ -186,8 +200,9 @@ BAD_BENCH = {
     "backend": (["--config", "qwen3-30b-a3b", "--random-weights", "--backend", "nonesuch"], "nonesuch"),
     "nowhere to write": (
         ["--config", "qwen3-30b-a3b", "--random-weights", "--json", "/nonesuch/x.json"],
-        "cannot write the figures",
+        "/nonesuch/x.json cannot be written; got no folder /nonesuch; ",
     ),
+    "a folder to write": (["--config", "qwen3-30b-a3b", "--random-weights", "--json", "/tmp"], "got Is a directory"),
 }
 
 

@@ -333,7 +333,7 @@ def test_the_handshake_names_rank_field_and_values(field: str, rank: int) -> Non
 @pytest.mark.parametrize(
     "kind, D, words",
     [
-        ("experts", 3, "num_experts = 16"),
+        ("experts", 3, "num_experts = 16; expected multiples of 3; to fix it: "),
         ("tensor", 3, "num_attention_heads = 4"),
         ("tensor", 8, "num_attention_heads"),
     ],
@@ -364,7 +364,7 @@ def test_the_command_under_torchrun() -> None:
     outs = [run_python(*one), run_python(*torchrun, *one, "--parallel", "experts", OMP_NUM_THREADS="1")]
     want, shared = ([line for line in out.stdout.splitlines() if line.startswith("│ ")][:3] for out in outs)
     assert shared == want and len(want) == 3 and "AB12" in want[0]
-    new = [next(line for line in out.stdout.splitlines() if "new tokens" in line) for out in outs]
+    new = [next(line for line in out.stderr.splitlines() if "new tokens" in line) for out in outs]
     assert new[0].split("new tokens")[1].split() == new[1].split("new tokens")[1].split()  # of all ranks
 
 

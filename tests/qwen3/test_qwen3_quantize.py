@@ -272,9 +272,12 @@ def quantised(out: Path, tmp_path: Path) -> dict[str, Any]:
 
 
 OUTS: dict[str, tuple[Callable[[Path, Path], dict[str, Any]], str]] = {
-    "another model": (other_model, "holds another conversion; got model "),
-    "a model with another row": (other_row, "holds another conversion; got model "),
-    "another calibration": (lambda out, _: {"calibrate": ROOT / "LICENSE"}, "another conversion; got calibration none"),
+    "another model": (other_model, r"holds another conversion, with another model \(its .*\); got model "),
+    "a model with another row": (other_row, r"with another model \(.* a byte of its weights\); got model "),
+    "another calibration": (
+        lambda out, _: {"calibrate": ROOT / "LICENSE"},
+        r"with another calibration \(its text, --tokens or the tokenizer\); got calibration none",
+    ),
     "other files": (other_files, r"holds other files; got .*thesis\.txt.*another --out"),
     "a dense model": (lambda out, _: {"out": TINY}, "holds other files; got config.json of a model that is not"),
     "the result itself": (lambda out, _: {"directory": out}, "cannot be written; got the model itself"),
@@ -328,9 +331,17 @@ def test_a_full_disk_is_refused_before_any_shard(model: Path, tmp_path: Path, mo
     assert not list((tmp_path / "out").glob("*.safetensors"))
 
 
-def test_a_directory_that_cannot_be_made_is_named(model: Path) -> None:
-    with pytest.raises(RequestError, match="the directory /proc/x cannot be made; got No such file .*another --out"):
-        quantize_model(model, "/proc/x", device="cpu")
+@pytest.mark.parametrize(
+    ("out", "words"),
+    [
+        ("/proc/x", "the directory /proc/x cannot be made; got No such file .*another --out"),
+        ("/dev/null/x", "x cannot be written; got /dev/null, a file; expected another directory"),
+        ("/tmp/" + "a" * 300, "cannot be made; got File name too long; .*another --out"),
+    ],
+)
+def test_a_directory_that_cannot_be_made_is_named(out: str, words: str, model: Path) -> None:
+    with pytest.raises(RequestError, match=words):
+        quantize_model(model, out, device="cpu")
 
 
 def test_weights_that_are_not_finite_are_named(tmp_path: Path) -> None:
@@ -401,6 +412,6 @@ def test_generate_runs_what_the_command_makes(model: Path, text: Path, tmp_path:
         assert run(monkeypatch, "quantize", *arguments) == 0
         assert f"4, {kept} of them kept" in capsys.readouterr().out
     assert run(monkeypatch, "generate", "--model", str(out), "--prompt", "a", "--max-new-tokens", "3") == 0
-    assert "new tokens" in capsys.readouterr().out
+    assert "new tokens" in capsys.readouterr().err
     assert run(monkeypatch, "quantize", "--format", "int4_24", "--model", str(model), "--out", str(out)) == 2
     assert "holds another conversion" in capsys.readouterr().err

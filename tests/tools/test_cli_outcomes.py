@@ -97,6 +97,10 @@ def test_a_wrong_value_is_one_line_and_code_2(command: str, option: str, monkeyp
         (["doctor", "--plan", "[/red]"], "[/red]"),
         (["generate", "--nonesuch"], "see ttnn-moe generate --help"),
         (["why", "--tokens"], "requires an argument; to fix it: see ttnn-moe"),
+        (["why", "--heads", "3"], "without --operators, --heads would change nothing"),
+        (["doctor", "--mesh", "1x8", "--kv=bfloat8_b"], "got --mesh and --kv; to fix it: give --plan, or leave"),
+        (["quantize", "--model", str(TINY), "--out", "x", "--tokens", "5"], "give --calibrate, or leave --tokens out"),
+        (["generate", "--device", "emulator", "--prompt", "x"], "with --backend tenstorrent; or leave device and"),
         (["\x1b[31m"], r"\x1b[31m"),
     ],
 )

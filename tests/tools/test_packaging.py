@@ -209,13 +209,13 @@ def test_an_editable_install_puts_the_checkout_alone_on_the_path() -> None:
 
 def test_the_demo_generates_text(installed: Environment) -> None:
     out = installed.run("python", "-m", "ttnn_moe.models.qwen3.demo", "--max-new-tokens", "8")
-    assert re.search(r"new tokens\D+[1-9]", out) and "tokens/s" in out
+    assert re.search(r"^│ \w+", out, re.M)
     assert not list(installed.cwd.iterdir())
 
 
 def test_the_command_generates_text(installed: Environment) -> None:
     out = installed.run("ttnn-moe", "generate", "--prompt", "copy: abc", "--max-new-tokens", "8")
-    assert re.search(r"new tokens\D+[1-9]", out)
+    assert out.strip() and "new tokens" not in out
 
 
 def test_doctor_runs(installed: Environment) -> None:

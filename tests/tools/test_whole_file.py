@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from paths import python_path
-from ttnn_moe.whole_file import whole_file
+from ttnn_moe.errors import RequestError
+from ttnn_moe.whole_file import check_place, whole_file
 
 
 def test_it_takes_the_place_of_the_old_one(tmp_path: Path) -> None:
@@ -38,6 +40,38 @@ def test_an_error_leaves_what_was_there(tmp_path: Path) -> None:
 def test_without_a_folder(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError), whole_file(tmp_path / "none" / "a"):
         pass
+
+
+def test_a_place_is_tried_and_stays_what_it_is(tmp_path: Path) -> None:
+    """Nobody reads the pipe: to open it would wait."""
+    (tmp_path / "old").write_text("old")
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "old", tmp_path / "new", tmp_path / "pipe", Path("/dev/null"), Path("/dev/stdout")):
+        check_place(path, "--json")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["old", "pipe"]
+    assert (tmp_path / "old").read_text() == "old"
+
+
+@pytest.mark.parametrize(
+    ("place", "words"),
+    [
+        ("none/a", "got no folder .*none; expected a file, .*: make the folder, or give another --json"),
+        (".", "Is a directory"),
+        ("file/a", "Not a directory"),
+        ("a" * 300, "File name too long"),
+        ("/proc/a", "got No such file or directory.*: give another --json"),
+        ("socket", "a block device or a socket"),
+    ],
+)
+def test_a_place_that_cannot_be_written(
+    place: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # a socket's path is short
+    Path("file").write_text("")
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind("socket")
+        with pytest.raises(RequestError, match=f"cannot be written; .*{words}"):
+            check_place(Path(place), "--json")
 
 
 def test_devices_and_links_stay_what_they_are(tmp_path: Path) -> None:

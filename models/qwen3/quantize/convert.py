@@ -18,12 +18,12 @@ from ttnn_moe.errors import CheckpointError, ContractError, RequestError
 from ttnn_moe.formats.stored import METHOD
 
 from ..checkpoint import EXPERTS, Checkpoint
-from ..files import Fields, read_bytes, reading, size
+from ..files import Fields, path_of, read_bytes, reading, size
 from ..pieces import Progress, bytes_of
 from ..weight_formats import FORMATS, QUANTISED
 from ..weights import device_of
 from .calibrate import Activations, Calibration, Routed, expert_output, memory_needed
-from .output import CONFIG, Output
+from .output import CONFIG, Output, check_out
 
 TOKENS = 131_072
 """Tokens of a calibration text that are read, unless another number is asked for."""
@@ -76,9 +76,7 @@ class Conversion:
         tokens: int = TOKENS,
         device: torch.device | str | None = None,
     ):
-        if out.resolve() == directory.resolve() or (out.exists() and not out.is_dir()):
-            got = "the model itself" if out.is_dir() else "a file"
-            raise RequestError(f"{out} cannot be written", got=got, expected="another directory")
+        check_out(out, directory)
         self.source = checkpoint = Checkpoint(directory)
         config = self.config = checkpoint.config
         if format not in QUANTISED:
@@ -307,5 +305,5 @@ def quantize_model(
         RequestError: an `out` that holds anything else, or has too little room; an empty text, or one for a format that
             is not calibrated; no such device.
     """
-    paths = Path(directory), Path(out), format, None if calibrate is None else Path(calibrate)
+    paths = path_of(directory), path_of(out), format, None if calibrate is None else Path(calibrate)
     return Conversion(*paths, tokens, device).run(progress)

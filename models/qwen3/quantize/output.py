@@ -6,6 +6,7 @@ unfinished hidden file, and the file UNFINISHED that says which conversion it wa
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
 import json
@@ -29,6 +30,41 @@ from ..shards import examined, packed
 from ..weight_formats import UNFINISHED
 
 CONFIG = "config.json"
+DIFFERS = {
+    "model": "another model (its config.json or a byte of its weights)",
+    "calibration": "another calibration (its text, --tokens or the tokenizer)",
+    "version": "another version of the format",
+}
+"""What a difference in `made_by` means, in words."""
+
+
+def check_out(out: Path, source: Path) -> None:
+    """Check that a conversion can write the directory `out`; nothing is made.
+
+    Raises:
+        RequestError: it is the source or a file, or it is in a place that this user cannot write to.
+    """
+    try:
+        if out.resolve() == source.resolve():
+            raise RequestError(f"{out} cannot be written", got="the model itself", expected="another directory")
+        near = next(path for path in (out, *out.parents) if path.exists())
+        if not near.is_dir():
+            raise RequestError(f"{out} cannot be written", got=f"{near}, a file", expected="another directory")
+        reason = None if os.access(near, os.W_OK | os.X_OK) else os.strerror(errno.EACCES)
+    except OSError as error:
+        reason = error.strerror or str(error)
+    if reason is not None:
+        raise unwritable(out, reason)
+
+
+def unwritable(out: Path, reason: str) -> RequestError:
+    """The error for a directory that cannot be made."""
+    return RequestError(
+        f"the directory {out} cannot be made",
+        got=reason,
+        expected="a place that this user can write to",
+        remedy="give another --out",
+    )
 
 
 class Output:
@@ -54,12 +90,7 @@ class Output:
             self.directory.mkdir(parents=True, exist_ok=True)
             handle = os.open(self.directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         except OSError as error:
-            raise RequestError(
-                f"the directory {self.directory} cannot be made",
-                got=error.strerror or str(error),
-                expected="a place that this user can write to",
-                remedy="give another --out",
-            ) from error
+            raise unwritable(self.directory, error.strerror or str(error)) from error
         try:
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -97,7 +128,8 @@ class Output:
             got, wanted = (
                 ", ".join(f"{key} {by.get(key) or 'none'}" for key in differs) for by in (held, self.made_by)
             )
-            what = f"{self.directory} holds another conversion"
+            parts = [DIFFERS.get(key, f"another {key}") for key in differs]
+            what = f"{self.directory} holds another conversion, with {' and '.join(parts)}"
         raise RequestError(what, got=got, expected=wanted, remedy="another --out, or remove the directory")
 
     def has(self, name: str) -> bool:

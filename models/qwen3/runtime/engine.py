@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ttnn_moe.accelerator import on, on_host
-from ttnn_moe.arguments import as_integer, integer, switch
+from ttnn_moe.arguments import integer, switch
 from ttnn_moe.errors import RequestError
 from ttnn_moe.kv import formats
 from ttnn_moe.kv.cache import RowCache
@@ -19,7 +19,7 @@ from ttnn_moe.visible import shown
 from ..tokenizer import Tokenizer
 from .captured import runner_for
 from .graphs import Progress
-from .language_model import ChecksSteps, LanguageModel
+from .language_model import ChecksSteps, LanguageModel, check_model
 from .limits import Limits, check_room
 from .requests import Options, Request, Stats, Token, check_tokenizer, make_requests
 from .scheduler import Scheduler
@@ -88,6 +88,7 @@ class Engine:
         kv: str = formats.PAGED,
         kv_bits: float | None = None,
     ):
+        check_model(model)
         formats.check_format(kv, kv_bits)
         limits = Limits(rows, capacity, memory, page, prefill_chunk, max_waiting).checked(model, cache, kv)
         graphs = None if graphs is None else switch("graphs", graphs)
@@ -197,7 +198,7 @@ class Engine:
         engine stops.
 
         Raises:
-            RequestError: no such request, or it has a stream.
+            RequestError: no such request, or it has a stream; number is no integer of 0 or more.
         """
         with self._lock:
             self._look()
@@ -211,7 +212,11 @@ class Engine:
             return Stream([request], self._next, self.cancel, self._lost)
 
     def cancel(self, number: int) -> bool:
-        """End a request now; its pages are free. False: it is not known, or over."""
+        """End a request now; its pages are free. False: it is not known, or over.
+
+        Raises:
+            RequestError: number is no integer of 0 or more.
+        """
         with self._lock:
             request = self._find(number)
             if request is not None:
@@ -245,7 +250,11 @@ class Engine:
         return min(self.rows, self.cache.total // self.cache.needed(max(integer("tokens", tokens) - 1, 1)))
 
     def waits_for(self, number: int) -> str | None:
-        """What a request waits for; None: it does not."""
+        """What a request waits for; None: it does not, it is not known, or it is over.
+
+        Raises:
+            RequestError: number is no integer of 0 or more.
+        """
         with self._lock:
             self._look()
             request = self._find(number)
@@ -263,8 +272,7 @@ class Engine:
             self.runner.capture(progress)
 
     def _find(self, number: object) -> Request | None:
-        found = as_integer(number)
-        return None if found is None else self._requests.get(found)
+        return self._requests.get(integer("number", number, low=0))
 
     def _accept(self, request: Request) -> None:
         request.number = next(self._numbers)

@@ -18,7 +18,7 @@ from ttnn_moe.visible import shown
 
 from ..tokenizer import Tokenizer
 from .engine import Engine
-from .language_model import LanguageModel
+from .language_model import LanguageModel, check_model
 from .requests import Finish, Options, Request, Stats, Token, make_requests
 
 if TYPE_CHECKING:
@@ -107,6 +107,7 @@ def stream(
         RequestError: what ended one of the requests alone, its `__cause__`; the other prompts of this call end too.
         Exception: see Engine.step.
     """
+    check_model(model)
     prefill_chunk = None if prefill_chunk is None else integer("prefill_chunk", prefill_chunk)
     requests = make_requests(model.config, prompts, tokenizer=tokenizer, **options)
     if engine is not None:
@@ -136,8 +137,9 @@ def engine_for(
     Raises:
         RequestError: as Engine.
     """
-    longest = least_capacity(kv, kv_bits, max(map(len, prompts)) + max_new_tokens)
-    return Engine(model, len(prompts), longest, prefill_chunk=default_chunk(model.device), kv=kv, kv_bits=kv_bits)
+    context = model.config.max_position_embeddings
+    capacity = least_capacity(kv, kv_bits, max(map(len, prompts)) + max_new_tokens, context)
+    return Engine(model, len(prompts), capacity, prefill_chunk=default_chunk(model.device), kv=kv, kv_bits=kv_bits)
 
 
 def _drain(

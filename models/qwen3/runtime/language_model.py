@@ -8,8 +8,10 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
+from ttnn_moe.errors import RequestError
 from ttnn_moe.kv.cache import RowCache
 from ttnn_moe.kv.formats import PAGED
+from ttnn_moe.visible import shown
 
 from .candidates import Candidates
 from .graphs import Graphs
@@ -78,6 +80,17 @@ class LanguageModel(Protocol):
         Args:
             ids: [T] int64, the tokens of the step; those of PrefillStep.decoding come first.
         """
+
+
+def check_model(model: object) -> None:
+    """Raise RequestError unless an engine can ask this for a config and a cache."""
+    if isinstance(model, type) or not (hasattr(model, "config") and hasattr(model, "new_cache")):
+        raise RequestError(
+            "no model",
+            got=shown(model),
+            expected="a Qwen3Moe or another LanguageModel",
+            remedy="make one: load_model(DIR)",
+        )
 
 
 @runtime_checkable

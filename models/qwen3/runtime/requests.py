@@ -259,7 +259,7 @@ def check_request(config: LanguageConfig, prompts: Sequence[Sequence[int]], max_
                 f"prompt {i} is too long for the context",
                 got=f"{n} tokens and {new} new ones",
                 expected=f"at most {context} together",
-                remedy="shorten the prompt or lower max_new_tokens",
+                remedy="shorten the prompt, or ask for fewer new tokens",
             )
         ids = checked_ids(f"prompt {i}", prompt, config.vocab_size, n)
         if len(ids) == 0:
