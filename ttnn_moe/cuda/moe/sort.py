@@ -79,14 +79,12 @@ def sort_uses(arch: Arch, sorters: Sorters, E: int, ids64: bool, granule: int, b
         granule: rows of a tile, but the last, are a multiple.
         beside: the sort runs beside its predecessor, a kernel of the same call that writes nothing that the sort reads.
     """
-    threads, sizes = (
-        {"ID64": ids64, "THREADS": sorters.threads},
-        {"CLUSTER": sorters.cluster, "PARTED": sorters.parts > 1},
-    )
-    if beside and sorters.parts == 1:
+    parted, threads = sorters.parts > 1, {"ID64": ids64, "THREADS": sorters.threads}
+    sizes = {"CLUSTER": sorters.cluster, "PARTED": parted}
+    if beside and not parted:
         sizes["WAIT_LATE"] = 1
     use = Use.of(arch, "common/routing_sort", sorters.shared_memory(E), **threads, **sizes, GRANULE=granule)
-    return (use,) if sorters.parts == 1 else (Use.of(arch, "common/routing_count", 4 * E, **threads), use)
+    return (Use.of(arch, "common/routing_count", 4 * E, **threads), use) if parted else (use,)
 
 
 def bind_sorts(
