@@ -1,12 +1,14 @@
 """Launches of packed attention whose DRAM bytes ncu counts: no key or value is unpacked to memory.
 
-    ncu -k regex:"bucketed_attention|bucketed_prompt" --metrics dram__bytes_read.sum,dram__bytes_write.sum \\
+    ncu -k regex:"bucketed_attention|bucketed_prompt|bucketed_unpack" --metrics \\
+        dram__bytes_read.sum,dram__bytes_write.sum,sm__warps_active.avg.pct_of_peak_sustained_active \\
         python benchmarks/kv_bytes.py
 
-It prints, for each launch, the packed bytes of its keys and values, and what they would take in bf16.
+It prints, for each launch, the packed bytes of its keys and values, and what they would take in bf16. `--section
+Occupancy` and `--section SourceCounters` of ncu add occupancy and divergent branches.
 
-The piece of a prompt calls the kernel that leaves keys packed. An engine runs a piece of this size by bucketed_unpack,
-which does make its row bf16: from 256 queries on Hopper, 512 elsewhere.
+The piece of a prompt calls the kernel that leaves keys packed; then bucketed_unpack, with which an engine makes the row
+of so long a piece bf16: from 256 queries on Hopper, 512 elsewhere.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from __future__ import annotations
 import torch
 from kv_attention import HEADS, KV_HEADS, PAGE, D, mixed, tiers_of
 
-from ttnn_moe.cuda.attention import bucketed, bucketed_prompt
+from ttnn_moe.cuda.attention import bucketed, bucketed_prompt, bucketed_unpack
 from ttnn_moe.kv.bucketed.storage import bytes_of_token
 
 TOKENS, PIECE = 32768, 512
@@ -33,8 +35,11 @@ def main() -> None:
     own = bucketed_prompt.Own.of([(0, PIECE)], KV_HEADS, PAGE, k.device)
     own.pack(k, v, scale)
     bucketed_prompt.launch(q, at, own, 0, PIECE, tiers, 0, scale)
+    memory = torch.empty(bucketed_unpack.numbers_of(KV_HEADS, TOKENS + PIECE), device="cuda", dtype=torch.bfloat16)
+    bucketed_unpack.unpack(bucketed_unpack.Room.of(memory, KV_HEADS, TOKENS, PIECE), k, v, tiers, 0, scale)
     torch.cuda.synchronize()
     print(f"prompt, {PIECE} after {TOKENS}: packed {packed:,}, queries and output {2 * q.nbytes:,}")
+    print(f"unpack, the same row: packed {packed:,}, written {memory.nbytes:,}")
 
 
 if __name__ == "__main__":

@@ -294,7 +294,7 @@ class TestDraws:
     )
     def test_random_draw_of_sm80(self, seed: int, asked: str) -> None:
         """What the backend chooses for an older GPU, from PTX."""
-        kinds = torch.bfloat16, torch.bfloat16, "dense", "halves", "silu", False, torch.device("cuda", 0)
+        kinds = torch.bfloat16, torch.bfloat16, "dense", "halves", "silu", False, True, torch.device("cuda", 0)
         chosen = run.chosen_of(100, 4, 32, 1, 128, 128, *kinds, True)
         assert chosen.family is SM80 and chosen.plan.arch.name == asked.replace("sm_", "compute_")
         _draw(1000 + seed)
