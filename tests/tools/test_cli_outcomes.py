@@ -98,6 +98,7 @@ def test_a_wrong_value_is_one_line_and_code_2(command: str, option: str, monkeyp
         (["generate", "--nonesuch"], "see ttnn-moe generate --help"),
         (["why", "--tokens"], "requires an argument; to fix it: see ttnn-moe"),
         (["why", "--heads", "3"], "without --operators, --heads would change nothing"),
+        (["bench", "--tokens", "1", "--tune", "--json", "--backend", "triton"], "got --json and --backend triton"),
         (["doctor", "--mesh", "1x8", "--kv=bfloat8_b"], "got --mesh and --kv; to fix it: give --plan, or leave"),
         (["quantize", "--model", str(TINY), "--out", "x", "--tokens", "5"], "give --calibrate, or leave --tokens out"),
         (["generate", "--device", "emulator", "--prompt", "x"], "with --backend tenstorrent; or leave device and"),
