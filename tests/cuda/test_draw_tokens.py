@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 from pathlib import Path
 
 import pytest
@@ -116,6 +117,31 @@ def test_odd_rows(shape: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         tokens = drawn(logits, draws, monkeypatch, blocks)
         assert emulated.sound
         check(logits, draws, tokens)
+
+
+@pytest.mark.parametrize("seed", range(60 if GPU else 4))
+def test_random_rows(seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of any size, dtype, spread and options, each row with its own."""
+    emulated = host(tmp_path, monkeypatch)
+    rng, g = random.Random(seed), torch.Generator().manual_seed(seed)
+    V, R = 8 * rng.randint(1, rng.choice([4, 500, 32768] if GPU else [4, 200])), rng.randint(1, 12 if GPU else 3)
+    dtype = rng.choice([torch.bfloat16, torch.float16, torch.float32])
+    logits = torch.randn(R, V, generator=g) * 10 ** rng.uniform(-3, 2) + rng.choice([0, 0, 20, -300])
+    logits = torch.where(torch.rand(R, V, generator=g) < rng.choice([0, 0, 0.5]), -torch.inf, logits).to(dtype)
+    draws = [
+        Draw(
+            row,
+            rng.random(),
+            10 ** rng.uniform(-2, 2),
+            rng.choice([0, 0, 1, rng.randint(1, 64), rng.randint(1, 2 * V)]),
+            rng.choice([1.0, 1.0, rng.uniform(0.01, 1)]),
+        )
+        for row in range(R)
+        if bool(logits[row].isfinite().any())
+    ]
+    tokens = drawn(logits, draws, monkeypatch, rng.choice([None, 1, 8]) if GPU else rng.choice([1, 2]))
+    assert emulated.sound
+    check(logits, draws, tokens)
 
 
 def test_limits_and_rows_that_keep_their_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
