@@ -137,7 +137,9 @@ class Problem:
 
 
 def _is_integer(size: object) -> bool:
-    """Also one of numpy, or of a traced call; True and False are none."""
+    """Also one of numpy, or of a traced call, which is refused in words later; True and False are none."""
+    if isinstance(size, Tensor):
+        return torch.jit.is_tracing()  # type: ignore[no-untyped-call]
     return isinstance(size, (Integral, torch.SymInt)) and not isinstance(size, bool)
 
 
