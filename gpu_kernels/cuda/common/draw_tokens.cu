@@ -38,7 +38,7 @@ constexpr double UNIT = 1 << 20;      // of amounts: the first weight of a bin
 constexpr double WHOLE = 1ull << 44;  // of masses: the largest weight
 
 struct Shared {
-    u32 counts[BINS], deficits[BINS];  // of this block's tokens; after `histogram` of the cluster's
+    u32 counts[BINS], deficits[BINS];  // of this block; after `add_blocks`, of the cluster
     u32 part_counts[PART], part_deficits[PART];
     u64 masses[BINS];  // of the first pass; with `tokens`
     u32 tokens[BINS];
