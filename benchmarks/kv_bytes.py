@@ -4,8 +4,9 @@
         dram__bytes_read.sum,dram__bytes_write.sum,sm__warps_active.avg.pct_of_peak_sustained_active \\
         python benchmarks/kv_bytes.py
 
-It prints, for each launch, the packed bytes of its keys and values, and what they would take in bf16. `--section
-Occupancy` and `--section SourceCounters` of ncu add occupancy and divergent branches.
+It prints, for each launch, the packed bytes of its keys and values, and what they would take in bf16. Divergence and
+conflicts are smsp__sass_branch_targets{,_threads_divergent}.sum, smsp__thread_inst_executed_per_inst_executed.ratio and
+l1tex__data_{bank_conflicts_pipe_lsu,pipe_lsu_wavefronts}_mem_shared.sum.
 
 The piece of a prompt calls the kernel that leaves keys packed; then bucketed_unpack, with which an engine makes the row
 of so long a piece bf16: from 256 queries on Hopper, 512 elsewhere.

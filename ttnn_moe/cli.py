@@ -147,10 +147,10 @@ def bench(
     if _activation(activation) != layer.activation:
         layer = layer.as_gpt_oss(activation)
     if tune:
-        if as_json or backend not in ("auto", "cuda"):
-            got = " and ".join(["--json"] * as_json + [f"--backend {backend}"] * (backend not in ("auto", "cuda")))
+        refused = ["--json"] * as_json + [f"--backend {backend}"] * (backend not in ("auto", "cuda"))
+        if refused:
             expected = "tiles of backend cuda, and a table"
-            raise RequestError("--tune has no such output or backend", got=got, expected=expected)
+            raise RequestError("--tune has no such output or backend", got=" and ".join(refused), expected=expected)
         command.tune(layer, tokens, dtype, device, rounds, seed)
         return
     command.bench(layer, tokens, dtype, backend, device, rounds, seed, as_json)

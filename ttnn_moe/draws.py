@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -13,6 +13,9 @@ from .kv.transfer import to_device
 
 SMALLEST = 1e-37
 """Temperatures below it are it: where logits differ at all, the largest has all of the probability."""
+
+
+How = tuple[float, int, float]  # temperature, top_k, top_p
 
 
 @dataclass(frozen=True)
@@ -34,26 +37,29 @@ class Draw:
     top_p: float = 1.0
 
     @property
-    def how(self) -> tuple[float, int, float]:
+    def how(self) -> How:
         """temperature, top_k, top_p."""
         return self.temperature, self.top_k, self.top_p
 
 
-def alike(draws: Sequence[Draw]) -> Iterator[tuple[tuple[float, int, float], list[Draw]]]:
-    """Draws by their `how`."""
-    parts: dict[tuple[float, int, float], list[Draw]] = {}
+def draw_alike(tokens: Tensor, draws: Sequence[Draw], chosen: Callable[[Tensor, How, Tensor], Tensor]) -> None:
+    """Put the tokens of draws into their rows of tokens [R], those that ask alike together.
+
+    Args:
+        chosen: (rows [n] int64, their `how`, uniform [n] fp64) -> their tokens [n] int64.
+    """
+    parts: dict[How, list[Draw]] = {}
     for one in draws:
         parts.setdefault(one.how, []).append(one)
-    yield from parts.items()
+    for how, same in parts.items():
+        rows = to_device([one.row for one in same], tokens.device)
+        uniform = upload(torch.tensor([one.uniform for one in same], dtype=torch.float64), tokens.device)
+        tokens[rows] = chosen(rows, how, uniform)
 
 
 def draw_tokens(logits: Tensor, tokens: Tensor, draws: Sequence[Draw]) -> None:
     """See decoder.draw_tokens."""
-    device = logits.device
-    for how, same in alike(draws):
-        rows = to_device([one.row for one in same], device)
-        uniform = upload(torch.tensor([one.uniform for one in same], dtype=torch.float64), device)
-        tokens[rows] = choose(logits[rows], *how, uniform)
+    draw_alike(tokens, draws, lambda rows, how, uniform: choose(logits[rows], *how, uniform))
 
 
 def choose(logits: Tensor, temperature: float, top_k: int, top_p: float, uniform: Tensor) -> Tensor:

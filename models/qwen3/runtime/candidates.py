@@ -9,9 +9,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from ttnn_moe.accelerator import upload
-from ttnn_moe.draws import Draw, alike
-from ttnn_moe.kv.transfer import to_device
+from ttnn_moe.draws import Draw, draw_alike
 
 from .sampling import Sampling, choose
 
@@ -60,10 +58,7 @@ def needs_mass(sampling: Sampling) -> bool:
 
 def draw_among(found: Candidates, tokens: Tensor, draws: Sequence[Draw]) -> None:
     """As decoder.draw_tokens of the whole logits."""
-    for how, same in alike(draws):
-        rows = to_device([one.row for one in same], found.device)
-        uniform = upload(torch.tensor([one.uniform for one in same], dtype=torch.float64), found.device)
-        tokens[rows] = choose_among(found[rows], Sampling(*how), uniform)
+    draw_alike(tokens, draws, lambda rows, how, uniform: choose_among(found[rows], Sampling(*how), uniform))
 
 
 def choose_among(found: Candidates, sampling: Sampling, uniform: Tensor) -> Tensor:
