@@ -81,32 +81,36 @@ def test_ranks_whose_heaps_have_other_parts_are_refused(monkeypatch: pytest.Monk
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
-def test_layers_on_two_gpus(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("gpus", "nodes"), [(2, None), (4, None), (4, Nodes(2, 2))], ids=str)
+def test_layers_on_several_gpus(gpus: int, nodes: Nodes | None, tmp_path: Path) -> None:
     """Eager and replayed from a graph: as all_to_all but for the rounding of partials, and the same every time."""
+    if torch.cuda.device_count() < gpus:
+        pytest.skip(f"needs {gpus} GPUs")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    torch.multiprocessing.spawn(_rank, (port, str(tmp_path)), nprocs=2)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["0", "1"]
+    torch.multiprocessing.spawn(_rank, (gpus, nodes, port, str(tmp_path)), nprocs=gpus)
+    assert len(list(tmp_path.iterdir())) == gpus
 
 
-def _rank(rank: int, port: int, folder: str) -> None:
+def _rank(rank: int, D: int, nodes: Nodes | None, port: int, folder: str) -> None:
     import torch.distributed as dist
 
     from ttnn_moe.parallel import ExpertParallel
 
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     torch.cuda.set_device(rank)
-    dist.init_process_group("cpu:gloo,cuda:nccl", rank=rank, world_size=2)
+    dist.init_process_group("cpu:gloo,cuda:nccl", rank=rank, world_size=D)
+    problem = replace(PROBLEM, D=D)
     E, K, H, I = PROBLEM.E, PROBLEM.K, PROBLEM.H, PROBLEM.I
     g = torch.Generator().manual_seed(3)
     gate_up = (torch.randn(E, 2 * I, H, generator=g) / 16).to("cuda", BF16)
     down = (torch.randn(E, H, I, generator=g) / 11).to("cuda", BF16)
-    own = slice(rank * E // 2, (rank + 1) * E // 2)
+    own = slice(rank * E // D, (rank + 1) * E // D)
     experts = Experts.dense(gate_up[own].contiguous(), down[own].contiguous())
-    layer = ExpertParallel(PROBLEM, experts, Placement.uniform(E, 2, rank), exchange="hierarchical", wire=BF16)
-    other = ExpertParallel(PROBLEM, experts, Placement.uniform(E, 2, rank), exchange="all_to_all")
+    placement = Placement.uniform(E, D, rank)
+    layer = ExpertParallel(problem, experts, placement, exchange="hierarchical", wire=BF16, nodes=nodes)
+    other = ExpertParallel(problem, experts, placement, exchange="all_to_all")
     g = torch.Generator().manual_seed(10 + rank)
     for T in (64, 5, 0, 1):
         hidden = torch.randn(T, H, generator=g).to("cuda", BF16)

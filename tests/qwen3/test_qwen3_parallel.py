@@ -254,13 +254,15 @@ def test_a_rank_that_stops_in_a_sum_is_named(how: str, device: str, tmp_path: Pa
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+@pytest.mark.parametrize("gpus", [2, 4])
 @pytest.mark.parametrize("exchange", ["tensor", "hierarchical", "all_to_all"])
-def test_two_gpus_make_one_processs_tokens(exchange: str, tmp_path: Path) -> None:
+def test_several_gpus_make_one_processs_tokens(exchange: str, gpus: int, tmp_path: Path) -> None:
+    if torch.cuda.device_count() < gpus:
+        pytest.skip(f"needs {gpus} GPUs")
     alone = tokens_alone("cuda")
     tie = TASKS.index("Copy: zz9 q")  # in bf16 its third token is one of two with the same logit
     kind, by = ("tensor", "auto") if exchange == "tensor" else ("experts", exchange)
-    for rank, result in enumerate(by_ranks(shared_tokens, 2, tmp_path, kind, by, device="cuda")):
+    for rank, result in enumerate(by_ranks(shared_tokens, gpus, tmp_path, kind, by, device="cuda")):
         assert isinstance(result, dict), result
         found = result["tokens"] if kind == "experts" else dict(enumerate(result["tokens"]))
         assert list(found) == ([i for i, _ in requests_of(rank)] if kind == "experts" else list(range(len(TASKS))))

@@ -1,9 +1,9 @@
-"""Two processes, a GPU each, over symmetric memory; one is killed while its launches are under way.
+"""Processes, a GPU each, over symmetric memory; rank 1 is killed while its launches are under way.
 
-    python tests/support/rank_kills.py INTER DELAY
+    python tests/support/rank_kills.py GPUS INTER DELAY
 
-Prints what the other's heap says, and the seconds that its launches took to end.
-INTER: nodes, 1 or 2. DELAY: seconds before the kill.
+Each other process prints what its heap says, and the seconds that its launches took to end.
+INTER: nodes, a divisor of GPUS. DELAY: seconds before the kill.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ def heap_of(plan: RingPlan) -> tuple[torch.Tensor, list[int]]:
     return heap, list(handle.buffer_ptrs)
 
 
-def process(rank: int, inter: int, delay: float, port: int) -> None:
+def process(rank: int, gpus: int, inter: int, delay: float, port: int) -> None:
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     torch.cuda.set_device(rank)
-    dist.init_process_group("cpu:gloo,cuda:nccl", rank=rank, world_size=2)
+    dist.init_process_group("cpu:gloo,cuda:nccl", rank=rank, world_size=gpus)
     T, H, K = 256, 2048, 4
-    sizes = Sizes(inter, 2 // inter, H, T, torch.bfloat16, K, 8, True)
-    channel = Channel(sizes, Placement.uniform(8, 2, rank), rank, rank, heap_of, TIMEOUT)
+    sizes = Sizes(inter, gpus // inter, H, T, torch.bfloat16, K, 8, True)
+    channel = Channel(sizes, Placement.uniform(8, gpus, rank), rank, rank, heap_of, TIMEOUT)
     x, weights = torch.randn(T, H, device="cuda").bfloat16(), torch.rand(T, K, device="cuda")
     ids = torch.randint(8, (T, K), device="cuda", dtype=torch.int32)
     count, out = torch.tensor([T], dtype=torch.int32, device="cuda"), torch.empty_like(x)
@@ -72,12 +72,13 @@ def process(rank: int, inter: int, delay: float, port: int) -> None:
 
 
 if __name__ == "__main__":
-    inter, delay = int(sys.argv[1]), float(sys.argv[2])
+    gpus, inter, delay = int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
     port = 29600 + os.getpid() % 300
     context = torch.multiprocessing.get_context("spawn")
-    started = [context.Process(target=process, args=(rank, inter, delay, port)) for rank in range(2)]
+    started = [context.Process(target=process, args=(rank, gpus, inter, delay, port)) for rank in range(gpus)]
     for one in started:
         one.start()
-    started[0].join(60)
+    for one in started:
+        one.join(60)
     for one in started:
         one.kill()
