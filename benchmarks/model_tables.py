@@ -61,17 +61,17 @@ def qwen3_engine() -> str:
     return "\n".join([*lines, "", told]) + "\n"
 
 
-def qwen3_parallel() -> str:
+def qwen3_parallel(file: str = "qwen3_parallel.json") -> str:
     """Milliseconds of the whole model on one GPU and on several, and microseconds of a sum alone."""
-    data = results("qwen3_parallel.json")
+    data = results(file)
     decode, prefill, sums = data["decode"], data["prefill"], data["sums"]
     gpus = data["machine"]["gpus"]
     heads = [f"batch {row['B']}" for row in decode] + [f"prompt of {row['n']:,}" for row in prefill]
     lines = table_head(["ms a step, or to the first token", *heads])
-    names = {"alone": "1 GPU", "nccl": f"{gpus} GPUs, NCCL", "one_shot": f"{gpus} GPUs, sums in one hop"}
+    names = {"alone": "1 GPU", "nccl": f"{gpus} GPUs, NCCL", "kernels": f"{gpus} GPUs, kernels"}
     for name, shown in names.items():
-        lines.append(table_row([shown, *(f"{1e3 * row[name]:.2f}" for row in [*decode, *prefill])]))
-    faster = (f"{row['alone'] / row['one_shot']:.2f}" for row in [*decode, *prefill])
+        lines.append(table_row([shown, *(f"{1e3 * row[name]:.2f}" if name in row else "" for row in [*decode, *prefill])]))
+    faster = (f"{row['alone'] / row['kernels']:.2f}" if "alone" in row else "" for row in [*decode, *prefill])
     lines += [table_row(["times as fast as 1 GPU", *faster]), ""]
     lines += table_head(["us of a sum alone, rows", *(f"{row['T']:,}" for row in sums)])
     kernels = {"nccl": "NCCL, then the residual", "words": "add_parts", "tiles": "add_many"}
@@ -136,9 +136,9 @@ def vllm_ranks() -> str:
     return "\n".join([*lines, "", f"{about}, bf16; medians of rounds."]) + "\n"
 
 
-def combine() -> str:
+def combine(file: str = "combine.json") -> str:
     """Dispatch and combine across GPUs beside NCCL."""
-    data = results("combine.json")
+    data = results(file)
     lines = table_head(["op", "T", "H", "SMs", "channels", "copies", "pieces", "us", "GB/s", "NCCL, us", "NCCL, GB/s"])
     for row in data["rows"]:
         assert row["right"]
@@ -149,9 +149,9 @@ def combine() -> str:
     return "\n".join([*lines, "", f"{data['device']}, torch {data['torch']}."]) + "\n"
 
 
-def combine_nodes() -> str:
+def combine_nodes(file: str = "combine_nodes.json") -> str:
     """Dispatch and combine of two levels: what crosses between nodes."""
-    data = results("combine_nodes.json")
+    data = results(file)
     lines = table_head(
         ["op", "T", "H", "SMs of a rank", "us", "rows between nodes, counted", "a flat exchange", "part"]
     )
@@ -184,9 +184,9 @@ def combine_pairs() -> str:
     return "\n".join([*lines, "", f"{data['device']}, torch {data['torch']}."]) + "\n"
 
 
-def experts_shared() -> str:
+def experts_shared(file: str = "experts_shared.json") -> str:
     """Qwen3 with shared experts beside copies."""
-    data = results("experts_shared.json")
+    data = results(file)
     kinds = {"copies": "a copy on each GPU", "all_to_all": "shared, NCCL", "hierarchical": "shared, kernels"}
     copies = next(row for row in data["rows"] if row["experts"] == "copies")
     lines = table_head(["experts", "new tokens/s", "beside copies", "GiB of weights a GPU", "freed"])

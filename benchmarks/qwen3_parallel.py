@@ -3,8 +3,8 @@
     PYTHONPATH=. torchrun --nproc-per-node 2 benchmarks/qwen3_parallel.py --json benchmarks/results/qwen3_parallel.json
 
 Every rank makes the whole model from one seed and copies its share. A step is the median of blocks of decode steps of
-the engine; one GPU, NCCL and one hop take turns, and the slowest rank counts. Before a time stands the gate: sums equal
-an fp32 sum bit for bit; logits of a few layers are near one GPU's, and the same bits on every rank.
+the engine; one GPU, NCCL and the kernels take turns, and the slowest rank counts. Before a time stands the gate: sums
+equal an fp32 sum bit for bit; logits of a few layers are near one GPU's, and the same bits on every rank.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from qwen3_gpu import begin, make, prompts, seconds, traced
 from torch import Tensor
 
 from ttnn_moe.bench import report
-from ttnn_moe.cuda.parallel import one_shot
+from ttnn_moe.cuda.parallel import sums as kernels
 from ttnn_moe.errors import TtnnMoeError
 from ttnn_moe.models.qwen3 import PRESETS, TINY, Engine, Qwen3Moe, Tokenizer, generate, load_model
 from ttnn_moe.models.qwen3.model import placed
@@ -37,7 +37,7 @@ from ttnn_moe.models.qwen3.runtime.generate import default_chunk
 from ttnn_moe.models.qwen3.runtime.prefill_graphs import PrefillGraphs
 from ttnn_moe.models.qwen3.split import Split
 from ttnn_moe.parallel.ranks import Ranks, start
-from ttnn_moe.parallel.ranks.sums import Collectives, OneShot
+from ttnn_moe.parallel.ranks.sums import Collectives, PeerMemorySums
 
 PROMPT, BLOCK = 128, 32
 CALLS, REPLAYS = 96, 4
@@ -141,13 +141,13 @@ def exact(ranks: Ranks, way: Callable[[Tensor, Tensor], Tensor], T: int, H: int,
     return good
 
 
-def sums(ranks: Ranks, one: OneShot, nccl: Collectives, T: int, H: int) -> dict[str, Any]:
+def sums(ranks: Ranks, one: PeerMemorySums, nccl: Collectives, T: int, H: int) -> dict[str, Any]:
     """Microseconds of a sum of [T, H] by each kernel that takes it, and by NCCL."""
     row: dict[str, Any] = {"T": T, "H": H, "exact": True, "nccl": sums_us(nccl.add, T, H)}
     part = torch.empty(T, H, dtype=torch.bfloat16, device="cuda")
     for name, why_not, add in (
-        ("words", one_shot.why_not, one_shot.add),
-        ("tiles", one_shot.why_not_many, one_shot.add_many),
+        ("words", kernels.why_not, kernels.add),
+        ("tiles", kernels.why_not_many, kernels.add_many),
     ):
         if why_not(one.heap, part) is None:
             row["exact"] &= exact(ranks, partial(add, one.heap), T, H)
@@ -212,7 +212,7 @@ def main(
     prefills: str = "512,4096",
     traces: str = "1,32",
     sizes: Annotated[str, typer.Option(help="Rows of sums to time alone.")] = "1,8,32,128,256",
-    ways: Annotated[str, typer.Option(help="nccl, one_shot.")] = "nccl,one_shot",
+    ways: Annotated[str, typer.Option(help="nccl, kernels.")] = "nccl,kernels",
     blocks: Annotated[int, typer.Option(help="Blocks of steps of each.")] = 4,
     gate_layers: int = 4,
     gate: Annotated[str, typer.Option(help="Tokens of the gate.")] = "1,8,32,300",
@@ -246,8 +246,8 @@ def main(
             if json_file is not None:
                 json_file.write_text(json.dumps(data, indent=1) + "\n")
 
-    one = OneShot(ranks, H, V)
-    found = {"nccl": Collectives(ranks), "one_shot": one}
+    one = PeerMemorySums(ranks, H, V)
+    found = {"nccl": Collectives(ranks), "kernels": one}
     way = Way({name: found[name] for name in ways.split(",")})
     for T in map(int, filter(None, sizes.split(","))):
         data["sums"].append(sums(ranks, one, found["nccl"], T, H))

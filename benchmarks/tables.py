@@ -30,9 +30,12 @@ PAGES = (
 
 TABLES: dict[str, Callable[[], str]] = {
     "combine.json": model_tables.combine,
+    "combine_h100x4.json": partial(model_tables.combine, "combine_h100x4.json"),
     "combine_nodes.json": model_tables.combine_nodes,
+    "combine_nodes_h100x4.json": partial(model_tables.combine_nodes, "combine_nodes_h100x4.json"),
     "combine_pairs.json": model_tables.combine_pairs,
     "experts_shared.json": model_tables.experts_shared,
+    "experts_shared_h100x4.json": partial(model_tables.experts_shared, "experts_shared_h100x4.json"),
     "cpu_layer.json": layer_tables.cpu_layer,
     "kv_attention.json": kv_tables.attention,
     "kv_bitdecoding.json": kv_tables.bitdecoding,
@@ -56,6 +59,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "sm80_layer.json": layer_tables.sm80_layer,
     "qwen3_sm80.json": model_tables.qwen3_sm80,
     "qwen3_parallel.json": model_tables.qwen3_parallel,
+    "qwen3_parallel_h100x4.json": partial(model_tables.qwen3_parallel, "qwen3_parallel_h100x4.json"),
     "tenstorrent_cost.json, banks": tenstorrent_tables.banks,
     "tenstorrent_cost.json, bytes": tenstorrent_tables.bytes,
     "tenstorrent_cost.json, choice": tenstorrent_tables.choice,

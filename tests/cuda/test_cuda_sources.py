@@ -40,7 +40,7 @@ from ttnn_moe.cuda.moe.mxfp4_few import MXFP4_FEW, MXFP4_FEW_BOXES
 from ttnn_moe.cuda.moe.sm80_mxfp4 import MXFP4
 from ttnn_moe.cuda.moe.sm90_mxfp4 import MXFP4_BOXES_SM90, MXFP4_SM90
 from ttnn_moe.cuda.moe.uses import Use
-from ttnn_moe.cuda.parallel import one_shot
+from ttnn_moe.cuda.parallel import sums
 from ttnn_moe.cuda.router import clustered
 from ttnn_moe.cuda.sampling import draw_tokens
 from ttnn_moe.sources import kernel_path
@@ -179,12 +179,12 @@ COMBINE = [
     ),
 ]
 PARALLEL = [
-    Use(one_shot.add_spec("sm_80", torch.float16, 2880, 8)),
-    Use(one_shot.add_spec("sm_90a", torch.bfloat16, 2048, 2)),
-    Use(one_shot.add_many_spec("sm_80", torch.float16, 2880, 8)),
-    Use(one_shot.add_many_spec("sm_90a", torch.bfloat16, 2048, 2)),
-    Use(one_shot.gather_spec("sm_80", torch.bfloat16, 3)),
-    Use(one_shot.gather_spec("sm_90a", torch.bfloat16, 2)),
+    Use(sums.add_spec("sm_80", torch.float16, 2880, 8)),
+    Use(sums.add_spec("sm_90a", torch.bfloat16, 2048, 2)),
+    Use(sums.add_many_spec("sm_80", torch.float16, 2880, 8)),
+    Use(sums.add_many_spec("sm_90a", torch.bfloat16, 2048, 2)),
+    Use(sums.gather_spec("sm_80", torch.bfloat16, 3)),
+    Use(sums.gather_spec("sm_90a", torch.bfloat16, 2)),
 ]
 
 

@@ -81,7 +81,7 @@ SECONDS = {
     "ascend/test_ascend_backend.py": 3,
     "ascend/test_ascend_qwen3.py": 3,
     "contract/test_surroundings.py": 3,
-    "cuda/test_one_shot.py": 3,
+    "cuda/test_peer_sums.py": 3,
     "tenstorrent/emulator/test_findings.py": 3,
     "tenstorrent/emulator/test_sanitizers.py": 3,
 }

@@ -67,7 +67,9 @@ def process(rank: int, gpus: int, inter: int, delay: float, port: int) -> None:
     while channel.stopped() is None and time.monotonic() - start < 20:
         call()
         torch.cuda.synchronize()
-    print("stopped", channel.stopped(), round(time.monotonic() - start, 2), flush=True)
+    # one write: lines of several processes do not mix
+    sys.stdout.write(f"stopped {channel.stopped()} {time.monotonic() - start:.2f}\n")
+    sys.stdout.flush()
     os._exit(0)
 
 

@@ -10,7 +10,7 @@
 // | 80     | timeout | u64, ns             | the host                                                       |
 // | 128    | calls   | [BLOCKS] u32        | each block: calls that are over, the same number for all       |
 // | 8192   | words   | [2, R, capacity] 16 bytes | the other ranks: by parity of the call, by rank          |
-// | behind | flags   | [2, R, TILES] u32   | the other ranks: the call whose tile is whole, see add_many.cu |
+// | behind | flags   | [2, 2, R, TILES] u32 | the other ranks, by parity and hop: the call whose tile is whole |
 // | behind | rows    | [2, R, room] 16 bytes | the other ranks                                              |
 //
 // A put is 16 bytes: two words of 32 bits of data below the number of the call. A word of 64 bits arrives
@@ -76,20 +76,23 @@ struct Ranks {
                 store_words(peers[r] + place(rank, chunk), flagged(data.x, call), flagged(data.y, call));
     }
 
-    // Where `source` says that it has put a tile, and where it puts its rows.
-    __device__ __forceinline__ u64 flag(int source, int tile) const {
-        return words_end() + (static_cast<u64>((call & 1) * RANKS + source) * TILES + tile) * 4;
+    // Where `source` says that it has put a tile of a hop, and where it puts its rows.
+    __device__ __forceinline__ u64 flag(int source, int tile, int hop = 0) const {
+        return words_end() + (static_cast<u64>(((call & 1) * 2 + hop) * RANKS + source) * TILES + tile) * 4;
     }
     __device__ __forceinline__ u64 rows(int source, u64 room) const {
-        return words_end() + 8 * RANKS * TILES + ((call & 1) * RANKS + source) * room * 16;
+        return words_end() + 16 * RANKS * TILES + ((call & 1) * RANKS + source) * room * 16;
     }
 
-    // One thread: whether a tile of a rank is whole. False: this rank, or another, gave up.
-    __device__ __forceinline__ bool await(int source, int tile) const {
-        const u64 from = reinterpret_cast<u64>(own) + flag(source, tile);
+    // One thread: whether a tile of a rank is whole. False: this rank, or another, gave up. Who waits for the
+    // second hop may wait for a rank that waits itself: it waits twice as long, so that the other one says
+    // for whom.
+    __device__ __forceinline__ bool await(int source, int tile, int hop = 0) const {
+        const u64 from = reinterpret_cast<u64>(own) + flag(source, tile, hop);
         u64 since = 0;
         for (u32 tries = 1; load_flag(from) != call; ++tries)
-            if (tries % PATIENCE == 0 && (since = over(own, rank, source, call, since)) == 0) return false;
+            if (tries % PATIENCE == 0 && (since = over(own, rank, source, call, since, hop)) == 0)
+                return false;
         return true;
     }
 
@@ -100,7 +103,7 @@ struct Ranks {
         for (u32 tries = 1;; ++tries) {
             load_words(from, words);
             if (words[0] >> 32 == call && words[1] >> 32 == call) break;
-            if (tries % PATIENCE == 0 && (since = over(own, rank, source, call, since)) == 0) return false;
+            if (tries % PATIENCE == 0 && (since = over(own, rank, source, call, since, 0)) == 0) return false;
         }
         data = make_uint2(static_cast<u32>(words[0]), static_cast<u32>(words[1]));
         return true;
@@ -116,12 +119,12 @@ struct Ranks {
 
     // When the wait began; 0: a rank reported, or this one does, after the timeout. The first report to a
     // rank stays.
-    static __device__ __noinline__ u64 over(Heap* own, int rank, int source, u32 call, u64 since) {
+    static __device__ __noinline__ u64 over(Heap* own, int rank, int source, u32 call, u64 since, int hop) {
         u64 report = load_word(&own->report);
         if (report == 0) {
             const u64 now = nanoseconds();
             if (since == 0) return now;
-            if (now - since < own->timeout) return since;
+            if (now - since < own->timeout << hop) return since;
             report = static_cast<u64>(call) << 32 | rank << 8 | (source + 1);
             const u64 was = store_first(&own->report, report);
             if (was) report = was;

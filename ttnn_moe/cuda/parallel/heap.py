@@ -70,7 +70,7 @@ def nbytes(ranks: int, capacity: int, room: int) -> int:
     Args:
         capacity: four elements each of a rank's part in a call of few rows. room: eight elements each, of many.
     """
-    return WORDS_AT + ranks * (32 * capacity + 8 * TILES + 32 * room)
+    return WORDS_AT + ranks * (32 * capacity + 16 * TILES + 32 * room)
 
 
 def shared(group: Any, capacity: int, room: int, device: torch.device, timeout: float) -> Heap:

@@ -1,4 +1,4 @@
-"""Sums and gathers of ranks in one hop: gpu_kernels/cuda/parallel/{add_parts,add_many,gather_parts}.cu.
+"""Sums and gathers of ranks, by gpu_kernels/cuda/parallel: few rows travel once, many twice, to whom sums them and on.
 
 Every rank makes the same calls in the same order. A CUDA graph may hold them.
 """
@@ -21,7 +21,8 @@ from .heap import TILES, Heap
 EACH, WIDEST = 4, 512
 RESIDENT = 256
 """Blocks of WIDEST threads that a GPU runs at one time: a block that waits must not keep one from sending."""
-TILE = 8
+TILE = 4
+"""The fewest rows that share a flag."""
 
 
 def why_not(heap: Heap, part: Tensor) -> str | None:
@@ -52,13 +53,13 @@ def why_not_many(heap: Heap, part: Tensor) -> str | None:
     T, H = part.shape
     if part.dtype not in (torch.bfloat16, torch.float16):
         return "neither bf16 nor fp16"
-    if H % 8 or T * H // 8 > heap.room or T > TILE * TILES:
+    if H % 8 or T * H // 8 > heap.room or T > 2 * TILE * TILES:
         return f"rows of no multiple of eight elements, or more than the heap's {heap.room * 8} elements"
     return None if part.is_contiguous() and part.data_ptr() % 16 == 0 else "not contiguous, or not aligned to 16 bytes"
 
 
 def add_many(heap: Heap, part: Tensor, x: Tensor) -> Tensor:
-    """As add, of many rows: bound by the link."""
+    """As add, of many rows: each rank sums its own columns, and sends the sums to the others."""
     T, H = part.shape
     if T:
         device = part.device.index
@@ -66,6 +67,11 @@ def add_many(heap: Heap, part: Tensor, x: Tensor) -> Tensor:
             load.stream(device), part.data_ptr(), x.data_ptr(), heap.address
         )
     return x
+
+
+def tile_of(T: int) -> int:
+    """Rows that share a flag. All ranks choose the same."""
+    return TILE if T <= 2048 else 2 * TILE
 
 
 def gather(heap: Heap, part: Tensor, out: Tensor) -> Tensor:
@@ -97,7 +103,7 @@ def add_spec(arch: str, dtype: torch.dtype, H: int, ranks: int) -> Spec:
 
 def add_many_spec(arch: str, dtype: torch.dtype, H: int, ranks: int) -> Spec:
     """add_many for rows of H elements (bf16 or fp16) and so many ranks."""
-    sizes = {"SIZE": H, "THREADS": WIDEST, "TILE": TILE, "RANKS": ranks}
+    sizes = {"SIZE": H, "THREADS": WIDEST, "RANKS": ranks}
     return Spec.of("parallel/add_many", arch, FP16=dtype is torch.float16, **sizes)
 
 
@@ -118,11 +124,11 @@ def _add_many(
     dtype: torch.dtype, T: int, H: int, ranks: int, rank: int, capacity: int, room: int, device: int
 ) -> load.Launch:
     arch = _arch(device)
-    blocks = min(ceil_div(T, TILE), 2 * devices.gpu(device).multiprocessors)
-    last = c_int32(rank), c_int32(capacity), c_int32(T), c_int32(room)
-    return load.Launch(
-        add_many_spec(arch.name, dtype, H, ranks), device, (blocks,), WIDEST, *last, overlap=arch.overlaps
-    )
+    tile = tile_of(T)
+    blocks = min(ceil_div(T, tile), 2 * devices.gpu(device).multiprocessors)
+    last = c_int32(rank), c_int32(capacity), c_int32(T), c_int32(room), c_int32(tile)
+    spec = add_many_spec(arch.name, dtype, H, ranks)
+    return load.Launch(spec, device, (blocks,), WIDEST, *last, overlap=arch.overlaps)
 
 
 @lru_cache(maxsize=1024)

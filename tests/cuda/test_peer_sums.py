@@ -1,17 +1,19 @@
-"""Sums and gathers of ranks in one hop: on the host one rank after the other, on a GPU ranks at a time."""
+"""Sums and gathers of ranks: on the host one rank after the other, on a GPU ranks at a time."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 import torch
 
 from host_kernels import GXX, HostKernels, with_mistake
-from ttnn_moe.cuda.parallel import one_shot
+from ttnn_moe.cuda.parallel import sums
 from ttnn_moe.cuda.parallel.heap import CALLS, MOST_RANKS, REPORT, TILES, WORDS_AT, Heap, Report, nbytes
 from ttnn_moe.errors import ContractError
+from ttnn_moe.sizes import ceil_div
 
 BF16, F16 = torch.bfloat16, torch.float16
 SIZES = [(3, 64), (1, 2048), (4, 20), (1, 2304)]
@@ -53,30 +55,44 @@ class HostRank:
         return WORDS_AT + 32 * self.ranks * self.capacity
 
     def tiles(self, to: int, source: int, like: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Flags of the tiles [n] int32, and the rows: what rank `source` puts into rank `to` in this call of many."""
-        rows_at = self.flags_at + 8 * self.ranks * TILES
-        flags = self.heaps[to][self.flags_at : rows_at].view(torch.int32).view(2, self.ranks, TILES)
+        """Flags [2 hops, n tiles] int32, and rows: what rank `source` puts into rank `to` in this call of many."""
+        rows_at = self.flags_at + 16 * self.ranks * TILES
+        flags = self.heaps[to][self.flags_at : rows_at].view(torch.int32).view(2, 2, self.ranks, TILES)
         rows = self.heaps[to][rows_at:].view(like.dtype).view(2, self.ranks, -1)[self.call % 2, source]
-        return flags[self.call % 2, source, : -(-len(like) // one_shot.TILE)], rows[: like.numel()].view_as(like)
+        count = ceil_div(len(like), sums.tile_of(len(like)))
+        return flags[self.call % 2, :, source, :count], rows[: like.numel()].view_as(like)
 
     @property
     def number(self) -> int:
         """Of this call, as int32."""
         return self.call - (1 << 32) if self.call >> 31 else self.call
 
-    def expect_many(self, parts: Sequence[torch.Tensor]) -> None:
-        """As expect, of many rows."""
+    def columns(self, H: int) -> list[slice]:
+        """The columns that each rank sums."""
+        ends = [8 * (H // 8 * rank // self.ranks) for rank in range(self.ranks + 1)]
+        return [slice(first, end) for first, end in pairwise(ends)]
+
+    def expect_many(self, parts: Sequence[torch.Tensor], total: torch.Tensor) -> None:
+        """As expect, of many rows: the others' parts of this rank's columns, and their sums of their own."""
         self.call = (self.call + 1) % (1 << 32) or 2
+        columns = self.columns(total.shape[1])
         for source, part in enumerate(parts):
             if source != self.rank:
                 flags, rows = self.tiles(self.rank, source, part)
-                rows.copy_(part)
+                rows[:, columns[self.rank]] = part[:, columns[self.rank]]
+                rows[:, columns[source]] = total[:, columns[source]]
                 flags.fill_(self.number)
 
-    def sent_many(self, part: torch.Tensor) -> bool:
+    def sent_many(self, part: torch.Tensor, total: torch.Tensor) -> bool:
         """As sent, of many rows."""
-        found = [self.tiles(to, self.rank, part) for to in range(self.ranks) if to != self.rank]
-        return all(bool((flags == self.number).all()) and torch.equal(rows, part) for flags, rows in found)
+        good, columns = True, self.columns(total.shape[1])
+        for to in range(self.ranks):
+            if to != self.rank:
+                flags, rows = self.tiles(to, self.rank, part)
+                good &= bool((flags == self.number).all())
+                good &= torch.equal(rows[:, columns[to]], part[:, columns[to]])
+                good &= torch.equal(rows[:, columns[self.rank]], total[:, columns[self.rank]])
+        return good
 
     def expect(self, parts: Sequence[torch.Tensor], torn: bool = False) -> None:
         """The other ranks put their parts of the next call."""
@@ -100,9 +116,9 @@ class HostRank:
 
 def run(host: HostKernels, monkeypatch: pytest.MonkeyPatch) -> None:
     host.use(monkeypatch)
-    one_shot._add.cache_clear()
-    one_shot._gather.cache_clear()
-    one_shot._add_many.cache_clear()
+    sums._add.cache_clear()
+    sums._gather.cache_clear()
+    sums._add_many.cache_clear()
 
 
 def some_calls(ranks: int, rank: int, dtype: torch.dtype = BF16, calls: int = 0) -> bool:
@@ -112,18 +128,19 @@ def some_calls(ranks: int, rank: int, dtype: torch.dtype = BF16, calls: int = 0)
     for seed, (T, n) in enumerate(SIZES):
         parts, x = parts_of(ranks, T, n, dtype, seed)
         at.expect(parts)
-        got = one_shot.add(at.heap, parts[rank], x.clone())
+        got = sums.add(at.heap, parts[rank], x.clone())
         good &= torch.equal(got, sum_of(parts, x)) and at.sent(parts[rank])
     for seed, (T, n) in enumerate(SIZES):
         parts, _ = parts_of(ranks, T, n, dtype, seed + 100)
         at.expect(parts)
         out = torch.zeros(T, ranks * n, dtype=dtype)
-        good &= torch.equal(one_shot.gather(at.heap, parts[rank], out), torch.cat(parts, 1)) and at.sent(parts[rank])
-    for seed, (T, n) in enumerate([(17, 64), (3, 2048), (25, 64)]):
+        good &= torch.equal(sums.gather(at.heap, parts[rank], out), torch.cat(parts, 1)) and at.sent(parts[rank])
+    for seed, (T, n) in enumerate([(17, 64), (3, 2048), (25, 72), (1, 2304)]):
         parts, x = parts_of(ranks, T, n, dtype, seed)
-        at.expect_many(parts)
-        got = one_shot.add_many(at.heap, parts[rank], x.clone())
-        good &= torch.equal(got, sum_of(parts, x)) and at.sent_many(parts[rank])
+        want = sum_of(parts, x)
+        at.expect_many(parts, want)
+        got = sums.add_many(at.heap, parts[rank], x.clone())
+        good &= torch.equal(got, want) and at.sent_many(parts[rank], want)
     return good and at.heap.report() is None
 
 
@@ -153,25 +170,25 @@ def waits(torn: bool) -> bool:
     if not torn:
         at.words(1, 2, at.capacity).zero_()
     peer, kept = 0 if torn else 2, x.clone()
-    one_shot.add(at.heap, parts[1], x)
+    sums.add(at.heap, parts[1], x)
     good = at.heap.report() == Report(peer, 1, 1) and torch.equal(x[-1, -4:], kept[-1, -4:])
     words = [heap[REPORT : REPORT + 8].view(torch.int64).item() for heap in at.heaps]
     good &= words == [1 << 32 | 1 << 8 | peer + 1] * 3
     # the first report stays
     at.heaps[1][REPORT : REPORT + 8].view(torch.int64).fill_(5 << 32 | 2 << 8 | 1)
-    one_shot.gather(at.heap, parts[1], torch.zeros(2, 192, dtype=BF16))
+    sums.gather(at.heap, parts[1], torch.zeros(2, 192, dtype=BF16))
     return good and at.heap.report() == Report(0, 2, 5)
 
 
-def waits_for_a_tile() -> bool:
-    """As waits, of many rows: the second tile of rank 2 never comes."""
+def waits_for_a_tile(hop: int) -> bool:
+    """As waits, of many rows: the second tile of rank 2 never comes, with its parts or with its sums."""
     at = HostRank(3, 1)
     parts, x = parts_of(3, 20, 64, BF16, 0)
-    at.expect_many(parts)
-    at.tiles(1, 2, parts[2])[0][1] = 0
-    kept = x.clone()
-    one_shot.add_many(at.heap, parts[1], x)
-    return at.heap.report() == Report(2, 1, 1) and torch.equal(x[8:16], kept[8:16])
+    at.expect_many(parts, sum_of(parts, x))
+    at.tiles(1, 2, parts[2])[0][hop, 1] = 0
+    kept, tile, columns = x.clone(), slice(sums.TILE, 2 * sums.TILE), at.columns(64)[1 + hop]
+    sums.add_many(at.heap, parts[1], x)
+    return at.heap.report() == Report(2, 1, 1) and torch.equal(x[tile, columns], kept[tile, columns])
 
 
 @needs_compiler
@@ -179,7 +196,7 @@ def test_a_rank_that_waits_in_vain_names_the_other_and_tells_all(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run(HostKernels(tmp_path), monkeypatch)
-    assert waits(torn=False) and waits(torn=True) and waits_for_a_tile()
+    assert waits(torn=False) and waits(torn=True) and waits_for_a_tile(0) and waits_for_a_tile(1)
 
 
 @needs_compiler
@@ -192,16 +209,21 @@ def test_a_rank_that_waits_in_vain_names_the_other_and_tells_all(
         ("add_parts", "words[1] >> 32 == call", "true"),
         ("add_parts", "threadIdx.x * gridDim.x", "threadIdx.x * BLOCKS"),
         ("add_parts", "if (whole) sums[c]", "sums[c]"),
-        ("add_many", "ranks.flag(rank, tile)", "ranks.flag(rank, 0)"),
-        ("add_many", "if (__syncthreads_or(lost)) break;", "__syncthreads_or(lost);"),
+        ("add_many", "ranks.flag(rank, n, 0)", "ranks.flag(rank, 0, 0)"),
+        ("add_many", "ranks.flag(rank, n, 1)", "ranks.flag(rank, n, 0)"),
+        ("add_many", "if (__syncthreads_or(speaks && !ranks.await(other, n, 0))) break;", ""),
+        ("add_many", "if (__syncthreads_or(speaks && !ranks.await(other, n, 1))) break;", ""),
         ("add_many", "(call & 1) * RANKS + source) * room", "source) * room"),
+        ("add_many", "VECTORS * r / RANKS", "VECTORS / RANKS * r"),
+        ("add_many", "r <= RANKS; ++r) add", "r < RANKS; ++r) add"),
     ],
 )
 def test_a_mistake_is_seen(
     kernel: str, line: str, instead: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run(HostKernels(tmp_path, sources=with_mistake(tmp_path, f"parallel/{kernel}", line, instead)), monkeypatch)
-    assert not (waits(torn=True) and waits_for_a_tile() and some_calls(3, 1, calls=(1 << 32) - 3))
+    seen = waits(torn=True) and waits_for_a_tile(0) and waits_for_a_tile(1)
+    assert not (seen and some_calls(3, 1, calls=(1 << 32) - 3))
 
 
 def test_what_no_heap_serves() -> None:
@@ -211,9 +233,9 @@ def test_what_no_heap_serves() -> None:
             Heap(wrong, addresses, 0, 64, 32, 1.0)
     heap = Heap(memory, [memory.data_ptr()] * 2, 0, 64, 32, 1.0)
     part = torch.zeros(4, 64, dtype=BF16)
-    assert one_shot.why_not(heap, part) is None
+    assert sums.why_not(heap, part) is None
     for other in (part.float(), part[:, :62].contiguous(), part.repeat(2, 1), part.repeat(1, 2)[:, :64]):
-        assert one_shot.why_not(heap, other) and one_shot.why_not_many(heap, other)
+        assert sums.why_not(heap, other) and sums.why_not_many(heap, other)
 
 
 def gpu_counts() -> list[int]:
@@ -271,19 +293,19 @@ class TestOnGpus:
         inputs = [parts_of(ranks, T, n, dtype, seed) for seed, (T, n) in enumerate(sizes)]
         places = [f"cuda:{device}" for device in at.devices]
         held = [[(parts[r].to(places[r]), x.to(places[r])) for parts, x in inputs] for r in range(ranks)]
-        sums = [[x.clone() for _, x in held[r]] for r in range(ranks)]
+        totals = [[x.clone() for _, x in held[r]] for r in range(ranks)]
         wide = [[torch.empty(len(x), ranks * x.shape[1], dtype=dtype, device=x.device) for _, x in h] for h in held]
 
         def calls(rank: int) -> None:
-            for (part, x), total, out in zip(held[rank], sums[rank], wide[rank], strict=True):
+            for (part, x), total, out in zip(held[rank], totals[rank], wide[rank], strict=True):
                 total.copy_(x)
-                (one_shot.add_many if len(part) > 20 else one_shot.add)(at.heaps[rank], part, total)
-                one_shot.gather(at.heaps[rank], part, out)
+                (sums.add_many if len(part) > 20 else sums.add)(at.heaps[rank], part, total)
+                sums.gather(at.heaps[rank], part, out)
 
         def right() -> bool:
             wanted = [(sum_of(parts, x), torch.cat(parts, 1)) for parts, x in inputs]
             return all(
-                torch.equal(sums[r][i].cpu(), want) and torch.equal(wide[r][i].cpu(), every)
+                torch.equal(totals[r][i].cpu(), want) and torch.equal(wide[r][i].cpu(), every)
                 for r in range(ranks)
                 for i, (want, every) in enumerate(wanted)
             )
@@ -296,18 +318,19 @@ class TestOnGpus:
             with torch.cuda.device(at.devices[rank]), torch.cuda.graph(graph, stream=at.streams[rank]):
                 calls(rank)
         for _ in range(20):
-            for one in (*sum(sums, []), *sum(wide, [])):
+            for one in (*sum(totals, []), *sum(wide, [])):
                 one.fill_(float("nan"))
             at.run(lambda rank: graphs[rank].replay())
             assert right()
         assert [heap.report() for heap in at.heaps] == [None] * ranks
 
     @pytest.mark.parametrize("gpus", gpu_counts())
-    def test_an_absent_rank_is_named_by_all(self, gpus: int) -> None:
+    @pytest.mark.parametrize("add", [sums.add, sums.add_many])
+    def test_an_absent_rank_is_named_by_all(self, add: Callable[..., object], gpus: int) -> None:
         at = GpuRanks(4, gpus, timeout=0.1)
         held = [torch.ones(2, 64, dtype=BF16, device=f"cuda:{device}") for device in at.devices]
-        at.load(lambda rank: one_shot.add(at.heaps[rank], held[rank], held[rank].clone()))
-        at.run(lambda rank: one_shot.add(at.heaps[rank], held[rank], held[rank].clone()), [0, 1, 3])
+        at.load(lambda rank: add(at.heaps[rank], held[rank], held[rank].clone()))
+        at.run(lambda rank: add(at.heaps[rank], held[rank], held[rank].clone()), [0, 1, 3])
         reports = [heap.report() for heap in at.heaps]
         assert reports[2] is None
         assert {report.peer for rank, report in enumerate(reports) if report or rank != 2} == {2}
