@@ -70,7 +70,9 @@ def qwen3_parallel(file: str = "qwen3_parallel.json") -> str:
     lines = table_head(["ms a step, or to the first token", *heads])
     names = {"alone": "1 GPU", "nccl": f"{gpus} GPUs, NCCL", "kernels": f"{gpus} GPUs, kernels"}
     for name, shown in names.items():
-        lines.append(table_row([shown, *(f"{1e3 * row[name]:.2f}" if name in row else "" for row in [*decode, *prefill])]))
+        lines.append(
+            table_row([shown, *(f"{1e3 * row[name]:.2f}" if name in row else "" for row in [*decode, *prefill])])
+        )
     faster = (f"{row['alone'] / row['kernels']:.2f}" if "alone" in row else "" for row in [*decode, *prefill])
     lines += [table_row(["times as fast as 1 GPU", *faster]), ""]
     lines += table_head(["us of a sum alone, rows", *(f"{row['T']:,}" for row in sums)])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -113,8 +114,13 @@ def test_tune_without_a_gpu_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
 LAYER = Layer("layer", 128, 8, 2048, 768)
 
 
-def tuned_points(monkeypatch: pytest.MonkeyPatch, *points: Point) -> list[Point]:
-    """Tune where SM80's OTHER tile is the fastest, without a GPU; the points that were measured."""
+def tuned_points(
+    monkeypatch: pytest.MonkeyPatch, *points: Point, faults: Callable[[WarpTile], bool] = lambda tile: False
+) -> list[Point]:
+    """Tune where SM80's OTHER tile is the fastest, without a GPU; the points that were measured.
+
+    faults: tiles whose first calls end their process.
+    """
     measured: list[Point] = []
 
     def measure(layer: Layer, points: Any, made: Any, ceilings: Any, options: Any, result: Any) -> None:
@@ -123,6 +129,12 @@ def tuned_points(monkeypatch: pytest.MonkeyPatch, *points: Point) -> list[Point]
             row = {"implementation": one.name, "T": point.T, "skewed": point.skewed, "mode": "graph", "status": "ok"}
             result.rows.append({**row, "median_us": 1.0 if one.tile == OTHER else 9.0})
 
+    def apart(seconds: float, function: Any, layer: Layer, one: Any, device: int) -> None:
+        if faults(one.tile):
+            raise RuntimeError("its process died by SIGSEGV without a result")
+
+    monkeypatch.setattr(tune, "call_apart", apart)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(tune, "target_of", lambda: TARGET)
     monkeypatch.setattr(tune, "compile_all", lambda *_: None)
     monkeypatch.setattr(tune, "measure_ceilings", lambda *_: None)
@@ -144,6 +156,32 @@ def test_one_number_of_tokens_keeps_one_tile(monkeypatch: pytest.MonkeyPatch) ->
     with pytest.raises(RequestError, match="one tile only; got uniform and skewed routing for 512 tokens"):
         tuned_points(monkeypatch, *points_of("512,64,512s"))
     assert tuned_points(monkeypatch, *points_of("512s,512s")) == [Point(512, skewed=True)]
+
+
+def test_a_tile_that_faults_is_left_out_and_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = tile(512)
+    tuned_points(monkeypatch, Point(512), faults=lambda tile: tile == OTHER)
+    said = " ".join(capsys.readouterr().out.split())
+    assert f"left out: sm80, {tune.name_of(OTHER)}: its process died by SIGSEGV" in said
+    assert tile(512) == own
+
+
+def test_where_the_own_choice_faults_the_fastest_other_is_kept(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = tile(512)
+    tuned_points(monkeypatch, Point(512), faults=lambda tile: tile == own)
+    assert "failed" in capsys.readouterr().out
+    assert tile(512) == OTHER
+
+
+def test_where_every_tile_faults_nothing_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = tile(512)
+    with pytest.raises(RequestError, match="nothing could be timed; got no tile that runs"):
+        tuned_points(monkeypatch, Point(512), faults=lambda tile: True)
+    assert tile(512) == own
 
 
 @pytest.mark.gpu

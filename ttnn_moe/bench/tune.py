@@ -1,10 +1,13 @@
-"""`ttnn-moe bench --tune`: time the tiles that a CUDA C++ family has, and keep the fastest for this machine's plans."""
+"""`ttnn-moe bench --tune`: time the tiles that a CUDA C++ family has, and keep the fastest for this machine's plans.
+
+A fault of a kernel spoils its process. So each tile first runs once in a process of its own.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
@@ -18,9 +21,10 @@ from ..cuda.moe.families import FAMILIES, choose
 from ..cuda.moe.sorted import Sorted, SortedPlan, Tile
 from ..cuda.moe.uses import Use
 from ..errors import RequestError
+from ..selfcheck.apart import call_apart
 from .families import OfFamily
 from .floor import measure_ceilings
-from .layer import Layer
+from .layer import Layer, Weights
 from .measure import Options, Point, Result, measure_layer
 
 GAIN = 0.98
@@ -60,9 +64,45 @@ def compile_all(layer: Layer, asked: Sequence[WithTile]) -> None:
         list(pool.map(lambda kernel: load.kernel(kernel[0], device, kernel[1]), kernels))
 
 
+SECONDS = 300.0
+"""A tile has so long for its first calls: one that hangs is left out."""
+
+
+def run_once(layer: Layer, one: WithTile, device: int) -> None:
+    """One call of a tile with each of its numbers of tokens, on few experts of the layer.
+
+    Raises:
+        RuntimeError: a call left the device with a fault.
+    """
+    torch.cuda.set_device(device)
+    layer = replace(layer, E=min(layer.E, max(layer.K, 8)))
+    weights = Weights.random(layer, "cuda", 0)
+    for T in sorted(one.tokens):
+        ids = torch.rand(T, layer.E, device="cuda").topk(layer.K).indices.int()
+        hidden, scale = torch.randn(T, layer.H, device="cuda").to(layer.dtype), torch.ones(ids.shape, device="cuda")
+        one.prepare(layer, weights, T)(hidden, ids, scale)
+        torch.cuda.synchronize()
+
+
+def sound(layer: Layer, asked: Sequence[WithTile], console: Console) -> list[WithTile]:
+    """Those tiles that run; the others are named, with their faults."""
+    kept, device = [], torch.cuda.current_device()
+    for number, one in enumerate(asked, 1):
+        with console.status(f"first calls of {one.name}, {number} of {len(asked)}"):
+            try:
+                call_apart(SECONDS, run_once, layer, one, device)
+                kept.append(one)
+                continue
+            except RuntimeError as failure:
+                told = f"left out: {one.family.name}, {one.name}: {' '.join(str(failure).split())[:300]}"
+        console.print(told, highlight=False, markup=False)
+    return kept
+
+
 @dataclass(frozen=True)
 class Found:
-    """The fastest tile of one number of tokens, and the time of the family's own choice, in microseconds."""
+    """The fastest tile of one number of tokens, and the time of the family's own choice, in microseconds; inf: that
+    failed."""
 
     point: Point
     own: Tile
@@ -78,8 +118,8 @@ class Found:
 def tune(layer: Layer, points: Sequence[Point], options: Options, console: Console) -> list[Found]:
     """Time every tile of the families that run these numbers of tokens; keep those that beat the families' choice.
 
-    Results that fail the benchmark's gate count for nothing. What is kept replaces what was kept for the same sizes,
-    also what was kept for the other kind of routing: plans know the number of tokens alone.
+    Tiles that fault, and results that fail the benchmark's gate, count for nothing. What is kept replaces what was kept
+    for the same sizes, also what was kept for the other kind of routing: plans know the number of tokens alone.
 
     Raises:
         RequestError: a number of tokens has both kinds of routing, no family that runs them has tiles to choose from,
@@ -114,6 +154,7 @@ def tune(layer: Layer, points: Sequence[Point], options: Options, console: Conso
     made = list(asked.values())
     with console.status(f"compiling kernels of {len(made)} tiles"):
         compile_all(layer, made)
+    made = sound(layer, made, console)
     ceilings, result, found = measure_ceilings("cuda", layer.dtype), Result(), []
     points = [point for point in points if any(point.T in one.tokens for one in made)]
     measure_layer(layer, points, made, ceilings, options, result)
@@ -121,15 +162,14 @@ def tune(layer: Layer, points: Sequence[Point], options: Options, console: Conso
         T = point.T
         rows = {r["implementation"]: r for r in result.rows if (r["T"], r["mode"], r["status"]) == (T, "graph", "ok")}
         times = {one: rows[one.name]["median_us"] for one in made if T in one.tokens and one.name in rows}
-        own = next(
-            one for one in made if T in one.tokens and one.tile == one.family.tile(layer.problem(T, "cuda"), arch)
-        )
-        if own in times:
+        if times:
             best = min(times, key=times.__getitem__)
-            found.append(Found(point, own.tile, times[own], best.tile, times[best]))
+            own = best.family.tile(layer.problem(T, "cuda"), arch)
+            own_us = next((us for one, us in times.items() if one.tile == own), float("inf"))
+            found.append(Found(point, own, own_us, best.tile, times[best]))
     if not found:
         told = sorted({str(row["reason"]) for row in result.rows if row["status"] != "ok"})
-        raise RequestError("nothing could be timed", got="; ".join(told) or str(result.stopped))
+        raise RequestError("nothing could be timed", got="; ".join(told) or str(result.stopped or "no tile that runs"))
     taken = [(layer.problem(one.point.T, "cuda"), one.best if one.better else one.own) for one in found]
     where = tuned.keep(target, taken)
     _print(found, where, console)
@@ -141,7 +181,12 @@ def _print(found: Sequence[Found], where: str | None, console: Console) -> None:
     for one in found:
         taken = name_of(one.best if one.better else one.own)
         table.add_row(
-            str(one.point), name_of(one.own), f"{one.own_us:.1f}", name_of(one.best), f"{one.best_us:.1f}", taken
+            str(one.point),
+            name_of(one.own),
+            f"{one.own_us:.1f}" if one.own_us < float("inf") else "failed",
+            name_of(one.best),
+            f"{one.best_us:.1f}",
+            taken,
         )
     console.print(table)
     if where is not None:

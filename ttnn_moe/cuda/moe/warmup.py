@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from itertools import product
 
 import torch
 
@@ -61,7 +62,9 @@ def specs_of(
     activation: str = SILU,
     tiles: Iterable[str] = (),
 ) -> list[Spec]:
-    """The kernels of calls of these numbers of tokens, in the order of first use; for int32 and int64 ids.
+    """The kernels of calls of these numbers of tokens, in the order of first use.
+
+    For int32 and int64 ids, and for calls that add to out. A call with an fp32 out compiles its last kernel by itself.
 
     Args:
         activation: another than "silu" is that of experts with biases, as gpt-oss has them.
@@ -95,8 +98,8 @@ def specs_of(
             named = [tile_named(name, family.packed) for name in tiles]
             plans = [family.plan_of(replace(problem, T=tile.M), arch, tile) for tile in named]
         for plan in plans:
-            for ids64 in (False, True):
-                found |= dict.fromkeys(use.spec for use in family.uses(plan, ids64, add=False))
+            for ids64, add in product((False, True), repeat=2):
+                found |= dict.fromkeys(use.spec for use in family.uses(plan, ids64, add))
     return list(found)
 
 
