@@ -86,7 +86,7 @@ class RowCache(ABC):
         sizes: of the model. rows: sequences at a time. capacity: tokens of each row, at most.
         lengths: tokens of each row, on the host.
         spare: the dummy row for padding tokens; nothing written there is read.
-        moves: `begin` has work to do.
+        moves: `begin` has work to do. sequences: prompts of a captured step, at most.
         total, free: pages of the cache, and those that no row has. A page is the format's unit of allocation.
     """
 
@@ -96,6 +96,7 @@ class RowCache(ABC):
     lengths: list[int]
     spare: int
     moves: ClassVar[bool] = False
+    sequences: ClassVar[int] = 64
 
     @property
     @abstractmethod
@@ -178,6 +179,27 @@ class RowCache(ABC):
         for row, length in lengths.items():
             self.lengths[row] = length
         return spans
+
+    def captures(self, chunks: Sequence[tuple[int, int]]) -> bool:
+        """Whether captured steps serve prompts of these (row, tokens)."""
+        return True
+
+    def reserve(self, tokens: int) -> None:
+        """What captured steps of prompts need, of so many tokens at most; called before they are captured."""
+        return None
+
+    def stage(
+        self, chunks: Sequence[tuple[int, int]], decoding: Sequence[tuple[int, int]]
+    ) -> tuple[list[Span], list[int]]:
+        """What a replay of a captured step of prompts needs before: its spans, and words of PrefillStep.plan.
+
+        The rows of `chunks`, which `captures` took, grow by it. decoding: (row, position) of tokens that come first.
+
+        Raises:
+            RequestError: a row would grow past its room.
+        """
+        spans = self.spans(chunks, len(decoding))
+        return spans, self.plan(spans)
 
     def decode(self, rows: Sequence[int], positions: Sequence[int]) -> DecodeStep:
         """Plan a step of one token for each of these rows, at these positions. The rows do not grow.

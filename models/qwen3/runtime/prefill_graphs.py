@@ -21,9 +21,6 @@ from .language_model import LanguageModel
 SMALLEST, LARGEST = 64, 4096
 """Tokens of steps."""
 
-SEQUENCES = 64
-"""Prompts of a step, at most: the last layer and the head run for a token of each, padding or not."""
-
 MANY, SPARE = 2048, 256
 """Above MANY tokens, the launch overhead is worth at most SPARE padding tokens."""
 
@@ -54,10 +51,12 @@ class PrefillGraphs:
         self, model: LanguageModel, cache: RowCache, graphs: Graphs, tokens: int | None = None, decoding: int = 0
     ):
         self.model, self.cache, self.graphs, self.decoding = model, cache, graphs, decoding
-        self._sequences = min(cache.rows, SEQUENCES)
+        # the last layer and the head run for a token of each prompt, padding or not
+        self._sequences = min(cache.rows, cache.sequences)
         held = cache.rows * cache.capacity
         largest = max(SMALLEST, min(LARGEST, power_of_2(min(tokens or held, held))))
         self.sizes = sizes_to(largest)
+        cache.reserve(largest)
         self._plan_words: dict[int, int] = {}
         # all that a step is told, in one buffer, so that it takes one copy: see _parts
         length = sum(self._lengths(largest, decoding))
@@ -75,6 +74,8 @@ class PrefillGraphs:
         key = n, mixed
         if key in self._captured:
             return self._captured[key]
+        if self.cache.moves:
+            self.cache.begin([])  # else the capture overwrites what the last step kept
         before = min(self.decoding, n) if mixed else 0
         self._words.zero_()
         numbers, ids, positions, rows, ends = (self._words[part] for part in self._parts(n, before))
@@ -108,11 +109,13 @@ class PrefillGraphs:
         n = size_for(T, self.sizes)
         if n is None or len(chunks) > self._sequences or before > min(self.decoding, n):
             return None
+        if not self.cache.captures(chunks):
+            return None
         most = min(self.decoding, n) if before else 0
         step = self._captured_step(n, before > 0, max(n, most + self._sequences))
         if step is None:
             return None
-        spans = self.cache.spans(chunks, before)
+        spans, plan = self.cache.stage(chunks, decoding)
         parts = self._parts(n, most)
         words = torch.zeros(parts[-1].stop, dtype=torch.int64, pin_memory=is_accelerator(self._words.device))
         host = words.numpy()  # the device waits for this, and tensors take several times as long
@@ -125,7 +128,7 @@ class PrefillGraphs:
             positions[own], rows[own] = np.arange(span.past, span.past + span.n), span.row
         wanted = [*range(before), *(before + at for at in ends)]
         ends_at[: len(wanted)] = wanted
-        numbers = array("i", [T, before, len(wanted), 0, *self.cache.plan(spans)])
+        numbers = array("i", [T, before, len(wanted), 0, *plan])
         counts.view(np.int32)[: len(numbers)] = numbers
         self._words[: len(words)].copy_(words, non_blocking=True)
         if last is not None and before:

@@ -13,7 +13,7 @@ from ...cuda.attention import bucketed_prompt, bucketed_triton, bucketed_unpack
 from ...cuda.attention.bucketed_prompt import Own
 from ...cuda.attention.bucketed_unpack import Room
 from ...cuda.attention.bucketed_write import Change, Ring, Staged
-from ...cuda.attention.memory import Memory
+from ...cuda.attention.memory import Memory, why_not_heads
 from ...cuda.attention.tiers import UNIT
 from ...sizes import power_of_2
 from ..attention import norm_rope_write as write_staged
@@ -23,6 +23,7 @@ from ..step import DecodeStep, PrefillStep, Span, Step, check_once
 from ..transfer import to_device
 from .allocation import DEFAULT_BITS, allocate
 from .attention import ATTENTION
+from .captured import SEQUENCES, CapturedPrompts
 from .memory import bytes_of, pages_in
 from .moves import read_high
 from .packing import check_head_dim
@@ -44,6 +45,7 @@ class Piece:
         high: [layers, high slots, kv_heads, D] fp32, the keys of the high tier, as queries meet them. None: no mass,
             or no past.
         room: where its row becomes bf16. None: it does not.
+        number: of a captured step, the prompt's number there: see CapturedPrompts.mass.
     """
 
     span: Span
@@ -52,6 +54,7 @@ class Piece:
     mass: Tensor | None
     high: Tensor | None
     room: Room | None
+    number: int | None = None
 
 
 class BucketedCache(PagedRows, FusedWrite):
@@ -75,6 +78,7 @@ class BucketedCache(PagedRows, FusedWrite):
 
     default_page = PAGE
     moves = True
+    sequences = SEQUENCES
 
     def __init__(
         self,
@@ -94,6 +98,7 @@ class BucketedCache(PagedRows, FusedWrite):
         self._wanted: list[int] = []
         self._pieces: list[Piece] = []
         self._step_own: Own | None = None
+        self._captured: CapturedPrompts | None = None
         self._k = self._v = torch.empty(sizes.layers, 0, sizes.kv_heads, sizes.head_dim, dtype=torch.bfloat16)
         self._each = self._zeros = torch.empty(0, dtype=torch.int64)
         self._row = torch.empty(0, dtype=torch.bfloat16)
@@ -131,7 +136,8 @@ class BucketedCache(PagedRows, FusedWrite):
     def bytes(self) -> int:
         """Bytes of all tiers: what `within` holds to its memory.
 
-        On top come, in bf16, a step's staged tokens, and one layer of the longest row whose prompt ran in long pieces.
+        On top come, in bf16, a step's staged tokens, one layer of the longest row whose prompt ran in long pieces, and
+        what captured prompts keep: see CapturedPrompts.
         """
         return bytes_of(self.allocation, self.sizes, self.rows, self.total)
 
@@ -206,18 +212,55 @@ class BucketedCache(PagedRows, FusedWrite):
         return why_not_kernels(sizes.device, sizes.dtype) or bucketed_triton.why_not(q, self.places.layers[0])
 
     def why_not_captured_prompts(self) -> str | None:
-        return "the host plans where the tokens of a prompt go"
+        sizes = self.sizes
+        if sizes.dtype != torch.bfloat16:
+            return "keys and values are not bf16"
+        return self.why_not_captured() or why_not_heads(sizes.heads, sizes.kv_heads, sizes.head_dim)
+
+    def reserve(self, tokens: int) -> None:
+        if self._captured is None or self._captured.tokens < tokens:
+            self._captured = CapturedPrompts(self.sizes, self.rows, self.capacity, tokens)
+
+    def captures(self, chunks: Sequence[tuple[int, int]]) -> bool:
+        """Those of prompts that begin."""
+        return len(chunks) <= SEQUENCES and not any(self.lengths[row] for row, _ in chunks)
+
+    def plan_words(self, tokens: int, sequences: int) -> int:
+        assert self._captured is not None
+        return self._captured.plan_words(tokens, sequences)
+
+    def stage(
+        self, chunks: Sequence[tuple[int, int]], decoding: Sequence[tuple[int, int]]
+    ) -> tuple[list[Span], list[int]]:
+        """See RowCache.
+
+        Raises:
+            RequestError: as prefill.
+        """
+        captured = self._captured
+        assert captured is not None
+        check_once([row for row, _ in (*decoding, *chunks)])
+        self.begin(decoding)
+        spans = self.spans(chunks, len(decoding))
+        self._stage(*captured.kept)
+        self._pieces = [
+            Piece(span, self._each[: span.n], -1, self._empty_mass(span), None, None, number)
+            for number, span in enumerate(captured.place(spans))
+        ]
+        return spans, captured.plan(spans)
 
     # what a layer does
 
     def write(self, layer: int, k: Tensor, v: Tensor, step: Step) -> None:
-        if isinstance(step, PrefillStep):
+        if isinstance(step, PrefillStep) and not step.spans:
+            self._prompts.write(layer, k, v, step, self._rings[layer])
+        elif isinstance(step, PrefillStep):
             T = len(k)
             self._k[layer, :T], self._v[layer, :T] = k, v
             if step.decoding is not None:
                 n = len(step.decoding.rows)
                 put(k[:n], v[:n], self._rings[layer], step.decoding)
-        elif self._now is None:
+        elif step.past_written:
             put(k, v, self._rings[layer], step)
         # else: tokens that this layer has written already, for PrefillStep.wanted
 
@@ -226,7 +269,9 @@ class BucketedCache(PagedRows, FusedWrite):
     ) -> Tensor | None:
         """See FusedWrite."""
         if isinstance(step, DecodeStep):
-            return norm_rope_write(qkv, norms, rope, self._rings[layer], step) if self._now is None else None
+            return norm_rope_write(qkv, norms, rope, self._rings[layer], step) if step.past_written else None
+        if not step.spans:
+            return self._prompts.norm_rope_write(layer, qkv, norms, rope, step, self._rings[layer])
         T = len(qkv)
         k, v = self._k[layer, :T], self._v[layer, :T]
         # each staged token is a row of one position
@@ -237,10 +282,11 @@ class BucketedCache(PagedRows, FusedWrite):
         return q
 
     def attend(self, layer: int, q: Tensor, step: Step) -> Tensor:
-        if isinstance(step, DecodeStep) and self._now is None:
+        if isinstance(step, DecodeStep) and step.past_written:
             return self._decode(layer, q, step)
         now = self._now
-        assert now is not None
+        if now is None:
+            return self._prompts.attend(layer, q, step, self._decode)
         n = 0 if now.decoding is None else len(now.decoding.rows)
         out = torch.empty_like(q)
         if now.decoding is not None:
@@ -264,6 +310,11 @@ class BucketedCache(PagedRows, FusedWrite):
                 out[own] = self._prompt(layer, q[own], at, piece)
         return out
 
+    @property
+    def _prompts(self) -> CapturedPrompts:
+        assert self._captured is not None, "reserve comes before a captured step of prompts"
+        return self._captured
+
     def _decode(self, layer: int, q: Tensor, step: DecodeStep) -> Tensor:
         tiers, scale = self.places.in_use[layer], self._key_scale[layer, 0]
         # the operator itself: the cache makes what quantized_attention_bucketed would check
@@ -285,6 +336,9 @@ class BucketedCache(PagedRows, FusedWrite):
     def _settle(self, decoding: Sequence[tuple[int, int]]) -> None:
         """Before a step: place the tokens of the last step's prompts, and make room for those of `decoding`."""
         pieces, self._pieces = self._pieces, []
+        for piece in pieces:
+            if piece.number is not None and piece.mass is not None:
+                piece.mass[self.allocation.high_slots :] = self._prompts.mass(piece.number, piece.span)
         changes = [self._change(piece.span.row, piece.span.past + piece.span.n, piece) for piece in pieces]
         for row, position in decoding:
             if self.allocation.due(position, self.places.units[row]):
@@ -355,6 +409,11 @@ class BucketedCache(PagedRows, FusedWrite):
         if self._k.shape[1] < T or self._k.device != self.sizes.device:
             sizes = self.sizes
             shape = (sizes.layers, power_of_2(T), sizes.kv_heads, sizes.head_dim)
-            self._k, self._v = (zeros(shape, torch.bfloat16, sizes.device) for _ in range(2))
-            self._each = torch.arange(shape[1], device=sizes.device)
+            self._stage(*(zeros(shape, torch.bfloat16, sizes.device) for _ in range(2)))
+
+    def _stage(self, k: Tensor, v: Tensor) -> None:
+        """Where the tokens of steps with prompts are, [layers, room, kv_heads, D] each."""
+        if self._k.data_ptr() != k.data_ptr():
+            self._k, self._v = k, v
+            self._each = torch.arange(k.shape[1], device=k.device)
             self._zeros = torch.zeros_like(self._each)

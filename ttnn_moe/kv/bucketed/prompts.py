@@ -150,12 +150,40 @@ def observed(q: Tensor, k: Tensor, high: Tensor | None) -> Tensor:
         k: [n, kv_heads, D], its keys.
         high: [h, kv_heads, D], fp32 keys that came before, as k. None: none.
     """
-    n, kv_heads, D = k.shape
-    own = observing(n)
-    queries = q[own].unflatten(1, (kv_heads, -1)).transpose(0, 1).float().flatten(1, 2)
+    n, kv_heads, _ = k.shape
+    queries = q[observing(n)].unflatten(1, (kv_heads, -1)).transpose(0, 1).float().flatten(1, 2)
     keys = k.float() if high is None else torch.cat((high, k))
-    scores = torch.baddbmm(queries.new_empty(1, 1, 1), queries, keys.permute(1, 2, 0), beta=0, alpha=D**-0.5)
-    later = _later(n - own.start, own.step, q.device)
+    return _given(queries, keys.permute(1, 2, 0), n)
+
+
+SCORES = 1 << 24
+"""Scores that observed_in_layers makes at a time."""
+
+
+def observed_in_layers(queries: Tensor, k: Tensor) -> Tensor:
+    """What the observing queries of a piece without a past give to its tokens, over heads and layers too: [n] fp32.
+
+    Args:
+        queries: [layers, observing, heads, D]. k: [layers, n, kv_heads, D], keys of the piece.
+    """
+    _, n, kv_heads, _ = k.shape
+    total = torch.zeros(n, device=k.device)
+    at_a_time = max(1, SCORES // (queries.shape[1] * queries.shape[2] * n))
+    for asked, keys in zip(queries.split(at_a_time), k.split(at_a_time), strict=True):
+        asked = asked.unflatten(2, (kv_heads, -1)).transpose(1, 2).float().flatten(2, 3).flatten(0, 1)
+        total += _given(asked, keys.float().permute(0, 2, 3, 1).flatten(0, 1), n)
+    return total
+
+
+def _given(queries: Tensor, keys: Tensor, n: int) -> Tensor:
+    """What queries of a piece of n tokens give to keys, summed: [m] fp32.
+
+    Args:
+        queries: [batch, observing * group, D] fp32. keys: [batch, D, m] fp32, the last n of the piece.
+    """
+    own = observing(n)
+    scores = torch.baddbmm(queries.new_empty(1, 1, 1), queries, keys, beta=0, alpha=queries.shape[-1] ** -0.5)
+    later = _later(n - own.start, own.step, queries.device)
     scores.unflatten(1, (len(later), -1))[..., own.start - n :].masked_fill_(later[:, None], float("-inf"))
     return scores.softmax(-1).sum((0, 1))
 
