@@ -69,7 +69,7 @@ class Pair:
     def __init__(self, bits: float, rng: random.Random):
         self.model, self.rng = Model(), rng
         self.plain, self.fixed = (BucketedCache(SIZES, ROWS, CAPACITY, 40, bits, 64) for _ in range(2))
-        self.graphs = PrefillGraphs(self.model, self.fixed, Again(), 256, DECODING)  # type: ignore[arg-type]
+        self.graphs = PrefillGraphs(self.model, self.fixed, Again(), 512, DECODING)  # type: ignore[arg-type]
         for kind in self.graphs.kinds:
             self.graphs.capture(*kind)
         self.lengths = [0] * ROWS
@@ -98,6 +98,10 @@ class Pair:
             torch.testing.assert_close(out[:T], other, rtol=0.02, atol=0.02)
         for row, n in [*chunks, *((row, 1) for row in decoding)]:
             self.lengths[row] += n
+        if was:
+            paged = self.fixed._prompts._table.any(1).nonzero().flatten().tolist()
+            assert paged == sorted(row for row, _ in chunks), "rows that decode write to no page of a prompt"
+            assert not any(stored(self.fixed, row, 0) for row, _ in chunks), "the next step moves tokens to tiers"
         return was
 
     @torch.inference_mode()
@@ -137,7 +141,7 @@ def test_captured_prompts_leave_what_others_leave(bits: float, seed: int) -> Non
         for cache in (pair.plain, pair.fixed):
             cache.close(row)
         pair.open(row)
-    assert pair.prefill([(3, rng.randint(1, 100)), (0, rng.randint(1, 100))], [1])
+    assert pair.prefill([(3, rng.randint(150, 200)), (0, rng.randint(150, 200))], [1]), "both weigh their tokens"
     for _ in range(40):
         pair.decode([0, 1, 2, 3])
 

@@ -30,6 +30,7 @@ SECONDS = {
     "qwen3/test_qwen3_engine.py": 23,
     "qwen3/test_qwen3_parallel.py": 22,
     "cuda/test_int4_24_code.py": 20,
+    "kv/test_bucketed_captured.py": 20,
     "kv/test_bucketed_prompt.py": 17,
     "tools/test_cli_outcomes.py": 17,
     "integrations/test_hf_parallel.py": 16,

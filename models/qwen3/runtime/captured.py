@@ -79,7 +79,7 @@ class CapturedRunner:
             self.prompts = PrefillGraphs(self.model, self.cache, self.graphs, self._chunk + decoding, decoding)
         if self.cache.moves:
             with torch.inference_mode():
-                self.cache.begin([])  # the last step may have been one of prompts, and these are decode steps
+                self.cache.begin([])  # the last step may have been one of prompts, whose tokens a capture overwrites
         early, work = self.graphs.early, list[Callable[[], object]]()
         if early and self.prompts is not None:
             work += [partial(self.prompts.capture, *kind) for kind in self.prompts.kinds]

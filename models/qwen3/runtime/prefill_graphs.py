@@ -74,8 +74,6 @@ class PrefillGraphs:
         key = n, mixed
         if key in self._captured:
             return self._captured[key]
-        if self.cache.moves:
-            self.cache.begin([])  # else the capture overwrites what the last step kept
         before = min(self.decoding, n) if mixed else 0
         self._words.zero_()
         numbers, ids, positions, rows, ends = (self._words[part] for part in self._parts(n, before))
