@@ -183,6 +183,7 @@ PARALLEL = [
     Use(sums.add_spec("sm_90a", torch.bfloat16, 2048, 2)),
     Use(sums.add_many_spec("sm_80", torch.float16, 2880, 8)),
     Use(sums.add_many_spec("sm_90a", torch.bfloat16, 2048, 2)),
+    Use(sums.add_many_spec("sm_90a", torch.bfloat16, 2048, 4)),
     Use(sums.gather_spec("sm_80", torch.bfloat16, 3)),
     Use(sums.gather_spec("sm_90a", torch.bfloat16, 2)),
 ]
