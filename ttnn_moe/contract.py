@@ -168,10 +168,22 @@ def check_kinds(rows: object, routing: object, experts: object, out: object) -> 
     check_kind(experts, Experts)
 
 
+_MAKES = {
+    "Routing": "Routing.from_topk(topk_ids, topk_weights, E)",
+    "Experts": "Experts.dense(gate_up, down), Experts.int4_24 or Experts.mxfp4",
+}
+"""What makes an argument of each kind."""
+
+
 def check_kind(value: object, kind: type) -> None:
     """An argument must be one of this package's own kinds."""
     if not isinstance(value, kind):
-        raise ContractError(f"no {kind.__name__}", got=shown(value), expected=f"a ttnn_moe.{kind.__name__}")
+        raise ContractError(
+            f"no {kind.__name__}",
+            got=shown(value),
+            expected=f"a ttnn_moe.{kind.__name__}",
+            remedy=_MAKES.get(kind.__name__),
+        )
 
 
 def check_hidden(hidden: Tensor, routing: Routing, experts: Experts) -> None:

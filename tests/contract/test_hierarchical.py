@@ -11,7 +11,7 @@ import torch
 from delivered import delivered
 from rank_processes import Case, by_processes, by_threads
 from ttnn_moe.contract import Placement
-from ttnn_moe.errors import ContractError
+from ttnn_moe.errors import ContractError, GradientsRefused
 from ttnn_moe.parallel.hierarchical import Group, Nodes, PeerStopped, Shape, Sizes, tree_sum
 from ttnn_moe.parallel.hierarchical.nodes import rank_masks
 from ttnn_moe.parallel.hierarchical.shared_memory import SharedMemory, SharedMemoryTransport
@@ -171,6 +171,15 @@ def test_a_call_refuses_what_does_not_fit() -> None:
     for timeout in (0.0, float("nan"), None):
         with pytest.raises(ContractError, match="timeout"):
             Group(SharedMemoryTransport(memory, 0), sizes, Placement.uniform(2), timeout)  # type: ignore[arg-type]
-    assert torch.equal(group.combine(sent.rows, sent.meta), hidden)
+    for call in (
+        lambda: group.dispatch(hidden.clone().requires_grad_(), ids, weights),
+        lambda: group.combine(sent.rows.clone().requires_grad_(), sent.meta),
+    ):
+        with pytest.raises(GradientsRefused, match=r"asks for gradients.*torch\.no_grad"):
+            call()
+    with pytest.raises(ContractError, match="hidden has the wrong form; got .* on meta; expected .* on the CPU"):
+        group.dispatch(hidden.to("meta"), ids, weights)
+    with torch.no_grad():
+        assert torch.equal(group.combine(sent.rows.clone().requires_grad_(), sent.meta), hidden)
     wide = torch.tensor([[0, 2**32 + 1], [2, 1]])
     assert group.dispatch(hidden, wide, weights).ids.tolist() == [[0, -1], [-1, 1]], "no id wraps around"

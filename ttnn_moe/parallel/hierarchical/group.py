@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ...arguments import is_size, seconds
 from ...contract import HIDDEN_DTYPES, Placement
-from ...errors import ContractError
+from ...errors import ContractError, GradientsRefused
 from ..compare import compare
 from . import roles
 from .engine import Engine
@@ -127,8 +127,9 @@ class Group:
             hidden: [T, H]. topk_ids: [T, K] global experts; others, as -1, go nowhere. topk_weights: [T, K] fp32.
 
         Raises:
-            ContractError: a shape or a dtype is not that of sizes; at the first call, on all ranks: a rank has other
-                sizes or another placement.
+            ContractError: a shape or a dtype is not that of sizes, or a tensor is not on the CPU; at the first call, on
+                all ranks: a rank has other sizes or another placement.
+            GradientsRefused: a tensor asks for gradients.
             PeerStopped: a rank died or stalled. The group is dead.
         """
         sizes = self.sizes
@@ -165,7 +166,7 @@ class Group:
             bias_0, bias_1: [T, H], added before the one rounding to out.
 
         Raises:
-            ContractError, PeerStopped: as dispatch.
+            ContractError, GradientsRefused, PeerStopped: as dispatch.
         """
         sizes = self.sizes
         A, T = len(meta.ids), len(meta.masks[self.rank])
@@ -277,9 +278,13 @@ class _Rows:
 
 
 def _check(name: str, tensor: Tensor, shape: tuple[int, ...], *dtypes: torch.dtype) -> None:
-    if tuple(tensor.shape) != shape or tensor.dtype not in dtypes:
+    if tuple(tensor.shape) != shape or tensor.dtype not in dtypes or tensor.device.type != "cpu":
         raise ContractError(
             f"{name} has the wrong form",
-            got=f"{list(tensor.shape)}, {tensor.dtype}",
-            expected=f"{list(shape)}, {' or '.join(map(str, dtypes))}",
+            got=f"{list(tensor.shape)}, {tensor.dtype}, on {tensor.device}",
+            expected=f"{list(shape)}, {' or '.join(map(str, dtypes))}, on the CPU",
+        )
+    if tensor.requires_grad and torch.is_grad_enabled():
+        raise GradientsRefused(
+            f"{name} asks for gradients, and ranks exchange none", remedy="call it under torch.no_grad()"
         )
