@@ -203,7 +203,14 @@ REFUSED: dict[str, tuple[Callable[[On], Any], str]] = {
 
 def sharded(tensor: Any) -> Any:
     ttnn = library()
-    return ttnn.to_memory_config(tensor, ttnn.create_sharded_memory_config((32, 128)))
+    core = ttnn.CoreCoord(0, 0)
+    place = ttnn.create_sharded_memory_config(
+        (32, 128),
+        core_grid=ttnn.CoreRangeSet({ttnn.CoreRange(core, core)}),
+        strategy=ttnn.ShardStrategy.HEIGHT,
+        use_height_and_width_as_shard_shape=True,
+    )
+    return ttnn.to_memory_config(tensor, place)
 
 
 @pytest.mark.parametrize("name", REFUSED)

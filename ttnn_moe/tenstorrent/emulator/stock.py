@@ -48,7 +48,13 @@ class ShardedMemoryConfig:
     shape: tuple[int, ...]
 
 
-def create_sharded_memory_config(shape: Sequence[int], **options: object) -> ShardedMemoryConfig:
+def create_sharded_memory_config(
+    shape: Sequence[int],
+    core_grid: object,
+    strategy: object,
+    orientation: object = None,
+    use_height_and_width_as_shard_shape: bool = False,
+) -> ShardedMemoryConfig:
     return ShardedMemoryConfig(tuple(shape))
 
 
