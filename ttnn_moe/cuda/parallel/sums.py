@@ -1,5 +1,6 @@
-"""Sums and gathers of ranks, by gpu_kernels/cuda/parallel: few rows travel once, many twice, to whom sums them and on.
+"""Sums and gathers of ranks, by gpu_kernels/cuda/parallel.
 
+Parts of few rows travel once, to all ranks. Those of many rows go to the rank that sums them, and its sums to all.
 Every rank makes the same calls in the same order. A CUDA graph may hold them.
 """
 
