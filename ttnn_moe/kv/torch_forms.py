@@ -106,6 +106,7 @@ def prefill_attention(q: Tensor, memory: Memory, spans: Sequence[Span], out: Ten
 
 
 @lru_cache(maxsize=1)
+@torch.inference_mode(False)  # what is kept also serves calls that record gradients
 def _mask(n: int, past: int, device: torch.device) -> Tensor:
     """[n, past + n] bool, True = attend. Every layer of a step needs the same one, and no later step does."""
     return torch.ones(n, past + n, dtype=torch.bool, device=device).tril(past)

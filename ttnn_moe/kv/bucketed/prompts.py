@@ -189,6 +189,7 @@ def _given(queries: Tensor, keys: Tensor, n: int) -> Tensor:
 
 
 @lru_cache(maxsize=16)
+@torch.inference_mode(False)  # what is kept also serves calls that record gradients
 def _later(n: int, apart: int, device: torch.device) -> Tensor:
     """Which of n tokens come after each of those `apart`."""
     at = torch.arange(n, device=device)

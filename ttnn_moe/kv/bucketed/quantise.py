@@ -117,6 +117,7 @@ def rotate(x: Tensor, in_order: bool = True) -> Tensor:
 
 
 @lru_cache(maxsize=32)
+@torch.inference_mode(False)  # what is kept also serves calls that record gradients
 def _hadamard(n: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     """The Hadamard matrix [n, n] of Sylvester, divided by sqrt(n). n: a power of two."""
     one = torch.ones(1, 1, dtype=torch.float64)
