@@ -3,7 +3,7 @@
     PYTHONPATH=. python benchmarks/qwen3_first_token.py --weights mxfp4 --json first_token.json
 
 A time is that of a generation, from Python lists of ids to the last token on the host: of one new token, and of
---later. The gate: with the bundled checkpoint and 8 bits, every way gives the same answers to tasks.
+--later. The gate: with the bundled checkpoint and 8 bits, captured prompts give the answers of eager ones and of bf16.
 """
 
 from __future__ import annotations

@@ -124,6 +124,7 @@ def tuned_points(
     measured: list[Point] = []
 
     def measure(layer: Layer, points: Any, made: Any, ceilings: Any, options: Any, result: Any) -> None:
+        assert points, "measure_layer takes one at least"
         measured.extend(points)
         for one, point in product(made, points):
             row = {"implementation": one.name, "T": point.T, "skewed": point.skewed, "mode": "graph", "status": "ok"}

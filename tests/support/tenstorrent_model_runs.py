@@ -19,7 +19,7 @@ from ttnn_moe.models.qwen3.tiny import tasks
 from ttnn_moe.models.qwen3.weights import randomize
 
 LEAST_CORRELATION = 0.999
-LEAST_OF_A_MESH = 0.998  # chips round their parts of a sum; 0.99899 on Wormhole's 1x8
+LEAST_OF_A_MESH = 0.9989  # chips round their parts of a sum; 0.99899 on Wormhole's 1x8
 LEAST_OF_FEWER_BITS = 0.99  # keys and values of 8 bits; one wide layer of random weights, with bf16 sums
 # longer than a page, and shorter
 PROMPTS = ("Copy: AB12", "Reverse: of this a whole page is filled, and more", "What is 38+990?")

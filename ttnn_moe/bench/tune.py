@@ -157,7 +157,8 @@ def tune(layer: Layer, points: Sequence[Point], options: Options, console: Conso
     made = sound(layer, made, console)
     ceilings, result, found = measure_ceilings("cuda", layer.dtype), Result(), []
     points = [point for point in points if any(point.T in one.tokens for one in made)]
-    measure_layer(layer, points, made, ceilings, options, result)
+    if points:
+        measure_layer(layer, points, made, ceilings, options, result)
     for point in points:
         T = point.T
         rows = {r["implementation"]: r for r in result.rows if (r["T"], r["mode"], r["status"]) == (T, "graph", "ok")}

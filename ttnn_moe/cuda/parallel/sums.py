@@ -54,7 +54,7 @@ def why_not_many(heap: Heap, part: Tensor) -> str | None:
     T, H = part.shape
     if part.dtype not in (torch.bfloat16, torch.float16):
         return "neither bf16 nor fp16"
-    if H % 8 or T * H // 8 > heap.room or T > 2 * TILE * TILES:
+    if H % 8 or T * H // 8 > heap.room or T > tile_of(T) * TILES:
         return f"rows of no multiple of eight elements, or more than the heap's {heap.room * 8} elements"
     return None if part.is_contiguous() and part.data_ptr() % 16 == 0 else "not contiguous, or not aligned to 16 bytes"
 

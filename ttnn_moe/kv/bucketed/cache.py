@@ -226,8 +226,7 @@ class BucketedCache(PagedRows, FusedWrite):
         return len(chunks) <= SEQUENCES and not any(self.lengths[row] for row, _ in chunks)
 
     def plan_words(self, tokens: int, sequences: int) -> int:
-        assert self._captured is not None
-        return self._captured.plan_words(tokens, sequences)
+        return self._prompts.plan_words(tokens, sequences)
 
     def stage(
         self, chunks: Sequence[tuple[int, int]], decoding: Sequence[tuple[int, int]]
@@ -237,8 +236,7 @@ class BucketedCache(PagedRows, FusedWrite):
         Raises:
             RequestError: as prefill.
         """
-        captured = self._captured
-        assert captured is not None
+        captured = self._prompts
         check_once([row for row, _ in (*decoding, *chunks)])
         self.begin(decoding)
         spans = self.spans(chunks, len(decoding))
