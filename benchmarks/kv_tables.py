@@ -107,6 +107,21 @@ def bitdecoding() -> str:
     return "\n".join(_rows(*lines)) + "\n"
 
 
+def first_token() -> str:
+    """Milliseconds to the first token of a prompt, and to the last of a few, by KV cache."""
+    data = results("qwen3_first_token.json")
+    cases = {(case["way"], case["tokens"]): case for case in data["cases"]}
+    lengths = sorted({tokens for _, tokens in cases})
+    lines = [["tokens of the prompt", *(f"{tokens:,}" for tokens in lengths)]]
+    for way in dict.fromkeys(way for way, _ in cases):
+        form, _, eager = way.partition(" ")
+        name = "bf16 cache" if form == "paged" else f"{form} bits"
+        times = ((cases[way, tokens][key] * 1e3 for key in ("first_s", "later_s")) for tokens in lengths)
+        lines.append([f"{name}, {eager or 'captured'}", *(f"{first:.1f}; {later:.1f}" for first, later in times)])
+    where = f"{data['machine']['name']}, torch {data['versions']['torch']}, {data['layers']} layers"
+    return "\n".join([*_rows(*lines), "", f"{where}; medians of {data['rounds']}."]) + "\n"
+
+
 def steps() -> str:
     """Milliseconds of decode steps of the whole model, and the memory that they take."""
     data = results("qwen3_kv.json")
