@@ -11,10 +11,11 @@ import packed_calls
 from host_kernels import GXX, HostKernels, with_mistake
 from mxfp4_cases import GPT_OSS, Form, random_mxfp4, spoil
 from packed_calls import EXPERTS, PAIRS, problem_of
-from ttnn_moe import Problem
+from ttnn_moe import Problem, Routing
 from ttnn_moe.arranging import arranged
 from ttnn_moe.cuda.arch import ARCHES, HOPPER, Arch, Target
 from ttnn_moe.cuda.device import H200
+from ttnn_moe.cuda.moe.family import Call
 from ttnn_moe.cuda.moe.mxfp4_few import MXFP4_FEW, MXFP4_FEW_BOXES, ColumnPlan, ColumnSizes
 from ttnn_moe.cuda.moe.sm80_mxfp4 import MXFP4, NarrowTile, WideTile
 from ttnn_moe.cuda.moe.sort import Sorters
@@ -85,6 +86,30 @@ def test_a_call_is_within_the_bound(
     """Ragged tiles and chunks, an expert of NaN without tokens, ids of no expert, in scratch full of NaN."""
     kernels = HostKernels(tmp_path, late, together=3)
     assert worst(kernels, monkeypatch, sizes, T, H, I, form, add=late, bound=(T + 1) // 2 if late else None) == 0
+
+
+@on_host
+@pytest.mark.parametrize("sizes", [NARROW, NarrowTile(4, 16, 2, 3), WIDE], ids=str)
+def test_bits_do_not_depend_on_which_block_makes_an_item(
+    sizes: NarrowTile | WideTile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Blocks claim items as they come, so an item may be a block's first or its tenth."""
+    torch.manual_seed(0)
+    T = 13
+    experts = random_mxfp4(EXPERTS, 672, 416, GPT_OSS, "cpu")
+    hidden, ids = torch.randn(T, 672).bfloat16(), torch.rand(T, EXPERTS).topk(PAIRS).indices.int()
+    routing = Routing.from_topk(ids, torch.rand(T, PAIRS), EXPERTS)
+    outs = []
+    for blocks in (1, 2, 3, 5):
+        kernels = HostKernels(tmp_path, together=blocks, resident=blocks)
+        call = Call(hidden, routing, experts, torch.full((T, 672), torch.nan), False)
+        plan = SortedPlan(problem_of(experts, T), HOPPER, sizes, Sorters(128))
+        packed_calls.launch(kernels, monkeypatch, MXFP4, plan, call)
+        assert kernels.sound
+        outs.append(call.out)
+    assert outs[0].isfinite().all()
+    for out in outs[1:]:
+        assert torch.equal(out, outs[0])
 
 
 @on_host

@@ -66,14 +66,23 @@ class HostKernels:
         where: a folder for what is built from `sources`.
         late: whether copies land, and products are made, as late as they may.
         sources: another source for some kernels. together: clusters of a kernel that run at a time, at most.
+        resident: blocks that the GPU is said to run at a time.
 
     Attributes:
         sound: no thread did what no thread may.
         traces: by kernel, what thread 0 of the last launch did: see emulator::note.
     """
 
-    def __init__(self, where: Path, late: bool = False, sources: dict[str, Path] | None = None, together: int = 1):
+    def __init__(
+        self,
+        where: Path,
+        late: bool = False,
+        sources: dict[str, Path] | None = None,
+        together: int = 1,
+        resident: int = 3,
+    ):
         self.where, self.late, self.sources, self.together = where, late, sources or {}, together
+        self.resident = resident
         self.sound = True
         self.traces: dict[str, str] = {}
 
@@ -83,7 +92,7 @@ class HostKernels:
         monkeypatch.setattr(maps, "_map", TensorMap.of)
         monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
         monkeypatch.setattr(load, "stream", lambda device: None)
-        monkeypatch.setattr(load, "resident_blocks", lambda *_: 3)
+        monkeypatch.setattr(load, "resident_blocks", lambda *_: self.resident)
         pretend(monkeypatch, gpu_of((9, 0), multiprocessors=4))
         cuda_cpp.launches.cache_clear()
 

@@ -26,6 +26,17 @@ def problem_of(experts: Experts, T: int) -> Problem:
     return Problem.of(T, PAIRS, experts, BF16, torch.float32)
 
 
+def launch(kernels: HostKernels, monkeypatch: pytest.MonkeyPatch, family: Any, plan: Any, call: Call) -> None:
+    """Launch a call with scratch full of NaN."""
+    kernels.use(monkeypatch)
+    buffers = []
+    for buffer in family.scratch(plan):
+        storage = torch.full((buffer.bytes + 128,), 0xFF, dtype=torch.uint8)  # lines of 128 bytes
+        first = -storage.data_ptr() % 128
+        buffers.append(storage[first : first + buffer.bytes].view(buffer.dtype).view(buffer.shape))
+    family.launch(plan, call, tuple(buffers))
+
+
 def worst(
     kernels: HostKernels,
     monkeypatch: pytest.MonkeyPatch,
@@ -44,7 +55,6 @@ def worst(
 
     few: expert outputs are not rounded. given: what the kernels take, where it is not experts. bound: num_tokens.
     """
-    kernels.use(monkeypatch)
     T = len(hidden)
     ids = torch.tensor([0, 0, 1, 3])[torch.randint(0, 4, (T, PAIRS))].int()
     ids[T // 2, 0], ids[T // 3, 1] = -1, EXPERTS
@@ -55,12 +65,7 @@ def worst(
     routing = Routing.from_topk(ids, weights, EXPERTS, num_tokens=tokens)
     out = torch.randn(T, experts.H)
     start = out.clone()
-    buffers = []
-    for buffer in family.scratch(plan):
-        storage = torch.full((buffer.bytes + 128,), 0xFF, dtype=torch.uint8)  # NaN; lines of 128 bytes
-        first = -storage.data_ptr() % 128
-        buffers.append(storage[first : first + buffer.bytes].view(buffer.dtype).view(buffer.shape))
-    family.launch(plan, Call(hidden, routing, given or experts, out, add), tuple(buffers))
+    launch(kernels, monkeypatch, family, plan, Call(hidden, routing, given or experts, out, add))
     numerics = Numerics(activation=BF16, expert_out=None if few else BF16)
     want = oracle(hidden, counted, weights, experts, numerics, start if add else None)
     n = T if bound is None else bound

@@ -226,7 +226,8 @@ __device__ __forceinline__ void run(Ring& ring, int& here, int computing, int do
         here = here + STAGE_BYTES == RING_BYTES ? 0 : here + STAGE_BYTES;
     }
     ring.publish();
-    keep<G, MAX_N>(sums, sums_of_all + threadIdx.x / 32 * (MAX_N * SUMS_STRIDE), item.of.rows);
+    // by chunks, not by warps: so the order of sums is the same whatever items the block had before
+    keep<G, MAX_N>(sums, sums_of_all + Ring::turn(computing) * (MAX_N * SUMS_STRIDE), item.of.rows);
     __syncthreads();
     write_kept<WARPS, MAX_N>(sums_of_all, item, ring.given);
 }
