@@ -13,6 +13,7 @@ from cuda_gpus import gpu_of
 from ttnn_moe import Problem
 from ttnn_moe.cuda.arch import ARCHES, HOPPER, Target
 from ttnn_moe.cuda.jit import build
+from ttnn_moe.cuda.moe.families import choose
 from ttnn_moe.cuda.moe.prepared import bytes_of
 from ttnn_moe.cuda.moe.sm90_mxfp4 import MXFP4_BOXES_SM90, MXFP4_SM90, Mxfp4Tile, Sm90Mxfp4
 from ttnn_moe.formats.mxfp4 import NAME
@@ -34,6 +35,16 @@ def test_every_plan_fits(H: int, I: int, family: Sm90Mxfp4) -> None:
         assert tile.boxed or tile.scale_bytes >= tile.weight_rows * max(H, I) // 32
         assert tile.weight_stages >= 2 and tile.row_stages >= 2
         assert tile.boxed or not (tile.read_once and H % 64)
+
+
+@pytest.mark.parametrize("capability", sorted(ARCHES), ids=str)
+def test_arranged_weights_run_with_any_tokens_or_with_none(capability: tuple[int, int]) -> None:
+    """Loaders arrange experts where one token runs."""
+    target = Target(gpu_of(capability), ARCHES[capability])
+    for T in (1, 2, 5, 40, 4096):
+        problem = Problem(T, 128, 4, 2880, 2880, weight_format=MXFP4_BOXES_SM90.weight_format, device="cuda")
+        chosen = choose(problem, target)
+        assert isinstance(chosen, str) == (ARCHES[capability] is not HOPPER), (T, chosen)
 
 
 def _breaks_a_rule(tile: Mxfp4Tile) -> bool:

@@ -15,7 +15,7 @@ from ...sizes import ceil_div
 from ..arch import Arch, Target
 from ..jit import load
 from ..jit.load import Launch
-from .cuda_cpp import CudaCpp, arch_of, launches_of, limits
+from .cuda_cpp import CudaCpp, arch_of, launches_of, limits, why_not_products
 from .family import Buffer, Call
 from .mxfp4_activations import BF16, why_not_read
 from .pairs import why_not_few
@@ -147,6 +147,10 @@ class Mxfp4FewBoxes(Mxfp4Few):
     kernels = "CUDA C++ kernels of arranged MXFP4 weights, few pairs"
     weight_format = BOXES
     boxed = True
+
+    def why_not(self, problem: Problem, target: Target) -> str | None:
+        # more pairs run on Hopper alone, and a loader that asked for few of them would arrange experts elsewhere
+        return super().why_not(problem, target) or why_not_products(target, "sm90")
 
 
 def mxfp4_limits(problem: Problem, target: Target, weight_format: str = NAME) -> str | None:
