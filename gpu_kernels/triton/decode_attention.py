@@ -63,7 +63,7 @@ def decode_attention(
     share = tl.cdiv(tl.cdiv(length, SPLITS), BLOCK_N) * BLOCK_N
     first = part * share
     end = tl.minimum(first + share, length)
-    row = tl.load(rows + t)
+    row = tl.load(rows + t).to(tl.int64)
     if PAGE == 0:
         base = (row * KV + head) * capacity * STRIDE
     q_head = t * (KV * G) + head * G + g

@@ -63,7 +63,7 @@ def head_norm_rope(
     norm_b = tl.where(is_q, tl.load(q_norm + HALF + i).to(tl.float32), tl.load(k_norm + HALF + i).to(tl.float32))
     c = tl.load(cos + t[:, None] * HALF + i).to(tl.float32)
     s = tl.load(sin + t[:, None] * HALF + i).to(tl.float32)
-    row, position = tl.load(rows + t), tl.load(positions + t)
+    row, position = tl.load(rows + t).to(tl.int64), tl.load(positions + t)
     kept = real[:, None] & (head >= Q)[:, None] & (position < capacity)[:, None]
     if BOUND:
         kept = kept & (t < tl.load(num_tokens))[:, None]

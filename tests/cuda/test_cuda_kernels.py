@@ -21,7 +21,7 @@ Tiles = FewTiles | SortedTiles
 FUSED = "test_fused and (bfloat16 or (float16 and (odd_sizes or nan_and_inf or absent_ids)))"
 # Steps, sums in fp32 and prepared layers, on the cases that reach other code, each in one dtype.
 HALVES = "not bfloat16 and float16 and (nan_and_inf or absent_ids or one_token)"
-OTHERS = f"not test_fused and ((float32 and (odd_sizes or token_bound)) or ({HALVES}))"
+OTHERS = f"not test_fused and ((float32 and (odd_sizes or token_bound)) or ({HALVES}) or order_of_its_own)"
 
 
 @pytest.mark.slow(60)

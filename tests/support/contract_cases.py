@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -174,6 +176,25 @@ def test_prepared_for_a_mesh_with_a_token_bound(runnable: Target, dtype: torch.d
     out = poisoned(case.T, case.H, dtype=dtype, device=runnable.device)
     layer(there.hidden, there.ids, there.weights, out=out, num_tokens=routing.num_tokens)
     _check(out, want, inputs, dtype, "prepared for a mesh")
+
+
+@pytest.mark.parametrize("D", [1, 2])
+def test_one_rank_in_an_order_of_its_own(runnable: Target, D: int) -> None:
+    """Ids of calls are global; a rank holds its experts in the order of its placement."""
+    case = replace(CASES[0], E=8)
+    dtype = runnable.dtypes[-1]
+    _, there, _, _, _ = _prepared(runnable, case, dtype)
+    if runnable.backend not in ("reference", "cuda", "ascend"):
+        pytest.skip("a mesh needs its devices")
+    order = [3, 6, 0, 7, 2, 5, 1, 4]
+    total = torch.zeros(case.T, case.H, device=runnable.device)
+    for rank in range(D):
+        placement = Placement.from_mapping([order[d::D] for d in range(D)], rank)
+        problem = Problem.of(case.T, case.K, there.experts, dtype, torch.float32, D=D)
+        layer = ttnn_moe.prepare(problem, there.experts.for_device(placement), placement, backend=runnable.backend)
+        layer(there.hidden, there.ids, there.weights, out=total, accumulate=True)
+    want = ttnn_moe.moe(there.hidden, there.routing(), there.experts, backend="reference")
+    assert_close(total.to(dtype), want, dtype, f"D={D}")
 
 
 @pytest.mark.parametrize("seed", range(3))

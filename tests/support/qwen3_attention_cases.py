@@ -303,3 +303,8 @@ def test_prefill_attention_on_hopper(seed: int, dtype: torch.dtype) -> None:
         assert torch.equal(got, attention.prefill_attention(q, here, spans, tiles))
     for other in (q.float(), q[..., :64]):
         assert prefill_sm90.why_not(q.device, other, memory, tiles) is not None
+    apart = torch.full((*q.shape[:2], 136), float("nan"), dtype=dtype, device=DEVICE)[..., :128]
+    assert prefill_sm90.why_not(q.device, q, memory, tiles, apart) is not None
+    assert triton_prefill.why_not(q, memory, tiles, apart) is not None
+    assert torch.equal(attention.prefill_attention(q, memory, spans, tiles, apart), apart)
+    assert error(apart, want) <= BOUND[dtype]

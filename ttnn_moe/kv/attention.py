@@ -35,7 +35,7 @@ DECODE: Operator[Tensor] = Operator(
         ),
         Family(
             decode.NAME,
-            lambda device, q, memory, bound, out: decode.why_not(q, memory),
+            lambda device, q, memory, bound, out: decode.why_not(q, memory, out),
             lambda q, memory, bound, out: decode.launch(q, memory, out),
         ),
     ],
@@ -47,12 +47,12 @@ PREFILL: Operator[Tensor] = Operator(
     [
         Family(
             prefill_sm90.NAME,
-            lambda device, q, memory, spans, tiles, out: prefill_sm90.why_not(device, q, memory, tiles),
+            lambda device, q, memory, spans, tiles, out: prefill_sm90.why_not(device, q, memory, tiles, out),
             lambda q, memory, spans, tiles, out: prefill_sm90.launch(q, memory, tiles, out),
         ),
         Family(
             prefill.NAME,
-            lambda device, q, memory, spans, tiles, out: prefill.why_not(q, memory, tiles),
+            lambda device, q, memory, spans, tiles, out: prefill.why_not(q, memory, tiles, out),
             lambda q, memory, spans, tiles, out: prefill.launch(q, memory, tiles, out),
         ),
     ],

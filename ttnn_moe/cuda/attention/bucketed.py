@@ -116,6 +116,11 @@ def why_not(
         return "the queries are not bf16"
     if T == 0 or n > MOST_QUERIES:
         return "no entries, or more than 8 queries a row"
+    if T * ceil_div(n * heads // tiers[0].kv_heads, 8) >= 1 << 16:
+        return "more than 65,535 groups of 8 query heads"
+    for t in (rows, positions):
+        if t is not None and not (t.dtype == torch.int64 and t.is_contiguous()):
+            return "rows or positions are not int64, or not contiguous"
     if len({tier.page for tier in tiers}) > 1:
         return "tiers have pages of different sizes"
     if tiers[0].page % 64:

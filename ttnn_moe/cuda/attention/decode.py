@@ -16,9 +16,9 @@ FEW = 4
 """Programs of a short cache that are too few: tuned on an H200, with 2 and 4."""
 
 
-def why_not(q: Tensor, memory: Memory) -> str | None:
+def why_not(q: Tensor, memory: Memory, out: Tensor | None = None) -> str | None:
     """Why the kernel does not attend q to this memory; None: it does."""
-    return why_not_q(q, memory)
+    return why_not_q(q, memory, out)
 
 
 def launch(q: Tensor, memory: Memory, out: Tensor | None = None) -> Tensor:

@@ -103,9 +103,11 @@ def within(tile: Tile, page: int) -> Tile:
     return replace(tile, constants={**constants, **changes})
 
 
-def why_not_q(q: Tensor, memory: Memory) -> str | None:
-    """Why Triton attention kernels do not take q [T, heads, head_dim]; None: they do."""
+def why_not_q(q: Tensor, memory: Memory, out: Tensor | None) -> str | None:
+    """Why Triton attention kernels do not take q [T, heads, head_dim], or out; None: they do."""
     T, heads, D = q.shape
     if T == 0:
         return "no tokens"
+    if not all(t is None or t.is_contiguous() for t in (q, out)):
+        return "queries or out are not contiguous"
     return why_not_heads(heads, memory.keys.shape[1], D) or why_not_strides(memory.keys, memory.values)

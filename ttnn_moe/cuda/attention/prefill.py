@@ -14,9 +14,9 @@ from .memory import Memory, scale_of, why_not_q, within
 NAME = "Triton prefill_attention"
 
 
-def why_not(q: Tensor, memory: Memory, tiles: Tensor | None) -> str | None:
+def why_not(q: Tensor, memory: Memory, tiles: Tensor | None, out: Tensor | None = None) -> str | None:
     """Why the kernel does not attend q to this memory; None: it does. tiles: of the step's prompts."""
-    return "the step has no tiles" if tiles is None else why_not_q(q, memory)
+    return "the step has no tiles" if tiles is None else why_not_q(q, memory, out)
 
 
 def launch(q: Tensor, memory: Memory, tiles: Tensor, out: Tensor | None = None) -> Tensor:

@@ -20,7 +20,9 @@ SHARED_MEMORY = 1024 + 6 * TILE * HEAD_DIM * 2 + 12 * 8
 """Bytes of a block: alignment to 1024 bytes, two tiles each of queries, keys and values, barriers."""
 
 
-def why_not(device: torch.device, q: Tensor, memory: Memory, tiles: Tensor | None) -> str | None:
+def why_not(
+    device: torch.device, q: Tensor, memory: Memory, tiles: Tensor | None, out: Tensor | None = None
+) -> str | None:
     """For q [T, heads, head_dim] and tiles of prefill.tiles_of, of 128 queries each."""
     if tiles is None:
         return "the step has no tiles"
@@ -36,7 +38,7 @@ def why_not(device: torch.device, q: Tensor, memory: Memory, tiles: Tensor | Non
     reason = why_not_hopper(device)
     if reason is not None:
         return reason
-    return why_not_kept(q.dtype, memory) or why_not_words(q.dtype, q)
+    return why_not_kept(q.dtype, memory) or why_not_words(q.dtype, q, *(() if out is None else (out,)))
 
 
 def launch(q: Tensor, memory: Memory, tiles: Tensor, out: Tensor | None = None) -> Tensor:

@@ -33,7 +33,7 @@ def kernel(spec: Spec, device: int, shared_memory: int = 0, carveout: int | None
         core.Device(device).set_current()
         make = core.ObjectCode.from_ptx if spec.format == "ptx" else core.ObjectCode.from_cubin
         loaded = make(code, name=str(spec)).get_kernel(spec.entry)
-        if shared_memory > 48 << 10:
+        if shared_memory > 40 << 10:  # the usual limit is 48 KiB, with the kernel's own static memory
             _set(loaded, spec, device, "MAX_DYNAMIC_SHARED_SIZE_BYTES", shared_memory)
         if carveout is not None:
             _set(loaded, spec, device, "PREFERRED_SHARED_MEMORY_CARVEOUT", carveout)

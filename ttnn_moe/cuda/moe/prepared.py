@@ -112,7 +112,7 @@ class PreparedCuda(Prepared):
         super().__init__(problem, experts, placement)
         device = experts.device
         self._parts: list[tuple[Experts, Tensor | None]] = [(experts, None)]
-        if placement is not None and placement.D > 1:
+        if placement is not None and (placement.D > 1 or placement.rank is not None):
             devices = range(placement.D) if placement.rank is None else [placement.rank]
             whole = placement.rank is None
             self._parts = [

@@ -52,13 +52,13 @@ class Engine:
         running: list[tuple[Task, Operation]] = []
         idle = IDLE[0]
         for task in tasks:
-            self._advance(task, None, running)
+            self._advance(task, running)
         while running:
             before, running = running, []
             moved = False
             for task, operation in before:
                 if self._ready(operation):
-                    self._advance(task, operation, running)
+                    self._advance(task, running)
                     moved = True
                 else:
                     running.append((task, operation))
@@ -82,7 +82,7 @@ class Engine:
             return have is not None and reached(have, operation.count)
         return reached(self.transport.counter(operation.counter, operation.ring), operation.count)
 
-    def _advance(self, task: Task, waited: Operation | None, running: list[tuple[Task, Operation]]) -> None:
+    def _advance(self, task: Task, running: list[tuple[Task, Operation]]) -> None:
         """Runs one program up to its next wait that is not met."""
         answer = None
         transport = self.transport
