@@ -7,7 +7,6 @@ namespace {
 
 // What a core's home buffer may take; less where the sums of many tokens leave less.
 constexpr std::uint64_t kHomeBytes = 192 * 1024;
-constexpr std::uint64_t kLeastHomeBytes = 32 * 1024;
 
 Program plan(const Problem& problem, const Machine& machine, std::uint64_t home_bytes, std::uint32_t ahead) {
     const Product product =
@@ -46,7 +45,6 @@ Program plan(const Problem& problem, const Machine& machine, std::uint64_t home_
     made.buffer("done", 1, 64, "uint32");
     made.number("sum_tile_bytes", sum);
     made.number("out_tile_bytes", out);
-    made.number("token_tiles", token_tiles);
 
     made.mover("reader",
                {"num_routed_tokens", "device_expert_mapping", "routed_tokens", "routed_token_weights",
@@ -62,17 +60,9 @@ Program plan(const Problem& problem, const Machine& machine, std::uint64_t home_
 
 Program plan_down(const Problem& problem, const Machine& machine) {
     check(problem, machine);
-    std::uint64_t home_bytes = kHomeBytes;
-    Program program = plan(problem, machine, home_bytes, Product::kMostAhead);
-    if (program.l1_bytes() > machine.usable_l1()) {
-        program = plan(problem, machine, home_bytes, 1);
-    }
-    while (program.l1_bytes() > machine.usable_l1() && home_bytes > kLeastHomeBytes) {
-        home_bytes /= 2;
-        program = plan(problem, machine, home_bytes, 1);
-    }
-    check_l1(program, machine, "down");
-    return program;
+    return plan_to_fit(machine, "down", kHomeBytes, [&](std::uint64_t home_bytes, std::uint32_t ahead) {
+        return plan(problem, machine, home_bytes, ahead);
+    });
 }
 
 }  // namespace ttnn_moe::planner

@@ -5,12 +5,13 @@
 namespace ttnn_moe::planner {
 namespace {
 
-// What a core's home buffer may take: at T = 4096 a window is then all blocks of a uniform routing.
+// What a core's home buffer may take; less where a core's share of the weights leaves less.
 constexpr std::uint64_t kHomeBytes = 256 * 1024;
 
-Program plan(const Problem& problem, const Machine& machine, std::uint32_t weights, std::uint32_t ahead) {
+Program plan(const Problem& problem, const Machine& machine, std::uint32_t weights, std::uint64_t home_bytes,
+             std::uint32_t ahead) {
     const Product product =
-        make_product(problem, machine, problem.I / kTile, problem.H / kTile, weights, kHomeBytes, ahead);
+        make_product(problem, machine, problem.I / kTile, problem.H / kTile, weights, home_bytes, ahead);
     const std::string sums = "float32";
     const std::uint64_t bf16 = tile_bytes("bfloat16");
     const std::uint64_t sum = tile_bytes(sums);
@@ -39,12 +40,9 @@ Program plan(const Problem& problem, const Machine& machine, std::uint32_t weigh
 
 Program plan_gate_up(const Problem& problem, const Machine& machine, std::uint32_t weights) {
     check(problem, machine);
-    Program program = plan(problem, machine, weights, Product::kMostAhead);
-    if (program.l1_bytes() > machine.usable_l1()) {
-        program = plan(problem, machine, weights, 1);
-    }
-    check_l1(program, machine, "gate_up");
-    return program;
+    return plan_to_fit(machine, "gate_up", kHomeBytes, [&](std::uint64_t home_bytes, std::uint32_t ahead) {
+        return plan(problem, machine, weights, home_bytes, ahead);
+    });
 }
 
 }  // namespace ttnn_moe::planner

@@ -68,8 +68,8 @@ constexpr std::uint32_t max_blocks(const Problem& p) {
     return std::min((pairs + (kTile - 1) * experts) / kTile, p.E_local * ceil_div(p.T, kTile));
 }
 
-// The fidelity of products with weights of a format, as tt-metal's models choose it: what the multipliers of
-// a phase take of a value, beside what the format holds. docs/tenstorrent.md has what each costs.
+// The fewest phases of products with weights of a format that lose nothing that HiFi4 keeps.
+// docs/tenstorrent.md has the error of each fidelity.
 std::string default_fidelity(const std::string& weight_format);
 
 // Throws std::invalid_argument for sizes that cannot be planned.

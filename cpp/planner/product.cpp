@@ -2,6 +2,7 @@
 #include "planner/product.hpp"
 
 #include <algorithm>
+#include <cstddef>
 #include <numeric>
 #include <stdexcept>
 #include <utility>
@@ -12,6 +13,9 @@ namespace ttnn_moe::planner {
 namespace {
 
 constexpr std::uint32_t kChunkTiles = 8;
+
+// tt-metal's max_runtime_args: of a kernel on a core, its own and the common ones.
+constexpr std::size_t kMostRuntimeArgs = 341;
 
 }  // namespace
 
@@ -201,13 +205,45 @@ void ProductProgram::compute(const std::vector<Arg>& scalars,
     program_.kernels.push_back(made);
 }
 
-void check_l1(const Program& program, const Machine& machine, const std::string& what) {
+void check_fits(const Program& program, const Machine& machine, const std::string& what) {
     if (program.l1_bytes() > machine.usable_l1()) {
         throw std::invalid_argument(what + " does not fit a core's L1: its buffers need " +
                                     std::to_string(program.l1_bytes()) + " bytes of " +
                                     std::to_string(machine.usable_l1()) +
                                     "; plan for fewer tokens, weights of fewer bits, or a larger grid");
     }
+    for (const Kernel& kernel : program.kernels) {
+        for (const auto& [core, own] : kernel.args) {
+            const std::size_t args = own.size() + kernel.common_args.size();
+            if (args > kMostRuntimeArgs) {
+                throw std::invalid_argument(what + " has too many pieces a core: " + kernel.source +
+                                            " needs " + std::to_string(args) + " runtime arguments of " +
+                                            std::to_string(kMostRuntimeArgs) +
+                                            "; plan for smaller experts, or a larger grid");
+            }
+        }
+    }
+}
+
+Program plan_to_fit(const Machine& machine, const std::string& what, std::uint64_t home_bytes,
+                    const std::function<Program(std::uint64_t home_bytes, std::uint32_t ahead)>& plan) {
+    const auto fits = [&](const Program& program) { return program.l1_bytes() <= machine.usable_l1(); };
+    Program program = plan(home_bytes, Product::kMostAhead);
+    if (!fits(program)) {
+        program = plan(home_bytes, 1);
+    }
+    if (!fits(program)) {
+        program = plan(0, 1);
+        check_fits(program, machine, what);
+        for (std::uint64_t less = home_bytes / 2; less != 0; less /= 2) {
+            if (Program larger = plan(less, 1); fits(larger)) {
+                program = std::move(larger);
+                break;
+            }
+        }
+    }
+    check_fits(program, machine, what);
+    return program;
 }
 
 }  // namespace ttnn_moe::planner

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <string>
 #include <vector>
@@ -100,7 +101,13 @@ class ProductProgram {
     Program program_;
 };
 
-// Throws std::invalid_argument if a program's buffers exceed what a core has.
-void check_l1(const Program& program, const Machine& machine, const std::string& what);
+// Throws std::invalid_argument if a program's buffers, or a kernel's runtime arguments, exceed what a core
+// has.
+void check_fits(const Program& program, const Machine& machine, const std::string& what);
+
+// The first of these that fits L1: plan(home_bytes, kMostAhead), plan(home_bytes, 1), then with a half, a
+// quarter .. of home_bytes, down to one window of one block. Throws as check_fits where none does.
+Program plan_to_fit(const Machine& machine, const std::string& what, std::uint64_t home_bytes,
+                    const std::function<Program(std::uint64_t home_bytes, std::uint32_t ahead)>& plan);
 
 }  // namespace ttnn_moe::planner

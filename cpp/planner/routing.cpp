@@ -83,7 +83,7 @@ Program plan_routing(const Problem& problem, const Machine& machine) {
     }
     append_noc(writer.common_args, machine.grid, cores.size());
     program.kernels = {reader, writer};
-    check_l1(program, machine, "routing");
+    check_fits(program, machine, "routing");
     return program;
 }
 

@@ -36,7 +36,7 @@ Program plan_silu_mul(const Problem& problem, const Machine& machine) {
     };
     program.kernels = {kernel("reader", {"gate", "up"}), kernel("writer", {"out"}), kernel("compute", {})};
     program.kernels.back().config.fp32_dest_acc = true;
-    check_l1(program, machine, "silu_mul");
+    check_fits(program, machine, "silu_mul");
     return program;
 }
 

@@ -196,6 +196,7 @@ def test_no_routing_has_more_blocks(T, local, K, data) -> None:
         ({"out_format": "float16"}, "not 'float16'"),
         ({"T": 1 << 20}, "does not fit a core's L1"),
         ({"H": 1 << 16, "I": 1 << 15}, "does not fit a core's L1"),
+        ({"H": 32, "I": 32 * 130 * 110}, "gate_up/reader.cpp needs [0-9]+ runtime arguments of 341; .*smaller experts"),
     ],
     ids=str,
 )
@@ -297,3 +298,13 @@ def test_most_bytes_come_on_the_noc_that_reads_of_dram_load_least() -> None:
             for kernel in plan(planner.Problem(T=32, **QWEN3), machine()).kernels
         }
         assert roles == {"reader.cpp": "writer", "writer.cpp": "reader", "compute.cpp": "compute"}
+
+
+def test_kernels_get_no_number_that_they_do_not_read() -> None:
+    read = {path: path.read_text() for path in kernel_path("device_kernels").rglob("*.[ch]pp")}
+    for _, program in programs(planner.Problem(T=32, **QWEN3), machine()):
+        folder = program.kernels[0].source.partition("/")[0]
+        text = "".join(text for path, text in read.items() if path.parent.name in (folder, "common"))
+        for kernel in program.kernels:
+            for name in kernel.named_compile_args:
+                assert f'"{name}"' in text, f"{kernel.source}: {name}"

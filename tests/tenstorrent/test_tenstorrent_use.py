@@ -249,9 +249,10 @@ def test_the_documented_largest_experts_are_the_planner_s() -> None:
     for chip, form, *largest in rows:
         machine = Device.to_plan_for(_planner.find_chip(chip), 1).machine
         for H, I in zip((int(cell.removeprefix("H = ")) for cell in head[2:]), map(int, largest), strict=True):
-            plan_layer(Sizes(8, 8, 1, H, I, form), machine, 32)
-            with pytest.raises(ValueError, match="does not fit a core's L1"):
-                plan_layer(Sizes(8, 8, 1, H, I + 32, form), machine, 32)
+            for local, K, more in ((8, 1, 96), (8, 8, 96), (16, 8, 96), (128, 1, 32), (128, 8, 32)):
+                plan_layer(Sizes(128, local, K, H, I, form), machine, 32)
+                with pytest.raises(ValueError, match="does not fit a core's L1"):
+                    plan_layer(Sizes(128, local, K, H, I + more, form), machine, 32)
 
 
 def test_too_large_experts_are_refused_before_weights_move(monkeypatch: pytest.MonkeyPatch) -> None:
