@@ -7,10 +7,7 @@ from typing import Any
 
 from table_text import microseconds, results, table_head, table_row
 
-GOALS = {
-    "3.0 bits, mixed": ("8", "14", "12", "38", "24", "125", "1/4 of bf16"),
-    "8 bits": ("9", "18", "17", "72", "40", "255", ""),
-}
+PACKED = ("3.0 bits, mixed", "8 bits")
 
 
 def _rows(*rows: list[Any]) -> list[str]:
@@ -23,14 +20,13 @@ def _short(n: int) -> str:
 
 
 def attention() -> str:
-    """Microseconds of one query a row beside the goals, and the ratio to the packed bytes' floor."""
+    """Microseconds of one query a row, and the ratio to the packed bytes' floor."""
     cases = [case for case in results("kv_attention.json") if case.get("queries", 1) == 1]
     lines = [["rows, tokens", *(f"{case['rows']}, {_short(case['tokens'])}" for case in cases)]]
     lines += [[name, *(microseconds(case[key]) for case in cases)] for name, key in (("cuDNN, bf16", "cuDNN bf16"),)]
     lines.append(["this package's bf16 kernel", *(microseconds(case["bf16 kernel"]) for case in cases)])
-    for name, goals in GOALS.items():
+    for name in PACKED:
         lines.append([name, *(microseconds(case[name]["us"]) for case in cases)])
-        lines.append(["goal", *goals])
         lines.append(["ratio to the floor", *(f"{case[name]['us'] / case[name]['floor']:.2f}" for case in cases)])
     return "\n".join(_rows(*lines)) + "\n"
 
@@ -39,7 +35,7 @@ def queries() -> str:
     """Microseconds of several queries a row, as speculative decoding asks."""
     cases = results("kv_queries.json")
     lines = [["queries; rows, tokens", *(f"{c['queries']}; {c['rows']}, {_short(c['tokens'])}" for c in cases)]]
-    lines += [[name, *(microseconds(case[name]["us"]) for case in cases)] for name in GOALS]
+    lines += [[name, *(microseconds(case[name]["us"]) for case in cases)] for name in PACKED]
     return "\n".join(_rows(*lines)) + "\n"
 
 
@@ -91,7 +87,7 @@ def prompts() -> str:
     cases = results("kv_prompts.json")
     lines = [["piece, past", *(f"{_short(case['piece'])}, {_short(case['past'])}" for case in cases)]]
     lines.append(["this package's bf16 kernel", *(microseconds(case["bf16 kernel"]) for case in cases)])
-    for name in GOALS:
+    for name in PACKED:
         for way, words in (("packed", "keys stay packed"), ("unpacked", "the row becomes bf16 first")):
             lines.append([f"{name}; {words}", *(microseconds(case[name][way]["us"]) for case in cases)])
     return "\n".join(_rows(*lines)) + "\n"
