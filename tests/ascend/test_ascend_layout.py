@@ -57,6 +57,30 @@ def test_weights_in_fractal_nz(npu: Any, order: str, E: int, monkeypatch: pytest
     assert npu.npu.config.allow_internal_format, "else the cast changes nothing"
 
 
+@pytest.mark.parametrize("nz", ["0", "1"])
+@pytest.mark.parametrize("order", ["halves", "interleaved"])
+def test_weights_that_changed_in_place_are_laid_out_again(
+    order: str, nz: str, npu: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TTNN_MOE_ASCEND_NZ", nz)
+    hidden, routing, experts = _inputs(9, 4, 2, 32, 16)
+    experts = Experts.dense(*experts.tensors.values(), gate_up_order=order)
+    backend = ascend_stand_in.OnCpu()
+    backend.moe_new(hidden, routing, experts)
+    for name, change in (("gate_up", -2), ("down", 3)):
+        experts.tensors[name].mul_(change)
+        fresh = Experts.dense(*(x.clone() for x in experts.tensors.values()), gate_up_order=order)
+        assert torch.equal(backend.moe_new(hidden, routing, experts), backend.moe_new(hidden, routing, fresh))
+        made = path.weights(npu, experts)
+        assert path.weights(npu, experts) is made
+
+
+def test_inference_tensors_have_no_versions() -> None:
+    with torch.inference_mode():
+        experts = Experts.dense(torch.zeros(4, 16, 16).bfloat16(), torch.zeros(4, 16, 8).bfloat16())
+    assert weights_of(experts) is weights_of(experts)
+
+
 @pytest.mark.parametrize(
     "switch, sizes, words",
     [("1", (24, 16), "multiples of 16, not H=24, I=16"), ("1", (16, 8), "not H=16, I=8"), ("1", (32, 32), None)],

@@ -38,7 +38,8 @@ class Weights:
         return self.down.shape[0]
 
 
-_MADE: weakref.WeakKeyDictionary[Experts, dict[bool, Weights]] = weakref.WeakKeyDictionary()
+# with the versions that the tensors had
+_MADE: weakref.WeakKeyDictionary[Experts, tuple[list[int | None], dict[bool, Weights]]] = weakref.WeakKeyDictionary()
 
 
 def nz_asked_for() -> bool:
@@ -56,9 +57,16 @@ def nz_asked_for() -> bool:
 def weights_of(experts: Experts, npu: Any = None) -> Weights:
     """The weights of dense experts; the second call for the same object finds what the first made.
 
+    A change in place makes new ones. torch counts the changes of a tensor in `_version`. Inference tensors have none:
+    their changes are not seen.
+
     npu: torch_npu, to make them FRACTAL_NZ; None: they are used in place.
     """
-    made = _MADE.setdefault(experts, {})
+    versions = [None if tensor.is_inference() else tensor._version for tensor in experts.tensors.values()]
+    known, made = _MADE.get(experts, (None, {}))
+    if known != versions:
+        made = {}
+        _MADE[experts] = versions, made
     nz = npu is not None
     if nz not in made:
         gate_up, down = experts.tensors["gate_up"], experts.tensors["down"]
