@@ -62,6 +62,12 @@ def test_what_is_no_format_is_refused(text):
         ModelFormats.parse(text)
 
 
+def test_layers_in_descending_order_are_refused():
+    with pytest.raises(ContractError, match="names no layer; got 'gate_up@5-2=bfloat8_b'; expected GROUP@FIRST-LAST"):
+        ModelFormats.parse("gate_up@5-2=bfloat8_b")
+    assert ModelFormats.parse("gate_up@2-2=bfloat8_b").of("gate_up", 2) == "bfloat8_b"
+
+
 def test_an_unknown_fidelity_is_refused():
     with pytest.raises(ContractError, match="HiFi9"):
         ComputeConfig("HiFi9")

@@ -111,8 +111,8 @@ class ModelFormats:
         layout=banked holds for the experts of all layers.
 
         Raises:
-            ContractError: an unknown group, format or layout; another embedding than bfloat16, which ttnn reads by
-                rows; a KV cache of 4 bits, or of several formats.
+            ContractError: an unknown group, format or layout; layers in descending order; another embedding than
+                bfloat16, which ttnn reads by rows; a KV cache of 4 bits, or of several formats.
         """
         rules: list[Rule] = []
         alone: list[str] = []
@@ -138,6 +138,8 @@ class ModelFormats:
                 expected = " or ".join(f"kv={one}" for one in KV_FORMATS)
                 raise ContractError("the KV cache has one format in all layers", got=repr(item), expected=expected)
             span = (0, 9999) if first is None else (int(first), int(last or first))
+            if span[0] > span[1]:
+                raise ContractError("an item names no layer", got=repr(item), expected="GROUP@FIRST-LAST, FIRST <= LAST")
             rules += [Rule(name, form, *span) for name in (("gate_up", "down") if group == "experts" else (group,))]
         if alone:
             experts = ExpertFormats.parse(",".join(alone))
