@@ -5,8 +5,11 @@ from __future__ import annotations
 import hashlib
 import io
 import lzma
+import os
 import platform
 import socket
+import subprocess
+import sys
 import tarfile
 import threading
 from pathlib import Path
@@ -14,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from ttnn_moe import BackendUnavailable
-from ttnn_moe.tenstorrent import sfpi
+from ttnn_moe.tenstorrent import device, sfpi
 
 
 @pytest.fixture
@@ -55,6 +58,35 @@ def test_the_compiler_is_fetched_and_verified(installed: Path, tmp_path: Path) -
     assert [path.name for path in (installed / "runtime").iterdir()] == ["sfpi"]
     archive.unlink()
     assert sfpi.install(installed) == installed / "runtime" / "sfpi"  # there already
+
+
+def test_the_probe_looks_where_the_compiler_is_installed(
+    installed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Below TT_METAL_HOME where that is set, else in ttnn's folder."""
+    (installed / "__init__.py").write_text("")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    home = tmp_path / "tt-metal"
+    for variable, root in (("", installed), (str(home), home)):
+        monkeypatch.setenv("TT_METAL_HOME", variable)
+        assert sfpi.root() == root and device._compiler() == _compiler(root)
+        _compiler(root).parent.mkdir(parents=True)
+        _compiler(root).write_text("a compiler")
+        assert sfpi.main() == 0 and capsys.readouterr().out.strip() == str(root / "runtime" / "sfpi")
+
+
+def test_the_command_prints_no_warning(tmp_path: Path) -> None:
+    """runpy warns of a module that its package has imported already."""
+    (tmp_path / "ttnn.py").write_text("")
+    root = str(Path(sfpi.__file__).parents[2])
+    done = subprocess.run(
+        [sys.executable, "-m", "ttnn_moe.tenstorrent.sfpi"],
+        env={**os.environ, "PYTHONPATH": f"{root}{os.pathsep}{tmp_path}", "TT_METAL_HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 1 and done.stderr.startswith("ttnn names no SFPI release"), done.stderr
 
 
 def test_another_file_than_ttnn_expects_is_refused(installed: Path, tmp_path: Path) -> None:

@@ -17,7 +17,6 @@ from .. import registry
 from ..backend import Probe
 from ..errors import BackendUnavailable, ContractError
 from ..packages import install
-from . import sfpi
 from .runtime import EMULATOR, PLANNER_REMEDY, RunsPlans, is_emulator, library, use, wanted
 
 if TYPE_CHECKING:
@@ -298,8 +297,7 @@ def _emulator_probe() -> Probe:
 
 
 def _compiler() -> Path | None:
-    spec = importlib.util.find_spec("ttnn")
-    if spec is None or spec.origin is None:
-        return None
-    root = Path(os.environ.get("TT_METAL_HOME") or Path(spec.origin).parent)
-    return sfpi.folder(root) / sfpi.COMPILER
+    from . import sfpi  # here: sfpi is a command of its own, `python -m` warns of a module that is imported already
+
+    root = sfpi.root()
+    return None if root is None else sfpi.folder(root) / sfpi.COMPILER

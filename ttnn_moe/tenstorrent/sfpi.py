@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import lzma
+import os
 import platform
 import sys
 import tarfile
@@ -29,18 +30,26 @@ SILENCE_S, DOWNLOAD_S = 60.0, 1800.0
 MANUAL = f"install Tenstorrent's sfpi package, which unpacks to {SYSTEM}"
 
 
-def folder(ttnn: Path) -> Path:
-    """The folder of the compiler for an installed ttnn: the system's if it is there, else inside ttnn."""
-    return SYSTEM if (SYSTEM / COMPILER).exists() else ttnn / "runtime" / "sfpi"
+def root() -> Path | None:
+    """Where ttnn has its runtime: TT_METAL_HOME, else the folder of the installed ttnn; None: ttnn is not installed."""
+    spec = importlib.util.find_spec("ttnn")
+    if spec is None or spec.origin is None:
+        return None
+    return Path(os.environ.get("TT_METAL_HOME") or Path(spec.origin).parent)
 
 
-def release(ttnn: Path, machine: str | None = None) -> tuple[str, str]:
+def folder(root: Path) -> Path:
+    """The folder of the compiler for a root of ttnn: the system's if it is there, else below the root."""
+    return SYSTEM if (SYSTEM / COMPILER).exists() else root / "runtime" / "sfpi"
+
+
+def release(root: Path, machine: str | None = None) -> tuple[str, str]:
     """(URL, SHA-256) of the archive that ttnn names.
 
     Raises:
         BackendUnavailable: ttnn names none for this machine.
     """
-    path = ttnn / "tt_metal" / "sfpi-version"
+    path = root / "tt_metal" / "sfpi-version"
     named = {}
     with _told(f"{path} cannot be read"):
         for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
@@ -79,17 +88,17 @@ def _download(url: str, archive: Path) -> str:
     return digest.hexdigest()
 
 
-def install(ttnn: Path) -> Path:
+def install(root: Path) -> Path:
     """Download, verify and unpack the compiler, unless it is there. Returns its folder.
 
     Raises:
         BackendUnavailable: no release for this machine, no connection, another file than ttnn expects, an archive or a
             folder that cannot be used, a server that is silent for SILENCE_S or slower than DOWNLOAD_S.
     """
-    there = folder(ttnn)
+    there = folder(root)
     if (there / COMPILER).exists():
         return there
-    url, digest = release(ttnn)
+    url, digest = release(root)
     with _told(f"SFPI cannot be put into {there}"):
         there.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=there.parent) as scratch:
@@ -111,12 +120,12 @@ def install(ttnn: Path) -> Path:
 
 def main() -> int:
     """Install SFPI's compiler for the ttnn that is here. Returns the exit code."""
-    spec = importlib.util.find_spec("ttnn")
-    if spec is None or spec.origin is None:
+    here = root()
+    if here is None:
         print("ttnn is not installed", file=sys.stderr)
         return 1
     try:
-        print(install(Path(spec.origin).parent))
+        print(install(here))
     except BackendUnavailable as error:
         print(error, file=sys.stderr)
         return 1
