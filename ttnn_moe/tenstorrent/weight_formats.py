@@ -139,7 +139,8 @@ class ModelFormats:
                 raise ContractError("the KV cache has one format in all layers", got=repr(item), expected=expected)
             span = (0, 9999) if first is None else (int(first), int(last or first))
             if span[0] > span[1]:
-                raise ContractError("an item names no layer", got=repr(item), expected="GROUP@FIRST-LAST, FIRST <= LAST")
+                expected = "GROUP@FIRST-LAST, FIRST <= LAST"
+                raise ContractError("an item names no layer", got=repr(item), expected=expected)
             rules += [Rule(name, form, *span) for name in (("gate_up", "down") if group == "experts" else (group,))]
         if alone:
             experts = ExpertFormats.parse(",".join(alone))
