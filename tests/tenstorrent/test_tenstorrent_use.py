@@ -209,6 +209,62 @@ def test_a_mesh_of_shape_1xD_is_attached() -> None:
     assert tenstorrent.attach(handle).D == 2
 
 
+def test_an_emulated_mesh_that_was_attached_runs(layer: Layer, monkeypatch: pytest.MonkeyPatch) -> None:
+    from ttnn_moe.tenstorrent.emulator import library
+
+    monkeypatch.delenv(DEVICE)
+    device = tenstorrent.attach(library.open_mesh(2, "n150", seed=7))
+    assert device.emulated and runtime.library() is library
+    check_out(ttnn_moe.moe(layer.hidden, routing_of(layer), layer.experts, backend=NAME), layer.want())
+    assert tenstorrent.open_device(2) is tenstorrent.open_device(2, device="emulator:n150") is device
+    tenstorrent.close_device()
+    assert runtime._emulated is None
+
+
+def test_another_device_than_the_open_one_is_refused() -> None:
+    device = tenstorrent.open_device(device="emulator")
+    for same in (None, "emulator", "emulator:p150"):
+        assert tenstorrent.open_device(device=same) is device
+    for other in ("emulator:n150", ""):
+        expected = rf"another device is open; got 'emulator:p150'; expected '{other}'; to fix it: .*close_device\(\)"
+        with pytest.raises(ContractError, match=expected):
+            tenstorrent.open_device(device=other)
+    assert tenstorrent.device.current() is device
+
+
+def test_auto_takes_the_next_backend_where_the_open_mesh_cannot() -> None:
+    """Before anything moves: experts that the devices cannot share, or a placement on another number of them."""
+    tenstorrent.open_device(4)
+    odd = Layer.make(T=5, E=6, K=2, H=64, I=32)
+    problem = Problem.of(odd.T, odd.K, odd.experts, torch.bfloat16)
+    said = TenstorrentBackend().why_not(problem)
+    assert said is not None and "the 4 devices that are open cannot share E=6 experts evenly; to fix it" in said
+    check_out(ttnn_moe.moe(odd.hidden, routing_of(odd), odd.experts), odd.want())
+    even = Problem.of(5, 2, Layer.make(T=5, E=8, K=2, H=64, I=32).experts, torch.bfloat16, D=2)
+    said = TenstorrentBackend().why_not(even)
+    assert said is not None and "a mesh of 4 devices is open, and the placement has 2" in said
+
+
+def test_steps_of_more_tokens_than_a_program_takes_run_in_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    from ttnn_moe.tenstorrent import programs
+
+    monkeypatch.setattr(programs, "MAX_T", 64)
+    layer = Layer.make(T=150, E=5, K=3, H=64, I=32)
+    layer.mapping = torch.arange(5, dtype=torch.int32)
+    layer.ids[::7, 1] = -1
+    layer.ids[::5, 2] = layer.ids[::5, 0]
+    routing = routing_of(layer)
+    steps = {"gate": ttnn_moe.gate_projection, "up": ttnn_moe.up_projection, "activations": ttnn_moe.gate_up}
+    given = routing, layer.experts
+    check_rows(layer, {name: step(layer.hidden, *given, row_align=32, backend=NAME) for name, step in steps.items()})
+    activations = ttnn_moe.gate_up(layer.hidden, *given, row_align=32, backend="reference")
+    start = torch.randn(layer.T, layer.H)
+    for accumulate in (False, True):
+        out = start.clone()
+        ttnn_moe.down_projection(activations, *given, row_align=32, out=out, accumulate=accumulate, backend=NAME)
+        check_out(out, layer.want(start if accumulate else None))
+
+
 def test_steps_on_a_mesh_are_refused_before_weights_move(layer: Layer, monkeypatch: pytest.MonkeyPatch) -> None:
     tenstorrent.open_device(2)
     monkeypatch.setattr("ttnn_moe.tenstorrent.host.load_experts", None)

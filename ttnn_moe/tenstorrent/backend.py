@@ -7,7 +7,7 @@ TTNN_MOE_TT_WEIGHTS names the formats. A model on the device uses layer.py: it h
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -102,9 +102,15 @@ class TenstorrentBackend:
         _check_align(row_align)
         there = _loaded_for_steps(experts)
         with there.device.turn:
-            self._down(activations, routing, there, out, accumulate)
+            for part, own, here, rows in _passes(routing, there):
+                given = activations
+                if own is not routing:
+                    given = activations.new_zeros(own.step_layout(row_align).capacity, there.I)
+                    given[rows] = activations[here]
+                self._down(given, own, there, out[part], accumulate)
 
     def _down(self, activations: Tensor, routing: Routing, there: DeviceExperts, out: Tensor, accumulate: bool) -> None:
+        """One pass; out is overwritten or added to."""
         programs, routed = _route(routing, there)
         whole = activations.new_zeros(programs.rows(routed.bound), there.I)
         rows = min(len(whole), len(activations))
@@ -116,11 +122,15 @@ class TenstorrentBackend:
 
 
 def _why_no_program(problem: Problem) -> str | None:
-    """None, or why the device in use, or the one that TTNN_MOE_TT_DEVICE names, has no program for these sizes."""
+    """None, or why the device in use, or the one that TTNN_MOE_TT_DEVICE names, does not run these sizes."""
     device = devices.current() or devices.emulated_to_plan_for(problem.D)
-    D = problem.D if problem.D > 1 or device is None else device.D
-    if device is None or problem.E % D:  # the placement is refused later
+    if device is None:
         return None
+    D = device.D
+    if problem.D not in (1, D):
+        return f"a mesh of {D} devices is open, and the placement has {problem.D}; to fix it: {devices.CLOSE}"
+    if problem.E % D:
+        return f"the {D} devices that are open cannot share E={problem.E} experts evenly; to fix it: {devices.CLOSE}"
     try:
         formats = ModelFormats.parse(weight_format()).experts()
         programs_of(device, replace(Sizes.of(problem, str(formats)), E_local=problem.E // D))
@@ -144,6 +154,24 @@ def _loaded_for_steps(experts: Experts) -> DeviceExperts:
             remedy="call moe(), or close_device() and open_device(1)",
         )
     return loaded(experts, Placement.uniform(experts.E))
+
+
+def _passes(routing: Routing, there: DeviceExperts) -> Iterator[tuple[slice, Routing, Any, Any]]:
+    """Parts of the tokens that one program takes: (tokens, their routing, rows of the step tensors, rows of the part).
+
+    Where one part is all, it has the routing itself, and no rows.
+    """
+    most = programs_of(there.device, there.sizes(routing.K)).max_T
+    if routing.T <= most:
+        yield slice(0, routing.T), routing, None, None
+        return
+    whole, T = routing.step_layout(ROW_ALIGN).inverse, routing.true_tokens()
+    for first in range(0, T, most):
+        part = slice(first, min(first + most, T))
+        own = Routing.from_topk(routing.ids[part], routing.topk_weights[part], routing.E)
+        rows, here = own.step_layout(ROW_ALIGN).inverse, whole[part]
+        pairs = here >= 0
+        yield part, own, here[pairs].long(), rows[pairs].long()
 
 
 def _route(routing: Routing, there: DeviceExperts) -> tuple[LayerPrograms, Routed]:
@@ -176,10 +204,14 @@ def _step(
     if len(out):
         there = _loaded_for_steps(experts)
         with there.device.turn:
-            programs, routed = _route(routing, there)
-            rows = launch(programs, tensors.replicate(hidden, there.device), routed, there)
-            got = tensors.to_torch(rows, there.device)
-        # the device's buffer ends with the last block; rows past it are undefined
-        n = min(len(got), len(out))
-        out[:n] = got[:n]
+            for part, own, here, rows in _passes(routing, there):
+                programs, routed = _route(own, there)
+                there_rows = launch(programs, tensors.replicate(hidden[part], there.device), routed, there)
+                got = tensors.to_torch(there_rows, there.device)
+                if own is routing:
+                    # the device's buffer ends with the last block; rows past it are undefined
+                    n = min(len(got), len(out))
+                    out[:n] = got[:n]
+                else:
+                    out[here] = got[rows]
     return out

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 SIMULATOR = "TT_METAL_SIMULATOR"
 CARDS = Path("/dev/tenstorrent")
 ARCHITECTURES = ("blackhole", "wormhole_b0")
+EMULATED_CHIP = "p150"  # of "emulator" alone
+CLOSE = "ttnn_moe.tenstorrent.close_device(), and load the weights again"
 
 
 def unpacks_to_dest(arch: str, simulated: bool) -> bool:
@@ -114,6 +116,11 @@ class Device:
         """Whether the emulator runs its programs."""
         return isinstance(self.handle, RunsPlans)
 
+    @property
+    def name(self) -> str:
+        """What open_device calls it: "emulator:CHIP", or "" for a card or simulator through ttnn."""
+        return f"{EMULATOR}:{self.handle.chip.name}" if self.emulated else ""
+
     def check_open(self) -> None:
         """Raise BackendUnavailable if the device was closed."""
         if self.closed:
@@ -138,19 +145,20 @@ def open_device(D: int = 1, device: str | None = None, trace_bytes: int | None =
     Args:
         D: devices of the mesh.
         device: "emulator" (Blackhole p150), "emulator:n150" or "emulator:n300" (Wormhole), or "" for a card or
-            simulator through ttnn; default: what TTNN_MOE_TT_DEVICE says.
-        trace_bytes: DRAM of each chip for traces; default: ttnn's.
+            simulator through ttnn; default: the open device, else what TTNN_MOE_TT_DEVICE says.
+        trace_bytes: DRAM of each chip for traces; default: ttnn's. A device that is open keeps what it has: the
+            result's `trace_bytes` says how much.
 
     Raises:
-        BackendUnavailable: there is no device, there are fewer than D, or another mesh is open.
+        BackendUnavailable: there is no device, there are fewer than D, or a mesh of another D is open.
+        ContractError: another device than the one asked for is open.
     """
     if _current is not None:
         if _current.D != D:
-            raise BackendUnavailable(
-                "another mesh is open",
-                got=f"D={_current.D}",
-                expected=f"D={D}",
-                remedy="ttnn_moe.tenstorrent.close_device(), and load the weights again",
+            raise BackendUnavailable("another mesh is open", got=f"D={_current.D}", expected=f"D={D}", remedy=CLOSE)
+        if device is not None and _full_name(device) != _current.name:
+            raise ContractError(
+                "another device is open", got=repr(_current.name), expected=repr(_full_name(device)), remedy=CLOSE
             )
         return _current
     device = wanted() if device is None else device
@@ -161,7 +169,7 @@ def open_device(D: int = 1, device: str | None = None, trace_bytes: int | None =
         from .emulator import library as emulated
 
         use(emulated)
-        return _keep(Device.of(emulated.open_mesh(D, device.partition(":")[2] or "p150")))
+        return _keep(Device.of(emulated.open_mesh(D, _full_name(device).partition(":")[2])))
     ttnn = library()
 
     options = {} if trace_bytes is None else {"trace_region_size": trace_bytes}
@@ -180,6 +188,11 @@ def open_device(D: int = 1, device: str | None = None, trace_bytes: int | None =
     return _keep(opened)
 
 
+def _full_name(device: str) -> str:
+    """The name with the chip that "emulator" alone stands for."""
+    return f"{EMULATOR}:{EMULATED_CHIP}" if device.rstrip(":") == EMULATOR else device
+
+
 def _keep(device: Device | None) -> Any:
     """Make it the device in use, or none. The registry then looks at this machine again."""
     global _current
@@ -190,6 +203,9 @@ def _keep(device: Device | None) -> Any:
 
 def attach(handle: Any) -> Device:
     """Use a ttnn device or 1xD mesh that the caller opened, and closes after close_device().
+
+    Args:
+        handle: ttnn's, or an emulated mesh of `emulator.library.open_mesh`.
 
     Raises:
         ContractError: another device is in use, or a mesh of another shape than 1xD. BackendUnavailable: a chip of an
@@ -211,7 +227,14 @@ def attach(handle: Any) -> Device:
             expected="none",
             remedy="ttnn_moe.tenstorrent.close_device() first",
         )
-    return _current or _keep(Device.of(handle))
+    if _current is not None:
+        return _current
+    device = Device.of(handle)
+    if device.emulated:
+        from .emulator import library as emulated
+
+        use(emulated)
+    return _keep(device)
 
 
 def current() -> Device | None:
@@ -282,7 +305,7 @@ def emulated_to_plan_for(D: int) -> Device | None:
     name, _, chip = wanted().partition(":")
     if name != EMULATOR or importlib.util.find_spec("ttnn_moe._planner") is None:
         return None
-    return _to_plan_for(chip or "p150", D)
+    return _to_plan_for(chip or EMULATED_CHIP, D)
 
 
 def _emulator_probe() -> Probe:
