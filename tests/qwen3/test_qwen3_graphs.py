@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import random
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
@@ -149,6 +152,39 @@ def test_a_capture_between_steps_of_a_gpu_changes_no_token(kv: str) -> None:
         collect(serving, got)
         made.append([got[number] for number in numbers])
     assert made[0] == made[1]
+
+
+@on_a_gpu
+def test_threads_that_allocate_and_wait_end_no_capture() -> None:
+    """A GPU's engines may belong to threads of one process, beside threads that do something else there."""
+    texts, stop = prompts([300, 40, 7], 500), threading.Event()
+
+    def busy() -> None:
+        sizes = random.Random(0)
+        with torch.cuda.stream(torch.cuda.Stream()):
+            while not stop.is_set():
+                x = torch.ones(sizes.randint(1, 1 << 20), device="cuda")
+                x.sum().item()
+
+    def tokens(kv: str) -> list[list[int]]:
+        model = load_model(TINY, backend="cuda")
+        made = Engine(model, 4, 1024, kv=kv, graphs=True)
+        made.capture()
+        return generate(model, texts, max_new_tokens=40, stop_ids=(), engine=made).tokens
+
+    kinds = ["paged", "bucketed", "paged"]
+    want = [tokens(kv) for kv in kinds]
+    others = [threading.Thread(target=busy) for _ in range(2)]
+    for thread in others:
+        thread.start()
+    try:
+        assert [tokens(kv) for kv in kinds] == want
+        with ThreadPoolExecutor(3) as pool:
+            assert list(pool.map(tokens, kinds)) == want
+    finally:
+        stop.set()
+        for thread in others:
+            thread.join()
 
 
 @on_a_gpu

@@ -26,7 +26,7 @@ from ttnn_moe.sizes import power_of_2
 from ..config import Qwen3MoeConfig
 from ..layers import Modules, MoE
 from ..model import Qwen3Moe
-from ..runtime.graphs import Captured, DeviceGraphs, Inputs
+from ..runtime.graphs import Captured, CudaGraphs, Inputs
 from ..split import Split
 
 BY_KERNELS = "hierarchical"
@@ -185,7 +185,7 @@ class ExpertsQwen3(Qwen3Moe):
                 kernels.look()
 
 
-class TurnGraphs(DeviceGraphs):
+class TurnGraphs(CudaGraphs):
     """CUDA graphs of steps that ranks take together: one for each power of two of the busiest rank's tokens.
 
     In decode steps, ranks with fewer tokens pad to as many. The host takes the turn before it replays a graph. A
@@ -195,7 +195,7 @@ class TurnGraphs(DeviceGraphs):
     early = False
 
     def __init__(self, model: ExpertsQwen3):
-        super().__init__(torch.cuda, torch.cuda.CUDAGraph)
+        super().__init__()
         self._model, self._bound = model, 0
 
     def begin(self, tokens: int, most: int) -> int | None:

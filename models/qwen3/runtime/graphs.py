@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -79,6 +80,8 @@ class Again:
         return Captured(again, out)
 
 
+_CAPTURES = threading.Lock()
+"""One thread captures at a time: torch waits for the device before it captures, which no GPU allows during a capture."""
 _FREE: dict[int, list[Any]] = {}
 """Streams of each GPU whose graphs are gone."""
 
@@ -126,7 +129,7 @@ class DeviceGraphs:
             self.warm_up(run)
         module.current_stream().wait_stream(self._stream)
         graph = self._new()
-        with module.graph(graph, pool=self._pool, stream=self._stream, **self._options):
+        with _CAPTURES, module.graph(graph, pool=self._pool, stream=self._stream, **self._options):
             out = run()
         return Captured(self.replay_of(graph, inputs), out)
 
@@ -137,6 +140,16 @@ class DeviceGraphs:
     def replay_of(self, graph: Any, inputs: Inputs | None) -> Callable[[], None]:
         """What runs the graph again."""
         return graph.replay
+
+
+class CudaGraphs(DeviceGraphs):
+    """CUDA graphs. What other threads of the process do meanwhile ends no capture.
+
+    torch refuses them two things then: to wait for the whole device, and random numbers of its own generator.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(torch.cuda, torch.cuda.CUDAGraph, capture_error_mode="thread_local")
 
 
 class NpuGraphs(DeviceGraphs):
@@ -168,5 +181,4 @@ def graphs_for(device: torch.device) -> Graphs:
     """The graphs of a device."""
     if not is_accelerator(device):
         return Again()
-    module = module_of(device)
-    return NpuGraphs(module) if device.type == "npu" else DeviceGraphs(module, module.CUDAGraph)
+    return NpuGraphs(module_of(device)) if device.type == "npu" else CudaGraphs()
