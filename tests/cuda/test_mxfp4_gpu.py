@@ -14,7 +14,7 @@ from torch import Tensor
 
 import ttnn_moe
 from assertions import assert_close
-from cuda_gpus import no_host_sync
+from cuda_gpus import no_host_sync, runs_hopper_code
 from cuda_layers import assert_same_bits, random_routing, replays
 from mxfp4_cases import CALLS, GPT_OSS, Case, Form, check_case, inputs_of, near_the_ends, random_case, random_mxfp4
 from one_family import only
@@ -41,6 +41,8 @@ BF16 = torch.bfloat16
 def family(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Family[Any]:
     wanted: Family[Any] = request.param
 
+    if wanted.weight_format == BOXES and not runs_hopper_code():
+        pytest.skip("arranged experts run on Hopper alone")
     only(wanted, request, monkeypatch)
     if wanted.weight_format == BOXES:
         _arrange_experts(monkeypatch)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 import ttnn_moe
 from assertions import assert_close
-from cuda_gpus import no_host_sync
+from cuda_gpus import no_host_sync, not_hopper
 from cuda_layers import assert_same_bits, random_routing, replays
 from mxfp4_cases import CASES as MXFP4_CASES
 from mxfp4_cases import GPT_OSS, check_case
@@ -31,12 +31,7 @@ from ttnn_moe.selfcheck.edges import Case, Inputs
 from ttnn_moe.selfcheck.formats import case_in, experts_in
 from ttnn_moe.selfcheck.oracle import oracle
 
-# cvt to e4m3
-CAPABILITY = torch.cuda.get_device_capability() if torch.cuda.is_available() else (0, 0)
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(CAPABILITY != (9, 0), reason="no GPU of compute capability 9.0 is here"),
-]
+pytestmark = [pytest.mark.gpu, not_hopper]  # cvt to e4m3
 FP4 = [packed(Tile(*size)) for size in ((8, 64), (16, 128), (64, 128), (128, 128), (256, 64), (128, 16))]
 CASES = [
     *(Sm120Case(61, 4, 256, 192, 8, what) for what in ROUTINGS),

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from cuda_gpus import gpu_of, pretend
+from cuda_gpus import gpu_of, not_hopper, pretend
 from paths import python_path
 from ttnn_moe import Experts, Problem
 from ttnn_moe.cuda.arch import HOPPER
@@ -22,9 +22,6 @@ from ttnn_moe.cuda.moe.mxfp4_tiles import TILES, Tile
 from ttnn_moe.cuda.moe.sm120_mxfp4 import Sm120Mxfp4
 from ttnn_moe.selfcheck.apart import call_apart
 from ttnn_moe.selfcheck.check import Outcome
-
-CAPABILITY = torch.cuda.get_device_capability() if torch.cuda.is_available() else (0, 0)
-not_hopper = pytest.mark.skipif(CAPABILITY != (9, 0), reason="no GPU of compute capability 9.0 is here")
 
 
 class TwoTiles(Sm120Mxfp4):

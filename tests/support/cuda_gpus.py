@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from ttnn_moe.cuda import device
+from ttnn_moe.cuda.arch import why_not_hopper
 from ttnn_moe.cuda.device import Gpu
 
 SHARED_KIB = {(8, 0): 163, (8, 7): 163, (9, 0): 227, (10, 0): 227}
@@ -17,6 +18,14 @@ SHARED_KIB = {(8, 0): 163, (8, 7): 163, (9, 0): 227, (10, 0): 227}
 
 def gpu_of(capability: tuple[int, int], multiprocessors: int = 132) -> Gpu:
     return Gpu(capability, multiprocessors, SHARED_KIB.get(capability, 99) << 10)
+
+
+def runs_hopper_code() -> bool:
+    """Whether the first GPU has compute capability 9.0, and does not stand for an older one."""
+    return torch.cuda.is_available() and why_not_hopper(torch.device("cuda", 0)) is None
+
+
+not_hopper = pytest.mark.skipif(not runs_hopper_code(), reason="no GPU runs code of compute capability 9.0 here")
 
 
 @contextmanager

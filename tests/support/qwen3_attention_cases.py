@@ -67,7 +67,7 @@ def test_decode_attention_reads_only_its_keys(seed: int, dtype: torch.dtype) -> 
             assert torch.equal(got, run(q, memory))
 
 
-@pytest.mark.skipif(not HOPPER, reason="no GPU of compute capability 9.0 is here")
+@pytest.mark.skipif(not HOPPER, reason="no GPU runs code of compute capability 9.0 here")
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("seed", range(40))
 def test_decode_attention_on_hopper(seed: int, dtype: torch.dtype) -> None:
@@ -105,7 +105,7 @@ def test_decode_attention_on_hopper(seed: int, dtype: torch.dtype) -> None:
     assert decode_sm90.why_not(q.device, q.float(), dense) is not None
 
 
-@pytest.mark.skipif(not HOPPER, reason="no GPU of compute capability 9.0 is here")
+@pytest.mark.skipif(not HOPPER, reason="no GPU runs code of compute capability 9.0 here")
 @pytest.mark.parametrize(("T", "longest"), [(1, 2048), (1, 2049), (1, 9000), (1, 40_000), (2, 5000), (2, 40_000)])
 def test_long_rows_of_few_tokens(T: int, longest: int) -> None:
     """Sections that share rows, with the same bits in each replay of a graph of layers that share turns."""
@@ -136,7 +136,7 @@ def _double(memory: Memory) -> Memory:
     return replace(memory, keys=memory.keys.double(), values=memory.values.double())
 
 
-@pytest.mark.skipif(not HOPPER, reason="no GPU of compute capability 9.0 is here")
+@pytest.mark.skipif(not HOPPER, reason="no GPU runs code of compute capability 9.0 here")
 @pytest.mark.parametrize("T", [1, 8, 32, 128])
 def test_decode_attention_behind_the_kernel_that_writes_its_key(T: int) -> None:
     """Both launched so that they overlap, many layers in a graph: as kernels that run one by one."""
@@ -279,7 +279,7 @@ def test_prefill_attention(seed: int, dtype: torch.dtype, monkeypatch: pytest.Mo
     assert error(got, want) <= BOUND[dtype]
 
 
-@pytest.mark.skipif(not HOPPER, reason="no GPU of compute capability 9.0 is here")
+@pytest.mark.skipif(not HOPPER, reason="no GPU runs code of compute capability 9.0 here")
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("seed", range(40))
 def test_prefill_attention_on_hopper(seed: int, dtype: torch.dtype) -> None:
