@@ -107,7 +107,7 @@ def vllm_serve(name: str = "vllm_serve.json") -> str:
         equal = {kind: best[kind]["tokens_as_vllm"] for kind in kinds}
         line(name, {kind: f"{share[key]:.1%}" for kind, share in equal.items() if share})
     about = f"{data['machine']['gpu']}, torch {data['machine']['torch']}, vLLM {best['vllm']['vllm']}"
-    return "\n".join([*lines, "", f"{about}, bf16; medians of rounds."]) + "\n"
+    return "\n".join([*lines, "", f"{about}, bf16; medians of rounds, without the first of several."]) + "\n"
 
 
 def vllm_ranks() -> str:
@@ -135,7 +135,7 @@ def vllm_ranks() -> str:
     if any(share is not None for share in again):
         line("tokens of steps, repeated", ["" if share is None else f"{share:.1%}" for share in again])
     about = f"{rows[0]['gpus']} x {data['machine']['gpu']}, torch {data['machine']['torch']}, vLLM {rows[0]['vllm']}"
-    return "\n".join([*lines, "", f"{about}, bf16; medians of rounds."]) + "\n"
+    return "\n".join([*lines, "", f"{about}, bf16; medians of rounds, without the first of several."]) + "\n"
 
 
 def combine(file: str = "combine.json") -> str:

@@ -167,13 +167,12 @@ def merged(engine: Engine, parts: list[dict[str, Any]], layers: int) -> dict[str
 
     rounds = min(len(part["rounds"]) for part in parts)
     took = [seconds([part["rounds"][i] for part in parts]) for i in range(rounds)]
-    middle = statistics.median(took)
     steps = set.intersection(*(set(part["steps_s"]) for part in parts))
     about = {key: parts[0][key] for key in ("vllm", "batched_tokens", "graphs", "blocks")}
     return {
         **{"kind": engine.kind, "split": engine.split, "gpus": engine.gpus, "layers": layers, **about},
         **{"rows": serve.COUNT, "ready_s": max(part["ready_s"] for part in parts)},
-        **{"seconds": middle, "new_tokens_per_s": serve.TOTALS[1] / middle, "all_s": took},
+        **serve.of_rounds(took),
         "steps_ms": {B: step(B) for B in sorted(steps, key=int)},
         "steps_again": {B: min(part["steps_again"][B] for part in parts) for B in sorted(steps, key=int)},
         "tokens_again": agreement_of_all([tokens(i) for i in range(rounds)]),

@@ -171,6 +171,13 @@ def our_run(rows: int, layers: int) -> tuple[Run, Limit, dict[str, Any]]:
     return run, lambda rows: None, {"prefill_chunk": engine.scheduler.chunk, "pages": engine.cache.total}
 
 
+def of_rounds(took: list[float]) -> dict[str, Any]:
+    """Of the seconds of each round. The first of several warms up: vLLM compiles kernels in it."""
+    counted = took[1:] or took
+    seconds = statistics.median(counted)
+    return {"seconds": seconds, "new_tokens_per_s": TOTALS[1] / seconds, "all_s": took, "spread_s": spread(counted)}
+
+
 def measured(
     run: Run, rows: int, rounds: int, asked: Asked, longest: int, keep: Callable[[dict[str, Any]], None], until: float
 ) -> None:
@@ -186,9 +193,7 @@ def measured(
     def round_of_all() -> None:
         served.append(run(todo))
         assert [len(made) for made in served[-1][1]] == [new for _, new in todo], "every request has all its tokens"
-        took = [seconds for seconds, _ in served]
-        seconds = statistics.median(took)
-        found.update(seconds=seconds, new_tokens_per_s=TOTALS[1] / seconds, all_s=took, spread_s=spread(took))
+        found.update(of_rounds([seconds for seconds, _ in served]))
         found.update(tokens=served[0][1], tokens_again=agreement(served[0][1], served[-1][1]))
 
     def step(B: int) -> None:
@@ -296,7 +301,9 @@ def numbers(text: str) -> list[int]:
 def main(
     kinds: Annotated[str, typer.Option(help=f"Of {', '.join(KINDS)}.")] = ",".join(KINDS),
     rows: Annotated[str, typer.Option(help="Requests that run at a time; a list.")] = "32,128,256",
-    rounds: Annotated[int, typer.Option(help="Times that the requests are run; the median is kept.")] = 3,
+    rounds: Annotated[
+        int, typer.Option(help="Times that the requests are run: the median is kept, without the first of several.")
+    ] = 3,
     steps: Annotated[str, typer.Option(help="Batches whose decode step is timed.")] = "1,8,32,128",
     prefill: Annotated[str, typer.Option(help="Prompts whose first token is timed.")] = "512,4096",
     layers: Annotated[int, typer.Option(help="Of the model.")] = 48,
