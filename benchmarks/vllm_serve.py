@@ -302,7 +302,7 @@ def main(
     kinds: Annotated[str, typer.Option(help=f"Of {', '.join(KINDS)}.")] = ",".join(KINDS),
     rows: Annotated[str, typer.Option(help="Requests that run at a time; a list.")] = "32,128,256",
     rounds: Annotated[
-        int, typer.Option(help="Times that the requests are run: the median is kept, without the first of several.")
+        int, typer.Option(help="Runs of the requests: the median is kept, of several without the first.")
     ] = 3,
     steps: Annotated[str, typer.Option(help="Batches whose decode step is timed.")] = "1,8,32,128",
     prefill: Annotated[str, typer.Option(help="Prompts whose first token is timed.")] = "512,4096",
