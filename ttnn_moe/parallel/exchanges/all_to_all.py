@@ -30,7 +30,8 @@ class AllToAll:
     ):
         self._group, self._placement, self._wire, self._backend = group, placement, wire, backend
         # D, which is no process, for the id E, which is no expert
-        self._owner_of = Table(torch.cat([placement.device_of, torch.tensor([placement.D], dtype=torch.int32)]))
+        owner = placement.device_of
+        self._owner_of = Table(torch.cat([owner, owner.new_full((1,), placement.D)]))
 
     @classmethod
     def why_not(cls, problem: Problem, topology: Topology) -> str | None:

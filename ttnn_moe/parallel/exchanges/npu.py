@@ -39,8 +39,9 @@ class DispatchCombine:
         self.plan = made
         self._npu, self._group = npu, group
         # where each global expert stands when experts are numbered device by device
-        contiguous = torch.empty(placement.E, dtype=torch.int32)
-        contiguous[placement.device_expert_mapping.flatten().long()] = torch.arange(placement.E, dtype=torch.int32)
+        mapping = placement.device_expert_mapping.flatten()
+        contiguous = torch.empty_like(mapping)
+        contiguous[mapping.long()] = torch.arange(placement.E, dtype=torch.int32, device=mapping.device)
         self._contiguous, self._turn = Table(contiguous), Table(turns(made.tokens, placement.E, made.K))
 
     @classmethod
@@ -101,7 +102,7 @@ class DispatchCombine:
 
 def turns(T: int, E: int, K: int) -> Tensor:
     """[T, E] fp32: the place of each expert in the order in which a token's absent pairs take experts."""
-    expert, token = torch.arange(E), torch.arange(T)
+    expert, token = (torch.arange(n, device="cpu") for n in (E, T))
     return ((expert - token[:, None] * K) % E).float()
 
 

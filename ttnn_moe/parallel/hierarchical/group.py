@@ -178,7 +178,7 @@ class Group:
             rows = x.contiguous()  # slots take bytes
         else:
             _check("topk_weights", topk_weights, (A, sizes.K), torch.float32)
-            rows = torch.zeros(A, sizes.H)
+            rows = torch.zeros(A, sizes.H, dtype=torch.float32, device="cpu")
             for k in range(sizes.K):
                 weighed = rows + topk_weights[:, k, None] * x[:, k].float()
                 rows = torch.where(meta.ids[:, k, None] >= 0, weighed, rows)
@@ -208,7 +208,7 @@ class Group:
             words = slot.view(torch.int64)
             masks[rank] = words[1 : 1 + int(words[0])].clone()
 
-        packed = torch.cat([torch.tensor([len(mine)]), mine]).view(torch.uint8)
+        packed = torch.cat([mine.new_full((1,), len(mine)), mine]).view(torch.uint8)
         self._engine.run(roles.announce(self.sizes.shape.nodes, self.rank, packed, learn, self._counts))
         return [masks[rank] for rank in range(len(masks))]
 
@@ -270,7 +270,7 @@ class _Rows:
 
     def finish(self, t: int, total: Tensor | None) -> None:
         if total is None:
-            total = torch.zeros(self._H)
+            total = torch.zeros(self._H, dtype=torch.float32, device="cpu")
         for bias in self._biases:
             if bias is not None:
                 total = total + bias[t].float()

@@ -31,7 +31,7 @@ class Turns:
         Args:
             tokens: of this rank in this step. staying: this rank may have more later.
         """
-        words = torch.tensor([tokens, int(staying)])
+        words = torch.tensor([tokens, int(staying)], dtype=torch.int64, device="cpu")
         dist.all_reduce(words, dist.ReduceOp.MAX, group=self._control)
         self.number += 1
         self.most, going = words.tolist()
