@@ -268,6 +268,14 @@ class CompilesAhead(Protocol):
 
 
 @runtime_checkable
+class ChecksPromises(Protocol):
+    """A backend that can check what a caller promises of ids: an exchange gives it other ids than the caller's."""
+
+    def check_promise(self, routing: Routing) -> None:
+        """Raise ContractError, where its user asks for it, for the first t and k that break the promise."""
+
+
+@runtime_checkable
 class ChecksItself(Protocol):
     """A backend that brings checks of its own, such as of a vendor's operators."""
 

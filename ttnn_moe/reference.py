@@ -76,8 +76,17 @@ class ReferenceBackend:
     def prepare(self, problem: Problem, experts: Experts, placement: Placement | None) -> PreparedReference:
         return PreparedReference(self, problem, experts, placement)
 
+    def check_promise(self, routing: Routing) -> None:
+        """Check ids that were promised to be distinct, where TTNN_MOE_CHECK_IDS=1 asks for it.
+
+        Raises:
+            ContractError: naming the first t and k that break the promise.
+        """
+        if routing.distinct and os.environ.get(CHECK_ENV) == "1":
+            check_distinct(routing.topk_ids[: routing.true_tokens()], routing.E)
+
     def moe(self, hidden: Tensor, routing: Routing, experts: Experts, out: Tensor, accumulate: bool) -> None:
-        check_promise(routing)
+        self.check_promise(routing)
         T, K = routing.T, routing.K
         products = products_of(experts, min(T * K, BLOCK_ROWS), hidden.dtype)
         space = Workspace(T * K, T, experts.H, experts.I, hidden.dtype, products.gate_up_dtype)
@@ -164,7 +173,7 @@ class PreparedReference(Prepared):
         self._sums = torch.empty(sums, dtype=torch.float32, device="cpu") if several else None
 
     def _run(self, hidden: Tensor, routing: Routing, out: Tensor, accumulate: bool) -> None:
-        check_promise(routing)
+        self._backend.check_promise(routing)
         with self._turn:
             if self._sums is None:
                 local = routing if self.placement is None else routing.for_device()
@@ -180,16 +189,6 @@ class PreparedReference(Prepared):
             self._backend.run(hidden, routing.for_device(d), *experts, partial, False, self._space)
             total[:n] += partial[:n]
         out[:n] = total[:n]
-
-
-def check_promise(routing: Routing) -> None:
-    """Check ids that were promised to be distinct, where TTNN_MOE_CHECK_IDS=1 asks for it.
-
-    Raises:
-        ContractError: naming the first t and k that break the promise.
-    """
-    if routing.distinct and os.environ.get(CHECK_ENV) == "1":
-        check_distinct(routing.topk_ids[: routing.true_tokens()], routing.E)
 
 
 def _blocks(starts: list[int]) -> list[list[tuple[int, int, int]]]:

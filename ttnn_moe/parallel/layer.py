@@ -12,7 +12,7 @@ from torch import Tensor
 
 from .. import api, registry
 from ..arguments import seconds
-from ..backend import CompilesAhead, Prepared, store
+from ..backend import ChecksPromises, CompilesAhead, Prepared, store
 from ..contract import Experts, Placement, Problem, Routing, or_float32
 from ..errors import ContractError
 from ..ids import is_distinct
@@ -90,6 +90,8 @@ class ExpertParallel(Prepared):
         local = Problem.of(1, problem.K, experts, problem.dtype)
         runs = registry.choose(local, backend)
         self._runs = runs
+        # an exchange gives the backend ids that promise nothing
+        self._check_promise = runs.check_promise if isinstance(runs, ChecksPromises) else None
         topology = Topology(placement, runs, group, wire, nodes, timeout)
         self.exchange = exchanges.choose(exchange, self.problem, topology)
         made = self.exchange.transport if isinstance(self.exchange, Hierarchical) else None
@@ -102,6 +104,8 @@ class ExpertParallel(Prepared):
         return 0
 
     def _run(self, hidden: Tensor, routing: Routing, out: Tensor, accumulate: bool) -> None:
+        if self._check_promise is not None:
+            self._check_promise(routing)
         if not self._turn.acquire(blocking=False):
             raise ContractError(
                 "two threads call one process group at once, and processes must agree on the order of calls",
