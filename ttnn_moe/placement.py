@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from operator import index
 
 import torch
 from torch import Tensor
 
-from .arguments import is_size
+from .arguments import as_integer, is_size
 from .errors import ContractError
+from .memory import check_tensors
 from .visible import shown
+
+MOST = 2**31 - 1
+"""Experts of a placement, which int32 numbers."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -34,18 +37,23 @@ class Placement:
 
     def __post_init__(self) -> None:
         mapping = self.device_expert_mapping
-        if mapping.dim() != 2 or mapping.numel() == 0 or mapping.dtype != torch.int32 or mapping.device.type != "cpu":
+        if not isinstance(mapping, Tensor):
+            raise ContractError(
+                "device_expert_mapping is no tensor",
+                got=shown(mapping),
+                expected="[D, E/D] int32 on the CPU",
+                remedy="Placement.from_mapping(rows, rank)",
+            )
+        check_tensors(device_expert_mapping=mapping)
+        plain = mapping.dtype == torch.int32 and mapping.device.type == "cpu" and mapping.layout is torch.strided
+        if not plain or mapping.dim() != 2 or mapping.numel() == 0:
             raise ContractError(
                 "device_expert_mapping has the wrong form",
                 got=f"shape {tuple(mapping.shape)}, {mapping.dtype}, on {mapping.device}",
                 expected="[D, E/D] int32 on the CPU",
             )
         if not torch.equal(mapping.flatten().sort().values, torch.arange(self.E, dtype=torch.int32, device="cpu")):
-            raise ContractError(
-                "device_expert_mapping is not a partition of the experts",
-                got=mapping.tolist(),
-                expected=f"each of 0 .. {self.E - 1} exactly once",
-            )
+            raise _no_partition(mapping.tolist(), self.E)
         if self.rank is not None and not self._has(self.rank):
             raise ContractError(
                 "rank is not a device of this placement", got=shown(self.rank), expected=f"0 .. {self.D - 1}"
@@ -55,25 +63,29 @@ class Placement:
     def uniform(cls, E: int, D: int = 1, rank: int | None = None) -> Placement:
         """Device d holds experts d*E/D .. (d+1)*E/D - 1. E must be divisible by D."""
         check_even(E, D)
+        if E > MOST:
+            raise ContractError("E is out of range", got=shown(E), expected=f"at most {MOST}, which int32 numbers")
         return cls(torch.arange(E, dtype=torch.int32, device="cpu").reshape(D, E // D), rank)
 
     @classmethod
     def from_mapping(cls, mapping: Sequence[Sequence[int]] | Tensor, rank: int | None = None) -> Placement:
-        """From D rows of E/D global expert indices each; rows must be equally long."""
-        if isinstance(mapping, Tensor):
-            return cls(mapping.to("cpu", torch.int32), rank)
-        try:
-            rows = [[index(e) for e in row] for row in mapping]
-        except TypeError:
-            raise ContractError(
-                "no mapping of experts", got=shown(mapping), expected="D rows of E/D expert indices"
-            ) from None
+        """From D rows of E/D global expert indices each; rows must be equally long.
+
+        mapping: lists, arrays, or one tensor [D, E/D] of any integer dtype. Bools and floats are no indices.
+
+        Raises:
+            ContractError: no such rows, or not a partition of 0 .. E-1.
+        """
+        rows = _rows_of(mapping)
         if len({len(row) for row in rows}) != 1:
             raise ContractError(
                 "devices hold different numbers of experts",
                 got=[len(row) for row in rows],
                 expected="E/D experts on each of D devices",
             )
+        E = sum(map(len, rows))
+        if not all(0 <= e < E for row in rows for e in row):  # int32 would wrap around
+            raise _no_partition(rows, E)
         return cls(torch.tensor(rows, dtype=torch.int32, device="cpu"), rank)
 
     def __repr__(self) -> str:
@@ -129,6 +141,32 @@ class Placement:
 
     def _has(self, d: int) -> bool:
         return is_size(d) and 0 <= d < self.D
+
+
+def _rows_of(mapping: object) -> list[list[int]]:
+    """Integers in rows, as they were given. Raises ContractError for anything else."""
+    refused = ContractError("no mapping of experts", got=shown(mapping), expected="D rows of E/D expert indices")
+    if isinstance(mapping, Tensor):
+        check_tensors(mapping=mapping)
+        no_integers = mapping.is_floating_point() or mapping.is_complex() or mapping.dtype == torch.bool
+        if no_integers or mapping.dim() != 2 or mapping.is_meta or mapping.layout is not torch.strided:
+            raise refused
+        mapping = mapping.tolist()
+    try:
+        rows = [[as_integer(e) for e in row] for row in mapping]  # type: ignore[attr-defined]
+    except TypeError:
+        raise refused from None
+    if any(e is None for row in rows for e in row):
+        raise refused
+    return rows  # type: ignore[return-value]
+
+
+def _no_partition(got: object, E: int) -> ContractError:
+    return ContractError(
+        "device_expert_mapping is not a partition of the experts",
+        got=got,
+        expected=f"each of 0 .. {E - 1} exactly once",
+    )
 
 
 def check_placement(value: object) -> None:
