@@ -209,7 +209,7 @@ def test_memory() -> None:
     held = [kept[:, 1:].nbytes for kept in (serving.cache.k, serving.cache.v)]
     assert sum(held) == 11 * one
     # a request of n tokens keeps n - 1: the last is not fed
-    assert [serving.fits(n) for n in (1, 17, 18, 49, 81, 96)] == [8, 8, 5, 3, 2, 1]
+    assert [serving.fits(n) for n in (1, 17, 18, 49, 81, 96, 97)] == [8, 8, 5, 3, 2, 1, 0]
     for _ in range(8):
         serving.add([1] * 40, max_new_tokens=9, stop_ids=())
     serving.step()

@@ -71,6 +71,7 @@ class CapturedRunner:
     def keep(self, places: Sequence[int]) -> None:
         self.steps.keep(places)
 
+    @torch.inference_mode()
     def capture(self, progress: Progress | None) -> None:
         rows = self.cache.rows
         if self.prompts is None and self.cache.why_not_captured_prompts() is None:
@@ -78,8 +79,7 @@ class CapturedRunner:
             decoding = self.steps.size if rows > 1 else 0
             self.prompts = PrefillGraphs(self.model, self.cache, self.graphs, self._chunk + decoding, decoding)
         if self.cache.moves:
-            with torch.inference_mode():
-                self.cache.begin([])  # the last step may have been one of prompts, whose tokens a capture overwrites
+            self.cache.begin([])  # the last step may have been one of prompts, whose tokens a capture overwrites
         early, work = self.graphs.early, list[Callable[[], object]]()
         if early and self.prompts is not None:
             work += [partial(self.prompts.capture, *kind) for kind in self.prompts.kinds]

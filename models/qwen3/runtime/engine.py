@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from ttnn_moe.accelerator import on, on_host
 from ttnn_moe.arguments import integer, switch
+from ttnn_moe.backend import run
 from ttnn_moe.errors import RequestError
 from ttnn_moe.kv import formats
 from ttnn_moe.kv.cache import RowCache
@@ -98,7 +99,7 @@ class Engine:
         if cache is None:
             formats.check_budget(kv, kv_bits, limits.capacity, limits.page, model.config.max_position_embeddings)
         with on_host(), on(model.device):
-            self.cache = model.new_cache(*sizes, kv, kv_bits) if cache is None else cache
+            self.cache = run(model.new_cache, *sizes, kv, kv_bits) if cache is None else cache
             self.runner = runner_for(model, self.cache, limits.prefill_chunk, graphs)
         self.scheduler = Scheduler(self.runner, self.cache, limits.prefill_chunk)
         self.stats = Stats()
@@ -242,12 +243,15 @@ class Engine:
             return Load(len(self.scheduler.waiting), self.rows - free, free, self.cache.free)
 
     def fits(self, tokens: int) -> int:
-        """Requests of so many tokens, prompt and new ones, that run at a time.
+        """Requests of so many tokens, prompt and new ones, that run at a time; 0: `add` refuses them.
 
         Raises:
             RequestError: no positive integer.
         """
-        return min(self.rows, self.cache.total // self.cache.needed(max(integer("tokens", tokens) - 1, 1)))
+        tokens = integer("tokens", tokens)
+        if tokens > self.capacity:
+            return 0
+        return min(self.rows, self.cache.total // self.cache.needed(max(tokens - 1, 1)))
 
     def waits_for(self, number: int) -> str | None:
         """What a request waits for; None: it does not, it is not known, or it is over.
@@ -269,7 +273,7 @@ class Engine:
             progress: called with graphs captured so far and graphs in all.
         """
         with self._lock, on_host(), on(self.model.device):
-            self.runner.capture(progress)
+            run(self.runner.capture, progress)
 
     def _find(self, number: object) -> Request | None:
         return self._requests.get(integer("number", number, low=0))
@@ -289,7 +293,7 @@ class Engine:
             scheduler.chunk = self._chunk
         try:
             with on_host(), on(self.model.device):
-                finished = scheduler.step()
+                finished = run(scheduler.step)
             if self._check is not None:
                 self._check()
             for step in finished:

@@ -45,6 +45,8 @@ class Finished:
 class Scheduler:
     """The requests of an engine, from its queue to their last token.
 
+    It calls its cache and its runner in inference mode, whatever the mode in which they were made.
+
     Args:
         cache: where keys and values go; it is empty. chunk: prompt tokens of a step, at most.
 
@@ -80,6 +82,7 @@ class Scheduler:
             finished.append(_read(self.launched.popleft()))
         return finished
 
+    @torch.inference_mode()
     def end(self, request: Request) -> None:
         """Nothing more for this one: its row and its pages are free."""
         request.over = True
