@@ -1,4 +1,4 @@
-"""The tokenizer of a checkpoint: text <-> ids, the chat template, and text that arrives token by token."""
+"""The tokenizer of a checkpoint: text <-> ids, and the chat template."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from ttnn_moe.visible import shown
 
 from .chat_template import ChatTemplate
 from .files import Fields, is_failure, path_of, read_json, read_text, reading, said
+from .text_stream import TextStream
 
 _SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-_UNFINISHED = "\ufffd"
 _OF_IDS = ("tokenize", "return_tensors", "return_dict")
 """What transformers' apply_chat_template takes, and a template does not."""
 
@@ -104,6 +104,27 @@ class Tokenizer:
         """A decoder for one sequence whose tokens come one at a time."""
         return TextStream(self, skip_special_tokens)
 
+    def word(self, token: int, skip_special_tokens: bool = True) -> str | None:
+        """A token as the vocabulary writes it; None: `decode` leaves it out.
+
+        Raises:
+            RequestError: the tokenizer refuses the id.
+        """
+        try:
+            return None if skip_special_tokens and token in self._special_ids else self.fast.id_to_token(token)
+        except BaseException as error:
+            raise self._error(error, "refuses these ids") from error
+
+    @cached_property
+    def reads_bytes(self) -> bool:
+        """Whether the decoder is, or has, a ByteFallback."""
+        decoder = self.fast.decoder
+        return decoder is not None and b'"type":"ByteFallback"' in decoder.__getstate__()
+
+    @cached_property
+    def _special_ids(self) -> frozenset[int]:
+        return frozenset(i for i, token in self.fast.get_added_tokens_decoder().items() if token.special)
+
     @cached_property
     def eos_token_id(self) -> int | None:
         """Id of the special token eos_token; None: the tokenizer names none."""
@@ -115,6 +136,7 @@ class Tokenizer:
         messages: Sequence[Mapping[str, Any]],
         add_generation_prompt: bool = False,
         tools: Sequence[Mapping[str, Any]] | None = None,
+        documents: Sequence[Mapping[str, Any]] | None = None,
         **variables: Any,
     ) -> str:
         """The text of a conversation, made by the checkpoint's template; unlike in transformers, never token ids.
@@ -123,6 +145,7 @@ class Tokenizer:
             messages: a list of objects with "role" and "content".
             add_generation_prompt: end with the header of the assistant's turn.
             tools: JSON schemas of callable tools.
+            documents: what the answer may quote, as the template reads it.
             **variables: further template variables ("enable_thinking", ...).
 
         Returns:
@@ -147,7 +170,7 @@ class Tokenizer:
             messages=[{k: v for k, v in message.items() if v is not None} for message in messages],
             add_generation_prompt=add_generation_prompt,
             tools=tools,
-            documents=None,
+            documents=documents,
             **{**self.special_tokens, **variables},
         )
 
@@ -158,43 +181,6 @@ class Tokenizer:
     def _error(self, error: BaseException, what: str) -> BaseException:
         """What to raise for an error of the fast tokenizer."""
         return RequestError(f"the tokenizer of {self.source} {what}", got=said(error)) if is_failure(error) else error
-
-
-class TextStream:
-    """Turns one sequence's tokens into pieces of text whose concatenation is the decoded whole.
-
-    Bytes of a character that is not complete yet are held back.
-    """
-
-    def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool = True):
-        self._tokenizer, self._skip = tokenizer, skip_special_tokens
-        # the caller has the text of `_before`; it stays as context: some decoders treat the first token apart
-        self._before: list[int] = []
-        self._pending: list[int] = []
-        self._shown = 0
-
-    def push(self, token: int) -> str:
-        """The text that this token completes; often a word, sometimes nothing."""
-        self._pending.append(token)
-        text = self._new_text()
-        if not text.endswith(_UNFINISHED):
-            piece = text[self._shown :]
-            self._before, self._pending, self._shown = self._pending, [], 0
-            return piece
-        # where bytes are missing, only the last replacement character can still change
-        piece = text[self._shown : -1]
-        self._shown = len(text) - 1
-        return piece
-
-    def finish(self) -> str:
-        """What is left when no token follows."""
-        piece = self._new_text()[self._shown :]
-        self._before, self._pending, self._shown = self._pending, [], 0
-        return piece
-
-    def _new_text(self) -> str:
-        before = self._tokenizer.decode(self._before, self._skip)
-        return self._tokenizer.decode(self._before + self._pending, self._skip)[len(before) :]
 
 
 def _conversation(messages: Any) -> list[Mapping[str, Any]]:

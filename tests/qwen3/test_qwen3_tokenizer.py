@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import AddedToken, decoders, models
+from tokenizers import Tokenizer as FastTokenizer
 from transformers import AutoTokenizer
 
 from qwen3_checkpoints import HAS_TINY, TINY
@@ -76,6 +78,13 @@ def test_what_a_template_refuses(tmp_path: Path) -> None:
     for escape in ("{{ messages.__class__.__mro__ }}", "{{ messages.append(1) }}", "{{ ''.__class__ }}{% if"):
         with pytest.raises(RequestError, match="refuses"):
             Tokenizer(tokenizer.fast, {}, escape + "{{ nothing.here }}").apply_chat_template(CHATS[0])
+
+
+def test_a_template_reads_documents(made: Tokenizer) -> None:
+    template = "{{ documents is none }} {% for one in documents or () %}{{ one.title }}{% endfor %}"
+    tokenizer = Tokenizer(made.fast, {}, template)
+    assert tokenizer.apply_chat_template(CHATS[0]) == "True "
+    assert tokenizer.apply_chat_template(CHATS[0], documents=[{"title": "A"}, {"title": "B"}]) == "False AB"
 
 
 def test_a_conversation_may_come_from_anywhere(pair) -> None:
@@ -170,6 +179,78 @@ def test_pieces_of_any_tokens_make_the_whole_text(made: Tokenizer, ids: list[int
     stream = made.stream(skip)
     pieces = [stream.push(token) for token in ids]
     assert "".join(pieces) + stream.finish() == made.decode(ids, skip)
+
+
+@pytest.fixture(scope="module")
+def fallback() -> Tokenizer:
+    """Four words, 256 bytes and a special token, with the decoder of Llama's tokenizers."""
+    words = ["<unk>", "\u2581a", "b", "\u2581", *(f"<0x{byte:02X}>" for byte in range(256))]
+    fast = FastTokenizer(models.BPE({word: i for i, word in enumerate(words)}, [], unk_token="<unk>"))
+    fast.add_tokens([AddedToken("<end>", special=True)])
+    parts = [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    fast.decoder = decoders.Sequence(parts)
+    return Tokenizer(fast)
+
+
+def pieces(tokenizer: Tokenizer, ids: list[int], skip: bool = True) -> list[str]:
+    stream = tokenizer.stream(skip)
+    return [*(stream.push(token) for token in ids), stream.finish()]
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    parts=st.lists(
+        st.sampled_from("\U0001f600é汉\ufffd").map(lambda one: [4 + byte for byte in one.encode()])
+        | st.integers(0, 261).map(lambda token: [token]),
+        max_size=12,
+    ),
+    skip=st.booleans(),
+)
+def test_pieces_of_a_decoder_with_byte_fallback_make_the_whole_text(
+    fallback: Tokenizer, parts: list[list[int]], skip: bool
+) -> None:
+    """One broken byte changes a whole run of bytes; 260 is special, 261 is no token."""
+    ids = [token for part in parts for token in part]
+    assert "".join(pieces(fallback, ids, skip)) == fallback.decode(ids, skip)
+
+
+def test_a_run_of_bytes_comes_when_it_ends(fallback: Tokenizer) -> None:
+    ids = [1, *(4 + byte for byte in "\U0001f600é".encode()), 2]
+    assert pieces(fallback, ids) == ["a", *[""] * 6, "\U0001f600éb", ""]
+    assert pieces(fallback, [1, 260, 1], True) == ["a", "", " a", ""], "what is skipped is no context"
+
+
+@settings(max_examples=100, deadline=None)
+@given(data=st.binary(max_size=80))
+def test_pieces_of_any_bytes_make_the_whole_text(made: Tokenizer, data: bytes) -> None:
+    ids = [byte_ids(made)[byte] for byte in data]
+    assert "".join(pieces(made, ids)) == made.decode(ids) == data.decode(errors="replace")
+
+
+def byte_ids(tokenizer: Tokenizer) -> list[int]:
+    """The token of each byte."""
+    shown = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [byte for byte in range(256) if byte not in shown]
+    letters = {byte: chr(byte) for byte in shown} | {byte: chr(256 + i) for i, byte in enumerate(others)}
+    found = [tokenizer.fast.token_to_id(letters[byte]) for byte in range(256)]
+    assert None not in found
+    return found
+
+
+@pytest.mark.parametrize("data", ["\ufffd".encode(), b"\x80", b"\xf0\x9f"])
+def test_a_piece_costs_the_same_however_many_came_before(
+    data: bytes, made: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decode, decoded = Tokenizer.decode, list[int]()
+
+    def counted(own: Tokenizer, ids: list[int], *rest: bool) -> str:
+        decoded.append(len(ids))
+        return decode(own, ids, *rest)
+
+    monkeypatch.setattr(Tokenizer, "decode", counted)
+    ids = [byte_ids(made)[byte] for byte in data] * 500
+    assert len("".join(pieces(made, ids))) == 500
+    assert max(decoded) <= 40
 
 
 @settings(max_examples=100, deadline=None)
