@@ -158,7 +158,7 @@ ENGINE = [
     ("prefill_chunk", [2.5, 0, True, NAN, "8"]),
     ("max_waiting", [0, -1, 1.0, True, HUGE]),
     ("graphs", [1, "yes", True]),
-    ("tokenizer", [5, "tokenizer", object()]),
+    ("tokenizer", [5, "tokenizer", object(), Tokenizer]),
     ("cache", [5, object(), {}]),
 ]
 

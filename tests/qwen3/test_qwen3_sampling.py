@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from qwen3_checkpoints import make, prompts
 from ttnn_moe.draws import kept_probabilities
 from ttnn_moe.errors import RequestError
-from ttnn_moe.models.qwen3 import Engine, Qwen3Moe, Tokenizer, generate, load_model, stream
+from ttnn_moe.models.qwen3 import PRESETS, Engine, Qwen3Moe, Tokenizer, generate, load_model, stream
 from ttnn_moe.models.qwen3.runtime.prefill_graphs import size_for, sizes_to
+from ttnn_moe.models.qwen3.runtime.requests import make_requests
 from ttnn_moe.models.qwen3.runtime.runner import EagerRunner
 from ttnn_moe.models.qwen3.runtime.sampling import Sampling, choose, seeds_of
 
@@ -132,6 +133,22 @@ def test_seeds_out_of_range() -> None:
     for seed in (-1, [1], [1, 2**63], 2**63 - 1):
         with pytest.raises(RequestError, match="bad seeds"):
             seeds_of(seed, 2)
+
+
+def test_seeds_that_differ_in_any_bit_draw_other_numbers() -> None:
+    """torch's generator reads the lowest 32 bits of a seed; smaller seeds draw what it draws."""
+
+    def drawn(seed: int) -> tuple[float, ...]:
+        (request,) = make_requests(PRESETS["qwen3-30b-a3b"], [[1]], seed=seed)
+        return tuple(request.draw() for _ in range(4))
+
+    seeds = [5, 2**32 - 1, *(5 + (1 << bit) for bit in range(32, 63)), 2**63 - 1]
+    assert len({drawn(seed) for seed in seeds}) == len(seeds)
+    for seed in seeds:
+        assert drawn(seed) == drawn(seed) and all(0 <= one < 1 for one in drawn(seed))
+    for seed in (0, 5, 2**32 - 1):
+        numbers = torch.rand(4, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+        assert drawn(seed) == tuple(numbers.tolist())
 
 
 def test_the_largest_seeds(monkeypatch: pytest.MonkeyPatch) -> None:

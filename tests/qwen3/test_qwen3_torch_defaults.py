@@ -15,7 +15,7 @@ def made(kv: str) -> list[list[list[int]]]:
     model, tokenizer = load_model(TINY, device="cpu"), Tokenizer.from_directory(TINY)
     ids = [tokenizer.encode(prompt) for prompt in PROMPTS]
     runs = []
-    for options in ({}, {"temperature": 0.7, "seed": 1}):
+    for options in ({}, {"temperature": 0.7, "seed": 1, "stop_ids": ()}):
         engine = Engine(model, rows=2, capacity=512, kv=kv)
         runs.append(generate(model, ids, engine=engine, max_new_tokens=8, **options).tokens)
     return runs

@@ -79,7 +79,7 @@ def _from_tensor(name: str, ids: Tensor, most: int) -> Tensor:
 
 def _from_items(name: str, items: list[Any], V: int) -> Tensor:
     if not items:
-        return torch.empty(0, dtype=torch.int64)
+        return torch.empty(0, dtype=torch.int64, device="cpu")
     try:
         return host_ids(items)
     except Exception:  # no integer, one too large, or whatever a foreign __index__ raises

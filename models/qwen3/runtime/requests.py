@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import random
 from collections import deque
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal, TypedDict
@@ -15,7 +16,8 @@ from ttnn_moe.arguments import integer
 from ttnn_moe.errors import RequestError
 from ttnn_moe.visible import shown
 
-from ..tokenizer import TextStream, Tokenizer
+from ..text_stream import TextStream
+from ..tokenizer import Tokenizer
 from .ids import checked_ids, count_of
 from .language_model import LanguageConfig
 from .sampling import NAN, Sampling, seeds_of
@@ -151,13 +153,16 @@ class Request:
         return self.length + self.launched - 1
 
     @cached_property
-    def generator(self) -> torch.Generator:
+    def _uniform(self) -> Callable[[], float]:
         """Made for the first number: a greedy request draws none, and does not wait for it."""
-        return torch.Generator().manual_seed(self.seed)
+        if self.seed >> 32:  # torch's generator reads 32 bits of a seed
+            return random.Random(self.seed).random
+        generator = torch.Generator("cpu").manual_seed(self.seed)
+        return lambda: torch.rand((), dtype=torch.float64, device="cpu", generator=generator).item()
 
-    def draw(self) -> Tensor:
-        """Its next uniform number in [0, 1): a scalar, fp64, on the host. It depends on the request's seed alone."""
-        return torch.rand((), dtype=torch.float64, generator=self.generator)
+    def draw(self) -> float:
+        """Its next uniform number in [0, 1), which depends on the request's seed alone."""
+        return self._uniform()
 
     def take(self, token: int) -> Token:
         """The next new token, on the host. What fails here is this request's alone: the token says so."""
@@ -276,7 +281,8 @@ def check_tokenizer(tokenizer: Tokenizer) -> Tokenizer:
     Raises:
         RequestError: it gives no text for a stream of tokens.
     """
-    if callable(getattr(tokenizer, "stream", None)) and hasattr(tokenizer, "eos_token_id"):
+    made = not isinstance(tokenizer, type)
+    if made and callable(getattr(tokenizer, "stream", None)) and hasattr(tokenizer, "eos_token_id"):
         return tokenizer
     raise RequestError(
         "no tokenizer", got=shown(tokenizer), expected="a Tokenizer", remedy="make one: Tokenizer.from_directory(DIR)"

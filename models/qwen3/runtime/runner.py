@@ -179,7 +179,7 @@ def draw(tokens: Tensor, logits: Any, requests: Sequence[Request], by: Callable[
 def _asked(row: int, request: Request) -> Draw:
     how, uniform = request.sampling, 0.0
     try:
-        uniform = float(request.draw())
+        uniform = request.draw()
     except Exception as error:
         request.fail(error)
     return Draw(row, uniform, how.temperature, how.top_k, how.top_p)
