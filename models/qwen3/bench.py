@@ -95,7 +95,16 @@ def bench(
     load_s = time.perf_counter() - start
     generator = torch.Generator().manual_seed(seed)
     prompts = torch.randint(sizes.vocab_size, (batch, prompt_len), generator=generator).tolist()
-    engine, warm_up_s = terminal.warmed_up(network, prompts, new_tokens, kv, kv_bits)
+    # the pages of others are larger than those that were counted
+    memory = needed["KV cache"] if not on_chips and place.type in ("cpu", "cuda") else None
+    engine, warm_up_s = terminal.warmed_up(network, prompts, new_tokens, kv, kv_bits, memory)
+    if (fit := engine.fits(context)) < batch:
+        raise RequestError(
+            "the memory for keys and values does not hold all sequences",
+            got=f"{batch} sequences of {context} tokens",
+            expected=f"at most {fit} of them",
+            remedy="lower --batch, --prompt-len or --new-tokens",
+        )
     stats = generate(network, prompts, max_new_tokens=new_tokens, stop_ids=(), engine=engine).stats
     figures: dict[str, Any] = {
         "config": config,

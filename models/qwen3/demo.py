@@ -25,7 +25,7 @@ from . import TINY, terminal, tt
 from .config import Qwen3MoeConfig
 from .files import MOST_BYTES
 from .parallel.command import generate_shared
-from .runtime.generate import Generation, generate
+from .runtime.generate import Generation, capacity_for, generate
 from .runtime.language_model import LanguageModel
 from .runtime.requests import Options, Stats, Token, make_requests
 from .split import KINDS
@@ -96,6 +96,7 @@ def demo(
     if temperature == 0:
         needs(context, "a --temperature above 0", "top_k", "top_p", "seed")
     check_format(kv, kv_bits)
+    capacity_for(max(map(len, ids)) + max_new_tokens, config.max_position_embeddings, kv, kv_bits)
     options = request.Options(mesh, device, dtype, trace, profile, weights, experts, kv)
     if parallel is not None:
         _check_parallel(parallel, exchange, device)

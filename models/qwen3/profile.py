@@ -23,12 +23,14 @@ from torch import Tensor
 
 from ttnn_moe.accelerator import is_accelerator, module_of
 from ttnn_moe.errors import RequestError
+from ttnn_moe.sizes import ceil_div
 
 from . import terminal
 from .layers import MoE
 from .model import Qwen3Moe
 from .runtime.captured import CapturedRunner
 from .runtime.engine import Engine
+from .runtime.generate import default_chunk
 from .runtime.graphs import graphs_for
 from .weights import device_of, dtype_of, load_model
 
@@ -64,22 +66,27 @@ def measure(model: Qwen3Moe, prompts: Sequence[Sequence[int]], steps: int) -> Sh
     """Time decode steps of these prompts, and the experts in them.
 
     Raises:
-        RequestError: the model has no layer with experts; prompts and steps exceed the context.
+        RequestError: the model has no layer with experts; prompts and steps exceed the context; not all prompts fit the
+            memory of an engine's cache; a sequence ended before the last step.
     """
     if not any(isinstance(module, MoE) for module in model.modules()):
         raise RequestError("the model has no layer with experts", expected="a mixture-of-experts model")
-    new = (ROUNDS + 1) * steps + 2
+    # while later prompts run, the first ones decode
+    filling = ceil_div(sum(map(len, prompts)), default_chunk(model.device))
+    new = (ROUNDS + 1) * steps + filling + 1
     length, context = max(map(len, prompts)) + new, model.config.max_position_embeddings
     if length > context:
         raise RequestError(
             "the context is too short for these samples",
-            got=f"{length - new} prompt tokens, and {new} new ones for {ROUNDS + 1} x {steps} steps",
+            got=f"{length - new} prompt tokens, and {new} new ones for {ROUNDS + 1} x {steps} steps after {filling} "
+            "of prompts",
             expected=f"at most {context} together",
-            remedy="lower --prompt-len or --steps",
+            remedy="lower --prompt-len, --steps or --batch",
         )
     work = _experts_of_a_step(model, prompts, length)
     engine = _begun(model, prompts, length, None)
     engine_s = _median(lambda: [engine.step() for _ in range(steps)], model.device) / steps
+    _check_all_decode(engine)
 
     def run() -> None:
         for call in work:
@@ -92,13 +99,38 @@ def measure(model: Qwen3Moe, prompts: Sequence[Sequence[int]], steps: int) -> Sh
 
 
 def _begun(model: Qwen3Moe, prompts: Sequence[Sequence[int]], length: int, graphs: bool | None) -> Engine:
-    """An engine in which all prompts decode."""
-    engine = Engine(model, len(prompts), length, graphs=graphs)
+    """An engine in which all prompts decode.
+
+    Raises:
+        RequestError: its cache does not hold all of them; a sequence ended.
+    """
+    B = len(prompts)
+    engine = Engine(model, B, length, prefill_chunk=default_chunk(model.device), graphs=graphs)
+    if (fit := engine.fits(length)) < B:
+        raise RequestError(
+            "the memory for keys and values does not hold all sequences",
+            got=f"{B} sequences of {length} tokens",
+            expected=f"at most {fit} of them",
+            remedy="lower --batch, --prompt-len or --steps",
+        )
     for prompt in prompts:
         engine.add(list(prompt), max_new_tokens=length - len(prompt), stop_ids=())
     while engine.scheduler.waiting or engine.scheduler.filling:
         engine.step()
+    _check_all_decode(engine)
     return engine
+
+
+def _check_all_decode(engine: Engine) -> None:
+    """Raise RequestError if a sequence ended."""
+    going = sum(not request.over for request in engine.scheduler.decoding)
+    if going < engine.rows:
+        raise RequestError(
+            "a sequence ended before the last step",
+            got=f"{going} that decode",
+            expected=f"all {engine.rows}",
+            remedy="look for NaN or infinity in the weights",
+        )
 
 
 def _experts_of_a_step(model: Qwen3Moe, prompts: Sequence[Sequence[int]], length: int) -> list[Callable[[], Tensor]]:

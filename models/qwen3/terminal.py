@@ -95,10 +95,15 @@ def warmed_up(
     max_new_tokens: int,
     kv: str = PAGED,
     kv_bits: float | None = None,
+    memory: int | None = None,
 ) -> tuple[Engine, float]:
-    """An engine for these prompts, with its kernels compiled and its steps captured; and the seconds that this took."""
+    """An engine for these prompts, with its kernels compiled and its steps captured; and the seconds that this took.
+
+    Args:
+        max_new_tokens, kv, kv_bits, memory: as engine_for.
+    """
     start = time.perf_counter()
-    engine = engine_for(model, prompts, max_new_tokens, kv, kv_bits)
+    engine = engine_for(model, prompts, max_new_tokens, kv, kv_bits, memory)
     with counting("capturing decode steps") as captured:
         engine.capture(captured)
     generate(model, prompts, max_new_tokens=min(2, max_new_tokens), stop_ids=(), engine=engine)

@@ -78,6 +78,19 @@ def test_bad_input_is_one_message_and_code_2(name: str, directory: Path, capsys)
     assert captured.out == "" and "Traceback" not in captured.err
 
 
+@pytest.mark.parametrize("bits", ["2", "2.001", "17", "nan"])
+def test_bits_are_checked_before_the_weights_are_read(
+    bits: str, directory: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(demo, "load_model", lambda *args: pytest.fail("the weights are read"))
+    args = ["--model", str(directory), "--prompt", "hello", "--kv", "bucketed", "--kv-bits", bits]
+    assert demo.main(args) == 2
+    assert f"got kv_bits={bits}" in capsys.readouterr().err
+    monkeypatch.setattr(bench, "load_model", lambda *args: pytest.fail("the weights are read"))
+    assert bench.main(["--config", str(directory), *args[4:], "--backend", "reference"]) == 2
+    assert f"got kv_bits={bits}" in capsys.readouterr().err
+
+
 def test_exit_code_and_message_of_the_process(tmp_path: Path) -> None:
     done = run_python("-m", "ttnn_moe.models.qwen3.demo", "--model", tmp_path, "--prompt", "hi", code=2, COLUMNS="200")
     assert done.stdout == ""
@@ -185,6 +198,30 @@ def test_bench_of_a_size_without_weights(tmp_path: Path, directory: Path, capsys
         assert figures[name] > 0
     assert [path.name for path in tmp_path.iterdir() if path.is_file()] == ["figures.json"]
     assert "time to first token" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("kv", ["paged", "bucketed"])
+def test_bench_gives_the_cache_the_memory_that_it_reports(
+    kv: str, directory: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whatever an engine takes by default: on a CPU 4 GiB."""
+    for place in ("kv.paged", "kv.bucketed.cache"):
+        monkeypatch.setattr(f"ttnn_moe.{place}.default_memory", lambda device: 100_000)
+    ran, warmed_up = [], bench.terminal.warmed_up
+
+    def kept(*args: object) -> object:
+        ran.append(warmed_up(*args))  # type: ignore[arg-type]
+        return ran[-1]
+
+    monkeypatch.setattr(bench.terminal, "warmed_up", kept)
+    args = ["--config", str(directory), "--kv", kv, "--batch", "9", "--prompt-len", "8", "--new-tokens", "4"]
+    args += ["--kv-bits", "8"] if kv == "bucketed" else []
+    assert bench.main([*args, "--random-weights"]) == 0
+    assert ran[0][0].fits(12) == 9
+    monkeypatch.setattr(bench.terminal, "warmed_up", lambda *args: warmed_up(*args[:-1], 100_000))
+    assert bench.main([*args, "--random-weights"]) == 2
+    words = {"paged": "got 9 sequences of 12 tokens; expected at most 1", "bucketed": "holds no page"}
+    assert words[kv] in capsys.readouterr().err
 
 
 BAD_BENCH = {

@@ -12,8 +12,9 @@ import torch
 from command import run
 from qwen3_checkpoints import HAS_TINY
 from ttnn_moe.errors import RequestError
-from ttnn_moe.models.qwen3 import PRESETS, TINY, Qwen3Moe, load_model
-from ttnn_moe.models.qwen3.profile import Shares, measure
+from ttnn_moe.models.qwen3 import PRESETS, TINY, Engine, Qwen3Moe, load_model
+from ttnn_moe.models.qwen3.profile import ROUNDS, Shares, measure
+from ttnn_moe.models.qwen3.runtime.requests import Token
 
 
 @pytest.mark.parametrize(
@@ -66,9 +67,35 @@ class TestBundled:
         monkeypatch.setattr(MoE, "add_experts", slow)
         assert measure(model, [[1, 2, 3]], 1).share > 0.6
 
+    def test_every_sequence_decodes_in_every_step(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The first ones decode while the prompts of the last ones run."""
+        model, made, step = load_model(TINY, backend="reference", device="cpu"), list[int](), Engine.step
+
+        def counted(engine: Engine) -> list[Token]:
+            tokens = step(engine)
+            made.append(len(tokens))
+            return tokens
+
+        monkeypatch.setattr(Engine, "step", counted)
+        measure(model, [[3] * 64] * 40, 1)
+        assert made[-ROUNDS - 1 :] == [40] * (ROUNDS + 1) and 0 < made[-ROUNDS - 2] <= 40
+        monkeypatch.setattr("ttnn_moe.kv.paged.default_memory", lambda device: 2_000_000)
+        with pytest.raises(
+            RequestError, match=r"hold all sequences; got 40 sequences of \d+ tokens; expected at most 6"
+        ):
+            measure(model, [[3] * 64] * 40, 1)
+
+    def test_a_sequence_that_ends_is_an_error(self) -> None:
+        model = load_model(TINY, backend="reference", device="cpu")
+        model.norm.weight.fill_(float("nan"))
+        with pytest.raises(
+            RequestError, match="a sequence ended before the last step; got 0 that decode; expected all 2"
+        ):
+            measure(model, [[3], [4]], 1)
+
     def test_refused(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
         assert run(monkeypatch, "profile", "--model", str(TINY), "--prompt-len", "60000") == 2
-        assert "at most 2048 together; to fix it: lower --prompt-len or --steps" in capsys.readouterr().err
+        assert "at most 2048 together; to fix it: lower --prompt-len, --steps or --batch" in capsys.readouterr().err
         with torch.device("meta"):
             model = Qwen3Moe(PRESETS["qwen3-30b-a3b"])
         for layer in model.layers:

@@ -108,7 +108,7 @@ def least_capacity(kv: str, kv_bits: float | None, tokens: int, longest: int | N
 def bytes_for(
     kv: str, kv_bits: float | None, sizes: CacheSizes, rows: int, tokens: int, longest: int | None = None
 ) -> int:
-    """Bytes of a cache that just holds `rows` sequences of so many tokens. longest: as `least_capacity`'s.
+    """Bytes of a cache that just holds `rows` sequences of so many tokens. longest: tokens of a row, at most.
 
     Raises:
         RequestError: see check_format; a budget that no mix of tiers reaches.
@@ -121,4 +121,5 @@ def bytes_for(
         return pages * PagedCache.page_bytes(replace(sizes, dtype=torch.int8)) * 17 // 16
     bits = DEFAULT_BITS if kv_bits is None else kv_bits
     capacity = least_capacity(kv, bits, tokens, longest)
-    return bytes_of(allocation.allocate(bits, capacity, option=KV_BITS), sizes, rows, pages)
+    capacity = capacity if longest is None else min(capacity, longest)
+    return bytes_of(allocation.allocate(bits, capacity, longest=longest, option=KV_BITS), sizes, rows, pages)

@@ -13,7 +13,7 @@ import torch
 from ttnn_moe.accelerator import is_accelerator
 from ttnn_moe.arguments import integer
 from ttnn_moe.errors import RequestError
-from ttnn_moe.kv.formats import PAGED, least_capacity
+from ttnn_moe.kv.formats import PAGED, check_budget, least_capacity
 from ttnn_moe.visible import shown
 
 from ..tokenizer import Tokenizer
@@ -127,19 +127,38 @@ def default_chunk(device: torch.device) -> int:
     return 8192 if is_accelerator(device) else 2048
 
 
+def capacity_for(tokens: int, context: int, kv: str = PAGED, kv_bits: float | None = None) -> int:
+    """Tokens of a row of `engine_for`, which holds sequences of so many. Rows of a bucketed cache may be longer: rows
+    that are too short reach no low budget.
+
+    Raises:
+        RequestError: no row within the context reaches the budget.
+    """
+    capacity = min(least_capacity(kv, kv_bits, tokens, context), context)
+    check_budget(kv, kv_bits, capacity, None, context)
+    return capacity
+
+
 def engine_for(
-    model: LanguageModel, prompts: Sequence[Sized], max_new_tokens: int, kv: str = PAGED, kv_bits: float | None = None
+    model: LanguageModel,
+    prompts: Sequence[Sized],
+    max_new_tokens: int,
+    kv: str = PAGED,
+    kv_bits: float | None = None,
+    memory: int | None = None,
 ) -> Engine:
     """An engine that just holds these prompts and their continuations, for `generate`.
 
-    Rows of a bucketed cache may be longer: rows that are too short reach no low budget.
+    Args:
+        kv, kv_bits, memory: see Engine, which bounds the default memory.
 
     Raises:
         RequestError: as Engine.
     """
     context = model.config.max_position_embeddings
-    capacity = least_capacity(kv, kv_bits, max(map(len, prompts)) + max_new_tokens, context)
-    return Engine(model, len(prompts), capacity, prefill_chunk=default_chunk(model.device), kv=kv, kv_bits=kv_bits)
+    capacity = capacity_for(max(map(len, prompts)) + max_new_tokens, context, kv, kv_bits)
+    chunk = default_chunk(model.device)
+    return Engine(model, len(prompts), capacity, memory=memory, prefill_chunk=chunk, kv=kv, kv_bits=kv_bits)
 
 
 def _drain(
