@@ -285,11 +285,10 @@ class BucketedCache(PagedRows, FusedWrite):
         now = self._now
         if now is None:
             return self._prompts.attend(layer, q, step, self._decode)
-        n = 0 if now.decoding is None else len(now.decoding.rows)
+        done = n = 0 if now.decoding is None else len(now.decoding.rows)
         out = torch.empty_like(q)
         if now.decoding is not None:
             out[:n] = self._decode(layer, q[:n], now.decoding)
-        done = n
         whole = isinstance(step, PrefillStep)
         if self._step_own is not None and not (whole and all(p.room for p in self._pieces if p.which >= 0)):
             self._step_own.pack(self._k[layer], self._v[layer], self._key_scale[layer, 0])
@@ -302,10 +301,9 @@ class BucketedCache(PagedRows, FusedWrite):
                 queries, at = len(asked), to_device(asked, q.device)
             if queries and queries == len(q):  # no other tokens
                 return self._prompt(layer, q, at, piece).contiguous()
-            own = slice(done, done + queries)
-            done += queries
             if queries:
-                out[own] = self._prompt(layer, q[own], at, piece)
+                out[done : done + queries] = self._prompt(layer, q[done : done + queries], at, piece)
+            done += queries
         return out
 
     @property
@@ -403,12 +401,14 @@ class BucketedCache(PagedRows, FusedWrite):
             return None
         return torch.zeros(self.allocation.high_slots + span.n, device=self.sizes.device)
 
+    @torch.inference_mode(False)  # what is kept also serves calls that record gradients
     def _stage_room(self, T: int) -> None:
         if self._k.shape[1] < T or self._k.device != self.sizes.device:
             sizes = self.sizes
             shape = (sizes.layers, power_of_2(T), sizes.kv_heads, sizes.head_dim)
             self._stage(*(zeros(shape, torch.bfloat16, sizes.device) for _ in range(2)))
 
+    @torch.inference_mode(False)
     def _stage(self, k: Tensor, v: Tensor) -> None:
         """Where the tokens of steps with prompts are, [layers, room, kv_heads, D] each."""
         if self._k.data_ptr() != k.data_ptr():
