@@ -6,132 +6,25 @@ model.generate(**inputs, past_key_values=BucketedCache(model, rows=1, capacity=3
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any, cast
+from collections.abc import Callable
+from typing import Any, NoReturn, cast
 
 import torch
 from torch import Tensor
-from transformers import AttentionInterface, PreTrainedModel
-from transformers.cache_utils import Cache, CacheLayerMixin
+from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
-from transformers.masking_utils import AttentionMaskInterface, flash_attention_mask
+from transformers.masking_utils import AttentionMaskInterface, causal_mask_function, flash_attention_mask, sdpa_mask
 
-from ...errors import ContractError
-from ...kv.bucketed.cache import BucketedCache as Rows
-from ...kv.cache import CacheSizes
-from ...kv.step import Step
+from ...accelerator import on_host
+from ...errors import ContractError, GradientsRefused
+from .kv_cache import BucketedCache, check_window
+from .kv_layer import LAYER, BucketedLayer
+from .kv_model import NAME, OTHERWISE
 
-NAME = "ttnn_moe_kv"
-LAYER = "_ttnn_moe_kv_layer"
+__all__ = ["NAME", "BucketedCache", "attention", "mask", "register"]
 
-
-class BucketedLayer(CacheLayerMixin):
-    """One layer's part of a BucketedCache. `update` hands the new keys to the attention, which writes them."""
-
-    is_sliding = False
-
-    def __init__(self, cache: BucketedCache, layer: int):
-        super().__init__()
-        self.cache, self.layer, self.seen = cache, layer, 0
-        self.is_initialized = True
-
-    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        pass
-
-    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Keys and values [B, kv_heads, n, D] as they came; the keys carry this layer."""
-        self.seen += key_states.shape[2]
-        setattr(key_states, LAYER, self)
-        return key_states, value_states
-
-    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        return self.seen + query_length, 0
-
-    def get_seq_length(self) -> int:
-        return self.seen
-
-    def get_max_length(self) -> int:
-        return self.cache.rows.capacity
-
-    def reset(self) -> None:
-        self.seen = 0
-        if self.layer == 0:
-            self.cache.start()
-
-    def reorder_cache(self, beam_idx: Tensor) -> None:
-        raise ContractError("a bucketed cache serves no beam search", remedy="generate with num_beams=1")
-
-    def offload(self) -> None:
-        """Nothing: tiers stay where they are."""
-
-    def prefetch(self) -> None:
-        """Nothing: tiers stay where they are."""
-
-
-class BucketedCache(Cache):
-    """Keys and values of a model of transformers, in tiers of 2 to 16 bits: see docs/kv.md.
-
-    Args:
-        model: whose attention is "ttnn_moe_kv". rows: sequences of a batch, at most.
-        capacity: tokens of each, prompt and new ones. bits: average bits of a number in a full row.
-
-    Raises:
-        ContractError: the model has another attention; head_dim is no multiple of 32.
-        RequestError: a budget that no mix of tiers reaches; the machine has less memory.
-    """
-
-    def __init__(self, model: PreTrainedModel, rows: int = 1, capacity: int = 4096, bits: float = 4.0):
-        config = model.config.get_text_config()
-        if config._attn_implementation != NAME:  # it would see the newest tokens alone
-            raise ContractError(
-                "the model's attention does not read a BucketedCache",
-                got=f"attn_implementation={config._attn_implementation!r}",
-                expected=repr(NAME),
-                remedy=f'model.set_attn_implementation("{NAME}")',
-            )
-        heads = config.num_attention_heads
-        D = getattr(config, "head_dim", None) or config.hidden_size // heads
-        kv_heads = getattr(config, "num_key_value_heads", None) or heads
-        sizes = CacheSizes(config.num_hidden_layers, heads, kv_heads, D, model.dtype, model.device)
-        self.rows = Rows.within(sizes, rows, capacity, 1 << 62, bits=bits)
-        keys, queries = (list(_norms(model, name, D)) for name in ("k_norm", "q_norm"))
-        if len(keys) == len(queries) == sizes.layers:
-            self.rows.equalise(torch.stack(keys), torch.stack(queries))
-        self.opened = False
-        self.places: list[Tensor] = []
-        self.step: Step | None = None
-        self.start()
-        super().__init__(layers=[BucketedLayer(self, i) for i in range(sizes.layers)])
-
-    def start(self) -> None:
-        """Forget every token."""
-        for row in range(self.rows.rows):
-            if self.opened:
-                self.rows.close(row)
-            self.rows.open(row, self.rows.capacity)
-        self.opened, self.lengths = True, [0] * self.rows.rows
-
-    def plan(self, B: int, n: int, mask: Tensor | None) -> None:
-        """Before the first layer of a pass: which of B x n new tokens are there, and the step that they make."""
-        if self.rows.rows < B:
-            raise ContractError(
-                "the batch has more rows than the cache",
-                got=B,
-                expected=f"at most {self.rows.rows}",
-                remedy=f"BucketedCache(model, rows={B}, ...); beams are not served",
-            )
-        there = torch.ones(B, n, dtype=torch.bool) if mask is None else mask[:, -n:].bool().cpu()
-        self.there = there.flatten().nonzero().flatten().to(self.rows.sizes.device)
-        counts = there.sum(1).tolist()
-        if all(count == 1 for count in counts) and n == 1 and all(self.lengths[:B]):
-            self.step = self.rows.decode(range(B), self.lengths[:B])
-        else:
-            for row in range(B):
-                self.rows.lengths[row] = self.lengths[row]
-            total = sum(counts)
-            self.step = self.rows.prefill([(row, count) for row, count in enumerate(counts) if count], range(total))
-        for row, count in enumerate(counts):
-            self.lengths[row] += count
+ODD = ("softcap", "s_aux", "sinks", "position_bias", "indices", "block_indices")
+"""What models pass to an attention that changes its result."""
 
 
 def attention(
@@ -147,51 +40,124 @@ def attention(
     """Attention of query [B, heads, n, D] to a BucketedCache -> [B, n, heads, D]. Without a cache, torch's.
 
     Raises:
-        ContractError: another cache; a sliding window shorter than the cache's rows; soft caps or sinks.
+        ContractError: another cache; keys that changed after update(); a mask that is not causal, a window shorter than
+            what is attended, soft caps, sinks; with a cache: dropout, and what BucketedCache.plan refuses.
+        RequestError: a row of the cache is full.
+        GradientsRefused: by a backward pass through the attention to a cache.
     """
-    B, heads, n, D = query.shape
     layer = cast("BucketedLayer | None", getattr(key, LAYER, None))
-    if layer is None:
-        if key.shape[2] != n or attention_mask is not None:
-            raise ContractError(
-                f'attn_implementation="{NAME}" reads a BucketedCache alone',
-                got="another cache, or a padded batch without a cache",
-                remedy="pass past_key_values=BucketedCache(model, ...)",
-            )
-        return cast(
-            "tuple[Tensor, None]", sdpa_attention_forward(module, query, key, value, None, scaling=scaling, **kwargs)
-        )
-    window = kwargs.get("sliding_window")
-    odd = [name for name in ("softcap", "s_aux") if kwargs.get(name) is not None]
-    if odd or (window is not None and window < layer.get_max_length()):
+    if layer is not None:
+        layer.cache.take(layer.layer, key, value)
+    if odd := [name for name in ODD if kwargs.get(name) is not None]:
+        _refuse(", ".join(odd))
+    if layer is not None:
+        return _cached(module, layer, query, key, value, attention_mask, scaling, dropout, kwargs), None
+    n, window = query.shape[2], kwargs.get("sliding_window")
+    if key.shape[2] != n or (attention_mask is not None and attention_mask.dim() != 4):
         raise ContractError(
-            "a bucketed cache serves plain causal attention",
-            got=", ".join(odd) or f"a sliding window of {window} tokens in rows of {layer.get_max_length()}",
-            remedy="use another attn_implementation" if odd else "make the cache with a smaller capacity",
+            f'attn_implementation="{NAME}" reads a BucketedCache alone',
+            got="another cache, or a padded batch without a cache",
+            remedy="pass past_key_values=BucketedCache(model, ...)",
         )
-    cache = layer.cache
+    if attention_mask is None and window is not None and window < n:
+        _refuse(f"a sliding window of {window} for {n} tokens, and no mask that holds it")
+    return cast(
+        "tuple[Tensor, None]",
+        sdpa_attention_forward(module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs),
+    )
+
+
+@torch.compiler.disable
+def _cached(
+    module: Any,
+    layer: BucketedLayer,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    scaling: float | None,
+    dropout: float,
+    kwargs: dict[str, Any],
+) -> Tensor:
+    check_window(kwargs.get("sliding_window"), layer.get_max_length())
+    causal = kwargs.get("is_causal")
+    if not (getattr(module, "is_causal", True) if causal is None else causal):
+        _refuse("attention that is not causal")
+    if mask is not None and mask.dim() != 2:
+        _refuse(f"a mask of {mask.dim()} dimensions: a window, chunks, packed sequences, or a mask of the caller")
+    if kwargs.get("cu_seq_lens_q") is not None:
+        _refuse("packed sequences (cu_seq_lens_q)")
+    if dropout:
+        _refuse(f"dropout of {dropout}", "model.eval()")
+    B, heads, n, D = query.shape
+    cache, sizes = layer.cache, layer.cache.rows.sizes
+    if heads != sizes.heads:
+        cache.refuse_sizes(f"{heads} heads of queries", f"{sizes.heads} heads")
     if layer.layer == 0:
-        cache.plan(B, n, attention_mask)
+        cache.plan(B, n, mask, kwargs.get("position_ids"))
     step, there = cache.step, cache.there
     assert step is not None, "layers run in order"
-    q, k, v = (x.transpose(1, 2).flatten(0, 1)[there] for x in (query, key, value))
-    if scaling is not None:
-        q = q * (scaling * D**0.5)
-    cache.rows.write(layer.layer, k, v, step)
-    out = query.new_zeros(B * n, heads, D)
-    out[there] = cache.rows.attend(layer.layer, q, step)
-    return out.view(B, n, heads, D), None
+
+    def run() -> Tensor:
+        with torch.autocast(query.device.type, enabled=False), on_host():
+            q, k, v = (x.to(sizes.dtype).transpose(1, 2).flatten(0, 1)[there] for x in (query, key, value))
+            if scaling is not None:
+                q = q * (scaling * D**0.5)
+            cache.rows.write(layer.layer, k, v, step)
+            out = query.new_zeros(B * n, heads, D)
+            out[there] = cache.rows.attend(layer.layer, q, step).to(out.dtype)
+            return out.view(B, n, heads, D)
+
+    out = cast(Tensor, _Inference.apply(run, query, key, value))
+    cache.written(layer.layer, n)
+    return out
 
 
-def _norms(model: PreTrainedModel, name: str, D: int) -> Iterator[Tensor]:
-    """By layer, how large each channel is after a norm of heads: RoPE mixes channel i with channel i + D / 2."""
-    for key, module in model.named_modules():
-        weight = getattr(module, "weight", None)
-        if key.endswith(f".{name}") and isinstance(weight, Tensor) and weight.shape == (D,):
-            yield weight.detach().float().square().unflatten(0, (2, -1)).mean(0).sqrt().repeat(2)
+def mask(**kwargs: Any) -> Tensor | None:
+    """The mask of a pass: None or that of padding [B, tokens] where attention is causal, else [B, 1, n, tokens].
+
+    A BucketedCache serves the first two. Takes what transformers gives every function of AttentionMaskInterface.
+    """
+    local = kwargs.get("local_size")
+    whole = local is not None and kwargs["kv_length"] <= local and kwargs.get("allow_is_causal_skip", True)
+    if whole or kwargs.get("mask_function", causal_mask_function) is causal_mask_function:
+        return cast("Tensor | None", flash_attention_mask(**kwargs))
+    return cast("Tensor | None", sdpa_mask(**{**kwargs, "allow_is_bidirectional_skip": False}))
+
+
+def _refuse(got: str, remedy: str = OTHERWISE) -> NoReturn:
+    raise ContractError(
+        f'attn_implementation="{NAME}" computes plain causal attention',
+        got=got,
+        expected="each token attends to all tokens before it",
+        remedy=remedy,
+    )
+
+
+class _Inference(torch.autograd.Function):
+    """apply(run, *inputs) -> run(), whose backward pass raises."""
+
+    @staticmethod
+    def forward(ctx: Any, run: Callable[[], Tensor], *inputs: Tensor) -> Tensor:
+        return run()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:  # type: ignore[override]
+        raise _gradients()
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> Any:
+        raise _gradients()
+
+
+def _gradients() -> GradientsRefused:
+    return GradientsRefused(
+        "the attention to a BucketedCache is for inference: it has no gradients",
+        remedy='to train, model.set_attn_implementation("sdpa"); else call the model under torch.no_grad()',
+    )
 
 
 def register() -> None:
     """Make `attn_implementation="ttnn_moe_kv"` known."""
     AttentionInterface.register(NAME, attention)
-    AttentionMaskInterface.register(NAME, flash_attention_mask)
+    AttentionMaskInterface.register(NAME, mask)

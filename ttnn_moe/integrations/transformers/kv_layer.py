@@ -1,0 +1,87 @@
+"""One layer of a BucketedCache, as transformers knows layers of caches."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import CacheLayerMixin
+
+from ...errors import ContractError
+
+if TYPE_CHECKING:
+    from .kv_cache import BucketedCache
+
+LAYER = "_ttnn_moe_kv_layer"
+"""The attribute of keys that names their BucketedLayer."""
+
+
+class BucketedLayer(CacheLayerMixin):
+    """One layer's part of a BucketedCache. `update` hands the new keys to the attention, which writes them."""
+
+    is_sliding = False
+
+    def __init__(self, cache: BucketedCache, layer: int):
+        super().__init__()
+        self.cache, self.layer, self.seen = cache, layer, 0
+        self.is_initialized = True
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        pass
+
+    @torch.compiler.disable
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """Keys and values [B, kv_heads, n, D] as they came; the keys carry this layer.
+
+        Raises:
+            ContractError: see BucketedCache.expect.
+        """
+        self.cache.expect(self.layer, key_states, value_states)
+        setattr(key_states, LAYER, self)
+        return key_states, value_states
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return self.seen + query_length, 0
+
+    def get_seq_length(self) -> int:
+        return self.seen
+
+    def get_max_length(self) -> int:
+        return self.cache.rows.capacity
+
+    def reset(self) -> None:
+        self.seen = 0
+        if self.layer == 0:
+            self.cache.start()
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        raise ContractError("a bucketed cache serves no beam search", remedy="generate with num_beams=1")
+
+    def crop(self, *args: Any) -> NoReturn:
+        raise ContractError(
+            "a bucketed cache takes no token back",
+            got="crop(), which assisted generation and prompt lookup call",
+            expected="a cache that only grows",
+            remedy="generate without assistant_model and prompt_lookup_num_tokens; or cache.reset() and pass all again",
+        )
+
+    def batch_repeat_interleave(self, repeats: int) -> NoReturn:
+        self.keep_rows(f"batch_repeat_interleave({repeats})")
+
+    def batch_select_indices(self, indices: Tensor) -> NoReturn:
+        self.keep_rows("batch_select_indices()")
+
+    def keep_rows(self, got: str) -> NoReturn:
+        raise ContractError(
+            "a bucketed cache does not move rows",
+            got=got,
+            expected="the same rows in every pass",
+            remedy="cache.reset() and pass the new batch from its first token",
+        )
+
+    def offload(self) -> None:
+        """Nothing: tiers stay where they are."""
+
+    def prefetch(self) -> None:
+        """Nothing: tiers stay where they are."""
