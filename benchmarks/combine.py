@@ -126,6 +126,7 @@ class Ranks:
         dist.barrier()
         self.call: Call
         self.gpu, self.ranks = gpu, range(gpu * each, (gpu + 1) * each)
+        self.given: list[torch.Tensor] = []
         self.outs: list[torch.Tensor] = []
         self.want: list[torch.Tensor] = []
 
@@ -144,7 +145,12 @@ class Ranks:
 
     def right(self, repeats: int) -> bool:
         good = True
-        for _ in range(repeats):
+        for call in range(repeats):
+            torch.cuda.synchronize()
+            dist.barrier()
+            # other numbers than in the calls before, whose words and rows may still lie there; no bf16 loses a bit
+            for x in (*self.given, *(one for one in self.want if one.is_floating_point())):
+                x *= (2.0, 2.0, 2.0, 0.125)[call % 4]
             for out in self.outs:
                 out.view(torch.uint8).fill_(0xA5)
             # a peer's launch writes into these
@@ -177,13 +183,16 @@ class CombineRanks(Ranks):
             masks, rows, T = pointers([full] * plan.R, plan.T, rank)
             if isinstance(call, NodeCombine):
                 where = rows_at([full] * plan.R, plan.T, rank)
-                call.plan.rows(self.memory[n * plan.heap :])[:] = x
+                there = call.plan.rows(self.memory[n * plan.heap :])
+                there[:] = x
+                self.given.append(there)
                 origins = origins_at([full] * plan.R, plan.T, rank)
                 call.bind(n, where, *origins, T, out)
                 self.keep.append((where, T, origins))
             else:
                 call.bind(n, x, masks, rows, T, out)
                 self.keep.append((x, masks, rows, T))
+                self.given.append(x)
             self.outs.append(out)
             stacked = torch.stack([self.rows(rank, r) for r in range(plan.R)])
             self.want.append(tree_sum(stacked, full, nodes, rank, wire))
@@ -213,6 +222,7 @@ class DispatchRanks(Ranks):
         for n, rank in enumerate(self.ranks):
             count = torch.tensor([plan.T], dtype=torch.int32, device="cuda")
             tensors = rows_of(rank, rank, plan), ids[rank], weights[rank], count
+            self.given += [tensors[0], weights[rank]]
             if isinstance(call, NodeDispatch):
                 where = torch.empty(plan.R, plan.T, dtype=torch.int32, device="cuda")
                 firsts = torch.empty(plan.R + 1, dtype=torch.int32, device="cuda")

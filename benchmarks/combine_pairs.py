@@ -75,7 +75,7 @@ class PairRanks(CombineRanks):
         into = plan.rows(self.memory)
         into.view(torch.uint8).fill_(0xA5)
         given = rows.data_ptr(), inverse.data_ptr(), spread.data_ptr(), 0, into.data_ptr()
-        self.kept = rows, inverse, spread
+        self.kept, self.given = (rows, inverse, spread), [rows]
         self.sums = lambda: launch(load.stream(rank), *given)
         self.across = self.call.launch
         self.call = SimpleNamespace(launch=self.both)

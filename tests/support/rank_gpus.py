@@ -22,12 +22,15 @@ from ttnn_moe.parallel.hierarchical import Nodes, tree_sum
 from ttnn_moe.parallel.hierarchical.nodes import rank_masks
 from ttnn_moe.parallel.hierarchical.rings import Role
 
+FACTORS = 2.0, 2.0, 2.0, 0.125
+"""Of inputs, from call to call: no bf16 loses a bit."""
+
 
 class OnGpus(ABC):
     """Heaps of all ranks, and what launches them. gpu_of: of each rank. absent: ranks that do not launch."""
 
     def __init__(self, plan: RingPlan, gpu_of: Sequence[int], absent: Sequence[int], first: int):
-        self.gpu_of, self.runs = list(gpu_of) or [0] * plan.R, list[RankKernel]()
+        self.gpu_of, self.runs, self.calls = list(gpu_of) or [0] * plan.R, list[RankKernel](), 0
         gpus = sorted(set(self.gpu_of))
         self.heaps = [torch.zeros(plan.heap, dtype=torch.uint8, device=f"cuda:{gpu}") for gpu in self.gpu_of]
         if first:
@@ -56,6 +59,10 @@ class OnGpus(ABC):
         return [stopped(heap) for heap in self.heaps]
 
     @abstractmethod
+    def renew(self) -> None:
+        """Inputs become others, until the fourth call from now: what a call leaves behind is wrong for the next."""
+
+    @abstractmethod
     def poison(self) -> None:
         """Outputs become what no call gives."""
 
@@ -66,7 +73,9 @@ class OnGpus(ABC):
     def run(self, calls: int = 1) -> None:
         """Calls, each of which gives what the oracle does, and stops no rank."""
         for _ in range(calls):
+            self.renew()
             self.poison()
+            self.synchronize()
             self.launch()
             self.synchronize()
             assert self.reports() == [None] * len(self.heaps)
@@ -79,7 +88,9 @@ class OnGpus(ABC):
         with torch.cuda.graph(graph):
             self.launch()
         for _ in range(calls):
+            self.renew()
             self.poison()
+            self.synchronize()
             graph.replay()
             torch.cuda.synchronize()
             assert list(self.wrong()) == []
@@ -155,6 +166,7 @@ class DispatchOnGpus(OnGpus):
             hidden, weights = torch.randn(T, plan.H, generator=g).to(plan.dtype), torch.rand(T, plan.K, generator=g)
             self.origins.append((hidden, ids, weights))
         self.received: dict[int, dict[str, torch.Tensor]] = {}
+        self.bound: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []
         self.keep: list[object] = []
         for gpu, ranks in self.ranks_of.items():
             device = f"cuda:{gpu}"
@@ -168,6 +180,7 @@ class DispatchOnGpus(OnGpus):
                 hidden, ids, weights = (one.to(device) for one in self.origins[rank])
                 inputs = hidden, ids, weights, torch.tensor([tokens[rank]], dtype=torch.int32, device=device)
                 self.keep.append(inputs)
+                self.bound.append((hidden, ids, weights))
                 if isinstance(run, RankDispatch):
                     into = Received.empty(run.plan, device)
                     run.bind(n, *inputs, into)
@@ -182,6 +195,13 @@ class DispatchOnGpus(OnGpus):
                     self.received[rank] = made
         self.poison()
         self.synchronize()
+
+    def renew(self) -> None:
+        factor, self.calls = FACTORS[self.calls % 4], self.calls + 1
+        for hidden, ids, weights in (*self.origins, *self.bound):
+            hidden *= factor
+            weights *= factor
+            ids.copy_(ids.roll(1, 0))
 
     def poison(self) -> None:
         for received in self.received.values():
@@ -232,6 +252,7 @@ class GpuRanks(OnGpus):
         self.parts = [torch.randn(R, T, H, generator=g).to(plan.dtype) for T in tokens]
         self.added = [torch.randn(2, T, H, generator=g).to(plan.dtype) for T in tokens]
         self.outs: list[torch.Tensor] = []
+        self.bound: list[torch.Tensor] = []
         self.keep: list[object] = []
         for gpu, ranks in self.ranks_of.items():
             run: RankCombine | NodeCombine
@@ -252,7 +273,9 @@ class GpuRanks(OnGpus):
         self.outs.append(out)
         if isinstance(run, NodeCombine):
             where, own = rows_at(self.masks, self.plan.T, rank).to(device), T[rank : rank + 1]
-            run.plan.rows(self.heaps[rank])[: len(x)] = x.to(device)
+            rows_there = run.plan.rows(self.heaps[rank])[: len(x)]
+            rows_there.copy_(x)
+            self.bound.append(rows_there)
             origins = [one.to(device) for one in origins_at(self.masks, self.plan.T, rank)]
             run.bind(n, where, *origins, own, out, bias_0, bias_1)
             self.keep.append((where, own, bias_0, bias_1, origins))
@@ -260,6 +283,12 @@ class GpuRanks(OnGpus):
             tensors = x.to(device), masks, rows, T, out, bias_0, bias_1
             run.bind(n, *tensors)
             self.keep.append(tensors)
+            self.bound.append(tensors[0])
+
+    def renew(self) -> None:
+        factor, self.calls = FACTORS[self.calls % 4], self.calls + 1
+        for rows in (*self.parts, *self.bound):
+            rows *= factor
 
     def poison(self) -> None:
         for out in self.outs:
