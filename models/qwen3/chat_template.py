@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime
+from math import inf
 from pathlib import Path
 from typing import Any
 
 from jinja2 import TemplateError, nodes
+from jinja2.compiler import CodeGenerator, Frame
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.runtime import Context
@@ -23,6 +26,8 @@ from .files import is_failure, said
 
 MOST = 1 << 24
 """Characters of a conversation, and of what an operator of a template makes."""
+LONGEST = 1 << 16
+"""Characters of the left side of %."""
 SECONDS = 10.0
 """That a conversation may take."""
 
@@ -90,21 +95,65 @@ def _timed() -> Iterator[None]:
         sys.settrace(None)
 
 
-class _Sandbox(ImmutableSandboxedEnvironment):
-    """Refuses sums, products and powers that would fill the memory."""
+_WIDTHS = re.compile(r"[%)][-#0 +]*(\d+|\*)?(?:\.(\d+|\*))?")
+"""Width and precision of a place of a format, behind its % or its (name)."""
 
-    intercepted_binops = frozenset(("+", "*", "**"))
+
+class _Code(CodeGenerator):
+    """Calls `joined` for ~, for which Jinja has no hook."""
+
+    def visit_Concat(self, node: nodes.Concat, frame: Frame) -> None:
+        self.write("environment.joined((")
+        for part in node.nodes:
+            self.visit(part, frame)
+            self.write(", ")
+        self.write("))")
+
+
+class _Sandbox(ImmutableSandboxedEnvironment):
+    """Refuses results of operators that would fill the memory."""
+
+    intercepted_binops = frozenset(("+", "*", "**", "%"))
+    code_generator_class = _Code
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        a, b = _size(left), _size(right)
-        if {"+": a + b > MOST, "*": a * b > MOST, "**": a > MOST or b > 64}[operator]:
-            raise TemplateError(f"the result of {operator} is too large")
+        if operator == "%":
+            size = _formatted(left, right) if isinstance(left, str) else 0.0
+        else:
+            a, b = _size(left), _size(right)
+            size = {"+": a + b, "*": a * b, "**": max(a, 0 if b <= 64 else inf)}[operator]
+        _check(operator, size)
         return super().call_binop(context, operator, left, right)
+
+    def joined(self, parts: Iterable[Any]) -> str:
+        """The texts of all parts together."""
+        texts, size = [], 0
+        for part in parts:
+            texts.append(str(part))
+            size += len(texts[-1])
+            _check("~", size)
+        return "".join(texts)
+
+
+def _check(operator: str, size: float) -> None:
+    if size > MOST:
+        raise TemplateError(f"the result of {operator} is too large")
 
 
 def _size(value: Any) -> float:
     """A number's absolute value; else the length."""
     return abs(value) if isinstance(value, int | float) else len(value)
+
+
+def _formatted(text: str, values: Any) -> float:
+    """Characters of text % values, at most: each place takes the longest value, and its width and precision."""
+    if len(text) > LONGEST:
+        return inf
+    given = values.values() if isinstance(values, Mapping) else values if isinstance(values, tuple) else (values,)
+    longest = max((len(str(value)) for value in given), default=0)
+    star = max((abs(value) for value in given if isinstance(value, int)), default=0)
+    widths = (star if width == "*" else float(width) for pair in _WIDTHS.findall(text) for width in pair if width)
+    return len(text) + text.count("%") * longest + sum(widths)
 
 
 def _environment() -> _Sandbox:

@@ -122,6 +122,14 @@ HUNGRY = {
     "product": "{{ 'x' * 10 ** 12 }}",
     "power": "{{ 9 ** 9 ** 9 ** 9 }}",
     "sums": "{% set n = namespace(x='x') %}{% for a in range(99) %}{% set n.x = n.x + n.x %}{% endfor %}",
+    "joins": "{% set n = namespace(x='x') %}{% for a in range(99) %}{% set n.x = n.x ~ n.x %}{% endfor %}",
+    "join": "{% set x = 'x' * 9999999 %}{{ (x ~ x ~ x) | length }}",
+    "width": "{{ ('%1000000000d' % 5) | length }}",
+    "widths": "{{ ('%*d' % (1000000000, 5)) | length }}",
+    "named width": "{{ ('%(a)-1000000000s' % {'a': 5}) | length }}",
+    "precision": "{{ ('%.1000000000f' % 5) | length }}",
+    "long format": "{{ (('%' * 16777216) % 5) | length }}",
+    "places": "{{ (('%(a)s' * 99999) % {'a': 'x' * 99999}) | length }}",
     "surrogate": "{{ '\\ud800' }}",
 }
 
@@ -132,6 +140,14 @@ def test_a_template_that_takes_all_is_refused(name: str, made: Tokenizer, monkey
     with pytest.raises(RequestError, match="the chat template of DIR refuses"):
         Tokenizer(made.fast, {}, HUNGRY[name], "DIR").apply_chat_template(CHATS[0])
     assert sys.gettrace() is None
+
+
+def test_a_template_joins_and_formats(made: Tokenizer) -> None:
+    template = """{% macro m(a) %}{{ a ~ '!' ~ none ~ 1.5 }}{% endmacro %}{{ m('x') ~ [1, 'y'] ~ '<' }} {{ 7 % 4 }}
+{{- ' %s|%05.1f|%%|%-3d|' % ('é', 2.25, 4) }}{{ '%(a)s%(a)s' % {'a': 'z'} }}{{ '%s' % 3 }}{{ 'a' ~ 'b' }}
+{{- ' 20240101 %s' % 1 }}"""
+    text = Tokenizer(made.fast, {}, template).apply_chat_template(CHATS[0])
+    assert text == "x!None1.5[1, 'y']< 3 é|002.2|%|4  |zz3ab 20240101 1"
 
 
 @pytest.mark.parametrize("text, token", [("\udc80", -1), (5, "x"), (None, None), ("\ud800", 1 << 40)])
