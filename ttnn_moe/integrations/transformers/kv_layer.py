@@ -50,6 +50,8 @@ class BucketedLayer(CacheLayerMixin):
     def get_max_length(self) -> int:
         return self.cache.rows.capacity
 
+    get_max_cache_shape = get_max_length  # its name in transformers 5.7
+
     def reset(self) -> None:
         self.seen = 0
         if self.layer == 0:
