@@ -16,15 +16,13 @@ from torch import Tensor
 
 from . import eager, registry
 from .backend import Prepared
-from .contract import Experts, Placement, Problem, Routing, check_kind, check_kinds
+from .contract import MOST_PAIRS, Experts, Placement, Problem, Routing, check_kind, check_kinds, too_many_pairs
 from .errors import BackendUnavailable, ContractError
 from .ids import is_distinct
 from .memory import check_tensors
 from .visible import shown
 from .watched import watcher
 
-MOST_PAIRS = 2**31 - 1
-"""Token-expert pairs of a call: every view of a routing numbers them in int32."""
 FEWER = "prepare for fewer tokens T, and make several calls"
 
 
@@ -123,7 +121,7 @@ def described(problem: Problem, experts: Experts, placement: Placement | None) -
     """
     check_kind(problem, Problem)
     check_kind(experts, Experts)
-    if problem.T * problem.K > MOST_PAIRS:
+    if too_many_pairs(problem) is not None:
         raise ContractError(
             "too many token-expert pairs",
             got=f"T={shown(problem.T)}, K={shown(problem.K)}",

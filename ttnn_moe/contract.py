@@ -15,9 +15,9 @@ from numbers import Integral
 import torch
 from torch import Tensor
 
-from .activations import SILU
+from .activations import ACTIVATIONS, SILU
 from .errors import ContractError
-from .experts import Experts
+from .experts import GATE_UP_ORDERS, Experts
 from .formats.int4_24 import NAME as INT4_24
 from .memory import check_tensors, first_shared
 from .placement import Placement, check_even
@@ -26,6 +26,7 @@ from .routing_views import PaddedView, SortedView, StepLayout, step_capacity
 from .visible import shown
 
 __all__ = [
+    "MOST_PAIRS",
     "Experts",
     "PaddedView",
     "Placement",
@@ -46,8 +47,11 @@ __all__ = [
     "check_rows_and_out",
     "or_float32",
     "step_capacity",
+    "too_many_pairs",
 ]
 
+MOST_PAIRS = 2**31 - 1
+"""Token-expert pairs of a call: every view of a routing numbers them in int32."""
 HIDDEN_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
@@ -59,7 +63,7 @@ class Problem:
         T: tokens, or a bound on them. E, K, H, I: sizes of the layer (E counts the experts of all devices).
         dtype: of hidden. out_dtype: of the output, dtype or fp32.
         weight_format, gate_up_order: format and gate_up_order of the Experts.
-        device: device type of the tensors ("cpu", "cuda", ...).
+        device: device type of the tensors ("cpu", "cuda", ...); a torch.device and "cuda:1" become their type.
         D: devices that share the experts.
         activation, biased: of the Experts.
         fp16_scales: of the Experts, where the format is int4_24.
@@ -94,6 +98,15 @@ class Problem:
         if self.out_dtype not in (self.dtype, torch.float32):
             raise ContractError("out has the wrong dtype", got=self.out_dtype, expected=or_float32(self.dtype))
         check_even(self.E, self.D)
+        if type(self.device) is not str or ":" in self.device:
+            object.__setattr__(self, "device", _device_type(self.device))
+        if self.activation not in ACTIVATIONS or self.gate_up_order not in GATE_UP_ORDERS:
+            got, known = (f"activation={shown(self.activation)}", ACTIVATIONS)
+            if self.activation in ACTIVATIONS:
+                got, known = (f"gate_up_order={shown(self.gate_up_order)}", GATE_UP_ORDERS)
+            raise ContractError("experts have no such form", got=got, expected=f"one of {list(known)}")
+        if not isinstance(self.weight_format, str):
+            raise ContractError("weight_format is no name", got=shown(self.weight_format), expected="a name")
 
     def __str__(self) -> str:
         sizes = ", ".join(f"{name}={getattr(self, name)}" for name in ("T", "E", "K", "H", "I"))
@@ -134,6 +147,22 @@ class Problem:
             experts.biased,
             experts.fp16_scales or experts.format != INT4_24,
         )
+
+
+def too_many_pairs(problem: Problem) -> str | None:
+    """Why no view of a routing can number the problem's pairs; None: it can."""
+    if problem.T * problem.K <= MOST_PAIRS:
+        return None
+    pairs = shown(problem.T * problem.K)
+    return f"it has T * K = {pairs} token-expert pairs, more than the {MOST_PAIRS} that int32 counts"
+
+
+def _device_type(device: object) -> str:
+    """The type of a torch.device, or of a text such as "cuda:1"."""
+    kind = device.type if isinstance(device, torch.device) else device
+    if not isinstance(kind, str):
+        raise ContractError("device is no device type", got=shown(device), expected="a text, as 'cpu' or 'cuda'")
+    return kind.partition(":")[0]
 
 
 def _is_integer(size: object) -> bool:

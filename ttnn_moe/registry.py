@@ -13,8 +13,9 @@ from functools import cache, lru_cache
 from loguru import logger
 
 from .backend import Backend, Explains, Probe
-from .contract import HIDDEN_DTYPES, Problem, check_kind
-from .errors import BackendUnavailable
+from .contract import HIDDEN_DTYPES, Problem, check_kind, too_many_pairs
+from .errors import BackendUnavailable, ContractError
+from .visible import shown
 
 # in the order in which "auto" tries them
 _TARGETS: dict[str, str] = {
@@ -129,7 +130,7 @@ def why(problem: Problem, name: str = AUTO) -> Why:
         problem, name: as in `choose`. Unlike there, a problem that nothing runs is an answer too.
 
     Raises:
-        ContractError: no Problem. BackendUnavailable: no backend of that name.
+        ContractError: no Problem, or name is no text. BackendUnavailable: no backend of that name.
     """
     check_kind(problem, Problem)
     asked = _asked(name)
@@ -150,7 +151,14 @@ def why(problem: Problem, name: str = AUTO) -> Why:
     return Why(tuple(row(other) for other in sorted(_TARGETS, key=lambda other: other != first)))
 
 
+def check_name(name: object) -> None:
+    """Raise ContractError unless name is a text, as the name of a backend is."""
+    if not isinstance(name, str):
+        raise ContractError("backend is no name", got=shown(name), expected=f"one of {[AUTO, *_TARGETS]}")
+
+
 def _asked(name: str) -> str:
+    check_name(name)
     return os.environ.get(ENV) or AUTO if name == AUTO else name
 
 
@@ -158,7 +166,7 @@ def _reason(name: str, problem: Problem | None) -> str | None:
     found = probe(name)
     if not found.available:
         return found.reason + (f"; to fix it: {found.remedy}" if found.remedy else "")
-    return None if problem is None else _instance(name).why_not(problem)
+    return None if problem is None else too_many_pairs(problem) or _instance(name).why_not(problem)
 
 
 def choose(problem: Problem, name: str = AUTO) -> Backend:
@@ -169,7 +177,7 @@ def choose(problem: Problem, name: str = AUTO) -> Backend:
         name: a backend, or "auto": then TTNN_MOE_BACKEND if set, else the first in `backends()` that can.
 
     Raises:
-        BackendUnavailable: which was asked, why it cannot, and which others could.
+        BackendUnavailable: which was asked, why it cannot, and which others could. ContractError: name is no text.
     """
     return _choose(problem, _asked(name))
 
