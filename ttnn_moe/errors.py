@@ -47,7 +47,8 @@ class TtnnMoeError(Exception):
         lines = [cut(line, longest) for line in self.details[:_DETAILS]]
         if len(self.details) > _DETAILS:
             lines.append(f"... and {len(self.details) - _DETAILS} more")
-        super().__init__(visible("\n  ".join(("; ".join(parts) + ".", *lines))))
+        # by name: torch.compile then shows the text that it cannot raise
+        Exception.__init__(self, visible("\n  ".join(("; ".join(parts) + ".", *lines))))
 
 
 class ContractError(TtnnMoeError, ValueError):

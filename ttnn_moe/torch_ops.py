@@ -32,6 +32,7 @@ from .contract import (
     step_capacity,
 )
 from .no_gradients import define_op
+from .registry import check_name
 
 ROUTING = "Tensor topk_ids, Tensor topk_weights, Tensor? num_tokens"
 EXPERTS = "Tensor[] weights, SymInt[] sizes, str spec, str backend"
@@ -115,7 +116,12 @@ DOWN_PROJECTION = define_op(
 def moe(
     hidden: Tensor, routing: Routing, experts: Experts, out: Tensor | None, accumulate: bool, backend: str
 ) -> Tensor:
-    """As eager.moe, through the op. Raises here, before the graph runs, what breaks the contract."""
+    """As eager.moe, through the op. Raises here, before the graph runs, what breaks the contract.
+
+    With torch.compile(fullgraph=True) the text is in torch's own error, torch._dynamo.exc.Unsupported. Where sizes are
+    dynamic, dynamo cannot build the text, and its error names only the line that raises.
+    """
+    check_name(backend)
     check(hidden, routing, experts, out)
     check_accumulate(out, accumulate)
     into = _arguments(out, accumulate, routing)
@@ -124,12 +130,14 @@ def moe(
 
 def step(name: str, hidden: Tensor, routing: Routing, experts: Experts, row_align: int, backend: str) -> Tensor:
     """As eager.step, through the op."""
+    check_name(backend)
     check_hidden(hidden, routing, experts)
     return STEPS[name](hidden, *_packed(routing, experts), backend, row_align)
 
 
 def silu_mul(gate: Tensor, up: Tensor, backend: str) -> Tensor:
     """As eager.silu_mul, through the op."""
+    check_name(backend)
     check_gate_and_up(gate, up)
     return SILU_MUL(gate, up, backend)
 
@@ -144,6 +152,7 @@ def down_projection(
     backend: str,
 ) -> Tensor:
     """As eager.down_projection, through the op."""
+    check_name(backend)
     check_down_projection(activations, routing, experts, row_align, out, accumulate)
     into = _arguments(out, accumulate, routing)
     return _written(DOWN_PROJECTION(activations, *_packed(routing, experts), backend, row_align, *into), out)

@@ -7,7 +7,7 @@ import torch
 
 import ttnn_moe
 from targets import Target
-from ttnn_moe import Experts, Routing, torch_ops
+from ttnn_moe import ContractError, Experts, Routing, torch_ops
 from ttnn_moe.selfcheck.edges import Case
 
 CASE = Case("small", T=9, E=4, K=2, H=32, I=16)
@@ -104,3 +104,39 @@ def test_backward_is_refused_not_wrong() -> None:
     assert torch.equal(out.detach(), ttnn_moe.moe(hidden.detach(), routing, x.experts))
     with pytest.raises(RuntimeError, match="no backward pass"):
         out.sum().backward()
+
+
+HIDDEN, IDS, WEIGHTS = (
+    torch.randn(CASE.T, CASE.H),
+    torch.zeros(CASE.T, CASE.K, dtype=torch.int64),
+    torch.ones(CASE.T, 2),
+)
+EXPERTS = Experts.dense(torch.randn(CASE.E, 2 * CASE.I, CASE.H), torch.randn(CASE.E, CASE.H, CASE.I))
+
+
+def layer_of(hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, **options: object) -> torch.Tensor:
+    return ttnn_moe.moe(hidden, Routing.from_topk(ids, weights, CASE.E), EXPERTS, **options)  # type: ignore[arg-type]
+
+
+REFUSED = {
+    "hidden has the wrong shape; got (3, 32); expected [T, H] = (9, 32)": ((HIDDEN[:3], IDS, WEIGHTS), {}),
+    "flatten batch and sequence to T: hidden.reshape(-1, H)": ((HIDDEN[None], IDS, WEIGHTS), {}),
+    "have different dtypes; got torch.bfloat16 and torch.float32": ((HIDDEN.bfloat16(), IDS, WEIGHTS), {}),
+    "do not fit together; got (3, 2) and (9, 2)": ((HIDDEN, IDS[:3], WEIGHTS), {}),
+    "got out=None; expected out [T, H]": ((HIDDEN, IDS, WEIGHTS), {"accumulate": True}),
+}
+
+
+@pytest.mark.parametrize("text", REFUSED)
+def test_torch_compile_shows_what_is_wrong(text: str) -> None:
+    """fullgraph=True: in torch's own error, as dynamo raises no other. Else the graph breaks, and the error is ours."""
+    inputs, options = REFUSED[text]
+    torch._dynamo.reset()
+    whole = torch.compile(layer_of, fullgraph=True, backend="aot_eager")
+    with pytest.raises(RuntimeError) as error:
+        whole(*inputs, **options)
+    assert text in str(error.value)
+    torch._dynamo.reset()
+    with pytest.raises(ContractError) as ours:
+        torch.compile(layer_of, backend="aot_eager")(*inputs, **options)
+    assert text in str(ours.value)
