@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 
 from . import registry
-from .contract import Experts, Problem
+from .contract import Experts, Problem, check_kind
 from .errors import ContractError
 from .formats import int4_24, mxfp4, mxfp4_boxes
 
@@ -18,7 +18,7 @@ def arrange(experts: Experts) -> Experts:
     Needs temporary memory for a few experts. `restore` is the inverse. Tensors may come from inference mode.
 
     Raises:
-        ContractError: experts of another format.
+        ContractError: no Experts, or experts of another format.
     """
     return _changed(experts, mxfp4.NAME, mxfp4_boxes.NAME)
 
@@ -27,7 +27,7 @@ def restore(experts: Experts) -> Experts:
     """The same weights as `mxfp4`, in the same tensors: the inverse of `arrange`.
 
     Raises:
-        ContractError: experts of another format.
+        ContractError: no Experts, or experts of another format.
     """
     return _changed(experts, mxfp4_boxes.NAME, mxfp4.NAME)
 
@@ -38,6 +38,7 @@ def arranged(experts: Experts) -> Experts:
     Raises:
         ContractError: experts of another format.
     """
+    check_kind(experts, Experts)
     copies = {name: tensor.clone() for name, tensor in experts.tensors.items()}
     return arrange(replace(experts, tensors=copies))
 
@@ -63,10 +64,12 @@ def restored(experts: Experts) -> Experts:
     Raises:
         ContractError: experts of another format.
     """
+    check_kind(experts, Experts)
     return restore(replace(experts, tensors={name: tensor.clone() for name, tensor in experts.tensors.items()}))
 
 
 def _changed(experts: Experts, before: str, after: str) -> Experts:
+    check_kind(experts, Experts)
     if experts.format != before:
         raise ContractError("experts have another format", got=experts.format, expected=before)
     mxfp4_boxes.reorder(experts.tensors, experts.gate_up_order, inverse=after == mxfp4.NAME)

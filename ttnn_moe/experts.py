@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from .activations import ACTIVATIONS, SILU
+from .arguments import is_size
 from .errors import ContractError
 from .formats import get_format, int4_24, mxfp4
 from .memory import check_tensors
@@ -45,14 +46,23 @@ class Experts:
     fp16_scales: bool = False
 
     def __post_init__(self) -> None:
-        if min(self.E, self.H, self.I) < 1:
+        sizes = self.E, self.H, self.I
+        if {*map(type, sizes)} != {int} and not all(map(is_size, sizes)):
+            got = ", ".join(f"{name}={shown(size)}" for name, size in zip("EHI", sizes, strict=True))
+            raise ContractError("sizes are no integers", got=got, expected="E, H and I as int")
+        if min(sizes) < 1:
             raise ContractError(
                 "sizes must be positive", got=f"E={self.E}, H={self.H}, I={self.I}", expected="E, H, I >= 1"
             )
         for name, known in (("gate_up_order", GATE_UP_ORDERS), ("activation", ACTIVATIONS)):
             if getattr(self, name) not in known:
                 raise ContractError(f"unknown {name}", got=repr(getattr(self, name)), expected=f"one of {list(known)}")
-        get_format(self.format).check(self)
+        fmt = get_format(self.format)
+        if not isinstance(self.tensors, Mapping):
+            raise ContractError("tensors are no mapping", got=shown(self.tensors), expected="tensors by their names")
+        for name, tensor in self.tensors.items():
+            check_tensors(**{str(name): tensor})
+        fmt.check(self)
         if torch.compiler.is_dynamo_compiling():  # the op checks when it runs
             return
         for name, tensor in self.tensors.items():
@@ -177,7 +187,7 @@ class Experts:
         exchanged; then the first call refuses its hidden.
 
         Raises:
-            ContractError: shapes that do not fit together; or as `dense`.
+            ContractError: shapes, dtypes or devices that do not fit together; or as `dense`.
         """
         check_tensors(gate=gate, up=up, down=down)
         if gate.dim() != 3 or down.dim() != 3 or gate.shape != up.shape or down.mT.shape != gate.shape:
@@ -186,6 +196,9 @@ class Experts:
                 got=f"gate {tuple(gate.shape)}, up {tuple(up.shape)}, down {tuple(down.shape)}",
                 expected="gate and up [E, H, I], down [E, I, H]",
             )
+        kinds = [f"{part.dtype} on {part.device}" for part in (gate, up, down)]
+        if len({*kinds}) > 1:
+            raise ContractError("gate, up and down differ", got=", ".join(kinds), expected="one dtype, one device")
         gate_up = torch.cat([gate.transpose(1, 2), up.transpose(1, 2)], dim=1)
         return cls.dense(gate_up, down.transpose(1, 2).contiguous())
 
@@ -213,7 +226,13 @@ class Experts:
         return gate_up, down
 
     def dequantize(self, e: int) -> tuple[Tensor, Tensor]:
-        """Logical weights of expert e: gate_up [2I, H] (gate rows first) and down [H, I]."""
+        """Logical weights of expert e: gate_up [2I, H] (gate rows first) and down [H, I].
+
+        Raises:
+            ContractError: no such expert.
+        """
+        if not is_size(e) or not 0 <= e < self.E:
+            raise ContractError("no such expert", got=shown(e), expected=f"0 .. {self.E - 1}")
         return get_format(self.format).dequantize(self, e)
 
     def to(self, device: torch.device | str) -> Experts:

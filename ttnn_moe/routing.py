@@ -16,7 +16,7 @@ from .arguments import is_size
 from .errors import ContractError
 from .ids import check_ids, is_distinct
 from .memory import check_tensors, dense
-from .placement import Placement, check_placement
+from .placement import MOST, Placement, check_placement
 from .routing_views import PaddedView, SortedView, StepLayout, check_row_align, step_capacity
 from .visible import shown
 
@@ -68,7 +68,8 @@ class Routing:
             placement: where experts live; needed by `device_expert_mapping` and `for_device`.
             num_tokens: true number of tokens, int32 [] or [1], where T is a bound.
             distinct: for layers made with ids="distinct"; a caller of `moe` passes ids="distinct" there.
-            check: read the ids back (a host synchronisation) and raise on the first that is neither -1 nor valid.
+            check: read the ids of true tokens back (a host synchronisation) and raise on the first that is neither -1
+                nor valid.
 
         Raises:
             ContractError: a shape, dtype or device that does not fit; with check, an id out of range.
@@ -101,15 +102,23 @@ class Routing:
                 got=f"{ids.device} and {weights.device}",
                 expected="one device",
             )
-        if not is_size(E) or E < 1:
-            raise ContractError("E is no number of experts", got=shown(E), expected="an integer of at least 1")
+        if not is_size(E) or not 1 <= E <= MOST:
+            raise ContractError("E is no number of experts", got=shown(E), expected=f"an integer, 1 .. {MOST}")
+        if distinct is not True and distinct is not False:
+            raise ContractError("distinct is no bool", got=shown(distinct), expected="True or False")
         if placement is not None:
             check_placement(placement)
             if placement.E != E:
                 raise ContractError("placement is for another number of experts", got=placement.E, expected=E)
         if num_tokens is not None:
             check_tensors(num_tokens=num_tokens)
-            if num_tokens.numel() != 1 or num_tokens.dtype != torch.int32 or num_tokens.device != ids.device:
+            # sparse ones cannot be reshaped
+            if (
+                num_tokens.layout is not torch.strided
+                or num_tokens.numel() != 1
+                or num_tokens.dtype != torch.int32
+                or num_tokens.device != ids.device
+            ):
                 raise ContractError(
                     "num_tokens has the wrong form",
                     got=f"{tuple(num_tokens.shape)} {num_tokens.dtype} on {num_tokens.device}",
@@ -117,7 +126,7 @@ class Routing:
                 )
             num_tokens = num_tokens.reshape(())
         if check:
-            check_ids(ids, E)
+            check_ids(ids[: _true_tokens(num_tokens, len(ids))], E)
         weights = weights.float()
         if torch.compiler.is_dynamo_compiling():  # the op makes a routing of its own when it runs
             return cls(ids.contiguous(), weights.contiguous(), E, placement, num_tokens, distinct)
@@ -146,7 +155,7 @@ class Routing:
 
     def true_tokens(self) -> int:
         """Tokens that count, in 0 .. T. Waits for the device where num_tokens is set."""
-        return self.T if self.num_tokens is None else min(max(int(self.num_tokens), 0), self.T)
+        return _true_tokens(self.num_tokens, self.T)
 
     @cached_property
     def absent(self) -> Tensor:
@@ -250,6 +259,10 @@ class Routing:
         table = placement.local_table(d, self.topk_ids.device)
         ids = table.index_select(0, self.ids_or(self.E).flatten()).view(self.T, self.K)
         return Routing(ids, self.topk_weights, placement.E_local, None, self.num_tokens)
+
+
+def _true_tokens(num_tokens: Tensor | None, T: int) -> int:
+    return T if num_tokens is None else min(max(int(num_tokens), 0), T)
 
 
 def _starts(counts: Tensor) -> Tensor:

@@ -7,6 +7,7 @@ weights, and so do backends without a native path.
 from __future__ import annotations
 
 from ..errors import ContractError
+from ..visible import shown
 from .dense import DenseFormat
 from .format import ExpertFormat, ExpertWeights, check_sizes
 from .int4_24 import Int4_24Format
@@ -30,13 +31,15 @@ FORMATS: dict[str, ExpertFormat] = {}
 
 
 def register_format(fmt: ExpertFormat) -> None:
-    """Add a weight format, or replace the one of the same name."""
+    """Add a weight format, or replace the one of the same name. Raises ContractError for what has no name."""
+    if not isinstance(getattr(fmt, "name", None), str):
+        raise ContractError("no expert weight format", got=shown(fmt), expected="a ttnn_moe.formats.ExpertFormat")
     FORMATS[fmt.name] = fmt
 
 
 def get_format(name: str) -> ExpertFormat:
     """The format of that name. Raises ContractError, listing the known ones."""
-    if name not in FORMATS:
+    if not isinstance(name, str) or name not in FORMATS:
         raise ContractError("unknown expert weight format", got=repr(name), expected=f"one of {sorted(FORMATS)}")
     return FORMATS[name]
 

@@ -1,4 +1,4 @@
-"""The check that values can be quantised."""
+"""The checks that values can be read, and quantised."""
 
 from __future__ import annotations
 
@@ -6,13 +6,45 @@ import torch
 from torch import Tensor
 
 from ..errors import ContractError
+from ..memory import check_tensors
+
+
+def check_together(**tensors: Tensor) -> None:
+    """Raise ContractError unless all are dense tensors, on one device; it names the first that is not."""
+    check_tensors(**tensors)
+    first = next(iter(tensors))
+    for name, tensor in tensors.items():
+        if tensor.layout is not torch.strided:
+            raise ContractError(
+                f"{name} is not dense", got=tensor.layout, expected="torch.strided", remedy="pass tensor.to_dense()"
+            )
+        if tensor.device != tensors[first].device:
+            raise ContractError(
+                f"{first} and {name} are on different devices",
+                got=f"{tensors[first].device} and {tensor.device}",
+                expected="one device",
+            )
+
+
+def check_readable(**tensors: Tensor) -> None:
+    """As check_together, and raise ContractError for tensors on the meta device."""
+    check_together(**tensors)
+    if any(tensor.is_meta for tensor in tensors.values()):
+        raise ContractError(f"{next(iter(tensors))} has no values", got="a meta tensor", expected="values to read")
+
+
+def comparable(integers: Tensor) -> Tensor:
+    """The same integers in a dtype that torch compares. What int64 does not hold, of uint64, becomes negative."""
+    return integers.long() if integers.dtype in (torch.uint16, torch.uint32, torch.uint64) else integers
 
 
 def check_finite(format: str, name: str, matrices: Tensor) -> None:
     """Raise ContractError if a value of matrices [n, rows, columns], n >= 1, is NaN or infinite, naming the first.
 
-    format: that was to be made of them.
+    format: that was to be made of them. Complex values are refused, too: a format holds real ones.
     """
+    if matrices.is_complex() or matrices.dtype == torch.bool:
+        raise ContractError(f"{name} are no real numbers", got=matrices.dtype, expected="floats")
     bad = torch.stack([~matrix.isfinite().all() for matrix in matrices])
     if bool(bad.any()):
         e = int(bad.nonzero()[0])

@@ -25,6 +25,7 @@ from torch import Tensor
 from ..errors import ContractError
 from ..memory import check_tensors
 from ..watched import watcher
+from .finite import check_readable, check_together, comparable
 from .format import ExpertWeights, check_silu, check_sizes, select_experts
 
 NAME = "int4_24"
@@ -45,7 +46,7 @@ def pack(values: Tensor, index: Tensor, scales: Tensor) -> Tensor:
     Raises:
         ContractError: shapes, dtypes or values that do not fit.
     """
-    check_tensors(values=values, index=index, scales=scales)
+    check_readable(values=values, index=index, scales=scales)
     *lead, R, chunks = values.shape if values.dim() >= 2 else (0, 0)
     if index.shape != values.shape or scales.shape != (*lead, R, chunks // 8) or chunks % 16 or not chunks:
         raise ContractError(
@@ -56,7 +57,8 @@ def pack(values: Tensor, index: Tensor, scales: Tensor) -> Tensor:
     if scales.dtype != torch.bfloat16:
         raise ContractError("scales have the wrong dtype", got=scales.dtype, expected="torch.bfloat16")
     for name, tensor, low, high in (("values", values, -8, 7), ("index", index, 0, 3)):
-        if tensor.is_floating_point() or bool(((tensor < low) | (tensor > high)).any()):
+        no_integers = tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool
+        if no_integers or bool((((wide := comparable(tensor)) < low) | (wide > high)).any()):
             raise ContractError(f"{name} are out of range", got=_range(tensor), expected=f"integers {low} .. {high}")
     i = torch.arange(8, device=values.device)
     q4, idx2 = ((part.long().unflatten(-1, (-1, 8))) for part in (values, index))
@@ -194,6 +196,7 @@ def check_words(name: str, words: Tensor) -> None:
             expected="torch.int64",
             remedy=f"{name}.view(torch.int64)" if words.dtype.itemsize == 8 else None,
         )
+    check_together(**{name: words})
     if words.dim() < 3 or words.shape[-1] != 2 or not words.shape[-3]:
         raise ContractError(f"{name} has the wrong shape", got=tuple(words.shape), expected="[..., C/64, R, 2]")
 
@@ -229,6 +232,8 @@ def fit_fp16(*tensors: Tensor) -> bool:
     It reads all words once, an expert at a time, and synchronises with a GPU. False without values: on meta, or while
     torch traces.
     """
+    for words in tensors:
+        check_words("words", words)
     if any(words.is_meta for words in tensors) or watcher(()) is not None:
         return False
     for words in tensors:
@@ -247,4 +252,7 @@ def _largest(words: Tensor) -> list[Tensor]:
 
 
 def _range(tensor: Tensor) -> str:
-    return f"{tensor.dtype} from {tensor.min()} to {tensor.max()}" if tensor.numel() else str(tensor.dtype)
+    if not tensor.numel() or tensor.is_complex():
+        return str(tensor.dtype)
+    wide = comparable(tensor)
+    return f"{tensor.dtype} from {wide.min()} to {wide.max()}"

@@ -23,7 +23,9 @@ import torch
 from torch import Tensor
 
 from ..errors import ContractError
+from ..memory import check_tensors
 from . import ue8m0
+from .finite import check_readable, check_together, comparable
 from .format import ExpertWeights, check_sizes, select_experts
 from .ue8m0 import GROUP
 
@@ -42,10 +44,11 @@ def pack(codes: Tensor) -> Tensor:
     Raises:
         ContractError: C is odd, or codes are no integers 0 .. 15.
     """
+    check_readable(codes=codes)
     if codes.dim() < 1 or codes.shape[-1] % 2 or not codes.shape[-1]:
         raise ContractError("codes cannot be packed", got=tuple(codes.shape), expected="[..., C], C even")
     no_integers = codes.is_floating_point() or codes.is_complex() or codes.dtype == torch.bool
-    if no_integers or bool(((codes < 0) | (codes > 15)).any()):
+    if no_integers or bool((((wide := comparable(codes)) < 0) | (wide > 15)).any()):
         raise ContractError("codes are out of range", got=codes.dtype, expected="integers 0 .. 15")
     codes = codes.to(torch.uint8)
     return codes[..., 0::2] | codes[..., 1::2] << 4
@@ -58,6 +61,8 @@ def unpack(blocks: Tensor) -> Tensor:
         ContractError: blocks are not uint8.
     """
     check_bytes("blocks", blocks)
+    if not blocks.dim():
+        raise ContractError("blocks have the wrong shape", got="[]", expected="[..., C/2]")
     return torch.stack((blocks & 15, blocks >> 4), -1).flatten(-2)
 
 
@@ -70,6 +75,7 @@ def dequantise(blocks: Tensor, scales: Tensor, dtype: torch.dtype = torch.float3
     Raises:
         ContractError: other dtypes, or shapes that do not fit together.
     """
+    check_together(blocks=blocks, scales=scales)
     check_pair("blocks", blocks, "scales", scales)
     if dtype not in (torch.float32, torch.float64):
         raise ContractError("no such dtype to dequantise to", got=dtype, expected="torch.float32 or torch.float64")
@@ -190,7 +196,8 @@ class Mxfp4Format:
 
 
 def check_bytes(name: str, tensor: Tensor) -> None:
-    """Raise ContractError unless the tensor is uint8."""
+    """Raise ContractError unless it is a tensor of uint8."""
+    check_tensors(**{name: tensor})
     if tensor.dtype != torch.uint8:
         raise ContractError(
             f"{name} has the wrong dtype",

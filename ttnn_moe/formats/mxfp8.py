@@ -9,8 +9,10 @@ import torch
 from torch import Tensor
 
 from ..errors import ContractError
+from ..memory import check_tensors
 from . import ue8m0
 from .dense import DTYPES
+from .finite import check_together
 from .ue8m0 import GROUP
 
 LARGEST = 448.0
@@ -33,6 +35,7 @@ def quantise(hidden: Tensor, rule: str = "ocp") -> tuple[Tensor, Tensor]:
     Raises:
         ContractError: C is not a multiple of 32, or another dtype or rule.
     """
+    check_tensors(hidden=hidden)
     if hidden.dim() < 1 or hidden.dtype not in DTYPES or not hidden.shape[-1] or hidden.shape[-1] % GROUP:
         raise ContractError(
             "hidden cannot be quantised to mxfp8",
@@ -56,6 +59,7 @@ def dequantise(values: Tensor, scales: Tensor) -> Tensor:
     Raises:
         ContractError: other dtypes, or shapes that do not fit together.
     """
+    check_together(values=values, scales=scales)
     fits = values.dim() >= 1 and tuple(scales.shape) == (*values.shape[:-1], values.shape[-1] // GROUP)
     if not fits or values.shape[-1] % GROUP or values.dtype != torch.float8_e4m3fn or scales.dtype != torch.uint8:
         raise ContractError(

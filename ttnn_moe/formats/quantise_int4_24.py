@@ -17,11 +17,12 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from ..contract import check_kind
 from ..errors import ContractError
 from ..experts import Experts
 from ..routing import Routing
 from .dense import DTYPES
-from .finite import check_finite
+from .finite import check_finite, check_readable
 from .int4_24 import GROUP, NAME, dequantise, pack
 
 MAX_ELEMENTS = 1 << 24
@@ -46,6 +47,7 @@ def quantise(weights: Tensor, moments: Tensor | None = None) -> Tensor:
     Raises:
         ContractError: C is not a multiple of 64, shapes or dtypes do not fit, or a weight or moment is not finite.
     """
+    check_readable(weights=weights, **({} if moments is None else {"moments": moments}))
     *lead, R, C = weights.shape if weights.dim() >= 2 else (0, 0)
     if weights.dim() < 2 or weights.dtype not in DTYPES or not C or C % 64:
         raise ContractError(
@@ -109,20 +111,24 @@ def quantise_experts(experts: Experts, hidden: Tensor | None = None, routing: Ro
             expected="both, or neither",
             remedy=f"give {missing} too, or leave {given} out",
         )
+    check_kind(experts, Experts)
     if experts.format != "dense":
         raise ContractError("only dense experts can be quantised", got=experts.format, expected="dense")
     gate_up, down = experts.tensors["gate_up"], experts.tensors["down"]
+    check_readable(**experts.tensors)
     for name, tensor in experts.tensors.items():
         check_finite(NAME, name, tensor)
     if hidden is None or routing is None:
         return Experts.int4_24(quantise(gate_up), quantise(down), gate_up_order=experts.gate_up_order)
+    check_kind(routing, Routing)
+    check_readable(hidden=hidden, topk_ids=routing.topk_ids, gate_up=gate_up)
     if tuple(hidden.shape) != (routing.T, experts.H) or routing.E != experts.E:
         raise ContractError(
             "hidden and routing do not fit the experts",
             got=f"hidden {tuple(hidden.shape)}, routing of T={routing.T}, E={routing.E}",
             expected=f"[T, H] = {(routing.T, experts.H)}, E={experts.E}",
         )
-    check_finite(NAME, "hidden", hidden[None])
+    check_finite(NAME, "hidden", hidden[None, : routing.true_tokens()])
     starts, pairs = routing.sorted.expert_offsets.tolist(), routing.sorted.pairs
     w13, w2 = [], []
     for e in range(experts.E):

@@ -18,11 +18,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ..contract import check_kind
 from ..errors import ContractError
 from ..experts import Experts
 from . import ue8m0
 from .dense import DTYPES
-from .finite import check_finite
+from .finite import check_finite, check_readable
 from .mxfp4 import NAME, magnitudes, pack
 from .ue8m0 import GROUP
 
@@ -46,6 +47,7 @@ def quantise(weights: Tensor, rule: str = "error") -> tuple[Tensor, Tensor]:
     Raises:
         ContractError: C is not a multiple of 32, another dtype or rule, or a weight that is not finite.
     """
+    check_readable(weights=weights)
     if weights.dim() < 2 or weights.dtype not in DTYPES or not weights.shape[-1] or weights.shape[-1] % GROUP:
         raise ContractError(
             f"weights cannot be quantised to {NAME}",
@@ -79,8 +81,10 @@ def quantise_experts(experts: Experts, rule: str = "error") -> Experts:
     Raises:
         ContractError: as `quantise`; or experts of another format.
     """
+    check_kind(experts, Experts)
     if experts.format != "dense":
         raise ContractError("only dense experts can be quantised", got=experts.format, expected="dense")
+    check_readable(**experts.tensors)
     for name, tensor in experts.tensors.items():
         check_finite(NAME, name, tensor)
     gate_up, down = (quantise(experts.tensors[name], rule) for name in ("gate_up", "down"))
