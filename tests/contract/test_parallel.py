@@ -301,6 +301,18 @@ def test_what_does_not_fit_is_refused(alone: Placement) -> None:
     for timeout in (0, -1.0, float("nan"), float("inf"), None, "30"):
         with pytest.raises(ContractError, match="timeout is no time to wait"):
             ExpertParallel(ALONE, experts, alone, timeout=timeout)  # type: ignore[arg-type]
+    wrong: list[tuple[dict[str, Any], str]] = [
+        ({"problem": "x"}, "no Problem; got 'x'"),
+        ({"experts": None}, "no Experts; got None"),
+        ({"placement": None}, "placement is no Placement; got None"),
+        ({"group": "x"}, "group is no process group of this process; got 'x'"),
+        ({"nodes": (1, 1)}, r"nodes is no Nodes; got \(1, 1\)"),
+        ({"backend": ["reference"]}, "backend is no name"),
+        ({"exchange": ["all_to_all"]}, "unknown exchange"),
+    ]
+    for change, match in wrong:
+        with pytest.raises(ContractError, match=match):
+            ExpertParallel(**{"problem": ALONE, "experts": experts, "placement": alone, **change})
     with pytest.raises(BackendUnavailable, match="no exchange of its own"):
         ExpertParallel(ALONE, experts, alone, backend="reference", exchange="dispatch_combine")
     with pytest.raises(ContractError, match="divisible"):

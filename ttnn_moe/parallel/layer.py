@@ -13,9 +13,11 @@ from torch import Tensor
 from .. import api, registry
 from ..arguments import seconds
 from ..backend import ChecksPromises, CompilesAhead, Prepared, store
-from ..contract import Experts, Placement, Problem, Routing, or_float32
+from ..contract import Experts, Placement, Problem, Routing, check_kind, or_float32
 from ..errors import ContractError
 from ..ids import is_distinct
+from ..placement import check_placement
+from ..visible import shown
 from . import exchanges
 from .exchanges import Topology
 from .exchanges.exchange import world_of
@@ -77,11 +79,18 @@ class ExpertParallel(Prepared):
         nodes: Nodes | None = None,
         timeout: float = 30.0,
     ):
+        check_kind(problem, Problem)
+        check_kind(experts, Experts)
         if exchange not in NAMES:
             raise ContractError("unknown exchange", got=repr(exchange), expected=f"one of {list(NAMES)}")
         if wire not in (torch.float32, problem.dtype):
             raise ContractError("unsupported wire dtype", got=wire, expected=or_float32(problem.dtype))
         timeout = seconds("timeout", timeout)
+        if nodes is not None and not isinstance(nodes, Nodes):
+            raise ContractError(
+                "nodes is no Nodes", got=shown(nodes), expected="a parallel.hierarchical.Nodes, or None"
+            )
+        check_placement(placement)
         _check_group(placement, group)
         super().__init__(api.described(problem, experts, placement), experts, placement)
         self.distinct = is_distinct(ids)
@@ -126,6 +135,12 @@ def _check_group(placement: Placement, group: dist.ProcessGroup | None) -> None:
         raise ContractError(
             "there is no process group: torch.distributed is not started",
             remedy="torch.distributed.init_process_group('hccl'), or 'nccl', or 'gloo', in every process",
+        )
+    if group is not None and not isinstance(group, dist.ProcessGroup):
+        raise ContractError(
+            "group is no process group of this process",
+            got=shown(group),
+            expected="a torch.distributed.ProcessGroup that this process is in, or None",
         )
     rank, size = dist.get_rank(group), dist.get_world_size(group)
     if placement.D != size or placement.rank != rank:

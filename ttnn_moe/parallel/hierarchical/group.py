@@ -12,6 +12,9 @@ from torch import Tensor
 from ...arguments import is_size, seconds
 from ...contract import HIDDEN_DTYPES, Placement
 from ...errors import ContractError, GradientsRefused
+from ...memory import check_tensors, dense
+from ...placement import check_placement
+from ...visible import shown
 from ..compare import compare
 from . import roles
 from .engine import Engine
@@ -38,16 +41,18 @@ class Sizes:
     wire: torch.dtype = torch.bfloat16
 
     def __post_init__(self) -> None:
-        slots = self.shape.slots
+        if not isinstance(self.shape, roles.Shape):
+            raise ContractError("shape is no Shape", got=shown(self.shape), expected="a parallel.hierarchical.Shape")
+        slots, channels = self.shape.slots, self.shape.channels
         if not all(map(is_size, (self.T, self.H, self.K))) or self.T < 0 or self.K < 1:
             sizes = f"T={self.T}, H={self.H}, K={self.K}"
             raise ContractError("sizes are out of range", got=sizes, expected="integers, T >= 0, K >= 1 and H")
         if self.H < 8 or self.H % 8:
             raise ContractError("H does not fit vector copies", got=self.H, expected="a positive multiple of 8")
-        if slots < 1 or slots & (slots - 1) or self.shape.channels < 1:
+        if not (is_size(slots) and is_size(channels)) or slots < 1 or slots & (slots - 1) or channels < 1:
             raise ContractError(
                 "a ring has the wrong form",
-                got=f"{slots} slots, {self.shape.channels} channels",
+                got=f"{shown(slots)} slots, {shown(channels)} channels",
                 expected="a power of two of slots, so that counters may wrap around, and a channel or more",
             )
         if self.dtype not in HIDDEN_DTYPES:
@@ -107,6 +112,7 @@ class Group:
     """
 
     def __init__(self, transport: Transport, sizes: Sizes, placement: Placement, timeout: float = 30.0, first: int = 0):
+        check_placement(placement)
         if placement.D != sizes.shape.nodes.R:
             raise ContractError(
                 "the placement is not that of this topology", got=f"D={placement.D}", expected=sizes.shape.nodes.R
@@ -133,7 +139,8 @@ class Group:
             PeerStopped: a rank died or stalled. The group is dead.
         """
         sizes = self.sizes
-        T = len(hidden)
+        check_tensors(hidden=hidden, topk_ids=topk_ids, topk_weights=topk_weights)
+        T = len(hidden) if hidden.dim() else 0
         _check("hidden", hidden, (T, sizes.H), sizes.dtype)
         _check("topk_ids", topk_ids, (T, sizes.K), torch.int32, torch.int64)
         _check("topk_weights", topk_weights, (T, sizes.K), torch.float32)
@@ -143,7 +150,7 @@ class Group:
             self._agree()
         named = ids_of(topk_ids, self._placement)
         masks = self._announce(rank_masks(named, self._placement))
-        data = _Tokens(self, masks, hidden, named, topk_weights)
+        data = _Tokens(self, masks, dense(hidden), named, dense(topk_weights))
         lists = [mask.tolist() for mask in masks]
         self._engine.run(roles.dispatch(sizes.shape, self.rank, lists, data, self._counts))
         inside = (data.ids >= 0) & (data.ids < self._placement.E)
@@ -169,13 +176,15 @@ class Group:
             ContractError, GradientsRefused, PeerStopped: as dispatch.
         """
         sizes = self.sizes
+        if not isinstance(meta, Meta):
+            raise ContractError("meta is no Meta", got=shown(meta), expected="dispatch's meta")
         A, T = len(meta.ids), len(meta.masks[self.rank])
         _check("x", x, (A, sizes.H) if topk_weights is None else (A, sizes.K, sizes.H), *HIDDEN_DTYPES)
         for name, bias in (("bias_0", bias_0), ("bias_1", bias_1)):
             if bias is not None:
                 _check(name, bias, (T, sizes.H), *HIDDEN_DTYPES)
         if topk_weights is None:
-            rows = x.contiguous()  # slots take bytes
+            rows = dense(x)  # slots take bytes
         else:
             _check("topk_weights", topk_weights, (A, sizes.K), torch.float32)
             rows = torch.zeros(A, sizes.H, dtype=torch.float32, device="cpu")
@@ -278,6 +287,9 @@ class _Rows:
 
 
 def _check(name: str, tensor: Tensor, shape: tuple[int, ...], *dtypes: torch.dtype) -> None:
+    check_tensors(**{name: tensor})
+    if tensor.layout is not torch.strided:
+        raise ContractError(f"{name} is not dense", got=tensor.layout, expected="torch.strided")
     if tuple(tensor.shape) != shape or tensor.dtype not in dtypes or tensor.device.type != "cpu":
         raise ContractError(
             f"{name} has the wrong form",
