@@ -312,6 +312,12 @@ def test_a_model_is_not_its_own_result(model: Path) -> None:
         quantize_model(model, model / ".." / "model", device="cpu")
 
 
+def test_a_device_without_values_is_refused_before_anything_is_written(model: Path, tmp_path: Path) -> None:
+    with pytest.raises(RequestError, match="holds no values; got meta"):
+        quantize_model(model, tmp_path / "new", device="meta")
+    assert not (tmp_path / "new").exists()
+
+
 def test_two_conversions_do_not_write_to_one_directory(model: Path, out: Path) -> None:
     handle = os.open(out, os.O_RDONLY)
     try:

@@ -92,6 +92,12 @@ class Conversion:
         self.sizes = config.num_experts, config.hidden_size, config.moe_intermediate_size
         self._check_sizes(directory)
         self.device = device_of(device or ("cuda" if torch.cuda.is_available() else "cpu"), "reference")
+        if self.device.type == "meta":
+            raise RequestError(
+                "the device of a conversion holds no values",
+                got="meta",
+                expected="a device that computes, as cuda or cpu",
+            )
         self.calibration = None
         if calibrate is not None:
             self.calibration = Calibration.of_file(calibrate, checkpoint.directory, config, tokens)
