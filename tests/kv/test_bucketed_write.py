@@ -73,9 +73,12 @@ def test_a_token_a_row(host: HostKernels, high: int, bound: int | None) -> None:
 
 
 def test_norm_and_rope_of_heads(host: HostKernels) -> None:
+    """One token is so small that eps changes it; one is zero."""
     T, heads, kv_heads = 3, 4, 2
     one, two = (written(8, [3], 1, kv_heads, T, DEVICE) for _ in range(2))
     qkv, angles = torch.randn(T, heads + 2 * kv_heads, 128).to(DEVICE).bfloat16(), 7 * torch.rand(T, 1, 64)
+    qkv[1] *= 1e-3
+    qkv[2] = 0
     norms = HeadNorms(*(0.5 + torch.rand(2, 128)).to(DEVICE).bfloat16(), 1e-6)
     rope = angles.cos().to(DEVICE).bfloat16(), angles.sin().to(DEVICE).bfloat16()
     step = DecodeStep(torch.tensor([1, 0, 1], device=DEVICE), torch.tensor([1, 50, 3], device=DEVICE), 1000)

@@ -42,6 +42,8 @@ CONFIGS = {
     "no-gqa": {"num_key_value_heads": 4},
     "wide-heads": {"head_dim": 64, "rope_parameters": {"rope_type": "default", "rope_theta": 1e6}},
     "every-expert": {"num_experts_per_tok": 8},
+    # as large as the mean square of an embedding
+    "large-eps": {"rms_norm_eps": 1e-2},
 }
 
 

@@ -52,6 +52,15 @@ def tensor(*shape: int, dtype: torch.dtype, scale: float = 1.0) -> Tensor:
     return (torch.randn(*shape) * scale).to(DEVICE, dtype)
 
 
+def normed_tokens(*shape: int, dtype: torch.dtype, scale: float = 1.0) -> Tensor:
+    """Input of an RMSNorm: the first token of several is so small that eps = 1e-6 changes it; the second of more is
+    zero."""
+    x = tensor(*shape, dtype=dtype, scale=scale)
+    x[:-1][:1] *= 1e-3 / scale
+    x[1:-1][:1] = 0
+    return x
+
+
 def error(got: Tensor, want: Tensor) -> float:
     """Largest relative error of a row; of all rows as one where they are so short that terms may cancel."""
     got, want = got.double().flatten(1), want.double().flatten(1)
@@ -65,7 +74,7 @@ def error(got: Tensor, want: Tensor) -> float:
 def test_rms_norm(seed: int, dtype: torch.dtype) -> None:
     rng = draw(seed)
     T, H = rng.choice([1, 2, 17]), rng.choice([8, 64, 100, 2048])
-    x, weight = tensor(T, H, dtype=dtype, scale=3), tensor(H, dtype=dtype)
+    x, weight = normed_tokens(T, H, dtype=dtype, scale=3), tensor(H, dtype=dtype)
     assert decoder.uses_kernels(x)
     with decoder.plain():
         want = decoder.rms_norm(x.float(), weight.float(), 1e-6)
@@ -76,7 +85,7 @@ def test_rms_norm(seed: int, dtype: torch.dtype) -> None:
 def test_few_linear(seed: int, dtype: torch.dtype) -> None:
     rng = draw(seed)
     T, K, N = rng.randint(1, 4), rng.choice([8, 72, 512, 2048]), rng.choice([1, 5, 128, 2050 if GPU else 300])
-    x, weight = tensor(T, K, dtype=dtype), tensor(N, K, dtype=dtype, scale=K**-0.5)
+    x, weight = normed_tokens(T, K, dtype=dtype), tensor(N, K, dtype=dtype, scale=K**-0.5)
     norm, residual = tensor(K, dtype=dtype), tensor(T, N, dtype=dtype)
     bias = tensor(N, dtype=dtype) if rng.random() < 0.5 else None
     x_, weight_, norm_, residual_ = (v.double().cpu() for v in (x, weight, norm, residual))
@@ -107,20 +116,21 @@ def test_decode_linear(seed: int, dtype: torch.dtype) -> None:
     T = rng.choice([rng.randint(1, 8), rng.randint(9, 32), rng.randint(33, decode_linear.MAX_ROWS)])
     N, K = rng.choice([(5120, 2048), (2048, 4096), (64, 128), (64 * rng.randint(1, 100), 128 * rng.randint(1, 40))])
     x, weight = tensor(T, K, dtype=dtype, scale=3), tensor(N, K, dtype=dtype, scale=K**-0.5)
+    tokens = normed_tokens(T, K, dtype=dtype, scale=3)
     norm, residual = tensor(K, dtype=dtype), tensor(T, N, dtype=dtype)
     for other, serves in ((norm, True), (residual, True), (residual.float(), False)):
         assert (decode_linear.why_not(x.device, x, weight, None, other) is None) == serves
     with decoder.plain():
-        want = decoder.norm_linear(x.double(), norm.double(), 1e-6, weight.double())
+        want = decoder.norm_linear(tokens.double(), norm.double(), 1e-6, weight.double())
         want_sum = decoder.linear_add(x.double(), weight.double(), None, residual.double())
-    got = decode_linear.launch(x, weight, norm=norm, eps=1e-6)
+    got = decode_linear.launch(tokens, weight, norm=norm, eps=1e-6)
     assert error(got, want) <= BOUND[dtype]
-    assert error(decoder.norm_linear(x, norm, 1e-6, weight), want) <= 2 * BOUND[dtype]
+    assert error(decoder.norm_linear(tokens, norm, 1e-6, weight), want) <= 2 * BOUND[dtype]
     total = residual.clone()
     assert decode_linear.launch(x, weight, residual=total) is total
     assert error(total, want_sum) <= BOUND[dtype]
     for _ in range(10):
-        assert torch.equal(got, decode_linear.launch(x, weight, norm=norm, eps=1e-6))
+        assert torch.equal(got, decode_linear.launch(tokens, weight, norm=norm, eps=1e-6))
 
 
 @dtypes
@@ -147,7 +157,7 @@ def test_the_router(seed: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPat
     E = rng.choice([1, 5, 128, 300])
     K = rng.randint(1, min(E, 8))
     x, norm, weight = (
-        tensor(T, H, dtype=dtype, scale=2),
+        normed_tokens(T, H, dtype=dtype, scale=2),
         tensor(H, dtype=dtype),
         tensor(E, H, dtype=dtype, scale=H**-0.5),
     )
@@ -180,7 +190,7 @@ def test_head_norm_rope_writes_its_place_and_nothing_else(
     kv, group, D = rng.choice([1, 2, 4]), rng.choice([0, 1, 3, 8]), rng.choice([16, 64, 128])
     T, capacity = rng.choice([1, 3, 9, 70]), 16
     heads, rows = kv * group, T + 2
-    qkv = tensor(T, heads + 2 * kv, D, dtype=dtype)
+    qkv = normed_tokens(T, heads + 2 * kv, D, dtype=dtype)
     norms = HeadNorms(tensor(D, dtype=dtype), tensor(D, dtype=dtype), 1e-6)
     angle = torch.rand(T, 1, D // 2) * 6
     rope = (angle.cos().to(DEVICE, dtype), angle.sin().to(DEVICE, dtype))
