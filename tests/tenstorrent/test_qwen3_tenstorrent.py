@@ -40,6 +40,7 @@ KINDS = {
     "no gqa, wide heads": (1, {"num_key_value_heads": 4, "head_dim": 64}),
     "an expert a chip, every expert": (8, {"num_experts_per_tok": 8}),
     "more experts than topk takes at least": (1, {"num_experts": 72}),
+    "a large eps": (1, {"rms_norm_eps": 1e-2}),
 }
 
 
