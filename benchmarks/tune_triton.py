@@ -2,8 +2,9 @@
 
     PYTHONPATH=. python benchmarks/tune_triton.py --json tuned.json
 
-Each product is timed alone, in a CUDA graph over rotated weight sets, for every tile that fits; each tile's output is
-compared with the first tile's before it is timed. Compiling is spread over processes, which fill Triton's cache.
+Each product is timed alone, in a CUDA graph over rotated weight sets, for every tile that fits. Before its time, every
+tile fills outputs that held POISON, and tune_checks.py compares them with fp64; what is wrong has no time. Compiling is
+spread over processes, which fill Triton's cache.
 """
 
 from __future__ import annotations
@@ -21,13 +22,17 @@ from typing import Annotated
 
 import torch
 import typer
+from tune_checks import combined, products, sort_is_wrong
 
 from ttnn_moe import Experts, Routing
 from ttnn_moe.cuda.moe import triton_launch as launch
 from ttnn_moe.cuda.moe.family import Call
 from ttnn_moe.cuda.moe.triton_tiles import FewTiles, SortedTiles, TritonTile
+from ttnn_moe.errors import TtnnMoeError
+from ttnn_moe.selfcheck.bounds import BOUND, POISON, poisoned, worst_error
+from ttnn_moe.selfcheck.oracle import oracle
 
-SETS = 4
+SETS, DEVICE = 4, "cuda"
 SHARED_MEMORY = 227 << 10
 # rows of a tile -> columns, k, warps, stages to try
 SPACE = {
@@ -56,8 +61,8 @@ def candidates(m: int, product: str) -> Iterator[TritonTile]:
 
 
 def experts_of(E: int, H: int, I: int) -> Experts:
-    gate_up = torch.empty(E, 2 * I, H, device="cuda", dtype=torch.bfloat16).normal_(std=0.02)
-    down = torch.empty(E, H, I, device="cuda", dtype=torch.bfloat16).normal_(std=0.02)
+    gate_up = torch.empty(E, 2 * I, H, device=DEVICE, dtype=torch.bfloat16).normal_(std=0.02)
+    down = torch.empty(E, H, I, device=DEVICE, dtype=torch.bfloat16).normal_(std=0.02)
     return Experts.dense(gate_up, down)
 
 
@@ -65,18 +70,20 @@ class Layer:
     """Inputs of one T: sorted rows, activations, outputs."""
 
     def __init__(self, T: int, E: int, K: int, H: int, I: int, m: int):
-        self.hidden = torch.randn(T, H, device="cuda").bfloat16()
-        weights, ids = torch.rand(T, E, device="cuda").topk(K)
+        self.hidden = torch.randn(T, H, device=DEVICE).bfloat16()
+        weights, ids = torch.rand(T, E, device=DEVICE).topk(K)
         self.routing = Routing.from_topk(ids.int(), weights, E)
         self.rows = self.sort(m, 4096)
-        self.act = torch.randn(T * K, I, device="cuda").bfloat16()
+        self.act = torch.randn(T * K, I, device=DEVICE).bfloat16()
         self.activations = torch.empty_like(self.act)
-        self.expert_out = torch.empty(T * K, H, device="cuda", dtype=torch.bfloat16)
+        self.expert_out = torch.randn(T * K, H, device=DEVICE).bfloat16()
 
     def sort(self, m: int, chunk: int) -> launch.SortedRows:
+        """To memory that held POISON, which no place, row, expert or token is."""
         tiles, E = SortedTiles(m, ANY, ANY, sort_chunk=chunk), self.routing.E
         words = launch.sort_words(self.routing.topk_ids.numel(), E, tiles)
-        return launch.sort(self.routing, None, E, tiles, torch.empty(words, dtype=torch.int32, device="cuda"))
+        memory = torch.full((words,), -int(POISON), dtype=torch.int32, device=DEVICE)
+        return launch.sort(self.routing, None, E, tiles, memory)
 
     def call(self, product: str, m: int, tile: TritonTile, experts: Experts) -> torch.Tensor:
         if product == "gate_up":
@@ -84,6 +91,26 @@ class Layer:
             return self.activations
         launch.down(self.act, experts, self.rows, self.expert_out, m, tile)
         return self.expert_out
+
+    def wanted(self, product: str, experts: Experts) -> torch.Tensor:
+        """What call gives, by sorted row."""
+        return products(product, self.hidden, self.act, self.routing, self.rows.inverse, experts)
+
+
+def error_of(outputs: list[torch.Tensor], call: Callable[[], object], wanted: list[torch.Tensor]) -> float:
+    """The largest relative error of a row, after outputs were filled with POISON."""
+    for out in outputs:
+        out.fill_(POISON)
+    call()
+    return max(worst_error(out, want) for out, want in zip(outputs, wanted, strict=True))
+
+
+def right(error: float, *what: object) -> bool:
+    """Whether an error is within the bound of bf16; else say it."""
+    if not error <= BOUND[torch.bfloat16]:
+        print("WRONG", *what, error, flush=True)
+        return False
+    return True
 
 
 def measure(calls: list[Callable[[], object]], budget_ms: float = 30) -> float:
@@ -133,16 +160,13 @@ def compile_all(work: list[tuple[str, int, TritonTile]], sizes: tuple[int, int],
 
 def products_of(T: int, m: int, layer: Layer, product: str, sets: list[Experts]) -> list[dict]:
     """Times of every tile of one product, the fastest first."""
-    want = None
+    want = layer.wanted(product, sets[0])
+    out = layer.activations if product == "gate_up" else layer.expert_out
     found: list[dict] = []
     for tile in candidates(m, product):
         call = partial(layer.call, product, m, tile)
         try:
-            out = call(sets[0]).float()
-            want = out if want is None else want
-            error = float((out - want).norm() / want.norm())
-            if not error < 5e-3:
-                print("WRONG", T, product, m, tile, error, flush=True)
+            if not right(error_of([out], partial(call, sets[0]), [want]), T, product, m, tile):
                 continue
             us = measure([partial(call, s) for s in sets])
         except Exception as failure:
@@ -158,12 +182,19 @@ def sort_and_combine(T: int, E: int, K: int, H: int) -> list[dict]:
     layer = Layer(T, E, K, H, 16, 64)
     sort: list[dict] = []
     for chunk in (1024, 2048, 4096, 8192):
+        why = sort_is_wrong(layer.routing, layer.sort(64, chunk), 64)
+        if why is not None:
+            print("WRONG", T, "sort", chunk, why, flush=True)
+            continue
         us = measure([partial(layer.sort, 64, chunk)] * 4, 5)
         sort.append({"T": T, "product": "sort", "us": us, "chunk": chunk})
-    out = torch.empty(T, H, device="cuda", dtype=torch.bfloat16)
+    out = poisoned(T, H, dtype=torch.bfloat16, device=DEVICE)
+    want = combined(layer.expert_out, layer.rows.inverse, layer.routing)
     combine: list[dict] = []
     for block in (256, 512, 1024, 2048):
         arguments = (layer.expert_out, layer.rows.inverse, layer.routing.topk_weights, None, out, False, block)
+        if not right(error_of([out], partial(launch.combine, *arguments), [want]), T, "combine", block):
+            continue
         us = measure([partial(launch.combine, *arguments)] * 4, 5)
         combine.append({"T": T, "product": "combine", "us": us, "block_h": block})
     return sorted(sort, key=lambda row: row["us"]) + sorted(combine, key=lambda row: row["us"])
@@ -172,7 +203,9 @@ def sort_and_combine(T: int, E: int, K: int, H: int) -> list[dict]:
 def few(T: int, sets: list[Experts], E: int, K: int, H: int, I: int) -> list[dict]:
     """The path without a sort, whole; one product's tile at a time, the other's fixed."""
     layer = Layer(T, E, K, H, I, 16)
-    out = torch.empty(T, H, device="cuda", dtype=torch.bfloat16)
+    outs = [poisoned(T, H, dtype=torch.bfloat16, device=DEVICE) for _ in sets]
+    calls = [Call(layer.hidden, layer.routing, x, out, False) for x, out in zip(sets, outs, strict=True)]
+    wanted = [oracle(layer.hidden, layer.routing.topk_ids, layer.routing.topk_weights, x) for x in sets]
     fixed = TritonTile(4, 512, 4, 1)
     found: list[dict] = []
     for product in ("gate_up", "down"):
@@ -182,9 +215,14 @@ def few(T: int, sets: list[Experts], E: int, K: int, H: int, I: int) -> list[dic
                 continue
             tile = TritonTile(n, k, warps, stages)
             tiles = FewTiles(tile, fixed) if product == "gate_up" else FewTiles(fixed, tile)
-            calls = [Call(layer.hidden, layer.routing, x, out, False) for x in sets]
-            us = measure([partial(launch.few, call, layer.act, tiles) for call in calls], 5)
+            runs = [partial(launch.few, call, layer.act, tiles) for call in calls]
+            layer.act.fill_(POISON)
+            if not right(error_of(outs, lambda runs=runs: [run() for run in runs], wanted), T, "few", product, tile):
+                continue
+            us = measure(runs, 5)
             rows.append({"T": T, "product": "few " + product, "us": us, **asdict(tile)})
+        if not rows:
+            raise TtnnMoeError(f"the gate is shut: no tile of {product} gives right results for {T} tokens")
         rows.sort(key=lambda row: row["us"])
         fixed = TritonTile(*(rows[0][name] for name in ("n", "k", "warps", "stages")))
         found += rows
