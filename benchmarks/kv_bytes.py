@@ -15,7 +15,8 @@ of so long a piece bf16: from 256 queries on Hopper, 512 elsewhere.
 from __future__ import annotations
 
 import torch
-from kv_attention import HEADS, KV_HEADS, PAGE, D, mixed, tiers_of
+import typer
+from kv_attention import HEADS, KV_HEADS, PAGE, D, mixed, need_gpu, tiers_of
 
 from ttnn_moe.cuda.attention import bucketed, bucketed_prompt, bucketed_unpack
 from ttnn_moe.kv.bucketed.storage import bytes_of_token
@@ -24,6 +25,8 @@ TOKENS, PIECE = 32768, 512
 
 
 def main() -> None:
+    """Launch each kernel once, and print its packed bytes."""
+    need_gpu()
     counts = mixed(TOKENS)
     packed = sum(n * bytes_of_token(bits, KV_HEADS, D) for bits, n in counts.items())
     for rows in (1, 8):
@@ -44,4 +47,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    typer.run(main)
