@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
+import typer
 from rich.console import Console
 from torch import Tensor
 
@@ -128,6 +129,7 @@ def tiny(calibration: int = 60, asked: int = 40, ask: bool = True) -> dict[str, 
 
 
 def main() -> None:
+    """Print the errors, and the share of right answers."""
     console = Console()
     console.print(terminal.table("Gaussian", {name: f"{value:.3f}" for name, value in gaussian().items()}))
     for name, (errors, right) in tiny().items():
@@ -136,4 +138,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    typer.run(main)

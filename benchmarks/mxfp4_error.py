@@ -9,6 +9,7 @@ on a CPU, in half a minute.
 from __future__ import annotations
 
 import torch
+import typer
 from int4_24_error import error, inputs_of, layers
 from rich.console import Console
 
@@ -64,6 +65,7 @@ def tiny(asked: int = 40) -> dict[str, list[float]]:
 
 
 def main() -> None:
+    """Print the errors."""
     console = Console()
     for title, found in (("Gaussian values", values()), ("a layer of Gaussian weights", gaussian())):
         console.print(terminal.table(title, {name: f"{value:.4f}" for name, value in found.items()}))
@@ -72,4 +74,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    typer.run(main)

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 from layer_tables import OURS, over_floor, timed
-from table_text import RESULTS, ROOT, results
+from table_text import RESULTS, ROOT, need_matplotlib, results
 
 # name in moe_layer.json -> (label, colour)
 LINES = {
@@ -25,6 +25,7 @@ TICKS = (1, 1.25, 1.5, 2, 3, 4, 6, 8)
 
 def draw(data: dict[str, Any], apart: dict[str, Any], path: Path) -> None:
     """One panel a layer: time over the floor against T, graph replay, uniform routing."""
+    need_matplotlib()
     import matplotlib
 
     matplotlib.use("Agg")

@@ -8,15 +8,18 @@ from __future__ import annotations
 import json
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-ROOT = Path(__file__).resolve().parents[1]
-RESULTS, FIGURE = ROOT / "benchmarks/results/kv_quality.json", ROOT / "docs/kv_quality.svg"
+import typer
+from table_text import ROOT, need_matplotlib
+
+RESULTS = ROOT / "benchmarks/results/kv_quality.json"
 COLOURS = ("#c0392b", "#2471a3", "#1e8449", "#b9770e", "#7d3c98")
 
 
 def draw(found: dict[str, Any], path: Path) -> None:
     """Attention's error against bits, a panel a draw; and the divergence of the model's next token against bits."""
+    need_matplotlib()
     import matplotlib
 
     matplotlib.use("Agg")
@@ -51,5 +54,10 @@ def drawn_from() -> str:
     return f"{RESULTS.name} {sha256(RESULTS.read_bytes()).hexdigest()[:16]}"
 
 
+def main(out: Annotated[Path, typer.Option(help="SVG to write.")] = ROOT / "docs/kv_quality.svg") -> None:
+    """Draw the results of benchmarks/kv_quality.py."""
+    draw(json.loads(RESULTS.read_text()), out)
+
+
 if __name__ == "__main__":
-    draw(json.loads(RESULTS.read_text()), FIGURE)
+    typer.run(main)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,12 @@ RESULTS = ROOT / "benchmarks/results"
 def results(name: str) -> Any:
     """A file of benchmarks/results."""
     return json.loads((RESULTS / name).read_text())
+
+
+def need_matplotlib() -> None:
+    """End with one line where matplotlib is not installed."""
+    if find_spec("matplotlib") is None:
+        raise SystemExit("figures need matplotlib: pip install '.[plot]'")
 
 
 def table_head(cells: list[Any]) -> list[str]:
