@@ -47,7 +47,7 @@ def attention(
     """
     layer = cast("BucketedLayer | None", getattr(key, LAYER, None))
     if layer is not None:
-        layer.cache.take(layer.layer, key, value)
+        cast("BucketedCache", layer.cache).take(layer.layer, key, value)
     if odd := [name for name in ODD if kwargs.get(name) is not None]:
         _refuse(", ".join(odd))
     if layer is not None:
@@ -90,7 +90,8 @@ def _cached(
     if dropout:
         _refuse(f"dropout of {dropout}", "model.eval()")
     B, heads, n, D = query.shape
-    cache, sizes = layer.cache, layer.cache.rows.sizes
+    cache = cast("BucketedCache", layer.cache)
+    sizes = cache.rows.sizes
     if heads != sizes.heads:
         cache.refuse_sizes(f"{heads} heads of queries", f"{sizes.heads} heads")
     if layer.layer == 0:

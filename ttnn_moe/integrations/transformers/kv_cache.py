@@ -53,6 +53,11 @@ class BucketedCache(Cache):
         self.start()
         super().__init__(layers=[BucketedLayer(self, i) for i in range(sizes.layers)])
 
+    @property
+    def capacity(self) -> int:
+        """Tokens of a row."""
+        return self.rows.capacity
+
     def start(self) -> None:
         """Forget every token."""
         with on_host():

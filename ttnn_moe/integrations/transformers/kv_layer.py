@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn, Protocol
 
 import torch
 from torch import Tensor
@@ -10,11 +10,21 @@ from transformers.cache_utils import CacheLayerMixin
 
 from ...errors import ContractError
 
-if TYPE_CHECKING:
-    from .kv_cache import BucketedCache
-
 LAYER = "_ttnn_moe_kv_layer"
 """The attribute of keys that names their BucketedLayer."""
+
+
+class Owner(Protocol):
+    """What a layer asks of its BucketedCache.
+
+    Attributes:
+        capacity: tokens of a row.
+    """
+
+    @property
+    def capacity(self) -> int: ...
+    def expect(self, layer: int, key: Tensor, value: Tensor) -> None: ...
+    def start(self) -> None: ...
 
 
 class BucketedLayer(CacheLayerMixin):
@@ -22,7 +32,7 @@ class BucketedLayer(CacheLayerMixin):
 
     is_sliding = False
 
-    def __init__(self, cache: BucketedCache, layer: int):
+    def __init__(self, cache: Owner, layer: int):
         super().__init__()
         self.cache, self.layer, self.seen = cache, layer, 0
         self.is_initialized = True
@@ -48,7 +58,7 @@ class BucketedLayer(CacheLayerMixin):
         return self.seen
 
     def get_max_length(self) -> int:
-        return self.cache.rows.capacity
+        return self.cache.capacity
 
     get_max_cache_shape = get_max_length  # its name in transformers 5.7
 
