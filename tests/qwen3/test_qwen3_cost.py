@@ -62,15 +62,41 @@ def steps(engine: Engine, lengths: list[int], n: int = 4) -> list[int]:
     return out
 
 
-def test_a_step_costs_the_same_whatever_the_capacity(model: Qwen3Moe) -> None:
-    assert steps(Engine(model, 4), [20, 9]) == steps(Engine(model, 4, 64), [20, 9])
+@pytest.mark.parametrize("kv", ["paged", "bucketed"])
+def test_a_step_costs_the_same_whatever_the_capacity(model: Qwen3Moe, kv: str) -> None:
+    steps(Engine(model, 4, 1024, kv=kv), [20, 9])  # makes what a process keeps
+    assert steps(Engine(model, 4, kv=kv), [20, 9]) == steps(Engine(model, 4, 1024, kv=kv), [20, 9])
 
 
-def test_a_long_sequence_costs_the_short_ones_nothing(model: Qwen3Moe) -> None:
+@pytest.mark.parametrize("kv", ["paged", "bucketed"])
+def test_a_long_sequence_costs_the_short_ones_nothing(model: Qwen3Moe, kv: str) -> None:
+    def engine() -> Engine:
+        return Engine(model, 16, 4096, kv=kv)
+
     short, long = [5] * 15, [1500]
-    alone = [sum(each) for each in zip(*(steps(Engine(model, 16), part) for part in (short, long)), strict=True)]
-    together = steps(Engine(model, 16), [*short, *long])
+    alone = [sum(each) for each in zip(*(steps(engine(), part) for part in (short, long)), strict=True)]
+    together = steps(engine(), [*short, *long])
     assert all(have <= 1.1 * want for have, want in zip(together, alone, strict=True))
+
+
+def test_a_piece_of_a_prompt_costs_what_its_own_sequence_holds(model: Qwen3Moe) -> None:
+    def piece(others: list[int]) -> int:
+        """Elements of the last step of a prompt of 300 tokens, whose first 256 are in the cache."""
+        engine = Engine(model, 16, 4096, kv="bucketed")
+        for length in others:
+            engine.add([7] * length, max_new_tokens=99, stop_ids=())
+        while engine.scheduler.waiting or engine.scheduler.filling:
+            engine.step()
+        decode = Elements()
+        with decode:
+            engine.step()
+        engine.add([7] * 300, max_new_tokens=9, stop_ids=())
+        engine.step()
+        with Elements() as elements:
+            engine.step()
+        return elements.n - decode.n
+
+    assert piece([1500]) <= 1.1 * piece([200])
 
 
 def test_an_engine_of_the_whole_context_takes_no_memory_yet(model: Qwen3Moe) -> None:

@@ -312,7 +312,7 @@ class BucketedCache(PagedRows, FusedWrite):
         return self._captured
 
     def _decode(self, layer: int, q: Tensor, step: DecodeStep) -> Tensor:
-        tiers, scale = self.places.in_use[layer], self._key_scale[layer, 0]
+        tiers, scale = self.places.layers[layer], self._key_scale[layer, 0]
         # the operator itself: the cache makes what quantized_attention_bucketed would check
         return ATTENTION(q[:, None], tiers, step.rows, None, step.num_tokens, None, True, None, scale)[:, 0]
 
@@ -323,7 +323,7 @@ class BucketedCache(PagedRows, FusedWrite):
         if piece.mass is not None and len(q) == span.n:
             seen = observed(q, k, None if piece.high is None else piece.high[layer])
             piece.mass[-len(seen) :] += seen
-        past, scale = self.places.in_use[layer] if span.past else (), self._key_scale[layer, 0]
+        past, scale = self.places.layers[layer] if span.past else (), self._key_scale[layer, 0]
         room = piece.room if len(q) == span.n else None
         return prompt_attention(q, at, self._step_own, piece.which, k, v, past, span.row, scale, room)
 

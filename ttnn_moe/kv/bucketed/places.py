@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import torch
 from torch import Tensor
 
 from ...cuda.attention.tiers import UNIT, Layers
-from ...sizes import ceil_div
 from ..cache import CacheSizes
 from ..pages import PagePool, zeros
 from .allocation import Allocation
@@ -25,7 +22,7 @@ class Places:
         capacity: tokens of a row, whole pages. total: pages of all rows together. page: tokens of a page.
 
     Attributes:
-        tiers: by bits, all layers. layers: of each layer, its tiers. in_use: as layers, without what no row uses.
+        tiers: by bits, all layers. layers: of each layer, its tiers.
         units: by row, how many units have left the high tier.
         counts: by bits, [rows + 1] int32 on the device: slots in use.
     """
@@ -40,7 +37,6 @@ class Places:
         self._make_tables({b: full.get(b, 0) + self.high_pages * (b == allocation.high) for b in allocation.tiers})
         self.tiers = {b: self._make_tier(b) for b in allocation.tiers}
         self.layers = [[self.tiers[b].each[layer] for b in allocation.tiers] for layer in range(sizes.layers)]
-        self.in_use = self.layers
         self._pages: list[dict[int, list[int]]] = [{} for _ in range(rows + 1)]
 
     def take(self, row: int, pages: dict[int, int]) -> None:
@@ -73,16 +69,10 @@ class Places:
         self._stale = True
 
     def refresh(self) -> None:
-        """Bring tables and counts to the device; on a CPU, leave out pages that no row uses."""
+        """Bring tables and counts to the device."""
         if self._stale and self._device_words is not self._host:
             host = self._host.pin_memory() if self._device_words.is_cuda else self._host
             self._device_words.copy_(host, non_blocking=self._device_words.is_cuda)
-        if self._stale and self.sizes.device.type == "cpu":
-            used = {b: ceil_div(int(self._host_counts[b].max()), self.page) for b in self.allocation.tiers}
-            self.in_use = [
-                [replace(tier, table=tier.table[:, : used[tier.bits]]) for tier in tiers if used[tier.bits]]
-                for tiers in self.layers
-            ]
         self._stale = False
 
     def slot_of(self, position: int) -> int:

@@ -1,7 +1,8 @@
 """Attention to packed tiers in plain torch: the definition of what the kernels do.
 
 Each tier gives a partial result (output, maximum, sum). `merge` joins them by their log-sum-exp, as streaming softmax
-does (https://arxiv.org/abs/1805.02867, https://arxiv.org/abs/2205.14135). The host reads no count.
+does (https://arxiv.org/abs/1805.02867, https://arxiv.org/abs/2205.14135). The host reads counts on a CPU only, where
+the cost follows the tokens held: rows of similar lengths attend together, and pages without tokens are left out.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from torch import Tensor
 
 from ...cuda.attention.tiers import UNIT, Tier
 from ...errors import ContractError
+from ...sizes import ceil_div
+from ..torch_forms import alike
 from .packing import check_bits, check_head_dim
 from .storage import read_units
 
@@ -55,7 +58,7 @@ def _attend(bits: int, q: Tensor, tier: Tier, rows: Tensor, positions: Tensor | 
         raise ContractError("the tier has other bits", got=bits, expected=tier.bits, remedy="pass the tier's own bits")
     n, heads, D = q.shape[1:]
     units_of_page = tier.page // UNIT
-    pages = tier.table[rows].to(torch.int64)  # [T, pages of a row]
+    pages = _pages(tier, rows)
     T, many = pages.shape
     units = (pages[..., None] * units_of_page + torch.arange(units_of_page, device=q.device)).flatten()
     k, v, held = read_units(tier, units)
@@ -102,7 +105,32 @@ def quantized_attention_bucketed(
         ContractError: no tiers, two of the same bits, or q does not fit them.
     """
     check_query(q, tiers)
+    if not _host_counts(q):
+        return _together(q, tiers, rows, positions)
+    out = torch.empty_like(q)
+    for places, _ in alike(torch.stack([tier.counts[rows] for tier in tiers]).sum(0).tolist()):
+        if len(places) == len(q):
+            return _together(q, tiers, rows, positions)
+        at = torch.tensor(places, device=q.device)
+        out[at] = _together(q[at], tiers, rows[at], None if positions is None else positions[at])
+    return out
+
+
+def _together(q: Tensor, tiers: Sequence[Tier], rows: Tensor, positions: Tensor | None) -> Tensor:
     return merge([attend_bucket(tier.bits, q, tier, rows, positions) for tier in tiers]).to(q.dtype)
+
+
+def _host_counts(x: Tensor) -> bool:
+    """Whether the host may read counts."""
+    return x.device.type == "cpu" and not torch.compiler.is_compiling()
+
+
+def _pages(tier: Tier, rows: Tensor) -> Tensor:
+    """[T, n] int64, the pages of rows [T]; on a CPU only as many as the longest of them uses."""
+    table = tier.table
+    if _host_counts(rows) and len(rows):
+        table = table[:, : ceil_div(int(tier.counts[rows].max()), tier.page)]
+    return table[rows].to(torch.int64)
 
 
 def add_mass(
@@ -127,7 +155,7 @@ def add_mass(
     for tier, (partial, p), into in zip(tiers, found, mass, strict=True):
         weight = torch.exp(partial.most - base) / torch.where(total == 0, 1.0, total)
         shares = (p * weight[..., None]).sum((1, 2)).unflatten(-1, (-1, tier.page)).sum(-1) * counts[:, None]
-        into.index_add_(0, tier.table[rows].flatten().to(torch.int64), shares.flatten())
+        into.index_add_(0, _pages(tier, rows).flatten(), shares.flatten())
 
 
 def check_query(q: Tensor, tiers: Sequence[Tier]) -> None:
