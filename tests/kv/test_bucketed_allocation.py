@@ -161,3 +161,15 @@ def test_what_is_refused_and_why(name: str) -> None:
     given_, words = REFUSED[name]
     with pytest.raises(RequestError, match=words):
         allocate(*given_)  # type: ignore[arg-type]
+
+
+def test_high_tiers_of_each_size_of_page() -> None:
+    """As docs/kv.md says."""
+    sizes = [768, 1536, 7680, 30720]
+    for bits in (3.0, 6.0, 9.0, 16.0):
+        high = {page: [allocate(bits, n, page).high_slots for n in sizes] for page in (32, 64, 96, 128)}
+        assert high[64] == high[128] == [128] * 4 and high[96] == [96] * 4
+        want = [128 if bits >= 8 or 128 * 8 * 16 <= bits * n else 96 for n in sizes]
+        assert high[32] == want
+    for bits, least in ((9.0, 768), (8.1, 7680)):
+        assert [allocate(bits, n, 64).high for n in (least - 64, least)] == [8, 16]

@@ -140,7 +140,7 @@ def test_seeds_that_differ_in_any_bit_draw_other_numbers() -> None:
 
     def drawn(seed: int) -> tuple[float, ...]:
         (request,) = make_requests(PRESETS["qwen3-30b-a3b"], [[1]], seed=seed)
-        return tuple(request.draw() for _ in range(4))
+        return tuple(float(request.draw()) for _ in range(4))
 
     seeds = [5, 2**32 - 1, *(5 + (1 << bit) for bit in range(32, 63)), 2**63 - 1]
     assert len({drawn(seed) for seed in seeds}) == len(seeds)
