@@ -3,7 +3,8 @@
     PYTHONPATH=. python benchmarks/qwen3_engine.py --json qwen3_engine.json
 
 Prompt lengths are log-uniform and new tokens uniform between two bounds, drawn once; every request runs to its last
-token. All requests are there at the start, or come at --rate a second (exponential gaps). Weights as in qwen3_gpu.py.
+token. All requests are there at the start, or come at --rate a second (exponential gaps). Weights as in qwen3_gpu.py,
+and the gate of qwen3_gate.py before all.
 --steps also times decode steps of full batches: between steps of the engine, and as generate's steps.
 """
 
@@ -19,6 +20,7 @@ from typing import Annotated, Any
 
 import torch
 import typer
+from qwen3_gate import check
 from qwen3_gpu import Backend, Device, Json, Layers, decode, described, make, prompts
 from rich.console import Console
 from rich.table import Table
@@ -141,10 +143,12 @@ def main(
     sizes = config_of(config)
     if layers is not None:
         sizes = dataclasses.replace(sizes, num_hidden_layers=layers)
+    gate = check(device, weights=sizes.weight_format, backend=backend, chunk=chunk)
     model = make(sizes, device, torch.bfloat16, backend, seed)
     todo = draw(requests, prompt, new, sizes.vocab_size, seed)
     data: dict[str, Any] = {
         **described(model, config, measure_ceilings(device, torch.bfloat16), rounds),
+        "gate": gate,
         "requests": requests,
         "prompt": prompt,
         "new": new,

@@ -3,10 +3,10 @@
     PYTHONPATH=. python benchmarks/qwen3_gpu.py --json benchmarks/results/qwen3_gpu.json
     PYTHONPATH=. python benchmarks/qwen3_gpu.py --weights mxfp4 --json benchmarks/results/qwen3_gpu_mxfp4.json
 
-Weights N(0, 0.02), norms 1, embeddings N(0, 1); --weights makes experts of random bits, of that standard deviation. A
-step's time is the median of whole generations less the median of those that end with the first token, over the number
-of steps. tables.py puts the tables of bf16 into docs/qwen3.md and README.md. With TTNN_MOE_CUDA_ARCH=sm_80 the GPU
-stands for an older one: every kernel is compiled for that.
+Weights N(0, 0.02), norms 1, embeddings N(0, 1); --weights makes experts of random bits, of that standard deviation. The
+gate of qwen3_gate.py stands before. A step's time is the median of whole generations less the median of those that end
+with the first token, over the number of steps. tables.py puts the tables of bf16 into docs/qwen3.md and README.md. With
+TTNN_MOE_CUDA_ARCH=sm_80 the GPU stands for an older one: every kernel is compiled for that.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from typing import Annotated, Any
 import torch
 import typer
 from older_arch import compile_for
+from qwen3_gate import check
 from qwen3_gpu_tables import REST, tables
 from qwen3_parts import kernels_of, steps_of, times
 from rich.console import Console
@@ -216,6 +217,7 @@ def main(
     dtype = torch.bfloat16
     if device == "cuda" and asked() is not None:
         compile_for(stands_for(gpu()).capability)
+    gate = check(device, weights=weights, backend=backend, dtype=dtype, chunk=default_chunk(torch.device(device)))
     ceilings = measure_ceilings(device, dtype)
     floor = floors(sizes, ceilings, dtype.itemsize)
     start = time.perf_counter()
@@ -223,6 +225,7 @@ def main(
     drawn = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed}
     data: dict[str, Any] = {
         **described(model, config, ceilings, rounds),
+        "gate": gate,
         "drawn": drawn if temperature else None,
         "prefill_chunk": default_chunk(model.device),
         "weights_s": time.perf_counter() - start,

@@ -6,7 +6,8 @@ Each case is rows:tokens; rows may be `most`, as many as the GPU's memory holds,
 Up to --prefilled tokens an engine feeds real prompts, and a step's time is that of qwen3_gpu.py. Longer caches are
 drawn: random levels and scales, or random bf16 keys and values, and no prompt runs. A step is then one captured replay
 with what the host does before it (moves of tokens to lower tiers included), without the engine's queue: the median of
---rounds runs of --steps.
+--rounds runs of --steps. Before all stands the gate of qwen3_gate.py, with each cache format. Drawn caches hold no
+prompt, so only their times count.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from typing import Annotated, Any
 
 import torch
 import typer
+from qwen3_gate import check
 from qwen3_gpu import Device, Json, Layers, decode, described, make
 
 from ttnn_moe.bench.floor import measure_ceilings
@@ -143,9 +145,12 @@ def main(
     sizes = PRESETS[config]
     if layers is not None:
         sizes = dataclasses.replace(sizes, num_hidden_layers=layers)
-    model = make(sizes, device, torch.bfloat16 if device == "cuda" else torch.float32, "auto", seed)
+    dtype = torch.bfloat16 if device == "cuda" else torch.float32
+    gate = check(device, formats.split(","), sizes.weight_format, dtype=dtype)
+    model = make(sizes, device, dtype, "auto", seed)
     data: dict[str, Any] = {
         **described(model, config, measure_ceilings(device, model.dtype), rounds),
+        "gate": gate,
         "steps": steps,
         "cases": [],
     }
