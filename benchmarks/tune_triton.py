@@ -78,11 +78,13 @@ class Layer:
         self.activations = torch.empty_like(self.act)
         self.expert_out = torch.randn(T * K, H, device=DEVICE).bfloat16()
 
-    def sort(self, m: int, chunk: int) -> launch.SortedRows:
-        """To memory that held POISON, which no place, row, expert or token is."""
+    def sort(self, m: int, chunk: int, poison: bool = False) -> launch.SortedRows:
+        """poison: to memory that held -POISON, which no place, row, expert or token is."""
         tiles, E = SortedTiles(m, ANY, ANY, sort_chunk=chunk), self.routing.E
         words = launch.sort_words(self.routing.topk_ids.numel(), E, tiles)
-        memory = torch.full((words,), -int(POISON), dtype=torch.int32, device=DEVICE)
+        memory = torch.empty(words, dtype=torch.int32, device=DEVICE)
+        if poison:
+            memory.fill_(-int(POISON))
         return launch.sort(self.routing, None, E, tiles, memory)
 
     def call(self, product: str, m: int, tile: TritonTile, experts: Experts) -> torch.Tensor:
@@ -182,7 +184,7 @@ def sort_and_combine(T: int, E: int, K: int, H: int) -> list[dict]:
     layer = Layer(T, E, K, H, 16, 64)
     sort: list[dict] = []
     for chunk in (1024, 2048, 4096, 8192):
-        why = sort_is_wrong(layer.routing, layer.sort(64, chunk), 64)
+        why = sort_is_wrong(layer.routing, layer.sort(64, chunk, poison=True), 64)
         if why is not None:
             print("WRONG", T, "sort", chunk, why, flush=True)
             continue

@@ -85,8 +85,13 @@ def test_products(tune: ModuleType, product: str, monkeypatch: pytest.MonkeyPatc
 
 
 def test_sort_and_combine(tune: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    filled: list[bool] = []
+    monkeypatch.setattr(
+        tune.launch, "sort", lambda *args: filled.append(bool((args[-1] == -tune.POISON).all())) or sort(*args)
+    )
     found = tune.sort_and_combine(T, E, K, H)
     assert [row["product"] for row in found] == ["sort"] * 4 + ["combine"] * 4
+    assert filled[1:] == [True] * 4  # each is checked in poisoned memory
     monkeypatch.setattr(tune.launch, "combine", nothing)
     assert [row["product"] for row in tune.sort_and_combine(T, E, K, H)] == ["sort"] * 4
 
