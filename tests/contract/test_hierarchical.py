@@ -25,7 +25,7 @@ CASES = {
     "4 x 2, fp32": Case(4, 2, (1, 2, 3, 4, 0, 2, 1, 3), dtype=F32, wire=F32, slots=4),
     "fp32 rows in steps": Case(1, 2, (5, 3), dtype=F32, wire=F32, in_steps=True),
     "fp32 rows on a bf16 wire": Case(2, 2, (4, 3, 2, 5), dtype=F32),
-    "3 x 3, counters wrap around": Case(3, 3, (4, 3, 2, 5, 4, 1, 0, 2, 6), first=2**32 - 2, repeats=3),
+    "3 x 3, counters wrap around": Case(3, 3, (4, 3, 2, 5, 4, 1, 0, 2, 6), first=2**32 - 2, turns=3),
     "8 in a node": Case(1, 8, (2, 1, 0, 3, 2, 1, 1, 2), H=8, K=1),
     "8 nodes": Case(8, 1, (2, 1, 0, 3, 2, 1, 1, 2), H=24),
     "nobody has a token": Case(2, 2, (0, 0, 0, 0)),
@@ -33,18 +33,16 @@ CASES = {
 
 
 def check(case: Case, results: list) -> None:
-    for rank, result in enumerate(results):
-        hidden, ids, weights = case.inputs(rank)
-        sent = result["sent"]
-        masks = rank_masks(ids, case.placement)
-        assert torch.equal(sent.meta.masks[rank], masks)
-        want = case.want(rank, masks)
-        for out in result["outs"]:
-            assert torch.equal(out, want)
-        want_sent = delivered([case.inputs(c) for c in range(len(case.tokens))], case.placement, rank)
-        assert all(
-            torch.equal(got, one) for got, one in zip((sent.rows, sent.ids, sent.weights), want_sent, strict=True)
-        )
+    for turn in range(case.turns):
+        inputs = [case.inputs(rank, turn) for rank in range(len(case.tokens))]
+        for rank, result in enumerate(results):
+            assert len(result["turns"]) == case.turns, result
+            sent, out = result["turns"][turn]
+            masks = rank_masks(inputs[rank][1], case.placement)
+            assert torch.equal(sent.meta.masks[rank], masks)
+            assert torch.equal(out, case.want(rank, turn, masks))
+            got, want = (sent.rows, sent.ids, sent.weights), delivered(inputs, case.placement, rank)
+            assert all(torch.equal(*pair) for pair in zip(got, want, strict=True))
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
@@ -53,7 +51,7 @@ def test_equals_the_tree_oracle(case: Case) -> None:
 
 
 def test_processes_2x4() -> None:
-    case = Case(2, 4, (6, 0, 3, 1, 0, 0, 5, 2), slots=1, repeats=2)
+    case = Case(2, 4, (6, 0, 3, 1, 0, 0, 5, 2), slots=1, turns=2)
     check(case, by_processes(case)[0])
 
 

@@ -14,7 +14,7 @@ from rank_processes import Case, Fault, by_processes
 from ttnn_moe.parallel.hierarchical import Report
 from ttnn_moe.parallel.hierarchical.shared_memory import SharedMemory, SharedMemoryTransport
 
-CASE = Case(2, 2, (5, 4, 3, 6), slots=1, repeats=2, timeout=1.0)
+CASE = Case(2, 2, (5, 4, 3, 6), slots=1, turns=2, timeout=1.0)
 LARGE = Case(2, 4, (3, 2, 3, 1, 0, 2, 2, 3), slots=1, timeout=1.2)
 OPERATIONS = {CASE: 110, LARGE: 60}
 """About what a rank makes; a fault past them never comes, and all must be right."""

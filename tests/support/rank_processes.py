@@ -24,7 +24,7 @@ from ttnn_moe.parallel.hierarchical.shared_memory import SharedMemory, SharedMem
 
 @dataclass(frozen=True)
 class Case:
-    """What all ranks do: dispatch, then `repeats` combines. Experts are dealt out, two a rank.
+    """What all ranks do: in each of `turns`, dispatch and combine, of new inputs. Experts are dealt out, two a rank.
 
     Attributes:
         tokens: of each rank. in_steps: what combine sums is not contiguous.
@@ -39,7 +39,7 @@ class Case:
     slots: int = 2
     dtype: torch.dtype = torch.bfloat16
     wire: torch.dtype = torch.bfloat16
-    repeats: int = 1
+    turns: int = 1
     in_steps: bool = False
     first: int = 0
     timeout: float = 20.0
@@ -54,28 +54,27 @@ class Case:
         R = self.inter * self.intra
         return Placement.from_mapping([[2 * R - 1 - r, r] for r in range(R)])
 
-    def inputs(self, rank: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def inputs(self, rank: int, turn: int = 0) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """hidden, ids with -1 and ids that no expert has, weights."""
-        g = torch.Generator().manual_seed(rank)
+        g = torch.Generator().manual_seed(1000 * turn + rank)
         T, E = self.tokens[rank], self.placement.E
         ids = torch.randint(-1, E + 1, (T, self.K), generator=g, dtype=torch.int32)
         if T > 1:
             ids[0] = -1
         return torch.randn(T, self.H, generator=g).to(self.dtype), ids, torch.rand(T, self.K, generator=g)
 
-    def rows(self, rank: int) -> torch.Tensor:
+    def rows(self, rank: int, turn: int) -> torch.Tensor:
         """[R, T, H]: what each rank makes of this rank's tokens."""
-        g = torch.Generator().manual_seed(100 + rank)
+        g = torch.Generator().manual_seed(1000 * turn + 100 + rank)
         return torch.randn(len(self.tokens), self.tokens[rank], self.H, generator=g).to(self.dtype)
 
-    def biases(self, rank: int) -> tuple[torch.Tensor, torch.Tensor]:
-        g = torch.Generator().manual_seed(200 + rank)
+    def biases(self, rank: int, turn: int) -> tuple[torch.Tensor, torch.Tensor]:
+        g = torch.Generator().manual_seed(1000 * turn + 200 + rank)
         return tuple(torch.randn(self.tokens[rank], self.H, generator=g).to(self.dtype) for _ in range(2))  # type: ignore[return-value]
 
-    def want(self, rank: int, masks: torch.Tensor) -> torch.Tensor:
-        return tree_sum(
-            self.rows(rank), masks, self.sizes.shape.nodes, rank, self.wire, self.biases(rank), dtype=self.dtype
-        )
+    def want(self, rank: int, turn: int, masks: torch.Tensor) -> torch.Tensor:
+        rows, biases = self.rows(rank, turn), self.biases(rank, turn)
+        return tree_sum(rows, masks, self.sizes.shape.nodes, rank, self.wire, biases, dtype=self.dtype)
 
 
 @dataclass(frozen=True)
@@ -124,17 +123,17 @@ class Faulty(SharedMemoryTransport):
 
 
 def calls(case: Case, transport: SharedMemoryTransport) -> dict[str, Any]:
-    """What one rank does; its results, or the error and the seconds that it took."""
+    """What one rank does; what each turn dispatched and combined, or the error and the seconds that it took."""
     rank = transport.rank
     group = Group(transport, case.sizes, case.placement, case.timeout, case.first)
-    start = time.monotonic()
+    start, turns = time.monotonic(), []
     try:
-        sent = group.dispatch(*case.inputs(rank))
-        own = [case.rows(c)[rank] for c in range(len(case.tokens))]
-        x = torch.cat([rows[mask >> rank & 1 == 1] for rows, mask in zip(own, sent.meta.masks, strict=True)])
-        x = x.repeat_interleave(2, 1)[:, ::2] if case.in_steps else x
-        bias_0, bias_1 = case.biases(rank)
-        outs = [group.combine(x, sent.meta, None, bias_0, bias_1) for _ in range(case.repeats)]
+        for turn in range(case.turns):
+            sent = group.dispatch(*case.inputs(rank, turn))
+            own = [case.rows(c, turn)[rank] for c in range(len(case.tokens))]
+            x = torch.cat([rows[mask >> rank & 1 == 1] for rows, mask in zip(own, sent.meta.masks, strict=True)])
+            x = x.repeat_interleave(2, 1)[:, ::2] if case.in_steps else x
+            turns.append((sent, group.combine(x, sent.meta, None, *case.biases(rank, turn))))
     except PeerStopped as error:
         took = time.monotonic() - start
         try:
@@ -143,7 +142,7 @@ def calls(case: Case, transport: SharedMemoryTransport) -> dict[str, Any]:
         except PeerStopped as second:
             again = second.report
         return {"report": error.report, "text": str(error), "took": took, "again": again}
-    return {"sent": sent, "outs": outs}
+    return {"turns": turns}
 
 
 def by_threads(case: Case) -> list[dict[str, Any]]:
