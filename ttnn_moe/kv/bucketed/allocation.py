@@ -26,7 +26,7 @@ DEFAULT_BITS = 4.0
 """Average bits of a bucketed cache, unless asked for otherwise."""
 
 HIGH = ((4, 92), (16, 112))
-"""(sinks, ring) of high tiers, the smallest first. They are whole pages, so only pages of 32 tokens have a choice. Pages
+"""(sinks, ring) of high tiers, the smallest first, each of whole pages. Only pages of 32 tokens have a choice: pages
 of 96 take the first, pages of 64 and 128 the second."""
 SHARE = 16
 """A larger high tier than the smallest takes 1 / SHARE of the bits of a full row at most."""
