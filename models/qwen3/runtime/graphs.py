@@ -81,7 +81,7 @@ class Again:
 
 
 _CAPTURES = threading.Lock()
-"""One thread captures at a time: torch waits for the device before it captures, which no GPU allows during a capture."""
+"""One thread captures at a time: torch waits for the device before a capture, which no GPU allows during another."""
 _FREE: dict[int, list[Any]] = {}
 """Streams of each GPU whose graphs are gone."""
 
