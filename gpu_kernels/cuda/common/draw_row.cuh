@@ -62,7 +62,8 @@ __device__ __forceinline__ void each(const Row& row, Do do_) {
     for (int first = rank_in_cluster() * THREADS + threadIdx.x; first < row.units; first += AHEAD * ALL) {
         uint4 read[AHEAD];
 #pragma unroll
-        for (int k = 0; k < AHEAD; ++k) read[k] = load_there(row.logits + min(first + k * ALL, row.units - 1));
+        for (int k = 0; k < AHEAD; ++k)
+            read[k] = load_there(row.logits + min(first + k * ALL, row.units - 1));
 #pragma unroll
         for (int k = 0; k < AHEAD; ++k) {
             const int unit = first + k * ALL;
