@@ -24,7 +24,7 @@ from ttnn_moe.whole_file import check_place, whole_file
 from . import terminal, tt
 from .config import PRESETS, Qwen3MoeConfig, config_of
 from .model import Qwen3Moe, sizes_of
-from .runtime.generate import default_chunk, generate
+from .runtime.generate import check_fits, default_chunk, generate
 from .runtime.language_model import LanguageModel
 from .runtime.requests import check_request
 from .tt import request
@@ -98,13 +98,7 @@ def bench(
     # the pages of others are larger than those that were counted
     memory = needed["KV cache"] if not on_chips and place.type in ("cpu", "cuda") else None
     engine, warm_up_s = terminal.warmed_up(network, prompts, new_tokens, kv, kv_bits, memory)
-    if (fit := engine.fits(context)) < batch:
-        raise RequestError(
-            "the memory for keys and values does not hold all sequences",
-            got=f"{batch} sequences of {context} tokens",
-            expected=f"at most {fit} of them",
-            remedy="lower --batch, --prompt-len or --new-tokens",
-        )
+    check_fits(engine, batch, context, "lower --batch, --prompt-len or --new-tokens")
     stats = generate(network, prompts, max_new_tokens=new_tokens, stop_ids=(), engine=engine).stats
     figures: dict[str, Any] = {
         "config": config,

@@ -30,7 +30,7 @@ from .layers import MoE
 from .model import Qwen3Moe
 from .runtime.captured import CapturedRunner
 from .runtime.engine import Engine
-from .runtime.generate import default_chunk
+from .runtime.generate import check_fits, default_chunk
 from .runtime.graphs import graphs_for
 from .weights import device_of, dtype_of, load_model
 
@@ -104,15 +104,8 @@ def _begun(model: Qwen3Moe, prompts: Sequence[Sequence[int]], length: int, graph
     Raises:
         RequestError: its cache does not hold all of them; a sequence ended.
     """
-    B = len(prompts)
-    engine = Engine(model, B, length, prefill_chunk=default_chunk(model.device), graphs=graphs)
-    if (fit := engine.fits(length)) < B:
-        raise RequestError(
-            "the memory for keys and values does not hold all sequences",
-            got=f"{B} sequences of {length} tokens",
-            expected=f"at most {fit} of them",
-            remedy="lower --batch, --prompt-len or --steps",
-        )
+    engine = Engine(model, len(prompts), length, prefill_chunk=default_chunk(model.device), graphs=graphs)
+    check_fits(engine, len(prompts), length, "lower --batch, --prompt-len or --steps")
     for prompt in prompts:
         engine.add(list(prompt), max_new_tokens=length - len(prompt), stop_ids=())
     while engine.scheduler.waiting or engine.scheduler.filling:

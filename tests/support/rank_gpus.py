@@ -58,9 +58,14 @@ class OnGpus(ABC):
     def reports(self) -> list[Stopped | None]:
         return [stopped(heap) for heap in self.heaps]
 
-    @abstractmethod
     def renew(self) -> None:
         """Inputs become others, until the fourth call from now: what a call leaves behind is wrong for the next."""
+        self.change(FACTORS[self.calls % 4])
+        self.calls += 1
+
+    @abstractmethod
+    def change(self, factor: float) -> None:
+        """Inputs become so many times what they were, in place."""
 
     @abstractmethod
     def poison(self) -> None:
@@ -196,8 +201,7 @@ class DispatchOnGpus(OnGpus):
         self.poison()
         self.synchronize()
 
-    def renew(self) -> None:
-        factor, self.calls = FACTORS[self.calls % 4], self.calls + 1
+    def change(self, factor: float) -> None:
         for hidden, ids, weights in (*self.origins, *self.bound):
             hidden *= factor
             weights *= factor
@@ -285,8 +289,7 @@ class GpuRanks(OnGpus):
             self.keep.append(tensors)
             self.bound.append(tensors[0])
 
-    def renew(self) -> None:
-        factor, self.calls = FACTORS[self.calls % 4], self.calls + 1
+    def change(self, factor: float) -> None:
         for rows in (*self.parts, *self.bound):
             rows *= factor
 

@@ -127,6 +127,17 @@ def default_chunk(device: torch.device) -> int:
     return 8192 if is_accelerator(device) else 2048
 
 
+def check_fits(engine: Engine, sequences: int, tokens: int, remedy: str) -> None:
+    """Raise RequestError where an engine's cache does not hold so many sequences of so many tokens at a time."""
+    if (fit := engine.fits(tokens)) < sequences:
+        raise RequestError(
+            "the memory for keys and values does not hold all sequences",
+            got=f"{sequences} sequences of {tokens} tokens",
+            expected=f"at most {fit} of them",
+            remedy=remedy,
+        )
+
+
 def capacity_for(tokens: int, context: int, kv: str = PAGED, kv_bits: float | None = None) -> int:
     """Tokens of a row of `engine_for`, which holds sequences of so many. Rows of a bucketed cache may be longer: rows
     that are too short reach no low budget.
