@@ -150,6 +150,7 @@ class Ranks:
             abandon(self.group)
             if failed:
                 self._faults.cut_once()
+            self.turns.settle()
             dist.destroy_process_group()
         self._faults.end()
 

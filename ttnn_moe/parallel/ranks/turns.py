@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
+import weakref
 
 import torch
 import torch.distributed as dist
 
 PAUSE = (0.001, 0.02)
 """Seconds to wait after a turn in which no rank had a token: at first, and at most."""
+_SETTLES = 1.0
 
 
 class Turns:
@@ -24,6 +26,7 @@ class Turns:
     def __init__(self, control: dist.ProcessGroup | None, group: dist.ProcessGroup | None, timeout: float):
         self.group, self.timeout, self.number, self.most = group, timeout, 0, 0
         self._control, self._pause = control, PAUSE[0]
+        self._words: weakref.ref[torch.Tensor] | None = None
 
     def take(self, tokens: int, staying: bool = True) -> bool:
         """Every rank takes the turn. Returns whether any rank has tokens, or stays.
@@ -32,6 +35,7 @@ class Turns:
             tokens: of this rank in this step. staying: this rank may have more later.
         """
         words = torch.tensor([tokens, int(staying)], dtype=torch.int64, device="cpu")
+        self._words = weakref.ref(words)
         dist.all_reduce(words, dist.ReduceOp.MAX, group=self._control)
         self.number += 1
         self.most, going = words.tolist()
@@ -41,3 +45,13 @@ class Turns:
             time.sleep(self._pause)
             self._pause = min(2 * self._pause, PAUSE[1])
         return bool(self.most or going)
+
+    def settle(self) -> None:
+        """Wait until gloo's thread has given up the tensor of the last turn.
+
+        It takes the interpreter's lock for that, after `take` has returned. If the interpreter has ended by then, the
+        thread aborts the process.
+        """
+        until = time.monotonic() + _SETTLES
+        while self._words is not None and self._words() is not None and time.monotonic() < until:
+            time.sleep(PAUSE[0])
