@@ -156,13 +156,17 @@ def test_traces_are_on_where_the_device_can(
             check(config, 1, Options(device=device, trace=True))
 
 
-def test_a_device_that_was_opened_with_less_room_runs_eagerly(
+def test_a_device_that_was_opened_with_less_room_runs_eagerly_or_says_so(
     opened: list[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = Qwen3MoeConfig.from_directory(TINY)
-    small = type("Mesh", (), {"trace_bytes": 7})()
+    small = type("Mesh", (), {"trace_bytes": 7, "opened_here": True})()
     monkeypatch.setattr(tenstorrent, "open_device", lambda *_: small)
     said: list[str] = []
     monkeypatch.setattr(models.logger, "info", lambda text, *args: said.append(text.format(*args)))
     assert models._on_device(config, 1, None, None) is False
     assert "opened with 7 bytes for traces" in said[0]
+    with pytest.raises(RequestError, match="opened with 7 bytes for traces, not [0-9]+.*close_device"):
+        models._on_device(config, 1, None, True)
+    small.opened_here = False
+    assert models._on_device(config, 1, None, True) is True

@@ -239,8 +239,12 @@ def _on_device(config: Qwen3MoeConfig, D: int, device: str | None, traced: bool 
     reason, room = why_no_trace(device) if traced is None else None, trace_bytes(config, D)
     capture = reason is None if traced is None else traced
     mesh = tenstorrent.open_device(D, device, room if capture else None)
-    if traced is None and capture and mesh.trace_bytes < room:
-        capture, reason = False, f"the device was opened with {mesh.trace_bytes} bytes for traces, not {room}"
+    if capture and mesh.trace_bytes < room:
+        small = f"the device was opened with {mesh.trace_bytes} bytes for traces, not {room}"
+        if traced is None:
+            capture, reason = False, small
+        elif mesh.opened_here:  # of others' devices it is not known
+            raise RequestError("decode steps cannot be traced", got=small, remedy=tenstorrent.device.CLOSE)
     if reason is not None:
         logger.info("decode steps run eagerly: {}", reason)
     return Qwen3MoeTT(config, mesh, capture, *weights)
@@ -270,7 +274,7 @@ def load_model(
     Raises:
         CheckpointError: as ttnn_moe.models.qwen3.load_model, or sizes that the device does not take.
         BackendUnavailable: no such device, or fewer than D chips.
-        RequestError: the model does not fit the chips' memory.
+        RequestError: the model does not fit the chips' memory, or the open device's room for traces is too small.
         ContractError: experts or heads that D chips cannot share, or unknown formats; nothing was opened.
     """
     checkpoint = Checkpoint(directory)
