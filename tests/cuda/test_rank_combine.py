@@ -37,6 +37,11 @@ PLANS = {
     "few, 8": (FewCombinePlan(1, 8, 520, 40, sms=4), (40, 3, 0, 35, 1, 39, 34, 7)),
     "nobody has a token": (Plan(2, 2, 64, 4, sms=2), (0, 0, 0, 0)),
 }
+APART = {
+    "2 x 2": (Plan(2, 2, 1024, 400, sms=4, slots=2), (400, 3, 0, 55)),
+    "node, 4": (NodeCombinePlan(1, 4, 1024, 1500, sms=1), (1500, 3, 0, 55)),  # rows are read for long
+    "few, 4": (FewCombinePlan(1, 4, 264, 40, sms=3), (40, 3, 0, 5)),
+}
 
 
 @pytest.mark.skipif(build.why_not() is not None, reason=str(build.why_not()))
@@ -79,6 +84,16 @@ class TestOnGpus:
         plan, tokens = case
         plan = fast(plan) if bulk else plan
         GpuRanks(plan, tokens, gpu_of=spread(plan, gpus)).run(5)
+
+    @pytest.mark.parametrize("bulk", [False, True], ids=["vectors", "bulk"])
+    @pytest.mark.parametrize("case", APART.values(), ids=APART)
+    def test_a_rank_that_goes_ahead_waits_for_the_others(self, case: tuple, bulk: bool) -> None:
+        plan, tokens = case
+        if torch.cuda.get_device_capability() >= (9, 0):
+            plan = fast(plan, overlap=True) if bulk else replace(plan, overlap=True)
+        elif bulk:
+            pytest.skip("no bulk copies")
+        GpuRanks(plan, tokens, apart=True).run_apart(40)
 
     @pytest.mark.parametrize(
         "change",

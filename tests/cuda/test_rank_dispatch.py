@@ -39,6 +39,11 @@ PLANS = {
     "few, 8": (FewDispatchPlan(1, 8, 520, 40, sms=4, K=3), ODD),
     "nobody has a token": (DispatchPlan(2, 2, 64, 4, sms=2), (0, 0, 0, 0)),
 }
+APART = {
+    "2 x 2": (DispatchPlan(2, 2, 1024, 400, sms=4, slots=2, K=3), (400, 3, 0, 55)),
+    "node, 4": (NodeDispatchPlan(1, 4, 1024, 400, sms=4, K=3), (400, 3, 0, 55)),
+    "few, 4": (FewDispatchPlan(1, 4, 264, 40, sms=3, K=3), (40, 3, 0, 5)),
+}
 
 
 @pytest.mark.skipif(build.why_not() is not None, reason=str(build.why_not()))
@@ -69,6 +74,16 @@ class TestOnGpus:
         plan, tokens = case
         plan = fast(plan) if bulk else plan
         DispatchOnGpus(plan, tokens, gpu_of=spread(plan, gpus)).run(5)
+
+    @pytest.mark.parametrize("bulk", [False, True], ids=["vectors", "bulk"])
+    @pytest.mark.parametrize("case", APART.values(), ids=APART)
+    def test_a_rank_that_goes_ahead_waits_for_the_others(self, case: tuple, bulk: bool) -> None:
+        plan, tokens = case
+        if torch.cuda.get_device_capability() >= (9, 0):
+            plan = fast(plan, overlap=True) if bulk else replace(plan, overlap=True)
+        elif bulk:
+            pytest.skip("no bulk copies")
+        DispatchOnGpus(plan, tokens, apart=True).run_apart(40)
 
     @pytest.mark.parametrize(
         "change",

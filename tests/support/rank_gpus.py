@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -27,9 +28,16 @@ FACTORS = 2.0, 2.0, 2.0, 0.125
 
 
 class OnGpus(ABC):
-    """Heaps of all ranks, and what launches them. gpu_of: of each rank. absent: ranks that do not launch."""
+    """Heaps of all ranks, and what launches them.
 
-    def __init__(self, plan: RingPlan, gpu_of: Sequence[int], absent: Sequence[int], first: int):
+    Args:
+        gpu_of: of each rank. absent: ranks that do not launch. apart: each rank has a launch of its own.
+
+    Attributes:
+        runs: launches, each of the ranks at its place in `groups`: a GPU and ranks of it.
+    """
+
+    def __init__(self, plan: RingPlan, gpu_of: Sequence[int], absent: Sequence[int], first: int, apart: bool = False):
         self.gpu_of, self.runs, self.calls = list(gpu_of) or [0] * plan.R, list[RankKernel](), 0
         gpus = sorted(set(self.gpu_of))
         self.heaps = [torch.zeros(plan.heap, dtype=torch.uint8, device=f"cuda:{gpu}") for gpu in self.gpu_of]
@@ -43,8 +51,9 @@ class OnGpus(ABC):
         if len(gpus) > 1:
             peers.enable(gpus)
         self.addresses = [heap.data_ptr() for heap in self.heaps]
-        here = {gpu: [r for r in range(plan.R) if self.gpu_of[r] == gpu and r not in absent] for gpu in gpus}
-        self.ranks_of = {gpu: ranks for gpu, ranks in here.items() if ranks}
+        here = [(gpu, [r for r in range(plan.R) if self.gpu_of[r] == gpu and r not in absent]) for gpu in gpus]
+        here = [(gpu, [rank]) for gpu, ranks in here for rank in ranks] if apart else here
+        self.groups = [(gpu, ranks) for gpu, ranks in here if ranks]
 
     def launch(self) -> None:
         for run in self.runs:
@@ -63,13 +72,35 @@ class OnGpus(ABC):
         self.change(FACTORS[self.calls % 4])
         self.calls += 1
 
-    @abstractmethod
     def change(self, factor: float) -> None:
         """Inputs become so many times what they were, in place."""
+        self.change_oracle(factor)
+        for _, ranks in self.groups:
+            for rank in ranks:
+                self.change_at(rank, factor)
 
-    @abstractmethod
     def poison(self) -> None:
         """Outputs become what no call gives."""
+        for _, ranks in self.groups:
+            for rank in ranks:
+                self.poison_at(rank)
+
+    @abstractmethod
+    def change_oracle(self, factor: float) -> None:
+        """As change, of the oracle's inputs."""
+
+    @abstractmethod
+    def change_at(self, rank: int, factor: float) -> None:
+        """As change, of a rank's inputs."""
+
+    @abstractmethod
+    def outputs_at(self, rank: int) -> list[torch.Tensor]:
+        """What a call writes at a rank."""
+
+    def poison_at(self, rank: int) -> None:
+        """As poison, of a rank."""
+        for tensor in self.outputs_at(rank):
+            tensor.view(torch.uint8).fill_(0xA5)
 
     @abstractmethod
     def wrong(self) -> Sequence[object]:
@@ -85,6 +116,39 @@ class OnGpus(ABC):
             self.synchronize()
             assert self.reports() == [None] * len(self.heaps)
             assert list(self.wrong()) == []
+
+    def run_apart(self, calls: int) -> None:
+        """As run, with a stream a rank, and pauses by chance: nothing but the kernels keeps ranks from going ahead."""
+        chance = random.Random(5)
+        streams = [torch.cuda.Stream(gpu) for gpu, _ in self.groups]
+        taken: list[tuple[float, list[list[torch.Tensor]]]] = []
+
+        def pause() -> None:
+            if cycles := chance.choice((0, 0, 30_000, 300_000)):
+                torch.cuda._sleep(cycles)
+
+        for _ in range(calls):
+            factor, outs = FACTORS[self.calls % 4], []
+            self.calls += 1
+            for stream, run, (_, (rank,)) in zip(streams, self.runs, self.groups, strict=True):
+                with torch.cuda.stream(stream):
+                    pause()
+                    self.change_at(rank, factor)
+                    self.poison_at(rank)
+                    pause()
+                    run.launch()
+                    pause()
+                    outs.append([out.clone() for out in self.outputs_at(rank)])
+            taken.append((factor, outs))
+        self.synchronize()
+        assert self.reports() == [None] * len(self.heaps)
+        for call, (factor, outs) in enumerate(taken):
+            self.change_oracle(factor)
+            for (_, (rank,)), was in zip(self.groups, outs, strict=True):
+                for tensor, kept in zip(self.outputs_at(rank), was, strict=True):
+                    tensor.copy_(kept)
+            self.synchronize()
+            assert list(self.wrong()) == [], f"call {call}"
 
     def replay(self, calls: int) -> None:
         """As run, from a graph."""
@@ -148,6 +212,13 @@ def gpu_counts() -> list[int]:
     return [n for n in (1, 2, 4) if n <= max(torch.cuda.device_count(), 1)]
 
 
+def _become(inputs: tuple[torch.Tensor, torch.Tensor, torch.Tensor], factor: float) -> None:
+    hidden, ids, weights = inputs
+    hidden *= factor
+    weights *= factor
+    ids.copy_(ids.roll(1, 0))
+
+
 class DispatchOnGpus(OnGpus):
     """All ranks of a dispatch, with inputs. E: experts, of which ids name some, and -1, and too large ones."""
 
@@ -160,8 +231,9 @@ class DispatchOnGpus(OnGpus):
         absent: Sequence[int] = (),
         first: int = 0,
         each: int = 2,
+        apart: bool = False,
     ):
-        super().__init__(plan, gpu_of, absent, first)
+        super().__init__(plan, gpu_of, absent, first, apart)
         self.plan, R = plan, plan.R
         E, g = each * R, torch.Generator().manual_seed(11)
         self.placement = Placement.from_mapping(torch.randperm(E, generator=g).view(R, each).tolist())
@@ -171,9 +243,9 @@ class DispatchOnGpus(OnGpus):
             hidden, weights = torch.randn(T, plan.H, generator=g).to(plan.dtype), torch.rand(T, plan.K, generator=g)
             self.origins.append((hidden, ids, weights))
         self.received: dict[int, dict[str, torch.Tensor]] = {}
-        self.bound: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []
+        self.bound: dict[int, tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = {}
         self.keep: list[object] = []
-        for gpu, ranks in self.ranks_of.items():
+        for gpu, ranks in self.groups:
             device = f"cuda:{gpu}"
             run: RankDispatch | NodeDispatch
             if isinstance(plan, NodeDispatchPlan):
@@ -185,7 +257,7 @@ class DispatchOnGpus(OnGpus):
                 hidden, ids, weights = (one.to(device) for one in self.origins[rank])
                 inputs = hidden, ids, weights, torch.tensor([tokens[rank]], dtype=torch.int32, device=device)
                 self.keep.append(inputs)
-                self.bound.append((hidden, ids, weights))
+                self.bound[rank] = hidden, ids, weights
                 if isinstance(run, RankDispatch):
                     into = Received.empty(run.plan, device)
                     run.bind(n, *inputs, into)
@@ -201,16 +273,15 @@ class DispatchOnGpus(OnGpus):
         self.poison()
         self.synchronize()
 
-    def change(self, factor: float) -> None:
-        for hidden, ids, weights in (*self.origins, *self.bound):
-            hidden *= factor
-            weights *= factor
-            ids.copy_(ids.roll(1, 0))
+    def change_oracle(self, factor: float) -> None:
+        for inputs in self.origins:
+            _become(inputs, factor)
 
-    def poison(self) -> None:
-        for received in self.received.values():
-            for tensor in received.values():
-                tensor.view(torch.uint8).fill_(0xA5)
+    def change_at(self, rank: int, factor: float) -> None:
+        _become(self.bound[rank], factor)
+
+    def outputs_at(self, rank: int) -> list[torch.Tensor]:
+        return list(self.received[rank].values())
 
     def wrong(self) -> list[tuple[int, str]]:
         """(rank, tensor) that are not the oracle's, bit for bit."""
@@ -246,8 +317,9 @@ class GpuRanks(OnGpus):
         timeout: float = 5.0,
         absent: Sequence[int] = (),
         first: int = 0,
+        apart: bool = False,
     ):
-        super().__init__(plan, gpu_of, absent, first)
+        super().__init__(plan, gpu_of, absent, first, apart)
         self.plan, self.tokens, self.biases = plan, tokens, biases
         g = torch.Generator().manual_seed(7)
         R, H = plan.R, plan.H
@@ -255,10 +327,10 @@ class GpuRanks(OnGpus):
         # [R, T, H] of each destination
         self.parts = [torch.randn(R, T, H, generator=g).to(plan.dtype) for T in tokens]
         self.added = [torch.randn(2, T, H, generator=g).to(plan.dtype) for T in tokens]
-        self.outs: list[torch.Tensor] = []
-        self.bound: list[torch.Tensor] = []
+        self.outs: dict[int, torch.Tensor] = {}
+        self.bound: dict[int, torch.Tensor] = {}
         self.keep: list[object] = []
-        for gpu, ranks in self.ranks_of.items():
+        for gpu, ranks in self.groups:
             run: RankCombine | NodeCombine
             if isinstance(plan, NodeCombinePlan):
                 run = NodeCombine(plan, gpu, ranks, self.addresses, timeout)
@@ -274,12 +346,12 @@ class GpuRanks(OnGpus):
         masks, rows, T = pointers([mask.to(device) for mask in self.masks], self.plan.T, rank)
         out = torch.full((self.tokens[rank], self.plan.H), float("nan"), dtype=self.plan.dtype, device=device)
         bias_0, bias_1 = self.added[rank].to(device) if self.biases else (None, None)
-        self.outs.append(out)
+        self.outs[rank] = out
         if isinstance(run, NodeCombine):
             where, own = rows_at(self.masks, self.plan.T, rank).to(device), T[rank : rank + 1]
             rows_there = run.plan.rows(self.heaps[rank])[: len(x)]
             rows_there.copy_(x)
-            self.bound.append(rows_there)
+            self.bound[rank] = rows_there
             origins = [one.to(device) for one in origins_at(self.masks, self.plan.T, rank)]
             run.bind(n, where, *origins, own, out, bias_0, bias_1)
             self.keep.append((where, own, bias_0, bias_1, origins))
@@ -287,15 +359,17 @@ class GpuRanks(OnGpus):
             tensors = x.to(device), masks, rows, T, out, bias_0, bias_1
             run.bind(n, *tensors)
             self.keep.append(tensors)
-            self.bound.append(tensors[0])
+            self.bound[rank] = tensors[0]
 
-    def change(self, factor: float) -> None:
-        for rows in (*self.parts, *self.bound):
-            rows *= factor
+    def change_oracle(self, factor: float) -> None:
+        for part in self.parts:
+            part *= factor
 
-    def poison(self) -> None:
-        for out in self.outs:
-            out.fill_(float("nan"))
+    def change_at(self, rank: int, factor: float) -> None:
+        self.bound[rank] *= factor
+
+    def outputs_at(self, rank: int) -> list[torch.Tensor]:
+        return [self.outs[rank]]
 
     def wrong(self) -> list[int]:
         """Ranks whose output is not the oracle's, bit for bit."""
