@@ -34,10 +34,10 @@ def qwen3_sm80() -> str:
     return "\n".join(lines) + "\n"
 
 
-def qwen3_engine() -> str:
+def qwen3_engine(file: str = "qwen3_engine.json") -> str:
     """Throughput of continuous batching, and how long clients wait, by the rows that run at a time."""
-    data = results("qwen3_engine.json")
-    heads = "rows|new tokens/s|prompt and new tokens/s|seconds|mean rows that ran"
+    data = results(file)
+    heads = "rows|prompt tokens of a step, at most|new tokens/s|prompt and new tokens/s|seconds|mean rows that ran"
     waits = "first token, median (99th of 100)|between tokens, median (99th)"
     lines = table_head(f"{heads}|{waits}".split("|"))
     for row in data["served"]:
@@ -46,6 +46,7 @@ def qwen3_engine() -> str:
             table_row(
                 [
                     row["rows"],
+                    f"{row['prefill_chunk']:,}",
                     f"{row['new_tokens_per_s']:,.0f}",
                     f"{row['tokens_per_s']:,.0f}",
                     f"{row['seconds']:.1f}",

@@ -11,6 +11,7 @@ and the gate of qwen3_gate.py before all.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import math
 import random
@@ -26,6 +27,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ttnn_moe.bench.floor import measure_ceilings
+from ttnn_moe.kv.formats import PAGED
 from ttnn_moe.models.qwen3 import PRESETS, Engine, Qwen3Moe
 from ttnn_moe.models.qwen3.config import config_of
 
@@ -129,7 +131,7 @@ def main(
     rows: Annotated[str, typer.Option(help="Requests that run at a time; a list.")] = "32,128,256",
     prompt: Annotated[tuple[int, int], typer.Option(help="Shortest and longest prompt.")] = (32, 1024),
     new: Annotated[tuple[int, int], typer.Option(help="Fewest and most new tokens.")] = (16, 256),
-    chunk: Annotated[int | None, typer.Option(help="Prompt tokens of a step; default: the engine's.")] = None,
+    chunks: Annotated[str, typer.Option(help="Prompt tokens of a step, at most: a list; 0: the engine's own.")] = "0",
     page: Annotated[int, typer.Option(help="Tokens of a page.")] = 64,
     rate: Annotated[float, typer.Option(help="Requests a second; 0: all at the start.")] = 0.0,
     rounds: Annotated[int, typer.Option(help="Times that each is run; the median by throughput is kept.")] = 3,
@@ -143,7 +145,8 @@ def main(
     sizes = config_of(config)
     if layers is not None:
         sizes = dataclasses.replace(sizes, num_hidden_layers=layers)
-    gate = check(device, weights=sizes.weight_format, backend=backend, chunk=chunk)
+    asked = [int(chunk) or None for chunk in chunks.split(",")]
+    gate = [one for chunk in asked for one in check(device, (PAGED,), sizes.weight_format, backend, chunk=chunk)]
     model = make(sizes, device, torch.bfloat16, backend, seed)
     todo = draw(requests, prompt, new, sizes.vocab_size, seed)
     data: dict[str, Any] = {
@@ -161,7 +164,7 @@ def main(
         if json_file is not None:
             json_file.write_text(json.dumps(data, indent=1) + "\n")
 
-    for count in map(int, filter(None, rows.split(","))):
+    for count, chunk in itertools.product(map(int, filter(None, rows.split(","))), asked):
         start = time.perf_counter()
         engine = Engine(model, count, prompt[1] + new[1], page=page, prefill_chunk=chunk)
         engine.capture()
@@ -182,11 +185,12 @@ def main(
 def show(data: dict[str, Any]) -> None:
     """For the terminal."""
     console = Console(width=160)
-    heads = "rows|new tokens/s|tokens/s|seconds|steps|mean rows|first token p50, p99 ms|between p50, p99 ms"
+    heads = "rows|prompt tokens a step|new tokens/s|tokens/s|seconds|steps|mean rows|first token p50, p99 ms|between p50, p99 ms"
     table = Table(*heads.split("|"))
     for row in data["served"]:
         table.add_row(
             str(row["rows"]),
+            f"{row['prefill_chunk']:,}",
             f"{row['new_tokens_per_s']:,.0f}",
             f"{row['tokens_per_s']:,.0f}",
             f"{row['seconds']:.2f}",
