@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any
 
 import torch
@@ -41,5 +41,14 @@ def upload(host: Tensor, device: torch.device) -> Tensor:
 
 
 def free_memory(device: torch.device) -> int | None:
-    """Bytes free on an accelerator; None: the device is none."""
-    return module_of(device).mem_get_info(device)[0] if is_accelerator(device) else None
+    """Bytes free on an accelerator; None: the device is none.
+
+    torch first gives back what it holds unused, such as the memory of a cache that is gone.
+    """
+    if not is_accelerator(device):
+        return None
+    module = module_of(device)
+    with suppress(RuntimeError):  # while another thread captures a graph, torch gives nothing back
+        module.empty_cache()
+    free: int = module.mem_get_info(device)[0]
+    return free
