@@ -185,7 +185,8 @@ def main(
 def show(data: dict[str, Any]) -> None:
     """For the terminal."""
     console = Console(width=160)
-    heads = "rows|prompt tokens a step|new tokens/s|tokens/s|seconds|steps|mean rows|first token p50, p99 ms|between p50, p99 ms"
+    waits = "first token p50, p99 ms|between p50, p99 ms"
+    heads = f"rows|prompt tokens a step|new tokens/s|tokens/s|seconds|steps|mean rows|{waits}"
     table = Table(*heads.split("|"))
     for row in data["served"]:
         table.add_row(
