@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..accelerator import free_memory
 from ..activations import CLAMPED_SWIGLU, SILU
 from ..arranging import arrange
 from ..contract import Experts, Problem
@@ -208,9 +209,8 @@ def gib(n: int) -> str:
 def free_bytes(device: torch.device | str) -> int:
     """Free memory of a device; of the CPU, what this process's container may still take. sys.maxsize: not known."""
     device = torch.device(device)
-    if device.type == "cuda":
-        held = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        return torch.cuda.mem_get_info(device)[0] + held
+    if (there := free_memory(device)) is not None:
+        return there
     free = [sys.maxsize]
     if device.type == "cpu":
         with suppress(OSError, ValueError):
