@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Sequence
 from functools import cache
 from typing import Any
@@ -225,3 +227,29 @@ def test_logits_of_nan_end_their_request(
     assert [event.token for event in before] == want[BAD][:token]
     assert last.finish == "error" and last.token == -1 and "NaN among the logits" in str(last.error)
     assert engine.load() == Load(0, 0, 3, engine.cache.total)
+
+
+@pytest.mark.parametrize("kind", [Fault, KeyboardInterrupt])
+def test_an_engine_that_stopped_frees_its_memory(kind: type[BaseException], monkeypatch: pytest.MonkeyPatch) -> None:
+    """At once: a garbage collection may come late, and the engine that takes its place needs the memory."""
+
+    def failing(*args: Any) -> None:
+        raise kind("no step")
+
+    engine = serving()
+    engine.add(TEXTS[0], **OPTIONS)
+    engine.step()
+    monkeypatch.setattr(Qwen3Moe, "forward", failing)
+    gc.disable()
+    try:
+        with pytest.raises(kind, match="no step") as error:
+            engine.step()
+        del error
+        with pytest.raises(RequestError, match="no step") as refused:
+            engine.step()
+        del refused
+        cache = weakref.ref(engine.cache)
+        del engine
+        assert cache() is None
+    finally:
+        gc.enable()

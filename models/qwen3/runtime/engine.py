@@ -109,7 +109,7 @@ class Engine:
         self._lost: deque[int] = deque()
         self._chunk: int = limits.prefill_chunk
         self._together: Sequence[Request] = ()
-        self._error: BaseException | None = None
+        self._error: str | None = None
         self._check = model.check if isinstance(model, ChecksSteps) else None
 
     def add(self, prompt: Sequence[int], **options: Unpack[Options]) -> int:
@@ -306,7 +306,8 @@ class Engine:
                     stats.decode_tokens += made
                     stats.decode_s += step.seconds
         except BaseException as error:
-            self._error = error  # some of it may have happened
+            # some of it may have happened; the error itself would hold this engine, and so its memory
+            self._error = shown(error)
             raise
         return out
 
@@ -323,7 +324,7 @@ class Engine:
     def _look(self) -> None:
         """Refuse to go on after an error; end the requests of streams that were lost."""
         if self._error is not None:
-            raise RequestError("the engine stopped in a step", got=shown(self._error), remedy="make another engine")
+            raise RequestError("the engine stopped in a step", got=self._error, remedy="make another engine")
         while self._lost:
             self.cancel(self._lost.popleft())
 
