@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from .visible import cut, visible, words
 
@@ -49,6 +50,14 @@ class TtnnMoeError(Exception):
             lines.append(f"... and {len(self.details) - _DETAILS} more")
         # by name: torch.compile then shows the text that it cannot raise
         Exception.__init__(self, visible("\n  ".join(("; ".join(parts) + ".", *lines))))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # without __init__, which would make another message, and whose arguments a subclass may change
+        return _again, (type(self), self.args), self.__dict__
+
+
+def _again(kind: type[TtnnMoeError], args: tuple[object, ...]) -> TtnnMoeError:
+    return kind.__new__(kind, *args)
 
 
 class ContractError(TtnnMoeError, ValueError):

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
+
 import pytest
 
 from ttnn_moe.errors import ContractError, TtnnMoeError
+from ttnn_moe.parallel.hierarchical.transport import PeerStopped, Report
+from ttnn_moe.parallel.ranks.faults import RankStopped
+from ttnn_moe.tenstorrent.emulator.result import EmulationError
 from ttnn_moe.visible import cut, shown, visible, words
 
 SENT = [
@@ -29,6 +35,23 @@ def test_errors_show_them() -> None:
     error = ContractError(text, got=text, expected=[text], remedy=text, details=[text])
     assert not set(str(error)) & set(SENT)
     assert error.got == text
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ContractError("wrong", got=1, expected="2", remedy="a remedy", details=["a", "b"]),
+        RankStopped(1, 0, "it died"),
+        PeerStopped(Report(1, 2, 3, 0), 0, 30.0),
+        EmulationError([]),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_errors_pass_between_processes(error: TtnnMoeError) -> None:
+    """A pool of processes waits for ever where an error cannot be read back."""
+    for got in (pickle.loads(pickle.dumps(error)), copy.deepcopy(error)):
+        assert type(got) is type(error)
+        assert (str(got), vars(got)) == (str(error), vars(error))
 
 
 def endless() -> list[object]:
