@@ -78,6 +78,27 @@ def test_a_capture_between_steps_changes_no_logit(kv: str, steps: int, monkeypat
     assert torch.equal(got[0], got[1]) and torch.equal(got[0], got[2])
 
 
+@pytest.mark.parametrize("kind", [MemoryError, KeyboardInterrupt])
+def test_a_capture_that_fails_between_steps_changes_no_token(
+    kind: type[BaseException], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rows that decode go on, and a later capture takes what is missing."""
+    serving, text = captured("paged"), prompts([5], 500, 3)[0]
+    number = serving.add(text, max_new_tokens=12, stop_ids=())
+    tokens = [token.token for _ in range(4) for token in serving.step()]
+
+    def failing(*args: Any) -> None:
+        raise kind("no graph")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Qwen3Moe, "forward", failing)
+        with pytest.raises(kind, match="no graph"):
+            serving.capture()
+    serving.capture()
+    tokens += collect(serving)[number]
+    assert tokens == generate(tiny(), [text], max_new_tokens=12, stop_ids=()).tokens[0]
+
+
 def test_steps_of_rows_that_decode() -> None:
     """The least that holds them, of those that `capture` takes."""
     made = decode_graphs.buckets(200)

@@ -111,11 +111,13 @@ class DecodeGraphs:
             with torch.inference_mode():
                 self._use(0)
             step, inputs = self._step(n), partial(self.cache.replay_inputs, n)
-            self._captured[n] = self.graphs.capture(lambda: self._run(n, step), inputs)
-            with torch.inference_mode():
-                for values, before in zip(state, saved, strict=True):
-                    values.copy_(before)
-                self._use(used)
+            try:
+                self._captured[n] = self.graphs.capture(lambda: self._run(n, step), inputs)
+            finally:  # rows that decode go on, also where memory did not suffice for the graph
+                with torch.inference_mode():
+                    for values, before in zip(state, saved, strict=True):
+                        values.copy_(before)
+                    self._use(used)
         return self._captured[n]
 
     def _step(self, n: int) -> DecodeStep:
