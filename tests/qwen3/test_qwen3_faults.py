@@ -253,3 +253,22 @@ def test_an_engine_that_stopped_frees_its_memory(kind: type[BaseException], monk
         assert cache() is None
     finally:
         gc.enable()
+
+
+@pytest.mark.parametrize("kind", [Fault, KeyboardInterrupt])
+def test_a_request_that_cannot_be_ended_stops_the_engine(
+    kind: type[BaseException], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its row would be lost in silence."""
+
+    def failing(*args: Any) -> None:
+        raise kind("not closed")
+
+    engine = serving()
+    number = engine.add(TEXTS[0], **OPTIONS)
+    engine.step()
+    monkeypatch.setattr(engine.cache, "close", failing)
+    with pytest.raises(kind, match="not closed"):
+        engine.cancel(number)
+    with pytest.raises(RequestError, match="not closed"):
+        engine.add(TEXTS[1], **OPTIONS)

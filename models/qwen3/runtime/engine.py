@@ -225,7 +225,11 @@ class Engine:
             if request is None or request.over:
                 return False
             if self._error is None:
-                self.scheduler.end(request)
+                try:
+                    self.scheduler.end(request)
+                except BaseException as error:
+                    self._error = shown(error)  # its row or its pages may be lost
+                    raise
             return True
 
     @property
