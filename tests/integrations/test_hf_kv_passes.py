@@ -81,6 +81,28 @@ def test_a_pass_that_breaks_off_is_seen_until_reset(monkeypatch: pytest.MonkeyPa
     assert apart(model(ids, past_key_values=cache).logits, model_of("Llama", "sdpa")(ids).logits) < 0.02
 
 
+@pytest.mark.parametrize("where", ("prefill", "write", "attend"))
+@pytest.mark.parametrize("kind", (KeyboardInterrupt, MemoryError))
+def test_a_pass_that_breaks_off_in_the_first_layer_is_seen(
+    kind: type[BaseException], where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, ids = model_of("Llama"), ids_of()
+    cache = BucketedCache(model, capacity=64, bits=16)
+    model(ids[:, :9], past_key_values=cache)
+
+    def broken(*args: Any) -> None:
+        raise kind
+
+    with monkeypatch.context() as patch, pytest.raises(kind):
+        patch.setattr(cache.rows, where, broken)
+        model(ids[:, 9:], past_key_values=cache)
+    for _ in range(2):
+        with pytest.raises(ContractError, match=r"do not hold the same tokens.*layer 0 after 0 of 2.*cache.reset\(\)"):
+            model(ids[:, 9:], past_key_values=cache)
+    cache.reset()
+    assert apart(model(ids, past_key_values=cache).logits, model_of("Llama", "sdpa")(ids).logits) < 0.02
+
+
 def test_a_batch_keeps_its_rows_and_its_mask() -> None:
     model, ids = model_of("Qwen3"), ids_of(24, 2)
     cache = BucketedCache(model, rows=3, capacity=64, bits=16)

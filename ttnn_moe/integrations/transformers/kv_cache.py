@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
 from ...accelerator import on_host
-from ...errors import ContractError
+from ...errors import ContractError, RequestError
 from ...kv.bucketed.cache import BucketedCache as Rows
 from ...kv.step import Step
 from .kv_layer import BucketedLayer
@@ -67,7 +67,7 @@ class BucketedCache(Cache):
                 self.rows.open(row, self.rows.capacity)
         self.opened, self.lengths, self.batch = True, [0] * self.rows.rows, 0
         self.waiting: Waiting | None = None
-        self.done = self.rows.sizes.layers  # layers that hold the newest pass
+        self.done = self.rows.sizes.layers  # layers that hold the newest pass; 0: it broke off in the first one
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
@@ -93,12 +93,12 @@ class BucketedCache(Cache):
                 remedy=f"after a pass that broke off, cache.reset(); for such a model, {OTHERWISE}",
             )
         now = 0 if self.done == len(self.layers) else self.done
-        if layer != now:
+        if layer != now or not self.done:
             raise ContractError(
                 "the layers of a BucketedCache do not hold the same tokens",
                 got=f"layer {layer} after {self.done} of {len(self.layers)} layers: the last pass broke off, or the "
                 "cache was made for another model",
-                expected=f"layer {now}",
+                expected=f"layer {now}" if self.done else "no pass after that one",
                 remedy="cache.reset() and pass all tokens again; or BucketedCache(model, ...) of this model",
             )
         sizes, found = self.rows.sizes, []
@@ -151,7 +151,12 @@ class BucketedCache(Cache):
                     expected="positions that rise by 1",
                     remedy="give each sequence a row of the batch, padded, with an attention_mask",
                 )
-            self._step(there)
+            before, self.done = self.done, 0  # until the first layer holds the tokens
+            try:
+                self._step(there)
+            except RequestError:  # refused, and nothing was done
+                self.done = before
+                raise
         self.batch = B
 
     def _there(self, B: int, n: int, mask: Tensor) -> Tensor:
