@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+import gc
+import weakref
+
 import pytest
 import torch
 
@@ -110,3 +114,20 @@ def test_a_backward_pass_through_cached_keys_is_refused() -> None:
             logits.sum().backward()
     with torch.no_grad():
         assert apart(logits, model_of("Qwen3", "sdpa")(ids).logits[:, -1:]) < 0.02
+
+
+def test_the_memory_of_a_cache_is_free_with_it() -> None:
+    """At once: a garbage collection may come late, and GPU memory is short until then. A deep copy is a cache too."""
+    model, ids = model_of("Qwen3"), ids_of(25)
+    cache = BucketedCache(model, capacity=64, bits=16)
+    with torch.no_grad():
+        model(ids[:, :24], past_key_values=cache)
+        twin, rows = copy.deepcopy(cache), weakref.ref(cache.rows)
+        want = model(ids[:, 24:], past_key_values=cache).logits
+        gc.disable()
+        try:
+            del cache
+            assert rows() is None
+        finally:
+            gc.enable()
+        assert torch.equal(model(ids[:, 24:], past_key_values=twin).logits, want)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 import torch
 from torch import Tensor
@@ -52,6 +52,11 @@ class BucketedCache(Cache):
         self.step: Step | None = None
         self.start()
         super().__init__(layers=[BucketedLayer(self, i) for i in range(sizes.layers)])
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        for layer in self.layers:
+            cast("BucketedLayer", layer).belong(self)
 
     @property
     def capacity(self) -> int:

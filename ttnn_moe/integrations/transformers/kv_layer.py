@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any, NoReturn, Protocol
 
 import torch
@@ -34,8 +35,24 @@ class BucketedLayer(CacheLayerMixin):
 
     def __init__(self, cache: Owner, layer: int):
         super().__init__()
-        self.cache, self.layer, self.seen = cache, layer, 0
+        self.layer, self.seen = layer, 0
         self.is_initialized = True
+        self.belong(cache)
+
+    def belong(self, cache: Owner) -> None:
+        """Be a layer of this cache; the first call stays."""
+        if "_cache" not in self.__dict__:
+            self._cache = weakref.ref(cache)  # else the memory stays until a garbage collection
+
+    @property
+    def cache(self) -> Owner:
+        """That this is a layer of."""
+        cache = self._cache()
+        assert cache is not None, "who runs the model holds its cache"
+        return cache
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "_cache"}
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         pass
