@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import copy
 import gc
+import io
+import pickle
 import weakref
+from typing import Any
 
 import pytest
 import torch
@@ -131,3 +134,22 @@ def test_the_memory_of_a_cache_is_free_with_it() -> None:
         finally:
             gc.enable()
         assert torch.equal(model(ids[:, 24:], past_key_values=twin).logits, want)
+
+
+def saved(cache: BucketedCache) -> Any:
+    file = io.BytesIO()
+    torch.save(cache, file)
+    file.seek(0)
+    return torch.load(file, weights_only=False)
+
+
+@pytest.mark.parametrize("copied", (copy.deepcopy, lambda cache: pickle.loads(pickle.dumps(cache)), saved))
+@torch.no_grad()
+def test_a_copy_of_a_cache_goes_on_by_itself(copied: Any) -> None:
+    """The step after next reads what the copy itself wrote."""
+    model, ids = model_of("Qwen3"), ids_of(99)
+    cache = BucketedCache(model, capacity=128, bits=8)
+    model(ids[:, :60], past_key_values=cache)
+    twin = copied(cache)
+    got, want = ([model(ids[:, i : i + 1], past_key_values=one).logits for i in range(60, 99)] for one in (twin, cache))
+    assert torch.equal(torch.cat(got), torch.cat(want))

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import copy
+import io
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -108,6 +111,17 @@ class BucketedCache(PagedRows, FusedWrite):
             Ring(tier, scale[0], own.sinks, own.ring, layer == 0)
             for layer, (tier, scale) in enumerate(zip(high.each, self._key_scale, strict=True))
         ]
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> BucketedCache:
+        made = memo[id(self)] = type(self).__new__(type(self))
+        made.__dict__.update(copy.deepcopy(self.__dict__, memo))
+        return made
+
+    def __reduce__(self) -> tuple[Callable[[type[BucketedCache], bytes], BucketedCache], tuple[Any, ...]]:
+        # pickle alone parts the views of a tensor: what is written to one tier would not be read from it
+        content = io.BytesIO()
+        torch.save(self.__dict__, content)
+        return _read_back, (type(self), content.getvalue())
 
     @classmethod
     def within(
@@ -415,3 +429,9 @@ class BucketedCache(PagedRows, FusedWrite):
             self._k, self._v = k, v
             self._each = torch.arange(k.shape[1], device=k.device)
             self._zeros = torch.zeros_like(self._each)
+
+
+def _read_back(kind: type[BucketedCache], content: bytes) -> BucketedCache:
+    made = kind.__new__(kind)
+    made.__dict__.update(torch.load(io.BytesIO(content), weights_only=False))
+    return made
