@@ -6,6 +6,9 @@ import threading
 import time
 from pathlib import Path
 
+import pytest
+import torch.distributed as dist
+
 from model_ranks import by_ranks
 from ttnn_moe.parallel.ranks import Ranks
 
@@ -38,3 +41,17 @@ def left_work(ranks: Ranks, folder: Path) -> None:
 def test_a_rank_that_raises_cuts_once_its_heartbeat_ended(tmp_path: Path) -> None:
     (failed,) = by_ranks(left_work, 1, tmp_path, tmp_path, timeout=8.0)
     assert failed.kind == "ValueError" and (tmp_path / "cut").read_text() == "False"
+
+
+@pytest.mark.parametrize("kind", [RuntimeError, KeyboardInterrupt])
+def test_a_rank_without_a_group_has_no_heartbeat(kind: type[BaseException], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others would wait for it."""
+
+    def failing(*args: object, **options: object) -> None:
+        raise kind("no group")
+
+    monkeypatch.setattr(dist, "init_process_group", failing)
+    before = threading.active_count()
+    with pytest.raises(kind, match="no group"):
+        Ranks(dist.HashStore(), 0, 1)
+    assert threading.active_count() == before

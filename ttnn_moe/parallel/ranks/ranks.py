@@ -45,15 +45,16 @@ class Ranks:
         self.rank, self.size, self.device, self.timeout = rank, size, torch.device(device), timeout
         self._store, self._met = store, 0
         self._faults = Faults(dist.PrefixStore("faults", store), rank, size, timeout)
-        try:
-            self.compare({"ttnn_moe": __version__, "torch": torch.__version__, "ranks": str(size)})
-        except BaseException:
-            self._faults.end()
-            raise
         kind = self.device.type
         backend = "gloo" if kind == "cpu" else f"cpu:gloo,{kind}:{COLLECTIVES[kind]}"
         inner = dist.PrefixStore("group", store)
-        dist.init_process_group(backend, store=inner, rank=rank, world_size=size, timeout=timedelta(seconds=timeout))
+        within = timedelta(seconds=timeout)
+        try:
+            self.compare({"ttnn_moe": __version__, "torch": torch.__version__, "ranks": str(size)})
+            dist.init_process_group(backend, store=inner, rank=rank, world_size=size, timeout=within)
+        except BaseException:
+            self._faults.end()  # the others would take this rank for one that lives
+            raise
         self.group = dist.group.WORLD
         self.turns = Turns(self.group, self.group, timeout)
         if backend.endswith("nccl"):
