@@ -5,13 +5,16 @@ from __future__ import annotations
 import gc
 import os
 import random
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+import torch
 from test_hierarchical import check
 
-from rank_processes import Case, Fault, by_processes
+from rank_processes import Case, Fault, by_processes, calls
 from ttnn_moe.parallel.hierarchical import Report
+from ttnn_moe.parallel.hierarchical.rings import Counter, Ring
 from ttnn_moe.parallel.hierarchical.shared_memory import SharedMemory, SharedMemoryTransport
 
 CASE = Case(2, 2, (5, 4, 3, 6), slots=1, turns=2, timeout=1.0)
@@ -30,6 +33,42 @@ def test_two_reports_at_once() -> None:
     ranks[1].abort(late)
     assert [r.aborted() in (early, late) for r in ranks] == [True] * 4
     assert ranks[3].aborted() == early
+
+
+class Interrupted(SharedMemoryTransport):
+    """Raises at its n-th operation, once."""
+
+    left = 0
+
+    def _count(self) -> None:
+        self.left -= 1
+        if not self.left:
+            raise KeyboardInterrupt
+
+    def read(self, ring: Ring, item: int) -> torch.Tensor:
+        self._count()
+        return super().read(ring, item)
+
+    def publish(self, counter: Counter, ring: Ring, count: int) -> None:
+        self._count()
+        super().publish(counter, ring, count)
+
+
+@pytest.mark.parametrize("at", range(1, 12))
+def test_a_rank_that_is_interrupted_within_a_call_ends_the_group(at: int) -> None:
+    """It may catch that and call again: what is left in its rings belongs to the call before."""
+    case = Case(1, 2, (5, 4), slots=8, turns=3)
+    memory = SharedMemory(case.sizes.layout)
+    memory.detach_name()
+    ranks = [Interrupted(memory, 0), SharedMemoryTransport(memory, 1)]
+    ranks[0].left = at
+    with ThreadPoolExecutor(2) as pool:
+        first, other = (pool.submit(calls, case, rank) for rank in ranks)
+        with pytest.raises(KeyboardInterrupt):
+            first.result()
+        report = other.result()["report"]
+        assert (report.peer, report.reporter) == (0, 0)
+        assert calls(case, ranks[0])["report"] == report
 
 
 def draw(seed: int) -> tuple[Case, Fault]:

@@ -41,13 +41,24 @@ class Engine:
             time.sleep(IDLE[1])
 
     def run(self, tasks: Sequence[Task]) -> None:
-        """All programs to their end.
+        """All programs to their end. What fails or interrupts them ends the group: its counters stand anywhere.
 
         Raises:
             PeerStopped: a rank stopped; every rank of the group raises the same.
         """
         self.check()
         self.call += 1
+        try:
+            self._run(tasks)
+        except PeerStopped:
+            raise
+        except BaseException:
+            me = self.transport.rank
+            _, _, role, _ = self.transport.beats()[me]
+            self.transport.abort(Report(me, role, self.call, me))
+            raise
+
+    def _run(self, tasks: Sequence[Task]) -> None:
         watch = _Watch(self.transport, self.timeout)
         running: list[tuple[Task, Operation]] = []
         idle = IDLE[0]
