@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import mmap
 import os
 import random
 from concurrent.futures import ThreadPoolExecutor
@@ -33,6 +34,26 @@ def test_two_reports_at_once() -> None:
     ranks[1].abort(late)
     assert [r.aborted() in (early, late) for r in ranks] == [True] * 4
     assert ranks[3].aborted() == early
+
+
+def test_memory_that_is_not_attached_to_ends_with_its_object(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a group that was not made, and where the machine has no room for it."""
+
+    def descriptors() -> list[str]:
+        return [one for one in map(os.path.realpath, Path("/proc/self/fd").iterdir()) if "ttnn-moe-ranks" in one]
+
+    def failing(*args: object) -> None:
+        raise OSError("no room")
+
+    before = descriptors()
+    memory = SharedMemory(CASE.sizes.layout)
+    assert descriptors() != before
+    del memory
+    assert descriptors() == before
+    monkeypatch.setattr(mmap, "mmap", failing)
+    with pytest.raises(OSError, match="no room"):
+        SharedMemory(CASE.sizes.layout)
+    assert descriptors() == before
 
 
 class Interrupted(SharedMemoryTransport):

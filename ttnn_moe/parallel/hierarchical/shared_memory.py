@@ -80,17 +80,15 @@ class SharedMemory:
     A rank of another layout attaches too. It shares `said` only, so that all ranks can tell what differs.
     """
 
+    _descriptor: int | None = None
+
     def __init__(self, layout: Layout, name: str | None = None):
         self.layout, size = layout, FRONT + layout.bytes * layout.nodes.R
-        if name is None:
-            descriptor = os.memfd_create(f"ttnn-moe-ranks-{os.getpid()}")
-            os.ftruncate(descriptor, size)
-            self.name = f"/proc/{os.getpid()}/fd/{descriptor}"
-            self._descriptor: int | None = descriptor
-        else:
-            self.name, self._descriptor = name, None
-            descriptor = os.open(name, os.O_RDWR)
+        descriptor = os.memfd_create(f"ttnn-moe-ranks-{os.getpid()}") if name is None else os.open(name, os.O_RDWR)
         try:
+            if name is None:
+                os.ftruncate(descriptor, size)
+            self.name = name or f"/proc/{os.getpid()}/fd/{descriptor}"
             found = os.fstat(descriptor).st_size
             if found < FRONT:
                 raise ContractError(
@@ -100,8 +98,9 @@ class SharedMemory:
                     remedy="attach by the name of another rank's SharedMemory",
                 )
             self._map = mmap.mmap(descriptor, found)
+            self._descriptor = descriptor if name is None else None
         finally:
-            if name is not None:
+            if self._descriptor is None:
                 os.close(descriptor)
         whole = np.frombuffer(self._map, dtype=np.uint8)
         self.said = whole[:FRONT].reshape(-1, SAID)
@@ -114,6 +113,8 @@ class SharedMemory:
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
+
+    __del__ = detach_name  # where ranks failed before all had attached
 
 
 class SharedMemoryTransport:
