@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -17,7 +19,7 @@ from ttnn_moe.models.qwen3.runtime import runner
 from ttnn_moe.models.qwen3.runtime.generate import engine_for
 from ttnn_moe.models.qwen3.runtime.sampling import Sampling
 from ttnn_moe.models.qwen3.tt import cache as caches
-from ttnn_moe.models.qwen3.tt import drawn
+from ttnn_moe.models.qwen3.tt import decode, drawn
 from ttnn_moe.models.qwen3.tt.cache import PagedCache
 from ttnn_moe.models.qwen3.tt.passes import Packer
 from ttnn_moe.tenstorrent.emulator import library as emulated_ttnn
@@ -196,3 +198,16 @@ def test_replayed_steps(monkeypatch: pytest.MonkeyPatch, emulated: None) -> None
     assert traces.released == held < len(traces.captured)
     model.new_cache(1, 32)
     assert traces.released == len(traces.captured)
+
+
+@pytest.mark.parametrize("closed", [False, True])
+def test_traces_are_released_with_their_cache(closed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A closed device has none any more."""
+    released: list[int] = []
+    library = SimpleNamespace(release_trace=lambda handle, trace: released.append(trace))
+    monkeypatch.setattr(decode, "library", lambda: library)
+    device: Any = SimpleNamespace(handle=None, closed=closed)
+    made = decode.Decoder(device, lambda *args: None, True)  # type: ignore[arg-type, return-value]
+    made._traces = {1: (7, None), 2: (8, None)}  # type: ignore[dict-item]
+    del made
+    assert released == ([] if closed else [7, 8])

@@ -84,6 +84,11 @@ class Decoder:
             ttnn.release_trace(self._device.handle, trace)
         self._traces.clear()
 
+    def __del__(self) -> None:
+        # with its cache: else its traces take room from those of the next one until the device closes
+        if not self._device.closed:
+            self.release()
+
     def _put(self, ids: Sequence[int], positions: Sequence[int], table: torch.Tensor) -> tuple[Any, ...]:
         """ids and positions [1, B] uint32, positions [B] and table [B, pages] int32: buffers that stay."""
         ttnn = library()
