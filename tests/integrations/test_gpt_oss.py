@@ -118,6 +118,24 @@ def test_arranged_experts(checkpoint: Path, tmp_path: Path, monkeypatch: pytest.
     assert torch.equal(logits(other, inputs), want)
 
 
+def test_arranged_experts_stay_so_where_a_load_is_interrupted(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ttnn_moe.integrations.transformers.mxfp4.gains", lambda experts: experts.device.type == "cpu")
+    model, inputs = load(checkpoint), batch()
+    want, state = logits(model, inputs), model.state_dict()
+
+    def interrupted(*args: Any, **options: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(nn.Module, "_load_from_state_dict", interrupted)
+        packed(model)[0].load_state_dict(packed(model)[0].state_dict())
+    assert torch.equal(logits(model, inputs), want)
+    model.load_state_dict(state)
+    assert torch.equal(logits(model, inputs), want)
+
+
 def test_weights_may_change(checkpoint: Path) -> None:
     """In place, by load_state_dict, and by deep copies: a call uses what is there."""
     model, inputs = load(checkpoint), batch()

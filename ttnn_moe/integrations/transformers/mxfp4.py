@@ -94,14 +94,16 @@ class Mxfp4Experts(nn.Module):
             destination[prefix + NAMES[name]] = tensor.view(destination[prefix + NAMES[name]].shape)
 
     def _load_from_state_dict(self, *args: Any, **options: Any) -> None:
-        # a call may have bound the experts: their bytes stay arranged
+        # a call may have bound the experts: their bytes stay arranged, also where this fails
         if self.arranged:
             restore(self._experts())
-        super()._load_from_state_dict(*args, **options)
-        if self.arranged:
-            self.arranged = False
-            arrange(self._experts())
-            self.arranged = True
+        try:
+            super()._load_from_state_dict(*args, **options)
+        finally:
+            if self.arranged:
+                self.arranged = False
+                arrange(self._experts())
+                self.arranged = True
 
     def tensors(self) -> dict[str, Tensor]:
         """Those of the Experts, by its names; as they lie."""
