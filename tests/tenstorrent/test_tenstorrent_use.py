@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from itertools import product
 from typing import Any
 
@@ -181,6 +183,16 @@ def test_use_after_close_says_what_to_do(layer: Layer) -> None:
     check_out(ttnn_moe.moe(layer.hidden, routing_of(layer), layer.experts, backend=NAME), layer.want())
     with pytest.raises(BackendUnavailable, match="the device is closed"):  # another one is open
         op(layer.hidden, layer.ids, layer.weights)
+
+
+def test_the_memory_of_a_closed_chip_is_free_while_the_experts_live(layer: Layer) -> None:
+    device = tenstorrent.open_device()
+    ttnn_moe.moe(layer.hidden, routing_of(layer), layer.experts, backend=NAME)
+    chip = weakref.ref(device.handle.devices[0])
+    tenstorrent.close_device()
+    del device
+    gc.collect()
+    assert chip() is None
 
 
 class Handle:

@@ -18,7 +18,7 @@ from .programs import programs_of
 from .weight_formats import ModelFormats
 
 # with the versions that the tensors had
-_LOADED: weakref.WeakKeyDictionary[Experts, tuple[list[int | None], DeviceExperts]] = weakref.WeakKeyDictionary()
+_Loaded = weakref.WeakKeyDictionary[Experts, tuple[list[int | None], DeviceExperts]]
 _LOADING = threading.Lock()
 
 
@@ -33,15 +33,22 @@ def loaded(experts: Experts, placement: Placement | None = None) -> DeviceExpert
     formats = ModelFormats.parse(weight_format()).experts()
     with _LOADING:
         versions = [None if tensor.is_inference() else tensor._version for tensor in experts.tensors.values()]
-        known, found = _LOADED.get(experts, (None, None))
-        if found is not None and found.device is devices.current() and (known, found.formats) == (versions, formats):
+        device = devices.current()
+        here = _Loaded() if device is None else _loaded_on(device)
+        known, found = here.get(experts, (None, None))
+        if found is not None and (known, found.formats) == (versions, formats):
             if placement is None or _same(placement, found.placement):
                 return found
         found = None
-        _LOADED.pop(experts, None)  # its memory is free for what comes now
+        here.pop(experts, None)  # its memory is free for what comes now
         made = load_experts(experts, placement=placement, weight_format=str(formats))
-        _LOADED[experts] = versions, made
+        _loaded_on(made.device)[experts] = versions, made
         return made
+
+
+def _loaded_on(device: devices.Device) -> _Loaded:
+    """They go with the device: an emulated one is memory of this host."""
+    return device.cache.setdefault("loaded experts", _Loaded())
 
 
 def _same(a: Placement, b: Placement | None) -> bool:
