@@ -208,6 +208,6 @@ def test_traces_are_released_with_their_cache(closed: bool, monkeypatch: pytest.
     monkeypatch.setattr(decode, "library", lambda: library)
     device: Any = SimpleNamespace(handle=None, closed=closed)
     made = decode.Decoder(device, lambda *args: None, True)  # type: ignore[arg-type, return-value]
-    made._traces = {1: (7, None), 2: (8, None)}  # type: ignore[dict-item]
+    made._traces.update({1: (7, None), 2: (8, None)})  # type: ignore[dict-item]
     del made
     assert released == ([] if closed else [7, 8])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -35,6 +36,8 @@ class Decoder:
         self._inputs: dict[int, tuple[Any, ...]] = {}
         self._tables: dict[int, torch.Tensor] = {}  # as they are on the device
         self._traces: dict[int, tuple[Any, Logits]] = {}
+        # with its cache: else they take room from the next one's. At the end of the process ttnn may be gone
+        weakref.finalize(self, _release, device, self._traces).atexit = False
 
     def __call__(self, cache: PagedCache, ids: Sequence[int], positions: Sequence[int], rows: Sequence[int]) -> Logits:
         """Logits of a token of each of these B rows of the cache; valid until the next step."""
@@ -78,16 +81,7 @@ class Decoder:
 
     def release(self) -> None:
         """Forget the traces: a replay would overwrite what is allocated after the capture."""
-        ttnn = library()
-
-        for trace, _ in self._traces.values():
-            ttnn.release_trace(self._device.handle, trace)
-        self._traces.clear()
-
-    def __del__(self) -> None:
-        # with its cache: else its traces take room from those of the next one until the device closes
-        if not self._device.closed:
-            self.release()
+        _release(self._device, self._traces)
 
     def _put(self, ids: Sequence[int], positions: Sequence[int], table: torch.Tensor) -> tuple[Any, ...]:
         """ids and positions [1, B] uint32, positions [B] and table [B, pages] int32: buffers that stay."""
@@ -111,6 +105,12 @@ class Decoder:
         for (one, dtype), buffer in zip(values, there, strict=False):
             ttnn.copy_host_to_device_tensor(tensors.replicate(one, device, dtype=dtype, on_host=True), buffer)
         return there
+
+
+def _release(device: Device, traces: dict[int, tuple[Any, Logits]]) -> None:
+    for trace, _ in () if device.closed else traces.values():
+        library().release_trace(device.handle, trace)
+    traces.clear()
 
 
 def why_no_trace(device: str | None) -> str | None:
