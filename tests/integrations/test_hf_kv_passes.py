@@ -113,3 +113,16 @@ def test_a_batch_keeps_its_rows_and_its_mask() -> None:
     hidden[1, :4] = 0
     with pytest.raises(ContractError, match=r"attention_mask does not fit.*expected.*\[24, 24\] cached tokens"):
         model(ids[:, :1], attention_mask=hidden, past_key_values=cache)
+
+
+@pytest.mark.parametrize("dropped", (False, True))
+def test_a_mask_that_shows_padding_is_refused(dropped: bool) -> None:
+    """The cache holds no padding, so a later pass cannot attend to it, as it does with sdpa."""
+    model, ids, mask = model_of("Qwen3"), ids_of(24, 2), torch.ones(2, 24)
+    mask[0, :5] = 0
+    cache = BucketedCache(model, rows=2, capacity=64, bits=16)
+    model(ids, attention_mask=mask, past_key_values=cache)
+    shown = None if dropped else torch.ones(2, 25)
+    with pytest.raises(ContractError, match=r"attention_mask does not fit.*\[24, 24\].*expected.*\[19, 24\] cached"):
+        model(ids[:, :1], attention_mask=shown, past_key_values=cache)
+    model(ids[:, :1], attention_mask=torch.cat([mask, torch.ones(2, 1)], 1), past_key_values=cache)

@@ -148,7 +148,8 @@ class BucketedCache(Cache):
         if self.layers[0].seen and self.batch != B:
             self.layers[0].keep_rows(f"a batch of {B} rows after passes of {self.batch}")
         with on_host():
-            there = torch.ones(B, n, dtype=torch.bool) if mask is None else self._there(B, n, mask)
+            whole = torch.ones(B, self.layers[0].seen + n) if mask is None else mask  # transformers drops one of ones
+            there = self._there(B, n, whole)
             if mask is None and positions is not None and positions.dim() == 2 and (positions.diff() != 1).any():
                 raise ContractError(
                     "a bucketed cache serves whole sequences",
