@@ -60,6 +60,8 @@ class Routing:
     ) -> Routing:
         """Check shapes and dtypes (never values, unless asked) and hold the routing.
 
+        Views are kept and do not follow a later write to ids, weights or num_tokens: make a new routing after one.
+
         Args:
             ids: [T, K] int32 or int64; -1, or any id outside 0 .. E-1, names no expert. Naming an expert twice
                 counts twice. Non-contiguous ids and weights are copied.
