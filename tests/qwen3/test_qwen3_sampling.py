@@ -131,8 +131,9 @@ def test_a_seed_gives_the_same_text_whatever_the_batch(model: Qwen3Moe) -> None:
 
 def test_seeds_out_of_range() -> None:
     for seed in (-1, [1], [1, 2**63], 2**63 - 1):
-        with pytest.raises(RequestError, match="bad seeds"):
+        with pytest.raises(RequestError, match=r"bad seeds.*one integer, 0 \.\. 2\^63 - 2, or 2 of them"):
             seeds_of(seed, 2)
+    assert seeds_of(2**63 - 2, 2) == [2**63 - 2, 2**63 - 1]
 
 
 def test_seeds_that_differ_in_any_bit_draw_other_numbers() -> None:

@@ -95,8 +95,8 @@ def seeds_of(seed: int | Sequence[int] | None, B: int) -> list[int]:
         raise RequestError(
             "bad seeds",
             got=f"seed={shown(seed)}",
-            expected=f"one integer, or {B} of them, each 0 .. 2^63 - 1",
-            remedy="give one integer, or None for fresh seeds",
+            expected=f"one integer, 0 .. 2^63 - {max(B, 1)}, or {B} of them, each 0 .. 2^63 - 1",
+            remedy="give one such integer, or None for fresh seeds",
         )
     return [s for s in seeds if s is not None]
 
