@@ -282,7 +282,7 @@ OUTS: dict[str, tuple[Callable[[Path, Path], dict[str, Any]], str]] = {
     "a dense model": (lambda out, _: {"out": TINY}, "holds other files; got config.json of a model that is not"),
     "the result itself": (lambda out, _: {"directory": out}, "cannot be written; got the model itself"),
     "a result as the model": (quantised, "no experts to quantise; got experts in int4_24"),
-    "no text": (empty_text, "cannot calibrate.*no tokens"),
+    "no text": (empty_text, "cannot calibrate.*no tokens; expected a text of at least one token; to fix it"),
     "an absent text": (lambda out, tmp: {"calibrate": tmp / "none"}, "none cannot be read"),
     "a text for a format without calibration": (
         lambda *_: {"format": "mxfp4", "calibrate": ROOT / "LICENSE"},

@@ -55,10 +55,19 @@ class Calibration:
         tokenizer = Tokenizer.from_directory(directory)
         text = read_text(path)[: _MOST_CHARACTERS * most]
         ids = torch.tensor(tokenizer.encode(text, add_special_tokens=False)[:most], dtype=torch.int64)
-        if not len(ids) or int(ids.max()) >= config.vocab_size:
-            got = f"token {int(ids.max())}" if len(ids) else "no tokens"
+        if not len(ids):
             raise RequestError(
-                f"{path} cannot calibrate {directory}", got=got, expected=f"tokens below {config.vocab_size}"
+                f"{path} cannot calibrate {directory}",
+                got="no tokens",
+                expected="a text of at least one token",
+                remedy="give a text of the kind that the model is for",
+            )
+        if int(ids.max()) >= config.vocab_size:
+            raise RequestError(
+                f"{path} cannot calibrate {directory}",
+                got=f"token {int(ids.max())}",
+                expected=f"tokens below {config.vocab_size}",
+                remedy="take the tokenizer.json that belongs to this model",
             )
         S = min(SEQUENCE, config.max_position_embeddings)
         whole = len(ids) - len(ids) % S
