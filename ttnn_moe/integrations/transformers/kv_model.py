@@ -14,7 +14,7 @@ from ...errors import ContractError
 from ...kv.cache import CacheSizes
 
 NAME = "ttnn_moe_kv"
-OTHERWISE = 'use another attention: model.set_attn_implementation("sdpa")'
+OTHERWISE = 'use another attention: model.set_attn_implementation("sdpa"), or "eager" for a model without sdpa'
 
 
 def sizes_of(model: PreTrainedModel) -> CacheSizes:
