@@ -62,7 +62,8 @@ def test_the_nearest_number_of_tokens_counts_and_a_later_run_replaces(folder: Pa
     tuned.keep(TARGET, [(PROBLEM, fast)])
     assert tile(512) == fast == tile(1024)
     (file,) = folder.glob("*.json")
-    assert len(json.loads(file.read_text())["entries"]) == 2
+    assert [entry["T"] for entry in json.loads(file.read_text())["entries"]] == [1024, 512]
+    assert tuned.tuned_tiles(PROBLEM, TARGET, [OTHER, fast, WarpTile(2, 2, 160, 3)]) == [fast]
 
 
 def test_other_sizes_gpus_and_architectures_keep_their_own() -> None:
@@ -82,6 +83,7 @@ def test_other_sizes_gpus_and_architectures_keep_their_own() -> None:
         "[1]",
         '{"kernels": "of another version", "entries": []}',
         '{"kernels": DIGEST, "entries": [{"T": 0, "sizes": {}, "tile": {}}]}',
+        '{"kernels": DIGEST, "entries": [{"T": 0, "sizes": SIZES, "tile": {"warps_m": 99}}]}',
         '{"kernels": DIGEST, "entries": [{"T": 512, "sizes": SIZES, "tile": {"warps_m": 99}}]}',
         '{"kernels": DIGEST, "entries": [3]}',
     ],
