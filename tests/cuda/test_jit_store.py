@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -116,6 +117,8 @@ def test_where_and_how_much(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
     assert directory() == tmp_path / "kernels"
     monkeypatch.delenv("TTNN_MOE_CACHE_DIR")
     assert directory().parts[-2:] == ("ttnn-moe", "kernels")
+    monkeypatch.delenv("TTNN_MOE_CACHE_MB", raising=False)
+    assert limit() == 512 << 20, "as its page says"
     monkeypatch.setenv("TTNN_MOE_CACHE_MB", "3")
     assert limit() == 3 << 20
     for wrong in ("three", "²", "٣", "-1", "9" * 5000):
@@ -218,6 +221,44 @@ def test_one_that_fails_stops_the_others(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(pool.build, "code_of", fail)
     with pytest.raises(CompileError, match="no common/combine"):
         pool.compile_all(SPECS, Store(tmp_path, 1 << 20))
+
+
+def test_kernels_that_have_not_begun_are_left_out_after_one_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: list[Spec] = []
+    stopped = threading.Event()
+
+    class OneThread(ThreadPoolExecutor):
+        def __init__(self, **options: str):
+            super().__init__(1, **options)
+
+        def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+            super().shutdown(False, cancel_futures=cancel_futures)
+            stopped.set()
+            super().shutdown(wait)
+
+    def build_one(spec: Spec, store: Store) -> bytes:
+        begun.append(spec)
+        if len(begun) == 1:
+            raise CompileError(f"no {spec}")
+        stopped.wait(30)
+        return b"code"
+
+    monkeypatch.setattr(pool, "ThreadPoolExecutor", OneThread)
+    monkeypatch.setattr(pool.build, "code_of", build_one)
+    with pytest.raises(CompileError):
+        pool.compile_all(SPECS, Store(tmp_path, 1 << 20))
+    assert len(begun) <= 2, "the second may begin before the first one's error arrives"
+
+
+def test_what_the_users_store_lacks_is_compiled_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TTNN_MOE_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(pool.build, "why_not", lambda: None)
+    monkeypatch.setattr(pool.build, "compiler", lambda: "nvrtc")
+    monkeypatch.setattr(pool.build, "code_of", lambda spec, store: store.get(build.key_of(spec), lambda: b"code"))
+    assert [pool.compile_missing(SPECS[:n]) for n in (3, 4, 4)] == [3, 1, 0]
+    assert len(Store(tmp_path / "kernels").entries()) == 4
 
 
 def test_what_is_missing_is_named_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
