@@ -347,3 +347,27 @@ def test_one_setting_moves_every_cache(monkeypatch: pytest.MonkeyPatch, tmp_path
     assert files.folder(Device()) == tmp_path / "all" / "tenstorrent"  # type: ignore[arg-type]
     monkeypatch.setenv(build.CACHE_VARIABLE, str(tmp_path / "own"))
     assert build.cache_folder() == tmp_path / "own"
+
+
+def test_neither_locks_nor_folders_are_entries(tmp_path: Path) -> None:
+    cache = CacheFolder(tmp_path)
+    (tmp_path / "folder").mkdir()
+    for name in ("old.lock", ".hidden"):
+        (tmp_path / name).touch()
+    with cache.lock("one"):
+        assert cache.entries() == []
+        cache.keep("one", lambda part: part.touch())
+        assert [path.name for path, _ in cache.entries()] == ["one"]
+
+
+def test_an_entry_that_cannot_be_looked_at_costs_one_warning(tmp_path: Path) -> None:
+    (tmp_path / "one").symlink_to("one")
+    with told("made again by every process"):
+        assert [CacheFolder(tmp_path).find("one") for _ in range(2)] == [None, None]
+
+
+def test_a_folder_that_another_process_makes_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Path, "exists", lambda path: False)
+    with told():
+        kept = CacheFolder(tmp_path).keep("one", lambda part: part.write_text("1"))
+    assert kept == tmp_path / "one" and kept.read_text() == "1"
