@@ -51,6 +51,7 @@ def test_ids_and_text_are_those_of_transformers(pair) -> None:
         assert ours.encode(text, add_special_tokens=False) == theirs(text, add_special_tokens=False)["input_ids"]
         for skip in (True, False):
             assert ours.decode(ids, skip) == theirs.decode(ids, skip_special_tokens=skip)
+        assert ours.decode(ids) == ours.decode(ids, True)
     assert ours.eos_token_id == theirs.eos_token_id
 
 
@@ -85,6 +86,11 @@ def test_a_template_reads_documents(made: Tokenizer) -> None:
     tokenizer = Tokenizer(made.fast, {}, template)
     assert tokenizer.apply_chat_template(CHATS[0]) == "True "
     assert tokenizer.apply_chat_template(CHATS[0], documents=[{"title": "A"}, {"title": "B"}]) == "False AB"
+
+
+def test_a_field_of_none_is_no_field(made: Tokenizer) -> None:
+    tokenizer = Tokenizer(made.fast, {}, "{% for one in messages %}{{ one.name is defined }} {% endfor %}")
+    assert tokenizer.apply_chat_template([{"name": None}, {"name": "a"}, {"name": ""}]) == "False True True "
 
 
 def test_a_conversation_may_come_from_anywhere(pair) -> None:
