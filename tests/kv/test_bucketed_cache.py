@@ -312,9 +312,29 @@ def test_a_channel_that_is_zero_in_every_key_or_query_is_equalised_too() -> None
     cache, sizes = BucketedCache(SIZES, 1, 256, 8, 16, 32), torch.ones(2, 2, 32)
     sizes[0, :, 3] = sizes[1, :, 17] = 0.0
     cache.equalise(*sizes)
+    assert cache._key_scale.amin(-1).allclose(torch.tensor(1e-3).sqrt()), "a zero counts as a thousandth of the loudest"
     fed = Sequences(cache, 1, 256)
     fed.k, fed.q = fed.k * sizes[0, 0], fed.q * sizes[1, 0]
     cache.open(0, 256)
     fed.prefill([(0, 250)], [])
     places, out = fed.decode([0])
     torch.testing.assert_close(out[0], fed.expected(places, 0), rtol=0.02, atol=0.02)
+
+
+def test_a_model_whose_keys_are_zero_is_equalised_too() -> None:
+    cache = BucketedCache(SIZES, 1, 256, 8, 16, 32)
+    cache.equalise(torch.zeros(2, 32), torch.ones(2, 32))
+    assert cache._key_scale.isfinite().all() and (cache._key_scale > 0).all()
+
+
+def test_a_device_gets_tables_and_counts_when_they_changed() -> None:
+    places = BucketedCache(SIZES, 2, 256, 16, 4, 32).places
+    places._device_words = places._host.clone()  # as on a device
+    for change in (lambda: places.take(1, {3: 1, 4: 2, 8: 0}), lambda: places.give(1)):
+        change()
+        assert not torch.equal(places._device_words, places._host)
+        places.refresh()
+        assert torch.equal(places._device_words, places._host)
+    places._device_words.zero_()
+    places.refresh()
+    assert not places._device_words.any(), "nothing changed, so nothing is copied"
