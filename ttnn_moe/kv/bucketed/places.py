@@ -34,7 +34,7 @@ class Places:
         self.pools = {b: PagePool(allocation.pool(b, rows, total)) for b in allocation.tiers}
         full = allocation.pages_of(capacity)
         self._host_counts: dict[int, Tensor] = {}
-        self._make_tables({b: full.get(b, 0) + self.high_pages * (b == allocation.high) for b in allocation.tiers})
+        self._make_tables({b: full[b] + self.high_pages * (b == allocation.high) for b in allocation.tiers})
         self.tiers = {b: self._make_tier(b) for b in allocation.tiers}
         self.layers = [[self.tiers[b].each[layer] for b in allocation.tiers] for layer in range(sizes.layers)]
         self._pages: list[dict[int, list[int]]] = [{} for _ in range(rows + 1)]
