@@ -57,6 +57,11 @@ def test_few_bits_cost_little() -> None:
     assert 0 < (got - want).norm() / want.norm() < 0.5
 
 
+def test_a_cache_is_one_row_of_4096_tokens_at_4_bits_by_default() -> None:
+    cache = BucketedCache(model_of("Qwen3", NAME))
+    assert (cache.rows.rows, cache.capacity, cache.rows.allocation.bits) == (1, 4096, 4)
+
+
 def test_what_is_refused_and_why() -> None:
     model = model_of("Llama", NAME)
     ids = torch.randint(1, 198, (1, 5))
