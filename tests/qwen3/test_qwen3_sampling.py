@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -165,7 +166,9 @@ def test_sequences_stop_one_by_one(model: Qwen3Moe) -> None:
     free = generate(model, texts, max_new_tokens=30, stop_ids=())
     assert free.finish == ["length"] * 4 and all(len(tokens) == 30 for tokens in free.tokens)
     stops = [free.tokens[0][3], free.tokens[2][11]]
+    start = time.perf_counter()
     got = generate(model, texts, max_new_tokens=30, stop_ids=stops)
+    seconds = time.perf_counter() - start
     for whole, tokens, finish in zip(free.tokens, got.tokens, got.finish, strict=True):
         first = next((i for i, token in enumerate(whole) if token in stops), None)
         assert tokens == (whole if first is None else whole[: first + 1])
@@ -176,6 +179,7 @@ def test_sequences_stop_one_by_one(model: Qwen3Moe) -> None:
     assert stats.decode_tokens == stats.new_tokens - 4
     assert stats.decode_steps == max(map(len, got.tokens)) - 1
     assert stats.first_token_s > 0 and stats.tokens_per_s >= stats.tokens_per_s_user > 0
+    assert stats.decode_s < seconds
 
 
 class RunnerAhead(EagerRunner):
