@@ -58,6 +58,14 @@ def test_rows_share_no_page_and_the_table_says_which_they_have() -> None:
             PagedCache(tiny().cache_sizes, **{"rows": 1, "capacity": 16, "pages": 1, **bad})
 
 
+def test_a_device_gets_the_table_after_rows_opened() -> None:
+    cache = PagedCache(tiny().cache_sizes, 3, 40, 5, PAGE)
+    cache._table = cache._host.clone()  # as on a device
+    for row, tokens in ((0, 33), (2, 17)):
+        cache.open(row, tokens)
+        assert cache.table[row].count_nonzero() == cache.needed(tokens)
+
+
 @settings(max_examples=16, deadline=None)
 @given(
     seed=st.integers(0, 10_000),
