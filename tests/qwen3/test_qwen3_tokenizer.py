@@ -189,6 +189,14 @@ def test_template_and_tokens_of_the_older_layout(tmp_path: Path) -> None:
     assert tokenizer.encode("<think>") == [n]
 
 
+@pytest.mark.parametrize("key", ["x", "-1", "", "9" * 5000])
+def test_a_token_id_that_is_none_is_named(key: str, tmp_path: Path) -> None:
+    path = build(tmp_path) / "tokenizer_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "added_tokens_decoder": {key: {"content": "<think>"}}}))
+    with pytest.raises(CheckpointError, match="a token id"):
+        Tokenizer.from_directory(tmp_path)
+
+
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
     return Tokenizer.from_directory(build(tmp_path_factory.mktemp("stream")))
