@@ -120,11 +120,12 @@ def test_experts_are_split_where_a_step_visits_few():
 @pytest.mark.parametrize("said", ["bfloat8_b,bfloat8_b", "bfloat8_b,attention=bfloat4_b"])
 def test_what_the_environment_names_is_loaded_once(said, monkeypatch):
     """Two spellings of one format are one."""
-    found = SimpleNamespace(device=None, formats=ExpertFormats.parse("bfloat8_b"), placement=None)
+    device = SimpleNamespace(cache={})
+    found = SimpleNamespace(device=device, formats=ExpertFormats.parse("bfloat8_b"), placement=None)
     calls = []
     monkeypatch.setenv("TTNN_MOE_TT_WEIGHTS", said)
     monkeypatch.setattr(host, "load_experts", lambda *args, **options: calls.append(options) or found)
-    monkeypatch.setattr(host.devices, "current", lambda: None)
+    monkeypatch.setattr(host.devices, "current", lambda: device if calls else None)
     experts = Experts.dense(torch.zeros(2, 64, 32).bfloat16(), torch.zeros(2, 32, 32).bfloat16())
     assert host.loaded(experts) is host.loaded(experts) is found
     assert [options["weight_format"] for options in calls] == ["bfloat8_b"]
