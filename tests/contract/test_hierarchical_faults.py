@@ -6,16 +6,15 @@ import gc
 import mmap
 import os
 import random
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-import torch
 from test_hierarchical import check
 
-from rank_processes import Case, Fault, by_processes, calls
+from rank_processes import Case, Counted, Fault, by_processes, calls
 from ttnn_moe.parallel.hierarchical import Report
-from ttnn_moe.parallel.hierarchical.rings import Counter, Ring
 from ttnn_moe.parallel.hierarchical.shared_memory import SharedMemory, SharedMemoryTransport
 
 CASE = Case(2, 2, (5, 4, 3, 6), slots=1, turns=2, timeout=1.0)
@@ -56,23 +55,15 @@ def test_memory_that_is_not_attached_to_ends_with_its_object(monkeypatch: pytest
     assert descriptors() == before
 
 
-class Interrupted(SharedMemoryTransport):
+class Interrupted(Counted):
     """Raises at its n-th operation, once."""
 
     left = 0
 
-    def _count(self) -> None:
+    def _count(self, tear: Callable[[], None] = lambda: None) -> None:
         self.left -= 1
         if not self.left:
             raise KeyboardInterrupt
-
-    def read(self, ring: Ring, item: int) -> torch.Tensor:
-        self._count()
-        return super().read(ring, item)
-
-    def publish(self, counter: Counter, ring: Ring, count: int) -> None:
-        self._count()
-        super().publish(counter, ring, count)
 
 
 @pytest.mark.parametrize("at", range(1, 12))

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from rank_gpus import GpuRanks, fast, gpu_counts, spread, stalling
+from rank_gpus import GpuRanks, fast, gpu_counts, overlapping, spread, stalling
 from ttnn_moe.cuda.combine.few import FewCombinePlan
 from ttnn_moe.cuda.combine.node import NodeCombinePlan
 from ttnn_moe.cuda.combine.rank_combine import Plan, RankCombine, pointers
@@ -89,11 +89,7 @@ class TestOnGpus:
     @pytest.mark.parametrize("case", APART.values(), ids=APART)
     def test_a_rank_that_goes_ahead_waits_for_the_others(self, case: tuple, bulk: bool) -> None:
         plan, tokens = case
-        if torch.cuda.get_device_capability() >= (9, 0):
-            plan = fast(plan, overlap=True) if bulk else replace(plan, overlap=True)
-        elif bulk:
-            pytest.skip("no bulk copies")
-        GpuRanks(plan, tokens, apart=True).run_apart(40)
+        GpuRanks(overlapping(plan, bulk), tokens, apart=True).run_apart(40)
 
     @pytest.mark.parametrize(
         "change",

@@ -202,6 +202,12 @@ def fast(plan: P, **others: object) -> P:
     return replace(plan, bulk=True, **others)
 
 
+def overlapping(plan: P, bulk: bool) -> P:
+    """The plan with launches that overlap, where the GPU has them. bulk: as fast."""
+    others = {"overlap": True} if torch.cuda.get_device_capability() >= (9, 0) else {}
+    return fast(plan, **others) if bulk else replace(plan, **others)
+
+
 def stalling(plan: P, rank: int, role: Role) -> P:
     """The plan with a rank that stops in this role, on few and short rings."""
     return replace(plan, stalls=rank, stall_role=role.value, sms=1, channels=2, slots=1)

@@ -7,6 +7,7 @@ import pickle
 import signal
 import tempfile
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -86,7 +87,27 @@ class Fault:
     at: int
 
 
-class Faulty(SharedMemoryTransport):
+class Counted(SharedMemoryTransport, ABC):
+    """Calls `_count` before each operation on a ring."""
+
+    @abstractmethod
+    def _count(self, tear: Callable[[], None] = lambda: None) -> None:
+        """tear: does half of the operation."""
+
+    def put(self, ring: Ring, item: int, value: torch.Tensor) -> None:
+        self._count(lambda: super(Counted, self).put(ring, item, value[: value.numel() // 2]))
+        super().put(ring, item, value)
+
+    def read(self, ring: Ring, item: int) -> torch.Tensor:
+        self._count()
+        return super().read(ring, item)
+
+    def publish(self, counter: Counter, ring: Ring, count: int) -> None:
+        self._count()
+        super().publish(counter, ring, count)
+
+
+class Faulty(Counted):
     """Has the fault, and says before it in which call and role (in the file `said`)."""
 
     def __init__(self, memory: SharedMemory, rank: int, first: int, fault: Fault, timeout: float, said: Path):
@@ -108,18 +129,6 @@ class Faulty(SharedMemoryTransport):
     def beat(self, call: int, role: Role, ended: bool = False) -> None:
         super().beat(call, role, ended)
         self._where = (call, role) if not ended else (call + 1, Role.OUTSIDE)
-
-    def put(self, ring: Ring, item: int, value: torch.Tensor) -> None:
-        self._count(lambda: super(Faulty, self).put(ring, item, value[: value.numel() // 2]))
-        super().put(ring, item, value)
-
-    def read(self, ring: Ring, item: int) -> torch.Tensor:
-        self._count()
-        return super().read(ring, item)
-
-    def publish(self, counter: Counter, ring: Ring, count: int) -> None:
-        self._count()
-        super().publish(counter, ring, count)
 
 
 def calls(case: Case, transport: SharedMemoryTransport) -> dict[str, Any]:
