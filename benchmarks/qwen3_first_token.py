@@ -89,8 +89,8 @@ def main(
                 gc.collect()
                 if device == "cuda":
                     torch.cuda.empty_cache()
-        for way, found in ((way, joined(each)) for way, each in runs.items()):
-            data["cases"].append(found)
+        for way, each in runs.items():
+            data["cases"].append(found := joined(each))
             print(
                 n, way, f"{1e3 * found['first_s']:.1f} ms; {later} tokens {1e3 * found['later_s']:.1f} ms", flush=True
             )
