@@ -34,9 +34,9 @@ def qwen3_sm80() -> str:
     return "\n".join(lines) + "\n"
 
 
-def qwen3_engine() -> str:
+def qwen3_engine(name: str = "qwen3_engine.json") -> str:
     """Throughput of continuous batching, and how long clients wait, by the rows that run at a time."""
-    data = results("qwen3_engine.json")
+    data = results(name)
     heads = "rows|prompt tokens of a step, at most|new tokens/s|prompt and new tokens/s|seconds|mean rows that ran"
     waits = "first token, median (99th of 100)|between tokens, median (99th)"
     lines = table_head(f"{heads}|{waits}".split("|"))

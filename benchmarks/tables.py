@@ -45,6 +45,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "kv_recall_keys.json": partial(kv_tables.recall, "kv_recall_keys.json"),
     "kv_recall_keys.json, less uniform": partial(kv_tables.recall_pairs, "kv_recall_keys.json"),
     "qwen3_engine.json": model_tables.qwen3_engine,
+    "qwen3_engine_h100.json": partial(model_tables.qwen3_engine, "qwen3_engine_h100.json"),
     "qwen3_first_token.json": kv_tables.first_token,
     "qwen3_gpu.json": qwen3_gpu_tables.summary,
     "qwen3_gpu.json, with parts": qwen3_gpu_tables.whole,

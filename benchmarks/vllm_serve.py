@@ -168,7 +168,7 @@ def our_run(rows: int, layers: int) -> tuple[Run, Limit, dict[str, Any]]:
                 made[token.sequence].append(token.token)
         return time.perf_counter() - start, list(made.values())
 
-    return run, lambda rows: None, {"prefill_chunk": engine.scheduler.chunk, "pages": engine.cache.total}
+    return run, lambda rows: None, {"prefill_chunk": engine.scheduler.chunk.most, "pages": engine.cache.total}
 
 
 def of_rounds(took: list[float]) -> dict[str, Any]:

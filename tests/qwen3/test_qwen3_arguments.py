@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import astuple
 from fractions import Fraction
 from functools import cache
 from types import SimpleNamespace
@@ -237,15 +238,20 @@ def test_a_capacity_beyond_the_context_is_the_context() -> None:
 
 
 def test_prompt_tokens_of_a_step_unless_asked_for() -> None:
-    """Twice as many where prompts run eagerly on a GPU, the bucketed cache given or named."""
+    """Twice as many where prompts run eagerly on a GPU, the bucketed cache given or named; more of one prompt alone."""
 
-    def chunk(kind: str, rows: int, cache: Any = None, kv: str = "paged", asked: int | None = None) -> int:
+    def chunk(kind: str, rows: int, cache: Any = None, kv: str = "paged", asked: int | None = None) -> tuple[int, int]:
         model: Any = SimpleNamespace(device=torch.device(kind), config=tiny().config)
-        return Limits(rows, 64, None, None, asked, None).checked(model, cache, kv).prefill_chunk
+        return astuple(Limits(rows, 64, None, None, asked, None).checked(model, cache, kv).prefill_chunk)
 
     held = tiny().new_cache(40, 1024, kv="bucketed", kv_bits=4)
-    assert [chunk("cuda", 40), chunk("cuda", 40, kv="bucketed"), chunk("cuda", 1, held)] == [1984, 4032, 4032]
-    assert [chunk("cpu", 40, kv="bucketed"), chunk("cuda", 60_000), chunk("cuda", 1, asked=7)] == [256, 256, 7]
+    assert [chunk("cuda", 40), chunk("cuda", 60_000)] == [(1984, 4096), (256, 4096)]
+    assert [chunk("cuda", 40, kv="bucketed"), chunk("cuda", 1, held)] == [(4032, 4032)] * 2
+    assert [chunk("cpu", 40), chunk("cpu", 40, kv="bucketed"), chunk("cuda", 1, asked=7)] == [
+        (256, 2048),
+        (256, 256),
+        (7, 7),
+    ]
 
 
 def test_a_prompt_is_the_callers_to_write_to() -> None:

@@ -16,6 +16,7 @@ from ttnn_moe.kv.bucketed.cache import BucketedCache
 from ttnn_moe.kv.paged import PagedCache
 from ttnn_moe.kv.pages import PagePool
 from ttnn_moe.models.qwen3 import Engine
+from ttnn_moe.models.qwen3.runtime import limits
 from ttnn_moe.models.qwen3.runtime.engine import Load
 from ttnn_moe.models.qwen3.runtime.requests import Stats
 
@@ -163,6 +164,29 @@ def test_long_prompts_do_not_hold_up_those_that_decode(kv: str) -> None:
             break
     assert long[1] not in ended
     assert {n: len(tokens) for n, tokens in collect(serving).items()}[long[1]] == 2
+
+
+def test_a_long_prompt_goes_in_larger_pieces_while_nobody_decodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "CPU_STEP", 10)
+    monkeypatch.setattr(limits, "CPU_ALONE", 40)
+    serving, fed = engine(4, 400, prefill_chunk=None), []
+    prefill = serving.runner.prefill
+    monkeypatch.setattr(serving.runner, "prefill", lambda p, *more: fed.append(len(p.ids)) or prefill(p, *more))
+    todo = [(text, {"max_new_tokens": 3, "stop_ids": ()}) for text in prompts([95, 3, 4, 95, 25], 500)]
+
+    def steps(*which: int) -> list[int]:
+        """Prompt tokens of the steps of these requests, which get what they get alone."""
+        fed.clear()
+        numbers = [serving.add(todo[i][0], **todo[i][1]) for i in which]
+        got = collect(serving)
+        assert [got[n] for n in numbers] == [alone(todo[i][0], **todo[i][1]) for i in which]
+        return fed.copy()
+
+    assert steps(0) == [40, 40, 15]
+    assert steps(0, 3) == [40, 40, 15, 10, 10, 40, 35], "the first one decodes for two steps"
+    assert steps(1, 4) == [10, 10, 8], "a short prompt is not kept waiting by those behind it"
+    assert steps(1, 2, 0) == [10, 10, 10, 40, 32]
+    assert steps(4, 1) == [25, 3]
 
 
 def test_the_last_layer_runs_for_new_tokens_only() -> None:

@@ -21,7 +21,7 @@ from ttnn_moe.models.qwen3.runtime.captured import CapturedRunner
 from ttnn_moe.models.qwen3.runtime.engine import Load
 from ttnn_moe.models.qwen3.runtime.graphs import Again
 from ttnn_moe.models.qwen3.runtime.requests import Request, Token, make_requests
-from ttnn_moe.models.qwen3.runtime.scheduler import Scheduler
+from ttnn_moe.models.qwen3.runtime.scheduler import Chunk, Scheduler
 from ttnn_moe.models.qwen3.tokenizer import TextStream
 
 TEXTS = prompts([5, 9, 3], 500)
@@ -203,7 +203,7 @@ def test_logits_of_nan_end_their_request(
     engine, got = serving(), {}
     if graphs:
         engine.runner = CapturedRunner(engine.model, engine.cache, 256, Again())
-        engine.scheduler = Scheduler(engine.runner, engine.cache, 256)
+        engine.scheduler = Scheduler(engine.runner, engine.cache, Chunk(256, 256))
     forward = Qwen3Moe.forward
 
     def damaged(model: Qwen3Moe, ids: torch.Tensor, cache: Any, step: Any) -> torch.Tensor:

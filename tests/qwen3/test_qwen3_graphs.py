@@ -21,7 +21,7 @@ from ttnn_moe.models.qwen3 import Engine, Qwen3Moe, generate, load_model
 from ttnn_moe.models.qwen3.runtime import decode_graphs, graphs
 from ttnn_moe.models.qwen3.runtime.captured import CapturedRunner
 from ttnn_moe.models.qwen3.runtime.graphs import Again, DeviceGraphs
-from ttnn_moe.models.qwen3.runtime.scheduler import Scheduler
+from ttnn_moe.models.qwen3.runtime.scheduler import Chunk, Scheduler
 
 
 def on_a_gpu(test: Any) -> Any:
@@ -33,7 +33,7 @@ def captured(kv: str, rows: int = 4) -> Engine:
     """An engine whose steps are "graphs" of the CPU."""
     made = engine(rows, 128, kv=kv)
     made.runner = CapturedRunner(made.model, made.cache, 24, Again())
-    made.scheduler = Scheduler(made.runner, made.cache, 24)
+    made.scheduler = Scheduler(made.runner, made.cache, Chunk(24, 24))
     return made
 
 

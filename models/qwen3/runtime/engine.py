@@ -23,7 +23,7 @@ from .graphs import Progress
 from .language_model import ChecksSteps, LanguageModel, check_model
 from .limits import Limits, check_room
 from .requests import Options, Request, Stats, Token, check_tokenizer, make_requests
-from .scheduler import Scheduler
+from .scheduler import Chunk, Scheduler
 from .stream import Stream
 
 if TYPE_CHECKING:
@@ -51,8 +51,8 @@ class Engine:
         memory: bytes for keys and values; default: as many as rows of this capacity take, but at most 4 GiB, on a GPU
             four fifths of what is free.
         page: tokens of a page; default: the format's. PagedCache takes a power of two, at least 16.
-        prefill_chunk: prompt tokens of a step, at most; default: 256, on a GPU 2048, or 4096 with a bucketed cache,
-            less a token of each row.
+        prefill_chunk: prompt tokens of a step, at most. Default: 256, on a GPU 2048, or 4096 with a bucketed cache,
+            less a token of each row; while nobody decodes, 2048 of one prompt, on a GPU 4096.
         max_waiting: requests that may wait, at least 1; more are refused. Default: any number.
         tokenizer: to get text with the tokens.
         graphs: steps are graphs of the device; None: on a GPU or an NPU, where they serve the model and the cache.
@@ -100,14 +100,14 @@ class Engine:
             formats.check_budget(kv, kv_bits, limits.capacity, limits.page, model.config.max_position_embeddings)
         with on_host(), on(model.device):
             self.cache = run(model.new_cache, *sizes, kv, kv_bits) if cache is None else cache
-            self.runner = runner_for(model, self.cache, limits.prefill_chunk, graphs)
+            self.runner = runner_for(model, self.cache, limits.prefill_chunk.most, graphs)
         self.scheduler = Scheduler(self.runner, self.cache, limits.prefill_chunk)
         self.stats = Stats()
         self._lock = threading.RLock()
         self._numbers = itertools.count()
         self._requests: dict[int, Request] = {}
         self._lost: deque[int] = deque()
-        self._chunk: int = limits.prefill_chunk
+        self._chunk: Chunk = limits.prefill_chunk
         self._together: Sequence[Request] = ()
         self._error: str | None = None
         self._check = model.check if isinstance(model, ChecksSteps) else None
@@ -171,7 +171,8 @@ class Engine:
         """
         with self._lock:
             self.check_idle(requests)
-            self._together, self.scheduler.chunk = requests, self._chunk if chunk is None else chunk
+            self._together = requests
+            self.scheduler.chunk = self._chunk if chunk is None else Chunk(chunk, chunk)
             unread: deque[Token] = deque()
             for request in requests:
                 request.streamed, request.unread = True, unread

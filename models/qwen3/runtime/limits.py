@@ -17,10 +17,14 @@ from ttnn_moe.visible import shown
 
 from .language_model import LanguageModel
 from .requests import Request
+from .scheduler import Chunk
 
 STEP, EAGER_STEP = 2048, 4096
 """Tokens of a step on a GPU, unless asked for otherwise: more at a time would keep those that decode waiting. Steps of
 prompts into a bucketed cache are no graphs: the host takes as long to launch 2,048 tokens as 4,096."""
+
+CPU_STEP, CPU_ALONE = 256, 2048
+"""The same elsewhere; and of one prompt, while nobody decodes. On a GPU that is EAGER_STEP."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +32,7 @@ class Limits:
     """The numbers among the arguments of Engine, of any type; after a check, of the right one.
 
     Attributes:
-        rows, capacity, memory, page, prefill_chunk, max_waiting: see Engine.
+        rows, capacity, memory, page, prefill_chunk, max_waiting: see Engine. prefill_chunk, after a check: a Chunk.
     """
 
     rows: Any
@@ -51,16 +55,21 @@ class Limits:
         if cache is not None:
             check_cache(cache, model, given, kv)
             rows, capacity = cache.rows, min(capacity, cache.capacity)
-        step = STEP if kv == PAGED and not isinstance(cache, BucketedCache) else EAGER_STEP
-        chunk = max(256, step - power_of_2(rows)) if is_accelerator(model.device) else 256
         return Limits(
             rows,
             capacity,
             given.get("memory"),
             given.get("page"),
-            given.get("prefill_chunk", chunk),
+            Chunk(asked, asked) if (asked := given.get("prefill_chunk")) else _chunk(model, cache, kv, rows),
             given.get("max_waiting"),
         )
+
+
+def _chunk(model: LanguageModel, cache: RowCache | None, kv: str, rows: int) -> Chunk:
+    gpu, bucketed = is_accelerator(model.device), kv != PAGED or isinstance(cache, BucketedCache)
+    most = max(256, (EAGER_STEP if bucketed else STEP) - power_of_2(rows)) if gpu else CPU_STEP
+    # later pieces of a prompt see what a bucketed cache kept of those before: who else runs must not change pieces
+    return Chunk(most, most if bucketed else EAGER_STEP if gpu else CPU_ALONE)
 
 
 def check_cache(cache: RowCache, model: LanguageModel, given: dict[str, int], kv: str) -> None:

@@ -15,6 +15,18 @@ from .runner import Pending, Prompts, Runner
 
 
 @dataclass(frozen=True)
+class Chunk:
+    """Prompt tokens of a step, at most.
+
+    Attributes:
+        most: of a step of any prompts. alone: of a step that runs one prompt, while nobody decodes.
+    """
+
+    most: int
+    alone: int
+
+
+@dataclass(frozen=True)
 class Launched:
     """A step under way: a new token for each of these requests.
 
@@ -48,7 +60,7 @@ class Scheduler:
     It calls its cache and its runner in inference mode, whatever the mode in which they were made.
 
     Args:
-        cache: where keys and values go; it is empty. chunk: prompt tokens of a step, at most.
+        cache: where keys and values go; it is empty.
 
     Attributes:
         waiting: requests without pages, in the order in which they came.
@@ -57,7 +69,7 @@ class Scheduler:
         ahead: see Runner.
     """
 
-    def __init__(self, runner: Runner, cache: RowCache, chunk: int):
+    def __init__(self, runner: Runner, cache: RowCache, chunk: Chunk):
         self.runner, self.cache, self.chunk, self.ahead = runner, cache, chunk, runner.ahead
         self.waiting: deque[Request] = deque()
         self.filling: deque[Request] = deque()
@@ -127,16 +139,17 @@ class Scheduler:
     def _fill(self) -> tuple[list[Request], Pending] | None:
         """The next chunk of prompts, first come, first served, and with it a decode step: a new token for each request
         that decodes, and the first for those whose prompt is whole now."""
-        pieces, chunks, ends, whole, left = [], [], [], [], self.chunk
-        while self.filling and left:
+        pieces, chunks, ends, whole, fed = [], [], [], [], 0
+        most = self._most()
+        while self.filling and fed < most:
             request = self.filling[0]
-            n = min(left, request.length - request.filled)
+            n = min(most - fed, request.length - request.filled)
             pieces.append(request.prompt[request.filled : request.filled + n])
             chunks.append((request.row, n))
-            left -= n
+            fed += n
             request.filled += n
             if request.filled == request.length:
-                ends.append(self.chunk - left - 1)
+                ends.append(fed - 1)
                 whole.append(self.filling.popleft())
         going = self.decoding
         ids = pieces[0] if len(pieces) == 1 else torch.cat(pieces)
@@ -144,6 +157,12 @@ class Scheduler:
         requests = going + whole
         self.decoding = requests
         return _launched(requests, pending) if requests else None
+
+    def _most(self) -> int:
+        """Prompt tokens of the next step: more where it runs the first prompt alone and nobody waits for a token."""
+        first = self.filling[0]
+        left = first.length - first.filled
+        return self.chunk.most if self.decoding or left < self.chunk.most else min(left, self.chunk.alone)
 
     def _decode(self) -> tuple[list[Request], Pending]:
         return _launched(self.decoding, self.runner.decode(self.decoding))
