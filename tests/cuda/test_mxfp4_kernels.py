@@ -17,14 +17,14 @@ from ttnn_moe.cuda.arch import ARCHES, HOPPER, Arch, Target
 from ttnn_moe.cuda.device import H200
 from ttnn_moe.cuda.moe.family import Call
 from ttnn_moe.cuda.moe.mxfp4_few import MXFP4_FEW, MXFP4_FEW_BOXES, ColumnPlan, ColumnSizes
-from ttnn_moe.cuda.moe.sm80_mxfp4 import MXFP4, NarrowTile, WideTile
+from ttnn_moe.cuda.moe.sm80_mxfp4 import MXFP4, ManyTile, NarrowTile, WideTile
 from ttnn_moe.cuda.moe.sort import Sorters
 from ttnn_moe.cuda.moe.sorted import SortedPlan
 from ttnn_moe.formats.mxfp4 import NAME
 
 on_host = pytest.mark.skipif(GXX is None, reason="g++ is not installed")
 BF16 = torch.bfloat16
-Sizes = ColumnSizes | NarrowTile | WideTile
+Sizes = ColumnSizes | NarrowTile | WideTile | ManyTile
 
 
 def worst(
@@ -64,6 +64,7 @@ def worst(
 
 
 FEW, NARROW, WIDE = ColumnSizes(up_unroll=1, down_unroll=1), NarrowTile(4, 8, 2, 3), WideTile(2, 1, 8, 2)
+MANY = ManyTile(4, 32, 2)
 CALLS: list[tuple[Sizes, int, int, int, Form]] = [
     (ColumnSizes(), 2, 352, 160, GPT_OSS),
     (ColumnSizes(2, 1, 2, 2, 1, 2), 1, 96, 1056, Form(bias=torch.float32)),
@@ -72,6 +73,9 @@ CALLS: list[tuple[Sizes, int, int, int, Form]] = [
     (NarrowTile(4, 4, 3, 3), 9, 352, 64, Form(order="interleaved")),
     (WideTile(1, 2, 32, 3), 33, 288, 96, GPT_OSS),
     (WIDE, 9, 160, 160, Form(bias=torch.float32)),
+    (MANY, 9, 160, 96, Form(bias=torch.float32)),
+    (ManyTile(8, 64, 3), 66, 352, 192, GPT_OSS),
+    (ManyTile(4, 96, 2), 85, 288, 96, Form()),
     (NarrowTile(4, 16, 2, 3), 30, 160, 96, Form(GPT_OSS.activation, torch.float32)),
 ]
 
@@ -89,9 +93,9 @@ def test_a_call_is_within_the_bound(
 
 
 @on_host
-@pytest.mark.parametrize("sizes", [NARROW, NarrowTile(4, 16, 2, 3), WIDE], ids=str)
+@pytest.mark.parametrize("sizes", [NARROW, NarrowTile(4, 16, 2, 3), WIDE, MANY], ids=str)
 def test_bits_do_not_depend_on_which_block_makes_an_item(
-    sizes: NarrowTile | WideTile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    sizes: NarrowTile | WideTile | ManyTile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Blocks claim items as they come, so an item may be a block's first or its tenth."""
     torch.manual_seed(0)
@@ -131,7 +135,7 @@ def test_arranged_weights(
 
 
 @on_host
-@pytest.mark.parametrize("sizes", [FEW, NARROW], ids=["few", "narrow"])
+@pytest.mark.parametrize("sizes", [FEW, NARROW, MANY], ids=["few", "narrow", "many"])
 @pytest.mark.parametrize("scale", [2, 200, 240])
 def test_scales_near_the_ends(sizes: Sizes, scale: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert worst(HostKernels(tmp_path, together=3), monkeypatch, sizes, 3, 96, 32, Form(), scale=scale) == 0
@@ -151,6 +155,12 @@ def test_scales_near_the_ends(sizes: Sizes, scale: int, tmp_path: Path, monkeypa
         (NARROW, "narrow", "large = __syncthreads_or(", "large = ("),
         (WIDE, "mlp", "copies_wait<STAGES - 2>();", "copies_wait<STAGES - 1>();"),
         (WIDE, "mlp", "if (AHEAD) of.load(scales, c + 1);", "if (AHEAD) of.load(scales, c);"),
+        (MANY, "many", "copies_wait<STAGES - 2>();", "copies_wait<STAGES - 1>();"),
+        (MANY, "many", "h * of.to_high) * groups) % 4", "0 * of.to_high) * groups) % 4"),
+        (MANY, "many", "min(groups - group, 4)", "min(groups - group, 3)"),
+        (MANY, "many", "< groups ? 255 : 0", "< groups ? 255 : 255"),
+        (MANY, "many", "step ? b[n].z : b[n].x", "step ? b[n].x : b[n].z"),
+        (MANY, "many", "2 * (2 * m + h) & 3", "2 * (2 * m) & 3"),
     ],
 )
 def test_a_mistake_is_seen(

@@ -53,6 +53,17 @@ __device__ __forceinline__ void copy_16_or_zeros(u32 to, const void* from, bool 
                  : "memory");
 }
 
+// The four bytes from any address on, or only the first `bytes` of them, to eight: from byte `from % 4` on.
+// Before them lies the rest of their word, behind them zeros.
+__device__ __forceinline__ void copy_unaligned_4(u32 to, u64 from, int bytes) {
+    const int skipped = static_cast<int>(from % 4), end = max(skipped + bytes, 0);
+    asm volatile(
+        "cp.async.ca.shared.global [%0], [%1], 4, %2; cp.async.ca.shared.global [%0 + 4], [%1 + 4], 4, %3;" ::
+            "r"(to),
+        "l"(from - skipped), "r"(min(end, 4)), "r"(max(end - 4, 0))
+        : "memory");
+}
+
 // Commit this thread's copies since the last call as a group.
 __device__ __forceinline__ void copies_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 

@@ -53,6 +53,19 @@ __device__ __forceinline__ void place(u32 (&pairs)[4], u32 word) {
     pairs[3] = with_sign(word >> 6, odd_signs);
 }
 
+// The same of neighbours: pair i has channels 2 i and 2 i + 1.
+__device__ __forceinline__ void place_neighbours(u32 (&pairs)[4], u32 word) {
+    const u32 odd = word >> 4;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+        // of both halves: numbers 4 i and 4 i + 1 in the low bits, the next two eight bits above
+        const u32 four = __byte_perm(word, odd, i ? 0x7632 : 0x5410);
+        // one multiplication shifts a sign to bit 15 and the other three bits to bits 8 .. 6
+        pairs[2 * i] = (four & 0x000f000fu) * 0x1040u & 0x81c081c0u;
+        pairs[2 * i + 1] = (four >> 2 & 0x03c003c0u) * 0x41u & 0x81c081c0u;
+    }
+}
+
 template <bool LARGE>
 __device__ __forceinline__ void scale_pairs(u32 (&pairs)[4], const Factor& by) {
 #pragma unroll

@@ -1,16 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
-// 64 rows of MXFP4 weights that a warp multiplies, and the rows of a tile: where they lie in memory and in
+// The rows of MXFP4 weights that a warp multiplies, and the rows of a tile: where they lie in memory and in
 // shared memory.
 //
-// Row g of eight low, or of eight high, rows of product m (of four) is channel channel_of(g) + 2m of 32. Low
-// and high: gate and up rows of the same 32 channels, or two times 32 channels of down. So four transposed
-// products give a lane eight channels in a row.
+// A warp makes PRODUCTS times 16 weight rows, low and high ones. Row g of eight low, or of eight high, rows
+// of product m is channel channel_of(g) + 2m of 8 * PRODUCTS. Low and high: gate and up rows of the same
+// channels, or two times so many channels of down. So transposed products give a lane 2 * PRODUCTS channels
+// in a row.
 #pragma once
 
 #include "common/activation.cuh"
 #include "common/copies.cuh"
 #include "sm80/items.cuh"
 #include "sm80/mxfp4.cuh"
+
+#ifndef PRODUCTS
+#define PRODUCTS 4
+#endif
+constexpr int CHANNELS = 8 * PRODUCTS;  // low, or high, rows of a warp
 
 struct Mlp {
     const unsigned char *gate_up_blocks, *gate_up_scales;
@@ -23,9 +29,9 @@ struct Mlp {
     int H, I, row_step, up_rows;
 };
 
-__device__ __forceinline__ constexpr int channel_of(int g) { return g / 2 * 8 + g % 2; }
+__device__ __forceinline__ constexpr int channel_of(int g) { return g / 2 * 2 * PRODUCTS + g % 2; }
 
-// Rows of weights from `first` of 64 on, counted over low and high rows.
+// Rows of weights from `first`, a multiple of a warp's, on, counted over low and high rows.
 struct Rows {
     int depth;      // channels of a row
     int step;       // rows from one channel to the next
@@ -37,7 +43,7 @@ struct Rows {
         const int R = is_down ? given.H : 2 * given.I;
         depth = is_down ? given.I : given.H;
         step = is_down ? 1 : given.row_step;
-        to_high = is_down ? 32 : given.up_rows;
+        to_high = is_down ? CHANNELS : given.up_rows;
         valid = R - first;
         const bool halves = !is_down && given.row_step == 1;
         first_row = static_cast<u64>(expert) * R + (halves ? first / 2 : first);
@@ -85,12 +91,12 @@ __device__ __forceinline__ u32 place_of_row(int row, int unit) {
 }
 
 template <int G>
-using Sums = float[4][G][4];
+using Sums = float[PRODUCTS][G][4];
 
 template <int G>
 __device__ __forceinline__ void clear(Sums<G>& sums) {
 #pragma unroll
-    for (int m = 0; m < 4; ++m)
+    for (int m = 0; m < PRODUCTS; ++m)
 #pragma unroll
         for (int j = 0; j < G; ++j)
 #pragma unroll

@@ -1,4 +1,4 @@
-"""MXFP4 experts on sm_80 and newer: both products in one launch of sm80/mxfp4_{narrow,mlp}.cu."""
+"""MXFP4 experts on sm_80 and newer: both products in one launch of sm80/mxfp4_{narrow,mlp,many}.cu."""
 
 from __future__ import annotations
 
@@ -85,7 +85,35 @@ class WideTile:
         return self.shared_memory
 
 
-AnyTile = NarrowTile | WideTile
+@dataclass(frozen=True)
+class ManyTile:
+    """Sizes of mxfp4_many.cu.
+
+    Attributes:
+        warps: of a block, 32 weight rows each. max_n, stages: rows of a tile at most, stages of 128 channels.
+    """
+
+    warps: int
+    max_n: int
+    stages: int
+
+    granule = 8
+    read_once = False
+
+    @property
+    def threads(self) -> int:
+        return 32 * self.warps
+
+    @property
+    def shared_memory(self) -> int:
+        index = 4 * self.threads * ceil_div(16 * self.max_n, self.threads)
+        return self.stages * (2304 * self.warps + 256 * self.max_n) + index + 17 * 32
+
+    def memory(self, problem: Problem) -> int:
+        return self.shared_memory
+
+
+AnyTile = NarrowTile | WideTile | ManyTile
 
 
 # rows an expert gets on average, at most -> tile
@@ -93,7 +121,8 @@ _TILES: tuple[tuple[float, AnyTile], ...] = (
     (5, NarrowTile(4, 8, 2, 3)),
     (12, WideTile(4, 1, 16, 3, blocks=2, read_once=True)),
     (48, WideTile(4, 1, 48, 3, blocks=2, read_once=True)),
-    (float("inf"), WideTile(4, 1, 48, 3, blocks=2)),
+    (float("inf"), ManyTile(8, 128, 2)),
+    (float("inf"), ManyTile(8, 96, 2)),  # what compute capability 8.6 has shared memory for
 )
 _LEAST = WideTile(4, 1, 48, 2)  # fits every architecture
 
@@ -110,7 +139,7 @@ class Sm80Mxfp4(SortedProduct[AnyTile]):
         return mxfp4_limits(problem, target)
 
     def kernel(self, tile: AnyTile) -> str:
-        return "sm80/mxfp4_narrow" if isinstance(tile, NarrowTile) else "sm80/mxfp4_mlp"
+        return {NarrowTile: "sm80/mxfp4_narrow", WideTile: "sm80/mxfp4_mlp", ManyTile: "sm80/mxfp4_many"}[type(tile)]
 
     def tile(self, problem: Problem, arch: Arch) -> AnyTile:
         rows = rows_an_expert(problem)

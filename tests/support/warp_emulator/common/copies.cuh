@@ -27,6 +27,17 @@ inline void copy_16_if(bool on, u32 to, const void* from) {
     if (on) copy_16(to, from);
 }
 
+inline void copy_unaligned_4(u32 to, u64 from, int bytes) {
+    const int skipped = from % 4, end = std::max(skipped + bytes, 0);
+    const auto copy = [&](u32 at, u64 word, int valid) {
+        emulator::Copy one{at, reinterpret_cast<const void*>(word), valid, 4 - valid};
+        if (!emulator::late) emulator::land(one);
+        emulator::fibers[emulator::current].open.push_back(one);
+    };
+    copy(to, from - skipped, std::min(end, 4));
+    if (end > 4) copy(to + 4, from - skipped + 4, end - 4);
+}
+
 inline void copies_commit() {
     auto& fiber = emulator::fibers[emulator::current];
     fiber.groups.push_back(std::move(fiber.open));
