@@ -158,6 +158,29 @@ def test_streams(fault: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @faults
+@pytest.mark.parametrize("reader", ["steps", "steps and a stream"])
+def test_a_kept_token_holds_its_error_but_no_engine(fault: Any, reader: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, kept = serving(), []
+    with monkeypatch.context() as patch:
+        fault(patch)
+        numbers = [engine.add(text, seed=i, **OPTIONS) for i, text in enumerate(TEXTS)]
+        stream = engine.stream(numbers[BAD])
+        while engine.busy:
+            kept += [token for token in engine.step() if token.finish == "error"]
+    if reader != "steps":
+        with pytest.raises(RequestError):
+            list(stream)
+    cache = weakref.ref(engine.cache)
+    gc.disable()
+    try:
+        del engine, stream
+        assert cache() is None
+    finally:
+        gc.enable()
+    check_error(kept[0].error)
+
+
+@faults
 def test_generate(fault: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = serving()
     with monkeypatch.context() as patch:

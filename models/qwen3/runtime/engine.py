@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import threading
 from collections import deque
@@ -343,5 +344,6 @@ class Engine:
                 self._step(keep=True)
             token = unread.popleft()
         if token.error is not None:
-            raise token.error
+            # the token may be kept, and with it the frames of what is raised
+            raise copy.copy(token.error) from token.error.__cause__
         return token

@@ -18,6 +18,7 @@ from ttnn_moe.visible import shown
 
 from ..text_stream import TextStream
 from ..tokenizer import Tokenizer
+from .failures import without_frames
 from .ids import checked_ids, count_of
 from .language_model import LanguageConfig
 from .sampling import NAN, Sampling, seeds_of
@@ -55,7 +56,8 @@ class Token:
         sequence: number of its request, or index of its prompt where `generate` made it. token: its id.
         text: the text it completes ("" without a tokenizer).
         finish: why the sequence ends with it ("stop", "length", "error"), else None.
-        error: what ended this sequence alone, where finish is "error"; token is -1 then. Streams raise it.
+        error: what ended this sequence alone, where finish is "error"; token is -1 then. Streams raise a copy. Its
+            `__cause__` has no traceback, which would hold the engine: TTNN_MOE_LOG=debug prints it.
     """
 
     sequence: int
@@ -181,12 +183,12 @@ class Request:
             try:
                 text = self.text.push(token) + (self.text.finish() if finish is not None else "")
             except Exception as error:
-                return self._failed(error)
+                return self._failed(without_frames(error, self.number))
         return Token(self.sequence, token, text, finish)
 
     def fail(self, error: Exception) -> None:
         """The token that is being launched cannot be made; those before it may not be on the host yet."""
-        self.failure = self.failure or (error, self.launched)
+        self.failure = self.failure or (without_frames(error, self.number), self.launched)
 
     def _failed(self, error: Exception) -> Token:
         failed = RequestError(
