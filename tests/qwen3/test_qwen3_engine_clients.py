@@ -10,7 +10,7 @@ import pytest
 from qwen3_checkpoints import TINY, prompts
 from tiny_engines import alone, asked, collect, engine, tiny
 from ttnn_moe.errors import RequestError
-from ttnn_moe.models.qwen3 import Qwen3Moe, Tokenizer, generate, stream
+from ttnn_moe.models.qwen3 import Engine, Qwen3Moe, Tokenizer, generate, stream
 from ttnn_moe.models.qwen3.runtime.engine import Load
 from ttnn_moe.models.qwen3.runtime.requests import check_request
 
@@ -181,6 +181,53 @@ def test_too_many_that_wait_are_refused() -> None:
     assert len(serving.step()) == 1
     serving.add([1], max_new_tokens=2, stop_ids=())
     assert sorted(collect(serving)) == [0, 1, 2]
+
+
+def test_a_cache_has_one_engine_at_a_time(kv: str) -> None:
+    first = engine(kv=kv)
+    with pytest.raises(RequestError, match="in use.*got the cache of another engine.*close that engine"):
+        Engine(tiny(), cache=first.cache)
+    (text,) = prompts([20], 500)
+    for _ in range(2):
+        first.add(text, max_new_tokens=5, stop_ids=())
+    first.step()
+    cache = first.cache
+    first.close()
+    second = Engine(tiny(), cache=cache, prefill_chunk=500)
+    first.close()
+    with pytest.raises(RequestError, match="in use"):
+        Engine(tiny(), cache=cache)
+    number = second.add(text, max_new_tokens=5, stop_ids=())
+    assert collect(second) == {number: alone(text, kv, max_new_tokens=5, stop_ids=())}
+    del second
+    Engine(tiny(), cache=cache)
+
+
+def test_an_engine_that_was_not_made_has_no_cache() -> None:
+    cache = tiny().new_cache(2, 64)
+    with pytest.raises(RequestError) as kept:
+        Engine(tiny(), cache=cache, graphs=True)
+    Engine(tiny(), cache=cache)
+    del kept
+
+
+def test_a_closed_engine_refuses_every_call() -> None:
+    serving = engine(2)
+    ended, open_, waits = (serving.add([1 + i], max_new_tokens=1 + i, stop_ids=()) for i in range(3))
+    done, cut, later = map(serving.stream, (ended, open_, waits))
+    serving.step()
+    serving.close()
+    assert serving.cache.free == serving.cache.total
+    calls = (serving.step, lambda: serving.add([1]), serving.load, lambda: serving.busy, serving.capture)
+    for call in (*calls, lambda: serving.stream(open_), lambda: next(later)):
+        with pytest.raises(RequestError, match="engine is closed"):
+            call()
+    assert len(list(done)) == 1, "what was made before, of a request that had ended"
+    with pytest.raises(RequestError, match="engine is closed"):
+        list(cut)
+    assert not serving.cancel(open_)
+    for one in (done, cut, later):
+        one.close()
 
 
 def test_a_step_that_failed_is_the_last(kv: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import torch
+
 from ttnn_moe.accelerator import on, on_host
 from ttnn_moe.arguments import integer, switch
 from ttnn_moe.backend import run
@@ -23,6 +25,7 @@ from .captured import runner_for
 from .graphs import Progress
 from .language_model import ChecksSteps, LanguageModel, check_model
 from .limits import Limits, check_room
+from .owners import claim, give_up
 from .requests import Options, Request, Stats, Token, check_tokenizer, make_requests
 from .scheduler import Chunk, Scheduler
 from .stream import Stream
@@ -67,8 +70,8 @@ class Engine:
 
     Raises:
         RequestError: an argument of another type or out of range; memory for less than one page; memory, page or
-            kv beside a cache; kv_bits that no tiers reach; a cache in use, or for another model; graphs asked for where
-            they do not serve.
+            kv beside a cache; kv_bits that no tiers reach; a cache that is in use or another engine's, or for another
+            model; graphs asked for where they do not serve.
 
     Any thread may call it; one step runs at a time. What fails for one request ends this request. What fails for a
     whole step (the model, the cache, memory, an interrupt) ends the engine: see `step`.
@@ -111,7 +114,9 @@ class Engine:
         self._chunk: Chunk = limits.prefill_chunk
         self._together: Sequence[Request] = ()
         self._error: str | None = None
+        self._closed = False
         self._check = model.check if isinstance(model, ChecksSteps) else None
+        claim(self.cache, self)  # last: an engine that was not made has no cache
 
     def add(self, prompt: Sequence[int], **options: Unpack[Options]) -> int:
         """Take a request; its number, by which `step` and the others know it.
@@ -234,6 +239,23 @@ class Engine:
                     raise
             return True
 
+    @torch.inference_mode()  # as the scheduler calls the cache
+    def close(self) -> None:
+        """End all requests; another engine may have the cache. Every later call but `cancel` raises RequestError, and
+        so do streams of requests that had not ended. A second call does nothing."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            requests = list(self._requests.values())
+            self._requests.clear()
+            self.scheduler.launched.clear()
+            if self._error is None:  # else rows may be lost
+                for request in requests:
+                    if request.row >= 0:
+                        self.cache.close(request.row)
+            give_up(self.cache, self)
+
     @property
     def busy(self) -> bool:
         """Whether a step would do anything."""
@@ -279,6 +301,7 @@ class Engine:
             progress: called with graphs captured so far and graphs in all.
         """
         with self._lock, on_host(), on(self.model.device):
+            self._look()
             run(self.runner.capture, progress)
 
     def _find(self, number: object) -> Request | None:
@@ -328,7 +351,9 @@ class Engine:
         return event
 
     def _look(self) -> None:
-        """Refuse to go on after an error; end the requests of streams that were lost."""
+        """Refuse to go on after an error, or when closed; end the requests of streams that were lost."""
+        if self._closed:
+            raise RequestError("the engine is closed", got="a call after close()", remedy="make another engine")
         if self._error is not None:
             raise RequestError("the engine stopped in a step", got=self._error, remedy="make another engine")
         while self._lost:
