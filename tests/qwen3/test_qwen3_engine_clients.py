@@ -106,6 +106,24 @@ def test_a_client_that_goes_away_frees_its_pages(how: str, ahead: bool, kv: str)
     assert (got[stays] == want[-len(got[stays]) :]) and want[: len(rest)] == rest
 
 
+@pytest.mark.parametrize("ended", ["going on", "over", "in an engine that stopped"])
+def test_a_closed_stream_ends(ended: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where steps of others have made tokens that nobody read."""
+    serving = engine(2)
+    number = serving.add([5], max_new_tokens=3 if ended == "over" else 9, stop_ids=())
+    mine = serving.stream(number)
+    for _ in range(4):
+        serving.step()
+    next(mine)
+    if ended == "in an engine that stopped":
+        with monkeypatch.context() as patch:
+            patch.setattr(Qwen3Moe, "forward", lambda *_: (_ for _ in ()).throw(MemoryError("no room")))
+            with pytest.raises(MemoryError):
+                serving.step()
+    mine.close()
+    assert list(mine) == []
+
+
 def test_a_client_that_goes_away_while_it_waits_or_its_prompt_runs(kv: str) -> None:
     serving = engine(1, kv=kv, prefill_chunk=8)
     pages = serving.cache.total

@@ -29,12 +29,16 @@ class Stream(Iterator[Token]):
         self._requests, self._take, self._cancel, self._lost = requests, take, cancel, lost
 
     def __next__(self) -> Token:
-        return self._take(self._requests)
+        requests = self._requests  # another thread may close it
+        if not requests:
+            raise StopIteration
+        return self._take(requests)
 
     def close(self) -> None:
-        """End the requests that have not ended."""
+        """End the requests that have not ended. No token follows, not even one that was made before."""
         for request in self._requests:
             self._cancel(request.number)
+        self._requests = ()
 
     def __enter__(self) -> Stream:
         return self
