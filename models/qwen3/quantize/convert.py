@@ -308,8 +308,8 @@ def quantize_model(
     Raises:
         CheckpointError: not a Qwen3-MoE checkpoint, or damaged; sizes that do not fit the format; values that are not
             finite, named by layer and expert.
-        RequestError: an `out` that holds anything else, or has too little room; an empty text, or one for a format that
-            is not calibrated; no such device.
+        RequestError: an `out` that holds anything else, cannot be written, or has too little room; an empty text, or
+            one for a format that is not calibrated; no such device.
     """
     paths = path_of(directory), path_of(out), format, None if calibrate is None else Path(calibrate)
     return Conversion(*paths, tokens, device).run(progress)

@@ -50,21 +50,42 @@ def check_out(out: Path, source: Path) -> None:
         near = next(path for path in (out, *out.parents) if path.exists())
         if not near.is_dir():
             raise RequestError(f"{out} cannot be written", got=f"{near}, a file", expected="another directory")
-        reason = None if os.access(near, os.W_OK | os.X_OK) else os.strerror(errno.EACCES)
+        reason = None if os.access(near, os.W_OK | os.X_OK) else f"{near}: {os.strerror(_why_not(near))}"
     except OSError as error:
         reason = error.strerror or str(error)
     if reason is not None:
         raise unwritable(out, reason)
 
 
+def _why_not(directory: Path) -> int:
+    """Why this user cannot write there, in the numbers of errno: os.access does not say."""
+    return errno.EROFS if os.statvfs(directory).f_flag & os.ST_RDONLY else errno.EACCES
+
+
 def unwritable(out: Path, reason: str) -> RequestError:
-    """The error for a directory that cannot be made."""
+    """The error for a directory that cannot be made, or written where it exists."""
     return RequestError(
-        f"the directory {out} cannot be made",
+        f"the directory {out} cannot be {'written' if os.path.isdir(out) else 'made'}",
         got=reason,
         expected="a place that this user can write to",
         remedy="give another --out",
     )
+
+
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    """Raise RequestError, which names the path, where the disk does not take what the block writes."""
+    try:
+        yield
+    except OSError as error:
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        raise RequestError(
+            f"{path} cannot be written",
+            got=error.strerror or str(error),
+            expected="room on the disk" if full else "a directory that this user can write to",
+            remedy=f"{'make room' if full else 'make it writable'}, and convert again with the same arguments: whole "
+            "shards are kept; or give another --out",
+        ) from error
 
 
 class Output:
@@ -84,7 +105,7 @@ class Output:
         """Take the directory, alone.
 
         Raises:
-            RequestError: it cannot be made, holds something else, or another process writes to it.
+            RequestError: it cannot be made or written, holds something else, or another conversion writes to it.
         """
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
@@ -96,13 +117,17 @@ class Output:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise RequestError(
-                    f"{self.directory} is being written", got="another process", remedy="wait for it to end"
+                    f"{self.directory} is being written",
+                    got="another conversion, in this process or in another",
+                    expected="one conversion at a time",
+                    remedy="wait for it to end, or give another --out",
                 ) from None
             except OSError:  # a file system without locks
                 pass
             self._check_ours()
-            for part in self.directory.glob(PARTS):
-                part.unlink()
+            with _writing(self.directory):
+                for part in self.directory.glob(PARTS):
+                    part.unlink()
             if not (self.directory / CONFIG).exists():
                 self.write_json(UNFINISHED, self.made_by)
             yield
@@ -168,18 +193,24 @@ class Output:
         self.write_bytes(name, json.dumps(value, indent=2, ensure_ascii=False).encode() + b"\n")
 
     def write_bytes(self, name: str, content: bytes) -> None:
-        """The file appears whole and survives a power cut, or not at all."""
-        with whole_file(self.directory / name) as part:
-            part.write_bytes(content)
-            _sync(part)
-        _sync(self.directory)
+        """The file appears whole and survives a power cut, or not at all.
+
+        Raises:
+            RequestError: the disk does not take it.
+        """
+        with _writing(self.directory / name):
+            with whole_file(self.directory / name) as part:
+                part.write_bytes(content)
+                _sync(part)
+            _sync(self.directory)
 
     def finish(self, config: Mapping[str, Any], weight_map: Mapping[str, str], nbytes: int) -> None:
         """Make the directory a checkpoint. config: of the source, without quantization_config."""
         index = {"metadata": {"total_size": nbytes}, "weight_map": dict(sorted(weight_map.items()))}
         self.write_json(INDEX, index)
         self.write_json(CONFIG, {**config, "quantization_config": self.made_by})
-        (self.directory / UNFINISHED).unlink(missing_ok=True)
+        with _writing(self.directory):
+            (self.directory / UNFINISHED).unlink(missing_ok=True)
 
 
 def _sync(path: Path) -> None:

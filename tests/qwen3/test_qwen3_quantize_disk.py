@@ -1,0 +1,87 @@
+"""ttnn-moe quantize on disks that are full or read-only, and in a directory that another conversion has."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from ttnn_moe.errors import RequestError
+from ttnn_moe.models.qwen3.quantize.output import CONFIG, Output, check_out
+
+MADE_BY = {"format": "int4_24", "version": 1}
+
+
+def refuses(error: int) -> OSError:
+    return OSError(error, os.strerror(error))
+
+
+@pytest.mark.parametrize(
+    ("number", "words"),
+    [
+        (errno.ENOSPC, r"No space left on device; expected room on the disk; to fix it: make room"),
+        (errno.EDQUOT, r"Disk quota exceeded; expected room on the disk; to fix it: make room"),
+        (errno.EROFS, r"Read-only file system; expected a directory that this user can write to; to fix it: .*--out"),
+    ],
+)
+@pytest.mark.parametrize("name", ["model-00002-of-00004.safetensors", CONFIG])
+def test_a_file_that_the_disk_does_not_take_is_named(
+    number: int, words: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And nothing is left of it."""
+    output = Output(tmp_path / "out", MADE_BY)
+
+    def full(path: Path, content: bytes) -> int:
+        with path.open("wb") as file:
+            file.write(content[:3])
+        raise refuses(number)
+
+    with output.opened():
+        before = sorted(output.directory.iterdir())
+        monkeypatch.setattr(Path, "write_bytes", full)
+        with pytest.raises(RequestError, match=f"out/{name} cannot be written; got {words}") as error:
+            output.write_bytes(name, b"content")
+        assert isinstance(error.value.__cause__, OSError)
+        assert sorted(output.directory.iterdir()) == before
+
+
+def test_a_directory_that_does_not_take_its_first_file_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def read_only(path: Path, missing_ok: bool = False) -> None:
+        raise refuses(errno.EROFS)
+
+    (tmp_path / ".model-00001.0123456789abcdef.part").write_bytes(b"left by a killed writer")
+    monkeypatch.setattr(Path, "unlink", read_only)
+    with (
+        pytest.raises(RequestError, match=rf"{tmp_path} cannot be written; got Read-only file system; .*--out"),
+        Output(tmp_path, MADE_BY).opened(),
+    ):
+        pass
+
+
+@pytest.mark.parametrize("exists", [True, False])
+@pytest.mark.parametrize(("flags", "reason"), [(os.ST_RDONLY, "Read-only file system"), (0, "Permission denied")])
+def test_why_a_directory_cannot_be_written(
+    flags: int, reason: str, exists: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path if exists else tmp_path / "new" / "out"
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    monkeypatch.setattr(os, "statvfs", lambda _: SimpleNamespace(f_flag=flags))
+    what = "written" if exists else "made"
+    with pytest.raises(RequestError, match=rf"directory {out} cannot be {what}; got {tmp_path}: {reason}; .*--out"):
+        check_out(out, tmp_path / "model")
+
+
+def test_two_conversions_of_one_process_do_not_write_to_one_directory(tmp_path: Path) -> None:
+    with (
+        Output(tmp_path / "out", MADE_BY).opened(),
+        pytest.raises(RequestError, match="being written; got another conversion, .*this process .*; expected .*--out"),
+        Output(tmp_path / "out", MADE_BY).opened(),
+    ):
+        pass
+    with Output(tmp_path / "out", MADE_BY).opened():
+        pass
