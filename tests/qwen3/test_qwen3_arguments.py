@@ -22,6 +22,7 @@ from ttnn_moe.kv.paged import PagedCache
 from ttnn_moe.models.qwen3 import Engine, Qwen3Moe, Qwen3MoeConfig, Tokenizer, generate, load_model, stream
 from ttnn_moe.models.qwen3.runtime.engine import Load
 from ttnn_moe.models.qwen3.runtime.limits import Limits
+from ttnn_moe.models.qwen3.runtime.requests import Stats
 from ttnn_moe.models.qwen3.runtime.sampling import Sampling, choose
 
 GOOD = {"max_new_tokens": 2, "stop_ids": (), "seed": 1}
@@ -90,6 +91,31 @@ def test_what_a_request_may_not_ask(name: str, values: list[Any]) -> None:
         with pytest.raises(RequestError, match=name.replace("seed", "bad seeds")) as error:
             engine().add([5], **{**GOOD, name: value})
         check_words(error.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"max_tokens": "many"}, r"'max_tokens'; did you mean 'max_new_tokens'\?"),
+        ({"xyz": True}, "'xyz'; it has .*temperature, top_k"),
+    ],
+)
+@pytest.mark.parametrize("function", ["add", "generate", "stream"])
+def test_an_option_that_is_none_is_refused_by_the_function_that_was_called(
+    function: str, given: dict[str, Any], words: str
+) -> None:
+    call = {
+        "add": lambda **options: engine().add([5], **options),
+        "generate": lambda **options: generate(tiny(), [[5]], **options),
+        "stream": lambda **options: stream(tiny(), [[5]], **options),
+    }[function]
+    with pytest.raises(TypeError, match=rf"^{function}\(\) got an unexpected keyword argument {words}"):
+        call(**GOOD, **given)
+
+
+def test_generate_takes_no_stats() -> None:
+    with pytest.raises(TypeError, match=r"^generate\(\) got an unexpected keyword argument 'stats'"):
+        generate(tiny(), [[5]], **GOOD, stats=Stats())
 
 
 TAKEN = [

@@ -26,7 +26,7 @@ from .graphs import Progress
 from .language_model import ChecksSteps, LanguageModel, check_model
 from .limits import Limits, check_room
 from .owners import claim, give_up
-from .requests import Options, Request, Stats, Token, check_tokenizer, make_requests
+from .requests import Options, Request, Stats, Token, check_names, check_tokenizer, make_requests
 from .scheduler import Chunk, Scheduler
 from .stream import Stream
 
@@ -129,6 +129,7 @@ class Engine:
                 for the context, for a row or for all pages together; too many that wait.
             TypeError: no such option.
         """
+        check_names("add", options)
         (request,) = make_requests(self.model.config, [prompt], tokenizer=self.tokenizer, **options)
         with self._lock:
             self._look()

@@ -19,7 +19,7 @@ from ttnn_moe.visible import shown
 from ..tokenizer import Tokenizer
 from .engine import Engine
 from .language_model import LanguageModel, check_model
-from .requests import Finish, Options, Request, Stats, Token, make_requests
+from .requests import Finish, Options, Request, Stats, Token, check_names, make_requests
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -60,6 +60,7 @@ def generate(
         raise RequestError(
             "on_token is no function", got=shown(on_token), expected="a function of a Token", remedy="leave it out"
         )
+    check_names("generate", options, StreamOptions)
     stats = Stats()
     made = stream(model, prompts, stats=stats, **options)
     B = len(prompts)
@@ -108,6 +109,7 @@ def stream(
         Exception: see Engine.step.
     """
     check_model(model)
+    check_names("stream", options)
     prefill_chunk = None if prefill_chunk is None else integer("prefill_chunk", prefill_chunk)
     requests = make_requests(model.config, prompts, tokenizer=tokenizer, **options)
     if engine is not None:

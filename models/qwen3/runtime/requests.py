@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import random
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence, Set
@@ -46,6 +47,20 @@ class Options(TypedDict, total=False):
     top_p: float
     seed: int | Sequence[int] | None
     stop_ids: Sequence[int] | None
+
+
+def check_names(function: str, options: Mapping[str, object], kind: type[Options] = Options) -> None:
+    """Raise TypeError for the first option that a function, so named, does not have: Python names an inner one.
+
+    Args:
+        kind: of its keyword arguments.
+    """
+    known = list(kind.__annotations__)
+    for name in options:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, 1)
+            remedy = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(known)}"
+            raise TypeError(f"{function}() got an unexpected keyword argument {name!r}; {remedy}")
 
 
 @dataclass(frozen=True)
