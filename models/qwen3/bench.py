@@ -69,7 +69,8 @@ def bench(
             expected="1 or more of each",
         )
     check_request(sizes, [[0] * prompt_len], new_tokens)
-    needed = memory_needed(sizes, kind, batch, prompt_len, new_tokens, default_chunk(place), kv, kv_bits)
+    with terminal.spelled("kv", "kv_bits"):
+        needed = memory_needed(sizes, kind, batch, prompt_len, new_tokens, default_chunk(place), kv, kv_bits)
     D = 0
     if on_chips and random_weights:
         raise RequestError(

@@ -92,11 +92,12 @@ def demo(
     texts = _texts(prompt, parallel is None) if prompt else _task_prompts(model)
     ids = [_encode(tokenizer, text, chat) for text in texts]
     asked = Options(max_new_tokens=max_new_tokens, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
-    make_requests(config, ids, **asked)
+    with terminal.spelled(*asked, "kv", "kv_bits"):
+        make_requests(config, ids, **asked)
+        check_format(kv, kv_bits)
+        capacity_for(max(map(len, ids)) + max_new_tokens, config.max_position_embeddings, kv, kv_bits)
     if temperature == 0:
         needs(context, "a --temperature above 0", "top_k", "top_p", "seed")
-    check_format(kv, kv_bits)
-    capacity_for(max(map(len, ids)) + max_new_tokens, config.max_position_embeddings, kv, kv_bits)
     options = request.Options(mesh, device, dtype, trace, profile, weights, experts, kv)
     if parallel is not None:
         _check_parallel(parallel, exchange, device)

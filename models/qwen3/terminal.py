@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,6 +24,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ttnn_moe.command_line import guarded, run_app
+from ttnn_moe.errors import RequestError
 from ttnn_moe.kv.formats import PAGED
 from ttnn_moe.visible import visible
 
@@ -63,6 +65,22 @@ def run(app: typer.Typer, args: Sequence[str] | None, name: str) -> int:
         args: the command line, without the program's name; None = that of this process.
     """
     return guarded(lambda: run_app(app, sys.argv[1:] if args is None else args, name))
+
+
+@contextmanager
+def spelled(*names: str) -> Iterator[None]:
+    """Errors of the block name these options as the command line does: kv_bits=3 becomes --kv-bits=3."""
+    pattern = re.compile(rf"(?<![\w-])(?:{'|'.join(names)})(?![\w-])")
+
+    def spell(part: str) -> str:
+        return pattern.sub(lambda match: "--" + match[0].replace("_", "-"), part)
+
+    try:
+        yield
+    except RequestError as error:
+        got, expected = (spell(part) if isinstance(part, str) else part for part in (error.got, error.expected))
+        remedy = None if error.remedy is None else spell(error.remedy)
+        raise RequestError(spell(error.what), got=got, expected=expected, remedy=remedy) from error
 
 
 @contextmanager

@@ -62,8 +62,19 @@ BAD: dict[str, tuple[Callable[[Path], object], list[str], str]] = {
         "without a --temperature above 0, --top-k and --seed would change nothing",
     ),
     "top-p that changes nothing": (lambda d: None, ["--top-p", "0.5", "--temperature", "0"], "or leave --top-p out"),
-    "bits of bf16": (lambda d: None, ["--kv-bits", "3"], "kv_bits=3.0"),
-    "unknown cache": (lambda d: None, ["--kv", "int4"], "no such KV-cache format"),
+    "no new tokens": (
+        lambda d: None,
+        ["--max-new-tokens", "0"],
+        "--max-new-tokens is out of range; got --max-new-tokens=0; expected an integer, 1 .. 2^63 - 1; "
+        "to fix it: give --max-new-tokens as an int",
+    ),
+    "bits of bf16": (
+        lambda d: None,
+        ["--kv-bits", "3"],
+        "the paged KV cache has no choice of bits; got --kv-bits=3.0; expected --kv='bucketed' with bits; "
+        "to fix it: give --kv='bucketed' as well, or leave --kv-bits out.",
+    ),
+    "unknown cache": (lambda d: None, ["--kv", "int4"], "no such KV-cache format; got --kv='int4'; "),
     "unknown option": (lambda d: None, ["--nonesuch"], "--nonesuch"),
 }
 
@@ -85,10 +96,10 @@ def test_bits_are_checked_before_the_weights_are_read(
     monkeypatch.setattr(demo, "load_model", lambda *args: pytest.fail("the weights are read"))
     args = ["--model", str(directory), "--prompt", "hello", "--kv", "bucketed", "--kv-bits", bits]
     assert demo.main(args) == 2
-    assert f"got kv_bits={bits}" in capsys.readouterr().err
+    assert f"got --kv-bits={bits}" in (told := capsys.readouterr().err) and "kv_bits" not in told
     monkeypatch.setattr(bench, "load_model", lambda *args: pytest.fail("the weights are read"))
     assert bench.main(["--config", str(directory), *args[4:], "--backend", "reference"]) == 2
-    assert f"got kv_bits={bits}" in capsys.readouterr().err
+    assert f"got --kv-bits={bits}" in (told := capsys.readouterr().err) and "kv_bits" not in told
 
 
 def test_exit_code_and_message_of_the_process(tmp_path: Path) -> None:
