@@ -200,6 +200,35 @@ def test_replayed_steps(monkeypatch: pytest.MonkeyPatch, emulated: None) -> None
     assert traces.released == len(traces.captured)
 
 
+@pytest.mark.parametrize("again", [False, True], ids=["", "and so does its release"])
+@pytest.mark.parametrize(("fails", "error"), [("run", KeyboardInterrupt), ("run", RequestError), ("end", RequestError)])
+def test_a_trace_whose_capture_fails_is_released(
+    fails: str, error: type[BaseException], again: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[object] = []
+
+    def end(handle: object, trace: int, cq_id: int) -> None:
+        calls.append(("end", trace))
+        if fails == "end":
+            raise RuntimeError("no room")
+
+    def release(handle: object, trace: int) -> None:
+        calls.append(("release", trace))
+        if again:
+            raise RuntimeError("no such trace")
+
+    def step(*args: object) -> Any:
+        raise KeyboardInterrupt if error is KeyboardInterrupt else RuntimeError("no room")
+
+    library = SimpleNamespace(begin_trace_capture=lambda *_, **__: 7, end_trace_capture=end, release_trace=release)
+    monkeypatch.setattr(decode, "library", lambda: library)
+    device: Any = SimpleNamespace(handle=None, closed=False)
+    made = decode.Decoder(device, step, True)
+    with pytest.raises(error, match="got no room" if error is RequestError else None):
+        made._capture(step if fails == "run" else lambda: None)  # type: ignore[arg-type, return-value]
+    assert calls == [("end", 7), ("release", 7)]
+
+
 @pytest.mark.parametrize("closed", [False, True])
 def test_traces_are_released_with_their_cache(closed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """A closed device has none any more."""

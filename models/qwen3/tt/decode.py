@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -70,9 +71,14 @@ class Decoder:
         try:
             trace = ttnn.begin_trace_capture(handle, cq_id=0)
             try:
-                out = run()
-            finally:
-                ttnn.end_trace_capture(handle, trace, cq_id=0)
+                try:
+                    out = run()
+                finally:
+                    ttnn.end_trace_capture(handle, trace, cq_id=0)
+            except BaseException:
+                with suppress(RuntimeError):  # what came first is the reason
+                    ttnn.release_trace(handle, trace)
+                raise
         except RuntimeError as error:
             reason = next((line for line in str(error).splitlines() if line), "no reason")
             remedy = "run without traces: --no-trace, or load_model(traced=False)"
