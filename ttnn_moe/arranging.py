@@ -15,10 +15,12 @@ from .formats import int4_24, mxfp4, mxfp4_boxes
 def arrange(experts: Experts) -> Experts:
     """The same weights as `mxfp4_boxes`, in the same tensors. Do not use `experts` afterwards: their bytes moved.
 
-    Needs temporary memory for a few experts. `restore` is the inverse. Tensors may come from inference mode.
+    Needs temporary memory for a few experts. `restore` is the inverse. Tensors may come from inference mode. Where it
+    fails or is interrupted, `experts` are as before.
 
     Raises:
-        ContractError: no Experts, or experts of another format.
+        ContractError: no Experts, or experts of another format; it failed, and so did bringing the old bytes back: load
+            the weights again.
     """
     return _changed(experts, mxfp4.NAME, mxfp4_boxes.NAME)
 
@@ -27,7 +29,7 @@ def restore(experts: Experts) -> Experts:
     """The same weights as `mxfp4`, in the same tensors: the inverse of `arrange`.
 
     Raises:
-        ContractError: no Experts, or experts of another format.
+        ContractError: as `arrange`.
     """
     return _changed(experts, mxfp4_boxes.NAME, mxfp4.NAME)
 
@@ -72,5 +74,6 @@ def _changed(experts: Experts, before: str, after: str) -> Experts:
     check_kind(experts, Experts)
     if experts.format != before:
         raise ContractError("experts have another format", got=experts.format, expected=before)
+    changed = replace(experts, format=after)  # before a byte moves: it may raise
     mxfp4_boxes.reorder(experts.tensors, experts.gate_up_order, inverse=after == mxfp4.NAME)
-    return replace(experts, format=after)
+    return changed

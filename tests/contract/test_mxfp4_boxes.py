@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import itertools
+import sys
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 
 import ttnn_moe
 from mxfp4_cases import FORMS, Form, random_mxfp4, spoil
-from ttnn_moe import ContractError, Problem, Routing, arranging
-from ttnn_moe.formats import get_format
+from ttnn_moe import ContractError, Experts, Problem, Routing, arranging
+from ttnn_moe.formats import get_format, in_place, mxfp4_boxes
 from ttnn_moe.formats.mxfp4_boxes import NAME, chunk_order
 
 SIZES = st.integers(1, 12).map(lambda n: 32 * n)
@@ -77,6 +84,97 @@ def test_experts_of_a_device_are_a_slice() -> None:
     boxes = arranging.arranged(experts)
     some = get_format(NAME).select(boxes, torch.tensor([1, 2]))
     assert all(torch.equal(tensor, boxes.tensors[name][1:3]) for name, tensor in some.items())
+
+
+class Interrupt(BaseException):
+    pass
+
+
+def interrupted(at: int, lines: Iterator[int]) -> Callable[..., Any]:
+    """A trace function that raises Interrupt before line number `at` of those that run in the exchange."""
+
+    def trace(frame: FrameType, event: str, _: object) -> Callable[..., Any] | None:
+        if frame.f_code.co_filename not in (in_place.__file__, mxfp4_boxes.__file__):
+            return None
+        if event == "line" and next(lines) == at:
+            raise Interrupt
+        return trace
+
+    return trace
+
+
+@pytest.fixture(params=["arrange", "restore"])
+def exchange(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> tuple[Experts, Callable[[int], int], int]:
+    """Experts; what changes their order with an interrupt before line `at`; and how many lines that runs."""
+    monkeypatch.setattr(mxfp4_boxes, "_BLOCK", 1)  # an expert at a time
+    experts = random_mxfp4(2, 32, 32, Form(), "cpu")
+    back = request.param == "restore"
+    experts = ttnn_moe.arrange(experts) if back else experts
+
+    def change(at: int) -> int:
+        tracer, lines = sys.gettrace(), itertools.count()
+        sys.settrace(interrupted(at, lines))
+        try:
+            (ttnn_moe.restore if back else ttnn_moe.arrange)(experts)
+        finally:
+            sys.settrace(tracer)
+        return next(lines)
+
+    before = {name: tensor.clone() for name, tensor in experts.tensors.items()}
+    for _ in range(2):  # the first time, tables are made
+        lines = change(-1)
+        for name, tensor in experts.tensors.items():
+            tensor.copy_(before[name])
+    return experts, change, lines
+
+
+def test_an_interrupt_leaves_the_bytes_of_before(exchange: tuple[Experts, Callable[[int], int], int]) -> None:
+    experts, change, lines = exchange
+    before = {name: tensor.clone() for name, tensor in experts.tensors.items()}
+    for at in range(lines):
+        with pytest.raises(Interrupt):
+            change(at)
+        assert all(torch.equal(tensor, before[name]) for name, tensor in experts.tensors.items()), at
+
+
+def test_no_weight_is_a_number_where_the_old_bytes_do_not_come_back(
+    exchange: tuple[Experts, Callable[[int], int], int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    experts, change, lines = exchange
+    undo = in_place._undo
+
+    def failing(*args: Any) -> None:
+        tracer = sys.gettrace()
+        sys.settrace(interrupted(3, itertools.count()))
+        try:
+            undo(*args)
+        finally:
+            sys.settrace(tracer)
+
+    monkeypatch.setattr(in_place, "_undo", failing)
+    with pytest.raises(ContractError, match=r"two orders; got Interrupt\(\) .*; to fix it: load them again"):
+        change(lines - 1)
+    for e in range(2):
+        assert all(matrix.isnan().all() for matrix in experts.dequantize(e))
+
+
+def test_a_tensor_that_is_torn_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    blocks = random_mxfp4(2, 32, 32, Form(), "cpu").tensors["down_blocks"]
+    monkeypatch.setattr(mxfp4_boxes, "_BLOCK", 1)
+    calls: list[Tensor] = []
+
+    def failing(*args: Tensor) -> Tensor:
+        calls.append(args[0])
+        if len(calls) > 1:
+            raise MemoryError("no room")
+        return exchange(*args)
+
+    exchange = mxfp4_boxes._exchange
+    monkeypatch.setattr(mxfp4_boxes, "_exchange", failing)
+    with pytest.raises(ContractError, match=r"two orders; got MemoryError\('no room'\) while .*load them again"):
+        mxfp4_boxes.reorder_tensor("down_blocks", blocks, "halves", inverse=False)
 
 
 def test_tensors_of_inference_mode() -> None:

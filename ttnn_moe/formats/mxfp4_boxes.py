@@ -7,14 +7,16 @@ Bits within eight bytes change places, too. gpu_kernels/cuda/sm80/mxfp4_boxes.cu
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 
 import torch
 from torch import Tensor
 
 from .format import ExpertWeights
+from .in_place import Part, Torn, change
 from .mxfp4 import GROUP, Mxfp4Format, dequantise
+from .ue8m0 import NAN
 
 NAME = "mxfp4_boxes"
 _UNIT = 4  # groups
@@ -104,26 +106,54 @@ def _exchange(eights: Tensor, tables: Tensor) -> Tensor:
     return out.view(torch.uint8).view(eights.shape)
 
 
+@torch.inference_mode()
 def reorder(tensors: Mapping[str, Tensor], gate_up_order: str, inverse: bool) -> None:
-    """Arrange tensors of mxfp4 in place, some experts at a time, or bring arranged ones back."""
-    for matrix in ("gate_up", "down"):
-        for name in (f"{matrix}_blocks", f"{matrix}_scales"):
-            reorder_tensor(name, tensors[name], gate_up_order, inverse)
+    """Arrange tensors of mxfp4 in place, some experts at a time, or bring arranged ones back.
+
+    Where this fails or is interrupted, the tensors have the bytes of before.
+
+    Raises:
+        Torn: that, too, failed or was interrupted. All scales are NaN then: no use gives numbers.
+    """
+    names = [f"{matrix}_{part}" for matrix in ("gate_up", "down") for part in ("blocks", "scales")]
+    parts = [part for name in names for part in _parts(name, tensors[name], gate_up_order, inverse)]
+    try:
+        change(parts)
+    except Torn:
+        for name in names:
+            if name.endswith("_scales"):
+                tensors[name].fill_(NAN)
+        raise
 
 
+@torch.inference_mode()
 def reorder_tensor(name: str, tensor: Tensor, gate_up_order: str, inverse: bool) -> None:
-    """As `reorder`, of the tensor of that name alone: the bytes of one never go to another."""
-    with torch.inference_mode():
-        order = gate_up_order if name.startswith("gate_up") else None
-        (_reorder_blocks if name.endswith("_blocks") else _reorder_scales)(tensor, order, inverse)
+    """As `reorder`, of the tensor of that name alone: the bytes of one never go to another.
+
+    Raises:
+        Torn: it failed, and so did bringing the old bytes back.
+    """
+    change(_parts(name, tensor, gate_up_order, inverse))
 
 
+@torch.inference_mode()
 def restore_matrix(blocks: Tensor, scales: Tensor, gate_up_order: str | None) -> tuple[Tensor, Tensor]:
     """Blocks [R, C/2] and scales [R, C/32] of an arranged matrix, brought back in place. None: of down."""
-    with torch.inference_mode():
-        _reorder_blocks(blocks[None], gate_up_order, inverse=True)
-        _reorder_scales(scales[None], gate_up_order, inverse=True)
+    for tensor, mover in ((blocks[None], _mover_of_blocks), (scales[None], _mover_of_scales)):
+        tensor.copy_(mover(tensor, gate_up_order, True)(tensor))
     return blocks, scales
+
+
+def _parts(name: str, tensor: Tensor, gate_up_order: str, inverse: bool) -> list[Part]:
+    """The tensor of that name, some experts at a time."""
+    order = gate_up_order if name.startswith("gate_up") else None
+    mover = _mover_of_blocks if name.endswith("_blocks") else _mover_of_scales
+    there = mover(tensor, order, inverse)
+
+    def back(part: Tensor) -> Tensor:
+        return mover(tensor, order, not inverse)(part)
+
+    return [Part(part, there, back) for part in tensor.split(max(1, _BLOCK // tensor[0].numel()))]
 
 
 def _chunks(rows: int, groups: int, order: str | None, inverse: bool, device: torch.device) -> Tensor:
@@ -131,20 +161,28 @@ def _chunks(rows: int, groups: int, order: str | None, inverse: bool, device: to
     return places.argsort() if inverse else places
 
 
-def _reorder_blocks(blocks: Tensor, order: str | None, inverse: bool) -> None:
+def _mover_of_blocks(blocks: Tensor, order: str | None, inverse: bool) -> Callable[[Tensor], Tensor]:
+    """What gives the new bytes of some experts of these blocks."""
     _, rows, width = blocks.shape
     places = _chunks(rows, 2 * width // GROUP, order, inverse, blocks.device)
     tables = _tables(inverse).to(blocks.device)
-    for part in blocks.split(max(1, _BLOCK // blocks[0].numel())):
+
+    def moved(part: Tensor) -> Tensor:
         wide = _exchange(part.view(len(part), -1, 8), tables).view(len(part), -1, GROUP // 2)
-        part.copy_(wide[:, places].view(part.shape))
+        return wide[:, places].view(part.shape)
+
+    return moved
 
 
-def _reorder_scales(scales: Tensor, order: str | None, inverse: bool) -> None:
+def _mover_of_scales(scales: Tensor, order: str | None, inverse: bool) -> Callable[[Tensor], Tensor]:
+    """What gives the new bytes of some experts of these scales."""
     _, rows, groups = scales.shape
     places = _chunks(rows, groups, order, inverse, scales.device)
-    for part in scales.split(max(1, _BLOCK // scales[0].numel())):
-        part.copy_(part.flatten(1)[:, places].view(part.shape))
+
+    def moved(part: Tensor) -> Tensor:
+        return part.flatten(1)[:, places].view(part.shape)
+
+    return moved
 
 
 class Mxfp4BoxesFormat(Mxfp4Format):
