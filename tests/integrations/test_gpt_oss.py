@@ -136,6 +136,23 @@ def test_arranged_experts_stay_so_where_a_load_is_interrupted(
     assert torch.equal(logits(model, inputs), want)
 
 
+def test_experts_that_a_load_leaves_unarranged_are_read_as_they_lie(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A call had bound them as arranged."""
+    monkeypatch.setattr("ttnn_moe.integrations.transformers.mxfp4.gains", lambda experts: experts.device.type == "cpu")
+    model, inputs = load(checkpoint), batch()
+    want, state = logits(model, inputs), model.state_dict()
+
+    def interrupted(experts: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr("ttnn_moe.integrations.transformers.mxfp4.arrange", interrupted)
+        model.load_state_dict(state)
+    assert torch.equal(logits(model, inputs), want)
+
+
 def test_weights_may_change(checkpoint: Path) -> None:
     """In place, by load_state_dict, and by deep copies: a call uses what is there."""
     model, inputs = load(checkpoint), batch()

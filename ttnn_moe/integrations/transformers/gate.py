@@ -37,7 +37,7 @@ class _WithoutOwnGate:
 # what transformers gives a class that has no gate of its own: act_fn(gate) * up
 _DEFAULT_GATE = _WithoutOwnGate._apply_gate.__code__  # type: ignore[attr-defined]
 
-_WATCHED = (*_LAYOUT, "num_experts", "_apply_gate")
+_WATCHED = (*_LAYOUT, "num_experts", "_apply_gate", "arranged")
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ def why_not(module: nn.Module) -> Refusal | None:
 
 
 def traits(module: Any) -> tuple[object, ...]:
-    """What `why_not` reads of a module besides the weights themselves; cheap, to tell whether to ask again."""
+    """What a module's Experts depend on besides the weights themselves; cheap, to tell whether to make them again."""
     state = module.__dict__
     own = (*map(state.get, _WATCHED), *state["_parameters"], *state["_buffers"])
     return type(module), getattr(module, "act_fn", None), *own
