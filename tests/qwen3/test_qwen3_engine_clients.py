@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import threading
+import time
 
 import pytest
 
@@ -154,6 +155,24 @@ def test_clients_in_threads(kv: str) -> None:
         thread.join(120)
     assert got == [alone(text, kv, **options) for text, options in todo]
     assert serving.load() == Load(0, 0, 3, 9)
+
+
+def test_a_stream_that_waits_for_its_first_token_keeps_nobody_from_the_engine(kv: str) -> None:
+    """It drives the engine meanwhile, for one that gets its tokens as they come."""
+    serving = engine(1, kv=kv)
+    runs, waits = (serving.add([5] * 3, max_new_tokens=80, stop_ids=()) for _ in range(2))
+    first = serving.stream(runs)
+    next(first)
+    other = threading.Thread(target=lambda late: next(late, None), args=(serving.stream(waits),))
+    other.start()
+    while serving.stats.new_tokens < 3:
+        time.sleep(1e-3)
+    next(first)
+    assert serving.waits_for(waits) == "one of 1 rows"
+    for number in (runs, waits):
+        serving.cancel(number)
+    other.join(60)
+    assert not other.is_alive()
 
 
 REFUSED = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 import threading
+import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -32,6 +33,11 @@ from .stream import Stream
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
+
+
+_PAUSE = 1e-4
+"""Seconds for which a stream whose request got no token leaves the lock to threads that wait for it. They would not get
+it from one that asks again at once."""
 
 
 @dataclass(frozen=True)
@@ -362,13 +368,17 @@ class Engine:
 
     def _next(self, requests: Sequence[Request]) -> Token:
         """For a stream of these."""
-        unread = requests[0].unread
-        with self._lock:
-            while not unread:
-                if all(request.over for request in requests):
+        unread, token = requests[0].unread, None
+        while token is None:
+            with self._lock:
+                if not unread and not all(request.over for request in requests):
+                    self._step(keep=True)
+                if unread:
+                    token = unread.popleft()
+                elif all(request.over for request in requests):
                     raise StopIteration
-                self._step(keep=True)
-            token = unread.popleft()
+            if token is None and threading.active_count() > 1:
+                time.sleep(_PAUSE)
         if token.error is not None:
             # the token may be kept, and with it the frames of what is raised
             raise copy.copy(token.error) from token.error.__cause__
