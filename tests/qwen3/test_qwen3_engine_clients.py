@@ -5,12 +5,15 @@ from __future__ import annotations
 import gc
 import threading
 import time
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from qwen3_checkpoints import TINY, prompts
 from tiny_engines import alone, asked, collect, engine, tiny
 from ttnn_moe.errors import RequestError
+from ttnn_moe.kv.paged import PagedCache
 from ttnn_moe.models.qwen3 import Engine, Qwen3Moe, Tokenizer, generate, stream
 from ttnn_moe.models.qwen3.runtime.engine import Load
 from ttnn_moe.models.qwen3.runtime.requests import check_request
@@ -173,6 +176,69 @@ def test_a_stream_that_waits_for_its_first_token_keeps_nobody_from_the_engine(kv
         serving.cancel(number)
     other.join(60)
     assert not other.is_alive()
+
+
+PLACES = {
+    "rows are given": (PagedCache, "open"),
+    "a step is planned": (PagedCache, "prefill"),
+    "the model runs": (Qwen3Moe, "forward"),
+}
+
+
+def within_a_step(place: str, patch: pytest.MonkeyPatch, call: Callable[[], object]) -> list[object]:
+    """Call it once within the next step, as a signal handler would; what it returns."""
+    owner, name = PLACES[place]
+    real, results = getattr(owner, name), []
+
+    def interrupted(*args: Any) -> Any:
+        if not results:
+            results.append(call())
+        return real(*args)
+
+    patch.setattr(owner, name, interrupted)
+    return results
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("victim", [0, 1, 2], ids=["runs", "runs, too", "waits"])
+def test_a_signal_handler_cancels_a_request(place: str, victim: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    serving = engine(2, prefill_chunk=8)
+    options = {"max_new_tokens": 4, "stop_ids": ()}
+    texts = prompts([12, 9, 5], 500)
+    numbers = [serving.add(text, **options) for text in texts]
+    done = within_a_step(place, monkeypatch, lambda: serving.cancel(numbers[victim]))
+    serving.step()
+    assert done == [True] and not serving.cancel(numbers[victim])
+    got = collect(serving)
+    for number, text in zip(numbers, texts, strict=True):
+        if number != numbers[victim]:
+            assert got[number] == alone(text, **options)
+    assert numbers[victim] not in got and serving.load() == Load(0, 0, 2, serving.cache.total)
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_signal_handler_closes_the_engine(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After the step."""
+    serving = engine(2)
+    serving.add([5], max_new_tokens=4, stop_ids=())
+    done = within_a_step(place, monkeypatch, serving.close)
+    assert len(serving.step()) == 1 == len(done)
+    with pytest.raises(RequestError, match="engine is closed"):
+        serving.step()
+    assert serving.cache.free == serving.cache.total
+
+
+@pytest.mark.parametrize("call", ["step", "capture", "next"])
+def test_a_step_within_a_step_is_refused(call: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    serving = engine(2)
+    mine = serving.stream(serving.add([5], max_new_tokens=4, stop_ids=()))
+
+    def again() -> None:
+        with pytest.raises(RequestError, match="within a step; got .*; expected a call between steps; to fix it"):
+            {"step": serving.step, "capture": serving.capture, "next": lambda: next(mine)}[call]()
+
+    within_a_step("the model runs", monkeypatch, again)
+    assert [token.token for token in mine] == alone([5], max_new_tokens=4, stop_ids=())
 
 
 REFUSED = {

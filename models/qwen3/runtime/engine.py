@@ -80,7 +80,8 @@ class Engine:
             model; graphs asked for where they do not serve.
 
     Any thread may call it; one step runs at a time. What fails for one request ends this request. What fails for a
-    whole step (the model, the cache, memory, an interrupt) ends the engine: see `step`.
+    whole step (the model, the cache, memory, an interrupt) ends the engine: see `step`. Within a step, a callback or a
+    signal handler of the same thread may add, cancel and close; the last two take effect after the step.
     """
 
     def __init__(
@@ -120,7 +121,7 @@ class Engine:
         self._chunk: Chunk = limits.prefill_chunk
         self._together: Sequence[Request] = ()
         self._error: str | None = None
-        self._closed = False
+        self._closed = self._closing = self._stepping = False
         self._check = model.check if isinstance(model, ChecksSteps) else None
         claim(self.cache, self)  # last: an engine that was not made has no cache
 
@@ -234,6 +235,9 @@ class Engine:
         """
         with self._lock:
             request = self._find(number)
+            if request is not None and self._stepping:
+                self._lost.append(request.number)
+                return not request.over
             if request is not None:
                 del self._requests[request.number]
             if request is None or request.over:
@@ -251,7 +255,8 @@ class Engine:
         """End all requests; another engine may have the cache. Every later call but `cancel` raises RequestError, and
         so do streams of requests that had not ended. A second call does nothing."""
         with self._lock:
-            if self._closed:
+            self._closing = self._stepping
+            if self._closed or self._closing:
                 return
             self._closed = True
             requests = list(self._requests.values())
@@ -308,7 +313,7 @@ class Engine:
             progress: called with graphs captured so far and graphs in all.
         """
         with self._lock, on_host(), on(self.model.device):
-            self._look()
+            self._look_between_steps()
             run(self.runner.capture, progress)
 
     def _find(self, number: object) -> Request | None:
@@ -322,12 +327,13 @@ class Engine:
 
     def _step(self, keep: bool) -> list[Token]:
         """keep: put tokens where streams find them, even of requests that have none yet."""
-        self._look()
+        self._look_between_steps()
         out: list[Token] = []
         scheduler, stats = self.scheduler, self.stats
         if scheduler.chunk != self._chunk and all(request.over for request in self._together):
             scheduler.chunk = self._chunk
         try:
+            self._stepping = True
             with on_host(), on(self.model.device):
                 finished = run(scheduler.step)
             if self._check is not None:
@@ -345,6 +351,11 @@ class Engine:
             # some of it may have happened; the error itself would hold this engine, and so its memory
             self._error = shown(error)
             raise
+        finally:
+            self._stepping = False
+            if self._closing:
+                self.close()
+        self._end_lost()
         return out
 
     def _take(self, request: Request, token: int, keep: bool) -> Token:
@@ -363,8 +374,23 @@ class Engine:
             raise RequestError("the engine is closed", got="a call after close()", remedy="make another engine")
         if self._error is not None:
             raise RequestError("the engine stopped in a step", got=self._error, remedy="make another engine")
+        if not self._stepping:
+            self._end_lost()
+
+    def _end_lost(self) -> None:
         while self._lost:
             self.cancel(self._lost.popleft())
+
+    def _look_between_steps(self) -> None:
+        """As `_look`; refuse a step within a step."""
+        if self._stepping:
+            raise RequestError(
+                "the engine is within a step",
+                got="a call by a callback or a signal handler of this step's thread",
+                expected="a call between steps",
+                remedy="call it after the step",
+            )
+        self._look()
 
     def _next(self, requests: Sequence[Request]) -> Token:
         """For a stream of these."""
