@@ -164,7 +164,7 @@ def test_an_engine_raises_what_a_step_found_on_the_device() -> None:
         assert len(engine.step()) == 1
         with pytest.raises(RankStopped) if stopped else nullcontext():
             engine.step()
-        assert (engine._error is not None) == (stopped is not None)
+        assert (engine._life.error is not None) == (stopped is not None)
 
 
 def test_a_part_of_fused_rows_is_gate_then_up() -> None:

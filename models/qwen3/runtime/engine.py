@@ -25,7 +25,8 @@ from ..tokenizer import Tokenizer
 from .captured import runner_for
 from .graphs import Progress
 from .language_model import ChecksSteps, LanguageModel, check_model
-from .limits import Limits, check_room
+from .life import Life
+from .limits import Limits, check_queue, check_room, check_waiting
 from .owners import claim, give_up
 from .requests import Options, Request, Stats, Token, check_names, check_tokenizer, make_requests
 from .scheduler import Chunk, Scheduler
@@ -120,8 +121,7 @@ class Engine:
         self._lost: deque[int] = deque()
         self._chunk: Chunk = limits.prefill_chunk
         self._together: Sequence[Request] = ()
-        self._error: str | None = None
-        self._closed = self._closing = self._stepping = False
+        self._life = Life()
         self._check = model.check if isinstance(model, ChecksSteps) else None
         claim(self.cache, self)  # last: an engine that was not made has no cache
 
@@ -141,14 +141,7 @@ class Engine:
         with self._lock:
             self._look()
             check_room(request, self.cache, self.capacity)
-            waiting = len(self.scheduler.waiting)
-            if self.max_waiting is not None and waiting >= self.max_waiting:
-                raise RequestError(
-                    "too many requests wait",
-                    got=f"{waiting} that came before",
-                    expected=f"fewer than {self.max_waiting}",
-                    remedy="step the engine, ask later, or make it with a larger max_waiting",
-                )
+            check_waiting(len(self.scheduler.waiting), self.max_waiting)
             self._accept(request)
             request.sequence = request.number
             return request.number
@@ -164,13 +157,7 @@ class Engine:
                     expected="an idle engine",
                     remedy="end them (close their streams), or make another engine",
                 )
-            if self.max_waiting is not None and len(requests) > self.rows + self.max_waiting:
-                raise RequestError(
-                    "too many requests would wait",
-                    got=f"{len(requests)} prompts for {self.rows} rows",
-                    expected=f"at most {self.rows + self.max_waiting}",
-                    remedy="generate for fewer at a time, or make the engine with a larger max_waiting",
-                )
+            check_queue(len(requests), self.rows, self.max_waiting)
             for request in requests:
                 check_room(request, self.cache, self.capacity)
 
@@ -235,18 +222,18 @@ class Engine:
         """
         with self._lock:
             request = self._find(number)
-            if request is not None and self._stepping:
+            if request is not None and self._life.stepping:
                 self._lost.append(request.number)
                 return not request.over
             if request is not None:
                 del self._requests[request.number]
             if request is None or request.over:
                 return False
-            if self._error is None:
+            if self._life.error is None:
                 try:
                     self.scheduler.end(request)
                 except BaseException as error:
-                    self._error = shown(error)  # its row or its pages may be lost
+                    self._life.error = shown(error)  # its row or its pages may be lost
                     raise
             return True
 
@@ -255,14 +242,14 @@ class Engine:
         """End all requests; another engine may have the cache. Every later call but `cancel` raises RequestError, and
         so do streams of requests that had not ended. A second call does nothing."""
         with self._lock:
-            self._closing = self._stepping
-            if self._closed or self._closing:
+            self._life.closing = self._life.stepping
+            if self._life.closed or self._life.closing:
                 return
-            self._closed = True
+            self._life.closed = True
             requests = list(self._requests.values())
             self._requests.clear()
             self.scheduler.launched.clear()
-            if self._error is None:  # else rows may be lost
+            if self._life.error is None:  # else rows may be lost
                 for request in requests:
                     if request.row >= 0:
                         self.cache.close(request.row)
@@ -313,7 +300,7 @@ class Engine:
             progress: called with graphs captured so far and graphs in all.
         """
         with self._lock, on_host(), on(self.model.device):
-            self._look_between_steps()
+            self._life.check_between_steps()
             run(self.runner.capture, progress)
 
     def _find(self, number: object) -> Request | None:
@@ -327,13 +314,14 @@ class Engine:
 
     def _step(self, keep: bool) -> list[Token]:
         """keep: put tokens where streams find them, even of requests that have none yet."""
-        self._look_between_steps()
+        self._life.check_between_steps()
+        self._end_lost()
         out: list[Token] = []
         scheduler, stats = self.scheduler, self.stats
         if scheduler.chunk != self._chunk and all(request.over for request in self._together):
             scheduler.chunk = self._chunk
         try:
-            self._stepping = True
+            self._life.stepping = True
             with on_host(), on(self.model.device):
                 finished = run(scheduler.step)
             if self._check is not None:
@@ -349,11 +337,11 @@ class Engine:
                     stats.decode_s += step.seconds
         except BaseException as error:
             # some of it may have happened; the error itself would hold this engine, and so its memory
-            self._error = shown(error)
+            self._life.error = shown(error)
             raise
         finally:
-            self._stepping = False
-            if self._closing:
+            self._life.stepping = False
+            if self._life.closing:
                 self.close()
         self._end_lost()
         return out
@@ -370,27 +358,13 @@ class Engine:
 
     def _look(self) -> None:
         """Refuse to go on after an error, or when closed; end the requests of streams that were lost."""
-        if self._closed:
-            raise RequestError("the engine is closed", got="a call after close()", remedy="make another engine")
-        if self._error is not None:
-            raise RequestError("the engine stopped in a step", got=self._error, remedy="make another engine")
-        if not self._stepping:
+        self._life.check()
+        if not self._life.stepping:
             self._end_lost()
 
     def _end_lost(self) -> None:
         while self._lost:
             self.cancel(self._lost.popleft())
-
-    def _look_between_steps(self) -> None:
-        """As `_look`; refuse a step within a step."""
-        if self._stepping:
-            raise RequestError(
-                "the engine is within a step",
-                got="a call by a callback or a signal handler of this step's thread",
-                expected="a call between steps",
-                remedy="call it after the step",
-            )
-        self._look()
 
     def _next(self, requests: Sequence[Request]) -> Token:
         """For a stream of these."""

@@ -98,6 +98,28 @@ def check_cache(cache: RowCache, model: LanguageModel, given: dict[str, int], kv
         )
 
 
+def check_waiting(waiting: int, most: int | None) -> None:
+    """Raise RequestError where so many requests wait that another may not; most: None: any number may."""
+    if most is not None and waiting >= most:
+        raise RequestError(
+            "too many requests wait",
+            got=f"{waiting} that came before",
+            expected=f"fewer than {most}",
+            remedy="step the engine, ask later, or make it with a larger max_waiting",
+        )
+
+
+def check_queue(requests: int, rows: int, most: int | None) -> None:
+    """Raise RequestError if more than `most` of so many requests would wait for one of the rows."""
+    if most is not None and requests > rows + most:
+        raise RequestError(
+            "too many requests would wait",
+            got=f"{requests} prompts for {rows} rows",
+            expected=f"at most {rows + most}",
+            remedy="generate for fewer at a time, or make the engine with a larger max_waiting",
+        )
+
+
 def check_room(request: Request, cache: RowCache, capacity: int) -> None:
     """Raise RequestError for a request that could never run, however long it waits."""
     asked = f"{request.length} tokens and {request.max_new_tokens} new ones"
