@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from processes import run_python
 from qwen3_checkpoints import TINY, prompts
 from tiny_engines import alone, asked, collect, engine, tiny
 from ttnn_moe.errors import RequestError
@@ -239,6 +240,40 @@ def test_a_step_within_a_step_is_refused(call: str, monkeypatch: pytest.MonkeyPa
 
     within_a_step("the model runs", monkeypatch, again)
     assert [token.token for token in mine] == alone([5], max_new_tokens=4, stop_ids=())
+
+
+FORK = """
+import os, signal, threading
+from tiny_engines import engine
+from ttnn_moe.errors import RequestError
+from ttnn_moe.models.qwen3 import Qwen3Moe
+
+busy, idle = engine(1), engine(1)
+busy.add([5], max_new_tokens=2, stop_ids=())
+within, over = threading.Event(), threading.Event()
+forward = Qwen3Moe.forward
+Qwen3Moe.forward = lambda *args: [within.set(), over.wait(), forward(*args)][2]
+thread = threading.Thread(target=busy.step)
+thread.start()
+within.wait()
+child = os.fork()
+if child == 0:
+    signal.alarm(20)
+    try:
+        busy.load()
+    except RequestError as error:
+        os._exit(7 if "got a fork of the process" in str(error) and idle.load().free_rows == 1 else 8)
+    os._exit(9)
+code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+over.set()
+thread.join()
+assert code == 7 and busy.load().running == 1, code
+"""
+
+
+@pytest.mark.slow(12)
+def test_a_child_process_does_not_wait_for_a_step_that_its_parent_runs() -> None:
+    run_python("-c", FORK)
 
 
 REFUSED = {

@@ -303,6 +303,12 @@ class Engine:
             self._life.check_between_steps()
             run(self.runner.capture, progress)
 
+    def forked(self) -> None:
+        """For a child process: a step that was under way stays unfinished, and stops the engine there."""
+        self._lock = threading.RLock()
+        if self._life.stepping:
+            self._life.error, self._life.stepping = "a fork of the process", False
+
     def _find(self, number: object) -> Request | None:
         return self._requests.get(integer("number", number, low=0))
 

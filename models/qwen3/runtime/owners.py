@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from typing import Any
 from weakref import WeakValueDictionary
@@ -28,6 +29,17 @@ def claim(cache: RowCache, engine: object) -> None:
                 expected="a cache that no engine has",
                 remedy="close that engine, or make a cache for each engine",
             )
+
+
+def _forked() -> None:
+    """In a child process: threads that had a lock, or were within a step, are not there."""
+    global _LOCK
+    _LOCK = threading.Lock()
+    for engine in list(_ENGINES.values()):
+        engine.forked()
+
+
+os.register_at_fork(after_in_child=_forked)
 
 
 def give_up(cache: RowCache, engine: object) -> None:
