@@ -1,4 +1,4 @@
-"""How much a cache takes where nobody says."""
+"""How much a cache takes where nobody says, and what no machine has."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ import pytest
 import torch
 
 from ttnn_moe import accelerator
-from ttnn_moe.kv.pages import default_memory
+from ttnn_moe.errors import RequestError
+from ttnn_moe.kv.cache import CacheSizes
+from ttnn_moe.kv.paged import PagedCache
+from ttnn_moe.kv.pages import MOST, default_memory
 
 GPU = torch.device("cuda", 0)
 
@@ -26,6 +29,16 @@ def test_memory_that_torch_holds_unused_counts_as_free(captures: bool, monkeypat
     monkeypatch.setattr(accelerator, "module_of", lambda device: module)
     assert default_memory(GPU) == (800 if captures else 1200)
     assert default_memory(torch.device("cpu")) == 4 << 30
+
+
+@pytest.mark.parametrize("within", [False, True])
+def test_a_cache_that_no_machine_holds_is_refused(within: bool) -> None:
+    sizes = CacheSizes(1 << 10, 64, 64, 128, torch.bfloat16, torch.device("cpu"))
+    with pytest.raises(RequestError, match="no room for the keys and values.*give less memory, fewer rows"):
+        if within:
+            PagedCache.within(sizes, 65_536, MOST, 2**60)
+        else:
+            PagedCache(sizes, 1, 64, MOST)
 
 
 @pytest.mark.gpu

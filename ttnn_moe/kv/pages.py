@@ -29,21 +29,25 @@ class PagePool:
 
     def __init__(self, n: int):
         self.n = n
-        self._free = list(range(n, 0, -1))
+        # a list of all pages could be larger than memory; those from _fresh on were never taken
+        self._returned: list[int] = []
+        self._fresh = 1
 
     @property
     def free(self) -> int:
         """Pages that nobody has."""
-        return len(self._free)
+        return self.n + 1 - self._fresh + len(self._returned)
 
     def take(self, n: int) -> list[int]:
         """n pages, which must be free."""
         assert 0 <= n <= self.free
-        return [self._free.pop() for _ in range(n)]
+        again = [self._returned.pop() for _ in range(min(n, len(self._returned)))]
+        first, self._fresh = self._fresh, self._fresh + n - len(again)
+        return [*again, *range(first, self._fresh)]
 
     def give(self, pages: list[int]) -> None:
         """Take back pages that `take` gave."""
-        self._free.extend(reversed(pages))
+        self._returned.extend(reversed(pages))
         assert self.free <= self.n
 
 
@@ -93,7 +97,7 @@ class PagedRows(RowCache):
                 expected=f"at least {one:,} (of {page} tokens)",
                 remedy="give more memory",
             )
-        return min(rows * ceil_div(capacity, page), memory // one)
+        return min(rows * ceil_div(capacity, page), memory // one, MOST)
 
     @property
     def total(self) -> int:
