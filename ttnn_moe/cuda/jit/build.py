@@ -12,7 +12,7 @@ from ...errors import BackendUnavailable, TtnnMoeError
 from ...logs import logger
 from ...packages import install
 from ...sources import kernel_path
-from .spec import ROOT, Spec
+from .spec import ROOT, Spec, digest_now, sources_digest
 from .store import Store
 
 
@@ -95,11 +95,25 @@ def code_of(spec: Spec, store: Store | None = None) -> bytes:
     """Code of a kernel: from the store, else compiled and kept.
 
     Raises:
-        CompileError, SourceMissing: as compile_spec.
+        CompileError, SourceMissing: as compile_spec. BackendUnavailable: a source changed since the process began.
     """
 
     def build() -> bytes:
         logger.debug("pid {} compiles {}", os.getpid(), spec)
-        return compile_spec(spec)
+        try:
+            return compile_spec(spec)
+        finally:
+            _check_sources()
 
     return (store or Store()).get(key_of(spec), build)
+
+
+def _check_sources() -> None:
+    """Refuse code of other sources than those that the store's keys, and this process's launches, are of."""
+    if digest_now() != sources_digest():
+        raise BackendUnavailable(
+            "the sources of CUDA kernels changed since this process began",
+            got=f"other files in {kernel_path(*ROOT)}",
+            expected="an installation that stays as it is while a process runs",
+            remedy="start the process again",
+        )

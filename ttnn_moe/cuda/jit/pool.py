@@ -30,7 +30,7 @@ def compile_all(specs: list[Spec], store: Store, done: Callable[[Spec], None] = 
         done: called in the caller's thread after each kernel.
 
     Raises:
-        CompileError, SourceMissing: as build.code_of; kernels that have not begun are left out then.
+        CompileError, SourceMissing, BackendUnavailable: as build.code_of. Kernels that have not begun are left out.
     """
     if not specs:
         return

@@ -60,7 +60,15 @@ class Spec:
 
 @cache
 def sources_digest() -> str:
-    """Digest of every source and header. A change in one of them rebuilds every kernel, so no include is missed."""
+    """Digest of every source and header, as this process first found them.
+
+    A change in one of them rebuilds every kernel, so no include is missed.
+    """
+    return digest_now()
+
+
+def digest_now() -> str:
+    """`sources_digest`, of the files as they are now."""
     digest = hashlib.sha256()
     root = kernel_path(*ROOT)
     for path in sorted(root.rglob("*.cu*")):
