@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,11 +17,13 @@ from ttnn_moe.kv import formats
 from ttnn_moe.models.qwen3 import PRESETS, Engine, Qwen3MoeConfig, bench, demo, generate, tt
 from ttnn_moe.models.qwen3.model import sizes_of
 from ttnn_moe.models.qwen3.tt.cache import EightBitCache, PagedCache
+from ttnn_moe.models.qwen3.tt.model import load_onto
 from ttnn_moe.models.qwen3.tt.profile import Profile, prepare
 from ttnn_moe.models.qwen3.tt.request import Options, check, chips_of, splits
 from ttnn_moe.models.qwen3.tt.room import room_for
-from ttnn_moe.models.qwen3.tt.sizes import check_mesh
+from ttnn_moe.models.qwen3.tt.sizes import check_mesh, model_sizes
 from ttnn_moe.tenstorrent.memory import PAGE
+from ttnn_moe.tenstorrent.plans import longest_sequence, plan_model
 from ttnn_moe.tenstorrent.runtime import DEVICE, EMULATOR
 
 
@@ -62,6 +65,7 @@ REFUSED = {
     "a trace on the emulator": (["--trace"], "cannot be traced"),
     "a profile on the emulator": (["--profile"], "cannot be timed"),
     "a trace and a profile": (["--trace", "--profile"], "not both"),
+    "layers that are not there": (["--weights", "down@99=bfloat8_b"], "names no layers of the model"),
     "too many prompts": (["--prompt", "x"] * 33, "got 33; expected at most 32"),
     "prompt over the context": (["--prompt", "x1y2" * 2000], "too long for the context"),
 }
@@ -73,6 +77,20 @@ def test_what_the_demo_refuses(name: str, capsys: pytest.CaptureFixture[str], em
     assert demo.main(["--backend", "tenstorrent", *args]) == 2
     captured = capsys.readouterr()
     assert words in captured.err and captured.out == ""
+
+
+def test_formats_of_layers_that_are_not_there_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By whatever reads a model's formats, before it opens a device."""
+    config = PRESETS["qwen3-30b-a3b"]
+    monkeypatch.setenv("TTNN_MOE_TT_WEIGHTS", text := "down@0-99=bfloat8_b")
+    for refused in (
+        lambda: plan_model("", model_sizes(config), "1x8", "n300", text, 32, 128),
+        lambda: longest_sequence(model_sizes(config), 8, "blackhole", text, 32),
+        lambda: tt.load_model(TINY),
+        lambda: load_onto(SimpleNamespace(D=1, emulated=True), TINY),
+    ):
+        with pytest.raises(ContractError, match="names no layers of the model"):
+            refused()
 
 
 def test_what_is_of_no_other_backend(capsys: pytest.CaptureFixture[str]) -> None:

@@ -54,7 +54,14 @@ def test_the_last_rule_of_a_group_and_layer_holds():
     "text",
     [
         *("int4", "bfloat8_b,bfloat4_b,bfloat16", "attention=fp8", "norms=bfloat8_b", "embedding=bfloat8_b"),
-        *("attention=bfloat8_b,bfloat4_b", "down@x=bfloat8_b", "=bfloat8_b", "kv=bfloat4_b", "kv@1=bfloat8_b"),
+        *(
+            "attention=bfloat8_b,bfloat4_b",
+            "down@x=bfloat8_b",
+            "=bfloat8_b",
+            "kv=bfloat4_b",
+            "kv@1=bfloat8_b",
+            "head@3=bfloat8_b",
+        ),
     ],
 )
 def test_what_is_no_format_is_refused(text):
@@ -62,10 +69,13 @@ def test_what_is_no_format_is_refused(text):
         ModelFormats.parse(text)
 
 
-def test_layers_in_descending_order_are_refused():
-    with pytest.raises(ContractError, match="names no layer; got 'gate_up@5-2=bfloat8_b'; expected GROUP@FIRST-LAST"):
-        ModelFormats.parse("gate_up@5-2=bfloat8_b")
+@pytest.mark.parametrize("item", ["gate_up@5-2=bfloat8_b", "attention@8=bfloat8_b", "experts@0-8=bfloat8_b"])
+def test_layers_that_are_not_there_are_refused(item):
+    words = rf"names no layers of the model; got '{item}'; expected GROUP@FIRST-LAST, FIRST <= LAST <= 7\."
+    with pytest.raises(ContractError, match=words):
+        ModelFormats.parse(item, layers=8)
     assert ModelFormats.parse("gate_up@2-2=bfloat8_b").of("gate_up", 2) == "bfloat8_b"
+    assert ModelFormats.parse("gate_up@0-7=bfloat8_b", layers=8).of("gate_up", 7) == "bfloat8_b"
 
 
 def test_an_unknown_fidelity_is_refused():

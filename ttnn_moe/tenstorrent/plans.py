@@ -103,7 +103,7 @@ def plan_model(
             chips cannot share.
     """
     D, kind = devices_of(mesh), _chip(chip)
-    formats = ModelFormats.parse(weight_format)
+    formats = ModelFormats.parse(weight_format, sizes.layers)
     if sizes.E % D:
         raise ContractError(
             "the chips cannot share the experts evenly", got=f"E={sizes.E} on {mesh}", expected="E % D == 0"
@@ -137,7 +137,7 @@ def longest_sequence(sizes: ModelSizes, D: int, arch: str, weight_format: str, b
     Raises:
         ContractError: there is no planner, an unknown format, or heads that the chips cannot share.
     """
-    chip, formats = _chip(SMALLEST[arch]), ModelFormats.parse(weight_format)
+    chip, formats = _chip(SMALLEST[arch]), ModelFormats.parse(weight_format, sizes.layers)
     programs = _programs(sizes, chip, D, str(formats.experts(sizes.layers - sizes.sparse_layers)))
 
     def exceeds(pages: int) -> bool:

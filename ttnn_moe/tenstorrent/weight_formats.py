@@ -20,6 +20,8 @@ GROUPS = ("attention", "gate_up", "down", "dense", "router", "head", "embedding"
 KV_FORMATS = FORMATS[:2]
 """Of keys and values: 4 bits lose the tokens that a row attends to."""
 
+MOST_LAYERS = 10_000
+
 _ITEM = re.compile(r"(?:([a-z_]+)(?:@(\d{1,4})(?:-(\d{1,4}))?)?=)?(\w+)")
 
 
@@ -91,7 +93,7 @@ class Rule:
     group: str
     format: str
     first: int = 0
-    last: int = 9999
+    last: int = MOST_LAYERS - 1
 
 
 @dataclass(frozen=True)
@@ -103,16 +105,20 @@ class ModelFormats:
     layout: str = "interleaved"
 
     @classmethod
-    def parse(cls, text: str) -> ModelFormats:
+    def parse(cls, text: str, layers: int = MOST_LAYERS) -> ModelFormats:
         """Read items with commas between: first the experts' formats as ExpertFormats has them, then GROUP=FORMAT.
 
         GROUP is one of GROUPS, or experts: gate_up and down. GROUP@3=FORMAT and GROUP@0-5=FORMAT name layers. So
         "bfloat4_b,bfloat8_b,attention=bfloat8_b,gate_up@0-1=bfloat8_b" has a coarse gate_up in all layers but two.
         layout=banked holds for the experts of all layers.
 
+        Args:
+            layers: of the model.
+
         Raises:
-            ContractError: an unknown group, format or layout; layers in descending order; another embedding than
-                bfloat16, which ttnn reads by rows; a KV cache of 4 bits, or of several formats.
+            ContractError: an unknown group, format or layout; layers in descending order, or that the model does not
+                have; another embedding than bfloat16, which ttnn reads by rows; a KV cache of 4 bits, or of several
+                formats.
         """
         rules: list[Rule] = []
         alone: list[str] = []
@@ -137,10 +143,12 @@ class ModelFormats:
             if group == "kv" and (form not in KV_FORMATS or first is not None):
                 expected = " or ".join(f"kv={one}" for one in KV_FORMATS)
                 raise ContractError("the KV cache has one format in all layers", got=repr(item), expected=expected)
-            span = (0, 9999) if first is None else (int(first), int(last or first))
-            if span[0] > span[1]:
-                expected = "GROUP@FIRST-LAST, FIRST <= LAST"
-                raise ContractError("an item names no layer", got=repr(item), expected=expected)
+            if group == "head" and first is not None:
+                raise ContractError("the head is in no layer", got=repr(item), expected=f"head={form}")
+            span = () if first is None else (int(first), int(last or first))
+            if span and not span[0] <= span[1] < layers:
+                expected = f"GROUP@FIRST-LAST, FIRST <= LAST <= {layers - 1}"
+                raise ContractError("an item names no layers of the model", got=repr(item), expected=expected)
             rules += [Rule(name, form, *span) for name in (("gate_up", "down") if group == "experts" else (group,))]
         if alone:
             experts = ExpertFormats.parse(",".join(alone))

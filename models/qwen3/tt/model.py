@@ -278,7 +278,8 @@ def load_model(
         ContractError: experts or heads that D chips cannot share, or unknown formats; nothing was opened.
     """
     checkpoint = Checkpoint(directory)
-    formats = ModelFormats.parse(weight_format() if weights is None else weights)
+    layers = checkpoint.config.num_hidden_layers
+    formats = ModelFormats.parse(weight_format() if weights is None else weights, layers)
     check_mesh(checkpoint.config, D, split)
     model = _on_device(checkpoint.config, D, device, traced, formats, split)
     put(checkpoint, model, progress)
@@ -290,7 +291,8 @@ def load_onto(mesh: Device, directory: str | Path) -> Qwen3MoeTT:
     checkpoint = Checkpoint(directory)
     check_mesh(checkpoint.config, mesh.D)
     traced = why_no_trace("emulator" if mesh.emulated else "") is None
-    model = Qwen3MoeTT(checkpoint.config, mesh, traced, ModelFormats.parse(weight_format()))
+    formats = ModelFormats.parse(weight_format(), checkpoint.config.num_hidden_layers)
+    model = Qwen3MoeTT(checkpoint.config, mesh, traced, formats)
     put(checkpoint, model)
     return model
 

@@ -98,7 +98,7 @@ def check(config: Qwen3MoeConfig, rows: int, options: Options) -> int:
     check_sizes(config)
     if options.kv != PAGED:
         check_kv(options.kv)
-    ModelFormats.parse(options.weights or "")
+    ModelFormats.parse(options.weights or "", config.num_hidden_layers)
     check_mesh(config, D, splits(config, rows, options))
     if options.trace:
         if options.profile:
