@@ -33,7 +33,7 @@ class Placement:
 
     device_expert_mapping: Tensor
     rank: int | None = None
-    _tables: dict[tuple[int, torch.device], Tensor] = field(default_factory=dict, init=False, repr=False)
+    _tables: dict[tuple[int, torch.device], Tensor] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
         mapping = self.device_expert_mapping
