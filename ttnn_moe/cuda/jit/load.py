@@ -9,7 +9,7 @@ import torch
 
 from ...errors import BackendUnavailable
 from ..device import gpu
-from .build import code_of, cuda_core
+from .build import code_of, compiler, cuda_core
 from .spec import Spec
 
 HALF = 50
@@ -26,13 +26,18 @@ def kernel(spec: Spec, device: int, shared_memory: int = 0, carveout: int | None
             for; a block that needs more gets more. None: the driver chooses.
 
     Raises:
-        BackendUnavailable: the driver refuses one of both. CompileError, SourceMissing: as build.code_of.
+        BackendUnavailable: the driver refuses the code, as one of an older CUDA does, or one of both arguments; or as
+            build.code_of. CompileError, SourceMissing: as build.code_of.
     """
     core, code = cuda_core(), code_of(spec)
     with torch.cuda.device(device):
         core.Device(device).set_current()
         make = core.ObjectCode.from_ptx if spec.format == "ptx" else core.ObjectCode.from_cubin
-        loaded = make(code, name=str(spec)).get_kernel(spec.entry)
+        try:
+            loaded = make(code, name=str(spec)).get_kernel(spec.entry)
+        except Exception as error:  # cuda.core's own kind, or what a symbol raises that an old driver lacks
+            got = f"{' '.join(str(error).split())} (code of {compiler()})"
+            raise _refused(f"{spec} on GPU {device}", got) from error
         if shared_memory > 40 << 10:  # the usual limit is 48 KiB, with the kernel's own static memory
             _set(loaded, spec, device, "MAX_DYNAMIC_SHARED_SIZE_BYTES", shared_memory)
         if carveout is not None:
@@ -126,8 +131,12 @@ def resident_blocks(spec: Spec, device: int, threads: int, shared_memory: int) -
 def _check(result: tuple[Any, ...], what: str = "a call") -> None:
     """what: that the driver was asked for."""
     if int(result[0]):
-        raise BackendUnavailable(
-            f"the CUDA driver refused {what}",
-            got=result[0].name,
-            remedy="update the NVIDIA driver; if that does not help, report what `ttnn-moe doctor` says",
-        )
+        raise _refused(what, result[0].name)
+
+
+def _refused(what: str, got: str) -> BackendUnavailable:
+    return BackendUnavailable(
+        f"the CUDA driver refused {what}",
+        got=got,
+        remedy="update the NVIDIA driver; if that does not help, report what `ttnn-moe doctor` says",
+    )
