@@ -148,8 +148,7 @@ def _rows_of(mapping: object) -> list[list[int]]:
     refused = ContractError("no mapping of experts", got=shown(mapping), expected="D rows of E/D expert indices")
     if isinstance(mapping, Tensor):
         check_tensors(mapping=mapping)
-        no_integers = mapping.is_floating_point() or mapping.is_complex() or mapping.dtype == torch.bool
-        if no_integers or mapping.dim() != 2 or mapping.is_meta or mapping.layout is not torch.strided:
+        if mapping.is_meta or mapping.layout is not torch.strided:
             raise refused
         mapping = mapping.tolist()
     try:

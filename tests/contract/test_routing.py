@@ -101,7 +101,10 @@ def test_for_device(data) -> None:
                 want = mapping[d].tolist().index(e) if here else -1
                 assert int(local.ids[t, k]) == want
         own = mapping[d].tolist()
-        assert placement.local_of(d).tolist() == [own.index(e) if e in own else -1 for e in range(E)]
+        table = [own.index(e) if e in own else -1 for e in range(E)]
+        assert placement.local_of(d).tolist() == table
+        assert placement.local_table(d, torch.device("cpu")).tolist() == [*table, -1]
+    assert D > 1 or torch.equal(placement.local_of(), placement.local_of(0)), "the one device is the default"
 
 
 def test_bound_on_tokens_hides_the_rest() -> None:
@@ -153,6 +156,8 @@ def _topk(T: int = 4, K: int = 2) -> tuple[torch.Tensor, torch.Tensor]:
         (lambda i, w: Routing.from_topk(i, w, 4, num_tokens=i.to("meta")[0, 0]), r"\[\] int32 on cpu"),
         (lambda i, w: Routing.from_topk(i, w, 4).step_layout(0), "row_align"),
         (lambda i, w: Placement.uniform(6, 4), "E=6, D=4"),
+        (lambda i, w: Placement.uniform(6, 0), "E=6, D=0"),
+        (lambda i, w: Placement.uniform(0, 2), "E=0, D=2"),
         (lambda i, w: Placement.from_mapping([[0, 1], [2, 2]]), "not a partition"),
         (lambda i, w: Placement.from_mapping([[0, 1], [2]]), r"\[2, 1\]"),
         (lambda i, w: Placement.uniform(4, 2, rank=2), "rank"),
