@@ -12,6 +12,7 @@ from test_kinds import CALLS, IDS, WEIGHTS, X
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, distribute_tensor
 
+from ttnn_moe import Placement
 from ttnn_moe.errors import ContractError
 
 PLAIN = {"ids": IDS, "weights": WEIGHTS, "prepared ids": IDS, "prepared weights": WEIGHTS}
@@ -31,3 +32,9 @@ def test_a_dtensor_is_refused(spread: Callable[[torch.Tensor], Any], name: str) 
     call, _ = CALLS[name]
     with pytest.raises(ContractError, match=r"is a DTensor; got a DTensor \[.*to_local"):
         call(spread(PLAIN.get(name, X)))
+
+
+@pytest.mark.parametrize("place", [Placement, Placement.from_mapping])
+def test_a_dtensor_of_experts_is_refused(spread: Callable[[torch.Tensor], Any], place: Callable[[Any], Any]) -> None:
+    with pytest.raises(ContractError, match=r"mapping is a DTensor; got a DTensor \[.*to_local"):
+        place(spread(torch.tensor([[1, 0]], dtype=torch.int32)))
