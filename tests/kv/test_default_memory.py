@@ -31,14 +31,11 @@ def test_memory_that_torch_holds_unused_counts_as_free(captures: bool, monkeypat
     assert default_memory(torch.device("cpu")) == 4 << 30
 
 
-@pytest.mark.parametrize("within", [False, True])
-def test_a_cache_that_no_machine_holds_is_refused(within: bool) -> None:
-    sizes = CacheSizes(1 << 10, 64, 64, 128, torch.bfloat16, torch.device("cpu"))
+def test_memory_that_no_machine_has_is_refused_by_its_own_name() -> None:
+    """It holds more pages than 32 bits count, and nobody named a number of pages."""
+    sizes = CacheSizes(1, 1, 1, 64, torch.bfloat16, torch.device("cpu"))
     with pytest.raises(RequestError, match="no room for the keys and values.*give less memory, fewer rows"):
-        if within:
-            PagedCache.within(sizes, 65_536, MOST, 2**60)
-        else:
-            PagedCache(sizes, 1, 64, MOST)
+        PagedCache.within(sizes, 65_536, MOST, 2**60)
 
 
 @pytest.mark.gpu

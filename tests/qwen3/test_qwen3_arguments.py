@@ -232,7 +232,7 @@ def test_any_cache_is_refused_or_made(options: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("name", ["rows", "capacity", "pages", "page"])
-@pytest.mark.parametrize("size", [2**20, 2**31, 2**40, 2**62, 2**63 - 1, 2**64])
+@pytest.mark.parametrize("size", [2**20, 2**31 - 1, 2**31, 2**40, 2**62, 2**63 - 1, 2**64])
 def test_a_cache_that_no_machine_holds(name: str, size: int) -> None:
     given = {"rows": 2**12, "capacity": 2**20, "pages": 2**16, "page": 2**20, name: size}
     with pytest.raises(RequestError) as error:
