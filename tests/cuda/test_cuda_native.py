@@ -32,7 +32,6 @@ from ttnn_moe.cuda.moe.sm80 import SM80, WarpTile
 from ttnn_moe.cuda.moe.sm90 import SM90, MlpTile
 from ttnn_moe.cuda.moe.sort import Sorters
 from ttnn_moe.cuda.moe.sorted import SortedPlan
-from ttnn_moe.errors import ContractError
 from ttnn_moe.selfcheck.bounds import poisoned
 from ttnn_moe.selfcheck.edges import CASES, Case
 from ttnn_moe.selfcheck.oracle import oracle
@@ -152,41 +151,6 @@ def test_tiles_of_sm80_grow_with_rows_per_expert() -> None:
         target = Target(gpu_of(capability), ARCHES[capability])
         tiles = [SM80.plan(Problem(T, 128, 8, 64, 64), target).tile for T in (64, 512, 1024, 2048, 4096)]
         assert [tile.max_n for tile in tiles] == rows and [tile.read_once for tile in tiles] == [True] * 4 + [False]
-
-
-@pytest.mark.parametrize(
-    ("capability", "asked_for", "name", "room"),
-    [
-        ((8, 0), None, "sm_80", 163),
-        ((8, 9), None, "sm_89", 99),
-        ((8, 9), "sm_80", "compute_80", 99),
-        ((9, 0), None, "sm_90a", 227),
-        ((9, 0), "sm_90a", "sm_90a", 227),
-        ((9, 0), "sm_80", "compute_80", 163),
-        ((9, 0), "sm_86", "compute_86", 99),
-        ((10, 0), "sm_80", "compute_80", 163),
-        ((12, 0), None, "sm_120f", 99),
-        ((12, 1), "sm_80", "compute_80", 99),
-    ],
-)
-def test_code_of_a_gpu(capability: tuple[int, int], asked_for: str | None, name: str, room: int) -> None:
-    arch = arches.find(gpu_of(capability), asked_for)
-    assert arch is not None and (arch.name, arch.shared_memory) == (name, room << 10)
-    assert arch.products == ("sm90" if name == "sm_90a" else "sm80")
-    assert arch.overlaps == (name in ("sm_90a", "sm_120f"))
-
-
-def test_gpus_without_kernels() -> None:
-    assert arches.find(gpu_of((10, 0))) is None and arches.find(gpu_of((7, 5))) is None
-
-
-@pytest.mark.parametrize(
-    ("capability", "name"),
-    [((8, 0), "sm_90a"), ((8, 0), "sm_86"), ((9, 0), "sm_120f"), ((9, 0), "sm_70"), ((9, 0), "80")],
-)
-def test_code_that_a_gpu_does_not_run_is_refused(capability: tuple[int, int], name: str) -> None:
-    with pytest.raises(ContractError, match=f"TTNN_MOE_CUDA_ARCH.*'{name}'.*sm_80.*unset"):
-        arches.find(gpu_of(capability), name)
 
 
 def test_why_not() -> None:
