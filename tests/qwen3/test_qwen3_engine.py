@@ -54,9 +54,9 @@ def test_rows_share_no_page_and_the_table_says_which_they_have() -> None:
     cache.close(0)
     cache.open(1, 48)
     assert sorted(cache.table[1].tolist()) == sorted(used[:3])
-    for bad in ({"page": 24}, {"page": 8}, {"pages": 0}, {"rows": 0}, {"capacity": 0}):
-        with pytest.raises(RequestError):
-            PagedCache(tiny().cache_sizes, **{"rows": 1, "capacity": 16, "pages": 1, **bad})
+    for name, wrong in (("page", 24), ("page", 8), ("pages", 0), ("rows", 0), ("capacity", 0), ("capacity", 2**31)):
+        with pytest.raises(RequestError, match=f"; got {name}={wrong}; "):
+            PagedCache(tiny().cache_sizes, **{"rows": 1, "capacity": 16, "pages": 1, name: wrong})
 
 
 def test_a_device_gets_the_table_after_rows_opened() -> None:
