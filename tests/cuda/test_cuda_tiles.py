@@ -103,7 +103,8 @@ def test_few_tokens_are_not_sorted_unless_they_share_experts() -> None:
         return [problem.T for problem, found in zip(problems, chosen, strict=True) if not isinstance(found, str)]
 
     assert few(TRITON_FEW, 128, 8) == [1, 2, 3, 4]
-    assert few(TRITON_FEW, 8, 2) == [1]
+    assert few(TRITON_FEW, 48, 4) == [1, 2, 3, 4], "T * K is E / 3"
+    assert few(TRITON_FEW, 8, 2) == few(TRITON_FEW, 8, 4) == [1], "one token is not sorted"
     assert few(TRITON_FEW, 4096, 128) == []
     assert few(FAMILIES[0], 128, 8) == [1, 2, 3]
 
