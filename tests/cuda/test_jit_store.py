@@ -154,7 +154,8 @@ def test_the_digest_covers_sources_and_headers(monkeypatch: pytest.MonkeyPatch, 
     for name in ("common/a.cu", "common/b.cuh", "common/c.cuh"):
         (tmp_path / name).write_text("two")
         found.add(module.digest_now())
-    assert len(found) == 4
+    (tmp_path / "common" / "c.cuh").rename(tmp_path / "common" / "d.cuh")
+    assert len({*found, module.digest_now()}) == 5
 
 
 SPECS = [Spec.of("common/combine", "sm_90a", TOP_K=k) for k in range(4)]
