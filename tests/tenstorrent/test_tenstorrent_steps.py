@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -191,6 +192,18 @@ REFUSED: dict[str, tuple[Callable[[On], Any], str]] = {
     "ids of one token": (
         lambda on: tenstorrent.route(DeviceRouting(on.tiles(3, dtype="int32", layout="ROW_MAJOR"), None), on.experts),
         r"topk_ids has the wrong shape; got \(3,\); expected \[T, K\]",
+    ),
+    "ids of no token": (
+        lambda on: tenstorrent.route(DeviceRouting(SimpleNamespace(shape=(0, 3)), None), on.experts),
+        r"topk_ids has the wrong shape; got \(0, 3\); expected \[T, K\], both from 1 on",
+    ),
+    "tokens of no expert": (
+        lambda on: tenstorrent.route(DeviceRouting(SimpleNamespace(shape=(37, 0)), None), on.experts),
+        r"topk_ids has the wrong shape; got \(37, 0\); expected \[T, K\], both from 1 on",
+    ),
+    "ids in bf16": (
+        lambda on: tenstorrent.route(replace(on.by_token, topk_ids=on.tiles(37, 3, layout="ROW_MAJOR")), on.experts),
+        "topk_ids has the wrong dtype; got bfloat16; expected int32",
     ),
     "weights of topk in bf16": (
         lambda on: tenstorrent.route(

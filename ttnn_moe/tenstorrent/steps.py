@@ -62,8 +62,8 @@ def route(routing: DeviceRouting, experts: DeviceExperts) -> ExpertRouting:
     """
     device = _device_of(routing, DeviceRouting, experts)
     shape = tuple(getattr(routing.topk_ids, "shape", ()))
-    if len(shape) != 2 or not shape[0]:
-        raise ContractError("topk_ids has the wrong shape", got=shape, expected="[T, K], T >= 1")
+    if len(shape) != 2 or min(shape) < 1:
+        raise ContractError("topk_ids has the wrong shape", got=shape, expected="[T, K], both from 1 on")
     T, K = int(shape[0]), int(shape[1])
     tensors.check("topk_ids", routing.topk_ids, (T, K), ("int32",), "ROW_MAJOR", device)
     tensors.check("topk_weights", routing.topk_weights, (T, K), ("float32",), "ROW_MAJOR", device)
