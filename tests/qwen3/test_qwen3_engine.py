@@ -249,6 +249,7 @@ def test_memory() -> None:
     assert engine(2, pages=99).cache.total == 12, "no more than its rows can use"
     with pytest.raises(RequestError, match=f"no page.*got {one - 1:,} bytes; expected at least {one:,}"):
         Engine(tiny(), 1, 96, memory=one - 1, page=PAGE)
+    assert Engine(tiny(), 1, 96, memory=one, page=PAGE).cache.total == 1
     for bad in ({"rows": 0}, {"capacity": 0}, {"prefill_chunk": 0}, {"page": 0}, {"page": 48}, {"graphs": True}):
         with pytest.raises(RequestError):
             Engine(tiny(), **{"rows": 1, "capacity": 96, **bad})

@@ -94,6 +94,15 @@ def test_each_device_of_a_mesh_runs_the_steps_of_its_experts(chip: str) -> None:
         check_out(part, layer.want(), f"device {d}")
 
 
+def test_one_token_of_one_expert() -> None:
+    layer, device = Layer.make(T=1, E=8, K=1, H=128, I=64), tenstorrent.open_device()
+    experts, (hidden, by_token) = tenstorrent.load_experts(layer.experts), on_device(layer, device)
+    routing = tenstorrent.route(by_token, experts)
+    out = tenstorrent.down_projection(tenstorrent.gate_up(hidden, routing, experts), routing, experts)
+    layer.mapping = torch.arange(layer.E, dtype=torch.int32)
+    check_out(tensors.to_torch(out, device), layer.want())
+
+
 def test_route_keeps_what_a_call_before_it_returned(layer: Layer) -> None:
     device = tenstorrent.open_device()
     experts, (hidden, by_token) = tenstorrent.load_experts(layer.experts), on_device(layer, device)
