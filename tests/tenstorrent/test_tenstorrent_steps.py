@@ -247,5 +247,6 @@ def test_wrong_tensors_are_refused_before_a_program_runs(name: str, layer: Layer
 def test_a_closed_device_is_named(layer: Layer) -> None:
     on = On(layer)
     tenstorrent.close_device()
-    with pytest.raises(BackendUnavailable, match="the device is closed"):
-        on.gate_up()
+    for call in (on.gate_up, lambda: on.tiles(32, 32), lambda: tensors.shard(torch.zeros(1, 32), on.device)):
+        with pytest.raises(BackendUnavailable, match="the device is closed"):
+            call()
