@@ -74,7 +74,7 @@ def test_weights_are_the_parameters_of_the_model() -> None:
     attention = 48 * 2048 * ((4 + 1 + 1) * 128 + 4 * 128) * 2
     shared = {name: wanted[name] // 8 for name in ("experts", "embedding")}
     shared |= {"head": 2048 * (594 * 32) * 2, "attention": attention}
-    assert {part.name for part in eight.parts if part.chips == 8} == {*shared, "KV cache"}
+    assert {part.name: part.chips for part in eight.parts if part.chips > 1} == dict.fromkeys([*shared, "KV cache"], 8)
     assert {name: on_chip(eight)[name] for name in wanted} == {**wanted, **shared}
 
 
@@ -109,6 +109,14 @@ def test_eight_bits_cache_and_rope_by_hand() -> None:
     assert {name: n for name, n in wide.items() if narrow[name] != n}.keys() == {"experts"}
     eight = on_chip(report(weights="bfloat8_b,kv=bfloat8_b"))
     assert eight.pop("KV cache") * 32 == narrow.pop("KV cache") * 17 and eight == narrow
+
+
+def test_biases_of_attention_by_hand() -> None:
+    """Of qkv and out, a row of tiles each; on a chip of eight, of its own columns of qkv."""
+    biased = dataclasses.replace(QWEN3, attention_bias=True)
+    for mesh, columns in (("1x1", 5120 + 2048), ("1x8", (4 + 1 + 1) * 128 + 2048)):
+        plain, more = on_chip(report(mesh)), on_chip(report(mesh, config=biased))
+        assert more.pop("attention") - plain.pop("attention") == 48 * 32 * columns * 2 and more == plain
 
 
 def test_activations_by_hand() -> None:

@@ -72,9 +72,7 @@ def tensor_bytes(form: Form) -> int:
     return size
 
 
-def parts(
-    model: ModelSizes, programs: LayerPrograms, batch: int, sequence: int, formats: ModelFormats | None = None
-) -> list[Part]:
+def parts(model: ModelSizes, programs: LayerPrograms, batch: int, sequence: int, formats: ModelFormats) -> list[Part]:
     """Every part of the model for `batch` sequences of `sequence` tokens.
 
     The head is a matrix of its own even where it is tied: the embedding lies in rows, the head in tiles. Activations
@@ -83,12 +81,11 @@ def parts(
 
     Args:
         programs: of one layer, on the mesh.
-        formats: of every matrix; layers without experts come first. Default: bfloat16, and `programs`' for experts.
+        formats: of every matrix; layers without experts come first.
 
     Raises:
         ContractError: the chips cannot share the attention heads.
     """
-    formats = ModelFormats.parse(programs.sizes.weight_format) if formats is None else formats
     made = [*_weights(model, programs.device.D, formats), _cache(model, programs, batch, sequence, formats.of("kv"))]
     return [*made, _workspace(programs, batch, sequence), _activations(model, programs, batch, sequence)]
 

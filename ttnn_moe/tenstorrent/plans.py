@@ -127,7 +127,7 @@ def plan_model(
         machine.usable_l1,
         kind.dram_bytes,
         list(_plans(programs)),
-        parts(sizes, programs, batch, sequence, formats=formats),
+        parts(sizes, programs, batch, sequence, formats),
     )
 
 
