@@ -167,6 +167,22 @@ def test_context_of_32_sequences_on_n150(weights: str, tokens: int) -> None:
     assert not report(chip="n150", sequence=tokens + memory.PAGE, weights=weights).fits
 
 
+def test_a_small_model_has_room_for_its_whole_context() -> None:
+    sizes = dataclasses.replace(model_sizes(Qwen3MoeConfig.from_directory(TINY)), context=100)
+    assert plans.longest_sequence(sizes, 1, "blackhole", "bfloat16", 2) == 96, "whole pages"
+
+
+def test_traffic_of_an_operator_by_hand() -> None:
+    """Uniform routing: an eighth of T * 8 pairs on each of eight chips, T."""
+    for plan in report(weights="bfloat4_b,bfloat8_b").plans:
+        T, weights = plan.T, 16 * (2048 // 32) * (768 // 32)
+        assert (plan.weight_bytes, plan.row_bytes) == {
+            "routing": (0, T * 8 * (4 + 4) + T * (4 + 2) + 128 * 4),
+            "gate_up": (2 * weights * 576, T * (2048 + 768) * 2),
+            "down": (weights * 1088, T * (768 + 2048) * 2),
+        }[plan.operator]
+
+
 @pytest.mark.parametrize("chip", ["n150", "n300", "p150"])
 def test_programs_are_those_of_the_planner(chip: str) -> None:
     made = report(chip=chip)
@@ -182,8 +198,11 @@ def test_programs_are_those_of_the_planner(chip: str) -> None:
             plan, program = by_name[name, T], getattr(planner, f"plan_{name}")(problem, machine)
             assert (plan.cores, plan.l1_bytes) == (len(program.kernels[0].cores), program.l1_bytes)
             assert plan.weight_bytes == 16 * matrices * 2048 * 768 * 2
-            if matrices:
-                least, most = plan.share
+            least, most = plan.share
+            if not matrices:  # the last reader has the rest
+                readers = program.kernels[0].named_compile_args["readers"]
+                assert (readers - 1) * most + least == T and 1 <= least <= most
+            else:
                 assert least * plan.cores <= matrices * 64 * 24 <= most * plan.cores and most - least <= matrices
 
 
