@@ -94,8 +94,9 @@ def test_each_device_of_a_mesh_runs_the_steps_of_its_experts(chip: str) -> None:
         check_out(part, layer.want(), f"device {d}")
 
 
-def test_one_token_of_one_expert() -> None:
-    layer, device = Layer.make(T=1, E=8, K=1, H=128, I=64), tenstorrent.open_device()
+@pytest.mark.parametrize(("T", "K"), [(1, 1), (33, 3)])
+def test_one_token_and_one_more_than_a_tile_of_tokens(T: int, K: int) -> None:
+    layer, device = Layer.make(T=T, E=8, K=K, H=128, I=64), tenstorrent.open_device()
     experts, (hidden, by_token) = tenstorrent.load_experts(layer.experts), on_device(layer, device)
     routing = tenstorrent.route(by_token, experts)
     out = tenstorrent.down_projection(tenstorrent.gate_up(hidden, routing, experts), routing, experts)
