@@ -54,6 +54,11 @@ def test_rows_share_no_page_and_the_table_says_which_they_have() -> None:
     cache.close(0)
     cache.open(1, 48)
     assert sorted(cache.table[1].tolist()) == sorted(used[:3])
+    assert cache.prefill([(1, 20)], []).bound == 20 and cache.prefill([(2, 5)], [], [(1, 20)]).bound == 21
+    assert cache.prefill([(1, 28)], [], [(2, 5)]).bound == 48 and cache.lengths == [0, 48, 5, 0]
+    assert cache.decode([1, 2], [47, 5]).bound == cache.prefill([], [], [(1, 47), (2, 5)]).bound == 48
+    with pytest.raises(RequestError, match="got 48 tokens and 1 more; expected at most 48"):
+        cache.decode([2, 1], [5, 48])
     for name, wrong in (("page", 24), ("page", 8), ("pages", 0), ("rows", 0), ("capacity", 0), ("capacity", 2**31)):
         with pytest.raises(RequestError, match=f"; got {name}={wrong}; "):
             PagedCache(tiny().cache_sizes, **{"rows": 1, "capacity": 16, "pages": 1, name: wrong})
