@@ -6,7 +6,6 @@ import importlib.util
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -71,18 +70,6 @@ def test_why_nothing_is_compiled_without_a_compiler(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(build, "compiler", compiler)
     words = r"NVRTC cannot be loaded (no libnvrtc.so.13 in any folder); to fix it: pip install 'cuda-core[cu13]'"
     assert build.why_not.__wrapped__() == words
-
-
-def test_an_update_of_the_compiler_is_another_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """13.0.48 and 13.0.88 both say 13.0, and may make other code."""
-    pathfinder, nvrtc = pytest.importorskip("cuda.pathfinder"), pytest.importorskip("cuda.bindings.nvrtc")
-    monkeypatch.setattr(nvrtc, "nvrtcVersion", lambda: (0, 13, 0))
-    library, found = tmp_path / "libnvrtc.so.13", set()
-    monkeypatch.setattr(pathfinder, "load_nvidia_dynamic_lib", lambda name: SimpleNamespace(abs_path=str(library)))
-    for size in (48, 88):
-        library.write_bytes(bytes(size))
-        found.add(build.compiler.__wrapped__())
-    assert len(found) == 2 and all(one.startswith("nvrtc 13.0") for one in found)
 
 
 def test_threads_that_compile_first_at_the_same_time() -> None:

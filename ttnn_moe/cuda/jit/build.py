@@ -48,15 +48,13 @@ def why_not() -> str | None:
 
 @cache
 def compiler() -> str:
-    """Name and version of the compiler, and bytes of its library: updates of one version differ in these alone."""
+    """Name and version of the compiler."""
     from cuda.bindings import nvrtc
-    from cuda.pathfinder import load_nvidia_dynamic_lib
 
     status, major, minor = nvrtc.nvrtcVersion()
     if int(status):
         raise BackendUnavailable("NVRTC does not answer", got=status, remedy="pip install 'cuda-core[cu13]'")
-    path = load_nvidia_dynamic_lib("nvrtc").abs_path
-    return f"nvrtc {major}.{minor} of {os.path.getsize(path) if path else 'unknown'} bytes"
+    return f"nvrtc {major}.{minor}"
 
 
 def options(spec: Spec) -> dict[str, object]:
