@@ -5,12 +5,14 @@ from __future__ import annotations
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch.distributed as dist
 
 from model_ranks import by_ranks
-from ttnn_moe.parallel.ranks import Ranks
+from ttnn_moe.parallel.ranks import Ranks, RankStopped
+from ttnn_moe.parallel.ranks.faults import Faults
 
 
 def late_work(ranks: Ranks) -> None:
@@ -55,3 +57,58 @@ def test_a_rank_without_a_group_has_no_heartbeat(kind: type[BaseException], monk
     with pytest.raises(kind, match="no group"):
         Ranks(dist.HashStore(), 0, 1)
     assert threading.active_count() == before
+
+
+class Kept:
+    """A store that another rank keeps, until that rank ends."""
+
+    def __init__(self) -> None:
+        self._kept = [dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)]
+        self.store = dist.TCPStore("127.0.0.1", self._kept[0].port, is_master=False)
+
+    def end(self) -> None:
+        self._kept.clear()
+
+
+def test_a_rank_without_its_store_is_cut() -> None:
+    """Rank 0 died, which kept the store: a kernel would wait for it for ever."""
+    kept, cut = Kept(), threading.Event()
+    faults = Faults(kept.store, 1, 2, 60.0)
+    faults.cut = cut.set
+    kept.end()
+    assert cut.wait(10)
+    faults.end()
+
+
+def test_a_rank_that_loses_its_store_in_a_meeting_names_rank_0() -> None:
+    kept = Kept()
+    threading.Timer(0.2, kept.end).start()
+    with pytest.raises(RankStopped, match="rank 0 stopped, .* the store .* is gone") as stopped:
+        Ranks(kept.store, 1, 2)
+    assert stopped.value.peer == 0
+
+
+class Heard:
+    """A store; notes at each rank that leaves whether this one's heartbeat runs."""
+
+    def __init__(self, ranks: Ranks):
+        self._ranks, self._store, self.beats = ranks, ranks._store, []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    def set(self, key: str, value: str) -> None:
+        if key.startswith("left/"):
+            self.beats.append(self._ranks._faults._thread.is_alive())
+        self._store.set(key, value)
+
+
+def closing(ranks: Ranks) -> list[bool]:
+    ranks._store = heard = Heard(ranks)
+    ranks.close()
+    return heard.beats
+
+
+def test_a_rank_that_leaves_has_no_heartbeat(tmp_path: Path) -> None:
+    """The store goes with rank 0, once all have left; a heartbeat would call that a fault."""
+    assert by_ranks(closing, 2, tmp_path) == [[], [False]]

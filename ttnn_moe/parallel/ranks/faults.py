@@ -74,6 +74,13 @@ class Faults:
             logger.debug("the store of the ranks is gone: {}", error)
         return RankStopped(peer, self.rank, why)
 
+    def lost(self, why: str) -> RankStopped:
+        """The error of a rank that finds no store."""
+        self._lost = self._lost or why
+        return RankStopped(
+            0, self.rank, f"the store of torch.distributed, which rank 0 or torchrun keeps, is gone: {self._lost}"
+        )
+
     def reported(self) -> RankStopped | None:
         """What some rank reported."""
         try:
@@ -89,9 +96,7 @@ class Faults:
         if found is not None:
             return found
         if self._lost is not None:
-            return RankStopped(
-                0, self.rank, f"the store of torch.distributed, which rank 0 or torchrun keeps, is gone: {self._lost}"
-            )
+            return self.lost(self._lost)
         heard, peer = min((self._heard[peer], peer) for peer in self._peers) if self._peers else (time.monotonic(), -1)
         silent = time.monotonic() - heard
         return self.report(peer, f"no heartbeat for {silent:.1f} s") if silent > self.silence else None
@@ -119,9 +124,10 @@ class Faults:
                     if beat != self._beats[peer]:
                         self._beats[peer], self._heard[peer] = beat, time.monotonic()
             except Exception as error:
-                self._lost = str(error)
-                return
+                self._lost = self._lost or str(error)
             if not told and (found := self.stopped()) is not None:
                 told = True  # a kernel that waits for the rank may never return to say it
                 logger.error("{}", found)
                 self.cut_once()
+            if self._lost is not None:
+                return

@@ -77,16 +77,19 @@ class Ranks:
         """
         self._met += 1
         keys = [f"meeting{self._met}/{rank}" for rank in range(self.size)]
-        self._store.set(keys[self.rank], words)
-        until = time.monotonic() + self.timeout
-        for rank, key in enumerate(keys):
-            while not self._store.check([key]):
-                if (stopped := self._faults.stopped()) is not None:
-                    raise stopped
-                if time.monotonic() > until:
-                    raise self._faults.report(rank, f"it did not come to meeting {self._met} in {self.timeout:g} s")
-                time.sleep(_POLL)
-        return [self._store.get(key).decode() for key in keys]
+        try:
+            self._store.set(keys[self.rank], words)
+            until = time.monotonic() + self.timeout
+            for rank, key in enumerate(keys):
+                while not self._store.check([key]):
+                    if (stopped := self._faults.stopped()) is not None:
+                        raise stopped
+                    if time.monotonic() > until:
+                        raise self._faults.report(rank, f"it did not come to meeting {self._met} in {self.timeout:g} s")
+                    time.sleep(_POLL)
+            return [self._store.get(key).decode() for key in keys]
+        except dist.DistError as error:
+            raise self._faults.lost(str(error)) from error
 
     def stopped(self, peer: int, why: str) -> RankStopped:
         """The error of all ranks where this one finds that a rank stopped; another report may have come before."""
@@ -121,6 +124,7 @@ class Ranks:
     def close(self) -> None:
         """The end of all ranks' work; every rank calls it."""
         self.meet("end")
+        self._faults.end()  # the store goes with rank 0, and that is no fault any more
         if self.rank:
             self._store.set(f"left/{self.rank}", "")
         until = time.monotonic() + self._faults.silence
@@ -145,15 +149,13 @@ class Ranks:
 
     def _leave(self, failed: bool = False) -> None:
         """Connections close, so that a collective of another rank ends now."""
-        if failed:
-            self._faults.end()  # its thread may cut, which must not meet what follows
+        self._faults.end()  # its thread may cut, which must not meet what follows
         if dist.is_initialized():
             abandon(self.group)
             if failed:
                 self._faults.cut_once()
             self.turns.settle()
             dist.destroy_process_group()
-        self._faults.end()
 
 
 def _of_a_collective(error: BaseException) -> bool:
