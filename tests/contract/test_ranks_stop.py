@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import torch.distributed as dist
 
 from model_ranks import by_ranks
-from ttnn_moe.parallel.ranks import Ranks, RankStopped
+from ttnn_moe.errors import BackendUnavailable
+from ttnn_moe.parallel.ranks import Ranks, RankStopped, start
 from ttnn_moe.parallel.ranks.faults import Faults
 
 
@@ -112,3 +116,34 @@ def closing(ranks: Ranks) -> list[bool]:
 def test_a_rank_that_leaves_has_no_heartbeat(tmp_path: Path) -> None:
     """The store goes with rank 0, once all have left; a heartbeat would call that a fault."""
     assert by_ranks(closing, 2, tmp_path) == [[], [False]]
+
+
+@pytest.fixture
+def launched(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Sets the variables of a launcher: rank 0 of 2, at a port that another process listens at."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        given = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "LOCAL_RANK": "0"}
+        for name, value in {**given, "MASTER_PORT": str(taken.getsockname()[1])}.items():
+            monkeypatch.setenv(name, value)
+        yield
+
+
+@pytest.mark.parametrize("name, value, words", [("RANK", "0", "EADDRINUSE"), ("WORLD_SIZE", "two", "literal.*'two'")])
+def test_ranks_that_do_not_reach_each_other_are_told_where(
+    name: str, value: str, words: str, launched: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(name, value)
+    with pytest.raises(
+        BackendUnavailable, match=rf"MASTER_ADDR=127.0.0.1, MASTER_PORT=\d+: .*{words}.*another MASTER_"
+    ):
+        start()
+
+
+@pytest.mark.parametrize("local", ["2", "-1"])
+def test_a_rank_without_a_gpu_of_its_own_is_refused(
+    local: str, launched: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LOCAL_RANK", local)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    with pytest.raises(BackendUnavailable, match=f"no cuda device of its own; got LOCAL_RANK={local}, and 2 devices"):
+        start("cuda")

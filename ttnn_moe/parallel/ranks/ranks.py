@@ -14,6 +14,7 @@ import torch.distributed as dist
 
 from ... import __version__
 from ...errors import BackendUnavailable, ContractError, TtnnMoeError
+from ...sizes import natural
 from ..compare import compare
 from ..exchanges.hierarchical import abandon
 from ..hierarchical.transport import PeerStopped
@@ -23,6 +24,7 @@ from .turns import Turns
 COLLECTIVES = {"cpu": "gloo", "cuda": "nccl", "npu": "hccl"}
 """Backend of torch.distributed for tensors of a device type; control messages are gloo's on every machine."""
 _POLL = 0.01
+_LAUNCHED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
 class Ranks:
@@ -170,9 +172,10 @@ def start(device: str = "cpu", timeout: float = 60.0) -> Ranks:
         device: "cpu", "cuda" or "npu"; each process takes the one of its LOCAL_RANK.
 
     Raises:
-        BackendUnavailable: no launcher started this process. Others: as Ranks.
+        BackendUnavailable: no launcher started this process; the ranks cannot reach each other; or this rank has no
+            device of its own. Others: as Ranks.
     """
-    absent = [name for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
+    absent = [name for name in _LAUNCHED if name not in os.environ]
     if absent:
         raise BackendUnavailable(
             "this process is none of several ranks",
@@ -182,8 +185,31 @@ def start(device: str = "cpu", timeout: float = 60.0) -> Ranks:
         )
     if device not in COLLECTIVES:
         raise ContractError("no collectives for this device", got=device, expected=f"one of {list(COLLECTIVES)}")
-    store, rank, size = next(iter(dist.rendezvous("env://", timeout=timedelta(seconds=timeout))))
     if device != "cpu":
-        device = f"{device}:{os.environ.get('LOCAL_RANK', '0')}"
-        getattr(torch, torch.device(device).type).set_device(torch.device(device))
+        device = _own(device)
+    try:
+        store, rank, size = next(iter(dist.rendezvous("env://", timeout=timedelta(seconds=timeout))))
+    except (dist.DistError, ValueError) as error:
+        variables = ", ".join(f"{name}={os.environ[name]}" for name in _LAUNCHED)
+        raise BackendUnavailable(
+            "the ranks do not reach each other",
+            got=f"{variables}: {error}",
+            expected="WORLD_SIZE processes, each of which reaches rank 0 there",
+            remedy="start all ranks, or give another MASTER_PORT if this one is taken",
+        ) from error
     return Ranks(store, rank, size, device, timeout)
+
+
+def _own(device: str) -> str:
+    """The device of LOCAL_RANK, which becomes the current one."""
+    library, said = getattr(torch, device), os.environ.get("LOCAL_RANK", "0")
+    local, count = natural(said), library.device_count()
+    if local is None or local >= count:
+        raise BackendUnavailable(
+            f"this rank has no {device} device of its own",
+            got=f"LOCAL_RANK={said}, and {count} devices",
+            expected="a device for each process of this host",
+            remedy="torchrun --nproc-per-node N, with N devices or fewer",
+        )
+    library.set_device(local)
+    return f"{device}:{local}"
