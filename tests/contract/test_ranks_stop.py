@@ -6,6 +6,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +62,19 @@ def test_a_rank_without_a_group_has_no_heartbeat(kind: type[BaseException], monk
     with pytest.raises(kind, match="no group"):
         Ranks(dist.HashStore(), 0, 1)
     assert threading.active_count() == before
+
+
+def test_a_rank_that_dies_before_there_is_a_group_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch only says that its time is over."""
+
+    def late(*args: object, timeout: timedelta, **options: object) -> None:
+        time.sleep(timeout.total_seconds())
+        raise dist.DistStoreError("wait timeout")
+
+    monkeypatch.setattr(dist, "init_process_group", late)
+    monkeypatch.setattr(Ranks, "compare", lambda *_: None)
+    with pytest.raises(RankStopped, match="rank 1 stopped.*no heartbeat for"):
+        Ranks(dist.HashStore(), 0, 2, timeout=0.4)
 
 
 class Kept:

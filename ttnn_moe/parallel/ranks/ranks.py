@@ -40,7 +40,7 @@ class Ranks:
 
     Raises:
         ContractError: a rank has another version of ttnn_moe or of torch, or counts other ranks.
-        RankStopped: a rank did not come within the timeout.
+        RankStopped: a rank did not come within the timeout, or died.
     """
 
     def __init__(self, store: dist.Store, rank: int, size: int, device: str = "cpu", timeout: float = 60.0):
@@ -54,9 +54,12 @@ class Ranks:
         try:
             self.compare({"ttnn_moe": __version__, "torch": torch.__version__, "ranks": str(size)})
             dist.init_process_group(backend, store=inner, rank=rank, world_size=size, timeout=within)
-        except BaseException:
+        except BaseException as error:
+            stopped = self._faults.stopped() if _of_a_collective(error) else None
             self._faults.end()  # the others would take this rank for one that lives
-            raise
+            if stopped is None:
+                raise
+            raise stopped from error
         self.group = dist.group.WORLD
         self.turns = Turns(self.group, self.group, timeout)
         if backend.endswith("nccl"):
