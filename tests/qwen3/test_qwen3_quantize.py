@@ -7,8 +7,12 @@ import json
 import os
 import re
 import shutil
+import signal
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -348,6 +352,29 @@ def test_a_full_disk_is_refused_before_any_shard(model: Path, tmp_path: Path, mo
 def test_a_directory_that_cannot_be_made_is_named(out: str, words: str, model: Path) -> None:
     with pytest.raises(RequestError, match=words):
         quantize_model(model, out, device="cpu")
+
+
+def test_an_interrupt_does_not_wait_for_whole_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files of a model are gigabytes."""
+
+    class Slow:
+        pieces = 0
+
+        def update(self, piece: bytes) -> None:
+            self.pieces += 1
+            if self.pieces == 1:
+                signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+            time.sleep(0.2)
+
+    monkeypatch.setattr(convert.hashlib, "sha256", Slow)
+    (tmp_path / "config.json").write_text("{}")
+    large = tmp_path / "model.safetensors"
+    with large.open("wb") as file:
+        file.truncate(40 << 24)
+    start = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        convert.fingerprint(SimpleNamespace(directory=tmp_path, headers={"w": {"file": large}}))
+    assert time.monotonic() - start < 4
 
 
 def test_weights_that_are_not_finite_are_named(tmp_path: Path) -> None:

@@ -7,7 +7,9 @@ import json
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import torch
@@ -270,14 +272,19 @@ def fingerprint(checkpoint: Checkpoint) -> str:
     """SHA-256 of config.json and of every byte of the weight files, which are read once, several at a time."""
     said = json.dumps(Fields.of_file(checkpoint.directory / CONFIG).values, sort_keys=True)
     files = sorted({header["file"] for header in checkpoint.headers.values()})
+    ended = Event()
     with ThreadPoolExecutor(_READERS) as pool:
-        return hashlib.sha256("\n".join([said, *pool.map(_sha256, files)]).encode()).hexdigest()
+        try:
+            digests = list(pool.map(partial(_sha256, ended=ended), files))
+        finally:
+            ended.set()  # after Ctrl-C or an error the pool waits for its threads
+    return hashlib.sha256("\n".join([said, *digests]).encode()).hexdigest()
 
 
-def _sha256(path: Path) -> str:
+def _sha256(path: Path, ended: Event) -> str:
     digest = hashlib.sha256()
     with reading(path), path.open("rb", buffering=0) as file:
-        while piece := file.read(1 << 24):
+        while not ended.is_set() and (piece := file.read(1 << 24)):
             digest.update(piece)
     return digest.hexdigest()
 
