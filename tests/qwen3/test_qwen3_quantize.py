@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -338,7 +339,51 @@ def test_a_full_disk_is_refused_before_any_shard(model: Path, tmp_path: Path, mo
         RequestError, match=r"too full; got 1000 bytes free; expected \d+.\d+ [KM]iB; to fix it: make room for "
     ):
         quantize_model(model, tmp_path / "out", device="cpu")
-    assert not list((tmp_path / "out").glob("*.safetensors"))
+    assert not list((tmp_path / "out").iterdir())
+
+
+def test_a_disk_that_fills_meanwhile_is_named_and_the_next_run_finishes(
+    model: Path, plain: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, fsync = tmp_path / "out", os.fsync
+
+    def full(handle: int) -> None:
+        if "model-00003" in os.readlink(f"/proc/self/fd/{handle}"):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))  # names no file, as one of a write
+        fsync(handle)
+
+    with (
+        monkeypatch.context() as patch,
+        pytest.raises(RequestError, match=r"out/model-00003-\S+ cannot be written; got No space left .* make room"),
+    ):
+        patch.setattr(os, "fsync", full)
+        quantize_model(model, out, device="cpu")
+    assert quantize_model(model, out, device="cpu").kept == 2
+    assert files(out) == files(plain)
+
+
+def test_each_file_is_on_the_disk_before_it_has_its_name(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a power cut leaves a file of zeros with the name of a whole one."""
+    out, seen, fsync, replace = tmp_path / "out", [], os.fsync, Path.replace
+
+    def synced(handle: int) -> None:
+        seen.append(Path(os.readlink(f"/proc/self/fd/{handle}")))
+        fsync(handle)
+
+    def renamed(part: Path, target: Path) -> Path:
+        assert seen[-1] == part
+        seen.append(target)
+        return replace(part, target)
+
+    monkeypatch.setattr(os, "fsync", synced)
+    monkeypatch.setattr(Path, "replace", renamed)
+    before = os.listdir("/proc/self/fd")
+    quantize_model(model, out, device="cpu")
+    assert len(os.listdir("/proc/self/fd")) == len(before)
+    assert seen[2::3] == [out] * (len(seen) // 3)  # a file, its name, the directory
+    assert {path.name for path in seen[1::3]} == {*files(out), UNFINISHED}
 
 
 @pytest.mark.parametrize(

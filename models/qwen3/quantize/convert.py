@@ -172,6 +172,7 @@ class Conversion:
 
         with output.opened():
             self._check_room()
+            output.begin()
             missing = [i for i in range(L + 1) if not output.has(self.shard(i))]
             last = max((i for i in missing if i < L and self.config.is_sparse(i)), default=-1)
             activations = None

@@ -128,11 +128,14 @@ class Output:
             with _writing(self.directory):
                 for part in self.directory.glob(PARTS):
                     part.unlink()
-            if not (self.directory / CONFIG).exists():
-                self.write_json(UNFINISHED, self.made_by)
             yield
         finally:
             os.close(handle)
+
+    def begin(self) -> None:
+        """Say in the directory which conversion it holds, unless it is a checkpoint already."""
+        if not (self.directory / CONFIG).exists():
+            self.write_json(UNFINISHED, self.made_by)
 
     def _check_ours(self) -> None:
         """Raise RequestError unless the directory is empty or holds this conversion."""
@@ -164,11 +167,9 @@ class Output:
             RequestError: it is of another conversion.
         """
         path = self.directory / name
-        if not path.is_file():
-            return False
         try:
             conversion, whole = examined(path)
-        except CheckpointError:  # truncated, or its header is damaged
+        except CheckpointError:  # absent or truncated, or its header is damaged
             return False
         if conversion != self.conversion:
             raise RequestError(
