@@ -119,9 +119,12 @@ def test_the_experts_are_those_of_quantise_experts_and_the_rest_stays(form: str,
     source = made(tmp_path / "model", dtype, shards, tie_word_embeddings=form == "tied")
     if form == "fused":
         fuse(source)
-    report = quantize_model(source, tmp_path / "out", weights, device="cpu")
+    out = tmp_path / "new" / "out"
+    steps: list[tuple[int, int]] = []
+    report = quantize_model(source, out, weights, device="cpu", progress=lambda *step: steps.append(step))
     assert (report.shards, report.kept) == (4, 0)
-    dense, quantised = load_model(source), load_model(tmp_path / "out")
+    assert steps == [(n, 10) for n in range(1, 11)]  # 3 experts in each of two layers, 4 shards
+    dense, quantised = load_model(source), load_model(out)
     for before, after in zip(mixtures(dense), mixtures(quantised), strict=True):
         want = quantised_of(before.experts)
         assert after.experts.format == weights
@@ -129,11 +132,12 @@ def test_the_experts_are_those_of_quantise_experts_and_the_rest_stays(form: str,
     others = {name: tensor for name, tensor in slots(quantised).items() if ".experts." not in name}
     was = slots(dense)
     assert others and all(torch.equal(tensor, was[name]) for name, tensor in others.items())
-    written, source_config = (json.loads((d / "config.json").read_text()) for d in (tmp_path / "out", source))
+    written, source_config = (json.loads((d / "config.json").read_text()) for d in (out, source))
     assert written.pop("quantization_config")["format"] == weights and written == source_config
-    assert Checkpoint(tmp_path / "out").nbytes == report.nbytes < Checkpoint(source).nbytes
+    assert Checkpoint(out).nbytes == report.nbytes < Checkpoint(source).nbytes
     for name in ("tokenizer.json", "generation_config.json", "chat_template.jinja"):
-        assert (tmp_path / "out" / name).read_bytes() == (source / name).read_bytes()
+        assert (out / name).read_bytes() == (source / name).read_bytes()
+    assert not (out / UNFINISHED).exists()
 
 
 def inputs_of(network: Qwen3Moe, ids: torch.Tensor) -> list[tuple[torch.Tensor, Routing]]:
@@ -207,7 +211,9 @@ def test_damaged_shards_are_made_again(harm: str, model: Path, plain: Path, out:
     with pytest.raises(CheckpointError, match=r"model-00003.*checksum" if harm == "flipped bit" else "model-00003"):
         load_model(out)
     (out / ".model-00001.0123456789abcdef.part").write_bytes(b"left by a killed writer")
-    assert quantize_model(model, out, device="cpu").kept == 3
+    steps: list[tuple[int, int]] = []
+    assert quantize_model(model, out, device="cpu", progress=lambda *step: steps.append(step)).kept == 3
+    assert steps == [(n, 10) for n in (4, 5, 6, 7, 8, 9, 10)]
     assert files(out) == files(plain)
 
 
@@ -291,7 +297,7 @@ OUTS: dict[str, tuple[Callable[[Path, Path], dict[str, Any]], str]] = {
     "an absent text": (lambda out, tmp: {"calibrate": tmp / "none"}, "none cannot be read"),
     "a text for a format without calibration": (
         lambda *_: {"format": "mxfp4", "calibrate": ROOT / "LICENSE"},
-        "mxfp4 is not calibrated; got the text .*LICENSE; to fix it: .* another format: int4_24",
+        "mxfp4 is not calibrated; got the text .*LICENSE; to fix it: .* another format: int4_24\\.$",
     ),
     "no such format": (
         lambda out, _: {"format": "int3"},
@@ -310,6 +316,15 @@ def test_what_does_not_belong_together_is_refused(case: str, model: Path, out: P
     with pytest.raises((CheckpointError, RequestError), match=match):
         quantize_model(**arguments)
     assert files(out) == before
+
+
+def test_a_shard_of_another_conversion_is_not_kept(model: Path, out: Path, tmp_path: Path) -> None:
+    quantize_model(other_model(out, tmp_path)["directory"], tmp_path / "theirs", device="cpu")
+    shutil.copy(tmp_path / "theirs" / "model-00003-of-00004.safetensors", out)
+    with pytest.raises(
+        RequestError, match="model-00003-of-00004.safetensors is of another conversion; got .*another --"
+    ):
+        quantize_model(model, out, device="cpu")
 
 
 def test_a_model_is_not_its_own_result(model: Path) -> None:
@@ -420,6 +435,15 @@ def test_an_interrupt_does_not_wait_for_whole_files(tmp_path: Path, monkeypatch:
     with pytest.raises(KeyboardInterrupt):
         convert.fingerprint(SimpleNamespace(directory=tmp_path, headers={"w": {"file": large}}))
     assert time.monotonic() - start < 4
+
+
+def test_a_directory_of_another_user_is_refused_before_the_model_is_read(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "access", lambda path, mode: path != tmp_path or mode != os.W_OK | os.X_OK)
+    monkeypatch.setattr(convert, "Checkpoint", None)
+    with pytest.raises(RequestError, match="cannot be made; got Permission denied; .*another --out"):
+        quantize_model(model, tmp_path / "a" / "b", device="cpu")
 
 
 def test_weights_that_are_not_finite_are_named(tmp_path: Path) -> None:
