@@ -63,6 +63,7 @@ ON_NPUS = OnNpus(*operators.EXCHANGE)
 def eight_alike(monkeypatch: pytest.MonkeyPatch) -> None:
     """Eight ranks of one server say what this one says."""
     monkeypatch.setattr(agreement, "machines", lambda backend, group: [backend.machine()] * PLACEMENT.D)
+    monkeypatch.setattr(agreement, "gather", lambda value, group: [value] * PLACEMENT.D)
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from ttnn_moe.ascend import run
 from ttnn_moe.ascend.backend import AscendBackend
 from ttnn_moe.errors import BackendUnavailable, ContractError
 from ttnn_moe.parallel import ExpertParallel
-from ttnn_moe.parallel.exchanges import Topology, automatic, hierarchical
+from ttnn_moe.parallel.exchanges import AllGather, Topology, agreement, automatic, hierarchical
 from ttnn_moe.parallel.exchanges.all_to_all import AllToAll
 from ttnn_moe.parallel.exchanges.first_call import ExchangeWarning, FirstCall
 from ttnn_moe.parallel.exchanges.peer_memory import PeerMemoryExchange
@@ -94,6 +94,8 @@ def first_call(rank: int, placement: Placement, experts: Experts, *inputs: torch
 def process(rank: int, size: int, folder: str) -> None:
     torch.set_num_threads(1)
     os.environ["HCCL_BUFFSIZE"] = "200"
+    if rank == 0:  # set on one rank only: all must still make the same calls
+        os.environ["HCCL_DETERMINISTIC"] = "true"
     registry.register("ascend", ascend_stand_in.TARGET)
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=size)
     placement, experts = placement_of(size, rank), experts_of_all()
@@ -257,6 +259,15 @@ def test_auto_takes_the_operators_of_npus_from_16_ranks_on() -> None:
     assert tried(8, AscendBackend()) == ["all_gather", "all_to_all"]
     assert tried(16, AscendBackend()) == ["dispatch_combine", "all_gather", "all_to_all"]
     assert tried(16, ReferenceBackend()) == ["all_to_all"]
+
+
+@pytest.mark.parametrize("mine, others, ordered", [("strict", True, False), ("", True, True), ("true", False, True)])
+def test_the_library_adds_where_every_rank_fixes_its_order(
+    mine: str, others: bool, ordered: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HCCL_DETERMINISTIC", mine)
+    monkeypatch.setattr(agreement, "gather", lambda asked, group: [asked, others, others, others])
+    assert AllGather.of(ALONE, Topology(placement_of(4, 0), ReferenceBackend())).ordered == ordered
 
 
 def test_the_hierarchical_exchange_of_cpus_carries_no_fp16() -> None:

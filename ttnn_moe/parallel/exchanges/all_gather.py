@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ... import api
 from ...contract import Experts, Placement, Problem, Routing
+from . import agreement
 from .exchange import Topology
 
 DETERMINISTIC = "HCCL_DETERMINISTIC"
@@ -28,7 +29,8 @@ class AllGather:
     be captured in a graph. Prepare a layer for the tokens that its calls hold.
 
     The sum over processes is fp32 in ascending rank by default: parts travel by all_to_all_single and are added here.
-    Where the library's order is fixed (two processes, or HCCL_DETERMINISTIC=true or strict), its ReduceScatter adds.
+    Where the library's order is fixed (two processes, or HCCL_DETERMINISTIC=true or strict on all), its ReduceScatter
+    adds.
 
     Args:
         tokens: the most of any process. wire: dtype of the sums that travel.
@@ -62,7 +64,10 @@ class AllGather:
     @classmethod
     def of(cls, problem: Problem, topology: Topology) -> AllGather:
         placement = topology.placement
-        fixed = placement.D <= 2 or os.environ.get(DETERMINISTIC, "").strip().lower() in ("true", "strict")
+        fixed = placement.D <= 2
+        if not fixed:  # a rank may lack the variable, and all make the same calls
+            asked = os.environ.get(DETERMINISTIC, "").strip().lower() in ("true", "strict")
+            fixed = all(agreement.gather(asked, topology.group))
         return cls(placement, problem.T, topology.group, topology.wire, topology.backend.name, ordered=not fixed)
 
     def __call__(self, hidden: Tensor, routing: Routing, experts: Experts) -> Tensor:
