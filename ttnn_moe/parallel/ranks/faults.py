@@ -47,7 +47,7 @@ class Faults:
         self.rank, self.silence = rank, timeout / PART
         self.cut: Callable[[], None] | None = None
         self._store, self._peers = store, [peer for peer in range(size) if peer != rank]
-        self._heard = dict.fromkeys(self._peers, time.monotonic())
+        self._heard: dict[int, float] = {}  # since a peer's first heartbeat: until then it has not come
         self._beats = dict.fromkeys(self._peers, b"")
         self._ended = threading.Event()
         self._lost: str | None = None
@@ -97,7 +97,7 @@ class Faults:
             return found
         if self._lost is not None:
             return self.lost(self._lost)
-        heard, peer = min((self._heard[peer], peer) for peer in self._peers) if self._peers else (time.monotonic(), -1)
+        heard, peer = min(((at, peer) for peer, at in list(self._heard.items())), default=(time.monotonic(), -1))
         silent = time.monotonic() - heard
         return self.report(peer, f"no heartbeat for {silent:.1f} s") if silent > self.silence else None
 
