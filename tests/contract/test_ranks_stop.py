@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import threading
 import time
@@ -184,3 +185,23 @@ def test_a_rank_without_a_gpu_of_its_own_is_refused(
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     with pytest.raises(BackendUnavailable, match=f"no cuda device of its own; got LOCAL_RANK={local}, and 2 devices"):
         start("cuda")
+
+
+def twice(rank: int, port: int, folder: Path) -> None:
+    launcher = {"RANK": f"{rank}", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": f"{port}"}
+    os.environ |= {**launcher, "TORCHELASTIC_USE_AGENT_STORE": "True"}
+    said = []
+    for word in ("first", "second"):
+        ranks = start(timeout=8.0)
+        said += ranks.meet(f"{word} {rank}")
+        ranks.close()
+    (folder / f"{rank}").write_text(", ".join(said))
+    os._exit(0)  # gloo's threads sometimes abort a process that ends by itself
+
+
+def test_processes_start_ranks_again(tmp_path: Path) -> None:
+    """torchrun keeps one store, in which the words of the first start stay."""
+    kept = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    torch.multiprocessing.start_processes(twice, (kept.port, tmp_path), nprocs=2, start_method="fork")
+    for rank in range(2):
+        assert (tmp_path / f"{rank}").read_text() == "first 0, first 1, second 0, second 1"

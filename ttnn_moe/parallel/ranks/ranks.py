@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
+from itertools import count
 
 import torch
 import torch.distributed as dist
@@ -24,6 +25,7 @@ from .turns import Turns
 COLLECTIVES = {"cpu": "gloo", "cuda": "nccl", "npu": "hccl"}
 """Backend of torch.distributed for tensors of a device type; control messages are gloo's on every machine."""
 _POLL = 0.01
+_STARTS = count()
 _LAUNCHED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
@@ -171,6 +173,8 @@ def _of_a_collective(error: BaseException) -> bool:
 def start(device: str = "cpu", timeout: float = 60.0) -> Ranks:
     """The ranks that torchrun, or another launcher with its variables, started.
 
+    A process may start ranks again once it has closed them; then every process does.
+
     Args:
         device: "cpu", "cuda" or "npu"; each process takes the one of its LOCAL_RANK.
 
@@ -200,17 +204,18 @@ def start(device: str = "cpu", timeout: float = 60.0) -> Ranks:
             expected="WORLD_SIZE processes, each of which reaches rank 0 there",
             remedy="start all ranks, or give another MASTER_PORT if this one is taken",
         ) from error
-    return Ranks(store, rank, size, device, timeout)
+    # torchrun's store outlives Ranks, and with it what the ranks said
+    return Ranks(dist.PrefixStore(f"start{next(_STARTS)}", store), rank, size, device, timeout)
 
 
 def _own(device: str) -> str:
     """The device of LOCAL_RANK, which becomes the current one."""
     library, said = getattr(torch, device), os.environ.get("LOCAL_RANK", "0")
-    local, count = natural(said), library.device_count()
-    if local is None or local >= count:
+    local, devices = natural(said), library.device_count()
+    if local is None or local >= devices:
         raise BackendUnavailable(
             f"this rank has no {device} device of its own",
-            got=f"LOCAL_RANK={said}, and {count} devices",
+            got=f"LOCAL_RANK={said}, and {devices} devices",
             expected="a device for each process of this host",
             remedy="torchrun --nproc-per-node N, with N devices or fewer",
         )
