@@ -294,6 +294,10 @@ OUTS: dict[str, tuple[Callable[[Path, Path], dict[str, Any]], str]] = {
     "the result itself": (lambda out, _: {"directory": out}, "cannot be written; got the model itself"),
     "a result as the model": (quantised, "no experts to quantise; got experts in int4_24"),
     "no text": (empty_text, "cannot calibrate.*no tokens; expected a text of at least one token; to fix it"),
+    "fewer tokens than one": (
+        lambda *_: {"calibrate": ROOT / "LICENSE", "tokens": -5},
+        "tokens is out of range; got tokens=-5; expected an integer, 1",
+    ),
     "an absent text": (lambda out, tmp: {"calibrate": tmp / "none"}, "none cannot be read"),
     "a text for a format without calibration": (
         lambda *_: {"format": "mxfp4", "calibrate": ROOT / "LICENSE"},

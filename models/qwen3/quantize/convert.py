@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ttnn_moe.arguments import integer
 from ttnn_moe.contract import Experts, Routing
 from ttnn_moe.errors import CheckpointError, ContractError, RequestError
 from ttnn_moe.formats.stored import METHOD
@@ -78,6 +79,7 @@ class Conversion:
         tokens: int = TOKENS,
         device: torch.device | str | None = None,
     ):
+        tokens = integer("tokens", tokens)
         check_out(out, directory)
         self.source = checkpoint = Checkpoint(directory)
         config = self.config = checkpoint.config
@@ -316,8 +318,8 @@ def quantize_model(
     Raises:
         CheckpointError: not a Qwen3-MoE checkpoint, or damaged; sizes that do not fit the format; values that are not
             finite, named by layer and expert.
-        RequestError: an `out` that holds anything else, cannot be written, or has too little room; an empty text, or
-            one for a format that is not calibrated; no such device.
+        RequestError: an `out` that holds anything else, has too little room, or cannot be written; an empty text, or
+            one for a format that is not calibrated; no number of tokens; no such device.
     """
     paths = path_of(directory), path_of(out), format, None if calibrate is None else Path(calibrate)
     return Conversion(*paths, tokens, device).run(progress)
