@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import threading
@@ -9,6 +10,7 @@ import time
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,7 +18,7 @@ import torch
 import torch.distributed as dist
 
 from model_ranks import by_ranks
-from ttnn_moe.errors import BackendUnavailable
+from ttnn_moe.errors import BackendUnavailable, ContractError
 from ttnn_moe.parallel.ranks import Ranks, RankStopped, start
 from ttnn_moe.parallel.ranks.faults import Faults
 
@@ -63,6 +65,24 @@ def test_a_rank_without_a_group_has_no_heartbeat(kind: type[BaseException], monk
     with pytest.raises(kind, match="no group"):
         Ranks(dist.HashStore(), 0, 1)
     assert threading.active_count() == before
+
+
+def test_a_rank_of_another_version_is_named() -> None:
+    store = dist.HashStore()
+    store.set("meeting1/1", json.dumps({"ttnn_moe": "0", "torch": torch.__version__, "ranks": "2"}))
+    with pytest.raises(ContractError, match="rank 1: ttnn_moe: got 0, expected"):
+        Ranks(store, 0, 2, timeout=2.0)
+
+
+@pytest.mark.parametrize("device, ended", [("cuda", ["abort"]), ("cpu", [])])
+def test_a_fault_ends_what_nccl_waits_in(device: str, ended: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dist, "init_process_group", lambda *_, **__: None)
+    monkeypatch.setattr(dist, "is_initialized", lambda: True)
+    ranks, calls = Ranks(dist.HashStore(), 0, 1, device), []
+    ranks.group = SimpleNamespace(abort=lambda: calls.append("abort"))
+    ranks._faults.cut_once()
+    ranks._faults.end()
+    assert calls == ended
 
 
 def test_a_rank_that_dies_before_there_is_a_group_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
