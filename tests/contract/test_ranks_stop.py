@@ -152,29 +152,35 @@ def test_a_rank_that_loses_its_store_in_a_meeting_names_rank_0() -> None:
 
 
 class Heard:
-    """A store; notes at each rank that leaves whether this one's heartbeat runs."""
+    """A store; a rank takes `leaves` seconds to say in it that it left, and notes whether its heartbeat runs then."""
 
-    def __init__(self, ranks: Ranks):
-        self._ranks, self._store, self.beats = ranks, ranks._store, []
+    def __init__(self, ranks: Ranks, leaves: float):
+        self._ranks, self._store, self._leaves, self.left = ranks, ranks._store, leaves, []
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._store, name)
 
     def set(self, key: str, value: str) -> None:
         if key.startswith("left/"):
-            self.beats.append(self._ranks._faults._thread.is_alive())
+            time.sleep(self._leaves)
+            self.left += [self._ranks._faults._thread.is_alive(), time.monotonic()]
         self._store.set(key, value)
 
 
-def closing(ranks: Ranks) -> list[bool]:
-    ranks._store = heard = Heard(ranks)
+def closing(ranks: Ranks, comes: float, leaves: float) -> tuple[list[Any], float]:
+    ranks._store = heard = Heard(ranks, leaves)
+    if ranks.rank == 1:
+        time.sleep(comes)
     ranks.close()
-    return heard.beats
+    return heard.left, time.monotonic()
 
 
-def test_a_rank_that_leaves_has_no_heartbeat(tmp_path: Path) -> None:
-    """The store goes with rank 0, once all have left; a heartbeat would call that a fault."""
-    assert by_ranks(closing, 2, tmp_path) == [[], [False]]
+@pytest.mark.parametrize("comes, leaves, last", [(0, 0.5, True), (2.5, 0, True), (0, 3.0, False)])
+def test_rank_0_leaves_last_but_does_not_wait_for_ever(comes: float, leaves: float, last: bool, tmp_path: Path) -> None:
+    """The store goes with it. That is no fault then: a rank that left has no heartbeat."""
+    (none, closed), ((beats, left), _) = by_ranks(closing, 2, tmp_path, comes, leaves, timeout=8.0)
+    assert none == [] and not beats
+    assert (closed > left) == last
 
 
 @pytest.fixture
