@@ -23,8 +23,8 @@ from ttnn_moe.parallel.ranks import Ranks, RankStopped, start
 from ttnn_moe.parallel.ranks.faults import Faults
 
 
-def late_work(ranks: Ranks) -> None:
-    """Rank 1 raises; then rank 0 does, as one does that goes on with unfinished results."""
+def late_work(ranks: Ranks, kind: type[Exception]) -> None:
+    """Rank 1 raises; then rank 0 does."""
     faults, cut = ranks._faults, []
     faults.cut = lambda: cut.append(threading.current_thread() is faults._thread)
     if ranks.rank == 1:
@@ -32,13 +32,20 @@ def late_work(ranks: Ranks) -> None:
     while faults.reported() is None or not cut:
         time.sleep(0.01)
     assert cut == [True]
-    raise MemoryError("got 10^18 rows")
+    raise kind("got 10^18 rows")
 
 
 def test_what_a_rank_raises_after_another_stopped_names_that_one(tmp_path: Path) -> None:
-    late, stopped = by_ranks(late_work, 2, tmp_path, timeout=8.0)
+    """It went on with unfinished results."""
+    late, stopped = by_ranks(late_work, 2, tmp_path, MemoryError, timeout=8.0)
     assert (stopped.kind, stopped.text) == ("ValueError", "of rank 1's own")
     assert (late.kind, late.peer) == ("RankStopped", 1) and "of rank 1's own" in late.text
+
+
+def test_what_a_rank_refuses_after_another_stopped_stays_its_own(tmp_path: Path) -> None:
+    """All ranks get the same input, and each finds what is wrong with it."""
+    late, _ = by_ranks(late_work, 2, tmp_path, ContractError, timeout=8.0)
+    assert late.kind == "ContractError"
 
 
 def left_work(ranks: Ranks, folder: Path) -> None:
@@ -49,8 +56,10 @@ def left_work(ranks: Ranks, folder: Path) -> None:
 
 
 def test_a_rank_that_raises_cuts_once_its_heartbeat_ended(tmp_path: Path) -> None:
-    (failed,) = by_ranks(left_work, 1, tmp_path, tmp_path, timeout=8.0)
+    begin = time.monotonic()
+    (failed,) = by_ranks(left_work, 1, tmp_path, tmp_path, timeout=120.0)
     assert failed.kind == "ValueError" and (tmp_path / "cut").read_text() == "False"
+    assert time.monotonic() - begin < 20, "it waited for a heartbeat to be missed"
 
 
 @pytest.mark.parametrize("kind", [RuntimeError, KeyboardInterrupt])
