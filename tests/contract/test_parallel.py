@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -242,6 +244,49 @@ def alone(tmp_path: Path):
     dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
     yield placement_of(1, 0)
     dist.destroy_process_group()
+
+
+class Runs:
+    """A Mover; what it runs, or why it cannot."""
+
+    def __init__(self, name: str, error: Exception | None):
+        self.name, self._error = name, error
+
+    def __call__(self, hidden: torch.Tensor, routing: Routing, experts: Experts) -> str:
+        if self._error is not None:
+            raise self._error
+        return f"by {self.name}"
+
+
+@pytest.mark.parametrize(
+    "errors, taken, made",
+    [
+        ([None, None], "a", "a"),
+        ([RuntimeError("of a"), TypeError("of b"), None], "c", "abc"),
+        ([RuntimeError("of a"), RuntimeError("of b")], RuntimeError("of b"), "ab"),  # nothing else is left
+        ([ContractError("of a"), None], ContractError("of a"), "a"),  # what breaks the contract breaks it everywhere
+    ],
+)
+def test_the_first_call_takes_what_runs(
+    errors: list[Exception | None], taken: str | Exception, made: str, alone: Placement
+) -> None:
+    names: list[str] = []
+
+    def maker(name: str, error: Exception | None) -> Runs:
+        names.append(name)
+        return Runs(name, error)
+
+    exchange = FirstCall([partial(maker, *one) for one in zip("abc", errors, strict=False)], None)  # type: ignore[arg-type]
+    hidden, ids, weights = inputs(0, MOST)
+    call = hidden, Routing.from_topk(ids, weights, E), experts_of_all()
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        if isinstance(taken, Exception):
+            with pytest.raises(type(taken), match=str(taken)):
+                exchange(*call)
+        else:
+            assert [exchange(*call) for _ in range(2)] == [f"by {taken}"] * 2
+    assert "".join(names) == made and exchange.name == made[-1] and len(warned) == len(made) - 1
 
 
 ALONE = Problem(MOST, E, K, H, I, torch.bfloat16)
