@@ -6,6 +6,7 @@ import os
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -236,6 +237,33 @@ def test_processes(size: int, tmp_path: Path) -> None:
         torch.testing.assert_close(first, want, rtol=1e-5, atol=1e-6, equal_nan=True)
         reason = "CANN has no such operator" if rank == size - 1 else "on another process"
         assert lines == [f"exchange fails failed at its first call ({reason}); all_to_all takes its place"]
+
+
+def in_halves(rank: int, folder: str) -> None:
+    """Ranks 0 and 2 share the experts, and ranks 1 and 3. The two groups make other layers, in another order."""
+    torch.set_num_threads(1)
+    registry.register("ascend", ascend_stand_in.TARGET)
+    limit = timedelta(seconds=30)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=4, timeout=limit)
+    group = [dist.new_group([half, half + 2], limit) for half in range(2)][rank % 2]
+    placement, experts = placement_of(2, rank // 2), experts_of_all()
+    problem = Problem(MOST, E, K, H, I, torch.bfloat16, torch.float32, D=2)
+    hidden, ids, weights = inputs(rank, MOST - 4 * rank)
+    want = torch.empty(len(hidden), H)
+    moe(hidden, Routing.from_topk(ids, weights, E), experts, out=want, backend="reference")
+    ways = [("reference", name) for name in ("all_to_all", "all_gather", "hierarchical")]
+    for backend, exchange in [("ascend", "auto"), *ways[::-1]] if rank % 2 else ways:
+        layer = ExpertParallel(problem, experts.for_device(placement), placement, group, backend, exchange)
+        got, bound = layer(hidden, ids, weights), 1e-2 if backend == "ascend" else 1e-5
+        torch.testing.assert_close(got, want, rtol=bound, atol=bound, equal_nan=True)
+    Path(folder, f"rank{rank}").touch()
+    dist.barrier()
+    os._exit(0)  # gloo's threads sometimes abort a process that ends by itself
+
+
+def test_two_groups_of_one_world(tmp_path: Path) -> None:
+    torch.multiprocessing.start_processes(in_halves, (str(tmp_path),), nprocs=4, start_method="fork")
+    assert len(list(tmp_path.glob("rank*"))) == 4
 
 
 @pytest.fixture
