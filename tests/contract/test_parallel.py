@@ -19,10 +19,9 @@ import ascend_stand_in
 from host_waits import HostWaits
 from ttnn_moe import Experts, Placement, Problem, Routing, moe, registry
 from ttnn_moe.ascend import run
-from ttnn_moe.ascend.backend import AscendBackend
 from ttnn_moe.errors import BackendUnavailable, ContractError
 from ttnn_moe.parallel import ExpertParallel
-from ttnn_moe.parallel.exchanges import AllGather, Topology, agreement, automatic, hierarchical
+from ttnn_moe.parallel.exchanges import AllGather, Topology, agreement, hierarchical
 from ttnn_moe.parallel.exchanges.all_to_all import AllToAll
 from ttnn_moe.parallel.exchanges.first_call import ExchangeWarning, FirstCall
 from ttnn_moe.parallel.exchanges.peer_memory import PeerMemoryExchange
@@ -323,15 +322,6 @@ ALONE = Problem(MOST, E, K, H, I, torch.bfloat16)
 def test_without_a_process_group() -> None:
     with pytest.raises(ContractError, match="torch.distributed is not started.*init_process_group"):
         ExpertParallel(ALONE, experts_of_all(), placement_of(1, 0))
-
-
-def test_auto_takes_the_operators_of_npus_from_16_ranks_on() -> None:
-    def tried(D: int, backend: Any) -> list[str]:
-        return [kind.name for kind in automatic(Topology(Placement.uniform(64, D, 0), backend))]
-
-    assert tried(8, AscendBackend()) == ["all_gather", "all_to_all"]
-    assert tried(16, AscendBackend()) == ["dispatch_combine", "all_gather", "all_to_all"]
-    assert tried(16, ReferenceBackend()) == ["all_to_all"]
 
 
 @pytest.mark.parametrize("mine, others, ordered", [("strict", True, False), ("", True, True), ("true", False, True)])
