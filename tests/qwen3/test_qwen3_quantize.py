@@ -450,6 +450,13 @@ def test_a_directory_of_another_user_is_refused_before_the_model_is_read(
         quantize_model(model, tmp_path / "a" / "b", device="cpu")
 
 
+def test_other_files_are_refused_before_the_model_is_read(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To read a model of 60 GB takes a minute."""
+    monkeypatch.setattr(convert, "Checkpoint", None)
+    with pytest.raises(RequestError, match="holds other files; got config.json of a model that is not quantised"):
+        quantize_model(model, TINY, device="cpu")
+
+
 def test_weights_that_are_not_finite_are_named(tmp_path: Path) -> None:
     source = made(tmp_path / "model")
     tensors = load_file(source / "model.safetensors")

@@ -37,12 +37,15 @@ DIFFERS = {
 }
 """What a difference in `made_by` means, in words."""
 
+_ELSEWHERE = "another --out, or remove the directory"
+
 
 def check_out(out: Path, source: Path) -> None:
     """Check that a conversion can write the directory `out`; nothing is made.
 
     Raises:
-        RequestError: it is the source or a file, or it is in a place that this user cannot write to.
+        RequestError: it is the source or a file, holds no conversion but other files, or it is in a place that this
+            user cannot write to.
     """
     try:
         if out.resolve() == source.resolve():
@@ -50,6 +53,8 @@ def check_out(out: Path, source: Path) -> None:
         near = next(path for path in (out, *out.parents) if path.exists())
         if not near.is_dir():
             raise RequestError(f"{out} cannot be written", got=f"{near}, a file", expected="another directory")
+        if out.is_dir():
+            _held(out)
         reason = None if os.access(near, os.W_OK | os.X_OK) else f"{near}: {os.strerror(_why_not(near))}"
     except OSError as error:
         reason = error.strerror or str(error)
@@ -86,6 +91,31 @@ def _writing(path: Path) -> Iterator[None]:
             remedy=f"{'make room' if full else 'make it writable'}, and convert again with the same arguments: whole "
             "shards are kept; or give another --out",
         ) from error
+
+
+def _held(directory: Path) -> Mapping[str, Any] | None:
+    """What made the conversion in a directory; None: the directory is empty.
+
+    Raises:
+        RequestError: it holds anything else.
+    """
+    marker, config = directory / UNFINISHED, directory / CONFIG
+    names = sorted(path.name for path in directory.iterdir() if not path.match(PARTS))
+    if not names:
+        return None
+    held: Mapping[str, Any] = {}
+    if config.is_file():
+        held = Fields.of_file(config).fields("quantization_config").values
+    elif marker.is_file():
+        held = Fields.of_file(marker).values
+    if not held:
+        raise RequestError(
+            f"{directory} holds other files",
+            got=f"{CONFIG} of a model that is not quantised" if config.is_file() else shown(names[:5]),
+            expected="an empty directory, or none",
+            remedy=_ELSEWHERE,
+        )
+    return held
 
 
 class Output:
@@ -139,26 +169,14 @@ class Output:
 
     def _check_ours(self) -> None:
         """Raise RequestError unless the directory is empty or holds this conversion."""
-        marker, config = self.directory / UNFINISHED, self.directory / CONFIG
-        held = None
-        if config.is_file():
-            held = Fields.of_file(config).fields("quantization_config").values
-        elif marker.is_file():
-            held = Fields.of_file(marker).values
-        names = sorted(path.name for path in self.directory.iterdir() if not path.match(PARTS))
-        if held == self.made_by or not names:
+        held = _held(self.directory)
+        if held is None or held == self.made_by:
             return
-        if not held:
-            got = f"{CONFIG} of a model that is not quantised" if config.is_file() else shown(names[:5])
-            what, wanted = f"{self.directory} holds other files", "an empty directory, or none"
-        else:
-            differs = sorted(key for key in {*held, *self.made_by} if held.get(key) != self.made_by.get(key))
-            got, wanted = (
-                ", ".join(f"{key} {by.get(key) or 'none'}" for key in differs) for by in (held, self.made_by)
-            )
-            parts = [DIFFERS.get(key, f"another {key}") for key in differs]
-            what = f"{self.directory} holds another conversion, with {' and '.join(parts)}"
-        raise RequestError(what, got=got, expected=wanted, remedy="another --out, or remove the directory")
+        differs = sorted(key for key in {*held, *self.made_by} if held.get(key) != self.made_by.get(key))
+        got, wanted = (", ".join(f"{key} {by.get(key) or 'none'}" for key in differs) for by in (held, self.made_by))
+        parts = [DIFFERS.get(key, f"another {key}") for key in differs]
+        what = f"{self.directory} holds another conversion, with {' and '.join(parts)}"
+        raise RequestError(what, got=got, expected=wanted, remedy=_ELSEWHERE)
 
     def has(self, name: str) -> bool:
         """Whether the shard is there, of this conversion, and whole: its bytes have the checksum that it was given.
@@ -173,10 +191,7 @@ class Output:
             return False
         if conversion != self.conversion:
             raise RequestError(
-                f"{path} is of another conversion",
-                got=shown(conversion),
-                expected=self.conversion,
-                remedy="another --out, or remove the directory",
+                f"{path} is of another conversion", got=shown(conversion), expected=self.conversion, remedy=_ELSEWHERE
             )
         return whole
 
