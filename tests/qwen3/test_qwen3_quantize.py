@@ -164,8 +164,9 @@ def test_calibration_reads_the_quantised_layers_outputs(tmp_path: Path, text: Pa
     ids = convert.Calibration.of_file(text, source, dense.config, 300).batches[0]
     assert ids.shape == (2, 128)
     whole = tmp_path / "whole"
-    quantize_model(source, whole, calibrate=text, tokens=256, device="cpu")
+    report = quantize_model(source, whole, calibrate=text, tokens=256, device="cpu")
     inputs = inputs_of(load_model(whole), ids)  # as the quantised model computes them
+    assert report.fewest == min(int(routing.ids.flatten().bincount().min()) for _, routing in inputs)
     for i, (before, after) in enumerate(zip(mixtures(dense), mixtures(load_model(whole)), strict=True)):
         want = quantise_experts(before.experts, *inputs[i]).tensors
         for name, words in after.experts.tensors.items():
