@@ -23,8 +23,9 @@ from hypothesis import strategies as st
 
 from qwen3_checkpoints import make
 from qwen3_tokenizers import build
-from ttnn_moe.errors import CheckpointError, TtnnMoeError
+from ttnn_moe.errors import CheckpointError, RequestError, TtnnMoeError
 from ttnn_moe.models.qwen3 import Tokenizer, load_model
+from ttnn_moe.models.qwen3.files import reading
 from ttnn_moe.models.qwen3.shards import examined, packed
 from ttnn_moe.visible import visible
 
@@ -297,3 +298,25 @@ def test_a_checksum_covers_names_dtypes_shapes_and_bytes(tmp_path: Path) -> None
         assert data.count(old) == 1 or not old
         path.write_bytes(data.replace(old, new))
         assert examined(path) == ("a test", old == new)
+
+
+PANIC = type("PanicException", (BaseException,), {})  # of Rust, by the parsers
+
+
+@pytest.mark.parametrize(
+    "error, kind",
+    [
+        (KeyboardInterrupt(), KeyboardInterrupt),
+        (RequestError("of this package"), RequestError),
+        (RecursionError("too deep"), CheckpointError),
+        (PANIC("out of range"), CheckpointError),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, BaseException) else "",
+)
+def test_a_failure_names_the_file_and_an_interrupt_passes(error: BaseException, kind: type[BaseException]) -> None:
+    with pytest.raises(kind) as raised, reading(Path("config.json")):
+        raise error
+    if kind is CheckpointError:
+        assert str(raised.value) == f"config.json cannot be read; got {type(error).__name__}: {error}."
+    else:
+        assert raised.value is error
