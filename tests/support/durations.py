@@ -37,6 +37,7 @@ SECONDS = {
     "contract/test_cases.py": 15,
     "cuda/test_int4_24_v6.py": 15,
     "qwen3/test_qwen3_sampling.py": 15,
+    "contract/test_ranks_stop.py": 14,
     "qwen3/test_qwen3_weights.py": 14,
     "contract/test_hierarchical_faults.py": 13,
     "contract/test_mxfp4.py": 13,
