@@ -9,10 +9,8 @@ import torch
 from torch import Tensor
 
 from .contract import Experts
+from .cpu_products import BLOCK_WEIGHTS, widens
 from .formats import int4_24, mxfp4, mxfp4_boxes
-
-# weights decoded at a time: 2 MB of fp32 stay in the L2 cache until they are multiplied
-BLOCK_WEIGHTS = 1 << 19
 
 
 class Products(Protocol):
@@ -130,6 +128,27 @@ class Mxfp4BoxesProducts(Mxfp4Products):
         return self._decoder.decode(blocks[rows], scales[rows])
 
 
+class WidenedProducts(DecodedProducts):
+    """Products of dense two-byte weights where torch has no fast ones: of many rows in fp32, rounded as by
+    DenseProducts."""
+
+    def __init__(self, experts: Experts, rows: int, dtype: torch.dtype):
+        super().__init__(experts, rows, dtype)
+        self.gate_up_dtype = dtype
+        self._own = DenseProducts(experts, rows, dtype)
+        self._weight = torch.empty(self._most, dtype=torch.float32, device="cpu")
+
+    def decode(self, name: str, e: int, rows: slice) -> Tensor:
+        weight = self._tensors[name][e, rows]
+        return self._weight[: weight.numel()].view(weight.shape).copy_(weight)
+
+    def multiply(self, x: Tensor, name: str, e: int, out: Tensor, rows: slice | None = None) -> None:
+        if widens(x.dtype, len(x)):
+            super().multiply(x, name, e, out, rows)
+        else:
+            self._own.multiply(x, name, e, out, rows)
+
+
 PRODUCTS: dict[str, type[DenseProducts] | type[DecodedProducts]] = {
     "dense": DenseProducts,
     int4_24.NAME: Int4_24Products,
@@ -141,4 +160,7 @@ PRODUCTS: dict[str, type[DenseProducts] | type[DecodedProducts]] = {
 
 def products_of(experts: Experts, rows: int, dtype: torch.dtype) -> Products:
     """Products with these weights: of up to `rows` rows, of rows of that dtype."""
-    return PRODUCTS[experts.format](experts, rows, dtype)
+    kind = PRODUCTS[experts.format]
+    if kind is DenseProducts and widens(dtype, rows):
+        kind = WidenedProducts
+    return kind(experts, rows, dtype)

@@ -7,8 +7,10 @@ import torch
 
 import ttnn_moe
 from processes import run_python
-from ttnn_moe import Experts, Problem, Routing
+from ttnn_moe import Experts, Problem, Routing, cpu_products, reference_products
+from ttnn_moe.cpu_products import WIDENED_ROWS
 from ttnn_moe.reference import BLOCK_ROWS, _blocks
+from ttnn_moe.reference_products import DenseProducts, WidenedProducts, products_of
 
 # one layer with Qwen3-30B-A3B's K and I, half of its H and eight experts; prints peak over need
 MEMORY = """
@@ -76,6 +78,58 @@ def test_prepared_and_plain_agree_bit_for_bit() -> None:
     x, ids, weights = torch.randn(T, H), torch.randint(-1, E, (T, K)), torch.rand(T, K)
     layer = ttnn_moe.prepare(Problem.of(2 * T, K, experts, torch.float32), experts)
     assert torch.equal(layer(x, ids, weights), ttnn_moe.moe(x, Routing.from_topk(ids, weights, E), experts))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bf16", "fp16"])
+@pytest.mark.parametrize("order", ["halves", "interleaved"])
+def test_a_cpu_without_products_of_two_bytes(order: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There a product of many rows is one of fp32: the same roundings, all rows of an expert or some."""
+    monkeypatch.setattr(reference_products, "BLOCK_WEIGHTS", 1 << 12)
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX2")
+    E, H, I = 3, 96, 80
+    experts = Experts.dense(*((torch.randn(E, *of) / 8).to(dtype) for of in ((2 * I, H), (H, I))), gate_up_order=order)
+    fp32 = Experts.dense(*(tensor.float() for tensor in experts.tensors.values()), gate_up_order=order)
+    products = WidenedProducts(experts, 40, dtype)
+    assert products.gate_up_dtype == dtype
+    for n, widened in ((WIDENED_ROWS - 1, False), (WIDENED_ROWS, True), (40, True)):
+        for name, rows in (("gate_up", None), ("gate_up", slice(1, None, 2)), ("gate_up", slice(I)), ("down", None)):
+            x = (torch.randn(n, I if name == "down" else H)).to(dtype)
+            exact = x.float() @ fp32.tensors[name][2, slice(None) if rows is None else rows].T
+            out = torch.full(exact.shape, torch.nan, dtype=dtype)
+            with monkeypatch.context() as patch:
+                if widened:
+                    patch.setattr(DenseProducts, "multiply", None)
+                products.multiply(x, name, 2, out, rows)
+            torch.testing.assert_close(out.float(), exact, rtol=2.0**-8, atol=1e-3)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("rows", [WIDENED_ROWS - 1, WIDENED_ROWS, 70])
+def test_a_linear_layer_on_a_cpu_without_products_of_two_bytes(
+    rows: int, bias: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cpu_products, "BLOCK_WEIGHTS", 1 << 10)
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX2")
+    x, weight = torch.randn(rows, 96).bfloat16(), (torch.randn(70, 96) / 8).bfloat16()
+    add = torch.randn(70).bfloat16() if bias else None
+    exact = x.float() @ weight.float().T + (0 if add is None else add.float())
+    with monkeypatch.context() as patch:
+        if rows >= WIDENED_ROWS:
+            patch.setattr(torch.nn.functional, "linear", None)
+        out = cpu_products.linear(x, weight, add)
+    assert out.dtype == torch.bfloat16
+    torch.testing.assert_close(out.float(), exact, rtol=2.0**-8, atol=1e-3)
+
+
+def test_which_products_are_widened(monkeypatch: pytest.MonkeyPatch) -> None:
+    def kind(capability: str, rows: int = 12, dtype: torch.dtype = torch.bfloat16) -> type:
+        monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
+        experts = Experts.dense(torch.zeros(2, 8, 4, dtype=dtype), torch.zeros(2, 4, 4, dtype=dtype))
+        return type(products_of(experts, rows, dtype))
+
+    assert kind("AVX2") is WidenedProducts
+    for others in (kind("AVX512"), kind("AVX2", 11), kind("AVX2", dtype=torch.float32)):
+        assert others is DenseProducts
 
 
 BROKEN = {"twice": [2, 2], "none": [-1, 2], "beyond": [0, 5], "int64 beyond": [0, 2**40]}

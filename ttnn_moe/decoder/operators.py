@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .. import draws
+from .. import cpu_products, draws
 from ..choice import Family, Operator, why_not_kernels
 from ..cuda.attention.memory import why_not_heads
 from ..cuda.linear import decode_linear, few_rows
@@ -126,7 +126,7 @@ LINEAR: Operator[Tensor] = Operator(
         ),
         Family(few_rows.NAME, few_rows.why_not, lambda x, weight: few_rows.launch(x.contiguous(), weight)),
     ],
-    F.linear,
+    cpu_products.linear,
 )
 
 

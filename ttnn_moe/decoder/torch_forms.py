@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..cpu_products import linear
 from ..kv.cache import HeadNorms
 
 
@@ -16,12 +17,12 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 def norm_linear(x: Tensor, norm: Tensor, eps: float, weight: Tensor, bias: Tensor | None) -> Tensor:
     """See operators.norm_linear."""
-    return F.linear(rms_norm(x, norm, eps), weight, bias)
+    return linear(rms_norm(x, norm, eps), weight, bias)
 
 
 def linear_add(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor) -> Tensor:
     """See operators.linear_add."""
-    return residual + F.linear(x, weight, bias)
+    return residual + linear(x, weight, bias)
 
 
 def route(logits: Tensor, K: int, renormalise: bool) -> tuple[Tensor, Tensor]:
@@ -37,7 +38,7 @@ def norm_route(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """See operators.norm_route."""
     normed = rms_norm(x, norm, eps)
-    return *route(F.linear(normed, weight), K, renormalise), normed
+    return *route(linear(normed, weight), K, renormalise), normed
 
 
 def head_norm_rope(
