@@ -11,9 +11,9 @@ OURS, OURS_UNPREPARED = "ttnn_moe cuda prepared", "ttnn_moe cuda moe"
 SHORT = {OURS: "ttnn_moe", OURS_UNPREPARED: "ttnn_moe, without `prepare`"}
 
 
-def cpu_layer() -> str:
+def cpu_layer(name: str = "cpu_layer.json") -> str:
     """Milliseconds of the reference backend and of transformers' best, by T and dtype."""
-    data = results("cpu_layer.json")
+    data = results(name)
     machine, rows = data["machine"], data["rows"]
     counts = sorted({row["T"] for row in rows})
     lines = table_head(["T", *counts])

@@ -37,6 +37,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "experts_shared.json": model_tables.experts_shared,
     "experts_shared_h100x4.json": partial(model_tables.experts_shared, "experts_shared_h100x4.json"),
     "cpu_layer.json": layer_tables.cpu_layer,
+    "cpu_layer_avx2.json": partial(layer_tables.cpu_layer, "cpu_layer_avx2.json"),
     "kv_attention.json": kv_tables.attention,
     "kv_bitdecoding.json": kv_tables.bitdecoding,
     "kv_prompts.json": kv_tables.prompts,
