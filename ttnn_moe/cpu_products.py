@@ -21,13 +21,10 @@ def widens(dtype: torch.dtype, rows: int) -> bool:
     return dtype.itemsize == 2 and rows >= WIDENED_ROWS and torch.backends.cpu.get_cpu_capability() == "AVX2"
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """x [T, K] weight [N, K]^T + bias [N] -> [T, N], rounded once; on any device."""
-    if torch.compiler.is_compiling() or x.device.type != "cpu" or not widens(x.dtype, len(x)):
-        return F.linear(x, weight, bias)
+def multiply(x: Tensor, weight: Tensor, out: Tensor, bias: Tensor | None = None) -> None:
+    """out [T, N] = x [T, K] weight [N, K]^T + bias [N], on a CPU: fp32 products, rounded once."""
     N, K = weight.shape
-    out, wide = x.new_empty(len(x), N), x.float()
-    block = max(1, min(N, BLOCK_WEIGHTS // K))
+    wide, block = x.float(), max(1, min(N, BLOCK_WEIGHTS // K))
     held = wide.new_empty(block, K)
     for start in range(0, N, block):
         some = slice(start, start + block)
@@ -36,4 +33,12 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         if bias is not None:
             product += bias[some]
         out[:, some] = product
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """x [T, K] weight [N, K]^T + bias [N] -> [T, N], rounded once; on any device."""
+    if torch.compiler.is_compiling() or x.device.type != "cpu" or not widens(x.dtype, len(x)):
+        return F.linear(x, weight, bias)
+    out = x.new_empty(len(x), len(weight))
+    multiply(x, weight, out, bias)
     return out

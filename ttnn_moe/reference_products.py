@@ -8,8 +8,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from . import cpu_products
 from .contract import Experts
-from .cpu_products import BLOCK_WEIGHTS, widens
+from .cpu_products import BLOCK_WEIGHTS
 from .formats import int4_24, mxfp4, mxfp4_boxes
 
 
@@ -42,7 +43,9 @@ class DenseProducts:
         weight = self._weights[name][e]
         if rows is not None:
             weight = weight[:, rows]
-        if x.dtype == torch.float32 and 2 <= len(x) <= 4:
+        if cpu_products.widens(x.dtype, len(x)):
+            cpu_products.multiply(x, weight.t(), out)
+        elif x.dtype == torch.float32 and 2 <= len(x) <= 4:
             # MKL reads a weight on the right at half its speed for so few rows
             out.copy_(torch.mm(weight.t(), x.t()).t())
         else:
@@ -128,27 +131,6 @@ class Mxfp4BoxesProducts(Mxfp4Products):
         return self._decoder.decode(blocks[rows], scales[rows])
 
 
-class WidenedProducts(DecodedProducts):
-    """Products of dense two-byte weights where torch has no fast ones: of many rows in fp32, rounded as by
-    DenseProducts."""
-
-    def __init__(self, experts: Experts, rows: int, dtype: torch.dtype):
-        super().__init__(experts, rows, dtype)
-        self.gate_up_dtype = dtype
-        self._own = DenseProducts(experts, rows, dtype)
-        self._weight = torch.empty(self._most, dtype=torch.float32, device="cpu")
-
-    def decode(self, name: str, e: int, rows: slice) -> Tensor:
-        weight = self._tensors[name][e, rows]
-        return self._weight[: weight.numel()].view(weight.shape).copy_(weight)
-
-    def multiply(self, x: Tensor, name: str, e: int, out: Tensor, rows: slice | None = None) -> None:
-        if widens(x.dtype, len(x)):
-            super().multiply(x, name, e, out, rows)
-        else:
-            self._own.multiply(x, name, e, out, rows)
-
-
 PRODUCTS: dict[str, type[DenseProducts] | type[DecodedProducts]] = {
     "dense": DenseProducts,
     int4_24.NAME: Int4_24Products,
@@ -160,7 +142,4 @@ PRODUCTS: dict[str, type[DenseProducts] | type[DecodedProducts]] = {
 
 def products_of(experts: Experts, rows: int, dtype: torch.dtype) -> Products:
     """Products with these weights: of up to `rows` rows, of rows of that dtype."""
-    kind = PRODUCTS[experts.format]
-    if kind is DenseProducts and widens(dtype, rows):
-        kind = WidenedProducts
-    return kind(experts, rows, dtype)
+    return PRODUCTS[experts.format](experts, rows, dtype)

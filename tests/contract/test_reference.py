@@ -7,10 +7,10 @@ import torch
 
 import ttnn_moe
 from processes import run_python
-from ttnn_moe import Experts, Problem, Routing, cpu_products, reference_products
+from ttnn_moe import Experts, Problem, Routing, cpu_products
 from ttnn_moe.cpu_products import WIDENED_ROWS
 from ttnn_moe.reference import BLOCK_ROWS, _blocks
-from ttnn_moe.reference_products import DenseProducts, WidenedProducts, products_of
+from ttnn_moe.reference_products import products_of
 
 # one layer with Qwen3-30B-A3B's K and I, half of its H and eight experts; prints peak over need
 MEMORY = """
@@ -84,12 +84,12 @@ def test_prepared_and_plain_agree_bit_for_bit() -> None:
 @pytest.mark.parametrize("order", ["halves", "interleaved"])
 def test_a_cpu_without_products_of_two_bytes(order: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     """There a product of many rows is one of fp32: the same roundings, all rows of an expert or some."""
-    monkeypatch.setattr(reference_products, "BLOCK_WEIGHTS", 1 << 12)
+    monkeypatch.setattr(cpu_products, "BLOCK_WEIGHTS", 1 << 12)
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX2")
     E, H, I = 3, 96, 80
     experts = Experts.dense(*((torch.randn(E, *of) / 8).to(dtype) for of in ((2 * I, H), (H, I))), gate_up_order=order)
     fp32 = Experts.dense(*(tensor.float() for tensor in experts.tensors.values()), gate_up_order=order)
-    products = WidenedProducts(experts, 40, dtype)
+    products = products_of(experts, 40, dtype)
     assert products.gate_up_dtype == dtype
     for n, widened in ((WIDENED_ROWS - 1, False), (WIDENED_ROWS, True), (40, True)):
         for name, rows in (("gate_up", None), ("gate_up", slice(1, None, 2)), ("gate_up", slice(I)), ("down", None)):
@@ -98,7 +98,7 @@ def test_a_cpu_without_products_of_two_bytes(order: str, dtype: torch.dtype, mon
             out = torch.full(exact.shape, torch.nan, dtype=dtype)
             with monkeypatch.context() as patch:
                 if widened:
-                    patch.setattr(DenseProducts, "multiply", None)
+                    patch.setattr(torch, "mm", None)
                 products.multiply(x, name, 2, out, rows)
             torch.testing.assert_close(out.float(), exact, rtol=2.0**-8, atol=1e-3)
 
@@ -122,14 +122,13 @@ def test_a_linear_layer_on_a_cpu_without_products_of_two_bytes(
 
 
 def test_which_products_are_widened(monkeypatch: pytest.MonkeyPatch) -> None:
-    def kind(capability: str, rows: int = 12, dtype: torch.dtype = torch.bfloat16) -> type:
+    def widens(capability: str, rows: int = 12, dtype: torch.dtype = torch.bfloat16) -> bool:
         monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
-        experts = Experts.dense(torch.zeros(2, 8, 4, dtype=dtype), torch.zeros(2, 4, 4, dtype=dtype))
-        return type(products_of(experts, rows, dtype))
+        return cpu_products.widens(dtype, rows)
 
-    assert kind("AVX2") is WidenedProducts
-    for others in (kind("AVX512"), kind("AVX2", 11), kind("AVX2", dtype=torch.float32)):
-        assert others is DenseProducts
+    assert widens("AVX2")
+    for others in (widens("AVX512"), widens("AVX2", 11), widens("AVX2", dtype=torch.float32)):
+        assert not others
 
 
 BROKEN = {"twice": [2, 2], "none": [-1, 2], "beyond": [0, 5], "int64 beyond": [0, 2**40]}
