@@ -183,7 +183,7 @@ template <int G, typename Copy>
 __device__ __forceinline__ void multiply_fragments(Sums<G>& sums, const u32 (&a)[2][PRODUCTS][4],
                                                    const unsigned char* from, const Copy& copy) {
     // groups: so many products lie between two that add to the same sums
-    constexpr int TOGETHER = G % 4 == 0 ? 4 : G % 2 == 0 ? 2 : 1;
+    constexpr int TOGETHER = G % 4 == 0 ? 4 : 2;
 #pragma unroll
     for (int j = 0; j < G; j += TOGETHER) {
         uint4 b[TOGETHER];
@@ -226,10 +226,7 @@ __device__ __forceinline__ void multiply_chunk(Sums<G>& sums, const unsigned cha
                     place_neighbours(pairs, i ? words[m][h].y : words[m][h].x);
                     const Factor by = Factor::of<true>(scales[m][h]);
                     scale_pairs<false>(pairs, by);
-                    if (large)
-#pragma unroll
-                        for (int j = 0; j < 4; ++j)
-                            pairs[j] = multiply_add_bf16x2(pairs[j], by.again, 0x80008000u);
+                    if (large) enlarge_pairs(pairs, by);
 #pragma unroll
                     for (int j = 0; j < 4; ++j) a[j / 2][m][j % 2 * 2 + h] = pairs[j];
                 }
