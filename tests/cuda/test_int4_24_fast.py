@@ -20,6 +20,7 @@ from ttnn_moe.cuda.moe.families import choose
 from ttnn_moe.cuda.moe.int4_24_few import INT4_24_FEW, ColumnPlan, ColumnSizes
 from ttnn_moe.cuda.moe.prepared import bytes_of, most_bytes
 from ttnn_moe.cuda.moe.sm80_int4_24 import INT4_24, SparseTile
+from ttnn_moe.cuda.moe.sm80_int4_24_fp16 import INT4_24_FP16, SparseManyTile
 from ttnn_moe.cuda.moe.sm90_int4_24 import INT4_24_SM90, Sm90SparseTile
 from ttnn_moe.cuda.moe.sm90_int4_24_few import INT4_24_FEW_SM90, DirectSizes, even_eights
 from ttnn_moe.cuda.moe.sm90_int4_24_fp16 import INT4_24_FP16_SM90, Fp16Tile
@@ -29,9 +30,9 @@ from ttnn_moe.formats.int4_24 import NAME
 
 on_host = pytest.mark.skipif(GXX is None, reason="g++ is not installed")
 BF16 = torch.bfloat16
-FAMILIES = (INT4_24, INT4_24_SM90, INT4_24_FP16_SM90, INT4_24_FEW, INT4_24_FEW_SM90)
-Sizes = ColumnSizes | DirectSizes | SparseTile | Sm90SparseTile | Fp16Tile
-OF_TILES = {SparseTile: INT4_24, Sm90SparseTile: INT4_24_SM90, Fp16Tile: INT4_24_FP16_SM90}
+FAMILIES = (INT4_24, INT4_24_FP16, INT4_24_SM90, INT4_24_FP16_SM90, INT4_24_FEW, INT4_24_FEW_SM90)
+Sizes = ColumnSizes | DirectSizes | SparseTile | SparseManyTile | Sm90SparseTile | Fp16Tile
+OF_TILES = {SparseTile: INT4_24, SparseManyTile: INT4_24_FP16, Sm90SparseTile: INT4_24_SM90, Fp16Tile: INT4_24_FP16_SM90}
 
 
 def worst(
@@ -80,6 +81,7 @@ def worst(
 
 WIDE = SparseTile(1, 1, 2, 8, 2, 2)
 QUADS_90 = Sm90SparseTile(8, 2, 4, 2, warps=4)
+MANY = SparseManyTile(2, 32, 2, 2)
 FP16_90 = Fp16Tile(16, 2, 2, 2, warps=12)
 FORMS: list[tuple[Sizes, int, int, int, str]] = [
     (ColumnSizes(up_depth=2), 2, 320, 64, "halves"),
@@ -88,6 +90,9 @@ FORMS: list[tuple[Sizes, int, int, int, str]] = [
     (WIDE, 17, 576, 320, "interleaved"),
     (SparseTile(2, 1, 2, 32, 2, 3), 30, 320, 64, "halves"),
     (SparseTile(1, 2, 1, 128, 1, 3, read_once=True), 80, 128, 192, "interleaved"),
+    (MANY, 30, 192, 320, "halves"),
+    (SparseManyTile(1, 48, 1, 3), 41, 64, 192, "interleaved"),
+    (SparseManyTile(4, 144, 2, 3), 80, 320, 128, "interleaved"),
 ]
 
 
@@ -131,9 +136,12 @@ def test_a_call_of_hopper_is_within_the_bound(
 
 
 @on_host
-def test_fp16_holds_rows_and_scales_of_any_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("sizes", [FP16_90, MANY], ids=str)
+def test_fp16_holds_rows_and_scales_of_any_size(
+    sizes: Sizes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Rows from 2^-60 to 2^60 times others, a row of zeros, scales from 2^-24 to 2^3."""
-    assert worst(HostKernels(tmp_path, True, together=3), monkeypatch, FP16_90, 17, 192, 192, spread=30) == 0
+    assert worst(HostKernels(tmp_path, True, together=3), monkeypatch, sizes, 17, 192, 192, spread=30) == 0
 
 
 @on_host
@@ -150,6 +158,26 @@ def test_fp16_holds_rows_and_scales_of_any_size(tmp_path: Path, monkeypatch: pyt
 def test_a_mistake_is_seen(line: str, instead: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kernels = HostKernels(tmp_path, True, with_mistake(tmp_path, "sm80/int4_24_mlp", line, instead), together=3)
     assert worst(kernels, monkeypatch, WIDE, 9, 192, 64) > 0
+
+
+@on_host
+@pytest.mark.parametrize(
+    ("line", "instead"),
+    [
+        ("s == 0 || s < slabs", "true"),
+        ("if (!*last) return;", ""),
+        ("powers[first + row] = power.down", "powers[first] = power.down"),
+        ("powers + n % STAGES * MAX_N", "powers"),
+        ("0xd480e408u", "0xd480d480u"),
+        ("            loader.made(done);", "            work.made(done);"),
+    ],
+    ids=["half a stage", "not the last", "powers", "powers of another item", "the value of Y", "bf16 as fp16"],
+)
+def test_a_mistake_of_many_rows_is_seen(
+    line: str, instead: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wrong = with_mistake(tmp_path, "sm80/int4_24_many", line, instead)
+    assert worst(HostKernels(tmp_path, True, wrong, together=3), monkeypatch, MANY, 30, 192, 320) > 0
 
 
 @on_host
@@ -179,10 +207,10 @@ def test_plans_fit_and_a_prepared_layer_has_room(arch: object) -> None:
             problem = Problem(T, E, 8, H, I, weight_format=NAME)
             chosen = choose(problem, target)
             assert not isinstance(chosen, str)
-            few, many = (INT4_24_FEW_SM90, INT4_24_FP16_SM90) if arch is HOPPER else (INT4_24_FEW, INT4_24)
-            if arch is HOPPER and T * 8 <= 2 * E:
-                many = INT4_24_SM90
-            assert chosen.family is (few if T <= 3 else many)
+            few, some, many = (INT4_24_FEW, INT4_24, INT4_24_FP16)
+            if arch is HOPPER:
+                few, some, many = (INT4_24_FEW_SM90, INT4_24_SM90, INT4_24_FP16_SM90)
+            assert chosen.family is (few if T <= 3 else some if T * 8 <= many.least_rows * E else many)
             uses = chosen.family.uses(chosen.plan, ids64=True, add=False)
             assert all(use.shared_memory <= target.arch.shared_memory for use in uses)  # type: ignore[union-attr]
             rooms.append(most_bytes(problem, target))

@@ -86,7 +86,7 @@ def test_no_row_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("r % 2 + r / 2 % 4 * 8 + r / 8 % 4 * 2", "r % 32", True),
         ("if (channel >= width) return;", "", True),
         ("while (!complete(item.tile)) {", "while (false) {", False),
-        ("if (done >= 0 && threadIdx.x == 0) add_release(&tiles[done].done, 1);", "", False),
+        ("        if (done >= 0) loader.made(done);", "", False),
         ("if (next.kind == NONE || (next.kind == DOWN && !down)) {", "if (next.kind == NONE) {", False),
     ],
 )

@@ -53,6 +53,10 @@ __device__ __forceinline__ void copy_16_or_zeros(u32 to, const void* from, bool 
                  : "memory");
 }
 
+__device__ __forceinline__ void copy_4(u32 to, const void* from) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to), "l"(from) : "memory");
+}
+
 // The four bytes from any address on, or only the first `bytes` of them, to eight: from byte `from % 4` on.
 // Before them lies the rest of their word, behind them zeros.
 __device__ __forceinline__ void copy_unaligned_4(u32 to, u64 from, int bytes) {
@@ -105,6 +109,22 @@ __device__ __forceinline__ uint4 load_there(const uint4* from) {
                  : "=r"(words.x), "=r"(words.y), "=r"(words.z), "=r"(words.w)
                  : "l"(from)
                  : "memory");
+    return words;
+}
+
+// From shared memory.
+__device__ __forceinline__ uint4 load_16(u32 from) {
+    uint4 words;
+    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(words.x), "=r"(words.y), "=r"(words.z), "=r"(words.w)
+                 : "r"(from)
+                 : "memory");
+    return words;
+}
+
+__device__ __forceinline__ uint2 load_8(u32 from) {
+    uint2 words;
+    asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(words.x), "=r"(words.y) : "r"(from) : "memory");
     return words;
 }
 

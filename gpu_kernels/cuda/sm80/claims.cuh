@@ -38,13 +38,17 @@ struct Claims {
         after.ready = after.kind == DOWN && work.complete(after.tile);
         pending = false;
     }
+    // By all threads, behind a barrier: a block's activations of a tile are written.
+    __device__ __forceinline__ void made(int tile) const {
+        if (threadIdx.x == 0) work.made(tile);
+    }
 };
 
 // All items of a block: gate_up items; then, when its activations are written, down items.
 // start(n): the first copies of a phase whose first item is number n.
 // products(n, item, done): of an item. done: a tile of whose activations the item before made a part, or -1.
 template <int SLOTS, typename Loader, typename Start, typename Products>
-__device__ __forceinline__ void each_item(Loader& loader, const Item* items, Tile* tiles, const Start& start,
+__device__ __forceinline__ void each_item(Loader& loader, const Item* items, const Start& start,
                                           const Products& products) {
     int n = 0, done = -1;
     for (;; loader.down = true) {
@@ -57,7 +61,7 @@ __device__ __forceinline__ void each_item(Loader& loader, const Item* items, Til
         }
         copies_wait<0>();
         __syncthreads();  // all of act is written
-        if (done >= 0 && threadIdx.x == 0) add_release(&tiles[done].done, 1);
+        if (done >= 0) loader.made(done);
         done = -1;
         if (items[n % SLOTS].kind == NONE) return;
     }

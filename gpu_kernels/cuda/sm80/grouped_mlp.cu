@@ -193,6 +193,11 @@ struct Loader {
         --steps;
     }
 
+    // As Claims have it.
+    __device__ __forceinline__ void made(int tile) const {
+        if (threadIdx.x == 0) work.made(tile);
+    }
+
     // The first STAGES - 1 steps; waits for the first of them.
     __device__ __forceinline__ void start() {
         steps = 0;
@@ -291,7 +296,7 @@ __device__ __forceinline__ void multiply(Loader& loader, u32& here, int done, Su
                     __syncthreads();  // the next stage has landed, and no warp reads this one any more
                     if (done >= 0) {
                         // before this barrier, all activations of the previous item were written
-                        if (threadIdx.x == 0) add_release(&loader.work.tiles[done].done, 1);
+                        loader.made(done);
                         done = -1;
                     }
                     if (PAIRS == 1) {
@@ -340,7 +345,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     Loader loader(work, weights, hidden, act, row_tokens, items, shared);
     u32 here;  // offset of the stage of an item's first step
     each_item<SLOTS>(
-        loader, items, tiles,
+        loader, items,
         [&](int) {
             here = shared;
             loader.start();

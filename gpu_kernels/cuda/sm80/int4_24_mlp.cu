@@ -205,7 +205,7 @@ __device__ __forceinline__ void multiply(Loader& loader, u32& here, int done, Su
         __syncthreads();  // this stage has landed, and no warp reads the one before any more
         if (done >= 0) {
             // at the barrier all activations of the previous item were written
-            if (threadIdx.x == 0) add_release(&loader.work.tiles[done].done, 1);
+            loader.made(done);
             done = -1;
         }
         loader.fill((here == 0 ? STAGES * STAGE_BYTES : here) - STAGE_BYTES);
@@ -292,7 +292,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     Loader loader(work, weights, hidden, act, row_tokens, items, shared);
     u32 here;  // offset of the stage of an item's first step
     each_item<SLOTS>(
-        loader, items, tiles,
+        loader, items,
         [&](int) {
             here = 0;
             loader.start();

@@ -184,6 +184,10 @@ struct Ring {
         items[item % SLOTS].of = looked_up;
         pending = false;
     }
+    // As Claims have it.
+    __device__ __forceinline__ void made(int tile) const {
+        if (threadIdx.x == 0) work.made(tile);
+    }
 };
 
 // The products of an item, from stage `here` of the ring on. done: a tile of whose activations the item
@@ -211,7 +215,7 @@ __device__ __forceinline__ void run(Ring& ring, int& here, int computing, int do
             // all warps' copies of scales have landed
             large = __syncthreads_or(ring.copied_large(item, scales));
             // at the barrier all activations of the item before were written
-            if (done >= 0 && threadIdx.x == 0) add_release(&ring.work.tiles[done].done, 1);
+            if (done >= 0) ring.made(done);
         } else {
             __syncwarp();
         }
@@ -269,7 +273,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, BLOCKS)
               shared_address(scales), scale_bytes);
     int here;  // offset of the next stage
     each_item<SLOTS>(
-        ring, items, tiles,
+        ring, items,
         [&](int n) {
             here = 0;
             ring.start(n);

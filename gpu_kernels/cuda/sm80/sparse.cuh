@@ -31,7 +31,19 @@ __device__ __forceinline__ void multiply_sparse(float (&sums)[4], const u32 (&a)
           "r"(metadata), "n"(SELECTOR));
 }
 
-// The same, where the two indices of a chunk may come in any order.
+// The same for fp16. Denormal operands count.
+template <int SELECTOR>
+__device__ __forceinline__ void multiply_sparse_fp16(float (&sums)[4], const u32 (&a)[4], const u32 (&b)[4],
+                                                     u32 metadata) {
+    asm volatile(
+        "mma.sp::ordered_metadata.sync.aligned.m16n8k32.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, "
+        "{%4, %5, %6, %7}, {%8, %9, %10, %11}, {%0, %1, %2, %3}, %12, %13;"
+        : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]), "r"(b[2]), "r"(b[3]),
+          "r"(metadata), "n"(SELECTOR));
+}
+
+// As multiply_sparse, where the two indices of a chunk may come in any order.
 template <int SELECTOR>
 __device__ __forceinline__ void multiply_unordered(float (&sums)[4], const u32 (&a)[4], const u32 (&b)[4],
                                                    u32 metadata) {

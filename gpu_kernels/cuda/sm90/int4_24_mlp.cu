@@ -232,7 +232,7 @@ __device__ __forceinline__ void finish(const Shared& shared, Tile* tile, int par
             for (int i = 0; i < UNITS_AT_ONCE; ++i)
                 if (from + 32 * i + lane < units) most = most_of(most, eight[i]);
         }
-        const RowPower power(most_of_warp(most));
+        const RowPower power(most_of_lanes(most));
         if (lane == 0) powers[first + row] = power.down;
 #pragma unroll 1
         for (int from = 0; from < units; from += 32 * UNITS_AT_ONCE) {

@@ -19,7 +19,7 @@ extern "C" __global__ void int4_24_rows(const u16* hidden, uint4* out, float* po
     u32 most = 0;
     for (int i = threadIdx.x; i < H / 8; i += blockDim.x)
         most = most_of(most, reinterpret_cast<const uint4*>(row)[i]);
-    most = most_of_warp(most);
+    most = most_of_lanes(most);
     if (threadIdx.x % 32 == 0) store_float(found + threadIdx.x / 32 * 4, __uint_as_float(most));
     __syncthreads();
     for (int i = 0; i < warps; ++i) most = max(most, load_word(found + 4 * i));

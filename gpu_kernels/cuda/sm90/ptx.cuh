@@ -182,21 +182,6 @@ __device__ __forceinline__ void store_16(u32 to, uint4 words) {
                  : "memory");
 }
 
-__device__ __forceinline__ uint4 load_16(u32 from) {
-    uint4 words;
-    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(words.x), "=r"(words.y), "=r"(words.z), "=r"(words.w)
-                 : "r"(from)
-                 : "memory");
-    return words;
-}
-
-__device__ __forceinline__ uint2 load_8(u32 from) {
-    uint2 words;
-    asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(words.x), "=r"(words.y) : "r"(from) : "memory");
-    return words;
-}
-
 __device__ __forceinline__ u32 load_word(u32 from) {
     u32 word;
     asm volatile("ld.shared.u32 %0, [%1];" : "=r"(word) : "r"(from) : "memory");

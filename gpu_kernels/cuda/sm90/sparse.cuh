@@ -83,10 +83,6 @@ __device__ __forceinline__ void copy_8(u32 to, const void* from) {
     asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(to), "l"(from) : "memory");
 }
 
-__device__ __forceinline__ void copy_4(u32 to, const void* from) {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to), "l"(from) : "memory");
-}
-
 // The same value, of which the compiler knows nothing: what follows from it is not computed early.
 __device__ __forceinline__ int later(int value) {
     asm volatile("" : "+r"(value));

@@ -15,6 +15,7 @@ from .int4_24_v6 import INT4_24_V6
 from .mxfp4_few import MXFP4_FEW, MXFP4_FEW_BOXES
 from .sm80 import SM80
 from .sm80_int4_24 import INT4_24
+from .sm80_int4_24_fp16 import INT4_24_FP16
 from .sm80_mxfp4 import MXFP4
 from .sm90 import SM90
 from .sm90_int4_24 import INT4_24_SM90
@@ -27,7 +28,7 @@ from .triton import TRITON, TRITON_FEW
 _MXFP4: tuple[CudaCpp[Any], ...] = (SM120_FP4, SM120_MXFP4, MXFP4_FEW, MXFP4_SM90, MXFP4)
 _MXFP4_BOXES: tuple[CudaCpp[Any], ...] = (MXFP4_FEW_BOXES, MXFP4_BOXES_SM90)
 _INT4_24_SM90: tuple[CudaCpp[Any], ...] = (INT4_24_FEW_SM90, INT4_24_FP16_SM90, INT4_24_SM90)
-_INT4_24: tuple[CudaCpp[Any], ...] = (*_INT4_24_SM90, INT4_24_FEW, INT4_24, INT4_24_V6)
+_INT4_24: tuple[CudaCpp[Any], ...] = (*_INT4_24_SM90, INT4_24_FEW, INT4_24_FP16, INT4_24, INT4_24_V6)
 CUDA_CPP: tuple[CudaCpp[Any], ...] = (FEW, SM90, SM80, *_INT4_24, *_MXFP4, *_MXFP4_BOXES)
 FAMILIES: tuple[Family[Any], ...] = (*CUDA_CPP, TRITON_FEW, TRITON)
 

@@ -27,15 +27,19 @@ inline void copy_16_if(bool on, u32 to, const void* from) {
     if (on) copy_16(to, from);
 }
 
+// The first `valid` of four bytes, then zeros.
+inline void copy_4(u32 to, const void* from, int valid = 4) {
+    if (reinterpret_cast<uintptr_t>(from) % 4) emulator::fail("4 bytes of global memory begin between");
+    emulator::Copy one{to, from, valid, 4 - valid};
+    if (!emulator::late) emulator::land(one);
+    emulator::fibers[emulator::current].open.push_back(one);
+}
+
 inline void copy_unaligned_4(u32 to, u64 from, int bytes) {
     const int skipped = from % 4, end = std::max(skipped + bytes, 0);
-    const auto copy = [&](u32 at, u64 word, int valid) {
-        emulator::Copy one{at, reinterpret_cast<const void*>(word), valid, 4 - valid};
-        if (!emulator::late) emulator::land(one);
-        emulator::fibers[emulator::current].open.push_back(one);
-    };
-    copy(to, from - skipped, std::min(end, 4));
-    if (end > 4) copy(to + 4, from - skipped + 4, end - 4);
+    const auto* word = reinterpret_cast<const unsigned char*>(from - skipped);
+    copy_4(to, word, std::min(end, 4));
+    if (end > 4) copy_4(to + 4, word + 4, end - 4);
 }
 
 inline void copies_commit() {
@@ -58,6 +62,17 @@ inline uint4 load_once(const uint4* from) { return *from; }
 inline uint4 load_there(const uint4* from) { return *from; }
 
 inline uint2 load_once_8(const void* from) { return *static_cast<const uint2*>(from); }
+
+inline uint4 load_16(u32 from) {
+    uint4 words;
+    std::memcpy(&words, emulator::shared(from), 16);
+    return words;
+}
+inline uint2 load_8(u32 from) {
+    uint2 words;
+    std::memcpy(&words, emulator::shared(from / 16 * 16) + from % 16, 8);
+    return words;
+}
 
 // As it may be at its worst: the line is lost at once.
 inline void discard_line(const u16* line, float) {

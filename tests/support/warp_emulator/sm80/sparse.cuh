@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // In place of gpu_kernels/cuda/sm80/sparse.cuh; fragments as the PTX ISA has them: ldmatrix with .trans, and
-// sparse mma.m16n8k32 with bf16.
+// sparse mma.m16n8k32.
 //
 // | operand  | element          | lane                          | where in the lane                        |
 // |----------|------------------|-------------------------------|------------------------------------------|
@@ -14,6 +14,7 @@
 #pragma once
 
 #include "common/element.cuh"
+#include "sm80/halves.cuh"
 
 inline void load_transposed(u32 (&words)[4], u32 address) {
     emulator::note('B');
@@ -33,7 +34,7 @@ inline void load_transposed(u32 (&words)[4], u32 address) {
     emulator::meet_warp();
 }
 
-template <int SELECTOR, bool ORDERED = true>
+template <int SELECTOR, bool ORDERED = true, float (*VALUE)(u16) = value_of>
 inline void multiply_sparse(float (&sums)[4], const u32 (&a)[4], const u32 (&b)[4], u32 metadata) {
     const int me = emulator::current, lane = me % 32, first = me - lane;
     auto& mine = emulator::fibers[me].words;
@@ -57,11 +58,16 @@ inline void multiply_sparse(float (&sums)[4], const u32 (&a)[4], const u32 (&b)[
             for (int n = 0; n < 2; ++n) {
                 const u32 k = 4 * chunk + channels[n];
                 const u32 of_b = words(column * 4 + k % 8 / 2)[k / 8] >> 32;
-                sums[i] += value_of(pair >> 16 * n & 0xffff) * value_of(of_b >> 16 * (k % 2) & 0xffff);
+                sums[i] += VALUE(pair >> 16 * n & 0xffff) * VALUE(of_b >> 16 * (k % 2) & 0xffff);
             }
         }
     }
     emulator::meet_warp();
+}
+
+template <int SELECTOR>
+inline void multiply_sparse_fp16(float (&sums)[4], const u32 (&a)[4], const u32 (&b)[4], u32 metadata) {
+    multiply_sparse<SELECTOR, true, fp16_of>(sums, a, b, metadata);
 }
 
 template <int SELECTOR>

@@ -238,16 +238,6 @@ inline void store_two(u32 to, float first, float second) {
     std::memcpy(emulator::shared(to, 8), both, 8);
 }
 inline void store_16(u32 to, uint4 words) { std::memcpy(emulator::shared(to), &words, 16); }
-inline uint4 load_16(u32 from) {
-    uint4 words;
-    std::memcpy(&words, emulator::shared(from), 16);
-    return words;
-}
-inline uint2 load_8(u32 from) {
-    uint2 words;
-    std::memcpy(&words, emulator::shared(from / 16 * 16) + from % 16, 8);
-    return words;
-}
 inline u32 load_word(u32 from) {
     u32 word;
     std::memcpy(&word, emulator::shared(from / 16 * 16) + from % 16, 4);

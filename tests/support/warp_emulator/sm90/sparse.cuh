@@ -70,7 +70,6 @@ inline void copy(const Copy& copy) {
 }  // namespace emulator
 
 inline void copy_8(u32 to, const void* from) { emulator::copy({to, from, 8}); }
-inline void copy_4(u32 to, const void* from) { emulator::copy({to, from, 4}); }
 
 inline int later(int value) { return value; }
 
